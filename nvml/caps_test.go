@@ -1,0 +1,103 @@
+package nvml
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
+)
+
+const someMinors = "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n\ngpu2/gi11/ci1/access 1013\n"
+
+func TestCapMinors(t *testing.T) {
+	caps, err := parseCapMinors(strings.NewReader(someMinors))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ got, want int }{
+		"a GPU instance":                        {caps.gpuInstance(0, 0), 3},
+		"a compute instance":                    {caps.computeInstance(0, 0, 0), 4},
+		"ids of two digits":                     {caps.computeInstance(2, 11, 1), 1013},
+		"an instance that is not in the file":   {caps.gpuInstance(2, 11), gpu.NoMinor},
+		"an instance of a GPU that has none":    {caps.gpuInstance(1, 0), gpu.NoMinor},
+		"a compute instance that is not listed": {caps.computeInstance(0, 0, 1), gpu.NoMinor},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: got %d, want %d", name, c.got, c.want)
+		}
+	}
+}
+
+func TestCapMinorsRefuses(t *testing.T) {
+	for name, text := range map[string]string{
+		"a name without a number":              "config 1\ngpu0/gi0/access\n",
+		"three fields":                         "gpu0/gi0/access 3 4\n",
+		"a negative minor":                     "config -1\n",
+		"a minor that the kernel cannot have":  "config 1048576\n",
+		"a minor in hexadecimal":               "config 0x1\n",
+		"a line longer than any name could be": strings.Repeat("x", 1<<17) + " 1\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got, err := parseCapMinors(strings.NewReader(text)); err == nil {
+				t.Errorf("got %v, want an error", got)
+			}
+		})
+	}
+}
+
+func TestReadCapMinorsNamesTheFile(t *testing.T) {
+	h := hostWith(t, map[string]string{"proc/driver/nvidia-caps/mig-minors": "config one\n"})
+	_, err := readCapMinors(h)
+	if err == nil || !strings.Contains(err.Error(), "mig-minors") || !strings.Contains(err.Error(), "line 1") {
+		t.Errorf("got the error %v, want one with the file and the line", err)
+	}
+}
+
+func TestReadCapMinorsOfAHostWithoutMIG(t *testing.T) {
+	caps, err := readCapMinors(hostWith(t, nil))
+	if err != nil || len(caps) != 0 {
+		t.Errorf("got %v and error %v, want none", caps, err)
+	}
+}
+
+func FuzzCapMinors(f *testing.F) {
+	f.Add(someMinors)
+	f.Add("gpu0/gi0/access")
+	f.Fuzz(func(t *testing.T, text string) {
+		got, err := parseCapMinors(strings.NewReader(text))
+		if (got == nil) == (err == nil) {
+			t.Fatalf("got %v and error %v, want exactly one", got, err)
+		}
+		for name, minor := range got {
+			if name == "" || minor < 0 || minor >= 1<<20 {
+				t.Errorf("%q has minor %d", name, minor)
+			}
+		}
+	})
+}
+
+// hostWith is a host whose files are these, by path from its root.
+func hostWith(t testing.TB, files map[string]string) host.Host {
+	t.Helper()
+	root := t.TempDir()
+	h, err := host.New(root, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range files {
+		writeFile(t, h.Driver(path), text)
+	}
+	return h
+}
+
+func writeFile(t testing.TB, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(path[:strings.LastIndexByte(path, '/')], 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

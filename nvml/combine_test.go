@@ -1,0 +1,106 @@
+package nvml
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// linksTo is NVLinks to each of the addresses; "switch" is an NVSwitch.
+func linksTo(remotes ...string) []nvlink {
+	var links []nvlink
+	for _, r := range remotes {
+		links = append(links, nvlink{remote: r, toSwitch: strings.HasPrefix(r, "switch")})
+	}
+	return links
+}
+
+func TestJoined(t *testing.T) {
+	for name, c := range map[string]struct {
+		a, b     []nvlink
+		count    int
+		switched bool
+	}{
+		"no NVLink at all":                     {nil, nil, 0, false},
+		"two direct links":                     {linksTo("B", "B", "C"), linksTo("A", "A"), 2, false},
+		"a link that is up at one end only":    {linksTo("B", "B"), linksTo("A"), 1, false},
+		"links to other GPUs":                  {linksTo("C", "C"), linksTo("C", "C"), 0, false},
+		"all links to switches":                {linksTo("switch1", "switch2", "switch2"), linksTo("switch1", "switch1", "switch3"), 3, true},
+		"switched, fewer at one end":           {linksTo("switch1", "switch2"), linksTo("switch1"), 1, true},
+		"switched at one end only":             {linksTo("switch1", "switch2"), linksTo("C"), 0, false},
+		"direct links go before switches":      {linksTo("B", "switch1"), linksTo("A", "switch1"), 1, false},
+		"links whose end the driver hides":     {linksTo("", ""), linksTo("", ""), 0, false},
+		"hidden switches are switches as well": {[]nvlink{{toSwitch: true}}, []nvlink{{toSwitch: true}}, 1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := &reading{bus: "A", nvlinks: c.a}, &reading{bus: "B", nvlinks: c.b}
+			for _, order := range [][2]*reading{{a, b}, {b, a}} {
+				count, switched := joined(order[0], order[1])
+				if count != c.count || switched != c.switched {
+					t.Errorf("%s to %s: %d links, switched %v, want %d, %v",
+						order[0].bus, order[1].bus, count, switched, c.count, c.switched)
+				}
+			}
+		})
+	}
+}
+
+func TestCombineLinksLeavesOutWhatCouldNotBeRead(t *testing.T) {
+	readings := []reading{
+		{bus: "A", nvlinks: linksTo("C")}, {bus: "B", err: errors.New("lost")}, {bus: "C", nvlinks: linksTo("A")}, {bus: "D"},
+	}
+	answers := map[pair]pathAnswer{
+		{0, 2}: {path: gpu.PathNode}, {0, 3}: {path: gpu.PathSystem}, {2, 3}: {err: errors.New("nobody to blame")},
+	}
+	want := []gpu.Link{
+		{A: 0, B: 2, PCIe: gpu.PathNode, NVLinks: 1}, {A: 0, B: 3, PCIe: gpu.PathSystem}, {A: 2, B: 3},
+	}
+	if diff := cmp.Diff(want, combineLinks(readings, answers)); diff != "" {
+		t.Errorf("links (-want +got):\n%s", diff)
+	}
+}
+
+func TestBlame(t *testing.T) {
+	bad := pathAnswer{err: errors.New("bad")}
+	for name, c := range map[string]struct {
+		failing []pair
+		gpus    int
+		want    []int
+	}{
+		"all pairs answered":                       {nil, 4, nil},
+		"all pairs of one GPU fail":                {[]pair{{0, 2}, {1, 2}, {2, 3}}, 4, []int{2}},
+		"all pairs of two GPUs fail":               {[]pair{{0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}}, 4, []int{0, 1}},
+		"one pair fails of several":                {[]pair{{0, 1}}, 4, nil},
+		"two GPUs, whose fault cannot be told":     {[]pair{{0, 1}}, 2, nil},
+		"every pair fails, which tells about none": {[]pair{{0, 1}, {0, 2}, {1, 2}}, 3, nil},
+		"one GPU has no pairs":                     {nil, 1, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answers := map[pair]pathAnswer{}
+			for a := range c.gpus {
+				for b := a + 1; b < c.gpus; b++ {
+					answers[pair{a, b}] = pathAnswer{}
+				}
+			}
+			for _, p := range c.failing {
+				answers[p] = bad
+			}
+			var got []int
+			for i, err := range blame(answers) {
+				if !errors.Is(err, bad.err) {
+					t.Errorf("GPU %d has the error %v", i, err)
+				}
+				got = append(got, i)
+			}
+			slices.Sort(got)
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("blamed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,52 @@
+package nvml
+
+/*
+#cgo LDFLAGS: -ldl
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <stdlib.h>
+
+static const char *loaded_from(void *handle) {
+	struct link_map *map = NULL;
+	return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != NULL ? map->l_name : NULL;
+}
+*/
+import "C"
+
+import (
+	"errors"
+	"runtime"
+	"unsafe"
+)
+
+// sharedLibrary is a loaded shared library. Two of them are equal if they are the same file.
+//
+// go-nvml loads the library itself, but it hides the loader's message, and a call of a function that the library does
+// not have ends the process. So the library is loaded here first and asked for its functions.
+type sharedLibrary struct{ handle unsafe.Pointer }
+
+// dlopen loads the library without offering its symbols to others. A name without a slash is looked for by the loader.
+func dlopen(name string) (sharedLibrary, error) {
+	cname := C.CString(name)
+	defer C.free(unsafe.Pointer(cname))
+	runtime.LockOSThread() // dlerror is about the last call of the same thread
+	defer runtime.UnlockOSThread()
+	handle := C.dlopen(cname, C.RTLD_LAZY|C.RTLD_LOCAL)
+	if handle == nil {
+		return sharedLibrary{}, errors.New(C.GoString(C.dlerror()))
+	}
+	return sharedLibrary{handle}, nil
+}
+
+func (l sharedLibrary) close() { C.dlclose(l.handle) }
+
+// has reports whether the library has a function of that name.
+func (l sharedLibrary) has(symbol string) bool {
+	name := C.CString(symbol)
+	defer C.free(unsafe.Pointer(name))
+	return C.dlsym(l.handle, name) != nil
+}
+
+// path is the path of the file, or empty if the loader does not know.
+func (l sharedLibrary) path() string { return C.GoString(C.loaded_from(l.handle)) }

@@ -1,0 +1,34 @@
+// Package nvml reads a node's GPUs through NVIDIA's management library. It is the only importer of go-nvml and the
+// only part of the project with cgo. It makes a [gpu.Snapshot] and nothing else: what a container gets, and which GPU
+// is preferred, is decided elsewhere.
+//
+//	path, err := nvml.Find(h, "")
+//	lib, err := nvml.Open(path, nvml.WithHost(h))
+//	defer lib.Close()
+//	snapshot, err := lib.Snapshot(ctx, h)
+//
+// # One library in a process
+//
+// go-nvml calls NVML's functions by name. The dynamic linker binds each name once, to the library that was loaded
+// first, and keeps that library until the process ends. So a process has one NVML library: opening the same file
+// again is fine, also after an error; opening another one is [ErrLibraryConflict], and after the driver was upgraded
+// the process has to be started again.
+//
+// # A GPU that does not answer
+//
+// Each GPU is read in a goroutine of its own. One that fails is in the snapshot with its error, and so is one that has
+// not answered when the time is up (see [WithTimeout]). A call into a hung driver cannot be cancelled: its goroutine
+// and its thread are left behind, and they end when the call returns, if ever. Their number is bounded. While a call
+// for a GPU (or a pair of GPUs, or the system) has no answer, no later snapshot asks there again; it reports the old
+// call. With N GPUs at most 2+N+N(N-1)/2 calls can be left behind, however often snapshots are taken. A [Library] with
+// such calls stays usable for the other GPUs.
+//
+// # Number of driver calls
+//
+// Calls are ioctls on a real node, so none is made twice. [Library.Devices] makes 3 calls and 8 for each GPU (index to
+// handle, UUID, minor, PCI address, name, memory, compute capability, MIG mode), and on a GPU in MIG mode one more and
+// one for each possible MIG device, and 5 for each MIG device that is there. [Library.Snapshot] also makes one call
+// for each pair of GPUs, and for each GPU one for each NVLink that it could have and the one that says that there are
+// no more, one for each active NVLink, and one for each device that its NVLinks lead to. For eight H100 that is 67 and
+// 423.
+package nvml

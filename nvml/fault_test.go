@@ -1,0 +1,264 @@
+package nvml
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/sim"
+)
+
+// without is the snapshot as it has to be when one GPU cannot be read: that GPU is as it is in got, its links are not
+// there, and all else is as before.
+func without(before, got *gpu.Snapshot, index int) *gpu.Snapshot {
+	want := *before
+	want.Devices = slices.Clone(before.Devices)
+	want.Devices[index] = got.Devices[index]
+	want.Links = slices.DeleteFunc(slices.Clone(before.Links), func(l gpu.Link) bool { return l.A == index || l.B == index })
+	return &want
+}
+
+func TestLostGPU(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	node := nodeOf(t, "dgx-h100")
+	l, h := opened(t, node)
+	before := snapshotOf(t, l, h)
+	must(t, node.Lose(3))
+	got := snapshotOf(t, l, h)
+	if diff := cmp.Diff(without(before, got, 3), got); diff != "" {
+		t.Errorf("the others (-before +after):\n%s", diff)
+	}
+	lost := got.Devices[3]
+	if !strings.HasPrefix(lost.Error, "nvmlDeviceGetHandleByIndex: ") || !strings.Contains(lost.Error, "lost") {
+		t.Errorf("the lost GPU's error is %q", lost.Error)
+	}
+	if lost.PCIBusID != before.Devices[3].PCIBusID || lost.NUMANode != before.Devices[3].NUMANode || lost.Minor != gpu.NoMinor {
+		t.Errorf("the lost GPU is %+v, want the address and NUMA node that sysfs tells", lost)
+	}
+	must(t, node.Clear())
+	compareToNode(t, node, snapshotOf(t, l, h))
+}
+
+func TestGPUsAreGone(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	node := nodeOf(t, "pcie-quad")
+	h := hostOf(t, node)
+	must(t, node.Remove(1))
+	l := openedSoon(t, node)
+	compareToNode(t, node, snapshotOf(t, l, h))
+	must(t, l.Close())
+	for i := range 4 {
+		must(t, node.Remove(i))
+	}
+	l = openedSoon(t, node)
+	s, err := l.Snapshot(t.Context(), h)
+	if s == nil || len(s.Devices) != 0 || s.DriverVersion == "" || exit.CodeOf(err) != exit.NoGPU || exit.HintOf(err) == "" {
+		t.Errorf("got %+v, error %v, status %d; want an empty snapshot and status 11", s, err, exit.CodeOf(err))
+	}
+	must(t, l.Close())
+}
+
+// The functions that are called for each GPU, and for each GPU with MIG devices.
+var (
+	functionsOfGPU = []string{
+		"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber",
+		"nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMigMode",
+	}
+	functionsOfLinks = []string{
+		"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetNvLinkRemoteDeviceType",
+		"nvmlDeviceGetTopologyCommonAncestor",
+	}
+	functionsOfMIG = []string{
+		"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId",
+		"nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes",
+	}
+)
+
+// Each function in turn fails for one GPU: that GPU has an error that names it, the others are as before.
+func TestEachCallFails(t *testing.T) {
+	for machine, c := range map[string]struct {
+		gpu       int
+		functions []string
+	}{
+		"dgx-h100": {3, slices.Concat(functionsOfGPU, functionsOfLinks)},
+		"mig-h100": {0, slices.Concat(functionsOfGPU, functionsOfMIG)},
+	} {
+		t.Run(machine, func(t *testing.T) {
+			if !alone(t) {
+				return
+			}
+			node := nodeOf(t, machine)
+			l, h := opened(t, node)
+			before := snapshotOf(t, l, h)
+			for _, function := range c.functions {
+				fail(t, node, function, c.gpu, nvml.ERROR_UNKNOWN)
+				got := snapshotOf(t, l, h)
+				if text := got.Devices[c.gpu].Error; !strings.Contains(text, function+": Unknown Error") {
+					t.Errorf("%s fails: the GPU's error is %q", function, text)
+				}
+				if diff := cmp.Diff(without(before, got, c.gpu), got); diff != "" {
+					t.Errorf("%s fails: the others (-before +after):\n%s", function, diff)
+				}
+				must(t, node.Clear())
+			}
+			compareToNode(t, node, snapshotOf(t, l, h))
+		})
+	}
+}
+
+// What a GPU or an old driver may lack is no error.
+func TestOptionalCallsAreNotSupported(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	node := nodeOf(t, "dgx-h100")
+	l, h := opened(t, node)
+	for _, function := range slices.Concat(functionsOfGPU[4:], functionsOfLinks) {
+		fail(t, node, function, 3, nvml.ERROR_NOT_SUPPORTED)
+		if got := snapshotOf(t, l, h); !got.Devices[3].Usable() || len(got.Links) != 28 {
+			t.Errorf("%s is not supported: the GPU's error is %q, %d links", function, got.Devices[3].Error, len(got.Links))
+		}
+		must(t, node.Clear())
+	}
+	for _, function := range functionsOfGPU[:4] {
+		fail(t, node, function, 3, nvml.ERROR_NOT_SUPPORTED)
+		if got := snapshotOf(t, l, h); got.Devices[3].Usable() {
+			t.Errorf("%s is not supported, and the GPU has no error", function)
+		}
+		must(t, node.Clear())
+	}
+}
+
+func TestSystemCallsFail(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	node := nodeOf(t, "workstation")
+	l, h := opened(t, node)
+	for _, function := range []string{"nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"} {
+		fail(t, node, function, sim.AnyGPU, nvml.ERROR_UNKNOWN)
+		_, err := l.Snapshot(t.Context(), h)
+		checkError(t, err, nil, function+": Unknown Error", "dmesg")
+		must(t, node.Clear())
+	}
+	fail(t, node, "nvmlSystemGetCudaDriverVersion", sim.AnyGPU, nvml.ERROR_UNKNOWN)
+	if s := snapshotOf(t, l, h); s.CUDAVersion != "" || !s.Devices[0].Usable() {
+		t.Errorf("without a CUDA version the snapshot is %+v", s)
+	}
+	must(t, node.Clear())
+}
+
+// Each function in turn hangs for one GPU, in the C library and so in real threads.
+func TestEachCallHangs(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	node := nodeOf(t, "dgx-h100")
+	l, h := opened(t, node)
+	before := snapshotOf(t, l, h)
+	l.timeout = 800 * time.Millisecond // of which the seven that do not hang take a thousandth
+	for _, function := range slices.Concat(functionsOfGPU, functionsOfLinks) {
+		must(t, node.Hang(function, 3))
+		for range 2 {
+			got := snapshotOf(t, l, h)
+			if text := got.Devices[3].Error; !strings.Contains(text, function+": no answer from the driver for ") {
+				t.Errorf("%s hangs: the GPU's error is %q", function, text)
+			}
+			if diff := cmp.Diff(without(before, got, 3), got); diff != "" {
+				t.Errorf("%s hangs: the others (-before +after):\n%s", function, diff)
+			}
+		}
+		must(t, node.Clear())
+		for end := time.Now().Add(10 * time.Second); l.driver.tasks.leftBehind() > 0; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: %d calls are still left behind", function, l.driver.tasks.leftBehind())
+			}
+		}
+	}
+	l.timeout = 20 * time.Second
+	compareToNode(t, node, snapshotOf(t, l, h))
+}
+
+func TestLatency(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	node := nodeOf(t, "dgx-h100")
+	l, h := opened(t, node)
+	must(t, node.Latency(50*time.Microsecond))
+	compareToNode(t, node, snapshotOf(t, l, h))
+}
+
+func TestMIGIsReconfigured(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	node := nodeOf(t, "dgx-h100")
+	l, h := opened(t, node)
+	for _, profiles := range [][]string{
+		{"1g.10gb", "1g.10gb+me", "3g.40gb"}, {"1c.3g.40gb", "1c.3g.40gb", "1g.20gb"}, {}, {"7g.80gb"},
+	} {
+		must(t, node.SetMIG(5, profiles))
+		got := snapshotOf(t, l, h)
+		compareToNode(t, node, got)
+		if d := got.Devices[5]; !d.MIGEnabled || len(d.MIG) != len(profiles) {
+			t.Errorf("with the profiles %q the GPU is %+v", profiles, d)
+		}
+	}
+	remove(t, filepath.Join(node.Root(), "proc/driver/nvidia-caps/mig-minors"))
+	if m := snapshotOf(t, l, h).Devices[5].MIG[0]; m.GPUInstanceCap != gpu.NoMinor || m.ComputeInstanceCap != gpu.NoMinor {
+		t.Errorf("without the minors' file the MIG device is %+v", m)
+	}
+	writeFile(t, filepath.Join(node.Root(), "proc/driver/nvidia-caps/mig-minors"), "?")
+	if got := snapshotOf(t, l, h); got.Devices[5].Usable() || !got.Devices[4].Usable() {
+		t.Errorf("with a malformed file GPU 5 has the error %q, GPU 4 %q", got.Devices[5].Error, got.Devices[4].Error)
+	}
+}
+
+// Nothing but what is returned comes out, neither from go-nvml nor from the library.
+func TestSilence(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	node := nodeOf(t, "dgx-h100")
+	printed := captured(t, func() {
+		l, h := opened(t, node)
+		must(t, node.Lose(2))
+		fail(t, node, "nvmlDeviceGetUUID", 1, nvml.ERROR_UNKNOWN)
+		snapshotOf(t, l, h)
+		_, _ = Open("libnone-such.so.1")
+	})
+	if printed != "" {
+		t.Errorf("standard output and error have %q", printed)
+	}
+}
+
+// captured is what the process writes to its standard output and error while f runs.
+func captured(t *testing.T, f func()) string {
+	t.Helper()
+	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	must(t, err)
+	for _, fd := range []int{1, 2} {
+		saved, err := unix.Dup(fd)
+		must(t, err)
+		must(t, unix.Dup2(int(file.Fd()), fd))
+		defer func() { _ = unix.Dup2(saved, fd); _ = unix.Close(saved) }()
+	}
+	f()
+	text, err := os.ReadFile(file.Name())
+	must(t, err)
+	return string(text)
+}

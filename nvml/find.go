@@ -1,0 +1,104 @@
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	securejoin "github.com/cyphar/filepath-securejoin"
+
+	"gpu-cdi-plugin/internal/host"
+)
+
+// libraryName is the SONAME of NVML's library.
+const libraryName = "libnvidia-ml.so.1"
+
+// Find returns the library to give to [Open]: explicit if it is not empty; else, where the driver is installed in "/",
+// the name that the dynamic loader knows, if it does; else the file in the first of the usual directories of the
+// driver's root that has one for this machine. Links are followed inside that root, as in the container or the image
+// that it belongs to.
+//
+// The error wraps ErrLibraryNotFound or ErrLibraryUnusable and carries an exit status and a hint.
+func Find(h host.Host, explicit string) (string, error) {
+	return find(h.DriverRoot(), explicit, thisPlatform(), isLoadable)
+}
+
+// isLoadable reports whether the dynamic loader finds the library by its name alone.
+func isLoadable(name string) bool {
+	lib, err := dlopen(name)
+	if err != nil {
+		return false
+	}
+	lib.close()
+	return true
+}
+
+func find(root, explicit string, p platform, loadable func(string) bool) (string, error) {
+	switch {
+	case explicit != "" && !strings.Contains(explicit, "/"):
+		return explicit, nil // a name for the loader, like an argument of dlopen
+	case explicit != "":
+		if err := checkLibrary(explicit, p); err != nil {
+			return "", noDriver(hintFor(err), err)
+		}
+		return explicit, nil
+	case root == "/" && loadable(libraryName):
+		return libraryName, nil
+	}
+	path, err := findUnder(root, p)
+	if err != nil {
+		return "", noDriver(hintFor(err), err)
+	}
+	return path, nil
+}
+
+// findUnder looks into the directories in turn. A file that cannot be used, such as a 32-bit library in usr/lib, is
+// passed over, and named if nothing better follows.
+func findUnder(root string, p platform) (string, error) {
+	var unusable []error
+	for _, dir := range libraryDirs(p) {
+		path, err := securejoin.SecureJoin(root, filepath.Join(dir, libraryName))
+		if err != nil {
+			continue // a link that leads nowhere
+		}
+		err = checkLibrary(path, p)
+		if err == nil {
+			return path, nil
+		}
+		if !errors.Is(err, ErrLibraryNotFound) {
+			unusable = append(unusable, err)
+		}
+	}
+	if len(unusable) > 0 {
+		return "", errors.Join(unusable...)
+	}
+	return "", fmt.Errorf("%w: no %s under %s in any of %s",
+		ErrLibraryNotFound, libraryName, root, strings.Join(libraryDirs(p), ", "))
+}
+
+// libraryDirs are the directories, relative to the root, in which distributions, NVIDIA's installer, driver containers
+// and container hosts have the library.
+func libraryDirs(p platform) []string {
+	return []string{
+		"usr/lib64",
+		"usr/lib/" + p.multiarch,
+		"usr/lib/" + p.multiarch + "/nvidia/current",
+		"usr/local/nvidia/lib64",
+		"usr/local/nvidia/lib",
+		"lib64",
+		"lib/" + p.multiarch,
+		"lib/" + p.multiarch + "/nvidia/current",
+		"usr/lib",
+		"usr/lib/wsl/lib",
+		"run/opengl-driver/lib",
+		"opt/nvidia/lib64",
+	}
+}
+
+func hintFor(err error) string {
+	if errors.Is(err, ErrLibraryNotFound) {
+		return hintNotFound
+	}
+	return hintUnusable
+}

@@ -1,0 +1,111 @@
+package nvml
+
+import (
+	"debug/elf"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/internal/exit"
+)
+
+var x86 = platform{elf.EM_X86_64, "x86_64-linux-gnu"}
+
+func noLoader(string) bool { return false }
+
+func TestFindInADriverRoot(t *testing.T) {
+	good, other := string(library(elf.EM_X86_64)), string(library(elf.EM_386))
+	for name, c := range map[string]struct {
+		files map[string]string
+		links map[string]string
+		want  string
+	}{
+		"Red Hat and its kin": {map[string]string{"usr/lib64/libnvidia-ml.so.1": good}, nil, "usr/lib64/libnvidia-ml.so.1"},
+		"Debian":              {map[string]string{"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": good}, nil, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"},
+		"Debian's own packages": {
+			map[string]string{"usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.580.1": good},
+			map[string]string{"usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1": "libnvidia-ml.so.580.1"},
+			"usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.580.1",
+		},
+		"a container host": {map[string]string{"usr/local/nvidia/lib64/libnvidia-ml.so.1": good}, nil, "usr/local/nvidia/lib64/libnvidia-ml.so.1"},
+		"an absolute link stays in the root": {
+			map[string]string{"opt/driver/libnvidia-ml.so.580.1": good},
+			map[string]string{"usr/lib64/libnvidia-ml.so.1": "/opt/driver/libnvidia-ml.so.580.1"},
+			"opt/driver/libnvidia-ml.so.580.1",
+		},
+		"a link that climbs stays in the root": {
+			map[string]string{"opt/libnvidia-ml.so.580.1": good},
+			map[string]string{"usr/lib64/libnvidia-ml.so.1": "../../../../../opt/libnvidia-ml.so.580.1"},
+			"opt/libnvidia-ml.so.580.1",
+		},
+		"a 32-bit library is passed over": {
+			map[string]string{"usr/lib64/libnvidia-ml.so.1": other, "lib/x86_64-linux-gnu/libnvidia-ml.so.1": good},
+			nil, "lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := hostWith(t, c.files).Root()
+			for link, target := range c.links {
+				if err := os.MkdirAll(filepath.Dir(filepath.Join(root, link)), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				symlink(t, filepath.Join(root, link), target)
+			}
+			got, err := find(root, "", x86, noLoader)
+			if want := filepath.Join(root, c.want); err != nil || got != want {
+				t.Errorf("got %q and error %v, want %q", got, err, want)
+			}
+		})
+	}
+}
+
+func TestFindFailsWithStatusAndHint(t *testing.T) {
+	good := string(library(elf.EM_X86_64))
+	root := hostWith(t, map[string]string{"bad/usr/lib64/libnvidia-ml.so.1": good[:1000], "cut.so": good[:4000]}).Root()
+	for name, c := range map[string]struct {
+		root, explicit string
+		want           error
+		text, hint     string
+	}{
+		"a root without a driver":        {root, "", ErrLibraryNotFound, root, "--driver-root"},
+		"a root with a damaged driver":   {root + "/bad", "", ErrLibraryUnusable, "usr/lib64/libnvidia-ml.so.1: the file is truncated", "install the driver again"},
+		"a library that is not there":    {root, root + "/none.so", ErrLibraryNotFound, root + "/none.so", "--nvml-library"},
+		"a library that is a directory":  {root, root + "/bad", ErrLibraryUnusable, "is a directory", "libnvidia-ml.so.1"},
+		"a library that is truncated":    {root, root + "/cut.so", ErrLibraryUnusable, "cut.so: the file is truncated", "damaged"},
+		"a root that is not there":       {root + "/none", "", ErrLibraryNotFound, root + "/none", "--driver-root"},
+		"an explicit one is not guessed": {root, "/none/libnvidia-ml.so.1", ErrLibraryNotFound, "/none/libnvidia-ml.so.1", "--nvml-library"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := find(c.root, c.explicit, x86, noLoader)
+			if got != "" || !errors.Is(err, c.want) || exit.CodeOf(err) != exit.NoDriver {
+				t.Fatalf("got %q, error %v (status %d), want %v and status 10", got, err, exit.CodeOf(err), c.want)
+			}
+			if !strings.Contains(err.Error(), c.text) {
+				t.Errorf("the error %q does not say %q", err, c.text)
+			}
+			if !strings.Contains(exit.HintOf(err), c.hint) {
+				t.Errorf("the hint %q does not say %q", exit.HintOf(err), c.hint)
+			}
+		})
+	}
+}
+
+func TestFindWithTheLoader(t *testing.T) {
+	inRoot := hostWith(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": string(library(elf.EM_X86_64))}).Root()
+	loader := func(name string) bool { return name == libraryName }
+	for name, c := range map[string]struct{ root, explicit, want string }{
+		"the host's own root":     {"/", "", libraryName},
+		"another root":            {inRoot, "", inRoot + "/usr/lib64/libnvidia-ml.so.1"},
+		"a name for the loader":   {inRoot, "libnvidia-ml.so", "libnvidia-ml.so"},
+		"a file goes before both": {"/", inRoot + "/usr/lib64/libnvidia-ml.so.1", inRoot + "/usr/lib64/libnvidia-ml.so.1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := find(c.root, c.explicit, x86, loader)
+			if err != nil || got != c.want {
+				t.Errorf("got %q and error %v, want %q", got, err, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,116 @@
+package nvml
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// Every machine's snapshot is what the machine is made of, and what stands in its golden file.
+func TestGolden(t *testing.T) {
+	if len(sim.Machines()) < 7 {
+		t.Errorf("there are the machines %q, want the seven of the design", sim.Machines())
+	}
+	for _, machine := range sim.Machines() {
+		t.Run(machine, func(t *testing.T) {
+			if !alone(t) {
+				return
+			}
+			node := nodeOf(t, machine)
+			l, h := opened(t, node)
+			got := snapshotOf(t, l, h)
+			compareToNode(t, node, got)
+			compareToGolden(t, filepath.Join("testdata", machine+".golden.json"), got)
+			devices, err := l.Devices(t.Context(), h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(got.Devices, devices.Devices); diff != "" || len(devices.Links) > 0 {
+				t.Errorf("Devices has %d links and differs from Snapshot (-snapshot +devices):\n%s", len(devices.Links), diff)
+			}
+		})
+	}
+}
+
+// nodeOf is a simulated node with plain files for its device nodes: the library only opens them, and so the tests need
+// no root.
+func nodeOf(t testing.TB, machine string) *sim.Node {
+	t.Helper()
+	return simtest.Node(t, machine, simtest.PlainNodes())
+}
+
+// opened is the node's library, opened the way the command line does it.
+func opened(t testing.TB, node *sim.Node, opts ...Option) (*Library, host.Host) {
+	t.Helper()
+	h := hostOf(t, node)
+	path, err := Find(h, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := Open(path, append([]Option{WithHost(h), WithTimeout(20 * time.Second)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l, h
+}
+
+func hostOf(t testing.TB, node *sim.Node) host.Host {
+	t.Helper()
+	h, err := host.New(node.Root(), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// compareToNode compares a snapshot to what the node says that it is.
+func compareToNode(t testing.TB, node *sim.Node, got *gpu.Snapshot) {
+	t.Helper()
+	want, err := node.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("snapshot (-node +got):\n%s", diff)
+	}
+}
+
+func compareToGolden(t testing.TB, path string, got *gpu.Snapshot) {
+	t.Helper()
+	text, err := json.MarshalIndent(got, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = append(text, '\n')
+	if *update {
+		if err := os.WriteFile(path, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(text)); diff != "" {
+		t.Errorf("%s (-want +got; -update writes it):\n%s", path, diff)
+	}
+}

@@ -1,0 +1,272 @@
+package nvml
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
+	mockserver "github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/host"
+)
+
+// NVIDIA's own mock of a DGX A100 stands in for a second implementation of NVML, and for drivers that answer in ways
+// that the simulated library does not.
+
+// mocked is a library over the mock. What the mock leaves out is filled in: PCI addresses and twelve links to switches.
+func mocked(t testing.TB) (*Library, *mockserver.Server) {
+	t.Helper()
+	server := dgxa100.New()
+	for i, d := range server.Devices {
+		fillMock(d.(*mockserver.Device), i)
+	}
+	return &Library{driver: &driver{api: server, has: func(string) bool { return true }}, timeout: 2 * time.Second}, server
+}
+
+func fillMock(d *mockserver.Device, i int) {
+	d.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) {
+		return nvml.PciInfo{BusId: pciAddress(fmt.Sprintf("00000000:%02X:00.0", 0x10+i))}, nvml.SUCCESS
+	}
+	d.GetNvLinkStateFunc = func(port int) (nvml.EnableState, nvml.Return) {
+		if port >= 12 {
+			return 0, nvml.ERROR_INVALID_ARGUMENT
+		}
+		return nvml.FEATURE_ENABLED, nvml.SUCCESS
+	}
+	d.GetNvLinkRemotePciInfoFunc = func(port int) (nvml.PciInfo, nvml.Return) {
+		return nvml.PciInfo{BusId: pciAddress(fmt.Sprintf("00000000:C%X:00.0", port%6))}, nvml.SUCCESS
+	}
+	d.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+		return nvml.NVLINK_DEVICE_TYPE_SWITCH, nvml.SUCCESS
+	}
+	d.GetTopologyCommonAncestorFunc = func(other nvml.Device) (nvml.GpuTopologyLevel, nvml.Return) {
+		if other.(*mockserver.Device).Index/4 == i/4 {
+			return nvml.TOPOLOGY_NODE, nvml.SUCCESS
+		}
+		return nvml.TOPOLOGY_SYSTEM, nvml.SUCCESS
+	}
+}
+
+func pciAddress(s string) (chars [32]int8) {
+	for i := range s {
+		chars[i] = int8(s[i])
+	}
+	return chars
+}
+
+func device(server *mockserver.Server, i int) *mockserver.Device {
+	return server.Devices[i].(*mockserver.Device)
+}
+
+func snapshotOf(t testing.TB, l *Library, h host.Host) *gpu.Snapshot {
+	t.Helper()
+	s, err := l.Snapshot(t.Context(), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkSnapshot(t, s)
+	return s
+}
+
+func TestMock(t *testing.T) {
+	l, server := mocked(t)
+	got := snapshotOf(t, l, hostWith(t, map[string]string{"sys/bus/pci/devices/0000:17:00.0/numa_node": "3"}))
+	if got.DriverVersion != "550.54.15" || got.CUDAVersion != "12.4" || len(got.Devices) != 8 {
+		t.Errorf("driver %q, CUDA %q, %d devices", got.DriverVersion, got.CUDAVersion, len(got.Devices))
+	}
+	want := gpu.Device{
+		Index: 7, UUID: device(server, 7).UUID, Name: device(server, 7).Config.Name, Minor: 7, PCIBusID: "0000:17:00.0",
+		NUMANode: 3, MemoryBytes: 40 << 30, ComputeCapability: "8.0", MIG: []gpu.MIGDevice{},
+	}
+	if diff := cmp.Diff(want, got.Devices[7]); diff != "" {
+		t.Errorf("GPU 7 (-want +got):\n%s", diff)
+	}
+	link, _ := got.Link(3, 4)
+	if diff := cmp.Diff(gpu.Link{A: 3, B: 4, PCIe: gpu.PathSystem, NVLinks: 12, Switched: true}, link); diff != "" {
+		t.Errorf("link 3 to 4 (-want +got):\n%s", diff)
+	}
+}
+
+// A driver may answer a call in ways that are neither its usual answer nor a failure of the GPU.
+func TestMockAnswers(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(d *mockserver.Device)
+		check  func(s *gpu.Snapshot) bool
+	}{
+		"no compute capability": {
+			func(d *mockserver.Device) {
+				d.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return 0, 0, nvml.ERROR_NOT_SUPPORTED }
+			},
+			func(s *gpu.Snapshot) bool { return s.Devices[2].Usable() && s.Devices[2].ComputeCapability == "" },
+		},
+		"no memory of its own": {
+			func(d *mockserver.Device) {
+				d.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { return nvml.Memory{}, nvml.ERROR_NOT_SUPPORTED }
+			},
+			func(s *gpu.Snapshot) bool { return s.Devices[2].Usable() && s.Devices[2].MemoryBytes == 0 },
+		},
+		"no MIG": {
+			func(d *mockserver.Device) {
+				d.GetMigModeFunc = func() (int, int, nvml.Return) { return 0, 0, nvml.ERROR_NOT_SUPPORTED }
+			},
+			func(s *gpu.Snapshot) bool { return s.Devices[2].Usable() && !s.Devices[2].MIGEnabled },
+		},
+		"no NVLink": {
+			func(d *mockserver.Device) {
+				d.GetNvLinkStateFunc = func(int) (nvml.EnableState, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
+			},
+			func(s *gpu.Snapshot) bool {
+				return s.Devices[2].Usable() && nvlinks(s, 1, 2) == 0 && nvlinks(s, 0, 1) == 12
+			},
+		},
+		"one NVLink down, one not wired": {
+			func(d *mockserver.Device) {
+				up := d.GetNvLinkStateFunc
+				d.GetNvLinkStateFunc = func(port int) (nvml.EnableState, nvml.Return) {
+					switch port {
+					case 3:
+						return nvml.FEATURE_DISABLED, nvml.SUCCESS
+					case 5:
+						return 0, nvml.ERROR_NOT_SUPPORTED
+					}
+					return up(port)
+				}
+			},
+			func(s *gpu.Snapshot) bool {
+				return nvlinks(s, 1, 2) == 10 && nvlinks(s, 2, 7) == 10 && nvlinks(s, 0, 1) == 12
+			},
+		},
+		"NVSwitches without addresses": {
+			func(d *mockserver.Device) {
+				d.GetNvLinkRemotePciInfoFunc = func(int) (nvml.PciInfo, nvml.Return) {
+					return nvml.PciInfo{}, nvml.ERROR_NOT_SUPPORTED
+				}
+			},
+			func(s *gpu.Snapshot) bool { return nvlinks(s, 1, 2) == 12 },
+		},
+		"a driver that does not know what links lead to": {
+			func(d *mockserver.Device) {
+				d.GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+					return 0, nvml.ERROR_FUNCTION_NOT_FOUND
+				}
+			},
+			func(s *gpu.Snapshot) bool { return s.Devices[2].Usable() && nvlinks(s, 1, 2) == 0 },
+		},
+		"a topology that a hypervisor hides": {
+			func(d *mockserver.Device) {
+				d.GetTopologyCommonAncestorFunc = func(nvml.Device) (nvml.GpuTopologyLevel, nvml.Return) {
+					return 0, nvml.ERROR_NOT_SUPPORTED
+				}
+			},
+			func(s *gpu.Snapshot) bool {
+				l, ok := s.Link(2, 3)
+				return ok && l.PCIe == gpu.PathUnknown && l.NVLinks == 12
+			},
+		},
+		"a PCI address that is none": {
+			func(d *mockserver.Device) {
+				d.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) { return nvml.PciInfo{BusId: pciAddress("?")}, nvml.SUCCESS }
+			},
+			func(s *gpu.Snapshot) bool { return strings.HasPrefix(s.Devices[2].Error, "nvmlDeviceGetPciInfo: ") },
+		},
+		"no UUID": {
+			func(d *mockserver.Device) {
+				d.GetUUIDFunc = func() (string, nvml.Return) { return "", nvml.ERROR_NOT_SUPPORTED }
+			},
+			func(s *gpu.Snapshot) bool { return strings.HasPrefix(s.Devices[2].Error, "nvmlDeviceGetUUID: ") },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, server := mocked(t)
+			c.change(device(server, 2))
+			if s := snapshotOf(t, l, hostWith(t, nil)); !c.check(s) {
+				t.Errorf("GPU 2 is %+v, its links are %+v", s.Devices[2], s.Links)
+			}
+		})
+	}
+}
+
+// The library of an old driver has only the functions that are required; no other is called.
+func TestMockOfAnOldDriver(t *testing.T) {
+	l, _ := mocked(t)
+	l.driver.has = func(function string) bool { return slices.Contains(requiredFunctions(), function) }
+	s := snapshotOf(t, l, hostWith(t, nil))
+	if len(s.Links) != 28 {
+		t.Errorf("%d links, want 28", len(s.Links))
+	}
+	for _, d := range s.Devices {
+		if !d.Usable() || d.Name != "" || d.MemoryBytes != 0 {
+			t.Errorf("got %+v, want a usable GPU of which little is known", d)
+		}
+	}
+}
+
+func nvlinks(s *gpu.Snapshot, a, b int) int {
+	l, _ := s.Link(a, b)
+	return l.NVLinks
+}
+
+// A driver without MIG names is asked for the kind of the GPU instance.
+func TestMockMIGProfileWithoutName(t *testing.T) {
+	l, server := mocked(t)
+	d := device(server, 5)
+	_, _ = d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+	kind := nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1
+	info, _ := d.GetGpuInstanceProfileInfo(kind)
+	gi, _ := d.CreateGpuInstance(&info)
+	d.GetGpuInstanceByIdFunc = func(id int) (nvml.GpuInstance, nvml.Return) {
+		if id != 9 {
+			return nil, nvml.ERROR_NOT_FOUND
+		}
+		return gi, nvml.SUCCESS
+	}
+	d.GetMaxMigDeviceCountFunc = func() (int, nvml.Return) { return 7, nvml.SUCCESS }
+	d.GetMigDeviceHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+		if i != 4 {
+			return nil, nvml.ERROR_NOT_FOUND
+		}
+		return mockMIG("MIG-7f8c", 9, 0, "NVIDIA A100", info.MemorySizeMB), nvml.SUCCESS
+	}
+	got := snapshotOf(t, l, hostWith(t, map[string]string{
+		"proc/driver/nvidia-caps/mig-minors": "gpu5/gi9/access 300\ngpu5/gi9/ci0/access 301\n",
+	})).Devices[5]
+	want := []gpu.MIGDevice{{
+		Index: 4, UUID: "MIG-7f8c", Profile: "1g.5gb+me", GPUInstance: 9, ComputeInstance: 0,
+		GPUInstanceCap: 300, ComputeInstanceCap: 301, MemoryBytes: info.MemorySizeMB << 20,
+	}}
+	if diff := cmp.Diff(want, got.MIG); diff != "" || got.Error != "" {
+		t.Errorf("error %q, MIG devices (-want +got):\n%s", got.Error, diff)
+	}
+}
+
+func mockMIG(uuid string, gi, ci int, name string, mib uint64) nvml.Device {
+	return &mock.Device{
+		GetUUIDFunc:              func() (string, nvml.Return) { return uuid, nvml.SUCCESS },
+		GetNameFunc:              func() (string, nvml.Return) { return name, nvml.SUCCESS },
+		GetGpuInstanceIdFunc:     func() (int, nvml.Return) { return gi, nvml.SUCCESS },
+		GetComputeInstanceIdFunc: func() (int, nvml.Return) { return ci, nvml.SUCCESS },
+		GetAttributesFunc: func() (nvml.DeviceAttributes, nvml.Return) {
+			return nvml.DeviceAttributes{GpuInstanceSliceCount: 1, ComputeInstanceSliceCount: 1, MemorySizeMB: mib}, nvml.SUCCESS
+		},
+	}
+}
+
+func TestNoDevices(t *testing.T) {
+	l, server := mocked(t)
+	server.Devices = nil
+	s, err := l.Snapshot(t.Context(), hostWith(t, nil))
+	if exit.CodeOf(err) != exit.NoGPU || exit.HintOf(err) == "" {
+		t.Errorf("got the error %v with status %d and hint %q", err, exit.CodeOf(err), exit.HintOf(err))
+	}
+	if s == nil || s.DriverVersion != "550.54.15" || len(s.Devices) != 0 {
+		t.Errorf("got the snapshot %+v, want one without devices", s)
+	}
+}
