@@ -1,0 +1,201 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/sim"
+)
+
+// results are the nvmlReturn_t that --return has names for.
+var results = map[string]int{
+	"uninitialized": 1, "invalid-argument": 2, "not-supported": 3, "no-permission": 4, "not-found": 6,
+	"insufficient-power": 8, "driver-not-loaded": 9, "timeout": 10, "irq-issue": 11, "library-not-found": 12,
+	"function-not-found": 13, "corrupted-inforom": 14, "gpu-is-lost": 15, "reset-required": 16,
+	"operating-system": 17, "lib-rm-version-mismatch": 18, "in-use": 19, "memory": 20, "no-data": 21,
+	"gpu-not-found": 28, "unknown": 999,
+}
+
+func (a *app) faultCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "fault",
+		Short: "Change what is wrong with a simulated node",
+		Long: `Changes a simulated node while programs use it: they see it on their next call of the library. Faults add up until they
+are cleared; a second one of the same kind for the same GPU or function replaces the first.`,
+		Example: `  gpu-sim fault /tmp/node lost --gpu 3
+  gpu-sim fault /tmp/node hang --function nvmlDeviceGetTemperature
+  gpu-sim fault /tmp/node clear`,
+		Args: faultKind,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.Annotations = statuses(exit.OK, exit.Failure, exit.Usage)
+	cmd.Annotations["usage"] = "gpu-sim fault DIR KIND [flags]"
+	cmd.AddCommand(lostCommand(), goneCommand(), failCommand(), hangCommand(), latencyCommand(), migCommand(),
+		kernelVersionCommand(), clearCommand())
+	return cmd
+}
+
+// faultKind is the argument check of fault without a kind. A lone argument is most likely the directory.
+func faultKind(cmd *cobra.Command, args []string) error {
+	if len(args) == 1 {
+		return fmt.Errorf("want gpu-sim fault DIR KIND; kinds are %s", verbNames(cmd))
+	}
+	return unknownVerb(cmd, args)
+}
+
+// faultVerb makes the command of one kind of fault. rest is what follows the kind in the usage; what is done is given
+// the node and the arguments behind the directory.
+func faultVerb(name, rest, short, long string, args int, do func(n *sim.Node, args []string) error) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:               name + " DIR",
+		Short:             short,
+		Long:              long,
+		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		ValidArgsFunction: completeDirs,
+		Args: func(_ *cobra.Command, got []string) error {
+			if len(got) != 1+args {
+				return fmt.Errorf("want gpu-sim fault DIR %s%s", name, rest)
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			n, err := sim.Open(args[0])
+			if err != nil {
+				return err
+			}
+			return do(n, args[1:])
+		},
+	}
+	cmd.Annotations["usage"] = "gpu-sim fault DIR " + name + rest
+	return cmd
+}
+
+// needGPU adds the flag --gpu, without which the command is not run.
+func needGPU(cmd *cobra.Command, gpu *int) *cobra.Command {
+	cmd.Flags().IntVar(gpu, "gpu", 0, "the GPU's `index` when the node was made")
+	_ = cmd.MarkFlagRequired("gpu")
+	return cmd
+}
+
+func lostCommand() *cobra.Command {
+	var gpu int
+	return needGPU(faultVerb("lost", " --gpu N", "Let a GPU fall off the bus",
+		"The GPU is still counted, but every call about it answers that it is lost.", 0,
+		func(n *sim.Node, _ []string) error { return n.Lose(gpu) }), &gpu)
+}
+
+func goneCommand() *cobra.Command {
+	var gpu int
+	return needGPU(faultVerb("gone", " --gpu N", "Take a GPU out",
+		"The GPU is not enumerated any more, and those behind it get other indices. Its files stay.", 0,
+		func(n *sim.Node, _ []string) error { return n.Remove(gpu) }), &gpu)
+}
+
+func failCommand() *cobra.Command {
+	var function, result string
+	gpu := sim.AnyGPU
+	cmd := faultVerb("fail", " --function NAME --return RESULT [--gpu N]", "Let a function of the library fail",
+		"The function answers with an nvmlReturn_t: a number, or one of "+strings.Join(sortedKeys(results), ", ")+".", 0,
+		func(n *sim.Node, _ []string) error {
+			value, err := parseResult(result)
+			if err != nil {
+				return err
+			}
+			return n.Fail(function, gpu, value)
+		})
+	cmd.Flags().StringVar(&result, "return", "unknown", "the `result`")
+	_ = cmd.RegisterFlagCompletionFunc("return",
+		cobra.FixedCompletions(sortedKeys(results), cobra.ShellCompDirectiveNoFileComp))
+	addCall(cmd, &function, &gpu)
+	return cmd
+}
+
+func hangCommand() *cobra.Command {
+	var function string
+	gpu := sim.AnyGPU
+	cmd := faultVerb("hang", " --function NAME [--gpu N]", "Let a function of the library block",
+		"Calls of the function block until the fault is cleared.", 0,
+		func(n *sim.Node, _ []string) error { return n.Hang(function, gpu) })
+	addCall(cmd, &function, &gpu)
+	return cmd
+}
+
+func addCall(cmd *cobra.Command, function *string, gpu *int) {
+	cmd.Flags().StringVar(function, "function", "", "the function's `name`, such as nvmlDeviceGetUUID, or * for every one")
+	cmd.Flags().IntVar(gpu, "gpu", sim.AnyGPU, "only for calls about the GPU of this `index`; -1 is any call")
+	_ = cmd.MarkFlagRequired("function")
+}
+
+func parseResult(s string) (int, error) {
+	if n, ok := results[s]; ok {
+		return n, nil
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return 0, exit.With(exit.Usage, "", fmt.Errorf("--return %q: want a number or one of %s",
+			s, strings.Join(sortedKeys(results), ", ")))
+	}
+	return n, nil
+}
+
+func latencyCommand() *cobra.Command {
+	return faultVerb("latency", " DURATION", "Let every call take a time",
+		"Every call to the driver takes that long, such as 50us; 0 ends it.", 1,
+		func(n *sim.Node, args []string) error {
+			d, err := time.ParseDuration(args[0])
+			if err != nil {
+				return exit.With(exit.Usage, "", fmt.Errorf("latency: %w", err))
+			}
+			return n.Latency(d)
+		})
+}
+
+func migCommand() *cobra.Command {
+	var profiles []string
+	var gpu int
+	var off bool
+	cmd := needGPU(faultVerb("mig", " --gpu N (--profiles LIST | --off)", "Partition a GPU anew",
+		`Turns MIG mode on and makes the instances of the profiles, in the library, /dev and /proc; an empty list makes none.
+A profile is one of the GPU's ("3g.40gb"), a part of one ("1c.3g.40gb": parts share an instance while it has room), and
+may say where the instance begins ("3g.40gb@4"). Profiles that do not fit together are refused, and nothing changes.`, 0,
+		func(n *sim.Node, _ []string) error {
+			if off {
+				return n.DisableMIG(gpu)
+			}
+			return n.SetMIG(gpu, profiles)
+		}), &gpu)
+	cmd.Flags().StringSliceVar(&profiles, "profiles", nil, "the profiles' `names`, with commas between")
+	cmd.Flags().BoolVar(&off, "off", false, "turn MIG mode off")
+	cmd.MarkFlagsOneRequired("profiles", "off")
+	cmd.MarkFlagsMutuallyExclusive("profiles", "off")
+	return cmd
+}
+
+func kernelVersionCommand() *cobra.Command {
+	return faultVerb("kernel-version", " VERSION", "Let the kernel module have another version",
+		"As after an upgrade of the driver without a reboot: the library finds that it does not fit the kernel module.", 1,
+		func(n *sim.Node, args []string) error { return n.SetKernelVersion(args[0]) })
+}
+
+func clearCommand() *cobra.Command {
+	gpu := sim.AnyGPU
+	cmd := faultVerb("clear", " [--gpu N]", "End faults",
+		"Ends all faults, or those of one GPU, and gives back the MIG devices that the node was made with.", 0,
+		func(n *sim.Node, _ []string) error {
+			switch {
+			case gpu == sim.AnyGPU:
+				return n.Clear()
+			case gpu < 0:
+				return exit.With(exit.Usage, "", errors.New("--gpu: an index is not negative"))
+			}
+			return n.ClearGPU(gpu)
+		})
+	cmd.Flags().IntVar(&gpu, "gpu", sim.AnyGPU, "only those of the GPU of this `index`; -1 is all")
+	return cmd
+}

@@ -1,0 +1,17 @@
+// Command gpu-sim makes simulated GPU nodes and changes what is wrong with them while they are in use.
+//
+// It is a tool for tests, demonstrations and whoever wants to try the product without a GPU; see package sim.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	os.Exit(run(ctx, os.Args[1:], os.Environ(), os.Stdin, os.Stdout, os.Stderr))
+}

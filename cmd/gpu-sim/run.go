@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/exit"
+)
+
+// app is what all verbs share.
+type app struct {
+	env            []string
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	started        bool // the command line was understood: from here on an error is not one of use
+}
+
+// run is the whole program. It returns the exit status.
+func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a := &app{env: env, stdin: stdin, stdout: stdout, stderr: stderr}
+	root := a.rootCommand() //nolint:contextcheck // cobra hands the context to the verbs
+	root.SetArgs(verbFirst(root, args))
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	switch {
+	case err == nil:
+		return int(exit.OK)
+	case ctx.Err() != nil:
+		err = exit.With(exit.Interrupted, "", errors.New("interrupted"))
+	case !a.started && exit.CodeOf(err) == exit.Failure:
+		err = exit.With(exit.Usage, "see "+cmd.CommandPath()+" --help", err)
+	}
+	a.report(err, wantsJSON(cmd))
+	return int(exit.CodeOf(err))
+}
+
+// verbFirst turns "fault DIR lost" into "fault lost DIR", the only order that cobra can read.
+func verbFirst(root *cobra.Command, args []string) []string {
+	if len(args) < 3 || args[0] != "fault" || strings.HasPrefix(args[1], "-") {
+		return args
+	}
+	if cmd, _, err := root.Find(args[:2]); err == nil && cmd.Name() != "fault" {
+		return args
+	}
+	swapped := slices.Clone(args)
+	swapped[1], swapped[2] = args[2], args[1]
+	return swapped
+}
+
+// report prints an error to stderr, with its hint.
+func (a *app) report(err error, asJSON bool) {
+	if asJSON {
+		e := json.NewEncoder(a.stderr)
+		e.SetEscapeHTML(false)
+		_ = e.Encode(struct { // there is nobody left to tell
+			Error string    `json:"error"`
+			Code  exit.Code `json:"code"`
+			Hint  string    `json:"hint,omitempty"`
+		}{err.Error(), exit.CodeOf(err), exit.HintOf(err)})
+		return
+	}
+	fmt.Fprintf(a.stderr, "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
+	if hint := exit.HintOf(err); hint != "" {
+		fmt.Fprintf(a.stderr, "hint: %s\n", hint)
+	}
+}
+
+func wantsJSON(cmd *cobra.Command) bool {
+	f := cmd.Flags().Lookup("output")
+	return f != nil && f.Value.String() == "json"
+}
+
+func (a *app) rootCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "gpu-sim",
+		Short: "Simulated GPU nodes",
+		Long: `Makes directories that look like the root of a host with NVIDIA GPUs and a driver, device nodes and sysfs included. The
+driver's library in it is a real shared library with NVML's functions, so every program that asks NVML can be run on it.`,
+		Example: `  gpu-sim create /tmp/node --machine dgx-h100
+  gpu-cdi-plugin --root /tmp/node devices
+  gpu-sim fault /tmp/node lost --gpu 3`,
+		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		DisableAutoGenTag: true,
+		Args:              unknownVerb,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.start(cmd) },
+	}
+	cmd.SetHelpFunc(help)
+	cmd.SetHelpCommand(helpCommand())
+	cmd.SetUsageTemplate(strings.Replace(cmd.UsageTemplate(), "{{.UseLine}}",
+		"{{if .Annotations.usage}}{{.Annotations.usage}}{{else}}{{.UseLine}}{{end}}", 1))
+	cmd.AddCommand(a.createCommand(), a.faultCommand(), a.listCommand(), a.showCommand())
+	return cmd
+}
+
+// start runs before each verb. Cobra looks for missing flags only after it, so start does that itself.
+func (a *app) start(cmd *cobra.Command) error {
+	if err := cmd.ValidateRequiredFlags(); err != nil {
+		return err
+	}
+	if err := cmd.ValidateFlagGroups(); err != nil {
+		return err
+	}
+	a.started = true
+	return nil
+}

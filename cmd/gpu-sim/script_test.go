@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+var update = flag.Bool("update", false, "rewrite the expected output in the scripts")
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"gpu-sim": func() {
+			os.Exit(run(context.Background(), os.Args[1:], os.Environ(), os.Stdin, os.Stdout, os.Stderr))
+		},
+	})
+}
+
+func TestScripts(t *testing.T) {
+	testenv.Command(t, "cc")
+	cache, err := os.UserCacheDir() // the library is compiled once, not once for each script
+	if err != nil {
+		t.Fatal(err)
+	}
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		UpdateScripts:       *update,
+		RequireExplicitExec: true,
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("XDG_CACHE_HOME", cache)
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"status":    status,
+			"unchanged": unchanged,
+			"remember":  remember,
+		},
+	})
+}
+
+// status N gpu-sim ARGS... runs the command, whose exit status must be N.
+func status(ts *testscript.TestScript, _ bool, args []string) {
+	err := ts.Exec(args[1], args[2:]...)
+	want, convErr := strconv.Atoi(args[0])
+	ts.Check(convErr)
+	got := 0
+	if exitErr, ok := err.(interface{ ExitCode() int }); ok {
+		got = exitErr.ExitCode()
+	}
+	if got != want {
+		ts.Fatalf("exit status %d, want %d", got, want)
+	}
+}
+
+// remember DIR notes what is in a directory, for unchanged.
+func remember(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Setenv("REMEMBERED", listing(ts, args[0]))
+}
+
+// unchanged DIR fails if there are other names in a directory than remember has seen.
+func unchanged(ts *testscript.TestScript, _ bool, args []string) {
+	if got, want := listing(ts, args[0]), ts.Getenv("REMEMBERED"); got != want {
+		ts.Fatalf("%s has now %s, had %s", args[0], got, want)
+	}
+}
+
+func listing(ts *testscript.TestScript, dir string) string {
+	entries, err := os.ReadDir(ts.MkAbs(dir))
+	ts.Check(err)
+	var names string
+	for _, e := range entries {
+		names += filepath.Base(e.Name()) + " "
+	}
+	return names
+}

@@ -1,0 +1,186 @@
+package sim
+
+import (
+	"path"
+	"strings"
+)
+
+// A library of the driver: the file, its SONAME, and the symlinks beside it. In all of them VER stands for the
+// driver's version.
+type driverLibrary struct {
+	file, soname string
+	links        []string // each points to the one after it, the last one to the file
+	only         func(*Machine) bool
+}
+
+// driverLibraries are the libraries that driver 580.126.09 installs on x86-64 without the 32-bit ones, as its
+// installer's .manifest lists them; NSCQ and NVSDM come in packages of their own.
+var driverLibraries = []driverLibrary{
+	versioned("libcuda", "1"),
+	numbered("libcudadebugger", "1"),
+	versioned("libnvcuvid", "1"),
+	numbered("libEGL_nvidia", "0"),
+	numbered("libGLESv1_CM_nvidia", "1"),
+	numbered("libGLESv2_nvidia", "2"),
+	numbered("libGLX_nvidia", "0"),
+	versioned("libnvidia-allocator", "1"),
+	{file: "libnvidia-api.so.1", soname: "libnvidia-api.so.1"},
+	versioned("libnvidia-cfg", "1"),
+	external("libnvidia-egl-gbm", "1.1.3"),
+	external("libnvidia-egl-wayland", "1.1.20"),
+	external("libnvidia-egl-xcb", "1.0.5"),
+	external("libnvidia-egl-xlib", "1.0.5"),
+	internal("libnvidia-eglcore"),
+	versioned("libnvidia-encode", "1"),
+	versioned("libnvidia-fbc", "1"),
+	internal("libnvidia-glcore"),
+	internal("libnvidia-glsi"),
+	internal("libnvidia-glvkspirv"),
+	internal("libnvidia-gpucomp"),
+	internal("libnvidia-gtk3"),
+	numbered("libnvidia-ngx", "1"),
+	versioned("libnvidia-nvvm", "4"),
+	{file: "libnvidia-nvvm70.so.4", soname: "libnvidia-nvvm70.so.4"},
+	numbered("libnvidia-opencl", "1"),
+	versioned("libnvidia-opticalflow", "1"),
+	internal("libnvidia-pkcs11"),
+	internal("libnvidia-pkcs11-openssl3"),
+	internal("libnvidia-present"),
+	versioned("libnvidia-ptxjitcompiler", "1"),
+	internal("libnvidia-rtcore"),
+	internal("libnvidia-tls"),
+	numbered("libnvidia-vksc-core", "1"),
+	internal("libnvidia-wayland-client"),
+	numbered("libnvoptix", "1"),
+	{file: "vdpau/libvdpau_nvidia.so.VER", soname: "libvdpau_nvidia.so.1", links: []string{"vdpau/libvdpau_nvidia.so.1"}},
+	{file: "nvidia/xorg/nvidia_drv.so", soname: "nvidia_drv.so"},
+	{
+		file: "nvidia/xorg/libglxserver_nvidia.so.VER", soname: "libglxserver_nvidia.so.VER",
+		links: []string{"nvidia/xorg/libglxserver_nvidia.so"},
+	},
+	{
+		file: "libnvidia-nscq.so.VER", soname: "libnvidia-nscq.so.2",
+		links: []string{"libnvidia-nscq.so.2", "libnvidia-nscq.so.2.0"}, only: hasNVSwitch,
+	},
+	{
+		file: "libnvsdm.so.VER", soname: "libnvsdm.so.1",
+		links: []string{"libnvsdm.so", "libnvsdm.so.1"}, only: hasNVSwitch,
+	},
+}
+
+// The libraries that are more than a name: the simulated NVML, and one that NVIDIA's container toolkit calls first.
+var (
+	mlLibrary      = versioned("libnvidia-ml", "1")
+	sandboxLibrary = numbered("libnvidia-sandboxutils", "1")
+)
+
+func hasNVSwitch(m *Machine) bool { return len(m.NVSwitches) > 0 }
+
+// versioned is a library that programs are linked with: it has a SONAME link and a link for the linker.
+func versioned(name, abi string) driverLibrary {
+	l := numbered(name, abi)
+	l.links = append([]string{name + ".so"}, l.links...)
+	return l
+}
+
+// numbered is a library that is loaded by its SONAME only.
+func numbered(name, abi string) driverLibrary {
+	soname := name + ".so." + abi
+	return driverLibrary{file: name + ".so.VER", soname: soname, links: []string{soname}}
+}
+
+// internal is a library that only the driver's other libraries load; its SONAME has the version.
+func internal(name string) driverLibrary {
+	return driverLibrary{file: name + ".so.VER", soname: name + ".so.VER"}
+}
+
+// external is a library with a version of its own.
+func external(name, version string) driverLibrary {
+	major, _, _ := strings.Cut(version, ".")
+	soname := name + ".so." + major
+	return driverLibrary{file: name + ".so." + version, soname: soname, links: []string{soname}}
+}
+
+// driverPrograms are the programs of the driver; those that are scripts end in ".sh".
+var driverPrograms = []string{
+	"nvidia-bug-report.sh", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-debugdump", "nvidia-modprobe",
+	"nvidia-ngx-updater", "nvidia-pcc", "nvidia-persistenced", "nvidia-powerd", "nvidia-settings", "nvidia-sleep.sh",
+	"nvidia-xconfig",
+}
+
+// switchPrograms come with the packages for machines with NVSwitches.
+var switchPrograms = []string{"nv-fabricmanager", "nvidia-imex", "nvidia-imex-ctl", "nvswitch-audit"}
+
+// install is where a driver puts its files.
+type install struct {
+	machine        *Machine
+	driver         string
+	libDir, binDir string // relative to the root
+	arch           string // GOARCH
+	// What was compiled: libnvidia-ml, libnvidia-sandboxutils and nvidia-smi.
+	library, sandbox, smi []byte
+}
+
+// driverFiles plans the files of a driver installation.
+func (in *install) driverFiles() (plan, error) {
+	p := plan{}
+	libs := driverLibraries
+	for _, l := range libs {
+		if l.only != nil && !l.only(in.machine) {
+			continue
+		}
+		data, err := Library{SONAME: in.ver(l.soname), Arch: in.arch}.ELF()
+		if err != nil {
+			return nil, err
+		}
+		in.addLibrary(p, l, data)
+	}
+	in.addLibrary(p, mlLibrary, in.library)
+	in.addLibrary(p, sandboxLibrary, in.sandbox)
+	p.link(path.Join(in.libDir, "gbm/nvidia-drm_gbm.so"), "../libnvidia-allocator.so.1")
+	if err := in.addPrograms(p); err != nil {
+		return nil, err
+	}
+	in.addConfiguration(p)
+	for _, name := range []string{"gsp_ga10x.bin", "gsp_tu10x.bin"} {
+		p.file("usr/lib/firmware/nvidia/"+in.driver+"/"+name, "simulated firmware "+name+"\n")
+	}
+	p.socket("run/nvidia-persistenced/socket")
+	if hasNVSwitch(in.machine) {
+		p.socket("run/nvidia-fabricmanager/socket")
+	}
+	return p, nil
+}
+
+func (in *install) ver(s string) string { return strings.ReplaceAll(s, "VER", in.driver) }
+
+func (in *install) addLibrary(p plan, l driverLibrary, data []byte) {
+	p.program(path.Join(in.libDir, in.ver(l.file)), data)
+	for i, link := range l.links {
+		next := l.file
+		if i+1 < len(l.links) {
+			next = l.links[i+1]
+		}
+		p.link(path.Join(in.libDir, link), path.Base(in.ver(next)))
+	}
+}
+
+func (in *install) addPrograms(p plan) error {
+	ends, err := exitProgram(in.arch)
+	if err != nil {
+		return err
+	}
+	names := driverPrograms
+	if hasNVSwitch(in.machine) {
+		names = append(append([]string{}, names...), switchPrograms...)
+	}
+	for _, name := range names {
+		data := ends
+		if strings.HasSuffix(name, ".sh") {
+			data = []byte("#!/bin/sh\nexit 0\n")
+		}
+		p.program(path.Join(in.binDir, name), data)
+	}
+	p.program(path.Join(in.binDir, "nvidia-smi"), in.smi)
+	return nil
+}

@@ -1,0 +1,41 @@
+// The description of the machine, which travels inside the library file: gpu-sim overwrites the bytes of the ELF
+// section .gpusim in a copy of the compiled library.
+#define _GNU_SOURCE
+#include "sim.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SECTION_SIZE = 256 * 1024 };
+
+// Volatile, since the compiler must not believe the initializer: the file is patched after it was linked.
+__attribute__((section(".gpusim"), used, aligned(16))) static const volatile char description[SECTION_SIZE] = {0};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct world described; // not allocated, so that a library that is closed leaves nothing behind
+static bool present;
+
+static void read_description(void)
+{
+    static const char magic[] = "gpusim 1\n";
+    char *text = malloc(SECTION_SIZE);
+    if (text == NULL)
+        return;
+    for (size_t i = 0; i < SECTION_SIZE; i++)
+        text[i] = description[i];
+    world_init(&described);
+    if (memcmp(text, magic, sizeof(magic) - 1) == 0)
+        world_read(&described, text, SECTION_SIZE);
+    free(text);
+    present = described.machine.driver[0] != '\0'; // a description without a driver describes nothing
+}
+
+// The world of the description alone. It lives as long as the library; not to be released.
+const struct world *description_world(void)
+{
+    pthread_once(&once, read_description);
+    return present ? &described : NULL;
+}
+
+bool description_present(void) { return description_world() != NULL; }

@@ -1,0 +1,85 @@
+// Handles. Each is the address of one byte in a static array, and its place in the array says what it stands for: so
+// any pointer can be checked without following it, nothing is allocated and nothing can go stale.
+#define _GNU_SOURCE
+#include "sim.h"
+
+struct nvmlDevice_st {
+    char unused;
+};
+struct nvmlGpuInstance_st {
+    char unused;
+};
+struct nvmlComputeInstance_st {
+    char unused;
+};
+
+enum { GIS = MAX_GPUS * MAX_GI, CIS = GIS * MAX_CI };
+
+static struct nvmlDevice_st devices[MAX_GPUS + CIS]; // the GPUs, then the MIG devices
+static struct nvmlGpuInstance_st gpu_instances[GIS];
+static struct nvmlComputeInstance_st compute_instances[CIS];
+
+static size_t gi_place(struct target t) { return (size_t)t.slot * MAX_GI + t.gi; }
+static size_t ci_place(struct target t) { return gi_place(t) * MAX_CI + t.ci; }
+
+static struct target from_ci_place(size_t place)
+{
+    return (struct target){
+        .slot = (unsigned int)(place / MAX_CI / MAX_GI),
+        .gi = (unsigned int)(place / MAX_CI % MAX_GI),
+        .ci = (unsigned int)(place % MAX_CI),
+    };
+}
+
+// The place of a pointer in an array of bytes. False: it points elsewhere.
+static bool place_of(const void *pointer, const void *array, size_t size, size_t *place)
+{
+    uintptr_t at = (uintptr_t)pointer, start = (uintptr_t)array;
+    if (at < start || at - start >= size)
+        return false;
+    *place = at - start;
+    return true;
+}
+
+nvmlDevice_t device_handle(struct target t)
+{
+    size_t place = t.gi == NO_INSTANCE ? t.slot : (size_t)MAX_GPUS + ci_place(t);
+    return (nvmlDevice_t){&devices[place]};
+}
+
+bool device_target(nvmlDevice_t device, struct target *t)
+{
+    size_t place;
+    if (!place_of(device.handle, devices, sizeof(devices), &place))
+        return false;
+    if (place < MAX_GPUS)
+        *t = (struct target){(unsigned int)place, NO_INSTANCE, NO_INSTANCE};
+    else
+        *t = from_ci_place(place - MAX_GPUS);
+    return true;
+}
+
+nvmlGpuInstance_t gpu_instance_handle(struct target t) { return (nvmlGpuInstance_t){&gpu_instances[gi_place(t)]}; }
+
+bool gpu_instance_target(nvmlGpuInstance_t instance, struct target *t)
+{
+    size_t place;
+    if (!place_of(instance.handle, gpu_instances, sizeof(gpu_instances), &place))
+        return false;
+    *t = (struct target){(unsigned int)(place / MAX_GI), (unsigned int)(place % MAX_GI), NO_INSTANCE};
+    return true;
+}
+
+nvmlComputeInstance_t compute_instance_handle(struct target t)
+{
+    return (nvmlComputeInstance_t){&compute_instances[ci_place(t)]};
+}
+
+bool compute_instance_target(nvmlComputeInstance_t instance, struct target *t)
+{
+    size_t place;
+    if (!place_of(instance.handle, compute_instances, sizeof(compute_instances), &place))
+        return false;
+    *t = from_ci_place(place);
+    return true;
+}

@@ -1,0 +1,87 @@
+// Where the node's files are, and which device nodes this process can open. No path is stored: the library finds its
+// own file, and a driver root is what stands before its library directory.
+#define _GNU_SOURCE
+#include "sim.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static char library[PATH_MAX]; // where the file of this library is
+static char root[PATH_MAX];    // "" is the machine's own root
+
+// At load time, since the path may be relative and the process may change its directory later.
+__attribute__((constructor)) static void find_root(void)
+{
+    Dl_info info;
+    if (dladdr((const void *)&library, &info) == 0 || info.dli_fname == NULL)
+        return;
+    if (realpath(info.dli_fname, library) == NULL) {
+        library[0] = '\0';
+        return;
+    }
+    char *slash = strrchr(library, '/');
+    const struct world *w = description_world();
+    if (slash == NULL || w == NULL)
+        return;
+    size_t directory = (size_t)(slash - library), suffix = strlen(w->machine.libdir);
+    if (suffix == 0 || directory <= suffix || library[directory - suffix - 1] != '/' ||
+        memcmp(library + directory - suffix, w->machine.libdir, suffix) != 0)
+        return;
+    memcpy(root, library, directory - suffix - 1);
+}
+
+bool node_path(char *to, size_t size, const char *path)
+{
+    int length = snprintf(to, size, "%s%s", root, path);
+    return length >= 0 && (size_t)length < size;
+}
+
+// 0 if the node can be opened, otherwise why not. A node with the right number but no driver behind it (ENXIO, ENODEV)
+// is as good as one with: the check that matters here, permission, comes first in the kernel.
+static int open_node(const char *path, int access)
+{
+    char full[PATH_MAX];
+    if (!node_path(full, sizeof(full), path))
+        return ENAMETOOLONG;
+    int fd = open(full, access | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd >= 0) {
+        close(fd);
+        return 0;
+    }
+    return errno == ENXIO || errno == ENODEV ? 0 : errno;
+}
+
+nvmlReturn_t control_node_access(void)
+{
+    switch (open_node("/dev/nvidiactl", O_RDWR)) {
+    case 0:
+        return NVML_SUCCESS;
+    case EPERM:
+    case EACCES:
+        return NVML_ERROR_NO_PERMISSION;
+    default:
+        return NVML_ERROR_DRIVER_NOT_LOADED;
+    }
+}
+
+bool gpu_node_opens(const struct gpu *g)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/dev/nvidia%u", g->minor);
+    return open_node(path, O_RDWR) == 0;
+}
+
+bool mig_nodes_open(const struct mig *m)
+{
+    char gi[64], ci[64];
+    snprintf(gi, sizeof(gi), "/dev/nvidia-caps/nvidia-cap%u", m->gi_cap);
+    snprintf(ci, sizeof(ci), "/dev/nvidia-caps/nvidia-cap%u", m->ci_cap);
+    // The driver makes these nodes readable by all and writable by none, and takes the right to read for the access.
+    return open_node(gi, O_RDONLY) == 0 && open_node(ci, O_RDONLY) == 0;
+}

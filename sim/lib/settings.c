@@ -1,0 +1,90 @@
+// Modes and settings as they are after boot with the persistence daemon, and processes, of which there are none.
+#define _GNU_SOURCE
+#include "sim.h"
+
+static nvmlReturn_t put_state(nvmlEnableState_t *to, nvmlEnableState_t state)
+{
+    REQUIRE(to != NULL);
+    *to = state;
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t *mode)
+{
+    ENTER_DEVICE(c, device, FEATURE);
+    return put_state(mode, NVML_FEATURE_ENABLED);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, nvmlEnableState_t *mode)
+{
+    ENTER_DEVICE(c, device, FEATURE);
+    return put_state(mode, gpu_is_data_center(c.gpu) ? NVML_FEATURE_DISABLED : NVML_FEATURE_ENABLED);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, nvmlEnableState_t *active)
+{
+    ENTER_DEVICE(c, device, FEATURE);
+    return put_state(active, NVML_FEATURE_DISABLED);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
+{
+    ENTER_DEVICE(c, device, EITHER);
+    REQUIRE(mode != NULL);
+    *mode = NVML_COMPUTEMODE_DEFAULT;
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, nvmlGpuVirtualizationMode_t *mode)
+{
+    ENTER_DEVICE(c, device, FEATURE);
+    REQUIRE(mode != NULL);
+    *mode = NVML_GPU_VIRTUALIZATION_MODE_NONE;
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetAccountingMode(nvmlDevice_t device, nvmlEnableState_t *mode)
+{
+    ENTER_DEVICE(c, device, FEATURE);
+    return put_state(mode, NVML_FEATURE_DISABLED);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetAccountingBufferSize(nvmlDevice_t device, unsigned int *size)
+{
+    ENTER_DEVICE(c, device, FEATURE);
+    return put_uint(size, 4000);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
+{
+    ENTER_DEVICE(c, device, FEATURE);
+    (void)pids;
+    return put_uint(count, 0);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *stats)
+{
+    ENTER_DEVICE(c, device, FEATURE);
+    REQUIRE(stats != NULL);
+    (void)pid;
+    return NVML_ERROR_NOT_SUPPORTED; // as while accounting is off
+}
+
+// All the lists of processes: the versions differ in what an element is, and there is none.
+#define PROCESS_LIST(name, element)                                                            \
+    NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, element *list)        \
+    {                                                                                          \
+        ENTER_DEVICE(c, device, EITHER);                                                       \
+        (void)list;                                                                            \
+        return put_uint(count, 0);                                                             \
+    }
+
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)

@@ -1,0 +1,242 @@
+// Package libtest tests the simulated driver library and nvidia-smi as C consumers see them: compiled with sanitizers,
+// placed in a directory like a driver root, loaded by a program that knows NVML by NVIDIA's own header only.
+//
+// It uses nothing of package sim but the C sources, so it tells which half is wrong when the two disagree.
+package libtest
+
+//go:generate go test . -run TestSMI -update
+
+import (
+	"bytes"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+// flavour is a way to compile the library and the programs that load it.
+type flavour struct {
+	name  string
+	flags []string
+	build func() (string, error)
+}
+
+var (
+	plain    = newFlavour("plain", "-O2")
+	asan     = newFlavour("asan", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+	tsan     = newFlavour("tsan", "-O1", "-g", "-fsanitize=thread")
+	buildDir string
+)
+
+var warnings = []string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wconversion", "-fvisibility=hidden"}
+
+func newFlavour(name string, flags ...string) *flavour {
+	f := &flavour{name: name, flags: flags}
+	f.build = sync.OnceValues(f.compile)
+	return f
+}
+
+func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "gpu-sim-libtest-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	buildDir = dir
+	return m.Run()
+}
+
+// nvmlInclude is the directory of NVIDIA's header, in the module that go.mod pins.
+var nvmlInclude = sync.OnceValues(func() (string, error) {
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
+	if err != nil {
+		return "", fmt.Errorf("find go-nvml: %w", err)
+	}
+	return filepath.Join(strings.TrimSpace(string(out)), "pkg", "nvml"), nil
+})
+
+// compile makes libnvidia-ml.so, nvidia-smi and probe in a directory, which it returns.
+func (f *flavour) compile() (string, error) {
+	dir := filepath.Join(buildDir, f.name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return "", err
+	}
+	if err := os.Chmod(buildDir, 0o755); err != nil { // some tests run a program as another user
+		return "", err
+	}
+	include, err := nvmlInclude()
+	if err != nil {
+		return "", err
+	}
+	probes, err := filepath.Glob("testdata/probe/*.c")
+	if err != nil {
+		return "", err
+	}
+	library := []string{"-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,-z,now", "-o", dir + "/libnvidia-ml.so"}
+	library = slices.Concat(warnings, f.flags, library, librarySources(), []string{"-lpthread", "-ldl"})
+	smi := slices.Concat(warnings, f.flags, []string{"-o", dir + "/nvidia-smi", "../lib/smi.c", "-ldl"})
+	probe := slices.Concat([]string{
+		"-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations",
+		"-DNVML_NO_UNVERSIONED_FUNC_DEFS", "-isystem", include, "-o", dir + "/probe",
+	},
+		f.flags, probes, []string{"-lpthread", "-ldl"})
+	return dir, errors.Join(cc(library...), cc(smi...), cc(probe...))
+}
+
+// librarySources are the library's C files: all in the folder but those of other products.
+func librarySources() []string {
+	files, err := filepath.Glob("../lib/*.c")
+	if err != nil {
+		panic(err) // the pattern is right
+	}
+	return slices.DeleteFunc(files, func(file string) bool {
+		return slices.Contains([]string{"smi.c", "sandboxutils.c"}, filepath.Base(file))
+	})
+}
+
+// cc runs the C compiler.
+func cc(args ...string) error {
+	name := "cc"
+	if env := os.Getenv("CC"); env != "" {
+		name = env
+	}
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w\n%s", name, err, out)
+	}
+	return nil
+}
+
+// dir returns the flavour's directory. It skips the test where the compiler lacks the sanitizer.
+func (f *flavour) dir(t testing.TB) string {
+	t.Helper()
+	testenv.Command(t, "cc")
+	if f != plain {
+		check := filepath.Join(t.TempDir(), "check.c")
+		if err := os.WriteFile(check, []byte("int main(void) { return 0; }\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := cc(slices.Concat(f.flags, []string{"-o", check + ".out", check})...); err != nil {
+			testenv.Skip(t, "needs the compiler's sanitizers (libasan, libubsan, libtsan): "+err.Error())
+		}
+	}
+	dir, err := f.build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// node is a directory like a driver root, with regular files for device nodes.
+type node struct {
+	root, library string
+	flavour       *flavour
+}
+
+const libDir = "usr/lib/x86_64-linux-gnu"
+
+// newNode makes a node with a description in its library; an empty one leaves the library as it was compiled.
+func newNode(t testing.TB, f *flavour, description string) *node {
+	t.Helper()
+	built := f.dir(t)
+	n := &node{root: t.TempDir(), flavour: f}
+	if err := os.Chmod(filepath.Dir(n.root), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{libDir, "dev/nvidia-caps", "run/gpu-sim"} {
+		if err := os.MkdirAll(filepath.Join(n.root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	image, err := os.ReadFile(filepath.Join(built, "libnvidia-ml.so"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.library = filepath.Join(n.root, libDir, "libnvidia-ml.so.1")
+	if err := os.WriteFile(n.library, describe(t, image, description), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.addNodes(t, "nvidiactl")
+	return n
+}
+
+// describe writes a description into the section of the library that is for it.
+func describe(t testing.TB, image []byte, description string) []byte {
+	t.Helper()
+	f, err := elf.NewFile(bytes.NewReader(image))
+	if err != nil {
+		t.Fatal(err)
+	}
+	section := f.Section(".gpusim")
+	if section == nil || section.Size != 256<<10 || section.Type != elf.SHT_PROGBITS {
+		t.Fatalf("section .gpusim is %+v, want 256 KiB in the file", section)
+	}
+	if len(description) > int(section.Size) {
+		t.Fatalf("description of %d bytes", len(description))
+	}
+	copy(image[section.Offset:], description)
+	return image
+}
+
+func (n *node) path(elem ...string) string {
+	return filepath.Join(append([]string{n.root}, elem...)...)
+}
+
+// addNodes makes files in /dev that everybody may open, whatever the umask.
+func (n *node) addNodes(t testing.TB, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		path := n.path("dev", name)
+		if err := errors.Join(os.WriteFile(path, nil, 0o666), os.Chmod(path, 0o666)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (n *node) removeNodes(t testing.TB, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if err := os.Remove(n.path("dev", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (n *node) setState(t testing.TB, state string) {
+	t.Helper()
+	if err := os.WriteFile(n.statePath(), []byte(state), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (n *node) statePath() string { return n.path("run/gpu-sim/state") }
+
+// probe is the command of one case of the test program.
+func (n *node) probe(t testing.TB, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	args = append([]string{n.library, n.statePath(), name}, args...)
+	cmd := exec.Command(filepath.Join(n.flavour.dir(t), "probe"), args...)
+	cmd.Env = append(os.Environ(), "ASAN_OPTIONS=detect_leaks=1:abort_on_error=0", "TSAN_OPTIONS=halt_on_error=1")
+	return cmd
+}
+
+// run runs one case and fails the test with what it printed.
+func run(t testing.TB, cmd *exec.Cmd) {
+	t.Helper()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		shown := cmd.Args[3:min(len(cmd.Args), 10)]
+		t.Fatalf("%s: %v\n%s", strings.Join(shown, " "), err, out)
+	}
+}

@@ -1,0 +1,247 @@
+package libtest
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+// TestLibrary runs the cases of the C program that need the whole test machine. Each checks what its name says.
+func TestLibrary(t *testing.T) {
+	for _, name := range []string{
+		"lifecycle", "reload", "strings", "identity", "lookup", "numbers", "arguments_checked", "mig_devices", "mig_instances",
+		"mig_off", "topology", "nvlink", "no_nvlink", "telemetry", "field_values", "events", "events_waiting",
+		"faults", "lost", "hang",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run(t, newTestNode(t, asan).probe(t, name))
+		})
+	}
+}
+
+func TestConsumerCard(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, asan, consumerMachine)
+	n.addNodes(t, "nvidia0")
+	run(t, n.probe(t, "consumer_card"))
+}
+
+// TestLatency measures, so it runs without sanitizers and not beside other tests.
+func TestLatency(t *testing.T) {
+	run(t, newTestNode(t, plain).probe(t, "latency"))
+}
+
+func TestThreads(t *testing.T) {
+	t.Run("no bad access", func(t *testing.T) {
+		t.Parallel()
+		run(t, newTestNode(t, asan).probe(t, "threads"))
+	})
+	t.Run("no race", func(t *testing.T) {
+		t.Parallel()
+		run(t, newTestNode(t, tsan).probe(t, "threads"))
+	})
+}
+
+// TestInit is about what nvmlInit answers; the numbers are those of nvmlReturn_t.
+func TestInit(t *testing.T) {
+	const driverNotLoaded, noPermission, mismatch = "9", "4", "18"
+	whole := func(t *testing.T, n *node) {}
+	for name, test := range map[string]struct {
+		description string
+		change      func(t *testing.T, n *node)
+		want        string
+	}{
+		"a node with a driver":                          {testMachine, whole, "0"},
+		"a library without a description has no driver": {"", whole, driverNotLoaded},
+		"a description of another format is none":       {strings.Replace(testMachine, "gpusim 1", "gpusim 2", 1), whole, driverNotLoaded},
+		"a description without a driver is none":        {"gpusim 1\n" + gpuLine(0, 0, "0000:1b:00.0", 0, "disabled") + "\n", whole, driverNotLoaded},
+		"without the control node the driver is not loaded": {
+			testMachine, func(t *testing.T, n *node) { n.removeNodes(t, "nvidiactl") }, driverNotLoaded,
+		},
+		"a control node without permission": {
+			testMachine, func(t *testing.T, n *node) {
+				if err := os.Chmod(n.path("dev/nvidiactl"), 0); err != nil {
+					t.Fatal(err)
+				}
+			}, noPermission,
+		},
+		"a kernel module of another version": {
+			testMachine, func(t *testing.T, n *node) { n.setState(t, "machine kernel=575.57.08\n") }, mismatch,
+		},
+		"a kernel module of the same version": {
+			testMachine, func(t *testing.T, n *node) { n.setState(t, "machine kernel=580.126.09\n") }, "0",
+		},
+		"no GPU nodes, no error": {
+			testMachine, func(t *testing.T, n *node) { n.removeNodes(t, testMachineNodes...) }, "0",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, asan, test.description)
+			n.addNodes(t, testMachineNodes...)
+			test.change(t, n)
+			run(t, asNobody(n.probe(t, "init_answers", test.want)))
+		})
+	}
+}
+
+// asNobody makes a command run without root's power over permissions.
+func asNobody(cmd *exec.Cmd) *exec.Cmd {
+	if os.Geteuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	}
+	return cmd
+}
+
+// TestEnumeration tells the minors of the GPUs that a process sees, in the order of their indices.
+func TestEnumeration(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(t *testing.T, n *node)
+		want   string
+	}{
+		"all nodes": {func(t *testing.T, n *node) {}, "0 5 2 3"},
+		"missing nodes are not counted": {
+			func(t *testing.T, n *node) { n.removeNodes(t, "nvidia0", "nvidia2") }, "5 3",
+		},
+		"none": {func(t *testing.T, n *node) { n.removeNodes(t, "nvidia0", "nvidia2", "nvidia3", "nvidia5") }, ""},
+		"nodes without permission are not counted": {
+			func(t *testing.T, n *node) {
+				if err := os.Chmod(n.path("dev/nvidia5"), 0); err != nil {
+					t.Fatal(err)
+				}
+			}, "0 2 3",
+		},
+		"what is no node is not counted": {
+			func(t *testing.T, n *node) {
+				n.removeNodes(t, "nvidia5")
+				if err := os.Mkdir(n.path("dev/nvidia5"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}, "0 2 3",
+		},
+		"GPUs that are gone are not counted": {
+			func(t *testing.T, n *node) { n.setState(t, "fault gpu=0 kind=gone\n") }, "5 2 3",
+		},
+		"a minor that changed": {
+			func(t *testing.T, n *node) { n.setState(t, "gpu index=1 minor=2\ngpu index=2 minor=77\n") }, "0 2 3",
+		},
+		"the state file adds no GPUs": {
+			func(t *testing.T, n *node) { n.setState(t, "gpu index=9 minor=0 uuid=GPU-new\n") }, "0 5 2 3",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newTestNode(t, asan)
+			test.change(t, n)
+			run(t, asNobody(n.probe(t, "enumerates", strings.Fields(test.want)...)))
+		})
+	}
+}
+
+// TestRealNodes is about nodes with the driver's numbers where no driver is behind them.
+func TestRealNodes(t *testing.T) {
+	testenv.Root(t)
+	n := newNode(t, plain, testMachine)
+	n.removeNodes(t, "nvidiactl")
+	for name, minor := range map[string]uint32{"nvidiactl": 255, "nvidia0": 0, "nvidia5": 5} {
+		if err := unix.Mknod(n.path("dev", name), unix.S_IFCHR|0o666, int(unix.Mkdev(195, minor))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run(t, n.probe(t, "enumerates", "0", "5"))
+}
+
+// TestVisibleMIGs tells which MIG devices are there for a process that may open some nodes only.
+func TestVisibleMIGs(t *testing.T) {
+	const first, half, other, last = "MIG-00000003-0000-4000-8000-000000000100", "MIG-00000003-0000-4000-8000-000000000101",
+		"MIG-00000003-0000-4000-8000-000000000102", "MIG-00000003-0000-4000-8000-000000000103"
+	for name, test := range map[string]struct {
+		gone []string
+		want []string
+	}{
+		"all":                          {nil, []string{first, half, other, last}},
+		"one compute instance missing": {[]string{"nvidia-caps/nvidia-cap4"}, []string{first, other, last}},
+		"one GPU instance missing":     {[]string{"nvidia-caps/nvidia-cap3"}, []string{first, last}},
+		"only the last":                {[]string{"nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap3"}, []string{last}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newTestNode(t, asan)
+			n.removeNodes(t, test.gone...)
+			run(t, n.probe(t, "visible_migs", test.want...))
+		})
+	}
+}
+
+// TestMIGNodesForReading: the driver's capability nodes can be read by all and written by none.
+func TestMIGNodesForReading(t *testing.T) {
+	t.Parallel()
+	n := newTestNode(t, asan)
+	for i := 1; i <= 7; i++ {
+		if err := os.Chmod(n.path("dev/nvidia-caps/nvidia-cap"+strconv.Itoa(i)), 0o444); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(n.path("dev/nvidia-caps/nvidia-cap1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	cmd := n.probe(t, "visible_migs", "MIG-00000003-0000-4000-8000-000000000101",
+		"MIG-00000003-0000-4000-8000-000000000102", "MIG-00000003-0000-4000-8000-000000000103")
+	run(t, asNobody(cmd))
+}
+
+// TestRootMoves is about a library that finds its node where the directory is now, also through a link.
+func TestRootMoves(t *testing.T) {
+	t.Parallel()
+	n := newTestNode(t, plain)
+	n.removeNodes(t, "nvidia0")
+	moved := filepath.Join(t.TempDir(), "moved")
+	if err := os.Rename(n.root, moved); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "link.so")
+	if err := os.Symlink(filepath.Join(moved, libDir, "libnvidia-ml.so.1"), link); err != nil {
+		t.Fatal(err)
+	}
+	n.library = link
+	run(t, n.probe(t, "enumerates", "5", "2", "3"))
+}
+
+func stubs(t *testing.T) []string {
+	t.Helper()
+	f, err := os.Open("../lib/stub_names.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var names []string
+	for s := bufio.NewScanner(f); s.Scan(); {
+		line := strings.TrimSuffix(s.Text(), ")")
+		if name, ok := strings.CutPrefix(line, "STUB("); ok {
+			names = append(names, name)
+		}
+		if name, ok := strings.CutPrefix(line, "DEVICE_STUB("); ok {
+			names = append(names, name+"@")
+		}
+	}
+	if len(names) < 100 {
+		t.Fatalf("only %d stubs in stub_names.h", len(names))
+	}
+	return names
+}
+
+// TestStubs: what is not simulated answers "uninitialized", then "not supported", and knows bad handles.
+func TestStubs(t *testing.T) {
+	t.Parallel()
+	run(t, newTestNode(t, asan).probe(t, "stubs", stubs(t)...))
+}

@@ -1,0 +1,103 @@
+package libtest
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// smi runs nvidia-smi on a node, or with an empty library path where there is none, and returns its exit status and
+// what it printed.
+func smi(t *testing.T, n *node, f *flavour, args ...string) (int, string) {
+	t.Helper()
+	cmd := exec.Command(filepath.Join(f.dir(t), "nvidia-smi"), args...)
+	cmd.Env = append(os.Environ(), "TZ=UTC", "LC_ALL=C")
+	if n != nil {
+		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(n.library))
+	}
+	out, err := cmd.CombinedOutput()
+	var failed *exec.ExitError
+	if err != nil && !errors.As(err, &failed) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), string(out)
+}
+
+// clock is the line that the summary begins with.
+var clock = regexp.MustCompile(`(?m)^(Mon|Tue|Wed|Thu|Fri|Sat|Sun) .*\n`)
+
+// TestSMI compares all that nvidia-smi prints with golden files.
+func TestSMI(t *testing.T) {
+	for name, test := range map[string]struct {
+		state  string
+		args   string
+		status int
+	}{
+		"summary":            {"", "", 0},
+		"summary, one lost":  {"fault gpu=1 kind=lost\n", "", 15},
+		"list":               {"", "-L", 0},
+		"list, long option":  {"", "--list-gpus", 0},
+		"list, one lost":     {"fault gpu=1 kind=lost\n", "-L", 15},
+		"list, one unknown":  {"fault gpu=2 function=nvmlDeviceGetHandleByIndex return=999\n", "-L", 255},
+		"list, one gone":     {"fault gpu=0 kind=gone\n", "-L", 0},
+		"list, none":         {"fault gpu=0 kind=gone\nfault gpu=1 kind=gone\nfault gpu=2 kind=gone\nfault gpu=3 kind=gone\n", "-L", 6},
+		"query":              {"", "--query-gpu=index,uuid,name,pci.bus_id,memory.total,driver_version,mig.mode.current --format=csv", 0},
+		"query without more": {"", "--query-gpu=index,memory.total,mig.mode.current --format=csv,noheader,nounits", 0},
+		"query of all":       {"", "--query-gpu=gpu_name,gpu_uuid,gpu_bus_id,count,serial,vbios_version,memory.free,memory.used,compute_cap,temperature.gpu,utilization.gpu,power.draw,power.limit,ecc.errors.uncorrected.volatile.total --format=csv", 0},
+		"query, one lost":    {"fault gpu=1 kind=lost\n", "--query-gpu=index,uuid --format=csv", 15},
+		"query of nonsense":  {"", "--query-gpu=index,nonsense --format=csv", 2},
+		"query, no format":   {"", "--query-gpu=index", 2},
+		"query, wrong form":  {"", "--query-gpu=index --format=xml", 2},
+		"wrong option":       {"", "--nonsense", 2},
+		"help":               {"", "--help", 0},
+		"driver not loaded":  {"fault function=nvmlInit return=9\n", "", 9},
+		"version mismatch":   {"machine kernel=575.57.08\n", "-L", 18},
+		"no permission":      {"fault function=nvmlInit return=4\n", "-L", 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newTestNode(t, asan)
+			n.setState(t, test.state)
+			status, out := smi(t, n, asan, strings.Fields(test.args)...)
+			if status != test.status {
+				t.Errorf("exit status %d, want %d", status, test.status)
+			}
+			golden(t, name, clock.ReplaceAllString(out, ""))
+		})
+	}
+}
+
+func TestSMIWithoutLibrary(t *testing.T) {
+	t.Parallel()
+	status, out := smi(t, nil, plain)
+	if status != 12 || !strings.HasPrefix(out, "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.") {
+		t.Errorf("exit status %d, want 12; printed:\n%s", status, out)
+	}
+}
+
+// golden compares with testdata/smi/<name>, or writes it with -update.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", "smi", strings.NewReplacer(", ", "-", " ", "-").Replace(name)+".txt")
+	if *update {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(got), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("output differs from %s (-want +got):\n%s", path, diff)
+	}
+}

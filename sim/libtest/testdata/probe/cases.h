@@ -1,0 +1,15 @@
+// The cases, by name. What each expects of the machine stands with its Go test.
+#define CASES(X)                                                                                                   \
+    X(lifecycle) X(reload) X(strings) X(identity) X(lookup) X(numbers) X(arguments_checked) X(mig_devices) X(mig_instances) \
+    X(mig_off) X(topology) X(nvlink) X(no_nvlink) X(telemetry) X(field_values) X(events) X(events_waiting)        \
+    X(faults) X(lost) X(latency) X(hang) X(init_answers) X(enumerates) X(visible_migs) X(stubs) X(sweep) X(threads) \
+    X(consumer_card)
+
+#define DECLARE(name) void case_##name(void);
+CASES(DECLARE)
+
+#define ENTRY(case_name) {#case_name, case_##case_name},
+static const struct {
+    const char *name;
+    void (*run)(void);
+} cases[] = {CASES(ENTRY)};

@@ -1,0 +1,155 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// maxNVLinks is NVML_NVLINK_MAX_LINKS.
+const maxNVLinks = 18
+
+// pairs works out how far apart each two GPUs are from what they hang on.
+func (b *builder) pairs() {
+	gpus := b.machine.GPUs
+	for i := range gpus {
+		for j := i + 1; j < len(gpus); j++ {
+			b.machine.Pairs = append(b.machine.Pairs, Pair{A: i, B: j, PCIe: pciePath(&gpus[i], &gpus[j])})
+		}
+	}
+}
+
+func pciePath(a, b *GPU) gpu.PCIePath {
+	shared := 0
+	for shared < min(len(a.Upstream), len(b.Upstream)) && a.Upstream[shared] == b.Upstream[shared] {
+		shared++
+	}
+	switch {
+	case shared == 0 && a.NUMANode != b.NUMANode:
+		return gpu.PathSystem
+	case shared == 0:
+		return gpu.PathNode
+	case shared == 1:
+		return gpu.PathHostBridge
+	case shared == len(a.Upstream) && shared == len(b.Upstream):
+		return gpu.PathSingleSwitch
+	default:
+		return gpu.PathMultipleSwitches
+	}
+}
+
+// nvlinks lays out the NVLinks: to the switches, or from GPU to GPU by the matrix.
+func (b *builder) nvlinks() {
+	f := b.file.NVLink
+	switch {
+	case f == nil:
+		return
+	case f.Version < 1 || f.Version > 6 || f.Speed < 1:
+		b.problem("nvlink", "want a version from 1 to 6 and a speed in MB/s")
+	case len(f.Switches) > 0 && len(f.Matrix) > 0:
+		b.problem("nvlink", "want either switches or a matrix, not both")
+	case len(f.Switches) > 0:
+		b.switchLinks(f)
+	default:
+		b.directLinks(f)
+	}
+}
+
+// switchLinks spreads each GPU's links over the switches. Where there are several groups of switches, the GPUs are
+// divided among them in equal runs, as on a machine of two boards.
+func (b *builder) switchLinks(f *nvlinkFile) {
+	gpus := b.machine.GPUs
+	if f.PerGPU < 1 || f.PerGPU > maxNVLinks {
+		b.problem("nvlink.perGPU", "a GPU has 1 to %d links, not %d", maxNVLinks, f.PerGPU)
+		return
+	}
+	if len(gpus)%len(f.Switches) != 0 {
+		b.problem("nvlink.switches", "%d GPUs cannot be divided among %d groups of switches", len(gpus), len(f.Switches))
+		return
+	}
+	for i, group := range f.Switches {
+		if len(group) == 0 {
+			b.problem(fmt.Sprintf("nvlink.switches.%d", i), "the group is empty")
+			return
+		}
+		b.addSwitches(i, group)
+	}
+	perGroup := len(gpus) / len(f.Switches)
+	for i := range gpus {
+		group := f.Switches[i/perGroup]
+		for port := range f.PerGPU {
+			gpus[i].NVLinks = append(gpus[i].NVLinks, NVLink{
+				Port: port, Remote: group[port%len(group)], Switch: true, Version: f.Version, SpeedMBps: f.Speed,
+			})
+		}
+	}
+}
+
+func (b *builder) addSwitches(i int, group []string) {
+	for j, bus := range group {
+		path := fmt.Sprintf("nvlink.switches.%d.%d", i, j)
+		if !busPattern.MatchString(bus) {
+			b.problem(path, "%q is not a PCI address such as 0000:05:00.0", bus)
+		}
+		if slices.Contains(b.machine.NVSwitches, bus) ||
+			slices.ContainsFunc(b.machine.GPUs, func(g GPU) bool { return g.Bus == bus }) {
+			b.problem(path, "the address %s occurs twice", bus)
+		}
+		b.machine.NVSwitches = append(b.machine.NVSwitches, bus)
+	}
+}
+
+func (b *builder) directLinks(f *nvlinkFile) {
+	if !b.checkMatrix(f.Matrix) {
+		return
+	}
+	gpus := b.machine.GPUs
+	for i, row := range f.Matrix {
+		for j, count := range row {
+			for range count {
+				gpus[i].NVLinks = append(gpus[i].NVLinks, NVLink{
+					Port: len(gpus[i].NVLinks), Remote: gpus[j].Bus, Version: f.Version, SpeedMBps: f.Speed,
+				})
+			}
+		}
+	}
+}
+
+// checkMatrix reports whether the matrix is square, symmetric, free of links of a GPU to itself, and within limits.
+func (b *builder) checkMatrix(matrix [][]int) bool {
+	n := len(b.machine.GPUs)
+	if len(matrix) != n {
+		b.problem("nvlink.matrix", "want %d rows, one for each GPU, not %d", n, len(matrix))
+		return false
+	}
+	before := len(b.problems)
+	for i, row := range matrix {
+		if len(row) != n {
+			b.problem(fmt.Sprintf("nvlink.matrix.%d", i), "want %d numbers, not %d", n, len(row))
+		}
+	}
+	for i := 0; i < n && len(b.problems) == before; i++ {
+		b.checkRow(matrix, i)
+	}
+	return len(b.problems) == before
+}
+
+func (b *builder) checkRow(matrix [][]int, i int) {
+	sum := 0
+	for j, count := range matrix[i] {
+		path := fmt.Sprintf("nvlink.matrix.%d.%d", i, j)
+		switch {
+		case count < 0 || count > maxNVLinks:
+			b.problem(path, "a pair has 0 to %d links, not %d", maxNVLinks, count)
+		case i == j && count != 0:
+			b.problem(path, "a GPU has no links to itself")
+		case count != matrix[j][i]:
+			b.problem(path, "GPU %d has %d links to GPU %d, but %d come back", i, count, j, matrix[j][i])
+		}
+		sum += count
+	}
+	if sum > maxNVLinks {
+		b.problem(fmt.Sprintf("nvlink.matrix.%d", i), "a GPU has at most %d links, not %d", maxNVLinks, sum)
+	}
+}

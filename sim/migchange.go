@@ -1,0 +1,195 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/exit"
+)
+
+// SetMIG turns a GPU's MIG mode on and replaces its instances by those of the profiles ("1g.10gb", "1c.3g.40gb",
+// "3g.40gb@4"), in the library, among the device nodes and under /proc. No profiles leave a GPU without a usable
+// device.
+func (n *Node) SetMIG(gpu int, profiles []string) error {
+	if err := n.checkGPU(gpu); err != nil {
+		return err
+	}
+	g := n.machine.GPUs[gpu]
+	devices, err := partition(&g, profiles)
+	if err != nil {
+		return exit.With(exit.Usage, "", err)
+	}
+	g.MIGMode, g.MIG = MIGEnabled, devices
+	return n.changeMIG(&g)
+}
+
+// DisableMIG turns a GPU's MIG mode off.
+func (n *Node) DisableMIG(gpu int) error {
+	if err := n.checkGPU(gpu); err != nil {
+		return err
+	}
+	g := n.machine.GPUs[gpu]
+	if g.MIGMode == MIGUnsupported {
+		return exit.With(exit.Usage, "", fmt.Errorf("GPU %d (%s) has no MIG", gpu, g.Name))
+	}
+	g.MIGMode, g.MIG = MIGDisabled, nil
+	return n.changeMIG(&g)
+}
+
+func (n *Node) changeMIG(g *GPU) error {
+	err := n.change(func(records []record) ([]record, error) {
+		records = without(records, func(r record) bool { return isMIG(r, g.Index) })
+		records = append(records, rec("gpu", "index", g.Index, "mig", g.MIGMode), rec("clearmig", "gpu", g.Index))
+		return append(records, describeMIG(g.Index, g.MIG)...), nil
+	})
+	if err != nil {
+		return err
+	}
+	return n.replaceMIGNodes(g)
+}
+
+// applyMIG gives a GPU the MIG mode and devices of the state.
+func applyMIG(g *GPU, records []record) error {
+	for _, r := range records {
+		if !isMIG(r, g.Index) {
+			continue
+		}
+		switch r.name {
+		case "gpu":
+			mode, _ := r.get("mig")
+			g.MIGMode = MIGMode(mode)
+		case "clearmig":
+			g.MIG = nil
+		case "mig":
+			d, err := migDevice(r)
+			if err != nil {
+				return err
+			}
+			g.MIG = append(g.MIG, d)
+		}
+	}
+	return nil
+}
+
+// migDevice reads back what describeMIG wrote, as far as a snapshot needs it.
+func migDevice(r record) (MIGDevice, error) {
+	var d MIGDevice
+	d.UUID, _ = r.get("uuid")
+	d.Profile, _ = r.get("profile")
+	for key, to := range map[string]*int{
+		"index": &d.Index, "gi": &d.GPUInstance, "ci": &d.ComputeInstance,
+		"gicap": &d.GPUInstanceCap, "cicap": &d.ComputeInstanceCap,
+	} {
+		value, err := r.number(key)
+		if err != nil {
+			return d, err
+		}
+		*to = value
+	}
+	text, _ := r.get("memory")
+	memory, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return d, fmt.Errorf("record %q: memory: %w", r, err)
+	}
+	d.MemoryBytes = memory
+	return d, nil
+}
+
+// replaceMIGNodes makes the GPU's nodes in /dev/nvidia-caps and its files under /proc those of its MIG devices.
+func (n *Node) replaceMIGNodes(g *GPU) error {
+	want := migNodes(g)
+	if err := n.removeStaleMIG(g, want); err != nil {
+		return fmt.Errorf("remove the nodes of GPU %d's MIG devices: %w", g.Index, err)
+	}
+	maps.DeleteFunc(want, func(file string, _ entry) bool {
+		_, err := os.Lstat(filepath.Join(n.root, file))
+		return err == nil
+	})
+	w := &writer{root: n.root, plainNodes: n.plain}
+	if err := w.write(want); err != nil {
+		return fmt.Errorf("add the nodes of GPU %d's MIG devices: %w", g.Index, err)
+	}
+	return nil
+}
+
+// removeStaleMIG removes what a GPU has under /dev/nvidia-caps and /proc and is not wanted.
+func (n *Node) removeStaleMIG(g *GPU, want plan) error {
+	caps := filepath.Join(n.root, "dev/nvidia-caps")
+	nodes, err := os.ReadDir(caps)
+	if err != nil {
+		return err
+	}
+	for _, node := range nodes {
+		minor, err := strconv.Atoi(strings.TrimPrefix(node.Name(), "nvidia-cap"))
+		ours := err == nil && minor >= gpuInstanceCap(g.Minor, 0) && minor < gpuInstanceCap(g.Minor+1, 0)
+		if _, ok := want[capPath(minor)]; ok || !ours {
+			continue
+		}
+		if err := os.Remove(filepath.Join(caps, node.Name())); err != nil {
+			return err
+		}
+	}
+	return n.removeStaleInstances(path.Join("proc/driver/nvidia/capabilities", "gpu"+strconv.Itoa(g.Minor)), want)
+}
+
+// removeStaleInstances removes the directories of GPU instances that no wanted file is in, and unwanted files.
+func (n *Node) removeStaleInstances(dir string, want plan) error {
+	keep := map[string]bool{}
+	for file := range want {
+		for at := file; at != "."; at = path.Dir(at) {
+			keep[at] = true
+		}
+	}
+	var stale []string
+	err := fs.WalkDir(os.DirFS(n.root), dir, func(file string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || keep[file] {
+			return err
+		}
+		stale = append(stale, file)
+		if d.IsDir() {
+			return fs.SkipDir
+		}
+		return nil
+	})
+	for _, file := range stale {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(n.root, file)))
+	}
+	return err
+}
+
+// SetKernelVersion changes the version of the loaded kernel module, as after an upgrade without a reboot.
+func (n *Node) SetKernelVersion(version string) error {
+	if !driverPattern.MatchString(version) {
+		return exit.With(exit.Usage, "", fmt.Errorf("driver version %q: want a version such as %s", version, DefaultDriver))
+	}
+	err := n.change(func(records []record) ([]record, error) {
+		return append(without(records, isMachine), rec("machine", "kernel", version)), nil
+	})
+	if err != nil {
+		return err
+	}
+	return n.writeKernelVersion(version)
+}
+
+func (n *Node) writeKernelVersion(version string) error {
+	p := plan{}
+	p.addKernelVersion(version, runtime.GOARCH)
+	for file, e := range p {
+		if err := atomicfile.Write(filepath.Join(n.root, file), e.data, e.mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}

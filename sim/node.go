@@ -1,0 +1,92 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"gpu-cdi-plugin/internal/exit"
+)
+
+// The simulation's own files, relative to the node's root.
+const (
+	ownDir          = "run/gpu-sim"
+	nodeFile        = ownDir + "/node"
+	machineFilePath = ownDir + "/machine.yaml"
+	stateFile       = ownDir + "/state"
+)
+
+// Node is a simulated node on disk. Its methods may be used by several processes at once.
+type Node struct {
+	root    string
+	libDir  string
+	binDir  string
+	driver  string
+	plain   bool
+	machine *Machine
+}
+
+// Open returns the node that Create made in dir.
+func Open(dir string) (*Node, error) {
+	root, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open a node: %w", err)
+	}
+	n := &Node{root: root}
+	if err := n.read(); err != nil {
+		if _, statErr := os.Stat(filepath.Join(root, nodeFile)); errors.Is(statErr, fs.ErrNotExist) {
+			return nil, exit.With(exit.Failure, "gpu-sim create makes one",
+				fmt.Errorf("%s is not a simulated node: %w", dir, err))
+		}
+		return nil, fmt.Errorf("open the node %s: %w", dir, err)
+	}
+	return n, nil
+}
+
+func (n *Node) read() error {
+	text, err := os.ReadFile(filepath.Join(n.root, nodeFile))
+	if err != nil {
+		return err
+	}
+	records, err := parseRecords(text)
+	if err != nil {
+		return fmt.Errorf("%s: %w", nodeFile, err)
+	}
+	var name string
+	for _, r := range records {
+		for key, to := range map[string]*string{
+			"machine": &name, "driver": &n.driver, "libdir": &n.libDir, "bindir": &n.binDir,
+		} {
+			if *to, _ = r.get(key); *to == "" {
+				return fmt.Errorf("%s: no %s", nodeFile, key)
+			}
+		}
+		n.plain = r.is("plain", true)
+	}
+	source, err := os.ReadFile(filepath.Join(n.root, machineFilePath))
+	if err != nil {
+		return err
+	}
+	n.machine, err = ParseMachine(name, source)
+	return err
+}
+
+// Root is the absolute path of the node's root directory.
+func (n *Node) Root() string { return n.root }
+
+// Machine is the machine as it was made; faults and later MIG changes are not in it.
+func (n *Node) Machine() *Machine { return n.machine }
+
+// Driver is the version of the installed driver.
+func (n *Node) Driver() string { return n.driver }
+
+// LibDir is the directory of the libraries, relative to Root.
+func (n *Node) LibDir() string { return n.libDir }
+
+// Library is the path of libnvidia-ml.so.1.
+func (n *Node) Library() string { return filepath.Join(n.root, n.libDir, "libnvidia-ml.so.1") }
+
+// SMI is the path of nvidia-smi. It needs LD_LIBRARY_PATH to name the directory of Library.
+func (n *Node) SMI() string { return filepath.Join(n.root, n.binDir, "nvidia-smi") }

@@ -1,0 +1,136 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/exit"
+)
+
+// entry is a file of a node that is to be made: a regular file, directory, symlink, device node or socket, as the
+// type bits of mode say.
+type entry struct {
+	mode         fs.FileMode
+	data         []byte // of a regular file
+	target       string // of a symlink
+	major, minor uint32 // of a device node
+	gid          int
+}
+
+// plan is a tree that is to be made, by paths relative to its root. Directories above an entry are implied.
+type plan map[string]entry
+
+func (p plan) file(path, text string) { p[path] = entry{mode: 0o644, data: []byte(text)} }
+
+func (p plan) program(path string, data []byte) { p[path] = entry{mode: 0o755, data: data} }
+
+func (p plan) link(path, target string) {
+	p[path] = entry{mode: fs.ModeSymlink | 0o777, target: target}
+}
+
+func (p plan) dir(path string) { p[path] = entry{mode: fs.ModeDir | 0o755} }
+
+func (p plan) socket(path string) { p[path] = entry{mode: fs.ModeSocket | 0o666} }
+
+func (p plan) node(path string, major, minor uint32, mode fs.FileMode) {
+	p[path] = entry{mode: fs.ModeDevice | fs.ModeCharDevice | mode, major: major, minor: minor}
+}
+
+// writer makes plans on disk.
+type writer struct {
+	root string
+	// plainNodes makes regular files of device nodes.
+	plainNodes bool
+	made       map[string]bool // directories that are there
+}
+
+func (w *writer) write(p plan) error {
+	w.made = map[string]bool{}
+	for _, path := range slices.Sorted(maps.Keys(p)) {
+		if err := w.one(path, p[path]); err != nil {
+			return fmt.Errorf("make %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+func (w *writer) one(rel string, e entry) error {
+	if err := w.mkdir(path.Dir(rel)); err != nil {
+		return err
+	}
+	full := filepath.Join(w.root, rel)
+	perm := uint32(e.mode.Perm())
+	switch e.mode.Type() {
+	case fs.ModeDir:
+		return w.mkdir(rel)
+	case fs.ModeSymlink:
+		return os.Symlink(e.target, full)
+	case fs.ModeSocket:
+		// The same file that bind leaves behind, without the limit on the length of a socket's path.
+		return errors.Join(unix.Mknod(full, unix.S_IFSOCK|perm, 0), os.Chmod(full, e.mode.Perm()))
+	case fs.ModeDevice | fs.ModeCharDevice:
+		return w.node(full, e)
+	default:
+		return writeFile(full, e.data, e.mode.Perm())
+	}
+}
+
+func (w *writer) mkdir(rel string) error {
+	if w.made[rel] {
+		return nil
+	}
+	w.made[rel] = true
+	return os.MkdirAll(filepath.Join(w.root, rel), 0o755)
+}
+
+func (w *writer) node(full string, e entry) error {
+	if w.plainNodes {
+		return writeFile(full, nil, 0o666)
+	}
+	err := unix.Mknod(full, unix.S_IFCHR|uint32(e.mode.Perm()), int(unix.Mkdev(e.major, e.minor)))
+	if errors.Is(err, unix.EPERM) {
+		return exit.With(exit.Failure, "run it as root (with CAP_MKNOD), or with --plain-nodes if no container needs the nodes",
+			fmt.Errorf("device node %d:%d: %w", e.major, e.minor, err))
+	}
+	if err != nil {
+		return err
+	}
+	if e.gid != 0 {
+		if err := os.Chown(full, 0, e.gid); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(full, e.mode.Perm()) // whatever the umask
+}
+
+// writeFile makes a file that is not there yet; the mode does not depend on the umask.
+func writeFile(full string, data []byte, perm fs.FileMode) error {
+	f, err := os.OpenFile(full, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Chmod(perm), f.Close())
+}
+
+// libArch is the machine's name in Debian's library directories and in file names.
+func libArch(goarch string) string {
+	if goarch == "arm64" {
+		return "aarch64"
+	}
+	return "x86_64"
+}
+
+// isBelow reports whether a path is a clean relative one that stays below where it begins.
+func isBelow(rel string) bool {
+	return filepath.IsLocal(rel) && path.Clean(rel) == rel && rel != "." && !strings.ContainsAny(rel, "\x00 \n")
+}

@@ -1,0 +1,47 @@
+// Package simtest gives tests simulated nodes.
+package simtest
+
+import (
+	"path/filepath"
+	"testing"
+
+	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/sim"
+)
+
+// Option changes how a node is made.
+type Option func(*sim.Options)
+
+// Driver sets the driver's version.
+func Driver(version string) Option { return func(o *sim.Options) { o.Driver = version } }
+
+// LibDir sets the directory of the libraries, relative to the node's root.
+func LibDir(dir string) Option { return func(o *sim.Options) { o.LibDir = dir } }
+
+// Extras gives the node things besides its GPUs, of those that sim.Extras lists.
+func Extras(names ...string) Option { return func(o *sim.Options) { o.Extras = names } }
+
+// PlainNodes makes regular files instead of device nodes, so that the test needs no root.
+func PlainNodes() Option { return func(o *sim.Options) { o.PlainNodes = true } }
+
+// Node makes a node of the machine in the test's temporary directory. Without PlainNodes it needs root.
+func Node(t testing.TB, machine string, options ...Option) *sim.Node {
+	t.Helper()
+	var opts sim.Options
+	for _, o := range options {
+		o(&opts)
+	}
+	if !opts.PlainNodes {
+		testenv.Root(t)
+	}
+	testenv.Command(t, "cc")
+	m, err := sim.LoadMachine(machine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := sim.Create(t.Context(), filepath.Join(t.TempDir(), "node"), m, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
