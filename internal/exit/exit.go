@@ -1,0 +1,69 @@
+// Package exit names the exit statuses of the commands and carries them, with a hint, on errors.
+package exit
+
+import (
+	"context"
+	"errors"
+)
+
+// Code is a process's exit status.
+type Code int
+
+// The exit statuses. They are part of the command line's interface.
+const (
+	OK          Code = 0
+	Failure     Code = 1
+	Usage       Code = 2
+	Partial     Code = 3   // some of what was asked was done
+	Differs     Code = 4   // a check found differences
+	NoDriver    Code = 10  // no driver, or one that cannot be used
+	NoGPU       Code = 11  // a driver, but no GPU
+	Locked      Code = 12  // another instance holds the lock
+	Unreachable Code = 13  // the kubelet or the manager cannot be reached
+	Interrupted Code = 130 // ended by SIGINT or SIGTERM
+)
+
+// Error is an error with the exit status that it leads to and, where one is known, what to do about it.
+type Error struct {
+	Code Code
+	// Hint tells the person at the terminal what to do about it, in lower case and without a full stop. It may be empty.
+	Hint string
+	Err  error
+}
+
+// Error is the text of the error itself; status and hint are not in it.
+func (e *Error) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error that has the status.
+func (e *Error) Unwrap() error { return e.Err }
+
+// With returns err with a status and a hint; nil stays nil.
+func With(code Code, hint string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Error{Code: code, Hint: hint, Err: err}
+}
+
+// CodeOf is the status that err leads to.
+func CodeOf(err error) Code {
+	var e *Error
+	switch {
+	case err == nil:
+		return OK
+	case errors.As(err, &e):
+		return e.Code
+	case errors.Is(err, context.Canceled):
+		return Interrupted
+	default:
+		return Failure
+	}
+}
+
+// HintOf is the hint that err carries, or "".
+func HintOf(err error) string {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Hint
+	}
+	return ""
+}

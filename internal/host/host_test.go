@@ -1,0 +1,83 @@
+package host
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestPaths(t *testing.T) {
+	wd, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		root, driver, dev string
+		want              []string // Proc, Sys, Dev, Driver
+	}{
+		"the machine itself": {
+			"", "", "",
+			[]string{"/proc/driver", "/sys/bus/pci", "/dev/nvidia0", "/usr/bin/nvidia-smi"},
+		},
+		"a node in a directory": {
+			"/n", "", "",
+			[]string{"/n/proc/driver", "/n/sys/bus/pci", "/n/dev/nvidia0", "/n/usr/bin/nvidia-smi"},
+		},
+		"a driver container": {
+			"/", "/run/nvidia/driver", "",
+			[]string{"/proc/driver", "/sys/bus/pci", "/dev/nvidia0", "/run/nvidia/driver/usr/bin/nvidia-smi"},
+		},
+		"a driver container with its own nodes": {
+			"", "/run/nvidia/driver", "/run/nvidia/driver",
+			[]string{"/proc/driver", "/sys/bus/pci", "/run/nvidia/driver/dev/nvidia0", "/run/nvidia/driver/usr/bin/nvidia-smi"},
+		},
+		"each somewhere else": {
+			"/r", "/d/", "/v/.",
+			[]string{"/r/proc/driver", "/r/sys/bus/pci", "/v/dev/nvidia0", "/d/usr/bin/nvidia-smi"},
+		},
+		"relative": {
+			"node", "", "",
+			[]string{wd + "/node/proc/driver", wd + "/node/sys/bus/pci", wd + "/node/dev/nvidia0", wd + "/node/usr/bin/nvidia-smi"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, err := New(c.root, c.driver, c.dev)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := []string{h.Proc("driver"), h.Sys("bus", "pci"), h.Dev("nvidia0"), h.Driver("usr/bin", "nvidia-smi")}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("paths (-want +got):\n%s", diff)
+			}
+			for _, root := range []string{h.Root(), h.DriverRoot(), h.DevRoot()} {
+				if !filepath.IsAbs(root) || filepath.Clean(root) != root {
+					t.Errorf("root %q is not a clean absolute path", root)
+				}
+			}
+		})
+	}
+}
+
+func TestInContainer(t *testing.T) {
+	for name, c := range map[string]struct{ root, driver, dev, path, want string }{
+		"the machine itself":                  {"/", "", "", "/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.1"},
+		"a file of the driver's root":         {"/", "/run/nvidia/driver", "", "/run/nvidia/driver/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.1"},
+		"a file outside the driver's root":    {"/", "/run/nvidia/driver", "", "/usr/bin/x", "/usr/bin/x"},
+		"a directory beside with that prefix": {"/", "/run/driver", "", "/run/driver2/usr/lib64/x", "/run/driver2/usr/lib64/x"},
+		"a node of the dev root":              {"/", "/d", "/v", "/v/dev/nvidia0", "/dev/nvidia0"},
+		"a file of the root":                  {"/n", "", "", "/n/etc/x", "/etc/x"},
+		"the driver's root in the root":       {"/n", "/n/driver", "", "/n/driver/usr/bin/x", "/usr/bin/x"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, err := New(c.root, c.driver, c.dev)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := h.InContainer(c.path); got != c.want {
+				t.Errorf("InContainer(%q) = %q, want %q", c.path, got, c.want)
+			}
+		})
+	}
+}

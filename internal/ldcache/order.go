@@ -1,0 +1,91 @@
+package ldcache
+
+import (
+	"cmp"
+	"runtime"
+	"slices"
+)
+
+// Compare orders names as the loader does (_dl_cache_libcmp): byte by byte, but runs of digits as numbers, and a digit
+// after everything else. It is negative if a comes first in ascending order; caches are sorted in descending order.
+func Compare(a, b string) int {
+	i, j := 0, 0
+	for i < len(a) {
+		x, y := a[i], at(b, j)
+		switch {
+		case isDigit(x) && isDigit(y):
+			var m, n int32
+			m, i = number(a, i)
+			n, j = number(b, j)
+			if m != n {
+				return int(m - n)
+			}
+		case isDigit(x):
+			return 1
+		case isDigit(y):
+			return -1
+		case x != y:
+			return char(x) - char(y)
+		default:
+			i++
+			j++
+		}
+	}
+	return -char(at(b, j))
+}
+
+// at is C's view of a string: NUL at its end.
+func at(s string, i int) byte {
+	if i < len(s) {
+		return s[i]
+	}
+	return 0
+}
+
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
+
+// number reads digits from s[i] on. It wraps around like the loader's int, since a different order would hide entries.
+func number(s string, i int) (n int32, end int) {
+	for ; i < len(s) && isDigit(s[i]); i++ {
+		n = n*10 + int32(s[i]-'0')
+	}
+	return n, i
+}
+
+// char is a C char, signed on x86 and unsigned on ARM.
+func char(c byte) int {
+	if runtime.GOARCH == "amd64" {
+		return int(int8(c))
+	}
+	return int(c)
+}
+
+// sorted is the entries in the order that the loader's binary search needs. Entries between which it does not care
+// keep their order, so the first of a name stays first.
+func (c *Cache) sorted() []Entry {
+	if slices.IsSortedFunc(c.Entries, compareEntries) {
+		return c.Entries
+	}
+	entries := slices.Clone(c.Entries)
+	slices.SortStableFunc(entries, compareEntries)
+	return entries
+}
+
+// compareEntries is elf/cache.c's compare: entries of glibc-hwcaps directories stand before the others, because the
+// loader stops at the first other one.
+func compareEntries(a, b Entry) int {
+	if n := Compare(b.Name, a.Name); n != 0 {
+		return n
+	}
+	if n := cmp.Compare(b.Flags, a.Flags); n != 0 {
+		return n
+	}
+	switch {
+	case a.named() == b.named():
+		return 0
+	case a.named():
+		return -1
+	default:
+		return 1
+	}
+}

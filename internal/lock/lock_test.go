@@ -1,0 +1,109 @@
+package lock
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/exit"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOneHoldsTheLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	first, err := Acquire(path)
+	must(t, err)
+	second, err := Acquire(path)
+	if second != nil || exit.CodeOf(err) != exit.Locked || exit.HintOf(err) == "" || !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Fatalf("%v and %v, want status %d", second, err, exit.Locked)
+	}
+	must(t, first.Release())
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the file is left: %v", err)
+	}
+	third, err := Acquire(path)
+	must(t, err)
+	must(t, third.Release())
+}
+
+func TestAFileThatIsLeftOverIsNoLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	must(t, os.WriteFile(path, nil, 0o600))
+	l, err := Acquire(path)
+	must(t, err)
+	must(t, l.Release())
+}
+
+func TestWhoeverReleasesAndAcquiresAtOnceNeverHoldsItTwice(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	var holding sync.Mutex
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 500 {
+				l, err := Acquire(path)
+				if err != nil {
+					continue
+				}
+				if !holding.TryLock() {
+					t.Error("two hold the lock")
+					return
+				}
+				holding.Unlock()
+				if err := l.Release(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestRenew(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	first, err := Acquire(path)
+	must(t, err)
+	must(t, first.Renew())
+	must(t, os.Remove(path))
+	must(t, first.Renew())
+	if _, err := Acquire(path); exit.CodeOf(err) != exit.Locked {
+		t.Errorf("after it was renewed: %v", err)
+	}
+	must(t, os.Remove(path))
+	second, err := Acquire(path)
+	must(t, err)
+	if err := first.Renew(); exit.CodeOf(err) != exit.Locked {
+		t.Errorf("somebody else was quicker: %v", err)
+	}
+	must(t, first.Release())
+	if _, err := Acquire(path); exit.CodeOf(err) != exit.Locked {
+		t.Errorf("the release of a lock that was lost freed the other one: %v", err)
+	}
+	must(t, second.Release())
+}
+
+func TestWhereNoLockCanBe(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Symlink("elsewhere", filepath.Join(dir, "link")))
+	for name, path := range map[string]string{"no directory": "none/lock", "a link": "link", "a directory": "."} {
+		t.Run(name, func(t *testing.T) {
+			if l, err := Acquire(filepath.Join(dir, path)); err == nil || l != nil || exit.CodeOf(err) == exit.Locked {
+				t.Errorf("%v and %v", l, err)
+			}
+		})
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "elsewhere")); err == nil {
+		t.Error("a link was followed")
+	}
+}

@@ -1,0 +1,157 @@
+// Package rootfs works on files in a container's root that somebody else filled. It is the only place of the hook that
+// opens, makes, replaces or mounts over such files.
+//
+// Every path is resolved by the kernel as if the root were "/" (openat2 with RESOLVE_IN_ROOT; pathrs-lite on kernels
+// before 5.6), from one handle that is opened once. So no link, no "..", no magic link of /proc and no rename during
+// the work leads out of the root. Files are first opened with O_PATH, which has no effect on a device or a FIFO, and
+// read only if they are regular. A file is replaced by creating a new one beside it and renaming, so nothing is ever
+// written through a link or into an inode that the image chose.
+//
+// A directory that is on another mount than the root (a volume, which the host or another container may share) is
+// never written to; such a change is refused with [ErrVolume]. Nothing is mounted where the mount would propagate out of
+// the container; that is refused with [ErrShared].
+package rootfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+
+	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrNotRegular is the error of reading something else than a regular file.
+	ErrNotRegular = errors.New("not a regular file")
+	// ErrTooLarge is the error of reading a file that is larger than the limit.
+	ErrTooLarge = errors.New("file too large")
+	// ErrVolume is the error of changing a directory that is on a volume.
+	ErrVolume = errors.New("on a volume, which is not changed")
+	// ErrShared is the error of mounting over something on a mount that others share.
+	ErrShared = errors.New("on a mount with propagation, where others would see it")
+)
+
+// Root is a container's root. Its methods take absolute, clean paths as the container sees them.
+type Root struct {
+	dir   *os.File
+	mount mount
+	dev   uint64
+}
+
+// mount tells mounts apart: by their id where the kernel says it (5.8), otherwise by device.
+type mount struct {
+	id, dev uint64
+}
+
+// Open opens the root at path. hostDev is the host's /dev; directories of that file system are volumes too, others
+// under the container's /dev are the container's own. It refuses the root of the calling process.
+func Open(name, hostDev string) (*Root, error) {
+	dir, err := os.OpenFile(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	r := &Root{dir: dir}
+	if r.mount, err = mountOf(dir); err == nil {
+		err = refuseOwnRoot(dir)
+	}
+	if err != nil {
+		_ = dir.Close()
+		return nil, fmt.Errorf("open %s: %w", name, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(hostDev, &st); err == nil {
+		r.dev = st.Dev
+	}
+	return r, nil
+}
+
+// refuseOwnRoot guards against working on the host's files, whatever led there.
+func refuseOwnRoot(dir *os.File) error {
+	var own, other unix.Stat_t
+	if err := unix.Stat("/", &own); err != nil {
+		return fmt.Errorf("look at /: %w", err)
+	}
+	if err := unix.Fstat(int(dir.Fd()), &other); err != nil {
+		return err
+	}
+	if own.Dev == other.Dev && own.Ino == other.Ino {
+		return errors.New("it is the root of the host")
+	}
+	return nil
+}
+
+// Close closes the root's handle.
+func (r *Root) Close() error { return r.dir.Close() }
+
+func mountOf(f *os.File) (mount, error) {
+	var st unix.Statx_t
+	const mask = unix.STATX_MNT_ID | unix.STATX_INO
+	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, mask, &st); err != nil {
+		return mount{}, fmt.Errorf("statx: %w", err)
+	}
+	m := mount{dev: unix.Mkdev(st.Dev_major, st.Dev_minor)}
+	if st.Mask&unix.STATX_MNT_ID != 0 {
+		m.id = st.Mnt_id
+	}
+	return m, nil
+}
+
+// lookupTries bounds how often a lookup is tried again that a rename or mount elsewhere has disturbed.
+const lookupTries = 128
+
+// open opens a path in the root. With flags O_PATH it has no effect on what it opens.
+func (r *Root) open(name string, flags uint64) (*os.File, error) {
+	how := unix.OpenHow{
+		Flags:   flags | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	}
+	for try := 0; ; try++ {
+		fd, err := unix.Openat2(int(r.dir.Fd()), name, &how)
+		switch {
+		case err == nil:
+			return os.NewFile(uintptr(fd), name), nil
+		case (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EINTR)) && try < lookupTries:
+		case errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM):
+			return r.openSlowly(name, flags)
+		default:
+			return nil, &os.PathError{Op: "open", Path: name, Err: err}
+		}
+	}
+}
+
+// openSlowly is open where there is no openat2: before Linux 5.6, or refused by a seccomp filter.
+func (r *Root) openSlowly(name string, flags uint64) (*os.File, error) {
+	if flags&unix.O_NOFOLLOW != 0 {
+		dir, err := r.openSlowly(path.Dir(name), unix.O_PATH|unix.O_DIRECTORY)
+		if err != nil {
+			return nil, err
+		}
+		defer closeQuietly(dir)
+		return openat(dir, path.Base(name), int(flags))
+	}
+	f, err := pathrs.OpenatInRoot(r.dir, name)
+	if err != nil {
+		return nil, err
+	}
+	if flags == unix.O_PATH {
+		return f, nil
+	}
+	defer closeQuietly(f)
+	if flags&unix.O_PATH != 0 { // a directory
+		return openat(f, ".", int(flags)|unix.O_NOFOLLOW)
+	}
+	return pathrs.Reopen(f, int(flags))
+}
+
+// openat opens a single name in a directory.
+func openat(dir *os.File, name string, flags int) (*os.File, error) {
+	fd, err := unix.Openat(int(dir.Fd()), name, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "openat", Path: name, Err: err}
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+func closeQuietly(f *os.File) { _ = f.Close() }

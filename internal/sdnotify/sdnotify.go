@@ -1,0 +1,103 @@
+// Package sdnotify tells systemd how a service is doing: the protocol of sd_notify(3), one datagram for each message.
+package sdnotify
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Notifier talks to systemd. The zero value talks to nobody, and so does one of a process that systemd did not start.
+type Notifier struct {
+	socket   string
+	watchdog time.Duration
+}
+
+// New is the notifier that the environment asks for (NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID). A watchdog that is
+// another process's business, and one whose time cannot be read, is none.
+func New(env []string) *Notifier {
+	v := map[string]string{}
+	for _, kv := range env {
+		if name, value, ok := strings.Cut(kv, "="); ok {
+			v[name] = value
+		}
+	}
+	n := &Notifier{socket: v["NOTIFY_SOCKET"]}
+	if pid, ok := v["WATCHDOG_PID"]; ok && pid != strconv.Itoa(os.Getpid()) {
+		return n
+	}
+	if usec, err := strconv.ParseInt(v["WATCHDOG_USEC"], 10, 64); err == nil && usec > 0 && usec < 1<<50 {
+		n.watchdog = time.Duration(usec) * time.Microsecond
+	}
+	return n
+}
+
+// Ready says that the service is up, or that a reload is done, with a status line for people.
+func (n *Notifier) Ready(status string) error { return n.send("READY=1", "STATUS="+oneLine(status)) }
+
+// Status changes the status line.
+func (n *Notifier) Status(status string) error { return n.send("STATUS=" + oneLine(status)) }
+
+// Reloading says that the configuration is being read again; Ready follows.
+func (n *Notifier) Reloading() error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("notify systemd: %w", err)
+	}
+	return n.send("RELOADING=1", "MONOTONIC_USEC="+strconv.FormatInt(now.Nano()/1000, 10))
+}
+
+// Stopping says that the service is going down.
+func (n *Notifier) Stopping() error { return n.send("STOPPING=1") }
+
+// Watch keeps systemd's watchdog quiet until ctx ends: twice in its time, as long as alive has no error. Without a
+// watchdog it does nothing.
+func (n *Notifier) Watch(ctx context.Context, alive func() error, log *slog.Logger) {
+	if n.watchdog == 0 {
+		return
+	}
+	tick := time.NewTicker(n.watchdog / 2)
+	defer tick.Stop()
+	for {
+		err := alive()
+		if err == nil {
+			err = n.send("WATCHDOG=1")
+		}
+		if err != nil {
+			log.Error("systemd's watchdog is not answered", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
+
+func (n *Notifier) send(lines ...string) error {
+	if n.socket == "" {
+		return nil
+	}
+	name := n.socket
+	if !strings.HasPrefix(name, "/") && !strings.HasPrefix(name, "@") {
+		return fmt.Errorf("notify systemd: NOTIFY_SOCKET=%s is neither a path nor an abstract name", name)
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: name, Net: "unixgram"})
+	if err != nil {
+		return fmt.Errorf("notify systemd: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := conn.Write([]byte(strings.Join(lines, "\n"))); err != nil {
+		return fmt.Errorf("notify systemd: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,132 @@
+package sdnotify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// manager is systemd's end of the socket.
+func manager(t *testing.T, name string) *net.UnixConn {
+	t.Helper()
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func receive(t *testing.T, c *net.UnixConn) string {
+	t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 4096)
+	n, err := c.Read(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b[:n])
+}
+
+func TestMessages(t *testing.T) {
+	for _, name := range []string{filepath.Join(t.TempDir(), "notify"), fmt.Sprintf("@sdnotify-test-%d", os.Getpid())} {
+		systemd := manager(t, name)
+		n := New([]string{"NOTIFY_SOCKET=" + name})
+		cases := map[string]struct {
+			send func() error
+			want string
+		}{
+			"ready":     {func() error { return n.Ready("8 devices") }, "READY=1\nSTATUS=8 devices"},
+			"status":    {func() error { return n.Status("two\nlines") }, "STATUS=two; lines"},
+			"stopping":  {n.Stopping, "STOPPING=1"},
+			"reloading": {n.Reloading, "RELOADING=1\nMONOTONIC_USEC="},
+		}
+		for what, c := range cases {
+			if err := c.send(); err != nil {
+				t.Fatal(err)
+			}
+			got := receive(t, systemd)
+			if what == "reloading" {
+				got, _, _ = strings.Cut(got, "USEC=")
+				got += "USEC="
+			}
+			if got != c.want {
+				t.Errorf("%s: systemd gets %q, want %q", what, got, c.want)
+			}
+		}
+	}
+}
+
+func TestNobodyIsToldWithoutASocket(t *testing.T) {
+	if err := New(nil).Ready("up"); err != nil {
+		t.Error(err)
+	}
+	if err := New([]string{"NOTIFY_SOCKET=vsock:2:1"}).Ready("up"); err == nil {
+		t.Error("a socket that it cannot talk to is no error")
+	}
+	if err := New([]string{"NOTIFY_SOCKET=/nonexistent"}).Ready("up"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestWatchdog(t *testing.T) {
+	const second = "WATCHDOG_USEC=1000000"
+	cases := map[string]struct {
+		env  []string
+		want time.Duration
+	}{
+		"is asked for":                {[]string{second}, time.Second},
+		"of this process":             {[]string{second, fmt.Sprintf("WATCHDOG_PID=%d", os.Getpid())}, time.Second},
+		"of another process":          {[]string{second, "WATCHDOG_PID=1"}, 0},
+		"is not asked for":            {nil, 0},
+		"with a time that is no time": {[]string{"WATCHDOG_USEC=soon"}, 0},
+		"with a time before now":      {[]string{"WATCHDOG_USEC=-1"}, 0},
+	}
+	for name, c := range cases {
+		if got := New(c.env).watchdog; got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+func TestTheWatchdogIsFedOnlyWhileTheServiceIsAlive(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "notify")
+	systemd := manager(t, name)
+	n := New([]string{"NOTIFY_SOCKET=" + name, "WATCHDOG_USEC=20000"})
+	ctx, cancel := context.WithCancel(t.Context())
+	var calls atomic.Int32
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n.Watch(ctx, func() error {
+			if calls.Add(1) > 3 {
+				return errors.New("stuck")
+			}
+			return nil
+		}, slog.New(slog.DiscardHandler))
+	}()
+	for range 3 {
+		if got := receive(t, systemd); got != "WATCHDOG=1" {
+			t.Errorf("systemd gets %q", got)
+		}
+	}
+	for calls.Load() < 6 {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	<-done
+	_ = systemd.SetReadDeadline(time.Now())
+	if n, _ := systemd.Read(make([]byte, 100)); n > 0 {
+		t.Error("the watchdog was fed although the service was stuck")
+	}
+}
