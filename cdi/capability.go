@@ -1,0 +1,83 @@
+package cdi
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Capabilities is a set of what a driver is used for. Files of the driver that serve none of the set stay out of a
+// spec. The names are those of NVIDIA_DRIVER_CAPABILITIES. It is a value for flags, see Set.
+type Capabilities uint8
+
+// The capabilities.
+const (
+	Compute  Capabilities = 1 << iota // CUDA and OpenCL
+	Utility                           // nvidia-smi and NVML
+	Graphics                          // OpenGL, EGL, Vulkan, OptiX
+	Video                             // encoding and decoding
+	Display                           // an X server on the GPU
+	NGX                               // DLSS and its like
+	All      = Compute | Utility | Graphics | Video | Display | NGX
+)
+
+// capabilityNames are the names of the bits, from the lowest.
+var capabilityNames = [...]string{"compute", "utility", "graphics", "video", "display", "ngx"}
+
+const allName = "all"
+
+// CapabilityNames are the names that ParseCapabilities knows.
+func CapabilityNames() []string { return append(slices.Clone(capabilityNames[:]), allName) }
+
+// ParseCapabilities reads a list such as "compute,utility". An error lists the known names.
+func ParseCapabilities(list string) (Capabilities, error) {
+	var c Capabilities
+	for name := range strings.SplitSeq(list, ",") {
+		name = strings.TrimSpace(name)
+		i := slices.Index(capabilityNames[:], name)
+		switch {
+		case name == allName:
+			c = All
+		case i >= 0:
+			c |= 1 << i
+		default:
+			return 0, fmt.Errorf("unknown capability %q; known are %s", name, strings.Join(CapabilityNames(), ", "))
+		}
+	}
+	return c, nil
+}
+
+// Names are the names of the set's members; all of them are "all".
+func (c Capabilities) Names() []string {
+	if c&All == All {
+		return []string{allName}
+	}
+	var names []string
+	for i, name := range capabilityNames {
+		if c&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// String is the list that ParseCapabilities reads.
+func (c Capabilities) String() string { return strings.Join(c.Names(), ",") }
+
+// MarshalText writes what ParseCapabilities reads.
+func (c Capabilities) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// Set is ParseCapabilities for a flag.
+func (c *Capabilities) Set(list string) error {
+	parsed, err := ParseCapabilities(list)
+	if err == nil {
+		*c = parsed
+	}
+	return err
+}
+
+// Type is what a flag's help calls the value.
+func (c *Capabilities) Type() string { return "capabilities" }
+
+// serves reports whether something with the capabilities of is wanted by c. The zero value wants all.
+func (c Capabilities) serves(of Capabilities) bool { return c == 0 || c&of != 0 }

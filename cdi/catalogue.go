@@ -1,0 +1,194 @@
+package cdi
+
+import (
+	"cmp"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// Catalogue is what the spec directories offer, as an engine sees it.
+type Catalogue struct {
+	// Dirs are the directories, from the lowest priority to the highest.
+	Dirs []string `json:"dirs"`
+	// Files are the spec files, by directory and name.
+	Files []SpecFile `json:"files"`
+	// Devices has a row for each device of each file, sorted by name, then by priority from the highest.
+	Devices []Offer `json:"devices"`
+}
+
+// SpecFile is one file of a spec directory.
+type SpecFile struct {
+	Path string `json:"path"`
+	// Priority is the index of the file's directory.
+	Priority int    `json:"priority"`
+	Kind     string `json:"kind,omitempty"`
+	Version  string `json:"cdiVersion,omitempty"`
+	// Devices counts the devices.
+	Devices int `json:"devices"`
+	// Error says why the file or directory cannot be read. Then nothing of it is offered.
+	Error string `json:"error,omitempty"`
+	// Spec is the content, nil with an Error.
+	Spec *specs.Spec `json:"-"`
+}
+
+// State says what an engine does with a device that a file defines.
+type State string
+
+// The states.
+const (
+	Available State = "available"
+	// Shadowed is a device that a file of a higher priority defines too, and that one counts.
+	Shadowed State = "shadowed"
+	// Conflict is a device that two files of one priority define: the engine has neither, nor one of another priority.
+	Conflict State = "conflict"
+)
+
+// Offer is a device that a file defines.
+type Offer struct {
+	// Name is the qualified name, such as "nvidia.com/gpu=0".
+	Name  string `json:"name"`
+	File  string `json:"file"`
+	State State  `json:"state"`
+	// Other is the file that shadows the device or conflicts with it.
+	Other string `json:"other,omitempty"`
+
+	priority int
+}
+
+// DefaultDirs are the directories that engines read, from the lowest priority to the highest.
+func DefaultDirs() []string { return []string{"/etc/cdi", "/var/run/cdi"} }
+
+// dirIndex is the index of a directory in Dirs by whatever name, or -1: /run/cdi is the /var/run/cdi of most hosts.
+func (c *Catalogue) dirIndex(dir string) int {
+	info, err := os.Stat(dir)
+	return slices.IndexFunc(c.Dirs, func(known string) bool {
+		if known == dir {
+			return true
+		}
+		other, otherErr := os.Stat(known)
+		return err == nil && otherErr == nil && os.SameFile(info, other)
+	})
+}
+
+// Load reads the spec files of the directories, given from the lowest priority to the highest. A directory that does
+// not exist is empty; whatever else goes wrong is in the Error of a file.
+func Load(dirs ...string) *Catalogue {
+	c := &Catalogue{}
+	for _, dir := range dirs {
+		if dir = filepath.Clean(dir); c.dirIndex(dir) < 0 {
+			c.Dirs = append(c.Dirs, dir)
+			c.loadDir(dir, len(c.Dirs)-1)
+		}
+	}
+	slices.SortStableFunc(c.Devices, func(a, b Offer) int {
+		return cmp.Or(compareNames(a.Name, b.Name), b.priority-a.priority, strings.Compare(a.File, b.File))
+	})
+	c.resolve()
+	return c
+}
+
+func (c *Catalogue) loadDir(dir string, priority int) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		c.Files = append(c.Files, SpecFile{Path: dir, Priority: priority, Error: err.Error()})
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if _, err := FormatOf(path); err == nil && !e.IsDir() {
+			c.loadFile(path, priority)
+		}
+	}
+}
+
+func (c *Catalogue) loadFile(path string, priority int) {
+	f := SpecFile{Path: path, Priority: priority}
+	spec, err := ReadFile(path)
+	if err != nil {
+		f.Error = err.Error()
+	} else {
+		f.Spec, f.Kind, f.Version, f.Devices = spec, spec.Kind, spec.Version, len(spec.Devices)
+		for i := range spec.Devices {
+			name := qualifiedName(spec.Kind, spec.Devices[i].Name)
+			c.Devices = append(c.Devices, Offer{Name: name, File: path, State: Available, priority: priority})
+		}
+	}
+	c.Files = append(c.Files, f)
+}
+
+// resolve sets the states. Offers of one name are neighbours, those of the highest priority in front.
+func (c *Catalogue) resolve() {
+	for i := 0; i < len(c.Devices); {
+		n := i + 1
+		for n < len(c.Devices) && c.Devices[n].Name == c.Devices[i].Name {
+			n++
+		}
+		resolveName(c.Devices[i:n])
+		i = n
+	}
+}
+
+// resolveName sets the states of offers of one name, as the CDI library decides: two of one priority take the name
+// away, even from one of a higher priority.
+func resolveName(offers []Offer) {
+	for i := 1; i < len(offers); i++ {
+		offers[i].State, offers[i].Other = Shadowed, offers[0].File
+	}
+	for i := 1; i < len(offers); i++ {
+		if a, b := &offers[i-1], &offers[i]; a.priority == b.priority {
+			for j := range offers {
+				offers[j].State = Conflict
+				offers[j].Other = cmp.Or(offers[j].Other, b.File)
+			}
+			a.Other, b.Other = b.File, a.File
+		}
+	}
+}
+
+// Names are the qualified names that can be injected.
+func (c *Catalogue) Names() []string {
+	var names []string
+	for _, o := range c.Devices {
+		if o.State == Available {
+			names = append(names, o.Name)
+		}
+	}
+	return names
+}
+
+func qualifiedName(kind, device string) string {
+	vendor, class := parser.ParseQualifier(kind)
+	return parser.QualifiedName(vendor, class, device)
+}
+
+// compareNames compares names so that runs of digits count as numbers: 2 is before 10.
+func compareNames(a, b string) int {
+	for i := 0; i < len(a) && i < len(b); i++ {
+		x, y := digits(a[i:]), digits(b[i:])
+		if x != y && x != "" && y != "" {
+			return cmp.Or(cmp.Compare(len(x), len(y)), strings.Compare(x, y))
+		}
+		if a[i] != b[i] {
+			return int(a[i]) - int(b[i])
+		}
+	}
+	return len(a) - len(b)
+}
+
+// digits is the run of digits that s begins with, without leading zeros but the last.
+func digits(s string) string {
+	n := 0
+	for n < len(s) && '0' <= s[n] && s[n] <= '9' {
+		n++
+	}
+	if n == 0 {
+		return ""
+	}
+	return cmp.Or(strings.TrimLeft(s[:n], "0"), "0")
+}

@@ -1,0 +1,178 @@
+package cdi
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/internal/exit"
+)
+
+// small is a spec with devices of those names.
+func small(kind string, names ...string) *specs.Spec {
+	s := &specs.Spec{Version: "0.5.0", Kind: kind}
+	for _, n := range names {
+		s.Devices = append(s.Devices, specs.Device{Name: n, ContainerEdits: specs.ContainerEdits{Env: []string{"D=" + n}}})
+	}
+	return s
+}
+
+func writeSpec(t testing.TB, path string, spec *specs.Spec) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteFile(path, spec); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	r := newTree(t)
+	low, high := r.dir+"/etc", r.dir+"/run"
+	writeSpec(t, low+"/a.json", small("nvidia.com/gpu", "0", "1", "only-low"))
+	writeSpec(t, high+"/b.yaml", small("nvidia.com/gpu", "0", "10", "2", "twice"))
+	writeSpec(t, high+"/c.json", small("nvidia.com/gpu", "twice"))
+	writeSpec(t, high+"/d.json", small("other.org/nic", "0"))
+	r.file("/run/broken.json", "{", 0o644)
+	r.file("/run/.hidden.tmp", "{", 0o644)
+	r.file("/run/ignored.yml", "{", 0o644)
+	r.must(os.Mkdir(high+"/dir.json", 0o755))
+	c := Load(low, high+"/", r.dir+"/nowhere", high)
+
+	if diff := cmp.Diff([]string{low, high, r.dir + "/nowhere"}, c.Dirs); diff != "" {
+		t.Errorf("directories (-want +got):\n%s", diff)
+	}
+	want := []string{
+		"gpu=0 run/b.yaml available ", "gpu=0 etc/a.json shadowed run/b.yaml", "gpu=1 etc/a.json available ",
+		"gpu=2 run/b.yaml available ", "gpu=10 run/b.yaml available ", "gpu=only-low etc/a.json available ",
+		"gpu=twice run/b.yaml conflict run/c.json", "gpu=twice run/c.json conflict run/b.yaml",
+		"nic=0 run/d.json available ",
+	}
+	var got []string
+	for _, o := range c.Devices {
+		row := fmt.Sprintf("%s %s %s %s", o.Name[strings.Index(o.Name, "/")+1:], o.File, o.State, o.Other)
+		got = append(got, strings.ReplaceAll(row, r.dir+"/", ""))
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	var broken []string
+	for _, f := range c.Files {
+		if f.Error != "" {
+			broken = append(broken, filepath.Base(f.Path))
+		} else if f.Spec == nil || f.Devices != len(f.Spec.Devices) || f.Kind == "" || f.Version != "0.5.0" {
+			t.Errorf("file %+v", f)
+		}
+	}
+	if diff := cmp.Diff([]string{"broken.json"}, broken); diff != "" {
+		t.Errorf("files with errors (-want +got):\n%s", diff)
+	}
+}
+
+func TestLoadOfWhatIsNoDirectory(t *testing.T) {
+	r := newTree(t)
+	r.file("/etc", "", 0o644)
+	c := Load(r.dir + "/etc")
+	if len(c.Files) != 1 || !strings.Contains(c.Files[0].Error, "not a directory") {
+		t.Errorf("files %+v", c.Files)
+	}
+}
+
+// What is available is what the CDI library, and so every engine, offers: whatever shadows and conflicts there are.
+func TestLoadAgreesWithTheLibrary(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 60 {
+		root := t.TempDir()
+		var dirs []string
+		for d := range 3 {
+			dirs = append(dirs, fmt.Sprintf("%s/%d", root, d))
+			for f := range random.IntN(4) {
+				names := []string{"a", "b", "c", "d", "e"}
+				random.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+				writeSpec(t, fmt.Sprintf("%s/%d.json", dirs[d], f), small("x.y/z", names[:1+random.IntN(2)]...))
+			}
+		}
+		cache, err := cdilib.NewCache(cdilib.WithSpecDirs(dirs...), cdilib.WithAutoRefresh(false))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := Load(dirs...).Names()
+		slices.Sort(got)
+		if diff := cmp.Diff(cache.ListDevices(), got); diff != "" && len(got)+len(cache.ListDevices()) > 0 {
+			t.Fatalf("available (-library +ours):\n%s%+v", diff, Load(dirs...).Devices)
+		}
+	}
+}
+
+func TestConflictsWith(t *testing.T) {
+	r := newTree(t)
+	low, high, link := r.dir+"/etc", r.dir+"/run", r.dir+"/var-run"
+	r.must(os.Symlink("run", link))
+	ours := small(DefaultKind, "0", "GPU-a", "all")
+	for name, c := range map[string]struct {
+		other string
+		spec  *specs.Spec
+		path  string
+		want  string // empty for none
+	}{
+		"another file of the directory": {high + "/nvidia.yaml", small(DefaultKind, "x", "GPU-a"), high + "/ours.json", "neither"},
+		"a file that counts more":       {high + "/nvidia.yaml", small(DefaultKind, "all"), low + "/ours.json", "that one"},
+		"a file that counts less":       {low + "/nvidia.yaml", small(DefaultKind, "all"), high + "/ours.json", "no longer see"},
+		"the file itself":               {high + "/ours.json", small(DefaultKind, "all"), high + "/../run/ours.json", ""},
+		"its sibling in YAML":           {high + "/ours.yaml", small(DefaultKind, "all"), high + "/ours.json", "neither"},
+		"other names":                   {high + "/nvidia.yaml", small(DefaultKind, "7"), high + "/ours.json", ""},
+		"another kind":                  {high + "/nvidia.yaml", small("nvidia.com/other", "0"), high + "/ours.json", ""},
+		"the directory by another name": {high + "/nvidia.yaml", small(DefaultKind, "0"), link + "/ours.json", "neither"},
+		"itself by another name":        {high + "/ours.json", small(DefaultKind, "0"), link + "/ours.json", ""},
+		"a directory that engines do not read": {
+			high + "/nvidia.yaml", small(DefaultKind, "0"), r.dir + "/somewhere/ours.json", "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.must(os.RemoveAll(low))
+			r.must(os.RemoveAll(high))
+			writeSpec(t, c.other, c.spec)
+			err := Load(low, high).ConflictsWith(c.path, ours)
+			if c.want == "" {
+				if err != nil {
+					t.Errorf("unexpected: %v", err)
+				}
+				return
+			}
+			wantError(t, err, c.other, DefaultKind+"=", c.want)
+			if hint := exit.HintOf(err); !strings.Contains(hint, "remove "+c.other) || !strings.Contains(hint, "--cdi-kind") {
+				t.Errorf("hint %q has not both ways out", hint)
+			}
+		})
+	}
+}
+
+// Two names of one directory are not two directories, whose files would shadow themselves.
+func TestLoadReadsADirectoryOfTwoNamesOnce(t *testing.T) {
+	r := newTree(t)
+	writeSpec(t, r.dir+"/run/a.json", small("x.y/z", "0"))
+	r.must(os.Symlink("run", r.dir+"/var-run"))
+	c := Load(r.dir+"/run", r.dir+"/var-run", r.dir+"/run/../run/")
+	if len(c.Dirs) != 1 || len(c.Files) != 1 || len(c.Devices) != 1 || c.Devices[0].State != Available {
+		t.Errorf("got %+v", c)
+	}
+}
+
+func TestCompareNames(t *testing.T) {
+	want := []string{"", "0", "0:1", "0:2", "0:10", "1", "2", "10", "GPU-1", "GPU-2", "GPU-10", "a", "a01", "a1", "all"}
+	got := slices.Clone(want)
+	rand.New(rand.NewPCG(3, 4)).Shuffle(len(got), func(i, j int) { got[i], got[j] = got[j], got[i] })
+	slices.SortFunc(got, compareNames)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

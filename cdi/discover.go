@@ -1,0 +1,202 @@
+package cdi
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/host"
+)
+
+// ErrNoDriver is wrapped by errors of Discover about a root without a usable driver.
+var ErrNoDriver = errors.New("no usable NVIDIA driver")
+
+const (
+	hintNoDriver = "install the NVIDIA driver, or say where it is with --driver-root " +
+		"(that of a driver container is usually /run/nvidia/driver)"
+	hintVersion = "the loaded kernel module and the installed libraries are of different drivers: " +
+		"reboot, or reload the module, or install the libraries of the module's version"
+	hintDamaged = "install the NVIDIA driver again"
+)
+
+// Discover looks for the driver's files and device nodes on a host. Version is what the driver says of itself; if it is
+// empty, the names of the files tell it.
+//
+// What is only sometimes there is never an error but a row in Looked. An error wraps ErrNoDriver, and has exit status
+// 10 and a hint: there is no driver under the root, its libcuda or libnvidia-ml is damaged, or no library is of the
+// driver's version.
+func Discover(h host.Host, version string) (*Driver, error) {
+	if info, err := os.Stat(h.DriverRoot()); err != nil || !info.IsDir() {
+		err = cmp.Or(err, fmt.Errorf("%s is no directory", h.DriverRoot()))
+		return nil, exit.With(exit.NoDriver, hintNoDriver, fmt.Errorf("%w: %w", ErrNoDriver, err))
+	}
+	m := machineFor(runtime.GOARCH)
+	s := newLibraryScan(root(h.DriverRoot()), m, version)
+	s.run()
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	return s.driver(h), nil
+}
+
+// check is the error of a root whose core libraries cannot be used.
+func (s *libraryScan) check() error {
+	var found bool
+	var damaged []error
+	var others []string
+	for _, base := range coreLibraries {
+		f := s.found[base+".so."+s.version]
+		others = append(others, s.others[base]...)
+		switch {
+		case f == nil || errors.Is(f.err, errWrongMachine):
+		case f.err != nil:
+			damaged = append(damaged, fmt.Errorf("%s: %w", f.HostPath, f.err))
+		default:
+			found = true
+		}
+	}
+	switch {
+	case len(damaged) > 0:
+		err := fmt.Errorf("%w under %s: %w", ErrNoDriver, s.root, errors.Join(damaged...))
+		return exit.With(exit.NoDriver, hintDamaged, err)
+	case found:
+		return nil
+	case len(others) > 0:
+		err := fmt.Errorf("%w under %s: the driver is %s, the libraries are of %s",
+			ErrNoDriver, s.root, s.version, strings.Join(slices.Compact(slices.Sorted(slices.Values(others))), ", "))
+		return exit.With(exit.NoDriver, hintVersion, err)
+	}
+	err := fmt.Errorf("%w under %s: no %s in any of %s",
+		ErrNoDriver, s.root, strings.Join(coreLibraries, " or "), strings.Join(s.searched(), ", "))
+	return exit.With(exit.NoDriver, hintNoDriver, err)
+}
+
+// searched are the directories that were searched or would have been, had they been there.
+func (s *libraryScan) searched() []string {
+	var dirs []string
+	for _, d := range s.dirs {
+		dirs = append(dirs, d.path)
+	}
+	for _, d := range libraryDirs {
+		if d = fill(d, "{multiarch}", s.machine.multiarch); !slices.Contains(dirs, d) {
+			dirs = append(dirs, d)
+		}
+	}
+	return dirs
+}
+
+// driver puts together what was found.
+func (s *libraryScan) driver(h host.Host) *Driver {
+	d := &Driver{Version: s.version}
+	d.Looked = append(d.Looked, s.cache)
+	for _, f := range s.sorted() {
+		if f.err == nil {
+			d.Libraries = append(d.Libraries, f.Library)
+		}
+	}
+	d.Looked = append(d.Looked, s.findings()...)
+	modules, findings := s.xorg()
+	d.Libraries = append(d.Libraries, modules...)
+	d.Looked = append(d.Looked, findings...)
+	slices.SortFunc(d.Libraries, func(a, b Library) int { return strings.Compare(a.Path, b.Path) })
+
+	d.Files, findings = findFiles(s.root, s.machine)
+	d.Looked = append(d.Looked, findings...)
+	firmware, findings := findFirmware(h, s.root, s.version)
+	d.Files = append(d.Files, firmware...)
+	d.Looked = append(d.Looked, findings...)
+	slices.SortStableFunc(d.Files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
+
+	d.Nodes, findings = findNodes(h)
+	d.Looked = append(d.Looked, findings...)
+	d.DRM, findings = findDRM(h)
+	d.Looked = append(d.Looked, findings...)
+	return d
+}
+
+// sorted are the found libraries in the order of the table, those that it does not have behind, by name.
+func (s *libraryScan) sorted() []*foundLibrary {
+	list := make([]*foundLibrary, 0, len(s.found))
+	for _, f := range s.found {
+		list = append(list, f)
+	}
+	slices.SortFunc(list, func(a, b *foundLibrary) int {
+		return cmp.Or(cmp.Compare(position(a.row), position(b.row)), strings.Compare(a.Path, b.Path))
+	})
+	return list
+}
+
+func position(row *libraryRow) int {
+	for i := range libraryTable {
+		if row == &libraryTable[i] {
+			return i
+		}
+	}
+	return len(libraryTable)
+}
+
+// findings has a row for each library that was found and for each of the table that was not.
+func (s *libraryScan) findings() []Finding {
+	byRow := map[*libraryRow][]*foundLibrary{}
+	for _, f := range s.sorted() {
+		byRow[f.row] = append(byRow[f.row], f)
+	}
+	var list []Finding
+	for i := range libraryTable {
+		row := &libraryTable[i]
+		for _, f := range byRow[row] {
+			list = append(list, f.finding())
+		}
+		if len(byRow[row]) == 0 {
+			list = append(list, s.missing(row))
+		}
+	}
+	for _, f := range byRow[nil] {
+		list = append(list, f.finding())
+	}
+	return list
+}
+
+func (f *foundLibrary) finding() Finding {
+	row := Finding{
+		Name: cmp.Or(f.SONAME, f.file), Kind: KindLibrary, Capabilities: f.Capabilities,
+		Path: f.HostPath, Used: f.err == nil,
+	}
+	switch {
+	case errors.Is(f.err, fs.ErrNotExist):
+		row.Note = "a link that leads nowhere"
+	case f.err != nil:
+		row.Note = f.err.Error()
+	case len(f.passedOver) > 0:
+		row.Note = "passed over: " + strings.Join(f.passedOver, ", ")
+	}
+	return row
+}
+
+func (s *libraryScan) missing(row *libraryRow) Finding {
+	note := notFound
+	if others := s.others[row.name]; len(others) > 0 {
+		note = "only of version " + strings.Join(others, ", ")
+	}
+	return Finding{Name: row.name, Kind: KindLibrary, Capabilities: row.capabilities, Note: note}
+}
+
+func lastElement(p string) string { return p[strings.LastIndexByte(p, '/')+1:] }
+
+// Explain is Looked for a spec with the given capabilities: what they leave out says so.
+func (d *Driver) Explain(c Capabilities) []Finding {
+	list := slices.Clone(d.Looked)
+	for i := range list {
+		f := &list[i]
+		if f.Used && f.Capabilities != 0 && !c.serves(f.Capabilities) {
+			f.Used, f.Note = false, fmt.Sprintf("for %s, left out for %s", f.Capabilities, c)
+		}
+	}
+	return list
+}

@@ -1,0 +1,345 @@
+package cdi
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/ldcache"
+	"gpu-cdi-plugin/sim"
+)
+
+func TestDiscoverFindsLibraries(t *testing.T) {
+	t.Parallel()
+	core := func(dir string) []string {
+		return []string{dir + "/libcuda.so." + testVersion, dir + "/libnvidia-ml.so." + testVersion}
+	}
+	for name, c := range map[string]struct {
+		make func(*tree)
+		want []string
+	}{
+		"in Debian's multiarch directory": {
+			func(r *tree) { r.core(multiarch, testVersion) }, core(multiarch),
+		},
+		"in /usr/lib64, which Fedora has": {
+			func(r *tree) { r.core("/usr/lib64", testVersion) }, core("/usr/lib64"),
+		},
+		"in /usr/lib, which Arch has": {
+			func(r *tree) { r.core("/usr/lib", testVersion) }, core("/usr/lib"),
+		},
+		"in /usr/local/nvidia/lib64, which container hosts have": {
+			func(r *tree) { r.core("/usr/local/nvidia/lib64", testVersion) }, core("/usr/local/nvidia/lib64"),
+		},
+		"once, where /lib leads to /usr/lib": {
+			func(r *tree) { r.core(multiarch, testVersion); r.link("/lib", "usr/lib") }, core(multiarch),
+		},
+		"in a directory that only the loader's cache names": {
+			func(r *tree) {
+				r.core("/srv/driver", testVersion)
+				r.cache("/srv/driver/libcuda.so.1", "/srv/driver/libnvidia-ml.so.1", "/srv/other/libfoo.so.1")
+			}, core("/srv/driver"),
+		},
+		"but not where the cache has libraries for another machine": {
+			func(r *tree) {
+				r.core("/usr/lib64", testVersion)
+				r.library("/srv/lib32/libnvcuvid.so." + testVersion)
+				c := &ldcache.Cache{Entries: []ldcache.Entry{{Name: "libnvcuvid.so.1", Path: "/srv/lib32/libnvcuvid.so.1", Flags: 3}}}
+				r.file("/etc/ld.so.cache", string(c.Marshal()), 0o644)
+			}, core("/usr/lib64"),
+		},
+		"in the usual directories, although the cache is damaged": {
+			func(r *tree) { r.core("/usr/lib64", testVersion); r.file("/etc/ld.so.cache", "garbage", 0o644) },
+			core("/usr/lib64"),
+		},
+		"in the usual directories, although the cache is a FIFO": {
+			func(r *tree) { r.core("/usr/lib64", testVersion); r.fifo("/etc/ld.so.cache") }, core("/usr/lib64"),
+		},
+		"where Debian's alternatives lead to": {
+			func(r *tree) {
+				r.core("/usr/lib/nvidia/tesla-580", testVersion)
+				r.link(multiarch+"/libcuda.so.1", "/etc/alternatives/nvidia--libcuda.so.1")
+				r.link("/etc/alternatives/nvidia--libcuda.so.1", "/usr/lib/nvidia/tesla-580/libcuda.so.1")
+			}, core("/usr/lib/nvidia/tesla-580"),
+		},
+		"in a store that links lead to, as on NixOS": {
+			func(r *tree) {
+				r.core("/nix/store/abc-nvidia-x11/lib", testVersion)
+				r.link("/run/opengl-driver/lib/libcuda.so.1", "/nix/store/abc-nvidia-x11/lib/libcuda.so.1")
+			}, core("/nix/store/abc-nvidia-x11/lib"),
+		},
+		"split over two directories": {
+			func(r *tree) {
+				r.core(multiarch, testVersion)
+				r.library("/usr/lib64/libnvidia-encode.so." + testVersion)
+			}, append(core(multiarch), "/usr/lib64/libnvidia-encode.so."+testVersion),
+		},
+		"of any name that has the driver's version": {
+			func(r *tree) {
+				r.core("/usr/lib64", testVersion)
+				r.library("/usr/lib64/libnvidia-new.so." + testVersion)
+			},
+			append(core("/usr/lib64"), "/usr/lib64/libnvidia-new.so."+testVersion),
+		},
+		"with a version of their own, of which the newest": {
+			func(r *tree) {
+				r.core("/usr/lib64", testVersion)
+				r.library("/usr/lib64/libnvidia-egl-gbm.so.1.1.2")
+				r.library("/usr/lib64/libnvidia-egl-gbm.so.1.1.3")
+				r.library(multiarch + "/libnvidia-egl-gbm.so.1.1.4")
+				r.library("/usr/lib64/libnvidia-egl-xcb.so.1.0.1")
+				r.library("/usr/lib64/libnvidia-egl-xcb.so.1.0.2")
+				r.library("/usr/lib64/libnvidia-egl-gbm.so.1.1.10")
+				r.link("/usr/lib64/libnvidia-egl-gbm.so.1", "libnvidia-egl-gbm.so.1.1.10")
+				r.library("/usr/lib64/libnvidia-nvvm70.so.4")
+			}, append(core("/usr/lib64"), "/usr/lib64/libnvidia-egl-gbm.so.1.1.10",
+				"/usr/lib64/libnvidia-egl-xcb.so.1.0.2", "/usr/lib64/libnvidia-nvvm70.so.4"),
+		},
+		"in another directory, where the first copy is damaged": {
+			func(r *tree) {
+				r.file("/usr/lib64/libcuda.so."+testVersion, "text", 0o755)
+				r.core("/usr/local/nvidia/lib64", testVersion)
+			}, core("/usr/local/nvidia/lib64"),
+		},
+		"for video in a subdirectory, and the X server's modules": {
+			func(r *tree) {
+				r.core("/usr/lib64", testVersion)
+				r.library("/usr/lib64/vdpau/libvdpau_nvidia.so." + testVersion)
+				r.library("/usr/lib64/nvidia/xorg/nvidia_drv.so")
+				r.library("/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so." + testVersion)
+			}, append(core("/usr/lib64"), "/usr/lib64/nvidia/xorg/nvidia_drv.so",
+				"/usr/lib64/vdpau/libvdpau_nvidia.so."+testVersion,
+				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so."+testVersion),
+		},
+		"but not those of another version": {
+			func(r *tree) { r.core("/usr/lib64", testVersion); r.library("/usr/lib64/libnvcuvid.so.575.57.08") },
+			core("/usr/lib64"),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newTree(t)
+			c.make(r)
+			slices.Sort(c.want)
+			d := r.discover(testVersion)
+			if diff := cmp.Diff(c.want, libraryPaths(d)); diff != "" {
+				t.Errorf("libraries (-want +got):\n%s", diff)
+			}
+			for _, l := range d.Libraries {
+				if l.HostPath != r.dir+l.Path {
+					t.Errorf("%s is %s on the host, want it under %s", l.Path, l.HostPath, r.dir)
+				}
+			}
+		})
+	}
+}
+
+// Links of a driver container lead where they do in the container. They cannot lead out of its root.
+func TestDiscoverStaysInTheRoot(t *testing.T) {
+	t.Parallel()
+	outside := newTree(t)
+	outside.core("/lib", testVersion)
+	outside.file("/nvidia-smi", "", 0o755)
+	r := newTree(t)
+	r.core("/opt/real", testVersion)
+	r.link("/usr/lib64", "/opt/real")
+	r.link("/opt/real/libnvidia-encode.so."+testVersion, outside.dir+"/lib/libcuda.so."+testVersion)
+	r.link("/opt/real/libnvcuvid.so."+testVersion, "../../../../../../../../.."+outside.dir+"/lib/libcuda.so."+testVersion)
+	r.link("/usr/bin/nvidia-smi", outside.dir+"/nvidia-smi")
+	d := r.discover(testVersion)
+	want := []string{"/opt/real/libcuda.so." + testVersion, "/opt/real/libnvidia-ml.so." + testVersion}
+	if diff := cmp.Diff(want, libraryPaths(d)); diff != "" {
+		t.Errorf("libraries (-want +got):\n%s", diff)
+	}
+	if len(d.Files) > 0 {
+		t.Errorf("files from outside the root: %v", d.Files)
+	}
+	f := finding(t, d.Looked, "libnvidia-encode.so."+testVersion)
+	if f.Used || f.Note != "a link that leads nowhere" || !strings.HasPrefix(f.Path, r.dir) {
+		t.Errorf("about a link out of the root: %+v", f)
+	}
+}
+
+func TestDiscoverReadsTheVersionFromTheFiles(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		make func(*tree)
+		want string
+	}{
+		"of the library that the SONAME leads to": {func(r *tree) {
+			r.core("/usr/lib64", "575.57.08")
+			r.library("/usr/lib64/libcuda.so." + testVersion)
+		}, "575.57.08"},
+		"the newest without such a link": {func(r *tree) {
+			r.library("/usr/lib64/libcuda.so.575.57.08")
+			r.library("/usr/lib64/libcuda.so.580.9.1")
+			r.library("/usr/lib64/libcuda.so.580.65.06")
+		}, "580.65.06"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newTree(t)
+			c.make(r)
+			if got := r.discover("").Version; got != c.want {
+				t.Errorf("version %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
+	t.Parallel()
+	cuda := "/usr/lib64/libcuda.so." + testVersion
+	for name, c := range map[string]struct {
+		make func(*tree)
+		want []string
+		hint string
+	}{
+		"that is empty": {
+			func(*tree) {}, []string{"no libcuda or libnvidia-ml", "/usr/lib64", "/usr/local/nvidia/lib64"}, "--driver-root",
+		},
+		"with libraries of another version only": {
+			func(r *tree) { r.core("/usr/lib64", "575.57.08"); r.core(multiarch, "570.1.2") },
+			[]string{"the driver is " + testVersion, "of 570.1.2, 575.57.08"},
+			"reboot",
+		},
+		"with a libcuda that is text": {
+			func(r *tree) {
+				r.core(multiarch, testVersion)
+				r.file(cuda, "#!/bin/sh", 0o755)
+				os.Remove(r.dir + multiarch + "/libcuda.so." + testVersion)
+			},
+			[]string{cuda, "not a usable ELF file"},
+			"again",
+		},
+		"with a libcuda that is empty": {
+			func(r *tree) { r.file(cuda, "", 0o755) }, []string{cuda}, "again",
+		},
+		"with a libcuda that is truncated": {
+			func(r *tree) { r.core("/usr/lib64", testVersion); r.must(os.Truncate(r.dir+cuda, 300)) },
+			[]string{cuda},
+			"again",
+		},
+		"with a libcuda whose last page is missing": {
+			func(r *tree) {
+				r.core("/usr/lib64", testVersion)
+				info, err := os.Stat(r.dir + cuda)
+				r.must(err)
+				r.must(os.Truncate(r.dir+cuda, info.Size()/2))
+			},
+			[]string{cuda},
+			"again",
+		},
+		"with a libcuda that is a FIFO": {
+			func(r *tree) { r.fifo(cuda) }, []string{cuda, "a FIFO"}, "again",
+		},
+		"with a libcuda that is a directory": {
+			func(r *tree) { r.must(os.MkdirAll(r.dir+cuda, 0o755)) }, []string{cuda, "a directory"}, "again",
+		},
+		"with libraries for another machine only": {
+			func(r *tree) { foreign(r, cuda) }, []string{"no libcuda or libnvidia-ml"}, "--driver-root",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newTree(t)
+			c.make(r)
+			d, err := Discover(r.host(), testVersion)
+			if d != nil {
+				t.Errorf("a driver: %+v", d)
+			}
+			wantError(t, err, append(c.want, r.dir)...)
+			if !errors.Is(err, ErrNoDriver) || exit.CodeOf(err) != exit.NoDriver {
+				t.Errorf("error %v has status %d, want %d", err, exit.CodeOf(err), exit.NoDriver)
+			}
+			if !strings.Contains(exit.HintOf(err), c.hint) {
+				t.Errorf("hint %q does not speak of %q", exit.HintOf(err), c.hint)
+			}
+		})
+	}
+}
+
+func TestDiscoverRefusesARootThatIsNotThere(t *testing.T) {
+	h, err := host.New("", filepath.Join(t.TempDir(), "nowhere"), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Discover(h, testVersion)
+	wantError(t, err, "nowhere", "no such file")
+	if exit.CodeOf(err) != exit.NoDriver || exit.HintOf(err) == "" {
+		t.Errorf("status %d, hint %q", exit.CodeOf(err), exit.HintOf(err))
+	}
+}
+
+// foreign writes a library for the machine that this one is not.
+func foreign(r *tree, p string) {
+	arch := "arm64"
+	if machineFor("").goarch == "arm64" {
+		arch = "amd64"
+	}
+	r.must(sim.Library{SONAME: "libx.so.1", Arch: arch}.WriteELF(r.path(p)))
+}
+
+// What is wrong with a library other than the core ones is told, and costs nothing else.
+func TestDiscoverTellsWhatItLeavesOut(t *testing.T) {
+	t.Parallel()
+	r := newTree(t)
+	r.core("/usr/lib64", testVersion)
+	r.file("/usr/lib64/libnvcuvid.so."+testVersion, "\x7fELF but not for long", 0o755)
+	foreign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)
+	r.must(sim.Library{SONAME: "a,b=c.so.1"}.WriteELF(r.path("/usr/lib64/libnvidia-fbc.so." + testVersion)))
+	r.library("/usr/lib64/libnvidia-cfg.so.575.57.08")
+	r.core(multiarch, testVersion)
+	d := r.discover(testVersion)
+	for name, want := range map[string]string{
+		"libnvcuvid.so." + testVersion:       "not a usable ELF file",
+		"libnvidia-encode.so." + testVersion: "not for this machine",
+		"libnvidia-fbc.so." + testVersion:    "not a plain file name",
+		"libnvidia-cfg":                      "only of version 575.57.08",
+		"libnvidia-opencl":                   "not found",
+	} {
+		f := finding(t, d.Looked, name)
+		if f.Used || !strings.Contains(f.Note, want) || f.Kind != KindLibrary {
+			t.Errorf("about %s: %+v, want a note with %q", name, f, want)
+		}
+	}
+	first := finding(t, d.Looked, "libcuda.so.1")
+	if !first.Used || !strings.Contains(first.Note, "passed over: ") || len(d.Libraries) != 2 {
+		t.Errorf("about a library that is there twice: %+v; libraries %v", first, libraryPaths(d))
+	}
+}
+
+func TestDiscoverMakesLinks(t *testing.T) {
+	t.Parallel()
+	r := newTree(t)
+	r.core("/usr/lib64", testVersion)
+	r.link("/usr/lib64/libnvidia-ml.so", "libnvidia-ml.so.1")
+	r.library("/usr/lib64/libGLX_nvidia.so." + testVersion)
+	r.library("/usr/lib64/libnvidia-allocator.so." + testVersion)
+	r.must(sim.Library{}.WriteELF(r.path("/usr/lib64/libnvidia-tls.so." + testVersion)))
+	r.library("/usr/lib64/nvidia/xorg/libglxserver_nvidia.so." + testVersion)
+	got := map[string]string{}
+	for _, l := range r.discover(testVersion).Libraries {
+		for _, link := range l.Links {
+			got[link.Path] = link.Target
+		}
+	}
+	want := map[string]string{
+		"/usr/lib64/libcuda.so":                         "libcuda.so.1", // not on this host, but many ask for it
+		"/usr/lib64/libcuda.so.1":                       "libcuda.so." + testVersion,
+		"/usr/lib64/libnvidia-ml.so":                    "libnvidia-ml.so.1", // since the host has it
+		"/usr/lib64/libnvidia-ml.so.1":                  "libnvidia-ml.so." + testVersion,
+		"/usr/lib64/libGLX_nvidia.so.1":                 "libGLX_nvidia.so." + testVersion,
+		"/usr/lib64/libGLX_indirect.so.0":               "libGLX_nvidia.so." + testVersion,
+		"/usr/lib64/libnvidia-allocator.so.1":           "libnvidia-allocator.so." + testVersion,
+		"/usr/lib64/gbm/nvidia-drm_gbm.so":              "../libnvidia-allocator.so.1",
+		"/usr/lib64/nvidia/xorg/libglxserver_nvidia.so": "libglxserver_nvidia.so." + testVersion,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("links (-want +got):\n%s", diff)
+	}
+}

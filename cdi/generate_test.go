@@ -1,0 +1,393 @@
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/hookargs"
+)
+
+const testHook = "/usr/bin/prestart-hook"
+
+// pair is a snapshot of two GPUs, with MIG devices on the second if migs is not 0.
+func pair(migs int) *gpu.Snapshot {
+	s := &gpu.Snapshot{DriverVersion: testVersion, CUDAVersion: "13.0"}
+	for i := range 2 {
+		s.Devices = append(s.Devices, gpu.Device{
+			Index: i, Minor: 4 + i, UUID: fmt.Sprintf("GPU-%d", i), PCIBusID: fmt.Sprintf("0000:0%d:00.0", i+1),
+		})
+	}
+	for i := range migs {
+		s.Devices[1].MIGEnabled = true
+		s.Devices[1].MIG = append(s.Devices[1].MIG, gpu.MIGDevice{
+			Index: i, UUID: fmt.Sprintf("MIG-%d", i), Profile: "1g.10gb", GPUInstanceCap: 30 + 2*i, ComputeInstanceCap: 31 + 2*i,
+		})
+	}
+	return s
+}
+
+// handDriver is the driver of a host with pair's GPUs.
+func handDriver() *Driver {
+	d := &Driver{Version: testVersion, DRM: map[string][]Node{
+		"0000:01:00.0": {drmNode("card1", 0o660), drmNode("renderD128", 0o666)},
+		"0000:02:00.0": {drmNode("card2", 0o660)},
+	}}
+	for _, n := range []string{
+		"nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap31", "nvidia-caps/nvidia-cap32", "nvidia-caps/nvidia-cap33",
+		"nvidia4", "nvidia5",
+	} {
+		d.Nodes = append(d.Nodes, Node{"/dev/" + n, "/dev/" + n, 0o666, All})
+	}
+	for _, c := range controlNodes {
+		d.Nodes = append(d.Nodes, Node{"/dev/" + c.name, "/dev/" + c.name, 0o666, c.capabilities})
+	}
+	for name, c := range map[string]Capabilities{"libcuda": usesCUDA, "libnvidia-ml": Utility, "libnvcuvid": Video} {
+		p := "/usr/lib64/" + name + ".so"
+		d.Libraries = append(d.Libraries, Library{
+			Path: p + "." + testVersion, HostPath: "/driver" + p + "." + testVersion, SONAME: name + ".so.1",
+			Links: []Link{{p + ".1", name + ".so." + testVersion}}, Capabilities: c,
+		})
+	}
+	slices.SortFunc(d.Libraries, func(a, b Library) int { return strings.Compare(a.Path, b.Path) })
+	d.Files = []File{
+		{"/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket", KindSocket, Utility},
+		{"/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi", KindBinary, Utility},
+	}
+	return d
+}
+
+func drmNode(name string, mode fs.FileMode) Node {
+	return Node{"/dev/dri/" + name, "/dev/dri/" + name, mode, usesDRM}
+}
+
+func mustGenerate(t testing.TB, s *gpu.Snapshot, d *Driver, o Options) *specs.Spec {
+	t.Helper()
+	if o.HookPath == "" {
+		o.HookPath = testHook
+	}
+	spec, _, err := Generate(s, d, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return spec
+}
+
+// nodesByDevice are the paths of the nodes of each device.
+func nodesByDevice(spec *specs.Spec) map[string]string {
+	m := map[string]string{}
+	for _, d := range spec.Devices {
+		m[d.Name] = nodePaths(d.ContainerEdits)
+	}
+	return m
+}
+
+func nodePaths(e specs.ContainerEdits) string {
+	var paths []string
+	for _, n := range e.DeviceNodes {
+		paths = append(paths, strings.TrimPrefix(n.Path, "/dev/"))
+	}
+	return strings.Join(paths, " ")
+}
+
+func TestGenerateOffers(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*gpu.Snapshot, *Driver)
+		migs   int
+		want   map[string]string
+		notes  map[string]string // of devices that are left out
+	}{
+		"GPUs by index, UUID and all together": {want: map[string]string{
+			"0": "dri/card1 dri/renderD128 nvidia4", "GPU-0": "dri/card1 dri/renderD128 nvidia4",
+			"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5",
+			"all": "dri/card1 dri/card2 dri/renderD128 nvidia4 nvidia5",
+		}},
+		"MIG devices in place of their GPU, without its DRM nodes": {migs: 2, want: map[string]string{
+			"0": "dri/card1 dri/renderD128 nvidia4", "GPU-0": "dri/card1 dri/renderD128 nvidia4",
+			"1:0":   "nvidia-caps/nvidia-cap30 nvidia-caps/nvidia-cap31 nvidia5",
+			"MIG-0": "nvidia-caps/nvidia-cap30 nvidia-caps/nvidia-cap31 nvidia5",
+			"1:1":   "nvidia-caps/nvidia-cap32 nvidia-caps/nvidia-cap33 nvidia5",
+			"MIG-1": "nvidia-caps/nvidia-cap32 nvidia-caps/nvidia-cap33 nvidia5",
+			"all": "dri/card1 dri/renderD128 nvidia-caps/nvidia-cap30 nvidia-caps/nvidia-cap31 " +
+				"nvidia-caps/nvidia-cap32 nvidia-caps/nvidia-cap33 nvidia4 nvidia5",
+		}},
+		"DRM nodes for a MIG device with graphics": {
+			migs: 1, change: func(s *gpu.Snapshot, _ *Driver) {
+				s.Devices = s.Devices[1:]
+				s.Devices[0].MIG[0].Profile = "1g.24gb+me,gfx"
+			},
+			want: map[string]string{
+				"1:0":   "dri/card2 nvidia-caps/nvidia-cap30 nvidia-caps/nvidia-cap31 nvidia5",
+				"MIG-0": "dri/card2 nvidia-caps/nvidia-cap30 nvidia-caps/nvidia-cap31 nvidia5",
+				"all":   "dri/card2 nvidia-caps/nvidia-cap30 nvidia-caps/nvidia-cap31 nvidia5",
+			},
+		},
+		"the others when one cannot be read": {
+			change: func(s *gpu.Snapshot, _ *Driver) { s.Devices[0].Error = "GPU is lost" },
+			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
+			notes:  map[string]string{"GPU 0": "cannot be read: GPU is lost"},
+		},
+		"the others when one has no node": {
+			change: func(s *gpu.Snapshot, _ *Driver) { s.Devices[0].Minor = 9 },
+			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
+			notes:  map[string]string{"GPU 0": "no device node /dev/nvidia9"},
+		},
+		"the first of two with one UUID": {
+			change: func(s *gpu.Snapshot, _ *Driver) { s.Devices[1].UUID = "GPU-0" },
+			want: map[string]string{
+				"0": "dri/card1 dri/renderD128 nvidia4", "GPU-0": "dri/card1 dri/renderD128 nvidia4",
+				"all": "dri/card1 dri/renderD128 nvidia4",
+			},
+			notes: map[string]string{"GPU 1": "its name GPU-0 is that of GPU 0"},
+		},
+		"no GPU whose UUID is no name": {
+			change: func(s *gpu.Snapshot, _ *Driver) { s.Devices[0].UUID = "GPU/../x" },
+			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
+			notes:  map[string]string{"GPU 0": `its name "GPU/../x" cannot be used`},
+		},
+		"no GPU without a UUID": {
+			change: func(s *gpu.Snapshot, _ *Driver) { s.Devices[0].UUID = "" },
+			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
+			notes:  map[string]string{"GPU 0": `its name "" cannot be used`},
+		},
+		"no GPU in MIG mode without MIG devices": {
+			change: func(s *gpu.Snapshot, _ *Driver) { s.Devices[0].MIGEnabled = true },
+			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
+			notes:  map[string]string{"GPU 0": "MIG is enabled and it has no MIG device"},
+		},
+		"no MIG device whose nodes are unknown or not there": {
+			migs: 2, change: func(s *gpu.Snapshot, _ *Driver) {
+				s.Devices[1].MIG[0].GPUInstanceCap = gpu.NoMinor
+				s.Devices[1].MIG[1].ComputeInstanceCap = 99
+			},
+			want: map[string]string{
+				"0": "dri/card1 dri/renderD128 nvidia4", "GPU-0": "dri/card1 dri/renderD128 nvidia4",
+				"all": "dri/card1 dri/renderD128 nvidia4",
+			},
+			notes: map[string]string{
+				"MIG device 1:0 (1g.10gb)": "are not known",
+				"MIG device 1:1 (1g.10gb)": "no device node /dev/nvidia-caps/nvidia-cap99",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, d := pair(c.migs), handDriver()
+			if c.change != nil {
+				c.change(s, d)
+			}
+			spec, findings, err := Generate(s, d, Options{HookPath: testHook})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, nodesByDevice(spec)); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+			if spec.Version != "0.5.0" {
+				t.Errorf("version %s; an index as a name needs 0.5.0, and nothing needs more", spec.Version)
+			}
+			for _, f := range findings {
+				if note, out := c.notes[f.Name]; f.Used == out || !strings.Contains(f.Note, note) {
+					t.Errorf("finding %+v, want left out: %v, with %q", f, out, note)
+				}
+			}
+			if err := checkSpec(spec); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestGenerateCommonEdits(t *testing.T) {
+	spec := mustGenerate(t, pair(0), handDriver(), Options{})
+	e := spec.ContainerEdits
+	if diff := cmp.Diff([]string{"NVIDIA_VISIBLE_DEVICES=void"}, e.Env); diff != "" {
+		t.Errorf("environment (-want +got):\n%s", diff)
+	}
+	if got := nodePaths(e); got != "nvidia-modeset nvidia-uvm nvidia-uvm-tools nvidiactl" {
+		t.Errorf("nodes %q", got)
+	}
+	mounts := map[string]string{}
+	for _, m := range e.Mounts {
+		mounts[m.ContainerPath] = m.HostPath + " " + strings.Join(m.Options, ",")
+	}
+	const file, socket = "ro,nosuid,nodev,rbind,rprivate", "nosuid,nodev,noexec,rbind,rprivate"
+	want := map[string]string{
+		"/run/nvidia-persistenced/socket":           "/run/nvidia-persistenced/socket " + socket,
+		"/usr/bin/nvidia-smi":                       "/usr/bin/nvidia-smi " + file,
+		"/usr/lib64/libcuda.so." + testVersion:      "/driver/usr/lib64/libcuda.so." + testVersion + " " + file,
+		"/usr/lib64/libnvcuvid.so." + testVersion:   "/driver/usr/lib64/libnvcuvid.so." + testVersion + " " + file,
+		"/usr/lib64/libnvidia-ml.so." + testVersion: "/driver/usr/lib64/libnvidia-ml.so." + testVersion + " " + file,
+	}
+	if diff := cmp.Diff(want, mounts); diff != "" {
+		t.Errorf("mounts (-want +got):\n%s", diff)
+	}
+}
+
+func TestGenerateTellsTheHook(t *testing.T) {
+	spec := mustGenerate(t, pair(0), handDriver(), Options{})
+	if len(spec.ContainerEdits.Hooks) != 1 {
+		t.Fatalf("%d hooks, want one", len(spec.ContainerEdits.Hooks))
+	}
+	h := spec.ContainerEdits.Hooks[0]
+	if h.HookName != "createContainer" || h.Path != testHook || h.Args[0] != "prestart-hook" || h.Timeout == nil {
+		t.Errorf("hook %+v", h)
+	}
+	// Without an environment of its own a hook gets that of the image.
+	if len(h.Env) == 0 || slices.ContainsFunc(h.Env, func(v string) bool { return !strings.HasPrefix(v, "PATH=") }) {
+		t.Errorf("environment %q", h.Env)
+	}
+	got, err := hookargs.Parse(h.Args[1:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	lib := func(name string) hookargs.Library {
+		return hookargs.Library{SONAME: name + ".so.1", Path: "/usr/lib64/" + name + ".so." + testVersion}
+	}
+	link := func(name string) hookargs.Link {
+		return hookargs.Link{Path: "/usr/lib64/" + name + ".so.1", Target: name + ".so." + testVersion}
+	}
+	want := &hookargs.CreateContainer{
+		DriverVersion: testVersion, CUDAVersion: "13.0", Params: true, EGLProfile: true,
+		Libraries: []hookargs.Library{lib("libcuda"), lib("libnvcuvid"), lib("libnvidia-ml")},
+		Links:     []hookargs.Link{link("libcuda"), link("libnvcuvid"), link("libnvidia-ml")},
+		DRI: []hookargs.DRI{
+			{PCIBusID: "0000:01:00.0", Nodes: []string{"card1", "renderD128"}},
+			{PCIBusID: "0000:02:00.0", Nodes: []string{"card2"}},
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("work (-want +got):\n%s", diff)
+	}
+}
+
+func TestGenerateFiltersByCapability(t *testing.T) {
+	for name, c := range map[string]struct {
+		capabilities             Capabilities
+		device, control, mounts  string
+		compat, profile, drmHook bool
+	}{
+		"all": {
+			All, "dri/card1 dri/renderD128 nvidia4", "nvidia-modeset nvidia-uvm nvidia-uvm-tools nvidiactl",
+			"socket nvidia-smi libcuda libnvcuvid libnvidia-ml", true, true, true,
+		},
+		"compute": {Compute, "nvidia4", "nvidia-uvm nvidia-uvm-tools nvidiactl", "libcuda", true, false, false},
+		"utility": {Utility, "nvidia4", "nvidiactl", "socket nvidia-smi libnvidia-ml", false, false, false},
+		"video": {
+			Video, "dri/card1 dri/renderD128 nvidia4", "nvidia-uvm nvidiactl", "libcuda libnvcuvid", true, false, true,
+		},
+		"display": {
+			Display, "dri/card1 dri/renderD128 nvidia4", "nvidia-modeset nvidiactl", "", false, true, true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := mustGenerate(t, pair(0), handDriver(), Options{Capabilities: c.capabilities})
+			var mounts []string
+			for _, m := range spec.ContainerEdits.Mounts {
+				name, _, _ := strings.Cut(lastElement(m.ContainerPath), ".so")
+				mounts = append(mounts, name)
+			}
+			if got := nodesByDevice(spec)["0"]; got != c.device {
+				t.Errorf("nodes of GPU 0: %q, want %q", got, c.device)
+			}
+			if got := nodePaths(spec.ContainerEdits); got != c.control {
+				t.Errorf("control nodes: %q, want %q", got, c.control)
+			}
+			if got := strings.Join(mounts, " "); got != c.mounts {
+				t.Errorf("mounts: %q, want %q", got, c.mounts)
+			}
+			work := hookWork(spec.ContainerEdits.Hooks[0].Args)
+			if work.DriverVersion != "" != c.compat || work.EGLProfile != c.profile || len(work.DRI) > 0 != c.drmHook {
+				t.Errorf("work of the hook: %+v", work)
+			}
+			if len(work.Libraries) != strings.Count(c.mounts, "lib") {
+				t.Errorf("libraries for the loader: %v", work.Libraries)
+			}
+		})
+	}
+}
+
+// A container has not the host's groups, so nodes that are for a group on the host are for all in it.
+func TestGenerateOpensDRMNodes(t *testing.T) {
+	d := handDriver()
+	d.Nodes[0].Mode = 0o400 // a capability's node keeps its mode: who may open it is the driver's business
+	spec := mustGenerate(t, pair(1), d, Options{})
+	all := devicesByName(spec)[AllDevices]
+	for _, n := range append(all.ContainerEdits.DeviceNodes, spec.ContainerEdits.DeviceNodes...) {
+		want := ""
+		if n.Path == "/dev/dri/card1" {
+			want = "0666"
+		}
+		got := ""
+		if n.FileMode != nil {
+			got = fmt.Sprintf("%#o", uint32(*n.FileMode))
+		}
+		if got != want {
+			t.Errorf("mode of %s: %q, want %q", n.Path, got, want)
+		}
+		if n.Permissions != "rw" || n.HostPath != "" || n.Major != 0 || n.Minor != 0 || n.UID != nil || n.GID != nil {
+			t.Errorf("node %+v", n)
+		}
+	}
+}
+
+func TestGenerateWritesHostPathsThatDiffer(t *testing.T) {
+	d := handDriver()
+	for i := range d.Nodes {
+		d.Nodes[i].HostPath = "/elsewhere" + d.Nodes[i].Path
+	}
+	for _, n := range mustGenerate(t, pair(0), d, Options{}).ContainerEdits.DeviceNodes {
+		if n.HostPath != "/elsewhere"+n.Path {
+			t.Errorf("node %+v", n)
+		}
+	}
+}
+
+func TestGenerateRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		options Options
+		change  func(*Driver)
+		want    string
+	}{
+		"a kind without a class":         {Options{Kind: "nvidia.com", HookPath: testHook}, nil, "want VENDOR/CLASS"},
+		"a kind with a bad vendor":       {Options{Kind: "-x/gpu", HookPath: testHook}, nil, "-x"},
+		"no hook path":                   {Options{}, nil, "not absolute"},
+		"a relative hook path":           {Options{HookPath: "bin/prestart-hook"}, nil, "not absolute"},
+		"a library the hook cannot read": {Options{HookPath: testHook}, func(d *Driver) { d.Libraries[0].SONAME = "a,b" }, "tell the hook"},
+		"a link the hook cannot read": {Options{HookPath: testHook}, func(d *Driver) {
+			d.Libraries[0].Links[0].Path = "/usr/../etc/passwd"
+		}, "tell the hook"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := handDriver()
+			if c.change != nil {
+				c.change(d)
+			}
+			spec, _, err := Generate(pair(0), d, c.options)
+			wantError(t, err, c.want)
+			if spec != nil {
+				t.Error("a spec beside the error")
+			}
+		})
+	}
+}
+
+func TestGenerateWithoutADevice(t *testing.T) {
+	s := pair(0)
+	s.Devices[0].Error = "GPU is lost"
+	s.Devices[1].MIGEnabled = true
+	_, findings, err := Generate(s, handDriver(), Options{HookPath: testHook})
+	wantError(t, err, "GPU 0: cannot be read: GPU is lost", "GPU 1: MIG is enabled")
+	if !errors.Is(err, ErrNoDevices) || exit.CodeOf(err) != exit.NoGPU || exit.HintOf(err) == "" || len(findings) != 2 {
+		t.Errorf("status %d, hint %q, findings %v", exit.CodeOf(err), exit.HintOf(err), findings)
+	}
+	_, _, err = Generate(&gpu.Snapshot{}, handDriver(), Options{HookPath: testHook})
+	wantError(t, err, "the driver has none")
+}

@@ -1,0 +1,169 @@
+package cdi
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// goldenRoot stands in golden files for the directory of the simulated node.
+const goldenRoot = "/node"
+
+// simulated is the spec of a simulated node in its present state.
+func simulated(t testing.TB, n *sim.Node, o Options) []byte {
+	t.Helper()
+	h, err := host.New(n.Root(), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := n.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := Discover(h, s.DriverVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := Marshal(mustGenerate(t, s, d, o), JSON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// The specs of all known machines are in specs/, so that a change of what is generated is seen before it is made.
+func TestGolden(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		testenv.Skip(t, "the golden specs are those of amd64")
+	}
+	for _, machine := range sim.Machines() {
+		t.Run(machine, func(t *testing.T) {
+			t.Parallel()
+			n := simtest.Node(t, machine)
+			got := bytes.ReplaceAll(simulated(t, n, Options{}), []byte(n.Root()+"/"), []byte(goldenRoot+"/"))
+			path := filepath.Join("..", "specs", machine+".json")
+			if *update {
+				if err := os.WriteFile(path, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("spec (-want +got); -update writes it:\n%s", diff)
+			}
+			if bytes.Contains(got, []byte(t.TempDir())) {
+				t.Error("a path of this test is in the golden file")
+			}
+			if _, err := cdilib.ReadSpec(path, 0); err != nil {
+				t.Errorf("the CDI library refuses the spec: %v", err)
+			}
+		})
+	}
+}
+
+// There is no golden file of a machine that there is no more.
+func TestGoldenFilesAreOfMachines(t *testing.T) {
+	files, err := filepath.Glob("../specs/*.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, f := range files {
+		if name := strings.TrimSuffix(filepath.Base(f), ".json"); name != "config.schema" {
+			got = append(got, name)
+		}
+	}
+	if diff := cmp.Diff(sim.Machines(), got); diff != "" {
+		t.Errorf("golden files (-machines +files):\n%s", diff)
+	}
+}
+
+// What Generate makes of a sound node has nothing that Validate would complain about, but for the hook's path.
+func TestGeneratedSpecsAreValid(t *testing.T) {
+	n := simtest.Node(t, "mig-h100")
+	spec, err := cdilib.ParseSpec(simulated(t, n, Options{HookPath: n.SMI()}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if problems := Validate(spec); len(problems) > 0 {
+		t.Errorf("problems: %v", problems)
+	}
+}
+
+// The driver is found wherever it is installed, with all that a container needs of it.
+func TestDiscoverDriverInOtherPlaces(t *testing.T) {
+	files := func(dir string) []string {
+		n := simtest.Node(t, "workstation", simtest.LibDir(dir))
+		spec, err := cdilib.ParseSpec(simulated(t, n, Options{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, m := range spec.ContainerEdits.Mounts {
+			names = append(names, filepath.Base(m.ContainerPath))
+			if strings.HasPrefix(filepath.Base(m.ContainerPath), "libcuda.so") && filepath.Dir(m.ContainerPath) != "/"+dir {
+				t.Errorf("libcuda is mounted at %s, the driver is in %s", m.ContainerPath, dir)
+			}
+		}
+		return names
+	}
+	want := sorted(files("usr/lib/" + machineFor(runtime.GOARCH).multiarch))
+	for _, dir := range []string{"usr/lib64", "usr/local/nvidia/lib64", "usr/lib/" + machineFor(runtime.GOARCH).multiarch + "/nvidia/current"} {
+		if diff := cmp.Diff(want, sorted(files(dir))); diff != "" {
+			t.Errorf("files with the driver in %s (-multiarch +there):\n%s", dir, diff)
+		}
+	}
+}
+
+func BenchmarkDiscoverAndGenerate(b *testing.B) {
+	n := simtest.Node(b, "dgx-h100")
+	h, err := host.New(n.Root(), "", "")
+	if err != nil {
+		b.Fatal(err)
+	}
+	s, err := n.Snapshot()
+	if err != nil {
+		b.Fatal(err)
+	}
+	d, err := Discover(h, s.DriverVersion)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("discover", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := Discover(h, s.DriverVersion); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("generate", func(b *testing.B) {
+		for b.Loop() {
+			mustGenerate(b, s, d, Options{})
+		}
+	})
+	b.Run("marshal", func(b *testing.B) {
+		spec := mustGenerate(b, s, d, Options{})
+		for b.Loop() {
+			if _, err := Marshal(spec, JSON); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

@@ -1,0 +1,196 @@
+package cdi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/exit"
+)
+
+// maxConfig is the size in bytes of the largest config.json that is read. That of runc has no limit.
+const maxConfig = 64 << 20
+
+// Inject puts devices into the bundle's config.json, as an engine that knows CDI would. Names are qualified; dirs are
+// the spec directories from the lowest priority to the highest. It reports whether the file changed: devices that are
+// there already change nothing.
+//
+// All devices are put in or none. What config.json has and this program does not know is kept, and so are the file's
+// mode and owner. An error about an unknown device lists those that exist.
+func Inject(bundle string, names []string, dirs ...string) (bool, error) {
+	edits, err := Load(dirs...).edits(names)
+	if err != nil {
+		return false, fmt.Errorf("inject devices: %w", err)
+	}
+	path := filepath.Join(bundle, "config.json")
+	// A link could lead the write, or what is read, anywhere; a bundle's config.json is none.
+	data, info, err := readRegular(path, maxConfig, unix.O_NOFOLLOW)
+	if errors.Is(err, unix.ELOOP) {
+		err = fmt.Errorf("%s is a symbolic link, not a regular file", path)
+	}
+	if err != nil {
+		return false, fmt.Errorf("inject devices: %w", err)
+	}
+	after, err := editConfig(data, edits)
+	if err != nil {
+		return false, fmt.Errorf("inject devices: %s: %w", path, err)
+	}
+	if after == nil {
+		return false, nil
+	}
+	return true, atomicfile.WriteLike(path, after, info)
+}
+
+// edits are what the devices want, first what their spec wants in any case, as the CDI library puts them together.
+func (c *Catalogue) edits(names []string) (*cdilib.ContainerEdits, error) {
+	if err := c.check(names); err != nil {
+		return nil, err
+	}
+	edits := &cdilib.ContainerEdits{}
+	specSeen := map[string]bool{}
+	for _, name := range names {
+		f := c.file(name)
+		if !specSeen[f.Path] {
+			specSeen[f.Path] = true
+			edits = edits.Append(&cdilib.ContainerEdits{ContainerEdits: &f.Spec.ContainerEdits})
+		}
+		_, _, device := parser.ParseDevice(name)
+		for i := range f.Spec.Devices {
+			if d := &f.Spec.Devices[i]; d.Name == device {
+				edits = edits.Append(&cdilib.ContainerEdits{ContainerEdits: &d.ContainerEdits})
+			}
+		}
+	}
+	return edits, nil
+}
+
+// check returns an error unless all devices can be injected.
+func (c *Catalogue) check(names []string) error {
+	var missing []string
+	for _, name := range names {
+		if _, _, _, err := parser.ParseQualifiedName(name); err != nil {
+			return exit.With(exit.Usage, "", fmt.Errorf("device %q: want VENDOR/CLASS=NAME: %w", name, err))
+		}
+		offer := c.offer(name)
+		if offer == nil && !slices.Contains(missing, name) {
+			missing = append(missing, name)
+		}
+		if offer != nil && offer.State == Conflict {
+			err := fmt.Errorf("device %s: %s and %s both define it, so it cannot be used", name, offer.File, offer.Other)
+			return exit.With(exit.Failure, "remove one of the two files", err)
+		}
+	}
+	if len(missing) > 0 {
+		return c.unknown(missing)
+	}
+	return nil
+}
+
+// offer is the device of the highest priority with that name, or nil.
+func (c *Catalogue) offer(name string) *Offer {
+	i := slices.IndexFunc(c.Devices, func(o Offer) bool { return o.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &c.Devices[i]
+}
+
+// file is the file that offers a device, which must be offered.
+func (c *Catalogue) file(name string) *SpecFile {
+	offer := c.offer(name)
+	return &c.Files[slices.IndexFunc(c.Files, func(f SpecFile) bool { return f.Path == offer.File })]
+}
+
+// unknown is the error about devices that do not exist, with those that do.
+func (c *Catalogue) unknown(missing []string) error {
+	what := "device " + missing[0] + " does not exist"
+	if len(missing) > 1 {
+		what = "devices " + strings.Join(missing, ", ") + " do not exist"
+	}
+	there, kinds := c.likely(missing)
+	hint := ""
+	switch {
+	case len(there) > 0:
+		what += "; there are " + strings.Join(there, ", ")
+	case len(kinds) > 0:
+		what += "; there are devices of the kind " + strings.Join(kinds, ", ")
+	default:
+		what += ": there are no devices in " + strings.Join(c.Dirs, ", ")
+		hint = "gpu-cdi-plugin cdi generate --write makes the spec of this host's GPUs"
+	}
+	for _, f := range c.Files {
+		if f.Error != "" {
+			hint = "a spec file cannot be read: " + f.Error
+		}
+	}
+	return exit.With(exit.Failure, hint, errors.New(what))
+}
+
+// likely are the devices of the same kinds as the missing ones, without the kind, and all kinds that there are.
+func (c *Catalogue) likely(missing []string) (there, kinds []string) {
+	for _, name := range c.Names() {
+		kind, device, _ := strings.Cut(name, "=")
+		if slices.ContainsFunc(missing, func(m string) bool { return strings.HasPrefix(m, kind+"=") }) {
+			there = append(there, device)
+		}
+		if !slices.Contains(kinds, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return there, kinds
+}
+
+// editConfig applies edits to a config.json. The result is nil if they change nothing.
+//
+// What the edits changed is found by comparing the configuration as the CDI library sees it before and after, and is
+// carried over to the file's own JSON, so that what the library does not know stays.
+func editConfig(data []byte, edits *cdilib.ContainerEdits) ([]byte, error) {
+	original, err := decodeJSON(data)
+	if err != nil {
+		return nil, err
+	}
+	config, err := parseConfig(data)
+	if err != nil {
+		return nil, err
+	}
+	before, err := toJSON(config)
+	if err != nil {
+		return nil, err
+	}
+	counts := countLists(config)
+	if err := edits.Apply(config); err != nil {
+		hint := "the spec may be out of date: gpu-cdi-plugin cdi diff tells"
+		return nil, exit.With(exit.Failure, hint, fmt.Errorf("apply CDI edits: %w", err))
+	}
+	counts.dropRepeated(config)
+	after, err := toJSON(config)
+	if err != nil || equalJSON(before, after) {
+		return nil, err
+	}
+	merged, err := mergeJSON(original, before, after)
+	if err != nil {
+		return nil, err
+	}
+	return encodeJSON(merged)
+}
+
+// parseConfig reads a configuration as the CDI library and runtimes do.
+func parseConfig(data []byte) (*oci.Spec, error) {
+	var config oci.Spec
+	if err := json.Unmarshal(data, &config); err != nil {
+		return nil, fmt.Errorf("not an OCI configuration: %w", err)
+	}
+	if config.Process == nil {
+		return nil, errors.New("not the configuration of a container that can be started: it has no process")
+	}
+	return &config, nil
+}

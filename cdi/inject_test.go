@@ -1,0 +1,415 @@
+package cdi
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+// plainConfig is a bundle's configuration with what runtime-spec's types do not know, at every level.
+const plainConfig = `{
+	"ociVersion": "1.0.2",
+	"x-top": {"big": 9007199254740993, "html": "<&>"},
+	"process": {
+		"user": {"uid": 0, "gid": 0, "x-user": 1},
+		"args": ["sh"], "cwd": "/", "env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all"],
+		"x-process": [1.50, null]
+	},
+	"root": {"path": "rootfs", "readonly": true},
+	"mounts": [
+		{"destination": "/proc", "type": "proc", "source": "proc", "x-mount": "kept"},
+		{"destination": "/a/b/c", "type": "bind", "source": "/x", "x-mount": "kept too"}
+	],
+	"hooks": {"createContainer": [{"path": "/bin/first", "x-hook": true}]},
+	"linux": {
+		"resources": {"devices": [{"allow": false, "access": "rwm", "x-rule": 1}], "x-resources": {}},
+		"namespaces": [{"type": "mount"}],
+		"x-linux": "kept"
+	}
+}`
+
+// gpuSpec has devices of nodes that every host has.
+func gpuSpec(hook string) *specs.Spec {
+	node := func(p string) specs.ContainerEdits {
+		return specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/gpu" + p, HostPath: "/dev/" + p, Permissions: "rw"}}}
+	}
+	return &specs.Spec{
+		Version: "0.5.0", Kind: DefaultKind,
+		Devices: []specs.Device{
+			{Name: "0", ContainerEdits: node("null")},
+			{Name: "1", ContainerEdits: node("zero")},
+			{Name: "gone", ContainerEdits: node("not-there")},
+		},
+		ContainerEdits: specs.ContainerEdits{
+			Env:    []string{noInjection},
+			Mounts: []*specs.Mount{{HostPath: "/driver/lib.so", ContainerPath: "/lib/lib.so", Options: fileOptions()}},
+			Hooks:  []*specs.Hook{{HookName: "createContainer", Path: hook, Args: []string{"x"}, Env: []string{hookEnv}}},
+		},
+	}
+}
+
+// bundle is a tree with a bundle in /bundle and a spec in /cdi.
+func bundle(t testing.TB, config string) *tree {
+	t.Helper()
+	r := newTree(t)
+	r.file("/bundle/config.json", config, 0o640)
+	writeSpec(t, r.dir+"/cdi/gpu.json", gpuSpec(testHook))
+	return r
+}
+
+func (r *tree) inject(names ...string) (bool, error) {
+	for i, n := range names {
+		if !strings.Contains(n, "=") {
+			names[i] = DefaultKind + "=" + n
+		}
+	}
+	return Inject(r.dir+"/bundle", names, r.dir+"/cdi")
+}
+
+func (r *tree) config() string {
+	r.t.Helper()
+	data, err := os.ReadFile(r.dir + "/bundle/config.json")
+	r.must(err)
+	return string(data)
+}
+
+// decode reads a configuration as JSON.
+func decode(t testing.TB, config string) map[string]any {
+	t.Helper()
+	v, err := decodeJSON([]byte(config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v.(map[string]any)
+}
+
+func TestInjectKeepsWhatItDoesNotKnow(t *testing.T) {
+	r := bundle(t, plainConfig)
+	changed, err := r.inject("0")
+	if err != nil || !changed {
+		t.Fatalf("changed %v, %v", changed, err)
+	}
+	want := decode(t, plainConfig)
+	object := func(keys ...string) map[string]any {
+		o := want
+		for _, k := range keys {
+			o = o[k].(map[string]any)
+		}
+		return o
+	}
+	num := func(s string) json.Number { return json.Number(s) }
+	object("process")["env"].([]any)[1] = noInjection
+	mounts := object()["mounts"].([]any)
+	object()["mounts"] = []any{mounts[0], map[string]any{
+		"destination": "/lib/lib.so", "source": "/driver/lib.so",
+		"options": []any{"ro", "nosuid", "nodev", "rbind", "rprivate"},
+	}, mounts[1]}
+	object("hooks")["createContainer"] = append(object("hooks")["createContainer"].([]any), map[string]any{
+		"path": testHook, "args": []any{"x"}, "env": []any{hookEnv},
+	})
+	object("linux")["devices"] = []any{map[string]any{
+		"path": "/dev/gpunull", "type": "c", "major": num("1"), "minor": num("3"), "fileMode": num("438"),
+	}}
+	object("linux", "resources")["devices"] = append(object("linux", "resources")["devices"].([]any), map[string]any{
+		"allow": true, "type": "c", "major": num("1"), "minor": num("3"), "access": "rw",
+	})
+	if diff := cmp.Diff(want, decode(t, r.config())); diff != "" {
+		t.Errorf("configuration (-want +got):\n%s", diff)
+	}
+}
+
+// What is injected is what the library's own entry point injects.
+func TestInjectAgreesWithTheLibrary(t *testing.T) {
+	for _, names := range [][]string{{"0"}, {"1", "0"}} {
+		r := bundle(t, plainConfig)
+		var want, got oci.Spec
+		r.must(json.Unmarshal([]byte(plainConfig), &want))
+		cache, err := cdilib.NewCache(cdilib.WithSpecDirs(r.dir+"/cdi"), cdilib.WithAutoRefresh(false))
+		r.must(err)
+		if _, err := r.inject(names...); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := cache.InjectDevices(&want, names...); err != nil {
+			t.Fatal(err)
+		}
+		r.must(json.Unmarshal([]byte(r.config()), &got))
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%v (-library +ours):\n%s", names, diff)
+		}
+	}
+}
+
+func TestInjectAgainChangesNothing(t *testing.T) {
+	r := bundle(t, plainConfig)
+	steps := []struct {
+		names   []string
+		changed bool
+		hooks   int
+		rules   int
+	}{
+		{[]string{"0"}, true, 2, 2},
+		{[]string{"0"}, false, 2, 2},
+		{[]string{"1", "0"}, true, 2, 3},
+		{[]string{"0", "1", "0"}, false, 2, 3},
+		{[]string{"1"}, false, 2, 3},
+	}
+	for i, s := range steps {
+		before, info := r.config(), stat(t, r.dir+"/bundle/config.json")
+		changed, err := r.inject(s.names...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var config oci.Spec
+		r.must(json.Unmarshal([]byte(r.config()), &config))
+		hooks, rules := len(config.Hooks.CreateContainer), len(config.Linux.Resources.Devices)
+		// In another order the devices may be in another order too, but there is nothing twice.
+		if i != 3 && i != 4 && changed != s.changed || hooks != s.hooks || rules != s.rules {
+			t.Errorf("step %d: changed %v, %d hooks, %d rules; want %+v", i, changed, hooks, rules, s)
+		}
+		if !changed && (r.config() != before || !os.SameFile(info, stat(t, r.dir+"/bundle/config.json"))) {
+			t.Errorf("step %d: the file was written although nothing changed", i)
+		}
+	}
+}
+
+func stat(t testing.TB, path string) os.FileInfo {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+// The last rule that fits counts, so an allowance must stand behind a denial that came after it was first given.
+func TestInjectAllowsAgainBehindADenial(t *testing.T) {
+	r := bundle(t, `{"ociVersion": "1.0.2", "process": {"cwd": "/"}, "linux": {"resources": {"devices": [
+		{"allow": true, "type": "c", "major": 1, "minor": 3, "access": "rw"}, {"allow": false, "access": "rwm"}]}}}`)
+	if _, err := r.inject("0"); err != nil {
+		t.Fatal(err)
+	}
+	var config oci.Spec
+	r.must(json.Unmarshal([]byte(r.config()), &config))
+	rules := config.Linux.Resources.Devices
+	if len(rules) != 3 || !rules[2].Allow || *rules[2].Minor != 3 {
+		t.Errorf("rules %+v", rules)
+	}
+}
+
+func TestInjectFollowsTheUser(t *testing.T) {
+	r := bundle(t, `{"ociVersion": "1.0.2", "process": {"cwd": "/", "user": {"uid": 1000, "gid": 100}}}`)
+	if _, err := r.inject("0"); err != nil {
+		t.Fatal(err)
+	}
+	var config oci.Spec
+	r.must(json.Unmarshal([]byte(r.config()), &config))
+	if d := config.Linux.Devices[0]; d.UID == nil || *d.UID != 1000 || d.GID == nil || *d.GID != 100 {
+		t.Errorf("the node belongs to %v:%v, want the container's user", d.UID, d.GID)
+	}
+}
+
+func TestInjectKeepsModeAndOwner(t *testing.T) {
+	testenv.Root(t)
+	r := bundle(t, plainConfig)
+	r.must(os.Chown(r.dir+"/bundle/config.json", 1000, 100))
+	if _, err := r.inject("0"); err != nil {
+		t.Fatal(err)
+	}
+	info := stat(t, r.dir+"/bundle/config.json")
+	owner := info.Sys().(*syscall.Stat_t)
+	if info.Mode() != 0o640 || owner.Uid != 1000 || owner.Gid != 100 {
+		t.Errorf("mode %v, owner %d:%d", info.Mode(), owner.Uid, owner.Gid)
+	}
+}
+
+// On any error config.json is as it was, and there is nothing beside it.
+func TestInjectRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		make  func(*tree)
+		names []string
+		want  []string
+		code  exit.Code
+	}{
+		"a device that does not exist": {
+			nil, []string{"0", "9"}, []string{"device nvidia.com/gpu=9 does not exist; there are 0, 1, gone"}, exit.Failure,
+		},
+		"two devices that do not exist": {
+			nil,
+			[]string{"9", "0", "8", "9"},
+			[]string{"devices nvidia.com/gpu=9, nvidia.com/gpu=8 do not exist; there are 0, 1, gone"},
+			exit.Failure,
+		},
+		"a kind that does not exist": {
+			nil, []string{"amd.com/gpu=0"}, []string{"amd.com/gpu=0 does not exist", "of the kind nvidia.com/gpu"}, exit.Failure,
+		},
+		"a device where there are none": {
+			func(r *tree) { r.must(os.RemoveAll(r.dir + "/cdi")) },
+			[]string{"0"},
+			[]string{"does not exist: there are no devices in", "/cdi"},
+			exit.Failure,
+		},
+		"a name that is none": {nil, []string{"nvidia.com=0"}, []string{"want VENDOR/CLASS=NAME"}, exit.Usage},
+		"a device in conflict": {
+			func(r *tree) { writeSpec(r.t, r.dir+"/cdi/old.yaml", gpuSpec(testHook)) },
+			[]string{"0"},
+			[]string{"gpu.json", "old.yaml", "both define it"},
+			exit.Failure,
+		},
+		"a device whose node is gone": {nil, []string{"0", "gone"}, []string{"/dev/not-there"}, exit.Failure},
+		"a bundle without a config.json": {
+			func(r *tree) { r.must(os.Remove(r.dir + "/bundle/config.json")) },
+			[]string{"0"},
+			[]string{"config.json: no such file"},
+			exit.Failure,
+		},
+		"a link": {
+			func(r *tree) {
+				r.must(os.Rename(r.dir+"/bundle/config.json", r.dir+"/elsewhere.json"))
+				r.link("/bundle/config.json", "../elsewhere.json")
+			}, []string{"0"}, []string{"config.json is a symbolic link"}, exit.Failure,
+		},
+		"a FIFO": {
+			func(r *tree) { r.must(os.Remove(r.dir + "/bundle/config.json")); r.fifo("/bundle/config.json") },
+			[]string{"0"},
+			[]string{"is a FIFO"},
+			exit.Failure,
+		},
+		"a directory": {
+			func(r *tree) {
+				r.must(os.Remove(r.dir + "/bundle/config.json"))
+				r.must(os.Mkdir(r.dir+"/bundle/config.json", 0o755))
+			},
+			[]string{"0"},
+			[]string{"is a directory"},
+			exit.Failure,
+		},
+		"65 MiB": {
+			func(r *tree) { r.must(os.Truncate(r.dir+"/bundle/config.json", 65<<20)) },
+			[]string{"0"},
+			[]string{"the limit is 67108864"},
+			exit.Failure,
+		},
+		"a list":     {overwrite(`[1]`), []string{"0"}, []string{"not an OCI configuration"}, exit.Failure},
+		"nothing":    {overwrite(``), []string{"0"}, []string{"not JSON"}, exit.Failure},
+		"half of it": {overwrite(plainConfig[:300]), []string{"0"}, []string{"not JSON"}, exit.Failure},
+		"two objects": {
+			overwrite(plainConfig + "{}"), []string{"0"}, []string{"something follows"}, exit.Failure,
+		},
+		"a key in two spellings": {
+			overwrite(`{"process": {"cwd": "/", "env": [], "ENV": ["A=b"]}}`), []string{"0"}, []string{`["ENV" "env"]`}, exit.Failure,
+		},
+		"a key twice": {
+			overwrite(`{"process": {"cwd": "/"}, "process": {}}`), []string{"0"}, []string{`the key "process" twice`}, exit.Failure,
+		},
+		"another thing's JSON": {overwrite(`{"process": 7}`), []string{"0"}, []string{"not an OCI configuration"}, exit.Failure},
+		"no process":           {overwrite(`{"ociVersion": "1.0.2"}`), []string{"0"}, []string{"no process"}, exit.Failure},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := bundle(t, plainConfig)
+			if c.make != nil {
+				c.make(r)
+			}
+			before := snapshot(t, r.dir)
+			changed, err := r.inject(c.names...)
+			wantError(t, err, c.want...)
+			if changed || exit.CodeOf(err) != c.code {
+				t.Errorf("changed %v, status %d, want %d", changed, exit.CodeOf(err), c.code)
+			}
+			if diff := cmp.Diff(before, snapshot(t, r.dir)); diff != "" {
+				t.Errorf("the error left traces:\n%s", diff)
+			}
+		})
+	}
+}
+
+func overwrite(config string) func(*tree) {
+	return func(r *tree) { r.file("/bundle/config.json", config, 0o640) }
+}
+
+// snapshot is what is in a directory: the content of small files, of others the type.
+func snapshot(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	m := map[string]string{}
+	err := filepath.Walk(dir, func(p string, info os.FileInfo, err error) error {
+		if err != nil {
+			return err
+		}
+		m[p] = info.Mode().String()
+		if info.Mode().IsRegular() && info.Size() < 1<<20 {
+			data, err := os.ReadFile(p)
+			if err != nil {
+				return err
+			}
+			m[p] += " " + string(data)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestMergeUsesTheFilesSpelling(t *testing.T) {
+	original := decode(t, `{"MOUNTS": [{"Destination": "/a", "x": 1}], "other": 1}`)
+	before := decode(t, `{"mounts": [{"destination": "/a"}]}`)
+	after := decode(t, `{"mounts": [{"destination": "/a"}, {"destination": "/b"}]}`)
+	want := decode(t, `{"MOUNTS": [{"Destination": "/a", "x": 1}, {"destination": "/b"}], "other": 1}`)
+	got, err := mergeJSON(original, before, after)
+	if diff := cmp.Diff(any(want), got); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestMergeDeletes(t *testing.T) {
+	original := decode(t, `{"a": 1, "b": {"c": 2, "x": 3}}`)
+	got, err := mergeJSON(original, decode(t, `{"a": 1, "b": {"c": 2}}`), decode(t, `{"b": {}}`))
+	if diff := cmp.Diff(any(decode(t, `{"b": {"x": 3}}`)), got); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+func FuzzEditConfig(f *testing.F) {
+	f.Add([]byte(plainConfig))
+	f.Add([]byte(`{"process":{},"linux":{"devices":[{"path":"/dev/gpunull"}],"resources":null},"hooks":null,"mounts":[null]}`))
+	f.Add([]byte(`{"PROCESS":{"ENV":null,"env":["A"]},"Hooks":{"createcontainer":[]}}`))
+	f.Add([]byte(`[`))
+	spec := gpuSpec(testHook)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		edits := func() *cdilib.ContainerEdits {
+			e := (&cdilib.ContainerEdits{}).Append(&cdilib.ContainerEdits{ContainerEdits: &clone(t, spec).ContainerEdits})
+			return e.Append(&cdilib.ContainerEdits{ContainerEdits: &clone(t, spec).Devices[0].ContainerEdits})
+		}
+		after, err := editConfig(data, edits())
+		if err != nil {
+			if after != nil {
+				t.Fatalf("a configuration and the error %v", err)
+			}
+			return
+		}
+		if after == nil {
+			return // all of it was there
+		}
+		var config oci.Spec
+		if err := json.Unmarshal(after, &config); err != nil {
+			t.Fatalf("the result is no configuration: %v\n%s", err, after)
+		}
+		if len(config.Hooks.CreateContainer) == 0 || len(config.Linux.Devices) == 0 || len(config.Mounts) == 0 {
+			t.Errorf("the edits are missing:\n%s", after)
+		}
+		if again, err := editConfig(after, edits()); err != nil || again != nil {
+			t.Errorf("a second time changes something, %v:\n%s\n%s", err, after, again)
+		}
+	})
+}

@@ -1,0 +1,97 @@
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"gpu-cdi-plugin/internal/host"
+)
+
+// findNodes looks for the control nodes, which are findings, and for those of GPUs and of MIG devices, which Generate
+// speaks of.
+func findNodes(h host.Host) ([]Node, []Finding) {
+	var nodes []Node
+	var findings []Finding
+	for _, c := range controlNodes {
+		n, err := findNode(h, c.name, c.capabilities)
+		findings = append(findings, n.finding(err))
+		if err == nil {
+			nodes = append(nodes, n)
+		}
+	}
+	for _, dir := range []struct{ path, prefix string }{{"", "nvidia"}, {"nvidia-caps", "nvidia-cap"}} {
+		names, _ := readNames(h.Dev(dir.path))
+		for _, name := range names {
+			number, ok := strings.CutPrefix(name, dir.prefix)
+			if !ok || !isNumbers(number) {
+				continue
+			}
+			if n, err := findNode(h, path.Join(dir.path, name), All); err == nil {
+				nodes = append(nodes, n)
+			}
+		}
+	}
+	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Path, b.Path) })
+	return nodes, findings
+}
+
+// findNode is the character device of that name under /dev.
+func findNode(h host.Host, name string, c Capabilities) (Node, error) {
+	n := Node{Path: path.Join("/dev", name), HostPath: h.Dev(name), Capabilities: c}
+	info, err := os.Lstat(n.HostPath) // engines look at the node itself too, not at what a link leads to
+	if err != nil {
+		return n, err
+	}
+	n.Mode = info.Mode().Perm()
+	if info.Mode().Type() != fs.ModeDevice|fs.ModeCharDevice {
+		return n, fmt.Errorf("%s, not a character device", describeMode(info.Mode()))
+	}
+	return n, nil
+}
+
+func (n Node) finding(err error) Finding {
+	f := Finding{Name: n.Path, Kind: KindNode, Capabilities: n.Capabilities, Used: err == nil}
+	switch {
+	case err == nil:
+		f.Path = n.HostPath
+	case errors.Is(err, fs.ErrNotExist):
+		f.Note = notFound
+	default:
+		f.Path, f.Note = n.HostPath, err.Error()
+	}
+	return f
+}
+
+// findDRM looks for the nodes under /dev/dri of each of the vendor's PCI devices.
+func findDRM(h host.Host) (map[string][]Node, []Finding) {
+	drm := map[string][]Node{}
+	var findings []Finding
+	addresses, _ := readNames(h.Sys("bus/pci/devices"))
+	for _, address := range addresses {
+		names, err := readNames(h.Sys("bus/pci/devices", address, "drm"))
+		if err != nil || !isVendors(h, address) {
+			continue
+		}
+		for _, name := range names {
+			if !strings.HasPrefix(name, "card") && !strings.HasPrefix(name, "renderD") {
+				continue
+			}
+			n, err := findNode(h, path.Join("dri", name), usesDRM)
+			findings = append(findings, n.finding(err))
+			if err == nil {
+				drm[address] = append(drm[address], n)
+			}
+		}
+	}
+	return drm, findings
+}
+
+func isVendors(h host.Host, address string) bool {
+	data, _, err := readRegular(h.Sys("bus/pci/devices", address, "vendor"), 4096, 0)
+	return err == nil && strings.TrimSpace(string(data)) == vendorNVIDIA
+}

@@ -1,0 +1,155 @@
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	securejoin "github.com/cyphar/filepath-securejoin"
+	"golang.org/x/sys/unix"
+)
+
+// root is the directory that a driver is installed under. Links in it lead where they would if it were "/", so that
+// those of a driver container stay in it.
+type root string
+
+// resolve is the file that path, absolute in the root, leads to, on the host. It need not exist.
+func (r root) resolve(path string) (string, error) {
+	real, err := securejoin.SecureJoin(string(r), path)
+	if err != nil {
+		return "", fmt.Errorf("follow links under %s: %w", r, err)
+	}
+	return real, nil
+}
+
+// inside is the path in the root of a file on the host.
+func (r root) inside(hostPath string) string {
+	if r == "/" {
+		return hostPath
+	}
+	return strings.TrimPrefix(hostPath, string(r))
+}
+
+// stat follows path and says what is there. The error wraps fs.ErrNotExist if that is nothing.
+func (r root) stat(path string) (real string, info fs.FileInfo, err error) {
+	if real, err = r.resolve(path); err != nil {
+		return "", nil, err
+	}
+	info, err = os.Lstat(real)
+	if errors.Is(err, unix.ENOTDIR) {
+		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
+	return real, info, err
+}
+
+// names lists a directory, sorted.
+func (r root) names(dir string) (real string, names []string, err error) {
+	if real, err = r.resolve(dir); err != nil {
+		return "", nil, err
+	}
+	names, err = readNames(real)
+	return real, names, err
+}
+
+func readNames(dir string) ([]string, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// readRegular reads a regular file of at most limit bytes. It waits for nothing: a FIFO or a device is an error.
+// Flags are added to those of the open.
+func readRegular(path string, limit int64, flags int) ([]byte, fs.FileInfo, error) {
+	f, err := openRegular(path, flags)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	if info.Size() > limit {
+		return nil, nil, fmt.Errorf("%s has %d bytes, the limit is %d", path, info.Size(), limit)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("%s grew beyond the limit of %d bytes", path, limit)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return data, info, nil
+}
+
+func openRegular(path string, flags int) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is %s, not a regular file", path, describeMode(info.Mode()))
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// describeMode names the type of a file.
+func describeMode(m fs.FileMode) string {
+	switch m.Type() {
+	case 0:
+		return "a regular file"
+	case fs.ModeDir:
+		return "a directory"
+	case fs.ModeSymlink:
+		return "a symbolic link"
+	case fs.ModeNamedPipe:
+		return "a FIFO"
+	case fs.ModeSocket:
+		return "a socket"
+	case fs.ModeDevice | fs.ModeCharDevice:
+		return "a character device"
+	case fs.ModeDevice:
+		return "a block device"
+	}
+	return "of an unknown type"
+}
+
+// isPlain reports whether a path can be an argument of the hook, where these characters have a meaning.
+func isPlain(p string) bool { return path.Clean(p) == p && !strings.ContainsAny(p, ",=:\x00\n") }
+
+// machine is what depends on the architecture. NVIDIA has drivers for these two.
+type machine struct {
+	goarch, name, multiarch string
+}
+
+func machineFor(goarch string) machine {
+	if goarch == "arm64" {
+		return machine{goarch, "aarch64", "aarch64-linux-gnu"}
+	}
+	return machine{goarch, "x86_64", "x86_64-linux-gnu"}
+}
+
+// fill replaces {key} in a pattern of the tables by its value, for alternating keys and values.
+func fill(pattern string, kv ...string) string { return strings.NewReplacer(kv...).Replace(pattern) }
+
+// under joins a directory in the root and a relative path.
+func under(dir, rel string) string { return filepath.Join("/", dir, rel) }

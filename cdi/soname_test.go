@@ -1,0 +1,194 @@
+package cdi
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/sim"
+)
+
+func stub(t testing.TB, soname string) []byte {
+	t.Helper()
+	data, err := sim.Library{SONAME: soname, Needed: []string{"libc.so.6"}}.ELF()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func parse(data []byte) (string, error) {
+	return parseSONAME(bytes.NewReader(data), int64(len(data)), machineFor(runtime.GOARCH))
+}
+
+func TestParseSONAME(t *testing.T) {
+	for _, want := range []string{"libcuda.so.1", ""} {
+		if got, err := parse(stub(t, want)); got != want || err != nil {
+			t.Errorf("got %q, %v; want %q", got, err, want)
+		}
+	}
+}
+
+// The C library of this system is a library that nobody here made.
+func TestReadSONAMEOfARealLibrary(t *testing.T) {
+	for _, dir := range []string{"/lib/" + machineFor(runtime.GOARCH).multiarch, "/lib64", "/usr/lib"} {
+		path, err := filepath.EvalSymlinks(filepath.Join(dir, "libc.so.6"))
+		if err != nil {
+			continue
+		}
+		got, err := readSONAME(path, machineFor(runtime.GOARCH))
+		if got != "libc.so.6" || err != nil {
+			t.Errorf("%s: got %q, %v", path, got, err)
+		}
+		return
+	}
+	t.Log("no glibc here")
+}
+
+func TestReadSONAMEWithoutOneIsTheFilesName(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "plugin.so")
+	if err := os.WriteFile(path, stub(t, ""), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := readSONAME(path, machineFor(runtime.GOARCH)); got != "plugin.so" || err != nil {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+// A library is cut at every length, or one byte of it is another: there is a name or an error, and no crash.
+func TestParseSONAMEOfDamagedLibraries(t *testing.T) {
+	whole := stub(t, "libcuda.so.1")
+	for n := range whole {
+		if n > 4096 && n%997 != 0 {
+			continue
+		}
+		if _, err := parse(whole[:n]); err == nil {
+			t.Errorf("no error for the first %d of %d bytes", n, len(whole))
+		}
+	}
+	for i := range min(len(whole), 2048) {
+		for _, b := range []byte{0, 1, 0x7f, 0xff} {
+			data := bytes.Clone(whole)
+			data[i] = b
+			if name, err := parse(data); err != nil && name != "" {
+				t.Fatalf("byte %d as %#x: %q and %v", i, b, name, err)
+			}
+		}
+	}
+}
+
+func TestParseSONAMEHasLimits(t *testing.T) {
+	whole := stub(t, "libcuda.so.1")
+	f, err := elf.NewFile(bytes.NewReader(whole))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Sections claim to be as large as they can.
+	shoff := binary.LittleEndian.Uint64(whole[0x28:])
+	for i, s := range f.Sections {
+		if s.Type != elf.SHT_DYNAMIC && s.Type != elf.SHT_STRTAB {
+			continue
+		}
+		data := bytes.Clone(whole)
+		binary.LittleEndian.PutUint64(data[shoff+uint64(i)*64+32:], 1<<40)
+		before := allocated()
+		if _, err := parse(data); s.Name != ".shstrtab" && (err == nil || !strings.Contains(err.Error(), "the limit is")) {
+			t.Errorf("section %s of 1 TB: %v", s.Name, err)
+		}
+		if used := allocated() - before; used > 64<<20 {
+			t.Errorf("section %s of 1 TB costs %d bytes", s.Name, used)
+		}
+	}
+	if _, err := parseSONAME(bytes.NewReader(whole), maxLibrary+1, machineFor(runtime.GOARCH)); err == nil {
+		t.Error("no error about a file above the limit")
+	}
+}
+
+// A loader maps segments, so a file that ends within one is truncated even if all else can be read.
+func TestParseSONAMEOfALibraryThatEndsInASegment(t *testing.T) {
+	data := stub(t, "libcuda.so.1")
+	phoff := binary.LittleEndian.Uint64(data[0x20:])
+	for name, size := range map[string]uint64{"beyond the file": uint64(len(data)) + 1, "beyond all numbers": ^uint64(0)} {
+		binary.LittleEndian.PutUint64(data[phoff+32:], size)
+		if _, err := parse(data); err == nil {
+			t.Errorf("no error about a segment that ends %s", name)
+		}
+	}
+}
+
+func allocated() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.TotalAlloc
+}
+
+func TestParseSONAMERefusesOtherMachinesAndFiles(t *testing.T) {
+	whole := stub(t, "libcuda.so.1")
+	change := func(at int, b byte) []byte {
+		data := bytes.Clone(whole)
+		data[at] = b
+		return data
+	}
+	if _, err := parse(change(0x12, 0xf3)); !errors.Is(err, errWrongMachine) { // RISC-V
+		t.Errorf("a library for another machine: %v", err)
+	}
+	if _, err := parse(change(0x10, byte(elf.ET_EXEC))); err == nil || !strings.Contains(err.Error(), "not a shared library") {
+		t.Errorf("a program: %v", err)
+	}
+	for _, name := range []string{"../../etc/passwd", "a/b", "a,b", "a=b", "a:b", ".."} {
+		if got, err := parse(stub(t, name)); err == nil {
+			t.Errorf("SONAME %q is taken as %q", name, got)
+		}
+	}
+}
+
+func FuzzParseSONAME(f *testing.F) {
+	f.Add(stub(f, "libcuda.so.1"))
+	f.Add([]byte("\x7fELF\x02\x01\x01"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		name, err := parse(data)
+		if err != nil && name != "" {
+			t.Fatalf("%q and the error %v", name, err)
+		}
+		if err == nil && name != "" && (!isPlain(name) || strings.Contains(name, "/")) {
+			t.Errorf("SONAME %q", name)
+		}
+	})
+}
+
+// FuzzDiscover is a whole driver root with a garbage library and loader cache: a driver or an error that names the
+// trouble.
+func FuzzDiscover(f *testing.F) {
+	f.Add(stub(f, "libcuda.so.1"), []byte("glibc-ld.so.cache1.1"), true)
+	f.Add([]byte("\x7fELF"), []byte{}, false)
+	dir := f.TempDir()
+	sound := stub(f, "libcuda.so.1")
+	f.Fuzz(func(t *testing.T, garbage, cache []byte, core bool) {
+		r := &tree{t, dir}
+		cuda, video := sound, garbage
+		if core {
+			cuda, video = garbage, sound
+		}
+		for at, data := range map[string][]byte{"libcuda": cuda, "libnvcuvid": video, "libnvidia-ml": sound} {
+			r.must(os.WriteFile(r.path("/usr/lib64/"+at+".so."+testVersion), data, 0o755))
+		}
+		r.must(os.WriteFile(r.path("/etc/ld.so.cache"), cache, 0o644))
+		d, err := Discover(r.host(), testVersion)
+		if (d == nil) == (err == nil) {
+			t.Fatalf("driver %v and error %v, want exactly one", d, err)
+		}
+		if err != nil && !core {
+			t.Errorf("a library that is not needed is an error: %v", err)
+		}
+		if d != nil {
+			d.Nodes = handDriver().Nodes
+			mustGenerate(t, pair(0), d, Options{})
+		}
+	})
+}

@@ -1,0 +1,157 @@
+package cdi
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+func TestValidate(t *testing.T) {
+	r := newTree(t)
+	r.file("/lib.so", "", 0o644)
+	r.file("/hook", "", 0o755)
+	r.file("/not-a-hook", "", 0o644)
+	hook := &specs.Hook{HookName: "createContainer", Path: r.dir + "/hook", Env: []string{"PATH=/bin"}}
+	for name, c := range map[string]struct {
+		edits specs.ContainerEdits
+		want  []string
+	}{
+		"a sound spec": {edits: specs.ContainerEdits{
+			DeviceNodes: []*specs.DeviceNode{{Path: "/dev/null"}, {Path: "/dev/x", HostPath: "/dev/zero"}},
+			Mounts:      []*specs.Mount{{HostPath: r.dir + "/lib.so", ContainerPath: "/lib.so"}},
+			Hooks:       []*specs.Hook{hook},
+		}},
+		"a tmpfs has no file": {edits: specs.ContainerEdits{Mounts: []*specs.Mount{{HostPath: "tmpfs", ContainerPath: "/t", Type: "tmpfs"}}}},
+		"a mount without its file": {
+			specs.ContainerEdits{Mounts: []*specs.Mount{{HostPath: r.dir + "/gone.so", ContainerPath: "/lib.so"}}},
+			[]string{"mount /lib.so: stat " + r.dir + "/gone.so: no such file or directory"},
+		},
+		"a node that is not there": {
+			specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/nvidia77"}}},
+			[]string{"device node: lstat /dev/nvidia77: no such file or directory"},
+		},
+		"a node that is a file": {
+			specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/x", HostPath: r.dir + "/lib.so"}}},
+			[]string{"device node: " + r.dir + "/lib.so is a regular file"},
+		},
+		"numbers that the node has not": {
+			specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/null", Major: 511, Minor: 0}}},
+			[]string{"device node /dev/null is 1:3, the spec says 511:0"},
+		},
+		"numbers that the node has": {edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/null", Major: 1, Minor: 3}}}},
+		"a hook that is not there": {
+			specs.ContainerEdits{Hooks: []*specs.Hook{{HookName: "createContainer", Path: "/gone/hook", Env: hook.Env}}},
+			[]string{"hook: stat /gone/hook: no such file or directory"},
+		},
+		"a hook that cannot be executed": {
+			specs.ContainerEdits{Hooks: []*specs.Hook{{HookName: "createContainer", Path: r.dir + "/not-a-hook", Env: hook.Env}}},
+			[]string{"hook: " + r.dir + "/not-a-hook is not executable"},
+		},
+		"a hook that is a directory": {
+			specs.ContainerEdits{Hooks: []*specs.Hook{{HookName: "createContainer", Path: r.dir, Env: hook.Env}}},
+			[]string{"hook: " + r.dir + " is a directory"},
+		},
+		"a hook with the image's environment": {
+			specs.ContainerEdits{Hooks: []*specs.Hook{{HookName: "createContainer", Path: r.dir + "/hook"}}},
+			[]string{"hook " + r.dir + "/hook has no environment of its own: it would get that of the image"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, place := range []string{"all devices", "device 1"} {
+				spec := small(DefaultKind, "1")
+				if place == "all devices" {
+					spec.ContainerEdits = c.edits
+				} else {
+					spec.Devices[0].ContainerEdits = c.edits
+				}
+				var want, got []string
+				for _, w := range c.want {
+					want = append(want, place+": "+w)
+				}
+				for _, p := range Validate(spec) {
+					got = append(got, p.String())
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("problems (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+func TestValidateSaysAProblemOnce(t *testing.T) {
+	spec := small(DefaultKind, "0", "GPU-a", "all")
+	for i := range spec.Devices {
+		spec.Devices[i].ContainerEdits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/nvidia77"}}
+	}
+	if got := Validate(spec); len(got) != 1 || got[0].Where != "device 0" {
+		t.Errorf("problems %v", got)
+	}
+}
+
+func TestValidateFile(t *testing.T) {
+	for name, c := range map[string]struct {
+		file    string
+		content string
+		mode    os.FileMode
+		want    []string
+	}{
+		"a sound file":         {"x.json", "", 0o644, nil},
+		"one for root alone":   {"x.json", "", 0o600, []string{"mode 0600"}},
+		"another extension":    {"x.yml", "", 0o644, []string{"only .json and .yaml"}},
+		"text":                 {"x.json", "hello", 0o644, []string{"x.json"}},
+		"a version too low":    {"x.json", "0.3.0", 0o644, []string{"at least v0.5.0"}},
+		"all of that together": {"x.yml", "0.3.0", 0o600, []string{"only .json", "mode 0600", "at least v0.5.0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newTree(t)
+			spec := small(DefaultKind, "0")
+			data, err := Marshal(spec, JSON)
+			r.must(err)
+			switch c.content {
+			case "":
+			case "0.3.0":
+				data = []byte(strings.Replace(string(data), "0.5.0", "0.3.0", 1))
+			default:
+				data = []byte(c.content)
+			}
+			r.file("/"+c.file, string(data), c.mode)
+			problems, err := ValidateFile(r.dir + "/" + c.file)
+			r.must(err)
+			if len(problems) != len(c.want) {
+				t.Fatalf("problems %v, want %q", problems, c.want)
+			}
+			for i, p := range problems {
+				if !strings.Contains(p.String(), c.want[i]) {
+					t.Errorf("problem %q, want %q", p, c.want[i])
+				}
+			}
+		})
+	}
+	if _, err := ValidateFile(t.TempDir() + "/none.json"); err == nil {
+		t.Error("no error about a file that is not there")
+	}
+}
+
+func TestValidateFindsWhatIsGone(t *testing.T) {
+	testenv.Root(t)
+	r := newTree(t)
+	r.core("/usr/lib64", testVersion)
+	r.file("/hook", "", 0o755)
+	d := r.discover(testVersion)
+	d.Nodes = []Node{{"/dev/nvidia4", "/dev/null", 0o666, All}, {"/dev/nvidia5", "/dev/zero", 0o666, All}}
+	spec := mustGenerate(t, pair(0), d, Options{HookPath: r.dir + "/hook"})
+	if problems := Validate(spec); len(problems) > 0 {
+		t.Fatalf("a new spec has problems: %v", problems)
+	}
+	r.must(os.Remove(d.Libraries[0].HostPath))
+	r.must(os.Remove(r.dir + "/hook"))
+	if problems := Validate(spec); len(problems) != 2 {
+		t.Errorf("problems %v, want one for the library and one for the hook", problems)
+	}
+}

@@ -1,0 +1,38 @@
+package cdi
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// splitLibrary splits "libcuda.so.580.126.09" into "libcuda" and "580.126.09".
+func splitLibrary(file string) (name, suffix string, ok bool) {
+	name, suffix, ok = strings.Cut(file, ".so.")
+	if !ok {
+		name, ok = strings.CutSuffix(file, ".so")
+	}
+	return name, suffix, ok && strings.HasPrefix(name, "lib")
+}
+
+// isVersion reports whether s looks like a driver's version: several numbers with dots between.
+func isVersion(s string) bool { return strings.Contains(s, ".") && isNumbers(s) }
+
+// isNumbers reports whether s is numbers with dots between.
+func isNumbers(s string) bool {
+	for part := range strings.SplitSeq(s, ".") {
+		if part == "" || len(part) > 9 || strings.Trim(part, "0123456789") != "" {
+			return false
+		}
+	}
+	return true
+}
+
+// compareVersions compares versions number by number.
+func compareVersions(a, b string) int {
+	return slices.CompareFunc(strings.Split(a, "."), strings.Split(b, "."), func(x, y string) int {
+		m, _ := strconv.ParseUint(x, 10, 32)
+		n, _ := strconv.ParseUint(y, 10, 32)
+		return int(m) - int(n)
+	})
+}

@@ -1,0 +1,183 @@
+package cdi
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/internal/exit"
+)
+
+func TestWriteFileAndReadFile(t *testing.T) {
+	want := mustGenerate(t, pair(2), handDriver(), Options{})
+	for _, name := range []string{"x.json", "x.yaml"} {
+		path := filepath.Join(t.TempDir(), name)
+		if err := WriteFile(path, want); err != nil {
+			t.Fatal(err)
+		}
+		got, err := ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		info, err := os.Stat(path)
+		if err != nil || info.Mode() != 0o644 {
+			t.Errorf("%s: mode %v, %v; engines of other users must read it", name, info.Mode(), err)
+		}
+		if lib, err := cdilib.ReadSpec(path, 0); err != nil || cmp.Diff(want, lib.Spec) != "" {
+			t.Errorf("%s: the CDI library reads %v, %v", name, lib, err)
+		}
+	}
+}
+
+func TestMarshalIsDeterministic(t *testing.T) {
+	for _, f := range []Format{JSON, YAML} {
+		first, err := Marshal(mustGenerate(t, pair(2), handDriver(), Options{}), f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			again, err := Marshal(mustGenerate(t, pair(2), handDriver(), Options{}), f)
+			if err != nil || !bytes.Equal(first, again) {
+				t.Fatalf("%s: another encoding of the same spec, %v", f, err)
+			}
+		}
+	}
+	if _, err := Marshal(&specs.Spec{}, "toml"); err == nil {
+		t.Error("no error for an unknown format")
+	}
+}
+
+func TestFileName(t *testing.T) {
+	if got := FileName("nvidia.com/gpu"); got != "nvidia.com-gpu.json" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestWriteFileRefuses(t *testing.T) {
+	good := mustGenerate(t, pair(0), handDriver(), Options{})
+	for name, c := range map[string]struct {
+		file   string
+		change func(*specs.Spec)
+		want   string
+	}{
+		"an extension that engines ignore": {"spec.yml", nil, "only .json and .yaml"},
+		"a directory that is not there":    {"nowhere/spec.json", nil, "no such file"},
+		"a version that is too low":        {"spec.json", func(s *specs.Spec) { s.Version = "0.3.0" }, "at least v0.5.0"},
+		"a spec without devices":           {"spec.json", func(s *specs.Spec) { s.Devices = nil }, "no devices"},
+		"a name twice":                     {"spec.json", func(s *specs.Spec) { s.Devices[1].Name = "0" }, `the name "0"`},
+		"a name that is none":              {"spec.json", func(s *specs.Spec) { s.Devices[1].Name = "a b" }, `"a b"`},
+		"a kind that is none":              {"spec.json", func(s *specs.Spec) { s.Kind = "gpu" }, "VENDOR/CLASS"},
+		"a device that is nothing":         {"spec.json", func(s *specs.Spec) { s.Devices[1].ContainerEdits = specs.ContainerEdits{} }, "no edits"},
+		"edits that are not valid":         {"spec.json", func(s *specs.Spec) { s.ContainerEdits.Env = []string{"x"} }, "invalid"},
+		"a hook that is not valid": {"spec.json", func(s *specs.Spec) {
+			s.Devices[0].ContainerEdits.Hooks = []*specs.Hook{{HookName: "sometime", Path: "/x"}}
+		}, "sometime"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			spec := clone(t, good)
+			if c.change != nil {
+				c.change(spec)
+			}
+			wantError(t, WriteFile(filepath.Join(dir, c.file), spec), c.want, c.file)
+			if names, _ := readNames(dir); len(names) > 0 {
+				t.Errorf("left behind: %q", names)
+			}
+		})
+	}
+}
+
+func clone(t testing.TB, spec *specs.Spec) *specs.Spec {
+	t.Helper()
+	data, err := Marshal(spec, JSON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := cdilib.ParseSpec(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return again
+}
+
+func TestReadFileRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(*tree)
+		want string
+	}{
+		"an empty file":             {func(r *tree) { r.file("/x.json", "", 0o644) }, "empty"},
+		"text":                      {func(r *tree) { r.file("/x.json", "hello", 0o644) }, "yaml: "},
+		"an unknown field":          {func(r *tree) { r.file("/x.json", `{"cdiVersion": "0.5.0", "kinds": 1}`, 0o644) }, "kinds"},
+		"a spec without a kind":     {func(r *tree) { r.file("/x.json", `{"cdiVersion": "0.5.0"}`, 0o644) }, "vendor"},
+		"a FIFO":                    {func(r *tree) { r.fifo("/x.json") }, "a FIFO, not a regular file"},
+		"a directory":               {func(r *tree) { r.must(os.Mkdir(r.dir+"/x.json", 0o755)) }, "a directory"},
+		"a link that leads nowhere": {func(r *tree) { r.link("/x.json", "y.json") }, "no such file"},
+		"a file of 4 GB": {func(r *tree) {
+			r.file("/x.json", "", 0o644)
+			r.must(os.Truncate(r.dir+"/x.json", 4<<30))
+		}, "the limit is"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newTree(t)
+			c.make(r)
+			spec, err := ReadFile(r.dir + "/x.json")
+			wantError(t, err, "x.json", c.want)
+			if spec != nil || strings.Contains(err.Error(), "failed to") {
+				t.Errorf("spec %v, error %v", spec, err)
+			}
+		})
+	}
+	if _, err := ReadFile(filepath.Join(t.TempDir(), "no.json")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("about a file that is not there: %v", err)
+	}
+}
+
+func FuzzReadFile(f *testing.F) {
+	good, err := Marshal(mustGenerate(f, pair(1), handDriver(), Options{}), JSON)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add([]byte("cdiVersion: 0.6.0\nkind: a.b/c\nannotations: {x: y}\ndevices: [{name: d, containerEdits: {env: [A=b]}}]\n"))
+	f.Add([]byte("a: &a [*a]"))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, data []byte) {
+		path := filepath.Join(dir, "x.json")
+		if err := os.WriteFile(path, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		spec, err := ReadFile(path)
+		if (spec == nil) == (err == nil) {
+			t.Fatalf("spec %v and error %v, want exactly one", spec, err)
+		}
+		if err != nil {
+			return
+		}
+		// What engines read, Diff, Validate and the encoders take.
+		if diff := Diff(spec, spec); len(diff) > 0 {
+			t.Errorf("a spec differs from itself: %v", diff)
+		}
+		Validate(spec)
+		if err := checkSpec(spec); err != nil {
+			t.Errorf("the library takes the spec, checkSpec does not: %v", err)
+		}
+	})
+}
+
+func TestAnUnusableExtensionIsWrongUsage(t *testing.T) {
+	err := WriteFile(filepath.Join(t.TempDir(), "x.yml"), mustGenerate(t, pair(0), handDriver(), Options{}))
+	if exit.CodeOf(err) != exit.Usage {
+		t.Errorf("status %d, want %d", exit.CodeOf(err), exit.Usage)
+	}
+}

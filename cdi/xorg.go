@@ -1,0 +1,59 @@
+package cdi
+
+import (
+	"errors"
+	"io/fs"
+	"path"
+)
+
+// xorg looks for the modules of the X server, each in the first directory that has it.
+func (s *libraryScan) xorg() ([]Library, []Finding) {
+	dirs := s.xorgDirs()
+	var libraries []Library
+	var findings []Finding
+	for _, m := range xorgModules {
+		name := fill(m.file, "{version}", s.version)
+		row := Finding{Name: name, Kind: KindLibrary, Capabilities: Display, Note: notFound}
+		for _, dir := range dirs {
+			f, err := s.xorgModule(dir, name, m.link)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			row.Path, row.Note, row.Used = f.HostPath, "", err == nil
+			if err != nil {
+				row.Note = err.Error()
+				continue
+			}
+			libraries = append(libraries, f.Library)
+			break
+		}
+		findings = append(findings, row)
+	}
+	return libraries, findings
+}
+
+// xorgDirs are the directories below those with libraries of the driver, then the usual ones.
+func (s *libraryScan) xorgDirs() []string {
+	var dirs []string
+	for _, d := range s.dirs {
+		if d.libraries == 0 {
+			continue
+		}
+		for _, sub := range xorgSubdirs {
+			dirs = append(dirs, under(d.path, sub))
+		}
+	}
+	return append(dirs, xorgDirs...)
+}
+
+func (s *libraryScan) xorgModule(dir, name, link string) (*foundLibrary, error) {
+	if _, _, err := s.root.stat(under(dir, name)); err != nil {
+		return &foundLibrary{}, err
+	}
+	f := s.inspect(under(dir, name), nil)
+	f.SONAME, f.Links, f.Capabilities = "", nil, Display
+	if link != "" {
+		f.Links = []Link{{path.Join(path.Dir(f.Path), link), path.Base(f.Path)}}
+	}
+	return f, f.err
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/internal/hookargs"
+	"gpu-cdi-plugin/internal/ldcache"
+)
+
+// BenchmarkProcess is a whole run of the hook, with 49 libraries and an image of 1,000, beside the floor: the same
+// binary that only says its version. "first" merges and writes the cache, "again" finds everything as it should be.
+func BenchmarkProcess(b *testing.B) {
+	c := newContainer(b)
+	cache := &ldcache.Cache{}
+	flags, _ := ldcache.FlagsFor("amd64")
+	for i := range 1000 {
+		name := fmt.Sprintf("libexample-with-a-name-%d.so.%d", i, i%9)
+		cache.Entries = append(cache.Entries, ldcache.Entry{Name: name, Path: "/usr/lib/x86_64-linux-gnu/" + name, Flags: flags})
+	}
+	args := &hookargs.CreateContainer{DriverVersion: "580.126.09", Params: true, EGLProfile: true}
+	for i := range 49 {
+		soname := fmt.Sprintf("libnvidia-part%d.so.1", i)
+		lib := hookargs.Library{SONAME: soname, Path: fmt.Sprintf("/opt/driver/libnvidia-part%d.so.580.126.09", i)}
+		c.write(lib.Path, "driver")
+		args.Libraries = append(args.Libraries, lib)
+		args.Links = append(args.Links, hookargs.Link{Path: "/opt/driver/" + soname, Target: lib.Path})
+	}
+	start := func(args ...string) {
+		cmd := exec.Command(hookBinary(b), args...)
+		cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"id":"bench","bundle":%q}`, c.bundle))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			b.Fatalf("%v: %s", err, out)
+		}
+	}
+	b.Run("floor", func(b *testing.B) {
+		for b.Loop() {
+			start("--version")
+		}
+	})
+	b.Run("first", func(b *testing.B) {
+		for b.Loop() {
+			b.StopTimer()
+			c.write("/etc/ld.so.cache", string(cache.Marshal()))
+			for _, l := range args.Links {
+				_ = os.Remove(c.path(l.Path))
+			}
+			b.StartTimer()
+			start(args.Args()...)
+		}
+	})
+	b.Run("again", func(b *testing.B) {
+		for b.Loop() {
+			start(args.Args()...)
+		}
+	})
+}

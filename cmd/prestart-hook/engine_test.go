@@ -1,0 +1,285 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"gpu-cdi-plugin/internal/hookargs"
+	"gpu-cdi-plugin/internal/hooktest"
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+// engine runs bundles.
+type engine struct {
+	name string
+	path string
+}
+
+func engines(t *testing.T) []engine {
+	t.Helper()
+	needRoot(t)
+	return []engine{{"runc", testenv.Command(t, "runc")}, {"crun", testenv.Command(t, "crun")}}
+}
+
+var containerID atomic.Int64
+
+// run starts a bundle and waits for its end. crun does not start where a cgroup v2 tree lies beside v1's, so it gets a
+// mount namespace without.
+func (e engine) run(t *testing.T, bundle string) (stdout, stderr string, err error) {
+	t.Helper()
+	id := fmt.Sprintf("prestart-hook-test-%d-%d", os.Getpid(), containerID.Add(1))
+	cmd := exec.Command(e.path, "run", "--bundle", bundle, id)
+	if e.name == "crun" {
+		const script = `umount /sys/fs/cgroup/unified 2>/dev/null; exec "$0" "$@"`
+		cmd = exec.Command("/bin/sh", append([]string{"-c", script}, cmd.Args...)...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	}
+	var out, msg bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &msg
+	err = cmd.Run()
+	hookMsg, _ := os.ReadFile(filepath.Join(bundle, "hook-stderr"))
+	return strings.TrimSpace(out.String()), msg.String() + string(hookMsg), err
+}
+
+// bundle is a container's configuration.
+type bundle struct {
+	t        *testing.T
+	dir      string
+	process  []string
+	readonly bool
+	// mounts are bind mounts, destination to source.
+	mounts map[string]string
+	// firstID is the host's user and group that is root in the container; not 0 for a user namespace.
+	firstID int
+	args    hookargs.CreateContainer
+}
+
+func newBundle(t *testing.T) *bundle {
+	t.Helper()
+	dir := t.TempDir()
+	driver := filepath.Join(dir, "libcuda.so.580.1")
+	hooktest.Library(t, driver, "libcuda.so.1")
+	return &bundle{
+		t: t, dir: dir, process: []string{"/bin/loader", "libcuda.so.1"},
+		mounts: map[string]string{"/opt/driver/libcuda.so.580.1": driver},
+		args: hookargs.CreateContainer{
+			DriverVersion: "580.1",
+			Libraries:     []hookargs.Library{{SONAME: "libcuda.so.1", Path: "/opt/driver/libcuda.so.580.1"}},
+			Links:         []hookargs.Link{{Path: "/opt/driver/libcuda.so", Target: "libcuda.so.1"}},
+			Params:        true, EGLProfile: true,
+		},
+	}
+}
+
+func (b *bundle) root() string { return filepath.Join(b.dir, "rootfs") }
+
+func (b *bundle) run(e engine) (stdout, stderr string, err error) {
+	b.t.Helper()
+	mounts := []map[string]any{
+		{"destination": "/proc", "type": "proc", "source": "proc"},
+		{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755"}},
+	}
+	for to, from := range b.mounts {
+		mounts = append(mounts, map[string]any{
+			"destination": to, "source": from, "type": "bind",
+			"options": []string{"ro", "nosuid", "nodev", "rbind", "rprivate"},
+		})
+	}
+	var namespaces []map[string]string
+	for _, kind := range []string{"pid", "mount", "ipc", "uts"} {
+		namespaces = append(namespaces, map[string]string{"type": kind})
+	}
+	linux := map[string]any{"namespaces": namespaces}
+	if b.firstID != 0 {
+		ids := []map[string]int{{"containerID": 0, "hostID": b.firstID, "size": 1000}}
+		linux = map[string]any{
+			"namespaces": append(namespaces, map[string]string{"type": "user"}), "uidMappings": ids, "gidMappings": ids,
+		}
+	}
+	hook := map[string]any{
+		"path": hookBinary(b.t), "args": append([]string{"prestart-hook"}, b.args.Args()...), "env": []string{"NONE=1"},
+	}
+	config, err := json.Marshal(map[string]any{
+		"ociVersion": "1.0.2",
+		"process": map[string]any{
+			"args": b.process, "cwd": "/", "user": map[string]int{"uid": 0, "gid": 0},
+			"env": []string{"PATH=/bin", "LD_PRELOAD=/proc/self/cwd/poc.so"},
+		},
+		"root":   map[string]any{"path": "rootfs", "readonly": b.readonly},
+		"mounts": mounts,
+		"hooks":  map[string]any{"createContainer": []any{hook}},
+		"linux":  linux,
+		// crun hides what hooks write.
+		"annotations": map[string]string{"run.oci.hooks.stderr": filepath.Join(b.dir, "hook-stderr")},
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(b.dir, "config.json"), config, 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+	return e.run(b.t, b.dir)
+}
+
+// withCache lets the real ldconfig make the root's cache.
+func (b *bundle) withCache() {
+	b.t.Helper()
+	if out, err := exec.Command(testenv.Command(b.t, "ldconfig"), "-r", b.root()).CombinedOutput(); err != nil {
+		b.t.Fatalf("ldconfig: %v\n%s", err, out)
+	}
+}
+
+func TestEngines(t *testing.T) {
+	glibc := func(b *bundle) { hooktest.GlibcRoot(b.t, b.root()) }
+	cached := func(b *bundle) { glibc(b); b.withCache() }
+	const there = "/opt/driver/libcuda.so.580.1"
+	for name, tc := range map[string]struct {
+		image    func(b *bundle)
+		readonly bool
+		want     string // what the container prints begins with
+		fails    map[string]string
+	}{
+		"a cache":                     {image: cached, want: there},
+		"no cache":                    {image: glibc, want: there},
+		"a cache, read-only":          {image: cached, readonly: true, want: there},
+		"a FIFO, read-only":           {image: func(b *bundle) { glibc(b); fifo(&container{t: b.t, root: b.root()}, "/etc/ld.so.cache") }, readonly: true, want: there},
+		"musl":                        {image: muslImage, want: "/opt/driver/libcuda.so.1"},
+		"a static program":            {image: static, want: "ran"},
+		"a static program, read-only": {image: static, readonly: true, want: "ran"},
+		// crun before its change of December 2025 makes the root read-only first, so there is nothing to mount the cache over.
+		"no cache, read-only": {image: glibc, readonly: true, want: there, fails: map[string]string{
+			"crun": "without /etc/ld.so.cache nothing in the container finds libcuda.so.1",
+		}},
+		"no cache, read-only, in the loader's own directory": {image: func(b *bundle) {
+			glibc(b)
+			b.inDefaultDir()
+		}, readonly: true, want: mustMultiarch() + "/libcuda.so."},
+	} {
+		for _, e := range engines(t) {
+			t.Run(name+", "+e.name, func(t *testing.T) {
+				b := newBundle(t)
+				b.readonly = tc.readonly
+				tc.image(b)
+				out, stderr, err := b.run(e)
+				if want, fails := tc.fails[e.name]; fails && err != nil {
+					if !strings.Contains(stderr, want) {
+						t.Errorf("%v: %s, want a message with %q", err, stderr, want)
+					}
+					return
+				}
+				// Debian's /lib is a link to /usr/lib, and glibc has both as default directories.
+				if !strings.HasPrefix(strings.TrimPrefix(out, "/usr"), strings.TrimPrefix(tc.want, "/usr")) || err != nil {
+					t.Fatalf("got %q, want %q; %v: %s", out, tc.want, err, stderr)
+				}
+				before := hooktest.Hash(t, b.root())
+				if out2, stderr, err := b.run(e); err != nil || out2 != out {
+					t.Errorf("the second time: %q, %v: %s", out2, err, stderr)
+				}
+				if hooktest.Hash(t, b.root()) != before {
+					t.Error("the second start changed the root")
+				}
+			})
+		}
+	}
+}
+
+func mustMultiarch() string {
+	dir, _ := multiarch()
+	return dir
+}
+
+// In a directory that the loader does not know, names that are only links are found through the cache too, also where no
+// link can be made.
+func TestEnginesFindLinks(t *testing.T) {
+	for _, e := range engines(t) {
+		for name, readonly := range map[string]bool{"": false, ", read-only": true} {
+			t.Run(e.name+name, func(t *testing.T) {
+				b := newBundle(t)
+				hooktest.GlibcRoot(t, b.root())
+				b.withCache()
+				b.readonly, b.process = readonly, []string{"/bin/loader", "libcuda.so"}
+				if out, stderr, err := b.run(e); out != "/opt/driver/libcuda.so.580.1" || err != nil {
+					t.Errorf("got %q, %v: %s", out, err, stderr)
+				}
+			})
+		}
+	}
+}
+
+// muslImage is an image with musl, which finds a library only as a file of its SONAME. Specs have a link for that.
+func muslImage(b *bundle) {
+	b.t.Helper()
+	hooktest.MuslRoot(b.t, b.root())
+	b.args.Links = append(b.args.Links, hookargs.Link{Path: "/opt/driver/libcuda.so.1", Target: "libcuda.so.580.1"})
+}
+
+func static(b *bundle) {
+	b.t.Helper()
+	hooktest.CopyFile(b.t, testenv.Command(b.t, "busybox"), filepath.Join(b.root(), "bin/busybox"))
+	b.process = []string{"/bin/busybox", "echo", "ran"}
+}
+
+// inDefaultDir mounts the driver where the image's loader looks anyway, with the link that it looks for.
+func (b *bundle) inDefaultDir() {
+	b.t.Helper()
+	dir := mustMultiarch()
+	driver := b.mounts["/opt/driver/libcuda.so.580.1"]
+	b.mounts = map[string]string{dir + "/libcuda.so.580.1": driver}
+	b.args.Libraries[0].Path = dir + "/libcuda.so.580.1"
+	b.args.Links = nil
+	root := filepath.Join(b.root(), dir)
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.Symlink("libcuda.so.580.1", filepath.Join(root, "libcuda.so.1")); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// In a user namespace the hook's root cannot read config.json.
+func TestUserNamespace(t *testing.T) {
+	for _, e := range engines(t) {
+		for name, readonly := range map[string]bool{"": false, ", read-only": true} {
+			t.Run(e.name+name, func(t *testing.T) {
+				b := newBundle(t)
+				hooktest.GlibcRoot(t, b.root())
+				b.withCache()
+				b.readonly, b.firstID = readonly, 100000
+				chown(t, b.root(), b.firstID)
+				out, stderr, err := b.run(e)
+				if out != "/opt/driver/libcuda.so.580.1" || err != nil {
+					t.Errorf("got %q, %v: %s", out, err, stderr)
+				}
+			})
+		}
+	}
+}
+
+func chown(t *testing.T, dir string, id int) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, os.Lchown(path, id, id))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ; dir != "/"; dir = filepath.Dir(dir) {
+		i, err := os.Stat(dir)
+		if err == nil && i.Mode()&0o001 == 0 {
+			err = os.Chmod(dir, i.Mode()|0o011)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}

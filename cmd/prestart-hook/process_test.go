@@ -1,0 +1,244 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"gpu-cdi-plugin/internal/hooktest"
+	"gpu-cdi-plugin/internal/ldcache"
+)
+
+// built builds the hook as it is shipped, once, and returns its path.
+var built = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "prestart-hook")
+	if err != nil {
+		return "", err
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { // for the root of a user namespace
+		return "", err
+	}
+	out := filepath.Join(dir, "prestart-hook")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=v1.2.3", "-o", out, ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, msg)
+	}
+	return out, nil
+})
+
+func TestMain(m *testing.M) {
+	status := m.Run()
+	if path, err := built(); err == nil {
+		_ = os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(status)
+}
+
+func hookBinary(t testing.TB) string {
+	t.Helper()
+	path, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// multiarch is Debian's directory of libraries for this machine, loader the dynamic program's interpreter.
+func multiarch() (dir, loader string) {
+	if runtime.GOARCH == "arm64" {
+		return "/usr/lib/aarch64-linux-gnu", "/lib/ld-linux-aarch64.so.1"
+	}
+	return "/usr/lib/x86_64-linux-gnu", "/lib64/ld-linux-x86-64.so.2"
+}
+
+// container is a bundle with a root, beside a directory that nothing may touch.
+type container struct {
+	t                    testing.TB
+	bundle, root, canary string
+	canaryWas            string
+	env                  []string
+}
+
+func newContainer(t testing.TB) *container {
+	t.Helper()
+	base := t.TempDir()
+	c := &container{t: t, bundle: filepath.Join(base, "bundle"), canary: filepath.Join(base, "canary")}
+	c.root = filepath.Join(c.bundle, "rootfs")
+	dir, loader := multiarch()
+	c.write(loader, "loader")
+	c.write(dir+"/libc.so.6", "libc")
+	c.write(dir+"/libcuda.so.580.1", "driver")
+	c.write("/opt/driver/libcuda.so.580.1", "driver")
+	c.write("/etc/passwd", "root:x:0:0::/:/bin/sh")
+	c.write("../config.json", `{"root":{"path":"rootfs"}}`)
+	c.write("../../canary/etc/ld.so.cache", "of the host")
+	c.write("../../canary/libcuda.so.999.1", "of the host")
+	// Whoever runs this leaves a trace.
+	c.write("/sbin/ldconfig", "#!/bin/sh\ntouch "+c.canary+"/executed\n")
+	c.keepCanary()
+	return c
+}
+
+func (c *container) keepCanary() { c.canaryWas = hooktest.Hash(c.t, c.canary) }
+
+func (c *container) path(name string) string { return filepath.Join(c.root, name) }
+
+func (c *container) must(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *container) write(name, data string) {
+	c.t.Helper()
+	c.must(os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
+	c.must(os.WriteFile(c.path(name), []byte(data), 0o755))
+}
+
+func (c *container) link(target, name string) {
+	c.t.Helper()
+	c.must(os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
+	c.must(os.RemoveAll(c.path(name)))
+	c.must(os.Symlink(target, c.path(name)))
+}
+
+// run runs the hook as runc does: in the container's mount namespace, with the root as its working directory.
+func (c *container) run(args ...string) (status int, stderr string) {
+	c.t.Helper()
+	cmd := exec.Command(hookBinary(c.t), append([]string{"create-container"}, args...)...)
+	cmd.Dir = c.root
+	if _, err := os.Stat(cmd.Dir); err != nil {
+		cmd.Dir = c.bundle
+	}
+	cmd.Env = c.env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"ociVersion":"1.0.2","id":"test","pid":1,"bundle":%q}`, c.bundle))
+	var out bytes.Buffer
+	cmd.Stderr = &out
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		c.t.Fatal(err)
+	}
+	if strings.Contains(out.String(), "panic") || strings.Contains(out.String(), "goroutine") {
+		c.t.Errorf("the hook crashed:\n%s", out.String())
+	}
+	for line := range strings.Lines(out.String()) {
+		if !strings.HasPrefix(line, "prestart-hook: ") {
+			c.t.Errorf("a message without the program's name: %q", line)
+		}
+	}
+	return cmd.ProcessState.ExitCode(), out.String()
+}
+
+// checkCanary fails the test if something outside the root has changed.
+func (c *container) checkCanary() {
+	c.t.Helper()
+	if hooktest.Hash(c.t, c.canary) != c.canaryWas {
+		out, _ := exec.Command("find", c.canary, "-ls").Output()
+		c.t.Errorf("something outside the root has changed:\n%s", out)
+	}
+}
+
+// found is where the loader finds a library, by the root's cache.
+func (c *container) found(name string) string {
+	f, err := os.OpenInRoot(c.root, "etc/ld.so.cache")
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = f.Close() }()
+	data, err := io.ReadAll(f)
+	if err != nil {
+		return err.Error()
+	}
+	cache, err := ldcache.Parse(data)
+	if err != nil {
+		return err.Error()
+	}
+	flags, _ := ldcache.FlagsFor(runtime.GOARCH)
+	path, _ := cache.Lookup(name, flags)
+	return path
+}
+
+func TestByHand(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args   []string
+		stdin  string
+		status int
+		want   string
+	}{
+		"no arguments":      {nil, "", 2, `want "create-container"`},
+		"an unknown verb":   {[]string{"install"}, "", 2, "--help"},
+		"an unknown flag":   {[]string{"create-container", "--shell"}, "", 2, "--shell"},
+		"no state":          {[]string{"create-container"}, "", 1, "OCI state: there is none"},
+		"a damaged state":   {[]string{"create-container"}, "{", 1, "OCI state"},
+		"the root is /":     {[]string{"create-container"}, `{"id":"x","root":"/"}`, 1, `"/" cannot be a container's root`},
+		"a link to /":       {[]string{"create-container"}, `{"id":"x","root":"/proc/self/root"}`, 1, "the root of the host"},
+		"no such root":      {[]string{"create-container"}, `{"id":"x","root":"/missing/root"}`, 1, "/missing/root"},
+		"a relative bundle": {[]string{"create-container"}, `{"id":"x","bundle":"b"}`, 1, "not an absolute path"},
+		"help":              {[]string{"--help"}, "", 0, "EXIT STATUS"},
+		"version":           {[]string{"--version"}, "", 0, "prestart-hook v1.2.3\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(hookBinary(t), tc.args...)
+			cmd.Stdin = strings.NewReader(tc.stdin)
+			out, _ := cmd.CombinedOutput()
+			if got := cmd.ProcessState.ExitCode(); got != tc.status || !strings.Contains(string(out), tc.want) {
+				t.Errorf("status %d, want %d, output %q, want it to contain %q", got, tc.status, out, tc.want)
+			}
+		})
+	}
+}
+
+// In a user namespace that hides the bundle the hook goes by its working directory, if that is the root of a mount.
+func TestRootIsWorkingDirectory(t *testing.T) {
+	needRoot(t)
+	c := newContainer(t)
+	c.must(os.Remove(filepath.Join(c.bundle, "config.json")))
+	args := []string{"--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1"}
+	if status, stderr := c.run(args...); status != 1 || !strings.Contains(stderr, "the working directory is no container's root") {
+		t.Errorf("an ordinary directory: status %d, %s", status, stderr)
+	}
+	c.must(syscall.Mount(c.root, c.root, "", syscall.MS_BIND, ""))
+	defer func() { _ = syscall.Unmount(c.root, syscall.MNT_DETACH) }()
+	if status, stderr := c.run(args...); status != 0 || stderr != "" || c.found("libcuda.so.1") != "/opt/driver/libcuda.so.580.1" {
+		t.Errorf("a mount: status %d, %s, library at %q", status, stderr, c.found("libcuda.so.1"))
+	}
+}
+
+// Some runtimes do not read what hooks say.
+func TestNobodyReadsMessages(t *testing.T) {
+	c := newContainer(t)
+	c.write("/etc/ld.so.cache", "damaged, which is worth a message")
+	r, w, err := os.Pipe()
+	c.must(err)
+	c.must(r.Close())
+	defer func() { _ = w.Close() }()
+	cmd := exec.Command(hookBinary(t), "create-container", "--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1")
+	cmd.Stdin, cmd.Stderr = strings.NewReader(fmt.Sprintf(`{"id":"test","bundle":%q}`, c.bundle)), w
+	if err := cmd.Run(); err != nil {
+		t.Errorf("%v, although the work was done", err)
+	}
+}
+
+func TestSizeAndLinking(t *testing.T) {
+	i, err := os.Stat(hookBinary(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i.Size() > 4<<20 {
+		t.Errorf("the binary has %d bytes, want at most 4 MiB", i.Size())
+	}
+}

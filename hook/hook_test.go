@@ -1,0 +1,278 @@
+package hook
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/hookargs"
+	"gpu-cdi-plugin/internal/hooktest"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/ldcache"
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+// write makes files below dir.
+func write(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	for name, data := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(data), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func hostAt(t *testing.T, dir string) host.Host {
+	t.Helper()
+	h, err := host.New(dir, "", "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func node(t *testing.T, path string, minor uint32) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(195, minor))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDevicesAndParams(t *testing.T) {
+	testenv.Root(t)
+	hooktest.MountNamespace(t)
+	hostDir, root := t.TempDir(), t.TempDir()
+	const on = "Mobile: 0\nModifyDeviceFiles: 1\n"
+	write(t, hostDir, map[string]string{"proc/driver/nvidia/params": on})
+	write(t, root, map[string]string{"proc/driver/nvidia/params": on, "dev/nvidia7": "a file", "dev/nvidia-caps/x": ""})
+	for name, minor := range map[string]uint32{"nvidia0": 2, "nvidia10": 10, "nvidiactl": 255, "dri/card1": 1, "dri/renderD129": 129} {
+		node(t, filepath.Join(root, "dev", name), minor)
+	}
+	args := &hookargs.CreateContainer{
+		Params: true, EGLProfile: true,
+		DRI: []hookargs.DRI{{PCIBusID: "0000:1b:00.0", Nodes: []string{"card1", "renderD129"}}, {PCIBusID: "0000:43:00.0", Nodes: []string{"card2"}}},
+	}
+	notes, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir))
+	if len(notes) != 0 || err != nil {
+		t.Fatalf("notes %v, error %v", notes, err)
+	}
+	for name, want := range map[string]string{
+		"proc/driver/nvidia/params": "Mobile: 0\nModifyDeviceFiles: 0\n",
+		profilePath: `{"profiles":[{"name":"_container_","settings":["EGLVisibleDGPUDevices",0x404]}],` +
+			`"rules":[{"pattern":[],"profile":"_container_"}]}`,
+	} {
+		if got, err := os.ReadFile(filepath.Join(root, name)); string(got) != want {
+			t.Errorf("%s: %q, %v, want %q", name, got, err, want)
+		}
+	}
+	links, err := os.ReadDir(filepath.Join(root, "dev/dri/by-path"))
+	if err != nil || len(links) != 2 {
+		t.Errorf("by-path: %v, %v, want 2 links", links, err)
+	}
+	if got, err := os.Readlink(filepath.Join(root, "dev/dri/by-path/pci-0000:1b:00.0-render")); got != "../renderD129" {
+		t.Errorf("by-path link: %q, %v", got, err)
+	}
+	before := hooktest.Hash(t, root)
+	if notes, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir)); len(notes) != 0 || err != nil {
+		t.Errorf("the second time: notes %v, error %v", notes, err)
+	}
+	if hooktest.Hash(t, root) != before {
+		t.Error("the second run changed something")
+	}
+	if err := unix.Unmount(filepath.Join(root, "proc/driver/nvidia/params"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(root, "proc/driver/nvidia/params")); string(got) != on {
+		t.Errorf("below the mount: %q, %v", got, err)
+	}
+}
+
+// Files in a real /proc have no size. /proc/version stands for the driver's file, which is there only with a driver.
+func TestParamsInProc(t *testing.T) {
+	testenv.Root(t)
+	hooktest.MountNamespace(t)
+	hostDir, root := t.TempDir(), t.TempDir()
+	write(t, hostDir, map[string]string{"proc/driver/nvidia/params": "ModifyDeviceFiles: 1\n"})
+	write(t, root, map[string]string{"proc/driver/nvidia/params": ""})
+	params := filepath.Join(root, "proc/driver/nvidia/params")
+	if err := unix.Mount("/proc/version", params, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(params, unix.MNT_DETACH) }()
+	args := &hookargs.CreateContainer{Params: true}
+	for range 2 {
+		if notes, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir)); len(notes) != 0 || err != nil {
+			t.Fatalf("notes %v, error %v", notes, err)
+		}
+		if got, err := os.ReadFile(params); string(got) != "ModifyDeviceFiles: 0\n" {
+			t.Errorf("the container sees %q, %v", got, err)
+		}
+	}
+	if err := unix.Unmount(params, 0); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(params); strings.HasPrefix(string(got), "Modify") {
+		t.Errorf("covered twice: %q, %v", got, err)
+	}
+}
+
+// A package that is installed in the container has ldconfig make a new cache.
+func TestLdconfigInTheContainer(t *testing.T) {
+	ldconfig := testenv.Command(t, "ldconfig")
+	root := t.TempDir()
+	write(t, root, map[string]string{
+		"etc/ld.so.conf": "include /etc/ld.so.conf.d/*.conf\n", "etc/ld.so.conf.d/app.conf": "/opt/stubs\n",
+	})
+	for _, dir := range []string{"opt/stubs", "opt/driver", "opt/driver/vdpau"} {
+		hooktest.Library(t, filepath.Join(root, dir, "libcuda.so.580.1"), "libcuda.so.1")
+	}
+	a, err := archFor(goarch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, root, map[string]string{a.glibcLoader: "loader", "usr/lib64/libc.so.6": "libc", "usr/lib64/libx.so.580.1": "driver"})
+	args := &hookargs.CreateContainer{Libraries: []hookargs.Library{
+		{SONAME: "libcuda.so.1", Path: "/opt/driver/libcuda.so.580.1"},
+		{SONAME: "libother.so.1", Path: "/opt/driver/vdpau/libcuda.so.580.1"},
+		{SONAME: "libx.so.1", Path: "/usr/lib64/libx.so.580.1"},
+	}}
+	for range 2 {
+		if notes, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir())); len(notes) != 0 || err != nil {
+			t.Fatalf("notes %v, error %v", notes, err)
+		}
+		if out, err := exec.Command(ldconfig, "-r", root).CombinedOutput(); err != nil {
+			t.Fatalf("ldconfig: %v\n%s", err, out)
+		}
+		checkCache(t, root, map[string]string{"libcuda.so.1": "/opt/driver/libcuda.so.1"})
+		got, err := os.ReadFile(filepath.Join(root, configDir, configName))
+		if string(got) != "/opt/driver\n" || err != nil {
+			t.Errorf("configuration %q, %v, want only what is not searched by default", got, err)
+		}
+	}
+}
+
+// compatRoot is a container with the image's own user-mode driver of that version.
+func compatRoot(t *testing.T, version, elf string) string {
+	t.Helper()
+	root := t.TempDir()
+	a, err := archFor(goarch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := "usr/local/cuda-12.9/compat/"
+	write(t, root, map[string]string{
+		a.glibcLoader:                                  "loader",
+		"drv/libcuda.so.570.1":                         "driver",
+		"drv/libnvidia-ptxjitcompiler.so.570.1":        "driver",
+		dir + "libcuda.so." + version:                  elf,
+		dir + "libnvidia-ptxjitcompiler.so." + version: "compat",
+		dir + "libc.so.6":                              "not part of a driver",
+	})
+	for name, target := range map[string]string{
+		"usr/local/cuda": "/etc/alternatives/cuda", "etc/alternatives/cuda": "/usr/local/cuda-12.9",
+		dir + "libcuda.so.1": "libcuda.so." + version, dir + "libcuda.so": "libcuda.so.1",
+	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(target, filepath.Join(root, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+func TestForwardCompatibility(t *testing.T) {
+	noted := string(elfWith(noteSection, elfNote(noteOwner, note575)))
+	plain := string(elfWith(".note.gnu", elfNote("GNU", "")))
+	for name, tc := range map[string]struct {
+		version, elf string
+		driver       string
+		setup        func(t *testing.T, root string)
+		used         bool
+		note         string
+	}{
+		"newer, and the note admits the driver": {version: "575.57.08", elf: noted, driver: "570.1", used: true},
+		"newer in the same branch":              {version: "570.2", elf: noted, driver: "570.1", used: true},
+		"the note does not admit the driver":    {version: "575.57.08", elf: noted, driver: "545.1"},
+		"the same version":                      {version: "570.1", elf: noted, driver: "570.1"},
+		"older":                                 {version: "565.9", elf: noted, driver: "570.1"},
+		"older, though not as a decimal":        {version: "570.9", elf: noted, driver: "570.10"},
+		"no note, a newer branch":               {version: "575.57.08", elf: plain, driver: "570.1", used: true},
+		"no note, the same branch":              {version: "570.2", elf: plain, driver: "570.1"},
+		"not ELF":                               {version: "575.57.08", elf: strings.Repeat("x", 100), driver: "570.1", note: "libcuda.so.575.57.08"},
+		"empty":                                 {version: "575.57.08", elf: "", driver: "570.1", note: "ELF header"},
+		"no driver version is known":            {version: "575.57.08", elf: noted},
+		"two of them": {
+			version: "575.57.08", elf: noted, driver: "570.1", note: "more than one",
+			setup: func(t *testing.T, root string) {
+				write(t, root, map[string]string{"usr/local/cuda-12.9/compat/libcuda.so.580.1": noted})
+			},
+		},
+		"a link in its place": {
+			version: "575.57.08", elf: noted, driver: "570.1",
+			setup: func(t *testing.T, root string) {
+				dir := filepath.Join(root, "usr/local/cuda-12.9/compat")
+				if err := os.Rename(dir+"/libcuda.so.575.57.08", dir+"/elsewhere"); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Symlink("elsewhere", dir+"/libcuda.so.575.57.08"); err != nil {
+					t.Fatal(err)
+				}
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := compatRoot(t, tc.version, tc.elf)
+			if tc.setup != nil {
+				tc.setup(t, root)
+			}
+			args := &hookargs.CreateContainer{DriverVersion: tc.driver, Libraries: []hookargs.Library{
+				{SONAME: "libcuda.so.1", Path: "/drv/libcuda.so.570.1"},
+				{SONAME: "libnvidia-ptxjitcompiler.so.1", Path: "/drv/libnvidia-ptxjitcompiler.so.570.1"},
+			}}
+			notes, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir()))
+			if err != nil || (len(notes) > 0) != (tc.note != "") || len(notes) > 0 && !strings.Contains(notes[0].Error(), tc.note) {
+				t.Fatalf("notes %v, error %v, want a note with %q", notes, err, tc.note)
+			}
+			want := map[string]string{"libcuda.so.1": "/drv/libcuda.so.570.1", "libnvidia-ptxjitcompiler.so.1": "/drv/libnvidia-ptxjitcompiler.so.570.1"}
+			if tc.used {
+				want["libcuda.so.1"] = compatDir + "/libcuda.so.1"
+				want["libnvidia-ptxjitcompiler.so.1"] = compatDir + "/libnvidia-ptxjitcompiler.so." + tc.version
+			}
+			checkCache(t, root, want)
+		})
+	}
+}
+
+func checkCache(t *testing.T, root string, want map[string]string) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(root, "etc/ld.so.cache"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := ldcache.Parse(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags, _ := ldcache.FlagsFor(goarch)
+	for name, path := range want {
+		if got, _ := c.Lookup(name, flags); got != path {
+			t.Errorf("the loader finds %s at %q, want %q", name, got, path)
+		}
+	}
+	if got, ok := c.Lookup("libc.so.6", flags); ok {
+		t.Errorf("the cache has %s", got)
+	}
+}

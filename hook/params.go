@@ -1,0 +1,50 @@
+package hook
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+
+	"gpu-cdi-plugin/internal/host"
+)
+
+// paramsPath is where the driver tells its parameters, on the host and in every container's /proc.
+const paramsPath = "/proc/driver/nvidia/params"
+
+const maxParams = 1 << 20 // bytes; real ones have about 1,000
+
+// maskParams turns off ModifyDeviceFiles, by which the driver's libraries would make device nodes in a container that
+// was not given them. It returns nil where there is nothing to turn off.
+func maskParams(data []byte) []byte {
+	const on, off = "ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"
+	lines := bytes.Split(data, []byte("\n"))
+	found := false
+	for i, line := range lines {
+		if string(line) == on {
+			lines[i] = []byte(off)
+			found = true
+		}
+	}
+	if !found {
+		return nil
+	}
+	return bytes.Join(lines, []byte("\n"))
+}
+
+// readParams reads the host's parameters; none without a driver.
+func readParams(h host.Host) ([]byte, error) {
+	f, err := os.Open(h.Proc("driver", "nvidia", "params"))
+	if isMissing(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	data, err := io.ReadAll(io.LimitReader(f, maxParams))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", f.Name(), err)
+	}
+	return data, nil
+}
