@@ -1,0 +1,167 @@
+package plugin
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+// mountOf allocates and returns the mount of the file, and what it says.
+func mountOf(t *testing.T, s *server, ids ...string) (*v1beta1.Mount, string) {
+	t.Helper()
+	resp, err := s.Allocate(t.Context(), allocate(ids...))
+	must(t, err)
+	if n := len(resp.ContainerResponses[0].Mounts); n != 1 {
+		t.Fatalf("%d mounts, want 1", n)
+	}
+	m := resp.ContainerResponses[0].Mounts[0]
+	content, err := os.ReadFile(m.HostPath)
+	must(t, err)
+	return m, string(content)
+}
+
+func described(t *testing.T, r resource.Resource) (*server, string) {
+	t.Helper()
+	a := answers(CDICRI)
+	a.AllocationDir = filepath.Join(t.TempDir(), "allocations")
+	return serverOf(t, r, a), a.AllocationDir
+}
+
+func TestAContainerCanReadWhatItWasGiven(t *testing.T) {
+	mig, shared, lone := migOf(1), replicasOf(1, 2), gpusOf(1)
+	lone.Devices[0].NUMANode = gpu.NoNUMANode
+	cases := map[string]struct {
+		r    resource.Resource
+		id   string
+		want string
+	}{
+		"a GPU": {gpusOf(8), uuid(4), `{"version":1,"resource":"nvidia.com/gpu","devices":[{"id":"` + uuid(4) + `","uuid":"` + uuid(4) +
+			`","index":"4","model":"NVIDIA H100 80GB HBM3","pciBusID":"0000:05:00.0","numaNode":1,"memoryBytes":85899345920}]}`},
+		"a GPU of no NUMA node": {lone, uuid(0), `{"version":1,"resource":"nvidia.com/gpu","devices":[{"id":"` + uuid(0) + `","uuid":"` + uuid(0) +
+			`","index":"0","model":"NVIDIA H100 80GB HBM3","pciBusID":"0000:01:00.0","memoryBytes":85899345920}]}`},
+		"a MIG device": {mig, mig.Devices[1].ID, `{"version":1,"resource":"nvidia.com/mig-1g.10gb","devices":[{"id":"` + mig.Devices[1].ID + `","uuid":"` + mig.Devices[1].ID +
+			`","parent":"` + uuid(0) + `","index":"0:1","model":"NVIDIA H100 80GB HBM3","profile":"1g.10gb","pciBusID":"0000:01:00.0","numaNode":0,"memoryBytes":85899345920}]}`},
+		"a replica": {shared, shared.Devices[0].ID, `{"version":1,"resource":"nvidia.com/gpu.shared","devices":[{"id":"` + shared.Devices[0].ID + `","uuid":"` + uuid(0) +
+			`","index":"0","model":"NVIDIA H100 80GB HBM3","pciBusID":"0000:01:00.0","numaNode":0,"memoryBytes":85899345920,"replica":0}]}`},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			s, dir := described(t, c.r)
+			m, content := mountOf(t, s, c.id)
+			want := &v1beta1.Mount{ContainerPath: "/run/gpu/allocation.json", HostPath: m.HostPath, ReadOnly: true}
+			if diff := cmp.Diff(want, m, protocmp.Transform()); diff != "" || filepath.Dir(m.HostPath) != dir {
+				t.Errorf("the mount (-want +got):\n%s", diff)
+			}
+			var compact, expected any
+			must(t, json.Unmarshal([]byte(content), &compact))
+			must(t, json.Unmarshal([]byte(c.want), &expected))
+			if diff := cmp.Diff(expected, compact); diff != "" {
+				t.Errorf("the file (-want +got):\n%s", diff)
+			}
+			info, err := os.Stat(m.HostPath)
+			must(t, err)
+			if info.Mode().Perm() != 0o644 {
+				t.Errorf("mode %o, want 644: not every container runs as root", info.Mode().Perm())
+			}
+		})
+	}
+}
+
+func TestTheSameDevicesHaveTheSameFile(t *testing.T) {
+	s, dir := described(t, gpusOf(4))
+	first, content := mountOf(t, s, uuid(2), uuid(0))
+	again, _ := mountOf(t, s, uuid(0), uuid(2))
+	if first.HostPath != again.HostPath || len(inDir(t, dir)) != 1 {
+		t.Errorf("%s and %s, %v", first.HostPath, again.HostPath, inDir(t, dir))
+	}
+	other, _ := mountOf(t, s, uuid(0))
+	if other.HostPath == first.HostPath {
+		t.Error("other devices have the same file")
+	}
+	// It comes back if it was removed, also if a runtime then made a directory of it.
+	must(t, os.Remove(first.HostPath))
+	mountOf(t, s, uuid(0), uuid(2))
+	must(t, os.Remove(first.HostPath))
+	must(t, os.Mkdir(first.HostPath, 0o755))
+	if back, now := mountOf(t, s, uuid(0), uuid(2)); back.HostPath != first.HostPath || now != content {
+		t.Errorf("%s, %s", back.HostPath, now)
+	}
+	// Another process comes to the same name.
+	a := s.answers
+	if m, _ := mountOf(t, serverOf(t, gpusOf(4), a), uuid(0), uuid(2)); m.HostPath != first.HostPath {
+		t.Errorf("%s, want %s", m.HostPath, first.HostPath)
+	}
+}
+
+// checkpointOf is a kubelet's checkpoint with an allocation that mounts the paths.
+func checkpointOf(t testing.TB, paths ...string) []byte {
+	t.Helper()
+	answer := &v1beta1.ContainerAllocateResponse{}
+	for _, p := range paths {
+		answer.Mounts = append(answer.Mounts, &v1beta1.Mount{ContainerPath: AllocationPath, HostPath: p})
+	}
+	data, err := proto.Marshal(answer)
+	must(t, err)
+	return fmt.Appendf(nil, `{"Data":{"PodDeviceEntries":[{"PodUID":"7f","ContainerName":"c","ResourceName":"nvidia.com/gpu",`+
+		`"DeviceIDs":{"0":["x"]},"AllocResp":%q}],"RegisteredDevices":{"nvidia.com/gpu":["x"]}},"Checksum":1}`, base64.StdEncoding.EncodeToString(data))
+}
+
+func TestOldFilesGo(t *testing.T) {
+	name := func(c string) string { return strings.Repeat(c, 32) + ".json" }
+	held, forgotten, half := name("a"), name("b"), "."+name("c")+".123.tmp"
+	everything := []string{half, held, forgotten, "other.json"}
+	cases := map[string]struct {
+		checkpoint func(dir string) []byte // nil: there is none
+		age        time.Duration
+		want       []string
+		fails      bool
+	}{
+		"but not those that a pod has":                {func(dir string) []byte { return checkpointOf(t, dir+"/"+held) }, 2 * time.Hour, []string{held, "other.json"}, false},
+		"but not new ones":                            {func(dir string) []byte { return checkpointOf(t) }, time.Minute, everything, false},
+		"but not if the kubelet says nothing":         {nil, 2 * time.Hour, everything, false},
+		"but not if what it says is damaged":          {func(dir string) []byte { return []byte(`{"Data":{"PodDev`) }, 2 * time.Hour, everything, true},
+		"but not if it is of another form":            {func(dir string) []byte { return []byte(`{}`) }, 2 * time.Hour, everything, true},
+		"but not if an allocation in it is not whole": {func(dir string) []byte { return []byte(`{"Data":{"PodDeviceEntries":[{"AllocResp":"////"}]}}`) }, 2 * time.Hour, everything, true},
+	}
+	for title, c := range cases {
+		t.Run(title, func(t *testing.T) {
+			dir := t.TempDir()
+			for _, f := range everything {
+				must(t, os.WriteFile(filepath.Join(dir, f), nil, 0o600))
+			}
+			s := sweeper{dir: dir, checkpoint: filepath.Join(t.TempDir(), checkpointName), log: quiet}
+			if c.checkpoint != nil {
+				must(t, os.WriteFile(s.checkpoint, c.checkpoint(dir), 0o600))
+			}
+			if err := s.sweep(time.Now().Add(c.age)); (err != nil) != c.fails {
+				t.Errorf("sweep: %v", err)
+			}
+			if diff := cmp.Diff(c.want, inDir(t, dir)); diff != "" {
+				t.Errorf("what is left (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func FuzzCheckpoint(f *testing.F) {
+	f.Add(checkpointOf(f, "/a", "/b"))
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"AllocResp":"////"}]}}`))
+	f.Add([]byte(`{"Data":null}`))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		paths, err := parseCheckpoint(content)
+		oneOf(t, paths != nil, err)
+	})
+}

@@ -1,0 +1,103 @@
+package config
+
+import (
+	"slices"
+	"strings"
+
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+// Key is the documentation of a key.
+type Key struct {
+	// Path is where the key is: "sharing.time-slicing.resources[].replicas".
+	Path string
+	// Usage says what it means. Back quotes are around the word for its value, as in the usage of flags.
+	Usage string
+	// Required tells that an item of the list must have it.
+	Required bool
+	// Values are the values that are known, if only those are accepted.
+	Values []string
+	// Least is the least value, if it is a number.
+	Least int
+	// Example is what its value may look like, in YAML, where the default shows too little.
+	Example string
+}
+
+// Usage is the text for the flag of that name.
+func Usage(flag string) string { return keyOf(flag).Usage }
+
+func keyOf(path string) Key {
+	i := slices.IndexFunc(keys, func(k Key) bool { return k.Path == path })
+	if i < 0 {
+		return Key{}
+	}
+	return keys[i]
+}
+
+// sentence is the usage as a sentence, for where there are no flags.
+func (k Key) sentence() string {
+	text := strings.ReplaceAll(k.Usage, "`", "")
+	if text == "" {
+		return ""
+	}
+	return strings.ToUpper(text[:1]) + strings.TrimSuffix(text[1:], ".") + "."
+}
+
+// keys are all keys in the order of the struct.
+var keys = []Key{
+	{Path: "root", Usage: "`directory` that /proc, /sys and /etc/cdi are under, and the driver unless told otherwise"},
+	{Path: "driver-root", Usage: "`directory` that the driver is installed under (default --root)"},
+	{Path: "dev-root", Usage: "`directory` whose dev/ holds the device nodes (default --root)"},
+	{Path: "nvml-library", Usage: "`path` of libnvidia-ml.so.1 (default: looked for)"},
+	{Path: "cdi-dir", Usage: "`directory` that specs are written to"},
+	{Path: "cdi-kind", Usage: "`vendor/class` of the devices in specs"},
+	{Path: "hook-path", Usage: "host `path` of prestart-hook, written into specs (default: beside this program)"},
+	{Path: "log-level", Usage: "least `level` to log: debug, info, warn, error", Values: LogLevels()},
+	{Path: "log-format", Usage: "`format` of logs: text, json", Values: LogFormats()},
+
+	{Path: "device-plugin-dir", Usage: "`directory` of the kubelet's socket for device plugins; ours are made there too"},
+	{Path: "plugins-registry-dir", Usage: "`directory` in which the kubelet looks for plugins, for the registration watcher"},
+	{Path: "registration", Usage: "`way` to register: kubelet (call its socket), watcher (be found in plugins-registry-dir)", Values: Registrations()},
+	{Path: "runtime-dir", Usage: "`directory` for locks"},
+	{Path: "state-dir", Usage: "`directory` for what must outlive a boot, the descriptors of allocations"},
+	{Path: "strategy", Usage: "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar", Values: Strategies()},
+	{Path: "listen", Usage: "`host:port` of the listener for metrics and health (default: none)"},
+	{Path: "extras", Usage: "`list` of what containers get besides GPUs if the host has it: gds, gdrcopy, nvswitch (default: nothing)", Values: Extras()},
+	{
+		Path: "imex", Usage: "IMEX channels, by which GPUs of several nodes share memory.",
+		Example: "channels: [0]\nrequired: true",
+	},
+	{Path: "imex.channels", Usage: "Numbers of the channels that every container with a device gets, if the host has them."},
+	{Path: "imex.required", Usage: "Whether no device can be given to a container while the host lacks one of the channels."},
+
+	{Path: "resource", Usage: "resource `name` of GPUs; its vendor is that of MIG devices' names too"},
+	{Path: "mig-strategy", Usage: "`strategy` for GPUs in MIG mode: none, single (as if they were GPUs), mixed (a name for each profile)", Values: resource.MIGStrategies()},
+	{
+		Path: "gpus", Usage: "The GPUs that are offered, with their MIG devices. A GPU is chosen by its index, its UUID, or a pattern of its product name.",
+		Example: "include: [0, 1, GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c]\nexclude: [\"*T400*\"]",
+	},
+	{Path: "gpus.include", Usage: "GPUs that are offered; none means all."},
+	{Path: "gpus.exclude", Usage: "GPUs that are not offered although they are included."},
+	{
+		Path: "resources", Usage: "Names of resources. The first rule that fits a device names it; * in a pattern is any text, ? any character.",
+		Example: "gpus:\n  - {pattern: \"*H100*\", name: nvidia.com/h100}\nmig:\n  - {pattern: \"1g.*\", name: nvidia.com/mig-small}",
+	},
+	{Path: "resources.gpus", Usage: "Rules for GPUs by product name; they hold for MIG devices with mig-strategy single."},
+	{Path: "resources.gpus[].pattern", Required: true, Usage: "Pattern of the product name."},
+	{Path: "resources.gpus[].name", Required: true, Usage: "Name of the resource."},
+	{Path: "resources.mig", Usage: "Rules for MIG devices by profile, with mig-strategy mixed."},
+	{Path: "resources.mig[].pattern", Required: true, Usage: "Pattern of the profile, such as 1g.10gb."},
+	{Path: "resources.mig[].name", Required: true, Usage: "Name of the resource."},
+	{Path: "sharing", Usage: "Devices that are given to several containers."},
+	{
+		Path: "sharing.time-slicing", Usage: "Sharing by turns. Nothing is isolated, and each container may use all of the memory.",
+		Example: "rename-by-default: true\nresources:\n  - {name: nvidia.com/gpu, devices: [0, 1], replicas: 8}\n  - {name: nvidia.com/gpu, replicas: 4, rename: nvidia.com/gpu-quarter}",
+	},
+	{Path: "sharing.time-slicing.rename-by-default", Usage: "Whether shared resources have .shared behind their name unless a rule has a rename."},
+	{Path: "sharing.time-slicing.fail-requests-greater-than-one", Usage: "Whether a container that asks for more than one device of a shared resource is refused; it would get no more compute for it."},
+	{Path: "sharing.time-slicing.resources", Usage: "Rules; the first one that fits a device holds."},
+	{Path: "sharing.time-slicing.resources[].name", Required: true, Usage: "Resource that the devices would have without the rule."},
+	{Path: "sharing.time-slicing.resources[].devices", Usage: "Devices of the resource that are shared, chosen as in gpus, or MIG devices by UUID or index (0:1); none means all."},
+	{Path: "sharing.time-slicing.resources[].replicas", Required: true, Least: 2, Usage: "How often each device is offered, 2 or more."},
+	{Path: "sharing.time-slicing.resources[].rename", Usage: "Name of the resource that the replicas have."},
+}

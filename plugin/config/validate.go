@@ -1,0 +1,126 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/pkg/parser"
+)
+
+// Validate reports everything that is wrong with the configuration, whatever the node has. Each message begins with the
+// key.
+func (c *Config) Validate() error {
+	return errors.Join(c.Common.Validate(), c.Plugin.Validate())
+}
+
+// Validate reports everything that is wrong with the options for all verbs.
+func (c *Common) Validate() error {
+	return errors.Join(
+		notEmpty("root", c.Root),
+		notEmpty("cdi-dir", c.CDIDir),
+		checkKind(c.CDIKind),
+		known("log-level", c.LogLevel, LogLevels()),
+		known("log-format", c.LogFormat, LogFormats()),
+	)
+}
+
+// Validate reports everything that is wrong with what the device plugin is told.
+func (p *Plugin) Validate() error {
+	return errors.Join(
+		notEmpty("device-plugin-dir", p.DevicePluginDir),
+		notEmpty("plugins-registry-dir", p.PluginsRegistryDir),
+		known("registration", string(p.Registration), Registrations()),
+		notEmpty("runtime-dir", p.RuntimeDir),
+		notEmpty("state-dir", p.StateDir),
+		checkStrategies(p.Strategy),
+		checkListen(p.Listen),
+		eachOnce("extras", p.Extras, Extras()),
+		checkIMEX(&p.IMEX),
+		p.Config.Validate(),
+	)
+}
+
+// LogLevels lists the levels of logging, and LogFormats the formats.
+func LogLevels() []string { return []string{"debug", "info", "warn", "error"} }
+
+// LogFormats lists the formats of logs.
+func LogFormats() []string { return []string{"text", "json"} }
+
+func notEmpty(key, value string) error {
+	if value == "" {
+		return fmt.Errorf("%s is empty", key)
+	}
+	return nil
+}
+
+func known(key, value string, list []string) error {
+	if slices.Contains(list, value) {
+		return nil
+	}
+	return fmt.Errorf("%s: unknown value %q; known are %s", key, value, strings.Join(list, ", "))
+}
+
+func checkKind(kind string) error {
+	vendor, class := parser.ParseQualifier(kind)
+	if err := cmp.Or(parser.ValidateVendorName(vendor), parser.ValidateClassName(class)); err != nil {
+		return fmt.Errorf("cdi-kind %q: want VENDOR/CLASS, such as nvidia.com/gpu: %w", kind, err)
+	}
+	return nil
+}
+
+func checkStrategies(list []Strategy) error {
+	if len(list) == 0 {
+		return errors.New("strategy is empty; no container would get its devices")
+	}
+	return eachOnce("strategy", list, Strategies())
+}
+
+func eachOnce[T ~string](key string, list []T, values []string) error {
+	var errs []error
+	for i, s := range list {
+		errs = append(errs, known(key, string(s), values))
+		if slices.Contains(list[:i], s) {
+			errs = append(errs, fmt.Errorf("%s: %s is there twice", key, s))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func checkIMEX(x *IMEX) error {
+	var errs []error
+	for i, c := range x.Channels {
+		if c < 0 || c > MaxChannel {
+			errs = append(errs, fmt.Errorf("imex.channels: %d is not a number from 0 to %d", c, MaxChannel))
+		}
+		if slices.Contains(x.Channels[:i], c) {
+			errs = append(errs, fmt.Errorf("imex.channels: %d is there twice", c))
+		}
+	}
+	if x.Required && len(x.Channels) == 0 {
+		errs = append(errs, errors.New("imex.required: there is no channel in imex.channels"))
+	}
+	return errors.Join(errs...)
+}
+
+// checkListen takes HOST:PORT. Without a host it would be open to the network, which is said with 0.0.0.0 or [::].
+func checkListen(address string) error {
+	if address == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("listen %q: want HOST:PORT, such as 127.0.0.1:9400: %w", address, err)
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return fmt.Errorf("listen %q: the port is not a number from 0 to 65535", address)
+	}
+	if host == "" {
+		return fmt.Errorf("listen %q has no host; for all of the node's addresses say 0.0.0.0:%s or [::]:%s", address, port, port)
+	}
+	return nil
+}

@@ -1,0 +1,192 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/plugin/plugintest"
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+const gpus = "nvidia.com/gpu"
+
+// uuid is that of the nth GPU.
+func uuid(n int) string { return fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", n) }
+
+// gpuAt is the nth GPU of a node with four GPUs on each NUMA node.
+func gpuAt(n int) resource.Device {
+	return resource.Device{
+		ID: uuid(n), UUID: uuid(n), Parent: uuid(n), Index: n, MIGIndex: resource.NoMIG, Replica: resource.NoReplica,
+		NUMANode: n / 4, Healthy: true, Model: "NVIDIA H100 80GB HBM3", PCIBusID: fmt.Sprintf("0000:%02x:00.0", n+1),
+		MemoryBytes: 80 << 30, Minor: n, GPUInstanceCap: gpu.NoMinor, ComputeInstanceCap: gpu.NoMinor,
+	}
+}
+
+func gpusOf(n int) resource.Resource {
+	r := resource.Resource{Name: gpus}
+	for i := range n {
+		r.Devices = append(r.Devices, gpuAt(i))
+	}
+	return r
+}
+
+// replicasOf are n GPUs, each m times.
+func replicasOf(n, m int) resource.Resource {
+	r := resource.Resource{Name: gpus + ".shared"}
+	for i := range n {
+		for j := range m {
+			d := gpuAt(i)
+			d.ID, d.Replica = fmt.Sprintf("%s::%d", d.UUID, j), j
+			r.Devices = append(r.Devices, d)
+		}
+	}
+	return r
+}
+
+// migOf are two MIG devices on each of n GPUs.
+func migOf(n int) resource.Resource {
+	r := resource.Resource{Name: "nvidia.com/mig-1g.10gb"}
+	for i := range n {
+		for j := range 2 {
+			d := gpuAt(i)
+			d.UUID = fmt.Sprintf("MIG-00000000-0000-0000-%04d-%012d", i, j)
+			d.ID, d.MIGIndex, d.Profile = d.UUID, j, "1g.10gb"
+			r.Devices = append(r.Devices, d)
+		}
+	}
+	return r
+}
+
+var quiet = slog.New(slog.DiscardHandler)
+
+func answers(s ...Strategy) Answers { return Answers{Strategies: s, Kind: gpus} }
+
+func serverOf(t testing.TB, r resource.Resource, a Answers) *server {
+	t.Helper()
+	s, err := newServer(r, a, quiet, nobody{})
+	must(t, err)
+	return s
+}
+
+// optionsFor are those of a plugin of the kubelet, which hurries.
+func optionsFor(k *plugintest.Kubelet) Options {
+	return Options{
+		Dir: k.Dir, Answers: answers(CDICRI), Log: quiet,
+		RegisterTimeout: 10 * time.Second, StreamGrace: 10 * time.Second, DrainTimeout: 10 * time.Second,
+	}
+}
+
+// running is a plugin that runs, and how it ends.
+type running struct {
+	*Plugin
+	t      testing.TB
+	cancel context.CancelFunc
+	ended  chan error
+}
+
+// start runs a plugin with the resources until the test ends.
+func start(t testing.TB, o Options, resources ...resource.Resource) *running {
+	t.Helper()
+	p, err := New(o)
+	must(t, err)
+	return startPlugin(t, p, resources...)
+}
+
+func startPlugin(t testing.TB, p *Plugin, resources ...resource.Resource) *running {
+	t.Helper()
+	must(t, p.Update(resources))
+	ctx, cancel := context.WithCancel(t.Context())
+	r := &running{Plugin: p, t: t, cancel: cancel, ended: make(chan error, 1)}
+	go func() { r.ended <- p.Run(ctx) }()
+	t.Cleanup(func() { _ = r.stop() })
+	return r
+}
+
+// stop ends the plugin and returns what Run did.
+func (r *running) stop() error {
+	r.cancel()
+	return r.wait()
+}
+
+func (r *running) wait() error {
+	r.t.Helper()
+	select {
+	case err := <-r.ended:
+		r.ended <- err
+		return err
+	case <-time.After(30 * time.Second):
+		r.t.Fatalf("the plugin does not end:\n%s", stacks())
+		return nil
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually waits until ok.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for begin := time.Now(); !ok(); time.Sleep(time.Millisecond) {
+		if time.Since(begin) > 20*time.Second {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// leaves fails the test if goroutines of ours, of gRPC or of fsnotify are left when it ends. It is called first.
+func leaves(t *testing.T) {
+	t.Cleanup(func() {
+		left := ""
+		for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(time.Millisecond) {
+			if left = ourGoroutines(); left == "" {
+				return
+			}
+		}
+		t.Errorf("goroutines are left:\n%s", left)
+	})
+}
+
+func ourGoroutines() string {
+	var left []string
+	for g := range strings.SplitSeq(stacks(), "\n\n") {
+		ours := strings.Contains(g, "gpu-cdi-plugin/plugin") || strings.Contains(g, "google.golang.org/grpc") ||
+			strings.Contains(g, "fsnotify")
+		if ours && !strings.Contains(g, "testing.tRunner") && !strings.Contains(g, "ourGoroutines") {
+			left = append(left, g)
+		}
+	}
+	return strings.Join(left, "\n\n")
+}
+
+func stacks() string {
+	buf := make([]byte, 1<<20)
+	return string(buf[:runtime.Stack(buf, true)])
+}
+
+// inDir are the names in a directory.
+func inDir(t testing.TB, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func ownSocket(k *plugintest.Kubelet) string {
+	return filepath.Join(k.Dir, "gpu-cdi-nvidia-com-gpu.sock")
+}

@@ -1,0 +1,182 @@
+package inventory
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+)
+
+// Extra is something that containers with a device get besides, where the node has it.
+type Extra struct {
+	cdi.Extra
+	// Channels are the numbers of the IMEX channels that are wanted.
+	Channels []int
+	// Required tells that no device can be given to a container while a channel is missing.
+	Required bool
+}
+
+const hintRequired = "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, mknod makes any; " +
+	"its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
+
+// extraFile is an extra and its spec on disk.
+type extraFile struct {
+	Extra
+	file *specFile
+	told string // what was last logged of the extra
+}
+
+func newExtraFiles(o *Options) []*extraFile {
+	var list []*extraFile
+	for _, e := range o.Extras {
+		kind, path := e.Kind(o.Spec.Kind), ""
+		if o.Path != "" {
+			path = filepath.Join(filepath.Dir(o.Path), cdi.FileName(kind))
+		}
+		list = append(list, &extraFile{Extra: e, file: &specFile{path: path, dirs: o.Dirs, kind: kind, log: o.Log}})
+	}
+	return list
+}
+
+// split takes the names of the extra's devices out of the list.
+func (e *extraFile) split(names []string) (own, others []string) {
+	for _, name := range names {
+		if strings.HasPrefix(name, e.file.kind+"=") {
+			own = append(own, name)
+		} else {
+			others = append(others, name)
+		}
+	}
+	return own, others
+}
+
+// files are the spec files that the inventory keeps.
+func (i *Inventory) files() []*specFile {
+	list := []*specFile{i.file}
+	for _, e := range i.extras {
+		list = append(list, e.file)
+	}
+	return list
+}
+
+// acquire makes sure that nobody else keeps one of the files. After an error none is held.
+func (i *Inventory) acquire() error {
+	for _, f := range i.files() {
+		if err := f.acquire(); err != nil {
+			return errors.Join(err, i.release())
+		}
+	}
+	return nil
+}
+
+func (i *Inventory) release() error {
+	var errs []error
+	for _, f := range i.files() {
+		errs = append(errs, f.release())
+	}
+	return errors.Join(errs...)
+}
+
+func (i *Inventory) untouched() bool {
+	return !slices.ContainsFunc(i.files(), func(f *specFile) bool { return !f.untouched() })
+}
+
+// keeps reports whether the file is one of the inventory's.
+func (i *Inventory) keeps(path string) bool {
+	return slices.ContainsFunc(i.files(), func(f *specFile) bool { return f.path == path })
+}
+
+// sync makes the files what the state wants. An error about the specs of extras is noted in the state too.
+func (i *Inventory) sync(s *State) (written bool, err error) {
+	s.extrasErr = nil
+	for _, e := range i.extras {
+		wrote, err := e.file.sync(specOf(s.Extras, e.file.kind))
+		written = written || wrote
+		s.extrasErr = cmp.Or(s.extrasErr, err)
+	}
+	wrote, err := i.file.sync(s.Spec)
+	return written || wrote, cmp.Or(err, s.extrasErr)
+}
+
+// findExtras are the specs of those extras that the node has. The error is about one that it must have.
+func (i *Inventory) findExtras() ([]*specs.Spec, error) {
+	var list []*specs.Spec
+	for _, e := range i.extras {
+		found, findings := cdi.DiscoverExtra(i.opts.Host, e.Extra.Extra, e.Channels)
+		if missing := missingNodes(findings); e.Required && missing != "" {
+			return nil, exit.With(exit.Failure, hintRequired, fmt.Errorf("%s is required: %s", e.Extra.Extra, missing))
+		}
+		i.tell(e, found, findings)
+		spec, err := cdi.GenerateExtra(found, e.file.kind)
+		switch {
+		case errors.Is(err, cdi.ErrNoDevices):
+		case err != nil:
+			return nil, err
+		default:
+			list = append(list, spec)
+		}
+	}
+	return list, nil
+}
+
+// tell logs what there is of an extra, when that changes.
+func (i *Inventory) tell(e *extraFile, found *cdi.ExtraFiles, findings []cdi.Finding) {
+	text := fmt.Sprintf("containers get it; device nodes: %d", len(found.Nodes))
+	if len(found.Nodes) == 0 {
+		text = "containers do not get it, since there is no device node"
+	}
+	if missing := missingNodes(findings); missing != "" {
+		text += "; " + missing
+	}
+	if text != e.told {
+		e.told = text
+		i.log.Info(text, "extra", e.Extra.Extra)
+	}
+}
+
+// missingNodes is what is wrong with the nodes, or empty.
+func missingNodes(findings []cdi.Finding) string {
+	var words []string
+	for _, f := range findings {
+		if f.Kind == cdi.KindNode && !f.Used {
+			words = append(words, f.Name+": "+f.Note)
+		}
+	}
+	return strings.Join(words, "; ")
+}
+
+// printExtras adds the files of the extras.
+func (i *Inventory) printExtras(w io.Writer) {
+	for _, e := range i.extras {
+		found, _ := cdi.DiscoverExtra(i.opts.Host, e.Extra.Extra, e.Channels)
+		fmt.Fprintln(w, e.Extra.Extra, found.Nodes, found.Files)
+	}
+}
+
+// specOf is the spec of a kind, or nil.
+func specOf(list []*specs.Spec, kind string) *specs.Spec {
+	at := slices.IndexFunc(list, func(s *specs.Spec) bool { return s.Kind == kind })
+	if at < 0 {
+		return nil
+	}
+	return list[at]
+}
+
+// stillThere are those extras of before of which there is one now too.
+func stillThere(before, now []*specs.Spec) []*specs.Spec {
+	var list []*specs.Spec
+	for _, s := range before {
+		if specOf(now, s.Kind) != nil {
+			list = append(list, s)
+		}
+	}
+	return list
+}

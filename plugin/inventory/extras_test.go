@@ -1,0 +1,181 @@
+package inventory
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/sim/simtest"
+)
+
+// newExtrasBed is an inventory on a node that has what is named, and one that keeps the extras.
+func newExtrasBed(t *testing.T, has []string, extras ...Extra) *bed {
+	t.Helper()
+	b := newBedOn(t, simtest.Node(t, "pcie-quad", simtest.Extras(has...)), func(o *Options) { o.Extras = extras })
+	return b
+}
+
+var (
+	gds      = Extra{Extra: cdi.GDS}
+	channel1 = Extra{Extra: cdi.IMEX, Channels: []int{1}}
+	required = Extra{Extra: cdi.IMEX, Channels: []int{1}, Required: true}
+)
+
+func (b *bed) channel() string {
+	return filepath.Join(b.node.Root(), "dev/nvidia-caps-imex-channels/channel1")
+}
+
+// extras are the qualified names of the extras' devices in a state.
+func extras(s State) []string {
+	var names []string
+	for _, spec := range s.Extras {
+		for i := range spec.Devices {
+			names = append(names, spec.Kind+"="+spec.Devices[i].Name)
+		}
+	}
+	return names
+}
+
+func (b *bed) hasExtras(want ...string) {
+	b.t.Helper()
+	if got := extras(b.inv.State()); !slices.Equal(got, want) {
+		b.t.Errorf("the state has %v, want %v", got, want)
+	}
+	var disk []string
+	for _, name := range cdi.Load(b.dirs...).Names() {
+		if !strings.HasPrefix(name, cdi.DefaultKind+"=") {
+			disk = append(disk, name)
+		}
+	}
+	if !slices.Equal(disk, want) {
+		b.t.Errorf("the specs on disk have %v, want %v", disk, want)
+	}
+	if err := b.inv.SpecHas(want...); err != nil {
+		b.t.Error(err)
+	}
+}
+
+func TestExtrasThatTheNodeHasAreInSpecsOfTheirOwn(t *testing.T) {
+	b := newExtrasBed(t, []string{"gds", "imex"}, gds, Extra{Extra: cdi.GDRCopy}, channel1)
+	b.start()
+	b.counts(b.inv.State(), 4, 0)
+	b.hasExtras("nvidia.com/gds=all", "nvidia.com/imex-channel=1")
+	uuid := cdi.DefaultKind + "=" + b.node.Machine().GPUs[0].UUID
+	if err := b.inv.SpecHas(uuid, "nvidia.com/gds=all"); err != nil {
+		t.Error(err)
+	}
+	err := b.inv.SpecHas(uuid, "nvidia.com/imex-channel=0", "nvidia.com/gdrcopy=all")
+	if err == nil || !strings.Contains(err.Error(), "does not have nvidia.com/imex-channel=0") ||
+		!strings.Contains(err.Error(), "nvidia.com/gdrcopy=all") || strings.Contains(err.Error(), uuid) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestExtrasComeAndGo(t *testing.T) {
+	b := newExtrasBed(t, []string{"gds", "imex"}, gds, channel1)
+	b.start()
+	must(t, os.Rename(b.channel(), b.channel()+".away"))
+	b.counts(b.reconcile(), 4, 0)
+	b.hasExtras("nvidia.com/gds=all")
+	must(t, os.Rename(b.channel()+".away", b.channel()))
+	b.counts(b.reconcile(), 4, 0)
+	b.hasExtras("nvidia.com/gds=all", "nvidia.com/imex-channel=1")
+}
+
+func TestRunNoticesExtras(t *testing.T) {
+	for name, change := range map[string]func(b *bed) error{
+		"a channel goes":     func(b *bed) error { return os.Remove(b.channel()) },
+		"a setting goes":     func(b *bed) error { return os.Remove(filepath.Join(b.node.Root(), "etc/cufile.json")) },
+		"a spec is deleted":  func(b *bed) error { return os.Remove(filepath.Join(b.dirs[1], "nvidia.com-gds.json")) },
+		"a spec is replaced": func(b *bed) error { return os.WriteFile(filepath.Join(b.dirs[1], "nvidia.com-gds.json"), nil, 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newExtrasBed(t, []string{"gds", "imex"}, gds, channel1)
+			b.inv.opts.Poll = 5 * time.Millisecond
+			b.start()
+			spec := filepath.Join(b.dirs[1], "nvidia.com-gds.json")
+			before := [2]fileID{identify(spec), identify(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}
+			b.run()
+			must(t, change(b))
+			for late := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+				now := [2]fileID{identify(spec), identify(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}
+				if _, err := cdi.ReadFile(spec); err == nil && now != before {
+					break
+				}
+				if time.Now().After(late) {
+					t.Fatal("nothing happened")
+				}
+			}
+		})
+	}
+}
+
+func TestARequiredChannelThatIsMissing(t *testing.T) {
+	b := newExtrasBed(t, nil, required)
+	err := b.inv.Start(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "imex is required: /dev/nvidia-caps-imex-channels/channel1: not found") ||
+		!strings.Contains(exit.HintOf(err), "imex.required") {
+		t.Errorf("error %v", err)
+	}
+
+	b = newExtrasBed(t, []string{"imex"}, required)
+	b.start()
+	b.hasExtras("nvidia.com/imex-channel=1")
+	must(t, os.Rename(b.channel(), b.channel()+".away"))
+	s := b.reconcile()
+	b.counts(s, 0, 4)
+	if why := health(s)[b.node.Machine().GPUs[0].UUID]; !strings.Contains(why, "imex is required") {
+		t.Errorf("the devices are unhealthy because %q", why)
+	}
+	must(t, os.Rename(b.channel()+".away", b.channel()))
+	b.counts(b.reconcile(), 4, 0)
+	b.hasExtras("nvidia.com/imex-channel=1")
+}
+
+// Somebody else's spec of the extra's kind stands in the way: at the start that is an error, later nothing is given to
+// containers that would be half of what was configured.
+func TestAnotherSpecOfAnExtra(t *testing.T) {
+	const spec = `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gds", "devices": [{"name": "all", "containerEdits": {"env": ["A=B"]}}]}`
+	b := newExtrasBed(t, []string{"gds"}, gds)
+	other := filepath.Join(b.dirs[0], "gds.json")
+	write := func(b *bed) string {
+		other = filepath.Join(b.dirs[0], "gds.json")
+		must(t, os.MkdirAll(b.dirs[0], 0o755))
+		must(t, os.WriteFile(other, []byte(spec), 0o644))
+		return other
+	}
+	write(b)
+	if err := b.inv.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "gds.json defines nvidia.com/gds=all too") {
+		t.Errorf("error %v", err)
+	}
+
+	b = newExtrasBed(t, []string{"gds"}, gds)
+	b.start()
+	write(b)
+	s := b.reconcile()
+	b.counts(s, 0, 4)
+	if why := health(s)[b.node.Machine().GPUs[0].UUID]; !strings.Contains(why, "defines nvidia.com/gds=all too") {
+		t.Errorf("the devices are unhealthy because %q", why)
+	}
+	must(t, os.Remove(other))
+	b.counts(b.reconcile(), 4, 0)
+	b.hasExtras("nvidia.com/gds=all")
+}
+
+func TestExtrasWithoutSpecFiles(t *testing.T) {
+	b := newBedOn(t, simtest.Node(t, "pcie-quad", simtest.Extras("gds")), func(o *Options) {
+		o.Extras, o.Path = []Extra{gds}, ""
+	})
+	b.start()
+	if got := extras(b.inv.State()); !slices.Equal(got, []string{"nvidia.com/gds=all"}) {
+		t.Errorf("the state has %v", got)
+	}
+	if got := tree(t, b.dirs); len(got) > 0 {
+		t.Errorf("there is %v", got)
+	}
+}

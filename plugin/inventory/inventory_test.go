@@ -1,0 +1,489 @@
+package inventory
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/sim"
+)
+
+func TestStartWritesTheSpecAndListsItsDevices(t *testing.T) {
+	b := newBed(t, "dgx-h100")
+	b.start()
+	b.counts(b.inv.State(), 8, 0)
+	if n := len(b.published); n != 1 {
+		t.Errorf("%d states published, want 1", n)
+	}
+	spec, err := cdi.ReadFile(b.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cdi.Diff(spec, b.inv.State().Spec); len(d) > 0 {
+		t.Errorf("the file differs from the state: %v", d)
+	}
+}
+
+func TestNothingIsDoneWhereNothingChanged(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	before := identify(b.path)
+	b.reconcile()
+	if identify(b.path) != before {
+		t.Error("the spec was written again")
+	}
+	if n := len(b.published); n != 1 {
+		t.Errorf("%d states published, want 1", n)
+	}
+	// A spec that was written in another form says the same.
+	data, err := cdi.Marshal(b.inv.State().Spec, cdi.JSON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(b.path, append([]byte("\n\n"), data...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before = identify(b.path)
+	b.reconcile()
+	if identify(b.path) != before {
+		t.Error("a spec that means the same was written again")
+	}
+}
+
+func TestStartRefuses(t *testing.T) {
+	cases := map[string]struct {
+		prepare func(b *bed)
+		want    []string // in the error
+		hint    string
+	}{
+		"a name that another file of our directory defines": {
+			func(b *bed) { b.foreign(filepath.Join(b.dirs[1], "other.yaml")) },
+			[]string{"other.yaml defines nvidia.com/gpu=GPU-"},
+			"--cdi-kind",
+		},
+		"a name that the administrator's file defines": {
+			func(b *bed) { b.foreign(filepath.Join(b.dirs[0], "nvidia.yaml")) },
+			[]string{"etc-cdi/nvidia.yaml defines"},
+			"remove ",
+		},
+		"a file of our name that is of another kind": {
+			func(b *bed) {
+				b.foreign(b.path)
+				edit(b.t, b.path, "nvidia.com/gpu", "example.com/gpu")
+			},
+			[]string{"it is a spec of kind example.com/gpu, not nvidia.com/gpu"},
+			"remove it by hand",
+		},
+		"a directory that cannot be written to": {
+			func(b *bed) {
+				b.inv.file.path, b.inv.file.dirs = "/proc/self/fd/nvidia.com-gpu.json", []string{"/proc/self/fd"}
+			},
+			[]string{"keep the CDI spec: lock /proc/self/fd"},
+			"--cdi-dir",
+		},
+		"a directory whose parent is missing": {
+			func(b *bed) {
+				b.inv.file.path, b.inv.file.dirs = "/nonexistent/cdi/x.json", []string{"/nonexistent/cdi"}
+			},
+			[]string{"make the spec directory"},
+			"--cdi-dir",
+		},
+		"a driver whose files are broken": {
+			func(b *bed) {
+				if err := os.RemoveAll(filepath.Join(b.node.Root(), b.node.LibDir())); err != nil {
+					b.t.Fatal(err)
+				}
+			},
+			[]string{"no usable NVIDIA driver"},
+			"--driver-root",
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, "workstation")
+			c.prepare(b)
+			before := tree(t, b.dirs)
+			err := b.inv.Start(t.Context())
+			if err == nil {
+				t.Fatal("it started")
+			}
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q lacks %q", err, want)
+				}
+			}
+			if hint := exit.HintOf(err); !strings.Contains(hint, c.hint) {
+				t.Errorf("hint %q lacks %q", hint, c.hint)
+			}
+			if after := tree(t, b.dirs); !slices.Equal(before, after) {
+				t.Errorf("it left something behind: %v, before %v", after, before)
+			}
+			if len(b.published) > 0 {
+				t.Error("it published devices")
+			}
+		})
+	}
+}
+
+// tree lists what is in directories.
+func tree(t *testing.T, dirs []string) []string {
+	t.Helper()
+	var names []string
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			names = append(names, filepath.Join(dir, e.Name()))
+		}
+	}
+	return names
+}
+
+func edit(t *testing.T, path, old, by string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(data), old, by)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMIGDevicesComeAfterTheSpecHasThemAndGoBeforeItLosesThem(t *testing.T) {
+	b := newBed(t, "dgx-h100")
+	b.start()
+	uuid := b.node.Machine().GPUs[2].UUID
+	must(t, b.node.SetMIG(2, []string{"3g.40gb", "1g.10gb"}))
+	b.counts(b.reconcile(), 9, 0)
+	if n := len(b.published); n != 3 {
+		t.Fatalf("%d states published, want 3: at first, without what is gone, with what is new", n)
+	}
+	middle := b.published[1]
+	b.counts(middle.State, 7, 0)
+	if !slices.Contains(middle.offered, cdi.DefaultKind+"="+uuid) {
+		t.Errorf("the spec lost %s before the list did", uuid)
+	}
+	if slices.Contains(b.disk(), uuid) {
+		t.Errorf("the spec still has %s, which is in MIG mode", uuid)
+	}
+	var names []string
+	for _, r := range b.inv.State().Resources {
+		names = append(names, r.Name)
+	}
+	if want := []string{"nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"}; !slices.Equal(names, want) {
+		t.Errorf("resources %v, want %v", names, want)
+	}
+	must(t, b.node.DisableMIG(2))
+	b.counts(b.reconcile(), 8, 0)
+}
+
+func TestGPUsInMIGModeWithoutInstancesAreNoDevicesAndNoSpec(t *testing.T) {
+	b := newBed(t, "mig-h100")
+	for i := range b.node.Machine().GPUs {
+		must(t, b.node.SetMIG(i, nil))
+	}
+	b.start()
+	b.counts(b.inv.State(), 0, 0)
+	if names := b.disk(); names != nil {
+		t.Errorf("the spec has %v", names)
+	}
+	must(t, b.node.SetMIG(0, []string{"1g.10gb"}))
+	b.counts(b.reconcile(), 1, 0)
+	must(t, b.node.SetMIG(0, nil))
+	b.counts(b.reconcile(), 0, 0)
+	if _, err := os.Stat(b.path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the spec of no device is still there: %v", err)
+	}
+}
+
+func TestALostGPUIsUnhealthyAndTheOthersAreServed(t *testing.T) {
+	b := newBed(t, "dgx-h100")
+	b.start()
+	uuid := b.node.Machine().GPUs[3].UUID
+	b.source.set(nil, 3)
+	s := b.reconcile()
+	b.counts(s, 7, 1)
+	if reason := health(s)[uuid]; !strings.Contains(reason, "GPU is lost") {
+		t.Errorf("GPU 3 is unhealthy for the reason %q", reason)
+	}
+	if slices.Contains(b.disk(), uuid) {
+		t.Errorf("the spec still has %s", uuid)
+	}
+	b.source.set(nil)
+	b.counts(b.reconcile(), 8, 0)
+}
+
+func TestAGPUThatIsGoneLeavesTheListAndTheSpec(t *testing.T) {
+	b := newBed(t, "dgx-h100")
+	b.start()
+	uuid := b.node.Machine().GPUs[3].UUID
+	must(t, b.node.Remove(3))
+	s := b.reconcile()
+	b.counts(s, 7, 0)
+	if _, listed := health(s)[uuid]; listed || slices.Contains(b.disk(), uuid) {
+		t.Errorf("%s is listed: %t; in the spec: %v", uuid, listed, b.disk())
+	}
+}
+
+func TestTheLastStateIsKeptUntilTheDriverFailedThreeTimes(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	b.source.set(errors.New("no answer from the driver"))
+	for range 2 {
+		b.counts(b.reconcile(), 4, 0)
+	}
+	// The spec is still looked after.
+	must(t, os.Remove(b.path))
+	s := b.reconcile()
+	b.counts(s, 0, 4)
+	for _, reason := range health(s) {
+		if reason != "no answer from the driver" {
+			t.Errorf("reason %q", reason)
+		}
+	}
+	if len(b.disk()) == 0 {
+		t.Error("the deleted spec was not written again")
+	}
+	b.source.set(nil)
+	s = b.reconcile()
+	b.counts(s, 4, 0)
+	if s.Err != nil {
+		t.Errorf("the state still has the error %v", s.Err)
+	}
+}
+
+func TestAConflictAtRunTime(t *testing.T) {
+	cases := map[string]struct {
+		dir       int
+		good, bad int
+	}{
+		"in the same directory takes the device":                                     {1, 3, 1},
+		"in a directory of lower priority is only reported, since engines take ours": {0, 4, 0},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, "pcie-quad")
+			b.start()
+			other := filepath.Join(b.dirs[c.dir], "other.json")
+			b.foreign(other)
+			s := b.reconcile()
+			b.counts(s, c.good, c.bad)
+			if s.Err == nil || !strings.Contains(s.Err.Error(), other) {
+				t.Errorf("error %v, want one that names %s", s.Err, other)
+			}
+			must(t, os.Remove(other))
+			s = b.reconcile()
+			b.counts(s, 4, 0)
+			if s.Err != nil {
+				t.Errorf("error %v after the conflict", s.Err)
+			}
+		})
+	}
+}
+
+func TestRunNotices(t *testing.T) {
+	ways := map[string]func(*Options){
+		"by inotify": func(*Options) {},
+		"by polling, since there are no inotify instances left": func(o *Options) {
+			o.Poll = 20 * time.Millisecond
+			o.newWatcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
+		},
+	}
+	cases := map[string]struct {
+		do   func(b *bed)
+		seen func(b *bed) bool
+	}{
+		"a deleted spec":           {func(b *bed) { must(b.t, os.Remove(b.path)) }, (*bed).specIsWhole},
+		"an edited spec":           {func(b *bed) { edit(b.t, b.path, "nvidiactl", "nvidiactk") }, (*bed).specIsWhole},
+		"a spec that is a ruin":    {func(b *bed) { must(b.t, os.WriteFile(b.path, []byte("{"), 0o644)) }, (*bed).specIsWhole},
+		"a spec that few can read": {func(b *bed) { must(b.t, os.Chmod(b.path, 0o600)) }, (*bed).specIsWhole},
+		"a conflicting spec": {
+			func(b *bed) { b.foreign(filepath.Join(b.dirs[1], "other.yaml")) },
+			func(b *bed) bool { return b.inv.State().Err != nil },
+		},
+	}
+	for way, change := range ways {
+		for name, c := range cases {
+			t.Run(name+" "+way, func(t *testing.T) {
+				b := newBed(t, "workstation", change)
+				b.start()
+				b.run()
+				c.do(b)
+				late := time.Now().Add(10 * time.Second)
+				for !c.seen(b) {
+					if time.Now().After(late) {
+						t.Fatal("it was not noticed")
+					}
+					time.Sleep(time.Millisecond)
+				}
+			})
+		}
+	}
+}
+
+// specIsWhole reports whether the spec is what it should be, and readable.
+func (b *bed) specIsWhole() bool {
+	info, err := os.Stat(b.path)
+	if err != nil || info.Mode().Perm() != 0o644 {
+		return false
+	}
+	spec, err := cdi.ReadFile(b.path)
+	return err == nil && len(cdi.Diff(spec, b.inv.State().Spec)) == 0
+}
+
+func TestRunNoticesMIGChangesByTheHostsFiles(t *testing.T) {
+	b := newBed(t, "dgx-h100", func(o *Options) { o.Poll = 20 * time.Millisecond })
+	b.start()
+	b.run()
+	must(t, b.node.SetMIG(1, []string{"1g.10gb", "1g.10gb"}))
+	b.wait("the list with two MIG devices", func(s State) bool { good, bad := healthy(s); return good == 9 && bad == 0 })
+}
+
+func TestRunReconcilesWhenItIsKickedAndWhenItIsTime(t *testing.T) {
+	for name, c := range map[string]struct {
+		interval time.Duration
+		kick     bool
+	}{"kicked": {time.Hour, true}, "after the interval": {20 * time.Millisecond, false}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, "pcie-quad", func(o *Options) { o.Interval = c.interval })
+			b.start()
+			b.run()
+			b.source.set(nil, 1)
+			if c.kick {
+				b.inv.Kick()
+			}
+			b.wait("the lost GPU", func(s State) bool { good, bad := healthy(s); return good == 3 && bad == 1 })
+		})
+	}
+}
+
+// upgrade replaces the node's driver in place.
+func (b *bed) upgrade(version string) {
+	b.t.Helper()
+	_, err := sim.Create(b.t.Context(), b.node.Root(), b.node.Machine(), sim.Options{Driver: version, Force: true})
+	must(b.t, err)
+}
+
+func TestADriverThatWasReplacedEndsRun(t *testing.T) {
+	b := newBed(t, "workstation", func(o *Options) { o.Poll = 20 * time.Millisecond })
+	b.start()
+	done := make(chan error, 1)
+	go func() { done <- b.inv.Run(t.Context()) }()
+	b.upgrade("590.44.01")
+	select {
+	case err := <-done:
+		if !errors.Is(err, ErrDriverChanged) || !strings.Contains(err.Error(), "590.44.01") {
+			t.Errorf("Run ended with %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("Run goes on")
+	}
+}
+
+func TestADriverWhoseModuleIsNotReloadedMakesItsDevicesUnhealthy(t *testing.T) {
+	b := newBed(t, "workstation")
+	b.start()
+	b.upgrade("590.44.01")
+	node, err := sim.Open(b.node.Root())
+	must(t, err)
+	must(t, node.SetKernelVersion("580.126.09"))
+	s := b.reconcile()
+	b.counts(s, 0, 1)
+	if s.Err == nil || !strings.Contains(s.Err.Error(), "libraries are 590.44.01 now, the loaded kernel module is 580.126.09") {
+		t.Errorf("error %v", s.Err)
+	}
+	must(t, node.SetKernelVersion("590.44.01"))
+	if err := b.inv.reconcile(t.Context()); !errors.Is(err, ErrDriverChanged) {
+		t.Errorf("after the module was reloaded: %v", err)
+	}
+}
+
+func TestTwoInventoriesDoNotKeepOneSpec(t *testing.T) {
+	b := newBed(t, "workstation")
+	b.start()
+	second := New(b.inv.opts)
+	if err := second.Start(t.Context()); exit.CodeOf(err) != exit.Locked {
+		t.Errorf("a second inventory starts with the error %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	must(t, b.inv.Run(ctx))
+	must(t, second.Start(t.Context()))
+	must(t, second.file.release())
+	if got := tree(t, b.dirs); !slices.Equal(got, []string{b.path}) {
+		t.Errorf("the CDI directories have %v", got)
+	}
+}
+
+func TestARemovedDirectoryComesBack(t *testing.T) {
+	b := newBed(t, "workstation")
+	b.start()
+	must(t, os.RemoveAll(b.dirs[1]))
+	b.counts(b.reconcile(), 1, 0)
+	if !b.specIsWhole() {
+		t.Error("the spec is not whole")
+	}
+}
+
+func TestAlive(t *testing.T) {
+	b := newBed(t, "workstation")
+	b.start()
+	must(t, b.inv.Alive())
+	b.inv.beat.Add(-int64(3 * time.Minute))
+	if err := b.inv.Alive(); err == nil || err.Error() != "no look at the GPUs has ended for 3m0s" {
+		t.Errorf("after three minutes: %v", err)
+	}
+}
+
+func TestSpecHas(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	uuid := b.node.Machine().GPUs[1].UUID
+	name := cdi.DefaultKind + "=" + uuid
+	must(t, b.inv.SpecHas(name, cdi.DefaultKind+"=0", uuid))
+	if err := b.inv.SpecHas(name, "nvidia.com/gpu=GPU-none"); err == nil || !strings.HasSuffix(err.Error(), "does not have nvidia.com/gpu=GPU-none") {
+		t.Errorf("an unknown device: %v", err)
+	}
+	must(t, os.Remove(b.path))
+	must(t, b.inv.SpecHas(name))
+	if !slices.Contains(b.disk(), uuid) {
+		t.Error("the deleted spec was not put right")
+	}
+	b.foreign(filepath.Join(b.dirs[1], "other.json"))
+	must(t, os.Remove(b.path))
+	if err := b.inv.SpecHas(name); err == nil || !strings.Contains(err.Error(), "other.json defines") {
+		t.Errorf("with a conflict: %v", err)
+	}
+}
+
+func TestWithoutASpecFileNothingIsWritten(t *testing.T) {
+	b := newBed(t, "pcie-quad", func(o *Options) { o.Path = "" })
+	b.foreign(filepath.Join(b.dirs[1], "other.json")) // is no conflict then
+	b.start()
+	b.counts(b.inv.State(), 4, 0)
+	if err := b.inv.SpecHas("nvidia.com/gpu=anything"); err != nil {
+		t.Error(err)
+	}
+	if got := tree(t, b.dirs); len(got) != 1 {
+		t.Errorf("the CDI directories have %v", got)
+	}
+}

@@ -1,0 +1,213 @@
+package inventory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+// Start takes the first look and publishes it. Unlike later, whatever stands against giving GPUs to containers is an
+// error, with an exit status and a hint: there is no driver, another spec file defines one of the names, the spec
+// cannot be written, the configuration does not fit the GPUs. A node without a GPU is not an error.
+//
+// After an error nothing is held; without one, Run must follow.
+func (i *Inventory) Start(ctx context.Context) error {
+	if err := i.acquire(); err != nil {
+		return fmt.Errorf("keep the CDI spec: %w", err)
+	}
+	if err := i.start(ctx); err != nil {
+		return errors.Join(err, i.release())
+	}
+	return nil
+}
+
+func (i *Inventory) start(ctx context.Context) error {
+	began := time.Now()
+	i.beat.Store(began.UnixNano())
+	i.print = i.fingerprint()
+	next, err := i.look(ctx)
+	if err != nil {
+		return err
+	}
+	if i.loaded.isZero() { // its path is known only now
+		i.library = i.opts.Source.Library()
+		i.loaded = identify(i.library)
+		i.print = i.fingerprint()
+	}
+	written, err := i.sync(&next)
+	i.observe(began, written, err)
+	if err != nil {
+		return err
+	}
+	i.publish(i.judged(next))
+	return nil
+}
+
+// reconcile looks at the node and makes the spec and the list follow. The error is ErrDriverChanged or nil; any other
+// is in the state.
+func (i *Inventory) reconcile(ctx context.Context) error {
+	began := time.Now()
+	i.library = i.opts.Source.Library()
+	i.print = i.fingerprint()
+	err := i.checkDriver()
+	if errors.Is(err, ErrDriverChanged) {
+		return err
+	}
+	var next State
+	if err == nil {
+		next, err = i.look(ctx)
+	}
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // who ends the inventory wants no more states
+	}
+	var written bool
+	if err != nil {
+		written = i.keep(err)
+	} else {
+		written, err = i.apply(next)
+	}
+	i.observe(began, written, err)
+	return nil
+}
+
+// look is the state that the node should have. The Spec is nil where there is no device to offer.
+func (i *Inventory) look(ctx context.Context) (State, error) {
+	s, err := i.opts.Source.Snapshot(ctx)
+	if err != nil {
+		return State{}, &driverError{err}
+	}
+	s = remember(i.State().Snapshot, s)
+	driver, err := cdi.Discover(i.opts.Host, s.DriverVersion)
+	if err != nil {
+		return State{}, err
+	}
+	spec, findings, err := cdi.Generate(s, driver, i.opts.Spec)
+	if err != nil && !errors.Is(err, cdi.ErrNoDevices) {
+		return State{}, err
+	}
+	resources, err := i.opts.Build(s)
+	if err != nil {
+		return State{}, fmt.Errorf("make the resources of the node's GPUs: %w", err)
+	}
+	extras, err := i.findExtras()
+	if err != nil {
+		return State{}, err
+	}
+	return State{Snapshot: s, Spec: spec, Extras: extras, Resources: resources, notes: notes(s, findings)}, nil
+}
+
+// driverError is an error of a snapshot. Unlike the others it may pass by itself.
+type driverError struct{ error }
+
+func (e *driverError) Unwrap() error { return e.error }
+
+// apply makes the spec and the list what they should be: first the list without what is gone or new, then the spec,
+// then the list with what is new.
+func (i *Inventory) apply(next State) (written bool, err error) {
+	if i.failures > 0 {
+		i.log.Info("the GPUs can be read again")
+		i.failures = 0
+	}
+	before := i.State()
+	less := before
+	less.Snapshot, less.Resources, less.notes = next.Snapshot, known(next.Resources, before.Resources), next.notes
+	less.Extras = stillThere(before.Extras, next.Extras)
+	i.publish(less)
+	written, next.Err = i.sync(&next)
+	if next.Err != nil && !sameText(next.Err, before.Err) {
+		i.log.Error("the CDI spec is not what it should be; devices that it concerns are unhealthy", "error", next.Err)
+	}
+	i.publish(i.judged(next))
+	return written, next.Err
+}
+
+// keep holds on to the last good state while the node cannot be read. Devices become unhealthy at once when containers
+// could not start with them, since the driver's files are broken, and after some failures in a row when only the
+// driver did not answer.
+func (i *Inventory) keep(cause error) (written bool) {
+	i.failures++
+	next := i.State()
+	written, err := i.sync(&next)
+	next.Err = errors.Join(cause, err)
+	if !sameText(next.Err, i.State().Err) {
+		i.log.Error("the GPUs cannot be read; the last state is kept", "error", next.Err, "failures", i.failures)
+	}
+	_, passing := errors.AsType[*driverError](cause)
+	if !passing || i.failures >= i.opts.Failures {
+		next.Resources = unhealthy(next.Resources, func(*resource.Device) string { return cause.Error() })
+	}
+	i.publish(next)
+	return written
+}
+
+// judged is a state whose devices are healthy only if engines give containers what the spec says.
+func (i *Inventory) judged(s State) State {
+	offered := i.file.offered(s.Err)
+	s.Resources = unhealthy(s.Resources, func(d *resource.Device) string {
+		switch {
+		case s.extrasErr != nil:
+			return s.extrasErr.Error()
+		case offered(d.UUID):
+			return ""
+		case s.notes[d.UUID] != "":
+			return s.notes[d.UUID]
+		case s.Err != nil:
+			return s.Err.Error()
+		default:
+			return "not in the CDI spec"
+		}
+	})
+	return s
+}
+
+func (i *Inventory) publish(s State) {
+	i.mu.Lock()
+	same := i.state.Snapshot != nil && sameText(s.Err, i.state.Err) && reflect.DeepEqual(s.Spec, i.state.Spec) &&
+		reflect.DeepEqual(s.Extras, i.state.Extras) && reflect.DeepEqual(s.Resources, i.state.Resources)
+	i.state = s
+	i.mu.Unlock()
+	if !same {
+		i.opts.Publish(s)
+	}
+}
+
+func (i *Inventory) observe(began time.Time, written bool, err error) {
+	if i.opts.Observer != nil {
+		i.opts.Observer.Reconciled(time.Since(began), written, err)
+	}
+}
+
+func sameText(a, b error) bool {
+	if a == nil || b == nil {
+		return a == nil && b == nil
+	}
+	return a.Error() == b.Error()
+}
+
+// notes are what the generator says of the devices that it left out, by UUID. Its findings are in the snapshot's
+// order, one for each GPU, or for each MIG device of a GPU that has some.
+func notes(s *gpu.Snapshot, findings []cdi.Finding) map[string]string {
+	m := map[string]string{}
+	next := func(uuid string) {
+		if len(findings) > 0 {
+			m[uuid], findings = findings[0].Note, findings[1:]
+		}
+	}
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		if !d.Usable() || !d.MIGEnabled || len(d.MIG) == 0 {
+			next(d.UUID)
+			continue
+		}
+		for j := range d.MIG {
+			next(d.MIG[j].UUID)
+		}
+	}
+	return m
+}

@@ -1,0 +1,292 @@
+package inventory
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/lock"
+)
+
+// specFile is the spec on disk. Reconciles and requests both look at it.
+type specFile struct {
+	path, kind string
+	dirs       []string
+	log        *slog.Logger
+
+	mu    sync.Mutex
+	lock  *lock.Lock // nil before acquire and after release
+	want  *specs.Spec
+	seen  fileID          // of the file when it was what is wanted
+	names map[string]bool // the devices of the wanted spec
+}
+
+const (
+	hintWrite = "name a directory that can be made or written to, with --cdi-dir"
+	hintKind  = "remove it by hand if it is not needed, or name another directory with --cdi-dir"
+)
+
+// readable is the mode of a spec file that engines of all users can read.
+const readable = 0o444
+
+// acquire makes sure that nobody else keeps the file, before anything is written.
+func (f *specFile) acquire() error {
+	if f.path == "" {
+		return nil
+	}
+	if err := makeDir(filepath.Dir(f.path)); err != nil {
+		return exit.With(exit.Failure, hintWrite, err)
+	}
+	l, err := lock.Acquire(filepath.Join(filepath.Dir(f.path), "."+filepath.Base(f.path)+".lock"))
+	switch {
+	case exit.CodeOf(err) == exit.Locked:
+		return err
+	case err != nil:
+		return exit.With(exit.Failure, hintWrite, err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lock = l
+	return nil
+}
+
+// release leaves the file to others.
+func (f *specFile) release() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lock == nil {
+		return nil
+	}
+	err := f.lock.Release()
+	f.lock = nil
+	return err
+}
+
+// renew puts the lock's file, and the directory, back if somebody removed them.
+func (f *specFile) renew() error {
+	if f.lock == nil {
+		return nil
+	}
+	if err := makeDir(filepath.Dir(f.path)); err != nil {
+		return exit.With(exit.Failure, hintWrite, err)
+	}
+	return f.lock.Renew()
+}
+
+// sync makes the file what is wanted and reports whether it had to. Nothing is written where another spec file
+// defines one of the names, or the file is somebody else's.
+func (f *specFile) sync(want *specs.Spec) (written bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.syncLocked(want)
+}
+
+func (f *specFile) syncLocked(want *specs.Spec) (written bool, err error) {
+	f.want, f.seen, f.names = want, fileID{}, deviceNames(want)
+	if f.path == "" {
+		return false, nil
+	}
+	if err := f.renew(); err != nil {
+		return false, err
+	}
+	id := identify(f.path)
+	old, err := f.read()
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case want == nil && id.isZero():
+		return false, nil
+	case want == nil:
+		return f.remove()
+	}
+	if err := cdi.Load(f.dirs...).ConflictsWith(f.path, want); err != nil {
+		return false, err
+	}
+	if old == nil || len(cdi.Diff(old, want)) > 0 || id.mode&readable != readable {
+		if id, err = f.write(old, want); err != nil {
+			return false, err
+		}
+		written = true
+	}
+	f.seen = id
+	return written, nil
+}
+
+// read is the spec on disk, or nil if there is none that can be read. The error is about one of another kind: that is
+// not ours to replace.
+func (f *specFile) read() (*specs.Spec, error) {
+	spec, err := cdi.ReadFile(f.path)
+	if err != nil {
+		return nil, nil //nolint:nilerr,nilnil // a spec that cannot be read has our name and is of no use to anybody
+	}
+	if spec.Kind != f.kind {
+		return nil, exit.With(exit.Failure, hintKind,
+			fmt.Errorf("write %s: it is a spec of kind %s, not %s", f.path, spec.Kind, f.kind))
+	}
+	return spec, nil
+}
+
+func (f *specFile) write(old, want *specs.Spec) (fileID, error) {
+	if err := cdi.WriteFile(f.path, want); err != nil {
+		return fileID{}, exit.With(exit.Failure, hintWrite, err)
+	}
+	what := "new"
+	if old != nil {
+		what = summary(cdi.Diff(old, want))
+	}
+	f.log.Info("CDI spec written", "path", f.path, "devices", len(want.Devices), "difference", what)
+	return written(f.path), nil
+}
+
+// written identifies a file that was just written. If it is gone already, that is no file's identity, so that the next
+// look notices.
+func written(path string) fileID {
+	if id := identify(path); !id.isZero() {
+		return id
+	}
+	return fileID{ino: ^uint64(0)}
+}
+
+func (f *specFile) remove() (bool, error) {
+	if err := os.Remove(f.path); err != nil {
+		return false, exit.With(exit.Failure, hintWrite, fmt.Errorf("remove the spec without devices: %w", err))
+	}
+	f.log.Info("CDI spec removed, since there is no device to offer", "path", f.path)
+	return true, nil
+}
+
+// makeDir makes the directory if only that is missing: /var/run is emptied at boot. A missing parent is more likely a
+// mistake.
+func makeDir(dir string) error {
+	err := os.Mkdir(dir, 0o755)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err == nil {
+		err = os.Chmod(dir, 0o755) // engines of users without privileges read it too, whatever the umask
+	}
+	if err != nil {
+		return fmt.Errorf("make the spec directory: %w", err)
+	}
+	return nil
+}
+
+// summary is a list of differences in a line of a log.
+func summary(list []cdi.Difference) string {
+	const most = 5
+	var words []string
+	for _, d := range list[:min(most, len(list))] {
+		words = append(words, d.String())
+	}
+	if len(list) > most {
+		words = append(words, fmt.Sprintf("and %d more", len(list)-most))
+	}
+	return strings.Join(words, "; ")
+}
+
+func deviceNames(s *specs.Spec) map[string]bool {
+	names := map[string]bool{}
+	if s != nil {
+		for i := range s.Devices {
+			names[s.Devices[i].Name] = true
+		}
+	}
+	return names
+}
+
+// untouched reports whether the file is what it was after the last sync.
+func (f *specFile) untouched() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.path == "" || identify(f.path) == f.seen
+}
+
+// has is the error that names the devices which engines would not find.
+func (f *specFile) has(names []string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.path == "" {
+		return nil
+	}
+	if identify(f.path) != f.seen || f.seen.isZero() {
+		if _, err := f.syncLocked(f.want); err != nil {
+			return fmt.Errorf("the CDI spec is not what it should be: %w", err)
+		}
+	}
+	var missing []string
+	for _, name := range names {
+		if !f.names[strings.TrimPrefix(name, f.kind+"=")] {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%s does not have %s", f.path, strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// offered tells which devices engines give to containers as wanted, where err is that of the last sync. Without an
+// error these are all of the spec. With one, they are those that the file on disk happens to have right and no other
+// file defines.
+func (f *specFile) offered(err error) func(name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	right := f.names
+	if err != nil && f.path != "" {
+		right = agreeing(f.want, injectable(f.path, f.kind, f.dirs))
+	}
+	return func(name string) bool { return right[name] }
+}
+
+// injectable is the spec at path with those devices only that engines take from it.
+func injectable(path, kind string, dirs []string) *specs.Spec {
+	catalogue := cdi.Load(dirs...)
+	taken := map[string]bool{}
+	for _, o := range catalogue.Devices {
+		if o.File == path && o.State == cdi.Available {
+			taken[o.Name] = true
+		}
+	}
+	spec, err := cdi.ReadFile(path)
+	if err != nil {
+		return nil
+	}
+	kept := *spec
+	kept.Devices = nil
+	for _, d := range spec.Devices {
+		if taken[kind+"="+d.Name] {
+			kept.Devices = append(kept.Devices, d)
+		}
+	}
+	return &kept
+}
+
+// agreeing are the names of the devices with which containers get the same from both specs.
+func agreeing(want, disk *specs.Spec) map[string]bool {
+	names := map[string]bool{}
+	if want == nil || disk == nil || !reflect.DeepEqual(want.ContainerEdits, disk.ContainerEdits) {
+		return names
+	}
+	edits := map[string]*specs.ContainerEdits{}
+	for i := range disk.Devices {
+		edits[disk.Devices[i].Name] = &disk.Devices[i].ContainerEdits
+	}
+	for i := range want.Devices {
+		d := &want.Devices[i]
+		if e := edits[d.Name]; e != nil && reflect.DeepEqual(*e, d.ContainerEdits) {
+			names[d.Name] = true
+		}
+	}
+	return names
+}

@@ -1,0 +1,454 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/plugin/plugintest"
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+func TestTheKubeletLearnsWhatThereIs(t *testing.T) {
+	leaves(t)
+	k := plugintest.New(t)
+	k.Start()
+	nowhere := gpuAt(2)
+	nowhere.NUMANode = gpu.NoNUMANode
+	ill := gpuAt(4)
+	ill.Healthy, ill.Reason = false, "fell off the bus"
+	p := start(t, optionsFor(k), resource.Resource{Name: gpus, Devices: []resource.Device{gpuAt(0), nowhere, ill}}, migOf(1))
+	e := k.WaitRegistered(gpus)
+	want := []*v1beta1.Device{
+		{ID: uuid(0), Health: "Healthy", Topology: &v1beta1.TopologyInfo{Nodes: []*v1beta1.NUMANode{{ID: 0}}}},
+		{ID: uuid(2), Health: "Healthy"},
+		{ID: uuid(4), Health: "Unhealthy", Topology: &v1beta1.TopologyInfo{Nodes: []*v1beta1.NUMANode{{ID: 1}}}},
+	}
+	if diff := cmp.Diff(want, k.Devices(gpus), protocmp.Transform()); diff != "" {
+		t.Errorf("the list (-want +got):\n%s", diff)
+	}
+	request := &v1beta1.RegisterRequest{
+		Version: "v1beta1", Endpoint: "gpu-cdi-nvidia-com-gpu.sock", ResourceName: gpus,
+		Options: &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true},
+	}
+	if diff := cmp.Diff(request, e.Request, protocmp.Transform()); diff != "" {
+		t.Errorf("the registration (-want +got):\n%s", diff)
+	}
+	k.WaitRegistered("nvidia.com/mig-1g.10gb")
+	eventually(t, "ready", func() bool { return p.Ready() == nil })
+	info, err := os.Lstat(ownSocket(k))
+	must(t, err)
+	if got := info.Mode().Perm(); got != 0o600 {
+		t.Errorf("the socket's mode is %o, want 600", got)
+	}
+}
+
+func TestAChangeReachesTheKubelet(t *testing.T) {
+	k := plugintest.New(t)
+	k.Start()
+	p := start(t, optionsFor(k), gpusOf(2))
+	k.WaitRegistered(gpus)
+	must(t, p.Update([]resource.Resource{gpusOf(3), migOf(1)}))
+	k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 3 })
+	k.WaitRegistered("nvidia.com/mig-1g.10gb")
+	must(t, p.Update([]resource.Resource{gpusOf(1)}))
+	k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 1 })
+	// The resource that is gone has no devices, and stays.
+	k.WaitFor("nvidia.com/mig-1g.10gb", func(d []*v1beta1.Device) bool { return len(d) == 0 })
+	if n := k.Total(); n != 2 {
+		t.Errorf("%d registrations, want 2", n)
+	}
+}
+
+func TestAThousandRestartsOfTheKubelet(t *testing.T) {
+	leaves(t)
+	k := plugintest.New(t)
+	k.Start()
+	p := start(t, optionsFor(k), gpusOf(8))
+	k.WaitRegistered(gpus)
+	for range 1000 {
+		k.Restart()
+		k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 8 })
+	}
+	eventually(t, "connected", func() bool { return p.Status()[0].Connected })
+	// One for each kubelet; no more, since a registration that is not needed disconnects.
+	if got := k.Total(); got != 1001 {
+		t.Errorf("%d registrations, want 1001", got)
+	}
+}
+
+func TestWhatMakesAnEndpointRegisterAgain(t *testing.T) {
+	cases := map[string]func(t *testing.T, k *plugintest.Kubelet, p *running){
+		"the stream ends while the kubelet lives": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+			k.Drop(gpus)
+		},
+		"the kubelet is gone for a while": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+			k.Stop()
+			eventually(t, "not ready", func() bool { return p.Ready() != nil })
+			k.Start()
+		},
+		"the kubelet has another socket, and the old stream hangs": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+			another := plugintest.New(t)
+			another.Start()
+			must(t, os.Remove(filepath.Join(k.Dir, plugintest.Socket)))
+			before := k.Total()
+			// A rename makes no new socket, but another one in the place.
+			must(t, os.Rename(filepath.Join(another.Dir, plugintest.Socket), filepath.Join(k.Dir, plugintest.Socket)))
+			another.WaitTotal(1)
+			if k.Total() != before {
+				t.Error("the kubelet before was called")
+			}
+			another.Stop()
+			_ = os.Remove(filepath.Join(k.Dir, plugintest.Socket))
+			k.Restart()
+		},
+		"the directory is made anew": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+			k.Stop()
+			must(t, os.Rename(k.Dir, k.Dir+".old"))
+			t.Cleanup(func() { _ = os.RemoveAll(k.Dir + ".old") })
+			eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "no such file") })
+			must(t, os.Mkdir(k.Dir, 0o755))
+			k.Start()
+		},
+		"a kubelet that died left its socket behind": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+			k.Stop()
+			stale(t, filepath.Join(k.Dir, plugintest.Socket))
+			eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "connection refused") })
+			k.Start()
+		},
+		"something that is no socket is in the kubelet's place": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+			k.Stop()
+			path := filepath.Join(k.Dir, plugintest.Socket)
+			must(t, os.WriteFile(path, nil, 0o600))
+			eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "is not a socket") })
+			must(t, os.Remove(path))
+			k.Start()
+		},
+		"the kubelet refuses at first": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+			k.Refuse(errors.New("device plugin already connected"))
+			before := k.Total()
+			k.Drop(gpus)
+			k.WaitTotal(before + 4)
+			eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "already connected") })
+			k.Refuse(nil)
+		},
+	}
+	for name, disturb := range cases {
+		t.Run(name, func(t *testing.T) {
+			leaves(t)
+			k := plugintest.New(t)
+			k.Start()
+			p := start(t, optionsFor(k), gpusOf(2))
+			k.WaitRegistered(gpus)
+			eventually(t, "ready", func() bool { return p.Ready() == nil })
+			disturb(t, k, p)
+			k.WaitRegistered(gpus)
+			eventually(t, "ready", func() bool { return p.Ready() == nil })
+		})
+	}
+}
+
+// stale makes a socket that nobody listens on.
+func stale(t *testing.T, path string) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	must(t, err)
+	l.SetUnlinkOnClose(false)
+	must(t, l.Close())
+}
+
+func TestAKubeletThatNeverAsksIsToldAgain(t *testing.T) {
+	k := plugintest.New(t)
+	k.Mute(true)
+	k.Start()
+	o := optionsFor(k)
+	o.StreamGrace = 20 * time.Millisecond
+	p := start(t, o, gpusOf(1))
+	k.WaitTotal(3)
+	eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "did not ask for the list") })
+	k.Mute(false)
+	k.WaitRegistered(gpus)
+}
+
+func TestAKubeletThatDoesNotAnswerIsNotWaitedForTooLong(t *testing.T) {
+	leaves(t)
+	k := plugintest.New(t)
+	hung, err := net.Listen("unix", filepath.Join(k.Dir, plugintest.Socket))
+	must(t, err)
+	o := optionsFor(k)
+	o.RegisterTimeout = 20 * time.Millisecond
+	p := start(t, o, gpusOf(1))
+	eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "no answer within 20ms") })
+	must(t, hung.Close())
+	must(t, p.stop())
+}
+
+func TestAKubeletThatIsAnotherByNowIsNotCalled(t *testing.T) {
+	k := plugintest.New(t)
+	k.Start()
+	socket := filepath.Join(k.Dir, plugintest.Socket)
+	if err := register(t.Context(), socket, "x.sock", gpus, func() bool { return false }); err == nil || k.Total() != 0 {
+		t.Errorf("%v, %d registrations", err, k.Total())
+	}
+}
+
+func TestTheSocketComesBack(t *testing.T) {
+	k := plugintest.New(t)
+	k.Start()
+	p := start(t, optionsFor(k), gpusOf(2))
+	e := k.WaitRegistered(gpus)
+	for range 3 {
+		must(t, os.Remove(ownSocket(k)))
+		eventually(t, "back", func() bool { _, err := os.Lstat(ownSocket(k)); return err == nil })
+	}
+	// Who was connected notices nothing.
+	must(t, p.Update([]resource.Resource{gpusOf(1)}))
+	if k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 1 }) != e {
+		t.Error("the kubelet has another connection")
+	}
+	if n := k.Total(); n != 1 {
+		t.Errorf("%d registrations, want 1", n)
+	}
+	k.Restart()
+	k.WaitRegistered(gpus)
+}
+
+func TestWithoutInotifyTheDirectoryIsPolled(t *testing.T) {
+	leaves(t)
+	k := plugintest.New(t)
+	p, err := New(optionsFor(k))
+	must(t, err)
+	var tries atomic.Int64
+	p.watch.open = func() (*fsnotify.Watcher, error) {
+		tries.Add(1)
+		return nil, os.NewSyscallError("inotify_init1", syscall.EMFILE)
+	}
+	startPlugin(t, p, gpusOf(1))
+	k.Start()
+	k.WaitRegistered(gpus)
+	k.Restart()
+	k.WaitRegistered(gpus)
+	eventually(t, "inotify is tried again", func() bool { return tries.Load() > 2 })
+}
+
+func TestASecondInstanceStaysOut(t *testing.T) {
+	leaves(t)
+	k := plugintest.New(t)
+	k.Start()
+	start(t, optionsFor(k), gpusOf(2))
+	k.WaitRegistered(gpus)
+	second := start(t, optionsFor(k), gpusOf(1), migOf(1))
+	err := second.wait()
+	if exit.CodeOf(err) != exit.Locked || !strings.Contains(err.Error(), gpus) {
+		t.Errorf("the second instance: %v, want status %d and the resource", err, exit.Locked)
+	}
+	// The first is not disturbed, and of the second nothing is left.
+	k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 2 })
+	want := []string{".gpu-cdi-nvidia-com-gpu.sock.lock", "gpu-cdi-nvidia-com-gpu.sock", "kubelet.sock"}
+	if diff := cmp.Diff(want, inDir(t, k.Dir)); diff != "" {
+		t.Errorf("in the directory (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheLockSurvivesAKubeletThatRemovesAllFiles(t *testing.T) {
+	k := plugintest.New(t)
+	k.Start()
+	start(t, optionsFor(k), gpusOf(2))
+	k.WaitRegistered(gpus)
+	// Kubelets before 1.36 do this when they start.
+	must(t, os.Remove(filepath.Join(k.Dir, ".gpu-cdi-nvidia-com-gpu.sock.lock")))
+	k.Restart()
+	k.WaitRegistered(gpus)
+	if err := start(t, optionsFor(k), gpusOf(1)).wait(); exit.CodeOf(err) != exit.Locked {
+		t.Errorf("a second instance: %v, want status %d", err, exit.Locked)
+	}
+}
+
+func TestTheEndLeavesNothing(t *testing.T) {
+	leaves(t)
+	k := plugintest.New(t)
+	k.Start()
+	p := start(t, optionsFor(k), gpusOf(2), migOf(1))
+	k.WaitRegistered(gpus)
+	k.WaitRegistered("nvidia.com/mig-1g.10gb")
+	must(t, p.stop())
+	k.WaitGone(gpus)
+	if diff := cmp.Diff([]string{"kubelet.sock"}, inDir(t, k.Dir)); diff != "" {
+		t.Errorf("in the directory (-want +got):\n%s", diff)
+	}
+	if err := p.Ready(); err == nil || !strings.Contains(err.Error(), "the plugin stopped") {
+		t.Errorf("ready: %v", err)
+	}
+	start(t, optionsFor(k), gpusOf(2))
+	k.WaitRegistered(gpus)
+}
+
+// slowSpecs is a spec that is asked about for long.
+type slowSpecs struct {
+	asked   chan struct{}
+	proceed chan struct{}
+}
+
+func (s slowSpecs) SpecHas(...string) error {
+	s.asked <- struct{}{}
+	<-s.proceed
+	return nil
+}
+
+func TestTheEndWaitsForCallsUnderWay(t *testing.T) {
+	for name, c := range map[string]struct {
+		drain time.Duration
+		ok    bool
+	}{
+		"as long as they take":                    {30 * time.Second, true},
+		"but no longer than the drain's time out": {10 * time.Millisecond, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := plugintest.New(t)
+			k.Start()
+			specs := slowSpecs{make(chan struct{}), make(chan struct{})}
+			o := optionsFor(k)
+			o.Answers.Specs, o.DrainTimeout = specs, c.drain
+			p := start(t, o, gpusOf(1))
+			e := k.WaitRegistered(gpus)
+			answered := make(chan error, 1)
+			go func() {
+				_, err := e.Client.Allocate(context.Background(), allocate(uuid(0)))
+				answered <- err
+			}()
+			<-specs.asked
+			p.cancel()
+			if c.ok {
+				k.WaitGone(gpus) // the stream has ended, the call has not
+				close(specs.proceed)
+			}
+			if err := <-answered; (err == nil) != c.ok {
+				t.Errorf("the call ended with %v", err)
+			}
+			if !c.ok {
+				close(specs.proceed)
+			}
+			must(t, p.wait())
+		})
+	}
+}
+
+func TestWhatCannotBeServed(t *testing.T) {
+	cases := map[string]struct {
+		prepare func(t *testing.T, o *Options)
+		code    exit.Code
+		says    string
+	}{
+		"no directory": {func(t *testing.T, o *Options) { o.Dir = filepath.Join(o.Dir, "none") }, exit.Unreachable, "no such file"},
+		"a directory that is a file": {func(t *testing.T, o *Options) {
+			o.Dir = filepath.Join(o.Dir, "file")
+			must(t, os.WriteFile(o.Dir, nil, 0o600))
+		}, exit.Unreachable, "is not a directory"},
+		"no kubelet within the time given": {func(t *testing.T, o *Options) { o.RegisterWithin = 30 * time.Millisecond }, exit.Unreachable, "kubelet.sock"},
+		"a file where the socket should be": {func(t *testing.T, o *Options) {
+			must(t, os.WriteFile(filepath.Join(o.Dir, "gpu-cdi-nvidia-com-gpu.sock"), []byte("mine"), 0o600))
+		}, exit.Failure, "is in the way"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			leaves(t)
+			k := plugintest.New(t)
+			o := optionsFor(k)
+			c.prepare(t, &o)
+			err := start(t, o, gpusOf(1)).wait()
+			if err == nil || exit.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) || exit.HintOf(err) == "" && c.says != "is not a directory" {
+				t.Errorf("%v with status %d and hint %q, want %q and %d", err, exit.CodeOf(err), exit.HintOf(err), c.says, c.code)
+			}
+			for _, name := range inDir(t, k.Dir) {
+				if strings.HasSuffix(name, ".lock") {
+					t.Errorf("%s is left", name)
+				}
+			}
+		})
+	}
+}
+
+func TestTheTimeToRegisterIsOnlyForTheFirst(t *testing.T) {
+	k := plugintest.New(t)
+	k.Start()
+	o := optionsFor(k)
+	o.RegisterWithin = 300 * time.Millisecond
+	p := start(t, o, gpusOf(1))
+	k.WaitRegistered(gpus)
+	k.Stop()
+	select {
+	case err := <-p.ended:
+		t.Fatal(err)
+	case <-time.After(600 * time.Millisecond):
+	}
+	k.Start()
+	k.WaitRegistered(gpus)
+}
+
+func TestOptionsThatCannotBe(t *testing.T) {
+	cases := map[string]struct {
+		o    Options
+		says string
+	}{
+		"no directory":                    {Options{Answers: answers(CDICRI)}, "neither a device plugin directory"},
+		"no strategy":                     {Options{Dir: "/x"}, "no strategy"},
+		"an unknown strategy":             {Options{Dir: "/x", Answers: answers("volume-mounts")}, `strategy "volume-mounts"`},
+		"CDI names of no kind":            {Options{Dir: "/x", Answers: Answers{Strategies: []Strategy{CDIAnnotations}}}, "need a kind"},
+		"device nodes without a CDI spec": {Options{Dir: "/x", Answers: answers(DeviceSpecs)}, "needs a CDI spec"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			if _, err := New(c.o); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v, want %q", err, c.says)
+			}
+		})
+	}
+}
+
+func TestResourcesThatCannotBeListed(t *testing.T) {
+	long := gpuAt(0)
+	long.ID = strings.Repeat("x", 64)
+	empty := gpuAt(0)
+	empty.ID = ""
+	cases := map[string]struct {
+		r    resource.Resource
+		says string
+	}{
+		"a name that the kubelet refuses": {resource.Resource{Name: "gpu"}, "want VENDOR/NAME"},
+		"two devices of one ID":           {resource.Resource{Name: gpus, Devices: []resource.Device{gpuAt(0), gpuAt(0)}}, "two devices"},
+		"an ID that is too long":          {resource.Resource{Name: gpus, Devices: []resource.Device{long}}, "64 characters"},
+		"an ID that is empty":             {resource.Resource{Name: gpus, Devices: []resource.Device{empty}}, "no ID"},
+		"more than the kubelet can read":  {replicasOf(8, 10000), "the kubelet takes 4194304"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			p, err := New(Options{Dir: "/plugins", Answers: answers(CDICRI)})
+			must(t, err)
+			good := migOf(1)
+			if err := p.Update([]resource.Resource{c.r, good}); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v, want %q", err, c.says)
+			}
+			names := []string{}
+			for _, s := range p.Status() {
+				names = append(names, s.Resource)
+			}
+			if !slices.Equal(names, []string{good.Name}) {
+				t.Errorf("served are %v, want only the other", names)
+			}
+		})
+	}
+}

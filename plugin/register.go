@@ -1,0 +1,83 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"syscall"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/internal/exit"
+)
+
+// register tells the kubelet about an endpoint, over a connection of its own: gRPC would make one that was refused wait
+// for a second. Errors have the status exit.Unreachable and say what to do.
+//
+// Between the dial and the call it asks whether the kubelet is still the same. If not, that one is told soon anyway; to
+// tell it twice would have it drop the first connection when the second is there.
+func register(ctx context.Context, kubeletSocket, endpoint, name string, same func() bool) error {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", kubeletSocket)
+	if err != nil {
+		return exit.With(exit.Unreachable, dialHint(err), fmt.Errorf("register %s: %w", name, err))
+	}
+	defer func() { _ = conn.Close() }()
+	if !same() {
+		return fmt.Errorf("register %s: the kubelet has another socket now", name)
+	}
+	client, err := grpc.NewClient("passthrough:///localhost",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(once(conn)))
+	if err != nil {
+		return fmt.Errorf("register %s: %w", name, err)
+	}
+	defer func() { _ = client.Close() }()
+	_, err = v1beta1.NewRegistrationClient(client).Register(ctx, &v1beta1.RegisterRequest{
+		Version: v1beta1.Version, Endpoint: filepath.Base(endpoint), ResourceName: name, Options: options(),
+	})
+	if err != nil {
+		return exit.With(exit.Unreachable, "", fmt.Errorf("register %s: the kubelet at %s answers: %w", name, kubeletSocket, answerOf(ctx, err)))
+	}
+	return nil
+}
+
+// answerOf is the cause of a call's error: that the time is up, or what the kubelet says.
+func answerOf(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("nothing: %w", context.Cause(ctx))
+	}
+	return errors.New(status.Convert(err).Message())
+}
+
+// once is a dialer that gives the connection away, and has no second one.
+func once(conn net.Conn) func(context.Context, string) (net.Conn, error) {
+	next := make(chan net.Conn, 1)
+	next <- conn
+	return func(context.Context, string) (net.Conn, error) {
+		select {
+		case c := <-next:
+			return c, nil
+		default:
+			return nil, errors.New("the connection was closed")
+		}
+	}
+}
+
+func dialHint(err error) string {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "start the kubelet, or say where its device plugin directory is"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "start the kubelet: nobody listens on its socket"
+	case errors.Is(err, fs.ErrPermission):
+		return "run as root: the kubelet's socket is root's"
+	}
+	return ""
+}

@@ -1,0 +1,77 @@
+package resource
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func TestCheckName(t *testing.T) {
+	long := func(n int) string { return strings.Repeat("x", n) }
+	domain := func(n int) string { return strings.Repeat("a.", n/2-1) + "aa" }
+	for name, tt := range map[string]struct {
+		resource, problem string
+	}{
+		"the field's name":               {"nvidia.com/gpu", ""},
+		"a MIG profile":                  {"nvidia.com/mig-1g.10gb.me", ""},
+		"upper case behind the slash":    {"nvidia.com/GPU_h100.x", ""},
+		"a vendor of one letter":         {"a/b", ""},
+		"the longest name":               {"nvidia.com/" + long(63), ""},
+		"the longest vendor":             {domain(244) + "/gpu", ""},
+		"nothing":                        {"", "want VENDOR/NAME"},
+		"no vendor's slash":              {"gpu", "want VENDOR/NAME"},
+		"no vendor":                      {"/gpu", "not a domain name"},
+		"no name":                        {"nvidia.com/", "letters, digits"},
+		"two slashes":                    {"nvidia.com/gpu/h100", "more than one slash"},
+		"a name too long":                {"nvidia.com/" + long(64), "has 64 characters, and 63 are allowed"},
+		"a vendor too long":              {domain(246) + "/gpu", "the vendor has 246 characters, and 244 are allowed"},
+		"upper case in the vendor":       {"NVIDIA.com/gpu", "not a domain name"},
+		"an underscore in the vendor":    {"nvi_dia.com/gpu", "not a domain name"},
+		"an empty label":                 {"nvidia..com/gpu", "not a domain name"},
+		"a label that ends in a hyphen":  {"nvidia-.com/gpu", "not a domain name"},
+		"a plus sign":                    {"nvidia.com/mig-1g.10gb+me", "letters, digits"},
+		"a name that ends in a dot":      {"nvidia.com/gpu.", "letters, digits"},
+		"a line break":                   {"nvidia.com/gpu\n", "letters, digits"},
+		"Kubernetes' own":                {"kubernetes.io/gpu", "Kubernetes itself"},
+		"what ends like Kubernetes' own": {"mykubernetes.io/gpu", "Kubernetes itself"},
+		"a quota":                        {"requests.nvidia.com/gpu", "for quotas"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := CheckName(tt.resource)
+			if (err == nil) != (tt.problem == "") || err != nil && !strings.Contains(err.Error(), tt.problem) {
+				t.Errorf("%q: %v, want %q", tt.resource, err, tt.problem)
+			}
+		})
+	}
+}
+
+// kubelet is IsExtendedResourceName of k8s.io/kubernetes v1.36.3, pkg/apis/core/v1/helper, with IsQualifiedName of
+// k8s.io/apimachinery, as they are written there.
+func kubelet(name string) bool {
+	qualifiedName := regexp.MustCompile(`^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$`)
+	subdomain := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	if !strings.Contains(name, "/") || strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, "requests.") {
+		return false
+	}
+	parts := strings.Split("requests."+name, "/")
+	if len(parts) != 2 {
+		return false
+	}
+	prefix, rest := parts[0], parts[1]
+	return prefix != "" && len(prefix) <= 253 && subdomain.MatchString(prefix) &&
+		rest != "" && len(rest) <= 63 && qualifiedName.MatchString(rest)
+}
+
+func FuzzCheckName(f *testing.F) {
+	for _, name := range []string{
+		"nvidia.com/gpu", "requests.a/b", "kubernetes.io/a", "a/b/c", "A/b", "a./b", "a/b.", "/", "", "a/\n",
+		strings.Repeat("a", 245) + "/b", "a/" + strings.Repeat("b", 64),
+	} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		if ours, theirs := CheckName(name) == nil, kubelet(name); ours != theirs {
+			t.Errorf("%q: we say %t, the kubelet %t", name, ours, theirs)
+		}
+	})
+}

@@ -1,0 +1,70 @@
+package resource
+
+import (
+	"fmt"
+	"math/bits"
+	"strconv"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/exit"
+)
+
+// MaxID is how long a device's ID may be, in bytes: the limit that the API's definition of Device gives.
+const MaxID = 63
+
+// MaxList is how large a list of devices the kubelet reads, in bytes: the limit that gRPC has where nobody sets one.
+const MaxList = 4 << 20
+
+// maxReplicas is how many replicas of one GPU fit in a list, wherever the GPU is.
+const maxReplicas = MaxList / 80
+
+// replicaID is the ID of a replica.
+func replicaID(uuid string, n int) string { return uuid + "::" + strconv.Itoa(n) }
+
+// listSize is how many bytes of a ListAndWatchResponse the device takes, unhealthy, so that a change of health never
+// makes a list too large. Of a shared device all replicas count as long as the last one.
+func (p *plan) listSize() int {
+	id := len(p.device.UUID)
+	if p.replicas > 0 {
+		id = len(replicaID(p.device.UUID, p.replicas-1))
+	}
+	return max(1, p.replicas) * field(field(id)+field(len("Unhealthy"))+topologySize(p.device.NUMANode))
+}
+
+// topologySize is how many bytes the field for the NUMA node takes. The number 0 takes none in it.
+func topologySize(node int) int {
+	switch node {
+	case gpu.NoNUMANode:
+		return 0
+	case 0:
+		return field(field(0))
+	}
+	return field(field(1 + varint(node)))
+}
+
+// field is how many bytes a field of n bytes takes in a protobuf message, of which the number is below 16.
+func field(n int) int { return 1 + varint(n) + n }
+
+func varint(n int) int { return max(1, (bits.Len64(uint64(n))+6)/7) }
+
+// checkSize refuses a list that the kubelet could not read: it would drop the connection and have no device at all.
+func checkSize(name string, plans []plan) error {
+	bytes, count, shared := 0, 0, 0
+	for i := range plans {
+		bytes += plans[i].listSize()
+		count += max(1, plans[i].replicas)
+		if plans[i].replicas > 0 {
+			shared++
+		}
+	}
+	if bytes <= MaxList {
+		return nil
+	}
+	hint := "give some of the devices another resource name with resources.gpus or resources.mig"
+	if shared > 0 {
+		hint = fmt.Sprintf("lower replicas in sharing.time-slicing.resources for %s to about %d for each of the %d shared devices, or share them under several names",
+			name, max(2, MaxList/(bytes/count)/shared), shared)
+	}
+	return exit.With(exit.Usage, hint, fmt.Errorf("resource %s: a list of %d devices takes %d bytes, and the kubelet reads at most %d",
+		name, count, bytes, MaxList))
+}

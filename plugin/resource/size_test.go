@@ -1,0 +1,120 @@
+package resource
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/exit"
+)
+
+// realSize is the size of the message that lists the devices, all unhealthy.
+func realSize(r Resource) int {
+	list := &api.ListAndWatchResponse{}
+	for _, d := range r.Devices {
+		device := &api.Device{ID: d.ID, Health: api.Unhealthy}
+		if d.NUMANode != gpu.NoNUMANode {
+			device.Topology = &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(d.NUMANode)}}}
+		}
+		list.Devices = append(list.Devices, device)
+	}
+	return proto.Size(list)
+}
+
+func TestListSizeIsThatOfTheMessage(t *testing.T) {
+	const uuid = "GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c"
+	for name, tt := range map[string]struct {
+		numa, replicas int
+		slack          int // bytes by which replicas with shorter numbers are overestimated
+	}{
+		"a whole GPU without a NUMA node": {gpu.NoNUMANode, 0, 0},
+		"on node 0":                       {0, 0, 0},
+		"on node 1":                       {1, 0, 0},
+		"on node 127":                     {127, 0, 0},
+		"on node 128":                     {128, 0, 0},
+		"on node 20000":                   {20000, 0, 0},
+		"ten replicas":                    {1, 10, 0},
+		"eleven":                          {1, 11, 10},
+		"a thousand":                      {gpu.NoNUMANode, 1000, 2*10 + 90},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := plan{replicas: tt.replicas, device: Device{ID: uuid, UUID: uuid, NUMANode: tt.numa}}
+			r := expand("nvidia.com/gpu", []plan{p})
+			if got, want := p.listSize(), realSize(r); got != want+tt.slack {
+				t.Errorf("%d bytes, and the message has %d", got, want)
+			}
+		})
+	}
+}
+
+// A list that the kubelet cannot read would cost the node all of its devices.
+func TestAListThatIsTooLargeIsRefused(t *testing.T) {
+	s := node(t, "hgx-16")
+	share := func(n int) Config {
+		return config(rules(Replicated{Name: "nvidia.com/gpu", Replicas: n}))
+	}
+	_, _, err := Build(s, share(10_000))
+	if err == nil || exit.CodeOf(err) != exit.Usage {
+		t.Fatalf("got %v", err)
+	}
+	if want := "resource nvidia.com/gpu: a list of 160000 devices takes "; !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
+	}
+	var advice int
+	hint := exit.HintOf(err)
+	if _, scanErr := fmt.Sscanf(hint, "lower replicas in sharing.time-slicing.resources for nvidia.com/gpu to about %d for each of the 16 shared devices", &advice); scanErr != nil {
+		t.Fatalf("%v in %q", scanErr, hint)
+	}
+	resources, _ := build(t, s, share(advice))
+	if size := realSize(resources[0]); size > MaxList || size < MaxList*9/10 {
+		t.Errorf("with %d replicas, as advised, the list has %d bytes", advice, size)
+	}
+}
+
+func TestAListOfTooManyWholeDevicesIsRefused(t *testing.T) {
+	s := &gpu.Snapshot{}
+	for i := range 80_000 {
+		s.Devices = append(s.Devices, gpu.Device{Index: i, UUID: fmt.Sprintf("GPU-%036d", i)})
+	}
+	_, _, err := Build(s, defaults())
+	if err == nil || !strings.Contains(exit.HintOf(err), "another resource name") {
+		t.Errorf("%v, hint %q", err, exit.HintOf(err))
+	}
+}
+
+// The largest number of replicas that the configuration may have fits for one GPU, and is checked before anything is
+// made of it.
+func TestTheMostReplicas(t *testing.T) {
+	s := node(t, "workstation")
+	s.Devices[0].NUMANode = 1 << 30
+	resources, _ := build(t, s, config(rules(Replicated{Name: "nvidia.com/gpu", Replicas: maxReplicas})))
+	if size := realSize(resources[0]); size > MaxList {
+		t.Errorf("%d replicas take %d bytes", maxReplicas, size)
+	}
+	for _, n := range []int{-1, 0, 1, maxReplicas + 1, 1 << 62} {
+		if _, _, err := Build(s, config(rules(Replicated{Name: "nvidia.com/gpu", Replicas: n}))); err == nil {
+			t.Errorf("%d replicas are accepted", n)
+		}
+	}
+}
+
+func BenchmarkBuild(b *testing.B) {
+	for name, c := range map[string]Config{
+		"whole":       defaults(),
+		"16 replicas": config(rules(Replicated{Name: "nvidia.com/gpu", Replicas: 16})),
+	} {
+		b.Run(name, func(b *testing.B) {
+			s := node(b, "hgx-16")
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, _, err := Build(s, c); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,48 @@
+package resource
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestValidateListsEveryProblemWithItsKey(t *testing.T) {
+	c := Config{
+		Resource:    "nvidia.com/gpu",
+		MIGStrategy: "mixd",
+		GPUs:        Filter{Include: []Selector{"0", ""}, Exclude: []Selector{"GPU-1"}},
+		Names: Names{
+			GPUs: []Name{{"*", "a.b/c"}, {"", "c"}},
+			MIG:  []Name{{"1g.*", "a.b/c+d"}},
+		},
+		Sharing: Sharing{TimeSlicing: TimeSlicing{RenameByDefault: true, Resources: []Replicated{
+			{Name: "a.b/" + strings.Repeat("x", 60), Replicas: 2},
+			{Name: "a.b/c", Replicas: 1, Devices: []Selector{"MIG-x"}, Rename: "d"},
+			{Name: "a.b/c", Replicas: 2},
+			{Name: "a.b/c", Replicas: 3, Devices: []Selector{"0"}},
+			{Replicas: 2},
+		}}},
+	}
+	want := []string{
+		`mig-strategy: unknown value "mixd"; known are none, single, mixed`,
+		"gpus.include[1]: is empty",
+		`gpus.exclude[0]: "GPU-1" is not GPU- or MIG- and a UUID`,
+		"resources.gpus[1].pattern: is empty; * fits everything",
+		`resources.gpus[1].name: resource name "c": want VENDOR/NAME, such as nvidia.com/gpu`,
+		`resources.mig[0].name: resource name "a.b/c+d": what is behind the slash may have letters, digits and - _ . between letters or digits`,
+		`sharing.time-slicing.resources[0].rename: resource name "a.b/` + strings.Repeat("x", 60) + `.shared": what is behind the slash has 67 characters, and 63 are allowed`,
+		`sharing.time-slicing.resources[1].rename: resource name "d": want VENDOR/NAME, such as nvidia.com/gpu`,
+		"sharing.time-slicing.resources[1].replicas: is 1, want 2 or more",
+		`sharing.time-slicing.resources[1].devices[0]: "MIG-x" is not GPU- or MIG- and a UUID`,
+		"sharing.time-slicing.resources[3]: never holds: sharing.time-slicing.resources[2] is for all devices of a.b/c already",
+		`sharing.time-slicing.resources[4].name: resource name "": want VENDOR/NAME, such as nvidia.com/gpu`,
+	}
+	err := c.Validate()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}

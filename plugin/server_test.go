@@ -1,0 +1,372 @@
+package plugin
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+func allocate(ids ...string) *v1beta1.AllocateRequest {
+	return &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}}}
+}
+
+func cdiNames(uuids ...string) []*v1beta1.CDIDevice {
+	var all []*v1beta1.CDIDevice
+	for _, u := range uuids {
+		all = append(all, &v1beta1.CDIDevice{Name: gpus + "=" + u})
+	}
+	return all
+}
+
+// testSpec is a CDI spec of GPUs 0 and 1.
+func testSpec() *specs.Spec {
+	node := func(path string) *specs.DeviceNode { return &specs.DeviceNode{Path: path, Permissions: "rw"} }
+	return &specs.Spec{
+		ContainerEdits: specs.ContainerEdits{
+			Env:         []string{"NVIDIA_VISIBLE_DEVICES=void"},
+			DeviceNodes: []*specs.DeviceNode{{Path: "/dev/nvidiactl", HostPath: "/driver/dev/nvidiactl"}},
+			Mounts: []*specs.Mount{
+				{ContainerPath: "/usr/lib/libcuda.so.1", HostPath: "/driver/usr/lib/libcuda.so.1", Options: []string{"ro", "nosuid"}},
+				{ContainerPath: "/run/socket", HostPath: "/run/socket"},
+			},
+		},
+		Devices: []specs.Device{
+			{Name: uuid(0), ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node("/dev/nvidia0"), node("/dev/dri/card0")}}},
+			{Name: "0", ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node("/dev/nvidia0")}}},
+			{Name: uuid(1), ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node("/dev/nvidia1")}}},
+		},
+	}
+}
+
+// testExtras are the specs of GDS and of two IMEX channels.
+func testExtras() []*specs.Spec {
+	device := func(name, node string, mounts ...*specs.Mount) specs.Device {
+		return specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
+			DeviceNodes: []*specs.DeviceNode{{Path: node, Permissions: "rw"}}, Mounts: mounts,
+		}}
+	}
+	udev := &specs.Mount{ContainerPath: "/run/udev", HostPath: "/run/udev", Options: []string{"ro"}}
+	return []*specs.Spec{
+		{Kind: "nvidia.com/gds", Devices: []specs.Device{device("all", "/dev/nvidia-fs0", udev)}},
+		{Kind: "nvidia.com/imex-channel", Devices: []specs.Device{device("0", "/dev/channel0"), device("7", "/dev/channel7")}},
+	}
+}
+
+// asked notes what it is asked for.
+type asked struct{ names []string }
+
+func (a *asked) SpecHas(names ...string) error {
+	a.names = append(a.names, names...)
+	return nil
+}
+
+func TestAllocateAsksForTheExtrasToo(t *testing.T) {
+	specs := &asked{}
+	a := answers(CDICRI)
+	a.Specs, a.Extras = specs, testExtras
+	_, err := serverOf(t, gpusOf(1), a).Allocate(t.Context(), allocate(uuid(0)))
+	must(t, err)
+	want := []string{gpus + "=" + uuid(0), "nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=7"}
+	if diff := cmp.Diff(want, specs.names); diff != "" {
+		t.Errorf("asked for (-want +got):\n%s", diff)
+	}
+}
+
+func TestAllocate(t *testing.T) {
+	withSpec := func(a Answers) Answers {
+		a.Spec = testSpec
+		return a
+	}
+	withExtras := func(a Answers) Answers {
+		a.Extras = testExtras
+		return a
+	}
+	nodes := []*v1beta1.DeviceSpec{
+		{ContainerPath: "/dev/nvidiactl", HostPath: "/driver/dev/nvidiactl", Permissions: "rwm"},
+		{ContainerPath: "/dev/nvidia0", HostPath: "/dev/nvidia0", Permissions: "rw"},
+		{ContainerPath: "/dev/dri/card0", HostPath: "/dev/dri/card0", Permissions: "rw"},
+		{ContainerPath: "/dev/nvidia1", HostPath: "/dev/nvidia1", Permissions: "rw"},
+	}
+	mounts := []*v1beta1.Mount{
+		{ContainerPath: "/usr/lib/libcuda.so.1", HostPath: "/driver/usr/lib/libcuda.so.1", ReadOnly: true},
+		{ContainerPath: "/run/socket", HostPath: "/run/socket"},
+	}
+	annotation := map[string]string{"cdi.k8s.io/gpu-cdi-plugin_2f0a1db264dce49d": gpus + "=" + uuid(0) + "," + gpus + "=" + uuid(1)}
+	cases := map[string]struct {
+		r    resource.Resource
+		a    Answers
+		ids  []string
+		want *v1beta1.ContainerAllocateResponse
+	}{
+		"CDI names are in the list's order, whatever the request's is": {
+			gpusOf(8), answers(CDICRI),
+			[]string{uuid(5), uuid(1)},
+			&v1beta1.ContainerAllocateResponse{CdiDevices: cdiNames(uuid(1), uuid(5))},
+		},
+		"replicas of one GPU are one CDI device": {
+			replicasOf(2, 3), answers(CDICRI),
+			[]string{uuid(0) + "::2", uuid(1) + "::0", uuid(0) + "::0"},
+			&v1beta1.ContainerAllocateResponse{CdiDevices: cdiNames(uuid(0), uuid(1))},
+		},
+		"MIG devices have their own UUIDs": {
+			migOf(1), answers(CDICRI),
+			[]string{"MIG-00000000-0000-0000-0000-000000000001"},
+			&v1beta1.ContainerAllocateResponse{CdiDevices: cdiNames("MIG-00000000-0000-0000-0000-000000000001")},
+		},
+		"an annotation": {
+			gpusOf(2), answers(CDIAnnotations),
+			[]string{uuid(0), uuid(1)},
+			&v1beta1.ContainerAllocateResponse{Annotations: annotation},
+		},
+		"a variable": {
+			gpusOf(2), answers(Envvar),
+			[]string{uuid(1), uuid(0)},
+			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0) + "," + uuid(1)}},
+		},
+		"device nodes and mounts": {
+			gpusOf(2), withSpec(answers(DeviceSpecs)),
+			[]string{uuid(1), uuid(0)},
+			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"}, Devices: nodes, Mounts: mounts},
+		},
+		"everything at once, and the variable wins over the spec's": {
+			gpusOf(2), withSpec(answers(DeviceSpecs, CDICRI, CDIAnnotations, Envvar)),
+			[]string{uuid(0), uuid(1)},
+			&v1beta1.ContainerAllocateResponse{
+				Envs:    map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0) + "," + uuid(1)},
+				Devices: nodes, Mounts: mounts, Annotations: annotation, CdiDevices: cdiNames(uuid(0), uuid(1)),
+			},
+		},
+		"extras by their CDI names": {
+			gpusOf(2), withExtras(answers(CDICRI)),
+			[]string{uuid(1)},
+			&v1beta1.ContainerAllocateResponse{CdiDevices: append(cdiNames(uuid(1)), &v1beta1.CDIDevice{Name: "nvidia.com/gds=all"},
+				&v1beta1.CDIDevice{Name: "nvidia.com/imex-channel=0"}, &v1beta1.CDIDevice{Name: "nvidia.com/imex-channel=7"})},
+		},
+		"extras in the annotation": {
+			gpusOf(2), withExtras(answers(CDIAnnotations)),
+			[]string{uuid(1)},
+			&v1beta1.ContainerAllocateResponse{Annotations: map[string]string{"cdi.k8s.io/gpu-cdi-plugin_7801ddb31753e6c9": gpus + "=" + uuid(1) +
+				",nvidia.com/gds=all,nvidia.com/imex-channel=0,nvidia.com/imex-channel=7"}},
+		},
+		"extras as nodes, mounts and variables": {
+			gpusOf(1), withExtras(withSpec(answers(DeviceSpecs, Envvar))),
+			[]string{uuid(0)},
+			&v1beta1.ContainerAllocateResponse{
+				Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0), "NVIDIA_GDS": "enabled", "NVIDIA_IMEX_CHANNELS": "0,7"},
+				Devices: append([]*v1beta1.DeviceSpec{
+					{ContainerPath: "/dev/nvidia-fs0", HostPath: "/dev/nvidia-fs0", Permissions: "rw"},
+					{ContainerPath: "/dev/channel0", HostPath: "/dev/channel0", Permissions: "rw"},
+					{ContainerPath: "/dev/channel7", HostPath: "/dev/channel7", Permissions: "rw"},
+				}, nodes[:3]...),
+				Mounts: append([]*v1beta1.Mount{{ContainerPath: "/run/udev", HostPath: "/run/udev", ReadOnly: true}}, mounts...),
+			},
+		},
+		"the variable wins also if it is asked for first": {
+			gpusOf(1), withSpec(answers(Envvar, DeviceSpecs)),
+			[]string{uuid(0)},
+			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0)}, Devices: nodes[:3], Mounts: mounts},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			resp, err := serverOf(t, c.r, c.a).Allocate(t.Context(), allocate(c.ids...))
+			must(t, err)
+			if diff := cmp.Diff([]*v1beta1.ContainerAllocateResponse{c.want}, resp.ContainerResponses, protocmp.Transform()); diff != "" {
+				t.Errorf("the answer (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// specsThat answers every question with the error.
+type specsThat struct{ err error }
+
+func (s specsThat) SpecHas(...string) error { return s.err }
+
+func TestWhatAllocateRefuses(t *testing.T) {
+	ill := gpusOf(4)
+	ill.Devices[2].Healthy, ill.Devices[2].Reason = false, "fell off the bus"
+	limited := replicasOf(2, 4)
+	limited.Limit = 1
+	many := make([]string, 20)
+	for i := range many {
+		many[i] = strings.Repeat("y", 200)
+	}
+	lacking := answers(CDICRI)
+	lacking.Specs = specsThat{errors.New("the spec lacks it")}
+	unasked := answers(Envvar)
+	unasked.Specs = lacking.Specs
+	nodes := answers(DeviceSpecs)
+	nodes.Spec = testSpec
+	noSpec := answers(DeviceSpecs)
+	noSpec.Spec = func() *specs.Spec { return nil }
+	blocked := answers(CDICRI)
+	blocked.AllocationDir = filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(blocked.AllocationDir, nil, 0o600))
+	cases := map[string]struct {
+		r    resource.Resource
+		a    Answers
+		ids  []string
+		code codes.Code
+		says string
+	}{
+		"no device":                       {ill, answers(CDICRI), nil, codes.InvalidArgument, "asks for no device"},
+		"unknown devices":                 {ill, answers(CDICRI), []string{"a", uuid(0), "b"}, codes.NotFound, `no such device: "a", "b"`},
+		"an empty ID":                     {ill, answers(CDICRI), []string{""}, codes.NotFound, `no such device: ""`},
+		"an unhealthy device":             {ill, answers(CDICRI), []string{uuid(1), uuid(2)}, codes.FailedPrecondition, `unhealthy: "` + uuid(2) + `" (fell off the bus)`},
+		"a device twice":                  {ill, answers(CDICRI), []string{uuid(1), uuid(0), uuid(1)}, codes.InvalidArgument, `asked for twice: "` + uuid(1) + `"`},
+		"more than a container may have":  {limited, answers(CDICRI), []string{uuid(0) + "::0", uuid(1) + "::0"}, codes.InvalidArgument, "asks for 2 devices, and may have 1"},
+		"a flood of long names":           {ill, answers(CDICRI), many, codes.NotFound, "and 12 more"},
+		"what the spec lacks":             {ill, lacking, []string{uuid(0)}, codes.Unavailable, "the spec lacks it"},
+		"nodes that the spec lacks":       {ill, nodes, []string{uuid(0), uuid(3)}, codes.Unavailable, "no device " + uuid(3)},
+		"nodes without a spec":            {ill, noSpec, []string{uuid(0)}, codes.Unavailable, "no CDI spec"},
+		"an allocation that has no place": {ill, blocked, []string{uuid(0)}, codes.Internal, "not a directory"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			resp, err := serverOf(t, c.r, c.a).Allocate(t.Context(), allocate(c.ids...))
+			if resp != nil || status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), c.r.Name) {
+				t.Errorf("%v and %v, want %s and %q", resp, err, c.code, c.says)
+			}
+			if len(err.Error()) > 2000 {
+				t.Errorf("the message has %d bytes", len(err.Error()))
+			}
+		})
+	}
+	if _, err := serverOf(t, ill, unasked).Allocate(t.Context(), allocate(uuid(0))); err != nil {
+		t.Errorf("without CDI names the spec does not matter, but: %v", err)
+	}
+}
+
+func TestADeviceThatLeftTheListIsNotAllocated(t *testing.T) {
+	s := serverOf(t, gpusOf(2), answers(CDICRI))
+	must(t, s.update(gpusOf(1)))
+	if _, err := s.Allocate(t.Context(), allocate(uuid(1))); status.Code(err) != codes.NotFound {
+		t.Errorf("%v, want %s", err, codes.NotFound)
+	}
+}
+
+func TestAListLikeTheOneBeforeIsNotSent(t *testing.T) {
+	s := serverOf(t, gpusOf(2), answers(CDICRI))
+	replaced := s.list.Load().replaced
+	same := gpusOf(2)
+	same.Limit = 1
+	must(t, s.update(same))
+	select {
+	case <-replaced:
+		t.Error("the kubelet is told of nothing new")
+	default:
+	}
+	if _, err := s.Allocate(t.Context(), allocate(uuid(0), uuid(1))); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("the new limit does not hold: %v", err)
+	}
+	must(t, s.update(gpusOf(1)))
+	<-replaced
+}
+
+func TestPreferredAllocation(t *testing.T) {
+	sick := gpusOf(4)
+	sick.Devices[0].Healthy = false
+	all := func(r resource.Resource) []string {
+		var ids []string
+		for _, d := range r.Devices {
+			ids = append([]string{d.ID}, ids...)
+		}
+		return ids
+	}
+	shared, mig := replicasOf(3, 4), migOf(2)
+	m := func(g, i int) string { return mig.Devices[2*g+i].ID }
+	cases := map[string]struct {
+		r               resource.Resource
+		available, must []string
+		size            int
+		want            []string
+		says            string
+	}{
+		"the first of the list":                   {r: gpusOf(8), available: all(gpusOf(8)), size: 2, want: []string{uuid(0), uuid(1)}},
+		"what must be included comes first":       {r: gpusOf(8), available: all(gpusOf(8)), must: []string{uuid(5)}, size: 2, want: []string{uuid(5), uuid(0)}},
+		"replicas are spread over GPUs":           {r: shared, available: all(shared), size: 4, want: []string{uuid(0) + "::0", uuid(1) + "::0", uuid(2) + "::0", uuid(0) + "::1"}},
+		"away from what must be included":         {r: shared, available: all(shared), must: []string{uuid(0) + "::3"}, size: 2, want: []string{uuid(0) + "::3", uuid(1) + "::0"}},
+		"MIG devices are spread over GPUs":        {r: mig, available: all(mig), size: 3, want: []string{m(0, 0), m(1, 0), m(0, 1)}},
+		"all there are":                           {r: gpusOf(2), available: all(gpusOf(2)), size: 2, want: []string{uuid(0), uuid(1)}},
+		"unhealthy and unknown ones are the last": {r: sick, available: []string{"?", uuid(0), uuid(3)}, size: 2, want: []string{uuid(3), "?"}},
+		"none": {r: gpusOf(2), available: all(gpusOf(2)), want: []string{}},
+		"a device that is named twice counts once": {r: gpusOf(2), available: []string{uuid(1), uuid(1)}, size: 2, says: "2 devices are asked for, and 1 are available"},
+		"more than there are":                      {r: gpusOf(2), available: all(gpusOf(2)), size: 3, says: "3 devices are asked for, and 2 are available"},
+		"more included than asked for":             {r: gpusOf(2), available: all(gpusOf(2)), must: all(gpusOf(2)), size: 1, says: "2 must be included"},
+		"included, but not available":              {r: gpusOf(2), available: []string{uuid(0)}, must: []string{uuid(1)}, size: 1, says: `not available: "` + uuid(1)},
+		"less than nothing":                        {r: gpusOf(2), available: all(gpusOf(2)), size: -1, says: "-1 devices"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			resp, err := serverOf(t, c.r, answers(CDICRI)).GetPreferredAllocation(t.Context(), prefer(c.available, c.must, c.size))
+			if c.says != "" {
+				if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), c.says) || resp != nil {
+					t.Errorf("%v and %v, want %q", resp, err, c.says)
+				}
+				return
+			}
+			must(t, err)
+			if diff := cmp.Diff(c.want, resp.ContainerResponses[0].DeviceIDs, cmp.Transformer("", func(s []string) []string { return append([]string{}, s...) })); diff != "" {
+				t.Errorf("the choice (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func prefer(available, must []string, size int) *v1beta1.PreferredAllocationRequest {
+	return &v1beta1.PreferredAllocationRequest{ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
+		{AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(size)},
+	}}
+}
+
+// FuzzRequests gives the server whatever a caller could: a value or an error comes back, never both, never neither.
+func FuzzRequests(f *testing.F) {
+	for _, m := range []proto.Message{
+		allocate(uuid(0)), allocate(uuid(0), uuid(0), "x"), prefer([]string{uuid(0), uuid(1)}, []string{uuid(1)}, 2), prefer(nil, nil, -1),
+	} {
+		data, err := proto.Marshal(m)
+		must(f, err)
+		f.Add(data)
+	}
+	s := serverOf(f, gpusOf(2), answers(CDICRI, Envvar, CDIAnnotations))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var a v1beta1.AllocateRequest
+		if proto.Unmarshal(data, &a) == nil {
+			resp, err := s.Allocate(t.Context(), &a)
+			oneOf(t, resp != nil, err)
+			if err == nil && len(resp.ContainerResponses) != len(a.ContainerRequests) {
+				t.Errorf("%d answers to %d containers", len(resp.ContainerResponses), len(a.ContainerRequests))
+			}
+		}
+		var p v1beta1.PreferredAllocationRequest
+		if proto.Unmarshal(data, &p) == nil {
+			resp, err := s.GetPreferredAllocation(t.Context(), &p)
+			oneOf(t, resp != nil, err)
+			for i, c := range resp.GetContainerResponses() {
+				if want := int(p.ContainerRequests[i].AllocationSize); len(c.DeviceIDs) != want {
+					t.Errorf("%d devices are preferred, want %d", len(c.DeviceIDs), want)
+				}
+			}
+		}
+	})
+}
+
+func oneOf(t *testing.T, value bool, err error) {
+	t.Helper()
+	if value == (err != nil) {
+		t.Errorf("value: %t, error: %v", value, err)
+	}
+}

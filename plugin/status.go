@@ -1,0 +1,98 @@
+package plugin
+
+import (
+	"fmt"
+	"time"
+
+	"gpu-cdi-plugin/internal/exit"
+)
+
+// status is how the endpoint stands.
+func (e *endpoint) status() Status {
+	e.mu.Lock()
+	s := e.public
+	e.mu.Unlock()
+	s.Resource = e.name
+	l := e.server.list.Load()
+	s.Devices, s.Healthy = len(l.devices), l.healthy
+	if !s.Connected && s.Problem == "" {
+		s.Problem = "not yet"
+	}
+	return s
+}
+
+// registered notes the end of an announcement.
+func (e *endpoint) registered(err error) {
+	e.attempt.cancel()
+	e.attempt = nil
+	if err != nil && e.life.phase == connected {
+		err = nil // the answer was lost, and the kubelet reads the list
+	}
+	e.life.ended(time.Now(), err)
+	if err != nil {
+		e.opts.Observer.Registered(e.name, err)
+		e.problem(err)
+		return
+	}
+	if !e.life.finds {
+		e.accepted()
+	}
+}
+
+// accepted notes that the kubelet took the registration.
+func (e *endpoint) accepted() {
+	e.opts.Observer.Registered(e.name, nil)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.public.Registrations++
+	e.public.Problem, e.logged = "", ""
+	e.log.Info("registered with the kubelet", "registrations", e.public.Registrations)
+}
+
+func (e *endpoint) connected() {
+	e.mu.Lock()
+	e.public.Connected, e.public.Problem, e.logged = true, "", ""
+	e.mu.Unlock()
+	e.opts.Observer.Connected(e.name, true)
+	e.log.Info("the kubelet reads the list", "devices", len(e.server.list.Load().devices))
+}
+
+func (e *endpoint) disconnected(why string) {
+	e.mu.Lock()
+	was := e.public.Connected
+	e.public.Connected, e.public.Problem = false, why
+	e.mu.Unlock()
+	if was {
+		e.opts.Observer.Connected(e.name, false)
+		e.log.Warn("the resource is not connected", "reason", why)
+	}
+}
+
+// problem notes why the kubelet does not have the resource. The same one is logged loudly once.
+func (e *endpoint) problem(err error) {
+	text := err.Error()
+	e.mu.Lock()
+	e.public.Problem = text
+	repeated := e.logged == text
+	e.logged = text
+	e.mu.Unlock()
+	if repeated {
+		e.log.Debug("the kubelet does not have the resource", "error", err)
+		return
+	}
+	log := e.log
+	if hint := exit.HintOf(err); hint != "" {
+		log = log.With("hint", hint)
+	}
+	log.Warn("the kubelet does not have the resource", "error", err)
+}
+
+// tooLate is the error of a kubelet that never took the resource.
+func (e *endpoint) tooLate() error {
+	s := e.status()
+	if s.Connected || s.Registrations > 0 {
+		return nil
+	}
+	return exit.With(exit.Unreachable, "start the kubelet", fmt.Errorf(
+		"serve %s: the kubelet did not take it within %s: %s", e.name, e.opts.RegisterWithin, s.Problem))
+}

@@ -1,0 +1,129 @@
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// sweepAge is how old an allocation's file must be before it is removed: an allocation that the kubelet has been
+// answered is in its checkpoint a moment later only.
+const sweepAge = time.Hour
+
+// sweepEvery is how often old files are looked for.
+const sweepEvery = time.Hour
+
+// checkpointName is the kubelet's file of the devices that it gave to pods.
+const checkpointName = "kubelet_internal_checkpoint"
+
+// fileForm is the name of an allocation's file, and of one that was never whole.
+var fileForm = regexp.MustCompile(`^([0-9a-f]{32}\.json|\.[0-9a-f]{32}\.json\..*\.tmp)$`)
+
+// sweeper removes the files of allocations that no pod has any more. It is an actor.
+type sweeper struct {
+	dir        string // of the allocations
+	checkpoint string // the kubelet's
+	log        *slog.Logger
+}
+
+// run sweeps now and then until ctx ends.
+func (s *sweeper) run(ctx context.Context) error {
+	ticker := time.NewTicker(sweepEvery)
+	defer ticker.Stop()
+	for {
+		if err := s.sweep(time.Now()); err != nil {
+			s.log.Warn("old allocation files stay", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// sweep removes what the checkpoint does not mount. If that cannot be read whole, or if the kubelet has none, nothing
+// goes.
+func (s *sweeper) sweep(now time.Time) error {
+	needed, err := mountedBy(s.checkpoint)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove old allocations: %w", err)
+	}
+	entries, err := os.ReadDir(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove old allocations: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		path := filepath.Join(s.dir, e.Name())
+		if !needed[path] && isOld(e, now) {
+			errs = append(errs, os.Remove(path))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// isOld reports whether the entry is a file of an allocation, or what is left of one half written, and not new.
+func isOld(e fs.DirEntry, now time.Time) bool {
+	info, err := e.Info()
+	return err == nil && info.Mode().IsRegular() && fileForm.MatchString(e.Name()) && now.Sub(info.ModTime()) > sweepAge
+}
+
+// checkpoint is what is of interest here in the kubelet's file of devices, kubelet_internal_checkpoint.
+type checkpoint struct {
+	Data *struct {
+		PodDeviceEntries []struct {
+			AllocResp []byte
+		}
+	}
+}
+
+// mountedBy are the host paths that the answers in a checkpoint mount.
+func mountedBy(path string) (map[string]bool, error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	paths, err := parseCheckpoint(content)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return paths, nil
+}
+
+func parseCheckpoint(content []byte) (map[string]bool, error) {
+	var c checkpoint
+	if err := json.Unmarshal(content, &c); err != nil {
+		return nil, err
+	}
+	if c.Data == nil {
+		return nil, errors.New("it has no data")
+	}
+	paths := map[string]bool{}
+	for _, e := range c.Data.PodDeviceEntries {
+		var answer v1beta1.ContainerAllocateResponse
+		if err := proto.Unmarshal(e.AllocResp, &answer); err != nil {
+			return nil, fmt.Errorf("an allocation in it: %w", err)
+		}
+		for _, m := range answer.GetMounts() {
+			paths[m.GetHostPath()] = true
+		}
+	}
+	return paths, nil
+}
