@@ -1,0 +1,28 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/exit"
+)
+
+func (a *app) cdiCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cdi",
+		Short: "Write, check and use CDI specs",
+		Long: `Writes the CDI spec of this host's GPUs, tells whether it is valid and still true, and puts devices into bundles for
+runtimes that know nothing of CDI.`,
+		Annotations: statuses(exit.OK, exit.Usage),
+		Args:        unknownVerb,
+		RunE:        showHelp,
+	}
+	cmd.AddCommand(
+		a.generateCommand(),
+		a.listCommand(),
+		a.validateCommand(),
+		a.diffCommand(),
+		a.removeCommand(),
+		a.injectCommand(),
+	)
+	return cmd
+}

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/host"
+)
+
+// generateOptions are the options of cdi generate.
+type generateOptions struct {
+	// Format is json, yaml or table; empty is the usual one of what is printed.
+	Format string
+	// NoHeaders prints a table without its first line.
+	NoHeaders bool
+	// Write writes the spec into --cdi-dir, File to a file; otherwise it is printed.
+	Write bool
+	File  string
+	// FileGiven tells that there was a --file, if only an empty one: a variable of a script that is not set.
+	FileGiven bool
+	// Explain prints what was looked for in place of the spec.
+	Explain      bool
+	Capabilities *cdi.Capabilities
+}
+
+func (a *app) generateCommand() *cobra.Command {
+	var opts generateOptions
+	cmd := &cobra.Command{
+		Use:   "generate",
+		Short: "Make the CDI spec of this host's GPUs",
+		Long: `Makes a CDI spec with everything that a container needs to use this host's GPUs: device nodes, the driver's files and
+one hook. It is printed, or with --write put into --cdi-dir, where engines look for it.
+
+Each GPU is there by index and by UUID, each MIG device by GPU:INDEX and by UUID, and "all" is all of them. A GPU that
+cannot be read is left out; the others are there. A spec is not written where another file in the CDI directories
+already defines one of its names, since engines then offer neither.`,
+		Example: `  gpu-cdi-plugin cdi generate
+  gpu-cdi-plugin cdi generate --write
+  gpu-cdi-plugin cdi generate --file /etc/cdi/nvidia.yaml --capabilities compute,utility
+  gpu-cdi-plugin cdi generate --explain`,
+		Annotations: statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
+			exit.Interrupted),
+		Args:              noArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			opts.FileGiven = cmd.Flags().Changed("file")
+			return a.cdiGenerate(cmd.Context(), opts)
+		},
+	}
+	f := cmd.Flags()
+	f.VarP(&choice{&opts.Format, []string{"json", "yaml", "table"}}, "output", "o", "output `format`: json, yaml; with --explain table, json, yaml")
+	f.BoolVar(&opts.NoHeaders, "no-headers", false, "print tables without their first line")
+	f.BoolVar(&opts.Write, "write", false, "write the spec into --cdi-dir and print the file's path")
+	f.StringVar(&opts.File, "file", "", "write the spec to a `file`, .json or .yaml, and print its path")
+	f.BoolVar(&opts.Explain, "explain", false, "print what was looked for, and what was found where, instead of the spec")
+	opts.Capabilities = addCapabilities(f)
+	cmd.SetFlagErrorFunc(fileForFormat)
+	completeChoices(cmd, f, "output")
+	_ = cmd.MarkFlagFilename("file", "json", "yaml")
+	_ = cmd.RegisterFlagCompletionFunc("capabilities", cobra.FixedCompletions(cdi.CapabilityNames(), cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// fileForFormat helps who knows --output from other generators, where it names a file.
+func fileForFormat(_ *cobra.Command, err error) error {
+	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok && e.GetFlag().Name == "output" {
+		return exit.With(exit.Usage, "to write the spec to a file, use --write or --file FILE", err)
+	}
+	return err
+}
+
+func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
+	format, path, err := a.destination(opts)
+	if err != nil {
+		return err
+	}
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	g, err := a.generate(ctx, h, *opts.Capabilities)
+	if opts.Explain && errors.Is(err, cdi.ErrNoDevices) { // the table says why, so this is when it is needed most
+		return cmp.Or(a.printGenerated(g, opts, format, ""), err)
+	}
+	if err != nil {
+		return err
+	}
+	if path != "" {
+		if err := a.write(h, path, g); err != nil {
+			return err
+		}
+	}
+	if err := a.printGenerated(g, opts, format, path); err != nil {
+		return err
+	}
+	return unread(g.snapshot)
+}
+
+// destination checks the options with each other, before anything is done.
+func (a *app) destination(opts generateOptions) (format cdi.Format, path string, err error) {
+	path, format = opts.File, cdi.Format(opts.Format)
+	if opts.Write {
+		path = a.ownSpec()
+	}
+	switch {
+	case opts.FileGiven && opts.File == "":
+		err = errors.New("--file is empty")
+	case opts.Write && opts.File != "":
+		err = errors.New("--write and --file both say where the spec goes; use one of them")
+	case opts.Explain:
+	case opts.Format == "table":
+		err = errors.New("a spec has no table; --explain has one")
+	case path != "" && opts.Format != "":
+		err = errors.New("--output is for what is printed; the extension of a spec file says its format")
+	case format == "":
+		format = cdi.JSON
+	}
+	if err == nil && path != "" {
+		_, err = cdi.FormatOf(path)
+	}
+	return format, path, exit.With(exit.Usage, "see gpu-cdi-plugin cdi generate --help", err)
+}
+
+func (a *app) write(h host.Host, path string, g *generated) error {
+	const hint = "name a directory that can be made or written to, with --cdi-dir or --file"
+	if err := makeSpecDir(filepath.Dir(path)); err != nil {
+		return exit.With(exit.Failure, hint, err)
+	}
+	if kind := otherKind(path, a.CDIKind); kind != "" {
+		return exit.With(exit.Failure, "remove it by hand if it is not needed, or name another file with --file",
+			fmt.Errorf("write %s: it is a spec of kind %s, not %s", path, kind, a.CDIKind))
+	}
+	if err := cdi.Load(a.specDirs(h)...).ConflictsWith(path, g.spec); err != nil {
+		return err
+	}
+	if err := cdi.WriteFile(path, g.spec); err != nil {
+		return exit.With(exit.Failure, hint, err)
+	}
+	a.log.Debug("spec written", "path", path, "devices", len(g.spec.Devices))
+	return nil
+}
+
+// makeSpecDir makes the directory if only that is missing: /var/run is emptied at boot. A missing parent is more likely
+// a mistake.
+func makeSpecDir(dir string) error {
+	err := os.Mkdir(dir, 0o755)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err == nil {
+		err = os.Chmod(dir, 0o755) // engines of users without privileges read it too, whatever the umask
+	}
+	if err != nil {
+		return fmt.Errorf("make the spec directory: %w", err)
+	}
+	return nil
+}
+
+func (a *app) printGenerated(g *generated, opts generateOptions, format cdi.Format, path string) error {
+	switch {
+	case opts.Explain:
+		out := output{format: opts.Format, noHeaders: opts.NoHeaders}
+		return out.print(a.stdout, explainView(g.findings))
+	case path != "":
+		return a.printPath(path)
+	}
+	data, err := cdi.Marshal(g.spec, format)
+	if err != nil {
+		return err
+	}
+	if _, err := a.stdout.Write(data); err != nil {
+		return fmt.Errorf("print the spec: %w", err)
+	}
+	return nil
+}
+
+// printPath tells which file was written or removed.
+func (a *app) printPath(path string) error {
+	if _, err := fmt.Fprintln(a.stdout, path); err != nil {
+		return fmt.Errorf("print the path %s: %w", path, err)
+	}
+	return nil
+}
+
+func explainView(findings []cdi.Finding) view {
+	t := table{header: []string{"NAME", "KIND", "USED", "FOUND", "NOTE"}}
+	for _, f := range findings {
+		used := "no"
+		if f.Used {
+			used = "yes"
+		}
+		t.rows = append(t.rows, []string{f.Name, string(f.Kind), used, orDash(f.Path), f.Note})
+	}
+	return view{data: map[string][]cdi.Finding{"findings": append([]cdi.Finding{}, findings...)}, table: t}
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+)
+
+func (a *app) injectCommand() *cobra.Command {
+	var bundle string
+	cmd := &cobra.Command{
+		Use:   "inject --bundle DIR NAME...",
+		Short: "Put devices into an OCI bundle",
+		Long: `Puts CDI devices into the config.json of an OCI bundle, for a runtime that knows nothing of CDI: runc, crun, youki.
+The specs are those in /etc/cdi (under --root) and --cdi-dir. A name is VENDOR/CLASS=DEVICE, or just DEVICE for one of
+--cdi-kind. All devices are put in or none; those that are in already stay as they are.`,
+		Example: `  gpu-cdi-plugin cdi inject --bundle . nvidia.com/gpu=0 nvidia.com/gpu=1
+  gpu-cdi-plugin cdi inject --bundle /run/bundles/a all`,
+		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Args:              someNames,
+		ValidArgsFunction: a.completeDevices,
+		RunE:              func(_ *cobra.Command, args []string) error { return a.cdiInject(bundle, args) },
+	}
+	cmd.Flags().StringVar(&bundle, "bundle", "", "`directory` of the bundle, which holds config.json")
+	_ = cmd.MarkFlagRequired("bundle")
+	_ = cmd.MarkFlagDirname("bundle")
+	return cmd
+}
+
+func someNames(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return errors.New("name at least one device; gpu-cdi-plugin cdi list -o name lists those that there are")
+	}
+	return nil
+}
+
+func (a *app) cdiInject(bundle string, names []string) error {
+	if bundle == "" { // not the current directory: it is a variable of a script that is not set
+		return exit.With(exit.Usage, "see gpu-cdi-plugin cdi inject --help", errors.New("--bundle is empty"))
+	}
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	changed, err := cdi.Inject(bundle, a.qualified(names), a.specDirs(h)...)
+	if err != nil {
+		return err
+	}
+	a.log.Debug("devices are in the bundle", "bundle", bundle, "changed", changed)
+	return nil
+}
+
+// qualified puts the kind before names that have none.
+func (a *app) qualified(names []string) []string {
+	names = slices.Clone(names)
+	for i, name := range names {
+		if !strings.Contains(name, "=") {
+			names[i] = a.CDIKind + "=" + name
+		}
+	}
+	return names
+}
+
+// completeDevices offers the devices of the CDI specs, those that are on the command line already excepted.
+func (a *app) completeDevices(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	// The shell's question does not run the verb, so nobody has read the environment or the file yet.
+	if err := a.resolve(cmd.Root().PersistentFlags()); err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	h, err := a.host()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	given := a.qualified(args)
+	var names []string
+	for _, name := range cdi.Load(a.specDirs(h)...).Names() {
+		if strings.HasPrefix(name, prefix) && !slices.Contains(given, name) {
+			names = append(names, name)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+)
+
+func (a *app) listCommand() *cobra.Command {
+	var out output
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the devices that the CDI directories offer",
+		Long: `Lists the devices of all spec files in /etc/cdi (under --root) and in --cdi-dir, of every vendor, as engines see them.
+
+A device is shadowed where a file of a directory that counts more defines it too, and in conflict where another file of
+the same directory does: then engines offer neither. A file that cannot be read is in the list with its error.`,
+		Example: `  gpu-cdi-plugin cdi list
+  gpu-cdi-plugin cdi list -o name`,
+		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial),
+		Args:              noArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              func(*cobra.Command, []string) error { return a.cdiList(out) },
+	}
+	out.addFlags(cmd, "table", "wide", "json", "yaml", "name")
+	return cmd
+}
+
+func (a *app) cdiList(out output) error {
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	c := cdi.Load(a.specDirs(h)...)
+	if err := out.print(a.stdout, catalogueView(c)); err != nil {
+		return err
+	}
+	return catalogueError(c)
+}
+
+// catalogueError tells what of the spec directories engines do not offer.
+func catalogueError(c *cdi.Catalogue) error {
+	unread, lost := 0, map[string]bool{}
+	for _, f := range c.Files {
+		if f.Error != "" {
+			unread++
+		}
+	}
+	for _, d := range c.Devices {
+		if d.State == cdi.Conflict {
+			lost[d.Name] = true
+		}
+	}
+	const hint = "repair or remove the files that the list names"
+	switch {
+	case unread > 0 && len(lost) > 0:
+		return partly(hint, "%s cannot be read, and %s defined twice", plural(unread, "file"), plural(len(lost), "device"))
+	case unread > 0:
+		return partly(hint, "%s cannot be read", plural(unread, "file"))
+	case len(lost) > 0:
+		return partly(hint, "%s defined twice, so engines do not offer them", plural(len(lost), "device"))
+	}
+	return nil
+}
+
+func catalogueView(c *cdi.Catalogue) view {
+	t := table{header: []string{"NAME", "STATE", "FILE", "OTHER FILE"}, wide: 3}
+	for _, d := range c.Devices {
+		t.rows = append(t.rows, []string{d.Name, string(d.State), d.File, orDash(d.Other)})
+	}
+	for _, f := range c.Files {
+		if f.Error != "" {
+			t.rows = append(t.rows, []string{"-", "error: " + f.Error, f.Path, "-"})
+		}
+	}
+	data := *c // in which no list is null
+	data.Files = append([]cdi.SpecFile{}, c.Files...)
+	data.Devices = append([]cdi.Offer{}, c.Devices...)
+	return view{data: data, table: t, names: c.Names()}
+}

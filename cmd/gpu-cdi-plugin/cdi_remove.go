@@ -1,0 +1,54 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+)
+
+func (a *app) removeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "remove",
+		Short: "Remove the spec that generate --write has written",
+		Long: `Removes the spec file of --cdi-kind from --cdi-dir and prints its path. Nothing else is touched: no other file, and no
+file of that name whose content is a spec of another kind. Where there is no such file there is nothing to do.`,
+		Example:           `  gpu-cdi-plugin cdi remove`,
+		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Args:              noArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              func(*cobra.Command, []string) error { return a.cdiRemove() },
+	}
+}
+
+func (a *app) cdiRemove() error {
+	path := a.ownSpec()
+	if kind := otherKind(path, a.CDIKind); kind != "" {
+		return exit.With(exit.Failure, "remove it by hand if it is not needed",
+			fmt.Errorf("remove %s: it is a spec of kind %s, not %s", path, kind, a.CDIKind))
+	}
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		a.log.Info("there is no spec to remove", "path", path)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove the spec: %w", err)
+	}
+	return a.printPath(path)
+}
+
+// otherKind is the kind of the spec in a file if it is not the wanted one, and otherwise empty. A spec that cannot be
+// read has our name and is of no use to anybody.
+func otherKind(path, kind string) string {
+	spec, err := cdi.ReadFile(path)
+	if err != nil || spec.Kind == kind {
+		return ""
+	}
+	return spec.Kind
+}

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/nvml"
+)
+
+func (a *app) validateCommand() *cobra.Command {
+	var out output
+	cmd := &cobra.Command{
+		Use:   "validate [FILE...]",
+		Short: "Check that spec files are valid and that what they name exists",
+		Long: `Checks spec files against the rules of CDI and against this host: the files to mount exist, nodes are device nodes,
+hooks can be executed, and the driver has the GPUs and MIG devices that are named by UUID. Where there is no driver to
+ask, that last check is left out and a message says so. Without a file it checks the one that generate --write has
+written.`,
+		Example: `  gpu-cdi-plugin cdi validate
+  gpu-cdi-plugin cdi validate /etc/cdi/*.yaml -o json`,
+		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage, exit.Differs),
+		ValidArgsFunction: completeSpecFiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.cdiValidate(cmd.Context(), args, out)
+		},
+	}
+	out.addFlags(cmd, "table", "json", "yaml")
+	return cmd
+}
+
+// completeSpecFiles lets the shell complete the names of spec files.
+func completeSpecFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return []string{"json", "yaml"}, cobra.ShellCompDirectiveFilterFileExt
+}
+
+// verdict is what validate says about one file.
+type verdict struct {
+	Path     string        `json:"path"`
+	Valid    bool          `json:"valid"`
+	Problems []cdi.Problem `json:"problems"`
+}
+
+func (a *app) cdiValidate(ctx context.Context, files []string, out output) error {
+	if len(files) == 0 {
+		files = []string{a.ownSpec()}
+	}
+	stale, err := a.staleDevices(ctx, files)
+	if err != nil {
+		return err
+	}
+	verdicts, unread := judge(files, stale)
+	if len(verdicts) > 0 {
+		if err := out.print(a.stdout, verdictsView(verdicts)); err != nil {
+			return err
+		}
+	}
+	if unread != nil {
+		return exit.With(exit.Failure, "gpu-cdi-plugin cdi list shows the spec files that there are", unread)
+	}
+	return a.invalid(verdicts)
+}
+
+// judge checks the files. One that is not there costs the others nothing.
+func judge(files []string, stale map[string][]cdi.Problem) (verdicts []verdict, unread error) {
+	for _, file := range files {
+		problems, err := cdi.ValidateFile(file)
+		if err != nil {
+			unread = errors.Join(unread, err)
+			continue
+		}
+		problems = append(append([]cdi.Problem{}, problems...), stale[file]...)
+		verdicts = append(verdicts, verdict{file, len(problems) == 0, problems})
+	}
+	return verdicts, unread
+}
+
+// invalid is the error about the files that are not valid, nil if all are.
+func (a *app) invalid(verdicts []verdict) error {
+	var bad []string
+	for _, v := range verdicts {
+		if !v.Valid {
+			bad = append(bad, v.Path)
+		}
+	}
+	if len(bad) == 0 {
+		return nil
+	}
+	return exit.With(exit.Differs, a.renewHint(bad[0]),
+		fmt.Errorf("not valid on this host: %d of %s", len(bad), plural(len(verdicts), "spec file")))
+}
+
+// staleDevices asks the driver for the devices that the files name, and returns what is wrong with them, by file. It
+// asks only once, and only if there is something to ask for. Files that cannot be read have nothing wrong here.
+func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cdi.Problem, error) {
+	named := map[string]*specs.Spec{}
+	for _, file := range files {
+		if spec, err := cdi.ReadFile(file); err == nil && cdi.NamesGPUs(spec) {
+			named[file] = spec
+		}
+	}
+	stale := map[string][]cdi.Problem{}
+	if len(named) == 0 {
+		return stale, nil
+	}
+	h, err := a.host()
+	if err != nil {
+		return nil, err
+	}
+	s, err := a.readDevices(ctx, h)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil && !errors.Is(err, nvml.ErrNoDevices) {
+		a.log.Warn("not checked whether the devices are there", "error", err)
+		return stale, nil
+	}
+	for file, spec := range named {
+		stale[file] = cdi.ValidateDevices(spec, s)
+	}
+	return stale, nil
+}
+
+func verdictsView(verdicts []verdict) view {
+	t := table{header: []string{"FILE", "RESULT"}}
+	for _, v := range verdicts {
+		if v.Valid {
+			t.rows = append(t.rows, []string{v.Path, "valid"})
+		}
+		for _, p := range v.Problems {
+			t.rows = append(t.rows, []string{v.Path, p.String()})
+		}
+	}
+	return view{data: map[string][]verdict{"files": verdicts}, table: t}
+}

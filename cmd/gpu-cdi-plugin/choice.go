@@ -1,0 +1,49 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// choice is a flag with a fixed set of values.
+type choice struct {
+	value *string
+	known []string
+}
+
+var _ pflag.Value = (*choice)(nil)
+
+func (c *choice) String() string { return *c.value }
+
+// Type is what pflag shows for a flag whose usage names no placeholder.
+func (c *choice) Type() string { return "string" }
+
+// Set refuses what is not known, and says what is.
+func (c *choice) Set(s string) error {
+	if !slices.Contains(c.known, s) {
+		return fmt.Errorf("unknown value %q; known are %s", s, strings.Join(c.known, ", "))
+	}
+	*c.value = s
+	return nil
+}
+
+// completeChoices lets the shell complete the values of flags that are choices.
+func completeChoices(cmd *cobra.Command, flags *pflag.FlagSet, names ...string) {
+	for _, name := range names {
+		if c, ok := flags.Lookup(name).Value.(*choice); ok {
+			_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(c.known, cobra.ShellCompDirectiveNoFileComp))
+		}
+	}
+}
+
+func completeDirs(cmd *cobra.Command, names ...string) {
+	for _, name := range names {
+		_ = cmd.RegisterFlagCompletionFunc(name, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		})
+	}
+}

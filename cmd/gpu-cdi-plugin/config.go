@@ -1,0 +1,145 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/plugin/config"
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+// Where a value comes from, beside the name of the configuration file and that of a variable of the environment.
+const (
+	fromDefault = "default"
+	fromFlag    = "flag"
+)
+
+// readConfig reads the file of --config.
+func readConfig(path string) (*config.File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, unreadable(err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, config.MaxFile+1))
+	if err != nil {
+		return nil, unreadable(err)
+	}
+	file, err := config.Parse(data)
+	if err != nil {
+		return nil, exit.With(exit.Usage, "see gpu-cdi-plugin config default for all keys",
+			fmt.Errorf("configuration %s: %w", path, err))
+	}
+	return file, nil
+}
+
+func unreadable(err error) error {
+	return exit.With(exit.Usage, "name a file that can be read with --config or "+envName("config"),
+		fmt.Errorf("read the configuration: %w", err))
+}
+
+// addPluginFlags gives a verb the options of the device plugin. They are resolved for every verb, with the same values.
+func (a *app) addPluginFlags(cmd *cobra.Command) {
+	cmd.Flags().AddFlagSet(a.pluginFlags)
+	completeDirs(cmd, "device-plugin-dir", "plugins-registry-dir", "runtime-dir", "state-dir")
+	completeChoices(cmd, a.pluginFlags, "registration", "mig-strategy")
+	_ = cmd.RegisterFlagCompletionFunc("extras", cobra.FixedCompletions(config.Extras(), cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("strategy", cobra.FixedCompletions(config.Strategies(), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// newPluginFlags are those keys of the plugin's configuration that are one value, or a list of them.
+func newPluginFlags(p *config.Plugin) *pflag.FlagSet {
+	f := pflag.NewFlagSet("plugin", pflag.ContinueOnError)
+	text := func(value *string, name string) { f.StringVar(value, name, *value, config.Usage(name)) }
+	text(&p.DevicePluginDir, "device-plugin-dir")
+	text(&p.PluginsRegistryDir, "plugins-registry-dir")
+	f.Var(&choice{(*string)(&p.Registration), config.Registrations()}, "registration", config.Usage("registration"))
+	text(&p.RuntimeDir, "runtime-dir")
+	text(&p.StateDir, "state-dir")
+	f.Var(&names[config.Strategy]{&p.Strategy}, "strategy", config.Usage("strategy"))
+	text(&p.Listen, "listen")
+	f.Var(&names[config.Extra]{&p.Extras}, "extras", config.Usage("extras"))
+	text(&p.Resource, "resource")
+	f.Var(&choice{(*string)(&p.MIGStrategy), resource.MIGStrategies()}, "mig-strategy", config.Usage("mig-strategy"))
+	return f
+}
+
+// names is a flag with a list of names. Each time it is given the list begins anew.
+type names[T ~string] struct{ list *[]T }
+
+var _ pflag.Value = (*names[config.Strategy])(nil)
+
+func (n *names[T]) String() string { return config.Join(*n.list) }
+
+// Type is what pflag shows for a flag whose usage names no placeholder.
+func (n *names[T]) Type() string { return "string" }
+
+// Set takes what the validation of the whole configuration will look at.
+func (n *names[T]) Set(text string) error {
+	*n.list = []T{}
+	for name := range strings.SplitSeq(text, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			*n.list = append(*n.list, T(name))
+		}
+	}
+	return nil
+}
+
+// resolve fills in the options that were not given as flags, from the environment and then from the file, and reports
+// all problems at once.
+func (a *app) resolve(flags *pflag.FlagSet) error {
+	var errs []error
+	set := func(name, value, source, text string) {
+		if err := flags.Set(name, value); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", text, errors.Unwrap(err)))
+			return
+		}
+		a.sources[name] = source
+	}
+	env := environment(a.env)
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Changed {
+			a.sources[f.Name] = fromFlag
+		} else if value, ok := env[envName(f.Name)]; ok {
+			set(f.Name, value, envName(f.Name), envName(f.Name)+"="+value)
+		}
+	})
+	if a.Config != "" {
+		file, err := readConfig(a.Config)
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		for name, value := range file.Flags() {
+			if !flags.Changed(name) {
+				set(name, value, a.Config, a.Config+": "+name)
+			}
+		}
+		a.takeRules(file)
+	}
+	full := a.configuration()
+	return errors.Join(append(errs, full.Validate())...)
+}
+
+// takeRules takes from the file what only a file can say.
+func (a *app) takeRules(file *config.File) {
+	from := &file.Config.Plugin
+	a.plugin.GPUs, a.plugin.Names, a.plugin.Sharing = from.GPUs, from.Names, from.Sharing
+	a.plugin.IMEX = from.IMEX
+	for _, key := range []string{"imex", "gpus", "resources", "sharing"} {
+		if file.Sets(key) {
+			a.sources[key] = a.Config
+		}
+	}
+}
+
+// configuration is the whole configuration as it holds.
+func (a *app) configuration() config.Config {
+	return config.Config{Common: a.Common, Plugin: a.plugin}
+}

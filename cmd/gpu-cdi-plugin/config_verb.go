@@ -1,0 +1,178 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/plugin/config"
+)
+
+func (a *app) configCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "Show and check the configuration",
+		Long: `The verbs of the configuration: what can be configured, what holds here, and whether a file is right.
+
+One file has the options for all verbs and what the device plugin offers. Its JSON schema is specs/config.schema.json.`,
+		Annotations: statuses(exit.OK, exit.Usage),
+		Args:        unknownVerb,
+		RunE:        showHelp,
+	}
+	cmd.AddCommand(a.configDefaultCommand(), a.configViewCommand(), a.configValidateCommand())
+	return cmd
+}
+
+func (a *app) configDefaultCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "default",
+		Short: "Print the configuration that holds where nothing is configured",
+		Long:  "Prints a configuration file with every key, its default and what it means.",
+		Example: `  gpu-cdi-plugin config default > config.yaml
+  gpu-cdi-plugin config view --config config.yaml`,
+		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Args:              noArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              func(*cobra.Command, []string) error { return a.configDefault() },
+	}
+}
+
+func (a *app) configDefault() error {
+	c := config.Default()
+	text, err := c.Document()
+	if err != nil {
+		return err
+	}
+	if _, err := a.stdout.Write(text); err != nil {
+		return fmt.Errorf("print the result: %w", err)
+	}
+	return nil
+}
+
+func (a *app) configViewCommand() *cobra.Command {
+	var out output
+	cmd := &cobra.Command{
+		Use:   "view",
+		Short: "Print the configuration that holds here",
+		Long: `Prints what flags, environment and file come to. The table says where each value comes from.
+
+It takes the flags of serve, so that putting view in its place shows what it would work with.`,
+		Example: `  gpu-cdi-plugin config view --config config.yaml
+  GPU_CDI_MIG_STRATEGY=mixed gpu-cdi-plugin config view -o table`,
+		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Args:              noArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              func(*cobra.Command, []string) error { return a.configView(out) },
+	}
+	out.addFlags(cmd, "yaml", "json", "table")
+	a.addPluginFlags(cmd)
+	return cmd
+}
+
+func (a *app) configView(out output) error {
+	c := a.configuration()
+	var n yaml.Node
+	if err := n.Encode(&c); err != nil {
+		return fmt.Errorf("write the configuration as YAML: %w", err)
+	}
+	t := table{header: []string{"KEY", "VALUE", "SOURCE"}}
+	if err := a.addRows(&t, "", &n); err != nil {
+		return fmt.Errorf("write the configuration as a table: %w", err)
+	}
+	return out.print(a.stdout, view{data: &c, table: t})
+}
+
+// addRows adds a row for each key below prefix whose value is not keys and values again.
+func (a *app) addRows(t *table, prefix string, n *yaml.Node) error {
+	for i := 0; i < len(n.Content); i += 2 {
+		path, value := prefix+n.Content[i].Value, n.Content[i+1]
+		if value.Kind == yaml.MappingNode {
+			if err := a.addRows(t, path+".", value); err != nil {
+				return err
+			}
+			continue
+		}
+		text, err := oneLine(value)
+		if err != nil {
+			return err
+		}
+		t.rows = append(t.rows, []string{path, orDash(text), a.source(path)})
+	}
+	return nil
+}
+
+func (a *app) source(path string) string {
+	key, _, _ := strings.Cut(path, ".")
+	return cmp.Or(a.sources[key], fromDefault)
+}
+
+// oneLine is a value as a table's cell: text as it is, a list as JSON.
+func oneLine(n *yaml.Node) (string, error) {
+	if n.Kind == yaml.ScalarNode {
+		return n.Value, nil
+	}
+	if len(n.Content) == 0 {
+		return "", nil
+	}
+	var v any
+	if err := n.Decode(&v); err != nil {
+		return "", err
+	}
+	text, err := json.Marshal(v)
+	return string(text), err
+}
+
+func (a *app) configValidateCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "validate [FILE]",
+		Short: "Check the configuration and list every problem",
+		Long: `Checks the configuration that flags, environment and file come to; FILE is another way to say --config FILE. It asks
+nothing of the driver, so a configuration can be checked anywhere.`,
+		Example: `  gpu-cdi-plugin config validate config.yaml
+  gpu-cdi-plugin config validate --config /etc/gpu-cdi-plugin/config.yaml --mig-strategy mixed`,
+		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Args:              a.configFile,
+		ValidArgsFunction: completeConfigFile,
+		RunE:              func(*cobra.Command, []string) error { return a.configValidate() },
+	}
+	a.addPluginFlags(cmd)
+	return cmd
+}
+
+func completeConfigFile(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return []string{"yaml", "yml", "json"}, cobra.ShellCompDirectiveFilterFileExt
+}
+
+// configFile takes the argument of validate for --config. It is there before the options are resolved, and so the file
+// is checked like any other.
+func (a *app) configFile(cmd *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case len(args) > 1:
+		return fmt.Errorf("%s takes one file, got %q", cmd.CommandPath(), args)
+	case cmd.Flags().Changed("config"):
+		return fmt.Errorf("both --config %s and %s are given", a.Config, args[0])
+	}
+	return cmd.Flags().Set("config", args[0])
+}
+
+// configValidate comes here only if all is well: the options of every verb are checked before it runs.
+func (a *app) configValidate() error {
+	text := "the configuration is valid\n"
+	if a.Config != "" {
+		text = a.Config + ": " + text
+	}
+	if _, err := fmt.Fprint(a.stdout, text); err != nil {
+		return fmt.Errorf("print the result: %w", err)
+	}
+	return nil
+}

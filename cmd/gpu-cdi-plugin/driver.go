@@ -1,0 +1,52 @@
+package main
+
+import (
+	"context"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/nvml"
+)
+
+// readDevices asks the driver what GPUs there are.
+func (a *app) readDevices(ctx context.Context, h host.Host) (*gpu.Snapshot, error) {
+	return a.ask(ctx, h, (*nvml.Library).Devices)
+}
+
+// readTopology asks the driver what GPUs there are and how they are linked.
+func (a *app) readTopology(ctx context.Context, h host.Host) (*gpu.Snapshot, error) {
+	return a.ask(ctx, h, (*nvml.Library).Snapshot)
+}
+
+type question func(*nvml.Library, context.Context, host.Host) (*gpu.Snapshot, error)
+
+func (a *app) ask(ctx context.Context, h host.Host, q question) (*gpu.Snapshot, error) {
+	path, err := nvml.Find(h, libraryOption(a.NVMLLibrary))
+	if err != nil {
+		return nil, err
+	}
+	lib, err := nvml.OpenContext(ctx, path, nvml.WithHost(h))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { //nolint:contextcheck // the driver is given back after an interrupt too
+		if err := lib.Close(); err != nil { // the snapshot is no worse for it
+			a.log.Debug("close the driver's library", "error", err)
+		}
+	}()
+	return q(lib, ctx, h)
+}
+
+// unread is the error of a snapshot in which GPUs are missing.
+func unread(s *gpu.Snapshot) error {
+	n := 0
+	for i := range s.Devices {
+		if !s.Devices[i].Usable() {
+			n++
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	return partly("see the kernel log (dmesg) for messages of NVRM", "%d of %s could not be read", n, plural(len(s.Devices), "GPU"))
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/plugin/config"
+)
+
+// globals are the options that every verb takes.
+type globals struct {
+	config.Common
+	// Config is the file with options, or empty.
+	Config string
+}
+
+var defaultGlobals = globals{Common: config.Default().Common}
+
+var logLevels = map[string]slog.Level{
+	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
+}
+
+func (a *app) addFlags(cmd *cobra.Command) {
+	f := cmd.PersistentFlags()
+	text := func(value *string, name string) { f.StringVar(value, name, *value, config.Usage(name)) }
+	text(&a.Root, "root")
+	text(&a.DriverRoot, "driver-root")
+	text(&a.DevRoot, "dev-root")
+	text(&a.NVMLLibrary, "nvml-library")
+	text(&a.CDIDir, "cdi-dir")
+	text(&a.CDIKind, "cdi-kind")
+	text(&a.HookPath, "hook-path")
+	f.Var(&choice{&a.LogLevel, config.LogLevels()}, "log-level", config.Usage("log-level"))
+	f.Var(&choice{&a.LogFormat, config.LogFormats()}, "log-format", config.Usage("log-format"))
+	f.StringVar(&a.Config, "config", "", "YAML `file` with any of these options and the device plugin's")
+	completeDirs(cmd, "root", "driver-root", "dev-root", "cdi-dir")
+	completeChoices(cmd, f, "log-level", "log-format")
+	_ = cmd.MarkPersistentFlagFilename("config", "yaml", "yml")
+}
+
+func (g *globals) host() (host.Host, error) {
+	h, err := host.New(g.Root, g.DriverRoot, g.DevRoot)
+	if err != nil {
+		return host.Host{}, fmt.Errorf("locate the host's files: %w", err)
+	}
+	return h, nil
+}
+
+const envPrefix = "GPU_CDI_"
+
+// envName is the variable that gives a value for a flag: cdi-dir is GPU_CDI_CDI_DIR.
+func envName(flag string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// environment returns the variables that are ours. Of a variable that is there twice the last one counts, as in exec.
+func environment(env []string) map[string]string {
+	ours := map[string]string{}
+	for _, kv := range env {
+		if name, value, ok := strings.Cut(kv, "="); ok && strings.HasPrefix(name, envPrefix) {
+			ours[name] = value
+		}
+	}
+	return ours
+}
+
+// warnUnknownEnv logs the variables that look like ours and mean nothing: most often a misspelt option.
+func (a *app) warnUnknownEnv(flags *pflag.FlagSet) {
+	unknown := environment(a.env)
+	flags.VisitAll(func(f *pflag.Flag) { delete(unknown, envName(f.Name)) })
+	for _, name := range sortedKeys(unknown) {
+		a.log.Warn("unknown environment variable is ignored", "name", name)
+	}
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"gpu-cdi-plugin": main,
+		// Specs need the path of a hook, and by default it is beside the running program.
+		"prestart-hook": func() {},
+	})
+}
+
+// What can be tried on any machine.
+func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
+
+// What needs a driver, which is simulated.
+func TestScriptsOnSimulatedNodes(t *testing.T) {
+	testenv.Root(t)
+	testenv.Command(t, "cc")
+	runScripts(t, "testdata/node")
+}
+
+// What starts real containers, with the real hook.
+func TestDemo(t *testing.T) {
+	testenv.Root(t)
+	for _, name := range []string{"cc", "runc", "podman", "busybox"} {
+		testenv.Command(t, name)
+	}
+	hook := filepath.Join(t.TempDir(), "prestart-hook")
+	build := exec.Command("go", "build", "-o", hook, "../prestart-hook")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	runScripts(t, "testdata/demo", "GPU_CDI_HOOK_PATH="+hook)
+}
+
+func runScripts(t *testing.T, dir string, vars ...string) {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	testscript.Run(t, testscript.Params{
+		Dir:                 dir,
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		UpdateScripts:       *update,
+		Cmds:                scriptCommands(t),
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("XDG_CACHE_HOME", cache) // the demo compiles the simulated library only once
+			env.Vars = append(env.Vars, vars...)
+			return nil
+		},
+	})
+}
+
+// result runs the program in this process.
+func result(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(context.Background(), args, nil, strings.NewReader(""), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// The help of a verb is part of its interface: what it promises changes with a diff that somebody reads.
+func TestHelpIsWhatItWas(t *testing.T) {
+	walk(newApp().rootCommand(), func(cmd *cobra.Command) {
+		path := strings.Fields(cmd.CommandPath())[1:]
+		t.Run(cmd.CommandPath(), func(t *testing.T) {
+			code, got, stderr := result(t, append(path, "--help")...)
+			if code != 0 || stderr != "" {
+				t.Fatalf("exit %d, stderr %q", code, stderr)
+			}
+			golden(t, filepath.Join("testdata", "help", strings.Join(append(path, "help"), "-")+".txt"), got)
+		})
+	})
+}
+
+func TestEveryVerbSaysItsExitStatusAndItsUse(t *testing.T) {
+	walk(newApp().rootCommand(), func(cmd *cobra.Command) {
+		if cmd.Annotations["exit"] == "" {
+			t.Errorf("%s has no exit statuses", cmd.CommandPath())
+		}
+		if !cmd.HasSubCommands() && cmd.Name() != "help" && cmd.Example == "" {
+			t.Errorf("%s has no example", cmd.CommandPath())
+		}
+		for line := range strings.SplitSeq(cmd.Long+"\n"+cmd.Example, "\n") {
+			if len([]rune(line)) > 120 {
+				t.Errorf("%s has a line of %d characters: %s", cmd.CommandPath(), len(line), line)
+			}
+		}
+	})
+}
+
+func walk(cmd *cobra.Command, do func(*cobra.Command)) {
+	do(cmd)
+	for _, c := range cmd.Commands() {
+		walk(c, do)
+	}
+}
+
+func golden(t *testing.T, path, got string) {
+	t.Helper()
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got; -update writes it anew):\n%s", path, diff)
+	}
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/plugin/config"
+)
+
+// app is what all verbs share: the options for all of them, and where input comes from and output goes.
+type app struct {
+	globals
+	plugin         config.Plugin
+	pluginFlags    *pflag.FlagSet
+	sources        map[string]string // where the value of a key comes from, unless from the defaults
+	env            []string
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	log            *slog.Logger
+	started        bool // the command line was understood: from here on an error is not one of use
+}
+
+// newApp has the defaults for everything that can be configured.
+func newApp() *app {
+	a := &app{globals: defaultGlobals, plugin: config.Default().Plugin, sources: map[string]string{}}
+	a.pluginFlags = newPluginFlags(&a.plugin)
+	return a
+}
+
+// options are the flags whose values can come from the environment and the file too.
+func (a *app) options(cmd *cobra.Command) *pflag.FlagSet {
+	f := pflag.NewFlagSet("options", pflag.ContinueOnError)
+	f.AddFlagSet(cmd.Root().PersistentFlags())
+	f.AddFlagSet(a.pluginFlags)
+	return f
+}
+
+// run is the whole program. It returns the exit status.
+func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a := newApp()
+	a.env, a.stdin, a.stdout, a.stderr = env, stdin, stdout, stderr
+	root := a.rootCommand() //nolint:contextcheck // the verbs get ctx from cobra
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	switch {
+	case err == nil:
+		return int(exit.OK)
+	case ctx.Err() != nil:
+		err = exit.With(exit.Interrupted, "", errors.New("interrupted"))
+	case !a.started && exit.CodeOf(err) == exit.Failure:
+		err = exit.With(exit.Usage, usageHint(cmd), err)
+	}
+	a.report(err, wantsJSON(cmd, args) || a.LogFormat == "json")
+	return int(exit.CodeOf(err))
+}
+
+func usageHint(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
+
+func (a *app) rootCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "gpu-cdi-plugin",
+		Short: "Gives containers their GPUs through CDI",
+		Long: strings.TrimSpace(`
+Tells what GPUs a node has, writes a CDI spec for them, checks whether that spec is still true, and gives the GPUs to
+containers.
+
+Options come from flags, then from the environment (GPU_CDI_ and the flag's name in capitals, such as GPU_CDI_CDI_DIR),
+then from the file of --config, whose keys are the flags' names; gpu-cdi-plugin config default prints one.
+`),
+		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		DisableAutoGenTag: true,
+		Args:              unknownVerb,
+		RunE:              showHelp,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.start(cmd) },
+	}
+	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.SetHelpFunc(help)
+	cmd.SetHelpCommand(helpCommand())
+	a.addFlags(cmd)
+	cmd.AddCommand(
+		a.devicesCommand(),
+		a.topologyCommand(),
+		a.cdiCommand(),
+		a.serveCommand(),
+		a.configCommand(),
+		a.demoCommand(),
+		a.versionCommand(),
+		a.completionCommand(),
+	)
+	return cmd
+}
+
+// start runs before each verb, when its arguments are known to be well formed.
+func (a *app) start(cmd *cobra.Command) error {
+	if err := a.resolve(a.options(cmd)); err != nil {
+		return err
+	}
+	if err := cmd.ValidateRequiredFlags(); err != nil { // cobra itself would do so later
+		return err
+	}
+	format := a.LogFormat
+	if !cmd.Flags().Changed("log-format") && wantsJSON(cmd, nil) {
+		format = "json" // who reads stderr as JSON finds nothing else there
+	}
+	a.log = newLogger(a.stderr, a.LogLevel, format)
+	a.warnUnknownEnv(a.options(cmd))
+	a.started = true
+	return nil
+}
+
+func newLogger(w io.Writer, level, format string) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: logLevels[level]}
+	if format == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}

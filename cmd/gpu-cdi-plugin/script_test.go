@@ -1,0 +1,114 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"gpu-cdi-plugin/sim"
+)
+
+type command = func(ts *testscript.TestScript, neg bool, args []string)
+
+// scriptCommands are what our scripts can do besides testscript's own commands.
+func scriptCommands(t *testing.T) map[string]command {
+	return map[string]command{
+		"exits":   exits,
+		"node":    func(ts *testscript.TestScript, _ bool, args []string) { node(t, ts, args) },
+		"fault":   fault,
+		"appears": appears,
+	}
+}
+
+// appears FILE waits until there is a file of that name.
+func appears(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: appears FILE")
+	}
+	late := time.Now().Add(20 * time.Second)
+	for {
+		_, err := os.Lstat(ts.MkAbs(args[0]))
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, fs.ErrNotExist) || time.Now().After(late) {
+			ts.Fatalf("%v", err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// exits CODE PROGRAM ARGS... runs a program, which must end with that status. What it printed can be looked at with
+// stdout and stderr.
+func exits(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exits CODE PROGRAM ARGS...")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	err = ts.Exec(args[1], args[2:]...)
+	got := 0
+	if exitErr, ok := errors.AsType[*exec.ExitError](err); ok {
+		got = exitErr.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if got != want {
+		ts.Fatalf("exit status %d, want %d", got, want)
+	}
+}
+
+// node DIR MACHINE [DRIVER] makes a simulated node; one that is there is replaced, as a new driver would.
+func node(t *testing.T, ts *testscript.TestScript, args []string) {
+	if len(args) < 2 || len(args) > 3 {
+		ts.Fatalf("usage: node DIR MACHINE [DRIVER]")
+	}
+	m, err := sim.LoadMachine(args[1])
+	ts.Check(err)
+	opts := sim.Options{Force: true}
+	if len(args) == 3 {
+		opts.Driver = args[2]
+	}
+	_, err = sim.Create(t.Context(), ts.MkAbs(args[0]), m, opts)
+	ts.Check(err)
+}
+
+// fault DIR lose GPU | remove GPU | fail FUNCTION | hang FUNCTION | kernel VERSION | mig GPU PROFILE,... | unload | clear
+func fault(ts *testscript.TestScript, _ bool, args []string) {
+	n, err := sim.Open(ts.MkAbs(args[0]))
+	ts.Check(err)
+	gpuArg := func() int {
+		i, err := strconv.Atoi(args[2])
+		ts.Check(err)
+		return i
+	}
+	switch args[1] {
+	case "lose":
+		err = n.Lose(gpuArg())
+	case "remove":
+		err = n.Remove(gpuArg())
+	case "hang":
+		err = n.Hang(args[2], sim.AnyGPU)
+	case "fail":
+		err = n.Fail(args[2], sim.AnyGPU, 999)
+	case "kernel":
+		err = n.SetKernelVersion(args[2])
+	case "mig":
+		err = n.SetMIG(gpuArg(), strings.Split(args[3], ","))
+	case "unload":
+		err = os.Remove(filepath.Join(n.Root(), "dev/nvidiactl"))
+	case "clear":
+		err = n.Clear()
+	default:
+		ts.Fatalf("unknown fault %q", args[1])
+	}
+	ts.Check(err)
+}

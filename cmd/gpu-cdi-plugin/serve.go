@@ -1,0 +1,262 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/sdnotify"
+	"gpu-cdi-plugin/plugin"
+	"gpu-cdi-plugin/plugin/config"
+	"gpu-cdi-plugin/plugin/inventory"
+	"gpu-cdi-plugin/plugin/metrics"
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+func (a *app) serveCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve this host's GPUs to the kubelet",
+		Long: `Runs the device plugin: it tells the kubelet what GPUs there are and answers which one a container gets. It writes the
+CDI spec of these GPUs to --cdi-dir and keeps it true: what the kubelet is told is in the spec before.
+
+It goes on until SIGTERM or SIGINT, then ends the calls under way and removes its sockets; the spec stays. SIGHUP reads
+the configuration again; a wrong one is reported and the old one holds. When the kubelet starts again it registers
+again. When the driver was replaced it starts itself again with the new one. Under systemd it reports readiness, its
+state and the watchdog (Type=notify).
+
+What a container gets besides GPUs, where it is configured (extras, imex) and the host has it, is in a spec of its own
+kind beside that of the GPUs.
+
+With --listen it answers /metrics, /healthz, and /readyz: every resource is registered and its list is read.`,
+		Example: `  gpu-cdi-plugin serve
+  gpu-cdi-plugin serve --config /etc/gpu-cdi-plugin/config.yaml --listen 127.0.0.1:9400
+  gpu-cdi-plugin serve --mig-strategy mixed --strategy cdi-cri,device-specs`,
+		Annotations: statuses(exit.OK, exit.Failure, exit.Usage, exit.NoDriver, exit.Locked, exit.Unreachable,
+			exit.Interrupted),
+		Args:              noArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return a.serve(cmd) },
+	}
+	a.addPluginFlags(cmd)
+	return cmd
+}
+
+// service is the running device plugin: the actors, and what joins them.
+type service struct {
+	app     *app
+	rules   atomic.Pointer[resource.Config] // what is offered; a reload changes it
+	driver  *nodeDriver
+	inv     *inventory.Inventory
+	plugin  *plugin.Plugin
+	metrics *metrics.Metrics
+	systemd *sdnotify.Notifier
+	news    chan struct{} // something that people may want to know of
+	told    []resource.Finding
+}
+
+func (a *app) serve(cmd *cobra.Command) error {
+	hangups := listenForHangups()
+	defer hangups.stop()
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	s, err := a.newService(h)
+	if err != nil {
+		return err
+	}
+	err = s.run(cmd.Context(), func(ctx context.Context) error { return s.reloads(ctx, cmd, hangups.c) })
+	if closing := s.driver.Close(); closing != nil {
+		a.log.Debug("close the driver's library", "error", closing)
+	}
+	if errors.Is(err, errRestart) || errors.Is(err, inventory.ErrDriverChanged) {
+		a.log.Info("starting again", "reason", err)
+		return restart(a.env)
+	}
+	return err
+}
+
+func (a *app) newService(h host.Host) (*service, error) {
+	hook, err := a.hook()
+	if err != nil {
+		return nil, err
+	}
+	b := thisBuild()
+	s := &service{
+		app:     a,
+		driver:  newNodeDriver(h, a.NVMLLibrary),
+		metrics: metrics.New(metrics.BuildInfo{Version: b.Version, Revision: b.Revision, GoVersion: b.Go}),
+		systemd: sdnotify.New(a.env),
+		news:    make(chan struct{}, 1),
+	}
+	s.rules.Store(&a.plugin.Config)
+	s.inv = inventory.New(inventory.Options{
+		Host: h, Source: s.driver, Dirs: a.specDirs(h), Path: a.servedSpec(),
+		Spec:   cdi.Options{Kind: a.CDIKind, HookPath: hook},
+		Extras: a.servedExtras(),
+		Build:  s.build, Publish: s.publish, Log: a.log, Observer: s.metrics,
+	})
+	s.plugin, err = plugin.New(s.pluginOptions())
+	return s, err
+}
+
+// servedSpec is the spec file, or empty where no container is told a CDI name.
+func (a *app) servedSpec() string {
+	uses := slices.Contains[[]config.Strategy]
+	if uses(a.plugin.Strategy, config.CDICRI) || uses(a.plugin.Strategy, config.CDIAnnotations) {
+		return a.ownSpec()
+	}
+	return ""
+}
+
+// servedExtras are what containers get besides GPUs.
+func (a *app) servedExtras() []inventory.Extra {
+	var list []inventory.Extra
+	for _, e := range a.plugin.Extras {
+		list = append(list, inventory.Extra{Extra: cdi.Extra(e)})
+	}
+	if x := a.plugin.IMEX; len(x.Channels) > 0 {
+		list = append(list, inventory.Extra{Extra: cdi.IMEX, Channels: x.Channels, Required: x.Required})
+	}
+	return list
+}
+
+func (s *service) pluginOptions() plugin.Options {
+	p := &s.app.plugin
+	o := plugin.Options{
+		Dir: p.DevicePluginDir,
+		Answers: plugin.Answers{
+			Kind:          s.app.CDIKind,
+			Specs:         s.inv,
+			Spec:          func() *specs.Spec { return s.inv.State().Spec },
+			Extras:        func() []*specs.Spec { return s.inv.State().Extras },
+			AllocationDir: filepath.Join(p.StateDir, "allocations"),
+		},
+		Log:      s.app.log,
+		Observer: observer{s.metrics, s},
+	}
+	for _, name := range p.Strategy {
+		o.Answers.Strategies = append(o.Answers.Strategies, plugin.Strategy(name))
+	}
+	if p.Registration == config.RegisterWatcher {
+		o.RegistryDir = p.PluginsRegistryDir
+	}
+	return o
+}
+
+// build makes the resources by the rules of now, and says what is noteworthy when that changes.
+func (s *service) build(snapshot *gpu.Snapshot) ([]resource.Resource, error) {
+	resources, findings, err := resource.Build(snapshot, *s.rules.Load())
+	if !slices.Equal(findings, s.told) {
+		for _, f := range findings {
+			if f.Problem {
+				s.app.log.Warn(f.Text, "about", f.About)
+			} else {
+				s.app.log.Info(f.Text, "about", f.About)
+			}
+		}
+		s.told = findings
+	}
+	return resources, err
+}
+
+// publish gives a state to the kubelet. When it returns, no device that left the list can be allocated.
+func (s *service) publish(state inventory.State) {
+	if err := s.plugin.Update(state.Resources); err != nil {
+		s.app.log.Error("some resources keep their old list", "error", err)
+	}
+	s.metrics.Listed(state)
+	s.tell()
+}
+
+// run starts the actors and ends with the first of them.
+func (s *service) run(ctx context.Context, reloads actor) error {
+	server, err := s.listen(ctx)
+	if err != nil {
+		return err
+	}
+	defer server.Close() // which has no effect after its end
+	if err := s.inv.Start(ctx); err != nil {
+		return err
+	}
+	return runAll(ctx, s.inv.Run, s.plugin.Run, server.Run, s.status, reloads, s.watchdog)
+}
+
+// listen makes the server of metrics and health; without --listen it is one that nobody can ask.
+func (s *service) listen(ctx context.Context) (*metrics.Server, error) {
+	address := s.app.plugin.Listen
+	if address == "" {
+		return &metrics.Server{}, nil
+	}
+	checks := metrics.Checks{Healthy: s.inv.Alive, Ready: s.plugin.Ready}
+	server, err := s.metrics.Listen(ctx, address, checks, s.app.log)
+	if err == nil {
+		s.app.log.Info("metrics and health can be asked for", "address", server.Address())
+	}
+	return server, err
+}
+
+func (s *service) watchdog(ctx context.Context) error {
+	s.systemd.Watch(ctx, s.inv.Alive, s.app.log)
+	return nil
+}
+
+func (s *service) tell() {
+	select {
+	case s.news <- struct{}{}:
+	default: // there are news already
+	}
+}
+
+// status tells systemd, and so people, how the service stands.
+func (s *service) status(ctx context.Context) error {
+	say := func(err error) {
+		if err != nil {
+			s.app.log.Warn("systemd does not hear of the service's state", "error", err)
+		}
+	}
+	text := s.summary()
+	say(s.systemd.Ready(text))
+	debug.FreeOSMemory() // the first look at the driver's files takes more than all that follows
+	defer func() { say(s.systemd.Stopping()) }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.news:
+		}
+		if next := s.summary(); next != text {
+			text = next
+			say(s.systemd.Status(text))
+		}
+	}
+}
+
+// summary is the state in a line.
+func (s *service) summary() string {
+	var parts []string
+	for _, r := range s.plugin.Status() {
+		text := fmt.Sprintf("%s: %d of %s healthy", r.Resource, r.Healthy, plural(r.Devices, "device"))
+		if !r.Connected {
+			text += ", not connected to the kubelet"
+		}
+		parts = append(parts, text)
+	}
+	if err := s.inv.State().Err; err != nil {
+		parts = append(parts, err.Error())
+	}
+	return strings.Join(parts, "; ")
+}

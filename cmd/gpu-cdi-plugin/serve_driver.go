@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/nvml"
+	"gpu-cdi-plugin/plugin/inventory"
+)
+
+// nodeDriver is the driver of a host that is kept open between questions.
+type nodeDriver struct {
+	host     host.Host
+	explicit string // --nvml-library
+
+	mu  sync.Mutex
+	lib *nvml.Library
+	// present are the GPUs that the kernel's module knew when the library was opened, and mute those that could not be
+	// read at the last look, both as text that is only compared.
+	present, mute string
+}
+
+var _ inventory.Source = (*nodeDriver)(nil)
+
+func newNodeDriver(h host.Host, library string) *nodeDriver {
+	return &nodeDriver{host: h, explicit: libraryOption(library)}
+}
+
+// libraryOption is --nvml-library as a path; without a slash the loader would look in its own directories.
+func libraryOption(library string) string {
+	if library != "" && !strings.Contains(library, "/") {
+		return "./" + library
+	}
+	return library
+}
+
+// Library is the path of the library that would be loaded now.
+func (d *nodeDriver) Library() string {
+	path, err := nvml.Find(d.host, d.explicit)
+	if err == nil && strings.Contains(path, "/") {
+		return path
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err != nil || d.lib == nil { // the loader knows where it is, and says so only afterwards
+		return ""
+	}
+	return d.lib.Path()
+}
+
+// Snapshot reads the GPUs. A host without a GPU has an empty snapshot.
+//
+// NVML counts the GPUs when it is initialised, and never again: one that is gone is then a lost one, one that is new is
+// not there. So the driver is opened anew when the kernel's module knows other GPUs, when other GPUs than before cannot
+// be read, and after an error of the driver as a whole, since its module may have been reloaded.
+func (d *nodeDriver) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lib != nil && d.present != knownGPUs(d.host) {
+		// With calls left behind the driver stays open, and is opened once more.
+		_ = d.close() //nolint:contextcheck // it has a deadline of its own
+	}
+	s, err := d.read(ctx)
+	if err == nil && d.changed(s) {
+		_ = d.close() //nolint:contextcheck // it has a deadline of its own
+		s, err = d.read(ctx)
+	}
+	if err != nil {
+		_ = d.close() //nolint:contextcheck // it is given back after an interrupt too
+		return nil, err
+	}
+	return s, nil
+}
+
+func (d *nodeDriver) read(ctx context.Context) (*gpu.Snapshot, error) {
+	if err := d.open(ctx); err != nil {
+		return nil, err
+	}
+	s, err := d.lib.Devices(ctx, d.host)
+	if errors.Is(err, nvml.ErrNoDevices) {
+		return s, nil
+	}
+	return s, err
+}
+
+// changed reports whether GPUs cannot be read that could be before.
+func (d *nodeDriver) changed(s *gpu.Snapshot) bool {
+	var mute []string
+	for i := range s.Devices {
+		if g := &s.Devices[i]; !g.Usable() {
+			mute = append(mute, g.PCIBusID+" "+strconv.Itoa(g.Index))
+		}
+	}
+	before := d.mute
+	d.mute = strings.Join(mute, ",")
+	return d.mute != "" && d.mute != before
+}
+
+// knownGPUs lists the GPUs that the kernel's module has.
+func knownGPUs(h host.Host) string {
+	entries, err := os.ReadDir(h.Proc("driver", "nvidia", "gpus"))
+	if err != nil {
+		return ""
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return strings.Join(names, ",")
+}
+
+func (d *nodeDriver) open(ctx context.Context) error {
+	if d.lib != nil {
+		return nil
+	}
+	d.present = knownGPUs(d.host)
+	path, err := nvml.Find(d.host, d.explicit)
+	if err != nil {
+		return err
+	}
+	d.lib, err = nvml.OpenContext(ctx, path, nvml.WithHost(d.host))
+	return err
+}
+
+// Close gives the driver back.
+func (d *nodeDriver) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.close()
+}
+
+func (d *nodeDriver) close() error {
+	if d.lib == nil {
+		return nil
+	}
+	lib := d.lib
+	d.lib = nil
+	return lib.Close()
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"reflect"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/plugin"
+	"gpu-cdi-plugin/plugin/metrics"
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+// errRestart ends the service so that it starts again with another configuration.
+var errRestart = errors.New("the configuration has changed")
+
+// hangups are the SIGHUPs of the process.
+type hangups struct{ c chan os.Signal }
+
+// listenForHangups begins early: until then a SIGHUP would end the process.
+func listenForHangups() hangups {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, unix.SIGHUP)
+	return hangups{c}
+}
+
+func (h hangups) stop() { signal.Stop(h.c) }
+
+// reloads reads the configuration again at each SIGHUP. What is offered changes without anybody noticing but the
+// kubelet; for everything else the service starts again, which is errRestart.
+func (s *service) reloads(ctx context.Context, cmd *cobra.Command, hup <-chan os.Signal) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-hup:
+		}
+		if err := s.systemd.Reloading(); err != nil {
+			s.app.log.Warn("systemd does not hear of the reload", "error", err)
+		}
+		fresh, err := s.app.reread(cmd) //nolint:contextcheck // no verb is run
+		switch {
+		case err != nil:
+			s.app.log.Error("the configuration is wrong; the old one holds", "error", err)
+		case !sameButRules(s.app, fresh):
+			return errRestart
+		default:
+			s.rules.Store(&fresh.plugin.Config)
+			s.app.plugin.Config = fresh.plugin.Config
+			s.app.log.Info("the configuration was read again")
+		}
+		s.inv.Kick()
+		if err := s.systemd.Ready(s.summary()); err != nil {
+			s.app.log.Warn("systemd does not hear of the reload's end", "error", err)
+		}
+	}
+}
+
+// reread is an app with the configuration as it is now: the flags are those of the command line still, the environment
+// too, and the file is read again.
+func (a *app) reread(cmd *cobra.Command) (*app, error) {
+	fresh := newApp()
+	fresh.env, fresh.stdin, fresh.stdout, fresh.stderr = a.env, a.stdin, a.stdout, a.stderr
+	flags := fresh.options(fresh.rootCommand())
+	var errs []error
+	a.options(cmd).VisitAll(func(f *pflag.Flag) {
+		if a.sources[f.Name] == fromFlag {
+			errs = append(errs, flags.Set(f.Name, f.Value.String()))
+		}
+	})
+	return fresh, errors.Join(append(errs, fresh.resolve(flags))...)
+}
+
+// sameButRules reports whether two configurations differ in nothing but what is offered.
+func sameButRules(a, b *app) bool {
+	x, y := a.plugin, b.plugin
+	x.Config, y.Config = resource.Config{}, resource.Config{}
+	return a.globals == b.globals && reflect.DeepEqual(x, y)
+}
+
+// restart replaces the process by one that begins anew: the same program with the same arguments and the same process
+// ID, so that who watches it sees no end. It returns only with an error.
+func restart(env []string) error {
+	err := unix.Exec("/proc/self/exe", os.Args, env)
+	return fmt.Errorf("start again: %w", err)
+}
+
+// actor runs until its context ends or it cannot go on.
+type actor = func(context.Context) error
+
+// runAll runs actors until ctx ends or the first of them does with an error, which is returned after all have ended.
+func runAll(ctx context.Context, actors ...actor) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, run := range actors {
+		g.Go(func() error { return run(ctx) })
+	}
+	return g.Wait()
+}
+
+// observer tells the metrics what the plugin does, and the service that its state may be another.
+type observer struct {
+	*metrics.Metrics
+	service *service
+}
+
+var _ plugin.Observer = observer{}
+
+func (o observer) Connected(resource string, connected bool) {
+	o.Metrics.Connected(resource, connected)
+	o.service.tell()
+}
+
+func (o observer) Registered(resource string, err error) {
+	o.Metrics.Registered(resource, err)
+	o.service.tell()
+}

@@ -1,0 +1,433 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/plugin/plugintest"
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
+)
+
+// served is a plugin that serves a simulated node, in a process of its own as on a real node, and a kubelet.
+type served struct {
+	t       *testing.T
+	node    *sim.Node
+	kubelet *plugintest.Kubelet
+	dir     string
+	spec    string
+	config  string // the file of --config
+	log     *logged
+	process *os.Process
+	done    chan error
+}
+
+// logged is what the plugin logs; it can be read while that goes on.
+type logged struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// newServed makes a node and a kubelet. The plugin is started by start.
+func newServed(t *testing.T, machine, config string) *served {
+	t.Helper()
+	dir := t.TempDir()
+	s := &served{
+		t: t, node: simtest.Node(t, machine), kubelet: plugintest.New(t), dir: dir, log: &logged{},
+		spec:   filepath.Join(dir, "cdi", cdi.FileName(cdi.DefaultKind)),
+		config: filepath.Join(dir, "config.yaml"),
+	}
+	s.configure(config)
+	s.kubelet.Start()
+	return s
+}
+
+func (s *served) configure(text string) {
+	s.t.Helper()
+	if err := os.WriteFile(s.config, []byte(text), 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// start starts the plugin. It is ended with the test.
+func (s *served) start(env ...string) {
+	s.t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Args = []string{
+		"gpu-cdi-plugin", "serve", "--root", s.node.Root(), "--cdi-dir", filepath.Dir(s.spec), "--config", s.config,
+		"--device-plugin-dir", s.kubelet.Dir, "--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"), "--hook-path", "/usr/bin/prestart-hook",
+	}
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stderr = io.MultiWriter(s.log, s.t.Output())
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		done <- cmd.Wait()
+		close(done)
+	}()
+	s.process, s.done = cmd.Process, done
+	s.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		if err, running := <-done; running {
+			s.t.Logf("killed: %v", err)
+		}
+	})
+}
+
+// end sends a signal and returns what the process ends with.
+func (s *served) end(sig os.Signal) error {
+	s.t.Helper()
+	s.signal(sig)
+	select {
+	case err := <-s.done:
+		return err
+	case <-time.After(20 * time.Second):
+		s.t.Fatalf("the plugin goes on after %v", sig)
+		return nil
+	}
+}
+
+func (s *served) signal(sig os.Signal) {
+	s.t.Helper()
+	if err := s.process.Signal(sig); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// listed waits for a list of so many healthy and unhealthy devices.
+func (s *served) listed(resource string, healthy, unhealthy int) *plugintest.Endpoint {
+	s.t.Helper()
+	return s.kubelet.WaitFor(resource, func(list []*v1beta1.Device) bool {
+		good := 0
+		for _, d := range list {
+			if d.GetHealth() == v1beta1.Healthy {
+				good++
+			}
+		}
+		return good == healthy && len(list) == healthy+unhealthy
+	})
+}
+
+const gpuResource = "nvidia.com/gpu"
+
+// allocate asks for devices and returns the CDI names.
+func (s *served) allocate(e *plugintest.Endpoint, ids ...string) []string {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Second)
+	defer cancel()
+	answer, err := e.Client.Allocate(ctx, &v1beta1.AllocateRequest{
+		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var names []string
+	for _, d := range answer.GetContainerResponses()[0].GetCdiDevices() {
+		names = append(names, d.GetName())
+	}
+	return names
+}
+
+// offered expects engines to find the names in the spec.
+func (s *served) offered(names ...string) {
+	s.t.Helper()
+	all := cdi.Load(filepath.Dir(s.spec)).Names()
+	for _, name := range names {
+		if !slices.Contains(all, name) {
+			s.t.Errorf("%s is in no spec", name)
+		}
+	}
+}
+
+// waitFor waits for something that nobody tells of.
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	late := time.Now().Add(20 * time.Second)
+	for !done() {
+		if time.Now().After(late) {
+			t.Fatalf("%s did not happen", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func mustDo(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestServe(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "dgx-h100", "")
+	s.start()
+	e := s.listed(gpuResource, 8, 0)
+	a, b := s.node.Machine().GPUs[2].UUID, s.node.Machine().GPUs[5].UUID
+	names := s.allocate(e, a, b)
+	if want := []string{cdi.DefaultKind + "=" + a, cdi.DefaultKind + "=" + b}; !slices.Equal(names, want) {
+		t.Errorf("allocated %v, want %v", names, want)
+	}
+	s.offered(names...)
+
+	// A kubelet that starts again has the devices again, from the same process.
+	s.kubelet.Restart()
+	s.listed(gpuResource, 8, 0)
+
+	if err := s.end(syscall.SIGTERM); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	s.kubelet.WaitGone(gpuResource)
+	s.offered(names...) // running containers may start again
+	left, err := os.ReadDir(s.kubelet.Dir)
+	mustDo(t, err)
+	for _, f := range left {
+		if f.Name() != plugintest.Socket {
+			t.Errorf("it left %s", f.Name())
+		}
+	}
+
+	// One that was killed left its socket and its lock, and is followed by another.
+	s.start()
+	s.listed(gpuResource, 8, 0)
+	if err := s.end(syscall.SIGKILL); err == nil {
+		t.Error("it was killed and ended well")
+	}
+	s.start()
+	s.listed(gpuResource, 8, 0)
+}
+
+func TestServeFollowsTheNode(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "dgx-h100", "mig-strategy: mixed")
+	s.start()
+	s.listed(gpuResource, 8, 0)
+
+	// MIG is reconfigured: nobody tells, and nothing is restarted.
+	mustDo(t, s.node.SetMIG(4, []string{"3g.40gb", "1g.10gb", "1g.10gb"}))
+	s.listed(gpuResource, 7, 0)
+	small := s.listed("nvidia.com/mig-1g.10gb", 2, 0)
+	s.listed("nvidia.com/mig-3g.40gb", 1, 0)
+	s.offered(s.allocate(small, s.kubelet.Devices("nvidia.com/mig-1g.10gb")[1].GetID())...)
+	mustDo(t, s.node.SetMIG(4, []string{"1g.10gb"}))
+	s.listed("nvidia.com/mig-1g.10gb", 1, 0)
+	s.listed("nvidia.com/mig-3g.40gb", 0, 0)
+	mustDo(t, s.node.DisableMIG(4))
+	s.listed(gpuResource, 8, 0)
+	s.listed("nvidia.com/mig-1g.10gb", 0, 0)
+
+	// A GPU falls off the bus, and comes back. SIGHUP looks now instead of within 30 seconds.
+	mustDo(t, s.node.Lose(3))
+	s.signal(syscall.SIGHUP)
+	e := s.listed(gpuResource, 7, 1)
+	s.offered(s.allocate(e, s.node.Machine().GPUs[0].UUID)...)
+	mustDo(t, s.node.ClearGPU(3))
+	s.signal(syscall.SIGHUP)
+	s.listed(gpuResource, 8, 0)
+
+	// A GPU is gone.
+	mustDo(t, s.node.Remove(7))
+	s.signal(syscall.SIGHUP)
+	s.listed(gpuResource, 7, 0)
+	waitFor(t, "a spec without it", func() bool {
+		return !slices.Contains(cdi.Load(filepath.Dir(s.spec)).Names(), cdi.DefaultKind+"=7")
+	})
+
+	// The spec is deleted.
+	mustDo(t, os.Remove(s.spec))
+	waitFor(t, "a new spec", func() bool { _, err := os.Stat(s.spec); return err == nil })
+}
+
+func TestServeWithoutADeviceIsNoFault(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "mig-h100", "mig-strategy: single")
+	for i := range s.node.Machine().GPUs {
+		mustDo(t, s.node.SetMIG(i, nil))
+	}
+	s.start()
+	s.listed(gpuResource, 0, 0)
+	for i := range s.node.Machine().GPUs {
+		mustDo(t, s.node.SetMIG(i, []string{"1g.10gb"}))
+	}
+	s.listed(gpuResource, len(s.node.Machine().GPUs), 0)
+}
+
+func TestServeDoesNotWaitForAGPUThatHangs(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "dgx-h100", "")
+	s.start()
+	e := s.listed(gpuResource, 8, 0)
+	mustDo(t, s.node.Hang(sim.AnyFunction, 3))
+	s.signal(syscall.SIGHUP)
+	for i := range 4 {
+		s.offered(s.allocate(e, s.node.Machine().GPUs[i+4].UUID)...)
+	}
+	if err := s.end(syscall.SIGTERM); err != nil {
+		t.Errorf("after SIGTERM, with a call under way: %v", err)
+	}
+}
+
+func TestServeBeginsAnewWithAnotherDriver(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "")
+	s.start()
+	s.listed(gpuResource, 4, 0)
+	_, err := sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Driver: "590.44.01", Force: true})
+	mustDo(t, err)
+	waitFor(t, "a spec of the new driver", func() bool {
+		data, err := os.ReadFile(s.spec)
+		return err == nil && bytes.Contains(data, []byte("590.44.01")) && !bytes.Contains(data, []byte(sim.DefaultDriver))
+	})
+	s.offered(s.allocate(s.listed(gpuResource, 4, 0), s.node.Machine().GPUs[0].UUID)...)
+	if log := s.log.String(); !strings.Contains(log, "the NVIDIA driver was replaced: the libraries are 590.44.01 now") {
+		t.Errorf("it does not say why it began anew")
+	}
+	if err := s.end(syscall.SIGTERM); err != nil { // it is the same process
+		t.Error(err)
+	}
+}
+
+func TestServeReadsItsConfigurationAgain(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "")
+	s.start()
+	s.listed(gpuResource, 4, 0)
+	total := s.kubelet.Total()
+
+	s.configure("sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, devices: [0], replicas: 3}]}}")
+	s.signal(syscall.SIGHUP)
+	s.listed(gpuResource, 6, 0)
+	if got := s.kubelet.Total(); got != total {
+		t.Errorf("%d registrations for a new list, want none", got-total)
+	}
+
+	s.configure("mig-strategy: sometimes")
+	s.signal(syscall.SIGHUP)
+	waitFor(t, "the complaint about the configuration", func() bool {
+		return strings.Contains(s.log.String(), "the configuration is wrong; the old one holds")
+	})
+	s.listed(gpuResource, 6, 0)
+
+	// What cannot be changed under way makes the service begin anew.
+	s.configure("strategy: [envvar]")
+	s.signal(syscall.SIGHUP)
+	s.kubelet.WaitTotal(total + 1)
+	e := s.listed(gpuResource, 4, 0)
+	if names := s.allocate(e, s.node.Machine().GPUs[0].UUID); len(names) > 0 {
+		t.Errorf("CDI names %v with the strategy envvar", names)
+	}
+}
+
+func TestServeTellsSystemd(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "notify")
+	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	mustDo(t, err)
+	defer func() { _ = systemd.Close() }()
+	mustDo(t, systemd.SetReadDeadline(time.Now().Add(20*time.Second)))
+	next := func() string {
+		t.Helper()
+		b := make([]byte, 4096)
+		n, err := systemd.Read(b)
+		mustDo(t, err)
+		return string(b[:n])
+	}
+	until := func(want string) {
+		t.Helper()
+		for got := next(); !strings.Contains(got, want); got = next() {
+			t.Logf("before %q: %q", want, got)
+		}
+	}
+	s := newServed(t, "pcie-quad", "")
+	s.start("NOTIFY_SOCKET="+socket, "WATCHDOG_USEC=200000")
+	until("READY=1\nSTATUS=nvidia.com/gpu: 4 of 4 devices healthy")
+	until("WATCHDOG=1")
+	s.listed(gpuResource, 4, 0)
+	s.kubelet.Stop()
+	until("STATUS=nvidia.com/gpu: 4 of 4 devices healthy, not connected to the kubelet")
+	s.signal(syscall.SIGHUP)
+	until("RELOADING=1\nMONOTONIC_USEC=")
+	until("READY=1")
+	if err := s.end(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	until("STOPPING=1")
+}
+
+func TestServeAnswersForItsHealth(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0")
+	s.start()
+	s.allocate(s.listed(gpuResource, 4, 0), s.node.Machine().GPUs[0].UUID)
+	_, address, found := strings.Cut(s.log.String(), "address=")
+	if !found {
+		t.Fatal("it does not say where it listens")
+	}
+	address, _, _ = strings.Cut(address, "\n")
+	ask := func(path string) (string, int) {
+		t.Helper()
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, nil)
+		mustDo(t, err)
+		answer, err := http.DefaultClient.Do(request)
+		mustDo(t, err)
+		body, err := io.ReadAll(answer.Body)
+		mustDo(t, err)
+		_ = answer.Body.Close()
+		return string(body), answer.StatusCode
+	}
+	if body, status := ask("/readyz"); status != http.StatusOK {
+		t.Errorf("/readyz: %d %s", status, body)
+	}
+	if body, status := ask("/healthz"); status != http.StatusOK {
+		t.Errorf("/healthz: %d %s", status, body)
+	}
+	body, _ := ask("/metrics")
+	for _, line := range []string{
+		`gpu_cdi_plugin_devices{health="healthy",resource="nvidia.com/gpu"} 4`,
+		`gpu_cdi_plugin_allocations_total{resource="nvidia.com/gpu",result="OK"} 1`,
+		`gpu_cdi_plugin_registrations_total{resource="nvidia.com/gpu",result="success"} 1`,
+		`gpu_cdi_plugin_spec_stale 0`,
+	} {
+		if !strings.Contains(body, line+"\n") {
+			t.Errorf("no %s", line)
+		}
+	}
+	s.kubelet.Stop()
+	waitFor(t, "the end of readiness", func() bool {
+		body, status := ask("/readyz")
+		return status == http.StatusServiceUnavailable && strings.Contains(body, "nvidia.com/gpu is not connected to the kubelet")
+	})
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/pflag"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/host"
+)
+
+const hookName = "prestart-hook"
+
+// specDirs are the directories of CDI specs, from the lowest priority to the highest: the administrator's, and ours.
+func (a *app) specDirs(h host.Host) []string {
+	return []string{filepath.Join(h.Root(), "etc/cdi"), a.CDIDir}
+}
+
+// ownSpec is the path of the spec that generate --write writes.
+func (a *app) ownSpec() string { return filepath.Join(a.CDIDir, cdi.FileName(a.CDIKind)) }
+
+// renewHint is what to do about a spec file that is not as it should be.
+func (a *app) renewHint(path string) string {
+	if path == a.ownSpec() {
+		return "gpu-cdi-plugin cdi generate --write makes a new spec"
+	}
+	return "gpu-cdi-plugin cdi generate --file " + path + " makes a new spec of this host's GPUs"
+}
+
+// addCapabilities is the flag for what containers get.
+func addCapabilities(f *pflag.FlagSet) *cdi.Capabilities {
+	c := cdi.All
+	f.Var(&c, "capabilities", "`list` of what containers use the GPUs for: compute, utility, graphics, video, display, ngx, all")
+	return &c
+}
+
+// generated is a spec for this host as it is now, and what it was made of.
+type generated struct {
+	snapshot *gpu.Snapshot
+	spec     *specs.Spec
+	findings []cdi.Finding
+}
+
+// generate makes the spec that this host should have. With cdi.ErrNoDevices there is no spec, but what was looked for is
+// there all the same.
+func (a *app) generate(ctx context.Context, h host.Host, c cdi.Capabilities) (*generated, error) {
+	hook, err := a.hook()
+	if err != nil {
+		return nil, err
+	}
+	s, err := a.readDevices(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	driver, err := cdi.Discover(h, s.DriverVersion)
+	if err != nil {
+		return nil, err
+	}
+	spec, devices, err := cdi.Generate(s, driver, cdi.Options{Kind: a.CDIKind, HookPath: hook, Capabilities: c})
+	if err != nil && !errors.Is(err, cdi.ErrNoDevices) {
+		return nil, err
+	}
+	return &generated{s, spec, append(driver.Explain(c), devices...)}, err
+}
+
+// hook is the path on the host of the hook that specs call. One that was named is not looked for: it need not be
+// where this program runs.
+func (a *app) hook() (string, error) {
+	if a.HookPath != "" {
+		if filepath.Clean(a.HookPath) != a.HookPath || !filepath.IsAbs(a.HookPath) {
+			return "", exit.With(exit.Usage, "", fmt.Errorf("--hook-path %q: want a clean absolute path on the host", a.HookPath))
+		}
+		return a.HookPath, nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find %s: %w", hookName, err)
+	}
+	path := filepath.Join(filepath.Dir(self), hookName)
+	if _, err := os.Stat(path); err != nil {
+		return "", exit.With(exit.Failure, "build it beside this program (make build), or name its place on the host with --hook-path",
+			fmt.Errorf("find the hook that specs call: %w", err))
+	}
+	return path, nil
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// snapshot has a node with all that a view has to tell apart: a whole GPU, one in MIG mode, one that cannot be read.
+func snapshot() *gpu.Snapshot {
+	return &gpu.Snapshot{
+		DriverVersion: "580.126.09",
+		CUDAVersion:   "13.0",
+		Devices: []gpu.Device{
+			{
+				Index: 0, UUID: "GPU-a", Name: "NVIDIA A", Minor: 4, PCIBusID: "0000:1b:00.0", NUMANode: 0,
+				MemoryBytes: 80 << 30, ComputeCapability: "9.0",
+			},
+			{
+				Index: 1, UUID: "GPU-b", Name: "NVIDIA A", Minor: 5, PCIBusID: "0000:1c:00.0", NUMANode: gpu.NoNUMANode,
+				MemoryBytes: 80 << 30, ComputeCapability: "9.0", MIGEnabled: true,
+				MIG: []gpu.MIGDevice{{
+					UUID: "MIG-c", Profile: "1g.10gb", GPUInstance: 7, GPUInstanceCap: 66, ComputeInstanceCap: 67,
+					MemoryBytes: 10200547328,
+				}},
+			},
+			{Index: 2, Minor: gpu.NoMinor, NUMANode: gpu.NoNUMANode, Error: "GPU is lost"},
+		},
+		Links: []gpu.Link{{A: 0, B: 1, PCIe: gpu.PathSystem, NVLinks: 18, Switched: true}},
+	}
+}
+
+func TestViews(t *testing.T) {
+	for name, v := range map[string]view{
+		"devices":  devicesView(snapshot(), "nvidia.com/gpu"),
+		"topology": topologyView(snapshot()),
+	} {
+		for _, format := range []string{"table", "wide", "json", "yaml", "name"} {
+			if name == "topology" && (format == "wide" || format == "name") {
+				continue
+			}
+			t.Run(name+" as "+format, func(t *testing.T) {
+				var b bytes.Buffer
+				if err := (&output{format: format}).print(&b, v); err != nil {
+					t.Fatal(err)
+				}
+				golden(t, filepath.Join("testdata", "view", name+"."+format), b.String())
+			})
+		}
+	}
+}
+
+func TestYAMLIsJSONWithOtherMarks(t *testing.T) {
+	v := map[string]any{
+		"text": "13.0", "yes": "on", "null": "null", "line": "a\nb", "empty": "", "colon": "a: b", "number": 1.5,
+		"whole": 1 << 53, "list": []any{"x"}, "none": []any{}, "map": map[string]any{"k": true}, "nothing": nil,
+	}
+	var asJSON, asYAML bytes.Buffer
+	if err := errors.Join(printJSON(&asJSON, v), printYAML(&asYAML, v)); err != nil {
+		t.Fatal(err)
+	}
+	var fromYAML any
+	if err := yaml.Unmarshal(asYAML.Bytes(), &fromYAML); err != nil {
+		t.Fatal(err)
+	}
+	again, err := json.MarshalIndent(fromYAML, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(asJSON.String(), string(again)+"\n"); diff != "" {
+		t.Errorf("JSON, and what YAML says (-json +yaml):\n%s\nYAML:\n%s", diff, &asYAML)
+	}
+}
+
+type fullDisk struct{}
+
+var errFull = errors.New("no space left on device")
+
+func (fullDisk) Write([]byte) (int, error) { return 0, errFull }
+
+func TestOutputThatCannotBeWrittenIsAnError(t *testing.T) {
+	for _, args := range [][]string{
+		{"version"},
+		{"version", "-o", "json"},
+		{"version", "-o", "yaml"},
+		{"version", "-o", "name"},
+		{"completion", "bash"},
+		{"cdi", "list", "--root", t.TempDir()},
+	} {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			var stderr bytes.Buffer
+			code := run(context.Background(), args, nil, strings.NewReader(""), fullDisk{}, &stderr)
+			if code != 1 || !strings.Contains(stderr.String(), errFull.Error()) {
+				t.Errorf("exit %d, stderr %q", code, &stderr)
+			}
+		})
+	}
+}
