@@ -1,0 +1,30 @@
+package bench
+
+import (
+	"testing"
+
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/bed"
+	"gpu-cdi-plugin/test/proc"
+)
+
+// BenchmarkGenerate is P6 of the targets: a spec for 8 GPUs and about 50 driver files, the whole process, beside
+// nvidia-ctk's. Both run with the simulated node as their root and write to standard output.
+func BenchmarkGenerate(b *testing.B) {
+	root := simtest.Node(b, "dgx-h100").Root()
+	bed.Install(b, root, shared.Peer(b, "nvidia-ctk"), shared.Program(b, "gpu-cdi-plugin"), shared.Program(b, "prestart-hook"))
+	inside := func(args ...string) proc.Cmd {
+		return proc.Cmd{Args: args, Chroot: root, Env: []string{"PATH=/usr/sbin:/usr/bin"}}
+	}
+	floor := &variant{name: "true", cmd: inside("/usr/bin/true")}
+	our := &variant{name: "gpu-cdi-plugin cdi generate", cmd: inside("/usr/bin/gpu-cdi-plugin", "--hook-path", "/usr/bin/prestart-hook", "cdi", "generate")}
+	their := &variant{name: "nvidia-ctk cdi generate", cmd: inside("/usr/bin/nvidia-ctk", "cdi", "generate")}
+	for b.Loop() {
+		measure(b, rounds, []*variant{floor, our, their})
+	}
+	logTable(b, "cdi generate, dgx-h100", []*variant{floor, our, their})
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(ms(our.median()), "ms")
+	b.ReportMetric(ms(their.median()), "peer-ms")
+	b.ReportMetric(float64(our.median())/float64(their.median()), "x-peer")
+}

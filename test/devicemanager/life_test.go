@@ -1,0 +1,256 @@
+package devicemanager
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+
+	"gpu-cdi-plugin/plugin"
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+const gpuName = "nvidia.com/gpu"
+
+// gpus is a list of n GPUs, the first half on NUMA node 0; those with the given indices are not healthy.
+func gpus(n int, unhealthy ...int) []resource.Resource {
+	r := resource.Resource{Name: gpuName}
+	for i := range n {
+		uuid := fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i)
+		r.Devices = append(r.Devices, resource.Device{
+			ID: uuid, UUID: uuid, Parent: uuid, Index: i, MIGIndex: resource.NoMIG, Replica: resource.NoReplica,
+			NUMANode: i * 2 / n, Healthy: !slices.Contains(unhealthy, i),
+		})
+	}
+	return []resource.Resource{r}
+}
+
+// kubelet is the part of a kubelet that the plugin sees: a device manager on a directory, with pods.
+type kubelet struct {
+	*Manager
+	dir  string
+	pods []*v1.Pod
+}
+
+func newKubelet(t *testing.T) *kubelet {
+	t.Helper()
+	k := &kubelet{dir: directory(t)}
+	k.start(t)
+	t.Cleanup(func() {
+		if err := k.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return k
+}
+
+// directory is a temporary directory. Device managers that were stopped write into it, and make it for that, a moment
+// after they have lost their plugin.
+func directory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "device-plugins-") //nolint:usetesting // the test would fail for a file that comes late
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+			err := os.RemoveAll(dir)
+			time.Sleep(50 * time.Millisecond)
+			if _, stat := os.Stat(dir); err == nil && errors.Is(stat, fs.ErrNotExist) {
+				return
+			}
+		}
+		t.Errorf("%s cannot be removed", dir)
+	})
+	return dir
+}
+
+func (k *kubelet) start(t *testing.T) {
+	t.Helper()
+	var err error
+	if k.Manager, err = Start(filepath.Join(k.dir, "kubelet.sock"), func() []*v1.Pod { return k.pods }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (k *kubelet) restart(t *testing.T) {
+	t.Helper()
+	if err := k.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	k.start(t)
+}
+
+// admit admits a pod and returns the CDI devices that it gets.
+func (k *kubelet) admit(t *testing.T, name string, count int64) []string {
+	t.Helper()
+	pod := Pod(name, gpuName, count)
+	k.pods = append(k.pods, pod)
+	if err := k.Admit(pod); err != nil {
+		t.Fatalf("admit pod %s: %v", name, err)
+	}
+	return k.cdiNames(t, pod)
+}
+
+func (k *kubelet) cdiNames(t *testing.T, pod *v1.Pod) []string {
+	t.Helper()
+	names, err := k.CDINames(t.Context(), pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// counts waits until the kubelet counts so many devices.
+func (k *kubelet) counts(t *testing.T, capacity, allocatable int64) {
+	t.Helper()
+	want, deadline := Counts{capacity, allocatable}, time.Now().Add(20*time.Second)
+	for k.Counts(gpuName) != want {
+		if time.Now().After(deadline) {
+			t.Fatalf("the kubelet counts %+v, want %+v", k.Counts(gpuName), want)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// serve runs the plugin until the test ends or stop is called.
+func serve(t *testing.T, k *kubelet, list []resource.Resource) (p *plugin.Plugin, stop func()) {
+	t.Helper()
+	logs := &bytes.Buffer{}
+	p, err := plugin.New(plugin.Options{
+		Dir:     k.dir,
+		Answers: plugin.Answers{Strategies: []plugin.Strategy{plugin.CDICRI}, Kind: gpuName},
+		Log:     slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	if err := errors.Join(err, p.Update(list)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	ended := false
+	stop = func() {
+		if ended {
+			return
+		}
+		ended = true
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("the plugin ended: %v", err)
+		}
+	}
+	t.Cleanup(func() {
+		stop()
+		if t.Failed() {
+			t.Logf("the plugin said:\n%s", logs)
+		}
+	})
+	return p, stop
+}
+
+func TestTheKubeletCountsWhatIsListed(t *testing.T) {
+	k := newKubelet(t)
+	p, _ := serve(t, k, gpus(8))
+	k.counts(t, 8, 8)
+	for _, c := range []struct {
+		name                  string
+		list                  []resource.Resource
+		capacity, allocatable int64
+	}{
+		{"one is not healthy", gpus(8, 3), 8, 7},
+		{"one is gone", gpus(7), 7, 7},
+		{"none is healthy", gpus(2, 0, 1), 2, 0},
+		{"the resource is gone", nil, 0, 0},
+		{"all are back", gpus(8), 8, 8},
+		{"there are a thousand", gpus(1000), 1000, 1000},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if err := p.Update(c.list); err != nil {
+				t.Fatal(err)
+			}
+			k.counts(t, c.capacity, c.allocatable)
+		})
+	}
+}
+
+func TestAPluginThatGoesLeavesItsCapacity(t *testing.T) {
+	k := newKubelet(t)
+	_, stop := serve(t, k, gpus(8))
+	k.counts(t, 8, 8)
+	stop()
+	k.counts(t, 8, 0)
+	if err := k.Admit(Pod("late", gpuName, 1)); err == nil {
+		t.Error("a pod was admitted though nobody can give it a device")
+	}
+	serve(t, k, gpus(8))
+	k.counts(t, 8, 8)
+	k.admit(t, "on-time", 1)
+}
+
+func TestTheKubeletIsStartedAgainAndAgain(t *testing.T) {
+	k := newKubelet(t)
+	serve(t, k, gpus(8))
+	k.counts(t, 8, 8)
+	before := k.admit(t, "steady", 2)
+	for range 50 {
+		k.restart(t)
+		k.counts(t, 8, 8)
+		if err := k.Admit(k.pods[0]); err != nil {
+			t.Fatalf("admit a pod that was there before: %v", err)
+		}
+		if diff := cmp.Diff(before, k.cdiNames(t, k.pods[0])); diff != "" {
+			t.Fatalf("the pod's devices (-before +after a restart):\n%s", diff)
+		}
+	}
+	after := k.admit(t, "fresh", 4)
+	for _, name := range before {
+		if slices.Contains(after, name) {
+			t.Errorf("%s was given twice", name)
+		}
+	}
+}
+
+func TestContainersGetDevicesOfOneNUMANode(t *testing.T) {
+	k := newKubelet(t)
+	serve(t, k, gpus(8))
+	k.counts(t, 8, 8)
+	names := append(k.admit(t, "one", 4), k.admit(t, "other", 4)...)
+	var want []string
+	for _, d := range gpus(8)[0].Devices {
+		want = append(want, "nvidia.com/gpu="+d.UUID)
+	}
+	halves := [][]string{names[:4], names[4:]}
+	slices.SortFunc(halves, slices.Compare)
+	if diff := cmp.Diff([][]string{want[:4], want[4:]}, halves); diff != "" {
+		t.Errorf("CDI devices of the two pods (-want +got):\n%s", diff)
+	}
+	if err := k.Admit(Pod("third", gpuName, 1)); err == nil {
+		t.Error("a pod was admitted though all devices are given")
+	}
+}
+
+func TestDevicesThatAreNotHealthyAreNotGiven(t *testing.T) {
+	k := newKubelet(t)
+	p, _ := serve(t, k, gpus(4))
+	k.counts(t, 4, 4)
+	if err := p.Update(gpus(4, 0, 2)); err != nil {
+		t.Fatal(err)
+	}
+	k.counts(t, 4, 2)
+	got := append(k.admit(t, "a", 1), k.admit(t, "b", 1)...)
+	slices.Sort(got)
+	list := gpus(4)[0].Devices
+	if diff := cmp.Diff([]string{"nvidia.com/gpu=" + list[1].UUID, "nvidia.com/gpu=" + list[3].UUID}, got); diff != "" {
+		t.Errorf("devices that were given (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,73 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/test/engine"
+	"gpu-cdi-plugin/test/rootfs"
+)
+
+// TestHostileCache gives a GPU to images that have something else than a loader cache where it belongs. The driver is
+// in a directory that the loader knows without a cache, so every container has to start and to find it.
+func TestHostileCache(t *testing.T) {
+	t.Parallel()
+	n := shared.Node(t, "workstation")
+	want := requests(t, n)["all"]
+	for name, spoil := range map[string]func(t *testing.T, cache, outside string) error{
+		"a FIFO, which blocks who opens it": func(_ *testing.T, cache, _ string) error { return unix.Mkfifo(cache, 0o644) },
+		"a device": func(_ *testing.T, cache, _ string) error {
+			return unix.Mknod(cache, unix.S_IFCHR|0o644, int(unix.Mkdev(1, 5)))
+		},
+		"a directory":            func(_ *testing.T, cache, _ string) error { return os.Mkdir(cache, 0o755) },
+		"a link out of the root": func(_ *testing.T, cache, outside string) error { return os.Symlink(outside, cache) },
+		"a link up and out of the root": func(_ *testing.T, cache, outside string) error {
+			return os.Symlink(strings.Repeat("../", 40)+outside, cache)
+		},
+		"a link to itself": func(_ *testing.T, cache, _ string) error { return os.Symlink("ld.so.cache", cache) },
+		"4 GB of nothing":  func(_ *testing.T, cache, _ string) error { return sparse(cache, 4<<30) },
+		"text":             func(_ *testing.T, cache, _ string) error { return os.WriteFile(cache, []byte("hello\n"), 0o644) },
+		"half a cache":     func(t *testing.T, cache, _ string) error { return os.WriteFile(cache, halfCache(t), 0o644) },
+	} {
+		for _, e := range shared.Runtimes()[:2] {
+			t.Run(fmt.Sprintf("%s/%s", name, e), func(t *testing.T) {
+				t.Parallel()
+				root := shared.Images.Copy(t, rootfs.NoCache)
+				outside := filepath.Join(t.TempDir(), "outside")
+				if err := os.WriteFile(outside, []byte("precious"), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				if err := spoil(t, filepath.Join(root, "etc/ld.so.cache"), outside); err != nil {
+					t.Fatal(err)
+				}
+				c := engine.Container{Args: smi(t, n), CDIDir: n.CDIDir, Devices: names(want.names...)}
+				checkList(t, e.Start(t, e.Bundle(t, root, c)), want.want)
+				if data, err := os.ReadFile(outside); err != nil || string(data) != "precious" {
+					t.Errorf("the file outside the root has %q now (%v)", data, err)
+				}
+			})
+		}
+	}
+}
+
+func sparse(path string, size int64) error {
+	if err := os.WriteFile(path, nil, 0o644); err != nil {
+		return err
+	}
+	return os.Truncate(path, size)
+}
+
+// halfCache is the first half of the cache of the image that has one.
+func halfCache(t *testing.T) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(shared.Images.Copy(t, rootfs.Glibc), "etc/ld.so.cache"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data[:len(data)/2]
+}

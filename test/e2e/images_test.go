@@ -1,0 +1,101 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/engine"
+	"gpu-cdi-plugin/test/rootfs"
+)
+
+// TestImages gives one GPU to a container of each kind of image that has a C library. The driver is where the loader
+// looks only if its cache says so.
+func TestImages(t *testing.T) {
+	t.Parallel()
+	n := shared.Node(t, "pcie-quad", simtest.LibDir("usr/local/nvidia/lib64"))
+	want := requests(t, n)["a UUID"]
+	for _, e := range shared.Engines() {
+		for name, c := range map[string]engine.Container{
+			"a loader cache":             {Image: rootfs.Glibc},
+			"no loader cache":            {Image: rootfs.NoCache},
+			"a cache of a thousand more": {Image: rootfs.Many},
+			"a root that is read-only":   {Image: rootfs.Glibc, ReadOnly: true},
+		} {
+			t.Run(name+"/"+e.String(), func(t *testing.T) {
+				t.Parallel()
+				c.Args = smi(t, n)
+				checkList(t, run(t, e, n, c, want.names...), want.want)
+			})
+		}
+	}
+}
+
+// TestWithoutTheHook shows that the tests above show something: with the nodes and mounts alone nothing finds the
+// driver's libraries there.
+func TestWithoutTheHook(t *testing.T) {
+	t.Parallel()
+	n := shared.Node(t, "pcie-quad", simtest.LibDir("usr/local/nvidia/lib64"))
+	for _, e := range shared.Runtimes() {
+		t.Run(e.String(), func(t *testing.T) {
+			t.Parallel()
+			c := engine.Container{Args: smi(t, n), CDIDir: n.CDIDir, Devices: names("all")}
+			bundle := e.Bundle(t, shared.Images.Copy(t, rootfs.Glibc), c)
+			if err := bundle.Edit(func(s *specs.Spec) error { s.Hooks = nil; return nil }); err != nil {
+				t.Fatal(err)
+			}
+			res := e.Start(t, bundle)
+			if res.Code == 0 || !strings.Contains(res.Stdout+res.Stderr, "libnvidia-ml.so") {
+				t.Errorf("want nvidia-smi to miss libnvidia-ml.so, got %v", res)
+			}
+		})
+	}
+}
+
+// TestCache looks at the cache that a container got with the eyes of the C library's own ldconfig, and runs a program
+// of the image that needs what the image's cache had in it.
+func TestCache(t *testing.T) {
+	t.Parallel()
+	n := shared.Node(t, "dgx-h100", simtest.LibDir("usr/lib64"))
+	for _, e := range shared.Engines() {
+		for _, image := range []rootfs.Kind{rootfs.Glibc, rootfs.Many} {
+			t.Run(fmt.Sprintf("%s/%s", image, e), func(t *testing.T) {
+				t.Parallel()
+				c := engine.Container{Image: image, Args: []string{"sh", "-c", rootfs.Extra + " && ldconfig -p"}}
+				res := run(t, e, n, c, "0")
+				for _, want := range []string{
+					rootfs.ExtraOutput,
+					"libcuda.so.1 (libc6,x86-64) => /usr/lib64/libcuda.so." + n.Driver(),
+					"libnvidia-ml.so.1 (libc6,x86-64) => /usr/lib64/libnvidia-ml.so." + n.Driver(),
+					"libextra.so.1 (libc6,x86-64) => /opt/extra/lib/libextra.so.1",
+				} {
+					if res.Code != 0 || !strings.Contains(res.Stdout, want) {
+						t.Errorf("want %q from %q, got %v", want, c.Args, res)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestNodesOnly gives GPUs to a container without a C library: it has the device nodes, those of its GPUs alone, and
+// starts.
+func TestNodesOnly(t *testing.T) {
+	t.Parallel()
+	n := shared.Node(t, "dgx-h100")
+	for _, e := range shared.Engines() {
+		for _, image := range []rootfs.Kind{rootfs.Static, rootfs.Musl} {
+			t.Run(fmt.Sprintf("%s/%s", image, e), func(t *testing.T) {
+				t.Parallel()
+				script := `cd /dev && ls -d nvidia[0-9]* && (: <>nvidia6) 2>&1`
+				res := run(t, e, n, engine.Container{Image: image, Args: []string{"sh", "-c", script}}, "2", "6")
+				if !strings.HasPrefix(res.Stdout, "nvidia2\nnvidia6\n") || !strings.Contains(res.Stdout, permitted) {
+					t.Errorf("want the nodes nvidia2 and nvidia6, and to be let in, got %v", res)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package e2e
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/test/bed"
+	"gpu-cdi-plugin/test/engine"
+	"gpu-cdi-plugin/test/proc"
+)
+
+// listed is a line of `nvidia-smi -L`: a GPU, or a MIG device of the GPU above it.
+type listed struct {
+	Index      int
+	Name, UUID string
+}
+
+var line = regexp.MustCompile(`^(?:GPU |  MIG )(?:(\d+): (.+)|(\S+) +Device +(\d+):) \(UUID: (\S+)\)$`)
+
+// parseList reads what `nvidia-smi -L` printed.
+func parseList(t *testing.T, out string) (list []listed) {
+	t.Helper()
+	for text := range strings.Lines(out) {
+		m := line.FindStringSubmatch(strings.TrimSuffix(text, "\n"))
+		if m == nil {
+			t.Fatalf("nvidia-smi -L printed a line that is neither a GPU nor a MIG device: %q", text)
+		}
+		l := listed{Name: m[2] + m[3], UUID: m[5]}
+		if _, err := fmt.Sscan(m[1]+m[4], &l.Index); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, l)
+	}
+	return list
+}
+
+// request is devices to ask for by name, and what nvidia-smi has to list then.
+type request struct {
+	names []string
+	want  []listed
+}
+
+// requests are the ways to ask a node for GPUs, each with its answer.
+func requests(t *testing.T, n *bed.Node) map[string]request {
+	t.Helper()
+	snapshot, err := n.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var whole, sliced []gpu.Device
+	var everything []listed
+	for _, d := range snapshot.Devices {
+		switch {
+		case !d.MIGEnabled:
+			whole = append(whole, d)
+		case len(d.MIG) > 0:
+			sliced = append(sliced, d)
+		default:
+			continue // only MIG devices of it could be used, and there are none
+		}
+		everything = append(everything, answer(len(whole)+len(sliced)-1, d, d.MIG...)...)
+	}
+	all := map[string]request{"all": {[]string{"all"}, everything}}
+	if len(whole) > 0 {
+		first, last := whole[0], whole[len(whole)-1]
+		all["an index"] = request{[]string{fmt.Sprint(first.Index)}, answer(0, first)}
+		all["a UUID"] = request{[]string{last.UUID}, answer(0, last)}
+		if len(whole) > 1 {
+			all["two devices"] = request{[]string{last.UUID, fmt.Sprint(first.Index)}, append(answer(0, first), answer(1, last)...)}
+		}
+	}
+	if len(sliced) > 0 {
+		migRequests(all, sliced)
+	}
+	return all
+}
+
+func migRequests(all map[string]request, sliced []gpu.Device) {
+	first, last := sliced[0], sliced[len(sliced)-1]
+	a, b := first.MIG[len(first.MIG)-1], last.MIG[0]
+	all["a MIG device by index"] = request{[]string{fmt.Sprintf("%d:%d", first.Index, a.Index)}, answer(0, first, a)}
+	all["a MIG device by UUID"] = request{[]string{b.UUID}, answer(0, last, b)}
+	if first.Index != last.Index {
+		all["MIG devices of two GPUs"] = request{
+			[]string{b.UUID, a.UUID},
+			append(answer(0, first, a), answer(1, last, b)...),
+		}
+	}
+}
+
+// answer is a GPU as the i-th in a container, with those of its MIG devices that were given.
+func answer(i int, d gpu.Device, mig ...gpu.MIGDevice) []listed {
+	list := []listed{{i, d.Name, d.UUID}}
+	for j, m := range mig {
+		list = append(list, listed{j, m.Profile, m.UUID})
+	}
+	return list
+}
+
+// names are the fully-qualified names of devices.
+func names(devices ...string) (list []string) {
+	for _, d := range devices {
+		list = append(list, "nvidia.com/gpu="+d)
+	}
+	return list
+}
+
+// smi is the command that lists GPUs in a container, with the loader left to its cache and its own directories.
+func smi(t *testing.T, n *bed.Node) []string {
+	t.Helper()
+	return []string{"sh", "-c", `[ -z "${LD_LIBRARY_PATH+set}" ] || exit 99; exec "$0" -L`, inContainer(t, n, n.SMI())}
+}
+
+// inContainer is the path in a container of a file of the node.
+func inContainer(t *testing.T, n *bed.Node, file string) string {
+	t.Helper()
+	rest, ok := strings.CutPrefix(file, n.Root())
+	if !ok {
+		t.Fatalf("%s is not under the node's root %s", file, n.Root())
+	}
+	return path.Clean(rest)
+}
+
+// checkList checks what a container's nvidia-smi listed.
+func checkList(t *testing.T, res proc.Result, want []listed) {
+	t.Helper()
+	if res.Code != 0 {
+		t.Fatalf("the container did not list its GPUs: %v", res)
+	}
+	if diff := cmp.Diff(want, parseList(t, res.Stdout)); diff != "" {
+		t.Errorf("nvidia-smi -L in the container (-want +got):\n%s", diff)
+	}
+}
+
+// run runs a container of an image with devices of the node.
+func run(t *testing.T, e engine.Engine, n *bed.Node, c engine.Container, devices ...string) proc.Result {
+	t.Helper()
+	c.CDIDir, c.Devices = n.CDIDir, names(devices...)
+	return e.Run(t, c)
+}

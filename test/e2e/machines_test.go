@@ -1,0 +1,40 @@
+package e2e
+
+import (
+	"testing"
+
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/engine"
+	"gpu-cdi-plugin/test/rootfs"
+)
+
+// libDirs spreads over the machines the directories that drivers are installed in. Debian's loader does not look into
+// those that are not its own multiarch directory: there the libraries are found through the cache or not at all.
+var libDirs = map[string]string{
+	"workstation": "usr/lib64",
+	"dgx-a100":    "usr/local/nvidia/lib64",
+	"dgx1-v100":   "usr/lib/x86_64-linux-gnu/nvidia/current",
+	"hgx-16":      "usr/lib64",
+	"mig-h100":    "usr/local/nvidia/lib64",
+}
+
+// TestEveryMachine asks each simulated machine for GPUs in every way, through every engine.
+func TestEveryMachine(t *testing.T) {
+	t.Parallel()
+	for _, machine := range sim.Machines() {
+		t.Run(machine, func(t *testing.T) {
+			t.Parallel()
+			n := shared.Node(t, machine, simtest.LibDir(libDirs[machine]))
+			for name, r := range requests(t, n) {
+				for _, e := range shared.Engines() {
+					t.Run(name+"/"+e.String(), func(t *testing.T) {
+						t.Parallel()
+						c := engine.Container{Image: rootfs.Glibc, Args: smi(t, n)}
+						checkList(t, run(t, e, n, c, r.names...), r.want)
+					})
+				}
+			}
+		})
+	}
+}

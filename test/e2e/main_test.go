@@ -1,0 +1,14 @@
+// Package e2e has the end-to-end tests: simulated machines, the built programs, real engines. The oracle of most is
+// nvidia-smi in the container, which lists the GPUs that the driver's library can open there.
+package e2e
+
+import (
+	"os"
+	"testing"
+
+	"gpu-cdi-plugin/test/bed"
+)
+
+var shared *bed.Bed
+
+func TestMain(m *testing.M) { os.Exit(bed.Run(m, &shared)) }

@@ -1,0 +1,140 @@
+// Package fidelity tests the simulation with a stranger's program and the product against it: NVIDIA's nvidia-ctk, built
+// from its pinned module and unmodified, generates a spec on every simulated machine, and ours has to give containers
+// the same device nodes, names, driver files and links. What differs on purpose is listed, each with its reason.
+package fidelity
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/bed"
+	"gpu-cdi-plugin/test/proc"
+)
+
+var (
+	update = flag.Bool("update", false, "write the list of differences into specs/README.md")
+	shared *bed.Bed
+)
+
+func TestMain(m *testing.M) { os.Exit(bed.Run(m, &shared)) }
+
+// generate are our arguments. A simulated node's /proc has no processes, so the hook beside the program is not found.
+var generate = []string{"--hook-path", "/usr/bin/prestart-hook", "cdi", "generate"}
+
+// TestSameSpec runs both programs with a simulated node as their root, so that neither needs a flag to find anything:
+// they read the node's /proc, /sys, /dev and driver as they would on a host.
+func TestSameSpec(t *testing.T) {
+	testenv.Root(t) // without it no machine is compared, and no difference seen
+	used := &usage{}
+	t.Run("machines", func(t *testing.T) {
+		for _, machine := range sim.Machines() {
+			t.Run(machine, func(t *testing.T) {
+				t.Parallel()
+				root := simtest.Node(t, machine).Root()
+				inside := bed.Install(t, root, shared.Peer(t, "nvidia-ctk"), shared.Program(t, "gpu-cdi-plugin"), shared.Program(t, "prestart-hook"))
+				their := facts(root, parse(t, inside("nvidia-ctk", "cdi", "generate", "--format=json").Stdout))
+				our := facts(root, parse(t, inside("gpu-cdi-plugin", generate...).Stdout))
+				if len(their) == 0 {
+					t.Fatal("nvidia-ctk's spec gives nothing")
+				}
+				used.check(t, theirs, without(their, our))
+				used.check(t, ours, without(our, their))
+			})
+		}
+	})
+	if !t.Failed() {
+		used.checkAll(t)
+	}
+}
+
+// TestRootFlag generates a spec for a node from outside: it differs from the one made with the node as the root only
+// in the host's paths.
+func TestRootFlag(t *testing.T) {
+	for _, machine := range sim.Machines() {
+		t.Run(machine, func(t *testing.T) {
+			t.Parallel()
+			root := simtest.Node(t, machine).Root()
+			inside := bed.Install(t, root, shared.Program(t, "gpu-cdi-plugin"), shared.Program(t, "prestart-hook"))
+			want := inside("gpu-cdi-plugin", generate...).Stdout
+			cmd := append([]string{shared.Program(t, "gpu-cdi-plugin"), "--root", root}, generate...)
+			outside := proc.Must(t, 0, proc.Cmd{Args: cmd})
+			if diff := diffFacts(facts(root, parse(t, want)), facts(root, parse(t, strings.ReplaceAll(outside.Stdout, root+"/", "/")))); diff != "" {
+				t.Errorf("the spec made from outside (-inside +outside):\n%s", diff)
+			}
+		})
+	}
+}
+
+// usage counts which differences were seen.
+type usage struct {
+	mu   sync.Mutex
+	seen map[int]bool
+}
+
+// check reports the facts that only one side has and no listed difference covers.
+func (u *usage) check(t *testing.T, s side, facts []fact) {
+	t.Helper()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, f := range facts {
+		covered := false
+		for i := range differences {
+			if differences[i].covers(s, f) {
+				covered = true
+				if u.seen == nil {
+					u.seen = map[int]bool{}
+				}
+				u.seen[i] = true
+			}
+		}
+		if !covered {
+			t.Errorf("only %s has %s", s, f)
+		}
+	}
+}
+
+// checkAll reports the listed differences that no machine shows any more.
+func (u *usage) checkAll(t *testing.T) {
+	t.Helper()
+	for i, d := range differences {
+		if !u.seen[i] {
+			t.Errorf("the listed difference %q is seen on no machine", d.what)
+		}
+	}
+}
+
+var listing = regexp.MustCompile(`(?s)(<!-- differences -->\n).*?(<!-- end of differences -->)`)
+
+// TestDifferencesAreListed compares the list in specs/README.md with the one that the comparison goes by.
+func TestDifferencesAreListed(t *testing.T) {
+	root, err := bed.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(root, "specs/README.md")
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !listing.Match(data) {
+		t.Fatalf("%s has no lines %q and %q to put the list between", file, "<!-- differences -->", "<!-- end of differences -->")
+	}
+	want := listing.ReplaceAllString(string(data), "${1}"+strings.ReplaceAll(table(), "$", "$$")+"${2}")
+	if *update {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if want != string(data) {
+		t.Errorf("the list of differences in %s is not the one the test goes by; write it with\n\tgo test ./test/fidelity -update", file)
+	}
+}

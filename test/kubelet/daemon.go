@@ -1,0 +1,93 @@
+package kubelet
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"gpu-cdi-plugin/test/proc"
+)
+
+// Daemon is a program of a node that can be ended and started again.
+type Daemon struct {
+	node *Node
+	name string
+	args []string
+	// log is the file with all that it has said.
+	log     string
+	process *proc.Process
+}
+
+// NewDaemon is a program that runs in the node when it is started. Programs of one name share a log.
+func (n *Node) NewDaemon(name string, args ...string) *Daemon {
+	return &Daemon{node: n, name: name, args: args, log: filepath.Join(n.dir, name+".log")}
+}
+
+// Start starts the program. It does not wait until it is ready.
+func (d *Daemon) Start() error {
+	log, err := os.OpenFile(d.log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	return d.node.ns.within(func() (err error) {
+		d.process, err = proc.Start(proc.Cmd{Args: d.args, Env: d.node.env(), Dir: "/"}, log)
+		return err
+	})
+}
+
+// Kill ends the program at once, as a crash does.
+func (d *Daemon) Kill() error { return d.process.Kill() }
+
+// Signal sends the program a signal.
+func (d *Daemon) Signal(sig syscall.Signal) error { return d.process.Signal(sig) }
+
+// Running tells whether the program runs.
+func (d *Daemon) Running() bool {
+	select {
+	case <-d.process.Done():
+		return false
+	default:
+		return true
+	}
+}
+
+// Stop asks the program to end, waits, and returns its exit status.
+func (d *Daemon) Stop(patience time.Duration) (int, error) {
+	if err := d.process.Signal(syscall.SIGTERM); err != nil {
+		return 0, err
+	}
+	select {
+	case <-d.process.Done():
+		return d.process.Code(), nil
+	case <-time.After(patience):
+		return 0, errors.Join(d.blame(fmt.Errorf("%s runs still %v after SIGTERM", d.name, patience)), d.Kill())
+	}
+}
+
+// Log is what the program has said so far.
+func (d *Daemon) Log() string {
+	data, err := os.ReadFile(d.log)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// blame adds the end of the program's log to an error.
+func (d *Daemon) blame(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w\nthe end of what %s said:\n%s", err, d.name, tail(d.Log(), 30))
+}
+
+// tail is the last lines of a text.
+func tail(text string, lines int) string {
+	all := strings.SplitAfter(strings.TrimRight(text, "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "")
+}

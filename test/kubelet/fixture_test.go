@@ -1,0 +1,283 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/rootfs"
+)
+
+// gpuName is the resource that whole GPUs are.
+const gpuName = "nvidia.com/gpu"
+
+// fixture is the node of all tests, with a machine's GPUs and the plugin under test on it.
+type fixture struct {
+	*Node
+	gpus   *sim.Node
+	plugin *Daemon
+}
+
+// setUp puts a machine on the shared node, and the plugin with these flags. Tests that use it run one at a time, and
+// each finds the node without pods and without a plugin.
+func setUp(t *testing.T, machine string, flags ...string) *fixture {
+	t.Helper()
+	f := &fixture{gpus: simtest.Node(t, machine)}
+	program := shared.Program(t, "gpu-cdi-plugin")
+	if node == nil {
+		node = start(t)
+	}
+	f.Node = node
+	f.plugin = f.serveAs(t, program, flags...)
+	t.Cleanup(func() { f.tearDown(t) })
+	return f
+}
+
+// serve starts the plugin on the machine's GPUs.
+func (f *fixture) serve(t *testing.T, flags ...string) *Daemon {
+	t.Helper()
+	return f.serveAs(t, shared.Program(t, "gpu-cdi-plugin"), flags...)
+}
+
+// serveAs starts the plugin that is the program at a path.
+func (f *fixture) serveAs(t *testing.T, program string, flags ...string) *Daemon {
+	t.Helper()
+	args := append([]string{program, "--root", f.gpus.Root(), "serve"}, flags...)
+	d := f.NewDaemon("plugin", args...)
+	if err := d.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// copyOfPlugin copies the plugin's programs to another place and returns the path of the plugin there.
+func (f *fixture) copyOfPlugin(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(f.gpus.Root(), "upgraded")
+	if err := rootfs.Copy(filepath.Dir(shared.Program(t, "gpu-cdi-plugin")), dir); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, "gpu-cdi-plugin")
+}
+
+// config writes a configuration file for the plugin and returns the flag that names it.
+func config(t *testing.T, content string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return "--config=" + file
+}
+
+// tearDown ends the plugin and the pods, so that the next test finds an empty node, and says what the daemons said if
+// the test has failed.
+func (f *fixture) tearDown(t *testing.T) {
+	// The test's own context has ended.
+	ctx := context.Background()
+	if t.Failed() {
+		t.Logf("the plugin said:\n%s\nthe kubelet said at the end:\n%s", tail(f.plugin.Log(), 60), tail(f.Kubelet.Log(), 40))
+	}
+	for _, d := range []*Daemon{f.Containerd, f.Kubelet} {
+		if !d.Running() {
+			t.Errorf("%s has ended:\n%s", d.name, tail(d.Log(), 30))
+		}
+	}
+	if err := errors.Join(f.plugin.Kill(), os.Remove(f.plugin.log), f.Reset(ctx)); err != nil {
+		t.Error(err)
+	}
+}
+
+// awaitDevices waits until the kubelet holds exactly these devices of a resource healthy.
+func (f *fixture) awaitDevices(t *testing.T, resource string, want []string) {
+	t.Helper()
+	want = slices.Sorted(slices.Values(want))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	err := wait(ctx, 30*time.Second, "the kubelet has the devices", func() error {
+		if len(want) > 0 && !f.plugin.Running() {
+			cancel()
+			return errors.New("the plugin has ended")
+		}
+		all, err := f.Allocatable(t.Context())
+		if err != nil {
+			return err
+		}
+		if diff := cmp.Diff(want, slices.Clip(all[resource])); diff != "" && len(want)+len(all[resource]) > 0 {
+			return fmt.Errorf("devices of %s that it could give (-want +got):\n%s", resource, diff)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *fixture) snapshot(t *testing.T) *gpu.Snapshot {
+	t.Helper()
+	s, err := f.gpus.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// uuids are the UUIDs of the machine's whole GPUs.
+func (f *fixture) uuids(t *testing.T) (list []string) {
+	t.Helper()
+	for _, d := range f.snapshot(t).Devices {
+		list = append(list, d.UUID)
+	}
+	return list
+}
+
+// pod is a pod that asks for some of a resource. Its name begins as said: the kubelet makes a static pod wait for the
+// end of one that had the same name.
+func pod(name, resource string, count int) Pod {
+	p := Pod{Name: fmt.Sprintf("%s-%d", name, numbers.Add(1)), Image: gpuImage}
+	if count > 0 {
+		p.Limits = map[string]int{resource: count}
+	}
+	return p
+}
+
+// refused gives the kubelet a pod that it has to refuse for want of devices.
+func (f *fixture) refused(t *testing.T, p Pod) {
+	t.Helper()
+	if err := f.Apply(p); err != nil {
+		t.Fatal(err)
+	}
+	s, err := f.Await(t.Context(), p.Name, "is refused", func(s PodStatus) bool { return s.Phase == "Failed" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Reason != "UnexpectedAdmissionError" {
+		t.Errorf("the pod was refused because of %s: %s", s.Reason, s.Message)
+	}
+}
+
+// launch starts a pod and waits until its container runs.
+func (f *fixture) launch(t *testing.T, p Pod) PodStatus {
+	t.Helper()
+	if err := f.Apply(p); err != nil {
+		t.Fatal(err)
+	}
+	s, err := f.Await(t.Context(), p.Name, "runs", func(s PodStatus) bool { return s.Running || s.Phase == "Failed" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !s.Running || s.Restarts > 0 {
+		t.Fatalf("pod %s does not run: %+v", p.Name, s)
+	}
+	return s
+}
+
+// given are the IDs of the devices of a resource that a pod was given, as the kubelet lists them. It has to have given
+// as many as were asked for, and nothing else.
+func (f *fixture) given(t *testing.T, p Pod) []string {
+	t.Helper()
+	pods, err := f.Assigned(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, ok := pods[p.Name]
+	if !ok {
+		t.Fatalf("the kubelet does not list pod %s among %v", p.Name, slices.Sorted(maps.Keys(pods)))
+	}
+	counts, ids := map[string]int{}, []string{}
+	for resource, list := range devices {
+		counts[resource] = len(list)
+		ids = append(ids, list...)
+	}
+	if diff := cmp.Diff(p.Limits, counts); diff != "" && len(p.Limits)+len(counts) > 0 {
+		t.Fatalf("devices that the kubelet gave pod %s (-asked +given):\n%s", p.Name, diff)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// check checks that a running pod sees the GPUs that the kubelet says it has, and only these. It returns their IDs.
+func (f *fixture) check(t *testing.T, p Pod, s PodStatus) []string {
+	t.Helper()
+	ids := f.given(t, p)
+	if got, want := f.seen(t, s), f.visible(t, ids); !slices.Equal(got, want) {
+		t.Errorf("in pod %s, which has %v (-want +seen):\n%s", p.Name, ids, cmp.Diff(want, got))
+	}
+	return ids
+}
+
+var uuid = regexp.MustCompile(`\(UUID: (\S+)\)`)
+
+// seen are the UUIDs that nvidia-smi lists in a container, sorted. In one without GPUs there is no nvidia-smi; then
+// there has to be no device node, either.
+func (f *fixture) seen(t *testing.T, s PodStatus) []string {
+	t.Helper()
+	smi := strings.TrimPrefix(f.gpus.SMI(), f.gpus.Root())
+	out := f.inPod(t, s, "sh", "-c", `[ ! -e "$0" ] && ls /dev || exec "$0" -L`, smi)
+	list := []string{}
+	for _, m := range uuid.FindAllStringSubmatch(out, -1) {
+		list = append(list, m[1])
+	}
+	if len(list) == 0 && strings.Contains(out, "nvidia") {
+		t.Errorf("pod %s sees no GPU and has device nodes: %s", s.Name, out)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// inPod is what a program in a pod's container prints. It has to succeed.
+func (f *fixture) inPod(t *testing.T, s PodStatus, args ...string) string {
+	t.Helper()
+	res, err := f.Exec(t.Context(), s.Container, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Code != 0 {
+		t.Fatalf("run %s in pod %s: %v", strings.Join(args, " "), s.Name, res)
+	}
+	return res.Stdout
+}
+
+// visible are the UUIDs that nvidia-smi lists for devices: theirs, and those of the GPUs that MIG devices are on.
+func (f *fixture) visible(t *testing.T, ids []string) []string {
+	t.Helper()
+	parents := map[string]string{}
+	for _, d := range f.snapshot(t).Devices {
+		for _, m := range d.MIG {
+			parents[m.UUID] = d.UUID
+		}
+	}
+	all := []string{}
+	for _, id := range ids {
+		uuid, _, _ := strings.Cut(id, "::")
+		all = append(all, uuid)
+		if parent, ok := parents[uuid]; ok {
+			all = append(all, parent)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// disjoint checks that no device is in two of the lists.
+func disjoint(t *testing.T, lists ...[]string) {
+	t.Helper()
+	all := slices.Concat(lists...)
+	slices.Sort(all)
+	if n := len(all); len(slices.Compact(all)) != n {
+		t.Errorf("a device was given to two pods: %v", lists)
+	}
+}

@@ -1,0 +1,104 @@
+package kubelet
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestNetworks gives GPUs to pods on the networks that there are in practice: one on a bridge, with a port of the node
+// and a limit on its bandwidth, and one on the node's own network.
+func TestNetworks(t *testing.T) {
+	f := setUp(t, "pcie-quad")
+	f.awaitDevices(t, gpuName, f.uuids(t))
+	bridge, host := pod("bridge", gpuName, 1), pod("host", gpuName, 1)
+	bridge.HostPort, bridge.Bandwidth = 8080, "10M"
+	bridge.Command = []string{"sh", "-c", "busybox mkdir /www && echo served >/www/file && exec busybox httpd -f -p 8080 -h /www"}
+	host.HostNetwork = true
+	onBridge, onHost := f.launch(t, bridge), f.launch(t, host)
+	disjoint(t, f.check(t, bridge, onBridge), f.check(t, host, onHost))
+
+	for _, address := range []string{onBridge.IP, nodeIP} {
+		if got := f.get(t, fmt.Sprintf("http://%s:8080/file", address)); got != "served\n" {
+			t.Errorf("from %s: %q", address, got)
+		}
+	}
+	if qdisc := f.output(t, "tc", "qdisc", "show"); !strings.Contains(qdisc, "rate 10Mbit") {
+		t.Errorf("the pod's bandwidth is not limited:\n%s", qdisc)
+	}
+	for s, want := range map[PodStatus]bool{onBridge: false, onHost: true} {
+		if got := f.inPod(t, s, "ls", "/sys/class/net"); strings.Contains(got, "cni0") != want {
+			t.Errorf("pod %s has the node's network: want %v, it has %q", s.Name, want, strings.Fields(got))
+		}
+	}
+}
+
+// TestReadiness asks the plugin whether it is ready, while the kubelet goes and comes.
+func TestReadiness(t *testing.T) {
+	f := setUp(t, "workstation", "--listen=127.0.0.1:9400")
+	for _, step := range []struct {
+		name string
+		do   func(*testing.T)
+		want int
+	}{
+		{"the kubelet has the devices", func(t *testing.T) { f.awaitDevices(t, gpuName, f.uuids(t)) }, http.StatusOK},
+		{"the kubelet is gone", f.killKubelet, http.StatusServiceUnavailable},
+		{"the kubelet is back", f.startKubelet, http.StatusOK},
+	} {
+		step.do(t)
+		err := wait(t.Context(), 30*time.Second, fmt.Sprintf("/readyz answers %d, as %s", step.want, step.name), func() error {
+			code, body, err := f.ask(t.Context(), "http://127.0.0.1:9400/readyz")
+			if err == nil && code != step.want {
+				err = fmt.Errorf("it answers %d %s", code, body)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// ask gets a page in the node's network.
+func (f *fixture) ask(ctx context.Context, url string) (code int, body string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	resp, err := f.client().Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(data), err
+}
+
+// get is a page that may take a moment to be there.
+func (f *fixture) get(t *testing.T, url string) (body string) {
+	t.Helper()
+	err := wait(t.Context(), 20*time.Second, url+" answers", func() (err error) {
+		_, body, err = f.ask(t.Context(), url)
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	return body
+}
+
+// output is what a program in the node prints.
+func (f *fixture) output(t *testing.T, args ...string) string {
+	t.Helper()
+	res, err := f.Run(t.Context(), args...)
+	if err != nil || res.Code != 0 {
+		t.Errorf("%s: %v, %v", strings.Join(args, " "), res, err)
+	}
+	return res.Stdout
+}

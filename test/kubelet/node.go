@@ -1,0 +1,218 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/test/engine"
+	"gpu-cdi-plugin/test/proc"
+)
+
+// Programs are the paths of what a node consists of.
+type Programs struct {
+	// Kubelet, Containerd and Ctr are programs. The runc shim is beside containerd.
+	Kubelet, Containerd, Ctr string
+	// Runc is the OCI runtime, and CNI the directories of the network plugins.
+	Runc string
+	CNI  []string
+}
+
+// Node is a node that runs. Its methods are for one test at a time.
+type Node struct {
+	programs Programs
+	dir      string // short, as names of sockets may not be long
+	ns       *namespaces
+
+	Containerd, Kubelet *Daemon
+}
+
+// prefix begins the names of the directories and of the cgroups of nodes. The number of the process whose node it is
+// follows, and in directories something to tell its nodes apart.
+const prefix = "gpu-node-"
+
+// New starts a node with these images. It is ready when New returns.
+func New(ctx context.Context, p Programs, images ...Image) (*Node, error) {
+	if err := sweep(); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid()))
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{programs: p, dir: dir}
+	if err := errors.Join(n.write(), engine.MakeCgroups(n.cgroup()), n.start(ctx, images)); err != nil {
+		return nil, errors.Join(fmt.Errorf("start a node: %w", err), n.Close())
+	}
+	return n, nil
+}
+
+// cgroup is the cgroup that the node's pods are under.
+func (n *Node) cgroup() string { return "/" + filepath.Base(n.dir) }
+
+// Host is the path outside the node of a file in its /run, /var/lib or /var/log.
+func (n *Node) Host(path string) string {
+	for inside, outside := range map[string]string{"/run/": "run", "/var/run/": "run", "/var/lib/": "lib", "/var/log/": "log"} {
+		if rest, ok := strings.CutPrefix(path, inside); ok {
+			return filepath.Join(n.dir, outside, rest)
+		}
+	}
+	return path
+}
+
+// write lays out the node's directory.
+func (n *Node) write() error {
+	config, err := kubeletConfig(n.cgroup())
+	errs := []error{err}
+	for _, d := range []string{n.dir + "/log", n.dir + "/run", n.dir + "/sysctl", n.Host(staticPods)} {
+		errs = append(errs, os.MkdirAll(d, 0o755))
+	}
+	for path, content := range map[string]string{
+		"/var/lib/containerd.toml":   containerdConfig(n.programs.Runc, n.programs.CNI),
+		"/var/lib/kubelet.yaml":      string(config),
+		cniConfig + "/pods.conflist": network,
+	} {
+		file := n.Host(path)
+		errs = append(errs, os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(content), 0o644))
+	}
+	return errors.Join(errs...)
+}
+
+func (n *Node) start(ctx context.Context, images []Image) (err error) {
+	if n.ns, err = newNamespaces(n.dir); err != nil {
+		return err
+	}
+	n.Containerd = n.NewDaemon("containerd", n.programs.Containerd, "--config", "/var/lib/containerd.toml")
+	n.Kubelet = n.NewDaemon("kubelet", n.programs.Kubelet, "--config=/var/lib/kubelet.yaml", "--hostname-override="+nodeName,
+		"--node-ip="+nodeIP, "--v=2")
+	if err := n.StartContainerd(ctx); err != nil {
+		return err
+	}
+	for _, image := range images {
+		if err := n.load(ctx, image); err != nil {
+			return err
+		}
+	}
+	return n.StartKubelet(ctx)
+}
+
+// StartContainerd starts containerd and waits until it serves.
+func (n *Node) StartContainerd(ctx context.Context) error {
+	if err := n.Containerd.Start(); err != nil {
+		return err
+	}
+	return n.Containerd.blame(wait(ctx, startTime, "containerd serves", func() error { return n.ctr(ctx, "version") }))
+}
+
+// StartKubelet starts the kubelet and waits until it serves device plugins and tells of its pods.
+func (n *Node) StartKubelet(ctx context.Context) error {
+	if err := n.Kubelet.Start(); err != nil {
+		return err
+	}
+	err := wait(ctx, startTime, "the kubelet serves", func() error {
+		_, err := n.pods(ctx)
+		return err
+	})
+	return n.Kubelet.blame(err)
+}
+
+// Run runs a program in the node's namespaces.
+func (n *Node) Run(ctx context.Context, args ...string) (res proc.Result, err error) {
+	err = n.ns.within(func() error {
+		res, err = proc.Run(ctx, proc.Cmd{Args: args, Env: n.env()})
+		return err
+	})
+	return res, err
+}
+
+// ctr runs containerd's client, which has to succeed.
+func (n *Node) ctr(ctx context.Context, args ...string) error {
+	res, err := n.Run(ctx, append([]string{n.programs.Ctr, "--namespace", "k8s.io"}, args...)...)
+	if err == nil && res.Code != 0 {
+		err = fmt.Errorf("ctr %s: %v", strings.Join(args, " "), res)
+	}
+	return err
+}
+
+// env has the shim in the search path: containerd looks for it there.
+func (n *Node) env() []string {
+	return []string{"PATH=" + filepath.Dir(n.programs.Containerd) + ":" + searchPath, "HOME=/root", "TMPDIR=/tmp"}
+}
+
+// Reset removes all pods.
+func (n *Node) Reset(ctx context.Context) error {
+	manifests, err := os.ReadDir(n.Host(staticPods))
+	errs := []error{err}
+	for _, m := range manifests {
+		errs = append(errs, os.Remove(filepath.Join(n.Host(staticPods), m.Name())))
+	}
+	return errors.Join(append(errs, n.removed(ctx))...)
+}
+
+// Close ends the node and removes what there was of it.
+func (n *Node) Close() error {
+	var errs []error
+	if n.ns != nil {
+		errs = append(errs, n.ns.Close())
+	}
+	return errors.Join(append(errs, remove(n.dir))...)
+}
+
+// remove removes a node's directory and its cgroups. The kernel may take a moment to see that they are unused.
+func remove(dir string) error {
+	err := wait(context.Background(), removeTime, "what a node leaves is removed", func() error {
+		return errors.Join(engine.RemoveCgroups("/"+filepath.Base(dir)), os.RemoveAll(dir))
+	})
+	if err != nil {
+		return fmt.Errorf("remove the node in %s: %w", dir, err)
+	}
+	return nil
+}
+
+// sweep removes what is left of nodes whose process was killed.
+func sweep() error {
+	var errs []error
+	for _, pattern := range []string{os.TempDir(), "/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		found, err := filepath.Glob(filepath.Join(pattern, prefix+"*"))
+		errs = append(errs, err)
+		for _, path := range found {
+			number, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), prefix), "-")
+			pid, err := strconv.Atoi(number)
+			if err == nil && errors.Is(unix.Kill(pid, 0), syscall.ESRCH) {
+				errs = append(errs, remove(filepath.Join(os.TempDir(), filepath.Base(path))))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Patience, for a busy machine with two processors.
+const (
+	startTime  = time.Minute
+	removeTime = 20 * time.Second
+)
+
+// wait calls f until it succeeds.
+func wait(ctx context.Context, limit time.Duration, what string, f func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait %v until %s: %w", limit, what, err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,224 @@
+package kubelet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"gpu-cdi-plugin/test/proc"
+)
+
+// Pod is a pod of one container to run.
+type Pod struct {
+	// Name is a DNS label.
+	Name, Image string
+	// Limits are the extended resources that the container asks for, by name.
+	Limits map[string]int
+	// HostNetwork gives the pod the node's network instead of an address of its own.
+	HostNetwork bool
+	// HostPort is a port of the node that leads to the same port of the pod; 0 for none.
+	HostPort int
+	// Bandwidth limits what the pod may receive, such as "10M"; empty for no limit.
+	Bandwidth string
+	// Command replaces the default, which is to wait until the pod is ended.
+	Command []string
+}
+
+// idle waits until the container is asked to end, and ends then at once.
+const idle = `trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done`
+
+func (p Pod) manifest() ([]byte, error) {
+	command := p.Command
+	if command == nil {
+		command = []string{"sh", "-c", idle}
+	}
+	// A pod with a manifest that was there before would be the same pod to the kubelet, which ended.
+	limits, annotations := map[string]string{}, map[string]string{"gpu-test/number": fmt.Sprint(numbers.Add(1))}
+	for name, count := range p.Limits {
+		limits[name] = fmt.Sprint(count)
+	}
+	if p.Bandwidth != "" {
+		annotations["kubernetes.io/ingress-bandwidth"] = p.Bandwidth
+	}
+	container := map[string]any{
+		"name": "main", "image": p.Image, "imagePullPolicy": "Never", "command": command,
+		"resources": map[string]any{"limits": limits},
+	}
+	if p.HostPort != 0 {
+		container["ports"] = []any{map[string]any{"containerPort": p.HostPort, "hostPort": p.HostPort}}
+	}
+	return json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": map[string]any{"name": p.Name, "namespace": "default", "annotations": annotations},
+		"spec": map[string]any{
+			"hostNetwork": p.HostNetwork, "terminationGracePeriodSeconds": 5, "containers": []any{container},
+		},
+	})
+}
+
+// PodStatus is what the kubelet tells of a pod.
+type PodStatus struct {
+	Name                   string
+	Phase, Reason, Message string
+	IP                     string
+	// Container is the container's ID, Running whether it runs, and Restarts how often it was started anew.
+	Container string
+	Running   bool
+	Restarts  int
+	// Trouble is why a container does not run, in the kubelet's words, or empty.
+	Trouble string
+	// ExitCode is that of a container that has ended, -1 before.
+	ExitCode int
+}
+
+// Apply gives the kubelet a pod. The pod is not there yet when Apply returns.
+func (n *Node) Apply(p Pod) error {
+	data, err := p.manifest()
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(n.Host(staticPods), p.Name+".yaml")
+	// The kubelet is not to see half of it.
+	if err := os.WriteFile(n.dir+"/pod", data, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(n.dir+"/pod", file)
+}
+
+// Remove takes a pod from the kubelet and waits until it has ended.
+func (n *Node) Remove(ctx context.Context, name string) error {
+	if err := os.Remove(filepath.Join(n.Host(staticPods), name+".yaml")); err != nil {
+		return err
+	}
+	return wait(ctx, podTime, "pod "+name+" is gone", func() error {
+		pods, err := n.pods(ctx)
+		if s, ok := pods[name]; ok {
+			err = fmt.Errorf("the kubelet has it still: %+v", s)
+		}
+		return err
+	})
+}
+
+// removed waits until the kubelet has no pod.
+func (n *Node) removed(ctx context.Context) error {
+	return wait(ctx, podTime, "the kubelet has no pods", func() error {
+		pods, err := n.pods(ctx)
+		if len(pods) > 0 {
+			err = fmt.Errorf("it has %v", pods)
+		}
+		return err
+	})
+}
+
+// podTime is how long a pod may take to start or to end.
+const podTime = time.Minute
+
+// Await waits until the kubelet says of a pod what f accepts, and returns it.
+func (n *Node) Await(ctx context.Context, name, what string, f func(PodStatus) bool) (PodStatus, error) {
+	var s PodStatus
+	err := wait(ctx, podTime, "pod "+name+" "+what, func() error {
+		pods, err := n.pods(ctx)
+		if err != nil {
+			return err
+		}
+		if s = pods[name]; !f(s) {
+			return fmt.Errorf("it is %+v", s)
+		}
+		return nil
+	})
+	return s, n.Kubelet.blame(err)
+}
+
+// pods asks the kubelet for its pods, by the names of their manifests.
+func (n *Node) pods(ctx context.Context) (map[string]PodStatus, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/pods", readOnlyPort), nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := n.client().Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("ask the kubelet for its pods: %w", err)
+	}
+	defer resp.Body.Close()
+	var list podList
+	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
+		return nil, fmt.Errorf("read the kubelet's list of pods (%s): %w", resp.Status, err)
+	}
+	return list.statuses(), nil
+}
+
+// client is an HTTP client in the node's network.
+func (n *Node) client() *http.Client {
+	return &http.Client{Transport: &http.Transport{DialContext: n.dial, DisableKeepAlives: true}}
+}
+
+// dial connects to an address in the node's network.
+func (n *Node) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	err = n.ns.within(func() error {
+		conn, err = new(net.Dialer).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// podList is what the tests read of a v1 PodList.
+type podList struct {
+	Items []struct {
+		Metadata struct{ Name string }
+		Status   struct {
+			Phase, Reason, Message, PodIP string
+			ContainerStatuses             []struct {
+				ContainerID  string
+				RestartCount int
+				State        struct {
+					Running    *struct{}
+					Terminated *struct{ ExitCode int }
+					Waiting    struct{ Message string }
+				}
+				LastState struct {
+					Terminated struct{ Message string }
+				}
+			}
+		}
+	}
+}
+
+func (l podList) statuses() map[string]PodStatus {
+	pods := map[string]PodStatus{}
+	for _, p := range l.Items {
+		name := strings.TrimSuffix(p.Metadata.Name, "-"+nodeName)
+		s := PodStatus{Name: name, Phase: p.Status.Phase, Reason: p.Status.Reason, Message: p.Status.Message, IP: p.Status.PodIP, ExitCode: -1}
+		for _, c := range p.Status.ContainerStatuses {
+			s.Container = strings.TrimPrefix(c.ContainerID, "containerd://")
+			s.Running, s.Restarts = c.State.Running != nil, c.RestartCount
+			s.Trouble = strings.Join([]string{c.State.Waiting.Message, c.LastState.Terminated.Message}, " ")
+			if c.State.Terminated != nil {
+				s.ExitCode = c.State.Terminated.ExitCode
+			}
+		}
+		pods[name] = s
+	}
+	return pods
+}
+
+// numbers tells apart pods, and programs in containers.
+var numbers atomic.Int64
+
+// Exec runs a program in a container that runs.
+func (n *Node) Exec(ctx context.Context, container string, args ...string) (proc.Result, error) {
+	if container == "" {
+		return proc.Result{}, errors.New("run a program in a container: there is no container")
+	}
+	exec := []string{n.programs.Ctr, "--namespace", "k8s.io", "tasks", "exec", "--exec-id", fmt.Sprintf("test-%d", numbers.Add(1)), container}
+	return n.Run(ctx, append(exec, args...)...)
+}

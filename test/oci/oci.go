@@ -1,0 +1,94 @@
+// Package oci makes OCI bundles and runs them with an OCI runtime.
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"gpu-cdi-plugin/test/proc"
+)
+
+// Options say what a bundle's container is.
+type Options struct {
+	// Root is the root file system, a directory.
+	Root     string
+	ReadOnly bool
+	Args     []string
+	// Mknod lets the container make device nodes; the device cgroup still decides about using them.
+	Mknod bool
+}
+
+// Bundle is a container on disk for one runtime. It can be run again and again.
+type Bundle struct {
+	// Dir holds config.json.
+	Dir string
+	// Runtime is the path of the OCI runtime; what it keeps of running containers is in Dir too.
+	Runtime string
+}
+
+// New makes a bundle in dir, an empty directory: the runtime's sample configuration, turned into that of the container.
+func New(ctx context.Context, runtime, dir string, o Options) (*Bundle, error) {
+	res, err := proc.Run(ctx, proc.Cmd{Args: []string{runtime, "spec"}, Dir: dir})
+	if err != nil {
+		return nil, err
+	}
+	if res.Code != 0 {
+		return nil, fmt.Errorf("make a sample configuration with %s: %v", runtime, res)
+	}
+	b := &Bundle{Dir: dir, Runtime: runtime}
+	return b, b.Edit(o.configure)
+}
+
+func (o *Options) configure(s *specs.Spec) error {
+	s.Root = &specs.Root{Path: o.Root, Readonly: o.ReadOnly}
+	s.Process.Args, s.Process.Terminal = o.Args, false
+	// A machine without CAP_SYS_RESOURCE cannot raise limits.
+	s.Process.Rlimits = nil
+	if o.Mknod {
+		caps := s.Process.Capabilities
+		for _, set := range []*[]string{&caps.Bounding, &caps.Effective, &caps.Permitted} {
+			*set = append(*set, "CAP_MKNOD")
+		}
+	}
+	// The sample asks for a cgroup namespace only where the machine has cgroup v2 alone; nothing here needs one.
+	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
+		return n.Type == specs.CgroupNamespace
+	})
+	return nil
+}
+
+// Edit changes the bundle's configuration.
+func (b *Bundle) Edit(edit func(*specs.Spec) error) error {
+	path := filepath.Join(b.Dir, "config.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(data, &spec); err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	if err := edit(&spec); err != nil {
+		return fmt.Errorf("edit %s: %w", path, err)
+	}
+	if data, err = json.MarshalIndent(&spec, "", "  "); err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o644)
+}
+
+// containers counts those of this process: names of containers are also those of cgroups, unique on the machine.
+var containers atomic.Int64
+
+// Command is the command line that runs the bundle, under a name not used before.
+func (b *Bundle) Command() []string {
+	id := fmt.Sprintf("gpu-test-%d-%d", os.Getpid(), containers.Add(1))
+	return []string{b.Runtime, "--root", filepath.Join(b.Dir, "state"), "run", "--bundle", b.Dir, id}
+}

@@ -1,0 +1,90 @@
+package rootfs
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/internal/ldcache"
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+func TestBuild(t *testing.T) {
+	for _, name := range []string{"cc", "busybox", "ldconfig"} {
+		testenv.Command(t, name)
+	}
+	for kind, want := range map[Kind]struct {
+		files, missing []string
+		entries        int // in the cache, at least
+	}{
+		Glibc:   {[]string{"usr/bin/sh", "lib/x86_64-linux-gnu/libc.so.6", Extra}, nil, 3},
+		NoCache: {[]string{"usr/bin/sh", "lib/x86_64-linux-gnu/libc.so.6", Extra}, []string{"etc/ld.so.cache"}, 0},
+		Many:    {[]string{"lib/x86_64-linux-gnu/libmany-7.so.1"}, nil, ManyLibraries},
+		Static:  {[]string{"usr/bin/sh"}, []string{"etc/ld.so.cache", "lib", "usr/lib/x86_64-linux-gnu"}, 0},
+		Musl:    {[]string{"usr/bin/sh", "lib/ld-musl-x86_64.so.1"}, []string{"etc/ld.so.cache"}, 0},
+	} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			if err := Build(t.Context(), kind, dir); err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range want.files {
+				if !exists(filepath.Join(dir, strings.ReplaceAll(f, "x86_64", machine()))) {
+					t.Errorf("%s is missing", f)
+				}
+			}
+			for _, f := range want.missing {
+				if exists(filepath.Join(dir, f)) {
+					t.Errorf("%s is there", f)
+				}
+			}
+			if got := cached(t, dir); got < want.entries {
+				t.Errorf("%d entries in the cache, want at least %d", got, want.entries)
+			}
+			checkCopy(t, dir)
+		})
+	}
+}
+
+func cached(t *testing.T, dir string) int {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(dir, "etc/ld.so.cache"))
+	if err != nil {
+		return 0
+	}
+	cache, err := ldcache.Parse(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(cache.Entries)
+}
+
+// checkCopy copies a tree: the digests are equal, and no longer when one byte differs.
+func checkCopy(t *testing.T, dir string) {
+	t.Helper()
+	dup := filepath.Join(t.TempDir(), "copy")
+	if err := Copy(dir, dup); err != nil {
+		t.Fatal(err)
+	}
+	want, err := Digest(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Digest(dup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("a copy (-original +copy):\n%s", diff)
+	}
+	if err := os.WriteFile(filepath.Join(dup, "etc/passwd"), []byte("root:x:0:0:root:/root:/bin/sH\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got, err = Digest(dup); err != nil || cmp.Equal(want, got) {
+		t.Errorf("the digest of a changed copy is that of the original (%v)", err)
+	}
+}
