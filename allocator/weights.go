@@ -1,0 +1,105 @@
+package allocator
+
+import (
+	"errors"
+	"fmt"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// MaxWeight is the largest weight that is allowed. With it the score of all pairs of a node stays far from overflowing.
+const MaxWeight = 10_000
+
+// Weights say what a connection of two GPUs is worth. A pair has the weight of its nearest common point on PCIe, plus
+// the weight of an NVLink for each NVLink that joins the two. They have no unit; only their proportions matter.
+//
+//	connection                          key                 default
+//	unknown                                                       0
+//	SYS  across the link of sockets     system                   10
+//	NODE across host bridges of a node  node                     20
+//	PHB  through one host bridge        host-bridge              30
+//	PXB  through several PCIe switches  multiple-switches        40
+//	PIX  through one PCIe switch        single-switch            50
+//	PSB  on one board                   same-board               60
+//	NVLink, each                        nvlink                  100
+//	NVLink through NVSwitches, each     nvswitch                100
+//
+// The defaults are those of calculateGPUPairScore in NVIDIA's go-gpuallocator v0.5.0 (besteffort_policy.go), so that
+// scores can be compared. That library counts only NVLinks between two GPUs: with it those through an NVSwitch are
+// worth nothing. Here they count like others, since a GPU that has lost some of its links to the switches, or hangs on
+// other switches, is worse connected.
+type Weights struct {
+	System           int `yaml:"system" json:"system"`
+	Node             int `yaml:"node" json:"node"`
+	HostBridge       int `yaml:"host-bridge" json:"host-bridge"`
+	MultipleSwitches int `yaml:"multiple-switches" json:"multiple-switches"`
+	SingleSwitch     int `yaml:"single-switch" json:"single-switch"`
+	SameBoard        int `yaml:"same-board" json:"same-board"`
+	NVLink           int `yaml:"nvlink" json:"nvlink"`
+	NVSwitch         int `yaml:"nvswitch" json:"nvswitch"`
+}
+
+// DefaultWeights are the weights of the table.
+func DefaultWeights() Weights {
+	return Weights{
+		System:           10,
+		Node:             20,
+		HostBridge:       30,
+		MultipleSwitches: 40,
+		SingleSwitch:     50,
+		SameBoard:        60,
+		NVLink:           100,
+		NVSwitch:         100,
+	}
+}
+
+// Validate reports each weight that is not from 0 to MaxWeight, by its key.
+func (w Weights) Validate() error {
+	var errs []error
+	for _, k := range []struct {
+		key   string
+		value int
+	}{
+		{"system", w.System},
+		{"node", w.Node},
+		{"host-bridge", w.HostBridge},
+		{"multiple-switches", w.MultipleSwitches},
+		{"single-switch", w.SingleSwitch},
+		{"same-board", w.SameBoard},
+		{"nvlink", w.NVLink},
+		{"nvswitch", w.NVSwitch},
+	} {
+		if k.value < 0 || k.value > MaxWeight {
+			errs = append(errs, fmt.Errorf("%s: %d is not a number from 0 to %d", k.key, k.value, MaxWeight))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Score is what a link is worth.
+func (w Weights) Score(l gpu.Link) int {
+	perNVLink := w.NVLink
+	if l.Switched {
+		perNVLink = w.NVSwitch
+	}
+	return w.path(l.PCIe) + l.NVLinks*perNVLink
+}
+
+func (w Weights) path(p gpu.PCIePath) int {
+	switch p {
+	case gpu.PathSystem:
+		return w.System
+	case gpu.PathNode:
+		return w.Node
+	case gpu.PathHostBridge:
+		return w.HostBridge
+	case gpu.PathMultipleSwitches:
+		return w.MultipleSwitches
+	case gpu.PathSingleSwitch:
+		return w.SingleSwitch
+	case gpu.PathSameBoard:
+		return w.SameBoard
+	default:
+		return 0
+	}
+}
