@@ -75,7 +75,7 @@ func (l *list) find(ids []string) ([]*device, error) {
 	}
 	if limit > 0 && len(ids) > limit {
 		return nil, status.Errorf(codes.InvalidArgument,
-			"allocate %s: a container asks for %d devices, and may have %d; more replicas give no more of a GPU", name, len(ids), limit)
+			"allocate %s: a container asks for %d devices, and may have %d; %s", name, len(ids), limit, l.resource.LimitReason)
 	}
 	devices, err := l.healthyOnes(ids)
 	if err != nil {

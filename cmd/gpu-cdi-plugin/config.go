@@ -68,6 +68,7 @@ func newPluginFlags(p *config.Plugin) *pflag.FlagSet {
 	f.Var(&names[config.Extra]{&p.Extras}, "extras", config.Usage("extras"))
 	text(&p.Resource, "resource")
 	f.Var(&choice{(*string)(&p.MIGStrategy), resource.MIGStrategies()}, "mig-strategy", config.Usage("mig-strategy"))
+	f.BoolVar(&p.MPS, "mps", p.MPS, config.Usage("mps"))
 	return f
 }
 

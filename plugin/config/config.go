@@ -145,7 +145,10 @@ func Default() Config {
 				MIGStrategy: resource.MIGNone,
 				GPUs:        resource.Filter{Include: []resource.Selector{}, Exclude: []resource.Selector{}},
 				Names:       resource.Names{GPUs: []resource.Name{}, MIG: []resource.Name{}},
-				Sharing:     resource.Sharing{TimeSlicing: resource.TimeSlicing{Resources: []resource.Replicated{}}},
+				Sharing: resource.Sharing{
+					TimeSlicing: resource.TimeSlicing{Resources: []resource.Replicated{}},
+					MPS:         resource.MPS{Resources: []resource.Replicated{}},
+				},
 			},
 		},
 	}

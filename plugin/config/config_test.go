@@ -45,6 +45,7 @@ extras: [gds, nvswitch]
 imex: {channels: [1, 7], required: true}
 resource: example.com/gpu
 mig-strategy: mixed
+mps: true
 gpus:
   include: [0, "1:0", GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c]
   exclude: ["*T400*"]
@@ -57,6 +58,10 @@ sharing:
     fail-requests-greater-than-one: true
     resources:
       - {name: example.com/h100, devices: [0], replicas: 4, rename: example.com/quarter}
+  mps:
+    rename-by-default: true
+    resources:
+      - {name: example.com/h100, devices: [1], replicas: 2, rename: example.com/half}
 `
 
 func fullConfig() Config {
@@ -80,12 +85,18 @@ func fullConfig() Config {
 					GPUs: []resource.Name{{Pattern: "*H100*", Name: "example.com/h100"}},
 					MIG:  []resource.Name{{Pattern: "1g.*", Name: "example.com/small"}},
 				},
-				Sharing: resource.Sharing{TimeSlicing: resource.TimeSlicing{
-					RenameByDefault: true, FailRequestsGreaterThanOne: true,
-					Resources: []resource.Replicated{{
-						Name: "example.com/h100", Devices: []resource.Selector{"0"}, Replicas: 4, Rename: "example.com/quarter",
-					}},
-				}},
+				MPS: true,
+				Sharing: resource.Sharing{
+					TimeSlicing: resource.TimeSlicing{
+						RenameByDefault: true, FailRequestsGreaterThanOne: true,
+						Resources: []resource.Replicated{{
+							Name: "example.com/h100", Devices: []resource.Selector{"0"}, Replicas: 4, Rename: "example.com/quarter",
+						}},
+					},
+					MPS: resource.MPS{RenameByDefault: true, Resources: []resource.Replicated{{
+						Name: "example.com/h100", Devices: []resource.Selector{"1"}, Replicas: 2, Rename: "example.com/half",
+					}}},
+				},
 			},
 		},
 	}
@@ -112,7 +123,7 @@ func TestParseReadsEveryKey(t *testing.T) {
 		t.Errorf("the test's file has no value for %q", zero)
 	}
 	flags := maps.Collect(f.Flags())
-	if len(flags) != 19 || flags["strategy"] != "device-specs,envvar" || flags["mig-strategy"] != "mixed" {
+	if len(flags) != 20 || flags["strategy"] != "device-specs,envvar" || flags["mig-strategy"] != "mixed" {
 		t.Errorf("flags %q", flags)
 	}
 }
@@ -278,6 +289,7 @@ func TestExamplesAreValid(t *testing.T) {
 		text += indent + strings.ReplaceAll(k.Example, "\n", indent)
 		f, err := Parse([]byte(text))
 		if err == nil {
+			f.Config.MPS = true // which examples need as the documentation says
 			err = f.Config.Validate()
 		}
 		if err != nil {
@@ -412,6 +424,9 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 		"one replica":                  {"sharing: {time-slicing: {resources: [{name: a.b/c, replicas: 1}]}}", false},
 		"a text for the replicas":      {"sharing: {time-slicing: {resources: [{name: a.b/c, replicas: x}]}}", false},
 		"a rule that is for all":       {"sharing: {time-slicing: {resources: [{name: a.b/c, replicas: 2}]}}", true},
+		"MPS":                          {"mps: true\nsharing: {mps: {resources: [{name: a.b/c, replicas: 2}]}}", true},
+		"a text for MPS":               {"mps: some", false},
+		"an MPS rule without replicas": {"mps: true\nsharing: {mps: {resources: [{name: a.b/c}]}}", false},
 		"a selector that is no scalar": {"gpus: {include: [[0]]}", false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -88,6 +88,7 @@ var keys = []Key{
 	{Path: "resources.mig", Usage: "Rules for MIG devices by profile, with mig-strategy mixed."},
 	{Path: "resources.mig[].pattern", Required: true, Usage: "Pattern of the profile, such as 1g.10gb."},
 	{Path: "resources.mig[].name", Required: true, Usage: "Name of the resource."},
+	{Path: "mps", Usage: "allow sharing.mps: run NVIDIA's MPS control daemon for each GPU that it shares (experimental)"},
 	{Path: "sharing", Usage: "Devices that are given to several containers."},
 	{
 		Path: "sharing.time-slicing", Usage: "Sharing by turns. Nothing is isolated, and each container may use all of the memory.",
@@ -100,4 +101,14 @@ var keys = []Key{
 	{Path: "sharing.time-slicing.resources[].devices", Usage: "Devices of the resource that are shared, chosen as in gpus, or MIG devices by UUID or index (0:1); none means all."},
 	{Path: "sharing.time-slicing.resources[].replicas", Required: true, Least: 2, Usage: "How often each device is offered, 2 or more."},
 	{Path: "sharing.time-slicing.resources[].rename", Usage: "Name of the resource that the replicas have."},
+	{
+		Path: "sharing.mps", Usage: "Sharing at the same time, by CUDA's multi-process service (MPS), with mps: true. Each container may use a replica's part of the memory and of the threads, and ask for one replica.",
+		Example: "rename-by-default: true\nresources:\n  - {name: nvidia.com/gpu, devices: [2, 3], replicas: 4}",
+	},
+	{Path: "sharing.mps.rename-by-default", Usage: "Whether shared resources have .shared behind their name unless a rule has a rename."},
+	{Path: "sharing.mps.resources", Usage: "Rules; the first one that fits a GPU holds."},
+	{Path: "sharing.mps.resources[].name", Required: true, Usage: "Resource that the GPUs would have without the rule."},
+	{Path: "sharing.mps.resources[].devices", Usage: "GPUs of the resource that are shared, chosen as in gpus; none means all. No rule of time-slicing may be for them."},
+	{Path: "sharing.mps.resources[].replicas", Required: true, Least: 2, Usage: "How often each GPU is offered, from 2 to 48, or to 16 before compute capability 7.0."},
+	{Path: "sharing.mps.resources[].rename", Usage: "Name of the resource that the replicas have."},
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"iter"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -118,6 +119,7 @@ func (c *Config) scalars() []scalar {
 		{"extras", Join(c.Extras)},
 		{"resource", c.Resource},
 		{"mig-strategy", string(c.MIGStrategy)},
+		{"mps", strconv.FormatBool(c.MPS)},
 	}
 }
 

@@ -40,7 +40,7 @@ func Build(s *gpu.Snapshot, c Config) ([]Resource, []Finding, error) {
 type plan struct {
 	resource string
 	replicas int // 0 if it is not shared
-	limited  bool
+	way      *way
 	device   Device
 	gpu      *gpu.Device
 	mig      *gpu.MIGDevice // nil for a whole GPU
@@ -216,8 +216,8 @@ func (b *builder) resources() ([]Resource, error) {
 func expand(name string, plans []plan) Resource {
 	r := Resource{Name: name, Devices: []Device{}}
 	for _, p := range plans {
-		if p.limited {
-			r.Limit = 1
+		if p.way != nil && p.way.limit != "" {
+			r.Limit, r.LimitReason = 1, p.way.limit
 		}
 		if p.replicas == 0 {
 			r.Devices = append(r.Devices, p.device)

@@ -10,6 +10,8 @@ type Config struct {
 	GPUs Filter `yaml:"gpus" json:"gpus"`
 	// Names gives names to GPUs and MIG devices of some kinds.
 	Names Names `yaml:"resources" json:"resources"`
+	// MPS allows rules in Sharing.MPS, for which control daemons are run.
+	MPS bool `yaml:"mps" json:"mps"`
 	// Sharing says which devices are given to several containers.
 	Sharing Sharing `yaml:"sharing" json:"sharing"`
 }
@@ -52,9 +54,10 @@ type Name struct {
 	Name    string  `yaml:"name" json:"name"`
 }
 
-// Sharing says which devices are given to several containers.
+// Sharing says which devices are given to several containers. A device is shared in one way at most.
 type Sharing struct {
 	TimeSlicing TimeSlicing `yaml:"time-slicing" json:"time-slicing"`
+	MPS         MPS         `yaml:"mps" json:"mps"`
 }
 
 // TimeSlicing offers devices several times. The driver switches between the processes; nothing is isolated, and each
@@ -66,6 +69,16 @@ type TimeSlicing struct {
 	// no more compute for it.
 	FailRequestsGreaterThanOne bool `yaml:"fail-requests-greater-than-one" json:"fail-requests-greater-than-one"`
 	// Resources are the rules. The first one that fits a device holds.
+	Resources []Replicated `yaml:"resources" json:"resources"`
+}
+
+// MPS offers GPUs several times through CUDA's multi-process service: the processes of all containers run at the same
+// time, each with its part of the memory and of the threads. A container gets one replica at most, since a process can
+// be a client of one control daemon only.
+type MPS struct {
+	// RenameByDefault appends ".shared" to the names of shared resources that have no Rename.
+	RenameByDefault bool `yaml:"rename-by-default" json:"rename-by-default"`
+	// Resources are the rules. The first one that fits a GPU holds.
 	Resources []Replicated `yaml:"resources" json:"resources"`
 }
 
@@ -84,12 +97,40 @@ type Replicated struct {
 // sharedSuffix marks the names of shared resources.
 const sharedSuffix = ".shared"
 
+// The keys of the ways to share.
+const (
+	timeSlicingKey = "sharing.time-slicing.resources"
+	mpsKey         = "sharing.mps.resources"
+)
+
+// way is a way to share devices, with its rules.
+type way struct {
+	key             string
+	rules           []Replicated
+	renameByDefault bool
+	// limit says why a container may have one replica only; empty is that it may have more.
+	limit string
+}
+
+// ways are all ways to share.
+func (s *Sharing) ways() []way {
+	t, m := &s.TimeSlicing, &s.MPS
+	slicing := way{key: timeSlicingKey, rules: t.Resources, renameByDefault: t.RenameByDefault}
+	if t.FailRequestsGreaterThanOne {
+		slicing.limit = "more replicas give no more of a GPU"
+	}
+	return []way{slicing, {
+		key: mpsKey, rules: m.Resources, renameByDefault: m.RenameByDefault,
+		limit: "a process can use one MPS control daemon only",
+	}}
+}
+
 // target is the name that a rule's replicas have.
-func (t *TimeSlicing) target(r *Replicated) string {
+func (w *way) target(r *Replicated) string {
 	switch {
 	case r.Rename != "":
 		return r.Rename
-	case t.RenameByDefault:
+	case w.renameByDefault:
 		return r.Name + sharedSuffix
 	}
 	return r.Name

@@ -6,8 +6,9 @@ type Resource struct {
 	Name string
 	// Devices are sorted by GPU, MIG device and replica. There may be none.
 	Devices []Device
-	// Limit is the most devices that a container may ask for, or 0 if there is no limit.
-	Limit int
+	// Limit is the most devices that a container may ask for, or 0 if there is no limit. LimitReason says why there is one.
+	Limit       int
+	LimitReason string
 }
 
 // Device is what the kubelet counts: a GPU, a MIG device, or a replica of one.
@@ -36,6 +37,16 @@ type Device struct {
 	// Minor is the N of the GPU's /dev/nvidiaN, and GPUInstanceCap and ComputeInstanceCap are those of the MIG device's
 	// /dev/nvidia-caps/nvidia-capN. Each may be gpu.NoMinor.
 	Minor, GPUInstanceCap, ComputeInstanceCap int
+	// MPS is what a container may use of a GPU that is shared by MPS, and nil for every other device.
+	MPS *MPSLimits
+}
+
+// MPSLimits is what each client of a GPU's MPS control daemon may use.
+type MPSLimits struct {
+	// MemoryBytes is a whole number of MiB.
+	MemoryBytes uint64
+	// ThreadPercent is the part of the GPU's threads, from 1 to 100, or 0 for a GPU that knows no such limit.
+	ThreadPercent int
 }
 
 // NoReplica is the replica of a device that is not shared, and NoMIG the MIG index of a whole GPU.

@@ -1,6 +1,7 @@
 package resource
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -8,50 +9,92 @@ import (
 
 // share applies the first rule of sharing that fits each device.
 func (b *builder) share() {
-	t := &b.config.Sharing.TimeSlicing
+	ways := b.config.Sharing.ways()
 	for i := range b.plans {
 		p := &b.plans[i]
-		r := b.rule(t, p)
+		w, r := b.fitting(ways, p)
 		if r == nil {
 			continue
 		}
-		if n := len(replicaID(p.device.UUID, r.Replicas-1)); n > MaxID {
-			b.problem(p.device.UUID, "is not shared: the IDs of %d replicas would have %d characters, and %d are allowed", r.Replicas, n, MaxID)
-			continue
+		if err := b.shareOne(p, w, r); err != nil {
+			b.problem(p.device.UUID, "is not shared: %v", err)
 		}
-		p.replicas, p.limited, p.resource = r.Replicas, t.FailRequestsGreaterThanOne, t.target(r)
 	}
 	b.reportMixed()
 }
 
-func (b *builder) rule(t *TimeSlicing, p *plan) *Replicated {
-	for i := range t.Resources {
-		r := &t.Resources[i]
-		key := item("sharing.time-slicing.resources", i)
+// fitting is the rule for a device, and its way. With rules of two ways there is none: neither was meant more than the
+// other.
+func (b *builder) fitting(ways []way, p *plan) (*way, *Replicated) {
+	var fits []string
+	var found *way
+	var rule *Replicated
+	for i := range ways {
+		if n := b.rule(&ways[i], p); n >= 0 {
+			fits = append(fits, item(ways[i].key, n))
+			found, rule = &ways[i], &ways[i].rules[n]
+		}
+	}
+	if len(fits) > 1 {
+		b.problem(p.device.UUID, "is not shared: %s fit it, and a device is shared in one way", strings.Join(fits, " and "))
+		return nil, nil
+	}
+	return found, rule
+}
+
+// rule is the number of the first rule that fits, or -1.
+func (b *builder) rule(w *way, p *plan) int {
+	for i := range w.rules {
+		r := &w.rules[i]
+		key := item(w.key, i)
 		if r.Name != p.resource {
 			continue
 		}
 		if len(r.Devices) == 0 || b.anyFits(key+".devices", r.Devices, p.gpu, p.mig) {
 			b.used[key] = true
-			return r
+			return i
 		}
 	}
+	return -1
+}
+
+// shareOne shares a device, or says why it cannot be.
+func (b *builder) shareOne(p *plan, w *way, r *Replicated) error {
+	if n := len(replicaID(p.device.UUID, r.Replicas-1)); n > MaxID {
+		return fmt.Errorf("the IDs of %d replicas would have %d characters, and %d are allowed", r.Replicas, n, MaxID)
+	}
+	if w.key == mpsKey {
+		limits, err := mpsLimits(p, r.Replicas)
+		if err != nil {
+			return err
+		}
+		p.device.MPS = limits
+	}
+	p.replicas, p.way, p.resource = r.Replicas, w, w.target(r)
 	return nil
 }
 
-// reportMixed tells of resources with which a container cannot know whether it has a device for itself.
+// reportMixed tells of resources with which a container cannot know whether it has a device for itself, or how it is
+// shared.
 func (b *builder) reportMixed() {
-	shared, own := map[string]bool{}, map[string]bool{}
+	kinds := map[string]map[string]bool{}
 	for _, p := range b.plans {
-		if p.replicas > 0 {
-			shared[p.resource] = true
-		} else {
-			own[p.resource] = true
+		kind := ""
+		if p.way != nil {
+			kind = p.way.key
 		}
+		if kinds[p.resource] == nil {
+			kinds[p.resource] = map[string]bool{}
+		}
+		kinds[p.resource][kind] = true
 	}
-	for _, name := range slices.Sorted(maps.Keys(shared)) {
-		if own[name] {
+	for _, name := range slices.Sorted(maps.Keys(kinds)) {
+		switch k := kinds[name]; {
+		case len(k) == 1:
+		case k[""]:
 			b.problem(name, "has devices that are shared and devices that are not; set rename for the shared ones")
+		default:
+			b.problem(name, "has devices that are shared by time-slicing and devices that are by MPS; set rename for one of them")
 		}
 	}
 }
@@ -100,5 +143,7 @@ func (b *builder) reportUnused() {
 	unused("gpus.exclude", len(c.GPUs.Exclude))
 	unused("resources.gpus", len(c.Names.GPUs))
 	unused("resources.mig", len(c.Names.MIG))
-	unused("sharing.time-slicing.resources", len(c.Sharing.TimeSlicing.Resources))
+	for _, w := range c.Sharing.ways() {
+		unused(w.key, len(w.rules))
+	}
 }

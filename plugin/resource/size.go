@@ -49,12 +49,13 @@ func varint(n int) int { return max(1, (bits.Len64(uint64(n))+6)/7) }
 
 // checkSize refuses a list that the kubelet could not read: it would drop the connection and have no device at all.
 func checkSize(name string, plans []plan) error {
-	bytes, count, shared := 0, 0, 0
+	bytes, count, shared, key := 0, 0, 0, ""
 	for i := range plans {
 		bytes += plans[i].listSize()
 		count += max(1, plans[i].replicas)
 		if plans[i].replicas > 0 {
 			shared++
+			key = plans[i].way.key
 		}
 	}
 	if bytes <= MaxList {
@@ -62,8 +63,8 @@ func checkSize(name string, plans []plan) error {
 	}
 	hint := "give some of the devices another resource name with resources.gpus or resources.mig"
 	if shared > 0 {
-		hint = fmt.Sprintf("lower replicas in sharing.time-slicing.resources for %s to about %d for each of the %d shared devices, or share them under several names",
-			name, max(2, MaxList/(bytes/count)/shared), shared)
+		hint = fmt.Sprintf("lower replicas in %s for %s to about %d for each of the %d shared devices, or share them under several names",
+			key, name, max(2, MaxList/(bytes/count)/shared), shared)
 	}
 	return exit.With(exit.Usage, hint, fmt.Errorf("resource %s: a list of %d devices takes %d bytes, and the kubelet reads at most %d",
 		name, count, bytes, MaxList))

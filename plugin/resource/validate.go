@@ -19,7 +19,7 @@ func (c *Config) Validate() error {
 	p.addSelectors("gpus.exclude", c.GPUs.Exclude)
 	p.addNames("resources.gpus", c.Names.GPUs)
 	p.addNames("resources.mig", c.Names.MIG)
-	p.addTimeSlicing("sharing.time-slicing.resources", &c.Sharing.TimeSlicing)
+	p.addSharing(c)
 	return errors.Join(p...)
 }
 
@@ -47,21 +47,43 @@ func (p *problems) addNames(key string, rules []Name) {
 	}
 }
 
-func (p *problems) addTimeSlicing(key string, t *TimeSlicing) {
-	for i := range t.Resources {
-		r := &t.Resources[i]
-		item := fmt.Sprintf("%s[%d]", key, i)
-		if err := CheckName(r.Name); err != nil {
-			p.add(item+".name", err)
-		} else {
-			p.add(item+".rename", CheckName(t.target(r)))
-		}
-		p.add(item+".replicas", checkReplicas(r.Replicas))
-		p.addSelectors(item+".devices", r.Devices)
-		if j := slices.IndexFunc(t.Resources[:i], func(e Replicated) bool { return hides(&e, r) }); j >= 0 {
-			p.add(item, fmt.Errorf("never holds: %s[%d] is for all devices of %s already", key, j, r.Name))
+func (p *problems) addSharing(c *Config) {
+	ways := c.Sharing.ways()
+	for i := range ways {
+		p.addRules(&ways[i])
+	}
+	if len(c.Sharing.MPS.Resources) > 0 && !c.MPS {
+		p.add(mpsKey, errors.New("needs mps: true (--mps), since MPS is experimental and runs programs of the driver"))
+	}
+	for i, r := range c.Sharing.MPS.Resources {
+		sliced := c.Sharing.TimeSlicing.Resources
+		if j := slices.IndexFunc(sliced, func(t Replicated) bool { return overlap(&t, &r) }); j >= 0 {
+			p.add(item(mpsKey, i), fmt.Errorf("is for devices of %s that %s is for too; a device is shared in one way",
+				r.Name, item(timeSlicingKey, j)))
 		}
 	}
+}
+
+func (p *problems) addRules(w *way) {
+	for i := range w.rules {
+		r, key := &w.rules[i], item(w.key, i)
+		if err := CheckName(r.Name); err != nil {
+			p.add(key+".name", err)
+		} else {
+			p.add(key+".rename", CheckName(w.target(r)))
+		}
+		p.add(key+".replicas", checkReplicas(r.Replicas))
+		p.addSelectors(key+".devices", r.Devices)
+		if j := slices.IndexFunc(w.rules[:i], func(e Replicated) bool { return hides(&e, r) }); j >= 0 {
+			p.add(key, fmt.Errorf("never holds: %s is for all devices of %s already", item(w.key, j), r.Name))
+		}
+	}
+}
+
+// overlap reports whether two rules are for some of the same devices, as far as their text tells it.
+func overlap(a, b *Replicated) bool {
+	same := func(s Selector) bool { return slices.Contains(b.Devices, s) }
+	return a.Name == b.Name && (len(a.Devices) == 0 || len(b.Devices) == 0 || slices.ContainsFunc(a.Devices, same))
 }
 
 // hides reports whether a rule leaves nothing to a later one.

@@ -1,0 +1,233 @@
+package resource
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// byMPS shares by the rules.
+func byMPS(list ...Replicated) func(*Config) {
+	return func(c *Config) { c.MPS, c.Sharing.MPS.Resources = true, list }
+}
+
+// limits is "NAME: INDEX::REPLICA MIB/PERCENT ..." for the devices that are shared by MPS.
+func limits(resources []Resource) []string {
+	var lines []string
+	for _, r := range resources {
+		line := ""
+		for _, d := range r.Devices {
+			if d.MPS != nil {
+				line += fmt.Sprintf(" %d::%d %d/%d", d.Index, d.Replica, d.MPS.MemoryBytes>>20, d.MPS.ThreadPercent)
+			}
+		}
+		if line != "" {
+			lines = append(lines, r.Name+":"+line)
+		}
+	}
+	return lines
+}
+
+func TestMPS(t *testing.T) {
+	for name, tt := range map[string]struct {
+		machine  string
+		change   func(*Config)
+		damage   func(*gpu.Snapshot)
+		want     []string
+		limits   []string
+		findings []string
+	}{
+		"each replica has its part of memory and threads, rounded down, and a container has one": {
+			machine: "dgx1-v100",
+			change:  byMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"0"}, Replicas: 3, Rename: "nvidia.com/third"}),
+			want:    []string{"nvidia.com/gpu: 1 2 3 4 5 6 7", "nvidia.com/third: 0::0 0::1 0::2 (at most 1)"},
+			limits:  []string{"nvidia.com/third: 0::0 5461/33 0::1 5461/33 0::2 5461/33"},
+		},
+		"they have a name of their own by default": {
+			machine: "workstation",
+			change: func(c *Config) {
+				byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2})(c)
+				c.Sharing.MPS.RenameByDefault = true
+			},
+			want:   []string{"nvidia.com/gpu:", "nvidia.com/gpu.shared: 0::0 0::1 (at most 1)"},
+			limits: []string{"nvidia.com/gpu.shared: 0::0 12282/50 0::1 12282/50"},
+		},
+		"a GPU before Volta has no limit of threads, and 16 clients": {
+			machine: "pcie-quad",
+			change: byMPS(
+				Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"0"}, Replicas: 17, Rename: "a.b/c"},
+				Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2, Rename: "a.b/c"},
+				Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"2"}, Replicas: 17, Rename: "a.b/c"},
+			),
+			damage: func(s *gpu.Snapshot) {
+				s.Devices[0].ComputeCapability, s.Devices[1].ComputeCapability, s.Devices[2].ComputeCapability = "6.1", "6.1", ""
+			},
+			want:   []string{"a.b/c: 1::0 1::1 (at most 1)", "nvidia.com/gpu: 0 2 3"},
+			limits: []string{"a.b/c: 1::0 23034/0 1::1 23034/0"},
+			findings: []string{
+				"GPU-0: is not shared: MPS takes at most 16 clients on a GPU of compute capability 6.1, and there are 17 replicas",
+				"GPU-2: is not shared: MPS takes at most 16 clients on a GPU of compute capability that is not known, and there are 17 replicas",
+			},
+		},
+		"MIG devices are not shared": {
+			machine: "mig-h100",
+			change: func(c *Config) {
+				c.MIGStrategy, c.GPUs.Include = MIGMixed, []Selector{"2"}
+				byMPS(Replicated{Name: "nvidia.com/mig-7g.80gb", Replicas: 2})(c)
+			},
+			want:     []string{"nvidia.com/gpu:", "nvidia.com/mig-7g.80gb: 2:0"},
+			findings: append(leftOut(0, 1, 3, 4, 5, 6, 7), "MIG-2-0: is not shared: MIG devices cannot be shared by MPS"),
+		},
+		"a GPU without memory of its own is not shared": {
+			machine:  "workstation",
+			change:   byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
+			damage:   func(s *gpu.Snapshot) { s.Devices[0].MemoryBytes = 0 },
+			want:     []string{"nvidia.com/gpu: 0"},
+			findings: []string{"GPU-0: is not shared: its memory is not known, so that no container could be held to a part of it"},
+		},
+		"a GPU that cannot be read keeps its replicas": {
+			machine: "workstation",
+			change:  byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
+			damage: func(s *gpu.Snapshot) {
+				s.Devices[0].MemoryBytes, s.Devices[0].ComputeCapability, s.Devices[0].Error = 0, "", "GPU is lost"
+			},
+			want:     []string{"nvidia.com/gpu: 0::0! 0::1! (at most 1)"},
+			limits:   []string{"nvidia.com/gpu: 0::0 0/0 0::1 0/0"},
+			findings: []string{"GPU 0: cannot be read: GPU is lost"},
+		},
+		"a GPU that two ways of sharing fit is not shared": {
+			machine: "pcie-quad",
+			change: func(c *Config) {
+				byMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1", "2"}, Replicas: 2})(c)
+				rules(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"GPU-00000000-0000-0000-0000-000000000001"}, Replicas: 3})(c)
+			},
+			damage: func(s *gpu.Snapshot) { s.Devices[1].UUID = "GPU-00000000-0000-0000-0000-000000000001" },
+			want:   []string{"nvidia.com/gpu: 0 1 2::0 2::1 3 (at most 1)"},
+			limits: []string{"nvidia.com/gpu: 2::0 23034/50 2::1 23034/50"},
+			findings: []string{
+				"GPU-00000000-0000-0000-0000-000000000001: is not shared: sharing.time-slicing.resources[0] and sharing.mps.resources[0] fit it, and a device is shared in one way",
+				"nvidia.com/gpu: has devices that are shared and devices that are not; set rename for the shared ones",
+			},
+		},
+		"two ways of sharing under one name are a problem": {
+			machine: "pcie-quad",
+			change: func(c *Config) {
+				c.GPUs.Include = []Selector{"1", "2"}
+				byMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2})(c)
+				rules(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"2"}, Replicas: 2})(c)
+			},
+			want:   []string{"nvidia.com/gpu: 1::0 1::1 2::0 2::1 (at most 1)"},
+			limits: []string{"nvidia.com/gpu: 1::0 23034/50 1::1 23034/50"},
+			findings: []string{
+				leftOut(0)[0], leftOut(3)[0],
+				"nvidia.com/gpu: has devices that are shared by time-slicing and devices that are by MPS; set rename for one of them",
+			},
+		},
+		"a GPU has 48 clients at most": {
+			machine: "pcie-quad",
+			change: func(c *Config) {
+				c.GPUs.Include = []Selector{"1"}
+				byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 49})(c)
+			},
+			want: []string{"nvidia.com/gpu: 1"},
+			findings: append(leftOut(0, 2, 3),
+				"GPU-1: is not shared: MPS takes at most 48 clients on a GPU of compute capability 8.9, and there are 49 replicas"),
+		},
+		"a rule that fits nothing is told": {
+			machine:  "workstation",
+			change:   byMPS(Replicated{Name: "nvidia.com/other", Replicas: 2}),
+			want:     []string{"nvidia.com/gpu: 0"},
+			findings: []string{"sharing.mps.resources[0]: fits nothing on this node"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := node(t, tt.machine)
+			for i := range s.Devices {
+				s.Devices[i].UUID = fmt.Sprintf("GPU-%d", i)
+				for j := range s.Devices[i].MIG {
+					s.Devices[i].MIG[j].UUID = fmt.Sprintf("MIG-%d-%d", i, j)
+				}
+			}
+			if tt.damage != nil {
+				tt.damage(s)
+			}
+			resources, findings := build(t, s, config(tt.change))
+			if diff := cmp.Diff(tt.want, summary(resources)); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.limits, limits(resources)); diff != "" {
+				t.Errorf("limits: -want +got\n%s", diff)
+			}
+			if tt.machine == "dgx1-v100" {
+				findings = nil // that some are shared and some are not is another case's
+			}
+			if diff := cmp.Diff(tt.findings, findings); diff != "" {
+				t.Errorf("findings: -want +got\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestValidateMPS(t *testing.T) {
+	slicing := []Replicated{
+		{Name: "a.b/c", Devices: []Selector{"0", "1"}, Replicas: 2},
+		{Name: "a.b/d", Replicas: 2},
+	}
+	for name, tt := range map[string]struct {
+		off  bool
+		mps  []Replicated
+		want []string
+	}{
+		"rules for other devices and other resources": {
+			mps: []Replicated{{Name: "a.b/c", Devices: []Selector{"2"}, Replicas: 48}, {Name: "a.b/e", Replicas: 2}},
+		},
+		"rules that are not allowed": {
+			off: true, mps: []Replicated{{Name: "a.b/e", Replicas: 2}},
+			want: []string{"sharing.mps.resources: needs mps: true (--mps), since MPS is experimental and runs programs of the driver"},
+		},
+		"devices that are shared by turns too": {
+			mps: []Replicated{
+				{Name: "a.b/c", Devices: []Selector{"3", "1"}, Replicas: 2},
+				{Name: "a.b/d", Devices: []Selector{"5"}, Replicas: 2},
+				{Name: "a.b/c", Replicas: 2},
+			},
+			want: []string{
+				"sharing.mps.resources[0]: is for devices of a.b/c that sharing.time-slicing.resources[0] is for too; a device is shared in one way",
+				"sharing.mps.resources[1]: is for devices of a.b/d that sharing.time-slicing.resources[1] is for too; a device is shared in one way",
+				"sharing.mps.resources[2]: is for devices of a.b/c that sharing.time-slicing.resources[0] is for too; a device is shared in one way",
+			},
+		},
+		"what is wrong in rules of every kind": {
+			mps: []Replicated{
+				{Name: "a.b/e", Replicas: 49}, {Name: "e", Replicas: 1, Devices: []Selector{""}},
+				{Name: "a.b/e", Replicas: 2, Rename: "x"},
+			},
+			want: []string{
+				`sharing.mps.resources[1].name: resource name "e": want VENDOR/NAME, such as nvidia.com/gpu`,
+				"sharing.mps.resources[1].replicas: is 1, want 2 or more",
+				"sharing.mps.resources[1].devices[0]: is empty",
+				`sharing.mps.resources[2].rename: resource name "x": want VENDOR/NAME, such as nvidia.com/gpu`,
+				"sharing.mps.resources[2]: never holds: sharing.mps.resources[0] is for all devices of a.b/e already",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := config(func(c *Config) {
+				rules(slicing...)(c)
+				byMPS(tt.mps...)(c)
+				c.MPS = !tt.off
+			})
+			var got []string
+			if err := c.Validate(); err != nil {
+				got = strings.Split(err.Error(), "\n")
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+}
