@@ -1,6 +1,6 @@
 // Package nvml reads a node's GPUs through NVIDIA's management library. It is the only importer of go-nvml and the
-// only part of the project with cgo. It makes a [gpu.Snapshot] and nothing else: what a container gets, and which GPU
-// is preferred, is decided elsewhere.
+// only part of the project with cgo. It makes a [gpu.Snapshot], and sets a GPU's compute mode when it is told to
+// ([Library.SetExclusive]): what a container gets, and which GPU is preferred, is decided elsewhere.
 //
 //	path, err := nvml.Find(h, "")
 //	lib, err := nvml.Open(path, nvml.WithHost(h))
@@ -19,8 +19,8 @@
 // Each GPU is read in a goroutine of its own. One that fails is in the snapshot with its error, and so is one that has
 // not answered when the time is up (see [WithTimeout]). A call into a hung driver cannot be cancelled: its goroutine
 // and its thread are left behind, and they end when the call returns, if ever. Their number is bounded. While a call
-// for a GPU (or a pair of GPUs, or the system) has no answer, no later snapshot asks there again; it reports the old
-// call. With N GPUs at most 2+N+N(N-1)/2 calls can be left behind, however often snapshots are taken. A [Library] with
+// for a GPU (or its compute mode, or a pair of GPUs, or the system) has no answer, no later snapshot asks there again; it reports the old
+// call. With N GPUs at most 2+2N+N(N-1)/2 calls can be left behind, however often snapshots are taken. A [Library] with
 // such calls stays usable for the other GPUs.
 //
 // # Number of driver calls

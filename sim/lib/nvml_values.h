@@ -67,6 +67,8 @@ typedef enum {
 
 typedef enum {
     NVML_COMPUTEMODE_DEFAULT = 0,
+    NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3,
+    NVML_COMPUTEMODE_COUNT = 4,
 } nvmlComputeMode_t;
 
 typedef enum {

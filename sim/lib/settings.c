@@ -2,6 +2,11 @@
 #define _GNU_SOURCE
 #include "sim.h"
 
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <unistd.h>
+
 static nvmlReturn_t put_state(nvmlEnableState_t *to, nvmlEnableState_t state)
 {
     REQUIRE(to != NULL);
@@ -27,12 +32,40 @@ NVML_API nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, nvmlEnable
     return put_state(active, NVML_FEATURE_DISABLED);
 }
 
+// The file that holds the compute mode of a GPU, as a digit, until the node is made anew.
+static bool compute_mode_file(char *to, size_t size, const struct gpu *g)
+{
+    char name[2 * TEXT_MAX];
+    snprintf(name, sizeof(name), "/run/gpu-sim/compute-mode.%s", g->uuid);
+    return node_path(to, size, name);
+}
+
 NVML_API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
 {
+    char path[PATH_MAX], digit;
     ENTER_DEVICE(c, device, EITHER);
     REQUIRE(mode != NULL);
     *mode = NVML_COMPUTEMODE_DEFAULT;
+    int fd = compute_mode_file(path, sizeof(path), c.gpu) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd >= 0 && read(fd, &digit, 1) == 1 && digit > '0' && digit < '0' + NVML_COMPUTEMODE_COUNT)
+        *mode = (nvmlComputeMode_t)(digit - '0');
+    if (fd >= 0)
+        close(fd);
     return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mode)
+{
+    char path[PATH_MAX];
+    ENTER_DEVICE(c, device, FEATURE);
+    REQUIRE((unsigned int)mode < NVML_COMPUTEMODE_COUNT);
+    char digit = (char)('0' + mode);
+    int fd = compute_mode_file(path, sizeof(path), c.gpu) ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
+    if (fd < 0)
+        return NVML_ERROR_NO_PERMISSION;
+    bool written = write(fd, &digit, 1) == 1;
+    close(fd);
+    return written ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, nvmlGpuVirtualizationMode_t *mode)

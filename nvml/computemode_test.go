@@ -1,0 +1,79 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+func modeOf(t *testing.T, l *Library, uuid string) nvml.ComputeMode {
+	t.Helper()
+	dev, code := l.driver.api.DeviceGetHandleByUUID(uuid)
+	if code != nvml.SUCCESS {
+		t.Fatal(code)
+	}
+	mode, code := dev.GetComputeMode()
+	if code != nvml.SUCCESS {
+		t.Fatal(code)
+	}
+	return mode
+}
+
+func TestSetExclusive(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	node := nodeOf(t, "pcie-quad")
+	l, _ := opened(t, node)
+	uuid, other := node.Machine().GPUs[1].UUID, node.Machine().GPUs[2].UUID
+	for _, step := range []struct {
+		exclusive bool
+		want      nvml.ComputeMode
+	}{{true, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS}, {true, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS}, {false, nvml.COMPUTEMODE_DEFAULT}} {
+		must(t, l.SetExclusive(t.Context(), uuid, step.exclusive))
+		if got := modeOf(t, l, uuid); got != step.want {
+			t.Errorf("exclusive %t: mode %d, want %d", step.exclusive, got, step.want)
+		}
+		if got := modeOf(t, l, other); got != nvml.COMPUTEMODE_DEFAULT {
+			t.Errorf("the mode of another GPU is %d", got)
+		}
+	}
+}
+
+func TestSetExclusiveFails(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	node := nodeOf(t, "pcie-quad")
+	l, _ := opened(t, node, WithTimeout(300*time.Millisecond))
+	uuid := node.Machine().GPUs[1].UUID
+	check := func(err, want error, text string) {
+		t.Helper()
+		if err == nil || want != nil && !errors.Is(err, want) || err.Error() != text {
+			t.Errorf("got the error %v, want %q", err, text)
+		}
+	}
+	check(l.SetExclusive(t.Context(), "GPU-none", true), nil,
+		"set the compute mode of GPU-none: nvmlDeviceGetHandleByUUID: Not Found")
+	fail(t, node, "nvmlDeviceSetComputeMode", 1, nvml.ERROR_NO_PERMISSION)
+	check(l.SetExclusive(t.Context(), uuid, true), ErrNoPermission,
+		"set the compute mode of "+uuid+": no permission to use the NVIDIA driver: nvmlDeviceSetComputeMode: Insufficient Permissions")
+	must(t, node.Clear())
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	must(t, node.Hang("nvmlDeviceSetComputeMode", 1))
+	if err := l.SetExclusive(ended, uuid, true); !errors.Is(err, context.Canceled) {
+		t.Errorf("after an interrupt: %v", err)
+	}
+	if err := l.SetExclusive(t.Context(), uuid, true); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("from a GPU that hangs: %v", err)
+	}
+	must(t, l.SetExclusive(t.Context(), node.Machine().GPUs[2].UUID, true))
+	must(t, node.Clear())
+	for l.driver.tasks.leftBehind() > 0 {
+		time.Sleep(5 * time.Millisecond)
+	}
+}
