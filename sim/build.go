@@ -26,6 +26,10 @@ const (
 	builtLibrary = "libnvidia-ml.so"
 	builtSandbox = "libnvidia-sandboxutils.so"
 	builtSMI     = "nvidia-smi"
+
+	builtMPSControl = "nvidia-cuda-mps-control"
+	builtMPSServer  = "nvidia-cuda-mps-server"
+	builtMPSClient  = "cuda-mps-client"
 )
 
 // product is a file that is compiled from one source, or from all sources that are no other product's.
@@ -40,6 +44,9 @@ var (
 		{builtLibrary, "", []string{"-shared", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,-z,now", "-lpthread", "-ldl"}},
 		{builtSandbox, "sandboxutils.c", []string{"-shared", "-Wl,-soname,libnvidia-sandboxutils.so.1", "-Wl,-z,now"}},
 		{builtSMI, "smi.c", []string{"-ldl"}},
+		{builtMPSControl, "mps_control.c", nil},
+		{builtMPSServer, "mps_server.c", []string{"-ldl"}},
+		{builtMPSClient, "mps_client.c", []string{"-ldl"}},
 	}
 )
 

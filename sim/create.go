@@ -133,18 +133,11 @@ func nodePlan(ctx context.Context, m *Machine, opts Options) (plan, error) {
 		return nil, err
 	}
 	in := &install{machine: m, driver: opts.Driver, libDir: opts.LibDir, binDir: opts.binDir(), arch: runtime.GOARCH}
-	compiled, err := os.ReadFile(filepath.Join(built, builtLibrary))
-	if err != nil {
-		return nil, fmt.Errorf("read the compiled library: %w", err)
-	}
-	if in.library, err = patch(compiled, describe(m, opts.Driver, opts.LibDir)); err != nil {
+	if in.built, err = readBuilt(built); err != nil {
 		return nil, err
 	}
-	if in.sandbox, err = os.ReadFile(filepath.Join(built, builtSandbox)); err != nil {
-		return nil, fmt.Errorf("read the compiled library: %w", err)
-	}
-	if in.smi, err = os.ReadFile(filepath.Join(built, builtSMI)); err != nil {
-		return nil, fmt.Errorf("read the compiled nvidia-smi: %w", err)
+	if in.built[builtLibrary], err = patch(in.built[builtLibrary], describe(m, opts.Driver, opts.LibDir)); err != nil {
+		return nil, err
 	}
 	p, err := in.driverFiles()
 	if err != nil {
@@ -153,6 +146,7 @@ func nodePlan(ctx context.Context, m *Machine, opts Options) (plan, error) {
 	for _, more := range []plan{baseFiles(), deviceNodes(m), extraFiles(opts.Extras), procFiles(m, opts.Driver, in.arch), sysFiles(m), ownFiles(m, opts)} {
 		maps.Copy(p, more)
 	}
+	p.program(mpsClientPath, in.built[builtMPSClient])
 	for i := range m.GPUs {
 		maps.Copy(p, migNodes(&m.GPUs[i]))
 	}
@@ -160,6 +154,19 @@ func nodePlan(ctx context.Context, m *Machine, opts Options) (plan, error) {
 		return p, addLoaderCache(p, opts.LibDir, in.arch)
 	}
 	return p, nil
+}
+
+// readBuilt reads what was compiled into a directory.
+func readBuilt(dir string) (map[string][]byte, error) {
+	built := map[string][]byte{}
+	for _, p := range products {
+		data, err := os.ReadFile(filepath.Join(dir, p.name))
+		if err != nil {
+			return nil, fmt.Errorf("read the compiled %s: %w", p.name, err)
+		}
+		built[p.name] = data
+	}
+	return built, nil
 }
 
 // baseFiles plans the directories that every host has, with /usr merged.

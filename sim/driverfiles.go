@@ -101,11 +101,10 @@ func external(name, version string) driverLibrary {
 	return driverLibrary{file: name + ".so." + version, soname: soname, links: []string{soname}}
 }
 
-// driverPrograms are the programs of the driver; those that are scripts end in ".sh".
+// driverPrograms are the programs of the driver that only have to be there; those that are scripts end in ".sh".
 var driverPrograms = []string{
-	"nvidia-bug-report.sh", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-debugdump", "nvidia-modprobe",
-	"nvidia-ngx-updater", "nvidia-pcc", "nvidia-persistenced", "nvidia-powerd", "nvidia-settings", "nvidia-sleep.sh",
-	"nvidia-xconfig",
+	"nvidia-bug-report.sh", "nvidia-debugdump", "nvidia-modprobe", "nvidia-ngx-updater", "nvidia-pcc",
+	"nvidia-persistenced", "nvidia-powerd", "nvidia-settings", "nvidia-sleep.sh", "nvidia-xconfig",
 }
 
 // switchPrograms come with the packages for machines with NVSwitches.
@@ -115,10 +114,9 @@ var switchPrograms = []string{"nv-fabricmanager", "nvidia-imex", "nvidia-imex-ct
 type install struct {
 	machine        *Machine
 	driver         string
-	libDir, binDir string // relative to the root
-	arch           string // GOARCH
-	// What was compiled: libnvidia-ml, libnvidia-sandboxutils and nvidia-smi.
-	library, sandbox, smi []byte
+	libDir, binDir string            // relative to the root
+	arch           string            // GOARCH
+	built          map[string][]byte // what was compiled, by name
 }
 
 // driverFiles plans the files of a driver installation.
@@ -135,8 +133,8 @@ func (in *install) driverFiles() (plan, error) {
 		}
 		in.addLibrary(p, l, data)
 	}
-	in.addLibrary(p, mlLibrary, in.library)
-	in.addLibrary(p, sandboxLibrary, in.sandbox)
+	in.addLibrary(p, mlLibrary, in.built[builtLibrary])
+	in.addLibrary(p, sandboxLibrary, in.built[builtSandbox])
 	p.link(path.Join(in.libDir, "gbm/nvidia-drm_gbm.so"), "../libnvidia-allocator.so.1")
 	if err := in.addPrograms(p); err != nil {
 		return nil, err
@@ -181,6 +179,8 @@ func (in *install) addPrograms(p plan) error {
 		}
 		p.program(path.Join(in.binDir, name), data)
 	}
-	p.program(path.Join(in.binDir, "nvidia-smi"), in.smi)
+	for _, name := range []string{builtSMI, builtMPSControl, builtMPSServer} {
+		p.program(path.Join(in.binDir, name), in.built[name])
+	}
 	return nil
 }

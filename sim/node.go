@@ -16,6 +16,7 @@ const (
 	nodeFile        = ownDir + "/node"
 	machineFilePath = ownDir + "/machine.yaml"
 	stateFile       = ownDir + "/state"
+	mpsClientPath   = ownDir + "/" + builtMPSClient
 )
 
 // Node is a simulated node on disk. Its methods may be used by several processes at once.
@@ -88,5 +89,13 @@ func (n *Node) LibDir() string { return n.libDir }
 // Library is the path of libnvidia-ml.so.1.
 func (n *Node) Library() string { return filepath.Join(n.root, n.libDir, "libnvidia-ml.so.1") }
 
+// MPSControl is the path of nvidia-cuda-mps-control. It finds nvidia-cuda-mps-server by PATH, and that one the library by
+// LD_LIBRARY_PATH.
+func (n *Node) MPSControl() string { return filepath.Join(n.root, n.binDir, builtMPSControl) }
+
+// MPSClient is the path of a program that uses MPS as a CUDA program does. It is no file of the driver: a container that
+// is to run it needs a copy.
+func (n *Node) MPSClient() string { return filepath.Join(n.root, mpsClientPath) }
+
 // SMI is the path of nvidia-smi. It needs LD_LIBRARY_PATH to name the directory of Library.
-func (n *Node) SMI() string { return filepath.Join(n.root, n.binDir, "nvidia-smi") }
+func (n *Node) SMI() string { return filepath.Join(n.root, n.binDir, builtSMI) }

@@ -66,7 +66,15 @@ var nvmlInclude = sync.OnceValues(func() (string, error) {
 	return filepath.Join(strings.TrimSpace(string(out)), "pkg", "nvml"), nil
 })
 
-// compile makes libnvidia-ml.so, nvidia-smi and probe in a directory, which it returns.
+// programs are the driver's programs, by the source that each is compiled from.
+var programs = map[string]string{
+	"smi.c":         "nvidia-smi",
+	"mps_control.c": "nvidia-cuda-mps-control",
+	"mps_server.c":  "nvidia-cuda-mps-server",
+	"mps_client.c":  "cuda-mps-client",
+}
+
+// compile makes libnvidia-ml.so, the programs and probe in a directory, which it returns.
 func (f *flavour) compile() (string, error) {
 	dir := filepath.Join(buildDir, f.name)
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -85,13 +93,16 @@ func (f *flavour) compile() (string, error) {
 	}
 	library := []string{"-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,-z,now", "-o", dir + "/libnvidia-ml.so"}
 	library = slices.Concat(warnings, f.flags, library, librarySources(), []string{"-lpthread", "-ldl"})
-	smi := slices.Concat(warnings, f.flags, []string{"-o", dir + "/nvidia-smi", "../lib/smi.c", "-ldl"})
 	probe := slices.Concat([]string{
 		"-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations",
 		"-DNVML_NO_UNVERSIONED_FUNC_DEFS", "-isystem", include, "-o", dir + "/probe",
 	},
 		f.flags, probes, []string{"-lpthread", "-ldl"})
-	return dir, errors.Join(cc(library...), cc(smi...), cc(probe...))
+	err = errors.Join(cc(library...), cc(probe...))
+	for source, name := range programs {
+		err = errors.Join(err, cc(slices.Concat(warnings, f.flags, []string{"-o", filepath.Join(dir, name), "../lib/" + source, "-ldl"})...))
+	}
+	return dir, err
 }
 
 // librarySources are the library's C files: all in the folder but those of other products.
@@ -101,7 +112,8 @@ func librarySources() []string {
 		panic(err) // the pattern is right
 	}
 	return slices.DeleteFunc(files, func(file string) bool {
-		return slices.Contains([]string{"smi.c", "sandboxutils.c"}, filepath.Base(file))
+		base := filepath.Base(file)
+		return programs[base] != "" || base == "sandboxutils.c"
 	})
 }
 

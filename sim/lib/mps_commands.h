@@ -1,0 +1,197 @@
+// The commands of the front end. What is wrong with an argument stands in the log only, as with the real one. A part of
+// mps_control.c.
+#ifndef GPU_SIM_MPS_COMMANDS_H
+#define GPU_SIM_MPS_COMMANDS_H
+
+#include "mps_state.h"
+
+// An answer: a dot, and then what the front end prints.
+struct answer {
+    char text[MPS_ANSWER];
+    size_t length;
+};
+
+__attribute__((format(printf, 2, 3))) static void add(struct answer *a, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(a->text + a->length, sizeof(a->text) - a->length, format, arguments);
+    va_end(arguments);
+    if (length > 0 && (size_t)length < sizeof(a->text) - a->length)
+        a->length += (size_t)length;
+}
+
+// Answers a line, and logs it.
+__attribute__((format(printf, 2, 3))) static void tell(struct answer *a, const char *format, ...)
+{
+    char text[MPS_MESSAGE];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    say("%s", text);
+    add(a, "%s\n", text);
+}
+
+// The server that a command names, or NULL, which is answered.
+static const struct server *named(struct answer *a, const char *argument)
+{
+    const struct server *s = server_by_pid(atoi(argument));
+    if (s == NULL)
+        tell(a, "Server %d not found", atoi(argument));
+    return s;
+}
+
+static void list_servers(struct answer *a, const char *argument)
+{
+    (void)argument;
+    for (size_t i = 0; i < SERVERS; i++)
+        if (d.servers[i].pid != 0 && d.servers[i].fd >= 0)
+            add(a, "%d\n", d.servers[i].pid);
+}
+
+static void list_clients(struct answer *a, const char *argument)
+{
+    const struct server *s = named(a, argument);
+    for (size_t i = 0; s != NULL && i < s->count; i++)
+        add(a, "%d\n", s->clients[i]);
+}
+
+static void server_status(struct answer *a, const char *argument)
+{
+    const struct server *s = named(a, argument);
+    if (s != NULL)
+        add(a, "%s\n", s->fd >= 0 ? "ACTIVE" : "INITIALIZING");
+}
+
+static void device_clients(struct answer *a, const char *argument)
+{
+    for (size_t i = 0; i < SERVERS; i++) {
+        const struct server *s = &d.servers[i];
+        if (s->pid == 0 || (argument[0] != '\0' && s->pid != atoi(argument)))
+            continue;
+        char uuid[MPS_MESSAGE];
+        int used;
+        for (const char *at = s->devices; sscanf(at, "%4095s%n", uuid, &used) == 1; at += used)
+            for (size_t c = 0; c < s->count; c++)
+                add(a, "%s %d\n", uuid, s->clients[c]);
+    }
+}
+
+static void start(struct answer *a, const char *argument)
+{
+    char *end;
+    const char *uid = mps_after(argument, "-uid");
+    unsigned long value = uid != NULL ? strtoul(uid, &end, 10) : 0;
+    if (uid == NULL || end == uid || *end != '\0')
+        tell(a, "A user id (UID) is required to start a new server");
+    else if (server_of((uid_t)value) == NULL && !d.quitting)
+        start_server((uid_t)value);
+}
+
+static void get_threads(struct answer *a, const char *argument)
+{
+    (void)argument;
+    tell(a, "%.1f", d.threads);
+}
+
+static void set_threads(struct answer *a, const char *argument)
+{
+    char *end;
+    double percentage = strtod(argument, &end);
+    if (end != argument && *end == '\0' && percentage > 0 && percentage <= 100)
+        d.threads = percentage;
+    else
+        say("Invalid percentage, expected between (0.0, 100.0]");
+    get_threads(a, argument);
+}
+
+static void get_limit(struct answer *a, const char *argument)
+{
+    char *end;
+    unsigned long device = strtoul(argument, &end, 10);
+    long long limit = end != argument && device < MPS_DEVICES ? d.limits[device] : 0;
+    if (limit == 0)
+        say("No default pinned memory limit set for the device!");
+    else if (limit >= 1024)
+        tell(a, "%lldG", limit / 1024); // rounded down, as the real one does
+    else
+        tell(a, "%lldM", limit);
+}
+
+// Only an index counts: the real one takes a UUID and does nothing with it.
+static void set_limit(struct answer *a, const char *argument)
+{
+    unsigned int device;
+    long long value;
+    char unit = 'M';
+    (void)a;
+    if (sscanf(argument, "%u %lld%c", &device, &value, &unit) >= 2 && device < MPS_DEVICES && value > 0 &&
+        value < 1LL << 32)
+        d.limits[device] = unit == 'G' ? value * 1024 : value;
+}
+
+static const struct {
+    const char *name;
+    void (*run)(struct answer *, const char *);
+} commands[] = {
+    {"get_server_list", list_servers},
+    {"get_server_status", server_status},
+    {"get_client_list", list_clients},
+    {"get_device_client_list", device_clients},
+    {"start_server", start},
+    {"get_default_active_thread_percentage", get_threads},
+    {"set_default_active_thread_percentage", set_threads},
+    {"get_default_device_pinned_mem_limit", get_limit},
+    {"set_default_device_pinned_mem_limit", set_limit},
+};
+
+// Begins to shut down. The front end waits for the end.
+static bool quit(struct peer *p, const char *argument)
+{
+    const char *timeout = mps_after(argument, "-t");
+    if (p->who.uid != 0 && p->who.uid != getuid()) {
+        say("Not enough privilege to execute quit command");
+        return false;
+    }
+    p->kind = QUITTING;
+    d.quitting = true;
+    if (timeout != NULL) {
+        say("quit command issued with timeout of %d", atoi(timeout));
+        d.deadline = milliseconds() + atoi(timeout) * 1000LL;
+    }
+    for (size_t i = 0; i < SERVERS; i++)
+        if (d.servers[i].pid != 0)
+            shut_down(&d.servers[i]);
+    for (size_t i = 0; i < PEERS; i++)
+        if (d.peers[i].kind == WAITING)
+            close_peer(&d.peers[i]);
+    return true;
+}
+
+static void run_command(struct peer *p, const char *line)
+{
+    static struct answer a;
+    a.length = 0;
+    add(&a, ".");
+    if (line == NULL) {
+        close_peer(p);
+        return;
+    }
+    say("Cmd:%s", line);
+    const char *argument = mps_after(line, "quit");
+    if (argument != NULL && quit(p, argument))
+        return; // answered when all is down
+    bool known = argument != NULL;
+    for (size_t i = 0; !known && i < sizeof(commands) / sizeof(commands[0]); i++)
+        if ((argument = mps_after(line, commands[i].name)) != NULL) {
+            commands[i].run(&a, argument);
+            known = true;
+        }
+    if (!known)
+        tell(&a, "Unknown command \"%.*s\"", (int)strcspn(line, " "), line);
+    if (!mps_send(p->fd, a.text, a.length))
+        close_peer(p);
+}
+
+#endif

@@ -1,0 +1,61 @@
+// nvidia-cuda-mps-control for the simulated driver: the control daemon, and the program that talks to it. What it prints
+// and answers is what the real one of driver 535 does, as observed, and what the manual page of driver 580 adds.
+#define _GNU_SOURCE
+#include "mps.h"
+#include "mps_daemon.h"
+
+static int no_daemon(void)
+{
+    fputs("Cannot find MPS control daemon process\n", stderr);
+    return 1;
+}
+
+// Gives the daemon a command and prints the answer. Negative: go on; otherwise the exit status.
+static int command(int fd, const char *line, size_t length)
+{
+    static char answer[MPS_ANSWER];
+    if (!mps_sendf(fd, "cmd %.*s", (int)length, line) || mps_receive(fd, answer, sizeof(answer)) <= 0) {
+        fputs("Cannot send command to MPS control daemon process\n", stderr);
+        return 1;
+    }
+    fputs(answer + 1, stdout);
+    fflush(stdout);
+    return answer[0] == '.' ? -1 : answer[0] - '0';
+}
+
+// The front end: commands from standard input, a line each, until it ends or the daemon did.
+static int front_end(void)
+{
+    int fd = mps_connect("control");
+    if (fd < 0 || !mps_sendf(fd, "ui"))
+        return no_daemon();
+    char *line = NULL;
+    size_t size = 0;
+    int status = -1;
+    for (ssize_t length; status < 0 && (length = getline(&line, &size, stdin)) >= 0;)
+        status = command(fd, line, strcspn(line, "\n"));
+    free(line);
+    close(fd);
+    return status < 0 ? 0 : status;
+}
+
+static int help(void)
+{
+    puts("CUDA MPS Control of a simulated driver.\n\n"
+         "  This program allows multiple CUDA processes to share a single GPU context. For information on how to use the "
+         "CUDA MPS, see the nvidia-cuda-mps-control manual page.\n");
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0)
+            return help();
+        if (strcmp(argv[i], "-d") == 0)
+            return run_daemon(false);
+        if (strcmp(argv[i], "-f") == 0)
+            return run_daemon(true);
+    }
+    return front_end();
+}

@@ -1,0 +1,267 @@
+// The MPS server of the simulated driver. The control daemon starts it for a user, with the limits in its environment;
+// it answers the clients that the daemon hands to it.
+#define _GNU_SOURCE
+#include "mps.h"
+#include "mps_devices.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/random.h>
+
+struct device {
+    char uuid[MPS_UUID], name[MPS_NAME];
+    long long limit; // in bytes; 0 is none
+};
+
+struct client {
+    int fd; // -1: the place is free
+    pid_t pid;
+    bool connected;
+};
+
+static struct {
+    int daemon, log;
+    struct device devices[MPS_DEVICES];
+    size_t count;
+    double threads;
+    char shm[64], token[2 * MPS_TOKEN + 1];
+    struct client clients[MPS_CLIENTS];
+    bool closing;
+} self = {.daemon = -1, .log = -1};
+
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
+{
+    char line[PIPE_BUF]; // so that lines of several servers do not mix
+    va_list arguments;
+    va_start(arguments, format);
+    int length = mps_log_line(line, sizeof(line), "Server", format, arguments);
+    va_end(arguments);
+    if (self.log >= 0 && length > 0 && write(self.log, line, (size_t)length < sizeof(line) ? (size_t)length : sizeof(line)) < 0)
+        self.log = -1; // nobody reads it any more
+}
+
+// Adds one device of CUDA_VISIBLE_DEVICES, an index or a UUID.
+static bool add_device(const struct mps_nvml *nvml, const char *name)
+{
+    nvmlDevice_t handle;
+    char *end;
+    unsigned long index = strtoul(name, &end, 10);
+    nvmlReturn_t result = end != name && *end == '\0' ? nvml->by_index((unsigned int)index, &handle) : nvml->by_uuid(name, &handle);
+    struct device *d = &self.devices[self.count];
+    if (self.count == MPS_DEVICES || result != NVML_SUCCESS || nvml->uuid(handle, d->uuid, MPS_UUID) != NVML_SUCCESS ||
+        nvml->name(handle, d->name, MPS_NAME) != NVML_SUCCESS) {
+        say("Failed to create server context: device %s of CUDA_VISIBLE_DEVICES does not exist", name);
+        return false;
+    }
+    say("Creating server context on device %zu (%s)", self.count, d->name);
+    self.count++;
+    return true;
+}
+
+static bool add_all(const struct mps_nvml *nvml)
+{
+    unsigned int count = 0;
+    char index[16];
+    nvml->count(&count);
+    for (unsigned int i = 0; i < count; i++) {
+        snprintf(index, sizeof(index), "%u", i);
+        if (!add_device(nvml, index))
+            return false;
+    }
+    return true;
+}
+
+// Finds the devices that the server may use. False: it cannot have one of them, or has none.
+static bool find_devices(void)
+{
+    const struct mps_nvml *nvml = mps_library();
+    if (nvml == NULL) {
+        say("Failed to initialize the driver");
+        return false;
+    }
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (visible == NULL)
+        return add_all(nvml) && self.count > 0;
+    char list[MPS_MESSAGE], *rest = list;
+    if (snprintf(list, sizeof(list), "%s", visible) >= (int)sizeof(list))
+        return false;
+    for (char *name; (name = strsep(&rest, ",")) != NULL;)
+        if (!add_device(nvml, name))
+            return false;
+    return self.count > 0;
+}
+
+// Reads the limits that the daemon set: "25.0" and "0=1000M,1=2G".
+static void read_limits(void)
+{
+    self.threads = atof(mps_setting("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"));
+    say("Active Threads Percentage set to %.1f", self.threads);
+    for (const char *at = mps_setting("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", ""); at != NULL && *at != '\0';) {
+        unsigned int device;
+        long long value;
+        char unit;
+        if (sscanf(at, "%u=%lld%c", &device, &value, &unit) == 3 && device < self.count) {
+            self.devices[device].limit = value << (unit == 'G' ? 30 : 20);
+            say("Device pinned memory limit for device %u set to 0x%llx bytes", device, (unsigned long long)self.devices[device].limit);
+        }
+        at = strchr(at, ',');
+        at += at != NULL;
+    }
+}
+
+// Makes the shared memory: a file in /dev/shm with a token that a client can read only where it has the same /dev/shm.
+static bool make_shm(void)
+{
+    unsigned char random[MPS_TOKEN];
+    char path[PATH_MAX];
+    if (getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random))
+        return false;
+    for (size_t i = 0; i < sizeof(random); i++)
+        snprintf(self.token + 2 * i, 3, "%02x", random[i]);
+    snprintf(self.shm, sizeof(self.shm), "cuda.shm.%x.%x.1", getuid(), (unsigned int)getpid());
+    mps_path(path, sizeof(path), "/dev/shm", self.shm);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    bool made = fd >= 0 && write(fd, self.token, sizeof(self.token) - 1) == (ssize_t)sizeof(self.token) - 1;
+    say(made ? "Created shared memory region /%s" : "Failed to create shared memory region /%s", self.shm);
+    if (fd >= 0)
+        close(fd);
+    return made;
+}
+
+static void remove_shm(void)
+{
+    char path[PATH_MAX];
+    if (self.shm[0] != '\0' && mps_path(path, sizeof(path), "/dev/shm", self.shm))
+        unlink(path);
+}
+
+static void drop(struct client *c)
+{
+    if (c->connected) {
+        say("Client {PID: %d, Context ID: 0} disconnected", c->pid);
+        mps_sendf(self.daemon, "gone %d", c->pid);
+    }
+    close(c->fd);
+    *c = (struct client){.fd = -1};
+}
+
+// Takes a client that the daemon handed over, and asks it for the token.
+static void take(int fd)
+{
+    struct ucred who;
+    socklen_t size = sizeof(who);
+    for (size_t i = 0; i < MPS_CLIENTS; i++) {
+        struct client *c = &self.clients[i];
+        if (c->fd >= 0)
+            continue;
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0)
+            break;
+        *c = (struct client){.fd = fd, .pid = who.pid};
+        say("Received new client request for {PID: %d, Context ID: 0}", who.pid);
+        if (!mps_sendf(fd, "shm %s", self.shm))
+            drop(c);
+        return;
+    }
+    mps_sendf(fd, "the server has as many clients as it can have: %d", MPS_CLIENTS);
+    close(fd);
+}
+
+// What a client is told: the server, its limits, its devices.
+static bool welcome(int fd)
+{
+    char text[MPS_MESSAGE] = "";
+    size_t length = (size_t)snprintf(text, sizeof(text), "welcome server=%d active_thread_percentage=%.1f\n", getpid(), self.threads);
+    for (size_t i = 0; i < self.count && length < sizeof(text); i++)
+        length += (size_t)snprintf(text + length, sizeof(text) - length, "device=%zu uuid=%s pinned_mem_limit=%lld\n", i,
+                                   self.devices[i].uuid, self.devices[i].limit);
+    return length < sizeof(text) && mps_send(fd, text, length);
+}
+
+static void hear_client(struct client *c)
+{
+    char message[MPS_MESSAGE];
+    const char *token = mps_receive(c->fd, message, sizeof(message)) > 0 ? mps_after(message, "token") : NULL;
+    if (token == NULL || c->connected || strcmp(token, self.token) != 0) {
+        if (!c->connected)
+            say("Client {PID: %d, Context ID: 0} does not share memory with the server", c->pid);
+        drop(c);
+        return;
+    }
+    // The daemon first: it must know of the client when that goes on.
+    c->connected = mps_sendf(self.daemon, "client %d", c->pid);
+    say("Client {PID: %d, Context ID: 0} connected", c->pid);
+    if (!c->connected || !welcome(c->fd))
+        drop(c);
+}
+
+// Receives from the daemon: "take" with a client's socket, or "shutdown". False: the daemon is gone.
+static bool hear_daemon(void)
+{
+    char message[MPS_MESSAGE] = "";
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct iovec data = {message, sizeof(message) - 1};
+    struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+    if (recvmsg(self.daemon, &m, MSG_CMSG_CLOEXEC) <= 0)
+        return false;
+    const struct cmsghdr *header = CMSG_FIRSTHDR(&m);
+    if (header != NULL && header->cmsg_type == SCM_RIGHTS) {
+        int fd;
+        memcpy(&fd, CMSG_DATA(header), sizeof(fd));
+        take(fd);
+    }
+    self.closing |= mps_after(message, "shutdown") != NULL;
+    return true;
+}
+
+// Waits for the daemon and the clients until there is nothing more to do. The exit status.
+static int serve(void)
+{
+    struct pollfd fds[MPS_CLIENTS + 1];
+    for (;;) {
+        bool idle = true;
+        fds[0] = (struct pollfd){.fd = self.daemon, .events = POLLIN};
+        for (size_t i = 0; i < MPS_CLIENTS; i++) {
+            fds[i + 1] = (struct pollfd){.fd = self.clients[i].fd, .events = POLLIN};
+            idle &= self.clients[i].fd < 0;
+        }
+        if (self.closing && idle)
+            return 0;
+        if (poll(fds, MPS_CLIENTS + 1, -1) < 0 && errno != EINTR)
+            return 1;
+        for (size_t i = 0; i < MPS_CLIENTS; i++)
+            if (fds[i + 1].revents != 0)
+                hear_client(&self.clients[i]);
+        if (fds[0].revents != 0 && !hear_daemon())
+            return 1;
+    }
+}
+
+static bool start(void)
+{
+    char path[PATH_MAX], devices[MPS_MESSAGE] = "";
+    if (mps_path(path, sizeof(path), mps_pipe_directory(), "log"))
+        self.log = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    for (size_t i = 0; i < MPS_CLIENTS; i++)
+        self.clients[i].fd = -1;
+    say("Connecting to control daemon on socket: %s/control", mps_pipe_directory());
+    self.daemon = mps_connect("control");
+    if (self.daemon < 0 || !find_devices() || !make_shm())
+        return false;
+    read_limits();
+    for (size_t i = 0, at = 0; i < self.count && at < sizeof(devices); i++)
+        at += (size_t)snprintf(devices + at, sizeof(devices) - at, " %s", self.devices[i].uuid);
+    say("Server has started");
+    return mps_sendf(self.daemon, "server %s%s", self.shm, devices);
+}
+
+int main(void)
+{
+    signal(SIGPIPE, SIG_IGN); // the daemon may end while it is written to
+    int status = start() ? serve() : 1;
+    remove_shm();
+    say("Server exits with status %d", status);
+    return status;
+}

@@ -1,0 +1,293 @@
+// What the control daemon knows: its servers, and who is connected. A part of mps_control.c.
+#ifndef GPU_SIM_MPS_STATE_H
+#define GPU_SIM_MPS_STATE_H
+
+#include "mps.h"
+
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+enum { SERVERS = 16, PEERS = 256 };
+
+struct server {
+    pid_t pid; // 0: the place is free
+    uid_t uid;
+    int fd;       // -1: it is not ready yet, or its connection ended
+    bool closing; // takes no more clients
+    char shm[64], devices[MPS_MESSAGE];
+    pid_t clients[MPS_CLIENTS];
+    size_t count;
+};
+
+struct peer {
+    enum { FREE, NEW, UI, WAITING, QUITTING } kind; // WAITING: a client without a server yet
+    int fd;
+    struct ucred who;
+};
+
+static struct {
+    int listener, privileged, lock, pipe, signals, control_log, server_log;
+    struct server servers[SERVERS];
+    struct peer peers[PEERS];
+    double threads;
+    long long limits[MPS_DEVICES]; // in MiB; 0 is none
+    bool quitting;
+    long long deadline; // when to kill the servers, in milliseconds; 0 is never
+    int status;
+} d = {.listener = -1, .privileged = -1, .lock = -1, .pipe = -1, .signals = -1, .control_log = -1, .server_log = -1};
+
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
+{
+    char line[MPS_MESSAGE + 128];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = mps_log_line(line, sizeof(line), "Control", format, arguments);
+    va_end(arguments);
+    if (d.control_log >= 0 && write(d.control_log, line, (size_t)length) < 0)
+        d.control_log = -1;
+}
+
+static long long milliseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+
+static void close_peer(struct peer *p)
+{
+    close(p->fd);
+    *p = (struct peer){.kind = FREE, .fd = -1};
+}
+
+static size_t servers(void)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < SERVERS; i++)
+        count += d.servers[i].pid != 0;
+    return count;
+}
+
+static struct server *server_by_pid(pid_t pid)
+{
+    for (size_t i = 0; pid > 0 && i < SERVERS; i++)
+        if (d.servers[i].pid == pid)
+            return &d.servers[i];
+    return NULL;
+}
+
+// The server that takes a user's clients, or NULL.
+static struct server *server_of(uid_t uid)
+{
+    for (size_t i = 0; i < SERVERS; i++)
+        if (d.servers[i].pid != 0 && d.servers[i].uid == uid && !d.servers[i].closing)
+            return &d.servers[i];
+    return NULL;
+}
+
+// Becomes the server, with the limits that hold from now on. Does not return.
+_Noreturn static void exec_server(uid_t uid)
+{
+    char threads[32], limits[MPS_MESSAGE] = "";
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    snprintf(threads, sizeof(threads), "%.1f", d.threads);
+    for (size_t i = 0, at = 0; i < MPS_DEVICES; i++)
+        if (d.limits[i] > 0)
+            at += (size_t)snprintf(limits + at, sizeof(limits) - at, "%s%zu=%lldM", at > 0 ? "," : "", i, d.limits[i]);
+    setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", threads, 1);
+    setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limits, 1);
+    if (uid == getuid() || setuid(uid) == 0)
+        execlp("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", (char *)NULL);
+    _exit(1);
+}
+
+static bool start_server(uid_t uid)
+{
+    for (size_t i = 0; i < SERVERS; i++) {
+        struct server *s = &d.servers[i];
+        if (s->pid != 0)
+            continue;
+        pid_t pid = fork();
+        if (pid == 0)
+            exec_server(uid);
+        if (pid < 0)
+            return false;
+        *s = (struct server){.pid = pid, .uid = uid, .fd = -1};
+        say("Starting new server %d for user %u", pid, uid);
+        return true;
+    }
+    return false;
+}
+
+// Asks a server to end when its clients have.
+static void shut_down(struct server *s)
+{
+    if (!s->closing && s->fd >= 0)
+        s->closing = mps_sendf(s->fd, "shutdown");
+}
+
+// Makes a peer the connection of the server that it is.
+static void adopt(struct peer *p, const char *message)
+{
+    struct server *s = server_by_pid(p->who.pid);
+    if (s == NULL || s->fd >= 0) {
+        say("NEW SERVER %d: Ignoring connection from user", p->who.pid);
+        close_peer(p);
+        return;
+    }
+    sscanf(message, "%63s %4095[^\n]", s->shm, s->devices);
+    s->fd = p->fd;
+    p->kind = FREE;
+    p->fd = -1;
+    say("NEW SERVER %d: Ready", s->pid);
+    if (d.quitting)
+        shut_down(s);
+}
+
+// Gives a client's connection to the server, which answers it from then on.
+static void hand_over(struct server *s, struct peer *p)
+{
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof(int))];
+    } control = {.header = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))}};
+    char text[] = "take";
+    struct iovec data = {text, sizeof(text) - 1};
+    struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+    memcpy(CMSG_DATA(&control.header), &p->fd, sizeof(p->fd));
+    if (sendmsg(s->fd, &m, MSG_NOSIGNAL) < 0)
+        say("Cannot pass client %d to server %d", p->who.pid, s->pid);
+    close_peer(p);
+}
+
+// Forgets a server that ended, and turns away the clients that wait for one that could not start.
+static void forget_server(struct server *s, int status)
+{
+    char path[PATH_MAX];
+    say("Server %d exited with status %d", s->pid, status);
+    if (status != 0 && s->shm[0] != '\0' && mps_path(path, sizeof(path), "/dev/shm", s->shm) && unlink(path) == 0)
+        say("Removed Shm file at %s", path);
+    for (size_t i = 0; s->shm[0] == '\0' && i < PEERS; i++)
+        if (d.peers[i].kind == WAITING && d.peers[i].who.uid == s->uid)
+            close_peer(&d.peers[i]);
+    if (s->fd >= 0)
+        close(s->fd);
+    *s = (struct server){.fd = -1};
+}
+
+// A socket in the pipe directory; a daemon that was killed may have left one.
+static int listen_at(const char *name, mode_t mode)
+{
+    struct sockaddr_un address;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (!mps_address(&address, name) || fd < 0)
+        return -1;
+    unlink(address.sun_path);
+    if (bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 || chmod(address.sun_path, mode) != 0 || listen(fd, 64) != 0)
+        return -1;
+    return fd;
+}
+
+static int open_in(const char *directory, const char *name, int flags, mode_t mode)
+{
+    char path[PATH_MAX];
+    if (!mps_path(path, sizeof(path), directory, name))
+        return -1;
+    int fd = open(path, flags | O_CLOEXEC, mode);
+    if (fd >= 0 && (flags & O_CREAT) != 0 && fchmod(fd, mode) != 0)
+        return -1;
+    return fd;
+}
+
+static void open_logs(bool foreground)
+{
+    const char *directory = mps_setting("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps");
+    if (foreground) {
+        d.control_log = d.server_log = STDOUT_FILENO;
+        return;
+    }
+    d.control_log = open_in(directory, "control.log", O_WRONLY | O_CREAT | O_APPEND, 0644);
+    d.server_log = open_in(directory, "server.log", O_WRONLY | O_CREAT | O_APPEND, 0644);
+    if (d.control_log < 0 || d.server_log < 0)
+        printf("Warning: Failed writing log files to directory [%s]. No logs will be available.\n", directory);
+}
+
+static bool make_log_pipe(void)
+{
+    char path[PATH_MAX];
+    if (!mps_path(path, sizeof(path), mps_pipe_directory(), "log") || (mkfifo(path, 0777) != 0 && errno != EEXIST) ||
+        chmod(path, 0777) != 0)
+        return false;
+    d.pipe = open_in(mps_pipe_directory(), "log", O_RDWR | O_NONBLOCK, 0);
+    return d.pipe >= 0;
+}
+
+// Takes the pipe directory and begins to listen, so that a client that comes when this is done is heard. 0, or the exit
+// status.
+static int open_daemon(bool foreground)
+{
+    if (access(mps_pipe_directory(), W_OK | X_OK) != 0) {
+        printf("Cannot access CUDA_MPS_PIPE_DIRECTORY=%s\n", mps_pipe_directory());
+        return 1;
+    }
+    d.lock = open_in(mps_pipe_directory(), "control_lock", O_RDWR | O_CREAT, 0666);
+    if (d.lock < 0 || flock(d.lock, LOCK_EX | LOCK_NB) != 0) {
+        puts("An instance of this daemon is already running");
+        return 1;
+    }
+    d.listener = listen_at("control", 0666);
+    d.privileged = listen_at("control_privileged", 0755);
+    if (d.listener < 0 || d.privileged < 0 || !make_log_pipe()) {
+        fputs("Cannot find MPS control daemon process\n", stderr);
+        return 1;
+    }
+    open_logs(foreground);
+    fflush(stdout);
+    return 0;
+}
+
+// Becomes the daemon: in the background a process without a terminal.
+static bool begin(bool foreground)
+{
+    signal(SIGPIPE, SIG_IGN); // who reads the log in the foreground may end before
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child, NULL);
+    d.signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    int pid = open_in(mps_pipe_directory(), "nvidia-cuda-mps-control.pid", O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    if (d.signals < 0 || pid < 0 || dprintf(pid, "%d\n", getpid()) < 0)
+        return false;
+    close(pid);
+    int null = foreground ? -1 : open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (int fd = 0; null >= 0 && fd < 3; fd++)
+        dup2(null, fd);
+    if (!foreground)
+        setsid();
+    for (size_t i = 0; i < SERVERS; i++)
+        d.servers[i].fd = -1;
+    d.threads = atof(mps_setting("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"));
+    say("Starting control daemon using socket %s/control", mps_pipe_directory());
+    say("To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=%s", mps_pipe_directory());
+    return true;
+}
+
+// Tells who said "quit" how it went, and removes what the real one removes: the sockets and the lock stay.
+static void end_daemon(void)
+{
+    char path[PATH_MAX];
+    for (size_t i = 0; i < 2; i++)
+        if (mps_path(path, sizeof(path), mps_pipe_directory(), i == 0 ? "log" : "nvidia-cuda-mps-control.pid"))
+            unlink(path);
+    close(d.lock);
+    for (size_t i = 0; i < PEERS; i++)
+        if (d.peers[i].kind == QUITTING)
+            mps_sendf(d.peers[i].fd, "%d", d.status);
+}
+
+#endif

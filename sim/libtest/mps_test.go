@@ -1,0 +1,494 @@
+package libtest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+const firstGPU = "GPU-00000000-0000-4000-8000-000000000000"
+
+// mps is a pipe and a log directory, and what to run there.
+type mps struct {
+	t          *testing.T
+	node       *node
+	pipe, logs string
+	visible    string // CUDA_VISIBLE_DEVICES
+}
+
+func newMPS(t *testing.T, visible string) *mps {
+	t.Helper()
+	m := &mps{t: t, node: newTestNode(t, asan), pipe: t.TempDir(), logs: t.TempDir(), visible: visible}
+	t.Cleanup(func() { // ends what the test left running
+		if control := m.command("nvidia-cuda-mps-control"); control != nil {
+			control.Stdin = strings.NewReader("quit -t 0\n")
+			_ = control.Run()
+		}
+	})
+	return m
+}
+
+func (m *mps) command(name string, args ...string) *exec.Cmd {
+	dir := m.node.flavour.dir(m.t)
+	cmd := exec.Command(filepath.Join(dir, name), args...)
+	cmd.Env = append(os.Environ(), "TZ=UTC", "PATH="+dir+":"+os.Getenv("PATH"), "CUDA_VISIBLE_DEVICES="+m.visible,
+		"LD_LIBRARY_PATH="+filepath.Dir(m.node.library), "CUDA_MPS_PIPE_DIRECTORY="+m.pipe, "CUDA_MPS_LOG_DIRECTORY="+m.logs)
+	return cmd
+}
+
+// start starts the daemon in the background.
+func (m *mps) start() {
+	m.t.Helper()
+	if status, out := finish(m.t, m.command("nvidia-cuda-mps-control", "-d")); status != 0 {
+		m.t.Fatalf("start the daemon: status %d\n%s", status, out)
+	}
+}
+
+// control gives the daemon commands and returns the exit status and what was printed.
+func (m *mps) control(commands ...string) (int, string) {
+	m.t.Helper()
+	cmd := m.command("nvidia-cuda-mps-control")
+	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
+	return finish(m.t, cmd)
+}
+
+// log returns a log file without times and process ids.
+func (m *mps) log(name string) string {
+	m.t.Helper()
+	data, err := os.ReadFile(filepath.Join(m.logs, name))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return string(data)
+}
+
+func finish(t *testing.T, cmd *exec.Cmd) (int, string) {
+	t.Helper()
+	out, err := cmd.CombinedOutput()
+	var failed *exec.ExitError
+	if err != nil && !errors.As(err, &failed) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), string(out)
+}
+
+// TestMPSCommands holds the front end's answers against those of the real program.
+func TestMPSCommands(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ commands, want, log string }{
+		"an idle daemon has no server":             {"get_server_list", "", ""},
+		"all threads are the default":              {"get_default_active_thread_percentage", "100.0\n", ""},
+		"a percentage is answered":                 {"set_default_active_thread_percentage 25\nget_default_active_thread_percentage", "25.0\n25.0\n", ""},
+		"too many percent change nothing":          {"set_default_active_thread_percentage 101", "100.0\n", "Invalid percentage, expected between (0.0, 100.0]"},
+		"no percentage changes nothing":            {"set_default_active_thread_percentage", "100.0\n", "Invalid percentage"},
+		"there is no memory limit at first":        {"get_default_device_pinned_mem_limit 0", "", "No default pinned memory limit set for the device!"},
+		"a memory limit in gigabytes":              {"set_default_device_pinned_mem_limit 0 2G\nget_default_device_pinned_mem_limit 0", "2G\n", ""},
+		"whole gigabytes are printed as such":      {"set_default_device_pinned_mem_limit 0 20480M\nget_default_device_pinned_mem_limit 0", "20G\n", ""},
+		"a part of a gigabyte is not printed":      {"set_default_device_pinned_mem_limit 0 1500M\nget_default_device_pinned_mem_limit 0", "1G\n", ""},
+		"less than a gigabyte is in megabytes":     {"set_default_device_pinned_mem_limit 0 1000M\nget_default_device_pinned_mem_limit 0", "1000M\n", ""},
+		"a limit of a UUID is not kept":            {"set_default_device_pinned_mem_limit " + firstGPU + " 2G\nget_default_device_pinned_mem_limit 0", "", ""},
+		"each device has its own limit":            {"set_default_device_pinned_mem_limit 5 2G\nget_default_device_pinned_mem_limit 0", "", ""},
+		"clients of a server that is not there":    {"get_client_list 1", "Server 1 not found\n", ""},
+		"clients of no server":                     {"get_client_list", "Server 0 not found\n", ""},
+		"the status of a server that is not":       {"get_server_status 1", "Server 1 not found\n", ""},
+		"no devices are in use":                    {"get_device_client_list", "", ""},
+		"a server needs a user":                    {"start_server", "A user id (UID) is required to start a new server\n", ""},
+		"a user is a number":                       {"start_server -uid x", "A user id (UID) is required to start a new server\n", ""},
+		"an unknown command is named":              {"nonsense 1 2", "Unknown command \"nonsense\"\n", ""},
+		"an empty line is an unknown command":      {"", "Unknown command \"\"\n", ""},
+		"a command is not the beginning of a word": {"get_server_listing", "Unknown command \"get_server_listing\"\n", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMPS(t, firstGPU)
+			m.start()
+			status, out := m.control(test.commands)
+			if diff := cmp.Diff(test.want, out); diff != "" || status != 0 {
+				t.Errorf("status %d, answers (-want +got):\n%s", status, diff)
+			}
+			if log := m.log("control.log"); !strings.Contains(log, test.log) || !strings.Contains(log, "Cmd:"+strings.Split(test.commands, "\n")[0]+"\n") {
+				t.Errorf("control.log lacks the command or %q:\n%s", test.log, log)
+			}
+		})
+	}
+}
+
+func TestMPSDaemonFiles(t *testing.T) {
+	t.Parallel()
+	m := newMPS(t, firstGPU)
+	m.start()
+	want := []string{
+		"Srw-rw-rw- control", "-rw-rw-rw- control_lock", "Srwxr-xr-x control_privileged", "prwxrwxrwx log",
+		"-rw-r--r-- nvidia-cuda-mps-control.pid",
+	}
+	if diff := cmp.Diff(want, modes(t, m.pipe)); diff != "" {
+		t.Errorf("pipe directory (-want +got):\n%s", diff)
+	}
+	pid, err := os.ReadFile(filepath.Join(m.pipe, "nvidia-cuda-mps-control.pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name, _ := os.ReadFile("/proc/" + strings.TrimSpace(string(pid)) + "/comm"); !strings.HasPrefix("nvidia-cuda-mps-control\n", strings.TrimSpace(string(name))) {
+		t.Errorf("the pid file names process %s, which is %q", pid, name)
+	}
+	if status, out := m.control("quit"); status != 0 || out != "" {
+		t.Errorf("quit: status %d\n%s", status, out)
+	}
+	if diff := cmp.Diff(want[:3], modes(t, m.pipe)); diff != "" {
+		t.Errorf("pipe directory after quit (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"-rw-r--r-- control.log", "-rw-r--r-- server.log"}, modes(t, m.logs)); diff != "" {
+		t.Errorf("log directory (-want +got):\n%s", diff)
+	}
+	if log := m.log("control.log"); !strings.HasSuffix(log, "Exit with status 0\n") {
+		t.Errorf("control.log:\n%s", log)
+	}
+}
+
+func modes(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, info.Mode().String()+" "+e.Name())
+	}
+	return list
+}
+
+func TestMPSOneDaemon(t *testing.T) {
+	t.Parallel()
+	m := newMPS(t, firstGPU)
+	if status, out := m.control("get_server_list"); status != 1 || out != "Cannot find MPS control daemon process\n" {
+		t.Errorf("without a daemon: status %d\n%s", status, out)
+	}
+	m.start()
+	for _, option := range []string{"-d", "-f"} {
+		status, out := finish(t, m.command("nvidia-cuda-mps-control", option))
+		if status != 1 || out != "An instance of this daemon is already running\n" {
+			t.Errorf("a second one with %s: status %d\n%s", option, status, out)
+		}
+	}
+	m.kill()
+	if status, _ := m.control("get_server_list"); status != 1 {
+		t.Errorf("after it was killed: status %d, want 1", status)
+	}
+	m.start() // what the first one left is in nobody's way
+	if status, out := m.control("get_server_list"); status != 0 {
+		t.Errorf("a new one: status %d\n%s", status, out)
+	}
+	m.pipe = filepath.Join(m.pipe, "none")
+	if status, out := finish(t, m.command("nvidia-cuda-mps-control", "-f")); status != 1 || out != "Cannot access CUDA_MPS_PIPE_DIRECTORY="+m.pipe+"\n" {
+		t.Errorf("no pipe directory: status %d\n%s", status, out)
+	}
+	m.pipe = filepath.Join(t.TempDir(), strings.Repeat("x", 110))
+	if err := os.Mkdir(m.pipe, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if status, _ := finish(t, m.command("nvidia-cuda-mps-control", "-f")); status != 1 {
+		t.Errorf("a path longer than a socket's can be: status %d, want 1", status)
+	}
+}
+
+// kill kills the daemon.
+func (m *mps) kill() {
+	m.t.Helper()
+	data, err := os.ReadFile(filepath.Join(m.pipe, "nvidia-cuda-mps-control.pid"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		m.t.Fatal(err)
+	}
+	m.eventually("the daemon is gone", func() bool {
+		status, _ := finish(m.t, m.command("nvidia-cuda-mps-control"))
+		return status == 1
+	})
+}
+
+func (m *mps) eventually(what string, holds func() bool) {
+	m.t.Helper()
+	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			m.t.Fatalf("not within 20 seconds: %s", what)
+		}
+	}
+}
+
+// In the foreground the debug messages go to standard output, and there are no log files.
+func TestMPSForeground(t *testing.T) {
+	t.Parallel()
+	m := newMPS(t, firstGPU)
+	cmd := m.command("nvidia-cuda-mps-control", "-f")
+	var out strings.Builder
+	cmd.Stdout = &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	m.eventually("the daemon answers", func() bool {
+		status, _ := m.control("get_server_list")
+		return status == 0
+	})
+	if status, out := finish(t, m.command("cuda-mps-client")); status != 0 {
+		t.Errorf("client: status %d\n%s", status, out)
+	}
+	if status, out := m.control("quit"); status != 0 {
+		t.Errorf("quit: status %d\n%s", status, out)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("daemon: %v", err)
+	}
+	for _, line := range []string{"Starting control daemon using socket " + m.pipe + "/control\n", "Starting new server ", "Server has started\n", "Exit with status 0\n"} {
+		if !strings.Contains(out.String(), line) {
+			t.Errorf("the daemon did not print %q:\n%s", line, out.String())
+		}
+	}
+	if files := modes(t, m.logs); len(files) > 0 {
+		t.Errorf("log files: %v", files)
+	}
+}
+
+// holder is a client that stays.
+type holder struct {
+	cmd *exec.Cmd
+	out *strings.Builder
+}
+
+// hold starts a client and waits until it is connected.
+func (m *mps) hold(cmd *exec.Cmd) *holder {
+	m.t.Helper()
+	h := &holder{cmd: cmd, out: &strings.Builder{}}
+	cmd.Stderr = h.out
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { _ = cmd.Process.Kill() })
+	line := make([]byte, 4096)
+	n, _ := stdout.Read(line)
+	h.out.Write(line[:n])
+	if n == 0 {
+		_ = cmd.Wait()
+		m.t.Fatalf("the client printed nothing but: %s", h.out)
+	}
+	return h
+}
+
+var serverID = regexp.MustCompile(`server=\d+`)
+
+// given is what a client was told, without the server's process id.
+func given(out string) string { return serverID.ReplaceAllString(out, "server=N") }
+
+func welcome(threads string, limit int) string {
+	return fmt.Sprintf("server=N active_thread_percentage=%s\ndevice=0 uuid=%s pinned_mem_limit=%d\n", threads, firstGPU, limit)
+}
+
+func TestMPSClients(t *testing.T) {
+	t.Parallel()
+	m := newMPS(t, firstGPU)
+	m.start()
+	m.control("set_default_active_thread_percentage 25", "set_default_device_pinned_mem_limit 0 1500M")
+	first, second := m.hold(m.command("cuda-mps-client", "60")), m.hold(m.command("cuda-mps-client", "60"))
+	for _, h := range []*holder{first, second} {
+		if diff := cmp.Diff(welcome("25.0", 1500<<20), given(h.out.String())); diff != "" {
+			t.Errorf("what a client was given (-want +got):\n%s", diff)
+		}
+	}
+	_, servers := m.control("get_server_list")
+	server := strings.TrimSpace(servers)
+	pids := fmt.Sprintf("%d\n%d\n", first.cmd.Process.Pid, second.cmd.Process.Pid)
+	for command, want := range map[string]string{
+		"get_client_list " + server:        pids,
+		"get_server_status " + server:      "ACTIVE\n",
+		"get_device_client_list":           strings.ReplaceAll("\n"+pids, "\n", "\n"+firstGPU+" ")[1 : 2*len(firstGPU)+len(pids)+3],
+		"get_device_client_list 1":         "",
+		"start_server -uid " + currentID(): "",
+	} {
+		if _, out := m.control(command); out != want {
+			t.Errorf("%s: %q, want %q", command, out, want)
+		}
+	}
+	if _, again := m.control("get_server_list"); again != servers {
+		t.Errorf("servers %q, want the one that there was: %q", again, servers)
+	}
+
+	// What is set now is for the next server.
+	m.control("set_default_active_thread_percentage 50", "set_default_device_pinned_mem_limit 0 2G")
+	if _, out := finish(t, m.command("cuda-mps-client")); given(out) != welcome("25.0", 1500<<20) {
+		t.Errorf("a client of the server that was there has other limits:\n%s", out)
+	}
+	if err := first.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	m.eventually("the killed client is forgotten", func() bool {
+		_, out := m.control("get_client_list " + server)
+		return out == fmt.Sprintf("%d\n", second.cmd.Process.Pid)
+	})
+	if status, _ := m.control("quit -t 0"); status != 1 {
+		t.Errorf("quit with a server killed: status %d, want 1", status)
+	}
+	if err := second.cmd.Wait(); err == nil || !strings.Contains(second.out.String(), "MPS error 806") {
+		t.Errorf("a client whose server was killed: %v\n%s", err, second.out)
+	}
+	id, _ := strconv.Atoi(server)
+	if left, _ := filepath.Glob(fmt.Sprintf("/dev/shm/cuda.shm.*.%x.1", id)); len(left) > 0 {
+		t.Errorf("shared memory left: %v", left)
+	}
+}
+
+func currentID() string { return strconv.Itoa(os.Getuid()) }
+
+// quit waits for the clients, and a client that comes meanwhile is turned away.
+func TestMPSQuitWaits(t *testing.T) {
+	t.Parallel()
+	m := newMPS(t, firstGPU)
+	m.start()
+	client := m.hold(m.command("cuda-mps-client", "60"))
+	quit := m.command("nvidia-cuda-mps-control")
+	quit.Stdin = strings.NewReader("quit\n")
+	if err := quit.Start(); err != nil {
+		t.Fatal(err)
+	}
+	m.eventually("the daemon shuts down", func() bool { return strings.Contains(m.log("control.log"), "Cmd:quit\n") })
+	if status, out := finish(t, m.command("cuda-mps-client")); status != 1 || !strings.Contains(out, "MPS error 807") {
+		t.Errorf("a client meanwhile: status %d\n%s", status, out)
+	}
+	if err := client.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := quit.Wait(); err != nil {
+		t.Errorf("quit: %v", err)
+	}
+	if log := m.log("control.log"); !strings.HasSuffix(log, "Exit with status 0\n") {
+		t.Errorf("control.log:\n%s", log)
+	}
+}
+
+func TestMPSDevices(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		visible string
+		status  int
+		log     string
+	}{
+		"a UUID":                  {firstGPU, 0, "Creating server context on device 0 (NVIDIA H100 80GB HBM3)"},
+		"an index":                {"1", 0, "Creating server context on device 0 "},
+		"two":                     {"0," + firstGPU, 0, "Creating server context on device 1 "},
+		"a MIG device":            {"MIG-00000003-0000-4000-8000-000000000100", 0, "(NVIDIA H100 80GB HBM3 MIG 1g.10gb)"},
+		"a UUID that is not here": {"GPU-none", 1, "device GPU-none of CUDA_VISIBLE_DEVICES does not exist"},
+		"an index too many":       {"0,7", 1, "device 7 of CUDA_VISIBLE_DEVICES does not exist"},
+		"none":                    {"", 1, "does not exist"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMPS(t, test.visible)
+			m.start()
+			status, out := finish(t, m.command("cuda-mps-client"))
+			if status != test.status || (status != 0) != strings.Contains(out, "MPS error 807") {
+				t.Errorf("client: status %d, want %d\n%s", status, test.status, out)
+			}
+			m.eventually("the server said why", func() bool { return strings.Contains(m.log("server.log"), test.log) })
+			if test.status != 0 {
+				m.control("start_server -uid " + currentID())
+				m.eventually("the log has both", func() bool { return strings.Count(m.log("control.log"), " exited with status 1\n") == 2 })
+			}
+		})
+	}
+}
+
+// A container that has not the daemon's /dev/shm, or not the GPU, cannot be a client.
+func TestMPSClientElsewhere(t *testing.T) {
+	testenv.Root(t)
+	t.Parallel()
+	m := newMPS(t, firstGPU)
+	m.start()
+	for name, test := range map[string]struct{ hide, want string }{
+		"the same place":   {"true", ""},
+		"other /dev/shm":   {"mount -t tmpfs none /dev/shm", "is not here: No such file or directory"},
+		"no node of a GPU": {"mount -t tmpfs none " + m.node.path("dev"), "the server has a device that is not here"},
+	} {
+		cmd := m.command("cuda-mps-client")
+		cmd.Args = []string{"sh", "-ec", test.hide + "; exec " + cmd.Path}
+		cmd.Path = testenv.Command(t, "sh")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		status, out := finish(t, cmd)
+		if (status != 0) != (test.want != "") || !strings.Contains(out, test.want) {
+			t.Errorf("%s: status %d, want %q\n%s", name, status, test.want, out)
+		}
+	}
+	_, servers := m.control("get_server_list")
+	if _, clients := m.control("get_client_list " + strings.TrimSpace(servers)); clients != "" {
+		t.Errorf("clients that did not share memory are counted: %q", clients)
+	}
+}
+
+// One user's server at a time: another user's client waits until the first one's are done.
+func TestMPSUsers(t *testing.T) {
+	testenv.Root(t)
+	t.Parallel()
+	m := newMPS(t, firstGPU)
+	for _, dir := range []string{filepath.Dir(m.pipe), m.pipe} {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.start()
+	root := m.hold(m.command("cuda-mps-client", "60"))
+	other := m.command("cuda-mps-client")
+	other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	var out strings.Builder
+	other.Stdout, other.Stderr = &out, &out
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	m.eventually("the other client waits", func() bool {
+		return strings.Contains(m.log("control.log"), "from user 65534: Server is not ready, push client to pending list")
+	})
+	if out.Len() > 0 {
+		t.Errorf("the other client did not wait:\n%s", out.String())
+	}
+	if err := root.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Wait(); err != nil {
+		t.Errorf("the other client: %v\n%s%s", err, out.String(), m.log("server.log"))
+	}
+	starts := regexp.MustCompile(`Starting new server \d+ for user (\d+)`).FindAllStringSubmatch(m.log("control.log"), -1)
+	users := slices.Collect(func(yield func(string) bool) {
+		for _, s := range starts {
+			yield(s[1])
+		}
+	})
+	if diff := cmp.Diff([]string{"0", "65534"}, users); diff != "" {
+		t.Errorf("servers' users (-want +got):\n%s", diff)
+	}
+	if status, _ := m.control("quit"); status != 0 {
+		t.Errorf("quit: status %d", status)
+	}
+}
