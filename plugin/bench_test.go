@@ -39,7 +39,8 @@ func (k knownSpecs) SpecHas(names ...string) error {
 }
 
 // benchPlugin, in the environment, is the directory that this program serves eight GPUs in, as a plugin is a process of its
-// own; the list of its strategies follows after a colon. It ends with its input.
+// own; the list of its strategies follows after a colon, and after another the machine of benchMachine that it serves instead.
+// It ends with its input.
 const benchPlugin = "GPU_CDI_BENCH_PLUGIN"
 
 func TestMain(m *testing.M) {
@@ -55,6 +56,7 @@ func TestMain(m *testing.M) {
 
 func serveBenchmark(told string) error {
 	dir, strategies, _ := strings.Cut(told, ":")
+	strategies, machine, _ := strings.Cut(strategies, ":")
 	known := knownSpecs{}
 	for i := range 8 {
 		known[gpus+"="+uuid(i)] = true
@@ -67,7 +69,13 @@ func serveBenchmark(told string) error {
 	if err != nil {
 		return err
 	}
-	if err := p.Update([]resource.Resource{gpusOf(8)}); err != nil {
+	served := gpusOf(8)
+	if machine != "" {
+		if _, served, err = benchMachine(machine); err != nil {
+			return err
+		}
+	}
+	if err := p.Update([]resource.Resource{served}); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
