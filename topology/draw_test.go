@@ -1,0 +1,276 @@
+package topology
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// machine is the snapshot of a simulated machine, as the driver's package reads it.
+func machine(t testing.TB, name string) *gpu.Snapshot {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("..", "nvml", "testdata", name+".golden.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &gpu.Snapshot{}
+	if err := json.Unmarshal(data, s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func machines(t testing.TB) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("..", "nvml", "testdata", "*.golden.json"))
+	if err != nil || len(files) < 7 {
+		t.Fatalf("%d machines, want at least the seven of the design (%v)", len(files), err)
+	}
+	var names []string
+	for _, f := range files {
+		names = append(names, strings.TrimSuffix(filepath.Base(f), ".golden.json"))
+	}
+	return names
+}
+
+// lose makes a GPU one that cannot be read.
+func lose(s *gpu.Snapshot, index int, reason string) *gpu.Snapshot {
+	s.Devices[index].Error = reason
+	var links []gpu.Link
+	for _, l := range s.Links {
+		if l.A != index && l.B != index {
+			links = append(links, l)
+		}
+	}
+	s.Links = links
+	return s
+}
+
+// busy is a node with all that there is: a lost GPU, MIG devices, pods that share devices.
+func busy(t testing.TB) Node {
+	t.Helper()
+	s := lose(machine(t, "mig-h100"), 7, "GPU is lost: it has fallen off the bus or is otherwise inaccessible")
+	mig := func(i, j int) string { return s.Devices[i].MIG[j].UUID }
+	return Node{Snapshot: s, Holders: []Holder{
+		{"training", "llama-7b-worker-0", "trainer", []string{s.Devices[6].UUID}},
+		{"inference", "chat-5d8f7c9b6-x2x4k", "server", []string{mig(0, 0), mig(1, 2)}},
+		{"inference", "embed-0", "server", []string{mig(4, 0) + "::0", mig(4, 0) + "::1"}},
+		{"inference", "embed-0", "sidecar", []string{mig(4, 1)}},
+		{"notebooks", "jupyter-alice", "notebook", []string{mig(4, 0) + "::2"}},
+		{"storage", "cache-0", "cache", []string{"nvme-3"}},
+	}}
+}
+
+// shown is the node of the picture in the documentation.
+func shown(t testing.TB) Node {
+	t.Helper()
+	s := machine(t, "dgx-h100")
+	id := func(i int) string { return s.Devices[i].UUID }
+	return Node{Snapshot: s, Holders: []Holder{
+		{"training", "llama-worker-0", "trainer", []string{id(0), id(1), id(2), id(3)}},
+		{"inference", "chat-0", "server", []string{id(4), id(5)}},
+	}}
+}
+
+// fabric128 is a node of 128 GPUs behind a tree of PCIe switches.
+func fabric128() *gpu.Snapshot {
+	s := &gpu.Snapshot{DriverVersion: "580.126.09", CUDAVersion: "13.0"}
+	for i := range 128 {
+		s.Devices = append(s.Devices, gpu.Device{
+			Index: i, UUID: fmt.Sprintf("GPU-%d", i), Name: "NVIDIA L4", MemoryBytes: 24 << 30, NUMANode: i / 32,
+			PCIBusID: fmt.Sprintf("%04x:%02x:00.0", i/32, 0x10+i%32*4),
+		})
+		for j := range i {
+			s.Links = append(s.Links, gpu.Link{A: j, B: i, PCIe: distance(i, j)})
+		}
+	}
+	return s
+}
+
+func distance(i, j int) gpu.PCIePath {
+	for n, path := range map[int]gpu.PCIePath{
+		4: gpu.PathSingleSwitch, 8: gpu.PathMultipleSwitches, 16: gpu.PathHostBridge, 32: gpu.PathNode,
+	} {
+		if i/n == j/n && (n == 4 || i/(n/2) != j/(n/2)) {
+			return path
+		}
+	}
+	return gpu.PathSystem
+}
+
+func TestGolden(t *testing.T) {
+	noSocket := "there is no socket of the kubelet at /var/lib/kubelet/pod-resources/kubelet.sock"
+	nodes := map[string]Node{
+		filepath.Join("testdata", "busy.svg"):                 busy(t),
+		filepath.Join("..", "docs", "topology-dgx-h100.svg"):  shown(t),
+		filepath.Join("testdata", "not-a-tree.svg"):           {Snapshot: notATree(), HoldersUnknown: noSocket},
+		filepath.Join("testdata", "bridges-in-two-lines.svg"): {Snapshot: bridges()},
+	}
+	for _, name := range machines(t) {
+		nodes[filepath.Join("testdata", name+".svg")] = Node{Snapshot: machine(t, name), HoldersUnknown: noSocket}
+	}
+	for path, n := range nodes {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			got := svg(t, n)
+			checkPicture(t, n)
+			if *update {
+				if err := os.WriteFile(path, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("%s (-want +got; -update writes it anew):\n%s", path, diff)
+			}
+		})
+	}
+}
+
+// notATree is a node on which the nearness of pairs is not transitive.
+func notATree() *gpu.Snapshot {
+	s := &gpu.Snapshot{}
+	for i := range 3 {
+		s.Devices = append(s.Devices, gpu.Device{Index: i, Name: "NVIDIA L4", UUID: fmt.Sprintf("GPU-%d", i)})
+	}
+	s.Links = []gpu.Link{
+		{A: 0, B: 1, PCIe: gpu.PathSingleSwitch}, {A: 0, B: 2, PCIe: gpu.PathSystem}, {A: 1, B: 2, PCIe: gpu.PathSingleSwitch},
+	}
+	return s
+}
+
+// bridges is a node of ten GPUs under one host bridge, joined in pairs that are not neighbours.
+func bridges() *gpu.Snapshot {
+	s := &gpu.Snapshot{}
+	for i := range 10 {
+		s.Devices = append(s.Devices, gpu.Device{
+			Index: i, Name: "NVIDIA A40", UUID: fmt.Sprintf("GPU-%d", i), PCIBusID: fmt.Sprintf("0000:%02x:00.0", 16+i),
+		})
+		for j := range i {
+			l := gpu.Link{A: j, B: i, PCIe: gpu.PathHostBridge}
+			if j+5 == i || j%2 == 0 && j+1 == i {
+				l.NVLinks = 4
+			}
+			s.Links = append(s.Links, l)
+		}
+	}
+	return s
+}
+
+func TestPicturesSayWhatTheSnapshotSays(t *testing.T) {
+	nodes := map[string]Node{
+		"128 GPUs behind PCIe switches": {Snapshot: fabric128()},
+		"128 GPUs, some of them lost":   {Snapshot: lose(lose(fabric128(), 5, "lost"), 77, "lost")},
+		"no GPU":                        {Snapshot: &gpu.Snapshot{}},
+		"nothing known of any link":     {Snapshot: lonely(20)},
+	}
+	for _, name := range machines(t) {
+		nodes[name] = Node{Snapshot: machine(t, name)}
+		nodes[name+", GPU 0 lost"] = Node{Snapshot: lose(machine(t, name), 0, "GPU is lost")}
+	}
+	for name, n := range nodes {
+		t.Run(name, func(t *testing.T) { checkPicture(t, n) })
+	}
+}
+
+// lonely GPUs are those of a virtual machine that shows nothing of its host.
+func lonely(n int) *gpu.Snapshot {
+	s := &gpu.Snapshot{}
+	for i := range n {
+		s.Devices = append(s.Devices, gpu.Device{Index: i, NUMANode: gpu.NoNUMANode})
+	}
+	return s
+}
+
+func svg(t testing.TB, n Node) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := Draw(n).WriteSVG(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// checkPicture draws a node and holds the picture against it.
+func checkPicture(t testing.TB, n Node) {
+	t.Helper()
+	p := Draw(n)
+	checkBounds(t, p, p.Shapes)
+	checkCards(t, p)
+	var b bytes.Buffer
+	if err := p.WriteSVG(&b); err != nil {
+		t.Fatal(err)
+	}
+	things := parse(t, b.Bytes())
+	checkGPUs(t, n.Snapshot, things)
+	checkPaths(t, n.Snapshot, things)
+	checkNVLinks(t, n.Snapshot, things)
+	if !bytes.Equal(b.Bytes(), svg(t, n)) {
+		t.Error("drawn twice, there are two pictures")
+	}
+}
+
+// FuzzDraw draws nodes that no machine has: whatever the driver and the kubelet say, the picture is whole.
+func FuzzDraw(f *testing.F) {
+	f.Add(uint64(1), uint8(8), "NVIDIA <H100> & \"co\" 'x'", "lost\x00\x1b[31m\u202egnp.exe")
+	f.Add(uint64(2), uint8(1), "", "")
+	f.Add(uint64(3), uint8(17), strings.Repeat("W", 5000), "]]></style><script>alert(1)</script>")
+	f.Add(uint64(4), uint8(40), "\xff\xfe\ufffe", "a\u0301\u0301\u0301\nb")
+	f.Fuzz(func(t *testing.T, seed uint64, n uint8, name, reason string) {
+		checkPicture(t, randomNode(rand.New(rand.NewPCG(seed, 0)), int(n)%48, name, reason))
+	})
+}
+
+func randomNode(r *rand.Rand, n int, name, reason string) Node {
+	s := &gpu.Snapshot{DriverVersion: name, CUDAVersion: reason}
+	node := Node{Snapshot: s}
+	for i := range n {
+		d := gpu.Device{
+			Index: i, UUID: fmt.Sprintf("GPU-%d", i), Name: name, PCIBusID: "0000:00:00.0"[:r.IntN(13)], NUMANode: r.IntN(5) - 1,
+			MemoryBytes: r.Uint64() >> 20, MIGEnabled: r.IntN(4) == 0,
+		}
+		if r.IntN(5) == 0 {
+			d.Name, d.PCIBusID, d.Error = reason+name, reason, reason+"!"
+		}
+		for j := range r.IntN(8) {
+			d.MIG = append(d.MIG, gpu.MIGDevice{Index: j, UUID: fmt.Sprintf("MIG-%d-%d", i, j), Profile: name, MemoryBytes: r.Uint64() >> 22})
+		}
+		s.Devices = append(s.Devices, d)
+	}
+	density := r.IntN(20)
+	for a := range n {
+		for b := a + 1; b < n; b++ {
+			l := gpu.Link{A: a, B: b, PCIe: gpu.PCIePath(r.IntN(7))}
+			if r.IntN(20) < density {
+				continue
+			}
+			if r.IntN(4) == 0 {
+				l.NVLinks, l.Switched = r.IntN(19), r.IntN(2) == 0
+			}
+			s.Links = append(s.Links, l)
+		}
+	}
+	for range r.IntN(20) {
+		h := Holder{Namespace: name, Pod: reason + strconv.Itoa(r.IntN(40)), Container: name}
+		for range r.IntN(5) {
+			h.Devices = append(h.Devices, fmt.Sprintf("GPU-%d", r.IntN(n+1)), fmt.Sprintf("MIG-%d-%d::%d", r.IntN(n+1), r.IntN(4), r.IntN(3)))
+		}
+		node.Holders = append(node.Holders, h)
+	}
+	return node
+}
