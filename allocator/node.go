@@ -2,7 +2,8 @@ package allocator
 
 import (
 	"fmt"
-	"math/bits"
+	"hash/maphash"
+	"slices"
 
 	"gpu-cdi-plugin/gpu"
 )
@@ -31,9 +32,14 @@ type Node struct {
 	gpus   []GPU
 	byUUID map[string]int
 	score  [][]int32
-	// table has the score of every set of GPUs, by its bits, if there are at most tableGPUs; otherwise it is nil.
-	table []int32
+	numa   []set // the GPUs of each NUMA node
+	// table and next are of every set of GPUs, by its bits, if there are at most tableGPUs; otherwise they are nil: its
+	// score, and what requests of the usual sizes could get of it.
+	table, next []int32
+	// tree is there where no table is.
+	tree  tree
 	whole *Pool
+	cache cache
 }
 
 // NewNode prepares the GPUs of a snapshot that could be read and that have a UUID, in the snapshot's order. The error
@@ -66,17 +72,44 @@ func NewNodeFromMatrix(gpus []GPU, score [][]int) (*Node, error) {
 	if err := checkMatrix(gpus, score); err != nil {
 		return nil, fmt.Errorf("prepare %d GPUs for allocation: %w", len(gpus), err)
 	}
-	n := &Node{gpus: gpus, byUUID: make(map[string]int, len(gpus)), score: make([][]int32, len(gpus))}
+	rows := make([][]int32, len(gpus))
 	for a := range gpus {
-		n.byUUID[gpus[a].UUID] = a
-		n.score[a] = make([]int32, len(gpus))
+		rows[a] = make([]int32, len(gpus))
 		for b := range gpus {
-			n.score[a][b] = int32(score[a][b])
+			rows[a][b] = int32(score[a][b])
 		}
 	}
-	n.fillTable()
+	n := newNode(slices.Clone(gpus), rows)
 	n.whole = n.wholePool()
 	return n, nil
+}
+
+func newNode(gpus []GPU, score [][]int32) *Node {
+	n := &Node{gpus: gpus, byUUID: make(map[string]int, len(gpus)), score: score, cache: cache{seed: maphash.MakeSeed()}}
+	for g := range gpus {
+		n.byUUID[gpus[g].UUID] = g
+	}
+	n.fillNUMA()
+	if len(gpus) > tableGPUs {
+		n.fillTree()
+		return n
+	}
+	n.fillTable()
+	n.fillNext()
+	return n
+}
+
+// part is a node with some of the GPUs alone.
+func (n *Node) part(places []int) *Node {
+	gpus, score := make([]GPU, len(places)), make([][]int32, len(places))
+	for i, a := range places {
+		gpus[i] = n.gpus[a]
+		score[i] = make([]int32, len(places))
+		for j, b := range places {
+			score[i][j] = n.score[a][b]
+		}
+	}
+	return newNode(gpus, score)
 }
 
 func checkMatrix(gpus []GPU, score [][]int) error {
@@ -111,22 +144,6 @@ func checkMatrix(gpus []GPU, score [][]int) error {
 	return nil
 }
 
-// fillTable adds the lowest GPU of each set to the set without it.
-func (n *Node) fillTable() {
-	if len(n.gpus) > tableGPUs {
-		return
-	}
-	n.table = make([]int32, 1<<len(n.gpus))
-	for x := 1; x < len(n.table); x++ {
-		lowest, rest := bits.TrailingZeros(uint(x)), x&(x-1)
-		sum := n.table[rest]
-		for r := rest; r != 0; r &= r - 1 {
-			sum += n.score[lowest][bits.TrailingZeros(uint(r))]
-		}
-		n.table[x] = sum
-	}
-}
-
 // GPUs are the node's GPUs in order. The slice must not be changed.
 func (n *Node) GPUs() []GPU { return n.gpus }
 
@@ -136,17 +153,11 @@ func (n *Node) Pair(a, b int) int { return int(n.score[a][b]) }
 // Score is the score of a set of GPUs, by UUID. The error is a *RequestError that names those which are unknown or
 // there twice.
 func (n *Node) Score(uuids []string) (int, error) {
-	places, err := n.whole.places(uuids)
+	q, err := n.whole.resolve(Request{Available: uuids, Size: len(uuids)})
 	if err != nil {
 		return 0, err
 	}
-	sum := 0
-	for i, a := range places {
-		for _, b := range places[:i] {
-			sum += int(n.score[a][b])
-		}
-	}
-	return sum, nil
+	return n.scoreOf(n.whole.query(q).available), nil
 }
 
 // Choose answers a request for whole GPUs, whose IDs are UUIDs. See Pool.Choose.

@@ -28,7 +28,7 @@ const (
 
 // Policies lists the policies.
 func Policies() []string {
-	return []string{string(Topology)}
+	return []string{string(Topology), string(Partition), string(NUMA), string(Spread), string(Pack)}
 }
 
 // Valid reports whether the policy is one of Policies.

@@ -1,6 +1,9 @@
 package allocator
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Device is what a Pool gives out: a GPU, a MIG device, or a replica of one.
 type Device struct {
@@ -22,9 +25,8 @@ type Pool struct {
 	devices []Device
 	place   map[string]int // of devices, by ID
 	parent  []int          // of each device: the GPU's place in the node, or unusable
-	// perGPU has the places of the devices of each GPU of the node, in order.
-	perGPU [][]int
-	// shared tells that some GPU has several devices, replicas that some of them are replicas.
+	perGPU  [][]int        // the places of the usable devices of each GPU of the node
+	// shared tells that a GPU has several devices, replicas that some of them are replicas.
 	shared, replicas bool
 }
 
@@ -32,29 +34,25 @@ type Pool struct {
 const unusable = -1
 
 // NewPool prepares devices, in the order in which they are to be preferred among equals. Those whose parent the node
-// does not have, because it could not be read, are unusable. Of two devices with the same ID the last counts.
+// does not have, because it could not be read, are unusable. No two have the same ID.
 func NewPool(n *Node, devices []Device) *Pool {
 	p := &Pool{
 		node:    n,
-		devices: devices,
+		devices: slices.Clone(devices),
 		place:   make(map[string]int, len(devices)),
 		parent:  make([]int, len(devices)),
 		perGPU:  make([][]int, len(n.gpus)),
 	}
-	for i := range devices {
-		d := &devices[i]
+	for i := range p.devices {
+		d := &p.devices[i]
 		p.place[d.ID] = i
-		p.parent[i] = unusable
-		g, ok := n.byUUID[d.Parent]
-		if !ok {
-			continue
-		}
-		if !d.Unusable {
-			p.parent[i] = g
-		}
-		p.shared = p.shared || len(p.perGPU[g]) > 0
-		p.perGPU[g] = append(p.perGPU[g], i)
 		p.replicas = p.replicas || d.Replica
+		p.parent[i] = unusable
+		if g, ok := n.byUUID[d.Parent]; ok && !d.Unusable {
+			p.parent[i] = g
+			p.perGPU[g] = append(p.perGPU[g], i)
+			p.shared = p.shared || len(p.perGPU[g]) > 1
+		}
 	}
 	return p
 }
@@ -78,8 +76,10 @@ func (p *Pool) Choose(policy Policy, r Request) (Choice, error) {
 	return best[0], nil
 }
 
-// Rank returns the answer of Choose and after it the next best sets by the policy's objective, k in all or as many as
-// there are.
+// Rank returns the answer of Choose and after it the next best sets, k in all or as many as there are. Of devices of which
+// a GPU has several there is one answer only.
+//
+// The next best are those by the policy's objective; for Partition, those of the next best partitions.
 func (p *Pool) Rank(policy Policy, r Request, k int) ([]Choice, error) {
 	if !policy.Valid() {
 		return nil, fmt.Errorf("unknown allocation policy %q", policy)
@@ -88,18 +88,79 @@ func (p *Pool) Rank(policy Policy, r Request, k int) ([]Choice, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []Choice
-	for _, f := range p.node.rank(policy, q, max(k, 1)) {
-		all = append(all, p.choice(f))
+	if p.shared {
+		return []Choice{p.chooseShared(policy, q)}, nil
+	}
+	found := p.node.rank(policy, p.query(q), max(k, 1))
+	all := make([]Choice, len(found))
+	for i, f := range found {
+		all[i] = Choice{IDs: make([]string, 0, r.Size), Score: f.score, Exact: f.exact, Bound: f.bound}
+		for _, g := range f.set.places() {
+			all[i].IDs = append(all[i].IDs, p.devices[p.perGPU[g][0]].ID)
+		}
 	}
 	return all, nil
 }
 
-// choice names the devices of a set of GPUs.
-func (p *Pool) choice(f found) Choice {
-	c := Choice{Score: f.score, Exact: f.exact, Bound: f.bound}
-	for _, g := range f.set.places() {
-		c.IDs = append(c.IDs, p.devices[p.perGPU[g][0]].ID)
+// chooseShared is Choose where GPUs have several devices.
+func (p *Pool) chooseShared(policy Policy, r *resolved) Choice {
+	s := p.stock(r)
+	none := make([]int, len(p.perGPU))
+	var c Choice
+	switch {
+	case policy == Pack && !p.replicas:
+		c.Exact = s.packed()
+	case policy == Spread && !p.replicas:
+		c.Exact, c.Bound = s.even(Topology, s.used, none)
+	case policy == Spread:
+		c.Exact, c.Bound = s.even(Topology, none, s.used)
+	case policy == Pack:
+		c.Exact, c.Bound = s.even(Topology, none, negative(s.used))
+	default:
+		c.Exact, c.Bound = s.even(policy, none, none)
 	}
+	var gpus set
+	var places []int
+	for g, count := range s.take {
+		if count > 0 {
+			gpus.add(g)
+			places = append(places, p.pick(r, g, count)...)
+		}
+	}
+	slices.Sort(places)
+	for _, i := range places {
+		c.IDs = append(c.IDs, p.devices[i].ID)
+	}
+	c.Score = p.node.scoreOf(gpus)
 	return c
+}
+
+func negative(values []int) []int {
+	minus := make([]int, len(values))
+	for i, v := range values {
+		minus[i] = -v
+	}
+	return minus
+}
+
+// pick takes devices of a GPU: those that must be included, then those of which it has taken fewest replicas, in order.
+func (p *Pool) pick(r *resolved, g, count int) []int {
+	var picked []int
+	times := map[string]int{} // of each UUID
+	take := func(want state, atMost int) {
+		for _, i := range p.perGPU[g] {
+			uuid := p.devices[i].UUID
+			if len(picked) == count || r.state[i] != want || times[uuid] > atMost {
+				continue
+			}
+			picked = append(picked, i)
+			r.state[i] = elsewhere
+			times[uuid]++
+		}
+	}
+	take(taken, count)
+	for round := 0; len(picked) < count; round++ {
+		take(available, round)
+	}
+	return picked
 }

@@ -1,99 +1,112 @@
 package allocator
 
-// query is a request in terms of a node's GPUs.
-type query struct {
-	available, must set
-	size            int
+// resolved is a request whose IDs are known.
+type resolved struct {
+	// state is that of each device of the pool.
+	state []state
+	size  int
 }
 
+// state is what a request says of a device.
+type state byte
+
+const (
+	elsewhere state = iota
+	available
+	taken // it must be included
+)
+
 // resolve checks a request. The error is a *RequestError.
-func (p *Pool) resolve(r Request) (query, error) {
-	available, err := p.places(r.Available)
-	if err != nil {
-		return query{}, err
+func (p *Pool) resolve(r Request) (*resolved, error) {
+	q := &resolved{state: make([]state, len(p.devices)), size: r.Size}
+	fail := func(why Reason, ids []string) (*resolved, error) {
+		return nil, &RequestError{Reason: why, IDs: ids, Size: r.Size, Available: len(r.Available), Must: len(r.Must)}
 	}
-	must, err := p.places(r.Must)
-	if err != nil {
-		return query{}, err
+	if unknown := p.unknown(r); len(unknown) > 0 {
+		return fail(Unknown, unknown)
 	}
-	fail := func(why Reason, ids []string) (query, error) {
-		return query{}, &RequestError{Reason: why, IDs: ids, Size: r.Size, Available: len(available), Must: len(must)}
+	if twice := p.advance(q, r.Available, elsewhere); len(twice) > 0 {
+		return fail(Twice, twice)
 	}
-	if missing := p.missing(available, must); len(missing) > 0 {
+	// A device is in Must a second time if it was taken, and not available if it is still elsewhere.
+	var missing []string
+	for _, id := range r.Must {
+		if q.state[p.place[id]] == elsewhere {
+			missing = append(missing, id)
+		}
+	}
+	if len(missing) > 0 {
 		return fail(NotAvailable, missing)
 	}
-	if r.Size < len(must) || r.Size > len(available) {
+	if twice := p.advance(q, r.Must, available); len(twice) > 0 {
+		return fail(Twice, twice)
+	}
+	if r.Size < len(r.Must) || r.Size > len(r.Available) {
 		return fail(BadSize, nil)
 	}
-	if bad := p.unusable(must); len(bad) > 0 {
-		return fail(Unusable, bad)
+	lost, needed := p.dropUnusable(q)
+	switch {
+	case len(needed) > 0:
+		return fail(Unusable, needed)
+	case r.Size > len(r.Available)-len(lost):
+		return fail(Unusable, lost)
 	}
-	if bad := p.unusable(available); r.Size > len(available)-len(bad) {
-		return fail(Unusable, bad)
-	}
-	q := query{size: r.Size}
-	p.mark(&q.available, available)
-	p.mark(&q.must, must)
 	return q, nil
 }
 
-// places are those of the IDs. The error is a *RequestError that names those which are unknown or there twice.
-func (p *Pool) places(ids []string) ([]int, error) {
-	places := make([]int, 0, len(ids))
-	seen := make([]bool, len(p.devices))
-	var unknown, twice []string
+// unknown are the IDs that the pool does not have.
+func (p *Pool) unknown(r Request) []string {
+	var ids []string
+	for _, list := range [][]string{r.Available, r.Must} {
+		for _, id := range list {
+			if _, ok := p.place[id]; !ok {
+				ids = append(ids, id)
+			}
+		}
+	}
+	return ids
+}
+
+// advance moves the devices from a state to the next, and returns those that were not in it.
+func (p *Pool) advance(q *resolved, ids []string, from state) []string {
+	var others []string
 	for _, id := range ids {
-		switch i, ok := p.place[id]; {
-		case !ok:
-			unknown = append(unknown, id)
-		case seen[i]:
-			twice = append(twice, id)
-		default:
-			seen[i] = true
-			places = append(places, i)
+		s := &q.state[p.place[id]]
+		if *s != from {
+			others = append(others, id)
+			continue
 		}
+		*s = from + 1
 	}
-	switch {
-	case len(unknown) > 0:
-		return nil, &RequestError{Reason: Unknown, IDs: unknown}
-	case len(twice) > 0:
-		return nil, &RequestError{Reason: Twice, IDs: twice}
-	}
-	return places, nil
+	return others
 }
 
-// missing are the IDs of those in must that are not available.
-func (p *Pool) missing(available, must []int) []string {
-	if len(must) == 0 {
-		return nil
-	}
-	can := make([]bool, len(p.devices))
-	for _, i := range available {
-		can[i] = true
-	}
-	var ids []string
-	for _, i := range must {
-		if !can[i] {
-			ids = append(ids, p.devices[i].ID)
+// dropUnusable takes the unusable devices out of what is available. It returns them, and those that must be included.
+func (p *Pool) dropUnusable(q *resolved) (lost, needed []string) {
+	for i, s := range q.state {
+		switch {
+		case s == elsewhere || p.parent[i] != unusable:
+			continue
+		case s == taken:
+			needed = append(needed, p.devices[i].ID)
 		}
+		lost = append(lost, p.devices[i].ID)
+		q.state[i] = elsewhere
 	}
-	return ids
+	return lost, needed
 }
 
-func (p *Pool) unusable(places []int) []string {
-	var ids []string
-	for _, i := range places {
-		if p.parent[i] == unusable {
-			ids = append(ids, p.devices[i].ID)
+// query is the request in terms of the node's GPUs.
+func (p *Pool) query(r *resolved) query {
+	q := query{size: r.size}
+	for i, s := range r.state {
+		if s != elsewhere {
+			q.available.add(p.parent[i])
+		}
+		if s == taken {
+			q.must.add(p.parent[i])
 		}
 	}
-	return ids
-}
-
-func (p *Pool) mark(s *set, places []int) {
-	for _, i := range places {
-		if p.parent[i] != unusable {
-			s.add(p.parent[i])
-		}
-	}
+	q.from = q.available
+	return q
 }

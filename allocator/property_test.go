@@ -1,0 +1,100 @@
+package allocator
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"gpu-cdi-plugin/sim"
+)
+
+// check compares the answers of the three policies for whole GPUs with the oracle's.
+func check(t rapid.TB, n *Node, o *oracle, p problem) {
+	t.Helper()
+	for policy, want := range map[Policy][]int{
+		Topology:  o.topology(p, false),
+		NUMA:      o.topology(p, true),
+		Partition: o.partitionOf(p),
+	} {
+		c, err := n.Choose(policy, p.request(n))
+		if err != nil {
+			t.Fatalf("%s %+v: %v", policy, p, err)
+		}
+		if diff := cmp.Diff(Choice{IDs: uuids(n, want...), Score: o.sum(want), Exact: true}, c); diff != "" {
+			t.Fatalf("%s %+v: want %v (-want +got):\n%s", policy, p, want, diff)
+		}
+	}
+}
+
+func (o *oracle) partitionOf(p problem) []int {
+	if p.size == 0 {
+		return nil
+	}
+	return o.partition(p)
+}
+
+func TestAnswersAreTheBestOfRandomNodes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		o := drawMatrix(t, rapid.IntRange(0, 9).Draw(t, "GPUs"))
+		check(t, o.node(), o, drawProblem(t, len(o.score)))
+	})
+}
+
+func TestTopologyIsTheBestOfLargerRandomNodes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		o := drawMatrix(t, rapid.IntRange(10, 12).Draw(t, "GPUs"))
+		n, p := o.node(), drawProblem(t, len(o.score))
+		for policy, numa := range map[Policy]bool{Topology: false, NUMA: true} {
+			c, err := n.Choose(policy, p.request(n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(uuids(n, o.topology(p, numa)...), c.IDs); diff != "" {
+				t.Fatalf("%s %+v (-want +got):\n%s", policy, p, diff)
+			}
+		}
+	})
+}
+
+func TestAnswersAreTheBestOfEveryMachine(t *testing.T) {
+	for _, name := range sim.Machines() {
+		t.Run(name, func(t *testing.T) {
+			n := machine(t, name)
+			if len(n.gpus) > 8 {
+				t.Skip("trying everything takes too long: see TestTopologyIsTheBestOf16")
+			}
+			o := oracleOf(n)
+			rapid.Check(t, func(t *rapid.T) { check(t, n, o, drawProblem(t, len(n.gpus))) })
+		})
+	}
+}
+
+// Ties are judged from what stays, which is dear to try; the score and that no better tie exists is what is sampled here.
+func TestTopologyIsTheBestOf16(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	random := &oracle{score: make([][]int, 16), numa: make([]int, 16)}
+	for a := range 16 {
+		random.score[a] = make([]int, 16)
+		for b := range a {
+			s := rng.IntN(2000)
+			random.score[a][b], random.score[b][a] = s, s
+		}
+	}
+	for name, n := range map[string]*Node{"hgx-16": machine(t, "hgx-16"), "random": random.node()} {
+		o := oracleOf(n)
+		for size := range 17 {
+			p := problem{available: rng.Perm(16)[:max(size, 16-size%3)], size: size}
+			slices.Sort(p.available)
+			c, err := n.Choose(Topology, p.request(n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if best := o.bestOf(p.available, size); c.Score != best || !c.Exact {
+				t.Errorf("%s, %d of %v: %+v, want the score %d", name, size, p.available, c, best)
+			}
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package allocator
+
+import (
+	"cmp"
+	"slices"
+)
+
+// stock is what a request can have of each GPU of a node, and what it gets.
+type stock struct {
+	pool *Pool
+	// free counts the devices of each GPU that are available, must those of them that are in the answer in any case, used
+	// those that somebody else has.
+	free, must, used []int
+	take             []int
+	left             int // devices that are still to be taken
+}
+
+func (p *Pool) stock(r *resolved) *stock {
+	n := len(p.node.gpus)
+	s := &stock{pool: p, free: make([]int, n), must: make([]int, n), used: make([]int, n), left: r.size}
+	for g, places := range p.perGPU {
+		for _, i := range places {
+			switch r.state[i] {
+			case taken:
+				s.must[g]++
+				s.free[g]++
+			case available:
+				s.free[g]++
+			}
+		}
+		s.used[g] = len(places) - s.free[g]
+	}
+	s.take = slices.Clone(s.must)
+	for _, m := range s.must {
+		s.left -= m
+	}
+	return s
+}
+
+// even takes one device at a time of the GPU whose load is least. Of those with the same load that come last, where there
+// are more than are needed, GPUs that have none in the answer yet come before others; among these those with the least
+// in order, and then the best by the policy.
+func (s *stock) even(policy Policy, load, order []int) (bool, int) {
+	load = slices.Clone(load)
+	for g, m := range s.must {
+		load[g] += m
+	}
+	for s.left > 0 {
+		least := s.leastLoaded(load)
+		if len(least) > s.left {
+			return s.some(policy, least, order)
+		}
+		for _, g := range least {
+			s.takeOne(g)
+			load[g]++
+		}
+	}
+	return true, 0
+}
+
+func (s *stock) takeOne(g int) {
+	s.take[g]++
+	s.left--
+}
+
+// leastLoaded are the GPUs that have something left and whose load is least.
+func (s *stock) leastLoaded(load []int) []int {
+	var least []int
+	for g := range load {
+		switch {
+		case s.take[g] == s.free[g]:
+		case len(least) == 0 || load[g] < load[least[0]]:
+			least = append(least[:0], g)
+		case load[g] == load[least[0]]:
+			least = append(least, g)
+		}
+	}
+	return least
+}
+
+// some takes one device of each of as many of the GPUs as are left to be taken. It reports whether there is no better
+// choice, and how much higher the score of another can be.
+func (s *stock) some(policy Policy, gpus, order []int) (exact bool, bound int) {
+	exact = true
+	for _, isIn := range []bool{false, true} {
+		part := without(gpus, func(g int) bool { return s.take[g] > 0 != isIn })
+		slices.SortStableFunc(part, func(a, b int) int { return cmp.Compare(order[a], order[b]) })
+		for len(part) > 0 && s.left > 0 {
+			alike := slices.IndexFunc(part, func(g int) bool { return order[g] != order[part[0]] })
+			if alike < 0 {
+				alike = len(part)
+			}
+			now := part[:alike]
+			if len(now) > s.left && !isIn {
+				f := s.best(policy, now)
+				exact, bound = f.exact, f.bound
+				now = without(now, func(g int) bool { return !f.set.has(g) })
+			}
+			for _, g := range now[:min(len(now), s.left)] {
+				s.takeOne(g)
+			}
+			part = part[alike:]
+		}
+	}
+	return exact, bound
+}
+
+// best is the best set of the GPUs that are in the answer, and as many of others as are left to be taken.
+func (s *stock) best(policy Policy, others []int) found {
+	var q query
+	for g := range s.take {
+		if s.take[g] > 0 {
+			q.must.add(g)
+		}
+		if s.free[g] > 0 {
+			q.available.add(g)
+		}
+	}
+	q.from = q.must
+	for _, g := range others {
+		q.from.add(g)
+	}
+	q.size = q.must.len() + s.left
+	return s.pool.node.rank(policy, q, 1)[0]
+}
+
+// packed takes the devices of as few GPUs as can be; of such sets of GPUs the one that has least left over, then the
+// best connected one.
+func (s *stock) packed() (exact bool) {
+	x, exact := s.fullest()
+	gpus := x.places()
+	slices.SortStableFunc(gpus, func(a, b int) int { return cmp.Compare(s.free[a], s.free[b]) })
+	for _, g := range gpus {
+		for s.left > 0 && s.take[g] < s.free[g] {
+			s.takeOne(g)
+		}
+	}
+	return exact
+}
+
+// fullest is the set of GPUs for packed.
+func (s *stock) fullest() (x set, exact bool) {
+	var others set
+	need := s.left
+	for g := range s.free {
+		switch {
+		case s.must[g] > 0:
+			x.add(g)
+			need -= s.free[g] - s.must[g]
+		case s.free[g] > 0:
+			others.add(g)
+		}
+	}
+	if need <= 0 {
+		return x, true
+	}
+	if s.pool.node.table == nil {
+		return s.fullestOneByOne(x, others, need), false
+	}
+	return s.fullestOfAll(x, others, need), true
+}
+
+// fullestOfAll looks at every set with as few GPUs as can be.
+func (s *stock) fullestOfAll(must, others set, need int) set {
+	n := s.pool.node
+	for count := 1; ; count++ {
+		var best uint32
+		least := 0
+		eachSubset(others.word(), count, func(x uint32) {
+			over := s.freeOf(x) - need
+			x |= must.word()
+			switch {
+			case over < 0:
+			case best == 0, over < least, over == least && n.table[x] > n.table[best],
+				over == least && n.table[x] == n.table[best] && lower(x, best):
+				best, least = x, over
+			}
+		})
+		if best != 0 {
+			return set{uint64(best)}
+		}
+	}
+}
+
+func (s *stock) freeOf(x uint32) int {
+	sum := 0
+	for _, g := range (set{uint64(x)}).places() {
+		sum += s.free[g]
+	}
+	return sum
+}
+
+// fullestOneByOne takes the GPU with most free until one has enough for the rest: then the fullest of those.
+func (s *stock) fullestOneByOne(x, others set, need int) set {
+	for need > 0 {
+		best := -1
+		for _, g := range others.places() {
+			if best < 0 || s.fitsBetter(need, x, g, best) {
+				best = g
+			}
+		}
+		x.add(best)
+		others.remove(best)
+		need -= s.free[best]
+	}
+	return x
+}
+
+// fitsBetter tells whether GPU a is better for the rest of a request than b.
+func (s *stock) fitsBetter(need int, x set, a, b int) bool {
+	n := s.pool.node
+	switch fits := s.free[a] >= need; {
+	case fits != (s.free[b] >= need):
+		return fits
+	case s.free[a] != s.free[b]:
+		return s.free[a] < s.free[b] == fits
+	default:
+		return n.with(x, a) > n.with(x, b)
+	}
+}
