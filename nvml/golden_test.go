@@ -45,6 +45,20 @@ func TestGolden(t *testing.T) {
 	}
 }
 
+// A large machine has no golden file: it is generated, and its thousands of links would be one.
+func TestLargeMachine(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	node := nodeOf(t, "pcie-fabric-128")
+	l, h := opened(t, node)
+	got := snapshotOf(t, l, h)
+	if len(got.Devices) != 128 || len(got.Links) != 128*127/2 {
+		t.Errorf("%d devices and %d links", len(got.Devices), len(got.Links))
+	}
+	compareToNode(t, node, got)
+}
+
 // nodeOf is a simulated node with plain files for its device nodes: the library only opens them, and so the tests need
 // no root.
 func nodeOf(t testing.TB, machine string) *sim.Node {

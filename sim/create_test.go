@@ -81,7 +81,7 @@ func checkList(t *testing.T, n *Node) {
 }
 
 func TestLibrarySeesTheMachine(t *testing.T) {
-	for _, machine := range Machines() {
+	for _, machine := range append(Machines(), "pcie-fabric-128") {
 		t.Run(machine, func(t *testing.T) {
 			t.Parallel()
 			checkList(t, makeNode(t, machine, Options{PlainNodes: true}))

@@ -20,6 +20,9 @@ func describe(m *Machine, driver, libDir string) []byte {
 		records = append(records, describeGPU(&m.GPUs[i])...)
 	}
 	for _, p := range m.Pairs {
+		if p.PCIe == gpu.PathSystem {
+			continue // what is not described is that far apart
+		}
 		records = append(records, rec("link", "a", p.A, "b", p.B, "pcie", strings.ToLower(p.PCIe.String())))
 	}
 	return append([]byte(descriptionHeader), formatRecords(records)...)

@@ -31,7 +31,7 @@ func Machines() []string {
 	return names
 }
 
-// LoadMachine returns the machine of that name, or reads the machine file at that path if it has a slash or ends in
+// LoadMachine returns the machine of that name, of Machines or Fabrics, or reads the machine file at that path if it has a slash or ends in
 // ".yaml" or ".yml". An unknown name and a file that is not a machine have the exit status of wrong usage.
 func LoadMachine(nameOrFile string) (*Machine, error) {
 	ext := filepath.Ext(nameOrFile)
@@ -51,10 +51,13 @@ func LoadMachine(nameOrFile string) (*Machine, error) {
 }
 
 func builtIn(name string) (*Machine, error) {
+	if i := slices.Index(Fabrics(), name); i >= 0 {
+		return ParseMachine(name, fabricFile(i+1))
+	}
 	data, err := machineFiles.ReadFile("machines/" + name + ".yaml")
 	if err != nil {
 		return nil, exit.With(exit.Usage, "to use a machine file of your own, give its path, with a slash or .yaml",
-			fmt.Errorf("unknown machine %q; there are %s", name, strings.Join(Machines(), ", ")))
+			fmt.Errorf("unknown machine %q; there are %s and, of 16 to 128 GPUs, pcie-fabric-N", name, strings.Join(Machines(), ", ")))
 	}
 	return ParseMachine(name, data)
 }

@@ -104,9 +104,36 @@ func TestPCIePaths(t *testing.T) {
 	}
 }
 
+func TestFabrics(t *testing.T) {
+	names := Fabrics()
+	if len(names) != 8 || names[0] != "pcie-fabric-16" || names[7] != "pcie-fabric-128" {
+		t.Fatalf("there are %v", names)
+	}
+	for name, want := range map[string]map[gpu.PCIePath]int{
+		"pcie-fabric-16": {gpu.PathSingleSwitch: 8, gpu.PathMultipleSwitches: 16, gpu.PathHostBridge: 32, gpu.PathNode: 64},
+		"pcie-fabric-128": {
+			gpu.PathSingleSwitch: 64, gpu.PathMultipleSwitches: 128, gpu.PathHostBridge: 256, gpu.PathNode: 512,
+			gpu.PathSystem: 128*127/2 - 960,
+		},
+	} {
+		paths := map[gpu.PCIePath]int{}
+		for _, p := range load(t, name).Pairs {
+			paths[p.PCIe]++
+		}
+		if diff := cmp.Diff(want, paths); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	for _, name := range []string{"pcie-fabric-0", "pcie-fabric-20", "pcie-fabric-144", "pcie-fabric-"} {
+		if _, err := LoadMachine(name); err == nil || !strings.Contains(err.Error(), "unknown machine") {
+			t.Errorf("%s: %v, want it to be unknown", name, err)
+		}
+	}
+}
+
 func TestIdentitiesAreStableAndDistinct(t *testing.T) {
 	seen := map[string]string{}
-	for _, name := range Machines() {
+	for _, name := range append(Machines(), "pcie-fabric-128") {
 		m := load(t, name)
 		if diff := cmp.Diff(m, load(t, name), cmp.AllowUnexported(Machine{})); diff != "" {
 			t.Errorf("%s differs when it is loaded again:\n%s", name, diff)
@@ -181,7 +208,8 @@ func TestParseMachineRefuses(t *testing.T) {
 		"a bus address in capitals":    {"0000:01:00.0", "0000:1B:00.0", "line 6: gpus.0.bus"},
 		"a bus address twice":          {"0000:02:00.0", "0000:01:00.0", "line 7: gpus.1.bus: GPU 0 has the address"},
 		"a minor twice":                {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 1,", "gpus.1.minor: GPU 0 has the minor 1 too"},
-		"a minor out of range":         {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 32,", "line 6: gpus.0.minor: a minor is 0 to 31"},
+		"a minor out of range":         {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 128,", "line 6: gpus.0.minor: a minor is 0 to 127"},
+		"MIG beyond the capabilities":  {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 32, mig: [],", "line 6: gpus.0.mig: GPU 0 has the minor 32; the driver has capabilities for 0 to 31 only"},
 		"an upstream without a bridge": {"pci0000:00/0000:00:01.0", "0000:00:01.0", "line 6: gpus.0.pcie"},
 		"an unknown model":             {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", model: y,", "gpus.0.model: \"y\" is not one of x"},
 		"profiles that do not fit":     {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", mig: [7g.80gb, 1g.10gb],", "line 6: gpus.0.mig: the profiles 7g.80gb, 1g.10gb do not fit"},

@@ -14,8 +14,8 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// maxGPUs is the number of GPUs that mig-minors has room for, and more than any machine has.
-const maxGPUs = 32
+// maxGPUs is the number of GPUs that the library has room for, and more than any machine has.
+const maxGPUs = 128
 
 // maxName is the longest product name in bytes: NVML_DEVICE_NAME_V2_BUFFER_SIZE less the final zero.
 const maxName = 95

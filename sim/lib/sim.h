@@ -17,7 +17,7 @@
 #define NVML_API __attribute__((visibility("default")))
 
 enum {
-    MAX_GPUS = 64,
+    MAX_GPUS = 128,
     MAX_MIGS = 512, // of all GPUs together
     MAX_GI = 64, // GPU instance ids of a GPU are below
     MAX_CI = 16, // compute instance ids of a GPU instance are below

@@ -39,7 +39,7 @@ void case_faults(void)
     WANT(NVML_ERROR_NOT_SUPPORTED, NV(nvmlDeviceResetGpuLockedClocks)(gpu(0)));
     WANT(NVML_ERROR_NO_DATA, NV(nvmlDeviceGetUUID)(part, text, sizeof(text)));
     // A fault whose GPU is no number, or one that is not there, hits nobody.
-    set_state("fault function=* gpu=x return=999\nfault function=* gpu=64 return=999\nfault gpu=63 kind=lost\n");
+    set_state("fault function=* gpu=x return=999\nfault function=* gpu=128 return=999\nfault gpu=127 kind=lost\n");
     for (unsigned int i = 0; i < 4; i++)
         OK(NV(nvmlDeviceGetUUID)(gpu(i), text, sizeof(text)));
     set_state("fault function=nvmlInit return=999\n");
