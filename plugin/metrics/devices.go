@@ -4,12 +4,16 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"gpu-cdi-plugin/plugin/resource"
 )
 
-// listing is what is listed now, and how often each device changed its health. A device that is gone is no longer in it,
-// so that the number of series does not grow with every MIG device that ever was.
-type listing struct {
+// deviceCollector has what is listed now, and how often each device changed its health. A device that is gone is no
+// longer in it, so that the number of series does not grow with every MIG device that ever was.
+type deviceCollector struct {
+	count, info, transitions *prometheus.Desc
+
 	mu        sync.Mutex
 	resources []resource.Resource
 	health    map[string]*health // by UUID
@@ -23,30 +27,45 @@ type health struct {
 	stillThere bool
 }
 
-func (l *listing) set(resources []resource.Resource) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.resources = resources
-	for _, h := range l.health {
+func newDeviceCollector() *deviceCollector {
+	describe := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
+	}
+	return &deviceCollector{
+		count: describe("devices", "Devices that are listed, replicas counted each.", "resource", "health"),
+		info: describe("device_info", "A device that is listed.",
+			"uuid", "resource", "pci_bus_id", "product", "mig_profile", "numa_node", "replicas"),
+		transitions: describe("device_health_transitions_total", "Changes of a device's health.", "uuid", "to"),
+		health:      map[string]*health{},
+	}
+}
+
+var _ prometheus.Collector = (*deviceCollector)(nil)
+
+func (c *deviceCollector) set(resources []resource.Resource) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.resources = resources
+	for _, h := range c.health {
 		h.stillThere = false
 	}
 	for i := range resources {
 		for j := range resources[i].Devices {
-			l.note(&resources[i].Devices[j])
+			c.note(&resources[i].Devices[j])
 		}
 	}
-	for uuid, h := range l.health {
+	for uuid, h := range c.health {
 		if !h.stillThere {
-			delete(l.health, uuid)
+			delete(c.health, uuid)
 		}
 	}
 }
 
-func (l *listing) note(d *resource.Device) {
-	h := l.health[d.UUID]
+func (c *deviceCollector) note(d *resource.Device) {
+	h := c.health[d.UUID]
 	if h == nil {
 		h = &health{healthy: d.Healthy}
-		l.health[d.UUID] = h
+		c.health[d.UUID] = h
 	}
 	switch {
 	case d.Healthy && !h.healthy:
@@ -57,44 +76,50 @@ func (l *listing) note(d *resource.Device) {
 	h.healthy, h.stillThere = d.Healthy, true
 }
 
+// Describe and Collect make it a collector.
+func (c *deviceCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- c.count
+	ch <- c.info
+	ch <- c.transitions
+}
+
 const (
 	healthy   = "healthy"
 	unhealthy = "unhealthy"
 )
 
-// families are the metrics of what is listed now.
-func (l *listing) families() []*family {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	count := gauge("devices", "Devices that are listed, replicas counted each.", "health", "resource")
-	info := gauge("device_info", "A device that is listed.",
-		"mig_profile", "numa_node", "pci_bus_id", "product", "replicas", "resource", "uuid")
-	transitions := counter("device_health_transitions_total", "Changes of a device's health.", "to", "uuid")
-	for i := range l.resources {
-		tell(count, info, &l.resources[i])
+// Collect sends the values of now.
+func (c *deviceCollector) Collect(ch chan<- prometheus.Metric) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.resources {
+		c.collect(ch, &c.resources[i])
 	}
-	for uuid, h := range l.health {
-		transitions.set(h.toHealthy, healthy, uuid)
-		transitions.set(h.toWorse, unhealthy, uuid)
+	for uuid, h := range c.health {
+		ch <- prometheus.MustNewConstMetric(c.transitions, prometheus.CounterValue, h.toHealthy, uuid, healthy)
+		ch <- prometheus.MustNewConstMetric(c.transitions, prometheus.CounterValue, h.toWorse, uuid, unhealthy)
 	}
-	return []*family{count, info, transitions}
 }
 
-func tell(count, info *family, r *resource.Resource) {
-	count.begin(healthy, r.Name)
-	count.begin(unhealthy, r.Name)
+func (c *deviceCollector) collect(ch chan<- prometheus.Metric, r *resource.Resource) {
+	good := 0
 	replicas := map[string]int{}
 	for i := range r.Devices {
 		replicas[r.Devices[i].UUID]++
 		if r.Devices[i].Healthy {
-			count.add(1, healthy, r.Name)
-		} else {
-			count.add(1, unhealthy, r.Name)
+			good++
 		}
 	}
+	ch <- prometheus.MustNewConstMetric(c.count, prometheus.GaugeValue, float64(good), r.Name, healthy)
+	ch <- prometheus.MustNewConstMetric(c.count, prometheus.GaugeValue, float64(len(r.Devices)-good), r.Name, unhealthy)
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		info.set(1, d.Profile, strconv.Itoa(d.NUMANode), d.PCIBusID, d.Model, strconv.Itoa(replicas[d.UUID]), r.Name, d.UUID)
+		n := replicas[d.UUID]
+		if delete(replicas, d.UUID); n == 0 {
+			continue
+		}
+		ch <- prometheus.MustNewConstMetric(c.info, prometheus.GaugeValue, 1, d.UUID, r.Name, d.PCIBusID, d.Model, d.Profile,
+			strconv.Itoa(d.NUMANode), strconv.Itoa(n))
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -84,17 +86,10 @@ func (s *Server) Run(ctx context.Context) error {
 // Handler answers requests for metrics and health.
 func (m *Metrics) Handler(c Checks) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /metrics", m.scrape)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	mux.Handle("GET /healthz", answer(c.Healthy))
 	mux.Handle("GET /readyz", answer(c.Ready))
 	return mux
-}
-
-// scrape answers with all metrics as they are now.
-func (m *Metrics) scrape(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", contentType)
-	w.Header().Set("Cache-Control", "no-store")
-	_, _ = w.Write(m.text()) // who asked is gone, if it cannot be written
 }
 
 // answer is 200 or 503 with the reason.
