@@ -53,6 +53,7 @@ lint: ## golangci-lint, formatting, the import arrows, shell scripts
 .PHONY: bench
 bench: setup build ## benchmarks, each beside its floor or peer in the same run
 	$(GO) test -run '^$$' -bench . -benchmem ./...
+	$(GO) test -C test/allocator -timeout 20m -run '^$$' -bench . .
 
 .PHONY: generate
 generate: ## generated and golden files, anew
