@@ -13,7 +13,7 @@ func (n *Node) topology(q query) found {
 		return found{set: x, score: most, exact: true}
 	}
 	s := n.newBranching(q, x)
-	s.search(q.must, q.from.without(q.must).places(), q.size-q.must.len())
+	s.start(q)
 	bound := max(min(most, s.open)-s.score, 0)
 	return found{set: s.best, score: s.score, exact: bound == 0, bound: bound}
 }
@@ -26,24 +26,29 @@ type branching struct {
 	score int // of best
 	open  int // the most that a set can score which was not looked into
 	// nearest[g][i] is the score of GPU g with the i that are nearest to it.
-	nearest map[int][]int
+	nearest [][]int
+	most    []int // see bound
 }
 
+// free is a GPU that may be taken, with its score with those that were.
+type free struct{ gpu, score int }
+
 func (n *Node) newBranching(q query, start set) *branching {
-	s := &branching{node: n, steps: maxSteps, nearest: map[int][]int{}}
+	s := &branching{node: n, steps: maxSteps, nearest: make([][]int, len(n.gpus)), most: make([]int, q.size)}
 	s.best, s.score = n.improve(q, start)
 	from := q.from.places()
+	row := make([]int, 0, len(from))
 	for _, g := range from {
-		row := make([]int, 0, len(from))
+		row = row[:0]
 		for _, other := range from {
 			if other != g {
 				row = append(row, int(n.score[g][other]))
 			}
 		}
 		slices.SortFunc(row, func(a, b int) int { return b - a })
-		sums := make([]int, 1, len(row)+1)
-		for i, score := range row {
-			sums = append(sums, sums[i]+score)
+		sums := make([]int, q.size)
+		for i := range min(len(row), q.size-1) {
+			sums[i+1] = sums[i] + row[i]
 		}
 		s.nearest[g] = sums
 	}
@@ -52,12 +57,16 @@ func (n *Node) newBranching(q query, start set) *branching {
 
 // improve swaps one GPU at a time for a better one for as long as there is one.
 func (n *Node) improve(q query, x set) (set, int) {
+	with := make([]int, len(n.gpus)) // the score of each GPU with x
+	for g := range with {
+		with[g] = n.with(x, g)
+	}
 	for {
 		out, in, gain := 0, 0, 0
+		others := q.from.without(x).places()
 		for _, a := range x.without(q.must).places() {
-			less := n.with(x, a)
-			for _, b := range q.from.without(x).places() {
-				if g := n.with(x, b) - int(n.score[a][b]) - less; g > gain {
+			for _, b := range others {
+				if g := with[b] - int(n.score[a][b]) - with[a]; g > gain {
 					out, in, gain = a, b, g
 				}
 			}
@@ -67,6 +76,9 @@ func (n *Node) improve(q query, x set) (set, int) {
 		}
 		x.remove(out)
 		x.add(in)
+		for g := range with {
+			with[g] += int(n.score[g][in]) - int(n.score[g][out])
+		}
 	}
 }
 
@@ -87,32 +99,28 @@ func (n *Node) scoreOf(x set) int {
 	return sum / 2
 }
 
-// option is a GPU that may be taken, and twice what it can add: its score with those taken, which is its own, and half of
-// its score with those that follow, which it has in common with them.
-type option struct{ gpu, most int }
+// start looks at every set that the query allows.
+func (s *branching) start(q query) {
+	var all []free
+	for _, g := range q.from.without(q.must).places() {
+		all = append(all, free{g, s.node.with(q.must, g)})
+	}
+	s.search(q.must, s.node.scoreOf(q.must), all, q.size-q.must.len())
+}
 
-// search looks at the sets of those taken and left more of free.
-func (s *branching) search(taken set, free []int, left int) {
-	score := s.node.scoreOf(taken)
+// search looks at the sets of those taken, which have that score, and left more of those that are free.
+func (s *branching) search(taken set, score int, all []free, left int) {
 	if left == 0 {
 		if score > s.score {
 			s.best, s.score = taken, score
 		}
 		return
 	}
-	if len(free) < left {
+	if len(all) < left {
 		return
 	}
-	options := make([]option, len(free))
-	for i, g := range free {
-		options[i] = option{g, 2*s.node.with(taken, g) + s.nearest[g][left-1]}
-	}
-	slices.SortStableFunc(options, func(a, b option) int { return b.most - a.most })
-	most := 0
-	for _, o := range options[:left] {
-		most += o.most
-	}
-	most = score + most/2
+	first, most := s.bound(all, left)
+	most += score
 	if most <= s.score {
 		return
 	}
@@ -121,16 +129,65 @@ func (s *branching) search(taken set, free []int, left int) {
 		return
 	}
 	s.steps--
-	first := options[0].gpu
+	rest := make([]free, 0, len(all))
+	row := s.node.score[first.gpu]
+	for _, f := range all {
+		if f.gpu != first.gpu {
+			rest = append(rest, free{f.gpu, f.score + int(row[f.gpu])})
+		}
+	}
 	with := taken
-	with.add(first)
-	s.search(with, without(free, func(g int) bool { return g == first }), left-1)
+	with.add(first.gpu)
+	s.search(with, score+first.score, rest, left-1)
 	// A set without the first but with another that is just like it is no better than one with the first.
-	s.search(taken, without(free, func(g int) bool { return g == first || s.node.alike(g, first) }), left)
+	rest = rest[:0]
+	for _, f := range all {
+		if s.node.kind[f.gpu] != s.node.kind[first.gpu] {
+			rest = append(rest, f)
+		}
+	}
+	s.search(taken, score, rest, left)
 }
 
-func without(gpus []int, leave func(int) bool) []int {
-	return slices.DeleteFunc(slices.Clone(gpus), leave)
+// bound is the most that left of the GPUs can add, and the one that can add most. Twice what one can add is its score with
+// those taken, which is its own, and half of its score with those that follow, which it has in common with them.
+func (s *branching) bound(all []free, left int) (free, int) {
+	first, sum := all[0], 0
+	most := s.most[:left] // the highest, in order
+	clear(most)
+	for _, f := range all {
+		adds := 2*f.score + s.nearest[f.gpu][left-1]
+		if adds > most[0] {
+			first = f
+		}
+		if adds <= most[left-1] {
+			continue
+		}
+		i := left - 1
+		for ; i > 0 && most[i-1] < adds; i-- {
+			most[i] = most[i-1]
+		}
+		most[i] = adds
+	}
+	for _, adds := range most {
+		sum += adds
+	}
+	return first, sum / 2
+}
+
+// fillKinds numbers the GPUs, those alike that score the same with every other: a search needs to leave out only one of
+// them.
+func (n *Node) fillKinds() {
+	n.kind = make([]int, len(n.gpus))
+	for a := range n.gpus {
+		n.kind[a] = a
+		for b := range a {
+			if n.alike(a, b) {
+				n.kind[a] = n.kind[b]
+				break
+			}
+		}
+	}
 }
 
 // alike tells that two GPUs score the same with every other.
@@ -141,4 +198,8 @@ func (n *Node) alike(a, b int) bool {
 		}
 	}
 	return true
+}
+
+func without(gpus []int, leave func(int) bool) []int {
+	return slices.DeleteFunc(slices.Clone(gpus), leave)
 }

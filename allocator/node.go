@@ -38,6 +38,7 @@ type Node struct {
 	table, next []int32
 	// tree is there where no table is.
 	tree  tree
+	kind  []int // of each GPU, see fillKinds
 	whole *Pool
 	cache cache
 }
@@ -92,6 +93,7 @@ func newNode(gpus []GPU, score [][]int32) *Node {
 	n.fillNUMA()
 	if len(gpus) > tableGPUs {
 		n.fillTree()
+		n.fillKinds()
 		return n
 	}
 	n.fillTable()
