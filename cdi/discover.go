@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
@@ -37,12 +38,29 @@ func Discover(h host.Host, version string) (*Driver, error) {
 		return nil, exit.With(exit.NoDriver, hintNoDriver, fmt.Errorf("%w: %w", ErrNoDriver, err))
 	}
 	m := machineFor(runtime.GOARCH)
-	s := newLibraryScan(root(h.DriverRoot()), m, version)
+	s := newLibraryScan(newRoot(h.DriverRoot()), m, version)
 	s.run()
 	if err := s.check(); err != nil {
 		return nil, err
 	}
 	return s.driver(h), nil
+}
+
+// DiscoverWhile is Discover beside ask, which asks the driver for its version: neither waits for the other. Only where
+// the files' names told another version is the search repeated. An error of ask is returned as it is.
+func DiscoverWhile(h host.Host, ask func() (version string, err error)) (*Driver, error) {
+	var guess *Driver
+	var guessing sync.WaitGroup
+	guessing.Go(func() { guess, _ = Discover(h, "") }) // an error comes again with the version
+	version, err := ask()
+	guessing.Wait()
+	if err != nil {
+		return nil, err
+	}
+	if guess != nil && guess.Version == version {
+		return guess, nil
+	}
+	return Discover(h, version)
 }
 
 // check is the error of a root whose core libraries cannot be used.
@@ -63,17 +81,17 @@ func (s *libraryScan) check() error {
 	}
 	switch {
 	case len(damaged) > 0:
-		err := fmt.Errorf("%w under %s: %w", ErrNoDriver, s.root, errors.Join(damaged...))
+		err := fmt.Errorf("%w under %s: %w", ErrNoDriver, s.root.dir, errors.Join(damaged...))
 		return exit.With(exit.NoDriver, hintDamaged, err)
 	case found:
 		return nil
 	case len(others) > 0:
 		err := fmt.Errorf("%w under %s: the driver is %s, the libraries are of %s",
-			ErrNoDriver, s.root, s.version, strings.Join(slices.Compact(slices.Sorted(slices.Values(others))), ", "))
+			ErrNoDriver, s.root.dir, s.version, strings.Join(slices.Compact(slices.Sorted(slices.Values(others))), ", "))
 		return exit.With(exit.NoDriver, hintVersion, err)
 	}
 	err := fmt.Errorf("%w under %s: no %s in any of %s",
-		ErrNoDriver, s.root, strings.Join(coreLibraries, " or "), strings.Join(s.searched(), ", "))
+		ErrNoDriver, s.root.dir, strings.Join(coreLibraries, " or "), strings.Join(s.searched(), ", "))
 	return exit.With(exit.NoDriver, hintNoDriver, err)
 }
 

@@ -192,6 +192,36 @@ func TestDiscoverReadsTheVersionFromTheFiles(t *testing.T) {
 	}
 }
 
+func TestDiscoverWhileBelievesTheDriver(t *testing.T) {
+	t.Parallel()
+	const other = "575.57.08"
+	refused := errors.New("no answer")
+	for name, c := range map[string]struct {
+		version string
+		err     error
+		want    string
+		wrapped error // of the error that is wanted
+	}{
+		"whose version the files have":                        {testVersion, nil, testVersion, nil},
+		"whose version only other files than the linked have": {other, nil, other, nil},
+		"whose version no file has":                           {"1.2.3", nil, "", ErrNoDriver},
+		"when it does not answer":                             {"", refused, "", refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newTree(t)
+			r.core("/usr/lib64", testVersion)
+			r.library("/usr/lib64/libcuda.so." + other)
+			d, err := DiscoverWhile(r.host(), func() (string, error) { return c.version, c.err })
+			switch {
+			case !errors.Is(err, c.wrapped):
+				t.Errorf("error %v, want %v", err, c.wrapped)
+			case err == nil && d.Version != c.want:
+				t.Errorf("version %s, want %s", d.Version, c.want)
+			}
+		})
+	}
+}
+
 func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 	t.Parallel()
 	cuda := "/usr/lib64/libcuda.so." + testVersion

@@ -98,7 +98,7 @@ func (r *extraFileRow) find(h host.Host) (File, Finding) {
 	f := File{Path: r.path, Kind: KindConfig, Capabilities: All}
 	finding := Finding{Name: r.path, Kind: KindConfig, Note: notFound}
 	for _, dir := range []string{h.DriverRoot(), h.Root()} {
-		real, info, err := root(dir).stat(r.path)
+		real, info, err := newRoot(dir).stat(r.path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			continue

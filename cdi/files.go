@@ -77,7 +77,7 @@ func (row fileRow) check(r root, at string, info fs.FileInfo) error {
 // checkMPS refuses the directory unless it is root's. Every user of the host can make a directory or a link of that
 // name in /tmp, and containers would get what it leads to, writable.
 func checkMPS(r root, at string) error {
-	info, err := os.Lstat(string(r) + at)
+	info, err := os.Lstat(r.dir + at)
 	if err != nil {
 		return err
 	}

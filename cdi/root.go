@@ -17,40 +17,73 @@ import (
 
 // root is the directory that a driver is installed under. Links in it lead where they would if it were "/", so that
 // those of a driver container stay in it.
-type root string
+type root struct {
+	dir string
+	// dirs are where directories lead to: a search looks for hundreds of files in the same few.
+	dirs map[string]string
+}
 
-// resolve is the file that path, absolute in the root, leads to, on the host. It need not exist.
+func newRoot(dir string) root { return root{dir, map[string]string{}} }
+
+// resolve is the file that path, absolute in the root and clean, leads to, on the host. It need not exist.
 func (r root) resolve(path string) (string, error) {
-	real, err := securejoin.SecureJoin(string(r), path)
-	if err != nil {
-		return "", fmt.Errorf("follow links under %s: %w", r, err)
+	real, _, err := r.stat(path)
+	if real == "" {
+		return "", err
 	}
 	return real, nil
 }
 
-// inside is the path in the root of a file on the host.
-func (r root) inside(hostPath string) string {
-	if r == "/" {
-		return hostPath
-	}
-	return strings.TrimPrefix(hostPath, string(r))
-}
-
 // stat follows path and says what is there. The error wraps fs.ErrNotExist if that is nothing.
 func (r root) stat(path string) (real string, info fs.FileInfo, err error) {
-	if real, err = r.resolve(path); err != nil {
+	dir, err := r.resolveDir(filepath.Dir(path))
+	if err != nil {
 		return "", nil, err
 	}
+	real = filepath.Join(dir, filepath.Base(path))
 	info, err = os.Lstat(real)
+	if err == nil && info.Mode().Type() == fs.ModeSymlink {
+		if real, err = r.follow(path); err != nil {
+			return "", nil, err
+		}
+		info, err = os.Lstat(real)
+	}
 	if errors.Is(err, unix.ENOTDIR) {
 		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
 	}
 	return real, info, err
 }
 
+func (r root) resolveDir(dir string) (string, error) {
+	if real, ok := r.dirs[dir]; ok {
+		return real, nil
+	}
+	real, err := r.follow(dir)
+	if err == nil {
+		r.dirs[dir] = real
+	}
+	return real, err
+}
+
+func (r root) follow(path string) (string, error) {
+	real, err := securejoin.SecureJoin(r.dir, path)
+	if err != nil {
+		return "", fmt.Errorf("follow links under %s: %w", r.dir, err)
+	}
+	return real, nil
+}
+
+// inside is the path in the root of a file on the host.
+func (r root) inside(hostPath string) string {
+	if r.dir == "/" {
+		return hostPath
+	}
+	return strings.TrimPrefix(hostPath, r.dir)
+}
+
 // names lists a directory, sorted.
 func (r root) names(dir string) (real string, names []string, err error) {
-	if real, err = r.resolve(dir); err != nil {
+	if real, err = r.resolveDir(dir); err != nil {
 		return "", nil, err
 	}
 	names, err = readNames(real)

@@ -55,11 +55,13 @@ func (a *app) generate(ctx context.Context, h host.Host, c cdi.Capabilities) (*g
 	if err != nil {
 		return nil, err
 	}
-	s, err := a.readDevices(ctx, h)
-	if err != nil {
-		return nil, err
-	}
-	driver, err := cdi.Discover(h, s.DriverVersion)
+	var s *gpu.Snapshot
+	driver, err := cdi.DiscoverWhile(h, func() (version string, err error) {
+		if s, err = a.readDevices(ctx, h); err != nil {
+			return "", err
+		}
+		return s.DriverVersion, nil
+	})
 	if err != nil {
 		return nil, err
 	}

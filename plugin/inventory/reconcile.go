@@ -78,12 +78,15 @@ func (i *Inventory) reconcile(ctx context.Context) error {
 
 // look is the state that the node should have. The Spec is nil where there is no device to offer.
 func (i *Inventory) look(ctx context.Context) (State, error) {
-	s, err := i.opts.Source.Snapshot(ctx)
-	if err != nil {
-		return State{}, &driverError{err}
-	}
-	s = remember(i.State().Snapshot, s)
-	driver, err := cdi.Discover(i.opts.Host, s.DriverVersion)
+	var s *gpu.Snapshot
+	driver, err := cdi.DiscoverWhile(i.opts.Host, func() (string, error) {
+		now, err := i.opts.Source.Snapshot(ctx)
+		if err != nil {
+			return "", &driverError{err}
+		}
+		s = remember(i.State().Snapshot, now)
+		return s.DriverVersion, nil
+	})
 	if err != nil {
 		return State{}, err
 	}
