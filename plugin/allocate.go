@@ -57,6 +57,7 @@ func (s *server) allocate(l *list, ids []string) (*v1beta1.ContainerAllocateResp
 			return nil, err
 		}
 	}
+	s.answers.addMPS(resp, whole)
 	mount, err := s.allocations.mount(l, devices)
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "allocate %s: %v", l.resource.Name, err)

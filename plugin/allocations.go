@@ -48,6 +48,15 @@ type Allocated struct {
 	MemoryBytes uint64 `json:"memoryBytes,omitempty"`
 	// Replica counts the replicas of a shared device from 0; it is left out if the container has the device for itself.
 	Replica *int `json:"replica,omitempty"`
+	// MPS is what the container may use of a GPU that is shared by MPS.
+	MPS *AllocatedMPS `json:"mps,omitempty"`
+}
+
+// AllocatedMPS are the limits of a client of a GPU's MPS control daemon.
+type AllocatedMPS struct {
+	MemoryLimitBytes uint64 `json:"memoryLimitBytes"`
+	// ActiveThreadPercentage is left out for a GPU that knows no such limit.
+	ActiveThreadPercentage int `json:"activeThreadPercentage,omitempty"`
 }
 
 // allocations are the files that tell containers what they were given. A file's name is the sum of what it says, so the
@@ -138,6 +147,9 @@ func allocatedOf(d *device) Allocated {
 	}
 	if d.Shared() {
 		a.Replica = &d.Replica
+	}
+	if d.MPS != nil {
+		a.MPS = &AllocatedMPS{MemoryLimitBytes: d.MPS.MemoryBytes, ActiveThreadPercentage: d.MPS.ThreadPercent}
 	}
 	return a
 }

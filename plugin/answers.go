@@ -53,6 +53,9 @@ type Answers struct {
 	// directory must survive one, and have the same path on the host and here. A file goes when the kubelet's checkpoint in
 	// Options.Dir has forgotten it.
 	AllocationDir string
+	// MPSDir has the directories of MPS control daemons; see mps.DirsOf. Containers with a GPU that is shared by MPS get
+	// those of its daemon. Its path is the same on the host and here.
+	MPSDir string
 }
 
 func (a *Answers) has(s Strategy) bool { return slices.Contains(a.Strategies, s) }

@@ -94,6 +94,7 @@ then from the file of --config, whose keys are the flags' names; gpu-cdi-plugin 
 		a.topologyCommand(),
 		a.cdiCommand(),
 		a.serveCommand(),
+		mpsExecCommand(),
 		a.configCommand(),
 		a.demoCommand(),
 		a.versionCommand(),

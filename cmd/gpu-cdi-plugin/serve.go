@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/spf13/cobra"
@@ -22,6 +23,7 @@ import (
 	"gpu-cdi-plugin/plugin/config"
 	"gpu-cdi-plugin/plugin/inventory"
 	"gpu-cdi-plugin/plugin/metrics"
+	"gpu-cdi-plugin/plugin/mps"
 	"gpu-cdi-plugin/plugin/resource"
 )
 
@@ -36,6 +38,11 @@ It goes on until SIGTERM or SIGINT, then ends the calls under way and removes it
 the configuration again; a wrong one is reported and the old one holds. When the kubelet starts again it registers
 again. When the driver was replaced it starts itself again with the new one. Under systemd it reports readiness, its
 state and the watchdog (Type=notify).
+
+With --mps, GPUs can be shared by CUDA's multi-process service (sharing.mps, experimental): for each of them
+nvidia-cuda-mps-control of the driver runs, and the GPU is in exclusive mode. These daemons outlive this one, since
+containers go on: the next one takes them over, and ends those that are neither configured any more nor in use. For
+that, systemd must have KillMode=process.
 
 What a container gets besides GPUs, where it is configured (extras, imex) and the host has it, is in a spec of its own
 kind beside that of the GPUs.
@@ -63,13 +70,18 @@ type service struct {
 	plugin  *plugin.Plugin
 	metrics *metrics.Metrics
 	systemd *sdnotify.Notifier
+	keeper  *mps.Keeper
 	news    chan struct{} // something that people may want to know of
 	told    []resource.Finding
+
+	publishing sync.Mutex
+	offered    inventory.State // what the node has, and the devices whose MPS daemon may not answer
 }
 
 func (a *app) serve(cmd *cobra.Command) error {
 	hangups := listenForHangups()
 	defer hangups.stop()
+	mps.ReapLeft()
 	h, err := a.host()
 	if err != nil {
 		return err
@@ -103,6 +115,7 @@ func (a *app) newService(h host.Host) (*service, error) {
 		news:    make(chan struct{}, 1),
 	}
 	s.rules.Store(&a.plugin.Config)
+	s.keeper = s.newKeeper(h)
 	s.inv = inventory.New(inventory.Options{
 		Host: h, Source: s.driver, Dirs: a.specDirs(h), Path: a.servedSpec(),
 		Spec:   cdi.Options{Kind: a.CDIKind, HookPath: hook},
@@ -144,6 +157,7 @@ func (s *service) pluginOptions() plugin.Options {
 			Spec:          func() *specs.Spec { return s.inv.State().Spec },
 			Extras:        func() []*specs.Spec { return s.inv.State().Extras },
 			AllocationDir: filepath.Join(p.StateDir, "allocations"),
+			MPSDir:        s.app.mpsDir(),
 		},
 		Log:      s.app.log,
 		Observer: observer{s.metrics, s},
@@ -173,15 +187,6 @@ func (s *service) build(snapshot *gpu.Snapshot) ([]resource.Resource, error) {
 	return resources, err
 }
 
-// publish gives a state to the kubelet. When it returns, no device that left the list can be allocated.
-func (s *service) publish(state inventory.State) {
-	if err := s.plugin.Update(state.Resources); err != nil {
-		s.app.log.Error("some resources keep their old list", "error", err)
-	}
-	s.metrics.Listed(state)
-	s.tell()
-}
-
 // run starts the actors and ends with the first of them.
 func (s *service) run(ctx context.Context, reloads actor) error {
 	server, err := s.listen(ctx)
@@ -192,7 +197,7 @@ func (s *service) run(ctx context.Context, reloads actor) error {
 	if err := s.inv.Start(ctx); err != nil {
 		return err
 	}
-	return runAll(ctx, s.inv.Run, s.plugin.Run, server.Run, s.status, reloads, s.watchdog)
+	return runAll(ctx, s.inv.Run, s.plugin.Run, s.keeper.Run, server.Run, s.status, reloads, s.watchdog)
 }
 
 // listen makes the server of metrics and health; without --listen it is one that nobody can ask.

@@ -12,6 +12,7 @@ import (
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/nvml"
 	"gpu-cdi-plugin/plugin/inventory"
+	"gpu-cdi-plugin/plugin/mps"
 )
 
 // nodeDriver is the driver of a host that is kept open between questions.
@@ -26,7 +27,10 @@ type nodeDriver struct {
 	present, mute string
 }
 
-var _ inventory.Source = (*nodeDriver)(nil)
+var (
+	_ inventory.Source = (*nodeDriver)(nil)
+	_ mps.ComputeModes = (*nodeDriver)(nil)
+)
 
 func newNodeDriver(h host.Host, library string) *nodeDriver {
 	return &nodeDriver{host: h, explicit: libraryOption(library)}
@@ -87,6 +91,16 @@ func (d *nodeDriver) read(ctx context.Context) (*gpu.Snapshot, error) {
 		return s, nil
 	}
 	return s, err
+}
+
+// SetExclusive lets one process at a time use a GPU, or any number.
+func (d *nodeDriver) SetExclusive(ctx context.Context, uuid string, exclusive bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.open(ctx); err != nil {
+		return err
+	}
+	return d.lib.SetExclusive(ctx, uuid, exclusive)
 }
 
 // changed reports whether GPUs cannot be read that could be before.

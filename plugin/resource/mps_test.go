@@ -203,7 +203,8 @@ func TestValidateMPS(t *testing.T) {
 		},
 		"what is wrong in rules of every kind": {
 			mps: []Replicated{
-				{Name: "a.b/e", Replicas: 49}, {Name: "e", Replicas: 1, Devices: []Selector{""}},
+				{Name: "a.b/e", Replicas: 49},
+				{Name: "e", Replicas: 1, Devices: []Selector{""}},
 				{Name: "a.b/e", Replicas: 2, Rename: "x"},
 			},
 			want: []string{

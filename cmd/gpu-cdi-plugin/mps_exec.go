@@ -1,0 +1,35 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/plugin/mps"
+)
+
+// mpsExec is the verb by which serve runs itself to become the MPS control program.
+const mpsExec = "mps-exec"
+
+func mpsExecCommand() *cobra.Command {
+	var e mps.Entry
+	cmd := &cobra.Command{
+		Use:    mpsExec + " DIR PROGRAM",
+		Hidden: true,
+		Short:  "Become the MPS control program of a GPU (serve does this)",
+		Long: `Is run by serve, in a mount namespace of its own and with the environment of the MPS control program. It mounts the
+GPU's directories so that no link in them is followed, and becomes PROGRAM: the control daemon with --start, and
+otherwise the program that gives it commands.`,
+		Example: `  gpu-cdi-plugin mps-exec --start --driver 580.126.09 -- /run/gpu-cdi-plugin/mps/GPU-... \
+    /usr/bin/nvidia-cuda-mps-control`,
+		Annotations:       statuses(exit.Failure, exit.Usage),
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(_ *cobra.Command, args []string) error {
+			e.Own, e.Program = args[0], args[1]
+			return mps.Enter(e)
+		},
+	}
+	cmd.Flags().BoolVar(&e.Start, "start", false, "become the daemon")
+	cmd.Flags().StringVar(&e.Driver, "driver", "", "`version` of the driver that the program is of")
+	return cmd
+}

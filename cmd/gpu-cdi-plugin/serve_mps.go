@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/plugin/inventory"
+	"gpu-cdi-plugin/plugin/mps"
+)
+
+// mpsDir has the directories of the MPS control daemons.
+func (a *app) mpsDir() string { return filepath.Join(a.plugin.RuntimeDir, "mps") }
+
+func (s *service) newKeeper(h host.Host) *mps.Keeper {
+	return mps.New(mps.Options{
+		Dir:     s.app.mpsDir(),
+		Helper:  mps.Helper{Path: "/proc/self/exe", Args: []string{"gpu-cdi-plugin", mpsExec}},
+		Program: func(context.Context) (mps.Program, error) { return s.mpsProgram(h) },
+		Modes:   s.driver,
+		Changed: s.republish,
+		Log:     s.app.log,
+	})
+}
+
+// publish gives a state to the kubelet. When it returns, no device that left the list can be allocated.
+func (s *service) publish(state inventory.State) {
+	s.publishing.Lock()
+	s.offered = state
+	s.publishing.Unlock()
+	s.keeper.Want(mps.Wants(state.Resources))
+	s.republish()
+}
+
+// republish gives the last state to the kubelet, with the devices healthy that are so by now.
+func (s *service) republish() {
+	s.publishing.Lock()
+	defer s.publishing.Unlock()
+	state := s.offered
+	state.Resources = s.keeper.Judge(state.Resources)
+	if err := s.plugin.Update(state.Resources); err != nil {
+		s.app.log.Error("some resources keep their old list", "error", err)
+	}
+	s.metrics.Listed(state)
+	s.tell()
+}
+
+const (
+	mpsControl = "nvidia-cuda-mps-control"
+	hintNoMPS  = "install the driver's compute utilities, which have " + mpsControl + ", or share the GPUs by time-slicing"
+)
+
+// mpsProgram is the MPS control program of the driver that the GPUs are offered with.
+func (s *service) mpsProgram(h host.Host) (mps.Program, error) {
+	snapshot := s.inv.State().Snapshot
+	if snapshot == nil {
+		return mps.Program{}, errors.New("the driver's version is not known yet")
+	}
+	driver, err := cdi.Discover(h, snapshot.DriverVersion)
+	if err != nil {
+		return mps.Program{}, fmt.Errorf("look for %s: %w", mpsControl, err)
+	}
+	at := slices.IndexFunc(driver.Files, func(f cdi.File) bool { return filepath.Base(f.Path) == mpsControl })
+	if at < 0 {
+		return mps.Program{}, exit.With(exit.NoDriver, hintNoMPS, fmt.Errorf("the driver under %s has no %s", h.DriverRoot(), mpsControl))
+	}
+	path := driver.Files[at].HostPath
+	return mps.Program{Path: path, Env: mpsEnvironment(h, driver, path), Driver: driver.Version}, nil
+}
+
+// mpsEnvironment is where the program looks for its server and, under another root than the host's, for libraries.
+func mpsEnvironment(h host.Host, driver *cdi.Driver, program string) []string {
+	path := []string{filepath.Dir(program)}
+	for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
+		path = append(path, h.Driver(dir))
+	}
+	env := []string{"PATH=" + strings.Join(path, ":")}
+	if h.DriverRoot() == "/" {
+		return env
+	}
+	var libraries []string
+	for _, l := range driver.Libraries {
+		if dir := filepath.Dir(l.HostPath); !slices.Contains(libraries, dir) {
+			libraries = append(libraries, dir)
+		}
+	}
+	return append(env, "LD_LIBRARY_PATH="+strings.Join(libraries, ":"))
+}

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/plugin"
+	"gpu-cdi-plugin/plugin/plugintest"
+)
+
+const (
+	sharedResource = "nvidia.com/gpu.shared"
+
+	byMPS = "mps: true\nsharing: {mps: {rename-by-default: true, resources: [{name: nvidia.com/gpu, devices: [1], replicas: %d}]}}\n"
+)
+
+// newMPS is a plugin that shares GPU 1 of a node with four.
+func newMPS(t *testing.T, replicas int) (s *served, uuid string) {
+	t.Helper()
+	testenv.Root(t)
+	s = newServed(t, "pcie-quad", fmt.Sprintf(byMPS, replicas))
+	// A socket's path is short, and that of a test's directory may not be.
+	dir, err := os.MkdirTemp("", "mps") //nolint:usetesting // see above
+	mustDo(t, err)
+	s.dir = dir
+	t.Cleanup(func() {
+		s.endDaemons()
+		mustDo(t, os.RemoveAll(dir))
+	})
+	return s, s.node.Machine().GPUs[1].UUID
+}
+
+func (s *served) mpsDir() string { return filepath.Join(s.dir, "run", "mps") }
+
+// endDaemons ends what a test left running.
+func (s *served) endDaemons() {
+	for _, g := range s.node.Machine().GPUs {
+		if pid := s.daemon(g.UUID); pid > 0 {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
+// daemon is the process of a GPU's daemon, or 0.
+func (s *served) daemon(uuid string) int {
+	pids, err := filepath.Glob("/proc/[0-9]*")
+	mustDo(s.t, err)
+	for _, p := range pids {
+		env, _ := os.ReadFile(filepath.Join(p, "environ"))
+		args, _ := os.ReadFile(filepath.Join(p, "cmdline"))
+		if bytes.Contains(env, []byte("CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(s.mpsDir(), uuid, "pipe")+"\x00")) &&
+			bytes.HasSuffix(args, []byte("nvidia-cuda-mps-control\x00-f\x00")) {
+			pid, err := strconv.Atoi(filepath.Base(p))
+			mustDo(s.t, err)
+			return pid
+		}
+	}
+	return 0
+}
+
+// computeMode is the digit that the simulated driver keeps.
+func (s *served) computeMode(uuid string) string {
+	mode, _ := os.ReadFile(filepath.Join(s.node.Root(), "run/gpu-sim/compute-mode."+uuid))
+	return string(mode)
+}
+
+// allocated asks for one device and returns the whole answer.
+func (s *served) allocated(e *plugintest.Endpoint, id string) *v1beta1.ContainerAllocateResponse {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Second)
+	defer cancel()
+	answer, err := e.Client.Allocate(ctx, &v1beta1.AllocateRequest{
+		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{id}}},
+	})
+	mustDo(s.t, err)
+	return answer.GetContainerResponses()[0]
+}
+
+// client is a process in a container that was given the answer: it sees the mounts, and nothing else of the host's MPS.
+func (s *served) client(answer *v1beta1.ContainerAllocateResponse, seconds int) *exec.Cmd {
+	s.t.Helper()
+	script := "set -e\n"
+	for _, m := range answer.GetMounts() {
+		if m.GetContainerPath() == plugin.AllocationPath {
+			continue
+		}
+		script += fmt.Sprintf("mkdir -p %[2]s; mount --bind %[1]s %[2]s\n", m.GetHostPath(), m.GetContainerPath())
+		if m.GetReadOnly() {
+			script += "mount -o remount,bind,ro " + m.GetContainerPath() + "\n"
+		}
+	}
+	script += fmt.Sprintf("exec %s %d", s.node.MPSClient(), seconds)
+	cmd := exec.CommandContext(s.t.Context(), "sh", "-c", "mount -t tmpfs none /run; "+script)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LD_LIBRARY_PATH=" + filepath.Dir(s.node.Library())}
+	for name, value := range answer.GetEnvs() {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	return cmd
+}
+
+func (s *served) wantClient(answer *v1beta1.ContainerAllocateResponse, want ...string) {
+	s.t.Helper()
+	out, err := s.client(answer, 0).CombinedOutput()
+	for _, text := range want {
+		if err != nil || !strings.Contains(string(out), text) {
+			s.t.Errorf("the client says %q, %v; want %q", out, err, text)
+		}
+	}
+}
+
+func TestServeSharesByMPS(t *testing.T) {
+	t.Parallel()
+	s, uuid := newMPS(t, 4)
+	s.start()
+	s.listed(gpuResource, 3, 0)
+	e := s.listed(sharedResource, 4, 0)
+	answer := s.allocated(e, uuid+"::2")
+	memory := s.node.Machine().GPUs[1].MemoryBytes >> 20 / 4 << 20
+	limit := fmt.Sprintf("uuid=%s pinned_mem_limit=%d", uuid, memory)
+	s.wantClient(answer, "active_thread_percentage=25.0", limit)
+	if mode := s.computeMode(uuid); mode != "3" {
+		t.Errorf("the GPU's compute mode is %q, want exclusive", mode)
+	}
+	for _, m := range answer.GetMounts() {
+		if m.GetContainerPath() == plugin.AllocationPath {
+			text, err := os.ReadFile(m.GetHostPath())
+			mustDo(t, err)
+			if want := fmt.Sprintf("\"memoryLimitBytes\": %d,\n        \"activeThreadPercentage\": 25", memory); !strings.Contains(string(text), want) {
+				t.Errorf("no %s in %s", want, text)
+			}
+		}
+	}
+
+	// The daemon dies, and comes back.
+	first := s.daemon(uuid)
+	lists := s.kubelet.Lists(sharedResource)
+	mustDo(t, syscall.Kill(first, syscall.SIGKILL))
+	waitFor(t, "a list without and one with the devices", func() bool { return s.kubelet.Lists(sharedResource) >= lists+2 })
+	s.listed(sharedResource, 4, 0)
+	s.wantClient(answer, limit) // what was mounted before leads to the new one
+	second := s.daemon(uuid)
+	if second == first || second == 0 {
+		t.Errorf("daemon %d after %d", second, first)
+	}
+	if !strings.Contains(s.log.String(), "the MPS control daemon was ended by signal SIGKILL") {
+		t.Error("it does not say how the daemon ended")
+	}
+
+	// The plugin dies, or ends, and the next one takes the daemon over.
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+		_ = s.end(sig)
+		s.wantClient(answer, limit)
+		s.start()
+		s.listed(sharedResource, 4, 0)
+		if now := s.daemon(uuid); now != second {
+			t.Errorf("after %v the daemon is %d, want %d", sig, now, second)
+		}
+	}
+
+	// With more replicas each has less, also of the server that runs.
+	s.configure(fmt.Sprintf(byMPS, 8))
+	s.signal(syscall.SIGHUP)
+	e = s.listed(sharedResource, 8, 0)
+	if now := s.daemon(uuid); now != second {
+		t.Errorf("with other limits the daemon is %d, want %d", now, second)
+	}
+
+	// Nobody wants it any more, but a client is there.
+	client := s.client(s.allocated(e, uuid+"::7"), 600)
+	out, err := client.StdoutPipe()
+	mustDo(t, err)
+	mustDo(t, client.Start())
+	_, err = out.Read(make([]byte, 1))
+	mustDo(t, err)
+	s.configure("")
+	s.signal(syscall.SIGHUP)
+	s.listed(gpuResource, 4, 0)
+	mustDo(t, s.end(syscall.SIGTERM))
+	s.start()
+	s.listed(gpuResource, 4, 0)
+	if now := s.daemon(uuid); now != second {
+		t.Errorf("with a client the daemon is %d, want %d", now, second)
+	}
+	waitFor(t, "a look at the daemon's clients", func() bool { return strings.Contains(s.log.String(), "ends when its clients have") })
+	mustDo(t, client.Process.Kill())
+	_ = client.Wait()
+	waitFor(t, "the end of the daemon", func() bool { return s.daemon(uuid) == 0 && s.computeMode(uuid) == "0" })
+}

@@ -1,0 +1,184 @@
+package mps
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+// ComputeModes sets how many processes a GPU lets use it.
+type ComputeModes interface {
+	// SetExclusive lets one process at a time use the GPU, or any number.
+	SetExclusive(ctx context.Context, uuid string, exclusive bool) error
+}
+
+// Options are what a Keeper works with. Dir, Helper, Program and Modes are needed.
+type Options struct {
+	// Dir has a directory for each GPU; see DirsOf. Its path is the same on the host and here, and nobody but root can
+	// write to it or to what it is in.
+	Dir string
+	// Helper is this program, about to become the control program.
+	Helper Helper
+	// Program finds the driver's control program. It is asked again when what it found is no longer there.
+	Program func(context.Context) (Program, error)
+	// Modes makes GPUs exclusive while they have a daemon, so that no process gets round it.
+	Modes ComputeModes
+	// Changed is called when Judge may say something else than before. It must not call the Keeper's Run.
+	Changed func()
+	// Interval is how often a daemon is asked whether it is there; 0 is 10 seconds. Its end is noticed at once.
+	Interval time.Duration
+	// Deadline is how long it may take to answer; 0 is 5 seconds.
+	Deadline time.Duration
+	// Log gets what happens; nil is the default logger.
+	Log *slog.Logger
+}
+
+// Keeper keeps the control daemons. It is an actor: Run it once. Its other methods may be called at any time.
+type Keeper struct {
+	opts Options
+	wake chan struct{}
+
+	mu      sync.Mutex
+	want    map[string]Want
+	minders map[string]*minder
+	program Program // the last one that was found
+}
+
+// New makes a keeper. It touches nothing.
+func New(o Options) *Keeper {
+	o.Interval = cmp.Or(o.Interval, 10*time.Second)
+	o.Deadline = cmp.Or(o.Deadline, 5*time.Second)
+	o.Log = cmp.Or(o.Log, slog.Default())
+	if o.Changed == nil {
+		o.Changed = func() {}
+	}
+	return &Keeper{opts: o, wake: make(chan struct{}, 1), want: map[string]Want{}, minders: map[string]*minder{}}
+}
+
+// Want replaces the daemons that there should be. It does not wait for them.
+func (k *Keeper) Want(list []Want) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	before := k.want
+	k.want = map[string]Want{}
+	for _, w := range list {
+		k.want[w.UUID] = w
+	}
+	for uuid, m := range k.minders {
+		if k.want[uuid] != before[uuid] {
+			poke(m.kick)
+		}
+	}
+	poke(k.wake)
+}
+
+// poke wakes the reader of c; one that is not reading wakes when it does.
+func poke(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Problem says why a container cannot be given a part of a GPU with these limits, or nothing if it can.
+func (k *Keeper) Problem(uuid string, limits resource.MPSLimits) string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	m := k.minders[uuid]
+	switch {
+	case m == nil:
+		return notYet
+	case m.reason == "" && m.ready != limits:
+		return "its MPS control daemon is being given other limits"
+	}
+	return m.reason
+}
+
+// Run keeps the daemons until ctx ends. They go on after that.
+func (k *Keeper) Run(ctx context.Context) error {
+	var minders sync.WaitGroup
+	defer minders.Wait()
+	left := k.left()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-k.wake:
+		}
+		for _, m := range k.newMinders(left) {
+			minders.Go(func() { m.run(ctx) })
+		}
+		left = nil
+	}
+}
+
+// left are the GPUs for which an earlier plugin has left something.
+func (k *Keeper) left() []string {
+	entries, err := os.ReadDir(k.opts.Dir)
+	if err != nil {
+		return nil // there is nothing
+	}
+	var uuids []string
+	for _, e := range entries {
+		if uuidForm.MatchString(e.Name()) && recorded(filepath.Join(k.opts.Dir, e.Name())) {
+			uuids = append(uuids, e.Name())
+		}
+	}
+	return uuids
+}
+
+// newMinders makes those that are missing.
+func (k *Keeper) newMinders(left []string) []*minder {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var list []*minder
+	add := func(uuid string) {
+		if k.minders[uuid] == nil {
+			k.minders[uuid] = newMinder(k, uuid)
+			list = append(list, k.minders[uuid])
+		}
+	}
+	for _, uuid := range left {
+		add(uuid)
+	}
+	for uuid := range k.want {
+		add(uuid)
+	}
+	return list
+}
+
+// wanted is the daemon that a GPU should have, or nil.
+func (k *Keeper) wanted(uuid string) *Want {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if w, ok := k.want[uuid]; ok {
+		return &w
+	}
+	return nil
+}
+
+// control is how a GPU's daemon is asked, with the program as it is now.
+func (k *Keeper) control(ctx context.Context, own string) (*control, error) {
+	k.mu.Lock()
+	p := k.program
+	k.mu.Unlock()
+	if p.Path == "" || p.check() != nil {
+		var err error
+		if p, err = k.opts.Program(ctx); err != nil {
+			return nil, err
+		}
+		if err := p.check(); err != nil {
+			return nil, err
+		}
+		k.mu.Lock()
+		k.program = p
+		k.mu.Unlock()
+	}
+	return &control{helper: k.opts.Helper, own: own, program: p, deadline: k.opts.Deadline}, nil
+}

@@ -1,0 +1,379 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+// notYet is the reason of a GPU whose daemon nobody has seen yet.
+const notYet = "its MPS control daemon is being started"
+
+// A daemon that has just been started is asked often, and may take so long to answer.
+const (
+	firstLook   = 20 * time.Millisecond
+	lastLook    = time.Second
+	startWithin = 15 * time.Second
+)
+
+// minder looks after the daemon of one GPU.
+type minder struct {
+	keeper    *Keeper
+	uuid, own string
+	log       *slog.Logger
+	kick      chan struct{}
+
+	// Of the goroutine of run.
+	proc      *process
+	driver    string // that the process is of
+	since     time.Time
+	ending    bool               // it was told to
+	exclusive bool               // the GPU is, by this process
+	given     resource.MPSLimits // by this process to the daemon; what that answers is rounded
+	silent    int
+	lookAgain time.Duration
+	due       time.Time
+	pauses    pauses
+	logged    string
+
+	// Under Keeper.mu: the limits that the daemon has, and why it cannot be used, or nothing.
+	ready  resource.MPSLimits
+	reason string
+}
+
+func newMinder(k *Keeper, uuid string) *minder {
+	return &minder{
+		keeper: k, uuid: uuid, own: filepath.Join(k.opts.Dir, uuid), log: k.opts.Log.With("gpu", uuid),
+		kick: make(chan struct{}, 1), reason: notYet,
+	}
+}
+
+// run looks after the daemon until ctx ends.
+func (m *minder) run(ctx context.Context) {
+	m.adopt()
+	defer func() { m.proc.close() }()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.kick:
+		case <-m.proc.end():
+		case <-timer.C:
+		}
+		timer.Reset(m.turn(ctx))
+	}
+}
+
+// adopt takes over the daemon that an earlier plugin started.
+func (m *minder) adopt() {
+	r, err := readRecord(m.own)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	var p *process
+	if err == nil {
+		p, err = openProcess(r.PID, r.holds)
+	}
+	if err != nil {
+		m.log.Info("the MPS control daemon of before is not there any more", "reason", err)
+		return
+	}
+	m.proc, m.driver, m.since = p, r.Driver, time.Now()
+	m.log.Info("took over the MPS control daemon of before", "pid", r.PID)
+}
+
+// turn looks at the daemon and does one thing about it. It returns when to look again.
+func (m *minder) turn(ctx context.Context) time.Duration {
+	m.bury()
+	want := m.keeper.wanted(m.uuid)
+	s, err := m.look(ctx, want)
+	if ctx.Err() != nil {
+		return m.keeper.opts.Interval
+	}
+	if s.answers && want != nil && !want.Hold && !m.exclusive { // it was taken over
+		if err := m.makeExclusive(ctx); err != nil {
+			m.trouble("its MPS control daemon can be got round", err)
+			return lastLook
+		}
+	}
+	m.judge(want, s, err)
+	switch decide(want, s) {
+	case start:
+		return m.start(ctx)
+	case limit:
+		return m.limit(ctx, want)
+	case quit:
+		return m.quit(ctx)
+	case end:
+		return m.end(ctx)
+	case forget:
+		return m.forget(ctx)
+	case rest:
+	}
+	return m.next(want, s)
+}
+
+// next is when to look again if nothing happens.
+func (m *minder) next(want *Want, s seen) time.Duration {
+	switch {
+	case want != nil && !want.Hold && !s.runs:
+		return max(time.Until(m.due), firstLook)
+	case want == nil && s.busy:
+		m.once("the MPS control daemon is not wanted any more and ends when its clients have")
+		return lastLook
+	case s.runs && !s.answers:
+		m.lookAgain = min(max(2*m.lookAgain, firstLook), lastLook)
+		return m.lookAgain
+	}
+	m.lookAgain = 0
+	return m.keeper.opts.Interval
+}
+
+// bury takes note of a daemon's end.
+func (m *minder) bury() {
+	if m.proc == nil || m.proc.runs() {
+		return
+	}
+	how := m.proc.how
+	m.proc.close()
+	ran := time.Since(m.since)
+	m.proc, m.silent, m.lookAgain, m.given = nil, 0, 0, resource.MPSLimits{}
+	if m.ending {
+		m.ending, m.due = false, time.Now()
+		m.log.Info("the MPS control daemon has ended, as it was told to")
+		m.say("its MPS control daemon was told to end", resource.MPSLimits{})
+		return
+	}
+	pause := m.pauses.after(ran)
+	m.due = time.Now().Add(pause)
+	m.log.Warn("the MPS control daemon "+how, "printed", tail(m.own), "again in", pause)
+	m.say("its MPS control daemon "+how, resource.MPSLimits{})
+}
+
+// look finds out how the daemon is. The error is why it does not answer.
+func (m *minder) look(ctx context.Context, want *Want) (seen, error) {
+	s := seen{now: time.Now(), due: m.due, runs: m.proc.runs(), recorded: m.exclusive || recorded(m.own)}
+	if !s.runs {
+		return s, nil
+	}
+	boundLogs(m.own)
+	err := m.question(ctx, want, &s)
+	s.answers = err == nil
+	switch {
+	case s.answers:
+		m.silent = 0
+	case time.Since(m.since) > startWithin:
+		m.silent++
+	}
+	s.silent, s.serving = m.silent, m.proc.serving()
+	return s, err
+}
+
+// question asks the daemon what has to be known of it.
+func (m *minder) question(ctx context.Context, want *Want, s *seen) error {
+	c, err := m.keeper.control(ctx, m.own)
+	if err != nil {
+		return err
+	}
+	s.stale = c.program.Driver != m.driver
+	if want != nil {
+		has, err := c.limited(ctx, want.Limits)
+		if err != nil {
+			return err
+		}
+		s.limited = has && m.given == want.Limits
+	}
+	if want == nil || s.stale {
+		s.busy, err = c.busy(ctx)
+	}
+	return err
+}
+
+// judge says whether containers can use the daemon.
+func (m *minder) judge(want *Want, s seen, err error) {
+	switch {
+	case want == nil || !s.runs:
+	case err != nil && m.reasonIs(notYet) && time.Since(m.since) < startWithin:
+	case err != nil:
+		m.trouble("its MPS control daemon does not answer", err)
+	case s.limited && m.exclusive:
+		if m.say("", want.Limits) {
+			m.log.Info("the MPS control daemon answers", "pid", m.proc.pid, "each client may use", inWords(want.Limits))
+		}
+	}
+}
+
+func (m *minder) reasonIs(text string) bool {
+	m.keeper.mu.Lock()
+	defer m.keeper.mu.Unlock()
+	return m.reason == text
+}
+
+// say sets the reason and the limits that others see, and reports whether they are others than before.
+func (m *minder) say(reason string, ready resource.MPSLimits) bool {
+	m.keeper.mu.Lock()
+	same := m.reason == reason && m.ready == ready
+	m.reason, m.ready = reason, ready
+	m.keeper.mu.Unlock()
+	if reason == "" {
+		m.logged = ""
+	}
+	if !same {
+		m.keeper.opts.Changed()
+	}
+	return !same
+}
+
+// once logs something that goes on, when it begins.
+func (m *minder) once(text string) {
+	if m.logged != text {
+		m.logged = text
+		m.log.Info(text, "pid", m.proc.pid)
+	}
+}
+
+// trouble says what cannot be done. The same trouble is logged loudly once.
+func (m *minder) trouble(what string, err error) {
+	text := what + ": " + err.Error()
+	log := m.log.Warn
+	if m.logged == text {
+		log = m.log.Debug
+	}
+	m.logged = text
+	log(what, "error", err)
+	m.say(text, resource.MPSLimits{})
+}
+
+// start prepares the GPU and starts a daemon.
+func (m *minder) start(ctx context.Context) time.Duration {
+	if err := m.tryStart(ctx); err != nil {
+		pause := m.pauses.after(0)
+		m.due = time.Now().Add(pause)
+		if ctx.Err() == nil {
+			m.trouble("its MPS control daemon cannot be started", err)
+		}
+		return pause
+	}
+	m.since = time.Now()
+	return firstLook
+}
+
+func (m *minder) tryStart(ctx context.Context) error {
+	c, err := m.keeper.control(ctx, m.own)
+	if err != nil {
+		return err
+	}
+	if err := prepare(m.keeper.opts.Dir, m.uuid); err != nil {
+		return err
+	}
+	if err := m.makeExclusive(ctx); err != nil {
+		return err
+	}
+	m.proc, err = c.helper.startDaemon(m.own, c.program)
+	m.driver = c.program.Driver
+	return err
+}
+
+func (m *minder) makeExclusive(ctx context.Context) error {
+	if err := m.keeper.opts.Modes.SetExclusive(ctx, m.uuid, true); err != nil {
+		return err
+	}
+	m.exclusive = true
+	return nil
+}
+
+// limit gives the daemon what is wanted.
+func (m *minder) limit(ctx context.Context, want *Want) time.Duration {
+	c, err := m.keeper.control(ctx, m.own)
+	if err == nil {
+		err = c.limit(ctx, want.Limits)
+	}
+	if err == nil {
+		m.given = want.Limits
+		return 0
+	}
+	if ctx.Err() == nil && m.proc.runs() {
+		m.trouble("its MPS control daemon cannot be limited", err)
+	}
+	return lastLook
+}
+
+// quit tells the daemon to end, and waits for it.
+func (m *minder) quit(ctx context.Context) time.Duration {
+	c, err := m.keeper.control(ctx, m.own)
+	if err == nil {
+		m.ending = true
+		err = c.quit(ctx)
+	}
+	if err != nil && m.proc.runs() && ctx.Err() == nil {
+		m.trouble("its MPS control daemon does not end", err)
+	}
+	return m.await(ctx)
+}
+
+// end ends a daemon that does not listen.
+func (m *minder) end(ctx context.Context) time.Duration {
+	m.log.Warn("the MPS control daemon does not answer and has no server; it is ended", "pid", m.proc.pid)
+	m.ending = true
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
+		if err := m.proc.signal(sig); err != nil && !errors.Is(err, unix.ESRCH) {
+			m.trouble("its MPS control daemon cannot be ended", err)
+			return m.keeper.opts.Interval
+		}
+		if m.await(ctx) == 0 {
+			break
+		}
+	}
+	return 0
+}
+
+// await waits for the daemon's end as long as for an answer. It returns when to look again.
+func (m *minder) await(ctx context.Context) time.Duration {
+	late := time.NewTimer(m.keeper.opts.Deadline)
+	defer late.Stop()
+	select {
+	case <-m.proc.end():
+		return 0
+	case <-ctx.Done():
+	case <-late.C:
+	}
+	return m.keeper.opts.Interval
+}
+
+// forget gives the GPU back to processes without MPS. Its directories stay: containers may still see them.
+func (m *minder) forget(ctx context.Context) time.Duration {
+	err := m.keeper.opts.Modes.SetExclusive(ctx, m.uuid, false)
+	if err == nil {
+		err = m.erase()
+	}
+	if err != nil {
+		if ctx.Err() == nil {
+			m.trouble("the GPU cannot be given back to processes without MPS", err)
+		}
+		return m.keeper.opts.Interval
+	}
+	m.exclusive = false
+	m.log.Info("the GPU is not shared by MPS any more")
+	m.say(notYet, resource.MPSLimits{})
+	return m.keeper.opts.Interval
+}
+
+func (m *minder) erase() error {
+	for _, name := range []string{outputName, lockName, recordName} {
+		if err := os.Remove(filepath.Join(m.own, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove the record of a daemon: %w", err)
+		}
+	}
+	return nil
+}
