@@ -48,7 +48,7 @@ type endpoint struct {
 // announcement is a registration under way.
 type announcement struct {
 	cancel context.CancelFunc
-	result chan error
+	result chan outcome
 }
 
 func newEndpoint(r resource.Resource, o *Options, w *watch) (*endpoint, error) {
@@ -56,12 +56,8 @@ func newEndpoint(r resource.Resource, o *Options, w *watch) (*endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	path, err := socketPath(o.dir(), r.Name)
-	if err != nil {
-		return nil, fmt.Errorf("serve %s: %w", r.Name, err)
-	}
 	e := &endpoint{
-		name: r.Name, path: path, opts: o, watch: w, server: server,
+		name: r.Name, path: socketPath(o.dir(), r.Name), opts: o, watch: w, server: server,
 		log:  o.Log.With("resource", r.Name),
 		wake: make(chan struct{}, 1),
 		life: life{grace: o.StreamGrace, finds: o.RegistryDir != ""},
@@ -87,32 +83,24 @@ func (e *endpoint) run(ctx context.Context) (err error) {
 	if err := e.listen(ctx); err != nil {
 		return fmt.Errorf("serve %s: %w", e.name, err)
 	}
-	return e.live(ctx, time.Now())
+	return e.live(ctx)
 }
 
 // maxRequest is the size in bytes of the largest request: a kubelet that asks for a preference sends all IDs of a list.
 const maxRequest = 2 * resource.MaxList
 
 // live follows the kubelet.
-func (e *endpoint) live(ctx context.Context, begin time.Time) error {
-	var limit <-chan time.Time
-	if e.opts.RegisterWithin > 0 {
-		limit = time.After(e.opts.RegisterWithin - time.Since(begin))
-	}
+func (e *endpoint) live(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-limit:
-			if err := e.tooLate(); err != nil {
-				return err
-			}
 		case <-e.wake:
 		case <-timer.C:
-		case err := <-e.attempt.ended():
-			e.registered(err)
+		case o := <-e.attempt.ended():
+			e.registered(o)
 		}
 		wake, err := e.step(ctx, time.Now())
 		if err != nil {
@@ -137,7 +125,7 @@ func (e *endpoint) step(ctx context.Context, now time.Time) (wake time.Time, err
 	if wake, err = e.keepSocket(ctx, now); err != nil || !wake.IsZero() {
 		return wake, err
 	}
-	do := e.life.look(seen{now: now, kubelet: kubelet, connected: e.server.streams.openAfter(e.since)})
+	do := e.life.look(seen{now: now, kubelet: kubelet, streaming: e.server.streams.openAfter(e.since)})
 	switch {
 	case do.gained:
 		e.connected()
@@ -205,10 +193,10 @@ func (e *endpoint) announce(ctx context.Context) {
 	e.since = e.server.streams.last()
 	ctx, cancel := context.WithTimeoutCause(ctx, e.opts.RegisterTimeout,
 		fmt.Errorf("no answer within %s", e.opts.RegisterTimeout))
-	a := &announcement{cancel: cancel, result: make(chan error, 1)}
+	a := &announcement{cancel: cancel, result: make(chan outcome, 1)}
 	e.attempt = a
 	if e.life.finds {
-		a.result <- e.show(ctx)
+		a.result <- outcome{told: true, err: e.show(ctx)}
 		return
 	}
 	kubelet := e.life.kubelet
@@ -227,7 +215,7 @@ func (e *endpoint) show(ctx context.Context) error {
 }
 
 // ended receives the announcement's result; if there is none under way, never.
-func (a *announcement) ended() <-chan error {
+func (a *announcement) ended() <-chan outcome {
 	if a == nil {
 		return nil
 	}
@@ -238,7 +226,7 @@ func (a *announcement) ended() <-chan error {
 func (e *endpoint) cancel() {
 	if e.attempt != nil {
 		e.attempt.cancel()
-		<-e.attempt.result //nolint:errcheck // it was cancelled, or is of no account any more
+		<-e.attempt.result
 		e.attempt = nil
 	}
 }

@@ -32,8 +32,8 @@ type seen struct {
 	now time.Time
 	// kubelet is the number of the kubelet's socket, or 0.
 	kubelet uint64
-	// connected tells that the kubelet reads the list since the last announcement.
-	connected bool
+	// streaming tells that somebody reads the list who began after the last announcement did.
+	streaming bool
 }
 
 // phase is where an endpoint is in its life with the kubelet.
@@ -54,6 +54,7 @@ type life struct {
 	finds bool
 
 	phase   phase
+	told    bool      // the kubelet heard of the last announcement
 	kubelet uint64    // the one that the phase is about
 	due     time.Time // of the next step, in unknown and announced
 	since   time.Time // the kubelet has been connected
@@ -74,19 +75,20 @@ func (l *life) look(s seen) (do step) {
 	if s.kubelet != l.kubelet {
 		l.kubelet = s.kubelet
 		if s.kubelet != 0 {
-			// The list may still be read over a connection to the kubelet before.
 			do.lost = l.phase == connected
-			s.connected = false
+			l.told = false
 			l.phase, l.due = unknown, s.now
 			l.pauses.reset()
 		}
 	}
+	// As long as this kubelet did not hear of it, it is one before that reads the list: it had been told and was slow, or
+	// does not end.
+	reads := s.streaming && l.told
 	switch {
-	case s.connected && l.phase != connected:
-		// Also when the answer to the announcement is still to come, or was lost.
+	case reads && l.phase != connected:
 		do.gained = true
 		l.phase, l.since = connected, s.now
-	case !s.connected && l.phase == connected:
+	case !reads && l.phase == connected:
 		do.lost = true
 		l.missed(s.now)
 	case l.phase == announced && !s.now.Before(l.due):
@@ -95,7 +97,7 @@ func (l *life) look(s seen) (do step) {
 	}
 	if l.phase == unknown && l.kubelet != 0 && !s.now.Before(l.due) {
 		do.announce = true
-		l.phase = announcing
+		l.phase, l.told = announcing, false
 	}
 	if l.phase == announced || l.phase == unknown && l.kubelet != 0 {
 		do.wake = l.due
@@ -117,13 +119,19 @@ func (l *life) missed(now time.Time) {
 
 func (l *life) retry(now time.Time) { l.phase, l.due = unknown, now.Add(l.pauses.pause()) }
 
-// ended notes the end of an announcement. While the list is read it is of no account.
-func (l *life) ended(now time.Time, err error) {
-	switch {
-	case l.phase != announcing:
-	case err != nil:
+// outcome is how an announcement ended.
+type outcome struct {
+	// told tells that the kubelet heard of it. It may have taken it in spite of an error: the answer came too late.
+	told bool
+	err  error
+}
+
+// ended notes the end of an announcement.
+func (l *life) ended(now time.Time, o outcome) {
+	l.told = o.told
+	if o.err != nil {
 		l.retry(now)
-	default:
-		l.phase, l.due = announced, now.Add(l.grace)
+		return
 	}
+	l.phase, l.due = announced, now.Add(l.grace)
 }

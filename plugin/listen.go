@@ -26,21 +26,31 @@ const (
 	maxSocketPath = 107
 )
 
-// socketPath is where a resource's socket is: gpu-cdi-nvidia-com-gpu.sock in dir. A name that is too long for a socket
-// is cut, and told apart by a sum.
-func socketPath(dir, name string) (string, error) {
+// socketPath is where a resource's socket is: gpu-cdi-nvidia-com-gpu.sock in dir. Where that is too long for a socket
+// the name is a sum.
+func socketPath(dir, name string) string {
 	name = strings.NewReplacer("/", "-", ".", "-").Replace(name)
 	path := filepath.Join(dir, socketPrefix+name+socketSuffix)
 	if len(path) <= maxSocketPath {
-		return path, nil
+		return path
 	}
+	return filepath.Join(dir, summedName(name))
+}
+
+func summedName(name string) string {
 	sum := sha256.Sum256([]byte(name))
-	path = filepath.Join(dir, socketPrefix+hex.EncodeToString(sum[:8])+socketSuffix)
-	if len(path) > maxSocketPath {
-		return "", exit.With(exit.Usage, "give a directory with a shorter path, or a link to it",
-			fmt.Errorf("the path of a socket has %d bytes, and %d are allowed: %s", len(path), maxSocketPath, path))
+	return socketPrefix + hex.EncodeToString(sum[:8]) + socketSuffix
+}
+
+// checkLength says whether sockets of all names can be in dir.
+func checkLength(dir string) error {
+	limit := maxSocketPath - len("/") - len(summedName(""))
+	if n := len(filepath.Clean(dir)); n > limit {
+		return exit.With(exit.Usage, "give a directory with a shorter path, or a link to it", fmt.Errorf(
+			"the path of the directory of sockets has %d bytes, and %d are allowed, since that of a socket has %d at most: %s",
+			n, limit, maxSocketPath, dir))
 	}
-	return path, nil
+	return nil
 }
 
 // checkDir says why sockets cannot be in dir.
@@ -107,6 +117,32 @@ func clear(path string) error {
 	}
 	return os.Remove(path)
 }
+
+// Accept returns no error but that of the end after which a server would close the socket.
+func (s *socket) Accept() (net.Conn, error) {
+	c, err := s.UnixListener.Accept()
+	if err != nil {
+		return nil, notClosing(err)
+	}
+	return c, nil
+}
+
+// notClosing says of every error but that of the end that it passes, such as a lack of memory: gRPC's server would close
+// the socket for another one, and the socket's file would stay and lead nowhere.
+func notClosing(err error) error {
+	if errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return passing{err}
+}
+
+// passing is an error after which gRPC's server waits and goes on.
+type passing struct{ error }
+
+// Temporary is what the server looks for.
+func (passing) Temporary() bool { return true }
+
+func (p passing) Unwrap() error { return p.error }
 
 // inPlace reports whether the path leads to the socket.
 func (s *socket) inPlace() bool {

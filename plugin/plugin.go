@@ -25,12 +25,10 @@ type Options struct {
 	RegistryDir string
 	// Answers say what a container that is given devices gets.
 	Answers Answers
-	// RegisterWithin ends Run with an error if the kubelet did not take a resource within that time after its start. 0 is
-	// never: a kubelet that is not there is waited for.
-	RegisterWithin time.Duration
-	// RegisterTimeout is how long a kubelet may take to answer a registration; 0 is 5 seconds.
+	// RegisterTimeout is how long a kubelet may take to answer a registration; 0 is 15 seconds. The kubelet takes 10 to say
+	// that it cannot reach the plugin.
 	RegisterTimeout time.Duration
-	// StreamGrace is how long after a registration the kubelet may take to ask for the list; 0 is 10 seconds.
+	// StreamGrace is how long after a registration the kubelet may take to ask for the list; 0 is 3 seconds.
 	StreamGrace time.Duration
 	// DrainTimeout is how long calls under way may take when Run ends; 0 is 5 seconds.
 	DrainTimeout time.Duration
@@ -41,8 +39,8 @@ type Options struct {
 }
 
 const (
-	defaultRegisterTimeout = 5 * time.Second
-	defaultStreamGrace     = 10 * time.Second
+	defaultRegisterTimeout = 15 * time.Second
+	defaultStreamGrace     = 3 * time.Second
 	defaultDrainTimeout    = 5 * time.Second
 )
 
@@ -64,7 +62,7 @@ func New(o Options) (*Plugin, error) {
 	if o.dir() == "" {
 		err = errors.New("neither a device plugin directory nor a registry directory")
 	}
-	if err = errors.Join(err, o.Answers.check()); err != nil {
+	if err = errors.Join(err, checkLength(o.dir()), o.Answers.check()); err != nil {
 		return nil, fmt.Errorf("set up the device plugin: %w", err)
 	}
 	o.RegisterTimeout = orDefault(o.RegisterTimeout, defaultRegisterTimeout)
@@ -153,8 +151,8 @@ func (p *Plugin) update(r *resource.Resource) error {
 }
 
 // Run serves until ctx ends, then drains and removes its sockets and locks. It returns early with an error that no
-// waiting would mend: another instance serves a resource, the directory is not there at the start, or the kubelet did
-// not take a resource in time.
+// waiting would mend: another instance serves a resource, or the directory is not there at the start. A kubelet that is
+// not there is waited for.
 func (p *Plugin) Run(ctx context.Context) error {
 	if err := checkDir(p.opts.dir()); err != nil {
 		return err

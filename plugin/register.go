@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -20,32 +21,38 @@ import (
 // register tells the kubelet about an endpoint, over a connection of its own: gRPC would make one that was refused wait
 // for a second. Errors have the status exit.Unreachable and say what to do.
 //
+// The kubelet was told as soon as it may have taken the registration; an error then only means that its answer is not
+// known, or that it refused. A kubelet of 1.37 also refuses what it took before.
+//
 // Between the dial and the call it asks whether the kubelet is still the same. If not, that one is told soon anyway; to
 // tell it twice would have it drop the first connection when the second is there.
-func register(ctx context.Context, kubeletSocket, endpoint, name string, same func() bool) error {
+func register(ctx context.Context, kubeletSocket, endpoint, name string, same func() bool) outcome {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", kubeletSocket)
 	if err != nil {
-		return exit.With(exit.Unreachable, dialHint(err), fmt.Errorf("register %s: %w", name, err))
+		return outcome{err: exit.With(exit.Unreachable, dialHint(err), fmt.Errorf("register %s: %w", name, err))}
 	}
 	defer func() { _ = conn.Close() }()
 	if !same() {
-		return fmt.Errorf("register %s: the kubelet has another socket now", name)
+		return outcome{err: fmt.Errorf("register %s: the kubelet has another socket now", name)}
 	}
 	client, err := grpc.NewClient("passthrough:///localhost",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(once(conn)))
 	if err != nil {
-		return fmt.Errorf("register %s: %w", name, err)
+		return outcome{err: fmt.Errorf("register %s: %w", name, err)}
 	}
 	defer func() { _ = client.Close() }()
 	_, err = v1beta1.NewRegistrationClient(client).Register(ctx, &v1beta1.RegisterRequest{
 		Version: v1beta1.Version, Endpoint: filepath.Base(endpoint), ResourceName: name, Options: options(),
 	})
 	if err != nil {
-		return exit.With(exit.Unreachable, "", fmt.Errorf("register %s: the kubelet at %s answers: %w", name, kubeletSocket, answerOf(ctx, err)))
+		// Unavailable is gRPC's own word for a connection that broke: that kubelet has ended, or its server has.
+		told := status.Code(err) != codes.Unavailable
+		err = fmt.Errorf("register %s: the kubelet at %s answers: %w", name, kubeletSocket, answerOf(ctx, err))
+		return outcome{told, exit.With(exit.Unreachable, "", err)}
 	}
-	return nil
+	return outcome{told: true}
 }
 
 // answerOf is the cause of a call's error: that the time is up, or what the kubelet says.

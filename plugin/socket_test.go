@@ -1,9 +1,14 @@
 package plugin
 
 import (
+	"errors"
+	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/exit"
 )
@@ -11,26 +16,58 @@ import (
 func TestSocketPath(t *testing.T) {
 	long := "a." + strings.Repeat("b", 60) + ".com/" + strings.Repeat("c", 63)
 	cases := map[string]struct{ dir, name, want string }{
-		"the name says the resource":   {"/var/lib/kubelet/device-plugins", "nvidia.com/mig-1g.10gb", "gpu-cdi-nvidia-com-mig-1g-10gb.sock"},
-		"a long name is a sum":         {"/var/lib/kubelet/device-plugins", long, "gpu-cdi-"},
-		"a directory that is too deep": {"/" + strings.Repeat("d", 100), "nvidia.com/gpu", ""},
+		"the name says the resource": {"/var/lib/kubelet/device-plugins", "nvidia.com/mig-1g.10gb", "gpu-cdi-nvidia-com-mig-1g-10gb.sock"},
+		"a long name is a sum":       {"/var/lib/kubelet/device-plugins", long, "gpu-cdi-"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			path, err := socketPath(c.dir, c.name)
-			switch {
-			case c.want == "":
-				if exit.CodeOf(err) != exit.Usage || exit.HintOf(err) == "" || path != "" {
-					t.Errorf("%q and %v", path, err)
-				}
-			case err != nil || filepath.Dir(path) != c.dir || !strings.HasPrefix(filepath.Base(path), c.want) || len(path) > maxSocketPath:
-				t.Errorf("%q and %v, want %s", path, err, c.want)
+			path := socketPath(c.dir, c.name)
+			if filepath.Dir(path) != c.dir || !strings.HasPrefix(filepath.Base(path), c.want) || len(path) > maxSocketPath {
+				t.Errorf("%q, want %s", path, c.want)
 			}
 		})
 	}
-	a, err := socketPath("/x", long)
-	must(t, err)
-	if b, _ := socketPath("/x", long+"d"); a == b {
+	if socketPath("/x", long) == socketPath("/x", long+"d") {
 		t.Error("two long names have one socket")
+	}
+}
+
+func TestTheDirectoryOfSocketsIsNotTooDeep(t *testing.T) {
+	const most = 77
+	deepest := "/" + strings.Repeat("d", most-1)
+	for name, in := range map[string]func(dir string) Options{
+		"the kubelet's": func(dir string) Options { return Options{Dir: dir, Answers: answers(CDICRI)} },
+		"the registry":  func(dir string) Options { return Options{RegistryDir: dir, Answers: answers(CDICRI)} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := New(in(deepest))
+			must(t, err)
+			if path := socketPath(deepest, strings.Repeat("n", 63)+"/x"); len(path) > maxSocketPath {
+				t.Errorf("%s has %d bytes", path, len(path))
+			}
+			_, err = New(in(deepest + "d"))
+			if exit.CodeOf(err) != exit.Usage || exit.HintOf(err) == "" || !strings.Contains(err.Error(), "107") {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// A server closes its socket after an error that does not pass; the file would stay and lead nowhere.
+func TestASocketWaitsOutWhatPasses(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		passes bool
+	}{
+		"no memory":            {os.NewSyscallError("accept4", unix.ENOMEM), true},
+		"the socket is closed": {&net.OpError{Op: "accept", Err: net.ErrClosed}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := notClosing(c.err)
+			temporary, ok := err.(interface{ Temporary() bool })
+			if passes := ok && temporary.Temporary(); passes != c.passes || !errors.Is(err, c.err) {
+				t.Errorf("%v passes: %t", err, passes)
+			}
+		})
 	}
 }

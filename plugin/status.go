@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"fmt"
 	"time"
 
 	"gpu-cdi-plugin/internal/exit"
@@ -22,16 +21,13 @@ func (e *endpoint) status() Status {
 }
 
 // registered notes the end of an announcement.
-func (e *endpoint) registered(err error) {
+func (e *endpoint) registered(o outcome) {
 	e.attempt.cancel()
 	e.attempt = nil
-	if err != nil && e.life.phase == connected {
-		err = nil // the answer was lost, and the kubelet reads the list
-	}
-	e.life.ended(time.Now(), err)
-	if err != nil {
-		e.opts.Observer.Registered(e.name, err)
-		e.problem(err)
+	e.life.ended(time.Now(), o)
+	if o.err != nil {
+		e.opts.Observer.Registered(e.name, o.err)
+		e.problem(o.err)
 		return
 	}
 	if !e.life.finds {
@@ -85,14 +81,4 @@ func (e *endpoint) problem(err error) {
 		log = log.With("hint", hint)
 	}
 	log.Warn("the kubelet does not have the resource", "error", err)
-}
-
-// tooLate is the error of a kubelet that never took the resource.
-func (e *endpoint) tooLate() error {
-	s := e.status()
-	if s.Connected || s.Registrations > 0 {
-		return nil
-	}
-	return exit.With(exit.Unreachable, "start the kubelet", fmt.Errorf(
-		"serve %s: the kubelet did not take it within %s: %s", e.name, e.opts.RegisterWithin, s.Problem))
 }
