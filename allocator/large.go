@@ -27,7 +27,8 @@ type branching struct {
 	open  int // the most that a set can score which was not looked into
 	// nearest[g][i] is the score of GPU g with the i that are nearest to it.
 	nearest [][]int
-	most    []int // see bound
+	most    []int  // see bound
+	stack   []free // what the searches under way look at
 }
 
 // free is a GPU that may be taken, with its score with those that were.
@@ -129,24 +130,25 @@ func (s *branching) search(taken set, score int, all []free, left int) {
 		return
 	}
 	s.steps--
-	rest := make([]free, 0, len(all))
+	kept := len(s.stack)
 	row := s.node.score[first.gpu]
 	for _, f := range all {
 		if f.gpu != first.gpu {
-			rest = append(rest, free{f.gpu, f.score + int(row[f.gpu])})
+			s.stack = append(s.stack, free{f.gpu, f.score + int(row[f.gpu])})
 		}
 	}
 	with := taken
 	with.add(first.gpu)
-	s.search(with, score+first.score, rest, left-1)
+	s.search(with, score+first.score, s.stack[kept:], left-1)
 	// A set without the first but with another that is just like it is no better than one with the first.
-	rest = rest[:0]
+	s.stack = s.stack[:kept]
 	for _, f := range all {
 		if s.node.kind[f.gpu] != s.node.kind[first.gpu] {
-			rest = append(rest, f)
+			s.stack = append(s.stack, f)
 		}
 	}
-	s.search(taken, score, rest, left)
+	s.search(taken, score, s.stack[kept:], left)
+	s.stack = s.stack[:kept]
 }
 
 // bound is the most that left of the GPUs can add, and the one that can add most. Twice what one can add is its score with
