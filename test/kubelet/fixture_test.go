@@ -21,6 +21,9 @@ import (
 	"gpu-cdi-plugin/test/rootfs"
 )
 
+// simDir is the simulation's own directory in a node, and in the containers on it.
+const simDir = "/run/gpu-sim"
+
 // gpuName is the resource that whole GPUs are.
 const gpuName = "nvidia.com/gpu"
 
@@ -35,7 +38,13 @@ type fixture struct {
 // each finds the node without pods and without a plugin.
 func setUp(t *testing.T, machine string, flags ...string) *fixture {
 	t.Helper()
-	f := &fixture{gpus: simtest.Node(t, machine)}
+	return setUpOn(t, simtest.Node(t, machine), flags...)
+}
+
+// setUpOn does the same with a machine that is there.
+func setUpOn(t *testing.T, gpus *sim.Node, flags ...string) *fixture {
+	t.Helper()
+	f := &fixture{gpus: gpus}
 	program := shared.Program(t, "gpu-cdi-plugin")
 	if node == nil {
 		node = start(t)
@@ -169,9 +178,11 @@ func (f *fixture) refused(t *testing.T, p Pod) {
 	}
 }
 
-// launch starts a pod and waits until its container runs.
+// launch starts a pod and waits until its container runs. As the kernel would, the simulation tells the driver's programs
+// in the container what has changed since the machine was made, by the files in its directory.
 func (f *fixture) launch(t *testing.T, p Pod) PodStatus {
 	t.Helper()
+	p.Directories = map[string]string{simDir: filepath.Join(f.gpus.Root(), simDir)}
 	if err := f.Apply(p); err != nil {
 		t.Fatal(err)
 	}

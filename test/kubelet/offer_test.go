@@ -1,82 +1,12 @@
 package kubelet
 
 import (
-	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"gpu-cdi-plugin/gpu"
 )
-
-// profiles are the UUIDs of the machine's MIG devices by their profile.
-func (f *fixture) profiles(t *testing.T) map[string][]string {
-	t.Helper()
-	all := map[string][]string{}
-	for _, d := range f.snapshot(t).Devices {
-		for _, m := range d.MIG {
-			all[m.Profile] = append(all[m.Profile], m.UUID)
-		}
-	}
-	return all
-}
-
-// TestMIGDevices gives a pod a MIG device of each profile, and one a whole GPU beside them; then a GPU is partitioned
-// anew while the plugin runs.
-func TestMIGDevices(t *testing.T) {
-	f := setUp(t, "mig-h100", "--mig-strategy=mixed")
-	profiles := f.profiles(t)
-	if len(profiles) == 0 {
-		t.Fatal("the machine has no MIG devices")
-	}
-	var lists [][]string
-	for _, profile := range slices.Sorted(maps.Keys(profiles)) {
-		// A resource's name cannot have a plus sign.
-		name := "nvidia.com/mig-" + strings.ReplaceAll(profile, "+", ".")
-		f.awaitDevices(t, name, profiles[profile])
-		p := pod("mig", name, 1)
-		lists = append(lists, f.check(t, p, f.launch(t, p)))
-	}
-	disjoint(t, lists...)
-}
-
-// TestAGPUIsPartitionedAnew changes the MIG devices of a GPU while the plugin runs: what is offered changes, and a pod
-// on another GPU keeps what it has.
-func TestAGPUIsPartitionedAnew(t *testing.T) {
-	f := setUp(t, "mig-h100", "--mig-strategy=mixed")
-	const small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
-	f.awaitDevices(t, small, f.profiles(t)["1g.10gb"])
-	var first, second int // GPUs with small devices; the second is partitioned anew
-	for _, d := range f.snapshot(t).Devices {
-		if len(d.MIG) > 0 && d.MIGEnabled {
-			first, second = second, d.Index
-		}
-	}
-	if err := errors.Join(f.gpus.SetMIG(first, []string{"1g.10gb"}), f.gpus.SetMIG(second, []string{"1g.10gb"})); err != nil {
-		t.Fatal(err)
-	}
-	f.reconcile(t)
-	f.awaitDevices(t, small, f.profiles(t)["1g.10gb"])
-	p := pod("steady", small, 1)
-	s := f.launch(t, p)
-	ids := f.check(t, p, s)
-	changed := second
-	if slices.ContainsFunc(f.snapshot(t).Devices[second].MIG, func(m gpu.MIGDevice) bool { return m.UUID == ids[0] }) {
-		changed = first
-	}
-	if err := f.gpus.SetMIG(changed, []string{"3g.40gb", "3g.40gb"}); err != nil {
-		t.Fatal(err)
-	}
-	f.reconcile(t)
-	f.awaitDevices(t, large, f.profiles(t)["3g.40gb"])
-	f.awaitDevices(t, small, f.profiles(t)["1g.10gb"])
-	f.checkSteady(t, p, s, ids)
-	both := pod("both", large, 2)
-	f.check(t, both, f.launch(t, both))
-}
 
 // TestALostGPUIsNotGiven makes a GPU fall off the bus, and come back.
 func TestALostGPUIsNotGiven(t *testing.T) {

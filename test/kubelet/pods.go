@@ -30,6 +30,10 @@ type Pod struct {
 	Bandwidth string
 	// Command replaces the default, which is to wait until the pod is ended.
 	Command []string
+	// Directories of the node are mounted into the container, by their paths there, and cannot be written to.
+	Directories map[string]string
+	// User is the user that the container runs as; 0 is root.
+	User int
 }
 
 // idle waits until the container is asked to end, and ends then at once.
@@ -52,6 +56,13 @@ func (p Pod) manifest() ([]byte, error) {
 		"name": "main", "image": p.Image, "imagePullPolicy": "Never", "command": command,
 		"resources": map[string]any{"limits": limits},
 	}
+	volumes, mounts := []any{}, []any{}
+	for inside, dir := range p.Directories {
+		name := fmt.Sprintf("dir-%d", len(volumes))
+		volumes = append(volumes, map[string]any{"name": name, "hostPath": map[string]any{"path": dir, "type": "Directory"}})
+		mounts = append(mounts, map[string]any{"name": name, "mountPath": inside, "readOnly": true})
+	}
+	container["volumeMounts"] = mounts
 	if p.HostPort != 0 {
 		container["ports"] = []any{map[string]any{"containerPort": p.HostPort, "hostPort": p.HostPort}}
 	}
@@ -60,6 +71,7 @@ func (p Pod) manifest() ([]byte, error) {
 		"metadata": map[string]any{"name": p.Name, "namespace": "default", "annotations": annotations},
 		"spec": map[string]any{
 			"hostNetwork": p.HostNetwork, "terminationGracePeriodSeconds": 5, "containers": []any{container},
+			"volumes": volumes, "securityContext": map[string]any{"runAsUser": p.User},
 		},
 	})
 }

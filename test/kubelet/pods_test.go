@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestPodsSeeTheGPUsTheyAreGiven runs pods beside each other: one has a GPU, one two, one none; and then one all eight.
+// TestPodsSeeTheGPUsTheyAreGiven runs pods beside each other: one has a GPU, one two, one none; and then one all
+// eight, on either network.
 func TestPodsSeeTheGPUsTheyAreGiven(t *testing.T) {
 	f := setUp(t, "dgx-h100")
 	f.awaitDevices(t, gpuName, f.uuids(t))
@@ -16,9 +17,15 @@ func TestPodsSeeTheGPUsTheyAreGiven(t *testing.T) {
 	if err := f.Reset(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	all := pod("all", gpuName, 8)
-	if ids := f.check(t, all, f.launch(t, all)); len(slices.Compact(ids)) != 8 {
-		t.Errorf("a pod that asked for all GPUs has %v", ids)
+	for _, network := range []string{"bridge", "host"} {
+		all := pod(network, gpuName, 8)
+		all.HostNetwork = network == "host"
+		if ids := f.check(t, all, f.launch(t, all)); len(slices.Compact(ids)) != 8 {
+			t.Errorf("a pod on the network %s that asked for all GPUs has %v", network, ids)
+		}
+		if err := f.Remove(t.Context(), all.Name); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

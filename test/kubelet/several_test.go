@@ -1,0 +1,126 @@
+package kubelet
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/sim/simtest"
+)
+
+// TestDevicesOfTwoResources gives pods devices of two resources. Both are in the container.
+func TestDevicesOfTwoResources(t *testing.T) {
+	const small, large, shared = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb", gpuName + ".shared"
+	for name, test := range map[string]struct {
+		machine, flag string
+		offered       func(f *fixture, t *testing.T) Devices
+	}{
+		"two MIG profiles": {"mig-h100", "--mig-strategy=mixed", func(f *fixture, t *testing.T) Devices {
+			return Devices{small: f.profiles(t)["1g.10gb"], large: f.profiles(t)["3g.40gb"]}
+		}},
+		"a whole GPU and a share of one": {"pcie-quad", config(t, `
+sharing: {time-slicing: {rename-by-default: true, resources: [{name: nvidia.com/gpu, devices: [0], replicas: 2}]}}
+`), func(f *fixture, t *testing.T) Devices {
+			all := f.uuids(t)
+			return Devices{gpuName: all[1:], shared: {all[0] + "::0", all[0] + "::1"}}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := setUp(t, test.machine, test.flag)
+			p := pod("both", "", 0)
+			p.Limits = map[string]int{}
+			for resource, devices := range test.offered(f, t) {
+				f.awaitDevices(t, resource, devices)
+				p.Limits[resource] = 1
+			}
+			s := f.launch(t, p)
+			f.check(t, p, s)
+		})
+	}
+}
+
+// TestExtras gives pods what the node has besides its GPUs, of what is configured.
+func TestExtras(t *testing.T) {
+	gpus := simtest.Node(t, "dgx-h100", simtest.Extras("gdrcopy", "gds", "imex"))
+	for name, test := range map[string]struct {
+		config   string
+		patterns []string // of the nodes in the container, besides those of GPUs
+		files    string
+	}{
+		"nothing is configured": {"{}", nil, "no"},
+		"all that there is": {
+			"{extras: [gds, gdrcopy, nvswitch], imex: {channels: [0, 1], required: true}}",
+			[]string{"gdrdrv", "nvidia-caps-imex-channels/channel*", "nvidia-fs*", "nvidia-nvswitch*"},
+			"yes",
+		},
+		"a channel that is not there": {
+			"{imex: {channels: [1, 7]}}", []string{"nvidia-caps-imex-channels/channel1"}, "no",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := setUpOn(t, gpus, config(t, test.config))
+			f.awaitDevices(t, gpuName, f.uuids(t))
+			p := pod("extras", gpuName, 1)
+			s := f.launch(t, p)
+			f.check(t, p, s)
+			const script = `cd /dev; ls -d gdrdrv nvidia-fs* nvidia-nvswitch* nvidia-caps-imex-channels/* 2>/dev/null || :`
+			if diff := cmp.Diff(f.nodes(t, test.patterns), strings.Fields(f.inPod(t, s, "sh", "-c", script))); diff != "" && len(test.patterns) > 0 {
+				t.Errorf("device nodes (-host +container):\n%s", diff)
+			}
+			got := f.inPod(t, s, "sh", "-c", "[ -e /etc/cufile.json ] && echo yes || echo no")
+			if strings.TrimSpace(got) != test.files {
+				t.Errorf("the configuration of GPUDirect Storage is in the container: %s, want %s", got, test.files)
+			}
+			if none := pod("none", "", 0); strings.Contains(f.inPod(t, f.launch(t, none), "ls", "/dev"), "nvidia") {
+				t.Error("a pod without a GPU has nodes of the driver")
+			}
+		})
+	}
+}
+
+// nodes are the machine's device nodes of these patterns, relative to /dev and sorted.
+func (f *fixture) nodes(t *testing.T, patterns []string) (list []string) {
+	t.Helper()
+	dev := filepath.Join(f.gpus.Root(), "dev")
+	for _, pattern := range patterns {
+		found, err := filepath.Glob(filepath.Join(dev, pattern))
+		if err != nil || len(found) == 0 {
+			t.Fatalf("the machine has no %s: %v", pattern, err)
+		}
+		for _, path := range found {
+			list = append(list, strings.TrimPrefix(path, dev+"/"))
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// TestARequiredChannelIsMissing removes an IMEX channel that pods must have, and brings it back.
+func TestARequiredChannelIsMissing(t *testing.T) {
+	f := setUpOn(t, simtest.Node(t, "pcie-quad", simtest.Extras("imex")), config(t, "{imex: {channels: [1], required: true}}"))
+	f.awaitDevices(t, gpuName, f.uuids(t))
+	p := pod("first", gpuName, 1)
+	s := f.launch(t, p)
+	ids := f.check(t, p, s)
+	channel := filepath.Join(f.gpus.Root(), "dev/nvidia-caps-imex-channels/channel1")
+	var st unix.Stat_t
+	if err := unix.Stat(channel, &st); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Unlink(channel); err != nil {
+		t.Fatal(err)
+	}
+	f.reconcile(t)
+	f.awaitDevices(t, gpuName, nil)
+	f.refused(t, pod("late", gpuName, 1))
+	if err := unix.Mknod(channel, st.Mode, int(st.Rdev)); err != nil {
+		t.Fatal(err)
+	}
+	f.reconcile(t)
+	f.awaitDevices(t, gpuName, f.uuids(t))
+	f.checkSteady(t, p, s, ids)
+}
