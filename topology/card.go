@@ -160,7 +160,7 @@ func (l *layout) drawRow(r row, x, y int) []Shape {
 	t := r.text
 	t.X, t.Y = x, t.Y+y
 	shapes := []Shape{t}
-	if r.right != "" && width(t.String, t.Size, t.Font)+width(r.right, 10, plain)+6 <= room {
+	if r.right != "" && width(t.String, t.Size, t.Font)+width(r.right, 10, plain)+4 <= room {
 		shapes = append(shapes, Text{Class: "faint", X: x + room, Y: t.Y, Size: 10, Anchor: End, String: r.right})
 	}
 	return shapes

@@ -131,7 +131,7 @@ func deviceNames(n Node) map[string]deviceName {
 func devicesOf(h Holder, names map[string]deviceName) []share {
 	var list []share
 	for _, id := range h.Devices {
-		uuid, _, _ := strings.Cut(id, "::")
+		uuid := uuidOf(id)
 		name, ok := names[uuid]
 		if !ok {
 			continue

@@ -13,7 +13,12 @@
 // cleaned, cut and escaped.
 package topology
 
-import "gpu-cdi-plugin/gpu"
+import (
+	"slices"
+	"strings"
+
+	"gpu-cdi-plugin/gpu"
+)
 
 // Node is what is known of a node.
 type Node struct {
@@ -31,6 +36,28 @@ type Holder struct {
 	Container string `json:"container"`
 	// Devices are the IDs that the device plugin gave out: UUIDs of GPUs and MIG devices, or replicas of them ("UUID::n").
 	Devices []string `json:"devices"`
+}
+
+// DeviceHolders are the holders of devices that the node has, with these devices alone.
+func (n Node) DeviceHolders() []Holder {
+	names := deviceNames(n)
+	list := []Holder{}
+	for _, h := range n.Holders {
+		ours := slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool {
+			_, ok := names[uuidOf(id)]
+			return !ok
+		})
+		if len(ours) > 0 {
+			list = append(list, Holder{h.Namespace, h.Pod, h.Container, ours})
+		}
+	}
+	return list
+}
+
+// uuidOf is the UUID of the device that an ID of the device plugin names: replicas have a number behind it.
+func uuidOf(id string) string {
+	uuid, _, _ := strings.Cut(id, "::")
+	return uuid
 }
 
 // Draw lays out the picture of a node.

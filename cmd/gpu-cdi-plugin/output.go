@@ -39,6 +39,7 @@ type view struct {
 	data  any // for JSON and YAML, with json tags
 	table table
 	names []string
+	draw  func(io.Writer) error
 }
 
 // table has cells in columns. The columns from wide on are shown only in the wide format; 0 means that there are none.
@@ -58,6 +59,8 @@ func (o *output) print(w io.Writer, v view) error {
 		err = printYAML(w, v.data)
 	case "name":
 		_, err = io.WriteString(w, lines(v.names))
+	case "svg":
+		err = v.draw(w)
 	default:
 		err = v.table.write(w, o.format == "wide", o.noHeaders)
 	}

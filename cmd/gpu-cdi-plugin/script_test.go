@@ -25,6 +25,7 @@ func scriptCommands(t *testing.T) map[string]command {
 		"node":    func(ts *testscript.TestScript, _ bool, args []string) { node(t, ts, args) },
 		"fault":   fault,
 		"appears": appears,
+		"holders": holdersCommand,
 	}
 }
 

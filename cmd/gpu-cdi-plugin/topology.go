@@ -2,33 +2,47 @@ package main
 
 import (
 	"context"
+	"errors"
+	"io"
+	"io/fs"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/topology"
+	"gpu-cdi-plugin/topology/holders"
 )
 
 func (a *app) topologyCommand() *cobra.Command {
 	var out output
+	socket := holders.Socket
 	cmd := &cobra.Command{
 		Use:   "topology",
 		Short: "Show how the GPUs are linked, and their NUMA nodes",
-		Long:  "Prints a matrix of the links between the GPUs, as nvidia-smi topo -m does, with the NUMA node of each GPU.",
+		Long: `Prints a matrix of the links between the GPUs, as nvidia-smi topo -m does, with the NUMA node of each GPU.
+
+With -o svg it draws the node, for a browser or a page: NUMA nodes, PCIe switches, NVLinks, MIG devices, GPUs that
+cannot be used, and the pods that hold devices. JSON and YAML have these holders too. They come from the kubelet; where
+there is none they are null, and where it does not answer that is a warning.`,
 		Example: `  gpu-cdi-plugin topology
-  gpu-cdi-plugin topology -o json | jq '.links[] | select(.nvlinks > 0)'`,
+  gpu-cdi-plugin topology -o json | jq '.links[] | select(.nvlinks > 0)'
+  gpu-cdi-plugin topology -o svg > node.svg`,
 		Annotations: statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
 			exit.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return a.topology(cmd.Context(), out) },
+		RunE:              func(cmd *cobra.Command, _ []string) error { return a.topology(cmd.Context(), out, socket) },
 	}
-	out.addFlags(cmd, "table", "json", "yaml")
+	out.addFlags(cmd, "table", "json", "yaml", "svg")
+	cmd.Flags().StringVar(&socket, "pod-resources-socket", socket, "`path` of the kubelet's socket that tells who holds devices")
+	_ = cmd.MarkFlagFilename("pod-resources-socket", "sock")
+	cmd.AddCommand(a.explainCommand())
 	return cmd
 }
 
-func (a *app) topology(ctx context.Context, out output) error {
+func (a *app) topology(ctx context.Context, out output, socket string) error {
 	h, err := a.host()
 	if err != nil {
 		return err
@@ -37,17 +51,36 @@ func (a *app) topology(ctx context.Context, out output) error {
 	if err != nil {
 		return err
 	}
-	if err := out.print(a.stdout, topologyView(s)); err != nil {
+	n := topology.Node{Snapshot: s}
+	if out.format != "table" { // which has no place for them
+		n.Holders, n.HoldersUnknown = a.holders(ctx, socket)
+	}
+	if err := out.print(a.stdout, topologyView(n)); err != nil {
 		return err
 	}
 	return unread(s)
 }
 
+// holders asks the kubelet who holds devices. A node need not have one; unknown says why nothing is known.
+func (a *app) holders(ctx context.Context, socket string) (list []topology.Holder, unknown string) {
+	list, err := holders.List(ctx, socket)
+	switch {
+	case err == nil:
+		return list, ""
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, "there is no socket of the kubelet at " + socket
+	default:
+		a.log.Warn("who holds which device is not known", "error", err)
+		return nil, "the kubelet did not say"
+	}
+}
+
 // linkList is what topology prints as JSON.
 type linkList struct {
-	DriverVersion string       `json:"driverVersion"`
-	Devices       []deviceJSON `json:"devices"`
-	Links         []gpu.Link   `json:"links"`
+	DriverVersion string            `json:"driverVersion"`
+	Devices       []deviceJSON      `json:"devices"`
+	Links         []gpu.Link        `json:"links"`
+	Holders       []topology.Holder `json:"holders"` // null where they are not known
 }
 
 // legend explains the cells, in the words of nvidia-smi topo -m where it has some.
@@ -63,17 +96,19 @@ SYS   through the link between NUMA nodes
 ?     not known
 `
 
-func topologyView(s *gpu.Snapshot) view {
+func topologyView(n topology.Node) view {
+	s := n.Snapshot
 	t := table{header: []string{""}, legend: legend}
 	for i := range s.Devices {
 		t.header = append(t.header, gpuName(&s.Devices[i]))
 		t.rows = append(t.rows, linkRow(s, &s.Devices[i]))
 	}
 	t.header = append(t.header, "NUMA")
-	return view{
-		data:  linkList{s.DriverVersion, deviceObjects(s.Devices), append([]gpu.Link{}, s.Links...)},
-		table: t,
+	list := linkList{DriverVersion: s.DriverVersion, Devices: deviceObjects(s.Devices), Links: append([]gpu.Link{}, s.Links...)}
+	if n.HoldersUnknown == "" {
+		list.Holders = n.DeviceHolders()
 	}
+	return view{data: list, table: t, draw: func(w io.Writer) error { return topology.Draw(n).WriteSVG(w) }}
 }
 
 func linkRow(s *gpu.Snapshot, d *gpu.Device) []string {

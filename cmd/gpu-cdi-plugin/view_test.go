@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/topology"
 )
 
 // snapshot has a node with all that a view has to tell apart: a whole GPU, one in MIG mode, one that cannot be read.
@@ -42,7 +43,7 @@ func snapshot() *gpu.Snapshot {
 func TestViews(t *testing.T) {
 	for name, v := range map[string]view{
 		"devices":  devicesView(snapshot(), "nvidia.com/gpu"),
-		"topology": topologyView(snapshot()),
+		"topology": topologyView(topology.Node{Snapshot: snapshot(), HoldersUnknown: "there is no kubelet"}),
 	} {
 		for _, format := range []string{"table", "wide", "json", "yaml", "name"} {
 			if name == "topology" && (format == "wide" || format == "name") {

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/testscript"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/topology/holders/holderstest"
+)
+
+// holders SOCKET MACHINE NAMESPACE/POD/CONTAINER=INDEX,... serves PodResources, in which containers hold the machine's
+// GPUs. Without containers the kubelet refuses to answer.
+func holdersCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: holders SOCKET MACHINE NAMESPACE/POD/CONTAINER=INDEX,...")
+	}
+	m, err := sim.LoadMachine(args[1])
+	ts.Check(err)
+	k := &holderstest.Kubelet{}
+	for _, arg := range args[2:] {
+		name, list, _ := strings.Cut(arg, "=")
+		parts := strings.Split(name, "/")
+		var ids []string
+		for s := range strings.SplitSeq(list, ",") {
+			i, err := strconv.Atoi(s)
+			ts.Check(err)
+			ids = append(ids, m.GPUs[i].UUID)
+		}
+		k.Pods = append(k.Pods, holderstest.Pod(parts[0], parts[1], parts[2], "nvidia.com/gpu", append(ids, "other")...))
+	}
+	if len(k.Pods) == 0 {
+		k.Err = status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	}
+	stop, err := k.Serve(ts.MkAbs(args[0]))
+	ts.Check(err)
+	ts.Defer(stop)
+}
+
+// twoIslands are eight GPUs in two groups of four with NVLinks among each.
+func twoIslands() *gpu.Snapshot {
+	s := &gpu.Snapshot{}
+	for i := range 8 {
+		s.Devices = append(s.Devices, gpu.Device{Index: i, UUID: fmt.Sprintf("GPU-%d", i), NUMANode: i / 4})
+		for j := range i {
+			l := gpu.Link{A: j, B: i, PCIe: gpu.PathSystem}
+			if i/4 == j/4 {
+				l.PCIe, l.NVLinks = gpu.PathNode, 4
+			}
+			s.Links = append(s.Links, l)
+		}
+	}
+	return s
+}
+
+func TestExplanationAddsUp(t *testing.T) {
+	for _, policy := range allocator.Policies() {
+		for size := 1; size <= 8; size++ {
+			t.Run(fmt.Sprintf("%s %d", policy, size), func(t *testing.T) {
+				e, err := explanationOf(twoIslands(), &explainOptions{size: size, runnersUp: 3, policy: policy})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, set := range append([]chosenSet{e.Chosen}, e.RunnersUp...) {
+					sum := 0
+					for _, p := range set.Pairs {
+						sum += p.Score
+					}
+					if sum != set.Score || len(set.Pairs) != size*(size-1)/2 || len(set.Devices)+len(set.Left) != 8 {
+						t.Errorf("the pairs' scores add up to %d: %+v", sum, set)
+					}
+				}
+				if e.Objective == "" {
+					t.Error("the policy has no words")
+				}
+			})
+		}
+	}
+}
+
+func TestExplanationOfWhatCannotBe(t *testing.T) {
+	for name, c := range map[string]struct {
+		options    explainOptions
+		want, hint string
+	}{
+		"more than there are": {
+			explainOptions{size: 8}, "7 are available", "ask for 1 to 7, or make more available; GPUs in MIG mode are not, unless named",
+		},
+		"fewer than must be": {
+			explainOptions{size: 1, must: []string{"0", "1"}},
+			"1 devices are asked for, and 2 must be included",
+			"ask for 2 to 7, or make more available; GPUs in MIG mode are not, unless named",
+		},
+		"none are available": {
+			explainOptions{size: 1, available: []string{}},
+			"0 are available",
+			"name GPUs with --available; those in MIG mode are not given out whole unless named",
+		},
+		"must be, but is not available": {
+			explainOptions{size: 1, available: []string{"GPU-1"}, must: []string{"2"}},
+			"not available: GPU2",
+			"what is in --must has to be in --available too; GPUs in MIG mode are not, unless named",
+		},
+		"twice, by index and UUID": {
+			explainOptions{size: 1, available: []string{"1", "gpu-1"}}, "there twice: GPU1", "name each GPU once",
+		},
+		"no GPU": {
+			explainOptions{size: 1, must: []string{"9"}},
+			`--must: there is no GPU "9"`,
+			"gpu-cdi-plugin devices lists the GPUs; name them by index or UUID",
+		},
+		"a lost GPU": {
+			explainOptions{size: 1, available: []string{"7"}},
+			"--available: GPU 7 cannot be used: GPU is lost",
+			"leave it out, or see gpu-cdi-plugin devices",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := twoIslands()
+			s.Devices[7].Error = "GPU is lost"
+			c.options.policy = "topology"
+			_, err := explanationOf(s, &c.options)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("error %v, want one with %q", err, c.want)
+			}
+			var e *exit.Error
+			if !errors.As(err, &e) || e.Code != exit.Usage {
+				t.Errorf("%v is no error of use", err)
+			}
+			if diff := cmp.Diff(c.hint, exit.HintOf(err)); diff != "" {
+				t.Errorf("hint (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
