@@ -45,26 +45,48 @@ type Node struct {
 
 // NewNode prepares the GPUs of a snapshot that could be read and that have a UUID, in the snapshot's order. The error
 // is about the weights, or more than MaxGPUs.
-func NewNode(s *gpu.Snapshot, w Weights) (*Node, error) {
+func NewNode(s *gpu.Snapshot, w Weights) (*Node, error) { return (*Node)(nil).Renew(s, w) }
+
+// Renew is NewNode for a later snapshot: the node itself if nothing has changed. The node may be nil.
+func (n *Node) Renew(s *gpu.Snapshot, w Weights) (*Node, error) {
 	if err := w.Validate(); err != nil {
 		return nil, fmt.Errorf("weigh the links of the GPUs: %w", err)
 	}
 	var gpus []GPU
+	place := map[int]int{} // by index
 	for i := range s.Devices {
 		if d := &s.Devices[i]; d.Usable() && d.UUID != "" {
+			place[d.Index] = len(gpus)
 			gpus = append(gpus, GPU{UUID: d.UUID, Index: d.Index, NUMANode: d.NUMANode})
 		}
 	}
-	score := make([][]int, len(gpus))
-	for a := range gpus {
-		score[a] = make([]int, len(gpus))
-		for b := range gpus {
-			if l, ok := s.Link(gpus[a].Index, gpus[b].Index); ok && a != b {
-				score[a][b] = w.Score(l)
-			}
+	score := square[int](len(gpus))
+	for _, l := range s.Links {
+		a, okA := place[l.A]
+		b, okB := place[l.B]
+		if okA && okB {
+			score[a][b] = min(w.Score(l), MaxScore)
+			score[b][a] = score[a][b]
 		}
 	}
+	if n.same(gpus, score) {
+		return n, nil
+	}
 	return NewNodeFromMatrix(gpus, score)
+}
+
+func square[T any](n int) [][]T {
+	rows := make([][]T, n)
+	for i := range rows {
+		rows[i] = make([]T, n)
+	}
+	return rows
+}
+
+func (n *Node) same(gpus []GPU, score [][]int) bool {
+	return n != nil && slices.Equal(n.gpus, gpus) && slices.EqualFunc(n.score, score, func(a []int32, b []int) bool {
+		return slices.EqualFunc(a, b, func(x int32, y int) bool { return int(x) == y })
+	})
 }
 
 // NewNodeFromMatrix prepares GPUs whose pairwise scores are known: score[a][b] is that of gpus[a] and gpus[b], from 0 to
@@ -73,9 +95,8 @@ func NewNodeFromMatrix(gpus []GPU, score [][]int) (*Node, error) {
 	if err := checkMatrix(gpus, score); err != nil {
 		return nil, fmt.Errorf("prepare %d GPUs for allocation: %w", len(gpus), err)
 	}
-	rows := make([][]int32, len(gpus))
+	rows := square[int32](len(gpus))
 	for a := range gpus {
-		rows[a] = make([]int32, len(gpus))
 		for b := range gpus {
 			rows[a][b] = int32(score[a][b])
 		}
@@ -103,10 +124,9 @@ func newNode(gpus []GPU, score [][]int32) *Node {
 
 // part is a node with some of the GPUs alone.
 func (n *Node) part(places []int) *Node {
-	gpus, score := make([]GPU, len(places)), make([][]int32, len(places))
+	gpus, score := make([]GPU, len(places)), square[int32](len(places))
 	for i, a := range places {
 		gpus[i] = n.gpus[a]
-		score[i] = make([]int32, len(places))
 		for j, b := range places {
 			score[i][j] = n.score[a][b]
 		}

@@ -9,20 +9,43 @@ import "slices"
 type Policy string
 
 const (
-	// Topology maximises S(X), then S(A \ X): what stays available is as well connected as can be.
+	// Topology maximises S(X), then L(A \ X), then S(A \ X). What requests of the usual sizes could get of what stays is
 	//
-	// It is exact for nodes of up to 16 GPUs, and for larger ones where the scores are those of a tree. Otherwise Choice
-	// says how far from the best it may be.
+	//	L(R) = Σ max{S(Y) : Y ⊆ R, |Y| = j} over j = 2, 4, 8 with j ≤ |R|
+	//
+	// so that GPUs are taken from an island that is broken already, and NVLinks are not cut. L is left out on nodes of more
+	// than 16 GPUs.
+	//
+	// The answer is exact for nodes of up to 16 GPUs, and for larger ones where the scores follow a tree, as those of any
+	// PCIe fabric do. Elsewhere the search ends after some thousand sets, and Choice says how much higher the score of
+	// another set can be.
 	Topology Policy = "topology"
 	// Partition maximises Σ S(P) over the sets P of a partition of A into sets of k, one of which holds all of M; where k
-	// does not divide the number of GPUs in A, one set is smaller. X is the set of k of that partition, holding M, with the
-	// highest S. This is what NVIDIA's go-gpuallocator calls best effort.
+	// does not divide |A|, one set is smaller. X is the set of k GPUs of that partition, holding M, with the highest S(X). Of
+	// several such partitions it is the first in order, and of several sets too. This is what NVIDIA's go-gpuallocator
+	// calls best effort, and the answer is the same; but it is never the smaller set.
+	//
+	// With more than 16 GPUs available it is Topology.
 	Partition Policy = "partition"
-	// NUMA minimises the number of NUMA nodes that X is on, then is Topology.
+	// NUMA minimises the number of NUMA nodes that have a GPU of X, then is Topology. GPUs whose NUMA node is not known count
+	// as being on one together.
 	NUMA Policy = "numa"
-	// Spread gives devices of the GPUs that have fewest in use.
+	// Spread gives devices of the GPUs that have fewest in use. With u(g) devices of GPU g that are not available, x(g) those
+	// that are taken, and G the GPUs with x(g) > 0, it minimises
+	//
+	//	MIG devices:  Σ (u(g) + x(g))², then maximises |G|
+	//	replicas:     Σ x(g)², then Σ u(g)·x(g)
+	//
+	// and is then Topology for G. So no GPU is in an answer twice while another has a replica. For whole GPUs it is Topology.
 	Spread Policy = "spread"
-	// Pack gives devices of the GPUs that have most in use.
+	// Pack gives devices of the GPUs that have most in use, so that whole ones stay whole. With f(g) devices of GPU g that
+	// are available, it
+	//
+	//	MIG devices:  minimises |G|, then Σ f(g) over G, then maximises S(G)
+	//	replicas:     minimises Σ x(g)², then maximises Σ u(g)·x(g), then is Topology for G
+	//
+	// For whole GPUs it is Topology. On nodes of more than 16 GPUs, MIG devices of several GPUs are packed one GPU at a time:
+	// |G| is as small as can be, the rest may not be.
 	Pack Policy = "pack"
 )
 

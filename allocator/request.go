@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -46,14 +47,17 @@ const (
 // RequestError is a request that has no answer.
 type RequestError struct {
 	Reason Reason
-	// IDs are the devices that it is about, sorted by their place in the request.
+	// IDs are the devices that it is about.
 	IDs []string
 	// Size is what was asked for; Available and Must count what could have been chosen and had to be.
 	Size, Available, Must int
 }
 
-// namesInError is how many IDs a message names.
-const namesInError = 8
+// IDs come from whoever asks: a message names a few, each cut to a length that every real one has.
+const (
+	namesInError = 8
+	nameInError  = 80
+)
 
 // Error says what is wrong, with the first few of the IDs.
 func (e *RequestError) Error() string {
@@ -78,8 +82,15 @@ func (e *RequestError) Error() string {
 }
 
 func (e *RequestError) names() string {
-	if more := len(e.IDs) - namesInError; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(e.IDs[:namesInError], ", "), more)
+	var names []string
+	for _, id := range e.IDs[:min(len(e.IDs), namesInError)] {
+		if len(id) > nameInError {
+			id = id[:nameInError] + "..."
+		}
+		names = append(names, strconv.Quote(id))
 	}
-	return strings.Join(e.IDs, ", ")
+	if more := len(e.IDs) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(names, ", ")
 }

@@ -3,6 +3,7 @@ package allocator
 import (
 	"errors"
 	"fmt"
+	"iter"
 
 	"gpu-cdi-plugin/gpu"
 )
@@ -53,24 +54,26 @@ func DefaultWeights() Weights {
 	}
 }
 
+// All are the weights by their keys, in the order of the table.
+func (w Weights) All() iter.Seq2[string, int] {
+	return func(yield func(string, int) bool) {
+		_ = yield("system", w.System) &&
+			yield("node", w.Node) &&
+			yield("host-bridge", w.HostBridge) &&
+			yield("multiple-switches", w.MultipleSwitches) &&
+			yield("single-switch", w.SingleSwitch) &&
+			yield("same-board", w.SameBoard) &&
+			yield("nvlink", w.NVLink) &&
+			yield("nvswitch", w.NVSwitch)
+	}
+}
+
 // Validate reports each weight that is not from 0 to MaxWeight, by its key.
 func (w Weights) Validate() error {
 	var errs []error
-	for _, k := range []struct {
-		key   string
-		value int
-	}{
-		{"system", w.System},
-		{"node", w.Node},
-		{"host-bridge", w.HostBridge},
-		{"multiple-switches", w.MultipleSwitches},
-		{"single-switch", w.SingleSwitch},
-		{"same-board", w.SameBoard},
-		{"nvlink", w.NVLink},
-		{"nvswitch", w.NVSwitch},
-	} {
-		if k.value < 0 || k.value > MaxWeight {
-			errs = append(errs, fmt.Errorf("%s: %d is not a number from 0 to %d", k.key, k.value, MaxWeight))
+	for key, weight := range w.All() {
+		if weight < 0 || weight > MaxWeight {
+			errs = append(errs, fmt.Errorf("%s: %d is not a number from 0 to %d", key, weight, MaxWeight))
 		}
 	}
 	return errors.Join(errs...)

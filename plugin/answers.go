@@ -48,6 +48,8 @@ type Answers struct {
 	// Extras returns the specs of what every container gets besides its devices, all devices of each; nil is none. What it
 	// returns is not changed later.
 	Extras func() []*specs.Spec
+	// Preference says which devices the kubelet is told to take.
+	Preference Preference
 	// AllocationDir is where the files are that tell containers what they were given. Empty is nowhere: then nothing is
 	// mounted at AllocationPath. The kubelet remembers the paths for as long as a pod lives, also over a reboot, so the
 	// directory must survive one, and have the same path on the host and here. A file goes when the kubelet's checkpoint in

@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/plugin/plugintest"
 	"gpu-cdi-plugin/plugin/resource"
 )
@@ -65,15 +66,22 @@ func serveBenchmark(told string) error {
 	for s := range strings.SplitSeq(strategies, ",") {
 		o.Answers.Strategies = append(o.Answers.Strategies, Strategy(s))
 	}
+	served := gpusOf(8)
+	if machine != "" {
+		snapshot, r, err := benchMachine(machine)
+		if err != nil {
+			return err
+		}
+		node, err := allocator.NewNode(snapshot, allocator.DefaultWeights())
+		if err != nil {
+			return err
+		}
+		served = r
+		o.Answers.Preference.Node = func() *allocator.Node { return node }
+	}
 	p, err := New(o)
 	if err != nil {
 		return err
-	}
-	served := gpusOf(8)
-	if machine != "" {
-		if _, served, err = benchMachine(machine); err != nil {
-			return err
-		}
 	}
 	if err := p.Update([]resource.Resource{served}); err != nil {
 		return err

@@ -43,6 +43,7 @@ type list struct {
 	resource resource.Resource
 	devices  map[string]*device
 	healthy  int
+	prefer   preference
 	message  *v1beta1.ListAndWatchResponse
 	replaced chan struct{} // closed when the server has another list
 	mounts   sync.Map      // of the devices' IDs: the mounts of allocations that were answered from this list
@@ -120,7 +121,9 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 			"list %s: %d devices make a message of %d bytes, and the kubelet takes %d at most",
 			r.Name, len(r.Devices), size, resource.MaxList))
 	}
-	return l, nil
+	var err error
+	l.prefer, err = s.answers.Preference.of(&l.resource)
+	return l, err
 }
 
 // checkID says what is wrong with a device's ID. The kubelet would take any, and count a device twice that it is told of

@@ -276,62 +276,6 @@ func TestAListLikeTheOneBeforeIsNotSent(t *testing.T) {
 	<-replaced
 }
 
-func TestPreferredAllocation(t *testing.T) {
-	sick := gpusOf(4)
-	sick.Devices[0].Healthy = false
-	all := func(r resource.Resource) []string {
-		var ids []string
-		for _, d := range r.Devices {
-			ids = append([]string{d.ID}, ids...)
-		}
-		return ids
-	}
-	shared, mig := replicasOf(3, 4), migOf(2)
-	m := func(g, i int) string { return mig.Devices[2*g+i].ID }
-	cases := map[string]struct {
-		r               resource.Resource
-		available, must []string
-		size            int
-		want            []string
-		says            string
-	}{
-		"the first of the list":                   {r: gpusOf(8), available: all(gpusOf(8)), size: 2, want: []string{uuid(0), uuid(1)}},
-		"what must be included comes first":       {r: gpusOf(8), available: all(gpusOf(8)), must: []string{uuid(5)}, size: 2, want: []string{uuid(5), uuid(0)}},
-		"replicas are spread over GPUs":           {r: shared, available: all(shared), size: 4, want: []string{uuid(0) + "::0", uuid(1) + "::0", uuid(2) + "::0", uuid(0) + "::1"}},
-		"away from what must be included":         {r: shared, available: all(shared), must: []string{uuid(0) + "::3"}, size: 2, want: []string{uuid(0) + "::3", uuid(1) + "::0"}},
-		"MIG devices are spread over GPUs":        {r: mig, available: all(mig), size: 3, want: []string{m(0, 0), m(1, 0), m(0, 1)}},
-		"all there are":                           {r: gpusOf(2), available: all(gpusOf(2)), size: 2, want: []string{uuid(0), uuid(1)}},
-		"unhealthy and unknown ones are the last": {r: sick, available: []string{"?", uuid(0), uuid(3)}, size: 2, want: []string{uuid(3), "?"}},
-		"none": {r: gpusOf(2), available: all(gpusOf(2)), want: []string{}},
-		"a device that is named twice counts once": {r: gpusOf(2), available: []string{uuid(1), uuid(1)}, size: 2, says: "2 devices are asked for, and 1 are available"},
-		"more than there are":                      {r: gpusOf(2), available: all(gpusOf(2)), size: 3, says: "3 devices are asked for, and 2 are available"},
-		"more included than asked for":             {r: gpusOf(2), available: all(gpusOf(2)), must: all(gpusOf(2)), size: 1, says: "2 must be included"},
-		"included, but not available":              {r: gpusOf(2), available: []string{uuid(0)}, must: []string{uuid(1)}, size: 1, says: `not available: "` + uuid(1)},
-		"less than nothing":                        {r: gpusOf(2), available: all(gpusOf(2)), size: -1, says: "-1 devices"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			resp, err := serverOf(t, c.r, answers(CDICRI)).GetPreferredAllocation(t.Context(), prefer(c.available, c.must, c.size))
-			if c.says != "" {
-				if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), c.says) || resp != nil {
-					t.Errorf("%v and %v, want %q", resp, err, c.says)
-				}
-				return
-			}
-			must(t, err)
-			if diff := cmp.Diff(c.want, resp.ContainerResponses[0].DeviceIDs, cmp.Transformer("", func(s []string) []string { return append([]string{}, s...) })); diff != "" {
-				t.Errorf("the choice (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-func prefer(available, must []string, size int) *v1beta1.PreferredAllocationRequest {
-	return &v1beta1.PreferredAllocationRequest{ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
-		{AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(size)},
-	}}
-}
-
 // FuzzRequests gives the server whatever a caller could: a value or an error comes back, never both, never neither.
 func FuzzRequests(f *testing.F) {
 	for _, m := range []proto.Message{

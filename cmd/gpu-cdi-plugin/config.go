@@ -132,8 +132,8 @@ func (a *app) resolve(flags *pflag.FlagSet) error {
 func (a *app) takeRules(file *config.File) {
 	from := &file.Config.Plugin
 	a.plugin.GPUs, a.plugin.Names, a.plugin.Sharing = from.GPUs, from.Names, from.Sharing
-	a.plugin.IMEX = from.IMEX
-	for _, key := range []string{"imex", "gpus", "resources", "sharing"} {
+	a.plugin.IMEX, a.plugin.Allocation = from.IMEX, from.Allocation
+	for _, key := range []string{"imex", "allocation", "gpus", "resources", "sharing"} {
 		if file.Sets(key) {
 			a.sources[key] = a.Config
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
@@ -73,6 +74,9 @@ type service struct {
 	keeper  *mps.Keeper
 	news    chan struct{} // something that people may want to know of
 	told    []resource.Finding
+	// node has the links of the last snapshot; unlinked asks for those that it lacks.
+	node     atomic.Pointer[allocator.Node]
+	unlinked chan struct{}
 
 	publishing sync.Mutex
 	offered    inventory.State // what the node has, and the devices whose MPS daemon may not answer
@@ -113,6 +117,8 @@ func (a *app) newService(h host.Host) (*service, error) {
 		metrics: metrics.New(metrics.BuildInfo{Version: b.Version, Revision: b.Revision, GoVersion: b.Go}),
 		systemd: sdnotify.New(a.env),
 		news:    make(chan struct{}, 1),
+
+		unlinked: make(chan struct{}, 1),
 	}
 	s.rules.Store(&a.plugin.Config)
 	s.keeper = s.newKeeper(h)
@@ -156,6 +162,7 @@ func (s *service) pluginOptions() plugin.Options {
 			Specs:         s.inv,
 			Spec:          func() *specs.Spec { return s.inv.State().Spec },
 			Extras:        func() []*specs.Spec { return s.inv.State().Extras },
+			Preference:    plugin.Preference{Node: s.node.Load, Policy: p.Allocation.Policy, SharedPolicy: p.Allocation.SharedPolicy},
 			AllocationDir: filepath.Join(p.StateDir, "allocations"),
 			MPSDir:        s.app.mpsDir(),
 		},
@@ -197,7 +204,7 @@ func (s *service) run(ctx context.Context, reloads actor) error {
 	if err := s.inv.Start(ctx); err != nil {
 		return err
 	}
-	return runAll(ctx, s.inv.Run, s.plugin.Run, s.keeper.Run, server.Run, s.status, reloads, s.watchdog)
+	return runAll(ctx, s.inv.Run, s.plugin.Run, s.keeper.Run, server.Run, s.status, reloads, s.watchdog, s.links)
 }
 
 // listen makes the server of metrics and health; without --listen it is one that nobody can ask.

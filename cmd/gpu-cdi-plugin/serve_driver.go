@@ -25,6 +25,7 @@ type nodeDriver struct {
 	// present are the GPUs that the kernel's module knew when the library was opened, and mute those that could not be
 	// read at the last look, both as text that is only compared.
 	present, mute string
+	linked        *gpu.Snapshot // of the last reading of links, or nil
 }
 
 var (
@@ -79,6 +80,7 @@ func (d *nodeDriver) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 		_ = d.close() //nolint:contextcheck // it is given back after an interrupt too
 		return nil, err
 	}
+	s.Links = d.linksOf(s)
 	return s, nil
 }
 

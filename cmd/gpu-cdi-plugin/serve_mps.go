@@ -31,6 +31,7 @@ func (s *service) newKeeper(h host.Host) *mps.Keeper {
 
 // publish gives a state to the kubelet. When it returns, no device that left the list can be allocated.
 func (s *service) publish(state inventory.State) {
+	s.weigh(state.Snapshot)
 	s.publishing.Lock()
 	s.offered = state
 	s.publishing.Unlock()

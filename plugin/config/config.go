@@ -6,6 +6,7 @@
 package config
 
 import (
+	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/plugin/resource"
 )
 
@@ -56,6 +57,8 @@ type Plugin struct {
 	Extras []Extra `yaml:"extras" json:"extras"`
 	// IMEX are the IMEX channels that containers with devices get.
 	IMEX IMEX `yaml:"imex" json:"imex"`
+	// Allocation is which devices the kubelet is told to take.
+	Allocation Allocation `yaml:"allocation" json:"allocation"`
 	// Config says what is offered, and under which names.
 	resource.Config `yaml:",inline"`
 }
@@ -118,6 +121,15 @@ type IMEX struct {
 	Required bool `yaml:"required" json:"required"`
 }
 
+// Allocation is which of the available devices are best.
+type Allocation struct {
+	// Policy is for GPUs, SharedPolicy for replicas and MIG devices.
+	Policy       allocator.Policy `yaml:"policy" json:"policy"`
+	SharedPolicy allocator.Policy `yaml:"shared-policy" json:"shared-policy"`
+	// Weights are what connections of GPUs are worth.
+	Weights allocator.Weights `yaml:"weights" json:"weights"`
+}
+
 // MaxChannel is the highest number that a channel can have: it is a minor number.
 const MaxChannel = 1<<20 - 1
 
@@ -140,6 +152,11 @@ func Default() Config {
 			Strategy:           []Strategy{CDICRI},
 			Extras:             []Extra{},
 			IMEX:               IMEX{Channels: []int{}},
+			Allocation: Allocation{
+				Policy:       allocator.Topology,
+				SharedPolicy: allocator.Spread,
+				Weights:      allocator.DefaultWeights(),
+			},
 			Config: resource.Config{
 				Resource:    "nvidia.com/gpu",
 				MIGStrategy: resource.MIGNone,

@@ -15,6 +15,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
 
+	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/plugin"
 	"gpu-cdi-plugin/plugin/resource"
 )
@@ -43,6 +44,10 @@ strategy: [device-specs, envvar]
 listen: 127.0.0.1:9400
 extras: [gds, nvswitch]
 imex: {channels: [1, 7], required: true}
+allocation:
+  policy: numa
+  shared-policy: pack
+  weights: {system: 1, node: 2, host-bridge: 3, multiple-switches: 4, single-switch: 5, same-board: 6, nvlink: 7, nvswitch: 8}
 resource: example.com/gpu
 mig-strategy: mixed
 mps: true
@@ -75,6 +80,12 @@ func fullConfig() Config {
 			Registration: RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other", Strategy: []Strategy{DeviceSpecs, Envvar},
 			Listen: "127.0.0.1:9400",
 			Extras: []Extra{GDS, NVSwitch}, IMEX: IMEX{Channels: []int{1, 7}, Required: true},
+			Allocation: Allocation{
+				Policy: allocator.NUMA, SharedPolicy: allocator.Pack,
+				Weights: allocator.Weights{
+					System: 1, Node: 2, HostBridge: 3, MultipleSwitches: 4, SingleSwitch: 5, SameBoard: 6, NVLink: 7, NVSwitch: 8,
+				},
+			},
 			Config: resource.Config{
 				Resource: "example.com/gpu", MIGStrategy: resource.MIGMixed,
 				GPUs: resource.Filter{
@@ -197,7 +208,8 @@ func TestValidateReportsAllProblems(t *testing.T) {
 	c := Config{Common: Common{CDIKind: "gpu", LogLevel: "loud"}, Plugin: Plugin{
 		Strategy: []Strategy{"cdi", CDICRI, CDICRI}, Listen: ":9400",
 		Extras: []Extra{"rdma", GDS, GDS}, IMEX: IMEX{Channels: []int{3, -1, MaxChannel + 1, 3}},
-		Config: resource.Config{Resource: "gpu"},
+		Allocation: Allocation{Policy: "best", Weights: allocator.Weights{Node: -1, NVLink: allocator.MaxWeight + 1}},
+		Config:     resource.Config{Resource: "gpu"},
 	}}
 	want := []string{
 		"root is empty",
@@ -218,6 +230,10 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		"imex.channels: -1 is not a number from 0 to 1048575",
 		"imex.channels: 1048576 is not a number from 0 to 1048575",
 		"imex.channels: 3 is there twice",
+		`allocation.policy: unknown value "best"; known are topology, partition, numa, spread, pack`,
+		`allocation.shared-policy: unknown value ""; known are topology, partition, numa, spread, pack`,
+		"allocation.weights.node: -1 is not a number from 0 to 10000",
+		"allocation.weights.nvlink: 10001 is not a number from 0 to 10000",
 		`resource: resource name "gpu": want VENDOR/NAME, such as nvidia.com/gpu`,
 		`mig-strategy: unknown value ""; known are none, single, mixed`,
 	}
@@ -427,6 +443,12 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 		"MPS":                          {"mps: true\nsharing: {mps: {resources: [{name: a.b/c, replicas: 2}]}}", true},
 		"a text for MPS":               {"mps: some", false},
 		"an MPS rule without replicas": {"mps: true\nsharing: {mps: {resources: [{name: a.b/c}]}}", false},
+		"some weights":                 {"allocation: {weights: {nvlink: 0, system: 10000}}", true},
+		"a weight that is too large":   {"allocation: {weights: {nvlink: 10001}}", false},
+		"a negative weight":            {"allocation: {weights: {nvlink: -1}}", false},
+		"an unknown weight":            {"allocation: {weights: {pcie: 1}}", false},
+		"an unknown policy":            {"allocation: {policy: best}", false},
+		"an unknown policy for shares": {"allocation: {shared-policy: best}", false},
 		"a selector that is no scalar": {"gpus: {include: [[0]]}", false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/plugin/resource"
 )
 
@@ -19,6 +20,8 @@ type Key struct {
 	Values []string
 	// Least is the least value, if it is a number.
 	Least int
+	// Most is the greatest value, if it is a number and there is one.
+	Most int
 	// Example is what its value may look like, in YAML, where the default shows too little.
 	Example string
 }
@@ -69,6 +72,22 @@ var keys = []Key{
 	},
 	{Path: "imex.channels", Usage: "Numbers of the channels that every container with a device gets, if the host has them."},
 	{Path: "imex.required", Usage: "Whether no device can be given to a container while the host lacks one of the channels."},
+
+	{
+		Path: "allocation", Usage: "Which of the available devices the kubelet is told to take.",
+		Example: "policy: numa\nshared-policy: pack\nweights: {system: 1, nvlink: 200}",
+	},
+	{Path: "allocation.policy", Usage: "Policy for GPUs: topology (the best connected), partition (as NVIDIA's best effort), numa (fewest NUMA nodes, then topology).", Values: allocator.Policies()},
+	{Path: "allocation.shared-policy", Usage: "Policy for replicas and MIG devices: spread (of the GPUs with fewest in use), pack (of those with most), or one of the others.", Values: allocator.Policies()},
+	{Path: "allocation.weights", Usage: "What a connection of two GPUs is worth: that of their nearest common point on PCIe, and that of each NVLink."},
+	{Path: "allocation.weights.system", Usage: "SYS: across the link between sockets.", Most: allocator.MaxWeight},
+	{Path: "allocation.weights.node", Usage: "NODE: across host bridges of a NUMA node.", Most: allocator.MaxWeight},
+	{Path: "allocation.weights.host-bridge", Usage: "PHB: through one host bridge.", Most: allocator.MaxWeight},
+	{Path: "allocation.weights.multiple-switches", Usage: "PXB: through several PCIe switches.", Most: allocator.MaxWeight},
+	{Path: "allocation.weights.single-switch", Usage: "PIX: through one PCIe switch.", Most: allocator.MaxWeight},
+	{Path: "allocation.weights.same-board", Usage: "PSB: on one board.", Most: allocator.MaxWeight},
+	{Path: "allocation.weights.nvlink", Usage: "Each NVLink between the two.", Most: allocator.MaxWeight},
+	{Path: "allocation.weights.nvswitch", Usage: "Each NVLink through NVSwitches.", Most: allocator.MaxWeight},
 
 	{Path: "resource", Usage: "resource `name` of GPUs; its vendor is that of MIG devices' names too"},
 	{Path: "mig-strategy", Usage: "`strategy` for GPUs in MIG mode: none, single (as if they were GPUs), mixed (a name for each profile)", Values: resource.MIGStrategies()},

@@ -18,6 +18,7 @@ type schema struct {
 	Type        any                `json:"type"`
 	Enum        []string           `json:"enum,omitempty"`
 	Minimum     *int               `json:"minimum,omitempty"`
+	Maximum     int                `json:"maximum,omitempty"`
 	MinItems    int                `json:"minItems,omitempty"`
 	UniqueItems bool               `json:"uniqueItems,omitempty"`
 	Default     any                `json:"default,omitempty"`
@@ -63,7 +64,10 @@ func schemaOf(v reflect.Value, path string) *schema {
 	case reflect.Bool:
 		s.Type = "boolean"
 	case reflect.Int:
-		s.Type, s.Minimum = "integer", new(key.Least)
+		s.Type, s.Minimum, s.Maximum = "integer", new(key.Least), key.Most
+		if v.Int() != 0 {
+			s.Default = v.Interface()
+		}
 	default:
 		s.Enum = key.Values
 		if v.Type() == reflect.TypeFor[resource.Selector]() {

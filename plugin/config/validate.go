@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	"gpu-cdi-plugin/allocator"
 )
 
 // Validate reports everything that is wrong with the configuration, whatever the node has. Each message begins with the
@@ -41,6 +43,7 @@ func (p *Plugin) Validate() error {
 		checkListen(p.Listen),
 		eachOnce("extras", p.Extras, Extras()),
 		checkIMEX(&p.IMEX),
+		checkAllocation(&p.Allocation),
 		p.Config.Validate(),
 	)
 }
@@ -103,6 +106,19 @@ func checkIMEX(x *IMEX) error {
 	}
 	if x.Required && len(x.Channels) == 0 {
 		errs = append(errs, errors.New("imex.required: there is no channel in imex.channels"))
+	}
+	return errors.Join(errs...)
+}
+
+func checkAllocation(a *Allocation) error {
+	errs := []error{
+		known("allocation.policy", string(a.Policy), allocator.Policies()),
+		known("allocation.shared-policy", string(a.SharedPolicy), allocator.Policies()),
+	}
+	for key, weight := range a.Weights.All() {
+		if weight < 0 || weight > allocator.MaxWeight {
+			errs = append(errs, fmt.Errorf("allocation.weights.%s: %d is not a number from 0 to %d", key, weight, allocator.MaxWeight))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -171,7 +171,7 @@ func (i *Inventory) judged(s State) State {
 
 func (i *Inventory) publish(s State) {
 	i.mu.Lock()
-	same := i.state.Snapshot != nil && sameText(s.Err, i.state.Err) && reflect.DeepEqual(s.Spec, i.state.Spec) &&
+	same := i.state.Snapshot != nil && reflect.DeepEqual(s.Snapshot.Links, i.state.Snapshot.Links) && sameText(s.Err, i.state.Err) && reflect.DeepEqual(s.Spec, i.state.Spec) &&
 		reflect.DeepEqual(s.Extras, i.state.Extras) && reflect.DeepEqual(s.Resources, i.state.Resources)
 	i.state = s
 	i.mu.Unlock()
