@@ -13,9 +13,6 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// AllocationPath is where a container finds what it was given, as JSON: an Allocation.
-const AllocationPath = "/run/gpu/allocation.json"
-
 // Allocate answers how the runtime gives the devices to each container. The codes of its errors are
 //
 //	InvalidArgument     no device, a device twice, or more devices than the resource allows a container
@@ -58,13 +55,11 @@ func (s *server) allocate(l *list, ids []string) (*v1beta1.ContainerAllocateResp
 		}
 	}
 	s.answers.addMPS(resp, whole)
-	mount, err := s.allocations.mount(l, devices)
+	mounts, err := s.allocations.mounts(l, devices, extras)
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "allocate %s: %v", l.resource.Name, err)
 	}
-	if mount != nil {
-		resp.Mounts = append(resp.Mounts, mount)
-	}
+	resp.Mounts = append(resp.Mounts, mounts...)
 	return resp, nil
 }
 

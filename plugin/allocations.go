@@ -13,18 +13,39 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/plugin/resource"
 )
 
-// Allocation is what the file at AllocationPath says.
+// Where a container finds what it was given, as JSON: an Allocation.
+const (
+	// AllocationPath is for the usual container, which has devices of one resource. Of several resources the kubelet
+	// mounts one here, and nobody knows which.
+	AllocationPath = "/run/gpu/allocation.json"
+	// AllocationsDir has a file for each resource that the container has devices of: nvidia.com_gpu.json is for
+	// nvidia.com/gpu.
+	AllocationsDir = "/run/gpu/allocations"
+)
+
+// Allocation is what the files at AllocationPath and in AllocationsDir say.
 type Allocation struct {
 	// Version is 1. Fields may be added without another version.
 	Version  int         `json:"version"`
 	Resource string      `json:"resource"`
 	Devices  []Allocated `json:"devices"`
+	// Extras are what the container was given besides.
+	Extras []AllocatedExtra `json:"extras,omitempty"`
+}
+
+// AllocatedExtra are CDI devices that a container was given beside its GPUs.
+type AllocatedExtra struct {
+	// Kind is such as "nvidia.com/gds".
+	Kind string `json:"kind"`
+	// Names are the devices' names, such as "all", or the numbers of IMEX channels.
+	Names []string `json:"names"`
 }
 
 // Allocated is a device that the container was given.
@@ -69,29 +90,43 @@ type allocations struct {
 // allocationSuffix ends the names of the files.
 const allocationSuffix = ".json"
 
-// mount is that of the file for the devices, which is written if need be, or nil if there are no such files.
-func (a *allocations) mount(l *list, devices []*device) (*v1beta1.Mount, error) {
+// mounts are those of the file for the devices and extras, which is written if need be, or none if there are no such
+// files.
+func (a *allocations) mounts(l *list, devices []*device, extras []*specs.Spec) ([]*v1beta1.Mount, error) {
 	if a.dir == "" {
-		return nil, nil //nolint:nilnil // nothing to mount is an ordinary case
+		return nil, nil
 	}
-	key := joinedIDs(devices)
-	if known, ok := l.mounts.Load(key); ok && isFile(known.(*v1beta1.Mount).HostPath) {
-		return known.(*v1beta1.Mount), nil
+	key := joinedNames(devices, extras)
+	if known, ok := l.mounts.Load(key); ok && isFile(known.([]*v1beta1.Mount)[0].HostPath) {
+		return known.([]*v1beta1.Mount), nil
 	}
-	path, err := a.write(allocationOf(l.resource.Name, devices))
+	path, err := a.write(allocationOf(l.resource.Name, devices, extras))
 	if err != nil {
 		return nil, err
 	}
-	mount := &v1beta1.Mount{ContainerPath: AllocationPath, HostPath: path, ReadOnly: true}
-	l.mounts.Store(key, mount)
-	return mount, nil
+	mounts := []*v1beta1.Mount{
+		{ContainerPath: AllocationPath, HostPath: path, ReadOnly: true},
+		{ContainerPath: allocationsPath(l.resource.Name), HostPath: path, ReadOnly: true},
+	}
+	l.mounts.Store(key, mounts)
+	return mounts, nil
 }
 
-func joinedIDs(devices []*device) string {
+// allocationsPath is where a container finds the file of a resource.
+func allocationsPath(name string) string {
+	return AllocationsDir + "/" + strings.ReplaceAll(name, "/", "_") + allocationSuffix
+}
+
+// joinedNames tells allocations of a list apart.
+func joinedNames(devices []*device, extras []*specs.Spec) string {
 	var b strings.Builder
 	b.Grow(len(devices) * (resource.MaxID + 1))
 	for _, d := range devices {
 		b.WriteString(d.ID)
+		b.WriteByte('\n')
+	}
+	for _, name := range extraNames(extras) {
+		b.WriteString(name)
 		b.WriteByte('\n')
 	}
 	return b.String()
@@ -121,10 +156,17 @@ func (a *allocations) write(content []byte) (path string, err error) {
 }
 
 // allocationOf is the content of a file.
-func allocationOf(name string, devices []*device) []byte {
+func allocationOf(name string, devices []*device, extras []*specs.Spec) []byte {
 	a := Allocation{Version: 1, Resource: name, Devices: make([]Allocated, len(devices))}
 	for i, d := range devices {
 		a.Devices[i] = allocatedOf(d)
+	}
+	for _, s := range extras {
+		extra := AllocatedExtra{Kind: s.Kind}
+		for i := range s.Devices {
+			extra.Names = append(extra.Names, s.Devices[i].Name)
+		}
+		a.Extras = append(a.Extras, extra)
 	}
 	content, err := json.MarshalIndent(a, "", "  ")
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/plugin/resource"
@@ -24,10 +25,14 @@ func mountOf(t *testing.T, s *server, ids ...string) (*v1beta1.Mount, string) {
 	t.Helper()
 	resp, err := s.Allocate(t.Context(), allocate(ids...))
 	must(t, err)
-	if n := len(resp.ContainerResponses[0].Mounts); n != 1 {
-		t.Fatalf("%d mounts, want 1", n)
-	}
 	m := resp.ContainerResponses[0].Mounts[0]
+	want := []*v1beta1.Mount{
+		{ContainerPath: "/run/gpu/allocation.json", HostPath: m.HostPath, ReadOnly: true},
+		{ContainerPath: "/run/gpu/allocations/" + strings.Replace(s.name(), "/", "_", 1) + ".json", HostPath: m.HostPath, ReadOnly: true},
+	}
+	if diff := cmp.Diff(want, resp.ContainerResponses[0].Mounts, protocmp.Transform()); diff != "" {
+		t.Errorf("the mounts (-want +got):\n%s", diff)
+	}
 	content, err := os.ReadFile(m.HostPath)
 	must(t, err)
 	return m, string(content)
@@ -61,9 +66,8 @@ func TestAContainerCanReadWhatItWasGiven(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, dir := described(t, c.r)
 			m, content := mountOf(t, s, c.id)
-			want := &v1beta1.Mount{ContainerPath: "/run/gpu/allocation.json", HostPath: m.HostPath, ReadOnly: true}
-			if diff := cmp.Diff(want, m, protocmp.Transform()); diff != "" || filepath.Dir(m.HostPath) != dir {
-				t.Errorf("the mount (-want +got):\n%s", diff)
+			if filepath.Dir(m.HostPath) != dir {
+				t.Errorf("the file is %s, want one in %s", m.HostPath, dir)
 			}
 			var compact, expected any
 			must(t, json.Unmarshal([]byte(content), &compact))
@@ -77,6 +81,28 @@ func TestAContainerCanReadWhatItWasGiven(t *testing.T) {
 				t.Errorf("mode %o, want 644: not every container runs as root", info.Mode().Perm())
 			}
 		})
+	}
+}
+
+func TestAContainerCanReadWhatItWasGivenBesides(t *testing.T) {
+	s, _ := described(t, gpusOf(1))
+	gds := &specs.Spec{Kind: "nvidia.com/gds", Devices: []specs.Device{{Name: "all"}}}
+	imex := &specs.Spec{Kind: "nvidia.com/imex-channel", Devices: []specs.Device{{Name: "0"}, {Name: "7"}}}
+	given := []*specs.Spec{gds, imex}
+	s.answers.Extras = func() []*specs.Spec { return given }
+	extras := func() []AllocatedExtra {
+		_, content := mountOf(t, s, uuid(0))
+		var a Allocation
+		must(t, json.Unmarshal([]byte(content), &a))
+		return a.Extras
+	}
+	want := []AllocatedExtra{{Kind: "nvidia.com/gds", Names: []string{"all"}}, {Kind: "nvidia.com/imex-channel", Names: []string{"0", "7"}}}
+	if diff := cmp.Diff(want, extras()); diff != "" {
+		t.Errorf("extras (-want +got):\n%s", diff)
+	}
+	given = given[:1]
+	if diff := cmp.Diff(want[:1], extras()); diff != "" {
+		t.Errorf("extras after one is gone (-want +got):\n%s", diff)
 	}
 }
 

@@ -51,7 +51,7 @@ type Answers struct {
 	// Preference says which devices the kubelet is told to take.
 	Preference Preference
 	// AllocationDir is where the files are that tell containers what they were given. Empty is nowhere: then nothing is
-	// mounted at AllocationPath. The kubelet remembers the paths for as long as a pod lives, also over a reboot, so the
+	// mounted at AllocationPath and in AllocationsDir. The kubelet remembers the paths for as long as a pod lives, also over a reboot, so the
 	// directory must survive one, and have the same path on the host and here. A file goes when the kubelet's checkpoint in
 	// Options.Dir has forgotten it.
 	AllocationDir string
