@@ -24,7 +24,8 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	log            *slog.Logger
-	started        bool // the command line was understood: from here on an error is not one of use
+	hangups        hangups // of the verb that reads its configuration again
+	started        bool    // the command line was understood: from here on an error is not one of use
 }
 
 // newApp has the defaults for everything that can be configured.

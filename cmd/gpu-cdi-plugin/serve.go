@@ -48,6 +48,9 @@ that, systemd must have KillMode=process.
 What a container gets besides GPUs, where it is configured (extras, imex) and the host has it, is in a spec of its own
 kind beside that of the GPUs.
 
+A container reads what it was given in /run/gpu/allocation.json. One with devices of several resources finds there what
+it has of one of them, and in /run/gpu/allocations a file for each: nvidia.com_gpu.json is for nvidia.com/gpu.
+
 With --listen it answers /metrics, /healthz, and /readyz: every resource is registered and its list is read.`,
 		Example: `  gpu-cdi-plugin serve
   gpu-cdi-plugin serve --config /etc/gpu-cdi-plugin/config.yaml --listen 127.0.0.1:9400
@@ -56,7 +59,11 @@ With --listen it answers /metrics, /healthz, and /readyz: every resource is regi
 			exit.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return a.serve(cmd) },
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			a.hangups = listenForHangups()
+			return a.start(cmd)
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.serve(cmd) },
 	}
 	a.addPluginFlags(cmd)
 	return cmd
@@ -83,8 +90,7 @@ type service struct {
 }
 
 func (a *app) serve(cmd *cobra.Command) error {
-	hangups := listenForHangups()
-	defer hangups.stop()
+	defer a.hangups.stop()
 	mps.ReapLeft()
 	h, err := a.host()
 	if err != nil {
@@ -94,7 +100,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	err = s.run(cmd.Context(), func(ctx context.Context) error { return s.reloads(ctx, cmd, hangups.c) })
+	err = s.run(cmd.Context(), func(ctx context.Context) error { return s.reloads(ctx, cmd, a.hangups.c) })
 	if closing := s.driver.Close(); closing != nil {
 		a.log.Debug("close the driver's library", "error", closing)
 	}

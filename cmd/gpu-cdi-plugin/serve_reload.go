@@ -24,7 +24,8 @@ var errRestart = errors.New("the configuration has changed")
 // hangups are the SIGHUPs of the process.
 type hangups struct{ c chan os.Signal }
 
-// listenForHangups begins early: until then a SIGHUP would end the process.
+// listenForHangups begins before the configuration is read: until then a SIGHUP would end the process, and from then on
+// one means to read it again.
 func listenForHangups() hangups {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, unix.SIGHUP)
@@ -88,6 +89,8 @@ func sameButRules(a, b *app) bool {
 // restart replaces the process by one that begins anew: the same program with the same arguments and the same process
 // ID, so that who watches it sees no end. It returns only with an error.
 func restart(env []string) error {
+	// The new program inherits that, until it listens itself: it reads the configuration anew in any case.
+	signal.Ignore(unix.SIGHUP)
 	err := unix.Exec("/proc/self/exe", os.Args, env)
 	return fmt.Errorf("start again: %w", err)
 }

@@ -431,3 +431,24 @@ func TestServeAnswersForItsHealth(t *testing.T) {
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "nvidia.com/gpu is not connected to the kubelet")
 	})
 }
+
+// From the moment on that the configuration is read, a SIGHUP means to read it again, and never ends the process.
+func TestServeHearsAHangupWhileItStarts(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "workstation", "")
+	mustDo(t, os.Remove(s.config))
+	mustDo(t, syscall.Mkfifo(s.config, 0o600))
+	s.start()
+	for range 2 { // the second time it is read because of the signal
+		pipe, err := os.OpenFile(s.config, os.O_WRONLY, 0) // which waits for the reader
+		mustDo(t, err)
+		if s.kubelet.Total() == 0 {
+			s.signal(syscall.SIGHUP)
+		}
+		mustDo(t, pipe.Close())
+		s.listed(gpuResource, 1, 0)
+	}
+	if err := s.end(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+}
