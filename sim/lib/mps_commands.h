@@ -34,9 +34,9 @@ __attribute__((format(printf, 2, 3))) static void tell(struct answer *a, const c
 }
 
 // The server that a command names, or NULL, which is answered.
-static const struct server *named(struct answer *a, const char *argument)
+static struct server *named(struct answer *a, const char *argument)
 {
-    const struct server *s = server_by_pid(atoi(argument));
+    struct server *s = server_by_pid(atoi(argument));
     if (s == NULL)
         tell(a, "Server %d not found", atoi(argument));
     return s;
@@ -89,46 +89,101 @@ static void start(struct answer *a, const char *argument)
         start_server((uid_t)value);
 }
 
-static void get_threads(struct answer *a, const char *argument)
+// Reads a percentage. False: it is none, which is logged.
+static bool read_threads(const char *argument, double *threads)
+{
+    char *end;
+    double percentage = strtod(argument, &end);
+    bool valid = end != argument && *end == '\0' && percentage > 0 && percentage <= 100;
+    if (valid)
+        *threads = percentage;
+    else
+        say("Invalid percentage, expected between (0.0, 100.0]");
+    return valid;
+}
+
+static void get_default_threads(struct answer *a, const char *argument)
 {
     (void)argument;
     tell(a, "%.1f", d.threads);
 }
 
-static void set_threads(struct answer *a, const char *argument)
+static void set_default_threads(struct answer *a, const char *argument)
 {
-    char *end;
-    double percentage = strtod(argument, &end);
-    if (end != argument && *end == '\0' && percentage > 0 && percentage <= 100)
-        d.threads = percentage;
-    else
-        say("Invalid percentage, expected between (0.0, 100.0]");
-    get_threads(a, argument);
+    read_threads(argument, &d.threads);
+    get_default_threads(a, argument);
 }
 
-static void get_limit(struct answer *a, const char *argument)
+// What stands behind the server's process id in an argument.
+static const char *behind_server(const char *argument)
+{
+    argument += strcspn(argument, " ");
+    return argument + strspn(argument, " ");
+}
+
+static void get_threads(struct answer *a, const char *argument)
+{
+    const struct server *s = named(a, argument);
+    if (s != NULL)
+        tell(a, "%.1f", s->threads);
+}
+
+// Clients that are there keep what they have.
+static void set_threads(struct answer *a, const char *argument)
+{
+    struct server *s = named(a, argument);
+    if (s != NULL && read_threads(behind_server(argument), &s->threads) && s->fd >= 0)
+        mps_sendf(s->fd, "threads %.1f", s->threads);
+    if (s != NULL)
+        tell(a, "%.1f", s->threads);
+}
+
+// Whole gigabytes are rounded down, as the real one does.
+static void tell_limit(struct answer *a, const long long *limits, const char *argument)
 {
     char *end;
     unsigned long device = strtoul(argument, &end, 10);
-    long long limit = end != argument && device < MPS_DEVICES ? d.limits[device] : 0;
+    long long limit = end != argument && device < MPS_DEVICES ? limits[device] : 0;
     if (limit == 0)
         say("No default pinned memory limit set for the device!");
-    else if (limit >= 1024)
-        tell(a, "%lldG", limit / 1024); // rounded down, as the real one does
     else
-        tell(a, "%lldM", limit);
+        tell(a, limit >= 1024 ? "%lldG" : "%lldM", limit >= 1024 ? limit / 1024 : limit);
 }
 
-// Only an index counts: the real one takes a UUID and does nothing with it.
-static void set_limit(struct answer *a, const char *argument)
+// Only an index counts: the real one takes a UUID and does nothing with it. The device, or MPS_DEVICES if there is none.
+static unsigned int read_limit(long long *limits, const char *argument)
 {
     unsigned int device;
     long long value;
     char unit = 'M';
+    if (sscanf(argument, "%u %lld%c", &device, &value, &unit) < 2 || device >= MPS_DEVICES || value <= 0 ||
+        value >= 1LL << 32)
+        return MPS_DEVICES;
+    limits[device] = unit == 'G' ? value * 1024 : value;
+    return device;
+}
+
+static void get_default_limit(struct answer *a, const char *argument) { tell_limit(a, d.limits, argument); }
+
+static void set_default_limit(struct answer *a, const char *argument)
+{
     (void)a;
-    if (sscanf(argument, "%u %lld%c", &device, &value, &unit) >= 2 && device < MPS_DEVICES && value > 0 &&
-        value < 1LL << 32)
-        d.limits[device] = unit == 'G' ? value * 1024 : value;
+    read_limit(d.limits, argument);
+}
+
+static void get_limit(struct answer *a, const char *argument)
+{
+    const struct server *s = named(a, argument);
+    if (s != NULL)
+        tell_limit(a, s->limits, behind_server(argument));
+}
+
+static void set_limit(struct answer *a, const char *argument)
+{
+    struct server *s = named(a, argument);
+    unsigned int device = s != NULL ? read_limit(s->limits, behind_server(argument)) : MPS_DEVICES;
+    if (device < MPS_DEVICES && s->fd >= 0)
+        mps_sendf(s->fd, "limit %u=%lldM", device, s->limits[device]);
 }
 
 static const struct {
@@ -140,10 +195,14 @@ static const struct {
     {"get_client_list", list_clients},
     {"get_device_client_list", device_clients},
     {"start_server", start},
-    {"get_default_active_thread_percentage", get_threads},
-    {"set_default_active_thread_percentage", set_threads},
-    {"get_default_device_pinned_mem_limit", get_limit},
-    {"set_default_device_pinned_mem_limit", set_limit},
+    {"get_default_active_thread_percentage", get_default_threads},
+    {"set_default_active_thread_percentage", set_default_threads},
+    {"get_active_thread_percentage", get_threads},
+    {"set_active_thread_percentage", set_threads},
+    {"get_default_device_pinned_mem_limit", get_default_limit},
+    {"set_default_device_pinned_mem_limit", set_default_limit},
+    {"get_device_pinned_mem_limit", get_limit},
+    {"set_device_pinned_mem_limit", set_limit},
 };
 
 // Begins to shut down. The front end waits for the end.

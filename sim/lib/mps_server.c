@@ -91,12 +91,16 @@ static bool find_devices(void)
     return self.count > 0;
 }
 
-// Reads the limits that the daemon set: "25.0" and "0=1000M,1=2G".
-static void read_limits(void)
+static void set_threads(const char *text)
 {
-    self.threads = atof(mps_setting("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"));
+    self.threads = atof(text);
     say("Active Threads Percentage set to %.1f", self.threads);
-    for (const char *at = mps_setting("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", ""); at != NULL && *at != '\0';) {
+}
+
+// Sets limits of memory, such as "0=1000M,1=2G".
+static void set_limits(const char *at)
+{
+    while (at != NULL && *at != '\0') {
         unsigned int device;
         long long value;
         char unit;
@@ -194,7 +198,8 @@ static void hear_client(struct client *c)
         drop(c);
 }
 
-// Receives from the daemon: "take" with a client's socket, or "shutdown". False: the daemon is gone.
+// Receives from the daemon: "take" with a client's socket, limits for the clients to come, or "shutdown". False: the
+// daemon is gone.
 static bool hear_daemon(void)
 {
     char message[MPS_MESSAGE] = "";
@@ -212,6 +217,10 @@ static bool hear_daemon(void)
         memcpy(&fd, CMSG_DATA(header), sizeof(fd));
         take(fd);
     }
+    if (mps_after(message, "threads") != NULL)
+        set_threads(mps_after(message, "threads"));
+    if (mps_after(message, "limit") != NULL)
+        set_limits(mps_after(message, "limit"));
     self.closing |= mps_after(message, "shutdown") != NULL;
     return true;
 }
@@ -250,7 +259,8 @@ static bool start(void)
     self.daemon = mps_connect("control");
     if (self.daemon < 0 || !find_devices() || !make_shm())
         return false;
-    read_limits();
+    set_threads(mps_setting("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"));
+    set_limits(mps_setting("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", ""));
     for (size_t i = 0, at = 0; i < self.count && at < sizeof(devices); i++)
         at += (size_t)snprintf(devices + at, sizeof(devices) - at, " %s", self.devices[i].uuid);
     say("Server has started");

@@ -18,6 +18,8 @@ struct server {
     int fd;       // -1: it is not ready yet, or its connection ended
     bool closing; // takes no more clients
     char shm[64], devices[MPS_MESSAGE];
+    double threads;
+    long long limits[MPS_DEVICES]; // in MiB; 0 is none
     pid_t clients[MPS_CLIENTS];
     size_t count;
 };
@@ -117,7 +119,8 @@ static bool start_server(uid_t uid)
             exec_server(uid);
         if (pid < 0)
             return false;
-        *s = (struct server){.pid = pid, .uid = uid, .fd = -1};
+        *s = (struct server){.pid = pid, .uid = uid, .fd = -1, .threads = d.threads};
+        memcpy(s->limits, d.limits, sizeof(s->limits));
         say("Starting new server %d for user %u", pid, uid);
         return true;
     }

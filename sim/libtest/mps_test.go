@@ -103,6 +103,8 @@ func TestMPSCommands(t *testing.T) {
 		"each device has its own limit":            {"set_default_device_pinned_mem_limit 5 2G\nget_default_device_pinned_mem_limit 0", "", ""},
 		"clients of a server that is not there":    {"get_client_list 1", "Server 1 not found\n", ""},
 		"clients of no server":                     {"get_client_list", "Server 0 not found\n", ""},
+		"the limit of a server that is not":        {"set_device_pinned_mem_limit 1 0 2G", "Server 1 not found\n", ""},
+		"the threads of a server that is not":      {"get_active_thread_percentage 1", "Server 1 not found\n", ""},
 		"the status of a server that is not":       {"get_server_status 1", "Server 1 not found\n", ""},
 		"no devices are in use":                    {"get_device_client_list", "", ""},
 		"a server needs a user":                    {"start_server", "A user id (UID) is required to start a new server\n", ""},
@@ -342,6 +344,15 @@ func TestMPSClients(t *testing.T) {
 	m.control("set_default_active_thread_percentage 50", "set_default_device_pinned_mem_limit 0 2G")
 	if _, out := finish(t, m.command("cuda-mps-client")); given(out) != welcome("25.0", 1500<<20) {
 		t.Errorf("a client of the server that was there has other limits:\n%s", out)
+	}
+	// A server can be given other limits for the clients to come.
+	_, out := m.control("set_active_thread_percentage "+server+" 10", "get_active_thread_percentage "+server,
+		"set_device_pinned_mem_limit "+server+" 0 3000M", "get_device_pinned_mem_limit "+server+" 0")
+	if want := "10.0\n10.0\n2G\n"; out != want {
+		t.Errorf("a server's limits: %q, want %q", out, want)
+	}
+	if _, out := finish(t, m.command("cuda-mps-client")); given(out) != welcome("10.0", 3000<<20) {
+		t.Errorf("a client of a server with new limits has others:\n%s", out)
 	}
 	if err := first.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
