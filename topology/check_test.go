@@ -39,10 +39,10 @@ func checkBounds(t testing.TB, p Picture, shapes []Shape) {
 	}
 }
 
-// No card and no bar covers another one.
+// No card and no bar covers another one, and no NUMA node's frame another's.
 func checkCards(t testing.TB, p Picture) {
 	t.Helper()
-	var solid []Rect
+	var solid, frames []Rect
 	for _, s := range p.Shapes {
 		g, ok := s.(Group)
 		if !ok {
@@ -51,11 +51,19 @@ func checkCards(t testing.TB, p Picture) {
 		for _, s := range g.Shapes {
 			if r, ok := s.(Rect); ok && (strings.HasPrefix(r.Class, "card") || strings.HasPrefix(r.Class, "bar") || r.Class == "fabric") {
 				solid = append(solid, r)
+			} else if ok && r.Class == "frame" {
+				frames = append(frames, r)
 			}
 		}
 	}
-	for i, r := range solid {
-		for _, s := range solid[i+1:] {
+	checkApart(t, solid)
+	checkApart(t, frames)
+}
+
+func checkApart(t testing.TB, list []Rect) {
+	t.Helper()
+	for i, r := range list {
+		for _, s := range list[i+1:] {
 			if r.X < s.X+s.W && s.X < r.X+r.W && r.Y < s.Y+s.H && s.Y < r.Y+r.H {
 				t.Errorf("%+v and %+v overlap", r, s)
 			}

@@ -1,0 +1,70 @@
+package topology
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+func TestPack(t *testing.T) {
+	for name, c := range map[string]struct {
+		sizes []int
+		limit int
+		want  []int
+	}{
+		"nothing":                       {nil, 8, nil},
+		"all in one run":                {[]int{4, 4}, 8, []int{2}},
+		"as few runs as possible":       {[]int{4, 4, 2}, 8, []int{1, 3}},
+		"none above the limit":          {[]int{3, 3, 3}, 8, []int{2, 3}},
+		"as even as that allows":        {[]int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 8, []int{5, 10}},
+		"one above the limit is alone":  {[]int{2, 20, 2}, 8, []int{1, 2, 3}},
+		"nothing moves in front of any": {[]int{6, 6, 2}, 8, []int{1, 3}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(c.want, pack(c.sizes, c.limit)); diff != "" {
+				t.Errorf("ends (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestTree(t *testing.T) {
+	for name, c := range map[string]struct {
+		s    *gpu.Snapshot
+		want []joinedGPUs
+	}{
+		"no GPU":                             {&gpu.Snapshot{}, nil},
+		"one GPU":                            {lonely(1), []joinedGPUs{{"unknown", []int{0}}}},
+		"two GPUs of which nothing is known": {lonely(2), []joinedGPUs{{"unknown", []int{0, 1}}}},
+		"a path that is not transitive joins all": {notATree(), []joinedGPUs{{"PIX", []int{0, 1, 2}}, {"unknown", []int{0, 1, 2}}}},
+		"links of GPUs that are not there": {
+			&gpu.Snapshot{Devices: lonely(1).Devices, Links: []gpu.Link{{A: 0, B: 5, PCIe: gpu.PathSingleSwitch}, {A: 0, B: 0, NVLinks: 3}}},
+			[]joinedGPUs{{"unknown", []int{0}}},
+		},
+		"a lost GPU stays on its NUMA node": {
+			lose(machine(t, "pcie-quad"), 2, "lost"), []joinedGPUs{{"NODE", []int{0, 1}}, {"unknown", []int{2, 3}}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []joinedGPUs
+			for _, top := range sockets(c.s, linksOf(c.s)) {
+				top.walk(func(g *group) {
+					if len(g.children) > 0 {
+						got = append(got, joinedGPUs{g.path.String(), g.gpus})
+					}
+				})
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("groups (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// joinedGPUs is a group without its children.
+type joinedGPUs struct {
+	Path string
+	GPUs []int
+}

@@ -1,0 +1,54 @@
+package topology
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestClean(t *testing.T) {
+	for name, c := range map[string]struct{ in, want string }{
+		"a name":                        {"NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"},
+		"another script":                {"图形 карта", "图形 карта"},
+		"several lines":                 {" a\r\n\tb\x00c ", "a b c"},
+		"what turns the text around":    {"a\u202egnp.exe", "a\ufffdgnp.exe"},
+		"marks piled on a letter":       {"a\u0301\u0301", "a\ufffd\ufffd"},
+		"bytes that are no text":        {"a\xff\xfeb", "a\ufffdb"},
+		"signs that mean something XML": {`<&">'`, `<&">'`},
+		"too long":                      {strings.Repeat("x", 500), strings.Repeat("x", longest) + "…"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(c.want, clean(c.in)); diff != "" {
+				t.Errorf("text (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestWrap(t *testing.T) {
+	for name, c := range map[string]struct {
+		in   string
+		most int
+		want []string
+	}{
+		"nothing":                         {"", 2, nil},
+		"one line":                        {"H100 80GB", 2, []string{"H100 80GB"}},
+		"between words":                   {"H100 80GB HBM3", 2, []string{"H100 80GB", "HBM3"}},
+		"behind a hyphen":                 {"V100-SXM2-16GB", 2, []string{"V100-SXM2-", "16GB"}},
+		"in a word that is too long":      {"nvmlDeviceGetHandle", 3, []string{"nvmlDeviceG", "etHandle"}},
+		"no more lines than there may be": {"a lost GPU that says a lot of things", 2, []string{"a lost GPU", "that says a…"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := wrap(c.in, 75, 10, c.most)
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("lines (-want +got):\n%s", diff)
+			}
+			for _, line := range got {
+				if w := width(line, 10, plain); w > 75 {
+					t.Errorf("%q is %d wide", line, w)
+				}
+			}
+		})
+	}
+}
