@@ -93,8 +93,8 @@ func fabric128() *gpu.Snapshot {
 			Index: i, UUID: fmt.Sprintf("GPU-%d", i), Name: "NVIDIA L4", MemoryBytes: 24 << 30, NUMANode: i / 32,
 			PCIBusID: fmt.Sprintf("%04x:%02x:00.0", i/32, 0x10+i%32*4),
 		})
-		for j := range i {
-			s.Links = append(s.Links, gpu.Link{A: j, B: i, PCIe: distance(i, j)})
+		for j := i + 1; j < 128; j++ {
+			s.Links = append(s.Links, gpu.Link{A: i, B: j, PCIe: distance(i, j)})
 		}
 	}
 	return s
@@ -161,9 +161,9 @@ func bridges() *gpu.Snapshot {
 		s.Devices = append(s.Devices, gpu.Device{
 			Index: i, Name: "NVIDIA A40", UUID: fmt.Sprintf("GPU-%d", i), PCIBusID: fmt.Sprintf("0000:%02x:00.0", 16+i),
 		})
-		for j := range i {
-			l := gpu.Link{A: j, B: i, PCIe: gpu.PathHostBridge}
-			if j+5 == i || j%2 == 0 && j+1 == i {
+		for j := i + 1; j < 10; j++ {
+			l := gpu.Link{A: i, B: j, PCIe: gpu.PathHostBridge}
+			if i+5 == j || i%2 == 0 && i+1 == j {
 				l.NVLinks = 4
 			}
 			s.Links = append(s.Links, l)

@@ -20,19 +20,21 @@ type explainOptions struct {
 	size, runnersUp int
 	available, must []string
 	policy          string
+	weights         allocator.Weights
 	out             output
 }
 
 func (a *app) explainCommand() *cobra.Command {
-	o := explainOptions{runnersUp: 3, policy: string(allocator.Topology)}
+	o := explainOptions{runnersUp: 3}
 	cmd := &cobra.Command{
 		Use:   "explain --size N",
 		Short: "Show which GPUs a request would get, and why",
 		Long: `Prints the whole GPUs that are best for a request of --size GPUs, their score, the pairs that it is made of, what would
 be left for the next requests, and the sets that come next.
 
-A GPU is named by its index or UUID. By default all are available that can be used and are not in MIG mode. On whole
-GPUs the policies spread and pack are the same as topology.`,
+A GPU is named by its index or UUID. By default all are available that can be used and are not in MIG mode. What links
+are worth, and the policy, come from the configuration file (allocation) as for serve. On whole GPUs the policies spread
+and pack are the same as topology.`,
 		Example: `  gpu-cdi-plugin topology explain --size 4
   gpu-cdi-plugin topology explain --size 2 --available 0,1,4,5 --must 1
   gpu-cdi-plugin topology explain --size 2 --policy numa -o json | jq '.chosen.score'`,
@@ -40,13 +42,20 @@ GPUs the policies spread and pack are the same as topology.`,
 			exit.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return a.explain(cmd.Context(), &o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.weights = a.plugin.Allocation.Weights
+			if !cmd.Flags().Changed("policy") {
+				o.policy = string(a.plugin.Allocation.Policy)
+			}
+			return a.explain(cmd.Context(), &o)
+		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&o.size, "size", 0, "how many GPUs are asked for, as a `number`")
 	f.StringSliceVar(&o.available, "available", nil, "`GPUs` to choose from, by index or UUID (default: all that can be given)")
 	f.StringSliceVar(&o.must, "must", nil, "`GPUs` that must be among the chosen")
-	f.Var(&choice{&o.policy, allocator.Policies()}, "policy", "`policy` to choose by: "+strings.Join(allocator.Policies(), ", "))
+	f.Var(&choice{&o.policy, allocator.Policies()}, "policy", "`policy` to choose by: "+strings.Join(allocator.Policies(), ", ")+
+		" (default: allocation.policy of the configuration)")
 	f.IntVar(&o.runnersUp, "runners-up", o.runnersUp, "how many of the next best sets to show, as a `number`")
 	_ = cmd.MarkFlagRequired("size")
 	completeChoices(cmd, f, "policy")
@@ -131,8 +140,7 @@ func explanationOf(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
 			r.Available = append(r.Available, d.UUID)
 		}
 	}
-	weights := allocator.DefaultWeights()
-	node, err := allocator.NewNode(s, weights)
+	node, err := allocator.NewNode(s, o.weights)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +148,7 @@ func explanationOf(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
 	if err != nil {
 		return nil, requestError(s, err)
 	}
-	return newExplanation(s, node, weights, o, r, choices)
+	return newExplanation(s, node, o, r, choices)
 }
 
 // given are the GPUs that are given out whole.

@@ -51,22 +51,24 @@ type scoredLink struct {
 
 // objectives are the policies in words, shorter than the allocator's formulas.
 var objectives = map[allocator.Policy]string{
-	allocator.Topology:  "the highest score, then the highest score of what is left",
+	allocator.Topology:  topologyObjective,
 	allocator.Partition: "the best set of the best division of all available GPUs into sets of this size",
-	allocator.NUMA:      "the fewest NUMA nodes, then the highest score, then the highest score of what is left",
-	allocator.Spread:    "on whole GPUs as topology: the highest score, then the highest score of what is left",
-	allocator.Pack:      "on whole GPUs as topology: the highest score, then the highest score of what is left",
+	allocator.NUMA:      "the fewest NUMA nodes, then " + topologyObjective,
+	allocator.Spread:    "the same as topology, on whole GPUs: " + topologyObjective,
+	allocator.Pack:      "the same as topology, on whole GPUs: " + topologyObjective,
 }
 
+const topologyObjective = "the highest score, then the best sets of 2, 4 and 8 in what is left (up to 16 GPUs), then its score"
+
 func newExplanation(
-	s *gpu.Snapshot, n *allocator.Node, w allocator.Weights, o *explainOptions, r allocator.Request, found []allocator.Choice,
+	s *gpu.Snapshot, n *allocator.Node, o *explainOptions, r allocator.Request, found []allocator.Choice,
 ) (*explanation, error) {
 	e := &explanation{
 		Policy: o.policy, Objective: objectives[allocator.Policy(o.policy)], Size: o.size,
-		Available: namedOf(s, r.Available), Must: namedOf(s, r.Must), RunnersUp: []chosenSet{}, weights: w,
+		Available: namedOf(s, r.Available), Must: namedOf(s, r.Must), RunnersUp: []chosenSet{}, weights: o.weights,
 	}
 	for i, c := range found {
-		set, err := setOf(s, n, w, r.Available, c)
+		set, err := setOf(s, n, o.weights, r.Available, c)
 		if err != nil {
 			return nil, fmt.Errorf("score what is left: %w", err)
 		}
@@ -139,13 +141,13 @@ func numaNodes(nodes []int) string {
 }
 
 func (e *explanation) policyText() string {
-	return fmt.Sprintf("The policy %s looks for %s.", e.Policy, e.Objective)
+	return fmt.Sprintf("Policy %s: %s.", e.Policy, e.Objective)
 }
 
 func (e *explanation) exactText() string {
 	switch {
 	case e.Chosen.Exact:
-		return "The answer is exact: no other set is better by that."
+		return "The answer is exact: no other set is better by this policy."
 	case e.Chosen.Bound == 0:
 		return "No other set scores more, but the rest of the policy was not compared for all sets."
 	default:

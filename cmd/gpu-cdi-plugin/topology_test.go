@@ -52,8 +52,8 @@ func twoIslands() *gpu.Snapshot {
 	s := &gpu.Snapshot{}
 	for i := range 8 {
 		s.Devices = append(s.Devices, gpu.Device{Index: i, UUID: fmt.Sprintf("GPU-%d", i), NUMANode: i / 4})
-		for j := range i {
-			l := gpu.Link{A: j, B: i, PCIe: gpu.PathSystem}
+		for j := i + 1; j < 8; j++ {
+			l := gpu.Link{A: i, B: j, PCIe: gpu.PathSystem}
 			if i/4 == j/4 {
 				l.PCIe, l.NVLinks = gpu.PathNode, 4
 			}
@@ -67,7 +67,9 @@ func TestExplanationAddsUp(t *testing.T) {
 	for _, policy := range allocator.Policies() {
 		for size := 1; size <= 8; size++ {
 			t.Run(fmt.Sprintf("%s %d", policy, size), func(t *testing.T) {
-				e, err := explanationOf(twoIslands(), &explainOptions{size: size, runnersUp: 3, policy: policy})
+				e, err := explanationOf(twoIslands(), &explainOptions{
+					size: size, runnersUp: 3, policy: policy, weights: allocator.DefaultWeights(),
+				})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -108,11 +110,11 @@ func TestExplanationOfWhatCannotBe(t *testing.T) {
 		},
 		"must be, but is not available": {
 			explainOptions{size: 1, available: []string{"GPU-1"}, must: []string{"2"}},
-			"not available: GPU2",
+			`not available: "GPU2"`,
 			"what is in --must has to be in --available too; GPUs in MIG mode are not, unless named",
 		},
 		"twice, by index and UUID": {
-			explainOptions{size: 1, available: []string{"1", "gpu-1"}}, "there twice: GPU1", "name each GPU once",
+			explainOptions{size: 1, available: []string{"1", "gpu-1"}}, `there twice: "GPU1"`, "name each GPU once",
 		},
 		"no GPU": {
 			explainOptions{size: 1, must: []string{"9"}},
@@ -128,7 +130,7 @@ func TestExplanationOfWhatCannotBe(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := twoIslands()
 			s.Devices[7].Error = "GPU is lost"
-			c.options.policy = "topology"
+			c.options.policy, c.options.weights = "topology", allocator.DefaultWeights()
 			_, err := explanationOf(s, &c.options)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("error %v, want one with %q", err, c.want)
