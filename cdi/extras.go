@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,6 +36,49 @@ const (
 func (e Extra) Kind(gpus string) string {
 	vendor, _ := parser.ParseQualifier(gpus)
 	return vendor + "/" + e.row().class
+}
+
+// Extras lists the extras.
+func Extras() []Extra {
+	var list []Extra
+	for i := range extraTable {
+		list = append(list, extraTable[i].extra)
+	}
+	return list
+}
+
+// Wrote reports whether a spec is one that GenerateExtra makes of this extra, on whatever node. One that somebody else
+// wrote has other devices, nodes, variables or hooks.
+func (e Extra) Wrote(spec *specs.Spec) bool {
+	f := &ExtraFiles{Extra: e}
+	for i := range spec.Devices {
+		edits := &spec.Devices[i].ContainerEdits
+		for _, n := range edits.DeviceNodes {
+			if !e.row().hasNode(n.Path) {
+				return false
+			}
+			f.Nodes = append(f.Nodes, Node{Path: n.Path, HostPath: cmp.Or(n.HostPath, n.Path), Capabilities: All})
+		}
+		for _, m := range edits.Mounts {
+			f.Files = append(f.Files, File{Path: m.ContainerPath, HostPath: m.HostPath})
+		}
+	}
+	own, err := GenerateExtra(f, spec.Kind)
+	return err == nil && len(Diff(spec, own)) == 0
+}
+
+// hasNode reports whether the node could be one of the extra's.
+func (r *extraRow) hasNode(node string) bool {
+	name := strings.TrimPrefix(node, "/dev/")
+	if slices.Contains(r.nodes, name) {
+		return true
+	}
+	prefix := r.numbered
+	if r.extra == IMEX {
+		prefix = imexChannel
+	}
+	number, ok := strings.CutPrefix(name, prefix)
+	return ok && prefix != "" && isNumbers(number)
 }
 
 func (e Extra) row() *extraRow {

@@ -153,3 +153,21 @@ func TestExtraOfNoKind(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+func TestASpecOfAnExtraIsKnownAgain(t *testing.T) {
+	for _, e := range Extras() {
+		spec, err := ReadFile(filepath.Join("..", "specs", "extras", string(e)+".json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, other := range Extras() {
+			if got := other.Wrote(spec); got != (other == e) {
+				t.Errorf("the spec of %s is taken for one of %s: %t", e, other, got)
+			}
+		}
+		spec.ContainerEdits.Env = []string{"NVIDIA_VISIBLE_DEVICES=void"}
+		if e.Wrote(spec) {
+			t.Errorf("somebody else's spec of %s is taken for ours", e)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -44,6 +45,41 @@ func newExtraFiles(o *Options) []*extraFile {
 		list = append(list, &extraFile{Extra: e, file: &specFile{path: path, dirs: o.Dirs, kind: kind, log: o.Log}})
 	}
 	return list
+}
+
+// removeUnwanted removes the specs of extras that are configured no longer. They have the name, the kind and the form of
+// those that are written here, and nobody else keeps them.
+func (i *Inventory) removeUnwanted() {
+	if i.opts.Path == "" {
+		return
+	}
+	for _, e := range cdi.Extras() {
+		kind := e.Kind(i.opts.Spec.Kind)
+		path := filepath.Join(filepath.Dir(i.opts.Path), cdi.FileName(kind))
+		if i.keeps(path) {
+			continue
+		}
+		f := &specFile{path: path, kind: kind, log: i.log}
+		if err := f.removeOwn(e); err != nil {
+			i.log.Warn("the spec of an extra that is configured no longer stays", "error", err)
+		}
+	}
+}
+
+// removeOwn removes the file if it is one of ours that nobody keeps.
+func (f *specFile) removeOwn(e cdi.Extra) error {
+	if spec, err := cdi.ReadFile(f.path); err != nil || spec.Kind != f.kind || !e.Wrote(spec) {
+		return nil //nolint:nilerr // it is not there, or somebody else's
+	}
+	err := f.acquire()
+	if exit.CodeOf(err) == exit.Locked {
+		return nil
+	}
+	if err == nil {
+		err = os.Remove(f.path)
+		f.log.Info("CDI spec removed, since the extra is configured no longer", "path", f.path)
+	}
+	return errors.Join(err, f.release())
 }
 
 // split takes the names of the extra's devices out of the list.
