@@ -5,6 +5,7 @@
 #include "mps_devices.h"
 
 #include <poll.h>
+#include <signal.h>
 
 enum { WITHOUT_MPS = 3 };
 
@@ -78,6 +79,13 @@ static int use(int fd, long seconds)
     return stay(fd, seconds) ? 0 : failed(MPS_RPC_FAILURE, "the MPS server is gone");
 }
 
+// The first process of a container ends at a signal only if it says so.
+static void terminated(int sig)
+{
+    (void)sig;
+    _exit(0);
+}
+
 static int usage(void)
 {
     puts("cuda-mps-client [SECONDS]\n\n"
@@ -94,6 +102,7 @@ int main(int argc, char **argv)
     long seconds = argc > 1 ? strtol(argv[1], &end, 10) : 0;
     if (argc > 2 || seconds < 0 || seconds > 86400 || (end != NULL && (end == argv[1] || *end != '\0')))
         return usage();
+    signal(SIGTERM, terminated);
     int fd = mps_connect("control");
     if (fd < 0) {
         fprintf(stderr, "without MPS: %s/control: %s\n", mps_pipe_directory(), strerror(errno));

@@ -105,6 +105,7 @@ _Noreturn static void exec_server(uid_t uid)
     setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limits, 1);
     if (uid == getuid() || setuid(uid) == 0)
         execlp("nvidia-cuda-mps-server", "nvidia-cuda-mps-server", (char *)NULL);
+    say("Cannot run nvidia-cuda-mps-server for user %u: %s", uid, strerror(errno));
     _exit(1);
 }
 

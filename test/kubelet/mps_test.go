@@ -1,0 +1,160 @@
+package kubelet
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/sim/simtest"
+)
+
+// byMPS shares the first GPU, and plain the same node without.
+const (
+	byMPS = `
+mps: true
+sharing: {mps: {rename-by-default: true, resources: [{name: nvidia.com/gpu, devices: [0], replicas: 2}]}}
+`
+	plain     = "{}"
+	mpsClient = simDir + "/cuda-mps-client"
+)
+
+// TestGPUsSharedByMPS has two pods of clients of one GPU's MPS daemon, beside pods that have a GPU for themselves. The
+// clients go on while the plugin is killed and started, and the pods see their limits from inside.
+func TestGPUsSharedByMPS(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	gpus := simtest.Node(t, "pcie-quad")
+	// As on every host, all users can run the driver's programs.
+	if err := os.Chmod(filepath.Dir(filepath.Dir(gpus.Root())), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f := setUpOn(t, gpus, configIn(t, file, byMPS))
+	all, name := f.uuids(t), gpuName+".shared"
+	f.awaitDevices(t, name, []string{all[0] + "::0", all[0] + "::1"})
+	f.awaitDevices(t, gpuName, all[1:])
+
+	a, b, alone := pod("a", name, 1), pod("b", name, 1), pod("alone", gpuName, 1)
+	a.Command, b.Command = []string{mpsClient, "3600"}, []string{mpsClient, "3600"}
+	sa, sb, single := f.launch(t, a), f.launch(t, b), f.launch(t, alone)
+	disjoint(t, f.check(t, a, sa), f.check(t, b, sb), f.check(t, alone, single))
+	server := f.clients(t, sa, 2)
+
+	t.Run("the pods see their limits", func(t *testing.T) {
+		memory := f.snapshot(t).Devices[0].MemoryBytes >> 20 / 2
+		for _, s := range []PodStatus{sa, sb} {
+			got := f.mps(t, s, "get_default_device_pinned_mem_limit 0", "get_default_active_thread_percentage")
+			if want := fmt.Sprintf("%dG 50.0", memory/1024); got != want {
+				t.Errorf("pod %s has the limits %q, want %q", s.Name, got, want)
+			}
+			want := fmt.Sprintf("server=%s active_thread_percentage=50.0\ndevice=0 uuid=%s pinned_mem_limit=%d\n", server, all[0], memory<<20)
+			if diff := cmp.Diff(want, f.inPod(t, s, mpsClient)); diff != "" {
+				t.Errorf("a client in pod %s (-want +got):\n%s", s.Name, diff)
+			}
+		}
+	})
+	t.Run("a GPU that is not shared is exclusive", func(t *testing.T) {
+		res, err := f.Exec(t.Context(), single.Container, mpsClient)
+		if err != nil || res.Code != 3 || !strings.Contains(res.Stderr, "without MPS") {
+			t.Errorf("a client in a pod with a whole GPU: %v, %v", res, err)
+		}
+	})
+	t.Run("more than one replica is refused", func(t *testing.T) { f.refused(t, pod("two", name, 2)) })
+	t.Run("clients go on without the plugin", func(t *testing.T) {
+		ids := f.check(t, a, sa)
+		f.killPlugin(t)
+		f.awaitDevices(t, name, nil)
+		if now := f.clients(t, sa, 2); now != server {
+			t.Errorf("the server was %s and is %s", server, now)
+		}
+		f.plugin = f.serve(t, "--config="+file)
+		f.awaitDevices(t, name, []string{all[0] + "::0", all[0] + "::1"})
+		f.checkSteady(t, a, sa, ids)
+		if err := f.Remove(t.Context(), b.Name); err != nil {
+			t.Fatal(err)
+		}
+		fresh := pod("fresh", name, 1)
+		fresh.Command = a.Command
+		disjoint(t, ids, f.check(t, fresh, f.launch(t, fresh)))
+		if now := f.clients(t, sa, 2); now != server {
+			t.Errorf("the server was %s and is %s", server, now)
+		}
+		if err := f.Remove(t.Context(), fresh.Name); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("clients of a user who is not root", func(t *testing.T) {
+		if err := f.Remove(t.Context(), a.Name); err != nil {
+			t.Fatal(err)
+		}
+		p := pod("user", name, 1)
+		p.User, p.Command = 1000, a.Command
+		if now := f.clients(t, f.launch(t, p), 1); now == server {
+			t.Error("the server of root has a client of another user")
+		}
+		if err := f.Remove(t.Context(), p.Name); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("without a rule the daemon ends", func(t *testing.T) {
+		configIn(t, file, plain)
+		f.reconcile(t)
+		f.awaitDevices(t, gpuName, all)
+		pid := filepath.Join(f.Host("/run/gpu-cdi-plugin/mps"), all[0], "pipe/nvidia-cuda-mps-control.pid")
+		err := wait(t.Context(), 30*time.Second, "the daemon ends", func() error {
+			if _, err := os.Stat(pid); !errors.Is(err, fs.ErrNotExist) {
+				return errors.Join(err, errors.New(pid+" is there"))
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// configIn writes a configuration file and returns the flag that names it.
+func configIn(t *testing.T, file, content string) string {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return "--config=" + file
+}
+
+// mps gives the MPS daemon commands from inside a pod and returns the answers, separated by spaces.
+func (f *fixture) mps(t *testing.T, s PodStatus, commands ...string) string {
+	t.Helper()
+	const script = `printf '%s\n' "$@" | nvidia-cuda-mps-control`
+	args := append([]string{"sh", "-c", script, "sh"}, commands...)
+	return strings.Join(strings.Fields(f.inPod(t, s, args...)), " ")
+}
+
+var number = regexp.MustCompile(`^[0-9]+$`)
+
+// clients waits until the one server of a pod's MPS daemon has so many clients, and returns its process number.
+func (f *fixture) clients(t *testing.T, s PodStatus, want int) (server string) {
+	t.Helper()
+	err := wait(t.Context(), 20*time.Second, fmt.Sprintf("there are %d clients of one server", want), func() error {
+		server = f.mps(t, s, "get_server_list")
+		if !number.MatchString(server) {
+			return fmt.Errorf("servers: %q", server)
+		}
+		pids := strings.Fields(f.mps(t, s, "get_client_list "+server))
+		if len(pids) != want || !slices.ContainsFunc(pids, number.MatchString) {
+			return fmt.Errorf("clients: %q", pids)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return server
+}
