@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"encoding/json"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -9,10 +10,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/plugin"
 	"gpu-cdi-plugin/sim/simtest"
 )
 
-// TestDevicesOfTwoResources gives pods devices of two resources. Both are in the container.
+// TestDevicesOfTwoResources gives pods devices of two resources. Both are in the container, and both are
+// described.
 func TestDevicesOfTwoResources(t *testing.T) {
 	const small, large, shared = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb", gpuName + ".shared"
 	for name, test := range map[string]struct {
@@ -39,8 +42,37 @@ sharing: {time-slicing: {rename-by-default: true, resources: [{name: nvidia.com/
 			}
 			s := f.launch(t, p)
 			f.check(t, p, s)
+			pods, err := f.Assigned(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(pods[p.Name], f.described(t, s, pods[p.Name])); diff != "" {
+				t.Errorf("the devices that the container is told of (-given +told):\n%s", diff)
+			}
 		})
 	}
+}
+
+// described are the devices that the descriptors in a container speak of, which are there for these resources only.
+func (f *fixture) described(t *testing.T, s PodStatus, resources Devices) Devices {
+	t.Helper()
+	told, files := Devices{}, []string{}
+	for name := range resources {
+		file := strings.ReplaceAll(name, "/", "_") + ".json"
+		var a plugin.Allocation
+		if err := json.Unmarshal([]byte(f.inPod(t, s, "cat", "/run/gpu/allocations/"+file)), &a); err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range a.Devices {
+			told[a.Resource] = append(told[a.Resource], d.ID)
+		}
+		files = append(files, file)
+	}
+	slices.Sort(files)
+	if diff := cmp.Diff(files, strings.Fields(f.inPod(t, s, "ls", "/run/gpu/allocations"))); diff != "" {
+		t.Errorf("descriptors in the container (-want +got):\n%s", diff)
+	}
+	return told
 }
 
 // TestExtras gives pods what the node has besides its GPUs, of what is configured.
