@@ -13,19 +13,19 @@ const mpsExec = "mps-exec"
 func mpsExecCommand() *cobra.Command {
 	var e mps.Entry
 	cmd := &cobra.Command{
-		Use:    mpsExec + " DIR PROGRAM",
+		Use:    mpsExec + " DIR PROGRAM [NAME=VALUE]...",
 		Hidden: true,
 		Short:  "Become the MPS control program of a GPU (serve does this)",
-		Long: `Is run by serve, in a mount namespace of its own and with the environment of the MPS control program. It mounts the
-GPU's directories so that no link in them is followed, and becomes PROGRAM: the control daemon with --start, and
-otherwise the program that gives it commands.`,
+		Long: `Is run by serve in a mount namespace of its own. It mounts the GPU's directories so that no link in them is followed,
+and becomes PROGRAM with those variables: the control daemon with --start, and otherwise the program that gives it
+commands.`,
 		Example: `  gpu-cdi-plugin mps-exec --start --driver 580.126.09 -- /run/gpu-cdi-plugin/mps/GPU-... \
-    /usr/bin/nvidia-cuda-mps-control`,
+    /usr/bin/nvidia-cuda-mps-control CUDA_VISIBLE_DEVICES=GPU-...`,
 		Annotations:       statuses(exit.Failure, exit.Usage),
-		Args:              cobra.ExactArgs(2),
+		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(_ *cobra.Command, args []string) error {
-			e.Own, e.Program = args[0], args[1]
+			e.Own, e.Program, e.Env = args[0], args[1], args[2:]
 			return mps.Enter(e)
 		},
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
@@ -71,25 +70,25 @@ func (s *service) mpsProgram(h host.Host) (mps.Program, error) {
 	if at < 0 {
 		return mps.Program{}, exit.With(exit.NoDriver, hintNoMPS, fmt.Errorf("the driver under %s has no %s", h.DriverRoot(), mpsControl))
 	}
-	path := driver.Files[at].HostPath
-	return mps.Program{Path: path, Env: mpsEnvironment(h, driver, path), Driver: driver.Version}, nil
+	p := mps.Program{Path: driver.Files[at].HostPath, Driver: driver.Version}
+	p.SearchPath = []string{filepath.Dir(p.Path)}
+	for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
+		p.SearchPath = append(p.SearchPath, h.Driver(dir))
+	}
+	if h.DriverRoot() != "/" {
+		p.Libraries = librariesByName(driver)
+	}
+	return p, nil
 }
 
-// mpsEnvironment is where the program looks for its server and, under another root than the host's, for libraries.
-func mpsEnvironment(h host.Host, driver *cdi.Driver, program string) []string {
-	path := []string{filepath.Dir(program)}
-	for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
-		path = append(path, h.Driver(dir))
-	}
-	env := []string{"PATH=" + strings.Join(path, ":")}
-	if h.DriverRoot() == "/" {
-		return env
-	}
-	var libraries []string
+// librariesByName are the driver's libraries by the names that programs ask for.
+func librariesByName(driver *cdi.Driver) map[string]string {
+	byName := map[string]string{}
 	for _, l := range driver.Libraries {
-		if dir := filepath.Dir(l.HostPath); !slices.Contains(libraries, dir) {
-			libraries = append(libraries, dir)
+		byName[filepath.Base(l.Path)] = l.HostPath
+		if l.SONAME != "" {
+			byName[l.SONAME] = l.HostPath
 		}
 	}
-	return append(env, "LD_LIBRARY_PATH="+strings.Join(libraries, ":"))
+	return byName
 }

@@ -17,7 +17,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/internal/testenv"
-	"gpu-cdi-plugin/plugin"
 	"gpu-cdi-plugin/plugin/plugintest"
 )
 
@@ -94,8 +93,8 @@ func (s *served) client(answer *v1beta1.ContainerAllocateResponse, seconds int) 
 	s.t.Helper()
 	script := "set -e\n"
 	for _, m := range answer.GetMounts() {
-		if m.GetContainerPath() == plugin.AllocationPath {
-			continue
+		if info, err := os.Stat(m.GetHostPath()); err != nil || !info.IsDir() {
+			continue // the descriptor
 		}
 		script += fmt.Sprintf("mkdir -p %[2]s; mount --bind %[1]s %[2]s\n", m.GetHostPath(), m.GetContainerPath())
 		if m.GetReadOnly() {
@@ -136,7 +135,7 @@ func TestServeSharesByMPS(t *testing.T) {
 		t.Errorf("the GPU's compute mode is %q, want exclusive", mode)
 	}
 	for _, m := range answer.GetMounts() {
-		if m.GetContainerPath() == plugin.AllocationPath {
+		if strings.HasSuffix(m.GetContainerPath(), ".json") {
 			text, err := os.ReadFile(m.GetHostPath())
 			mustDo(t, err)
 			if want := fmt.Sprintf("\"memoryLimitBytes\": %d,\n        \"activeThreadPercentage\": 25", memory); !strings.Contains(string(text), want) {
@@ -175,6 +174,7 @@ func TestServeSharesByMPS(t *testing.T) {
 	s.configure(fmt.Sprintf(byMPS, 8))
 	s.signal(syscall.SIGHUP)
 	e = s.listed(sharedResource, 8, 0)
+	s.wantClient(s.allocated(e, uuid+"::7"), "active_thread_percentage=12.0", fmt.Sprintf("pinned_mem_limit=%d", s.node.Machine().GPUs[1].MemoryBytes>>20/8<<20))
 	if now := s.daemon(uuid); now != second {
 		t.Errorf("with other limits the daemon is %d, want %d", now, second)
 	}

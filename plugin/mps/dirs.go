@@ -27,6 +27,9 @@ func dirsIn(own string) Dirs {
 	}
 }
 
+// librariesName is a directory beside those of the GPUs with links to the driver's libraries.
+const librariesName = "lib"
+
 // The names in a GPU's directory. Clients see the first three.
 const (
 	pipeName   = "pipe"

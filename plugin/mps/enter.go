@@ -11,15 +11,17 @@ import (
 )
 
 // Entry is what a process does that becomes a control daemon, or a program that asks one. It was started in a mount
-// namespace of its own, with the environment that the program is to have.
+// namespace of its own.
 type Entry struct {
 	// Own is the GPU's directory.
 	Own string
 	// Start tells that it is the daemon, of a driver of that version.
 	Start  bool
 	Driver string
-	// Program is nvidia-cuda-mps-control.
+	// Program is nvidia-cuda-mps-control, and Env its environment. It is not that of the process, which may be linked to
+	// other libraries.
 	Program string
+	Env     []string
 }
 
 // Enter changes what the process sees of the GPU's directories and becomes the program. It returns only with an error.
@@ -50,7 +52,7 @@ func Enter(e Entry) error {
 		}
 		defer release()
 	}
-	return fmt.Errorf("run %s: %w", e.Program, unix.Exec(e.Program, args, os.Environ()))
+	return fmt.Errorf("run %s: %w", e.Program, unix.Exec(e.Program, args, e.Env))
 }
 
 func openDir(at int, name string) (*os.File, error) {

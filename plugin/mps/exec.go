@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -21,9 +22,11 @@ import (
 type Program struct {
 	// Path is on the host, without links.
 	Path string
-	// Env is what it needs besides what says which GPU it is for: PATH, where it looks for its server, and
-	// LD_LIBRARY_PATH.
-	Env []string
+	// SearchPath is where it looks for its server.
+	SearchPath []string
+	// Libraries are the driver's libraries by the names that they are asked for, where the loader does not find them. It is
+	// given these alone and not their directories, which may hold another C library than the host's.
+	Libraries map[string]string
 	// Driver is the version of the driver that it is of.
 	Driver string
 }
@@ -45,6 +48,21 @@ func (p Program) check() error {
 	return nil
 }
 
+// environment is that of the program when it works for a GPU.
+func (p Program) environment(own string) []string {
+	dirs := dirsIn(own)
+	env := []string{
+		"CUDA_VISIBLE_DEVICES=" + filepath.Base(own),
+		"CUDA_MPS_PIPE_DIRECTORY=" + dirs.Pipe,
+		"CUDA_MPS_LOG_DIRECTORY=" + dirs.Log,
+		"PATH=" + strings.Join(p.SearchPath, ":"),
+	}
+	if len(p.Libraries) > 0 {
+		env = append(env, "LD_LIBRARY_PATH="+filepath.Join(filepath.Dir(own), librariesName))
+	}
+	return env
+}
+
 // Helper is how this program is run to become another. Enter is called with what follows Args on its command line.
 type Helper struct {
 	// Path is the program, such as /proc/self/exe, and Args its name and first arguments.
@@ -54,13 +72,8 @@ type Helper struct {
 
 // dress makes cmd this program, about to become nvidia-cuda-mps-control for a GPU.
 func (h Helper) dress(cmd *exec.Cmd, own string, p Program, options ...string) *exec.Cmd {
-	cmd.Args = append(append(append([]string{}, h.Args...), options...), "--", own, p.Path)
-	dirs := dirsIn(own)
-	cmd.Env = append([]string{
-		"CUDA_VISIBLE_DEVICES=" + filepath.Base(own),
-		"CUDA_MPS_PIPE_DIRECTORY=" + dirs.Pipe,
-		"CUDA_MPS_LOG_DIRECTORY=" + dirs.Log,
-	}, p.Env...)
+	cmd.Args = slices.Concat(h.Args, options, []string{"--", own, p.Path}, p.environment(own))
+	cmd.Env = []string{}
 	// The namespace is private: nothing that is mounted in it is seen elsewhere.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Unshareflags: unix.CLONE_NEWNS}
 	return cmd

@@ -44,6 +44,8 @@ type Keeper struct {
 	opts Options
 	wake chan struct{}
 
+	linking sync.Mutex
+
 	mu      sync.Mutex
 	want    map[string]Want
 	minders map[string]*minder
@@ -181,4 +183,11 @@ func (k *Keeper) control(ctx context.Context, own string) (*control, error) {
 		k.mu.Unlock()
 	}
 	return &control{helper: k.opts.Helper, own: own, program: p, deadline: k.opts.Deadline}, nil
+}
+
+// linkLibraries is linkLibraries for one minder at a time.
+func (k *Keeper) linkLibraries(libraries map[string]string) error {
+	k.linking.Lock()
+	defer k.linking.Unlock()
+	return linkLibraries(k.opts.Dir, libraries)
 }

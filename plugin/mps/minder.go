@@ -20,9 +20,10 @@ const notYet = "its MPS control daemon is being started"
 
 // A daemon that has just been started is asked often, and may take so long to answer.
 const (
-	firstLook   = 20 * time.Millisecond
-	lastLook    = time.Second
-	startWithin = 15 * time.Second
+	firstLook = 20 * time.Millisecond
+	lastLook  = time.Second
+	// startWithin is how many times as long as for an answer it may take until the first one.
+	startWithin = 3
 )
 
 // minder looks after the daemon of one GPU.
@@ -173,12 +174,15 @@ func (m *minder) look(ctx context.Context, want *Want) (seen, error) {
 	switch {
 	case s.answers:
 		m.silent = 0
-	case time.Since(m.since) > startWithin:
+	case !m.isNew():
 		m.silent++
 	}
 	s.silent, s.serving = m.silent, m.proc.serving()
 	return s, err
 }
+
+// isNew reports whether the daemon may not be able to answer yet.
+func (m *minder) isNew() bool { return time.Since(m.since) < startWithin*m.keeper.opts.Deadline }
 
 // question asks the daemon what has to be known of it.
 func (m *minder) question(ctx context.Context, want *Want, s *seen) error {
@@ -204,7 +208,7 @@ func (m *minder) question(ctx context.Context, want *Want, s *seen) error {
 func (m *minder) judge(want *Want, s seen, err error) {
 	switch {
 	case want == nil || !s.runs:
-	case err != nil && m.reasonIs(notYet) && time.Since(m.since) < startWithin:
+	case err != nil && m.reasonIs(notYet) && m.isNew():
 	case err != nil:
 		m.trouble("its MPS control daemon does not answer", err)
 	case s.limited && m.exclusive:
@@ -275,6 +279,9 @@ func (m *minder) tryStart(ctx context.Context) error {
 		return err
 	}
 	if err := prepare(m.keeper.opts.Dir, m.uuid); err != nil {
+		return err
+	}
+	if err := m.keeper.linkLibraries(c.program.Libraries); err != nil {
 		return err
 	}
 	if err := m.makeExclusive(ctx); err != nil {

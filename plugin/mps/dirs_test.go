@@ -1,0 +1,177 @@
+package mps
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+const testGPU = "GPU-00000000-0000-0000-0000-000000000001"
+
+// shortDir is a directory in which sockets have short paths, as those of tests may not be.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "mps") //nolint:usetesting // see above
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+func TestPrepare(t *testing.T) {
+	for name, before := range map[string]func(t *testing.T, dir string){
+		"nothing is there": func(*testing.T, string) {},
+		"a container's runtime made the directories after a boot": func(t *testing.T, dir string) {
+			for _, name := range []string{pipeName, logName, shmName} {
+				must(t, os.MkdirAll(filepath.Join(dir, testGPU, name), 0o755))
+			}
+		},
+		"they have other modes and owners": func(t *testing.T, dir string) {
+			testenv.Root(t)
+			for _, name := range []string{pipeName, logName, shmName} {
+				must(t, os.MkdirAll(filepath.Join(dir, testGPU, name), 0o700))
+				must(t, os.Chown(filepath.Join(dir, testGPU, name), 1000, 1000))
+			}
+			must(t, os.Chmod(filepath.Join(dir, testGPU, pipeName), 0o777))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(shortDir(t), "mps")
+			before(t, dir)
+			for range 2 {
+				must(t, prepare(dir, testGPU))
+			}
+			got := map[string]fs.FileMode{}
+			for _, path := range []string{".", pipeName, logName, shmName} {
+				info, err := os.Lstat(filepath.Join(dir, testGPU, path))
+				must(t, err)
+				got[path] = info.Mode()
+				var st unix.Stat_t
+				must(t, unix.Lstat(filepath.Join(dir, testGPU, path), &st))
+				if int(st.Uid) != os.Getuid() {
+					t.Errorf("%s belongs to %d", path, st.Uid)
+				}
+			}
+			want := map[string]fs.FileMode{
+				".": fs.ModeDir | 0o755, pipeName: fs.ModeDir | 0o755, logName: fs.ModeDir | 0o755,
+				shmName: fs.ModeDir | fs.ModeSticky | 0o777,
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestPrepareFollowsNoLink(t *testing.T) {
+	for name, at := range map[string]string{"the GPU's": testGPU, "the pipe's": testGPU + "/" + pipeName} {
+		t.Run(name, func(t *testing.T) {
+			dir, elsewhere := shortDir(t), t.TempDir()
+			must(t, os.Chmod(elsewhere, 0o700))
+			must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, at)), 0o755))
+			must(t, os.Symlink(elsewhere, filepath.Join(dir, at)))
+			if err := prepare(dir, testGPU); !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) {
+				t.Errorf("error %v", err)
+			}
+			info, err := os.Stat(elsewhere)
+			must(t, err)
+			entries, err := os.ReadDir(elsewhere)
+			must(t, err)
+			if info.Mode().Perm() != 0o700 || len(entries) > 0 {
+				t.Errorf("the directory behind the link has mode %v and %d entries", info.Mode(), len(entries))
+			}
+		})
+	}
+}
+
+func TestPrepareRefuses(t *testing.T) {
+	dir := t.TempDir()
+	for _, uuid := range []string{"", ".", "GPU-", "GPU-../x", "MIG-1", "GPU-" + strings.Repeat("0", 60)} {
+		if err := prepare(dir, uuid); err == nil || !strings.Contains(err.Error(), "not the UUID of a GPU") {
+			t.Errorf("%q: %v", uuid, err)
+		}
+	}
+	err := prepare(filepath.Join(dir, strings.Repeat("x", 60)), testGPU)
+	if err == nil || !strings.Contains(err.Error(), "set a shorter runtime-dir") {
+		t.Errorf("a long path: %v", err)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) > 0 {
+		t.Errorf("%d entries were made", len(entries))
+	}
+}
+
+func TestLogsAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, logName), 0o755))
+	secret := filepath.Join(t.TempDir(), "secret")
+	large := make([]byte, maxLog+1)
+	for path, content := range map[string][]byte{
+		filepath.Join(dir, outputName): large, filepath.Join(dir, logName, "control.log"): []byte("small"), secret: large,
+	} {
+		must(t, os.WriteFile(path, content, 0o600))
+	}
+	must(t, os.Symlink(secret, filepath.Join(dir, logName, "server.log")))
+	boundLogs(dir)
+	for path, want := range map[string]int64{
+		filepath.Join(dir, outputName): 0, filepath.Join(dir, logName, "control.log"): 5, secret: maxLog + 1,
+	} {
+		info, err := os.Stat(path)
+		must(t, err)
+		if info.Size() != want {
+			t.Errorf("%s has %d bytes, want %d", path, info.Size(), want)
+		}
+	}
+}
+
+func TestLibrariesAreLinked(t *testing.T) {
+	dir := t.TempDir()
+	in := filepath.Join(dir, librariesName)
+	for _, libraries := range []map[string]string{
+		{"libcuda.so.1": "/d/libcuda.so.1", "libold.so": "/d/libold.so"},
+		{"libcuda.so.1": "/e/libcuda.so.1", "libnew.so": "/e/libnew.so"},
+		{"libcuda.so.1": "/e/libcuda.so.1", "libnew.so": "/e/libnew.so"},
+	} {
+		must(t, linkLibraries(dir, libraries))
+		got := map[string]string{}
+		entries, err := os.ReadDir(in)
+		must(t, err)
+		for _, e := range entries {
+			got[e.Name()], _ = os.Readlink(filepath.Join(in, e.Name()))
+		}
+		if diff := cmp.Diff(libraries, got); diff != "" {
+			t.Errorf("-want +got\n%s", diff)
+		}
+	}
+	if err := linkLibraries(dir, map[string]string{"../x": "/y"}); err == nil {
+		t.Error("a name with a slash is a library's")
+	}
+}
+
+func TestOnlyRootsProgramsAreRun(t *testing.T) {
+	testenv.Root(t)
+	path := filepath.Join(t.TempDir(), "control")
+	for name, c := range map[string]struct {
+		make func() error
+		want string
+	}{
+		"root's":              {func() error { return nil }, ""},
+		"the group can write": {func() error { return os.Chmod(path, 0o775) }, "others than root can write to it"},
+		"all can write":       {func() error { return os.Chmod(path, 0o757) }, "others than root can write to it"},
+		"somebody's":          {func() error { return os.Chown(path, 1000, 0) }, "it is not root's"},
+		"a link":              {func() error { return errors.Join(os.Remove(path), os.Symlink("/bin/true", path)) }, "not a regular file"},
+		"gone":                {func() error { return os.Remove(path) }, "no such file"},
+	} {
+		must(t, errors.Join(os.RemoveAll(path), os.WriteFile(path, nil, 0o755), c.make()))
+		err := Program{Path: path}.check()
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

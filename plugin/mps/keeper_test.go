@@ -1,0 +1,437 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
+)
+
+// helperName is the first argument of a test binary that is to become the control program.
+const helperName = "mps-exec"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == helperName {
+		fmt.Fprintln(os.Stderr, become(os.Args[2:]))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func become(args []string) error {
+	var e Entry
+	f := flag.NewFlagSet(helperName, flag.ContinueOnError)
+	f.BoolVar(&e.Start, "start", false, "")
+	f.StringVar(&e.Driver, "driver", "", "")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	e.Own, e.Program, e.Env = f.Arg(0), f.Arg(1), f.Args()[2:]
+	return Enter(e)
+}
+
+func testHelper() Helper {
+	return Helper{Path: "/proc/self/exe", Args: []string{"mps.test", helperName}}
+}
+
+// modes remember which GPUs are exclusive.
+type modes struct {
+	mu        sync.Mutex
+	exclusive map[string]bool
+	err       error
+}
+
+func (m *modes) SetExclusive(_ context.Context, uuid string, exclusive bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err == nil {
+		m.exclusive[uuid] = exclusive
+	}
+	return m.err
+}
+
+func (m *modes) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.err = err
+}
+
+func (m *modes) is(uuid string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.exclusive[uuid]
+}
+
+// kept is a keeper of a simulated node's daemons.
+type kept struct {
+	*Keeper
+	t       *testing.T
+	node    *sim.Node
+	modes   *modes
+	program Program
+	stop    func()
+}
+
+// gpu is the UUID of the node's nth.
+func (k *kept) gpu(n int) string { return k.node.Machine().GPUs[n].UUID }
+
+func (k *kept) own(n int) string { return filepath.Join(k.opts.Dir, k.gpu(n)) }
+
+var half = resource.MPSLimits{MemoryBytes: 1500 << 20, ThreadPercent: 50}
+
+// newKept makes a keeper that does not run yet.
+func newKept(t *testing.T) *kept {
+	t.Helper()
+	testenv.Root(t)
+	node := simtest.Node(t, "pcie-quad")
+	k := &kept{
+		t: t, node: node, modes: &modes{exclusive: map[string]bool{}}, stop: func() {},
+		program: Program{
+			Path: node.MPSControl(), SearchPath: []string{filepath.Dir(node.MPSControl())}, Driver: "1",
+			Libraries: map[string]string{"libnvidia-ml.so.1": node.Library()},
+		},
+	}
+	k.renew(shortDir(t))
+	t.Cleanup(func() {
+		k.stop()
+		for n := range node.Machine().GPUs {
+			if r, err := readRecord(k.own(n)); err == nil && r.holds() {
+				_ = unix.Kill(r.PID, unix.SIGKILL)
+			}
+		}
+	})
+	return k
+}
+
+// renew makes another keeper of the same directory.
+func (k *kept) renew(dir string) {
+	k.Keeper = New(Options{
+		Dir: dir, Helper: testHelper(), Modes: k.modes,
+		Program:  func(context.Context) (Program, error) { return k.program, nil },
+		Interval: 100 * time.Millisecond, Deadline: time.Second,
+		Log: slog.New(slog.NewTextHandler(k.t.Output(), nil)),
+	})
+}
+
+// start runs the keeper until the test ends, or stop.
+func (k *kept) start() {
+	ctx, cancel := context.WithCancel(k.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- k.Run(ctx) }()
+	k.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			k.t.Error(err)
+		}
+	})
+}
+
+func (k *kept) want(gpus ...int) {
+	var list []Want
+	for _, n := range gpus {
+		list = append(list, Want{UUID: k.gpu(n), Limits: half})
+	}
+	k.Want(list)
+}
+
+// ready waits until the GPU's daemon can be used, and returns its process.
+func (k *kept) ready(n int) int {
+	k.t.Helper()
+	eventually(k.t, "a daemon that can be used", func() bool { return k.Problem(k.gpu(n), half) == "" })
+	r, err := readRecord(k.own(n))
+	must(k.t, err)
+	return r.PID
+}
+
+// problem waits until the GPU's daemon cannot be used for a reason that says the text.
+func (k *kept) problem(n int, text string) {
+	k.t.Helper()
+	eventually(k.t, "the problem "+text, func() bool { return strings.Contains(k.Problem(k.gpu(n), half), text) })
+}
+
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for begin := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Since(begin) > 40*time.Second {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// What the containers of a GPU do to its pipe directory costs the host and other GPUs nothing, and does not last.
+func TestHostilePipeDirectory(t *testing.T) {
+	for name, attack := range map[string]func(t *testing.T, control, elsewhere string){
+		"a FIFO that nobody reads": func(t *testing.T, control, _ string) { must(t, unix.Mkfifo(control, 0o666)) },
+		"a link to a socket of the host's": func(t *testing.T, control, elsewhere string) {
+			listen(t, elsewhere, func(net.Conn) { t.Error("somebody followed the link") })
+			must(t, os.Symlink(elsewhere, control))
+		},
+		"a socket that never answers": func(t *testing.T, control, _ string) {
+			listen(t, control, func(c net.Conn) { _, _ = c.Read(make([]byte, 1)); time.Sleep(time.Minute) })
+		},
+		"a socket that answers without end": func(t *testing.T, control, _ string) {
+			listen(t, control, func(c net.Conn) {
+				for line := []byte("." + strings.Repeat("GPU\n", 1000)); ; {
+					if _, err := c.Write(line); err != nil {
+						return
+					}
+				}
+			})
+		},
+		"a directory": func(t *testing.T, control, _ string) { must(t, os.MkdirAll(control+"/a/b", 0o755)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKept(t)
+			k.start()
+			k.want(0, 1)
+			first, other := k.ready(0), k.ready(1)
+			control := filepath.Join(k.own(0), pipeName, "control")
+			must(t, os.Remove(control))
+			must(t, os.WriteFile(filepath.Join(k.own(0), pipeName, "nvidia-cuda-mps-control.pid"), []byte(strconv.Itoa(os.Getpid())), 0o644))
+			attack(t, control, filepath.Join(shortDir(t), "socket"))
+			k.problem(0, "does not answer")
+			if why := k.Problem(k.gpu(1), half); why != "" {
+				t.Errorf("the other GPU: %s", why)
+			}
+			if again := k.ready(0); again == first {
+				t.Error("the daemon that cannot be reached is used")
+			}
+			if k.ready(1) != other {
+				t.Error("the other GPU has another daemon")
+			}
+		})
+	}
+}
+
+// listen answers on a socket of the kind that the simulated program connects to.
+func listen(t *testing.T, path string, serve func(net.Conn)) {
+	t.Helper()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	must(t, err)
+	l.SetUnlinkOnClose(false)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go serve(c)
+		}
+	}()
+}
+
+// The daemon is root, and makes files in a directory that containers can write to.
+func TestNoLinkIsFollowedForTheDaemon(t *testing.T) {
+	k := newKept(t)
+	secret := filepath.Join(t.TempDir(), "secret")
+	must(t, os.WriteFile(secret, []byte("secret"), 0o644))
+	script := filepath.Join(t.TempDir(), "control")
+	must(t, os.WriteFile(script, []byte(`#!/bin/sh
+for dir in "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY" /dev/shm; do
+	ln -s `+secret+` "$dir/link" || exit 9
+	(echo spoilt > "$dir/link") 2>/dev/null && echo "followed in $dir"
+	mknod "$dir/null" c 1 3 || exit 9
+	(echo x > "$dir/null") 2>/dev/null && echo "device in $dir"
+	ls "$dir" | tr '\n' ' '
+done
+echo "$1 $CUDA_VISIBLE_DEVICES"
+env | sed 's/=.*//' | sort | tr '\n' ' '
+`), 0o755))
+	must(t, prepare(k.opts.Dir, testGPU))
+	own := filepath.Join(k.opts.Dir, testGPU)
+	for _, name := range []string{pipeName + "/old/a/b", shmName + "/theirs"} {
+		must(t, os.MkdirAll(filepath.Join(own, name), 0o755))
+	}
+	must(t, os.Symlink(secret, filepath.Join(own, pipeName, "control_lock")))
+	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1"}
+	daemon, err := testHelper().startDaemon(own, p)
+	must(t, err)
+	<-daemon.end()
+	how, printed := daemon.how, tail(own)
+	daemon.close()
+	want := "link null link null link null theirs -f " + testGPU +
+		"\nCUDA_MPS_LOG_DIRECTORY CUDA_MPS_PIPE_DIRECTORY CUDA_VISIBLE_DEVICES PATH PWD "
+	if how != "ended with status 0" || printed != want {
+		t.Errorf("it %s and printed\n%s\nwant\n%s", how, printed, want)
+	}
+	if text, err := os.ReadFile(secret); string(text) != "secret" || err != nil {
+		t.Errorf("the secret is %q now, %v", text, err)
+	}
+	if _, err := os.Lstat("/dev/shm/theirs"); err == nil {
+		t.Error("the mount is seen on the host")
+	}
+}
+
+func TestOneDaemonForAGPU(t *testing.T) {
+	k := newKept(t)
+	must(t, prepare(k.opts.Dir, k.gpu(0)))
+	must(t, linkLibraries(k.opts.Dir, k.program.Libraries))
+	first, err := testHelper().startDaemon(k.own(0), k.program)
+	must(t, err)
+	defer first.close()
+	eventually(t, "a daemon", func() bool { _, err := os.Stat(filepath.Join(k.own(0), pipeName, "control")); return err == nil })
+	second, err := testHelper().startDaemon(k.own(0), k.program)
+	must(t, err)
+	defer second.close()
+	<-second.end()
+	if text := tail(k.own(0)); second.how != "ended with status 1" || !strings.Contains(text, "is the GPU's daemon already") {
+		t.Errorf("it %s and printed %q", second.how, text)
+	}
+	if !first.runs() {
+		t.Error("the first one has ended")
+	}
+}
+
+func TestKeeperTakesOverWhatRuns(t *testing.T) {
+	k := newKept(t)
+	k.start()
+	k.want(0, 1, 2)
+	first, second := k.ready(0), k.ready(1)
+	k.ready(2)
+	k.stop()
+
+	// Meanwhile one daemon dies, and its number comes to mean another process.
+	must(t, unix.Kill(second, unix.SIGKILL))
+	innocent := exec.Command("sleep", "600")
+	must(t, innocent.Start())
+	defer func() { _ = innocent.Process.Kill(); _ = innocent.Wait() }()
+	r, err := readRecord(k.own(1))
+	must(t, err)
+	r.PID = innocent.Process.Pid
+	must(t, r.write(k.own(1)))
+	// And one record is damaged, with its daemon gone too.
+	third, err := readRecord(k.own(2))
+	must(t, err)
+	must(t, unix.Kill(third.PID, unix.SIGKILL))
+	must(t, os.WriteFile(filepath.Join(k.own(2), recordName), []byte("{"), 0o600))
+
+	k.renew(k.opts.Dir)
+	k.start()
+	k.want(0, 1, 2)
+	if now := k.ready(0); now != first {
+		t.Errorf("daemon %d, want %d still", now, first)
+	}
+	if now := k.ready(1); now == innocent.Process.Pid {
+		t.Error("another process is taken for the daemon")
+	}
+	k.ready(2)
+
+	// Nobody wants them any more.
+	k.want()
+	for n := range 3 {
+		eventually(t, "the end of all", func() bool { return !recorded(k.own(n)) && !k.modes.is(k.gpu(n)) })
+	}
+	if err := innocent.Process.Signal(unix.Signal(0)); err != nil {
+		t.Errorf("the innocent process: %v", err)
+	}
+}
+
+func TestKeeperFollowsWhatIsWanted(t *testing.T) {
+	k := newKept(t)
+	k.start()
+	k.want(0)
+	first := k.ready(0)
+	if !k.modes.is(k.gpu(0)) || k.modes.is(k.gpu(1)) {
+		t.Error("the wrong GPUs are exclusive")
+	}
+
+	// Other limits, which read the same in whole gigabytes.
+	less := resource.MPSLimits{MemoryBytes: 1100 << 20, ThreadPercent: 50}
+	k.Want([]Want{{UUID: k.gpu(0), Limits: less}})
+	eventually(t, "the other limits", func() bool { return k.Problem(k.gpu(0), less) == "" })
+	text, err := os.ReadFile(filepath.Join(k.own(0), outputName))
+	must(t, err)
+	if !strings.Contains(string(text), "set_default_device_pinned_mem_limit 0 1100M") {
+		t.Errorf("the daemon was not told: %s", text)
+	}
+	k.want(0)
+
+	// Somebody in a container changes them.
+	k.ready(0)
+	c, err := k.control(t.Context(), k.own(0))
+	must(t, err)
+	_, err = c.ask(t.Context(), "set_default_active_thread_percentage 100")
+	must(t, err)
+	eventually(t, "the limits again", func() bool { ok, err := c.limited(t.Context(), half); return ok && err == nil })
+
+	// It is killed and comes back, and is of another driver and is replaced.
+	must(t, unix.Kill(first, unix.SIGKILL))
+	k.problem(0, "was ended by signal SIGKILL")
+	second := k.ready(0)
+	k.mu.Lock()
+	k.Keeper.program.Driver = "2"
+	k.mu.Unlock()
+	eventually(t, "a daemon of the other driver", func() bool {
+		r, err := readRecord(k.own(0))
+		return err == nil && r.PID != second && r.Driver == "2"
+	})
+	k.ready(0)
+
+	// A GPU that cannot be used keeps what it has.
+	third := k.ready(0)
+	k.Want([]Want{{UUID: k.gpu(0), Limits: half, Hold: true}, {UUID: k.gpu(1), Limits: half, Hold: true}})
+	time.Sleep(300 * time.Millisecond)
+	if r, err := readRecord(k.own(0)); err != nil || r.PID != third || recorded(k.own(1)) {
+		t.Errorf("record %+v, %v, and one of the other GPU: %t", r, err, recorded(k.own(1)))
+	}
+}
+
+func TestWhatKeepsADaemonFromStarting(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil, mend func(k *kept) error
+		want        string
+	}{
+		"no permission": {
+			func(k *kept) error { k.modes.fail(errors.New("no permission to use the NVIDIA driver")); return nil },
+			func(k *kept) error { k.modes.fail(nil); return nil },
+			"its MPS control daemon cannot be started: no permission to use the NVIDIA driver",
+		},
+		"a program that others can write": {
+			func(k *kept) error { return os.Chmod(k.program.Path, 0o777) },
+			func(k *kept) error { return os.Chmod(k.program.Path, 0o755) },
+			"others than root can write to it",
+		},
+		"a program that is none": {
+			func(k *kept) error {
+				return errors.Join(os.Rename(k.program.Path, k.program.Path+".not"), os.WriteFile(k.program.Path, nil, 0o755))
+			},
+			func(k *kept) error { return os.Rename(k.program.Path+".not", k.program.Path) },
+			"ended with status 1",
+		},
+		"a directory that is a link": {
+			func(k *kept) error { return os.Symlink("/", k.own(0)) },
+			func(k *kept) error { return os.Remove(k.own(0)) },
+			"not a directory",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKept(t)
+			must(t, c.spoil(k))
+			k.start()
+			k.want(0)
+			k.problem(0, c.want)
+			must(t, c.mend(k))
+			k.ready(0)
+		})
+	}
+}

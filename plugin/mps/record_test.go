@@ -1,0 +1,147 @@
+package mps
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRecordReadsBack(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := readRecord(dir); !errors.Is(err, fs.ErrNotExist) || recorded(dir) {
+		t.Errorf("without a file: %v", err)
+	}
+	want, err := recordOf(os.Getpid(), "580.1")
+	must(t, err)
+	must(t, want.write(dir))
+	got, err := readRecord(dir)
+	must(t, err)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	info, err := os.Stat(filepath.Join(dir, recordName))
+	must(t, err)
+	if info.Mode().Perm() != 0o600 || !recorded(dir) || !got.holds() {
+		t.Errorf("mode %v, recorded %t, holds %t", info.Mode(), recorded(dir), got.holds())
+	}
+}
+
+func TestARecordHoldsForOneProcess(t *testing.T) {
+	mine, err := recordOf(os.Getpid(), "580.1")
+	must(t, err)
+	for name, change := range map[string]func(*record){
+		"another start":     func(r *record) { r.Started++ },
+		"another boot":      func(r *record) { r.Boot = "b" },
+		"another process":   func(r *record) { r.PID = os.Getppid() },
+		"no process at all": func(r *record) { r.PID = 1 << 30 },
+	} {
+		other := mine
+		change(&other)
+		if other.holds() {
+			t.Errorf("%s: it holds", name)
+		}
+	}
+}
+
+func TestBadRecords(t *testing.T) {
+	for name, text := range map[string]string{
+		"nothing":         "",
+		"no JSON":         "12\n",
+		"half a record":   `{"version":1,"pid":12,"sta`,
+		"another version": `{"version":2,"pid":12,"started":5,"boot":"a"}`,
+		"init":            `{"version":1,"pid":1,"started":5,"boot":"a"}`,
+		"a group":         `{"version":1,"pid":-12,"started":5,"boot":"a"}`,
+		"no boot":         `{"version":1,"pid":12,"started":5}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			must(t, os.WriteFile(filepath.Join(dir, recordName), []byte(text), 0o600))
+			if r, err := readRecord(dir); err == nil || !recorded(dir) {
+				t.Errorf("got %+v, error %v", r, err)
+			}
+		})
+	}
+	dir := t.TempDir()
+	must(t, unix.Mkfifo(filepath.Join(dir, recordName), 0o600))
+	if _, err := readRecord(dir); err == nil {
+		t.Error("a FIFO is a record")
+	}
+	dir = t.TempDir()
+	must(t, os.Symlink("/etc/passwd", filepath.Join(dir, recordName)))
+	if _, err := readRecord(dir); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("a link: %v", err)
+	}
+}
+
+func TestParseStart(t *testing.T) {
+	const rest = " S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20"
+	for stat, want := range map[string]uint64{
+		"12 (sleep)" + rest:                    4242,
+		"12 (a) R 1 (b) S 1 1 1 1 1)" + rest:   4242,
+		"12 (sleep) S 1 2 3":                   0,
+		"":                                     0,
+		"12 (x) S a b c d e f g h i j k l m n": 0,
+	} {
+		if got, err := parseStart(stat); got != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %d, %v", stat, got, err)
+		}
+	}
+}
+
+func FuzzParseRecord(f *testing.F) {
+	f.Add([]byte(`{"version":1,"pid":12,"started":5,"boot":"a","driver":"580"}`))
+	f.Add([]byte(`{"version":1,"pid":1e9}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := parseRecord(data)
+		if (err == nil) != (r.PID > 1 && r.Started > 0 && r.Boot != "") {
+			t.Errorf("%+v and %v", r, err)
+		}
+		_, _ = parseStart(string(data))
+	})
+}
+
+func TestProcess(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	must(t, cmd.Start())
+	p, err := openProcess(cmd.Process.Pid, nil)
+	must(t, err)
+	if !p.runs() || p.serving() {
+		t.Errorf("runs %t, serving %t", p.runs(), p.serving())
+	}
+	other, err := openProcess(cmd.Process.Pid, func() bool { return true })
+	must(t, err)
+	other.close() // lets go of it
+	if _, err := openProcess(cmd.Process.Pid, func() bool { return false }); err == nil {
+		t.Error("another process was taken")
+	}
+	must(t, p.signal(unix.SIGTERM))
+	<-p.end()
+	if p.runs() || p.how != "was ended by signal SIGTERM" {
+		t.Errorf("runs %t, %s", p.runs(), p.how)
+	}
+	if err := p.signal(unix.SIGKILL); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("a signal to one that has ended: %v", err)
+	}
+	p.close()
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(cmd.Process.Pid, &status, unix.WNOHANG, nil); !errors.Is(err, unix.ECHILD) {
+		t.Errorf("it was not reaped: %v", err)
+	}
+	var none *process
+	if none.close(); none.runs() || none.end() != nil {
+		t.Error("no process runs")
+	}
+}
