@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -25,8 +26,9 @@ func (a *app) diffCommand() *cobra.Command {
 		Use:   "diff [FILE]",
 		Short: "Tell whether a written spec is still true",
 		Long: `Compares a spec file with the spec that this host should have now, and lists what differs: the driver was upgraded, a
-GPU is gone or new, MIG devices have changed, files have moved. Without a file it looks at the one that generate --write
-has written. --capabilities, --cdi-kind and --hook-path are to be those that it was written with.`,
+GPU is gone or new, MIG devices have changed, files have moved. Without a file it looks at those that generate --write
+has written, also of extras that are configured. --capabilities, --cdi-kind and --hook-path are to be those that it was
+written with.`,
 		Example: `  gpu-cdi-plugin cdi diff || gpu-cdi-plugin cdi generate --write
   gpu-cdi-plugin cdi diff /etc/cdi/nvidia.yaml -o json`,
 		Annotations: statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.Differs, exit.NoDriver, exit.NoGPU,
@@ -34,11 +36,12 @@ has written. --capabilities, --cdi-kind and --hook-path are to be those that it 
 		Args:              oneFile,
 		ValidArgsFunction: completeSpecFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.cdiDiff(cmd.Context(), append(args, a.ownSpec())[0], opts)
+			return a.cdiDiff(cmd.Context(), args, opts)
 		},
 	}
 	opts.addFlags(cmd, "table", "json", "yaml")
 	opts.Capabilities = addCapabilities(cmd.Flags())
+	a.addExtras(cmd)
 	return cmd
 }
 
@@ -55,33 +58,68 @@ type comparison struct {
 	Differences []cdi.Difference `json:"differences"`
 }
 
-func (a *app) cdiDiff(ctx context.Context, path string, opts diffOptions) error {
+func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) error {
 	h, err := a.host()
 	if err != nil {
 		return err
 	}
-	c := comparison{path, []cdi.Difference{}}
-	written, err := cdi.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return exit.With(exit.Failure, a.renewHint(path), err)
-	}
-	g, wantErr := a.generate(ctx, h, *opts.Capabilities)
-	if wantErr != nil {
-		return wantErr
-	}
+	g, err := a.generate(ctx, h, *opts.Capabilities)
 	if err != nil {
-		c.Differences = append(c.Differences, cdi.Difference{Where: "spec", What: "not there"})
-	} else {
-		c.Differences = append(c.Differences, cdi.Diff(written, g.spec)...)
+		return err
+	}
+	files := g.files(a.ownSpec(), a.CDIKind)
+	if len(args) > 0 {
+		files = []specFile{meant(files, args[0])}
+	}
+	c := comparison{files[0].path, []cdi.Difference{}}
+	for _, f := range files {
+		more, err := f.differences()
+		if err != nil {
+			return exit.With(exit.Failure, a.renewHint(f.path), err)
+		}
+		for _, d := range more {
+			if f.kind != a.CDIKind {
+				d.Where = f.kind + " " + d.Where
+			}
+			c.Differences = append(c.Differences, d)
+		}
 	}
 	if err := opts.print(a.stdout, comparisonView(c)); err != nil {
 		return err
 	}
 	if n := len(c.Differences); n > 0 {
-		return exit.With(exit.Differs, a.renewHint(path),
-			fmt.Errorf("%s is not what this host should have: %s", path, plural(n, "difference")))
+		return exit.With(exit.Differs, a.renewHint(c.Path),
+			fmt.Errorf("%s is not what this host should have: %s", c.Path, plural(n, "difference")))
 	}
 	return unread(g.snapshot)
+}
+
+// meant is what a file should be: the spec of its kind, or else that of the GPUs, which are first.
+func meant(files []specFile, path string) specFile {
+	f := files[0]
+	if spec, err := cdi.ReadFile(path); err == nil {
+		if i := slices.IndexFunc(files, func(f specFile) bool { return f.kind == spec.Kind }); i >= 0 {
+			f = files[i]
+		}
+	}
+	f.path = path
+	return f
+}
+
+// differences compares the file with what it should be.
+func (f *specFile) differences() ([]cdi.Difference, error) {
+	written, err := cdi.ReadFile(f.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && f.spec == nil:
+		return nil, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return []cdi.Difference{{Where: "spec", What: "not there"}}, nil
+	case err != nil:
+		return nil, err
+	case f.spec == nil:
+		return []cdi.Difference{{Where: "spec", What: "this host has nothing of its kind"}}, nil
+	}
+	return cdi.Diff(written, f.spec), nil
 }
 
 func comparisonView(c comparison) view {

@@ -43,9 +43,14 @@ one hook. It is printed, or with --write put into --cdi-dir, where engines look 
 
 Each GPU is there by index and by UUID, each MIG device by GPU:INDEX and by UUID, and "all" is all of them. A GPU that
 cannot be read is left out; the others are there. A spec is not written where another file in the CDI directories
-already defines one of its names, since engines then offer neither.`,
+already defines one of its names, since engines then offer neither.
+
+What containers can get besides GPUs, where it is configured (extras, imex) and the host has it, is in a spec of its own
+kind: a document of its own, or a file of its own in --cdi-dir. A file of an extra that the host has no longer is
+removed.`,
 		Example: `  gpu-cdi-plugin cdi generate
   gpu-cdi-plugin cdi generate --write
+  gpu-cdi-plugin cdi generate --write --extras gds,gdrcopy
   gpu-cdi-plugin cdi generate --file /etc/cdi/nvidia.yaml --capabilities compute,utility
   gpu-cdi-plugin cdi generate --explain`,
 		Annotations: statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
@@ -64,6 +69,7 @@ already defines one of its names, since engines then offer neither.`,
 	f.StringVar(&opts.File, "file", "", "write the spec to a `file`, .json or .yaml, and print its path")
 	f.BoolVar(&opts.Explain, "explain", false, "print what was looked for, and what was found where, instead of the spec")
 	opts.Capabilities = addCapabilities(f)
+	a.addExtras(cmd)
 	cmd.SetFlagErrorFunc(fileForFormat)
 	completeChoices(cmd, f, "output")
 	_ = cmd.MarkFlagFilename("file", "json", "yaml")
@@ -96,7 +102,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 		return err
 	}
 	if path != "" {
-		if err := a.write(h, path, g); err != nil {
+		if err := a.write(h, g.files(path, a.CDIKind)); err != nil {
 			return err
 		}
 	}
@@ -117,6 +123,8 @@ func (a *app) destination(opts generateOptions) (format cdi.Format, path string,
 		err = errors.New("--file is empty")
 	case opts.Write && opts.File != "":
 		err = errors.New("--write and --file both say where the spec goes; use one of them")
+	case opts.File != "" && len(a.servedExtras()) > 0:
+		err = errors.New("--file is for one spec, and extras have their own; use --write, with --cdi-dir for the directory")
 	case opts.Explain:
 	case opts.Format == "table":
 		err = errors.New("a spec has no table; --explain has one")
@@ -131,22 +139,48 @@ func (a *app) destination(opts generateOptions) (format cdi.Format, path string,
 	return format, path, exit.With(exit.Usage, "see gpu-cdi-plugin cdi generate --help", err)
 }
 
-func (a *app) write(h host.Host, path string, g *generated) error {
-	const hint = "name a directory that can be made or written to, with --cdi-dir or --file"
-	if err := makeSpecDir(filepath.Dir(path)); err != nil {
-		return exit.With(exit.Failure, hint, err)
+const hintSpecDir = "name a directory that can be made or written to, with --cdi-dir or --file"
+
+// write makes the files what they should be. Nothing is written if one of them cannot be.
+func (a *app) write(h host.Host, files []specFile) error {
+	if err := makeSpecDir(filepath.Dir(files[0].path)); err != nil {
+		return exit.With(exit.Failure, hintSpecDir, err)
 	}
-	if kind := otherKind(path, a.CDIKind); kind != "" {
-		return exit.With(exit.Failure, "remove it by hand if it is not needed, or name another file with --file",
-			fmt.Errorf("write %s: it is a spec of kind %s, not %s", path, kind, a.CDIKind))
+	there := cdi.Load(a.specDirs(h)...)
+	for _, f := range files {
+		if kind := otherKind(f.path, f.kind); kind != "" {
+			return exit.With(exit.Failure, "remove it by hand if it is not needed, or name another file with --file",
+				fmt.Errorf("write %s: it is a spec of kind %s, not %s", f.path, kind, f.kind))
+		}
+		if f.spec == nil {
+			continue
+		}
+		if err := there.ConflictsWith(f.path, f.spec); err != nil {
+			return err
+		}
 	}
-	if err := cdi.Load(a.specDirs(h)...).ConflictsWith(path, g.spec); err != nil {
-		return err
+	for _, f := range files {
+		if err := a.writeFile(f); err != nil {
+			return exit.With(exit.Failure, hintSpecDir, err)
+		}
 	}
-	if err := cdi.WriteFile(path, g.spec); err != nil {
-		return exit.With(exit.Failure, hint, err)
+	return nil
+}
+
+// writeFile makes a file what it should be, which may be that there is none.
+func (a *app) writeFile(f specFile) error {
+	if f.spec != nil {
+		a.log.Debug("spec is written", "path", f.path, "devices", len(f.spec.Devices))
+		return cdi.WriteFile(f.path, f.spec)
 	}
-	a.log.Debug("spec written", "path", path, "devices", len(g.spec.Devices))
+	err := os.Remove(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove the spec of what this host has no longer: %w", err)
+	}
+	a.log.Info("the spec is removed, since this host has nothing of its kind", "path", f.path)
 	return nil
 }
 
@@ -172,14 +206,36 @@ func (a *app) printGenerated(g *generated, opts generateOptions, format cdi.Form
 		out := output{format: opts.Format, noHeaders: opts.NoHeaders}
 		return out.print(a.stdout, explainView(g.findings))
 	case path != "":
-		return a.printPath(path)
+		return a.printPaths(g.files(path, a.CDIKind))
 	}
-	data, err := cdi.Marshal(g.spec, format)
-	if err != nil {
-		return err
+	var all []byte
+	for _, f := range g.files("", a.CDIKind) {
+		if f.spec == nil {
+			continue
+		}
+		data, err := cdi.Marshal(f.spec, format)
+		if err != nil {
+			return err
+		}
+		if len(all) > 0 && format == cdi.YAML {
+			all = append(all, "---\n"...)
+		}
+		all = append(all, data...)
 	}
-	if _, err := a.stdout.Write(data); err != nil {
+	if _, err := a.stdout.Write(all); err != nil {
 		return fmt.Errorf("print the spec: %w", err)
+	}
+	return nil
+}
+
+func (a *app) printPaths(files []specFile) error {
+	for _, f := range files {
+		if f.spec == nil {
+			continue
+		}
+		if err := a.printPath(f.path); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -15,9 +15,10 @@ import (
 func (a *app) removeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "remove",
-		Short: "Remove the spec that generate --write has written",
-		Long: `Removes the spec file of --cdi-kind from --cdi-dir and prints its path. Nothing else is touched: no other file, and no
-file of that name whose content is a spec of another kind. Where there is no such file there is nothing to do.`,
+		Short: "Remove the specs that generate --write has written",
+		Long: `Removes the spec file of --cdi-kind from --cdi-dir, and those of extras that were written there, configured or not, and
+prints their paths. Nothing else is touched: no other file, and no file of such a name whose content is a spec of
+another kind or, beside that of the GPUs, somebody else's. Where there is no such file there is nothing to do.`,
 		Example:           `  gpu-cdi-plugin cdi remove`,
 		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
 		Args:              noArgs,
@@ -32,15 +33,20 @@ func (a *app) cdiRemove() error {
 		return exit.With(exit.Failure, "remove it by hand if it is not needed",
 			fmt.Errorf("remove %s: it is a spec of kind %s, not %s", path, kind, a.CDIKind))
 	}
-	err := os.Remove(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		a.log.Info("there is no spec to remove", "path", path)
-		return nil
+	for _, path := range append([]string{path}, a.writtenExtras()...) {
+		err := os.Remove(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			a.log.Info("there is no spec to remove", "path", path)
+			continue
+		case err != nil:
+			return fmt.Errorf("remove the spec: %w", err)
+		}
+		if err := a.printPath(path); err != nil {
+			return err
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("remove the spec: %w", err)
-	}
-	return a.printPath(path)
+	return nil
 }
 
 // otherKind is the kind of the spec in a file if it is not the wanted one, and otherwise empty. A spec that cannot be

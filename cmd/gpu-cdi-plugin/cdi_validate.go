@@ -21,7 +21,7 @@ func (a *app) validateCommand() *cobra.Command {
 		Long: `Checks spec files against the rules of CDI and against this host: the files to mount exist, nodes are device nodes,
 hooks can be executed, and the driver has the GPUs and MIG devices that are named by UUID. Where there is no driver to
 ask, that last check is left out and a message says so. Without a file it checks the one that generate --write has
-written.`,
+written, and those of extras that are configured and there.`,
 		Example: `  gpu-cdi-plugin cdi validate
   gpu-cdi-plugin cdi validate /etc/cdi/*.yaml -o json`,
 		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage, exit.Differs),
@@ -31,6 +31,7 @@ written.`,
 		},
 	}
 	out.addFlags(cmd, "table", "json", "yaml")
+	a.addExtras(cmd)
 	return cmd
 }
 
@@ -48,7 +49,7 @@ type verdict struct {
 
 func (a *app) cdiValidate(ctx context.Context, files []string, out output) error {
 	if len(files) == 0 {
-		files = []string{a.ownSpec()}
+		files = append([]string{a.ownSpec()}, a.extraFiles()...)
 	}
 	stale, err := a.staleDevices(ctx, files)
 	if err != nil {

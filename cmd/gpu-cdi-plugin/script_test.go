@@ -67,16 +67,19 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// node DIR MACHINE [DRIVER] makes a simulated node; one that is there is replaced, as a new driver would.
+// node DIR MACHINE [DRIVER [EXTRA,...]] makes a simulated node; one that is there is replaced, as a new driver would.
 func node(t *testing.T, ts *testscript.TestScript, args []string) {
-	if len(args) < 2 || len(args) > 3 {
-		ts.Fatalf("usage: node DIR MACHINE [DRIVER]")
+	if len(args) < 2 || len(args) > 4 {
+		ts.Fatalf("usage: node DIR MACHINE [DRIVER [EXTRA,...]]")
 	}
 	m, err := sim.LoadMachine(args[1])
 	ts.Check(err)
 	opts := sim.Options{Force: true}
-	if len(args) == 3 {
+	if len(args) > 2 {
 		opts.Driver = args[2]
+	}
+	if len(args) > 3 {
+		opts.Extras = strings.Split(args[3], ",")
 	}
 	_, err = sim.Create(t.Context(), ts.MkAbs(args[0]), m, opts)
 	ts.Check(err)

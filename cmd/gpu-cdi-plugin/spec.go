@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/pflag"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -45,7 +46,13 @@ func addCapabilities(f *pflag.FlagSet) *cdi.Capabilities {
 type generated struct {
 	snapshot *gpu.Snapshot
 	spec     *specs.Spec
+	extras   []specFile // of what is configured besides GPUs
 	findings []cdi.Finding
+}
+
+// files are the specs and where they belong, with the GPUs' at path.
+func (g *generated) files(path, kind string) []specFile {
+	return append([]specFile{{path, kind, g.spec}}, g.extras...)
 }
 
 // generate makes the spec that this host should have. With cdi.ErrNoDevices there is no spec, but what was looked for is
@@ -69,7 +76,12 @@ func (a *app) generate(ctx context.Context, h host.Host, c cdi.Capabilities) (*g
 	if err != nil && !errors.Is(err, cdi.ErrNoDevices) {
 		return nil, err
 	}
-	return &generated{s, spec, append(driver.Explain(c), devices...)}, err
+	extras, looked, extrasErr := a.extras(h)
+	if extrasErr != nil {
+		return nil, extrasErr
+	}
+	findings := slices.Concat(driver.Explain(c), devices, looked)
+	return &generated{s, spec, extras, findings}, err
 }
 
 // hook is the path on the host of the hook that specs call. One that was named is not looked for: it need not be
