@@ -199,7 +199,7 @@ func TestWhatAllocateRefuses(t *testing.T) {
 	ill := gpusOf(4)
 	ill.Devices[2].Healthy, ill.Devices[2].Reason = false, "fell off the bus"
 	limited := replicasOf(2, 4)
-	limited.Limit = 1
+	limited.Limit, limited.LimitReason = 1, "more replicas give no more of a GPU"
 	many := make([]string, 20)
 	for i := range many {
 		many[i] = strings.Repeat("y", 200)

@@ -200,3 +200,49 @@ func TestServeSharesByMPS(t *testing.T) {
 	_ = client.Wait()
 	waitFor(t, "the end of the daemon", func() bool { return s.daemon(uuid) == 0 && s.computeMode(uuid) == "0" })
 }
+
+// A plugin that begins anew in the same process is still the parent of the daemons, without knowing it.
+func TestServeBeginsAnewBesideMPS(t *testing.T) {
+	t.Parallel()
+	s, uuid := newMPS(t, 2)
+	s.start()
+	s.listed(sharedResource, 2, 0)
+	first, total := s.daemon(uuid), s.kubelet.Total()
+	s.configure(fmt.Sprintf(byMPS, 2) + "strategy: [envvar]\n")
+	s.signal(syscall.SIGHUP)
+	s.kubelet.WaitTotal(total + 2)
+	e := s.listed(sharedResource, 2, 0)
+	if now := s.daemon(uuid); now != first {
+		t.Errorf("the daemon is %d, want %d", now, first)
+	}
+	if envs := s.allocated(e, uuid+"::0").GetEnvs(); envs["NVIDIA_VISIBLE_DEVICES"] != uuid || envs["CUDA_MPS_PIPE_DIRECTORY"] == "" {
+		t.Errorf("variables %v", envs)
+	}
+	lists := s.kubelet.Lists(sharedResource)
+	mustDo(t, syscall.Kill(first, syscall.SIGKILL))
+	waitFor(t, "a list without and one with the devices", func() bool { return s.kubelet.Lists(sharedResource) >= lists+2 })
+	s.listed(sharedResource, 2, 0)
+	if err := syscall.Kill(first, 0); err == nil {
+		t.Error("the first daemon is a zombie")
+	}
+}
+
+// Who may not make a GPU exclusive does not share it, and says so; the other GPUs are offered.
+func TestServeNeedsPermissionForMPS(t *testing.T) {
+	t.Parallel()
+	s, uuid := newMPS(t, 2)
+	const noPermission = 4 // NVML_ERROR_NO_PERMISSION
+	mustDo(t, s.node.Fail("nvmlDeviceSetComputeMode", 1, noPermission))
+	s.start()
+	s.listed(gpuResource, 3, 0)
+	s.listed(sharedResource, 0, 2)
+	waitFor(t, "a message", func() bool {
+		return strings.Contains(s.log.String(), "its MPS control daemon cannot be started") &&
+			strings.Contains(s.log.String(), "no permission to use the NVIDIA driver")
+	})
+	if s.daemon(uuid) != 0 {
+		t.Error("there is a daemon")
+	}
+	mustDo(t, s.node.Clear())
+	s.listed(sharedResource, 2, 0)
+}
