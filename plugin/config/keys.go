@@ -61,7 +61,7 @@ var keys = []Key{
 	{Path: "device-plugin-dir", Usage: "`directory` of the kubelet's socket for device plugins; ours are made there too"},
 	{Path: "plugins-registry-dir", Usage: "`directory` in which the kubelet looks for plugins, for the registration watcher"},
 	{Path: "registration", Usage: "`way` to register: kubelet (call its socket), watcher (be found in plugins-registry-dir)", Values: Registrations()},
-	{Path: "runtime-dir", Usage: "`directory` for locks"},
+	{Path: "runtime-dir", Usage: "`directory` for locks and for the MPS daemons' files; in /run, and with the same path on the host"},
 	{Path: "state-dir", Usage: "`directory` for what must outlive a boot, the descriptors of allocations"},
 	{Path: "strategy", Usage: "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar", Values: Strategies()},
 	{Path: "listen", Usage: "`host:port` of the listener for metrics and health (default: none)"},
