@@ -182,7 +182,12 @@ func machineFor(goarch string) machine {
 }
 
 // fill replaces {key} in a pattern of the tables by its value, for alternating keys and values.
-func fill(pattern string, kv ...string) string { return strings.NewReplacer(kv...).Replace(pattern) }
+func fill(pattern string, kv ...string) string {
+	for i := 0; i < len(kv); i += 2 {
+		pattern = strings.ReplaceAll(pattern, kv[i], kv[i+1])
+	}
+	return pattern
+}
 
 // under joins a directory in the root and a relative path.
 func under(dir, rel string) string { return filepath.Join("/", dir, rel) }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/spf13/cobra"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -239,6 +240,9 @@ func (s *service) tell() {
 	}
 }
 
+// settling is how long after the start all has been looked at for the first time, unless the driver is very slow.
+const settling = time.Second
+
 // status tells systemd, and so people, how the service stands.
 func (s *service) status(ctx context.Context) error {
 	say := func(err error) {
@@ -248,12 +252,14 @@ func (s *service) status(ctx context.Context) error {
 	}
 	text := s.summary()
 	say(s.systemd.Ready(text))
-	debug.FreeOSMemory() // the first look at the driver's files takes more than all that follows
+	settled := time.After(settling)
 	defer func() { say(s.systemd.Stopping()) }()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-settled:
+			debug.FreeOSMemory() // the first looks at the driver and its files take more than all that follows
 		case <-s.news:
 		}
 		if next := s.summary(); next != text {

@@ -13,11 +13,19 @@ import (
 // linksInterval is how often links are read if nothing happens: one that fails and one that comes back is not told of.
 const linksInterval = 5 * time.Minute
 
+// linksDelay is what the registration has the processors to itself for: it takes a few milliseconds.
+const linksDelay = 100 * time.Millisecond
+
 // links reads how the GPUs are linked, when others than before are there and now and then. It takes many more calls of the
 // driver than all else, so the start does not wait for it: each look at the GPUs has the links that were last read.
 func (s *service) links(ctx context.Context) error {
 	t := time.NewTicker(linksInterval)
 	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-time.After(linksDelay):
+	}
 	for {
 		select {
 		case <-ctx.Done():
