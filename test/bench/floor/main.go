@@ -1,0 +1,36 @@
+// Command floor opens the driver's library, as every program that asks the driver has to, and ends. What our programs
+// take beyond it is their own.
+//
+//	floor LIBRARY [wait]
+//
+// With wait it ends with its standard input.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"gpu-cdi-plugin/nvml"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	library, err := nvml.OpenContext(context.Background(), args[0])
+	if err != nil {
+		return err
+	}
+	if len(args) > 1 {
+		if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+			return err
+		}
+	}
+	return library.Close()
+}
