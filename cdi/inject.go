@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/exit"
@@ -24,7 +25,8 @@ const maxConfig = 64 << 20
 // the spec directories from the lowest priority to the highest. It reports whether the file changed: devices that are
 // there already change nothing.
 //
-// All devices are put in or none. What config.json has and this program does not know is kept, and so are the file's
+// All devices are put in or none. A bundle that has the files of another driver than the specs is refused: it would get
+// those of both. What config.json has and this program does not know is kept, and so are the file's
 // mode and owner. An error about an unknown device lists those that exist.
 func Inject(bundle string, names []string, dirs ...string) (bool, error) {
 	edits, err := Load(dirs...).edits(names)
@@ -166,12 +168,17 @@ func editConfig(data []byte, edits *cdilib.ContainerEdits) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := sameDriver(config, edits); err != nil {
+		return nil, err
+	}
+	order := orderOf(config)
 	counts := countLists(config)
 	if err := edits.Apply(config); err != nil {
 		hint := "the spec may be out of date: gpu-cdi-plugin cdi diff tells"
 		return nil, exit.With(exit.Failure, hint, fmt.Errorf("apply CDI edits: %w", err))
 	}
 	counts.dropRepeated(config)
+	order.restore(config)
 	after, err := toJSON(config)
 	if err != nil || equalJSON(before, after) {
 		return nil, err
@@ -183,11 +190,36 @@ func editConfig(data []byte, edits *cdilib.ContainerEdits) ([]byte, error) {
 	return encodeJSON(merged)
 }
 
+// sameDriver says whether a configuration has the files of another driver than the edits want. Most of those have their
+// version in their names, so the container would have both, and a hook for each.
+func sameDriver(config *oci.Spec, edits *cdilib.ContainerEdits) error {
+	before, after := driverOf(config), driverVersion(&specs.Spec{ContainerEdits: *edits.ContainerEdits})
+	if before == "" || after == "" || before == after {
+		return nil
+	}
+	return exit.With(exit.Failure, "make config.json anew, then inject the devices", fmt.Errorf(
+		"devices of driver %s are in it, and the CDI specs are for %s", before, after))
+}
+
+// driverOf is the version of the driver whose files were put into a configuration, or empty.
+func driverOf(config *oci.Spec) string {
+	var edits specs.ContainerEdits
+	for _, m := range config.Mounts {
+		edits.Mounts = append(edits.Mounts, &specs.Mount{ContainerPath: m.Destination})
+	}
+	for _, list := range hookLists(config) {
+		for _, h := range *list {
+			edits.Hooks = append(edits.Hooks, &specs.Hook{Args: h.Args})
+		}
+	}
+	return driverVersion(&specs.Spec{ContainerEdits: edits})
+}
+
 // parseConfig reads a configuration as the CDI library and runtimes do.
 func parseConfig(data []byte) (*oci.Spec, error) {
 	var config oci.Spec
 	if err := json.Unmarshal(data, &config); err != nil {
-		return nil, fmt.Errorf("not an OCI configuration: %w", err)
+		return nil, fmt.Errorf("not an OCI configuration: %w", inWords(err))
 	}
 	if config.Process == nil {
 		return nil, errors.New("not the configuration of a container that can be started: it has no process")

@@ -14,6 +14,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/testenv"
 )
 
@@ -162,6 +163,7 @@ func TestInjectAgainChangesNothing(t *testing.T) {
 		{[]string{"0"}, false, 2, 2},
 		{[]string{"1", "0"}, true, 2, 3},
 		{[]string{"0", "1", "0"}, false, 2, 3},
+		{[]string{"0"}, false, 2, 3},
 		{[]string{"1"}, false, 2, 3},
 	}
 	for i, s := range steps {
@@ -173,8 +175,7 @@ func TestInjectAgainChangesNothing(t *testing.T) {
 		var config oci.Spec
 		r.must(json.Unmarshal([]byte(r.config()), &config))
 		hooks, rules := len(config.Hooks.CreateContainer), len(config.Linux.Resources.Devices)
-		// In another order the devices may be in another order too, but there is nothing twice.
-		if i != 3 && i != 4 && changed != s.changed || hooks != s.hooks || rules != s.rules {
+		if changed != s.changed || hooks != s.hooks || rules != s.rules {
 			t.Errorf("step %d: changed %v, %d hooks, %d rules; want %+v", i, changed, hooks, rules, s)
 		}
 		if !changed && (r.config() != before || !os.SameFile(info, stat(t, r.dir+"/bundle/config.json"))) {
@@ -412,4 +413,43 @@ func FuzzEditConfig(f *testing.F) {
 			t.Errorf("a second time changes something, %v:\n%s\n%s", err, after, again)
 		}
 	})
+}
+
+// The files of a driver have its version in their names: those of another would stand beside them.
+func TestInjectRefusesAnotherDriver(t *testing.T) {
+	for name, with := range map[string]func(version string) specs.ContainerEdits{
+		"our hook says": func(version string) specs.ContainerEdits {
+			args := (&hookargs.CreateContainer{DriverVersion: version}).Args()
+			return specs.ContainerEdits{Hooks: []*specs.Hook{
+				{HookName: "createContainer", Path: testHook, Args: append([]string{"prestart-hook"}, args...), Env: []string{hookEnv}},
+			}}
+		},
+		"a library says": func(version string) specs.ContainerEdits {
+			return specs.ContainerEdits{Mounts: []*specs.Mount{
+				{HostPath: "/driver/libcuda.so." + version, ContainerPath: "/usr/lib/libcuda.so." + version, Options: fileOptions()},
+			}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := bundle(t, plainConfig)
+			put := func(version string) error {
+				spec := gpuSpec(testHook)
+				spec.ContainerEdits = with(version)
+				writeSpec(t, r.dir+"/cdi/gpu.json", spec)
+				_, err := r.inject("0")
+				return err
+			}
+			r.must(put("580.126.09"))
+			before := r.config()
+			r.must(put("580.126.09"))
+			err := put("585.10.02")
+			if err == nil || exit.HintOf(err) == "" ||
+				!strings.Contains(err.Error(), "devices of driver 580.126.09 are in it, and the CDI specs are for 585.10.02") {
+				t.Errorf("error %v", err)
+			}
+			if r.config() != before {
+				t.Error("the configuration has changed")
+			}
+		})
+	}
 }

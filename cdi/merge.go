@@ -3,6 +3,7 @@ package cdi
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -125,6 +126,48 @@ func (c listCounts) dropRepeated(config *oci.Spec) {
 		config.Linux.Resources.Devices = appendNew(rules[:c.rules:c.rules], rules[c.rules:],
 			func(r oci.LinuxDeviceCgroup) bool { return !r.Allow })
 	}
+}
+
+// order is that of the lists in which the CDI library puts what it adds again behind the rest.
+type order struct {
+	mounts  []oci.Mount
+	devices []oci.LinuxDevice
+}
+
+func orderOf(config *oci.Spec) order {
+	o := order{mounts: slices.Clone(config.Mounts)}
+	if config.Linux != nil {
+		o.devices = slices.Clone(config.Linux.Devices)
+	}
+	return o
+}
+
+// restore puts what was there before in its place again, so that what is injected again changes nothing. Mounts can hide
+// each other: their order is the library's unless the old one is as good, with no path behind one that is in it.
+func (o order) restore(config *oci.Spec) {
+	if config.Linux != nil {
+		config.Linux.Devices = inOrder(o.devices, config.Linux.Devices)
+	}
+	mounts := inOrder(o.mounts, config.Mounts)
+	if slices.IsSortedFunc(mounts, func(a, b oci.Mount) int { return depth(a) - depth(b) }) {
+		config.Mounts = mounts
+	}
+}
+
+// depth counts the elements of a mount's path, by which the library sorts.
+func depth(m oci.Mount) int { return strings.Count(filepath.Clean(m.Destination), "/") }
+
+// inOrder is now with what is in before too in the order of before, in front of the rest.
+func inOrder[T any](before, now []T) []T {
+	var list []T
+	for _, b := range before {
+		i := slices.IndexFunc(now, func(n T) bool { return reflect.DeepEqual(n, b) })
+		if i >= 0 {
+			list = append(list, now[i])
+			now = slices.Delete(slices.Clone(now), i, i+1)
+		}
+	}
+	return append(list, now...)
 }
 
 // appendNew appends those of more that the list does not have behind its last element that is a barrier.

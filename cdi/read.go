@@ -42,7 +42,7 @@ func withoutPreamble(err error) error {
 	if errors.Is(err, io.EOF) {
 		return fmt.Errorf("the file is empty: %w", err)
 	}
-	return err
+	return inWords(err)
 }
 
 // checkSpec applies the library's rules to a spec that is not in a file yet. It leaves out those for annotations,

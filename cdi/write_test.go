@@ -117,7 +117,7 @@ func TestReadFileRefuses(t *testing.T) {
 		want string
 	}{
 		"an empty file":             {func(r *tree) { r.file("/x.json", "", 0o644) }, "empty"},
-		"text":                      {func(r *tree) { r.file("/x.json", "hello", 0o644) }, "yaml: "},
+		"text":                      {func(r *tree) { r.file("/x.json", "hello", 0o644) }, "text `hello`, want an object"},
 		"an unknown field":          {func(r *tree) { r.file("/x.json", `{"cdiVersion": "0.5.0", "kinds": 1}`, 0o644) }, "kinds"},
 		"a spec without a kind":     {func(r *tree) { r.file("/x.json", `{"cdiVersion": "0.5.0"}`, 0o644) }, "vendor"},
 		"a FIFO":                    {func(r *tree) { r.fifo("/x.json") }, "a FIFO, not a regular file"},

@@ -18,7 +18,8 @@ func (a *app) injectCommand() *cobra.Command {
 		Short: "Put devices into an OCI bundle",
 		Long: `Puts CDI devices into the config.json of an OCI bundle, for a runtime that knows nothing of CDI: runc, crun, youki.
 The specs are those in /etc/cdi (under --root) and --cdi-dir. A name is VENDOR/CLASS=DEVICE, or just DEVICE for one of
---cdi-kind. All devices are put in or none; those that are in already stay as they are.`,
+--cdi-kind. All devices are put in or none; those that are in already stay as they are. A bundle with the files of
+another driver than the specs' is refused: after an upgrade config.json is to be made anew.`,
 		Example: `  gpu-cdi-plugin cdi inject --bundle . nvidia.com/gpu=0 nvidia.com/gpu=1
   gpu-cdi-plugin cdi inject --bundle /run/bundles/a all`,
 		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
