@@ -2,12 +2,15 @@ package kubelet
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/sim/simtest"
 )
 
 // profiles are the UUIDs of the machine's MIG devices by their profile.
@@ -103,6 +106,32 @@ func TestMIGDevicesAsGPUs(t *testing.T) {
 	f.reconcile(t)
 	f.awaitDevices(t, gpuName, f.profiles(t)["1g.20gb"])
 	f.checkSteady(t, one, s, ids)
+}
+
+// TestMIGModeWithoutDevices has all GPUs in MIG mode and no MIG device, and then makes some. The plugin is the same.
+func TestMIGModeWithoutDevices(t *testing.T) {
+	gpus := simtest.Node(t, "mig-h100")
+	for i := range gpus.Machine().GPUs {
+		if err := gpus.SetMIG(i, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := setUpOn(t, gpus, "--mig-strategy=mixed")
+	const said = "is in MIG mode and has no MIG device"
+	err := wait(t.Context(), 30*time.Second, "the plugin has seen the GPUs", func() error {
+		if n := strings.Count(f.plugin.Log(), said); n < len(gpus.Machine().GPUs) {
+			return fmt.Errorf("it has said of %d that each %s", n, said)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.setMIG(t, 0, "2g.20gb", "2g.20gb")
+	f.reconcile(t)
+	f.awaitDevices(t, "nvidia.com/mig-2g.20gb", f.profiles(t)["2g.20gb"])
+	p := pod("first", "nvidia.com/mig-2g.20gb", 1)
+	f.check(t, p, f.launch(t, p))
 }
 
 func (f *fixture) setMIG(t *testing.T, gpu int, profiles ...string) {

@@ -1,7 +1,11 @@
 package kubelet
 
 import (
+	"errors"
+	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -56,7 +60,7 @@ func TestRunningPodsKeepTheirGPUs(t *testing.T) {
 }
 
 // TestWithoutThePluginNoPodIsStarted kills the plugin. Its GPUs are then not to be had, and a pod that has some keeps
-// them, even if the kubelet, too, is started anew.
+// them, even if the kubelet, too, is started anew. The node counts the GPUs as long as the kubelet remembers them.
 func TestWithoutThePluginNoPodIsStarted(t *testing.T) {
 	f := setUp(t, "dgx-h100")
 	f.awaitDevices(t, gpuName, f.uuids(t))
@@ -65,15 +69,40 @@ func TestWithoutThePluginNoPodIsStarted(t *testing.T) {
 	ids := f.check(t, p, s)
 	f.killPlugin(t)
 	f.awaitDevices(t, gpuName, nil)
+	f.awaitCapacity(t, gpuName, 8)
 	f.checkSteady(t, p, s, ids)
 	f.killKubelet(t)
 	f.startKubelet(t)
 	f.awaitDevices(t, gpuName, nil)
+	f.awaitCapacity(t, gpuName, 0)
 	f.checkSteady(t, p, s, ids)
 	f.refused(t, pod("early", gpuName, 1))
 	f.plugin = f.serve(t)
 	f.awaitDevices(t, gpuName, f.uuids(t))
+	f.awaitCapacity(t, gpuName, 8)
 	f.checkSteady(t, p, s, ids)
+}
+
+// awaitCapacity waits until the kubelet says that the node has so much of a resource, healthy or not. Without an API
+// server it says that in its log only, each time that it would report it.
+func (f *fixture) awaitCapacity(t *testing.T, resource string, want int) {
+	t.Helper()
+	before := len(f.Kubelet.Log())
+	err := wait(t.Context(), 30*time.Second, fmt.Sprintf("the node has %d of %s", want, resource), func() error {
+		text := fmt.Sprintf(`"Updated capacity for device plugin" plugin="%s" capacity=`, resource)
+		said := f.Kubelet.Log()[before:]
+		i := strings.LastIndex(said, text)
+		if i < 0 {
+			return errors.New("it has not said")
+		}
+		if said = said[i+len(text):]; !strings.HasPrefix(said, strconv.Itoa(want)+"\n") {
+			return fmt.Errorf("it has %.10q", said)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // checkSteady checks that a pod still runs as it did, with the devices that it had.
