@@ -188,10 +188,10 @@ func TestServeSharesByMPS(t *testing.T) {
 	mustDo(t, err)
 	s.configure("")
 	s.signal(syscall.SIGHUP)
-	s.listed(gpuResource, 4, 0)
+	s.listed(gpuResource, 3, 1) // which would not work while the GPU is exclusive
 	mustDo(t, s.end(syscall.SIGTERM))
 	s.start()
-	s.listed(gpuResource, 4, 0)
+	s.listed(gpuResource, 3, 1)
 	if now := s.daemon(uuid); now != second {
 		t.Errorf("with a client the daemon is %d, want %d", now, second)
 	}
@@ -199,6 +199,7 @@ func TestServeSharesByMPS(t *testing.T) {
 	mustDo(t, client.Process.Kill())
 	_ = client.Wait()
 	waitFor(t, "the end of the daemon", func() bool { return s.daemon(uuid) == 0 && s.computeMode(uuid) == "0" })
+	s.listed(gpuResource, 4, 0)
 }
 
 // A plugin that begins anew in the same process is still the parent of the daemons, without knowing it.

@@ -63,6 +63,9 @@ func prepare(dir, uuid string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory of MPS: %w", err)
 	}
+	if err := onlyOurs(dir); err != nil {
+		return err
+	}
 	own, err := makeDir(unix.AT_FDCWD, filepath.Join(dir, uuid), 0o755)
 	if err != nil {
 		return err
@@ -77,6 +80,18 @@ func prepare(dir, uuid string) error {
 			return fmt.Errorf("in %s: %w", own.Name(), err)
 		}
 		_ = d.Close()
+	}
+	return nil
+}
+
+// onlyOurs refuses a directory in which others could put something else in the place of ours.
+func onlyOurs(dir string) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return &os.PathError{Op: "look at", Path: dir, Err: err}
+	}
+	if int(st.Uid) != os.Geteuid() || st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Mode&0o022 != 0 {
+		return fmt.Errorf("%s is not used for MPS: others can write to it, or it is a link; set another runtime-dir", dir)
 	}
 	return nil
 }

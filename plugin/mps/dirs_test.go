@@ -102,6 +102,11 @@ func TestPrepareRefuses(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "set a shorter runtime-dir") {
 		t.Errorf("a long path: %v", err)
 	}
+	open := shortDir(t)
+	must(t, os.Chmod(open, 0o1777))
+	if err := prepare(open, testGPU); err == nil || !strings.Contains(err.Error(), "others can write to it") {
+		t.Errorf("a directory that everybody writes to: %v", err)
+	}
 	if entries, _ := os.ReadDir(dir); len(entries) > 0 {
 		t.Errorf("%d entries were made", len(entries))
 	}

@@ -90,6 +90,9 @@ func (h Helper) startDaemon(own string, p Program) (*process, error) {
 	cmd := h.dress(exec.Command(h.Path), own, p, "--start", "--driver", p.Driver)
 	cmd.Stdout, cmd.Stderr = output, output
 	if err := cmd.Start(); err != nil {
+		if errors.Is(err, unix.EPERM) {
+			err = fmt.Errorf("a mount namespace needs root, or CAP_SYS_ADMIN: %w", err)
+		}
 		return nil, fmt.Errorf("start the daemon: %w", err)
 	}
 	// Nobody else waits for it, so that its number stays its own.

@@ -47,9 +47,10 @@ type Keeper struct {
 	linking sync.Mutex
 
 	mu      sync.Mutex
-	want    map[string]Want
+	want    map[string]Want // nil before the first
 	minders map[string]*minder
-	program Program // the last one that was found
+	waiting []*minder // those that Run has not started
+	program Program   // the last one that was found
 }
 
 // New makes a keeper. It touches nothing.
@@ -60,7 +61,7 @@ func New(o Options) *Keeper {
 	if o.Changed == nil {
 		o.Changed = func() {}
 	}
-	return &Keeper{opts: o, wake: make(chan struct{}, 1), want: map[string]Want{}, minders: map[string]*minder{}}
+	return &Keeper{opts: o, wake: make(chan struct{}, 1), minders: map[string]*minder{}}
 }
 
 // Want replaces the daemons that there should be. It does not wait for them.
@@ -68,9 +69,15 @@ func (k *Keeper) Want(list []Want) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	before := k.want
+	if before == nil {
+		for _, uuid := range k.left() {
+			k.add(uuid)
+		}
+	}
 	k.want = map[string]Want{}
 	for _, w := range list {
 		k.want[w.UUID] = w
+		k.add(w.UUID)
 	}
 	for uuid, m := range k.minders {
 		if k.want[uuid] != before[uuid] {
@@ -78,6 +85,15 @@ func (k *Keeper) Want(list []Want) {
 		}
 	}
 	poke(k.wake)
+}
+
+// add makes the minder of a GPU if there is none.
+func (k *Keeper) add(uuid string) {
+	if k.minders[uuid] == nil {
+		m := newMinder(k, uuid)
+		k.minders[uuid] = m
+		k.waiting = append(k.waiting, m)
+	}
 }
 
 // poke wakes the reader of c; one that is not reading wakes when it does.
@@ -102,22 +118,39 @@ func (k *Keeper) Problem(uuid string, limits resource.MPSLimits) string {
 	return m.reason
 }
 
+// Occupied says why a GPU cannot be used without MPS, or nothing if it can: it is exclusive for a daemon that nobody wants
+// any more and that has clients.
+func (k *Keeper) Occupied(uuid string) string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if m := k.minders[uuid]; m != nil && m.occupied {
+		return "its GPU is still shared by MPS, until the last client has ended"
+	}
+	return ""
+}
+
 // Run keeps the daemons until ctx ends. They go on after that.
 func (k *Keeper) Run(ctx context.Context) error {
 	var minders sync.WaitGroup
 	defer minders.Wait()
-	left := k.left()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-k.wake:
 		}
-		for _, m := range k.newMinders(left) {
+		for _, m := range k.takeWaiting() {
 			minders.Go(func() { m.run(ctx) })
 		}
-		left = nil
 	}
+}
+
+func (k *Keeper) takeWaiting() []*minder {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	w := k.waiting
+	k.waiting = nil
+	return w
 }
 
 // left are the GPUs for which an earlier plugin has left something.
@@ -133,26 +166,6 @@ func (k *Keeper) left() []string {
 		}
 	}
 	return uuids
-}
-
-// newMinders makes those that are missing.
-func (k *Keeper) newMinders(left []string) []*minder {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	var list []*minder
-	add := func(uuid string) {
-		if k.minders[uuid] == nil {
-			k.minders[uuid] = newMinder(k, uuid)
-			list = append(list, k.minders[uuid])
-		}
-	}
-	for _, uuid := range left {
-		add(uuid)
-	}
-	for uuid := range k.want {
-		add(uuid)
-	}
-	return list
 }
 
 // wanted is the daemon that a GPU should have, or nil.

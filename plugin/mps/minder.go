@@ -46,15 +46,18 @@ type minder struct {
 	pauses    pauses
 	logged    string
 
-	// Under Keeper.mu: the limits that the daemon has, and why it cannot be used, or nothing.
-	ready  resource.MPSLimits
-	reason string
+	// Under Keeper.mu: the limits that the daemon has, and why it cannot be used, or nothing. Occupied tells that the GPU
+	// cannot be used without it.
+	ready    resource.MPSLimits
+	reason   string
+	occupied bool
 }
 
 func newMinder(k *Keeper, uuid string) *minder {
+	own := filepath.Join(k.opts.Dir, uuid)
 	return &minder{
-		keeper: k, uuid: uuid, own: filepath.Join(k.opts.Dir, uuid), log: k.opts.Log.With("gpu", uuid),
-		kick: make(chan struct{}, 1), reason: notYet,
+		keeper: k, uuid: uuid, own: own, log: k.opts.Log.With("gpu", uuid),
+		kick: make(chan struct{}, 1), reason: notYet, occupied: recorded(own),
 	}
 }
 
@@ -296,8 +299,20 @@ func (m *minder) makeExclusive(ctx context.Context) error {
 	if err := m.keeper.opts.Modes.SetExclusive(ctx, m.uuid, true); err != nil {
 		return err
 	}
-	m.exclusive = true
+	m.occupy(true)
 	return nil
+}
+
+// occupy notes whether the GPU can be used without MPS.
+func (m *minder) occupy(yes bool) {
+	m.exclusive = yes
+	m.keeper.mu.Lock()
+	same := m.occupied == yes
+	m.occupied = yes
+	m.keeper.mu.Unlock()
+	if !same {
+		m.keeper.opts.Changed()
+	}
 }
 
 // limit gives the daemon what is wanted.
@@ -370,7 +385,7 @@ func (m *minder) forget(ctx context.Context) time.Duration {
 		}
 		return m.keeper.opts.Interval
 	}
-	m.exclusive = false
+	m.occupy(false)
 	m.log.Info("the GPU is not shared by MPS any more")
 	m.say(notYet, resource.MPSLimits{})
 	return m.keeper.opts.Interval

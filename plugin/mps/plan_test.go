@@ -84,12 +84,15 @@ func TestJudge(t *testing.T) {
 	k := New(Options{})
 	k.minders["GPU-1"] = &minder{ready: half}
 	k.minders["GPU-2"] = &minder{reason: "it is gone"}
+	k.minders["GPU-4"] = &minder{occupied: true}
 	device := func(uuid string, l *resource.MPSLimits) resource.Device {
-		return resource.Device{UUID: uuid, MPS: l, Healthy: true}
+		return resource.Device{UUID: uuid, Parent: uuid, MPS: l, Healthy: true}
 	}
 	list := []resource.Resource{{Devices: []resource.Device{
 		device("GPU-0", nil), device("GPU-1", &half), device("GPU-1", &third), device("GPU-2", &half), device("GPU-3", &half),
 		{UUID: "GPU-2", MPS: &half, Reason: "lost"},
+		device("GPU-4", nil),
+		{UUID: "MIG-1", Parent: "GPU-4", Healthy: true},
 	}}}
 	var got []string
 	for _, d := range k.Judge(list)[0].Devices {
@@ -98,7 +101,8 @@ func TestJudge(t *testing.T) {
 			t.Errorf("healthy %t with the reason %q", d.Healthy, d.Reason)
 		}
 	}
-	want := []string{"", "", "its MPS control daemon is being given other limits", "it is gone", notYet, "lost"}
+	const still = "its GPU is still shared by MPS, until the last client has ended"
+	want := []string{"", "", "its MPS control daemon is being given other limits", "it is gone", notYet, "lost", still, still}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}

@@ -32,22 +32,31 @@ func Wants(resources []resource.Resource) []Want {
 	return slices.SortedFunc(maps.Values(all), func(a, b Want) int { return strings.Compare(a.UUID, b.UUID) })
 }
 
-// Judge returns the resources in which those devices are unhealthy whose daemon does not answer, or has other limits.
+// Judge returns the resources in which those devices are unhealthy whose daemon does not answer or has other limits, and
+// those that are not shared by MPS and whose GPU is so still.
 func (k *Keeper) Judge(resources []resource.Resource) []resource.Resource {
 	list := slices.Clone(resources)
 	for i := range list {
 		list[i].Devices = slices.Clone(list[i].Devices)
 		for j := range list[i].Devices {
 			d := &list[i].Devices[j]
-			if d.MPS == nil || !d.Healthy {
+			if !d.Healthy {
 				continue
 			}
-			if why := k.Problem(d.UUID, *d.MPS); why != "" {
+			if why := k.against(d); why != "" {
 				d.Healthy, d.Reason = false, why
 			}
 		}
 	}
 	return list
+}
+
+// against says why a device cannot be used, or nothing.
+func (k *Keeper) against(d *resource.Device) string {
+	if d.MPS != nil {
+		return k.Problem(d.UUID, *d.MPS)
+	}
+	return k.Occupied(d.Parent)
 }
 
 // mebibytes is the limit of memory in the unit that the daemon takes.
