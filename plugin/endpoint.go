@@ -70,6 +70,9 @@ func newEndpoint(r resource.Resource, o *Options, w *watch) (*endpoint, error) {
 // run serves until ctx ends. Then the calls under way end, and the socket and the lock are removed.
 func (e *endpoint) run(ctx context.Context) (err error) {
 	e.lock, err = lock.Acquire(filepath.Join(filepath.Dir(e.path), "."+filepath.Base(e.path)+".lock"))
+	if err != nil && exit.CodeOf(err) != exit.Locked {
+		err = exit.With(exit.Failure, "run as root, with a directory of sockets that can be written to", err)
+	}
 	if err != nil {
 		return fmt.Errorf("serve %s: %w", e.name, err)
 	}

@@ -150,11 +150,14 @@ func (p *Plugin) update(r *resource.Resource) error {
 	return nil
 }
 
+// Check says why Run could not begin: the kubelet's directory is not there. It touches nothing.
+func (p *Plugin) Check() error { return checkDir(p.opts.dir()) }
+
 // Run serves until ctx ends, then drains and removes its sockets and locks. It returns early with an error that no
 // waiting would mend: another instance serves a resource, or the directory is not there at the start. A kubelet that is
 // not there is waited for.
 func (p *Plugin) Run(ctx context.Context) error {
-	if err := checkDir(p.opts.dir()); err != nil {
+	if err := p.Check(); err != nil {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)

@@ -71,3 +71,11 @@ func TestASocketWaitsOutWhatPasses(t *testing.T) {
 		})
 	}
 }
+
+func TestAKubeletThatIsNotThereIsSaidWithWhatToDo(t *testing.T) {
+	w := newWatch(t.TempDir(), filepath.Join(t.TempDir(), kubeletSocketName), quiet)
+	generation, err := w.kubeletSocket()
+	if generation != 0 || exit.CodeOf(err) != exit.Unreachable || !strings.Contains(exit.HintOf(err), "start the kubelet") {
+		t.Errorf("%d and %v with hint %q", generation, err, exit.HintOf(err))
+	}
+}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/exit"
 )
 
 // How often a directory is looked at: where the kernel tells of changes, in case it lost one; and where it does not,
@@ -101,7 +103,8 @@ func (w *watch) lookAtKubelet() {
 	w.dropPin()
 	fd, err := unix.Open(w.kubelet, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		w.problem = fmt.Errorf("look for the kubelet: %w", &fs.PathError{Op: "open", Path: w.kubelet, Err: err})
+		w.problem = exit.With(exit.Unreachable, dialHint(err),
+			fmt.Errorf("look for the kubelet: %w", &fs.PathError{Op: "open", Path: w.kubelet, Err: err}))
 		return
 	}
 	f := os.NewFile(uintptr(fd), w.kubelet)

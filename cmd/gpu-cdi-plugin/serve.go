@@ -203,6 +203,9 @@ func (s *service) build(snapshot *gpu.Snapshot) ([]resource.Resource, error) {
 
 // run starts the actors and ends with the first of them.
 func (s *service) run(ctx context.Context, reloads actor) error {
+	if err := s.plugin.Check(); err != nil { // before there is a spec that nobody serves
+		return err
+	}
 	server, err := s.listen(ctx)
 	if err != nil {
 		return err
