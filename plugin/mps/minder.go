@@ -3,14 +3,10 @@ package mps
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/plugin/resource"
 )
@@ -38,6 +34,7 @@ type minder struct {
 	driver    string // that the process is of
 	since     time.Time
 	ending    bool               // it was told to
+	answered  bool               // it has since it was started
 	exclusive bool               // the GPU is, by this process
 	given     resource.MPSLimits // by this process to the daemon; what that answers is rounded
 	silent    int
@@ -152,7 +149,7 @@ func (m *minder) bury() {
 	how := m.proc.how
 	m.proc.close()
 	ran := time.Since(m.since)
-	m.proc, m.silent, m.lookAgain, m.given = nil, 0, 0, resource.MPSLimits{}
+	m.proc, m.answered, m.silent, m.lookAgain, m.given = nil, false, 0, 0, resource.MPSLimits{}
 	if m.ending {
 		m.ending, m.due = false, time.Now()
 		m.log.Info("the MPS control daemon has ended, as it was told to")
@@ -176,7 +173,7 @@ func (m *minder) look(ctx context.Context, want *Want) (seen, error) {
 	s.answers = err == nil
 	switch {
 	case s.answers:
-		m.silent = 0
+		m.silent, m.answered = 0, true
 	case !m.isNew():
 		m.silent++
 	}
@@ -211,7 +208,7 @@ func (m *minder) question(ctx context.Context, want *Want, s *seen) error {
 func (m *minder) judge(want *Want, s seen, err error) {
 	switch {
 	case want == nil || !s.runs:
-	case err != nil && m.reasonIs(notYet) && m.isNew():
+	case err != nil && m.isNew() && !m.answered: // it begins
 	case err != nil:
 		m.trouble("its MPS control daemon does not answer", err)
 	case s.limited && m.exclusive:
@@ -219,12 +216,6 @@ func (m *minder) judge(want *Want, s seen, err error) {
 			m.log.Info("the MPS control daemon answers", "pid", m.proc.pid, "each client may use", inWords(want.Limits))
 		}
 	}
-}
-
-func (m *minder) reasonIs(text string) bool {
-	m.keeper.mu.Lock()
-	defer m.keeper.mu.Unlock()
-	return m.reason == text
 }
 
 // say sets the reason and the limits that others see, and reports whether they are others than before.
@@ -260,142 +251,4 @@ func (m *minder) trouble(what string, err error) {
 	m.logged = text
 	log(what, "error", err)
 	m.say(text, resource.MPSLimits{})
-}
-
-// start prepares the GPU and starts a daemon.
-func (m *minder) start(ctx context.Context) time.Duration {
-	if err := m.tryStart(ctx); err != nil {
-		pause := m.pauses.after(0)
-		m.due = time.Now().Add(pause)
-		if ctx.Err() == nil {
-			m.trouble("its MPS control daemon cannot be started", err)
-		}
-		return pause
-	}
-	m.since = time.Now()
-	return firstLook
-}
-
-func (m *minder) tryStart(ctx context.Context) error {
-	c, err := m.keeper.control(ctx, m.own)
-	if err != nil {
-		return err
-	}
-	if err := prepare(m.keeper.opts.Dir, m.uuid); err != nil {
-		return err
-	}
-	if err := m.keeper.linkLibraries(c.program.Libraries); err != nil {
-		return err
-	}
-	if err := m.makeExclusive(ctx); err != nil {
-		return err
-	}
-	m.proc, err = c.helper.startDaemon(m.own, c.program)
-	m.driver = c.program.Driver
-	return err
-}
-
-func (m *minder) makeExclusive(ctx context.Context) error {
-	if err := m.keeper.opts.Modes.SetExclusive(ctx, m.uuid, true); err != nil {
-		return err
-	}
-	m.occupy(true)
-	return nil
-}
-
-// occupy notes whether the GPU can be used without MPS.
-func (m *minder) occupy(yes bool) {
-	m.exclusive = yes
-	m.keeper.mu.Lock()
-	same := m.occupied == yes
-	m.occupied = yes
-	m.keeper.mu.Unlock()
-	if !same {
-		m.keeper.opts.Changed()
-	}
-}
-
-// limit gives the daemon what is wanted.
-func (m *minder) limit(ctx context.Context, want *Want) time.Duration {
-	c, err := m.keeper.control(ctx, m.own)
-	if err == nil {
-		err = c.limit(ctx, want.Limits)
-	}
-	if err == nil {
-		m.given = want.Limits
-		return 0
-	}
-	if ctx.Err() == nil && m.proc.runs() {
-		m.trouble("its MPS control daemon cannot be limited", err)
-	}
-	return lastLook
-}
-
-// quit tells the daemon to end, and waits for it.
-func (m *minder) quit(ctx context.Context) time.Duration {
-	c, err := m.keeper.control(ctx, m.own)
-	if err == nil {
-		m.ending = true
-		err = c.quit(ctx)
-	}
-	if err != nil && m.proc.runs() && ctx.Err() == nil {
-		m.trouble("its MPS control daemon does not end", err)
-	}
-	return m.await(ctx)
-}
-
-// end ends a daemon that does not listen.
-func (m *minder) end(ctx context.Context) time.Duration {
-	m.log.Warn("the MPS control daemon does not answer and has no server; it is ended", "pid", m.proc.pid)
-	m.ending = true
-	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
-		if err := m.proc.signal(sig); err != nil && !errors.Is(err, unix.ESRCH) {
-			m.trouble("its MPS control daemon cannot be ended", err)
-			return m.keeper.opts.Interval
-		}
-		if m.await(ctx) == 0 {
-			break
-		}
-	}
-	return 0
-}
-
-// await waits for the daemon's end as long as for an answer. It returns when to look again.
-func (m *minder) await(ctx context.Context) time.Duration {
-	late := time.NewTimer(m.keeper.opts.Deadline)
-	defer late.Stop()
-	select {
-	case <-m.proc.end():
-		return 0
-	case <-ctx.Done():
-	case <-late.C:
-	}
-	return m.keeper.opts.Interval
-}
-
-// forget gives the GPU back to processes without MPS. Its directories stay: containers may still see them.
-func (m *minder) forget(ctx context.Context) time.Duration {
-	err := m.keeper.opts.Modes.SetExclusive(ctx, m.uuid, false)
-	if err == nil {
-		err = m.erase()
-	}
-	if err != nil {
-		if ctx.Err() == nil {
-			m.trouble("the GPU cannot be given back to processes without MPS", err)
-		}
-		return m.keeper.opts.Interval
-	}
-	m.occupy(false)
-	m.log.Info("the GPU is not shared by MPS any more")
-	m.say(notYet, resource.MPSLimits{})
-	return m.keeper.opts.Interval
-}
-
-func (m *minder) erase() error {
-	for _, name := range []string{outputName, lockName, recordName} {
-		if err := os.Remove(filepath.Join(m.own, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("remove the record of a daemon: %w", err)
-		}
-	}
-	return nil
 }
