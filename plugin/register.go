@@ -49,19 +49,20 @@ func register(ctx context.Context, kubeletSocket, endpoint, name string, same fu
 	if err != nil {
 		// Unavailable is gRPC's own word for a connection that broke: that kubelet has ended, or its server has.
 		told := status.Code(err) != codes.Unavailable
-		what, hint := answerOf(ctx, err)
+		hint, what := answerOf(ctx, err)
 		err = fmt.Errorf("register %s: the kubelet at %s %w", name, kubeletSocket, what)
 		return outcome{told, exit.With(exit.Unreachable, hint, err)}
 	}
 	return outcome{told: true}
 }
 
-// answerOf is what the kubelet does with a call that ends in an error: it does not answer in time, or it refuses.
-func answerOf(ctx context.Context, err error) (what error, hint string) {
+// answerOf is what the kubelet does with a call that ends in an error, and what to do about it: it does not answer in
+// time, or it refuses.
+func answerOf(ctx context.Context, err error) (hint string, what error) {
 	if ctx.Err() != nil {
-		return fmt.Errorf("does not answer: %w", context.Cause(ctx)), "look at the kubelet's log; it hangs, or its node is overloaded"
+		return "look at the kubelet's log: it hangs, or the node is overloaded", fmt.Errorf("does not answer: %w", context.Cause(ctx))
 	}
-	return fmt.Errorf("answers: %s", status.Convert(err).Message()), ""
+	return "", fmt.Errorf("answers: %s", status.Convert(err).Message())
 }
 
 // once is a dialer that gives the connection away, and has no second one.
