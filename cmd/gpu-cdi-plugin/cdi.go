@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -12,7 +13,7 @@ func (a *app) cdiCommand() *cobra.Command {
 		Short: "Write, check and use CDI specs",
 		Long: `Writes the CDI spec of this host's GPUs, tells whether it is valid and still true, and puts devices into bundles for
 runtimes that know nothing of CDI.`,
-		Annotations: statuses(exit.OK, exit.Usage),
+		Annotations: cli.Statuses(exit.OK, exit.Usage),
 		Args:        unknownVerb,
 		RunE:        showHelp,
 	}

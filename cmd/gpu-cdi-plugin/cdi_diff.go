@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -31,7 +32,7 @@ has written, also of extras that are configured. --capabilities, --cdi-kind and 
 written with.`,
 		Example: `  gpu-cdi-plugin cdi diff || gpu-cdi-plugin cdi generate --write
   gpu-cdi-plugin cdi diff /etc/cdi/nvidia.yaml -o json`,
-		Annotations: statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.Differs, exit.NoDriver, exit.NoGPU,
+		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.Differs, exit.NoDriver, exit.NoGPU,
 			exit.Interrupted),
 		Args:              oneFile,
 		ValidArgsFunction: completeSpecFiles,

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 )
@@ -53,7 +54,7 @@ removed.`,
   gpu-cdi-plugin cdi generate --write --extras gds,gdrcopy
   gpu-cdi-plugin cdi generate --file /etc/cdi/nvidia.yaml --capabilities compute,utility
   gpu-cdi-plugin cdi generate --explain`,
-		Annotations: statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
+		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
 			exit.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,

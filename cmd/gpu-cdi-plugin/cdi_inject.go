@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -22,7 +23,7 @@ The specs are those in /etc/cdi (under --root) and --cdi-dir. A name is VENDOR/C
 another driver than the specs' is refused: after an upgrade config.json is to be made anew.`,
 		Example: `  gpu-cdi-plugin cdi inject --bundle . nvidia.com/gpu=0 nvidia.com/gpu=1
   gpu-cdi-plugin cdi inject --bundle /run/bundles/a all`,
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		Args:              someNames,
 		ValidArgsFunction: a.completeDevices,
 		RunE:              func(_ *cobra.Command, args []string) error { return a.cdiInject(bundle, args) },

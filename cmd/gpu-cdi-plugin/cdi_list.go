@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -18,7 +19,7 @@ A device is shadowed where a file of a directory that counts more defines it too
 the same directory does: then engines offer neither. A file that cannot be read is in the list with its error.`,
 		Example: `  gpu-cdi-plugin cdi list
   gpu-cdi-plugin cdi list -o name`,
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return a.cdiList(out) },

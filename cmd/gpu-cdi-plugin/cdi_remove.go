@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -20,7 +21,7 @@ func (a *app) removeCommand() *cobra.Command {
 prints their paths. Nothing else is touched: no other file, and no file of such a name whose content is a spec of
 another kind or, beside that of the GPUs, somebody else's. Where there is no such file there is nothing to do.`,
 		Example:           `  gpu-cdi-plugin cdi remove`,
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return a.cdiRemove() },

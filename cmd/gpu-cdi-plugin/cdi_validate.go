@@ -9,6 +9,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/nvml"
 )
@@ -24,7 +25,7 @@ ask, that last check is left out and a message says so. Without a file it checks
 written, and those of extras that are configured and there.`,
 		Example: `  gpu-cdi-plugin cdi validate
   gpu-cdi-plugin cdi validate /etc/cdi/*.yaml -o json`,
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage, exit.Differs),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Differs),
 		ValidArgsFunction: completeSpecFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.cdiValidate(cmd.Context(), args, out)

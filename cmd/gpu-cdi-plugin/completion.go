@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -20,7 +21,7 @@ devices that the host's CDI specs offer. For bash the package bash-completion ha
   gpu-cdi-plugin completion zsh > "${fpath[1]}/_gpu-cdi-plugin"
   gpu-cdi-plugin completion fish > ~/.config/fish/completions/gpu-cdi-plugin.fish
   gpu-cdi-plugin completion powershell >> $PROFILE`,
-		Annotations:           statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:           cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		DisableFlagsInUseLine: true,
 		ValidArgs:             shells,
 		Args:                  oneShell,

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/plugin/config"
 )
@@ -20,7 +21,7 @@ func (a *app) configCommand() *cobra.Command {
 		Long: `The verbs of the configuration: what can be configured, what holds here, and whether a file is right.
 
 One file has the options for all verbs and what the device plugin offers. Its JSON schema is specs/config.schema.json.`,
-		Annotations: statuses(exit.OK, exit.Usage),
+		Annotations: cli.Statuses(exit.OK, exit.Usage),
 		Args:        unknownVerb,
 		RunE:        showHelp,
 	}
@@ -35,7 +36,7 @@ func (a *app) configDefaultCommand() *cobra.Command {
 		Long:  "Prints a configuration file with every key, its default and what it means.",
 		Example: `  gpu-cdi-plugin config default > config.yaml
   gpu-cdi-plugin config view --config config.yaml`,
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return a.configDefault() },
@@ -64,7 +65,7 @@ func (a *app) configViewCommand() *cobra.Command {
 It takes the flags of serve, so that putting view in its place shows what it would work with.`,
 		Example: `  gpu-cdi-plugin config view --config config.yaml
   GPU_CDI_MIG_STRATEGY=mixed gpu-cdi-plugin config view -o table`,
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return a.configView(out) },
@@ -135,7 +136,7 @@ func (a *app) configValidateCommand() *cobra.Command {
 nothing of the driver, so a configuration can be checked anywhere.`,
 		Example: `  gpu-cdi-plugin config validate config.yaml
   gpu-cdi-plugin config validate --config /etc/gpu-cdi-plugin/config.yaml --mig-strategy mixed`,
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		Args:              a.configFile,
 		ValidArgsFunction: completeConfigFile,
 		RunE:              func(*cobra.Command, []string) error { return a.configValidate() },

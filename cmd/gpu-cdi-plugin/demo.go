@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/demo"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
@@ -46,7 +47,7 @@ runc and podman is missing.`,
 		Example: `  gpu-cdi-plugin demo
   gpu-cdi-plugin demo --machine mig-h100
   gpu-cdi-plugin demo --machine ./my-machine.yaml --keep`,
-		Annotations: statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
+		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
 			exit.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,

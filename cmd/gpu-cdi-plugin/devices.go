@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -22,7 +23,7 @@ With -o name it prints the names that a CDI spec gives to them.`,
 		Example: `  gpu-cdi-plugin devices
   gpu-cdi-plugin devices -o json | jq -r '.devices[] | select(.numaNode == 0) | .uuid'
   gpu-cdi-plugin devices --driver-root /run/nvidia/driver`,
-		Annotations: statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
+		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
 			exit.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,

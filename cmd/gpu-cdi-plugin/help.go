@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -22,50 +21,6 @@ var meanings = map[exit.Code]string{
 	exit.Locked:      "another instance is running",
 	exit.Unreachable: "there is no kubelet, or it cannot be reached",
 	exit.Interrupted: "interrupted",
-}
-
-// statuses keeps the exit statuses of a verb with the verb, for its help.
-func statuses(codes ...exit.Code) map[string]string {
-	var list []string
-	for _, c := range codes {
-		list = append(list, strconv.Itoa(int(c)))
-	}
-	return map[string]string{"exit": strings.Join(list, " ")}
-}
-
-// help prints what a verb does, its flags and its exit statuses.
-func help(cmd *cobra.Command, _ []string) {
-	var b strings.Builder
-	b.WriteString(strings.TrimSpace(cmd.Long) + "\n\n" + cmd.UsageString())
-	if list := strings.Fields(cmd.Annotations["exit"]); len(list) > 0 {
-		b.WriteString("\nExit Status:\n")
-		for _, s := range list {
-			n, _ := strconv.Atoi(s)
-			fmt.Fprintf(&b, "  %3d  %s\n", n, meanings[exit.Code(n)])
-		}
-	}
-	cmd.Print(b.String())
-}
-
-func helpCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:               "help [verb]",
-		Short:             "Help about a verb",
-		Long:              "Prints what a verb does, its flags and its exit statuses: the same as VERB --help.",
-		Annotations:       statuses(exit.OK, exit.Usage),
-		DisableAutoGenTag: true,
-		ValidArgsFunction: completeVerbs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			topic, rest, err := cmd.Root().Find(args)
-			if err == nil {
-				err = unknownVerb(topic, rest)
-			}
-			if err != nil {
-				return exit.With(exit.Usage, usageHint(cmd.Root()), err)
-			}
-			return topic.Help()
-		},
-	}
 }
 
 func completeVerbs(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {

@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/plugin/mps"
 )
@@ -21,7 +22,7 @@ and becomes PROGRAM with those variables: the control daemon with --start, and o
 commands.`,
 		Example: `  gpu-cdi-plugin mps-exec --start --driver 580.126.09 -- /run/gpu-cdi-plugin/mps/GPU-... \
     /usr/bin/nvidia-cuda-mps-control CUDA_VISIBLE_DEVICES=GPU-...`,
-		Annotations:       statuses(exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(exit.Failure, exit.Usage),
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(_ *cobra.Command, args []string) error {

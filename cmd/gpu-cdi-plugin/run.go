@@ -5,11 +5,13 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/plugin/config"
 )
@@ -59,13 +61,11 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	case ctx.Err() != nil:
 		err = exit.With(exit.Interrupted, "", errors.New("interrupted"))
 	case !a.started && exit.CodeOf(err) == exit.Failure:
-		err = exit.With(exit.Usage, usageHint(cmd), err)
+		err = exit.With(exit.Usage, cli.UsageHint(cmd), err)
 	}
-	a.report(err, wantsJSON(cmd, args) || a.LogFormat == "json")
+	cli.Report(a.stderr, err, wantsJSON(cmd, args) || a.LogFormat == "json")
 	return int(exit.CodeOf(err))
 }
-
-func usageHint(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
 
 func (a *app) rootCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -78,7 +78,7 @@ containers.
 Options come from flags, then from the environment (GPU_CDI_ and the flag's name in capitals, such as GPU_CDI_CDI_DIR),
 then from the file of --config, whose keys are the flags' names; gpu-cdi-plugin config default prints one.
 `),
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
@@ -87,8 +87,8 @@ then from the file of --config, whose keys are the flags' names; gpu-cdi-plugin 
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.start(cmd) },
 	}
 	cmd.CompletionOptions.DisableDefaultCmd = true
-	cmd.SetHelpFunc(help)
-	cmd.SetHelpCommand(helpCommand())
+	cmd.SetHelpFunc(cli.Help(meanings))
+	cmd.SetHelpCommand(cli.HelpCommand(unknownVerb, completeVerbs))
 	a.addFlags(cmd)
 	cmd.AddCommand(
 		a.devicesCommand(),
@@ -128,4 +128,21 @@ func newLogger(w io.Writer, level, format string) *slog.Logger {
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// wantsJSON tells whether JSON was asked for. Where the flags could not be read, the arguments are looked at as they
+// are: a program that asked for JSON wants to read the error too.
+func wantsJSON(cmd *cobra.Command, args []string) bool {
+	if f := cmd.Flags().Lookup("output"); f != nil && f.Changed {
+		return f.Value.String() == "json"
+	}
+	for i, arg := range args {
+		switch arg {
+		case "-ojson", "-o=json", "--output=json":
+			return true
+		case "-o", "--output":
+			return slices.Equal(args[i+1:min(i+2, len(args))], []string{"json"})
+		}
+	}
+	return false
 }

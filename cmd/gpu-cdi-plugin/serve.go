@@ -18,6 +18,7 @@ import (
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/sdnotify"
@@ -56,7 +57,7 @@ With --listen it answers /metrics, /healthz, and /readyz: every resource is regi
 		Example: `  gpu-cdi-plugin serve
   gpu-cdi-plugin serve --config /etc/gpu-cdi-plugin/config.yaml --listen 127.0.0.1:9400
   gpu-cdi-plugin serve --mig-strategy mixed --strategy cdi-cri,device-specs`,
-		Annotations: statuses(exit.OK, exit.Failure, exit.Usage, exit.NoDriver, exit.Locked, exit.Unreachable,
+		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.NoDriver, exit.Locked, exit.Unreachable,
 			exit.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,

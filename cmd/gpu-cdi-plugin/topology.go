@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/topology"
 	"gpu-cdi-plugin/topology/holders"
@@ -29,7 +30,7 @@ there is none they are null, and where it does not answer that is a warning.`,
 		Example: `  gpu-cdi-plugin topology
   gpu-cdi-plugin topology -o json | jq '.links[] | select(.nvlinks > 0)'
   gpu-cdi-plugin topology -o svg > node.svg`,
-		Annotations: statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
+		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
 			exit.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,

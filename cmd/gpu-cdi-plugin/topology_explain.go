@@ -12,6 +12,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -38,7 +39,7 @@ and pack are the same as topology.`,
 		Example: `  gpu-cdi-plugin topology explain --size 4
   gpu-cdi-plugin topology explain --size 2 --available 0,1,4,5 --must 1
   gpu-cdi-plugin topology explain --size 2 --policy numa -o json | jq '.chosen.score'`,
-		Annotations: statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
+		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
 			exit.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -29,7 +30,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Long:  "Prints the version of this program, the source's revision, and the Go that built it.",
 		Example: `  gpu-cdi-plugin version
   gpu-cdi-plugin version -o json`,
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return out.print(a.stdout, versionView(thisBuild())) },

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/sim"
 )
@@ -32,7 +33,7 @@ Device nodes have the numbers of real ones but no driver behind them; making the
 		Example: `  gpu-sim create /tmp/node --machine dgx-h100
   gpu-sim create /tmp/node --machine ./lab.yaml --lib-dir usr/lib64
   gpu-sim create /tmp/node --machine dgx-h100 --driver 590.44.01 --force   # the driver is upgraded`,
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
 		Args:              noMore,
 		ValidArgsFunction: completeDirs,
 		RunE:              func(cmd *cobra.Command, args []string) error { return a.create(cmd.Context(), args[0], opts) },

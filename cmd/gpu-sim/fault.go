@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/sim"
 )
@@ -34,7 +35,7 @@ are cleared; a second one of the same kind for the same GPU or function replaces
 		Args: faultKind,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.Annotations = statuses(exit.OK, exit.Failure, exit.Usage)
+	cmd.Annotations = cli.Statuses(exit.OK, exit.Failure, exit.Usage)
 	cmd.Annotations["usage"] = "gpu-sim fault DIR KIND [flags]"
 	cmd.AddCommand(lostCommand(), goneCommand(), failCommand(), hangCommand(), latencyCommand(), migCommand(),
 		kernelVersionCommand(), clearCommand())
@@ -56,7 +57,7 @@ func faultVerb(name, rest, short, long string, args int, do func(n *sim.Node, ar
 		Use:               name + " DIR",
 		Short:             short,
 		Long:              long,
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		ValidArgsFunction: completeDirs,
 		Args: func(_ *cobra.Command, got []string) error {
 			if len(got) != 1+args {

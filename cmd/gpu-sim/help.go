@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,48 +18,6 @@ var meanings = map[exit.Code]string{
 	exit.Failure:     "an error; nothing was made or changed",
 	exit.Usage:       "wrong use: an unknown machine, a malformed machine file, a GPU or profile that is not there",
 	exit.Interrupted: "interrupted",
-}
-
-// statuses keeps the exit statuses of a verb with the verb, for its help.
-func statuses(codes ...exit.Code) map[string]string {
-	var list []string
-	for _, c := range codes {
-		list = append(list, strconv.Itoa(int(c)))
-	}
-	return map[string]string{"exit": strings.Join(list, " ")}
-}
-
-// help prints what a verb does, its flags and its exit statuses.
-func help(cmd *cobra.Command, _ []string) {
-	var b strings.Builder
-	b.WriteString(strings.TrimSpace(cmd.Long) + "\n\n" + cmd.UsageString())
-	if list := strings.Fields(cmd.Annotations["exit"]); len(list) > 0 {
-		b.WriteString("\nExit Status:\n")
-		for _, s := range list {
-			n, _ := strconv.Atoi(s)
-			fmt.Fprintf(&b, "  %3d  %s\n", n, meanings[exit.Code(n)])
-		}
-	}
-	cmd.Print(b.String())
-}
-
-func helpCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:         "help [verb]",
-		Short:       "Help about a verb",
-		Long:        "Prints what a verb does, its flags and its exit statuses: the same as VERB --help.",
-		Annotations: statuses(exit.OK, exit.Usage),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			topic, rest, err := cmd.Root().Find(args)
-			if err == nil && topic.HasSubCommands() {
-				err = unknownVerb(topic, rest)
-			}
-			if err != nil {
-				return exit.With(exit.Usage, "see gpu-sim --help", err)
-			}
-			return topic.Help()
-		},
-	}
 }
 
 // unknownVerb is the argument check of a command that only holds verbs.

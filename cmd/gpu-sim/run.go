@@ -2,15 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -37,9 +36,9 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	case ctx.Err() != nil:
 		err = exit.With(exit.Interrupted, "", errors.New("interrupted"))
 	case !a.started && exit.CodeOf(err) == exit.Failure:
-		err = exit.With(exit.Usage, "see "+cmd.CommandPath()+" --help", err)
+		err = exit.With(exit.Usage, cli.UsageHint(cmd), err)
 	}
-	a.report(err, wantsJSON(cmd))
+	cli.Report(a.stderr, err, wantsJSON(cmd))
 	return int(exit.CodeOf(err))
 }
 
@@ -56,24 +55,6 @@ func verbFirst(root *cobra.Command, args []string) []string {
 	return swapped
 }
 
-// report prints an error to stderr, with its hint.
-func (a *app) report(err error, asJSON bool) {
-	if asJSON {
-		e := json.NewEncoder(a.stderr)
-		e.SetEscapeHTML(false)
-		_ = e.Encode(struct { // there is nobody left to tell
-			Error string    `json:"error"`
-			Code  exit.Code `json:"code"`
-			Hint  string    `json:"hint,omitempty"`
-		}{err.Error(), exit.CodeOf(err), exit.HintOf(err)})
-		return
-	}
-	fmt.Fprintf(a.stderr, "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
-	if hint := exit.HintOf(err); hint != "" {
-		fmt.Fprintf(a.stderr, "hint: %s\n", hint)
-	}
-}
-
 func wantsJSON(cmd *cobra.Command) bool {
 	f := cmd.Flags().Lookup("output")
 	return f != nil && f.Value.String() == "json"
@@ -88,7 +69,7 @@ driver's library in it is a real shared library with NVML's functions, so every 
 		Example: `  gpu-sim create /tmp/node --machine dgx-h100
   gpu-cdi-plugin --root /tmp/node devices
   gpu-sim fault /tmp/node lost --gpu 3`,
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
@@ -96,8 +77,8 @@ driver's library in it is a real shared library with NVML's functions, so every 
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.start(cmd) },
 	}
-	cmd.SetHelpFunc(help)
-	cmd.SetHelpCommand(helpCommand())
+	cmd.SetHelpFunc(cli.Help(meanings))
+	cmd.SetHelpCommand(cli.HelpCommand(unknownVerb, nil))
 	cmd.SetUsageTemplate(strings.Replace(cmd.UsageTemplate(), "{{.UseLine}}",
 		"{{if .Annotations.usage}}{{.Annotations.usage}}{{else}}{{.UseLine}}{{end}}", 1))
 	cmd.AddCommand(a.createCommand(), a.faultCommand(), a.listCommand(), a.showCommand())

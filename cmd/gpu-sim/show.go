@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/sim"
 )
@@ -28,7 +29,7 @@ func (a *app) listCommand() *cobra.Command {
 		Short:             "List the machines that can be made",
 		Long:              "Lists the machines that come with gpu-sim. Each is a file in sim/machines of the sources.",
 		Example:           "  gpu-sim list-machines -o json | jq -r '.machines[].name'",
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -80,7 +81,7 @@ func (a *app) showCommand() *cobra.Command {
 		Long: `Shows the machine, the driver and the GPUs of a simulated node, and its faults as its state file has them. The GPUs are
 those that the library is told to have; what is lost is among them.`,
 		Example:           "  gpu-sim show /tmp/node",
-		Annotations:       statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		Args:              noMore,
 		ValidArgsFunction: completeDirs,
 		RunE:              func(_ *cobra.Command, args []string) error { return a.show(args[0], out) },

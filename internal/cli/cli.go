@@ -1,0 +1,90 @@
+// Package cli has what the command lines of the project share: help that lists exit statuses, and errors with a hint,
+// for people or as JSON. What a verb does it does not know.
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/exit"
+)
+
+// statusKey is the annotation with the exit statuses of a verb.
+const statusKey = "exit"
+
+// Statuses are the annotations of a verb that ends with these statuses, for its help.
+func Statuses(codes ...exit.Code) map[string]string {
+	var list []string
+	for _, c := range codes {
+		list = append(list, strconv.Itoa(int(c)))
+	}
+	return map[string]string{statusKey: strings.Join(list, " ")}
+}
+
+// Help prints what a verb does, its flags and its exit statuses, whose meanings are the program's own.
+func Help(meanings map[exit.Code]string) func(*cobra.Command, []string) {
+	return func(cmd *cobra.Command, _ []string) {
+		var b strings.Builder
+		b.WriteString(strings.TrimSpace(cmd.Long) + "\n\n" + cmd.UsageString())
+		if list := strings.Fields(cmd.Annotations[statusKey]); len(list) > 0 {
+			b.WriteString("\nExit Status:\n")
+			for _, s := range list {
+				n, _ := strconv.Atoi(s)
+				fmt.Fprintf(&b, "  %3d  %s\n", n, meanings[exit.Code(n)])
+			}
+		}
+		cmd.Print(b.String())
+	}
+}
+
+// HelpCommand is the verb help. The check is that of the arguments of a command that only holds verbs.
+func HelpCommand(check cobra.PositionalArgs, complete cobra.CompletionFunc) *cobra.Command {
+	return &cobra.Command{
+		Use:               "help [verb]",
+		Short:             "Help about a verb",
+		Long:              "Prints what a verb does, its flags and its exit statuses: the same as VERB --help.",
+		Annotations:       Statuses(exit.OK, exit.Usage),
+		DisableAutoGenTag: true,
+		ValidArgsFunction: complete,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			topic, rest, err := cmd.Root().Find(args)
+			if err == nil && topic.HasSubCommands() {
+				err = check(topic, rest)
+			}
+			if err != nil {
+				return exit.With(exit.Usage, UsageHint(cmd.Root()), err)
+			}
+			return topic.Help()
+		},
+	}
+}
+
+// UsageHint is what to do about wrong use of a verb.
+func UsageHint(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
+
+// failure is an error in JSON mode.
+type failure struct {
+	Error string    `json:"error"`
+	Code  exit.Code `json:"code"`
+	Hint  string    `json:"hint,omitempty"`
+}
+
+// Report prints an error with its hint; as JSON in a line, else in words.
+func Report(w io.Writer, err error, asJSON bool) {
+	f := failure{Error: err.Error(), Code: exit.CodeOf(err), Hint: exit.HintOf(err)}
+	if asJSON {
+		e := json.NewEncoder(w)
+		e.SetEscapeHTML(false)
+		_ = e.Encode(f) // there is nobody left to tell
+		return
+	}
+	fmt.Fprintf(w, "error: %s\n", strings.ReplaceAll(f.Error, "\n", "\nerror: "))
+	if f.Hint != "" {
+		fmt.Fprintf(w, "hint: %s\n", f.Hint)
+	}
+}

@@ -1,0 +1,59 @@
+package cli
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/exit"
+)
+
+func TestReport(t *testing.T) {
+	err := exit.With(exit.NoDriver, "install <one>", errors.New("no driver\nnone at all"))
+	for name, c := range map[string]struct {
+		err    error
+		asJSON bool
+		want   string
+	}{
+		"in words":           {err, false, "error: no driver\nerror: none at all\nhint: install <one>\n"},
+		"as JSON":            {err, true, `{"error":"no driver\nnone at all","code":10,"hint":"install <one>"}` + "\n"},
+		"without a hint":     {errors.New("x"), false, "error: x\n"},
+		"as JSON without it": {errors.New("x"), true, `{"error":"x","code":1}` + "\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var b strings.Builder
+			Report(&b, c.err, c.asJSON)
+			if diff := cmp.Diff(c.want, b.String()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestHelpListsTheExitStatuses(t *testing.T) {
+	meanings := map[exit.Code]string{exit.OK: "done", exit.Interrupted: "interrupted"}
+	root := &cobra.Command{Use: "program"}
+	root.AddCommand(&cobra.Command{
+		Use: "verb", Long: "Does it.", Annotations: Statuses(exit.OK, exit.Interrupted), Run: func(*cobra.Command, []string) {},
+	})
+	root.SetHelpFunc(Help(meanings))
+	root.SetHelpCommand(HelpCommand(cobra.NoArgs, nil))
+	for _, args := range [][]string{{"verb", "--help"}, {"help", "verb"}} {
+		var b strings.Builder
+		root.SetOut(&b)
+		root.SetArgs(args)
+		if err := root.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.String(); !strings.HasPrefix(got, "Does it.\n\nUsage:") || !strings.HasSuffix(got, "\nExit Status:\n    0  done\n  130  interrupted\n") {
+			t.Errorf("%v prints:\n%s", args, got)
+		}
+	}
+	root.SetArgs([]string{"help", "nothing"})
+	if err := root.Execute(); exit.CodeOf(err) != exit.Usage || exit.HintOf(err) != "see program --help" {
+		t.Errorf("help about nothing: %v with hint %q", err, exit.HintOf(err))
+	}
+}
