@@ -10,10 +10,7 @@ const maxNUMASets = 32
 func (n *Node) fewestNUMANodes(q query) found {
 	forced, others, count := n.enoughNodes(q)
 	f, tried, most := found{score: -1}, 0, 0
-	complete := eachUnion(forced, others, count, func(from set) bool {
-		if from.len() < q.size {
-			return true
-		}
+	complete := eachUnion(forced, others, count, q.size, func(from set) bool {
 		if tried == maxNUMASets {
 			return false
 		}
@@ -33,11 +30,16 @@ func (n *Node) fewestNUMANodes(q query) found {
 	}
 	f.bound = most - f.score
 	f.exact = f.bound == 0
+	for _, node := range n.numa {
+		if node.and(f.set) != (set{}) {
+			f.nodes++
+		}
+	}
 	return f
 }
 
-// enoughNodes are the GPUs of the NUMA nodes that are needed in any case, those of each of the others, and how many of the
-// others are needed at least.
+// enoughNodes are the GPUs of the NUMA nodes that are needed in any case, those of each of the others, most first, and how
+// many of the others are needed at least.
 func (n *Node) enoughNodes(q query) (forced set, others []set, count int) {
 	for _, node := range n.numa {
 		switch usable := node.and(q.from); {
@@ -47,28 +49,33 @@ func (n *Node) enoughNodes(q query) (forced set, others []set, count int) {
 			others = append(others, usable)
 		}
 	}
-	sizes := make([]int, len(others))
-	for i := range others {
-		sizes[i] = others[i].len()
-	}
-	slices.Sort(sizes)
+	slices.SortStableFunc(others, func(a, b set) int { return b.len() - a.len() })
 	for total := forced.len(); total < q.size; count++ {
-		total += sizes[len(sizes)-1-count]
+		total += others[count].len()
 	}
 	return forced, others, count
 }
 
-// eachUnion calls with the union of base and each count of the sets, until visit is false, which it returns.
-func eachUnion(base set, sets []set, count int, visit func(set) bool) bool {
+// eachUnion calls with the union of base and each count of the sets, which have most first, that has at least size GPUs,
+// until visit is false, which it returns.
+func eachUnion(base set, sets []set, count, size int, visit func(set) bool) bool {
 	if count == 0 {
 		return visit(base)
 	}
-	for i := 0; i <= len(sets)-count; i++ {
-		if !eachUnion(base.with(sets[i]), sets[i+1:], count-1, visit) {
+	for i := 0; i <= len(sets)-count && mostOf(base, sets[i:i+count]) >= size; i++ {
+		if !eachUnion(base.with(sets[i]), sets[i+1:], count-1, size, visit) {
 			return false
 		}
 	}
 	return true
+}
+
+func mostOf(base set, sets []set) int {
+	most := base.len()
+	for _, s := range sets {
+		most += s.len()
+	}
+	return most
 }
 
 // taken is what the GPUs of x score with all that is available.

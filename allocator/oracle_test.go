@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 
 	"pgregory.net/rapid"
@@ -68,7 +69,19 @@ func (o *oracle) bestOf(of []int, size int) int {
 }
 
 // next is what the next requests could get of x.
-func (o *oracle) next(x []int) int { return o.bestOf(x, 2) + o.bestOf(x, 4) + o.bestOf(x, 8) }
+func (o *oracle) next(x []int) int { return o.pairs(x) + o.bestOf(x, 4) + o.bestOf(x, 8) }
+
+// pairs is the most that disjoint pairs of x score: one that has the first GPU and the pairs of the others, or those alone.
+func (o *oracle) pairs(x []int) int {
+	if len(x) < 2 {
+		return 0
+	}
+	most := o.pairs(x[1:])
+	for _, other := range x[1:] {
+		most = max(most, o.score[x[0]][other]+o.pairs(minus(x[1:], []int{other})))
+	}
+	return most
+}
 
 func (o *oracle) nodes(x []int) int {
 	seen := map[int]bool{}
@@ -182,17 +195,20 @@ func oracleOf(n *Node) *oracle {
 	return o
 }
 
-// drawMatrix draws scores of few kinds, so that many sets are equal, or of many.
+// upTo draws from least to most, and most more often than less: rapid prefers low numbers.
+func upTo(t *rapid.T, least, most int, what string) int {
+	return most - rapid.IntRange(0, most-least).Draw(t, what)
+}
+
+// drawMatrix draws scores of few kinds, so that many sets are equal, or of many. Each is as likely as another.
 func drawMatrix(t *rapid.T, n int) *oracle {
-	o := &oracle{score: make([][]int, n), numa: make([]int, n)}
-	for g := range n {
-		o.score[g] = make([]int, n)
-		o.numa[g] = rapid.IntRange(gpu.NoNUMANode, 3).Draw(t, "NUMA node")
-	}
-	kinds := rapid.SampledFrom([]int{1, 2, 5, 2000}).Draw(t, "kinds of links")
+	o := &oracle{score: square[int](n), numa: make([]int, n)}
+	kinds := rapid.SampledFrom([]int{2, 3, 6, 2000}).Draw(t, "kinds of links")
+	rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "links"), 0))
 	for a := range n {
+		o.numa[a] = gpu.NoNUMANode + rng.IntN(5)
 		for b := range a {
-			s := rapid.IntRange(0, kinds).Draw(t, "score")
+			s := rng.IntN(kinds)
 			o.score[a][b], o.score[b][a] = s, s
 		}
 	}
@@ -201,18 +217,18 @@ func drawMatrix(t *rapid.T, n int) *oracle {
 
 // drawProblem draws what is available and must be included, and every size that can be asked for.
 func drawProblem(t *rapid.T, n int) problem {
-	var p problem
-	for g := range n {
-		switch rapid.IntRange(0, 9).Draw(t, "GPU") {
-		case 0, 1:
-		case 2:
-			p.must = append(p.must, g)
-			p.available = append(p.available, g)
-		default:
-			p.available = append(p.available, g)
-		}
+	order := rapid.Permutation(places(n)).Draw(t, "order")
+	p := problem{available: order[:upTo(t, 0, n, "available")]}
+	p.must = slices.Clone(p.available[:rapid.IntRange(0, len(p.available)).Draw(t, "included")])
+	if rapid.Bool().Draw(t, "nothing included") {
+		p.must = nil
 	}
 	p.size = rapid.IntRange(len(p.must), len(p.available)).Draw(t, "size")
+	if rapid.Bool().Draw(t, "many") {
+		p.size = len(p.available) + len(p.must) - p.size
+	}
+	slices.Sort(p.available)
+	slices.Sort(p.must)
 	return p
 }
 

@@ -11,7 +11,7 @@ type Policy string
 const (
 	// Topology maximises S(X), then L(A \ X), then S(A \ X). What requests of the usual sizes could get of what stays is
 	//
-	//	L(R) = Σ max{S(Y) : Y ⊆ R, |Y| = j} over j = 2, 4, 8 with j ≤ |R|
+	//	L(R) = max{Σ s(p) over disjoint pairs p ⊆ R} + Σ max{S(Y) : Y ⊆ R, |Y| = j} over j = 4, 8 with j ≤ |R|
 	//
 	// so that GPUs are taken from an island that is broken already, and NVLinks are not cut. L is left out on nodes of more
 	// than 16 GPUs.

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"flag"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -10,6 +11,15 @@ import (
 
 	"gpu-cdi-plugin/sim"
 )
+
+// Each property is tried often enough that breaking the code in any one place shows; rapid's own number is 100.
+func TestMain(m *testing.M) {
+	if err := flag.Set("rapid.checks", "1000"); err != nil {
+		panic(err)
+	}
+	flag.Parse()
+	m.Run()
+}
 
 // check compares the answers of the three policies for whole GPUs with the oracle's.
 func check(t rapid.TB, n *Node, o *oracle, p problem) {
@@ -38,14 +48,14 @@ func (o *oracle) partitionOf(p problem) []int {
 
 func TestAnswersAreTheBestOfRandomNodes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := drawMatrix(t, rapid.IntRange(0, 9).Draw(t, "GPUs"))
+		o := drawMatrix(t, upTo(t, 0, 9, "GPUs"))
 		check(t, o.node(), o, drawProblem(t, len(o.score)))
 	})
 }
 
 func TestTopologyIsTheBestOfLargerRandomNodes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := drawMatrix(t, rapid.IntRange(10, 12).Draw(t, "GPUs"))
+		o := drawMatrix(t, upTo(t, 10, 12, "GPUs"))
 		n, p := o.node(), drawProblem(t, len(o.score))
 		for policy, numa := range map[Policy]bool{Topology: false, NUMA: true} {
 			c, err := n.Choose(policy, p.request(n))

@@ -10,9 +10,15 @@ type query struct {
 // found is a set of GPUs that answers a query.
 type found struct {
 	set   set
+	nodes int // NUMA nodes, if they count
 	score int
 	exact bool
 	bound int // how much higher the score of another set can be at most
+}
+
+// before tells that f is better than g, whatever stays.
+func (f *found) before(g *found) bool {
+	return f.nodes < g.nodes || f.nodes == g.nodes && f.score > g.score
 }
 
 // rank returns the best k sets of GPUs, best first. There is always one: the query was checked.
@@ -85,7 +91,7 @@ func runnersUp(q query, k int, search func(query) found) []found {
 	for {
 		best := 0
 		for i := range parts {
-			if parts[i].score > parts[best].score {
+			if parts[i].before(&parts[best].found) {
 				best = i
 			}
 		}

@@ -82,27 +82,40 @@ func (s *stock) leastLoaded(load []int) []int {
 // choice, and how much higher the score of another can be.
 func (s *stock) some(policy Policy, gpus, order []int) (exact bool, bound int) {
 	exact = true
-	for _, isIn := range []bool{false, true} {
-		part := without(gpus, func(g int) bool { return s.take[g] > 0 != isIn })
-		slices.SortStableFunc(part, func(a, b int) int { return cmp.Compare(order[a], order[b]) })
-		for len(part) > 0 && s.left > 0 {
-			alike := slices.IndexFunc(part, func(g int) bool { return order[g] != order[part[0]] })
-			if alike < 0 {
-				alike = len(part)
-			}
-			now := part[:alike]
-			if len(now) > s.left && !isIn {
-				f := s.best(policy, now)
-				exact, bound = f.exact, f.bound
-				now = without(now, func(g int) bool { return !f.set.has(g) })
-			}
-			for _, g := range now[:min(len(now), s.left)] {
-				s.takeOne(g)
-			}
-			part = part[alike:]
+	isIn := func(g int) bool { return s.take[g] > 0 }
+	fresh, others := without(gpus, isIn), without(gpus, func(g int) bool { return !isIn(g) })
+	for _, part := range inOrder(fresh, order) {
+		if s.left > 0 && len(part) > s.left {
+			f := s.best(policy, part)
+			exact, bound = f.exact, f.bound
+			part = without(part, func(g int) bool { return !f.set.has(g) })
 		}
+		s.takeEach(part)
+	}
+	for _, part := range inOrder(others, order) {
+		s.takeEach(part)
 	}
 	return exact, bound
+}
+
+// takeEach takes one device of each of the GPUs, until enough are taken.
+func (s *stock) takeEach(gpus []int) {
+	for _, g := range gpus[:min(len(gpus), s.left)] {
+		s.takeOne(g)
+	}
+}
+
+// inOrder are the GPUs in groups of the same order, the least first.
+func inOrder(gpus, order []int) [][]int {
+	slices.SortStableFunc(gpus, func(a, b int) int { return cmp.Compare(order[a], order[b]) })
+	var groups [][]int
+	for i, g := range gpus {
+		if i == 0 || order[g] != order[gpus[i-1]] {
+			groups = append(groups, nil)
+		}
+		groups[len(groups)-1] = append(groups[len(groups)-1], g)
+	}
+	return groups
 }
 
 // best is the best set of the GPUs that are in the answer, and as many of others as are left to be taken.
@@ -155,7 +168,8 @@ func (s *stock) fullest() (x set, exact bool) {
 		return x, true
 	}
 	if s.pool.node.table == nil {
-		return s.fullestOneByOne(x, others, need), false
+		some := s.fullestOneByOne(x, others, need)
+		return some, some.len() == 1
 	}
 	return s.fullestOfAll(x, others, need), true
 }

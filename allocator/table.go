@@ -20,14 +20,16 @@ func (n *Node) fillTable() {
 	}
 }
 
-// fillNext fills next[x] = Σ max{S(Y): Y ⊆ x, |Y| = k} over k = 2, 4, 8: what requests of the usual sizes could get of x.
+// fillNext fills next[x] with what requests of the usual sizes could get of x: the best pairs, and the best sets of 4 and
+// of 8.
 func (n *Node) fillNext() {
-	n.next = make([]int32, len(n.table))
+	n.next = n.bestPairs()
 	best := make([]int32, len(n.table))
-	for _, k := range []int{2, 4, 8} {
+	for _, k := range []int{4, 8} {
 		for x := range uint32(len(n.table)) {
 			switch size := bits.OnesCount32(x); {
 			case size < k:
+				continue
 			case size == k:
 				best[x] = n.table[x]
 			default:
@@ -37,6 +39,20 @@ func (n *Node) fillNext() {
 		}
 		clear(best)
 	}
+}
+
+// bestPairs has the highest score that pairs of each set have together: its lowest GPU is in one of them, or in none.
+func (n *Node) bestPairs() []int32 {
+	pairs := make([]int32, len(n.table))
+	for x := uint32(1); x < uint32(len(pairs)); x++ {
+		rest := x & (x - 1)
+		row, most := n.score[bits.TrailingZeros32(x)], pairs[rest]
+		for r := rest; r != 0; r &= r - 1 {
+			most = max(most, row[bits.TrailingZeros32(r)]+pairs[rest&^(r&-r)])
+		}
+		pairs[x] = most
+	}
+	return pairs
 }
 
 // bestWithoutOne is the best for k GPUs of x: of any k+1 GPUs the best set lacks one.
