@@ -69,13 +69,13 @@ func TestTopologyIsTheBestOfLargerRandomNodes(t *testing.T) {
 	})
 }
 
-func TestAnswersAreTheBestOfEveryMachine(t *testing.T) {
+func TestAnswersAreTheBestOfMachines(t *testing.T) {
 	for _, name := range sim.Machines() {
+		n := machine(t, name)
+		if len(n.gpus) > 8 { // trying everything takes too long: see TestTopologyIsTheBestOf16
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
-			n := machine(t, name)
-			if len(n.gpus) > 8 {
-				t.Skip("trying everything takes too long: see TestTopologyIsTheBestOf16")
-			}
 			o := oracleOf(n)
 			rapid.Check(t, func(t *rapid.T) { check(t, n, o, drawProblem(t, len(n.gpus))) })
 		})
