@@ -20,7 +20,7 @@ type Key struct {
 	Values []string
 	// Least is the least value, if it is a number.
 	Least int
-	// Most is the greatest value, if it is a number and there is one.
+	// Most is the greatest value, if it is a number, or a list of numbers, and there is one.
 	Most int
 	// Example is what its value may look like, in YAML, where the default shows too little.
 	Example string
@@ -70,7 +70,7 @@ var keys = []Key{
 		Path: "imex", Usage: "IMEX channels, by which GPUs of several nodes share memory.",
 		Example: "channels: [0]\nrequired: true",
 	},
-	{Path: "imex.channels", Usage: "Numbers of the channels that every container with a device gets, if the host has them."},
+	{Path: "imex.channels", Usage: "Numbers of the channels that every container with a device gets, if the host has them.", Most: MaxChannel},
 	{Path: "imex.required", Usage: "Whether no device can be given to a container while the host lacks one of the channels."},
 
 	{

@@ -56,7 +56,7 @@ func schemaOf(v reflect.Value, path string) *schema {
 	case reflect.Slice:
 		s.Type = "array"
 		s.Items = schemaOf(reflect.Zero(v.Type().Elem()), path+"[]")
-		s.Items.Enum = key.Values
+		s.Items.Enum, s.Items.Maximum = key.Values, key.Most
 		s.UniqueItems = len(key.Values) > 0 || v.Type().Elem().Kind() == reflect.Int
 		if v.Len() > 0 { // what has something by default needs something
 			s.MinItems, s.Default = 1, v.Interface()
