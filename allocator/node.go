@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// MaxGPUs is the most GPUs that a Node can have.
+	// MaxGPUs is the most GPUs that a Node can have. The driver has minor numbers for 248 (kernel-open's nv-chardev-numbers.h).
 	MaxGPUs = 256
 	// MaxScore is the most that a pair of GPUs can score.
 	MaxScore = 10_000_000

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -47,9 +46,9 @@ func newExtraFiles(o *Options) []*extraFile {
 	return list
 }
 
-// removeUnwanted removes the specs of extras that are configured no longer. They have the name, the kind and the form of
-// those that are written here, and nobody else keeps them.
-func (i *Inventory) removeUnwanted() {
+// tellUnwanted logs which specs of extras there are that are configured no longer. They stay: a pod that was given the
+// extra needs the spec whenever one of its containers starts again.
+func (i *Inventory) tellUnwanted() {
 	if i.opts.Path == "" {
 		return
 	}
@@ -59,27 +58,11 @@ func (i *Inventory) removeUnwanted() {
 		if i.keeps(path) {
 			continue
 		}
-		f := &specFile{path: path, kind: kind, log: i.log}
-		if err := f.removeOwn(e); err != nil {
-			i.log.Warn("the spec of an extra that is configured no longer stays", "error", err)
+		if spec, err := cdi.ReadFile(path); err == nil && spec.Kind == kind && e.Wrote(spec) {
+			i.log.Info("this extra is not configured; its spec stays for pods that were given it, until `cdi remove`",
+				"extra", e, "path", path)
 		}
 	}
-}
-
-// removeOwn removes the file if it is one of ours that nobody keeps.
-func (f *specFile) removeOwn(e cdi.Extra) error {
-	if spec, err := cdi.ReadFile(f.path); err != nil || spec.Kind != f.kind || !e.Wrote(spec) {
-		return nil //nolint:nilerr // it is not there, or somebody else's
-	}
-	err := f.acquire()
-	if exit.CodeOf(err) == exit.Locked {
-		return nil
-	}
-	if err == nil {
-		err = os.Remove(f.path)
-		f.log.Info("CDI spec removed, since the extra is configured no longer", "path", f.path)
-	}
-	return errors.Join(err, f.release())
 }
 
 // split takes the names of the extra's devices out of the list.

@@ -181,46 +181,22 @@ func TestExtrasWithoutSpecFiles(t *testing.T) {
 	}
 }
 
-// A spec of an extra that is configured no longer goes, if it is ours and nobody keeps it.
-func TestTheSpecOfAnExtraThatIsConfiguredNoLonger(t *testing.T) {
-	const foreign = `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gds", "devices": [{"name": "all",
-		"containerEdits": {"deviceNodes": [{"path": "/dev/nvidia-fs0"}], "env": ["A=B"]}}]}`
-	for name, c := range map[string]struct {
-		extras []Extra // now
-		before func(t *testing.T, file string)
-		stays  bool
-	}{
-		"goes":                         {nil, nil, false},
-		"stays while it is configured": {[]Extra{gds}, nil, true},
-		"stays if somebody else keeps it": {nil, func(t *testing.T, file string) {
-			other := &specFile{path: file, log: slog.New(slog.DiscardHandler)}
-			must(t, other.acquire())
-			t.Cleanup(func() { must(t, other.release()) })
-		}, true},
-		"stays if it is somebody else's": {nil, func(t *testing.T, file string) { must(t, os.WriteFile(file, []byte(foreign), 0o644)) }, true},
-		"stays if it cannot be read":     {nil, func(t *testing.T, file string) { must(t, os.WriteFile(file, []byte("{"), 0o644)) }, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newExtrasBed(t, []string{"gds", "imex"}, gds, channel1)
-			b.start()
-			b.hasExtras("nvidia.com/gds=all", "nvidia.com/imex-channel=1")
-			must(t, b.inv.release())
-			file := filepath.Join(b.dirs[1], "nvidia.com-gds.json")
-			if c.before != nil {
-				c.before(t, file)
-			}
-			b.inv.opts.Extras = c.extras
-			b.inv = New(b.inv.opts)
-			b.start()
-			if _, err := os.Lstat(file); (err == nil) != c.stays {
-				t.Errorf("the file: %v", err)
-			}
-			if _, err := os.Lstat(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json")); err == nil {
-				t.Error("the channel's spec is there")
-			}
-			if left, _ := filepath.Glob(filepath.Join(b.dirs[1], ".nvidia.com-imex*.lock")); len(left) > 0 {
-				t.Errorf("%v is left", left)
-			}
-		})
+// A pod that was given an extra needs its spec when a container of it starts again.
+func TestTheSpecOfAnExtraThatIsConfiguredNoLongerStays(t *testing.T) {
+	b := newExtrasBed(t, []string{"gds", "imex"}, gds, channel1)
+	b.start()
+	b.hasExtras("nvidia.com/gds=all", "nvidia.com/imex-channel=1")
+	must(t, b.inv.release())
+	before := tree(t, b.dirs)
+	b.inv.opts.Extras = []Extra{gds}
+	var log strings.Builder
+	b.inv.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
+	b.inv = New(b.inv.opts)
+	b.start()
+	if got := tree(t, b.dirs); !slices.Contains(got, filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json")) {
+		t.Errorf("there were %v, and there are %v", before, got)
+	}
+	if got := strings.Count(log.String(), "is not configured"); got != 1 || !strings.Contains(log.String(), "extra=imex") {
+		t.Errorf("the log says:\n%s", &log)
 	}
 }

@@ -45,7 +45,7 @@ func (i *Inventory) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	i.removeUnwanted()
+	i.tellUnwanted()
 	i.publish(i.judged(next))
 	return nil
 }
