@@ -32,13 +32,26 @@ type mps struct {
 func newMPS(t *testing.T, visible string) *mps {
 	t.Helper()
 	m := &mps{t: t, node: newTestNode(t, asan), pipe: t.TempDir(), logs: t.TempDir(), visible: visible}
-	t.Cleanup(func() { // ends what the test left running
-		if control := m.command("nvidia-cuda-mps-control"); control != nil {
-			control.Stdin = strings.NewReader("quit -t 0\n")
-			_ = control.Run()
-		}
-	})
+	t.Cleanup(m.end)
 	return m
+}
+
+// end ends what the test left running.
+func (m *mps) end() {
+	m.control("quit -t 0")
+	if _, err := os.Lstat(m.pidFile()); err == nil {
+		m.t.Errorf("the daemon of %s goes on after the test", m.pipe)
+	}
+}
+
+// pidFile is there while the daemon runs, unless it was killed.
+func (m *mps) pidFile() string { return filepath.Join(m.pipe, "nvidia-cuda-mps-control.pid") }
+
+// in is the same with another pipe directory.
+func (m *mps) in(pipe string) *mps {
+	other := *m
+	other.pipe = pipe
+	return &other
 }
 
 func (m *mps) command(name string, args ...string) *exec.Cmd {
@@ -139,7 +152,7 @@ func TestMPSDaemonFiles(t *testing.T) {
 	if diff := cmp.Diff(want, modes(t, m.pipe)); diff != "" {
 		t.Errorf("pipe directory (-want +got):\n%s", diff)
 	}
-	pid, err := os.ReadFile(filepath.Join(m.pipe, "nvidia-cuda-mps-control.pid"))
+	pid, err := os.ReadFile(m.pidFile())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,15 +211,15 @@ func TestMPSOneDaemon(t *testing.T) {
 	if status, out := m.control("get_server_list"); status != 0 {
 		t.Errorf("a new one: status %d\n%s", status, out)
 	}
-	m.pipe = filepath.Join(m.pipe, "none")
-	if status, out := finish(t, m.command("nvidia-cuda-mps-control", "-f")); status != 1 || out != "Cannot access CUDA_MPS_PIPE_DIRECTORY="+m.pipe+"\n" {
+	none := m.in(filepath.Join(m.pipe, "none"))
+	if status, out := finish(t, none.command("nvidia-cuda-mps-control", "-f")); status != 1 || out != "Cannot access CUDA_MPS_PIPE_DIRECTORY="+none.pipe+"\n" {
 		t.Errorf("no pipe directory: status %d\n%s", status, out)
 	}
-	m.pipe = filepath.Join(t.TempDir(), strings.Repeat("x", 110))
-	if err := os.Mkdir(m.pipe, 0o755); err != nil {
+	long := m.in(filepath.Join(t.TempDir(), strings.Repeat("x", 110)))
+	if err := os.Mkdir(long.pipe, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if status, _ := finish(t, m.command("nvidia-cuda-mps-control", "-f")); status != 1 {
+	if status, _ := finish(t, long.command("nvidia-cuda-mps-control", "-f")); status != 1 {
 		t.Errorf("a path longer than a socket's can be: status %d, want 1", status)
 	}
 }
@@ -214,7 +227,7 @@ func TestMPSOneDaemon(t *testing.T) {
 // kill kills the daemon.
 func (m *mps) kill() {
 	m.t.Helper()
-	data, err := os.ReadFile(filepath.Join(m.pipe, "nvidia-cuda-mps-control.pid"))
+	data, err := os.ReadFile(m.pidFile())
 	if err != nil {
 		m.t.Fatal(err)
 	}
