@@ -20,15 +20,15 @@ func (l *Library) SetExclusive(ctx context.Context, uuid string, exclusive bool)
 	}
 	waiting, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
-	var err error
-	gaveUp := l.driver.tasks.do(waiting, "compute mode of "+uuid, func(t *task) { err = l.driver.setComputeMode(t, uuid, mode) }, nil)
+	var answer error // of a call that was given up it may come later, and is not looked at
+	err := l.driver.tasks.do(waiting, "compute mode of "+uuid, func(t *task) { answer = l.driver.setComputeMode(t, uuid, mode) }, nil)
 	switch {
-	case gaveUp != nil && ctx.Err() != nil:
+	case err != nil && ctx.Err() != nil:
 		err = context.Cause(ctx)
-	case gaveUp != nil:
-		err = gaveUp
-	case hasCode(err, nvml.ERROR_NO_PERMISSION):
-		err = fmt.Errorf("%w: %w", ErrNoPermission, err)
+	case err == nil && hasCode(answer, nvml.ERROR_NO_PERMISSION):
+		err = fmt.Errorf("%w: %w", ErrNoPermission, answer)
+	case err == nil:
+		err = answer
 	}
 	if err != nil {
 		return fmt.Errorf("set the compute mode of %s: %w", uuid, err)
