@@ -341,6 +341,41 @@ func TestKeeperTakesOverWhatRuns(t *testing.T) {
 	}
 }
 
+// lateModes does something once, before a GPU is first made exclusive.
+type lateModes struct {
+	*modes
+	once sync.Once
+	do   func()
+}
+
+func (m *lateModes) SetExclusive(ctx context.Context, uuid string, exclusive bool) error {
+	m.once.Do(m.do)
+	return m.modes.SetExclusive(ctx, uuid, exclusive)
+}
+
+// A plugin that is killed while it starts a daemon leaves one that comes up after the next plugin has looked.
+func TestKeeperTakesOverWhatComesLate(t *testing.T) {
+	k := newKept(t)
+	var late *process
+	k.opts.Modes = &lateModes{modes: k.modes, do: func() {
+		var err error
+		if late, err = testHelper().startDaemon(k.own(0), k.program); err != nil {
+			t.Error(err)
+		}
+		for late.runs() && !recorded(k.own(0)) {
+			time.Sleep(time.Millisecond)
+		}
+	}}
+	k.start()
+	k.want(0)
+	pid := k.ready(0)
+	k.stop()
+	defer late.close()
+	if pid != late.pid {
+		t.Errorf("daemon %d, want the one that was there: %d", pid, late.pid)
+	}
+}
+
 func TestKeeperFollowsWhatIsWanted(t *testing.T) {
 	k := newKept(t)
 	k.start()

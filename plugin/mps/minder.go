@@ -60,7 +60,9 @@ func newMinder(k *Keeper, uuid string) *minder {
 
 // run looks after the daemon until ctx ends.
 func (m *minder) run(ctx context.Context) {
-	m.adopt()
+	if err := m.adopt(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		m.log.Info("the MPS control daemon of before is not there any more", "reason", err)
+	}
 	defer func() { m.proc.close() }()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -76,22 +78,20 @@ func (m *minder) run(ctx context.Context) {
 	}
 }
 
-// adopt takes over the daemon that an earlier plugin started.
-func (m *minder) adopt() {
+// adopt takes over the daemon that an earlier plugin started, or that is there in spite of this one's. If nothing was
+// started the error wraps fs.ErrNotExist.
+func (m *minder) adopt() error {
 	r, err := readRecord(m.own)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	var p *process
-	if err == nil {
-		p, err = openProcess(r.PID, r.holds)
-	}
 	if err != nil {
-		m.log.Info("the MPS control daemon of before is not there any more", "reason", err)
-		return
+		return err
+	}
+	p, err := openProcess(r.PID, r.holds)
+	if err != nil {
+		return err
 	}
 	m.proc, m.driver, m.since = p, r.Driver, time.Now()
 	m.log.Info("took over the MPS control daemon of before", "pid", r.PID)
+	return nil
 }
 
 // turn looks at the daemon and does one thing about it. It returns when to look again.
