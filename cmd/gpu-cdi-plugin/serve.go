@@ -107,6 +107,9 @@ func (a *app) serve(cmd *cobra.Command) error {
 		a.log.Debug("close the driver's library", "error", closing)
 	}
 	if errors.Is(err, errRestart) || errors.Is(err, inventory.ErrDriverChanged) {
+		if cmd.Context().Err() != nil {
+			return nil // it was told to end meanwhile, and the next one would not know
+		}
 		a.log.Info("starting again", "reason", err)
 		return restart(a.env)
 	}
