@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"gpu-cdi-plugin/test/engine"
 	"gpu-cdi-plugin/test/proc"
@@ -104,12 +107,25 @@ func (n *Node) start(ctx context.Context, images []Image) (err error) {
 	return n.StartKubelet(ctx)
 }
 
-// StartContainerd starts containerd and waits until it serves.
+// StartContainerd starts containerd and waits until it serves kubelets, which is later than it serves others.
 func (n *Node) StartContainerd(ctx context.Context) error {
 	if err := n.Containerd.Start(); err != nil {
 		return err
 	}
-	return n.Containerd.blame(wait(ctx, startTime, "containerd serves", func() error { return n.ctr(ctx, "version") }))
+	return n.Containerd.blame(wait(ctx, startTime, "containerd serves", func() error { return n.askRuntime(ctx) }))
+}
+
+// askRuntime asks containerd for the version of its runtime service, as a kubelet does first. What it answers does not
+// matter, and an empty message is a valid question.
+func (n *Node) askRuntime(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	conn, err := grpc.NewClient("unix://"+n.Host(containerdSocket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return conn.Invoke(ctx, "/runtime.v1.RuntimeService/Version", new(emptypb.Empty), new(emptypb.Empty))
 }
 
 // StartKubelet starts the kubelet and waits until it serves device plugins and tells of its pods.
