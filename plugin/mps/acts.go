@@ -31,6 +31,9 @@ func (m *minder) start(ctx context.Context) time.Duration {
 }
 
 func (m *minder) tryStart(ctx context.Context) error {
+	if err := m.keeper.hold(); err != nil {
+		return err
+	}
 	if m.adopt() == nil { // an earlier plugin ended while it started one, which then wrote its record
 		return nil
 	}

@@ -30,7 +30,7 @@ func dirsIn(own string) Dirs {
 // librariesName is a directory beside those of the GPUs with links to the driver's libraries.
 const librariesName = "lib"
 
-// The names in a GPU's directory. Clients see the first three.
+// The names in a GPU's directory. Clients see the first three. A lock is in the directory of all GPUs too.
 const (
 	pipeName   = "pipe"
 	logName    = "log"
@@ -60,10 +60,7 @@ func prepare(dir, uuid string) error {
 		return fmt.Errorf("make the directories of %s: sockets under %s would have paths of %d bytes, and %d are allowed; set a shorter runtime-dir",
 			uuid, dir, n, maxSocket)
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the directory of MPS: %w", err)
-	}
-	if err := onlyOurs(dir); err != nil {
+	if err := makeOurs(dir); err != nil {
 		return err
 	}
 	own, err := makeDir(unix.AT_FDCWD, filepath.Join(dir, uuid), 0o755)
@@ -82,6 +79,14 @@ func prepare(dir, uuid string) error {
 		_ = d.Close()
 	}
 	return nil
+}
+
+// makeOurs makes the directory of all GPUs.
+func makeOurs(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make the directory of MPS: %w", err)
+	}
+	return onlyOurs(dir)
 }
 
 // onlyOurs refuses a directory in which others could put something else in the place of ours.

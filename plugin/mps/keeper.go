@@ -3,12 +3,16 @@ package mps
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/plugin/resource"
 )
 
@@ -45,6 +49,9 @@ type Keeper struct {
 	wake chan struct{}
 
 	linking sync.Mutex
+
+	holding sync.Mutex
+	lock    *lock.Lock // of Options.Dir, or nil
 
 	mu      sync.Mutex
 	want    map[string]Want // nil before the first
@@ -129,28 +136,80 @@ func (k *Keeper) Occupied(uuid string) string {
 	return ""
 }
 
-// Run keeps the daemons until ctx ends. They go on after that.
-func (k *Keeper) Run(ctx context.Context) error {
+// Run keeps the daemons until ctx ends. They go on after that. The error is nil, or that another instance keeps daemons in
+// the same directory, with the status exit.Locked.
+func (k *Keeper) Run(ctx context.Context) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
 	var minders sync.WaitGroup
-	defer minders.Wait()
+	defer func() {
+		cancel()
+		minders.Wait()
+		err = errors.Join(err, k.release())
+	}()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-k.wake:
 		}
-		for _, m := range k.takeWaiting() {
+		waiting, err := k.takeWaiting()
+		if err != nil {
+			return err
+		}
+		for _, m := range waiting {
 			minders.Go(func() { m.run(ctx) })
 		}
 	}
 }
 
-func (k *Keeper) takeWaiting() []*minder {
+// takeWaiting are the minders to start. Where another instance keeps the daemons they are its own; it is an error only if
+// one is wanted here too.
+func (k *Keeper) takeWaiting() ([]*minder, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	w := k.waiting
 	k.waiting = nil
-	return w
+	if len(w) == 0 {
+		return nil, nil
+	}
+	err := k.hold()
+	if exit.CodeOf(err) != exit.Locked {
+		return w, nil // what else is wrong a minder finds out, and says so as long as it lasts
+	}
+	if len(k.want) > 0 {
+		return nil, fmt.Errorf("keep the MPS control daemons: %w", err)
+	}
+	for _, m := range w {
+		delete(k.minders, m.uuid)
+	}
+	return nil, nil
+}
+
+// hold makes sure that nobody else keeps daemons in the directory.
+func (k *Keeper) hold() error {
+	k.holding.Lock()
+	defer k.holding.Unlock()
+	if k.lock != nil {
+		return nil
+	}
+	if err := makeOurs(k.opts.Dir); err != nil {
+		return err
+	}
+	var err error
+	k.lock, err = lock.Acquire(filepath.Join(k.opts.Dir, lockName))
+	if exit.CodeOf(err) == exit.Locked {
+		return exit.With(exit.Locked, "stop the other instance, or give this one a runtime-dir of its own", err)
+	}
+	return err
+}
+
+func (k *Keeper) release() error {
+	k.holding.Lock()
+	defer k.holding.Unlock()
+	if k.lock == nil {
+		return nil
+	}
+	return k.lock.Release()
 }
 
 // left are the GPUs for which an earlier plugin has left something.

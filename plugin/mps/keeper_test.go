@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/testenv"
 	"gpu-cdi-plugin/plugin/resource"
 	"gpu-cdi-plugin/sim"
@@ -373,6 +374,51 @@ func TestKeeperTakesOverWhatComesLate(t *testing.T) {
 	defer late.close()
 	if pid != late.pid {
 		t.Errorf("daemon %d, want the one that was there: %d", pid, late.pid)
+	}
+}
+
+// A daemon that has ended and whose parent does not care is none.
+func TestKeeperTakesOverNoZombie(t *testing.T) {
+	k := newKept(t)
+	must(t, prepare(k.opts.Dir, k.gpu(0)))
+	dead := exec.Command("true")
+	must(t, dead.Start())
+	defer func() { _ = dead.Wait() }()
+	r, err := recordOf(dead.Process.Pid, k.program.Driver)
+	must(t, err)
+	must(t, r.write(k.own(0)))
+	eventually(t, "a zombie", func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", dead.Process.Pid))
+		return err == nil && strings.Contains(string(stat), ") Z ")
+	})
+	k.start()
+	k.want(0)
+	if pid := k.ready(0); pid == r.PID {
+		t.Error("it is taken for the daemon")
+	}
+}
+
+// Of two instances that share the directory by mistake one keeps the daemons, and the other lets them be.
+func TestOneKeeperForADirectory(t *testing.T) {
+	k := newKept(t)
+	k.start()
+	k.want(0)
+	pid := k.ready(0)
+	other := func(list ...Want) error {
+		second := New(k.opts)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		second.Want(list)
+		return second.Run(ctx)
+	}
+	if err := other(); err != nil {
+		t.Errorf("one that wants none: %v", err)
+	}
+	if err := other(Want{UUID: k.gpu(1), Limits: half}); exit.CodeOf(err) != exit.Locked {
+		t.Errorf("one that wants another GPU's: %v", err)
+	}
+	if now := k.ready(0); now != pid || !k.modes.is(k.gpu(0)) || k.modes.is(k.gpu(1)) {
+		t.Errorf("daemon %d, want %d as before, and modes %v", now, pid, k.modes.exclusive)
 	}
 }
 

@@ -121,12 +121,15 @@ func startTime(pid int) (uint64, error) {
 }
 
 // parseStart reads field 22 of /proc/PID/stat. The second is the program's name in parentheses, and may hold any
-// character.
+// character. The third is Z or X of a process that has ended, which stays for as long as its parent does not care.
 func parseStart(stat string) (uint64, error) {
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	const place = 22 - 3 // the first field behind the name is the third
 	if len(fields) <= place {
 		return 0, errors.New("fewer than 22 fields")
+	}
+	if fields[0] == "Z" || fields[0] == "X" {
+		return 0, errors.New("the process has ended")
 	}
 	return strconv.ParseUint(fields[place], 10, 64)
 }
