@@ -44,7 +44,7 @@ type Plugin struct {
 	PluginsRegistryDir string `yaml:"plugins-registry-dir" json:"plugins-registry-dir"`
 	// Registration is how the kubelet gets to know the plugin.
 	Registration Registration `yaml:"registration" json:"registration"`
-	// RuntimeDir is for files that need not outlive a boot: the locks, and what MPS daemons and their clients share.
+	// RuntimeDir is for what need not outlive a boot: the files that MPS daemons and their clients share.
 	RuntimeDir string `yaml:"runtime-dir" json:"runtime-dir"`
 	// StateDir is for files that must outlive one: the descriptors of allocations, which the kubelet mounts into a
 	// container again after a boot without asking for a new allocation.

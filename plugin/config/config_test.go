@@ -206,7 +206,7 @@ func TestParseReportsAllProblems(t *testing.T) {
 
 func TestValidateReportsAllProblems(t *testing.T) {
 	c := Config{Common: Common{CDIKind: "gpu", LogLevel: "loud"}, Plugin: Plugin{
-		Strategy: []Strategy{"cdi", CDICRI, CDICRI}, Listen: ":9400",
+		Strategy: []Strategy{"cdi", CDICRI, CDICRI}, Listen: ":9400", StateDir: "state",
 		Extras: []Extra{"rdma", GDS, GDS}, IMEX: IMEX{Channels: []int{3, -1, MaxChannel + 1, 3}},
 		Allocation: Allocation{Policy: "best", Weights: allocator.Weights{Node: -1, NVLink: allocator.MaxWeight + 1}},
 		Config:     resource.Config{Resource: "gpu"},
@@ -220,8 +220,8 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		"device-plugin-dir is empty",
 		"plugins-registry-dir is empty",
 		`registration: unknown value ""; known are kubelet, watcher`,
-		"runtime-dir is empty",
-		"state-dir is empty",
+		`runtime-dir "": want an absolute path, the same as on the host`,
+		`state-dir "state": want an absolute path, the same as on the host`,
 		`strategy: unknown value "cdi"; known are cdi-cri, cdi-annotations, device-specs, envvar`,
 		"strategy: cdi-cri is there twice",
 		`listen ":9400" has no host; for all of the node's addresses say 0.0.0.0:9400 or [::]:9400`,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,8 +38,8 @@ func (p *Plugin) Validate() error {
 		notEmpty("device-plugin-dir", p.DevicePluginDir),
 		notEmpty("plugins-registry-dir", p.PluginsRegistryDir),
 		known("registration", string(p.Registration), Registrations()),
-		notEmpty("runtime-dir", p.RuntimeDir),
-		notEmpty("state-dir", p.StateDir),
+		checkMounted("runtime-dir", p.RuntimeDir),
+		checkMounted("state-dir", p.StateDir),
 		checkStrategies(p.Strategy),
 		checkListen(p.Listen),
 		eachOnce("extras", p.Extras, Extras()),
@@ -57,6 +58,14 @@ func LogFormats() []string { return []string{"text", "json"} }
 func notEmpty(key, value string) error {
 	if value == "" {
 		return fmt.Errorf("%s is empty", key)
+	}
+	return nil
+}
+
+// checkMounted is about a directory that containers get files of: the kubelet is told their paths.
+func checkMounted(key, dir string) error {
+	if !filepath.IsAbs(dir) {
+		return fmt.Errorf("%s %q: want an absolute path, the same as on the host", key, dir)
 	}
 	return nil
 }
