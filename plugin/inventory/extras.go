@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -84,6 +86,28 @@ func (i *Inventory) files() []*specFile {
 		list = append(list, e.file)
 	}
 	return list
+}
+
+// missing are the paths of those that are not there.
+func (i *Inventory) missing() []string {
+	var list []string
+	for _, f := range i.files() {
+		if f.path != "" && identify(f.path).isZero() {
+			list = append(list, f.path)
+		}
+	}
+	return list
+}
+
+// removeAll removes those of the files that are there.
+func removeAll(paths []string) error {
+	var errs []error
+	for _, path := range paths {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("take a spec back: %w", err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // acquire makes sure that nobody else keeps one of the files. After an error none is held.

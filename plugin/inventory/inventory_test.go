@@ -75,6 +75,16 @@ func TestStartRefuses(t *testing.T) {
 			[]string{"etc-cdi/nvidia.yaml defines"},
 			"remove ",
 		},
+		"a name of an extra that another file defines": {
+			func(b *bed) {
+				other := filepath.Join(b.dirs[1], "gds.yaml")
+				b.foreign(other)
+				edit(b.t, other, "nvidia.com/gpu", "nvidia.com/gds")
+				edit(b.t, other, b.node.Machine().GPUs[0].UUID, "all")
+			},
+			[]string{"gds.yaml defines nvidia.com/gds=all"},
+			"remove ",
+		},
 		"a file of our name that is of another kind": {
 			func(b *bed) {
 				b.foreign(b.path)
@@ -109,7 +119,7 @@ func TestStartRefuses(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t, "workstation")
+			b := newExtrasBed(t, []string{"gds"}, gds)
 			c.prepare(b)
 			before := tree(t, b.dirs)
 			err := b.inv.Start(t.Context())

@@ -40,10 +40,11 @@ func (i *Inventory) start(ctx context.Context) error {
 		i.loaded = identify(i.library)
 		i.print = i.fingerprint()
 	}
+	missing := i.missing()
 	written, err := i.sync(&next)
 	i.observe(began, written, err)
 	if err != nil {
-		return err
+		return errors.Join(err, removeAll(missing))
 	}
 	i.tellUnwanted()
 	i.publish(i.judged(next))
