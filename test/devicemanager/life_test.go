@@ -123,13 +123,19 @@ func (k *kubelet) counts(t *testing.T, capacity, allocatable int64) {
 	}
 }
 
-// serve runs the plugin until the test ends or stop is called.
+// serve runs the plugin until the test ends or stop is called. It knows nothing of links between GPUs.
 func serve(t *testing.T, k *kubelet, list []resource.Resource) (p *plugin.Plugin, stop func()) {
+	t.Helper()
+	return servePreferring(t, k, plugin.Preference{}, list)
+}
+
+// servePreferring is serve with a plugin that prefers some GPUs.
+func servePreferring(t *testing.T, k *kubelet, prefer plugin.Preference, list []resource.Resource) (p *plugin.Plugin, stop func()) {
 	t.Helper()
 	logs := &bytes.Buffer{}
 	p, err := plugin.New(plugin.Options{
 		Dir:     k.dir,
-		Answers: plugin.Answers{Strategies: []plugin.Strategy{plugin.CDICRI}, Kind: gpuName},
+		Answers: plugin.Answers{Strategies: []plugin.Strategy{plugin.CDICRI}, Kind: gpuName, Preference: prefer},
 		Log:     slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err := errors.Join(err, p.Update(list)); err != nil {
