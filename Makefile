@@ -14,7 +14,7 @@ export GOFLAGS     := $(GOFLAGS) -trimpath
 # gRPC's tracing and HTTP/2 in net/http are linked for nothing: the one is off, the other would serve metrics.
 TAGS    := grpcnotrace,nethttpomithttp2
 LDFLAGS := -s -w -X main.version=$(VERSION)
-LINT    := $(GO) tool -modfile=tools/go.mod golangci-lint
+LINT    := $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint
 
 .DEFAULT_GOAL := help
 
@@ -49,6 +49,8 @@ lint: ## golangci-lint, formatting, the import arrows, shell scripts
 	@test -z "$$(git ls-files '*.go' | grep -v /testdata/ | xargs gofmt -l)" || { echo 'not gofmt-clean:'; git ls-files '*.go' | grep -v /testdata/ | xargs gofmt -l; exit 1; }
 	@for f in scripts/*; do sh -n "$$f" || exit 1; done; bash -n .ci/run
 	$(LINT) run ./...
+	cd test/allocator && $(LINT) run ./...
+	cd test/devicemanager && $(LINT) run ./...
 
 .PHONY: bench
 bench: setup build ## benchmarks, each beside its floor or peer in the same run
