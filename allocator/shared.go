@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"cmp"
+	"math/bits"
 	"slices"
 )
 
@@ -177,29 +178,39 @@ func (s *stock) fullest() (x set, exact bool) {
 // fullestOfAll looks at every set with as few GPUs as can be.
 func (s *stock) fullestOfAll(must, others set, need int) set {
 	n := s.pool.node
-	for count := 1; ; count++ {
-		var best uint32
-		least := 0
-		eachSubset(others.word(), count, func(x uint32) {
-			over := s.freeOf(x) - need
-			x |= must.word()
-			switch {
-			case over < 0:
-			case best == 0, over < least, over == least && n.table[x] > n.table[best],
-				over == least && n.table[x] == n.table[best] && lower(x, best):
-				best, least = x, over
-			}
-		})
-		if best != 0 {
-			return set{uint64(best)}
+	var best uint32
+	least := 0
+	eachSubset(others.word(), s.fewest(others, need), func(x uint32) {
+		over := s.freeOf(x) - need
+		x |= must.word()
+		switch {
+		case over < 0:
+		case best == 0, over < least, over == least && n.table[x] > n.table[best],
+			over == least && n.table[x] == n.table[best] && lower(x, best):
+			best, least = x, over
 		}
+	})
+	return set{uint64(best)}
+}
+
+// fewest is how many of the GPUs are needed to have that many devices.
+func (s *stock) fewest(gpus set, need int) int {
+	var free []int
+	for _, g := range gpus.places() {
+		free = append(free, s.free[g])
 	}
+	slices.Sort(free)
+	count := 0
+	for ; need > 0; count++ {
+		need -= free[len(free)-1-count]
+	}
+	return count
 }
 
 func (s *stock) freeOf(x uint32) int {
 	sum := 0
-	for _, g := range (set{uint64(x)}).places() {
-		sum += s.free[g]
+	for ; x != 0; x &= x - 1 {
+		sum += s.free[bits.TrailingZeros32(x)]
 	}
 	return sum
 }
