@@ -202,11 +202,19 @@ func upTo(t *rapid.T, least, most int, what string) int {
 
 // drawMatrix draws scores of few kinds, so that many sets are equal, or of many. Each is as likely as another.
 func drawMatrix(t *rapid.T, n int) *oracle {
-	o := &oracle{score: square[int](n), numa: make([]int, n)}
 	kinds := rapid.SampledFrom([]int{2, 3, 6, 2000}).Draw(t, "kinds of links")
 	rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "links"), 0))
+	o := randomOracle(rng, n, kinds)
 	for a := range n {
 		o.numa[a] = gpu.NoNUMANode + rng.IntN(5)
+	}
+	return o
+}
+
+// randomOracle has scores of so many kinds.
+func randomOracle(rng *rand.Rand, gpus, kinds int) *oracle {
+	o := &oracle{score: square[int](gpus), numa: make([]int, gpus)}
+	for a := range gpus {
 		for b := range a {
 			s := rng.IntN(kinds)
 			o.score[a][b], o.score[b][a] = s, s
