@@ -175,11 +175,33 @@ func (n *Node) Pair(a, b int) int { return int(n.score[a][b]) }
 // Score is the score of a set of GPUs, by UUID. The error is a *RequestError that names those which are unknown or
 // there twice.
 func (n *Node) Score(uuids []string) (int, error) {
-	q, err := n.whole.resolve(Request{Available: uuids, Size: len(uuids)})
+	x, err := n.setOf(uuids)
 	if err != nil {
 		return 0, err
 	}
-	return n.scoreOf(n.whole.query(q).available), nil
+	return n.scoreOf(x), nil
+}
+
+// Next is what requests of the usual sizes could get of a set of GPUs, by UUID: L of Topology. On nodes of more than 16
+// GPUs nothing is compared by it, and it is -1. The error is that of Score.
+func (n *Node) Next(uuids []string) (int, error) {
+	x, err := n.setOf(uuids)
+	switch {
+	case err != nil:
+		return 0, err
+	case n.table == nil:
+		return -1, nil
+	default:
+		return int(n.next[x.word()]), nil
+	}
+}
+
+func (n *Node) setOf(uuids []string) (set, error) {
+	q, err := n.whole.resolve(Request{Available: uuids, Size: len(uuids)})
+	if err != nil {
+		return set{}, err
+	}
+	return n.whole.query(q).available, nil
 }
 
 // Choose answers a request for whole GPUs, whose IDs are UUIDs. See Pool.Choose.

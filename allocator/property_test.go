@@ -39,6 +39,24 @@ func check(t rapid.TB, n *Node, o *oracle, p problem) {
 	}
 }
 
+func TestWhatTheNextRequestsCouldGet(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		o := drawMatrix(t, upTo(t, 0, 10, "GPUs"))
+		x := drawProblem(t, len(o.score)).available
+		n := o.node()
+		if next, err := n.Next(uuids(n, x...)); err != nil || next != o.next(x) {
+			t.Errorf("%v: %d, %v, want %d", x, next, err, o.next(x))
+		}
+	})
+	n := fabric(4, 8, 4)
+	if next, err := n.Next(all(n)); err != nil || next != -1 {
+		t.Errorf("of 32 GPUs: %d, %v", next, err)
+	}
+	if _, err := n.Next([]string{"?"}); err == nil {
+		t.Error("no error for an unknown GPU")
+	}
+}
+
 func (o *oracle) partitionOf(p problem) []int {
 	if p.size == 0 {
 		return nil

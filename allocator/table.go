@@ -144,7 +144,7 @@ func (p *podium) add(c candidate) {
 // searchTable looks at every set: at most 12,870 of 16 GPUs. With NUMA nodes, fewer of them come before all else.
 func (n *Node) searchTable(q query, nodes []set, k int) []found {
 	available, must := q.available.word(), q.must.word()
-	top := podium{size: k, best: make([]candidate, 0, k)}
+	top := podium{size: k}
 	eachSubset(q.from.word()&^must, q.size-q.must.len(), func(x uint32) {
 		x |= must
 		c := candidate{gpus: x, nodes: touched(nodes, x), score: n.table[x]}

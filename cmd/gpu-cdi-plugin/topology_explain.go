@@ -25,6 +25,9 @@ type explainOptions struct {
 	out             output
 }
 
+// mostRunnersUp is more than a person reads. Of 128 GPUs there are more sets than can be found in any time.
+const mostRunnersUp = 100
+
 func (a *app) explainCommand() *cobra.Command {
 	o := explainOptions{runnersUp: 3}
 	cmd := &cobra.Command{
@@ -57,7 +60,7 @@ and pack are the same as topology.`,
 	f.StringSliceVar(&o.must, "must", nil, "`GPUs` that must be among the chosen")
 	f.Var(&choice{&o.policy, allocator.Policies()}, "policy", "`policy` to choose by: "+strings.Join(allocator.Policies(), ", ")+
 		" (default: allocation.policy of the configuration)")
-	f.IntVar(&o.runnersUp, "runners-up", o.runnersUp, "how many of the next best sets to show, as a `number`")
+	f.IntVar(&o.runnersUp, "runners-up", o.runnersUp, fmt.Sprintf("how many of the next best sets to show, at most %d, as a `number`", mostRunnersUp))
 	_ = cmd.MarkFlagRequired("size")
 	completeChoices(cmd, f, "policy")
 	for _, name := range []string{"size", "runners-up"} {
@@ -120,8 +123,8 @@ func (o *explainOptions) check() error {
 	if o.size < 1 {
 		errs = append(errs, fmt.Errorf("--size %d: want at least 1", o.size))
 	}
-	if o.runnersUp < 0 {
-		errs = append(errs, fmt.Errorf("--runners-up %d: want at least 0", o.runnersUp))
+	if o.runnersUp < 0 || o.runnersUp > mostRunnersUp {
+		errs = append(errs, fmt.Errorf("--runners-up %d: want 0 to %d", o.runnersUp, mostRunnersUp))
 	}
 	return errors.Join(errs...)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -36,11 +37,13 @@ type chosenSet struct {
 	NUMANodes []int   `json:"numaNodes"`
 	Score     int     `json:"score"`
 	// Exact tells that no other set is better by the policy; if not, Bound is how much more another may score at most.
-	Exact     bool         `json:"exact"`
-	Bound     int          `json:"bound"`
-	Pairs     []scoredLink `json:"pairs"`
-	Left      []named      `json:"left"`
-	LeftScore int          `json:"leftScore"`
+	Exact bool         `json:"exact"`
+	Bound int          `json:"bound"`
+	Pairs []scoredLink `json:"pairs"`
+	Left  []named      `json:"left"`
+	// Next is what requests of the usual sizes could get of what is left, or null where that was not compared.
+	Next      *int `json:"next"`
+	LeftScore int  `json:"leftScore"`
 }
 
 // scoredLink is a pair of GPUs of a set.
@@ -58,7 +61,7 @@ var objectives = map[allocator.Policy]string{
 	allocator.Pack:      "the same as topology, on whole GPUs: " + topologyObjective,
 }
 
-const topologyObjective = "the highest score, then the best sets of 2, 4 and 8 in what is left (up to 16 GPUs), then its score"
+const topologyObjective = "the highest score, then the best pairs and sets of 4 and 8 in what is left (of up to 16 GPUs), then its score"
 
 func newExplanation(
 	s *gpu.Snapshot, n *allocator.Node, o *explainOptions, r allocator.Request, found []allocator.Choice,
@@ -84,9 +87,13 @@ func newExplanation(
 func setOf(s *gpu.Snapshot, n *allocator.Node, w allocator.Weights, available []string, c allocator.Choice) (chosenSet, error) {
 	left := slices.DeleteFunc(slices.Clone(available), func(id string) bool { return slices.Contains(c.IDs, id) })
 	score, err := n.Score(left)
+	next, errNext := n.Next(left)
 	set := chosenSet{
 		Devices: namedOf(s, c.IDs), NUMANodes: []int{}, Score: c.Score, Exact: c.Exact, Bound: c.Bound,
 		Pairs: []scoredLink{}, Left: namedOf(s, left), LeftScore: score,
+	}
+	if next >= 0 {
+		set.Next = &next
 	}
 	for i, d := range set.Devices {
 		set.NUMANodes = append(set.NUMANodes, gpuNamed(s, d.UUID).NUMANode)
@@ -100,7 +107,7 @@ func setOf(s *gpu.Snapshot, n *allocator.Node, w allocator.Weights, available []
 	}
 	slices.Sort(set.NUMANodes)
 	set.NUMANodes = slices.Compact(set.NUMANodes)
-	return set, err
+	return set, errors.Join(err, errNext)
 }
 
 // namedOf are GPUs by UUID, in the driver's order.
@@ -116,7 +123,7 @@ func namedOf(s *gpu.Snapshot, ids []string) []named {
 
 func (e *explanation) view() view {
 	t := table{
-		header: []string{"RANK", "GPUS", "SCORE", "NUMA", "LEFT", "SCORE OF LEFT"},
+		header: []string{"RANK", "GPUS", "SCORE", "NUMA", "LEFT", "BEST SETS OF LEFT", "SCORE OF LEFT"},
 		legend: "\n" + strings.Join([]string{e.policyText(), e.exactText(), e.sumText()}, "\n"),
 	}
 	for i, set := range append([]chosenSet{e.Chosen}, e.RunnersUp...) {
@@ -126,10 +133,17 @@ func (e *explanation) view() view {
 		}
 		t.rows = append(t.rows, []string{
 			rank, indexRanges(set.Devices), strconv.Itoa(set.Score), numaNodes(set.NUMANodes), indexRanges(set.Left),
-			strconv.Itoa(set.LeftScore),
+			set.nextText(), strconv.Itoa(set.LeftScore),
 		})
 	}
 	return view{data: e, table: t}
+}
+
+func (s *chosenSet) nextText() string {
+	if s.Next == nil {
+		return orDash("")
+	}
+	return strconv.Itoa(*s.Next)
 }
 
 func numaNodes(nodes []int) string {
