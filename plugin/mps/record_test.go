@@ -2,6 +2,7 @@ package mps
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -144,4 +145,17 @@ func TestProcess(t *testing.T) {
 	if none.close(); none.runs() || none.end() != nil {
 		t.Error("no process runs")
 	}
+}
+
+// It takes the status of any child, so it runs beside no other test.
+func TestReapLeft(t *testing.T) {
+	left := exec.Command("true")
+	must(t, left.Start())
+	defer func() { _ = left.Wait() }()
+	eventually(t, "the end of what was left", func() bool {
+		ReapLeft()
+		_, err := os.Stat(fmt.Sprintf("/proc/%d", left.Process.Pid))
+		return err != nil
+	})
+	ReapLeft() // there is none
 }
