@@ -113,6 +113,26 @@ func TestTheBoundHolds(t *testing.T) {
 	})
 }
 
+func TestGPUsAreAlikeThatScoreTheSame(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		o := drawMatrix(t, upTo(t, 1, 6, "GPUs"))
+		n := asLarge(o)
+		for a := range o.score {
+			for b := range a {
+				same := slices.Equal(withoutTwo(o.score[a], a, b), withoutTwo(o.score[b], a, b))
+				if same != (n.kind[a] == n.kind[b]) {
+					t.Errorf("of %v: that %d and %d are alike is not %v", o.score, a, b, !same)
+				}
+			}
+		}
+	})
+}
+
+// withoutTwo is a row without two of its columns.
+func withoutTwo(row []int, a, b int) []int {
+	return slices.Concat(row[:b], row[b+1:a], row[a+1:])
+}
+
 func TestLargeNodesTakeFewestNUMANodes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := drawMatrix(t, upTo(t, 1, 10, "GPUs"))
@@ -183,6 +203,27 @@ func TestRankIsInOrder(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What is remembered of one question is no answer to another that falls to the same slot.
+func TestQuestionsAreToldApart(t *testing.T) {
+	asked := question{policy: Topology, query: query{size: 2}, k: 1}
+	var c cache
+	for i := range c.slots {
+		c.slots[i].Store(&answer{asked, []found{{score: 7}}})
+	}
+	if got := c.get(asked); len(got) != 1 || got[0].score != 7 {
+		t.Errorf("%+v is remembered", got)
+	}
+	for name, q := range map[string]question{
+		"another policy":            {policy: NUMA, query: asked.query, k: 1},
+		"other GPUs":                {policy: Topology, query: query{size: 2, from: set{1}}, k: 1},
+		"another number of answers": {policy: Topology, query: asked.query, k: 3},
+	} {
+		if got := c.get(q); got != nil {
+			t.Errorf("%s: %+v is remembered", name, got)
+		}
+	}
 }
 
 // The kinds of scores of a real fabric, with more GPUs than a table can hold: exact, and as fast as it has to be.

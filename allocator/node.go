@@ -65,7 +65,7 @@ func (n *Node) Renew(s *gpu.Snapshot, w Weights) (*Node, error) {
 		a, okA := place[l.A]
 		b, okB := place[l.B]
 		if okA && okB {
-			score[a][b] = min(w.Score(l), MaxScore)
+			score[a][b] = w.Score(l)
 			score[b][a] = score[a][b]
 		}
 	}

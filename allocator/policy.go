@@ -13,12 +13,12 @@ const (
 	//
 	//	L(R) = max{Σ s(p) over disjoint pairs p ⊆ R} + Σ max{S(Y) : Y ⊆ R, |Y| = j} over j = 4, 8 with j ≤ |R|
 	//
-	// so that GPUs are taken from an island that is broken already, and NVLinks are not cut. L is left out on nodes of more
-	// than 16 GPUs.
+	// so that GPUs are taken from an island that is broken already, and NVLinks are not cut.
 	//
-	// The answer is exact for nodes of up to 16 GPUs, and for larger ones where the scores follow a tree, as those of any
-	// PCIe fabric do. Elsewhere the search ends after some thousand sets, and Choice says how much higher the score of
-	// another set can be.
+	// The answer is exact for nodes of up to 16 GPUs. On larger ones L is left out where the scores follow a tree, as those
+	// of any PCIe fabric do, and the answer is exact but for that. Where they do not, it is exact if at most 16 are
+	// available; with more, S(X) alone counts, the search ends after it has looked into 2,000 sets (maxSteps), and Choice
+	// says how much higher the score of another set can be.
 	Topology Policy = "topology"
 	// Partition maximises Σ S(P) over the sets P of a partition of A into sets of k, one of which holds all of M; where k
 	// does not divide |A|, one set is smaller. X is the set of k GPUs of that partition, holding M, with the highest S(X). Of
@@ -41,7 +41,7 @@ const (
 	// Pack gives devices of the GPUs that have most in use, so that whole ones stay whole. With f(g) devices of GPU g that
 	// are available, it
 	//
-	//	MIG devices:  minimises |G|, then Σ f(g) over G, then maximises S(G)
+	//	MIG devices:  minimises |G|, then Σ f(g) over G, then maximises S(G), then minimises Σ f(g)·x(g)
 	//	replicas:     minimises Σ x(g)², then maximises Σ u(g)·x(g), then is Topology for G
 	//
 	// For whole GPUs it is Topology. On nodes of more than 16 GPUs, MIG devices of several GPUs are packed one GPU at a time:

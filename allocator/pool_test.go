@@ -288,6 +288,7 @@ func TestMatricesThatAreNone(t *testing.T) {
 
 func TestLinkScores(t *testing.T) {
 	w := DefaultWeights()
+	w.NVSwitch = 90 // to tell it from the other
 	for link, want := range map[gpu.Link]int{
 		{}:                                 0,
 		{PCIe: gpu.PathSystem}:             10,
@@ -297,7 +298,7 @@ func TestLinkScores(t *testing.T) {
 		{PCIe: gpu.PathSingleSwitch}:       50,
 		{PCIe: gpu.PathSameBoard}:          60,
 		{PCIe: gpu.PathSystem, NVLinks: 2}: 210,
-		{PCIe: gpu.PathNode, NVLinks: 18, Switched: true}: 1820,
+		{PCIe: gpu.PathNode, NVLinks: 18, Switched: true}: 1640,
 		{PCIe: 99}: 0,
 	} {
 		if got := w.Score(link); got != want {

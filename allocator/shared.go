@@ -139,7 +139,7 @@ func (s *stock) best(policy Policy, others []int) found {
 }
 
 // packed takes the devices of as few GPUs as can be; of such sets of GPUs the one that has least left over, then the
-// best connected one.
+// best connected one. What is left over is on the GPU of them that has most.
 func (s *stock) packed() (exact bool) {
 	x, exact := s.fullest()
 	gpus := x.places()

@@ -79,13 +79,14 @@ func (s *shares) ways() [][]int {
 
 // cost is what a policy minimises, by its formula: most important first.
 func (s *shares) cost(policy Policy, x []int) []int {
-	var squares, loads, inUse, left int
+	var squares, loads, inUse, left, fromFree int
 	var gpus []int
 	for g, taken := range x {
 		used := s.total[g] - s.free[g]
 		squares += taken * taken
 		loads += (used + taken) * (used + taken)
 		inUse += used * taken
+		fromFree += s.free[g] * taken
 		if taken > 0 {
 			gpus = append(gpus, g)
 			left += s.free[g]
@@ -100,7 +101,7 @@ func (s *shares) cost(policy Policy, x []int) []int {
 	case policy == Spread:
 		return []int{loads, -len(gpus), score}
 	case policy == Pack:
-		return []int{len(gpus), left, score}
+		return []int{len(gpus), left, score, fromFree}
 	}
 	return []int{squares, score}
 }

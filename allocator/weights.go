@@ -8,7 +8,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// MaxWeight is the largest weight that is allowed. With it the score of all pairs of a node stays far from overflowing.
+// MaxWeight is the largest weight that is allowed. With it two GPUs that all NVLinks there can be join stay below MaxScore.
 const MaxWeight = 10_000
 
 // Weights say what a connection of two GPUs is worth. A pair has the weight of its nearest common point on PCIe, plus
