@@ -17,7 +17,8 @@ const linksInterval = 5 * time.Minute
 const linksDelay = 100 * time.Millisecond
 
 // links reads how the GPUs are linked, when others than before are there and now and then. It takes many more calls of the
-// driver than all else, so the start does not wait for it: each look at the GPUs has the links that were last read.
+// driver than all else, so the start does not wait for it: each look at the GPUs has the links that were last read. A look
+// waits while they are read; requests wait for neither.
 func (s *service) links(ctx context.Context) error {
 	t := time.NewTicker(linksInterval)
 	defer t.Stop()

@@ -4,10 +4,12 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/plugin/plugintest"
+	"gpu-cdi-plugin/sim"
 )
 
 // prefers asks which of the GPUs are preferred, by their indices. It is nil while the plugin is between two lives.
@@ -57,4 +59,21 @@ func TestServePrefersWellConnectedGPUs(t *testing.T) {
 	s.configure("allocation: {weights: {node: 100}}")
 	s.signal(syscall.SIGHUP)
 	preferred(4, 0, 0, 1)
+}
+
+// While the driver does not say how the GPUs are linked, requests are answered all the same, as if they were linked alike.
+func TestServeAnswersWhileLinksCannotBeRead(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "")
+	mustDo(t, s.node.Hang("nvmlDeviceGetTopologyCommonAncestor", sim.AnyGPU))
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	for range 10 { // before the links are read, and while they are
+		if chosen := s.prefers(e, 2, 0, 1, 2, 3); !slices.Equal(chosen, []int{0, 1}) {
+			t.Errorf("GPUs %v are preferred, want 0 and 1", chosen)
+		}
+		time.Sleep(linksDelay / 2)
+	}
+	mustDo(t, s.node.Clear())
+	waitFor(t, "the preference", func() bool { return slices.Equal(s.prefers(e, 2, 0, 1, 2, 3), []int{2, 3}) })
 }
