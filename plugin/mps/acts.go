@@ -81,7 +81,10 @@ func (m *minder) limit(ctx context.Context, want *Want) time.Duration {
 	if err == nil {
 		err = c.limit(ctx, want.Limits)
 	}
-	if err == nil {
+	switch {
+	case err == nil && m.given == want.Limits: // somebody changed them, and may go on to
+		return lastLook
+	case err == nil:
 		m.given = want.Limits
 		return 0
 	}

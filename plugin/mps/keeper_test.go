@@ -278,6 +278,32 @@ env | sed 's/=.*//' | sort | tr '\n' ' '
 	}
 }
 
+// A container that answers in the daemon's place, now so and now so, does not keep the host busy.
+func TestAnswersThatChangeAreNotChased(t *testing.T) {
+	k := newKept(t)
+	dir := t.TempDir()
+	script, asked := filepath.Join(dir, "control"), filepath.Join(dir, "asked")
+	must(t, os.WriteFile(script, []byte(`#!/bin/sh
+[ "$1" = -f ] && exec sleep 600
+read command
+echo "$command" >> `+asked+`
+case $command in
+get_default_device*) [ $(grep -c "$command" `+asked+`) -gt 2 ] && [ $(($(grep -c "$command" `+asked+`) % 2)) = 1 ] && echo 7G || echo 1G ;;
+get_default_active*) echo 50.0 ;;
+esac
+`), 0o755))
+	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1"}
+	k.start()
+	k.want(0)
+	eventually(t, "a question", func() bool { _, err := os.Stat(asked); return err == nil })
+	time.Sleep(3 * time.Second)
+	text, err := os.ReadFile(asked)
+	must(t, err)
+	if n := strings.Count(string(text), "set_default_device"); n < 2 || n > 6 {
+		t.Errorf("in 3 seconds it was limited %d times:\n%s", n, text)
+	}
+}
+
 func TestOneDaemonForAGPU(t *testing.T) {
 	k := newKept(t)
 	must(t, prepare(k.opts.Dir, k.gpu(0)))
