@@ -407,12 +407,13 @@ func TestKeeperTakesOverWhatComesLate(t *testing.T) {
 func TestKeeperTakesOverNoZombie(t *testing.T) {
 	k := newKept(t)
 	must(t, prepare(k.opts.Dir, k.gpu(0)))
-	dead := exec.Command("true")
+	dead := exec.Command("sleep", "600")
 	must(t, dead.Start())
 	defer func() { _ = dead.Wait() }()
 	r, err := recordOf(dead.Process.Pid, k.program.Driver)
 	must(t, err)
 	must(t, r.write(k.own(0)))
+	must(t, dead.Process.Kill())
 	eventually(t, "a zombie", func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", dead.Process.Pid))
 		return err == nil && strings.Contains(string(stat), ") Z ")
