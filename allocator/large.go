@@ -2,18 +2,20 @@ package allocator
 
 import "slices"
 
-// maxSteps is the most sets that a search looks into where scores follow no tree.
+// maxSteps is the most sets that a request looks into where scores follow no tree: some 2 ms of 128 GPUs.
 const maxSteps = 2000
 
 // topology is the answer to Topology where there are too many GPUs for a table: the best of the tree; where that only
-// bounds the best, a search goes on from it.
-func (n *Node) topology(q query) found {
+// bounds the best, a search goes on from it, and takes from the steps that are left.
+func (n *Node) topology(q query, steps *int) found {
 	x, most := n.searchTree(q)
 	if n.tree.exact {
 		return found{set: x, score: most, exact: true}
 	}
 	s := n.newBranching(q, x)
+	s.steps = *steps
 	s.start(q)
+	*steps = s.steps
 	bound := max(min(most, s.open)-s.score, 0)
 	return found{set: s.best, score: s.score, exact: bound == 0, bound: bound}
 }
@@ -35,7 +37,7 @@ type branching struct {
 type free struct{ gpu, score int }
 
 func (n *Node) newBranching(q query, start set) *branching {
-	s := &branching{node: n, steps: maxSteps, nearest: make([][]int, len(n.gpus)), most: make([]int, q.size)}
+	s := &branching{node: n, nearest: make([][]int, len(n.gpus)), most: make([]int, q.size)}
 	s.best, s.score = n.improve(q, start)
 	from := q.from.places()
 	row := make([]int, 0, len(from))

@@ -80,7 +80,7 @@ func TestScoresOfATreeAreAnsweredExactly(t *testing.T) {
 			t.Fatal("the scores are not seen to follow a tree")
 		}
 		want := o.withoutNext(p)
-		if f, exact := n.topology(p.query()), (found{set: setOf(want), score: o.sum(want), exact: true}); f != exact {
+		if f, exact := n.searchLarge(Topology, p.query()), (found{set: setOf(want), score: o.sum(want), exact: true}); f != exact {
 			t.Fatalf("%+v: %+v, want %+v", p, f, exact)
 		}
 	})
@@ -107,7 +107,7 @@ func TestTheBoundHolds(t *testing.T) {
 			t.Errorf("%d was found, and at most %d could be; %d can be had", s.score, s.open, best)
 		}
 		// With all the steps it is the best, since there are few sets.
-		if f := n.topology(q); f.score != best || !f.exact {
+		if f := n.searchLarge(Topology, q); f.score != best || !f.exact {
 			t.Errorf("%+v: %+v, want the score %d", p, f, best)
 		}
 	})
@@ -140,11 +140,28 @@ func TestLargeNodesTakeFewestNUMANodes(t *testing.T) {
 		if p.size == 0 {
 			t.Skip("nothing is asked for")
 		}
-		f, want := n.fewestNUMANodes(p.query()), o.topology(p, true)
+		f, want := n.searchLarge(NUMA, p.query()), o.topology(p, true)
 		if x := f.set.places(); o.nodes(x) != o.nodes(want) || f.nodes != o.nodes(x) || f.score != o.sum(want) || !f.exact || !p.fulfils(x) {
 			t.Errorf("%+v: %v %+v, want %v with the score %d", p, x, f, want, o.sum(want))
 		}
 	})
+}
+
+// However many sets of NUMA nodes there are, a request looks into maxSteps sets of GPUs in all.
+func TestStepsAreSharedByNUMANodes(t *testing.T) {
+	o := randomOracle(rand.New(rand.NewPCG(5, 6)), 64, 2000)
+	for g := range 64 {
+		o.numa[g] = g / 8
+	}
+	n := o.node()
+	q := query{from: setOf(places(64)), size: 12} // of two of eight NUMA nodes
+	q.available = q.from
+	for _, steps := range []int{0, 10, 300} {
+		f := n.fewestNUMANodes(q, &steps)
+		if x := f.set.places(); steps != 0 || f.exact || f.bound == 0 || o.nodes(x) != 2 || len(x) != 12 || f.score != o.sum(x) {
+			t.Errorf("%d steps are left, and the answer is %v, %+v", steps, x, f)
+		}
+	}
 }
 
 // A union that is too small must not be looked at one by one: there are more than any time allows.

@@ -6,8 +6,8 @@ import "slices"
 const maxNUMASets = 32
 
 // fewestNUMANodes is the answer to NUMA where there are too many GPUs for a table: the best of the topology of each set
-// of NUMA nodes that is as small as can be.
-func (n *Node) fewestNUMANodes(q query) found {
+// of NUMA nodes that is as small as can be. They share the steps.
+func (n *Node) fewestNUMANodes(q query, steps *int) found {
 	forced, others, count := n.enoughNodes(q)
 	f, tried, most := found{score: -1}, 0, 0
 	complete := eachUnion(forced, others, count, q.size, func(from set) bool {
@@ -17,7 +17,7 @@ func (n *Node) fewestNUMANodes(q query) found {
 		tried++
 		part := q
 		part.from = from
-		next := n.topology(part)
+		next := n.topology(part, steps)
 		most = max(most, next.score+next.bound)
 		if next.score > f.score || next.score == f.score && n.taken(q, next.set) < n.taken(q, f.set) {
 			f = next
@@ -25,7 +25,7 @@ func (n *Node) fewestNUMANodes(q query) found {
 		return true
 	})
 	if !complete {
-		all := n.topology(q)
+		all := n.topology(q, steps)
 		most = all.score + all.bound
 	}
 	f.bound = most - f.score

@@ -49,16 +49,13 @@ func (n *Node) search(p Policy, q query, k int) []found {
 
 // searchLarge answers where there are too many GPUs for a table.
 func (n *Node) searchLarge(p Policy, q query) found {
-	switch p {
-	case NUMA:
-		return n.fewestNUMANodes(q)
-	case Partition:
-		f := n.topology(q)
-		f.exact = false
-		return f
-	default:
-		return n.topology(q)
+	steps := maxSteps
+	if p == NUMA {
+		return n.fewestNUMANodes(q, &steps)
 	}
+	f := n.topology(q, &steps)
+	f.exact = f.exact && p != Partition
+	return f
 }
 
 // searchPart searches a node that has only the available GPUs.

@@ -39,7 +39,7 @@ var cube = [8][8]int{
 func BenchmarkFabric(b *testing.B) {
 	for name, s := range map[string]*gpu.Snapshot{"PCIe": fabric(b, false), "cube meshes": fabric(b, true)} {
 		n := newNode(b, s, allocator.DefaultWeights())
-		for _, policy := range []allocator.Policy{allocator.Topology, allocator.Partition} {
+		for _, policy := range []allocator.Policy{allocator.Topology, allocator.NUMA} {
 			for size := 1; size <= 16; size++ {
 				b.Run(fmt.Sprintf("%s/%s/%d of 128", name, policy, size), func(b *testing.B) {
 					benchmarkFabric(b, n, policy, size)
