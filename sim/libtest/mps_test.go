@@ -289,30 +289,37 @@ func TestMPSForeground(t *testing.T) {
 // holder is a client that stays.
 type holder struct {
 	cmd *exec.Cmd
-	out *strings.Builder
+	out func() string // what it has printed until now
 }
 
-// hold starts a client and waits until it is connected.
+// hold starts a client and waits until it is connected, or has ended.
 func (m *mps) hold(cmd *exec.Cmd) *holder {
 	m.t.Helper()
-	h := &holder{cmd: cmd, out: &strings.Builder{}}
-	cmd.Stderr = h.out
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	h := &holder{cmd, printed(m.t, cmd)}
 	if err := cmd.Start(); err != nil {
 		m.t.Fatal(err)
 	}
 	m.t.Cleanup(func() { _ = cmd.Process.Kill() })
-	line := make([]byte, 4096)
-	n, _ := stdout.Read(line)
-	h.out.Write(line[:n])
-	if n == 0 {
-		_ = cmd.Wait()
-		m.t.Fatalf("the client printed nothing but: %s", h.out)
-	}
+	m.eventually("the client prints something", func() bool { return h.out() != "" })
 	return h
+}
+
+// printed makes a program print to a file, which can be read while it runs.
+func printed(t *testing.T, cmd *exec.Cmd) func() string {
+	t.Helper()
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	cmd.Stdout, cmd.Stderr = f, f
+	return func() string {
+		text, err := os.ReadFile(f.Name())
+		if err != nil {
+			t.Error(err)
+		}
+		return string(text)
+	}
 }
 
 var serverID = regexp.MustCompile(`server=\d+`)
@@ -331,7 +338,7 @@ func TestMPSClients(t *testing.T) {
 	m.control("set_default_active_thread_percentage 25", "set_default_device_pinned_mem_limit 0 1500M")
 	first, second := m.hold(m.command("cuda-mps-client", "60")), m.hold(m.command("cuda-mps-client", "60"))
 	for _, h := range []*holder{first, second} {
-		if diff := cmp.Diff(welcome("25.0", 1500<<20), given(h.out.String())); diff != "" {
+		if diff := cmp.Diff(welcome("25.0", 1500<<20), given(h.out())); diff != "" {
 			t.Errorf("what a client was given (-want +got):\n%s", diff)
 		}
 	}
@@ -377,8 +384,8 @@ func TestMPSClients(t *testing.T) {
 	if status, _ := m.control("quit -t 0"); status != 1 {
 		t.Errorf("quit with a server killed: status %d, want 1", status)
 	}
-	if err := second.cmd.Wait(); err == nil || !strings.Contains(second.out.String(), "MPS error 806") {
-		t.Errorf("a client whose server was killed: %v\n%s", err, second.out)
+	if err := second.cmd.Wait(); err == nil || !strings.Contains(second.out(), "MPS error 806") {
+		t.Errorf("a client whose server was killed: %v\n%s", err, second.out())
 	}
 	id, _ := strconv.Atoi(server)
 	if left, _ := filepath.Glob(fmt.Sprintf("/dev/shm/cuda.shm.*.%x.1", id)); len(left) > 0 {
@@ -486,22 +493,21 @@ func TestMPSUsers(t *testing.T) {
 	root := m.hold(m.command("cuda-mps-client", "60"))
 	other := m.command("cuda-mps-client")
 	other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	var out strings.Builder
-	other.Stdout, other.Stderr = &out, &out
+	out := printed(t, other)
 	if err := other.Start(); err != nil {
 		t.Fatal(err)
 	}
 	m.eventually("the other client waits", func() bool {
 		return strings.Contains(m.log("control.log"), "from user 65534: Server is not ready, push client to pending list")
 	})
-	if out.Len() > 0 {
-		t.Errorf("the other client did not wait:\n%s", out.String())
+	if out() != "" {
+		t.Errorf("the other client did not wait:\n%s", out())
 	}
 	if err := root.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	if err := other.Wait(); err != nil {
-		t.Errorf("the other client: %v\n%s%s", err, out.String(), m.log("server.log"))
+		t.Errorf("the other client: %v\n%s%s", err, out(), m.log("server.log"))
 	}
 	starts := regexp.MustCompile(`Starting new server \d+ for user (\d+)`).FindAllStringSubmatch(m.log("control.log"), -1)
 	users := slices.Collect(func(yield func(string) bool) {
