@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"testing"
@@ -87,6 +88,46 @@ func TestExplanationAddsUp(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// On a node of many GPUs an answer may not be the best; then it is said how far from it another can be.
+func TestExplanationSaysHowExactItIs(t *testing.T) {
+	node := func(nvlinks func() int) *gpu.Snapshot {
+		s := &gpu.Snapshot{}
+		for i := range 64 {
+			s.Devices = append(s.Devices, gpu.Device{Index: i, UUID: fmt.Sprintf("GPU-%d", i)})
+			for j := range i {
+				s.Links = append(s.Links, gpu.Link{A: j, B: i, PCIe: gpu.PathSystem, NVLinks: nvlinks()})
+			}
+		}
+		return s
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	alike, random := node(func() int { return 0 }), node(func() int { return rng.IntN(19) })
+	for name, c := range map[string]struct {
+		s      *gpu.Snapshot
+		policy allocator.Policy
+		exact  bool
+		want   string
+	}{
+		"links of a tree":   {alike, allocator.Topology, true, "The answer is exact: no other set is better by this policy."},
+		"random links":      {random, allocator.Topology, false, "The answer is not exact: another set may score up to %d more."},
+		"no best partition": {alike, allocator.Partition, false, "No other set scores more, but the rest of the policy was not compared for all sets."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, err := explanationOf(c.s, &explainOptions{size: 12, policy: string(c.policy), weights: allocator.DefaultWeights()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := c.want
+			if strings.Contains(want, "%d") {
+				want = fmt.Sprintf(want, e.Chosen.Bound)
+			}
+			if v := e.view(); !strings.Contains(v.table.legend, want) || e.Chosen.Exact != c.exact || v.table.rows[0][5] != "-" {
+				t.Errorf("%+v with the words %q, want %q", e.Chosen, v.table.legend, want)
+			}
+		})
 	}
 }
 
