@@ -157,11 +157,15 @@ func lead(a, b *result, sizes []int) (mean, standardError float64) {
 
 // writeTable writes the table of docs/allocator.md.
 func writeTable(w io.Writer, all map[string][]result) {
-	fmt.Fprintln(w, "| machine | size | refused | topology | partition | greedy | random | topology − partition |")
-	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|")
+	writeHeader(w)
 	for _, name := range machines {
 		writeMachine(w, name, all[name])
 	}
+}
+
+func writeHeader(w io.Writer) {
+	fmt.Fprintln(w, "| machine | size | refused | topology | partition | greedy | random | topology − partition |")
+	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|")
 }
 
 // writeMachine writes a row for each size, and one for all. A request of one GPU is only among those that were refused.
