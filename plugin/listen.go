@@ -76,8 +76,20 @@ type socket struct {
 }
 
 // listen makes a socket that only root can connect to. A socket that is there already is replaced: who holds the lock
-// knows that nobody listens on it. Anything else in the way is an error.
+// knows that nobody listens on it. Anything else in the way is an error. A kubelet that starts removes every socket in
+// its directory; where it was quicker than this, it is done again.
 func listen(ctx context.Context, path string) (*socket, error) {
+	for {
+		s, err := listenOnce(ctx, path)
+		if err == nil || ctx.Err() != nil || !errors.Is(err, errRemoved) {
+			return s, err
+		}
+	}
+}
+
+var errRemoved = errors.New("the socket was removed at once")
+
+func listenOnce(ctx context.Context, path string) (*socket, error) {
 	if err := clear(path); err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
@@ -89,6 +101,9 @@ func listen(ctx context.Context, path string) (*socket, error) {
 	u := l.(*net.UnixListener)
 	u.SetUnlinkOnClose(false)
 	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = errRemoved
+	}
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, errors.Join(err, u.Close()))
 	}
@@ -115,7 +130,10 @@ func clear(path string) error {
 	case info.Mode().Type() != fs.ModeSocket:
 		return exit.With(exit.Failure, "remove it", fmt.Errorf("%s is in the way and is not a socket", path))
 	}
-	return os.Remove(path)
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // Accept returns no error but that of the end after which a server would close the socket.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -77,5 +78,29 @@ func TestAKubeletThatIsNotThereIsSaidWithWhatToDo(t *testing.T) {
 	generation, err := w.kubeletSocket()
 	if generation != 0 || exit.CodeOf(err) != exit.Unreachable || !strings.Contains(exit.HintOf(err), "start the kubelet") {
 		t.Errorf("%d and %v with hint %q", generation, err, exit.HintOf(err))
+	}
+}
+
+// A kubelet that starts removes every socket, one that has just been made too.
+func TestASocketThatIsRemovedAtOnceIsMadeAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	var removing sync.WaitGroup
+	done := make(chan struct{})
+	removing.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				_ = os.Remove(path)
+			}
+		}
+	})
+	defer removing.Wait()
+	defer close(done)
+	for range 300 {
+		s, err := listen(t.Context(), path)
+		must(t, err)
+		_ = s.Close()
 	}
 }
