@@ -365,15 +365,20 @@ func TestServeTellsSystemd(t *testing.T) {
 		mustDo(t, err)
 		return string(b[:n])
 	}
-	until := func(want string) {
+	until := func(want string) string {
 		t.Helper()
-		for got := next(); !strings.Contains(got, want); got = next() {
+		got := next()
+		for ; !strings.Contains(got, want); got = next() {
 			t.Logf("before %q: %q", want, got)
 		}
+		return got
 	}
 	s := newServed(t, "pcie-quad", "")
 	s.start("NOTIFY_SOCKET="+socket, "WATCHDOG_USEC=200000")
-	until("READY=1\nSTATUS=nvidia.com/gpu: 4 of 4 devices healthy")
+	// The kubelet may connect before it is ready or after.
+	for text := until("READY=1\nSTATUS="); strings.Contains(text, "not connected"); {
+		text = until("STATUS=nvidia.com/gpu: 4 of 4 devices healthy")
+	}
 	until("WATCHDOG=1")
 	s.listed(gpuResource, 4, 0)
 	s.kubelet.Stop()
