@@ -67,16 +67,7 @@ func BenchmarkChoose(b *testing.B) {
 
 // BenchmarkPackMIG has seven MIG devices on each of 16 GPUs: with half of them asked for, most sets of GPUs are looked at.
 func BenchmarkPackMIG(b *testing.B) {
-	n := machine(b, "hgx-16")
-	var devices []Device
-	var ids []string
-	for _, g := range n.gpus {
-		for i := range 7 {
-			id := fmt.Sprintf("MIG-%s-%d", g.UUID, i)
-			devices, ids = append(devices, Device{ID: id, UUID: id, Parent: g.UUID}), append(ids, id)
-		}
-	}
-	p := NewPool(n, devices)
+	p, ids := migDevices(machine(b, "hgx-16"))
 	for _, size := range []int{1, 7, 56, 105} {
 		b.Run(fmt.Sprintf("%d of %d", size, len(ids)), func(b *testing.B) {
 			for b.Loop() {

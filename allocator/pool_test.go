@@ -316,6 +316,9 @@ func FuzzRequest(f *testing.F) {
 	p, ids := replicas(f, islands())
 	f.Add(strings.Join(ids[:80], " "), ids[3], 5, uint8(11))
 	pools = append(pools, p)
+	p, ids = migDevices(islands())
+	f.Add(strings.Join(ids, " "), ids[3]+" "+ids[9], 20, uint8(14))
+	pools = append(pools, p)
 	f.Fuzz(func(t *testing.T, available, must string, size int, kind uint8) {
 		pool := pools[int(kind)/len(Policies())%len(pools)]
 		policy := Policy(Policies()[int(kind)%len(Policies())])

@@ -208,6 +208,20 @@ func replicas(t testing.TB, n *Node) (*Pool, []string) {
 	return NewPool(n, devices), ids
 }
 
+// migDevices are seven on each GPU of a node.
+func migDevices(n *Node) (*Pool, []string) {
+	var devices []Device
+	var ids []string
+	for _, g := range n.gpus {
+		for i := range 7 {
+			d := Device{ID: fmt.Sprintf("MIG-%s-%d", g.UUID, i), Parent: g.UUID}
+			d.UUID = d.ID
+			devices, ids = append(devices, d), append(ids, d.ID)
+		}
+	}
+	return NewPool(n, devices), ids
+}
+
 func TestReplicasOf64EachAreOfDifferentGPUs(t *testing.T) {
 	p, ids := replicas(t, machine(t, "dgx-h100"))
 	rapid.Check(t, func(t *rapid.T) {
