@@ -131,7 +131,8 @@ func (a *app) newService(h host.Host) (*service, error) {
 
 		unlinked: make(chan struct{}, 1),
 	}
-	s.rules.Store(&a.plugin.Config)
+	rules := a.plugin.Config // of its own, since a reload changes the app's while a look at the node may read these
+	s.rules.Store(&rules)
 	s.keeper = s.newKeeper(h)
 	s.inv = inventory.New(inventory.Options{
 		Host: h, Source: s.driver, Dirs: a.specDirs(h), Path: a.servedSpec(),
