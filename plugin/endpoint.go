@@ -133,7 +133,7 @@ func (e *endpoint) step(ctx context.Context, now time.Time) (wake time.Time, err
 	case do.gained:
 		e.connected()
 	case do.lost:
-		e.disconnected("the kubelet stopped reading the list")
+		e.disconnected(e.log.Warn, "the kubelet stopped reading the list")
 	case do.silent:
 		e.problem(fmt.Errorf("the kubelet did not ask for the list within %s of its registration", e.opts.StreamGrace))
 	}
@@ -247,5 +247,5 @@ func (e *endpoint) stop() {
 	e.grpc.GracefulStop()
 	force.Stop()
 	e.serving.Wait()
-	e.disconnected("the plugin stopped")
+	e.disconnected(e.log.Info, "the plugin stopped")
 }

@@ -53,14 +53,14 @@ func (e *endpoint) connected() {
 	e.log.Info("the kubelet reads the list", "devices", len(e.server.list.Load().devices))
 }
 
-func (e *endpoint) disconnected(why string) {
+func (e *endpoint) disconnected(log func(string, ...any), why string) {
 	e.mu.Lock()
 	was := e.public.Connected
 	e.public.Connected, e.public.Problem = false, why
 	e.mu.Unlock()
 	if was {
 		e.opts.Observer.Connected(e.name, false)
-		e.log.Warn("the resource is not connected", "reason", why)
+		log("the resource is not connected", "reason", why)
 	}
 }
 
