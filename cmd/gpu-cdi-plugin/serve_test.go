@@ -111,11 +111,17 @@ func (s *served) start(env ...string) {
 func (s *served) end(sig os.Signal) error {
 	s.t.Helper()
 	s.signal(sig)
+	return s.ended()
+}
+
+// ended returns what the plugin ends with, which was told to.
+func (s *served) ended() error {
+	s.t.Helper()
 	select {
 	case err := <-s.done:
 		return err
 	case <-time.After(20 * time.Second):
-		s.t.Fatalf("the plugin goes on after %v", sig)
+		s.t.Fatal("the plugin goes on")
 		return nil
 	}
 }

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// hold makes the configuration a pipe: who reads it from now on waits for what asked writes.
+func (s *served) hold() {
+	s.t.Helper()
+	mustDo(s.t, os.Remove(s.config))
+	mustDo(s.t, syscall.Mkfifo(s.config, 0o600))
+}
+
+// asked waits until the configuration is being read. The reader has all of it when the pipe is closed.
+func (s *served) asked() *os.File {
+	s.t.Helper()
+	var pipe *os.File
+	waitFor(s.t, "a look at the configuration", func() bool {
+		var err error
+		pipe, err = os.OpenFile(s.config, os.O_WRONLY|syscall.O_NONBLOCK, 0) // which fails without a reader
+		return err == nil
+	})
+	return pipe
+}
+
+// answer gives the reader of the configuration all of it.
+func (s *served) answer(pipe *os.File, config string) {
+	s.t.Helper()
+	_, err := pipe.WriteString(config)
+	mustDo(s.t, err)
+	mustDo(s.t, pipe.Close())
+}
+
+// A signal to end that comes while the service ends to begin anew is not lost with the program that caught it.
+func TestServeEndsInsteadOfBeginningAnew(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "workstation", "")
+	s.start()
+	s.listed(gpuResource, 1, 0)
+	s.hold()
+	s.signal(syscall.SIGHUP)
+	pipe := s.asked()
+	s.signal(syscall.SIGTERM)
+	s.kubelet.WaitGone(gpuResource) // it has heard the signal
+	s.answer(pipe, "strategy: [envvar]\n")
+	if err := s.ended(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	if strings.Contains(s.log.String(), "starting again") {
+		t.Error("it began anew")
+	}
+}
+
+// A daemon that ends while nobody waits for it, since its parent begins anew, is no zombie for as long as that runs.
+func TestServeTakesNoteOfDaemonsThatEndedMeanwhile(t *testing.T) {
+	t.Parallel()
+	s, uuid := newMPS(t, 2)
+	s.start()
+	s.listed(sharedResource, 2, 0)
+	first := s.daemon(uuid)
+	config := fmt.Sprintf(byMPS, 2) + "strategy: [envvar]\n"
+	s.hold()
+	s.signal(syscall.SIGHUP)
+	before := s.asked()
+	s.hold() // for the next one
+	s.answer(before, config)
+	next := s.asked()
+	mustDo(t, syscall.Kill(first, syscall.SIGKILL))
+	waitFor(t, "the end of the daemon", func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", first))
+		return err == nil && strings.Contains(string(stat), ") Z ")
+	})
+	total := s.kubelet.Total()
+	s.answer(next, config)
+	s.kubelet.WaitTotal(total + 2)
+	s.listed(sharedResource, 2, 0)
+	if err := syscall.Kill(first, 0); err == nil {
+		t.Error("the daemon that ended is a zombie")
+	}
+}
