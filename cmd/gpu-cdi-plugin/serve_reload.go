@@ -47,6 +47,9 @@ func (s *service) reloads(ctx context.Context, cmd *cobra.Command, hup <-chan os
 			s.app.log.Warn("systemd does not hear of the reload", "error", err)
 		}
 		fresh, err := s.app.reread(cmd) //nolint:contextcheck // no verb is run
+		if err == nil {
+			err = s.claimMPS(fresh)
+		}
 		switch {
 		case err != nil:
 			s.app.log.Error("the configuration is wrong; the old one holds", "error", err)
@@ -77,6 +80,15 @@ func (a *app) reread(cmd *cobra.Command) (*app, error) {
 		}
 	})
 	return fresh, errors.Join(append(errs, fresh.resolve(flags))...)
+}
+
+// claimMPS refuses to share GPUs by MPS where another instance does so, which would end the service. Whether a directory
+// for MPS is free that is not this one's yet is seen when the service has started again.
+func (s *service) claimMPS(fresh *app) error {
+	if len(fresh.plugin.Sharing.MPS.Resources) == 0 || fresh.mpsDir() != s.app.mpsDir() {
+		return nil
+	}
+	return s.keeper.Claim()
 }
 
 // sameButRules reports whether two configurations differ in nothing but what is offered.

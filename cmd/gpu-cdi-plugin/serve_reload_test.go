@@ -3,9 +3,12 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+
+	"gpu-cdi-plugin/internal/lock"
 )
 
 // hold makes the configuration a pipe: who reads it from now on waits for what asked writes.
@@ -81,4 +84,27 @@ func TestServeTakesNoteOfDaemonsThatEndedMeanwhile(t *testing.T) {
 	if err := syscall.Kill(first, 0); err == nil {
 		t.Error("the daemon that ended is a zombie")
 	}
+}
+
+// A configuration that would end the service, since another instance keeps the daemons, is refused as a wrong one is.
+func TestServeRefusesToShareByMPSBesideAnother(t *testing.T) {
+	t.Parallel()
+	s, _ := newMPS(t, 2)
+	s.configure("")
+	mustDo(t, os.MkdirAll(s.mpsDir(), 0o755))
+	other, err := lock.Acquire(filepath.Join(s.mpsDir(), "lock"))
+	mustDo(t, err)
+	s.start()
+	s.listed(gpuResource, 4, 0)
+	for i, more := range []string{"", "strategy: [envvar]\n"} { // new rules, and what makes the service begin anew
+		s.configure(fmt.Sprintf(byMPS, 2) + more)
+		s.signal(syscall.SIGHUP)
+		waitFor(t, "the complaint about the configuration", func() bool {
+			return strings.Count(s.log.String(), "the old one holds\" error=\"keep the MPS control daemons: lock ") == i+1
+		})
+		s.listed(gpuResource, 4, 0)
+	}
+	mustDo(t, other.Release())
+	s.signal(syscall.SIGHUP)
+	s.listed(sharedResource, 2, 0)
 }

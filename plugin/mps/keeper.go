@@ -185,6 +185,15 @@ func (k *Keeper) takeWaiting() ([]*minder, error) {
 	return nil, nil
 }
 
+// Claim makes sure that no other instance keeps daemons in the directory, as Run does for the first that is wanted, until
+// Run ends. The error has the status exit.Locked: what else is wrong is told with the daemons.
+func (k *Keeper) Claim() error {
+	if err := k.hold(); exit.CodeOf(err) == exit.Locked {
+		return fmt.Errorf("keep the MPS control daemons: %w", err)
+	}
+	return nil
+}
+
 // hold makes sure that nobody else keeps daemons in the directory.
 func (k *Keeper) hold() error {
 	k.holding.Lock()
