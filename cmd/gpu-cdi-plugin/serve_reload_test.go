@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,7 +9,9 @@ import (
 	"syscall"
 	"testing"
 
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/plugin/resource"
 )
 
 // hold makes the configuration a pipe: who reads it from now on waits for what asked writes.
@@ -107,4 +110,34 @@ func TestServeRefusesToShareByMPSBesideAnother(t *testing.T) {
 	mustDo(t, other.Release())
 	s.signal(syscall.SIGHUP)
 	s.listed(sharedResource, 2, 0)
+}
+
+// A reload does not write into the rules by which somebody looks at the node meanwhile, not even the first one. It is the
+// race detector that sees if it does.
+func TestReloadLeavesTheRulesInUse(t *testing.T) {
+	t.Parallel()
+	a, log := newApp(), &logged{}
+	a.stderr = log
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	mustDo(t, os.WriteFile(config, []byte("mig-strategy: mixed\n"), 0o600))
+	root := a.rootCommand()
+	mustDo(t, root.ParseFlags([]string{"--config", config, "--root", t.TempDir(), "--hook-path", "/usr/bin/prestart-hook"}))
+	cmd, _, err := root.Find([]string{"serve"})
+	mustDo(t, err)
+	mustDo(t, a.start(cmd))
+	h, err := a.host()
+	mustDo(t, err)
+	s, err := a.newService(h)
+	mustDo(t, err)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	hup, reloaded := make(chan os.Signal), make(chan error, 1)
+	inUse := s.rules.Load()
+	go func() { reloaded <- s.reloads(ctx, cmd, hup) }()
+	hup <- syscall.SIGHUP
+	_, _, err = resource.Build(&gpu.Snapshot{}, *inUse) // nothing orders it and what the reload writes
+	mustDo(t, err)
+	waitFor(t, "a reload", func() bool { return strings.Contains(log.String(), "the configuration was read again") })
+	cancel()
+	mustDo(t, <-reloaded)
 }
