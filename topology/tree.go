@@ -157,6 +157,7 @@ func misfits(groups []*group, ls links) [][2]int {
 }
 
 func farther(c, d *group, path gpu.PCIePath, ls links) [][2]int {
+	path = max(path, gpu.PathNode) // what the kernel alone has put on one NUMA node is shown as near as that
 	var pairs [][2]int
 	for _, a := range c.gpus {
 		for _, b := range d.gpus {
