@@ -23,8 +23,9 @@ import (
 type Bed struct {
 	Images *engine.Images
 
-	bin, peers              string
-	product, peer, nodePeer func() error
+	bin, peers    string
+	product, peer func() error
+	nodePeer      map[string]func() error // by group of scripts/peers
 }
 
 // Run runs a package's tests with *b set to their bed, and returns the exit status.
@@ -47,7 +48,10 @@ func newBed(dir string) *Bed {
 	b := &Bed{Images: engine.NewImages(filepath.Join(dir, "images")), bin: filepath.Join(dir, "bin"), peers: filepath.Join(dir, "peers")}
 	b.product = sync.OnceValue(func() error { return inRoot("make", "-s", "build", "BIN="+b.bin) })
 	b.peer = sync.OnceValue(func() error { return inRoot("scripts/peers", b.peers, "nvidia", "runc") })
-	b.nodePeer = sync.OnceValue(func() error { return inRoot("scripts/peers", nodePeers, "containerd", "kubelet") })
+	b.nodePeer = map[string]func() error{}
+	for _, group := range nodeGroups {
+		b.nodePeer[group] = sync.OnceValue(func() error { return inRoot("scripts/peers", nodePeers, group) })
+	}
 	return b
 }
 
@@ -73,11 +77,16 @@ func (b *Bed) Peer(t testing.TB, name string) string {
 // built anew for each run of tests: linking them alone takes half a minute.
 const nodePeers = "bin/peers"
 
-// NodePeer is the path of a program of a Kubernetes node: kubelet, containerd or ctr.
+// nodeGroups has the group of scripts/peers that builds a program of a Kubernetes node.
+var nodeGroups = map[string]string{
+	"containerd": "containerd", "ctr": "containerd", "kubelet": "kubelet", "nvidia-device-plugin": "deviceplugin",
+}
+
+// NodePeer is the path of a program of a Kubernetes node: kubelet, containerd, ctr or nvidia-device-plugin.
 func (b *Bed) NodePeer(t testing.TB, name string) string {
 	t.Helper()
-	if err := b.nodePeer(); err != nil {
-		unbuilt(t, "build the programs of a Kubernetes node", err)
+	if err := b.nodePeer[nodeGroups[name]](); err != nil {
+		unbuilt(t, "build "+name, err)
 	}
 	root, err := Root()
 	if err != nil {
