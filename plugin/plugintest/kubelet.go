@@ -39,6 +39,7 @@ type Kubelet struct {
 	refuse error
 	mute   bool
 	total  int
+	asked  time.Time
 	ends   map[string]*Endpoint
 }
 
@@ -166,8 +167,10 @@ func (k *Kubelet) Drop(resource string) {
 
 // Register dials the plugin back before it answers, as the kubelet does.
 func (k *Kubelet) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
+	begin := time.Now()
 	k.mu.Lock()
 	k.total++
+	k.asked = begin
 	refuse := k.refuse
 	k.mu.Unlock()
 	defer k.tell()
@@ -275,6 +278,13 @@ func (k *Kubelet) Total() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.total
+}
+
+// Asked is when the last registration was asked for.
+func (k *Kubelet) Asked() time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.asked
 }
 
 // Devices is the list of a resource, or nil if there is none now.

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -46,8 +47,10 @@ func (v *variant) once(b *testing.B) time.Duration {
 }
 
 // median of the variant's times.
-func (v *variant) median() time.Duration {
-	sorted := slices.Sorted(slices.Values(v.times))
+func (v *variant) median() time.Duration { return median(v.times) }
+
+func median[T cmp.Ordered](samples []T) T {
+	sorted := slices.Sorted(slices.Values(samples))
 	return sorted[len(sorted)/2]
 }
 

@@ -27,14 +27,3 @@ func floor(b *testing.B, n *sim.Node) (args []string) {
 	}
 	return []string{program, library}
 }
-
-// volatile is a directory in memory, as /run is on a node. Where there is no tmpfs it is an ordinary one.
-func volatile(b *testing.B) string {
-	b.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "gpu-bench-") //nolint:usetesting // t.TempDir is on a disk
-	if err != nil {
-		return b.TempDir()
-	}
-	b.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}

@@ -3,149 +3,121 @@ package bench
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
-	"gpu-cdi-plugin/plugin/plugintest"
-	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/proc"
 )
 
-// gpus is the resource that the plugin serves on a DGX H100, and count how many there are.
-const (
-	gpus  = "nvidia.com/gpu"
-	count = 8
-)
-
-// BenchmarkServe is P3 of the targets for the whole process: from its start until the kubelet has the list of eight GPUs.
-// The CDI spec is written every time. The floor is a Go program that opens the driver's library and ends.
+// BenchmarkServe is P3 of the targets, for whole processes: from the start of a device plugin until the kubelet is asked to
+// register it, and until it has the list of eight GPUs. The CDI spec is written every time. The floor is a Go program that
+// opens the driver's library and ends; the peer is NVIDIA's plugin.
 func BenchmarkServe(b *testing.B) {
-	node := simtest.Node(b, "dgx-h100")
-	s := newServing(b, node)
-	least := &variant{name: "a Go program that opens NVML", cmd: proc.Cmd{Args: floor(b, node)}}
-	our := &variant{name: "gpu-cdi-plugin serve, until it is registered", run: s.start, prepare: func() error {
-		s.end()
-		return os.RemoveAll(s.cdi)
-	}}
+	our, their := plugins(b, "dgx-h100")
+	least := &variant{name: "a Go program that opens NVML", cmd: proc.Cmd{Args: floor(b, simtest.Node(b, "dgx-h100"))}}
+	ours, theirs := startsOf("gpu-cdi-plugin", our), startsOf("nvidia-device-plugin", their)
 	for b.Loop() {
-		measure(b, rounds, []*variant{least, our})
+		measure(b, rounds, []*variant{least, ours.listed, theirs.listed})
 	}
-	logTable(b, "start to registered, dgx-h100", []*variant{least, our})
+	all := []*variant{least, ours.registered(), ours.listed, theirs.registered(), theirs.listed}
+	logTable(b, "start of a device plugin, dgx-h100", all)
 	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(ms(our.median()), "ms")
 	b.ReportMetric(ms(least.median()), "floor-ms")
-	b.ReportMetric(float64(our.median())/float64(least.median()), "x-floor")
+	for i, until := range []string{"registered", "list"} {
+		our, their := all[1+i].median(), all[3+i].median()
+		b.ReportMetric(ms(our), until+"-ms")
+		b.ReportMetric(ms(their), "peer-"+until+"-ms")
+		b.ReportMetric(float64(our)/float64(least.median()), until+"-x-floor")
+		b.ReportMetric(float64(our)/float64(their), until+"-x-peer")
+	}
 }
 
-// BenchmarkMemory is P5 of the targets: what the plugin holds two seconds after it was registered and each GPU allocated.
-// Of the resident memory, what is mapped from files (the program itself, libraries) is there once for all processes and
-// can be dropped at any time; the rest is the process's own. The floor is a Go program that has opened the driver's library.
-func BenchmarkMemory(b *testing.B) {
-	const settled = 2 * time.Second
-	node := simtest.Node(b, "dgx-h100")
-	s := newServing(b, node)
-	least, end := waiting(b, floor(b, node))
-	defer end()
-	for b.Loop() {
-		s.start()
-		for i := range count {
-			s.allocate(i)
-		}
-		time.Sleep(settled)
-	}
-	own, files := resident(b, s.process.Pid())
-	floorOwn, floorFiles := resident(b, least.Pid())
-	size, err := os.Stat(s.program)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(own, "own-MB")
-	b.ReportMetric(files, "file-MB")
-	b.ReportMetric(own+files, "resident-MB")
-	b.ReportMetric((own+files)/(floorOwn+floorFiles), "x-floor")
-	b.ReportMetric(float64(size.Size())/1e6, "binary-MB")
+// starts are those of a plugin, from which two things are measured at once.
+type starts struct {
+	listed *variant
+	asked  []time.Duration
 }
 
-// serving is a plugin in a process of its own, and its kubelet.
-type serving struct {
-	b       *testing.B
-	program string
-	args    []string
-	cdi     string
-	log     *os.File
-	kubelet *plugintest.Kubelet
-	process *proc.Process
-	list    []*v1beta1.Device
-	client  v1beta1.DevicePluginClient
-}
-
-func newServing(b *testing.B, n *sim.Node) *serving {
-	b.Helper()
-	run, state := volatile(b), b.TempDir()
-	log, err := os.Create(filepath.Join(state, "log"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	s := &serving{
-		b: b, program: shared.Program(b, "gpu-cdi-plugin"), cdi: filepath.Join(run, "cdi"), log: log, kubelet: plugintest.New(b),
-	}
-	s.args = []string{
-		s.program, "serve", "--root", n.Root(), "--cdi-dir", s.cdi, "--device-plugin-dir", s.kubelet.Dir, "--runtime-dir", run,
-		"--state-dir", state, "--hook-path", "/usr/bin/prestart-hook",
-	}
-	s.kubelet.Start()
-	b.Cleanup(func() {
+func startsOf(name string, s *serving) *starts {
+	both := &starts{listed: &variant{name: name + ", until it is listed"}}
+	both.listed.prepare = func() error {
 		s.end()
-		_ = log.Close()
-	})
-	return s
+		return nil
+	}
+	both.listed.run = func() time.Duration {
+		registered, listed := s.start()
+		both.asked = append(both.asked, registered)
+		return listed
+	}
+	return both
 }
 
-// start starts the plugin and returns how long it took until the kubelet had its list.
-func (s *serving) start() time.Duration {
-	s.b.Helper()
-	s.end()
-	begin := time.Now()
-	p, err := proc.Start(proc.Cmd{Args: s.args}, s.log)
+// registered are the same runs, until the kubelet was asked; the first of them does not count.
+func (s *starts) registered() *variant {
+	return &variant{name: strings.Replace(s.listed.name, "listed", "registered", 1), times: s.asked[1:]}
+}
+
+// BenchmarkMemory is P5 of the targets: what a plugin holds two seconds after it was registered and each GPU allocated,
+// and the size of its program. Of the resident memory, what is mapped from files (the program itself, libraries) is there
+// once for all processes and can be dropped at any time; the rest is the process's own. The floor is a Go program that has
+// opened the driver's library; the peer is NVIDIA's plugin.
+func BenchmarkMemory(b *testing.B) {
+	const samples = 5
+	our, their := plugins(b, "dgx-h100")
+	least, end := waiting(b, floor(b, simtest.Node(b, "dgx-h100")))
+	defer end()
+	var ours, theirs memory
+	for b.Loop() {
+		for range samples {
+			ours.sample(b, our)
+			theirs.sample(b, their)
+		}
+	}
+	floorOwn, floorFiles := resident(b, least.Pid())
+	b.ReportMetric(0, "ns/op")
+	ours.report(b, "")
+	theirs.report(b, "peer-")
+	b.ReportMetric(floorOwn+floorFiles, "floor-MB")
+	b.ReportMetric(median(ours.all)/(floorOwn+floorFiles), "x-floor")
+	b.ReportMetric(median(ours.all)/median(theirs.all), "x-peer")
+	b.ReportMetric(size(b, our), "binary-MB")
+	b.ReportMetric(size(b, their), "peer-binary-MB")
+}
+
+// memory is what a plugin held, in megabytes, each time that it was looked at.
+type memory struct{ own, files, all []float64 }
+
+func (m *memory) sample(b *testing.B, s *serving) {
+	b.Helper()
+	const settled = 2 * time.Second
+	s.start()
+	defer s.end()
+	for _, id := range s.ids() {
+		if _, err := s.allocate(id); err != nil {
+			b.Fatal(err)
+		}
+	}
+	time.Sleep(settled)
+	own, files := resident(b, s.process.Pid())
+	m.own, m.files, m.all = append(m.own, own), append(m.files, files), append(m.all, own+files)
+}
+
+func (m *memory) report(b *testing.B, prefix string) {
+	b.ReportMetric(median(m.own), prefix+"own-MB")
+	b.ReportMetric(median(m.files), prefix+"file-MB")
+	b.ReportMetric(median(m.all), prefix+"resident-MB")
+}
+
+// size is that of a plugin's program, in megabytes.
+func size(b *testing.B, s *serving) float64 {
+	b.Helper()
+	info, err := os.Stat(s.program)
 	if err != nil {
-		s.b.Fatal(err)
+		b.Fatal(err)
 	}
-	s.process = p
-	e := s.kubelet.WaitFor(gpus, func(list []*v1beta1.Device) bool { return len(list) == count })
-	took := time.Since(begin)
-	s.list, s.client = s.kubelet.Devices(gpus), e.Client
-	return took
-}
-
-// end ends the plugin, if it runs, and waits until the kubelet knows.
-func (s *serving) end() {
-	s.b.Helper()
-	if s.process == nil {
-		return
-	}
-	if err := s.process.Signal(syscall.SIGTERM); err != nil || s.process.Code() != 0 {
-		s.b.Fatalf("the plugin ends with %d, %v", s.process.Code(), err)
-	}
-	s.process = nil
-	s.kubelet.WaitGone(gpus)
-}
-
-// allocate allocates one of the listed GPUs.
-func (s *serving) allocate(i int) {
-	s.b.Helper()
-	_, err := s.client.Allocate(s.b.Context(), &v1beta1.AllocateRequest{
-		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{s.list[i].GetID()}}},
-	})
-	if err != nil {
-		s.b.Fatal(err)
-	}
+	return float64(info.Size()) / 1e6
 }
 
 // waiting starts a program that waits for the end of its input. The function that it returns ends it.

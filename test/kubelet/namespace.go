@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -112,23 +111,12 @@ func (ns *namespaces) open() error {
 // within runs f in the namespaces. Processes that f starts and sockets that it opens are in them; goroutines that it
 // starts are not.
 func (ns *namespaces) within(f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The process's first thread cannot end, and what it is in the process is said to be in. Kept here, it is left out.
-			defer runtime.UnlockOSThread()
-			done <- ns.within(f)
-			return
+	return proc.OnThread(func() error {
+		if err := ns.enter(); err != nil {
+			return err
 		}
-		// The thread is not unlocked, so that it ends with the goroutine instead of serving others.
-		err := ns.enter()
-		if err == nil {
-			err = f()
-		}
-		done <- err
-	}()
-	return <-done
+		return f()
+	})
 }
 
 func (ns *namespaces) enter() error {

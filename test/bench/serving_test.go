@@ -1,0 +1,158 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/plugin/plugintest"
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/bed"
+	"gpu-cdi-plugin/test/proc"
+)
+
+// gpus is the resource that both plugins serve.
+const gpus = "nvidia.com/gpu"
+
+// serving is a device plugin in a process of its own, and its kubelet. The plugin has a simulated node as its root, and so
+// uses the directories that it would use on a real one: those of NVIDIA's cannot be chosen.
+type serving struct {
+	t       testing.TB
+	program string // on this machine
+	cmd     proc.Cmd
+	gpus    int
+	log     *os.File
+	kubelet *plugintest.Kubelet
+	process *proc.Process
+	begun   time.Time
+	list    []*v1beta1.Device
+	client  v1beta1.DevicePluginClient
+}
+
+// plugins are this project's device plugin and NVIDIA's, unmodified, on the same simulated machine: each is told to answer
+// with CDI names, and to give nothing besides GPUs.
+func plugins(t testing.TB, machine string) (our, their *serving) {
+	t.Helper()
+	node := simtest.Node(t, machine)
+	our = newServing(t, node.Root(), shared.Program(t, "gpu-cdi-plugin"),
+		"serve", "--strategy", "cdi-cri", "--hook-path", "/usr/bin/prestart-hook")
+	their = newServing(t, node.Root(), shared.NodePeer(t, "nvidia-device-plugin"),
+		"--device-list-strategy", "cdi-cri", "--driver-root-ctr-path", "/",
+		"--gdrcopy-enabled=false", "--gds-enabled=false", "--mofed-enabled=false")
+	bed.Install(t, node.Root(), our.program, their.program)
+	our.gpus, their.gpus = len(node.Machine().GPUs), len(node.Machine().GPUs)
+	return our, their
+}
+
+func newServing(t testing.TB, root, program string, args ...string) *serving {
+	t.Helper()
+	log, err := os.OpenFile(filepath.Join(t.TempDir(), "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &serving{t: t, program: program, log: log, kubelet: plugintest.New(t)}
+	s.cmd = proc.Cmd{
+		Args:   append([]string{filepath.Join("/usr/bin", filepath.Base(program))}, args...),
+		Dir:    "/",
+		Env:    []string{"PATH=/usr/sbin:/usr/bin"},
+		Chroot: root,
+	}
+	s.kubelet.Start()
+	t.Cleanup(func() {
+		s.end()
+		_ = log.Close()
+	})
+	return s
+}
+
+// start starts the plugin, and returns how long it took until the kubelet was asked to register it, and until the kubelet
+// had its list of all GPUs. What a plugin wrote into /run before is gone, as after a boot.
+func (s *serving) start() (registered, listed time.Duration) {
+	s.t.Helper()
+	s.end()
+	err := proc.OnThread(func() error {
+		if err := s.mount(); err != nil {
+			return err
+		}
+		var err error
+		s.begun = time.Now()
+		s.process, err = proc.Start(s.cmd, s.log)
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return s.registered(s.begun)
+}
+
+// registered waits for the kubelet to have the list, and returns how long after begin it was asked, and how long until then.
+func (s *serving) registered(begin time.Time) (registered, listed time.Duration) {
+	s.t.Helper()
+	e := s.kubelet.WaitFor(gpus, func(list []*v1beta1.Device) bool { return len(list) == s.gpus })
+	listed = time.Since(begin)
+	s.list, s.client = s.kubelet.Devices(gpus), e.Client
+	return s.kubelet.Asked().Sub(begin), listed
+}
+
+// mount gives the calling thread mounts of its own. In the node there are the kubelet's directory, and, in memory as on a
+// node, what the plugins have in /run. The mounts end with the last process that has them.
+func (s *serving) mount() error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("get mounts of one's own: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("keep one's mounts to oneself: %w", err)
+	}
+	return errors.Join(
+		s.mountOn("/var/lib/kubelet/device-plugins", s.kubelet.Dir, "", unix.MS_BIND),
+		s.mountOn("/run/cdi", "tmpfs", "tmpfs", 0),
+		s.mountOn("/run/gpu-cdi-plugin", "tmpfs", "tmpfs", 0),
+	)
+}
+
+func (s *serving) mountOn(dir, source, fstype string, flags uintptr) error {
+	at := filepath.Join(s.cmd.Chroot, dir)
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(source, at, fstype, flags, ""); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", source, at, err)
+	}
+	return nil
+}
+
+// end ends the plugin, if it runs, and waits until the kubelet knows.
+func (s *serving) end() {
+	s.t.Helper()
+	if s.process == nil {
+		return
+	}
+	if err := s.process.Signal(syscall.SIGTERM); err != nil || s.process.Code() != 0 {
+		s.t.Fatalf("%s ends with %d, %v", s.cmd.Args[0], s.process.Code(), err)
+	}
+	s.process = nil
+	s.kubelet.WaitGone(gpus)
+}
+
+// allocate allocates GPUs.
+func (s *serving) allocate(ids ...string) (*v1beta1.AllocateResponse, error) {
+	return s.client.Allocate(s.t.Context(), &v1beta1.AllocateRequest{
+		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
+	})
+}
+
+// ids are the names of the listed GPUs.
+func (s *serving) ids() []string {
+	var ids []string
+	for _, d := range s.list {
+		ids = append(ids, d.GetID())
+	}
+	return ids
+}
