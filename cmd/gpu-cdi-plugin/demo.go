@@ -18,7 +18,6 @@ import (
 	"gpu-cdi-plugin/internal/demo"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/sim"
 )
 
 // defaultMachine is what the demo simulates on a machine without a GPU.
@@ -40,8 +39,8 @@ func (a *app) demoCommand() *cobra.Command {
 		Long: `Writes a CDI spec into a temporary directory, gives two GPUs to a container of runc (or crun) and to one of podman, runs
 nvidia-smi -L in each, and checks that it lists exactly those two.
 
-The GPUs are this host's if its NVIDIA driver is loaded. Otherwise, or with --machine, a machine is simulated: the files
-of a driver, with a library that answers as the real one would. The containers' root file system is made of this host's
+The GPUs are this host's if its NVIDIA driver is loaded. Otherwise, or with --machine, gpu-sim simulates a machine: the
+files of a driver, with a library that answers as the real one would. The containers' root file system is made of this host's
 own files. Nothing is left behind, and the host's CDI directories stay as they are. It needs root, and it says what of
 runc and podman is missing.`,
 		Example: `  gpu-cdi-plugin demo
@@ -53,12 +52,16 @@ runc and podman is missing.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return a.demo(cmd.Context(), opts) },
 	}
-	cmd.Flags().StringVar(&opts.Machine, "machine", "", "simulate this machine, a `name or file`: "+strings.Join(sim.Machines(), ", "))
+	cmd.Flags().StringVar(&opts.Machine, "machine", "", "simulate this machine, a `name or file` as for gpu-sim")
 	cmd.Flags().BoolVar(&opts.Keep, "keep", false, "keep the demo's directory")
-	_ = cmd.RegisterFlagCompletionFunc("machine", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		return sim.Machines(), cobra.ShellCompDirectiveDefault
-	})
+	_ = cmd.RegisterFlagCompletionFunc("machine", completeMachines)
 	return cmd
+}
+
+// completeMachines knows those machines that gpu-sim comes with, if it is there, and files.
+func completeMachines(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	names, _ := demo.FindSimulator().Machines(cmd.Context())
+	return names, cobra.ShellCompDirectiveDefault
 }
 
 // show is one run of the demo.
@@ -67,6 +70,8 @@ type show struct {
 	steps *demo.Steps
 	dir   string
 	host  host.Host
+
+	simulator demo.Simulator
 	// simulated tells that the node is not a real one.
 	simulated bool
 	// missing is what could not be done, and what it would take.
@@ -77,9 +82,9 @@ type show struct {
 }
 
 func (a *app) demo(ctx context.Context, opts demoOptions) (err error) {
-	var m *sim.Machine
-	if opts.Machine != "" {
-		if m, err = sim.LoadMachine(opts.Machine); err != nil {
+	simulator := demo.FindSimulator()
+	if opts.Machine != "" { // what is wrong with it is said before anything is done
+		if _, err := simulator.Machines(ctx, opts.Machine); err != nil {
 			return err
 		}
 	}
@@ -88,13 +93,13 @@ func (a *app) demo(ctx context.Context, opts demoOptions) (err error) {
 		return err
 	}
 	own := *a // the demo's spec directory, and maybe its node, are not those of the other verbs
-	s := &show{app: &own, steps: demo.NewSteps(a.stdout), dir: dir}
+	s := &show{app: &own, steps: demo.NewSteps(a.stdout), dir: dir, simulator: simulator}
 	// Who reads what is printed may go away, as head does. This must not end the demo before it has cleaned up.
 	pipe := make(chan os.Signal, 1)
 	signal.Notify(pipe, syscall.SIGPIPE)
 	defer signal.Stop(pipe)
 	defer func() { err = cmp.Or(errors.Join(err, s.cleanUp(opts.Keep)), s.steps.Err()) }()
-	if err := s.play(ctx, m); err != nil {
+	if err := s.play(ctx, opts.Machine); err != nil {
 		return err
 	}
 	if len(s.missing) > 0 {
@@ -109,8 +114,8 @@ func (a *app) demo(ctx context.Context, opts demoOptions) (err error) {
 	return nil
 }
 
-func (s *show) play(ctx context.Context, m *sim.Machine) error {
-	if err := s.chooseNode(ctx, m); err != nil {
+func (s *show) play(ctx context.Context, machine string) error {
+	if err := s.chooseNode(ctx, machine); err != nil {
 		return err
 	}
 	if s.simulated && !isRoot() {
@@ -141,7 +146,7 @@ func (s *show) skip(name, reason string) {
 }
 
 // chooseNode settles on the real driver or makes a simulated node, and says which. A machine is simulated in any case.
-func (s *show) chooseNode(ctx context.Context, m *sim.Machine) (err error) {
+func (s *show) chooseNode(ctx context.Context, machine string) (err error) {
 	if s.host, err = s.app.host(); err != nil {
 		return err
 	}
@@ -150,43 +155,40 @@ func (s *show) chooseNode(ctx context.Context, m *sim.Machine) (err error) {
 		return fmt.Errorf("make the demo's spec directory: %w", err)
 	}
 	return s.steps.Do("node", func() (string, error) {
-		if m != nil {
-			return s.simulate(ctx, m, "since --machine asks for it")
+		if machine != "" {
+			return s.simulate(ctx, machine, "since --machine asks for it")
 		}
 		// The file is the kernel module's, so it is there only while the driver is loaded.
 		if _, err := os.Stat(s.host.Proc("driver/nvidia/version")); err == nil {
-			return s.present(), nil
+			return s.present(ctx), nil
 		}
-		m, err := sim.LoadMachine(defaultMachine)
-		if err != nil {
-			return "", err
-		}
-		return s.simulate(ctx, m, "since no NVIDIA driver is loaded here")
+		return s.simulate(ctx, defaultMachine, "since no NVIDIA driver is loaded here")
 	})
 }
 
 // present says whose driver it is that is there. With --root it can be that of a node of gpu-sim.
-func (s *show) present() string {
+func (s *show) present(ctx context.Context) string {
 	if s.host.Root() == "/" {
 		return "REAL: the NVIDIA driver of this host"
 	}
-	node, err := sim.Open(s.host.Root())
+	node, err := s.simulator.Show(ctx, s.host.Root())
 	if err != nil {
 		return "REAL: the NVIDIA driver of the host under " + s.host.Root()
 	}
 	s.simulated = true
-	return fmt.Sprintf("SIMULATED: %s, since it is what is in %s", node.Machine().Name, s.host.Root())
+	return fmt.Sprintf("SIMULATED: %s, since it is what is in %s", node.Machine, s.host.Root())
 }
 
-func (s *show) simulate(ctx context.Context, m *sim.Machine, why string) (string, error) {
-	node, err := sim.Create(ctx, filepath.Join(s.dir, "node"), m, sim.Options{PlainNodes: !isRoot()})
+func (s *show) simulate(ctx context.Context, nameOrFile, why string) (string, error) {
+	dir := filepath.Join(s.dir, "node")
+	node, err := s.simulator.Create(ctx, dir, nameOrFile)
 	if err != nil {
 		return "", err
 	}
 	s.simulated = true
-	s.Root, s.DriverRoot, s.DevRoot, s.NVMLLibrary = node.Root(), "", "", ""
+	s.Root, s.DriverRoot, s.DevRoot, s.NVMLLibrary = dir, "", "", ""
 	s.host, err = s.app.host()
-	return fmt.Sprintf("SIMULATED: %s, %s, %s", m.Name, plural(len(m.GPUs), "GPU"), why), err
+	return fmt.Sprintf("SIMULATED: %s, %s, %s", node.Machine, plural(len(node.Devices), "GPU"), why), err
 }
 
 // countDevices asks the driver, which is all that can be shown of simulated GPUs without device nodes.

@@ -34,7 +34,7 @@ func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
 func TestScriptsOnSimulatedNodes(t *testing.T) {
 	testenv.Root(t)
 	testenv.Command(t, "cc")
-	runScripts(t, "testdata/node")
+	runScripts(t, "testdata/node", "PATH="+programs(t, "gpu-sim")+":"+os.Getenv("PATH"))
 }
 
 // What starts real containers, with the real hook.
@@ -43,13 +43,27 @@ func TestDemo(t *testing.T) {
 	for _, name := range []string{"cc", "runc", "podman", "busybox"} {
 		testenv.Command(t, name)
 	}
-	hook := filepath.Join(t.TempDir(), "prestart-hook")
-	build := exec.Command("go", "build", "-o", hook, "../prestart-hook")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	dir := programs(t, "gpu-sim", "prestart-hook")
+	runScripts(t, "testdata/demo", "GPU_CDI_HOOK_PATH="+filepath.Join(dir, "prestart-hook"), "PATH="+dir+":"+os.Getenv("PATH"))
+}
+
+// programs builds other programs of the project, and returns their directory, which everybody may read.
+func programs(t *testing.T, names ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		if err := os.Chmod(d, 0o755); err != nil { 
+			t.Fatal(err)
+		}
 	}
-	runScripts(t, "testdata/demo", "GPU_CDI_HOOK_PATH="+hook)
+	for _, name := range names {
+		cmd := exec.Command("go", "build", "-o", dir, "../"+name)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	return dir
 }
 
 func runScripts(t *testing.T, dir string, vars ...string) {

@@ -21,10 +21,11 @@ type createOptions struct {
 
 func (a *app) createCommand() *cobra.Command {
 	var opts createOptions
+	var out format
 	cmd := &cobra.Command{
 		Use:   "create DIR --machine NAME|FILE",
 		Short: "Make a simulated node",
-		Long: `Makes a simulated node in a new directory and prints the directory. The machine is one of ` + "`gpu-sim list-machines`" + `
+		Long: `Makes a simulated node in a new directory and prints the directory or, with -o, what show prints of it. The machine is one of ` + "`gpu-sim list-machines`" + `
 or a file of your own, which is named with a slash or an extension .yaml. A machine pcie-fabric-N is generated: N GPUs
 (a multiple of 16, at most 128) behind PCIe switches, with 16 GPUs, two host bridges and eight switches on each NUMA node.
 
@@ -36,7 +37,7 @@ Device nodes have the numbers of real ones but no driver behind them; making the
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
 		Args:              noMore,
 		ValidArgsFunction: completeDirs,
-		RunE:              func(cmd *cobra.Command, args []string) error { return a.create(cmd.Context(), args[0], opts) },
+		RunE:              func(cmd *cobra.Command, args []string) error { return a.create(cmd.Context(), args[0], opts, out) },
 	}
 	f := cmd.Flags()
 	f.StringVarP(&opts.Machine, "machine", "m", "", "the machine's `name` or file")
@@ -45,12 +46,13 @@ Device nodes have the numbers of real ones but no driver behind them; making the
 	f.StringSliceVar(&opts.Extras, "extras", nil, "`list` of what there is besides GPUs: "+strings.Join(sim.Extras(), ", "))
 	f.BoolVar(&opts.Force, "force", false, "replace a simulated node that is in DIR")
 	f.BoolVar(&opts.PlainNodes, "plain-nodes", false, "make regular files instead of device nodes, for containers unusable; needs no root")
+	out.addFlag(cmd, directory)
 	_ = cmd.RegisterFlagCompletionFunc("machine", completeMachines)
 	_ = cmd.RegisterFlagCompletionFunc("extras", cobra.FixedCompletions(sim.Extras(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-func (a *app) create(ctx context.Context, dir string, opts createOptions) error {
+func (a *app) create(ctx context.Context, dir string, opts createOptions, out format) error {
 	if opts.Machine == "" {
 		return exit.With(exit.Usage, "", errors.New("--machine is missing; there are "+strings.Join(sim.Machines(), ", ")))
 	}
@@ -67,6 +69,9 @@ func (a *app) create(ctx context.Context, dir string, opts createOptions) error 
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(a.stdout, n.Root())
-	return err
+	if out == directory {
+		_, err = fmt.Fprintln(a.stdout, n.Root())
+		return err
+	}
+	return a.printNode(n, out)
 }

@@ -49,25 +49,47 @@ func noMore(cmd *cobra.Command, args []string) error {
 // format is a flag for the form of what is printed.
 type format string
 
-func (f *format) String() string { return string(*f) }
+// The forms. Only create can print nothing but the node's directory.
+const (
+	table     format = "table"
+	asJSON    format = "json"
+	directory format = "directory"
+)
+
+// formatFlag is a format and the values that a verb takes.
+type formatFlag struct {
+	*format
+	known []string
+}
+
+func (f formatFlag) String() string {
+	if f.format == nil { // pflag asks a zero value when it looks for defaults
+		return ""
+	}
+	return string(*f.format)
+}
 
 // Type is what the help calls the flag's value.
-func (f *format) Type() string { return "format" }
+func (f formatFlag) Type() string { return "format" }
 
 // Set refuses what is not known, and says what is.
-func (f *format) Set(s string) error {
-	if s != "table" && s != "json" {
-		return fmt.Errorf("unknown value %q; known are table, json", s)
+func (f formatFlag) Set(s string) error {
+	if !slices.Contains(f.known, s) {
+		return fmt.Errorf("unknown value %q; known are %s", s, strings.Join(f.known, ", "))
 	}
-	*f = format(s)
+	*f.format = format(s)
 	return nil
 }
 
-func (f *format) addFlag(cmd *cobra.Command) {
-	*f = "table"
-	cmd.Flags().VarP(f, "output", "o", "output `format`: table, json")
-	_ = cmd.RegisterFlagCompletionFunc("output",
-		cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
+// addFlag adds the flag to a verb. The default comes first if it is neither a table nor JSON.
+func (f *format) addFlag(cmd *cobra.Command, byDefault format) {
+	*f = byDefault
+	known := []string{string(table), string(asJSON)}
+	if byDefault == directory {
+		known = append([]string{string(directory)}, known...)
+	}
+	cmd.Flags().VarP(formatFlag{f, known}, "output", "o", "output `format`: "+strings.Join(known, ", "))
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func completeMachines(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {

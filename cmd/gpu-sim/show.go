@@ -25,34 +25,33 @@ type machine struct {
 func (a *app) listCommand() *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
-		Use:               "list-machines",
-		Short:             "List the machines that can be made",
-		Long:              "Lists the machines that come with gpu-sim. Each is a file in sim/machines of the sources.",
-		Example:           "  gpu-sim list-machines -o json | jq -r '.machines[].name'",
+		Use:   "list-machines [NAME|FILE...]",
+		Short: "List the machines that can be made",
+		Long: `Lists the machines that come with gpu-sim, or only those of these names and files, which must be machines. Each that comes
+with it is a file in sim/machines of the sources.`,
+		Example: `  gpu-sim list-machines -o json | jq -r '.machines[].name'
+  gpu-sim list-machines ./lab.yaml   # is it one?`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return fmt.Errorf("list-machines takes no arguments, got %q", args)
-			}
-			return nil
-		},
-		RunE: func(*cobra.Command, []string) error { return a.listMachines(out) },
+		ValidArgsFunction: completeMachines,
+		RunE:              func(_ *cobra.Command, args []string) error { return a.listMachines(args, out) },
 	}
-	out.addFlag(cmd)
+	out.addFlag(cmd, table)
 	return cmd
 }
 
-func (a *app) listMachines(out format) error {
+func (a *app) listMachines(names []string, out format) error {
 	list := []machine{}
-	for _, name := range sim.Machines() {
+	if len(names) == 0 {
+		names = sim.Machines()
+	}
+	for _, name := range names {
 		m, err := sim.LoadMachine(name)
 		if err != nil {
 			return err
 		}
 		list = append(list, machine{m.Name, m.Description, len(m.GPUs), m.GPUs[0].Name})
 	}
-	if out == "json" {
+	if out == asJSON {
 		return printJSON(a.stdout, map[string][]machine{"machines": list})
 	}
 	return printTable(a.stdout, func(w io.Writer) {
@@ -86,7 +85,7 @@ those that the library is told to have; what is lost is among them.`,
 		ValidArgsFunction: completeDirs,
 		RunE:              func(_ *cobra.Command, args []string) error { return a.show(args[0], out) },
 	}
-	out.addFlag(cmd)
+	out.addFlag(cmd, table)
 	return cmd
 }
 
@@ -95,6 +94,10 @@ func (a *app) show(dir string, out format) error {
 	if err != nil {
 		return err
 	}
+	return a.printNode(n, out)
+}
+
+func (a *app) printNode(n *sim.Node, out format) error {
 	s, err := n.Snapshot()
 	if err != nil {
 		return err
@@ -103,13 +106,13 @@ func (a *app) show(dir string, out format) error {
 	if err != nil {
 		return err
 	}
-	if out == "json" {
+	if out == asJSON {
 		return printJSON(a.stdout, node{n.Root(), n.Machine().Name, n.Driver(), n.Library(), s.Devices, faults})
 	}
-	return printTable(a.stdout, func(w io.Writer) { printNode(w, n, s, faults) })
+	return printTable(a.stdout, func(w io.Writer) { writeNode(w, n, s, faults) })
 }
 
-func printNode(w io.Writer, n *sim.Node, s *gpu.Snapshot, faults []string) {
+func writeNode(w io.Writer, n *sim.Node, s *gpu.Snapshot, faults []string) {
 	fmt.Fprintf(w, "Machine:\t%s (%s)\n", n.Machine().Name, n.Machine().Description)
 	fmt.Fprintf(w, "Driver:\t%s\n", n.Driver())
 	fmt.Fprintf(w, "Library:\t%s\n", n.Library())
