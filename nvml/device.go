@@ -61,14 +61,19 @@ func (r *reader) soFar() reading {
 	return r.got
 }
 
-// readGPU reads a GPU in a task of its own and gives up at the end of ctx.
+// readGPU reads a GPU in a task of its own and gives up at the end of ctx. With its links that is another task than
+// without: who does not ask for them waits for no call about them, and a port that hangs costs its GPU nothing.
 func (d *driver) readGPU(ctx context.Context, index int, links bool) reading {
 	r := &reader{d: d, index: index, got: reading{minor: gpu.NoMinor}}
+	name := fmt.Sprintf("GPU %d", index)
+	if links {
+		name += " with its links"
+	}
 	work := func(t *task) {
 		r.t = t
 		r.read(links)
 	}
-	err := d.tasks.do(ctx, fmt.Sprintf("GPU %d", index), work, nil)
+	err := d.tasks.do(ctx, name, work, nil)
 	got := r.soFar()
 	if err != nil {
 		got.err = err

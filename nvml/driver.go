@@ -2,8 +2,10 @@ package nvml
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -19,6 +21,8 @@ type driver struct {
 	// path is the file, or empty if it is not known.
 	path  string
 	tasks tasks
+	// owed is how often nvmlShutdown was left out. NVML counts, and looks at the GPUs anew only after the last one.
+	owed atomic.Int32
 }
 
 // process is what a process can have only one of: the library that its calls of NVML functions are bound to.
@@ -54,9 +58,16 @@ func processDriver(name string) (*driver, error) {
 	return process.driver, nil
 }
 
-// ask makes one call. The answer is a value or an error that names the function.
+// errGivenUp is the end of a task that nobody waits for any more.
+var errGivenUp = errors.New("nobody waits for the answer")
+
+// ask makes one call. The answer is a value or an error that names the function. A task that was given up makes no
+// further calls.
 func ask[T any](d *driver, t *task, function string, call func() (T, nvml.Return)) (T, error) {
 	var none T
+	if t.isAbandoned() {
+		return none, errGivenUp
+	}
 	t.calling(function)
 	if !d.has(function) {
 		return none, &callError{function, nvml.ERROR_FUNCTION_NOT_FOUND, "not in this version of the library"}
@@ -94,9 +105,14 @@ func (d *driver) initialize(ctx context.Context) error {
 	return err
 }
 
+// shutdown makes up for those that were left out, too.
 func (d *driver) shutdown(ctx context.Context) error {
-	_, err := askSystem(ctx, d, "nvmlShutdown", noValue(d.api.Shutdown))
-	return err
+	for range 1 + d.owed.Swap(0) {
+		if _, err := askSystem(ctx, d, "nvmlShutdown", noValue(d.api.Shutdown)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // noValue is a call that answers with nothing but a code, for ask.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,6 +63,61 @@ func TestGPUThatHangsKeepsWhatItSaid(t *testing.T) {
 			t.Errorf("got %+v, want all that comes before the memory", got)
 		}
 		close(answer)
+	})
+}
+
+// A port that hangs keeps the links from being known, and nothing else: who does not ask for them does not wait.
+func TestLinksThatHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, server := mocked(t)
+		answer, h := make(chan struct{}), hostWith(t, nil)
+		ports := 0
+		device(server, 2).GetNvLinkStateFunc = func(port int) (nvml.EnableState, nvml.Return) {
+			if ports++; ports == 1 {
+				<-answer
+			}
+			return nvml.FEATURE_DISABLED, nvml.SUCCESS
+		}
+		var reading sync.WaitGroup
+		for range 3 {
+			reading.Go(func() {
+				if got := snapshotOf(t, l, h); got.Devices[2].Usable() || len(got.Links) != 21 {
+					t.Errorf("GPU 2 has the error %q, and there are %d links", got.Devices[2].Error, len(got.Links))
+				}
+			})
+			synctest.Wait()
+			begin := time.Now()
+			got, err := l.Devices(t.Context(), h)
+			if took := time.Since(begin); err != nil || !got.Devices[2].Usable() || took > 0 {
+				t.Errorf("a look took %v: %v; GPU 2 is %+v", took, err, got.Devices[2])
+			}
+			reading.Wait()
+		}
+		synctest.Wait()
+		if n := taskGoroutines(); n != 1 {
+			t.Errorf("after three readings %d goroutines are left behind, want 1", n)
+		}
+		close(answer)
+		synctest.Wait()
+		if ports != 1 {
+			t.Errorf("%d ports were asked about, want no other after the one that hung", ports)
+		}
+	})
+}
+
+// What was given up may still be in a call that does not hang. Then the driver is shut down when that has ended.
+func TestCloseAfterALookThatWasGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, server := mocked(t)
+		device(server, 2).GetNameFunc = func() (string, nvml.Return) { time.Sleep(settling / 2); return "slow", nvml.SUCCESS }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if _, err := l.Snapshot(ctx, hostWith(t, nil)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v", err)
+		}
+		if err := l.Close(); err != nil || len(server.ShutdownCalls()) != 1 {
+			t.Errorf("error %v, %d shutdowns; want one", err, len(server.ShutdownCalls()))
+		}
 	})
 }
 
@@ -138,6 +194,14 @@ func TestCloseWithACallLeftBehind(t *testing.T) {
 			t.Errorf("error %v, %d shutdowns; want an error and none", err, len(server.ShutdownCalls()))
 		}
 		close(answer)
+		synctest.Wait()
+		again, err := open(t.Context(), l.driver, options{timeout: time.Second, host: hostWith(t, nil)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := again.Close(); err != nil || len(server.ShutdownCalls()) != 2 {
+			t.Errorf("error %v, %d shutdowns; want as many as the driver was opened", err, len(server.ShutdownCalls()))
+		}
 	})
 }
 

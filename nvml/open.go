@@ -108,13 +108,18 @@ func (d *driver) libraryVersion(ctx context.Context) string {
 // Path is the file of the library, or empty if the dynamic loader does not know it.
 func (l *Library) Path() string { return l.driver.path }
 
+// settling is how long Close waits for calls that were given up: those of a driver that does not hang end at once.
+const settling = time.Second
+
 // Close gives the driver back; then it can be opened again. No other method may be under way. While calls that were
-// given up have no answer the driver is not shut down, since they may use what that would free; the error says so.
+// given up have no answer the driver is not shut down, since they may use what that would free; after a second the error
+// says so.
 func (l *Library) Close() error {
 	if l.closed.Swap(true) {
 		return nil
 	}
-	if n := l.driver.tasks.leftBehind(); n > 0 {
+	if n := l.driver.tasks.settle(settling); n > 0 {
+		l.driver.owed.Add(1)
 		return fmt.Errorf("shut down the NVIDIA driver library: %d earlier calls: %w", n, ErrNoAnswer)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), l.timeout)

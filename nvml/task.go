@@ -83,16 +83,31 @@ func (ts *tasks) leave(name string) {
 }
 
 // leftBehind is the number of tasks that nobody waits for any more.
-func (ts *tasks) leftBehind() int {
+func (ts *tasks) leftBehind() int { return len(ts.abandoned()) }
+
+func (ts *tasks) abandoned() []*task {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	n := 0
+	var left []*task
 	for _, t := range ts.running {
 		if t.isAbandoned() {
-			n++
+			left = append(left, t)
 		}
 	}
-	return n
+	return left
+}
+
+// settle waits for the tasks that were left behind, and returns the number of those that are so still after that time.
+func (ts *tasks) settle(within time.Duration) int {
+	late := time.After(within)
+	for _, t := range ts.abandoned() {
+		select {
+		case <-t.done:
+		case <-late:
+			return ts.leftBehind()
+		}
+	}
+	return ts.leftBehind()
 }
 
 // calling notes the NVML function that the task is about to call.

@@ -15,17 +15,20 @@ import (
 	"gpu-cdi-plugin/plugin/mps"
 )
 
-// nodeDriver is the driver of a host that is kept open between questions.
+// nodeDriver is the driver of a host that is kept open between questions. A look at the GPUs waits for the one before, and
+// for nobody else.
 type nodeDriver struct {
 	host     host.Host
 	explicit string // --nvml-library
 
-	mu  sync.Mutex
-	lib *nvml.Library
+	mu    sync.Mutex
+	lib   *nvml.Library
+	users map[*user]struct{} // of lib, beside the one who has the lock
 	// present are the GPUs that the kernel's module knew when the library was opened, and mute those that could not be
 	// read at the last look, both as text that is only compared.
 	present, mute string
-	linked        *gpu.Snapshot // of the last reading of links, or nil
+	// linked is of the last reading of links, and looked of the last look, or nil.
+	linked, looked *gpu.Snapshot
 }
 
 var (
@@ -81,6 +84,7 @@ func (d *nodeDriver) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 		return nil, err
 	}
 	s.Links = d.linksOf(s)
+	d.looked = s
 	return s, nil
 }
 
@@ -97,12 +101,50 @@ func (d *nodeDriver) read(ctx context.Context) (*gpu.Snapshot, error) {
 
 // SetExclusive lets one process at a time use a GPU, or any number.
 func (d *nodeDriver) SetExclusive(ctx context.Context, uuid string, exclusive bool) error {
+	return d.use(ctx, func(ctx context.Context, lib *nvml.Library) error { return lib.SetExclusive(ctx, uuid, exclusive) })
+}
+
+// user is somebody who asks the driver without the lock.
+type user struct {
+	dismiss context.CancelCauseFunc
+	gone    chan struct{}
+}
+
+// errReopened is why a question has no answer that was asked while the driver was opened anew.
+var errReopened = errors.New("the driver is opened anew")
+
+// use asks the driver, however long that takes, and keeps no look at the GPUs waiting. When the driver is closed
+// meanwhile, ask's context ends with errReopened.
+func (d *nodeDriver) use(ctx context.Context, ask func(context.Context, *nvml.Library) error) error {
+	ctx, dismiss := context.WithCancelCause(ctx)
+	defer dismiss(nil)
+	u := &user{dismiss, make(chan struct{})}
+	lib, err := d.enter(ctx, u)
+	if err != nil {
+		return err
+	}
+	defer d.leave(u)
+	return ask(ctx, lib)
+}
+
+func (d *nodeDriver) enter(ctx context.Context, u *user) (*nvml.Library, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.open(ctx); err != nil {
-		return err
+		return nil, err
 	}
-	return d.lib.SetExclusive(ctx, uuid, exclusive)
+	if d.users == nil {
+		d.users = map[*user]struct{}{}
+	}
+	d.users[u] = struct{}{}
+	return d.lib, nil
+}
+
+func (d *nodeDriver) leave(u *user) {
+	close(u.gone) // before the lock: who has it may be waiting in close
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.users, u)
 }
 
 // changed reports whether GPUs cannot be read that could be before.
@@ -154,6 +196,10 @@ func (d *nodeDriver) Close() error {
 func (d *nodeDriver) close() error {
 	if d.lib == nil {
 		return nil
+	}
+	for u := range d.users {
+		u.dismiss(errReopened)
+		<-u.gone
 	}
 	lib := d.lib
 	d.lib = nil

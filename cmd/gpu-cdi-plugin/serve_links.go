@@ -17,8 +17,8 @@ const linksInterval = 5 * time.Minute
 const linksDelay = 100 * time.Millisecond
 
 // links reads how the GPUs are linked, when others than before are there and now and then. It takes many more calls of the
-// driver than all else, so the start does not wait for it: each look at the GPUs has the links that were last read. A look
-// waits while they are read; requests wait for neither.
+// driver than all else, so nobody waits for it, however long the driver takes: each look at the GPUs has the links that
+// were last read.
 func (s *service) links(ctx context.Context) error {
 	t := time.NewTicker(linksInterval)
 	defer t.Stop()
@@ -27,6 +27,7 @@ func (s *service) links(ctx context.Context) error {
 		return nil
 	case <-time.After(linksDelay):
 	}
+	told := map[string]bool{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -36,12 +37,26 @@ func (s *service) links(ctx context.Context) error {
 		}
 		changed, err := s.driver.readLinks(ctx)
 		switch {
+		case errors.Is(err, errReopened):
+			s.askForLinks()
 		case err != nil && ctx.Err() == nil:
 			s.app.log.Warn("GPUs whose links are unknown are taken to be connected alike", "error", err)
 		case changed:
 			s.inv.Kick()
 		}
+		told = s.tellUnread(told)
 	}
+}
+
+// tellUnread says which GPUs' links cannot be read, once for as long as that lasts.
+func (s *service) tellUnread(told map[string]bool) map[string]bool {
+	now := map[string]bool{}
+	for uuid, why := range s.driver.unread() {
+		if now[uuid] = true; !told[uuid] {
+			s.app.log.Warn("a GPU whose links cannot be read is taken to be connected like the others", "gpu", uuid, "error", why)
+		}
+	}
+	return now
 }
 
 // weigh prepares what requests for the best connected GPUs are answered from, and asks for links that are not known.
@@ -58,27 +73,53 @@ func (s *service) weigh(snapshot *gpu.Snapshot) {
 		}
 	}
 	if len(snapshot.Links) < usable*(usable-1)/2 {
-		select {
-		case s.unlinked <- struct{}{}:
-		default: // they are asked for already
-		}
+		s.askForLinks()
+	}
+}
+
+func (s *service) askForLinks() {
+	select {
+	case s.unlinked <- struct{}{}:
+	default: // they are asked for already
 	}
 }
 
 // readLinks reads how the GPUs are linked, for later snapshots, and reports whether that is new.
 func (d *nodeDriver) readLinks(ctx context.Context) (changed bool, err error) {
+	var read *gpu.Snapshot
+	err = d.use(ctx, func(ctx context.Context, lib *nvml.Library) error {
+		s, err := lib.Snapshot(ctx, d.host)
+		if errors.Is(err, nvml.ErrNoDevices) {
+			err = nil
+		}
+		read = s
+		return err
+	})
+	if err != nil {
+		return false, err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.open(ctx); err != nil {
-		return false, err
-	}
-	s, err := d.lib.Snapshot(ctx, d.host)
-	if err != nil && !errors.Is(err, nvml.ErrNoDevices) {
-		return false, err
-	}
-	changed = d.linked == nil || !reflect.DeepEqual(d.linked.Links, s.Links)
-	d.linked = s
+	changed = d.linked == nil || !reflect.DeepEqual(d.linked.Links, read.Links)
+	d.linked = read
 	return changed, nil
+}
+
+// unread are the GPUs, by UUID, that answer, but not when they are asked for their links, and why.
+func (d *nodeDriver) unread() map[string]string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := map[string]string{}
+	if d.linked == nil || d.looked == nil {
+		return all
+	}
+	for i := range min(len(d.linked.Devices), len(d.looked.Devices)) {
+		then, now := &d.linked.Devices[i], &d.looked.Devices[i]
+		if !then.Usable() && now.Usable() {
+			all[now.UUID] = then.Error
+		}
+	}
+	return all
 }
 
 // linksOf are the links among the snapshot's GPUs, as they were last read. A GPU may have another index since.

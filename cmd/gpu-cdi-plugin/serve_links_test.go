@@ -1,11 +1,20 @@
 package main
 
 import (
+	"errors"
+	"runtime"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/nvml"
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
 )
 
 // Links are kept for GPUs, not for their indices: a GPU that comes or goes gives others to those behind it.
@@ -44,4 +53,70 @@ func TestLinksFollowTheirGPUs(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Reading links takes as long as the driver lets it, here for ever. What happens to the GPUs meanwhile is seen at once.
+func TestServeLooksWhileLinksHang(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "dgx-h100", "")
+	mustDo(t, s.node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
+	s.start()
+	s.listed(gpuResource, 8, 0)
+	time.Sleep(5 * linksDelay) // when they are being read
+	for range 3 {
+		mustDo(t, s.node.Lose(2))
+		s.signal(syscall.SIGHUP)
+		begin := time.Now()
+		e := s.listed(gpuResource, 7, 1)
+		mustDo(t, s.node.ClearGPU(2))
+		s.signal(syscall.SIGHUP)
+		s.listed(gpuResource, 8, 0)
+		if took := time.Since(begin); took > nvml.DefaultTimeout/3 {
+			t.Errorf("two looks took %v", took)
+		}
+		s.allocate(e, s.node.Machine().GPUs[0].UUID)
+	}
+	waitFor(t, "a message", func() bool { return strings.Contains(s.log.String(), "a GPU whose links cannot be read") })
+}
+
+// A reading that hangs holds one call for each GPU and no more, however often it is tried, and ends when the driver is
+// opened anew.
+func TestLinksThatHangDoNotPileUp(t *testing.T) {
+	node := simtest.Node(t, "dgx-h100")
+	h, err := host.New(node.Root(), "", "")
+	mustDo(t, err)
+	d := newNodeDriver(h, "")
+	defer func() { mustDo(t, d.Close()) }()
+	_, err = d.Snapshot(t.Context())
+	mustDo(t, err)
+	before := runtime.NumGoroutine()
+	mustDo(t, node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
+	ended := make(chan error)
+	go func() {
+		_, err := d.readLinks(t.Context())
+		ended <- err
+	}()
+	waitFor(t, "a reading", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.users) == 1 })
+	d.mu.Lock()
+	_ = d.close() // as a look does
+	d.mu.Unlock()
+	if err := <-ended; !errors.Is(err, errReopened) {
+		t.Errorf("error %v", err)
+	}
+	for range 10 {
+		_, err := d.readLinks(t.Context())
+		mustDo(t, err)
+		if why := d.unread()[node.Machine().GPUs[7].UUID]; !strings.Contains(why, "nvmlDeviceGetNvLinkState: no answer") {
+			t.Errorf("GPU 7 has the error %q", why)
+		}
+		if s, err := d.Snapshot(t.Context()); err != nil || !s.Devices[7].Usable() {
+			t.Errorf("the look after that: %v", err)
+		}
+	}
+	waitFor(t, "no more than a goroutine for each GPU", func() bool { return runtime.NumGoroutine() <= before+8 })
+	mustDo(t, node.Clear())
+	waitFor(t, "the links", func() bool {
+		changed, err := d.readLinks(t.Context())
+		return changed && err == nil && len(d.linked.Links) == 28
+	})
 }
