@@ -49,9 +49,12 @@ func (v *variant) once(b *testing.B) time.Duration {
 // median of the variant's times.
 func (v *variant) median() time.Duration { return median(v.times) }
 
-func median[T cmp.Ordered](samples []T) T {
+func median[T cmp.Ordered](samples []T) T { return percentile(samples, 50) }
+
+// percentile is what so many hundredths of the samples do not exceed.
+func percentile[T cmp.Ordered](samples []T, hundredths int) T {
 	sorted := slices.Sorted(slices.Values(samples))
-	return sorted[len(sorted)/2]
+	return sorted[(len(sorted)-1)*hundredths/100]
 }
 
 // beyond is what a variant takes longer than another: the median of the rounds' differences, which is steadier than the
@@ -103,5 +106,7 @@ func logTable(b *testing.B, title string, variants []*variant) {
 	w.Flush()
 	b.Log(text.String())
 }
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

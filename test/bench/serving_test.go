@@ -34,6 +34,8 @@ type serving struct {
 	begun   time.Time
 	list    []*v1beta1.Device
 	client  v1beta1.DevicePluginClient
+	// endpoint is the name of the plugin's socket in the kubelet's directory.
+	endpoint string
 }
 
 // plugins are this project's device plugin and NVIDIA's, unmodified, on the same simulated machine: each is told to answer
@@ -97,7 +99,7 @@ func (s *serving) registered(begin time.Time) (registered, listed time.Duration)
 	s.t.Helper()
 	e := s.kubelet.WaitFor(gpus, func(list []*v1beta1.Device) bool { return len(list) == s.gpus })
 	listed = time.Since(begin)
-	s.list, s.client = s.kubelet.Devices(gpus), e.Client
+	s.list, s.client, s.endpoint = s.kubelet.Devices(gpus), e.Client, e.Request.GetEndpoint()
 	return s.kubelet.Asked().Sub(begin), listed
 }
 
