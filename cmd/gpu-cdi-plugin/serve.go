@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/memory"
 	"gpu-cdi-plugin/internal/sdnotify"
 	"gpu-cdi-plugin/plugin"
 	"gpu-cdi-plugin/plugin/config"
@@ -82,6 +82,7 @@ type service struct {
 	systemd *sdnotify.Notifier
 	keeper  *mps.Keeper
 	news    chan struct{} // something that people may want to know of
+	looked  chan struct{} // a look at the node has ended
 	told    []resource.Finding
 	// node has the links of the last snapshot; unlinked asks for those that it lacks.
 	node     atomic.Pointer[allocator.Node]
@@ -128,6 +129,7 @@ func (a *app) newService(h host.Host) (*service, error) {
 		metrics: metrics.New(metrics.BuildInfo{Version: b.Version, Revision: b.Revision, GoVersion: b.Go}),
 		systemd: sdnotify.New(a.env),
 		news:    make(chan struct{}, 1),
+		looked:  make(chan struct{}, 1),
 
 		unlinked: make(chan struct{}, 1),
 	}
@@ -138,7 +140,7 @@ func (a *app) newService(h host.Host) (*service, error) {
 		Host: h, Source: s.driver, Dirs: a.specDirs(h), Path: a.servedSpec(),
 		Spec:   cdi.Options{Kind: a.CDIKind, HookPath: hook},
 		Extras: a.servedExtras(),
-		Build:  s.build, Publish: s.publish, Log: a.log, Observer: s.metrics,
+		Build:  s.build, Publish: s.publish, Log: a.log, Observer: observer{s.metrics, s},
 	})
 	s.plugin, err = plugin.New(s.pluginOptions())
 	return s, err
@@ -241,14 +243,17 @@ func (s *service) watchdog(ctx context.Context) error {
 	return nil
 }
 
-func (s *service) tell() {
+func (s *service) tell() { wake(s.news) }
+
+// wake wakes who waits on the channel, which has room for one.
+func wake(c chan<- struct{}) {
 	select {
-	case s.news <- struct{}{}:
-	default: // there are news already
+	case c <- struct{}{}:
+	default: // it is woken already
 	}
 }
 
-// settling is how long after the start all has been looked at for the first time, unless the driver is very slow.
+// settling is how long after a look at the node nothing may happen before its memory is given back.
 const settling = time.Second
 
 // status tells systemd, and so people, how the service stands.
@@ -260,14 +265,20 @@ func (s *service) status(ctx context.Context) error {
 	}
 	text := s.summary()
 	say(s.systemd.Ready(text))
-	settled := time.After(settling)
+	settled := time.NewTimer(settling)
+	defer settled.Stop()
 	defer func() { say(s.systemd.Stopping()) }()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-settled:
-			debug.FreeOSMemory() // the first looks at the driver and its files take more than all that follows
+		case <-s.looked:
+			settled.Reset(settling)
+		case <-settled.C:
+			// Looks at the driver and its files, the first ones above all, take more than all that follows.
+			if err := memory.GiveBack(); err != nil {
+				s.app.log.Debug("some memory is not given back", "error", err)
+			}
 		case <-s.news:
 		}
 		if next := s.summary(); next != text {

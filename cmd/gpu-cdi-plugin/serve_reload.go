@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"reflect"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/plugin"
+	"gpu-cdi-plugin/plugin/inventory"
 	"gpu-cdi-plugin/plugin/metrics"
 	"gpu-cdi-plugin/plugin/resource"
 )
@@ -125,7 +127,10 @@ type observer struct {
 	service *service
 }
 
-var _ plugin.Observer = observer{}
+var (
+	_ plugin.Observer    = observer{}
+	_ inventory.Observer = observer{}
+)
 
 func (o observer) Connected(resource string, connected bool) {
 	o.Metrics.Connected(resource, connected)
@@ -135,4 +140,10 @@ func (o observer) Connected(resource string, connected bool) {
 func (o observer) Registered(resource string, err error) {
 	o.Metrics.Registered(resource, err)
 	o.service.tell()
+}
+
+// Reconciled is told of each look at the node.
+func (o observer) Reconciled(took time.Duration, written bool, err error) {
+	o.Metrics.Reconciled(took, written, err)
+	wake(o.service.looked)
 }

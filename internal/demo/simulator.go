@@ -22,7 +22,6 @@ type Simulator struct {
 	Path string
 }
 
-
 // simulatorName is the file name of the program.
 const simulatorName = "gpu-sim"
 
