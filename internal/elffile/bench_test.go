@@ -1,0 +1,63 @@
+package elffile
+
+import (
+	"debug/elf"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"gpu-cdi-plugin/sim"
+)
+
+// BenchmarkSONAME is what it costs to learn the name of a library, from the open on, beside debug/elf.
+func BenchmarkSONAME(b *testing.B) {
+	made := filepath.Join(b.TempDir(), "libcuda.so.1")
+	if err := (sim.Library{SONAME: "libcuda.so.1"}).WriteELF(made); err != nil {
+		b.Fatal(err)
+	}
+	files := map[string]string{"a simulated library": made}
+	for _, libc := range []string{"/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6", "/lib64/libc.so.6"} {
+		if _, err := os.Stat(libc); err == nil {
+			files["libc"] = libc
+		}
+	}
+	for name, file := range files {
+		for reader, read := range map[string]func(*os.File) (string, error){"elffile": ourSONAME, "debug elf": theirSONAME} {
+			b.Run(name+"/"+reader, func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					f, err := os.Open(file)
+					if err != nil {
+						b.Fatal(err)
+					}
+					if soname, err := read(f); err != nil || soname == "" {
+						b.Fatalf("%q, %v", soname, err)
+					}
+					_ = f.Close()
+				}
+			})
+		}
+	}
+}
+
+func ourSONAME(r *os.File) (string, error) {
+	info, err := r.Stat()
+	if err != nil {
+		return "", err
+	}
+	f, err := ReadLibrary(r, info.Size(), MachineOf(runtime.GOARCH))
+	if err != nil {
+		return "", err
+	}
+	return f.SONAME()
+}
+
+func theirSONAME(r *os.File) (string, error) {
+	f, err := elf.NewFile(r)
+	if err != nil {
+		return "", err
+	}
+	names, err := f.DynString(elf.DT_SONAME)
+	return append(names, "")[0], err
+}

@@ -1,0 +1,248 @@
+package elffile
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/sim"
+)
+
+// answers is all that a file says of itself.
+type answers struct {
+	SONAME, Interp string
+	Needed         []string
+}
+
+func ask(f *File) (a answers, err error) {
+	if a.SONAME, err = f.SONAME(); err != nil {
+		return a, err
+	}
+	if a.Needed, err = f.Needed(); err != nil {
+		return a, err
+	}
+	a.Interp, err = f.Interp()
+	return a, err
+}
+
+func askFile(data []byte) (answers, error) {
+	f, err := read(data)
+	if err != nil {
+		return answers{}, err
+	}
+	return ask(f)
+}
+
+// dynamicTable is where the dynamic table of a library of the simulation is, and its size.
+func dynamicTable(data []byte) (offset, size int) {
+	le := binary.LittleEndian
+	return int(le.Uint64(data[program(table, pOffset):])), int(le.Uint64(data[program(table, pSize):]))
+}
+
+// entry is where in the file the entry of a tag is.
+func entry(t testing.TB, data []byte, tag elf.DynTag) int {
+	t.Helper()
+	offset, size := dynamicTable(data)
+	for at := offset; at < offset+size; at += entrySize {
+		if elf.DynTag(binary.LittleEndian.Uint64(data[at:])) == tag {
+			return at
+		}
+	}
+	t.Fatalf("no entry %s", tag)
+	return 0
+}
+
+func setEntry(t testing.TB, tag elf.DynTag, value uint64) func([]byte) []byte {
+	return func(data []byte) []byte { return change(entry(t, data, tag)+8, value)(data) }
+}
+
+// retag makes the first entry of a tag one of another.
+func retag(t testing.TB, from, to elf.DynTag) func([]byte) []byte {
+	return func(data []byte) []byte { return change(entry(t, data, from), uint64(to))(data) }
+}
+
+// withInterp puts the path of a loader behind the file and makes its last program header lead there.
+func withInterp(path string) func([]byte) []byte {
+	return func(data []byte) []byte {
+		end := uint64(len(data))
+		change(program(last, pType), uint32(elf.PT_INTERP))(data)
+		change(program(last, pOffset), end)(data)
+		change(program(last, pSize), uint64(len(path)))(data)
+		return append(data, path...)
+	}
+}
+
+// withoutSections takes the section headers from a file, and all that is behind the last segment.
+func withoutSections(data []byte) []byte {
+	clear(data[40:48])
+	clear(data[58:64])
+	offset, size := dynamicTable(data)
+	return data[:offset+size]
+}
+
+// headersAtTheEnd puts the program headers behind the rest, as patchelf does, behind more others than the first read
+// brings.
+func headersAtTheEnd(data []byte) []byte {
+	own := bytes.Clone(data[headerSize:program(last+1, 0)])
+	change(32, uint64(len(data)))(data)
+	change(56, uint16(50+last+1))(data)
+	return append(append(data, make([]byte, 50*programSize)...), own...)
+}
+
+// twoTables has a second dynamic table, the sound one, as its last program header.
+func twoTables(data []byte) []byte {
+	copy(data[program(last, 0):], data[program(table, 0):program(table+1, 0)])
+	return change(program(table, pAddr), ^uint64(0))(data)
+}
+
+// covered has a segment with another name where its first is, behind that.
+func covered(data []byte) []byte {
+	end := len(data)
+	data = append(data, bytes.ReplaceAll(data, []byte("libcuda"), []byte("libover"))...)
+	copy(data[program(last, 0):], data[program(headersLoad, 0):program(headersLoad+1, 0)])
+	return change(program(last, pOffset), uint64(end))(data)
+}
+
+func TestWhatAFileSaysOfItself(t *testing.T) {
+	all := answers{SONAME: "libcuda.so.1", Needed: []string{"libc.so.6", "libm.so.6"}}
+	loader := "/lib64/ld-linux-x86-64.so.2"
+	withLoader := all
+	withLoader.Interp = loader
+	long := strings.Repeat("x", 3000) + ".so"
+	many := make([]string, 300)
+	for i := range many {
+		many[i] = fmt.Sprintf("lib%d.so", i)
+	}
+	for name, c := range map[string]struct {
+		file []byte
+		want answers
+	}{
+		"a library":                           {library(t), all},
+		"a library without section headers":   {withoutSections(library(t)), all},
+		"program headers at the end":          {headersAtTheEnd(library(t)), all},
+		"a library that gives itself none":    {made(t, sim.Library{}), answers{}},
+		"an empty name":                       {setEntry(t, elf.DT_SONAME, 0)(library(t)), answers{Needed: all.Needed}},
+		"a name of thousands of bytes":        {made(t, sim.Library{SONAME: long}), answers{SONAME: long}},
+		"hundreds of needed libraries":        {made(t, sim.Library{Needed: many}), answers{Needed: many}},
+		"two names of which the last counts":  {retag(t, elf.DT_NEEDED, elf.DT_SONAME)(library(t)), answers{SONAME: "libcuda.so.1", Needed: all.Needed[1:]}},
+		"two tables of which the last counts": {twoTables(library(t)), all},
+		"a segment that covers another":       {covered(library(t)), answers{SONAME: "libover.so.1", Needed: all.Needed}},
+		"nothing to load at run time":         {change(program(table, pType), uint32(elf.PT_NOTE))(library(t)), answers{}},
+		"a program":                           {withInterp(loader + "\x00")(library(t)), withLoader},
+		"a program without section headers":   {withInterp(loader + "\x00")(withoutSections(library(t))), withLoader},
+		"more behind the loader's zero":       {withInterp(loader + "\x00\x00x\x00")(library(t)), withLoader},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := askFile(c.file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestWhatAFileCannotSay(t *testing.T) {
+	size := uint64(len(library(t)))
+	tooMany := make([]string, maxNames+1)
+	for name, c := range map[string]struct {
+		file []byte
+		want string
+	}{
+		"a dynamic table that is not loaded":         {change(program(dynamicLoad, pType), uint32(elf.PT_NOTE))(library(t)), "dynamic table of"},
+		"a dynamic table at another address":         {change(program(table, pAddr), ^uint64(0))(library(t)), "is in no loaded segment"},
+		"a dynamic table beyond its segment":         {change(program(table, pSize), size)(change(program(table, pOffset), uint64(0))(library(t))), "is in no loaded segment"},
+		"a dynamic table of nothing":                 {change(program(table, pSize), uint64(0))(library(t)), "the dynamic table has no end"},
+		"a dynamic table without an end":             {change(program(table, pSize), uint64(entrySize+1))(library(t)), "the dynamic table has no end"},
+		"a dynamic table above the limit":            {aboveTheLimit(library(t)), "the limit is 1048576"},
+		"a string table at another address":          {setEntry(t, elf.DT_STRTAB, 1<<63)(library(t)), "is in no loaded segment"},
+		"a string table at the last address":         {setEntry(t, elf.DT_STRTAB, ^uint64(0))(library(t)), "is in no loaded segment"},
+		"a string table beyond its segment":          {setEntry(t, elf.DT_STRSZ, size)(library(t)), "is in no loaded segment"},
+		"a string table that ends at zero again":     {setEntry(t, elf.DT_STRSZ, ^uint64(0))(library(t)), "is in no loaded segment"},
+		"a string table of nothing":                  {setEntry(t, elf.DT_STRSZ, 0)(library(t)), "in a string table of 0 bytes"},
+		"no string table":                            {retag(t, elf.DT_STRTAB, elf.DT_DEBUG)(retag(t, elf.DT_STRSZ, elf.DT_FLAGS)(library(t))), "string table"},
+		"a name behind the string table":             {setEntry(t, elf.DT_SONAME, size)(library(t)), "read SONAME: a name at"},
+		"a name at the last number":                  {setEntry(t, elf.DT_SONAME, ^uint64(0))(library(t)), "read SONAME: a name at"},
+		"a name without an end":                      {unterminated(t, library(t)), "that has no end"},
+		"a name above the limit":                     {made(t, sim.Library{SONAME: strings.Repeat("x", maxPath)}), "that has no end in 4096 bytes"},
+		"a needed library behind the string table":   {setEntry(t, elf.DT_NEEDED, size)(library(t)), "needed libraries: a name at"},
+		"more needed libraries than there can be":    {made(t, sim.Library{Needed: tooMany}), "more than 1024 entries with the tag 1"},
+		"a loader whose path has no end":             {withInterp("/lib/ld.so")(library(t)), "the loader's path has no end"},
+		"a loader without a path":                    {withInterp("\x00")(library(t)), "the loader's path has 1 bytes"},
+		"a loader whose path has more than PATH_MAX": {withInterp(strings.Repeat("/", maxPath) + "\x00")(library(t)), "the loader's path has 4097 bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got, err := askFile(c.file); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %+v and the error %v, want %q in it", got, err, c.want)
+			}
+		})
+	}
+}
+
+// aboveTheLimit is a file whose dynamic table goes on for longer than any does.
+func aboveTheLimit(data []byte) []byte {
+	change(program(table, pSize), uint64(maxTable+entrySize))(data)
+	return append(data, make([]byte, maxTable+entrySize)...)
+}
+
+// unterminated ends the string table within the SONAME, the last string in it.
+func unterminated(t testing.TB, data []byte) []byte {
+	size := binary.LittleEndian.Uint64(data[entry(t, data, elf.DT_STRSZ)+8:])
+	return setEntry(t, elf.DT_STRSZ, size-1)(data)
+}
+
+// A byte of a file is another: whatever becomes of it, there is an answer or an error.
+func TestDamagedBytes(t *testing.T) {
+	whole := withInterp("/lib/ld.so\x00")(library(t))
+	for i := range whole {
+		for _, b := range []byte{0, 1, 0x7f, 0x80, 0xff} {
+			data := bytes.Clone(whole)
+			data[i] = b
+			f, err := read(data)
+			if err != nil {
+				continue
+			}
+			soname, err := f.SONAME()
+			checkNames(t, err, soname)
+			needed, err := f.Needed()
+			checkNames(t, err, needed...)
+			interp, err := f.Interp()
+			checkNames(t, err, interp)
+		}
+	}
+}
+
+// counting counts the reads of a file.
+type counting struct {
+	io.ReaderAt
+	reads int
+}
+
+func (c *counting) ReadAt(p []byte, off int64) (int, error) {
+	c.reads++
+	return c.ReaderAt.ReadAt(p, off)
+}
+
+// The driver has fifty libraries, and a spec waits for the names of them all.
+func TestANameCostsThreeReads(t *testing.T) {
+	data := library(t)
+	r := &counting{ReaderAt: bytes.NewReader(data)}
+	f, err := Read(r, int64(len(data)), x86)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.reads != 1 {
+		t.Errorf("the headers cost %d reads, want 1", r.reads)
+	}
+	if _, err := f.SONAME(); err != nil || r.reads != 3 {
+		t.Errorf("the name costs %d reads, error %v; want 3", r.reads, err)
+	}
+}

@@ -1,0 +1,286 @@
+package elffile
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"io"
+	"runtime"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/sim"
+)
+
+const x86 = X8664
+
+// library is a whole library for x86: headers, a segment with the strings, one with the dynamic table, and section
+// headers behind them.
+func library(t testing.TB) []byte {
+	t.Helper()
+	return made(t, sim.Library{SONAME: "libcuda.so.1", Needed: []string{"libc.so.6", "libm.so.6"}})
+}
+
+func made(t testing.TB, l sim.Library) []byte {
+	t.Helper()
+	l.Arch = "amd64"
+	data, err := l.ELF()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func read(data []byte) (*File, error) {
+	return Read(bytes.NewReader(data), int64(len(data)), x86)
+}
+
+// change is the file with another number, of as many bytes as its type has, at a place.
+func change[N uint8 | uint16 | uint32 | uint64](at int, n N) func([]byte) []byte {
+	return func(data []byte) []byte {
+		var number bytes.Buffer
+		_ = binary.Write(&number, binary.LittleEndian, n)
+		copy(data[at:], number.Bytes())
+		return data
+	}
+}
+
+func cut(at int) func([]byte) []byte { return func(data []byte) []byte { return data[:at] } }
+
+// program is where a field of a program header is.
+func program(i, field int) int { return headerSize + i*programSize + field }
+
+// The fields of a program header, and the headers of the simulation's libraries.
+const (
+	pType, pOffset, pAddr, pSize          = 0, 8, 16, 32
+	headersLoad, dynamicLoad, table, last = 0, 1, 2, 3
+)
+
+func TestRead(t *testing.T) {
+	size := len(library(t))
+	for name, c := range map[string]struct {
+		change func([]byte) []byte
+		want   string // part of the error; empty if there is none
+		is     error
+	}{
+		"a library":                           {cut(size), "", nil},
+		"a library with more behind it":       {func(b []byte) []byte { return append(b, 1, 2, 3) }, "", nil},
+		"an empty file":                       {cut(0), "not an ELF file", nil},
+		"a linker script":                     {func([]byte) []byte { return []byte("/* GNU ld script */\nGROUP ( libm.so.6 )\n") }, "not an ELF file", nil},
+		"nothing but the magic number":        {cut(4), "truncated", ErrTruncated},
+		"cut in the header":                   {cut(40), "truncated", ErrTruncated},
+		"cut in the program headers":          {cut(100), "truncated", ErrTruncated},
+		"cut in the last segment":             {cut(size / 2), "truncated", ErrTruncated},
+		"cut in the section headers":          {cut(size - 1), "truncated", ErrTruncated},
+		"a 32-bit library":                    {change(elf.EI_CLASS, uint8(elf.ELFCLASS32)), "it is a 32-bit file", ErrMachine},
+		"a class that there is not":           {change[uint8](elf.EI_CLASS, 9), "unknown class 9", nil},
+		"big-endian":                          {change(elf.EI_DATA, uint8(elf.ELFDATA2MSB)), "it is a big-endian file", ErrMachine},
+		"a byte order that there is not":      {change[uint8](elf.EI_DATA, 9), "unknown byte order 9", nil},
+		"another version in the first bytes":  {change[uint8](elf.EI_VERSION, 2), "unknown version 2", nil},
+		"another version in the header":       {change[uint32](20, 3), "unknown version 3", nil},
+		"another machine":                     {change(18, uint16(elf.EM_AARCH64)), "it is for EM_AARCH64, this machine is EM_X86_64", ErrMachine},
+		"another machine's, cut":              {func(b []byte) []byte { return change(18, uint16(elf.EM_386))(b)[:200] }, "EM_386", ErrMachine},
+		"an object file":                      {change(16, uint16(elf.ET_REL)), "neither a program nor a shared library but ET_REL", nil},
+		"no program headers":                  {change[uint16](56, 0), "no usable program headers", nil},
+		"program headers of another size":     {change[uint16](54, 57), "no usable program headers", nil},
+		"program headers behind the end":      {change(32, uint64(size)), "truncated", ErrTruncated},
+		"program headers at 2^63":             {change[uint64](32, 1<<63), "truncated", ErrTruncated},
+		"program headers at the last number":  {change(32, ^uint64(0)), "truncated", ErrTruncated},
+		"as many program headers as can be":   {change[uint16](56, 0xffff), "truncated", ErrTruncated},
+		"a segment that begins behind":        {change(program(last, pOffset), uint64(size)+1), "truncated", ErrTruncated},
+		"a segment that ends behind":          {change(program(0, pSize), uint64(size)+1), "truncated", ErrTruncated},
+		"a segment at 2^63":                   {change[uint64](program(1, pOffset), 1<<63), "truncated", ErrTruncated},
+		"a segment beyond all numbers":        {change(program(1, pSize), ^uint64(0)), "truncated", ErrTruncated},
+		"a segment that ends at zero again":   {change(program(1, pSize), -uint64(size)), "truncated", ErrTruncated},
+		"section headers behind the end":      {change[uint16](60, 0xffff), "truncated", ErrTruncated},
+		"section headers at the last number":  {change(40, ^uint64(0)), "truncated", ErrTruncated},
+		"section headers that overlap others": {change[uint64](40, 0), "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, err := read(c.change(library(t)))
+			if (f == nil) == (err == nil) {
+				t.Fatalf("got %v and the error %v, want exactly one", f, err)
+			}
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || c.is != nil && !errors.Is(err, c.is) {
+				t.Errorf("got the error %v, want %q in it", err, c.want)
+			}
+		})
+	}
+}
+
+func TestReadTakesNoPrefixForTheWhole(t *testing.T) {
+	whole := library(t)
+	for n := range whole {
+		if _, err := read(whole[:n]); err == nil {
+			t.Fatalf("the first %d of %d bytes pass for a library", n, len(whole))
+		}
+	}
+}
+
+func TestReadLibraryRefusesAProgram(t *testing.T) {
+	data := change(16, uint16(elf.ET_EXEC))(library(t))
+	if _, err := read(data); err != nil {
+		t.Errorf("as a program: %v", err)
+	}
+	f, err := ReadLibrary(bytes.NewReader(data), int64(len(data)), x86)
+	if f != nil || err == nil || !strings.Contains(err.Error(), "not a shared library but ET_EXEC") {
+		t.Errorf("as a library: %v, %v", f, err)
+	}
+}
+
+// failing is a disk that does not give a part of a file.
+type failing struct {
+	io.ReaderAt
+	from int64
+}
+
+var errDisk = errors.New("input/output error")
+
+func (f failing) ReadAt(p []byte, off int64) (int, error) {
+	if off+int64(len(p)) > f.from {
+		return 0, errDisk
+	}
+	return f.ReaderAt.ReadAt(p, off)
+}
+
+func TestReadKeepsTheErrorOfTheDisk(t *testing.T) {
+	data := library(t)
+	if f, err := Read(failing{bytes.NewReader(data), 0}, int64(len(data)), x86); f != nil || !errors.Is(err, errDisk) {
+		t.Errorf("in the header: %v, %v", f, err)
+	}
+	data = append(data, make([]byte, 64<<10)...)
+	table := data[len(data)-programSize:]
+	copy(table, data[headerSize:])
+	data = change[uint16](56, 1)(change(32, uint64(len(data)-programSize))(data))
+	if f, err := Read(failing{bytes.NewReader(data), 4096}, int64(len(data)), x86); f != nil || !errors.Is(err, errDisk) {
+		t.Errorf("in the program headers: %v, %v", f, err)
+	}
+}
+
+// A file is not what it was when its size was taken.
+func TestReadOfAFileThatBecomesShorter(t *testing.T) {
+	data := library(t)
+	for n := range data {
+		f, err := Read(bytes.NewReader(data[:n]), int64(len(data)), x86)
+		if err == nil {
+			_, err = f.SONAME()
+		}
+		if !errors.Is(err, ErrTruncated) {
+			t.Fatalf("%d of %d bytes are left: %v", n, len(data), err)
+		}
+	}
+}
+
+// The names of numbers are those of the standard library.
+func TestNames(t *testing.T) {
+	for goarch, want := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
+		if got := MachineOf(goarch); got.String() != want.String() || uint16(got) != uint16(want) {
+			t.Errorf("%s is %s, want %s", goarch, got, want)
+		}
+	}
+	for _, want := range []elf.Machine{elf.EM_386, elf.EM_PPC, elf.EM_PPC64, elf.EM_S390, elf.EM_ARM, elf.EM_RISCV, elf.EM_LOONGARCH} {
+		if got := Machine(want); got.String() != want.String() {
+			t.Errorf("machine %d is %s, want %s", want, got, want)
+		}
+	}
+	for _, want := range []elf.Type{elf.ET_REL, elf.ET_EXEC, elf.ET_DYN, elf.ET_CORE} {
+		if got := Type(want); got.String() != want.String() {
+			t.Errorf("type %d is %s, want %s", want, got, want)
+		}
+	}
+	if got := Machine(9999).String() + ", " + Type(77).String(); got != "machine number 9999, the unknown type 77" {
+		t.Errorf("unknown numbers are %s", got)
+	}
+}
+
+// endless is a file of 1 TiB that costs nothing: a beginning, and zeros.
+type endless []byte
+
+const endlessSize = 1 << 40
+
+func (e endless) ReadAt(p []byte, off int64) (int, error) {
+	clear(p)
+	if off < int64(len(e)) {
+		copy(p, e[off:])
+	}
+	return len(p), nil
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	for name, change := range map[string]func([]byte) []byte{
+		"as many program headers as can be": change[uint16](56, 0xffff),
+		"a segment of 1 TiB":                change[uint64](program(dynamicLoad, pSize), endlessSize/2),
+		"a dynamic table of 1 TiB":          change[uint64](program(table, pSize), endlessSize/2),
+		"a string table of 1 TiB": func(b []byte) []byte {
+			return setEntry(t, elf.DT_STRSZ, endlessSize/2)(change[uint64](program(headersLoad, pSize), endlessSize)(b))
+		},
+	} {
+		data := change(library(t))
+		before := allocated()
+		if f, err := Read(endless(data), endlessSize, x86); err == nil {
+			_, _ = f.SONAME()
+			_, _ = f.Needed()
+			_, _ = f.Interp()
+		}
+		if used := allocated() - before; used > 8<<20 {
+			t.Errorf("%s costs %d bytes", name, used)
+		}
+	}
+}
+
+func allocated() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.TotalAlloc
+}
+
+func FuzzRead(f *testing.F) {
+	whole := library(f)
+	f.Add(whole)
+	f.Add(whole[:200])
+	f.Add([]byte(elf.ELFMAG))
+	f.Add(withInterp("/lib64/ld-linux-x86-64.so.2\x00")(library(f)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		file, err := read(data)
+		if (file == nil) == (err == nil) {
+			t.Fatalf("got %v and the error %v, want exactly one", file, err)
+		}
+		if err != nil {
+			return
+		}
+		soname, err := file.SONAME()
+		checkNames(t, err, soname)
+		needed, err := file.Needed()
+		checkNames(t, err, needed...)
+		interp, err := file.Interp()
+		checkNames(t, err, interp)
+		checkSegments(t, data)
+	})
+}
+
+func checkNames(t *testing.T, err error, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if err != nil && name != "" || len(name) >= maxPath || strings.Contains(name, "\x00") {
+			t.Errorf("got %q and the error %v", name, err)
+		}
+	}
+}
+
+// checkSegments checks that what passes has all its segments, by the judgement of another reader.
+func checkSegments(t *testing.T, data []byte) {
+	t.Helper()
+	parsed, err := elf.NewFile(bytes.NewReader(data))
+	if err != nil {
+		return // it is stricter about parts that a loader does not read
+	}
+	for _, p := range parsed.Progs {
+		if p.Filesz == 0 {
+			continue
+		}
+		if _, err := p.ReadAt(make([]byte, 1), int64(p.Filesz)-1); err != nil {
+			t.Errorf("segment at %#x of %#x bytes: %v", p.Off, p.Filesz, err)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package elffile
+
+import "strconv"
+
+// The beginning of a file: its first bytes, and what the next three can be.
+const (
+	magic     = "\x7fELF"
+	identSize = 16
+
+	class32, class64        = 1, 2
+	littleEndian, bigEndian = 1, 2
+	version                 = 1
+)
+
+// The sizes in bytes of a 64-bit file's structures.
+const (
+	headerSize  = 64
+	programSize = 56
+	entrySize   = 16 // of the dynamic table
+)
+
+// Types of program headers.
+const (
+	loadSegment    = 1
+	dynamicSegment = 2
+	interpSegment  = 3
+)
+
+// tag says what an entry of the dynamic table is.
+type tag int64
+
+const (
+	tagEnd     tag = 0
+	tagNeeded  tag = 1
+	tagStrings tag = 5 // the address of the string table
+	tagSize    tag = 10
+	tagSONAME  tag = 14
+)
+
+// Type is what a file is for.
+type Type uint16
+
+// The types of files that can be loaded. A program that can be loaded anywhere is of the type of libraries.
+const (
+	Program Type = 2
+	Library Type = 3
+)
+
+// String is the type's name in the System V ABI.
+func (t Type) String() string {
+	switch t {
+	case 1:
+		return "ET_REL"
+	case Program:
+		return "ET_EXEC"
+	case Library:
+		return "ET_DYN"
+	case 4:
+		return "ET_CORE"
+	}
+	return "the unknown type " + strconv.Itoa(int(t))
+}
+
+// Machine is an architecture, as ELF headers have it.
+type Machine uint16
+
+// The machines that NVIDIA has drivers for.
+const (
+	X8664   Machine = 62
+	AArch64 Machine = 183
+)
+
+// MachineOf is the machine of a GOARCH. All but arm64 count as amd64.
+func MachineOf(goarch string) Machine {
+	if goarch == "arm64" {
+		return AArch64
+	}
+	return X8664
+}
+
+// String is the machine's name in the System V ABI, of those that Linux distributions have libraries for.
+func (m Machine) String() string {
+	switch m {
+	case 3:
+		return "EM_386"
+	case 20:
+		return "EM_PPC"
+	case 21:
+		return "EM_PPC64"
+	case 22:
+		return "EM_S390"
+	case 40:
+		return "EM_ARM"
+	case X8664:
+		return "EM_X86_64"
+	case AArch64:
+		return "EM_AARCH64"
+	case 243:
+		return "EM_RISCV"
+	case 258:
+		return "EM_LOONGARCH"
+	}
+	return "machine number " + strconv.Itoa(int(m))
+}

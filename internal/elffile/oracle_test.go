@@ -1,0 +1,113 @@
+package elffile
+
+import (
+	"bytes"
+	"debug/elf"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// The standard library is the judge of every program and library of this machine.
+func TestRealFilesAsTheStandardLibraryReadsThem(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := []string{self}
+	for _, pattern := range []string{"/usr/lib/*-linux-gnu/*.so*", "/usr/lib/*-linux-gnu/*/*.so", "/usr/lib64/*.so*", "/usr/bin/*", "/usr/sbin/*"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, found...)
+	}
+	seen := map[string]bool{}
+	read := 0
+	for _, file := range files {
+		real, err := filepath.EvalSymlinks(file)
+		if err != nil || seen[real] {
+			continue
+		}
+		seen[real] = true
+		if info, err := os.Stat(real); err == nil && info.Mode().IsRegular() && compare(t, real) {
+			read++
+		}
+	}
+	t.Logf("%d of %d files are programs or libraries for this machine", read, len(seen))
+}
+
+// compare reports whether the file is a program or a library for this machine.
+func compare(t *testing.T, file string) bool {
+	t.Helper()
+	r, err := os.Open(file)
+	if errors.Is(err, os.ErrPermission) {
+		return false
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	info, err := r.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, ours := Read(r, info.Size(), MachineOf(runtime.GOARCH))
+	peer, theirs := elf.NewFile(r)
+	switch {
+	case theirs != nil:
+		if ours == nil {
+			t.Errorf("%s: debug/elf says %v", file, theirs)
+		}
+		return false
+	case peer.Class != elf.ELFCLASS64 || peer.Data != elf.ELFDATA2LSB || Machine(peer.Machine) != MachineOf(runtime.GOARCH):
+		if !errors.Is(ours, ErrMachine) {
+			t.Errorf("%s is for %s, %s: got %v", file, peer.Machine, peer.Class, ours)
+		}
+		return false
+	case peer.Type != elf.ET_DYN && peer.Type != elf.ET_EXEC:
+		if ours == nil {
+			t.Errorf("%s is %s", file, peer.Type)
+		}
+		return false
+	case ours != nil:
+		t.Errorf("%s: %v", file, ours)
+		return false
+	}
+	got, err := ask(f)
+	if err != nil {
+		t.Errorf("%s: %v", file, err)
+	}
+	if diff := cmp.Diff(askPeer(t, peer), got); diff != "" {
+		t.Errorf("%s (-debug/elf +ours):\n%s", file, diff)
+	}
+	return true
+}
+
+func askPeer(t *testing.T, f *elf.File) (a answers) {
+	t.Helper()
+	names, err := f.DynString(elf.DT_SONAME)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.SONAME = strings.Join(names, "")
+	if a.Needed, err = f.ImportedLibraries(); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			path, err := io.ReadAll(p.Open())
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.Interp = string(bytes.TrimRight(path, "\x00"))
+		}
+	}
+	return a
+}
