@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 )
@@ -72,7 +73,7 @@ func (s *libraryScan) check() error {
 		f := s.found[base+".so."+s.version]
 		others = append(others, s.others[base]...)
 		switch {
-		case f == nil || errors.Is(f.err, errWrongMachine):
+		case f == nil || errors.Is(f.err, elffile.ErrMachine):
 		case f.err != nil:
 			damaged = append(damaged, fmt.Errorf("%s: %w", f.HostPath, f.err))
 		default:

@@ -107,15 +107,11 @@ func readNames(dir string) ([]string, error) {
 // readRegular reads a regular file of at most limit bytes. It waits for nothing: a FIFO or a device is an error.
 // Flags are added to those of the open.
 func readRegular(path string, limit int64, flags int) ([]byte, fs.FileInfo, error) {
-	f, err := openRegular(path, flags)
+	f, info, err := openRegular(path, flags)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, nil, err
-	}
 	if info.Size() > limit {
 		return nil, nil, fmt.Errorf("%s has %d bytes, the limit is %d", path, info.Size(), limit)
 	}
@@ -129,10 +125,10 @@ func readRegular(path string, limit int64, flags int) ([]byte, fs.FileInfo, erro
 	return data, info, nil
 }
 
-func openRegular(path string, flags int) (*os.File, error) {
+func openRegular(path string, flags int) (*os.File, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
@@ -140,9 +136,9 @@ func openRegular(path string, flags int) (*os.File, error) {
 	}
 	if err != nil {
 		_ = f.Close()
-		return nil, err
+		return nil, nil, err
 	}
-	return f, nil
+	return f, info, nil
 }
 
 // describeMode names the type of a file.

@@ -8,10 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/exit"
 )
 
-var x86 = platform{elf.EM_X86_64, "x86_64-linux-gnu"}
+var x86 = platform{elffile.X8664, "x86_64-linux-gnu"}
 
 func noLoader(string) bool { return false }
 

@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
@@ -115,7 +116,7 @@ func TestOpenWhatIsNotNVML(t *testing.T) {
 	notELF := filepath.Join(dir, "text.so")
 	writeFile(t, notELF, "not a library")
 	empty := filepath.Join(dir, "empty.so")
-	writeFile(t, empty, string(library(thisPlatform().machine)))
+	writeFile(t, empty, string(library(elf.Machine(thisPlatform().machine))))
 	for name, c := range map[string]struct {
 		path       string
 		want       error

@@ -1,7 +1,6 @@
 package demo
 
 import (
-	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
@@ -9,9 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
-	"strings"
 
+	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/ldcache"
 )
 
@@ -52,7 +50,7 @@ func (r *Root) AddNeeds(file string) error {
 	for len(todo) > 0 {
 		names, err := needs(todo[0])
 		if err != nil {
-			return fmt.Errorf("find what %s needs: %w", file, err)
+			return fmt.Errorf("find what %s needs: %w", todo[0], err)
 		}
 		todo = todo[1:]
 		for _, name := range names {
@@ -124,21 +122,29 @@ func (r *Root) find(name string) (string, bool) {
 
 // needs lists what an ELF file asks the loader for, the loader itself included. A static program needs nothing.
 func needs(file string) ([]string, error) {
-	f, err := elf.Open(file)
+	in, err := os.Open(file)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	names, err := f.ImportedLibraries()
+	defer in.Close()
+	info, err := in.Stat()
 	if err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }); i >= 0 {
-		loader, err := io.ReadAll(io.LimitReader(f.Progs[i].Open(), 4096))
-		if err != nil {
-			return nil, err
-		}
-		names = append(names, strings.TrimRight(string(loader), "\x00"))
+	f, err := elffile.Read(in, info.Size(), elffile.MachineOf(runtime.GOARCH))
+	if err != nil {
+		return nil, err
+	}
+	names, err := f.Needed()
+	if err != nil {
+		return nil, err
+	}
+	loader, err := f.Interp()
+	if err != nil {
+		return nil, err
+	}
+	if loader != "" {
+		names = append(names, loader)
 	}
 	return names, nil
 }
