@@ -3,10 +3,11 @@ package cdi
 import (
 	"encoding/json"
 	"errors"
-	"regexp"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/internal/lazy"
 )
 
 // worded is an error in other words than those of its cause.
@@ -40,13 +41,13 @@ func inWords(err error) error {
 }
 
 var (
-	unknownField = regexp.MustCompile(`field (.*) not found in type \S+$`)
-	wrongType    = regexp.MustCompile("cannot unmarshal !!(\\w+)( `.*`)? into (\\S+)$")
+	unknownField = lazy.Regexp(`field (.*) not found in type \S+$`)
+	wrongType    = lazy.Regexp("cannot unmarshal !!(\\w+)( `.*`)? into (\\S+)$")
 )
 
 func yamlWords(message string) string {
-	message = unknownField.ReplaceAllString(message, "unknown key $1")
-	if m := wrongType.FindStringSubmatchIndex(message); m != nil {
+	message = unknownField().ReplaceAllString(message, "unknown key $1")
+	if m := wrongType().FindStringSubmatchIndex(message); m != nil {
 		part := func(i int) string { return message[max(m[2*i], 0):max(m[2*i+1], 0)] }
 		return message[:m[0]] + valueWords(part(1)) + part(2) + ", want " + typeWords(part(3))
 	}

@@ -2,20 +2,21 @@ package nvml
 
 import (
 	"fmt"
-	"regexp"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"gpu-cdi-plugin/internal/lazy"
 )
 
 // profilePattern is what NVIDIA's names of MIG profiles look like: compute slices where they are fewer than the GPU
 // instance's, GPU slices, memory, attributes.
-var profilePattern = regexp.MustCompile(`^([0-9]+c\.)?[0-9]+g\.[0-9]+gb([+-][a-z0-9.,]+)?$`)
+var profilePattern = lazy.Regexp(`^([0-9]+c\.)?[0-9]+g\.[0-9]+gb([+-][a-z0-9.,]+)?$`)
 
 // profileOfName takes the profile from the name of a MIG device, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
 func profileOfName(name string) (string, bool) {
 	profile := name[strings.LastIndexByte(name, ' ')+1:]
-	return profile, profilePattern.MatchString(profile)
+	return profile, profilePattern().MatchString(profile)
 }
 
 // profileName puts a profile's name together from slices, gigabytes and the kind of GPU instance

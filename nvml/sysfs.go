@@ -4,13 +4,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/lazy"
 )
 
 // readShort reads a file of /sys or /proc that holds a line or a few.
@@ -78,7 +78,7 @@ func fillAddresses(devices []gpu.Device, all []string) {
 	}
 }
 
-var versionNumber = regexp.MustCompile(`\b[0-9]+\.[0-9]+(\.[0-9]+)?\b`)
+var versionNumber = lazy.Regexp(`\b[0-9]+\.[0-9]+(\.[0-9]+)?\b`)
 
 // kernelVersion is the version of the loaded kernel module, or words that say that it is not known.
 func kernelVersion(h host.Host) string {
@@ -86,7 +86,7 @@ func kernelVersion(h host.Host) string {
 		return v
 	}
 	line, _, _ := strings.Cut(readShort(h.Proc("driver", "nvidia", "version")), "\n")
-	if v := versionNumber.FindString(line); v != "" {
+	if v := versionNumber().FindString(line); v != "" {
 		return v
 	}
 	return "of an unknown version"

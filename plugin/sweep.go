@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -27,7 +28,9 @@ const sweepEvery = time.Hour
 const checkpointName = "kubelet_internal_checkpoint"
 
 // fileForm is the name of an allocation's file, and of one that was never whole.
-var fileForm = regexp.MustCompile(`^([0-9a-f]{32}\.json|\.[0-9a-f]{32}\.json\..*\.tmp)$`)
+var fileForm = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^([0-9a-f]{32}\.json|\.[0-9a-f]{32}\.json\..*\.tmp)$`)
+})
 
 // sweeper removes the files of allocations that no pod has any more. It is an actor.
 type sweeper struct {
@@ -82,7 +85,7 @@ func (s *sweeper) sweep(now time.Time) error {
 // isOld reports whether the entry is a file of an allocation, or what is left of one half written, and not new.
 func isOld(e fs.DirEntry, now time.Time) bool {
 	info, err := e.Info()
-	return err == nil && info.Mode().IsRegular() && fileForm.MatchString(e.Name()) && now.Sub(info.ModTime()) > sweepAge
+	return err == nil && info.Mode().IsRegular() && fileForm().MatchString(e.Name()) && now.Sub(info.ModTime()) > sweepAge
 }
 
 // checkpoint is what is of interest here in the kubelet's file of devices, kubelet_internal_checkpoint.

@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"regexp"
 	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/internal/lazy"
 )
 
 // MaxFile bounds the size of a configuration file, in bytes.
@@ -62,14 +63,14 @@ func (f *File) wrong(err error) error {
 }
 
 var (
-	unknownKey = regexp.MustCompile(`field (.*) not found in type .*`)
-	goType     = regexp.MustCompile(`into (\[\])?(?:config|resource)\.\w+`)
+	unknownKey = lazy.Regexp(`field (.*) not found in type .*`)
+	goType     = lazy.Regexp(`into (\[\])?(?:config|resource)\.\w+`)
 )
 
 // tidy drops the names of Go types from the decoder's messages; they say nothing to who wrote the file.
 func tidy(message string) string {
-	message = unknownKey.ReplaceAllString(message, "unknown key $1")
-	return goType.ReplaceAllStringFunc(message, func(s string) string {
+	message = unknownKey().ReplaceAllString(message, "unknown key $1")
+	return goType().ReplaceAllStringFunc(message, func(s string) string {
 		if strings.HasPrefix(s, "into []") {
 			return "into a list"
 		}

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -16,6 +15,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/lazy"
 )
 
 // fileID tells one content of a path from another without reading it. The zero value is that of no file.
@@ -57,13 +57,13 @@ func (i *Inventory) checkDriver() error {
 	return fmt.Errorf("%w: the libraries are %s now", ErrDriverChanged, driver.Version)
 }
 
-var versionNumber = regexp.MustCompile(`\b[0-9]+\.[0-9]+(\.[0-9]+)?\b`)
+var versionNumber = lazy.Regexp(`\b[0-9]+\.[0-9]+(\.[0-9]+)?\b`)
 
 // kernelVersion is the version of the loaded kernel module, or empty if the host does not say it.
 func kernelVersion(h host.Host) string {
 	for _, path := range []string{h.Sys("module", "nvidia", "version"), h.Proc("driver", "nvidia", "version")} {
 		line, _, _ := strings.Cut(readShort(path), "\n")
-		if v := versionNumber.FindString(line); v != "" {
+		if v := versionNumber().FindString(line); v != "" {
 			return v
 		}
 	}

@@ -5,9 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/lazy"
 )
 
 // Dirs are the directories of a GPU's daemon that its clients see too.
@@ -41,7 +42,7 @@ const (
 )
 
 // uuidForm is what a name of a GPU's directory may be.
-var uuidForm = regexp.MustCompile(`^GPU-[0-9A-Za-z-]{1,59}$`)
+var uuidForm = lazy.Regexp(`^GPU-[0-9A-Za-z-]{1,59}$`)
 
 // The path of a socket has room for maxSocket bytes: sun_path of unix(7), without the NUL.
 const (
@@ -53,7 +54,7 @@ const (
 // boot: with the right modes, and never through a link. Every user of a container may connect in pipe, and root alone
 // may change it; shm is like /dev/shm.
 func prepare(dir, uuid string) error {
-	if !uuidForm.MatchString(uuid) {
+	if !uuidForm().MatchString(uuid) {
 		return fmt.Errorf("make the directories of %q: not the UUID of a GPU", uuid)
 	}
 	if n := len(DirsOf(dir, uuid).Pipe) + len(longestSocket); n > maxSocket {

@@ -6,8 +6,10 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/lazy"
 )
 
 // Selector chooses devices. It is one of
@@ -20,9 +22,11 @@ import (
 type Selector string
 
 var (
-	indexForm = regexp.MustCompile(`^[0-9]+(:[0-9]+)?$`)
-	uuidForm  = regexp.MustCompile(`^(?i:gpu|mig)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
-	uuidStart = regexp.MustCompile(`^(?i:gpu|mig)-`)
+	indexForm = lazy.Regexp(`^[0-9]+(:[0-9]+)?$`)
+	uuidForm  = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^(?i:gpu|mig)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
+	})
+	uuidStart = lazy.Regexp(`^(?i:gpu|mig)-`)
 )
 
 // check says what is wrong with a selector that could never choose anything.
@@ -30,7 +34,7 @@ func (s Selector) check() error {
 	switch {
 	case strings.TrimSpace(string(s)) == "":
 		return errors.New("is empty")
-	case uuidStart.MatchString(string(s)) && !uuidForm.MatchString(string(s)):
+	case uuidStart().MatchString(string(s)) && !uuidForm().MatchString(string(s)):
 		return fmt.Errorf("%q is not GPU- or MIG- and a UUID", s)
 	}
 	return nil
@@ -40,10 +44,10 @@ func (s Selector) check() error {
 func (s Selector) matches(d *gpu.Device, m *gpu.MIGDevice) bool {
 	text := string(s)
 	switch {
-	case indexForm.MatchString(text):
+	case indexForm().MatchString(text):
 		g, instance, isMIG := strings.Cut(text, ":")
 		return sameIndex(g, d.Index) && (!isMIG || m != nil && sameIndex(instance, m.Index))
-	case uuidStart.MatchString(text):
+	case uuidStart().MatchString(text):
 		return strings.EqualFold(text, d.UUID) || m != nil && strings.EqualFold(text, m.UUID)
 	}
 	return Pattern(text).Matches(d.Name)
