@@ -37,6 +37,7 @@ func newMPS(t *testing.T, replicas int) (s *served, uuid string) {
 	s.dir = dir
 	t.Cleanup(func() {
 		s.endDaemons()
+		s.dropVolumes()
 		mustDo(t, os.RemoveAll(dir))
 	})
 	return s, s.node.Machine().GPUs[1].UUID
@@ -49,6 +50,17 @@ func (s *served) endDaemons() {
 	for _, g := range s.node.Machine().GPUs {
 		if pid := s.daemon(g.UUID); pid > 0 {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
+// dropVolumes unmounts what a test left mounted.
+func (s *served) dropVolumes() {
+	for _, name := range []string{"pipe", "shm"} {
+		at, err := filepath.Glob(filepath.Join(s.mpsDir(), "GPU-*", name))
+		mustDo(s.t, err)
+		for _, path := range at {
+			_ = unix.Unmount(path, unix.MNT_DETACH)
 		}
 	}
 }

@@ -164,7 +164,10 @@ func Default() Config {
 				Names:       resource.Names{GPUs: []resource.Name{}, MIG: []resource.Name{}},
 				Sharing: resource.Sharing{
 					TimeSlicing: resource.TimeSlicing{Resources: []resource.Replicated{}},
-					MPS:         resource.MPS{Resources: []resource.Replicated{}},
+					MPS: resource.MPS{
+						SharedMemoryMiB: resource.DefaultSharedMemoryMiB,
+						Resources:       []resource.Replicated{},
+					},
 				},
 			},
 		},

@@ -65,6 +65,7 @@ sharing:
       - {name: example.com/h100, devices: [0], replicas: 4, rename: example.com/quarter}
   mps:
     rename-by-default: true
+    shared-memory-mib: 32
     resources:
       - {name: example.com/h100, devices: [1], replicas: 2, rename: example.com/half}
 `
@@ -104,7 +105,7 @@ func fullConfig() Config {
 							Name: "example.com/h100", Devices: []resource.Selector{"0"}, Replicas: 4, Rename: "example.com/quarter",
 						}},
 					},
-					MPS: resource.MPS{RenameByDefault: true, Resources: []resource.Replicated{{
+					MPS: resource.MPS{RenameByDefault: true, SharedMemoryMiB: 32, Resources: []resource.Replicated{{
 						Name: "example.com/h100", Devices: []resource.Selector{"1"}, Replicas: 2, Rename: "example.com/half",
 					}}},
 				},
@@ -236,6 +237,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		"allocation.weights.nvlink: 10001 is not a number from 0 to 10000",
 		`resource: resource name "gpu": want VENDOR/NAME, such as nvidia.com/gpu`,
 		`mig-strategy: unknown value ""; known are none, single, mixed`,
+		"sharing.mps.shared-memory-mib: is 0, want 1 to 1048576",
 	}
 	err := c.Validate()
 	if err == nil {
@@ -442,6 +444,9 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 		"a rule that is for all":       {"sharing: {time-slicing: {resources: [{name: a.b/c, replicas: 2}]}}", true},
 		"MPS":                          {"mps: true\nsharing: {mps: {resources: [{name: a.b/c, replicas: 2}]}}", true},
 		"a text for MPS":               {"mps: some", false},
+		"shared memory":                {"sharing: {mps: {shared-memory-mib: 1048576}}", true},
+		"no shared memory":             {"sharing: {mps: {shared-memory-mib: 0}}", false},
+		"too much shared memory":       {"sharing: {mps: {shared-memory-mib: 1048577}}", false},
 		"an MPS rule without replicas": {"mps: true\nsharing: {mps: {resources: [{name: a.b/c}]}}", false},
 		"some weights":                 {"allocation: {weights: {nvlink: 0, system: 10000}}", true},
 		"a weight that is too large":   {"allocation: {weights: {nvlink: 10001}}", false},

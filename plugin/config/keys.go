@@ -125,6 +125,10 @@ var keys = []Key{
 		Example: "rename-by-default: true\nresources:\n  - {name: nvidia.com/gpu, devices: [2, 3], replicas: 4}",
 	},
 	{Path: "sharing.mps.rename-by-default", Usage: "Whether shared resources have .shared behind their name unless a rule has a rename."},
+	{
+		Path: "sharing.mps.shared-memory-mib", Least: 1, Most: resource.MaxSharedMemoryMiB,
+		Usage: "MiB of /dev/shm for each replica; the containers of a GPU have the sum together, and can fill no more.",
+	},
 	{Path: "sharing.mps.resources", Usage: "Rules; the first one that fits a GPU holds."},
 	{Path: "sharing.mps.resources[].name", Required: true, Usage: "Resource that the GPUs would have without the rule."},
 	{Path: "sharing.mps.resources[].devices", Usage: "GPUs of the resource that are shared, chosen as in gpus; none means all. No rule of time-slicing may be for them."},

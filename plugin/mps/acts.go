@@ -17,8 +17,8 @@ import (
 // This file is what a minder does about a daemon. Each act returns when to look again.
 
 // start prepares the GPU and starts a daemon.
-func (m *minder) start(ctx context.Context) time.Duration {
-	if err := m.tryStart(ctx); err != nil {
+func (m *minder) start(ctx context.Context, want *Want) time.Duration {
+	if err := m.tryStart(ctx, want); err != nil {
 		pause := m.pauses.after(0)
 		m.due = time.Now().Add(pause)
 		if ctx.Err() == nil {
@@ -30,7 +30,7 @@ func (m *minder) start(ctx context.Context) time.Duration {
 	return firstLook
 }
 
-func (m *minder) tryStart(ctx context.Context) error {
+func (m *minder) tryStart(ctx context.Context, want *Want) error {
 	if err := m.keeper.hold(); err != nil {
 		return err
 	}
@@ -41,9 +41,14 @@ func (m *minder) tryStart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := prepare(m.keeper.opts.Dir, m.uuid); err != nil {
+	plain, err := prepare(m.keeper.opts.Dir, m.uuid, want.Limits.SharedMemoryBytes)
+	if err != nil {
 		return err
 	}
+	if plain != "" && plain != m.plain {
+		m.log.Warn("containers can fill the file system of runtime-dir, and see what earlier ones left in /dev/shm", "since", plain)
+	}
+	m.plain = plain
 	if err := m.keeper.linkLibraries(c.program.Libraries); err != nil {
 		return err
 	}
@@ -80,6 +85,9 @@ func (m *minder) limit(ctx context.Context, want *Want) time.Duration {
 	c, err := m.keeper.control(ctx, m.own)
 	if err == nil {
 		err = c.limit(ctx, want.Limits)
+	}
+	if err == nil {
+		err = resizeShared(m.own, want.Limits.SharedMemoryBytes)
 	}
 	switch {
 	case err == nil && m.given == want.Limits: // somebody changed them, and may go on to
@@ -136,9 +144,13 @@ func (m *minder) await(ctx context.Context) time.Duration {
 	return m.keeper.opts.Interval
 }
 
-// forget gives the GPU back to processes without MPS. Its directories stay: containers may still see them.
+// forget gives the GPU back to processes without MPS. Its directories stay: containers may still see them, and have what
+// was mounted there.
 func (m *minder) forget(ctx context.Context) time.Duration {
 	err := m.keeper.opts.Modes.SetExclusive(ctx, m.uuid, false)
+	if err == nil {
+		err = dropVolumes(m.own)
+	}
 	if err == nil {
 		err = m.erase()
 	}

@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -52,8 +53,20 @@ const (
 
 // prepare makes the directories of a GPU, or takes those that a container's runtime made of missing mounts after a
 // boot: with the right modes, and never through a link. Every user of a container may connect in pipe, and root alone
-// may change it; shm is like /dev/shm.
-func prepare(dir, uuid string) error {
+// may change it; shm is like /dev/shm, of that size. Where they cannot be volumes, plain says why.
+func prepare(dir, uuid string, shm uint64) (plain string, err error) {
+	if err := makeDirs(dir, uuid); err != nil {
+		return "", err
+	}
+	err = eachVolume(filepath.Join(dir, uuid), shm, func(v volume, own *os.File) error {
+		why, err := v.give(own)
+		plain = cmp.Or(plain, why)
+		return err
+	})
+	return plain, err
+}
+
+func makeDirs(dir, uuid string) error {
 	if !uuidForm().MatchString(uuid) {
 		return fmt.Errorf("make the directories of %q: not the UUID of a GPU", uuid)
 	}

@@ -21,8 +21,30 @@ func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "mps") //nolint:usetesting // see above
 	must(t, err)
-	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	t.Cleanup(func() {
+		gpus, err := filepath.Glob(dir + "/GPU-*")
+		must(t, err)
+		more, err := filepath.Glob(dir + "/mps/GPU-*")
+		must(t, err)
+		for _, own := range append(gpus, more...) {
+			_ = dropVolumes(own) // there may be none
+		}
+		must(t, os.RemoveAll(dir))
+	})
 	return dir
+}
+
+// testShm is the size of shared memory in tests, in bytes.
+const testShm = 1 << 20
+
+// ready prepares a GPU whose directories can be volumes, if the test is root's.
+func ready(t testing.TB, dir, uuid string) {
+	t.Helper()
+	plain, err := prepare(dir, uuid, testShm)
+	must(t, err)
+	if (plain != "") != (os.Geteuid() != 0) {
+		t.Errorf("the directories are no volumes: %q", plain)
+	}
 }
 
 func TestPrepare(t *testing.T) {
@@ -46,7 +68,7 @@ func TestPrepare(t *testing.T) {
 			dir := filepath.Join(shortDir(t), "mps")
 			before(t, dir)
 			for range 2 {
-				must(t, prepare(dir, testGPU))
+				ready(t, dir, testGPU)
 			}
 			got := map[string]fs.FileMode{}
 			for _, path := range []string{".", pipeName, logName, shmName} {
@@ -77,7 +99,7 @@ func TestPrepareFollowsNoLink(t *testing.T) {
 			must(t, os.Chmod(elsewhere, 0o700))
 			must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, at)), 0o755))
 			must(t, os.Symlink(elsewhere, filepath.Join(dir, at)))
-			if err := prepare(dir, testGPU); !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) {
+			if _, err := prepare(dir, testGPU, testShm); !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) {
 				t.Errorf("error %v", err)
 			}
 			info, err := os.Stat(elsewhere)
@@ -94,17 +116,17 @@ func TestPrepareFollowsNoLink(t *testing.T) {
 func TestPrepareRefuses(t *testing.T) {
 	dir := t.TempDir()
 	for _, uuid := range []string{"", ".", "GPU-", "GPU-../x", "MIG-1", "GPU-" + strings.Repeat("0", 60)} {
-		if err := prepare(dir, uuid); err == nil || !strings.Contains(err.Error(), "not the UUID of a GPU") {
+		if _, err := prepare(dir, uuid, testShm); err == nil || !strings.Contains(err.Error(), "not the UUID of a GPU") {
 			t.Errorf("%q: %v", uuid, err)
 		}
 	}
-	err := prepare(filepath.Join(dir, strings.Repeat("x", 60)), testGPU)
+	_, err := prepare(filepath.Join(dir, strings.Repeat("x", 60)), testGPU, testShm)
 	if err == nil || !strings.Contains(err.Error(), "set a shorter runtime-dir") {
 		t.Errorf("a long path: %v", err)
 	}
 	open := shortDir(t)
 	must(t, os.Chmod(open, 0o1777))
-	if err := prepare(open, testGPU); err == nil || !strings.Contains(err.Error(), "others can write to it") {
+	if _, err := prepare(open, testGPU, testShm); err == nil || !strings.Contains(err.Error(), "others can write to it") {
 		t.Errorf("a directory that everybody writes to: %v", err)
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) > 0 {

@@ -13,8 +13,9 @@
 //
 // The containers of a GPU can write in its pipe directory and its shared memory, so everything in there is hostile: no
 // process number is read from there, no link there is followed by what runs on the host (the directories are mounted so,
-// in a mount namespace of the daemon's), and whatever is asked has a deadline and a bounded answer. What they can do is
-// to disturb each other, as processes of one GPU can under MPS.
+// in a mount namespace of the daemon's), and whatever is asked has a deadline and a bounded answer. Both are file systems
+// of their own (volume.go), so that containers fill nothing else. What they can do is to disturb each other, as processes
+// of one GPU can under MPS.
 //
 // It does not know the driver's library or gRPC.
 package mps

@@ -34,6 +34,9 @@ func Enter(e Entry) error {
 		return fmt.Errorf("enter %s: %w", e.Own, err)
 	}
 	defer own.Close()
+	if err := leaveOthers(e.Own); err != nil {
+		return fmt.Errorf("unmount what is of other GPUs: %w", err)
+	}
 	for _, m := range []struct{ name, at string }{{shmName, "/dev/shm"}, {pipeName, ""}, {logName, ""}} {
 		if err := guard(own, m.name, m.at); err != nil {
 			return fmt.Errorf("mount %s of %s: %w", m.name, e.Own, err)

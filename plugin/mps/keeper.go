@@ -229,7 +229,7 @@ func (k *Keeper) left() []string {
 	}
 	var uuids []string
 	for _, e := range entries {
-		if uuidForm().MatchString(e.Name()) && recorded(filepath.Join(k.opts.Dir, e.Name())) {
+		if uuidForm().MatchString(e.Name()) && prepared(filepath.Join(k.opts.Dir, e.Name())) {
 			uuids = append(uuids, e.Name())
 		}
 	}

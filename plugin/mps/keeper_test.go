@@ -95,7 +95,7 @@ func (k *kept) gpu(n int) string { return k.node.Machine().GPUs[n].UUID }
 
 func (k *kept) own(n int) string { return filepath.Join(k.opts.Dir, k.gpu(n)) }
 
-var half = resource.MPSLimits{MemoryBytes: 1500 << 20, ThreadPercent: 50}
+var half = resource.MPSLimits{MemoryBytes: 1500 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
 
 // newKept makes a keeper that does not run yet.
 func newKept(t *testing.T) *kept {
@@ -253,7 +253,7 @@ done
 echo "$1 $CUDA_VISIBLE_DEVICES"
 env | sed 's/=.*//' | sort | tr '\n' ' '
 `), 0o755))
-	must(t, prepare(k.opts.Dir, testGPU))
+	ready(t, k.opts.Dir, testGPU)
 	own := filepath.Join(k.opts.Dir, testGPU)
 	for _, name := range []string{pipeName + "/old/a/b", shmName + "/theirs"} {
 		must(t, os.MkdirAll(filepath.Join(own, name), 0o755))
@@ -306,7 +306,7 @@ esac
 
 func TestOneDaemonForAGPU(t *testing.T) {
 	k := newKept(t)
-	must(t, prepare(k.opts.Dir, k.gpu(0)))
+	ready(t, k.opts.Dir, k.gpu(0))
 	must(t, linkLibraries(k.opts.Dir, k.program.Libraries))
 	first, err := testHelper().startDaemon(k.own(0), k.program)
 	must(t, err)
@@ -361,7 +361,7 @@ func TestKeeperTakesOverWhatRuns(t *testing.T) {
 	// Nobody wants them any more.
 	k.want()
 	for n := range 3 {
-		eventually(t, "the end of all", func() bool { return !recorded(k.own(n)) && !k.modes.is(k.gpu(n)) })
+		eventually(t, "the end of all", func() bool { return !prepared(k.own(n)) && !k.modes.is(k.gpu(n)) })
 	}
 	if err := innocent.Process.Signal(unix.Signal(0)); err != nil {
 		t.Errorf("the innocent process: %v", err)
@@ -406,7 +406,7 @@ func TestKeeperTakesOverWhatComesLate(t *testing.T) {
 // A daemon that has ended and whose parent does not care is none.
 func TestKeeperTakesOverNoZombie(t *testing.T) {
 	k := newKept(t)
-	must(t, prepare(k.opts.Dir, k.gpu(0)))
+	ready(t, k.opts.Dir, k.gpu(0))
 	dead := exec.Command("sleep", "600")
 	must(t, dead.Start())
 	defer func() { _ = dead.Wait() }()
@@ -459,7 +459,7 @@ func TestKeeperFollowsWhatIsWanted(t *testing.T) {
 	}
 
 	// Other limits, which read the same in whole gigabytes.
-	less := resource.MPSLimits{MemoryBytes: 1100 << 20, ThreadPercent: 50}
+	less := resource.MPSLimits{MemoryBytes: 1100 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
 	k.Want([]Want{{UUID: k.gpu(0), Limits: less}})
 	eventually(t, "the other limits", func() bool { return k.Problem(k.gpu(0), less) == "" })
 	text, err := os.ReadFile(filepath.Join(k.own(0), outputName))
@@ -494,8 +494,8 @@ func TestKeeperFollowsWhatIsWanted(t *testing.T) {
 	third := k.ready(0)
 	k.Want([]Want{{UUID: k.gpu(0), Limits: half, Hold: true}, {UUID: k.gpu(1), Limits: half, Hold: true}})
 	time.Sleep(300 * time.Millisecond)
-	if r, err := readRecord(k.own(0)); err != nil || r.PID != third || recorded(k.own(1)) {
-		t.Errorf("record %+v, %v, and one of the other GPU: %t", r, err, recorded(k.own(1)))
+	if r, err := readRecord(k.own(0)); err != nil || r.PID != third || prepared(k.own(1)) {
+		t.Errorf("record %+v, %v, and one of the other GPU: %t", r, err, prepared(k.own(1)))
 	}
 }
 

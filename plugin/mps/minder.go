@@ -42,6 +42,7 @@ type minder struct {
 	due       time.Time
 	pauses    pauses
 	logged    string
+	plain     string // why its directories are no volumes
 
 	// Under Keeper.mu: the limits that the daemon has, and why it cannot be used, or nothing. Occupied tells that the GPU
 	// cannot be used without it.
@@ -54,7 +55,7 @@ func newMinder(k *Keeper, uuid string) *minder {
 	own := filepath.Join(k.opts.Dir, uuid)
 	return &minder{
 		keeper: k, uuid: uuid, own: own, log: k.opts.Log.With("gpu", uuid),
-		kick: make(chan struct{}, 1), reason: notYet, occupied: recorded(own),
+		kick: make(chan struct{}, 1), reason: notYet, occupied: prepared(own),
 	}
 }
 
@@ -111,7 +112,7 @@ func (m *minder) turn(ctx context.Context) time.Duration {
 	m.judge(want, s, err)
 	switch decide(want, s) {
 	case start:
-		return m.start(ctx)
+		return m.start(ctx, want)
 	case limit:
 		return m.limit(ctx, want)
 	case quit:
@@ -164,7 +165,7 @@ func (m *minder) bury() {
 
 // look finds out how the daemon is. The error is why it does not answer.
 func (m *minder) look(ctx context.Context, want *Want) (seen, error) {
-	s := seen{now: time.Now(), due: m.due, runs: m.proc.runs(), recorded: m.exclusive || recorded(m.own)}
+	s := seen{now: time.Now(), due: m.due, runs: m.proc.runs(), recorded: m.exclusive || prepared(m.own)}
 	if !s.runs {
 		return s, nil
 	}

@@ -23,7 +23,12 @@ func node(t testing.TB, machine string) *gpu.Snapshot {
 	return m.Snapshot(sim.DefaultDriver)
 }
 
-func defaults() Config { return Config{Resource: "nvidia.com/gpu", MIGStrategy: MIGNone} }
+func defaults() Config {
+	return Config{
+		Resource: "nvidia.com/gpu", MIGStrategy: MIGNone,
+		Sharing: Sharing{MPS: MPS{SharedMemoryMiB: DefaultSharedMemoryMiB}},
+	}
+}
 
 // config is the defaults, changed.
 func config(change func(*Config)) Config {

@@ -78,6 +78,8 @@ type TimeSlicing struct {
 type MPS struct {
 	// RenameByDefault appends ".shared" to the names of shared resources that have no Rename.
 	RenameByDefault bool `yaml:"rename-by-default" json:"rename-by-default"`
+	// SharedMemoryMiB is each replica's part of the /dev/shm that a GPU's containers have together, in MiB.
+	SharedMemoryMiB int `yaml:"shared-memory-mib" json:"shared-memory-mib"`
 	// Resources are the rules. The first one that fits a GPU holds.
 	Resources []Replicated `yaml:"resources" json:"resources"`
 }
@@ -93,6 +95,13 @@ type Replicated struct {
 	// Rename is the name of the resource that the replicas have, or empty.
 	Rename string `yaml:"rename,omitempty" json:"rename,omitempty"`
 }
+
+// DefaultSharedMemoryMiB is what Docker and containerd give to a container as its /dev/shm, and MaxSharedMemoryMiB is the
+// most that makes sense: 1 TiB.
+const (
+	DefaultSharedMemoryMiB = 64
+	MaxSharedMemoryMiB     = 1 << 20
+)
 
 // sharedSuffix marks the names of shared resources.
 const sharedSuffix = ".shared"

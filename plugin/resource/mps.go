@@ -19,11 +19,14 @@ const volta = 7
 
 // mpsLimits is the part of a GPU that each of n clients gets, or why it cannot be shared by MPS. Of a GPU that cannot be
 // read now it knows less, and takes what was known.
-func mpsLimits(p *plan, n int) (*MPSLimits, error) {
+func mpsLimits(p *plan, n, sharedMiB int) (*MPSLimits, error) {
 	if p.mig != nil {
 		return nil, errors.New("MIG devices cannot be shared by MPS")
 	}
-	limits := &MPSLimits{MemoryBytes: p.device.MemoryBytes >> 20 / uint64(n) << 20}
+	limits := &MPSLimits{
+		MemoryBytes:       p.device.MemoryBytes >> 20 / uint64(n) << 20,
+		SharedMemoryBytes: uint64(sharedMiB) << 20 * uint64(n),
+	}
 	if hasThreadLimit(p.gpu.ComputeCapability) {
 		limits.ThreadPercent = max(1, 100/n)
 	}

@@ -32,6 +32,21 @@ func limits(resources []Resource) []string {
 	return lines
 }
 
+// The containers of a GPU have one /dev/shm, with a part for each.
+func TestSharedMemoryGrowsWithReplicas(t *testing.T) {
+	c := config(byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 3}))
+	c.Sharing.MPS.SharedMemoryMiB = 5
+	resources, _, err := Build(node(t, "workstation"), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range resources[0].Devices {
+		if d.MPS.SharedMemoryBytes != 15<<20 {
+			t.Errorf("%s has %d bytes of shared memory, want 15 MiB", d.ID, d.MPS.SharedMemoryBytes)
+		}
+	}
+}
+
 func TestMPS(t *testing.T) {
 	for name, tt := range map[string]struct {
 		machine  string

@@ -47,6 +47,8 @@ type MPSLimits struct {
 	MemoryBytes uint64
 	// ThreadPercent is the part of the GPU's threads, from 1 to 100, or 0 for a GPU that knows no such limit.
 	ThreadPercent int
+	// SharedMemoryBytes is the size of the /dev/shm that all of the GPU's clients have together.
+	SharedMemoryBytes uint64
 }
 
 // NoReplica is the replica of a device that is not shared, and NoMIG the MIG index of a whole GPU.

@@ -64,7 +64,7 @@ func (b *builder) shareOne(p *plan, w *way, r *Replicated) error {
 		return fmt.Errorf("the IDs of %d replicas would have %d characters, and %d are allowed", r.Replicas, n, MaxID)
 	}
 	if w.key == mpsKey {
-		limits, err := mpsLimits(p, r.Replicas)
+		limits, err := mpsLimits(p, r.Replicas, b.config.Sharing.MPS.SharedMemoryMiB)
 		if err != nil {
 			return err
 		}

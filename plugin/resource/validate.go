@@ -55,6 +55,9 @@ func (p *problems) addSharing(c *Config) {
 	if len(c.Sharing.MPS.Resources) > 0 && !c.MPS {
 		p.add(mpsKey, errors.New("needs mps: true (--mps), since MPS is experimental and runs programs of the driver"))
 	}
+	if n := c.Sharing.MPS.SharedMemoryMiB; n < 1 || n > MaxSharedMemoryMiB {
+		p.add("sharing.mps.shared-memory-mib", fmt.Errorf("is %d, want 1 to %d", n, MaxSharedMemoryMiB))
+	}
 	for i, r := range c.Sharing.MPS.Resources {
 		sliced := c.Sharing.TimeSlicing.Resources
 		if j := slices.IndexFunc(sliced, func(t Replicated) bool { return overlap(&t, &r) }); j >= 0 {

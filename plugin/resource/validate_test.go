@@ -22,7 +22,7 @@ func TestValidateListsEveryProblemWithItsKey(t *testing.T) {
 			{Name: "a.b/c", Replicas: 2},
 			{Name: "a.b/c", Replicas: 3, Devices: []Selector{"0"}},
 			{Replicas: 2},
-		}}},
+		}}, MPS: MPS{SharedMemoryMiB: MaxSharedMemoryMiB + 1}},
 	}
 	want := []string{
 		`mig-strategy: unknown value "mixd"; known are none, single, mixed`,
@@ -37,6 +37,7 @@ func TestValidateListsEveryProblemWithItsKey(t *testing.T) {
 		`sharing.time-slicing.resources[1].devices[0]: "MIG-x" is not GPU- or MIG- and a UUID`,
 		"sharing.time-slicing.resources[3]: never holds: sharing.time-slicing.resources[2] is for all devices of a.b/c already",
 		`sharing.time-slicing.resources[4].name: resource name "": want VENDOR/NAME, such as nvidia.com/gpu`,
+		"sharing.mps.shared-memory-mib: is 1048577, want 1 to 1048576",
 	}
 	err := c.Validate()
 	if err == nil {

@@ -60,6 +60,16 @@ func TestGPUsSharedByMPS(t *testing.T) {
 			}
 		}
 	})
+	t.Run("the pods have one /dev/shm, and cannot fill the node's", func(t *testing.T) {
+		got := f.inPod(t, sa, "sh", "-c", "umask 0; : >/dev/shm/left; busybox head -c 150000000 /dev/zero >/dev/shm/large || echo full")
+		got += f.inPod(t, sb, "sh", "-c", fmt.Sprintf("[ -e /dev/shm/left ] && [ $(busybox stat -c %%s /dev/shm/large) -le %d ] && echo bounded; busybox rm /dev/shm/large", 2*64<<20))
+		if want := "full\nbounded\n"; got != want {
+			t.Errorf("the pods say %q, want %q", got, want)
+		}
+		if entries, err := os.ReadDir(filepath.Join(f.Host("/run/gpu-cdi-plugin/mps"), all[0], "shm")); err != nil || len(entries) > 0 {
+			t.Errorf("in the node's /run there are %v, %v", entries, err)
+		}
+	})
 	t.Run("a GPU that is not shared is exclusive", func(t *testing.T) {
 		res, err := f.Exec(t.Context(), single.Container, mpsClient)
 		if err != nil || res.Code != 3 || !strings.Contains(res.Stderr, "without MPS") {
@@ -102,10 +112,13 @@ func TestGPUsSharedByMPS(t *testing.T) {
 		}
 	})
 	t.Run("without a rule the daemon ends", func(t *testing.T) {
+		pid := fmt.Sprintf("/proc/%d/root/run/gpu-cdi-plugin/mps/%s/pipe/nvidia-cuda-mps-control.pid", f.ns.first.Pid(), all[0])
+		if _, err := os.Stat(pid); err != nil {
+			t.Error(err)
+		}
 		configIn(t, file, plain)
 		f.reconcile(t)
 		f.awaitDevices(t, gpuName, all)
-		pid := filepath.Join(f.Host("/run/gpu-cdi-plugin/mps"), all[0], "pipe/nvidia-cuda-mps-control.pid")
 		err := wait(t.Context(), 30*time.Second, "the daemon ends", func() error {
 			if _, err := os.Stat(pid); !errors.Is(err, fs.ErrNotExist) {
 				return errors.Join(err, errors.New(pid+" is there"))
