@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -177,7 +176,7 @@ func (s *service) pluginOptions() plugin.Options {
 			Spec:          func() *specs.Spec { return s.inv.State().Spec },
 			Extras:        func() []*specs.Spec { return s.inv.State().Extras },
 			Preference:    plugin.Preference{Node: s.node.Load, Policy: p.Allocation.Policy, SharedPolicy: p.Allocation.SharedPolicy},
-			AllocationDir: filepath.Join(p.StateDir, "allocations"),
+			AllocationDir: s.app.allocationDir(),
 			MPSDir:        s.app.mpsDir(),
 		},
 		Log:      s.app.log,
@@ -211,6 +210,9 @@ func (s *service) build(snapshot *gpu.Snapshot) ([]resource.Resource, error) {
 // run starts the actors and ends with the first of them.
 func (s *service) run(ctx context.Context, reloads actor) error {
 	if err := s.plugin.Check(); err != nil { // before there is a spec that nobody serves
+		return err
+	}
+	if err := s.app.checkDirs(s.app.log); err != nil {
 		return err
 	}
 	server, err := s.listen(ctx)

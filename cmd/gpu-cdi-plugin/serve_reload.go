@@ -52,6 +52,9 @@ func (s *service) reloads(ctx context.Context, cmd *cobra.Command, hup <-chan os
 		if err == nil {
 			err = s.claimMPS(fresh)
 		}
+		if err == nil && !sameButRules(s.app, fresh) {
+			err = fresh.checkDirs(s.app.log)
+		}
 		switch {
 		case err != nil:
 			s.app.log.Error("the configuration is wrong; the old one holds", "error", err)

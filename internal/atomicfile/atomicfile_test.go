@@ -171,3 +171,29 @@ func contents(t *testing.T, dir string) map[string]string {
 	}
 	return files
 }
+
+// A check leaves nothing but the directory, and fails where a write would.
+func TestCheck(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	if err := Check(dir); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]string{}, contents(t, dir)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	var err error
+	asNobody(t, dir, func() { err = Check(dir) })
+	if !errors.Is(err, os.ErrPermission) {
+		t.Errorf("without permission: %v", err)
+	}
+	withSmallFiles(t, dir, func() { err = Check(dir) })
+	if err != nil {
+		t.Errorf("with room for small files: %v", err)
+	}
+	if err := Write(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Check(filepath.Join(dir, "file")); !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("a file: %v", err)
+	}
+}

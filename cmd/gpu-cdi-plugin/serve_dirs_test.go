@@ -1,0 +1,117 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/plugin/plugintest"
+)
+
+// smallDisk mounts a file system of a few pages, with the flags.
+func smallDisk(t *testing.T, dir string, flags uintptr) {
+	t.Helper()
+	testenv.Root(t)
+	mustDo(t, os.MkdirAll(dir, 0o755))
+	mustDo(t, unix.Mount("none", dir, "tmpfs", flags, "size=64k"))
+	t.Cleanup(func() { mustDo(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+}
+
+// refused asks for a device that must be refused with the texts.
+func (s *served) refused(e *plugintest.Endpoint, id string, texts ...string) {
+	s.t.Helper()
+	_, err := e.Client.Allocate(s.t.Context(), &v1beta1.AllocateRequest{
+		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{id}}},
+	})
+	for _, text := range texts {
+		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), text) {
+			s.t.Errorf("%s is refused with %v, want %q", id, err, text)
+		}
+	}
+}
+
+// What cannot be written to would be seen when the first container is refused; it is said before the kubelet hears of any
+// device.
+func TestServeNeedsItsDirectories(t *testing.T) {
+	file := func(t *testing.T, dir string) { mustDo(t, os.WriteFile(dir, nil, 0o600)) }
+	readOnly := func(t *testing.T, dir string) { smallDisk(t, dir, unix.MS_RDONLY) }
+	for name, c := range map[string]struct {
+		dir, config string
+		make        func(*testing.T, string)
+		want        []string
+	}{
+		"the state directory is a file":           {"state", "", file, []string{"state-dir: ", "not a directory", "--state-dir"}},
+		"the state directory is read-only":        {"state", "", readOnly, []string{"state-dir: ", "read-only file system", "--state-dir"}},
+		"the directory for MPS is read-only":      {"run", fmt.Sprintf(byMPS, 2), readOnly, []string{"runtime-dir: ", "read-only", "--runtime-dir"}},
+		"both cannot be written to, with one end": {".", fmt.Sprintf(byMPS, 2), nil, []string{"state-dir: ", "runtime-dir: "}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServed(t, "workstation", c.config)
+			if c.make != nil {
+				c.make(t, filepath.Join(s.dir, c.dir))
+			} else {
+				file(t, filepath.Join(s.dir, "state"))
+				file(t, filepath.Join(s.dir, "run"))
+			}
+			s.start()
+			err := s.ended()
+			if err == nil || err.Error() != "exit status 1" || s.kubelet.Total() != 0 {
+				t.Errorf("it ends with %v after %d registrations", err, s.kubelet.Total())
+			}
+			for _, text := range c.want {
+				if !strings.Contains(s.log.String(), text) {
+					t.Errorf("it does not say %q", text)
+				}
+			}
+			if _, err := os.Stat(s.spec); err == nil {
+				t.Error("there is a spec that nobody serves")
+			}
+		})
+	}
+}
+
+// A directory for MPS that nobody needs, and a disk that is full for now, are no reason to serve nothing.
+func TestServeGoesOnWithoutRoom(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "")
+	state := filepath.Join(s.dir, "state")
+	smallDisk(t, filepath.Join(s.dir, "run"), unix.MS_RDONLY)
+	smallDisk(t, state, 0)
+	full := filepath.Join(state, "full")
+	fill := func() { _ = os.WriteFile(full, make([]byte, 1<<20), 0o600) }
+	mustDo(t, os.Mkdir(filepath.Join(state, "allocations"), 0o755))
+	fill()
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	if !strings.Contains(s.log.String(), "until there is room") {
+		t.Error("it does not say that there is no room")
+	}
+	mustDo(t, os.Remove(full))
+	first := s.node.Machine().GPUs[0].UUID
+	s.allocate(e, first)
+
+	// Later too only what must be written is refused, and a reload for it.
+	fill()
+	s.allocate(e, first)
+	s.refused(e, s.node.Machine().GPUs[1].UUID, "allocate nvidia.com/gpu: write "+state, "no space left on device")
+	mustDo(t, unix.Mount("", state, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	s.allocate(e, first)
+	s.refused(e, s.node.Machine().GPUs[1].UUID, "allocate nvidia.com/gpu: write "+state, "read-only file system")
+	s.configure("strategy: [envvar]")
+	s.signal(syscall.SIGHUP)
+	waitFor(t, "a refusal", func() bool { return strings.Contains(s.log.String(), "the old one holds") })
+	s.allocate(e, first)
+	mustDo(t, unix.Mount("", state, "", unix.MS_REMOUNT, ""))
+	mustDo(t, os.Remove(full))
+	s.allocate(e, s.node.Machine().GPUs[1].UUID)
+}
