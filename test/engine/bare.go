@@ -23,6 +23,7 @@ type Bare struct {
 	Inject func(t testing.TB, bundle, cdiDir string, names []string)
 }
 
+// String names the runtime and the control groups, as in "runc on cgroup v2".
 func (b *Bare) String() string { return fmt.Sprintf("%s on %s", b.Runtime, b.Cgroup) }
 
 // Run runs a container in a fresh bundle, on a fresh copy of its image.

@@ -17,6 +17,7 @@ const (
 	V2 Cgroup = 2
 )
 
+// String names the version, as in "cgroup v2".
 func (c Cgroup) String() string { return map[Cgroup]string{V1: "cgroup v1", V2: "cgroup v2"}[c] }
 
 // unified is the cgroup v2 tree beside version 1's controllers, in hybrid mode.

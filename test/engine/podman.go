@@ -20,6 +20,7 @@ type Podman struct {
 	Images  *Images
 }
 
+// String names the engine, its runtime and the control groups, as in "podman with crun on cgroup v2".
 func (p *Podman) String() string { return fmt.Sprintf("podman with %s on %s", p.Runtime, p.Cgroup) }
 
 // Run runs a container with `podman run`.
