@@ -27,6 +27,7 @@ type app struct {
 	stdout, stderr io.Writer
 	log            *slog.Logger
 	hangups        hangups // of the verb that reads its configuration again
+	ending         *ending // what signals do
 	started        bool    // the command line was understood: from here on an error is not one of use
 }
 
@@ -45,10 +46,12 @@ func (a *app) options(cmd *cobra.Command) *pflag.FlagSet {
 	return f
 }
 
-// run is the whole program. It returns the exit status.
+// run is the whole program, which a signal ends too. It returns the exit status.
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := newApp()
 	a.env, a.stdin, a.stdout, a.stderr = env, stdin, stdout, stderr
+	ctx, a.ending = untilSignal(ctx)
+	defer a.ending.close()
 	root := a.rootCommand() //nolint:contextcheck // the verbs get ctx from cobra
 	root.SetArgs(args)
 	root.SetIn(stdin)

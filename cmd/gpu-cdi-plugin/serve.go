@@ -107,7 +107,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 		a.log.Debug("close the driver's library", "error", closing)
 	}
 	if errors.Is(err, errRestart) || errors.Is(err, inventory.ErrDriverChanged) {
-		if cmd.Context().Err() != nil {
+		if a.ending.letGo() || cmd.Context().Err() != nil {
 			return nil // it was told to end meanwhile, and the next one would not know
 		}
 		a.log.Info("starting again", "reason", err)
