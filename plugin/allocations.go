@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -17,6 +19,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/plugin/resource"
 )
 
@@ -85,31 +88,23 @@ type AllocatedMPS struct {
 type allocations struct {
 	dir     string // empty: there are none
 	writing sync.Mutex
+
+	mu   sync.RWMutex
+	kept *fileid.Kept // the directory
 }
 
 // allocationSuffix ends the names of the files.
 const allocationSuffix = ".json"
 
-// mounts are those of the file for the devices and extras, which is written if need be, or none if there are no such
-// files.
-func (a *allocations) mounts(l *list, devices []*device, extras []*specs.Spec) ([]*v1beta1.Mount, error) {
-	if a.dir == "" {
-		return nil, nil
+// allocationMounts are the mounts of a file for a container with devices of a resource; none if there is no file.
+func allocationMounts(name, file string) []*v1beta1.Mount {
+	if file == "" {
+		return nil
 	}
-	key := joinedNames(devices, extras)
-	if known, ok := l.mounts.Load(key); ok && isFile(known.([]*v1beta1.Mount)[0].HostPath) {
-		return known.([]*v1beta1.Mount), nil
+	return []*v1beta1.Mount{
+		{ContainerPath: AllocationPath, HostPath: file, ReadOnly: true},
+		{ContainerPath: allocationsPath(name), HostPath: file, ReadOnly: true},
 	}
-	path, err := a.write(allocationOf(l.resource.Name, devices, extras))
-	if err != nil {
-		return nil, err
-	}
-	mounts := []*v1beta1.Mount{
-		{ContainerPath: AllocationPath, HostPath: path, ReadOnly: true},
-		{ContainerPath: allocationsPath(l.resource.Name), HostPath: path, ReadOnly: true},
-	}
-	l.mounts.Store(key, mounts)
-	return mounts, nil
 }
 
 // allocationsPath is where a container finds the file of a resource.
@@ -117,19 +112,44 @@ func allocationsPath(name string) string {
 	return AllocationsDir + "/" + strings.ReplaceAll(name, "/", "_") + allocationSuffix
 }
 
-// joinedNames tells allocations of a list apart.
-func joinedNames(devices []*device, extras []*specs.Spec) string {
-	var b strings.Builder
-	b.Grow(len(devices) * (resource.MaxID + 1))
-	for _, d := range devices {
-		b.WriteString(d.ID)
-		b.WriteByte('\n')
+// has reports whether a file is there. What is found is remembered for as long as nothing comes to the directory or leaves
+// it.
+func (a *allocations) has(f *allocationFile) bool {
+	if f.path == "" {
+		return true
 	}
-	for _, name := range extraNames(extras) {
-		b.WriteString(name)
-		b.WriteByte('\n')
+	a.mu.RLock()
+	dir := a.kept.ID()
+	a.mu.RUnlock()
+	settled := dir.Settled(time.Now())
+	if last := f.seen.Load(); settled && last != nil && *last == dir {
+		return true
 	}
-	return b.String()
+	if !dir.Same(fileid.Of(a.dir)) {
+		a.keep()
+		settled = false
+	}
+	if !isFile(f.path) {
+		return false
+	}
+	if settled {
+		f.seen.Store(&dir)
+	}
+	return true
+}
+
+// keep keeps the directory that is there now.
+func (a *allocations) keep() {
+	kept, _ := fileid.Keep(a.dir) // without it, files are looked up each time
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.kept = kept
+}
+
+// allocationFile is one of the files; an empty path is none.
+type allocationFile struct {
+	path string
+	seen atomic.Pointer[fileid.ID] // of the directory when it had the file
 }
 
 func isFile(path string) bool {
@@ -137,9 +157,13 @@ func isFile(path string) bool {
 	return unix.Lstat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
 }
 
-// write makes the file for the content, also where a file of that name is there: it may be damaged. An empty directory
-// in its place is what a runtime makes of a path that is missing.
-func (a *allocations) write(content []byte) (path string, err error) {
+// write makes the file for the devices and extras, also where a file of that name is there: it may be damaged. An empty
+// directory in its place is what a runtime makes of a path that is missing. Without a directory there is no file.
+func (a *allocations) write(name string, devices []*device, extras []*specs.Spec) (path string, err error) {
+	if a.dir == "" {
+		return "", nil
+	}
+	content := allocationOf(name, devices, extras)
 	sum := sha256.Sum256(content)
 	path = filepath.Join(a.dir, hex.EncodeToString(sum[:16])+allocationSuffix)
 	a.writing.Lock()

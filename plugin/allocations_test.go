@@ -3,6 +3,7 @@ package plugin
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,13 +18,14 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/plugin/resource"
 )
 
 // mountOf allocates and returns the mount of the file, and what it says.
 func mountOf(t *testing.T, s *server, ids ...string) (*v1beta1.Mount, string) {
 	t.Helper()
-	resp, err := s.Allocate(t.Context(), allocate(ids...))
+	resp, err := allocated(s, allocate(ids...))
 	must(t, err)
 	m := resp.ContainerResponses[0].Mounts[0]
 	want := []*v1beta1.Mount{
@@ -129,6 +131,39 @@ func TestTheSameDevicesHaveTheSameFile(t *testing.T) {
 	a := s.answers
 	if m, _ := mountOf(t, serverOf(t, gpusOf(4), a), uuid(0), uuid(2)); m.HostPath != first.HostPath {
 		t.Errorf("%s, want %s", m.HostPath, first.HostPath)
+	}
+}
+
+// Long after the last change of the directory requests only ask the directory that was kept.
+func TestAFileThatIsGoneComesBackAlsoIfItWasThereForLong(t *testing.T) {
+	for name, do := range map[string]func(file, dir string) error{
+		"removed":                      func(file, _ string) error { return os.Remove(file) },
+		"moved away":                   func(file, dir string) error { return os.Rename(file, filepath.Join(dir, "old")) },
+		"its directory is removed":     func(_, dir string) error { return os.RemoveAll(dir) },
+		"its directory is moved away":  func(_, dir string) error { return os.Rename(dir, dir+".old") },
+		"another directory in place":   func(_, dir string) error { return errors.Join(os.Rename(dir, dir+".old"), os.Mkdir(dir, 0o755)) },
+		"a directory of the same name": func(file, _ string) error { return errors.Join(os.Remove(file), os.Mkdir(file, 0o755)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, dir := described(t, gpusOf(4))
+			var m *v1beta1.Mount
+			for range 2 { // also after it came back once
+				for range 3 { // written, kept, asked
+					m, _ = mountOf(t, s, uuid(0))
+					time.Sleep(200 * time.Millisecond)
+				}
+				l := s.list.Load()
+				devices, err := l.find([]string{uuid(0)})
+				must(t, err)
+				if seen := l.answered.get(keyOf(nil, devices)).file.seen.Load(); seen == nil || *seen != fileid.Of(dir) {
+					t.Fatalf("the file is looked up each time: %v", seen)
+				}
+				must(t, do(m.HostPath, dir))
+				mountOf(t, s, uuid(0)) // reads it
+				_ = os.RemoveAll(dir + ".old")
+			}
+		})
 	}
 }
 

@@ -21,27 +21,25 @@ const (
 	pluginName       = "gpu-cdi-plugin"
 )
 
-// answer adds to resp what one strategy says about the devices and the extras.
-func (s *server) answer(
-	resp *v1beta1.ContainerAllocateResponse, strategy Strategy, devices []*device, extras []*specs.Spec,
-) error {
+// answer adds to resp what one strategy says about the devices.
+func (s *server) answer(resp *v1beta1.ContainerAllocateResponse, strategy Strategy, devices []*device, p *prepared) error {
 	switch strategy {
 	case CDICRI:
 		resp.CdiDevices = make([]*v1beta1.CDIDevice, len(devices))
 		for i, d := range devices {
 			resp.CdiDevices[i] = d.cdiName
 		}
-		for _, name := range extraNames(extras) {
+		for _, name := range extraNames(p.extras) {
 			resp.CdiDevices = append(resp.CdiDevices, &v1beta1.CDIDevice{Name: name})
 		}
 	case CDIAnnotations:
-		key, value := s.annotation(namesOf(devices, extras))
+		key, value := s.annotation(namesOf(devices, p.extras))
 		resp.Annotations = map[string]string{key: value}
 	case DeviceSpecs:
-		addExtras(resp, extras)
-		return s.fromSpec(resp, devices)
+		addExtras(resp, p.extras)
+		return s.fromSpec(resp, devices, p.spec)
 	case Envvar:
-		setExtras(resp, extras)
+		setExtras(resp, p.extras)
 		setEnv(resp, visibleDevices, strings.Join(uuids(devices), ","))
 	}
 	return nil
@@ -80,8 +78,7 @@ func setEnv(resp *v1beta1.ContainerAllocateResponse, name, value string) {
 }
 
 // fromSpec adds the device nodes, mounts and variables that the CDI spec has for the devices.
-func (s *server) fromSpec(resp *v1beta1.ContainerAllocateResponse, devices []*device) error {
-	spec := s.answers.Spec()
+func (s *server) fromSpec(resp *v1beta1.ContainerAllocateResponse, devices []*device, spec *specs.Spec) error {
 	if spec == nil {
 		return status.Errorf(codes.Unavailable, "allocate %s: there is no CDI spec to take device nodes from", s.name())
 	}

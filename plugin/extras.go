@@ -27,6 +27,14 @@ func (a *Answers) extras() []*specs.Spec {
 	return a.Extras()
 }
 
+// spec is what device nodes are taken from, or nil.
+func (a *Answers) spec() *specs.Spec {
+	if a.Spec == nil {
+		return nil
+	}
+	return a.Spec()
+}
+
 // extraNames are the qualified names of all devices of the extras.
 func extraNames(extras []*specs.Spec) []string {
 	var names []string

@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/plugin/plugintest"
 	"gpu-cdi-plugin/plugin/resource"
@@ -189,4 +192,18 @@ func inDir(t testing.TB, dir string) []string {
 
 func ownSocket(k *plugintest.Kubelet) string {
 	return filepath.Join(k.Dir, "gpu-cdi-nvidia-com-gpu.sock")
+}
+
+// allocated is what the kubelet gets as the answer to a call.
+func allocated(s *server, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+	resp, err := s.Allocate(context.Background(), r)
+	if err != nil {
+		return nil, err
+	}
+	wire, err := proto.Marshal(resp)
+	if err != nil {
+		return nil, err
+	}
+	read := &v1beta1.AllocateResponse{}
+	return read, proto.Unmarshal(wire, read)
 }

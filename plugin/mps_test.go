@@ -30,7 +30,7 @@ func TestAContainerGetsTheDirectoriesOfItsMPSDaemon(t *testing.T) {
 	for _, strategies := range [][]Strategy{{CDICRI}, {CDIAnnotations}, {DeviceSpecs}, {Envvar}, Strategies()} {
 		a := answers(strategies...)
 		a.MPSDir, a.Spec = "/run/p/mps", testSpec
-		resp, err := serverOf(t, byMPS(), a).Allocate(t.Context(), allocate(uuid(1)+"::1"))
+		resp, err := allocated(serverOf(t, byMPS(), a), allocate(uuid(1)+"::1"))
 		must(t, err)
 		answer := resp.ContainerResponses[0]
 		dir := "/run/p/mps/" + uuid(1)
@@ -52,7 +52,7 @@ func TestAContainerGetsTheDirectoriesOfItsMPSDaemon(t *testing.T) {
 }
 
 func TestOthersGetNothingOfMPS(t *testing.T) {
-	resp, err := serverOf(t, replicasOf(2, 2), answers(CDICRI)).Allocate(t.Context(), allocate(uuid(1)+"::1"))
+	resp, err := allocated(serverOf(t, replicasOf(2, 2), answers(CDICRI)), allocate(uuid(1)+"::1"))
 	must(t, err)
 	if answer := resp.ContainerResponses[0]; len(answer.Mounts)+len(answer.Envs) > 0 {
 		t.Errorf("got %v", answer)
@@ -77,7 +77,7 @@ func TestAContainerCanReadItsLimits(t *testing.T) {
 		uuid(1) + "::1": {MemoryLimitBytes: 40 << 30, ActiveThreadPercentage: 50},
 		uuid(0) + "::0": {MemoryLimitBytes: 40 << 30},
 	} {
-		resp, err := s.Allocate(t.Context(), allocate(id))
+		resp, err := allocated(s, allocate(id))
 		must(t, err)
 		for _, m := range resp.ContainerResponses[0].Mounts {
 			if !strings.HasSuffix(m.ContainerPath, ".json") {

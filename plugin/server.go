@@ -46,7 +46,7 @@ type list struct {
 	prefer   preference
 	message  *v1beta1.ListAndWatchResponse
 	replaced chan struct{} // closed when the server has another list
-	mounts   sync.Map      // of the devices' IDs: the mounts of allocations that were answered from this list
+	answered answered
 }
 
 // device is a device of a list with what answers say about it, made beforehand.

@@ -181,7 +181,7 @@ func TestAllocate(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			resp, err := serverOf(t, c.r, c.a).Allocate(t.Context(), allocate(c.ids...))
+			resp, err := allocated(serverOf(t, c.r, c.a), allocate(c.ids...))
 			must(t, err)
 			if diff := cmp.Diff([]*v1beta1.ContainerAllocateResponse{c.want}, resp.ContainerResponses, protocmp.Transform()); diff != "" {
 				t.Errorf("the answer (-want +got):\n%s", diff)
@@ -289,7 +289,7 @@ func FuzzRequests(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var a v1beta1.AllocateRequest
 		if proto.Unmarshal(data, &a) == nil {
-			resp, err := s.Allocate(t.Context(), &a)
+			resp, err := allocated(s, &a)
 			oneOf(t, resp != nil, err)
 			if err == nil && len(resp.ContainerResponses) != len(a.ContainerRequests) {
 				t.Errorf("%d answers to %d containers", len(resp.ContainerResponses), len(a.ContainerRequests))

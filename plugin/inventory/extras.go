@@ -15,6 +15,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/fileid"
 )
 
 // Extra is something that containers with a device get besides, where the node has it.
@@ -92,7 +93,7 @@ func (i *Inventory) files() []*specFile {
 func (i *Inventory) missing() []string {
 	var list []string
 	for _, f := range i.files() {
-		if f.path != "" && identify(f.path).isZero() {
+		if f.path != "" && fileid.Of(f.path).IsZero() {
 			list = append(list, f.path)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/sim/simtest"
 )
 
@@ -100,11 +101,11 @@ func TestRunNoticesExtras(t *testing.T) {
 			b.inv.opts.Poll = 5 * time.Millisecond
 			b.start()
 			spec := filepath.Join(b.dirs[1], "nvidia.com-gds.json")
-			before := [2]fileID{identify(spec), identify(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}
+			before := [2]fileid.ID{fileid.Of(spec), fileid.Of(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}
 			b.run()
 			must(t, change(b))
 			for late := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-				now := [2]fileID{identify(spec), identify(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}
+				now := [2]fileid.ID{fileid.Of(spec), fileid.Of(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}
 				if _, err := cdi.ReadFile(spec); err == nil && now != before {
 					break
 				}

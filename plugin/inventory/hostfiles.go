@@ -11,38 +11,17 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/lazy"
 )
 
-// fileID tells one content of a path from another without reading it. The zero value is that of no file.
-type fileID struct {
-	dev, ino, rdev uint64
-	size           int64
-	mode           uint32
-	modified       unix.Timespec
-	changed        unix.Timespec
-}
-
-func (id fileID) isZero() bool { return id == fileID{} }
-
-// identify follows links.
-func identify(path string) fileID {
-	var s unix.Stat_t
-	if path == "" || unix.Stat(path, &s) != nil {
-		return fileID{}
-	}
-	return fileID{s.Dev, s.Ino, s.Rdev, s.Size, s.Mode, s.Mtim, s.Ctim}
-}
-
 // checkDriver tells whether the driver is still the one whose library this process has loaded. ErrDriverChanged is
 // returned only when a new process would work: the new libraries are complete, and the kernel module is theirs.
 func (i *Inventory) checkDriver() error {
-	now := identify(i.library)
-	if i.loaded.isZero() || now == i.loaded {
+	now := fileid.Of(i.library)
+	if i.loaded.IsZero() || now == i.loaded {
 		return nil
 	}
 	driver, err := cdi.Discover(i.opts.Host, "")
@@ -89,7 +68,7 @@ func readShort(path string) string {
 func (i *Inventory) fingerprint() uint64 {
 	sum := fnv.New64a()
 	h := i.opts.Host
-	fmt.Fprintln(sum, identify(i.library), kernelVersion(h))
+	fmt.Fprintln(sum, fileid.Of(i.library), kernelVersion(h))
 	for _, dir := range i.opts.Dirs {
 		printDir(sum, dir, func(name string) bool {
 			return slices.Contains([]string{".json", ".yaml"}, filepath.Ext(name)) && !i.keeps(filepath.Join(dir, name))
@@ -114,9 +93,9 @@ func printDir(w io.Writer, dir string, wanted func(name string) bool) {
 		if !wanted(e.Name()) {
 			continue
 		}
-		id := identify(filepath.Join(dir, e.Name()))
+		id := fileid.Of(filepath.Join(dir, e.Name()))
 		if !e.Type().IsRegular() {
-			id = fileID{rdev: id.rdev}
+			id = fileid.ID{Rdev: id.Rdev}
 		}
 		fmt.Fprintln(w, e.Name(), id)
 	}

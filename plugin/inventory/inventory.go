@@ -25,6 +25,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/plugin/resource"
 )
@@ -109,10 +110,10 @@ type Inventory struct {
 	state State // the last that was published
 
 	// What follows belongs to the goroutine of Start and then Run.
-	library  string // the path of the driver's library, of the last reconcile
-	loaded   fileID // that file when the process loaded it
-	failures int    // snapshots that failed since the last that did not
-	print    uint64 // of the host's files at the last reconcile
+	library  string    // the path of the driver's library, of the last reconcile
+	loaded   fileid.ID // that file when the process loaded it
+	failures int       // snapshots that failed since the last that did not
+	print    uint64    // of the host's files at the last reconcile
 }
 
 // New makes an inventory. It notes which file the driver's library is now, so that a later one is noticed.
@@ -136,7 +137,7 @@ func New(o Options) *Inventory {
 		extras:  newExtraFiles(&o),
 		kick:    make(chan struct{}, 1),
 		library: library,
-		loaded:  identify(library),
+		loaded:  fileid.Of(library),
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/sim"
 )
 
@@ -36,9 +37,9 @@ func TestStartWritesTheSpecAndListsItsDevices(t *testing.T) {
 func TestNothingIsDoneWhereNothingChanged(t *testing.T) {
 	b := newBed(t, "pcie-quad")
 	b.start()
-	before := identify(b.path)
+	before := fileid.Of(b.path)
 	b.reconcile()
-	if identify(b.path) != before {
+	if fileid.Of(b.path) != before {
 		t.Error("the spec was written again")
 	}
 	if n := len(b.published); n != 1 {
@@ -52,9 +53,9 @@ func TestNothingIsDoneWhereNothingChanged(t *testing.T) {
 	if err := os.WriteFile(b.path, append([]byte("\n\n"), data...), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	before = identify(b.path)
+	before = fileid.Of(b.path)
 	b.reconcile()
-	if identify(b.path) != before {
+	if fileid.Of(b.path) != before {
 		t.Error("a spec that means the same was written again")
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/plugin/resource"
 )
 
@@ -35,9 +36,9 @@ func (i *Inventory) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if i.loaded.isZero() { // its path is known only now
+	if i.loaded.IsZero() { // its path is known only now
 		i.library = i.opts.Source.Library()
-		i.loaded = identify(i.library)
+		i.loaded = fileid.Of(i.library)
 		i.print = i.fingerprint()
 	}
 	missing := i.missing()

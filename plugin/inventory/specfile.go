@@ -10,11 +10,13 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"time"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/lock"
 )
 
@@ -27,7 +29,8 @@ type specFile struct {
 	mu    sync.Mutex
 	lock  *lock.Lock // nil before acquire and after release
 	want  *specs.Spec
-	seen  fileID          // of the file when it was what is wanted
+	seen  fileid.ID       // of the file when it was what is wanted
+	kept  *fileid.Kept    // that file, or an earlier one
 	names map[string]bool // the devices of the wanted spec
 }
 
@@ -68,7 +71,7 @@ func (f *specFile) release() error {
 		return nil
 	}
 	err := f.lock.Release()
-	f.lock = nil
+	f.lock, f.kept = nil, nil
 	return err
 }
 
@@ -92,20 +95,20 @@ func (f *specFile) sync(want *specs.Spec) (written bool, err error) {
 }
 
 func (f *specFile) syncLocked(want *specs.Spec) (written bool, err error) {
-	f.want, f.seen, f.names = want, fileID{}, deviceNames(want)
+	f.want, f.seen, f.names = want, fileid.ID{}, deviceNames(want)
 	if f.path == "" {
 		return false, nil
 	}
 	if err := f.renew(); err != nil {
 		return false, err
 	}
-	id := identify(f.path)
+	id := fileid.Of(f.path)
 	old, err := f.read()
 	if err != nil {
 		return false, err
 	}
 	switch {
-	case want == nil && id.isZero():
+	case want == nil && id.IsZero():
 		return false, nil
 	case want == nil:
 		return f.remove()
@@ -113,7 +116,7 @@ func (f *specFile) syncLocked(want *specs.Spec) (written bool, err error) {
 	if err := cdi.Load(f.dirs...).ConflictsWith(f.path, want); err != nil {
 		return false, err
 	}
-	if old == nil || len(cdi.Diff(old, want)) > 0 || id.mode&readable != readable {
+	if old == nil || len(cdi.Diff(old, want)) > 0 || id.Mode&readable != readable {
 		if id, err = f.write(old, want); err != nil {
 			return false, err
 		}
@@ -137,9 +140,9 @@ func (f *specFile) read() (*specs.Spec, error) {
 	return spec, nil
 }
 
-func (f *specFile) write(old, want *specs.Spec) (fileID, error) {
+func (f *specFile) write(old, want *specs.Spec) (fileid.ID, error) {
 	if err := cdi.WriteFile(f.path, want); err != nil {
-		return fileID{}, exit.With(exit.Failure, hintWrite, err)
+		return fileid.ID{}, exit.With(exit.Failure, hintWrite, err)
 	}
 	what := "new"
 	if old != nil {
@@ -151,11 +154,11 @@ func (f *specFile) write(old, want *specs.Spec) (fileID, error) {
 
 // written identifies a file that was just written. If it is gone already, that is no file's identity, so that the next
 // look notices.
-func written(path string) fileID {
-	if id := identify(path); !id.isZero() {
+func written(path string) fileid.ID {
+	if id := fileid.Of(path); !id.IsZero() {
 		return id
 	}
-	return fileID{ino: ^uint64(0)}
+	return fileid.ID{Ino: ^uint64(0)}
 }
 
 func (f *specFile) remove() (bool, error) {
@@ -209,7 +212,26 @@ func deviceNames(s *specs.Spec) map[string]bool {
 func (f *specFile) untouched() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.path == "" || identify(f.path) == f.seen
+	return f.path == "" || fileid.Of(f.path) == f.seen
+}
+
+// stands reports whether the file is what is wanted. A request waits for this, so the file itself is asked, if that is
+// enough: not where what leads to it was moved, which a look at the node notices within seconds.
+func (f *specFile) stands() bool {
+	if f.seen.IsZero() {
+		return false
+	}
+	id := f.kept.ID()
+	if id == f.seen && id.Settled(time.Now()) {
+		return true
+	}
+	if fileid.Of(f.path) != f.seen {
+		return false
+	}
+	if id != f.seen {
+		f.kept, _ = fileid.Keep(f.path) // without it the path is looked up each time
+	}
+	return true
 }
 
 // has is the error that names the devices which engines would not find.
@@ -219,7 +241,7 @@ func (f *specFile) has(names []string) error {
 	if f.path == "" {
 		return nil
 	}
-	if identify(f.path) != f.seen || f.seen.isZero() {
+	if !f.stands() {
 		if _, err := f.syncLocked(f.want); err != nil {
 			return fmt.Errorf("the CDI spec is not what it should be: %w", err)
 		}
