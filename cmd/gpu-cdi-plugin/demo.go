@@ -40,9 +40,9 @@ func (a *app) demoCommand() *cobra.Command {
 nvidia-smi -L in each, and checks that it lists exactly those two.
 
 The GPUs are this host's if its NVIDIA driver is loaded. Otherwise, or with --machine, gpu-sim simulates a machine: the
-files of a driver, with a library that answers as the real one would. The containers' root file system is made of this host's
-own files. Nothing is left behind, and the host's CDI directories stay as they are. It needs root, and it says what of
-runc and podman is missing.`,
+files of a driver, with a library that answers as the real one would. The containers' root file system is made of this
+host's own files. Nothing is left behind, and the host's CDI directories stay as they are. It needs root, and it says
+what of runc and podman is missing.`,
 		Example: `  gpu-cdi-plugin demo
   gpu-cdi-plugin demo --machine mig-h100
   gpu-cdi-plugin demo --machine ./my-machine.yaml --keep`,
