@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// The pauses between registrations that fail double from the first to the last. The first is short: a kubelet that
-// starts has its socket's file a moment before it listens.
+// The pauses between registrations that fail double from the first to the last. The first is short: what fails while the
+// kubelet starts may be right in a moment.
 const (
 	firstPause = time.Millisecond
 	lastPause  = 5 * time.Second

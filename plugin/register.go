@@ -8,7 +8,9 @@ import (
 	"net"
 	"path/filepath"
 	"syscall"
+	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -27,8 +29,7 @@ import (
 // Between the dial and the call it asks whether the kubelet is still the same. If not, that one is told soon anyway; to
 // tell it twice would have it drop the first connection when the second is there.
 func register(ctx context.Context, kubeletSocket, endpoint, name string, same func() bool) outcome {
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", kubeletSocket)
+	conn, err := reach(ctx, kubeletSocket)
 	if err != nil {
 		return outcome{err: exit.With(exit.Unreachable, dialHint(err), fmt.Errorf("register %s: %w", name, err))}
 	}
@@ -54,6 +55,28 @@ func register(ctx context.Context, kubeletSocket, endpoint, name string, same fu
 		return outcome{told, exit.With(exit.Unreachable, hint, err)}
 	}
 	return outcome{told: true}
+}
+
+// A kubelet that starts has its socket's file a moment before it listens, some 20 us; one that is not there after
+// listenTime does not start.
+const (
+	listenTime  = 10 * time.Millisecond
+	listenPause = 50 * time.Microsecond
+)
+
+// reach connects to the kubelet. It waits for one that just begins to listen.
+func reach(ctx context.Context, socket string) (net.Conn, error) {
+	var dialer net.Dialer
+	late := time.Now().Add(listenTime)
+	for {
+		conn, err := dialer.DialContext(ctx, "unix", socket)
+		if !errors.Is(err, syscall.ECONNREFUSED) || time.Now().After(late) {
+			return conn, err
+		}
+		// Go's timers may come a millisecond late, which is long here.
+		pause := unix.NsecToTimespec(listenPause.Nanoseconds())
+		_ = unix.Nanosleep(&pause, nil)
+	}
 }
 
 // answerOf is what the kubelet does with a call that ends in an error, and what to do about it: it does not answer in
