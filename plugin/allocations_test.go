@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -178,6 +179,27 @@ func checkpointOf(t testing.TB, paths ...string) []byte {
 	must(t, err)
 	return fmt.Appendf(nil, `{"Data":{"PodDeviceEntries":[{"PodUID":"7f","ContainerName":"c","ResourceName":"nvidia.com/gpu",`+
 		`"DeviceIDs":{"0":["x"]},"AllocResp":%q}],"RegisteredDevices":{"nvidia.com/gpu":["x"]}},"Checksum":1}`, base64.StdEncoding.EncodeToString(data))
+}
+
+func TestWhoWasGivenAKind(t *testing.T) {
+	answers := map[string]*v1beta1.ContainerAllocateResponse{
+		"by name":       {CdiDevices: []*v1beta1.CDIDevice{{Name: "nvidia.com/gpu=0"}, {Name: "nvidia.com/gds=all"}}},
+		"by annotation": {Annotations: map[string]string{"cdi.k8s.io/x": "nvidia.com/gpu=0,nvidia.com/gds=all"}},
+		"not at all":    {CdiDevices: []*v1beta1.CDIDevice{{Name: "nvidia.com/gds2=all"}}, Annotations: map[string]string{"x": "nvidia.com/gds=all"}},
+	}
+	for name, answer := range answers {
+		dir := t.TempDir()
+		data, err := proto.Marshal(answer)
+		must(t, err)
+		text := fmt.Appendf(nil, `{"Data":{"PodDeviceEntries":[{"AllocResp":%q}]}}`, base64.StdEncoding.EncodeToString(data))
+		must(t, os.WriteFile(filepath.Join(dir, checkpointName), text, 0o600))
+		if given, err := Given(dir, "nvidia.com/gds"); err != nil || given != (name != "not at all") {
+			t.Errorf("%s: %t, %v", name, given, err)
+		}
+	}
+	if given, err := Given(t.TempDir(), "nvidia.com/gds"); given || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a checkpoint: %t, %v", given, err)
+	}
 }
 
 func TestOldFilesGo(t *testing.T) {

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -99,18 +102,60 @@ type checkpoint struct {
 
 // mountedBy are the host paths that the answers in a checkpoint mount.
 func mountedBy(path string) (map[string]bool, error) {
-	content, err := os.ReadFile(path)
+	answers, err := readCheckpoint(path)
 	if err != nil {
 		return nil, err
 	}
-	paths, err := parseCheckpoint(content)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
+	paths := map[string]bool{}
+	for _, a := range answers {
+		for _, m := range a.GetMounts() {
+			paths[m.GetHostPath()] = true
+		}
 	}
 	return paths, nil
 }
 
-func parseCheckpoint(content []byte) (map[string]bool, error) {
+// Given reports whether a pod of the kubelet with that directory of device plugins was given CDI devices of a kind.
+func Given(dir, kind string) (bool, error) {
+	answers, err := readCheckpoint(filepath.Join(cmp.Or(dir, v1beta1.DevicePluginPath), checkpointName))
+	if err != nil {
+		return false, fmt.Errorf("look who was given %s: %w", kind, err)
+	}
+	for _, a := range answers {
+		if slices.ContainsFunc(namesIn(a), func(name string) bool { return strings.HasPrefix(name, kind+"=") }) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// namesIn are the CDI devices of an answer, in whichever way they are in it.
+func namesIn(a *v1beta1.ContainerAllocateResponse) []string {
+	var names []string
+	for _, d := range a.GetCdiDevices() {
+		names = append(names, d.GetName())
+	}
+	for key, value := range a.GetAnnotations() {
+		if strings.HasPrefix(key, annotationPrefix) {
+			names = append(names, strings.Split(value, ",")...)
+		}
+	}
+	return names
+}
+
+func readCheckpoint(path string) ([]*v1beta1.ContainerAllocateResponse, error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	answers, err := parseCheckpoint(content)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return answers, nil
+}
+
+func parseCheckpoint(content []byte) ([]*v1beta1.ContainerAllocateResponse, error) {
 	var c checkpoint
 	if err := json.Unmarshal(content, &c); err != nil {
 		return nil, err
@@ -118,15 +163,12 @@ func parseCheckpoint(content []byte) (map[string]bool, error) {
 	if c.Data == nil {
 		return nil, errors.New("it has no data")
 	}
-	paths := map[string]bool{}
-	for _, e := range c.Data.PodDeviceEntries {
-		var answer v1beta1.ContainerAllocateResponse
-		if err := proto.Unmarshal(e.AllocResp, &answer); err != nil {
+	answers := make([]*v1beta1.ContainerAllocateResponse, len(c.Data.PodDeviceEntries))
+	for i, e := range c.Data.PodDeviceEntries {
+		answers[i] = &v1beta1.ContainerAllocateResponse{}
+		if err := proto.Unmarshal(e.AllocResp, answers[i]); err != nil {
 			return nil, fmt.Errorf("an allocation in it: %w", err)
 		}
-		for _, m := range answer.GetMounts() {
-			paths[m.GetHostPath()] = true
-		}
 	}
-	return paths, nil
+	return answers, nil
 }

@@ -47,7 +47,8 @@ containers go on: the next one takes them over, and ends those that are neither 
 that, systemd must have KillMode=process.
 
 What a container gets besides GPUs, where it is configured (extras, imex) and the host has it, is in a spec of its own
-kind beside that of the GPUs.
+kind beside that of the GPUs. When it is configured no longer the spec goes, as soon as no pod has it; one that was
+written by hand stays.
 
 A container reads what it was given in /run/gpu/allocation.json. One with devices of several resources finds there what
 it has of one of them, and in /run/gpu/allocations a file for each: nvidia.com_gpu.json is for nvidia.com/gpu.
@@ -139,6 +140,7 @@ func (a *app) newService(h host.Host) (*service, error) {
 		Host: h, Source: s.driver, Dirs: a.specDirs(h), Path: a.servedSpec(),
 		Spec:   cdi.Options{Kind: a.CDIKind, HookPath: hook},
 		Extras: a.servedExtras(),
+		Given:  func(kind string) (bool, error) { return plugin.Given(a.plugin.DevicePluginDir, kind) },
 		Build:  s.build, Publish: s.publish, Log: a.log, Observer: observer{s.metrics, s},
 	})
 	s.plugin, err = plugin.New(s.pluginOptions())

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/sim"
@@ -44,4 +47,28 @@ func TestServeGivesExtras(t *testing.T) {
 	if err := <-s.done; err == nil {
 		t.Error("it serves without the channel that is required")
 	}
+}
+
+// What serve wrote goes when it is configured no longer and the kubelet knows of no pod that has it.
+func TestServeRemovesWhatNobodyWantsAnyMore(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "workstation", "extras: [gds]\n")
+	_, err := sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Force: true, Extras: []string{"gds"}})
+	mustDo(t, err)
+	spec := filepath.Join(filepath.Dir(s.spec), "nvidia.com-gds.json")
+	s.start()
+	s.listed(gpuResource, 1, 0)
+	mustDo(t, os.WriteFile(filepath.Join(s.kubelet.Dir, "kubelet_internal_checkpoint"), []byte(`{"Data":{}}`), 0o600))
+	total := s.kubelet.Total()
+	s.configure("")
+	s.signal(syscall.SIGHUP)
+	s.kubelet.WaitTotal(total + 1)
+	s.listed(gpuResource, 1, 0)
+	if _, err := os.Stat(spec); err != nil {
+		t.Error(err)
+	}
+	time.Sleep(10 * time.Second) // the kubelet may not have written down what it gave
+	s.signal(syscall.SIGHUP)
+	waitFor(t, "the end of the spec", func() bool { _, err := os.Stat(spec); return errors.Is(err, fs.ErrNotExist) })
+	s.offered(cdi.DefaultKind + "=0")
 }

@@ -44,28 +44,9 @@ func newExtraFiles(o *Options) []*extraFile {
 		if o.Path != "" {
 			path = filepath.Join(filepath.Dir(o.Path), cdi.FileName(kind))
 		}
-		list = append(list, &extraFile{Extra: e, file: &specFile{path: path, dirs: o.Dirs, kind: kind, log: o.Log}})
+		list = append(list, &extraFile{Extra: e, file: &specFile{path: path, dirs: o.Dirs, kind: kind, log: o.Log, marks: true}})
 	}
 	return list
-}
-
-// tellUnwanted logs which specs of extras there are that are configured no longer. They stay: a pod that was given the
-// extra needs the spec whenever one of its containers starts again.
-func (i *Inventory) tellUnwanted() {
-	if i.opts.Path == "" {
-		return
-	}
-	for _, e := range cdi.Extras() {
-		kind := e.Kind(i.opts.Spec.Kind)
-		path := filepath.Join(filepath.Dir(i.opts.Path), cdi.FileName(kind))
-		if i.keeps(path) {
-			continue
-		}
-		if spec, err := cdi.ReadFile(path); err == nil && spec.Kind == kind && e.Wrote(spec) {
-			i.log.Info("this extra is not configured; its spec stays for pods that were given it, until `cdi remove`",
-				"extra", e, "path", path)
-		}
-	}
 }
 
 // split takes the names of the extra's devices out of the list.

@@ -1,6 +1,8 @@
 package inventory
 
 import (
+	"bytes"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -12,6 +14,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/sim/simtest"
 )
 
@@ -182,22 +185,73 @@ func TestExtrasWithoutSpecFiles(t *testing.T) {
 	}
 }
 
-// A pod that was given an extra needs its spec when a container of it starts again.
-func TestTheSpecOfAnExtraThatIsConfiguredNoLongerStays(t *testing.T) {
+// A pod that was given an extra needs its spec when a container of it starts again, and what somebody else wrote is not
+// ours to remove.
+func TestTheSpecOfAnExtraThatIsConfiguredNoLonger(t *testing.T) {
+	nobody := func(string) (bool, error) { return false, nil }
+	for name, c := range map[string]struct {
+		given func(string) (bool, error)
+		wait  time.Duration                   // since the start
+		meet  func(t *testing.T, spec string) // when there is no plugin
+		stays bool
+	}{
+		"goes":                             {nobody, time.Hour, nil, false},
+		"stays when a pod has it":          {func(kind string) (bool, error) { return kind == "nvidia.com/imex-channel", nil }, time.Hour, nil, true},
+		"stays when nobody knows":          {func(string) (bool, error) { return false, errors.New("no checkpoint") }, time.Hour, nil, true},
+		"stays when nobody can be asked":   {nil, time.Hour, nil, true},
+		"stays when that may not be known": {nobody, 0, nil, true},
+		"stays when it was written by hand since": {nobody, time.Hour, func(t *testing.T, path string) {
+			spec, err := cdi.ReadFile(path)
+			must(t, err)
+			must(t, cdi.WriteFile(path, spec))
+		}, true},
+		"stays when it was changed": {nobody, time.Hour, func(t *testing.T, path string) {
+			text, err := os.ReadFile(path)
+			must(t, err)
+			must(t, os.WriteFile(path, bytes.Replace(text, []byte("channel1\""), []byte("other\""), 1), 0o644))
+		}, true},
+		"stays when another instance keeps it": {nobody, time.Hour, func(t *testing.T, path string) {
+			l, err := lock.Acquire(lockOf(path))
+			must(t, err)
+			t.Cleanup(func() { must(t, l.Release()) })
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newExtrasBed(t, []string{"gds", "imex"}, gds, channel1)
+			b.start()
+			b.hasExtras("nvidia.com/gds=all", "nvidia.com/imex-channel=1")
+			must(t, b.inv.release())
+			spec := filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json")
+			if c.meet != nil {
+				c.meet(t, spec)
+			}
+			before := tree(t, b.dirs)
+			b.inv.opts.Extras, b.inv.opts.Given = []Extra{gds}, c.given
+			b.inv = New(b.inv.opts)
+			b.start()
+			b.inv.began = time.Now().Add(-c.wait)
+			b.reconcile()
+			if got := tree(t, b.dirs); slices.Contains(got, spec) != c.stays {
+				t.Errorf("there were %v, and there are %v", before, got)
+			}
+			if got := tree(t, b.dirs); !slices.Contains(got, filepath.Join(b.dirs[1], "nvidia.com-gds.json")) {
+				t.Error("the spec of the other extra is gone")
+			}
+		})
+	}
+}
+
+// Who configures an extra no longer hears what becomes of its spec.
+func TestWhatIsSaidOfAnExtraThatIsConfiguredNoLonger(t *testing.T) {
 	b := newExtrasBed(t, []string{"gds", "imex"}, gds, channel1)
 	b.start()
-	b.hasExtras("nvidia.com/gds=all", "nvidia.com/imex-channel=1")
 	must(t, b.inv.release())
-	before := tree(t, b.dirs)
 	b.inv.opts.Extras = []Extra{gds}
 	var log strings.Builder
 	b.inv.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
 	b.inv = New(b.inv.opts)
 	b.start()
-	if got := tree(t, b.dirs); !slices.Contains(got, filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json")) {
-		t.Errorf("there were %v, and there are %v", before, got)
-	}
-	if got := strings.Count(log.String(), "is not configured"); got != 1 || !strings.Contains(log.String(), "extra=imex") {
+	if got := strings.Count(log.String(), "is not configured; its spec stays as long as a pod"); got != 1 || !strings.Contains(log.String(), "extra=imex") {
 		t.Errorf("the log says:\n%s", &log)
 	}
 }

@@ -60,6 +60,9 @@ type Options struct {
 	Dirs []string
 	// Extras are what containers get besides GPUs. Their spec files are beside Path.
 	Extras []Extra
+	// Given reports whether a pod may have been given devices of a kind. Without it no spec of an extra is removed that is
+	// configured no longer.
+	Given func(kind string) (bool, error)
 	// Build makes the resources of a snapshot.
 	Build func(*gpu.Snapshot) ([]resource.Resource, error)
 	// Publish gets each state that differs from the one before, in order, and returns when it is in effect.
@@ -110,6 +113,7 @@ type Inventory struct {
 	state State // the last that was published
 
 	// What follows belongs to the goroutine of Start and then Run.
+	began    time.Time // Start
 	library  string    // the path of the driver's library, of the last reconcile
 	loaded   fileid.ID // that file when the process loaded it
 	failures int       // snapshots that failed since the last that did not

@@ -30,6 +30,7 @@ func (i *Inventory) Start(ctx context.Context) error {
 
 func (i *Inventory) start(ctx context.Context) error {
 	began := time.Now()
+	i.began = began
 	i.beat.Store(began.UnixNano())
 	i.print = i.fingerprint()
 	next, err := i.look(ctx)
@@ -74,6 +75,7 @@ func (i *Inventory) reconcile(ctx context.Context) error {
 		written = i.keep(err)
 	} else {
 		written, err = i.apply(next)
+		i.removeUnwanted()
 	}
 	i.observe(began, written, err)
 	return nil

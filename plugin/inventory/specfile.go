@@ -25,6 +25,7 @@ type specFile struct {
 	path, kind string
 	dirs       []string
 	log        *slog.Logger
+	marks      bool // what is written gets a mark
 
 	mu    sync.Mutex
 	lock  *lock.Lock // nil before acquire and after release
@@ -50,7 +51,7 @@ func (f *specFile) acquire() error {
 	if err := makeDir(filepath.Dir(f.path)); err != nil {
 		return exit.With(exit.Failure, hintWrite, err)
 	}
-	l, err := lock.Acquire(filepath.Join(filepath.Dir(f.path), "."+filepath.Base(f.path)+".lock"))
+	l, err := lock.Acquire(lockOf(f.path))
 	switch {
 	case exit.CodeOf(err) == exit.Locked:
 		return err
@@ -143,6 +144,9 @@ func (f *specFile) read() (*specs.Spec, error) {
 func (f *specFile) write(old, want *specs.Spec) (fileid.ID, error) {
 	if err := cdi.WriteFile(f.path, want); err != nil {
 		return fileid.ID{}, exit.With(exit.Failure, hintWrite, err)
+	}
+	if f.marks {
+		mark(f.path)
 	}
 	what := "new"
 	if old != nil {

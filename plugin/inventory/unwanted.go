@@ -1,0 +1,116 @@
+package inventory
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/lock"
+)
+
+// markName is an extended attribute of the specs of extras that were written here. It goes with the file: who writes the
+// spec anew by hand, with `cdi generate --write` or otherwise, makes it his own.
+const markName = "gpu-cdi-plugin.serve"
+
+// markSpaces are where the attribute may be: tmpfs has those of users since Linux 6.6, and those of root before.
+func markSpaces() []string { return []string{"user.", "trusted."} }
+
+// mark notes that a file was written here. Where that cannot be noted the file is taken for somebody else's.
+func mark(path string) {
+	for _, space := range markSpaces() {
+		if unix.Lsetxattr(path, space+markName, []byte("1"), 0) == nil {
+			return
+		}
+	}
+}
+
+func marked(path string) bool {
+	for _, space := range markSpaces() {
+		if n, err := unix.Lgetxattr(path, space+markName, make([]byte, 8)); err == nil && n > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// unwanted are the files of extras that are configured no longer and that this program wrote, here or elsewhere.
+func (i *Inventory) unwanted() map[cdi.Extra]string {
+	if i.opts.Path == "" {
+		return nil
+	}
+	files := map[cdi.Extra]string{}
+	for _, e := range cdi.Extras() {
+		kind := e.Kind(i.opts.Spec.Kind)
+		path := filepath.Join(filepath.Dir(i.opts.Path), cdi.FileName(kind))
+		if i.keeps(path) || fileid.Of(path).IsZero() {
+			continue
+		}
+		if spec, err := cdi.ReadFile(path); err == nil && spec.Kind == kind && e.Wrote(spec) {
+			files[e] = path
+		}
+	}
+	return files
+}
+
+// tellUnwanted logs which specs of extras there are that are configured no longer.
+func (i *Inventory) tellUnwanted() {
+	for e, path := range i.unwanted() {
+		text := "this extra is not configured; its spec was written by hand and stays until `cdi remove`"
+		if marked(path) {
+			text = "this extra is not configured; its spec stays as long as a pod may have been given it"
+		}
+		i.log.Info(text, "extra", e, "path", path)
+	}
+}
+
+// settled is the part of the interval after which the kubelet has surely written down what it gave to pods before the
+// start.
+const settled = 3
+
+// removeUnwanted removes the specs of extras that are configured no longer, if they were written here, if no pod was
+// given the extra, whose containers could not start again, and if no other instance keeps them.
+func (i *Inventory) removeUnwanted() {
+	if i.opts.Given == nil || time.Since(i.began) < i.opts.Interval/settled {
+		return
+	}
+	for e, path := range i.unwanted() {
+		if !marked(path) {
+			continue
+		}
+		given, err := i.opts.Given(e.Kind(i.opts.Spec.Kind))
+		if err == nil && !given {
+			err = removeUnlessKept(path)
+			if err == nil {
+				i.log.Info("CDI spec removed, since the extra is configured no longer and no pod has it", "extra", e, "path", path)
+			}
+		}
+		if err != nil && exit.CodeOf(err) != exit.Locked {
+			i.log.Debug("the spec of an extra that is configured no longer stays", "extra", e, "error", err)
+		}
+	}
+}
+
+// removeUnlessKept removes a spec that no instance keeps.
+func removeUnlessKept(path string) error {
+	l, err := lock.Acquire(lockOf(path))
+	if err != nil {
+		return err
+	}
+	err = os.Remove(path)
+	if err != nil {
+		err = fmt.Errorf("remove the spec of an extra: %w", err)
+	}
+	return errors.Join(err, l.Release())
+}
+
+// lockOf is the file that says who keeps a spec.
+func lockOf(path string) string {
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".lock")
+}
