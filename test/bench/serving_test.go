@@ -3,6 +3,7 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -49,6 +50,10 @@ func plugins(t testing.TB, machine string) (our, their *serving) {
 		"--device-list-strategy", "cdi-cri", "--driver-root-ctr-path", "/",
 		"--gdrcopy-enabled=false", "--gds-enabled=false", "--mofed-enabled=false")
 	bed.Install(t, node.Root(), our.program, their.program)
+	// In the node's /proc are the driver's files; a process finds itself there too.
+	if err := os.Symlink("/run/proc/self", filepath.Join(node.Root(), "proc/self")); err != nil && !errors.Is(err, fs.ErrExist) {
+		t.Fatal(err)
+	}
 	our.gpus, their.gpus = len(node.Machine().GPUs), len(node.Machine().GPUs)
 	return our, their
 }
@@ -116,6 +121,7 @@ func (s *serving) mount() error {
 		s.mountOn("/var/lib/kubelet/device-plugins", s.kubelet.Dir, "", unix.MS_BIND),
 		s.mountOn("/run/cdi", "tmpfs", "tmpfs", 0),
 		s.mountOn("/run/gpu-cdi-plugin", "tmpfs", "tmpfs", 0),
+		s.mountOn("/run/proc", "proc", "proc", 0),
 	)
 }
 
