@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 
 	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/exit"
@@ -47,21 +46,31 @@ func Discover(h host.Host, version string) (*Driver, error) {
 	return s.driver(h), nil
 }
 
-// DiscoverWhile is Discover beside ask, which asks the driver for its version: neither waits for the other. Only where
-// the files' names told another version is the search repeated. An error of ask is returned as it is.
-func DiscoverWhile(h host.Host, ask func() (version string, err error)) (*Driver, error) {
-	var guess *Driver
-	var guessing sync.WaitGroup
-	guessing.Go(func() { guess, _ = Discover(h, "") }) // an error comes again with the version
-	version, err := ask()
-	guessing.Wait()
-	if err != nil {
-		return nil, err
+// Search is a discovery that goes on beside other work, such as to ask the driver for its version.
+type Search struct {
+	host  host.Host
+	done  chan struct{}
+	guess *Driver // by the names of files; nil after an error
+}
+
+// Begin begins to look for what Discover finds.
+func Begin(h host.Host) *Search {
+	s := &Search{host: h, done: make(chan struct{})}
+	go func() {
+		defer close(s.done)
+		s.guess, _ = Discover(h, "") // an error comes again with the version
+	}()
+	return s
+}
+
+// Driver is what Discover finds for the version that the driver says of itself. Only where the files' names told another is
+// the search repeated.
+func (s *Search) Driver(version string) (*Driver, error) {
+	<-s.done
+	if s.guess != nil && s.guess.Version == version {
+		return s.guess, nil
 	}
-	if guess != nil && guess.Version == version {
-		return guess, nil
-	}
-	return Discover(h, version)
+	return Discover(s.host, version)
 }
 
 // check is the error of a root whose core libraries cannot be used.

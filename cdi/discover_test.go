@@ -192,26 +192,22 @@ func TestDiscoverReadsTheVersionFromTheFiles(t *testing.T) {
 	}
 }
 
-func TestDiscoverWhileBelievesTheDriver(t *testing.T) {
+func TestASearchBelievesTheDriver(t *testing.T) {
 	t.Parallel()
 	const other = "575.57.08"
-	refused := errors.New("no answer")
 	for name, c := range map[string]struct {
-		version string
-		err     error
-		want    string
-		wrapped error // of the error that is wanted
+		version, want string
+		wrapped       error // of the error that is wanted
 	}{
-		"whose version the files have":                        {testVersion, nil, testVersion, nil},
-		"whose version only other files than the linked have": {other, nil, other, nil},
-		"whose version no file has":                           {"1.2.3", nil, "", ErrNoDriver},
-		"when it does not answer":                             {"", refused, "", refused},
+		"whose version the files have":                        {testVersion, testVersion, nil},
+		"whose version only other files than the linked have": {other, other, nil},
+		"whose version no file has":                           {"1.2.3", "", ErrNoDriver},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newTree(t)
 			r.core("/usr/lib64", testVersion)
 			r.library("/usr/lib64/libcuda.so." + other)
-			d, err := DiscoverWhile(r.host(), func() (string, error) { return c.version, c.err })
+			d, err := Begin(r.host()).Driver(c.version)
 			switch {
 			case !errors.Is(err, c.wrapped):
 				t.Errorf("error %v, want %v", err, c.wrapped)

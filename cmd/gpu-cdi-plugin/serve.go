@@ -99,10 +99,11 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	s, err := a.newService(h)
+	s, err := a.newService(h, cdi.Begin(h))
 	if err != nil {
 		return err
 	}
+	s.driver.begin(cmd.Context())
 	err = s.run(cmd.Context(), func(ctx context.Context) error { return s.reloads(ctx, cmd, a.hangups.c) })
 	if closing := s.driver.Close(); closing != nil {
 		a.log.Debug("close the driver's library", "error", closing)
@@ -117,7 +118,8 @@ func (a *app) serve(cmd *cobra.Command) error {
 	return err
 }
 
-func (a *app) newService(h host.Host) (*service, error) {
+// newService joins the actors. The search for the driver's files is for the first look at the node.
+func (a *app) newService(h host.Host, begun *cdi.Search) (*service, error) {
 	hook, err := a.hook()
 	if err != nil {
 		return nil, err
@@ -139,9 +141,9 @@ func (a *app) newService(h host.Host) (*service, error) {
 	s.inv = inventory.New(inventory.Options{
 		Host: h, Source: s.driver, Dirs: a.specDirs(h), Path: a.servedSpec(),
 		Spec:   cdi.Options{Kind: a.CDIKind, HookPath: hook},
-		Extras: a.servedExtras(),
-		Given:  func(kind string) (bool, error) { return plugin.Given(a.plugin.DevicePluginDir, kind) },
-		Build:  s.build, Publish: s.publish, Log: a.log, Observer: observer{s.metrics, s},
+		Extras: a.servedExtras(), Begun: begun,
+		Given: func(kind string) (bool, error) { return plugin.Given(a.plugin.DevicePluginDir, kind) },
+		Build: s.build, Publish: s.publish, Log: a.log, Observer: observer{s.metrics, s},
 	})
 	s.plugin, err = plugin.New(s.pluginOptions())
 	return s, err

@@ -27,6 +27,8 @@ type nodeDriver struct {
 	// present are the GPUs that the kernel's module knew when the library was opened, and mute those that could not be
 	// read at the last look, both as text that is only compared.
 	present, mute string
+	// refused is the error of begin, for who asks first.
+	refused error
 	// linked is of the last reading of links, and looked of the last look, or nil.
 	linked, looked *gpu.Snapshot
 }
@@ -173,9 +175,22 @@ func knownGPUs(h host.Host) string {
 	return strings.Join(names, ",")
 }
 
+// begin begins to open the driver beside what else there is to do.
+func (d *nodeDriver) begin(ctx context.Context) {
+	go func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.refused = d.open(ctx)
+	}()
+}
+
 func (d *nodeDriver) open(ctx context.Context) error {
 	if d.lib != nil {
 		return nil
+	}
+	if err := d.refused; err != nil {
+		d.refused = nil
+		return err
 	}
 	d.present = knownGPUs(d.host)
 	path, err := nvml.Find(d.host, d.explicit)

@@ -127,7 +127,7 @@ func TestReloadLeavesTheRulesInUse(t *testing.T) {
 	mustDo(t, a.start(cmd))
 	h, err := a.host()
 	mustDo(t, err)
-	s, err := a.newService(h)
+	s, err := a.newService(h, nil)
 	mustDo(t, err)
 
 	ctx, cancel := context.WithCancel(t.Context())

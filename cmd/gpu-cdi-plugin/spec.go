@@ -62,13 +62,12 @@ func (a *app) generate(ctx context.Context, h host.Host, c cdi.Capabilities) (*g
 	if err != nil {
 		return nil, err
 	}
-	var s *gpu.Snapshot
-	driver, err := cdi.DiscoverWhile(h, func() (version string, err error) {
-		if s, err = a.readDevices(ctx, h); err != nil {
-			return "", err
-		}
-		return s.DriverVersion, nil
-	})
+	search := cdi.Begin(h)
+	s, err := a.readDevices(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	driver, err := search.Driver(s.DriverVersion)
 	if err != nil {
 		return nil, err
 	}

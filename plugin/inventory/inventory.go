@@ -67,6 +67,8 @@ type Options struct {
 	Build func(*gpu.Snapshot) ([]resource.Resource, error)
 	// Publish gets each state that differs from the one before, in order, and returns when it is in effect.
 	Publish func(State)
+	// Begun is a search for the driver's files that began a moment ago, for the first look; nil has it begin then.
+	Begun *cdi.Search
 	// Interval is how often the driver is asked if nothing happens; 0 is 30 seconds.
 	Interval time.Duration
 	// Poll is how often the host's files are looked at; 0 is 2 seconds. It notices MIG changes, for which there is no

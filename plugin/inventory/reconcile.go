@@ -83,15 +83,17 @@ func (i *Inventory) reconcile(ctx context.Context) error {
 
 // look is the state that the node should have. The Spec is nil where there is no device to offer.
 func (i *Inventory) look(ctx context.Context) (State, error) {
-	var s *gpu.Snapshot
-	driver, err := cdi.DiscoverWhile(i.opts.Host, func() (string, error) {
-		now, err := i.opts.Source.Snapshot(ctx)
-		if err != nil {
-			return "", &driverError{err}
-		}
-		s = remember(i.State().Snapshot, now)
-		return s.DriverVersion, nil
-	})
+	search := i.opts.Begun
+	i.opts.Begun = nil
+	if search == nil {
+		search = cdi.Begin(i.opts.Host)
+	}
+	s, err := i.opts.Source.Snapshot(ctx)
+	if err != nil {
+		return State{}, &driverError{err}
+	}
+	s = remember(i.State().Snapshot, s)
+	driver, err := search.Driver(s.DriverVersion)
 	if err != nil {
 		return State{}, err
 	}
