@@ -25,7 +25,9 @@ func TestContainersGetThePreferredGPUs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, _, err := resource.Build(snapshot, resource.Config{Resource: gpuName, MIGStrategy: resource.MIGNone})
+	c := resource.Config{Resource: gpuName, MIGStrategy: resource.MIGNone}
+	c.Sharing.MPS.SharedMemoryMiB = resource.DefaultSharedMemoryMiB
+	list, _, err := resource.Build(snapshot, c)
 	if err != nil {
 		t.Fatal(err)
 	}
