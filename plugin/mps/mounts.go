@@ -139,10 +139,10 @@ func (p place) used() (used, known bool) {
 	if err != nil || !seesAllProcesses() {
 		return false, false
 	}
-	seen := map[string]bool{} // mount namespaces
+	seen := map[view]bool{}
 	for _, process := range processes {
-		ns, err := os.Readlink(process + "/ns/mnt")
-		if err == nil && seen[ns] {
+		v, err := viewOf(process)
+		if err == nil && seen[v] {
 			continue
 		}
 		list, err := readMounts(process + "/mountinfo") // which more may read than where the namespace is
@@ -154,9 +154,21 @@ func (p place) used() (used, known bool) {
 		case p.isIn(list):
 			return true, true
 		}
-		seen[ns] = true
+		seen[v] = true
 	}
 	return false, true
+}
+
+// view is what a process sees mounted: a mount namespace, and the directory in it that is the process's root. One that is
+// in a chroot is shown nothing that is mounted elsewhere.
+type view struct{ namespace, root string }
+
+func viewOf(process string) (v view, err error) {
+	if v.namespace, err = os.Readlink(process + "/ns/mnt"); err != nil {
+		return view{}, err
+	}
+	v.root, err = os.Readlink(process + "/root")
+	return v, err
 }
 
 // hasEnded reports whether an error of /proc/PID is that of a process that has ended.

@@ -30,12 +30,18 @@ func newDirs(t *testing.T) (own string) {
 // container is a process that has a directory as its /dev/shm, as a container of the GPU has. It ends with end.
 func container(t *testing.T, dir string) (end func()) {
 	t.Helper()
-	cmd := exec.Command("sh", "-c", `mount --bind "$0" /dev/shm && echo ready && exec sleep 600`, dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	return processes(t, `mount --bind "$0" /dev/shm && echo ready && exec sleep 600`, dir)
+}
+
+// processes are those of a script in a mount namespace of its own, once it has printed something.
+func processes(t *testing.T, script string, args ...string) (end func()) {
+	t.Helper()
+	cmd := exec.Command("sh", append([]string{"-c", script}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Setpgid: true, Pdeathsig: unix.SIGKILL}
 	out, err := cmd.StdoutPipe()
 	must(t, err)
 	must(t, cmd.Start())
-	end = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+	end = func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL); _ = cmd.Wait() }
 	t.Cleanup(end)
 	_, err = out.Read(make([]byte, 1))
 	must(t, err)
@@ -103,6 +109,19 @@ func TestVolumesBeginEmptyUnlessSomebodyHasThem(t *testing.T) {
 	must(t, dropVolumes(own))
 	if left() || prepared(own) {
 		t.Errorf("after the end: left %t, prepared %t", left(), prepared(own))
+	}
+}
+
+// In a container there may be programs in a chroot, which see less of its mounts than the others.
+func TestVolumesInUseBesideAChroot(t *testing.T) {
+	own := newDirs(t)
+	shm := filepath.Join(own, shmName)
+	must(t, os.WriteFile(filepath.Join(shm, "left"), nil, 0o600))
+	processes(t, `mount --bind "$0" /dev/shm && mount --bind / "$1" && { sleep 600 & exec chroot "$1" sh -c 'echo ready; exec sleep 600'; }`,
+		shm, t.TempDir())
+	ready(t, filepath.Dir(own), testGPU)
+	if _, err := os.Lstat(filepath.Join(shm, "left")); err != nil {
+		t.Errorf("a container that runs is parted from the GPU's next daemon: %v", err)
 	}
 }
 
