@@ -29,6 +29,9 @@ type Entry struct {
 // The daemon has the GPU's shm as its /dev/shm. In what containers can change no link is followed from here on,
 // whoever asks for it: the program itself was not made for such places, and is root.
 func Enter(e Entry) error {
+	if err := follow(); err != nil {
+		return err
+	}
 	own, err := openDir(unix.AT_FDCWD, e.Own)
 	if err != nil {
 		return fmt.Errorf("enter %s: %w", e.Own, err)
@@ -56,6 +59,16 @@ func Enter(e Entry) error {
 		defer release()
 	}
 	return fmt.Errorf("run %s: %w", e.Program, unix.Exec(e.Program, args, e.Env))
+}
+
+// follow makes the mount namespace one in which nothing that is mounted is seen elsewhere, and in which what the node
+// unmounts is unmounted too. A daemon runs for long: it would keep volumes of pods in use that have ended, which then could
+// not be detached from the node.
+func follow() error {
+	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("keep one's mounts to oneself: %w", err)
+	}
+	return nil
 }
 
 func openDir(at int, name string) (*os.File, error) {

@@ -74,8 +74,8 @@ type Helper struct {
 func (h Helper) dress(cmd *exec.Cmd, own string, p Program, options ...string) *exec.Cmd {
 	cmd.Args = slices.Concat(h.Args, options, []string{"--", own, p.Path}, p.environment(own))
 	cmd.Env = []string{}
-	// The namespace is private: nothing that is mounted in it is seen elsewhere.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Unshareflags: unix.CLONE_NEWNS}
+	// Not Unshareflags: with these Go would part the namespace from the node's for good, and see follow.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: unix.CLONE_NEWNS}
 	return cmd
 }
 

@@ -204,8 +204,8 @@ func prepared(own string) bool {
 	return has
 }
 
-// leaveOthers unmounts the volumes of other GPUs in the mount namespace of a daemon, which would keep them as long as it
-// runs.
+// leaveOthers unmounts the volumes of other GPUs in the mount namespace of a daemon. Where the node's mounts are private, as
+// without systemd, it would keep them as long as it runs.
 func leaveOthers(own string) error {
 	all := filepath.Dir(own)
 	entries, err := os.ReadDir(all)
