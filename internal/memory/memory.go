@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,7 +20,8 @@ import (
 // microsecond. They count as the process's resident memory, though the page cache has them in any case: the kernel maps
 // all around what is touched once, 64 KB and more, and never unmaps it unless memory is short.
 //
-// An error means that something is still there, and no more.
+// No library may be loaded meanwhile: a part of it that is about to be relocated looks like one that never is. An error
+// means that something is still there, and no more.
 func GiveBack() error {
 	debug.FreeOSMemory()
 	f, err := os.Open("/proc/self/smaps")
@@ -46,8 +48,8 @@ type mapping struct {
 	file       string
 }
 
-// clean lists the mappings that can be read again from their file: those that nobody can write to and that have no page
-// of the process's own, as relocations are. The format is that of /proc/PID/smaps, see proc_pid_smaps(5).
+// clean lists the mappings that can be read again from their file: private ones that nobody can write to and that have no
+// page of the process's own, as relocations are. The format is that of /proc/PID/smaps, see proc_pid_smaps(5).
 func clean(smaps io.Reader) ([]mapping, error) {
 	var list []mapping
 	var m *mapping
@@ -58,7 +60,7 @@ func clean(smaps io.Reader) ([]mapping, error) {
 			continue
 		}
 		if name, ok := strings.CutSuffix(fields[0], ":"); ok {
-			if name == "Anonymous" && fields[1] != "0" && m != nil {
+			if m != nil && isOwn(name, fields[1:]) {
 				list, m = list[:len(list)-1], nil
 			}
 			continue
@@ -72,9 +74,25 @@ func clean(smaps io.Reader) ([]mapping, error) {
 	return list, lines.Err()
 }
 
-// readOnlyFile reads the line that a mapping begins with: START-END rwxp OFFSET DEVICE INODE PATH.
+// isOwn reports whether a line about a mapping says that some of it is not in the file: pages of the process's own, which
+// may be in swap, or pages of a device, which nobody would map again.
+func isOwn(name string, values []string) bool {
+	switch name {
+	case "Anonymous", "Swap", "Private_Hugetlb", "Shared_Hugetlb":
+		return values[0] != "0"
+	case "VmFlags": // I/O, page frames without or with pages, huge pages, locked
+		return slices.ContainsFunc(values, func(flag string) bool {
+			return slices.Contains([]string{"io", "pf", "mm", "ht", "lo"}, flag)
+		})
+	}
+	return false
+}
+
+// readOnlyFile reads the line that a mapping begins with: START-END rwxp OFFSET DEVICE INODE PATH. A shared mapping may be
+// of a device: NVIDIA's driver has read-only ones of /dev/nvidiactl, and ends a process that unmaps their pages and reads
+// them again by SIGBUS.
 func readOnlyFile(fields []string) (mapping, bool) {
-	if len(fields) < 6 || fields[1][:2] != "r-" || fields[4] == "0" {
+	if len(fields) < 6 || (fields[1] != "r--p" && fields[1] != "r-xp") || fields[4] == "0" {
 		return mapping{}, false
 	}
 	from, to, _ := strings.Cut(fields[0], "-")

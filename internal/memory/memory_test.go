@@ -15,6 +15,11 @@ import (
 // mapFile maps a new file of one page that is full of x.
 func mapFile(t *testing.T) []byte {
 	t.Helper()
+	return mapAs(t, unix.MAP_PRIVATE, unix.PROT_READ|unix.PROT_WRITE)
+}
+
+func mapAs(t *testing.T, flags, prot int) []byte {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, bytes.Repeat([]byte("x"), os.Getpagesize()), 0o600); err != nil {
 		t.Fatal(err)
@@ -24,7 +29,7 @@ func mapFile(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	m, err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	m, err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), prot, flags)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,6 +88,20 @@ func TestGiveBackLosesNothing(t *testing.T) {
 	}
 }
 
+// A page of a device cannot be mapped again, and what is shared may be a device.
+func TestGiveBackLeavesWhatIsShared(t *testing.T) {
+	m := mapAs(t, unix.MAP_SHARED, unix.PROT_READ)
+	if m[0] != 'x' || !mapped(t, m) {
+		t.Fatal("the page is not mapped after it was read")
+	}
+	if err := GiveBack(); err != nil {
+		t.Fatal(err)
+	}
+	if !mapped(t, m) {
+		t.Error("the page of a shared mapping is not mapped any more")
+	}
+}
+
 // The first of several entries of /proc/self/smaps that matter here; each has more lines.
 const smaps = `00400000-00a00000 r-xp 00011000 fe:00 12 /usr/bin/program
 Rss:                6588 kB
@@ -98,6 +117,23 @@ Anonymous:          2600 kB
 Anonymous:             0 kB
 7fff00000000-7fff00002000 r-xp 00000000 00:00 0                          [vdso]
 Anonymous:             0 kB
+7f1000000000-7f1000001000 r--s 00000000 00:05 321 /dev/nvidiactl
+Anonymous:             0 kB
+VmFlags: rd sh mr mm
+7f2000000000-7f2000001000 r--p 00000000 00:05 322 /dev/a device
+Anonymous:             0 kB
+VmFlags: rd mr mw me io
+7f3000000000-7f3000010000 r--p 00200000 fe:00 15 /usr/lib/relocated.so, and swapped out
+Anonymous:             0 kB
+Swap:                 64 kB
+7f4000000000-7f4000200000 r--p 00000000 00:10 16 /dev/hugepages/file
+Anonymous:             0 kB
+Private_Hugetlb:    2048 kB
+7f5000000000-7f5000200000 r--p 00000000 fe:00 17 /usr/lib/last.so
+Anonymous:             0 kB
+Private_Hugetlb:       0 kB
+Swap:                  0 kB
+VmFlags: rd mr mw me sd
 nonsense-7fff00002000 r-xp 00000000 fe:00 14 /nonsense
 Anonymous:             8 kB
 `
@@ -110,8 +146,18 @@ func TestCleanMappings(t *testing.T) {
 	want := []mapping{
 		{0x400000, 0xa00000, "/usr/bin/program"},
 		{0x7f0000000000, 0x7f0000100000, "/usr/lib/a"},
+		{0x7f5000000000, 0x7f5000200000, "/usr/lib/last.so"},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(mapping{})); diff != "" {
 		t.Errorf("mappings that can be read again (-want +got):\n%s", diff)
+	}
+}
+
+func TestAMappingWithAFlagThatTellsOfADevice(t *testing.T) {
+	const entry = "7f0000000000-7f0000001000 r--p 00000000 00:05 1 /dev/device\nVmFlags: rd "
+	for flag, want := range map[string]int{"mr": 1, "io": 0, "pf": 0, "mm": 0, "ht": 0, "lo": 0} {
+		if got, err := clean(strings.NewReader(entry + flag + " sd\n")); err != nil || len(got) != want {
+			t.Errorf("%s: %d can be read again, want %d; error %v", flag, len(got), want, err)
+		}
 	}
 }
