@@ -282,8 +282,12 @@ func (s *service) status(ctx context.Context) error {
 			settled.Reset(settling)
 		case <-settled.C:
 			// Looks at the driver and its files, the first ones above all, take more than all that follows.
-			if err := memory.GiveBack(); err != nil {
+			done, err := s.driver.whenUnused(memory.GiveBack)
+			if err != nil {
 				s.app.log.Debug("some memory is not given back", "error", err)
+			}
+			if !done {
+				settled.Reset(settling)
 			}
 		case <-s.news:
 		}

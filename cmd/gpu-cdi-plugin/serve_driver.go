@@ -27,8 +27,9 @@ type nodeDriver struct {
 	// present are the GPUs that the kernel's module knew when the library was opened, and mute those that could not be
 	// read at the last look, both as text that is only compared.
 	present, mute string
-	// refused is the error of begin, for who asks first.
+	// refused is the error of begin, for who asks first, and giveUp ends it.
 	refused error
+	giveUp  context.CancelFunc
 	// linked is of the last reading of links, and looked of the last look, or nil.
 	linked, looked *gpu.Snapshot
 }
@@ -175,13 +176,26 @@ func knownGPUs(h host.Host) string {
 	return strings.Join(names, ",")
 }
 
-// begin begins to open the driver beside what else there is to do.
+// begin begins to open the driver beside what else there is to do. It is called before anything else.
 func (d *nodeDriver) begin(ctx context.Context) {
+	ctx, d.giveUp = context.WithCancel(ctx)
+	d.mu.Lock() // here, so that nobody comes before
 	go func() {
-		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.refused = d.open(ctx)
 	}()
+}
+
+// whenUnused calls do while nobody asks the driver or loads it, or not at all.
+func (d *nodeDriver) whenUnused(do func() error) (done bool, err error) {
+	if !d.mu.TryLock() {
+		return false, nil
+	}
+	defer d.mu.Unlock()
+	if len(d.users) > 0 {
+		return false, nil
+	}
+	return true, do()
 }
 
 func (d *nodeDriver) open(ctx context.Context) error {
@@ -201,8 +215,11 @@ func (d *nodeDriver) open(ctx context.Context) error {
 	return err
 }
 
-// Close gives the driver back.
+// Close gives the driver back. It does not wait for begin.
 func (d *nodeDriver) Close() error {
+	if d.giveUp != nil {
+		d.giveUp()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.close()
