@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"strconv"
 	"strings"
 
@@ -43,10 +44,37 @@ func Parse(data []byte) (*File, error) {
 	if err := d.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
 		return nil, errors.New("more than one YAML document")
 	}
-	if err := yaml.Unmarshal(data, &f.keys); err != nil {
+	var document yaml.Node
+	if err := yaml.Unmarshal(data, &document); err != nil {
 		return nil, err
 	}
+	if document.Kind == 0 { // the file is empty
+		return f, nil
+	}
+	if err := document.Decode(&f.keys); err != nil {
+		return nil, err
+	}
+	if markFractions(&document) {
+		if err := document.Decode(new(Config)); err != nil {
+			return nil, f.wrong(err)
+		}
+	}
 	return f, nil
+}
+
+// markFractions makes numbers that are not whole something that the decoder puts into texts, but not into numbers: it would
+// cut off the rest of them. It reports whether there are any.
+func markFractions(n *yaml.Node) (found bool) {
+	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!float" {
+		if x, err := strconv.ParseFloat(n.Value, 64); err != nil || x != math.Trunc(x) {
+			n.Tag = "!!fraction"
+			return true
+		}
+	}
+	for _, below := range n.Content {
+		found = markFractions(below) || found
+	}
+	return found
 }
 
 // wrong is the error of a file that could not be decoded whole. What could be is validated.
