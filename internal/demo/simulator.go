@@ -42,7 +42,7 @@ func (s Simulator) Machines(ctx context.Context, namesOrFiles ...string) (names 
 			Name string `json:"name"`
 		} `json:"machines"`
 	}
-	err = s.run(ctx, &list, append([]string{"list-machines"}, namesOrFiles...)...)
+	err = s.run(ctx, &list, "list-machines", append([]string{"--"}, namesOrFiles...)...)
 	for _, m := range list.Machines {
 		names = append(names, m.Name)
 	}
@@ -57,11 +57,8 @@ type Node struct {
 
 // Create makes a simulated node in a new directory. Without root its device nodes are plain files.
 func (s Simulator) Create(ctx context.Context, dir, nameOrFile string) (n Node, err error) {
-	args := []string{"create", "--machine", nameOrFile}
-	if os.Geteuid() != 0 {
-		args = append(args, "--plain-nodes")
-	}
-	err = s.run(ctx, &n, append(args, dir)...)
+	plain := fmt.Sprintf("--plain-nodes=%t", os.Geteuid() != 0)
+	err = s.run(ctx, &n, "create", plain, "--machine="+nameOrFile, dir)
 	return n, err
 }
 
@@ -73,12 +70,12 @@ func (s Simulator) Show(ctx context.Context, dir string) (n Node, err error) {
 
 // run reads what gpu-sim prints as JSON. Its environment is ours, since it finds the C compiler and its cache by that, and
 // its errors are told as ours.
-func (s Simulator) run(ctx context.Context, to any, args ...string) error {
+func (s Simulator) run(ctx context.Context, to any, verb string, args ...string) error {
 	if s.Path == "" {
 		return exit.With(exit.Failure, "make build puts gpu-sim beside this program, where it is looked for first, and then in PATH",
 			errors.New("no GPU can be simulated: gpu-sim is not there"))
 	}
-	cmd := exec.CommandContext(ctx, s.Path, append(args, "--output=json")...)
+	cmd := exec.CommandContext(ctx, s.Path, append([]string{verb, "--output=json"}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = stopTime
 	var stdout, stderr bytes.Buffer
