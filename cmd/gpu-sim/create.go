@@ -25,9 +25,10 @@ func (a *app) createCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create DIR --machine NAME|FILE",
 		Short: "Make a simulated node",
-		Long: `Makes a simulated node in a new directory and prints the directory or, with -o, what show prints of it. The machine is one of ` + "`gpu-sim list-machines`" + `
-or a file of your own, which is named with a slash or an extension .yaml. A machine pcie-fabric-N is generated: N GPUs
-(a multiple of 16, at most 128) behind PCIe switches, with 16 GPUs, two host bridges and eight switches on each NUMA node.
+		Long: `Makes a simulated node in a new directory and prints the directory or, with -o, what show prints of it. The machine is
+one of ` + "`gpu-sim list-machines`" + ` or a file of your own, which is named with a slash or an extension .yaml. A machine
+pcie-fabric-N is generated: N GPUs (a multiple of 16, at most 128) behind PCIe switches, with 16 GPUs, two host bridges
+and eight switches on each NUMA node.
 
 The library is compiled when it is needed for the first time, with $CC or cc, and kept in the user's cache directory.
 Device nodes have the numbers of real ones but no driver behind them; making them needs root (CAP_MKNOD).`,

@@ -27,8 +27,8 @@ func (a *app) listCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list-machines [NAME|FILE...]",
 		Short: "List the machines that can be made",
-		Long: `Lists the machines that come with gpu-sim, or only those of these names and files, which must be machines. Each that comes
-with it is a file in sim/machines of the sources.`,
+		Long: `Lists the machines that come with gpu-sim, or only those of these names and files, which must be machines. Each that
+comes with it is a file in sim/machines of the sources.`,
 		Example: `  gpu-sim list-machines -o json | jq -r '.machines[].name'
   gpu-sim list-machines ./lab.yaml   # is it one?`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
