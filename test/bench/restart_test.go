@@ -13,6 +13,8 @@ import (
 // BenchmarkRestart is P4 of the targets: from the kubelet's new socket until a plugin has asked to be registered again, and
 // until the kubelet has its list. The floor is a connection to our plugin on which its list is read; a registration takes
 // one of these and one to the kubelet. The worst floor shows what of a late registration may be the machine's.
+// The peer takes as long as in BenchmarkServe: it begins anew, with the driver's library and the spec, whenever the kubelet
+// does.
 func BenchmarkRestart(b *testing.B) {
 	const (
 		rounds = 250
