@@ -53,8 +53,9 @@ lint: ## golangci-lint, formatting, the import arrows, shell scripts
 	cd test/devicemanager && $(LINT) run ./...
 
 .PHONY: bench
-bench: setup build ## benchmarks, each beside its floor or peer in the same run
-	$(GO) test -run '^$$' -bench . -benchmem ./...
+bench: setup build ## benchmarks; those of whole programs beside a floor and a peer in the same run
+	$(GO) test -run '^$$' -bench . -benchmem $$($(GO) list ./... | grep -v /test/)
+	$(GO) test -timeout 40m -run '^$$' -bench . ./test/bench ./test/day
 	$(GO) test -C test/allocator -timeout 20m -run '^$$' -bench . .
 
 .PHONY: generate
