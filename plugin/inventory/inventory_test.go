@@ -37,10 +37,13 @@ func TestStartWritesTheSpecAndListsItsDevices(t *testing.T) {
 func TestNothingIsDoneWhereNothingChanged(t *testing.T) {
 	b := newBed(t, "pcie-quad")
 	b.start()
-	before := fileid.Of(b.path)
+	before, spec := fileid.Of(b.path), b.inv.State().Spec
 	b.reconcile()
 	if fileid.Of(b.path) != before {
 		t.Error("the spec was written again")
+	}
+	if b.inv.State().Spec != spec { // then answers that were made of it would all be made again
+		t.Error("the state has another spec, which says the same")
 	}
 	if n := len(b.published); n != 1 {
 		t.Errorf("%d states published, want 1", n)

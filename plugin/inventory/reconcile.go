@@ -176,10 +176,20 @@ func (i *Inventory) judged(s State) State {
 	return s
 }
 
+// publish makes s the state. What is in it as before is the same as before, so that who keeps what he made of a spec sees
+// that it is right still.
 func (i *Inventory) publish(s State) {
 	i.mu.Lock()
-	same := i.state.Snapshot != nil && reflect.DeepEqual(s.Snapshot.Links, i.state.Snapshot.Links) && sameText(s.Err, i.state.Err) && reflect.DeepEqual(s.Spec, i.state.Spec) &&
-		reflect.DeepEqual(s.Extras, i.state.Extras) && reflect.DeepEqual(s.Resources, i.state.Resources)
+	before := &i.state
+	sameSpec, sameExtras := reflect.DeepEqual(s.Spec, before.Spec), reflect.DeepEqual(s.Extras, before.Extras)
+	if sameSpec {
+		s.Spec = before.Spec
+	}
+	if sameExtras {
+		s.Extras = before.Extras
+	}
+	same := sameSpec && sameExtras && before.Snapshot != nil && reflect.DeepEqual(s.Snapshot.Links, before.Snapshot.Links) &&
+		sameText(s.Err, before.Err) && reflect.DeepEqual(s.Resources, before.Resources)
 	i.state = s
 	i.mu.Unlock()
 	if !same {
