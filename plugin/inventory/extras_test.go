@@ -172,6 +172,16 @@ func TestAnotherSpecOfAnExtra(t *testing.T) {
 	b.hasExtras("nvidia.com/gds=all")
 }
 
+func TestTheSpecsOfExtrasInTheStateStay(t *testing.T) {
+	b := newExtrasBed(t, []string{"gds", "imex"}, gds, channel1)
+	b.start()
+	before := b.inv.State().Extras
+	b.reconcile()
+	if now := b.inv.State().Extras; len(now) != 2 || !slices.Equal(now, before) {
+		t.Errorf("other specs, %v, are in the state, where nothing has changed since %v", now, before)
+	}
+}
+
 func TestExtrasWithoutSpecFiles(t *testing.T) {
 	b := newBedOn(t, simtest.Node(t, "pcie-quad", simtest.Extras("gds")), func(o *Options) {
 		o.Extras, o.Path = []Extra{gds}, ""
@@ -210,6 +220,17 @@ func TestTheSpecOfAnExtraThatIsConfiguredNoLonger(t *testing.T) {
 			must(t, err)
 			must(t, os.WriteFile(path, bytes.Replace(text, []byte("channel1\""), []byte("other\""), 1), 0o644))
 		}, true},
+		"stays when it was changed to what could be ours": {nobody, time.Hour, func(t *testing.T, path string) {
+			text, err := os.ReadFile(path)
+			must(t, err)
+			text = bytes.ReplaceAll(text, []byte("channel1\""), []byte("channel2\""))
+			must(t, os.WriteFile(path, bytes.Replace(text, []byte(`"name": "1"`), []byte(`"name": "2"`), 1), 0o644))
+			spec, err := cdi.ReadFile(path)
+			must(t, err)
+			if !cdi.IMEX.Wrote(spec) {
+				t.Fatalf("the spec is one that is not ours:\n%s", text)
+			}
+		}, true},
 		"stays when another instance keeps it": {nobody, time.Hour, func(t *testing.T, path string) {
 			l, err := lock.Acquire(lockOf(path))
 			must(t, err)
@@ -238,6 +259,24 @@ func TestTheSpecOfAnExtraThatIsConfiguredNoLonger(t *testing.T) {
 				t.Error("the spec of the other extra is gone")
 			}
 		})
+	}
+}
+
+// Between the look at a spec and its removal somebody may write one of his own.
+func TestWhatSomebodyWroteMeanwhileStays(t *testing.T) {
+	b := newExtrasBed(t, []string{"gds"}, gds)
+	b.start()
+	must(t, b.inv.release())
+	path := filepath.Join(b.dirs[1], "nvidia.com-gds.json")
+	spec, err := cdi.ReadFile(path)
+	must(t, err)
+	must(t, cdi.WriteFile(path, spec))
+	if removed, err := removeUnlessKept(path); removed || err != nil {
+		t.Errorf("removed: %t, error %v", removed, err)
+	}
+	mark(path, spec)
+	if removed, err := removeUnlessKept(path); !removed || err != nil {
+		t.Errorf("one of ours is removed: %t, error %v", removed, err)
 	}
 }
 

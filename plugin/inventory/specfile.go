@@ -146,7 +146,7 @@ func (f *specFile) write(old, want *specs.Spec) (fileid.ID, error) {
 		return fileid.ID{}, exit.With(exit.Failure, hintWrite, err)
 	}
 	if f.marks {
-		mark(f.path)
+		mark(f.path, want)
 	}
 	what := "new"
 	if old != nil {

@@ -1,13 +1,18 @@
 package inventory
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
@@ -15,29 +20,44 @@ import (
 	"gpu-cdi-plugin/internal/lock"
 )
 
-// markName is an extended attribute of the specs of extras that were written here. It goes with the file: who writes the
-// spec anew by hand, with `cdi generate --write` or otherwise, makes it his own.
+// markName is an extended attribute of the specs of extras that were written here: a hash of the content. It goes with the
+// file and its content: who writes the spec anew by hand, with `cdi generate --write` or otherwise, or edits it in its
+// place, makes it his own.
 const markName = "gpu-cdi-plugin.serve"
 
 // markSpaces are where the attribute may be: tmpfs has those of users since Linux 6.6, and those of root before.
 func markSpaces() []string { return []string{"user.", "trusted."} }
 
-// mark notes that a file was written here. Where that cannot be noted the file is taken for somebody else's.
-func mark(path string) {
+// mark notes that the spec at path was written here. Where that cannot be noted the file is taken for somebody else's.
+func mark(path string, spec *specs.Spec) {
 	for _, space := range markSpaces() {
-		if unix.Lsetxattr(path, space+markName, []byte("1"), 0) == nil {
+		if unix.Lsetxattr(path, space+markName, hashOf(spec), 0) == nil {
 			return
 		}
 	}
 }
 
+// marked reports whether the spec at path was written here, and is what was written.
 func marked(path string) bool {
-	for _, space := range markSpaces() {
-		if n, err := unix.Lgetxattr(path, space+markName, make([]byte, 8)); err == nil && n > 0 {
-			return true
-		}
+	spec, err := cdi.ReadFile(path)
+	if err != nil {
+		return false
 	}
-	return false
+	want := hashOf(spec)
+	there := make([]byte, len(want))
+	return slices.ContainsFunc(markSpaces(), func(space string) bool {
+		n, err := unix.Lgetxattr(path, space+markName, there)
+		return err == nil && bytes.Equal(there[:n], want)
+	})
+}
+
+func hashOf(spec *specs.Spec) []byte {
+	text, err := json.Marshal(spec)
+	if err != nil {
+		panic(err) // strings and numbers can always be written
+	}
+	sum := sha256.Sum256(text)
+	return sum[:]
 }
 
 // unwanted are the files of extras that are configured no longer and that this program wrote, here or elsewhere.
@@ -86,8 +106,8 @@ func (i *Inventory) removeUnwanted() {
 		}
 		given, err := i.opts.Given(e.Kind(i.opts.Spec.Kind))
 		if err == nil && !given {
-			err = removeUnlessKept(path)
-			if err == nil {
+			var removed bool
+			if removed, err = removeUnlessKept(path); removed {
 				i.log.Info("CDI spec removed, since the extra is configured no longer and no pod has it", "extra", e, "path", path)
 			}
 		}
@@ -97,17 +117,19 @@ func (i *Inventory) removeUnwanted() {
 	}
 }
 
-// removeUnlessKept removes a spec that no instance keeps.
-func removeUnlessKept(path string) error {
+// removeUnlessKept removes a spec that no instance keeps, unless somebody wrote one of his own there meanwhile.
+func removeUnlessKept(path string) (removed bool, err error) {
 	l, err := lock.Acquire(lockOf(path))
 	if err != nil {
-		return err
+		return false, err
 	}
-	err = os.Remove(path)
-	if err != nil {
-		err = fmt.Errorf("remove the spec of an extra: %w", err)
+	if marked(path) {
+		if err = os.Remove(path); err != nil {
+			err = fmt.Errorf("remove the spec of an extra: %w", err)
+		}
+		removed = err == nil
 	}
-	return errors.Join(err, l.Release())
+	return removed, errors.Join(err, l.Release())
 }
 
 // lockOf is the file that says who keeps a spec.
