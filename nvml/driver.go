@@ -105,10 +105,11 @@ func (d *driver) initialize(ctx context.Context) error {
 	return err
 }
 
-// shutdown makes up for those that were left out, too.
+// shutdown makes up for those that were left out, too. After an error those that remain are owed still.
 func (d *driver) shutdown(ctx context.Context) error {
-	for range 1 + d.owed.Swap(0) {
+	for n := 1 + d.owed.Swap(0); n > 0; n-- {
 		if _, err := askSystem(ctx, d, "nvmlShutdown", noValue(d.api.Shutdown)); err != nil {
+			d.owed.Add(n - 1)
 			return err
 		}
 	}

@@ -205,6 +205,29 @@ func TestCloseWithACallLeftBehind(t *testing.T) {
 	})
 }
 
+func TestShutdownsThatAreOwedAreNotForgotten(t *testing.T) {
+	l, server := mocked(t)
+	l.driver.owed.Store(2)
+	failing := true
+	server.ShutdownFunc = func() nvml.Return {
+		if failing {
+			return nvml.ERROR_UNKNOWN
+		}
+		return nvml.SUCCESS
+	}
+	if err := l.Close(); err == nil || len(server.ShutdownCalls()) != 1 {
+		t.Errorf("error %v, %d shutdowns; want an error and one", err, len(server.ShutdownCalls()))
+	}
+	failing = false
+	again, err := open(t.Context(), l.driver, options{timeout: time.Second, host: hostWith(t, nil)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Close(); err != nil || len(server.ShutdownCalls()) != 4 {
+		t.Errorf("error %v, %d shutdowns; want 3 more", err, len(server.ShutdownCalls()))
+	}
+}
+
 func TestInitThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, server := mocked(t)
