@@ -23,13 +23,21 @@ func (id ID) IsZero() bool { return id == ID{} }
 // Same reports whether both are of the same file, whatever was done to it.
 func (id ID) Same(other ID) bool { return id.Dev == other.Dev && id.Ino == other.Ino }
 
-// tick is longer than the kernel's clock of changes stands still: 10 ms at most, and file systems that round are no finer.
-const tick = 100 * time.Millisecond
+// tick is longer than the kernel's clock of changes stands still, 10 ms at most, and coarseTick than the times of file
+// systems that round to a second, as ext4 with small inodes does, or to two, as FAT does.
+const (
+	tick       = 100 * time.Millisecond
+	coarseTick = 2*time.Second + tick
+)
 
 // Settled reports whether the file still has a name, and a change after now would show: one shortly before leaves the times
 // as they are.
 func (id ID) Settled(now time.Time) bool {
-	return id.Links > 0 && now.Sub(time.Unix(id.Changed.Unix())) > tick
+	needed := tick
+	if id.Changed.Nsec == 0 {
+		needed = coarseTick
+	}
+	return id.Links > 0 && now.Sub(time.Unix(id.Changed.Unix())) > needed
 }
 
 // Of is the ID of what a path leads to.

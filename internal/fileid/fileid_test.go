@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func write(path string) error { return os.WriteFile(path, []byte("content"), 0o600) }
@@ -84,6 +86,27 @@ func TestWhatComesToADirectoryAndLeavesItShows(t *testing.T) {
 				t.Errorf("%+v before and afterwards", after)
 			}
 		})
+	}
+}
+
+// Some file systems have times in seconds: a change shows when the next second, or the one after it, begins.
+func TestWhenAFileIsSettled(t *testing.T) {
+	const second = 1_000_000
+	for name, c := range map[string]struct {
+		changed unix.Timespec
+		after   time.Duration
+		want    bool
+	}{
+		"a moment later":                    {unix.Timespec{Sec: second, Nsec: 5}, tick / 2, false},
+		"later":                             {unix.Timespec{Sec: second, Nsec: 5}, 2 * tick, true},
+		"later, with times in seconds":      {unix.Timespec{Sec: second}, 2 * time.Second, false},
+		"much later, with times in seconds": {unix.Timespec{Sec: second}, 3 * time.Second, true},
+		"before, since the clock was set":   {unix.Timespec{Sec: second, Nsec: 5}, -time.Hour, false},
+	} {
+		id := ID{Links: 1, Changed: c.changed}
+		if got := id.Settled(time.Unix(c.changed.Unix()).Add(c.after)); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
 	}
 }
 
