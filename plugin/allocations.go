@@ -112,17 +112,22 @@ func allocationsPath(name string) string {
 	return AllocationsDir + "/" + strings.ReplaceAll(name, "/", "_") + allocationSuffix
 }
 
-// has reports whether a file is there. What is found is remembered for as long as nothing comes to the directory or leaves
-// it.
+// lookTime is for how long what was found by its path counts as there: only a look shows that what leads to the directory
+// was moved, or that something was mounted there.
+const lookTime = time.Second
+
+// has reports whether a file is there. What is found is remembered for a while, as long as nothing comes to the directory
+// or leaves it.
 func (a *allocations) has(f *allocationFile) bool {
 	if f.path == "" {
 		return true
 	}
+	now := time.Now()
 	a.mu.RLock()
 	dir := a.kept.ID()
 	a.mu.RUnlock()
-	settled := dir.Settled(time.Now())
-	if last := f.seen.Load(); settled && last != nil && *last == dir {
+	settled := dir.Settled(now)
+	if last := f.seen.Load(); settled && last != nil && last.dir == dir && now.Sub(last.at) < lookTime {
 		return true
 	}
 	if !dir.Same(fileid.Of(a.dir)) {
@@ -133,7 +138,7 @@ func (a *allocations) has(f *allocationFile) bool {
 		return false
 	}
 	if settled {
-		f.seen.Store(&dir)
+		f.seen.Store(&fileSeen{dir, now})
 	}
 	return true
 }
@@ -149,7 +154,13 @@ func (a *allocations) keep() {
 // allocationFile is one of the files; an empty path is none.
 type allocationFile struct {
 	path string
-	seen atomic.Pointer[fileid.ID] // of the directory when it had the file
+	seen atomic.Pointer[fileSeen]
+}
+
+// fileSeen is that a file was in its directory.
+type fileSeen struct {
+	dir fileid.ID // of then
+	at  time.Time
 }
 
 func isFile(path string) bool {

@@ -157,7 +157,7 @@ func TestAFileThatIsGoneComesBackAlsoIfItWasThereForLong(t *testing.T) {
 				l := s.list.Load()
 				devices, err := l.find([]string{uuid(0)})
 				must(t, err)
-				if seen := l.answered.get(keyOf(nil, devices)).file.seen.Load(); seen == nil || *seen != fileid.Of(dir) {
+				if seen := l.answered.get(keyOf(nil, devices)).file.seen.Load(); seen == nil || seen.dir != fileid.Of(dir) {
 					t.Fatalf("the file is looked up each time: %v", seen)
 				}
 				must(t, do(m.HostPath, dir))
@@ -166,6 +166,22 @@ func TestAFileThatIsGoneComesBackAlsoIfItWasThereForLong(t *testing.T) {
 			}
 		})
 	}
+}
+
+// That what leads to the directory is another does not show on the directory.
+func TestAFileComesBackWhenWhatLeadsToItIsMoved(t *testing.T) {
+	t.Parallel()
+	parent := filepath.Join(t.TempDir(), "parent")
+	a := answers(CDICRI)
+	a.AllocationDir = filepath.Join(parent, "allocations")
+	s := serverOf(t, gpusOf(1), a)
+	for range 3 { // written, kept, asked
+		mountOf(t, s, uuid(0))
+		time.Sleep(200 * time.Millisecond)
+	}
+	must(t, os.Rename(parent, parent+".old"))
+	time.Sleep(lookTime)
+	mountOf(t, s, uuid(0)) // reads it
 }
 
 // checkpointOf is a kubelet's checkpoint with an allocation that mounts the paths.

@@ -1,9 +1,13 @@
 package plugin
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -28,6 +32,39 @@ func TestAnAnswerThatWasGivenFollowsTheSpec(t *testing.T) {
 	spec = &next
 	if diff := cmp.Diff(map[string]string{"NEW": "1"}, env()); diff != "" {
 		t.Errorf("after the spec has changed (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnAnswerThatWasGivenIsRefusedWhenTheSpecLacksTheDevices(t *testing.T) {
+	a, on := answers(CDICRI), &specsThat{}
+	a.Specs = on
+	s := serverOf(t, gpusOf(1), a)
+	for _, lacks := range []error{nil, errors.New("the spec lacks it"), nil} {
+		on.err = lacks
+		resp, err := s.Allocate(t.Context(), allocate(uuid(0)))
+		if lacks == nil {
+			must(t, err)
+		} else if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), lacks.Error()) || resp != nil {
+			t.Errorf("the answer %v and the error %v, want %v", resp, err, lacks)
+		}
+	}
+}
+
+func TestAnAnswerThatWasGivenFollowsTheExtras(t *testing.T) {
+	a := answers(CDICRI)
+	extras := testExtras()
+	a.Extras = func() []*specs.Spec { return extras }
+	s := serverOf(t, gpusOf(1), a)
+	for _, c := range []struct {
+		extras []*specs.Spec
+		want   int // CDI devices
+	}{{extras, 4}, {extras[:1], 2}, {nil, 1}, {extras, 4}} {
+		extras = c.extras
+		resp, err := allocated(s, allocate(uuid(0)))
+		must(t, err)
+		if got := resp.GetContainerResponses()[0].GetCdiDevices(); len(got) != c.want {
+			t.Errorf("with %d extras: %v, want %d names", len(c.extras), got, c.want)
+		}
 	}
 }
 
