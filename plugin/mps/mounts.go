@@ -191,7 +191,7 @@ func (p place) isIn(list []mount) bool {
 // in. A mount that is made in a pod, or in a service of systemd with PrivateTmp= and the like, may stay there.
 func (p place) onHost(in mount) bool {
 	if !seesAllProcesses() {
-		return in.shared && !in.slave || in.point == "/"
+		return in.reachesHost()
 	}
 	list, err := readMounts("/proc/1/mountinfo")
 	if err != nil {
@@ -204,3 +204,8 @@ func (p place) onHost(in mount) bool {
 	}
 	return false
 }
+
+// reachesHost reports whether what is mounted below is seen on the host, as far as can be told without its processes: in a
+// pod only where it is shared, and everywhere in a container that has nothing mounted from the host, which is a node itself.
+// A slave, as all is in a service of systemd with mounts of its own, sees what others mount and keeps its own to itself.
+func (m mount) reachesHost() bool { return !m.slave && (m.shared || m.point == "/") }

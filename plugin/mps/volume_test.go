@@ -28,6 +28,14 @@ func newDirs(t *testing.T) (own string) {
 	return filepath.Join(dir, testGPU)
 }
 
+// allProcesses skips a test of what is told by the node's processes where they are not all seen, as in a container.
+func allProcesses(t *testing.T) {
+	t.Helper()
+	if !seesAllProcesses() {
+		testenv.Skip(t, "needs to see all processes of the machine, as in a container that is started with --pid=host")
+	}
+}
+
 // container is a process that has a directory as its /dev/shm, as a container of the GPU has. It ends with end.
 func container(t *testing.T, dir string) (end func()) {
 	t.Helper()
@@ -84,6 +92,7 @@ func TestVolumesAreLimited(t *testing.T) {
 // What is left by containers that have ended is gone for those of the next daemon; while one is there it keeps what it
 // has, since it is to be the next daemon's client.
 func TestVolumesBeginEmptyUnlessSomebodyHasThem(t *testing.T) {
+	allProcesses(t)
 	own := newDirs(t)
 	dir, shm := filepath.Dir(own), filepath.Join(own, shmName)
 	left := func() bool { _, err := os.Lstat(filepath.Join(shm, "left")); return err == nil }
@@ -115,6 +124,7 @@ func TestVolumesBeginEmptyUnlessSomebodyHasThem(t *testing.T) {
 
 // In a container there may be programs in a chroot, which see less of its mounts than the others.
 func TestVolumesInUseBesideAChroot(t *testing.T) {
+	allProcesses(t)
 	own := newDirs(t)
 	shm := filepath.Join(own, shmName)
 	must(t, os.WriteFile(filepath.Join(shm, "left"), nil, 0o600))
@@ -128,6 +138,7 @@ func TestVolumesInUseBesideAChroot(t *testing.T) {
 
 // A node's GPUs may be shared already when the plugin is replaced by this one.
 func TestDirectoriesOfBefore(t *testing.T) {
+	allProcesses(t)
 	testenv.Root(t)
 	dir, secret := shortDir(t), filepath.Join(t.TempDir(), "secret")
 	must(t, makeDirs(dir, testGPU))
@@ -192,6 +203,7 @@ func apart(t *testing.T, f func()) {
 
 // What is mounted where the containers' runtime does not see it would part the daemon from its clients.
 func TestVolumesThatTheHostDoesNotSee(t *testing.T) {
+	allProcesses(t)
 	testenv.Root(t)
 	dir := shortDir(t)
 	apart(t, func() {
@@ -205,6 +217,7 @@ func TestVolumesThatTheHostDoesNotSee(t *testing.T) {
 // What a container leaves in its daemon's directories is gone with the daemon, and what is mounted for one GPU is not held
 // by the daemon of another.
 func TestVolumesOfDaemons(t *testing.T) {
+	allProcesses(t)
 	k := newKept(t)
 	k.start()
 	k.want(0)
@@ -320,6 +333,28 @@ func TestParseMounts(t *testing.T) {
 		if got, err := parseMounts(strings.NewReader(line + "\n")); err == nil {
 			t.Errorf("%.40q: %v", line, got)
 		}
+	}
+}
+
+func TestReachesHost(t *testing.T) {
+	for name, c := range map[string]struct {
+		line string
+		want bool
+	}{
+		"a directory of the host, Bidirectional":   {"1 2 0:3 / /run/x rw shared:5 - tmpfs x rw", true},
+		"a directory of the host, HostToContainer": {"1 2 0:3 / /run/x rw master:5 - tmpfs x rw", false},
+		"a directory of the host, as usual":        {"1 2 0:3 / /run/x rw - tmpfs x rw", false},
+		"a node in a container":                    {"1 2 0:3 / / rw - overlay x rw", true},
+		"a service with PrivatePIDs=, PrivateTmp=": {"1 2 0:3 / / rw shared:5 master:1 - ext4 x rw", false},
+		"a service with MountFlags=slave":          {"1 2 0:3 / / rw master:1 - ext4 x rw", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, err := parseMount(c.line)
+			must(t, err)
+			if m.reachesHost() != c.want {
+				t.Errorf("it is %t", m.reachesHost())
+			}
+		})
 	}
 }
 
