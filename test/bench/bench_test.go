@@ -5,6 +5,7 @@ package bench
 import (
 	"cmp"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -73,12 +74,12 @@ func (v *variant) quartiles() (low, high time.Duration) {
 	return sorted[len(sorted)/4], sorted[len(sorted)*3/4]
 }
 
-// measure runs the variants in turn, every round in another order, after one round that is not counted.
+// measure runs the variants in turn, every round in an order by chance, after one round that is not counted.
 func measure(b *testing.B, rounds int, variants []*variant) {
 	b.Helper()
 	for round := range rounds + 1 {
-		for i := range variants {
-			v := variants[(i+round)%len(variants)]
+		for _, i := range rand.Perm(len(variants)) { // so that none has always the same before it
+			v := variants[i]
 			if v.prepare != nil {
 				if err := v.prepare(); err != nil {
 					b.Fatal(err)
