@@ -15,7 +15,8 @@ import (
 
 // setup is run by the first process of a node's namespaces. Its argument is the node's directory. What the node's
 // programs would write into the machine is covered by directories and files of the node; the kernel's settings that a
-// kubelet insists on are files, too. As on a node with systemd, mounts are seen by the pods that ask for it. It ends, and all processes of the node with it, when its input does.
+// kubelet insists on are files, too. As on a node with systemd, mounts are seen by the pods that ask for it. It ends, and
+// all processes of the node with it, when its input does.
 const setup = `
 set -e
 mount --make-rprivate /
