@@ -24,21 +24,36 @@ type mount struct {
 	kind, source  string
 }
 
-// maxMountLine bounds a line, in bytes. It has two paths, each byte of which may be written as four.
-const maxMountLine = 1 << 16
+const (
+	// maxMountLine bounds a line, in bytes. It has two paths, each byte of which may be written as four.
+	maxMountLine = 1 << 16
+	// maxMounts bounds what is read at once of the mounts of all processes, in bytes. It is what some ten thousand
+	// containers have.
+	maxMounts = 256 << 20
+)
 
+// parseMounts leaves out lines that are too long. Everybody who has a user namespace can make some, and would keep us from
+// reading the others; what a containers' runtime mounts has shorter paths.
 func parseMounts(r io.Reader) ([]mount, error) {
 	var list []mount
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, maxMountLine)
-	for lines.Scan() {
-		m, err := parseMount(lines.Text())
+	lines, long := bufio.NewReaderSize(r, maxMountLine), false
+	for {
+		line, goesOn, err := lines.ReadLine()
+		if errors.Is(err, io.EOF) {
+			return list, nil
+		}
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, m)
+		if !goesOn && !long {
+			m, err := parseMount(string(line))
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, m)
+		}
+		long = goesOn
 	}
-	return list, lines.Err()
 }
 
 func parseMount(line string) (mount, error) {
@@ -66,12 +81,23 @@ func parseMount(line string) (mount, error) {
 var unescaped = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`)
 
 func readMounts(path string) ([]mount, error) {
+	var left int64 = maxMounts
+	return readMountsUpTo(path, &left)
+}
+
+// readMountsUpTo reads no more than is left of a number of bytes, which it lessens.
+func readMountsUpTo(path string, left *int64) ([]mount, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	list, err := parseMounts(f)
+	r := &io.LimitedReader{R: f, N: *left}
+	list, err := parseMounts(r)
+	*left = r.N
+	if err == nil && r.N <= 0 {
+		err = fmt.Errorf("more than %d bytes are mounts", maxMounts)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
@@ -140,12 +166,13 @@ func (p place) used() (used, known bool) {
 		return false, false
 	}
 	seen := map[view]bool{}
+	var left int64 = maxMounts
 	for _, process := range processes {
 		v, err := viewOf(process)
 		if err == nil && seen[v] {
 			continue
 		}
-		list, err := readMounts(process + "/mountinfo") // which more may read than where the namespace is
+		list, err := readMountsUpTo(process+"/mountinfo", &left) // which more may read than where the namespace is
 		switch {
 		case hasEnded(err):
 			continue
