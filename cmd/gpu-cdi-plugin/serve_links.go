@@ -115,7 +115,8 @@ func (d *nodeDriver) unread() map[string]string {
 	}
 	for i := range min(len(d.linked.Devices), len(d.looked.Devices)) {
 		then, now := &d.linked.Devices[i], &d.looked.Devices[i]
-		if !then.Usable() && now.Usable() {
+		same := then.UUID == "" || then.UUID == now.UUID // a GPU may have another index since
+		if same && !then.Usable() && now.Usable() {
 			all[now.UUID] = then.Error
 		}
 	}

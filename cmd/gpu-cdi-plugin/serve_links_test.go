@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -55,6 +57,20 @@ func TestLinksFollowTheirGPUs(t *testing.T) {
 	}
 }
 
+// Who cannot be asked for links is said by the GPU's name, whatever its index is at the next look.
+func TestWhoseLinksAreUnread(t *testing.T) {
+	devices := func(list ...gpu.Device) *gpu.Snapshot { return &gpu.Snapshot{Devices: list} }
+	mute := gpu.Device{UUID: "a", Error: "no answer"}
+	d := &nodeDriver{linked: devices(mute), looked: devices(gpu.Device{UUID: "a"})}
+	if diff := cmp.Diff(map[string]string{"a": "no answer"}, d.unread()); diff != "" {
+		t.Errorf("unread (-want +got):\n%s", diff)
+	}
+	d.looked = devices(gpu.Device{UUID: "b"}) // "a" is gone
+	if diff := cmp.Diff(map[string]string{}, d.unread()); diff != "" {
+		t.Errorf("unread when it is gone (-want +got):\n%s", diff)
+	}
+}
+
 // Reading links takes as long as the driver lets it, here for ever. What happens to the GPUs meanwhile is seen at once.
 func TestServeLooksWhileLinksHang(t *testing.T) {
 	t.Parallel()
@@ -103,6 +119,7 @@ func TestLinksThatHangDoNotPileUp(t *testing.T) {
 	if err := <-ended; !errors.Is(err, errReopened) {
 		t.Errorf("error %v", err)
 	}
+	closesAfterItsUsers(t, d)
 	for range 10 {
 		_, err := d.readLinks(t.Context())
 		mustDo(t, err)
@@ -119,4 +136,27 @@ func TestLinksThatHangDoNotPileUp(t *testing.T) {
 		changed, err := d.readLinks(t.Context())
 		return changed && err == nil && len(d.linked.Links) == 28
 	})
+}
+
+// The driver is not shut down before who asks it has heard that it will be.
+func closesAfterItsUsers(t *testing.T, d *nodeDriver) {
+	t.Helper()
+	asking := make(chan struct{})
+	var left atomic.Bool
+	go func() {
+		_ = d.use(t.Context(), func(ctx context.Context, _ *nvml.Library) error {
+			close(asking)
+			<-ctx.Done()
+			time.Sleep(50 * time.Millisecond)
+			left.Store(true)
+			return nil
+		})
+	}()
+	<-asking
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_ = d.close() // with calls left behind it says so
+	if !left.Load() {
+		t.Error("the driver was closed while somebody asked it")
+	}
 }
