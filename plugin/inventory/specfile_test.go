@@ -45,6 +45,7 @@ func TestSpecHasNoticesWhatHappensToASpecThatWasLeftAlone(t *testing.T) {
 				t.Fatal("the file is not kept")
 			}
 			must(t, do(b.path))
+			time.Sleep(200 * time.Millisecond) // nobody asks before the change is old, too
 			has()
 			info, err := os.Stat(b.path)
 			must(t, err)
