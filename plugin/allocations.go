@@ -1,10 +1,13 @@
 package plugin
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -134,7 +137,7 @@ func (a *allocations) has(f *allocationFile) bool {
 		a.keep()
 		settled = false
 	}
-	if !isFile(f.path) {
+	if !renew(f.path, now) {
 		return false
 	}
 	if settled {
@@ -163,13 +166,23 @@ type fileSeen struct {
 	at  time.Time
 }
 
-func isFile(path string) bool {
+// renew reports whether a file is there, and has it look new if it is about to look old: who removes old files does not
+// know of an answer that the kubelet has not written down yet.
+func renew(path string, now time.Time) bool {
 	var st unix.Stat_t
-	return unix.Lstat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
+	if unix.Lstat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return false
+	}
+	if now.Sub(time.Unix(st.Mtim.Unix())) < sweepAge/2 {
+		return true
+	}
+	err := os.Chtimes(path, now, now)
+	return err == nil || !errors.Is(err, fs.ErrNotExist) // what cannot be changed cannot be removed either
 }
 
-// write makes the file for the devices and extras, also where a file of that name is there: it may be damaged. An empty
-// directory in its place is what a runtime makes of a path that is missing. Without a directory there is no file.
+// write makes the file for the devices and extras, unless it is there and whole: to write it so that it outlives a power cut
+// takes longer than all else. An empty directory in its place is what a runtime makes of a path that is missing. Without a
+// directory there is no file.
 func (a *allocations) write(name string, devices []*device, extras []*specs.Spec) (path string, err error) {
 	if a.dir == "" {
 		return "", nil
@@ -182,12 +195,27 @@ func (a *allocations) write(name string, devices []*device, extras []*specs.Spec
 	if err := os.MkdirAll(a.dir, 0o755); err != nil {
 		return "", fmt.Errorf("make the directory of allocations: %w", err)
 	}
-	if info, err := os.Lstat(path); err == nil && info.IsDir() {
+	info, err := os.Lstat(path)
+	if err == nil && info.IsDir() {
 		if err := os.Remove(path); err != nil {
 			return "", fmt.Errorf("make room for an allocation: %w", err)
 		}
 	}
-	return path, atomicfile.Write(path, content, 0o644)
+	if err == nil && isWhole(path, info, content) && renew(path, time.Now()) {
+		return path, nil
+	}
+	return path, atomicfile.Write(path, content, readableByAll)
+}
+
+// readableByAll is the mode of the files: not every container runs as root.
+const readableByAll = 0o644
+
+func isWhole(path string, info os.FileInfo, content []byte) bool {
+	if info.Mode() != readableByAll || info.Size() != int64(len(content)) {
+		return false
+	}
+	there, err := os.ReadFile(path)
+	return err == nil && bytes.Equal(there, content)
 }
 
 // allocationOf is the content of a file.

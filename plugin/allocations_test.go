@@ -184,6 +184,70 @@ func TestAFileComesBackWhenWhatLeadsToItIsMoved(t *testing.T) {
 	mountOf(t, s, uuid(0)) // reads it
 }
 
+func TestAFileThatIsThereIsWrittenOnlyIfItIsDamaged(t *testing.T) {
+	for name, c := range map[string]struct {
+		damage func(file string) error
+		again  bool
+	}{
+		"left alone":       {func(string) error { return nil }, false},
+		"cut short":        {func(f string) error { return os.Truncate(f, 10) }, true},
+		"other text":       {func(f string) error { return writeOver(f, "[") }, true},
+		"not for everyone": {func(f string) error { return os.Chmod(f, 0o600) }, true},
+		"a link": {func(f string) error {
+			return errors.Join(os.Rename(f, f+".old"), os.Symlink(f+".old", f))
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := described(t, gpusOf(4))
+			m, content := mountOf(t, s, uuid(0))
+			before := fileid.Of(m.HostPath)
+			must(t, c.damage(m.HostPath))
+			// Another process comes to the same file.
+			_, now := mountOf(t, serverOf(t, gpusOf(4), s.answers), uuid(0))
+			if again := fileid.Of(m.HostPath).Ino != before.Ino; now != content || again != c.again {
+				t.Errorf("written again: %v; it says %s", again, now)
+			}
+			info, err := os.Lstat(m.HostPath)
+			must(t, err)
+			if info.Mode() != 0o644 {
+				t.Errorf("mode %v", info.Mode())
+			}
+		})
+	}
+}
+
+// writeOver writes over the beginning of a file.
+func writeOver(file, text string) error {
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}
+
+// An answer is in the kubelet's checkpoint a moment later only, and the file must not look old until then.
+func TestAFileThatIsGivenAgainIsNotSweptAway(t *testing.T) {
+	for name, again := range map[string]func(*server) *server{
+		"by the same plugin": func(s *server) *server { return s },
+		"by the next one":    func(s *server) *server { return serverOf(t, gpusOf(4), s.answers) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, dir := described(t, gpusOf(4))
+			m, _ := mountOf(t, s, uuid(0))
+			old := time.Now().Add(-2 * sweepAge)
+			must(t, os.Chtimes(m.HostPath, old, old))
+			checkpoint := filepath.Join(t.TempDir(), checkpointName)
+			must(t, os.WriteFile(checkpoint, checkpointOf(t), 0o600))
+			mountOf(t, again(s), uuid(0))
+			must(t, (&sweeper{dir: dir, checkpoint: checkpoint, log: quiet}).sweep(time.Now()))
+			if _, err := os.Stat(m.HostPath); err != nil {
+				t.Errorf("the file that was given: %v", err)
+			}
+		})
+	}
+}
+
 // checkpointOf is a kubelet's checkpoint with an allocation that mounts the paths.
 func checkpointOf(t testing.TB, paths ...string) []byte {
 	t.Helper()
