@@ -157,7 +157,7 @@ func (g *generator) devices() []specs.Device {
 // nvidia-caps are dynamic, and a spec that holds them is wrong after a reboot.
 func deviceNodes(nodes []Node) []*specs.DeviceNode {
 	nodes = slices.Clone(nodes)
-	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortStableFunc(nodes, func(a, b Node) int { return strings.Compare(a.Path, b.Path) })
 	var list []*specs.DeviceNode
 	for _, n := range nodes {
 		dn := &specs.DeviceNode{Path: n.Path, Permissions: nodePermissions, FileMode: n.containerMode()}

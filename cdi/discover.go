@@ -132,7 +132,7 @@ func (s *libraryScan) driver(h host.Host) *Driver {
 	modules, findings := s.xorg()
 	d.Libraries = append(d.Libraries, modules...)
 	d.Looked = append(d.Looked, findings...)
-	slices.SortFunc(d.Libraries, func(a, b Library) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortStableFunc(d.Libraries, func(a, b Library) int { return strings.Compare(a.Path, b.Path) })
 
 	d.Files, findings = findFiles(s.root, s.machine)
 	d.Looked = append(d.Looked, findings...)

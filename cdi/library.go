@@ -58,6 +58,6 @@ func sortedLinks(links map[string]string) []Link {
 	for p, target := range links {
 		list = append(list, Link{p, target})
 	}
-	slices.SortFunc(list, func(a, b Link) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortStableFunc(list, func(a, b Link) int { return strings.Compare(a.Path, b.Path) })
 	return list
 }

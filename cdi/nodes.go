@@ -36,7 +36,7 @@ func findNodes(h host.Host) ([]Node, []Finding) {
 			}
 		}
 	}
-	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortStableFunc(nodes, func(a, b Node) int { return strings.Compare(a.Path, b.Path) })
 	return nodes, findings
 }
 

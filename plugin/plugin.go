@@ -209,7 +209,7 @@ func (p *Plugin) Status() []Status {
 	for _, e := range p.endpoints {
 		all = append(all, e.status())
 	}
-	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.Resource, b.Resource) })
+	slices.SortStableFunc(all, func(a, b Status) int { return strings.Compare(a.Resource, b.Resource) })
 	return all
 }
 

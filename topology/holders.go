@@ -47,7 +47,7 @@ func podsOf(n Node) pods {
 	for _, list := range claims {
 		slices.SortStableFunc(list, compareClaims)
 	}
-	slices.SortFunc(claims, func(a, b []claim) int { return compareClaims(a[0], b[0]) })
+	slices.SortStableFunc(claims, func(a, b []claim) int { return compareClaims(a[0], b[0]) })
 	for i, list := range claims {
 		ps.list = append(ps.list, pod{name: clean(list[0].Namespace + "/" + list[0].Pod), sign: sign(i)})
 		for _, c := range list {
@@ -142,7 +142,7 @@ func devicesOf(h Holder, names map[string]deviceName) []share {
 			list = append(list, share{uuid, name, 1})
 		}
 	}
-	slices.SortFunc(list, func(a, b share) int { return compareNames(a.name, b.name) })
+	slices.SortStableFunc(list, func(a, b share) int { return compareNames(a.name, b.name) })
 	return list
 }
 

@@ -173,7 +173,7 @@ func (l *layout) leave(p int, w *wire) int {
 	if slices.ContainsFunc(l.fabrics, func(f *fabric) bool { return f.ports[p] > 0 }) {
 		ways = append(ways, way{side: 1})
 	}
-	slices.SortFunc(ways, func(a, b way) int { return cmp.Or(cmp.Compare(a.side, b.side), cmp.Compare(a.far, b.far)) })
+	slices.SortStableFunc(ways, func(a, b way) int { return cmp.Or(cmp.Compare(a.side, b.side), cmp.Compare(a.far, b.far)) })
 	i := slices.IndexFunc(ways, func(v way) bool { return v.wire == w })
 	return l.at[p].x + l.cardW*(i+1)/(len(ways)+1)
 }

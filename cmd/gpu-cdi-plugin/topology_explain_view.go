@@ -117,7 +117,7 @@ func namedOf(s *gpu.Snapshot, ids []string) []named {
 		d := gpuNamed(s, id)
 		list = append(list, named{d.Index, d.UUID})
 	}
-	slices.SortFunc(list, func(a, b named) int { return cmp.Compare(a.Index, b.Index) })
+	slices.SortStableFunc(list, func(a, b named) int { return cmp.Compare(a.Index, b.Index) })
 	return list
 }
 
@@ -184,7 +184,7 @@ func (e *explanation) sumText() string {
 	for kind := range kinds {
 		order = append(order, kind)
 	}
-	slices.SortFunc(order, func(a, b gpu.Link) int {
+	slices.SortStableFunc(order, func(a, b gpu.Link) int {
 		return cmp.Or(
 			cmp.Compare(e.weights.Score(b), e.weights.Score(a)), cmp.Compare(b.PCIe, a.PCIe), cmp.Compare(b.NVLinks, a.NVLinks),
 			strings.Compare(kinds[a][0], kinds[b][0]),

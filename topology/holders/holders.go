@@ -70,7 +70,7 @@ func fromPods(pods []*podresources.PodResources) []topology.Holder {
 			}
 		}
 	}
-	slices.SortFunc(list, func(a, b topology.Holder) int {
+	slices.SortStableFunc(list, func(a, b topology.Holder) int {
 		return cmp.Or(
 			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container),
 			slices.Compare(a.Devices, b.Devices),
