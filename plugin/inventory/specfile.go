@@ -27,12 +27,13 @@ type specFile struct {
 	log        *slog.Logger
 	marks      bool // what is written gets a mark
 
-	mu    sync.Mutex
-	lock  *lock.Lock // nil before acquire and after release
-	want  *specs.Spec
-	seen  fileid.ID       // of the file when it was what is wanted
-	kept  *fileid.Kept    // that file, or an earlier one
-	names map[string]bool // the devices of the wanted spec
+	mu     sync.Mutex
+	lock   *lock.Lock // nil before acquire and after release
+	want   *specs.Spec
+	seen   fileid.ID       // of the file when it was what is wanted
+	kept   *fileid.Kept    // that file, or an earlier one
+	looked time.Time       // when a request last found it by its path
+	names  map[string]bool // the devices of the wanted spec
 }
 
 const (
@@ -219,19 +220,24 @@ func (f *specFile) untouched() bool {
 	return f.path == "" || fileid.Of(f.path) == f.seen
 }
 
-// stands reports whether the file is what is wanted. A request waits for this, so the file itself is asked, if that is
-// enough: not where what leads to it was moved, which a look at the node notices within seconds.
+// lookTime is for how long the file that was found by its path is asked itself: only a look shows that what leads to it was
+// moved, or that something was mounted there.
+const lookTime = time.Second
+
+// stands reports whether the file is what is wanted. A request waits for this, so the path is not looked up for each of
+// many.
 func (f *specFile) stands() bool {
 	if f.seen.IsZero() {
 		return false
 	}
-	id := f.kept.ID()
-	if id == f.seen && id.Settled(time.Now()) {
+	id, now := f.kept.ID(), time.Now()
+	if id == f.seen && id.Settled(now) && now.Sub(f.looked) < lookTime {
 		return true
 	}
 	if fileid.Of(f.path) != f.seen {
 		return false
 	}
+	f.looked = now
 	if id != f.seen {
 		f.kept, _ = fileid.Keep(f.path) // without it the path is looked up each time
 	}

@@ -21,6 +21,10 @@ func TestAFileThatIsGoneAsSoonAsItIsWrittenIsNotWhatIsOnDisk(t *testing.T) {
 // Long after the last change requests only ask the file that was kept.
 func TestSpecHasNoticesWhatHappensToASpecThatWasLeftAlone(t *testing.T) {
 	for name, do := range map[string]func(path string) error{
+		"its directory moved away": func(p string) error {
+			defer time.Sleep(lookTime)
+			return os.Rename(filepath.Dir(p), filepath.Dir(p)+".old")
+		},
 		"removed":    os.Remove,
 		"moved away": func(p string) error { return os.Rename(p, p+".old") },
 		"edited":     func(p string) error { return os.WriteFile(p, []byte("{}"), 0o644) },
