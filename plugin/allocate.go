@@ -30,12 +30,7 @@ func (s *server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 			s.observer.Allocated(l.resource.Name, status.Code(err), 0, time.Since(begin))
 			return nil, err
 		}
-		// Messages that follow each other are one with the containers of both.
-		if wire == nil {
-			wire = slices.Clip(answer)
-		} else {
-			wire = append(wire, answer...)
-		}
+		wire = append(wire, answer...) // messages that follow each other are one, with the containers of all
 		count += len(c.GetDevicesIds())
 	}
 	s.observer.Allocated(l.resource.Name, codes.OK, count, time.Since(begin))
