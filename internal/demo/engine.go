@@ -113,20 +113,27 @@ func (p *Podman) removeCgroups() {
 	}
 }
 
-// output runs a program, which is asked to end when ctx does. What it says to stderr is in the error.
+// output is what a program prints. It has an environment of its own.
 func output(ctx context.Context, path string, args ...string) (string, error) {
+	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+	stdout, _, err := start(ctx, env, path, args...)
+	return stdout, err
+}
+
+// start runs a program to its end, which it is asked for when ctx ends. What it says to stderr is in the error too.
+func start(ctx context.Context, env []string, path string, args ...string) (stdout, stderr string, err error) {
 	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+	cmd.Env = env
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = stopTime
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return stdout.String(), fmt.Errorf("run %s: %w: %s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(stderr.String()))
+		err = fmt.Errorf("run %s: %w: %s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(errs.String()))
 	}
-	return stdout.String(), nil
+	return out.String(), errs.String(), err
 }

@@ -1,7 +1,6 @@
 package demo
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,8 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
-	"syscall"
 
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
@@ -75,23 +72,15 @@ func (s Simulator) run(ctx context.Context, to any, verb string, args ...string)
 		return exit.With(exit.Failure, "make build puts gpu-sim beside this program, where it is looked for first, and then in PATH",
 			errors.New("no GPU can be simulated: gpu-sim is not there"))
 	}
-	cmd := exec.CommandContext(ctx, s.Path, append([]string{verb, "--output=json"}, args...)...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = stopTime
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
+	stdout, stderr, err := start(ctx, os.Environ(), s.Path, append([]string{verb, "--output=json"}, args...)...)
 	if err != nil {
-		if reported, unreadable := cli.ReadReport(stderr.Bytes()); unreadable == nil {
+		if reported, unreadable := cli.ReadReport([]byte(stderr)); unreadable == nil {
 			return reported
 		}
-		return fmt.Errorf("run %s: %w: %s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(stderr.String()))
+		return err
 	}
-	if err := json.Unmarshal(stdout.Bytes(), to); err != nil {
-		return fmt.Errorf("read what %s prints: %w", strings.Join(cmd.Args, " "), err)
+	if err := json.Unmarshal([]byte(stdout), to); err != nil {
+		return fmt.Errorf("read what %s %s prints: %w", s.Path, verb, err)
 	}
 	return nil
 }
