@@ -10,14 +10,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/internal/lazy"
 )
 
 // sweepAge is how old an allocation's file must be before it is removed: an allocation that the kubelet has been
@@ -31,9 +31,7 @@ const sweepEvery = time.Hour
 const checkpointName = "kubelet_internal_checkpoint"
 
 // fileForm is the name of an allocation's file, and of one that was never whole.
-var fileForm = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^([0-9a-f]{32}\.json|\.[0-9a-f]{32}\.json\..*\.tmp)$`)
-})
+var fileForm = lazy.Regexp(`^([0-9a-f]{32}\.json|\.[0-9a-f]{32}\.json\..*\.tmp)$`)
 
 // sweeper removes the files of allocations that no pod has any more. It is an actor.
 type sweeper struct {

@@ -1,4 +1,4 @@
-// Package memory gives back what a program needed only to start.
+// Package memory gives back what a program needed only for a while, as to start.
 package memory
 
 import (

@@ -3,10 +3,8 @@ package resource
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/lazy"
@@ -23,9 +21,7 @@ type Selector string
 
 var (
 	indexForm = lazy.Regexp(`^[0-9]+(:[0-9]+)?$`)
-	uuidForm  = sync.OnceValue(func() *regexp.Regexp {
-		return regexp.MustCompile(`^(?i:gpu|mig)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
-	})
+	uuidForm  = lazy.Regexp(`^(?i:gpu|mig)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
 	uuidStart = lazy.Regexp(`^(?i:gpu|mig)-`)
 )
 
