@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/proc"
 )
 
 // newDirs makes the directories of a GPU and returns the one that they are in.
@@ -188,17 +188,13 @@ func TestMountsOfOthersStay(t *testing.T) {
 // apart runs f where mounts are seen by nobody else, as in a service with PrivateTmp=.
 func apart(t *testing.T, f func()) {
 	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // for good, so that the thread ends with the goroutine
-		if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, "")); err != nil {
-			t.Error(err)
-			return
+	must(t, proc.OnThread(func() error {
+		err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""))
+		if err == nil {
+			f()
 		}
-		f()
-	}()
-	<-done
+		return err
+	}))
 }
 
 // What is mounted where the containers' runtime does not see it would part the daemon from its clients.
@@ -286,7 +282,7 @@ func TestDaemonsKeepNothingMounted(t *testing.T) {
 	if !bytes.Contains(before, []byte(volume)) || bytes.Contains(after, []byte(volume)) {
 		t.Errorf("the daemon had\n%s\nand then\n%s", before, after)
 	}
-	here, err := os.ReadFile("/proc/self/mountinfo")
+	here, err := os.ReadFile("/proc/thread-self/mountinfo")
 	must(t, err)
 	if !bytes.Contains(before, []byte("/dev/shm")) || bytes.Count(here, []byte(k.own(0))) != 2 {
 		t.Errorf("what the daemon mounted is seen here:\n%s", here)
