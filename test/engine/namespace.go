@@ -28,14 +28,15 @@ const unified = "/sys/fs/cgroup/unified"
 // arguments are the CDI directory that takes the place of the host's, or nothing, then what to do about control groups,
 // then the command.
 //
-// podman 4 reads its CDI specs from /etc/cdi and /var/run/cdi and no flag changes that. With a private /run and
-// /dev/shm (for its locks) any number of podmans run beside each other and leave nothing on the host.
+// podman 4 reads its CDI specs from /etc/cdi and /var/run/cdi and no flag changes that. With a private /run (where
+// mount and the runtimes keep state) and /dev/shm (for podman's locks) any number of engines run beside each other and
+// leave nothing on the host; -n keeps that first mount itself out of the host's /run/mount.
 const namespace = `
 set -e
 cdi=$1 cgroup=$2
 shift 2
+mount -n -t tmpfs tmpfs /run
 if [ -n "$cdi" ]; then
-	mount -t tmpfs tmpfs /run
 	mount -t tmpfs tmpfs /dev/shm
 	mkdir /run/cdi
 	mount --bind "$cdi" /run/cdi

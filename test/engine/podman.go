@@ -54,8 +54,8 @@ func podman(t testing.TB, dir string) []string {
 	return []string{
 		testenv.Command(t, "podman"), "--root", filepath.Join(dir, "graph"),
 		// In the namespace's own /run: podman refuses long paths here.
-		"--runroot=/run/containers", "--tmpdir=/run/libpod", "--storage-driver=overlay", "--cgroup-manager=cgroupfs",
-		"--events-backend=none",
+		"--runroot=/run/containers", "--tmpdir=/run/libpod", "--network-config-dir=/run/cni",
+		"--storage-driver=overlay", "--cgroup-manager=cgroupfs", "--events-backend=none",
 	}
 }
 

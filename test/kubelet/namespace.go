@@ -16,10 +16,11 @@ import (
 // setup is run by the first process of a node's namespaces. Its argument is the node's directory. What the node's
 // programs would write into the machine is covered by directories and files of the node; the kernel's settings that a
 // kubelet insists on are files, too. As on a node with systemd, mounts are seen by the pods that ask for it. It ends, and
-// all processes of the node with it, when its input does.
+// all processes of the node with it, when its input does. -n keeps the first mounts out of the machine's /run/mount.
 const setup = `
 set -e
-mount --make-rprivate /
+mount -n --make-rprivate /
+mount -n --bind "$1/run" /run
 mount -t proc proc /proc
 for f in vm/overcommit_memory:1 vm/panic_on_oom:0 kernel/panic:10 kernel/panic_on_oops:1 \
 	kernel/keys/root_maxkeys:1000000 kernel/keys/root_maxbytes:25000000; do
@@ -32,7 +33,6 @@ for d in cdi cni containerd nri; do
 done
 mount --bind "$1/log" /var/log
 mount --bind "$1/lib" /var/lib
-mount --bind "$1/run" /run
 mount --make-rshared /
 ip link set lo up
 ip link add eth0 type veth peer name uplink
