@@ -38,10 +38,11 @@ const (
 	//
 	// and is then Topology for G. So no GPU is in an answer twice while another has a replica. For whole GPUs it is Topology.
 	Spread Policy = "spread"
-	// Pack gives devices of the GPUs that have most in use, so that whole ones stay whole. With f(g) devices of GPU g that
-	// are available, it
+	// Pack gives devices of the fullest GPUs that can still take them, so that whole ones stay whole. With f(g) devices of
+	// GPU g that are available, and c(g) of its compute slices in use by MIG devices of all profiles, it
 	//
-	//	MIG devices:  minimises |G|, then Σ f(g) over G, then maximises S(G), then minimises Σ f(g)·x(g)
+	//	MIG devices:  minimises |G|, then maximises Σ c(g) over G, then minimises Σ f(g) over G, then maximises S(G),
+	//	              then minimises Σ f(g)·x(g)
 	//	replicas:     minimises Σ x(g)², then maximises Σ u(g)·x(g), then is Topology for G
 	//
 	// For whole GPUs it is Topology. On nodes of more than 16 GPUs, MIG devices of several GPUs are packed one GPU at a time:

@@ -15,6 +15,8 @@ type Device struct {
 	Parent string
 	// Replica tells that it is shared with other replicas.
 	Replica bool
+	// Slices are the GPU's compute slices that a MIG device has; 0 counts as 1.
+	Slices int
 	// Unusable tells that it must not be chosen: it is unhealthy.
 	Unusable bool
 }

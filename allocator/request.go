@@ -13,6 +13,8 @@ type Request struct {
 	Available, Must []string
 	// Size is how many devices the answer has.
 	Size int
+	// Used are the compute slices that containers have of each GPU, by its UUID, as MIG devices that are not in the pool.
+	Used map[string]int
 }
 
 // Choice is an answer.

@@ -5,6 +5,7 @@ type resolved struct {
 	// state is that of each device of the pool.
 	state []state
 	size  int
+	used  map[string]int // of the request
 }
 
 // state is what a request says of a device.
@@ -18,7 +19,7 @@ const (
 
 // resolve checks a request. The error is a *RequestError.
 func (p *Pool) resolve(r Request) (*resolved, error) {
-	q := &resolved{state: make([]state, len(p.devices)), size: r.Size}
+	q := &resolved{state: make([]state, len(p.devices)), size: r.Size, used: r.Used}
 	fail := func(why Reason, ids []string) (*resolved, error) {
 		return nil, &RequestError{Reason: why, IDs: ids, Size: r.Size, Available: len(r.Available), Must: len(r.Must)}
 	}

@@ -12,13 +12,14 @@ type stock struct {
 	// free counts the devices of each GPU that are available, must those of them that are in the answer in any case, used
 	// those that somebody else has.
 	free, must, used []int
+	slices           []int // of each GPU: its compute slices that containers have as MIG devices, of this pool or not
 	take             []int
 	left             int // devices that are still to be taken
 }
 
 func (p *Pool) stock(r *resolved) *stock {
 	n := len(p.node.gpus)
-	s := &stock{pool: p, free: make([]int, n), must: make([]int, n), used: make([]int, n), left: r.size}
+	s := &stock{pool: p, free: make([]int, n), must: make([]int, n), used: make([]int, n), slices: make([]int, n), left: r.size}
 	for g, places := range p.perGPU {
 		for _, i := range places {
 			switch r.state[i] {
@@ -27,9 +28,12 @@ func (p *Pool) stock(r *resolved) *stock {
 				s.free[g]++
 			case available:
 				s.free[g]++
+			case elsewhere:
+				s.slices[g] += max(p.devices[i].Slices, 1)
 			}
 		}
 		s.used[g] = len(places) - s.free[g]
+		s.slices[g] += r.used[p.node.gpus[g].UUID]
 	}
 	s.take = slices.Clone(s.must)
 	for _, m := range s.must {
@@ -138,8 +142,8 @@ func (s *stock) best(policy Policy, others []int) found {
 	return s.pool.node.rank(policy, q, 1)[0]
 }
 
-// packed takes the devices of as few GPUs as can be; of such sets of GPUs the one that has least left over, then the
-// best connected one. What is left over is on the GPU of them that has most.
+// packed takes the devices of as few GPUs as can be; of such sets of GPUs the one with most compute slices in use, then
+// the one that has least left over, then the best connected one. What is left over is on the GPU of them that has most.
 func (s *stock) packed() (exact bool) {
 	x, exact := s.fullest()
 	gpus := x.places()
@@ -175,19 +179,21 @@ func (s *stock) fullest() (x set, exact bool) {
 	return s.fullestOfAll(x, others, need), true
 }
 
-// fullestOfAll looks at every set with as few GPUs as can be.
+// fullestOfAll compares all sets with as few GPUs as can be.
 func (s *stock) fullestOfAll(must, others set, need int) set {
 	n := s.pool.node
 	var best uint32
-	least := 0
+	var bestCost [3]int
 	eachSubset(others.word(), s.fewest(others, need), func(x uint32) {
-		over := s.freeOf(x) - need
-		x |= must.word()
-		switch {
-		case over < 0:
-		case best == 0, over < least, over == least && n.table[x] > n.table[best],
-			over == least && n.table[x] == n.table[best] && lower(x, best):
-			best, least = x, over
+		over := sumOver(s.free, x) - need
+		if over < 0 {
+			return
+		}
+		all := x | must.word()
+		cost := [3]int{-sumOver(s.slices, x), over, -int(n.table[all])}
+		c := slices.Compare(cost[:], bestCost[:])
+		if best == 0 || c < 0 || c == 0 && lower(all, best) {
+			best, bestCost = all, cost
 		}
 	})
 	return set{uint64(best)}
@@ -207,10 +213,11 @@ func (s *stock) fewest(gpus set, need int) int {
 	return count
 }
 
-func (s *stock) freeOf(x uint32) int {
+// sumOver adds up the values of the GPUs in x.
+func sumOver(values []int, x uint32) int {
 	sum := 0
 	for ; x != 0; x &= x - 1 {
-		sum += s.free[bits.TrailingZeros32(x)]
+		sum += values[bits.TrailingZeros32(x)]
 	}
 	return sum
 }
@@ -237,6 +244,8 @@ func (s *stock) fitsBetter(need int, x set, a, b int) bool {
 	switch fits := s.free[a] >= need; {
 	case fits != (s.free[b] >= need):
 		return fits
+	case fits && s.slices[a] != s.slices[b]:
+		return s.slices[a] > s.slices[b]
 	case s.free[a] != s.free[b]:
 		return s.free[a] < s.free[b] == fits
 	default:

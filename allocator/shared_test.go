@@ -14,6 +14,8 @@ type shares struct {
 	o                 *oracle
 	replicas          bool
 	total, free, must []int
+	slices            []int // that each device of a GPU has
+	others            []int // slices of each GPU in use outside the pool
 	size              int
 }
 
@@ -26,6 +28,7 @@ func drawShares(t *rapid.T) *shares {
 		free := upTo(t, 0, total, "available")
 		must := max(0, rapid.IntRange(-3, free).Draw(t, "included"))
 		s.total, s.free, s.must = append(s.total, total), append(s.free, free), append(s.must, must)
+		s.slices, s.others = append(s.slices, upTo(t, 1, 4, "slices")), append(s.others, upTo(t, 0, 7, "slices of others"))
 		least, most = least+must, most+free
 	}
 	s.size = rapid.IntRange(least, most).Draw(t, "size")
@@ -35,11 +38,15 @@ func drawShares(t *rapid.T) *shares {
 // pool has the devices and the request.
 func (s *shares) pool() (*Pool, Request) {
 	n := s.o.node()
-	r := Request{Size: s.size}
+	r := Request{Size: s.size, Used: map[string]int{}}
 	var devices []Device
 	for g, total := range s.total {
+		r.Used[n.gpus[g].UUID] = s.others[g]
 		for i := range total {
-			d := Device{ID: fmt.Sprintf("%d::%d", g, i), UUID: fmt.Sprintf("%d::%d", g, i), Parent: n.gpus[g].UUID, Replica: s.replicas}
+			d := Device{
+				ID: fmt.Sprintf("%d::%d", g, i), UUID: fmt.Sprintf("%d::%d", g, i), Parent: n.gpus[g].UUID, Replica: s.replicas,
+				Slices: s.slices[g],
+			}
 			if s.replicas {
 				d.UUID = d.Parent
 			}
@@ -79,7 +86,7 @@ func (s *shares) ways() [][]int {
 
 // cost is what a policy minimises, by its formula: most important first.
 func (s *shares) cost(policy Policy, x []int) []int {
-	var squares, loads, inUse, left, fromFree int
+	var squares, loads, inUse, full, left, fromFree int
 	var gpus []int
 	for g, taken := range x {
 		used := s.total[g] - s.free[g]
@@ -90,6 +97,7 @@ func (s *shares) cost(policy Policy, x []int) []int {
 		if taken > 0 {
 			gpus = append(gpus, g)
 			left += s.free[g]
+			full += used*s.slices[g] + s.others[g]
 		}
 	}
 	score := -s.o.sum(gpus)
@@ -101,7 +109,7 @@ func (s *shares) cost(policy Policy, x []int) []int {
 	case policy == Spread:
 		return []int{loads, -len(gpus), score}
 	case policy == Pack:
-		return []int{len(gpus), left, score, fromFree}
+		return []int{len(gpus), -full, left, score, fromFree}
 	}
 	return []int{squares, score}
 }

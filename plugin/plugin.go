@@ -74,12 +74,14 @@ func New(o Options) (*Plugin, error) {
 	if o.Observer == nil {
 		o.Observer = nobody{}
 	}
-	return &Plugin{
+	p := &Plugin{
 		opts:      o,
 		watch:     newWatch(o.dir(), o.kubeletSocket(), o.Log),
 		endpoints: map[string]*endpoint{},
 		wake:      make(chan struct{}, 1),
-	}, nil
+	}
+	p.opts.Answers.Preference.used = p.usedSlices
+	return p, nil
 }
 
 func orDefault(d, standard time.Duration) time.Duration {

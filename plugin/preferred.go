@@ -23,12 +23,16 @@ type Preference struct {
 	// Policy is for GPUs, and SharedPolicy for replicas and MIG devices. Empty means allocator.Topology and
 	// allocator.Spread.
 	Policy, SharedPolicy allocator.Policy
+	// used is Plugin.usedSlices, or nil where no other resource is known.
+	used func(except string) (map[string]int, error)
 }
 
 // preference is Preference for one list of devices.
 type preference struct {
 	pool   *allocator.Pool
 	policy allocator.Policy
+	// bySlices is set where the policy asks how full GPUs are: MIG devices are packed.
+	bySlices bool
 }
 
 // of prepares the preference for a resource.
@@ -37,16 +41,17 @@ func (p *Preference) of(r *resource.Resource) (preference, error) {
 	if err != nil {
 		return preference{}, fmt.Errorf("list %s: %w", r.Name, err)
 	}
-	policy := cmp.Or(p.Policy, allocator.Topology)
+	policy, mig := cmp.Or(p.Policy, allocator.Topology), false
 	devices := make([]allocator.Device, len(r.Devices))
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		devices[i] = allocator.Device{ID: d.ID, UUID: d.UUID, Parent: d.Parent, Replica: d.Shared(), Unusable: !d.Healthy}
+		devices[i] = allocator.Device{ID: d.ID, UUID: d.UUID, Parent: d.Parent, Replica: d.Shared(), Slices: computeSlices(d), Unusable: !d.Healthy}
+		mig = mig || d.MIGIndex != resource.NoMIG
 		if d.Shared() || d.MIGIndex != resource.NoMIG {
 			policy = cmp.Or(p.SharedPolicy, allocator.Spread)
 		}
 	}
-	return preference{allocator.NewPool(node, devices), policy}, nil
+	return preference{allocator.NewPool(node, devices), policy, mig && policy == allocator.Pack}, nil
 }
 
 func (p *Preference) node(r *resource.Resource) (*allocator.Node, error) {
@@ -74,9 +79,11 @@ func (p *Preference) node(r *resource.Resource) (*allocator.Node, error) {
 func (s *server) GetPreferredAllocation(_ context.Context, req *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
 	l := s.list.Load()
 	resp := &v1beta1.PreferredAllocationResponse{}
+	used := s.usedSlices(l)
 	for _, c := range req.GetContainerRequests() {
 		choice, err := l.prefer.pool.Choose(l.prefer.policy, allocator.Request{
 			Available: c.GetAvailableDeviceIDs(), Must: c.GetMustIncludeDeviceIDs(), Size: int(c.GetAllocationSize()),
+			Used: used,
 		})
 		if err != nil {
 			return nil, l.notPreferred(err)
@@ -84,6 +91,19 @@ func (s *server) GetPreferredAllocation(_ context.Context, req *v1beta1.Preferre
 		resp.ContainerResponses = append(resp.ContainerResponses, &v1beta1.ContainerPreferredAllocationResponse{DeviceIDs: choice.IDs})
 	}
 	return resp, nil
+}
+
+// usedSlices returns the compute slices that pods have of each GPU as MIG devices of other resources, where the policy
+// asks for them. Without them those of this resource alone count.
+func (s *server) usedSlices(l *list) map[string]int {
+	if !l.prefer.bySlices || s.answers.Preference.used == nil {
+		return nil
+	}
+	used, err := s.answers.Preference.used(l.resource.Name)
+	if err != nil {
+		s.log.Debug("MIG devices are packed without regard to those of other profiles", "error", err)
+	}
+	return used
 }
 
 // notPreferred is the error of a request as a status.

@@ -78,7 +78,7 @@ var keys = []Key{
 		Example: "policy: numa\nshared-policy: pack\nweights: {system: 1, nvlink: 200}",
 	},
 	{Path: "allocation.policy", Usage: "Policy for GPUs: topology (the best connected), partition (as NVIDIA's best effort), numa (fewest NUMA nodes, then topology).", Values: allocator.Policies()},
-	{Path: "allocation.shared-policy", Usage: "Policy for replicas and MIG devices: spread (of the GPUs with fewest in use), pack (of those with most), or one of the others.", Values: allocator.Policies()},
+	{Path: "allocation.shared-policy", Usage: "Policy for replicas and MIG devices: spread (of the GPUs with fewest in use), pack (of the fullest GPUs that can still take them; of MIG devices all profiles count, by their compute slices), or one of the others.", Values: allocator.Policies()},
 	{Path: "allocation.weights", Usage: "What a connection of two GPUs is worth: that of their nearest common point on PCIe, and that of each NVLink."},
 	{Path: "allocation.weights.system", Usage: "SYS: across the link between sockets.", Most: allocator.MaxWeight},
 	{Path: "allocation.weights.node", Usage: "NODE: across host bridges of a NUMA node.", Most: allocator.MaxWeight},

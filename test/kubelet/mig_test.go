@@ -79,6 +79,23 @@ func TestAGPUIsPartitionedAnew(t *testing.T) {
 	f.check(t, both, f.launch(t, both))
 }
 
+// TestMIGDevicesArePackedOnTheFullestGPU has a device of the profile 1g.10gb on three GPUs. That of which a pod has four
+// compute slices, as another profile, is the fullest.
+func TestMIGDevicesArePackedOnTheFullestGPU(t *testing.T) {
+	f := setUp(t, "mig-h100", config(t, "{mig-strategy: mixed, allocation: {shared-policy: pack}}"))
+	const small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-4g.40gb"
+	f.awaitDevices(t, small, f.profiles(t)["1g.10gb"])
+	f.awaitDevices(t, large, f.profiles(t)["4g.40gb"])
+	first := pod("large", large, 1)
+	f.check(t, first, f.launch(t, first))
+	second := pod("small", small, 1)
+	given := f.check(t, second, f.launch(t, second))
+	full := f.snapshot(t).Devices[5]
+	if !slices.ContainsFunc(full.MIG, func(m gpu.MIGDevice) bool { return m.UUID == given[0] }) {
+		t.Errorf("the pod was given %s, which is not on GPU 5 (%v)", given, full.MIG)
+	}
+}
+
 // TestMIGDevicesAsGPUs has the strategy single: who asks for a GPU gets a MIG device. As soon as the devices are not all
 // alike, none is to be had.
 func TestMIGDevicesAsGPUs(t *testing.T) {

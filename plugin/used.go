@@ -1,0 +1,88 @@
+package plugin
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/plugin/resource"
+)
+
+// usedSlices returns the compute slices of each GPU, by its UUID, that pods have as MIG devices of other resources than
+// the named one. A request for a resource says nothing about the others, so this comes from the kubelet's checkpoint; a
+// pod that has ended may be in it until the kubelet gives the next device to a pod. Without a checkpoint there are none.
+func (p *Plugin) usedSlices(except string) (map[string]int, error) {
+	given, err := givenDevices(filepath.Join(cmp.Or(p.opts.Dir, v1beta1.DevicePluginPath), checkpointName))
+	if err != nil {
+		return nil, fmt.Errorf("read which devices pods have: %w", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	used := map[string]int{}
+	for name, e := range p.endpoints {
+		if name == except || len(given[name]) == 0 {
+			continue
+		}
+		counted := map[string]bool{} // MIG devices, of which pods may have several replicas
+		devices := e.server.list.Load().resource.Devices
+		for i := range devices {
+			if d := &devices[i]; given[name][d.ID] && !counted[d.UUID] {
+				counted[d.UUID] = true
+				used[d.Parent] += computeSlices(d)
+			}
+		}
+	}
+	return used, nil
+}
+
+// computeSlices returns how many compute slices of its GPU a MIG device has, the number at the start of its profile's
+// name ("1c.3g.40gb" has 1, "2g.20gb" has 2), and 0 for a whole GPU.
+func computeSlices(d *resource.Device) int {
+	digits := 0
+	for digits < len(d.Profile) && d.Profile[digits] >= '0' && d.Profile[digits] <= '9' {
+		digits++
+	}
+	n, _ := strconv.Atoi(d.Profile[:digits]) // 0 where there is no number
+	return n
+}
+
+// givenDevices reads the IDs of the devices that pods have, by resource, from a kubelet's checkpoint.
+func givenDevices(path string) (map[string]map[string]bool, error) {
+	content, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var c struct {
+		Data struct {
+			PodDeviceEntries []struct {
+				ResourceName string
+				DeviceIDs    map[string][]string // by NUMA node
+			}
+		}
+	}
+	if err := json.Unmarshal(content, &c); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	given := map[string]map[string]bool{}
+	for _, e := range c.Data.PodDeviceEntries {
+		if given[e.ResourceName] == nil {
+			given[e.ResourceName] = map[string]bool{}
+		}
+		for _, ids := range e.DeviceIDs {
+			for _, id := range ids {
+				given[e.ResourceName][id] = true
+			}
+		}
+	}
+	return given, nil
+}
