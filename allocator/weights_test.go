@@ -1,0 +1,41 @@
+package allocator
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Every weight that a configuration can have is among those that are validated, under the key that it has there.
+func TestAllWeightsAreValidated(t *testing.T) {
+	w := DefaultWeights()
+	want, got := map[string]int{}, map[string]int{}
+	for field, value := range reflect.ValueOf(w).Fields() {
+		want[field.Tag.Get("yaml")] = int(value.Int())
+	}
+	for key, weight := range w.All() {
+		got[key] = weight
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the weights by key (-fields +All):\n%s", diff)
+	}
+	for i := range reflect.TypeFor[Weights]().NumField() {
+		key := reflect.TypeFor[Weights]().Field(i).Tag.Get("yaml")
+		for _, weight := range []int64{-1, MaxWeight + 1} {
+			wrong := DefaultWeights()
+			reflect.ValueOf(&wrong).Elem().Field(i).SetInt(weight)
+			if err := wrong.Validate(); err == nil || !strings.HasPrefix(err.Error(), key+": ") {
+				t.Errorf("%s: %d: Validate says %v", key, weight, err)
+			}
+		}
+		for _, weight := range []int64{0, MaxWeight} {
+			right := DefaultWeights()
+			reflect.ValueOf(&right).Elem().Field(i).SetInt(weight)
+			if err := right.Validate(); err != nil {
+				t.Errorf("%s: %d: Validate says %v", key, weight, err)
+			}
+		}
+	}
+}
