@@ -178,6 +178,9 @@ func gpuIDs(s *gpu.Snapshot, flag string, names []string) ([]string, error) {
 		case !d.Usable():
 			return nil, exit.With(exit.Usage, "leave it out, or see gpu-cdi-plugin devices",
 				fmt.Errorf("%s: GPU %d cannot be used: %s", flag, d.Index, d.Error))
+		case d.MIGEnabled:
+			return nil, exit.With(exit.Usage, "leave it out; its MIG devices are given instead",
+				fmt.Errorf("%s: GPU %d is in MIG mode and cannot be given whole", flag, d.Index))
 		}
 		ids = append(ids, d.UUID)
 	}
@@ -208,11 +211,11 @@ func requestError(s *gpu.Snapshot, err error) error {
 	hint := "name each GPU once"
 	switch {
 	case r.Reason == allocator.BadSize && r.Available == 0:
-		hint = "name GPUs with --available; those in MIG mode are not given out whole unless named"
+		hint = "name GPUs with --available; those in MIG mode cannot be given whole"
 	case r.Reason == allocator.BadSize:
-		hint = fmt.Sprintf("ask for %d to %d, or make more available; GPUs in MIG mode are not, unless named", max(r.Must, 1), r.Available)
+		hint = fmt.Sprintf("ask for %d to %d, or make more available; GPUs in MIG mode cannot be given whole", max(r.Must, 1), r.Available)
 	case r.Reason == allocator.NotAvailable:
-		hint = "what is in --must has to be in --available too; GPUs in MIG mode are not, unless named"
+		hint = "what is in --must has to be in --available too; GPUs in MIG mode cannot be given whole"
 	}
 	return exit.With(exit.Usage, hint, fmt.Errorf("choose GPUs: %w", &named))
 }

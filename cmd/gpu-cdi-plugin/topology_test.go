@@ -137,22 +137,22 @@ func TestExplanationOfWhatCannotBe(t *testing.T) {
 		want, hint string
 	}{
 		"more than there are": {
-			explainOptions{size: 8}, "7 are available", "ask for 1 to 7, or make more available; GPUs in MIG mode are not, unless named",
+			explainOptions{size: 8}, "7 are available", "ask for 1 to 7, or make more available; GPUs in MIG mode cannot be given whole",
 		},
 		"fewer than must be": {
 			explainOptions{size: 1, must: []string{"0", "1"}},
 			"1 devices are asked for, and 2 must be included",
-			"ask for 2 to 7, or make more available; GPUs in MIG mode are not, unless named",
+			"ask for 2 to 7, or make more available; GPUs in MIG mode cannot be given whole",
 		},
 		"none are available": {
 			explainOptions{size: 1, available: []string{}},
 			"0 are available",
-			"name GPUs with --available; those in MIG mode are not given out whole unless named",
+			"name GPUs with --available; those in MIG mode cannot be given whole",
 		},
 		"must be, but is not available": {
 			explainOptions{size: 1, available: []string{"GPU-1"}, must: []string{"2"}},
 			`not available: "GPU2"`,
-			"what is in --must has to be in --available too; GPUs in MIG mode are not, unless named",
+			"what is in --must has to be in --available too; GPUs in MIG mode cannot be given whole",
 		},
 		"twice, by index and UUID": {
 			explainOptions{size: 1, available: []string{"1", "gpu-1"}}, `there twice: "GPU1"`, "name each GPU once",

@@ -12,8 +12,9 @@ import (
 	"gpu-cdi-plugin/internal/exit"
 )
 
-// Build says what the node offers. The resources are sorted by name, and that of Config.Resource is always among them,
-// if with no device: the kubelet then knows that there is none, instead of not knowing the resource.
+// Build says what the node offers. The resources are sorted by name. That of Config.Resource is among them without a
+// device too, so that the kubelet knows that there is none instead of not knowing the resource, unless it has none
+// because rules gave all of them other names.
 //
 // A device that is there and cannot be given to a container is listed as unhealthy with the reason, not left out: the
 // kubelet of 1.36 can crash when a device that a pod has leaves the list.
@@ -196,7 +197,10 @@ func (b *builder) unlistable(p *plan) error {
 
 // resources multiplies the plans.
 func (b *builder) resources() ([]Resource, error) {
-	byName := map[string][]plan{b.config.Resource: nil}
+	byName := map[string][]plan{}
+	if !b.allRenamed() {
+		byName[b.config.Resource] = nil
+	}
 	for _, p := range b.plans {
 		byName[p.resource] = append(byName[p.resource], p)
 	}
@@ -210,6 +214,21 @@ func (b *builder) resources() ([]Resource, error) {
 		list = append(list, expand(name, byName[name]))
 	}
 	return list, errors.Join(errs...)
+}
+
+// allRenamed reports whether there are devices that would have the name of Config.Resource, and rules gave each of them
+// another one.
+func (b *builder) allRenamed() bool {
+	renamed := false
+	for i := range b.plans {
+		switch p := &b.plans[i]; {
+		case p.resource == b.config.Resource:
+			return false
+		case p.mig == nil, b.config.MIGStrategy == MIGSingle:
+			renamed = true
+		}
+	}
+	return renamed
 }
 
 // expand makes the resource of plans that are in the order of the snapshot, which is by index.

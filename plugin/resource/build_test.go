@@ -195,7 +195,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			"dgx-h100", func(c *Config) {
 				c.Names.GPUs = []Name{{"*A100*", "nvidia.com/a100"}, {"nvidia-h100-*", "nvidia.com/h100"}, {"*", "nvidia.com/other"}}
 			},
-			[]string{"nvidia.com/gpu:", "nvidia.com/h100: 0 1 2 3 4 5 6 7"},
+			[]string{"nvidia.com/h100: 0 1 2 3 4 5 6 7"},
 			[]string{"resources.gpus[0]: fits nothing on this node", "resources.gpus[2]: fits nothing on this node"},
 		},
 		"names for profiles, the first that fits": {
@@ -220,7 +220,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				c.Names.GPUs = []Name{{"*h100*", "nvidia.com/h100"}}
 				c.Names.MIG = []Name{{"*", "nvidia.com/slice"}}
 			},
-			[]string{"nvidia.com/gpu:", "nvidia.com/h100: 2:0"},
+			[]string{"nvidia.com/h100: 2:0"},
 			append(leftOut(0, 1, 3, 4, 5, 6, 7), "resources.mig[0]: fits nothing on this node"),
 		},
 		"replicas": {
@@ -235,7 +235,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 					Resources: []Replicated{{Name: "nvidia.com/gpu", Replicas: 2}},
 				}
 			},
-			[]string{"nvidia.com/gpu:", "nvidia.com/gpu.shared: 0::0 0::1 (at most 1)"},
+			[]string{"nvidia.com/gpu.shared: 0::0 0::1 (at most 1)"},
 			nil,
 		},
 		"each GPU has its own number of replicas and its own name": {
@@ -276,7 +276,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				c.Names.GPUs = []Name{{"*", "nvidia.com/desk"}}
 				c.Sharing.TimeSlicing.Resources = []Replicated{{Name: "nvidia.com/gpu", Replicas: 2}, {Name: "nvidia.com/desk", Replicas: 2}}
 			},
-			[]string{"nvidia.com/desk: 0::0 0::1", "nvidia.com/gpu:"},
+			[]string{"nvidia.com/desk: 0::0 0::1"},
 			[]string{"sharing.time-slicing.resources[0]: fits nothing on this node"},
 		},
 	} {

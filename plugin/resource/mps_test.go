@@ -68,7 +68,7 @@ func TestMPS(t *testing.T) {
 				byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2})(c)
 				c.Sharing.MPS.RenameByDefault = true
 			},
-			want:   []string{"nvidia.com/gpu:", "nvidia.com/gpu.shared: 0::0 0::1 (at most 1)"},
+			want:   []string{"nvidia.com/gpu.shared: 0::0 0::1 (at most 1)"},
 			limits: []string{"nvidia.com/gpu.shared: 0::0 12282/50 0::1 12282/50"},
 		},
 		"a GPU before Volta has no limit of threads, and 16 clients": {
