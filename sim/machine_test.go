@@ -188,10 +188,11 @@ func TestParseMachineRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ old, new, says string }{
-		"an unknown key":               {"description", "remark", "line 1: field remark not found"},
-		"an unknown key of a GPU":      {"numa: 0, pcie: \"pci0000:00/0000:00:02.0\"", "nuna: 0", "line 7: field nuna not found"},
-		"a value of the wrong type":    {"sms: 10", "sms: many", "line 3: cannot unmarshal !!str `many` into int"},
-		"a second document":            {"nvlink:", "---\nnvlink:", "more than one document"},
+		"an unknown key":               {"description", "remark", "line 1: unknown key remark"},
+		"an unknown key of a GPU":      {"numa: 0, pcie: \"pci0000:00/0000:00:02.0\"", "nuna: 0", "line 7: unknown key gpus[1].nuna; did you mean numa?"},
+		"a value of the wrong type":    {"sms: 10", "sms: many", "line 3: models.x.sms: want a whole number, got \"many\""},
+		"a number for the GPUs":        {good[strings.Index(good, "gpus:"):], "gpus: 3\n", "line 5: gpus: want a list, got \"3\""},
+		"a second document":            {"nvlink:", "---\nnvlink:", "more than one YAML document"},
 		"text that is not YAML":        {"description: a test", "description: [", "did not find expected"},
 		"no GPUs":                      {good[strings.Index(good, "gpus:"):], "", "gpus: there are 0"},
 		"a PCI id without a colon":     {"10de:2330", "10de2330", "line 3: models.x.pci: \"10de2330\" is not a PCI id"},

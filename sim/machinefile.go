@@ -4,12 +4,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/internal/yamlfile"
 )
 
 // machineFile is the form of a machine on disk. The keys are explained in sim/machines/dgx-h100.yaml.
@@ -66,8 +67,12 @@ func ParseMachine(name string, data []byte) (*Machine, error) {
 		return nil, fmt.Errorf("larger than %d bytes", maxMachineFile)
 	}
 	var f machineFile
-	if err := decodeStrict(data, &f); err != nil {
+	document, err := yamlfile.Decode(data, &f)
+	switch {
+	case err != nil:
 		return nil, err
+	case document.Kind == 0:
+		return nil, errors.New("the file is empty")
 	}
 	b := &builder{
 		machine: &Machine{Name: name, Description: f.Description, CPUs: f.NUMA, source: bytes.Clone(data)},
@@ -78,37 +83,6 @@ func ParseMachine(name string, data []byte) (*Machine, error) {
 		return nil, errors.Join(b.problems...)
 	}
 	return b.machine, nil
-}
-
-// decodeStrict decodes one YAML document; unknown keys and a second document are errors.
-func decodeStrict(data []byte, into any) error {
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	dec.KnownFields(true)
-	err := dec.Decode(into)
-	if errors.Is(err, io.EOF) {
-		return errors.New("the file is empty")
-	}
-	if typeErr, ok := errors.AsType[*yaml.TypeError](err); ok {
-		return joinLines(typeErr.Errors)
-	}
-	if err != nil {
-		return err
-	}
-	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return errors.New("the file has more than one document, or text after its end")
-	}
-	return nil
-}
-
-// joinLines makes an error of the decoder's messages, without the names of our types in them.
-func joinLines(messages []string) error {
-	var errs []error
-	for _, m := range messages {
-		m, _, _ = strings.Cut(m, " in type sim.")
-		m, _, _ = strings.Cut(m, " into sim.")
-		errs = append(errs, errors.New(m))
-	}
-	return errors.Join(errs...)
 }
 
 // lineNumbers maps the path of each node of a document ("gpus.3.bus") to its line.

@@ -17,6 +17,7 @@ type schema struct {
 	Description string             `json:"description,omitempty"`
 	Type        any                `json:"type"`
 	Enum        []string           `json:"enum,omitempty"`
+	Pattern     string             `json:"pattern,omitempty"`
 	Minimum     *int               `json:"minimum,omitempty"`
 	Maximum     int                `json:"maximum,omitempty"`
 	MinItems    int                `json:"minItems,omitempty"`
@@ -61,6 +62,7 @@ func schemaOf(v reflect.Value, path string) *schema {
 		if v.Len() > 0 { // what has something by default needs something
 			s.MinItems, s.Default = 1, v.Interface()
 		}
+		s.allowText(v.Type().Elem(), key)
 	case reflect.Bool:
 		s.Type = "boolean"
 	case reflect.Int:
@@ -78,6 +80,32 @@ func schemaOf(v reflect.Value, path string) *schema {
 		}
 	}
 	return s
+}
+
+// allowText lets a list of texts or numbers be a text with commas, and a list of one number that number.
+func (s *schema) allowText(item reflect.Type, key Key) {
+	if item.Kind() != reflect.String && item.Kind() != reflect.Int {
+		return
+	}
+	types := []string{"array", "string"}
+	isSelector := item == reflect.TypeFor[resource.Selector]()
+	if item.Kind() == reflect.Int || isSelector {
+		types = append(types, "integer")
+	}
+	s.Type = types
+	one := strings.Join(key.Values, "|")
+	if item.Kind() == reflect.Int {
+		one = "[0-9]+"
+		s.Minimum, s.Maximum = new(int), key.Most
+	}
+	if isSelector {
+		return
+	}
+	list := fmt.Sprintf(` *(%s) *(, *(%[1]s) *)*`, one)
+	if s.MinItems == 0 {
+		list = "(" + list + ")?"
+	}
+	s.Pattern = "^" + list + "$"
 }
 
 func (s *schema) addFields(v reflect.Value, path string) {

@@ -1,0 +1,242 @@
+// Package yamlfile reads the YAML files that people write: strictly, and with everything that is wrong in plain words.
+//
+// An unknown key, a key that is there twice and a value of the wrong kind are problems. Where a list of texts or numbers
+// is wanted, "a,b" is as good as [a, b].
+package yamlfile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/internal/near"
+)
+
+// Decode reads a YAML document into the struct that into points to, and returns the document too; its Kind is 0 if the
+// data is empty. The error has every problem with its line. Then into has what could be read, unless the data is not
+// one YAML document.
+func Decode(data []byte, into any) (*yaml.Node, error) {
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	document := &yaml.Node{}
+	if err := d.Decode(document); errors.Is(err, io.EOF) {
+		return document, nil
+	} else if err != nil {
+		return nil, err
+	}
+	if err := d.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
+		return nil, errors.New("more than one YAML document")
+	}
+	c := checker{}
+	c.value("", document.Content[0], reflect.TypeOf(into).Elem())
+	err := document.Decode(into)
+	typeErr, isType := errors.AsType[*yaml.TypeError](err)
+	switch {
+	case len(c.problems) > 0:
+		return document, errors.Join(c.problems...)
+	case isType:
+		return document, plain(typeErr)
+	}
+	return document, err
+}
+
+var goType = regexp.MustCompile(` (into|in type) \S+$`)
+
+// plain is the decoder's own error without the names of Go types.
+func plain(err *yaml.TypeError) error {
+	var errs []error
+	for _, message := range err.Errors {
+		errs = append(errs, errors.New(goType.ReplaceAllString(message, "")))
+	}
+	return errors.Join(errs...)
+}
+
+// checker compares a document with the type that it is decoded into.
+type checker struct {
+	problems []error
+	merges   int
+}
+
+// mostMerges is how many merge keys are followed: a document can refer to itself.
+const mostMerges = 100
+
+func (c *checker) problem(n *yaml.Node, path, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if path != "" {
+		text = path + ": " + text
+	}
+	c.problems = append(c.problems, fmt.Errorf("line %d: %s", n.Line, text))
+}
+
+// value checks a node that is decoded into a value of type t.
+func (c *checker) value(path string, n *yaml.Node, t reflect.Type) {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	target := n
+	if n.Kind == yaml.AliasNode {
+		target = n.Alias
+	}
+	wanted := kindOf(t)
+	switch {
+	case target.ShortTag() == "!!null":
+	case t.Kind() == reflect.Slice && target.Kind == yaml.ScalarNode && isScalar(t.Elem()):
+		splitList(n, target)
+		c.list(path, n, t)
+	case wanted != target.Kind:
+		c.problem(n, path, "want %s, got %s", describeType(t), describe(target))
+	case t.Kind() == reflect.Struct:
+		c.object(path, target, t)
+	case t.Kind() == reflect.Map:
+		c.table(path, target, t)
+	case t.Kind() == reflect.Slice:
+		c.list(path, target, t)
+	case target.Decode(reflect.New(t).Interface()) != nil || t.Kind() == reflect.Int && isFraction(target):
+		c.problem(n, path, "want %s, got %s", describeType(t), describe(target))
+	}
+}
+
+func (c *checker) object(path string, n *yaml.Node, t reflect.Type) {
+	known := fields(t)
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		switch field, ok := known[key.Value]; {
+		case key.ShortTag() == "!!merge":
+			c.merge(path, value, t)
+		case seen[key.Value]:
+			c.problem(key, "", "the key %s is there twice", join(path, key.Value))
+		case !ok:
+			c.problem(key, "", "unknown key %s%s", join(path, key.Value),
+				near.Question(key.Value, slices.Sorted(maps.Keys(known))))
+		default:
+			c.value(join(path, key.Value), value, field)
+		}
+		seen[key.Value] = true
+	}
+}
+
+// merge checks what a merge key adds: an object, or a list of them.
+func (c *checker) merge(path string, n *yaml.Node, t reflect.Type) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if c.merges++; c.merges > mostMerges {
+		return // the decoder refuses a document that contains itself
+	}
+	if n.Kind == yaml.SequenceNode {
+		for _, item := range n.Content {
+			c.merge(path, item, t)
+		}
+		return
+	}
+	c.value(path, n, t)
+}
+
+func (c *checker) table(path string, n *yaml.Node, t reflect.Type) {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		c.value(path, n.Content[i], t.Key())
+		c.value(join(path, n.Content[i].Value), n.Content[i+1], t.Elem())
+	}
+}
+
+func (c *checker) list(path string, n *yaml.Node, t reflect.Type) {
+	for i, item := range n.Content {
+		c.value(path+"["+strconv.Itoa(i)+"]", item, t.Elem())
+	}
+}
+
+// splitList makes a list with commas, which the node is or refers to, a list. Empty text is an empty list.
+func splitList(n, scalar *yaml.Node) {
+	list := yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: n.Line, Column: n.Column, Style: yaml.FlowStyle}
+	for item := range strings.SplitSeq(scalar.Value, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			list.Content = append(list.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: item, Line: n.Line, Column: n.Column})
+		}
+	}
+	*n = list
+}
+
+// fields are the types of a struct's fields by their keys.
+func fields(t reflect.Type) map[string]reflect.Type {
+	known := map[string]reflect.Type{}
+	for f := range t.Fields() {
+		name, option, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if option == "inline" {
+			maps.Copy(known, fields(f.Type))
+		} else {
+			known[name] = f.Type
+		}
+	}
+	return known
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+func isScalar(t reflect.Type) bool { return kindOf(t) == yaml.ScalarNode }
+
+// kindOf is the kind of node that is decoded into the type.
+func kindOf(t reflect.Type) yaml.Kind {
+	switch t.Kind() {
+	case reflect.Struct, reflect.Map:
+		return yaml.MappingNode
+	case reflect.Slice:
+		return yaml.SequenceNode
+	default:
+		return yaml.ScalarNode
+	}
+}
+
+func describeType(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Struct, reflect.Map:
+		return "keys and values"
+	case reflect.Slice:
+		return "a list"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int:
+		return "a whole number"
+	default:
+		return "text"
+	}
+}
+
+// longest is how many bytes of a value are in a message.
+const longest = 40
+
+func describe(n *yaml.Node) string {
+	switch {
+	case n.Kind == yaml.MappingNode:
+		return "keys and values"
+	case n.Kind == yaml.SequenceNode:
+		return "a list"
+	case len(n.Value) > longest:
+		return strconv.Quote(n.Value[:longest] + "...")
+	default:
+		return strconv.Quote(n.Value)
+	}
+}
+
+// isFraction reports whether a number is not whole. The decoder would cut off the rest.
+func isFraction(n *yaml.Node) bool {
+	if n.ShortTag() != "!!float" {
+		return false
+	}
+	x, err := strconv.ParseFloat(n.Value, 64)
+	return err != nil || x != math.Trunc(x)
+}

@@ -1,0 +1,132 @@
+package yamlfile
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+type file struct {
+	Name   string          `yaml:"name"`
+	Count  int             `yaml:"count"`
+	On     bool            `yaml:"on-off"`
+	Pick   *int            `yaml:"pick"`
+	Names  []string        `yaml:"names"`
+	Levels []int           `yaml:"levels"`
+	Matrix [][]int         `yaml:"matrix"`
+	Rules  []rule          `yaml:"rules"`
+	Models map[string]rule `yaml:"models"`
+	Nodes  map[int]string  `yaml:"nodes"`
+	Below  `yaml:",inline"`
+}
+
+// Below is inlined.
+type Below struct {
+	Deep rule `yaml:"deep"`
+}
+
+type rule struct {
+	To []string `yaml:"to"`
+	N  int      `yaml:"n"`
+}
+
+func TestDecode(t *testing.T) {
+	two := 2
+	for name, c := range map[string]struct {
+		text string
+		want file
+	}{
+		"nothing":              {"", file{}},
+		"a comment":            {"# x\n", file{}},
+		"null":                 {"names:\ncount: ~\n", file{}},
+		"lists":                {"names: [a, b]\nlevels: [1, 2]\n", file{Names: []string{"a", "b"}, Levels: []int{1, 2}}},
+		"lists with commas":    {"names: a, b\nlevels: 1,2\n", file{Names: []string{"a", "b"}, Levels: []int{1, 2}}},
+		"lists of one":         {"names: a\nlevels: 7\n", file{Names: []string{"a"}, Levels: []int{7}}},
+		"an empty text":        {"names: ''\n", file{Names: []string{}}},
+		"lists in lists":       {"matrix: [[1, 2], '3,4']\nrules: [{to: x,n: 1}]", file{Matrix: [][]int{{1, 2}, {3, 4}}, Rules: []rule{{To: []string{"x"}, N: 1}}}},
+		"a list by an alias":   {"name: &a x,y\nnames: *a\n", file{Name: "x,y", Names: []string{"x", "y"}}},
+		"a merge key":          {"deep: {<<: {to: a}, n: 3}\n", file{Below: Below{rule{[]string{"a"}, 3}}}},
+		"a number as text":     {"name: 5\n", file{Name: "5"}},
+		"a whole number":       {"count: 64.0\npick: 2\n", file{Count: 64, Pick: &two}},
+		"tables":               {"models: {a: {n: 1}}\nnodes: {0: x}\n", file{Models: map[string]rule{"a": {N: 1}}, Nodes: map[int]string{0: "x"}}},
+		"JSON":                 {`{"names": "a,b", "on-off": true}`, file{Names: []string{"a", "b"}, On: true}},
+		"comma in a list item": {"names: ['a,b']\n", file{Names: []string{"a,b"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got file
+			if _, err := Decode([]byte(c.text), &got); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestProblemsAreInPlainWords(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		want []string
+	}{
+		"no mapping":                     {"only text\n", []string{`line 1: want keys and values, got "only text"`}},
+		"a list of them":                 {"- name: a\n", []string{"line 1: want keys and values, got a list"}},
+		"two documents":                  {"name: a\n---\nname: b\n", []string{"more than one YAML document"}},
+		"no YAML":                        {"names: [\n", []string{"yaml: line 1: did not find expected node content"}},
+		"unknown keys":                   {"nmae: a\ndeep: {tto: b}\nother: c\n", []string{"line 1: unknown key nmae; did you mean name?", "line 2: unknown key deep.tto; did you mean to?", "line 3: unknown key other"}},
+		"another spelling":               {"on_off: true\n", []string{"line 1: unknown key on_off; did you mean on-off?"}},
+		"a key twice":                    {"name: a\nname: b\n", []string{"line 2: the key name is there twice"}},
+		"a number for a list of objects": {"rules: 3\n", []string{`line 1: rules: want a list, got "3"`}},
+		"keys for a list":                {"names: {a: b}\n", []string{"line 1: names: want a list, got keys and values"}},
+		"a list for a text":              {"name: [a]\n", []string{"line 1: name: want text, got a list"}},
+		"no numbers":                     {"count: x\nlevels: [1, y]\npick: []\n", []string{`line 1: count: want a whole number, got "x"`, `line 2: levels[1]: want a whole number, got "y"`, "line 3: pick: want a whole number, got a list"}},
+		"no number in a comma list":      {"levels: 1,y\n", []string{`line 1: levels[1]: want a whole number, got "y"`}},
+		"fractions":                      {"count: 1.5\nlevels: 1,2.5\n", []string{`line 1: count: want a whole number, got "1.5"`, `line 2: levels[1]: want a whole number, got "2.5"`}},
+		"neither yes nor no":             {"on-off: maybe\n", []string{`line 1: on-off: want true or false, got "maybe"`}},
+		"a key that is no number":        {"nodes: {a: b}\n", []string{`line 1: nodes: want a whole number, got "a"`}},
+		"below":                          {"models: {m: {n: x}}\nrules: [{n: y}]\ndeep: 4\n", []string{`line 1: models.m.n: want a whole number, got "x"`, `line 2: rules[0].n: want a whole number, got "y"`, `line 3: deep: want keys and values, got "4"`}},
+		"a merge key":                    {"deep: {<<: {nn: 3}}\n", []string{"line 1: unknown key deep.nn"}},
+		"what is long":                   {"count: " + strings.Repeat("x", 100) + "\n", []string{`line 1: count: want a whole number, got "` + strings.Repeat("x", 40) + `..."`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got file
+			_, err := Decode([]byte(c.text), &got)
+			if err == nil {
+				t.Fatalf("no error, and %+v", got)
+			}
+			if diff := cmp.Diff(c.want, strings.Split(err.Error(), "\n")); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// What can be read is there beside the problems, so that the rest can be checked too.
+func TestTheRestIsDecoded(t *testing.T) {
+	var got file
+	if _, err := Decode([]byte("name: a\nnames: x,y\ncount: no\nother: 1\n"), &got); err == nil {
+		t.Fatal("no error")
+	}
+	if diff := cmp.Diff(file{Name: "a", Names: []string{"x", "y"}}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, seed := range []string{
+		"names: a,b\nrules: [{to: x}]\n", "deep: &a {<<: *a}\n", "deep: &a [*a]\nnames: *a\n", "<<: [{name: a}, 3]\n", "matrix: '1,2'",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var got file
+		document, err := Decode(data, &got)
+		if err == nil && document == nil {
+			t.Error("neither a document nor an error")
+		}
+		if err != nil && (strings.Contains(err.Error(), "yamlfile.") || strings.Contains(err.Error(), "reflect.")) {
+			t.Errorf("the error has a Go type: %v", err)
+		}
+	})
+}
