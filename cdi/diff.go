@@ -56,6 +56,17 @@ func diffSpec(written, wanted *specs.Spec) []Difference {
 	return list
 }
 
+// WrittenHere reports whether this program wrote a spec: that of GPUs calls its hook, and that of an extra is one that
+// GenerateExtra makes.
+func WrittenHere(spec *specs.Spec) bool {
+	for _, h := range spec.ContainerEdits.Hooks {
+		if hookWork(h.Args) != nil {
+			return true
+		}
+	}
+	return slices.ContainsFunc(Extras(), func(e Extra) bool { return e.Wrote(spec) })
+}
+
 // driverVersion is the version of the driver that a spec was made for, or empty.
 func driverVersion(spec *specs.Spec) string {
 	for _, h := range spec.ContainerEdits.Hooks {

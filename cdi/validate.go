@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -53,7 +55,7 @@ func ValidateFile(path string) ([]Problem, error) {
 // Validate checks a spec against the CDI library's rules and against this host: that the files to mount exist, that
 // nodes are character devices and that hooks can be executed.
 func Validate(spec *specs.Spec) []Problem {
-	v := &validator{seen: map[string]bool{}}
+	v := &validator{seen: map[string]bool{}, driver: driverVersion(spec), driverFiles: map[string]bool{}, gone: map[string]bool{}}
 	if err := checkSpec(spec); err != nil {
 		v.add("", "not a valid CDI spec: %v", err)
 	}
@@ -61,7 +63,19 @@ func Validate(spec *specs.Spec) []Problem {
 	for i := range spec.Devices {
 		v.edits(deviceNamed(spec.Devices[i].Name), &spec.Devices[i].ContainerEdits)
 	}
+	v.replacedDriver()
 	return v.problems
+}
+
+// replacedDriver makes one problem of the files with the driver's version in their names, if most of them are gone, as
+// after an upgrade.
+func (v *validator) replacedDriver() {
+	if 2*len(v.gone) <= len(v.driverFiles) || len(v.gone) < 2 {
+		return
+	}
+	v.problems = slices.DeleteFunc(v.problems, func(p Problem) bool { return v.gone[p.What] })
+	what := fmt.Sprintf("%d files of driver %s are gone", len(v.gone), v.driver)
+	v.problems = append([]Problem{{"driver", what}}, v.problems...)
 }
 
 // allDevices is where the edits are that every container gets.
@@ -72,6 +86,10 @@ func deviceNamed(name string) string { return "device " + name }
 type validator struct {
 	problems []Problem
 	seen     map[string]bool // what was said; a file is often in several devices
+	// driver is the version of the driver that the spec was made for, or empty. driverFiles are the files to mount with it in
+	// their paths, and gone the problems about those of them that do not exist.
+	driver            string
+	driverFiles, gone map[string]bool
 }
 
 func (v *validator) add(where, format string, args ...any) {
@@ -91,8 +109,15 @@ func (v *validator) edits(where string, e *specs.ContainerEdits) {
 		if m.Type != "" && m.Type != "bind" && m.Type != "rbind" {
 			continue
 		}
-		if _, err := os.Stat(m.HostPath); err != nil {
+		_, err := os.Stat(m.HostPath)
+		if err != nil {
 			v.add(where, "mount %s: %v", m.ContainerPath, err)
+		}
+		if v.driver != "" && strings.Contains(m.HostPath, v.driver) {
+			v.driverFiles[m.HostPath] = true
+			if errors.Is(err, fs.ErrNotExist) {
+				v.gone[fmt.Sprintf("mount %s: %v", m.ContainerPath, err)] = true
+			}
 		}
 	}
 	for _, h := range e.Hooks {

@@ -73,8 +73,16 @@ func findUnder(root string, p platform) (string, error) {
 	if len(unusable) > 0 {
 		return "", errors.Join(unusable...)
 	}
-	return "", fmt.Errorf("%w: no %s under %s in any of %s",
-		ErrLibraryNotFound, libraryName, root, strings.Join(libraryDirs(p), ", "))
+	return "", fmt.Errorf("%w: no %s under %s", ErrLibraryNotFound, libraryName, root)
+}
+
+// LibraryPaths are the paths in the driver's root at which Find looks for the library.
+func LibraryPaths() []string {
+	var paths []string
+	for _, dir := range libraryDirs(thisPlatform()) {
+		paths = append(paths, "/"+dir+"/"+libraryName)
+	}
+	return paths
 }
 
 // libraryDirs are the directories, relative to the root, in which distributions, NVIDIA's installer, driver containers

@@ -14,7 +14,7 @@ func (a *app) cdiCommand() *cobra.Command {
 		Long: `Writes the CDI spec of this host's GPUs, tells whether it is valid and still true, and puts devices into bundles for
 runtimes that know nothing of CDI.`,
 		Annotations: cli.Statuses(exit.OK, exit.Usage),
-		Args:        unknownVerb,
+		Args:        cli.UnknownVerb,
 		RunE:        showHelp,
 	}
 	cmd.AddCommand(

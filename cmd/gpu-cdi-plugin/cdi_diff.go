@@ -29,7 +29,7 @@ func (a *app) diffCommand() *cobra.Command {
 		Long: `Compares a spec file with the spec that this host should have now, and lists what differs: the driver was upgraded, a
 GPU is gone or new, MIG devices have changed, files have moved. Without a file it looks at those that generate --write
 has written, also of extras that are configured. --capabilities, --cdi-kind and --hook-path are to be those that it was
-written with.`,
+written with. A spec that another program wrote is not compared.`,
 		Example: `  gpu-cdi-plugin cdi diff || gpu-cdi-plugin cdi generate --write
   gpu-cdi-plugin cdi diff /etc/cdi/nvidia.yaml -o json`,
 		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.Differs, exit.NoDriver, exit.NoGPU,
@@ -88,12 +88,19 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	if err := opts.print(a.stdout, comparisonView(c)); err != nil {
 		return err
 	}
+	if slices.ContainsFunc(c.Differences, func(d cdi.Difference) bool { return d.What == notOurs }) {
+		return exit.With(exit.Differs, "", fmt.Errorf("%s was %s", c.Path, notOurs))
+	}
 	if n := len(c.Differences); n > 0 {
 		return exit.With(exit.Differs, a.renewHint(c.Path),
 			fmt.Errorf("%s is not what this host should have: %s", c.Path, plural(n, "difference")))
 	}
 	return unread(g.snapshot)
 }
+
+// notOurs is all that can be said about another program's spec: there is nothing to compare it with, and nothing to
+// advise.
+const notOurs = "not written by this program"
 
 // meant is what a file should be: the spec of its kind, or else that of the GPUs, which are first.
 func meant(files []specFile, path string) specFile {
@@ -117,6 +124,8 @@ func (f *specFile) differences() ([]cdi.Difference, error) {
 		return []cdi.Difference{{Where: "spec", What: "not there"}}, nil
 	case err != nil:
 		return nil, err
+	case !cdi.WrittenHere(written):
+		return []cdi.Difference{{Where: "spec", What: notOurs}}, nil
 	case f.spec == nil:
 		return []cdi.Difference{{Where: "spec", What: "this host has nothing of its kind"}}, nil
 	}

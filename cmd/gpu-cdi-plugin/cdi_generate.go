@@ -16,6 +16,7 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/nvml"
 )
 
 // generateOptions are the options of cdi generate.
@@ -79,11 +80,12 @@ removed.`,
 }
 
 // fileForFormat helps who knows --output from other generators, where it names a file.
-func fileForFormat(_ *cobra.Command, err error) error {
+func fileForFormat(cmd *cobra.Command, err error) error {
+	plain := cli.FlagError(cmd, err)
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok && e.GetFlag().Name == "output" {
-		return exit.With(exit.Usage, "to write the spec to a file, use --write or --file FILE", err)
+		return exit.With(exit.Usage, "to write the spec to a file, use --write or --file FILE", plain)
 	}
-	return err
+	return plain
 }
 
 func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
@@ -96,6 +98,9 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 		return err
 	}
 	g, err := a.generate(ctx, h, *opts.Capabilities)
+	if opts.Explain && errors.Is(err, nvml.ErrLibraryNotFound) {
+		return cmp.Or(a.printGenerated(&generated{findings: missingLibrary()}, opts, format, ""), err)
+	}
 	if opts.Explain && errors.Is(err, cdi.ErrNoDevices) { // the table says why, so this is when it is needed most
 		return cmp.Or(a.printGenerated(g, opts, format, ""), err)
 	}
@@ -111,6 +116,15 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 		return err
 	}
 	return unread(g.snapshot)
+}
+
+// missingLibrary are the places where the driver's library is not.
+func missingLibrary() []cdi.Finding {
+	var findings []cdi.Finding
+	for _, path := range nvml.LibraryPaths() {
+		findings = append(findings, cdi.Finding{Name: path, Kind: cdi.KindLibrary, Note: "not found"})
+	}
+	return findings
 }
 
 // destination checks the options with each other, before anything is done.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -50,6 +51,9 @@ func (a *app) cdiInject(bundle string, names []string) error {
 		return err
 	}
 	changed, err := cdi.Inject(bundle, a.qualified(names), a.specDirs(h)...)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = exit.With(exit.Failure, "runc spec --bundle "+bundle+" makes a config.json in a bundle's directory", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -14,40 +14,44 @@ import (
 )
 
 func (a *app) removeCommand() *cobra.Command {
-	return &cobra.Command{
+	var out output
+	cmd := &cobra.Command{
 		Use:   "remove",
 		Short: "Remove the specs that generate --write has written",
 		Long: `Removes the spec file of --cdi-kind from --cdi-dir, and those of extras that were written there, configured or not, and
 prints their paths. Nothing else is touched: no other file, and no file of such a name whose content is a spec of
 another kind or, beside that of the GPUs, somebody else's. Where there is no such file there is nothing to do.`,
-		Example:           `  gpu-cdi-plugin cdi remove`,
+		Example: `  gpu-cdi-plugin cdi remove
+  gpu-cdi-plugin cdi remove -o json`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(*cobra.Command, []string) error { return a.cdiRemove() },
+		RunE:              func(*cobra.Command, []string) error { return a.cdiRemove(out) },
 	}
+	out.addFlags(cmd, "name", "json", "yaml")
+	return cmd
 }
 
-func (a *app) cdiRemove() error {
+func (a *app) cdiRemove(out output) error {
 	path := a.ownSpec()
 	if kind := otherKind(path, a.CDIKind); kind != "" {
 		return exit.With(exit.Failure, "remove it by hand if it is not needed",
 			fmt.Errorf("remove %s: it is a spec of kind %s, not %s", path, kind, a.CDIKind))
 	}
+	removed := []string{}
+	var failed error
 	for _, path := range append([]string{path}, a.writtenExtras()...) {
-		err := os.Remove(path)
-		switch {
+		switch err := os.Remove(path); {
+		case err == nil:
+			removed = append(removed, path)
 		case errors.Is(err, fs.ErrNotExist):
-			a.log.Info("there is no spec to remove", "path", path)
-			continue
-		case err != nil:
-			return fmt.Errorf("remove the spec: %w", err)
-		}
-		if err := a.printPath(path); err != nil {
-			return err
+			a.log.Info("there is no spec " + path + " to remove")
+		default:
+			failed = errors.Join(failed, fmt.Errorf("remove the spec: %w", err))
 		}
 	}
-	return nil
+	v := view{data: map[string][]string{"removed": removed}, names: removed}
+	return errors.Join(out.print(a.stdout, v), failed)
 }
 
 // otherKind is the kind of the spec in a file if it is not the wanted one, and otherwise empty. A spec that cannot be

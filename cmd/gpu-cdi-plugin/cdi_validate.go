@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
 
 	"github.com/spf13/cobra"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -62,6 +64,9 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out output) error
 			return err
 		}
 	}
+	if errors.Is(unread, fs.ErrNotExist) && slices.Equal(files, []string{a.ownSpec()}) {
+		return exit.With(exit.Failure, a.renewHint(a.ownSpec()), unread)
+	}
 	if unread != nil {
 		return exit.With(exit.Failure, "gpu-cdi-plugin cdi list shows the spec files that there are", unread)
 	}
@@ -93,7 +98,11 @@ func (a *app) invalid(verdicts []verdict) error {
 	if len(bad) == 0 {
 		return nil
 	}
-	return exit.With(exit.Differs, a.renewHint(bad[0]),
+	hint := a.renewHint(bad[0])
+	if spec, err := cdi.ReadFile(bad[0]); err == nil && !cdi.WrittenHere(spec) {
+		hint = bad[0] + " was " + notOurs
+	}
+	return exit.With(exit.Differs, hint,
 		fmt.Errorf("not valid on this host: %d of %s", len(bad), plural(len(verdicts), "spec file")))
 }
 

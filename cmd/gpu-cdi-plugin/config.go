@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/plugin/config"
 	"gpu-cdi-plugin/plugin/resource"
@@ -99,7 +100,7 @@ func (a *app) resolve(flags *pflag.FlagSet) error {
 	var errs []error
 	set := func(name, value, source, text string) {
 		if err := flags.Set(name, value); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", text, errors.Unwrap(err)))
+			errs = append(errs, fmt.Errorf("%s: %w", text, cli.ValueError(flags.Lookup(name), value, errors.Unwrap(err))))
 			return
 		}
 		a.sources[name] = source

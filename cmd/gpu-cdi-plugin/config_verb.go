@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -22,7 +23,7 @@ func (a *app) configCommand() *cobra.Command {
 
 One file has the options for all verbs and what the device plugin offers. Its JSON schema is specs/config.schema.json.`,
 		Annotations: cli.Statuses(exit.OK, exit.Usage),
-		Args:        unknownVerb,
+		Args:        cli.UnknownVerb,
 		RunE:        showHelp,
 	}
 	cmd.AddCommand(a.configDefaultCommand(), a.configViewCommand(), a.configValidateCommand())
@@ -30,21 +31,27 @@ One file has the options for all verbs and what the device plugin offers. Its JS
 }
 
 func (a *app) configDefaultCommand() *cobra.Command {
-	return &cobra.Command{
+	var out output
+	cmd := &cobra.Command{
 		Use:   "default",
 		Short: "Print the configuration that holds where nothing is configured",
-		Long:  "Prints a configuration file with every key, its default and what it means.",
+		Long:  `Prints a configuration file with every key and its default; in YAML with what each means too.`,
 		Example: `  gpu-cdi-plugin config default > config.yaml
   gpu-cdi-plugin config view --config config.yaml`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(*cobra.Command, []string) error { return a.configDefault() },
+		RunE:              func(*cobra.Command, []string) error { return a.configDefault(out) },
 	}
+	out.addFlags(cmd, "yaml", "json")
+	return cmd
 }
 
-func (a *app) configDefault() error {
+func (a *app) configDefault(out output) error {
 	c := config.Default()
+	if out.format == "json" {
+		return out.print(a.stdout, view{data: &c})
+	}
 	text, err := c.Document()
 	if err != nil {
 		return err
@@ -129,20 +136,48 @@ func oneLine(n *yaml.Node) (string, error) {
 }
 
 func (a *app) configValidateCommand() *cobra.Command {
+	var out output
 	cmd := &cobra.Command{
 		Use:   "validate [FILE]",
 		Short: "Check the configuration and list every problem",
 		Long: `Checks the configuration that flags, environment and file come to; FILE is another way to say --config FILE. It asks
-nothing of the driver, so a configuration can be checked anywhere.`,
+nothing of the driver, so a configuration can be checked anywhere.
+
+With -o json or yaml the result is printed whether the configuration is valid or not; the problems are in it.`,
 		Example: `  gpu-cdi-plugin config validate config.yaml
+  gpu-cdi-plugin config validate config.yaml -o json | jq -r '.problems[]'
   gpu-cdi-plugin config validate --config /etc/gpu-cdi-plugin/config.yaml --mig-strategy mixed`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		Args:              a.configFile,
 		ValidArgsFunction: completeConfigFile,
-		RunE:              func(*cobra.Command, []string) error { return a.configValidate() },
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			err := a.start(cmd)
+			if err != nil && out.format != "text" {
+				err = errors.Join(err, out.print(a.stdout, a.configResult(strings.Split(err.Error(), "\n"))))
+			}
+			return err
+		},
+		// It comes here only if all is well: the options of every verb are checked before it runs.
+		RunE: func(*cobra.Command, []string) error { return out.print(a.stdout, a.configResult([]string{})) },
 	}
+	out.addFlags(cmd, "text", "json", "yaml")
 	a.addPluginFlags(cmd)
 	return cmd
+}
+
+// configVerdict is what config validate prints as JSON.
+type configVerdict struct {
+	File     string   `json:"file"`
+	Valid    bool     `json:"valid"`
+	Problems []string `json:"problems"`
+}
+
+func (a *app) configResult(problems []string) view {
+	text := "the configuration is valid"
+	if a.Config != "" {
+		text = a.Config + ": " + text
+	}
+	return view{data: configVerdict{a.Config, len(problems) == 0, problems}, table: table{rows: [][]string{{text}}}}
 }
 
 func completeConfigFile(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -164,16 +199,4 @@ func (a *app) configFile(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("both --config %s and %s are given", a.Config, args[0])
 	}
 	return cmd.Flags().Set("config", args[0])
-}
-
-// configValidate comes here only if all is well: the options of every verb are checked before it runs.
-func (a *app) configValidate() error {
-	text := "the configuration is valid\n"
-	if a.Config != "" {
-		text = a.Config + ": " + text
-	}
-	if _, err := fmt.Fprint(a.stdout, text); err != nil {
-		return fmt.Errorf("print the result: %w", err)
-	}
-	return nil
 }

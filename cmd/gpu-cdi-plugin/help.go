@@ -37,17 +37,6 @@ func completeVerbs(cmd *cobra.Command, args []string, prefix string) ([]string, 
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// unknownVerb is the argument check of a command that only holds verbs.
-func unknownVerb(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 || !cmd.HasSubCommands() {
-		return nil
-	}
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		return fmt.Errorf("unknown verb %q of %s; did you mean %s?", args[0], cmd.CommandPath(), strings.Join(near, " or "))
-	}
-	return fmt.Errorf("unknown verb %q of %s", args[0], cmd.CommandPath())
-}
-
 // showHelp is what a command that only holds verbs does.
 func showHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 

@@ -73,7 +73,7 @@ func (o *output) print(w io.Writer, v view) error {
 func (t *table) write(w io.Writer, wide, noHeaders bool) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	rows := t.rows
-	if !noHeaders {
+	if !noHeaders && len(t.header) > 0 {
 		rows = slices.Insert(slices.Clone(rows), 0, t.header)
 	}
 	for _, row := range rows {

@@ -85,13 +85,15 @@ then from the file of --config, whose keys are the flags' names; gpu-cdi-plugin 
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
-		Args:              unknownVerb,
+		Args:              cli.UnknownVerb,
 		RunE:              showHelp,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.start(cmd) },
 	}
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetHelpFunc(cli.Help(meanings))
-	cmd.SetHelpCommand(cli.HelpCommand(unknownVerb, completeVerbs))
+	cmd.SetHelpCommand(cli.HelpCommand(cli.UnknownVerb, completeVerbs))
+	cmd.SetFlagErrorFunc(cli.FlagError)
+	cli.AddVersion(cmd, thisBuild().Version)
 	a.addFlags(cmd)
 	cmd.AddCommand(
 		a.devicesCommand(),

@@ -214,7 +214,7 @@ func (s *service) build(snapshot *gpu.Snapshot) ([]resource.Resource, error) {
 // run starts the actors and ends with the first of them.
 func (s *service) run(ctx context.Context, reloads actor) error {
 	if err := s.plugin.Check(); err != nil { // before there is a spec that nobody serves
-		return err
+		return exit.With(exit.CodeOf(err), s.app.hintKubelet(), err)
 	}
 	if err := s.app.checkDirs(s.app.log); err != nil {
 		return err
@@ -228,6 +228,15 @@ func (s *service) run(ctx context.Context, reloads actor) error {
 		return err
 	}
 	return runAll(ctx, s.inv.Run, s.plugin.Run, s.keeper.Run, server.Run, s.status, reloads, s.watchdog, s.links)
+}
+
+// hintKubelet is what to do where there is no kubelet.
+func (a *app) hintKubelet() string {
+	option := "--device-plugin-dir"
+	if a.plugin.Registration == config.RegisterWatcher {
+		option = "--plugins-registry-dir"
+	}
+	return "start the kubelet, which makes the directory, or name its own with " + option
 }
 
 // listen makes the server of metrics and health; without --listen it is one that nobody can ask.

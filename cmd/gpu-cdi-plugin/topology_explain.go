@@ -38,7 +38,9 @@ be left for the next requests, and the sets that come next.
 
 A GPU is named by its index or UUID. By default all are available that can be used and are not in MIG mode. What links
 are worth, and the policy, come from the configuration file (allocation) as for serve. On whole GPUs the policies spread
-and pack are the same as topology.`,
+and pack are the same as topology.
+
+With -o name it prints the CDI names of the chosen GPUs.`,
 		Example: `  gpu-cdi-plugin topology explain --size 4
   gpu-cdi-plugin topology explain --size 2 --available 0,1,4,5 --must 1
   gpu-cdi-plugin topology explain --size 2 --policy numa -o json | jq '.chosen.score'`,
@@ -69,7 +71,7 @@ and pack are the same as topology.`,
 	for _, name := range []string{"available", "must"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, a.completeGPUs)
 	}
-	o.out.addFlags(cmd, "table", "json", "yaml")
+	o.out.addFlags(cmd, "table", "json", "yaml", "name")
 	return cmd
 }
 
@@ -112,7 +114,11 @@ func (a *app) explain(ctx context.Context, o *explainOptions) error {
 		return err
 	}
 	out := o.out
-	if err := out.print(a.stdout, e.view()); err != nil {
+	v := e.view()
+	for _, d := range e.Chosen.Devices {
+		v.names = append(v.names, a.CDIKind+"="+d.UUID)
+	}
+	if err := out.print(a.stdout, v); err != nil {
 		return err
 	}
 	return unread(s)

@@ -47,7 +47,7 @@ Device nodes have the numbers of real ones but no driver behind them; making the
 	f.StringSliceVar(&opts.Extras, "extras", nil, "`list` of what there is besides GPUs: "+strings.Join(sim.Extras(), ", "))
 	f.BoolVar(&opts.Force, "force", false, "replace a simulated node that is in DIR")
 	f.BoolVar(&opts.PlainNodes, "plain-nodes", false, "make regular files instead of device nodes, for containers unusable; needs no root")
-	out.addFlag(cmd, directory)
+	out.addFlag(cmd, directory, table, asJSON)
 	_ = cmd.RegisterFlagCompletionFunc("machine", completeMachines)
 	_ = cmd.RegisterFlagCompletionFunc("extras", cobra.FixedCompletions(sim.Extras(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd

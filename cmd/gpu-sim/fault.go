@@ -47,7 +47,7 @@ func faultKind(cmd *cobra.Command, args []string) error {
 	if len(args) == 1 {
 		return fmt.Errorf("want gpu-sim fault DIR KIND; kinds are %s", verbNames(cmd))
 	}
-	return unknownVerb(cmd, args)
+	return cli.UnknownVerb(cmd, args)
 }
 
 // faultVerb makes the command of one kind of fault. rest is what follows the kind in the usage; what is done is given

@@ -20,14 +20,6 @@ var meanings = map[exit.Code]string{
 	exit.Interrupted: "interrupted",
 }
 
-// unknownVerb is the argument check of a command that only holds verbs.
-func unknownVerb(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	return fmt.Errorf("unknown verb %q of %s; there are %s", args[0], cmd.CommandPath(), verbNames(cmd))
-}
-
 func verbNames(cmd *cobra.Command) string {
 	var names []string
 	for _, c := range cmd.Commands() {
@@ -53,6 +45,7 @@ type format string
 const (
 	table     format = "table"
 	asJSON    format = "json"
+	names     format = "name"
 	directory format = "directory"
 )
 
@@ -81,12 +74,12 @@ func (f formatFlag) Set(s string) error {
 	return nil
 }
 
-// addFlag adds the flag to a verb. The default comes first if it is neither a table nor JSON.
-func (f *format) addFlag(cmd *cobra.Command, byDefault format) {
-	*f = byDefault
-	known := []string{string(table), string(asJSON)}
-	if byDefault == directory {
-		known = append([]string{string(directory)}, known...)
+// addFlag adds the flag to a verb, for the forms that it has; the first one is the default.
+func (f *format) addFlag(cmd *cobra.Command, forms ...format) {
+	*f = forms[0]
+	var known []string
+	for _, form := range forms {
+		known = append(known, string(form))
 	}
 	cmd.Flags().VarP(formatFlag{f, known}, "output", "o", "output `format`: "+strings.Join(known, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))

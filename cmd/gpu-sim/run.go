@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -12,6 +13,9 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
+
+// version is set by the linker.
+var version string
 
 // app is what all verbs share.
 type app struct {
@@ -73,14 +77,16 @@ driver's library in it is a real shared library with NVML's functions, so every 
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
-		Args:              unknownVerb,
+		Args:              cli.UnknownVerb,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.start(cmd) },
 	}
 	cmd.SetHelpFunc(cli.Help(meanings))
-	cmd.SetHelpCommand(cli.HelpCommand(unknownVerb, nil))
+	cmd.SetHelpCommand(cli.HelpCommand(cli.UnknownVerb, nil))
 	cmd.SetUsageTemplate(strings.Replace(cmd.UsageTemplate(), "{{.UseLine}}",
 		"{{if .Annotations.usage}}{{.Annotations.usage}}{{else}}{{.UseLine}}{{end}}", 1))
+	cmd.SetFlagErrorFunc(cli.FlagError)
+	cli.AddVersion(cmd, cmp.Or(version, "unknown"))
 	cmd.AddCommand(a.createCommand(), a.faultCommand(), a.listCommand(), a.showCommand())
 	return cmd
 }

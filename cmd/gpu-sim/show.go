@@ -29,22 +29,22 @@ func (a *app) listCommand() *cobra.Command {
 		Short: "List the machines that can be made",
 		Long: `Lists the machines that come with gpu-sim, or only those of these names and files, which must be machines. Each that
 comes with it is a file in sim/machines of the sources.`,
-		Example: `  gpu-sim list-machines -o json | jq -r '.machines[].name'
+		Example: `  gpu-sim list-machines -o name
   gpu-sim list-machines ./lab.yaml   # is it one?`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		ValidArgsFunction: completeMachines,
 		RunE:              func(_ *cobra.Command, args []string) error { return a.listMachines(args, out) },
 	}
-	out.addFlag(cmd, table)
+	out.addFlag(cmd, table, asJSON, names)
 	return cmd
 }
 
-func (a *app) listMachines(names []string, out format) error {
+func (a *app) listMachines(wanted []string, out format) error {
 	list := []machine{}
-	if len(names) == 0 {
-		names = sim.Machines()
+	if len(wanted) == 0 {
+		wanted = sim.Machines()
 	}
-	for _, name := range names {
+	for _, name := range wanted {
 		m, err := sim.LoadMachine(name)
 		if err != nil {
 			return err
@@ -55,6 +55,12 @@ func (a *app) listMachines(names []string, out format) error {
 		return printJSON(a.stdout, map[string][]machine{"machines": list})
 	}
 	return printTable(a.stdout, func(w io.Writer) {
+		if out == names {
+			for _, m := range list {
+				fmt.Fprintln(w, m.Name)
+			}
+			return
+		}
 		fmt.Fprintln(w, "NAME\tGPUS\tDESCRIPTION")
 		for _, m := range list {
 			fmt.Fprintf(w, "%s\t%d\t%s\n", m.Name, m.GPUs, m.Description)
@@ -85,7 +91,7 @@ those that the library is told to have; what is lost is among them.`,
 		ValidArgsFunction: completeDirs,
 		RunE:              func(_ *cobra.Command, args []string) error { return a.show(args[0], out) },
 	}
-	out.addFlag(cmd, table)
+	out.addFlag(cmd, table, asJSON)
 	return cmd
 }
 

@@ -11,8 +11,10 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/near"
 )
 
 // statusKey is the annotation with the exit statuses of a verb.
@@ -67,6 +69,70 @@ func HelpCommand(check cobra.PositionalArgs, complete cobra.CompletionFunc) *cob
 
 // UsageHint is what to do about wrong use of a verb.
 func UsageHint(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
+
+// AddVersion gives a program the flag --version, which prints its name and version.
+func AddVersion(root *cobra.Command, version string) {
+	root.Version = version
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
+	root.Flags().Bool("version", false, "print the version of this program")
+}
+
+// UnknownVerb is the argument check of a command that only holds verbs: the error about one that does not exist names
+// those that are close, and verbs of that name below another command.
+func UnknownVerb(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 || !cmd.HasSubCommands() {
+		return nil
+	}
+	var names, below []string
+	for _, c := range cmd.Commands() {
+		if !c.IsAvailableCommand() {
+			continue
+		}
+		names = append(names, c.Name())
+		for _, sub := range c.Commands() {
+			if sub.Name() == args[0] {
+				below = append(below, c.Name()+" "+sub.Name())
+			}
+		}
+	}
+	meant := append(near.To(args[0], names), below...)
+	if len(meant) > 0 {
+		return fmt.Errorf("unknown verb %q of %s; did you mean %s?", args[0], cmd.CommandPath(), strings.Join(meant, " or "))
+	}
+	return fmt.Errorf("unknown verb %q of %s; there are %s", args[0], cmd.CommandPath(), strings.Join(names, ", "))
+}
+
+// FlagError is the error about a flag on the command line: an unknown one comes with those that are close, a wrong value
+// with what is wanted.
+func FlagError(cmd *cobra.Command, err error) error {
+	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		return fmt.Errorf("--%s: %w", e.GetFlag().Name, ValueError(e.GetFlag(), e.GetValue(), e.Unwrap()))
+	}
+	if e, ok := errors.AsType[*pflag.NotExistError](err); ok && e.GetSpecifiedShortnames() == "" {
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				names = append(names, "--"+f.Name)
+			}
+		})
+		return fmt.Errorf("%w%s", err, near.Question("--"+e.GetSpecifiedName(), names))
+	}
+	return err
+}
+
+// ValueError says what a flag wants instead of a value that it refused with err.
+func ValueError(f *pflag.Flag, value string, err error) error {
+	switch f.Value.Type() {
+	case "int":
+		return fmt.Errorf("want a whole number, got %q", value)
+	case "bool":
+		return fmt.Errorf("want true or false, got %q", value)
+	case "duration":
+		return fmt.Errorf("want a time such as 500ms, 10s or 2m, got %q", value)
+	default:
+		return err
+	}
+}
 
 // failure is an error in JSON mode.
 type failure struct {
