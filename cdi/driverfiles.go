@@ -243,5 +243,6 @@ var extraTable = []extraRow{
 		files: []extraFileRow{{"/etc/cufile.json", 0}, {"/run/udev", fs.ModeDir}},
 	},
 	{extra: GDRCopy, class: "gdrcopy", nodes: []string{"gdrdrv"}},
+	{extra: MOFED, class: "mofed", nodes: []string{"infiniband/rdma_cm"}, numbered: "infiniband/uverbs"},
 	{extra: NVSwitch, class: "nvswitch", nodes: []string{"nvidia-nvswitchctl"}, numbered: "nvidia-nvswitch"},
 }

@@ -28,6 +28,8 @@ const (
 	GDS Extra = "gds"
 	// GDRCopy maps a GPU's memory for the CPU.
 	GDRCopy Extra = "gdrcopy"
+	// MOFED are the host's InfiniBand and RoCE adapters, for RDMA into a GPU's memory (GPUDirect RDMA).
+	MOFED Extra = "mofed"
 	// NVSwitch are the switches between the GPUs, for programs that manage them.
 	NVSwitch Extra = "nvswitch"
 )
@@ -127,11 +129,12 @@ func (r *extraRow) names(h host.Host, channels []int) []string {
 		}
 		return names
 	}
-	there, _ := readNames(h.Dev())
+	dir, prefix := path.Split(r.numbered)
+	there, _ := readNames(h.Dev(dir))
 	names := slices.Clone(r.nodes)
 	for _, name := range there {
-		if number, ok := strings.CutPrefix(name, r.numbered); ok && r.numbered != "" && isNumbers(number) {
-			names = append(names, name)
+		if number, ok := strings.CutPrefix(name, prefix); ok && prefix != "" && isNumbers(number) {
+			names = append(names, dir+name)
 		}
 	}
 	return names

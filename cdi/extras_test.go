@@ -18,14 +18,14 @@ import (
 
 // The specs of a node with all extras are in specs/extras.
 func TestGoldenExtras(t *testing.T) {
-	n := simtest.Node(t, "dgx-h100", simtest.Extras("gdrcopy", "gds", "imex"))
+	n := simtest.Node(t, "dgx-h100", simtest.Extras("gdrcopy", "gds", "imex", "mofed"))
 	h, err := host.New(n.Root(), "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for extra, kind := range map[Extra]string{
 		IMEX: "nvidia.com/imex-channel", GDS: "nvidia.com/gds",
-		GDRCopy: "nvidia.com/gdrcopy", NVSwitch: "nvidia.com/nvswitch",
+		GDRCopy: "nvidia.com/gdrcopy", MOFED: "nvidia.com/mofed", NVSwitch: "nvidia.com/nvswitch",
 	} {
 		found, findings := DiscoverExtra(h, extra, []int{0, 1})
 		if slices.ContainsFunc(findings, func(f Finding) bool { return !f.Used }) {
@@ -67,7 +67,7 @@ func TestGoldenExtras(t *testing.T) {
 
 func TestExtrasThatAreNotThere(t *testing.T) {
 	h := newTree(t).host()
-	for _, extra := range []Extra{IMEX, GDS, GDRCopy, NVSwitch} {
+	for _, extra := range Extras() {
 		found, _ := DiscoverExtra(h, extra, []int{0})
 		if spec, err := GenerateExtra(found, extra.Kind(DefaultKind)); !errors.Is(err, ErrNoDevices) {
 			t.Errorf("%s: %v, %v", extra, spec, err)

@@ -265,7 +265,8 @@ func TestWhoWasGivenAKind(t *testing.T) {
 	answers := map[string]*v1beta1.ContainerAllocateResponse{
 		"by name":       {CdiDevices: []*v1beta1.CDIDevice{{Name: "nvidia.com/gpu=0"}, {Name: "nvidia.com/gds=all"}}},
 		"by annotation": {Annotations: map[string]string{"cdi.k8s.io/x": "nvidia.com/gpu=0,nvidia.com/gds=all"}},
-		"not at all":    {CdiDevices: []*v1beta1.CDIDevice{{Name: "nvidia.com/gds2=all"}}, Annotations: map[string]string{"x": "nvidia.com/gds=all"}},
+		"with a prefix": {Annotations: map[string]string{"nvidia.cdi.k8s.io/x": "nvidia.com/gpu=0,nvidia.com/gds=all"}},
+		"not at all":    {CdiDevices: []*v1beta1.CDIDevice{{Name: "nvidia.com/gds2=all"}}, Annotations: map[string]string{"x": "nvidia.com/gpu=0"}},
 	}
 	for name, answer := range answers {
 		dir := t.TempDir()

@@ -4,9 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/plugin/resource"
 )
 
 // Strategy is a way to tell a container's runtime which devices the container gets.
@@ -38,8 +41,12 @@ type Specs interface {
 type Answers struct {
 	// Strategies are how the devices are named; at least one.
 	Strategies []Strategy
-	// Kind is the kind of the CDI devices, such as "nvidia.com/gpu"; their names are the devices' UUIDs.
+	// Kind is the kind of the CDI devices, such as "nvidia.com/gpu".
 	Kind string
+	// ByIndex names devices by index, "3" or "0:1", in CDI names and variables, and not by UUID.
+	ByIndex bool
+	// AnnotationPrefix begins the keys of annotations; empty is that of CDI, "cdi.k8s.io/".
+	AnnotationPrefix string
 	// Specs is asked before a CDI name is handed out; nil asks nobody.
 	Specs Specs
 	// Spec returns the CDI spec that device nodes and mounts are taken from, or nil if there is none now. It is needed for
@@ -64,6 +71,18 @@ func (a *Answers) has(s Strategy) bool { return slices.Contains(a.Strategies, s)
 
 // byCDIName tells whether answers hold CDI names.
 func (a *Answers) byCDIName() bool { return a.has(CDICRI) || a.has(CDIAnnotations) }
+
+// name is the device's name in CDI names and variables.
+func (a *Answers) name(d *resource.Device) string {
+	switch {
+	case !a.ByIndex:
+		return d.UUID
+	case d.MIGIndex == resource.NoMIG:
+		return strconv.Itoa(d.Index)
+	default:
+		return fmt.Sprintf("%d:%d", d.Index, d.MIGIndex)
+	}
+}
 
 // check says all that is wrong.
 func (a *Answers) check() error {

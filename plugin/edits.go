@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"slices"
@@ -15,10 +16,10 @@ import (
 // visibleDevices is the variable that NVIDIA's container toolkit reads.
 const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 
-// annotationPrefix begins the names of CDI annotations, and pluginName what follows it in ours.
+// cdiPrefix begins the keys of CDI annotations, and pluginName what follows it in ours.
 const (
-	annotationPrefix = "cdi.k8s.io/"
-	pluginName       = "gpu-cdi-plugin"
+	cdiPrefix  = "cdi.k8s.io/"
+	pluginName = "gpu-cdi-plugin"
 )
 
 // answer adds to resp what one strategy says about the devices.
@@ -40,7 +41,7 @@ func (s *server) answer(resp *v1beta1.ContainerAllocateResponse, strategy Strate
 		return s.fromSpec(resp, devices, p.spec)
 	case Envvar:
 		setExtras(resp, p.extras)
-		setEnv(resp, visibleDevices, strings.Join(uuids(devices), ","))
+		setEnv(resp, visibleDevices, strings.Join(namesIn(devices), ","))
 	}
 	return nil
 }
@@ -50,7 +51,7 @@ func (s *server) answer(resp *v1beta1.ContainerAllocateResponse, strategy Strate
 func (s *server) annotation(names []string) (key, value string) {
 	value = strings.Join(names, ",")
 	sum := sha256.Sum256([]byte(s.name() + "\n" + value))
-	return annotationPrefix + pluginName + "_" + hex.EncodeToString(sum[:8]), value
+	return cmp.Or(s.answers.AnnotationPrefix, cdiPrefix) + pluginName + "_" + hex.EncodeToString(sum[:8]), value
 }
 
 // namesOf are the qualified CDI names of the devices and then of the extras.
@@ -60,6 +61,14 @@ func namesOf(devices []*device, extras []*specs.Spec) []string {
 		names[i] = d.cdiName.Name
 	}
 	return append(names, extraNames(extras)...)
+}
+
+func namesIn(devices []*device) []string {
+	names := make([]string, len(devices))
+	for i, d := range devices {
+		names[i] = d.name
+	}
+	return names
 }
 
 func uuids(devices []*device) []string {

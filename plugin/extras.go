@@ -17,6 +17,7 @@ const (
 var extraVariables = map[string]string{
 	"gds":      "NVIDIA_GDS",
 	"gdrcopy":  "NVIDIA_GDRCOPY",
+	"mofed":    "NVIDIA_MOFED",
 	"nvswitch": "NVIDIA_NVSWITCH",
 }
 

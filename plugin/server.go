@@ -52,7 +52,8 @@ type list struct {
 // device is a device of a list with what answers say about it, made beforehand.
 type device struct {
 	*resource.Device
-	place   int // in the list
+	place   int    // in the list
+	name    string // in CDI names and variables
 	cdiName *v1beta1.CDIDevice
 }
 
@@ -110,7 +111,8 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 		if err := l.checkID(d.ID); err != nil {
 			return nil, fmt.Errorf("list %s: %w", r.Name, err)
 		}
-		l.devices[d.ID] = &device{Device: d, place: i, cdiName: &v1beta1.CDIDevice{Name: s.answers.Kind + "=" + d.UUID}}
+		name := s.answers.name(d)
+		l.devices[d.ID] = &device{d, i, name, &v1beta1.CDIDevice{Name: s.answers.Kind + "=" + name}}
 		l.message.Devices[i] = listed(d)
 		if d.Healthy {
 			l.healthy++

@@ -140,6 +140,33 @@ func TestAllocate(t *testing.T) {
 			[]string{uuid(1), uuid(0)},
 			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"}, Devices: nodes, Mounts: mounts},
 		},
+		"names by index": {
+			gpusOf(8), byIndex(answers(CDICRI, Envvar)),
+			[]string{uuid(5), uuid(1)},
+			&v1beta1.ContainerAllocateResponse{
+				CdiDevices: []*v1beta1.CDIDevice{{Name: gpus + "=1"}, {Name: gpus + "=5"}},
+				Envs:       map[string]string{"NVIDIA_VISIBLE_DEVICES": "1,5"},
+			},
+		},
+		"names of MIG devices by index": {
+			migOf(2), byIndex(answers(CDICRI, Envvar)),
+			[]string{migOf(2).Devices[3].ID},
+			&v1beta1.ContainerAllocateResponse{
+				CdiDevices: []*v1beta1.CDIDevice{{Name: gpus + "=1:1"}}, Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": "1:1"},
+			},
+		},
+		"device nodes of devices that are named by index": {
+			gpusOf(2), byIndex(withSpec(answers(DeviceSpecs))),
+			[]string{uuid(1), uuid(0)},
+			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"}, Devices: nodes, Mounts: mounts},
+		},
+		"an annotation with another prefix": {
+			gpusOf(2), withPrefix("nvidia.cdi.k8s.io/x-", answers(CDIAnnotations)),
+			[]string{uuid(0), uuid(1)},
+			&v1beta1.ContainerAllocateResponse{Annotations: map[string]string{
+				"nvidia.cdi.k8s.io/x-gpu-cdi-plugin_2f0a1db264dce49d": gpus + "=" + uuid(0) + "," + gpus + "=" + uuid(1),
+			}},
+		},
 		"everything at once, and the variable wins over the spec's": {
 			gpusOf(2), withSpec(answers(DeviceSpecs, CDICRI, CDIAnnotations, Envvar)),
 			[]string{uuid(0), uuid(1)},
@@ -188,6 +215,16 @@ func TestAllocate(t *testing.T) {
 			}
 		})
 	}
+}
+
+func byIndex(a Answers) Answers {
+	a.ByIndex = true
+	return a
+}
+
+func withPrefix(prefix string, a Answers) Answers {
+	a.AnnotationPrefix = prefix
+	return a
 }
 
 // specsThat answers every question with the error.

@@ -120,23 +120,22 @@ func Given(dir, kind string) (bool, error) {
 		return false, fmt.Errorf("look who was given %s: %w", kind, err)
 	}
 	for _, a := range answers {
-		if slices.ContainsFunc(namesIn(a), func(name string) bool { return strings.HasPrefix(name, kind+"=") }) {
+		if slices.ContainsFunc(cdiNamesIn(a), func(name string) bool { return strings.HasPrefix(name, kind+"=") }) {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// namesIn are the CDI devices of an answer, in whichever way they are in it.
-func namesIn(a *v1beta1.ContainerAllocateResponse) []string {
+// cdiNamesIn are the CDI devices of an answer, in whichever way they are in it. The prefix of annotations is configurable,
+// and may have been another one.
+func cdiNamesIn(a *v1beta1.ContainerAllocateResponse) []string {
 	var names []string
 	for _, d := range a.GetCdiDevices() {
 		names = append(names, d.GetName())
 	}
-	for key, value := range a.GetAnnotations() {
-		if strings.HasPrefix(key, annotationPrefix) {
-			names = append(names, strings.Split(value, ",")...)
-		}
+	for _, value := range a.GetAnnotations() {
+		names = append(names, strings.Split(value, ",")...)
 	}
 	return names
 }

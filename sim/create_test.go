@@ -180,6 +180,9 @@ func TestExtras(t *testing.T) {
 		"dev/nvidia-fs0":                         "Dcrw-rw-rw- 506:0 0:0",
 		"dev/nvidia-fs15":                        "Dcrw-rw-rw- 506:15 0:0",
 		"dev/gdrdrv":                             "Dcrw-rw-rw- 505:0 0:0",
+		"dev/infiniband/uverbs0":                 "Dcrw-rw-rw- 231:192 0:0",
+		"dev/infiniband/uverbs1":                 "Dcrw-rw-rw- 231:193 0:0",
+		"dev/infiniband/rdma_cm":                 "Dcrw-rw-rw- 10:58 0:0",
 		"etc/cufile.json":                        "-rw-r--r--",
 	} {
 		if got, ok := plain[path]; ok {
@@ -190,7 +193,7 @@ func TestExtras(t *testing.T) {
 		}
 	}
 	_, err := Create(t.Context(), filepath.Join(t.TempDir(), "node"), must(LoadMachine("dgx-h100")), Options{Extras: []string{"gds", "rdma"}})
-	if err == nil || err.Error() != `unknown extra "rdma"; known are gdrcopy, gds, imex` || exit.CodeOf(err) != exit.Usage {
+	if err == nil || err.Error() != `unknown extra "rdma"; known are gdrcopy, gds, imex, mofed` || exit.CodeOf(err) != exit.Usage {
 		t.Errorf("error %v", err)
 	}
 }

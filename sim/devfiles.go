@@ -7,18 +7,20 @@ import (
 	"strings"
 )
 
-// Majors of the device nodes. 195 and 226 are assigned (Documentation/admin-guide/devices.txt); the others are
+// Majors of the device nodes. 10, 195, 226 and 231 are assigned (Documentation/admin-guide/devices.txt); the others are
 // allocated by the kernel when a module is loaded, from 511 downwards.
 const (
-	majorNVIDIA   = 195
-	majorDRM      = 226
-	majorUVM      = 511
-	majorCaps     = 510
-	majorIMEX     = 509
-	majorNVSwitch = 508
-	majorNVLink   = 507
-	majorGDS      = 506
-	majorGDRCopy  = 505
+	majorMisc       = 10
+	majorNVIDIA     = 195
+	majorDRM        = 226
+	majorInfiniBand = 231
+	majorUVM        = 511
+	majorCaps       = 510
+	majorIMEX       = 509
+	majorNVSwitch   = 508
+	majorNVLink     = 507
+	majorGDS        = 506
+	majorGDRCopy    = 505
 )
 
 // Groups of the DRM nodes, as Debian numbers them.

@@ -10,6 +10,16 @@ import (
 	"gpu-cdi-plugin/internal/exit"
 )
 
+// uverbsMinor is the minor of the first InfiniBand adapter's node for user-space verbs, and rdmaCMMinor one of those that
+// the kernel gives to misc devices when they are loaded.
+const (
+	uverbsMinor = 192
+	rdmaCMMinor = 58
+)
+
+// adapters is how many InfiniBand adapters a node has that has some.
+const adapters = 2
+
 // imexChannels is how many IMEX channels a node has that has some.
 const imexChannels = 2
 
@@ -28,9 +38,15 @@ var extras = map[string]func(plan){
 			p.node("dev/nvidia-caps-imex-channels/channel"+strconv.Itoa(i), majorIMEX, uint32(i), 0o666)
 		}
 	},
+	"mofed": func(p plan) {
+		for i := range adapters {
+			p.node("dev/infiniband/uverbs"+strconv.Itoa(i), majorInfiniBand, uverbsMinor+uint32(i), 0o666)
+		}
+		p.node("dev/infiniband/rdma_cm", majorMisc, rdmaCMMinor, 0o666)
+	},
 }
 
-// Extras lists what Options.Extras may have: "gdrcopy", "gds", "imex".
+// Extras lists what Options.Extras may have: "gdrcopy", "gds", "imex", "mofed".
 func Extras() []string { return slices.Sorted(maps.Keys(extras)) }
 
 func checkExtras(names []string) error {

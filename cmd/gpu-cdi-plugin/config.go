@@ -50,7 +50,7 @@ func unreadable(err error) error {
 func (a *app) addPluginFlags(cmd *cobra.Command) {
 	cmd.Flags().AddFlagSet(a.pluginFlags)
 	completeDirs(cmd, "device-plugin-dir", "plugins-registry-dir", "runtime-dir", "state-dir")
-	completeChoices(cmd, a.pluginFlags, "registration", "mig-strategy")
+	completeChoices(cmd, a.pluginFlags, "registration", "mig-strategy", "device-id-strategy")
 	_ = cmd.RegisterFlagCompletionFunc("extras", cobra.FixedCompletions(config.Extras(), cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("strategy", cobra.FixedCompletions(config.Strategies(), cobra.ShellCompDirectiveNoFileComp))
 }
@@ -65,6 +65,8 @@ func newPluginFlags(p *config.Plugin) *pflag.FlagSet {
 	text(&p.RuntimeDir, "runtime-dir")
 	text(&p.StateDir, "state-dir")
 	f.Var(&names[config.Strategy]{&p.Strategy}, "strategy", config.Usage("strategy"))
+	f.Var(&choice{(*string)(&p.DeviceIDStrategy), config.DeviceIDStrategies()}, "device-id-strategy", config.Usage("device-id-strategy"))
+	text(&p.CDIAnnotationPrefix, "cdi-annotation-prefix")
 	text(&p.Listen, "listen")
 	f.Var(&names[config.Extra]{&p.Extras}, "extras", config.Usage("extras"))
 	text(&p.Resource, "resource")

@@ -6,9 +6,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/sim"
@@ -46,6 +49,54 @@ func TestServeGivesExtras(t *testing.T) {
 	s.start()
 	if err := <-s.done; err == nil {
 		t.Error("it serves without the channel that is required")
+	}
+}
+
+// Devices are named by index and the annotation has another prefix where that is configured, and engines find the names.
+func TestServeNamesDevicesAsConfigured(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "mig-h100", `
+extras: mofed
+mig-strategy: mixed
+strategy: cdi-cri,cdi-annotations,envvar
+device-id-strategy: index
+cdi-annotation-prefix: nvidia.cdi.k8s.io/
+`)
+	_, err := sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Force: true, Extras: []string{"mofed"}})
+	mustDo(t, err)
+	s.start()
+	for _, c := range []struct {
+		resource string
+		devices  int
+		id       string
+		name     string
+	}{
+		{gpuResource, 2, s.node.Machine().GPUs[6].UUID, "6"},
+		{"nvidia.com/mig-4g.40gb", 1, s.migDevices(5, "4g.40gb")[0], "5:0"},
+	} {
+		e := s.listed(c.resource, c.devices, 0)
+		answer, err := e.Client.Allocate(t.Context(), &v1beta1.AllocateRequest{
+			ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{c.id}}},
+		})
+		mustDo(t, err)
+		got := answer.GetContainerResponses()[0]
+		want := []string{cdi.DefaultKind + "=" + c.name, "nvidia.com/mofed=all"}
+		var names []string
+		for _, d := range got.GetCdiDevices() {
+			names = append(names, d.GetName())
+		}
+		if !slices.Equal(names, want) {
+			t.Errorf("the CDI names are %v, want %v", names, want)
+		}
+		s.offered(names...)
+		for key, value := range got.GetAnnotations() {
+			if !strings.HasPrefix(key, "nvidia.cdi.k8s.io/gpu-cdi-plugin_") || value != strings.Join(want, ",") {
+				t.Errorf("the annotation is %s: %s, want %v", key, value, want)
+			}
+		}
+		if env := got.GetEnvs(); env["NVIDIA_VISIBLE_DEVICES"] != c.name || env["NVIDIA_MOFED"] != "enabled" || len(got.GetAnnotations()) != 1 {
+			t.Errorf("the variables are %v, and there are %d annotations", env, len(got.GetAnnotations()))
+		}
 	}
 }
 

@@ -51,6 +51,10 @@ type Plugin struct {
 	StateDir string `yaml:"state-dir" json:"state-dir"`
 	// Strategy lists how a container is given its devices.
 	Strategy []Strategy `yaml:"strategy" json:"strategy"`
+	// DeviceIDStrategy is which names of devices containers and runtimes are given.
+	DeviceIDStrategy DeviceIDStrategy `yaml:"device-id-strategy" json:"device-id-strategy"`
+	// CDIAnnotationPrefix begins the keys of CDIAnnotations.
+	CDIAnnotationPrefix string `yaml:"cdi-annotation-prefix" json:"cdi-annotation-prefix"`
 	// Listen is HOST:PORT of the listener for metrics and health; empty means none.
 	Listen string `yaml:"listen" json:"listen"`
 	// Extras are what containers with devices get besides, where the node has it.
@@ -97,6 +101,20 @@ func Strategies() []string {
 	return []string{string(CDICRI), string(CDIAnnotations), string(DeviceSpecs), string(Envvar)}
 }
 
+// DeviceIDStrategy is which names of devices containers and runtimes are given.
+type DeviceIDStrategy string
+
+// The names.
+const (
+	// ByUUID names a device by its UUID.
+	ByUUID DeviceIDStrategy = "uuid"
+	// ByIndex names a GPU by its index and a MIG device by GPU:INDEX.
+	ByIndex DeviceIDStrategy = "index"
+)
+
+// DeviceIDStrategies lists the names.
+func DeviceIDStrategies() []string { return []string{string(ByUUID), string(ByIndex)} }
+
 // Extra is something of the node that a container can be given besides GPUs.
 type Extra string
 
@@ -106,12 +124,16 @@ const (
 	GDS Extra = "gds"
 	// GDRCopy maps a GPU's memory for the CPU.
 	GDRCopy Extra = "gdrcopy"
+	// MOFED are the InfiniBand adapters.
+	MOFED Extra = "mofed"
 	// NVSwitch are the switches between the GPUs.
 	NVSwitch Extra = "nvswitch"
 )
 
 // Extras lists the extras.
-func Extras() []string { return []string{string(GDS), string(GDRCopy), string(NVSwitch)} }
+func Extras() []string {
+	return []string{string(GDS), string(GDRCopy), string(MOFED), string(NVSwitch)}
+}
 
 // IMEX are the channels by which GPUs of several nodes share memory.
 type IMEX struct {
@@ -144,14 +166,16 @@ func Default() Config {
 			LogFormat: "text",
 		},
 		Plugin: Plugin{
-			DevicePluginDir:    "/var/lib/kubelet/device-plugins",
-			PluginsRegistryDir: "/var/lib/kubelet/plugins_registry",
-			Registration:       RegisterKubelet,
-			RuntimeDir:         "/run/gpu-cdi-plugin",
-			StateDir:           "/var/lib/gpu-cdi-plugin",
-			Strategy:           []Strategy{CDICRI},
-			Extras:             []Extra{},
-			IMEX:               IMEX{Channels: []int{}},
+			DevicePluginDir:     "/var/lib/kubelet/device-plugins",
+			PluginsRegistryDir:  "/var/lib/kubelet/plugins_registry",
+			Registration:        RegisterKubelet,
+			RuntimeDir:          "/run/gpu-cdi-plugin",
+			StateDir:            "/var/lib/gpu-cdi-plugin",
+			Strategy:            []Strategy{CDICRI},
+			DeviceIDStrategy:    ByUUID,
+			CDIAnnotationPrefix: "cdi.k8s.io/",
+			Extras:              []Extra{},
+			IMEX:                IMEX{Channels: []int{}},
 			Allocation: Allocation{
 				Policy:       allocator.Topology,
 				SharedPolicy: allocator.Spread,

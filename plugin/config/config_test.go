@@ -41,6 +41,8 @@ registration: watcher
 runtime-dir: /run/other
 state-dir: /var/other
 strategy: [device-specs, envvar]
+device-id-strategy: index
+cdi-annotation-prefix: nvidia.cdi.k8s.io/
 listen: 127.0.0.1:9400
 extras: [gds, nvswitch]
 imex: {channels: [1, 7], required: true}
@@ -79,7 +81,7 @@ func fullConfig() Config {
 		Plugin: Plugin{
 			DevicePluginDir: "/kubelet/device-plugins", PluginsRegistryDir: "/kubelet/plugins_registry",
 			Registration: RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other", Strategy: []Strategy{DeviceSpecs, Envvar},
-			Listen: "127.0.0.1:9400",
+			DeviceIDStrategy: ByIndex, CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", Listen: "127.0.0.1:9400",
 			Extras: []Extra{GDS, NVSwitch}, IMEX: IMEX{Channels: []int{1, 7}, Required: true},
 			Allocation: Allocation{
 				Policy: allocator.NUMA, SharedPolicy: allocator.Pack,
@@ -135,7 +137,7 @@ func TestParseReadsEveryKey(t *testing.T) {
 		t.Errorf("the test's file has no value for %q", zero)
 	}
 	flags := maps.Collect(f.Flags())
-	if len(flags) != 20 || flags["strategy"] != "device-specs,envvar" || flags["mig-strategy"] != "mixed" {
+	if len(flags) != 22 || flags["strategy"] != "device-specs,envvar" || flags["mig-strategy"] != "mixed" {
 		t.Errorf("flags %q", flags)
 	}
 }
@@ -227,8 +229,10 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		`state-dir "state": want an absolute path, the same as on the host`,
 		`strategy: unknown value "cdi"; known are cdi-cri, cdi-annotations, device-specs, envvar`,
 		"strategy: cdi-cri is there twice",
+		`device-id-strategy: unknown value ""; known are uuid, index`,
+		`cdi-annotation-prefix "": want a domain and a slash, such as cdi.k8s.io/, and at most 31 characters behind it`,
 		`listen ":9400" has no host; for all of the node's addresses say 0.0.0.0:9400 or [::]:9400`,
-		`extras: unknown value "rdma"; known are gds, gdrcopy, nvswitch`,
+		`extras: unknown value "rdma"; known are gds, gdrcopy, mofed, nvswitch`,
 		"extras: gds is there twice",
 		"imex.channels: -1 is not a number from 0 to 1048575",
 		"imex.channels: 1048576 is not a number from 0 to 1048575",
@@ -405,6 +409,20 @@ func TestThePublishedSchemaIsThisOne(t *testing.T) {
 	}
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("-specs +program; make generate writes it\n%s", diff)
+	}
+}
+
+func TestAnnotationPrefixes(t *testing.T) {
+	for prefix, valid := range map[string]bool{
+		"cdi.k8s.io/": true, "nvidia.cdi.k8s.io/": true, "example.com/gpu.": true, "a/" + strings.Repeat("x", 31): true,
+		"": false, "cdi.k8s.io": false, "/": false, "/x": false, "A.b/": false, "a.b/-x": false, "a b/": false, "a/b/": false,
+		"a/" + strings.Repeat("x", 32): false, "a.b/x\n": false, "-a/": false, strings.Repeat("a", 253) + "/": false,
+	} {
+		c := Default()
+		c.CDIAnnotationPrefix = prefix
+		if err := c.Validate(); (err == nil) != valid {
+			t.Errorf("%q: %v", prefix, err)
+		}
 	}
 }
 

@@ -64,8 +64,10 @@ var keys = []Key{
 	{Path: "runtime-dir", Usage: "`directory` for the MPS daemons' files; in /run, and with the same path on the host"},
 	{Path: "state-dir", Usage: "`directory` for the descriptors of allocations, which must outlive a boot; with the same path on the host"},
 	{Path: "strategy", Usage: "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar", Values: Strategies()},
+	{Path: "device-id-strategy", Usage: "`names` of devices in CDI names and variables: uuid, index (means another GPU when one is added or removed)", Values: DeviceIDStrategies()},
+	{Path: "cdi-annotation-prefix", Usage: "`prefix` of the annotations of the strategy cdi-annotations"},
 	{Path: "listen", Usage: "`host:port` of the listener for metrics and health (default: none)"},
-	{Path: "extras", Usage: "`list` of what containers get besides GPUs if the host has it: gds, gdrcopy, nvswitch (default: nothing)", Values: Extras()},
+	{Path: "extras", Usage: "`list` of what containers get besides GPUs if the host has it: gds, gdrcopy, mofed (InfiniBand), nvswitch (default: nothing)", Values: Extras()},
 	{
 		Path: "imex", Usage: "IMEX channels, by which GPUs of several nodes share memory.",
 		Example: "channels: [0]\nrequired: true",

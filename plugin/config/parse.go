@@ -86,6 +86,8 @@ func (c *Config) scalars() []scalar {
 		{"runtime-dir", c.RuntimeDir},
 		{"state-dir", c.StateDir},
 		{"strategy", Join(c.Strategy)},
+		{"device-id-strategy", string(c.DeviceIDStrategy)},
+		{"cdi-annotation-prefix", c.CDIAnnotationPrefix},
 		{"listen", c.Listen},
 		{"extras", Join(c.Extras)},
 		{"resource", c.Resource},

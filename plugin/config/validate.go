@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,6 +42,8 @@ func (p *Plugin) Validate() error {
 		checkMounted("runtime-dir", p.RuntimeDir),
 		checkMounted("state-dir", p.StateDir),
 		checkStrategies(p.Strategy),
+		known("device-id-strategy", string(p.DeviceIDStrategy), DeviceIDStrategies()),
+		checkAnnotationPrefix(p.CDIAnnotationPrefix),
 		checkListen(p.Listen),
 		eachOnce("extras", p.Extras, Extras()),
 		checkIMEX(&p.IMEX),
@@ -90,6 +93,17 @@ func checkStrategies(list []Strategy) error {
 		return errors.New("strategy is empty; no container would get its devices")
 	}
 	return eachOnce("strategy", list, Strategies())
+}
+
+// prefixForm is a domain and the beginning of a name, which has 63 characters at most with what the plugin adds: its own
+// name and 17 more.
+var prefixForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?/([a-zA-Z0-9][-_.a-zA-Z0-9]{0,30})?$`)
+
+func checkAnnotationPrefix(prefix string) error {
+	if !prefixForm.MatchString(prefix) {
+		return fmt.Errorf("cdi-annotation-prefix %q: want a domain and a slash, such as cdi.k8s.io/, and at most 31 characters behind it", prefix)
+	}
+	return nil
 }
 
 func eachOnce[T ~string](key string, list []T, values []string) error {
