@@ -26,7 +26,7 @@ func (s *server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 	for _, c := range req.GetContainerRequests() {
 		answer, err := s.allocate(l, c.GetDevicesIds())
 		if err != nil {
-			s.log.Warn("an allocation was refused", "error", err)
+			s.log.Warn("an allocation was refused: " + status.Convert(err).Message())
 			s.observer.Allocated(l.resource.Name, status.Code(err), 0, time.Since(begin))
 			return nil, err
 		}

@@ -168,7 +168,7 @@ func (e *endpoint) keepSocket(ctx context.Context, now time.Time) (wake time.Tim
 		return e.relisten, nil
 	}
 	e.sockets.reset()
-	e.log.Info("the socket was removed, and is back", "socket", e.path)
+	e.log.Info("the socket " + e.path + " was removed, and is made again")
 	return time.Time{}, nil
 }
 
@@ -239,7 +239,7 @@ func (e *endpoint) stop() {
 	e.cancel()
 	if e.socket != nil {
 		if err := e.socket.remove(); err != nil {
-			e.log.Warn("the socket stays behind", "error", err)
+			e.log.Warn("the socket " + e.path + " could not be removed: " + err.Error())
 		}
 	}
 	e.server.drain()

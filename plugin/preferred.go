@@ -101,7 +101,7 @@ func (s *server) usedSlices(l *list) map[string]int {
 	}
 	used, err := s.answers.Preference.used(l.resource.Name)
 	if err != nil {
-		s.log.Debug("MIG devices are packed without regard to those of other profiles", "error", err)
+		s.log.Debug("MIG devices are packed without regard to those of other profiles: " + err.Error())
 	}
 	return used
 }

@@ -41,8 +41,12 @@ func (e *endpoint) accepted() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.public.Registrations++
-	e.public.Problem, e.logged = "", ""
-	e.log.Info("registered with the kubelet", "registrations", e.public.Registrations)
+	e.public.Problem = ""
+	log := e.log.Info
+	if e.logged != "" { // the kubelet does not read the list of what it registers: it takes each new try
+		log = e.log.Debug
+	}
+	log(e.name+" is registered with the kubelet", "registrations", e.public.Registrations)
 }
 
 func (e *endpoint) connected() {
@@ -50,7 +54,8 @@ func (e *endpoint) connected() {
 	e.public.Connected, e.public.Problem, e.logged = true, "", ""
 	e.mu.Unlock()
 	e.opts.Observer.Connected(e.name, true)
-	e.log.Info("the kubelet reads the list", "devices", len(e.server.list.Load().devices))
+	l := e.server.list.Load()
+	e.log.Info("the kubelet watches "+e.name, "devices", len(l.devices), "healthy", l.healthy)
 }
 
 func (e *endpoint) disconnected(log func(string, ...any), why string) {
@@ -60,25 +65,25 @@ func (e *endpoint) disconnected(log func(string, ...any), why string) {
 	e.mu.Unlock()
 	if was {
 		e.opts.Observer.Connected(e.name, false)
-		log("the resource is not connected", "reason", why)
+		log(e.name + " is not connected to the kubelet any more: " + why)
 	}
 }
 
 // problem notes why the kubelet does not have the resource. The same one is logged loudly once.
 func (e *endpoint) problem(err error) {
 	text := err.Error()
+	message := e.name + " is not registered with the kubelet: " + text
 	e.mu.Lock()
 	e.public.Problem = text
 	repeated := e.logged == text
 	e.logged = text
 	e.mu.Unlock()
 	if repeated {
-		e.log.Debug("the kubelet does not have the resource", "error", err)
+		e.log.Debug(message)
 		return
 	}
-	log := e.log
 	if hint := exit.HintOf(err); hint != "" {
-		log = log.With("hint", hint)
+		message += "; " + hint
 	}
-	log.Warn("the kubelet does not have the resource", "error", err)
+	e.log.Warn(message)
 }

@@ -38,6 +38,7 @@ type sweeper struct {
 	dir        string // of the allocations
 	checkpoint string // the kubelet's
 	log        *slog.Logger
+	failed     string // why old files stayed the last time
 }
 
 // run sweeps now and then until ctx ends.
@@ -45,14 +46,28 @@ func (s *sweeper) run(ctx context.Context) error {
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
 	for {
-		if err := s.sweep(time.Now()); err != nil {
-			s.log.Warn("old allocation files stay", "error", err)
-		}
+		s.report(s.sweep(time.Now()))
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
 		}
+	}
+}
+
+// report logs an error when it begins and when it ends.
+func (s *sweeper) report(err error) {
+	before := s.failed
+	s.failed = ""
+	if err != nil {
+		s.failed = strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	switch {
+	case s.failed == before:
+	case err != nil:
+		s.log.Warn("files of old allocations stay in " + s.dir + ": " + s.failed)
+	default:
+		s.log.Info("files of old allocations in " + s.dir + " are removed again")
 	}
 }
 

@@ -158,8 +158,8 @@ func (w *watch) follow() *events {
 		_ = watcher.Close()
 	}
 	w.polled.Do(func() {
-		w.log.Warn("changes of the directory are polled; raise fs.inotify.max_user_instances to be told of them",
-			"dir", w.dir, "every", pollUnwatched, "error", err)
+		w.log.Warn("the kernel does not report changes of "+w.dir+", so it is polled; raise fs.inotify.max_user_instances: "+
+			err.Error(), "every", pollUnwatched)
 	})
 	return &events{dir: w.dir, inode: dir}
 }

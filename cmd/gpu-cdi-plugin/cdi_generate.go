@@ -185,7 +185,7 @@ func (a *app) write(h host.Host, files []specFile) error {
 // writeFile makes a file what it should be, which may be that there is none.
 func (a *app) writeFile(f specFile) error {
 	if f.spec != nil {
-		a.log.Debug("spec is written", "path", f.path, "devices", len(f.spec.Devices))
+		a.log.Debug("the spec "+f.path+" is written", "devices", len(f.spec.Devices))
 		return cdi.WriteFile(f.path, f.spec)
 	}
 	err := os.Remove(f.path)
@@ -195,7 +195,7 @@ func (a *app) writeFile(f specFile) error {
 	if err != nil {
 		return fmt.Errorf("remove the spec of what this host has no longer: %w", err)
 	}
-	a.log.Info("the spec is removed, since this host has nothing of its kind", "path", f.path)
+	a.log.Info("the spec " + f.path + " is removed, since this host has nothing of its kind")
 	return nil
 }
 

@@ -57,7 +57,7 @@ func (a *app) cdiInject(bundle string, names []string) error {
 	if err != nil {
 		return err
 	}
-	a.log.Debug("devices are in the bundle", "bundle", bundle, "changed", changed)
+	a.log.Debug("the devices are in the bundle "+bundle, "changed", changed)
 	return nil
 }
 

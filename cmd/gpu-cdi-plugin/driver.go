@@ -31,7 +31,7 @@ func (a *app) ask(ctx context.Context, h host.Host, q question) (*gpu.Snapshot, 
 	}
 	defer func() { //nolint:contextcheck // the driver is given back after an interrupt too
 		if err := lib.Close(); err != nil { // the snapshot is no worse for it
-			a.log.Debug("close the driver's library", "error", err)
+			a.log.Debug("the driver's library could not be closed: " + err.Error())
 		}
 	}()
 	return q(lib, ctx, h)

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/near"
 	"gpu-cdi-plugin/plugin/config"
 )
 
@@ -72,8 +73,12 @@ func environment(env []string) map[string]string {
 // warnUnknownEnv logs the variables that look like ours and mean nothing: most often a misspelt option.
 func (a *app) warnUnknownEnv(flags *pflag.FlagSet) {
 	unknown := environment(a.env)
-	flags.VisitAll(func(f *pflag.Flag) { delete(unknown, envName(f.Name)) })
+	var known []string
+	flags.VisitAll(func(f *pflag.Flag) {
+		delete(unknown, envName(f.Name))
+		known = append(known, envName(f.Name))
+	})
 	for _, name := range sortedKeys(unknown) {
-		a.log.Warn("unknown environment variable is ignored", "name", name)
+		a.log.Warn("the environment variable " + name + " is ignored, since no option has this name" + near.Question(name, known))
 	}
 }

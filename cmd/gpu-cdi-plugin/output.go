@@ -159,6 +159,9 @@ func orDash(s string) string {
 	return s
 }
 
+// inLine is an error in one line, for a log.
+func inLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
 // plural is "1 GPU" or "3 GPUs".
 func plural(n int, what string) string {
 	if n == 1 {

@@ -90,6 +90,7 @@ type service struct {
 
 	publishing sync.Mutex
 	offered    inventory.State // what the node has, and the devices whose MPS daemon may not answer
+	refused    string          // why some resources keep their old list, if they do
 }
 
 func (a *app) serve(cmd *cobra.Command) error {
@@ -106,13 +107,13 @@ func (a *app) serve(cmd *cobra.Command) error {
 	s.driver.begin(cmd.Context())
 	err = s.run(cmd.Context(), func(ctx context.Context) error { return s.reloads(ctx, cmd, a.hangups.c) })
 	if closing := s.driver.Close(); closing != nil {
-		a.log.Debug("close the driver's library", "error", closing)
+		a.log.Debug("the driver's library could not be closed: " + closing.Error())
 	}
 	if errors.Is(err, errRestart) || errors.Is(err, inventory.ErrDriverChanged) {
 		if a.ending.letGo() || cmd.Context().Err() != nil {
 			return nil // it was told to end meanwhile, and the next one would not know
 		}
-		a.log.Info("starting again", "reason", err)
+		a.log.Info("starting again, since " + err.Error())
 		return restart(a.env)
 	}
 	return err
@@ -197,19 +198,24 @@ func (s *service) pluginOptions() plugin.Options {
 	return o
 }
 
-// build makes the resources by the rules of now, and says what is noteworthy when that changes.
+// build makes the resources by the rules of now, and logs each finding when it begins and when it ends.
 func (s *service) build(snapshot *gpu.Snapshot) ([]resource.Resource, error) {
 	resources, findings, err := resource.Build(snapshot, *s.rules.Load())
-	if !slices.Equal(findings, s.told) {
-		for _, f := range findings {
-			if f.Problem {
-				s.app.log.Warn(f.Text, "about", f.About)
-			} else {
-				s.app.log.Info(f.Text, "about", f.About)
-			}
+	for _, f := range findings {
+		switch {
+		case slices.Contains(s.told, f):
+		case f.Problem:
+			s.app.log.Warn(f.String())
+		default:
+			s.app.log.Info(f.String())
 		}
-		s.told = findings
 	}
+	for _, f := range s.told {
+		if !slices.Contains(findings, f) {
+			s.app.log.Info("this is over: " + f.String())
+		}
+	}
+	s.told = findings
 	return resources, err
 }
 
@@ -250,7 +256,7 @@ func (s *service) listen(ctx context.Context) (*metrics.Server, error) {
 	checks := metrics.Checks{Healthy: s.inv.Alive, Ready: s.plugin.Ready}
 	server, err := s.metrics.Listen(ctx, address, checks, s.app.log)
 	if err == nil {
-		s.app.log.Info("metrics and health can be asked for", "address", server.Address())
+		s.app.log.Info("metrics and health are served on " + server.Address())
 	}
 	return server, err
 }
@@ -275,10 +281,15 @@ const settling = time.Second
 
 // status tells systemd, and so people, how the service stands.
 func (s *service) status(ctx context.Context) error {
+	failing := false
 	say := func(err error) {
-		if err != nil {
-			s.app.log.Warn("systemd does not hear of the service's state", "error", err)
+		switch {
+		case err != nil && !failing:
+			s.app.log.Warn("systemd cannot be told the service's state: " + err.Error())
+		case err == nil && failing:
+			s.app.log.Info("systemd can be told the service's state again")
 		}
+		failing = err != nil
 	}
 	text := s.summary()
 	say(s.systemd.Ready(text))
@@ -295,7 +306,7 @@ func (s *service) status(ctx context.Context) error {
 			// Looks at the driver and its files, the first ones above all, take more than all that follows.
 			done, err := s.driver.whenUnused(memory.GiveBack)
 			if err != nil {
-				s.app.log.Debug("some memory is not given back", "error", err)
+				s.app.log.Debug("some memory could not be given back: " + err.Error())
 			}
 			if !done {
 				settled.Reset(settling)

@@ -29,7 +29,7 @@ func checkDir(option, dir string, log *slog.Logger) error {
 	err := atomicfile.Check(dir)
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		log.Warn("containers cannot be given devices until there is room", "option", option, "error", err)
+		log.Warn(option + " is full, and containers cannot be given devices until there is room: " + err.Error())
 		return nil
 	case err != nil:
 		hint := fmt.Sprintf("name a directory that can be made and written to, with --%s, the same on the host", option)

@@ -109,7 +109,7 @@ func TestServeGoesOnWithoutRoom(t *testing.T) {
 	s.refused(e, s.node.Machine().GPUs[1].UUID, "allocate nvidia.com/gpu: write "+state, "read-only file system")
 	s.configure("strategy: [envvar]")
 	s.signal(syscall.SIGHUP)
-	waitFor(t, "a refusal", func() bool { return strings.Contains(s.log.String(), "the old one holds") })
+	waitFor(t, "a refusal", func() bool { return strings.Contains(s.log.String(), "the old one stays in use") })
 	s.allocate(e, first)
 	mustDo(t, unix.Mount("", state, "", unix.MS_REMOUNT, ""))
 	mustDo(t, os.Remove(full))

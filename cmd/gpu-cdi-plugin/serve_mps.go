@@ -44,9 +44,17 @@ func (s *service) republish() {
 	defer s.publishing.Unlock()
 	state := s.offered
 	state.Resources = s.keeper.Judge(state.Resources)
+	refused := ""
 	if err := s.plugin.Update(state.Resources); err != nil {
-		s.app.log.Error("some resources keep their old list", "error", err)
+		refused = inLine(err)
 	}
+	switch {
+	case refused != "" && refused != s.refused:
+		s.app.log.Error("the kubelet keeps the devices that it has of some resources: " + refused)
+	case refused == "" && s.refused != "":
+		s.app.log.Info("the kubelet has the devices of all resources again")
+	}
+	s.refused = refused
 	s.metrics.Listed(state)
 	s.tell()
 }

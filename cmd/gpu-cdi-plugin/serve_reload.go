@@ -46,7 +46,7 @@ func (s *service) reloads(ctx context.Context, cmd *cobra.Command, hup <-chan os
 		case <-hup:
 		}
 		if err := s.systemd.Reloading(); err != nil {
-			s.app.log.Warn("systemd does not hear of the reload", "error", err)
+			s.app.log.Warn("systemd could not be told of the reload: " + err.Error())
 		}
 		fresh, err := s.app.reread(cmd) //nolint:contextcheck // no verb is run
 		if err == nil {
@@ -57,7 +57,7 @@ func (s *service) reloads(ctx context.Context, cmd *cobra.Command, hup <-chan os
 		}
 		switch {
 		case err != nil:
-			s.app.log.Error("the configuration is wrong; the old one holds", "error", err)
+			s.app.log.Error("the configuration is wrong, and the old one stays in use: " + inLine(err))
 		case !sameButRules(s.app, fresh):
 			return errRestart
 		default:
@@ -67,7 +67,7 @@ func (s *service) reloads(ctx context.Context, cmd *cobra.Command, hup <-chan os
 		}
 		s.inv.Kick()
 		if err := s.systemd.Ready(s.summary()); err != nil {
-			s.app.log.Warn("systemd does not hear of the reload's end", "error", err)
+			s.app.log.Warn("systemd could not be told of the reload's end: " + err.Error())
 		}
 	}
 }

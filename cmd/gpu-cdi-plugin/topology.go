@@ -71,7 +71,7 @@ func (a *app) holders(ctx context.Context, socket string) (list []topology.Holde
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, "there is no socket of the kubelet at " + socket
 	default:
-		a.log.Warn("who holds which device is not known", "error", err)
+		a.log.Warn("which containers hold devices is not known: " + err.Error())
 		return nil, "the kubelet did not say"
 	}
 }

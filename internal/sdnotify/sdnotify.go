@@ -65,14 +65,19 @@ func (n *Notifier) Watch(ctx context.Context, alive func() error, log *slog.Logg
 	}
 	tick := time.NewTicker(n.watchdog / 2)
 	defer tick.Stop()
+	failing := false
 	for {
 		err := alive()
 		if err == nil {
 			err = n.send("WATCHDOG=1")
 		}
-		if err != nil {
-			log.Error("systemd's watchdog is not answered", "error", err)
+		switch {
+		case err != nil && !failing:
+			log.Error("systemd's watchdog is not answered, so systemd will restart the service: " + err.Error())
+		case err == nil && failing:
+			log.Info("systemd's watchdog is answered again")
 		}
+		failing = err != nil
 		select {
 		case <-ctx.Done():
 			return

@@ -154,16 +154,16 @@ func (i *Inventory) findExtras() ([]*specs.Spec, error) {
 
 // tell logs what there is of an extra, when that changes.
 func (i *Inventory) tell(e *extraFile, found *cdi.ExtraFiles, findings []cdi.Finding) {
-	text := fmt.Sprintf("containers get it; device nodes: %d", len(found.Nodes))
+	text := fmt.Sprintf("containers get %s (device nodes: %d)", e.Extra.Extra, len(found.Nodes))
 	if len(found.Nodes) == 0 {
-		text = "containers do not get it, since there is no device node"
+		text = fmt.Sprintf("containers do not get %s, since there is no device node", e.Extra.Extra)
 	}
 	if missing := missingNodes(findings); missing != "" {
 		text += "; " + missing
 	}
 	if text != e.told {
 		e.told = text
-		i.log.Info(text, "extra", e.Extra.Extra)
+		i.log.Info(text)
 	}
 }
 

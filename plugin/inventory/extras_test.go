@@ -290,7 +290,8 @@ func TestWhatIsSaidOfAnExtraThatIsConfiguredNoLonger(t *testing.T) {
 	b.inv.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
 	b.inv = New(b.inv.opts)
 	b.start()
-	if got := strings.Count(log.String(), "is not configured; its spec stays as long as a pod"); got != 1 || !strings.Contains(log.String(), "extra=imex") {
+	path := filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json")
+	if got := strings.Count(log.String(), `msg="imex is not configured; its spec `+path+` stays as long as a pod may have been given it"`); got != 1 {
 		t.Errorf("the log says:\n%s", &log)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"time"
 
 	"gpu-cdi-plugin/cdi"
@@ -130,8 +131,12 @@ func (i *Inventory) apply(next State) (written bool, err error) {
 	less.Extras = stillThere(before.Extras, next.Extras)
 	i.publish(less)
 	written, next.Err = i.sync(&next)
-	if next.Err != nil && !sameText(next.Err, before.Err) {
-		i.log.Error("the CDI spec is not what it should be; devices that it concerns are unhealthy", "error", next.Err)
+	switch {
+	case sameText(next.Err, before.Err):
+	case next.Err != nil:
+		i.log.Error("the CDI spec is not what it should be, and devices that it concerns are unhealthy: " + inLine(next.Err))
+	default:
+		i.log.Info("the CDI spec is what it should be again")
 	}
 	i.publish(i.judged(next))
 	return written, next.Err
@@ -146,7 +151,7 @@ func (i *Inventory) keep(cause error) (written bool) {
 	written, err := i.sync(&next)
 	next.Err = errors.Join(cause, err)
 	if !sameText(next.Err, i.State().Err) {
-		i.log.Error("the GPUs cannot be read; the last state is kept", "error", next.Err, "failures", i.failures)
+		i.log.Error("the GPUs cannot be read, and the last state is kept: "+inLine(next.Err), "failures", i.failures)
 	}
 	_, passing := errors.AsType[*driverError](cause)
 	if !passing || i.failures >= i.opts.Failures {
@@ -202,6 +207,9 @@ func (i *Inventory) observe(began time.Time, written bool, err error) {
 		i.opts.Observer.Reconciled(time.Since(began), written, err)
 	}
 }
+
+// inLine is an error in one line, for the log.
+func inLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 func sameText(a, b error) bool {
 	if a == nil || b == nil {

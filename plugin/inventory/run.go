@@ -55,7 +55,7 @@ func (i *Inventory) Run(ctx context.Context) (err error) {
 				continue
 			}
 		case err := <-watcher.errors:
-			i.log.Warn("changes of the host's files are noticed late", "every", i.opts.Poll, "error", err)
+			i.log.Warn("the kernel does not report changes of the host's files, so they are polled: "+err.Error(), "every", i.opts.Poll)
 			continue
 		}
 		if err := i.reconcile(ctx); err != nil {
@@ -94,7 +94,7 @@ type watcher struct {
 func (i *Inventory) newWatcher() *watcher {
 	w, err := i.opts.newWatcher()
 	if err != nil {
-		i.log.Warn("changes of the host's files are noticed late", "every", i.opts.Poll, "error", err)
+		i.log.Warn("the kernel does not report changes of the host's files, so they are polled: "+err.Error(), "every", i.opts.Poll)
 		return &watcher{}
 	}
 	return &watcher{w, w.Events, w.Errors}

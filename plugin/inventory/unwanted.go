@@ -82,11 +82,11 @@ func (i *Inventory) unwanted() map[cdi.Extra]string {
 // tellUnwanted logs which specs of extras there are that are configured no longer.
 func (i *Inventory) tellUnwanted() {
 	for e, path := range i.unwanted() {
-		text := "this extra is not configured; its spec was written by hand and stays until `cdi remove`"
+		text := fmt.Sprintf("%s is not configured; its spec %s was written by hand and stays until `cdi remove`", e, path)
 		if marked(path) {
-			text = "this extra is not configured; its spec stays as long as a pod may have been given it"
+			text = fmt.Sprintf("%s is not configured; its spec %s stays as long as a pod may have been given it", e, path)
 		}
-		i.log.Info(text, "extra", e, "path", path)
+		i.log.Info(text)
 	}
 }
 
@@ -108,11 +108,11 @@ func (i *Inventory) removeUnwanted() {
 		if err == nil && !given {
 			var removed bool
 			if removed, err = removeUnlessKept(path); removed {
-				i.log.Info("CDI spec removed, since the extra is configured no longer and no pod has it", "extra", e, "path", path)
+				i.log.Info(fmt.Sprintf("the CDI spec %s is removed, since %s is not configured any more and no pod has it", path, e))
 			}
 		}
 		if err != nil && exit.CodeOf(err) != exit.Locked {
-			i.log.Debug("the spec of an extra that is configured no longer stays", "extra", e, "error", err)
+			i.log.Debug(fmt.Sprintf("the CDI spec %s of %s, which is not configured any more, stays: %v", path, e, err))
 		}
 	}
 }

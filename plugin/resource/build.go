@@ -70,7 +70,7 @@ func (b *builder) choose(s *gpu.Snapshot) {
 		about := "GPU " + strconv.Itoa(d.Index)
 		switch {
 		case !b.selected(d):
-			b.note(about, "the configuration's filter of GPUs leaves it out")
+			b.note(about, "is left out by gpus.include or gpus.exclude of the configuration")
 		case !d.MIGEnabled:
 			b.addGPU(about, d)
 		case b.config.MIGStrategy == MIGNone:
@@ -175,7 +175,7 @@ func (b *builder) add(about string, p plan) {
 	}
 	b.seen[p.device.UUID] = true
 	if !p.device.Healthy {
-		b.problem(about, "%s", p.device.Reason)
+		b.problem(about, "is unhealthy: %s", p.device.Reason)
 	}
 	b.plans = append(b.plans, p)
 }

@@ -128,7 +128,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			[]string{"nvidia.com/gpu: 6 7"},
 			func() (list []string) {
 				for i := range 6 {
-					list = append(list, fmt.Sprintf("GPU %d: is in MIG mode and cannot be given whole, and with the MIG strategy none its MIG devices are not offered; set mig-strategy", i))
+					list = append(list, fmt.Sprintf("GPU %d is in MIG mode and cannot be given whole, and with the MIG strategy none its MIG devices are not offered; set mig-strategy", i))
 				}
 				return list
 			}(),
@@ -147,24 +147,24 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				"nvidia.com/mig-4g.40gb: 5:0",
 				"nvidia.com/mig-7g.80gb: 2:0",
 			},
-			[]string{"GPU 3: is in MIG mode and has no MIG device"},
+			[]string{"GPU 3 is in MIG mode and has no MIG device"},
 		},
 		"with the strategy single different profiles are listed and given to nobody": {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"2", "4"} },
 			[]string{"nvidia.com/gpu: 2:0! 4:0! 4:1! 4:2! 4:3! 4:4! 4:5! 4:6!"},
 			append(leftOut(0, 1, 3, 5, 6, 7),
-				"mig-strategy: single needs the same profile on all GPUs, and there are: 1g.10gb, 7g.80gb; make them alike, or use mixed"),
+				"mig-strategy single needs the same profile on all GPUs, and there are: 1g.10gb, 7g.80gb; make them alike, or use mixed"),
 		},
 		"with the strategy single a whole GPU beside MIG devices is no GPU like the others": {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"2", "6"} },
 			[]string{"nvidia.com/gpu: 2:0! 6!"},
 			append(leftOut(0, 1, 3, 4, 5, 7),
-				"mig-strategy: single needs the same profile on all GPUs, and there are: 7g.80gb, whole GPUs; make them alike, or use mixed"),
+				"mig-strategy single needs the same profile on all GPUs, and there are: 7g.80gb, whole GPUs; make them alike, or use mixed"),
 		},
 		"with the strategy single MIG devices that are alike are GPUs": {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"3", "4"} },
 			[]string{"nvidia.com/gpu: 4:0 4:1 4:2 4:3 4:4 4:5 4:6"},
-			slices.Concat(leftOut(0, 1, 2), []string{"GPU 3: is in MIG mode and has no MIG device"}, leftOut(5, 6, 7)),
+			slices.Concat(leftOut(0, 1, 2), []string{"GPU 3 is in MIG mode and has no MIG device"}, leftOut(5, 6, 7)),
 		},
 		"with the strategy single GPUs that are not in MIG mode are GPUs": {
 			"workstation", func(c *Config) { c.MIGStrategy = MIGSingle },
@@ -184,7 +184,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				c.GPUs.Exclude = []Selector{"2", "17"}
 			},
 			[]string{"nvidia.com/gpu: 0 3"},
-			append(leftOut(1, 2), "gpus.include[2]: fits nothing on this node", "gpus.exclude[1]: fits nothing on this node"),
+			append(leftOut(1, 2), "gpus.include[2] fits nothing on this node", "gpus.exclude[1] fits nothing on this node"),
 		},
 		"who excludes every GPU has the resource with no device": {
 			"workstation", func(c *Config) { c.GPUs.Exclude = []Selector{"*"} },
@@ -196,7 +196,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				c.Names.GPUs = []Name{{"*A100*", "nvidia.com/a100"}, {"nvidia-h100-*", "nvidia.com/h100"}, {"*", "nvidia.com/other"}}
 			},
 			[]string{"nvidia.com/h100: 0 1 2 3 4 5 6 7"},
-			[]string{"resources.gpus[0]: fits nothing on this node", "resources.gpus[2]: fits nothing on this node"},
+			[]string{"resources.gpus[0] fits nothing on this node", "resources.gpus[2] fits nothing on this node"},
 		},
 		"names for profiles, the first that fits": {
 			"mig-h100", func(c *Config) {
@@ -221,7 +221,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				c.Names.MIG = []Name{{"*", "nvidia.com/slice"}}
 			},
 			[]string{"nvidia.com/h100: 2:0"},
-			append(leftOut(0, 1, 3, 4, 5, 6, 7), "resources.mig[0]: fits nothing on this node"),
+			append(leftOut(0, 1, 3, 4, 5, 6, 7), "resources.mig[0] fits nothing on this node"),
 		},
 		"replicas": {
 			"workstation", rules(Replicated{Name: "nvidia.com/gpu", Replicas: 3}),
@@ -251,7 +251,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 		"shared and own devices under one name are a problem": {
 			"pcie-quad", rules(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2}),
 			[]string{"nvidia.com/gpu: 0 1::0 1::1 2 3"},
-			[]string{"nvidia.com/gpu: has devices that are shared and devices that are not; set rename for the shared ones"},
+			[]string{"nvidia.com/gpu has devices that are shared and devices that are not; set rename for the shared ones"},
 		},
 		"a MIG profile is shared under its resource's name": {
 			"mig-h100", func(c *Config) {
@@ -269,7 +269,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				"nvidia.com/mig-7g.80gb.shared: 2:0::0 2:0::1",
 			},
 			append(leftOut(1, 3, 4, 5, 6, 7),
-				"sharing.time-slicing.resources[1]: fits nothing on this node", "sharing.time-slicing.resources[3]: fits nothing on this node"),
+				"sharing.time-slicing.resources[1] fits nothing on this node", "sharing.time-slicing.resources[3] fits nothing on this node"),
 		},
 		"a rule of sharing is about the name that another rule gave": {
 			"workstation", func(c *Config) {
@@ -277,7 +277,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				c.Sharing.TimeSlicing.Resources = []Replicated{{Name: "nvidia.com/gpu", Replicas: 2}, {Name: "nvidia.com/desk", Replicas: 2}}
 			},
 			[]string{"nvidia.com/desk: 0::0 0::1"},
-			[]string{"sharing.time-slicing.resources[0]: fits nothing on this node"},
+			[]string{"sharing.time-slicing.resources[0] fits nothing on this node"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -296,7 +296,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 func leftOut(indices ...int) []string {
 	var list []string
 	for _, i := range indices {
-		list = append(list, fmt.Sprintf("GPU %d: the configuration's filter of GPUs leaves it out", i))
+		list = append(list, fmt.Sprintf("GPU %d is left out by gpus.include or gpus.exclude of the configuration", i))
 	}
 	return list
 }
@@ -366,20 +366,20 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 			allInMIGMode, func(c *Config) { c.MIGStrategy = MIGMixed },
 			[]string{"nvidia.com/gpu:"},
 			[]string{
-				"GPU 0: is in MIG mode and has no MIG device", "GPU 1: is in MIG mode and has no MIG device",
-				"GPU 2: is in MIG mode and has no MIG device", "GPU 3: is in MIG mode and has no MIG device",
+				"GPU 0 is in MIG mode and has no MIG device", "GPU 1 is in MIG mode and has no MIG device",
+				"GPU 2 is in MIG mode and has no MIG device", "GPU 3 is in MIG mode and has no MIG device",
 			},
 		},
 		"so they are with the strategy single": {
 			allInMIGMode, func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"0"} },
 			[]string{"nvidia.com/gpu:"},
-			append([]string{"GPU 0: is in MIG mode and has no MIG device"}, leftOut(1, 2, 3)...),
+			append([]string{"GPU 0 is in MIG mode and has no MIG device"}, leftOut(1, 2, 3)...),
 		},
 		"so they are with the strategy none": {
 			allInMIGMode, func(c *Config) { c.GPUs.Include = []Selector{"1"} },
 			[]string{"nvidia.com/gpu:"},
 			slices.Concat(leftOut(0),
-				[]string{"GPU 1: is in MIG mode and cannot be given whole, and with the MIG strategy none its MIG devices are not offered; set mig-strategy"},
+				[]string{"GPU 1 is in MIG mode and cannot be given whole, and with the MIG strategy none its MIG devices are not offered; set mig-strategy"},
 				leftOut(2, 3)),
 		},
 		"a node without GPUs": {
@@ -388,7 +388,7 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 		"a GPU that cannot be read is listed as unhealthy, in all its replicas": {
 			func(s *gpu.Snapshot) { s.Devices[1].Error = "GPU is lost" }, rules(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
 			[]string{"nvidia.com/gpu: 0::0 0::1 1::0! 1::1! 2::0 2::1 3::0 3::1"},
-			[]string{"GPU 1: cannot be read: GPU is lost"},
+			[]string{"GPU 1 is unhealthy: cannot be read: GPU is lost"},
 		},
 		"one of which not even the UUID is known cannot be listed": {
 			func(s *gpu.Snapshot) {
@@ -397,7 +397,7 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 			}, func(*Config) {},
 			[]string{"nvidia.com/gpu: 0 3"},
 			[]string{
-				"GPU 1: is not offered: it has no UUID; it cannot be read: GPU is lost", "GPU 2: is not offered: it has no UUID",
+				"GPU 1 is not offered: it has no UUID; it cannot be read: GPU is lost", "GPU 2 is not offered: it has no UUID",
 			},
 		},
 		"a lost GPU does not make MIG devices unequal": {
@@ -406,7 +406,7 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 				s.Devices[3].Error = "GPU is lost"
 			}, func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Exclude = []Selector{"1", "2"} },
 			[]string{"nvidia.com/gpu: 0:0 3!"},
-			append(leftOut(1, 2), "GPU 3: cannot be read: GPU is lost"),
+			append(leftOut(1, 2), "GPU 3 is unhealthy: cannot be read: GPU is lost"),
 		},
 		"a device whose nodes are not known is unhealthy": {
 			func(s *gpu.Snapshot) {
@@ -416,13 +416,13 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 			}, func(c *Config) { c.MIGStrategy = MIGMixed },
 			[]string{"nvidia.com/gpu: 0! 2 3", "nvidia.com/mig-1g.10gb: 1:0 1:1!"},
 			[]string{
-				"GPU 0: the number of its device node is not known", "MIG device 1:1: the numbers of its device nodes are not known",
+				"GPU 0 is unhealthy: the number of its device node is not known", "MIG device 1:1 is unhealthy: the numbers of its device nodes are not known",
 			},
 		},
 		"of two devices with one UUID the first is offered": {
 			func(s *gpu.Snapshot) { s.Devices[2].UUID = s.Devices[0].UUID }, func(c *Config) { c.GPUs.Exclude = []Selector{"1", "3"} },
 			[]string{"nvidia.com/gpu: 0"},
-			slices.Concat(leftOut(1), []string{"GPU 2: is not offered: another device has its UUID GPU-0 too"}, leftOut(3)),
+			slices.Concat(leftOut(1), []string{"GPU 2 is not offered: another device has its UUID GPU-0 too"}, leftOut(3)),
 		},
 		"a UUID that is too long for an ID": {
 			func(s *gpu.Snapshot) {
@@ -435,8 +435,8 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 				"nvidia.com/gpu: 1 3",
 			},
 			[]string{
-				`GPU 0: is not offered: its UUID "GPU-` + strings.Repeat("0", 60) + `" has 64 characters, and an ID may have 63`,
-				"GPU-" + strings.Repeat("1", 59) + ": is not shared: the IDs of 10 replicas would have 66 characters, and 63 are allowed",
+				`GPU 0 is not offered: its UUID "GPU-` + strings.Repeat("0", 60) + `" has 64 characters, and an ID may have 63`,
+				"GPU-" + strings.Repeat("1", 59) + " is not shared: the IDs of 10 replicas would have 66 characters, and 63 are allowed",
 			},
 		},
 		"a profile that makes no name": {
@@ -445,8 +445,8 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 			}, func(c *Config) { c.MIGStrategy = MIGMixed; c.GPUs.Include = []Selector{"0"} },
 			[]string{"nvidia.com/gpu:", "nvidia.com/mig-1g.12gb-me: 0:2", "nvidia.com/mig-1g.24gb.me.gfx: 0:1"},
 			append([]string{
-				`MIG device 0:0: is not offered: resource name "nvidia.com/mig-1g 10gb": what is behind the slash may have letters, digits and - _ . between letters or digits`,
-				`MIG device 0:3: is not offered: resource name "nvidia.com/mig-` + strings.Repeat("x", 60) + `": what is behind the slash has 64 characters, and 63 are allowed`,
+				`MIG device 0:0 is not offered: resource name "nvidia.com/mig-1g 10gb": what is behind the slash may have letters, digits and - _ . between letters or digits`,
+				`MIG device 0:3 is not offered: resource name "nvidia.com/mig-` + strings.Repeat("x", 60) + `": what is behind the slash has 64 characters, and 63 are allowed`,
 			}, leftOut(1, 2, 3)...),
 		},
 	} {
@@ -519,8 +519,8 @@ func TestProblemsAreToldFromNotes(t *testing.T) {
 	s.Devices[1].Error = "GPU is lost"
 	_, findings, err := Build(s, config(func(c *Config) { c.GPUs.Exclude = []Selector{"0"} }))
 	want := []Finding{
-		{About: "GPU 0", Text: "the configuration's filter of GPUs leaves it out"},
-		{About: "GPU 1", Text: "cannot be read: GPU is lost", Problem: true},
+		{About: "GPU 0", Text: "is left out by gpus.include or gpus.exclude of the configuration"},
+		{About: "GPU 1", Text: "is unhealthy: cannot be read: GPU is lost", Problem: true},
 	}
 	if diff := cmp.Diff(want, findings); diff != "" || err != nil {
 		t.Errorf("%v -want +got\n%s", err, diff)

@@ -84,8 +84,8 @@ func TestMPS(t *testing.T) {
 			want:   []string{"a.b/c: 1::0 1::1 (at most 1)", "nvidia.com/gpu: 0 2 3"},
 			limits: []string{"a.b/c: 1::0 23034/0 1::1 23034/0"},
 			findings: []string{
-				"GPU-0: is not shared: MPS takes at most 16 clients on a GPU of compute capability 6.1, and there are 17 replicas",
-				"GPU-2: is not shared: MPS takes at most 16 clients on a GPU of compute capability that is not known, and there are 17 replicas",
+				"GPU-0 is not shared: MPS takes at most 16 clients on a GPU of compute capability 6.1, and there are 17 replicas",
+				"GPU-2 is not shared: MPS takes at most 16 clients on a GPU of compute capability that is not known, and there are 17 replicas",
 			},
 		},
 		"MIG devices are not shared": {
@@ -95,14 +95,14 @@ func TestMPS(t *testing.T) {
 				byMPS(Replicated{Name: "nvidia.com/mig-7g.80gb", Replicas: 2})(c)
 			},
 			want:     []string{"nvidia.com/gpu:", "nvidia.com/mig-7g.80gb: 2:0"},
-			findings: append(leftOut(0, 1, 3, 4, 5, 6, 7), "MIG-2-0: is not shared: MIG devices cannot be shared by MPS"),
+			findings: append(leftOut(0, 1, 3, 4, 5, 6, 7), "MIG-2-0 is not shared: MIG devices cannot be shared by MPS"),
 		},
 		"a GPU without memory of its own is not shared": {
 			machine:  "workstation",
 			change:   byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
 			damage:   func(s *gpu.Snapshot) { s.Devices[0].MemoryBytes = 0 },
 			want:     []string{"nvidia.com/gpu: 0"},
-			findings: []string{"GPU-0: is not shared: its memory is not known, so that no container could be held to a part of it"},
+			findings: []string{"GPU-0 is not shared: its memory is not known, so that no container could be held to a part of it"},
 		},
 		"a GPU that cannot be read keeps its replicas": {
 			machine: "workstation",
@@ -112,7 +112,7 @@ func TestMPS(t *testing.T) {
 			},
 			want:     []string{"nvidia.com/gpu: 0::0! 0::1! (at most 1)"},
 			limits:   []string{"nvidia.com/gpu: 0::0 0/0 0::1 0/0"},
-			findings: []string{"GPU 0: cannot be read: GPU is lost"},
+			findings: []string{"GPU 0 is unhealthy: cannot be read: GPU is lost"},
 		},
 		"a GPU that two ways of sharing fit is not shared": {
 			machine: "pcie-quad",
@@ -124,8 +124,8 @@ func TestMPS(t *testing.T) {
 			want:   []string{"nvidia.com/gpu: 0 1 2::0 2::1 3 (at most 1)"},
 			limits: []string{"nvidia.com/gpu: 2::0 23034/50 2::1 23034/50"},
 			findings: []string{
-				"GPU-00000000-0000-0000-0000-000000000001: is not shared: sharing.time-slicing.resources[0] and sharing.mps.resources[0] fit it, and a device is shared in one way",
-				"nvidia.com/gpu: has devices that are shared and devices that are not; set rename for the shared ones",
+				"GPU-00000000-0000-0000-0000-000000000001 is not shared: sharing.time-slicing.resources[0] and sharing.mps.resources[0] fit it, and a device is shared in one way",
+				"nvidia.com/gpu has devices that are shared and devices that are not; set rename for the shared ones",
 			},
 		},
 		"two ways of sharing under one name are a problem": {
@@ -139,7 +139,7 @@ func TestMPS(t *testing.T) {
 			limits: []string{"nvidia.com/gpu: 1::0 23034/50 1::1 23034/50"},
 			findings: []string{
 				leftOut(0)[0], leftOut(3)[0],
-				"nvidia.com/gpu: has devices that are shared by time-slicing and devices that are by MPS; set rename for one of them",
+				"nvidia.com/gpu has devices that are shared by time-slicing and devices that are by MPS; set rename for one of them",
 			},
 		},
 		"a GPU has 48 clients at most": {
@@ -150,13 +150,13 @@ func TestMPS(t *testing.T) {
 			},
 			want: []string{"nvidia.com/gpu: 1"},
 			findings: append(leftOut(0, 2, 3),
-				"GPU-1: is not shared: MPS takes at most 48 clients on a GPU of compute capability 8.9, and there are 49 replicas"),
+				"GPU-1 is not shared: MPS takes at most 48 clients on a GPU of compute capability 8.9, and there are 49 replicas"),
 		},
 		"a rule that fits nothing is told": {
 			machine:  "workstation",
 			change:   byMPS(Replicated{Name: "nvidia.com/other", Replicas: 2}),
 			want:     []string{"nvidia.com/gpu: 0"},
-			findings: []string{"sharing.mps.resources[0]: fits nothing on this node"},
+			findings: []string{"sharing.mps.resources[0] fits nothing on this node"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -64,11 +64,11 @@ func (d *Device) Shared() bool { return d.Replica != NoReplica }
 type Finding struct {
 	// About names the GPU, the MIG device, the resource or the key of the configuration.
 	About string
-	// Text says what is the matter.
+	// Text says what is the matter; behind About it makes a sentence.
 	Text string
 	// Problem tells that something cannot be had that was probably meant to be.
 	Problem bool
 }
 
 // String is the finding in a line.
-func (f Finding) String() string { return f.About + ": " + f.Text }
+func (f Finding) String() string { return f.About + " " + f.Text }
