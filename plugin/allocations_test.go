@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -328,4 +329,22 @@ func FuzzCheckpoint(f *testing.F) {
 		paths, err := parseCheckpoint(content)
 		oneOf(t, paths != nil, err)
 	})
+}
+
+func TestOldFilesThatStayAreReportedOnce(t *testing.T) {
+	var log strings.Builder
+	s := &sweeper{dir: "/allocations", log: slog.New(slog.NewTextHandler(&log, nil))}
+	busy := errors.New("remove old allocations: busy")
+	for _, err := range []error{nil, busy, busy, nil, nil} {
+		s.report(err)
+	}
+	want := []string{"files of old allocations stay in /allocations: remove old allocations: busy", "files of old allocations in /allocations are removed again"}
+	for _, line := range want {
+		if n := strings.Count(log.String(), line); n != 1 {
+			t.Errorf("the log says %d times: %s\n%s", n, line, &log)
+		}
+	}
+	if n := strings.Count(log.String(), "msg="); n != len(want) {
+		t.Errorf("the log has %d lines:\n%s", n, &log)
+	}
 }

@@ -135,7 +135,7 @@ func (e *endpoint) step(ctx context.Context, now time.Time) (wake time.Time, err
 	case do.lost:
 		e.disconnected(e.log.Warn, "the kubelet stopped reading the list")
 	case do.silent:
-		e.problem(fmt.Errorf("the kubelet did not ask for the list within %s of its registration", e.opts.StreamGrace))
+		e.problem(errors.New("the kubelet did not ask for the list after its registration"))
 	}
 	if problem != nil {
 		e.problem(problem)
@@ -194,8 +194,7 @@ func (e *endpoint) listen(ctx context.Context) error {
 func (e *endpoint) announce(ctx context.Context) {
 	e.cancel()
 	e.since = e.server.streams.last()
-	ctx, cancel := context.WithTimeoutCause(ctx, e.opts.RegisterTimeout,
-		fmt.Errorf("no answer within %s", e.opts.RegisterTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, e.opts.RegisterTimeout, errors.New("no answer in time"))
 	a := &announcement{cancel: cancel, result: make(chan outcome, 1)}
 	e.attempt = a
 	if e.life.finds {

@@ -3,11 +3,13 @@ package plugin
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -179,11 +181,41 @@ func TestAKubeletThatNeverAsksIsToldAgain(t *testing.T) {
 	k.Start()
 	o := optionsFor(k)
 	o.StreamGrace = 20 * time.Millisecond
+	log := &lockedLog{}
+	o.Log = slog.New(slog.NewTextHandler(log, nil))
 	p := start(t, o, gpusOf(1))
-	k.WaitTotal(3)
+	k.WaitTotal(4)
 	eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "did not ask for the list") })
 	k.Mute(false)
 	k.WaitRegistered(gpus)
+	must(t, p.stop())
+	for _, line := range []string{
+		gpus + " is registered with the kubelet",
+		gpus + " is not registered with the kubelet: the kubelet did not ask for the list after its registration",
+		"the kubelet watches " + gpus,
+	} {
+		if n := strings.Count(log.String(), `msg="`+line+`"`); n != 1 {
+			t.Errorf("the log says %d times: %s\n%s", n, line, log)
+		}
+	}
+}
+
+// lockedLog is a log that goroutines write to.
+type lockedLog struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 func TestAKubeletThatDoesNotAnswerIsNotWaitedForTooLong(t *testing.T) {
@@ -194,7 +226,7 @@ func TestAKubeletThatDoesNotAnswerIsNotWaitedForTooLong(t *testing.T) {
 	o := optionsFor(k)
 	o.RegisterTimeout = 20 * time.Millisecond
 	p := start(t, o, gpusOf(1))
-	eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "no answer within 20ms") })
+	eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "no answer in time") })
 	must(t, hung.Close())
 	must(t, p.stop())
 }

@@ -67,13 +67,15 @@ func (n *Notifier) Watch(ctx context.Context, alive func() error, log *slog.Logg
 	defer tick.Stop()
 	failing := false
 	for {
+		message := "systemd's watchdog is not answered, since the service hangs; systemd will restart it"
 		err := alive()
 		if err == nil {
+			message = "systemd's watchdog cannot be answered; systemd will restart the service"
 			err = n.send("WATCHDOG=1")
 		}
 		switch {
 		case err != nil && !failing:
-			log.Error("systemd's watchdog is not answered, so systemd will restart the service: " + err.Error())
+			log.Error(message, "error", err) // which says for how long
 		case err == nil && failing:
 			log.Info("systemd's watchdog is answered again")
 		}

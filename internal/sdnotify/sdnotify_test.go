@@ -105,28 +105,37 @@ func TestTheWatchdogIsFedOnlyWhileTheServiceIsAlive(t *testing.T) {
 	n := New([]string{"NOTIFY_SOCKET=" + name, "WATCHDOG_USEC=20000"})
 	ctx, cancel := context.WithCancel(t.Context())
 	var calls atomic.Int32
+	var log strings.Builder
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		n.Watch(ctx, func() error {
-			if calls.Add(1) > 3 {
-				return errors.New("stuck")
+			if n := calls.Add(1); n > 3 && n < 8 {
+				return fmt.Errorf("stuck for %d s", n)
 			}
 			return nil
-		}, slog.New(slog.DiscardHandler))
+		}, slog.New(slog.NewTextHandler(&log, nil)))
 	}()
 	for range 3 {
 		if got := receive(t, systemd); got != "WATCHDOG=1" {
 			t.Errorf("systemd gets %q", got)
 		}
 	}
-	for calls.Load() < 6 {
+	for calls.Load() < 7 {
+		time.Sleep(time.Millisecond)
+	}
+	_ = systemd.SetReadDeadline(time.Now())
+	if n, _ := systemd.Read(make([]byte, 100)); n > 0 && calls.Load() < 8 {
+		t.Error("the watchdog was fed although the service was stuck")
+	}
+	for calls.Load() < 9 {
 		time.Sleep(time.Millisecond)
 	}
 	cancel()
 	<-done
-	_ = systemd.SetReadDeadline(time.Now())
-	if n, _ := systemd.Read(make([]byte, 100)); n > 0 {
-		t.Error("the watchdog was fed although the service was stuck")
+	for _, line := range []string{"watchdog is not answered, since the service hangs", "watchdog is answered again"} {
+		if n := strings.Count(log.String(), line); n != 1 {
+			t.Errorf("the log says %d times that the %s:\n%s", n, line, &log)
+		}
 	}
 }
