@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -53,12 +54,20 @@ func computeSlices(d *resource.Device) int {
 	return n
 }
 
+// maxCheckpoint bounds how much of a checkpoint is read, in bytes. A pod's entry has a few kilobytes.
+const maxCheckpoint = 64 << 20
+
 // givenDevices reads the IDs of the devices that pods have, by resource, from a kubelet's checkpoint.
 func givenDevices(path string) (map[string]map[string]bool, error) {
-	content, err := os.ReadFile(path)
+	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	content, err := io.ReadAll(io.LimitReader(f, maxCheckpoint))
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -73,12 +74,16 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 		files = []specFile{meant(files, args[0])}
 	}
 	c := comparison{files[0].path, []cdi.Difference{}}
+	var foreign []string
 	for _, f := range files {
 		more, err := f.differences()
 		if err != nil {
 			return exit.With(exit.Failure, a.renewHint(f.path), err)
 		}
 		for _, d := range more {
+			if d.What == notOurs {
+				foreign = append(foreign, f.path)
+			}
 			if f.kind != a.CDIKind {
 				d.Where = f.kind + " " + d.Where
 			}
@@ -88,10 +93,10 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	if err := opts.print(a.stdout, comparisonView(c)); err != nil {
 		return err
 	}
-	if slices.ContainsFunc(c.Differences, func(d cdi.Difference) bool { return d.What == notOurs }) {
-		return exit.With(exit.Differs, "", fmt.Errorf("%s was %s", c.Path, notOurs))
-	}
-	if n := len(c.Differences); n > 0 {
+	switch n := len(c.Differences); {
+	case n > 0 && n == len(foreign):
+		return exit.With(exit.Differs, "", fmt.Errorf("%s: %s", notOurs, strings.Join(foreign, ", ")))
+	case n > 0:
 		return exit.With(exit.Differs, a.renewHint(c.Path),
 			fmt.Errorf("%s is not what this host should have: %s", c.Path, plural(n, "difference")))
 	}

@@ -85,11 +85,15 @@ func (n *names[T]) String() string { return config.Join(*n.list) }
 // Type is what pflag shows for a flag whose usage names no placeholder.
 func (n *names[T]) Type() string { return "string" }
 
-// Set takes what the validation of the whole configuration will look at.
+// Set takes names with commas between, or a list as in the file, [a, b]. What they mean is checked with the whole
+// configuration.
 func (n *names[T]) Set(text string) error {
 	*n.list = []T{}
+	if list, ok := strings.CutPrefix(strings.TrimSpace(text), "["); ok {
+		text = strings.TrimSuffix(list, "]")
+	}
 	for name := range strings.SplitSeq(text, ",") {
-		if name = strings.TrimSpace(name); name != "" {
+		if name = strings.Trim(strings.TrimSpace(name), `"'`); name != "" {
 			*n.list = append(*n.list, T(name))
 		}
 	}

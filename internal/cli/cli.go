@@ -90,12 +90,15 @@ func UnknownVerb(cmd *cobra.Command, args []string) error {
 		}
 		names = append(names, c.Name())
 		for _, sub := range c.Commands() {
-			if sub.Name() == args[0] {
+			if near.To(args[0], []string{sub.Name()}) != nil {
 				below = append(below, c.Name()+" "+sub.Name())
 			}
 		}
 	}
-	meant := append(near.To(args[0], names), below...)
+	meant := near.To(args[0], names)
+	if len(meant) == 0 {
+		meant = below
+	}
 	if len(meant) > 0 {
 		return fmt.Errorf("unknown verb %q of %s; did you mean %s?", args[0], cmd.CommandPath(), strings.Join(meant, " or "))
 	}
