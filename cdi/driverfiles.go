@@ -196,8 +196,9 @@ var fileTable = []fileRow{
 // mpsDir is the directory with the sockets of CUDA's multi-process service.
 const mpsDir = "nvidia-mps"
 
-// firmwareNames are patterns in nvidia/VERSION of a firmware directory. The GPU's system processor runs it.
-var firmwareNames = []string{"gsp*.bin", "ucodes*.bin"}
+// firmwareNames are patterns in nvidia/VERSION of a firmware directory: of the GPU's system processor, and since driver
+// 615 of its other processors.
+var firmwareNames = []string{"gsp*.bin", "ucode*.bin"}
 
 // controlNodes are the nodes that belong to no GPU. Whatever uses the driver opens nvidiactl.
 var controlNodes = []struct {

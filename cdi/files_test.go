@@ -85,6 +85,16 @@ func TestDiscoverFindsFiles(t *testing.T) {
 				"/lib/firmware/nvidia/" + testVersion + "/gsp_ga10x.bin": "/lib/firmware/nvidia/" + testVersion + "/gsp_ga10x.bin",
 			},
 		},
+		"firmware of driver 615, and with the name that its notes give": {
+			func(r *tree) {
+				r.file("/lib/firmware/nvidia/"+testVersion+"/ucodes_ga10x.bin", "", 0o644)
+				r.file("/lib/firmware/nvidia/"+testVersion+"/ucode_gb20x.bin", "", 0o644)
+			},
+			map[string]string{
+				"/lib/firmware/nvidia/" + testVersion + "/ucodes_ga10x.bin": "/lib/firmware/nvidia/" + testVersion + "/ucodes_ga10x.bin",
+				"/lib/firmware/nvidia/" + testVersion + "/ucode_gb20x.bin":  "/lib/firmware/nvidia/" + testVersion + "/ucode_gb20x.bin",
+			},
+		},
 		"firmware where the kernel was told to look": {
 			func(r *tree) {
 				r.file("/sys/module/firmware_class/parameters/path", "/var/lib/firmware\n", 0o644)

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,12 +20,13 @@ import (
 	"gpu-cdi-plugin/internal/ldcache"
 )
 
-// DefaultDriver is the driver version that a node has unless another is asked for.
+// DefaultDriver is the driver version that a node has unless its machine has one or another is asked for.
 const DefaultDriver = "580.126.09"
 
-// Options are what a node has besides its machine. The zero value is a driver 580 in Debian's library directory.
+// Options are what a node has besides its machine. The zero value is the machine's driver in Debian's
+// library directory.
 type Options struct {
-	// Driver is the driver's version; empty means DefaultDriver.
+	// Driver is the driver's version; empty means the machine's, or else DefaultDriver.
 	Driver string
 	// LibDir is where the libraries are, relative to the node's root: "usr/lib64", "usr/local/nvidia/lib64" or any
 	// other under usr, opt or home. Empty means Debian's multiarch directory. In a directory that is not under
@@ -47,10 +49,8 @@ type Options struct {
 var driverPattern = regexp.MustCompile(`^[1-9][0-9]{2}\.[0-9]{1,3}(\.[0-9]{1,2})?$`)
 
 // withDefaults fills in what is empty and refuses what cannot be.
-func (o Options) withDefaults() (Options, error) {
-	if o.Driver == "" {
-		o.Driver = DefaultDriver
-	}
+func (o Options) withDefaults(m *Machine) (Options, error) {
+	o.Driver = cmp.Or(o.Driver, m.Driver, DefaultDriver)
 	if o.LibDir == "" {
 		o.LibDir = "usr/lib/" + libArch(runtime.GOARCH) + "-linux-gnu"
 	}
@@ -82,7 +82,7 @@ func (o Options) binDir() string {
 // Create makes a node in dir, which must not exist or be empty, or be a node with Options.Force. It is built beside
 // dir and renamed, so dir is whole or as it was before.
 func Create(ctx context.Context, dir string, m *Machine, opts Options) (*Node, error) {
-	opts, err := opts.withDefaults()
+	opts, err := opts.withDefaults(m)
 	if err != nil {
 		return nil, err
 	}

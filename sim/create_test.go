@@ -362,7 +362,7 @@ func TestCreateRefuses(t *testing.T) {
 func TestCreateInterrupted(t *testing.T) {
 	n := makeNode(t, "workstation", Options{PlainNodes: true}) // so that nothing has to be compiled
 	ctx, cancel := context.WithCancel(t.Context())
-	p, err := nodePlan(ctx, n.Machine(), must(Options{PlainNodes: true}.withDefaults()))
+	p, err := nodePlan(ctx, n.Machine(), must(Options{PlainNodes: true}.withDefaults(&Machine{})))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -474,7 +474,7 @@ func TestOpenRefuses(t *testing.T) {
 
 // The same node is made from the same bytes, so that what was derived from it can be compared.
 func TestNodesAreReproducible(t *testing.T) {
-	opts := must(Options{PlainNodes: true}.withDefaults())
+	opts := must(Options{PlainNodes: true}.withDefaults(&Machine{}))
 	testenv.Command(t, "cc")
 	m := load(t, "hgx-16")
 	first, second := must(nodePlan(t.Context(), m, opts)), must(nodePlan(t.Context(), m, opts))

@@ -85,7 +85,7 @@ func describeMIG(index int, devices []MIGDevice) []record {
 // major version and 10 times the minor one), from the CUDA Toolkit release notes.
 var cudaVersions = map[int]int{
 	525: 12000, 530: 12010, 535: 12020, 545: 12030, 550: 12040, 555: 12050, 560: 12060, 565: 12070, 570: 12080,
-	575: 12090, 580: 13000, 590: 13010,
+	575: 12090, 580: 13000, 590: 13010, 615: 13040,
 }
 
 // cudaVersion is the CUDA version of a driver, that of the branch before it where the branch is not known, and the

@@ -140,7 +140,7 @@ func (in *install) driverFiles() (plan, error) {
 		return nil, err
 	}
 	in.addConfiguration(p)
-	for _, name := range []string{"gsp_ga10x.bin", "gsp_tu10x.bin"} {
+	for _, name := range firmwareNames(in.driver) {
 		p.file("usr/lib/firmware/nvidia/"+in.driver+"/"+name, "simulated firmware "+name+"\n")
 	}
 	p.socket("run/nvidia-persistenced/socket")
@@ -148,6 +148,16 @@ func (in *install) driverFiles() (plan, error) {
 		p.socket("run/nvidia-fabricmanager/socket")
 	}
 	return p, nil
+}
+
+// firmwareNames are the files in the directory of a driver's firmware. Driver 615 is the first with microcode in files
+// of its own.
+func firmwareNames(driver string) []string {
+	names := []string{"gsp_ga10x.bin", "gsp_tu10x.bin"}
+	if _, branch := cudaVersion(driver); branch >= 615 {
+		names = append(names, "ucodes_ga10x.bin", "ucodes_tu10x.bin")
+	}
+	return names
 }
 
 func (in *install) ver(s string) string { return strings.ReplaceAll(s, "VER", in.driver) }

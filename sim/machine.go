@@ -2,12 +2,14 @@ package sim
 
 import "gpu-cdi-plugin/gpu"
 
-// Machine is a simulated machine: everything about it that does not depend on the driver's version.
+// Machine is a simulated machine: everything about it that does not depend on the version of its driver.
 type Machine struct {
 	// Name is the name of the machine file without its extension. UUIDs and serial numbers are derived from it.
 	Name string
 	// Description is one line about the machine.
 	Description string
+	// Driver is the driver version that a node has unless another is asked for; empty means DefaultDriver.
+	Driver string
 	// GPUs are in the order in which the driver enumerates them.
 	GPUs []GPU
 	// Pairs has the connection of each pair of GPUs, with A < B, sorted by A then B.

@@ -24,7 +24,7 @@ func load(t *testing.T, name string) *Machine {
 }
 
 func TestMachines(t *testing.T) {
-	want := []string{"dgx-a100", "dgx-h100", "dgx1-v100", "hgx-16", "mig-h100", "pcie-quad", "workstation"}
+	want := []string{"dgx-a100", "dgx-h100", "dgx1-v100", "hgx-16", "mig-h100", "pcie-pair", "pcie-quad", "workstation"}
 	if diff := cmp.Diff(want, Machines()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -52,6 +52,7 @@ func matrix(m *Machine) string {
 func TestTopology(t *testing.T) {
 	for name, want := range map[string]string{
 		"workstation": "X\n",
+		"pcie-pair":   "X PHB\nPHB X\n",
 		"pcie-quad":   "X NODE SYS SYS\nNODE X SYS SYS\nSYS SYS X PIX\nSYS SYS PIX X\n",
 		// As in the DGX-1 paper and in published outputs of nvidia-smi topo -m.
 		"dgx1-v100": `X NV1 NV1 NV2 NV2 SYS SYS SYS
@@ -188,6 +189,7 @@ func TestParseMachineRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ old, new, says string }{
+		"a driver that is no version":  {"models:", "driver: newest\nmodels:", "line 2: driver: \"newest\" is not a driver version"},
 		"an unknown key":               {"description", "remark", "line 1: unknown key remark"},
 		"an unknown key of a GPU":      {"numa: 0, pcie: \"pci0000:00/0000:00:02.0\"", "nuna: 0", "line 7: unknown key gpus[1].nuna; did you mean numa?"},
 		"a value of the wrong type":    {"sms: 10", "sms: many", "line 3: models.x.sms: want a whole number, got \"many\""},

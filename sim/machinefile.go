@@ -16,6 +16,7 @@ import (
 // machineFile is the form of a machine on disk. The keys are explained in sim/machines/dgx-h100.yaml.
 type machineFile struct {
 	Description string               `yaml:"description"`
+	Driver      string               `yaml:"driver"`
 	Models      map[string]modelFile `yaml:"models"`
 	GPUs        []gpuFile            `yaml:"gpus"`
 	NUMA        map[int]string       `yaml:"numa"`
@@ -75,7 +76,7 @@ func ParseMachine(name string, data []byte) (*Machine, error) {
 		return nil, errors.New("the file is empty")
 	}
 	b := &builder{
-		machine: &Machine{Name: name, Description: f.Description, CPUs: f.NUMA, source: bytes.Clone(data)},
+		machine: &Machine{Name: name, Description: f.Description, Driver: f.Driver, CPUs: f.NUMA, source: bytes.Clone(data)},
 		file:    &f, lines: lineNumbers(data),
 	}
 	b.build()
@@ -129,6 +130,9 @@ func (b *builder) problem(path, format string, args ...any) {
 }
 
 func (b *builder) build() {
+	if d := b.file.Driver; d != "" && !driverPattern.MatchString(d) {
+		b.problem("driver", "%q is not a driver version such as %s", d, DefaultDriver)
+	}
 	b.checkCPUs()
 	models := b.models()
 	b.gpus(models)

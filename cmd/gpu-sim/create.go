@@ -42,7 +42,7 @@ Device nodes have the numbers of real ones but no driver behind them; making the
 	}
 	f := cmd.Flags()
 	f.StringVarP(&opts.Machine, "machine", "m", "", "the machine's `name` or file")
-	f.StringVar(&opts.Driver, "driver", sim.DefaultDriver, "the driver's `version`")
+	f.StringVar(&opts.Driver, "driver", "", "the driver's `version` (default the machine's, most often "+sim.DefaultDriver+")")
 	f.StringVar(&opts.LibDir, "lib-dir", "", "the libraries' `directory` in the node (default Debian's multiarch directory)")
 	f.StringSliceVar(&opts.Extras, "extras", nil, "`list` of what there is besides GPUs: "+strings.Join(sim.Extras(), ", "))
 	f.BoolVar(&opts.Force, "force", false, "replace a simulated node that is in DIR")

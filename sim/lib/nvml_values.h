@@ -31,7 +31,7 @@ typedef enum {
 
 typedef enum {
     NVML_TEMPERATURE_GPU = 0,
-    NVML_TEMPERATURE_COUNT = 1,
+    NVML_TEMPERATURE_COUNT = 2,
 } nvmlTemperatureSensors_t;
 
 typedef struct {
@@ -171,7 +171,7 @@ typedef struct {
 #define NVML_FI_DEV_ENERGY 191
 #define NVML_FI_DEV_POWER_REQUESTED_LIMIT 192
 #define NVML_FI_DEV_GET_GPU_RECOVERY_ACTION 230
-#define NVML_FI_MAX 303
+#define NVML_FI_MAX 308
 
 typedef struct {
     nvmlDevice_t device;
