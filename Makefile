@@ -14,6 +14,10 @@ export GOFLAGS     := $(GOFLAGS) -trimpath
 # gRPC's tracing and HTTP/2 in net/http are linked for nothing: the one is off, the other would serve metrics.
 TAGS    := grpcnotrace,nethttpomithttp2
 LDFLAGS := -s -w -X main.version=$(VERSION)
+# The daemon is loaded at a random address, and what the loader has written is read-only before main begins. The table of
+# bound functions must stay writable: NVML's are bound late (above). Static programs are not position independent: Go
+# would make them ask for a dynamic loader, which a container's host need not have.
+HARDEN  := -buildmode=pie -ldflags '$(LDFLAGS) -extldflags=-Wl,-z,relro'
 LINT    := $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint
 
 .DEFAULT_GOAL := help
@@ -28,7 +32,7 @@ setup: ## install what demo and test need from the system (root), or say what is
 
 .PHONY: build
 build: ## bin/gpu-cdi-plugin, bin/prestart-hook (static) and bin/gpu-sim
-	$(GO) build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN)/gpu-cdi-plugin ./cmd/gpu-cdi-plugin
+	$(GO) build -tags '$(TAGS)' $(HARDEN) -o $(BIN)/gpu-cdi-plugin ./cmd/gpu-cdi-plugin
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/prestart-hook ./cmd/prestart-hook
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/gpu-sim ./cmd/gpu-sim
 
