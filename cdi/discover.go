@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -24,14 +25,16 @@ const (
 	hintVersion = "the loaded kernel module and the installed libraries are of different drivers: " +
 		"reboot, or reload the module, or install the libraries of the module's version"
 	hintDamaged = "install the NVIDIA driver again"
+	hintNoCUDA  = "install the NVIDIA driver again with its CUDA library, or leave compute out with " +
+		"cdi generate --capabilities"
 )
 
 // Discover looks for the driver's files and device nodes on a host. Version is what the driver says of itself; if it is
 // empty, the names of the files tell it.
 //
 // What is only sometimes there is never an error but a row in Looked. An error wraps ErrNoDriver, and has exit status
-// 10 and a hint: there is no driver under the root, its libcuda or libnvidia-ml is damaged, or no library is of the
-// driver's version.
+// 10 and a hint: there is no driver under the root, neither its libcuda nor its libnvidia-ml can be used, or no library
+// is of the driver's version. What the driver is good for Driver.Check tells.
 func Discover(h host.Host, version string) (*Driver, error) {
 	if info, err := os.Stat(h.DriverRoot()); err != nil || !info.IsDir() {
 		err = cmp.Or(err, fmt.Errorf("%s is no directory", h.DriverRoot()))
@@ -75,26 +78,23 @@ func (s *Search) Driver(version string) (*Driver, error) {
 
 // check is the error of a root whose core libraries cannot be used.
 func (s *libraryScan) check() error {
-	var found bool
 	var damaged []error
 	var others []string
 	for _, base := range coreLibraries {
 		f := s.found[base+".so."+s.version]
 		others = append(others, s.others[base]...)
 		switch {
-		case f == nil || errors.Is(f.err, elffile.ErrMachine):
-		case f.err != nil:
+		case f == nil:
+		case f.err == nil:
+			return nil
+		case f.broken():
 			damaged = append(damaged, fmt.Errorf("%s: %w", f.HostPath, f.err))
-		default:
-			found = true
 		}
 	}
 	switch {
 	case len(damaged) > 0:
 		err := fmt.Errorf("%w under %s: %w", ErrNoDriver, s.root.dir, errors.Join(damaged...))
 		return exit.With(exit.NoDriver, hintDamaged, err)
-	case found:
-		return nil
 	case len(others) > 0:
 		err := fmt.Errorf("%w under %s: the driver is %s, the libraries are of %s",
 			ErrNoDriver, s.root.dir, s.version, strings.Join(slices.Compact(slices.Sorted(slices.Values(others))), ", "))
@@ -104,6 +104,26 @@ func (s *libraryScan) check() error {
 		ErrNoDriver, s.root.dir, strings.Join(coreLibraries, " or "), strings.Join(s.searched(), ", "))
 	return exit.With(exit.NoDriver, hintNoDriver, err)
 }
+
+// unusable are the capabilities that the driver's core libraries cannot serve.
+func (s *libraryScan) unusable() []shortcoming {
+	var list []shortcoming
+	add := func(c Capabilities, hint string, err error) {
+		list = append(list, shortcoming{c, hint, fmt.Errorf("under %s: %w", s.root.dir, err)})
+	}
+	if f := s.found["libcuda.so."+s.version]; f == nil || !f.broken() && f.err != nil {
+		add(Compute, hintNoCUDA, errors.New("libcuda: "+s.missing(s.rows["libcuda"]).Note))
+	} else if f.err != nil {
+		add(Compute, hintDamaged, fmt.Errorf("%s: %w", f.HostPath, f.err))
+	}
+	if f := s.found["libnvidia-ml.so."+s.version]; f != nil && f.broken() {
+		add(Utility, hintDamaged, fmt.Errorf("%s: %w", f.HostPath, f.err))
+	}
+	return list
+}
+
+// broken tells whether the library cannot be used although it is one for this machine.
+func (f *foundLibrary) broken() bool { return f.err != nil && !errors.Is(f.err, elffile.ErrMachine) }
 
 // searched are the directories that were searched or would have been, had they been there.
 func (s *libraryScan) searched() []string {
@@ -121,7 +141,7 @@ func (s *libraryScan) searched() []string {
 
 // driver puts together what was found.
 func (s *libraryScan) driver(h host.Host) *Driver {
-	d := &Driver{Version: s.version}
+	d := &Driver{Version: s.version, unusable: s.unusable()}
 	d.Looked = append(d.Looked, s.cache)
 	for _, f := range s.sorted() {
 		if f.err == nil {
@@ -194,7 +214,7 @@ func (s *libraryScan) findings() []Finding {
 func (f *foundLibrary) finding() Finding {
 	row := Finding{
 		Name: cmp.Or(f.SONAME, f.file), Kind: KindLibrary, Capabilities: f.Capabilities,
-		Path: f.HostPath, Used: f.err == nil,
+		Path: f.HostPath, Used: f.err == nil, Broken: f.broken(),
 	}
 	switch {
 	case errors.Is(f.err, fs.ErrNotExist):
@@ -208,11 +228,31 @@ func (f *foundLibrary) finding() Finding {
 }
 
 func (s *libraryScan) missing(row *libraryRow) Finding {
-	note := notFound
+	f := Finding{Name: row.name, Kind: KindLibrary, Capabilities: row.capabilities, Note: notFound}
+	f.Broken = slices.Contains(coreLibraries, row.name)
 	if others := s.others[row.name]; len(others) > 0 {
-		note = "only of version " + strings.Join(others, ", ")
+		f.Note = "only of version " + strings.Join(others, ", ")
 	}
-	return Finding{Name: row.name, Kind: KindLibrary, Capabilities: row.capabilities, Note: note}
+	if link := s.danglingLink(row.name); link != "" {
+		f.Broken, f.Path, f.Note = true, link, "a link that leads nowhere"
+	}
+	return f
+}
+
+// danglingLink is a link on the host by whose name programs ask for a library, and which leads to nothing; empty if
+// there is none.
+func (s *libraryScan) danglingLink(base string) string {
+	for _, d := range s.dirs {
+		for _, name := range d.names {
+			if b, suffix, ok := splitLibrary(name); !ok || b != base || !isNumbers(suffix) {
+				continue
+			}
+			if _, _, err := s.root.stat(under(s.root.inside(d.real), name)); errors.Is(err, fs.ErrNotExist) {
+				return filepath.Join(d.real, name)
+			}
+		}
+	}
+	return ""
 }
 
 func lastElement(p string) string { return p[strings.LastIndexByte(p, '/')+1:] }
@@ -225,6 +265,7 @@ func (d *Driver) Explain(c Capabilities) []Finding {
 		if f.Used && f.Capabilities != 0 && !c.serves(f.Capabilities) {
 			f.Used, f.Note = false, fmt.Sprintf("for %s, left out for %s", f.Capabilities, c)
 		}
+		f.Broken = f.Broken && c.serves(f.Capabilities)
 	}
 	return list
 }

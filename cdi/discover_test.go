@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
@@ -267,6 +268,27 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 		"with a libcuda that is a directory": {
 			func(r *tree) { r.must(os.MkdirAll(r.dir+cuda, 0o755)) }, []string{cuda, "a directory"}, "again",
 		},
+		"without libcuda": {
+			func(r *tree) { r.library("/usr/lib64/libnvidia-ml.so." + testVersion) },
+			[]string{"for compute", "libcuda: not found"},
+			"--capabilities",
+		},
+		"with a link for libcuda and no file": {
+			func(r *tree) {
+				r.core("/usr/lib64", testVersion)
+				r.must(os.Remove(r.dir + cuda))
+			},
+			[]string{"for compute", "libcuda: a link that leads nowhere"},
+			"--capabilities",
+		},
+		"with a libnvidia-ml that is empty": {
+			func(r *tree) {
+				r.core("/usr/lib64", testVersion)
+				r.must(os.Truncate(r.dir+"/usr/lib64/libnvidia-ml.so."+testVersion, 0))
+			},
+			[]string{"for utility", "libnvidia-ml.so." + testVersion},
+			"again",
+		},
 		"with libraries for another machine only": {
 			func(r *tree) { foreign(r, cuda) }, []string{"no libcuda or libnvidia-ml"}, "--driver-root",
 		},
@@ -275,8 +297,11 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 			r := newTree(t)
 			c.make(r)
 			d, err := Discover(r.host(), testVersion)
-			if d != nil {
-				t.Errorf("a driver: %+v", d)
+			if (d == nil) == (err == nil) {
+				t.Fatalf("a driver %v and the error %v", d != nil, err)
+			}
+			if err == nil {
+				err = d.Check(All)
 			}
 			wantError(t, err, append(c.want, r.dir)...)
 			if !errors.Is(err, ErrNoDriver) || exit.CodeOf(err) != exit.NoDriver {
@@ -308,6 +333,58 @@ func foreign(r *tree, p string) {
 		arch = "amd64"
 	}
 	r.must(sim.Library{SONAME: "libx.so.1", Arch: arch}.WriteELF(r.path(p)))
+}
+
+// A driver without libcuda serves what needs none.
+func TestCheckGoesByCapabilities(t *testing.T) {
+	t.Parallel()
+	r := newTree(t)
+	r.library("/usr/lib64/libnvidia-ml.so." + testVersion)
+	d := r.discover(testVersion)
+	for c, good := range map[Capabilities]bool{
+		0: false, All: false, Compute: false, Compute | Utility: false, Utility: true, Graphics: true,
+	} {
+		if err := d.Check(c); (err == nil) != good {
+			t.Errorf("for %s: error %v", c, err)
+		}
+	}
+}
+
+// Broken libraries are those that the host has, or has a link to, and that the capabilities ask for.
+func TestExplainTellsBrokenLibraries(t *testing.T) {
+	t.Parallel()
+	r := newTree(t)
+	r.library("/usr/lib64/libnvidia-ml.so." + testVersion)                           // without libcuda
+	r.file("/usr/lib64/libnvcuvid.so."+testVersion, "not ELF", 0o755)                // damaged
+	r.link("/usr/lib64/libnvoptix.so.1", "libnvoptix.so."+testVersion)               // gone
+	r.link("/usr/lib64/libnvidia-egl-gbm.so.1", "libnvidia-egl-gbm.so.1.1.3")        // gone, with a version of its own
+	r.link("/usr/lib64/libnvidia-cfg.so.1", "libnvidia-cfg.so.575.57.08")            // of an old driver, but there
+	r.library("/usr/lib64/libnvidia-cfg.so.575.57.08")                               //
+	r.link("/usr/lib64/libnvidia-fbc.so", "libnvidia-fbc.so.1")                      // what a linker asks for, not a program
+	foreign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)                        // for another machine
+	r.file("/usr/lib64/libnvidia-opencl.so."+testVersion, "damaged, but", 0o755)     // there is a better one
+	r.library(multiarch + "/libnvidia-opencl.so." + testVersion)                     //
+	r.file("/usr/lib64/nvidia/xorg/nvidia_drv.so", "not ELF", 0o755)                 // a module of the X server
+	r.must(sim.Library{}.WriteELF(r.path("/usr/lib64/libnvidia-glsi.so.575.57.08"))) // of another version
+	d := r.discover(testVersion)
+	for c, want := range map[Capabilities][]string{
+		All: {
+			"libcuda", "libnvcuvid.so." + testVersion, "libnvidia-egl-gbm.so.1", "libnvoptix", "nvidia_drv.so",
+		},
+		Utility:  nil,
+		Graphics: {"libcuda", "libnvidia-egl-gbm.so.1", "libnvoptix"},
+		Video:    {"libcuda", "libnvcuvid.so." + testVersion},
+	} {
+		var got []string
+		for _, f := range d.Explain(c) {
+			if f.Broken {
+				got = append(got, f.Name)
+			}
+		}
+		if diff := cmp.Diff(want, sorted(got), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("for %s (-want +got):\n%s", c, diff)
+		}
+	}
 }
 
 // What is wrong with a library other than the core ones is told, and costs nothing else.

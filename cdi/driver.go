@@ -1,6 +1,11 @@
 package cdi
 
-import "io/fs"
+import (
+	"fmt"
+	"io/fs"
+
+	"gpu-cdi-plugin/internal/exit"
+)
 
 // Driver is what a host has of a driver: its files and device nodes. Lists are sorted; host paths are absolute, with
 // all links resolved inside the driver's root, and container paths are the same without that root.
@@ -16,6 +21,26 @@ type Driver struct {
 	DRM map[string][]Node
 	// Looked is everything that was looked for, found or not, in the order of the search.
 	Looked []Finding
+
+	unusable []shortcoming
+}
+
+// shortcoming is a capability that the driver cannot serve at all, and why.
+type shortcoming struct {
+	capability Capabilities
+	hint       string
+	err        error
+}
+
+// Check returns an error if the driver cannot serve what is asked for: without libcuda there is no compute, with a
+// damaged libnvidia-ml no utility. The error wraps ErrNoDriver and has exit status 10 and a hint.
+func (d *Driver) Check(c Capabilities) error {
+	for _, u := range d.unusable {
+		if c.serves(u.capability) {
+			return exit.With(exit.NoDriver, u.hint, fmt.Errorf("%w for %s: %w", ErrNoDriver, u.capability, u.err))
+		}
+	}
+	return nil
 }
 
 // Library is a shared library of the driver.
@@ -73,6 +98,8 @@ type Finding struct {
 	Path string `json:"path,omitempty"`
 	// Used tells whether it is offered to containers.
 	Used bool `json:"used"`
+	// Broken tells that a library belongs to the driver, and that containers go without it since it is damaged or gone.
+	Broken bool `json:"broken,omitempty"`
 	// Note says why it is not used, or what is odd about it.
 	Note string `json:"note,omitempty"`
 }

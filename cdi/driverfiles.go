@@ -22,7 +22,7 @@ type libraryRow struct {
 	links []Link
 }
 
-// coreLibraries are those that a driver is no driver without: one of them must be there, and none may be damaged.
+// coreLibraries are those that a driver is no driver without: one of them must be usable. See Driver.Check.
 var coreLibraries = []string{"libcuda", "libnvidia-ml"}
 
 var libraryTable = []libraryRow{

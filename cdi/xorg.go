@@ -19,7 +19,7 @@ func (s *libraryScan) xorg() ([]Library, []Finding) {
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			row.Path, row.Note, row.Used = f.HostPath, "", err == nil
+			row.Path, row.Note, row.Used, row.Broken = f.HostPath, "", err == nil, f.broken()
 			if err != nil {
 				row.Note = err.Error()
 				continue

@@ -100,7 +100,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 		return exit.With(exit.Differs, a.renewHint(c.Path),
 			fmt.Errorf("%s is not what this host should have: %s", c.Path, plural(n, "difference")))
 	}
-	return unread(g.snapshot)
+	return g.incomplete()
 }
 
 // notOurs is all that can be said about another program's spec: there is nothing to compare it with, and nothing to

@@ -115,7 +115,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	if err := a.printGenerated(g, opts, format, path); err != nil {
 		return err
 	}
-	return unread(g.snapshot)
+	return g.incomplete()
 }
 
 // missingLibrary are the places where the driver's library is not.

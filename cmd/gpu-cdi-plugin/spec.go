@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -68,6 +70,9 @@ func (a *app) generate(ctx context.Context, h host.Host, c cdi.Capabilities) (*g
 		return nil, err
 	}
 	driver, err := search.Driver(s.DriverVersion)
+	if err == nil {
+		err = driver.Check(c)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -81,6 +86,23 @@ func (a *app) generate(ctx context.Context, h host.Host, c cdi.Capabilities) (*g
 	}
 	findings := slices.Concat(driver.Explain(c), devices, looked)
 	return &generated{s, spec, extras, findings}, err
+}
+
+// incomplete is the error of a spec that lacks GPUs or libraries that the host has, nil if it lacks none.
+func (g *generated) incomplete() error {
+	err := unread(g.snapshot)
+	var broken []string
+	for _, f := range g.findings {
+		if f.Broken {
+			broken = append(broken, fmt.Sprintf("%s (%s)", cmp.Or(f.Path, f.Name), f.Note))
+		}
+	}
+	if len(broken) == 0 {
+		return err
+	}
+	lacks := partly("install the NVIDIA driver again; gpu-cdi-plugin cdi generate --explain shows what was looked for",
+		"containers go without libraries of the driver that cannot be used: %s", strings.Join(broken, ", "))
+	return errors.Join(err, lacks)
 }
 
 // hook is the path on the host of the hook that specs call. One that was named is not looked for: it need not be

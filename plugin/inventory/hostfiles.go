@@ -25,6 +25,9 @@ func (i *Inventory) checkDriver() error {
 		return nil
 	}
 	driver, err := cdi.Discover(i.opts.Host, "")
+	if err == nil {
+		err = driver.Check(i.opts.Spec.Capabilities)
+	}
 	if err != nil {
 		return fmt.Errorf("the driver is being replaced: %w", err)
 	}

@@ -115,11 +115,12 @@ type Inventory struct {
 	state State // the last that was published
 
 	// What follows belongs to the goroutine of Start and then Run.
-	began    time.Time // Start
-	library  string    // the path of the driver's library, of the last reconcile
-	loaded   fileid.ID // that file when the process loaded it
-	failures int       // snapshots that failed since the last that did not
-	print    uint64    // of the host's files at the last reconcile
+	began    time.Time       // Start
+	library  string          // the path of the driver's library, of the last reconcile
+	loaded   fileid.ID       // that file when the process loaded it
+	failures int             // snapshots that failed since the last that did not
+	broken   map[string]bool // libraries of the driver that cannot be used, as they were logged
+	print    uint64          // of the host's files at the last reconcile
 }
 
 // New makes an inventory. It notes which file the driver's library is now, so that a later one is noticed.

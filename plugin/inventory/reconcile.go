@@ -1,10 +1,13 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -95,9 +98,13 @@ func (i *Inventory) look(ctx context.Context) (State, error) {
 	}
 	s = remember(i.State().Snapshot, s)
 	driver, err := search.Driver(s.DriverVersion)
+	if err == nil {
+		err = driver.Check(i.opts.Spec.Capabilities)
+	}
 	if err != nil {
 		return State{}, err
 	}
+	i.logBroken(driver)
 	spec, findings, err := cdi.Generate(s, driver, i.opts.Spec)
 	if err != nil && !errors.Is(err, cdi.ErrNoDevices) {
 		return State{}, err
@@ -111,6 +118,28 @@ func (i *Inventory) look(ctx context.Context) (State, error) {
 		return State{}, err
 	}
 	return State{Snapshot: s, Spec: spec, Extras: extras, Resources: resources, notes: notes(s, findings)}, nil
+}
+
+// logBroken logs which libraries of the driver cannot be used, when that has changed.
+func (i *Inventory) logBroken(driver *cdi.Driver) {
+	now := map[string]bool{}
+	for _, f := range driver.Explain(i.opts.Spec.Capabilities) {
+		if !f.Broken {
+			continue
+		}
+		name := cmp.Or(f.Path, f.Name)
+		now[name] = true
+		if !i.broken[name] {
+			i.log.Warn("containers go without the driver library "+name+", which cannot be used: "+f.Note+
+				"; install the NVIDIA driver again", "library", name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(i.broken)) {
+		if !now[name] {
+			i.log.Info("the driver library "+name+" is no longer broken", "library", name)
+		}
+	}
+	i.broken = now
 }
 
 // driverError is an error of a snapshot. Unlike the others it may pass by itself.
