@@ -3,6 +3,7 @@ package cdi
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -93,6 +94,15 @@ func TestDiff(t *testing.T) {
 			snapshot: func(s *gpu.Snapshot) { s.Devices[1].MIG[0].UUID = "MIG-9" },
 			want:     []string{"device 1:0: was MIG-0, is MIG-9", "device MIG-0: gone", "device MIG-9: new"},
 		},
+		"the options of mounts are in another order, and one is there twice": {
+			change: func(w *specs.Spec) {
+				for _, m := range w.ContainerEdits.Mounts {
+					slices.Reverse(m.Options)
+				}
+				m := w.ContainerEdits.Mounts[0]
+				m.Options = append(m.Options, m.Options[0])
+			},
+		},
 		"the hook has moved": {
 			options: Options{HookPath: "/opt/prestart-hook"},
 			want:    []string{"all devices: hook: path /usr/bin/prestart-hook -> /opt/prestart-hook"},
@@ -112,7 +122,7 @@ func TestDiff(t *testing.T) {
 				"spec: cdiVersion 0.7.0 -> 0.5.0",
 				"all devices: environment variable X: gone",
 				"all devices: mount /run/nvidia-persistenced/socket: host path /elsewhere -> /run/nvidia-persistenced/socket",
-				"all devices: mount /usr/bin/nvidia-smi: options rw -> ro,nosuid,nodev,rbind,rprivate",
+				"all devices: mount /usr/bin/nvidia-smi: options rw -> nodev,nosuid,rbind,ro,rprivate",
 				"all devices: hook: environment none -> PATH=/usr/sbin:/usr/bin:/sbin:/bin",
 				"all devices: additional group 44: gone",
 				"device 0 (GPU-0): node /dev/dri/card1: numbers 226:0 -> none, mode none -> 0666",

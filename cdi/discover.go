@@ -42,7 +42,7 @@ func Discover(h host.Host, version string) (*Driver, error) {
 	}
 	m := machineFor(runtime.GOARCH)
 	s := newLibraryScan(newRoot(h.DriverRoot()), m, version)
-	s.run()
+	s.run(h.Libraries())
 	if err := s.check(); err != nil {
 		return nil, err
 	}
@@ -131,8 +131,8 @@ func (s *libraryScan) searched() []string {
 	for _, d := range s.dirs {
 		dirs = append(dirs, d.path)
 	}
-	for _, d := range libraryDirs {
-		if d = fill(d, "{multiarch}", s.machine.multiarch); !slices.Contains(dirs, d) {
+	for _, d := range host.LibraryDirs(s.machine.multiarch) {
+		if d = "/" + d; !slices.Contains(dirs, d) {
 			dirs = append(dirs, d)
 		}
 	}

@@ -88,25 +88,6 @@ var libraryTable = []libraryRow{
 // It is given with all of them, since nobody can say what would break without it.
 const unlisted = All
 
-// libraryDirs are where distributions, NVIDIA's installer, driver containers and container hosts have the libraries.
-// {multiarch} is Debian's name of the machine, such as x86_64-linux-gnu.
-var libraryDirs = []string{
-	"/usr/lib64",
-	"/usr/lib/{multiarch}",
-	"/usr/lib/{multiarch}/nvidia/current",
-	"/usr/lib64/nvidia",
-	"/usr/lib/nvidia",
-	"/usr/lib/nvidia/current",
-	"/lib64",
-	"/lib/{multiarch}",
-	"/lib/{multiarch}/nvidia/current",
-	"/usr/local/nvidia/lib64",
-	"/usr/local/nvidia/lib",
-	"/usr/lib",
-	"/opt/nvidia/lib64",
-	"/run/opengl-driver/lib",
-}
-
 // librarySubdirs are below a library directory.
 var librarySubdirs = []string{"vdpau"}
 

@@ -68,10 +68,15 @@ func mountItems(e *specs.ContainerEdits) items {
 	list := items{}
 	for _, m := range e.Mounts {
 		list[m.ContainerPath] = []field{
-			{"host path", m.HostPath}, {"options", strings.Join(m.Options, ",")}, {"type", m.Type},
+			{"host path", m.HostPath}, {"options", mountOptions(m)}, {"type", m.Type},
 		}
 	}
 	return list
+}
+
+// mountOptions are a mount's options in one order: theirs means nothing.
+func mountOptions(m *specs.Mount) string {
+	return strings.Join(slices.Compact(slices.Sorted(slices.Values(m.Options))), ",")
 }
 
 func netItems(e *specs.ContainerEdits) items {

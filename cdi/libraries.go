@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
 )
 
@@ -57,14 +58,17 @@ func newLibraryScan(r root, m machine, version string) *libraryScan {
 	return s
 }
 
-// run searches the directories that the loader's cache names, then the usual ones, and behind each those that links in
-// it lead to.
-func (s *libraryScan) run() {
+// run searches first, the directory on the host of a library that was named, if it is not empty; then the directories
+// that the loader's cache names and the usual ones, and behind each those that links in it lead to.
+func (s *libraryScan) run(first string) {
+	if first != "" && (s.root.dir == "/" || strings.HasPrefix(first, s.root.dir+"/")) {
+		s.addDir(s.root.inside(first))
+	}
 	for _, dir := range s.cacheDirs() {
 		s.addDir(dir)
 	}
-	for _, dir := range libraryDirs {
-		s.addDir(fill(dir, "{multiarch}", s.machine.multiarch))
+	for _, dir := range host.LibraryDirs(s.machine.multiarch) {
+		s.addDir("/" + dir)
 	}
 	if s.version == "" {
 		s.version = s.guessVersion()

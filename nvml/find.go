@@ -85,24 +85,8 @@ func LibraryPaths() []string {
 	return paths
 }
 
-// libraryDirs are the directories, relative to the root, in which distributions, NVIDIA's installer, driver containers
-// and container hosts have the library.
-func libraryDirs(p platform) []string {
-	return []string{
-		"usr/lib64",
-		"usr/lib/" + p.multiarch,
-		"usr/lib/" + p.multiarch + "/nvidia/current",
-		"usr/local/nvidia/lib64",
-		"usr/local/nvidia/lib",
-		"lib64",
-		"lib/" + p.multiarch,
-		"lib/" + p.multiarch + "/nvidia/current",
-		"usr/lib",
-		"usr/lib/wsl/lib",
-		"run/opengl-driver/lib",
-		"opt/nvidia/lib64",
-	}
-}
+// libraryDirs are the directories, relative to the root, in which the library may be.
+func libraryDirs(p platform) []string { return host.LibraryDirs(p.multiarch) }
 
 func hintFor(err error) string {
 	if errors.Is(err, ErrLibraryNotFound) {

@@ -45,6 +45,9 @@ func (a *app) devices(ctx context.Context, out output) error {
 	if err := out.print(a.stdout, devicesView(s, a.CDIKind)); err != nil {
 		return err
 	}
+	if !hasNodes(h) {
+		a.log.Warn("containers cannot be given these GPUs: " + hintDevRoot(h))
+	}
 	return unread(s)
 }
 

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"strings"
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
@@ -37,16 +40,17 @@ func (a *app) ask(ctx context.Context, h host.Host, q question) (*gpu.Snapshot, 
 	return q(lib, ctx, h)
 }
 
-// unread is the error of a snapshot in which GPUs are missing.
+// unread is the error of a snapshot in which GPUs are missing, which it names.
 func unread(s *gpu.Snapshot) error {
-	n := 0
+	var which []string
 	for i := range s.Devices {
-		if !s.Devices[i].Usable() {
-			n++
+		if d := &s.Devices[i]; !d.Usable() {
+			which = append(which, fmt.Sprintf("GPU %d (%s): %s", d.Index, cmp.Or(d.PCIBusID, "PCI address unknown"), d.Error))
 		}
 	}
-	if n == 0 {
+	if len(which) == 0 {
 		return nil
 	}
-	return partly("see the kernel log (dmesg) for messages of NVRM", "%d of %s could not be read", n, plural(len(s.Devices), "GPU"))
+	return partly("see the kernel log (dmesg) for messages of NVRM",
+		"%d of %s could not be read: %s", len(which), plural(len(s.Devices), "GPU"), strings.Join(which, "; "))
 }

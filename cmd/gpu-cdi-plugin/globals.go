@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -44,12 +46,31 @@ func (a *app) addFlags(cmd *cobra.Command) {
 	_ = cmd.MarkPersistentFlagFilename("config", "yaml", "yml")
 }
 
+// host is where the node's files are. What no option says is detected: with nothing but --nvml-library the driver is
+// installed where that library is, and the device nodes are under the driver's root if only that has them, as in a
+// driver container.
 func (g *globals) host() (host.Host, error) {
 	h, err := host.New(g.Root, g.DriverRoot, g.DevRoot)
 	if err != nil {
 		return host.Host{}, fmt.Errorf("locate the host's files: %w", err)
 	}
+	if g.NVMLLibrary != "" && g.DriverRoot == "" && h.Root() == "/" {
+		library, err := filepath.Abs(g.NVMLLibrary)
+		if err != nil {
+			return host.Host{}, fmt.Errorf("locate the driver's library: %w", err)
+		}
+		h = h.WithLibrary(library)
+	}
+	if under := h.WithDevRoot(h.DriverRoot()); g.DevRoot == "" && !hasNodes(h) && hasNodes(under) {
+		h = under
+	}
 	return h, nil
+}
+
+// hasNodes reports whether the driver's device nodes are where the host has them.
+func hasNodes(h host.Host) bool {
+	_, err := os.Lstat(h.Dev("nvidiactl"))
+	return err == nil
 }
 
 const envPrefix = "GPU_CDI_"

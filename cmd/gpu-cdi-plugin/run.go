@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -66,8 +67,50 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	case !a.started && exit.CodeOf(err) == exit.Failure:
 		err = exit.With(exit.Usage, cli.UsageHint(cmd), err)
 	}
+	err = a.withOptions(cmd, err)
 	cli.Report(a.stderr, err, wantsJSON(cmd, args) || a.LogFormat == "json")
 	return int(exit.CodeOf(err))
+}
+
+// placeFlags are the options that say where things are and what they are called. A command that a hint names needs those
+// that were given, or it works on another node.
+var placeFlags = []string{
+	"config", "root", "driver-root", "dev-root", "nvml-library", "cdi-dir", "cdi-kind", "hook-path", "capabilities", "extras",
+}
+
+// withOptions adds the options that cmd was given as flags to the commands in the hint of err. Those that only generate
+// has follow its name. A command that explains this program itself needs none.
+func (a *app) withOptions(cmd *cobra.Command, err error) error {
+	const program, generate = "gpu-cdi-plugin ", "cdi generate "
+	hint := exit.HintOf(err)
+	if strings.Contains(hint, "--help") || strings.Contains(hint, "config default") {
+		return err
+	}
+	for _, name := range slices.Backward(placeFlags) {
+		f := cmd.Flags().Lookup(name)
+		given := f != nil && f.Changed && cmp.Or(a.sources[name], fromFlag) == fromFlag
+		if !given || f.Value.String() == "" {
+			continue
+		}
+		option := "--" + name + " " + shellWord(f.Value.String()) + " "
+		if cmd.InheritedFlags().Lookup(name) != nil {
+			hint = strings.ReplaceAll(hint, program, program+option)
+		} else {
+			hint = strings.ReplaceAll(hint, generate, generate+option)
+		}
+	}
+	if hint == exit.HintOf(err) {
+		return err
+	}
+	return exit.With(exit.CodeOf(err), hint, err)
+}
+
+// shellWord is text as a shell takes it for one word.
+func shellWord(text string) string {
+	if strings.Trim(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-,:=+@%") == "" {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }
 
 func (a *app) rootCommand() *cobra.Command {

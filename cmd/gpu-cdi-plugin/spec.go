@@ -80,12 +80,20 @@ func (a *app) generate(ctx context.Context, h host.Host, c cdi.Capabilities) (*g
 	if err != nil && !errors.Is(err, cdi.ErrNoDevices) {
 		return nil, err
 	}
+	if err != nil && !hasNodes(h) {
+		err = exit.With(exit.NoGPU, hintDevRoot(h), err)
+	}
 	extras, looked, extrasErr := a.extras(h)
 	if extrasErr != nil {
 		return nil, extrasErr
 	}
 	findings := slices.Concat(driver.Explain(c), devices, looked)
 	return &generated{s, spec, extras, findings}, err
+}
+
+// hintDevRoot is what to do where the driver's device nodes are not.
+func hintDevRoot(h host.Host) string {
+	return "the driver's device nodes are not in " + h.Dev() + "; name the directory whose dev/ has them with --dev-root"
 }
 
 // incomplete is the error of a spec that lacks GPUs or libraries that the host has, nil if it lacks none.

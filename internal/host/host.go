@@ -12,6 +12,7 @@ import (
 // Host tells where a node's files are. The zero value is not usable; call New.
 type Host struct {
 	root, driver, dev string
+	libraries         string
 }
 
 // New returns the host whose /proc and /sys are under root, whose driver installation (libraries, programs, firmware,
@@ -37,6 +38,53 @@ func New(root, driverRoot, devRoot string) (Host, error) {
 		*p.to = abs
 	}
 	return h, nil
+}
+
+// WithDevRoot is the host with its device nodes under devRoot + "/dev". The path is absolute.
+func (h Host) WithDevRoot(devRoot string) Host {
+	h.dev = devRoot
+	return h
+}
+
+// WithLibrary is the host whose driver has its library at an absolute path. If that is in one of LibraryDirs of some
+// directory, the driver is installed under that directory; otherwise its libraries are where that one is.
+func (h Host) WithLibrary(path string) Host {
+	h.libraries = filepath.Dir(path)
+	longest := ""
+	for _, usual := range append(LibraryDirs("x86_64-linux-gnu"), LibraryDirs("aarch64-linux-gnu")...) {
+		if strings.HasSuffix(h.libraries, "/"+usual) && len(usual) > len(longest) {
+			longest = usual
+		}
+	}
+	if longest != "" {
+		h.driver = filepath.Clean("/" + strings.TrimSuffix(h.libraries, longest))
+	}
+	return h
+}
+
+// Libraries is the directory of the library of WithLibrary, or empty.
+func (h Host) Libraries() string { return h.libraries }
+
+// LibraryDirs are the directories, relative to the driver's root, in which distributions, NVIDIA's installer, driver
+// containers and container hosts have the libraries. Multiarch is Debian's name of the machine, such as
+// x86_64-linux-gnu.
+func LibraryDirs(multiarch string) []string {
+	return []string{
+		"usr/lib64",
+		"usr/lib/" + multiarch,
+		"usr/lib/" + multiarch + "/nvidia/current",
+		"usr/lib64/nvidia",
+		"usr/lib/nvidia",
+		"usr/lib/nvidia/current",
+		"lib64",
+		"lib/" + multiarch,
+		"lib/" + multiarch + "/nvidia/current",
+		"usr/local/nvidia/lib64",
+		"usr/local/nvidia/lib",
+		"usr/lib",
+		"opt/nvidia/lib64",
+		"run/opengl-driver/lib",
+	}
 }
 
 // Root is the directory that /proc and /sys are under.

@@ -60,6 +60,28 @@ func TestPaths(t *testing.T) {
 	}
 }
 
+func TestWithLibrary(t *testing.T) {
+	for library, want := range map[string]string{
+		"/usr/lib64/libnvidia-ml.so.1":                             "/",
+		"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1":              "/",
+		"/n/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1":            "/n",
+		"/n/usr/lib/aarch64-linux-gnu/nvidia/current/libcuda.so.1": "/n",
+		"/n/usr/lib64/libnvidia-ml.so.1":                           "/n", // not /n/usr, which has lib64 too
+		"/run/nvidia/driver/usr/local/nvidia/lib64/libcuda.so.1":   "/run/nvidia/driver",
+		"/home/me/mock/libnvidia-ml.so.1":                          "/",
+		"/libnvidia-ml.so.1":                                       "/",
+	} {
+		h, err := New("", "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		h = h.WithLibrary(library)
+		if h.DriverRoot() != want || h.Libraries() != filepath.Dir(library) || h.Root() != "/" || h.DevRoot() != "/" {
+			t.Errorf("the driver of %s is under %s with libraries in %s; want %s", library, h.DriverRoot(), h.Libraries(), want)
+		}
+	}
+}
+
 func TestInContainer(t *testing.T) {
 	for name, c := range map[string]struct{ root, driver, dev, path, want string }{
 		"the machine itself":                  {"/", "", "", "/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.1"},

@@ -49,8 +49,8 @@ func (k Key) sentence() string {
 // keys are all keys in the order of the struct.
 var keys = []Key{
 	{Path: "root", Usage: "`directory` that /proc, /sys and /etc/cdi are under, and the driver unless told otherwise"},
-	{Path: "driver-root", Usage: "`directory` that the driver is installed under (default --root)"},
-	{Path: "dev-root", Usage: "`directory` whose dev/ holds the device nodes (default --root)"},
+	{Path: "driver-root", Usage: "`directory` that the driver is installed under (default --root, or where --nvml-library is)"},
+	{Path: "dev-root", Usage: "`directory` whose dev/ holds the device nodes (default --root, else --driver-root)"},
 	{Path: "nvml-library", Usage: "`path` of libnvidia-ml.so.1 (default: looked for)"},
 	{Path: "cdi-dir", Usage: "`directory` that specs are written to"},
 	{Path: "cdi-kind", Usage: "`vendor/class` of the devices in specs"},
