@@ -141,14 +141,7 @@ func (s *libraryScan) searched() []string {
 
 // driver puts together what was found.
 func (s *libraryScan) driver(h host.Host) *Driver {
-	d := &Driver{Version: s.version, unusable: s.unusable()}
-	d.Looked = append(d.Looked, s.cache)
-	for _, f := range s.sorted() {
-		if f.err == nil {
-			d.Libraries = append(d.Libraries, f.Library)
-		}
-	}
-	d.Looked = append(d.Looked, s.findings()...)
+	d := s.libraries()
 	modules, findings := s.xorg()
 	d.Libraries = append(d.Libraries, modules...)
 	d.Looked = append(d.Looked, findings...)
@@ -165,6 +158,18 @@ func (s *libraryScan) driver(h host.Host) *Driver {
 	d.Looked = append(d.Looked, findings...)
 	d.DRM, findings = findDRM(h)
 	d.Looked = append(d.Looked, findings...)
+	return d
+}
+
+// libraries is the driver with nothing but the libraries that the scan has found.
+func (s *libraryScan) libraries() *Driver {
+	d := &Driver{Version: s.version, unusable: s.unusable()}
+	for _, f := range s.sorted() {
+		if f.err == nil {
+			d.Libraries = append(d.Libraries, f.Library)
+		}
+	}
+	d.Looked = append([]Finding{s.cache}, s.findings()...)
 	return d
 }
 

@@ -117,33 +117,57 @@ func FuzzParseSONAME(f *testing.F) {
 	})
 }
 
-// FuzzDiscover is a whole driver root with a garbage library and loader cache: a driver or an error that names the
-// trouble.
+// FuzzDiscover is a driver root with a garbage library and loader cache. What discovery finds besides libraries has
+// nothing to do with those two.
 func FuzzDiscover(f *testing.F) {
 	f.Add(stub(f, "libcuda.so.1"), []byte("glibc-ld.so.cache1.1"), true)
 	f.Add([]byte("\x7fELF"), []byte{}, false)
-	dir := f.TempDir()
-	sound := stub(f, "libcuda.so.1")
+	trees := map[bool]*tree{}
+	for core, garbage := range map[bool]string{true: "libcuda", false: "libnvcuvid"} {
+		r := &tree{f, inMemory(f)}
+		r.core("/usr/lib64", testVersion)
+		r.library("/usr/lib64/libnvcuvid.so." + testVersion)
+		r.path("/etc/ld.so.cache")
+		r.link("/garbage", "usr/lib64/"+garbage+".so."+testVersion)
+		trees[core] = r
+	}
+	machine := machineFor(runtime.GOARCH)
 	f.Fuzz(func(t *testing.T, garbage, cache []byte, core bool) {
-		r := &tree{t, dir}
-		cuda, video := sound, garbage
-		if core {
-			cuda, video = garbage, sound
-		}
-		for at, data := range map[string][]byte{"libcuda": cuda, "libnvcuvid": video, "libnvidia-ml": sound} {
-			r.must(os.WriteFile(r.path("/usr/lib64/"+at+".so."+testVersion), data, 0o755))
-		}
-		r.must(os.WriteFile(r.path("/etc/ld.so.cache"), cache, 0o644))
-		d, err := Discover(r.host(), testVersion)
-		if (d == nil) == (err == nil) {
-			t.Fatalf("driver %v and error %v, want exactly one", d, err)
-		}
-		if err != nil && !core {
+		r := &tree{t, trees[core].dir}
+		r.must(os.WriteFile(r.dir+"/garbage", garbage, 0o755))
+		r.must(os.WriteFile(r.dir+"/etc/ld.so.cache", cache, 0o644))
+		s := newLibraryScan(newRoot(r.dir), machine, testVersion)
+		s.run("")
+		r.must(s.check())
+		d := s.libraries()
+		if err := d.Check(All); err != nil && !core {
 			t.Errorf("a library that is not needed is an error: %v", err)
 		}
-		if d != nil {
-			d.Nodes = handDriver().Nodes
-			mustGenerate(t, pair(0), d, Options{})
+		used := 0
+		for _, f := range d.Looked {
+			if f.Used {
+				used++
+			}
+			if f.Broken && (f.Used || f.Note == "") {
+				t.Errorf("a broken library without a reason: %+v", f)
+			}
 		}
+		if used != len(d.Libraries) {
+			t.Errorf("%d libraries, and rows for %d", len(d.Libraries), used)
+		}
+		d.Nodes = handDriver().Nodes
+		mustGenerate(t, pair(0), d, Options{})
 	})
+}
+
+// inMemory is a directory of a file system in memory, where this machine has one: a fuzz test writes its input to a file
+// thousands of times.
+func inMemory(f *testing.F) string {
+	f.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "fuzz")
+	if err != nil {
+		return f.TempDir()
+	}
+	f.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }

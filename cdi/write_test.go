@@ -144,14 +144,14 @@ func TestReadFileRefuses(t *testing.T) {
 }
 
 func FuzzReadFile(f *testing.F) {
-	good, err := Marshal(mustGenerate(f, pair(1), handDriver(), Options{}), JSON)
+	good, err := Marshal(mustGenerate(f, pair(0), handDriver(), Options{Capabilities: Utility}), YAML)
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(good)
 	f.Add([]byte("cdiVersion: 0.6.0\nkind: a.b/c\nannotations: {x: y}\ndevices: [{name: d, containerEdits: {env: [A=b]}}]\n"))
 	f.Add([]byte("a: &a [*a]"))
-	dir := f.TempDir()
+	dir := inMemory(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		path := filepath.Join(dir, "x.json")
 		if err := os.WriteFile(path, data, 0o644); err != nil {
