@@ -17,9 +17,9 @@ func mpsExecCommand() *cobra.Command {
 		Use:    mpsExec + " DIR PROGRAM [NAME=VALUE]...",
 		Hidden: true,
 		Short:  "Become the MPS control program of a GPU (serve does this)",
-		Long: `Is run by serve in a mount namespace of its own. It mounts the GPU's directories so that no link in them is followed,
-and becomes PROGRAM with those variables: the control daemon with --start, and otherwise the program that gives it
-commands.`,
+		Long: `Is run by serve. It becomes PROGRAM with those variables: the control daemon with --start, and otherwise the program
+that gives it commands. Before that it gives up what the program does not need: it has namespaces of its own, a read-only
+root directory with the GPU's directories, in which no link is followed, and few capabilities.`,
 		Example: `  gpu-cdi-plugin mps-exec --start --driver 580.126.09 -- /run/gpu-cdi-plugin/mps/GPU-... \
     /usr/bin/nvidia-cuda-mps-control CUDA_VISIBLE_DEVICES=GPU-...`,
 		Annotations:       cli.Statuses(exit.Failure, exit.Usage),
@@ -32,5 +32,6 @@ commands.`,
 	}
 	cmd.Flags().BoolVar(&e.Start, "start", false, "become the daemon")
 	cmd.Flags().StringVar(&e.Driver, "driver", "", "`version` of the driver that the program is of")
+	cmd.Flags().StringVar(&e.Show, "show", "", "`directory` that the program sees too, as that of the driver")
 	return cmd
 }

@@ -84,6 +84,7 @@ func (s *service) mpsProgram(h host.Host) (mps.Program, error) {
 		p.SearchPath = append(p.SearchPath, h.Driver(dir))
 	}
 	if h.DriverRoot() != "/" {
+		p.Root = h.DriverRoot()
 		p.Libraries = librariesByName(driver)
 	}
 	return p, nil

@@ -29,6 +29,8 @@ type Program struct {
 	Libraries map[string]string
 	// Driver is the version of the driver that it is of.
 	Driver string
+	// Root is where the driver is installed, or empty: the root directory.
+	Root string
 }
 
 // check refuses a program that somebody else than root could have put there.
@@ -72,10 +74,9 @@ type Helper struct {
 
 // dress makes cmd this program, about to become nvidia-cuda-mps-control for a GPU.
 func (h Helper) dress(cmd *exec.Cmd, own string, p Program, options ...string) *exec.Cmd {
-	cmd.Args = slices.Concat(h.Args, options, []string{"--", own, p.Path}, p.environment(own))
+	cmd.Args = slices.Concat(h.Args, options, []string{"--show", p.Root, "--", own, p.Path}, p.environment(own))
 	cmd.Env = []string{}
-	// Not Unshareflags: with these Go would part the namespace from the node's for good, and see follow.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: unix.CLONE_NEWNS}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd
 }
 
@@ -90,9 +91,6 @@ func (h Helper) startDaemon(own string, p Program) (*process, error) {
 	cmd := h.dress(exec.Command(h.Path), own, p, "--start", "--driver", p.Driver)
 	cmd.Stdout, cmd.Stderr = output, output
 	if err := cmd.Start(); err != nil {
-		if errors.Is(err, unix.EPERM) {
-			err = fmt.Errorf("a mount namespace needs root, or CAP_SYS_ADMIN: %w", err)
-		}
 		return nil, fmt.Errorf("start the daemon: %w", err)
 	}
 	// Nobody else waits for it, so that its number stays its own.

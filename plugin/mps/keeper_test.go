@@ -41,6 +41,7 @@ func become(args []string) error {
 	f := flag.NewFlagSet(helperName, flag.ContinueOnError)
 	f.BoolVar(&e.Start, "start", false, "")
 	f.StringVar(&e.Driver, "driver", "", "")
+	f.StringVar(&e.Show, "show", "", "")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -105,7 +106,7 @@ func newKept(t *testing.T) *kept {
 	k := &kept{
 		t: t, node: node, modes: &modes{exclusive: map[string]bool{}}, stop: func() {},
 		program: Program{
-			Path: node.MPSControl(), SearchPath: []string{filepath.Dir(node.MPSControl())}, Driver: "1",
+			Path: node.MPSControl(), SearchPath: []string{filepath.Dir(node.MPSControl())}, Driver: "1", Root: node.Root(),
 			Libraries: map[string]string{"libnvidia-ml.so.1": node.Library()},
 		},
 	}
@@ -239,33 +240,36 @@ func listen(t *testing.T, path string, serve func(net.Conn)) {
 // The daemon is root, and makes files in a directory that containers can write to.
 func TestNoLinkIsFollowedForTheDaemon(t *testing.T) {
 	k := newKept(t)
-	secret := filepath.Join(t.TempDir(), "secret")
+	dir := t.TempDir()
+	script := filepath.Join(dir, "control")
+	ready(t, k.opts.Dir, testGPU)
+	own := filepath.Join(k.opts.Dir, testGPU)
+	secret := filepath.Join(own, logName, "secret") // where it can write
 	must(t, os.WriteFile(secret, []byte("secret"), 0o644))
-	script := filepath.Join(t.TempDir(), "control")
 	must(t, os.WriteFile(script, []byte(`#!/bin/sh
 for dir in "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY" /dev/shm; do
 	ln -s `+secret+` "$dir/link" || exit 9
 	(echo spoilt > "$dir/link") 2>/dev/null && echo "followed in $dir"
-	mknod "$dir/null" c 1 3 || exit 9
-	(echo x > "$dir/null") 2>/dev/null && echo "device in $dir"
+	[ -e "$dir/null" ] && (echo x > "$dir/null") 2>/dev/null && echo "device in $dir"
 	ls "$dir" | tr '\n' ' '
 done
 echo "$1 $CUDA_VISIBLE_DEVICES"
 env | sed 's/=.*//' | sort | tr '\n' ' '
 `), 0o755))
-	ready(t, k.opts.Dir, testGPU)
-	own := filepath.Join(k.opts.Dir, testGPU)
 	for _, name := range []string{pipeName + "/old/a/b", shmName + "/theirs"} {
 		must(t, os.MkdirAll(filepath.Join(own, name), 0o755))
 	}
 	must(t, os.Symlink(secret, filepath.Join(own, pipeName, "control_lock")))
-	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1"}
+	for _, name := range []string{logName, shmName} {
+		must(t, unix.Mknod(filepath.Join(own, name, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+	}
+	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
 	daemon, err := testHelper().startDaemon(own, p)
 	must(t, err)
 	<-daemon.end()
 	how, printed := daemon.how, tail(own)
 	daemon.close()
-	want := "link null link null link null theirs -f " + testGPU +
+	want := "link link null secret link null theirs -f " + testGPU +
 		"\nCUDA_MPS_LOG_DIRECTORY CUDA_MPS_PIPE_DIRECTORY CUDA_VISIBLE_DEVICES PATH PWD "
 	if how != "ended with status 0" || printed != want {
 		t.Errorf("it %s and printed\n%s\nwant\n%s", how, printed, want)
@@ -282,7 +286,7 @@ env | sed 's/=.*//' | sort | tr '\n' ' '
 func TestAnswersThatChangeAreNotChased(t *testing.T) {
 	k := newKept(t)
 	dir := t.TempDir()
-	script, asked := filepath.Join(dir, "control"), filepath.Join(dir, "asked")
+	script, asked := filepath.Join(dir, "control"), filepath.Join(k.own(0), logName, "asked")
 	must(t, os.WriteFile(script, []byte(`#!/bin/sh
 [ "$1" = -f ] && exec sleep 600
 read command
@@ -292,7 +296,7 @@ get_default_device*) [ $(grep -c "$command" `+asked+`) -gt 2 ] && [ $(($(grep -c
 get_default_active*) echo 50.0 ;;
 esac
 `), 0o755))
-	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1"}
+	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
 	k.start()
 	k.want(0)
 	eventually(t, "a question", func() bool { _, err := os.Stat(asked); return err == nil })

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -202,20 +201,4 @@ func prepared(own string) bool {
 		return err
 	})
 	return has
-}
-
-// leaveOthers unmounts the volumes of other GPUs in the mount namespace of a daemon. Where the node's mounts are private, as
-// without systemd, it would keep them as long as it runs.
-func leaveOthers(own string) error {
-	all := filepath.Dir(own)
-	entries, err := os.ReadDir(all)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if other := filepath.Join(all, e.Name()); other != own && uuidForm().MatchString(e.Name()) && e.IsDir() {
-			err = errors.Join(err, dropVolumes(other))
-		}
-	}
-	return err
 }

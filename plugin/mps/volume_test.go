@@ -3,7 +3,6 @@ package mps
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -258,34 +257,6 @@ func TestVolumesOfDaemons(t *testing.T) {
 	k.want()
 	for n := range 3 {
 		eventually(t, "the end of all", func() bool { return !prepared(k.own(n)) && !k.modes.is(k.gpu(n)) })
-	}
-}
-
-// Volumes of pods that were there when a daemon began have to go when the pods do.
-func TestDaemonsKeepNothingMounted(t *testing.T) {
-	k := newKept(t)
-	node := t.TempDir()
-	must(t, unix.Mount("node", node, "tmpfs", 0, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(node, unix.MNT_DETACH)) })
-	must(t, unix.Mount("", node, "", unix.MS_SHARED, "")) // as systemd makes all
-	volume := filepath.Join(node, "volume")
-	must(t, os.Mkdir(volume, 0o755))
-	must(t, unix.Mount("volume", volume, "tmpfs", 0, ""))
-	k.start()
-	k.want(0)
-	mounts := fmt.Sprintf("/proc/%d/mountinfo", k.ready(0))
-	before, err := os.ReadFile(mounts)
-	must(t, err)
-	must(t, unix.Unmount(volume, 0))
-	after, err := os.ReadFile(mounts)
-	must(t, err)
-	if !bytes.Contains(before, []byte(volume)) || bytes.Contains(after, []byte(volume)) {
-		t.Errorf("the daemon had\n%s\nand then\n%s", before, after)
-	}
-	here, err := os.ReadFile("/proc/thread-self/mountinfo")
-	must(t, err)
-	if !bytes.Contains(before, []byte("/dev/shm")) || bytes.Count(here, []byte(k.own(0))) != 2 {
-		t.Errorf("what the daemon mounted is seen here:\n%s", here)
 	}
 }
 

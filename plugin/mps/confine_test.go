@@ -1,0 +1,201 @@
+package mps
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// statusOf are lines of /proc/PID/status by their names.
+func statusOf(t *testing.T, pid int) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	must(t, err)
+	lines := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(line, ":")
+		lines[name] = strings.TrimSpace(value)
+	}
+	return lines
+}
+
+// writable are the mounts of a process that are not read-only.
+func writable(t *testing.T, pid int) []string {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	must(t, err)
+	var points []string
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if options := strings.Split(fields[5], ","); !slices.Contains(options, "ro") {
+			points = append(points, fields[4]+" "+strings.Join(options, ","))
+		}
+	}
+	slices.Sort(points)
+	return points
+}
+
+// client starts a client of a GPU's daemon, of that user, and waits until a server answers it.
+func (k *kept) client(n int, uid uint32) {
+	k.t.Helper()
+	must(k.t, os.Chmod(filepath.Dir(filepath.Dir(k.node.Root())), 0o755)) // users can run the driver's programs
+	must(k.t, os.Chmod(filepath.Dir(k.node.Root()), 0o755))
+	must(k.t, os.Chmod(k.opts.Dir, 0o755))
+	const script = `mount --bind "$0" /dev/shm && exec setpriv --reuid "$1" "$2" 600`
+	cmd := exec.Command("sh", "-c", script, filepath.Join(k.own(n), shmName), fmt.Sprint(uid), k.node.MPSClient())
+	cmd.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "LD_LIBRARY_PATH=" + filepath.Dir(k.node.Library()),
+		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(k.own(n), pipeName),
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Setpgid: true, Pdeathsig: unix.SIGKILL}
+	cmd.Stderr = k.t.Output()
+	out, err := cmd.StdoutPipe()
+	must(k.t, err)
+	must(k.t, cmd.Start())
+	k.t.Cleanup(func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL); _ = cmd.Wait() })
+	_, err = out.Read(make([]byte, 1))
+	must(k.t, err)
+}
+
+func TestDaemonsAreConfined(t *testing.T) {
+	k := newKept(t)
+	k.start()
+	k.want(0)
+	daemon := k.ready(0)
+	k.client(0, 1000)
+	c, err := k.control(t.Context(), k.own(0))
+	must(t, err)
+	servers, err := c.servers(t.Context())
+	must(t, err)
+	if len(servers) != 1 {
+		t.Fatalf("servers %v", servers)
+	}
+
+	const none, killAndSetuid = "0000000000000000", "00000000000000a0" // bits 5 and 7 of capability.h
+	for pid, has := range map[int]string{daemon: killAndSetuid, servers[0]: none} {
+		got := statusOf(t, pid)
+		want := map[string]string{
+			"CapInh": none, "CapPrm": has, "CapEff": has, "CapBnd": killAndSetuid, "CapAmb": none, "NoNewPrivs": "1",
+		}
+		for name := range got {
+			if want[name] == "" {
+				delete(got, name)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("process %d (-want +got)\n%s", pid, diff)
+		}
+		for _, ns := range []string{"mnt", "net", "ipc"} {
+			here, err := os.Readlink("/proc/self/ns/" + ns)
+			must(t, err)
+			there, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, ns))
+			must(t, err)
+			if here == there {
+				t.Errorf("process %d is in the node's %s namespace", pid, ns)
+			}
+		}
+		const flags = " rw,nosuid,nodev,noexec,relatime,nosymfollow"
+		paths := []string{"/dev/shm" + flags, k.own(0) + "/log" + flags, k.own(0) + "/pipe" + flags}
+		if diff := cmp.Diff(paths, writable(t, pid)); diff != "" {
+			t.Errorf("what process %d can write to (-want +got)\n%s", pid, diff)
+		}
+	}
+
+	// Of the node it has nothing but what programs and the driver need.
+	root := fmt.Sprintf("/proc/%d/root", daemon)
+	entries, err := os.ReadDir(filepath.Join(root, k.own(0)))
+	must(t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if diff := cmp.Diff([]string{logName, pipeName}, names); diff != "" {
+		t.Errorf("in the GPU's directory (-want +got)\n%s", diff)
+	}
+	for _, path := range []string{"/run", "/var", "/root", "/home", "/boot"} {
+		if _, err := os.Lstat(root + path); err == nil {
+			t.Errorf("it sees %s", path)
+		}
+	}
+}
+
+// A program that was taken over by what a container sent can do nothing to the node.
+func TestWhatAConfinedProgramCannotDo(t *testing.T) {
+	k := newKept(t)
+	ready(t, k.opts.Dir, testGPU)
+	dir := t.TempDir()
+	script := filepath.Join(dir, "control")
+	must(t, os.WriteFile(script, []byte(`#!/bin/sh
+try() { ("$@") >/dev/null 2>&1 && echo "could $*"; }
+for path in / /etc /usr /dev `+dir+` /proc/sys/vm/swappiness /sys; do try test -w $path; done
+try mount -t tmpfs none /etc
+try mount -o remount,rw /usr
+try umount /proc
+try mknod "$CUDA_MPS_PIPE_DIRECTORY/mem" c 1 1
+try chown 1000 "$CUDA_MPS_PIPE_DIRECTORY"
+try ls /proc/1/root/
+try nsenter -t 1 -m true
+try unshare -m true
+try test -e `+k.opts.Dir+`/`+testGPU+`/daemon.json
+cd "$CUDA_MPS_PIPE_DIRECTORY" && try touch ours
+cd "$CUDA_MPS_LOG_DIRECTORY" && try touch ours
+cd /dev/shm && try touch ours
+try test -w /dev/null
+echo end
+`), 0o755))
+	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin", "/usr/sbin", "/sbin"}, Driver: "1", Root: dir}
+	daemon, err := testHelper().startDaemon(filepath.Join(k.opts.Dir, testGPU), p)
+	must(t, err)
+	<-daemon.end()
+	daemon.close()
+	text, err := os.ReadFile(filepath.Join(k.opts.Dir, testGPU, outputName))
+	must(t, err)
+	const want = `could touch ours
+could touch ours
+could touch ours
+could test -w /dev/null
+end
+`
+	if diff := cmp.Diff(want, string(text)); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}
+
+// A mount that comes later, which could be written to, is not seen; nor is one that was there kept in use.
+func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
+	k := newKept(t)
+	node := t.TempDir()
+	must(t, unix.Mount("node", node, "tmpfs", 0, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(node, unix.MNT_DETACH)) })
+	must(t, unix.Mount("", node, "", unix.MS_SHARED, "")) // as systemd makes all
+	k.program.Root = filepath.Dir(k.node.Root())
+	mount := func(name string) {
+		volume := filepath.Join(node, name)
+		must(t, os.Mkdir(volume, 0o755))
+		must(t, unix.Mount(name, volume, "tmpfs", 0, ""))
+	}
+	mount("before")
+	k.start()
+	k.want(0)
+	pid := k.ready(0)
+	mount("after")
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	must(t, err)
+	if found := regexp.MustCompile(` - tmpfs (node|before|after) `).FindAllString(string(mounts), -1); len(found) > 0 {
+		t.Errorf("the daemon has %q", found)
+	}
+	here, err := os.ReadFile("/proc/thread-self/mountinfo")
+	must(t, err)
+	if strings.Count(string(here), k.own(0)) != 2 {
+		t.Errorf("what the daemon mounted is seen here:\n%s", here)
+	}
+}
