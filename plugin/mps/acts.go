@@ -82,9 +82,11 @@ func (m *minder) occupy(yes bool) {
 
 // limit gives the daemon what is wanted.
 func (m *minder) limit(ctx context.Context, want *Want) time.Duration {
-	c, err := m.keeper.control(ctx, m.own)
+	asking, cancel := m.asking(ctx)
+	defer cancel()
+	c, err := m.keeper.control(asking, m.own)
 	if err == nil {
-		err = c.limit(ctx, want.Limits)
+		err = c.limit(asking, want.Limits)
 	}
 	if err == nil {
 		err = resizeShared(m.own, want.Limits.SharedMemoryBytes)
@@ -104,10 +106,12 @@ func (m *minder) limit(ctx context.Context, want *Want) time.Duration {
 
 // quit tells the daemon to end, and waits for it.
 func (m *minder) quit(ctx context.Context) time.Duration {
-	c, err := m.keeper.control(ctx, m.own)
+	asking, cancel := m.asking(ctx)
+	defer cancel()
+	c, err := m.keeper.control(asking, m.own)
 	if err == nil {
 		m.ending = true
-		err = c.quit(ctx)
+		err = c.quit(asking)
 	}
 	if err != nil && m.proc.runs() && ctx.Err() == nil {
 		m.trouble("its MPS control daemon does not end", err)

@@ -8,11 +8,15 @@ import (
 
 // What the control program answers. Anything else is an error: a container may have put something in its place.
 
-// maxPIDs bounds lists of processes: MPS has at most 60 clients on a GPU, and a server for each user.
-const maxPIDs = 1024
+// maxServers and maxClients bound lists of processes. A daemon has one server, and for a while those of other users whose
+// clients have not ended; a server has at most 60 clients.
+const (
+	maxServers = 16
+	maxClients = 1024
+)
 
-// pids reads a list of process numbers, a line each.
-func pids(answer string) ([]int, error) {
+// pids reads a list of process numbers, a line each. More of them than most is an error.
+func pids(answer string, most int) ([]int, error) {
 	var list []int
 	for line := range strings.Lines(answer) {
 		line = strings.TrimSpace(line)
@@ -20,8 +24,8 @@ func pids(answer string) ([]int, error) {
 			continue
 		}
 		n, err := strconv.ParseUint(line, 10, 31)
-		if err != nil || n == 0 || len(list) == maxPIDs {
-			return nil, fmt.Errorf("want process numbers, got %s", excerpt(answer))
+		if err != nil || n == 0 || len(list) == most {
+			return nil, fmt.Errorf("want at most %d process numbers, got %s", most, excerpt(answer))
 		}
 		list = append(list, int(n))
 	}

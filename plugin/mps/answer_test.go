@@ -9,15 +9,15 @@ import (
 
 func TestPIDs(t *testing.T) {
 	for answer, want := range map[string][]int{
-		"": nil, "\n": nil, "12\n": {12}, "12\n 7 \n": {12, 7}, "3": {3},
+		"": nil, "\n": nil, "12\n": {12}, "12\n 7 \n": {12, 7}, "3": {3}, "1\n2\n3\n4\n": {1, 2, 3, 4},
 	} {
-		got, err := pids(answer)
+		got, err := pids(answer, 4)
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("%q: %v, -want +got\n%s", answer, err, diff)
 		}
 	}
-	for _, answer := range []string{"Server 12 not found", "-1", "0", "12 13", "99999999999", strings.Repeat("1\n", maxPIDs+1)} {
-		if got, err := pids(answer); err == nil {
+	for _, answer := range []string{"Server 12 not found", "-1", "0", "12 13", "99999999999", strings.Repeat("1\n", 5)} {
+		if got, err := pids(answer, 4); err == nil {
 			t.Errorf("%.40q: %v and no error", answer, got)
 		}
 	}
@@ -72,7 +72,7 @@ func FuzzAnswers(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, answer string) {
-		if list, err := pids(answer); err != nil && list != nil {
+		if list, err := pids(answer, 4); err != nil && list != nil {
 			t.Errorf("%v and %v", list, err)
 		}
 		if n, err := percentage(answer); (err == nil) != (n > 0 && n <= 100) {

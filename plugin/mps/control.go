@@ -4,22 +4,19 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"time"
 
 	"gpu-cdi-plugin/plugin/resource"
 )
 
-// control asks one GPU's daemon and tells it what to do.
+// control asks one GPU's daemon and tells it what to do. How long the answers may take is the caller's to say: a method may
+// ask several times.
 type control struct {
-	helper   Helper
-	own      string
-	program  Program
-	deadline time.Duration
+	helper  Helper
+	own     string
+	program Program
 }
 
 func (c *control) ask(ctx context.Context, format string, args ...any) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.deadline)
-	defer cancel()
 	return c.helper.ask(ctx, c.own, c.program, fmt.Sprintf(format, args...))
 }
 
@@ -89,7 +86,7 @@ func (c *control) servers(ctx context.Context) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	return pids(answer)
+	return pids(answer, maxServers)
 }
 
 // busy reports whether the daemon has clients.
@@ -103,7 +100,7 @@ func (c *control) busy(ctx context.Context) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		clients, err := pids(answer)
+		clients, err := pids(answer, maxClients)
 		if err != nil || len(clients) > 0 {
 			return true, err
 		}

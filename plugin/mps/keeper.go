@@ -37,7 +37,7 @@ type Options struct {
 	Changed func()
 	// Interval is how often a daemon is asked whether it is there; 0 is 10 seconds. Its end is noticed at once.
 	Interval time.Duration
-	// Deadline is how long it may take to answer; 0 is 5 seconds.
+	// Deadline is how long it may take to answer all that is asked at once; 0 is 5 seconds.
 	Deadline time.Duration
 	// Log gets what happens; nil is the default logger.
 	Log *slog.Logger
@@ -263,7 +263,7 @@ func (k *Keeper) control(ctx context.Context, own string) (*control, error) {
 		k.program = p
 		k.mu.Unlock()
 	}
-	return &control{helper: k.opts.Helper, own: own, program: p, deadline: k.opts.Deadline}, nil
+	return &control{helper: k.opts.Helper, own: own, program: p}, nil
 }
 
 // linkLibraries is linkLibraries for one minder at a time.

@@ -96,7 +96,11 @@ func (k *kept) gpu(n int) string { return k.node.Machine().GPUs[n].UUID }
 
 func (k *kept) own(n int) string { return filepath.Join(k.opts.Dir, k.gpu(n)) }
 
-var half = resource.MPSLimits{MemoryBytes: 1500 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
+// The daemon shows both limits of memory in the same way, in whole gigabytes.
+var (
+	half         = resource.MPSLimits{MemoryBytes: 1500 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
+	lessThanHalf = resource.MPSLimits{MemoryBytes: 1100 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
+)
 
 // newKept makes a keeper that does not run yet.
 func newKept(t *testing.T) *kept {
@@ -462,10 +466,9 @@ func TestKeeperFollowsWhatIsWanted(t *testing.T) {
 		t.Error("the wrong GPUs are exclusive")
 	}
 
-	// Other limits, which read the same in whole gigabytes.
-	less := resource.MPSLimits{MemoryBytes: 1100 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
-	k.Want([]Want{{UUID: k.gpu(0), Limits: less}})
-	eventually(t, "the other limits", func() bool { return k.Problem(k.gpu(0), less) == "" })
+	// Other limits.
+	k.Want([]Want{{UUID: k.gpu(0), Limits: lessThanHalf}})
+	eventually(t, "the other limits", func() bool { return k.Problem(k.gpu(0), lessThanHalf) == "" })
 	text, err := os.ReadFile(filepath.Join(k.own(0), outputName))
 	must(t, err)
 	if !strings.Contains(string(text), "set_default_device_pinned_mem_limit 0 1100M") {

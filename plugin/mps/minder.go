@@ -37,7 +37,7 @@ type minder struct {
 	answered  bool               // it has since it was started
 	exclusive bool               // the GPU is, by this process
 	given     resource.MPSLimits // by this process to the daemon; what that answers is rounded
-	silent    int
+	silent    failures
 	lookAgain time.Duration
 	due       time.Time
 	pauses    pauses
@@ -103,6 +103,9 @@ func (m *minder) turn(ctx context.Context) time.Duration {
 	if ctx.Err() != nil {
 		return m.keeper.opts.Interval
 	}
+	if s.runs && !m.proc.runs() { // it ended while it was asked
+		return 0
+	}
 	if s.answers && want != nil && !want.Hold && !m.exclusive { // it was taken over
 		if err := m.makeExclusive(ctx); err != nil {
 			m.trouble("its MPS control daemon can be got round", err)
@@ -150,7 +153,7 @@ func (m *minder) bury() {
 	how := m.proc.how
 	m.proc.close()
 	ran := time.Since(m.since)
-	m.proc, m.answered, m.silent, m.lookAgain, m.given = nil, false, 0, 0, resource.MPSLimits{}
+	m.proc, m.answered, m.silent, m.lookAgain, m.given = nil, false, failures{}, 0, resource.MPSLimits{}
 	if m.ending {
 		m.ending, m.due = false, time.Now()
 		m.log.Info("the MPS control daemon has ended, as it was told to")
@@ -174,19 +177,36 @@ func (m *minder) look(ctx context.Context, want *Want) (seen, error) {
 	s.answers = err == nil
 	switch {
 	case s.answers:
-		m.silent, m.answered = 0, true
+		m.silent, m.answered = failures{}, true
 	case !m.isNew():
-		m.silent++
+		m.silent.add(s.now)
 	}
-	s.silent, s.serving = m.silent, m.proc.serving()
+	s.silent, s.serving = m.silent.count, m.proc.serving()
 	return s, err
 }
 
 // isNew reports whether the daemon may not be able to answer yet.
 func (m *minder) isNew() bool { return time.Since(m.since) < startWithin*m.keeper.opts.Deadline }
 
+// asking is a context for all that is asked of the daemon at once. It ends at the deadline, however many answers a container
+// delays, and when the daemon's process ends.
+func (m *minder) asking(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, m.keeper.opts.Deadline)
+	end := m.proc.end()
+	go func() {
+		select {
+		case <-end:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
 // question asks the daemon what has to be known of it.
 func (m *minder) question(ctx context.Context, want *Want, s *seen) error {
+	ctx, cancel := m.asking(ctx)
+	defer cancel()
 	c, err := m.keeper.control(ctx, m.own)
 	if err != nil {
 		return err

@@ -9,7 +9,7 @@ type seen struct {
 	runs, recorded bool
 	// due is when it may be started again.
 	due time.Time
-	// answers tells that it answered just now, and silent how often in a row it did not.
+	// answers tells that it answered just now, and silent how often in a row it did not; see failures.
 	answers bool
 	silent  int
 	// limited tells that it has the limits that are wanted.
@@ -34,6 +34,21 @@ const (
 
 // patience is how often in a row a daemon may not answer before it is ended.
 const patience = 3
+
+// failures counts how often in a row a daemon did not answer. Failures that follow each other within failureTime are one:
+// a daemon that is asked often while it does not answer is not ended sooner.
+type failures struct {
+	count int
+	last  time.Time // that was counted
+}
+
+const failureTime = time.Second
+
+func (f *failures) add(now time.Time) {
+	if f.count == 0 || now.Sub(f.last) >= failureTime {
+		f.count, f.last = f.count+1, now
+	}
+}
 
 // decide is what to do. A daemon with clients is never ended: what they compute would be lost. One that does not answer
 // cannot say whether it has some, and is ended only if it has no server.

@@ -67,6 +67,29 @@ func TestPausesGrow(t *testing.T) {
 	}
 }
 
+func TestFailures(t *testing.T) {
+	begin := time.Unix(1000, 0)
+	for name, c := range map[string]struct {
+		after []time.Duration
+		want  int
+	}{
+		"one":                        {[]time.Duration{0}, 1},
+		"three in a tenth of second": {[]time.Duration{0, 50 * time.Millisecond, 100 * time.Millisecond}, 1},
+		"many in a little more":      {[]time.Duration{0, 300 * time.Millisecond, 600 * time.Millisecond, failureTime}, 2},
+		"three that take their time": {[]time.Duration{0, 5 * time.Second, 10 * time.Second}, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var f failures
+			for _, d := range c.after {
+				f.add(begin.Add(d))
+			}
+			if f.count != c.want {
+				t.Errorf("counted %d, want %d", f.count, c.want)
+			}
+		})
+	}
+}
+
 func TestWants(t *testing.T) {
 	limits := &resource.MPSLimits{MemoryBytes: 1 << 30, ThreadPercent: 50}
 	got := Wants([]resource.Resource{

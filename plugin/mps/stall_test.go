@@ -1,0 +1,119 @@
+package mps
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// scripted makes the node's control program a script: its daemon sleeps, and answers are what the cases print, which may
+// note things in the directory that is returned.
+func (k *kept) scripted(cases string) (dir string) {
+	k.t.Helper()
+	dir = filepath.Join(k.own(0), logName) // where a daemon can write
+	root := k.t.TempDir()
+	script := filepath.Join(root, "control")
+	must(k.t, os.WriteFile(script, []byte(`#!/bin/sh
+cd "$CUDA_MPS_LOG_DIRECTORY"
+if [ "$1" = -f ]; then
+	date +%s%N >> started
+	exec sleep 600
+fi
+read command
+case $command in
+`+cases+`
+get_default_device*) echo 1G ;;
+get_default_active*) echo 50.0 ;;
+esac
+`), 0o755))
+	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: root}
+	return dir
+}
+
+// replaced tells the keeper that the driver is another one by now, so that it asks for clients.
+func (k *kept) replaced() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.Keeper.program.Driver = "2"
+}
+
+// Each answer comes in time, and all together would take minutes.
+func TestALookHasOneDeadline(t *testing.T) {
+	t.Parallel()
+	k := newKept(t)
+	k.scripted(`get_server_list) seq 2 16 ;;
+get_client_list*) sleep 1 ;;`)
+	k.start()
+	k.want(0)
+	k.ready(0)
+	k.replaced()
+	k.problem(0, "does not answer: get_client_list")
+}
+
+func TestManyServersAreNotAsked(t *testing.T) {
+	t.Parallel()
+	k := newKept(t)
+	dir := k.scripted(fmt.Sprintf(`get_server_list) seq 2 %d ;;
+set_device*) : > asked ;;`, maxServers+2))
+	k.start()
+	k.want(0)
+	k.problem(0, "want at most 16 process numbers")
+	if _, err := os.Stat(filepath.Join(dir, "asked")); err == nil {
+		t.Error("a server was given limits")
+	}
+}
+
+// A container delays an answer, and meanwhile the daemon ends: while it is asked for its clients, told to end or limited.
+func TestADaemonThatEndsWhileItIsAsked(t *testing.T) {
+	for command, lead := range map[string]func(k *kept){
+		"get_server_list":    func(k *kept) { k.replaced() },
+		"quit":               func(k *kept) { k.replaced() },
+		"set_default_device": func(k *kept) { k.Want([]Want{{UUID: k.gpu(0), Limits: lessThanHalf}}) },
+	} {
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			k := newKept(t)
+			k.opts.Deadline = time.Hour
+			dir := k.scripted(command + `*) [ -e stall ] && : > asked && exec sleep 600; : ;;`)
+			k.start()
+			k.want(0)
+			pid := k.ready(0)
+			must(t, os.WriteFile(filepath.Join(dir, "stall"), nil, 0o644))
+			lead(k)
+			eventually(t, "a question", func() bool { _, err := os.Stat(filepath.Join(dir, "asked")); return err == nil })
+			must(t, os.Remove(filepath.Join(dir, "stall")))
+			must(t, unix.Kill(pid, unix.SIGKILL))
+			eventually(t, "another daemon", func() bool { r, err := readRecord(k.own(0)); return err == nil && r.PID != pid })
+		})
+	}
+}
+
+// A daemon that does not answer at all is asked again soon, and has its time nevertheless.
+func TestFailuresAreCountedWithTime(t *testing.T) {
+	t.Parallel()
+	k := newKept(t)
+	k.opts.Deadline = 100 * time.Millisecond
+	dir := k.scripted(`*) exit 1 ;;`)
+	k.start()
+	k.want(0)
+	var starts []int64
+	eventually(t, "a second daemon", func() bool {
+		text, _ := os.ReadFile(filepath.Join(dir, "started"))
+		starts = nil
+		for _, line := range strings.Fields(string(text)) {
+			n, err := strconv.ParseInt(line, 10, 64)
+			must(t, err)
+			starts = append(starts, n)
+		}
+		return len(starts) > 1
+	})
+	if lived := time.Duration(starts[1] - starts[0]); lived < (patience-1)*failureTime {
+		t.Errorf("it was ended after %v", lived)
+	}
+}
