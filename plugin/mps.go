@@ -16,7 +16,8 @@ const (
 )
 
 // addMPS adds what a client of the devices' MPS control daemon needs. There is one such device at most: that is the
-// limit of resources that are shared by MPS.
+// limit of resources that are shared by MPS. A client connects to a socket in the pipe directory, which it can where that is
+// read-only, and makes nothing there.
 func (a *Answers) addMPS(resp *v1beta1.ContainerAllocateResponse, devices []*device) {
 	for _, d := range devices {
 		if d.MPS == nil {
@@ -24,7 +25,7 @@ func (a *Answers) addMPS(resp *v1beta1.ContainerAllocateResponse, devices []*dev
 		}
 		dirs := mps.DirsOf(a.MPSDir, d.UUID)
 		resp.Mounts = append(resp.Mounts,
-			&v1beta1.Mount{ContainerPath: MPSPipePath, HostPath: dirs.Pipe},
+			&v1beta1.Mount{ContainerPath: MPSPipePath, HostPath: dirs.Pipe, ReadOnly: true},
 			&v1beta1.Mount{ContainerPath: MPSLogPath, HostPath: dirs.Log, ReadOnly: true},
 			&v1beta1.Mount{ContainerPath: shmPath, HostPath: dirs.Shm})
 		setEnv(resp, "CUDA_MPS_PIPE_DIRECTORY", MPSPipePath)

@@ -35,7 +35,7 @@ func TestAContainerGetsTheDirectoriesOfItsMPSDaemon(t *testing.T) {
 		answer := resp.ContainerResponses[0]
 		dir := "/run/p/mps/" + uuid(1)
 		want := []*v1beta1.Mount{
-			{ContainerPath: "/run/gpu/mps/pipe", HostPath: dir + "/pipe"},
+			{ContainerPath: "/run/gpu/mps/pipe", HostPath: dir + "/pipe", ReadOnly: true},
 			{ContainerPath: "/run/gpu/mps/log", HostPath: dir + "/log", ReadOnly: true},
 			{ContainerPath: "/dev/shm", HostPath: dir + "/shm"},
 		}

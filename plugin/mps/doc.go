@@ -11,11 +11,11 @@
 // its process is on disk before it begins to run. The next plugin takes over what it finds there, if the process is
 // still the one that the record was made of.
 //
-// The containers of a GPU can write in its pipe directory and its shared memory, so everything in there is hostile: no
-// process number is read from there, no link there is followed by what runs on the host (the directories are mounted so,
-// in a mount namespace of the daemon's), and whatever is asked has a deadline and a bounded answer. Both are file systems
-// of their own (volume.go), so that containers fill nothing else. What they can do is to disturb each other, as processes
-// of one GPU can under MPS.
+// The containers of a GPU can write in its shared memory, and those that an earlier version started in its pipe directory,
+// so everything in there is hostile: no process number is read from there, no link there is followed by what runs on the
+// host, and whatever is asked at once has one deadline and bounded answers. Both are file systems of their own (volume.go),
+// so that containers fill nothing else. The daemon itself reads what containers send: it can do little to the node
+// (confine.go). What containers can do is to disturb each other, as processes of one GPU can under MPS.
 //
 // It does not know the driver's library or gRPC.
 package mps

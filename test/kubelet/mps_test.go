@@ -70,6 +70,12 @@ func TestGPUsSharedByMPS(t *testing.T) {
 			t.Errorf("in the node's /run there are %v, %v", entries, err)
 		}
 	})
+	t.Run("the pods cannot put anything in the daemon's place", func(t *testing.T) {
+		got := f.inPod(t, sa, "sh", "-c", "cd $CUDA_MPS_PIPE_DIRECTORY && { busybox touch ours || busybox rm control || busybox mv control ours; } 2>/dev/null || echo refused")
+		if want := "refused\n"; got != want {
+			t.Errorf("the pod says %q, want %q", got, want)
+		}
+	})
 	t.Run("a GPU that is not shared is exclusive", func(t *testing.T) {
 		res, err := f.Exec(t.Context(), single.Container, mpsClient)
 		if err != nil || res.Code != 3 || !strings.Contains(res.Stderr, "without MPS") {
