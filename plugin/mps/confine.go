@@ -19,9 +19,12 @@ import (
 // it. The program that asks it needs none.
 var daemonCapabilities = []int{unix.CAP_KILL, unix.CAP_SETUID}
 
-// systemDirs are what programs need of the node besides the driver: the C library, its configuration, and devices.
-var systemDirs = []string{
-	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/nix", "/run/opengl-driver", "/dev", "/proc", "/sys",
+// systemFiles are patterns of what programs need of the node besides the driver: the C library, its configuration, and devices.
+// Files in /etc and /dev are named one by one: root can read the secrets in the one and write to the disks in the other.
+var systemFiles = []string{
+	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix", "/run/opengl-driver", "/proc", "/sys",
+	"/etc/alternatives", "/etc/group", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/nvidia", "/etc/passwd",
+	"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/nvidia*",
 }
 
 // separate gives the thread mount, network and IPC namespaces of its own. The driver's clients and servers meet in the pipe
@@ -39,7 +42,7 @@ func separate() error {
 	return nil
 }
 
-// enterRoot changes the root directory to one that has the system's directories, those in show and the GPU's own, and
+// enterRoot changes the root directory to one that has what programs need, the directories in show and the GPU's own, and
 // nothing else of the node: no volumes, which would stay in use, and no sockets of other services, which would obey root.
 // Only the GPU's pipe, log and shared memory can be written to, and no link in them is followed.
 func enterRoot(own *os.File, path string, show ...string) error {
@@ -53,9 +56,16 @@ func enterRoot(own *os.File, path string, show ...string) error {
 	}
 	defer top.Close()
 	r := newRoot{at: inProc(top)}
-	for _, dir := range slices.Concat(systemDirs, show) {
-		if err := r.show(dir); err != nil {
-			return fmt.Errorf("show %s: %w", dir, err)
+	for _, pattern := range systemFiles {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		show = append(show, paths...)
+	}
+	for _, path := range show {
+		if err := r.show(path); err != nil {
+			return fmt.Errorf("show %s: %w", path, err)
 		}
 	}
 	places := map[string]string{pipeName: "", logName: "", shmName: "/dev/shm"}
@@ -82,11 +92,11 @@ func enterRoot(own *os.File, path string, show ...string) error {
 // newRoot is a root directory that is being made.
 type newRoot struct {
 	at    string   // its path
-	shown []string // directories of the node, without links
+	shown []string // files and directories of the node, without links
 }
 
-// show makes a directory of the node, with what is mounted in it, appear under the same path. One that does not exist is
-// left out.
+// show makes a file of the node, or a directory with what is mounted in it, appear under the same path. What does not exist
+// is left out.
 func (r *newRoot) show(path string) error {
 	if path == "" {
 		return nil
@@ -110,14 +120,33 @@ func (r *newRoot) show(path string) error {
 		return nil
 	}
 	to := filepath.Join(r.at, real)
-	if err := os.MkdirAll(to, 0o755); err != nil {
+	if err := makeLike(to, real); err != nil {
 		return err
 	}
 	r.shown = append(r.shown, real)
 	return unix.Mount(real, to, "", unix.MS_BIND|unix.MS_REC, "")
 }
 
-// has reports whether a path is in a directory that is shown.
+// makeLike makes a directory where the other one is a directory, and a file where it is anything else.
+func makeLike(path, other string) error {
+	info, err := os.Lstat(other)
+	if err != nil {
+		return err
+	}
+	if info.IsDir() {
+		return os.MkdirAll(path, 0o755)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// has reports whether a path is shown, or in a directory that is.
 func (r *newRoot) has(path string) bool {
 	return slices.ContainsFunc(r.shown, func(dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") })
 }

@@ -121,9 +121,25 @@ func TestDaemonsAreConfined(t *testing.T) {
 	if diff := cmp.Diff([]string{logName, pipeName}, names); diff != "" {
 		t.Errorf("in the GPU's directory (-want +got)\n%s", diff)
 	}
-	for _, path := range []string{"/run", "/var", "/root", "/home", "/boot"} {
-		if _, err := os.Lstat(root + path); err == nil {
-			t.Errorf("it sees %s", path)
+	for _, dir := range []struct {
+		path string
+		has  *regexp.Regexp
+	}{
+		{"/", regexp.MustCompile(`^(bin|dev|etc|lib.*|nix|proc|sbin|sys|tmp|usr)$`)}, // tmp has the node of the test
+		{"/etc", regexp.MustCompile(`^(alternatives|group|ld.so.cache|localtime|nsswitch.conf|nvidia|passwd)$`)},
+		{"/dev", regexp.MustCompile(`^(null|zero|full|u?random|shm|nvidia.*)$`)},
+	} {
+		entries, err := os.ReadDir(root + dir.path)
+		must(t, err)
+		for _, e := range entries {
+			if !dir.has.MatchString(e.Name()) {
+				t.Errorf("in %s it sees %s", dir.path, e.Name())
+			}
+		}
+	}
+	for _, path := range []string{"/usr/bin/env", "/proc/self/status", "/etc/passwd", "/dev/null", "/dev/urandom"} {
+		if _, err := os.Stat(root + path); err != nil {
+			t.Error(err)
 		}
 	}
 }
@@ -140,6 +156,7 @@ for path in / /etc /usr /dev `+dir+` /proc/sys/vm/swappiness /sys; do try test -
 try mount -t tmpfs none /etc
 try mount -o remount,rw /usr
 try umount /proc
+try umount /dev/null
 try mknod "$CUDA_MPS_PIPE_DIRECTORY/mem" c 1 1
 try chown 1000 "$CUDA_MPS_PIPE_DIRECTORY"
 try ls /proc/1/root/

@@ -103,7 +103,8 @@ func makeOurs(dir string) error {
 	return onlyOurs(dir)
 }
 
-// onlyOurs refuses a directory in which others could put something else in the place of ours.
+// onlyOurs refuses a directory in which others could put something else in the place of ours, or of which they could
+// put another one in its place.
 func onlyOurs(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
@@ -112,7 +113,28 @@ func onlyOurs(dir string) error {
 	if int(st.Uid) != os.Geteuid() || st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Mode&0o022 != 0 {
 		return fmt.Errorf("%s is not used for MPS: others can write to it, or it is a link; set another runtime-dir", dir)
 	}
-	return nil
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(onlyOursAbove(dir), onlyOursAbove(real))
+}
+
+// onlyOursAbove refuses a directory that others can rename, through one that is above it. In a sticky one they cannot.
+func onlyOursAbove(dir string) error {
+	for above := filepath.Dir(dir); ; above = filepath.Dir(above) {
+		var st unix.Stat_t
+		if err := unix.Lstat(above, &st); err != nil {
+			return &os.PathError{Op: "look at", Path: above, Err: err}
+		}
+		open := st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0
+		if uid := int(st.Uid); open || uid != 0 && uid != os.Geteuid() {
+			return fmt.Errorf("%s is not used for MPS: others can write to %s; set another runtime-dir", dir, above)
+		}
+		if above == filepath.Dir(above) {
+			return nil
+		}
+	}
 }
 
 // makeDir makes a directory of ours, or makes the one that is there ours.

@@ -134,6 +134,38 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 }
 
+func TestDirectoriesThatOthersCanReplace(t *testing.T) {
+	testenv.Root(t)
+	top := shortDir(t)
+	above := filepath.Join(top, "above")
+	must(t, os.MkdirAll(filepath.Join(above, "run"), 0o755))
+	must(t, os.Symlink(above, filepath.Join(top, "link")))
+	for name, c := range map[string]struct {
+		change func() error
+		want   string
+	}{
+		"root's alone":            {func() error { return nil }, ""},
+		"sticky, as /tmp is":      {func() error { return os.Chmod(above, 0o777|fs.ModeSticky) }, ""},
+		"everybody can write":     {func() error { return os.Chmod(above, 0o777) }, "others can write to " + above},
+		"a group can write":       {func() error { return os.Chmod(above, 0o775) }, "others can write to " + above},
+		"it is another user's":    {func() error { return os.Chown(above, 1000, 0) }, "others can write to " + above},
+		"the link is a user's":    {func() error { return os.Lchown(top+"/link", 1000, 0) }, "others can write to " + top + "/link"},
+		"what is above the link":  {func() error { return os.Chmod(top, 0o777) }, "others can write to " + top},
+		"what the link leads to":  {func() error { return os.Chmod(above, 0o757) }, "others can write to " + above},
+		"root's alone, by a link": {func() error { return nil }, ""},
+	} {
+		must(t, errors.Join(os.Lchown(top+"/link", 0, 0), os.Chown(above, 0, 0), os.Chmod(above, 0o755), os.Chmod(top, 0o700), c.change()))
+		dir := filepath.Join(above, "run", "mps")
+		if strings.Contains(name, "link") {
+			dir = filepath.Join(top, "link", "run", "mps")
+		}
+		err := makeOurs(dir)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestLogsAreBounded(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(dir, logName), 0o755))
