@@ -32,6 +32,6 @@ root directory with the GPU's directories, in which no link is followed, and few
 	}
 	cmd.Flags().BoolVar(&e.Start, "start", false, "become the daemon")
 	cmd.Flags().StringVar(&e.Driver, "driver", "", "`version` of the driver that the program is of")
-	cmd.Flags().StringVar(&e.Show, "show", "", "`directory` that the program sees too, as that of the driver")
+	cmd.Flags().StringVar(&e.DriverRoot, "driver-dir", "", "`directory` that the driver is installed in (default: /)")
 	return cmd
 }

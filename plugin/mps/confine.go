@@ -19,12 +19,13 @@ import (
 // it. The program that asks it needs none.
 var daemonCapabilities = []int{unix.CAP_KILL, unix.CAP_SETUID}
 
-// systemFiles are patterns of what programs need of the node besides the driver: the C library, its configuration, and devices.
-// Files in /etc and /dev are named one by one: root can read the secrets in the one and write to the disks in the other.
-var systemFiles = []string{
-	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix", "/run/opengl-driver", "/proc", "/sys",
-	"/etc/alternatives", "/etc/group", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/nvidia", "/etc/passwd",
-	"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/nvidia*",
+// needed are patterns of what programs need of the node, and of the driver's root: libraries, their configuration, and
+// devices. Files in etc and dev are named one by one: root can read the secrets in the one and write to the disks in the
+// other.
+var needed = []string{
+	"usr", "bin", "sbin", "lib", "lib32", "lib64", "nix", "run/opengl-driver", "proc", "sys",
+	"etc/alternatives", "etc/group", "etc/ld.so.cache", "etc/localtime", "etc/nsswitch.conf", "etc/nvidia", "etc/passwd",
+	"dev/null", "dev/zero", "dev/full", "dev/random", "dev/urandom", "dev/nvidia*",
 }
 
 // separate gives the thread mount, network and IPC namespaces of its own. The driver's clients and servers meet in the pipe
@@ -42,36 +43,36 @@ func separate() error {
 	return nil
 }
 
-// enterRoot changes the root directory to one that has what programs need, the directories in show and the GPU's own, and
-// nothing else of the node: no volumes, which would stay in use, and no sockets of other services, which would obey root.
-// Only the GPU's pipe, log and shared memory can be written to, and no link in them is followed.
-func enterRoot(own *os.File, path string, show ...string) error {
+// enterRoot changes the root directory to one that has what programs need of the node and the driver, and the GPU's own
+// directories, and nothing else: no volumes, which would stay in use, and no sockets of other services, which would obey
+// root. Only the GPU's pipe, log and shared memory can be written to, and no link in them is followed.
+func (e *Entry) enterRoot(own *os.File) error {
 	const options = "size=64k,nr_inodes=1024,mode=755"
 	if err := unix.Mount(volumeSource, inProc(own), volumeKind, unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount a root directory: %w", err)
 	}
-	top, err := openDir(unix.AT_FDCWD, path) // what is mounted there now
+	top, err := openDir(unix.AT_FDCWD, e.Own) // what is mounted there now
 	if err != nil {
 		return err
 	}
 	defer top.Close()
 	r := newRoot{at: inProc(top)}
-	for _, pattern := range systemFiles {
-		paths, err := filepath.Glob(pattern)
-		if err != nil {
+	roots := []string{"/"}
+	if e.DriverRoot != "" {
+		roots = append(roots, e.DriverRoot)
+	}
+	for _, root := range roots {
+		if err := r.showNeeded(root); err != nil {
 			return err
 		}
-		show = append(show, paths...)
 	}
-	for _, path := range show {
-		if err := r.show(path); err != nil {
-			return fmt.Errorf("show %s: %w", path, err)
-		}
+	if err := r.show(filepath.Join(filepath.Dir(e.Own), librariesName)); err != nil {
+		return err
 	}
 	places := map[string]string{pipeName: "", logName: "", shmName: "/dev/shm"}
 	for name, at := range places {
 		if at == "" {
-			at = filepath.Join(path, name)
+			at = filepath.Join(e.Own, name)
 		}
 		places[name] = filepath.Join(r.at, at)
 		if err := os.MkdirAll(places[name], 0o755); err != nil {
@@ -95,12 +96,25 @@ type newRoot struct {
 	shown []string // files and directories of the node, without links
 }
 
+// showNeeded shows what programs need of a root directory.
+func (r *newRoot) showNeeded(root string) error {
+	for _, pattern := range needed {
+		names, err := fs.Glob(os.DirFS(root), pattern)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if err := r.show(filepath.Join(root, name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // show makes a file of the node, or a directory with what is mounted in it, appear under the same path. What does not exist
 // is left out.
 func (r *newRoot) show(path string) error {
-	if path == "" {
-		return nil
-	}
 	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -124,7 +138,10 @@ func (r *newRoot) show(path string) error {
 		return err
 	}
 	r.shown = append(r.shown, real)
-	return unix.Mount(real, to, "", unix.MS_BIND|unix.MS_REC, "")
+	if err := unix.Mount(real, to, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("show %s: %w", real, err)
+	}
+	return nil
 }
 
 // makeLike makes a directory where the other one is a directory, and a file where it is anything else.

@@ -149,10 +149,11 @@ func TestWhatAConfinedProgramCannotDo(t *testing.T) {
 	k := newKept(t)
 	ready(t, k.opts.Dir, testGPU)
 	dir := t.TempDir()
-	script := filepath.Join(dir, "control")
+	script := filepath.Join(dir, "bin", "control")
+	must(t, os.Mkdir(filepath.Dir(script), 0o755))
 	must(t, os.WriteFile(script, []byte(`#!/bin/sh
 try() { ("$@") >/dev/null 2>&1 && echo "could $*"; }
-for path in / /etc /usr /dev `+dir+` /proc/sys/vm/swappiness /sys; do try test -w $path; done
+for path in / /etc /usr /dev `+dir+`/bin /proc/sys/vm/swappiness /sys; do try test -w $path; done
 try mount -t tmpfs none /etc
 try mount -o remount,rw /usr
 try umount /proc
@@ -162,6 +163,7 @@ try chown 1000 "$CUDA_MPS_PIPE_DIRECTORY"
 try ls /proc/1/root/
 try nsenter -t 1 -m true
 try unshare -m true
+try test -e `+dir+`/secret
 try test -e `+k.opts.Dir+`/`+testGPU+`/daemon.json
 cd "$CUDA_MPS_PIPE_DIRECTORY" && try touch ours
 cd "$CUDA_MPS_LOG_DIRECTORY" && try touch ours
@@ -169,6 +171,7 @@ cd /dev/shm && try touch ours
 try test -w /dev/null
 echo end
 `), 0o755))
+	must(t, os.WriteFile(filepath.Join(dir, "secret"), nil, 0o644))
 	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin", "/usr/sbin", "/sbin"}, Driver: "1", Root: dir}
 	daemon, err := testHelper().startDaemon(filepath.Join(k.opts.Dir, testGPU), p)
 	must(t, err)
@@ -187,28 +190,27 @@ end
 	}
 }
 
-// A mount that comes later, which could be written to, is not seen; nor is one that was there kept in use.
+// What is mounted elsewhere is not kept in use, and what comes where a daemon looks, and could be written to, is not seen.
 func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
 	k := newKept(t)
-	node := t.TempDir()
-	must(t, unix.Mount("node", node, "tmpfs", 0, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(node, unix.MNT_DETACH)) })
-	must(t, unix.Mount("", node, "", unix.MS_SHARED, "")) // as systemd makes all
-	k.program.Root = filepath.Dir(k.node.Root())
-	mount := func(name string) {
-		volume := filepath.Join(node, name)
-		must(t, os.Mkdir(volume, 0o755))
-		must(t, unix.Mount(name, volume, "tmpfs", 0, ""))
+	mount := func(name, at string) string {
+		must(t, os.Mkdir(filepath.Join(at, name), 0o755))
+		must(t, unix.Mount(name, filepath.Join(at, name), "tmpfs", 0, ""))
+		t.Cleanup(func() { _ = unix.Unmount(filepath.Join(at, name), unix.MNT_DETACH) })
+		return filepath.Join(at, name)
 	}
-	mount("before")
+	mount("volume", t.TempDir())
+	shown := mount("shown", filepath.Join(k.node.Root(), "usr"))
+	must(t, unix.Mount("", shown, "", unix.MS_SHARED, "")) // as systemd makes all
 	k.start()
 	k.want(0)
 	pid := k.ready(0)
-	mount("after")
+	mount("late", shown)
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
 	must(t, err)
-	if found := regexp.MustCompile(` - tmpfs (node|before|after) `).FindAllString(string(mounts), -1); len(found) > 0 {
-		t.Errorf("the daemon has %q", found)
+	found := regexp.MustCompile(` - tmpfs (volume|shown|late) `).FindAllString(string(mounts), -1)
+	if diff := cmp.Diff([]string{" - tmpfs shown "}, found); diff != "" {
+		t.Errorf("the daemon has (-want +got)\n%s", diff)
 	}
 	here, err := os.ReadFile("/proc/thread-self/mountinfo")
 	must(t, err)

@@ -18,8 +18,8 @@ type Entry struct {
 	// Start tells that it is the daemon, of a driver of that version.
 	Start  bool
 	Driver string
-	// Show is a directory that the program sees too, or empty.
-	Show string
+	// DriverRoot is where the driver is installed, or empty: the root directory.
+	DriverRoot string
 	// Program is nvidia-cuda-mps-control, and Env its environment. It is not that of the process, which may be linked to
 	// other libraries.
 	Program string
@@ -50,14 +50,14 @@ func Enter(e Entry) error {
 		}
 		defer release()
 	}
-	if err := enterRoot(own, e.Own, filepath.Join(filepath.Dir(e.Own), librariesName), e.Show); err != nil {
+	if err := e.enterRoot(own); err != nil {
 		return fmt.Errorf("confine %s to %s: %w", e.Program, e.Own, err)
 	}
 	if err := restrict(capabilities); err != nil {
 		return fmt.Errorf("confine %s: %w", e.Program, err)
 	}
 	unix.Umask(0o022)
-	return fmt.Errorf("run %s: %w", e.Program, unix.Exec(e.Program, args, e.Env))
+	return fmt.Errorf("run %s, which must be in the driver's root or in a directory of the system: %w", e.Program, unix.Exec(e.Program, args, e.Env))
 }
 
 func openDir(at int, name string) (*os.File, error) {

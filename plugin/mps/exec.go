@@ -74,7 +74,7 @@ type Helper struct {
 
 // dress makes cmd this program, about to become nvidia-cuda-mps-control for a GPU.
 func (h Helper) dress(cmd *exec.Cmd, own string, p Program, options ...string) *exec.Cmd {
-	cmd.Args = slices.Concat(h.Args, options, []string{"--show", p.Root, "--", own, p.Path}, p.environment(own))
+	cmd.Args = slices.Concat(h.Args, options, []string{"--driver-dir", p.Root, "--", own, p.Path}, p.environment(own))
 	cmd.Env = []string{}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd

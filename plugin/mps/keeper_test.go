@@ -41,7 +41,7 @@ func become(args []string) error {
 	f := flag.NewFlagSet(helperName, flag.ContinueOnError)
 	f.BoolVar(&e.Start, "start", false, "")
 	f.StringVar(&e.Driver, "driver", "", "")
-	f.StringVar(&e.Show, "show", "", "")
+	f.StringVar(&e.DriverRoot, "driver-dir", "", "")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -245,7 +245,8 @@ func listen(t *testing.T, path string, serve func(net.Conn)) {
 func TestNoLinkIsFollowedForTheDaemon(t *testing.T) {
 	k := newKept(t)
 	dir := t.TempDir()
-	script := filepath.Join(dir, "control")
+	script := filepath.Join(dir, "bin", "control")
+	must(t, os.Mkdir(filepath.Dir(script), 0o755))
 	ready(t, k.opts.Dir, testGPU)
 	own := filepath.Join(k.opts.Dir, testGPU)
 	secret := filepath.Join(own, logName, "secret") // where it can write
@@ -290,7 +291,8 @@ env | sed 's/=.*//' | sort | tr '\n' ' '
 func TestAnswersThatChangeAreNotChased(t *testing.T) {
 	k := newKept(t)
 	dir := t.TempDir()
-	script, asked := filepath.Join(dir, "control"), filepath.Join(k.own(0), logName, "asked")
+	script, asked := filepath.Join(dir, "bin", "control"), filepath.Join(k.own(0), logName, "asked")
+	must(t, os.Mkdir(filepath.Dir(script), 0o755))
 	must(t, os.WriteFile(script, []byte(`#!/bin/sh
 [ "$1" = -f ] && exec sleep 600
 read command

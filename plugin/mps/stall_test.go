@@ -18,7 +18,8 @@ func (k *kept) scripted(cases string) (dir string) {
 	k.t.Helper()
 	dir = filepath.Join(k.own(0), logName) // where a daemon can write
 	root := k.t.TempDir()
-	script := filepath.Join(root, "control")
+	script := filepath.Join(root, "bin", "control")
+	must(k.t, os.Mkdir(filepath.Dir(script), 0o755))
 	must(k.t, os.WriteFile(script, []byte(`#!/bin/sh
 cd "$CUDA_MPS_LOG_DIRECTORY"
 if [ "$1" = -f ]; then
