@@ -45,7 +45,8 @@ func (e engine) run(t *testing.T, bundle string) (stdout, stderr string, err err
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	}
 	var out, msg bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &msg
+	// A pipe, not the null device: crun gives its standard input to the container's user.
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(""), &out, &msg
 	err = cmd.Run()
 	hookMsg, _ := os.ReadFile(filepath.Join(bundle, "hook-stderr"))
 	return strings.TrimSpace(out.String()), msg.String() + string(hookMsg), err
@@ -248,6 +249,12 @@ func (b *bundle) inDefaultDir() {
 
 // In a user namespace the hook's root cannot read config.json.
 func TestUserNamespace(t *testing.T) {
+	before := ownerOf(t, os.DevNull)
+	defer func() {
+		if after := ownerOf(t, os.DevNull); after != before {
+			t.Errorf("%s belongs to user %d now, and before to %d", os.DevNull, after, before)
+		}
+	}()
 	for _, e := range engines(t) {
 		for name, readonly := range map[string]bool{"": false, ", read-only": true} {
 			t.Run(e.name+name, func(t *testing.T) {
@@ -263,6 +270,15 @@ func TestUserNamespace(t *testing.T) {
 			})
 		}
 	}
+}
+
+func ownerOf(t *testing.T, name string) uint32 {
+	t.Helper()
+	var st syscall.Stat_t
+	if err := syscall.Stat(name, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Uid
 }
 
 func chown(t *testing.T, dir string, id int) {
