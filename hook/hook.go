@@ -3,7 +3,9 @@
 //
 // The root belongs to the image, which is hostile. The package never opens a path in it but through internal/rootfs,
 // executes nothing, mounts nothing from it, and believes nothing it reads there: each reader is bounded and fuzzed.
-// What a container gets is decided by the CDI spec alone, in the hook's arguments.
+// What it writes comes from the hook's arguments, from files on the root's own mount, and of these only what parses:
+// valid entries of a loader cache, directories of a search path. So a link of the image to a Secret, a volume or a file
+// of /sys makes nothing of it readable. What a container gets is decided by the CDI spec alone, in the hook's arguments.
 //
 // The work has three steps. observe reads what the result depends on, makePlan decides (a pure function), and apply
 // makes the changes. A second run finds everything as the first left it and changes nothing.
@@ -11,7 +13,8 @@
 // The loader's cache is merged and renamed over /etc/ld.so.cache, whatever is there: a link is replaced and not
 // followed, and so is a file that is damaged, too large, a FIFO or a device, which the loader could not use either.
 // glibc still searches its default directories for what is not in the cache. In a read-only root, or on a volume, the
-// new cache is mounted over the old one, if nobody outside the container would see that mount. Where neither is
+// new cache is mounted over the old one, if nobody outside the container would see that mount. A cache on a volume is
+// not read: the new one has the driver's libraries alone. Where neither writing nor mounting is
 // possible the container starts all the same, with a message, if its loader finds the driver's libraries without a
 // cache; if it does not, that is an error. An image with neither a cache nor glibc's loader gets none. Directories that
 // glibc does not search by default are also written to /etc/ld.so.conf.d, where there is one, since installing a
@@ -43,6 +46,9 @@ func CreateContainer(args *hookargs.CreateContainer, state *State, h host.Host) 
 		return nil, fmt.Errorf("open the container's root: %w", err)
 	}
 	defer func() { _ = root.Close() }()
+	if err := root.CheckContainer(); err != nil {
+		return nil, fmt.Errorf("%s is no container's root, and was not changed: %w", path, err)
+	}
 	arch, err := archFor(goarch)
 	if err != nil {
 		return nil, err

@@ -39,6 +39,16 @@ func hostAt(t *testing.T, dir string) host.Host {
 	return h
 }
 
+// newRoot is an empty container's root, a mount point in a mount namespace that ends with the test.
+func newRoot(t *testing.T) string {
+	t.Helper()
+	testenv.Root(t)
+	hooktest.MountNamespace(t)
+	root := t.TempDir()
+	hooktest.MountPoint(t, root)
+	return root
+}
+
 func node(t *testing.T, path string, minor uint32) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -50,9 +60,7 @@ func node(t *testing.T, path string, minor uint32) {
 }
 
 func TestDevicesAndParams(t *testing.T) {
-	testenv.Root(t)
-	hooktest.MountNamespace(t)
-	hostDir, root := t.TempDir(), t.TempDir()
+	hostDir, root := t.TempDir(), newRoot(t)
 	const on = "Mobile: 0\nModifyDeviceFiles: 1\n"
 	write(t, hostDir, map[string]string{"proc/driver/nvidia/params": on})
 	write(t, root, map[string]string{"proc/driver/nvidia/params": on, "dev/nvidia7": "a file", "dev/nvidia-caps/x": ""})
@@ -100,9 +108,7 @@ func TestDevicesAndParams(t *testing.T) {
 
 // Files in a real /proc have no size. /proc/version stands for the driver's file, which is there only with a driver.
 func TestParamsInProc(t *testing.T) {
-	testenv.Root(t)
-	hooktest.MountNamespace(t)
-	hostDir, root := t.TempDir(), t.TempDir()
+	hostDir, root := t.TempDir(), newRoot(t)
 	write(t, hostDir, map[string]string{"proc/driver/nvidia/params": "ModifyDeviceFiles: 1\n"})
 	write(t, root, map[string]string{"proc/driver/nvidia/params": ""})
 	params := filepath.Join(root, "proc/driver/nvidia/params")
@@ -130,7 +136,7 @@ func TestParamsInProc(t *testing.T) {
 // A package that is installed in the container has ldconfig make a new cache.
 func TestLdconfigInTheContainer(t *testing.T) {
 	ldconfig := testenv.Command(t, "ldconfig")
-	root := t.TempDir()
+	root := newRoot(t)
 	write(t, root, map[string]string{
 		"etc/ld.so.conf": "include /etc/ld.so.conf.d/*.conf\n", "etc/ld.so.conf.d/app.conf": "/opt/stubs\n",
 	})
@@ -165,7 +171,7 @@ func TestLdconfigInTheContainer(t *testing.T) {
 // compatRoot is a container with the image's own user-mode driver of that version.
 func compatRoot(t *testing.T, version, elf string) string {
 	t.Helper()
-	root := t.TempDir()
+	root := newRoot(t)
 	a, err := archFor(goarch)
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"errors"
 	"path"
 	"slices"
 
@@ -37,6 +38,9 @@ type image struct {
 type content struct {
 	data []byte
 	err  error
+	// cover is what is mounted over the file, by an earlier run of the hook or by anybody else. It is compared with what
+	// is wanted there, and never written: it may be a Secret.
+	cover []byte
 }
 
 // observe looks at everything that the arguments ask for. Its problems cost only that part of the work.
@@ -103,5 +107,9 @@ func hasParams(root *rootfs.Root) bool {
 // read reads a file that may be anything. A dangling link, or one that leads out of the root, is no file.
 func read(root *rootfs.Root, name string, limit int64) content {
 	data, err := root.ReadFile(name, limit)
-	return content{data, err}
+	c := content{data: data, err: err}
+	if errors.Is(err, rootfs.ErrVolume) {
+		c.cover, _ = root.ReadCover(name, limit)
+	}
+	return c
 }

@@ -2,11 +2,9 @@ package hook
 
 import (
 	"bytes"
-	"fmt"
-	"io"
-	"os"
 
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/rootfs"
 )
 
 // paramsPath is where the driver tells its parameters, on the host and in every container's /proc.
@@ -34,17 +32,9 @@ func maskParams(data []byte) []byte {
 
 // readParams reads the host's parameters; none without a driver.
 func readParams(h host.Host) ([]byte, error) {
-	f, err := os.Open(h.Proc("driver", "nvidia", "params"))
+	data, err := rootfs.ReadHostFile(h.Proc("driver", "nvidia", "params"), maxParams)
 	if isMissing(err) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	data, err := io.ReadAll(io.LimitReader(f, maxParams))
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", f.Name(), err)
-	}
-	return data, nil
+	return data, err
 }

@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode"
 
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/ldcache"
@@ -17,6 +18,9 @@ const generator = "prestart-hook of gpu-cdi-plugin"
 
 // muslDefault is musl's search path where there is no file with another.
 const muslDefault = "/lib:/usr/local/lib:/usr/lib"
+
+// maxDir is in bytes, PATH_MAX less the NUL. maxMuslDirs bounds a search path, several times what real ones have.
+const maxDir, maxMuslDirs = 4095, 100
 
 // plan is what is to be changed in the root.
 type plan struct {
@@ -75,7 +79,10 @@ func (p *plan) addCache(links []hookargs.Link, img *image, a arch) {
 	for _, lib := range slices.Concat(libs, linkNames(links, libs)) {
 		entries = append(entries, ldcache.Entry{Name: lib.SONAME, Path: lib.Path, Flags: a.flags})
 	}
-	data, err := mergeCache(img.cache, entries)
+	if data, _, err := mergeCache(content{data: img.cache.cover}, entries); err == nil && bytes.Equal(data, img.cache.cover) {
+		return
+	}
+	data, dropped, err := mergeCache(img.cache, entries)
 	if err != nil {
 		fresh := &ldcache.Cache{Generator: generator}
 		fresh.Prepend(entries...)
@@ -83,6 +90,10 @@ func (p *plan) addCache(links []hookargs.Link, img *image, a arch) {
 	}
 	if err != nil && exists {
 		p.notes = append(p.notes, fmt.Errorf("%w; a new one replaces it", err))
+	}
+	if dropped > 0 {
+		err := fmt.Errorf("%s: %d entries that are not a name and an absolute path are left out", cachePath, dropped)
+		p.notes = append(p.notes, err)
 	}
 	s := search{file: file{cachePath, data, 0o644}, libraries: img.libraries, isDefault: isGlibcDefault}
 	if len(img.configDirs) > 0 {
@@ -113,21 +124,23 @@ func linkNames(links []hookargs.Link, libs []hookargs.Library) []hookargs.Librar
 	return named
 }
 
-// mergeCache is the image's cache with more entries. What it returns it also accepts: the next start reads it.
-func mergeCache(now content, entries []ldcache.Entry) ([]byte, error) {
+// mergeCache is the valid part of a cache with more entries, and how many entries were not valid. What it returns it
+// also accepts: the next start reads it.
+func mergeCache(now content, entries []ldcache.Entry) (data []byte, dropped int, err error) {
 	if now.err != nil {
-		return nil, now.err
+		return nil, 0, now.err
 	}
 	c, err := ldcache.Parse(now.data)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", cachePath, err)
+		return nil, 0, fmt.Errorf("%s: %w", cachePath, err)
 	}
+	dropped = c.DropInvalid()
 	c.Prepend(entries...)
-	data := c.Marshal()
+	data = c.Marshal()
 	if _, err := ldcache.Parse(data); err != nil {
-		return nil, fmt.Errorf("%s: with the driver's libraries: %w", cachePath, err)
+		return nil, 0, fmt.Errorf("%s: with the driver's libraries: %w", cachePath, err)
 	}
-	return data, nil
+	return data, dropped, nil
 }
 
 // isGlibcDefault goes by where libc itself is: its directory is always searched, and so is the same one with or without
@@ -148,42 +161,57 @@ func (p *plan) addMusl(img *image, a arch) {
 	if !img.musl || len(img.libraries) == 0 {
 		return
 	}
-	now := img.muslPath.data
-	if err := img.muslPath.err; err != nil {
-		now = []byte(muslDefault + "\n")
-		if !isMissing(err) {
-			p.notes = append(p.notes, fmt.Errorf("%w; a new one replaces it", err))
+	p.addSONAMEs(img.libraries)
+	if cover, _ := searchDirs(img.muslPath.cover); hasDirs(cover, img.libraries) {
+		return
+	}
+	dirs, dropped := searchDirs(img.muslPath.data)
+	err := img.muslPath.err
+	if err != nil {
+		dirs, _ = searchDirs([]byte(muslDefault))
+	}
+	if hasDirs(dirs, img.libraries) && (err == nil || isMissing(err)) {
+		return
+	}
+	if err != nil && !isMissing(err) {
+		p.notes = append(p.notes, fmt.Errorf("%w; a new one replaces it", err))
+	}
+	if dropped > 0 {
+		p.notes = append(p.notes, fmt.Errorf("%s: %d parts that are not a directory's absolute path, or are more than %d, are left out",
+			a.muslPath, dropped, maxMuslDirs))
+	}
+	for _, lib := range img.libraries {
+		if dir := path.Dir(lib.Path); !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
 		}
 	}
-	data := appendDirs(now, img.libraries)
+	data := []byte(strings.Join(dirs, "\n") + "\n")
 	s := search{file: file{a.muslPath, data, 0o644}, libraries: img.libraries, isDefault: isMuslDefault}
 	p.searches = append(p.searches, s)
-	p.addSONAMEs(img.libraries)
+}
+
+// searchDirs are the directories of a search path, which has a colon or a newline between them, and how many parts of it
+// are no clean absolute path, or too many.
+func searchDirs(data []byte) (dirs []string, dropped int) {
+	for dir := range strings.FieldsFuncSeq(string(data), func(r rune) bool { return r == ':' || r == '\n' }) {
+		clean := path.Clean(dir)
+		isClean := path.IsAbs(dir) && (dir == clean || dir == clean+"/") && !strings.ContainsFunc(dir, unicode.IsControl)
+		if !isClean || len(dir) > maxDir || len(dirs) == maxMuslDirs {
+			dropped++
+			continue
+		}
+		dirs = append(dirs, clean)
+	}
+	return dirs, dropped
+}
+
+// hasDirs reports whether the directories of all libraries are among dirs.
+func hasDirs(dirs []string, libs []hookargs.Library) bool {
+	return !slices.ContainsFunc(libs, func(lib hookargs.Library) bool { return !slices.Contains(dirs, path.Dir(lib.Path)) })
 }
 
 func isMuslDefault(dir string, _ func(string) bool) bool {
 	return slices.Contains(strings.Split(muslDefault, ":"), dir)
-}
-
-// appendDirs adds the libraries' directories to a search path, which has a colon or a newline between directories.
-func appendDirs(now []byte, libs []hookargs.Library) []byte {
-	known := map[string]bool{}
-	for dir := range strings.FieldsFuncSeq(string(now), func(r rune) bool { return r == ':' || r == '\n' }) {
-		known[dir] = true
-	}
-	out := bytes.Clone(now)
-	for _, lib := range libs {
-		dir := path.Dir(lib.Path)
-		if known[dir] {
-			continue
-		}
-		known[dir] = true
-		if len(out) > 0 && out[len(out)-1] != '\n' {
-			out = append(out, '\n')
-		}
-		out = append(append(out, dir...), '\n')
-	}
-	return out
 }
 
 func (p *plan) addSONAMEs(libs []hookargs.Library) {

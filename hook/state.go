@@ -7,9 +7,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/rootfs"
 )
 
 const (
@@ -45,30 +46,6 @@ func ReadState(r io.Reader) (*State, error) {
 	return s, nil
 }
 
-// DeadlineReader reads from a file that may block, but not after a point in time.
-type DeadlineReader struct {
-	File  *os.File
-	Until time.Time
-}
-
-// Read is io.Reader's. After the deadline it returns os.ErrDeadlineExceeded.
-func (d DeadlineReader) Read(p []byte) (int, error) {
-	fds := []unix.PollFd{{Fd: int32(d.File.Fd()), Events: unix.POLLIN}}
-	for {
-		left := max(time.Until(d.Until).Milliseconds(), 0)
-		n, err := unix.Poll(fds, int(left))
-		switch {
-		case errors.Is(err, unix.EINTR):
-		case err != nil:
-			return 0, fmt.Errorf("poll: %w", err)
-		case n == 0:
-			return 0, os.ErrDeadlineExceeded
-		default:
-			return d.File.Read(p)
-		}
-	}
-}
-
 // findRoot is the path of the container's root on the host. Where the runtime does not say it, the bundle's config.json
 // does; where that cannot be read, as in a user namespace that hides it, it is the working directory, which runc sets.
 func (s *State) findRoot() (string, error) {
@@ -91,12 +68,7 @@ func (s *State) findRoot() (string, error) {
 }
 
 func rootFromConfig(config string) (string, error) {
-	f, err := os.Open(config)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = f.Close() }()
-	data, err := io.ReadAll(io.LimitReader(f, maxConfig))
+	data, err := rootfs.ReadHostFile(config, maxConfig)
 	if err != nil {
 		return "", err
 	}

@@ -7,7 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestReadState(t *testing.T) {
@@ -36,22 +37,52 @@ func TestReadState(t *testing.T) {
 	}
 }
 
-func TestReadStateDoesNotWaitForEver(t *testing.T) {
+// Not every runtime closes the pipe.
+func TestReadStateEndsWithTheState(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = r.Close(); _ = w.Close() }()
-	if _, err := ReadState(DeadlineReader{r, time.Now().Add(10 * time.Millisecond)}); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("from a pipe that nobody writes to: %v, want ErrDeadlineExceeded", err)
-	}
-	// The writer does not close the pipe.
 	if _, err := io.WriteString(w, `{"id":"x"}`); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := ReadState(DeadlineReader{r, time.Now().Add(10 * time.Second)}); err != nil || s.ID != "x" {
+	if s, err := ReadState(r); err != nil || s.ID != "x" {
 		t.Errorf("got %+v, %v", s, err)
 	}
+}
+
+// Whoever may write to the bundle must not make the hook wait, or open something that opening changes.
+func TestConfigMustBeARegularFile(t *testing.T) {
+	regular := filepath.Join(t.TempDir(), "regular")
+	if err := os.WriteFile(regular, []byte(`{"root":{"path":"rootfs"}}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		make func(path string) error
+		want string
+	}{
+		"a FIFO":       {func(path string) error { return unix.Mkfifo(path, 0o644) }, "a FIFO"},
+		"a link":       {func(path string) error { return os.Symlink(regular, path) }, "a symbolic link"},
+		"a directory":  {func(path string) error { return os.Mkdir(path, 0o755) }, "a directory"},
+		"a large file": {func(path string) error { return sparse(path, maxConfig+1) }, "too large"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bundle := t.TempDir()
+			config := filepath.Join(bundle, "config.json")
+			if err := tc.make(config); err != nil {
+				t.Fatal(err)
+			}
+			_, err := (&State{Bundle: bundle}).findRoot()
+			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), config) {
+				t.Errorf("%v, want an error that says %q and names the file", err, tc.want)
+			}
+		})
+	}
+}
+
+func sparse(path string, size int64) error {
+	return errors.Join(os.WriteFile(path, nil, 0o644), os.Truncate(path, size))
 }
 
 func TestFindRoot(t *testing.T) {

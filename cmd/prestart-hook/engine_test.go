@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +15,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/hooktest"
@@ -33,17 +36,24 @@ func engines(t *testing.T) []engine {
 
 var containerID atomic.Int64
 
-// run starts a bundle and waits for its end. crun does not start where a cgroup v2 tree lies beside v1's, so it gets a
-// mount namespace without.
-func (e engine) run(t *testing.T, bundle string) (stdout, stderr string, err error) {
+// engineTimeout is how long a container may take from start to end, on a busy machine.
+const engineTimeout = 2 * time.Minute
+
+// run starts a bundle and waits for its end, in a mount namespace of its own, after the shell commands in setup. crun
+// does not start where a cgroup v2 tree lies beside v1's, so that is unmounted.
+func (e engine) run(t *testing.T, bundle, setup string) (stdout, stderr string, err error) {
 	t.Helper()
 	id := fmt.Sprintf("prestart-hook-test-%d-%d", os.Getpid(), containerID.Add(1))
-	cmd := exec.Command(e.path, "run", "--bundle", bundle, id)
+	script := "set -e\n" + setup + "\n"
 	if e.name == "crun" {
-		const script = `umount /sys/fs/cgroup/unified 2>/dev/null; exec "$0" "$@"`
-		cmd = exec.Command("/bin/sh", append([]string{"-c", script}, cmd.Args...)...)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		script += "umount /sys/fs/cgroup/unified 2>/dev/null || true\n"
 	}
+	script += `exec "$0" "$@"`
+	ctx, cancel := context.WithTimeout(t.Context(), engineTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", script, e.path, "run", "--bundle", bundle, id)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	cmd.WaitDelay = engineTimeout
 	var out, msg bytes.Buffer
 	// A pipe, not the null device: crun gives its standard input to the container's user.
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(""), &out, &msg
@@ -58,8 +68,16 @@ type bundle struct {
 	dir      string
 	process  []string
 	readonly bool
-	// mounts are bind mounts, destination to source.
+	// mounts are bind mounts, destination to source; more are mounts as config.json has them.
 	mounts map[string]string
+	more   []map[string]any
+	masked []string
+	// user is that of the container's process, without capabilities if it is not 0.
+	user int
+	// stage is the hook's, createContainer if empty.
+	stage string
+	// setup are shell commands to run before the engine starts, in its mount namespace.
+	setup string
 	// firstID is the host's user and group that is root in the container; not 0 for a user namespace.
 	firstID int
 	args    hookargs.CreateContainer
@@ -96,11 +114,12 @@ func (b *bundle) run(e engine) (stdout, stderr string, err error) {
 			"options": []string{"ro", "nosuid", "nodev", "rbind", "rprivate"},
 		})
 	}
+	mounts = append(mounts, b.more...)
 	var namespaces []map[string]string
 	for _, kind := range []string{"pid", "mount", "ipc", "uts"} {
 		namespaces = append(namespaces, map[string]string{"type": kind})
 	}
-	linux := map[string]any{"namespaces": namespaces}
+	linux := map[string]any{"namespaces": namespaces, "maskedPaths": b.masked}
 	if b.firstID != 0 {
 		ids := []map[string]int{{"containerID": 0, "hostID": b.firstID, "size": 1000}}
 		linux = map[string]any{
@@ -113,12 +132,12 @@ func (b *bundle) run(e engine) (stdout, stderr string, err error) {
 	config, err := json.Marshal(map[string]any{
 		"ociVersion": "1.0.2",
 		"process": map[string]any{
-			"args": b.process, "cwd": "/", "user": map[string]int{"uid": 0, "gid": 0},
+			"args": b.process, "cwd": "/", "user": map[string]int{"uid": b.user, "gid": b.user}, "noNewPrivileges": true,
 			"env": []string{"PATH=/bin", "LD_PRELOAD=/proc/self/cwd/poc.so"},
 		},
 		"root":   map[string]any{"path": "rootfs", "readonly": b.readonly},
 		"mounts": mounts,
-		"hooks":  map[string]any{"createContainer": []any{hook}},
+		"hooks":  map[string]any{cmp.Or(b.stage, "createContainer"): []any{hook}},
 		"linux":  linux,
 		// crun hides what hooks write.
 		"annotations": map[string]string{"run.oci.hooks.stderr": filepath.Join(b.dir, "hook-stderr")},
@@ -129,7 +148,7 @@ func (b *bundle) run(e engine) (stdout, stderr string, err error) {
 	if err := os.WriteFile(filepath.Join(b.dir, "config.json"), config, 0o600); err != nil {
 		b.t.Fatal(err)
 	}
-	return e.run(b.t, b.dir)
+	return e.run(b.t, b.dir, b.setup)
 }
 
 // withCache lets the real ldconfig make the root's cache.
@@ -269,6 +288,42 @@ func TestUserNamespace(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Where /proc hides process 1, the hook goes by the user namespace that the container's mount namespace belongs to.
+func TestUserNamespaceWithHiddenProcesses(t *testing.T) {
+	for _, e := range engines(t) {
+		t.Run(e.name, func(t *testing.T) {
+			b := newBundle(t)
+			hooktest.GlibcRoot(t, b.root())
+			b.firstID = 100000
+			b.setup = "mount -t proc -o hidepid=2 proc /proc"
+			chown(t, b.root(), b.firstID)
+			if out, stderr, err := b.run(e); out != "/opt/driver/libcuda.so.580.1" || err != nil {
+				t.Errorf("got %q, %v: %s", out, err, stderr)
+			}
+		})
+	}
+}
+
+// In other stages the hook would work on the host's side of the mounts.
+func TestWrongStage(t *testing.T) {
+	for _, e := range engines(t) {
+		t.Run(e.name, func(t *testing.T) {
+			b := newBundle(t)
+			hooktest.GlibcRoot(t, b.root())
+			b.mounts = nil // whose mount points the runtime would make
+			b.stage = "createRuntime"
+			before := hooktest.Hash(t, filepath.Join(b.root(), "etc"))
+			out, stderr, err := b.run(e)
+			if want := "is no container's root, and was not changed: it is not a mount point"; err == nil || !strings.Contains(stderr, want) {
+				t.Errorf("got %q, %v: %s, want %q", out, err, stderr, want)
+			}
+			if hooktest.Hash(t, filepath.Join(b.root(), "etc")) != before {
+				t.Error("the hook changed the root")
+			}
+		})
 	}
 }
 

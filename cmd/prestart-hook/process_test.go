@@ -61,7 +61,8 @@ func multiarch() (dir, loader string) {
 	return "/usr/lib/x86_64-linux-gnu", "/lib64/ld-linux-x86-64.so.2"
 }
 
-// container is a bundle with a root, beside a directory that nothing may touch.
+// container is a bundle with a root, a mount point in a mount namespace of the test, beside a directory that nothing may
+// touch.
 type container struct {
 	t                    testing.TB
 	bundle, root, canary string
@@ -71,6 +72,8 @@ type container struct {
 
 func newContainer(t testing.TB) *container {
 	t.Helper()
+	needRoot(t)
+	hooktest.MountNamespace(t)
 	base := t.TempDir()
 	c := &container{t: t, bundle: filepath.Join(base, "bundle"), canary: filepath.Join(base, "canary")}
 	c.root = filepath.Join(c.bundle, "rootfs")
@@ -86,6 +89,7 @@ func newContainer(t testing.TB) *container {
 	// Whoever runs this leaves a trace.
 	c.write("/sbin/ldconfig", "#!/bin/sh\ntouch "+c.canary+"/executed\n")
 	c.keepCanary()
+	hooktest.MountPoint(t, c.root)
 	return c
 }
 
@@ -118,11 +122,7 @@ func (c *container) run(args ...string) (status int, stderr string) {
 	c.t.Helper()
 	cmd := exec.Command(hookBinary(c.t), append([]string{"create-container"}, args...)...)
 	cmd.Dir = c.root
-	if _, err := os.Stat(cmd.Dir); err != nil {
-		cmd.Dir = c.bundle
-	}
 	cmd.Env = c.env
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"ociVersion":"1.0.2","id":"test","pid":1,"bundle":%q}`, c.bundle))
 	var out bytes.Buffer
 	cmd.Stderr = &out
@@ -186,6 +186,7 @@ func TestByHand(t *testing.T) {
 		"the root is /":     {[]string{"create-container"}, `{"id":"x","root":"/"}`, 1, `"/" cannot be a container's root`},
 		"a link to /":       {[]string{"create-container"}, `{"id":"x","root":"/proc/self/root"}`, 1, "the root of the host"},
 		"no such root":      {[]string{"create-container"}, `{"id":"x","root":"/missing/root"}`, 1, "/missing/root"},
+		"the host's mount":  {[]string{"create-container"}, `{"id":"x","root":"/proc"}`, 1, "in the host's mount namespace"},
 		"a relative bundle": {[]string{"create-container"}, `{"id":"x","bundle":"b"}`, 1, "not an absolute path"},
 		"help":              {[]string{"--help"}, "", 0, "EXIT STATUS"},
 		"version":           {[]string{"--version"}, "", 0, "prestart-hook v1.2.3\n"},
@@ -208,13 +209,12 @@ func TestRootIsWorkingDirectory(t *testing.T) {
 	c := newContainer(t)
 	c.must(os.Remove(filepath.Join(c.bundle, "config.json")))
 	args := []string{"--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1"}
-	if status, stderr := c.run(args...); status != 1 || !strings.Contains(stderr, "the working directory is no container's root") {
-		t.Errorf("an ordinary directory: status %d, %s", status, stderr)
-	}
-	c.must(syscall.Mount(c.root, c.root, "", syscall.MS_BIND, ""))
-	defer func() { _ = syscall.Unmount(c.root, syscall.MNT_DETACH) }()
 	if status, stderr := c.run(args...); status != 0 || stderr != "" || c.found("libcuda.so.1") != "/opt/driver/libcuda.so.580.1" {
 		t.Errorf("a mount: status %d, %s, library at %q", status, stderr, c.found("libcuda.so.1"))
+	}
+	c.must(syscall.Unmount(c.root, syscall.MNT_DETACH))
+	if status, stderr := c.run(args...); status != 1 || !strings.Contains(stderr, "the working directory is no container's root") {
+		t.Errorf("an ordinary directory: status %d, %s", status, stderr)
 	}
 }
 

@@ -38,12 +38,14 @@ Flags (paths are those in the container):
 
 EXIT STATUS
   0  done; what could not be done, and the container can do without, is on standard error
-  1  the container would not work: its root was not found, or its programs would not find the driver's libraries
+  1  the container would not work: its root was not found, is no mount point, or is in the host's mount namespace;
+     its programs would not find the driver's libraries; or it took longer than 10 seconds
   2  wrong arguments
 `
 
-// stateTimeout is how long the runtime may take to write the state; it writes before it waits for the hook.
-const stateTimeout = 5 * time.Second
+// deadline is how long the whole hook may take, the runtime's writing of the state included. A hook takes milliseconds;
+// runtimes wait for one without a limit of their own, and a file system of the container may never answer.
+const deadline = 10 * time.Second
 
 // heapLimit is in bytes. A hook lives for milliseconds: below the limit no garbage is collected.
 const heapLimit = 64 << 20
@@ -85,7 +87,10 @@ func createContainer(c *hookargs.CreateContainer, stdin *os.File) ([]error, erro
 		err := fmt.Errorf("standard input is a terminal, but a container runtime writes the OCI state there")
 		return nil, exit.With(exit.Usage, "", err)
 	}
-	state, err := hook.ReadState(hook.DeadlineReader{File: stdin, Until: time.Now().Add(stateTimeout)})
+	end := time.After(deadline)
+	state, err := within(end, "read the OCI state from standard input", func() (*hook.State, error) {
+		return hook.ReadState(stdin)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +98,29 @@ func createContainer(c *hookargs.CreateContainer, stdin *os.File) ([]error, erro
 	if err != nil {
 		return nil, err
 	}
-	return hook.CreateContainer(c, state, h)
+	return within(end, "prepare the container's root", func() ([]error, error) {
+		return hook.CreateContainer(c, state, h)
+	})
+}
+
+// within returns what act returns, or an error at the end of the time. Then act is left where it waits, until the
+// process ends.
+func within[T any](end <-chan time.Time, name string, act func() (T, error)) (result T, err error) {
+	type outcome struct {
+		result T
+		err    error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		result, err := act()
+		done <- outcome{result, err}
+	}()
+	select {
+	case o := <-done:
+		return o.result, o.err
+	case <-end:
+		return result, fmt.Errorf("%s: not done after %v, given up", name, deadline)
+	}
 }
 
 // report writes one line for each problem in err.

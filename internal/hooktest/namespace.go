@@ -18,3 +18,13 @@ func MountNamespace(t testing.TB) {
 		t.Fatal(err)
 	}
 }
+
+// MountPoint makes a directory a mount point until the end of the test, as runtimes do with a container's root. The
+// test must be in a mount namespace of its own.
+func MountPoint(t testing.TB, dir string) {
+	t.Helper()
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+}

@@ -4,7 +4,13 @@
 // Layouts are those of glibc's sysdeps/generic/dl-cache.h, the order is that of elf/dl-cache.c and elf/cache.c.
 package ldcache
 
-import "errors"
+import (
+	"errors"
+	"path"
+	"slices"
+	"strings"
+	"unicode"
+)
 
 // MaxSize is the size in bytes, and MaxEntries the number of entries, of the largest cache that Parse reads. A
 // distribution with every package installed stays below a tenth of both. The limits keep a hostile cache from costing
@@ -61,6 +67,28 @@ const hwcapExtension = 1 << 62
 // named reports whether the entry comes from a glibc-hwcaps directory, as dl_cache_hwcap_extension does: the bits
 // between hold the ISA level.
 func (e Entry) named() bool { return e.HWCap>>42 == hwcapExtension>>42 }
+
+// DropInvalid removes what no ldconfig writes, and says how many entries that were: a library has a plain name and an
+// absolute path, and nothing has control characters. A path may contain "..", as a line of ld.so.conf may.
+func (c *Cache) DropInvalid() int {
+	n := len(c.Entries)
+	c.Entries = slices.DeleteFunc(c.Entries, func(e Entry) bool {
+		return !isName(e.Name) || !path.IsAbs(e.Path) || !isText(e.Path)
+	})
+	for i, name := range c.HWCaps {
+		if !isName(name) {
+			c.HWCaps[i] = "" // entries refer to the others by index
+		}
+	}
+	if !isText(c.Generator) {
+		c.Generator = ""
+	}
+	return n - len(c.Entries)
+}
+
+func isName(s string) bool { return s != "" && !strings.Contains(s, "/") && isText(s) }
+
+func isText(s string) bool { return !strings.ContainsFunc(s, unicode.IsControl) }
 
 // Lookup is the path of the first library of that name and flags that every machine can use.
 func (c *Cache) Lookup(name string, flags int32) (string, bool) {

@@ -16,10 +16,10 @@ const mountAttrs = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_A
 
 // MountFile covers what is at name, after following links, with a read-only file of that content and mode; a directory
 // is left alone. The new file is the only one of a tmpfs of its own, so nothing in the root changes. The mount
-// namespace of the process must be the container's. It needs Linux 5.8, and 5.12 for being read-only. Where the content
-// is right already, nothing is done. What is on a shared mount is refused with [ErrShared].
+// namespace of the process must be the container's. It needs Linux 5.8, and 5.12 for being read-only. Where such a file
+// with that content is mounted already, nothing is done. What is on a shared mount is refused with [ErrShared].
 func (r *Root) MountFile(name string, data []byte, mode fs.FileMode) error {
-	now, err := r.ReadFile(name, int64(len(data)))
+	now, err := r.ReadCover(name, int64(len(data)))
 	if err == nil && bytes.Equal(now, data) {
 		return nil
 	}
@@ -152,25 +152,20 @@ func moveMount(from, to *os.File) error {
 // refuseShared returns an error if a mount over f would appear in other mount namespaces too: on the host, where the
 // image leads to a volume with mount propagation.
 func refuseShared(f *os.File) error {
-	m, err := mountOf(f)
+	id, err := mountID(f)
 	if err != nil {
 		return err
 	}
-	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+	mounts, err := ReadHostFile("/proc/thread-self/mountinfo", maxMountinfo)
 	if err != nil {
 		return err
 	}
-	// See proc_pid_mountinfo(5): the mount's id comes first, and spaces in paths are escaped.
-	id := strconv.FormatUint(m.id, 10) + " "
-	for line := range strings.Lines(string(mounts)) {
-		if !strings.HasPrefix(line, id) {
-			continue
-		}
-		optional, _, _ := strings.Cut(line, " - ")
-		if strings.Contains(optional, " shared:") {
-			return ErrShared
-		}
-		return nil
+	mount := findMount(mounts, id)
+	if mount == "" {
+		return errors.New("the mount below is unknown")
 	}
-	return errors.New("the mount below is unknown")
+	if optional, _, _ := strings.Cut(mount, " - "); strings.Contains(optional, " shared:") {
+		return ErrShared
+	}
+	return nil
 }

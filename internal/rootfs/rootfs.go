@@ -7,9 +7,11 @@
 // read only if they are regular. A file is replaced by creating a new one beside it and renaming, so nothing is ever
 // written through a link or into an inode that the image chose.
 //
-// A directory that is on another mount than the root (a volume, which the host or another container may share) is
-// never written to; such a change is refused with [ErrVolume]. Nothing is mounted where the mount would propagate out of
-// the container; that is refused with [ErrShared].
+// Only what is on the root's own mount is read or written, whatever path led there: a link of the image may lead to a
+// volume, a Secret or a file of /proc or /sys that the container's user cannot read, and what the hook read there would
+// end in a file that everybody can read. Other files are refused with [ErrVolume]. The container's own /dev is the
+// exception: directories on it are listed and written to. Nothing is mounted where the mount would propagate out of the
+// container; that is refused with [ErrShared].
 package rootfs
 
 import (
@@ -27,44 +29,57 @@ var (
 	ErrNotRegular = errors.New("not a regular file")
 	// ErrTooLarge is the error of reading a file that is larger than the limit.
 	ErrTooLarge = errors.New("file too large")
-	// ErrVolume is the error of changing a directory that is on a volume.
-	ErrVolume = errors.New("on a volume, which is not changed")
+	// ErrVolume is the error of reading or changing what is on a volume, or on any other mount than the root's own.
+	ErrVolume = errors.New("on another mount than the container's root")
 	// ErrShared is the error of mounting over something on a mount that others share.
 	ErrShared = errors.New("on a mount with propagation, where others would see it")
 )
 
 // Root is a container's root. Its methods take absolute, clean paths as the container sees them.
 type Root struct {
-	dir   *os.File
-	mount mount
-	dev   uint64
+	dir *os.File
+	// mount is the id of the root's own mount, dev that of the container's own /dev, 0 if it has none.
+	mount, dev uint64
 }
 
-// mount tells mounts apart: by their id where the kernel says it (5.8), otherwise by device.
-type mount struct {
-	id, dev uint64
-}
-
-// Open opens the root at path. hostDev is the host's /dev; directories of that file system are volumes too, others
-// under the container's /dev are the container's own. It refuses the root of the calling process.
+// Open opens the root at path. hostDev is the host's /dev, which is never taken for the container's own. It refuses the
+// root of the calling process.
 func Open(name, hostDev string) (*Root, error) {
 	dir, err := os.OpenFile(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	r := &Root{dir: dir}
-	if r.mount, err = mountOf(dir); err == nil {
+	if r.mount, err = mountID(dir); err == nil {
 		err = refuseOwnRoot(dir)
 	}
 	if err != nil {
 		_ = dir.Close()
 		return nil, fmt.Errorf("open %s: %w", name, err)
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(hostDev, &st); err == nil {
-		r.dev = st.Dev
-	}
+	r.dev = r.findDev(hostDev)
 	return r, nil
+}
+
+// findDev is the id of the mount at /dev, not behind a link there, if it is a tmpfs, as runtimes mount it, and not the
+// host's; otherwise 0.
+func (r *Root) findDev(hostDev string) uint64 {
+	var host, own unix.Stat_t
+	var fs unix.Statfs_t
+	dev, err := r.open("/dev", unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+	if err != nil {
+		return 0
+	}
+	defer closeQuietly(dev)
+	err = errors.Join(unix.Stat(hostDev, &host), unix.Fstat(int(dev.Fd()), &own), unix.Fstatfs(int(dev.Fd()), &fs))
+	if err != nil || own.Dev == host.Dev || fs.Type != unix.TMPFS_MAGIC {
+		return 0
+	}
+	id, err := mountID(dev)
+	if err != nil {
+		return 0
+	}
+	return id
 }
 
 // refuseOwnRoot guards against working on the host's files, whatever led there.
@@ -85,19 +100,6 @@ func refuseOwnRoot(dir *os.File) error {
 // Close closes the root's handle.
 func (r *Root) Close() error { return r.dir.Close() }
 
-func mountOf(f *os.File) (mount, error) {
-	var st unix.Statx_t
-	const mask = unix.STATX_MNT_ID | unix.STATX_INO
-	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, mask, &st); err != nil {
-		return mount{}, fmt.Errorf("statx: %w", err)
-	}
-	m := mount{dev: unix.Mkdev(st.Dev_major, st.Dev_minor)}
-	if st.Mask&unix.STATX_MNT_ID != 0 {
-		m.id = st.Mnt_id
-	}
-	return m, nil
-}
-
 // lookupTries bounds how often a lookup is tried again that a rename or mount elsewhere has disturbed.
 const lookupTries = 128
 
@@ -107,18 +109,21 @@ func (r *Root) open(name string, flags uint64) (*os.File, error) {
 		Flags:   flags | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	}
-	for try := 0; ; try++ {
-		fd, err := unix.Openat2(int(r.dir.Fd()), name, &how)
+	var err error
+	for range lookupTries {
+		var fd int
+		fd, err = unix.Openat2(int(r.dir.Fd()), name, &how)
 		switch {
 		case err == nil:
 			return os.NewFile(uintptr(fd), name), nil
-		case (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EINTR)) && try < lookupTries:
 		case errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM):
 			return r.openSlowly(name, flags)
-		default:
-			return nil, &os.PathError{Op: "open", Path: name, Err: err}
+		}
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EXDEV) && !errors.Is(err, unix.EINTR) {
+			break
 		}
 	}
+	return nil, &os.PathError{Op: "open", Path: name, Err: err}
 }
 
 // openSlowly is open where there is no openat2: before Linux 5.6, or refused by a seccomp filter.

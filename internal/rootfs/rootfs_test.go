@@ -315,19 +315,160 @@ func mountTmpfs(t *testing.T, dir string, flags uintptr) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 }
 
+// bind mounts a file or directory over another one below the root.
+func (w *world) bind(t *testing.T, from, to string) {
+	t.Helper()
+	if err := unix.Mount(from, filepath.Join(w.dir, to), "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(filepath.Join(w.dir, to), unix.MNT_DETACH) })
+}
+
+// reopen opens the root again, as the hook does when all is mounted.
+func (w *world) reopen(t *testing.T, hostDev string) {
+	t.Helper()
+	root, err := Open(w.dir, hostDev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = root.Close() })
+	w.root = root
+}
+
+// Whatever path leads there, nothing that is on another mount than the root is read.
+func TestReadsOnlyTheRootsOwnMount(t *testing.T) {
+	testenv.Root(t)
+	hooktest.MountNamespace(t)
+	w := newWorld(t)
+	for _, dir := range []string{"/volume", "/secret", "/proc", "/sys", "/dev"} {
+		w.makeDir(dir, "")
+	}
+	w.write("/own", "own")
+	w.write("/over", "below")
+	w.bind(t, w.canary, "/volume")
+	w.bind(t, w.canary+"/secret", "/over")
+	mountTmpfs(t, w.dir+"/secret", 0)
+	mountTmpfs(t, w.dir+"/dev", 0)
+	w.write("/secret/v1/token", "secret")
+	w.write("/dev/file", "in /dev")
+	w.link("v1", "/secret/data")
+	for _, kind := range []string{"proc", "sysfs"} {
+		dir := w.dir + "/" + strings.TrimSuffix(kind, "fs")
+		if err := unix.Mount(kind, dir, kind, 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	}
+	w.link("/volume/secret", "/link-to-volume")
+	w.link("/secret/data/token", "/link-to-secret")
+	w.link("/volume", "/link-to-directory")
+	w.reopen(t, "/dev")
+	for _, name := range []string{
+		"/volume/secret", "/link-to-volume", "/link-to-directory/secret", "/secret/data/token", "/link-to-secret", "/over",
+		"/proc/version", "/proc/self/environ", "/sys/kernel/notes", "/dev/file",
+	} {
+		if data, err := w.root.ReadFile(name, 1<<20); !errors.Is(err, ErrVolume) || !strings.Contains(err.Error(), name) {
+			t.Errorf("ReadFile(%q) = %q, %v, want ErrVolume with the name", name, data, err)
+		}
+		if f, err := w.root.OpenFile(name); !errors.Is(err, ErrVolume) {
+			t.Errorf("OpenFile(%q) = %v, %v, want ErrVolume", name, f, err)
+		}
+	}
+	for _, name := range []string{"/volume", "/link-to-directory", "/secret/data", "/proc", "/sys/kernel"} {
+		if names, err := w.root.ReadDir(name, 10); !errors.Is(err, ErrVolume) || !strings.Contains(err.Error(), name) {
+			t.Errorf("ReadDir(%q) = %q, %v, want ErrVolume with the name", name, names, err)
+		}
+	}
+	if data, err := w.root.ReadFile("/own", 10); string(data) != "own" {
+		t.Errorf("ReadFile of the root's own: %q, %v", data, err)
+	}
+	if names, err := w.root.ReadDir("/dev", 10); len(names) != 1 {
+		t.Errorf("ReadDir of the container's own /dev: %q, %v", names, err)
+	}
+}
+
+// A lower layer of an overlay is on another file system, and often on another device, but on the root's mount.
+func TestReadsLowerLayers(t *testing.T) {
+	testenv.Root(t)
+	hooktest.MountNamespace(t)
+	w := newWorld(t)
+	layers := t.TempDir()
+	for _, dir := range []string{"/a", "/b", "/upper"} {
+		mountTmpfs(t, layers+dir, 0)
+	}
+	for name, data := range map[string]string{"/a/file": "of a", "/b/file": "hidden", "/b/dir/file": "of b"} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(layers+name), 0o755), os.WriteFile(layers+name, []byte(data), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Mkdir(layers+"/upper/u", 0o755), os.Mkdir(layers+"/upper/w", 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	options := strings.ReplaceAll("lowerdir=L/a:L/b,upperdir=L/upper/u,workdir=L/upper/w", "L", layers)
+	if err := unix.Mount("overlay", w.dir, "overlay", 0, options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(w.dir, unix.MNT_DETACH) })
+	w.reopen(t, "/dev")
+	for range 2 {
+		for name, want := range map[string]string{"/file": "of a", "/dir/file": "of b"} {
+			if got, err := w.root.ReadFile(name, 100); string(got) != want {
+				t.Errorf("ReadFile(%q) = %q, %v, want %q", name, got, err, want)
+			}
+		}
+		if err := w.root.WriteFile("/dir/new", []byte("x"), 0o644); err != nil { // and once more with an upper layer
+			t.Error(err)
+		}
+	}
+}
+
+func TestReadCover(t *testing.T) {
+	testenv.Root(t)
+	hooktest.MountNamespace(t)
+	w := newWorld(t)
+	mountTmpfs(t, w.dir+"/secret", 0)
+	w.write("/secret/token", "secret")
+	for _, name := range []string{"/own", "/over", "/bound"} {
+		w.write(name, "below")
+	}
+	w.bind(t, "/proc/version", "/bound")
+	if err := w.root.MountFile("/over", []byte("cover"), 0o444); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(w.dir+"/over", unix.MNT_DETACH) }()
+	if data, err := w.root.ReadCover("/over", 5); string(data) != "cover" {
+		t.Errorf("of a file that MountFile mounted: %q, %v", data, err)
+	}
+	if data, err := w.root.ReadCover("/over", 4); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("of more than the limit: %q, %v, want ErrTooLarge", data, err)
+	}
+	for _, name := range []string{"/own", "/secret/token", "/bound"} {
+		if data, err := w.root.ReadCover(name, 100); err == nil || data != nil {
+			t.Errorf("ReadCover(%q) = %q, %v, want an error", name, data, err)
+		}
+	}
+}
+
 func TestVolumesAreNotChanged(t *testing.T) {
 	testenv.Root(t)
 	hooktest.MountNamespace(t)
 	w := newWorld(t)
-	mountTmpfs(t, w.dir+"/volume", 0)
+	w.makeDir("/volume", "")
+	w.bind(t, w.canary, "/volume")
 	mountTmpfs(t, w.dir+"/dev", 0)
-	w.makeDir("/hostdev", "")
-	if err := unix.Mount(w.canary, w.dir+"/volume", "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
+	mountTmpfs(t, w.dir+"/dev/shm", 0)
+	for _, dir := range []string{"/dev/dri", "/dev/linked"} {
+		w.makeDir(dir, "")
 	}
-	defer func() { _ = unix.Unmount(w.dir+"/volume", unix.MNT_DETACH) }()
+	w.bind(t, w.canary, "/dev/dri")
 	w.link("/volume", "/etc")
-	for _, name := range []string{"/volume/secret", "/volume/new", "/etc/new", "/volume/new/sub/file", "/volume/dir/file"} {
+	w.link("/volume", "/dev/out")
+	w.link("../../volume", "/dev/linked/by-path")
+	w.reopen(t, t.TempDir())
+	for _, name := range []string{
+		"/volume/secret", "/volume/new", "/etc/new", "/volume/new/sub/file", "/volume/dir/file",
+		"/dev/dri/new", "/dev/dri/by-path/new", "/dev/out/new", "/dev/linked/by-path/new", "/dev/shm/new",
+	} {
 		if err := w.root.WriteFile(name, []byte("x"), 0o644); !errors.Is(err, ErrVolume) {
 			t.Errorf("WriteFile(%q): %v, want ErrVolume", name, err)
 		}
@@ -335,15 +476,118 @@ func TestVolumesAreNotChanged(t *testing.T) {
 			t.Errorf("Symlink(%q): %v, want ErrVolume", name, err)
 		}
 	}
-	if err := w.root.Symlink("x", "/dev/dri/by-path/y"); err != nil {
+	if err := w.root.Symlink("x", "/dev/own/by-path/y"); err != nil {
 		t.Errorf("in the container's own /dev: %v", err)
 	}
-	if err := unix.Mount("/dev", w.dir+"/dev", "", unix.MS_BIND, ""); err != nil {
+}
+
+// What is mounted at /dev is the container's own only if it is such as runtimes mount there.
+func TestForeignDev(t *testing.T) {
+	testenv.Root(t)
+	for name, mount := range map[string]func(t *testing.T, w *world) (hostDev string){
+		"the host's": func(t *testing.T, w *world) string {
+			host := t.TempDir()
+			mountTmpfs(t, host, 0)
+			w.makeDir("/dev", "")
+			w.bind(t, host, "/dev")
+			return host
+		},
+		"a volume that is no tmpfs": func(t *testing.T, w *world) string {
+			w.makeDir("/dev", "")
+			w.bind(t, "/proc/self", "/dev")
+			return "/dev"
+		},
+		"a link to a tmpfs": func(t *testing.T, w *world) string {
+			mountTmpfs(t, w.dir+"/volume", 0)
+			w.link("volume", "/dev")
+			return "/dev"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hooktest.MountNamespace(t)
+			w := newWorld(t)
+			w.reopen(t, mount(t, w))
+			if err := w.root.Symlink("x", "/dev/new"); !errors.Is(err, ErrVolume) {
+				t.Errorf("Symlink: %v, want ErrVolume", err)
+			}
+			if names, err := w.root.ReadDir("/dev", 10); !errors.Is(err, ErrVolume) {
+				t.Errorf("ReadDir: %q, %v, want ErrVolume", names, err)
+			}
+		})
+	}
+}
+
+func TestCheckContainer(t *testing.T) {
+	testenv.Root(t)
+	check := func(t *testing.T, dir, want string) {
+		t.Helper()
+		r, err := Open(dir, "/dev")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = r.Close() }()
+		if err := r.CheckContainer(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("CheckContainer of %s: %v, want %q", dir, err, want)
+		}
+	}
+	// Every machine that this runs on has /proc mounted.
+	check(t, "/proc", "in the host's mount namespace")
+	hooktest.MountNamespace(t)
+	check(t, "/proc", "")
+	dir := t.TempDir()
+	check(t, dir, "not a mount point")
+	hooktest.MountPoint(t, dir)
+	check(t, dir, "")
+	check(t, dir+"/..", "not a mount point")
+}
+
+func TestMountIDFromProc(t *testing.T) {
+	for _, name := range []string{"/", "/proc", "/proc/self/status", "/dev/null"} {
+		f, err := os.OpenFile(name, unix.O_PATH, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := mountID(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := mountIDFromProc(f); got != want || err != nil {
+			t.Errorf("%s: %d, %v, want %d", name, got, err, want)
+		}
+		_ = f.Close()
+	}
+}
+
+func TestReadHostFile(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("content"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = unix.Unmount(w.dir+"/dev", unix.MNT_DETACH) }()
-	if err := w.root.Symlink("x", "/dev/gpu-test-link"); !errors.Is(err, ErrVolume) {
-		t.Errorf("in the host's /dev: %v, want ErrVolume", err)
+	for name, tc := range map[string]struct {
+		make func(path string) error
+		want error
+	}{
+		"a link":      {func(path string) error { return os.Symlink(file, path) }, ErrNotRegular},
+		"a FIFO":      {func(path string) error { return unix.Mkfifo(path, 0o644) }, ErrNotRegular},
+		"a directory": {func(path string) error { return os.Mkdir(path, 0o755) }, ErrNotRegular},
+		"too large":   {func(path string) error { return os.WriteFile(path, []byte("12345678"), 0o644) }, ErrTooLarge},
+		"sparse":      {func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o644), os.Truncate(path, 1<<40)) }, ErrTooLarge},
+		"missing":     {func(string) error { return nil }, os.ErrNotExist},
+	} {
+		path := filepath.Join(dir, name)
+		if err := tc.make(path); err != nil {
+			t.Fatal(err)
+		}
+		if data, err := ReadHostFile(path, 7); !errors.Is(err, tc.want) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %q, %v, want %v with the path", name, data, err, tc.want)
+		}
+	}
+	if data, err := ReadHostFile(file, 7); string(data) != "content" {
+		t.Errorf("a file of the limit's size: %q, %v", data, err)
+	}
+	if data, err := ReadHostFile("/proc/self/mountinfo", 1<<20); !strings.Contains(string(data), " / ") {
+		t.Errorf("a file that says it has no content: %q, %v", data, err)
 	}
 }
 

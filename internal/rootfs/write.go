@@ -9,7 +9,6 @@ import (
 	"os"
 	"path"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -122,8 +121,8 @@ func makeTemp(name string, mk func(temp string) error) (string, error) {
 	}
 }
 
-// ownDir opens a directory for changes and makes it where it is missing, with mode 0755 less the umask. It must be on
-// the root's own mount, or under /dev on one that is not the host's.
+// ownDir opens a directory for changes and makes it where it is missing, with mode 0755 less the umask. checkOwn must
+// admit it.
 func (r *Root) ownDir(name string) (*os.File, error) {
 	dir, err := r.open(name, unix.O_PATH|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOENT) && name != "/" {
@@ -132,21 +131,22 @@ func (r *Root) ownDir(name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.checkOwn(dir, name); err != nil {
+	if err := r.checkOwn(dir); err != nil {
 		closeQuietly(dir)
 		return nil, err
 	}
 	return dir, nil
 }
 
-func (r *Root) checkOwn(dir *os.File, name string) error {
-	m, err := mountOf(dir)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+// checkOwn returns ErrVolume for a directory that is neither on the root's own mount nor on that of the container's own
+// /dev, whatever path led to it.
+func (r *Root) checkOwn(dir *os.File) error {
+	id, err := mountID(dir)
+	if err == nil && id != r.mount && (r.dev == 0 || id != r.dev) {
+		err = ErrVolume
 	}
-	ownDev := strings.HasPrefix(name+"/", "/dev/") && r.dev != 0 && m.dev != r.dev
-	if m != r.mount && !ownDev {
-		return fmt.Errorf("%s: %w", name, ErrVolume)
+	if err != nil {
+		return fmt.Errorf("%s: %w", dir.Name(), err)
 	}
 	return nil
 }
@@ -166,7 +166,7 @@ func (r *Root) mkdir(name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.checkOwn(dir, name); err != nil {
+	if err := r.checkOwn(dir); err != nil {
 		closeQuietly(dir)
 		return nil, err
 	}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+func TestWithin(t *testing.T) {
+	failed := errors.New("failed")
+	if n, err := within(nil, "act", func() (int, error) { return 1, failed }); n != 1 || !errors.Is(err, failed) {
+		t.Errorf("%d, %v, want what the act returned", n, err)
+	}
+	block := make(chan int)
+	defer close(block)
+	n, err := within(time.After(time.Millisecond), "read it", func() (int, error) { return <-block, nil })
+	if n != 0 || err == nil || !strings.Contains(err.Error(), "read it: not done after 10s") {
+		t.Errorf("%d, %v, want an error that names the act", n, err)
+	}
+}
+
+// Whatever never answers, the hook ends, and says what it waited for.
+func TestDeadline(t *testing.T) {
+	c := newContainer(t)
+	mountSilent(t, c.path("/opt/driver"))
+	silent, w, err := os.Pipe()
+	c.must(err)
+	defer func() { _ = silent.Close(); _ = w.Close() }()
+	state := func() io.Reader { return strings.NewReader(fmt.Sprintf(`{"id":"test","bundle":%q}`, c.bundle)) }
+	ctx, cancel := context.WithTimeout(t.Context(), engineTimeout)
+	defer cancel()
+	var started []*exec.Cmd
+	start := func(stdin io.Reader, stderr io.Writer) {
+		cmd := exec.CommandContext(ctx, hookBinary(t), "create-container", "--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1")
+		cmd.Stdin, cmd.Stderr = stdin, stderr
+		c.must(cmd.Start())
+		started = append(started, cmd)
+	}
+	var noState, noFiles bytes.Buffer
+	start(silent, &noState)
+	start(state(), &noFiles)
+	start(state(), fullPipe(t)) // whose reader does not answer either
+	for i, cmd := range started {
+		if err := cmd.Wait(); ctx.Err() != nil || cmd.ProcessState.ExitCode() != 1 {
+			t.Errorf("hook %d: %v, want status 1", i, err)
+		}
+	}
+	if want := "read the OCI state from standard input: not done after 10s"; !strings.Contains(noState.String(), want) {
+		t.Errorf("without a state: %q, want %q", &noState, want)
+	}
+	if want := "prepare the container's root: not done after 10s"; !strings.Contains(noFiles.String(), want) {
+		t.Errorf("without an answer: %q, want %q", &noFiles, want)
+	}
+}
+
+// mountSilent mounts a FUSE file system that nobody serves.
+func mountSilent(t *testing.T, dir string) {
+	t.Helper()
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		testenv.Skip(t, "needs FUSE: "+err.Error())
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse.Fd())
+	if err := unix.Mount("silent", dir, "fuse", 0, options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = unix.Unmount(dir, unix.MNT_DETACH)
+		_ = fuse.Close()
+	})
+}
+
+// fullPipe is the end of a pipe that takes nothing more.
+func fullPipe(t *testing.T) *os.File {
+	t.Helper()
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	r, w := os.NewFile(uintptr(fds[0]), "read"), os.NewFile(uintptr(fds[1]), "write")
+	t.Cleanup(func() { _ = r.Close(); _ = w.Close() })
+	size, err := unix.FcntlInt(w.Fd(), unix.F_GETPIPE_SZ, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(w, strings.Repeat("x", size)); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/internal/hookargs"
+	"gpu-cdi-plugin/internal/hooktest"
+	"gpu-cdi-plugin/internal/ldcache"
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+// The container's user cannot read what the image's links lead to, but the hook can. Nothing of it may be in the files
+// that the hook writes, or mounts where the root is read-only, which everybody can read. The secrets are such that
+// they parse: a musl path of directories, a loader cache.
+func TestEnginesPassNothingOn(t *testing.T) {
+	const secretPath = "/secret-a:/secret-b\n"
+	for name, tc := range map[string]struct {
+		// path and cache are where the image's links for musl's path and glibc's cache lead.
+		path, cache string
+		arrange     func(b *bundle, secrets string)
+		// noCover is for what crun can mount nothing over when the root is read-only, so that the container does not start:
+		// files of /proc, and those below a directory that it has masked already.
+		noCover bool
+	}{
+		"a volume": {path: "/volume/path", cache: "/volume/cache", arrange: func(b *bundle, secrets string) {
+			b.mounts["/volume"] = secrets
+		}},
+		"a Secret": {path: "/run/secrets/path", cache: "/run/secrets/cache", arrange: func(b *bundle, secrets string) {
+			// As the kubelet lays them out: a tmpfs with a directory for each version, and links.
+			tmpfs := filepath.Join(b.dir, "tmpfs")
+			b.setup = "mkdir -p " + tmpfs + " && mount -t tmpfs -o mode=755 tmpfs " + tmpfs +
+				" && mkdir " + tmpfs + "/..v1 && cp -p " + secrets + "/* " + tmpfs + "/..v1" +
+				" && ln -s ..v1 " + tmpfs + "/..data && ln -s ..data/path ..data/cache " + tmpfs
+			b.mounts["/run/secrets"] = tmpfs
+		}},
+		"a Secret of one file each": {path: "/path", cache: "/cache", arrange: func(b *bundle, secrets string) {
+			tmpfs := filepath.Join(b.dir, "tmpfs")
+			b.setup = "mkdir -p " + tmpfs + " && mount -t tmpfs tmpfs " + tmpfs + " && cp -p " + secrets + "/* " + tmpfs
+			b.mounts["/path"], b.mounts["/cache"] = tmpfs+"/path", tmpfs+"/cache"
+		}},
+		"files mounted in place": {arrange: func(b *bundle, secrets string) {
+			b.mounts["/etc/ld-musl-x86_64.path"], b.mounts["/etc/ld.so.cache"] = secrets+"/path", secrets+"/cache"
+		}},
+		"sysfs":                {path: "/sys/kernel/notes", cache: "/sys/kernel/uevent_seqnum", arrange: sysfs},
+		"sysfs, a masked path": {path: "/sys/firmware/memmap/0/start", cache: "/sys/firmware/memmap/0/end", arrange: sysfs, noCover: true},
+		"procfs":               {path: "/proc/version", cache: "/proc/cmdline", arrange: func(*bundle, string) {}, noCover: true},
+		"procfs, a masked path": {path: "/proc/timer_list", cache: "/proc/keys", arrange: func(b *bundle, _ string) {
+			b.masked = []string{"/proc/timer_list", "/proc/keys"}
+		}},
+	} {
+		for _, e := range engines(t) {
+			for mode, readonly := range map[string]bool{"": false, ", read-only": true} {
+				t.Run(name+", "+e.name+mode, func(t *testing.T) {
+					t.Parallel()
+					b := newBundle(t)
+					image(b)
+					b.readonly = readonly
+					secrets := secretDir(t, secretPath)
+					tc.arrange(b, secrets)
+					c := &container{t: t, root: b.root()}
+					if tc.path != "" {
+						c.link(tc.path, "/etc/ld-musl-x86_64.path")
+						c.link(tc.cache, "/etc/ld.so.cache")
+					}
+					out, stderr, err := b.run(e)
+					if err != nil && tc.noCover && readonly && e.name == "crun" {
+						if !strings.Contains(stderr, "nothing in the container finds libcuda.so.1") {
+							t.Errorf("%v: %s", err, stderr)
+						}
+						return
+					}
+					want := "/lib\n/usr/local/lib\n/usr/lib\n/opt/driver\n" +
+						"/opt/driver/libcuda.so.580.1\nlibcuda.so.1\nlibcuda.so\nprestart-hook of gpu-cdi-plugin"
+					if out != want || err != nil {
+						t.Errorf("the container reads %q, want %q; %v: %s", out, want, err, stderr)
+					}
+				})
+			}
+		}
+	}
+}
+
+func sysfs(b *bundle, _ string) {
+	b.more = []map[string]any{{"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": []string{"ro"}}}
+	b.masked = []string{"/sys/firmware"}
+}
+
+// image is an image with both C libraries' loaders, or what the hook takes for them, whose program prints musl's path
+// and the names in glibc's cache as a user without rights.
+func image(b *bundle) {
+	b.t.Helper()
+	busybox := filepath.Join(b.root(), "bin/busybox")
+	hooktest.CopyFile(b.t, testenv.Command(b.t, "busybox"), busybox)
+	c := &container{t: b.t, root: b.root()}
+	_, loader := multiarch()
+	c.write(loader, "loader")
+	musl(c)
+	c.must(os.MkdirAll(c.path("/etc"), 0o755))
+	b.user = 1000
+	b.process = []string{
+		"/bin/busybox", "sh", "-c",
+		`busybox cat /etc/ld-musl-x86_64.path; busybox strings /etc/ld.so.cache | busybox grep -v glibc-ld`,
+	}
+}
+
+// secretDir has files that only root can read: a search path, and a loader cache.
+func secretDir(t *testing.T, path string) string {
+	t.Helper()
+	dir := t.TempDir()
+	flags, _ := ldcache.FlagsFor("amd64")
+	cache := &ldcache.Cache{Generator: "secret", Entries: []ldcache.Entry{
+		{Name: "libsecret.so.1", Path: "/secret/libsecret.so.1", Flags: flags},
+		{Name: "libcuda.so.1", Path: "/opt/driver/libcuda.so.580.1", Flags: flags},
+	}}
+	for name, data := range map[string]string{"path": path, "cache": string(cache.Marshal())} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// What is in a lower layer of an overlay is the image's own, whatever file system it is on.
+func TestEnginesReadLowerLayers(t *testing.T) {
+	for _, e := range engines(t) {
+		for mode, readonly := range map[string]bool{"": false, ", read-only": true} {
+			t.Run(e.name+mode, func(t *testing.T) {
+				t.Parallel()
+				b := newBundle(t)
+				image(b)
+				b.readonly = readonly
+				c := &container{t: t, root: b.root()}
+				c.write("/etc/ld-musl-x86_64.path", "/image/lib:/lib\n")
+				flags, _ := ldcache.FlagsFor("amd64")
+				cache := &ldcache.Cache{Entries: []ldcache.Entry{{Name: "libimage.so.1", Path: "/image/lib/libimage.so.1", Flags: flags}}}
+				c.write("/layer/cache", string(cache.Marshal()))
+				c.link("../layer/cache", "/etc/ld.so.cache")
+				// The lower layer is a tmpfs, the upper one is not.
+				overlay(b)
+				out, stderr, err := b.run(e)
+				if err != nil || !strings.HasPrefix(out, "/image/lib\n/lib\n/opt/driver\n") ||
+					!strings.Contains(out, "libimage.so.1") || !strings.Contains(out, "libcuda.so.1") {
+					t.Errorf("the container reads %q, want what is in the layer too; %v: %s", out, err, stderr)
+				}
+			})
+		}
+	}
+}
+
+// overlay makes the root that of an overlay, whose lower layer is a tmpfs with the image.
+func overlay(b *bundle) {
+	b.t.Helper()
+	b.setup = `cd ` + b.dir + `
+		mkdir lower upper work
+		mount -t tmpfs -o mode=755 tmpfs lower
+		cp -a rootfs/. lower
+		mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work overlay rootfs
+		cd /`
+}
+
+// A volume at /dev/dri is not the container's own /dev, and a link in it leads to another volume.
+func TestEnginesWriteToNoVolume(t *testing.T) {
+	for _, e := range engines(t) {
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBundle(t)
+			image(b)
+			volumes := t.TempDir()
+			c := &container{t: t, root: volumes}
+			device(c, "/dri/card1", 226, 1)
+			c.link("/data", "/dri/by-path")
+			c.write("/data/file", "")
+			for to, from := range map[string]string{"/dev/dri": "/dri", "/data": "/data"} {
+				b.more = append(b.more, map[string]any{
+					"destination": to, "source": c.path(from), "type": "bind", "options": []string{"bind", "rw"},
+				})
+			}
+			b.args = hookargs.CreateContainer{DRI: []hookargs.DRI{{PCIBusID: "0000:1b:00.0", Nodes: []string{"card1"}}}}
+			b.process = []string{"/bin/busybox", "true"}
+			before := hooktest.Hash(t, volumes)
+			_, stderr, err := b.run(e)
+			if err != nil || !strings.Contains(stderr, "on another mount") && e.name == "crun" {
+				t.Errorf("%v: %s, want a message", err, stderr)
+			}
+			if hooktest.Hash(t, volumes) != before {
+				t.Error("the hook wrote to a volume")
+			}
+		})
+	}
+}

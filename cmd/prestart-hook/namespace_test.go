@@ -1,0 +1,76 @@
+package main
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/internal/hooktest"
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+// The hook changes only a mount point in a mount namespace that is not that of process 1.
+func TestNamespaces(t *testing.T) {
+	needRoot(t)
+	// Process 1 is the shell here; its namespace can be looked at, unlike that of the machine's in some sandboxes.
+	const newPID = "unshare --pid --fork --mount --mount-proc sh -ec"
+	for name, tc := range map[string]struct {
+		script string
+		says   string // empty if the root is changed
+	}{
+		"a mount point": {script: `mount --bind "$ROOT" "$ROOT"; exec "$@"`},
+		"an ordinary directory": {
+			script: `exec "$@"`, says: "not a mount point",
+		},
+		"process 1 is in the same namespace": {
+			script: newPID + ` 'mount --bind "$ROOT" "$ROOT"; "$@"; exit $?' sh "$@"`, says: "in the host's mount namespace",
+		},
+		"process 1 is in another namespace": {
+			script: newPID + ` 'unshare --mount sh -ec "mount --bind \"$ROOT\" \"$ROOT\"; exec \"\$@\"" sh "$@"; exit $?' sh "$@"`,
+		},
+		"process 1 is hidden from root": {
+			script: `mount -t proc -o hidepid=2 proc /proc; mount --bind "$ROOT" "$ROOT"; exec "$@"`,
+		},
+		"process 1 is hidden from somebody without rights": {
+			script: `mount -t proc -o hidepid=2 proc /proc; mount --bind "$ROOT" "$ROOT"
+				exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"`,
+			says: "cannot tell its mount namespace from the host's",
+		},
+		"process 1 is hidden in a user namespace": {
+			script: `mount -t proc -o hidepid=2 proc /proc
+				exec setpriv --reuid=65534 --regid=65534 --clear-groups unshare --user --map-root-user --mount sh -ec '
+				mount --bind "$ROOT" "$ROOT"; exec "$@"' sh "$@"`,
+		},
+		"a user namespace, but the mount namespace of the parent": {
+			script: `mount -t proc -o hidepid=2 proc /proc; mount --bind "$ROOT" "$ROOT"
+				exec setpriv --reuid=65534 --regid=65534 --clear-groups unshare --user --map-root-user "$@"`,
+			says: "cannot tell its mount namespace from the host's",
+		},
+		"a user namespace that sees process 1": {
+			script: `exec setpriv --reuid=65534 --regid=65534 --clear-groups unshare --user --map-root-user --mount sh -ec '
+				mount --bind "$ROOT" "$ROOT"; exec "$@"' sh "$@"`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			root := filepath.Join(t.TempDir(), "root")
+			(&container{t: t, root: root}).write("/etc/empty", "")
+			chown(t, root, 65534)
+			before := hooktest.Hash(t, root)
+			cmd := exec.Command(testenv.Command(t, "unshare"), "--mount", "sh", "-ec", tc.script, "sh",
+				hookBinary(t), "create-container", "--link=/etc/link::target")
+			cmd.Env = []string{"ROOT=" + root, "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+			cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"id":"x","root":%q}`, root))
+			out, err := cmd.CombinedOutput()
+			changed := hooktest.Hash(t, root) != before
+			if tc.says == "" && (err != nil || !changed) {
+				t.Errorf("%v: %s, want a link", err, out)
+			}
+			if tc.says != "" && (cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), tc.says) || changed) {
+				t.Errorf("%v: %s, changed: %v, want %q and no change", err, out, changed, tc.says)
+			}
+		})
+	}
+}

@@ -1,0 +1,129 @@
+package rootfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// CheckContainer returns an error unless the root is a mount point in a mount namespace other than that of process 1.
+// Elsewhere what the hook writes and mounts would be the host's.
+func (r *Root) CheckContainer() error {
+	parent, err := openat(r.dir, "..", unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer closeQuietly(parent)
+	id, err := mountID(parent)
+	if err != nil {
+		return err
+	}
+	if id == r.mount {
+		return errors.New("it is not a mount point")
+	}
+	if isHost, err := r.isInHostNamespace(); err != nil {
+		return fmt.Errorf("cannot tell its mount namespace from the host's: %w", err)
+	} else if isHost {
+		return errors.New("it is in the host's mount namespace, that of process 1")
+	}
+	return nil
+}
+
+// isInHostNamespace reports whether process 1 has the root's mount too. The namespaces themselves tell it, but a process
+// in a user namespace, or under some security modules, may not look at those of process 1. Then the list of its mounts
+// tells it, which everybody may read: the ids of mounts are unique on a machine. Where /proc hides process 1 (hidepid),
+// a namespace that belongs to another user namespace than the initial one is not the host's.
+func (r *Root) isInHostNamespace() (bool, error) {
+	own, err := inode("/proc/thread-self/ns/mnt")
+	if err != nil {
+		return false, err
+	}
+	if host, err := inode("/proc/1/ns/mnt"); err == nil {
+		return own == host, nil
+	}
+	mounts, err := ReadHostFile("/proc/1/mountinfo", maxMountinfo)
+	if err == nil {
+		return findMount(mounts, r.mount) != "", nil
+	}
+	if owner, ownerErr := mountNamespaceOwner(); ownerErr != nil {
+		return false, errors.Join(err, ownerErr)
+	} else if owner == initialUserNamespace {
+		return false, err
+	}
+	return false, nil
+}
+
+// initialUserNamespace is the inode number of that namespace, USER_NS_INIT_INO of linux/nsfs.h.
+const initialUserNamespace = 0xEFFFFFFD
+
+// mountNamespaceOwner is the inode number of the user namespace to which the mount namespace belongs. The kernel refuses
+// to say it to a process in a user namespace below.
+func mountNamespaceOwner() (uint64, error) {
+	ns, err := os.Open("/proc/thread-self/ns/mnt")
+	if err != nil {
+		return 0, err
+	}
+	defer closeQuietly(ns)
+	owner, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_USERNS)
+	if err != nil {
+		return 0, fmt.Errorf("ask for the owner of the mount namespace: %w", err)
+	}
+	f := os.NewFile(uintptr(owner), "user namespace")
+	defer closeQuietly(f)
+	var st unix.Stat_t
+	if err := unix.Fstat(owner, &st); err != nil {
+		return 0, fmt.Errorf("look at the owner of the mount namespace: %w", err)
+	}
+	return st.Ino, nil
+}
+
+func inode(name string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(name, &st); err != nil {
+		return 0, &os.PathError{Op: "stat", Path: name, Err: err}
+	}
+	return st.Ino, nil
+}
+
+const maxMountinfo = 64 << 20 // bytes; a namespace has at most 100,000 mounts by default
+
+// findMount is the line of a mount in a mountinfo file, or "". See proc_pid_mountinfo(5): the mount's id comes first.
+func findMount(mountinfo []byte, id uint64) string {
+	prefix := strconv.FormatUint(id, 10) + " "
+	for line := range strings.Lines(string(mountinfo)) {
+		if strings.HasPrefix(line, prefix) {
+			return line
+		}
+	}
+	return ""
+}
+
+// mountID tells mounts apart.
+func mountID(f *os.File) (uint64, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
+		return 0, &os.PathError{Op: "statx", Path: f.Name(), Err: err}
+	}
+	if st.Mask&unix.STATX_MNT_ID != 0 {
+		return st.Mnt_id, nil
+	}
+	return mountIDFromProc(f)
+}
+
+// mountIDFromProc is mountID before Linux 5.8.
+func mountIDFromProc(f *os.File) (uint64, error) {
+	info, err := ReadHostFile("/proc/thread-self/fdinfo/"+strconv.Itoa(int(f.Fd())), 1<<20)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(info)) {
+		if id, ok := strings.CutPrefix(line, "mnt_id:"); ok {
+			return strconv.ParseUint(strings.TrimSpace(id), 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("%s: the kernel does not tell its mount", f.Name())
+}
