@@ -6,6 +6,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode"
 
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/rootfs"
@@ -89,7 +90,8 @@ func compatLibraries(root *rootfs.Root, names []string, version string, args *ho
 	var libs []hookargs.Library
 	for _, name := range names {
 		isLibrary := strings.HasPrefix(name, "libcuda") || strings.HasPrefix(name, "libnvidia-")
-		if file := path.Join(compatDir, name); isLibrary && strings.Contains(name, ".so.") && root.IsFile(file) {
+		isLibrary = isLibrary && strings.Contains(name, ".so.") && !strings.ContainsFunc(name, unicode.IsControl)
+		if file := path.Join(compatDir, name); isLibrary && root.IsFile(file) {
 			libs = append(libs, hookargs.Library{SONAME: name, Path: file})
 		}
 	}

@@ -5,7 +5,7 @@
 // executes nothing, mounts nothing from it, and believes nothing it reads there: each reader is bounded and fuzzed.
 // What it writes comes from the hook's arguments, from files on the root's own mount, and of these only what parses:
 // valid entries of a loader cache, directories of a search path. So a link of the image to a Secret, a volume or a file
-// of /sys makes nothing of it readable. What a container gets is decided by the CDI spec alone, in the hook's arguments.
+// of /sys makes nothing of it readable. The CDI spec alone decides what a container gets, in the hook's arguments.
 //
 // The work has three steps. observe reads what the result depends on, makePlan decides (a pure function), and apply
 // makes the changes. A second run finds everything as the first left it and changes nothing.

@@ -64,7 +64,7 @@ func TestDevicesAndParams(t *testing.T) {
 	const on = "Mobile: 0\nModifyDeviceFiles: 1\n"
 	write(t, hostDir, map[string]string{"proc/driver/nvidia/params": on})
 	write(t, root, map[string]string{"proc/driver/nvidia/params": on, "dev/nvidia7": "a file", "dev/nvidia-caps/x": ""})
-	for name, minor := range map[string]uint32{"nvidia0": 2, "nvidia10": 10, "nvidiactl": 255, "dri/card1": 1, "dri/renderD129": 129} {
+	for name, minor := range map[string]uint32{"nvidia0": 2, "nvidia10": 10, "nvidiactl": 255, "nvidia-uvm": 0, "nvidia-uvm-tools": 1, "nvidia": 3, "dri/card1": 1, "dri/renderD129": 129} {
 		node(t, filepath.Join(root, "dev", name), minor)
 	}
 	args := &hookargs.CreateContainer{
@@ -184,6 +184,7 @@ func compatRoot(t *testing.T, version, elf string) string {
 		dir + "libcuda.so." + version:                  elf,
 		dir + "libnvidia-ptxjitcompiler.so." + version: "compat",
 		dir + "libc.so.6":                              "not part of a driver",
+		dir + "libcuda-\n.so.6":                         "not a name",
 	})
 	for name, target := range map[string]string{
 		"usr/local/cuda": "/etc/alternatives/cuda", "etc/alternatives/cuda": "/usr/local/cuda-12.9",
@@ -278,7 +279,9 @@ func checkCache(t *testing.T, root string, want map[string]string) {
 			t.Errorf("the loader finds %s at %q, want %q", name, got, path)
 		}
 	}
-	if got, ok := c.Lookup("libc.so.6", flags); ok {
-		t.Errorf("the cache has %s", got)
+	for _, name := range []string{"libc.so.6", "libcuda-\n.so.6"} {
+		if got, ok := c.Lookup(name, flags); ok {
+			t.Errorf("the cache has %s", got)
+		}
 	}
 }

@@ -79,7 +79,8 @@ func (p *plan) addCache(links []hookargs.Link, img *image, a arch) {
 	for _, lib := range slices.Concat(libs, linkNames(links, libs)) {
 		entries = append(entries, ldcache.Entry{Name: lib.SONAME, Path: lib.Path, Flags: a.flags})
 	}
-	if data, _, err := mergeCache(content{data: img.cache.cover}, entries); err == nil && bytes.Equal(data, img.cache.cover) {
+	cover := content{data: img.cache.cover}
+	if data, _, err := mergeCache(cover, entries); err == nil && bytes.Equal(data, cover.data) {
 		return
 	}
 	data, dropped, err := mergeCache(img.cache, entries)
@@ -92,8 +93,7 @@ func (p *plan) addCache(links []hookargs.Link, img *image, a arch) {
 		p.notes = append(p.notes, fmt.Errorf("%w; a new one replaces it", err))
 	}
 	if dropped > 0 {
-		err := fmt.Errorf("%s: %d entries that are not a name and an absolute path are left out", cachePath, dropped)
-		p.notes = append(p.notes, err)
+		p.notes = append(p.notes, fmt.Errorf("%s: left out %d entries without a name or an absolute path", cachePath, dropped))
 	}
 	s := search{file: file{cachePath, data, 0o644}, libraries: img.libraries, isDefault: isGlibcDefault}
 	if len(img.configDirs) > 0 {
@@ -177,7 +177,7 @@ func (p *plan) addMusl(img *image, a arch) {
 		p.notes = append(p.notes, fmt.Errorf("%w; a new one replaces it", err))
 	}
 	if dropped > 0 {
-		p.notes = append(p.notes, fmt.Errorf("%s: %d parts that are not a directory's absolute path, or are more than %d, are left out",
+		p.notes = append(p.notes, fmt.Errorf("%s: left out %d parts that are no clean absolute path, or beyond the limit of %d",
 			a.muslPath, dropped, maxMuslDirs))
 	}
 	for _, lib := range img.libraries {
@@ -190,8 +190,8 @@ func (p *plan) addMusl(img *image, a arch) {
 	p.searches = append(p.searches, s)
 }
 
-// searchDirs are the directories of a search path, which has a colon or a newline between them, and how many parts of it
-// are no clean absolute path, or too many.
+// searchDirs are the directories of a search path, which has a colon or a newline between them, and the number of its
+// parts that are no clean absolute path, or too many.
 func searchDirs(data []byte) (dirs []string, dropped int) {
 	for dir := range strings.FieldsFuncSeq(string(data), func(r rune) bool { return r == ':' || r == '\n' }) {
 		clean := path.Clean(dir)
@@ -207,7 +207,12 @@ func searchDirs(data []byte) (dirs []string, dropped int) {
 
 // hasDirs reports whether the directories of all libraries are among dirs.
 func hasDirs(dirs []string, libs []hookargs.Library) bool {
-	return !slices.ContainsFunc(libs, func(lib hookargs.Library) bool { return !slices.Contains(dirs, path.Dir(lib.Path)) })
+	for _, lib := range libs {
+		if !slices.Contains(dirs, path.Dir(lib.Path)) {
+			return false
+		}
+	}
+	return true
 }
 
 func isMuslDefault(dir string, _ func(string) bool) bool {

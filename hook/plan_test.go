@@ -178,7 +178,7 @@ func TestMakePlan(t *testing.T) {
 			want: []string{
 				"/drv/libcuda.so.1 -> libcuda.so.580.1",
 				`/etc/ld-musl-x86_64.path: "/lib\n/with space\n/drv\n"`,
-				"note: /etc/ld-musl-x86_64.path: 7 parts that are not a directory's absolute path, or are more than 100, are left out",
+				"note: /etc/ld-musl-x86_64.path: left out 7 parts that are no clean absolute path, or beyond the limit of 100",
 			},
 		},
 		"musl with a path file of many directories": {
@@ -186,7 +186,7 @@ func TestMakePlan(t *testing.T) {
 			want: []string{
 				"/drv/libcuda.so.1 -> libcuda.so.580.1",
 				`/etc/ld-musl-x86_64.path: "` + strings.Repeat(`/x\n`, 100) + `/drv\n"`,
-				"note: /etc/ld-musl-x86_64.path: 1 parts that are not a directory's absolute path, or are more than 100, are left out",
+				"note: /etc/ld-musl-x86_64.path: left out 1 parts that are no clean absolute path, or beyond the limit of 100",
 			},
 		},
 		"musl's path file and the cache are on a volume": {
@@ -235,7 +235,7 @@ func TestMakePlan(t *testing.T) {
 				"cache by ldconfig",
 				"cache libz.so.1 0x303 => /opt/../lib/libz.so.1",
 				"cache libcuda.so.1 0x303 => /drv/libcuda.so.580.1",
-				"note: /etc/ld.so.cache: 2 entries that are not a name and an absolute path are left out",
+				"note: /etc/ld.so.cache: left out 2 entries without a name or an absolute path",
 			},
 		},
 		"links by PCI address for the nodes that were given": {

@@ -74,7 +74,7 @@ func TestCompare(t *testing.T) {
 	// Ascending; every name is less than all that follow it.
 	names := []string{
 		"", "-", "a", "aa", "lib.so", "liba", "libcuda.so", "libcuda.so.", "libcuda.so.1", "libcuda.so.1.0",
-		"libcuda.so.1x", "libcuda.so.2", "libcuda.so.10", "lib2", "lib2a", "lib10", "1",
+		"libcuda.so.1x", "libcuda.so.2", "libcuda.so.10", "lib0", "lib0a", "lib0a0", "lib0a1", "lib2", "lib2a", "lib10", "1",
 	}
 	for i, a := range names {
 		for j, b := range names {
@@ -83,8 +83,10 @@ func TestCompare(t *testing.T) {
 			}
 		}
 	}
-	if Compare("libx.so.01", "libx.so.1") != 0 {
-		t.Error("leading zeros count")
+	for a, b := range map[string]string{"libx.so.01": "libx.so.1", "libx.so.0": "libx.so.000", "lib00a": "lib0a", "0": "00"} {
+		if n := Compare(a, b); n != 0 {
+			t.Errorf("Compare(%q, %q) = %d, although zeros in front do not count", a, b, n)
+		}
 	}
 }
 
@@ -114,6 +116,25 @@ func TestPrepend(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, c.sorted()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestDropInvalid(t *testing.T) {
+	c := sample()
+	if n := c.DropInvalid(); n != 0 || !cmp.Equal(c, sample()) {
+		t.Errorf("%d entries of a usual cache were dropped: %s", n, cmp.Diff(sample(), c))
+	}
+	odd := []Entry{{Name: "libx.so.1", Path: "/opt/a/../b/libx.so.1"}, {Name: "lib x+ü.so", Path: "//lib/lib x+ü.so"}}
+	c.Entries = slices.Concat(odd, []Entry{
+		{Name: "", Path: "/lib/x"}, {Name: "a/b", Path: "/lib/b"}, {Name: "lib\nx", Path: "/lib/x"}, {Name: "lib\x7f", Path: "/lib/x"},
+		{Name: "libx", Path: ""}, {Name: "libx", Path: "lib/x"}, {Name: "libx", Path: "/lib/\tx"},
+	})
+	c.HWCaps, c.Generator = []string{"x86-64-v2", "pass/word", "x86-64-v3", "a\nb"}, "a\x01b"
+	if n := c.DropInvalid(); n != 7 || !slices.Equal(c.Entries, odd) {
+		t.Errorf("%d entries were dropped, want 7, and %v are left", n, c.Entries)
+	}
+	if want := []string{"x86-64-v2", "", "x86-64-v3", ""}; !slices.Equal(c.HWCaps, want) || c.Generator != "" {
+		t.Errorf("hardware names %q and generator %q are left, want %q and none", c.HWCaps, c.Generator, want)
 	}
 }
 

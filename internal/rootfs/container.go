@@ -33,10 +33,13 @@ func (r *Root) CheckContainer() error {
 	return nil
 }
 
-// isInHostNamespace reports whether process 1 has the root's mount too. The namespaces themselves tell it, but a process
-// in a user namespace, or under some security modules, may not look at those of process 1. Then the list of its mounts
-// tells it, which everybody may read: the ids of mounts are unique on a machine. Where /proc hides process 1 (hidepid),
-// a namespace that belongs to another user namespace than the initial one is not the host's.
+// isInHostNamespace reports whether the root's mount is in the mount namespace of process 1. There are three proofs:
+//
+//  1. The two namespaces are compared, where the kernel permits it: not in a user namespace, nor under some security
+//     modules.
+//  2. The mount's id, which is unique on the machine, is looked for among the mounts of process 1. Everybody may read
+//     those, unless /proc hides process 1 (hidepid).
+//  3. The mount namespace belongs to a user namespace other than the initial one, so it is not the host's.
 func (r *Root) isInHostNamespace() (bool, error) {
 	own, err := inode("/proc/thread-self/ns/mnt")
 	if err != nil {
@@ -60,8 +63,8 @@ func (r *Root) isInHostNamespace() (bool, error) {
 // initialUserNamespace is the inode number of that namespace, USER_NS_INIT_INO of linux/nsfs.h.
 const initialUserNamespace = 0xEFFFFFFD
 
-// mountNamespaceOwner is the inode number of the user namespace to which the mount namespace belongs. The kernel refuses
-// to say it to a process in a user namespace below.
+// mountNamespaceOwner is the inode number of the user namespace that owns the mount namespace. The kernel does not tell
+// it to a process in a user namespace below.
 func mountNamespaceOwner() (uint64, error) {
 	ns, err := os.Open("/proc/thread-self/ns/mnt")
 	if err != nil {

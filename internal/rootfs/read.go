@@ -94,7 +94,7 @@ func (r *Root) openFile(name string, check func(*os.File) error) (*os.File, erro
 	if err := check(f); err != nil {
 		return nil, fmt.Errorf("open %s: %w", name, err)
 	}
-	return openRegular(f)
+	return openRegular(f, name)
 }
 
 func (r *Root) readFile(name string, limit int64, check func(*os.File) error) ([]byte, error) {
@@ -103,7 +103,7 @@ func (r *Root) readFile(name string, limit int64, check func(*os.File) error) ([
 		return nil, err
 	}
 	defer closeQuietly(f)
-	return readAll(f, limit)
+	return readAll(f, name, limit)
 }
 
 // checkMount returns ErrVolume for what is not on the root's own mount.
@@ -138,32 +138,32 @@ func ReadHostFile(name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer closeQuietly(p)
-	f, err := openRegular(p)
+	f, err := openRegular(p, name)
 	if err != nil {
 		return nil, err
 	}
 	defer closeQuietly(f)
-	return readAll(f, limit)
+	return readAll(f, name, limit)
 }
 
 // openRegular opens for reading what is open with O_PATH, if it is a regular file.
-func openRegular(f *os.File) (*os.File, error) {
+func openRegular(f *os.File, name string) (*os.File, error) {
 	i, err := info(f)
 	if err != nil {
 		return nil, err
 	}
 	if !i.Mode.IsRegular() {
-		return nil, fmt.Errorf("open %s: %w but %s", f.Name(), ErrNotRegular, typeName(i.Mode))
+		return nil, fmt.Errorf("open %s: %w but %s", name, ErrNotRegular, typeName(i.Mode))
 	}
 	file, err := pathrs.Reopen(f, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", f.Name(), err)
+		return nil, fmt.Errorf("open %s: %w", name, err)
 	}
 	return file, nil
 }
 
 // readAll reads at most limit bytes. The file's size is no more than a hint: it is 0 in /proc, and may change.
-func readAll(f *os.File, limit int64) ([]byte, error) {
+func readAll(f *os.File, name string, limit int64) ([]byte, error) {
 	i, err := info(f)
 	if err != nil {
 		return nil, err
@@ -174,10 +174,10 @@ func readAll(f *os.File, limit int64) ([]byte, error) {
 		_, err = data.ReadFrom(io.LimitReader(f, limit+1))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", f.Name(), err)
+		return nil, fmt.Errorf("read %s: %w", name, err)
 	}
 	if max(i.Size, int64(data.Len())) > limit {
-		return nil, fmt.Errorf("read %s: %w: more than %d bytes", f.Name(), ErrTooLarge, limit)
+		return nil, fmt.Errorf("read %s: %w: more than %d bytes", name, ErrTooLarge, limit)
 	}
 	return data.Bytes(), nil
 }

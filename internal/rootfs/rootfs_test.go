@@ -114,17 +114,27 @@ func TestReadStaysInRoot(t *testing.T) {
 }
 
 func TestReadOnlyRegularFiles(t *testing.T) {
+	testenv.Root(t)
 	w := newWorld(t)
 	w.makeDir("/dir", "")
 	if err := unix.Mkfifo(filepath.Join(w.dir, "fifo"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("fifo", filepath.Join(w.dir, "link")); err != nil {
-		t.Fatal(err)
+	for name, kind := range map[string]uint32{"character": unix.S_IFCHR, "block": unix.S_IFBLK, "socket": unix.S_IFSOCK} {
+		if err := unix.Mknod(filepath.Join(w.dir, name), kind|0o644, int(unix.Mkdev(0, 0))); err != nil {
+			t.Fatal(err)
+		}
 	}
-	for _, name := range []string{"/dir", "/fifo", "/link"} {
-		if _, err := w.root.ReadFile(name, 1000); !errors.Is(err, ErrNotRegular) {
-			t.Errorf("ReadFile(%q): %v, want ErrNotRegular", name, err)
+	w.link("fifo", "/link")
+	for name, want := range map[string]string{
+		"/dir": "a directory", "/fifo": "a FIFO", "/link": "a FIFO", "/socket": "a socket", "/character": "a device", "/block": "a device",
+	} {
+		_, err := w.root.ReadFile(name, 1000)
+		if !errors.Is(err, ErrNotRegular) || !strings.HasSuffix(err.Error(), "but "+want) || !strings.Contains(err.Error(), name) {
+			t.Errorf("ReadFile(%q): %v, want ErrNotRegular that says %q", name, err, want)
+		}
+		if w.root.IsFile(name) {
+			t.Errorf("IsFile(%q) is true", name)
 		}
 	}
 	w.write("/large", "")
@@ -147,8 +157,8 @@ func TestMagicLinksAreRefused(t *testing.T) {
 	defer func() { _ = unix.Unmount(filepath.Join(w.dir, "proc"), unix.MNT_DETACH) }()
 	w.link("/proc/self/root"+w.canary+"/secret", "/secret")
 	w.link("/proc/self/root"+w.canary, "/dir")
-	if data, err := w.root.ReadFile("/secret", 1000); !errors.Is(err, unix.ELOOP) {
-		t.Errorf("read %q, %v through a magic link, want ELOOP", data, err)
+	if data, err := w.root.ReadFile("/secret", 1000); err == nil || errors.Is(err, ErrVolume) {
+		t.Errorf("read %q, %v through a magic link, want an error before the file is reached", data, err)
 	}
 	if err := w.root.WriteFile("/dir/file", []byte("x"), 0o644); err == nil {
 		t.Error("wrote through a magic link")
@@ -250,6 +260,27 @@ func TestWriteFile(t *testing.T) {
 				t.Error("the second time changed something")
 			}
 		})
+	}
+}
+
+// A root without room gets no file, and none of its parts.
+func TestWriteFileWithoutRoom(t *testing.T) {
+	testenv.Root(t)
+	hooktest.MountNamespace(t)
+	w := newWorld(t)
+	if err := unix.Mount("tmpfs", w.dir, "tmpfs", 0, "size=16k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(w.dir, unix.MNT_DETACH) })
+	w.write("/etc/f", "of the image")
+	w.reopen(t, "/dev")
+	before := hooktest.Hash(t, w.dir+"/etc/f")
+	err := w.root.WriteFile("/etc/f", make([]byte, 1<<16), 0o644)
+	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "/etc/f") {
+		t.Errorf("WriteFile: %v, want ENOSPC with the name", err)
+	}
+	if names, _ := os.ReadDir(w.dir + "/etc"); len(names) != 1 || hooktest.Hash(t, w.dir+"/etc/f") != before {
+		t.Errorf("left %v, want the file as it was", names)
 	}
 }
 
@@ -769,7 +800,7 @@ func TestReadDir(t *testing.T) {
 }
 
 // Kernels before 5.6 have no openat2.
-func TestWithoutOpenat2(t *testing.T) {
+func TestOpenSlowly(t *testing.T) {
 	w := newWorld(t)
 	w.write("/dir/file", "content")
 	w.link("../dir/file", "/dir/link")

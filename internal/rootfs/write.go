@@ -133,7 +133,7 @@ func (r *Root) ownDir(name string) (*os.File, error) {
 	}
 	if err := r.checkOwn(dir); err != nil {
 		closeQuietly(dir)
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return dir, nil
 }
@@ -145,10 +145,7 @@ func (r *Root) checkOwn(dir *os.File) error {
 	if err == nil && id != r.mount && (r.dev == 0 || id != r.dev) {
 		err = ErrVolume
 	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", dir.Name(), err)
-	}
-	return nil
+	return err
 }
 
 // mkdir makes the directory name, in a parent that may be missing too. It fails where a dangling link stands in the way.
@@ -168,7 +165,7 @@ func (r *Root) mkdir(name string) (*os.File, error) {
 	}
 	if err := r.checkOwn(dir); err != nil {
 		closeQuietly(dir)
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return dir, nil
 }
