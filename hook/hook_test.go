@@ -184,7 +184,7 @@ func compatRoot(t *testing.T, version, elf string) string {
 		dir + "libcuda.so." + version:                  elf,
 		dir + "libnvidia-ptxjitcompiler.so." + version: "compat",
 		dir + "libc.so.6":                              "not part of a driver",
-		dir + "libcuda-\n.so.6":                         "not a name",
+		dir + "libcuda-\n.so.6":                        "not a name",
 	})
 	for name, target := range map[string]string{
 		"usr/local/cuda": "/etc/alternatives/cuda", "etc/alternatives/cuda": "/usr/local/cuda-12.9",
