@@ -49,6 +49,33 @@ func newRoot(t *testing.T) string {
 	return root
 }
 
+// What is no container's root is not changed.
+func TestCreateContainerRefuses(t *testing.T) {
+	root := newRoot(t)
+	ordinary := t.TempDir()
+	args := &hookargs.CreateContainer{Links: []hookargs.Link{{Path: "/link", Target: "target"}}}
+	for name, tc := range map[string]struct {
+		state State
+		want  string
+	}{
+		"no bundle":             {State{ID: "x"}, "find the container's root"},
+		"a root that is gone":   {State{ID: "x", Root: root + "/gone"}, "open the container's root"},
+		"the host's root":       {State{ID: "x", Root: "/proc/self/root"}, "open the container's root"},
+		"an ordinary directory": {State{ID: "x", Root: ordinary}, "was not changed: it is not a mount point"},
+	} {
+		notes, err := CreateContainer(args, &tc.state, hostAt(t, t.TempDir()))
+		if len(notes) != 0 || err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: notes %v, error %v, want %q", name, notes, err, tc.want)
+		}
+	}
+	if names, err := os.ReadDir(ordinary); len(names) != 0 {
+		t.Errorf("the ordinary directory has %v, %v", names, err)
+	}
+	if notes, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir())); len(notes) != 0 || err != nil {
+		t.Errorf("a container's root: notes %v, error %v", notes, err)
+	}
+}
+
 func node(t *testing.T, path string, minor uint32) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

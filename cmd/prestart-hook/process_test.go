@@ -218,6 +218,39 @@ func TestRootIsWorkingDirectory(t *testing.T) {
 	}
 }
 
+// Two specs in one container start the hook twice. In a read-only root the second one finds the cache and musl's path
+// mounted over the image's, and does not take them for somebody else's.
+func TestTwiceInAReadOnlyRoot(t *testing.T) {
+	c := newContainer(t)
+	musl(c)
+	c.write("/etc/ld.so.cache", string(someCache()))
+	c.write("/etc/ld-musl-x86_64.path", "/image/lib")
+	c.must(syscall.Mount("", c.root, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	t.Cleanup(func() {
+		_ = syscall.Unmount(c.path("/etc/ld.so.cache"), syscall.MNT_DETACH)
+		_ = syscall.Unmount(c.path("/etc/ld-musl-x86_64.path"), syscall.MNT_DETACH)
+	})
+	var before string
+	for range 2 {
+		status, stderr := c.run("--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1")
+		if status != 0 || strings.Contains(stderr, "replaces") {
+			t.Errorf("status %d, %s", status, stderr)
+		}
+		if c.found("libz.so.1") == "" || c.found("libcuda.so.1") == "" {
+			t.Errorf("libz.so.1 is found at %q, libcuda.so.1 at %q", c.found("libz.so.1"), c.found("libcuda.so.1"))
+		}
+		if path, err := os.ReadFile(c.path("/etc/ld-musl-x86_64.path")); string(path) != "/image/lib\n/opt/driver\n" {
+			t.Errorf("musl's path: %q, %v", path, err)
+		}
+		mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+		c.must(err)
+		if before != "" && string(mounts) != before {
+			t.Errorf("the second run changed the mounts:\n%s\nbefore:\n%s", mounts, before)
+		}
+		before = string(mounts)
+	}
+}
+
 // Some runtimes do not read what hooks say.
 func TestNobodyReadsMessages(t *testing.T) {
 	c := newContainer(t)
