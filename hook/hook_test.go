@@ -248,6 +248,15 @@ func TestForwardCompatibility(t *testing.T) {
 		"not ELF":                               {version: "575.57.08", elf: strings.Repeat("x", 100), driver: "570.1", note: "libcuda.so.575.57.08"},
 		"empty":                                 {version: "575.57.08", elf: "", driver: "570.1", note: "ELF header"},
 		"no driver version is known":            {version: "575.57.08", elf: noted},
+		"a file in the directory's place": {
+			version: "575.57.08", elf: noted, driver: "570.1", note: compatDir,
+			setup: func(t *testing.T, root string) {
+				if err := os.Remove(filepath.Join(root, "usr/local/cuda")); err != nil {
+					t.Fatal(err)
+				}
+				write(t, root, map[string]string{compatDir: ""})
+			},
+		},
 		"two of them": {
 			version: "575.57.08", elf: noted, driver: "570.1", note: "more than one",
 			setup: func(t *testing.T, root string) {

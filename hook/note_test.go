@@ -84,6 +84,7 @@ func TestReadCompatNoteRefuses(t *testing.T) {
 		"headers of another size":       change(58, 40),
 		"too many sections":             change(60, 0xff, 0xff),
 		"names past the sections":       change(62, 9),
+		"names just past the sections":  change(62, 3),
 		"a table past the end":          change(40, 0xff, 0xff, 0xff),
 		"a table at a negative offset":  change(40, 0, 0, 0, 0, 0, 0, 0, 0xff),
 		"names past the end":            change(table+64+24, 0xff, 0xff, 0xff),

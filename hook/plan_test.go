@@ -190,9 +190,11 @@ func TestMakePlan(t *testing.T) {
 			},
 		},
 		"musl's path file and the cache are on a volume": {
-			img: image{libraries: libs[:1], musl: true, glibc: true,
+			img: image{
+				libraries: libs[:1], musl: true, glibc: true,
 				cache:    content{err: rootfs.ErrVolume, cover: cacheOf(ldcache.Entry{Name: "libsecret.so.1", Path: "/secret"}).data},
-				muslPath: content{err: rootfs.ErrVolume, cover: []byte("/secret")}},
+				muslPath: content{err: rootfs.ErrVolume, cover: []byte("/secret")},
+			},
 			want: []string{
 				"/drv/libcuda.so.1 -> libcuda.so.580.1",
 				"cache by " + generator,
@@ -203,11 +205,13 @@ func TestMakePlan(t *testing.T) {
 			},
 		},
 		"musl's path file and the cache are mounted over, and right": {
-			img: image{libraries: libs[:1], musl: true, glibc: true,
+			img: image{
+				libraries: libs[:1], musl: true, glibc: true,
 				cache: content{err: rootfs.ErrVolume, cover: cacheOf(
 					ldcache.Entry{Name: "libz.so.1", Path: "/lib/libz.so.1", Flags: ldcache.FlagsX8664},
 					ldcache.Entry{Name: "libcuda.so.1", Path: "/drv/libcuda.so.580.1", Flags: ldcache.FlagsX8664}).data},
-				muslPath: content{err: rootfs.ErrVolume, cover: []byte("/lib\n/drv\n")}},
+				muslPath: content{err: rootfs.ErrVolume, cover: []byte("/lib\n/drv\n")},
+			},
 			want: []string{"/drv/libcuda.so.1 -> libcuda.so.580.1"},
 		},
 		"musl's default path has the directory": {
