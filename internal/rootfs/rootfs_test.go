@@ -222,6 +222,8 @@ func TestWriteFile(t *testing.T) {
 	}{
 		"nothing is there":          {},
 		"another file is there":     {setup: func(w *world) { w.write("/etc/f", "other") }},
+		"the file, another mode":    {setup: func(w *world) { w.write("/etc/f", "new") }},
+		"a link as long, to equal":  {setup: func(w *world) { w.write("/etc/abc", "new"); w.link("abc", "/etc/f") }},
 		"a link to the host":        {setup: func(w *world) { w.link(w.canary+"/secret", "/etc/f") }},
 		"a link that climbs":        {setup: func(w *world) { w.link("../../canary/secret", "/etc/f") }},
 		"a link to a file in root":  {setup: func(w *world) { w.write("/other", "kept"); w.link("/other", "/etc/f") }},
