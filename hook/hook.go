@@ -47,7 +47,7 @@ func CreateContainer(args *hookargs.CreateContainer, state *State, h host.Host) 
 	}
 	defer func() { _ = root.Close() }()
 	if err := root.CheckContainer(); err != nil {
-		return nil, fmt.Errorf("%s is no container's root, and was not changed: %w", path, err)
+		return nil, fmt.Errorf("%s is no container's root at the stage createContainer, and was not changed: %w", path, err)
 	}
 	arch, err := archFor(goarch)
 	if err != nil {

@@ -317,7 +317,7 @@ func TestWrongStage(t *testing.T) {
 			b.stage = "createRuntime"
 			before := hooktest.Hash(t, filepath.Join(b.root(), "etc"))
 			out, stderr, err := b.run(e)
-			if want := "is no container's root, and was not changed: it is not a mount point"; err == nil || !strings.Contains(stderr, want) {
+			if want := "is no container's root at the stage createContainer, and was not changed: it is not a mount point"; err == nil || !strings.Contains(stderr, want) {
 				t.Errorf("got %q, %v: %s, want %q", out, err, stderr, want)
 			}
 			if hooktest.Hash(t, filepath.Join(b.root(), "etc")) != before {

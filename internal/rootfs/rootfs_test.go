@@ -591,6 +591,27 @@ func TestMountIDFromProc(t *testing.T) {
 	}
 }
 
+// What the kernel does not tell about a file is an error, and not the zero value, which would be a regular file.
+func TestClosedFile(t *testing.T) {
+	f, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close()
+	if i, err := info(f); err == nil {
+		t.Errorf("info = %+v, want an error", i)
+	}
+	if id, err := mountID(f); err == nil {
+		t.Errorf("mountID = %d, want an error", id)
+	}
+	if err := checkCover(f); err == nil {
+		t.Error("checkCover: no error")
+	}
+	if _, err := openRegular(f, "closed"); err == nil {
+		t.Error("openRegular: no error")
+	}
+}
+
 func TestReadHostFile(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
