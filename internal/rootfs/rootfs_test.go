@@ -196,8 +196,8 @@ func TestSymlink(t *testing.T) {
 				t.Fatalf("Symlink: %v, want an error: %v", err, tc.want == "")
 			}
 			if err != nil {
-				if !strings.Contains(err.Error(), tc.path) {
-					t.Errorf("error %q does not name %s", err, tc.path)
+				if !strings.Contains(err.Error(), tc.path) || errors.Is(err, unix.EBADF) {
+					t.Errorf("error %q does not name %s, or is about a handle", err, tc.path)
 				}
 				return
 			}
