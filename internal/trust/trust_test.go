@@ -1,0 +1,311 @@
+package trust
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/testenv"
+)
+
+// me and other are users who are not root.
+const me, other = 1000, 1001
+
+// A tree of files for each test: top is safe, and so is all in it until a test changes something.
+//
+//	top/dir/file   top/dir/sub/   top/link -> dir/file   top/up -> ../<top>/dir   top/abs -> <top>/dir
+func newTree(t *testing.T) string {
+	t.Helper()
+	testenv.Root(t)
+	top, err := os.MkdirTemp(safeDir(t), "trust-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(top) })
+	must(t, os.Chmod(top, 0o755), os.MkdirAll(top+"/dir/sub", 0o755), os.WriteFile(top+"/dir/file", nil, 0o755),
+		os.Symlink("dir/file", top+"/link"), os.Symlink("../"+filepath.Base(top)+"/dir", top+"/up"),
+		os.Symlink(top+"/dir", top+"/abs"), os.Symlink("loop", top+"/loop"), os.Symlink("none", top+"/dangling"))
+	return top
+}
+
+// safeDir is a directory that only root can write to, for the directories of tests: /tmp is none.
+func safeDir(t *testing.T) string {
+	t.Helper()
+	for _, dir := range []string{"/run", "/var/lib", "/root"} {
+		if Dir(dir) == nil {
+			return dir
+		}
+	}
+	testenv.Skip(t, "needs one of /run, /var/lib and /root to be root's alone")
+	return ""
+}
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// change is what a test does to the tree.
+type change func(top string) error
+
+func chown(name string, uid int) change {
+	return func(top string) error { return os.Lchown(filepath.Join(top, name), uid, -1) }
+}
+
+func chmod(name string, mode os.FileMode) change {
+	return func(top string) error { return os.Chmod(filepath.Join(top, name), mode) }
+}
+
+func none(string) error { return nil }
+
+func TestFile(t *testing.T) {
+	for name, c := range map[string]struct {
+		path   string
+		change change
+		want   string // of the error, with TOP for the tree; empty is none
+	}{
+		"root's file":                          {"dir/file", none, ""},
+		"through a link":                       {"link", none, ""},
+		"through a link upwards":               {"up/file", none, ""},
+		"through an absolute link":             {"abs/file", none, ""},
+		"through a link of another user's":     {"link", chown("link", other), ""}, // it is in root's directory
+		"with dots":                            {"dir/../dir/./sub/../file", none, ""},
+		"another user's file":                  {"dir/file", chown("dir/file", other), "others can change it: TOP/dir/file belongs to user 1001"},
+		"of a group that may write":            {"dir/file", chmod("dir/file", 0o775), "others can change it: group 0 can write to TOP/dir/file"},
+		"that everybody may write":             {"dir/file", chmod("dir/file", 0o702), "others can change it: every user can write to TOP/dir/file"},
+		"in another user's directory":          {"dir/file", chown("dir", other), "others can change it: TOP/dir belongs to user 1001"},
+		"in a directory that a group writes":   {"dir/file", chmod("dir", 0o770), "others can change it: group 0 can write to TOP/dir"},
+		"in a sticky directory":                {"dir/file", chmod("dir", 0o777|os.ModeSticky), "others can change it: every user can write to TOP/dir"},
+		"far below another user's directory":   {"dir/file", chown(".", other), "others can change it: TOP belongs to user 1001"},
+		"of another user, through a link":      {"link", chown("dir/file", other), "others can change it: TOP/dir/file belongs to user 1001"},
+		"through a link in an open directory":  {"link", chmod(".", 0o777), "others can change it: every user can write to TOP"},
+		"below a link to an unsafe directory":  {"abs/file", chmod("dir", 0o777), "others can change it: every user can write to TOP/dir"},
+		"that is not there":                    {"dir/none", none, "open TOP/dir/none: no such file or directory"},
+		"a link that leads nowhere":            {"dangling", none, "open TOP/none: no such file or directory"},
+		"a link to itself":                     {"loop", none, "open TOP/loop: too many levels of symbolic links"},
+		"below a file":                         {"dir/file/x", none, "open TOP/dir/file/x: not a directory"},
+		"a directory":                          {"dir", none, "TOP/dir is not a regular file"},
+		"a FIFO":                               {"dir/fifo", func(top string) error { return syscall.Mkfifo(top+"/dir/fifo", 0o600) }, "TOP/dir/fifo is not a regular file"},
+		"not there, in an unsafe directory":    {"dir/none", chmod("dir", 0o777), "others can change it: every user can write to TOP/dir"},
+		"that everybody may read and execute":  {"dir/file", chmod("dir/file", 0o755), ""},
+		"with the set-user-ID bit":             {"dir/file", chmod("dir/file", 0o755|os.ModeSetuid), ""},
+		"through a link to an unsafe one's ..": {"back", func(top string) error { return os.Symlink("dir/sub/../file", top+"/back") }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			top := newTree(t)
+			must(t, c.change(top))
+			wantError(t, top, File(filepath.Join(top, c.path)), c.want)
+		})
+	}
+}
+
+func wantError(t *testing.T, top string, err error, want string) {
+	t.Helper()
+	got := ""
+	if err != nil {
+		got = strings.ReplaceAll(err.Error(), top, "TOP")
+	}
+	if got != want {
+		t.Errorf("got the error %q, want %q", got, want)
+	}
+	if unsafe := strings.Contains(want, "others can change it"); errors.Is(err, ErrUnsafe) != unsafe {
+		t.Errorf("the error is ErrUnsafe: %v, want %v", !unsafe, unsafe)
+	}
+}
+
+func TestDir(t *testing.T) {
+	for name, c := range map[string]struct {
+		path   string
+		change change
+		want   string
+	}{
+		"root's directory":                 {"dir", none, ""},
+		"another user's":                   {"dir", chown("dir", other), "others can change it: TOP/dir belongs to user 1001"},
+		"below another user's":             {"dir/sub", chown("dir", other), "others can change it: TOP/dir belongs to user 1001"},
+		"not there":                        {"dir/none/none", none, ""},
+		"not there, in another user's":     {"dir/none", chown("dir", other), "others can change it: TOP/dir belongs to user 1001"},
+		"a file":                           {"dir/file", none, "open TOP/dir/file: not a directory"},
+		"below a file":                     {"dir/file/sub", none, "open TOP/dir/file/sub: not a directory"},
+		"a link":                           {"abs", none, ""},
+		"a link to another user's":         {"abs", chown("dir", other), "others can change it: TOP/dir belongs to user 1001"},
+		"one that everybody may write to":  {"dir", chmod("dir", 0o777|os.ModeSticky), "others can change it: every user can write to TOP/dir"},
+		"one whose links lead to itself":   {"loop", none, "open TOP/loop: too many levels of symbolic links"},
+		"not there, by a link that is not": {"dangling/x", none, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			top := newTree(t)
+			must(t, c.change(top))
+			wantError(t, top, Dir(filepath.Join(top, c.path)), c.want)
+		})
+	}
+}
+
+// Whose directory it is does not matter, but a link does that others could have made.
+func TestOpenDir(t *testing.T) {
+	for name, c := range map[string]struct {
+		path   string
+		change change
+		want   string
+	}{
+		"root's directory":                 {"dir", none, ""},
+		"another user's":                   {"dir", chown("dir", other), ""},
+		"in another user's":                {"dir/sub", chown("dir", other), ""},
+		"by a link of root's":              {"abs/sub", chown("dir", other), ""},
+		"by a link in another user's":      {"abs", chown(".", other), "the symbolic link TOP/abs is not followed, since others can change it: TOP belongs to user 1001"},
+		"by a link in a sticky directory":  {"up/sub", chmod(".", 0o777|os.ModeSticky), "the symbolic link TOP/up is not followed, since others can change it: every user can write to TOP"},
+		"not there":                        {"dir/none", none, "open TOP/dir/none: no such file or directory"},
+		"a file":                           {"dir/file", none, "open TOP/dir/file: not a directory"},
+		"a FIFO":                           {"dir/fifo", func(top string) error { return syscall.Mkfifo(top+"/dir/fifo", 0o600) }, "open TOP/dir/fifo: not a directory"},
+		"a link to itself":                 {"loop", none, "open TOP/loop: too many levels of symbolic links"},
+		"another user's, with the file in": {"dir/sub", chmod("dir/sub", 0o777), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			top := newTree(t)
+			must(t, c.change(top))
+			path := filepath.Join(top, c.path)
+			dir, err := OpenDir(path)
+			wantError(t, top, err, c.want)
+			if err != nil {
+				return
+			}
+			defer dir.Close()
+			there, err := os.Stat(path)
+			must(t, err)
+			opened, err := dir.Stat()
+			must(t, err, dir.Sync())
+			if !os.SameFile(there, opened) || dir.Name() != path {
+				t.Errorf("opened %s, which is not %s", dir.Name(), path)
+			}
+		})
+	}
+}
+
+// As many links as the kernel follows are followed.
+func TestLinksHaveALimit(t *testing.T) {
+	top := newTree(t)
+	must(t, os.Symlink("dir/file", top+"/1"))
+	for i := range maxLinks {
+		must(t, os.Symlink(fmt.Sprint(i+1), fmt.Sprint(top, "/", i+2)))
+	}
+	for n, want := range map[int]error{maxLinks: nil, maxLinks + 1: unix.ELOOP} {
+		path := fmt.Sprint(top, "/", n)
+		_, kernel := os.Stat(path)
+		if err := File(path); !errors.Is(err, want) || !errors.Is(kernel, want) {
+			t.Errorf("%d links: %v, and of the kernel %v; want %v", n, err, kernel, want)
+		}
+	}
+}
+
+func TestRelativePaths(t *testing.T) {
+	top := newTree(t)
+	t.Chdir(top + "/dir")
+	for path, want := range map[string]string{"file": "", "./file": "", "../link": "", "": "TOP/dir"} {
+		err := File(path)
+		if want == "" {
+			must(t, err)
+		} else if err == nil {
+			t.Errorf("%q is a file", path)
+		}
+	}
+	must(t, os.Chmod(top, 0o777))
+	if err := File("file"); !errors.Is(err, ErrUnsafe) {
+		t.Errorf("below an unsafe directory: %v", err)
+	}
+}
+
+// For a user who is not root, what is his own is safe too, and nobody else's.
+func TestOfAnotherUserThanRoot(t *testing.T) {
+	for name, c := range map[string]struct {
+		owner int
+		want  string
+	}{
+		"root's":                   {0, ""},
+		"the user's own":           {me, ""},
+		"that of another user":     {other, "others can change it: TOP/dir belongs to user 1001"},
+		"that of the user's group": {-1, "others can change it: group 0 can write to TOP/dir"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			top := newTree(t)
+			if c.owner < 0 {
+				must(t, chmod("dir", 0o775)(top))
+			} else {
+				must(t, chown("dir", c.owner)(top), chown("dir/file", c.owner)(top))
+			}
+			var err error
+			as(t, me, func() { err = File(top + "/link") })
+			wantError(t, top, err, c.want)
+		})
+	}
+}
+
+func TestDirectoriesThatCannotBeSearched(t *testing.T) {
+	top := newTree(t)
+	must(t, os.Chmod(top+"/dir", 0o700))
+	var file, dir error
+	as(t, me, func() { file, dir = File(top+"/dir/file"), Dir(top+"/dir/sub") })
+	if !errors.Is(file, fs.ErrPermission) || !errors.Is(dir, fs.ErrPermission) {
+		t.Errorf("%v, %v", file, dir)
+	}
+	must(t, os.Chmod(top+"/dir", 0o711), os.Chmod(top+"/dir/sub", 0o711))
+	as(t, me, func() {
+		if _, err := OpenDir(top + "/dir/sub"); !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("a directory that cannot be read: %v", err)
+		}
+	})
+}
+
+// as runs a function as another user, on a thread that ends with it.
+func as(t *testing.T, uid uintptr, do func()) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for ever
+		var err error
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
+			err = errno
+		} else {
+			do()
+		}
+		done <- err
+	}()
+	must(t, <-done)
+}
+
+// Nothing stays open, whatever the result.
+func TestNothingStaysOpen(t *testing.T) {
+	top := newTree(t)
+	open := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		must(t, err)
+		return len(list)
+	}
+	before := open()
+	for range 10 {
+		for _, path := range []string{"dir/file", "dir", "link", "up/file", "abs/none", "loop", "dangling"} {
+			_, _ = File(top+"/"+path), Dir(top+"/"+path)
+			if dir, err := OpenDir(top + "/" + path); err == nil {
+				_ = dir.Close()
+			}
+		}
+	}
+	must(t, os.Chmod(top, 0o777))
+	for range 10 {
+		_, _ = File(top+"/dir/file"), Dir(top+"/dir")
+		if _, err := OpenDir(top + "/abs"); err == nil {
+			t.Error("an unsafe link was followed")
+		}
+	}
+	if after := open(); after != before {
+		t.Errorf("%d files are open, before it were %d", after, before)
+	}
+}
