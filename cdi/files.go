@@ -110,7 +110,7 @@ func findFirmware(h host.Host, r root, version string) ([]File, []Finding) {
 // firmwareIn are the directories with firmware of a version, in the order in which the kernel searches them.
 func firmwareIn(h host.Host, version string) []string {
 	var dirs []string
-	if data, _, err := readRegular(h.Sys("module/firmware_class/parameters/path"), 4096, 0); err == nil {
+	if data, err := readRegular(h.Sys("module/firmware_class/parameters/path"), 4096); err == nil {
 		if custom := strings.TrimSpace(string(data)); path.IsAbs(custom) {
 			dirs = append(dirs, custom)
 		}

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,10 +18,13 @@ import (
 
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/trust"
 )
 
 // maxConfig is the size in bytes of the largest config.json that is read. That of runc has no limit.
 const maxConfig = 64 << 20
+
+const configName = "config.json"
 
 // Inject puts devices into the bundle's config.json, as an engine that knows CDI would. Names are qualified; dirs are
 // the spec directories from the lowest priority to the highest. It reports whether the file changed: devices that are
@@ -28,28 +33,64 @@ const maxConfig = 64 << 20
 // All devices are put in or none. A bundle that has the files of another driver than the specs is refused: it would get
 // those of both. What config.json has and this program does not know is kept, and so are the file's
 // mode and owner. An error about an unknown device lists those that exist.
+//
+// The bundle may belong to another user than the caller. Its directory is opened once, by a path whose links only root
+// or the caller could have made, and all happens in it, whatever takes its place meanwhile.
 func Inject(bundle string, names []string, dirs ...string) (bool, error) {
 	edits, err := Load(dirs...).edits(names)
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
-	path := filepath.Join(bundle, "config.json")
-	// A link could lead the write, or what is read, anywhere; a bundle's config.json is none.
-	data, info, err := readRegular(path, maxConfig, unix.O_NOFOLLOW)
-	if errors.Is(err, unix.ELOOP) {
-		err = fmt.Errorf("%s is a symbolic link, not a regular file", path)
+	dir, err := trust.OpenDir(bundle)
+	if err != nil {
+		return false, fmt.Errorf("inject devices: %w", err)
 	}
+	defer dir.Close()
+	data, info, err := readConfig(dir)
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
 	after, err := editConfig(data, edits)
 	if err != nil {
-		return false, fmt.Errorf("inject devices: %s: %w", path, err)
+		return false, fmt.Errorf("inject devices: %s: %w", filepath.Join(bundle, configName), err)
 	}
 	if after == nil {
 		return false, nil
 	}
-	return true, atomicfile.WriteLike(path, after, info)
+	if err := atomicfile.WriteLike(dir, configName, after, info); err != nil {
+		return false, fmt.Errorf("inject devices: %w", err)
+	}
+	return true, nil
+}
+
+// readConfig reads config.json in a bundle. One that could be another file of somebody else's is an error: a symbolic
+// link, one of several names of a file, or a file of another owner than the bundle's.
+func readConfig(dir *os.File) ([]byte, fs.FileInfo, error) {
+	path := filepath.Join(dir.Name(), configName)
+	fd, err := unix.Openat(int(dir.Fd()), configName, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, nil, fmt.Errorf("%s is a symbolic link, not a regular file", path)
+	}
+	if err != nil {
+		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	data, info, err := readOpen(f, maxConfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	var file, bundle unix.Stat_t
+	if err := errors.Join(unix.Fstat(fd, &file), unix.Fstat(int(dir.Fd()), &bundle)); err != nil {
+		return nil, nil, fmt.Errorf("stat %s and its directory: %w", path, err)
+	}
+	switch {
+	case file.Nlink != 1:
+		return nil, nil, fmt.Errorf("%s has %d names (hard links), and a bundle's file has one", path, file.Nlink)
+	case file.Uid != bundle.Uid:
+		return nil, nil, fmt.Errorf("%s belongs to user %d, and its bundle to user %d", path, file.Uid, bundle.Uid)
+	}
+	return data, info, nil
 }
 
 // edits are what the devices want, first what their spec wants in any case, as the CDI library puts them together.

@@ -2,11 +2,13 @@ package cdi
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
@@ -224,6 +226,7 @@ func TestInjectKeepsModeAndOwner(t *testing.T) {
 	testenv.Root(t)
 	r := bundle(t, plainConfig)
 	r.must(os.Chown(r.dir+"/bundle/config.json", 1000, 100))
+	r.must(os.Chown(r.dir+"/bundle", 1000, 1000))
 	if _, err := r.inject("0"); err != nil {
 		t.Fatal(err)
 	}
@@ -231,6 +234,49 @@ func TestInjectKeepsModeAndOwner(t *testing.T) {
 	owner := info.Sys().(*syscall.Stat_t)
 	if info.Mode() != 0o640 || owner.Uid != 1000 || owner.Gid != 100 {
 		t.Errorf("mode %v, owner %d:%d", info.Mode(), owner.Uid, owner.Gid)
+	}
+}
+
+func TestInjectRefusesAnotherOwnersFile(t *testing.T) {
+	testenv.Root(t)
+	for _, owner := range []struct{ file, bundle int }{{0, 1000}, {1000, 0}, {1000, 1001}} {
+		r := bundle(t, plainConfig)
+		r.must(os.Chown(r.dir+"/bundle/config.json", owner.file, 0))
+		r.must(os.Chown(r.dir+"/bundle", owner.bundle, 0))
+		changed, err := r.inject("0")
+		wantError(t, err, fmt.Sprintf("config.json belongs to user %d, and its bundle to user %d", owner.file, owner.bundle))
+		if changed || r.config() != plainConfig {
+			t.Errorf("%+v: the file has changed", owner)
+		}
+	}
+}
+
+// What an injection left that was killed goes with the next one, and nothing else does.
+func TestInjectRemovesStaleTemporaryFiles(t *testing.T) {
+	r := bundle(t, plainConfig)
+	for name, age := range map[string]time.Duration{
+		".config.json.old.tmp": 2 * time.Hour, ".config.json.new.tmp": 0, ".config.json.old": 2 * time.Hour,
+		"config.json.old.tmp": 2 * time.Hour, ".other.json.old.tmp": 2 * time.Hour,
+	} {
+		r.file("/bundle/"+name, "x", 0o600)
+		then := time.Now().Add(-age)
+		r.must(os.Chtimes(r.dir+"/bundle/"+name, then, then))
+	}
+	r.must(os.Mkdir(r.dir+"/bundle/.config.json.dir.tmp", 0o755))
+	if _, err := r.inject("0"); err != nil {
+		t.Fatal(err)
+	}
+	list, err := os.ReadDir(r.dir + "/bundle")
+	r.must(err)
+	var names []string
+	for _, e := range list {
+		names = append(names, e.Name())
+	}
+	want := []string{
+		".config.json.dir.tmp", ".config.json.new.tmp", ".config.json.old", ".other.json.old.tmp", "config.json", "config.json.old.tmp",
+	}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Errorf("the bundle's files (-want +got):\n%s", diff)
 	}
 }
 
@@ -279,6 +325,25 @@ func TestInjectRefuses(t *testing.T) {
 				r.must(os.Rename(r.dir+"/bundle/config.json", r.dir+"/elsewhere.json"))
 				r.link("/bundle/config.json", "../elsewhere.json")
 			}, []string{"0"}, []string{"config.json is a symbolic link"}, exit.Failure,
+		},
+		"a file with two names": {
+			func(r *tree) { r.must(os.Link(r.dir+"/bundle/config.json", r.dir+"/elsewhere.json")) },
+			[]string{"0"},
+			[]string{"config.json has 2 names (hard links)"},
+			exit.Failure,
+		},
+		"a bundle that is a link which others could have made": {
+			func(r *tree) {
+				r.must(os.Rename(r.dir+"/bundle", r.dir+"/real"))
+				r.must(os.Chmod(r.dir, 0o777))
+				r.link("/bundle", "real")
+			}, []string{"0"}, []string{"/bundle is not followed, since others can change it: every user can write to "}, exit.Failure,
+		},
+		"a FIFO for a bundle": {
+			func(r *tree) { r.must(os.RemoveAll(r.dir + "/bundle")); r.fifo("/bundle") },
+			[]string{"0"},
+			[]string{"/bundle: not a directory"},
+			exit.Failure,
 		},
 		"a FIFO": {
 			func(r *tree) { r.must(os.Remove(r.dir + "/bundle/config.json")); r.fifo("/bundle/config.json") },

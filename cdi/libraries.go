@@ -104,7 +104,7 @@ func (s *libraryScan) readCache(file string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, _, err := readRegular(real, maxLoaderCache, 0)
+	data, err := readRegular(real, maxLoaderCache)
 	if err != nil {
 		return nil, err
 	}

@@ -92,6 +92,6 @@ func findDRM(h host.Host) (map[string][]Node, []Finding) {
 }
 
 func isVendors(h host.Host, address string) bool {
-	data, _, err := readRegular(h.Sys("bus/pci/devices", address, "vendor"), 4096, 0)
+	data, err := readRegular(h.Sys("bus/pci/devices", address, "vendor"), 4096)
 	return err == nil && strings.TrimSpace(string(data)) == vendorNVIDIA
 }

@@ -19,7 +19,7 @@ const maxSpec = 16 << 20
 func ReadFile(path string) (*specs.Spec, error) {
 	// The library reads whatever is there, for ever if it is a FIFO. It has to read the file again, since it offers
 	// its whole validation only on files.
-	if _, _, err := readRegular(path, maxSpec, 0); err != nil {
+	if _, err := readRegular(path, maxSpec); err != nil {
 		return nil, fmt.Errorf("read CDI spec: %w", err)
 	}
 	spec, err := cdilib.ReadSpec(path, 0)

@@ -105,19 +105,28 @@ func readNames(dir string) ([]string, error) {
 }
 
 // readRegular reads a regular file of at most limit bytes. It waits for nothing: a FIFO or a device is an error.
-// Flags are added to those of the open.
-func readRegular(path string, limit int64, flags int) ([]byte, fs.FileInfo, error) {
-	f, info, err := openRegular(path, flags)
+func readRegular(path string, limit int64) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, _, err := readOpen(f, limit)
+	return data, err
+}
+
+// readOpen reads a file that was opened with O_NONBLOCK.
+func readOpen(f *os.File, limit int64) ([]byte, fs.FileInfo, error) {
+	info, err := statRegular(f)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer f.Close()
 	if info.Size() > limit {
-		return nil, nil, fmt.Errorf("%s has %d bytes, the limit is %d", path, info.Size(), limit)
+		return nil, nil, fmt.Errorf("%s has %d bytes, the limit is %d", f.Name(), info.Size(), limit)
 	}
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(data)) > limit {
-		err = fmt.Errorf("%s grew beyond the limit of %d bytes", path, limit)
+		err = fmt.Errorf("%s grew beyond the limit of %d bytes", f.Name(), limit)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -125,20 +134,28 @@ func readRegular(path string, limit int64, flags int) ([]byte, fs.FileInfo, erro
 	return data, info, nil
 }
 
-func openRegular(path string, flags int) (*os.File, fs.FileInfo, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0)
+func openRegular(path string) (*os.File, fs.FileInfo, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, err
 	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is %s, not a regular file", path, describeMode(info.Mode()))
-	}
+	info, err := statRegular(f)
 	if err != nil {
 		_ = f.Close()
 		return nil, nil, err
 	}
 	return f, info, nil
+}
+
+func statRegular(f *os.File) (fs.FileInfo, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is %s, not a regular file", f.Name(), describeMode(info.Mode()))
+	}
+	return info, nil
 }
 
 // describeMode names the type of a file.

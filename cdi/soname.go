@@ -13,7 +13,7 @@ import (
 // readSONAME reads the name that a shared library is asked for by; it is the file's own name if it has none. The error
 // wraps elffile.ErrMachine if it is a library for another machine.
 func readSONAME(path string, m machine) (string, error) {
-	f, info, err := openRegular(path, 0)
+	f, info, err := openRegular(path)
 	if err != nil {
 		return "", err
 	}

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
@@ -188,7 +188,7 @@ func (a *app) writeFile(f specFile) error {
 		a.log.Debug("the spec "+f.path+" is written", "devices", len(f.spec.Devices))
 		return cdi.WriteFile(f.path, f.spec)
 	}
-	err := os.Remove(f.path)
+	err := atomicfile.Remove(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -202,14 +202,7 @@ func (a *app) writeFile(f specFile) error {
 // makeSpecDir makes the directory if only that is missing: /var/run is emptied at boot. A missing parent is more likely
 // a mistake.
 func makeSpecDir(dir string) error {
-	err := os.Mkdir(dir, 0o755)
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	if err == nil {
-		err = os.Chmod(dir, 0o755) // engines of users without privileges read it too, whatever the umask
-	}
-	if err != nil {
+	if err := atomicfile.MakeDir(dir); err != nil { // engines of users without privileges read it too
 		return fmt.Errorf("make the spec directory: %w", err)
 	}
 	return nil

@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
@@ -41,7 +41,7 @@ func (a *app) cdiRemove(out output) error {
 	removed := []string{}
 	var failed error
 	for _, path := range append([]string{path}, a.writtenExtras()...) {
-		switch err := os.Remove(path); {
+		switch err := atomicfile.Remove(path); {
 		case err == nil:
 			removed = append(removed, path)
 		case errors.Is(err, fs.ErrNotExist):

@@ -3,6 +3,7 @@ package atomicfile
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -10,9 +11,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/trust"
 )
 
 func TestWriteHasItsModeWhateverTheUmask(t *testing.T) {
@@ -61,22 +66,20 @@ func TestWriteFailsWithoutATrace(t *testing.T) {
 		"the directory is not there":         {"none/spec.json", asWeAre, os.ErrNotExist},
 		"the directory is a file":            {"spec.json/spec.json", asWeAre, syscall.ENOTDIR},
 		"the directory may not be written":   {"spec.json", asNobody, os.ErrPermission},
-		"a directory has the name":           {"dir", asWeAre, syscall.EEXIST},
+		"a directory has the name":           {"dir", asWeAre, syscall.EISDIR},
 		"the disk takes a part of the data":  {"spec.json", withSmallFiles, syscall.EFBIG},
 		"the name is longer than a name can": {strings.Repeat("x", 256), asWeAre, syscall.ENAMETOOLONG},
+		"the mode cannot be set":             {"spec.json", without(unix.SYS_FCHMOD), syscall.EIO},
+		"the disk does not take the data":    {"spec.json", without(unix.SYS_FSYNC), syscall.EIO},
+		"the file cannot be renamed":         {"spec.json", without(unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2), syscall.EIO},
+		"others could have made a link":      {"link/spec.json", inOpenDir, trust.ErrUnsafe},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			if err := Write(filepath.Join(dir, "spec.json"), []byte("old"), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.MkdirAll(filepath.Join(dir, "dir", "full"), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			dir := someDir(t)
 			before, path := contents(t, dir), filepath.Join(dir, c.file)
 			var err error
 			c.run(t, dir, func() { err = Write(path, bytes.Repeat([]byte("new"), 5000), 0o644) })
-			if !errors.Is(err, c.want) || !strings.HasPrefix(err.Error(), "write "+path+": ") {
+			if !errors.Is(err, c.want) || !strings.HasPrefix(fmt.Sprint(err), "write "+path+": ") {
 				t.Errorf("got the error %v, want one that names the file and is %v", err, c.want)
 			}
 			if diff := cmp.Diff(before, contents(t, dir)); diff != "" {
@@ -86,7 +89,27 @@ func TestWriteFailsWithoutATrace(t *testing.T) {
 	}
 }
 
+// someDir is a directory with a file, a directory and a link to that, which everybody can get to.
+func someDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755),
+		os.MkdirAll(filepath.Join(dir, "dir", "full"), 0o755), os.Symlink("dir", filepath.Join(dir, "link")),
+		Write(filepath.Join(dir, "spec.json"), []byte("old"), 0o644))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 func asWeAre(_ *testing.T, _ string, write func()) { write() }
+
+func inOpenDir(t *testing.T, dir string, write func()) {
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	write()
+}
 
 // asNobody writes without root's rights over files into a directory that is read-only. The file system's user belongs to
 // a thread.
@@ -101,18 +124,66 @@ func asNobody(t *testing.T, dir string, write func()) {
 		old, _ := unix.SetfsuidRetUid(65534)
 		defer func() { _ = unix.Setfsuid(old) }()
 	}
+	// What is refused below is the write, and not the way to the directory.
+	if _, err := os.ReadDir(dir); err != nil {
+		t.Fatal(err)
+	}
 	write()
 }
 
-// withSmallFiles writes while a file cannot be larger than 4 KB.
-func withSmallFiles(t *testing.T, _ string, write func()) {
+// without writes on a thread whose calls of the kernel with those numbers fail with EIO. The thread ends with that.
+func without(calls ...uintptr) func(*testing.T, string, func()) {
+	return func(t *testing.T, _ string, write func()) {
+		done := make(chan error)
+		go func() {
+			runtime.LockOSThread() // for ever: a filter cannot be taken off
+			err := refuse(calls)
+			if err == nil {
+				write()
+			}
+			done <- err
+		}()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// refuse makes calls of the kernel fail on this thread, by a filter of seccomp(2).
+func refuse(calls []uintptr) error {
+	statement := func(code uint16, jump uint8, k uint32) unix.SockFilter {
+		return unix.SockFilter{Code: code, Jf: jump, K: k}
+	}
+	filter := []unix.SockFilter{statement(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, 0, 0)} // seccomp_data.nr
+	for _, nr := range calls {
+		filter = append(filter, statement(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, 1, uint32(nr)),
+			statement(unix.BPF_RET|unix.BPF_K, 0, unix.SECCOMP_RET_ERRNO|uint32(unix.EIO)))
+	}
+	filter = append(filter, statement(unix.BPF_RET|unix.BPF_K, 0, unix.SECCOMP_RET_ALLOW))
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&program)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// withSmallFiles writes while a file cannot be larger than 4 KB, and withoutRoom while it cannot have a byte.
+func withSmallFiles(t *testing.T, _ string, write func()) { withFilesOf(t, 4096, write) }
+
+func withoutRoom(t *testing.T, _ string, write func()) { withFilesOf(t, 0, write) }
+
+func withFilesOf(t *testing.T, size uint64, write func()) {
 	signal.Ignore(syscall.SIGXFSZ)
 	defer signal.Reset(syscall.SIGXFSZ)
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 4096, Max: old.Max}); err != nil {
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: size, Max: old.Max}); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
@@ -154,6 +225,194 @@ func TestReadersSeeOldOrNewAndNothingBetween(t *testing.T) {
 	}
 }
 
+// The file that replaces one has its mode and owner, or does not replace it.
+func TestWriteLike(t *testing.T) {
+	for name, c := range map[string]struct {
+		run  func(t *testing.T, dir string, write func())
+		want error
+	}{
+		"with all rights":             {asWeAre, nil},
+		"the owner cannot be set":     {without(unix.SYS_FCHOWN), syscall.EIO},
+		"the mode cannot be set":      {without(unix.SYS_FCHMOD), syscall.EIO},
+		"the disk takes no data":      {without(unix.SYS_FSYNC), syscall.EIO},
+		"the file cannot be renamed":  {without(unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2), syscall.EIO},
+		"the directory is read-only":  {asNobody, os.ErrPermission},
+		"no file may have a new name": {without(unix.SYS_OPENAT), syscall.EIO},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := someDir(t)
+			file := filepath.Join(path, "spec.json")
+			uid, gid := os.Getuid(), os.Getgid()
+			if uid == 0 {
+				uid, gid = 1000, 100
+			}
+			if err := errors.Join(os.Chown(file, uid, gid), os.Chmod(file, 0o640)); err != nil {
+				t.Fatal(err)
+			}
+			before, mode, want := contents(t, path), os.FileMode(0o640), "old"
+			info, err := os.Stat(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer dir.Close()
+			c.run(t, path, func() { err = WriteLike(dir, "spec.json", []byte("new"), info) })
+			if !errors.Is(err, c.want) {
+				t.Errorf("got the error %v, want %v", err, c.want)
+			}
+			if c.want == nil {
+				want = "new"
+			}
+			before["spec.json"] = want
+			if diff := cmp.Diff(before, contents(t, path)); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+			if info, err = os.Stat(file); err != nil {
+				t.Fatal(err)
+			}
+			if st := info.Sys().(*syscall.Stat_t); info.Mode() != mode || int(st.Uid) != uid || int(st.Gid) != gid {
+				t.Errorf("%v of %d:%d, want %v of %d:%d", info.Mode(), st.Uid, st.Gid, mode, uid, gid)
+			}
+		})
+	}
+}
+
+// What happens on a handle happens in its directory, whatever takes its place.
+func TestWriteLikeWritesWhereTheHandleIs(t *testing.T) {
+	path := someDir(t)
+	dir, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	info, err := os.Stat(filepath.Join(path, "spec.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Rename(path, path+".old"), os.Mkdir(path, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteLike(dir, "spec.json", []byte("new"), info); err != nil {
+		t.Fatal(err)
+	}
+	if got := contents(t, path+".old")["spec.json"]; got != "new" {
+		t.Errorf("the directory that was opened has %q", got)
+	}
+	if diff := cmp.Diff(map[string]string{}, contents(t, path)); diff != "" {
+		t.Errorf("the one in its place (-want +got):\n%s", diff)
+	}
+}
+
+func TestStaleTemporaryFilesGo(t *testing.T) {
+	dir := someDir(t)
+	want := contents(t, dir)
+	for name, age := range map[string]time.Duration{
+		".spec.json.a.tmp": staleAge + time.Minute, ".spec.json.b.tmp": staleAge - time.Minute, ".spec.json.c": 2 * staleAge,
+		"spec.json.d.tmp": 2 * staleAge, ".other.json.e.tmp": 2 * staleAge,
+	} {
+		path, then := filepath.Join(dir, name), time.Now().Add(-age)
+		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, then, then)); err != nil {
+			t.Fatal(err)
+		}
+		want[name] = ""
+	}
+	if err := os.Symlink("dir", filepath.Join(dir, ".spec.json.f.tmp")); err != nil {
+		t.Fatal(err)
+	}
+	then := unix.NsecToTimeval(time.Now().Add(-2 * staleAge).UnixNano())
+	if err := unix.Lutimes(filepath.Join(dir, ".spec.json.f.tmp"), []unix.Timeval{then, then}); err != nil {
+		t.Fatal(err)
+	}
+	delete(want, ".spec.json.a.tmp")
+	want[".spec.json.f.tmp"], want["spec.json"] = "", "new"
+	if err := Write(filepath.Join(dir, "spec.json"), []byte("new"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, contents(t, dir)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+func TestRemove(t *testing.T) {
+	for name, c := range map[string]struct {
+		file string
+		run  func(t *testing.T, dir string, remove func())
+		want error
+	}{
+		"a file":                        {"spec.json", asWeAre, nil},
+		"a link":                        {"link", asWeAre, nil},
+		"a file that is not there":      {"none", asWeAre, os.ErrNotExist},
+		"a directory":                   {"dir", asWeAre, syscall.EISDIR},
+		"a directory that is not there": {"none/none", asWeAre, os.ErrNotExist},
+		"without permission":            {"spec.json", asNobody, os.ErrPermission},
+		"others could have made a link": {"link/full", inOpenDir, trust.ErrUnsafe},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := someDir(t)
+			want := contents(t, dir)
+			var err error
+			c.run(t, dir, func() { err = Remove(filepath.Join(dir, c.file)) })
+			if !errors.Is(err, c.want) {
+				t.Errorf("got the error %v, want %v", err, c.want)
+			}
+			if c.want == nil {
+				delete(want, c.file)
+			} else if !strings.HasPrefix(fmt.Sprint(err), "remove "+filepath.Join(dir, c.file)+": ") {
+				t.Errorf("the error does not name the file: %v", err)
+			}
+			if diff := cmp.Diff(want, contents(t, dir)); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestMakeDir(t *testing.T) {
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	for name, c := range map[string]struct {
+		dir  string
+		mode os.FileMode // of the directory afterwards
+		run  func(t *testing.T, dir string, mk func())
+		want error
+	}{
+		"a new one":                      {"new", 0o755, asWeAre, nil},
+		"one that is there":              {"private", 0o700, asWeAre, nil},
+		"one in a directory that is not": {"none/new", 0, asWeAre, os.ErrNotExist},
+		"without permission":             {"new", 0, asNobody, os.ErrPermission},
+		"its mode cannot be set":         {"new", 0o700, without(unix.SYS_FCHMOD), syscall.EIO},
+		"others could have made a link":  {"link/new", 0, inOpenDir, trust.ErrUnsafe},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := someDir(t)
+			if err := os.Mkdir(filepath.Join(dir, "private"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			var err error
+			c.run(t, dir, func() { err = MakeDir(filepath.Join(dir, c.dir)) })
+			if !errors.Is(err, c.want) {
+				t.Errorf("got the error %v, want %v", err, c.want)
+			}
+			info, err := os.Stat(filepath.Join(dir, c.dir))
+			if c.mode == 0 {
+				if !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("it is there: %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info.Mode() != os.ModeDir|c.mode {
+				t.Errorf("mode %v, want %v", info.Mode(), c.mode)
+			}
+		})
+	}
+}
+
 // contents are the files in dir by name; what is not a regular file or a link has no content.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
@@ -164,7 +423,7 @@ func contents(t *testing.T, dir string) map[string]string {
 	files := map[string]string{}
 	for _, e := range entries {
 		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil && !e.IsDir() {
+		if err != nil && e.Type().IsRegular() {
 			t.Fatal(err)
 		}
 		files[e.Name()] = string(data)
@@ -174,26 +433,41 @@ func contents(t *testing.T, dir string) map[string]string {
 
 // A check leaves nothing but the directory, and fails where a write would.
 func TestCheck(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "a", "b")
-	if err := Check(dir); err != nil {
-		t.Fatal(err)
+	parent := someDir(t)
+	for name, c := range map[string]struct {
+		dir  string
+		run  func(t *testing.T, dir string, check func())
+		want error
+	}{
+		"a directory that is not there":       {"a/b", asWeAre, nil},
+		"one that is":                         {"dir", asWeAre, nil},
+		"with room for small files":           {"dir", withSmallFiles, nil},
+		"with room for no file":               {"dir", withoutRoom, syscall.EFBIG},
+		"without permission":                  {".", asNobody, os.ErrPermission},
+		"without permission to make it":       {"c", asNobody, os.ErrPermission},
+		"a file":                              {"spec.json", asWeAre, syscall.ENOTDIR},
+		"a link that others could have made":  {"link", inOpenDir, trust.ErrUnsafe},
+		"a file that cannot be removed again": {"full", without(unix.SYS_UNLINKAT), syscall.EIO},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(parent, c.dir)
+			var err error
+			c.run(t, parent, func() { err = Check(dir) })
+			if !errors.Is(err, c.want) || err != nil && !strings.Contains(err.Error(), dir+": ") {
+				t.Errorf("got the error %v, want one that names the directory and is %v", err, c.want)
+			}
+			if c.want != nil {
+				return
+			}
+			if diff := cmp.Diff(map[string]string{}, files(contents(t, dir))); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+		})
 	}
-	if diff := cmp.Diff(map[string]string{}, contents(t, dir)); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
-	}
-	var err error
-	asNobody(t, dir, func() { err = Check(dir) })
-	if !errors.Is(err, os.ErrPermission) {
-		t.Errorf("without permission: %v", err)
-	}
-	withSmallFiles(t, dir, func() { err = Check(dir) })
-	if err != nil {
-		t.Errorf("with room for small files: %v", err)
-	}
-	if err := Write(filepath.Join(dir, "file"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := Check(filepath.Join(dir, "file")); !errors.Is(err, syscall.ENOTDIR) {
-		t.Errorf("a file: %v", err)
-	}
+}
+
+// files is contents without directories of tests.
+func files(all map[string]string) map[string]string {
+	delete(all, "full")
+	return all
 }

@@ -2,8 +2,7 @@
 // there.
 //
 // A path is safe if everything on its way belongs to root, or to the user that this process runs as, and neither a group
-// nor everybody may write to it: the file itself, each directory above it, and each directory that holds a symbolic link
-// on the way. A sticky directory such as /tmp is not safe: whoever comes first makes a name in it. An access control list
+// nor everybody may write to it: the file itself, each symbolic link, and each directory above one of them. A sticky directory such as /tmp is not safe: whoever comes first makes a name in it. An access control list
 // that lets others write shows in the group's bits.
 //
 // Nobody but root can make a safe path unsafe, so there is no race between the check and the use of the same path. The
@@ -55,7 +54,7 @@ func Dir(path string) error {
 }
 
 // OpenDir opens a directory, whoever owns it, and follows no link that somebody else could have put on the way: such a
-// link is an error that wraps ErrUnsafe. What is done on the handle happens in that directory, whatever becomes of the
+// link is an error that wraps ErrUnsafe. A link of one's own in a sticky directory is none. What is done on the handle happens in that directory, whatever becomes of the
 // path meanwhile.
 func OpenDir(path string) (*os.File, error) {
 	w, err := follow(path, false)

@@ -66,6 +66,10 @@ func chmod(name string, mode os.FileMode) change {
 	return func(top string) error { return os.Chmod(filepath.Join(top, name), mode) }
 }
 
+func both(first, then change) change {
+	return func(top string) error { return errors.Join(first(top), then(top)) }
+}
+
 func none(string) error { return nil }
 
 func TestFile(t *testing.T) {
@@ -78,7 +82,7 @@ func TestFile(t *testing.T) {
 		"through a link":                       {"link", none, ""},
 		"through a link upwards":               {"up/file", none, ""},
 		"through an absolute link":             {"abs/file", none, ""},
-		"through a link of another user's":     {"link", chown("link", other), ""}, // it is in root's directory
+		"through a link of another user's":     {"link", chown("link", other), "the symbolic link TOP/link is not followed, since others can change it: TOP/link belongs to user 1001"},
 		"with dots":                            {"dir/../dir/./sub/../file", none, ""},
 		"another user's file":                  {"dir/file", chown("dir/file", other), "others can change it: TOP/dir/file belongs to user 1001"},
 		"of a group that may write":            {"dir/file", chmod("dir/file", 0o775), "others can change it: group 0 can write to TOP/dir/file"},
@@ -157,12 +161,16 @@ func TestOpenDir(t *testing.T) {
 		change change
 		want   string
 	}{
-		"root's directory":                 {"dir", none, ""},
-		"another user's":                   {"dir", chown("dir", other), ""},
-		"in another user's":                {"dir/sub", chown("dir", other), ""},
-		"by a link of root's":              {"abs/sub", chown("dir", other), ""},
-		"by a link in another user's":      {"abs", chown(".", other), "the symbolic link TOP/abs is not followed, since others can change it: TOP belongs to user 1001"},
-		"by a link in a sticky directory":  {"up/sub", chmod(".", 0o777|os.ModeSticky), "the symbolic link TOP/up is not followed, since others can change it: every user can write to TOP"},
+		"root's directory":                {"dir", none, ""},
+		"another user's":                  {"dir", chown("dir", other), ""},
+		"in another user's":               {"dir/sub", chown("dir", other), ""},
+		"by a link of root's":             {"abs/sub", chown("dir", other), ""},
+		"by a link in another user's":     {"abs", chown(".", other), "the symbolic link TOP/abs is not followed, since others can change it: TOP belongs to user 1001"},
+		"by a link in a sticky directory": {"up/sub", chmod(".", 0o777|os.ModeSticky), ""},
+		"by another user's link in one":   {"up/sub", both(chmod(".", 0o777|os.ModeSticky), chown("up", other)), "the symbolic link TOP/up is not followed, since others can change it: TOP/up belongs to user 1001"},
+		"by a link in an open directory":  {"up/sub", chmod(".", 0o777), "the symbolic link TOP/up is not followed, since others can change it: every user can write to TOP"},
+		"by a link in another's, in a sticky one": {"dir/back", both(func(top string) error { return os.Symlink("sub", top+"/dir/back") },
+			both(chmod(".", 0o777|os.ModeSticky), chown("dir", other))), "the symbolic link TOP/dir/back is not followed, since others can change it: TOP/dir belongs to user 1001"},
 		"not there":                        {"dir/none", none, "open TOP/dir/none: no such file or directory"},
 		"a file":                           {"dir/file", none, "open TOP/dir/file: not a directory"},
 		"a FIFO":                           {"dir/fifo", func(top string) error { return syscall.Mkfifo(top+"/dir/fifo", 0o600) }, "open TOP/dir/fifo: not a directory"},

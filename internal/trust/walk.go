@@ -99,8 +99,12 @@ func (w *walk) step(name string) (target string, err error) {
 		return "", w.enter(fd, path, st)
 	}
 	defer unix.Close(fd)
-	if w.unsafe != nil {
-		return "", fmt.Errorf("the symbolic link %s is not followed, since %w: %w", path, ErrUnsafe, w.unsafe)
+	why := w.unsafe
+	if why == nil {
+		why = w.whyUnsafe(path, st)
+	}
+	if why != nil {
+		return "", fmt.Errorf("the symbolic link %s is not followed, since %w: %w", path, ErrUnsafe, why)
 	}
 	return readlink(fd, path)
 }
@@ -110,7 +114,7 @@ func (w *walk) enter(fd int, path string, st unix.Stat_t) error {
 	w.close()
 	w.fd, w.path, w.kind = fd, path, st.Mode&unix.S_IFMT
 	if w.unsafe == nil {
-		w.unsafe = whyUnsafe(path, st)
+		w.unsafe = w.whyUnsafe(path, st)
 	}
 	if w.strict && w.unsafe != nil {
 		return fmt.Errorf("%w: %w", ErrUnsafe, w.unsafe)
@@ -118,10 +122,15 @@ func (w *walk) enter(fd int, path string, st unix.Stat_t) error {
 	return nil
 }
 
-func whyUnsafe(path string, st unix.Stat_t) error {
+// whyUnsafe is why others could change a file, or what is in a directory, or nil. What is in a sticky directory they
+// cannot rename or remove unless it is theirs, which is enough where it is opened once.
+func (w *walk) whyUnsafe(path string, st unix.Stat_t) error {
+	link, sticky := st.Mode&unix.S_IFMT == unix.S_IFLNK, st.Mode&unix.S_ISVTX != 0
 	switch {
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("%s belongs to user %d", path, st.Uid)
+	case link || sticky && !w.strict:
+		return nil
 	case st.Mode&0o002 != 0:
 		return fmt.Errorf("every user can write to %s", path)
 	case st.Mode&0o020 != 0:

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/fileid"
 )
@@ -85,7 +85,7 @@ func (i *Inventory) missing() []string {
 func removeAll(paths []string) error {
 	var errs []error
 	for _, path := range paths {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := atomicfile.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("take a spec back: %w", err))
 		}
 	}

@@ -1,11 +1,8 @@
 package inventory
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -15,6 +12,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/lock"
@@ -167,7 +165,7 @@ func written(path string) fileid.ID {
 }
 
 func (f *specFile) remove() (bool, error) {
-	if err := os.Remove(f.path); err != nil {
+	if err := atomicfile.Remove(f.path); err != nil {
 		return false, exit.With(exit.Failure, hintWrite, fmt.Errorf("remove the spec without devices: %w", err))
 	}
 	f.log.Info("CDI spec removed, since there is no device to offer", "path", f.path)
@@ -177,14 +175,7 @@ func (f *specFile) remove() (bool, error) {
 // makeDir makes the directory if only that is missing: /var/run is emptied at boot. A missing parent is more likely a
 // mistake.
 func makeDir(dir string) error {
-	err := os.Mkdir(dir, 0o755)
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	if err == nil {
-		err = os.Chmod(dir, 0o755) // engines of users without privileges read it too, whatever the umask
-	}
-	if err != nil {
+	if err := atomicfile.MakeDir(dir); err != nil { // engines of users without privileges read it too
 		return fmt.Errorf("make the spec directory: %w", err)
 	}
 	return nil

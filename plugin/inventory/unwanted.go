@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -15,6 +14,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/lock"
@@ -124,7 +124,7 @@ func removeUnlessKept(path string) (removed bool, err error) {
 		return false, err
 	}
 	if marked(path) {
-		if err = os.Remove(path); err != nil {
+		if err = atomicfile.Remove(path); err != nil {
 			err = fmt.Errorf("remove the spec of an extra: %w", err)
 		}
 		removed = err == nil
