@@ -15,26 +15,16 @@ import (
 const libraryName = "libnvidia-ml.so.1"
 
 // Find returns the library to give to [Open]: explicit if it is not empty; else, where the driver is installed in "/",
-// the name that the dynamic loader knows, if it does; else the file in the first of the usual directories of the
+// the file that the dynamic loader would load by its name; else that in the first of the usual directories of the
 // driver's root that has one for this machine. Links are followed inside that root, as in the container or the image
 // that it belongs to.
 //
 // The error wraps ErrLibraryNotFound or ErrLibraryUnusable and carries an exit status and a hint.
 func Find(h host.Host, explicit string) (string, error) {
-	return find(h.DriverRoot(), explicit, thisPlatform(), isLoadable)
+	return find(h.DriverRoot(), explicit, thisPlatform(), loaderPath)
 }
 
-// isLoadable reports whether the dynamic loader finds the library by its name alone.
-func isLoadable(name string) bool {
-	lib, err := dlopen(name)
-	if err != nil {
-		return false
-	}
-	lib.close()
-	return true
-}
-
-func find(root, explicit string, p platform, loadable func(string) bool) (string, error) {
+func find(root, explicit string, p platform, byLoader func(string, platform) string) (string, error) {
 	switch {
 	case explicit != "" && !strings.Contains(explicit, "/"):
 		return explicit, nil // a name for the loader, like an argument of dlopen
@@ -43,8 +33,11 @@ func find(root, explicit string, p platform, loadable func(string) bool) (string
 			return "", noDriver(hintFor(err), err)
 		}
 		return explicit, nil
-	case root == "/" && loadable(libraryName):
-		return libraryName, nil
+	}
+	if root == "/" {
+		if path := byLoader(libraryName, p); path != "" {
+			return path, nil
+		}
 	}
 	path, err := findUnder(root, p)
 	if err != nil {

@@ -5,16 +5,18 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/ldcache"
 )
 
 var x86 = platform{elffile.X8664, "x86_64-linux-gnu"}
 
-func noLoader(string) bool { return false }
+func noLoader(string, platform) string { return "" }
 
 func TestFindInADriverRoot(t *testing.T) {
 	good, other := string(library(elf.EM_X86_64)), string(library(elf.EM_386))
@@ -95,9 +97,9 @@ func TestFindFailsWithStatusAndHint(t *testing.T) {
 
 func TestFindWithTheLoader(t *testing.T) {
 	inRoot := hostWith(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": string(library(elf.EM_X86_64))}).Root()
-	loader := func(name string) bool { return name == libraryName }
+	loader := func(name string, _ platform) string { return "/of/the/loader/" + name }
 	for name, c := range map[string]struct{ root, explicit, want string }{
-		"the host's own root":     {"/", "", libraryName},
+		"the host's own root":     {"/", "", "/of/the/loader/" + libraryName},
 		"another root":            {inRoot, "", inRoot + "/usr/lib64/libnvidia-ml.so.1"},
 		"a name for the loader":   {inRoot, "libnvidia-ml.so", "libnvidia-ml.so"},
 		"a file goes before both": {"/", inRoot + "/usr/lib64/libnvidia-ml.so.1", inRoot + "/usr/lib64/libnvidia-ml.so.1"},
@@ -106,6 +108,53 @@ func TestFindWithTheLoader(t *testing.T) {
 			got, err := find(c.root, c.explicit, x86, loader)
 			if err != nil || got != c.want {
 				t.Errorf("got %q and error %v, want %q", got, err, c.want)
+			}
+		})
+	}
+}
+
+// The file of a name is found as the dynamic loader finds it, and is not loaded for that.
+func TestLoaderPath(t *testing.T) {
+	this := thisPlatform()
+	machine, other := elf.EM_X86_64, elf.EM_AARCH64
+	if this.machine == elffile.AArch64 {
+		machine, other = other, machine
+	}
+	dir := hostWith(t, map[string]string{
+		"a/lib.so": string(library(machine)), "b/lib.so": string(library(machine)), "bad/lib.so": string(library(other)), "empty/x": "",
+	}).Root()
+	flags, _ := ldcache.FlagsFor(runtime.GOARCH)
+	cacheWith := func(entries ...ldcache.Entry) string {
+		file := filepath.Join(t.TempDir(), "ld.so.cache")
+		cache := &ldcache.Cache{Entries: entries}
+		if err := os.WriteFile(file, cache.Marshal(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	inCache := cacheWith(ldcache.Entry{Name: "lib.so", Path: dir + "/b/lib.so", Flags: flags})
+	for name, c := range map[string]struct{ searchPath, cache, want string }{
+		"in the cache":                         {"", inCache, "/b/lib.so"},
+		"in LD_LIBRARY_PATH":                   {dir + "/a", inCache, "/a/lib.so"},
+		"in its second directory":              {dir + "/empty:" + dir + "/a", inCache, "/a/lib.so"},
+		"after a semicolon":                    {dir + "/empty;" + dir + "/a", inCache, "/a/lib.so"},
+		"another machine's there":              {dir + "/bad", inCache, "/b/lib.so"},
+		"nowhere there":                        {dir + "/empty", inCache, "/b/lib.so"},
+		"no cache":                             {"", dir + "/none", ""},
+		"no cache, but one in LD_LIBRARY_PATH": {dir + "/a", dir + "/none", "/a/lib.so"},
+		"a damaged cache":                      {"", dir + "/a/lib.so", ""},
+		"not in the cache":                     {"", cacheWith(), ""},
+		"in the cache, of another machine":     {"", cacheWith(ldcache.Entry{Name: "lib.so", Path: dir + "/bad/lib.so", Flags: flags}), ""},
+		"in the cache, for other programs":     {"", cacheWith(ldcache.Entry{Name: "lib.so", Path: dir + "/b/lib.so", Flags: 1}), ""},
+		"in the cache, and gone":               {"", cacheWith(ldcache.Entry{Name: "lib.so", Path: dir + "/none", Flags: flags}), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := loaderPathIn(c.searchPath, c.cache, "lib.so", this)
+			if c.want != "" {
+				c.want = dir + c.want
+			}
+			if got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
 			}
 		})
 	}

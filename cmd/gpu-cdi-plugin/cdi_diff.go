@@ -28,9 +28,9 @@ func (a *app) diffCommand() *cobra.Command {
 		Use:   "diff [FILE]",
 		Short: "Tell whether a written spec is still true",
 		Long: `Compares a spec file with the spec that this host should have now, and lists what differs: the driver was upgraded, a
-GPU is gone or new, MIG devices have changed, files have moved. Without a file it looks at those that generate --write
-has written, also of extras that are configured. --capabilities, --cdi-kind and --hook-path are to be those that it was
-written with. A spec that another program wrote is not compared.`,
+GPU is gone or new, MIG devices have changed, files have moved, others than root could change the hook. Without a file
+it looks at those that generate --write has written, also of extras that are configured. --capabilities, --cdi-kind and
+--hook-path are to be those that it was written with. A spec that another program wrote is not compared.`,
 		Example: `  gpu-cdi-plugin cdi diff || gpu-cdi-plugin cdi generate --write
   gpu-cdi-plugin cdi diff /etc/cdi/nvidia.yaml -o json`,
 		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.Differs, exit.NoDriver, exit.NoGPU,
@@ -76,7 +76,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	c := comparison{files[0].path, []cdi.Difference{}}
 	var foreign []string
 	for _, f := range files {
-		more, err := f.differences()
+		more, err := a.differences(f)
 		if err != nil {
 			return exit.With(exit.Failure, a.renewHint(f.path), err)
 		}
@@ -119,8 +119,8 @@ func meant(files []specFile, path string) specFile {
 	return f
 }
 
-// differences compares the file with what it should be.
-func (f *specFile) differences() ([]cdi.Difference, error) {
+// differences compares the file with what it should be, whose hooks only root can change.
+func (a *app) differences(f specFile) ([]cdi.Difference, error) {
 	written, err := cdi.ReadFile(f.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && f.spec == nil:
@@ -134,7 +134,11 @@ func (f *specFile) differences() ([]cdi.Difference, error) {
 	case f.spec == nil:
 		return []cdi.Difference{{Where: "spec", What: "this host has nothing of its kind"}}, nil
 	}
-	return cdi.Diff(written, f.spec), nil
+	list := cdi.Diff(written, f.spec)
+	for _, p := range a.unsafeHooks(written) {
+		list = append(list, cdi.Difference{Where: p.Where, What: p.What})
+	}
+	return list, nil
 }
 
 func comparisonView(c comparison) view {

@@ -45,7 +45,8 @@ one hook. It is printed, or with --write put into --cdi-dir, where engines look 
 
 Each GPU is there by index and by UUID, each MIG device by GPU:INDEX and by UUID, and "all" is all of them. A GPU that
 cannot be read is left out; the others are there. A spec is not written where another file in the CDI directories
-already defines one of its names, since engines then offer neither.
+already defines one of its names, since engines then offer neither, and not if others than root could change the hook,
+which engines run as root, the driver's library or --cdi-dir (see --insecure-paths).
 
 What containers can get besides GPUs, where it is configured (extras, imex) and the host has it, is in a spec of its own
 kind: a document of its own, or a file of its own in --cdi-dir. A file of an extra that the host has no longer is
@@ -92,6 +93,16 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	format, path, err := a.destination(opts)
 	if err != nil {
 		return err
+	}
+	if path != "" {
+		if err := a.checkHook(); err != nil {
+			return err
+		}
+	}
+	if opts.Write {
+		if err := a.checkSafeDir(optionDir{"cdi-dir", a.CDIDir}); err != nil {
+			return err
+		}
 	}
 	h, err := a.host()
 	if err != nil {

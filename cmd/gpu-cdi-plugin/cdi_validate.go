@@ -13,6 +13,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/nvml"
 )
 
@@ -22,9 +23,9 @@ func (a *app) validateCommand() *cobra.Command {
 		Use:   "validate [FILE...]",
 		Short: "Check that spec files are valid and that what they name exists",
 		Long: `Checks spec files against the rules of CDI and against this host: the files to mount exist, nodes are device nodes,
-hooks can be executed, and the driver has the GPUs and MIG devices that are named by UUID. Where there is no driver to
-ask, that last check is left out and a message says so. Without a file it checks the one that generate --write has
-written, and those of extras that are configured and there.`,
+hooks can be executed and only root can change them, and the driver has the GPUs and MIG devices that are named by UUID.
+Where there is no driver to ask, that last check is left out and a message says so. Without a file it checks the one
+that generate --write has written, and those of extras that are configured and there.`,
 		Example: `  gpu-cdi-plugin cdi validate
   gpu-cdi-plugin cdi validate /etc/cdi/*.yaml -o json`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Differs),
@@ -58,7 +59,7 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out output) error
 	if err != nil {
 		return err
 	}
-	verdicts, unread := judge(files, stale)
+	verdicts, unread := a.judge(files, stale)
 	if len(verdicts) > 0 {
 		if err := out.print(a.stdout, verdictsView(verdicts)); err != nil {
 			return err
@@ -74,7 +75,7 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out output) error
 }
 
 // judge checks the files. One that is not there costs the others nothing.
-func judge(files []string, stale map[string][]cdi.Problem) (verdicts []verdict, unread error) {
+func (a *app) judge(files []string, stale map[string][]cdi.Problem) (verdicts []verdict, unread error) {
 	for _, file := range files {
 		problems, err := cdi.ValidateFile(file)
 		if err != nil {
@@ -82,6 +83,9 @@ func judge(files []string, stale map[string][]cdi.Problem) (verdicts []verdict, 
 			continue
 		}
 		problems = append(append([]cdi.Problem{}, problems...), stale[file]...)
+		if spec, err := cdi.ReadFile(file); err == nil {
+			problems = append(problems, a.unsafeHooks(spec)...)
+		}
 		verdicts = append(verdicts, verdict{file, len(problems) == 0, problems})
 	}
 	return verdicts, unread
@@ -126,6 +130,12 @@ func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cd
 	s, err := a.readDevices(ctx, h)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
+	}
+	if errors.Is(err, trust.ErrUnsafe) {
+		for file := range named {
+			stale[file] = []cdi.Problem{{Where: "devices", What: "not checked, since " + err.Error()}}
+		}
+		return stale, nil
 	}
 	if err != nil && !errors.Is(err, nvml.ErrNoDevices) {
 		a.log.Warn("not checked whether the devices are there", "error", err)

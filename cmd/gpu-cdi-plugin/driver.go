@@ -28,6 +28,9 @@ func (a *app) ask(ctx context.Context, h host.Host, q question) (*gpu.Snapshot, 
 	if err != nil {
 		return nil, err
 	}
+	if err := a.checkLibrary(path); err != nil {
+		return nil, err
+	}
 	lib, err := nvml.OpenContext(ctx, path, nvml.WithHost(h))
 	if err != nil {
 		return nil, err

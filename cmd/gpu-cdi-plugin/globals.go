@@ -38,6 +38,7 @@ func (a *app) addFlags(cmd *cobra.Command) {
 	text(&a.CDIDir, "cdi-dir")
 	text(&a.CDIKind, "cdi-kind")
 	text(&a.HookPath, "hook-path")
+	f.BoolVar(&a.InsecurePaths, "insecure-paths", a.InsecurePaths, config.Usage("insecure-paths"))
 	f.Var(&choice{&a.LogLevel, config.LogLevels()}, "log-level", config.Usage("log-level"))
 	f.Var(&choice{&a.LogFormat, config.LogFormats()}, "log-format", config.Usage("log-format"))
 	f.StringVar(&a.Config, "config", "", "YAML `file` with any of these options and the device plugin's")

@@ -34,7 +34,7 @@ func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
 func TestScriptsOnSimulatedNodes(t *testing.T) {
 	testenv.Root(t)
 	testenv.Command(t, "cc")
-	runScripts(t, "testdata/node", "PATH="+programs(t, "gpu-sim")+":"+os.Getenv("PATH"))
+	runScripts(t, "testdata/node", "SAFE="+safeDir(t), "PATH="+programs(t, "gpu-sim")+":"+os.Getenv("PATH"))
 }
 
 // What starts real containers, with the real hook.
@@ -45,6 +45,20 @@ func TestDemo(t *testing.T) {
 	}
 	dir := programs(t, "gpu-sim", "prestart-hook")
 	runScripts(t, "testdata/demo", "GPU_CDI_HOOK_PATH="+filepath.Join(dir, "prestart-hook"), "PATH="+dir+":"+os.Getenv("PATH"))
+}
+
+// insecure allows the files of tests, which are under /tmp, where everybody can write.
+const insecure = "GPU_CDI_INSECURE_PATHS=true"
+
+// safeDir is a new directory in one that only root can write to, which /tmp is not.
+func safeDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/run", "gpu-cdi-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }
 
 // programs builds other programs of the project, and returns their directory, which everybody may read.
@@ -80,6 +94,7 @@ func runScripts(t *testing.T, dir string, vars ...string) {
 		Cmds:                scriptCommands(t),
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("XDG_CACHE_HOME", cache) // the demo compiles the simulated library only once
+			env.Vars = append(env.Vars, insecure)
 			env.Vars = append(env.Vars, vars...)
 			return nil
 		},

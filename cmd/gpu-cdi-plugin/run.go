@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -29,12 +30,15 @@ type app struct {
 	log            *slog.Logger
 	hangups        hangups // of the verb that reads its configuration again
 	ending         *ending // what signals do
-	started        bool    // the command line was understood: from here on an error is not one of use
+	warned         *sync.Once
+	started        bool // the command line was understood: from here on an error is not one of use
 }
 
 // newApp has the defaults for everything that can be configured.
 func newApp() *app {
-	a := &app{globals: defaultGlobals, plugin: config.Default().Plugin, sources: map[string]string{}}
+	a := &app{
+		globals: defaultGlobals, plugin: config.Default().Plugin, sources: map[string]string{}, warned: new(sync.Once),
+	}
 	a.pluginFlags = newPluginFlags(&a.plugin)
 	return a
 }

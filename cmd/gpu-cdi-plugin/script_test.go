@@ -26,6 +26,7 @@ func scriptCommands(t *testing.T) map[string]command {
 		"fault":   fault,
 		"appears": appears,
 		"holders": holdersCommand,
+		"silent":  silent,
 	}
 }
 
@@ -44,6 +45,18 @@ func appears(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Fatalf("%v", err)
 		}
 		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// silent expects that the last program printed nothing to stderr but the warning of --insecure-paths.
+func silent(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) > 0 {
+		ts.Fatalf("usage: silent")
+	}
+	for line := range strings.Lines(ts.ReadFile("stderr")) {
+		if !strings.Contains(line, "--insecure-paths is given: ") {
+			ts.Fatalf("unexpected on stderr: %s", line)
+		}
 	}
 }
 

@@ -53,6 +53,9 @@ written by hand stays.
 A container reads what it was given in /run/gpu/allocation.json. One with devices of several resources finds there what
 it has of one of them, and in /run/gpu/allocations a file for each: nvidia.com_gpu.json is for nvidia.com/gpu.
 
+The hook, the driver's library and the directories that it writes to must be root's alone, with all above them: it does
+not start where others could change them, unless --insecure-paths allows it.
+
 With --listen it answers /metrics, /healthz, and /readyz: every resource is registered and its list is read.`,
 		Example: `  gpu-cdi-plugin serve
   gpu-cdi-plugin serve --config /etc/gpu-cdi-plugin/config.yaml --listen 127.0.0.1:9400
@@ -125,10 +128,13 @@ func (a *app) newService(h host.Host, begun *cdi.Search) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := a.checkHook(); err != nil {
+		return nil, err
+	}
 	b := thisBuild()
 	s := &service{
 		app:     a,
-		driver:  newNodeDriver(h, a.NVMLLibrary),
+		driver:  newNodeDriver(h, a.NVMLLibrary, a.checkLibrary),
 		metrics: metrics.New(metrics.BuildInfo{Version: b.Version, Revision: b.Revision, GoVersion: b.Go}),
 		systemd: sdnotify.New(a.env),
 		news:    make(chan struct{}, 1),

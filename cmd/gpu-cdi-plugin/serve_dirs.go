@@ -5,22 +5,45 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/plugin/config"
 )
 
 // allocationDir has the files that tell containers what they were given.
 func (a *app) allocationDir() string { return filepath.Join(a.plugin.StateDir, "allocations") }
 
-// checkDirs says which of the directories that serve writes to while it runs cannot be written to, before a container
-// is refused for it. A full disk is none of these: that passes, and what is on it already is served.
+// optionDir is a directory that serve writes to, and the option that names it.
+type optionDir struct{ option, path string }
+
+// checkDirs says which of the directories that serve writes to while it runs others than root could change, or else which
+// of its own cannot be written to, before a container is refused for it. A full disk is none of these: that passes, and
+// what is on it already is served.
 func (a *app) checkDirs(log *slog.Logger) error {
-	errs := []error{checkDir("state-dir", a.allocationDir(), log)}
+	own := []optionDir{{"state-dir", a.allocationDir()}}
 	if len(a.plugin.Sharing.MPS.Resources) > 0 {
-		errs = append(errs, checkDir("runtime-dir", a.mpsDir(), log))
+		own = append(own, optionDir{"runtime-dir", a.mpsDir()})
+	}
+	all := append(slices.Clone(own), optionDir{"device-plugin-dir", a.plugin.DevicePluginDir})
+	if a.servedSpec() != "" {
+		all = append(all, optionDir{"cdi-dir", a.CDIDir})
+	}
+	if a.plugin.Registration == config.RegisterWatcher {
+		all = append(all, optionDir{"plugins-registry-dir", a.plugin.PluginsRegistryDir})
+	}
+	var errs []error
+	for _, d := range all {
+		errs = append(errs, a.checkSafeDir(d))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	for _, d := range own {
+		errs = append(errs, checkDir(d.option, d.path, log))
 	}
 	return errors.Join(errs...)
 }

@@ -20,6 +20,7 @@ import (
 type nodeDriver struct {
 	host     host.Host
 	explicit string // --nvml-library
+	check    func(library string) error
 
 	mu    sync.Mutex
 	lib   *nvml.Library
@@ -39,8 +40,8 @@ var (
 	_ mps.ComputeModes = (*nodeDriver)(nil)
 )
 
-func newNodeDriver(h host.Host, library string) *nodeDriver {
-	return &nodeDriver{host: h, explicit: libraryOption(library)}
+func newNodeDriver(h host.Host, library string, check func(library string) error) *nodeDriver {
+	return &nodeDriver{host: h, explicit: libraryOption(library), check: check}
 }
 
 // libraryOption is --nvml-library as a path; without a slash the loader would look in its own directories.
@@ -54,15 +55,10 @@ func libraryOption(library string) string {
 // Library is the path of the library that would be loaded now.
 func (d *nodeDriver) Library() string {
 	path, err := nvml.Find(d.host, d.explicit)
-	if err == nil && strings.Contains(path, "/") {
-		return path
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err != nil || d.lib == nil { // the loader knows where it is, and says so only afterwards
+	if err != nil {
 		return ""
 	}
-	return d.lib.Path()
+	return path
 }
 
 // Snapshot reads the GPUs. A host without a GPU has an empty snapshot.
@@ -209,6 +205,9 @@ func (d *nodeDriver) open(ctx context.Context) error {
 	d.present = knownGPUs(d.host)
 	path, err := nvml.Find(d.host, d.explicit)
 	if err != nil {
+		return err
+	}
+	if err := d.check(path); err != nil {
 		return err
 	}
 	d.lib, err = nvml.OpenContext(ctx, path, nvml.WithHost(d.host))

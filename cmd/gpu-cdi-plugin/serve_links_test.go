@@ -101,7 +101,7 @@ func TestLinksThatHangDoNotPileUp(t *testing.T) {
 	node := simtest.Node(t, "dgx-h100")
 	h, err := host.New(node.Root(), "", "")
 	mustDo(t, err)
-	d := newNodeDriver(h, "")
+	d := newNodeDriver(h, "", func(string) error { return nil })
 	defer func() { mustDo(t, d.Close()) }()
 	_, err = d.Snapshot(t.Context())
 	mustDo(t, err)

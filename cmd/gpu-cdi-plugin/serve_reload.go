@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,7 +54,7 @@ func (s *service) reloads(ctx context.Context, cmd *cobra.Command, hup <-chan os
 			err = s.claimMPS(fresh)
 		}
 		if err == nil && !sameButRules(s.app, fresh) {
-			err = fresh.checkDirs(s.app.log)
+			err = cmp.Or(fresh.checkHook(), fresh.checkDirs(s.app.log))
 		}
 		switch {
 		case err != nil:
@@ -77,6 +78,7 @@ func (s *service) reloads(ctx context.Context, cmd *cobra.Command, hup <-chan os
 func (a *app) reread(cmd *cobra.Command) (*app, error) {
 	fresh := newApp()
 	fresh.env, fresh.stdin, fresh.stdout, fresh.stderr = a.env, a.stdin, a.stdout, a.stderr
+	fresh.log, fresh.warned = a.log, a.warned
 	flags := fresh.options(fresh.rootCommand())
 	var errs []error
 	a.options(cmd).VisitAll(func(f *pflag.Flag) {

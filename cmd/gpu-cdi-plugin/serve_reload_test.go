@@ -121,7 +121,7 @@ func TestReloadLeavesTheRulesInUse(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	mustDo(t, os.WriteFile(config, []byte("mig-strategy: mixed\n"), 0o600))
 	root := a.rootCommand()
-	mustDo(t, root.ParseFlags([]string{"--config", config, "--root", t.TempDir(), "--hook-path", "/usr/bin/prestart-hook"}))
+	mustDo(t, root.ParseFlags([]string{"--config", config, "--root", t.TempDir(), "--hook-path", "/bin/true"}))
 	cmd, _, err := root.Find([]string{"serve"})
 	mustDo(t, err)
 	mustDo(t, a.start(cmd))

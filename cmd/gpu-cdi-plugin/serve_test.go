@@ -86,9 +86,9 @@ func (s *served) start(env ...string) {
 	cmd := exec.Command(exe)
 	cmd.Args = []string{
 		"gpu-cdi-plugin", "serve", "--root", s.node.Root(), "--cdi-dir", filepath.Dir(s.spec), "--config", s.config,
-		"--device-plugin-dir", s.kubelet.Dir, "--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"), "--hook-path", "/usr/bin/prestart-hook",
+		"--device-plugin-dir", s.kubelet.Dir, "--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"), "--hook-path", "/bin/true",
 	}
-	cmd.Env = append(os.Environ(), env...)
+	cmd.Env = append(append(os.Environ(), insecure), env...)
 	cmd.Stderr = io.MultiWriter(s.log, s.t.Output())
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)

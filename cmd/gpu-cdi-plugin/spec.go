@@ -113,8 +113,8 @@ func (g *generated) incomplete() error {
 	return errors.Join(err, lacks)
 }
 
-// hook is the path on the host of the hook that specs call. One that was named is not looked for: it need not be
-// where this program runs.
+// hook is the path on the host of the hook that specs call. One that was named is not looked for: a spec that is
+// printed may be for another host.
 func (a *app) hook() (string, error) {
 	if a.HookPath != "" {
 		if filepath.Clean(a.HookPath) != a.HookPath || !filepath.IsAbs(a.HookPath) {
@@ -128,8 +128,12 @@ func (a *app) hook() (string, error) {
 	}
 	path := filepath.Join(filepath.Dir(self), hookName)
 	if _, err := os.Stat(path); err != nil {
-		return "", exit.With(exit.Failure, "build it beside this program (make build), or name its place on the host with --hook-path",
-			fmt.Errorf("find the hook that specs call: %w", err))
+		return "", noHook(err)
 	}
 	return path, nil
+}
+
+func noHook(err error) error {
+	return exit.With(exit.Failure, "build it beside this program (make build), or name its place on the host with --hook-path",
+		fmt.Errorf("find the hook that specs call: %w", err))
 }

@@ -31,6 +31,8 @@ type Common struct {
 	CDIKind string `yaml:"cdi-kind" json:"cdi-kind"`
 	// HookPath is the host's path of prestart-hook; empty means beside the running program.
 	HookPath string `yaml:"hook-path" json:"hook-path"`
+	// InsecurePaths allows a hook, a driver's library and directories that others than root could change.
+	InsecurePaths bool `yaml:"insecure-paths" json:"insecure-paths"`
 	// LogLevel and LogFormat say what is logged to stderr, and how.
 	LogLevel  string `yaml:"log-level" json:"log-level"`
 	LogFormat string `yaml:"log-format" json:"log-format"`

@@ -33,6 +33,7 @@ nvml-library: /host/libnvidia-ml.so.1
 cdi-dir: /etc/cdi
 cdi-kind: example.com/gpu
 hook-path: /opt/prestart-hook
+insecure-paths: true
 log-level: debug
 log-format: json
 device-plugin-dir: /kubelet/device-plugins
@@ -76,7 +77,7 @@ func fullConfig() Config {
 	return Config{
 		Common: Common{
 			Root: "/host", DriverRoot: "/run/nvidia/driver", DevRoot: "/host", NVMLLibrary: "/host/libnvidia-ml.so.1",
-			CDIDir: "/etc/cdi", CDIKind: "example.com/gpu", HookPath: "/opt/prestart-hook", LogLevel: "debug", LogFormat: "json",
+			CDIDir: "/etc/cdi", CDIKind: "example.com/gpu", HookPath: "/opt/prestart-hook", InsecurePaths: true, LogLevel: "debug", LogFormat: "json",
 		},
 		Plugin: Plugin{
 			DevicePluginDir: "/kubelet/device-plugins", PluginsRegistryDir: "/kubelet/plugins_registry",

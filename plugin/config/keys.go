@@ -55,6 +55,7 @@ var keys = []Key{
 	{Path: "cdi-dir", Usage: "`directory` that specs are written to"},
 	{Path: "cdi-kind", Usage: "`vendor/class` of the devices in specs"},
 	{Path: "hook-path", Usage: "host `path` of prestart-hook, written into specs (default: beside this program)"},
+	{Path: "insecure-paths", Usage: "run and load also what others than root could change, with a warning: for work from a source tree"},
 	{Path: "log-level", Usage: "least `level` to log: debug, info, warn, error", Values: LogLevels()},
 	{Path: "log-format", Usage: "`format` of logs: text, json", Values: LogFormats()},
 

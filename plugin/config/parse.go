@@ -78,6 +78,7 @@ func (c *Config) scalars() []scalar {
 		{"cdi-dir", c.CDIDir},
 		{"cdi-kind", c.CDIKind},
 		{"hook-path", c.HookPath},
+		{"insecure-paths", strconv.FormatBool(c.InsecurePaths)},
 		{"log-level", c.LogLevel},
 		{"log-format", c.LogFormat},
 		{"device-plugin-dir", c.DevicePluginDir},

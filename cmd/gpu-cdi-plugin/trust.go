@@ -1,0 +1,86 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/trust"
+)
+
+const hintInsecure = "; --insecure-paths allows it, for work from a source tree"
+
+// check makes a check of the package trust. With --insecure-paths it is no error that others can change what a path leads
+// to; the first such path is logged.
+func (a *app) check(trusted func(path string) error, path string) error {
+	err := trusted(path)
+	if !errors.Is(err, trust.ErrUnsafe) || !a.InsecurePaths {
+		return err
+	}
+	a.warned.Do(func() {
+		a.log.Warn("--insecure-paths is given: whoever can change "+path+" can become root on this host", "error", err)
+	})
+	return nil
+}
+
+// checkHook returns an error unless the hook that specs call is there and root's alone: engines run it as root.
+func (a *app) checkHook() error {
+	path, err := a.hook()
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(path); err != nil {
+		return noHook(err)
+	}
+	if err := a.check(trust.File, path); err != nil {
+		hint := "copy it to where only root can write (install -D -m 755 " + path +
+			" /usr/local/libexec/prestart-hook) and name the copy with --hook-path" + hintInsecure
+		return exit.With(exit.Failure, hint, fmt.Errorf("the hook %s would run as root: %w", path, err))
+	}
+	return nil
+}
+
+// checkLibrary returns an error unless the driver's library is root's alone: it is loaded into this process.
+func (a *app) checkLibrary(path string) error {
+	if err := a.check(trust.File, path); err != nil {
+		hint := "give the library and the directories above it to root (chown root:root, chmod go-w), or name another with " +
+			"--driver-root or --nvml-library" + hintInsecure
+		return exit.With(exit.Failure, hint, fmt.Errorf("the driver's library %s is not loaded: %w", path, err))
+	}
+	return nil
+}
+
+// checkSafeDir returns an error if others could change what is in a directory, or put another in its place.
+func (a *app) checkSafeDir(d optionDir) error {
+	err := a.check(trust.Dir, d.path)
+	if !errors.Is(err, trust.ErrUnsafe) {
+		return nil // whether it can be written to is found elsewhere
+	}
+	hint := "name a directory that only root can write to, with --" + d.option + hintInsecure
+	return exit.With(exit.Failure, hint, fmt.Errorf("%s %s is not used: %w", d.option, d.path, err))
+}
+
+// unsafeHooks are the hooks of a spec that others than root could change, unless that is allowed.
+func (a *app) unsafeHooks(spec *specs.Spec) []cdi.Problem {
+	hooks := slices.Clone(spec.ContainerEdits.Hooks)
+	for i := range spec.Devices {
+		hooks = append(hooks, spec.Devices[i].ContainerEdits.Hooks...)
+	}
+	var problems []cdi.Problem
+	for _, h := range hooks {
+		err := a.check(trust.File, h.Path)
+		if !errors.Is(err, trust.ErrUnsafe) {
+			continue // one that is not there is found elsewhere
+		}
+		p := cdi.Problem{Where: "hook " + h.Path, What: fmt.Sprintf("engines run it as root, and %v", err)}
+		if !slices.Contains(problems, p) {
+			problems = append(problems, p)
+		}
+	}
+	return problems
+}
