@@ -38,7 +38,7 @@ build: ## bin/gpu-cdi-plugin, bin/prestart-hook (static) and bin/gpu-sim
 
 .PHONY: demo
 demo: setup build ## GPUs into containers, on a real driver or a simulated DGX H100
-	$(BIN)/gpu-cdi-plugin demo
+	$(BIN)/gpu-cdi-plugin demo --insecure-paths
 
 .PHONY: test
 test: setup build peers ## everything: unit, golden, race detector, fuzz smoke, end to end on real engines

@@ -42,10 +42,11 @@ nvidia-smi -L in each, and checks that it lists exactly those two.
 The GPUs are this host's if its NVIDIA driver is loaded. Otherwise, or with --machine, gpu-sim simulates a machine: the
 files of a driver, with a library that answers as the real one would. The containers' root file system is made of this
 host's own files. Nothing is left behind, and the host's CDI directories stay as they are. It needs root, and it says
-what of runc and podman is missing.`,
+what of runc and podman is missing. From a source tree, and for a simulated machine, which is made under /tmp, it needs
+--insecure-paths too.`,
 		Example: `  gpu-cdi-plugin demo
-  gpu-cdi-plugin demo --machine mig-h100
-  gpu-cdi-plugin demo --machine ./my-machine.yaml --keep`,
+  gpu-cdi-plugin demo --machine mig-h100 --insecure-paths
+  gpu-cdi-plugin demo --machine ./my-machine.yaml --keep --insecure-paths`,
 		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
 			exit.Interrupted),
 		Args:              noArgs,
@@ -201,6 +202,9 @@ func (s *show) countDevices(ctx context.Context) (string, error) {
 }
 
 func (s *show) writeSpec(ctx context.Context) (result string, err error) {
+	if err := s.checkHook(); err != nil {
+		return "", err
+	}
 	if s.spec, err = s.generate(ctx, s.host, cdi.All); err != nil {
 		return "", err
 	}

@@ -36,6 +36,11 @@ func Run(m *testing.M, b **Bed) int {
 		return 1
 	}
 	*b = newBed(dir)
+	// The programs and the nodes are under /tmp, where everybody can write; those that are run inherit this.
+	if err := os.Setenv("GPU_CDI_INSECURE_PATHS", "true"); err != nil {
+		log.Print(err)
+		return 1
+	}
 	code := m.Run()
 	if err := errors.Join((*b).Images.Close(), os.RemoveAll(dir)); err != nil {
 		log.Printf("clean up after the tests: %v", err)

@@ -49,7 +49,7 @@ func plugins(t testing.TB, machine string) (our, their *serving) {
 	their = newServing(t, node.Root(), shared.NodePeer(t, "nvidia-device-plugin"),
 		"--device-list-strategy", "cdi-cri", "--driver-root-ctr-path", "/",
 		"--gdrcopy-enabled=false", "--gds-enabled=false", "--mofed-enabled=false")
-	bed.Install(t, node.Root(), our.program, their.program)
+	bed.Install(t, node.Root(), our.program, their.program, shared.Program(t, "prestart-hook"))
 	// In the node's /proc are the driver's files; a process finds itself there too.
 	if err := os.Symlink("/run/proc/self", filepath.Join(node.Root(), "proc/self")); err != nil && !errors.Is(err, fs.ErrExist) {
 		t.Fatal(err)
@@ -118,19 +118,19 @@ func (s *serving) mount() error {
 		return fmt.Errorf("keep one's mounts to oneself: %w", err)
 	}
 	return errors.Join(
-		s.mountOn("/var/lib/kubelet/device-plugins", s.kubelet.Dir, "", unix.MS_BIND),
-		s.mountOn("/run/cdi", "tmpfs", "tmpfs", 0),
-		s.mountOn("/run/gpu-cdi-plugin", "tmpfs", "tmpfs", 0),
-		s.mountOn("/run/proc", "proc", "proc", 0),
+		s.mountOn("/var/lib/kubelet/device-plugins", s.kubelet.Dir, "", unix.MS_BIND, ""),
+		s.mountOn("/run/cdi", "tmpfs", "tmpfs", 0, "mode=755"), // root's alone, as on a node
+		s.mountOn("/run/gpu-cdi-plugin", "tmpfs", "tmpfs", 0, "mode=755"),
+		s.mountOn("/run/proc", "proc", "proc", 0, ""),
 	)
 }
 
-func (s *serving) mountOn(dir, source, fstype string, flags uintptr) error {
+func (s *serving) mountOn(dir, source, fstype string, flags uintptr, data string) error {
 	at := filepath.Join(s.cmd.Chroot, dir)
 	if err := os.MkdirAll(at, 0o755); err != nil {
 		return err
 	}
-	if err := unix.Mount(source, at, fstype, flags, ""); err != nil {
+	if err := unix.Mount(source, at, fstype, flags, data); err != nil {
 		return fmt.Errorf("mount %s on %s: %w", source, at, err)
 	}
 	return nil

@@ -64,7 +64,8 @@ func (f *fixture) serve(t *testing.T, flags ...string) *Daemon {
 // serveAs starts the plugin that is the program at a path.
 func (f *fixture) serveAs(t *testing.T, program string, flags ...string) *Daemon {
 	t.Helper()
-	args := append([]string{program, "--root", f.gpus.Root(), "serve"}, flags...)
+	// The machine's files are under /tmp, where everybody can write.
+	args := append([]string{program, "--root", f.gpus.Root(), "--insecure-paths", "serve"}, flags...)
 	d := f.NewDaemon("plugin", args...)
 	if err := d.Start(); err != nil {
 		t.Fatal(err)
