@@ -10,6 +10,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/plugin/inventory"
 	"gpu-cdi-plugin/plugin/mps"
 )
@@ -61,6 +62,7 @@ func (s *service) republish() {
 
 const (
 	mpsControl = "nvidia-cuda-mps-control"
+	mpsServer  = "nvidia-cuda-mps-server"
 	hintNoMPS  = "install the driver's compute utilities, which have " + mpsControl + ", or share the GPUs by time-slicing"
 )
 
@@ -78,16 +80,21 @@ func (s *service) mpsProgram(h host.Host) (mps.Program, error) {
 	if at < 0 {
 		return mps.Program{}, exit.With(exit.NoDriver, hintNoMPS, fmt.Errorf("the driver under %s has no %s", h.DriverRoot(), mpsControl))
 	}
-	p := mps.Program{Path: driver.Files[at].HostPath, Driver: driver.Version}
-	p.SearchPath = []string{filepath.Dir(p.Path)}
+	p := mps.Program{Path: driver.Files[at].HostPath, Driver: driver.Version, Insecure: s.app.InsecurePaths}
+	dirs := []string{filepath.Dir(p.Path)}
 	for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
-		p.SearchPath = append(p.SearchPath, h.Driver(dir))
+		dirs = append(dirs, h.Driver(dir))
+	}
+	for _, dir := range dirs {
+		if s.app.check(trust.Dir, dir) == nil { // where others can write, its server would be theirs
+			p.SearchPath = append(p.SearchPath, dir)
+		}
 	}
 	if h.DriverRoot() != "/" {
 		p.Root = h.DriverRoot()
 		p.Libraries = librariesByName(driver)
 	}
-	return p, nil
+	return p, s.app.checkMPS(p)
 }
 
 // librariesByName are the driver's libraries by the names that programs ask for.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -11,6 +12,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/plugin/mps"
 )
 
 const hintInsecure = "; --insecure-paths allows it, for work from a source tree"
@@ -51,6 +53,29 @@ func (a *app) checkLibrary(path string) error {
 		hint := "give the library and the directories above it to root (chown root:root, chmod go-w), or name another with " +
 			"--driver-root or --nvml-library" + hintInsecure
 		return exit.With(exit.Failure, hint, fmt.Errorf("the driver's library %s is not loaded: %w", path, err))
+	}
+	return nil
+}
+
+// checkMPS returns an error unless the MPS control program, its server and the libraries that they are given are root's
+// alone: they run as root.
+func (a *app) checkMPS(p mps.Program) error {
+	files := []string{p.Path}
+	for _, dir := range p.SearchPath {
+		server := filepath.Join(dir, mpsServer)
+		if _, err := os.Stat(server); err == nil {
+			files = append(files, server)
+			break
+		}
+	}
+	for _, library := range p.Libraries {
+		files = append(files, library)
+	}
+	for _, file := range files {
+		if err := a.check(trust.File, file); err != nil {
+			hint := "give the driver's files and the directories above them to root (chown root:root, chmod go-w)" + hintInsecure
+			return exit.With(exit.Failure, hint, fmt.Errorf("%s is not run for MPS: %w", file, err))
+		}
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/trust"
 )
 
 // This is the only file of the product that runs programs. It runs two: this program itself, which changes what it sees
@@ -31,21 +34,18 @@ type Program struct {
 	Driver string
 	// Root is where the driver is installed, or empty: the root directory.
 	Root string
+	// Insecure runs it even if others than root could change it.
+	Insecure bool
 }
 
-// check refuses a program that somebody else than root could have put there.
+// check refuses a program that somebody else than root could have put there, and one that is gone.
 func (p Program) check() error {
-	var st unix.Stat_t
-	if err := unix.Lstat(p.Path, &st); err != nil {
-		return fmt.Errorf("look at %s: %w", p.Path, err)
+	err := trust.File(p.Path)
+	if p.Insecure && errors.Is(err, trust.ErrUnsafe) {
+		_, err = os.Stat(p.Path)
 	}
-	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return fmt.Errorf("%s is not run: not a regular file", p.Path)
-	case st.Uid != 0:
-		return fmt.Errorf("%s is not run: it is not root's", p.Path)
-	case st.Mode&0o022 != 0:
-		return fmt.Errorf("%s is not run: others than root can write to it", p.Path)
+	if err != nil {
+		return fmt.Errorf("%s is not run: %w", p.Path, err)
 	}
 	return nil
 }

@@ -110,7 +110,8 @@ func newKept(t *testing.T) *kept {
 	k := &kept{
 		t: t, node: node, modes: &modes{exclusive: map[string]bool{}}, stop: func() {},
 		program: Program{
-			Path: node.MPSControl(), SearchPath: []string{filepath.Dir(node.MPSControl())}, Driver: "1", Root: node.Root(),
+			Path: node.MPSControl(), SearchPath: []string{filepath.Dir(node.MPSControl())}, Driver: "1",
+			Root: node.Root(), Insecure: true,
 			Libraries: map[string]string{"libnvidia-ml.so.1": node.Library()},
 		},
 	}
@@ -268,7 +269,7 @@ env | sed 's/=.*//' | sort | tr '\n' ' '
 	for _, name := range []string{logName, shmName} {
 		must(t, unix.Mknod(filepath.Join(own, name, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 	}
-	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
+	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Insecure: true, Root: dir}
 	daemon, err := testHelper().startDaemon(own, p)
 	must(t, err)
 	<-daemon.end()
@@ -302,7 +303,7 @@ get_default_device*) [ $(grep -c "$command" `+asked+`) -gt 2 ] && [ $(($(grep -c
 get_default_active*) echo 50.0 ;;
 esac
 `), 0o755))
-	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
+	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Insecure: true, Root: dir}
 	k.start()
 	k.want(0)
 	eventually(t, "a question", func() bool { _, err := os.Stat(asked); return err == nil })
@@ -518,10 +519,10 @@ func TestWhatKeepsADaemonFromStarting(t *testing.T) {
 			func(k *kept) error { k.modes.fail(nil); return nil },
 			"its MPS control daemon cannot be started: no permission to use the NVIDIA driver",
 		},
-		"a program that others can write": {
-			func(k *kept) error { return os.Chmod(k.program.Path, 0o777) },
-			func(k *kept) error { return os.Chmod(k.program.Path, 0o755) },
-			"others than root can write to it",
+		"a program that is gone": {
+			func(k *kept) error { return os.Rename(k.program.Path, k.program.Path+".gone") },
+			func(k *kept) error { return os.Rename(k.program.Path+".gone", k.program.Path) },
+			"is not run: stat ",
 		},
 		"a program that is none": {
 			func(k *kept) error {
