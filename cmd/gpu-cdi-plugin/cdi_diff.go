@@ -136,7 +136,7 @@ func (a *app) differences(f specFile) ([]cdi.Difference, error) {
 	}
 	list := cdi.Diff(written, f.spec)
 	for _, p := range a.unsafeHooks(written) {
-		list = append(list, cdi.Difference{Where: p.Where, What: p.What})
+		list = append(list, cdi.Difference(p))
 	}
 	return list, nil
 }

@@ -53,7 +53,7 @@ const insecure = "GPU_CDI_INSECURE_PATHS=true"
 // safeDir is a new directory in one that only root can write to, which /tmp is not.
 func safeDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/run", "gpu-cdi-test-")
+	dir, err := os.MkdirTemp("/run", "gpu-cdi-test-") //nolint:usetesting // t.TempDir is under /tmp
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -410,6 +411,29 @@ func TestMakeDir(t *testing.T) {
 				t.Errorf("mode %v, want %v", info.Mode(), c.mode)
 			}
 		})
+	}
+}
+
+// Whatever the result, nothing stays open.
+func TestNothingStaysOpen(t *testing.T) {
+	dir := someDir(t)
+	path := func(name string) string { return filepath.Join(dir, name) }
+	open := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	before := open()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close what was forgotten
+	for range 10 {
+		_ = errors.Join(Write(path("spec.json"), nil, 0o644), Write(path("dir"), nil, 0o644), Write(path("none/x"), nil, 0o644),
+			Check(path("dir")), Check(path("spec.json")), MakeDir(path("new")), os.Remove(path("new")), MakeDir(path("dir")),
+			MakeDir(path("none/x")), Remove(path("none")), Write(path("gone"), nil, 0o644), Remove(path("gone")))
+	}
+	if after := open(); after != before {
+		t.Errorf("%d files are open, before it were %d", after, before)
 	}
 }
 

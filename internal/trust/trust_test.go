@@ -25,7 +25,7 @@ const me, other = 1000, 1001
 func newTree(t *testing.T) string {
 	t.Helper()
 	testenv.Root(t)
-	top, err := os.MkdirTemp(safeDir(t), "trust-")
+	top, err := os.MkdirTemp(safeDir(t), "trust-") //nolint:usetesting // t.TempDir is under /tmp
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -215,7 +215,7 @@ func TestLibrariesAreLinked(t *testing.T) {
 
 func TestOnlyRootsProgramsAreRun(t *testing.T) {
 	testenv.Root(t)
-	safe, err := os.MkdirTemp("/run", "mps-test-") // /tmp is not root's alone
+	safe, err := os.MkdirTemp("/run", "mps-test-") //nolint:usetesting // t.TempDir is under /tmp, which is not root's alone
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(safe) })
 	dir := filepath.Join(safe, "bin")
