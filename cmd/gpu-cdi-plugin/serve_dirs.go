@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -28,7 +27,10 @@ func (a *app) checkDirs(log *slog.Logger) error {
 	if len(a.plugin.Sharing.MPS.Resources) > 0 {
 		own = append(own, optionDir{"runtime-dir", a.mpsDir()})
 	}
-	all := append(slices.Clone(own), optionDir{"device-plugin-dir", a.plugin.DevicePluginDir})
+	// MPS may come with a reload of the configuration.
+	all := []optionDir{
+		{"device-plugin-dir", a.plugin.DevicePluginDir}, {"state-dir", a.allocationDir()}, {"runtime-dir", a.plugin.RuntimeDir},
+	}
 	if a.servedSpec() != "" {
 		all = append(all, optionDir{"cdi-dir", a.CDIDir})
 	}

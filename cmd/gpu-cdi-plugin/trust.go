@@ -41,7 +41,7 @@ func (a *app) checkHook() error {
 	}
 	if err := a.check(trust.File, path); err != nil {
 		hint := "copy it to where only root can write (install -D -m 755 " + path +
-			" /usr/local/libexec/prestart-hook) and name the copy with --hook-path" + hintInsecure
+			" /usr/libexec/prestart-hook) and name the copy with --hook-path" + hintInsecure
 		return exit.With(exit.Failure, hint, fmt.Errorf("the hook %s would run as root: %w", path, err))
 	}
 	return nil
