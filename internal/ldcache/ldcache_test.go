@@ -126,9 +126,13 @@ func TestDropInvalid(t *testing.T) {
 	}
 	odd := []Entry{{Name: "libx.so.1", Path: "/opt/a/../b/libx.so.1"}, {Name: "lib x+ü.so", Path: "//lib/lib x+ü.so"}}
 	c.Entries = slices.Concat(odd, []Entry{
-		{Name: "", Path: "/lib/x"}, {Name: "a/b", Path: "/lib/b"}, {Name: "lib\nx", Path: "/lib/x"},
+		{Name: "", Path: "/lib/x"},
+		{Name: "a/b", Path: "/lib/b"},
+		{Name: "lib\nx", Path: "/lib/x"},
 		{Name: "lib\x7f", Path: "/lib/x"},
-		{Name: "libx", Path: ""}, {Name: "libx", Path: "lib/x"}, {Name: "libx", Path: "/lib/\tx"},
+		{Name: "libx", Path: ""},
+		{Name: "libx", Path: "lib/x"},
+		{Name: "libx", Path: "/lib/\tx"},
 	})
 	c.HWCaps, c.Generator = []string{"x86-64-v2", "pass/word", "x86-64-v3", "a\nb"}, "a\x01b"
 	if n := c.DropInvalid(); n != 7 || !slices.Equal(c.Entries, odd) {
