@@ -38,7 +38,7 @@ var (
 // Root is a container's root. Its methods take absolute, clean paths as the container sees them.
 type Root struct {
 	dir *os.File
-	// mount is the id of the root's own mount, dev that of the container's own /dev, 0 if it has none.
+	// mount is the id of the root's own mount, dev that of the container's own /dev, or the same if it has none.
 	mount, dev uint64
 }
 
@@ -62,22 +62,19 @@ func Open(name, hostDev string) (*Root, error) {
 }
 
 // findDev is the id of the mount at /dev, not behind a link there, if it is a tmpfs, as runtimes mount it, and not the
-// host's; otherwise 0.
+// host's; otherwise that of the root's own mount.
 func (r *Root) findDev(hostDev string) uint64 {
 	var host, own unix.Stat_t
 	var fs unix.Statfs_t
 	dev, err := r.open("/dev", unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {
-		return 0
+		return r.mount
 	}
 	defer closeQuietly(dev)
-	err = errors.Join(unix.Stat(hostDev, &host), unix.Fstat(int(dev.Fd()), &own), unix.Fstatfs(int(dev.Fd()), &fs))
-	if err != nil || own.Dev == host.Dev || fs.Type != unix.TMPFS_MAGIC {
-		return 0
-	}
 	id, err := mountID(dev)
-	if err != nil {
-		return 0
+	err = errors.Join(err, unix.Stat(hostDev, &host), unix.Fstat(int(dev.Fd()), &own), unix.Fstatfs(int(dev.Fd()), &fs))
+	if err != nil || own.Dev == host.Dev || fs.Type != unix.TMPFS_MAGIC {
+		return r.mount
 	}
 	return id
 }
@@ -144,9 +141,6 @@ func (r *Root) openSlowly(name string, flags uint64) (*os.File, error) {
 		return f, nil
 	}
 	defer closeQuietly(f)
-	if flags&unix.O_PATH != 0 { // a directory
-		return openat(f, ".", int(flags)|unix.O_NOFOLLOW)
-	}
 	return pathrs.Reopen(f, int(flags))
 }
 

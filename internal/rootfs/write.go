@@ -142,7 +142,7 @@ func (r *Root) ownDir(name string) (*os.File, error) {
 // /dev, whatever path led to it.
 func (r *Root) checkOwn(dir *os.File) error {
 	id, err := mountID(dir)
-	if err == nil && id != r.mount && (r.dev == 0 || id != r.dev) {
+	if err == nil && id != r.mount && id != r.dev {
 		err = ErrVolume
 	}
 	return err
