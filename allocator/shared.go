@@ -19,7 +19,8 @@ type stock struct {
 
 func (p *Pool) stock(r *resolved) *stock {
 	n := len(p.node.gpus)
-	s := &stock{pool: p, free: make([]int, n), must: make([]int, n), used: make([]int, n), slices: make([]int, n), left: r.size}
+	zeros := func() []int { return make([]int, n) }
+	s := &stock{pool: p, free: zeros(), must: zeros(), used: zeros(), slices: zeros(), left: r.size}
 	for g, places := range p.perGPU {
 		for _, i := range places {
 			switch r.state[i] {

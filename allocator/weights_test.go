@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"maps"
 	"reflect"
 	"strings"
 	"testing"
@@ -11,12 +12,9 @@ import (
 // Every weight that a configuration can have is among those that are validated, under the key that it has there.
 func TestAllWeightsAreValidated(t *testing.T) {
 	w := DefaultWeights()
-	want, got := map[string]int{}, map[string]int{}
+	want, got := map[string]int{}, maps.Collect(w.All())
 	for field, value := range reflect.ValueOf(w).Fields() {
 		want[field.Tag.Get("yaml")] = int(value.Int())
-	}
-	for key, weight := range w.All() {
-		got[key] = weight
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the weights by key (-fields +All):\n%s", diff)

@@ -55,7 +55,9 @@ func ValidateFile(path string) ([]Problem, error) {
 // Validate checks a spec against the CDI library's rules and against this host: that the files to mount exist, that
 // nodes are character devices and that hooks can be executed.
 func Validate(spec *specs.Spec) []Problem {
-	v := &validator{seen: map[string]bool{}, driver: driverVersion(spec), driverFiles: map[string]bool{}, gone: map[string]bool{}}
+	v := &validator{
+		seen: map[string]bool{}, driver: driverVersion(spec), driverFiles: map[string]bool{}, gone: map[string]bool{},
+	}
 	if err := checkSpec(spec); err != nil {
 		v.add("", "not a valid CDI spec: %v", err)
 	}

@@ -61,7 +61,7 @@ const maxCheckpoint = 64 << 20
 func givenDevices(path string) (map[string]map[string]bool, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return map[string]map[string]bool{}, nil
 	}
 	if err != nil {
 		return nil, err

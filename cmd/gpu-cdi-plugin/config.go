@@ -65,7 +65,8 @@ func newPluginFlags(p *config.Plugin) *pflag.FlagSet {
 	text(&p.RuntimeDir, "runtime-dir")
 	text(&p.StateDir, "state-dir")
 	f.Var(&names[config.Strategy]{&p.Strategy}, "strategy", config.Usage("strategy"))
-	f.Var(&choice{(*string)(&p.DeviceIDStrategy), config.DeviceIDStrategies()}, "device-id-strategy", config.Usage("device-id-strategy"))
+	f.Var(&choice{(*string)(&p.DeviceIDStrategy), config.DeviceIDStrategies()}, "device-id-strategy",
+		config.Usage("device-id-strategy"))
 	text(&p.CDIAnnotationPrefix, "cdi-annotation-prefix")
 	text(&p.Listen, "listen")
 	f.Var(&names[config.Extra]{&p.Extras}, "extras", config.Usage("extras"))

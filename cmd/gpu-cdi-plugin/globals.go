@@ -101,6 +101,7 @@ func (a *app) warnUnknownEnv(flags *pflag.FlagSet) {
 		known = append(known, envName(f.Name))
 	})
 	for _, name := range sortedKeys(unknown) {
-		a.log.Warn("the environment variable " + name + " is ignored, since no option has this name" + near.Question(name, known))
+		a.log.Warn("the environment variable " + name + " is ignored, since no option has this name" +
+			near.Question(name, known))
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -20,23 +21,28 @@ func (s *served) messages() []string {
 	return list
 }
 
-// says waits until the log has said that so many times, and asks for another look at the node, after which it has not said
-// it again so far.
-func (s *served) says(text string, times int) {
-	s.t.Helper()
-	count := func() int {
-		n := 0
-		for _, m := range s.messages() {
-			if strings.HasPrefix(m, text) {
-				n++
-			}
+// said counts the messages that begin with the text.
+func (s *served) said(text string) int {
+	n := 0
+	for _, m := range s.messages() {
+		if strings.HasPrefix(m, text) {
+			n++
 		}
-		return n
 	}
-	waitFor(s.t, text, func() bool { return count() >= times })
+	return n
+}
+
+// says waits until the log has said that, and expects that further looks at the node do not say it again.
+func (s *served) says(text string) {
+	s.t.Helper()
+	waitFor(s.t, text, func() bool { return s.said(text) > 0 })
 	s.look()
-	if n := count(); n != times {
-		s.t.Errorf("the log says %d times, want %d: %s", n, times, text)
+	s.look()
+	n := s.said(text)
+	s.look()
+	s.look()
+	if again := s.said(text); again != n {
+		s.t.Errorf("the log says again what lasts, %d times and then %d: %s", n, again, text)
 	}
 }
 
@@ -55,36 +61,39 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	s := newServed(t, "mig-h100", "mig-strategy: mixed")
 	s.start()
 	s.listed(gpuResource, 2, 0)
-	s.says("GPU 3 is in MIG mode and has no MIG device", 1)
-	s.says("the kubelet watches nvidia.com/mig-7g.80gb", 1)
-	s.says("nvidia.com/mig-7g.80gb is registered with the kubelet", 1)
+	s.says("GPU 3 is in MIG mode and has no MIG device")
+	s.says("the kubelet watches nvidia.com/mig-7g.80gb")
+	s.says("nvidia.com/mig-7g.80gb is registered with the kubelet")
 
 	mustDo(t, s.node.Lose(6))
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 1, 1)
-	s.says("GPU 6 is unhealthy: cannot be read: ", 1)
+	s.says("GPU 6 is unhealthy: cannot be read: ")
 	mustDo(t, s.node.ClearGPU(6))
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 2, 0)
-	s.says("this is over: GPU 6 is unhealthy: cannot be read: ", 1)
-	s.says("GPU 3 is in MIG mode and has no MIG device", 1)
-	s.says("this is over: GPU 3", 0)
+	s.says("this is over: GPU 6 is unhealthy: cannot be read: ")
+	s.says("GPU 3 is in MIG mode and has no MIG device")
+	if n := s.said("this is over: GPU 3"); n != 0 {
+		t.Errorf("the log says %d times that GPU 3 has a MIG device", n)
+	}
 
 	// The spec cannot be written: the directory is a file.
 	dir := filepath.Dir(s.spec)
-	mustDo(t, os.RemoveAll(dir))
-	mustDo(t, os.WriteFile(dir, nil, 0o600))
+	waitFor(t, "a file in the directory's place", func() bool { // the plugin makes the directory again
+		return errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)) == nil
+	})
 	s.signal(syscall.SIGHUP)
-	s.says("the CDI spec is not what it should be, and devices that it concerns are unhealthy: ", 1)
+	s.says("the CDI spec is not what it should be, and devices that it concerns are unhealthy: ")
 	mustDo(t, os.Remove(dir))
 	s.signal(syscall.SIGHUP)
-	s.says("the CDI spec is what it should be again", 1)
+	s.says("the CDI spec is what it should be again")
 
 	s.kubelet.Stop()
-	s.says("nvidia.com/mig-7g.80gb is not connected to the kubelet any more: ", 1)
-	s.says("nvidia.com/mig-7g.80gb is not registered with the kubelet: ", 1)
+	s.says("nvidia.com/mig-7g.80gb is not connected to the kubelet any more: ")
+	s.says("nvidia.com/mig-7g.80gb is not registered with the kubelet: ")
 	s.kubelet.Start()
-	s.says("the kubelet watches nvidia.com/mig-7g.80gb", 2)
+	waitFor(t, "a new connection", func() bool { return s.said("the kubelet watches nvidia.com/mig-7g.80gb") >= 2 })
 
 	for _, m := range s.messages() {
 		if !strings.Contains(m, " ") || strings.HasSuffix(m, ":") {

@@ -219,7 +219,8 @@ func requestError(s *gpu.Snapshot, err error) error {
 	case r.Reason == allocator.BadSize && r.Available == 0:
 		hint = "name GPUs with --available; those in MIG mode cannot be given whole"
 	case r.Reason == allocator.BadSize:
-		hint = fmt.Sprintf("ask for %d to %d, or make more available; GPUs in MIG mode cannot be given whole", max(r.Must, 1), r.Available)
+		hint = fmt.Sprintf("ask for %d to %d, or make more available; GPUs in MIG mode cannot be given whole",
+			max(r.Must, 1), r.Available)
 	case r.Reason == allocator.NotAvailable:
 		hint = "what is in --must has to be in --available too; GPUs in MIG mode cannot be given whole"
 	}
