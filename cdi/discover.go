@@ -25,8 +25,7 @@ const (
 	hintVersion = "the loaded kernel module and the installed libraries are of different drivers: " +
 		"reboot, or reload the module, or install the libraries of the module's version"
 	hintDamaged = "install the NVIDIA driver again"
-	hintNoCUDA  = "install the NVIDIA driver again with its CUDA library, or leave compute out with " +
-		"cdi generate --capabilities"
+	hintNoCUDA  = "install the NVIDIA driver again with its CUDA library, or leave compute out of --capabilities"
 )
 
 // Discover looks for the driver's files and device nodes on a host. Version is what the driver says of itself; if it is
