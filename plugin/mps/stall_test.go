@@ -107,7 +107,7 @@ func TestFailuresAreCountedWithTime(t *testing.T) {
 	eventually(t, "a second daemon", func() bool {
 		text, _ := os.ReadFile(filepath.Join(dir, "started"))
 		starts = nil
-		for _, line := range strings.Fields(string(text)) {
+		for line := range strings.FieldsSeq(string(text)) {
 			n, err := strconv.ParseInt(line, 10, 64)
 			must(t, err)
 			starts = append(starts, n)
@@ -116,5 +116,34 @@ func TestFailuresAreCountedWithTime(t *testing.T) {
 	})
 	if lived := time.Duration(starts[1] - starts[0]); lived < (patience-1)*failureTime {
 		t.Errorf("it was ended after %v", lived)
+	}
+}
+
+// A daemon that does not do what it is told cannot be used, and it is said why.
+func TestLimitsThatAreNotTaken(t *testing.T) {
+	for cases, problem := range map[string]string{
+		`get_default_device*) echo 7G ;;`:                   "cannot be limited: it does not take the limits 1500 MiB, 50% of the threads",
+		`get_default_active*) echo 100.0 ;;`:                "cannot be limited: it does not take the limits",
+		`set_default_active*) exit 3 ;;`:                    "cannot be limited: set_default_active_thread_percentage 50: exit status 3",
+		`get_server_list) exit 3 ;;`:                        "cannot be limited: get_server_list: exit status 3",
+		`get_server_list) echo 7 ;; set_active*) exit 3 ;;`: "cannot be limited: set_active_thread_percentage 7 50: exit status 3",
+	} {
+		t.Run(problem, func(t *testing.T) {
+			t.Parallel()
+			k := newKept(t)
+			k.scripted(cases)
+			k.start()
+			k.want(0)
+			k.problem(0, problem)
+		})
+	}
+}
+
+func TestAHelperThatIsNotThere(t *testing.T) {
+	k := newKept(t)
+	ready(t, k.opts.Dir, k.gpu(0))
+	p, err := Helper{Path: "/nowhere"}.startDaemon(k.own(0), k.program)
+	if p != nil || err == nil || !strings.Contains(err.Error(), "start the daemon: ") {
+		t.Errorf("process %v, error %v", p, err)
 	}
 }

@@ -163,6 +163,26 @@ func TestDirectoriesOfBefore(t *testing.T) {
 	}
 }
 
+func TestClearDirSaysWhatStays(t *testing.T) {
+	testenv.Root(t)
+	dir := shortDir(t)
+	busy := filepath.Join(dir, pipeName, "busy")
+	must(t, os.MkdirAll(busy, 0o755))
+	must(t, os.WriteFile(filepath.Join(dir, pipeName, "file"), nil, 0o600))
+	own, err := openDir(unix.AT_FDCWD, dir)
+	must(t, err)
+	defer own.Close()
+	must(t, unix.Mount("busy", busy, "tmpfs", 0, ""))
+	if err := clearDir(own, pipeName); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("with a mount: %v", err)
+	}
+	must(t, unix.Unmount(busy, 0))
+	must(t, clearDir(own, pipeName))
+	if entries, err := os.ReadDir(filepath.Join(dir, pipeName)); len(entries) > 0 || err != nil {
+		t.Errorf("there are %v, %v", entries, err)
+	}
+}
+
 // An administrator may have mounted something there, which stays.
 func TestMountsOfOthersStay(t *testing.T) {
 	testenv.Root(t)
