@@ -21,6 +21,9 @@ type Catalogue struct {
 	Files []SpecFile `json:"files"`
 	// Devices has a row for each device of each file, sorted by name, then by priority from the highest.
 	Devices []Offer `json:"devices"`
+
+	unread    error // of the first directory that cannot be read, and
+	unreadDir int   // its index
 }
 
 // SpecFile is one file of a spec directory.
@@ -78,13 +81,16 @@ func (c *Catalogue) dirIndex(dir string) int {
 }
 
 // Load reads the spec files of the directories, given from the lowest priority to the highest. A directory that does
-// not exist is empty; whatever else goes wrong is in the Error of a file.
+// not exist is empty; whatever else goes wrong is in the Error of a file. As the CDI library does, it reads no directory
+// after one that cannot be read.
 func Load(dirs ...string) *Catalogue {
 	c := &Catalogue{}
 	for _, dir := range dirs {
 		if dir = filepath.Clean(dir); c.dirIndex(dir) < 0 {
 			c.Dirs = append(c.Dirs, dir)
-			c.loadDir(dir, len(c.Dirs)-1)
+			if c.unread == nil {
+				c.loadDir(dir, len(c.Dirs)-1)
+			}
 		}
 	}
 	slices.SortStableFunc(c.Devices, func(a, b Offer) int {
@@ -98,6 +104,8 @@ func (c *Catalogue) loadDir(dir string, priority int) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		c.Files = append(c.Files, SpecFile{Path: dir, Priority: priority, Error: err.Error()})
+		c.unread, c.unreadDir = err, priority
+		return
 	}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())

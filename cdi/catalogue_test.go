@@ -87,6 +87,23 @@ func TestLoadOfWhatIsNoDirectory(t *testing.T) {
 	}
 }
 
+// The CDI library stops at a directory that it cannot read; what was read before stays.
+func TestLoadStopsWhereTheLibraryStops(t *testing.T) {
+	r := newTree(t)
+	dirs := []string{r.dir + "/low", r.dir + "/etc", r.dir + "/run"}
+	writeSpec(t, dirs[0]+"/a.json", small("x.y/z", "low"))
+	r.file("/etc", "", 0o644)
+	writeSpec(t, dirs[2]+"/b.json", small("x.y/z", "high"))
+	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(dirs...), cdilib.WithAutoRefresh(false))
+	r.must(err)
+	c := Load(dirs...)
+	if diff := cmp.Diff(cache.ListDevices(), c.Names()); diff != "" || len(c.Names()) != 1 {
+		t.Errorf("available (-library +ours):\n%s", diff)
+	}
+	r.must(c.Unread(dirs[0] + "/ours.json"))
+	wantError(t, c.Unread(dirs[2]+"/ours.json"), dirs[2]+"/ours.json", dirs[1]+": not a directory")
+}
+
 // What is available is what the CDI library, and so every engine, offers: whatever shadows and conflicts there are.
 func TestLoadAgreesWithTheLibrary(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
@@ -151,6 +168,58 @@ func TestConflictsWith(t *testing.T) {
 			wantError(t, err, c.other, DefaultKind+"=", c.want)
 			if hint := exit.HintOf(err); !strings.Contains(hint, "remove "+c.other) || !strings.Contains(hint, "--cdi-kind") {
 				t.Errorf("hint %q has not both ways out", hint)
+			}
+		})
+	}
+}
+
+func TestClashes(t *testing.T) {
+	r := newTree(t)
+	low, mid, high := r.dir+"/etc", r.dir+"/run", r.dir+"/more"
+	path := mid + "/ours.json"
+	for name, c := range map[string]struct {
+		others []string // files that define x.y/z=a
+		want   Clash
+	}{
+		"one that counts less":        {[]string{low + "/1.json"}, Clash{File: low + "/1.json", State: Available}},
+		"one that counts more":        {[]string{high + "/1.json"}, Clash{File: high + "/1.json", State: Shadowed}},
+		"one of the same directory":   {[]string{mid + "/1.json"}, Clash{File: mid + "/1.json", State: Conflict, yields: true}},
+		"two that count less":         {[]string{low + "/1.json", low + "/2.json"}, Clash{File: low + "/2.json", State: Conflict}},
+		"two that count more":         {[]string{high + "/1.json", high + "/2.json"}, Clash{File: high + "/1.json", State: Conflict}},
+		"one beside, one that counts": {[]string{mid + "/1.json", high + "/2.json"}, Clash{File: mid + "/1.json", State: Conflict, yields: true}},
+		"a link to the spec":          {[]string{"link"}, Clash{File: mid + "/link.json", State: Conflict}},
+		"a link that counts more":     {[]string{"high link"}, Clash{File: high + "/link.json", State: Shadowed}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, dir := range []string{low, mid, high} {
+				r.must(os.RemoveAll(dir))
+				r.must(os.Mkdir(dir, 0o755))
+			}
+			ours := small("x.y/z", "a", "b")
+			writeSpec(t, path, ours)
+			for _, other := range c.others {
+				switch other {
+				case "link":
+					r.must(os.Symlink("ours.json", mid+"/link.json"))
+				case "high link":
+					r.must(os.Symlink(path, high+"/link.json"))
+				default:
+					writeSpec(t, other, small("x.y/z", "a", "x"))
+				}
+			}
+			c.want.Name = "x.y/z=a"
+			there := Load(low, mid, high)
+			got := there.Clashes(path, ours)
+			if len(got) == 0 || got[0] != c.want {
+				t.Errorf("got %+v, want %+v", got, c.want)
+			}
+			if taken := there.Taken(path); taken["a"] != (c.want.State == Available) || taken["x"] || strings.Contains(name, "link") == taken["b"] {
+				t.Errorf("engines take %v from the spec", taken)
+			}
+			for _, none := range [][]Clash{there.Clashes("", ours), there.Clashes(r.dir+"/elsewhere/x.json", ours), there.Clashes(path, nil)} {
+				if len(none) > 0 {
+					t.Errorf("what is in no directory, or nothing, clashes: %+v", none)
+				}
 			}
 		})
 	}

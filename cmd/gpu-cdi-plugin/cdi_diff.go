@@ -74,9 +74,13 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 		files = []specFile{meant(files, args[0])}
 	}
 	c := comparison{files[0].path, []cdi.Difference{}}
+	there := cdi.Load(a.specDirs(h)...)
 	var foreign []string
 	for _, f := range files {
 		more, err := a.differences(f)
+		if less := f.yielding(there); err == nil && len(more) > 0 && less.spec != f.spec {
+			more, err = a.differences(less)
+		}
 		if err != nil {
 			return exit.With(exit.Failure, a.renewHint(f.path), err)
 		}
@@ -139,6 +143,11 @@ func (a *app) differences(f specFile) ([]cdi.Difference, error) {
 		list = append(list, cdi.Difference(p))
 	}
 	return list, nil
+}
+
+// yielding is what serve makes of the file: without the names that other files of its directory define.
+func (f specFile) yielding(there *cdi.Catalogue) specFile {
+	return specFile{f.path, f.kind, cdi.Without(f.spec, there.Clashes(f.path, f.spec), cdi.Clash.Yields)}
 }
 
 func comparisonView(c comparison) view {

@@ -56,7 +56,13 @@ it has of one of them, and in /run/gpu/allocations a file for each: nvidia.com_g
 The hook, the driver's library and the directories that it writes to must be root's alone, with all above them: it does
 not start where others could change them, unless --insecure-paths allows it.
 
-With --listen it answers /metrics, /healthz, and /readyz: every resource is registered and its list is read.`,
+Another spec file that defines names of --cdi-kind costs what engines no longer take from this one: a device whose UUID
+is taken is unhealthy, with the file in the reason, in the log and in /readyz; a taken index, or "all", is a warning. A
+name that a file of the same directory defines is left out of the spec, so that the other file keeps it. Where other
+files take all devices, as the vendor's own spec does, serve does not start.
+
+With --listen it answers /metrics, /healthz, and /readyz: every resource is registered and its list is read, and devices
+can be given to containers unless the GPUs themselves stand against it.`,
 		Example: `  gpu-cdi-plugin serve
   gpu-cdi-plugin serve --config /etc/gpu-cdi-plugin/config.yaml --listen 127.0.0.1:9400
   gpu-cdi-plugin serve --mig-strategy mixed --strategy cdi-cri,device-specs`,
@@ -259,7 +265,17 @@ func (s *service) listen(ctx context.Context) (*metrics.Server, error) {
 	if address == "" {
 		return &metrics.Server{}, nil
 	}
-	checks := metrics.Checks{Healthy: s.inv.Alive, Ready: s.plugin.Ready}
+	checks := metrics.Checks{
+		Healthy: s.inv.Alive,
+		Ready: func() error {
+			state := s.inv.State()
+			return errors.Join(s.plugin.Ready(), state.Ready())
+		},
+		Remarks: func() []string {
+			state := s.inv.State()
+			return state.Remarks()
+		},
+	}
 	server, err := s.metrics.Listen(ctx, address, checks, s.app.log)
 	if err == nil {
 		s.app.log.Info("metrics and health are served on " + server.Address())
@@ -336,8 +352,6 @@ func (s *service) summary() string {
 		}
 		parts = append(parts, text)
 	}
-	if err := s.inv.State().Err; err != nil {
-		parts = append(parts, err.Error())
-	}
-	return strings.Join(parts, "; ")
+	state := s.inv.State()
+	return strings.Join(append(parts, state.Remarks()...), "; ")
 }

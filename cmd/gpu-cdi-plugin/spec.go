@@ -21,9 +21,14 @@ import (
 
 const hookName = "prestart-hook"
 
-// specDirs are the directories of CDI specs, from the lowest priority to the highest: the administrator's, and ours.
+// specDirs are the directories of CDI specs, from the lowest priority to the highest: the administrator's, and ours. Where
+// both are one, engines still read the other of their two directories, which counts more.
 func (a *app) specDirs(h host.Host) []string {
-	return []string{filepath.Join(h.Root(), "etc/cdi"), a.CDIDir}
+	low, high := filepath.Join(h.Root(), "etc/cdi"), filepath.Join(h.Root(), "var/run/cdi")
+	if filepath.Clean(a.CDIDir) == low {
+		return []string{low, high}
+	}
+	return []string{low, a.CDIDir}
 }
 
 // ownSpec is the path of the spec that generate --write writes.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -119,16 +120,54 @@ func (i *Inventory) keeps(path string) bool {
 	return slices.ContainsFunc(i.files(), func(f *specFile) bool { return f.path == path })
 }
 
-// sync makes the files what the state wants. An error about the specs of extras is noted in the state too.
-func (i *Inventory) sync(s *State) (written bool, err error) {
-	s.extrasErr = nil
+// sync makes the files what the state wants, beside the other spec files that are there, and notes in the state what
+// containers get besides GPUs and which names other files define too.
+func (i *Inventory) sync(s *State, there *cdi.Catalogue) (written bool, err error) {
+	s.Extras, s.extrasErr, s.clashes = nil, nil, nil
 	for _, e := range i.extras {
-		wrote, err := e.file.sync(specOf(s.Extras, e.file.kind))
+		want := specOf(s.extras, e.file.kind)
+		wrote, failed := e.file.sync(want, there)
 		written = written || wrote
-		s.extrasErr = cmp.Or(s.extrasErr, err)
+		given, clashes := e.given(want)
+		if given != nil {
+			s.Extras = append(s.Extras, given)
+		}
+		if e.Required && !sameDevices(given, want) {
+			failed = cmp.Or(failed, missingNames(e, clashes))
+			s.extrasErr = cmp.Or(s.extrasErr, failed)
+		}
+		err = cmp.Or(err, failed)
+		s.clashes = append(s.clashes, clashes...)
 	}
-	wrote, err := i.file.sync(s.Spec)
-	return written || wrote, cmp.Or(err, s.extrasErr)
+	wrote, failed := i.file.sync(s.Spec, there)
+	_, clashes := i.file.offers()
+	s.clashes = append(s.clashes, clashes...)
+	return written || wrote, cmp.Or(failed, err)
+}
+
+// given is the extra's spec with the devices that engines take from it, or nil.
+func (e *extraFile) given(want *specs.Spec) (*specs.Spec, []cdi.Clash) {
+	names, clashes := e.file.offers()
+	if want == nil {
+		return nil, clashes
+	}
+	less := *want
+	less.Devices = slices.DeleteFunc(slices.Clone(want.Devices), func(d specs.Device) bool { return !names[d.Name] })
+	if len(less.Devices) == 0 {
+		return nil, clashes
+	}
+	return &less, clashes
+}
+
+func sameDevices(a, b *specs.Spec) bool { return maps.Equal(deviceNames(a), deviceNames(b)) }
+
+// missingNames is the error of an extra that is required and whose names other files take.
+func missingNames(e *extraFile, clashes []cdi.Clash) error {
+	at := slices.IndexFunc(clashes, cdi.Clash.Lost)
+	if at < 0 {
+		return fmt.Errorf("%s is required, and is not in its CDI spec %s", e.Extra.Extra, e.file.path)
+	}
+	return exit.With(exit.Failure, clashes[at].Hint(), fmt.Errorf("%s is required: %s", e.Extra.Extra, clashes[at]))
 }
 
 // findExtras are the specs of those extras that the node has. The error is about one that it must have.
@@ -195,11 +234,15 @@ func specOf(list []*specs.Spec, kind string) *specs.Spec {
 	return list[at]
 }
 
-// stillThere are those extras of before of which there is one now too.
-func stillThere(before, now []*specs.Spec) []*specs.Spec {
+// stillThere are those extras of before of which there is one now too, without the names that other spec files take.
+func (i *Inventory) stillThere(there *cdi.Catalogue, before, now []*specs.Spec) []*specs.Spec {
 	var list []*specs.Spec
-	for _, s := range before {
-		if specOf(now, s.Kind) != nil {
+	for _, e := range i.extras {
+		s := specOf(before, e.file.kind)
+		if s == nil || specOf(now, s.Kind) == nil {
+			continue
+		}
+		if s = cdi.Without(s, there.Clashes(e.file.path, s), cdi.Clash.Lost); s != nil {
 			list = append(list, s)
 		}
 	}

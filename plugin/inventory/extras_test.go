@@ -142,34 +142,63 @@ func TestARequiredChannelThatIsMissing(t *testing.T) {
 	b.hasExtras("nvidia.com/imex-channel=1")
 }
 
-// Somebody else's spec of the extra's kind stands in the way: at the start that is an error, later nothing is given to
-// containers that would be half of what was configured.
+// Another spec of the extra's kind costs what engines cannot take from ours, and no GPU.
 func TestAnotherSpecOfAnExtra(t *testing.T) {
-	const spec = `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gds", "devices": [{"name": "all", "containerEdits": {"env": ["A=B"]}}]}`
-	b := newExtrasBed(t, []string{"gds"}, gds)
-	other := filepath.Join(b.dirs[0], "gds.json")
-	write := func(b *bed) string {
-		other = filepath.Join(b.dirs[0], "gds.json")
-		must(t, os.MkdirAll(b.dirs[0], 0o755))
-		must(t, os.WriteFile(other, []byte(spec), 0o644))
-		return other
+	both := Extra{Extra: cdi.IMEX, Channels: []int{0, 1}}
+	for name, c := range map[string]struct {
+		dir  int
+		kind string
+		name string
+		want []string
+	}{
+		"takes a channel":             {1, "nvidia.com/imex-channel", "1", []string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0"}},
+		"takes all of an extra":       {1, "nvidia.com/gds", "all", []string{"nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"}},
+		"is hidden by ours":           {0, "nvidia.com/gds", "all", []string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"}},
+		"has none of our names":       {1, "nvidia.com/gds", "x", []string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"}},
+		"takes a name of another one": {1, "nvidia.com/gdrcopy", "all", []string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newExtrasBed(t, []string{"gds", "imex"}, gds, both)
+			all := []string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=1"}
+			other := filepath.Join(b.dirs[c.dir], "other.json")
+			given := func(s State, want []string) {
+				t.Helper()
+				b.counts(s, 4, 0)
+				if got := extras(s); !slices.Equal(got, want) {
+					t.Errorf("containers get %v, want %v", got, want)
+				}
+				must(t, b.inv.SpecHas(extras(s)...))
+			}
+			write := func() {
+				b.foreign(other, c.name)
+				edit(t, other, "nvidia.com/gpu", c.kind)
+			}
+			write()
+			b.start()
+			given(b.inv.State(), c.want)
+			must(t, os.Remove(other))
+			given(b.reconcile(), all)
+			write()
+			given(b.reconcile(), c.want)
+		})
 	}
-	write(b)
-	if err := b.inv.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "gds.json defines nvidia.com/gds=all too") {
-		t.Errorf("error %v", err)
-	}
+}
 
-	b = newExtrasBed(t, []string{"gds"}, gds)
+func TestAnotherSpecTakesAChannelThatIsRequired(t *testing.T) {
+	b := newExtrasBed(t, []string{"imex"}, required)
 	b.start()
-	write(b)
+	other := filepath.Join(b.dirs[1], "imex.json")
+	b.foreign(other, "1")
+	edit(t, other, "nvidia.com/gpu", "nvidia.com/imex-channel")
 	s := b.reconcile()
 	b.counts(s, 0, 4)
-	if why := health(s)[b.node.Machine().GPUs[0].UUID]; !strings.Contains(why, "defines nvidia.com/gds=all too") {
-		t.Errorf("the devices are unhealthy because %q", why)
+	why := "imex is required: " + other + " defines nvidia.com/imex-channel=1 too"
+	if got := health(s)[b.uuids()[0]]; got != why || s.Ready() == nil {
+		t.Errorf("the devices are unhealthy because %q; readiness: %v", got, s.Ready())
 	}
 	must(t, os.Remove(other))
 	b.counts(b.reconcile(), 4, 0)
-	b.hasExtras("nvidia.com/gds=all")
+	b.hasExtras("nvidia.com/imex-channel=1")
 }
 
 func TestTheSpecsOfExtrasInTheStateStay(t *testing.T) {

@@ -7,10 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
@@ -104,6 +106,7 @@ func newBedOn(t *testing.T, node *sim.Node, change ...func(*Options)) *bed {
 	for _, c := range change {
 		c(&o)
 	}
+	b.dirs, b.path = o.Dirs, o.Path
 	b.inv = New(o)
 	return b
 }
@@ -223,16 +226,40 @@ func (b *bed) disk() []string {
 	return names
 }
 
-// foreign writes somebody else's spec that defines device 0 too.
-func (b *bed) foreign(path string) {
+// foreign writes the spec of another program, with those devices.
+func (b *bed) foreign(path string, names ...string) {
 	b.t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		b.t.Fatal(err)
 	}
-	const spec = `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [
-		{"name": "%UUID%", "containerEdits": {"env": ["A=B"]}}]}`
-	uuid := b.node.Machine().GPUs[0].UUID
-	if err := os.WriteFile(path, []byte(strings.ReplaceAll(spec, "%UUID%", uuid)), 0o644); err != nil {
+	spec := &specs.Spec{Version: "0.5.0", Kind: cdi.DefaultKind}
+	for _, name := range names {
+		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{Env: []string{"A=B"}}})
+	}
+	if err := cdi.WriteFile(path, spec); err != nil {
 		b.t.Fatal(err)
 	}
+}
+
+// uuids are those of the node's GPUs.
+func (b *bed) uuids() []string {
+	var list []string
+	for _, g := range b.node.Machine().GPUs {
+		list = append(list, g.UUID)
+	}
+	return list
+}
+
+// engine maps each name that the CDI library offers to the file that it is from.
+func (b *bed) engine() map[string]string {
+	b.t.Helper()
+	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(b.dirs...), cdilib.WithAutoRefresh(false))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	m := map[string]string{}
+	for _, name := range cache.ListDevices() {
+		m[name] = cache.GetDevice(name).GetSpec().GetPath()
+	}
+	return m
 }

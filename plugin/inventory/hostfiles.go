@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/host"
@@ -87,8 +89,8 @@ func (i *Inventory) fingerprint() uint64 {
 	return sum.Sum64()
 }
 
-// printDir adds the entries of a directory: regular files with their content's identity, others with their numbers
-// only, since device nodes are touched by use.
+// printDir adds the entries of a directory: regular files, and what links to them, with their content's identity,
+// others with their numbers only, since device nodes are touched by use.
 func printDir(w io.Writer, dir string, wanted func(name string) bool) {
 	entries, err := os.ReadDir(dir)
 	fmt.Fprintln(w, dir, err != nil)
@@ -97,7 +99,7 @@ func printDir(w io.Writer, dir string, wanted func(name string) bool) {
 			continue
 		}
 		id := fileid.Of(filepath.Join(dir, e.Name()))
-		if !e.Type().IsRegular() {
+		if id.Mode&unix.S_IFMT != unix.S_IFREG {
 			id = fileid.ID{Rdev: id.Rdev}
 		}
 		fmt.Fprintln(w, e.Name(), id)

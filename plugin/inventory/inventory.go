@@ -14,8 +14,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -89,15 +92,51 @@ type State struct {
 	Snapshot *gpu.Snapshot
 	// Spec is what the spec file should be, or nil if there is no device to offer.
 	Spec *specs.Spec
-	// Extras are the specs of those extras that the node has, as they should be on disk.
+	// Extras are what containers get besides: the specs of those extras that the node has, with the devices that engines
+	// find.
 	Extras []*specs.Spec
-	// Resources are what is offered.
+	// Resources are what is offered. A device is healthy only if containers can be given it by its CDI name.
 	Resources []resource.Resource
-	// Err is why the state is not what it should be, or nil.
+	// Err is why the state is not what it should be, or nil. It does not concern names that other spec files take.
 	Err error
 
-	extrasErr error             // why the specs of extras are not what they should be, or nil
-	notes     map[string]string // why devices are not in Spec, by UUID
+	extras    []*specs.Spec       // those that the node has, with all devices
+	built     []resource.Resource // what the node has, whatever is on disk
+	notes     map[string]string   // why devices are not in Spec, by UUID
+	extrasErr error               // why containers do not get an extra that is required, or nil
+	clashes   []cdi.Clash         // the names of Spec and of extras that other spec files define too
+}
+
+// Remarks say what concerns devices of the node in spite of which the others are served, in a line each.
+func (s *State) Remarks() []string {
+	var list []string
+	if s.Err != nil {
+		list = append(list, s.Err.Error())
+	}
+	if s.Spec == nil {
+		return list
+	}
+	why := taken(s.clashes, s.Spec.Kind)
+	for i := range s.Resources {
+		for j := range s.Resources[i].Devices {
+			d := &s.Resources[i].Devices[j]
+			if text := why(d); text != "" && !slices.Contains(list, text) {
+				list = append(list, text)
+			}
+		}
+	}
+	return list
+}
+
+// Ready is nil unless there are devices, none of them can be given to containers, and the cause is the spec files or the
+// driver as a whole.
+func (s *State) Ready() error {
+	remarks := s.Remarks()
+	listed := slices.ContainsFunc(s.Resources, func(r resource.Resource) bool { return len(r.Devices) > 0 })
+	if !listed || len(remarks) == 0 || countHealthy(s.Resources) > 0 {
+		return nil
+	}
+	return fmt.Errorf("no device can be given to containers: %s", strings.Join(remarks, "; "))
 }
 
 // Inventory is the actor that keeps the state. Make one with New before the driver's library is loaded, call Start
@@ -121,6 +160,7 @@ type Inventory struct {
 	failures int             // snapshots that failed since the last that did not
 	broken   map[string]bool // libraries of the driver that cannot be used, as they were logged
 	print    uint64          // of the host's files at the last reconcile
+	clashes  []cdi.Clash     // that were logged
 }
 
 // New makes an inventory. It notes which file the driver's library is now, so that a later one is noticed.

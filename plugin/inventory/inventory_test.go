@@ -3,6 +3,7 @@ package inventory
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
@@ -69,29 +71,45 @@ func TestStartRefuses(t *testing.T) {
 		want    []string // in the error
 		hint    string
 	}{
-		"a name that another file of our directory defines": {
-			func(b *bed) { b.foreign(filepath.Join(b.dirs[1], "other.yaml")) },
-			[]string{"other.yaml defines nvidia.com/gpu=GPU-"},
-			"--cdi-kind",
+		"the names of all devices in another file of our directory": {
+			func(b *bed) { b.foreign(filepath.Join(b.dirs[1], "other.yaml"), b.uuids()...) },
+			[]string{"the names of all 4 devices", "other.yaml defines nvidia.com/gpu=GPU-"},
+			"other.yaml, or choose another kind with --cdi-kind",
 		},
-		"a name that the administrator's file defines": {
-			func(b *bed) { b.foreign(filepath.Join(b.dirs[0], "nvidia.yaml")) },
-			[]string{"etc-cdi/nvidia.yaml defines"},
-			"remove ",
-		},
-		"a name of an extra that another file defines": {
+		"the names of all devices in two files": {
 			func(b *bed) {
-				other := filepath.Join(b.dirs[1], "gds.yaml")
-				b.foreign(other)
-				edit(b.t, other, "nvidia.com/gpu", "nvidia.com/gds")
-				edit(b.t, other, b.node.Machine().GPUs[0].UUID, "all")
+				b.foreign(filepath.Join(b.dirs[1], "one.yaml"), b.uuids()[:1]...)
+				b.foreign(filepath.Join(b.dirs[1], "two.yaml"), b.uuids()[1:]...)
 			},
-			[]string{"gds.yaml defines nvidia.com/gds=all"},
+			[]string{"one.yaml defines nvidia.com/gpu=GPU-", "two.yaml defines nvidia.com/gpu=GPU-"},
+			"one.yaml, or choose another kind with --cdi-kind",
+		},
+		"the names of all devices beside a spec of ours": {
+			func(b *bed) {
+				b.foreign(filepath.Join(b.dirs[1], "other.yaml"), b.uuids()...)
+				b.foreign(b.path, b.uuids()...)
+			},
+			[]string{"other.yaml defines nvidia.com/gpu=GPU-"},
+			"--cdi-kind VENDOR/CLASS and remove ",
+		},
+		"a name of an extra that is required": {
+			func(b *bed) {
+				b.inv.extras[0].Required = true
+				other := filepath.Join(b.dirs[1], "gds.yaml")
+				b.foreign(other, "all")
+				edit(b.t, other, "nvidia.com/gpu", "nvidia.com/gds")
+			},
+			[]string{"gds is required: ", "gds.yaml defines nvidia.com/gds=all"},
 			"remove ",
+		},
+		"a directory of lower priority that engines cannot read": {
+			func(b *bed) { must(b.t, os.WriteFile(b.dirs[0], nil, 0o644)) },
+			[]string{"engines do not read", "etc-cdi: not a directory"},
+			"make ",
 		},
 		"a file of our name that is of another kind": {
 			func(b *bed) {
-				b.foreign(b.path)
+				b.foreign(b.path, "0")
 				edit(b.t, b.path, "nvidia.com/gpu", "example.com/gpu")
 			},
 			[]string{"it is a spec of kind example.com/gpu, not nvidia.com/gpu"},
@@ -154,7 +172,7 @@ func tree(t *testing.T, dirs []string) []string {
 	var names []string
 	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 			t.Fatal(err)
 		}
 		for _, e := range entries {
@@ -285,32 +303,167 @@ func TestTheLastStateIsKeptUntilTheDriverFailedThreeTimes(t *testing.T) {
 	}
 }
 
-func TestAConflictAtRunTime(t *testing.T) {
+func TestAnotherSpecTakesADevice(t *testing.T) {
 	cases := map[string]struct {
-		dir       int
-		good, bad int
+		ours, other int // the directories
+		good, bad   int
 	}{
-		"in the same directory takes the device":                                     {1, 3, 1},
-		"in a directory of lower priority is only reported, since engines take ours": {0, 4, 0},
+		"in the same directory":                                         {1, 1, 3, 1},
+		"in a directory of higher priority":                             {0, 1, 3, 1},
+		"not in a directory of lower priority, since engines take ours": {1, 0, 4, 0},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t, "pcie-quad")
+			b := newBed(t, "pcie-quad", func(o *Options) { o.Path = filepath.Join(o.Dirs[0], "ours.json") })
+			if c.ours == 1 {
+				b = newBed(t, "pcie-quad")
+			}
 			b.start()
-			other := filepath.Join(b.dirs[c.dir], "other.json")
-			b.foreign(other)
+			other := filepath.Join(b.dirs[c.other], "other.json")
+			uuid := b.uuids()[0]
+			b.foreign(other, uuid)
 			s := b.reconcile()
 			b.counts(s, c.good, c.bad)
-			if s.Err == nil || !strings.Contains(s.Err.Error(), other) {
-				t.Errorf("error %v, want one that names %s", s.Err, other)
+			why := other + " defines nvidia.com/gpu=" + uuid + " too"
+			if reason := health(s)[uuid]; c.bad > 0 && reason != why {
+				t.Errorf("it is unhealthy for the reason %q", reason)
+			}
+			if remarks := s.Remarks(); s.Err != nil || s.Ready() != nil || c.bad > 0 != slices.Equal(remarks, []string{why}) {
+				t.Errorf("error %v, ready %v, remarks %q", s.Err, s.Ready(), remarks)
 			}
 			must(t, os.Remove(other))
 			s = b.reconcile()
 			b.counts(s, 4, 0)
-			if s.Err != nil {
-				t.Errorf("error %v after the conflict", s.Err)
+			if len(s.Remarks()) > 0 {
+				t.Errorf("afterwards: %q", s.Remarks())
 			}
 		})
+	}
+}
+
+// With a name in both files engines would offer neither.
+func TestATakenNameIsLeftToTheOtherSpec(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	other, taken := filepath.Join(b.dirs[1], "other.json"), []string{b.uuids()[0], "1", "all"}
+	b.foreign(other, taken...)
+	s := b.reconcile()
+	for _, name := range taken {
+		if file := b.engine()[cdi.DefaultKind+"="+name]; file != other {
+			t.Errorf("engines take %s from %q", name, file)
+		}
+	}
+	if file := b.engine()[cdi.DefaultKind+"=0"]; file != b.path {
+		t.Errorf("engines take 0 from %q", file)
+	}
+	before := fileid.Of(b.path)
+	b.counts(s, 3, 1)
+	b.reconcile()
+	if fileid.Of(b.path) != before {
+		t.Error("the spec was written again, where nothing changed")
+	}
+	b.foreign(other, append(b.uuids(), "0", "1", "2", "3", "all")...)
+	s = b.reconcile()
+	b.counts(s, 0, 4)
+	if b.disk() != nil || s.Ready() == nil || !strings.Contains(s.Ready().Error(), other) {
+		t.Errorf("without a free name the spec has %v, and readiness says %v", b.disk(), s.Ready())
+	}
+}
+
+// What a link to our spec defines follows our spec: to leave its names out would bring them back, without end.
+func TestALinkToOurSpecDoesNotHaveItWrittenForEver(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	link := filepath.Join(b.dirs[1], "link.json")
+	must(t, os.Symlink(filepath.Base(b.path), link))
+	b.counts(b.reconcile(), 0, 4)
+	before := fileid.Of(b.path)
+	b.counts(b.reconcile(), 0, 4)
+	if fileid.Of(b.path) != before {
+		t.Error("the spec was written again")
+	}
+	must(t, os.Remove(link))
+	b.counts(b.reconcile(), 4, 0)
+}
+
+func TestClashesAreLoggedWhenTheyBeginAndWhenTheyEnd(t *testing.T) {
+	var log strings.Builder
+	b := newExtrasBed(t, []string{"gds"}, gds)
+	b.inv.log = slog.New(slog.NewTextHandler(&log, nil))
+	b.start()
+	both, low := filepath.Join(b.dirs[1], "both.json"), filepath.Join(b.dirs[0], "low.json")
+	b.foreign(both, b.uuids()[0], b.uuids()[1], "0", "all")
+	b.foreign(low, b.uuids()[2])
+	extra := filepath.Join(b.dirs[1], "extra.json")
+	b.foreign(extra, "all")
+	edit(t, extra, "nvidia.com/gpu", "nvidia.com/gds")
+	begin := []string{
+		both + " defines nvidia.com/gpu=" + b.uuids()[0] + ", nvidia.com/gpu=" + b.uuids()[1] + " too: these devices are unhealthy; remove " + both,
+		both + " defines nvidia.com/gpu=0, nvidia.com/gpu=all too: engines do not take these names from this plugin",
+		low + " defines nvidia.com/gpu=" + b.uuids()[2] + " too: engines take ours, and hide that one",
+		extra + " defines nvidia.com/gds=all too: containers do not get these from this plugin",
+	}
+	end := []string{
+		both + " no longer defines nvidia.com/gpu=" + b.uuids()[0] + ", nvidia.com/gpu=" + b.uuids()[1],
+		both + " no longer defines nvidia.com/gpu=0, nvidia.com/gpu=all",
+		low + " no longer defines nvidia.com/gpu=" + b.uuids()[2],
+		extra + " no longer defines nvidia.com/gds=all",
+	}
+	expect := func(lines []string, times int) {
+		t.Helper()
+		for _, line := range lines {
+			if n := strings.Count(log.String(), line); n != times {
+				t.Errorf("%q is there %d times, want %d:\n%s", line, n, times, &log)
+			}
+		}
+	}
+	b.reconcile()
+	b.source.set(errors.New("no answer from the driver"))
+	b.reconcile()
+	b.source.set(nil)
+	b.reconcile()
+	expect(begin, 1)
+	expect(end, 0)
+	for _, path := range []string{both, low, extra} {
+		must(t, os.Remove(path))
+	}
+	b.reconcile()
+	b.reconcile()
+	expect(begin, 1)
+	expect(end, 1)
+}
+
+// A device stays unhealthy for no longer than what takes its name is there, also where the driver does not answer.
+func TestAClashEndsWhileTheDriverDoesNotAnswer(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	other := filepath.Join(b.dirs[1], "other.json")
+	b.foreign(other, b.uuids()[0])
+	b.counts(b.reconcile(), 3, 1)
+	b.source.set(errors.New("no answer from the driver"))
+	b.counts(b.reconcile(), 3, 1)
+	must(t, os.Remove(other))
+	b.counts(b.reconcile(), 4, 0)
+}
+
+// What is right in a spec that cannot be put right can be given to containers.
+func TestADeviceThatIsRightInASpecThatCannotBeWrittenCanBeAllocated(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	edit(t, b.path, "nvidia2", "nvidia7")
+	held := lockOf(b.path)
+	must(t, os.Remove(held))
+	must(t, os.Mkdir(held, 0o755)) // the lock cannot be held, so nothing is written
+	t.Cleanup(func() { _ = os.Remove(held) })
+	s := b.reconcile()
+	b.counts(s, 3, 1)
+	if s.Err == nil {
+		t.Error("no error")
+	}
+	for uuid, reason := range health(s) {
+		if err := b.inv.SpecHas(cdi.DefaultKind + "=" + uuid); reason == "" && err != nil {
+			t.Errorf("%s is healthy, and cannot be allocated: %v", uuid, err)
+		}
 	}
 }
 
@@ -331,8 +484,8 @@ func TestRunNotices(t *testing.T) {
 		"a spec that is a ruin":    {func(b *bed) { must(b.t, os.WriteFile(b.path, []byte("{"), 0o644)) }, (*bed).specIsWhole},
 		"a spec that few can read": {func(b *bed) { must(b.t, os.Chmod(b.path, 0o600)) }, (*bed).specIsWhole},
 		"a conflicting spec": {
-			func(b *bed) { b.foreign(filepath.Join(b.dirs[1], "other.yaml")) },
-			func(b *bed) bool { return b.inv.State().Err != nil },
+			func(b *bed) { b.foreign(filepath.Join(b.dirs[1], "other.yaml"), b.uuids()...) },
+			func(b *bed) bool { good, bad := healthy(b.inv.State()); return good == 0 && bad == 1 },
 		},
 	}
 	for way, change := range ways {
@@ -482,16 +635,17 @@ func TestSpecHas(t *testing.T) {
 	if !slices.Contains(b.disk(), uuid) {
 		t.Error("the deleted spec was not put right")
 	}
-	b.foreign(filepath.Join(b.dirs[1], "other.json"))
+	b.foreign(filepath.Join(b.dirs[1], "other.json"), uuid)
 	must(t, os.Remove(b.path))
-	if err := b.inv.SpecHas(name); err == nil || !strings.Contains(err.Error(), "other.json defines") {
-		t.Errorf("with a conflict: %v", err)
+	if err := b.inv.SpecHas(name); err == nil || !strings.Contains(err.Error(), "other.json defines "+name+" too") {
+		t.Errorf("with a name that is taken: %v", err)
 	}
+	must(t, b.inv.SpecHas(cdi.DefaultKind+"="+b.uuids()[0]))
 }
 
 func TestWithoutASpecFileNothingIsWritten(t *testing.T) {
 	b := newBed(t, "pcie-quad", func(o *Options) { o.Path = "" })
-	b.foreign(filepath.Join(b.dirs[1], "other.json")) // is no conflict then
+	b.foreign(filepath.Join(b.dirs[1], "other.json"), b.uuids()...) // takes nothing then
 	b.start()
 	b.counts(b.inv.State(), 4, 0)
 	if err := b.inv.SpecHas("nvidia.com/gpu=anything"); err != nil {

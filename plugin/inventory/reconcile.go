@@ -18,7 +18,7 @@ import (
 )
 
 // Start takes the first look and publishes it. Unlike later, whatever stands against giving GPUs to containers is an
-// error, with an exit status and a hint: there is no driver, another spec file defines one of the names, the spec
+// error, with an exit status and a hint: there is no driver, other spec files define the names of all devices, the spec
 // cannot be written, the configuration does not fit the GPUs. A node without a GPU is not an error.
 //
 // After an error nothing is held; without one, Run must follow.
@@ -46,13 +46,18 @@ func (i *Inventory) start(ctx context.Context) error {
 		i.loaded = fileid.Of(i.library)
 		i.print = i.fingerprint()
 	}
+	there := cdi.Load(i.opts.Dirs...)
+	if err := i.checkTaken(&next, there); err != nil {
+		return err
+	}
 	missing := i.missing()
-	written, err := i.sync(&next)
+	written, err := i.sync(&next, there)
 	i.observe(began, written, err)
 	if err != nil {
 		return errors.Join(err, removeAll(missing))
 	}
 	i.tellUnwanted()
+	i.logClashes(&next)
 	i.publish(i.judged(next))
 	return nil
 }
@@ -117,7 +122,7 @@ func (i *Inventory) look(ctx context.Context) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	return State{Snapshot: s, Spec: spec, Extras: extras, Resources: resources, notes: notes(s, findings)}, nil
+	return State{Snapshot: s, Spec: spec, extras: extras, built: resources, notes: notes(s, findings)}, nil
 }
 
 // logBroken logs which libraries of the driver cannot be used, when that has changed.
@@ -154,12 +159,14 @@ func (i *Inventory) apply(next State) (written bool, err error) {
 		i.log.Info("the GPUs can be read again")
 		i.failures = 0
 	}
+	there := cdi.Load(i.opts.Dirs...)
 	before := i.State()
 	less := before
-	less.Snapshot, less.Resources, less.notes = next.Snapshot, known(next.Resources, before.Resources), next.notes
-	less.Extras = stillThere(before.Extras, next.Extras)
+	less.Snapshot, less.built, less.notes = next.Snapshot, next.built, next.notes
+	less.Resources = unhealthy(known(next.built, before.Resources), taken(there.Clashes(i.opts.Path, next.Spec), i.opts.Spec.Kind))
+	less.Extras = i.stillThere(there, before.Extras, next.extras)
 	i.publish(less)
-	written, next.Err = i.sync(&next)
+	written, next.Err = i.sync(&next, there)
 	switch {
 	case sameText(next.Err, before.Err):
 	case next.Err != nil:
@@ -167,6 +174,7 @@ func (i *Inventory) apply(next State) (written bool, err error) {
 	default:
 		i.log.Info("the CDI spec is what it should be again")
 	}
+	i.logClashes(&next)
 	i.publish(i.judged(next))
 	return written, next.Err
 }
@@ -177,11 +185,13 @@ func (i *Inventory) apply(next State) (written bool, err error) {
 func (i *Inventory) keep(cause error) (written bool) {
 	i.failures++
 	next := i.State()
-	written, err := i.sync(&next)
+	written, err := i.sync(&next, cdi.Load(i.opts.Dirs...))
 	next.Err = errors.Join(cause, err)
 	if !sameText(next.Err, i.State().Err) {
 		i.log.Error("the GPUs cannot be read, and the last state is kept: "+inLine(next.Err), "failures", i.failures)
 	}
+	i.logClashes(&next)
+	next = i.judged(next)
 	_, passing := errors.AsType[*driverError](cause)
 	if !passing || i.failures >= i.opts.Failures {
 		next.Resources = unhealthy(next.Resources, func(*resource.Device) string { return cause.Error() })
@@ -192,15 +202,18 @@ func (i *Inventory) keep(cause error) (written bool) {
 
 // judged is a state whose devices are healthy only if engines give containers what the spec says.
 func (i *Inventory) judged(s State) State {
-	offered := i.file.offered(s.Err)
-	s.Resources = unhealthy(s.Resources, func(d *resource.Device) string {
+	offered, clashes := i.file.offers()
+	why := taken(clashes, i.opts.Spec.Kind)
+	s.Resources = unhealthy(s.built, func(d *resource.Device) string {
 		switch {
 		case s.extrasErr != nil:
 			return s.extrasErr.Error()
-		case offered(d.UUID):
+		case offered[d.UUID]:
 			return ""
 		case s.notes[d.UUID] != "":
 			return s.notes[d.UUID]
+		case why(d) != "":
+			return why(d)
 		case s.Err != nil:
 			return s.Err.Error()
 		default:

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -25,13 +26,14 @@ type specFile struct {
 	log        *slog.Logger
 	marks      bool // what is written gets a mark
 
-	mu     sync.Mutex
-	lock   *lock.Lock // nil before acquire and after release
-	want   *specs.Spec
-	seen   fileid.ID       // of the file when it was what is wanted
-	kept   *fileid.Kept    // that file, or an earlier one
-	looked time.Time       // when a request last found it by its path
-	names  map[string]bool // the devices of the wanted spec
+	mu      sync.Mutex
+	lock    *lock.Lock // nil before acquire and after release
+	want    *specs.Spec
+	seen    fileid.ID       // of the file when it was what it should be
+	kept    *fileid.Kept    // that file, or an earlier one
+	looked  time.Time       // when a request last found it by its path
+	names   map[string]bool // the devices of the wanted spec that engines take from the file, as they are wanted
+	clashes []cdi.Clash     // the names of the wanted spec that other files define too
 }
 
 const (
@@ -86,19 +88,34 @@ func (f *specFile) renew() error {
 	return f.lock.Renew()
 }
 
-// sync makes the file what is wanted and reports whether it had to. Nothing is written where another spec file
-// defines one of the names, or the file is somebody else's.
-func (f *specFile) sync(want *specs.Spec) (written bool, err error) {
+// sync makes the file what is wanted, beside the other spec files that are there, and reports whether it had to. A name
+// that another file of its priority defines is left out: with it in both, engines would offer neither, and the users of
+// the other file would lose their device too. The error says why the file is not what it should be.
+func (f *specFile) sync(want *specs.Spec, there *cdi.Catalogue) (written bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.syncLocked(want)
+	return f.syncLocked(want, there)
 }
 
-func (f *specFile) syncLocked(want *specs.Spec) (written bool, err error) {
-	f.want, f.seen, f.names = want, fileid.ID{}, deviceNames(want)
+func (f *specFile) syncLocked(want *specs.Spec, there *cdi.Catalogue) (written bool, err error) {
+	f.want, f.seen, f.names, f.clashes = want, fileid.ID{}, deviceNames(want), nil
 	if f.path == "" {
 		return false, nil
 	}
+	f.clashes = there.Clashes(f.path, want)
+	if err = there.Unread(f.path); err == nil {
+		written, err = f.put(cdi.Without(want, f.clashes, cdi.Clash.Yields))
+	}
+	if err != nil {
+		f.names = f.agreeing()
+		return written, err
+	}
+	f.names = deviceNames(cdi.Without(want, f.clashes, cdi.Clash.Lost))
+	return written, nil
+}
+
+// put makes the file a spec, or removes it where there is none.
+func (f *specFile) put(spec *specs.Spec) (written bool, err error) {
 	if err := f.renew(); err != nil {
 		return false, err
 	}
@@ -108,16 +125,13 @@ func (f *specFile) syncLocked(want *specs.Spec) (written bool, err error) {
 		return false, err
 	}
 	switch {
-	case want == nil && id.IsZero():
+	case spec == nil && id.IsZero():
 		return false, nil
-	case want == nil:
+	case spec == nil:
 		return f.remove()
 	}
-	if err := cdi.Load(f.dirs...).ConflictsWith(f.path, want); err != nil {
-		return false, err
-	}
-	if old == nil || len(cdi.Diff(old, want)) > 0 || id.Mode&readable != readable {
-		if id, err = f.write(old, want); err != nil {
+	if old == nil || len(cdi.Diff(old, spec)) > 0 || id.Mode&readable != readable {
+		if id, err = f.write(old, spec); err != nil {
 			return false, err
 		}
 		written = true
@@ -168,7 +182,7 @@ func (f *specFile) remove() (bool, error) {
 	if err := atomicfile.Remove(f.path); err != nil {
 		return false, exit.With(exit.Failure, hintWrite, fmt.Errorf("remove the spec without devices: %w", err))
 	}
-	f.log.Info("CDI spec removed, since there is no device to offer", "path", f.path)
+	f.log.Info("CDI spec removed, since it would have no device", "path", f.path)
 	return true, nil
 }
 
@@ -242,10 +256,9 @@ func (f *specFile) has(names []string) error {
 	if f.path == "" {
 		return nil
 	}
+	var err error
 	if !f.stands() {
-		if _, err := f.syncLocked(f.want); err != nil {
-			return fmt.Errorf("the CDI spec is not what it should be: %w", err)
-		}
+		_, err = f.syncLocked(f.want, cdi.Load(f.dirs...))
 	}
 	var missing []string
 	for _, name := range names {
@@ -253,63 +266,35 @@ func (f *specFile) has(names []string) error {
 			missing = append(missing, name)
 		}
 	}
-	if len(missing) > 0 {
-		return fmt.Errorf("%s does not have %s", f.path, strings.Join(missing, ", "))
+	switch {
+	case len(missing) == 0:
+		return nil
+	case err != nil:
+		return fmt.Errorf("the CDI spec is not what it should be: %w", err)
 	}
-	return nil
+	return fmt.Errorf("%s does not have %s%s", f.path, strings.Join(missing, ", "), because(f.clashes, missing))
 }
 
-// offered tells which devices engines give to containers as wanted, where err is that of the last sync. Without an
-// error these are all of the spec. With one, they are those that the file on disk happens to have right and no other
-// file defines.
-func (f *specFile) offered(err error) func(name string) bool {
+// offers are the names of the devices that engines take from the file as they are wanted, and the names of the wanted
+// spec that other files define too. Both are of the last sync, and not changed later.
+func (f *specFile) offers() (names map[string]bool, clashes []cdi.Clash) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	right := f.names
-	if err != nil && f.path != "" {
-		right = agreeing(f.want, injectable(f.path, f.kind, f.dirs))
-	}
-	return func(name string) bool { return right[name] }
+	return f.names, f.clashes
 }
 
-// injectable is the spec at path with those devices only that engines take from it.
-func injectable(path, kind string, dirs []string) *specs.Spec {
-	catalogue := cdi.Load(dirs...)
-	taken := map[string]bool{}
-	for _, o := range catalogue.Devices {
-		if o.File == path && o.State == cdi.Available {
-			taken[o.Name] = true
-		}
-	}
-	spec, err := cdi.ReadFile(path)
-	if err != nil {
-		return nil
-	}
-	kept := *spec
-	kept.Devices = nil
-	for _, d := range spec.Devices {
-		if taken[kind+"="+d.Name] {
-			kept.Devices = append(kept.Devices, d)
-		}
-	}
-	return &kept
-}
-
-// agreeing are the names of the devices with which containers get the same from both specs.
-func agreeing(want, disk *specs.Spec) map[string]bool {
+// agreeing are the names of the devices that the file happens to have right and that engines take from it.
+func (f *specFile) agreeing() map[string]bool {
 	names := map[string]bool{}
-	if want == nil || disk == nil || !reflect.DeepEqual(want.ContainerEdits, disk.ContainerEdits) {
+	disk, err := cdi.ReadFile(f.path)
+	if err != nil || f.want == nil || disk.Kind != f.want.Kind || !reflect.DeepEqual(f.want.ContainerEdits, disk.ContainerEdits) {
 		return names
 	}
-	edits := map[string]*specs.ContainerEdits{}
-	for i := range disk.Devices {
-		edits[disk.Devices[i].Name] = &disk.Devices[i].ContainerEdits
-	}
-	for i := range want.Devices {
-		d := &want.Devices[i]
-		if e := edits[d.Name]; e != nil && reflect.DeepEqual(*e, d.ContainerEdits) {
-			names[d.Name] = true
-		}
+	taken := cdi.Load(f.dirs...).Taken(f.path)
+	for _, d := range disk.Devices {
+		names[d.Name] = taken[d.Name] && slices.ContainsFunc(f.want.Devices, func(w specs.Device) bool {
+			return w.Name == d.Name && reflect.DeepEqual(w.ContainerEdits, d.ContainerEdits)
+		})
 	}
 	return names
 }

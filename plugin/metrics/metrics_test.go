@@ -32,7 +32,7 @@ func get(t *testing.T, h http.Handler, method, path string) (status int, body st
 // expose is what a scrape gives, without the lines of comments.
 func expose(t *testing.T, m *Metrics) string {
 	t.Helper()
-	status, body := get(t, m.Handler(Checks{fine, fine}), http.MethodGet, "/metrics")
+	status, body := get(t, m.Handler(Checks{Healthy: fine, Ready: fine}), http.MethodGet, "/metrics")
 	if status != http.StatusOK {
 		t.Fatalf("status %d: %s", status, body)
 	}
@@ -144,12 +144,12 @@ func TestHealthAnswers(t *testing.T) {
 		status       int
 		body         string
 	}{
-		"alive":            {Checks{fine, ill}, "GET", "/healthz", 200, "ok\n"},
-		"dead":             {Checks{ill, fine}, "GET", "/healthz", 503, "nvidia.com/gpu is not connected\n"},
-		"ready":            {Checks{ill, fine}, "GET", "/readyz", 200, "ok\n"},
-		"not ready":        {Checks{fine, ill}, "GET", "/readyz", 503, "nvidia.com/gpu is not connected\n"},
-		"any other path":   {Checks{fine, fine}, "GET", "/", 404, "404 page not found\n"},
-		"any other method": {Checks{fine, fine}, "POST", "/readyz", 405, "Method Not Allowed\n"},
+		"alive":            {Checks{Healthy: fine, Ready: ill}, "GET", "/healthz", 200, "ok\n"},
+		"dead":             {Checks{Healthy: ill, Ready: fine}, "GET", "/healthz", 503, "nvidia.com/gpu is not connected\n"},
+		"ready":            {Checks{Healthy: ill, Ready: fine}, "GET", "/readyz", 200, "ok\n"},
+		"not ready":        {Checks{Healthy: fine, Ready: ill}, "GET", "/readyz", 503, "nvidia.com/gpu is not connected\n"},
+		"any other path":   {Checks{Healthy: fine, Ready: fine}, "GET", "/", 404, "404 page not found\n"},
+		"any other method": {Checks{Healthy: fine, Ready: fine}, "POST", "/readyz", 405, "Method Not Allowed\n"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -164,11 +164,11 @@ func TestHealthAnswers(t *testing.T) {
 func TestServerServesUntilItsContextEnds(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	m := New(BuildInfo{})
-	s, err := m.Listen(t.Context(), "127.0.0.1:0", Checks{fine, fine}, log)
+	s, err := m.Listen(t.Context(), "127.0.0.1:0", Checks{Healthy: fine, Ready: fine}, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Listen(t.Context(), s.Address(), Checks{fine, fine}, log); exit.HintOf(err) == "" {
+	if _, err := m.Listen(t.Context(), s.Address(), Checks{Healthy: fine, Ready: fine}, log); exit.HintOf(err) == "" {
 		t.Errorf("an address in use: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

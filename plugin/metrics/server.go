@@ -20,6 +20,8 @@ type Checks struct {
 	Healthy func() error
 	// Ready is whether it can do what it is for.
 	Ready func() error
+	// Remarks are what people should know of although it is ready, in a line each; nil has none.
+	Remarks func() []string
 }
 
 // Server answers /metrics, /healthz and /readyz. The zero value answers nobody.
@@ -87,13 +89,13 @@ func (s *Server) Run(ctx context.Context) error {
 func (m *Metrics) Handler(c Checks) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
-	mux.Handle("GET /healthz", answer(c.Healthy))
-	mux.Handle("GET /readyz", answer(c.Ready))
+	mux.Handle("GET /healthz", answer(c.Healthy, nil))
+	mux.Handle("GET /readyz", answer(c.Ready, c.Remarks))
 	return mux
 }
 
-// answer is 200 or 503 with the reason.
-func answer(check func() error) http.Handler {
+// answer is 200 with the remarks after "ok", or 503 with the reason.
+func answer(check func() error, remarks func() []string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("Cache-Control", "no-store")
@@ -103,5 +105,10 @@ func answer(check func() error) http.Handler {
 			return
 		}
 		_, _ = fmt.Fprintln(w, "ok")
+		if remarks != nil {
+			for _, line := range remarks() {
+				_, _ = fmt.Fprintln(w, line)
+			}
+		}
 	})
 }
