@@ -294,6 +294,28 @@ func TestTheSocketComesBack(t *testing.T) {
 	k.WaitRegistered(gpus)
 }
 
+// The lock says that nobody else serves the resource, so what is at the path of our socket does not belong there.
+func TestTheSocketComesBackWhereAnotherWasPut(t *testing.T) {
+	k := plugintest.New(t)
+	k.Start()
+	start(t, optionsFor(k), gpusOf(2))
+	k.WaitRegistered(gpus)
+	ours, err := os.Lstat(ownSocket(k))
+	must(t, err)
+	away := filepath.Join(k.Dir, "other.sock")
+	other, err := new(net.ListenConfig).Listen(t.Context(), "unix", away)
+	must(t, err)
+	defer other.Close()
+	foreign, err := os.Lstat(away)
+	must(t, err)
+	must(t, os.Rename(away, ownSocket(k)))
+	eventually(t, "back", func() bool {
+		now, err := os.Lstat(ownSocket(k))
+		return err == nil && !os.SameFile(now, foreign) && !os.SameFile(now, ours)
+	})
+	readList(t, ownSocket(k))
+}
+
 func TestWithoutInotifyTheDirectoryIsPolled(t *testing.T) {
 	leaves(t)
 	k := plugintest.New(t)

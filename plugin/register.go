@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -29,7 +28,9 @@ import (
 // Between the dial and the call it asks whether the kubelet is still the same. If not, that one is told soon anyway; to
 // tell it twice would have it drop the first connection when the second is there.
 func register(ctx context.Context, kubeletSocket, endpoint, name string, same func() bool) outcome {
-	conn, err := reach(ctx, kubeletSocket)
+	conn, err := reach(ctx, func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", kubeletSocket)
+	})
 	if err != nil {
 		return outcome{err: exit.With(exit.Unreachable, dialHint(err), fmt.Errorf("register %s: %w", name, err))}
 	}
@@ -57,25 +58,26 @@ func register(ctx context.Context, kubeletSocket, endpoint, name string, same fu
 	return outcome{told: true}
 }
 
-// A kubelet that starts has its socket's file a moment before it listens, some 20 us; one that is not there after
-// listenTime does not start.
+// A kubelet that starts has its socket's file a moment before it listens, some 20 us; one that still refuses after
+// listenTries does not start.
 const (
-	listenTime  = 10 * time.Millisecond
-	listenPause = 50 * time.Microsecond
+	listenTries = 10
+	listenPause = time.Millisecond
 )
 
-// reach connects to the kubelet. It waits for one that just begins to listen.
-func reach(ctx context.Context, socket string) (net.Conn, error) {
-	var dialer net.Dialer
-	late := time.Now().Add(listenTime)
-	for {
-		conn, err := dialer.DialContext(ctx, "unix", socket)
-		if !errors.Is(err, syscall.ECONNREFUSED) || time.Now().After(late) {
+// reach connects to the kubelet. It waits for one that just begins to listen: so many tries, and not a time, since on a
+// node with much to do a time may be over before the second.
+func reach(ctx context.Context, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
+	for try := 1; ; try++ {
+		conn, err := dial(ctx)
+		if !errors.Is(err, syscall.ECONNREFUSED) || try == listenTries {
 			return conn, err
 		}
-		// Go's timers may come a millisecond late, which is long here.
-		pause := unix.NsecToTimespec(listenPause.Nanoseconds())
-		_ = unix.Nanosleep(&pause, nil)
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(listenPause):
+		}
 	}
 }
 

@@ -81,6 +81,36 @@ func TestAKubeletThatIsNotThereIsSaidWithWhatToDo(t *testing.T) {
 	}
 }
 
+// Another program's socket at the path of ours is not ours, and stays when ours goes.
+func TestASocketOfAnotherProgramIsNotTakenForOurs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	s, err := listen(t.Context(), path)
+	must(t, err)
+	defer s.Close()
+	if !s.inPlace() {
+		t.Error("our socket is not in its place")
+	}
+	must(t, os.Rename(path, path+".away"))
+	if s.inPlace() {
+		t.Error("a socket that was moved away is in its place")
+	}
+	other, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
+	must(t, err)
+	defer other.Close()
+	if s.inPlace() {
+		t.Error("another program's socket is taken for ours")
+	}
+	must(t, s.remove())
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("another program's socket was removed: %v", err)
+	}
+	must(t, os.Rename(path+".away", path))
+	must(t, s.remove())
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("our socket stays: %v", err)
+	}
+}
+
 // A kubelet that starts removes every socket, one that has just been made too.
 func TestASocketThatIsRemovedAtOnceIsMadeAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
