@@ -24,6 +24,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/plugin/plugintest"
 	"gpu-cdi-plugin/plugin/resource"
 )
@@ -467,6 +468,27 @@ func TestWhatCannotBeServed(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Somebody removed the lock's file, and another instance took the lock: two would take the kubelet from each other.
+func TestAnInstanceWhoseLockAnotherHasEnds(t *testing.T) {
+	leaves(t)
+	k := plugintest.New(t)
+	k.Start()
+	first := start(t, optionsFor(k), gpusOf(1))
+	k.WaitRegistered(gpus)
+	path := filepath.Join(k.Dir, ".gpu-cdi-nvidia-com-gpu.sock.lock")
+	var other *lock.Lock
+	eventually(t, "another instance has the lock", func() bool {
+		_ = os.Remove(path) // the first may make it again before the other has it
+		var err error
+		other, err = lock.Acquire(path)
+		return err == nil
+	})
+	t.Cleanup(func() { must(t, other.Release()) })
+	if err := first.wait(); exit.CodeOf(err) != exit.Locked || !strings.Contains(err.Error(), "serve "+gpus) {
+		t.Errorf("the first instance ends with %v", err)
 	}
 }
 

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/plugin/resource"
 )
 
@@ -349,5 +351,30 @@ func oneOf(t *testing.T, value bool, err error) {
 	t.Helper()
 	if value == (err != nil) {
 		t.Errorf("value: %t, error: %v", value, err)
+	}
+}
+
+// A list of exactly the size that the kubelet reads can be served, and one of a byte more cannot.
+func TestTheLargestList(t *testing.T) {
+	const each = 2 + 2 + resource.MaxID + 2 + len(v1beta1.Healthy) // a device in the message: two tags, ID, health
+	r := resource.Resource{Name: gpus}
+	add := func(idSize int) {
+		d := resource.Device{ID: fmt.Sprintf("%0*d", idSize, len(r.Devices)), Healthy: true, NUMANode: gpu.NoNUMANode}
+		r.Devices = append(r.Devices, d)
+	}
+	room := resource.MaxList
+	for ; room >= 2*each; room -= each {
+		add(resource.MaxID)
+	}
+	add(resource.MaxID - (each - room/2))
+	add(resource.MaxID - (each - (room - room/2)))
+	s, err := newServer(r, answers(CDICRI), quiet, nobody{})
+	must(t, err)
+	if size := proto.Size(s.list.Load().message); size != resource.MaxList {
+		t.Fatalf("the list has %d bytes, want %d", size, resource.MaxList)
+	}
+	r.Devices[len(r.Devices)-1].ID += "x"
+	if _, err := newServer(r, answers(CDICRI), quiet, nobody{}); err == nil {
+		t.Error("a list of a byte more is served")
 	}
 }

@@ -85,7 +85,7 @@ func (i *Inventory) logClashes(s *State) {
 		i.log.Warn(fmt.Sprintf("%s defines %s too%s; %s", c[0].File, names, effect, c[0].Hint()))
 	})
 	i.logGroups(s, missingIn(s.clashes, before), func(c []cdi.Clash, names, _ string) {
-		i.log.Info(fmt.Sprintf("%s no longer defines %s", c[0].File, names))
+		i.log.Info(fmt.Sprintf("%s and this node's spec no longer both define %s", c[0].File, names))
 	})
 }
 
@@ -105,7 +105,7 @@ func (i *Inventory) logGroups(s *State, list []cdi.Clash, log func(group []cdi.C
 	effectOf := func(c cdi.Clash) string {
 		switch {
 		case !c.Lost():
-			return ": engines take ours, and hide that one"
+			return ": engines take these from this plugin, and not from that file"
 		case uuids[c.Name]:
 			return ": these devices are unhealthy"
 		case strings.HasPrefix(c.Name, i.opts.Spec.Kind+"="):

@@ -74,7 +74,7 @@ type Options struct {
 	Begun *cdi.Search
 	// Interval is how often the driver is asked if nothing happens; 0 is 30 seconds.
 	Interval time.Duration
-	// Poll is how often the host's files are looked at; 0 is 2 seconds. It notices MIG changes, for which there is no
+	// Poll is how often the host's files are looked at; 0 is a second. It notices MIG changes, for which there is no
 	// notification, and everything else where inotify instances have run out.
 	Poll time.Duration
 	// Failures is how many snapshots in a row must fail before the devices are unhealthy; 0 is 3.
@@ -166,7 +166,7 @@ type Inventory struct {
 // New makes an inventory. It notes which file the driver's library is now, so that a later one is noticed.
 func New(o Options) *Inventory {
 	o.Interval = cmp.Or(o.Interval, 30*time.Second)
-	o.Poll = cmp.Or(o.Poll, 2*time.Second)
+	o.Poll = cmp.Or(o.Poll, time.Second)
 	o.Failures = cmp.Or(o.Failures, 3)
 	o.Spec.Kind = cmp.Or(o.Spec.Kind, cdi.DefaultKind)
 	o.Log = cmp.Or(o.Log, slog.Default())

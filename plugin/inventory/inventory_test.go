@@ -400,14 +400,14 @@ func TestClashesAreLoggedWhenTheyBeginAndWhenTheyEnd(t *testing.T) {
 	begin := []string{
 		both + " defines nvidia.com/gpu=" + b.uuids()[0] + ", nvidia.com/gpu=" + b.uuids()[1] + " too: these devices are unhealthy; remove " + both,
 		both + " defines nvidia.com/gpu=0, nvidia.com/gpu=all too: engines do not take these names from this plugin",
-		low + " defines nvidia.com/gpu=" + b.uuids()[2] + " too: engines take ours, and hide that one",
+		low + " defines nvidia.com/gpu=" + b.uuids()[2] + " too: engines take these from this plugin, and not from that file",
 		extra + " defines nvidia.com/gds=all too: containers do not get these from this plugin",
 	}
 	end := []string{
-		both + " no longer defines nvidia.com/gpu=" + b.uuids()[0] + ", nvidia.com/gpu=" + b.uuids()[1],
-		both + " no longer defines nvidia.com/gpu=0, nvidia.com/gpu=all",
-		low + " no longer defines nvidia.com/gpu=" + b.uuids()[2],
-		extra + " no longer defines nvidia.com/gds=all",
+		both + " and this node's spec no longer both define nvidia.com/gpu=" + b.uuids()[0] + ", nvidia.com/gpu=" + b.uuids()[1],
+		both + " and this node's spec no longer both define nvidia.com/gpu=0, nvidia.com/gpu=all",
+		low + " and this node's spec no longer both define nvidia.com/gpu=" + b.uuids()[2],
+		extra + " and this node's spec no longer both define nvidia.com/gds=all",
 	}
 	expect := func(lines []string, times int) {
 		t.Helper()
