@@ -442,15 +442,20 @@ func TestWhatCannotBeServed(t *testing.T) {
 		prepare func(t *testing.T, o *Options)
 		code    exit.Code
 		says    string
+		noHint  bool
 	}{
-		"no directory": {func(t *testing.T, o *Options) { o.Dir = filepath.Join(o.Dir, "none") }, exit.Unreachable, "no such file"},
+		"no directory": {func(t *testing.T, o *Options) { o.Dir = filepath.Join(o.Dir, "none") }, exit.Unreachable, "no such file", false},
 		"a directory that is a file": {func(t *testing.T, o *Options) {
 			o.Dir = filepath.Join(o.Dir, "file")
 			must(t, os.WriteFile(o.Dir, nil, 0o600))
-		}, exit.Unreachable, "is not a directory"},
+		}, exit.Unreachable, "is not a directory", true},
+		"a directory that cannot be looked up": {func(t *testing.T, o *Options) {
+			o.Dir = filepath.Join(o.Dir, "loop")
+			must(t, os.Symlink("loop", o.Dir))
+		}, exit.Failure, "too many levels of symbolic links", true},
 		"a file where the socket should be": {func(t *testing.T, o *Options) {
 			must(t, os.WriteFile(filepath.Join(o.Dir, "gpu-cdi-nvidia-com-gpu.sock"), []byte("mine"), 0o600))
-		}, exit.Failure, "is in the way"},
+		}, exit.Failure, "is in the way", false},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -459,7 +464,7 @@ func TestWhatCannotBeServed(t *testing.T) {
 			o := optionsFor(k)
 			c.prepare(t, &o)
 			err := start(t, o, gpusOf(1)).wait()
-			if err == nil || exit.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) || exit.HintOf(err) == "" && c.says != "is not a directory" {
+			if err == nil || exit.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) || (exit.HintOf(err) == "") != c.noHint {
 				t.Errorf("%v with status %d and hint %q, want %q and %d", err, exit.CodeOf(err), exit.HintOf(err), c.says, c.code)
 			}
 			for _, name := range inDir(t, k.Dir) {
