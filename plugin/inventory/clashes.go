@@ -33,33 +33,45 @@ func taken(clashes []cdi.Clash, kind string) func(*resource.Device) string {
 // checkTaken is the error of a node whose devices would all be unhealthy, since other files define their names. There
 // is nothing to serve then, and an administrator has to decide which file is to go.
 func (i *Inventory) checkTaken(next *State, there *cdi.Catalogue) error {
-	clashes := there.Clashes(i.opts.Path, next.Spec)
+	clashes := ofDevices(there.Clashes(i.opts.Path, next.Spec), i.opts.Spec.Kind, next.built)
 	before := countHealthy(next.built)
 	if before == 0 || countHealthy(unhealthy(next.built, taken(clashes, i.opts.Spec.Kind))) > 0 {
 		return nil
 	}
-	first := clashes[slices.IndexFunc(clashes, cdi.Clash.Lost)]
-	what := "the device"
+	what, hint := "the only device", clashes[0].Hint()
 	if before > 1 {
 		what = fmt.Sprintf("all %d devices", before)
 	}
-	hint := first.Hint()
 	if _, err := cdi.ReadFile(i.opts.Path); err == nil {
 		hint += " and remove " + i.opts.Path
 	}
-	return exit.With(exit.Failure, hint,
-		fmt.Errorf("other CDI spec files take the names of %s of this node: %s", what, someOf(files(clashes))))
+	return exit.With(exit.Failure, hint, fmt.Errorf("other CDI spec files take the names of %s of this node: %s",
+		what, strings.Join(inWords(clashes), "; ")))
 }
 
-// files are the files that take names, in words, each with the first.
-func files(clashes []cdi.Clash) []string {
-	var list []string
-	seen := map[string]bool{}
-	for _, c := range clashes {
-		if c.Lost() && !seen[c.File] {
-			seen[c.File] = true
-			list = append(list, c.String())
+// ofDevices are the clashes that take the UUID of a device.
+func ofDevices(clashes []cdi.Clash, kind string, resources []resource.Resource) []cdi.Clash {
+	names := map[string]bool{}
+	for _, r := range resources {
+		for j := range r.Devices {
+			names[kind+"="+r.Devices[j].UUID] = true
 		}
+	}
+	return slices.DeleteFunc(slices.Clone(clashes), func(c cdi.Clash) bool { return !c.Lost() || !names[c.Name] })
+}
+
+// inWords has a line for each file, with the names that it defines too.
+func inWords(clashes []cdi.Clash) []string {
+	var files, list []string
+	names := map[string][]string{}
+	for _, c := range clashes {
+		if names[c.File] == nil {
+			files = append(files, c.File)
+		}
+		names[c.File] = append(names[c.File], c.Name)
+	}
+	for _, file := range files {
+		list = append(list, fmt.Sprintf("%s defines %s too", file, someOf(names[file])))
 	}
 	return list
 }
@@ -96,17 +108,12 @@ func missingIn(other, list []cdi.Clash) []cdi.Clash {
 
 // logGroups calls log for all clashes with one file that have one effect.
 func (i *Inventory) logGroups(s *State, list []cdi.Clash, log func(group []cdi.Clash, names, effect string)) {
-	uuids := map[string]bool{}
-	for _, r := range s.built {
-		for j := range r.Devices {
-			uuids[i.opts.Spec.Kind+"="+r.Devices[j].UUID] = true
-		}
-	}
+	devices := ofDevices(list, i.opts.Spec.Kind, s.built)
 	effectOf := func(c cdi.Clash) string {
 		switch {
 		case !c.Lost():
 			return ": engines take these from this plugin, and not from that file"
-		case uuids[c.Name]:
+		case slices.Contains(devices, c):
 			return ": these devices are unhealthy"
 		case strings.HasPrefix(c.Name, i.opts.Spec.Kind+"="):
 			return ": engines do not take these names from this plugin; the kubelet's allocations do not need them"

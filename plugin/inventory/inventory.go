@@ -116,16 +116,7 @@ func (s *State) Remarks() []string {
 	if s.Spec == nil {
 		return list
 	}
-	why := taken(s.clashes, s.Spec.Kind)
-	for i := range s.Resources {
-		for j := range s.Resources[i].Devices {
-			d := &s.Resources[i].Devices[j]
-			if text := why(d); text != "" && !slices.Contains(list, text) {
-				list = append(list, text)
-			}
-		}
-	}
-	return list
+	return append(list, inWords(ofDevices(s.clashes, s.Spec.Kind, s.Resources))...)
 }
 
 // Ready is nil unless there are devices, none of them can be given to containers, and the cause is the spec files or the
