@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
 )
 
 // blame finds the GPUs that failing pairs are owed to, with an error of theirs: those that were answered for in no
@@ -37,25 +38,35 @@ func firstError(a, b error) error {
 	return a
 }
 
-// combineLinks makes the link of each pair of GPUs that could be read, in order.
-func combineLinks(readings []reading, answers map[pair]pathAnswer) []gpu.Link {
+// combineLinks makes the link of each pair of GPUs that could be read, in order. A path that the driver does not say is
+// taken from sysfs.
+func combineLinks(devices []gpu.Device, nvlinks [][]nvlink, paths map[pair]pathAnswer, h host.Host) []gpu.Link {
 	var links []gpu.Link
-	for a := range readings {
-		for b := a + 1; b < len(readings); b++ {
-			if readings[a].err != nil || readings[b].err != nil {
+	for a := range devices {
+		for b := a + 1; b < len(devices); b++ {
+			if !devices[a].Usable() || !devices[b].Usable() {
 				continue
 			}
-			link := gpu.Link{A: a, B: b, PCIe: answers[pair{a, b}].path}
-			link.NVLinks, link.Switched = joined(&readings[a], &readings[b])
+			link := gpu.Link{A: a, B: b, PCIe: paths[pair{a, b}].path}
+			if link.PCIe == gpu.PathUnknown {
+				link.PCIe = sysfsPath(h, &devices[a], &devices[b])
+			}
+			link.NVLinks, link.Switched = joined(end{devices[a].PCIBusID, nvlinks[a]}, end{devices[b].PCIBusID, nvlinks[b]})
 			links = append(links, link)
 		}
 	}
 	return links
 }
 
+// end is a GPU of a link: its PCI address and its NVLinks.
+type end struct {
+	bus     string
+	nvlinks []nvlink
+}
+
 // joined counts the NVLinks that join two GPUs: those that lead from one to the other, and where there are none, those
 // that both have to NVSwitches, all of which are one fabric in a node. A link counts if both ends are active.
-func joined(a, b *reading) (count int, switched bool) {
+func joined(a, b end) (count int, switched bool) {
 	if n := min(a.linksTo(b.bus), b.linksTo(a.bus)); n > 0 {
 		return n, false
 	}
@@ -63,9 +74,9 @@ func joined(a, b *reading) (count int, switched bool) {
 	return n, n > 0
 }
 
-func (got *reading) linksTo(bus string) int {
+func (e end) linksTo(bus string) int {
 	n := 0
-	for _, l := range got.nvlinks {
+	for _, l := range e.nvlinks {
 		if l.remote == bus {
 			n++
 		}
@@ -73,9 +84,9 @@ func (got *reading) linksTo(bus string) int {
 	return n
 }
 
-func (got *reading) linksToSwitches() int {
+func (e end) linksToSwitches() int {
 	n := 0
-	for _, l := range got.nvlinks {
+	for _, l := range e.nvlinks {
 		if l.toSwitch {
 			n++
 		}

@@ -38,8 +38,8 @@ func TestJoined(t *testing.T) {
 		"hidden switches are switches as well": {[]nvlink{{toSwitch: true}}, []nvlink{{toSwitch: true}}, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, b := &reading{bus: "A", nvlinks: c.a}, &reading{bus: "B", nvlinks: c.b}
-			for _, order := range [][2]*reading{{a, b}, {b, a}} {
+			a, b := end{"A", c.a}, end{"B", c.b}
+			for _, order := range [][2]end{{a, b}, {b, a}} {
 				count, switched := joined(order[0], order[1])
 				if count != c.count || switched != c.switched {
 					t.Errorf("%s to %s: %d links, switched %v, want %d, %v",
@@ -51,16 +51,18 @@ func TestJoined(t *testing.T) {
 }
 
 func TestCombineLinksLeavesOutWhatCouldNotBeRead(t *testing.T) {
-	readings := []reading{
-		{bus: "A", nvlinks: linksTo("C")}, {bus: "B", err: errors.New("lost")}, {bus: "C", nvlinks: linksTo("A")}, {bus: "D"},
-	}
+	devices := []gpu.Device{{PCIBusID: "A"}, {PCIBusID: "B", Error: "lost"}, {PCIBusID: "C"}, {PCIBusID: "D"}}
+	nvlinks := [][]nvlink{linksTo("C"), nil, linksTo("A"), nil}
 	answers := map[pair]pathAnswer{
 		{0, 2}: {path: gpu.PathNode}, {0, 3}: {path: gpu.PathSystem}, {2, 3}: {err: errors.New("nobody to blame")},
+	}
+	for i := range devices {
+		devices[i].NUMANode = gpu.NoNUMANode
 	}
 	want := []gpu.Link{
 		{A: 0, B: 2, PCIe: gpu.PathNode, NVLinks: 1}, {A: 0, B: 3, PCIe: gpu.PathSystem}, {A: 2, B: 3},
 	}
-	if diff := cmp.Diff(want, combineLinks(readings, answers)); diff != "" {
+	if diff := cmp.Diff(want, combineLinks(devices, nvlinks, answers, hostWith(t, nil))); diff != "" {
 		t.Errorf("links (-want +got):\n%s", diff)
 	}
 }

@@ -73,7 +73,7 @@ func TestSetExclusiveFails(t *testing.T) {
 	}
 	must(t, l.SetExclusive(t.Context(), node.Machine().GPUs[2].UUID, true))
 	must(t, node.Clear())
-	for l.driver.tasks.leftBehind() > 0 {
+	for len(l.driver.tasks.abandoned()) > 0 {
 		time.Sleep(5 * time.Millisecond)
 	}
 }

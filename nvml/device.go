@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -24,7 +23,6 @@ type reading struct {
 	migMode int
 	mig     []migReading
 	caps    capMinors
-	nvlinks []nvlink
 	err     error
 }
 
@@ -43,57 +41,46 @@ type reader struct {
 	d     *driver
 	t     *task
 	index int
-
-	mu  sync.Mutex // so that what was read can be taken from a reader that hangs
-	got reading
+	got   reading
 }
 
+// note changes what has been read, and makes it known while the reader hangs.
 func (r *reader) note(f func(got *reading)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	f(&r.got)
+	r.t.learned(r.got)
 }
 
-// soFar is what has been read.
-func (r *reader) soFar() reading {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.got
-}
+func gpuTask(index int) string { return fmt.Sprintf("GPU %d", index) }
 
-// readGPU reads a GPU in a task of its own and gives up at the end of ctx. With its links that is another task than
-// without: who does not ask for them waits for no call about them, and a port that hangs costs its GPU nothing.
-func (d *driver) readGPU(ctx context.Context, index int, links bool) reading {
-	r := &reader{d: d, index: index, got: reading{minor: gpu.NoMinor}}
-	name := fmt.Sprintf("GPU %d", index)
-	if links {
-		name += " with its links"
-	}
-	work := func(t *task) {
-		r.t = t
-		r.read(links)
-	}
-	err := d.tasks.do(ctx, name, work, nil)
-	got := r.soFar()
-	if err != nil {
-		got.err = err
+// readGPU reads a GPU, and waits for it until ctx ends.
+func (l *Library) readGPU(ctx context.Context, index int) reading {
+	got, err := read(ctx, l, gpuTask(index), func(t *task) (reading, error) {
+		r := &reader{d: l.driver, t: t, index: index}
+		err := r.read()
+		return r.got, err
+	})
+	got.err = err
+	if got.bus == "" { // which is read first
+		got.minor = gpu.NoMinor
 	}
 	return got
 }
 
 // read asks everything about the GPU, what is essential first.
-func (r *reader) read(links bool) {
-	steps := []func(nvml.Device) error{r.identity, r.properties, r.mig}
-	if links {
-		steps = append(steps, r.nvlinks)
-	}
+func (r *reader) read() error {
 	handle, err := ask(r.d, r.t, "nvmlDeviceGetHandleByIndex", func() (nvml.Device, nvml.Return) {
 		return r.d.api.DeviceGetHandleByIndex(r.index)
 	})
-	for i := 0; err == nil && i < len(steps); i++ {
-		err = steps[i](handle)
+	if err != nil {
+		return err
 	}
-	r.note(func(got *reading) { got.handle, got.err = handle, err })
+	r.note(func(got *reading) { got.handle, got.minor = handle, gpu.NoMinor })
+	for _, step := range []func(nvml.Device) error{r.identity, r.properties, r.mig} {
+		if err := step(handle); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // identity reads what a device cannot be used without.

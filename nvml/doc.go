@@ -17,15 +17,17 @@
 // # A GPU that does not answer
 //
 // Each GPU is read in a goroutine of its own. One that fails is in the snapshot with its error, and so is one that has
-// not answered when the time is up (see [WithTimeout]). A call into a hung driver cannot be cancelled: its goroutine
-// and its thread are left behind, and they end when the call returns, if ever. Their number is bounded. While a call
-// for a GPU (or its compute mode, or a pair of GPUs, or the system) has no answer, no later snapshot asks there again; it reports the old
-// call. With N GPUs at most 2+2N+N(N-1)/2 calls can be left behind, however often snapshots are taken. A [Library] with
-// such calls stays usable for the other GPUs.
+// not answered when the time is up (see [WithTimeout] and [WithTolerance]). Who it is, is then read from
+// /proc/driver/nvidia/gpus. A call into a hung driver cannot be cancelled: its goroutine and its thread are abandoned.
+// When the call returns they go on, and the next snapshot finds the GPU answering.
+//
+// The number of abandoned calls is bounded. While a call about a GPU (its NVLinks, its compute mode, a pair of GPUs, the
+// driver) has not returned, later snapshots make no other call about it. With N GPUs at most 2+4N+N(N-1)/2 calls can be
+// abandoned, however often snapshots are taken. The driver is not shut down before they have returned.
 //
 // # Number of driver calls
 //
-// Calls are ioctls on a real node, so none is made twice. [Library.Devices] makes 3 calls and 8 for each GPU (index to
+// Calls are ioctls on a real node, so a snapshot makes none twice. [Library.Devices] makes 3 calls and 8 for each GPU (index to
 // handle, UUID, minor, PCI address, name, memory, compute capability, MIG mode), and on a GPU in MIG mode one more and
 // one for each possible MIG device, and 5 for each MIG device that is there. [Library.Snapshot] also makes one call
 // for each pair of GPUs, and for each GPU one for each NVLink that it could have and the one that says that there are

@@ -2,7 +2,6 @@ package nvml
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -10,8 +9,12 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// systemTask is the name of the task of calls that are about no GPU.
-const systemTask = "system"
+// systemTask is the name of the task that opens and closes the driver, and driverTask that of what is read about the
+// driver as a whole.
+const (
+	systemTask = "library"
+	driverTask = "driver"
+)
 
 // driver is the NVML library of the process, whoever has it open.
 type driver struct {
@@ -19,8 +22,9 @@ type driver struct {
 	// has reports whether the library has a function.
 	has func(symbol string) bool
 	// path is the file, or empty if it is not known.
-	path  string
-	tasks tasks
+	path    string
+	tasks   tasks
+	answers answers
 	// owed is how often nvmlShutdown was left out. NVML counts, and looks at the GPUs anew only after the last one.
 	owed atomic.Int32
 }
@@ -58,16 +62,19 @@ func processDriver(name string) (*driver, error) {
 	return process.driver, nil
 }
 
-// errGivenUp is the end of a task that nobody waits for any more.
-var errGivenUp = errors.New("nobody waits for the answer")
+// UnderWay lists the calls of this process into the driver that have not returned, such as "nvmlDeviceGetUUID (GPU 3)".
+func UnderWay() []string {
+	process.Lock()
+	defer process.Unlock()
+	if process.driver == nil {
+		return nil
+	}
+	return process.driver.tasks.underWay()
+}
 
-// ask makes one call. The answer is a value or an error that names the function. A task that was given up makes no
-// further calls.
+// ask makes one call. The answer is a value or an error that names the function.
 func ask[T any](d *driver, t *task, function string, call func() (T, nvml.Return)) (T, error) {
 	var none T
-	if t.isAbandoned() {
-		return none, errGivenUp
-	}
 	t.calling(function)
 	if !d.has(function) {
 		return none, &callError{function, nvml.ERROR_FUNCTION_NOT_FOUND, "not in this version of the library"}
@@ -113,6 +120,7 @@ func (d *driver) shutdown(ctx context.Context) error {
 			return err
 		}
 	}
+	d.answers.clear()
 	return nil
 }
 

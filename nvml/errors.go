@@ -26,7 +26,7 @@ var (
 	// ErrNoPermission is that the process may not talk to the driver.
 	ErrNoPermission = errors.New("no permission to use the NVIDIA driver")
 	// ErrNoAnswer is that a call to the driver has not returned in time.
-	ErrNoAnswer = errors.New("no answer from the driver")
+	ErrNoAnswer = errors.New("does not answer")
 	// ErrNoDevices is that the driver works and has no GPU.
 	ErrNoDevices = errors.New("the NVIDIA driver has no GPU")
 )
@@ -87,7 +87,7 @@ func systemError(err error) error {
 	case hasCode(err, nvml.ERROR_NO_PERMISSION):
 		return noDriver(hintNoPermission, fmt.Errorf("%w: %w", ErrNoPermission, err))
 	case errors.Is(err, ErrNoAnswer):
-		return noDriver(hintNoAnswer, err)
+		return noDriver(hintNoAnswer, fmt.Errorf("the driver %w", err))
 	default:
 		return noDriver(hintLog, err)
 	}

@@ -16,40 +16,49 @@ type nvlink struct {
 	toSwitch bool
 }
 
-// nvlinks reads the GPU's NVLinks.
-func (r *reader) nvlinks(dev nvml.Device) error {
+// readNVLinks reads the NVLinks of a GPU, and waits for them until ctx ends.
+func (l *Library) readNVLinks(ctx context.Context, index int, dev nvml.Device) ([]nvlink, error) {
+	return read(ctx, l, fmt.Sprintf("NVLinks of GPU %d", index), func(t *task) ([]nvlink, error) {
+		return l.driver.nvlinks(t, dev)
+	})
+}
+
+func (d *driver) nvlinks(t *task, dev nvml.Device) ([]nvlink, error) {
+	links := []nvlink{}
 	toSwitch := map[string]bool{} // by remote address
 	for port := range nvml.NVLINK_MAX_LINKS {
-		state, err := ask(r.d, r.t, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
+		state, err := ask(d, t, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
 			return dev.GetNvLinkState(port)
 		})
 		switch {
 		case hasCode(err, nvml.ERROR_INVALID_ARGUMENT): // the port behind the last
-			return nil
+			return links, nil
 		case hasCode(err, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND):
 			if port == 0 {
-				return nil // no NVLink at all
+				return links, nil // no NVLink at all
 			}
 			continue
 		case err != nil:
-			return err
+			return nil, err
 		case state != nvml.FEATURE_ENABLED:
 			continue
 		}
-		if err := r.nvlink(dev, port, toSwitch); err != nil {
-			return fmt.Errorf("NVLink %d: %w", port, err)
+		link, err := d.nvlink(t, dev, port, toSwitch)
+		if err != nil {
+			return nil, fmt.Errorf("NVLink %d: %w", port, err)
 		}
+		links = append(links, link)
 	}
-	return nil
+	return links, nil
 }
 
 // nvlink reads where an active link leads to. What kind of device that is, is asked once for each device.
-func (r *reader) nvlink(dev nvml.Device, port int, toSwitch map[string]bool) error {
-	pci, err := optional(ask(r.d, r.t, "nvmlDeviceGetNvLinkRemotePciInfo", func() (nvml.PciInfo, nvml.Return) {
+func (d *driver) nvlink(t *task, dev nvml.Device, port int, toSwitch map[string]bool) (nvlink, error) {
+	pci, err := optional(ask(d, t, "nvmlDeviceGetNvLinkRemotePciInfo", func() (nvml.PciInfo, nvml.Return) {
 		return dev.GetNvLinkRemotePciInfo(port)
 	}))
 	if err != nil {
-		return err
+		return nvlink{}, err
 	}
 	remote, err := busID(pci)
 	if err != nil {
@@ -57,17 +66,15 @@ func (r *reader) nvlink(dev nvml.Device, port int, toSwitch map[string]bool) err
 	}
 	if _, known := toSwitch[remote]; !known || remote == "" {
 		const function = "nvmlDeviceGetNvLinkRemoteDeviceType"
-		kind, err := ask(r.d, r.t, function, func() (nvml.IntNvLinkDeviceType, nvml.Return) {
+		kind, err := ask(d, t, function, func() (nvml.IntNvLinkDeviceType, nvml.Return) {
 			return dev.GetNvLinkRemoteDeviceType(port)
 		})
 		if _, err := optional(kind, err); err != nil {
-			return err
+			return nvlink{}, err
 		}
 		toSwitch[remote] = err == nil && kind == nvml.NVLINK_DEVICE_TYPE_SWITCH
 	}
-	link := nvlink{remote: remote, toSwitch: toSwitch[remote]}
-	r.note(func(got *reading) { got.nvlinks = append(got.nvlinks, link) })
-	return nil
+	return nvlink{remote: remote, toSwitch: toSwitch[remote]}, nil
 }
 
 // pair is two GPUs by index, a < b.
@@ -82,14 +89,14 @@ type pathAnswer struct {
 // readPaths asks for the PCIe path of each pair of the GPUs with handles (nil for those to leave out).
 //
 // As many calls as there are GPUs are under way at a time. A GPU that hangs holds up one call with each other GPU, so
-// one place is left on which all other pairs are read.
-func (d *driver) readPaths(ctx context.Context, handles []nvml.Device) map[pair]pathAnswer {
+// one turn is left in which all other pairs are read.
+func (l *Library) readPaths(ctx context.Context, handles []nvml.Device) map[pair]pathAnswer {
 	pairs := pairsOf(handles)
 	answers := make([]pathAnswer, len(pairs))
-	places := make(chan struct{}, len(handles))
+	turns := make(chan struct{}, len(handles))
 	var all sync.WaitGroup
 	for i, p := range pairs {
-		all.Go(func() { answers[i] = d.readPath(ctx, p, handles, places) })
+		all.Go(func() { answers[i] = l.readPath(ctx, p, handles, turns) })
 	}
 	all.Wait()
 	byPair := map[pair]pathAnswer{}
@@ -99,37 +106,25 @@ func (d *driver) readPaths(ctx context.Context, handles []nvml.Device) map[pair]
 	return byPair
 }
 
-// readPath takes a place, which is free again when the call is over, not when it is given up.
-func (d *driver) readPath(ctx context.Context, p pair, handles []nvml.Device, places chan struct{}) pathAnswer {
+// readPath takes a turn, which ends when the call is over, not when it is abandoned.
+func (l *Library) readPath(ctx context.Context, p pair, handles []nvml.Device, turns chan struct{}) pathAnswer {
 	const function = "nvmlDeviceGetTopologyCommonAncestor"
-	var level nvml.GpuTopologyLevel
-	var err error
-	work := func(t *task) {
-		t.calling(function)
+	path, err := read(ctx, l, fmt.Sprintf("GPUs %d and %d", p.a, p.b), func(t *task) (gpu.PCIePath, error) {
 		select {
-		case places <- struct{}{}:
+		case turns <- struct{}{}:
 		case <-ctx.Done():
-			err = t.noAnswer()
-			return
+			return gpu.PathUnknown, errNoTurn
 		}
-		defer func() { <-places }()
-		level, err = ask(d, t, function, func() (nvml.GpuTopologyLevel, nvml.Return) {
+		defer func() { <-turns }()
+		level, err := ask(l.driver, t, function, func() (nvml.GpuTopologyLevel, nvml.Return) {
 			return handles[p.a].GetTopologyCommonAncestor(handles[p.b])
 		})
-	}
-	if gaveUp := d.tasks.do(ctx, fmt.Sprintf("GPUs %d and %d", p.a, p.b), work, nil); gaveUp != nil {
-		return pathAnswer{err: gaveUp}
-	}
-	return answerOf(level, err)
-}
-
-// answerOf takes a driver that cannot tell, as under a hypervisor, for an answer.
-func answerOf(level nvml.GpuTopologyLevel, err error) pathAnswer {
-	if err != nil {
-		_, err = optional(level, err)
-		return pathAnswer{path: gpu.PathUnknown, err: err}
-	}
-	return pathAnswer{path: pathOf(level)}
+		if err != nil { // a driver that cannot tell, as under a hypervisor, has answered too
+			return optional(gpu.PathUnknown, err)
+		}
+		return pathOf(level), nil
+	})
+	return pathAnswer{path, err}
 }
 
 // pairsOf lists the pairs of GPUs that have a handle.

@@ -21,12 +21,25 @@ const DefaultTimeout = 30 * time.Second
 type Option func(*options)
 
 type options struct {
-	timeout time.Duration
-	host    host.Host
+	timeout   time.Duration
+	tolerance time.Duration
+	answered  func()
+	host      host.Host
 }
 
-// WithTimeout sets how long nvmlInit and then, in each snapshot, the driver as a whole and each GPU may take.
+// WithTimeout sets how long nvmlInit may take and then, in each snapshot, the driver as a whole, the GPUs, and their links.
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
+
+// patience is how long a snapshot waits for the GPUs, and then for their links, with [WithTolerance].
+const patience = time.Second
+
+// WithTolerance is for a program that reads the GPUs again and again and has other things to do. The first answer about
+// the driver as a whole may take the whole timeout, but no snapshot waits for the GPUs, or for their links, for more than
+// a second. A GPU that has not answered by then is in the snapshot as it was last read, and with an error when its call
+// has been under way for the tolerance, or when it was never read. Calls that returned late are followed by answered.
+func WithTolerance(d time.Duration, answered func()) Option {
+	return func(o *options) { o.tolerance, o.answered = d, answered }
+}
 
 // WithHost tells where /proc and /sys are. They are read only to say which kernel module is loaded when it does not
 // fit the library.
@@ -34,9 +47,11 @@ func WithHost(h host.Host) Option { return func(o *options) { o.host = h } }
 
 // Library is an initialised NVML. Its methods may be called by several goroutines at once.
 type Library struct {
-	driver  *driver
-	timeout time.Duration
-	closed  atomic.Bool
+	driver    *driver
+	timeout   time.Duration
+	tolerance time.Duration // 0 if each snapshot waits for the whole timeout
+	answered  func()
+	closed    atomic.Bool
 }
 
 // Open loads the library and initialises it. Path is a file or, without a slash, a name for the dynamic loader; empty
@@ -73,7 +88,7 @@ func open(ctx context.Context, d *driver, o options) (*Library, error) {
 	err := d.initialize(waiting)
 	switch {
 	case err == nil:
-		return &Library{driver: d, timeout: o.timeout}, nil
+		return &Library{driver: d, timeout: o.timeout, tolerance: o.tolerance, answered: o.answered}, nil
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	default:
@@ -107,6 +122,17 @@ func (d *driver) libraryVersion(ctx context.Context) string {
 
 // Path is the file of the library, or empty if the dynamic loader does not know it.
 func (l *Library) Path() string { return l.driver.path }
+
+// Hangs reports whether calls that a snapshot no longer waited for have not returned. The driver is then not shut down.
+func (l *Library) Hangs() bool { return len(l.driver.tasks.abandoned()) > 0 }
+
+// patience is how long a snapshot waits for GPUs or their links.
+func (l *Library) patience() time.Duration {
+	if l.tolerance > 0 {
+		return min(patience, l.timeout)
+	}
+	return l.timeout
+}
 
 // settling is how long Close waits for calls that were given up: those of a driver that does not hang end at once.
 const settling = time.Second

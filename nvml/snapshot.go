@@ -15,19 +15,28 @@ import (
 
 // Snapshot reads all GPUs and how they are linked.
 //
-// A GPU that cannot be read is in the snapshot with its error, and not in a link. The error that Snapshot returns is
-// about the driver as a whole, with an exit status and a hint. If that is [ErrNoDevices] the snapshot is there too,
-// without devices; with any other error it is nil. When ctx ends first, its cause is the error.
+// A GPU that cannot be read is in the snapshot with its error, and not in a link; so is one whose links cannot be read.
+// The error that Snapshot returns is about the driver as a whole, with an exit status and a hint. If that is
+// [ErrNoDevices] the snapshot is there too, without devices; with any other error it is nil. When ctx ends first, its
+// cause is the error.
 func (l *Library) Snapshot(ctx context.Context, h host.Host) (*gpu.Snapshot, error) {
-	return l.snapshot(ctx, h, true)
+	s, err := l.Devices(ctx, h)
+	if err != nil {
+		return s, err
+	}
+	links, unread := l.Links(ctx, h, s)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("read the links of the GPUs: %w", context.Cause(ctx))
+	}
+	for i, err := range unread {
+		s.Devices[i].Error = err.Error()
+	}
+	s.Links = slices.DeleteFunc(links, func(l gpu.Link) bool { return !s.Devices[l.A].Usable() || !s.Devices[l.B].Usable() })
+	return s, nil
 }
 
 // Devices is [Library.Snapshot] without links, for a sixth of the driver calls on a machine with NVSwitches.
 func (l *Library) Devices(ctx context.Context, h host.Host) (*gpu.Snapshot, error) {
-	return l.snapshot(ctx, h, false)
-}
-
-func (l *Library) snapshot(ctx context.Context, h host.Host, links bool) (*gpu.Snapshot, error) {
 	if l.closed.Load() {
 		return nil, errClosed
 	}
@@ -38,94 +47,99 @@ func (l *Library) snapshot(ctx context.Context, h host.Host, links bool) (*gpu.S
 	if count == 0 {
 		return s, exit.With(exit.NoGPU, hintNoDevices, ErrNoDevices)
 	}
-	readings := l.readAll(ctx, count, links)
+	readings := l.readAll(ctx, count)
 	readCaps(readings, h)
-	if links {
-		s.Links = l.links(ctx, readings)
-	}
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("read the GPUs: %w", context.Cause(ctx))
-	}
 	for i := range readings {
 		s.Devices = append(s.Devices, readings[i].device(i, h))
 	}
-	locate(s.Devices, h)
+	l.identify(ctx, s.Devices, h)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("read the GPUs: %w", context.Cause(ctx))
+	}
 	return s, nil
 }
 
-// system reads what is about no GPU, and how many GPUs there are.
-func (l *Library) system(ctx context.Context) (*gpu.Snapshot, int, error) {
-	waiting, cancel := context.WithTimeout(ctx, l.timeout)
+// Links reads how the GPUs of a snapshot are linked that [Library.Devices] could read: an entry for each two. About the
+// GPUs in unread, by index, the driver does not say all; what it said last about them counts, and a path on PCIe that it
+// never said is that of sysfs.
+func (l *Library) Links(ctx context.Context, h host.Host, s *gpu.Snapshot) (links []gpu.Link, unread map[int]error) {
+	ctx, cancel := context.WithTimeout(ctx, l.patience())
 	defer cancel()
-	s, count, err := l.driver.readSystem(waiting)
+	handles := make([]nvml.Device, len(s.Devices))
+	for i := range s.Devices {
+		if got, ok := l.driver.answers.get(gpuTask(i)).(reading); ok && s.Devices[i].Usable() {
+			handles[i] = got.handle
+		}
+	}
+	nvlinks, errs := make([][]nvlink, len(handles)), make([]error, len(handles))
+	var paths map[pair]pathAnswer
+	var all sync.WaitGroup
+	for i, handle := range handles {
+		if handle != nil {
+			all.Go(func() { nvlinks[i], errs[i] = l.readNVLinks(ctx, i, handle) })
+		}
+	}
+	all.Go(func() { paths = l.readPaths(ctx, handles) })
+	all.Wait()
+	unread = blame(paths)
+	for i, err := range errs {
+		if err != nil {
+			unread[i] = err
+		}
+	}
+	return combineLinks(s.Devices, nvlinks, paths, h), unread
+}
+
+// system reads what is about no GPU, and how many GPUs there are. The first time it is worth a long wait, since nothing
+// can be done without it.
+func (l *Library) system(ctx context.Context) (*gpu.Snapshot, int, error) {
+	patience := l.patience()
+	if l.driver.answers.get(driverTask) == nil {
+		patience = l.timeout
+	}
+	waiting, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	got, err := read(waiting, l, driverTask, l.driver.readSystem)
 	if err != nil && ctx.Err() != nil {
 		return nil, 0, context.Cause(ctx)
 	}
-	return s, count, systemError(err)
+	s := got.Snapshot
+	return &s, got.count, systemError(err)
 }
 
-func (d *driver) readSystem(ctx context.Context) (*gpu.Snapshot, int, error) {
-	version, err := askSystem(ctx, d, "nvmlSystemGetDriverVersion", d.api.SystemGetDriverVersion)
-	if err != nil {
-		return nil, 0, err
+// system is what the driver says about itself: a snapshot without GPUs, and their number.
+type system struct {
+	gpu.Snapshot
+	count int
+}
+
+func (d *driver) readSystem(t *task) (s system, err error) {
+	if s.DriverVersion, err = ask(d, t, "nvmlSystemGetDriverVersion", d.api.SystemGetDriverVersion); err != nil {
+		return s, err
 	}
-	count, err := askSystem(ctx, d, "nvmlDeviceGetCount", d.api.DeviceGetCount)
-	if err != nil {
-		return nil, 0, err
+	if s.count, err = ask(d, t, "nvmlDeviceGetCount", d.api.DeviceGetCount); err != nil {
+		return s, err
 	}
-	s := &gpu.Snapshot{DriverVersion: version}
 	// Nothing but forward compatibility depends on CUDA's version, so a driver that does not say it is not refused.
-	cuda, err := askSystem(ctx, d, "nvmlSystemGetCudaDriverVersion", d.api.SystemGetCudaDriverVersion)
+	cuda, err := ask(d, t, "nvmlSystemGetCudaDriverVersion", d.api.SystemGetCudaDriverVersion)
 	if err == nil {
 		s.CUDAVersion = cudaVersion(cuda)
 	}
-	return s, count, nil
+	return s, nil
 }
 
 // cudaVersion writes NVML's number, 1000*major + 10*minor, as people do.
 func cudaVersion(n int) string { return fmt.Sprintf("%d.%d", n/1000, n%1000/10) }
 
 // readAll reads the GPUs, all at a time.
-func (l *Library) readAll(ctx context.Context, count int, links bool) []reading {
-	ctx, cancel := context.WithTimeout(ctx, l.timeout)
+func (l *Library) readAll(ctx context.Context, count int) []reading {
+	ctx, cancel := context.WithTimeout(ctx, l.patience())
 	defer cancel()
 	readings := make([]reading, count)
 	var all sync.WaitGroup
 	for i := range readings {
-		all.Go(func() { readings[i] = l.driver.readGPU(ctx, i, links) })
+		all.Go(func() { readings[i] = l.readGPU(ctx, i) })
 	}
 	all.Wait()
 	return readings
-}
-
-// links reads the PCIe paths between the GPUs that could be read and makes the links. A GPU that fails then gets its
-// error into its reading.
-func (l *Library) links(ctx context.Context, readings []reading) []gpu.Link {
-	ctx, cancel := context.WithTimeout(ctx, l.timeout)
-	defer cancel()
-	handles := make([]nvml.Device, len(readings))
-	for i := range readings {
-		if readings[i].err == nil {
-			handles[i] = readings[i].handle
-		}
-	}
-	answers := l.driver.readPaths(ctx, handles)
-	for i, err := range blame(answers) {
-		readings[i].err = err
-	}
-	return combineLinks(readings, answers)
-}
-
-// locate looks for GPUs that did not say where they are.
-func locate(devices []gpu.Device, h host.Host) {
-	mute := func(d gpu.Device) bool { return d.PCIBusID == "" }
-	if !slices.ContainsFunc(devices, mute) {
-		return
-	}
-	fillAddresses(devices, gpuAddresses(h))
-	for i := range devices {
-		if d := &devices[i]; d.NUMANode == gpu.NoNUMANode && d.PCIBusID != "" {
-			d.NUMANode = numaNode(h, d.PCIBusID)
-		}
-	}
 }

@@ -91,3 +91,39 @@ func kernelVersion(h host.Host) string {
 	}
 	return "of an unknown version"
 }
+
+// sysfsPath is how far apart two GPUs are on PCIe by their places in the tree of sysfs, and by their NUMA nodes where
+// they are under different host bridges. The levels are those of nvmlGpuTopologyLevel_t.
+func sysfsPath(h host.Host, a, b *gpu.Device) gpu.PCIePath {
+	x, y := pciAncestors(h, a.PCIBusID), pciAncestors(h, b.PCIBusID)
+	common := 0
+	for common < min(len(x), len(y)) && x[common] == y[common] {
+		common++
+	}
+	sameNode := a.NUMANode == b.NUMANode
+	switch {
+	case common > 1 && max(len(x), len(y))-common <= 1: // the ports of one switch
+		return gpu.PathSingleSwitch
+	case common > 1:
+		return gpu.PathMultipleSwitches
+	case common == 1:
+		return gpu.PathHostBridge
+	case a.NUMANode == gpu.NoNUMANode || b.NUMANode == gpu.NoNUMANode:
+		return gpu.PathUnknown
+	case sameNode:
+		return gpu.PathNode
+	default:
+		return gpu.PathSystem
+	}
+}
+
+// pciAncestors are the host bridge and the bridges above a device, from the top; none if sysfs does not show them.
+func pciAncestors(h host.Host, pciBusID string) []string {
+	target, err := os.Readlink(h.Sys("bus", "pci", "devices", pciBusID))
+	if err != nil {
+		return nil
+	}
+	_, path, _ := strings.Cut(target, "devices/")
+	parts := strings.Split(path, "/")
+	return parts[:len(parts)-1]
+}

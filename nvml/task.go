@@ -3,18 +3,19 @@ package nvml
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
 
-// tasks keeps the calls into the driver that are under way, each under the name of what it is about: the system, a
-// GPU, a pair of GPUs. There is one at a time for each, so that calls that never return do not pile up.
+// tasks holds the calls into the driver that are under way, by the name of their subject: the driver, a GPU, a pair of
+// GPUs. There is one at a time for each, so that calls that never return do not pile up.
 type tasks struct {
 	mu      sync.Mutex
 	running map[string]*task
 }
 
-// task is a goroutine that calls the driver. Who waits for it may give up; then it is left behind and goes on when
+// task is a goroutine that calls the driver. When its caller stops waiting the task is abandoned: it goes on as soon as
 // the driver lets it.
 type task struct {
 	done  chan struct{}
@@ -22,25 +23,46 @@ type task struct {
 
 	mu        sync.Mutex
 	call      string // the NVML function that it is in
+	partial   any    // what the work has learned so far
 	finished  bool
 	abandoned bool
 }
 
-// do runs work in a goroutine and waits for it until ctx ends. If the task of that name that somebody else waits for
-// is under way, its turn is after that one; if one is left behind, nothing is done. The error says which call has not
-// returned. Work that ends after do gave up is followed by late, if any.
+// silence is the error of a task that has not ended. It wraps ErrNoAnswer. Its text is the same as long as it lasts.
+type silence struct {
+	call    string
+	since   time.Time
+	partial any // of the task
+}
+
+func (s *silence) Error() string {
+	if s.call == "" {
+		return ErrNoAnswer.Error()
+	}
+	return fmt.Sprintf("%v (%s has not returned)", ErrNoAnswer, s.call)
+}
+
+func (s *silence) Unwrap() error { return ErrNoAnswer }
+
+// do runs work in a goroutine and waits for it until ctx ends. If a task of that name is under way and its caller waits
+// for it, work follows it; if that task is abandoned, work is not run. The error is a *silence or nil. After work that
+// ends when do has returned, late is called, if it is not nil.
 func (ts *tasks) do(ctx context.Context, name string, work func(*task), late func()) error {
 	t := &task{done: make(chan struct{}), since: time.Now()}
 	if err := ts.enter(ctx, name, t); err != nil {
 		return err
 	}
 	go func() {
+		abandoned := false
+		defer func() {
+			if abandoned && late != nil {
+				late() // when the name is free, so that it can ask again
+			}
+		}()
 		defer close(t.done)
 		defer ts.leave(name)
 		work(t)
-		if t.finish() && late != nil {
-			late()
-		}
+		abandoned = t.finish()
 	}()
 	return t.wait(ctx)
 }
@@ -53,12 +75,12 @@ func (ts *tasks) enter(ctx context.Context, name string, t *task) error {
 			return nil
 		}
 		if old.isAbandoned() {
-			return old.noAnswer()
+			return old.silence()
 		}
 		select {
 		case <-old.done:
 		case <-ctx.Done():
-			return old.noAnswer()
+			return old.silence()
 		}
 	}
 }
@@ -82,8 +104,17 @@ func (ts *tasks) leave(name string) {
 	delete(ts.running, name)
 }
 
-// leftBehind is the number of tasks that nobody waits for any more.
-func (ts *tasks) leftBehind() int { return len(ts.abandoned()) }
+// underWay lists the calls that have not returned, such as "nvmlDeviceGetUUID (GPU 3)", sorted.
+func (ts *tasks) underWay() []string {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	var calls []string
+	for name, t := range ts.running {
+		calls = append(calls, fmt.Sprintf("%s (%s)", t.silence().call, name))
+	}
+	slices.Sort(calls)
+	return calls
+}
 
 func (ts *tasks) abandoned() []*task {
 	ts.mu.Lock()
@@ -97,17 +128,17 @@ func (ts *tasks) abandoned() []*task {
 	return left
 }
 
-// settle waits for the tasks that were left behind, and returns the number of those that are so still after that time.
+// settle waits for the abandoned tasks, and returns the number of those that are under way still after that time.
 func (ts *tasks) settle(within time.Duration) int {
 	late := time.After(within)
 	for _, t := range ts.abandoned() {
 		select {
 		case <-t.done:
 		case <-late:
-			return ts.leftBehind()
+			return len(ts.abandoned())
 		}
 	}
-	return ts.leftBehind()
+	return len(ts.abandoned())
 }
 
 // calling notes the NVML function that the task is about to call.
@@ -117,7 +148,14 @@ func (t *task) calling(function string) {
 	t.call = function
 }
 
-// finish notes that the work is done and reports whether nobody waits for it any more.
+// learned notes what the work has learned so far.
+func (t *task) learned(partial any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.partial = partial
+}
+
+// finish notes that the work is done and reports whether the task was abandoned.
 func (t *task) finish() (abandoned bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -149,11 +187,11 @@ func (t *task) wait(ctx context.Context) error {
 		<-t.done
 		return nil
 	}
-	return t.noAnswer()
+	return t.silence()
 }
 
-func (t *task) noAnswer() error {
+func (t *task) silence() *silence {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return fmt.Errorf("%s: %w for %s", t.call, ErrNoAnswer, time.Since(t.since).Round(time.Millisecond))
+	return &silence{t.call, t.since, t.partial}
 }

@@ -1,0 +1,225 @@
+package nvml
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	mockserver "github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// tolerant is a library over the mock with a tolerance of 4 s. Calls that return late are counted.
+func tolerant(t *testing.T) (l *Library, server *mockserver.Server, late *int) {
+	t.Helper()
+	l, server = mocked(t)
+	late = new(int)
+	l.timeout, l.tolerance, l.answered = 30*time.Second, 4*time.Second, func() { *late++ }
+	return l, server, late
+}
+
+// devicesIn reads the GPUs and expects that to take a time.
+func devicesIn(t *testing.T, l *Library, want time.Duration) *gpu.Snapshot {
+	t.Helper()
+	begin := time.Now()
+	s, err := l.Devices(t.Context(), hostWith(t, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(begin); took != want {
+		t.Errorf("it took %v, want %v", took, want)
+	}
+	return s
+}
+
+func TestGPUThatNeverAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, server, late := tolerant(t)
+		answer := make(chan struct{})
+		device(server, 2).GetNameFunc = func() (string, nvml.Return) { <-answer; return "late", nvml.SUCCESS }
+		for _, want := range []time.Duration{patience, 0, 0} {
+			d := devicesIn(t, l, want).Devices[2]
+			if d.Usable() || d.UUID != device(server, 2).UUID || d.Minor != 2 {
+				t.Errorf("GPU 2 is %+v, want an error and what it said", d)
+			}
+		}
+		close(answer)
+		synctest.Wait()
+		if d := devicesIn(t, l, 0).Devices[2]; !d.Usable() || d.Name != "late" || *late != 1 {
+			t.Errorf("after its answer, of which was told %d times, GPU 2 is %+v", *late, d)
+		}
+	})
+}
+
+func TestGPUThatStopsAnswering(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, server, late := tolerant(t)
+		before := devicesIn(t, l, 0).Devices[2]
+		answer := make(chan struct{})
+		device(server, 2).GetUUIDFunc = func() (string, nvml.Return) { <-answer; return before.UUID, nvml.SUCCESS }
+		for _, c := range []struct {
+			waits, then time.Duration
+			usable      bool
+		}{
+			{patience, 2 * time.Second, true}, {0, 999 * time.Millisecond, true}, {0, time.Millisecond, true}, {0, 0, false},
+		} {
+			d := devicesIn(t, l, c.waits).Devices[2]
+			if d.Usable() != c.usable || d.Name != before.Name || d.UUID != before.UUID || d.Minor != 2 {
+				t.Errorf("GPU 2 is %+v, want it usable %v", d, c.usable)
+			}
+			time.Sleep(c.then)
+		}
+		close(answer)
+		synctest.Wait()
+		if d := devicesIn(t, l, 0).Devices[2]; !d.Usable() || *late != 1 {
+			t.Errorf("after its answer, of which was told %d times, GPU 2 is %+v", *late, d)
+		}
+	})
+}
+
+// A GPU whose calls all take long is as usable as others, although no snapshot waits for all of them.
+func TestGPUThatIsSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, server, _ := tolerant(t)
+		d := device(server, 2)
+		d.GetNameFunc = func() (string, nvml.Return) { time.Sleep(2 * patience / 3); return "slow", nvml.SUCCESS }
+		d.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { time.Sleep(2 * patience / 3); return nvml.Memory{}, nvml.SUCCESS }
+		if got := devicesIn(t, l, patience).Devices[2]; got.Usable() {
+			t.Errorf("the first time GPU 2 is %+v, want an error", got)
+		}
+		for range 5 {
+			time.Sleep(5 * time.Second)
+			if got := devicesIn(t, l, patience).Devices[2]; !got.Usable() || got.Name != "slow" {
+				t.Errorf("GPU 2 is %+v, want what it said", got)
+			}
+		}
+		time.Sleep(5 * time.Second)
+	})
+}
+
+// A GPU that fails, and then hangs, is not taken for one that works.
+func TestGPUThatFailsAndHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, server, _ := tolerant(t)
+		devicesIn(t, l, 0)
+		device(server, 2).GetNameFunc = func() (string, nvml.Return) { return "", nvml.ERROR_GPU_IS_LOST }
+		devicesIn(t, l, 0)
+		answer := make(chan struct{})
+		defer close(answer)
+		device(server, 2).GetNameFunc = func() (string, nvml.Return) { <-answer; return "", nvml.ERROR_GPU_IS_LOST }
+		if got := devicesIn(t, l, patience).Devices[2]; got.Usable() {
+			t.Errorf("GPU 2 is %+v, want an error", got)
+		}
+	})
+}
+
+// The driver as a whole has the whole timeout for its first answer, and no snapshot waits so long later.
+func TestDriverThatStopsAnswering(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, server, late := tolerant(t)
+		server.DeviceGetCountFunc = func() (int, nvml.Return) { time.Sleep(20 * time.Second); return 8, nvml.SUCCESS }
+		devicesIn(t, l, 20*time.Second)
+		answer := make(chan struct{})
+		server.DeviceGetCountFunc = func() (int, nvml.Return) { <-answer; return 8, nvml.SUCCESS }
+		if s := devicesIn(t, l, patience); len(s.Devices) != 8 || s.DriverVersion == "" {
+			t.Errorf("while it is tolerated: %+v", s)
+		}
+		time.Sleep(l.tolerance)
+		_, err := l.Devices(t.Context(), hostWith(t, nil))
+		if err == nil || !strings.Contains(err.Error(), "the driver does not answer (nvmlDeviceGetCount has not returned)") {
+			t.Errorf("error %v", err)
+		}
+		close(answer)
+		synctest.Wait()
+		devicesIn(t, l, 0)
+		if *late != 1 {
+			t.Errorf("of its answer was told %d times", *late)
+		}
+	})
+}
+
+func TestLinksThatStopAnswering(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, server, _ := tolerant(t)
+		h := hostWith(t, nil)
+		s := devicesIn(t, l, 0)
+		before, unread := l.Links(t.Context(), h, s)
+		if len(before) != 28 || len(unread) > 0 {
+			t.Fatalf("%d links, unread are %v", len(before), unread)
+		}
+		answer := make(chan struct{})
+		device(server, 2).GetNvLinkStateFunc = func(int) (nvml.EnableState, nvml.Return) { <-answer; return 0, nvml.ERROR_UNKNOWN }
+		for _, c := range []struct {
+			took  time.Duration
+			known bool
+		}{{patience, true}, {0, false}} {
+			begin := time.Now()
+			links, unread := l.Links(t.Context(), h, s)
+			if took := time.Since(begin); took != c.took || len(links) != 28 || (len(unread) == 0) != c.known {
+				t.Errorf("it took %v, %d links, unread are %v", took, len(links), unread)
+			}
+			for _, link := range links {
+				if link.NVLinks != 12 || link.PCIe == gpu.PathUnknown {
+					t.Errorf("link %+v is not what was known", link)
+				}
+			}
+			time.Sleep(l.tolerance)
+		}
+		close(answer)
+	})
+}
+
+// The kernel's module tells which GPU does not answer, and nothing where it does not know that itself.
+func TestGPUThatDoesNotSayWhoItIs(t *testing.T) {
+	const uuid = "GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c"
+	info := "Model: \t\t NVIDIA A100\nIRQ:   \t\t 102\nGPU UUID: \t " + uuid + "\nDevice Minor: \t 5\n"
+	for name, c := range map[string]struct {
+		text, uuid string
+		minor      int
+	}{
+		"it is known":          {info, uuid, 5},
+		"it is not known yet":  {strings.ReplaceAll(info, uuid, "GPU-????????-????-????-????-????????????"), "", 5},
+		"it is something else": {strings.ReplaceAll(info, uuid, "GPU-../../etc"), "", 5},
+		"there is no file":     {"", "", gpu.NoMinor},
+		"the minor is none":    {strings.ReplaceAll(info, " 5\n", " -5\n"), uuid, gpu.NoMinor},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, server, _ := tolerant(t)
+				answer := make(chan struct{})
+				defer close(answer)
+				device(server, 2).GetUUIDFunc = func() (string, nvml.Return) { <-answer; return "", nvml.ERROR_UNKNOWN }
+				files := map[string]string{filepath.Join("proc/driver/nvidia/gpus/0000:12:00.0/information"): c.text}
+				for i := range 8 {
+					dir := "sys/bus/pci/devices/0000:1" + string(rune('0'+i)) + ":00.0/"
+					files[dir+"vendor"], files[dir+"class"], files[dir+"numa_node"] = "0x10de\n", "0x030200\n", "1\n"
+				}
+				s, err := l.Devices(t.Context(), hostWith(t, files))
+				if err != nil {
+					t.Fatal(err)
+				}
+				d := s.Devices[2]
+				if d.UUID != c.uuid || d.Minor != c.minor || d.PCIBusID != "0000:12:00.0" || d.NUMANode != 1 || d.Usable() {
+					t.Errorf("GPU 2 is %+v, want the UUID %q and the minor %d", d, c.uuid, c.minor)
+				}
+			})
+		})
+	}
+}
+
+// Where the driver is not asked, sysfs tells the same.
+func TestSysfsPathIsTheDrivers(t *testing.T) {
+	for _, machine := range []string{"dgx1-v100", "dgx-a100", "dgx-h100", "hgx-16", "mig-h100", "pcie-quad", "workstation"} {
+		node := nodeOf(t, machine)
+		h, s := hostOf(t, node), node.Machine().Snapshot("1.0")
+		for _, link := range s.Links {
+			if got := sysfsPath(h, &s.Devices[link.A], &s.Devices[link.B]); got != link.PCIe {
+				t.Errorf("%s: GPUs %d and %d: %v, and the driver says %v", machine, link.A, link.B, got, link.PCIe)
+			}
+		}
+	}
+}
