@@ -43,6 +43,7 @@ it looks at those that generate --write has written, also of extras that are con
 	}
 	opts.addFlags(cmd, "table", "json", "yaml")
 	opts.Capabilities = addCapabilities(cmd.Flags())
+	a.addTimeout(cmd)
 	a.addExtras(cmd)
 	return cmd
 }

@@ -72,6 +72,7 @@ removed.`,
 	f.StringVar(&opts.File, "file", "", "write the spec to a `file`, .json or .yaml, and print its path")
 	f.BoolVar(&opts.Explain, "explain", false, "print what was looked for, and what was found where, instead of the spec")
 	opts.Capabilities = addCapabilities(f)
+	a.addTimeout(cmd)
 	a.addExtras(cmd)
 	cmd.SetFlagErrorFunc(fileForFormat)
 	completeChoices(cmd, f, "output")

@@ -36,6 +36,7 @@ that generate --write has written, and those of extras that are configured and t
 	}
 	out.addFlags(cmd, "table", "json", "yaml")
 	a.addExtras(cmd)
+	a.addTimeout(cmd)
 	return cmd
 }
 

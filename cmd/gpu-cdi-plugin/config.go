@@ -68,6 +68,8 @@ func newPluginFlags(p *config.Plugin) *pflag.FlagSet {
 	f.Var(&choice{(*string)(&p.DeviceIDStrategy), config.DeviceIDStrategies()}, "device-id-strategy",
 		config.Usage("device-id-strategy"))
 	text(&p.CDIAnnotationPrefix, "cdi-annotation-prefix")
+	f.Var(&p.GPUTimeout, "gpu-timeout", config.Usage("gpu-timeout"))
+	f.BoolVar(&p.FailOnInitError, "fail-on-init-error", p.FailOnInitError, config.Usage("fail-on-init-error"))
 	text(&p.Listen, "listen")
 	f.Var(&names[config.Extra]{&p.Extras}, "extras", config.Usage("extras"))
 	text(&p.Resource, "resource")

@@ -30,6 +30,7 @@ With -o name it prints the names that a CDI spec gives to them.`,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return a.devices(cmd.Context(), out) },
 	}
 	out.addFlags(cmd, "table", "wide", "json", "yaml", "name")
+	a.addTimeout(cmd)
 	return cmd
 }
 

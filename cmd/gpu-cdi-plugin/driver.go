@@ -5,10 +5,14 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/nvml"
+	"gpu-cdi-plugin/plugin/config"
 )
 
 // readDevices asks the driver what GPUs there are.
@@ -31,7 +35,9 @@ func (a *app) ask(ctx context.Context, h host.Host, q question) (*gpu.Snapshot, 
 	if err := a.checkLibrary(path); err != nil {
 		return nil, err
 	}
-	lib, err := nvml.OpenContext(ctx, path, nvml.WithHost(h))
+	said := a.sayWhatHangs()
+	defer said.Stop()
+	lib, err := nvml.OpenContext(ctx, path, nvml.WithHost(h), nvml.WithTimeout(a.timeout))
 	if err != nil {
 		return nil, err
 	}
@@ -41,6 +47,24 @@ func (a *app) ask(ctx context.Context, h host.Host, q question) (*gpu.Snapshot, 
 		}
 	}()
 	return q(lib, ctx, h)
+}
+
+// addTimeout gives a verb the option for how long it waits for the driver.
+func (a *app) addTimeout(cmd *cobra.Command) {
+	cmd.Flags().Var((*config.Duration)(&a.timeout), "timeout",
+		"`duration` that the driver may take to start, and then each GPU to answer")
+}
+
+// quiet is how long the driver may take before a message says what is waited for.
+const quiet = 2 * time.Second
+
+// sayWhatHangs says which calls of the driver are waited for, if they take long.
+func (a *app) sayWhatHangs() *time.Timer {
+	return time.AfterFunc(quiet, func() {
+		if calls := nvml.UnderWay(); len(calls) > 0 {
+			a.log.Warn("waiting for the NVIDIA driver to answer " + strings.Join(calls, ", "))
+		}
+	})
 }
 
 // unread is the error of a snapshot in which GPUs are missing, which it names.

@@ -9,12 +9,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/nvml"
 	"gpu-cdi-plugin/plugin/config"
 )
 
@@ -23,6 +25,7 @@ type app struct {
 	globals
 	plugin         config.Plugin
 	pluginFlags    *pflag.FlagSet
+	timeout        time.Duration     // of the verbs that ask the driver
 	sources        map[string]string // where the value of a key comes from, unless from the defaults
 	env            []string
 	stdin          io.Reader
@@ -37,7 +40,8 @@ type app struct {
 // newApp has the defaults for everything that can be configured.
 func newApp() *app {
 	a := &app{
-		globals: defaultGlobals, plugin: config.Default().Plugin, sources: map[string]string{}, warned: new(sync.Once),
+		globals: defaultGlobals, plugin: config.Default().Plugin, timeout: nvml.DefaultTimeout, sources: map[string]string{},
+		warned: new(sync.Once),
 	}
 	a.pluginFlags = newPluginFlags(&a.plugin)
 	return a

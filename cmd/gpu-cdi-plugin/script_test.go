@@ -113,7 +113,12 @@ func fault(ts *testscript.TestScript, _ bool, args []string) {
 	case "remove":
 		err = n.Remove(gpuArg())
 	case "hang":
-		err = n.Hang(args[2], sim.AnyGPU)
+		index := sim.AnyGPU
+		if len(args) > 3 {
+			index, err = strconv.Atoi(args[3])
+			ts.Check(err)
+		}
+		err = n.Hang(args[2], index)
 	case "fail":
 		err = n.Fail(args[2], sim.AnyGPU, 999)
 	case "kernel":

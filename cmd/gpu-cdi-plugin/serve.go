@@ -61,6 +61,9 @@ is taken is unhealthy, with the file in the reason, in the log and in /readyz; a
 name that a file of the same directory defines is left out of the spec, so that the other file keeps it. Where other
 files take all devices, as the vendor's own spec does, serve does not start.
 
+A GPU that does not answer is unhealthy after --gpu-timeout, and costs the others nothing. Without a driver at the start
+it exits, or waits for one with --fail-on-init-error=false, ready and with no device.
+
 With --listen it answers /metrics, /healthz, and /readyz: every resource is registered and its list is read, and devices
 can be given to containers unless the GPUs themselves stand against it.`,
 		Example: `  gpu-cdi-plugin serve
@@ -93,9 +96,7 @@ type service struct {
 	news    chan struct{} // something that people may want to know of
 	looked  chan struct{} // a look at the node has ended
 	told    []resource.Finding
-	// node has the links of the last snapshot; unlinked asks for those that it lacks.
-	node     atomic.Pointer[allocator.Node]
-	unlinked chan struct{}
+	node    atomic.Pointer[allocator.Node] // the GPUs of the last snapshot and their links
 
 	publishing sync.Mutex
 	offered    inventory.State // what the node has, and the devices whose MPS daemon may not answer
@@ -140,13 +141,14 @@ func (a *app) newService(h host.Host, begun *cdi.Search) (*service, error) {
 	b := thisBuild()
 	s := &service{
 		app:     a,
-		driver:  newNodeDriver(h, a.NVMLLibrary, a.checkLibrary),
 		metrics: metrics.New(metrics.BuildInfo{Version: b.Version, Revision: b.Revision, GoVersion: b.Go}),
 		systemd: sdnotify.New(a.env),
 		news:    make(chan struct{}, 1),
 		looked:  make(chan struct{}, 1),
-
-		unlinked: make(chan struct{}, 1),
+	}
+	s.driver = &nodeDriver{
+		host: h, explicit: libraryOption(a.NVMLLibrary), check: a.checkLibrary,
+		timeout: time.Duration(a.plugin.GPUTimeout), log: a.log, answered: func() { s.inv.Kick() },
 	}
 	rules := a.plugin.Config // of its own, since a reload changes the app's while a look at the node may read these
 	s.rules.Store(&rules)
@@ -154,9 +156,10 @@ func (a *app) newService(h host.Host, begun *cdi.Search) (*service, error) {
 	s.inv = inventory.New(inventory.Options{
 		Host: h, Source: s.driver, Dirs: a.specDirs(h), Path: a.servedSpec(),
 		Spec:   cdi.Options{Kind: a.CDIKind, HookPath: hook},
-		Extras: a.servedExtras(), Begun: begun,
-		Given: func(kind string) (bool, error) { return plugin.Given(a.plugin.DevicePluginDir, kind) },
-		Build: s.build, Publish: s.publish, Log: a.log, Observer: observer{s.metrics, s},
+		Extras: a.servedExtras(), Begun: begun, AwaitDriver: !a.plugin.FailOnInitError,
+		Interval: min(reconcileInterval, time.Duration(a.plugin.GPUTimeout)/askEach),
+		Given:    func(kind string) (bool, error) { return plugin.Given(a.plugin.DevicePluginDir, kind) },
+		Build:    s.build, Publish: s.publish, Log: a.log, Observer: observer{s.metrics, s},
 	})
 	s.plugin, err = plugin.New(s.pluginOptions())
 	return s, err
@@ -244,10 +247,18 @@ func (s *service) run(ctx context.Context, reloads actor) error {
 		return err
 	}
 	defer server.Close() // which has no effect after its end
-	if err := s.inv.Start(ctx); err != nil {
-		return err
-	}
-	return runAll(ctx, s.inv.Run, s.plugin.Run, s.keeper.Run, server.Run, s.status, reloads, s.watchdog, s.links)
+	return runAll(ctx, server.Run, func(ctx context.Context) error {
+		waiting := s.app.sayWhatHangs()
+		err := s.inv.Start(ctx)
+		waiting.Stop()
+		switch {
+		case exit.CodeOf(err) == exit.NoDriver:
+			return exit.With(exit.NoDriver, exit.HintOf(err)+"; --fail-on-init-error=false waits for a driver", err)
+		case err != nil:
+			return err
+		}
+		return runAll(ctx, s.inv.Run, s.plugin.Run, s.keeper.Run, s.status, reloads, s.watchdog)
+	})
 }
 
 // hintKubelet is what to do where there is no kubelet.
@@ -258,6 +269,9 @@ func (a *app) hintKubelet() string {
 	}
 	return "start the kubelet, which makes the directory, or name its own with " + option
 }
+
+// reconcileInterval is how often the node is reconciled if nothing happens, unless GPUs must be asked more often.
+const reconcileInterval = 30 * time.Second
 
 // listen makes the server of metrics and health; without --listen it is one that nobody can ask.
 func (s *service) listen(ctx context.Context) (*metrics.Server, error) {

@@ -3,10 +3,13 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
@@ -21,18 +24,23 @@ type nodeDriver struct {
 	host     host.Host
 	explicit string // --nvml-library
 	check    func(library string) error
+	// timeout is how long a GPU may not answer before it is unhealthy, and answered is called when one does again.
+	timeout  time.Duration
+	answered func()
+	log      *slog.Logger
 
 	mu    sync.Mutex
 	lib   *nvml.Library
 	users map[*user]struct{} // of lib, beside the one who has the lock
 	// present are the GPUs that the kernel's module knew when the library was opened, and mute those that could not be
-	// read at the last look, both as text that is only compared.
+	// read when it was last opened because of that, both as text that is only compared.
 	present, mute string
 	// refused is the error of begin, for who asks first, and giveUp ends it.
 	refused error
 	giveUp  context.CancelFunc
-	// linked is of the last reading of links, and looked of the last look, or nil.
-	linked, looked *gpu.Snapshot
+	// last is the last snapshot, or nil, and links are of the last time that they were read.
+	last  *gpu.Snapshot
+	links nodeLinks
 }
 
 var (
@@ -40,9 +48,12 @@ var (
 	_ mps.ComputeModes = (*nodeDriver)(nil)
 )
 
-func newNodeDriver(h host.Host, library string, check func(library string) error) *nodeDriver {
-	return &nodeDriver{host: h, explicit: libraryOption(library), check: check}
-}
+// A GPU is asked at least each half of the time that it may not answer for, and its call may take a third of that time.
+// What is left is for everything else.
+const (
+	askEach     = 2
+	toleratedOf = 3
+)
 
 // libraryOption is --nvml-library as a path; without a slash the loader would look in its own directories.
 func libraryOption(library string) string {
@@ -61,29 +72,36 @@ func (d *nodeDriver) Library() string {
 	return path
 }
 
-// Snapshot reads the GPUs. A host without a GPU has an empty snapshot.
+// Snapshot reads the GPUs and their links. A host without a GPU has an empty snapshot. It waits for a second at most for
+// GPUs that do not answer, and once more for their links.
 //
 // NVML counts the GPUs when it is initialised, and never again: one that is gone is then a lost one, one that is new is
 // not there. So the driver is opened anew when the kernel's module knows other GPUs, when other GPUs than before cannot
-// be read, and after an error of the driver as a whole, since its module may have been reloaded.
+// be read, when there was none, and after an error of the driver as a whole, since its module may have been reloaded.
+// That takes place when no call hangs any more, since until then the driver cannot be closed.
 func (d *nodeDriver) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.lib != nil && d.present != knownGPUs(d.host) {
-		// With calls left behind the driver stays open, and is opened once more.
+	if d.lib != nil && !d.lib.Hangs() && (d.present != knownGPUs(d.host) || d.last != nil && len(d.last.Devices) == 0) {
 		_ = d.close() //nolint:contextcheck // it has a deadline of its own
 	}
 	s, err := d.read(ctx)
-	if err == nil && d.changed(s) {
+	if err == nil && !d.lib.Hangs() && d.changed(s) {
 		_ = d.close() //nolint:contextcheck // it has a deadline of its own
 		s, err = d.read(ctx)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, nvml.ErrNoAnswer):
+		return nil, fmt.Errorf("%w: %w", inventory.ErrLasting, err)
+	case err != nil:
 		_ = d.close() //nolint:contextcheck // it is given back after an interrupt too
 		return nil, err
 	}
-	s.Links = d.linksOf(s)
-	d.looked = s
+	s.Links = d.readLinks(ctx, s)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	d.last = s
 	return s, nil
 }
 
@@ -146,7 +164,7 @@ func (d *nodeDriver) leave(u *user) {
 	delete(d.users, u)
 }
 
-// changed reports whether GPUs cannot be read that could be before.
+// changed reports whether other GPUs cannot be read than when that was last the reason to open the driver anew.
 func (d *nodeDriver) changed(s *gpu.Snapshot) bool {
 	var mute []string
 	for i := range s.Devices {
@@ -210,7 +228,12 @@ func (d *nodeDriver) open(ctx context.Context) error {
 	if err := d.check(path); err != nil {
 		return err
 	}
-	d.lib, err = nvml.OpenContext(ctx, path, nvml.WithHost(d.host))
+	timeout := nvml.DefaultTimeout
+	if d.last != nil { // others wait for this look
+		timeout = d.timeout / toleratedOf
+	}
+	d.lib, err = nvml.OpenContext(ctx, path, nvml.WithHost(d.host), nvml.WithTimeout(timeout),
+		nvml.WithTolerance(d.timeout/toleratedOf, d.answered))
 	return err
 }
 

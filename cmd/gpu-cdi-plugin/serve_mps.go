@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/trust"
@@ -37,6 +38,15 @@ func (s *service) publish(state inventory.State) {
 	s.publishing.Unlock()
 	s.keeper.Want(mps.Wants(state.Resources))
 	s.republish()
+}
+
+// weigh prepares what requests for the best connected GPUs are answered from.
+func (s *service) weigh(snapshot *gpu.Snapshot) {
+	node, err := s.node.Load().Renew(snapshot, s.app.plugin.Allocation.Weights)
+	if err != nil {
+		s.app.log.Error("GPUs are taken to be connected alike", "error", err)
+	}
+	s.node.Store(node)
 }
 
 // republish gives the last state to the kubelet, with the devices healthy that are so by now.

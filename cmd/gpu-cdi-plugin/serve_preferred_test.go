@@ -4,10 +4,10 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-	"time"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/plugin/plugintest"
 	"gpu-cdi-plugin/sim"
 )
@@ -61,19 +61,64 @@ func TestServePrefersWellConnectedGPUs(t *testing.T) {
 	preferred(4, 0, 0, 1)
 }
 
-// While the driver does not say how the GPUs are linked, requests are answered all the same, as if they were linked alike.
-func TestServeAnswersWhileLinksCannotBeRead(t *testing.T) {
+// Where the driver does not say how the GPUs are linked, their places on PCIe and their NUMA nodes count.
+func TestServePrefersGPUsWhoseLinksCannotBeRead(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")
 	mustDo(t, s.node.Hang("nvmlDeviceGetTopologyCommonAncestor", sim.AnyGPU))
 	s.start()
 	e := s.listed(gpuResource, 4, 0)
-	for range 10 { // before the links are read, and while they are
-		if chosen := s.prefers(e, 2, 0, 1, 2, 3); !slices.Equal(chosen, []int{0, 1}) {
-			t.Errorf("GPUs %v are preferred, want 0 and 1", chosen)
+	for _, c := range []struct{ available, want []int }{
+		{[]int{0, 1, 2, 3}, []int{2, 3}}, {[]int{0, 1, 2}, []int{0, 1}}, {[]int{1, 2, 3}, []int{2, 3}},
+	} {
+		if chosen := s.prefers(e, 2, c.available...); !slices.Equal(chosen, c.want) {
+			t.Errorf("of %v GPUs %v are preferred, want %v", c.available, chosen, c.want)
 		}
-		time.Sleep(linksDelay / 2)
 	}
-	mustDo(t, s.node.Clear())
-	waitFor(t, "the preference", func() bool { return slices.Equal(s.prefers(e, 2, 0, 1, 2, 3), []int{2, 3}) })
+}
+
+// The first answers are as right as all others: the kubelet asks as soon as the resource is registered.
+func TestServesFirstPreferencesAreRight(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "dgx1-v100", "")
+	s.start()
+	s.prefersTheBest(s.listed(gpuResource, 8, 0), []int{0, 4, 5}, []int{0, 1, 2, 3, 4, 5, 6, 7})
+}
+
+// prefersTheBest asks which of some GPUs are preferred, and of all sets of others, and expects the best connected.
+func (s *served) prefersTheBest(e *plugintest.Endpoint, first, others []int) {
+	s.t.Helper()
+	known, err := s.node.Snapshot()
+	mustDo(s.t, err)
+	node, err := allocator.NewNode(known, allocator.DefaultWeights())
+	mustDo(s.t, err)
+	uuids := func(gpus []int) (list []string) {
+		for _, g := range gpus {
+			list = append(list, s.node.Machine().GPUs[g].UUID)
+		}
+		return list
+	}
+	check := func(size int, available []int) {
+		s.t.Helper()
+		best, err := node.Choose(allocator.Topology, allocator.Request{Available: uuids(available), Size: size})
+		mustDo(s.t, err)
+		got := s.prefers(e, size, available...)
+		score, err := node.Score(uuids(got))
+		mustDo(s.t, err)
+		if most, err := node.Score(best.IDs); err != nil || len(got) != size || score != most {
+			s.t.Errorf("%d of %v: %v, with the score %d, want one with %d", size, available, got, score, most)
+		}
+	}
+	check(2, first)
+	for set := range 1 << len(others) {
+		var available []int
+		for i, g := range others {
+			if set&(1<<i) != 0 {
+				available = append(available, g)
+			}
+		}
+		for size := 1; size <= len(available); size++ {
+			check(size, available)
+		}
+	}
 }

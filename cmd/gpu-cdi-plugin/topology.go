@@ -37,6 +37,7 @@ there is none they are null, and where it does not answer that is a warning.`,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return a.topology(cmd.Context(), out, socket) },
 	}
 	out.addFlags(cmd, "table", "json", "yaml", "svg")
+	a.addTimeout(cmd)
 	cmd.Flags().StringVar(&socket, "pod-resources-socket", socket, "`path` of the kubelet's socket that tells who holds devices")
 	_ = cmd.MarkFlagFilename("pod-resources-socket", "sock")
 	cmd.AddCommand(a.explainCommand())

@@ -72,6 +72,7 @@ With -o name it prints the CDI names of the chosen GPUs.`,
 		_ = cmd.RegisterFlagCompletionFunc(name, a.completeGPUs)
 	}
 	o.out.addFlags(cmd, "table", "json", "yaml", "name")
+	a.addTimeout(cmd)
 	return cmd
 }
 

@@ -6,6 +6,8 @@
 package config
 
 import (
+	"time"
+
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/plugin/resource"
 )
@@ -57,6 +59,10 @@ type Plugin struct {
 	DeviceIDStrategy DeviceIDStrategy `yaml:"device-id-strategy" json:"device-id-strategy"`
 	// CDIAnnotationPrefix begins the keys of CDIAnnotations.
 	CDIAnnotationPrefix string `yaml:"cdi-annotation-prefix" json:"cdi-annotation-prefix"`
+	// GPUTimeout is how long a GPU may not answer before it is unhealthy.
+	GPUTimeout Duration `yaml:"gpu-timeout" json:"gpu-timeout"`
+	// FailOnInitError tells to end with an error if there is no driver at the start. Otherwise it is waited for.
+	FailOnInitError bool `yaml:"fail-on-init-error" json:"fail-on-init-error"`
 	// Listen is HOST:PORT of the listener for metrics and health; empty means none.
 	Listen string `yaml:"listen" json:"listen"`
 	// Extras are what containers with devices get besides, where the node has it.
@@ -176,6 +182,8 @@ func Default() Config {
 			Strategy:            []Strategy{CDICRI},
 			DeviceIDStrategy:    ByUUID,
 			CDIAnnotationPrefix: "cdi.k8s.io/",
+			GPUTimeout:          Duration(10 * time.Second),
+			FailOnInitError:     true,
 			Extras:              []Extra{},
 			IMEX:                IMEX{Channels: []int{}},
 			Allocation: Allocation{

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -44,6 +45,8 @@ state-dir: /var/other
 strategy: [device-specs, envvar]
 device-id-strategy: index
 cdi-annotation-prefix: nvidia.cdi.k8s.io/
+gpu-timeout: 1m30s
+fail-on-init-error: true
 listen: 127.0.0.1:9400
 extras: [gds, nvswitch]
 imex: {channels: [1, 7], required: true}
@@ -82,7 +85,8 @@ func fullConfig() Config {
 		Plugin: Plugin{
 			DevicePluginDir: "/kubelet/device-plugins", PluginsRegistryDir: "/kubelet/plugins_registry",
 			Registration: RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other", Strategy: []Strategy{DeviceSpecs, Envvar},
-			DeviceIDStrategy: ByIndex, CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", Listen: "127.0.0.1:9400",
+			DeviceIDStrategy: ByIndex, CDIAnnotationPrefix: "nvidia.cdi.k8s.io/",
+			GPUTimeout: Duration(90 * time.Second), FailOnInitError: true, Listen: "127.0.0.1:9400",
 			Extras: []Extra{GDS, NVSwitch}, IMEX: IMEX{Channels: []int{1, 7}, Required: true},
 			Allocation: Allocation{
 				Policy: allocator.NUMA, SharedPolicy: allocator.Pack,
@@ -232,6 +236,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		"strategy: cdi-cri is there twice",
 		`device-id-strategy: unknown value ""; known are uuid, index`,
 		`cdi-annotation-prefix "": want a domain and a slash, such as cdi.k8s.io/, and at most 31 characters behind it`,
+		"gpu-timeout 0s: want 1s or more",
 		`listen ":9400" has no host; for all of the node's addresses say 0.0.0.0:9400 or [::]:9400`,
 		`extras: unknown value "rdma"; known are gds, gdrcopy, mofed, nvswitch`,
 		"extras: gds is there twice",
@@ -456,6 +461,10 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 		"a negative channel":           {"imex: {channels: [-1]}", false},
 		"a channel twice":              {"imex: {channels: [1, 1]}", false},
 		"a text for a channel":         {"imex: {channels: [all]}", false},
+		"no driver needed":             {"fail-on-init-error: false", true},
+		"a time":                       {"gpu-timeout: 1m30s", true},
+		"a time without a unit":        {"gpu-timeout: 10", false},
+		"a text for a time":            {"gpu-timeout: soon", false},
 		"a strategy twice":             {"strategy: [envvar, envvar]", false},
 		"a text for a list":            {"strategy: envvar", true},
 		"a list with commas":           {"strategy: 'envvar, cdi-cri'\nextras: gds,nvswitch", true},

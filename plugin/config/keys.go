@@ -67,6 +67,8 @@ var keys = []Key{
 	{Path: "strategy", Usage: "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar", Values: Strategies()},
 	{Path: "device-id-strategy", Usage: "`names` of devices in CDI names and variables: uuid, index (means another GPU when one is added or removed)", Values: DeviceIDStrategies()},
 	{Path: "cdi-annotation-prefix", Usage: "`prefix` of the annotations of the strategy cdi-annotations"},
+	{Path: "gpu-timeout", Usage: "`duration` after which a GPU that does not answer is unhealthy, 1s or more"},
+	{Path: "fail-on-init-error", Usage: "exit with an error if there is no usable driver at the start; with false, wait for it without any device"},
 	{Path: "listen", Usage: "`host:port` of the listener for metrics and health (default: none)"},
 	{Path: "extras", Usage: "`list` of what containers get besides GPUs if the host has it: gds, gdrcopy, mofed (InfiniBand), nvswitch (default: nothing)", Values: Extras()},
 	{

@@ -89,6 +89,8 @@ func (c *Config) scalars() []scalar {
 		{"strategy", Join(c.Strategy)},
 		{"device-id-strategy", string(c.DeviceIDStrategy)},
 		{"cdi-annotation-prefix", c.CDIAnnotationPrefix},
+		{"gpu-timeout", c.GPUTimeout.String()},
+		{"fail-on-init-error", strconv.FormatBool(c.FailOnInitError)},
 		{"listen", c.Listen},
 		{"extras", Join(c.Extras)},
 		{"resource", c.Resource},

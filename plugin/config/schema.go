@@ -16,8 +16,8 @@ type schema struct {
 	Title       string             `json:"title,omitempty"`
 	Description string             `json:"description,omitempty"`
 	Type        any                `json:"type"`
-	Enum        []string           `json:"enum,omitempty"`
 	Pattern     string             `json:"pattern,omitempty"`
+	Enum        []string           `json:"enum,omitempty"`
 	Minimum     *int               `json:"minimum,omitempty"`
 	Maximum     int                `json:"maximum,omitempty"`
 	MinItems    int                `json:"minItems,omitempty"`
@@ -65,6 +65,11 @@ func schemaOf(v reflect.Value, path string) *schema {
 		s.allowText(v.Type().Elem(), key)
 	case reflect.Bool:
 		s.Type = "boolean"
+		if v.Bool() {
+			s.Default = true
+		}
+	case reflect.Int64: // a Duration
+		s.Default, s.Pattern = v.Interface(), `^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$`
 	case reflect.Int:
 		s.Type, s.Minimum, s.Maximum = "integer", new(key.Least), key.Most
 		if v.Int() != 0 {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
@@ -44,6 +45,7 @@ func (p *Plugin) Validate() error {
 		checkStrategies(p.Strategy),
 		known("device-id-strategy", string(p.DeviceIDStrategy), DeviceIDStrategies()),
 		checkAnnotationPrefix(p.CDIAnnotationPrefix),
+		checkTimeout("gpu-timeout", p.GPUTimeout),
 		checkListen(p.Listen),
 		eachOnce("extras", p.Extras, Extras()),
 		checkIMEX(&p.IMEX),
@@ -69,6 +71,16 @@ func notEmpty(key, value string) error {
 func checkMounted(key, dir string) error {
 	if !filepath.IsAbs(dir) {
 		return fmt.Errorf("%s %q: want an absolute path, the same as on the host", key, dir)
+	}
+	return nil
+}
+
+// minTimeout is the shortest time that makes sense for a GPU, which may be busy.
+const minTimeout = time.Second
+
+func checkTimeout(key string, d Duration) error {
+	if d < Duration(minTimeout) {
+		return fmt.Errorf("%s %v: want %v or more", key, d, minTimeout)
 	}
 	return nil
 }

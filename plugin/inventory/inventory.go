@@ -37,6 +37,9 @@ import (
 // the loaded kernel module fits it. A process has one NVML library for its life, so it has to start again.
 var ErrDriverChanged = errors.New("the NVIDIA driver was replaced")
 
+// ErrLasting is an error of a Source that has lasted for so long already that no device can be given to a container.
+var ErrLasting = errors.New("the GPUs cannot be used")
+
 // Source reads the node's GPUs.
 type Source interface {
 	// Snapshot returns every GPU, one that cannot be read with its error. An error is about the driver as a whole.
@@ -72,6 +75,8 @@ type Options struct {
 	Publish func(State)
 	// Begun is a search for the driver's files that began a moment ago, for the first look; nil has it begin then.
 	Begun *cdi.Search
+	// AwaitDriver tells that a node without a driver is not an error of Start: its driver is waited for.
+	AwaitDriver bool
 	// Interval is how often the driver is asked if nothing happens; 0 is 30 seconds.
 	Interval time.Duration
 	// Poll is how often the host's files are looked at; 0 is a second. It notices MIG changes, for which there is no
@@ -152,6 +157,7 @@ type Inventory struct {
 	broken   map[string]bool // libraries of the driver that cannot be used, as they were logged
 	print    uint64          // of the host's files at the last reconcile
 	clashes  []cdi.Clash     // that were logged
+	awaiting bool            // there was no driver yet, and the spec on disk is not touched
 }
 
 // New makes an inventory. It notes which file the driver's library is now, so that a later one is noticed.
@@ -168,7 +174,7 @@ func New(o Options) *Inventory {
 		o.Path = filepath.Clean(o.Path)
 	}
 	library := o.Source.Library()
-	return &Inventory{
+	i := &Inventory{
 		opts:    o,
 		log:     o.Log,
 		file:    &specFile{path: o.Path, dirs: o.Dirs, kind: o.Spec.Kind, log: o.Log},
@@ -177,6 +183,8 @@ func New(o Options) *Inventory {
 		library: library,
 		loaded:  fileid.Of(library),
 	}
+	i.beat.Store(time.Now().UnixNano())
+	return i
 }
 
 // State is the last state that was published.

@@ -3,6 +3,7 @@ package inventory
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -301,6 +302,15 @@ func TestTheLastStateIsKeptUntilTheDriverFailedThreeTimes(t *testing.T) {
 	if s.Err != nil {
 		t.Errorf("the state still has the error %v", s.Err)
 	}
+}
+
+func TestAnErrorThatLastedMakesTheDevicesUnhealthyAtOnce(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	b.source.set(fmt.Errorf("%w: the driver does not answer", ErrLasting))
+	b.counts(b.reconcile(), 0, 4)
+	b.source.set(nil)
+	b.counts(b.reconcile(), 4, 0)
 }
 
 func TestAnotherSpecTakesADevice(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/plugin/resource"
 )
@@ -38,14 +39,13 @@ func (i *Inventory) start(ctx context.Context) error {
 	i.beat.Store(began.UnixNano())
 	i.print = i.fingerprint()
 	next, err := i.look(ctx)
+	if i.opts.AwaitDriver && exit.CodeOf(err) == exit.NoDriver && ctx.Err() == nil {
+		return i.await(err)
+	}
 	if err != nil {
 		return err
 	}
-	if i.loaded.IsZero() { // its path is known only now
-		i.library = i.opts.Source.Library()
-		i.loaded = fileid.Of(i.library)
-		i.print = i.fingerprint()
-	}
+	i.noteLoaded()
 	there := cdi.Load(i.opts.Dirs...)
 	if err := i.checkTaken(&next, there); err != nil {
 		return err
@@ -62,6 +62,28 @@ func (i *Inventory) start(ctx context.Context) error {
 	return nil
 }
 
+// await begins without a driver: no device is offered until there is one.
+func (i *Inventory) await(cause error) error {
+	resources, err := i.opts.Build(&gpu.Snapshot{})
+	if err != nil {
+		return fmt.Errorf("make the resources of a node without a driver: %w", err)
+	}
+	i.awaiting = true
+	i.noteLoaded()
+	i.log.Warn("there is no usable NVIDIA driver yet; no device is offered until there is one", "error", cause)
+	i.publish(State{Snapshot: &gpu.Snapshot{}, Resources: resources, Err: cause})
+	return nil
+}
+
+// noteLoaded notes which file the process has loaded, if its path is known only now.
+func (i *Inventory) noteLoaded() {
+	if i.loaded.IsZero() {
+		i.library = i.opts.Source.Library()
+		i.loaded = fileid.Of(i.library)
+		i.print = i.fingerprint()
+	}
+}
+
 // reconcile looks at the node and makes the spec and the list follow. The error is ErrDriverChanged or nil; any other
 // is in the state.
 func (i *Inventory) reconcile(ctx context.Context) error {
@@ -75,6 +97,7 @@ func (i *Inventory) reconcile(ctx context.Context) error {
 	var next State
 	if err == nil {
 		next, err = i.look(ctx)
+		i.noteLoaded()
 	}
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // who ends the inventory wants no more states
@@ -155,9 +178,9 @@ func (e *driverError) Unwrap() error { return e.error }
 // apply makes the spec and the list what they should be: first the list without what is gone or new, then the spec,
 // then the list with what is new.
 func (i *Inventory) apply(next State) (written bool, err error) {
-	if i.failures > 0 {
-		i.log.Info("the GPUs can be read again")
-		i.failures = 0
+	if i.failures > 0 || i.awaiting {
+		i.log.Info("the GPUs can be read")
+		i.failures, i.awaiting = 0, false
 	}
 	there := cdi.Load(i.opts.Dirs...)
 	before := i.State()
@@ -185,7 +208,10 @@ func (i *Inventory) apply(next State) (written bool, err error) {
 func (i *Inventory) keep(cause error) (written bool) {
 	i.failures++
 	next := i.State()
-	written, err := i.sync(&next, cdi.Load(i.opts.Dirs...))
+	var err error
+	if !i.awaiting {
+		written, err = i.sync(&next, cdi.Load(i.opts.Dirs...))
+	}
 	next.Err = errors.Join(cause, err)
 	if !sameText(next.Err, i.State().Err) {
 		i.log.Error("the GPUs cannot be read, and the last state is kept: "+inLine(next.Err), "failures", i.failures)
@@ -193,7 +219,7 @@ func (i *Inventory) keep(cause error) (written bool) {
 	i.logClashes(&next)
 	next = i.judged(next)
 	_, passing := errors.AsType[*driverError](cause)
-	if !passing || i.failures >= i.opts.Failures {
+	if !passing || errors.Is(cause, ErrLasting) || i.failures >= i.opts.Failures {
 		next.Resources = unhealthy(next.Resources, func(*resource.Device) string { return cause.Error() })
 	}
 	i.publish(next)

@@ -10,8 +10,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// retryPart is the part of the interval after which a failed reconcile is tried again.
-const retryPart = 6
+// retryAfter is when a failed reconcile is tried again, at the latest.
+const retryAfter = 5 * time.Second
 
 // stuckAfter is how long a look at the node may take. The driver's own deadlines are a quarter of it.
 const stuckAfter = 2 * time.Minute
@@ -70,7 +70,7 @@ func (i *Inventory) moved() bool { return !i.untouched() || i.fingerprint() != i
 
 func (i *Inventory) wait() time.Duration {
 	if i.State().Err != nil {
-		return i.opts.Interval / retryPart
+		return min(i.opts.Interval, retryAfter)
 	}
 	return i.opts.Interval
 }

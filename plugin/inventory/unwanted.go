@@ -90,14 +90,13 @@ func (i *Inventory) tellUnwanted() {
 	}
 }
 
-// settled is the part of the interval after which the kubelet has surely written down what it gave to pods before the
-// start.
-const settled = 3
+// settled is how long after the start the kubelet has surely written down what it gave to pods before it.
+const settled = 10 * time.Second
 
 // removeUnwanted removes the specs of extras that are configured no longer, if they were written here, if no pod was
 // given the extra, whose containers could not start again, and if no other instance keeps them.
 func (i *Inventory) removeUnwanted() {
-	if i.opts.Given == nil || time.Since(i.began) < i.opts.Interval/settled {
+	if i.opts.Given == nil || time.Since(i.began) < min(i.opts.Interval, settled) {
 		return
 	}
 	for e, path := range i.unwanted() {

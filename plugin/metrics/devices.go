@@ -6,16 +6,18 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/plugin/resource"
 )
 
 // deviceCollector has what is listed now, and how often each device changed its health. A device that is gone is no
 // longer in it, so that the number of series does not grow with every MIG device that ever was.
 type deviceCollector struct {
-	count, info, transitions *prometheus.Desc
+	count, info, transitions, readable *prometheus.Desc
 
 	mu        sync.Mutex
 	resources []resource.Resource
+	gpus      []gpu.Device
 	health    map[string]*health // by UUID
 }
 
@@ -36,16 +38,21 @@ func newDeviceCollector() *deviceCollector {
 		info: describe("device_info", "A device that is listed.",
 			"uuid", "resource", "pci_bus_id", "product", "mig_profile", "numa_node", "replicas"),
 		transitions: describe("device_health_transitions_total", "Changes of a device's health.", "uuid", "to"),
-		health:      map[string]*health{},
+		readable: describe("gpu_readable", "Whether a GPU of the driver answers and could be read (1).",
+			"index", "pci_bus_id", "uuid"),
+		health: map[string]*health{},
 	}
 }
 
 var _ prometheus.Collector = (*deviceCollector)(nil)
 
-func (c *deviceCollector) set(resources []resource.Resource) {
+func (c *deviceCollector) set(resources []resource.Resource, snapshot *gpu.Snapshot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.resources = resources
+	if snapshot != nil {
+		c.gpus = snapshot.Devices
+	}
 	for _, h := range c.health {
 		h.stillThere = false
 	}
@@ -81,6 +88,7 @@ func (c *deviceCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- c.count
 	ch <- c.info
 	ch <- c.transitions
+	ch <- c.readable
 }
 
 const (
@@ -94,6 +102,13 @@ func (c *deviceCollector) Collect(ch chan<- prometheus.Metric) {
 	defer c.mu.Unlock()
 	for i := range c.resources {
 		c.collect(ch, &c.resources[i])
+	}
+	for i := range c.gpus {
+		g, readable := &c.gpus[i], 0.
+		if g.Usable() {
+			readable = 1
+		}
+		ch <- prometheus.MustNewConstMetric(c.readable, prometheus.GaugeValue, readable, strconv.Itoa(g.Index), g.PCIBusID, g.UUID)
 	}
 	for uuid, h := range c.health {
 		ch <- prometheus.MustNewConstMetric(c.transitions, prometheus.CounterValue, h.toHealthy, uuid, healthy)

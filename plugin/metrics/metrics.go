@@ -155,5 +155,5 @@ func (m *Metrics) Listed(s inventory.State) {
 		m.allocated.WithLabelValues(r.Name)
 		m.allocateTime.WithLabelValues(r.Name)
 	}
-	m.devices.set(s.Resources)
+	m.devices.set(s.Resources, s.Snapshot)
 }

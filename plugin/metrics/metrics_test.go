@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/plugin/inventory"
 	"gpu-cdi-plugin/plugin/resource"
@@ -134,6 +135,20 @@ func TestDevicesAndTheirHealth(t *testing.T) {
 	if strings.Contains(expose(t, m), "GPU-a") {
 		t.Error("a device that is gone still has series")
 	}
+}
+
+// A GPU that cannot be listed, since its UUID is not known, is named by what is known of it.
+func TestUnreadableGPUs(t *testing.T) {
+	m := New(BuildInfo{})
+	s := state(device("GPU-a", "GPU-a", true))
+	s.Snapshot = &gpu.Snapshot{Devices: []gpu.Device{
+		{Index: 0, UUID: "GPU-a", PCIBusID: "0000:1b:00.0"}, {Index: 1, PCIBusID: "0000:43:00.0", Error: "does not answer"},
+	}}
+	m.Listed(s)
+	expect(t, m,
+		`gpu_cdi_plugin_gpu_readable{index="0",pci_bus_id="0000:1b:00.0",uuid="GPU-a"} 1`,
+		`gpu_cdi_plugin_gpu_readable{index="1",pci_bus_id="0000:43:00.0",uuid=""} 0`,
+	)
 }
 
 func TestHealthAnswers(t *testing.T) {

@@ -184,7 +184,7 @@ func (b *builder) unlistable(p *plan) error {
 	uuid := p.device.UUID
 	switch {
 	case uuid == "" && p.device.Reason != "":
-		return errors.New("it has no UUID; it " + p.device.Reason)
+		return fmt.Errorf("it has no UUID (PCI address %s); it %s", cmp.Or(p.device.PCIBusID, "unknown"), p.device.Reason)
 	case uuid == "":
 		return errors.New("it has no UUID")
 	case len(uuid) > MaxID:

@@ -397,7 +397,8 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 			}, func(*Config) {},
 			[]string{"nvidia.com/gpu: 0 3"},
 			[]string{
-				"GPU 1 is not offered: it has no UUID; it cannot be read: GPU is lost", "GPU 2 is not offered: it has no UUID",
+				"GPU 1 is not offered: it has no UUID (PCI address unknown); it cannot be read: GPU is lost",
+				"GPU 2 is not offered: it has no UUID",
 			},
 		},
 		"a lost GPU does not make MIG devices unequal": {

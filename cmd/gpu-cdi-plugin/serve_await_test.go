@@ -1,0 +1,117 @@
+package main
+
+import (
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"gpu-cdi-plugin/sim"
+)
+
+// A DaemonSet runs on nodes without a GPU or a driver, too. There it is ready without a device, and begins when the driver
+// comes: the library first and then the kernel's module, or whole.
+func TestServeAwaitsTheDriver(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		without, with func(t *testing.T, n *sim.Node)
+	}{
+		"no driver at all": {
+			func(t *testing.T, n *sim.Node) { mustDo(t, os.Rename(n.Root(), n.Root()+".later")) },
+			func(t *testing.T, n *sim.Node) {
+				mustDo(t, os.Remove(n.Root()))
+				mustDo(t, os.Rename(n.Root()+".later", n.Root()))
+			},
+		},
+		"the library is not there yet": {
+			func(t *testing.T, n *sim.Node) { mustDo(t, os.Rename(n.Library(), n.Library()+".later")) },
+			func(t *testing.T, n *sim.Node) { mustDo(t, os.Rename(n.Library()+".later", n.Library())) },
+		},
+		"the library is being copied": {
+			func(t *testing.T, n *sim.Node) {
+				mustDo(t, os.Rename(n.Library(), n.Library()+".later"))
+				data, err := os.ReadFile(n.Library() + ".later")
+				mustDo(t, err)
+				mustDo(t, os.WriteFile(n.Library(), data[:len(data)/2], 0o755))
+			},
+			func(t *testing.T, n *sim.Node) { mustDo(t, os.Rename(n.Library()+".later", n.Library())) },
+		},
+		"the kernel's module is not loaded": {
+			func(t *testing.T, n *sim.Node) { mustDo(t, n.Fail("nvmlInit", sim.AnyGPU, 9)) },
+			func(t *testing.T, n *sim.Node) { mustDo(t, n.Clear()) },
+		},
+		"the driver has no GPU": {
+			func(t *testing.T, n *sim.Node) {
+				for i := range n.Machine().GPUs {
+					mustDo(t, n.Remove(i))
+				}
+			},
+			func(t *testing.T, n *sim.Node) { mustDo(t, n.Clear()) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0\nfail-on-init-error: false")
+			c.without(t, s.node)
+			mustDo(t, os.MkdirAll(s.node.Root(), 0o755))
+			s.start()
+			s.listed(gpuResource, 0, 0)
+			waitFor(t, "readiness", func() bool { _, status, _ := s.get("/readyz"); return status == http.StatusOK })
+			if body, status, _ := s.get("/healthz"); status != http.StatusOK {
+				t.Errorf("/healthz: %d %s", status, body)
+			}
+			if _, err := os.Stat(s.spec); err == nil {
+				t.Error("there is a spec")
+			}
+			process := s.process.Pid
+			c.with(t, s.node)
+			e := s.listed(gpuResource, 4, 0)
+			s.offered(s.allocate(e, s.node.Machine().GPUs[2].UUID)...)
+			if got := s.prefers(e, 2, 1, 2, 3); !slices.Equal(got, []int{2, 3}) {
+				t.Errorf("GPUs %v are preferred", got)
+			}
+			if n := strings.Count(s.log.String(), "there is no usable NVIDIA driver yet"); n > 1 {
+				t.Errorf("the log says %d times that there is no driver", n)
+			}
+			if err := s.end(syscall.SIGTERM); err != nil || s.process.Pid != process {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A spec that was there before stays as it is until the driver is known.
+func TestServeKeepsASpecWhileItAwaitsTheDriver(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "fail-on-init-error: false")
+	s.start()
+	s.listed(gpuResource, 4, 0)
+	if err := s.end(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	before, err := os.ReadFile(s.spec)
+	mustDo(t, err)
+	mustDo(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
+	s.start()
+	s.listed(gpuResource, 0, 0)
+	s.signal(syscall.SIGHUP)
+	waitFor(t, "the reload", func() bool { return strings.Contains(s.log.String(), "the configuration was read again") })
+	if after, err := os.ReadFile(s.spec); err != nil || string(after) != string(before) {
+		t.Errorf("the spec is another: %v", err)
+	}
+	mustDo(t, s.node.Clear())
+	s.listed(gpuResource, 4, 0)
+}
+
+// Without the option a node without a driver ends it, with what to do about it.
+func TestServeFailsWithoutADriver(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "workstation", "")
+	mustDo(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
+	s.start()
+	if err := s.ended(); err == nil || err.Error() != "exit status 10" || !strings.Contains(s.log.String(), "--fail-on-init-error=false") {
+		t.Errorf("it ended with %v", err)
+	}
+}

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/nvml"
+	"gpu-cdi-plugin/plugin/plugintest"
+	"gpu-cdi-plugin/sim"
+)
+
+// prompt is far above what an answer takes that waits for no GPU, and far below the time that the driver has to answer.
+const prompt = nvml.DefaultTimeout / 3
+
+// startsWith starts the plugin and returns how long it took until the kubelet had a list of so many devices.
+func (s *served) startsWith(healthy, unhealthy int) (*plugintest.Endpoint, time.Duration) {
+	s.t.Helper()
+	begin := time.Now()
+	s.start()
+	e := s.listed(gpuResource, healthy, unhealthy)
+	return e, time.Since(begin)
+}
+
+// unhealthy are the IDs of the unhealthy devices.
+func (s *served) unhealthy(resource string) (ids []string) {
+	for _, d := range s.kubelet.Devices(resource) {
+		if d.GetHealth() != v1beta1.Healthy {
+			ids = append(ids, d.GetID())
+		}
+	}
+	return ids
+}
+
+// get asks the address of --listen.
+func (s *served) get(path string) (body string, status int, took time.Duration) {
+	s.t.Helper()
+	var address string
+	waitFor(s.t, "the address of /healthz", func() bool {
+		_, rest, found := strings.Cut(s.log.String(), "address=")
+		address, _, _ = strings.Cut(rest, "\n")
+		return found
+	})
+	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "http://"+address+path, nil)
+	mustDo(s.t, err)
+	begin := time.Now()
+	answer, err := http.DefaultClient.Do(request)
+	mustDo(s.t, err)
+	defer answer.Body.Close()
+	data, err := io.ReadAll(answer.Body)
+	mustDo(s.t, err)
+	return string(data), answer.StatusCode, time.Since(begin)
+}
+
+// Whichever call about a GPU hangs at the start: the others are advertised, the GPU is unhealthy, and healthy when it answers.
+func TestServeStartsBesideAGPUThatHangs(t *testing.T) {
+	t.Parallel()
+	for _, function := range []string{
+		sim.AnyFunction, "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber",
+		"nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMigMode",
+	} {
+		t.Run(strings.ReplaceAll(function, sim.AnyFunction, "any"), func(t *testing.T) {
+			t.Parallel()
+			s := newServed(t, "dgx-h100", "listen: 127.0.0.1:0")
+			mustDo(t, s.node.Hang(function, 3))
+			e, took := s.startsWith(7, 1)
+			t.Logf("seven GPUs were advertised after %v", took)
+			if took > prompt {
+				t.Errorf("seven GPUs were advertised after %v", took)
+			}
+			hung := s.node.Machine().GPUs[3].UUID
+			if got := s.unhealthy(gpuResource); !slices.Equal(got, []string{hung}) {
+				t.Errorf("unhealthy is %v, want %s", got, hung)
+			}
+			if log := s.log.String(); !strings.Contains(log, "does not answer") || strings.Count(log, "does not answer") > 1 {
+				t.Error("the log does not say once that the GPU does not answer")
+			}
+			s.offered(s.allocate(e, s.node.Machine().GPUs[2].UUID)...)
+			if got := s.prefers(e, 4, 0, 1, 2, 4, 5, 6, 7); len(got) != 4 {
+				t.Errorf("GPUs %v are preferred", got)
+			}
+			if body, status, took := s.get("/healthz"); status != http.StatusOK || took > prompt {
+				t.Errorf("/healthz: %d %s after %v", status, body, took)
+			}
+			mustDo(t, s.node.Clear())
+			s.listed(gpuResource, 8, 0)
+			if err := s.end(syscall.SIGTERM); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Calls about links that hang keep nothing from being advertised, and what else is known of the links counts.
+func TestServeStartsBesideLinksThatHang(t *testing.T) {
+	t.Parallel()
+	for _, function := range []string{
+		"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetNvLinkRemoteDeviceType",
+		"nvmlDeviceGetTopologyCommonAncestor",
+	} {
+		t.Run(function, func(t *testing.T) {
+			t.Parallel()
+			s := newServed(t, "dgx1-v100", "")
+			mustDo(t, s.node.Hang(function, 6))
+			e, took := s.startsWith(8, 0)
+			t.Logf("eight GPUs were advertised after %v", took)
+			if took > prompt {
+				t.Errorf("eight GPUs were advertised after %v", took)
+			}
+			if got := s.prefers(e, 2, 3, 5, 6); !slices.Equal(got, []int{5, 6}) { // which share a NUMA node
+				t.Errorf("of 3, 5 and 6 %v are preferred", got)
+			}
+			s.prefersTheBest(e, []int{0, 4, 5}, []int{0, 1, 2, 3, 4, 5, 7})
+			if err := s.end(syscall.SIGTERM); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// With a driver that does not answer at all there is nothing to advertise, but the plugin can be asked and ended.
+func TestServeWithADriverThatHangsAtTheStart(t *testing.T) {
+	t.Parallel()
+	for _, function := range []string{"nvmlInit", "nvmlDeviceGetCount", "nvmlSystemGetDriverVersion"} {
+		t.Run(function, func(t *testing.T) {
+			t.Parallel()
+			s := newServed(t, "dgx-h100", "listen: 127.0.0.1:0")
+			mustDo(t, s.node.Hang(function, sim.AnyGPU))
+			s.start()
+			if body, status, took := s.get("/healthz"); status != http.StatusOK || took > prompt {
+				t.Errorf("/healthz: %d %s after %v", status, body, took)
+			}
+			if body, status, took := s.get("/readyz"); status != http.StatusServiceUnavailable || took > prompt {
+				t.Errorf("/readyz: %d %s after %v", status, body, took)
+			}
+			waitFor(t, "a message", func() bool { return strings.Contains(s.log.String(), function) })
+			mustDo(t, s.node.Clear())
+			s.listed(gpuResource, 8, 0)
+		})
+	}
+}
+
+// A GPU that stops answering is unhealthy soon, whichever call hangs. Nothing else waits for it.
+func TestServeGoesOnBesideAGPUThatHangs(t *testing.T) {
+	t.Parallel()
+	for function, gpu := range map[string]int{
+		"*": 3, "nvmlDeviceGetUUID": 3, "nvmlDeviceGetMemoryInfo": 3, "nvmlDeviceGetMigMode": 3,
+		"nvmlDeviceGetHandleByIndex": 3, "nvmlDeviceGetCount": sim.AnyGPU, "nvmlSystemGetCudaDriverVersion": sim.AnyGPU,
+	} {
+		t.Run(strings.ReplaceAll(function, sim.AnyFunction, "any"), func(t *testing.T) {
+			t.Parallel()
+			s := newServed(t, "dgx-h100", "listen: 127.0.0.1:0")
+			e, _ := s.startsWith(8, 0)
+			mustDo(t, s.node.Hang(function, gpu))
+			begin := time.Now()
+			var others sync.WaitGroup
+			others.Go(func() { // while it is not known yet that the GPU hangs
+				for ; time.Since(begin) < 3*time.Second; time.Sleep(100 * time.Millisecond) {
+					if body, status, took := s.get("/healthz"); status != http.StatusOK || took > prompt {
+						t.Errorf("/healthz: %d %s after %v", status, body, took)
+					}
+					s.allocate(e, s.node.Machine().GPUs[2].UUID)
+				}
+			})
+			for range 3 { // each of them makes it reconcile
+				mustDo(t, os.Remove(s.spec))
+				waitFor(t, "a new spec", func() bool { _, err := os.Stat(s.spec); return err == nil })
+			}
+			if took := time.Since(begin); took > prompt {
+				t.Errorf("a spec that was removed three times was back after %v", took)
+			}
+			hung, want := 1, []string{s.node.Machine().GPUs[3].UUID}
+			if gpu == sim.AnyGPU {
+				hung = 8
+			}
+			s.listed(gpuResource, 8-hung, hung)
+			took := time.Since(begin)
+			t.Logf("it was unhealthy after %v", took)
+			if took > 15*time.Second { // ten, and what a slow machine adds
+				t.Errorf("it was unhealthy after %v", took)
+			}
+			if got := s.unhealthy(gpuResource); hung == 1 && !slices.Equal(got, want) {
+				t.Errorf("unhealthy is %v, want %v", got, want)
+			}
+			others.Wait()
+			if n := strings.Count(s.log.String(), "does not answer"); n != 1 {
+				t.Errorf("the log says %d times that it does not answer", n)
+			}
+			if gpu == sim.AnyGPU {
+				mustDo(t, s.node.Clear())
+				s.listed(gpuResource, 8, 0)
+				return
+			}
+			s.configure("listen: 127.0.0.1:0\nsharing: {time-slicing: {resources: [{name: nvidia.com/gpu, devices: [0], replicas: 3}]}}")
+			begin = time.Now()
+			s.signal(syscall.SIGHUP)
+			waitFor(t, "another list", func() bool { return len(s.kubelet.Devices(gpuResource)) == 10 })
+			if took := time.Since(begin); took > prompt {
+				t.Errorf("the configuration held after %v", took)
+			}
+			mustDo(t, s.node.Clear())
+			s.listed(gpuResource, 10, 0)
+			mustDo(t, s.node.Hang(function, gpu))
+			s.signal(syscall.SIGHUP) // so that the call is under way
+			begin = time.Now()
+			if err := s.end(syscall.SIGTERM); err != nil || time.Since(begin) > prompt {
+				t.Errorf("it ended with %v after %v", err, time.Since(begin))
+			}
+		})
+	}
+}
+
+// A GPU of which no UUID is known cannot be advertised; the log and the metrics name it by what is known.
+func TestServeNamesAGPUWithoutUUID(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "dgx-h100", "listen: 127.0.0.1:0")
+	g := s.node.Machine().GPUs[3]
+	// The driver writes this for a GPU that it has not initialized.
+	info := filepath.Join(s.node.Root(), "proc/driver/nvidia/gpus", g.Bus, "information")
+	mustDo(t, os.WriteFile(info, []byte("Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-????????-????-????-????-????????????\n"), 0o444))
+	mustDo(t, s.node.Hang("nvmlDeviceGetUUID", 3))
+	s.start()
+	s.listed(gpuResource, 7, 0)
+	waitFor(t, "a message", func() bool {
+		return strings.Contains(s.log.String(), g.Bus) && strings.Contains(s.log.String(), "does not answer")
+	})
+	body, _, _ := s.get("/metrics")
+	if want := `gpu_cdi_plugin_gpu_readable{index="3",pci_bus_id="` + g.Bus + `",uuid=""} 0`; !strings.Contains(body, want) {
+		t.Errorf("no %s", want)
+	}
+	mustDo(t, s.node.Clear())
+	s.listed(gpuResource, 8, 0)
+}
