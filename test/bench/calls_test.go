@@ -28,7 +28,7 @@ func BenchmarkAllocate(b *testing.B) {
 	our.start()
 	their.start()
 	for _, n := range []int{1, 4, 8} {
-		b.Run(fmt.Sprintf("%d of %d again", n, our.gpus), func(b *testing.B) {
+		b.Run(fmt.Sprintf("%d of %d again", n, len(our.machine.GPUs)), func(b *testing.B) {
 			benchmarkCall(b, our, their, allocate([][]string{our.ids()[:n]}))
 		})
 	}
@@ -99,8 +99,8 @@ func BenchmarkPreferred(b *testing.B) {
 		our, their := plugins(b, machine)
 		our.start()
 		their.start()
-		call := preferred(our.ids(), our.gpus/2)
-		name := fmt.Sprintf("%s/%d of %d", machine, our.gpus/2, our.gpus)
+		call := preferred(our.ids(), len(our.machine.GPUs)/2)
+		name := fmt.Sprintf("%s/%d of %d", machine, len(our.machine.GPUs)/2, len(our.machine.GPUs))
 		b.Run(name, func(b *testing.B) { benchmarkCall(b, our, their, call) })
 		b.Run(name+"/8 callers", func(b *testing.B) { benchmarkCallers(b, our, their, call) })
 		our.end()

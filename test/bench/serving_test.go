@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/plugin/plugintest"
+	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/bed"
 	"gpu-cdi-plugin/test/proc"
@@ -28,7 +30,7 @@ type serving struct {
 	t       testing.TB
 	program string // on this machine
 	cmd     proc.Cmd
-	gpus    int
+	machine *sim.Machine
 	log     *os.File
 	kubelet *plugintest.Kubelet
 	process *proc.Process
@@ -54,7 +56,7 @@ func plugins(t testing.TB, machine string) (our, their *serving) {
 	if err := os.Symlink("/run/proc/self", filepath.Join(node.Root(), "proc/self")); err != nil && !errors.Is(err, fs.ErrExist) {
 		t.Fatal(err)
 	}
-	our.gpus, their.gpus = len(node.Machine().GPUs), len(node.Machine().GPUs)
+	our.machine, their.machine = node.Machine(), node.Machine()
 	return our, their
 }
 
@@ -102,7 +104,7 @@ func (s *serving) start() (registered, listed time.Duration) {
 // registered waits for the kubelet to have the list, and returns how long after begin it was asked, and how long until then.
 func (s *serving) registered(begin time.Time) (registered, listed time.Duration) {
 	s.t.Helper()
-	e := s.kubelet.WaitFor(gpus, func(list []*v1beta1.Device) bool { return len(list) == s.gpus })
+	e := s.kubelet.WaitFor(gpus, func(list []*v1beta1.Device) bool { return len(list) == len(s.machine.GPUs) })
 	listed = time.Since(begin)
 	s.list, s.client, s.endpoint = s.kubelet.Devices(gpus), e.Client, e.Request.GetEndpoint()
 	return s.kubelet.Asked().Sub(begin), listed
@@ -154,6 +156,27 @@ func (s *serving) allocate(ids ...string) (*v1beta1.AllocateResponse, error) {
 	return s.client.Allocate(s.t.Context(), &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
+}
+
+// prefersTheBest asks for two of GPUs 0, 6 and 7, and expects 6 and 7: on the machines with eight GPUs they are on one NUMA
+// node, and GPU 0 is on the other.
+func (s *serving) prefersTheBest() {
+	s.t.Helper()
+	request := &v1beta1.ContainerPreferredAllocationRequest{AllocationSize: 2}
+	for _, g := range []int{0, 6, 7} {
+		request.AvailableDeviceIDs = append(request.AvailableDeviceIDs, s.machine.GPUs[g].UUID)
+	}
+	answer, err := s.client.GetPreferredAllocation(s.t.Context(), &v1beta1.PreferredAllocationRequest{
+		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{request},
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	got := slices.Sorted(slices.Values(answer.GetContainerResponses()[0].GetDeviceIDs()))
+	want := slices.Sorted(slices.Values(request.GetAvailableDeviceIDs()[1:]))
+	if !slices.Equal(got, want) {
+		s.t.Fatalf("%s prefers %v, want GPUs 6 and 7", s.program, got)
+	}
 }
 
 // ids are the names of the listed GPUs.
