@@ -35,8 +35,9 @@ const patience = time.Second
 
 // WithTolerance is for a program that reads the GPUs again and again and has other things to do. The first answer about
 // the driver as a whole may take the whole timeout, but no snapshot waits for the GPUs, or for their links, for more than
-// a second. A GPU that has not answered by then is in the snapshot as it was last read, and with an error when its call
-// has been under way for the tolerance, or when it was never read. Calls that returned late are followed by answered.
+// a second, or the tolerance if that is less. A GPU that has not answered by then is in the snapshot as it was last read,
+// and with an error when its call has been under way for the tolerance, or when it was never read. Calls that returned
+// late are followed by answered.
 func WithTolerance(d time.Duration, answered func()) Option {
 	return func(o *options) { o.tolerance, o.answered = d, answered }
 }
@@ -129,17 +130,17 @@ func (l *Library) Hangs() bool { return len(l.driver.tasks.abandoned()) > 0 }
 // patience is how long a snapshot waits for GPUs or their links.
 func (l *Library) patience() time.Duration {
 	if l.tolerance > 0 {
-		return min(patience, l.timeout)
+		return min(patience, l.tolerance, l.timeout)
 	}
 	return l.timeout
 }
 
-// settling is how long Close waits for calls that were given up: those of a driver that does not hang end at once.
+// settling is how old an abandoned call must be for Close not to wait for it: those of a driver that does not hang end at
+// once.
 const settling = time.Second
 
-// Close gives the driver back; then it can be opened again. No other method may be under way. While calls that were
-// given up have no answer the driver is not shut down, since they may use what that would free; after a second the error
-// says so.
+// Close gives the driver back; then it can be opened again. No other method may be under way. While abandoned calls have
+// not returned the driver is not shut down, since they may use what that would free, and the error says so.
 func (l *Library) Close() error {
 	if l.closed.Swap(true) {
 		return nil

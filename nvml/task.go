@@ -128,14 +128,12 @@ func (ts *tasks) abandoned() []*task {
 	return left
 }
 
-// settle waits for the abandoned tasks, and returns the number of those that are under way still after that time.
-func (ts *tasks) settle(within time.Duration) int {
-	late := time.After(within)
+// settle waits for each abandoned task until it is of that age, and returns the number of those that are under way still.
+func (ts *tasks) settle(age time.Duration) int {
 	for _, t := range ts.abandoned() {
 		select {
 		case <-t.done:
-		case <-late:
-			return len(ts.abandoned())
+		case <-time.After(age - time.Since(t.since)):
 		}
 	}
 	return len(ts.abandoned())
