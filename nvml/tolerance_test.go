@@ -3,6 +3,7 @@ package nvml
 import (
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,11 +15,11 @@ import (
 )
 
 // tolerant is a library over the mock with a tolerance of 4 s. Calls that return late are counted.
-func tolerant(t *testing.T) (l *Library, server *mockserver.Server, late *int) {
+func tolerant(t *testing.T) (l *Library, server *mockserver.Server, late *atomic.Int32) {
 	t.Helper()
 	l, server = mocked(t)
-	late = new(int)
-	l.timeout, l.tolerance, l.answered = 30*time.Second, 4*time.Second, func() { *late++ }
+	late = new(atomic.Int32)
+	l.timeout, l.tolerance, l.answered = 30*time.Second, 4*time.Second, func() { late.Add(1) }
 	return l, server, late
 }
 
@@ -49,8 +50,8 @@ func TestGPUThatNeverAnswered(t *testing.T) {
 		}
 		close(answer)
 		synctest.Wait()
-		if d := devicesIn(t, l, 0).Devices[2]; !d.Usable() || d.Name != "late" || *late != 1 {
-			t.Errorf("after its answer, of which was told %d times, GPU 2 is %+v", *late, d)
+		if d := devicesIn(t, l, 0).Devices[2]; !d.Usable() || d.Name != "late" || late.Load() != 1 {
+			t.Errorf("after its answer, of which was told %d times, GPU 2 is %+v", late.Load(), d)
 		}
 	})
 }
@@ -75,8 +76,8 @@ func TestGPUThatStopsAnswering(t *testing.T) {
 		}
 		close(answer)
 		synctest.Wait()
-		if d := devicesIn(t, l, 0).Devices[2]; !d.Usable() || *late != 1 {
-			t.Errorf("after its answer, of which was told %d times, GPU 2 is %+v", *late, d)
+		if d := devicesIn(t, l, 0).Devices[2]; !d.Usable() || late.Load() != 1 {
+			t.Errorf("after its answer, of which was told %d times, GPU 2 is %+v", late.Load(), d)
 		}
 	})
 }
@@ -136,8 +137,8 @@ func TestDriverThatStopsAnswering(t *testing.T) {
 		close(answer)
 		synctest.Wait()
 		devicesIn(t, l, 0)
-		if *late != 1 {
-			t.Errorf("of its answer was told %d times", *late)
+		if late.Load() != 1 {
+			t.Errorf("of its answer was told %d times", late.Load())
 		}
 	})
 }
