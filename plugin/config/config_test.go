@@ -142,7 +142,7 @@ func TestParseReadsEveryKey(t *testing.T) {
 		t.Errorf("the test's file has no value for %q", zero)
 	}
 	flags := maps.Collect(f.Flags())
-	if len(flags) != 22 || flags["strategy"] != "device-specs,envvar" || flags["mig-strategy"] != "mixed" {
+	if len(flags) != 25 || flags["strategy"] != "device-specs,envvar" || flags["mig-strategy"] != "mixed" {
 		t.Errorf("flags %q", flags)
 	}
 }
