@@ -18,8 +18,8 @@ func mpsExecCommand() *cobra.Command {
 		Hidden: true,
 		Short:  "Become the MPS control program of a GPU (serve does this)",
 		Long: `Is run by serve. It becomes PROGRAM with those variables: the control daemon with --start, and otherwise the program
-that gives it commands. Before that it gives up what the program does not need: it has namespaces of its own, a read-only
-root directory with the GPU's directories, in which no link is followed, and few capabilities.`,
+that gives it commands. Before that it gives up what the program does not need: it has namespaces of its own, a
+read-only root directory with the GPU's directories, in which no link is followed, and few capabilities.`,
 		Example: `  gpu-cdi-plugin mps-exec --start --driver 580.126.09 -- /run/gpu-cdi-plugin/mps/GPU-... \
     /usr/bin/nvidia-cuda-mps-control CUDA_VISIBLE_DEVICES=GPU-...`,
 		Annotations:       cli.Statuses(exit.Failure, exit.Usage),

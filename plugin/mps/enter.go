@@ -86,7 +86,7 @@ func (e Entry) begin(own *os.File) (release func(), err error) {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, fmt.Errorf("lock %s, which another start holds: %w", lock.Name(), err)
 	}
-	if old, err := readRecord(e.Own); err == nil && old.PID != os.Getpid() && old.holds() {
+	if old, err := readRecord(e.Own); err == nil && old.holds() {
 		return nil, fmt.Errorf("process %d is the GPU's daemon already", old.PID)
 	}
 	if err := clearDir(own, pipeName); err != nil {
