@@ -35,7 +35,7 @@ func TestStaleSpec(t *testing.T) {
 			machine: "dgx-h100",
 			change:  []string{"create", "DIR", "--machine", "dgx-h100", "--driver", newer, "--force"},
 			diff:    []string{"580.126.09 -> " + newer},
-			invalid: []string{"libcuda.so.580.126.09"},
+			invalid: []string{"driver: ", " files of driver 580.126.09 are gone"},
 		},
 		"a GPU is gone": {
 			machine: "dgx-h100",
