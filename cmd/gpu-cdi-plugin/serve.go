@@ -292,7 +292,7 @@ func (s *service) listen(ctx context.Context) (*metrics.Server, error) {
 	}
 	server, err := s.metrics.Listen(ctx, address, checks, s.app.log)
 	if err == nil {
-		s.app.log.Info("metrics and health are served on " + server.Address())
+		s.app.log.Info("metrics and health are served on "+server.Address(), "address", server.Address())
 	}
 	return server, err
 }
