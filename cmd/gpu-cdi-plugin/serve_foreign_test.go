@@ -231,8 +231,7 @@ func TestDiffAllowsForNamesThatAnotherSpecHas(t *testing.T) {
 	}
 	data, err := os.ReadFile(s.spec)
 	mustDo(t, err)
-	s.signal(syscall.SIGKILL)
-	<-s.done
+	_ = s.end(syscall.SIGKILL) // which is what it says
 	mustDo(t, os.WriteFile(s.spec, []byte(strings.ReplaceAll(string(data), "/dev/nvidia5", "/dev/nvidia6")), 0o644))
 	if out, err := s.diff(); err == nil || !strings.Contains(out, "device 5") || strings.Contains(out, "device 3") {
 		t.Errorf("of a spec that was edited: %v: %s", err, out)
