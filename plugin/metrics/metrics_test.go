@@ -159,9 +159,13 @@ func TestHealthAnswers(t *testing.T) {
 		status       int
 		body         string
 	}{
-		"alive":            {Checks{Healthy: fine, Ready: ill}, "GET", "/healthz", 200, "ok\n"},
-		"dead":             {Checks{Healthy: ill, Ready: fine}, "GET", "/healthz", 503, "nvidia.com/gpu is not connected\n"},
-		"ready":            {Checks{Healthy: ill, Ready: fine}, "GET", "/readyz", 200, "ok\n"},
+		"alive": {Checks{Healthy: fine, Ready: ill}, "GET", "/healthz", 200, "ok\n"},
+		"dead":  {Checks{Healthy: ill, Ready: fine}, "GET", "/healthz", 503, "nvidia.com/gpu is not connected\n"},
+		"ready": {Checks{Healthy: ill, Ready: fine}, "GET", "/readyz", 200, "ok\n"},
+		"ready, with remarks": {
+			Checks{Healthy: ill, Ready: fine, Remarks: func() []string { return []string{"one device is lost"} }},
+			"GET", "/readyz", 200, "ok\none device is lost\n",
+		},
 		"not ready":        {Checks{Healthy: fine, Ready: ill}, "GET", "/readyz", 503, "nvidia.com/gpu is not connected\n"},
 		"any other path":   {Checks{Healthy: fine, Ready: fine}, "GET", "/", 404, "404 page not found\n"},
 		"any other method": {Checks{Healthy: fine, Ready: fine}, "POST", "/readyz", 405, "Method Not Allowed\n"},
