@@ -4,12 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
-
-	"gpu-cdi-plugin/plugin/resource"
 )
 
 // Strategy is a way to tell a container's runtime which devices the container gets.
@@ -71,18 +68,6 @@ func (a *Answers) has(s Strategy) bool { return slices.Contains(a.Strategies, s)
 
 // byCDIName tells whether answers hold CDI names.
 func (a *Answers) byCDIName() bool { return a.has(CDICRI) || a.has(CDIAnnotations) }
-
-// name is the device's name in CDI names and variables.
-func (a *Answers) name(d *resource.Device) string {
-	switch {
-	case !a.ByIndex:
-		return d.UUID
-	case d.MIGIndex == resource.NoMIG:
-		return strconv.Itoa(d.Index)
-	default:
-		return fmt.Sprintf("%d:%d", d.Index, d.MIGIndex)
-	}
-}
 
 // check says all that is wrong.
 func (a *Answers) check() error {

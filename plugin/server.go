@@ -111,7 +111,7 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 		if err := l.checkID(d.ID); err != nil {
 			return nil, fmt.Errorf("list %s: %w", r.Name, err)
 		}
-		name := s.answers.name(d)
+		name := d.CDIName(s.answers.ByIndex)
 		l.devices[d.ID] = &device{d, i, name, &v1beta1.CDIDevice{Name: s.answers.Kind + "=" + name}}
 		l.message.Devices[i] = listed(d)
 		if d.Healthy {

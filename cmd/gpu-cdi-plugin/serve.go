@@ -155,11 +155,12 @@ func (a *app) newService(h host.Host, begun *cdi.Search) (*service, error) {
 	s.keeper = s.newKeeper(h)
 	s.inv = inventory.New(inventory.Options{
 		Host: h, Source: s.driver, Dirs: a.specDirs(h), Path: a.servedSpec(),
-		Spec:   cdi.Options{Kind: a.CDIKind, HookPath: hook},
-		Extras: a.servedExtras(), Begun: begun, AwaitDriver: !a.plugin.FailOnInitError,
-		Interval: min(reconcileInterval, time.Duration(a.plugin.GPUTimeout)/askEach),
-		Given:    func(kind string) (bool, error) { return plugin.Given(a.plugin.DevicePluginDir, kind) },
-		Build:    s.build, Publish: s.publish, Log: a.log, Observer: observer{s.metrics, s},
+		Spec:    cdi.Options{Kind: a.CDIKind, HookPath: hook},
+		ByIndex: a.plugin.DeviceIDStrategy == config.ByIndex, Extras: a.servedExtras(), Begun: begun,
+		AwaitDriver: !a.plugin.FailOnInitError,
+		Interval:    min(reconcileInterval, time.Duration(a.plugin.GPUTimeout)/askEach),
+		Given:       func(kind string) (bool, error) { return plugin.Given(a.plugin.DevicePluginDir, kind) },
+		Build:       s.build, Publish: s.publish, Log: a.log, Observer: observer{s.metrics, s},
 	})
 	s.plugin, err = plugin.New(s.pluginOptions())
 	return s, err

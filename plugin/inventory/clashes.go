@@ -20,22 +20,22 @@ func because(clashes []cdi.Clash, names []string) string {
 }
 
 // taken returns why a device cannot be given to containers by its CDI name, or "".
-func taken(clashes []cdi.Clash, kind string) func(*resource.Device) string {
+func (i *Inventory) taken(clashes []cdi.Clash) func(*resource.Device) string {
 	files := map[string]string{}
 	for _, c := range clashes {
 		if c.Lost() {
 			files[c.Name] = c.String()
 		}
 	}
-	return func(d *resource.Device) string { return files[kind+"="+d.UUID] }
+	return func(d *resource.Device) string { return files[i.qualified(d)] }
 }
 
 // checkTaken is the error of a node whose devices would all be unhealthy, since other files define their names. There
 // is nothing to serve then, and an administrator has to decide which file is to go.
 func (i *Inventory) checkTaken(next *State, there *cdi.Catalogue) error {
-	clashes := ofDevices(there.Clashes(i.opts.Path, next.Spec), i.opts.Spec.Kind, next.built)
+	clashes := i.ofDevices(there.Clashes(i.opts.Path, next.Spec), next.built)
 	before := countHealthy(next.built)
-	if before == 0 || countHealthy(unhealthy(next.built, taken(clashes, i.opts.Spec.Kind))) > 0 {
+	if before == 0 || countHealthy(unhealthy(next.built, i.taken(clashes))) > 0 {
 		return nil
 	}
 	what, hint := "the only device", clashes[0].Hint()
@@ -49,12 +49,17 @@ func (i *Inventory) checkTaken(next *State, there *cdi.Catalogue) error {
 		what, strings.Join(inWords(clashes), "; ")))
 }
 
-// ofDevices are the clashes that take the UUID of a device.
-func ofDevices(clashes []cdi.Clash, kind string, resources []resource.Resource) []cdi.Clash {
+// qualified is the CDI name that a container which is given the device gets.
+func (i *Inventory) qualified(d *resource.Device) string {
+	return i.opts.Spec.Kind + "=" + d.CDIName(i.opts.ByIndex)
+}
+
+// ofDevices are the clashes that take the name by which a device is given to containers.
+func (i *Inventory) ofDevices(clashes []cdi.Clash, resources []resource.Resource) []cdi.Clash {
 	names := map[string]bool{}
 	for _, r := range resources {
 		for j := range r.Devices {
-			names[kind+"="+r.Devices[j].UUID] = true
+			names[i.qualified(&r.Devices[j])] = true
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(clashes), func(c cdi.Clash) bool { return !c.Lost() || !names[c.Name] })
@@ -108,7 +113,7 @@ func missingIn(other, list []cdi.Clash) []cdi.Clash {
 
 // logGroups calls log for all clashes with one file that have one effect.
 func (i *Inventory) logGroups(s *State, list []cdi.Clash, log func(group []cdi.Clash, names, effect string)) {
-	devices := ofDevices(list, i.opts.Spec.Kind, s.built)
+	devices := i.ofDevices(list, s.built)
 	effectOf := func(c cdi.Clash) string {
 		switch {
 		case !c.Lost():

@@ -32,7 +32,7 @@ type foreignBed struct {
 	plugin  *plugin.Plugin
 }
 
-func newForeignBed(t *testing.T) *foreignBed {
+func newForeignBed(t *testing.T, byIndex bool) *foreignBed {
 	f := &foreignBed{kubelet: plugintest.New(t)}
 	node := simtest.Node(t, "mig-h100", simtest.Extras("gds", "imex"))
 	for i := 2; i < len(node.Machine().GPUs); i++ { // two GPUs are enough
@@ -40,7 +40,7 @@ func newForeignBed(t *testing.T) *foreignBed {
 	}
 	f.bed = newBedOn(t, node, func(o *Options) {
 		o.Dirs = append(o.Dirs, filepath.Join(t.TempDir(), "high"))
-		o.Extras = []Extra{gds, channel1}
+		o.Extras, o.ByIndex = []Extra{gds, channel1}, byIndex
 		o.Publish = func(s State) { // without the check at each publication: here somebody removes our spec at any time
 			if err := f.plugin.Update(s.Resources); err != nil {
 				t.Error(err)
@@ -49,7 +49,7 @@ func newForeignBed(t *testing.T) *foreignBed {
 	})
 	var err error
 	f.plugin, err = plugin.New(plugin.Options{Dir: f.kubelet.Dir, Log: f.inv.log, Answers: plugin.Answers{
-		Strategies: []plugin.Strategy{plugin.CDICRI}, Kind: cdi.DefaultKind, Specs: f.inv,
+		Strategies: []plugin.Strategy{plugin.CDICRI}, Kind: cdi.DefaultKind, ByIndex: byIndex, Specs: f.inv,
 		Extras: func() []*specs.Spec { return f.inv.State().Extras },
 	}})
 	must(t, err)
@@ -225,9 +225,10 @@ func (f *foreignBed) check(t *testing.T, scratch string) (problems []string) {
 	for _, r := range state.Resources {
 		e := f.kubelet.WaitRegistered(r.Name)
 		for _, d := range r.Devices {
-			name := cdi.DefaultKind + "=" + d.UUID
+			given := d.CDIName(f.inv.opts.ByIndex)
+			name := cdi.DefaultKind + "=" + given
 			found := engine.GetDevice(name)
-			right := found != nil && found.GetSpec().GetPath() == f.path && sameEdits(found, state.Spec, d.UUID)
+			right := found != nil && found.GetSpec().GetPath() == f.path && sameEdits(found, state.Spec, given)
 			lost := strings.Contains(d.Reason, "GPU is lost")
 			if d.Healthy != right || d.Healthy != (possible(name) && !lost) || !d.Healthy && d.Reason == "" {
 				wrong("%s: healthy %t (%s), engines take it from our spec: %t, could: %t", name, d.Healthy, d.Reason, right, possible(name))
@@ -289,9 +290,14 @@ func allocate(t *testing.T, e *plugintest.Endpoint, id string) ([]string, error)
 }
 
 // Whatever other spec files come, change and go: a device is healthy if and only if engines can give containers ours by
-// its UUID, and then Allocate answers with names that they have from us.
+// the name that they are given it by, and then Allocate answers with names that engines have from us.
 func TestWhatIsListedAsHealthyCanBeAllocatedBesideAnySpecs(t *testing.T) {
-	f := newForeignBed(t)
+	t.Run("by UUID", func(t *testing.T) { checkBesideAnySpecs(t, newForeignBed(t, false)) })
+	t.Run("by index", func(t *testing.T) { checkBesideAnySpecs(t, newForeignBed(t, true)) })
+}
+
+func checkBesideAnySpecs(t *testing.T, f *foreignBed) {
+	t.Helper()
 	scratch := filepath.Join(t.TempDir(), "possible")
 	rapid.Check(t, func(r *rapid.T) {
 		f.clear()

@@ -64,6 +64,8 @@ type Options struct {
 	Path string
 	// Dirs are the CDI directories, from the lowest priority to the highest; Path is in one of them.
 	Dirs []string
+	// ByIndex tells that containers are given devices by index, and not by UUID.
+	ByIndex bool
 	// Extras are what containers get besides GPUs. Their spec files are beside Path.
 	Extras []Extra
 	// Given reports whether a pod may have been given devices of a kind. Without it no spec of an extra is removed that is
@@ -110,6 +112,7 @@ type State struct {
 	notes     map[string]string   // why devices are not in Spec, by UUID
 	extrasErr error               // why containers do not get an extra that is required, or nil
 	clashes   []cdi.Clash         // the names of Spec and of extras that other spec files define too
+	lost      []cdi.Clash         // those of them that make a device unhealthy
 }
 
 // Remarks say what concerns devices of the node in spite of which the others are served, in a line each.
@@ -118,10 +121,7 @@ func (s *State) Remarks() []string {
 	if s.Err != nil {
 		list = append(list, s.Err.Error())
 	}
-	if s.Spec == nil {
-		return list
-	}
-	return append(list, inWords(ofDevices(s.clashes, s.Spec.Kind, s.Resources))...)
+	return append(list, inWords(s.lost)...)
 }
 
 // Ready is nil unless there are devices, none of them can be given to containers, and the cause is the spec files or the

@@ -186,7 +186,7 @@ func (i *Inventory) apply(next State) (written bool, err error) {
 	before := i.State()
 	less := before
 	less.Snapshot, less.built, less.notes = next.Snapshot, next.built, next.notes
-	less.Resources = unhealthy(known(next.built, before.Resources), taken(there.Clashes(i.opts.Path, next.Spec), i.opts.Spec.Kind))
+	less.Resources = unhealthy(known(next.built, before.Resources), i.taken(there.Clashes(i.opts.Path, next.Spec)))
 	less.Extras = i.stillThere(there, before.Extras, next.extras)
 	i.publish(less)
 	written, next.Err = i.sync(&next, there)
@@ -229,12 +229,13 @@ func (i *Inventory) keep(cause error) (written bool) {
 // judged is a state whose devices are healthy only if engines give containers what the spec says.
 func (i *Inventory) judged(s State) State {
 	offered, clashes := i.file.offers()
-	why := taken(clashes, i.opts.Spec.Kind)
+	why := i.taken(clashes)
+	s.lost = i.ofDevices(clashes, s.built)
 	s.Resources = unhealthy(s.built, func(d *resource.Device) string {
 		switch {
 		case s.extrasErr != nil:
 			return s.extrasErr.Error()
-		case offered[d.UUID]:
+		case offered[d.CDIName(i.opts.ByIndex)]:
 			return ""
 		case s.notes[d.UUID] != "":
 			return s.notes[d.UUID]

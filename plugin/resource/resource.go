@@ -1,5 +1,10 @@
 package resource
 
+import (
+	"fmt"
+	"strconv"
+)
+
 // Resource is an extended resource and the devices that can be had under its name.
 type Resource struct {
 	// Name is VENDOR/NAME, such as "nvidia.com/gpu". The kubelet accepts it.
@@ -15,7 +20,7 @@ type Resource struct {
 type Device struct {
 	// ID is the name that the kubelet knows it by: the UUID, or "UUID::REPLICA". It has at most MaxID bytes.
 	ID string
-	// UUID is "GPU-..." or "MIG-...". It is also the device's name in CDI specs.
+	// UUID is "GPU-..." or "MIG-...".
 	UUID string
 	// Parent is the UUID of the GPU: that of the device itself, unless it is a MIG device.
 	Parent string
@@ -56,6 +61,18 @@ const (
 	NoReplica = -1
 	NoMIG     = -1
 )
+
+// CDIName is the device's name in CDI specs and variables: its UUID or, by index, "3" or "0:1" for a MIG device.
+func (d *Device) CDIName(byIndex bool) string {
+	switch {
+	case !byIndex:
+		return d.UUID
+	case d.MIGIndex == NoMIG:
+		return strconv.Itoa(d.Index)
+	default:
+		return fmt.Sprintf("%d:%d", d.Index, d.MIGIndex)
+	}
+}
 
 // Shared reports whether other containers may have the same device.
 func (d *Device) Shared() bool { return d.Replica != NoReplica }
