@@ -154,6 +154,9 @@ func TestStartRefuses(t *testing.T) {
 					t.Errorf("error %q lacks %q", err, want)
 				}
 			}
+			if strings.Contains(err.Error(), "take a spec back") {
+				t.Errorf("error %q is about specs that were written too", err)
+			}
 			if hint := exit.HintOf(err); !strings.Contains(hint, c.hint) {
 				t.Errorf("hint %q lacks %q", hint, c.hint)
 			}
@@ -468,9 +471,12 @@ func TestADeviceThatIsRightInASpecThatCannotBeWrittenCanBeAllocated(t *testing.T
 	s := b.reconcile()
 	b.counts(s, 3, 1)
 	if s.Err == nil {
-		t.Error("no error")
+		t.Fatal("no error")
 	}
 	for uuid, reason := range health(s) {
+		if reason != "" && reason != s.Err.Error() {
+			t.Errorf("%s is unhealthy for the reason %q, and the error is %v", uuid, reason, s.Err)
+		}
 		if err := b.inv.SpecHas(cdi.DefaultKind + "=" + uuid); reason == "" && err != nil {
 			t.Errorf("%s is healthy, and cannot be allocated: %v", uuid, err)
 		}
