@@ -11,7 +11,7 @@ require (
 
 require (
 	github.com/NVIDIA/go-nvlib v0.5.0 // indirect
-	github.com/NVIDIA/go-nvml v0.13.3-1 // indirect
+	github.com/NVIDIA/go-nvml v0.13.4-0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	go.yaml.in/yaml/v3 v3.0.6 // indirect
 	golang.org/x/sys v0.49.0 // indirect
