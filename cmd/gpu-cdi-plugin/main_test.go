@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/testscript"
@@ -86,12 +87,14 @@ func runScripts(t *testing.T, dir string, vars ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	const scriptTimeout = 5 * time.Minute
 	testscript.Run(t, testscript.Params{
 		Dir:                 dir,
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		UpdateScripts:       *update,
 		Cmds:                scriptCommands(t),
+		Deadline:            time.Now().Add(scriptTimeout), // a program that should have ended fails its script
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("XDG_CACHE_HOME", cache) // the demo compiles the simulated library only once
 			env.Vars = append(env.Vars, insecure)

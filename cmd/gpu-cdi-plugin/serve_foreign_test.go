@@ -248,6 +248,7 @@ func (s *served) diff() (string, error) {
 		"gpu-cdi-plugin", "cdi", "diff", "--root", s.node.Root(), "--cdi-dir", filepath.Dir(s.spec),
 		"--hook-path", "/usr/bin/prestart-hook",
 	}
+	cmd.Env = append(os.Environ(), insecure)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }

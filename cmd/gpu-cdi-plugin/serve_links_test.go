@@ -22,7 +22,10 @@ func newTestDriver(t *testing.T, machine string) (*nodeDriver, *sim.Node, *logge
 	node, log := simtest.Node(t, machine), &logged{}
 	h, err := host.New(node.Root(), "", "")
 	mustDo(t, err)
-	d := &nodeDriver{host: h, timeout: 10 * time.Second, answered: func() {}, log: slog.New(slog.NewTextHandler(log, nil))}
+	d := &nodeDriver{
+		host: h, check: func(string) error { return nil }, timeout: 10 * time.Second, answered: func() {},
+		log: slog.New(slog.NewTextHandler(log, nil)),
+	}
 	t.Cleanup(func() { _ = d.Close() })
 	return d, node, log
 }

@@ -130,8 +130,6 @@ func ValueError(f *pflag.Flag, value string, err error) error {
 		return fmt.Errorf("want a whole number, got %q", value)
 	case "bool":
 		return fmt.Errorf("want true or false, got %q", value)
-	case "duration":
-		return fmt.Errorf("want a time such as 500ms, 10s or 2m, got %q", value)
 	default:
 		return err
 	}

@@ -211,6 +211,8 @@ func describeType(t reflect.Type) string {
 		return "true or false"
 	case reflect.Int:
 		return "a whole number"
+	case reflect.Int64: // a time.Duration, or a type of one
+		return "a duration of more than 0, such as 10s or 1m30s"
 	default:
 		return "text"
 	}
