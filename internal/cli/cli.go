@@ -70,10 +70,10 @@ func HelpCommand(check cobra.PositionalArgs, complete cobra.CompletionFunc) *cob
 // UsageHint is what to do about wrong use of a verb.
 func UsageHint(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
 
-// AddVersion gives a program the flag --version, which prints its name and version.
+// AddVersion gives a program the flag --version, which prints its name and version, in cobra's own words: with a template
+// of ours the linker would keep every method of every type, 3 MB of them.
 func AddVersion(root *cobra.Command, version string) {
 	root.Version = version
-	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.Flags().Bool("version", false, "print the version of this program")
 }
 
