@@ -10,6 +10,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -93,14 +94,16 @@ const (
 	temporarySuffix = ".tmp"
 	// staleAge is how old one is that nobody writes any more; a write takes milliseconds.
 	staleAge = time.Hour
+	// mostEntries is how many files of a directory are looked through: it may be another user's, and endless.
+	mostEntries = 10_000
 )
 
 func temporary(name string) string { return "." + name + "." + rand.Text()[:10] + temporarySuffix }
 
 // removeStale removes the temporary files of a name that a killed process left. What cannot be removed does no harm.
 func removeStale(dir *os.File, name string) {
-	list, err := dir.ReadDir(-1)
-	if err != nil {
+	list, err := dir.ReadDir(mostEntries)
+	if err != nil && !errors.Is(err, io.EOF) {
 		return
 	}
 	for _, e := range list {
