@@ -84,6 +84,8 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 		return errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)) == nil
 	})
 	s.signal(syscall.SIGHUP)
+	// A reconciliation that began before may find that the directory is gone, which is another cause.
+	waitFor(t, "the lasting cause", func() bool { return s.said("unhealthy: engines do not read ") > 0 })
 	s.says("the CDI spec is not what it should be, and devices that it concerns are unhealthy: ")
 	mustDo(t, os.Remove(dir))
 	s.signal(syscall.SIGHUP)

@@ -292,8 +292,12 @@ func allocate(t *testing.T, e *plugintest.Endpoint, id string) ([]string, error)
 // Whatever other spec files come, change and go: a device is healthy if and only if engines can give containers ours by
 // the name that they are given it by, and then Allocate answers with names that engines have from us.
 func TestWhatIsListedAsHealthyCanBeAllocatedBesideAnySpecs(t *testing.T) {
-	t.Run("by UUID", func(t *testing.T) { checkBesideAnySpecs(t, newForeignBed(t, false)) })
-	t.Run("by index", func(t *testing.T) { checkBesideAnySpecs(t, newForeignBed(t, true)) })
+	for name, byIndex := range map[string]bool{"by UUID": false, "by index": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			checkBesideAnySpecs(t, newForeignBed(t, byIndex))
+		})
+	}
 }
 
 func checkBesideAnySpecs(t *testing.T, f *foreignBed) {
