@@ -85,8 +85,8 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	})
 	s.signal(syscall.SIGHUP)
 	// A reconciliation that began before may find that the directory is gone, which is another cause.
-	waitFor(t, "the lasting cause", func() bool { return s.said("unhealthy: engines do not read ") > 0 })
-	s.says("the CDI spec is not what it should be, and devices that it concerns are unhealthy: ")
+	const lasting = "the CDI spec is not what it should be, and devices that it concerns are unhealthy: engines do not read "
+	s.says(lasting)
 	mustDo(t, os.Remove(dir))
 	s.signal(syscall.SIGHUP)
 	s.says("the CDI spec is what it should be again")
