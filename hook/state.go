@@ -46,8 +46,9 @@ func ReadState(r io.Reader) (*State, error) {
 	return s, nil
 }
 
-// findRoot is the path of the container's root on the host. Where the runtime does not say it, the bundle's config.json
-// does; where that cannot be read, as in a user namespace that hides it, it is the working directory, which runc sets.
+// findRoot is the path of the container's root on the host, or ".". Where the runtime does not say it, it is the working
+// directory, which runc sets: whatever becomes of its path, that stays the container's. Where the working directory is
+// the bundle or no mount point, it is what the bundle's config.json says.
 func (s *State) findRoot() (string, error) {
 	if s.Root != "" {
 		return s.resolve(s.Root)
@@ -55,16 +56,23 @@ func (s *State) findRoot() (string, error) {
 	if !filepath.IsAbs(s.Bundle) {
 		return "", fmt.Errorf("the state's bundle %q is not an absolute path", s.Bundle)
 	}
+	if isMountRoot(".") && !isWorkingDir(s.Bundle) {
+		return ".", nil
+	}
 	path, err := rootFromConfig(filepath.Join(s.Bundle, "config.json"))
-	switch {
-	case err == nil:
-		return s.resolve(path)
-	case !errors.Is(err, os.ErrPermission) && !isMissing(err):
-		return "", err
-	case !isMountRoot("."):
+	if err != nil {
 		return "", fmt.Errorf("%w, and the working directory is no container's root", err)
 	}
-	return ".", nil
+	return s.resolve(path)
+}
+
+func isWorkingDir(path string) bool {
+	dir, err := os.Stat(path)
+	if err != nil {
+		return false
+	}
+	own, err := os.Stat(".")
+	return err == nil && os.SameFile(dir, own)
 }
 
 func rootFromConfig(config string) (string, error) {

@@ -74,8 +74,8 @@ type bundle struct {
 	masked []string
 	// user is that of the container's process, without capabilities if it is not 0.
 	user int
-	// stage is the hook's, createContainer if empty.
-	stage string
+	// stage is the hook's, createContainer if empty. first is a shell script that another hook runs before it, or empty.
+	stage, first string
 	// setup are shell commands to run before the engine starts, in its mount namespace.
 	setup string
 	// firstID is the host's user and group that is root in the container; not 0 for a user namespace.
@@ -129,6 +129,10 @@ func (b *bundle) run(e engine) (stdout, stderr string, err error) {
 	hook := map[string]any{
 		"path": hookBinary(b.t), "args": append([]string{"prestart-hook"}, b.args.Args()...), "env": []string{"NONE=1"},
 	}
+	hooks := []any{hook}
+	if b.first != "" {
+		hooks = []any{map[string]any{"path": "/bin/sh", "args": []string{"sh", "-c", b.first}, "env": []string{"PATH=/usr/bin:/bin"}}, hook}
+	}
 	config, err := json.Marshal(map[string]any{
 		"ociVersion": "1.0.2",
 		"process": map[string]any{
@@ -137,7 +141,7 @@ func (b *bundle) run(e engine) (stdout, stderr string, err error) {
 		},
 		"root":   map[string]any{"path": "rootfs", "readonly": b.readonly},
 		"mounts": mounts,
-		"hooks":  map[string]any{cmp.Or(b.stage, "createContainer"): []any{hook}},
+		"hooks":  map[string]any{cmp.Or(b.stage, "createContainer"): hooks},
 		"linux":  linux,
 		// crun hides what hooks write.
 		"annotations": map[string]string{"run.oci.hooks.stderr": filepath.Join(b.dir, "hook-stderr")},

@@ -185,7 +185,7 @@ func TestByHand(t *testing.T) {
 		"a damaged state":   {[]string{"create-container"}, "{", 1, "OCI state"},
 		"the root is /":     {[]string{"create-container"}, `{"id":"x","root":"/"}`, 1, `"/" cannot be a container's root`},
 		"a link to /":       {[]string{"create-container"}, `{"id":"x","root":"/proc/self/root"}`, 1, "the root of the host"},
-		"no such root":      {[]string{"create-container"}, `{"id":"x","root":"/missing/root"}`, 1, "/missing/root"},
+		"no such root":      {[]string{"create-container"}, `{"id":"x","root":"/missing/root"}`, 1, "/missing: no such file"},
 		"the host's mount":  {[]string{"create-container"}, `{"id":"x","root":"/proc"}`, 1, "in the host's mount namespace"},
 		"a relative bundle": {[]string{"create-container"}, `{"id":"x","bundle":"b"}`, 1, "not an absolute path"},
 		"help":              {[]string{"--help"}, "", 0, "EXIT STATUS"},

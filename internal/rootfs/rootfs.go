@@ -22,6 +22,8 @@ import (
 
 	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/trust"
 )
 
 var (
@@ -42,10 +44,13 @@ type Root struct {
 	mount, dev uint64
 }
 
-// Open opens the root at path. hostDev is the host's /dev, which is never taken for the container's own. It refuses the
-// root of the calling process.
+// Open opens the root at path, or the working directory, ".". hostDev is the host's /dev, which is never taken for the
+// container's own. It refuses the root of the calling process.
+//
+// On the way no symbolic link is followed that somebody else than root, or the caller, could have made: the owner of a
+// directory above the root could lead the hook to another container's, or to any mount of the host.
 func Open(name, hostDev string) (*Root, error) {
-	dir, err := os.OpenFile(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	dir, err := openRoot(name)
 	if err != nil {
 		return nil, err
 	}
@@ -59,6 +64,16 @@ func Open(name, hostDev string) (*Root, error) {
 	}
 	r.dev = r.findDev(hostDev)
 	return r, nil
+}
+
+func openRoot(name string) (*os.File, error) {
+	switch {
+	case name == ".": // its path may lead elsewhere by now
+		return os.OpenFile(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	case !path.IsAbs(name):
+		return nil, fmt.Errorf("open %q: not an absolute path", name)
+	}
+	return trust.OpenDirPath(name)
 }
 
 // findDev is the id of the mount at /dev, not behind a link there, if it is a tmpfs, as runtimes mount it, and not the

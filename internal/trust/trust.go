@@ -53,6 +53,20 @@ func Dir(path string) error {
 	return nil
 }
 
+// OpenDirPath is OpenDir for a handle that only names the directory (O_PATH), for which no right to read it is needed.
+func OpenDirPath(path string) (*os.File, error) {
+	w, err := follow(path, false)
+	if err != nil {
+		return nil, err
+	}
+	defer w.close()
+	fd, err := unix.Openat(w.fd, ".", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
 // OpenDir opens a directory, whoever owns it, and follows no link that somebody else could have put on the way: such a
 // link is an error that wraps ErrUnsafe. A link of one's own in a sticky directory is none. What is done on the handle happens in that directory, whatever becomes of the
 // path meanwhile.
