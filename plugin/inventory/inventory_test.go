@@ -18,6 +18,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/testenv"
 	"gpu-cdi-plugin/sim"
 )
 
@@ -495,10 +496,15 @@ func TestRunNotices(t *testing.T) {
 		do   func(b *bed)
 		seen func(b *bed) bool
 	}{
-		"a deleted spec":           {func(b *bed) { must(b.t, os.Remove(b.path)) }, (*bed).specIsWhole},
-		"an edited spec":           {func(b *bed) { edit(b.t, b.path, "nvidiactl", "nvidiactk") }, (*bed).specIsWhole},
-		"a spec that is a ruin":    {func(b *bed) { must(b.t, os.WriteFile(b.path, []byte("{"), 0o644)) }, (*bed).specIsWhole},
-		"a spec that few can read": {func(b *bed) { must(b.t, os.Chmod(b.path, 0o600)) }, (*bed).specIsWhole},
+		"a deleted spec":             {func(b *bed) { must(b.t, os.Remove(b.path)) }, (*bed).specIsWhole},
+		"an edited spec":             {func(b *bed) { edit(b.t, b.path, "nvidiactl", "nvidiactk") }, (*bed).specIsWhole},
+		"a spec that is a ruin":      {func(b *bed) { must(b.t, os.WriteFile(b.path, []byte("{"), 0o644)) }, (*bed).specIsWhole},
+		"a spec that few can read":   {func(b *bed) { must(b.t, os.Chmod(b.path, 0o600)) }, (*bed).specIsWhole},
+		"a spec that all can change": {func(b *bed) { must(b.t, os.Chmod(b.path, 0o666)) }, (*bed).specIsWhole},
+		"a spec of another user": {func(b *bed) {
+			testenv.Root(b.t)
+			must(b.t, os.Chown(b.path, 1000, 1000))
+		}, (*bed).specIsWhole},
 		"a conflicting spec": {
 			func(b *bed) { b.foreign(filepath.Join(b.dirs[1], "other.yaml"), b.uuids()...) },
 			func(b *bed) bool { good, bad := healthy(b.inv.State()); return good == 0 && bad == 1 },
@@ -525,8 +531,8 @@ func TestRunNotices(t *testing.T) {
 
 // specIsWhole reports whether the spec is what it should be, and readable.
 func (b *bed) specIsWhole() bool {
-	info, err := os.Stat(b.path)
-	if err != nil || info.Mode().Perm() != 0o644 {
+	var st unix.Stat_t
+	if unix.Stat(b.path, &st) != nil || st.Mode&0o777 != 0o644 || int(st.Uid) != os.Geteuid() {
 		return false
 	}
 	spec, err := cdi.ReadFile(b.path)

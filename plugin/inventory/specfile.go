@@ -3,6 +3,7 @@ package inventory
 import (
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
@@ -130,7 +132,7 @@ func (f *specFile) put(spec *specs.Spec) (written bool, err error) {
 	case spec == nil:
 		return f.remove()
 	}
-	if old == nil || len(cdi.Diff(old, spec)) > 0 || id.Mode&readable != readable {
+	if old == nil || len(cdi.Diff(old, spec)) > 0 || id.Mode&readable != readable || othersCanChange(f.path) {
 		if id, err = f.write(old, spec); err != nil {
 			return false, err
 		}
@@ -138,6 +140,14 @@ func (f *specFile) put(spec *specs.Spec) (written bool, err error) {
 	}
 	f.seen = id
 	return written, nil
+}
+
+// othersCanChange reports whether a file that engines take hooks from, which they run as root, belongs to another user
+// or can be written to by one.
+func othersCanChange(path string) bool {
+	var st unix.Stat_t
+	err := unix.Lstat(path, &st)
+	return err == nil && (int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0)
 }
 
 // read is the spec on disk, or nil if there is none that can be read. The error is about one of another kind: that is
