@@ -156,7 +156,7 @@ func cdiNamesIn(a *v1beta1.ContainerAllocateResponse) []string {
 }
 
 func readCheckpoint(path string) ([]*v1beta1.ContainerAllocateResponse, error) {
-	content, err := os.ReadFile(path)
+	content, err := checkpointContent(path)
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/plugin/resource"
@@ -57,17 +58,22 @@ func computeSlices(d *resource.Device) int {
 // maxCheckpoint bounds how much of a checkpoint is read, in bytes. A pod's entry has a few kilobytes.
 const maxCheckpoint = 64 << 20
 
-// givenDevices reads the IDs of the devices that pods have, by resource, from a kubelet's checkpoint.
-func givenDevices(path string) (map[string]map[string]bool, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return map[string]map[string]bool{}, nil
-	}
+// checkpointContent reads a kubelet's checkpoint.
+func checkpointContent(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	content, err := io.ReadAll(io.LimitReader(f, maxCheckpoint))
+	return io.ReadAll(io.LimitReader(f, maxCheckpoint))
+}
+
+// givenDevices reads the IDs of the devices that pods have, by resource, from a kubelet's checkpoint.
+func givenDevices(path string) (map[string]map[string]bool, error) {
+	content, err := checkpointContent(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return map[string]map[string]bool{}, nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,36 @@
+package plugin
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// What pods have of the resource that is asked for is in the request already, so it must not count twice.
+func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
+	own, other := migOf(2), migOf(2)
+	other.Name = "nvidia.com/mig-2g.20gb"
+	for i := range other.Devices {
+		d := &other.Devices[i]
+		d.UUID += "b"
+		d.ID, d.Profile = d.UUID+"::0", "2g.20gb"
+	}
+	dir := t.TempDir()
+	p := &Plugin{opts: Options{Dir: dir}, endpoints: map[string]*endpoint{
+		own.Name: {server: serverOf(t, own, answers(CDICRI))}, other.Name: {server: serverOf(t, other, answers(CDICRI))},
+	}}
+	entry := func(resource, id string) string {
+		return fmt.Sprintf(`{"ResourceName":%q,"DeviceIDs":{"0":["%s"]}}`, resource, id)
+	}
+	content := fmt.Sprintf(`{"Data":{"PodDeviceEntries":[%s,%s,%s]}}`, entry(own.Name, own.Devices[0].ID),
+		entry(other.Name, other.Devices[1].ID), entry("example.com/thing", own.Devices[2].ID))
+	must(t, os.WriteFile(filepath.Join(dir, checkpointName), []byte(content), 0o600))
+	got, err := p.usedSlices(own.Name)
+	must(t, err)
+	if diff := cmp.Diff(map[string]int{uuid(0): 2}, got); diff != "" {
+		t.Errorf("slices by GPU (-want +got):\n%s", diff)
+	}
+}
