@@ -158,7 +158,7 @@ func (a *app) newService(h host.Host, begun *cdi.Search) (*service, error) {
 		Spec:    cdi.Options{Kind: a.CDIKind, HookPath: hook},
 		ByIndex: a.plugin.DeviceIDStrategy == config.ByIndex, Extras: a.servedExtras(), Begun: begun,
 		AwaitDriver: !a.plugin.FailOnInitError,
-		Interval:    min(reconcileInterval, time.Duration(a.plugin.GPUTimeout)/askEach),
+		Interval:    min(reconcileInterval, time.Duration(a.plugin.GPUTimeout)/asksIn),
 		Given:       func(kind string) (bool, error) { return plugin.Given(a.plugin.DevicePluginDir, kind) },
 		Build:       s.build, Publish: s.publish, Log: a.log, Observer: observer{s.metrics, s},
 	})

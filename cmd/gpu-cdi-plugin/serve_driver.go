@@ -48,11 +48,12 @@ var (
 	_ mps.ComputeModes = (*nodeDriver)(nil)
 )
 
-// A GPU is asked at least each half of the time that it may not answer for, and its call may take a third of that time.
-// What is left is for everything else.
+// Shares of the time for which a GPU may not answer. The GPUs are read each third of it, and a call may be under way for a
+// quarter of it. So the second look after a GPU stops answering reports it, after two thirds of the time at most. What is
+// left is for a busy machine.
 const (
-	askEach     = 2
-	toleratedOf = 3
+	asksIn      = 3
+	toleratedOf = 4
 )
 
 // libraryOption is --nvml-library as a path; without a slash the loader would look in its own directories.
@@ -230,7 +231,7 @@ func (d *nodeDriver) open(ctx context.Context) error {
 	}
 	timeout := nvml.DefaultTimeout
 	if d.last != nil { // others wait for this look
-		timeout = d.timeout / toleratedOf
+		timeout = d.timeout / asksIn
 	}
 	d.lib, err = nvml.OpenContext(ctx, path, nvml.WithHost(d.host), nvml.WithTimeout(timeout),
 		nvml.WithTolerance(d.timeout/toleratedOf, d.answered))

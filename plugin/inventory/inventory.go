@@ -79,7 +79,7 @@ type Options struct {
 	Begun *cdi.Search
 	// AwaitDriver tells that a node without a driver is not an error of Start: its driver is waited for.
 	AwaitDriver bool
-	// Interval is how often the driver is asked if nothing happens; 0 is 30 seconds.
+	// Interval is the time between the beginnings of two reconciles, if nothing happens; 0 is 30 seconds.
 	Interval time.Duration
 	// Poll is how often the host's files are looked at; 0 is a second. It notices MIG changes, for which there is no
 	// notification, and everything else where inotify instances have run out.

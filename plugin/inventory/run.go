@@ -58,16 +58,18 @@ func (i *Inventory) Run(ctx context.Context) (err error) {
 			i.log.Warn("the kernel does not report changes of the host's files, so they are polled: "+err.Error(), "every", i.opts.Poll)
 			continue
 		}
+		began := time.Now()
 		if err := i.reconcile(ctx); err != nil {
 			return err
 		}
-		due.Reset(i.wait())
+		due.Reset(i.wait() - time.Since(began))
 	}
 }
 
 // moved reports whether something is not as it was at the last reconcile.
 func (i *Inventory) moved() bool { return !i.untouched() || i.fingerprint() != i.print }
 
+// wait is the time between the beginnings of two reconciles, if nothing happens.
 func (i *Inventory) wait() time.Duration {
 	if i.State().Err != nil {
 		return min(i.opts.Interval, retryAfter)
