@@ -35,6 +35,7 @@ func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
 func TestScriptsOnSimulatedNodes(t *testing.T) {
 	testenv.Root(t)
 	testenv.Command(t, "cc")
+	testenv.Command(t, "setpriv")
 	runScripts(t, "testdata/node", "SAFE="+safeDir(t), "PATH="+programs(t, "gpu-sim")+":"+os.Getenv("PATH"))
 }
 

@@ -39,7 +39,7 @@ func (a *app) checkHook() error {
 	if _, err := os.Stat(path); err != nil {
 		return noHook(err)
 	}
-	if err := a.check(trust.File, path); err != nil {
+	if err := a.check(trust.RootFile, path); err != nil {
 		hint := "copy it to where only root can write (install -D -m 755 " + path +
 			" /usr/libexec/prestart-hook) and name the copy with --hook-path" + hintInsecure
 		return exit.With(exit.Failure, hint, fmt.Errorf("the hook %s would run as root: %w", path, err))
@@ -98,7 +98,7 @@ func (a *app) unsafeHooks(spec *specs.Spec) []cdi.Problem {
 	}
 	var problems []cdi.Problem
 	for _, h := range hooks {
-		err := a.check(trust.File, h.Path)
+		err := a.check(trust.RootFile, h.Path)
 		if !errors.Is(err, trust.ErrUnsafe) {
 			continue // one that is not there is found elsewhere
 		}

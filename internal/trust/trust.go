@@ -2,8 +2,9 @@
 // there.
 //
 // A path is safe if everything on its way belongs to root, or to the user that this process runs as, and neither a group
-// nor everybody may write to it: the file itself, each symbolic link, and each directory above one of them. A sticky directory such as /tmp is not safe: whoever comes first makes a name in it. An access control list
-// that lets others write shows in the group's bits.
+// nor everybody may write to it: the file itself, each symbolic link, and each directory above one of them. For what will
+// run as root, the user's own is not safe. A sticky directory such as /tmp is not safe: whoever comes first makes a name
+// in it. An access control list that lets others write shows in the group's bits.
 //
 // Nobody but root can make a safe path unsafe, so there is no race between the check and the use of the same path. The
 // check believes what file systems say of owners; that of a user's own FUSE mount with allow_other can lie.
@@ -24,8 +25,13 @@ var ErrUnsafe = errors.New("others can change it")
 
 // File returns an error unless path leads to a regular file that nobody else can change or replace. The error wraps
 // ErrUnsafe, or says why there is no such file.
-func File(path string) error {
-	w, err := follow(path, true)
+func File(path string) error { return file(path, os.Geteuid()) }
+
+// RootFile is File for what runs as root whoever the caller is: what belongs to the caller is not safe.
+func RootFile(path string) error { return file(path, 0) }
+
+func file(path string, owner int) error {
+	w, err := follow(path, owner, true)
 	if err != nil {
 		return err
 	}
@@ -39,7 +45,7 @@ func File(path string) error {
 // Dir returns an error that wraps ErrUnsafe if somebody else can change a directory or replace it. Of one that is not
 // there yet it checks what there is of the way to it.
 func Dir(path string) error {
-	w, err := follow(path, true)
+	w, err := follow(path, os.Geteuid(), true)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -68,10 +74,10 @@ func OpenDirPath(path string) (*os.File, error) {
 }
 
 // OpenDir opens a directory, whoever owns it, and follows no link that somebody else could have put on the way: such a
-// link is an error that wraps ErrUnsafe. A link of one's own in a sticky directory is none. What is done on the handle happens in that directory, whatever becomes of the
-// path meanwhile.
+// link is an error that wraps ErrUnsafe. A link of one's own in a sticky directory is none. What is done on the handle
+// happens in that directory, whatever becomes of the path meanwhile.
 func OpenDir(path string) (*os.File, error) {
-	w, err := follow(path, false)
+	w, err := follow(path, os.Geteuid(), false)
 	if err != nil {
 		return nil, err
 	}

@@ -232,16 +232,19 @@ func TestRelativePaths(t *testing.T) {
 	}
 }
 
-// For a user who is not root, what is his own is safe too, and nobody else's.
+// For a user who is not root, what is his own is safe too, and nobody else's; not what is to run as root.
 func TestOfAnotherUserThanRoot(t *testing.T) {
 	for name, c := range map[string]struct {
 		owner int
+		check func(string) error
 		want  string
 	}{
-		"root's":                   {0, ""},
-		"the user's own":           {me, ""},
-		"that of another user":     {other, "others can change it: TOP/dir belongs to user 1001"},
-		"that of the user's group": {-1, "others can change it: group 0 can write to TOP/dir"},
+		"root's":                         {0, File, ""},
+		"the user's own":                 {me, File, ""},
+		"that of another user":           {other, File, "others can change it: TOP/dir belongs to user 1001"},
+		"that of the user's group":       {-1, File, "others can change it: group 0 can write to TOP/dir"},
+		"root's, to run as root":         {0, RootFile, ""},
+		"the user's own, to run as root": {me, RootFile, "others can change it: TOP/dir belongs to user 1000"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := newTree(t)
@@ -251,7 +254,7 @@ func TestOfAnotherUserThanRoot(t *testing.T) {
 				must(t, chown("dir", c.owner)(top), chown("dir/file", c.owner)(top))
 			}
 			var err error
-			as(t, me, func() { err = File(top + "/link") })
+			as(t, me, func() { err = c.check(top + "/link") })
 			wantError(t, top, err, c.want)
 		})
 	}

@@ -17,6 +17,8 @@ type walk struct {
 	fd   int    // of the last file, opened with O_PATH
 	path string // of the last file, without links
 	kind uint32 // of the last file: S_IFDIR and so on
+	// owner is the user besides root whose files are safe.
+	owner int
 	// unsafe is why somebody else could change what comes next, or nil.
 	unsafe error
 	// strict makes that an error at once. Without it, it is one for symbolic links alone.
@@ -24,12 +26,13 @@ type walk struct {
 }
 
 // follow goes along a path, file by file, each opened in the directory before. The caller closes the walk.
-func follow(path string, strict bool) (*walk, error) {
+// Files of root and of owner are safe.
+func follow(path string, owner int, strict bool) (*walk, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
 	}
-	w := &walk{fd: -1, strict: strict}
+	w := &walk{fd: -1, owner: owner, strict: strict}
 	if err := w.along(abs); err != nil {
 		w.close()
 		return nil, err
@@ -127,7 +130,7 @@ func (w *walk) enter(fd int, path string, st unix.Stat_t) error {
 func (w *walk) whyUnsafe(path string, st unix.Stat_t) error {
 	link, sticky := st.Mode&unix.S_IFMT == unix.S_IFLNK, st.Mode&unix.S_ISVTX != 0
 	switch {
-	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
+	case st.Uid != 0 && int(st.Uid) != w.owner:
 		return fmt.Errorf("%s belongs to user %d", path, st.Uid)
 	case link || sticky && !w.strict:
 		return nil
