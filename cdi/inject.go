@@ -26,13 +26,17 @@ const maxConfig = 64 << 20
 
 const configName = "config.json"
 
+// ErrNoConfig is that a bundle's directory is there and config.json is not in it.
+var ErrNoConfig = errors.New("the bundle has no config.json")
+
 // Inject puts devices into the bundle's config.json, as an engine that knows CDI would. Names are qualified; dirs are
 // the spec directories from the lowest priority to the highest. It reports whether the file changed: devices that are
 // there already change nothing.
 //
 // All devices are put in or none. A bundle that has the files of another driver than the specs is refused: it would get
 // those of both. What config.json has and this program does not know is kept, and so are the file's
-// mode and owner. An error about an unknown device lists those that exist.
+// mode and owner. An error about an unknown device lists those that exist; one about a bundle without config.json wraps
+// ErrNoConfig.
 //
 // The bundle may belong to another user than the caller. Its directory is opened once, by a path whose links only root
 // or the caller could have made, and all happens in it, whatever takes its place meanwhile.
@@ -68,10 +72,12 @@ func Inject(bundle string, names []string, dirs ...string) (bool, error) {
 func readConfig(dir *os.File) ([]byte, fs.FileInfo, error) {
 	path := filepath.Join(dir.Name(), configName)
 	fd, err := unix.Openat(int(dir.Fd()), configName, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.ELOOP) {
+	switch {
+	case errors.Is(err, unix.ELOOP):
 		return nil, nil, fmt.Errorf("%s is a symbolic link, not a regular file", path)
-	}
-	if err != nil {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil, fmt.Errorf("%w: %w", ErrNoConfig, &fs.PathError{Op: "open", Path: path, Err: err})
+	case err != nil:
 		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	f := os.NewFile(uintptr(fd), path)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"io/fs"
 	"slices"
 	"strings"
 
@@ -51,8 +50,8 @@ func (a *app) cdiInject(bundle string, names []string) error {
 		return err
 	}
 	changed, err := cdi.Inject(bundle, a.qualified(names), a.specDirs(h)...)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = exit.With(exit.Failure, "runc spec --bundle "+bundle+" makes a config.json in a bundle's directory", err)
+	if errors.Is(err, cdi.ErrNoConfig) {
+		err = exit.With(exit.Failure, "runc spec --bundle "+shellWord(bundle)+" makes one", err)
 	}
 	if err != nil {
 		return err
