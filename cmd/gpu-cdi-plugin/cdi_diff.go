@@ -102,7 +102,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	case n > 0 && n == len(foreign):
 		return exit.With(exit.Differs, "", fmt.Errorf("%s: %s", notOurs, strings.Join(foreign, ", ")))
 	case n > 0:
-		return exit.With(exit.Differs, a.renewHint(c.Path),
+		return exit.With(exit.Differs, a.mendHint(c.Path),
 			fmt.Errorf("%s is not what this host should have: %s", c.Path, plural(n, "difference")))
 	}
 	return g.incomplete()

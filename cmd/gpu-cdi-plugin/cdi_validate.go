@@ -13,7 +13,6 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
-	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/nvml"
 )
 
@@ -24,7 +23,7 @@ func (a *app) validateCommand() *cobra.Command {
 		Short: "Check that spec files are valid and that what they name exists",
 		Long: `Checks spec files against the rules of CDI and against this host: the files to mount exist, nodes are device nodes,
 hooks can be executed and only root can change them, and the driver has the GPUs and MIG devices that are named by UUID.
-Where there is no driver to ask, that last check is left out and a message says so. Without a file it checks the one
+Where the driver cannot be asked, that last check is left out and a message says so. Without a file it checks the one
 that generate --write has written, and those of extras that are configured and there.`,
 		Example: `  gpu-cdi-plugin cdi validate
   gpu-cdi-plugin cdi validate /etc/cdi/*.yaml -o json`,
@@ -103,7 +102,7 @@ func (a *app) invalid(verdicts []verdict) error {
 	if len(bad) == 0 {
 		return nil
 	}
-	hint := a.renewHint(bad[0])
+	hint := a.mendHint(bad[0])
 	if spec, err := cdi.ReadFile(bad[0]); err == nil && !cdi.WrittenHere(spec) {
 		hint = bad[0] + " was " + notOurs
 	}
@@ -132,14 +131,12 @@ func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cd
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if errors.Is(err, trust.ErrUnsafe) {
-		for file := range named {
-			stale[file] = []cdi.Problem{{Where: "devices", What: "not checked, since " + err.Error()}}
-		}
-		return stale, nil
-	}
 	if err != nil && !errors.Is(err, nvml.ErrNoDevices) {
-		a.log.Warn("not checked whether the devices are there", "error", err)
+		why := inLine(err)
+		if hint := exit.HintOf(err); hint != "" {
+			why += "; " + hint
+		}
+		a.log.Warn("not checked whether the devices are there: " + why)
 		return stale, nil
 	}
 	for file, spec := range named {

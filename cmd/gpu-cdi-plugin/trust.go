@@ -90,6 +90,15 @@ func (a *app) checkSafeDir(d optionDir) error {
 	return exit.With(exit.Failure, hint, fmt.Errorf("%s %s is not used: %w", d.option, d.path, err))
 }
 
+// mendHint is what to do about a spec file that is not as it should be: first about the hook that a new spec would be
+// refused for.
+func (a *app) mendHint(path string) string {
+	if err := a.checkHook(); errors.Is(err, trust.ErrUnsafe) {
+		return exit.HintOf(err)
+	}
+	return a.renewHint(path)
+}
+
 // unsafeHooks are the hooks of a spec that others than root could change, unless that is allowed.
 func (a *app) unsafeHooks(spec *specs.Spec) []cdi.Problem {
 	hooks := slices.Clone(spec.ContainerEdits.Hooks)
