@@ -56,7 +56,7 @@ func (m *minder) tryStart(ctx context.Context, want *Want) error {
 		return err
 	}
 	m.proc, err = c.helper.startDaemon(m.own, c.program)
-	m.driver = c.program.Driver
+	m.driver, m.unconfined = c.program.Driver, false
 	return err
 }
 

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -44,8 +45,9 @@ func writable(t *testing.T, pid int) []string {
 	return points
 }
 
-// client starts a client of a GPU's daemon, of that user, and waits until a server answers it.
-func (k *kept) client(n int, uid uint32) {
+// client starts a client of a GPU's daemon, of that user, and waits until a server answers it. It runs until end is
+// called, or until the test ends.
+func (k *kept) client(n int, uid uint32) (end func()) {
 	k.t.Helper()
 	must(k.t, os.Chmod(filepath.Dir(filepath.Dir(k.node.Root())), 0o755)) // users can run the driver's programs
 	must(k.t, os.Chmod(filepath.Dir(k.node.Root()), 0o755))
@@ -61,9 +63,11 @@ func (k *kept) client(n int, uid uint32) {
 	out, err := cmd.StdoutPipe()
 	must(k.t, err)
 	must(k.t, cmd.Start())
-	k.t.Cleanup(func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL); _ = cmd.Wait() })
+	end = sync.OnceFunc(func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL); _ = cmd.Wait() })
+	k.t.Cleanup(end)
 	_, err = out.Read(make([]byte, 1))
 	must(k.t, err)
+	return end
 }
 
 func TestDaemonsAreConfined(t *testing.T) {

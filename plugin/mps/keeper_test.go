@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -135,6 +136,31 @@ func (k *kept) renew(dir string) {
 		Interval: 100 * time.Millisecond, Deadline: 2 * time.Second,
 		Log: slog.New(slog.NewTextHandler(k.t.Output(), nil)),
 	})
+}
+
+// logTo has the keeper log to a text, besides the test's output. It comes before start.
+func (k *kept) logTo() *logText {
+	log := &logText{}
+	k.opts.Log = slog.New(slog.NewTextHandler(io.MultiWriter(k.t.Output(), log), nil))
+	return log
+}
+
+// logText is a log that is read while it is written.
+type logText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logText) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // start runs the keeper until the test ends, or stop.
@@ -376,6 +402,47 @@ func TestKeeperTakesOverWhatRuns(t *testing.T) {
 	}
 	if err := innocent.Process.Signal(unix.Signal(0)); err != nil {
 		t.Errorf("the innocent process: %v", err)
+	}
+}
+
+// After an upgrade a daemon of the version before, which is not confined, goes on only while it has clients.
+func TestKeeperReplacesADaemonThatIsNotConfined(t *testing.T) {
+	k := newKept(t)
+	k.start()
+	k.want(0)
+	first := k.ready(0)
+	endClient := k.client(0, 1000)
+	k.stop()
+	r, err := readRecord(k.own(0))
+	must(t, err)
+	r.Version = unconfinedVersion
+	must(t, r.write(k.own(0)))
+
+	k.renew(k.opts.Dir)
+	log := k.logTo()
+	k.start()
+	k.want(0)
+	says := fmt.Sprintf("the MPS control daemon of %s, process %d, was started by an earlier version and is not confined", k.gpu(0), first)
+	eventually(t, says, func() bool { return strings.Contains(log.String(), says) })
+	if now := k.ready(0); now != first {
+		t.Errorf("with a client the daemon is %d, want %d still", now, first)
+	}
+	time.Sleep(3 * k.opts.Interval)
+	if now := k.ready(0); now != first {
+		t.Errorf("with a client the daemon becomes %d, want %d still", now, first)
+	}
+	endClient()
+	eventually(t, "a confined daemon", func() bool {
+		r, err := readRecord(k.own(0))
+		return err == nil && r.PID != first && r.confined()
+	})
+	second := k.ready(0)
+	time.Sleep(3 * k.opts.Interval)
+	if now := k.ready(0); now != second {
+		t.Errorf("the confined daemon %d was replaced by %d", second, now)
+	}
+	if got := statusOf(t, second)["NoNewPrivs"]; got != "1" {
+		t.Errorf("the daemon has NoNewPrivs %q", got)
 	}
 }
 

@@ -3,6 +3,7 @@ package mps
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"path/filepath"
@@ -43,6 +44,8 @@ type minder struct {
 	pauses    pauses
 	logged    string
 	plain     string // why its directories are no volumes
+	// unconfined tells that an earlier version started the process, which may do all that root may.
+	unconfined bool
 
 	// Under Keeper.mu: the limits that the daemon has, and why it cannot be used, or nothing. Occupied tells that the GPU
 	// cannot be used without it.
@@ -90,7 +93,12 @@ func (m *minder) adopt() error {
 	if err != nil {
 		return err
 	}
-	m.proc, m.driver, m.since = p, r.Driver, time.Now()
+	m.proc, m.driver, m.unconfined, m.since = p, r.Driver, !r.confined(), time.Now()
+	if m.unconfined {
+		m.log.Warn(fmt.Sprintf("the MPS control daemon of %s, process %d, was started by an earlier version and is not confined; "+
+			"it is replaced when the last container that uses it has ended", m.uuid, r.PID))
+		return nil
+	}
 	m.log.Info("took over the MPS control daemon of before", "pid", r.PID)
 	return nil
 }
@@ -211,7 +219,7 @@ func (m *minder) question(ctx context.Context, want *Want, s *seen) error {
 	if err != nil {
 		return err
 	}
-	s.stale = c.program.Driver != m.driver
+	s.stale = m.unconfined || c.program.Driver != m.driver
 	if want != nil {
 		has, err := c.limited(ctx, want.Limits)
 		if err != nil {

@@ -16,7 +16,7 @@ type seen struct {
 	limited bool
 	// busy tells that it has clients, serving that it has servers, which it may have without clients.
 	busy, serving bool
-	// stale tells that it belongs to another driver than the one that is installed now.
+	// stale tells that it belongs to another driver than the one that is installed now, or is not confined.
 	stale bool
 }
 

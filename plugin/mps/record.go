@@ -28,7 +28,11 @@ type record struct {
 	Driver string `json:"driver"`
 }
 
-const recordVersion = 1
+// Records of daemons that are not confined have the version before; see Enter.
+const (
+	unconfinedVersion = 1
+	recordVersion     = 2
+)
 
 // maxRecord bounds the file, in bytes.
 const maxRecord = 4096
@@ -79,7 +83,7 @@ func parseRecord(data []byte) (record, error) {
 	if err := json.Unmarshal(data, &r); err != nil {
 		return record{}, err
 	}
-	if r.Version != recordVersion || r.PID <= 1 || r.Started == 0 || r.Boot == "" {
+	if r.Version < unconfinedVersion || r.Version > recordVersion || r.PID <= 1 || r.Started == 0 || r.Boot == "" {
 		return record{}, fmt.Errorf("not the record of a process: %s", excerpt(string(data)))
 	}
 	return r, nil
@@ -95,8 +99,11 @@ func recorded(own string) bool {
 // that number already, so that it cannot become another one's after.
 func (r record) holds() bool {
 	now, err := recordOf(r.PID, r.Driver)
-	return err == nil && now == r
+	return err == nil && now.PID == r.PID && now.Started == r.Started && now.Boot == r.Boot
 }
+
+// confined reports whether the daemon was confined when it was started.
+func (r record) confined() bool { return r.Version > unconfinedVersion }
 
 func bootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")

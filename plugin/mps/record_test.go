@@ -57,12 +57,23 @@ func TestARecordHoldsForOneProcess(t *testing.T) {
 	}
 }
 
+// The daemons of the version before are found too, by records that say nothing of how they are confined.
+func TestARecordOfTheVersionBefore(t *testing.T) {
+	r, err := recordOf(os.Getpid(), "580.1")
+	must(t, err)
+	before, err := parseRecord(fmt.Appendf(nil, `{"version":1,"pid":%d,"started":%d,"boot":%q,"driver":"580.1"}`, r.PID, r.Started, r.Boot))
+	must(t, err)
+	if !before.holds() || before.confined() || !r.confined() {
+		t.Errorf("it holds: %t, confined: %t; one of now is confined: %t", before.holds(), before.confined(), r.confined())
+	}
+}
+
 func TestBadRecords(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":         "",
 		"no JSON":         "12\n",
 		"half a record":   `{"version":1,"pid":12,"sta`,
-		"another version": `{"version":2,"pid":12,"started":5,"boot":"a"}`,
+		"another version": `{"version":3,"pid":12,"started":5,"boot":"a"}`,
 		"init":            `{"version":1,"pid":1,"started":5,"boot":"a"}`,
 		"a group":         `{"version":1,"pid":-12,"started":5,"boot":"a"}`,
 		"no boot":         `{"version":1,"pid":12,"started":5}`,
