@@ -21,12 +21,13 @@ func (a *app) mpsDir() string { return filepath.Join(a.plugin.RuntimeDir, "mps")
 
 func (s *service) newKeeper(h host.Host) *mps.Keeper {
 	return mps.New(mps.Options{
-		Dir:     s.app.mpsDir(),
-		Helper:  mps.Helper{Path: "/proc/self/exe", Args: []string{"gpu-cdi-plugin", mpsExec}},
-		Program: func(context.Context) (mps.Program, error) { return s.mpsProgram(h) },
-		Modes:   s.driver,
-		Changed: s.republish,
-		Log:     s.app.log,
+		Dir:      s.app.mpsDir(),
+		Insecure: s.app.InsecurePaths,
+		Helper:   mps.Helper{Path: "/proc/self/exe", Args: []string{"gpu-cdi-plugin", mpsExec}},
+		Program:  func(context.Context) (mps.Program, error) { return s.mpsProgram(h) },
+		Modes:    s.driver,
+		Changed:  s.republish,
+		Log:      s.app.log,
 	})
 }
 

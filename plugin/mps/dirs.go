@@ -74,8 +74,8 @@ func makeDirs(dir, uuid string) error {
 		return fmt.Errorf("make the directories of %s: sockets under %s would have paths of %d bytes, and %d are allowed; set a shorter runtime-dir",
 			uuid, dir, n, maxSocket)
 	}
-	if err := makeOurs(dir); err != nil {
-		return err
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make the directory of MPS: %w", err)
 	}
 	own, err := makeDir(unix.AT_FDCWD, filepath.Join(dir, uuid), 0o755)
 	if err != nil {
@@ -93,48 +93,6 @@ func makeDirs(dir, uuid string) error {
 		_ = d.Close()
 	}
 	return nil
-}
-
-// makeOurs makes the directory of all GPUs.
-func makeOurs(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the directory of MPS: %w", err)
-	}
-	return onlyOurs(dir)
-}
-
-// onlyOurs refuses a directory in which others could put something else in the place of ours, or of which they could
-// put another one in its place.
-func onlyOurs(dir string) error {
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil {
-		return &os.PathError{Op: "look at", Path: dir, Err: err}
-	}
-	if int(st.Uid) != os.Geteuid() || st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Mode&0o022 != 0 {
-		return fmt.Errorf("%s is not used for MPS: others can write to it, or it is a link; set another runtime-dir", dir)
-	}
-	real, err := filepath.EvalSymlinks(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(onlyOursAbove(dir), onlyOursAbove(real))
-}
-
-// onlyOursAbove refuses a directory that others can rename, through one that is above it. In a sticky one they cannot.
-func onlyOursAbove(dir string) error {
-	for above := filepath.Dir(dir); ; above = filepath.Dir(above) {
-		var st unix.Stat_t
-		if err := unix.Lstat(above, &st); err != nil {
-			return &os.PathError{Op: "look at", Path: above, Err: err}
-		}
-		open := st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0
-		if uid := int(st.Uid); open || uid != 0 && uid != os.Geteuid() {
-			return fmt.Errorf("%s is not used for MPS: others can write to %s; set another runtime-dir", dir, above)
-		}
-		if above == filepath.Dir(above) {
-			return nil
-		}
-	}
 }
 
 // makeDir makes a directory of ours, or makes the one that is there ours.

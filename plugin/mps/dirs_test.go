@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/internal/trust"
 )
 
 const testGPU = "GPU-00000000-0000-0000-0000-000000000001"
@@ -124,44 +125,43 @@ func TestPrepareRefuses(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "set a shorter runtime-dir") {
 		t.Errorf("a long path: %v", err)
 	}
-	open := shortDir(t)
-	must(t, os.Chmod(open, 0o1777))
-	if _, err := prepare(open, testGPU, testShm); err == nil || !strings.Contains(err.Error(), "others can write to it") {
-		t.Errorf("a directory that everybody writes to: %v", err)
-	}
 	if entries, _ := os.ReadDir(dir); len(entries) > 0 {
 		t.Errorf("%d entries were made", len(entries))
 	}
 }
 
-func TestDirectoriesThatOthersCanReplace(t *testing.T) {
+// What others can change is not used, and nothing is made below it.
+func TestKeeperUsesOnlyRootsDirectories(t *testing.T) {
 	testenv.Root(t)
-	top := shortDir(t)
-	above := filepath.Join(top, "above")
-	must(t, os.MkdirAll(filepath.Join(above, "run"), 0o755))
-	must(t, os.Symlink(above, filepath.Join(top, "link")))
+	safe, err := os.MkdirTemp("/run", "mps-test-") //nolint:usetesting // t.TempDir is under /tmp, where everybody can write
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(safe) })
+	above := filepath.Join(safe, "above")
+	run := filepath.Join(above, "run")
 	for name, c := range map[string]struct {
 		change func() error
 		want   string
 	}{
-		"root's alone":            {func() error { return nil }, ""},
-		"sticky, as /tmp is":      {func() error { return os.Chmod(above, 0o777|fs.ModeSticky) }, ""},
-		"everybody can write":     {func() error { return os.Chmod(above, 0o777) }, "others can write to " + above},
-		"a group can write":       {func() error { return os.Chmod(above, 0o775) }, "others can write to " + above},
-		"it is another user's":    {func() error { return os.Chown(above, 1000, 0) }, "others can write to " + above},
-		"the link is a user's":    {func() error { return os.Lchown(top+"/link", 1000, 0) }, "others can write to " + top + "/link"},
-		"what is above the link":  {func() error { return os.Chmod(top, 0o777) }, "others can write to " + top},
-		"what the link leads to":  {func() error { return os.Chmod(above, 0o757) }, "others can write to " + above},
-		"root's alone, by a link": {func() error { return nil }, ""},
+		"root's alone":           {func() error { return nil }, ""},
+		"everybody can write":    {func() error { return os.Chmod(above, 0o777) }, "every user can write to " + above},
+		"it is another user's":   {func() error { return os.Chown(above, 1000, 0) }, above + " belongs to user 1000"},
+		"the last one is a link": {func() error { return errors.Join(os.Symlink(safe, run), os.Lchown(run, 1000, 0)) }, run + " belongs to user 1000"},
 	} {
-		must(t, errors.Join(os.Lchown(top+"/link", 0, 0), os.Chown(above, 0, 0), os.Chmod(above, 0o755), os.Chmod(top, 0o700), c.change()))
-		dir := filepath.Join(above, "run", "mps")
-		if strings.Contains(name, "link") {
-			dir = filepath.Join(top, "link", "run", "mps")
-		}
-		err := makeOurs(dir)
-		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v", name, err)
+		for _, insecure := range []bool{false, true} {
+			must(t, errors.Join(os.RemoveAll(above), os.Mkdir(above, 0o755), c.change()))
+			want := c.want
+			if insecure {
+				want = ""
+			}
+			k := New(Options{Dir: filepath.Join(run, "mps"), Insecure: insecure})
+			err := k.hold()
+			if (err == nil) != (want == "") || err != nil && (!errors.Is(err, trust.ErrUnsafe) || !strings.Contains(err.Error(), want)) {
+				t.Errorf("%s, insecure %t: %v", name, insecure, err)
+			}
+			if _, made := os.Stat(k.opts.Dir); (made == nil) != (want == "") {
+				t.Errorf("%s, insecure %t: the directory: %v", name, insecure, made)
+			}
+			must(t, k.release())
 		}
 	}
 }

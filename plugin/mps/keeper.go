@@ -13,6 +13,7 @@ import (
 
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/plugin/resource"
 )
 
@@ -27,6 +28,8 @@ type Options struct {
 	// Dir has a directory for each GPU; see DirsOf. Its path is the same on the host and here, and nobody but root can
 	// write to it or to what it is in.
 	Dir string
+	// Insecure uses Dir even if others than root can change it.
+	Insecure bool
 	// Helper is this program, about to become the control program.
 	Helper Helper
 	// Program finds the driver's control program. It is asked again when what it found is no longer there.
@@ -201,10 +204,13 @@ func (k *Keeper) hold() error {
 	if k.lock != nil {
 		return nil
 	}
-	if err := makeOurs(k.opts.Dir); err != nil {
-		return err
+	err := trust.Dir(k.opts.Dir)
+	if err != nil && !(k.opts.Insecure && errors.Is(err, trust.ErrUnsafe)) {
+		return fmt.Errorf("%s is not used for MPS, set another runtime-dir: %w", k.opts.Dir, err)
 	}
-	var err error
+	if err := os.MkdirAll(k.opts.Dir, 0o755); err != nil {
+		return fmt.Errorf("make the directory of MPS: %w", err)
+	}
 	k.lock, err = lock.Acquire(filepath.Join(k.opts.Dir, lockName))
 	if exit.CodeOf(err) == exit.Locked {
 		return exit.With(exit.Locked, "stop the other instance, or give this one a runtime-dir of its own", err)

@@ -131,7 +131,7 @@ func newKept(t *testing.T) *kept {
 // renew makes another keeper of the same directory.
 func (k *kept) renew(dir string) {
 	k.Keeper = New(Options{
-		Dir: dir, Helper: testHelper(), Modes: k.modes,
+		Dir: dir, Insecure: true, Helper: testHelper(), Modes: k.modes,
 		Program:  func(context.Context) (Program, error) { return k.program, nil },
 		Interval: 100 * time.Millisecond, Deadline: 2 * time.Second,
 		Log: slog.New(slog.NewTextHandler(k.t.Output(), nil)),
