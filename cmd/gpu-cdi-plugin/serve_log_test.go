@@ -55,6 +55,30 @@ func (s *served) look() {
 	waitFor(s.t, again, func() bool { return strings.Count(s.log.String(), again) > n })
 }
 
+var attribute = regexp.MustCompile(` ([a-z][a-z ]*|"[^"]+")=("(?:[^"\\]|\\.)*"|\S+)`)
+
+// wantReadable expects that each line of the log can be read without its attributes: these have numbers, and what the
+// message says too. A resource is named by its socket. The warning of --insecure-paths is the tests' own.
+func (s *served) wantReadable() {
+	s.t.Helper()
+	numbers := regexp.MustCompile(`^\d+$`)
+	for line := range strings.Lines(s.log.String()) {
+		at := message.FindStringSubmatchIndex(line)
+		if at == nil || strings.Contains(line, "--insecure-paths is given: ") {
+			continue
+		}
+		text := line[at[2]:at[3]]
+		if !strings.Contains(text, " ") || strings.HasSuffix(strings.Trim(text, `"`), ":") {
+			s.t.Errorf("a line of the log says nothing without its attributes: %s", line)
+		}
+		for _, a := range attribute.FindAllStringSubmatch(line[at[1]:], -1) {
+			if value := strings.Trim(a[2], `"`); a[1] != "resource" && !numbers.MatchString(value) && !strings.Contains(text, value) {
+				s.t.Errorf("only the attribute %s of this line says it: %s", a[1], line)
+			}
+		}
+	}
+}
+
 // What lasts is logged when it begins and when it ends, and each line can be read without its attributes.
 func TestServeLogsWhatLastsOnce(t *testing.T) {
 	t.Parallel()
@@ -97,9 +121,28 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	s.kubelet.Start()
 	waitFor(t, "a new connection", func() bool { return s.said("the kubelet watches nvidia.com/mig-7g.80gb") >= 2 })
 
-	for _, m := range s.messages() {
-		if !strings.Contains(m, " ") || strings.HasSuffix(m, ":") {
-			t.Errorf("a line of the log says nothing without its attributes: %q", m)
-		}
-	}
+	s.wantReadable()
+}
+
+// With MPS too, each line can be read without its attributes.
+func TestServeLogsWhatMPSDoes(t *testing.T) {
+	t.Parallel()
+	s, uuid := newMPS(t, 2)
+	s.start()
+	s.listed(sharedResource, 2, 0)
+	s.says(uuid + ": its MPS control daemon answers; each client may use ")
+
+	mustDo(t, os.Rename(s.node.MPSControl(), s.node.MPSControl()+".gone"))
+	mustDo(t, syscall.Kill(s.daemon(uuid), syscall.SIGKILL))
+	s.says(uuid + ": its MPS control daemon was ended by signal SIGKILL")
+	s.says(uuid + ": its MPS control daemon cannot be started: ")
+	mustDo(t, os.Rename(s.node.MPSControl()+".gone", s.node.MPSControl()))
+	s.listed(sharedResource, 2, 0)
+
+	s.configure("")
+	s.signal(syscall.SIGHUP)
+	s.listed(gpuResource, 4, 0)
+	s.says(uuid + ": its MPS control daemon has ended, as it was told to")
+	s.says(uuid + ": the GPU is not shared by MPS any more")
+	s.wantReadable()
 }

@@ -45,7 +45,7 @@ func (s *service) publish(state inventory.State) {
 func (s *service) weigh(snapshot *gpu.Snapshot) {
 	node, err := s.node.Load().Renew(snapshot, s.app.plugin.Allocation.Weights)
 	if err != nil {
-		s.app.log.Error("GPUs are taken to be connected alike", "error", err)
+		s.app.log.Error("containers get any GPUs instead of the best connected ones: " + inLine(err))
 	}
 	s.node.Store(node)
 }

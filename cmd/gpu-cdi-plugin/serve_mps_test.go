@@ -167,7 +167,7 @@ func TestServeSharesByMPS(t *testing.T) {
 	if second == first || second == 0 {
 		t.Errorf("daemon %d after %d", second, first)
 	}
-	if !strings.Contains(s.log.String(), "the MPS control daemon was ended by signal SIGKILL") {
+	if !strings.Contains(s.log.String(), uuid+": its MPS control daemon was ended by signal SIGKILL") {
 		t.Error("it does not say how the daemon ended")
 	}
 

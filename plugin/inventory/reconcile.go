@@ -70,7 +70,7 @@ func (i *Inventory) await(cause error) error {
 	}
 	i.awaiting = true
 	i.noteLoaded()
-	i.log.Warn("there is no usable NVIDIA driver yet; no device is offered until there is one", "error", cause)
+	i.log.Warn("there is no usable NVIDIA driver yet, and no device is offered until there is one: " + inLine(cause))
 	i.publish(State{Snapshot: &gpu.Snapshot{}, Resources: resources, Err: cause})
 	return nil
 }

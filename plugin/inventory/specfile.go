@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"os"
@@ -171,11 +172,12 @@ func (f *specFile) write(old, want *specs.Spec) (fileid.ID, error) {
 	if f.marks {
 		mark(f.path, want)
 	}
-	what := "new"
+	what := "there was none that can be read"
 	if old != nil {
-		what = summary(cdi.Diff(old, want))
+		what = cmp.Or(summary(cdi.Diff(old, want)), "not every user could read it")
 	}
-	f.log.Info("CDI spec written", "path", f.path, "devices", len(want.Devices), "difference", what)
+	f.log.Info(fmt.Sprintf("the CDI spec %s was written with %d devices: %s", f.path, len(want.Devices), what),
+		"path", f.path, "devices", len(want.Devices))
 	return written(f.path), nil
 }
 
@@ -192,7 +194,7 @@ func (f *specFile) remove() (bool, error) {
 	if err := atomicfile.Remove(f.path); err != nil {
 		return false, exit.With(exit.Failure, hintWrite, fmt.Errorf("remove the spec without devices: %w", err))
 	}
-	f.log.Info("CDI spec removed, since it would have no device", "path", f.path)
+	f.log.Info("the CDI spec "+f.path+" was removed, since it would have no device", "path", f.path)
 	return true, nil
 }
 

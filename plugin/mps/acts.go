@@ -46,7 +46,7 @@ func (m *minder) tryStart(ctx context.Context, want *Want) error {
 		return err
 	}
 	if plain != "" && plain != m.plain {
-		m.log.Warn("containers can fill the file system of runtime-dir, and see what earlier ones left in /dev/shm", "since", plain)
+		m.log.Warn(m.uuid + ": its containers can fill the file system of runtime-dir, and see what earlier ones left in /dev/shm: " + plain)
 	}
 	m.plain = plain
 	if err := m.keeper.linkLibraries(c.program.Libraries); err != nil {
@@ -121,7 +121,7 @@ func (m *minder) quit(ctx context.Context) time.Duration {
 
 // end ends a daemon that does not listen.
 func (m *minder) end(ctx context.Context) time.Duration {
-	m.log.Warn("the MPS control daemon does not answer and has no server; it is ended", "pid", m.proc.pid)
+	m.log.Warn(m.uuid+": its MPS control daemon does not answer and has no server; it is ended", "pid", m.proc.pid)
 	m.ending = true
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
 		if err := m.proc.signal(sig); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -165,7 +165,7 @@ func (m *minder) forget(ctx context.Context) time.Duration {
 		return m.keeper.opts.Interval
 	}
 	m.occupy(false)
-	m.log.Info("the GPU is not shared by MPS any more")
+	m.log.Info(m.uuid + ": the GPU is not shared by MPS any more")
 	m.say(notYet, resource.MPSLimits{})
 	return m.keeper.opts.Interval
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -134,14 +135,24 @@ func (k *kept) renew(dir string) {
 		Dir: dir, Insecure: true, Helper: testHelper(), Modes: k.modes,
 		Program:  func(context.Context) (Program, error) { return k.program, nil },
 		Interval: 100 * time.Millisecond, Deadline: 2 * time.Second,
-		Log: slog.New(slog.NewTextHandler(k.t.Output(), nil)),
 	})
+	k.logTo()
 }
 
-// logTo has the keeper log to a text, besides the test's output. It comes before start.
+// logTo has the keeper log to a text, besides the test's output. It comes before start. Each line must be understood
+// without its attributes: it names the GPU, and the cause is no attribute.
 func (k *kept) logTo() *logText {
 	log := &logText{}
-	k.opts.Log = slog.New(slog.NewTextHandler(io.MultiWriter(k.t.Output(), log), nil))
+	options := slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		switch {
+		case a.Key == slog.MessageKey && !strings.HasPrefix(a.Value.String(), "GPU-"):
+			k.t.Errorf("the log does not name the GPU: %q", a.Value)
+		case !slices.Contains([]string{slog.TimeKey, slog.LevelKey, slog.MessageKey, "gpu", "pid"}, a.Key):
+			k.t.Errorf("the log says only in the attribute %s: %q", a.Key, a.Value)
+		}
+		return a
+	}}
+	k.opts.Log = slog.New(slog.NewTextHandler(io.MultiWriter(k.t.Output(), log), &options))
 	return log
 }
 
@@ -422,7 +433,7 @@ func TestKeeperReplacesADaemonThatIsNotConfined(t *testing.T) {
 	log := k.logTo()
 	k.start()
 	k.want(0)
-	says := fmt.Sprintf("the MPS control daemon of %s, process %d, was started by an earlier version and is not confined", k.gpu(0), first)
+	says := fmt.Sprintf("%s: its MPS control daemon, process %d, was started by an earlier version and is not confined", k.gpu(0), first)
 	eventually(t, says, func() bool { return strings.Contains(log.String(), says) })
 	if now := k.ready(0); now != first {
 		t.Errorf("with a client the daemon is %d, want %d still", now, first)

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"gpu-cdi-plugin/plugin/resource"
@@ -65,7 +66,7 @@ func newMinder(k *Keeper, uuid string) *minder {
 // run looks after the daemon until ctx ends.
 func (m *minder) run(ctx context.Context) {
 	if err := m.adopt(); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		m.log.Info("the MPS control daemon of before is not there any more", "reason", err)
+		m.log.Info(m.uuid + ": its MPS control daemon of before is not there any more: " + err.Error())
 	}
 	defer func() { m.proc.close() }()
 	timer := time.NewTimer(0)
@@ -95,11 +96,11 @@ func (m *minder) adopt() error {
 	}
 	m.proc, m.driver, m.unconfined, m.since = p, r.Driver, !r.confined(), time.Now()
 	if m.unconfined {
-		m.log.Warn(fmt.Sprintf("the MPS control daemon of %s, process %d, was started by an earlier version and is not confined; "+
+		m.log.Warn(fmt.Sprintf("%s: its MPS control daemon, process %d, was started by an earlier version and is not confined; "+
 			"it is replaced when the last container that uses it has ended", m.uuid, r.PID))
 		return nil
 	}
-	m.log.Info("took over the MPS control daemon of before", "pid", r.PID)
+	m.log.Info(fmt.Sprintf("%s: its MPS control daemon of before, process %d, was taken over", m.uuid, r.PID))
 	return nil
 }
 
@@ -143,7 +144,7 @@ func (m *minder) next(want *Want, s seen) time.Duration {
 	case want != nil && !want.Hold && !s.runs:
 		return max(time.Until(m.due), firstLook)
 	case want == nil && s.busy:
-		m.once("the MPS control daemon is not wanted any more and ends when its clients have")
+		m.once("its MPS control daemon is not wanted any more and ends when its clients have")
 		return lastLook
 	case s.runs && !s.answers:
 		m.lookAgain = min(max(2*m.lookAgain, firstLook), lastLook)
@@ -164,13 +165,14 @@ func (m *minder) bury() {
 	m.proc, m.answered, m.silent, m.lookAgain, m.given = nil, false, failures{}, 0, resource.MPSLimits{}
 	if m.ending {
 		m.ending, m.due = false, time.Now()
-		m.log.Info("the MPS control daemon has ended, as it was told to")
+		m.log.Info(m.uuid + ": its MPS control daemon has ended, as it was told to")
 		m.say("its MPS control daemon was told to end", resource.MPSLimits{})
 		return
 	}
 	pause := m.pauses.after(ran)
 	m.due = time.Now().Add(pause)
-	m.log.Warn("the MPS control daemon "+how, "printed", tail(m.own), "again in", pause)
+	m.log.Warn(fmt.Sprintf("%s: its MPS control daemon %s; while it is configured it is started again, after %v; it printed %q",
+		m.uuid, how, pause, tail(m.own)))
 	m.say("its MPS control daemon "+how, resource.MPSLimits{})
 }
 
@@ -242,7 +244,7 @@ func (m *minder) judge(want *Want, s seen, err error) {
 		m.trouble("its MPS control daemon does not answer", err)
 	case s.limited && m.exclusive:
 		if m.say("", want.Limits) {
-			m.log.Info("the MPS control daemon answers", "pid", m.proc.pid, "each client may use", inWords(want.Limits))
+			m.log.Info(m.uuid+": its MPS control daemon answers; each client may use "+inWords(want.Limits), "pid", m.proc.pid)
 		}
 	}
 }
@@ -266,18 +268,18 @@ func (m *minder) say(reason string, ready resource.MPSLimits) bool {
 func (m *minder) once(text string) {
 	if m.logged != text {
 		m.logged = text
-		m.log.Info(text, "pid", m.proc.pid)
+		m.log.Info(m.uuid+": "+text, "pid", m.proc.pid)
 	}
 }
 
 // trouble says what cannot be done. The same trouble is logged loudly once.
 func (m *minder) trouble(what string, err error) {
-	text := what + ": " + err.Error()
+	text := what + ": " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	log := m.log.Warn
 	if m.logged == text {
 		log = m.log.Debug
 	}
 	m.logged = text
-	log(what, "error", err)
+	log(m.uuid + ": " + text)
 	m.say(text, resource.MPSLimits{})
 }
