@@ -153,6 +153,20 @@ func (c *Catalogue) offer(name string) *Offer {
 	return &c.Devices[i]
 }
 
+// FilesOf are the files that offer the devices, each once. Devices that do not exist have none.
+func (c *Catalogue) FilesOf(names []string) []*SpecFile {
+	var files []*SpecFile
+	for _, name := range names {
+		if c.offer(name) == nil {
+			continue
+		}
+		if f := c.file(name); !slices.Contains(files, f) {
+			files = append(files, f)
+		}
+	}
+	return files
+}
+
 // file is the file that offers a device, which must be offered.
 func (c *Catalogue) file(name string) *SpecFile {
 	offer := c.offer(name)

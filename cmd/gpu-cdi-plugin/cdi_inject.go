@@ -49,7 +49,11 @@ func (a *app) cdiInject(bundle string, names []string) error {
 	if err != nil {
 		return err
 	}
-	changed, err := cdi.Inject(bundle, a.qualified(names), a.specDirs(h)...)
+	names = a.qualified(names)
+	if err := a.checkSpecs(cdi.Load(a.specDirs(h)...).FilesOf(names)); err != nil {
+		return err
+	}
+	changed, err := cdi.Inject(bundle, names, a.specDirs(h)...)
 	if errors.Is(err, cdi.ErrNoConfig) {
 		err = exit.With(exit.Failure, "runc spec --bundle "+shellWord(bundle)+" makes one", err)
 	}

@@ -101,20 +101,43 @@ func (a *app) mendHint(path string) string {
 
 // unsafeHooks are the hooks of a spec that others than root could change, unless that is allowed.
 func (a *app) unsafeHooks(spec *specs.Spec) []cdi.Problem {
+	var problems []cdi.Problem
+	for _, path := range hookPaths(spec) {
+		err := a.check(trust.RootFile, path)
+		if !errors.Is(err, trust.ErrUnsafe) {
+			continue // one that is not there is found elsewhere
+		}
+		problems = append(problems, cdi.Problem{Where: "hook " + path, What: fmt.Sprintf("engines run it as root, and %v", err)})
+	}
+	return problems
+}
+
+// checkSpecs returns an error if others could change a spec or a hook of it: the runtime of the bundle runs its hooks with
+// the rights of whoever starts it.
+func (a *app) checkSpecs(files []*cdi.SpecFile) error {
+	for _, f := range files {
+		for _, path := range append([]string{f.Path}, hookPaths(f.Spec)...) {
+			err := a.check(trust.File, path)
+			if errors.Is(err, trust.ErrUnsafe) {
+				hint := "give it and the directories above it to root (chown root:root, chmod go-w)" + hintInsecure
+				return exit.With(exit.Failure, hint, fmt.Errorf("devices of %s are not put into the bundle: %s: %w", f.Path, path, err))
+			}
+		}
+	}
+	return nil
+}
+
+// hookPaths are the programs that engines run for the devices of a spec.
+func hookPaths(spec *specs.Spec) []string {
 	hooks := slices.Clone(spec.ContainerEdits.Hooks)
 	for i := range spec.Devices {
 		hooks = append(hooks, spec.Devices[i].ContainerEdits.Hooks...)
 	}
-	var problems []cdi.Problem
+	var paths []string
 	for _, h := range hooks {
-		err := a.check(trust.RootFile, h.Path)
-		if !errors.Is(err, trust.ErrUnsafe) {
-			continue // one that is not there is found elsewhere
-		}
-		p := cdi.Problem{Where: "hook " + h.Path, What: fmt.Sprintf("engines run it as root, and %v", err)}
-		if !slices.Contains(problems, p) {
-			problems = append(problems, p)
+		if !slices.Contains(paths, h.Path) {
+			paths = append(paths, h.Path)
 		}
 	}
-	return problems
+	return paths
 }

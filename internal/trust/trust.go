@@ -61,7 +61,7 @@ func Dir(path string) error {
 
 // OpenDirPath is OpenDir for a handle that only names the directory (O_PATH), for which no right to read it is needed.
 func OpenDirPath(path string) (*os.File, error) {
-	w, err := follow(path, false)
+	w, err := follow(path, os.Geteuid(), false)
 	if err != nil {
 		return nil, err
 	}
