@@ -91,7 +91,7 @@ func (s *service) mpsProgram(h host.Host) (mps.Program, error) {
 	if at < 0 {
 		return mps.Program{}, exit.With(exit.NoDriver, hintNoMPS, fmt.Errorf("the driver under %s has no %s", h.DriverRoot(), mpsControl))
 	}
-	p := mps.Program{Path: driver.Files[at].HostPath, Driver: driver.Version, Insecure: s.app.InsecurePaths}
+	p := mps.Program{Path: driver.Files[at].HostPath, Driver: driver.Version}
 	dirs := []string{filepath.Dir(p.Path)}
 	for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
 		dirs = append(dirs, h.Driver(dir))

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/plugin/mps"
 	"gpu-cdi-plugin/plugin/plugintest"
 )
 
@@ -258,4 +260,39 @@ func TestServeNeedsPermissionForMPS(t *testing.T) {
 	}
 	mustDo(t, s.node.Clear())
 	s.listed(sharedResource, 2, 0)
+}
+
+// The control program, its server and the libraries that they are given run as root.
+func TestMPSRunsOnlyRootsFiles(t *testing.T) {
+	testenv.Root(t)
+	safe, err := os.MkdirTemp("/run", "mps-test-") //nolint:usetesting // t.TempDir is under /tmp, where everybody can write
+	mustDo(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(safe) })
+	dir := filepath.Join(safe, "driver")
+	control, server, library := filepath.Join(dir, mpsControl), filepath.Join(dir, mpsServer), filepath.Join(dir, "libcuda.so.1")
+	for name, c := range map[string]struct {
+		change func() error
+		want   string
+	}{
+		"root's":                    {func() error { return nil }, ""},
+		"the group can write":       {func() error { return os.Chmod(control, 0o775) }, "group 0 can write to " + control},
+		"all can write":             {func() error { return os.Chmod(control, 0o757) }, "every user can write to " + control},
+		"somebody's":                {func() error { return os.Chown(control, 1000, 0) }, control + " belongs to user 1000"},
+		"in somebody's directory":   {func() error { return os.Chown(dir, 1000, 0) }, dir + " belongs to user 1000"},
+		"gone":                      {func() error { return os.Remove(control) }, "no such file"},
+		"a directory":               {func() error { return errors.Join(os.Remove(control), os.Mkdir(control, 0o755)) }, "not a regular file"},
+		"somebody's server":         {func() error { return os.Chown(server, 1000, 0) }, server + " belongs to user 1000"},
+		"without a server":          {func() error { return os.Remove(server) }, ""},
+		"a library that all change": {func() error { return os.Chmod(library, 0o666) }, "every user can write to " + library},
+	} {
+		mustDo(t, errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)))
+		for _, path := range []string{control, server, library} {
+			mustDo(t, os.WriteFile(path, nil, 0o755))
+		}
+		mustDo(t, c.change())
+		err := (&app{}).checkMPS(mps.Program{Path: control, SearchPath: []string{dir}, Libraries: map[string]string{"libcuda.so.1": library}})
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
 }

@@ -176,7 +176,7 @@ try test -w /dev/null
 echo end
 `), 0o755))
 	must(t, os.WriteFile(filepath.Join(dir, "secret"), nil, 0o644))
-	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin", "/usr/sbin", "/sbin"}, Driver: "1", Insecure: true, Root: dir}
+	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin", "/usr/sbin", "/sbin"}, Driver: "1", Root: dir}
 	daemon, err := testHelper().startDaemon(filepath.Join(k.opts.Dir, testGPU), p)
 	must(t, err)
 	<-daemon.end()

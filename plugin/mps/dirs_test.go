@@ -212,34 +212,3 @@ func TestLibrariesAreLinked(t *testing.T) {
 		t.Error("a name with a slash is a library's")
 	}
 }
-
-func TestOnlyRootsProgramsAreRun(t *testing.T) {
-	testenv.Root(t)
-	safe, err := os.MkdirTemp("/run", "mps-test-") //nolint:usetesting // t.TempDir is under /tmp, which is not root's alone
-	must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(safe) })
-	dir := filepath.Join(safe, "bin")
-	path := filepath.Join(dir, "control")
-	for name, c := range map[string]struct {
-		make     func() error
-		want     string
-		insecure string // the error with Insecure
-	}{
-		"root's":                   {func() error { return nil }, "", ""},
-		"the group can write":      {func() error { return os.Chmod(path, 0o775) }, "group 0 can write to ", ""},
-		"all can write":            {func() error { return os.Chmod(path, 0o757) }, "every user can write to ", ""},
-		"somebody's":               {func() error { return os.Chown(path, 1000, 0) }, "control belongs to user 1000", ""},
-		"in somebody's directory":  {func() error { return os.Chown(dir, 1000, 0) }, "bin belongs to user 1000", ""},
-		"gone":                     {func() error { return os.Remove(path) }, "no such file", "no such file"},
-		"gone from somebody's":     {func() error { return errors.Join(os.Remove(path), os.Chown(dir, 1000, 0)) }, "belongs to user 1000", "no such file"},
-		"a directory in its place": {func() error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o755)) }, "not a regular file", "not a regular file"},
-	} {
-		must(t, errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755), os.WriteFile(path, nil, 0o755), c.make()))
-		for p, want := range map[*Program]string{{Path: path}: c.want, {Path: path, Insecure: true}: c.insecure} {
-			err := p.check()
-			if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-				t.Errorf("%s, insecure %v: %v", name, p.Insecure, err)
-			}
-		}
-	}
-}

@@ -5,15 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
-
-	"gpu-cdi-plugin/internal/trust"
 )
 
 // This is the only file of the product that runs programs. It runs two: this program itself, which changes what it sees
@@ -32,20 +29,6 @@ type Program struct {
 	Driver string
 	// Root is where the driver is installed, or empty: the root directory.
 	Root string
-	// Insecure runs it even if others than root could change it.
-	Insecure bool
-}
-
-// check refuses a program that somebody else than root could have put there, and one that is gone.
-func (p Program) check() error {
-	err := trust.File(p.Path)
-	if p.Insecure && errors.Is(err, trust.ErrUnsafe) {
-		_, err = os.Stat(p.Path)
-	}
-	if err != nil {
-		return fmt.Errorf("%s is not run: %w", p.Path, err)
-	}
-	return nil
 }
 
 // environment is that of the program when it works for a GPU.

@@ -32,7 +32,8 @@ type Options struct {
 	Insecure bool
 	// Helper is this program, about to become the control program.
 	Helper Helper
-	// Program finds the driver's control program. It is asked again when what it found is no longer there.
+	// Program finds the driver's control program. It is asked again when what it found is no longer there. The program runs
+	// as root: what others than root can change must be an error.
 	Program func(context.Context) (Program, error)
 	// Modes makes GPUs exclusive while they have a daemon, so that no process gets round it.
 	Modes ComputeModes
@@ -257,12 +258,8 @@ func (k *Keeper) control(ctx context.Context, own string) (*control, error) {
 	k.mu.Lock()
 	p := k.program
 	k.mu.Unlock()
-	if p.Path == "" || p.check() != nil {
-		var err error
+	if _, err := os.Stat(p.Path); err != nil {
 		if p, err = k.opts.Program(ctx); err != nil {
-			return nil, err
-		}
-		if err := p.check(); err != nil {
 			return nil, err
 		}
 		k.mu.Lock()

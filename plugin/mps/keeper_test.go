@@ -113,7 +113,7 @@ func newKept(t *testing.T) *kept {
 		t: t, node: node, modes: &modes{exclusive: map[string]bool{}}, stop: func() {},
 		program: Program{
 			Path: node.MPSControl(), SearchPath: []string{filepath.Dir(node.MPSControl())}, Driver: "1",
-			Root: node.Root(), Insecure: true,
+			Root:      node.Root(),
 			Libraries: map[string]string{"libnvidia-ml.so.1": node.Library()},
 		},
 	}
@@ -133,7 +133,10 @@ func newKept(t *testing.T) *kept {
 func (k *kept) renew(dir string) {
 	k.Keeper = New(Options{
 		Dir: dir, Insecure: true, Helper: testHelper(), Modes: k.modes,
-		Program:  func(context.Context) (Program, error) { return k.program, nil },
+		Program: func(context.Context) (Program, error) {
+			_, err := os.Stat(k.program.Path)
+			return k.program, err
+		},
 		Interval: 100 * time.Millisecond, Deadline: 2 * time.Second,
 	})
 	k.logTo()
@@ -306,7 +309,7 @@ env | sed 's/=.*//' | sort | tr '\n' ' '
 	for _, name := range []string{logName, shmName} {
 		must(t, unix.Mknod(filepath.Join(own, name, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 	}
-	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Insecure: true, Root: dir}
+	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
 	daemon, err := testHelper().startDaemon(own, p)
 	must(t, err)
 	<-daemon.end()
@@ -340,7 +343,7 @@ get_default_device*) [ $(grep -c "$command" `+asked+`) -gt 2 ] && [ $(($(grep -c
 get_default_active*) echo 50.0 ;;
 esac
 `), 0o755))
-	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Insecure: true, Root: dir}
+	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
 	k.start()
 	k.want(0)
 	eventually(t, "a question", func() bool { _, err := os.Stat(asked); return err == nil })
@@ -600,7 +603,7 @@ func TestWhatKeepsADaemonFromStarting(t *testing.T) {
 		"a program that is gone": {
 			func(k *kept) error { return os.Rename(k.program.Path, k.program.Path+".gone") },
 			func(k *kept) error { return os.Rename(k.program.Path+".gone", k.program.Path) },
-			"is not run: stat ",
+			"its MPS control daemon cannot be started: stat ",
 		},
 		"a program that is none": {
 			func(k *kept) error {

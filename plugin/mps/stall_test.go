@@ -33,7 +33,7 @@ get_default_device*) echo 1G ;;
 get_default_active*) echo 50.0 ;;
 esac
 `), 0o755))
-	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Insecure: true, Root: root}
+	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: root}
 	return dir
 }
 
