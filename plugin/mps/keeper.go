@@ -206,7 +206,7 @@ func (k *Keeper) hold() error {
 		return nil
 	}
 	err := trust.Dir(k.opts.Dir)
-	if err != nil && !(k.opts.Insecure && errors.Is(err, trust.ErrUnsafe)) {
+	if err != nil && (!k.opts.Insecure || !errors.Is(err, trust.ErrUnsafe)) {
 		return fmt.Errorf("%s is not used for MPS, set another runtime-dir: %w", k.opts.Dir, err)
 	}
 	if err := os.MkdirAll(k.opts.Dir, 0o755); err != nil {
