@@ -12,6 +12,7 @@ import (
 
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/near"
+	"gpu-cdi-plugin/nvml"
 	"gpu-cdi-plugin/plugin/config"
 )
 
@@ -47,20 +48,27 @@ func (a *app) addFlags(cmd *cobra.Command) {
 	_ = cmd.MarkPersistentFlagFilename("config", "yaml", "yml")
 }
 
-// host is where the node's files are. What no option says is detected: with nothing but --nvml-library the driver is
-// installed where that library is, and the device nodes are under the driver's root if only that has them, as in a
-// driver container.
+// host is where the node's files are. What no option says is detected: with --nvml-library and no --driver-root the
+// driver is installed where that library is, the other libraries are searched for beside NVML's, and the device nodes are
+// under the driver's root if only that has them, as in a driver container.
 func (g *globals) host() (host.Host, error) {
 	h, err := host.New(g.Root, g.DriverRoot, g.DevRoot)
 	if err != nil {
 		return host.Host{}, fmt.Errorf("locate the host's files: %w", err)
 	}
-	if g.NVMLLibrary != "" && g.DriverRoot == "" && h.Root() == "/" {
-		library, err := filepath.Abs(g.NVMLLibrary)
-		if err != nil {
+	library := g.NVMLLibrary
+	if library == "" {
+		library, _ = nvml.Find(h, "") // whoever asks the driver reports the error
+	}
+	if library != "" {
+		if library, err = filepath.Abs(library); err != nil {
 			return host.Host{}, fmt.Errorf("locate the driver's library: %w", err)
 		}
-		h = h.WithLibrary(library)
+		if g.NVMLLibrary != "" && g.DriverRoot == "" {
+			h = h.WithLibrary(library)
+		} else {
+			h = h.WithLibraries(filepath.Dir(library))
+		}
 	}
 	if under := h.WithDevRoot(h.DriverRoot()); g.DevRoot == "" && !hasNodes(h) && hasNodes(under) {
 		h = under

@@ -49,7 +49,7 @@ func (h Host) WithDevRoot(devRoot string) Host {
 // WithLibrary is the host whose driver has its library at an absolute path. If that is in one of LibraryDirs of some
 // directory, the driver is installed under that directory; otherwise its libraries are where that one is.
 func (h Host) WithLibrary(path string) Host {
-	h.libraries = filepath.Dir(path)
+	h = h.WithLibraries(filepath.Dir(path))
 	longest := ""
 	for _, usual := range append(LibraryDirs("x86_64-linux-gnu"), LibraryDirs("aarch64-linux-gnu")...) {
 		if strings.HasSuffix(h.libraries, "/"+usual) && len(usual) > len(longest) {
@@ -62,7 +62,13 @@ func (h Host) WithLibrary(path string) Host {
 	return h
 }
 
-// Libraries is the directory of the library of WithLibrary, or empty.
+// WithLibraries is the host with a directory, by its absolute path, that is searched first for the driver's libraries.
+func (h Host) WithLibraries(dir string) Host {
+	h.libraries = dir
+	return h
+}
+
+// Libraries is the directory of WithLibraries or WithLibrary, or empty.
 func (h Host) Libraries() string { return h.libraries }
 
 // LibraryDirs are the directories, relative to the driver's root, in which distributions, NVIDIA's installer, driver
