@@ -3,8 +3,9 @@
 //
 // A path is safe if everything on its way belongs to root, or to the user that this process runs as, and neither a group
 // nor everybody may write to it: the file itself, each symbolic link, and each directory above one of them. For what will
-// run as root, the user's own is not safe. A sticky directory such as /tmp is not safe: whoever comes first makes a name
-// in it. An access control list that lets others write shows in the group's bits.
+// run as root, the user's own is not safe. In a sticky directory, such as /tmp or /nix/store, only a directory is safe that
+// is there already: others cannot replace it, but can make a name that is missing, or another name of a file. An access
+// control list that lets others write shows in the group's bits.
 //
 // Nobody but root can make a safe path unsafe, so there is no race between the check and the use of the same path. The
 // check believes what file systems say of owners; that of a user's own FUSE mount with allow_other can lie.

@@ -21,6 +21,9 @@ type walk struct {
 	owner int
 	// unsafe is why somebody else could change what comes next, or nil.
 	unsafe error
+	// shared is why others could make names in the directory that the walk is at, if that is a sticky one and the walk is
+	// strict, or nil.
+	shared error
 	// strict makes that an error at once. Without it, it is one for symbolic links alone.
 	strict bool
 }
@@ -66,6 +69,9 @@ func (w *walk) along(path string) error {
 		}
 		names = append(split(target), names...)
 	}
+	if w.shared != nil {
+		return fmt.Errorf("%w: %w", ErrUnsafe, w.shared)
+	}
 	return nil
 }
 
@@ -91,6 +97,9 @@ func (w *walk) begin() error {
 func (w *walk) step(name string) (target string, err error) {
 	path := filepath.Join(w.path, name)
 	fd, err := unix.Openat(w.fd, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil && w.shared != nil {
+		return "", fmt.Errorf("%w: %w", ErrUnsafe, w.shared)
+	}
 	if err != nil {
 		return "", &os.PathError{Op: "open", Path: path, Err: err}
 	}
@@ -98,13 +107,17 @@ func (w *walk) step(name string) (target string, err error) {
 	if err != nil {
 		return "", err
 	}
+	if w.shared != nil && (st.Mode&unix.S_IFMT != unix.S_IFDIR || w.foreign(path, st) != nil) {
+		_ = unix.Close(fd)
+		return "", fmt.Errorf("%w: %w", ErrUnsafe, w.shared)
+	}
 	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
 		return "", w.enter(fd, path, st)
 	}
 	defer unix.Close(fd)
 	why := w.unsafe
 	if why == nil {
-		why = w.whyUnsafe(path, st)
+		why = w.foreign(path, st)
 	}
 	if why != nil {
 		return "", fmt.Errorf("the symbolic link %s is not followed, since %w: %w", path, ErrUnsafe, why)
@@ -113,11 +126,24 @@ func (w *walk) step(name string) (target string, err error) {
 }
 
 // enter goes to an open file.
+//
+// In a sticky directory others can make names, and not rename or remove what is not theirs. So a directory of root's that
+// is there stays, and nobody else can have moved it there. A file or a link of root's can be a second name that others
+// made of it, or one that they moved there.
 func (w *walk) enter(fd int, path string, st unix.Stat_t) error {
 	w.close()
-	w.fd, w.path, w.kind = fd, path, st.Mode&unix.S_IFMT
+	w.fd, w.path, w.kind, w.shared = fd, path, st.Mode&unix.S_IFMT, nil
+	sticky := w.kind == unix.S_IFDIR && st.Mode&unix.S_ISVTX != 0
+	why := w.foreign(path, st)
+	switch {
+	case why != nil:
+	case !sticky:
+		why = writable(path, st)
+	case w.strict:
+		w.shared = writable(path, st)
+	}
 	if w.unsafe == nil {
-		w.unsafe = w.whyUnsafe(path, st)
+		w.unsafe = why
 	}
 	if w.strict && w.unsafe != nil {
 		return fmt.Errorf("%w: %w", ErrUnsafe, w.unsafe)
@@ -125,15 +151,17 @@ func (w *walk) enter(fd int, path string, st unix.Stat_t) error {
 	return nil
 }
 
-// whyUnsafe is why others could change a file, or what is in a directory, or nil. What is in a sticky directory they
-// cannot rename or remove unless it is theirs, which is enough where it is opened once.
-func (w *walk) whyUnsafe(path string, st unix.Stat_t) error {
-	link, sticky := st.Mode&unix.S_IFMT == unix.S_IFLNK, st.Mode&unix.S_ISVTX != 0
-	switch {
-	case st.Uid != 0 && int(st.Uid) != w.owner:
+// foreign is an error if a file belongs to others, or nil.
+func (w *walk) foreign(path string, st unix.Stat_t) error {
+	if st.Uid != 0 && int(st.Uid) != w.owner {
 		return fmt.Errorf("%s belongs to user %d", path, st.Uid)
-	case link || sticky && !w.strict:
-		return nil
+	}
+	return nil
+}
+
+// writable is an error if others can write to a file, which is no link, or nil.
+func writable(path string, st unix.Stat_t) error {
+	switch {
 	case st.Mode&0o002 != 0:
 		return fmt.Errorf("every user can write to %s", path)
 	case st.Mode&0o020 != 0:
