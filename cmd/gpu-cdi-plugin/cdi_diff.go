@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
@@ -59,9 +61,23 @@ func oneFile(_ *cobra.Command, args []string) error {
 type comparison struct {
 	Path        string           `json:"path"`
 	Differences []cdi.Difference `json:"differences"`
+	foreign     []string         // the files that this program did not write
 }
 
 func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) error {
+	if len(args) > 0 { // a file that cannot be compared is reported without a driver too
+		_, why, err := readWritten(args[0])
+		if err != nil {
+			return exit.With(exit.Failure, a.renewHint(args[0]), err)
+		}
+		if why != "" {
+			c := comparison{Path: args[0], Differences: []cdi.Difference{{Where: "spec", What: why}}}
+			if why == notOurs {
+				c.foreign = args
+			}
+			return a.report(c, opts)
+		}
+	}
 	h, err := a.host()
 	if err != nil {
 		return err
@@ -74,9 +90,8 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	if len(args) > 0 {
 		files = []specFile{meant(files, args[0])}
 	}
-	c := comparison{files[0].path, []cdi.Difference{}}
+	c := comparison{Path: files[0].path, Differences: []cdi.Difference{}}
 	there := cdi.Load(a.specDirs(h)...)
-	var foreign []string
 	for _, f := range files {
 		more, err := a.differences(f)
 		if less := f.yielding(there); err == nil && len(more) > 0 && less.spec != f.spec {
@@ -87,7 +102,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 		}
 		for _, d := range more {
 			if d.What == notOurs {
-				foreign = append(foreign, f.path)
+				c.foreign = append(c.foreign, f.path)
 			}
 			if f.kind != a.CDIKind {
 				d.Where = f.kind + " " + d.Where
@@ -95,22 +110,29 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 			c.Differences = append(c.Differences, d)
 		}
 	}
+	return cmp.Or(a.report(c, opts), g.incomplete())
+}
+
+// report prints the differences. It returns an error if there are any.
+func (a *app) report(c comparison, opts diffOptions) error {
 	if err := opts.print(a.stdout, comparisonView(c)); err != nil {
 		return err
 	}
 	switch n := len(c.Differences); {
-	case n > 0 && n == len(foreign):
-		return exit.With(exit.Differs, "", fmt.Errorf("%s: %s", notOurs, strings.Join(foreign, ", ")))
+	case n > 0 && n == len(c.foreign):
+		return exit.With(exit.Differs, "", fmt.Errorf("%s: %s", notOurs, strings.Join(c.foreign, ", ")))
 	case n > 0:
 		return exit.With(exit.Differs, a.mendHint(c.Path),
 			fmt.Errorf("%s is not what this host should have: %s", c.Path, plural(n, "difference")))
 	}
-	return g.incomplete()
+	return nil
 }
 
 // notOurs is all that can be said about another program's spec: there is nothing to compare it with, and nothing to
 // advise.
 const notOurs = "not written by this program"
+
+const notThere = "not there"
 
 // meant is what a file should be: the spec of its kind, or else that of the GPUs, which are first.
 func meant(files []specFile, path string) specFile {
@@ -124,18 +146,30 @@ func meant(files []specFile, path string) specFile {
 	return f
 }
 
+// readWritten reads a spec file of this program's, or says why there is nothing to compare.
+func readWritten(path string) (written *specs.Spec, why string, err error) {
+	written, err = cdi.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, notThere, nil
+	case err != nil:
+		return nil, "", err
+	case !cdi.WrittenHere(written):
+		return nil, notOurs, nil
+	}
+	return written, "", nil
+}
+
 // differences compares the file with what it should be, whose hooks only root can change.
 func (a *app) differences(f specFile) ([]cdi.Difference, error) {
-	written, err := cdi.ReadFile(f.path)
+	written, why, err := readWritten(f.path)
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && f.spec == nil:
-		return nil, nil
-	case errors.Is(err, fs.ErrNotExist):
-		return []cdi.Difference{{Where: "spec", What: "not there"}}, nil
 	case err != nil:
 		return nil, err
-	case !cdi.WrittenHere(written):
-		return []cdi.Difference{{Where: "spec", What: notOurs}}, nil
+	case why == notThere && f.spec == nil:
+		return nil, nil
+	case why != "":
+		return []cdi.Difference{{Where: "spec", What: why}}, nil
 	case f.spec == nil:
 		return []cdi.Difference{{Where: "spec", What: "this host has nothing of its kind"}}, nil
 	}
