@@ -31,17 +31,17 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	log            *slog.Logger
-	hangups        hangups // of the verb that reads its configuration again
-	ending         *ending // what signals do
-	warned         *sync.Once
-	started        bool // the command line was understood: from here on an error is not one of use
+	hangups        hangups   // of the verb that reads its configuration again
+	ending         *ending   // what signals do
+	warned         *sync.Map // the paths that --insecure-paths allowed, each of which is logged once
+	started        bool      // the command line was understood: from here on an error is not one of use
 }
 
 // newApp has the defaults for everything that can be configured.
 func newApp() *app {
 	a := &app{
 		globals: defaultGlobals, plugin: config.Default().Plugin, timeout: nvml.DefaultTimeout, sources: map[string]string{},
-		warned: new(sync.Once),
+		warned: new(sync.Map),
 	}
 	a.pluginFlags = newPluginFlags(&a.plugin)
 	return a

@@ -18,15 +18,15 @@ import (
 const hintInsecure = "; --insecure-paths allows it, for work from a source tree"
 
 // check makes a check of the package trust. With --insecure-paths it is no error that others can change what a path leads
-// to; the first such path is logged.
+// to; each such path is logged once.
 func (a *app) check(trusted func(path string) error, path string) error {
 	err := trusted(path)
 	if !errors.Is(err, trust.ErrUnsafe) || !a.InsecurePaths {
 		return err
 	}
-	a.warned.Do(func() {
+	if _, before := a.warned.LoadOrStore(path, true); !before {
 		a.log.Warn("--insecure-paths is given: whoever can change "+path+" can become root on this host", "error", err)
-	})
+	}
 	return nil
 }
 
