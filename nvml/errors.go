@@ -33,7 +33,7 @@ var (
 
 const (
 	hintNotFound = "install the NVIDIA driver, or name its root with --driver-root or the library with --nvml-library; " +
-		"cdi generate --explain says where it was looked for"
+		"gpu-cdi-plugin cdi generate --explain says where it was looked for"
 	hintUnusable = "name the libnvidia-ml.so.1 of the installed driver, built for this machine, " +
 		"or install the driver again if the file is damaged"
 	hintConflict     = "start the process again; a process can use one NVIDIA driver library only"

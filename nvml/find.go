@@ -69,11 +69,11 @@ func findUnder(root string, p platform) (string, error) {
 	return "", fmt.Errorf("%w: no %s under %s", ErrLibraryNotFound, libraryName, root)
 }
 
-// LibraryPaths are the paths in the driver's root at which Find looks for the library.
-func LibraryPaths() []string {
+// LibraryPaths are the paths under the driver's root at which Find looks for the library.
+func LibraryPaths(h host.Host) []string {
 	var paths []string
 	for _, dir := range libraryDirs(thisPlatform()) {
-		paths = append(paths, "/"+dir+"/"+libraryName)
+		paths = append(paths, h.Driver(dir, libraryName))
 	}
 	return paths
 }

@@ -111,7 +111,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	}
 	g, err := a.generate(ctx, h, *opts.Capabilities)
 	if opts.Explain && errors.Is(err, nvml.ErrLibraryNotFound) {
-		return cmp.Or(a.printGenerated(&generated{findings: missingLibrary()}, opts, format, ""), err)
+		return cmp.Or(a.printGenerated(&generated{findings: missingLibrary(h)}, opts, format, ""), err)
 	}
 	if opts.Explain && errors.Is(err, cdi.ErrNoDevices) { // the table says why, so this is when it is needed most
 		return cmp.Or(a.printGenerated(g, opts, format, ""), err)
@@ -131,9 +131,9 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 }
 
 // missingLibrary are the places where the driver's library is not.
-func missingLibrary() []cdi.Finding {
+func missingLibrary(h host.Host) []cdi.Finding {
 	var findings []cdi.Finding
-	for _, path := range nvml.LibraryPaths() {
+	for _, path := range nvml.LibraryPaths(h) {
 		findings = append(findings, cdi.Finding{Name: path, Kind: cdi.KindLibrary, Note: "not found"})
 	}
 	return findings

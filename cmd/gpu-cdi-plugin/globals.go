@@ -49,8 +49,8 @@ func (a *app) addFlags(cmd *cobra.Command) {
 }
 
 // host is where the node's files are. What no option says is detected: with --nvml-library and no --driver-root the
-// driver is installed where that library is, the other libraries are searched for beside NVML's, and the device nodes are
-// under the driver's root if only that has them, as in a driver container.
+// driver is installed where that library is, the other libraries are searched for beside NVML's, and the device nodes
+// are under the driver's root if only that has them, as in a driver container.
 func (g *globals) host() (host.Host, error) {
 	h, err := host.New(g.Root, g.DriverRoot, g.DevRoot)
 	if err != nil {

@@ -80,10 +80,11 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	return int(exit.CodeOf(err))
 }
 
-// placeFlags are the options that say where things are and what they are called. A command that a hint names needs those
-// that were given, or it works on another node.
+// placeFlags are the options that say where things are, what they are called, and whether they are trusted. A command
+// that a hint names needs those that were given, or it works on another node.
 var placeFlags = []string{
-	"config", "root", "driver-root", "dev-root", "nvml-library", "cdi-dir", "cdi-kind", "hook-path", "capabilities", "extras",
+	"config", "root", "driver-root", "dev-root", "nvml-library", "cdi-dir", "cdi-kind", "hook-path", "insecure-paths",
+	"capabilities", "extras",
 }
 
 // withOptions adds the options that cmd was given as flags to the commands in the hint of err. Those that only generate
@@ -101,6 +102,9 @@ func (a *app) withOptions(cmd *cobra.Command, err error) error {
 			continue
 		}
 		option := "--" + name + " " + shellWord(f.Value.String()) + " "
+		if f.Value.Type() == "bool" {
+			option = "--" + name + "=" + f.Value.String() + " "
+		}
 		if cmd.InheritedFlags().Lookup(name) != nil {
 			hint = strings.ReplaceAll(hint, program, program+option)
 		} else {
