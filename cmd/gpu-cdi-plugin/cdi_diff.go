@@ -174,7 +174,7 @@ func (a *app) differences(f specFile) ([]cdi.Difference, error) {
 		return []cdi.Difference{{Where: "spec", What: "this host has nothing of its kind"}}, nil
 	}
 	list := cdi.Diff(written, f.spec)
-	for _, p := range a.unsafeHooks(written) {
+	for _, p := range a.unsafeParts(f.path, written) {
 		list = append(list, cdi.Difference(p))
 	}
 	return list, nil

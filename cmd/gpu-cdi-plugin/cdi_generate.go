@@ -109,6 +109,11 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	if err != nil {
 		return err
 	}
+	if path != "" {
+		if err := a.checkDriverRoot(h); err != nil {
+			return err
+		}
+	}
 	g, err := a.generate(ctx, h, *opts.Capabilities)
 	if opts.Explain && errors.Is(err, nvml.ErrLibraryNotFound) {
 		return cmp.Or(a.printGenerated(&generated{findings: missingLibrary(h)}, opts, format, ""), err)

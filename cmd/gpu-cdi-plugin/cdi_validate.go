@@ -84,7 +84,7 @@ func (a *app) judge(files []string, stale map[string][]cdi.Problem) (verdicts []
 		}
 		problems = append(append([]cdi.Problem{}, problems...), stale[file]...)
 		if spec, err := cdi.ReadFile(file); err == nil {
-			problems = append(problems, a.unsafeHooks(spec)...)
+			problems = append(problems, a.unsafeParts(file, spec)...)
 		}
 		verdicts = append(verdicts, verdict{file, len(problems) == 0, problems})
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -135,7 +136,7 @@ func (a *app) newService(h host.Host, begun *cdi.Search) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := a.checkHook(); err != nil {
+	if err := cmp.Or(a.checkHook(), a.checkDriverRoot(h)); err != nil {
 		return nil, err
 	}
 	b := thisBuild()
@@ -228,7 +229,7 @@ func (s *service) build(snapshot *gpu.Snapshot) ([]resource.Resource, error) {
 	}
 	for _, f := range s.told {
 		if !slices.Contains(findings, f) {
-			s.app.log.Info("this is over: " + f.String())
+			s.app.log.Info("no longer: " + f.String())
 		}
 	}
 	s.told = findings

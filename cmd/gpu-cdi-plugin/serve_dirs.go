@@ -29,7 +29,7 @@ func (a *app) checkDirs(log *slog.Logger) error {
 	}
 	// MPS may come with a reload of the configuration.
 	all := []optionDir{
-		{"device-plugin-dir", a.plugin.DevicePluginDir}, {"state-dir", a.allocationDir()}, {"runtime-dir", a.plugin.RuntimeDir},
+		{"device-plugin-dir", a.plugin.DevicePluginDir}, {"state-dir", a.allocationDir()}, {"runtime-dir", a.mpsDir()},
 	}
 	if a.servedSpec() != "" {
 		all = append(all, optionDir{"cdi-dir", a.CDIDir})

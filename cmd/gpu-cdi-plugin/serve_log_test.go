@@ -96,9 +96,9 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	mustDo(t, s.node.ClearGPU(6))
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 2, 0)
-	s.says("this is over: GPU 6 is unhealthy: cannot be read: ")
+	s.says("no longer: GPU 6 is unhealthy: cannot be read: ")
 	s.says("GPU 3 is in MIG mode and has no MIG device")
-	if n := s.said("this is over: GPU 3"); n != 0 {
+	if n := s.said("no longer: GPU 3"); n != 0 {
 		t.Errorf("the log says %d times that GPU 3 has a MIG device", n)
 	}
 

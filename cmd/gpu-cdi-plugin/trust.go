@@ -11,6 +11,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/plugin/mps"
 )
@@ -57,6 +58,15 @@ func (a *app) checkLibrary(path string) error {
 	return nil
 }
 
+// checkDriverRoot returns an error if others could change what is under the driver's root: containers get its files.
+func (a *app) checkDriverRoot(h host.Host) error {
+	if err := a.check(trust.Dir, h.DriverRoot()); errors.Is(err, trust.ErrUnsafe) {
+		hint := "give it and the directories above it to root (chown root:root, chmod go-w)" + hintInsecure
+		return exit.With(exit.Failure, hint, fmt.Errorf("the driver's root %s is not used: %w", h.DriverRoot(), err))
+	}
+	return nil
+}
+
 // checkMPS returns an error unless the MPS control program, its server and the libraries that they are given are root's
 // alone: they run as root.
 func (a *app) checkMPS(p mps.Program) error {
@@ -99,9 +109,13 @@ func (a *app) mendHint(path string) string {
 	return a.renewHint(path)
 }
 
-// unsafeHooks are the hooks of a spec that others than root could change, unless that is allowed.
-func (a *app) unsafeHooks(spec *specs.Spec) []cdi.Problem {
+// unsafeParts are the file of a spec, if others could change it, and its hooks that others than root could, unless that is
+// allowed.
+func (a *app) unsafeParts(file string, spec *specs.Spec) []cdi.Problem {
 	var problems []cdi.Problem
+	if err := a.check(trust.File, file); errors.Is(err, trust.ErrUnsafe) {
+		problems = append(problems, cdi.Problem{Where: "spec", What: fmt.Sprintf("its hooks run as root, and %v", err)})
+	}
 	for _, path := range hookPaths(spec) {
 		err := a.check(trust.RootFile, path)
 		if !errors.Is(err, trust.ErrUnsafe) {
