@@ -31,19 +31,23 @@ func (a *app) check(trusted func(path string) error, path string) error {
 	return nil
 }
 
-// checkHook returns an error unless the hook that specs call is there and root's alone: engines run it as root.
+// checkHook returns an error unless the hook that specs call can be executed and is root's alone: engines run it as root.
 func (a *app) checkHook() error {
 	path, err := a.hook()
 	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(path); err != nil {
+	info, err := os.Stat(path)
+	if err != nil {
 		return noHook(err)
 	}
 	if err := a.check(trust.RootFile, path); err != nil {
 		hint := "copy it to where only root can write (install -D -m 755 " + path +
 			" /usr/libexec/prestart-hook) and name the copy with --hook-path" + hintInsecure
 		return exit.With(exit.Failure, hint, fmt.Errorf("the hook %s would run as root: %w", path, err))
+	}
+	if info.Mode()&0o111 == 0 {
+		return exit.With(exit.Failure, "chmod 755 "+shellWord(path), fmt.Errorf("the hook %s is not executable", path))
 	}
 	return nil
 }
