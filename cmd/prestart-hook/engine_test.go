@@ -39,12 +39,13 @@ var containerID atomic.Int64
 // engineTimeout is how long a container may take from start to end, on a busy machine.
 const engineTimeout = 2 * time.Minute
 
-// run starts a bundle and waits for its end, in a mount namespace of its own, after the shell commands in setup. crun
-// does not start where a cgroup v2 tree lies beside v1's, so that is unmounted.
+// run starts a bundle and waits for its end, in a mount namespace and with a /run of its own, where engines keep their
+// state, after the shell commands in setup. crun does not start where a cgroup v2 tree lies beside v1's, so that is
+// unmounted.
 func (e engine) run(t *testing.T, bundle, setup string) (stdout, stderr string, err error) {
 	t.Helper()
 	id := fmt.Sprintf("prestart-hook-test-%d-%d", os.Getpid(), containerID.Add(1))
-	script := "set -e\n" + setup + "\n"
+	script := "set -e\nmount -n -t tmpfs tmpfs /run\n" + setup + "\n"
 	if e.name == "crun" {
 		script += "umount /sys/fs/cgroup/unified 2>/dev/null || true\n"
 	}
