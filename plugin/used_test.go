@@ -28,6 +28,9 @@ func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
 	content := fmt.Sprintf(`{"Data":{"PodDeviceEntries":[%s,%s,%s]}}`, entry(own.Name, own.Devices[0].ID),
 		entry(other.Name, other.Devices[1].ID), entry("example.com/thing", own.Devices[2].ID))
 	must(t, os.WriteFile(filepath.Join(dir, checkpointName), []byte(content), 0o600))
+	if _, err := (&Plugin{opts: Options{Dir: filepath.Join(dir, checkpointName)}}).usedSlices(own.Name); err == nil {
+		t.Error("a checkpoint that cannot be read is no error")
+	}
 	got, err := p.usedSlices(own.Name)
 	must(t, err)
 	if diff := cmp.Diff(map[string]int{uuid(0): 2}, got); diff != "" {

@@ -419,9 +419,8 @@ func TestServeAnswersForItsHealth(t *testing.T) {
 		_ = answer.Body.Close()
 		return string(body), answer.StatusCode
 	}
-	if body, status := ask("/readyz"); status != http.StatusOK {
-		t.Errorf("/readyz: %d %s", status, body)
-	}
+	// The kubelet can have the list, and allocate, before the plugin has noticed that it is watched.
+	waitFor(t, "readiness", func() bool { _, status := ask("/readyz"); return status == http.StatusOK })
 	if body, status := ask("/healthz"); status != http.StatusOK {
 		t.Errorf("/healthz: %d %s", status, body)
 	}
