@@ -98,7 +98,7 @@ type Finding struct {
 	Path string `json:"path,omitempty"`
 	// Used tells whether it is offered to containers.
 	Used bool `json:"used"`
-	// Broken tells that a library belongs to the driver, and that containers go without it since it is damaged or gone.
+	// Broken is set for a library of the driver that is damaged or missing, so that containers do not get it.
 	Broken bool `json:"broken,omitempty"`
 	// Note says why it is not used, or what is odd about it.
 	Note string `json:"note,omitempty"`

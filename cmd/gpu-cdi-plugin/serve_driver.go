@@ -50,7 +50,7 @@ var (
 
 // Shares of the time for which a GPU may not answer. The GPUs are read each third of it, and a call may be under way
 // for a quarter of it. So the second look after a GPU stops answering reports it, after two thirds of the time at most.
-// What is left is for a busy machine.
+// The rest is slack for a busy machine.
 const (
 	asksIn      = 3
 	toleratedOf = 4

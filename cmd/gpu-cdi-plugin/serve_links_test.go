@@ -60,7 +60,7 @@ func TestLinksOfANode(t *testing.T) {
 		t.Errorf("%d links, want 28", len(got))
 	}
 
-	// Calls that hang do not pile up, keep nobody waiting again, are said once, and leave what was known.
+	// Calls that hang do not pile up, delay nothing again, are logged once, and leave the last answers valid.
 	mustDo(t, node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
 	before := runtime.NumGoroutine()
 	for range 3 {

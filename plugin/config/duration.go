@@ -16,6 +16,7 @@ var (
 	_ yaml.Unmarshaler       = (*Duration)(nil)
 )
 
+// String writes the duration as Go does.
 func (d Duration) String() string { return time.Duration(d).String() }
 
 // Type is what pflag shows for a flag whose usage names no placeholder.
