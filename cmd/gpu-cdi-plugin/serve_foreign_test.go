@@ -153,9 +153,10 @@ func TestServeSaysWhichDeviceAnotherSpecTakes(t *testing.T) {
 	if message := s.refusedUnhealthy(e, taken); !strings.Contains(message, why) {
 		t.Errorf("Allocate says %q", message)
 	}
-	if body, status := s.ask("/readyz"); status != http.StatusOK || !strings.HasPrefix(body, "ok\n") || !strings.Contains(body, path) {
-		t.Errorf("/readyz: %d %s", status, body)
-	}
+	waitFor(t, "a /readyz that is ok and names the file", func() bool {
+		body, status := s.ask("/readyz")
+		return status == http.StatusOK && strings.HasPrefix(body, "ok\n") && strings.Contains(body, path)
+	})
 	if !strings.Contains(s.log.String(), "--cdi-kind") {
 		t.Error("the log does not say what to do")
 	}
@@ -165,16 +166,18 @@ func TestServeSaysWhichDeviceAnotherSpecTakes(t *testing.T) {
 
 	s.writeForeign(cdi.DefaultKind, s.uuids()...) // now there is nothing to give
 	s.listed(gpuResource, 0, 8)
-	if body, status := s.ask("/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, path) {
-		t.Errorf("/readyz without a healthy device: %d %s", status, body)
-	}
+	waitFor(t, "a /readyz that names the file", func() bool {
+		body, status := s.ask("/readyz")
+		return status == http.StatusServiceUnavailable && strings.Contains(body, path)
+	})
 
 	mustDo(t, os.Remove(path))
 	s.allocate(s.listed(gpuResource, 8, 0), s.uuids()...)
 	s.measured(8, 0)
-	if body, status := s.ask("/readyz"); status != http.StatusOK || body != "ok\n" {
-		t.Errorf("/readyz afterwards: %d %s", status, body)
-	}
+	waitFor(t, "a /readyz that names no file", func() bool {
+		body, status := s.ask("/readyz")
+		return status == http.StatusOK && body == "ok\n"
+	})
 }
 
 // measured expects numbers of devices in the metrics.

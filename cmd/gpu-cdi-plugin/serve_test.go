@@ -152,19 +152,25 @@ const gpuResource = "nvidia.com/gpu"
 // allocate asks for devices and returns the CDI names.
 func (s *served) allocate(e *plugintest.Endpoint, ids ...string) []string {
 	s.t.Helper()
+	names, err := s.tryAllocate(e, ids...)
+	mustDo(s.t, err)
+	return names
+}
+
+func (s *served) tryAllocate(e *plugintest.Endpoint, ids ...string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Second)
 	defer cancel()
 	answer, err := e.Client.Allocate(ctx, &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
 	if err != nil {
-		s.t.Fatal(err)
+		return nil, err
 	}
 	var names []string
 	for _, d := range answer.GetContainerResponses()[0].GetCdiDevices() {
 		names = append(names, d.GetName())
 	}
-	return names
+	return names, nil
 }
 
 // offered expects engines to find the names in the spec.
