@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestDiscoverFindsFiles(t *testing.T) {

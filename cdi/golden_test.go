@@ -13,9 +13,9 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/testenv"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var update = flag.Bool("update", false, "write the golden files")

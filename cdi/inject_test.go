@@ -17,7 +17,7 @@ import (
 
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/hookargs"
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // plainConfig is a bundle's configuration with what runtime-spec's types do not know, at every level.

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestValidate(t *testing.T) {

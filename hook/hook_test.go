@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/hookargs"
-	"gpu-cdi-plugin/internal/hooktest"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/hooktest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // write makes files below dir.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // A process can load one NVML library. So a test that loads one runs in a process of its own: the test binary again,

@@ -23,7 +23,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/fileid"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
 )
 
 // Where a container finds what it was given, as JSON: an Allocation.

@@ -21,7 +21,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileid"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
 )
 
 // mountOf allocates and returns the mount of the file, and what it says.

@@ -19,8 +19,8 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/allocator"
-	"gpu-cdi-plugin/plugin/plugintest"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
 // percentile is the time that so many hundredths of the samples do not exceed.
@@ -156,12 +156,12 @@ func BenchmarkAllocate(b *testing.B) {
 				for i := range n {
 					ids = append(ids, uuid(i))
 				}
-				againstEmpty(b, strategies, func(*plugintest.Kubelet, int) []string { return ids })
+				againstEmpty(b, strategies, func(*kubelettest.Kubelet, int) []string { return ids })
 			})
 		}
 	}
 	b.Run("new", func(b *testing.B) {
-		againstEmpty(b, "cdi-cri", func(k *plugintest.Kubelet, i int) []string {
+		againstEmpty(b, "cdi-cri", func(k *kubelettest.Kubelet, i int) []string {
 			if i%255 == 0 {
 				_ = os.RemoveAll(filepath.Join(k.Dir, "allocations"))
 			}
@@ -181,8 +181,8 @@ func subset(bits int) []string {
 	return ids
 }
 
-func againstEmpty(b *testing.B, strategies string, ids func(k *plugintest.Kubelet, i int) []string) {
-	k := plugintest.New(b)
+func againstEmpty(b *testing.B, strategies string, ids func(k *kubelettest.Kubelet, i int) []string) {
+	k := kubelettest.New(b)
 	k.Start()
 	e := process(b, k, strategies)
 	plugin, ready := &pair{client: e.Client}, &pair{client: v1beta1.NewDevicePluginClient(dial(b, filepath.Join(k.Dir, cannedSocket)))}
@@ -236,7 +236,7 @@ func dial(b *testing.B, socket string) *grpc.ClientConn {
 }
 
 // process is a plugin in a process of its own, until the benchmark ends.
-func process(b *testing.B, k *plugintest.Kubelet, strategies string) *plugintest.Endpoint {
+func process(b *testing.B, k *kubelettest.Kubelet, strategies string) *kubelettest.Endpoint {
 	b.Helper()
 	self, err := os.Executable()
 	must(b, err)
@@ -256,7 +256,7 @@ func process(b *testing.B, k *plugintest.Kubelet, strategies string) *plugintest
 // BenchmarkStart is the plugin's part of P3: from nothing to registered, with the list of eight GPUs read. The floor is a
 // connection to the plugin on which the list is read: a registration takes one of these and one to the kubelet.
 func BenchmarkStart(b *testing.B) {
-	k := plugintest.New(b)
+	k := kubelettest.New(b)
 	k.Start()
 	var starts, floor []time.Duration
 	for b.Loop() {
@@ -276,7 +276,7 @@ func BenchmarkStart(b *testing.B) {
 func BenchmarkRestart(b *testing.B) {
 	for name, limit := range map[string]int{"one resource": 1, "four resources": 4} {
 		b.Run(name, func(b *testing.B) {
-			k := plugintest.New(b)
+			k := kubelettest.New(b)
 			k.Start()
 			all := []resource.Resource{gpusOf(8), migOf(8), replicasOf(8, 4), replicasOf(8, 8)}[:limit]
 			for i := range all {
@@ -299,8 +299,8 @@ func BenchmarkRestart(b *testing.B) {
 }
 
 // waitAll waits for the resources r0, r1 and so on, and returns the plugin of the last.
-func waitAll(k *plugintest.Kubelet, n int) *plugintest.Endpoint {
-	var e *plugintest.Endpoint
+func waitAll(k *kubelettest.Kubelet, n int) *kubelettest.Endpoint {
+	var e *kubelettest.Endpoint
 	for i := range n {
 		e = k.WaitRegistered(fmt.Sprintf("nvidia.com/r%d", i))
 	}
@@ -308,7 +308,7 @@ func waitAll(k *plugintest.Kubelet, n int) *plugintest.Endpoint {
 }
 
 // connection is how long it takes to connect to a plugin and to read its list.
-func connection(b *testing.B, k *plugintest.Kubelet, e *plugintest.Endpoint) time.Duration {
+func connection(b *testing.B, k *kubelettest.Kubelet, e *kubelettest.Endpoint) time.Duration {
 	b.Helper()
 	begin := time.Now()
 	conn := dial(b, filepath.Join(k.Dir, e.Request.GetEndpoint()))

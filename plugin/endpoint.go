@@ -15,7 +15,7 @@ import (
 
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/lock"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
 )
 
 // endpoint is a resource's socket and its life with the kubelet. It is an actor.

@@ -15,8 +15,8 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/plugin/plugintest"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
 const gpus = "nvidia.com/gpu"
@@ -80,7 +80,7 @@ func serverOf(t testing.TB, r resource.Resource, a Answers) *server {
 }
 
 // optionsFor are those of a plugin of the kubelet, which hurries.
-func optionsFor(k *plugintest.Kubelet) Options {
+func optionsFor(k *kubelettest.Kubelet) Options {
 	return Options{
 		Dir: k.Dir, Answers: answers(CDICRI), Log: quiet,
 		RegisterTimeout: 10 * time.Second, StreamGrace: 10 * time.Second, DrainTimeout: 10 * time.Second,
@@ -190,7 +190,7 @@ func inDir(t testing.TB, dir string) []string {
 	return names
 }
 
-func ownSocket(k *plugintest.Kubelet) string {
+func ownSocket(k *kubelettest.Kubelet) string {
 	return filepath.Join(k.Dir, "gpu-cdi-nvidia-com-gpu.sock")
 }
 

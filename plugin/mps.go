@@ -3,7 +3,7 @@ package plugin
 import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/plugin/mps"
+	"gpu-cdi-plugin/mps"
 )
 
 // Where a container that shares a GPU by MPS finds the GPU's control daemon. Shared memory is at /dev/shm, where CUDA

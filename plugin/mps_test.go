@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
 )
 
 // byMPS are two GPUs, each twice by MPS.

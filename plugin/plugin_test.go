@@ -25,13 +25,13 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/lock"
-	"gpu-cdi-plugin/plugin/plugintest"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
 func TestTheKubeletLearnsWhatThereIs(t *testing.T) {
 	leaves(t)
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	k.Start()
 	nowhere := gpuAt(2)
 	nowhere.NUMANode = gpu.NoNUMANode
@@ -64,7 +64,7 @@ func TestTheKubeletLearnsWhatThereIs(t *testing.T) {
 }
 
 func TestAChangeReachesTheKubelet(t *testing.T) {
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	k.Start()
 	p := start(t, optionsFor(k), gpusOf(2))
 	k.WaitRegistered(gpus)
@@ -82,7 +82,7 @@ func TestAChangeReachesTheKubelet(t *testing.T) {
 
 func TestAThousandRestartsOfTheKubelet(t *testing.T) {
 	leaves(t)
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	k.Start()
 	p := start(t, optionsFor(k), gpusOf(8))
 	k.WaitRegistered(gpus)
@@ -98,31 +98,31 @@ func TestAThousandRestartsOfTheKubelet(t *testing.T) {
 }
 
 func TestWhatMakesAnEndpointRegisterAgain(t *testing.T) {
-	cases := map[string]func(t *testing.T, k *plugintest.Kubelet, p *running){
-		"the stream ends while the kubelet lives": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+	cases := map[string]func(t *testing.T, k *kubelettest.Kubelet, p *running){
+		"the stream ends while the kubelet lives": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Drop(gpus)
 		},
-		"the kubelet is gone for a while": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+		"the kubelet is gone for a while": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
 			eventually(t, "not ready", func() bool { return p.Ready() != nil })
 			k.Start()
 		},
-		"the kubelet has another socket, and the old stream hangs": func(t *testing.T, k *plugintest.Kubelet, p *running) {
-			another := plugintest.New(t)
+		"the kubelet has another socket, and the old stream hangs": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
+			another := kubelettest.New(t)
 			another.Start()
-			must(t, os.Remove(filepath.Join(k.Dir, plugintest.Socket)))
+			must(t, os.Remove(filepath.Join(k.Dir, kubelettest.Socket)))
 			before := k.Total()
 			// A rename makes no new socket, but another one in the place.
-			must(t, os.Rename(filepath.Join(another.Dir, plugintest.Socket), filepath.Join(k.Dir, plugintest.Socket)))
+			must(t, os.Rename(filepath.Join(another.Dir, kubelettest.Socket), filepath.Join(k.Dir, kubelettest.Socket)))
 			another.WaitTotal(1)
 			if k.Total() != before {
 				t.Error("the kubelet before was called")
 			}
 			another.Stop()
-			_ = os.Remove(filepath.Join(k.Dir, plugintest.Socket))
+			_ = os.Remove(filepath.Join(k.Dir, kubelettest.Socket))
 			k.Restart()
 		},
-		"the directory is made anew": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+		"the directory is made anew": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
 			must(t, os.Rename(k.Dir, k.Dir+".old"))
 			t.Cleanup(func() { _ = os.RemoveAll(k.Dir + ".old") })
@@ -130,21 +130,21 @@ func TestWhatMakesAnEndpointRegisterAgain(t *testing.T) {
 			must(t, os.Mkdir(k.Dir, 0o755))
 			k.Start()
 		},
-		"a kubelet that died left its socket behind": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+		"a kubelet that died left its socket behind": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
-			stale(t, filepath.Join(k.Dir, plugintest.Socket))
+			stale(t, filepath.Join(k.Dir, kubelettest.Socket))
 			eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "connection refused") })
 			k.Start()
 		},
-		"something that is no socket is in the kubelet's place": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+		"something that is no socket is in the kubelet's place": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
-			path := filepath.Join(k.Dir, plugintest.Socket)
+			path := filepath.Join(k.Dir, kubelettest.Socket)
 			must(t, os.WriteFile(path, nil, 0o600))
 			eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "is not a socket") })
 			must(t, os.Remove(path))
 			k.Start()
 		},
-		"the kubelet refuses at first": func(t *testing.T, k *plugintest.Kubelet, p *running) {
+		"the kubelet refuses at first": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Refuse(errors.New("device plugin already connected"))
 			before := k.Total()
 			k.Drop(gpus)
@@ -156,7 +156,7 @@ func TestWhatMakesAnEndpointRegisterAgain(t *testing.T) {
 	for name, disturb := range cases {
 		t.Run(name, func(t *testing.T) {
 			leaves(t)
-			k := plugintest.New(t)
+			k := kubelettest.New(t)
 			k.Start()
 			p := start(t, optionsFor(k), gpusOf(2))
 			k.WaitRegistered(gpus)
@@ -177,7 +177,7 @@ func stale(t *testing.T, path string) {
 }
 
 func TestAKubeletThatNeverAsksIsToldAgain(t *testing.T) {
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	k.Mute(true)
 	k.Start()
 	o := optionsFor(k)
@@ -221,8 +221,8 @@ func (l *lockedLog) String() string {
 
 func TestAKubeletThatDoesNotAnswerIsNotWaitedForTooLong(t *testing.T) {
 	leaves(t)
-	k := plugintest.New(t)
-	hung, err := net.Listen("unix", filepath.Join(k.Dir, plugintest.Socket))
+	k := kubelettest.New(t)
+	hung, err := net.Listen("unix", filepath.Join(k.Dir, kubelettest.Socket))
 	must(t, err)
 	o := optionsFor(k)
 	o.RegisterTimeout = 20 * time.Millisecond
@@ -233,9 +233,9 @@ func TestAKubeletThatDoesNotAnswerIsNotWaitedForTooLong(t *testing.T) {
 }
 
 func TestAKubeletThatIsAnotherByNowIsNotCalled(t *testing.T) {
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	k.Start()
-	socket := filepath.Join(k.Dir, plugintest.Socket)
+	socket := filepath.Join(k.Dir, kubelettest.Socket)
 	o := register(t.Context(), socket, "x.sock", gpus, func() bool { return false })
 	if o.err == nil || o.told || k.Total() != 0 {
 		t.Errorf("%+v, %d registrations", o, k.Total())
@@ -246,8 +246,8 @@ func TestAKubeletThatIsAnotherByNowIsNotCalled(t *testing.T) {
 // one's first answer fails, nobody has told it anything, although the list is read.
 func TestAKubeletBeforeThatReadsTheListDoesNotHideTheNext(t *testing.T) {
 	leaves(t)
-	k := plugintest.New(t)
-	next, err := net.Listen("unix", filepath.Join(k.Dir, plugintest.Socket))
+	k := kubelettest.New(t)
+	next, err := net.Listen("unix", filepath.Join(k.Dir, kubelettest.Socket))
 	must(t, err)
 	start(t, optionsFor(k), gpusOf(1))
 	called, err := next.Accept()
@@ -275,7 +275,7 @@ func readList(t *testing.T, socket string) {
 }
 
 func TestTheSocketComesBack(t *testing.T) {
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	k.Start()
 	p := start(t, optionsFor(k), gpusOf(2))
 	e := k.WaitRegistered(gpus)
@@ -297,7 +297,7 @@ func TestTheSocketComesBack(t *testing.T) {
 
 // The lock says that nobody else serves the resource, so what is at the path of our socket does not belong there.
 func TestTheSocketComesBackWhereAnotherWasPut(t *testing.T) {
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	k.Start()
 	start(t, optionsFor(k), gpusOf(2))
 	k.WaitRegistered(gpus)
@@ -319,7 +319,7 @@ func TestTheSocketComesBackWhereAnotherWasPut(t *testing.T) {
 
 func TestWithoutInotifyTheDirectoryIsPolled(t *testing.T) {
 	leaves(t)
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	p, err := New(optionsFor(k))
 	must(t, err)
 	var tries atomic.Int64
@@ -337,7 +337,7 @@ func TestWithoutInotifyTheDirectoryIsPolled(t *testing.T) {
 
 func TestASecondInstanceStaysOut(t *testing.T) {
 	leaves(t)
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	k.Start()
 	start(t, optionsFor(k), gpusOf(2))
 	k.WaitRegistered(gpus)
@@ -355,7 +355,7 @@ func TestASecondInstanceStaysOut(t *testing.T) {
 }
 
 func TestTheLockSurvivesAKubeletThatRemovesAllFiles(t *testing.T) {
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	k.Start()
 	start(t, optionsFor(k), gpusOf(2))
 	k.WaitRegistered(gpus)
@@ -370,7 +370,7 @@ func TestTheLockSurvivesAKubeletThatRemovesAllFiles(t *testing.T) {
 
 func TestTheEndLeavesNothing(t *testing.T) {
 	leaves(t)
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	k.Start()
 	p := start(t, optionsFor(k), gpusOf(2), migOf(1))
 	k.WaitRegistered(gpus)
@@ -408,7 +408,7 @@ func TestTheEndWaitsForCallsUnderWay(t *testing.T) {
 		"but no longer than the drain's time out": {10 * time.Millisecond, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			k := plugintest.New(t)
+			k := kubelettest.New(t)
 			k.Start()
 			specs := slowSpecs{make(chan struct{}), make(chan struct{})}
 			o := optionsFor(k)
@@ -460,7 +460,7 @@ func TestWhatCannotBeServed(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			leaves(t)
-			k := plugintest.New(t)
+			k := kubelettest.New(t)
 			o := optionsFor(k)
 			c.prepare(t, &o)
 			err := start(t, o, gpusOf(1)).wait()
@@ -479,7 +479,7 @@ func TestWhatCannotBeServed(t *testing.T) {
 // Somebody removed the lock's file, and another instance took the lock: two would take the kubelet from each other.
 func TestAnInstanceWhoseLockAnotherHasEnds(t *testing.T) {
 	leaves(t)
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	k.Start()
 	first := start(t, optionsFor(k), gpusOf(1))
 	k.WaitRegistered(gpus)

@@ -12,7 +12,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
 )
 
 // Preference says which of the available devices are best for a container.

@@ -14,9 +14,9 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/plugin/plugintest"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
 // benchMachine is what a plugin of a benchmark serves: the GPUs of a simulated machine, each so many times if "*N" follows
@@ -45,11 +45,11 @@ func benchMachine(machine string) (*gpu.Snapshot, resource.Resource, error) {
 }
 
 // processOf is a plugin that serves a machine, in a process of its own.
-func processOf(b *testing.B, machine string) (*plugintest.Kubelet, *plugintest.Endpoint, resource.Resource) {
+func processOf(b *testing.B, machine string) (*kubelettest.Kubelet, *kubelettest.Endpoint, resource.Resource) {
 	b.Helper()
 	_, r, err := benchMachine(machine)
 	must(b, err)
-	k := plugintest.New(b)
+	k := kubelettest.New(b)
 	k.Start()
 	return k, process(b, k, "cdi-cri:"+machine), r
 }

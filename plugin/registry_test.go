@@ -15,7 +15,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"gpu-cdi-plugin/plugin/plugintest"
+	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
 // found is what a kubelet does with a socket in plugins_registry, up to its word about it.
@@ -49,7 +49,7 @@ func changed(now, before os.FileInfo) bool {
 
 func TestAKubeletThatFindsTheSocket(t *testing.T) {
 	leaves(t)
-	k := plugintest.New(t)
+	k := kubelettest.New(t)
 	o := optionsFor(k)
 	o.Dir, o.RegistryDir, o.StreamGrace = "", k.Dir, 100*time.Millisecond
 	p := start(t, o, gpusOf(2))
@@ -78,7 +78,7 @@ func TestAKubeletThatFindsTheSocket(t *testing.T) {
 	if _, err := os.Lstat(ownSocket(k)); err == nil {
 		t.Error("the socket is left")
 	}
-	if _, err := os.Lstat(filepath.Join(k.Dir, plugintest.Socket)); err != nil {
+	if _, err := os.Lstat(filepath.Join(k.Dir, kubelettest.Socket)); err != nil {
 		t.Error("the kubelet's socket is gone")
 	}
 	if k.Total() != 0 {

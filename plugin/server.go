@@ -16,7 +16,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
 )
 
 // server is the device plugin service of one resource. It answers from its list and from the CDI spec on disk; no call

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
 )
 
 // usedSlices returns the compute slices of each GPU, by its UUID, that pods have as MIG devices of other resources than

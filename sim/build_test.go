@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/internal/exit"
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // A compiler that notes each time it compiles.

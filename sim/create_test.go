@@ -20,7 +20,7 @@ import (
 
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // makeNode makes a node; without PlainNodes the test needs root.

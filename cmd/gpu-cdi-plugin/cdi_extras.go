@@ -10,8 +10,8 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/plugin/config"
 )
 
 // specFile is a spec and where it belongs.

@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
-	"gpu-cdi-plugin/plugin/config"
 )
 
 func (a *app) configCommand() *cobra.Command {

@@ -9,10 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/nvml"
-	"gpu-cdi-plugin/plugin/config"
 )
 
 // readDevices asks the driver what GPUs there are.

@@ -10,10 +10,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/near"
 	"gpu-cdi-plugin/nvml"
-	"gpu-cdi-plugin/plugin/config"
 )
 
 // globals are the options that every verb takes.

@@ -5,7 +5,7 @@ import (
 
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
-	"gpu-cdi-plugin/plugin/mps"
+	"gpu-cdi-plugin/mps"
 )
 
 // mpsExec is the verb by which serve runs itself to become the MPS control program.
@@ -20,7 +20,7 @@ func mpsExecCommand() *cobra.Command {
 		Long: `Is run by serve. It becomes PROGRAM with those variables: the control daemon with --start, and otherwise the program
 that gives it commands. Before that it gives up what the program does not need: it has namespaces of its own, a
 read-only root directory with the GPU's directories, in which no link is followed, and few capabilities.`,
-		Example: `  gpu-cdi-plugin mps-exec --start --driver 580.126.09 -- /run/gpu-cdi-plugin/mps/GPU-... \
+		Example: `  gpu-cdi-plugin mps-exec --start --driver 580.126.09 -- /run/gpu-cdi-mps/GPU-... \
     /usr/bin/nvidia-cuda-mps-control CUDA_VISIBLE_DEVICES=GPU-...`,
 		Annotations:       cli.Statuses(exit.Failure, exit.Usage),
 		Args:              cobra.MinimumNArgs(2),

@@ -14,10 +14,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/nvml"
-	"gpu-cdi-plugin/plugin/config"
 )
 
 // app is what all verbs share: the options for all of them, and where input comes from and output goes.

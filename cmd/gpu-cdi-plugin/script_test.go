@@ -22,7 +22,7 @@ type command = func(ts *testscript.TestScript, neg bool, args []string)
 func scriptCommands(t *testing.T) map[string]command {
 	return map[string]command{
 		"exits":   exits,
-		"node":    func(ts *testscript.TestScript, _ bool, args []string) { node(t, ts, args) },
+		"node":    func(ts *testscript.TestScript, _ bool, args []string) { createNode(t, ts, args) },
 		"fault":   fault,
 		"appears": appears,
 		"holders": holdersCommand,
@@ -80,8 +80,8 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// node DIR MACHINE [DRIVER [EXTRA,...]] makes a simulated node; one that is there is replaced, as a new driver would.
-func node(t *testing.T, ts *testscript.TestScript, args []string) {
+// createNode DIR MACHINE [DRIVER [EXTRA,...]] makes a simulated node; one that is there is replaced, as a new driver would.
+func createNode(t *testing.T, ts *testscript.TestScript, args []string) {
 	if len(args) < 2 || len(args) > 4 {
 		ts.Fatalf("usage: node DIR MACHINE [DRIVER [EXTRA,...]]")
 	}

@@ -16,18 +16,18 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/memory"
 	"gpu-cdi-plugin/internal/sdnotify"
+	"gpu-cdi-plugin/metrics"
+	"gpu-cdi-plugin/mps"
+	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/plugin"
-	"gpu-cdi-plugin/plugin/config"
-	"gpu-cdi-plugin/plugin/inventory"
-	"gpu-cdi-plugin/plugin/metrics"
-	"gpu-cdi-plugin/plugin/mps"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
 )
 
 func (a *app) serveCommand() *cobra.Command {
@@ -89,7 +89,7 @@ type service struct {
 	app     *app
 	rules   atomic.Pointer[resource.Config] // what is offered; a reload changes it
 	driver  *nodeDriver
-	inv     *inventory.Inventory
+	inv     *node.Inventory
 	plugin  *plugin.Plugin
 	metrics *metrics.Metrics
 	systemd *sdnotify.Notifier
@@ -100,8 +100,8 @@ type service struct {
 	node    atomic.Pointer[allocator.Node] // the GPUs of the last snapshot and their links
 
 	publishing sync.Mutex
-	offered    inventory.State // what the node has, and the devices whose MPS daemon may not answer
-	refused    string          // why some resources keep their old list, if they do
+	offered    node.State // what the node has, and the devices whose MPS daemon may not answer
+	refused    string     // why some resources keep their old list, if they do
 }
 
 func (a *app) serve(cmd *cobra.Command) error {
@@ -120,7 +120,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if closing := s.driver.Close(); closing != nil {
 		a.log.Debug("the driver's library could not be closed: " + closing.Error())
 	}
-	if errors.Is(err, errRestart) || errors.Is(err, inventory.ErrDriverChanged) {
+	if errors.Is(err, errRestart) || errors.Is(err, node.ErrDriverChanged) {
 		if a.ending.letGo() || cmd.Context().Err() != nil {
 			return nil // it was told to end meanwhile, and the next one would not know
 		}
@@ -154,7 +154,7 @@ func (a *app) newService(h host.Host, begun *cdi.Search) (*service, error) {
 	rules := a.plugin.Config // of its own, since a reload changes the app's while a look at the node may read these
 	s.rules.Store(&rules)
 	s.keeper = s.newKeeper(h)
-	s.inv = inventory.New(inventory.Options{
+	s.inv = node.New(node.Options{
 		Host: h, Source: s.driver, Dirs: a.specDirs(h), Path: a.servedSpec(),
 		Spec:    cdi.Options{Kind: a.CDIKind, HookPath: hook},
 		ByIndex: a.plugin.DeviceIDStrategy == config.ByIndex, Extras: a.servedExtras(), Begun: begun,
@@ -177,13 +177,13 @@ func (a *app) servedSpec() string {
 }
 
 // servedExtras are what containers get besides GPUs.
-func (a *app) servedExtras() []inventory.Extra {
-	var list []inventory.Extra
+func (a *app) servedExtras() []node.Extra {
+	var list []node.Extra
 	for _, e := range a.plugin.Extras {
-		list = append(list, inventory.Extra{Extra: cdi.Extra(e)})
+		list = append(list, node.Extra{Extra: cdi.Extra(e)})
 	}
 	if x := a.plugin.IMEX; len(x.Channels) > 0 {
-		list = append(list, inventory.Extra{Extra: cdi.IMEX, Channels: x.Channels, Required: x.Required})
+		list = append(list, node.Extra{Extra: cdi.IMEX, Channels: x.Channels, Required: x.Required})
 	}
 	return list
 }

@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/exit"
-	"gpu-cdi-plugin/plugin/config"
 )
 
 // allocationDir has the files that tell containers what they were given.

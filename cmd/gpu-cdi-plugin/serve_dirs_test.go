@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/internal/testenv"
-	"gpu-cdi-plugin/plugin/plugintest"
+	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // smallDisk mounts a file system of a few pages, with the flags.
@@ -27,7 +27,7 @@ func smallDisk(t *testing.T, dir string, flags uintptr) {
 }
 
 // refused asks for a device that must be refused with the texts.
-func (s *served) refused(e *plugintest.Endpoint, id string, texts ...string) {
+func (s *served) refused(e *kubelettest.Endpoint, id string, texts ...string) {
 	s.t.Helper()
 	_, err := e.Client.Allocate(s.t.Context(), &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{id}}},

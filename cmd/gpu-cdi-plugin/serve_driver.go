@@ -13,9 +13,9 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/mps"
+	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/nvml"
-	"gpu-cdi-plugin/plugin/inventory"
-	"gpu-cdi-plugin/plugin/mps"
 )
 
 // nodeDriver is the driver of a host that is kept open between questions. A look at the GPUs waits for the one before, and
@@ -44,7 +44,7 @@ type nodeDriver struct {
 }
 
 var (
-	_ inventory.Source = (*nodeDriver)(nil)
+	_ node.Source      = (*nodeDriver)(nil)
 	_ mps.ComputeModes = (*nodeDriver)(nil)
 )
 
@@ -93,7 +93,7 @@ func (d *nodeDriver) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	}
 	switch {
 	case errors.Is(err, nvml.ErrNoAnswer):
-		return nil, fmt.Errorf("%w: %w", inventory.ErrLasting, err)
+		return nil, fmt.Errorf("%w: %w", node.ErrLasting, err)
 	case err != nil:
 		_ = d.close() //nolint:contextcheck // it is given back after an interrupt too
 		return nil, err

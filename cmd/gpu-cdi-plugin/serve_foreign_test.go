@@ -21,7 +21,7 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/plugin/plugintest"
+	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
 // writeForeign writes a spec file of another program beside ours and returns its path.
@@ -39,7 +39,7 @@ func (s *served) writeForeign(kind string, names ...string) string {
 }
 
 // refusedUnhealthy expects a call of Allocate to be refused since the device is unhealthy, and returns the message.
-func (s *served) refusedUnhealthy(e *plugintest.Endpoint, id string) string {
+func (s *served) refusedUnhealthy(e *kubelettest.Endpoint, id string) string {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Second)
 	defer cancel()

@@ -14,8 +14,8 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/plugin/plugintest"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
 // What a GPU that hangs may cost, and what a slow machine adds.
@@ -26,7 +26,7 @@ const (
 )
 
 // startsWith starts the plugin and returns how long it took until the kubelet had a list of so many devices.
-func (s *served) startsWith(healthy, unhealthy int) (*plugintest.Endpoint, time.Duration) {
+func (s *served) startsWith(healthy, unhealthy int) (*kubelettest.Endpoint, time.Duration) {
 	s.t.Helper()
 	begin := time.Now()
 	s.start()

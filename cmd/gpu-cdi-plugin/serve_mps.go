@@ -12,8 +12,8 @@ import (
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/trust"
-	"gpu-cdi-plugin/plugin/inventory"
-	"gpu-cdi-plugin/plugin/mps"
+	"gpu-cdi-plugin/mps"
+	"gpu-cdi-plugin/node"
 )
 
 // mpsDir has the directories of the MPS control daemons.
@@ -32,7 +32,7 @@ func (s *service) newKeeper(h host.Host) *mps.Keeper {
 }
 
 // publish gives a state to the kubelet. When it returns, no device that left the list can be allocated.
-func (s *service) publish(state inventory.State) {
+func (s *service) publish(state node.State) {
 	s.weigh(state.Snapshot)
 	s.publishing.Lock()
 	s.offered = state

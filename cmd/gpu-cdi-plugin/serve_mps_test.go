@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/internal/testenv"
-	"gpu-cdi-plugin/plugin/mps"
-	"gpu-cdi-plugin/plugin/plugintest"
+	"gpu-cdi-plugin/mps"
+	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const (
@@ -91,7 +91,7 @@ func (s *served) computeMode(uuid string) string {
 }
 
 // allocated asks for one device and returns the whole answer.
-func (s *served) allocated(e *plugintest.Endpoint, id string) *v1beta1.ContainerAllocateResponse {
+func (s *served) allocated(e *kubelettest.Endpoint, id string) *v1beta1.ContainerAllocateResponse {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Second)
 	defer cancel()

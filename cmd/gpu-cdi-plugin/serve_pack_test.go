@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/plugin/plugintest"
+	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
 // migDevices returns the UUIDs of a GPU's MIG devices of a profile.
@@ -31,7 +31,7 @@ func (s *served) migDevices(gpu int, profile string) []string {
 }
 
 // prefersOf asks which of the devices are preferred.
-func (s *served) prefersOf(e *plugintest.Endpoint, size int, available ...string) []string {
+func (s *served) prefersOf(e *kubelettest.Endpoint, size int, available ...string) []string {
 	s.t.Helper()
 	answer, err := e.Client.GetPreferredAllocation(s.t.Context(), &v1beta1.PreferredAllocationRequest{
 		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{

@@ -8,12 +8,12 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/allocator"
-	"gpu-cdi-plugin/plugin/plugintest"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
 // prefers asks which of the GPUs are preferred, by their indices. It is nil while the plugin is between two lives.
-func (s *served) prefers(e *plugintest.Endpoint, size int, available ...int) []int {
+func (s *served) prefers(e *kubelettest.Endpoint, size int, available ...int) []int {
 	s.t.Helper()
 	r := &v1beta1.ContainerPreferredAllocationRequest{AllocationSize: int32(size)}
 	for _, g := range available {
@@ -86,7 +86,7 @@ func TestServesFirstPreferencesAreRight(t *testing.T) {
 }
 
 // prefersTheBest asks which of some GPUs are preferred, and of all sets of others, and expects the best connected.
-func (s *served) prefersTheBest(e *plugintest.Endpoint, first, others []int) {
+func (s *served) prefersTheBest(e *kubelettest.Endpoint, first, others []int) {
 	s.t.Helper()
 	known, err := s.node.Snapshot()
 	mustDo(s.t, err)

@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/metrics"
+	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/plugin"
-	"gpu-cdi-plugin/plugin/inventory"
-	"gpu-cdi-plugin/plugin/metrics"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
 )
 
 // errRestart ends the service so that it starts again with another configuration.
@@ -133,8 +133,8 @@ type observer struct {
 }
 
 var (
-	_ plugin.Observer    = observer{}
-	_ inventory.Observer = observer{}
+	_ plugin.Observer = observer{}
+	_ node.Observer   = observer{}
 )
 
 func (o observer) Connected(resource string, connected bool) {

@@ -11,7 +11,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/lock"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
 )
 
 // hold makes the configuration a pipe: who reads it from now on waits for what asked writes.

@@ -19,16 +19,16 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/plugin/plugintest"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
 // served is a plugin that serves a simulated node, in a process of its own as on a real node, and a kubelet.
 type served struct {
 	t       *testing.T
 	node    *sim.Node
-	kubelet *plugintest.Kubelet
+	kubelet *kubelettest.Kubelet
 	dir     string
 	spec    string
 	config  string // the file of --config
@@ -60,7 +60,7 @@ func newServed(t *testing.T, machine, config string) *served {
 	t.Helper()
 	dir := t.TempDir()
 	s := &served{
-		t: t, node: simtest.Node(t, machine), kubelet: plugintest.New(t), dir: dir, log: &logged{},
+		t: t, node: simtest.Node(t, machine), kubelet: kubelettest.New(t), dir: dir, log: &logged{},
 		spec:   filepath.Join(dir, "cdi", cdi.FileName(cdi.DefaultKind)),
 		config: filepath.Join(dir, "config.yaml"),
 	}
@@ -134,7 +134,7 @@ func (s *served) signal(sig os.Signal) {
 }
 
 // listed waits for a list of so many healthy and unhealthy devices.
-func (s *served) listed(resource string, healthy, unhealthy int) *plugintest.Endpoint {
+func (s *served) listed(resource string, healthy, unhealthy int) *kubelettest.Endpoint {
 	s.t.Helper()
 	return s.kubelet.WaitFor(resource, func(list []*v1beta1.Device) bool {
 		good := 0
@@ -150,14 +150,14 @@ func (s *served) listed(resource string, healthy, unhealthy int) *plugintest.End
 const gpuResource = "nvidia.com/gpu"
 
 // allocate asks for devices and returns the CDI names.
-func (s *served) allocate(e *plugintest.Endpoint, ids ...string) []string {
+func (s *served) allocate(e *kubelettest.Endpoint, ids ...string) []string {
 	s.t.Helper()
 	names, err := s.tryAllocate(e, ids...)
 	mustDo(s.t, err)
 	return names
 }
 
-func (s *served) tryAllocate(e *plugintest.Endpoint, ids ...string) ([]string, error) {
+func (s *served) tryAllocate(e *kubelettest.Endpoint, ids ...string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Second)
 	defer cancel()
 	answer, err := e.Client.Allocate(ctx, &v1beta1.AllocateRequest{
@@ -227,7 +227,7 @@ func TestServe(t *testing.T) {
 	left, err := os.ReadDir(s.kubelet.Dir)
 	mustDo(t, err)
 	for _, f := range left {
-		if f.Name() != plugintest.Socket {
+		if f.Name() != kubelettest.Socket {
 			t.Errorf("it left %s", f.Name())
 		}
 	}

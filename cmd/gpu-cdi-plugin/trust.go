@@ -13,7 +13,7 @@ import (
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/trust"
-	"gpu-cdi-plugin/plugin/mps"
+	"gpu-cdi-plugin/mps"
 )
 
 const hintInsecure = "; --insecure-paths allows it, for work from a source tree"

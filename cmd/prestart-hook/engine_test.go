@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/internal/hookargs"
-	"gpu-cdi-plugin/internal/hooktest"
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/hooktest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // engine runs bundles.

@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/hooktest"
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/hooktest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func needRoot(t testing.TB) {

@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/internal/hookargs"
-	"gpu-cdi-plugin/internal/hooktest"
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/hooktest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // The container's user cannot read what the image's links lead to, but the hook can. Nothing of it may be in the files

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"gpu-cdi-plugin/internal/hooktest"
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/hooktest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // The hook changes only a mount point in a mount namespace that is not that of process 1.

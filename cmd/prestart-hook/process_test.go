@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"testing"
 
-	"gpu-cdi-plugin/internal/hooktest"
 	"gpu-cdi-plugin/internal/ldcache"
+	"gpu-cdi-plugin/test/lib/hooktest"
 )
 
 // built builds the hook as it is shipped, once, and returns its path.

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/hooktest"
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/hooktest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // Who owns the directory that a root is in can put a link to any other mount in its place while the container starts.

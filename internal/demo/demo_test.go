@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const twoGPUs = `GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)

@@ -12,9 +12,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"gpu-cdi-plugin/internal/hooktest"
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/hooktest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // load runs the root's /bin/loader in a chroot and returns its lines.

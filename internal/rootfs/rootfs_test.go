@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/hooktest"
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/hooktest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // world is a root and, beside it, a directory that nothing may touch.

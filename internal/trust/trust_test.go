@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // me and other are users who are not root.

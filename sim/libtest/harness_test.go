@@ -19,7 +19,7 @@ import (
 	"sync"
 	"testing"
 
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // flavour is a way to compile the library and the programs that load it.

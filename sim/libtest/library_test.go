@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/testenv"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // TestLibrary runs the cases of the C program that need the whole test machine. Each checks what its name says.

@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"gpu-cdi-plugin/internal/testenv"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // Option changes how a node is made.

@@ -14,9 +14,9 @@ import (
 	"sync"
 	"testing"
 
-	"gpu-cdi-plugin/internal/testenv"
-	"gpu-cdi-plugin/test/engine"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // Bed is what the tests of one run share.

@@ -9,8 +9,8 @@ import (
 
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
-	"gpu-cdi-plugin/test/engine"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/rootfs"
 )
 

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/test/bed"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // rounds is how often each variant runs, freshRounds where each run needs a fresh root file system.

@@ -8,7 +8,7 @@ import (
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/nvml"
 	"gpu-cdi-plugin/sim"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // floor builds the program that only opens the driver's library, and returns how it is called on a node.

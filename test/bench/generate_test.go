@@ -6,7 +6,7 @@ import (
 
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/bed"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // BenchmarkGenerate is P6 of the targets: a spec for 8 GPUs and about 50 driver files, the whole process, beside

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/sim/simtest"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // BenchmarkServe is P3 of the targets, for whole processes: from the start of a device plugin until the kubelet is asked to

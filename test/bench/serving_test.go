@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/plugin/plugintest"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/bed"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // gpus is the resource that both plugins serve.
@@ -32,7 +32,7 @@ type serving struct {
 	cmd     proc.Cmd
 	machine *sim.Machine
 	log     *os.File
-	kubelet *plugintest.Kubelet
+	kubelet *kubelettest.Kubelet
 	process *proc.Process
 	begun   time.Time
 	list    []*v1beta1.Device
@@ -66,7 +66,7 @@ func newServing(t testing.TB, root, program string, args ...string) *serving {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &serving{t: t, program: program, log: log, kubelet: plugintest.New(t)}
+	s := &serving{t: t, program: program, log: log, kubelet: kubelettest.New(t)}
 	s.cmd = proc.Cmd{
 		Args:   append([]string{filepath.Join("/usr/bin", filepath.Base(program))}, args...),
 		Dir:    "/",

@@ -11,8 +11,8 @@ import (
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/test/bed"
-	"gpu-cdi-plugin/test/engine"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/rootfs"
 )
 

@@ -9,7 +9,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/plugin"
-	"gpu-cdi-plugin/plugin/resource"
+	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
 )
 

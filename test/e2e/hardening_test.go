@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // TestHardening reads the headers of the programs that `make build` makes.

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/test/engine"
+	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/rootfs"
 )
 

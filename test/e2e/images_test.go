@@ -8,7 +8,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"gpu-cdi-plugin/sim/simtest"
-	"gpu-cdi-plugin/test/engine"
+	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/rootfs"
 )
 

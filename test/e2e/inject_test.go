@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/testenv"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var swapping = flag.Duration("swap", 20*time.Second, "how long TestInjectWhileTheBundleIsSwapped goes on")

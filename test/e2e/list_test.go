@@ -11,8 +11,8 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/test/bed"
-	"gpu-cdi-plugin/test/engine"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // listed is a line of `nvidia-smi -L`: a GPU, or a MIG device of the GPU above it.

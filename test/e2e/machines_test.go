@@ -5,7 +5,7 @@ import (
 
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
-	"gpu-cdi-plugin/test/engine"
+	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/rootfs"
 )
 

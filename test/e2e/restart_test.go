@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/sim/simtest"
-	"gpu-cdi-plugin/test/engine"
+	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/rootfs"
 )
 

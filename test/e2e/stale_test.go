@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/test/bed"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // Exit statuses of gpu-cdi-plugin, and a driver newer than the nodes'.

@@ -12,11 +12,11 @@ import (
 	"sync"
 	"testing"
 
-	"gpu-cdi-plugin/internal/testenv"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/bed"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var (

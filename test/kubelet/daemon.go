@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // Daemon is a program of a node that can be ended and started again.

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"gpu-cdi-plugin/internal/testenv"
 	"gpu-cdi-plugin/test/bed"
+	"gpu-cdi-plugin/test/lib/testenv"
 	"gpu-cdi-plugin/test/rootfs"
 )
 

@@ -118,7 +118,7 @@ func TestGPUsSharedByMPS(t *testing.T) {
 		}
 	})
 	t.Run("without a rule the daemon ends", func(t *testing.T) {
-		pid := fmt.Sprintf("/proc/%d/root/run/gpu-cdi-plugin/mps/%s/pipe/nvidia-cuda-mps-control.pid", f.ns.first.Pid(), all[0])
+		pid := fmt.Sprintf("/proc/%d/root/run/gpu-cdi-mps/%s/pipe/nvidia-cuda-mps-control.pid", f.ns.first.Pid(), all[0])
 		if _, err := os.Stat(pid); err != nil {
 			t.Error(err)
 		}

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // setup is run by the first process of a node's namespaces. Its argument is the node's directory. What the node's

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"gpu-cdi-plugin/test/engine"
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // Programs are the paths of what a node consists of.

@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // Pod is a pod of one container to run.

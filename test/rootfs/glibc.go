@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // programs are the dynamic programs of the images with a C library.

@@ -11,7 +11,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"gpu-cdi-plugin/test/proc"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // Kind is a kind of image.

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/test/bed"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+var shared *bed.Bed
+
+func TestMain(m *testing.M) { os.Exit(bed.Run(m, &shared)) }
+
+// check runs the program on a node.
+func check(t *testing.T, root, report string) (exit.Code, string) {
+	t.Helper()
+	var out bytes.Buffer
+	code := run(t.Context(), []string{
+		"-bin", filepath.Dir(shared.Program(t, "gpu-cdi-plugin")), "-runc", shared.Peer(t, "runc"), "-root", root, "-report", report,
+	}, &out, &out)
+	return code, out.String()
+}
+
+// TestSimulatedNodes walks the whole way on simulated nodes. What needs real GPUs, computing on them, says so.
+func TestSimulatedNodes(t *testing.T) {
+	testenv.Root(t)
+	for machine, want := range map[string][]string{
+		"dgx-h100":    {"ok            nvidia-smi -L in a container with one", "ok            a GPU that was not given"},
+		"mig-h100":    {"ok            nvidia-smi -L in a container with one", "ok            a GPU that was not given"},
+		"workstation": {"ok            nvidia-smi -L in a container with all", "not possible  a GPU that was not given"},
+	} {
+		t.Run(machine, func(t *testing.T) {
+			t.Parallel()
+			report := filepath.Join(t.TempDir(), "hardware.md")
+			root := shared.Node(t, machine).Root()
+			code, out := check(t, root, report)
+			for _, line := range want {
+				if code != exit.OK || !strings.Contains(out, line) {
+					t.Fatalf("want %q and exit status 0, got %d and\n%s", line, code, out)
+				}
+			}
+			if machine == "workstation" {
+				check(t, root, report)
+				checkReport(t, report)
+			}
+		})
+	}
+}
+
+// checkReport looks at a report of two runs: one heading, two sections, every step in both.
+func checkReport(t *testing.T, file string) {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	for want, n := range map[string]int{"# Seen on real hardware\n": 1, "\n## ": 2, "driver 580.126.09\n": 2, "| cdi generate | ok |": 2} {
+		if got := strings.Count(text, want); got != n {
+			t.Errorf("the report has %q %d times, want %d:\n%s", want, got, n, text)
+		}
+	}
+}
+
+// TestWithoutDriver is what happens on a machine without a GPU: it says so, and writes no report.
+func TestWithoutDriver(t *testing.T) {
+	report := filepath.Join(t.TempDir(), "hardware.md")
+	code, out := check(t, t.TempDir(), report)
+	if code != exit.NoDriver || !strings.Contains(out, "nothing to check here") {
+		t.Errorf("want exit status %d and a sentence, got %d and\n%s", exit.NoDriver, code, out)
+	}
+	if _, err := os.Stat(report); err == nil {
+		t.Error("a report was written")
+	}
+}
+
+// TestFindings tells apart what is wrong from what cannot be done.
+func TestFindings(t *testing.T) {
+	testenv.Root(t)
+	n := shared.Node(t, "workstation")
+	if err := n.Lose(0); err != nil {
+		t.Fatal(err)
+	}
+	code, out := check(t, n.Root(), filepath.Join(t.TempDir(), "hardware.md"))
+	if code == exit.OK || !strings.Contains(out, "FAILED        GPUs") {
+		t.Errorf("want a lost GPU to be a failure, got exit status %d and\n%s", code, out)
+	}
+}

@@ -1,0 +1,132 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+
+	"gpu-cdi-plugin/resource"
+)
+
+// schema is the part of JSON Schema (2020-12) that the configuration needs.
+type schema struct {
+	Schema      string             `json:"$schema,omitempty"`
+	Title       string             `json:"title,omitempty"`
+	Description string             `json:"description,omitempty"`
+	Type        any                `json:"type"`
+	Pattern     string             `json:"pattern,omitempty"`
+	Enum        []string           `json:"enum,omitempty"`
+	Minimum     *int               `json:"minimum,omitempty"`
+	Maximum     int                `json:"maximum,omitempty"`
+	MinItems    int                `json:"minItems,omitempty"`
+	UniqueItems bool               `json:"uniqueItems,omitempty"`
+	Default     any                `json:"default,omitempty"`
+	Items       *schema            `json:"items,omitempty"`
+	Properties  map[string]*schema `json:"properties,omitempty"`
+	Required    []string           `json:"required,omitempty"`
+	// Additional is false in objects: a key that is not known is an error.
+	Additional *bool `json:"additionalProperties,omitempty"`
+}
+
+// Schema is the JSON schema of the configuration file, as published in specs/config.schema.json.
+func Schema() ([]byte, error) {
+	defaults := Default()
+	s := schemaOf(reflect.ValueOf(defaults), "")
+	s.Schema = "https://json-schema.org/draft/2020-12/schema"
+	s.Title = "Configuration of gpu-cdi-plugin"
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(s); err != nil {
+		return nil, fmt.Errorf("write the schema of the configuration: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// schemaOf is the schema for values like v, which is the default, at that path.
+func schemaOf(v reflect.Value, path string) *schema {
+	key := keyOf(path)
+	s := &schema{Description: key.sentence(), Type: "string"}
+	switch v.Kind() {
+	case reflect.Struct:
+		s.Type, s.Additional, s.Properties = "object", new(bool), map[string]*schema{}
+		s.addFields(v, path)
+	case reflect.Slice:
+		s.Type = "array"
+		s.Items = schemaOf(reflect.Zero(v.Type().Elem()), path+"[]")
+		s.Items.Enum, s.Items.Maximum = key.Values, key.Most
+		s.UniqueItems = len(key.Values) > 0 || v.Type().Elem().Kind() == reflect.Int
+		if v.Len() > 0 { // what has something by default needs something
+			s.MinItems, s.Default = 1, v.Interface()
+		}
+		s.allowText(v.Type().Elem(), key)
+	case reflect.Bool:
+		s.Type = "boolean"
+		if v.Bool() {
+			s.Default = true
+		}
+	case reflect.Int64: // a Duration
+		s.Default, s.Pattern = v.Interface(), `^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$`
+	case reflect.Int:
+		s.Type, s.Minimum, s.Maximum = "integer", new(key.Least), key.Most
+		if v.Int() != 0 {
+			s.Default = v.Interface()
+		}
+	default:
+		s.Enum = key.Values
+		if v.Type() == reflect.TypeFor[resource.Selector]() {
+			s.Type = []string{"string", "integer"} // an index needs no quotes
+		}
+		if v.Len() > 0 {
+			s.Default = v.Interface()
+		}
+	}
+	return s
+}
+
+// allowText lets a list of texts or numbers be a text with commas, and a list of one number that number.
+func (s *schema) allowText(item reflect.Type, key Key) {
+	if item.Kind() != reflect.String && item.Kind() != reflect.Int {
+		return
+	}
+	types := []string{"array", "string"}
+	isSelector := item == reflect.TypeFor[resource.Selector]()
+	if item.Kind() == reflect.Int || isSelector {
+		types = append(types, "integer")
+	}
+	s.Type = types
+	one := strings.Join(key.Values, "|")
+	if item.Kind() == reflect.Int {
+		one = "[0-9]+"
+		s.Minimum, s.Maximum = new(int), key.Most
+	}
+	if isSelector {
+		return
+	}
+	list := fmt.Sprintf(` *(%s) *(, *(%[1]s) *)*`, one)
+	if s.MinItems == 0 {
+		list = "(" + list + ")?"
+	}
+	s.Pattern = "^" + list + "$"
+}
+
+func (s *schema) addFields(v reflect.Value, path string) {
+	for field, value := range v.Fields() {
+		name, option, _ := strings.Cut(field.Tag.Get("yaml"), ",")
+		if option == "inline" {
+			s.addFields(value, path)
+			continue
+		}
+		at := name
+		if path != "" {
+			at = path + "." + name
+		}
+		s.Properties[name] = schemaOf(value, at)
+		if keyOf(at).Required {
+			s.Required = append(s.Required, name)
+		}
+	}
+}

@@ -1,0 +1,217 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
+)
+
+func fine() error { return nil }
+
+// get is the answer to a request.
+func get(t *testing.T, h http.Handler, method, path string) (status int, body string) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, nil))
+	return w.Code, w.Body.String()
+}
+
+// expose is what a scrape gives, without the lines of comments.
+func expose(t *testing.T, m *Metrics) string {
+	t.Helper()
+	status, body := get(t, m.Handler(Checks{Healthy: fine, Ready: fine}), http.MethodGet, "/metrics")
+	if status != http.StatusOK {
+		t.Fatalf("status %d: %s", status, body)
+	}
+	return body
+}
+
+func expect(t *testing.T, m *Metrics, lines ...string) {
+	t.Helper()
+	body := expose(t, m)
+	for _, line := range lines {
+		if !strings.Contains(body, "\n"+line+"\n") {
+			name, _, _ := strings.Cut(line, "{")
+			var near []string
+			for l := range strings.Lines(body) {
+				if strings.HasPrefix(l, name) {
+					near = append(near, l)
+				}
+			}
+			t.Errorf("no line %s among\n%s", line, strings.Join(near, ""))
+		}
+	}
+}
+
+func device(uuid, id string, healthy bool) resource.Device {
+	return resource.Device{ID: id, UUID: uuid, Healthy: healthy, PCIBusID: "0000:1b:00.0", Model: "NVIDIA H100", NUMANode: 1}
+}
+
+func state(devices ...resource.Device) node.State {
+	return node.State{Resources: []resource.Resource{{Name: "nvidia.com/gpu", Devices: devices}}}
+}
+
+func TestCountersBeginAtZero(t *testing.T) {
+	m := New(BuildInfo{"1.2.3", "abc", "go1.26"})
+	m.Listed(state())
+	expect(t, m,
+		`gpu_cdi_plugin_build_info{goversion="go1.26",revision="abc",version="1.2.3"} 1`,
+		`gpu_cdi_plugin_registrations_total{resource="nvidia.com/gpu",result="success"} 0`,
+		`gpu_cdi_plugin_registrations_total{resource="nvidia.com/gpu",result="error"} 0`,
+		`gpu_cdi_plugin_stream_connected{resource="nvidia.com/gpu"} 0`,
+		`gpu_cdi_plugin_stream_reconnects_total{resource="nvidia.com/gpu"} 0`,
+		`gpu_cdi_plugin_allocations_total{resource="nvidia.com/gpu",result="OK"} 0`,
+		`gpu_cdi_plugin_allocate_duration_seconds_count{resource="nvidia.com/gpu"} 0`,
+		`gpu_cdi_plugin_devices{health="healthy",resource="nvidia.com/gpu"} 0`,
+		`gpu_cdi_plugin_reconciles_total{result="error"} 0`,
+		`gpu_cdi_plugin_spec_writes_total 0`,
+	)
+}
+
+func TestWhatThePluginTells(t *testing.T) {
+	m := New(BuildInfo{})
+	const r = "nvidia.com/gpu"
+	m.Registered(r, errors.New("refused"))
+	m.Registered(r, nil)
+	m.Connected(r, true)
+	m.Connected(r, false)
+	expect(t, m, `gpu_cdi_plugin_stream_connected{resource="nvidia.com/gpu"} 0`)
+	m.Connected(r, true)
+	m.Allocated(r, codes.OK, 4, 60*time.Microsecond)
+	m.Allocated(r, codes.NotFound, 2, time.Millisecond)
+	expect(t, m,
+		`gpu_cdi_plugin_registrations_total{resource="nvidia.com/gpu",result="error"} 1`,
+		`gpu_cdi_plugin_registrations_total{resource="nvidia.com/gpu",result="success"} 1`,
+		`gpu_cdi_plugin_stream_connected{resource="nvidia.com/gpu"} 1`,
+		`gpu_cdi_plugin_stream_reconnects_total{resource="nvidia.com/gpu"} 1`,
+		`gpu_cdi_plugin_allocations_total{resource="nvidia.com/gpu",result="OK"} 1`,
+		`gpu_cdi_plugin_allocations_total{resource="nvidia.com/gpu",result="NotFound"} 1`,
+		`gpu_cdi_plugin_allocated_devices_total{resource="nvidia.com/gpu"} 4`,
+		`gpu_cdi_plugin_allocate_duration_seconds_bucket{resource="nvidia.com/gpu",le="0.0001"} 1`,
+	)
+}
+
+func TestWhatTheInventoryTells(t *testing.T) {
+	m := New(BuildInfo{})
+	m.Reconciled(3*time.Millisecond, true, nil)
+	expect(t, m, `gpu_cdi_plugin_spec_stale 0`, `gpu_cdi_plugin_spec_writes_total 1`,
+		`gpu_cdi_plugin_spec_generation_duration_seconds_bucket{le="0.005"} 1`)
+	if strings.Contains(expose(t, m), "gpu_cdi_plugin_spec_last_success_timestamp_seconds 0\n") {
+		t.Error("the success has no time")
+	}
+	m.Reconciled(time.Second, false, errors.New("no driver"))
+	expect(t, m, `gpu_cdi_plugin_spec_stale 1`, `gpu_cdi_plugin_reconciles_total{result="error"} 1`)
+}
+
+func TestDevicesAndTheirHealth(t *testing.T) {
+	m := New(BuildInfo{})
+	m.Listed(state(device("GPU-a", "GPU-a::0", true), device("GPU-a", "GPU-a::1", true), device("GPU-b", "GPU-b", false)))
+	expect(t, m,
+		`gpu_cdi_plugin_devices{health="healthy",resource="nvidia.com/gpu"} 2`,
+		`gpu_cdi_plugin_devices{health="unhealthy",resource="nvidia.com/gpu"} 1`,
+		`gpu_cdi_plugin_device_info{mig_profile="",numa_node="1",pci_bus_id="0000:1b:00.0",product="NVIDIA H100",replicas="2",resource="nvidia.com/gpu",uuid="GPU-a"} 1`,
+		`gpu_cdi_plugin_device_health_transitions_total{to="unhealthy",uuid="GPU-a"} 0`,
+	)
+	m.Listed(state(device("GPU-a", "GPU-a::0", false), device("GPU-a", "GPU-a::1", false), device("GPU-b", "GPU-b", true)))
+	expect(t, m,
+		`gpu_cdi_plugin_device_health_transitions_total{to="unhealthy",uuid="GPU-a"} 1`,
+		`gpu_cdi_plugin_device_health_transitions_total{to="healthy",uuid="GPU-b"} 1`,
+	)
+	m.Listed(state(device("GPU-b", "GPU-b", true)))
+	if strings.Contains(expose(t, m), "GPU-a") {
+		t.Error("a device that is gone still has series")
+	}
+}
+
+// A GPU that cannot be listed, since its UUID is not known, is named by what is known of it.
+func TestUnreadableGPUs(t *testing.T) {
+	m := New(BuildInfo{})
+	s := state(device("GPU-a", "GPU-a", true))
+	s.Snapshot = &gpu.Snapshot{Devices: []gpu.Device{
+		{Index: 0, UUID: "GPU-a", PCIBusID: "0000:1b:00.0"}, {Index: 1, PCIBusID: "0000:43:00.0", Error: "does not answer"},
+	}}
+	m.Listed(s)
+	expect(t, m,
+		`gpu_cdi_plugin_gpu_readable{index="0",pci_bus_id="0000:1b:00.0",uuid="GPU-a"} 1`,
+		`gpu_cdi_plugin_gpu_readable{index="1",pci_bus_id="0000:43:00.0",uuid=""} 0`,
+	)
+}
+
+func TestHealthAnswers(t *testing.T) {
+	ill := func() error { return errors.New("nvidia.com/gpu is not connected") }
+	cases := map[string]struct {
+		checks       Checks
+		method, path string
+		status       int
+		body         string
+	}{
+		"alive": {Checks{Healthy: fine, Ready: ill}, "GET", "/healthz", 200, "ok\n"},
+		"dead":  {Checks{Healthy: ill, Ready: fine}, "GET", "/healthz", 503, "nvidia.com/gpu is not connected\n"},
+		"ready": {Checks{Healthy: ill, Ready: fine}, "GET", "/readyz", 200, "ok\n"},
+		"ready, with remarks": {
+			Checks{Healthy: ill, Ready: fine, Remarks: func() []string { return []string{"one device is lost"} }},
+			"GET", "/readyz", 200, "ok\none device is lost\n",
+		},
+		"not ready":        {Checks{Healthy: fine, Ready: ill}, "GET", "/readyz", 503, "nvidia.com/gpu is not connected\n"},
+		"any other path":   {Checks{Healthy: fine, Ready: fine}, "GET", "/", 404, "404 page not found\n"},
+		"any other method": {Checks{Healthy: fine, Ready: fine}, "POST", "/readyz", 405, "Method Not Allowed\n"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			status, body := get(t, New(BuildInfo{}).Handler(c.checks), c.method, c.path)
+			if status != c.status || body != c.body {
+				t.Errorf("%d %q, want %d %q", status, body, c.status, c.body)
+			}
+		})
+	}
+}
+
+func TestServerServesUntilItsContextEnds(t *testing.T) {
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	m := New(BuildInfo{})
+	s, err := m.Listen(t.Context(), "127.0.0.1:0", Checks{Healthy: fine, Ready: fine}, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Listen(t.Context(), s.Address(), Checks{Healthy: fine, Ready: fine}, log); exit.HintOf(err) == "" {
+		t.Errorf("an address in use: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.Address()+"/healthz", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(answer.Body)
+	_ = answer.Body.Close()
+	if err != nil || string(body) != "ok\n" {
+		t.Errorf("%q, %v", body, err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if c, err := net.Dial("tcp", s.Address()); err == nil {
+		_ = c.Close()
+		t.Error("it still listens")
+	}
+}

@@ -1,0 +1,214 @@
+package mps
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+const testGPU = "GPU-00000000-0000-0000-0000-000000000001"
+
+// shortDir is a directory in which sockets have short paths, as those of tests may not be.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "mps") //nolint:usetesting // see above
+	must(t, err)
+	t.Cleanup(func() {
+		gpus, err := filepath.Glob(dir + "/GPU-*")
+		must(t, err)
+		more, err := filepath.Glob(dir + "/mps/GPU-*")
+		must(t, err)
+		for _, own := range append(gpus, more...) {
+			_ = dropVolumes(own) // there may be none
+		}
+		must(t, os.RemoveAll(dir))
+	})
+	return dir
+}
+
+// testShm is the size of shared memory in tests, in bytes.
+const testShm = 1 << 20
+
+// ready prepares a GPU whose directories can be volumes, if the test is root's.
+func ready(t testing.TB, dir, uuid string) {
+	t.Helper()
+	plain, err := prepare(dir, uuid, testShm)
+	must(t, err)
+	if (plain != "") != (os.Geteuid() != 0) {
+		t.Errorf("the directories are no volumes: %q", plain)
+	}
+}
+
+func TestPrepare(t *testing.T) {
+	for name, before := range map[string]func(t *testing.T, dir string){
+		"nothing is there": func(*testing.T, string) {},
+		"a container's runtime made the directories after a boot": func(t *testing.T, dir string) {
+			for _, name := range []string{pipeName, logName, shmName} {
+				must(t, os.MkdirAll(filepath.Join(dir, testGPU, name), 0o755))
+			}
+		},
+		"they have other modes and owners": func(t *testing.T, dir string) {
+			testenv.Root(t)
+			for _, name := range []string{pipeName, logName, shmName} {
+				must(t, os.MkdirAll(filepath.Join(dir, testGPU, name), 0o700))
+				must(t, os.Chown(filepath.Join(dir, testGPU, name), 1000, 1000))
+			}
+			must(t, os.Chmod(filepath.Join(dir, testGPU, pipeName), 0o777))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(shortDir(t), "mps")
+			before(t, dir)
+			for range 2 {
+				ready(t, dir, testGPU)
+			}
+			got := map[string]fs.FileMode{}
+			for _, path := range []string{".", pipeName, logName, shmName} {
+				info, err := os.Lstat(filepath.Join(dir, testGPU, path))
+				must(t, err)
+				got[path] = info.Mode()
+				var st unix.Stat_t
+				must(t, unix.Lstat(filepath.Join(dir, testGPU, path), &st))
+				if int(st.Uid) != os.Getuid() {
+					t.Errorf("%s belongs to %d", path, st.Uid)
+				}
+			}
+			want := map[string]fs.FileMode{
+				".": fs.ModeDir | 0o755, pipeName: fs.ModeDir | 0o755, logName: fs.ModeDir | 0o755,
+				shmName: fs.ModeDir | fs.ModeSticky | 0o777,
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestPrepareFollowsNoLink(t *testing.T) {
+	for name, at := range map[string]string{"the GPU's": testGPU, "the pipe's": testGPU + "/" + pipeName} {
+		t.Run(name, func(t *testing.T) {
+			dir, elsewhere := shortDir(t), t.TempDir()
+			must(t, os.Chmod(elsewhere, 0o700))
+			must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, at)), 0o755))
+			must(t, os.Symlink(elsewhere, filepath.Join(dir, at)))
+			if _, err := prepare(dir, testGPU, testShm); !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) {
+				t.Errorf("error %v", err)
+			}
+			info, err := os.Stat(elsewhere)
+			must(t, err)
+			entries, err := os.ReadDir(elsewhere)
+			must(t, err)
+			if info.Mode().Perm() != 0o700 || len(entries) > 0 {
+				t.Errorf("the directory behind the link has mode %v and %d entries", info.Mode(), len(entries))
+			}
+		})
+	}
+}
+
+func TestPrepareRefuses(t *testing.T) {
+	dir := t.TempDir()
+	for _, uuid := range []string{"", ".", "GPU-", "GPU-../x", "MIG-1", "GPU-" + strings.Repeat("0", 60)} {
+		if _, err := prepare(dir, uuid, testShm); err == nil || !strings.Contains(err.Error(), "not the UUID of a GPU") {
+			t.Errorf("%q: %v", uuid, err)
+		}
+	}
+	_, err := prepare(filepath.Join(dir, strings.Repeat("x", 60)), testGPU, testShm)
+	if err == nil || !strings.Contains(err.Error(), "set a shorter runtime-dir") {
+		t.Errorf("a long path: %v", err)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) > 0 {
+		t.Errorf("%d entries were made", len(entries))
+	}
+}
+
+// What others can change is not used, and nothing is made below it.
+func TestKeeperUsesOnlyRootsDirectories(t *testing.T) {
+	testenv.Root(t)
+	safe, err := os.MkdirTemp("/run", "mps-test-") //nolint:usetesting // t.TempDir is under /tmp, where everybody can write
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(safe) })
+	above := filepath.Join(safe, "above")
+	run := filepath.Join(above, "run")
+	for name, c := range map[string]struct {
+		change func() error
+		want   string
+	}{
+		"root's alone":           {func() error { return nil }, ""},
+		"everybody can write":    {func() error { return os.Chmod(above, 0o777) }, "every user can write to " + above},
+		"it is another user's":   {func() error { return os.Chown(above, 1000, 0) }, above + " belongs to user 1000"},
+		"the last one is a link": {func() error { return errors.Join(os.Symlink(safe, run), os.Lchown(run, 1000, 0)) }, run + " belongs to user 1000"},
+	} {
+		for _, insecure := range []bool{false, true} {
+			must(t, errors.Join(os.RemoveAll(above), os.Mkdir(above, 0o755), c.change()))
+			want := c.want
+			if insecure {
+				want = ""
+			}
+			k := New(Options{Dir: filepath.Join(run, "mps"), Insecure: insecure})
+			err := k.hold()
+			if (err == nil) != (want == "") || err != nil && (!errors.Is(err, trust.ErrUnsafe) || !strings.Contains(err.Error(), want)) {
+				t.Errorf("%s, insecure %t: %v", name, insecure, err)
+			}
+			if _, made := os.Stat(k.opts.Dir); (made == nil) != (want == "") {
+				t.Errorf("%s, insecure %t: the directory: %v", name, insecure, made)
+			}
+			must(t, k.release())
+		}
+	}
+}
+
+func TestLogsAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, logName), 0o755))
+	secret := filepath.Join(t.TempDir(), "secret")
+	large := make([]byte, maxLog+1)
+	for path, content := range map[string][]byte{
+		filepath.Join(dir, outputName): large, filepath.Join(dir, logName, "control.log"): []byte("small"), secret: large,
+	} {
+		must(t, os.WriteFile(path, content, 0o600))
+	}
+	must(t, os.Symlink(secret, filepath.Join(dir, logName, "server.log")))
+	boundLogs(dir)
+	for path, want := range map[string]int64{
+		filepath.Join(dir, outputName): 0, filepath.Join(dir, logName, "control.log"): 5, secret: maxLog + 1,
+	} {
+		info, err := os.Stat(path)
+		must(t, err)
+		if info.Size() != want {
+			t.Errorf("%s has %d bytes, want %d", path, info.Size(), want)
+		}
+	}
+}
+
+func TestLibrariesAreLinked(t *testing.T) {
+	dir := t.TempDir()
+	in := filepath.Join(dir, librariesName)
+	for _, libraries := range []map[string]string{
+		{"libcuda.so.1": "/d/libcuda.so.1", "libold.so": "/d/libold.so"},
+		{"libcuda.so.1": "/e/libcuda.so.1", "libnew.so": "/e/libnew.so"},
+		{"libcuda.so.1": "/e/libcuda.so.1", "libnew.so": "/e/libnew.so"},
+	} {
+		must(t, linkLibraries(dir, libraries))
+		got := map[string]string{}
+		entries, err := os.ReadDir(in)
+		must(t, err)
+		for _, e := range entries {
+			got[e.Name()], _ = os.Readlink(filepath.Join(in, e.Name()))
+		}
+		if diff := cmp.Diff(libraries, got); diff != "" {
+			t.Errorf("-want +got\n%s", diff)
+		}
+	}
+	if err := linkLibraries(dir, map[string]string{"../x": "/y"}); err == nil {
+		t.Error("a name with a slash is a library's")
+	}
+}

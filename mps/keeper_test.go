@@ -1,0 +1,632 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// helperName is the first argument of a test binary that is to become the control program.
+const helperName = "mps-exec"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == helperName {
+		fmt.Fprintln(os.Stderr, become(os.Args[2:]))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func become(args []string) error {
+	var e Entry
+	f := flag.NewFlagSet(helperName, flag.ContinueOnError)
+	f.BoolVar(&e.Start, "start", false, "")
+	f.StringVar(&e.Driver, "driver", "", "")
+	f.StringVar(&e.DriverRoot, "driver-dir", "", "")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	e.Own, e.Program, e.Env = f.Arg(0), f.Arg(1), f.Args()[2:]
+	return Enter(e)
+}
+
+func testHelper() Helper {
+	return Helper{Path: "/proc/self/exe", Args: []string{"mps.test", helperName}}
+}
+
+// modes remember which GPUs are exclusive.
+type modes struct {
+	mu        sync.Mutex
+	exclusive map[string]bool
+	err       error
+}
+
+func (m *modes) SetExclusive(_ context.Context, uuid string, exclusive bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err == nil {
+		m.exclusive[uuid] = exclusive
+	}
+	return m.err
+}
+
+func (m *modes) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.err = err
+}
+
+func (m *modes) is(uuid string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.exclusive[uuid]
+}
+
+// kept is a keeper of a simulated node's daemons.
+type kept struct {
+	*Keeper
+	t       *testing.T
+	node    *sim.Node
+	modes   *modes
+	program Program
+	stop    func()
+}
+
+// gpu is the UUID of the node's nth.
+func (k *kept) gpu(n int) string { return k.node.Machine().GPUs[n].UUID }
+
+func (k *kept) own(n int) string { return filepath.Join(k.opts.Dir, k.gpu(n)) }
+
+// The daemon shows both limits of memory in the same way, in whole gigabytes.
+var (
+	half         = resource.MPSLimits{MemoryBytes: 1500 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
+	lessThanHalf = resource.MPSLimits{MemoryBytes: 1100 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
+)
+
+// newKept makes a keeper that does not run yet.
+func newKept(t *testing.T) *kept {
+	t.Helper()
+	testenv.Root(t)
+	node := simtest.Node(t, "pcie-quad")
+	k := &kept{
+		t: t, node: node, modes: &modes{exclusive: map[string]bool{}}, stop: func() {},
+		program: Program{
+			Path: node.MPSControl(), SearchPath: []string{filepath.Dir(node.MPSControl())}, Driver: "1",
+			Root:      node.Root(),
+			Libraries: map[string]string{"libnvidia-ml.so.1": node.Library()},
+		},
+	}
+	k.renew(shortDir(t))
+	t.Cleanup(func() {
+		k.stop()
+		for n := range node.Machine().GPUs {
+			if r, err := readRecord(k.own(n)); err == nil && r.holds() {
+				_ = unix.Kill(r.PID, unix.SIGKILL)
+			}
+		}
+	})
+	return k
+}
+
+// renew makes another keeper of the same directory.
+func (k *kept) renew(dir string) {
+	k.Keeper = New(Options{
+		Dir: dir, Insecure: true, Helper: testHelper(), Modes: k.modes,
+		Program: func(context.Context) (Program, error) {
+			_, err := os.Stat(k.program.Path)
+			return k.program, err
+		},
+		Interval: 100 * time.Millisecond, Deadline: 2 * time.Second,
+	})
+	k.logTo()
+}
+
+// logTo has the keeper log to a text, besides the test's output. It comes before start. Each line must be understood
+// without its attributes: it names the GPU, and the cause is no attribute.
+func (k *kept) logTo() *logText {
+	log := &logText{}
+	options := slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		switch {
+		case a.Key == slog.MessageKey && !strings.HasPrefix(a.Value.String(), "GPU-"):
+			k.t.Errorf("the log does not name the GPU: %q", a.Value)
+		case !slices.Contains([]string{slog.TimeKey, slog.LevelKey, slog.MessageKey, "gpu", "pid"}, a.Key):
+			k.t.Errorf("the log says only in the attribute %s: %q", a.Key, a.Value)
+		}
+		return a
+	}}
+	k.opts.Log = slog.New(slog.NewTextHandler(io.MultiWriter(k.t.Output(), log), &options))
+	return log
+}
+
+// logText is a log that is read while it is written.
+type logText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logText) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// start runs the keeper until the test ends, or stop.
+func (k *kept) start() {
+	ctx, cancel := context.WithCancel(k.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- k.Run(ctx) }()
+	k.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			k.t.Error(err)
+		}
+	})
+}
+
+func (k *kept) want(gpus ...int) {
+	var list []Want
+	for _, n := range gpus {
+		list = append(list, Want{UUID: k.gpu(n), Limits: half})
+	}
+	k.Want(list)
+}
+
+// ready waits until the GPU's daemon can be used, and returns its process.
+func (k *kept) ready(n int) int {
+	k.t.Helper()
+	eventually(k.t, "a daemon that can be used", func() bool { return k.Problem(k.gpu(n), half) == "" })
+	r, err := readRecord(k.own(n))
+	must(k.t, err)
+	return r.PID
+}
+
+// problem waits until the GPU's daemon cannot be used for a reason that says the text.
+func (k *kept) problem(n int, text string) {
+	k.t.Helper()
+	eventually(k.t, "the problem "+text, func() bool { return strings.Contains(k.Problem(k.gpu(n), half), text) })
+}
+
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for begin := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Since(begin) > 40*time.Second {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// What the containers of a GPU do to its pipe directory costs the host and other GPUs nothing, and does not last.
+func TestHostilePipeDirectory(t *testing.T) {
+	for name, attack := range map[string]func(t *testing.T, control, elsewhere string){
+		"a FIFO that nobody reads": func(t *testing.T, control, _ string) { must(t, unix.Mkfifo(control, 0o666)) },
+		"a link to a socket of the host's": func(t *testing.T, control, elsewhere string) {
+			listen(t, elsewhere, func(net.Conn) { t.Error("somebody followed the link") })
+			must(t, os.Symlink(elsewhere, control))
+		},
+		"a socket that never answers": func(t *testing.T, control, _ string) {
+			listen(t, control, func(c net.Conn) { _, _ = c.Read(make([]byte, 1)); time.Sleep(time.Minute) })
+		},
+		"a socket that answers without end": func(t *testing.T, control, _ string) {
+			listen(t, control, func(c net.Conn) {
+				for line := []byte("." + strings.Repeat("GPU\n", 1000)); ; {
+					if _, err := c.Write(line); err != nil {
+						return
+					}
+				}
+			})
+		},
+		"a directory": func(t *testing.T, control, _ string) { must(t, os.MkdirAll(control+"/a/b", 0o755)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKept(t)
+			k.start()
+			k.want(0, 1)
+			first := k.ready(0)
+			k.ready(1)
+			control := filepath.Join(k.own(0), pipeName, "control")
+			must(t, os.Remove(control))
+			must(t, os.WriteFile(filepath.Join(k.own(0), pipeName, "nvidia-cuda-mps-control.pid"), []byte(strconv.Itoa(os.Getpid())), 0o644))
+			attack(t, control, filepath.Join(shortDir(t), "socket"))
+			k.problem(0, "does not answer")
+			k.ready(1)
+			if again := k.ready(0); again == first {
+				t.Error("the daemon that cannot be reached is used")
+			}
+		})
+	}
+}
+
+// listen answers on a socket of the kind that the simulated program connects to.
+func listen(t *testing.T, path string, serve func(net.Conn)) {
+	t.Helper()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	must(t, err)
+	l.SetUnlinkOnClose(false)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go serve(c)
+		}
+	}()
+}
+
+// The daemon is root, and makes files in a directory that containers can write to.
+func TestNoLinkIsFollowedForTheDaemon(t *testing.T) {
+	k := newKept(t)
+	dir := t.TempDir()
+	script := filepath.Join(dir, "bin", "control")
+	must(t, os.Mkdir(filepath.Dir(script), 0o755))
+	ready(t, k.opts.Dir, testGPU)
+	own := filepath.Join(k.opts.Dir, testGPU)
+	secret := filepath.Join(own, logName, "secret") // where it can write
+	must(t, os.WriteFile(secret, []byte("secret"), 0o644))
+	must(t, os.WriteFile(script, []byte(`#!/bin/sh
+for dir in "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY" /dev/shm; do
+	ln -s `+secret+` "$dir/link" || exit 9
+	(echo spoilt > "$dir/link") 2>/dev/null && echo "followed in $dir"
+	[ -e "$dir/null" ] && (echo x > "$dir/null") 2>/dev/null && echo "device in $dir"
+	ls "$dir" | tr '\n' ' '
+done
+echo "$1 $CUDA_VISIBLE_DEVICES"
+env | sed 's/=.*//' | sort | tr '\n' ' '
+`), 0o755))
+	for _, name := range []string{pipeName + "/old/a/b", shmName + "/theirs"} {
+		must(t, os.MkdirAll(filepath.Join(own, name), 0o755))
+	}
+	must(t, os.Symlink(secret, filepath.Join(own, pipeName, "control_lock")))
+	for _, name := range []string{logName, shmName} {
+		must(t, unix.Mknod(filepath.Join(own, name, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+	}
+	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
+	daemon, err := testHelper().startDaemon(own, p)
+	must(t, err)
+	<-daemon.end()
+	how, printed := daemon.how, tail(own)
+	daemon.close()
+	want := "link link null secret link null theirs -f " + testGPU +
+		"\nCUDA_MPS_LOG_DIRECTORY CUDA_MPS_PIPE_DIRECTORY CUDA_VISIBLE_DEVICES PATH PWD "
+	if how != "ended with status 0" || printed != want {
+		t.Errorf("it %s and printed\n%s\nwant\n%s", how, printed, want)
+	}
+	if text, err := os.ReadFile(secret); string(text) != "secret" || err != nil {
+		t.Errorf("the secret is %q now, %v", text, err)
+	}
+	if _, err := os.Lstat("/dev/shm/theirs"); err == nil {
+		t.Error("the mount is seen on the host")
+	}
+}
+
+// A container that answers in the daemon's place, now so and now so, does not keep the host busy.
+func TestAnswersThatChangeAreNotChased(t *testing.T) {
+	k := newKept(t)
+	dir := t.TempDir()
+	script, asked := filepath.Join(dir, "bin", "control"), filepath.Join(k.own(0), logName, "asked")
+	must(t, os.Mkdir(filepath.Dir(script), 0o755))
+	must(t, os.WriteFile(script, []byte(`#!/bin/sh
+[ "$1" = -f ] && exec sleep 600
+read command
+echo "$command" >> `+asked+`
+case $command in
+get_default_device*) [ $(grep -c "$command" `+asked+`) -gt 2 ] && [ $(($(grep -c "$command" `+asked+`) % 2)) = 1 ] && echo 7G || echo 1G ;;
+get_default_active*) echo 50.0 ;;
+esac
+`), 0o755))
+	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
+	k.start()
+	k.want(0)
+	eventually(t, "a question", func() bool { _, err := os.Stat(asked); return err == nil })
+	time.Sleep(3 * time.Second)
+	text, err := os.ReadFile(asked)
+	must(t, err)
+	if n := strings.Count(string(text), "set_default_device"); n < 2 || n > 6 {
+		t.Errorf("in 3 seconds it was limited %d times:\n%s", n, text)
+	}
+}
+
+func TestOneDaemonForAGPU(t *testing.T) {
+	k := newKept(t)
+	ready(t, k.opts.Dir, k.gpu(0))
+	must(t, linkLibraries(k.opts.Dir, k.program.Libraries))
+	first, err := testHelper().startDaemon(k.own(0), k.program)
+	must(t, err)
+	defer first.close()
+	eventually(t, "a daemon", func() bool { _, err := os.Stat(filepath.Join(k.own(0), pipeName, "control")); return err == nil })
+	second, err := testHelper().startDaemon(k.own(0), k.program)
+	must(t, err)
+	defer second.close()
+	<-second.end()
+	if text := tail(k.own(0)); second.how != "ended with status 1" || !strings.Contains(text, "is the GPU's daemon already") {
+		t.Errorf("it %s and printed %q", second.how, text)
+	}
+	if !first.runs() {
+		t.Error("the first one has ended")
+	}
+}
+
+func TestKeeperTakesOverWhatRuns(t *testing.T) {
+	k := newKept(t)
+	k.start()
+	k.want(0, 1, 2)
+	first, second := k.ready(0), k.ready(1)
+	k.ready(2)
+	k.stop()
+
+	// Meanwhile one daemon dies, and its number comes to mean another process.
+	must(t, unix.Kill(second, unix.SIGKILL))
+	innocent := exec.Command("sleep", "600")
+	must(t, innocent.Start())
+	defer func() { _ = innocent.Process.Kill(); _ = innocent.Wait() }()
+	r, err := readRecord(k.own(1))
+	must(t, err)
+	r.PID = innocent.Process.Pid
+	must(t, r.write(k.own(1)))
+	// And one record is damaged, with its daemon gone too.
+	third, err := readRecord(k.own(2))
+	must(t, err)
+	must(t, unix.Kill(third.PID, unix.SIGKILL))
+	must(t, os.WriteFile(filepath.Join(k.own(2), recordName), []byte("{"), 0o600))
+
+	k.renew(k.opts.Dir)
+	k.start()
+	k.want(0, 1, 2)
+	if now := k.ready(0); now != first {
+		t.Errorf("daemon %d, want %d still", now, first)
+	}
+	if now := k.ready(1); now == innocent.Process.Pid {
+		t.Error("another process is taken for the daemon")
+	}
+	k.ready(2)
+
+	// Nobody wants them any more.
+	k.want()
+	for n := range 3 {
+		eventually(t, "the end of all", func() bool { return !prepared(k.own(n)) && !k.modes.is(k.gpu(n)) })
+	}
+	if err := innocent.Process.Signal(unix.Signal(0)); err != nil {
+		t.Errorf("the innocent process: %v", err)
+	}
+}
+
+// After an upgrade a daemon of the version before, which is not confined, goes on only while it has clients.
+func TestKeeperReplacesADaemonThatIsNotConfined(t *testing.T) {
+	k := newKept(t)
+	k.start()
+	k.want(0)
+	first := k.ready(0)
+	endClient := k.client(0, 1000)
+	k.stop()
+	r, err := readRecord(k.own(0))
+	must(t, err)
+	r.Version = unconfinedVersion
+	must(t, r.write(k.own(0)))
+
+	k.renew(k.opts.Dir)
+	log := k.logTo()
+	k.start()
+	k.want(0)
+	says := fmt.Sprintf("%s: its MPS control daemon, process %d, was started by an earlier version and is not confined", k.gpu(0), first)
+	eventually(t, says, func() bool { return strings.Contains(log.String(), says) })
+	if now := k.ready(0); now != first {
+		t.Errorf("with a client the daemon is %d, want %d still", now, first)
+	}
+	time.Sleep(3 * k.opts.Interval)
+	if now := k.ready(0); now != first {
+		t.Errorf("with a client the daemon becomes %d, want %d still", now, first)
+	}
+	endClient()
+	eventually(t, "a confined daemon", func() bool {
+		r, err := readRecord(k.own(0))
+		return err == nil && r.PID != first && r.confined()
+	})
+	second := k.ready(0)
+	time.Sleep(3 * k.opts.Interval)
+	if now := k.ready(0); now != second {
+		t.Errorf("the confined daemon %d was replaced by %d", second, now)
+	}
+	if got := statusOf(t, second)["NoNewPrivs"]; got != "1" {
+		t.Errorf("the daemon has NoNewPrivs %q", got)
+	}
+}
+
+// lateModes does something once, before a GPU is first made exclusive.
+type lateModes struct {
+	*modes
+	once sync.Once
+	do   func()
+}
+
+func (m *lateModes) SetExclusive(ctx context.Context, uuid string, exclusive bool) error {
+	m.once.Do(m.do)
+	return m.modes.SetExclusive(ctx, uuid, exclusive)
+}
+
+// A plugin that is killed while it starts a daemon leaves one that comes up after the next plugin has looked.
+func TestKeeperTakesOverWhatComesLate(t *testing.T) {
+	k := newKept(t)
+	var late *process
+	k.opts.Modes = &lateModes{modes: k.modes, do: func() {
+		var err error
+		if late, err = testHelper().startDaemon(k.own(0), k.program); err != nil {
+			t.Error(err)
+		}
+		for late.runs() && !recorded(k.own(0)) {
+			time.Sleep(time.Millisecond)
+		}
+	}}
+	k.start()
+	k.want(0)
+	pid := k.ready(0)
+	k.stop()
+	defer late.close()
+	if pid != late.pid {
+		t.Errorf("daemon %d, want the one that was there: %d", pid, late.pid)
+	}
+}
+
+// A daemon that has ended and whose parent does not care is none.
+func TestKeeperTakesOverNoZombie(t *testing.T) {
+	k := newKept(t)
+	ready(t, k.opts.Dir, k.gpu(0))
+	dead := exec.Command("sleep", "600")
+	must(t, dead.Start())
+	defer func() { _ = dead.Wait() }()
+	r, err := recordOf(dead.Process.Pid, k.program.Driver)
+	must(t, err)
+	must(t, r.write(k.own(0)))
+	must(t, dead.Process.Kill())
+	eventually(t, "a zombie", func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", dead.Process.Pid))
+		return err == nil && strings.Contains(string(stat), ") Z ")
+	})
+	k.start()
+	k.want(0)
+	if pid := k.ready(0); pid == r.PID {
+		t.Error("it is taken for the daemon")
+	}
+}
+
+// Of two instances that share the directory by mistake one keeps the daemons, and the other lets them be.
+func TestOneKeeperForADirectory(t *testing.T) {
+	k := newKept(t)
+	k.start()
+	k.want(0)
+	pid := k.ready(0)
+	other := func(list ...Want) error {
+		second := New(k.opts)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		second.Want(list)
+		return second.Run(ctx)
+	}
+	if err := other(); err != nil {
+		t.Errorf("one that wants none: %v", err)
+	}
+	if err := other(Want{UUID: k.gpu(1), Limits: half}); exit.CodeOf(err) != exit.Locked {
+		t.Errorf("one that wants another GPU's: %v", err)
+	}
+	if now := k.ready(0); now != pid || !k.modes.is(k.gpu(0)) || k.modes.is(k.gpu(1)) {
+		t.Errorf("daemon %d, want %d as before, and modes %v", now, pid, k.modes.exclusive)
+	}
+}
+
+func TestKeeperFollowsWhatIsWanted(t *testing.T) {
+	k := newKept(t)
+	k.start()
+	k.want(0)
+	first := k.ready(0)
+	if !k.modes.is(k.gpu(0)) || k.modes.is(k.gpu(1)) {
+		t.Error("the wrong GPUs are exclusive")
+	}
+
+	// Other limits.
+	k.Want([]Want{{UUID: k.gpu(0), Limits: lessThanHalf}})
+	eventually(t, "the other limits", func() bool { return k.Problem(k.gpu(0), lessThanHalf) == "" })
+	text, err := os.ReadFile(filepath.Join(k.own(0), outputName))
+	must(t, err)
+	if !strings.Contains(string(text), "set_default_device_pinned_mem_limit 0 1100M") {
+		t.Errorf("the daemon was not told: %s", text)
+	}
+	k.want(0)
+
+	// Somebody in a container changes them.
+	k.ready(0)
+	c, err := k.control(t.Context(), k.own(0))
+	must(t, err)
+	_, err = c.ask(t.Context(), "set_default_active_thread_percentage 100")
+	must(t, err)
+	eventually(t, "the limits again", func() bool { ok, err := c.limited(t.Context(), half); return ok && err == nil })
+
+	// It is killed and comes back, and is of another driver and is replaced.
+	must(t, unix.Kill(first, unix.SIGKILL))
+	k.problem(0, "was ended by signal SIGKILL")
+	second := k.ready(0)
+	k.mu.Lock()
+	k.Keeper.program.Driver = "2"
+	k.mu.Unlock()
+	eventually(t, "a daemon of the other driver", func() bool {
+		r, err := readRecord(k.own(0))
+		return err == nil && r.PID != second && r.Driver == "2"
+	})
+	k.ready(0)
+
+	// A GPU that cannot be used keeps what it has.
+	third := k.ready(0)
+	k.Want([]Want{{UUID: k.gpu(0), Limits: half, Hold: true}, {UUID: k.gpu(1), Limits: half, Hold: true}})
+	time.Sleep(300 * time.Millisecond)
+	if r, err := readRecord(k.own(0)); err != nil || r.PID != third || prepared(k.own(1)) {
+		t.Errorf("record %+v, %v, and one of the other GPU: %t", r, err, prepared(k.own(1)))
+	}
+}
+
+func TestWhatKeepsADaemonFromStarting(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil, mend func(k *kept) error
+		want        string
+	}{
+		"no permission": {
+			func(k *kept) error { k.modes.fail(errors.New("no permission to use the NVIDIA driver")); return nil },
+			func(k *kept) error { k.modes.fail(nil); return nil },
+			"its MPS control daemon cannot be started: no permission to use the NVIDIA driver",
+		},
+		"a program that is gone": {
+			func(k *kept) error { return os.Rename(k.program.Path, k.program.Path+".gone") },
+			func(k *kept) error { return os.Rename(k.program.Path+".gone", k.program.Path) },
+			"its MPS control daemon cannot be started: stat ",
+		},
+		"a program that is none": {
+			func(k *kept) error {
+				return errors.Join(os.Rename(k.program.Path, k.program.Path+".not"), os.WriteFile(k.program.Path, nil, 0o755))
+			},
+			func(k *kept) error { return os.Rename(k.program.Path+".not", k.program.Path) },
+			"ended with status 1",
+		},
+		"a directory that is a link": {
+			func(k *kept) error { return os.Symlink("/", k.own(0)) },
+			func(k *kept) error { return os.Remove(k.own(0)) },
+			"not a directory",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKept(t)
+			must(t, c.spoil(k))
+			k.start()
+			k.want(0)
+			k.problem(0, c.want)
+			must(t, c.mend(k))
+			k.ready(0)
+		})
+	}
+}

@@ -1,0 +1,265 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
+)
+
+// nodeSource reads a simulated node without its library, of which a process can load only one.
+type nodeSource struct {
+	mu   sync.Mutex
+	node *sim.Node
+	lost []int // indices of GPUs that no longer answer
+	err  error // of the driver as a whole
+}
+
+func (s *nodeSource) Library() string { return s.node.Library() }
+
+func (s *nodeSource) Snapshot(context.Context) (*gpu.Snapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return nil, s.err
+	}
+	snapshot, err := s.node.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range s.lost { // what nvml says of such a GPU
+		d := &snapshot.Devices[i]
+		*d = gpu.Device{Index: i, PCIBusID: d.PCIBusID, Minor: gpu.NoMinor, NUMANode: d.NUMANode, Error: "GPU is lost"}
+	}
+	return snapshot, nil
+}
+
+func (s *nodeSource) set(err error, lost ...int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err, s.lost = err, lost
+}
+
+// bed is an inventory on a simulated node. At each publication it checks what must hold always.
+type bed struct {
+	t      *testing.T
+	node   *sim.Node
+	source *nodeSource
+	dirs   []string // of CDI specs, ours is the last
+	path   string
+	config resource.Config
+	inv    *Inventory
+
+	mu        sync.Mutex
+	published []publication
+	news      chan struct{}
+}
+
+// publication is a state and what engines could have been asked for when it was published.
+type publication struct {
+	State
+	offered []string
+}
+
+func newBed(t *testing.T, machine string, change ...func(*Options)) *bed {
+	t.Helper()
+	return newBedOn(t, simtest.Node(t, machine), change...)
+}
+
+func newBedOn(t *testing.T, node *sim.Node, change ...func(*Options)) *bed {
+	t.Helper()
+	b := &bed{t: t, node: node, news: make(chan struct{}, 100)}
+	b.source = &nodeSource{node: b.node}
+	b.dirs = []string{filepath.Join(t.TempDir(), "etc-cdi"), filepath.Join(t.TempDir(), "cdi")}
+	b.path = filepath.Join(b.dirs[1], cdi.FileName(cdi.DefaultKind))
+	b.config = resource.Config{Resource: "nvidia.com/gpu", MIGStrategy: resource.MIGMixed}
+	b.config.Sharing.MPS.SharedMemoryMiB = resource.DefaultSharedMemoryMiB
+	h, err := host.New(b.node.Root(), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{
+		Host: h, Source: b.source, Path: b.path, Dirs: b.dirs, Publish: b.publish,
+		Spec: cdi.Options{HookPath: "/usr/bin/prestart-hook"},
+		Build: func(s *gpu.Snapshot) ([]resource.Resource, error) {
+			resources, _, err := resource.Build(s, b.config)
+			return resources, err
+		},
+		Interval: time.Hour, Poll: time.Hour,
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+	for _, c := range change {
+		c(&o)
+	}
+	b.dirs, b.path = o.Dirs, o.Path
+	b.inv = New(o)
+	return b
+}
+
+func (b *bed) publish(s State) {
+	offered := cdi.Load(b.dirs...).Names()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.published = append(b.published, publication{s, offered})
+	for uuid, health := range health(s) {
+		if health == "" && b.inv.opts.Path != "" && !slices.Contains(offered, cdi.DefaultKind+"="+uuid) {
+			b.t.Errorf("%s is listed as healthy and is not offered by the CDI specs", uuid)
+		}
+	}
+	for _, name := range extras(s) {
+		if b.inv.opts.Path != "" && s.extrasErr == nil && !slices.Contains(offered, name) {
+			b.t.Errorf("%s is given to containers and is not offered by the CDI specs", name)
+		}
+	}
+	select {
+	case b.news <- struct{}{}:
+	default:
+	}
+}
+
+// health is the reason for which each device is unhealthy, by UUID; it is empty for a healthy one.
+func health(s State) map[string]string {
+	m := map[string]string{}
+	for _, r := range s.Resources {
+		for _, d := range r.Devices {
+			m[d.UUID] = d.Reason
+			if !d.Healthy && d.Reason == "" {
+				m[d.UUID] = "no reason given"
+			}
+		}
+	}
+	return m
+}
+
+// healthy counts devices.
+func healthy(s State) (good, bad int) {
+	for _, reason := range health(s) {
+		if reason == "" {
+			good++
+		} else {
+			bad++
+		}
+	}
+	return good, bad
+}
+
+func (b *bed) start() {
+	b.t.Helper()
+	if err := b.inv.Start(b.t.Context()); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// reconcile takes one look, as Run does.
+func (b *bed) reconcile() State {
+	b.t.Helper()
+	if err := b.inv.reconcile(b.t.Context()); err != nil {
+		b.t.Fatal(err)
+	}
+	return b.inv.State()
+}
+
+// run runs the inventory until the test ends.
+func (b *bed) run() {
+	b.t.Helper()
+	ctx, cancel := context.WithCancel(b.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- b.inv.Run(ctx) }()
+	b.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			b.t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// wait waits until the state is as wanted.
+func (b *bed) wait(what string, wanted func(State) bool) {
+	b.t.Helper()
+	late := time.After(10 * time.Second)
+	for !wanted(b.inv.State()) {
+		select {
+		case <-b.news:
+		case <-late:
+			b.t.Fatalf("%s did not happen; the state is %+v", what, health(b.inv.State()))
+		}
+	}
+}
+
+// counts expects a number of healthy and of unhealthy devices.
+func (b *bed) counts(s State, good, bad int) {
+	b.t.Helper()
+	if g, u := healthy(s); g != good || u != bad {
+		b.t.Errorf("%d healthy and %d unhealthy devices, want %d and %d: %v", g, u, good, bad, health(s))
+	}
+}
+
+// disk is the names of the devices in our spec file; none without it.
+func (b *bed) disk() []string {
+	b.t.Helper()
+	spec, err := cdi.ReadFile(b.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var names []string
+	for _, d := range spec.Devices {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+// foreign writes the spec of another program, with those devices.
+func (b *bed) foreign(path string, names ...string) {
+	b.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	spec := &specs.Spec{Version: "0.5.0", Kind: cdi.DefaultKind}
+	for _, name := range names {
+		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{Env: []string{"A=B"}}})
+	}
+	if err := cdi.WriteFile(path, spec); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// uuids are those of the node's GPUs.
+func (b *bed) uuids() []string {
+	var list []string
+	for _, g := range b.node.Machine().GPUs {
+		list = append(list, g.UUID)
+	}
+	return list
+}
+
+// engine maps each name that the CDI library offers to the file that it is from.
+func (b *bed) engine() map[string]string {
+	b.t.Helper()
+	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(b.dirs...), cdilib.WithAutoRefresh(false))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	m := map[string]string{}
+	for _, name := range cache.ListDevices() {
+		m[name] = cache.GetDevice(name).GetSpec().GetPath()
+	}
+	return m
+}

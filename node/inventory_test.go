@@ -1,0 +1,679 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+func TestStartWritesTheSpecAndListsItsDevices(t *testing.T) {
+	b := newBed(t, "dgx-h100")
+	b.start()
+	b.counts(b.inv.State(), 8, 0)
+	if n := len(b.published); n != 1 {
+		t.Errorf("%d states published, want 1", n)
+	}
+	spec, err := cdi.ReadFile(b.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cdi.Diff(spec, b.inv.State().Spec); len(d) > 0 {
+		t.Errorf("the file differs from the state: %v", d)
+	}
+}
+
+func TestNothingIsDoneWhereNothingChanged(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	before, spec := fileid.Of(b.path), b.inv.State().Spec
+	b.reconcile()
+	if fileid.Of(b.path) != before {
+		t.Error("the spec was written again")
+	}
+	if b.inv.State().Spec != spec { // then answers that were made of it would all be made again
+		t.Error("the state has another spec, which says the same")
+	}
+	if n := len(b.published); n != 1 {
+		t.Errorf("%d states published, want 1", n)
+	}
+	// A spec that was written in another form says the same.
+	data, err := cdi.Marshal(b.inv.State().Spec, cdi.JSON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(b.path, append([]byte("\n\n"), data...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before = fileid.Of(b.path)
+	b.reconcile()
+	if fileid.Of(b.path) != before {
+		t.Error("a spec that means the same was written again")
+	}
+}
+
+func TestStartRefuses(t *testing.T) {
+	cases := map[string]struct {
+		prepare func(b *bed)
+		want    []string // in the error
+		hint    string
+	}{
+		"the names of all devices in another file of our directory": {
+			func(b *bed) { b.foreign(filepath.Join(b.dirs[1], "other.yaml"), b.uuids()...) },
+			[]string{"the names of all 4 devices", "other.yaml defines nvidia.com/gpu=GPU-"},
+			"other.yaml, or choose another kind with --cdi-kind",
+		},
+		"the names of all devices in two files": {
+			func(b *bed) {
+				b.foreign(filepath.Join(b.dirs[1], "one.yaml"), b.uuids()[:1]...)
+				b.foreign(filepath.Join(b.dirs[1], "two.yaml"), b.uuids()[1:]...)
+			},
+			[]string{"one.yaml defines nvidia.com/gpu=GPU-", "two.yaml defines nvidia.com/gpu=GPU-"},
+			"one.yaml, or choose another kind with --cdi-kind",
+		},
+		"the names of all devices beside a spec of ours": {
+			func(b *bed) {
+				b.foreign(filepath.Join(b.dirs[1], "other.yaml"), b.uuids()...)
+				b.foreign(b.path, b.uuids()...)
+			},
+			[]string{"other.yaml defines nvidia.com/gpu=GPU-"},
+			"--cdi-kind VENDOR/CLASS and remove ",
+		},
+		"a name of an extra that is required": {
+			func(b *bed) {
+				b.inv.extras[0].Required = true
+				other := filepath.Join(b.dirs[1], "gds.yaml")
+				b.foreign(other, "all")
+				edit(b.t, other, "nvidia.com/gpu", "nvidia.com/gds")
+			},
+			[]string{"gds is required: ", "gds.yaml defines nvidia.com/gds=all"},
+			"remove ",
+		},
+		"a directory of lower priority that engines cannot read": {
+			func(b *bed) { must(b.t, os.WriteFile(b.dirs[0], nil, 0o644)) },
+			[]string{"engines do not read", "etc-cdi: not a directory"},
+			"make ",
+		},
+		"a file of our name that is of another kind": {
+			func(b *bed) {
+				b.foreign(b.path, "0")
+				edit(b.t, b.path, "nvidia.com/gpu", "example.com/gpu")
+			},
+			[]string{"it is a spec of kind example.com/gpu, not nvidia.com/gpu"},
+			"remove it by hand",
+		},
+		"a directory that cannot be written to": {
+			func(b *bed) {
+				b.inv.file.path, b.inv.file.dirs = "/proc/self/fd/nvidia.com-gpu.json", []string{"/proc/self/fd"}
+			},
+			[]string{"keep the CDI spec: lock /proc/self/fd"},
+			"--cdi-dir",
+		},
+		"a directory whose parent is missing": {
+			func(b *bed) {
+				b.inv.file.path, b.inv.file.dirs = "/nonexistent/cdi/x.json", []string{"/nonexistent/cdi"}
+			},
+			[]string{"make the spec directory"},
+			"--cdi-dir",
+		},
+		"a driver whose files are broken": {
+			func(b *bed) {
+				if err := os.RemoveAll(filepath.Join(b.node.Root(), b.node.LibDir())); err != nil {
+					b.t.Fatal(err)
+				}
+			},
+			[]string{"no usable NVIDIA driver"},
+			"--driver-root",
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			b := newExtrasBed(t, []string{"gds"}, gds)
+			c.prepare(b)
+			before := tree(t, b.dirs)
+			err := b.inv.Start(t.Context())
+			if err == nil {
+				t.Fatal("it started")
+			}
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q lacks %q", err, want)
+				}
+			}
+			if strings.Contains(err.Error(), "take a spec back") {
+				t.Errorf("error %q is about specs that were written too", err)
+			}
+			if hint := exit.HintOf(err); !strings.Contains(hint, c.hint) {
+				t.Errorf("hint %q lacks %q", hint, c.hint)
+			}
+			if after := tree(t, b.dirs); !slices.Equal(before, after) {
+				t.Errorf("it left something behind: %v, before %v", after, before)
+			}
+			if len(b.published) > 0 {
+				t.Error("it published devices")
+			}
+		})
+	}
+}
+
+// tree lists what is in directories.
+func tree(t *testing.T, dirs []string) []string {
+	t.Helper()
+	var names []string
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			names = append(names, filepath.Join(dir, e.Name()))
+		}
+	}
+	return names
+}
+
+func edit(t *testing.T, path, old, by string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(data), old, by)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMIGDevicesComeAfterTheSpecHasThemAndGoBeforeItLosesThem(t *testing.T) {
+	b := newBed(t, "dgx-h100")
+	b.start()
+	uuid := b.node.Machine().GPUs[2].UUID
+	must(t, b.node.SetMIG(2, []string{"3g.40gb", "1g.10gb"}))
+	b.counts(b.reconcile(), 9, 0)
+	if n := len(b.published); n != 3 {
+		t.Fatalf("%d states published, want 3: at first, without what is gone, with what is new", n)
+	}
+	middle := b.published[1]
+	b.counts(middle.State, 7, 0)
+	if !slices.Contains(middle.offered, cdi.DefaultKind+"="+uuid) {
+		t.Errorf("the spec lost %s before the list did", uuid)
+	}
+	if slices.Contains(b.disk(), uuid) {
+		t.Errorf("the spec still has %s, which is in MIG mode", uuid)
+	}
+	var names []string
+	for _, r := range b.inv.State().Resources {
+		names = append(names, r.Name)
+	}
+	if want := []string{"nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"}; !slices.Equal(names, want) {
+		t.Errorf("resources %v, want %v", names, want)
+	}
+	must(t, b.node.DisableMIG(2))
+	b.counts(b.reconcile(), 8, 0)
+}
+
+func TestGPUsInMIGModeWithoutInstancesAreNoDevicesAndNoSpec(t *testing.T) {
+	b := newBed(t, "mig-h100")
+	for i := range b.node.Machine().GPUs {
+		must(t, b.node.SetMIG(i, nil))
+	}
+	b.start()
+	b.counts(b.inv.State(), 0, 0)
+	if names := b.disk(); names != nil {
+		t.Errorf("the spec has %v", names)
+	}
+	must(t, b.node.SetMIG(0, []string{"1g.10gb"}))
+	b.counts(b.reconcile(), 1, 0)
+	must(t, b.node.SetMIG(0, nil))
+	b.counts(b.reconcile(), 0, 0)
+	if _, err := os.Stat(b.path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the spec of no device is still there: %v", err)
+	}
+}
+
+func TestALostGPUIsUnhealthyAndTheOthersAreServed(t *testing.T) {
+	b := newBed(t, "dgx-h100")
+	b.start()
+	uuid := b.node.Machine().GPUs[3].UUID
+	b.source.set(nil, 3)
+	s := b.reconcile()
+	b.counts(s, 7, 1)
+	if reason := health(s)[uuid]; !strings.Contains(reason, "GPU is lost") {
+		t.Errorf("GPU 3 is unhealthy for the reason %q", reason)
+	}
+	if slices.Contains(b.disk(), uuid) {
+		t.Errorf("the spec still has %s", uuid)
+	}
+	b.source.set(nil)
+	b.counts(b.reconcile(), 8, 0)
+}
+
+func TestAGPUThatIsGoneLeavesTheListAndTheSpec(t *testing.T) {
+	b := newBed(t, "dgx-h100")
+	b.start()
+	uuid := b.node.Machine().GPUs[3].UUID
+	must(t, b.node.Remove(3))
+	s := b.reconcile()
+	b.counts(s, 7, 0)
+	if _, listed := health(s)[uuid]; listed || slices.Contains(b.disk(), uuid) {
+		t.Errorf("%s is listed: %t; in the spec: %v", uuid, listed, b.disk())
+	}
+}
+
+func TestTheLastStateIsKeptUntilTheDriverFailedThreeTimes(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	b.source.set(errors.New("no answer from the driver"))
+	for range 2 {
+		b.counts(b.reconcile(), 4, 0)
+	}
+	// The spec is still looked after.
+	must(t, os.Remove(b.path))
+	s := b.reconcile()
+	b.counts(s, 0, 4)
+	for _, reason := range health(s) {
+		if reason != "no answer from the driver" {
+			t.Errorf("reason %q", reason)
+		}
+	}
+	if len(b.disk()) == 0 {
+		t.Error("the deleted spec was not written again")
+	}
+	b.source.set(nil)
+	s = b.reconcile()
+	b.counts(s, 4, 0)
+	if s.Err != nil {
+		t.Errorf("the state still has the error %v", s.Err)
+	}
+}
+
+func TestAnErrorThatLastedMakesTheDevicesUnhealthyAtOnce(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	b.source.set(fmt.Errorf("%w: the driver does not answer", ErrLasting))
+	b.counts(b.reconcile(), 0, 4)
+	b.source.set(nil)
+	b.counts(b.reconcile(), 4, 0)
+}
+
+func TestAnotherSpecTakesADevice(t *testing.T) {
+	cases := map[string]struct {
+		ours, other int // the directories
+		good, bad   int
+	}{
+		"in the same directory":                                         {1, 1, 3, 1},
+		"in a directory of higher priority":                             {0, 1, 3, 1},
+		"not in a directory of lower priority, since engines take ours": {1, 0, 4, 0},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, "pcie-quad", func(o *Options) { o.Path = filepath.Join(o.Dirs[0], "ours.json") })
+			if c.ours == 1 {
+				b = newBed(t, "pcie-quad")
+			}
+			b.start()
+			other := filepath.Join(b.dirs[c.other], "other.json")
+			uuid := b.uuids()[0]
+			b.foreign(other, uuid)
+			s := b.reconcile()
+			b.counts(s, c.good, c.bad)
+			why := other + " defines nvidia.com/gpu=" + uuid + " too"
+			if reason := health(s)[uuid]; c.bad > 0 && reason != why {
+				t.Errorf("it is unhealthy for the reason %q", reason)
+			}
+			if remarks := s.Remarks(); s.Err != nil || s.Ready() != nil || c.bad > 0 != slices.Equal(remarks, []string{why}) {
+				t.Errorf("error %v, ready %v, remarks %q", s.Err, s.Ready(), remarks)
+			}
+			must(t, os.Remove(other))
+			s = b.reconcile()
+			b.counts(s, 4, 0)
+			if len(s.Remarks()) > 0 {
+				t.Errorf("afterwards: %q", s.Remarks())
+			}
+		})
+	}
+}
+
+// With a name in both files engines would offer neither.
+func TestATakenNameIsLeftToTheOtherSpec(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	other, taken := filepath.Join(b.dirs[1], "other.json"), []string{b.uuids()[0], "1", "all"}
+	b.foreign(other, taken...)
+	s := b.reconcile()
+	for _, name := range taken {
+		if file := b.engine()[cdi.DefaultKind+"="+name]; file != other {
+			t.Errorf("engines take %s from %q", name, file)
+		}
+	}
+	if file := b.engine()[cdi.DefaultKind+"=0"]; file != b.path {
+		t.Errorf("engines take 0 from %q", file)
+	}
+	before := fileid.Of(b.path)
+	b.counts(s, 3, 1)
+	b.reconcile()
+	if fileid.Of(b.path) != before {
+		t.Error("the spec was written again, where nothing changed")
+	}
+	b.foreign(other, append(b.uuids(), "0", "1", "2", "3", "all")...)
+	s = b.reconcile()
+	b.counts(s, 0, 4)
+	if b.disk() != nil || s.Ready() == nil || !strings.Contains(s.Ready().Error(), other) {
+		t.Errorf("without a free name the spec has %v, and readiness says %v", b.disk(), s.Ready())
+	}
+}
+
+// What a link to our spec defines follows our spec: to leave its names out would bring them back, without end.
+func TestALinkToOurSpecDoesNotHaveItWrittenForEver(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	link := filepath.Join(b.dirs[1], "link.json")
+	must(t, os.Symlink(filepath.Base(b.path), link))
+	b.counts(b.reconcile(), 0, 4)
+	before := fileid.Of(b.path)
+	b.counts(b.reconcile(), 0, 4)
+	if fileid.Of(b.path) != before {
+		t.Error("the spec was written again")
+	}
+	must(t, os.Remove(link))
+	b.counts(b.reconcile(), 4, 0)
+}
+
+func TestClashesAreLoggedWhenTheyBeginAndWhenTheyEnd(t *testing.T) {
+	var log strings.Builder
+	b := newExtrasBed(t, []string{"gds"}, gds)
+	b.inv.log = slog.New(slog.NewTextHandler(&log, nil))
+	b.start()
+	both, low := filepath.Join(b.dirs[1], "both.json"), filepath.Join(b.dirs[0], "low.json")
+	b.foreign(both, b.uuids()[0], b.uuids()[1], "0", "all")
+	b.foreign(low, b.uuids()[2])
+	extra := filepath.Join(b.dirs[1], "extra.json")
+	b.foreign(extra, "all")
+	edit(t, extra, "nvidia.com/gpu", "nvidia.com/gds")
+	begin := []string{
+		both + " defines nvidia.com/gpu=" + b.uuids()[0] + ", nvidia.com/gpu=" + b.uuids()[1] + " too: these devices are unhealthy; remove " + both,
+		both + " defines nvidia.com/gpu=0, nvidia.com/gpu=all too: engines do not take these names from this plugin",
+		low + " defines nvidia.com/gpu=" + b.uuids()[2] + " too: engines take these from this plugin, and not from that file",
+		extra + " defines nvidia.com/gds=all too: containers do not get these from this plugin",
+	}
+	end := []string{
+		both + " and this node's spec no longer both define nvidia.com/gpu=" + b.uuids()[0] + ", nvidia.com/gpu=" + b.uuids()[1],
+		both + " and this node's spec no longer both define nvidia.com/gpu=0, nvidia.com/gpu=all",
+		low + " and this node's spec no longer both define nvidia.com/gpu=" + b.uuids()[2],
+		extra + " and this node's spec no longer both define nvidia.com/gds=all",
+	}
+	expect := func(lines []string, times int) {
+		t.Helper()
+		for _, line := range lines {
+			if n := strings.Count(log.String(), line); n != times {
+				t.Errorf("%q is there %d times, want %d:\n%s", line, n, times, &log)
+			}
+		}
+	}
+	b.reconcile()
+	b.source.set(errors.New("no answer from the driver"))
+	b.reconcile()
+	b.source.set(nil)
+	b.reconcile()
+	expect(begin, 1)
+	expect(end, 0)
+	for _, path := range []string{both, low, extra} {
+		must(t, os.Remove(path))
+	}
+	b.reconcile()
+	b.reconcile()
+	expect(begin, 1)
+	expect(end, 1)
+}
+
+// A device stays unhealthy for no longer than what takes its name is there, also where the driver does not answer.
+func TestAClashEndsWhileTheDriverDoesNotAnswer(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	other := filepath.Join(b.dirs[1], "other.json")
+	b.foreign(other, b.uuids()[0])
+	b.counts(b.reconcile(), 3, 1)
+	b.source.set(errors.New("no answer from the driver"))
+	b.counts(b.reconcile(), 3, 1)
+	must(t, os.Remove(other))
+	b.counts(b.reconcile(), 4, 0)
+}
+
+// What is right in a spec that cannot be put right can be given to containers.
+func TestADeviceThatIsRightInASpecThatCannotBeWrittenCanBeAllocated(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	edit(t, b.path, "nvidia2", "nvidia7")
+	held := lockOf(b.path)
+	must(t, os.Remove(held))
+	must(t, os.Mkdir(held, 0o755)) // the lock cannot be held, so nothing is written
+	t.Cleanup(func() { _ = os.Remove(held) })
+	s := b.reconcile()
+	b.counts(s, 3, 1)
+	if s.Err == nil {
+		t.Fatal("no error")
+	}
+	for uuid, reason := range health(s) {
+		if reason != "" && reason != s.Err.Error() {
+			t.Errorf("%s is unhealthy for the reason %q, and the error is %v", uuid, reason, s.Err)
+		}
+		if err := b.inv.SpecHas(cdi.DefaultKind + "=" + uuid); reason == "" && err != nil {
+			t.Errorf("%s is healthy, and cannot be allocated: %v", uuid, err)
+		}
+	}
+}
+
+func TestRunNotices(t *testing.T) {
+	ways := map[string]func(*Options){
+		"by inotify": func(*Options) {},
+		"by polling, since there are no inotify instances left": func(o *Options) {
+			o.Poll = 20 * time.Millisecond
+			o.newWatcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
+		},
+	}
+	cases := map[string]struct {
+		do   func(b *bed)
+		seen func(b *bed) bool
+	}{
+		"a deleted spec":             {func(b *bed) { must(b.t, os.Remove(b.path)) }, (*bed).specIsWhole},
+		"an edited spec":             {func(b *bed) { edit(b.t, b.path, "nvidiactl", "nvidiactk") }, (*bed).specIsWhole},
+		"a spec that is a ruin":      {func(b *bed) { must(b.t, os.WriteFile(b.path, []byte("{"), 0o644)) }, (*bed).specIsWhole},
+		"a spec that few can read":   {func(b *bed) { must(b.t, os.Chmod(b.path, 0o600)) }, (*bed).specIsWhole},
+		"a spec that all can change": {func(b *bed) { must(b.t, os.Chmod(b.path, 0o666)) }, (*bed).specIsWhole},
+		"a spec of another user": {func(b *bed) {
+			testenv.Root(b.t)
+			must(b.t, os.Chown(b.path, 1000, 1000))
+		}, (*bed).specIsWhole},
+		"a conflicting spec": {
+			func(b *bed) { b.foreign(filepath.Join(b.dirs[1], "other.yaml"), b.uuids()...) },
+			func(b *bed) bool { good, bad := healthy(b.inv.State()); return good == 0 && bad == 1 },
+		},
+	}
+	for way, change := range ways {
+		for name, c := range cases {
+			t.Run(name+" "+way, func(t *testing.T) {
+				b := newBed(t, "workstation", change)
+				b.start()
+				b.run()
+				c.do(b)
+				late := time.Now().Add(10 * time.Second)
+				for !c.seen(b) {
+					if time.Now().After(late) {
+						t.Fatal("it was not noticed")
+					}
+					time.Sleep(time.Millisecond)
+				}
+			})
+		}
+	}
+}
+
+// specIsWhole reports whether the spec is what it should be, and readable.
+func (b *bed) specIsWhole() bool {
+	var st unix.Stat_t
+	if unix.Stat(b.path, &st) != nil || st.Mode&0o777 != 0o644 || int(st.Uid) != os.Geteuid() {
+		return false
+	}
+	spec, err := cdi.ReadFile(b.path)
+	return err == nil && len(cdi.Diff(spec, b.inv.State().Spec)) == 0
+}
+
+func TestRunNoticesMIGChangesByTheHostsFiles(t *testing.T) {
+	b := newBed(t, "dgx-h100", func(o *Options) { o.Poll = 20 * time.Millisecond })
+	b.start()
+	b.run()
+	must(t, b.node.SetMIG(1, []string{"1g.10gb", "1g.10gb"}))
+	b.wait("the list with two MIG devices", func(s State) bool { good, bad := healthy(s); return good == 9 && bad == 0 })
+}
+
+func TestRunReconcilesWhenItIsKickedAndWhenItIsTime(t *testing.T) {
+	for name, c := range map[string]struct {
+		interval time.Duration
+		kick     bool
+	}{"kicked": {time.Hour, true}, "after the interval": {20 * time.Millisecond, false}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, "pcie-quad", func(o *Options) { o.Interval = c.interval })
+			b.start()
+			b.run()
+			b.source.set(nil, 1)
+			if c.kick {
+				b.inv.Kick()
+			}
+			b.wait("the lost GPU", func(s State) bool { good, bad := healthy(s); return good == 3 && bad == 1 })
+		})
+	}
+}
+
+// upgrade replaces the node's driver in place.
+func (b *bed) upgrade(version string) {
+	b.t.Helper()
+	_, err := sim.Create(b.t.Context(), b.node.Root(), b.node.Machine(), sim.Options{Driver: version, Force: true})
+	must(b.t, err)
+}
+
+func TestADriverThatWasReplacedEndsRun(t *testing.T) {
+	b := newBed(t, "workstation", func(o *Options) { o.Poll = 20 * time.Millisecond })
+	b.start()
+	done := make(chan error, 1)
+	go func() { done <- b.inv.Run(t.Context()) }()
+	b.upgrade("590.44.01")
+	select {
+	case err := <-done:
+		if !errors.Is(err, ErrDriverChanged) || !strings.Contains(err.Error(), "590.44.01") {
+			t.Errorf("Run ended with %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("Run goes on")
+	}
+}
+
+func TestADriverWhoseModuleIsNotReloadedMakesItsDevicesUnhealthy(t *testing.T) {
+	b := newBed(t, "workstation")
+	b.start()
+	b.upgrade("590.44.01")
+	node, err := sim.Open(b.node.Root())
+	must(t, err)
+	must(t, node.SetKernelVersion("580.126.09"))
+	s := b.reconcile()
+	b.counts(s, 0, 1)
+	if s.Err == nil || !strings.Contains(s.Err.Error(), "libraries are 590.44.01 now, the loaded kernel module is 580.126.09") {
+		t.Errorf("error %v", s.Err)
+	}
+	must(t, node.SetKernelVersion("590.44.01"))
+	if err := b.inv.reconcile(t.Context()); !errors.Is(err, ErrDriverChanged) {
+		t.Errorf("after the module was reloaded: %v", err)
+	}
+}
+
+func TestTwoInventoriesDoNotKeepOneSpec(t *testing.T) {
+	b := newBed(t, "workstation")
+	b.start()
+	second := New(b.inv.opts)
+	if err := second.Start(t.Context()); exit.CodeOf(err) != exit.Locked {
+		t.Errorf("a second inventory starts with the error %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	must(t, b.inv.Run(ctx))
+	must(t, second.Start(t.Context()))
+	must(t, second.file.release())
+	if got := tree(t, b.dirs); !slices.Equal(got, []string{b.path}) {
+		t.Errorf("the CDI directories have %v", got)
+	}
+}
+
+func TestARemovedDirectoryComesBack(t *testing.T) {
+	b := newBed(t, "workstation")
+	b.start()
+	must(t, os.RemoveAll(b.dirs[1]))
+	b.counts(b.reconcile(), 1, 0)
+	if !b.specIsWhole() {
+		t.Error("the spec is not whole")
+	}
+}
+
+func TestAlive(t *testing.T) {
+	b := newBed(t, "workstation")
+	b.start()
+	must(t, b.inv.Alive())
+	b.inv.beat.Add(-int64(3 * time.Minute))
+	if err := b.inv.Alive(); err == nil || err.Error() != "no look at the GPUs has ended for 3m0s" {
+		t.Errorf("after three minutes: %v", err)
+	}
+}
+
+func TestSpecHas(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	b.start()
+	uuid := b.node.Machine().GPUs[1].UUID
+	name := cdi.DefaultKind + "=" + uuid
+	must(t, b.inv.SpecHas(name, cdi.DefaultKind+"=0", uuid))
+	if err := b.inv.SpecHas(name, "nvidia.com/gpu=GPU-none"); err == nil || !strings.HasSuffix(err.Error(), "does not have nvidia.com/gpu=GPU-none") {
+		t.Errorf("an unknown device: %v", err)
+	}
+	must(t, os.Remove(b.path))
+	must(t, b.inv.SpecHas(name))
+	if !slices.Contains(b.disk(), uuid) {
+		t.Error("the deleted spec was not put right")
+	}
+	b.foreign(filepath.Join(b.dirs[1], "other.json"), uuid)
+	must(t, os.Remove(b.path))
+	if err := b.inv.SpecHas(name); err == nil || !strings.Contains(err.Error(), "other.json defines "+name+" too") {
+		t.Errorf("with a name that is taken: %v", err)
+	}
+	must(t, b.inv.SpecHas(cdi.DefaultKind+"="+b.uuids()[0]))
+}
+
+func TestWithoutASpecFileNothingIsWritten(t *testing.T) {
+	b := newBed(t, "pcie-quad", func(o *Options) { o.Path = "" })
+	b.foreign(filepath.Join(b.dirs[1], "other.json"), b.uuids()...) // takes nothing then
+	b.start()
+	b.counts(b.inv.State(), 4, 0)
+	if err := b.inv.SpecHas("nvidia.com/gpu=anything"); err != nil {
+		t.Error(err)
+	}
+	if got := tree(t, b.dirs); len(got) != 1 {
+		t.Errorf("the CDI directories have %v", got)
+	}
+}

@@ -1,0 +1,64 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
+	"gpu-cdi-plugin/test/oci"
+)
+
+// timeout is how long a container may take from start to end; it is generous for a busy machine.
+const timeout = 2 * time.Minute
+
+// Bare is an OCI runtime by itself, which knows nothing of CDI: devices are put into the bundle before it starts.
+type Bare struct {
+	Runtime string // "runc" or "crun"
+	Cgroup  Cgroup
+	Images  *Images
+	// Inject puts devices into a bundle's config.json.
+	Inject func(t testing.TB, bundle, cdiDir string, names []string)
+}
+
+// String names the runtime and the control groups, as in "runc on cgroup v2".
+func (b *Bare) String() string { return fmt.Sprintf("%s on %s", b.Runtime, b.Cgroup) }
+
+// Run runs a container in a fresh bundle, on a fresh copy of its image.
+func (b *Bare) Run(t testing.TB, c Container) proc.Result {
+	t.Helper()
+	return b.Start(t, b.Bundle(t, b.Images.Copy(t, c.Image), c))
+}
+
+// Bundle makes a bundle of a container with a root file system, the devices in it.
+func (b *Bare) Bundle(t testing.TB, rootfs string, c Container) *oci.Bundle {
+	t.Helper()
+	bundle, err := oci.New(t.Context(), testenv.Command(t, b.Runtime), t.TempDir(),
+		oci.Options{Root: rootfs, ReadOnly: c.ReadOnly, Args: c.Args, Mknod: c.Mknod})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Devices) > 0 {
+		b.Inject(t, bundle.Dir, c.CDIDir, c.Devices)
+	}
+	return bundle
+}
+
+// Start runs a bundle and waits for its end.
+func (b *Bare) Start(t testing.TB, bundle *oci.Bundle) proc.Result {
+	t.Helper()
+	return execute(t, inNamespace(t, "", b.Cgroup, bundle.Command()...))
+}
+
+func execute(t testing.TB, args []string) proc.Result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	res, err := proc.Run(ctx, proc.Cmd{Args: args})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res
+}

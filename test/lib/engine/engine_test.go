@@ -1,0 +1,125 @@
+package engine
+
+import (
+	"log"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"gpu-cdi-plugin/test/lib/testenv"
+	"gpu-cdi-plugin/test/oci"
+	"gpu-cdi-plugin/test/rootfs"
+)
+
+var images *Images
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "engine-test-")
+	if err != nil {
+		log.Print(err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	images = NewImages(dir)
+	code := m.Run()
+	if err := images.Close(); err != nil {
+		log.Print(err)
+		return 1
+	}
+	return code
+}
+
+// inject puts devices into a bundle by the CDI library alone, so that these tests need nothing of the product.
+func inject(t testing.TB, bundle, cdiDir string, names []string) {
+	t.Helper()
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(cdiDir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = (&oci.Bundle{Dir: bundle}).Edit(func(s *specs.Spec) error {
+		_, err := cache.InjectDevices(s, names...)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func engines() []Engine {
+	var all []Engine
+	for _, runtime := range []string{"runc", "crun"} {
+		all = append(all, &Bare{runtime, V1, images, inject}, &Podman{runtime, V1, images})
+	}
+	return append(all, &Bare{"runc", V2, images, inject}, &Podman{"runc", V2, images})
+}
+
+// TestEngines shows that the engines are what the end-to-end tests take them for: they run the images, give the
+// devices of a CDI spec, and keep the others away.
+func TestEngines(t *testing.T) {
+	testenv.Root(t)
+	specs := deviceSpec(t)
+	for _, e := range engines() {
+		for name, c := range map[string]struct {
+			Container
+			want []string
+		}{
+			"a dynamic program":        {Container{Image: rootfs.Glibc, Args: []string{rootfs.Extra}}, []string{rootfs.ExtraOutput}},
+			"an image without a cache": {Container{Image: rootfs.NoCache, Args: []string{"sh", "-c", "cat /etc/ld.so.cache"}}, []string{"No such file"}},
+			"a device that was given":  {device("test.com/null=given", "echo yes >/dev/given && echo written"), []string{"written"}},
+			"a device without a driver": {
+				device("test.com/null=driverless", ": <>/dev/driverless"),
+				[]string{"No such device or address"},
+			},
+			"a device that was not given": {
+				device("test.com/null=given", "mknod /dev/own c 195 7 && : <>/dev/own"),
+				[]string{"Operation not permitted"},
+			},
+			"a read-only root": {
+				Container{Image: rootfs.Static, ReadOnly: true, Args: []string{"sh", "-c", ": >/usr/file"}},
+				[]string{"Read-only file system"},
+			},
+		} {
+			t.Run(e.String()+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				c.CDIDir = specs
+				res := e.Run(t, c.Container)
+				for _, want := range c.want {
+					if !strings.Contains(res.Stdout+res.Stderr, want) {
+						t.Errorf("want %q, got %v", want, res)
+					}
+				}
+			})
+		}
+	}
+}
+
+func device(name, script string) Container {
+	return Container{Image: rootfs.Static, Devices: []string{name}, Mknod: true, Args: []string{"sh", "-c", script}}
+}
+
+// deviceSpec writes a spec with a node that is the null device under another name and one that no driver is behind.
+func deviceSpec(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for name, dev := range map[string]uint64{"given": unix.Mkdev(1, 3), "driverless": unix.Mkdev(195, 6)} {
+		path := filepath.Join(dir, name)
+		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(dev)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spec := strings.ReplaceAll(`{"cdiVersion": "0.5.0", "kind": "test.com/null", "devices": [
+		{"name": "given", "containerEdits": {"deviceNodes": [{"path": "/dev/given", "hostPath": "DIR/given"}]}},
+		{"name": "driverless", "containerEdits": {"deviceNodes": [{"path": "/dev/driverless", "hostPath": "DIR/driverless"}]}}
+	]}`, "DIR", dir)
+	if err := os.WriteFile(filepath.Join(dir, "test.json"), []byte(spec), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
