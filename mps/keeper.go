@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/resource"
@@ -141,7 +140,7 @@ func (k *Keeper) Occupied(uuid string) string {
 }
 
 // Run keeps the daemons until ctx ends. They go on after that. The error is nil, or that another instance keeps daemons in
-// the same directory, with the status exit.Locked.
+// the same directory, lock.ErrHeld.
 func (k *Keeper) Run(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var minders sync.WaitGroup
@@ -177,7 +176,7 @@ func (k *Keeper) takeWaiting() ([]*minder, error) {
 		return nil, nil
 	}
 	err := k.hold()
-	if exit.CodeOf(err) != exit.Locked {
+	if !errors.Is(err, lock.ErrHeld) {
 		return w, nil // what else is wrong a minder finds out, and says so as long as it lasts
 	}
 	if len(k.want) > 0 {
@@ -190,9 +189,9 @@ func (k *Keeper) takeWaiting() ([]*minder, error) {
 }
 
 // Claim makes sure that no other instance keeps daemons in the directory, as Run does for the first that is wanted, until
-// Run ends. The error has the status exit.Locked: what else is wrong is told with the daemons.
+// Run ends. The error is lock.ErrHeld: what else is wrong is told with the daemons.
 func (k *Keeper) Claim() error {
-	if err := k.hold(); exit.CodeOf(err) == exit.Locked {
+	if err := k.hold(); errors.Is(err, lock.ErrHeld) {
 		return fmt.Errorf("keep the MPS control daemons: %w", err)
 	}
 	return nil
@@ -212,11 +211,10 @@ func (k *Keeper) hold() error {
 	if err := os.MkdirAll(k.opts.Dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory of MPS: %w", err)
 	}
-	k.lock, err = lock.Acquire(filepath.Join(k.opts.Dir, lockName))
-	if exit.CodeOf(err) == exit.Locked {
-		return exit.With(exit.Locked, "stop the other instance, or give this one a runtime-dir of its own", err)
+	if k.lock, err = lock.Acquire(filepath.Join(k.opts.Dir, lockName)); err != nil {
+		return fmt.Errorf("share GPUs by MPS: %w", err)
 	}
-	return err
+	return nil
 }
 
 func (k *Keeper) release() error {

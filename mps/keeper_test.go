@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
@@ -533,7 +533,7 @@ func TestOneKeeperForADirectory(t *testing.T) {
 	if err := other(); err != nil {
 		t.Errorf("one that wants none: %v", err)
 	}
-	if err := other(Want{UUID: k.gpu(1), Limits: half}); exit.CodeOf(err) != exit.Locked {
+	if err := other(Want{UUID: k.gpu(1), Limits: half}); !errors.Is(err, lock.ErrHeld) {
 		t.Errorf("one that wants another GPU's: %v", err)
 	}
 	if now := k.ready(0); now != pid || !k.modes.is(k.gpu(0)) || k.modes.is(k.gpu(1)) {

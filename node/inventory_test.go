@@ -18,6 +18,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -610,7 +611,7 @@ func TestTwoInventoriesDoNotKeepOneSpec(t *testing.T) {
 	b := newBed(t, "workstation")
 	b.start()
 	second := New(b.inv.opts)
-	if err := second.Start(t.Context()); exit.CodeOf(err) != exit.Locked {
+	if err := second.Start(t.Context()); !errors.Is(err, lock.ErrHeld) {
 		t.Errorf("a second inventory starts with the error %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -2,6 +2,7 @@ package node
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -57,7 +58,7 @@ func (f *specFile) acquire() error {
 	}
 	l, err := lock.Acquire(lockOf(f.path))
 	switch {
-	case exit.CodeOf(err) == exit.Locked:
+	case errors.Is(err, lock.ErrHeld):
 		return err
 	case err != nil:
 		return exit.With(exit.Failure, hintWrite, err)

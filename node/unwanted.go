@@ -15,7 +15,6 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/lock"
 )
@@ -110,7 +109,7 @@ func (i *Inventory) removeUnwanted() {
 				i.log.Info(fmt.Sprintf("the CDI spec %s is removed, since %s is not configured any more and no pod has it", path, e))
 			}
 		}
-		if err != nil && exit.CodeOf(err) != exit.Locked {
+		if err != nil && !errors.Is(err, lock.ErrHeld) {
 			i.log.Debug(fmt.Sprintf("the CDI spec %s of %s, which is not configured any more, stays: %v", path, e, err))
 		}
 	}

@@ -70,7 +70,7 @@ func newEndpoint(r resource.Resource, o *Options, w *watch) (*endpoint, error) {
 // run serves until ctx ends. Then the calls under way end, and the socket and the lock are removed.
 func (e *endpoint) run(ctx context.Context) (err error) {
 	e.lock, err = lock.Acquire(filepath.Join(filepath.Dir(e.path), "."+filepath.Base(e.path)+".lock"))
-	if err != nil && exit.CodeOf(err) != exit.Locked {
+	if err != nil && !errors.Is(err, lock.ErrHeld) {
 		err = exit.With(exit.Failure, "run as root, with a directory of sockets that can be written to", err)
 	}
 	if err != nil {
@@ -160,7 +160,7 @@ func (e *endpoint) keepSocket(ctx context.Context, now time.Time) (wake time.Tim
 		err = e.listen(ctx)
 	}
 	switch {
-	case exit.CodeOf(err) == exit.Locked:
+	case errors.Is(err, lock.ErrHeld):
 		return time.Time{}, fmt.Errorf("serve %s: %w", e.name, err)
 	case err != nil:
 		e.problem(err)

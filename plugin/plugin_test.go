@@ -343,8 +343,8 @@ func TestASecondInstanceStaysOut(t *testing.T) {
 	k.WaitRegistered(gpus)
 	second := start(t, optionsFor(k), gpusOf(1), migOf(1))
 	err := second.wait()
-	if exit.CodeOf(err) != exit.Locked || !strings.Contains(err.Error(), gpus) {
-		t.Errorf("the second instance: %v, want status %d and the resource", err, exit.Locked)
+	if !errors.Is(err, lock.ErrHeld) || !strings.Contains(err.Error(), gpus) {
+		t.Errorf("the second instance: %v, want %v and the resource", err, lock.ErrHeld)
 	}
 	// The first is not disturbed, and of the second nothing is left.
 	k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 2 })
@@ -363,8 +363,8 @@ func TestTheLockSurvivesAKubeletThatRemovesAllFiles(t *testing.T) {
 	must(t, os.Remove(filepath.Join(k.Dir, ".gpu-cdi-nvidia-com-gpu.sock.lock")))
 	k.Restart()
 	k.WaitRegistered(gpus)
-	if err := start(t, optionsFor(k), gpusOf(1)).wait(); exit.CodeOf(err) != exit.Locked {
-		t.Errorf("a second instance: %v, want status %d", err, exit.Locked)
+	if err := start(t, optionsFor(k), gpusOf(1)).wait(); !errors.Is(err, lock.ErrHeld) {
+		t.Errorf("a second instance: %v, want %v", err, lock.ErrHeld)
 	}
 }
 
@@ -492,7 +492,7 @@ func TestAnInstanceWhoseLockAnotherHasEnds(t *testing.T) {
 		return err == nil
 	})
 	t.Cleanup(func() { must(t, other.Release()) })
-	if err := first.wait(); exit.CodeOf(err) != exit.Locked || !strings.Contains(err.Error(), "serve "+gpus) {
+	if err := first.wait(); !errors.Is(err, lock.ErrHeld) || !strings.Contains(err.Error(), "serve "+gpus) {
 		t.Errorf("the first instance ends with %v", err)
 	}
 }

@@ -67,6 +67,7 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
+	err = classify(err)
 	switch {
 	case err == nil:
 		return int(exit.OK)

@@ -8,9 +8,10 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"gpu-cdi-plugin/internal/exit"
 )
+
+// ErrHeld is that another process holds the lock.
+var ErrHeld = errors.New("another instance holds it")
 
 // Lock is a locked file. It is not for concurrent use.
 type Lock struct {
@@ -18,8 +19,7 @@ type Lock struct {
 	file *os.File
 }
 
-// Acquire locks the file at path, which is made if need be. If another process holds it, the error has the status
-// exit.Locked.
+// Acquire locks the file at path, which is made if need be. If another process holds it, the error is ErrHeld.
 func Acquire(path string) (*Lock, error) {
 	f, err := acquire(path)
 	if err != nil {
@@ -50,8 +50,7 @@ func refused(path string, err error) error {
 	if !errors.Is(err, unix.EWOULDBLOCK) {
 		return fmt.Errorf("lock %s: %w", path, err)
 	}
-	return exit.With(exit.Locked, "stop the other instance first: fuser "+path,
-		fmt.Errorf("lock %s: another instance holds it: %w", path, err))
+	return fmt.Errorf("lock %s: %w", path, ErrHeld)
 }
 
 // isAt reports whether f is what path names.
@@ -64,8 +63,8 @@ func isAt(f *os.File, path string) bool {
 	return err == nil && os.SameFile(mine, there)
 }
 
-// Renew puts the file back if somebody removed it, so that the lock keeps others out. If another process was quicker,
-// the error has the status exit.Locked, and the lock is lost.
+// Renew makes the file again if it was removed, so that the lock still keeps others out. If another process was quicker,
+// the error is ErrHeld, and the lock is lost.
 func (l *Lock) Renew() error {
 	if isAt(l.file, l.path) {
 		return nil

@@ -7,10 +7,6 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-
-	"golang.org/x/sys/unix"
-
-	"gpu-cdi-plugin/internal/exit"
 )
 
 func must(t *testing.T, err error) {
@@ -25,8 +21,8 @@ func TestOneHoldsTheLock(t *testing.T) {
 	first, err := Acquire(path)
 	must(t, err)
 	second, err := Acquire(path)
-	if second != nil || exit.CodeOf(err) != exit.Locked || exit.HintOf(err) == "" || !errors.Is(err, unix.EWOULDBLOCK) {
-		t.Fatalf("%v and %v, want status %d", second, err, exit.Locked)
+	if second != nil || !errors.Is(err, ErrHeld) {
+		t.Fatalf("%v and %v, want %v", second, err, ErrHeld)
 	}
 	must(t, first.Release())
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
@@ -77,17 +73,17 @@ func TestRenew(t *testing.T) {
 	must(t, first.Renew())
 	must(t, os.Remove(path))
 	must(t, first.Renew())
-	if _, err := Acquire(path); exit.CodeOf(err) != exit.Locked {
+	if _, err := Acquire(path); !errors.Is(err, ErrHeld) {
 		t.Errorf("after it was renewed: %v", err)
 	}
 	must(t, os.Remove(path))
 	second, err := Acquire(path)
 	must(t, err)
-	if err := first.Renew(); exit.CodeOf(err) != exit.Locked {
+	if err := first.Renew(); !errors.Is(err, ErrHeld) {
 		t.Errorf("somebody else was quicker: %v", err)
 	}
 	must(t, first.Release())
-	if _, err := Acquire(path); exit.CodeOf(err) != exit.Locked {
+	if _, err := Acquire(path); !errors.Is(err, ErrHeld) {
 		t.Errorf("the release of a lock that was lost freed the other one: %v", err)
 	}
 	must(t, second.Release())
@@ -98,7 +94,7 @@ func TestWhereNoLockCanBe(t *testing.T) {
 	must(t, os.Symlink("elsewhere", filepath.Join(dir, "link")))
 	for name, path := range map[string]string{"no directory": "none/lock", "a link": "link", "a directory": "."} {
 		t.Run(name, func(t *testing.T) {
-			if l, err := Acquire(filepath.Join(dir, path)); err == nil || l != nil || exit.CodeOf(err) == exit.Locked {
+			if l, err := Acquire(filepath.Join(dir, path)); err == nil || l != nil || errors.Is(err, ErrHeld) {
 				t.Errorf("%v and %v", l, err)
 			}
 		})

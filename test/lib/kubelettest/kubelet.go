@@ -185,7 +185,7 @@ func (k *Kubelet) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1
 		return nil, err
 	}
 	e.Request = r
-	if !k.adopt(r.GetResourceName(), e) { //nolint:contextcheck // the list is read for longer than the call lasts
+	if !k.adopt(r.GetResourceName(), e) {
 		e.close()
 		return nil, errors.New("the kubelet stopped")
 	}
