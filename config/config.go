@@ -50,8 +50,8 @@ type Plugin struct {
 	Registration Registration `yaml:"registration" json:"registration"`
 	// RuntimeDir is for what need not outlive a boot: the files that MPS daemons and their clients share.
 	RuntimeDir string `yaml:"runtime-dir" json:"runtime-dir"`
-	// StateDir is for files that must outlive one: the descriptors of allocations, which the kubelet mounts into a
-	// container again after a boot without asking for a new allocation.
+	// StateDir is for files that must survive a reboot: the device descriptors, which the kubelet mounts into a container
+	// again without a new allocation.
 	StateDir string `yaml:"state-dir" json:"state-dir"`
 	// Strategy lists how a container is given its devices.
 	Strategy []Strategy `yaml:"strategy" json:"strategy"`

@@ -17,7 +17,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"gpu-cdi-plugin/allocator"
-	"gpu-cdi-plugin/plugin"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -552,17 +551,6 @@ func instance(t *testing.T, text string) any {
 		t.Fatal(err)
 	}
 	return doc
-}
-
-// The configuration has names of its own for the strategies, so that it needs no gRPC.
-func TestThePluginKnowsTheSameStrategies(t *testing.T) {
-	var theirs []string
-	for _, s := range plugin.Strategies() {
-		theirs = append(theirs, string(s))
-	}
-	if diff := cmp.Diff(theirs, Strategies()); diff != "" {
-		t.Errorf("-plugin +config\n%s", diff)
-	}
 }
 
 func TestUsageIsThereForEveryFlag(t *testing.T) {

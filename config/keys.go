@@ -63,7 +63,7 @@ var keys = []Key{
 	{Path: "plugins-registry-dir", Usage: "`directory` in which the kubelet looks for plugins, for the registration watcher"},
 	{Path: "registration", Usage: "`way` to register: kubelet (call its socket), watcher (be found in plugins-registry-dir)", Values: Registrations()},
 	{Path: "runtime-dir", Usage: "`directory` for the MPS daemons' files; in /run, and with the same path on the host"},
-	{Path: "state-dir", Usage: "`directory` for the descriptors of allocations, which must outlive a boot; with the same path on the host"},
+	{Path: "state-dir", Usage: "`directory` for the device descriptors, which must survive a reboot; the same path on the host"},
 	{Path: "strategy", Usage: "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar", Values: Strategies()},
 	{Path: "device-id-strategy", Usage: "`names` of devices in CDI names and variables: uuid, index (means another GPU when one is added or removed)", Values: DeviceIDStrategies()},
 	{Path: "cdi-annotation-prefix", Usage: "`prefix` of the annotations of the strategy cdi-annotations"},

@@ -13,7 +13,7 @@ import (
 // device is healthy.
 func TestBrokenLibraries(t *testing.T) {
 	var log bytes.Buffer
-	b := newBed(t, "pcie-quad", func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	b := newFixture(t, "pcie-quad", func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	b.start()
 	if got := log.String(); strings.Contains(got, "driver library") {
 		t.Fatalf("logged of a whole driver:\n%s", got)

@@ -7,31 +7,31 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// remember gives GPUs that no longer say who they are the names that they had: a GPU that has fallen off the bus does
-// not even answer with its UUID, and it is that one which is unhealthy, not one that is gone.
-func remember(before, now *gpu.Snapshot) *gpu.Snapshot {
+// withLastNames gives unreadable GPUs the UUIDs and other properties that they had: a GPU that has fallen off the bus does
+// not even return its UUID, and would otherwise look like one that was removed.
+func withLastNames(before, now *gpu.Snapshot) *gpu.Snapshot {
 	if before == nil {
 		return now
 	}
-	kept := *now
-	kept.Devices = slices.Clone(now.Devices)
-	for i := range kept.Devices {
-		d := &kept.Devices[i]
+	named := *now
+	named.Devices = slices.Clone(now.Devices)
+	for i := range named.Devices {
+		d := &named.Devices[i]
 		if d.Usable() {
 			continue
 		}
-		if old := earlier(before, now, d); old != nil {
-			restored := *old
-			restored.Index, restored.Error = d.Index, d.Error
-			*d = restored
+		if last := lastSeen(before, now, d); last != nil {
+			index, err := d.Index, d.Error
+			*d = *last
+			d.Index, d.Error = index, err
 		}
 	}
-	return &kept
+	return &named
 }
 
-// earlier is what was known of a GPU that cannot be read: by its UUID or its address, or by its index where it says
-// neither and no other GPU is the one that had it.
-func earlier(before, now *gpu.Snapshot, d *gpu.Device) *gpu.Device {
+// lastSeen finds an unreadable GPU in the snapshot before: by its UUID or its PCI address, or by its index if both are
+// unknown and no other GPU has the UUID of the one that had that index.
+func lastSeen(before, now *gpu.Snapshot, d *gpu.Device) *gpu.Device {
 	find := func(same func(*gpu.Device) bool) *gpu.Device {
 		for i := range before.Devices {
 			if same(&before.Devices[i]) {
@@ -53,12 +53,12 @@ func earlier(before, now *gpu.Snapshot, d *gpu.Device) *gpu.Device {
 	return old
 }
 
-// known are the resources with only those devices that were listed before, and those not healthier than before.
-func known(next, before []resource.Resource) []resource.Resource {
-	listed := map[[2]string]resource.Device{}
+// onlyPublished returns the resources with those devices that were published before, none of them healthier than before.
+func onlyPublished(next, before []resource.Resource) []resource.Resource {
+	published := map[[2]string]resource.Device{}
 	for _, r := range before {
 		for _, d := range r.Devices {
-			listed[[2]string{r.Name, d.ID}] = d
+			published[[2]string{r.Name, d.ID}] = d
 		}
 	}
 	list := slices.Clone(next)
@@ -67,7 +67,7 @@ func known(next, before []resource.Resource) []resource.Resource {
 		devices := r.Devices
 		r.Devices = []resource.Device{}
 		for _, d := range devices {
-			old, ok := listed[[2]string{r.Name, d.ID}]
+			old, ok := published[[2]string{r.Name, d.ID}]
 			if ok && d.Healthy && !old.Healthy {
 				d.Healthy, d.Reason = false, old.Reason
 			}
@@ -79,8 +79,8 @@ func known(next, before []resource.Resource) []resource.Resource {
 	return list
 }
 
-// unhealthy are the resources with those healthy devices marked for which reason has one.
-func unhealthy(resources []resource.Resource, reason func(*resource.Device) string) []resource.Resource {
+// markUnhealthy returns the resources with those healthy devices marked unhealthy for which reason returns one.
+func markUnhealthy(resources []resource.Resource, reason func(*resource.Device) string) []resource.Resource {
 	list := slices.Clone(resources)
 	for i := range list {
 		list[i].Devices = slices.Clone(list[i].Devices)
@@ -95,4 +95,17 @@ func unhealthy(resources []resource.Resource, reason func(*resource.Device) stri
 		}
 	}
 	return list
+}
+
+// countHealthy counts the healthy devices, the replicas of one device once.
+func countHealthy(resources []resource.Resource) int {
+	uuids := map[string]bool{}
+	for _, r := range resources {
+		for j := range r.Devices {
+			if r.Devices[j].Healthy {
+				uuids[r.Devices[j].UUID] = true
+			}
+		}
+	}
+	return len(uuids)
 }

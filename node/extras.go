@@ -1,184 +1,83 @@
 package node
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/fileid"
 )
 
-// Extra is something that containers with a device get besides, where the node has it.
+// Extra is something that containers with a device get besides it, where the node has it.
 type Extra struct {
 	cdi.Extra
-	// Channels are the numbers of the IMEX channels that are wanted.
+	// Channels are the numbers of the wanted IMEX channels.
 	Channels []int
-	// Required tells that no device can be given to a container while a channel is missing.
+	// Required makes all devices unhealthy while a channel is missing.
 	Required bool
 }
 
-const hintRequired = "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, mknod makes any; " +
-	"its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
+// RequiredError is that a required extra cannot be given to containers.
+type RequiredError struct {
+	Extra cdi.Extra
+	// Conflict is the spec file that defines its name too, or the zero value if the host lacks the extra.
+	Conflict cdi.Clash
+	// Missing says what the host lacks.
+	Missing string
+}
+
+func (e *RequiredError) Error() string {
+	if e.Missing != "" {
+		return fmt.Sprintf("%s is required: %s", e.Extra, e.Missing)
+	}
+	return fmt.Sprintf("%s is required: %s", e.Extra, e.Conflict)
+}
 
 // extraFile is an extra and its spec on disk.
 type extraFile struct {
 	Extra
-	file *specFile
-	told string // what was last logged of the extra
+	file   *specFile
+	logged string // what was last logged about the extra
 }
 
 func newExtraFiles(o *Options) []*extraFile {
 	var list []*extraFile
 	for _, e := range o.Extras {
-		kind, path := e.Kind(o.Spec.Kind), ""
-		if o.Path != "" {
-			path = filepath.Join(filepath.Dir(o.Path), cdi.FileName(kind))
-		}
-		list = append(list, &extraFile{Extra: e, file: &specFile{path: path, dirs: o.Dirs, kind: kind, log: o.Log, marks: true}})
+		kind := e.Kind(o.Spec.Kind)
+		list = append(list, &extraFile{Extra: e, file: &specFile{path: fileIn(o, kind), dirs: o.Dirs, kind: kind, log: o.Log}})
 	}
 	return list
 }
 
-// split takes the names of the extra's devices out of the list.
-func (e *extraFile) split(names []string) (own, others []string) {
-	for _, name := range names {
-		if strings.HasPrefix(name, e.file.kind+"=") {
-			own = append(own, name)
-		} else {
-			others = append(others, name)
+// checkOffered returns an error unless engines take all devices of the extra's spec from our file.
+func (e *extraFile) checkOffered(spec *specs.Spec, a *applied) error {
+	for name := range qualifiedNames(spec) {
+		if a.offered[name] {
+			continue
 		}
-	}
-	return own, others
-}
-
-// files are the spec files that the inventory keeps.
-func (i *Inventory) files() []*specFile {
-	list := []*specFile{i.file}
-	for _, e := range i.extras {
-		list = append(list, e.file)
-	}
-	return list
-}
-
-// missing are the paths of those that are not there.
-func (i *Inventory) missing() []string {
-	var list []string
-	for _, f := range i.files() {
-		if f.path != "" && fileid.Of(f.path).IsZero() {
-			list = append(list, f.path)
+		at := slices.IndexFunc(a.conflicts, func(c cdi.Clash) bool { return c.Name == name && c.Lost() })
+		if at < 0 {
+			return &RequiredError{Extra: e.Extra.Extra, Missing: "it is not in its CDI spec " + e.file.path}
 		}
-	}
-	return list
-}
-
-// removeAll removes those of the files that are there.
-func removeAll(paths []string) error {
-	var errs []error
-	for _, path := range paths {
-		if err := atomicfile.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("take a spec back: %w", err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// acquire makes sure that nobody else keeps one of the files. After an error none is held.
-func (i *Inventory) acquire() error {
-	for _, f := range i.files() {
-		if err := f.acquire(); err != nil {
-			return errors.Join(err, i.release())
-		}
+		return &RequiredError{Extra: e.Extra.Extra, Conflict: a.conflicts[at]}
 	}
 	return nil
 }
 
-func (i *Inventory) release() error {
-	var errs []error
-	for _, f := range i.files() {
-		errs = append(errs, f.release())
-	}
-	return errors.Join(errs...)
-}
-
-func (i *Inventory) untouched() bool {
-	return !slices.ContainsFunc(i.files(), func(f *specFile) bool { return !f.untouched() })
-}
-
-// keeps reports whether the file is one of the inventory's.
-func (i *Inventory) keeps(path string) bool {
-	return slices.ContainsFunc(i.files(), func(f *specFile) bool { return f.path == path })
-}
-
-// sync makes the files what the state wants, beside the other spec files that are there, and notes in the state what
-// containers get besides GPUs and which names other files define too.
-func (i *Inventory) sync(s *State, there *cdi.Catalogue) (written bool, err error) {
-	s.Extras, s.extrasErr, s.clashes = nil, nil, nil
-	for _, e := range i.extras {
-		want := specOf(s.extras, e.file.kind)
-		wrote, failed := e.file.sync(want, there)
-		written = written || wrote
-		given, clashes := e.given(want)
-		if given != nil {
-			s.Extras = append(s.Extras, given)
-		}
-		if e.Required && !sameDevices(given, want) {
-			failed = cmp.Or(failed, missingNames(e, clashes))
-			s.extrasErr = cmp.Or(s.extrasErr, failed)
-		}
-		err = cmp.Or(err, failed)
-		s.clashes = append(s.clashes, clashes...)
-	}
-	wrote, failed := i.file.sync(s.Spec, there)
-	_, clashes := i.file.offers()
-	s.clashes = append(s.clashes, clashes...)
-	return written || wrote, cmp.Or(failed, err)
-}
-
-// given is the extra's spec with the devices that engines take from it, or nil.
-func (e *extraFile) given(want *specs.Spec) (*specs.Spec, []cdi.Clash) {
-	names, clashes := e.file.offers()
-	if want == nil {
-		return nil, clashes
-	}
-	less := *want
-	less.Devices = slices.DeleteFunc(slices.Clone(want.Devices), func(d specs.Device) bool { return !names[d.Name] })
-	if len(less.Devices) == 0 {
-		return nil, clashes
-	}
-	return &less, clashes
-}
-
-func sameDevices(a, b *specs.Spec) bool { return maps.Equal(deviceNames(a), deviceNames(b)) }
-
-// missingNames is the error of an extra that is required and whose names other files take.
-func missingNames(e *extraFile, clashes []cdi.Clash) error {
-	at := slices.IndexFunc(clashes, cdi.Clash.Lost)
-	if at < 0 {
-		return fmt.Errorf("%s is required, and is not in its CDI spec %s", e.Extra.Extra, e.file.path)
-	}
-	return exit.With(exit.Failure, clashes[at].Hint(), fmt.Errorf("%s is required: %s", e.Extra.Extra, clashes[at]))
-}
-
-// findExtras are the specs of those extras that the node has. The error is about one that it must have.
-func (i *Inventory) findExtras() ([]*specs.Spec, error) {
+// findExtras returns the specs of those extras that the node has. A required one that is missing is a RequiredError.
+func (r *Reconciler) findExtras() ([]*specs.Spec, error) {
 	var list []*specs.Spec
-	for _, e := range i.extras {
-		found, findings := cdi.DiscoverExtra(i.opts.Host, e.Extra.Extra, e.Channels)
+	for _, e := range r.extras {
+		found, findings := cdi.DiscoverExtra(r.opts.Host, e.Extra.Extra, e.Channels)
 		if missing := missingNodes(findings); e.Required && missing != "" {
-			return nil, exit.With(exit.Failure, hintRequired, fmt.Errorf("%s is required: %s", e.Extra.Extra, missing))
+			return nil, &RequiredError{Extra: e.Extra.Extra, Missing: missing}
 		}
-		i.tell(e, found, findings)
+		r.logExtra(e, found, findings)
 		spec, err := cdi.GenerateExtra(found, e.file.kind)
 		switch {
 		case errors.Is(err, cdi.ErrNoDevices):
@@ -191,8 +90,8 @@ func (i *Inventory) findExtras() ([]*specs.Spec, error) {
 	return list, nil
 }
 
-// tell logs what there is of an extra, when that changes.
-func (i *Inventory) tell(e *extraFile, found *cdi.ExtraFiles, findings []cdi.Finding) {
+// logExtra logs what the node has of an extra, when that changes.
+func (r *Reconciler) logExtra(e *extraFile, found *cdi.ExtraFiles, findings []cdi.Finding) {
 	text := fmt.Sprintf("containers get %s (device nodes: %d)", e.Extra.Extra, len(found.Nodes))
 	if len(found.Nodes) == 0 {
 		text = fmt.Sprintf("containers do not get %s, since there is no device node", e.Extra.Extra)
@@ -200,13 +99,13 @@ func (i *Inventory) tell(e *extraFile, found *cdi.ExtraFiles, findings []cdi.Fin
 	if missing := missingNodes(findings); missing != "" {
 		text += "; " + missing
 	}
-	if text != e.told {
-		e.told = text
-		i.log.Info(text)
+	if text != e.logged {
+		e.logged = text
+		r.log.Info(text)
 	}
 }
 
-// missingNodes is what is wrong with the nodes, or empty.
+// missingNodes is what is wrong with the device nodes, or empty.
 func missingNodes(findings []cdi.Finding) string {
 	var words []string
 	for _, f := range findings {
@@ -217,11 +116,26 @@ func missingNodes(findings []cdi.Finding) string {
 	return strings.Join(words, "; ")
 }
 
-// printExtras adds the files of the extras.
-func (i *Inventory) printExtras(w io.Writer) {
-	for _, e := range i.extras {
-		found, _ := cdi.DiscoverExtra(i.opts.Host, e.Extra.Extra, e.Channels)
+// writeExtras adds the files of the extras to a fingerprint.
+func (r *Reconciler) writeExtras(w io.Writer) {
+	for _, e := range r.extras {
+		found, _ := cdi.DiscoverExtra(r.opts.Host, e.Extra.Extra, e.Channels)
 		fmt.Fprintln(w, e.Extra.Extra, found.Nodes, found.Files)
+	}
+}
+
+// logUnconfiguredExtras logs the specs of extras that are no longer configured. They stay on disk: a container that was
+// given the extra cannot start again without its spec.
+func (r *Reconciler) logUnconfiguredExtras() {
+	for _, e := range cdi.Extras() {
+		kind := e.Kind(r.opts.Spec.Kind)
+		path := fileIn(&r.opts, kind)
+		if path == "" || r.owns(path) || fileid.Of(path).IsZero() {
+			continue
+		}
+		if spec, err := cdi.ReadFile(path); err == nil && spec.Kind == kind && e.Wrote(spec) {
+			r.log.Info(fmt.Sprintf("%s is not configured, and its CDI spec %s stays until it is removed by hand", e, path))
+		}
 	}
 }
 
@@ -232,19 +146,4 @@ func specOf(list []*specs.Spec, kind string) *specs.Spec {
 		return nil
 	}
 	return list[at]
-}
-
-// stillThere are those extras of before of which there is one now too, without the names that other spec files take.
-func (i *Inventory) stillThere(there *cdi.Catalogue, before, now []*specs.Spec) []*specs.Spec {
-	var list []*specs.Spec
-	for _, e := range i.extras {
-		s := specOf(before, e.file.kind)
-		if s == nil || specOf(now, s.Kind) == nil {
-			continue
-		}
-		if s = cdi.Without(s, there.Clashes(e.file.path, s), cdi.Clash.Lost); s != nil {
-			list = append(list, s)
-		}
-	}
-	return list
 }

@@ -19,26 +19,27 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/plugin"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
-// foreignBed is an inventory between a CDI directory of lower and one of higher priority, and a plugin that serves its
+// foreignFixture is an inventory between a CDI directory of lower and one of higher priority, and a plugin that serves its
 // devices to a kubelet.
-type foreignBed struct {
-	*bed
+type foreignFixture struct {
+	*fixture
 	kubelet *kubelettest.Kubelet
 	plugin  *plugin.Plugin
 }
 
-func newForeignBed(t *testing.T, byIndex bool) *foreignBed {
-	f := &foreignBed{kubelet: kubelettest.New(t)}
+func newForeignFixture(t *testing.T, byIndex bool) *foreignFixture {
+	f := &foreignFixture{kubelet: kubelettest.New(t)}
 	node := simtest.Node(t, "mig-h100", simtest.Extras("gds", "imex"))
 	for i := 2; i < len(node.Machine().GPUs); i++ { // two GPUs are enough
 		must(t, node.Remove(i))
 	}
-	f.bed = newBedOn(t, node, func(o *Options) {
+	f.fixture = newFixtureOn(t, node, func(o *Options) {
 		o.Dirs = append(o.Dirs, filepath.Join(t.TempDir(), "high"))
 		o.Extras, o.ByIndex = []Extra{gds, channel1}, byIndex
 		o.Publish = func(s State) { // without the check at each publication: here somebody removes our spec at any time
@@ -48,9 +49,8 @@ func newForeignBed(t *testing.T, byIndex bool) *foreignBed {
 		}
 	})
 	var err error
-	f.plugin, err = plugin.New(plugin.Options{Dir: f.kubelet.Dir, Log: f.inv.log, Answers: plugin.Answers{
-		Strategies: []plugin.Strategy{plugin.CDICRI}, Kind: cdi.DefaultKind, ByIndex: byIndex, Specs: f.inv,
-		Extras: func() []*specs.Spec { return f.inv.State().Extras },
+	f.plugin, err = plugin.New(plugin.Options{Dir: f.kubelet.Dir, Log: f.rec.log, Allocate: plugin.AllocateOptions{
+		Strategies: []config.Strategy{config.CDICRI},
 	}})
 	must(t, err)
 	f.kubelet.Start()
@@ -66,7 +66,7 @@ func newForeignBed(t *testing.T, byIndex bool) *foreignBed {
 }
 
 // clear leaves the node as it was at the start.
-func (f *foreignBed) clear() {
+func (f *foreignFixture) clear() {
 	f.t.Helper()
 	for _, dir := range f.dirs {
 		entries, err := os.ReadDir(dir)
@@ -84,7 +84,7 @@ func (f *foreignBed) clear() {
 }
 
 // change draws what somebody else does to the CDI directories, or what happens to a GPU, and says it in words.
-func (f *foreignBed) change(t *rapid.T) string {
+func (f *foreignFixture) change(t *rapid.T) string {
 	dir := rapid.SampledFrom(f.dirs).Draw(t, "dir")
 	path := filepath.Join(dir, rapid.SampledFrom([]string{"a.json", "b.yaml", "nvidia.com-gpu.yaml"}).Draw(t, "file"))
 	kind := rapid.SampledFrom([]string{
@@ -142,15 +142,15 @@ func (f *foreignBed) change(t *rapid.T) string {
 	return what + " " + path + " " + kind
 }
 
-func (f *foreignBed) isDir(path string) bool {
+func (f *foreignFixture) isDir(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.IsDir()
 }
 
 // names are some that our specs have, and one that they have not.
-func (f *foreignBed) names() []string {
+func (f *foreignFixture) names() []string {
 	list := []string{"0", "1", "0:0", "all", "other"}
-	for uuid := range health(f.inv.State()) {
+	for uuid := range health(f.rec.State()) {
 		list = append(list, uuid)
 	}
 	slices.Sort(list)
@@ -177,7 +177,7 @@ func library(t *testing.T, dirs []string) *cdilib.Cache {
 
 // possible is the library's view of the directories if all of our names were in our spec: what it has from it then is
 // what a foreign spec leaves to us. A link to our spec is copied as a link.
-func (f *foreignBed) possible(t *testing.T, scratch string) func(name string) bool {
+func (f *foreignFixture) possible(t *testing.T, scratch string) func(name string) bool {
 	t.Helper()
 	must(t, os.RemoveAll(scratch))
 	copied := make([]string, len(f.dirs))
@@ -198,9 +198,9 @@ func (f *foreignBed) possible(t *testing.T, scratch string) func(name string) bo
 			}
 		}
 	}
-	state := f.inv.State()
+	state := f.rec.State()
 	ours := map[string]bool{}
-	for _, s := range append([]*specs.Spec{state.Spec}, state.extras...) {
+	for _, s := range append([]*specs.Spec{state.Spec}, f.rec.desired.extras...) {
 		if s == nil {
 			continue
 		}
@@ -218,14 +218,14 @@ func (f *foreignBed) possible(t *testing.T, scratch string) func(name string) bo
 }
 
 // check compares what is listed with the answer of Allocate and with what engines do.
-func (f *foreignBed) check(t *testing.T, scratch string) (problems []string) {
+func (f *foreignFixture) check(t *testing.T, scratch string) (problems []string) {
 	wrong := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
-	state := f.inv.State()
+	state := f.rec.State()
 	engine, possible := library(t, f.dirs), f.possible(t, scratch)
 	for _, r := range state.Resources {
 		e := f.kubelet.WaitRegistered(r.Name)
 		for _, d := range r.Devices {
-			given := d.CDIName(f.inv.opts.ByIndex)
+			given := d.CDIName(f.rec.opts.ByIndex)
 			name := cdi.DefaultKind + "=" + given
 			found := engine.GetDevice(name)
 			right := found != nil && found.GetSpec().GetPath() == f.path && sameEdits(found, state.Spec, given)
@@ -242,7 +242,7 @@ func (f *foreignBed) check(t *testing.T, scratch string) (problems []string) {
 					wrong("%s: Allocate answers %s, which engines do not take from our specs", name, n)
 				}
 			}
-			if want := wantedExtras(&state, possible); err == nil && !slices.Equal(names[1:], want) {
+			if want := wantedExtras(f.rec.desired.extras, possible); err == nil && !slices.Equal(names[1:], want) {
 				wrong("%s: containers get %v besides, want %v", name, names[1:], want)
 			}
 		}
@@ -251,9 +251,9 @@ func (f *foreignBed) check(t *testing.T, scratch string) (problems []string) {
 }
 
 // wantedExtras are the names of extras that foreign specs leave to us.
-func wantedExtras(s *State, possible func(string) bool) []string {
+func wantedExtras(extras []*specs.Spec, possible func(string) bool) []string {
 	var names []string
-	for _, spec := range s.extras {
+	for _, spec := range extras {
 		for _, d := range spec.Devices {
 			if name := spec.Kind + "=" + d.Name; possible(name) {
 				names = append(names, name)
@@ -295,19 +295,19 @@ func TestWhatIsListedAsHealthyCanBeAllocatedBesideAnySpecs(t *testing.T) {
 	for name, byIndex := range map[string]bool{"by UUID": false, "by index": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			checkBesideAnySpecs(t, newForeignBed(t, byIndex))
+			checkBesideAnySpecs(t, newForeignFixture(t, byIndex))
 		})
 	}
 }
 
-func checkBesideAnySpecs(t *testing.T, f *foreignBed) {
+func checkBesideAnySpecs(t *testing.T, f *foreignFixture) {
 	t.Helper()
 	scratch := filepath.Join(t.TempDir(), "possible")
 	rapid.Check(t, func(r *rapid.T) {
 		f.clear()
 		f.reconcile()
-		if good, bad := healthy(f.inv.State()); bad > 0 {
-			r.Fatalf("after all foreign specs are gone %d devices are healthy and %d are not: %v", good, bad, health(f.inv.State()))
+		if good, bad := healthy(f.rec.State()); bad > 0 {
+			r.Fatalf("after all foreign specs are gone %d devices are healthy and %d are not: %v", good, bad, health(f.rec.State()))
 		}
 		var done []string
 		for range rapid.IntRange(1, 3).Draw(r, "looks") {
@@ -315,7 +315,7 @@ func checkBesideAnySpecs(t *testing.T, f *foreignBed) {
 				done = append(done, f.change(r))
 			}
 			f.reconcile()
-			if f.inv.moved() { // a link to our spec, which dangled before, leads to what was just written
+			if f.rec.changed() { // a link to our spec, which dangled before, leads to what was just written
 				f.reconcile()
 			}
 			if problems := f.check(t, scratch); len(problems) > 0 {

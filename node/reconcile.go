@@ -6,275 +6,404 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"time"
 
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/resource"
 )
 
-// Start takes the first look and publishes it. Unlike later, whatever stands against giving GPUs to containers is an
-// error, with an exit status and a hint: there is no driver, other spec files define the names of all devices, the spec
-// cannot be written, the configuration does not fit the GPUs. A node without a GPU is not an error.
+// desired is what the node has and what should be on disk.
+type desired struct {
+	snapshot  *gpu.Snapshot
+	spec      *specs.Spec   // nil without a device
+	extras    []*specs.Spec // of the extras that the node has
+	resources []resource.Resource
+	leftOut   map[string]string // why devices are not in the spec, by UUID
+}
+
+// applied is what came of writing a desired state.
+type applied struct {
+	written     bool
+	offered     map[string]bool // the qualified names that engines take from our specs with the desired edits
+	conflicts   []cdi.Clash     // the desired names that other spec files define too
+	err         error           // why a spec is not as desired
+	requiredErr error           // why containers do not get a required extra
+
+	descriptors   map[string]error // why devices have no descriptor, by UUID
+	descriptorErr error            // all of that
+}
+
+// Start reconciles for the first time and publishes the result. Unlike later, whatever keeps GPUs from being given to
+// containers is an error: there is no driver (gpu.ErrNoDriver), other spec files define the names of all devices
+// (TakenError), a spec cannot be written (SpecError), the configuration does not fit the GPUs. A node without a GPU is
+// not an error.
 //
-// After an error nothing is held; without one, Run must follow.
-func (i *Inventory) Start(ctx context.Context) error {
-	if err := i.acquire(); err != nil {
-		return fmt.Errorf("keep the CDI spec: %w", err)
+// After an error no lock is held. Otherwise Run must follow.
+func (r *Reconciler) Start(ctx context.Context) error {
+	if err := r.acquire(); err != nil {
+		return fmt.Errorf("reconcile the CDI spec: %w", err)
 	}
-	if err := i.start(ctx); err != nil {
-		return errors.Join(err, i.release())
+	if err := r.start(ctx); err != nil {
+		return errors.Join(err, r.release())
 	}
 	return nil
 }
 
-func (i *Inventory) start(ctx context.Context) error {
+func (r *Reconciler) start(ctx context.Context) error {
 	began := time.Now()
-	i.began = began
-	i.beat.Store(began.UnixNano())
-	i.print = i.fingerprint()
-	next, err := i.look(ctx)
-	if i.opts.AwaitDriver && exit.CodeOf(err) == exit.NoDriver && ctx.Err() == nil {
-		return i.await(err)
+	r.heartbeat.Store(began.UnixNano())
+	r.fingerprint = r.hostFingerprint()
+	next, err := r.scan(ctx)
+	if r.opts.AwaitDriver && errors.Is(err, gpu.ErrNoDriver) && ctx.Err() == nil {
+		return r.awaitDriver(err)
 	}
 	if err != nil {
 		return err
 	}
-	i.noteLoaded()
-	there := cdi.Load(i.opts.Dirs...)
-	if err := i.checkTaken(&next, there); err != nil {
+	r.noteLoadedLibrary()
+	catalogue := cdi.Load(r.opts.Dirs...)
+	if err := r.checkTaken(next, catalogue); err != nil {
 		return err
 	}
-	missing := i.missing()
-	written, err := i.sync(&next, there)
-	i.observe(began, written, err)
-	if err != nil {
-		return errors.Join(err, removeAll(missing))
+	missing := r.missingFiles()
+	r.applied = r.apply(next, catalogue)
+	r.observe(began, r.applied.written, r.applied.failure())
+	if r.applied.err != nil {
+		return errors.Join(r.applied.err, removeFiles(missing))
 	}
-	i.tellUnwanted()
-	i.logClashes(&next)
-	i.publish(i.judged(next))
+	r.logUnconfiguredExtras()
+	r.logConflicts(next)
+	r.desired = next
+	r.publish(r.newState(next))
 	return nil
 }
 
-// await begins without a driver: no device is offered until there is one.
-func (i *Inventory) await(cause error) error {
-	resources, err := i.opts.Build(&gpu.Snapshot{})
+// awaitDriver publishes the resources without devices. The specs on disk stay as they are until there is a driver.
+func (r *Reconciler) awaitDriver(cause error) error {
+	resources, err := r.opts.Build(&gpu.Snapshot{})
 	if err != nil {
 		return fmt.Errorf("make the resources of a node without a driver: %w", err)
 	}
-	i.awaiting = true
-	i.noteLoaded()
-	i.log.Warn("there is no usable NVIDIA driver yet, and no device is offered until there is one: " + inLine(cause))
-	i.publish(State{Snapshot: &gpu.Snapshot{}, Resources: resources, Err: cause})
+	r.noteLoadedLibrary()
+	r.log.Warn("there is no usable NVIDIA driver yet, and no device is offered until there is one: " + inLine(cause))
+	r.publish(State{Snapshot: &gpu.Snapshot{}, Resources: resources, Err: cause})
 	return nil
 }
 
-// noteLoaded notes which file the process has loaded, if its path is known only now.
-func (i *Inventory) noteLoaded() {
-	if i.loaded.IsZero() {
-		i.library = i.opts.Source.Library()
-		i.loaded = fileid.Of(i.library)
-		i.print = i.fingerprint()
+// noteLoadedLibrary notes which file the process has loaded, if its path was unknown before.
+func (r *Reconciler) noteLoadedLibrary() {
+	if r.loaded.IsZero() {
+		r.library = r.opts.Source.Library()
+		r.loaded = fileid.Of(r.library)
+		r.fingerprint = r.hostFingerprint()
 	}
 }
 
-// reconcile looks at the node and makes the spec and the list follow. The error is ErrDriverChanged or nil; any other
-// is in the state.
-func (i *Inventory) reconcile(ctx context.Context) error {
+// reconcile makes the files and the published state what the node has. It returns ErrDriverChanged or nil; any other
+// error is in the state.
+func (r *Reconciler) reconcile(ctx context.Context) error {
 	began := time.Now()
-	i.library = i.opts.Source.Library()
-	i.print = i.fingerprint()
-	err := i.checkDriver()
+	r.library = r.opts.Source.Library()
+	r.fingerprint = r.hostFingerprint()
+	err := r.checkDriver()
 	if errors.Is(err, ErrDriverChanged) {
 		return err
 	}
-	var next State
+	var next *desired
 	if err == nil {
-		next, err = i.look(ctx)
-		i.noteLoaded()
+		next, err = r.scan(ctx)
+		r.noteLoadedLibrary()
 	}
 	if ctx.Err() != nil {
-		return nil //nolint:nilerr // who ends the inventory wants no more states
+		return nil //nolint:nilerr // nobody reads a state after the end
 	}
-	var written bool
 	if err != nil {
-		written = i.keep(err)
+		r.retain(err)
 	} else {
-		written, err = i.apply(next)
-		i.removeUnwanted()
+		err = r.follow(next)
 	}
-	i.observe(began, written, err)
+	r.observe(began, r.applied.written, err)
 	return nil
 }
 
-// look is the state that the node should have. The Spec is nil where there is no device to offer.
-func (i *Inventory) look(ctx context.Context) (State, error) {
-	search := i.opts.Begun
-	i.opts.Begun = nil
+// scan reads the node and returns the desired state.
+func (r *Reconciler) scan(ctx context.Context) (*desired, error) {
+	search := r.opts.Search
+	r.opts.Search = nil
 	if search == nil {
-		search = cdi.Begin(i.opts.Host)
+		search = cdi.Begin(r.opts.Host)
 	}
-	s, err := i.opts.Source.Snapshot(ctx)
+	snapshot, err := r.opts.Source.Snapshot(ctx)
 	if err != nil {
-		return State{}, &driverError{err}
+		return nil, &snapshotError{err}
 	}
-	s = remember(i.State().Snapshot, s)
-	driver, err := search.Driver(s.DriverVersion)
+	snapshot = withLastNames(r.State().Snapshot, snapshot)
+	files, err := search.Driver(snapshot.DriverVersion)
 	if err == nil {
-		err = driver.Check(i.opts.Spec.Capabilities)
+		err = files.Check(r.opts.Spec.Capabilities)
 	}
 	if err != nil {
-		return State{}, err
+		return nil, err
 	}
-	i.logBroken(driver)
-	spec, findings, err := cdi.Generate(s, driver, i.opts.Spec)
+	r.logBrokenLibraries(files)
+	spec, findings, err := cdi.Generate(snapshot, files, r.opts.Spec)
 	if err != nil && !errors.Is(err, cdi.ErrNoDevices) {
-		return State{}, err
+		return nil, err
 	}
-	resources, err := i.opts.Build(s)
+	resources, err := r.opts.Build(snapshot)
 	if err != nil {
-		return State{}, fmt.Errorf("make the resources of the node's GPUs: %w", err)
+		return nil, fmt.Errorf("make the resources of the node's GPUs: %w", err)
 	}
-	extras, err := i.findExtras()
+	extras, err := r.findExtras()
 	if err != nil {
-		return State{}, err
+		return nil, err
 	}
-	return State{Snapshot: s, Spec: spec, extras: extras, built: resources, notes: notes(s, findings)}, nil
+	return &desired{snapshot, spec, extras, resources, notes(snapshot, findings)}, nil
 }
 
-// logBroken logs which libraries of the driver cannot be used, when that has changed.
-func (i *Inventory) logBroken(driver *cdi.Driver) {
+// snapshotError is an error of a snapshot. Unlike the others it may pass by itself.
+type snapshotError struct{ error }
+
+func (e *snapshotError) Unwrap() error { return e.error }
+
+// follow publishes the state without what is gone or new, then writes the files, then publishes what is new. So a
+// published device is in the spec at any time.
+func (r *Reconciler) follow(next *desired) error {
+	if r.failures > 0 || r.desired == nil {
+		r.log.Info("the GPUs can be read")
+		r.failures = 0
+	}
+	catalogue := cdi.Load(r.opts.Dirs...)
+	before := r.State()
+	r.publish(r.intermediate(next, before, catalogue))
+	r.applied, r.desired = r.apply(next, catalogue), next
+	switch err := r.applied.failure(); {
+	case sameText(err, before.Err):
+	case err != nil:
+		r.log.Error("a CDI spec or descriptor is not as desired, and the devices that it concerns are unhealthy: " + inLine(err))
+	default:
+		r.log.Info("the CDI specs and descriptors are as desired again")
+	}
+	r.logConflicts(next)
+	r.publish(r.newState(next))
+	return r.applied.failure()
+}
+
+// retain keeps the last desired state while the node cannot be read. Devices are unhealthy at once if containers could
+// not start with them, since the driver's files are broken, and after some consecutive failures if only the driver did
+// not answer.
+func (r *Reconciler) retain(cause error) {
+	r.failures++
+	before := r.State()
+	next := before
+	if r.desired != nil {
+		r.applied = r.apply(r.desired, cdi.Load(r.opts.Dirs...))
+		r.logConflicts(r.desired)
+		next = r.newState(r.desired)
+	}
+	next.Err = errors.Join(cause, r.applied.failure())
+	if !sameText(next.Err, before.Err) {
+		r.log.Error("the GPUs cannot be read, and the last state is retained: "+inLine(next.Err), "failures", r.failures)
+	}
+	_, passing := errors.AsType[*snapshotError](cause)
+	if !passing || errors.Is(cause, gpu.ErrNotAnswering) || r.failures >= r.opts.Failures {
+		next.Resources = markUnhealthy(next.Resources, func(*resource.Device) string { return cause.Error() })
+	}
+	r.publish(next)
+}
+
+// apply writes the specs and the descriptors beside the other spec files that are in the catalogue.
+func (r *Reconciler) apply(want *desired, catalogue *cdi.Catalogue) applied {
+	a := applied{offered: map[string]bool{}}
+	for _, e := range r.extras {
+		spec := specOf(want.extras, e.file.kind)
+		err := a.add(e.file.apply(spec, catalogue))
+		if e.Required && err == nil {
+			err = e.checkOffered(spec, &a)
+		}
+		if e.Required {
+			a.requiredErr = cmp.Or(a.requiredErr, err)
+		}
+		a.err = cmp.Or(a.err, err)
+	}
+	a.err = cmp.Or(a.add(r.spec.apply(want.spec, catalogue)), a.err)
+	a.descriptors, a.descriptorErr = r.descriptors.apply(want.resources)
+	return a
+}
+
+// add adds what came of writing a spec file.
+func (a *applied) add(f appliedSpec) error {
+	a.written = a.written || f.written
+	a.conflicts = append(a.conflicts, f.conflicts...)
+	maps.Copy(a.offered, f.offered)
+	return f.err
+}
+
+// failure is everything that is not as desired, or nil.
+func (a *applied) failure() error { return errors.Join(a.err, a.descriptorErr) }
+
+// newState is the state after a desired one was applied. A device is healthy in it if it is in the snapshot, engines
+// take it from our spec, and it has its descriptor.
+func (r *Reconciler) newState(d *desired) State {
+	a := &r.applied
+	taken := r.takenBy(a.conflicts)
+	resources := markUnhealthy(d.resources, func(dev *resource.Device) string {
+		descriptorErr := a.descriptors[dev.UUID]
+		switch offered := a.offered[r.qualified(dev)]; {
+		case a.requiredErr != nil:
+			return a.requiredErr.Error()
+		case offered && descriptorErr == nil:
+			return ""
+		case offered:
+			return descriptorErr.Error()
+		case d.leftOut[dev.UUID] != "":
+			return d.leftOut[dev.UUID]
+		case taken(dev) != "":
+			return taken(dev)
+		case a.err != nil:
+			return a.err.Error()
+		default:
+			return "not in the CDI spec"
+		}
+	})
+	return State{
+		Snapshot: d.snapshot, Spec: d.spec, Resources: r.withGrants(resources, d, a.offered), Err: a.failure(),
+		taken: linesByFile(r.ofDevices(a.conflicts, d.resources)),
+	}
+}
+
+// intermediate is the state before the files are written: of the next devices those that are published already, and not
+// healthier than before.
+func (r *Reconciler) intermediate(next *desired, before State, catalogue *cdi.Catalogue) State {
+	conflicts := catalogue.Clashes(r.opts.Path, next.spec)
+	resources := markUnhealthy(onlyPublished(next.resources, before.Resources), r.takenBy(conflicts))
+	offered := maps.Clone(r.applied.offered)
+	for _, e := range r.extras {
+		for _, c := range catalogue.Clashes(e.file.path, specOf(next.extras, e.file.kind)) {
+			if c.Lost() {
+				delete(offered, c.Name)
+			}
+		}
+	}
+	s := before
+	s.Snapshot, s.Resources = next.snapshot, r.withGrants(resources, next, offered)
+	return s
+}
+
+// withGrants returns the resources with what containers get for them: of the extras, the devices on offer.
+func (r *Reconciler) withGrants(resources []resource.Resource, d *desired, offered map[string]bool) []resource.Resource {
+	common := &resource.Grant{}
+	devices := map[string]*specs.ContainerEdits{}
+	if d.spec != nil {
+		addEdits(&common.Edits, &d.spec.ContainerEdits)
+		for i := range d.spec.Devices {
+			devices[d.spec.Devices[i].Name] = &d.spec.Devices[i].ContainerEdits
+		}
+	}
+	for _, extra := range d.extras {
+		addEdits(&common.Edits, &extra.ContainerEdits)
+		for i := range extra.Devices {
+			if name := extra.Kind + "=" + extra.Devices[i].Name; offered[name] {
+				common.CDIDevices = append(common.CDIDevices, name)
+				addEdits(&common.Edits, &extra.Devices[i].ContainerEdits)
+			}
+		}
+	}
+	granted := slices.Clone(resources)
+	for i := range granted {
+		granted[i].Grant = common
+		granted[i].Devices = slices.Clone(granted[i].Devices)
+		for j := range granted[i].Devices {
+			dev := &granted[i].Devices[j]
+			dev.Grant = &resource.Grant{CDIDevices: []string{r.qualified(dev)}}
+			if edits := devices[dev.UUID]; edits != nil {
+				dev.Grant.Edits = *edits
+			}
+			r.descriptors.addMount(&dev.Grant.Additional, dev.UUID)
+		}
+	}
+	return granted
+}
+
+// addEdits adds device nodes, mounts and variables. Nothing else of a spec can be given without CDI.
+func addEdits(to, edits *specs.ContainerEdits) {
+	to.DeviceNodes = append(to.DeviceNodes, edits.DeviceNodes...)
+	to.Mounts = append(to.Mounts, edits.Mounts...)
+	to.Env = append(to.Env, edits.Env...)
+}
+
+// publish makes s the state, and passes it on if it differs from the one before.
+func (r *Reconciler) publish(s State) {
+	r.mu.Lock()
+	before := r.state
+	r.state = s
+	r.mu.Unlock()
+	same := before.Snapshot != nil && reflect.DeepEqual(s.Snapshot.Links, before.Snapshot.Links) &&
+		sameText(s.Err, before.Err) && slices.Equal(s.taken, before.taken) && reflect.DeepEqual(s.Resources, before.Resources)
+	if !same {
+		r.opts.Publish(s)
+	}
+}
+
+func (r *Reconciler) observe(began time.Time, written bool, err error) {
+	if r.opts.Observer != nil {
+		r.opts.Observer.Reconciled(time.Since(began), written, err)
+	}
+}
+
+// logBrokenLibraries logs which libraries of the driver cannot be used, when that changes.
+func (r *Reconciler) logBrokenLibraries(files *cdi.Driver) {
 	now := map[string]bool{}
-	for _, f := range driver.Explain(i.opts.Spec.Capabilities) {
+	for _, f := range files.Explain(r.opts.Spec.Capabilities) {
 		if !f.Broken {
 			continue
 		}
 		name := cmp.Or(f.Path, f.Name)
 		now[name] = true
-		if !i.broken[name] {
-			i.log.Warn("containers go without the driver library "+name+", which cannot be used: "+f.Note+
+		if !r.broken[name] {
+			r.log.Warn("containers go without the driver library "+name+", which cannot be used: "+f.Note+
 				"; install the NVIDIA driver again", "library", name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(i.broken)) {
+	for _, name := range slices.Sorted(maps.Keys(r.broken)) {
 		if !now[name] {
-			i.log.Info("the driver library "+name+" is no longer broken", "library", name)
+			r.log.Info("the driver library "+name+" is no longer broken", "library", name)
 		}
 	}
-	i.broken = now
+	r.broken = now
 }
 
-// driverError is an error of a snapshot. Unlike the others it may pass by itself.
-type driverError struct{ error }
-
-func (e *driverError) Unwrap() error { return e.error }
-
-// apply makes the spec and the list what they should be: first the list without what is gone or new, then the spec,
-// then the list with what is new.
-func (i *Inventory) apply(next State) (written bool, err error) {
-	if i.failures > 0 || i.awaiting {
-		i.log.Info("the GPUs can be read")
-		i.failures, i.awaiting = 0, false
+// specFiles are the spec files of the GPUs and of the extras.
+func (r *Reconciler) specFiles() []*specFile {
+	list := []*specFile{r.spec}
+	for _, e := range r.extras {
+		list = append(list, e.file)
 	}
-	there := cdi.Load(i.opts.Dirs...)
-	before := i.State()
-	less := before
-	less.Snapshot, less.built, less.notes = next.Snapshot, next.built, next.notes
-	less.Resources = unhealthy(known(next.built, before.Resources), i.taken(there.Clashes(i.opts.Path, next.Spec)))
-	less.Extras = i.stillThere(there, before.Extras, next.extras)
-	i.publish(less)
-	written, next.Err = i.sync(&next, there)
-	switch {
-	case sameText(next.Err, before.Err):
-	case next.Err != nil:
-		i.log.Error("the CDI spec is not what it should be, and devices that it concerns are unhealthy: " + inLine(next.Err))
-	default:
-		i.log.Info("the CDI spec is what it should be again")
-	}
-	i.logClashes(&next)
-	i.publish(i.judged(next))
-	return written, next.Err
+	return list
 }
 
-// keep holds on to the last good state while the node cannot be read. Devices become unhealthy at once when containers
-// could not start with them, since the driver's files are broken, and after some failures in a row when only the
-// driver did not answer.
-func (i *Inventory) keep(cause error) (written bool) {
-	i.failures++
-	next := i.State()
-	var err error
-	if !i.awaiting {
-		written, err = i.sync(&next, cdi.Load(i.opts.Dirs...))
-	}
-	next.Err = errors.Join(cause, err)
-	if !sameText(next.Err, i.State().Err) {
-		i.log.Error("the GPUs cannot be read, and the last state is kept: "+inLine(next.Err), "failures", i.failures)
-	}
-	i.logClashes(&next)
-	next = i.judged(next)
-	_, passing := errors.AsType[*driverError](cause)
-	if !passing || errors.Is(cause, ErrLasting) || i.failures >= i.opts.Failures {
-		next.Resources = unhealthy(next.Resources, func(*resource.Device) string { return cause.Error() })
-	}
-	i.publish(next)
-	return written
+// owns reports whether the file is one of the reconciler's specs.
+func (r *Reconciler) owns(path string) bool {
+	return slices.ContainsFunc(r.specFiles(), func(f *specFile) bool { return f.path == path })
 }
 
-// judged is a state whose devices are healthy only if engines give containers what the spec says.
-func (i *Inventory) judged(s State) State {
-	offered, clashes := i.file.offers()
-	why := i.taken(clashes)
-	s.lost = i.ofDevices(clashes, s.built)
-	s.Resources = unhealthy(s.built, func(d *resource.Device) string {
-		switch {
-		case s.extrasErr != nil:
-			return s.extrasErr.Error()
-		case offered[d.CDIName(i.opts.ByIndex)]:
-			return ""
-		case s.notes[d.UUID] != "":
-			return s.notes[d.UUID]
-		case why(d) != "":
-			return why(d)
-		case s.Err != nil:
-			return s.Err.Error()
-		default:
-			return "not in the CDI spec"
+// missingFiles are the paths of the spec files that do not exist.
+func (r *Reconciler) missingFiles() []string {
+	var list []string
+	for _, f := range r.specFiles() {
+		if f.path != "" && fileid.Of(f.path).IsZero() {
+			list = append(list, f.path)
 		}
-	})
-	return s
-}
-
-// publish makes s the state. What is in it as before is the same as before, so that who keeps what he made of a spec sees
-// that it is right still.
-func (i *Inventory) publish(s State) {
-	i.mu.Lock()
-	before := &i.state
-	sameSpec, sameExtras := reflect.DeepEqual(s.Spec, before.Spec), reflect.DeepEqual(s.Extras, before.Extras)
-	if sameSpec {
-		s.Spec = before.Spec
 	}
-	if sameExtras {
-		s.Extras = before.Extras
-	}
-	same := sameSpec && sameExtras && before.Snapshot != nil && reflect.DeepEqual(s.Snapshot.Links, before.Snapshot.Links) &&
-		sameText(s.Err, before.Err) && reflect.DeepEqual(s.Resources, before.Resources)
-	i.state = s
-	i.mu.Unlock()
-	if !same {
-		i.opts.Publish(s)
-	}
-}
-
-func (i *Inventory) observe(began time.Time, written bool, err error) {
-	if i.opts.Observer != nil {
-		i.opts.Observer.Reconciled(time.Since(began), written, err)
-	}
+	return list
 }
 
 // inLine is an error in one line, for the log.
@@ -287,8 +416,8 @@ func sameText(a, b error) bool {
 	return a.Error() == b.Error()
 }
 
-// notes are what the generator says of the devices that it left out, by UUID. Its findings are in the snapshot's
-// order, one for each GPU, or for each MIG device of a GPU that has some.
+// notes are the findings of the generator about devices that it left out, by UUID. The findings are in the order of the
+// snapshot, one for each GPU, or for each MIG device of a GPU that has some.
 func notes(s *gpu.Snapshot, findings []cdi.Finding) map[string]string {
 	m := map[string]string{}
 	next := func(uuid string) {
@@ -307,4 +436,12 @@ func notes(s *gpu.Snapshot, findings []cdi.Finding) map[string]string {
 		}
 	}
 	return m
+}
+
+// fileIn is the path of a kind's spec beside the GPUs' spec, or empty without one.
+func fileIn(o *Options, kind string) string {
+	if o.Path == "" {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(o.Path), cdi.FileName(kind))
 }

@@ -4,123 +4,122 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/lock"
 )
 
-// specFile is the spec on disk. Reconciles and requests both look at it.
+// SpecError is that a CDI spec cannot be written or removed.
+type SpecError struct {
+	Path string
+	Err  error
+}
+
+func (e *SpecError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *SpecError) Unwrap() error { return e.Err }
+
+// KindError is that the path of a spec has one of another kind, which is not replaced.
+type KindError struct {
+	Path, Kind, Want string
+}
+
+func (e *KindError) Error() string {
+	return fmt.Sprintf("write %s: it is a spec of kind %s, not %s", e.Path, e.Kind, e.Want)
+}
+
+// specFile is a CDI spec on disk. An empty path is none.
 type specFile struct {
+	fileLock
+
 	path, kind string
 	dirs       []string
 	log        *slog.Logger
-	marks      bool // what is written gets a mark
-
-	mu      sync.Mutex
-	lock    *lock.Lock // nil before acquire and after release
-	want    *specs.Spec
-	seen    fileid.ID       // of the file when it was what it should be
-	kept    *fileid.Kept    // that file, or an earlier one
-	looked  time.Time       // when a request last found it by its path
-	names   map[string]bool // the devices of the wanted spec that engines take from the file, as they are wanted
-	clashes []cdi.Clash     // the names of the wanted spec that other files define too
+	id         fileid.ID // of the file when it was last as desired
 }
 
-const (
-	hintWrite = "name a directory that can be made or written to, with --cdi-dir"
-	hintKind  = "remove it by hand if it is not needed, or name another directory with --cdi-dir"
-)
+// appliedSpec is what came of writing a spec.
+type appliedSpec struct {
+	written   bool
+	offered   map[string]bool // the qualified names that engines take from the file with the desired edits
+	conflicts []cdi.Clash     // the desired names that other files define too
+	err       error           // why the file is not as desired
+}
 
-// readable is the mode of a spec file that engines of all users can read.
-const readable = 0o444
+// readableMode is the mode bits with which engines of all users can read a spec.
+const readableMode = 0o444
 
-// acquire makes sure that nobody else keeps the file, before anything is written.
+// lockPath is the lock of the instance that writes a spec.
+func lockPath(path string) string {
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".lock")
+}
+
+// acquire makes sure that no other instance writes the file.
 func (f *specFile) acquire() error {
 	if f.path == "" {
 		return nil
 	}
 	if err := makeDir(filepath.Dir(f.path)); err != nil {
-		return exit.With(exit.Failure, hintWrite, err)
+		return &SpecError{f.path, err}
 	}
-	l, err := lock.Acquire(lockOf(f.path))
+	l, err := lock.Acquire(lockPath(f.path))
 	switch {
 	case errors.Is(err, lock.ErrHeld):
 		return err
 	case err != nil:
-		return exit.With(exit.Failure, hintWrite, err)
+		return &SpecError{f.path, err}
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.lock = l
 	return nil
 }
 
-// release leaves the file to others.
-func (f *specFile) release() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.lock == nil {
-		return nil
-	}
-	err := f.lock.Release()
-	f.lock, f.kept = nil, nil
-	return err
-}
-
-// renew puts the lock's file, and the directory, back if somebody removed them.
-func (f *specFile) renew() error {
+// restoreLock makes the directory and the lock's file again if they were removed.
+func (f *specFile) restoreLock() error {
 	if f.lock == nil {
 		return nil
 	}
 	if err := makeDir(filepath.Dir(f.path)); err != nil {
-		return exit.With(exit.Failure, hintWrite, err)
+		return &SpecError{f.path, err}
 	}
 	return f.lock.Renew()
 }
 
-// sync makes the file what is wanted, beside the other spec files that are there, and reports whether it had to. A name
-// that another file of its priority defines is left out: with it in both, engines would offer neither, and the users of
-// the other file would lose their device too. The error says why the file is not what it should be.
-func (f *specFile) sync(want *specs.Spec, there *cdi.Catalogue) (written bool, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.syncLocked(want, there)
-}
-
-func (f *specFile) syncLocked(want *specs.Spec, there *cdi.Catalogue) (written bool, err error) {
-	f.want, f.seen, f.names, f.clashes = want, fileid.ID{}, deviceNames(want), nil
+// apply makes the file the desired spec, beside the other spec files of the catalogue; nil removes it. A name that another
+// file of the same priority defines is left out: with it in both, engines would offer neither, and the users of the other
+// file would lose their device too.
+func (f *specFile) apply(want *specs.Spec, catalogue *cdi.Catalogue) appliedSpec {
+	f.id = fileid.ID{}
 	if f.path == "" {
-		return false, nil
+		return appliedSpec{offered: qualifiedNames(want)}
 	}
-	f.clashes = there.Clashes(f.path, want)
-	if err = there.Unread(f.path); err == nil {
-		written, err = f.put(cdi.Without(want, f.clashes, cdi.Clash.Yields))
+	a := appliedSpec{conflicts: catalogue.Clashes(f.path, want)}
+	if a.err = catalogue.Unread(f.path); a.err == nil {
+		a.written, a.err = f.put(cdi.Without(want, a.conflicts, cdi.Clash.Yields))
 	}
-	if err != nil {
-		f.names = f.agreeing()
-		return written, err
+	if a.err != nil {
+		a.offered = f.unchangedNames(want)
+	} else {
+		a.offered = qualifiedNames(cdi.Without(want, a.conflicts, cdi.Clash.Lost))
 	}
-	f.names = deviceNames(cdi.Without(want, f.clashes, cdi.Clash.Lost))
-	return written, nil
+	return a
 }
 
-// put makes the file a spec, or removes it where there is none.
+// put writes the spec, or removes the file if there is none, unless the file is right already.
 func (f *specFile) put(spec *specs.Spec) (written bool, err error) {
-	if err := f.renew(); err != nil {
+	if err := f.restoreLock(); err != nil {
 		return false, err
 	}
 	id := fileid.Of(f.path)
@@ -134,57 +133,51 @@ func (f *specFile) put(spec *specs.Spec) (written bool, err error) {
 	case spec == nil:
 		return f.remove()
 	}
-	if old == nil || len(cdi.Diff(old, spec)) > 0 || id.Mode&readable != readable || othersCanChange(f.path) {
+	if old == nil || len(cdi.Diff(old, spec)) > 0 || id.Mode&readableMode != readableMode || othersCanChange(f.path) {
 		if id, err = f.write(old, spec); err != nil {
 			return false, err
 		}
 		written = true
 	}
-	f.seen = id
+	f.id = id
 	return written, nil
 }
 
-// othersCanChange reports whether a file that engines take hooks from, which they run as root, belongs to another user
-// or can be written to by one.
+// othersCanChange reports whether another user owns the file or may write to it. Engines run a spec's hooks as root.
 func othersCanChange(path string) bool {
 	var st unix.Stat_t
 	err := unix.Lstat(path, &st)
 	return err == nil && (int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0)
 }
 
-// read is the spec on disk, or nil if there is none that can be read. The error is about one of another kind: that is
-// not ours to replace.
+// read returns the spec on disk, or nil if there is none that can be read. A spec of another kind is a KindError.
 func (f *specFile) read() (*specs.Spec, error) {
 	spec, err := cdi.ReadFile(f.path)
 	if err != nil {
-		return nil, nil //nolint:nilerr,nilnil // a spec that cannot be read has our name and is of no use to anybody
+		return nil, nil //nolint:nilerr,nilnil // an unreadable spec under our name is of no use to anyone
 	}
 	if spec.Kind != f.kind {
-		return nil, exit.With(exit.Failure, hintKind,
-			fmt.Errorf("write %s: it is a spec of kind %s, not %s", f.path, spec.Kind, f.kind))
+		return nil, &KindError{f.path, spec.Kind, f.kind}
 	}
 	return spec, nil
 }
 
 func (f *specFile) write(old, want *specs.Spec) (fileid.ID, error) {
 	if err := cdi.WriteFile(f.path, want); err != nil {
-		return fileid.ID{}, exit.With(exit.Failure, hintWrite, err)
+		return fileid.ID{}, &SpecError{f.path, err}
 	}
-	if f.marks {
-		mark(f.path, want)
-	}
-	what := "there was none that can be read"
+	what := "there was none that could be read"
 	if old != nil {
-		what = cmp.Or(summary(cdi.Diff(old, want)), "not every user could read it")
+		what = cmp.Or(summary(cdi.Diff(old, want)), "other users could not read it, or could change it")
 	}
 	f.log.Info(fmt.Sprintf("the CDI spec %s was written with %d devices: %s", f.path, len(want.Devices), what),
 		"path", f.path, "devices", len(want.Devices))
-	return written(f.path), nil
+	return writtenID(f.path), nil
 }
 
-// written identifies a file that was just written. If it is gone already, that is no file's identity, so that the next
-// look notices.
-func written(path string) fileid.ID {
+// writtenID identifies a file that was just written. If it is gone already, the ID is that of no file, so that the next
+// comparison notices.
+func writtenID(path string) fileid.ID {
 	if id := fileid.Of(path); !id.IsZero() {
 		return id
 	}
@@ -193,19 +186,49 @@ func written(path string) fileid.ID {
 
 func (f *specFile) remove() (bool, error) {
 	if err := atomicfile.Remove(f.path); err != nil {
-		return false, exit.With(exit.Failure, hintWrite, fmt.Errorf("remove the spec without devices: %w", err))
+		return false, &SpecError{f.path, fmt.Errorf("remove the spec without devices: %w", err)}
 	}
 	f.log.Info("the CDI spec "+f.path+" was removed, since it would have no device", "path", f.path)
 	return true, nil
 }
 
-// makeDir makes the directory if only that is missing: /var/run is emptied at boot. A missing parent is more likely a
-// mistake.
+// makeDir makes the directory if it alone is missing: /var/run is emptied at boot. A missing parent is more likely a
+// mistake in the configuration.
 func makeDir(dir string) error {
 	if err := atomicfile.MakeDir(dir); err != nil { // engines of users without privileges read it too
 		return fmt.Errorf("make the spec directory: %w", err)
 	}
 	return nil
+}
+
+// unchanged reports whether the file is the one of the last apply.
+func (f *specFile) unchanged() bool { return f.path == "" || fileid.Of(f.path) == f.id }
+
+// unchangedNames are the qualified names of the devices that the file has with the desired edits and that engines take
+// from it.
+func (f *specFile) unchangedNames(want *specs.Spec) map[string]bool {
+	names := map[string]bool{}
+	disk, err := cdi.ReadFile(f.path)
+	if err != nil || want == nil || disk.Kind != want.Kind || !reflect.DeepEqual(want.ContainerEdits, disk.ContainerEdits) {
+		return names
+	}
+	taken := cdi.Load(f.dirs...).Taken(f.path)
+	for _, d := range disk.Devices {
+		names[disk.Kind+"="+d.Name] = taken[d.Name] && slices.ContainsFunc(want.Devices, func(w specs.Device) bool {
+			return w.Name == d.Name && reflect.DeepEqual(w.ContainerEdits, d.ContainerEdits)
+		})
+	}
+	return names
+}
+
+func qualifiedNames(s *specs.Spec) map[string]bool {
+	names := map[string]bool{}
+	if s != nil {
+		for i := range s.Devices {
+			names[s.Kind+"="+s.Devices[i].Name] = true
+		}
+	}
+	return names
 }
 
 // summary is a list of differences in a line of a log.
@@ -221,93 +244,13 @@ func summary(list []cdi.Difference) string {
 	return strings.Join(words, "; ")
 }
 
-func deviceNames(s *specs.Spec) map[string]bool {
-	names := map[string]bool{}
-	if s != nil {
-		for i := range s.Devices {
-			names[s.Devices[i].Name] = true
+// removeFiles removes those of the files that exist.
+func removeFiles(paths []string) error {
+	var errs []error
+	for _, path := range paths {
+		if err := atomicfile.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove a spec that was written before an error: %w", err))
 		}
 	}
-	return names
-}
-
-// untouched reports whether the file is what it was after the last sync.
-func (f *specFile) untouched() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.path == "" || fileid.Of(f.path) == f.seen
-}
-
-// lookTime is for how long the file that was found by its path is asked itself: only a look shows that what leads to it was
-// moved, or that something was mounted there.
-const lookTime = time.Second
-
-// stands reports whether the file is what is wanted. A request waits for this, so the path is not looked up for each of
-// many.
-func (f *specFile) stands() bool {
-	if f.seen.IsZero() {
-		return false
-	}
-	id, now := f.kept.ID(), time.Now()
-	if id == f.seen && id.Settled(now) && now.Sub(f.looked) < lookTime {
-		return true
-	}
-	if fileid.Of(f.path) != f.seen {
-		return false
-	}
-	f.looked = now
-	if id != f.seen {
-		f.kept, _ = fileid.Keep(f.path) // without it the path is looked up each time
-	}
-	return true
-}
-
-// has is the error that names the devices which engines would not find.
-func (f *specFile) has(names []string) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.path == "" {
-		return nil
-	}
-	var err error
-	if !f.stands() {
-		_, err = f.syncLocked(f.want, cdi.Load(f.dirs...))
-	}
-	var missing []string
-	for _, name := range names {
-		if !f.names[strings.TrimPrefix(name, f.kind+"=")] {
-			missing = append(missing, name)
-		}
-	}
-	switch {
-	case len(missing) == 0:
-		return nil
-	case err != nil:
-		return fmt.Errorf("the CDI spec is not what it should be: %w", err)
-	}
-	return fmt.Errorf("%s does not have %s%s", f.path, strings.Join(missing, ", "), because(f.clashes, missing))
-}
-
-// offers are the names of the devices that engines take from the file as they are wanted, and the names of the wanted
-// spec that other files define too. Both are of the last sync, and not changed later.
-func (f *specFile) offers() (names map[string]bool, clashes []cdi.Clash) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.names, f.clashes
-}
-
-// agreeing are the names of the devices that the file happens to have right and that engines take from it.
-func (f *specFile) agreeing() map[string]bool {
-	names := map[string]bool{}
-	disk, err := cdi.ReadFile(f.path)
-	if err != nil || f.want == nil || disk.Kind != f.want.Kind || !reflect.DeepEqual(f.want.ContainerEdits, disk.ContainerEdits) {
-		return names
-	}
-	taken := cdi.Load(f.dirs...).Taken(f.path)
-	for _, d := range disk.Devices {
-		names[d.Name] = taken[d.Name] && slices.ContainsFunc(f.want.Devices, func(w specs.Device) bool {
-			return w.Name == d.Name && reflect.DeepEqual(w.ContainerEdits, d.ContainerEdits)
-		})
-	}
-	return names
+	return errors.Join(errs...)
 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
@@ -30,18 +31,6 @@ func percentile(samples []time.Duration, hundredths int) time.Duration {
 }
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
-
-// knownSpecs is a spec that has every name, and looks each up.
-type knownSpecs map[string]bool
-
-func (k knownSpecs) SpecHas(names ...string) error {
-	for _, n := range names {
-		if !k[n] {
-			return fmt.Errorf("no %s", n)
-		}
-	}
-	return nil
-}
 
 // benchPlugin, in the environment, is the directory that this program serves eight GPUs in, as a plugin is a process of its
 // own; the list of its strategies follows after a colon, and after another the machine of benchMachine that it serves instead.
@@ -62,13 +51,9 @@ func TestMain(m *testing.M) {
 func serveBenchmark(told string) error {
 	dir, strategies, _ := strings.Cut(told, ":")
 	strategies, machine, _ := strings.Cut(strategies, ":")
-	known := knownSpecs{}
-	for i := range 8 {
-		known[gpus+"="+uuid(i)] = true
-	}
-	o := Options{Dir: dir, Log: quiet, Answers: Answers{Kind: gpus, Specs: known, AllocationDir: filepath.Join(dir, "allocations")}}
+	o := Options{Dir: dir, Log: quiet}
 	for s := range strings.SplitSeq(strategies, ",") {
-		o.Answers.Strategies = append(o.Answers.Strategies, Strategy(s))
+		o.Allocate.Strategies = append(o.Allocate.Strategies, config.Strategy(s))
 	}
 	served := gpusOf(8)
 	if machine != "" {
@@ -81,7 +66,7 @@ func serveBenchmark(told string) error {
 			return err
 		}
 		served = r
-		o.Answers.Preference.Node = func() *allocator.Node { return node }
+		o.Allocate.Preference.Node = func() *allocator.Node { return node }
 	}
 	p, err := New(o)
 	if err != nil {

@@ -52,7 +52,7 @@ type announcement struct {
 }
 
 func newEndpoint(r resource.Resource, o *Options, w *watch) (*endpoint, error) {
-	server, err := newServer(r, o.Answers, o.Log, o.Observer)
+	server, err := newServer(r, o.Allocate, o.Log, o.Observer)
 	if err != nil {
 		return nil, err
 	}

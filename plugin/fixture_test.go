@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
@@ -30,7 +31,17 @@ func gpuAt(n int) resource.Device {
 		ID: uuid(n), UUID: uuid(n), Parent: uuid(n), Index: n, MIGIndex: resource.NoMIG, Replica: resource.NoReplica,
 		NUMANode: n / 4, Healthy: true, Model: "NVIDIA H100 80GB HBM3", PCIBusID: fmt.Sprintf("0000:%02x:00.0", n+1),
 		MemoryBytes: 80 << 30, Minor: n, GPUInstanceCap: gpu.NoMinor, ComputeInstanceCap: gpu.NoMinor,
+		Grant: grantOf(uuid(n)),
 	}
+}
+
+// grantOf is a grant of CDI devices of the kind of the GPUs.
+func grantOf(names ...string) *resource.Grant {
+	g := &resource.Grant{}
+	for _, n := range names {
+		g.CDIDevices = append(g.CDIDevices, gpus+"="+n)
+	}
+	return g
 }
 
 func gpusOf(n int) resource.Resource {
@@ -61,7 +72,7 @@ func migOf(n int) resource.Resource {
 		for j := range 2 {
 			d := gpuAt(i)
 			d.UUID = fmt.Sprintf("MIG-00000000-0000-0000-%04d-%012d", i, j)
-			d.ID, d.MIGIndex, d.Profile = d.UUID, j, "1g.10gb"
+			d.ID, d.MIGIndex, d.Profile, d.Grant = d.UUID, j, "1g.10gb", grantOf(d.UUID)
 			r.Devices = append(r.Devices, d)
 		}
 	}
@@ -70,11 +81,11 @@ func migOf(n int) resource.Resource {
 
 var quiet = slog.New(slog.DiscardHandler)
 
-func answers(s ...Strategy) Answers { return Answers{Strategies: s, Kind: gpus} }
+func by(s ...config.Strategy) AllocateOptions { return AllocateOptions{Strategies: s} }
 
-func serverOf(t testing.TB, r resource.Resource, a Answers) *server {
+func serverOf(t testing.TB, r resource.Resource, o AllocateOptions) *server {
 	t.Helper()
-	s, err := newServer(r, a, quiet, nobody{})
+	s, err := newServer(r, o, quiet, nobody{})
 	must(t, err)
 	return s
 }
@@ -82,7 +93,7 @@ func serverOf(t testing.TB, r resource.Resource, a Answers) *server {
 // optionsFor are those of a plugin of the kubelet, which hurries.
 func optionsFor(k *kubelettest.Kubelet) Options {
 	return Options{
-		Dir: k.Dir, Answers: answers(CDICRI), Log: quiet,
+		Dir: k.Dir, Allocate: by(config.CDICRI), Log: quiet,
 		RegisterTimeout: 10 * time.Second, StreamGrace: 10 * time.Second, DrainTimeout: 10 * time.Second,
 	}
 }

@@ -23,8 +23,8 @@ type Options struct {
 	// RegistryDir, if not empty, is the kubelet's directory of plugin sockets, plugins_registry. Then our sockets are there
 	// for the kubelet to find, nothing is registered in Dir, and Dir may be empty.
 	RegistryDir string
-	// Answers say what a container that is given devices gets.
-	Answers Answers
+	// Allocate is how containers are given devices.
+	Allocate AllocateOptions
 	// RegisterTimeout is how long a kubelet may take to answer a registration; 0 is 15 seconds. The kubelet takes 10 to say
 	// that it cannot reach the plugin.
 	RegisterTimeout time.Duration
@@ -62,7 +62,7 @@ func New(o Options) (*Plugin, error) {
 	if o.dir() == "" {
 		err = errors.New("neither a device plugin directory nor a registry directory")
 	}
-	if err = errors.Join(err, checkLength(o.dir()), o.Answers.check()); err != nil {
+	if err = errors.Join(err, checkLength(o.dir()), o.Allocate.validate()); err != nil {
 		return nil, fmt.Errorf("set up the device plugin: %w", err)
 	}
 	o.RegisterTimeout = orDefault(o.RegisterTimeout, defaultRegisterTimeout)
@@ -80,7 +80,7 @@ func New(o Options) (*Plugin, error) {
 		endpoints: map[string]*endpoint{},
 		wake:      make(chan struct{}, 1),
 	}
-	p.opts.Answers.Preference.used = p.usedSlices
+	p.opts.Allocate.Preference.used = p.usedSlices
 	return p, nil
 }
 
@@ -105,14 +105,6 @@ func (o *Options) kubeletSocket() string {
 		return ""
 	}
 	return filepath.Join(o.Dir, kubeletSocketName)
-}
-
-// sweeper is the one that removes old files of allocations, or nil if there are none.
-func (o *Options) sweeper() *sweeper {
-	if o.Answers.AllocationDir == "" || o.Dir == "" {
-		return nil
-	}
-	return &sweeper{dir: o.Answers.AllocationDir, checkpoint: filepath.Join(o.Dir, checkpointName), log: o.Log}
 }
 
 // Update replaces the list of every resource. A resource that is new gets an endpoint; one that is no longer there keeps
@@ -164,9 +156,6 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.watch.run(ctx) })
-	if s := p.opts.sweeper(); s != nil {
-		g.Go(func() error { return s.run(ctx) })
-	}
 	g.Go(func() error {
 		for {
 			for _, e := range p.takeWaiting() {

@@ -18,10 +18,12 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/testing/protocmp"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/lock"
@@ -387,16 +389,18 @@ func TestTheEndLeavesNothing(t *testing.T) {
 	k.WaitRegistered(gpus)
 }
 
-// slowSpecs is a spec that is asked about for long.
-type slowSpecs struct {
-	asked   chan struct{}
+// slowObserver holds up each call of Allocate.
+type slowObserver struct {
+	nobody
+
+	called  chan struct{}
 	proceed chan struct{}
 }
 
-func (s slowSpecs) SpecHas(...string) error {
-	s.asked <- struct{}{}
-	<-s.proceed
-	return nil
+// Allocated waits.
+func (o slowObserver) Allocated(string, codes.Code, int, time.Duration) {
+	o.called <- struct{}{}
+	<-o.proceed
 }
 
 func TestTheEndWaitsForCallsUnderWay(t *testing.T) {
@@ -410,9 +414,9 @@ func TestTheEndWaitsForCallsUnderWay(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k := kubelettest.New(t)
 			k.Start()
-			specs := slowSpecs{make(chan struct{}), make(chan struct{})}
+			slow := slowObserver{called: make(chan struct{}), proceed: make(chan struct{})}
 			o := optionsFor(k)
-			o.Answers.Specs, o.DrainTimeout = specs, c.drain
+			o.Observer, o.DrainTimeout = slow, c.drain
 			p := start(t, o, gpusOf(1))
 			e := k.WaitRegistered(gpus)
 			answered := make(chan error, 1)
@@ -420,17 +424,17 @@ func TestTheEndWaitsForCallsUnderWay(t *testing.T) {
 				_, err := e.Client.Allocate(context.Background(), allocate(uuid(0)))
 				answered <- err
 			}()
-			<-specs.asked
+			<-slow.called
 			p.cancel()
 			if c.ok {
 				k.WaitGone(gpus) // the stream has ended, the call has not
-				close(specs.proceed)
+				close(slow.proceed)
 			}
 			if err := <-answered; (err == nil) != c.ok {
 				t.Errorf("the call ended with %v", err)
 			}
 			if !c.ok {
-				close(specs.proceed)
+				close(slow.proceed)
 			}
 			must(t, p.wait())
 		})
@@ -502,11 +506,9 @@ func TestOptionsThatCannotBe(t *testing.T) {
 		o    Options
 		says string
 	}{
-		"no directory":                    {Options{Answers: answers(CDICRI)}, "neither a device plugin directory"},
-		"no strategy":                     {Options{Dir: "/x"}, "no strategy"},
-		"an unknown strategy":             {Options{Dir: "/x", Answers: answers("volume-mounts")}, `strategy "volume-mounts"`},
-		"CDI names of no kind":            {Options{Dir: "/x", Answers: Answers{Strategies: []Strategy{CDIAnnotations}}}, "need a kind"},
-		"device nodes without a CDI spec": {Options{Dir: "/x", Answers: answers(DeviceSpecs)}, "needs a CDI spec"},
+		"no directory":        {Options{Allocate: by(config.CDICRI)}, "neither a device plugin directory"},
+		"no strategy":         {Options{Dir: "/x"}, "no strategy"},
+		"an unknown strategy": {Options{Dir: "/x", Allocate: by("volume-mounts")}, `strategy "volume-mounts"`},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -534,7 +536,7 @@ func TestResourcesThatCannotBeListed(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			p, err := New(Options{Dir: "/plugins", Answers: answers(CDICRI)})
+			p, err := New(Options{Dir: "/plugins", Allocate: by(config.CDICRI)})
 			must(t, err)
 			good := migOf(1)
 			if err := p.Update([]resource.Resource{c.r, good}); err == nil || !strings.Contains(err.Error(), c.says) {

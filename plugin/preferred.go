@@ -96,10 +96,10 @@ func (s *server) GetPreferredAllocation(_ context.Context, req *v1beta1.Preferre
 // usedSlices returns the compute slices that pods have of each GPU as MIG devices of other resources, where the policy
 // asks for them. Without them those of this resource alone count.
 func (s *server) usedSlices(l *list) map[string]int {
-	if !l.prefer.bySlices || s.answers.Preference.used == nil {
+	if !l.prefer.bySlices || s.options.Preference.used == nil {
 		return nil
 	}
-	used, err := s.answers.Preference.used(l.resource.Name)
+	used, err := s.options.Preference.used(l.resource.Name)
 	if err != nil {
 		s.log.Debug("MIG devices are packed without regard to those of other profiles: " + err.Error())
 	}

@@ -19,16 +19,15 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// server is the device plugin service of one resource. It answers from its list and from the CDI spec on disk; no call
-// waits for the driver.
+// server is the device plugin service of one resource. It answers from its list; no call waits for the driver or for a
+// file.
 type server struct {
 	v1beta1.UnimplementedDevicePluginServer
 
-	answers     Answers
-	allocations *allocations
-	log         *slog.Logger
-	observer    Observer
-	streams     streams
+	options  AllocateOptions
+	log      *slog.Logger
+	observer Observer
+	streams  streams
 
 	updating sync.Mutex
 	list     atomic.Pointer[list]
@@ -45,26 +44,24 @@ type list struct {
 	healthy  int
 	prefer   preference
 	message  *v1beta1.ListAndWatchResponse
-	replaced chan struct{} // closed when the server has another list
-	answered answered
+	response *v1beta1.ContainerAllocateResponse // what every container gets besides its devices
+	replaced chan struct{}                      // closed when the server has another list
 }
 
-// device is a device of a list with what answers say about it, made beforehand.
+// device is a device of a list.
 type device struct {
 	*resource.Device
-	place   int    // in the list
-	name    string // in CDI names and variables
-	cdiName *v1beta1.CDIDevice
+	index    int                                // in the list
+	response *v1beta1.ContainerAllocateResponse // what a container gets for the device
 }
 
-// newServer returns a server with a first list. The answers were checked.
-func newServer(r resource.Resource, a Answers, log *slog.Logger, observer Observer) (*server, error) {
+// newServer returns a server with a first list. The options are valid.
+func newServer(r resource.Resource, o AllocateOptions, log *slog.Logger, observer Observer) (*server, error) {
 	s := &server{
-		answers:     a,
-		allocations: &allocations{dir: a.AllocationDir},
-		log:         log.With("resource", r.Name),
-		observer:    observer,
-		draining:    make(chan struct{}),
+		options:  o,
+		log:      log.With("resource", r.Name),
+		observer: observer,
+		draining: make(chan struct{}),
 	}
 	s.drain = sync.OnceFunc(func() { close(s.draining) })
 	first, err := s.newList(r)
@@ -86,7 +83,7 @@ func (s *server) update(r resource.Resource) error {
 	}
 	old := s.list.Load()
 	if proto.Equal(old.message, next.message) {
-		// What only answers show (an index, the limit) may differ: who waits goes on to wait.
+		// What only Allocate uses may differ: nothing is sent, and the streams go on waiting.
 		next.replaced = old.replaced
 		s.list.Store(next)
 		return nil
@@ -104,6 +101,7 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 		resource: r,
 		devices:  make(map[string]*device, len(r.Devices)),
 		message:  &v1beta1.ListAndWatchResponse{Devices: make([]*v1beta1.Device, len(r.Devices))},
+		response: s.options.extrasResponse(r.Grant),
 		replaced: make(chan struct{}),
 	}
 	for i := range r.Devices {
@@ -111,8 +109,7 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 		if err := l.checkID(d.ID); err != nil {
 			return nil, fmt.Errorf("list %s: %w", r.Name, err)
 		}
-		name := d.CDIName(s.answers.ByIndex)
-		l.devices[d.ID] = &device{d, i, name, &v1beta1.CDIDevice{Name: s.answers.Kind + "=" + name}}
+		l.devices[d.ID] = &device{d, i, s.options.response(d.Grant)}
 		l.message.Devices[i] = listed(d)
 		if d.Healthy {
 			l.healthy++
@@ -124,7 +121,7 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 			r.Name, len(r.Devices), size, resource.MaxList))
 	}
 	var err error
-	l.prefer, err = s.answers.Preference.of(&l.resource)
+	l.prefer, err = s.options.Preference.of(&l.resource)
 	return l, err
 }
 

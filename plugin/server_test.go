@@ -1,10 +1,8 @@
 package plugin
 
 import (
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,6 +14,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/resource"
 )
@@ -32,75 +31,67 @@ func cdiNames(uuids ...string) []*v1beta1.CDIDevice {
 	return all
 }
 
-// testSpec is a CDI spec of GPUs 0 and 1.
-func testSpec() *specs.Spec {
+// withNodes gives the devices of a resource the device nodes, mounts and variables that CDI edits have for them.
+func withNodes(r resource.Resource) resource.Resource {
 	node := func(path string) *specs.DeviceNode { return &specs.DeviceNode{Path: path, Permissions: "rw"} }
-	return &specs.Spec{
-		ContainerEdits: specs.ContainerEdits{
-			Env:         []string{"NVIDIA_VISIBLE_DEVICES=void"},
-			DeviceNodes: []*specs.DeviceNode{{Path: "/dev/nvidiactl", HostPath: "/driver/dev/nvidiactl"}},
-			Mounts: []*specs.Mount{
-				{ContainerPath: "/usr/lib/libcuda.so.1", HostPath: "/driver/usr/lib/libcuda.so.1", Options: []string{"ro", "nosuid"}},
-				{ContainerPath: "/run/socket", HostPath: "/run/socket"},
-			},
+	r.Grant = &resource.Grant{Edits: specs.ContainerEdits{
+		Env:         []string{"NVIDIA_VISIBLE_DEVICES=void"},
+		DeviceNodes: []*specs.DeviceNode{{Path: "/dev/nvidiactl", HostPath: "/driver/dev/nvidiactl"}},
+		Mounts: []*specs.Mount{
+			{ContainerPath: "/usr/lib/libcuda.so.1", HostPath: "/driver/usr/lib/libcuda.so.1", Options: []string{"ro", "nosuid"}},
+			{ContainerPath: "/run/socket", HostPath: "/run/socket"},
 		},
-		Devices: []specs.Device{
-			{Name: uuid(0), ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node("/dev/nvidia0"), node("/dev/dri/card0")}}},
-			{Name: "0", ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node("/dev/nvidia0")}}},
-			{Name: uuid(1), ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node("/dev/nvidia1")}}},
-		},
+	}}
+	for i := range r.Devices {
+		g := *r.Devices[i].Grant
+		g.Edits.DeviceNodes = []*specs.DeviceNode{node(fmt.Sprintf("/dev/nvidia%d", i)), node("/dev/dri/card0")}
+		r.Devices[i].Grant = &g
 	}
+	return r
 }
 
-// testExtras are the specs of GDS and of two IMEX channels.
-func testExtras() []*specs.Spec {
-	device := func(name, node string, mounts ...*specs.Mount) specs.Device {
-		return specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
-			DeviceNodes: []*specs.DeviceNode{{Path: node, Permissions: "rw"}}, Mounts: mounts,
-		}}
+// withExtras gives every container GDS and two IMEX channels too.
+func withExtras(r resource.Resource) resource.Resource {
+	g := resource.Grant{}
+	if r.Grant != nil {
+		g = *r.Grant
 	}
-	udev := &specs.Mount{ContainerPath: "/run/udev", HostPath: "/run/udev", Options: []string{"ro"}}
-	return []*specs.Spec{
-		{Kind: "nvidia.com/gds", Devices: []specs.Device{device("all", "/dev/nvidia-fs0", udev)}},
-		{Kind: "nvidia.com/imex-channel", Devices: []specs.Device{device("0", "/dev/channel0"), device("7", "/dev/channel7")}},
+	g.CDIDevices = []string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=7"}
+	for _, path := range []string{"/dev/nvidia-fs0", "/dev/channel0", "/dev/channel7"} {
+		g.Edits.DeviceNodes = append(g.Edits.DeviceNodes, &specs.DeviceNode{Path: path, Permissions: "rw"})
 	}
+	g.Edits.Mounts = append(g.Edits.Mounts, &specs.Mount{ContainerPath: "/run/udev", HostPath: "/run/udev", Options: []string{"ro"}})
+	r.Grant = &g
+	return r
 }
 
-// asked notes what it is asked for.
-type asked struct{ names []string }
-
-func (a *asked) SpecHas(names ...string) error {
-	a.names = append(a.names, names...)
-	return nil
+// withDescriptors mounts a file for each device.
+func withDescriptors(r resource.Resource) resource.Resource {
+	for i := range r.Devices {
+		g := *r.Devices[i].Grant
+		g.Additional.Mounts = []*specs.Mount{{HostPath: "/state/" + r.Devices[i].UUID, ContainerPath: "/run/gpu/devices/" + r.Devices[i].UUID, Options: []string{"ro"}}}
+		g.Additional.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=/pipe"}
+		r.Devices[i].Grant = &g
+	}
+	return r
 }
 
-func TestAllocateAsksForTheExtrasToo(t *testing.T) {
-	specs := &asked{}
-	a := answers(CDICRI)
-	a.Specs, a.Extras = specs, testExtras
-	_, err := serverOf(t, gpusOf(1), a).Allocate(t.Context(), allocate(uuid(0)))
-	must(t, err)
-	want := []string{gpus + "=" + uuid(0), "nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=7"}
-	if diff := cmp.Diff(want, specs.names); diff != "" {
-		t.Errorf("asked for (-want +got):\n%s", diff)
+// byIndex names the CDI devices of a resource by index.
+func byIndex(r resource.Resource) resource.Resource {
+	for i := range r.Devices {
+		r.Devices[i].Grant = grantOf(r.Devices[i].CDIName(true))
 	}
+	return r
 }
 
 func TestAllocate(t *testing.T) {
-	withSpec := func(a Answers) Answers {
-		a.Spec = testSpec
-		return a
-	}
-	withExtras := func(a Answers) Answers {
-		a.Extras = testExtras
-		return a
-	}
 	nodes := []*v1beta1.DeviceSpec{
-		{ContainerPath: "/dev/nvidiactl", HostPath: "/driver/dev/nvidiactl", Permissions: "rwm"},
 		{ContainerPath: "/dev/nvidia0", HostPath: "/dev/nvidia0", Permissions: "rw"},
 		{ContainerPath: "/dev/dri/card0", HostPath: "/dev/dri/card0", Permissions: "rw"},
 		{ContainerPath: "/dev/nvidia1", HostPath: "/dev/nvidia1", Permissions: "rw"},
+		{ContainerPath: "/dev/nvidiactl", HostPath: "/driver/dev/nvidiactl", Permissions: "rwm"},
 	}
+	ofFirst := slices.Concat(nodes[:2], nodes[3:])
 	mounts := []*v1beta1.Mount{
 		{ContainerPath: "/usr/lib/libcuda.so.1", HostPath: "/driver/usr/lib/libcuda.so.1", ReadOnly: true},
 		{ContainerPath: "/run/socket", HostPath: "/run/socket"},
@@ -108,42 +99,42 @@ func TestAllocate(t *testing.T) {
 	annotation := map[string]string{"cdi.k8s.io/gpu-cdi-plugin_2f0a1db264dce49d": gpus + "=" + uuid(0) + "," + gpus + "=" + uuid(1)}
 	cases := map[string]struct {
 		r    resource.Resource
-		a    Answers
+		o    AllocateOptions
 		ids  []string
 		want *v1beta1.ContainerAllocateResponse
 	}{
 		"CDI names are in the list's order, whatever the request's is": {
-			gpusOf(8), answers(CDICRI),
+			gpusOf(8), by(config.CDICRI),
 			[]string{uuid(5), uuid(1)},
 			&v1beta1.ContainerAllocateResponse{CdiDevices: cdiNames(uuid(1), uuid(5))},
 		},
 		"replicas of one GPU are one CDI device": {
-			replicasOf(2, 3), answers(CDICRI),
+			replicasOf(2, 3), by(config.CDICRI),
 			[]string{uuid(0) + "::2", uuid(1) + "::0", uuid(0) + "::0"},
 			&v1beta1.ContainerAllocateResponse{CdiDevices: cdiNames(uuid(0), uuid(1))},
 		},
 		"MIG devices have their own UUIDs": {
-			migOf(1), answers(CDICRI),
+			migOf(1), by(config.CDICRI),
 			[]string{"MIG-00000000-0000-0000-0000-000000000001"},
 			&v1beta1.ContainerAllocateResponse{CdiDevices: cdiNames("MIG-00000000-0000-0000-0000-000000000001")},
 		},
 		"an annotation": {
-			gpusOf(2), answers(CDIAnnotations),
+			gpusOf(2), by(config.CDIAnnotations),
 			[]string{uuid(0), uuid(1)},
 			&v1beta1.ContainerAllocateResponse{Annotations: annotation},
 		},
 		"a variable": {
-			gpusOf(2), answers(Envvar),
+			gpusOf(2), by(config.Envvar),
 			[]string{uuid(1), uuid(0)},
 			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0) + "," + uuid(1)}},
 		},
 		"device nodes and mounts": {
-			gpusOf(2), withSpec(answers(DeviceSpecs)),
+			withNodes(gpusOf(2)), by(config.DeviceSpecs),
 			[]string{uuid(1), uuid(0)},
 			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"}, Devices: nodes, Mounts: mounts},
 		},
 		"names by index": {
-			gpusOf(8), byIndex(answers(CDICRI, Envvar)),
+			byIndex(gpusOf(8)), by(config.CDICRI, config.Envvar),
 			[]string{uuid(5), uuid(1)},
 			&v1beta1.ContainerAllocateResponse{
 				CdiDevices: []*v1beta1.CDIDevice{{Name: gpus + "=1"}, {Name: gpus + "=5"}},
@@ -151,26 +142,21 @@ func TestAllocate(t *testing.T) {
 			},
 		},
 		"names of MIG devices by index": {
-			migOf(2), byIndex(answers(CDICRI, Envvar)),
+			byIndex(migOf(2)), by(config.CDICRI, config.Envvar),
 			[]string{migOf(2).Devices[3].ID},
 			&v1beta1.ContainerAllocateResponse{
 				CdiDevices: []*v1beta1.CDIDevice{{Name: gpus + "=1:1"}}, Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": "1:1"},
 			},
 		},
-		"device nodes of devices that are named by index": {
-			gpusOf(2), byIndex(withSpec(answers(DeviceSpecs))),
-			[]string{uuid(1), uuid(0)},
-			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"}, Devices: nodes, Mounts: mounts},
-		},
 		"an annotation with another prefix": {
-			gpusOf(2), withPrefix("nvidia.cdi.k8s.io/x-", answers(CDIAnnotations)),
+			gpusOf(2), withPrefix("nvidia.cdi.k8s.io/x-", by(config.CDIAnnotations)),
 			[]string{uuid(0), uuid(1)},
 			&v1beta1.ContainerAllocateResponse{Annotations: map[string]string{
 				"nvidia.cdi.k8s.io/x-gpu-cdi-plugin_2f0a1db264dce49d": gpus + "=" + uuid(0) + "," + gpus + "=" + uuid(1),
 			}},
 		},
 		"everything at once, and the variable wins over the spec's": {
-			gpusOf(2), withSpec(answers(DeviceSpecs, CDICRI, CDIAnnotations, Envvar)),
+			withNodes(gpusOf(2)), by(config.DeviceSpecs, config.CDICRI, config.CDIAnnotations, config.Envvar),
 			[]string{uuid(0), uuid(1)},
 			&v1beta1.ContainerAllocateResponse{
 				Envs:    map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0) + "," + uuid(1)},
@@ -178,39 +164,55 @@ func TestAllocate(t *testing.T) {
 			},
 		},
 		"extras by their CDI names": {
-			gpusOf(2), withExtras(answers(CDICRI)),
+			withExtras(gpusOf(2)), by(config.CDICRI),
 			[]string{uuid(1)},
 			&v1beta1.ContainerAllocateResponse{CdiDevices: append(cdiNames(uuid(1)), &v1beta1.CDIDevice{Name: "nvidia.com/gds=all"},
 				&v1beta1.CDIDevice{Name: "nvidia.com/imex-channel=0"}, &v1beta1.CDIDevice{Name: "nvidia.com/imex-channel=7"})},
 		},
 		"extras in the annotation": {
-			gpusOf(2), withExtras(answers(CDIAnnotations)),
+			withExtras(gpusOf(2)), by(config.CDIAnnotations),
 			[]string{uuid(1)},
 			&v1beta1.ContainerAllocateResponse{Annotations: map[string]string{"cdi.k8s.io/gpu-cdi-plugin_7801ddb31753e6c9": gpus + "=" + uuid(1) +
 				",nvidia.com/gds=all,nvidia.com/imex-channel=0,nvidia.com/imex-channel=7"}},
 		},
 		"extras as nodes, mounts and variables": {
-			gpusOf(1), withExtras(withSpec(answers(DeviceSpecs, Envvar))),
+			withExtras(withNodes(gpusOf(1))), by(config.DeviceSpecs, config.Envvar),
 			[]string{uuid(0)},
 			&v1beta1.ContainerAllocateResponse{
 				Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0), "NVIDIA_GDS": "enabled", "NVIDIA_IMEX_CHANNELS": "0,7"},
-				Devices: append([]*v1beta1.DeviceSpec{
-					{ContainerPath: "/dev/nvidia-fs0", HostPath: "/dev/nvidia-fs0", Permissions: "rw"},
-					{ContainerPath: "/dev/channel0", HostPath: "/dev/channel0", Permissions: "rw"},
-					{ContainerPath: "/dev/channel7", HostPath: "/dev/channel7", Permissions: "rw"},
-				}, nodes[:3]...),
-				Mounts: append([]*v1beta1.Mount{{ContainerPath: "/run/udev", HostPath: "/run/udev", ReadOnly: true}}, mounts...),
+				Devices: append(ofFirst,
+					&v1beta1.DeviceSpec{ContainerPath: "/dev/nvidia-fs0", HostPath: "/dev/nvidia-fs0", Permissions: "rw"},
+					&v1beta1.DeviceSpec{ContainerPath: "/dev/channel0", HostPath: "/dev/channel0", Permissions: "rw"},
+					&v1beta1.DeviceSpec{ContainerPath: "/dev/channel7", HostPath: "/dev/channel7", Permissions: "rw"}),
+				Mounts: append(slices.Clone(mounts), &v1beta1.Mount{ContainerPath: "/run/udev", HostPath: "/run/udev", ReadOnly: true}),
 			},
 		},
 		"the variable wins also if it is asked for first": {
-			gpusOf(1), withSpec(answers(Envvar, DeviceSpecs)),
+			withNodes(gpusOf(1)), by(config.Envvar, config.DeviceSpecs),
 			[]string{uuid(0)},
-			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0)}, Devices: nodes[:3], Mounts: mounts},
+			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0)}, Devices: ofFirst, Mounts: mounts},
+		},
+	}
+	cases["a mount and a variable of each device, whatever the strategy"] = struct {
+		r    resource.Resource
+		o    AllocateOptions
+		ids  []string
+		want *v1beta1.ContainerAllocateResponse
+	}{
+		withDescriptors(replicasOf(2, 2)), by(config.CDICRI),
+		[]string{uuid(1) + "::1", uuid(1) + "::0", uuid(0) + "::0"},
+		&v1beta1.ContainerAllocateResponse{
+			CdiDevices: cdiNames(uuid(0), uuid(1)),
+			Mounts: []*v1beta1.Mount{
+				{HostPath: "/state/" + uuid(0), ContainerPath: "/run/gpu/devices/" + uuid(0), ReadOnly: true},
+				{HostPath: "/state/" + uuid(1), ContainerPath: "/run/gpu/devices/" + uuid(1), ReadOnly: true},
+			},
+			Envs: map[string]string{"CUDA_MPS_PIPE_DIRECTORY": "/pipe"},
 		},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			resp, err := allocated(serverOf(t, c.r, c.a), allocate(c.ids...))
+			resp, err := allocated(serverOf(t, c.r, c.o), allocate(c.ids...))
 			must(t, err)
 			if diff := cmp.Diff([]*v1beta1.ContainerAllocateResponse{c.want}, resp.ContainerResponses, protocmp.Transform()); diff != "" {
 				t.Errorf("the answer (-want +got):\n%s", diff)
@@ -219,20 +221,10 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-func byIndex(a Answers) Answers {
-	a.ByIndex = true
-	return a
+func withPrefix(prefix string, o AllocateOptions) AllocateOptions {
+	o.AnnotationPrefix = prefix
+	return o
 }
-
-func withPrefix(prefix string, a Answers) Answers {
-	a.AnnotationPrefix = prefix
-	return a
-}
-
-// specsThat answers every question with the error.
-type specsThat struct{ err error }
-
-func (s specsThat) SpecHas(...string) error { return s.err }
 
 func TestWhatAllocateRefuses(t *testing.T) {
 	ill := gpusOf(4)
@@ -243,39 +235,24 @@ func TestWhatAllocateRefuses(t *testing.T) {
 	for i := range many {
 		many[i] = strings.Repeat("y", 200)
 	}
-	lacking := answers(CDICRI)
-	lacking.Specs = specsThat{errors.New("the spec lacks it")}
-	unasked := answers(Envvar)
-	unasked.Specs = lacking.Specs
-	nodes := answers(DeviceSpecs)
-	nodes.Spec = testSpec
-	noSpec := answers(DeviceSpecs)
-	noSpec.Spec = func() *specs.Spec { return nil }
-	blocked := answers(CDICRI)
-	blocked.AllocationDir = filepath.Join(t.TempDir(), "file")
-	must(t, os.WriteFile(blocked.AllocationDir, nil, 0o600))
 	cases := map[string]struct {
 		r    resource.Resource
-		a    Answers
+		o    AllocateOptions
 		ids  []string
 		code codes.Code
 		says string
 	}{
-		"no device":                       {ill, answers(CDICRI), nil, codes.InvalidArgument, "asks for no device"},
-		"unknown devices":                 {ill, answers(CDICRI), []string{"a", uuid(0), "b"}, codes.NotFound, `no such device: "a", "b"`},
-		"an empty ID":                     {ill, answers(CDICRI), []string{""}, codes.NotFound, `no such device: ""`},
-		"an unhealthy device":             {ill, answers(CDICRI), []string{uuid(1), uuid(2)}, codes.FailedPrecondition, `unhealthy: "` + uuid(2) + `" (fell off the bus)`},
-		"a device twice":                  {ill, answers(CDICRI), []string{uuid(1), uuid(0), uuid(1)}, codes.InvalidArgument, `asked for twice: "` + uuid(1) + `"`},
-		"more than a container may have":  {limited, answers(CDICRI), []string{uuid(0) + "::0", uuid(1) + "::0"}, codes.InvalidArgument, "asks for 2 devices, and may have 1"},
-		"a flood of long names":           {ill, answers(CDICRI), many, codes.NotFound, "and 12 more"},
-		"what the spec lacks":             {ill, lacking, []string{uuid(0)}, codes.Unavailable, "the spec lacks it"},
-		"nodes that the spec lacks":       {ill, nodes, []string{uuid(0), uuid(3)}, codes.Unavailable, "no device " + uuid(3)},
-		"nodes without a spec":            {ill, noSpec, []string{uuid(0)}, codes.Unavailable, "no CDI spec"},
-		"an allocation that has no place": {ill, blocked, []string{uuid(0)}, codes.Internal, "not a directory"},
+		"no device":                      {ill, by(config.CDICRI), nil, codes.InvalidArgument, "asks for no device"},
+		"unknown devices":                {ill, by(config.CDICRI), []string{"a", uuid(0), "b"}, codes.NotFound, `no such device: "a", "b"`},
+		"an empty ID":                    {ill, by(config.CDICRI), []string{""}, codes.NotFound, `no such device: ""`},
+		"an unhealthy device":            {ill, by(config.CDICRI), []string{uuid(1), uuid(2)}, codes.FailedPrecondition, `unhealthy: "` + uuid(2) + `" (fell off the bus)`},
+		"a device twice":                 {ill, by(config.CDICRI), []string{uuid(1), uuid(0), uuid(1)}, codes.InvalidArgument, `asked for twice: "` + uuid(1) + `"`},
+		"more than a container may have": {limited, by(config.CDICRI), []string{uuid(0) + "::0", uuid(1) + "::0"}, codes.InvalidArgument, "asks for 2 devices, and may have 1"},
+		"a flood of long names":          {ill, by(config.CDICRI), many, codes.NotFound, "and 12 more"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			resp, err := serverOf(t, c.r, c.a).Allocate(t.Context(), allocate(c.ids...))
+			resp, err := serverOf(t, c.r, c.o).Allocate(t.Context(), allocate(c.ids...))
 			if resp != nil || status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), c.r.Name) {
 				t.Errorf("%v and %v, want %s and %q", resp, err, c.code, c.says)
 			}
@@ -284,13 +261,47 @@ func TestWhatAllocateRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, err := serverOf(t, ill, unasked).Allocate(t.Context(), allocate(uuid(0))); err != nil {
-		t.Errorf("without CDI names the spec does not matter, but: %v", err)
+}
+
+func TestOneCallForSeveralContainers(t *testing.T) {
+	s := serverOf(t, withExtras(gpusOf(3)), by(config.CDICRI))
+	want := &v1beta1.AllocateResponse{}
+	ask := &v1beta1.AllocateRequest{}
+	for i := range 3 {
+		one, err := allocated(s, allocate(uuid(i)))
+		must(t, err)
+		want.ContainerResponses = append(want.ContainerResponses, one.GetContainerResponses()...)
+		ask.ContainerRequests = append(ask.ContainerRequests, allocate(uuid(i)).GetContainerRequests()...)
+	}
+	for range 2 { // a call does not change what the next one gets
+		got, err := allocated(s, ask)
+		must(t, err)
+		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+			t.Errorf("the response (-want +got):\n%s", diff)
+		}
+	}
+}
+
+func TestAllocateFollowsTheLastUpdate(t *testing.T) {
+	s := serverOf(t, gpusOf(1), by(config.CDICRI))
+	for _, r := range []resource.Resource{withExtras(gpusOf(1)), gpusOf(1), byIndex(gpusOf(1))} {
+		must(t, s.update(r))
+		want := cdiDevices(r.Devices[0].Grant)
+		want = append(slices.Clone(want), cdiDevices(r.Grant)...)
+		resp, err := allocated(s, allocate(uuid(0)))
+		must(t, err)
+		var got []string
+		for _, d := range resp.GetContainerResponses()[0].GetCdiDevices() {
+			got = append(got, d.GetName())
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("CDI devices %v, want %v", got, want)
+		}
 	}
 }
 
 func TestADeviceThatLeftTheListIsNotAllocated(t *testing.T) {
-	s := serverOf(t, gpusOf(2), answers(CDICRI))
+	s := serverOf(t, gpusOf(2), by(config.CDICRI))
 	must(t, s.update(gpusOf(1)))
 	if _, err := s.Allocate(t.Context(), allocate(uuid(1))); status.Code(err) != codes.NotFound {
 		t.Errorf("%v, want %s", err, codes.NotFound)
@@ -298,7 +309,7 @@ func TestADeviceThatLeftTheListIsNotAllocated(t *testing.T) {
 }
 
 func TestAListLikeTheOneBeforeIsNotSent(t *testing.T) {
-	s := serverOf(t, gpusOf(2), answers(CDICRI))
+	s := serverOf(t, gpusOf(2), by(config.CDICRI))
 	replaced := s.list.Load().replaced
 	same := gpusOf(2)
 	same.Limit = 1
@@ -324,7 +335,7 @@ func FuzzRequests(f *testing.F) {
 		must(f, err)
 		f.Add(data)
 	}
-	s := serverOf(f, gpusOf(2), answers(CDICRI, Envvar, CDIAnnotations))
+	s := serverOf(f, gpusOf(2), by(config.CDICRI, config.Envvar, config.CDIAnnotations))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var a v1beta1.AllocateRequest
 		if proto.Unmarshal(data, &a) == nil {
@@ -368,13 +379,13 @@ func TestTheLargestList(t *testing.T) {
 	}
 	add(resource.MaxID - (each - room/2))
 	add(resource.MaxID - (each - (room - room/2)))
-	s, err := newServer(r, answers(CDICRI), quiet, nobody{})
+	s, err := newServer(r, by(config.CDICRI), quiet, nobody{})
 	must(t, err)
 	if size := proto.Size(s.list.Load().message); size != resource.MaxList {
 		t.Fatalf("the list has %d bytes, want %d", size, resource.MaxList)
 	}
 	r.Devices[len(r.Devices)-1].ID += "x"
-	if _, err := newServer(r, answers(CDICRI), quiet, nobody{}); err == nil {
+	if _, err := newServer(r, by(config.CDICRI), quiet, nobody{}); err == nil {
 		t.Error("a list of a byte more is served")
 	}
 }

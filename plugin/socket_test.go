@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -37,8 +38,8 @@ func TestTheDirectoryOfSocketsIsNotTooDeep(t *testing.T) {
 	const most = 77
 	deepest := "/" + strings.Repeat("d", most-1)
 	for name, in := range map[string]func(dir string) Options{
-		"the kubelet's": func(dir string) Options { return Options{Dir: dir, Answers: answers(CDICRI)} },
-		"the registry":  func(dir string) Options { return Options{RegistryDir: dir, Answers: answers(CDICRI)} },
+		"the kubelet's": func(dir string) Options { return Options{Dir: dir, Allocate: by(config.CDICRI)} },
+		"the registry":  func(dir string) Options { return Options{RegistryDir: dir, Allocate: by(config.CDICRI)} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := New(in(deepest))

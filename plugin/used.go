@@ -17,6 +17,9 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
+// checkpointName is the kubelet's file of the devices that pods have, in the device plugin directory.
+const checkpointName = "kubelet_internal_checkpoint"
+
 // usedSlices returns the compute slices of each GPU, by its UUID, that pods have as MIG devices of other resources than
 // the named one. A request for a resource says nothing about the others, so this comes from the kubelet's checkpoint; a
 // pod that has ended may be in it until the kubelet gives the next device to a pod. Without a checkpoint there are none.
@@ -58,25 +61,29 @@ func computeSlices(d *resource.Device) int {
 // maxCheckpoint bounds how much of a checkpoint is read, in bytes. A pod's entry has a few kilobytes.
 const maxCheckpoint = 64 << 20
 
-// checkpointContent reads a kubelet's checkpoint.
-func checkpointContent(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, maxCheckpoint))
-}
-
-// givenDevices reads the IDs of the devices that pods have, by resource, from a kubelet's checkpoint.
+// givenDevices reads the IDs of the devices that pods have, by resource, from a kubelet's checkpoint. Without one there are
+// none.
 func givenDevices(path string) (map[string]map[string]bool, error) {
-	content, err := checkpointContent(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return map[string]map[string]bool{}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
+	defer f.Close()
+	content, err := io.ReadAll(io.LimitReader(f, maxCheckpoint))
+	if err != nil {
+		return nil, err
+	}
+	given, err := parseCheckpoint(content)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return given, nil
+}
+
+func parseCheckpoint(content []byte) (map[string]map[string]bool, error) {
 	var c struct {
 		Data struct {
 			PodDeviceEntries []struct {
@@ -86,7 +93,7 @@ func givenDevices(path string) (map[string]map[string]bool, error) {
 		}
 	}
 	if err := json.Unmarshal(content, &c); err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
+		return nil, err
 	}
 	given := map[string]map[string]bool{}
 	for _, e := range c.Data.PodDeviceEntries {

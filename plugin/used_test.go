@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/config"
 )
 
 // What pods have of the resource that is asked for is in the request already, so it must not count twice.
@@ -20,7 +22,7 @@ func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
 	}
 	dir := t.TempDir()
 	p := &Plugin{opts: Options{Dir: dir}, endpoints: map[string]*endpoint{
-		own.Name: {server: serverOf(t, own, answers(CDICRI))}, other.Name: {server: serverOf(t, other, answers(CDICRI))},
+		own.Name: {server: serverOf(t, own, by(config.CDICRI))}, other.Name: {server: serverOf(t, other, by(config.CDICRI))},
 	}}
 	entry := func(resource, id string) string {
 		return fmt.Sprintf(`{"ResourceName":%q,"DeviceIDs":{"0":["%s"]}}`, resource, id)
@@ -36,4 +38,15 @@ func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{uuid(0): 2}, got); diff != "" {
 		t.Errorf("slices by GPU (-want +got):\n%s", diff)
 	}
+}
+
+// A checkpoint is a value or an error, whatever is in it.
+func FuzzCheckpoint(f *testing.F) {
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-1"],"-1":["GPU-2"]}}]}}`))
+	f.Add([]byte(`{"Data":null}`))
+	f.Add([]byte(`{`))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		given, err := parseCheckpoint(content)
+		oneOf(t, given != nil, err)
+	})
 }

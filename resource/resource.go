@@ -14,6 +14,8 @@ type Resource struct {
 	// Limit is the most devices that a container may ask for, or 0 if there is no limit. LimitReason says why there is one.
 	Limit       int
 	LimitReason string
+	// Grant is what every container with a device of the resource gets besides the devices' own grants, or nil.
+	Grant *Grant
 }
 
 // Device is what the kubelet counts: a GPU, a MIG device, or a replica of one.
@@ -44,6 +46,8 @@ type Device struct {
 	Minor, GPUInstanceCap, ComputeInstanceCap int
 	// MPS is what a container may use of a GPU that is shared by MPS, and nil for every other device.
 	MPS *MPSLimits
+	// Grant is what a container gets for the device, or nil before the node has published it.
+	Grant *Grant
 }
 
 // MPSLimits is what each client of a GPU's MPS control daemon may use.

@@ -35,7 +35,7 @@ func (a *app) extraPath(e cdi.Extra) string {
 // extraFiles are the files that there are of the extras that are configured.
 func (a *app) extraFiles() []string {
 	var files []string
-	for _, e := range a.servedExtras() {
+	for _, e := range a.configuredExtras() {
 		if _, err := os.Lstat(a.extraPath(e.Extra)); err == nil {
 			files = append(files, a.extraPath(e.Extra))
 		}
@@ -57,7 +57,7 @@ func (a *app) writtenExtras() []string {
 
 // extras are the specs of the extras that are configured, and what was looked for.
 func (a *app) extras(h host.Host) (list []specFile, findings []cdi.Finding, err error) {
-	for _, e := range a.servedExtras() {
+	for _, e := range a.configuredExtras() {
 		found, looked := cdi.DiscoverExtra(h, e.Extra, e.Channels)
 		findings = append(findings, looked...)
 		f := specFile{path: a.extraPath(e.Extra), kind: e.Kind(a.CDIKind)}

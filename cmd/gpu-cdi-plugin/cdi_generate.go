@@ -155,7 +155,7 @@ func (a *app) destination(opts generateOptions) (format cdi.Format, path string,
 		err = errors.New("--file is empty")
 	case opts.Write && opts.File != "":
 		err = errors.New("--write and --file both say where the spec goes; use one of them")
-	case opts.File != "" && len(a.servedExtras()) > 0:
+	case opts.File != "" && len(a.configuredExtras()) > 0:
 		err = errors.New("--file is for one spec, and extras have their own; use --write, with --cdi-dir for the directory")
 	case opts.Explain:
 	case opts.Format == "table":

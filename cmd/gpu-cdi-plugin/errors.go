@@ -5,12 +5,33 @@ import (
 
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/node"
 )
 
 // errorTable gives the libraries' errors their exit status and the hint what to do about them. The first row that
 // matches counts.
 var errorTable = []errorRow{
 	sentinel(lock.ErrHeld, exit.Locked, "stop the other instance first; fuser, given the lock's path, names its process"),
+	typed(func(e *node.TakenError) (exit.Code, string) {
+		hint := hintConflict(e.Conflicts[0].File)
+		if e.Path != "" {
+			hint += " and remove " + e.Path
+		}
+		return exit.Failure, hint
+	}),
+	typed(func(e *node.RequiredError) (exit.Code, string) {
+		if e.Missing == "" {
+			return exit.Failure, hintConflict(e.Conflict.File)
+		}
+		return exit.Failure, "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, mknod makes any; " +
+			"its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
+	}),
+	typed(func(*node.SpecError) (exit.Code, string) {
+		return exit.Failure, "name a directory that can be made or written to, with --cdi-dir"
+	}),
+	typed(func(*node.KindError) (exit.Code, string) {
+		return exit.Failure, "remove it by hand if it is not needed, or name another directory with --cdi-dir"
+	}),
 }
 
 // errorRow returns the exit status and the hint of an error that it knows.
@@ -22,8 +43,6 @@ func sentinel(target error, code exit.Code, hint string) errorRow {
 }
 
 // typed is the row of the errors that are, or wrap, an E.
-//
-//nolint:unused // for errors whose hint needs what they carry
 func typed[E error](describe func(E) (exit.Code, string)) errorRow {
 	return func(err error) (exit.Code, string, bool) {
 		e, ok := errors.AsType[E](err)
@@ -33,6 +52,11 @@ func typed[E error](describe func(E) (exit.Code, string)) errorRow {
 		code, hint := describe(e)
 		return code, hint, true
 	}
+}
+
+// hintConflict is what to do about a CDI spec file that defines names of ours.
+func hintConflict(file string) string {
+	return "remove " + file + ", or choose another kind with --cdi-kind VENDOR/CLASS"
 }
 
 // classify returns err with the exit status and the hint of the table, unless it carries its own.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -13,9 +12,6 @@ import (
 	"gpu-cdi-plugin/internal/exit"
 )
 
-// allocationDir has the files that tell containers what they were given.
-func (a *app) allocationDir() string { return filepath.Join(a.plugin.StateDir, "allocations") }
-
 // optionDir is a directory that serve writes to, and the option that names it.
 type optionDir struct{ option, path string }
 
@@ -23,13 +19,13 @@ type optionDir struct{ option, path string }
 // of its own cannot be written to, before a container is refused for it. A full disk is none of these: that passes, and
 // what is on it already is served.
 func (a *app) checkDirs(log *slog.Logger) error {
-	own := []optionDir{{"state-dir", a.allocationDir()}}
+	own := []optionDir{{"state-dir", a.descriptorDir()}}
 	if len(a.plugin.Sharing.MPS.Resources) > 0 {
 		own = append(own, optionDir{"runtime-dir", a.mpsDir()})
 	}
 	// MPS may come with a reload of the configuration.
 	all := []optionDir{
-		{"device-plugin-dir", a.plugin.DevicePluginDir}, {"state-dir", a.allocationDir()}, {"runtime-dir", a.mpsDir()},
+		{"device-plugin-dir", a.plugin.DevicePluginDir}, {"state-dir", a.descriptorDir()}, {"runtime-dir", a.mpsDir()},
 	}
 	if a.servedSpec() != "" {
 		all = append(all, optionDir{"cdi-dir", a.CDIDir})

@@ -93,7 +93,7 @@ func (d *nodeDriver) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	}
 	switch {
 	case errors.Is(err, nvml.ErrNoAnswer):
-		return nil, fmt.Errorf("%w: %w", node.ErrLasting, err)
+		return nil, fmt.Errorf("%w: %w", gpu.ErrNotAnswering, err)
 	case err != nil:
 		_ = d.close() //nolint:contextcheck // it is given back after an interrupt too
 		return nil, err
@@ -199,18 +199,6 @@ func (d *nodeDriver) begin(ctx context.Context) {
 		defer d.mu.Unlock()
 		d.refused = d.open(ctx)
 	}()
-}
-
-// whenUnused calls do while nobody asks the driver or loads it, or not at all.
-func (d *nodeDriver) whenUnused(do func() error) (done bool, err error) {
-	if !d.mu.TryLock() {
-		return false, nil
-	}
-	defer d.mu.Unlock()
-	if len(d.users) > 0 {
-		return false, nil
-	}
-	return true, do()
 }
 
 func (d *nodeDriver) open(ctx context.Context) error {

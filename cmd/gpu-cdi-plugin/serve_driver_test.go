@@ -23,23 +23,3 @@ func TestTheEndDoesNotWaitForADriverThatHangs(t *testing.T) {
 		t.Errorf("it ends with %v after %v", err, took)
 	}
 }
-
-// Nobody asks the driver or loads its library while memory is given back.
-func TestWhenTheDriverIsUnused(t *testing.T) {
-	t.Parallel()
-	d := &nodeDriver{users: map[*user]struct{}{}}
-	while := func(state string, want bool) {
-		t.Helper()
-		called := false
-		done, err := d.whenUnused(func() error { called = true; return os.ErrInvalid })
-		if done != want || called != want || (err != nil) != want {
-			t.Errorf("%s: done %t, called %t, error %v; want %t", state, done, called, err, want)
-		}
-	}
-	while("nobody asks", true)
-	d.mu.Lock()
-	while("a look goes on", false)
-	d.mu.Unlock()
-	d.users[&user{}] = struct{}{}
-	while("links are being read", false)
-}

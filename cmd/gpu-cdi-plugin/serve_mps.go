@@ -8,12 +8,10 @@ import (
 	"slices"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/mps"
-	"gpu-cdi-plugin/node"
 )
 
 // mpsDir has the directories of the MPS control daemons.
@@ -26,49 +24,9 @@ func (s *service) newKeeper(h host.Host) *mps.Keeper {
 		Helper:   mps.Helper{Path: "/proc/self/exe", Args: []string{"gpu-cdi-plugin", mpsExec}},
 		Program:  func(context.Context) (mps.Program, error) { return s.mpsProgram(h) },
 		Modes:    s.driver,
-		Changed:  s.republish,
+		Changed:  s.advertise,
 		Log:      s.app.log,
 	})
-}
-
-// publish gives a state to the kubelet. When it returns, no device that left the list can be allocated.
-func (s *service) publish(state node.State) {
-	s.weigh(state.Snapshot)
-	s.publishing.Lock()
-	s.offered = state
-	s.publishing.Unlock()
-	s.keeper.Want(mps.Wants(state.Resources))
-	s.republish()
-}
-
-// weigh prepares what requests for the best connected GPUs are answered from.
-func (s *service) weigh(snapshot *gpu.Snapshot) {
-	node, err := s.node.Load().Renew(snapshot, s.app.plugin.Allocation.Weights)
-	if err != nil {
-		s.app.log.Error("containers get any GPUs instead of the best connected ones: " + inLine(err))
-	}
-	s.node.Store(node)
-}
-
-// republish gives the last state to the kubelet, with the devices healthy that are so by now.
-func (s *service) republish() {
-	s.publishing.Lock()
-	defer s.publishing.Unlock()
-	state := s.offered
-	state.Resources = s.keeper.Judge(state.Resources)
-	refused := ""
-	if err := s.plugin.Update(state.Resources); err != nil {
-		refused = inLine(err)
-	}
-	switch {
-	case refused != "" && refused != s.refused:
-		s.app.log.Error("the kubelet keeps the devices that it has of some resources: " + refused)
-	case refused == "" && s.refused != "":
-		s.app.log.Info("the kubelet has the devices of all resources again")
-	}
-	s.refused = refused
-	s.metrics.Listed(state)
-	s.tell()
 }
 
 const (
@@ -79,7 +37,7 @@ const (
 
 // mpsProgram is the MPS control program of the driver that the GPUs are offered with.
 func (s *service) mpsProgram(h host.Host) (mps.Program, error) {
-	snapshot := s.inv.State().Snapshot
+	snapshot := s.node.State().Snapshot
 	if snapshot == nil {
 		return mps.Program{}, errors.New("the driver's version is not known yet")
 	}

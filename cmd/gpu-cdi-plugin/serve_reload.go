@@ -8,16 +8,11 @@ import (
 	"os"
 	"os/signal"
 	"reflect"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/metrics"
-	"gpu-cdi-plugin/node"
-	"gpu-cdi-plugin/plugin"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -37,38 +32,38 @@ func listenForHangups() hangups {
 
 func (h hangups) stop() { signal.Stop(h.c) }
 
-// reloads reads the configuration again at each SIGHUP. What is offered changes without anybody noticing but the
-// kubelet; for everything else the service starts again, which is errRestart.
-func (s *service) reloads(ctx context.Context, cmd *cobra.Command, hup <-chan os.Signal) error {
+// reload reads the configuration again at each SIGHUP. New rules of what is offered take effect at once; for any other
+// change the program starts again, which is errRestart.
+func (d *daemon) reload(ctx context.Context, cmd *cobra.Command, hup <-chan os.Signal) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-hup:
 		}
-		if err := s.systemd.Reloading(); err != nil {
-			s.app.log.Warn("systemd could not be told of the reload: " + err.Error())
+		if err := d.systemd.Reloading(); err != nil {
+			d.app.log.Warn("the reload could not be reported to systemd: " + err.Error())
 		}
-		fresh, err := s.app.reread(cmd) //nolint:contextcheck // no verb is run
-		if err == nil {
-			err = s.claimMPS(fresh)
+		fresh, err := d.app.reread(cmd) //nolint:contextcheck // no verb is run
+		if err == nil && d.admit != nil {
+			err = d.admit(fresh)
 		}
-		if err == nil && !sameButRules(s.app, fresh) {
-			err = cmp.Or(fresh.checkHook(), fresh.checkDirs(s.app.log))
+		if err == nil && !sameButRules(d.app, fresh) {
+			err = cmp.Or(fresh.checkHook(), fresh.checkDirs(d.app.log))
 		}
 		switch {
 		case err != nil:
-			s.app.log.Error("the configuration is wrong, and the old one stays in use: " + inLine(err))
-		case !sameButRules(s.app, fresh):
+			d.app.log.Error("the configuration is invalid, and the old one stays in use: " + inLine(err))
+		case !sameButRules(d.app, fresh):
 			return errRestart
 		default:
-			s.rules.Store(&fresh.plugin.Config)
-			s.app.plugin.Config = fresh.plugin.Config
-			s.app.log.Info("the configuration was read again")
+			d.rules.Store(&fresh.plugin.Config)
+			d.app.plugin.Config = fresh.plugin.Config
+			d.app.log.Info("the configuration was read again")
 		}
-		s.inv.Kick()
-		if err := s.systemd.Ready(s.summary()); err != nil {
-			s.app.log.Warn("systemd could not be told of the reload's end: " + err.Error())
+		d.node.Trigger()
+		if err := d.systemd.Ready(d.statusLine()); err != nil {
+			d.app.log.Warn("the end of the reload could not be reported to systemd: " + err.Error())
 		}
 	}
 }
@@ -112,43 +107,4 @@ func restart(env []string) error {
 	signal.Ignore(unix.SIGHUP)
 	err := unix.Exec("/proc/self/exe", os.Args, env)
 	return fmt.Errorf("start again: %w", err)
-}
-
-// actor runs until its context ends or it cannot go on.
-type actor = func(context.Context) error
-
-// runAll runs actors until ctx ends or the first of them does with an error, which is returned after all have ended.
-func runAll(ctx context.Context, actors ...actor) error {
-	g, ctx := errgroup.WithContext(ctx)
-	for _, run := range actors {
-		g.Go(func() error { return run(ctx) })
-	}
-	return g.Wait()
-}
-
-// observer tells the metrics what the plugin does, and the service that its state may be another.
-type observer struct {
-	*metrics.Metrics
-	service *service
-}
-
-var (
-	_ plugin.Observer = observer{}
-	_ node.Observer   = observer{}
-)
-
-func (o observer) Connected(resource string, connected bool) {
-	o.Metrics.Connected(resource, connected)
-	o.service.tell()
-}
-
-func (o observer) Registered(resource string, err error) {
-	o.Metrics.Registered(resource, err)
-	o.service.tell()
-}
-
-// Reconciled is told of each look at the node.
-func (o observer) Reconciled(took time.Duration, written bool, err error) {
-	o.Metrics.Reconciled(took, written, err)
-	wake(o.service.looked)
 }

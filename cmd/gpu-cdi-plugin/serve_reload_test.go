@@ -125,15 +125,13 @@ func TestReloadLeavesTheRulesInUse(t *testing.T) {
 	cmd, _, err := root.Find([]string{"serve"})
 	mustDo(t, err)
 	mustDo(t, a.start(cmd))
-	h, err := a.host()
-	mustDo(t, err)
-	s, err := a.newService(h, nil)
+	s, err := a.newService()
 	mustDo(t, err)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	hup, reloaded := make(chan os.Signal), make(chan error, 1)
 	inUse := s.rules.Load()
-	go func() { reloaded <- s.reloads(ctx, cmd, hup) }()
+	go func() { reloaded <- s.reload(ctx, cmd, hup) }()
 	hup <- syscall.SIGHUP
 	_, _, err = resource.Build(&gpu.Snapshot{}, *inUse) // nothing orders it and what the reload writes
 	mustDo(t, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/plugin"
 	"gpu-cdi-plugin/resource"
 )
@@ -134,9 +135,9 @@ func servePreferring(t *testing.T, k *kubelet, prefer plugin.Preference, list []
 	t.Helper()
 	logs := &bytes.Buffer{}
 	p, err := plugin.New(plugin.Options{
-		Dir:     k.dir,
-		Answers: plugin.Answers{Strategies: []plugin.Strategy{plugin.CDICRI}, Kind: gpuName, Preference: prefer},
-		Log:     slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Dir:      k.dir,
+		Allocate: plugin.AllocateOptions{Strategies: []config.Strategy{config.CDICRI}, Preference: prefer},
+		Log:      slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err := errors.Join(err, p.Update(list)); err != nil {
 		t.Fatal(err)

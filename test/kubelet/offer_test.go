@@ -55,8 +55,9 @@ func TestStrategies(t *testing.T) {
 			if got := strings.Join(strings.Fields(f.inPod(t, s, "sh", "-c", script)), " "); got != want {
 				t.Errorf("in the container: %q, want %q", got, want)
 			}
-			if got, id := f.inPod(t, s, "cat", "/run/gpu/allocation.json"), f.given(t, p)[0]; !strings.Contains(got, id) {
-				t.Errorf("the allocation of %s is described as %s", id, got)
+			id := f.given(t, p)[0]
+			if got := f.inPod(t, s, "cat", "/run/gpu/devices/"+id+".json"); !strings.Contains(got, id) {
+				t.Errorf("%s is described as %s", id, got)
 			}
 		})
 	}

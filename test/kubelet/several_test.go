@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/plugin"
+	core "gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/sim/simtest"
 )
 
@@ -46,33 +46,34 @@ sharing: {time-slicing: {rename-by-default: true, resources: [{name: nvidia.com/
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(pods[p.Name], f.described(t, s, pods[p.Name])); diff != "" {
-				t.Errorf("the devices that the container is told of (-given +told):\n%s", diff)
-			}
+			f.checkDescriptors(t, s, pods[p.Name])
 		})
 	}
 }
 
-// described are the devices that the descriptors in a container speak of, which are there for these resources only.
-func (f *fixture) described(t *testing.T, s PodStatus, resources Devices) Devices {
+// checkDescriptors expects a descriptor in the container for each GPU or MIG device that it was given, and no other.
+func (f *fixture) checkDescriptors(t *testing.T, s PodStatus, given Devices) {
 	t.Helper()
-	told, files := Devices{}, []string{}
-	for name := range resources {
-		file := strings.ReplaceAll(name, "/", "_") + ".json"
-		var a plugin.Allocation
-		if err := json.Unmarshal([]byte(f.inPod(t, s, "cat", "/run/gpu/allocations/"+file)), &a); err != nil {
+	want, got := map[string]string{}, map[string]string{}
+	for resource, ids := range given {
+		for _, id := range ids {
+			uuid, _, _ := strings.Cut(id, "::")
+			want[uuid] = resource
+		}
+	}
+	for _, file := range strings.Fields(f.inPod(t, s, "ls", core.DescriptorsPath)) {
+		var d core.Descriptor
+		if err := json.Unmarshal([]byte(f.inPod(t, s, "cat", core.DescriptorsPath+"/"+file)), &d); err != nil {
 			t.Fatal(err)
 		}
-		for _, d := range a.Devices {
-			told[a.Resource] = append(told[a.Resource], d.ID)
+		if d.UUID+".json" != file {
+			t.Errorf("%s describes %s", file, d.UUID)
 		}
-		files = append(files, file)
+		got[d.UUID] = d.Resource
 	}
-	slices.Sort(files)
-	if diff := cmp.Diff(files, strings.Fields(f.inPod(t, s, "ls", "/run/gpu/allocations"))); diff != "" {
-		t.Errorf("descriptors in the container (-want +got):\n%s", diff)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the resources of the descriptors in the container, by UUID (-given +described):\n%s", diff)
 	}
-	return told
 }
 
 // TestExtras gives pods what the node has besides its GPUs, of what is configured.

@@ -56,14 +56,14 @@ func (s *nodeSource) set(err error, lost ...int) {
 }
 
 // bed is an inventory on a simulated node. At each publication it checks what must hold always.
-type bed struct {
+type fixture struct {
 	t      *testing.T
 	node   *sim.Node
 	source *nodeSource
 	dirs   []string // of CDI specs, ours is the last
 	path   string
 	config resource.Config
-	inv    *Inventory
+	rec    *Reconciler
 
 	mu        sync.Mutex
 	published []publication
@@ -76,14 +76,14 @@ type publication struct {
 	offered []string
 }
 
-func newBed(t *testing.T, machine string, change ...func(*Options)) *bed {
+func newFixture(t *testing.T, machine string, change ...func(*Options)) *fixture {
 	t.Helper()
-	return newBedOn(t, simtest.Node(t, machine), change...)
+	return newFixtureOn(t, simtest.Node(t, machine), change...)
 }
 
-func newBedOn(t *testing.T, node *sim.Node, change ...func(*Options)) *bed {
+func newFixtureOn(t *testing.T, node *sim.Node, change ...func(*Options)) *fixture {
 	t.Helper()
-	b := &bed{t: t, node: node, news: make(chan struct{}, 100)}
+	b := &fixture{t: t, node: node, news: make(chan struct{}, 100)}
 	b.source = &nodeSource{node: b.node}
 	b.dirs = []string{filepath.Join(t.TempDir(), "etc-cdi"), filepath.Join(t.TempDir(), "cdi")}
 	b.path = filepath.Join(b.dirs[1], cdi.FileName(cdi.DefaultKind))
@@ -107,22 +107,22 @@ func newBedOn(t *testing.T, node *sim.Node, change ...func(*Options)) *bed {
 		c(&o)
 	}
 	b.dirs, b.path = o.Dirs, o.Path
-	b.inv = New(o)
+	b.rec = New(o)
 	return b
 }
 
-func (b *bed) publish(s State) {
+func (b *fixture) publish(s State) {
 	offered := cdi.Load(b.dirs...).Names()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.published = append(b.published, publication{s, offered})
 	for uuid, health := range health(s) {
-		if health == "" && b.inv.opts.Path != "" && !slices.Contains(offered, cdi.DefaultKind+"="+uuid) {
+		if health == "" && b.rec.opts.Path != "" && !slices.Contains(offered, cdi.DefaultKind+"="+uuid) {
 			b.t.Errorf("%s is listed as healthy and is not offered by the CDI specs", uuid)
 		}
 	}
 	for _, name := range extras(s) {
-		if b.inv.opts.Path != "" && s.extrasErr == nil && !slices.Contains(offered, name) {
+		if b.rec.opts.Path != "" && b.rec.applied.requiredErr == nil && !slices.Contains(offered, name) {
 			b.t.Errorf("%s is given to containers and is not offered by the CDI specs", name)
 		}
 	}
@@ -158,28 +158,28 @@ func healthy(s State) (good, bad int) {
 	return good, bad
 }
 
-func (b *bed) start() {
+func (b *fixture) start() {
 	b.t.Helper()
-	if err := b.inv.Start(b.t.Context()); err != nil {
+	if err := b.rec.Start(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
 // reconcile takes one look, as Run does.
-func (b *bed) reconcile() State {
+func (b *fixture) reconcile() State {
 	b.t.Helper()
-	if err := b.inv.reconcile(b.t.Context()); err != nil {
+	if err := b.rec.reconcile(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
-	return b.inv.State()
+	return b.rec.State()
 }
 
 // run runs the inventory until the test ends.
-func (b *bed) run() {
+func (b *fixture) run() {
 	b.t.Helper()
 	ctx, cancel := context.WithCancel(b.t.Context())
 	done := make(chan error, 1)
-	go func() { done <- b.inv.Run(ctx) }()
+	go func() { done <- b.rec.Run(ctx) }()
 	b.t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -189,20 +189,20 @@ func (b *bed) run() {
 }
 
 // wait waits until the state is as wanted.
-func (b *bed) wait(what string, wanted func(State) bool) {
+func (b *fixture) wait(what string, wanted func(State) bool) {
 	b.t.Helper()
 	late := time.After(10 * time.Second)
-	for !wanted(b.inv.State()) {
+	for !wanted(b.rec.State()) {
 		select {
 		case <-b.news:
 		case <-late:
-			b.t.Fatalf("%s did not happen; the state is %+v", what, health(b.inv.State()))
+			b.t.Fatalf("%s did not happen; the state is %+v", what, health(b.rec.State()))
 		}
 	}
 }
 
 // counts expects a number of healthy and of unhealthy devices.
-func (b *bed) counts(s State, good, bad int) {
+func (b *fixture) counts(s State, good, bad int) {
 	b.t.Helper()
 	if g, u := healthy(s); g != good || u != bad {
 		b.t.Errorf("%d healthy and %d unhealthy devices, want %d and %d: %v", g, u, good, bad, health(s))
@@ -210,7 +210,7 @@ func (b *bed) counts(s State, good, bad int) {
 }
 
 // disk is the names of the devices in our spec file; none without it.
-func (b *bed) disk() []string {
+func (b *fixture) disk() []string {
 	b.t.Helper()
 	spec, err := cdi.ReadFile(b.path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -227,7 +227,7 @@ func (b *bed) disk() []string {
 }
 
 // foreign writes the spec of another program, with those devices.
-func (b *bed) foreign(path string, names ...string) {
+func (b *fixture) foreign(path string, names ...string) {
 	b.t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		b.t.Fatal(err)
@@ -242,7 +242,7 @@ func (b *bed) foreign(path string, names ...string) {
 }
 
 // uuids are those of the node's GPUs.
-func (b *bed) uuids() []string {
+func (b *fixture) uuids() []string {
 	var list []string
 	for _, g := range b.node.Machine().GPUs {
 		list = append(list, g.UUID)
@@ -251,7 +251,7 @@ func (b *bed) uuids() []string {
 }
 
 // engine maps each name that the CDI library offers to the file that it is from.
-func (b *bed) engine() map[string]string {
+func (b *fixture) engine() map[string]string {
 	b.t.Helper()
 	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(b.dirs...), cdilib.WithAutoRefresh(false))
 	if err != nil {

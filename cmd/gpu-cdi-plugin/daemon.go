@@ -1,0 +1,249 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/config"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/sdnotify"
+	"gpu-cdi-plugin/metrics"
+	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
+)
+
+// daemon is what the verbs that reconcile the node have in common. It reports its state to systemd and over HTTP.
+type daemon struct {
+	app     *app
+	host    host.Host
+	rules   atomic.Pointer[resource.Config] // which devices are offered; a reload replaces them
+	driver  *nodeDriver
+	node    *node.Reconciler
+	metrics *metrics.Metrics
+	systemd *sdnotify.Notifier
+
+	changed  chan struct{}      // something in the summary may have changed
+	findings []resource.Finding // of the configuration, that were logged
+
+	// What serve adds. Each may be nil.
+	ready   func() error     // why it is not ready besides the node
+	summary func() []string  // what it reports besides the node
+	admit   func(*app) error // why a new configuration cannot be used
+}
+
+// newDaemon joins the parts. publish gets each new state of the node.
+func (a *app) newDaemon(specPath, descriptorDir string, publish func(node.State)) (*daemon, error) {
+	h, err := a.host()
+	if err != nil {
+		return nil, err
+	}
+	search := cdi.Begin(h)
+	hook, err := a.hook()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmp.Or(a.checkHook(), a.checkDriverRoot(h)); err != nil {
+		return nil, err
+	}
+	b := thisBuild()
+	d := &daemon{
+		app:     a,
+		host:    h,
+		metrics: metrics.New(metrics.BuildInfo{Version: b.Version, Revision: b.Revision, GoVersion: b.Go}),
+		systemd: sdnotify.New(a.env),
+		changed: make(chan struct{}, 1),
+	}
+	d.driver = &nodeDriver{
+		host: h, explicit: libraryOption(a.NVMLLibrary), check: a.checkLibrary,
+		timeout: time.Duration(a.plugin.GPUTimeout), log: a.log, answered: func() { d.node.Trigger() },
+	}
+	rules := a.plugin.Config // a copy, since a reload changes the app's while a reconciliation reads these
+	d.rules.Store(&rules)
+	d.node = node.New(node.Options{
+		Host: h, Source: d.driver, Dirs: a.specDirs(h), Path: specPath, DescriptorDir: descriptorDir,
+		Spec:    cdi.Options{Kind: a.CDIKind, HookPath: hook},
+		ByIndex: a.plugin.DeviceIDStrategy == config.ByIndex, Extras: a.configuredExtras(), Search: search,
+		AwaitDriver: !a.plugin.FailOnInitError,
+		Interval:    min(reconcileInterval, time.Duration(a.plugin.GPUTimeout)/asksIn),
+		Build:       d.build, Publish: publish, Log: a.log, Observer: d.metrics,
+	})
+	return d, nil
+}
+
+// reconcileInterval is the longest time between two reconciliations, unless GPUs have to be asked more often.
+const reconcileInterval = 30 * time.Second
+
+// configuredExtras are what containers get besides GPUs.
+func (a *app) configuredExtras() []node.Extra {
+	var list []node.Extra
+	for _, e := range a.plugin.Extras {
+		list = append(list, node.Extra{Extra: cdi.Extra(e)})
+	}
+	if x := a.plugin.IMEX; len(x.Channels) > 0 {
+		list = append(list, node.Extra{Extra: cdi.IMEX, Channels: x.Channels, Required: x.Required})
+	}
+	return list
+}
+
+// actor runs until its context ends or it cannot continue.
+type actor = func(context.Context) error
+
+// runAll runs actors until ctx ends or one of them returns an error, which it returns after all have ended.
+func runAll(ctx context.Context, actors ...actor) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, run := range actors {
+		g.Go(func() error { return run(ctx) })
+	}
+	return g.Wait()
+}
+
+// run reconciles the node, and runs the actors beside that, until a signal. Where the driver or the configuration was
+// replaced it starts the program again.
+func (d *daemon) run(cmd *cobra.Command, actors ...actor) error {
+	defer d.app.hangups.stop()
+	d.driver.begin(cmd.Context())
+	err := d.runActors(cmd, actors)
+	if closing := d.driver.Close(); closing != nil {
+		d.app.log.Debug("the driver's library could not be closed: " + closing.Error())
+	}
+	if errors.Is(err, errRestart) || errors.Is(err, node.ErrDriverChanged) {
+		if d.app.ending.letGo() || cmd.Context().Err() != nil {
+			return nil // a signal came meanwhile, of which the next program would not know
+		}
+		d.app.log.Info("starting again, since " + err.Error())
+		return restart(d.app.env)
+	}
+	return err
+}
+
+func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
+	server, err := d.listen(cmd.Context())
+	if err != nil {
+		return err
+	}
+	defer server.Close() // which has no effect after its end
+	return runAll(cmd.Context(), server.Run, func(ctx context.Context) error {
+		waiting := d.app.sayWhatHangs()
+		err := d.node.Start(ctx)
+		waiting.Stop()
+		switch {
+		case errors.Is(err, gpu.ErrNoDriver), exit.CodeOf(err) == exit.NoDriver:
+			err = classify(err)
+			return exit.With(exit.NoDriver, exit.HintOf(err)+"; --fail-on-init-error=false waits for a driver", err)
+		case err != nil:
+			return err
+		}
+		reload := func(ctx context.Context) error { return d.reload(ctx, cmd, d.app.hangups.c) }
+		return runAll(ctx, append(actors, d.node.Run, d.status, reload, d.watchdog)...)
+	})
+}
+
+// build returns the resources by the current rules, and logs each finding when it begins and when it ends.
+func (d *daemon) build(snapshot *gpu.Snapshot) ([]resource.Resource, error) {
+	resources, findings, err := resource.Build(snapshot, *d.rules.Load())
+	for _, f := range findings {
+		switch {
+		case slices.Contains(d.findings, f):
+		case f.Problem:
+			d.app.log.Warn(f.String())
+		default:
+			d.app.log.Info(f.String())
+		}
+	}
+	for _, f := range d.findings {
+		if !slices.Contains(findings, f) {
+			d.app.log.Info("no longer: " + f.String())
+		}
+	}
+	d.findings = findings
+	return resources, err
+}
+
+// listen returns the server of metrics and health; without --listen it serves nobody.
+func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
+	address := d.app.plugin.Listen
+	if address == "" {
+		return &metrics.Server{}, nil
+	}
+	checks := metrics.Checks{
+		Healthy: d.node.Alive,
+		Ready: func() error {
+			state := d.node.State()
+			if d.ready == nil {
+				return state.Ready()
+			}
+			return errors.Join(d.ready(), state.Ready())
+		},
+		Remarks: func() []string {
+			state := d.node.State()
+			return state.Remarks()
+		},
+	}
+	server, err := d.metrics.Listen(ctx, address, checks, d.app.log)
+	if err == nil {
+		d.app.log.Info("metrics and health are served on "+server.Address(), "address", server.Address())
+	}
+	return server, err
+}
+
+func (d *daemon) watchdog(ctx context.Context) error {
+	d.systemd.Watch(ctx, d.node.Alive, d.app.log)
+	return nil
+}
+
+// notify wakes status. It does not wait.
+func (d *daemon) notify() {
+	select {
+	case d.changed <- struct{}{}:
+	default: // it is about to wake already
+	}
+}
+
+// status reports the summary to systemd whenever it changes.
+func (d *daemon) status(ctx context.Context) error {
+	failing := false
+	report := func(err error) {
+		switch {
+		case err != nil && !failing:
+			d.app.log.Warn("the state cannot be reported to systemd: " + err.Error())
+		case err == nil && failing:
+			d.app.log.Info("the state is reported to systemd again")
+		}
+		failing = err != nil
+	}
+	text := d.statusLine()
+	report(d.systemd.Ready(text))
+	defer func() { report(d.systemd.Stopping()) }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.changed:
+		}
+		if next := d.statusLine(); next != text {
+			text = next
+			report(d.systemd.Status(text))
+		}
+	}
+}
+
+// statusLine is the state in a line.
+func (d *daemon) statusLine() string {
+	state := d.node.State()
+	var parts []string
+	if d.summary != nil {
+		parts = d.summary()
+	}
+	return strings.Join(append(parts, state.Remarks()...), "; ")
+}

@@ -1,0 +1,12 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ErrNoDriver is that the node has no NVIDIA driver that can be used.
+var ErrNoDriver = errors.New("no usable NVIDIA driver")
+
+// ErrNotAnswering is that the driver has not answered for so long that no device can be used. It wraps ErrNoDriver.
+var ErrNotAnswering = fmt.Errorf("%w: it does not answer", ErrNoDriver)

@@ -1,0 +1,41 @@
+package mps
+
+import (
+	"slices"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/resource"
+)
+
+// Where a container that shares a GPU by MPS finds the GPU's control daemon. CUDA looks for the shared memory at /dev/shm.
+const (
+	PipePath = "/run/gpu/mps/pipe"
+	LogPath  = "/run/gpu/mps/log"
+
+	shmPath = "/dev/shm"
+)
+
+// WithGrants returns the resources with what a client of an MPS control daemon needs in the grants of the devices that are
+// shared by MPS. A client connects to a socket in the pipe directory, which works in a read-only mount too.
+func WithGrants(resources []resource.Resource, dir string) []resource.Resource {
+	list := slices.Clone(resources)
+	for i := range list {
+		list[i].Devices = slices.Clone(list[i].Devices)
+		for j := range list[i].Devices {
+			d := &list[i].Devices[j]
+			if d.MPS == nil || d.Grant == nil {
+				continue
+			}
+			dirs, g := DirsOf(dir, d.UUID), *d.Grant
+			g.Additional.Mounts = append(slices.Clone(g.Additional.Mounts),
+				&specs.Mount{ContainerPath: PipePath, HostPath: dirs.Pipe, Options: []string{"ro"}},
+				&specs.Mount{ContainerPath: LogPath, HostPath: dirs.Log, Options: []string{"ro"}},
+				&specs.Mount{ContainerPath: shmPath, HostPath: dirs.Shm})
+			g.Additional.Env = append(slices.Clone(g.Additional.Env),
+				"CUDA_MPS_PIPE_DIRECTORY="+PipePath, "CUDA_MPS_LOG_DIRECTORY="+LogPath)
+			d.Grant = &g
+		}
+	}
+	return list
+}

@@ -1,0 +1,231 @@
+package node
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/resource"
+)
+
+// DescriptorsPath is the directory in which a container finds a file for each device that it was given: UUID.json, with a
+// Descriptor.
+const DescriptorsPath = "/run/gpu/devices"
+
+// Descriptor describes a device to the container that was given it.
+type Descriptor struct {
+	// Version is 1. Fields may be added without another version.
+	Version int `json:"version"`
+	// UUID is that of the GPU or of the MIG device.
+	UUID string `json:"uuid"`
+	// Parent is the UUID of the GPU that a MIG device is on.
+	Parent string `json:"parent,omitempty"`
+	// Resource is the extended resource that offers the device, such as "nvidia.com/gpu".
+	Resource string `json:"resource"`
+	// Index is the driver's index on the node: "3", or "3:0" for a MIG device. A container may see another one.
+	Index string `json:"index"`
+	// Model is the GPU's product name, and Profile the MIG device's profile.
+	Model   string `json:"model,omitempty"`
+	Profile string `json:"profile,omitempty"`
+	// PCIBusID is the GPU's address as sysfs writes it.
+	PCIBusID string `json:"pciBusID,omitempty"`
+	// NUMANode is that of the GPU; it is left out if it is unknown.
+	NUMANode *int `json:"numaNode,omitempty"`
+	// MemoryBytes is the memory of the GPU or of the MIG device.
+	MemoryBytes uint64 `json:"memoryBytes,omitempty"`
+	// Sharing is left out if a container has the device to itself.
+	Sharing *Sharing `json:"sharing,omitempty"`
+}
+
+// Sharing describes how containers share a device.
+type Sharing struct {
+	// Replicas is the number of containers that may have the device at the same time.
+	Replicas int `json:"replicas"`
+	// MPS has the limits of each container if CUDA's multi-process service shares the device, and is left out for
+	// time-slicing.
+	MPS *MPSLimits `json:"mps,omitempty"`
+}
+
+// MPSLimits are the limits of a client of a GPU's MPS control daemon.
+type MPSLimits struct {
+	MemoryLimitBytes uint64 `json:"memoryLimitBytes"`
+	// ActiveThreadPercentage is left out for a GPU that does not have this limit.
+	ActiveThreadPercentage int `json:"activeThreadPercentage,omitempty"`
+}
+
+// descriptors are the descriptor files. Without a directory there are none.
+type descriptors struct {
+	fileLock
+
+	dir     string
+	written map[string]fileid.ID // of the files when they were last as desired, by UUID
+}
+
+const (
+	descriptorSuffix = ".json"
+	descriptorMode   = 0o644 // not every container runs as root
+)
+
+func (d *descriptors) acquire() error {
+	if d.dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
+		return fmt.Errorf("write the device descriptors: %w", err)
+	}
+	l, err := lock.Acquire(filepath.Join(d.dir, ".lock"))
+	if err != nil {
+		return fmt.Errorf("write the device descriptors: %w", err)
+	}
+	d.lock = l
+	return nil
+}
+
+// restoreLock makes the directory and the lock's file again if they were removed.
+func (d *descriptors) restoreLock() error {
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
+		return fmt.Errorf("write the device descriptors: %w", err)
+	}
+	return d.lock.Renew()
+}
+
+func (d *descriptors) path(uuid string) string { return filepath.Join(d.dir, uuid+descriptorSuffix) }
+
+// addMount adds the mount of a device's descriptor.
+func (d *descriptors) addMount(to *specs.ContainerEdits, uuid string) {
+	if d.dir != "" {
+		to.Mounts = append(to.Mounts, &specs.Mount{
+			HostPath: d.path(uuid), ContainerPath: DescriptorsPath + "/" + uuid + descriptorSuffix, Options: []string{"ro"},
+		})
+	}
+}
+
+// apply writes the descriptors of the devices and removes those of devices that are gone. It returns why devices have no
+// descriptor, by UUID, and all of that as one error.
+func (d *descriptors) apply(resources []resource.Resource) (map[string]error, error) {
+	if d.dir == "" {
+		return nil, nil //nolint:nilnil // nothing failed
+	}
+	failed := map[string]error{}
+	d.written = map[string]fileid.ID{}
+	wanted := describe(resources)
+	if err := d.restoreLock(); err != nil {
+		for uuid := range wanted {
+			failed[uuid] = err
+		}
+		return failed, err
+	}
+	errs := []error{d.removeOthers(wanted)}
+	for _, uuid := range slices.Sorted(maps.Keys(wanted)) {
+		if err := d.write(uuid, wanted[uuid]); err != nil {
+			failed[uuid] = err
+			errs = append(errs, err)
+			continue
+		}
+		d.written[uuid] = writtenID(d.path(uuid))
+	}
+	return failed, errors.Join(errs...)
+}
+
+// describe returns the descriptors of the devices, by UUID.
+func describe(resources []resource.Resource) map[string]*Descriptor {
+	all := map[string]*Descriptor{}
+	for i := range resources {
+		for j := range resources[i].Devices {
+			dev := &resources[i].Devices[j]
+			if all[dev.UUID] == nil {
+				all[dev.UUID] = newDescriptor(dev, resources[i].Name)
+			}
+			if s := all[dev.UUID].Sharing; s != nil {
+				s.Replicas++
+			}
+		}
+	}
+	return all
+}
+
+func newDescriptor(d *resource.Device, resourceName string) *Descriptor {
+	desc := &Descriptor{
+		Version: 1, UUID: d.UUID, Resource: resourceName, Index: strconv.Itoa(d.Index), Model: d.Model, Profile: d.Profile,
+		PCIBusID: d.PCIBusID, MemoryBytes: d.MemoryBytes,
+	}
+	if d.MIGIndex != resource.NoMIG {
+		desc.Parent = d.Parent
+		desc.Index += ":" + strconv.Itoa(d.MIGIndex)
+	}
+	if d.NUMANode != gpu.NoNUMANode {
+		desc.NUMANode = &d.NUMANode
+	}
+	if d.Shared() {
+		desc.Sharing = &Sharing{}
+	}
+	if d.Shared() && d.MPS != nil {
+		desc.Sharing.MPS = &MPSLimits{MemoryLimitBytes: d.MPS.MemoryBytes, ActiveThreadPercentage: d.MPS.ThreadPercent}
+	}
+	return desc
+}
+
+// write writes a descriptor unless the file has its content already. A runtime that was asked to mount a file that was
+// missing may have made an empty directory in its place.
+func (d *descriptors) write(uuid string, want *Descriptor) error {
+	content, err := json.MarshalIndent(want, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write the descriptor of %s: %w", uuid, err)
+	}
+	content = append(content, '\n')
+	path := d.path(uuid)
+	info, err := os.Lstat(path)
+	if err == nil && info.IsDir() {
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("write the descriptor of %s: %w", uuid, err)
+		}
+	} else if err == nil && info.Mode() == descriptorMode && info.Size() == int64(len(content)) {
+		if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, content) {
+			return nil
+		}
+	}
+	if err := atomicfile.Write(path, content, descriptorMode); err != nil {
+		return fmt.Errorf("write the descriptor of %s: %w", uuid, err)
+	}
+	return nil
+}
+
+// removeOthers removes the descriptors of devices that are not wanted.
+func (d *descriptors) removeOthers(wanted map[string]*Descriptor) error {
+	entries, err := os.ReadDir(d.dir)
+	if err != nil {
+		return fmt.Errorf("list the device descriptors: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		uuid, isJSON := strings.CutSuffix(e.Name(), descriptorSuffix)
+		isDevice := strings.HasPrefix(uuid, "GPU-") || strings.HasPrefix(uuid, "MIG-")
+		if isJSON && isDevice && wanted[uuid] == nil {
+			errs = append(errs, os.Remove(filepath.Join(d.dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// changed reports whether a file is not the one of the last apply.
+func (d *descriptors) changed() bool {
+	for uuid, id := range d.written {
+		if fileid.Of(d.path(uuid)) != id {
+			return true
+		}
+	}
+	return false
+}

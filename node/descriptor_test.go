@@ -1,0 +1,225 @@
+package node
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/resource"
+)
+
+// describedDevice is a GPU on NUMA node 1 that is not shared.
+func describedDevice() resource.Device {
+	return resource.Device{
+		ID: "GPU-4", UUID: "GPU-4", Parent: "GPU-4", Index: 4, MIGIndex: resource.NoMIG, Replica: resource.NoReplica,
+		NUMANode: 1, Healthy: true, Model: "NVIDIA H100 80GB HBM3", PCIBusID: "0000:05:00.0", MemoryBytes: 80 << 30,
+	}
+}
+
+func TestADescriptorSaysWhatTheDeviceIsAndHowItIsShared(t *testing.T) {
+	replicas := func(change func(*resource.Device)) []resource.Device {
+		list := []resource.Device{describedDevice(), describedDevice()}
+		for i := range list {
+			list[i].ID, list[i].Replica = "GPU-4::"+string(rune('0'+i)), i
+			change(&list[i])
+		}
+		return list
+	}
+	mig := describedDevice()
+	mig.ID, mig.UUID, mig.MIGIndex, mig.Profile, mig.MemoryBytes = "MIG-1", "MIG-1", 2, "1g.10gb", 10<<30
+	alone := describedDevice()
+	alone.NUMANode = gpu.NoNUMANode
+	const whole = `"version":1,"uuid":"GPU-4","resource":"nvidia.com/gpu","index":"4","model":"NVIDIA H100 80GB HBM3",` +
+		`"pciBusID":"0000:05:00.0","memoryBytes":85899345920`
+	cases := map[string]struct {
+		devices []resource.Device
+		want    string
+	}{
+		"a GPU":                 {[]resource.Device{describedDevice()}, `{` + whole + `,"numaNode":1}`},
+		"a GPU of no NUMA node": {[]resource.Device{alone}, `{` + whole + `}`},
+		"a MIG device": {[]resource.Device{mig}, `{"version":1,"uuid":"MIG-1","parent":"GPU-4","resource":"nvidia.com/gpu","index":"4:2",` +
+			`"model":"NVIDIA H100 80GB HBM3","profile":"1g.10gb","pciBusID":"0000:05:00.0","numaNode":1,"memoryBytes":10737418240}`},
+		"a time-sliced GPU": {replicas(func(*resource.Device) {}), `{` + whole + `,"numaNode":1,"sharing":{"replicas":2}}`},
+		"a GPU that is shared by MPS": {
+			replicas(func(d *resource.Device) { d.MPS = &resource.MPSLimits{MemoryBytes: 40 << 30, ThreadPercent: 50} }),
+			`{` + whole + `,"numaNode":1,"sharing":{"replicas":2,"mps":{"memoryLimitBytes":42949672960,"activeThreadPercentage":50}}}`,
+		},
+		"an old GPU that is shared by MPS": {
+			replicas(func(d *resource.Device) { d.MPS = &resource.MPSLimits{MemoryBytes: 40 << 30} }),
+			`{` + whole + `,"numaNode":1,"sharing":{"replicas":2,"mps":{"memoryLimitBytes":42949672960}}}`,
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			d := &descriptors{dir: filepath.Join(t.TempDir(), "devices")}
+			must(t, d.acquire())
+			t.Cleanup(func() { must(t, d.release()) })
+			failed, err := d.apply([]resource.Resource{{Name: "nvidia.com/gpu", Devices: c.devices}})
+			if err != nil || len(failed) > 0 {
+				t.Fatal(failed, err)
+			}
+			path := d.path(c.devices[0].UUID)
+			var got, want any
+			must(t, json.Unmarshal(read(t, path), &got))
+			must(t, json.Unmarshal([]byte(c.want), &want))
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("the descriptor (-want +got):\n%s", diff)
+			}
+			info, err := os.Stat(path)
+			must(t, err)
+			if info.Mode().Perm() != 0o644 {
+				t.Errorf("mode %o, want 644: not every container runs as root", info.Mode().Perm())
+			}
+		})
+	}
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	must(t, err)
+	return data
+}
+
+// newDescribedFixture is a node with four GPUs whose descriptors are in b.rec.descriptors.dir.
+func newDescribedFixture(t *testing.T, change ...func(*Options)) *fixture {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "state", "devices")
+	return newFixture(t, "pcie-quad", append(change, func(o *Options) { o.DescriptorDir = dir })...)
+}
+
+func (b *fixture) descriptorNames() []string {
+	b.t.Helper()
+	entries, err := os.ReadDir(b.rec.descriptors.dir)
+	must(b.t, err)
+	var names []string
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, strings.TrimSuffix(e.Name(), ".json"))
+		}
+	}
+	return names
+}
+
+func TestEveryPublishedDeviceHasItsDescriptorMounted(t *testing.T) {
+	b := newDescribedFixture(t)
+	b.start()
+	uuids := slices.Sorted(slices.Values(b.uuids()))
+	if got := b.descriptorNames(); !slices.Equal(got, uuids) {
+		t.Errorf("descriptors of %v, want %v", got, uuids)
+	}
+	s := b.rec.State()
+	b.counts(s, 4, 0)
+	for _, d := range s.Resources[0].Devices {
+		mounts := d.Grant.Additional.Mounts
+		if len(mounts) != 1 || mounts[0].HostPath != b.rec.descriptors.path(d.UUID) ||
+			mounts[0].ContainerPath != "/run/gpu/devices/"+d.UUID+".json" || !slices.Contains(mounts[0].Options, "ro") {
+			t.Errorf("%s has the mounts %+v", d.UUID, mounts)
+		}
+	}
+}
+
+func TestDescriptorsFollowTheDevices(t *testing.T) {
+	b := newDescribedFixture(t)
+	b.start()
+	other := filepath.Join(b.rec.descriptors.dir, "notes.txt")
+	must(t, os.WriteFile(other, nil, 0o600))
+	gone := b.uuids()[3]
+	must(t, b.node.Remove(3))
+	b.counts(b.reconcile(), 3, 0)
+	if names := b.descriptorNames(); slices.Contains(names, gone) || !slices.Contains(names, "notes.txt") {
+		t.Errorf("after %s is gone there are %v", gone, names)
+	}
+}
+
+// A lost GPU can come back, and a container that has it starts again with its descriptor.
+func TestALostGPUKeepsItsDescriptor(t *testing.T) {
+	b := newDescribedFixture(t)
+	b.start()
+	b.source.set(nil, 2)
+	b.counts(b.reconcile(), 3, 1)
+	if uuid := b.uuids()[2]; !slices.Contains(b.descriptorNames(), uuid) {
+		t.Errorf("the descriptor of %s is gone", uuid)
+	}
+}
+
+func TestADamagedDescriptorIsWrittenAgain(t *testing.T) {
+	for name, damage := range map[string]func(path string) error{
+		"removed":      os.Remove,
+		"edited":       func(p string) error { return os.WriteFile(p, []byte("{}"), 0o644) },
+		"made private": func(p string) error { return os.Chmod(p, 0o600) },
+		// What a runtime makes of a path to mount that is missing.
+		"an empty directory": func(p string) error {
+			if err := os.Remove(p); err != nil {
+				return err
+			}
+			return os.Mkdir(p, 0o755)
+		},
+		"with its directory": func(p string) error { return os.RemoveAll(filepath.Dir(p)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newDescribedFixture(t, func(o *Options) { o.Poll = 20 * time.Millisecond })
+			b.start()
+			path := b.rec.descriptors.path(b.uuids()[1])
+			want := string(read(t, path))
+			b.run()
+			must(t, damage(path))
+			late := time.Now().Add(10 * time.Second)
+			for {
+				info, err := os.Stat(path)
+				data, _ := os.ReadFile(path)
+				if err == nil && info.Mode() == 0o644 && string(data) == want {
+					return
+				}
+				if time.Now().After(late) {
+					t.Fatal("it was not written again")
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+}
+
+func TestAnUnchangedDescriptorIsNotWrittenAgain(t *testing.T) {
+	b := newDescribedFixture(t)
+	b.start()
+	path := b.rec.descriptors.path(b.uuids()[0])
+	before := fileid.Of(path)
+	b.reconcile()
+	if fileid.Of(path) != before {
+		t.Error("it was written again")
+	}
+}
+
+// A full disk passes, so it is no reason not to start.
+func TestADeviceWithoutItsDescriptorIsUnhealthy(t *testing.T) {
+	b := newDescribedFixture(t)
+	path := b.rec.descriptors.path(b.uuids()[1])
+	must(t, os.MkdirAll(filepath.Join(path, "in the way"), 0o755))
+	b.start()
+	s := b.rec.State()
+	b.counts(s, 3, 1)
+	if reason := health(s)[b.uuids()[1]]; !strings.Contains(reason, "write the descriptor of "+b.uuids()[1]) {
+		t.Errorf("it is unhealthy for the reason %q", reason)
+	}
+	must(t, os.RemoveAll(path))
+	b.counts(b.reconcile(), 4, 0)
+}
+
+func TestTwoInstancesDoNotWriteTheSameDescriptors(t *testing.T) {
+	b := newDescribedFixture(t)
+	b.start()
+	o := b.rec.opts
+	o.Path = ""
+	if err := New(o).Start(t.Context()); err == nil || !strings.Contains(err.Error(), "write the device descriptors: lock ") {
+		t.Errorf("a second instance starts with the error %v", err)
+	}
+}
