@@ -101,7 +101,7 @@ func TestLoadStopsWhereTheLibraryStops(t *testing.T) {
 		t.Errorf("available (-library +ours):\n%s", diff)
 	}
 	r.must(c.Unread(dirs[0] + "/ours.json"))
-	wantError(t, c.Unread(dirs[2]+"/ours.json"), dirs[2]+"/ours.json", dirs[1]+": not a directory")
+	checkError(t, c.Unread(dirs[2]+"/ours.json"), dirs[2]+"/ours.json", dirs[1]+": not a directory")
 }
 
 // What is available is what the CDI library, and so every engine, offers: whatever shadows and conflicts there are.
@@ -165,7 +165,7 @@ func TestConflictsWith(t *testing.T) {
 				}
 				return
 			}
-			wantError(t, err, c.other, DefaultKind+"=", c.want)
+			checkError(t, err, c.other, DefaultKind+"=", c.want)
 			if hint := exit.HintOf(err); !strings.Contains(hint, "remove "+c.other) || !strings.Contains(hint, "--cdi-kind") {
 				t.Errorf("hint %q has not both ways out", hint)
 			}

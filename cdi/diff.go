@@ -9,6 +9,7 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/hookargs"
 )
 
@@ -60,31 +61,30 @@ func diffSpec(written, wanted *specs.Spec) []Difference {
 // GenerateExtra makes.
 func WrittenHere(spec *specs.Spec) bool {
 	for _, h := range spec.ContainerEdits.Hooks {
-		if hookWork(h.Args) != nil {
+		if parseHook(h.Args) != nil {
 			return true
 		}
 	}
-	return slices.ContainsFunc(Extras(), func(e Extra) bool { return e.Wrote(spec) })
+	return slices.ContainsFunc(driver.Extras(), func(e driver.Extra) bool { return WroteExtra(e, spec) })
 }
 
 // driverVersion is the version of the driver that a spec was made for, or empty.
 func driverVersion(spec *specs.Spec) string {
 	for _, h := range spec.ContainerEdits.Hooks {
-		if work := hookWork(h.Args); work != nil && work.DriverVersion != "" {
+		if work := parseHook(h.Args); work != nil && work.DriverVersion != "" {
 			return work.DriverVersion
 		}
 	}
 	for _, m := range spec.ContainerEdits.Mounts {
-		name, version, _ := splitLibrary(lastElement(m.ContainerPath))
-		if slices.Contains(coreLibraries, name) && isVersion(version) {
+		if version := driver.VersionOf(m.ContainerPath); version != "" {
 			return version
 		}
 	}
 	return ""
 }
 
-// hookWork is what arguments tell our hook to do, or nil if they are another hook's.
-func hookWork(args []string) *hookargs.CreateContainer {
+// parseHook is what arguments tell our hook to do, or nil if they are another hook's.
+func parseHook(args []string) *hookargs.CreateContainer {
 	if len(args) < 2 {
 		return nil
 	}

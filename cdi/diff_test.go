@@ -10,11 +10,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 )
 
 // upgraded is handDriver after an upgrade.
-func upgraded(version string) *Driver {
+func upgraded(version string) *driver.Driver {
 	d := handDriver()
 	d.Version = version
 	for i := range d.Libraries {
@@ -31,21 +32,21 @@ func TestDiff(t *testing.T) {
 	for name, c := range map[string]struct {
 		migs     int
 		snapshot func(*gpu.Snapshot)
-		driver   func() *Driver
+		driver   func() *driver.Driver
 		options  Options
 		change   func(written *specs.Spec)
 		want     []string
 	}{
 		"nothing": {},
 		"the driver was upgraded": {
-			driver: func() *Driver { return upgraded("585.10.02") },
+			driver: func() *driver.Driver { return upgraded("585.10.02") },
 			want:   []string{"driver: 580.126.09 -> 585.10.02: 3 mounts and the hook changed"},
 		},
 		"the driver was upgraded and has another library": {
-			driver: func() *Driver {
+			driver: func() *driver.Driver {
 				d := upgraded("585.10.02")
-				d.Libraries = append(d.Libraries, Library{Path: "/usr/lib64/libnew.so.585.10.02", HostPath: "/usr/lib64/libnew.so.585.10.02"})
-				d.Libraries[len(d.Libraries)-1].Capabilities = All
+				d.Libraries = append(d.Libraries, driver.Library{Path: "/usr/lib64/libnew.so.585.10.02", HostPath: "/usr/lib64/libnew.so.585.10.02"})
+				d.Libraries[len(d.Libraries)-1].Capabilities = driver.All
 				return d
 			},
 			want: []string{
@@ -213,7 +214,7 @@ func TestDiffDoesNotMindTheOrder(t *testing.T) {
 
 func TestDiffIsDeterministic(t *testing.T) {
 	a := mustGenerate(t, pair(2), handDriver(), Options{})
-	b := mustGenerate(t, pair(0), upgraded("585.10.02"), Options{Capabilities: Compute})
+	b := mustGenerate(t, pair(0), upgraded("585.10.02"), Options{Capabilities: driver.Compute})
 	first := fmt.Sprint(Diff(a, b))
 	for range 20 {
 		if again := fmt.Sprint(Diff(a, b)); again != first {

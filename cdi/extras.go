@@ -2,176 +2,22 @@ package cdi
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"io/fs"
 	"path"
-	"slices"
-	"strconv"
 	"strings"
 
-	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/driver"
 )
 
-// Extra is something of a node besides its GPUs that containers can be given. Each has a CDI kind and a spec of its own,
-// so that who is given a GPU has it only when it was meant.
-type Extra string
-
-// The extras.
-const (
-	// IMEX are the channels by which GPUs of several nodes share memory.
-	IMEX Extra = "imex"
-	// GDS is GPUDirect Storage: reading from disks and the network into a GPU's memory.
-	GDS Extra = "gds"
-	// GDRCopy maps a GPU's memory for the CPU.
-	GDRCopy Extra = "gdrcopy"
-	// MOFED are the host's InfiniBand and RoCE adapters, for RDMA into a GPU's memory (GPUDirect RDMA).
-	MOFED Extra = "mofed"
-	// NVSwitch are the switches between the GPUs, for programs that manage them.
-	NVSwitch Extra = "nvswitch"
-)
-
-// Kind is the kind of the extra's devices beside that of GPUs: "nvidia.com/gds" beside "nvidia.com/gpu".
-func (e Extra) Kind(gpus string) string {
-	vendor, _ := parser.ParseQualifier(gpus)
-	return vendor + "/" + e.row().class
-}
-
-// Extras lists the extras.
-func Extras() []Extra {
-	var list []Extra
-	for i := range extraTable {
-		list = append(list, extraTable[i].extra)
-	}
-	return list
-}
-
-// Wrote reports whether a spec is one that GenerateExtra makes of this extra, on whatever node. One that somebody else
-// wrote has other devices, nodes, variables or hooks.
-func (e Extra) Wrote(spec *specs.Spec) bool {
-	f := &ExtraFiles{Extra: e}
-	for i := range spec.Devices {
-		edits := &spec.Devices[i].ContainerEdits
-		for _, n := range edits.DeviceNodes {
-			if !e.row().hasNode(n.Path) {
-				return false
-			}
-			f.Nodes = append(f.Nodes, Node{Path: n.Path, HostPath: cmp.Or(n.HostPath, n.Path), Capabilities: All})
-		}
-		for _, m := range edits.Mounts {
-			f.Files = append(f.Files, File{Path: m.ContainerPath, HostPath: m.HostPath})
-		}
-	}
-	own, err := GenerateExtra(f, spec.Kind)
-	return err == nil && len(Diff(spec, own)) == 0
-}
-
-// hasNode reports whether the node could be one of the extra's.
-func (r *extraRow) hasNode(node string) bool {
-	name := strings.TrimPrefix(node, "/dev/")
-	if slices.Contains(r.nodes, name) {
-		return true
-	}
-	prefix := r.numbered
-	if r.extra == IMEX {
-		prefix = imexChannel
-	}
-	number, ok := strings.CutPrefix(name, prefix)
-	return ok && prefix != "" && isNumbers(number)
-}
-
-func (e Extra) row() *extraRow {
-	i := slices.IndexFunc(extraTable, func(r extraRow) bool { return r.extra == e })
-	if i < 0 {
-		return &extraRow{extra: e, class: string(e)}
-	}
-	return &extraTable[i]
-}
-
-// ExtraFiles are what a host has of an extra. Without a node there is nothing to give to a container.
-type ExtraFiles struct {
-	Extra Extra
-	Nodes []Node
-	Files []File
-}
-
-// DiscoverExtra looks for an extra. Of IMEX only the channels of those numbers are looked for; the others have none. The
-// findings are what was looked for; where names are not known beforehand there is one for each file that exists.
-func DiscoverExtra(h host.Host, e Extra, channels []int) (*ExtraFiles, []Finding) {
-	found := &ExtraFiles{Extra: e}
-	var findings []Finding
-	for _, name := range e.row().names(h, channels) {
-		n, err := findNode(h, name, All)
-		findings = append(findings, n.finding(err))
-		if err == nil {
-			found.Nodes = append(found.Nodes, n)
-		}
-	}
-	for _, row := range e.row().files {
-		f, finding := row.find(h)
-		findings = append(findings, finding)
-		if finding.Used {
-			found.Files = append(found.Files, f)
-		}
-	}
-	return found, findings
-}
-
-// names are the nodes under /dev to look at.
-func (r *extraRow) names(h host.Host, channels []int) []string {
-	if r.extra == IMEX {
-		names := make([]string, len(channels))
-		for i, c := range channels {
-			names[i] = imexChannel + strconv.Itoa(c)
-		}
-		return names
-	}
-	dir, prefix := path.Split(r.numbered)
-	there, _ := readNames(h.Dev(dir))
-	names := slices.Clone(r.nodes)
-	for _, name := range there {
-		if number, ok := strings.CutPrefix(name, prefix); ok && prefix != "" && isNumbers(number) {
-			names = append(names, dir+name)
-		}
-	}
-	return names
-}
-
-// find looks for the file where the driver is installed, then on the host.
-func (r *extraFileRow) find(h host.Host) (File, Finding) {
-	f := File{Path: r.path, Kind: KindConfig, Capabilities: All}
-	finding := Finding{Name: r.path, Kind: KindConfig, Note: notFound}
-	for _, dir := range []string{h.DriverRoot(), h.Root()} {
-		real, info, err := newRoot(dir).stat(r.path)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			continue
-		case err != nil:
-			finding.Note = err.Error()
-		case info.Mode().Type() != r.mode:
-			finding.Path, finding.Note = real, describeMode(info.Mode())+", not used"
-		default:
-			f.HostPath = real
-			finding.Path, finding.Used, finding.Note = real, true, ""
-			return f, finding
-		}
-	}
-	return f, finding
-}
-
-// GenerateExtra makes the spec of an extra. Each channel of IMEX has its number as its name; all that another extra has
-// is one device, "all". Without a node the error wraps ErrNoDevices.
-func GenerateExtra(f *ExtraFiles, kind string) (*specs.Spec, error) {
+// GenerateExtra makes the spec of an extra. Each IMEX channel is a device with its number as its name; every other extra
+// is one device, "all". Without a node the spec has no devices.
+func GenerateExtra(f *driver.ExtraFiles, kind string) (*specs.Spec, error) {
 	if err := validateKind(kind); err != nil {
 		return nil, err
 	}
-	if len(f.Nodes) == 0 {
-		return nil, fmt.Errorf("%s: %w: there is no device node", f.Extra, ErrNoDevices)
-	}
-	spec := &specs.Spec{Kind: kind, Devices: f.devices()}
+	spec := &specs.Spec{Kind: kind, Devices: extraDevices(f)}
 	var err error
 	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil {
 		return nil, fmt.Errorf("choose the CDI version: %w", err)
@@ -179,21 +25,44 @@ func GenerateExtra(f *ExtraFiles, kind string) (*specs.Spec, error) {
 	return spec, nil
 }
 
-func (f *ExtraFiles) devices() []specs.Device {
-	if f.Extra != IMEX {
-		edits := specs.ContainerEdits{DeviceNodes: deviceNodes(f.Nodes)}
-		for _, file := range f.Files {
-			edits.Mounts = append(edits.Mounts,
-				&specs.Mount{HostPath: file.HostPath, ContainerPath: file.Path, Options: fileOptions()})
+func extraDevices(f *driver.ExtraFiles) []specs.Device {
+	switch {
+	case len(f.Nodes) == 0:
+		return nil
+	case f.Extra == driver.IMEX:
+		var list []specs.Device
+		for _, n := range f.Nodes {
+			list = append(list, specs.Device{
+				Name:           strings.TrimPrefix(path.Base(n.Path), "channel"),
+				ContainerEdits: specs.ContainerEdits{DeviceNodes: deviceNodes([]driver.Node{n})},
+			})
 		}
-		return []specs.Device{{Name: AllDevices, ContainerEdits: edits}}
+		return list
 	}
-	var list []specs.Device
-	for _, n := range f.Nodes {
-		number := strings.TrimPrefix(n.Path, path.Join("/dev", imexChannel))
-		list = append(list, specs.Device{
-			Name: number, ContainerEdits: specs.ContainerEdits{DeviceNodes: deviceNodes([]Node{n})},
-		})
+	edits := specs.ContainerEdits{DeviceNodes: deviceNodes(f.Nodes)}
+	for _, file := range f.Files {
+		edits.Mounts = append(edits.Mounts,
+			&specs.Mount{HostPath: file.HostPath, ContainerPath: file.Path, Options: fileOptions()})
 	}
-	return list
+	return []specs.Device{{Name: AllDevices, ContainerEdits: edits}}
+}
+
+// WroteExtra reports whether GenerateExtra made a spec, of this extra and on whatever node. A spec of another program has
+// other devices, nodes, variables or hooks.
+func WroteExtra(e driver.Extra, spec *specs.Spec) bool {
+	f := &driver.ExtraFiles{Extra: e}
+	for i := range spec.Devices {
+		edits := &spec.Devices[i].ContainerEdits
+		for _, n := range edits.DeviceNodes {
+			if !e.HasNode(n.Path) {
+				return false
+			}
+			f.Nodes = append(f.Nodes, driver.Node{Path: n.Path, HostPath: cmp.Or(n.HostPath, n.Path), Capabilities: driver.All})
+		}
+		for _, m := range edits.Mounts {
+			f.Files = append(f.Files, driver.File{Path: m.ContainerPath, HostPath: m.HostPath})
+		}
+	}
+	own, err := GenerateExtra(f, spec.Kind)
+	return err == nil && len(f.Nodes) > 0 && len(Diff(spec, own)) == 0
 }

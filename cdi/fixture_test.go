@@ -1,40 +1,23 @@
 package cdi
 
 import (
-	"net"
 	"os"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/sim"
 )
 
 const testVersion = "580.126.09"
 
-// multiarch is where Debian has the libraries.
-var multiarch = "/usr/lib/" + machineFor(runtime.GOARCH).multiarch
-
-// tree is a root directory that a test fills with what a driver might look like.
+// tree is a directory that a test fills.
 type tree struct {
 	t   testing.TB
 	dir string
 }
 
 func newTree(t testing.TB) *tree { return &tree{t, t.TempDir()} }
-
-// host is a host with the tree as its root, its driver root and its dev root.
-func (r *tree) host() host.Host {
-	h, err := host.New(r.dir, "", "")
-	r.must(err)
-	return h
-}
 
 func (r *tree) must(err error) {
 	r.t.Helper()
@@ -43,32 +26,12 @@ func (r *tree) must(err error) {
 	}
 }
 
-// path makes the directory that a file is to be in, and is the file's path on the host.
+// path makes the directory that a file is to be in, and returns the file's path.
 func (r *tree) path(p string) string {
 	r.t.Helper()
 	full := filepath.Join(r.dir, p)
 	r.must(os.MkdirAll(filepath.Dir(full), 0o755))
 	return full
-}
-
-// library writes a library. Its SONAME is the name with one number behind .so, or the name itself with none.
-func (r *tree) library(p string) {
-	r.t.Helper()
-	name, version, _ := splitLibrary(filepath.Base(p))
-	soname := name + ".so"
-	if version != "" {
-		soname += ".1"
-	}
-	r.must(sim.Library{SONAME: soname}.WriteELF(r.path(p)))
-}
-
-// core writes libcuda and libnvidia-ml of a version, with their links.
-func (r *tree) core(dir, version string) {
-	r.t.Helper()
-	for _, name := range coreLibraries {
-		r.library(dir + "/" + name + ".so." + version)
-		r.link(dir+"/"+name+".so.1", name+".so."+version)
-	}
 }
 
 func (r *tree) link(p, target string) {
@@ -88,70 +51,15 @@ func (r *tree) fifo(p string) {
 	r.must(unix.Mkfifo(r.path(p), 0o644))
 }
 
-// socket makes a socket. Its path in the test's directory may be longer than a socket's address can be.
-func (r *tree) socket(p string) {
-	r.t.Helper()
-	full := r.path(p)
-	short, err := os.MkdirTemp("", "s")
-	r.must(err)
-	r.t.Cleanup(func() { _ = os.RemoveAll(short) })
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(short, "s"), Net: "unix"})
-	r.must(err)
-	l.SetUnlinkOnClose(false)
-	r.must(os.Rename(filepath.Join(short, "s"), full))
-	r.t.Cleanup(func() { _ = l.Close() })
-}
-
-// cache writes a loader cache that names these files by their base names.
-func (r *tree) cache(paths ...string) {
-	r.t.Helper()
-	flags, _ := ldcache.FlagsFor(runtime.GOARCH)
-	c := &ldcache.Cache{}
-	for _, p := range paths {
-		c.Entries = append(c.Entries, ldcache.Entry{Name: filepath.Base(p), Path: p, Flags: flags})
-	}
-	r.file("/etc/ld.so.cache", string(c.Marshal()), 0o644)
-}
-
-// discover is Discover on a tree that has a usable driver.
-func (r *tree) discover(version string) *Driver {
-	r.t.Helper()
-	d, err := Discover(r.host(), version)
-	r.must(err)
-	return d
-}
-
-func libraryPaths(d *Driver) []string {
-	var paths []string
-	for _, l := range d.Libraries {
-		paths = append(paths, l.Path)
-	}
-	return paths
-}
-
-// finding is the row about name.
-func finding(t testing.TB, list []Finding, name string) Finding {
-	t.Helper()
-	for _, f := range list {
-		if f.Name == name {
-			return f
-		}
-	}
-	t.Fatalf("no finding about %s among %d", name, len(list))
-	return Finding{}
-}
-
-func sorted(list []string) []string { return slices.Sorted(slices.Values(list)) }
-
-// wantError checks that an error says all of these.
-func wantError(t testing.TB, err error, parts ...string) {
+// checkError checks that an error has all of these texts.
+func checkError(t testing.TB, err error, parts ...string) {
 	t.Helper()
 	if err == nil {
 		t.Fatalf("no error, want one with %q", parts)
 	}
 	for _, p := range parts {
 		if !strings.Contains(err.Error(), p) {
-			t.Errorf("error %q does not say %q", err, p)
+			t.Errorf("error %q does not have %q", err, p)
 		}
 	}
 }

@@ -4,20 +4,24 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
+	"path"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 )
 
-// DefaultKind is the kind of the specs, since it is what people type.
+// DefaultKind is the kind of the specs unless another is configured. People type it.
 const DefaultKind = "nvidia.com/gpu"
 
-// AllDevices is the name of the device that is all others together.
+// AllDevices is the name of the device that stands for all devices of a spec.
 const AllDevices = "all"
 
 // Options are what a spec depends on besides the node.
@@ -26,53 +30,34 @@ type Options struct {
 	Kind string
 	// HookPath is the absolute path of prestart-hook on the host.
 	HookPath string
-	// Capabilities limit what containers get; 0 is All.
-	Capabilities Capabilities
+	// Capabilities limit what containers get; 0 is driver.All.
+	Capabilities driver.Capabilities
 }
 
-// ErrNoDevices is wrapped by Generate's error about a snapshot without a device that containers can be given.
-var ErrNoDevices = errors.New("no GPU can be offered")
-
-const hintNoDevices = "gpu-cdi-plugin devices shows what the driver says of the GPUs, " +
-	"gpu-cdi-plugin cdi generate --explain what was left out and why"
-
-// Generate makes the spec. Each GPU has its index and its UUID as names, each MIG device PARENT:INDEX and its UUID, and
-// "all" is all of them. A GPU in MIG mode is offered only as its MIG devices.
+// Generate makes the spec of a node's GPUs. Each GPU has its index and its UUID as names, each MIG device GPU:INDEX and
+// its UUID, and "all" is all of them. A GPU in MIG mode is offered only as its MIG devices. Where no device can be
+// offered the spec has none. It has the lowest cdiVersion that carries it.
 //
-// The findings are the GPUs and MIG devices, in the order of the snapshot; one that is not in the spec says why.
-// They are there with ErrNoDevices too, which has exit status 11. The spec has the lowest cdiVersion that carries it.
-func Generate(s *gpu.Snapshot, d *Driver, o Options) (*specs.Spec, []Finding, error) {
+// The findings are the GPUs and MIG devices, in the order of the snapshot. The note of one that is not in the spec says
+// why.
+func Generate(s *gpu.Snapshot, d *driver.Driver, o Options) (*specs.Spec, []driver.Finding, error) {
 	o.Kind = cmp.Or(o.Kind, DefaultKind)
-	if err := o.validate(); err != nil {
-		return nil, nil, err
-	}
-	g := newGenerator(d, o)
-	for i := range s.Devices {
-		g.addGPU(&s.Devices[i])
-	}
-	if len(g.offers) == 0 {
-		return nil, g.findings, exit.With(exit.NoGPU, hintNoDevices, noDevices(g.findings))
-	}
-	common, err := g.commonEdits(s)
-	if err != nil {
-		return nil, nil, err
-	}
-	spec := &specs.Spec{Kind: o.Kind, Devices: g.devices(), ContainerEdits: common}
-	spec.Version, err = specs.MinimumRequiredVersion(spec)
-	if err != nil {
-		return nil, nil, fmt.Errorf("choose the CDI version: %w", err)
-	}
-	return spec, g.findings, nil
-}
-
-func (o Options) validate() error {
 	if err := validateKind(o.Kind); err != nil {
-		return err
+		return nil, nil, err
 	}
 	if !filepath.IsAbs(o.HookPath) {
-		return fmt.Errorf("hook path %q is not absolute", o.HookPath)
+		return nil, nil, fmt.Errorf("hook path %q is not absolute", o.HookPath)
 	}
-	return nil
+	offers, findings := offersOf(s, d, o.Capabilities)
+	common, err := commonEdits(s, d, o, offers)
+	if err != nil {
+		return nil, nil, err
+	}
+	spec := &specs.Spec{Kind: o.Kind, Devices: devicesOf(offers), ContainerEdits: common}
+	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil {
+		return nil, nil, fmt.Errorf("choose the CDI version: %w", err)
+	}
+	return spec, findings, nil
 }
 
 func validateKind(kind string) error {
@@ -87,13 +72,141 @@ func validateKind(kind string) error {
 	return nil
 }
 
-func noDevices(findings []Finding) error {
-	var why []string
-	for _, f := range findings {
-		why = append(why, f.Name+": "+f.Note)
+// candidate is a GPU or MIG device of the snapshot.
+type candidate struct {
+	label       string      // such as "GPU 3"
+	index, uuid string      // its names
+	gpu         *gpu.Device // itself, or the GPU that it is a part of
+	graphics    bool        // whether it can draw, and so has use for DRM nodes
+	nodeNames   []string    // under /dev
+	problem     string      // why it cannot be offered; empty if it can
+}
+
+// candidatesOf lists the devices of a GPU: itself, or in MIG mode its MIG devices.
+func candidatesOf(d *gpu.Device) []candidate {
+	c := candidate{
+		label: "GPU " + strconv.Itoa(d.Index), index: strconv.Itoa(d.Index), uuid: d.UUID, gpu: d, graphics: true,
+		nodeNames: []string{"nvidia" + strconv.Itoa(d.Minor)},
 	}
-	if len(why) == 0 {
-		return fmt.Errorf("%w: the driver has none", ErrNoDevices)
+	switch {
+	case !d.Usable():
+		c.problem = "cannot be read: " + d.Error
+	case d.MIGEnabled && len(d.MIG) == 0:
+		c.problem = "MIG is enabled and it has no MIG device"
+	case d.MIGEnabled:
+		var list []candidate
+		for i := range d.MIG {
+			list = append(list, migCandidate(c, &d.MIG[i]))
+		}
+		return list
 	}
-	return fmt.Errorf("%w: %s", ErrNoDevices, strings.Join(why, "; "))
+	return []candidate{c}
+}
+
+// migCandidate is a MIG device of a GPU. It needs the GPU's node and those of its two instances, by which the driver
+// decides what a process may use.
+func migCandidate(parent candidate, m *gpu.MIGDevice) candidate {
+	c := parent
+	c.index, c.uuid = fmt.Sprintf("%s:%d", parent.index, m.Index), m.UUID
+	c.label = fmt.Sprintf("MIG device %s (%s)", c.index, m.Profile)
+	c.graphics = hasGraphics(m.Profile)
+	if m.GPUInstanceCap == gpu.NoMinor || m.ComputeInstanceCap == gpu.NoMinor {
+		c.problem = "the minor numbers of its nodes in /dev/nvidia-caps are not known"
+	}
+	c.nodeNames = append(slices.Clone(parent.nodeNames),
+		"nvidia-caps/nvidia-cap"+strconv.Itoa(m.GPUInstanceCap), "nvidia-caps/nvidia-cap"+strconv.Itoa(m.ComputeInstanceCap))
+	return c
+}
+
+// hasGraphics reports whether a MIG profile has the attribute gfx, as "1g.24gb+me,gfx" has.
+func hasGraphics(profile string) bool {
+	_, attributes, _ := strings.Cut(profile, "+")
+	return slices.Contains(strings.FieldsFunc(attributes, func(r rune) bool { return r == '+' || r == ',' || r == '.' }), "gfx")
+}
+
+// offer is a device of the spec.
+type offer struct {
+	names []string // its index and its UUID
+	nodes []driver.Node
+	// drm is the PCI address of the GPU whose DRM nodes are among the nodes; empty without.
+	drm string
+}
+
+// offersOf decides which devices of the node the spec offers.
+func offersOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([]offer, []driver.Finding) {
+	nodes := map[string]driver.Node{}
+	for _, n := range d.Nodes {
+		nodes[n.Path] = n
+	}
+	var offers []offer
+	var findings []driver.Finding
+	owners := map[string]string{} // of the names that are taken
+	for i := range s.Devices {
+		for _, device := range candidatesOf(&s.Devices[i]) {
+			f := driver.Finding{Name: device.label, Kind: driver.KindDevice, UUID: device.uuid}
+			o, err := device.offer(nodes, owners)
+			if err != nil {
+				f.Note = err.Error()
+				findings = append(findings, f)
+				continue
+			}
+			f.Path, f.Used = o.nodes[0].HostPath, true
+			findings = append(findings, f)
+			if drm := d.DRM[device.gpu.PCIBusID]; device.graphics && len(drm) > 0 && c.Needs(driver.UsesDRM) {
+				o.nodes = append(o.nodes, drm...)
+				o.drm = device.gpu.PCIBusID
+			}
+			offers = append(offers, o)
+		}
+	}
+	return offers, findings
+}
+
+// offer is the device with its nodes. The error says why it cannot be offered: it has a problem, a node is missing, or one
+// of its names cannot be used or is taken.
+func (c *candidate) offer(nodes map[string]driver.Node, owners map[string]string) (offer, error) {
+	o := offer{names: []string{c.index, c.uuid}}
+	if c.problem != "" {
+		return o, errors.New(c.problem)
+	}
+	for _, name := range c.nodeNames {
+		n, ok := nodes[path.Join("/dev", name)]
+		if !ok {
+			return o, fmt.Errorf("no device node /dev/%s", name)
+		}
+		o.nodes = append(o.nodes, n)
+	}
+	for _, name := range o.names {
+		if err := parser.ValidateDeviceName(name); err != nil {
+			return o, fmt.Errorf("its name %q cannot be used: %w", name, err)
+		}
+		if owner, ok := owners[name]; ok {
+			return o, fmt.Errorf("its name %s is that of %s", name, owner)
+		}
+	}
+	for _, name := range o.names {
+		owners[name] = c.label
+	}
+	return o, nil
+}
+
+// devicesOf are the devices of the spec: each name of each offer, then all of them as one.
+func devicesOf(offers []offer) []specs.Device {
+	if len(offers) == 0 {
+		return nil
+	}
+	var list []specs.Device
+	all := map[string]driver.Node{}
+	for _, o := range offers {
+		for _, n := range o.nodes {
+			all[n.Path] = n
+		}
+		for _, name := range o.names {
+			list = append(list, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: deviceNodes(o.nodes)}})
+		}
+	}
+	nodes := slices.Collect(maps.Values(all))
+	return append(list, specs.Device{
+		Name: AllDevices, ContainerEdits: specs.ContainerEdits{DeviceNodes: deviceNodes(nodes)},
+	})
 }

@@ -1,9 +1,9 @@
 package cdi
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/hookargs"
 )
 
@@ -36,8 +36,8 @@ func pair(migs int) *gpu.Snapshot {
 }
 
 // handDriver is the driver of a host with pair's GPUs.
-func handDriver() *Driver {
-	d := &Driver{Version: testVersion, DRM: map[string][]Node{
+func handDriver() *driver.Driver {
+	d := &driver.Driver{Version: testVersion, DRM: map[string][]driver.Node{
 		"0000:01:00.0": {drmNode("card1", 0o660), drmNode("renderD128", 0o666)},
 		"0000:02:00.0": {drmNode("card2", 0o660)},
 	}}
@@ -45,31 +45,39 @@ func handDriver() *Driver {
 		"nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap31", "nvidia-caps/nvidia-cap32", "nvidia-caps/nvidia-cap33",
 		"nvidia4", "nvidia5",
 	} {
-		d.Nodes = append(d.Nodes, Node{"/dev/" + n, "/dev/" + n, 0o666, All})
+		d.Nodes = append(d.Nodes, driver.Node{Path: "/dev/" + n, HostPath: "/dev/" + n, Mode: 0o666, Capabilities: driver.All})
 	}
-	for _, c := range controlNodes {
-		d.Nodes = append(d.Nodes, Node{"/dev/" + c.name, "/dev/" + c.name, 0o666, c.capabilities})
+	for _, c := range []struct {
+		name string
+		use  driver.Capabilities
+	}{
+		{"nvidiactl", driver.All},
+		{"nvidia-uvm", driver.UsesCUDA},
+		{"nvidia-uvm-tools", driver.Compute},
+		{"nvidia-modeset", driver.Graphics | driver.Display},
+	} {
+		d.Control = append(d.Control, driver.Node{Path: "/dev/" + c.name, HostPath: "/dev/" + c.name, Mode: 0o666, Capabilities: c.use})
 	}
-	for name, c := range map[string]Capabilities{"libcuda": usesCUDA, "libnvidia-ml": Utility, "libnvcuvid": Video} {
+	for name, c := range map[string]driver.Capabilities{"libcuda": driver.UsesCUDA, "libnvidia-ml": driver.Utility, "libnvcuvid": driver.Video} {
 		p := "/usr/lib64/" + name + ".so"
-		d.Libraries = append(d.Libraries, Library{
+		d.Libraries = append(d.Libraries, driver.Library{
 			Path: p + "." + testVersion, HostPath: "/driver" + p + "." + testVersion, SONAME: name + ".so.1",
-			Links: []Link{{p + ".1", name + ".so." + testVersion}}, Capabilities: c,
+			Links: []driver.Link{{Path: p + ".1", Target: name + ".so." + testVersion}}, Capabilities: c,
 		})
 	}
-	slices.SortFunc(d.Libraries, func(a, b Library) int { return strings.Compare(a.Path, b.Path) })
-	d.Files = []File{
-		{"/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket", KindSocket, Utility},
-		{"/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi", KindBinary, Utility},
+	slices.SortFunc(d.Libraries, func(a, b driver.Library) int { return strings.Compare(a.Path, b.Path) })
+	d.Files = []driver.File{
+		{Path: "/run/nvidia-persistenced/socket", HostPath: "/run/nvidia-persistenced/socket", Kind: driver.KindSocket, Capabilities: driver.Utility},
+		{Path: "/usr/bin/nvidia-smi", HostPath: "/usr/bin/nvidia-smi", Kind: driver.KindBinary, Capabilities: driver.Utility},
 	}
 	return d
 }
 
-func drmNode(name string, mode fs.FileMode) Node {
-	return Node{"/dev/dri/" + name, "/dev/dri/" + name, mode, usesDRM}
+func drmNode(name string, mode fs.FileMode) driver.Node {
+	return driver.Node{Path: "/dev/dri/" + name, HostPath: "/dev/dri/" + name, Mode: mode, Capabilities: driver.UsesDRM}
 }
 
-func mustGenerate(t testing.TB, s *gpu.Snapshot, d *Driver, o Options) *specs.Spec {
+func mustGenerate(t testing.TB, s *gpu.Snapshot, d *driver.Driver, o Options) *specs.Spec {
 	t.Helper()
 	if o.HookPath == "" {
 		o.HookPath = testHook
@@ -100,7 +108,7 @@ func nodePaths(e specs.ContainerEdits) string {
 
 func TestGenerateOffers(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(*gpu.Snapshot, *Driver)
+		change func(*gpu.Snapshot, *driver.Driver)
 		migs   int
 		want   map[string]string
 		notes  map[string]string // of devices that are left out
@@ -120,7 +128,7 @@ func TestGenerateOffers(t *testing.T) {
 				"nvidia-caps/nvidia-cap32 nvidia-caps/nvidia-cap33 nvidia4 nvidia5",
 		}},
 		"DRM nodes for a MIG device with graphics": {
-			migs: 1, change: func(s *gpu.Snapshot, _ *Driver) {
+			migs: 1, change: func(s *gpu.Snapshot, _ *driver.Driver) {
 				s.Devices = s.Devices[1:]
 				s.Devices[0].MIG[0].Profile = "1g.24gb+me,gfx"
 			},
@@ -131,17 +139,17 @@ func TestGenerateOffers(t *testing.T) {
 			},
 		},
 		"the others when one cannot be read": {
-			change: func(s *gpu.Snapshot, _ *Driver) { s.Devices[0].Error = "GPU is lost" },
+			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[0].Error = "GPU is lost" },
 			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
 			notes:  map[string]string{"GPU 0": "cannot be read: GPU is lost"},
 		},
 		"the others when one has no node": {
-			change: func(s *gpu.Snapshot, _ *Driver) { s.Devices[0].Minor = 9 },
+			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[0].Minor = 9 },
 			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
 			notes:  map[string]string{"GPU 0": "no device node /dev/nvidia9"},
 		},
 		"the first of two with one UUID": {
-			change: func(s *gpu.Snapshot, _ *Driver) { s.Devices[1].UUID = "GPU-0" },
+			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[1].UUID = "GPU-0" },
 			want: map[string]string{
 				"0": "dri/card1 dri/renderD128 nvidia4", "GPU-0": "dri/card1 dri/renderD128 nvidia4",
 				"all": "dri/card1 dri/renderD128 nvidia4",
@@ -149,22 +157,22 @@ func TestGenerateOffers(t *testing.T) {
 			notes: map[string]string{"GPU 1": "its name GPU-0 is that of GPU 0"},
 		},
 		"no GPU whose UUID is no name": {
-			change: func(s *gpu.Snapshot, _ *Driver) { s.Devices[0].UUID = "GPU/../x" },
+			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[0].UUID = "GPU/../x" },
 			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
 			notes:  map[string]string{"GPU 0": `its name "GPU/../x" cannot be used`},
 		},
 		"no GPU without a UUID": {
-			change: func(s *gpu.Snapshot, _ *Driver) { s.Devices[0].UUID = "" },
+			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[0].UUID = "" },
 			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
 			notes:  map[string]string{"GPU 0": `its name "" cannot be used`},
 		},
 		"no GPU in MIG mode without MIG devices": {
-			change: func(s *gpu.Snapshot, _ *Driver) { s.Devices[0].MIGEnabled = true },
+			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[0].MIGEnabled = true },
 			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
 			notes:  map[string]string{"GPU 0": "MIG is enabled and it has no MIG device"},
 		},
 		"no MIG device whose nodes are unknown or not there": {
-			migs: 2, change: func(s *gpu.Snapshot, _ *Driver) {
+			migs: 2, change: func(s *gpu.Snapshot, _ *driver.Driver) {
 				s.Devices[1].MIG[0].GPUInstanceCap = gpu.NoMinor
 				s.Devices[1].MIG[1].ComputeInstanceCap = 99
 			},
@@ -270,28 +278,28 @@ func TestGenerateTellsTheHook(t *testing.T) {
 
 func TestGenerateFiltersByCapability(t *testing.T) {
 	for name, c := range map[string]struct {
-		capabilities             Capabilities
+		capabilities             driver.Capabilities
 		device, control, mounts  string
 		compat, profile, drmHook bool
 	}{
 		"all": {
-			All, "dri/card1 dri/renderD128 nvidia4", "nvidia-modeset nvidia-uvm nvidia-uvm-tools nvidiactl",
+			driver.All, "dri/card1 dri/renderD128 nvidia4", "nvidia-modeset nvidia-uvm nvidia-uvm-tools nvidiactl",
 			"socket nvidia-smi libcuda libnvcuvid libnvidia-ml", true, true, true,
 		},
-		"compute": {Compute, "nvidia4", "nvidia-uvm nvidia-uvm-tools nvidiactl", "libcuda", true, false, false},
-		"utility": {Utility, "nvidia4", "nvidiactl", "socket nvidia-smi libnvidia-ml", false, false, false},
+		"compute": {driver.Compute, "nvidia4", "nvidia-uvm nvidia-uvm-tools nvidiactl", "libcuda", true, false, false},
+		"utility": {driver.Utility, "nvidia4", "nvidiactl", "socket nvidia-smi libnvidia-ml", false, false, false},
 		"video": {
-			Video, "dri/card1 dri/renderD128 nvidia4", "nvidia-uvm nvidiactl", "libcuda libnvcuvid", true, false, true,
+			driver.Video, "dri/card1 dri/renderD128 nvidia4", "nvidia-uvm nvidiactl", "libcuda libnvcuvid", true, false, true,
 		},
 		"display": {
-			Display, "dri/card1 dri/renderD128 nvidia4", "nvidia-modeset nvidiactl", "", false, true, true,
+			driver.Display, "dri/card1 dri/renderD128 nvidia4", "nvidia-modeset nvidiactl", "", false, true, true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := mustGenerate(t, pair(0), handDriver(), Options{Capabilities: c.capabilities})
 			var mounts []string
 			for _, m := range spec.ContainerEdits.Mounts {
-				name, _, _ := strings.Cut(lastElement(m.ContainerPath), ".so")
+				name, _, _ := strings.Cut(path.Base(m.ContainerPath), ".so")
 				mounts = append(mounts, name)
 			}
 			if got := nodesByDevice(spec)["0"]; got != c.device {
@@ -303,7 +311,7 @@ func TestGenerateFiltersByCapability(t *testing.T) {
 			if got := strings.Join(mounts, " "); got != c.mounts {
 				t.Errorf("mounts: %q, want %q", got, c.mounts)
 			}
-			work := hookWork(spec.ContainerEdits.Hooks[0].Args)
+			work := parseHook(spec.ContainerEdits.Hooks[0].Args)
 			if work.DriverVersion != "" != c.compat || work.EGLProfile != c.profile || len(work.DRI) > 0 != c.drmHook {
 				t.Errorf("work of the hook: %+v", work)
 			}
@@ -340,10 +348,16 @@ func TestGenerateOpensDRMNodes(t *testing.T) {
 
 func TestGenerateWritesHostPathsThatDiffer(t *testing.T) {
 	d := handDriver()
-	for i := range d.Nodes {
-		d.Nodes[i].HostPath = "/elsewhere" + d.Nodes[i].Path
+	for _, nodes := range [][]driver.Node{d.Control, d.Nodes} {
+		for i := range nodes {
+			nodes[i].HostPath = "/elsewhere" + nodes[i].Path
+		}
 	}
-	for _, n := range mustGenerate(t, pair(0), d, Options{}).ContainerEdits.DeviceNodes {
+	spec := mustGenerate(t, pair(0), d, Options{})
+	for _, n := range append(spec.ContainerEdits.DeviceNodes, spec.Devices[len(spec.Devices)-1].ContainerEdits.DeviceNodes...) {
+		if strings.HasPrefix(n.Path, "/dev/dri/") {
+			continue
+		}
 		if n.HostPath != "/elsewhere"+n.Path {
 			t.Errorf("node %+v", n)
 		}
@@ -353,17 +367,17 @@ func TestGenerateWritesHostPathsThatDiffer(t *testing.T) {
 func TestGenerateRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		options Options
-		change  func(*Driver)
+		change  func(*driver.Driver)
 		want    string
 	}{
 		"a kind without a class":         {Options{Kind: "nvidia.com", HookPath: testHook}, nil, "want VENDOR/CLASS"},
 		"a kind with a bad vendor":       {Options{Kind: "-x/gpu", HookPath: testHook}, nil, "-x"},
 		"no hook path":                   {Options{}, nil, "not absolute"},
 		"a relative hook path":           {Options{HookPath: "bin/prestart-hook"}, nil, "not absolute"},
-		"a library the hook cannot read": {Options{HookPath: testHook}, func(d *Driver) { d.Libraries[0].SONAME = "a,b" }, "tell the hook"},
-		"a link the hook cannot read": {Options{HookPath: testHook}, func(d *Driver) {
+		"a library the hook cannot read": {Options{HookPath: testHook}, func(d *driver.Driver) { d.Libraries[0].SONAME = "a,b" }, "write the arguments of the hook"},
+		"a link the hook cannot read": {Options{HookPath: testHook}, func(d *driver.Driver) {
 			d.Libraries[0].Links[0].Path = "/usr/../etc/passwd"
-		}, "tell the hook"},
+		}, "write the arguments of the hook"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := handDriver()
@@ -371,7 +385,7 @@ func TestGenerateRefuses(t *testing.T) {
 				c.change(d)
 			}
 			spec, _, err := Generate(pair(0), d, c.options)
-			wantError(t, err, c.want)
+			checkError(t, err, c.want)
 			if spec != nil {
 				t.Error("a spec beside the error")
 			}
@@ -383,11 +397,19 @@ func TestGenerateWithoutADevice(t *testing.T) {
 	s := pair(0)
 	s.Devices[0].Error = "GPU is lost"
 	s.Devices[1].MIGEnabled = true
-	_, findings, err := Generate(s, handDriver(), Options{HookPath: testHook})
-	wantError(t, err, "GPU 0: cannot be read: GPU is lost", "GPU 1: MIG is enabled")
-	if !errors.Is(err, ErrNoDevices) || exit.CodeOf(err) != exit.NoGPU || exit.HintOf(err) == "" || len(findings) != 2 {
-		t.Errorf("status %d, hint %q, findings %v", exit.CodeOf(err), exit.HintOf(err), findings)
+	spec, findings, err := Generate(s, handDriver(), Options{HookPath: testHook})
+	if err != nil || len(spec.Devices) > 0 {
+		t.Errorf("spec %v, %v", spec, err)
 	}
-	_, _, err = Generate(&gpu.Snapshot{}, handDriver(), Options{HookPath: testHook})
-	wantError(t, err, "the driver has none")
+	want := []driver.Finding{
+		{Name: "GPU 0", Kind: driver.KindDevice, UUID: s.Devices[0].UUID, Note: "cannot be read: GPU is lost"},
+		{Name: "GPU 1", Kind: driver.KindDevice, UUID: s.Devices[1].UUID, Note: "MIG is enabled and it has no MIG device"},
+	}
+	if diff := cmp.Diff(want, findings); diff != "" {
+		t.Errorf("findings (-want +got):\n%s", diff)
+	}
+	spec, findings, err = Generate(&gpu.Snapshot{}, handDriver(), Options{HookPath: testHook})
+	if err != nil || len(spec.Devices)+len(findings) > 0 {
+		t.Errorf("spec of an empty node %v, %v, %v", spec, findings, err)
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
@@ -34,7 +35,7 @@ func simulated(t testing.TB, n *sim.Node, o Options) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := Discover(h, s.DriverVersion)
+	d, err := driver.Discover(h, s.DriverVersion)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,31 +108,6 @@ func TestGeneratedSpecsAreValid(t *testing.T) {
 	}
 }
 
-// The driver is found wherever it is installed, with all that a container needs of it.
-func TestDiscoverDriverInOtherPlaces(t *testing.T) {
-	files := func(dir string) []string {
-		n := simtest.Node(t, "workstation", simtest.LibDir(dir))
-		spec, err := cdilib.ParseSpec(simulated(t, n, Options{}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var names []string
-		for _, m := range spec.ContainerEdits.Mounts {
-			names = append(names, filepath.Base(m.ContainerPath))
-			if strings.HasPrefix(filepath.Base(m.ContainerPath), "libcuda.so") && filepath.Dir(m.ContainerPath) != "/"+dir {
-				t.Errorf("libcuda is mounted at %s, the driver is in %s", m.ContainerPath, dir)
-			}
-		}
-		return names
-	}
-	want := sorted(files("usr/lib/" + machineFor(runtime.GOARCH).multiarch))
-	for _, dir := range []string{"usr/lib64", "usr/local/nvidia/lib64", "usr/lib/" + machineFor(runtime.GOARCH).multiarch + "/nvidia/current"} {
-		if diff := cmp.Diff(want, sorted(files(dir))); diff != "" {
-			t.Errorf("files with the driver in %s (-multiarch +there):\n%s", dir, diff)
-		}
-	}
-}
-
 func BenchmarkDiscoverAndGenerate(b *testing.B) {
 	n := simtest.Node(b, "dgx-h100")
 	h, err := host.New(n.Root(), "", "")
@@ -142,13 +118,13 @@ func BenchmarkDiscoverAndGenerate(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	d, err := Discover(h, s.DriverVersion)
+	d, err := driver.Discover(h, s.DriverVersion)
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.Run("discover", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := Discover(h, s.DriverVersion); err != nil {
+			if _, err := driver.Discover(h, s.DriverVersion); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -18,6 +18,7 @@ import (
 
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/regular"
 	"gpu-cdi-plugin/internal/trust"
 )
 
@@ -82,7 +83,7 @@ func readConfig(dir *os.File) ([]byte, fs.FileInfo, error) {
 	}
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
-	data, info, err := readOpen(f, maxConfig)
+	data, info, err := regular.Read(f, maxConfig)
 	if err != nil {
 		return nil, nil, err
 	}

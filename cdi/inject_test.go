@@ -244,7 +244,7 @@ func TestInjectRefusesAnotherOwnersFile(t *testing.T) {
 		r.must(os.Chown(r.dir+"/bundle/config.json", owner.file, 0))
 		r.must(os.Chown(r.dir+"/bundle", owner.bundle, 0))
 		changed, err := r.inject("0")
-		wantError(t, err, fmt.Sprintf("config.json belongs to user %d, and its bundle to user %d", owner.file, owner.bundle))
+		checkError(t, err, fmt.Sprintf("config.json belongs to user %d, and its bundle to user %d", owner.file, owner.bundle))
 		if changed || r.config() != plainConfig {
 			t.Errorf("%+v: the file has changed", owner)
 		}
@@ -388,7 +388,7 @@ func TestInjectRefuses(t *testing.T) {
 			}
 			before := snapshot(t, r.dir)
 			changed, err := r.inject(c.names...)
-			wantError(t, err, c.want...)
+			checkError(t, err, c.want...)
 			if changed || exit.CodeOf(err) != c.code {
 				t.Errorf("changed %v, status %d, want %d", changed, exit.CodeOf(err), c.code)
 			}

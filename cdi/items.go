@@ -143,7 +143,7 @@ func hookFields(h *specs.Hook) []field {
 // argumentItems makes items of a hook's arguments: by their place, or if they are our hook's, by what they are about.
 func argumentItems(args []string) items {
 	list := items{}
-	work := hookWork(args)
+	work := parseHook(args)
 	if work == nil {
 		for i, arg := range args {
 			list[strconv.Itoa(i)] = []field{{"", arg}}

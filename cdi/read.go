@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 
+	"gpu-cdi-plugin/internal/regular"
+
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -19,7 +21,7 @@ const maxSpec = 16 << 20
 func ReadFile(path string) (*specs.Spec, error) {
 	// The library reads whatever is there, for ever if it is a FIFO. It has to read the file again, since it offers
 	// its whole validation only on files.
-	if _, err := readRegular(path, maxSpec); err != nil {
+	if _, err := regular.ReadFile(path, maxSpec); err != nil {
 		return nil, fmt.Errorf("read CDI spec: %w", err)
 	}
 	spec, err := cdilib.ReadSpec(path, 0)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"gpu-cdi-plugin/internal/regular"
+
 	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
@@ -137,7 +139,7 @@ func (v *validator) node(where string, n *specs.DeviceNode) {
 	case err != nil:
 		v.add(where, "device node: %v", err)
 	case info.Mode()&fs.ModeDevice == 0 && n.Type != "p":
-		v.add(where, "device node: %s is %s", path, describeMode(info.Mode()))
+		v.add(where, "device node: %s is %s", path, regular.TypeName(info.Mode()))
 	case n.Major != 0:
 		v.number(where, path, n, info)
 	}
@@ -161,7 +163,7 @@ func (v *validator) hook(where string, h *specs.Hook) {
 	case err != nil:
 		v.add(where, "hook: %v", err)
 	case !info.Mode().IsRegular():
-		v.add(where, "hook: %s is %s", h.Path, describeMode(info.Mode()))
+		v.add(where, "hook: %s is %s", h.Path, regular.TypeName(info.Mode()))
 	case info.Mode()&0o111 == 0:
 		v.add(where, "hook: %s is not executable", h.Path)
 	case len(h.Env) == 0:

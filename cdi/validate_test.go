@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -141,10 +142,15 @@ func TestValidateFile(t *testing.T) {
 func TestValidateFindsWhatIsGone(t *testing.T) {
 	testenv.Root(t)
 	r := newTree(t)
-	r.core("/usr/lib64", testVersion)
 	r.file("/hook", "", 0o755)
-	d := r.discover(testVersion)
-	d.Nodes = []Node{{"/dev/nvidia4", "/dev/null", 0o666, All}, {"/dev/nvidia5", "/dev/zero", 0o666, All}}
+	r.file("/libcuda.so", "", 0o644)
+	d := &driver.Driver{
+		Libraries: []driver.Library{{Path: "/usr/lib64/libcuda.so", HostPath: r.dir + "/libcuda.so"}},
+		Nodes: []driver.Node{
+			{Path: "/dev/nvidia4", HostPath: "/dev/null", Mode: 0o666, Capabilities: driver.All},
+			{Path: "/dev/nvidia5", HostPath: "/dev/zero", Mode: 0o666, Capabilities: driver.All},
+		},
+	}
 	spec := mustGenerate(t, pair(0), d, Options{HookPath: r.dir + "/hook"})
 	if problems := Validate(spec); len(problems) > 0 {
 		t.Fatalf("a new spec has problems: %v", problems)

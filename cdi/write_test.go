@@ -13,6 +13,7 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -90,8 +91,8 @@ func TestWriteFileRefuses(t *testing.T) {
 			if c.change != nil {
 				c.change(spec)
 			}
-			wantError(t, WriteFile(filepath.Join(dir, c.file), spec), c.want, c.file)
-			if names, _ := readNames(dir); len(names) > 0 {
+			checkError(t, WriteFile(filepath.Join(dir, c.file), spec), c.want, c.file)
+			if names, _ := os.ReadDir(dir); len(names) > 0 {
 				t.Errorf("left behind: %q", names)
 			}
 		})
@@ -132,7 +133,7 @@ func TestReadFileRefuses(t *testing.T) {
 			r := newTree(t)
 			c.make(r)
 			spec, err := ReadFile(r.dir + "/x.json")
-			wantError(t, err, "x.json", c.want)
+			checkError(t, err, "x.json", c.want)
 			if spec != nil || strings.Contains(err.Error(), "failed to") {
 				t.Errorf("spec %v, error %v", spec, err)
 			}
@@ -144,14 +145,14 @@ func TestReadFileRefuses(t *testing.T) {
 }
 
 func FuzzReadFile(f *testing.F) {
-	good, err := Marshal(mustGenerate(f, pair(0), handDriver(), Options{Capabilities: Utility}), YAML)
+	good, err := Marshal(mustGenerate(f, pair(0), handDriver(), Options{Capabilities: driver.Utility}), YAML)
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(good)
 	f.Add([]byte("cdiVersion: 0.6.0\nkind: a.b/c\nannotations: {x: y}\ndevices: [{name: d, containerEdits: {env: [A=b]}}]\n"))
 	f.Add([]byte("a: &a [*a]"))
-	dir := inMemory(f)
+	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, data []byte) {
 		path := filepath.Join(dir, "x.json")
 		if err := os.WriteFile(path, data, 0o644); err != nil {

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -10,12 +9,13 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/fileid"
 )
 
 // Extra is something that containers with a device get besides it, where the node has it.
 type Extra struct {
-	cdi.Extra
+	driver.Extra
 	// Channels are the numbers of the wanted IMEX channels.
 	Channels []int
 	// Required makes all devices unhealthy while a channel is missing.
@@ -24,7 +24,7 @@ type Extra struct {
 
 // RequiredError is that a required extra cannot be given to containers.
 type RequiredError struct {
-	Extra cdi.Extra
+	Extra driver.Extra
 	// Conflict is the spec file that defines its name too, or the zero value if the host lacks the extra.
 	Conflict cdi.Clash
 	// Missing says what the host lacks.
@@ -73,17 +73,16 @@ func (e *extraFile) checkOffered(spec *specs.Spec, a *applied) error {
 func (r *Reconciler) findExtras() ([]*specs.Spec, error) {
 	var list []*specs.Spec
 	for _, e := range r.extras {
-		found, findings := cdi.DiscoverExtra(r.opts.Host, e.Extra.Extra, e.Channels)
+		found, findings := driver.DiscoverExtra(r.opts.Host, e.Extra.Extra, e.Channels)
 		if missing := missingNodes(findings); e.Required && missing != "" {
 			return nil, &RequiredError{Extra: e.Extra.Extra, Missing: missing}
 		}
 		r.logExtra(e, found, findings)
 		spec, err := cdi.GenerateExtra(found, e.file.kind)
-		switch {
-		case errors.Is(err, cdi.ErrNoDevices):
-		case err != nil:
+		if err != nil {
 			return nil, err
-		default:
+		}
+		if len(spec.Devices) > 0 {
 			list = append(list, spec)
 		}
 	}
@@ -91,7 +90,7 @@ func (r *Reconciler) findExtras() ([]*specs.Spec, error) {
 }
 
 // logExtra logs what the node has of an extra, when that changes.
-func (r *Reconciler) logExtra(e *extraFile, found *cdi.ExtraFiles, findings []cdi.Finding) {
+func (r *Reconciler) logExtra(e *extraFile, found *driver.ExtraFiles, findings []driver.Finding) {
 	text := fmt.Sprintf("containers get %s (device nodes: %d)", e.Extra.Extra, len(found.Nodes))
 	if len(found.Nodes) == 0 {
 		text = fmt.Sprintf("containers do not get %s, since there is no device node", e.Extra.Extra)
@@ -106,10 +105,10 @@ func (r *Reconciler) logExtra(e *extraFile, found *cdi.ExtraFiles, findings []cd
 }
 
 // missingNodes is what is wrong with the device nodes, or empty.
-func missingNodes(findings []cdi.Finding) string {
+func missingNodes(findings []driver.Finding) string {
 	var words []string
 	for _, f := range findings {
-		if f.Kind == cdi.KindNode && !f.Used {
+		if f.Kind == driver.KindNode && !f.Used {
 			words = append(words, f.Name+": "+f.Note)
 		}
 	}
@@ -119,7 +118,7 @@ func missingNodes(findings []cdi.Finding) string {
 // writeExtras adds the files of the extras to a fingerprint.
 func (r *Reconciler) writeExtras(w io.Writer) {
 	for _, e := range r.extras {
-		found, _ := cdi.DiscoverExtra(r.opts.Host, e.Extra.Extra, e.Channels)
+		found, _ := driver.DiscoverExtra(r.opts.Host, e.Extra.Extra, e.Channels)
 		fmt.Fprintln(w, e.Extra.Extra, found.Nodes, found.Files)
 	}
 }
@@ -127,13 +126,13 @@ func (r *Reconciler) writeExtras(w io.Writer) {
 // logUnconfiguredExtras logs the specs of extras that are no longer configured. They stay on disk: a container that was
 // given the extra cannot start again without its spec.
 func (r *Reconciler) logUnconfiguredExtras() {
-	for _, e := range cdi.Extras() {
+	for _, e := range driver.Extras() {
 		kind := e.Kind(r.opts.Spec.Kind)
 		path := fileIn(&r.opts, kind)
 		if path == "" || r.owns(path) || fileid.Of(path).IsZero() {
 			continue
 		}
-		if spec, err := cdi.ReadFile(path); err == nil && spec.Kind == kind && e.Wrote(spec) {
+		if spec, err := cdi.ReadFile(path); err == nil && spec.Kind == kind && cdi.WroteExtra(e, spec) {
 			r.log.Info(fmt.Sprintf("%s is not configured, and its CDI spec %s stays until it is removed by hand", e, path))
 		}
 	}

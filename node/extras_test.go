@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/sim/simtest"
 )
@@ -22,9 +23,9 @@ func newExtrasFixture(t *testing.T, has []string, extras ...Extra) *fixture {
 }
 
 var (
-	gds      = Extra{Extra: cdi.GDS}
-	channel1 = Extra{Extra: cdi.IMEX, Channels: []int{1}}
-	required = Extra{Extra: cdi.IMEX, Channels: []int{1}, Required: true}
+	gds      = Extra{Extra: driver.GDS}
+	channel1 = Extra{Extra: driver.IMEX, Channels: []int{1}}
+	required = Extra{Extra: driver.IMEX, Channels: []int{1}, Required: true}
 )
 
 func (b *fixture) channel() string {
@@ -56,7 +57,7 @@ func (b *fixture) hasExtras(want ...string) {
 }
 
 func TestExtrasThatTheNodeHasAreInSpecsOfTheirOwn(t *testing.T) {
-	b := newExtrasFixture(t, []string{"gds", "imex"}, gds, Extra{Extra: cdi.GDRCopy}, channel1)
+	b := newExtrasFixture(t, []string{"gds", "imex"}, gds, Extra{Extra: driver.GDRCopy}, channel1)
 	b.start()
 	b.counts(b.rec.State(), 4, 0)
 	b.hasExtras("nvidia.com/gds=all", "nvidia.com/imex-channel=1")
@@ -127,7 +128,7 @@ func TestARequiredChannelThatIsMissing(t *testing.T) {
 
 // Another spec of the extra's kind costs what engines cannot take from ours, and no GPU.
 func TestAnotherSpecOfAnExtra(t *testing.T) {
-	both := Extra{Extra: cdi.IMEX, Channels: []int{0, 1}}
+	both := Extra{Extra: driver.IMEX, Channels: []int{0, 1}}
 	for name, c := range map[string]struct {
 		dir  int
 		kind string

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/host"
 )
@@ -29,19 +29,19 @@ func (r *Reconciler) checkDriver() error {
 	if r.loaded.IsZero() || fileid.Of(r.library) == r.loaded {
 		return nil
 	}
-	driver, err := cdi.Discover(r.opts.Host, "")
+	d, err := driver.Discover(r.opts.Host, "")
 	if err == nil {
-		err = driver.Check(r.opts.Spec.Capabilities)
+		err = d.Check(r.opts.Spec.Capabilities)
 	}
 	if err != nil {
 		return fmt.Errorf("the driver is being replaced: %w", err)
 	}
 	kernel := kernelVersion(r.opts.Host)
-	if kernel != "" && kernel != driver.Version {
+	if kernel != "" && kernel != d.Version {
 		return fmt.Errorf("the driver's libraries are %s now, the loaded kernel module is %s: reload the module, or reboot",
-			driver.Version, kernel)
+			d.Version, kernel)
 	}
-	return fmt.Errorf("%w: the libraries are %s now", ErrDriverChanged, driver.Version)
+	return fmt.Errorf("%w: the libraries are %s now", ErrDriverChanged, d.Version)
 }
 
 var versionPattern = regexp.MustCompile(`\b[0-9]+\.[0-9]+(\.[0-9]+)?\b`)

@@ -28,6 +28,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/host"
@@ -70,7 +71,7 @@ type Options struct {
 	// Publish gets each state that differs from the one before, in order. It returns when the state is in effect.
 	Publish func(State)
 	// Search is a search for the driver's files that has begun already, for the first reconciliation; nil begins one then.
-	Search *cdi.Search
+	Search *driver.Search
 	// AwaitDriver makes Start succeed on a node without a usable driver; Run waits for one.
 	AwaitDriver bool
 	// Interval is the longest time between the starts of two reconciliations; 0 is 30 seconds.

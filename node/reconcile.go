@@ -15,6 +15,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/resource"
@@ -139,7 +140,7 @@ func (r *Reconciler) scan(ctx context.Context) (*desired, error) {
 	search := r.opts.Search
 	r.opts.Search = nil
 	if search == nil {
-		search = cdi.Begin(r.opts.Host)
+		search = driver.Begin(r.opts.Host)
 	}
 	snapshot, err := r.opts.Source.Snapshot(ctx)
 	if err != nil {
@@ -155,8 +156,11 @@ func (r *Reconciler) scan(ctx context.Context) (*desired, error) {
 	}
 	r.logBrokenLibraries(files)
 	spec, findings, err := cdi.Generate(snapshot, files, r.opts.Spec)
-	if err != nil && !errors.Is(err, cdi.ErrNoDevices) {
+	if err != nil {
 		return nil, err
+	}
+	if len(spec.Devices) == 0 {
+		spec = nil
 	}
 	resources, err := r.opts.Build(snapshot)
 	if err != nil {
@@ -166,7 +170,7 @@ func (r *Reconciler) scan(ctx context.Context) (*desired, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &desired{snapshot, spec, extras, resources, notes(snapshot, findings)}, nil
+	return &desired{snapshot, spec, extras, resources, notes(findings)}, nil
 }
 
 // snapshotError is an error of a snapshot. Unlike the others it may pass by itself.
@@ -360,7 +364,7 @@ func (r *Reconciler) observe(began time.Time, written bool, err error) {
 }
 
 // logBrokenLibraries logs which libraries of the driver cannot be used, when that changes.
-func (r *Reconciler) logBrokenLibraries(files *cdi.Driver) {
+func (r *Reconciler) logBrokenLibraries(files *driver.Driver) {
 	now := map[string]bool{}
 	for _, f := range files.Explain(r.opts.Spec.Capabilities) {
 		if !f.Broken {
@@ -416,24 +420,11 @@ func sameText(a, b error) bool {
 	return a.Error() == b.Error()
 }
 
-// notes are the findings of the generator about devices that it left out, by UUID. The findings are in the order of the
-// snapshot, one for each GPU, or for each MIG device of a GPU that has some.
-func notes(s *gpu.Snapshot, findings []cdi.Finding) map[string]string {
+// notes are the reasons of the generator for leaving devices out, by UUID.
+func notes(findings []driver.Finding) map[string]string {
 	m := map[string]string{}
-	next := func(uuid string) {
-		if len(findings) > 0 {
-			m[uuid], findings = findings[0].Note, findings[1:]
-		}
-	}
-	for i := range s.Devices {
-		d := &s.Devices[i]
-		if !d.Usable() || !d.MIGEnabled || len(d.MIG) == 0 {
-			next(d.UUID)
-			continue
-		}
-		for j := range d.MIG {
-			next(d.MIG[j].UUID)
-		}
+	for _, f := range findings {
+		m[f.UUID] = f.Note
 	}
 	return m
 }

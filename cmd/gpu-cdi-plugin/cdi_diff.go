@@ -13,6 +13,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
 )
@@ -21,7 +22,7 @@ import (
 type diffOptions struct {
 	output
 	// Capabilities are those that the spec was written with.
-	Capabilities *cdi.Capabilities
+	Capabilities *driver.Capabilities
 }
 
 func (a *app) diffCommand() *cobra.Command {
@@ -84,6 +85,9 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	}
 	g, err := a.generate(ctx, h, *opts.Capabilities)
 	if err != nil {
+		return err
+	}
+	if err := g.noDevice(h); err != nil {
 		return err
 	}
 	files := g.files(a.ownSpec(), a.CDIKind)

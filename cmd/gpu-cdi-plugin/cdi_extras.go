@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +10,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/config"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/host"
 )
 
@@ -28,7 +28,7 @@ func (a *app) addExtras(cmd *cobra.Command) {
 }
 
 // extraPath is where the spec of an extra is.
-func (a *app) extraPath(e cdi.Extra) string {
+func (a *app) extraPath(e driver.Extra) string {
 	return filepath.Join(a.CDIDir, cdi.FileName(e.Kind(a.CDIKind)))
 }
 
@@ -46,9 +46,9 @@ func (a *app) extraFiles() []string {
 // writtenExtras are the files of all extras, configured or not, that this program has written.
 func (a *app) writtenExtras() []string {
 	var files []string
-	for _, e := range cdi.Extras() {
+	for _, e := range driver.Extras() {
 		spec, err := cdi.ReadFile(a.extraPath(e))
-		if err == nil && spec.Kind == e.Kind(a.CDIKind) && e.Wrote(spec) {
+		if err == nil && spec.Kind == e.Kind(a.CDIKind) && cdi.WroteExtra(e, spec) {
 			files = append(files, a.extraPath(e))
 		}
 	}
@@ -56,14 +56,17 @@ func (a *app) writtenExtras() []string {
 }
 
 // extras are the specs of the extras that are configured, and what was looked for.
-func (a *app) extras(h host.Host) (list []specFile, findings []cdi.Finding, err error) {
+func (a *app) extras(h host.Host) (list []specFile, findings []driver.Finding, _ error) {
 	for _, e := range a.configuredExtras() {
-		found, looked := cdi.DiscoverExtra(h, e.Extra, e.Channels)
+		found, looked := driver.DiscoverExtra(h, e.Extra, e.Channels)
 		findings = append(findings, looked...)
 		f := specFile{path: a.extraPath(e.Extra), kind: e.Kind(a.CDIKind)}
-		f.spec, err = cdi.GenerateExtra(found, f.kind)
-		if err != nil && !errors.Is(err, cdi.ErrNoDevices) {
+		spec, err := cdi.GenerateExtra(found, f.kind)
+		if err != nil {
 			return nil, nil, fmt.Errorf("make the spec of %s: %w", e.Extra, err)
+		}
+		if len(spec.Devices) > 0 {
+			f.spec = spec
 		}
 		list = append(list, f)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
@@ -32,7 +33,7 @@ type generateOptions struct {
 	FileGiven bool
 	// Explain prints what was looked for in place of the spec.
 	Explain      bool
-	Capabilities *cdi.Capabilities
+	Capabilities *driver.Capabilities
 }
 
 func (a *app) generateCommand() *cobra.Command {
@@ -77,7 +78,7 @@ removed.`,
 	cmd.SetFlagErrorFunc(fileForFormat)
 	completeChoices(cmd, f, "output")
 	_ = cmd.MarkFlagFilename("file", "json", "yaml")
-	_ = cmd.RegisterFlagCompletionFunc("capabilities", cobra.FixedCompletions(cdi.CapabilityNames(), cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("capabilities", cobra.FixedCompletions(driver.CapabilityNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -118,10 +119,13 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	if opts.Explain && errors.Is(err, nvml.ErrLibraryNotFound) {
 		return cmp.Or(a.printGenerated(&generated{findings: missingLibrary(h)}, opts, format, ""), err)
 	}
-	if opts.Explain && errors.Is(err, cdi.ErrNoDevices) { // the table says why, so this is when it is needed most
-		return cmp.Or(a.printGenerated(g, opts, format, ""), err)
-	}
 	if err != nil {
+		return err
+	}
+	if err := g.noDevice(h); err != nil {
+		if opts.Explain { // the table says why, so this is when it is needed most
+			return cmp.Or(a.printGenerated(g, opts, format, ""), err)
+		}
 		return err
 	}
 	if path != "" {
@@ -136,10 +140,10 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 }
 
 // missingLibrary are the places where the driver's library is not.
-func missingLibrary(h host.Host) []cdi.Finding {
-	var findings []cdi.Finding
+func missingLibrary(h host.Host) []driver.Finding {
+	var findings []driver.Finding
 	for _, path := range nvml.LibraryPaths(h) {
-		findings = append(findings, cdi.Finding{Name: path, Kind: cdi.KindLibrary, Note: "not found"})
+		findings = append(findings, driver.Finding{Name: path, Kind: driver.KindLibrary, Note: "not found"})
 	}
 	return findings
 }
@@ -273,7 +277,7 @@ func (a *app) printPath(path string) error {
 	return nil
 }
 
-func explainView(findings []cdi.Finding) view {
+func explainView(findings []driver.Finding) view {
 	t := table{header: []string{"NAME", "KIND", "USED", "FOUND", "NOTE"}}
 	for _, f := range findings {
 		used := "no"
@@ -282,5 +286,5 @@ func explainView(findings []cdi.Finding) view {
 		}
 		t.rows = append(t.rows, []string{f.Name, string(f.Kind), used, orDash(f.Path), f.Note})
 	}
-	return view{data: map[string][]cdi.Finding{"findings": append([]cdi.Finding{}, findings...)}, table: t}
+	return view{data: map[string][]driver.Finding{"findings": append([]driver.Finding{}, findings...)}, table: t}
 }

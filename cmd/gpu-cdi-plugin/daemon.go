@@ -14,6 +14,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/config"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
@@ -48,7 +49,7 @@ func (a *app) newDaemon(specPath, descriptorDir string, publish func(node.State)
 	if err != nil {
 		return nil, err
 	}
-	search := cdi.Begin(h)
+	search := driver.Begin(h)
 	hook, err := a.hook()
 	if err != nil {
 		return nil, err
@@ -88,10 +89,10 @@ const reconcileInterval = 30 * time.Second
 func (a *app) configuredExtras() []node.Extra {
 	var list []node.Extra
 	for _, e := range a.plugin.Extras {
-		list = append(list, node.Extra{Extra: cdi.Extra(e)})
+		list = append(list, node.Extra{Extra: driver.Extra(e)})
 	}
 	if x := a.plugin.IMEX; len(x.Channels) > 0 {
-		list = append(list, node.Extra{Extra: cdi.IMEX, Channels: x.Channels, Required: x.Required})
+		list = append(list, node.Extra{Extra: driver.IMEX, Channels: x.Channels, Required: x.Required})
 	}
 	return list
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/demo"
 	"gpu-cdi-plugin/internal/exit"
@@ -205,7 +206,10 @@ func (s *show) writeSpec(ctx context.Context) (result string, err error) {
 	if err := s.checkHook(); err != nil {
 		return "", err
 	}
-	if s.spec, err = s.generate(ctx, s.host, cdi.All); err != nil {
+	if s.spec, err = s.generate(ctx, s.host, driver.All); err != nil {
+		return "", err
+	}
+	if err := s.spec.noDevice(s.host); err != nil {
 		return "", err
 	}
 	if s.kit, err = pack(s.spec, s.CDIKind); err != nil {

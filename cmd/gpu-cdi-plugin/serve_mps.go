@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/trust"
@@ -41,15 +41,15 @@ func (s *service) mpsProgram(h host.Host) (mps.Program, error) {
 	if snapshot == nil {
 		return mps.Program{}, errors.New("the driver's version is not known yet")
 	}
-	driver, err := cdi.Discover(h, snapshot.DriverVersion)
+	d, err := driver.Discover(h, snapshot.DriverVersion)
 	if err != nil {
 		return mps.Program{}, fmt.Errorf("look for %s: %w", mpsControl, err)
 	}
-	at := slices.IndexFunc(driver.Files, func(f cdi.File) bool { return filepath.Base(f.Path) == mpsControl })
+	at := slices.IndexFunc(d.Files, func(f driver.File) bool { return filepath.Base(f.Path) == mpsControl })
 	if at < 0 {
 		return mps.Program{}, exit.With(exit.NoDriver, hintNoMPS, fmt.Errorf("the driver under %s has no %s", h.DriverRoot(), mpsControl))
 	}
-	p := mps.Program{Path: driver.Files[at].HostPath, Driver: driver.Version}
+	p := mps.Program{Path: d.Files[at].HostPath, Driver: d.Version}
 	dirs := []string{filepath.Dir(p.Path)}
 	for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
 		dirs = append(dirs, h.Driver(dir))
@@ -61,15 +61,15 @@ func (s *service) mpsProgram(h host.Host) (mps.Program, error) {
 	}
 	if h.DriverRoot() != "/" {
 		p.Root = h.DriverRoot()
-		p.Libraries = librariesByName(driver)
+		p.Libraries = librariesByName(d)
 	}
 	return p, s.app.checkMPS(p)
 }
 
 // librariesByName are the driver's libraries by the names that programs ask for.
-func librariesByName(driver *cdi.Driver) map[string]string {
+func librariesByName(d *driver.Driver) map[string]string {
 	byName := map[string]string{}
-	for _, l := range driver.Libraries {
+	for _, l := range d.Libraries {
 		byName[filepath.Base(l.Path)] = l.HostPath
 		if l.SONAME != "" {
 			byName[l.SONAME] = l.HostPath

@@ -14,6 +14,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
@@ -43,8 +44,8 @@ func (a *app) renewHint(path string) string {
 }
 
 // addCapabilities is the flag for what containers get.
-func addCapabilities(f *pflag.FlagSet) *cdi.Capabilities {
-	c := cdi.All
+func addCapabilities(f *pflag.FlagSet) *driver.Capabilities {
+	c := driver.All
 	f.Var(&c, "capabilities", "`list` of what containers use the GPUs for: compute, utility, graphics, video, display, ngx, all")
 	return &c
 }
@@ -54,7 +55,7 @@ type generated struct {
 	snapshot *gpu.Snapshot
 	spec     *specs.Spec
 	extras   []specFile // of what is configured besides GPUs
-	findings []cdi.Finding
+	findings []driver.Finding
 }
 
 // files are the specs and where they belong, with the GPUs' at path.
@@ -62,38 +63,56 @@ func (g *generated) files(path, kind string) []specFile {
 	return append([]specFile{{path, kind, g.spec}}, g.extras...)
 }
 
-// generate makes the spec that this host should have. With cdi.ErrNoDevices there is no spec, but what was looked for is
-// there all the same.
-func (a *app) generate(ctx context.Context, h host.Host, c cdi.Capabilities) (*generated, error) {
+// generate makes the spec that this host should have.
+func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) (*generated, error) {
 	hook, err := a.hook()
 	if err != nil {
 		return nil, err
 	}
-	search := cdi.Begin(h)
+	search := driver.Begin(h)
 	s, err := a.readDevices(ctx, h)
 	if err != nil {
 		return nil, err
 	}
-	driver, err := search.Driver(s.DriverVersion)
+	d, err := search.Driver(s.DriverVersion)
 	if err == nil {
-		err = driver.Check(c)
+		err = d.Check(c)
 	}
 	if err != nil {
 		return nil, err
 	}
-	spec, devices, err := cdi.Generate(s, driver, cdi.Options{Kind: a.CDIKind, HookPath: hook, Capabilities: c})
-	if err != nil && !errors.Is(err, cdi.ErrNoDevices) {
+	spec, devices, err := cdi.Generate(s, d, cdi.Options{Kind: a.CDIKind, HookPath: hook, Capabilities: c})
+	if err != nil {
 		return nil, err
 	}
-	if err != nil && !hasNodes(h) {
-		err = exit.With(exit.NoGPU, hintDevRoot(h), err)
+	extras, looked, err := a.extras(h)
+	if err != nil {
+		return nil, err
 	}
-	extras, looked, extrasErr := a.extras(h)
-	if extrasErr != nil {
-		return nil, extrasErr
+	return &generated{s, spec, extras, slices.Concat(d.Explain(c), devices, looked)}, nil
+}
+
+// noDevice is the error of a spec without a device, nil if it has one.
+func (g *generated) noDevice(h host.Host) error {
+	if len(g.spec.Devices) > 0 {
+		return nil
 	}
-	findings := slices.Concat(driver.Explain(c), devices, looked)
-	return &generated{s, spec, extras, findings}, err
+	why := "the driver has none"
+	var reasons []string
+	for _, f := range g.findings {
+		if f.Kind == driver.KindDevice {
+			reasons = append(reasons, f.Name+": "+f.Note)
+		}
+	}
+	if len(reasons) > 0 {
+		why = strings.Join(reasons, "; ")
+	}
+	hint := "gpu-cdi-plugin devices shows the GPUs as the driver reports them, " +
+		"gpu-cdi-plugin cdi generate --explain what was left out and why"
+	if !hasNodes(h) {
+		hint = hintDevRoot(h)
+	}
+	return exit.With(exit.NoGPU, hint, fmt.Errorf("no GPU can be offered: %s", why))
 }
 
 // hintDevRoot is what to do where the driver's device nodes are not.

@@ -1,4 +1,4 @@
-package cdi
+package driver
 
 import (
 	"fmt"
@@ -80,4 +80,4 @@ func (c *Capabilities) Set(list string) error {
 func (c *Capabilities) Type() string { return "capabilities" }
 
 // serves reports whether something with the capabilities of is wanted by c. The zero value wants all.
-func (c Capabilities) serves(of Capabilities) bool { return c == 0 || c&of != 0 }
+func (c Capabilities) Needs(of Capabilities) bool { return c == 0 || c&of != 0 }

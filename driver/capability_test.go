@@ -1,4 +1,4 @@
-package cdi
+package driver
 
 import (
 	"strings"

@@ -1,9 +1,10 @@
-package cdi
+package driver
 
 import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -176,16 +177,16 @@ func TestDiscoverFindsNodes(t *testing.T) {
 
 	d := r.discover(testVersion)
 	var got []string
-	for _, n := range d.Nodes {
+	for _, n := range slices.Concat(d.Control, d.Nodes) {
 		got = append(got, n.Path)
 	}
-	want := []string{"/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia0", "/dev/nvidia12", "/dev/nvidiactl"}
+	want := []string{"/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia0", "/dev/nvidia12"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("nodes (-want +got):\n%s", diff)
 	}
 	wantDRM := map[string][]Node{"0000:1b:00.0": {
-		{"/dev/dri/card1", r.dir + "/dev/dri/card1", 0o660, usesDRM},
-		{"/dev/dri/renderD129", r.dir + "/dev/dri/renderD129", 0o660, usesDRM},
+		{"/dev/dri/card1", r.dir + "/dev/dri/card1", 0o660, UsesDRM},
+		{"/dev/dri/renderD129", r.dir + "/dev/dri/renderD129", 0o660, UsesDRM},
 	}}
 	if diff := cmp.Diff(wantDRM, d.DRM); diff != "" {
 		t.Errorf("DRM nodes (-want +got):\n%s", diff)
@@ -213,7 +214,7 @@ func TestDiscoverKeepsRootsApart(t *testing.T) {
 	if l := d.Libraries[0]; l.Path != "/usr/lib64/libcuda.so."+testVersion || l.HostPath != r.dir+"/run/nvidia/driver"+l.Path {
 		t.Errorf("library %+v", l)
 	}
-	if n := d.Nodes[0]; n.Path != "/dev/nvidiactl" || n.HostPath != r.dir+"/devices/dev/nvidiactl" {
+	if n := d.Control[0]; n.Path != "/dev/nvidiactl" || n.HostPath != r.dir+"/devices/dev/nvidiactl" {
 		t.Errorf("node %+v", n)
 	}
 }

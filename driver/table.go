@@ -1,4 +1,4 @@
-package cdi
+package driver
 
 import "io/fs"
 
@@ -9,8 +9,8 @@ import "io/fs"
 // vendorNVIDIA is the PCI vendor.
 const vendorNVIDIA = "0x10de"
 
-// usesCUDA are the capabilities whose libraries load libcuda and need unified memory.
-const usesCUDA = Compute | Graphics | Video | NGX
+// UsesCUDA are the capabilities whose libraries load libcuda and need unified memory.
+const UsesCUDA = Compute | Graphics | Video | NGX
 
 // libraryRow is a library of the driver. Its file is NAME.so.DRIVERVERSION, or with ownVersion NAME.so.ANY.VERSION.
 type libraryRow struct {
@@ -27,13 +27,13 @@ var coreLibraries = []string{"libcuda", "libnvidia-ml"}
 
 var libraryTable = []libraryRow{
 	// Many programs open libcuda.so, which only a development package has on the host.
-	{name: "libcuda", capabilities: usesCUDA, links: []Link{{"libcuda.so", "{soname}"}}},
+	{name: "libcuda", capabilities: UsesCUDA, links: []Link{{"libcuda.so", "{soname}"}}},
 	{name: "libnvidia-ml", capabilities: Utility},
 	{name: "libcudadebugger", capabilities: Compute},
-	{name: "libnvidia-ptxjitcompiler", capabilities: usesCUDA},
-	{name: "libnvidia-nvvm", capabilities: usesCUDA},
-	{name: "libnvidia-nvvm70", capabilities: usesCUDA, ownVersion: true},
-	{name: "libnvidia-gpucomp", capabilities: usesCUDA},
+	{name: "libnvidia-ptxjitcompiler", capabilities: UsesCUDA},
+	{name: "libnvidia-nvvm", capabilities: UsesCUDA},
+	{name: "libnvidia-nvvm70", capabilities: UsesCUDA, ownVersion: true},
+	{name: "libnvidia-gpucomp", capabilities: UsesCUDA},
 	{name: "libnvidia-tileiras", capabilities: Compute},
 	{name: "libnvidia-opencl", capabilities: Compute},
 	{name: "libnvidia-pkcs11", capabilities: Compute},
@@ -187,16 +187,13 @@ var controlNodes = []struct {
 	capabilities Capabilities
 }{
 	{"nvidiactl", All},
-	{"nvidia-uvm", usesCUDA},
+	{"nvidia-uvm", UsesCUDA},
 	{"nvidia-uvm-tools", Compute},
 	{"nvidia-modeset", Graphics | Display},
 }
 
-// usesDRM are the capabilities that need a GPU's nodes under /dev/dri.
-const usesDRM = Graphics | Video | Display
-
-// graphicsAttribute marks MIG profiles, such as "1g.24gb+gfx", whose devices have graphics.
-const graphicsAttribute = "gfx"
+// UsesDRM are the capabilities that need a GPU's nodes under /dev/dri.
+const UsesDRM = Graphics | Video | Display
 
 // imexChannel begins the names of the nodes of IMEX channels; their number follows.
 const imexChannel = "nvidia-caps-imex-channels/channel"

@@ -1,9 +1,8 @@
-package cdi
+package driver
 
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -102,81 +101,6 @@ func readNames(dir string) ([]string, error) {
 	}
 	slices.Sort(names)
 	return names, nil
-}
-
-// readRegular reads a regular file of at most limit bytes. It waits for nothing: a FIFO or a device is an error.
-func readRegular(path string, limit int64) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, _, err := readOpen(f, limit)
-	return data, err
-}
-
-// readOpen reads a file that was opened with O_NONBLOCK.
-func readOpen(f *os.File, limit int64) ([]byte, fs.FileInfo, error) {
-	info, err := statRegular(f)
-	if err != nil {
-		return nil, nil, err
-	}
-	if info.Size() > limit {
-		return nil, nil, fmt.Errorf("%s has %d bytes, the limit is %d", f.Name(), info.Size(), limit)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(data)) > limit {
-		err = fmt.Errorf("%s grew beyond the limit of %d bytes", f.Name(), limit)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	return data, info, nil
-}
-
-func openRegular(path string) (*os.File, fs.FileInfo, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	info, err := statRegular(f)
-	if err != nil {
-		_ = f.Close()
-		return nil, nil, err
-	}
-	return f, info, nil
-}
-
-func statRegular(f *os.File) (fs.FileInfo, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is %s, not a regular file", f.Name(), describeMode(info.Mode()))
-	}
-	return info, nil
-}
-
-// describeMode names the type of a file.
-func describeMode(m fs.FileMode) string {
-	switch m.Type() {
-	case 0:
-		return "a regular file"
-	case fs.ModeDir:
-		return "a directory"
-	case fs.ModeSymlink:
-		return "a symbolic link"
-	case fs.ModeNamedPipe:
-		return "a FIFO"
-	case fs.ModeSocket:
-		return "a socket"
-	case fs.ModeDevice | fs.ModeCharDevice:
-		return "a character device"
-	case fs.ModeDevice:
-		return "a block device"
-	}
-	return "of an unknown type"
 }
 
 // isPlain reports whether a path can be an argument of the hook, where these characters have a meaning.

@@ -1,4 +1,4 @@
-package cdi
+package driver
 
 import (
 	"errors"
@@ -8,12 +8,13 @@ import (
 	"path/filepath"
 
 	"gpu-cdi-plugin/internal/elffile"
+	"gpu-cdi-plugin/internal/regular"
 )
 
 // readSONAME reads the name that a shared library is asked for by; it is the file's own name if it has none. The error
 // wraps elffile.ErrMachine if it is a library for another machine.
 func readSONAME(path string, m machine) (string, error) {
-	f, info, err := openRegular(path)
+	f, info, err := regular.Open(path)
 	if err != nil {
 		return "", err
 	}

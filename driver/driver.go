@@ -1,9 +1,10 @@
-package cdi
+package driver
 
 import (
 	"fmt"
 	"io/fs"
 
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
 )
 
@@ -15,8 +16,9 @@ type Driver struct {
 	Libraries []Library
 	// Files are the driver's other files: programs, configuration, firmware, sockets.
 	Files []File
-	// Nodes are the device nodes of the driver and of the GPUs under /dev, those of DRM excepted.
-	Nodes []Node
+	// Control are the device nodes under /dev that belong to no GPU, and Nodes those of the GPUs and MIG devices, those of
+	// DRM excepted.
+	Control, Nodes []Node
 	// DRM has the nodes under /dev/dri of each GPU, by PCI address as sysfs writes it.
 	DRM map[string][]Node
 	// Looked is everything that was looked for, found or not, in the order of the search.
@@ -33,11 +35,11 @@ type shortcoming struct {
 }
 
 // Check returns an error if the driver cannot serve what is asked for: without libcuda there is no compute, with a
-// damaged libnvidia-ml no utility. The error wraps ErrNoDriver and has exit status 10 and a hint.
+// damaged libnvidia-ml no utility. The error wraps gpu.ErrNoDriver and has exit status 10 and a hint.
 func (d *Driver) Check(c Capabilities) error {
 	for _, u := range d.unusable {
-		if c.serves(u.capability) {
-			return exit.With(exit.NoDriver, u.hint, fmt.Errorf("%w for %s: %w", ErrNoDriver, u.capability, u.err))
+		if c.Needs(u.capability) {
+			return exit.With(exit.NoDriver, u.hint, fmt.Errorf("%w for %s: %w", gpu.ErrNoDriver, u.capability, u.err))
 		}
 	}
 	return nil
@@ -96,6 +98,8 @@ type Finding struct {
 	Capabilities Capabilities `json:"capabilities,omitempty"`
 	// Path is where it was found on the host, or empty.
 	Path string `json:"path,omitempty"`
+	// UUID is that of a GPU or MIG device.
+	UUID string `json:"uuid,omitempty"`
 	// Used tells whether it is offered to containers.
 	Used bool `json:"used"`
 	// Broken is set for a library of the driver that is damaged or missing, so that containers do not get it.

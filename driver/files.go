@@ -1,4 +1,4 @@
-package cdi
+package driver
 
 import (
 	"errors"
@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/regular"
 )
 
 const notFound = "not found"
@@ -67,7 +68,7 @@ func (row fileRow) check(r root, at string, info fs.FileInfo) error {
 		return checkMPS(r, at)
 	case row.kind == KindSocket && info.Mode().Type() != fs.ModeSocket,
 		row.kind != KindSocket && !info.Mode().IsRegular():
-		return fmt.Errorf("%s, not used", describeMode(info.Mode()))
+		return fmt.Errorf("%s, not used", regular.TypeName(info.Mode()))
 	case row.kind == KindBinary && info.Mode()&0o111 == 0:
 		return errors.New("not executable")
 	}
@@ -110,7 +111,7 @@ func findFirmware(h host.Host, r root, version string) ([]File, []Finding) {
 // firmwareIn are the directories with firmware of a version, in the order in which the kernel searches them.
 func firmwareIn(h host.Host, version string) []string {
 	var dirs []string
-	if data, err := readRegular(h.Sys("module/firmware_class/parameters/path"), 4096); err == nil {
+	if data, err := regular.ReadFile(h.Sys("module/firmware_class/parameters/path"), 4096); err == nil {
 		if custom := strings.TrimSpace(string(data)); path.IsAbs(custom) {
 			dirs = append(dirs, custom)
 		}

@@ -1,4 +1,4 @@
-package cdi
+package driver
 
 import (
 	"cmp"
@@ -11,13 +11,11 @@ import (
 	"slices"
 	"strings"
 
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 )
-
-// ErrNoDriver is wrapped by errors of Discover about a root without a usable driver.
-var ErrNoDriver = errors.New("no usable NVIDIA driver")
 
 const (
 	hintNoDriver = "install the NVIDIA driver, or say where it is with --driver-root " +
@@ -31,13 +29,13 @@ const (
 // Discover looks for the driver's files and device nodes on a host. Version is what the driver says of itself; if it is
 // empty, the names of the files tell it.
 //
-// What is only sometimes there is never an error but a row in Looked. An error wraps ErrNoDriver, and has exit status
+// What is only sometimes there is never an error but a row in Looked. An error wraps gpu.ErrNoDriver, and has exit status
 // 10 and a hint: there is no driver under the root, neither its libcuda nor its libnvidia-ml can be used, or no library
 // is of the driver's version. What the driver is good for Driver.Check tells.
 func Discover(h host.Host, version string) (*Driver, error) {
 	if info, err := os.Stat(h.DriverRoot()); err != nil || !info.IsDir() {
 		err = cmp.Or(err, fmt.Errorf("%s is no directory", h.DriverRoot()))
-		return nil, exit.With(exit.NoDriver, hintNoDriver, fmt.Errorf("%w: %w", ErrNoDriver, err))
+		return nil, exit.With(exit.NoDriver, hintNoDriver, fmt.Errorf("%w: %w", gpu.ErrNoDriver, err))
 	}
 	m := machineFor(runtime.GOARCH)
 	s := newLibraryScan(newRoot(h.DriverRoot()), m, version)
@@ -92,15 +90,15 @@ func (s *libraryScan) check() error {
 	}
 	switch {
 	case len(damaged) > 0:
-		err := fmt.Errorf("%w under %s: %w", ErrNoDriver, s.root.dir, errors.Join(damaged...))
+		err := fmt.Errorf("%w under %s: %w", gpu.ErrNoDriver, s.root.dir, errors.Join(damaged...))
 		return exit.With(exit.NoDriver, hintDamaged, err)
 	case len(others) > 0:
 		err := fmt.Errorf("%w under %s: the driver is %s, the libraries are of %s",
-			ErrNoDriver, s.root.dir, s.version, strings.Join(slices.Compact(slices.Sorted(slices.Values(others))), ", "))
+			gpu.ErrNoDriver, s.root.dir, s.version, strings.Join(slices.Compact(slices.Sorted(slices.Values(others))), ", "))
 		return exit.With(exit.NoDriver, hintVersion, err)
 	}
 	err := fmt.Errorf("%w under %s: no %s in any of %s",
-		ErrNoDriver, s.root.dir, strings.Join(coreLibraries, " or "), strings.Join(s.searched(), ", "))
+		gpu.ErrNoDriver, s.root.dir, strings.Join(coreLibraries, " or "), strings.Join(s.searched(), ", "))
 	return exit.With(exit.NoDriver, hintNoDriver, err)
 }
 
@@ -153,7 +151,7 @@ func (s *libraryScan) driver(h host.Host) *Driver {
 	d.Looked = append(d.Looked, findings...)
 	slices.SortStableFunc(d.Files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
 
-	d.Nodes, findings = findNodes(h)
+	d.Control, d.Nodes, findings = findNodes(h)
 	d.Looked = append(d.Looked, findings...)
 	d.DRM, findings = findDRM(h)
 	d.Looked = append(d.Looked, findings...)
@@ -266,10 +264,10 @@ func (d *Driver) Explain(c Capabilities) []Finding {
 	list := slices.Clone(d.Looked)
 	for i := range list {
 		f := &list[i]
-		if f.Used && f.Capabilities != 0 && !c.serves(f.Capabilities) {
+		if f.Used && f.Capabilities != 0 && !c.Needs(f.Capabilities) {
 			f.Used, f.Note = false, fmt.Sprintf("for %s, left out for %s", f.Capabilities, c)
 		}
-		f.Broken = f.Broken && c.serves(f.Capabilities)
+		f.Broken = f.Broken && c.Needs(f.Capabilities)
 	}
 	return list
 }

@@ -1,4 +1,4 @@
-package cdi
+package driver
 
 import (
 	"errors"
@@ -10,18 +10,16 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/regular"
 )
 
-// findNodes looks for the control nodes, which are findings, and for those of GPUs and of MIG devices, which Generate
-// speaks of.
-func findNodes(h host.Host) ([]Node, []Finding) {
-	var nodes []Node
-	var findings []Finding
+// findNodes looks for the control nodes, which are findings, and for the nodes of GPUs and MIG devices.
+func findNodes(h host.Host) (control, nodes []Node, findings []Finding) {
 	for _, c := range controlNodes {
 		n, err := findNode(h, c.name, c.capabilities)
 		findings = append(findings, n.finding(err))
 		if err == nil {
-			nodes = append(nodes, n)
+			control = append(control, n)
 		}
 	}
 	for _, dir := range []struct{ path, prefix string }{{"", "nvidia"}, {"nvidia-caps", "nvidia-cap"}} {
@@ -37,7 +35,7 @@ func findNodes(h host.Host) ([]Node, []Finding) {
 		}
 	}
 	slices.SortStableFunc(nodes, func(a, b Node) int { return strings.Compare(a.Path, b.Path) })
-	return nodes, findings
+	return control, nodes, findings
 }
 
 // findNode is the character device of that name under /dev.
@@ -49,7 +47,7 @@ func findNode(h host.Host, name string, c Capabilities) (Node, error) {
 	}
 	n.Mode = info.Mode().Perm()
 	if info.Mode().Type() != fs.ModeDevice|fs.ModeCharDevice {
-		return n, fmt.Errorf("%s, not a character device", describeMode(info.Mode()))
+		return n, fmt.Errorf("%s, not a character device", regular.TypeName(info.Mode()))
 	}
 	return n, nil
 }
@@ -81,7 +79,7 @@ func findDRM(h host.Host) (map[string][]Node, []Finding) {
 			if !strings.HasPrefix(name, "card") && !strings.HasPrefix(name, "renderD") {
 				continue
 			}
-			n, err := findNode(h, path.Join("dri", name), usesDRM)
+			n, err := findNode(h, path.Join("dri", name), UsesDRM)
 			findings = append(findings, n.finding(err))
 			if err == nil {
 				drm[address] = append(drm[address], n)
@@ -92,6 +90,6 @@ func findDRM(h host.Host) (map[string][]Node, []Finding) {
 }
 
 func isVendors(h host.Host, address string) bool {
-	data, err := readRegular(h.Sys("bus/pci/devices", address, "vendor"), 4096)
+	data, err := regular.ReadFile(h.Sys("bus/pci/devices", address, "vendor"), 4096)
 	return err == nil && strings.TrimSpace(string(data)) == vendorNVIDIA
 }

@@ -1,4 +1,4 @@
-package cdi
+package driver
 
 import (
 	"errors"
@@ -11,10 +11,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
 )
 
 func TestDiscoverFindsLibraries(t *testing.T) {
@@ -142,6 +144,38 @@ func TestDiscoverFindsLibraries(t *testing.T) {
 }
 
 // Links of a driver container lead where they do in the container. They cannot lead out of its root.
+// The driver is found wherever it is installed, with all that a container needs of it.
+func TestDiscoverDriverInOtherPlaces(t *testing.T) {
+	files := func(dir string) []string {
+		n := simtest.Node(t, "workstation", simtest.LibDir(dir))
+		h, err := host.New(n.Root(), "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := Discover(h, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, l := range d.Libraries {
+			names = append(names, filepath.Base(l.Path))
+			if strings.HasPrefix(filepath.Base(l.Path), "libcuda.so") && filepath.Dir(l.Path) != "/"+dir {
+				t.Errorf("libcuda is %s in a container, the driver is in %s", l.Path, dir)
+			}
+		}
+		for _, f := range d.Files {
+			names = append(names, filepath.Base(f.Path))
+		}
+		return sorted(names)
+	}
+	want := files(multiarch[1:])
+	for _, dir := range []string{"usr/lib64", "usr/local/nvidia/lib64", multiarch[1:] + "/nvidia/current"} {
+		if diff := cmp.Diff(want, files(dir)); diff != "" {
+			t.Errorf("files with the driver in %s (-multiarch +there):\n%s", dir, diff)
+		}
+	}
+}
+
 func TestDiscoverStaysInTheRoot(t *testing.T) {
 	t.Parallel()
 	outside := newTree(t)
@@ -202,7 +236,7 @@ func TestASearchBelievesTheDriver(t *testing.T) {
 	}{
 		"whose version the files have":                        {testVersion, testVersion, nil},
 		"whose version only other files than the linked have": {other, other, nil},
-		"whose version no file has":                           {"1.2.3", "", ErrNoDriver},
+		"whose version no file has":                           {"1.2.3", "", gpu.ErrNoDriver},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newTree(t)
@@ -303,8 +337,8 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 			if err == nil {
 				err = d.Check(All)
 			}
-			wantError(t, err, append(c.want, r.dir)...)
-			if !errors.Is(err, ErrNoDriver) || exit.CodeOf(err) != exit.NoDriver {
+			checkError(t, err, append(c.want, r.dir)...)
+			if !errors.Is(err, gpu.ErrNoDriver) || exit.CodeOf(err) != exit.NoDriver {
 				t.Errorf("error %v has status %d, want %d", err, exit.CodeOf(err), exit.NoDriver)
 			}
 			if !strings.Contains(exit.HintOf(err), c.hint) {
@@ -320,7 +354,7 @@ func TestDiscoverRefusesARootThatIsNotThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Discover(h, testVersion)
-	wantError(t, err, "nowhere", "no such file")
+	checkError(t, err, "nowhere", "no such file")
 	if exit.CodeOf(err) != exit.NoDriver || exit.HintOf(err) == "" {
 		t.Errorf("status %d, hint %q", exit.CodeOf(err), exit.HintOf(err))
 	}

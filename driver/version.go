@@ -1,6 +1,7 @@
-package cdi
+package driver
 
 import (
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,8 +16,17 @@ func splitLibrary(file string) (name, suffix string, ok bool) {
 	return name, suffix, ok && strings.HasPrefix(name, "lib")
 }
 
-// isVersion reports whether s looks like a driver's version: several numbers with dots between.
-func isVersion(s string) bool { return strings.Contains(s, ".") && isNumbers(s) }
+// IsVersion reports whether s looks like a driver's version: several numbers with dots between.
+func IsVersion(s string) bool { return strings.Contains(s, ".") && isNumbers(s) }
+
+// VersionOf is the driver's version in the file name of one of its core libraries, or empty.
+func VersionOf(library string) string {
+	name, version, _ := splitLibrary(path.Base(library))
+	if slices.Contains(coreLibraries, name) && IsVersion(version) {
+		return version
+	}
+	return ""
+}
 
 // isNumbers reports whether s is numbers with dots between.
 func isNumbers(s string) bool {

@@ -1,0 +1,141 @@
+package cdi
+
+import (
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/driver"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/hookargs"
+)
+
+const (
+	// nodePermissions are what the device cgroup allows: all but mknod, since the engine makes the nodes.
+	nodePermissions = "rw"
+	// hookProgram is the first argument of the hook, its own name.
+	hookProgram = "prestart-hook"
+	// hookTimeout is in seconds. The hook takes milliseconds, but the machine may be busy.
+	hookTimeout = 30
+	// hookEnv is the hook's whole environment. Without one, a runtime gives it the container's, and with that LD_PRELOAD
+	// (CVE-2025-23266).
+	hookEnv = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
+	// noInjection keeps nvidia-container-runtime from adding GPUs of its own.
+	noInjection = "NVIDIA_VISIBLE_DEVICES=void"
+)
+
+// fileOptions are the mount options of files.
+func fileOptions() []string { return []string{"ro", "nosuid", "nodev", "rbind", "rprivate"} }
+
+// socketOptions are those of sockets: connecting to one on a read-only mount fails.
+func socketOptions() []string { return []string{"nosuid", "nodev", "noexec", "rbind", "rprivate"} }
+
+// commonEdits are what every container gets once, however many devices it has.
+func commonEdits(s *gpu.Snapshot, d *driver.Driver, o Options, offers []offer) (specs.ContainerEdits, error) {
+	var control []driver.Node
+	for _, n := range d.Control {
+		if o.Capabilities.Needs(n.Capabilities) {
+			control = append(control, n)
+		}
+	}
+	var mounts []*specs.Mount
+	var libraries []driver.Library
+	for _, l := range d.Libraries {
+		if o.Capabilities.Needs(l.Capabilities) {
+			libraries = append(libraries, l)
+			mounts = append(mounts, &specs.Mount{HostPath: l.HostPath, ContainerPath: l.Path, Options: fileOptions()})
+		}
+	}
+	for _, f := range d.Files {
+		if !o.Capabilities.Needs(f.Capabilities) {
+			continue
+		}
+		options := fileOptions()
+		if f.Kind == driver.KindSocket {
+			options = socketOptions()
+		}
+		mounts = append(mounts, &specs.Mount{HostPath: f.HostPath, ContainerPath: f.Path, Options: options})
+	}
+	slices.SortStableFunc(mounts, func(a, b *specs.Mount) int { return strings.Compare(a.ContainerPath, b.ContainerPath) })
+	mounts = slices.CompactFunc(mounts, func(a, b *specs.Mount) bool { return a.ContainerPath == b.ContainerPath })
+
+	args := hookWork(s, d, o.Capabilities, libraries, offers).Args()
+	if _, err := hookargs.Parse(args); err != nil { // the hook must read what was meant
+		return specs.ContainerEdits{}, fmt.Errorf("write the arguments of the hook: %w", err)
+	}
+	hook := &specs.Hook{
+		HookName: "createContainer",
+		Path:     o.HookPath,
+		Args:     append([]string{hookProgram}, args...),
+		Env:      []string{hookEnv},
+		Timeout:  new(hookTimeout),
+	}
+	return specs.ContainerEdits{
+		Env: []string{noInjection}, DeviceNodes: deviceNodes(control), Mounts: mounts, Hooks: []*specs.Hook{hook},
+	}, nil
+}
+
+// hookWork is what the hook does in every container.
+func hookWork(
+	s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities, libraries []driver.Library, offers []offer,
+) *hookargs.CreateContainer {
+	work := &hookargs.CreateContainer{Params: true, EGLProfile: c.Needs(driver.Graphics | driver.Display)}
+	if c.Needs(driver.UsesCUDA) && driver.IsVersion(d.Version) {
+		work.DriverVersion = d.Version
+	}
+	if c.Needs(driver.UsesCUDA) && driver.IsVersion(s.CUDAVersion) {
+		work.CUDAVersion = s.CUDAVersion
+	}
+	for _, l := range libraries {
+		if l.SONAME != "" {
+			work.Libraries = append(work.Libraries, hookargs.Library{SONAME: l.SONAME, Path: l.Path})
+		}
+		for _, link := range l.Links {
+			work.Links = append(work.Links, hookargs.Link{Path: link.Path, Target: link.Target})
+		}
+	}
+	for i := range s.Devices {
+		address := s.Devices[i].PCIBusID
+		if !slices.ContainsFunc(offers, func(o offer) bool { return address != "" && o.drm == address }) {
+			continue
+		}
+		dri := hookargs.DRI{PCIBusID: address}
+		for _, n := range d.DRM[address] {
+			dri.Nodes = append(dri.Nodes, strings.TrimPrefix(n.Path, "/dev/dri/"))
+		}
+		work.DRI = append(work.DRI, dri)
+	}
+	return work
+}
+
+// deviceNodes are the nodes sorted by path. They have no device numbers: those of nvidia-uvm and nvidia-caps are dynamic,
+// and a spec that holds them is wrong after a reboot.
+func deviceNodes(nodes []driver.Node) []*specs.DeviceNode {
+	nodes = slices.Clone(nodes)
+	slices.SortStableFunc(nodes, func(a, b driver.Node) int { return strings.Compare(a.Path, b.Path) })
+	var list []*specs.DeviceNode
+	for _, n := range nodes {
+		dn := &specs.DeviceNode{Path: n.Path, Permissions: nodePermissions, FileMode: containerMode(n)}
+		if n.HostPath != n.Path {
+			dn.HostPath = n.HostPath
+		}
+		list = append(list, dn)
+	}
+	return list
+}
+
+// containerMode is the mode of a node in the container, or nil for that of the host.
+//
+// DRM nodes are for groups of the host ("video", "render") that a container does not have. A container that has the GPU
+// may use them as any user: the device cgroup is what grants or denies. Unlike an additional group this works with
+// readers of CDI 0.5.0, such as podman 4.
+func containerMode(n driver.Node) *fs.FileMode {
+	const all = fs.FileMode(0o666)
+	if n.Capabilities != driver.UsesDRM || n.Mode&all == all {
+		return nil
+	}
+	return new(all)
+}

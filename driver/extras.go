@@ -1,0 +1,140 @@
+package driver
+
+import (
+	"errors"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/regular"
+)
+
+// Extra is something of a node besides its GPUs that containers can be given. Each has a CDI kind and a spec of its own,
+// so that who is given a GPU has it only when it was meant.
+type Extra string
+
+// The extras.
+const (
+	// IMEX are the channels by which GPUs of several nodes share memory.
+	IMEX Extra = "imex"
+	// GDS is GPUDirect Storage: reading from disks and the network into a GPU's memory.
+	GDS Extra = "gds"
+	// GDRCopy maps a GPU's memory for the CPU.
+	GDRCopy Extra = "gdrcopy"
+	// MOFED are the host's InfiniBand and RoCE adapters, for RDMA into a GPU's memory (GPUDirect RDMA).
+	MOFED Extra = "mofed"
+	// NVSwitch are the switches between the GPUs, for programs that manage them.
+	NVSwitch Extra = "nvswitch"
+)
+
+// Kind is the kind of the extra's devices beside that of GPUs: "nvidia.com/gds" beside "nvidia.com/gpu".
+func (e Extra) Kind(gpus string) string {
+	vendor, _, _ := strings.Cut(gpus, "/")
+	return vendor + "/" + e.row().class
+}
+
+// Extras lists the extras.
+func Extras() []Extra {
+	var list []Extra
+	for i := range extraTable {
+		list = append(list, extraTable[i].extra)
+	}
+	return list
+}
+
+// HasNode reports whether a device node, by its path in a container, could be one of the extra's.
+func (e Extra) HasNode(node string) bool {
+	r := e.row()
+	name := strings.TrimPrefix(node, "/dev/")
+	if slices.Contains(r.nodes, name) {
+		return true
+	}
+	prefix := r.numbered
+	if r.extra == IMEX {
+		prefix = imexChannel
+	}
+	number, ok := strings.CutPrefix(name, prefix)
+	return ok && prefix != "" && isNumbers(number)
+}
+
+func (e Extra) row() *extraRow {
+	i := slices.IndexFunc(extraTable, func(r extraRow) bool { return r.extra == e })
+	if i < 0 {
+		return &extraRow{extra: e, class: string(e)}
+	}
+	return &extraTable[i]
+}
+
+// ExtraFiles are what a host has of an extra. Without a node there is nothing to give to a container.
+type ExtraFiles struct {
+	Extra Extra
+	Nodes []Node
+	Files []File
+}
+
+// DiscoverExtra looks for an extra. Of IMEX only the channels of those numbers are looked for; the others have none. The
+// findings are what was looked for; where names are not known beforehand there is one for each file that exists.
+func DiscoverExtra(h host.Host, e Extra, channels []int) (*ExtraFiles, []Finding) {
+	found := &ExtraFiles{Extra: e}
+	var findings []Finding
+	for _, name := range e.row().names(h, channels) {
+		n, err := findNode(h, name, All)
+		findings = append(findings, n.finding(err))
+		if err == nil {
+			found.Nodes = append(found.Nodes, n)
+		}
+	}
+	for _, row := range e.row().files {
+		f, finding := row.find(h)
+		findings = append(findings, finding)
+		if finding.Used {
+			found.Files = append(found.Files, f)
+		}
+	}
+	return found, findings
+}
+
+// names are the nodes under /dev to look at.
+func (r *extraRow) names(h host.Host, channels []int) []string {
+	if r.extra == IMEX {
+		names := make([]string, len(channels))
+		for i, c := range channels {
+			names[i] = imexChannel + strconv.Itoa(c)
+		}
+		return names
+	}
+	dir, prefix := path.Split(r.numbered)
+	there, _ := readNames(h.Dev(dir))
+	names := slices.Clone(r.nodes)
+	for _, name := range there {
+		if number, ok := strings.CutPrefix(name, prefix); ok && prefix != "" && isNumbers(number) {
+			names = append(names, dir+name)
+		}
+	}
+	return names
+}
+
+// find looks for the file where the driver is installed, then on the host.
+func (r *extraFileRow) find(h host.Host) (File, Finding) {
+	f := File{Path: r.path, Kind: KindConfig, Capabilities: All}
+	finding := Finding{Name: r.path, Kind: KindConfig, Note: notFound}
+	for _, dir := range []string{h.DriverRoot(), h.Root()} {
+		real, info, err := newRoot(dir).stat(r.path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			finding.Note = err.Error()
+		case info.Mode().Type() != r.mode:
+			finding.Path, finding.Note = real, regular.TypeName(info.Mode())+", not used"
+		default:
+			f.HostPath = real
+			finding.Path, finding.Used, finding.Note = real, true, ""
+			return f, finding
+		}
+	}
+	return f, finding
+}
