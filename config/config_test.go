@@ -22,7 +22,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-const schemaFile = "../../specs/config.schema.json"
+const schemaFile = "../specs/config.schema.json"
 
 // full has a value for every key.
 const full = `

@@ -24,22 +24,23 @@ func (a *app) serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve this host's GPUs to the kubelet",
-		Long: `Runs the device plugin: it advertises the GPUs to the kubelet and answers what a container gets for them. It writes their
-CDI spec to --cdi-dir and keeps it true; devices are in the spec before they are advertised.
+		Long: `Runs the device plugin: it advertises the GPUs to the kubelet and answers what a container gets for them. It writes
+their CDI spec to --cdi-dir and keeps it true; devices are in the spec before they are advertised.
 
-It runs until SIGTERM or SIGINT, then ends open calls and removes its sockets; the spec stays. It registers again when the
-kubelet restarts, and starts itself again when the driver was replaced. SIGHUP reads the configuration again; an invalid
-one is logged, and the old one stays in use. Under systemd it reports readiness, status and the watchdog (Type=notify).
+It runs until SIGTERM or SIGINT, then ends open calls and removes its sockets; the spec stays. It registers again when
+the kubelet restarts, and starts itself again when the driver was replaced. SIGHUP reads the configuration again; an
+invalid one is logged, and the old one stays in use. Under systemd it reports readiness, status and the watchdog
+(Type=notify).
 
-A container finds a description of each of its devices in ` + node.DescriptorsPath + `: UUID.json with index, model, PCI
-address, NUMA node, memory and how the device is shared.
+A container finds a description of each of its devices in ` + node.DescriptorsPath + `: UUID.json with index, model,
+PCI address, NUMA node, memory and how the device is shared.
 
-With sharing.mps (experimental) containers share GPUs by CUDA's multi-process service. serve runs nvidia-cuda-mps-control of
-the driver for each such GPU. These daemons outlive it, since containers use them: the next serve takes them over, and ends
-those that are neither configured nor used. Under systemd that needs KillMode=process.
+With sharing.mps (experimental) containers share GPUs by CUDA's multi-process service. serve runs the driver's
+nvidia-cuda-mps-control for each such GPU. These daemons outlive it, since containers use them: the next serve takes
+them over, and ends those that are neither configured nor used. Under systemd that needs KillMode=process.
 
-The spec of something that containers get besides GPUs (extras, imex) is a file of its own. It stays when that is
-configured no longer, since running containers may need it to start again; cdi remove removes it.
+The spec of something that containers get besides GPUs (extras, imex) is a file of its own. It stays when that is no
+longer configured, since running containers may need it to start again; cdi remove removes it.
 
 The hook, the driver's library and the directories that serve writes to must belong to root, with all directories above
 them. Otherwise serve does not start, unless --insecure-paths allows it.

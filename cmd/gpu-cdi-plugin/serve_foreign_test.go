@@ -157,7 +157,7 @@ func TestServeSaysWhichDeviceAnotherSpecTakes(t *testing.T) {
 		body, status := s.ask("/readyz")
 		return status == http.StatusOK && strings.HasPrefix(body, "ok\n") && strings.Contains(body, path)
 	})
-	if !strings.Contains(s.log.String(), "--cdi-kind") {
+	if !strings.Contains(s.log.String(), "remove that file, or give this node's devices another CDI kind") {
 		t.Error("the log does not say what to do")
 	}
 	if cache := s.engine(); cache.GetDevice(cdi.DefaultKind+"="+taken).GetSpec().GetPath() != path {

@@ -109,11 +109,11 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	})
 	s.signal(syscall.SIGHUP)
 	// A reconciliation that began before may find that the directory is gone, which is another cause.
-	const lasting = "the CDI spec is not what it should be, and devices that it concerns are unhealthy: engines do not read "
+	const lasting = "a CDI spec or descriptor is not as desired, and the devices that it concerns are unhealthy: engines do not read "
 	s.says(lasting)
 	mustDo(t, os.Remove(dir))
 	s.signal(syscall.SIGHUP)
-	s.says("the CDI spec is what it should be again")
+	s.says("the CDI specs and descriptors are as desired again")
 
 	s.kubelet.Stop()
 	s.says("nvidia.com/mig-7g.80gb is not connected to the kubelet any more: ")

@@ -152,7 +152,7 @@ func TestServeSharesByMPS(t *testing.T) {
 		if strings.HasSuffix(m.GetContainerPath(), ".json") {
 			text, err := os.ReadFile(m.GetHostPath())
 			mustDo(t, err)
-			if want := fmt.Sprintf("\"memoryLimitBytes\": %d,\n        \"activeThreadPercentage\": 25", memory); !strings.Contains(string(text), want) {
+			if want := fmt.Sprintf("\"memoryLimitBytes\": %d,\n      \"activeThreadPercentage\": 25", memory); !strings.Contains(string(text), want) {
 				t.Errorf("no %s in %s", want, text)
 			}
 		}

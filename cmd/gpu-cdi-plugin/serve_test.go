@@ -349,7 +349,7 @@ func TestServeReadsItsConfigurationAgain(t *testing.T) {
 	s.configure("mig-strategy: sometimes")
 	s.signal(syscall.SIGHUP)
 	waitFor(t, "the complaint about the configuration", func() bool {
-		return strings.Contains(s.log.String(), "the configuration is wrong, and the old one stays in use")
+		return strings.Contains(s.log.String(), "the configuration is invalid, and the old one stays in use")
 	})
 	s.listed(gpuResource, 6, 0)
 
