@@ -76,18 +76,23 @@ func (s *served) configure(text string) {
 	}
 }
 
-// start starts the plugin. It is ended with the test.
+// start starts serve. It ends with the test.
 func (s *served) start(env ...string) {
+	s.t.Helper()
+	s.startVerb(env, "serve", "--device-plugin-dir", s.kubelet.Dir,
+		"--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"))
+}
+
+func (s *served) startVerb(env []string, args ...string) {
 	s.t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	cmd := exec.Command(exe)
-	cmd.Args = []string{
-		"gpu-cdi-plugin", "serve", "--root", s.node.Root(), "--cdi-dir", filepath.Dir(s.spec), "--config", s.config,
-		"--device-plugin-dir", s.kubelet.Dir, "--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"), "--hook-path", "/bin/true",
-	}
+	cmd.Args = append([]string{
+		"gpu-cdi-plugin", "--root", s.node.Root(), "--cdi-dir", filepath.Dir(s.spec), "--config", s.config, "--hook-path", "/bin/true",
+	}, args...)
 	cmd.Env = append(append(os.Environ(), insecure), env...)
 	cmd.Stderr = io.MultiWriter(s.log, s.t.Output())
 	if err := cmd.Start(); err != nil {
@@ -363,12 +368,13 @@ func TestServeReadsItsConfigurationAgain(t *testing.T) {
 	}
 }
 
-func TestServeTellsSystemd(t *testing.T) {
-	t.Parallel()
-	socket := filepath.Join(t.TempDir(), "notify")
+// systemd listens like systemd does for notifications. until waits for one that contains a text.
+func systemd(t *testing.T) (socket string, until func(string) string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "notify")
 	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
 	mustDo(t, err)
-	defer func() { _ = systemd.Close() }()
+	t.Cleanup(func() { _ = systemd.Close() })
 	mustDo(t, systemd.SetReadDeadline(time.Now().Add(20*time.Second)))
 	next := func() string {
 		t.Helper()
@@ -377,7 +383,7 @@ func TestServeTellsSystemd(t *testing.T) {
 		mustDo(t, err)
 		return string(b[:n])
 	}
-	until := func(want string) string {
+	until = func(want string) string {
 		t.Helper()
 		got := next()
 		for ; !strings.Contains(got, want); got = next() {
@@ -385,6 +391,12 @@ func TestServeTellsSystemd(t *testing.T) {
 		}
 		return got
 	}
+	return socket, until
+}
+
+func TestServeTellsSystemd(t *testing.T) {
+	t.Parallel()
+	socket, until := systemd(t)
 	s := newServed(t, "pcie-quad", "")
 	s.start("NOTIFY_SOCKET="+socket, "WATCHDOG_USEC=200000")
 	// The kubelet may connect before it is ready or after.

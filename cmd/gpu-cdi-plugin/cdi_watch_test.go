@@ -1,0 +1,119 @@
+package main
+
+import (
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"gpu-cdi-plugin/cdi"
+)
+
+// newWatched starts cdi watch on a simulated node.
+func newWatched(t *testing.T, machine, config string) *served {
+	t.Helper()
+	s := newServed(t, machine, config)
+	s.startVerb(nil, "cdi", "watch")
+	return s
+}
+
+// waitForDevices waits until the spec has exactly those devices, of those that are named by UUID.
+func (s *served) waitForDevices(uuids ...string) {
+	s.t.Helper()
+	slices.Sort(uuids)
+	waitFor(s.t, "a spec of "+strings.Join(uuids, ", "), func() bool {
+		spec, err := cdi.ReadFile(s.spec)
+		if err != nil {
+			return false
+		}
+		var got []string
+		for _, d := range spec.Devices {
+			if strings.Contains(d.Name, "-") {
+				got = append(got, d.Name)
+			}
+		}
+		slices.Sort(got)
+		return slices.Equal(got, uuids)
+	})
+}
+
+func TestWatchKeepsTheSpecTrueWithoutAKubelet(t *testing.T) {
+	t.Parallel()
+	s := newWatched(t, "pcie-quad", "listen: 127.0.0.1:0\n")
+	s.waitForDevices(s.uuids()...)
+
+	mustDo(t, os.Remove(s.spec))
+	s.waitForDevices(s.uuids()...)
+	mustDo(t, os.WriteFile(s.spec, []byte("{"), 0o644))
+	s.waitForDevices(s.uuids()...)
+	all := s.uuids()
+	mustDo(t, s.node.Remove(3))
+	s.signal(syscall.SIGHUP)
+	s.waitForDevices(all[:3]...)
+
+	waitFor(t, "readiness", func() bool { _, status := s.ask("/readyz"); return status == http.StatusOK })
+	body, _ := s.ask("/metrics")
+	for _, line := range []string{`gpu_cdi_plugin_devices{health="healthy",resource="nvidia.com/gpu"} 3`, "gpu_cdi_plugin_spec_stale 0"} {
+		if !strings.Contains(body, line+"\n") {
+			t.Errorf("the metrics lack %s", line)
+		}
+	}
+	if n := s.kubelet.Total(); n > 0 {
+		t.Errorf("%d registrations with the kubelet", n)
+	}
+	if err := s.end(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	s.waitForDevices(all[:3]...) // the spec stays
+}
+
+func TestWatchFollowsMIGChanges(t *testing.T) {
+	t.Parallel()
+	s := newWatched(t, "dgx-h100", "")
+	s.waitForDevices(s.uuids()...)
+	mustDo(t, s.node.SetMIG(1, []string{"1g.10gb"}))
+	waitFor(t, "a MIG device in the spec", func() bool {
+		spec, err := cdi.ReadFile(s.spec)
+		if err != nil {
+			return false
+		}
+		for _, d := range spec.Devices {
+			if d.Name == "1:0" {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func TestWatchAndServeDoNotWriteOneSpec(t *testing.T) {
+	t.Parallel()
+	s := newWatched(t, "workstation", "")
+	s.waitForDevices(s.uuids()...)
+	first := *s
+	s.startVerb(nil, "cdi", "watch")
+	if err := s.ended(); err == nil || err.Error() != "exit status 12" {
+		t.Errorf("a second cdi watch ends with %v, want exit status 12", err)
+	}
+	s.start()
+	if err := s.ended(); err == nil || err.Error() != "exit status 12" {
+		t.Errorf("serve beside cdi watch ends with %v, want exit status 12", err)
+	}
+	if err := first.end(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWatchReportsToSystemd(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "")
+	address, until := systemd(t)
+	s.startVerb([]string{"NOTIFY_SOCKET=" + address}, "cdi", "watch")
+	until("READY=1")
+	if err := s.end(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	until("STOPPING=1")
+}
