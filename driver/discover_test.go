@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
 	"gpu-cdi-plugin/sim"
@@ -195,7 +194,7 @@ func TestDiscoverStaysInTheRoot(t *testing.T) {
 	if len(d.Files) > 0 {
 		t.Errorf("files from outside the root: %v", d.Files)
 	}
-	f := finding(t, d.Looked, "libnvidia-encode.so."+testVersion)
+	f := finding(t, d.Findings, "libnvidia-encode.so."+testVersion)
 	if f.Used || f.Note != "a link that leads nowhere" || !strings.HasPrefix(f.Path, r.dir) {
 		t.Errorf("about a link out of the root: %+v", f)
 	}
@@ -227,7 +226,7 @@ func TestDiscoverReadsTheVersionFromTheFiles(t *testing.T) {
 	}
 }
 
-func TestASearchBelievesTheDriver(t *testing.T) {
+func TestASearchReturnsTheVersionThatTheDriverReports(t *testing.T) {
 	t.Parallel()
 	const other = "575.57.08"
 	for name, c := range map[string]struct {
@@ -259,15 +258,15 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 	for name, c := range map[string]struct {
 		make func(*tree)
 		want []string
-		hint string
+		why  error // besides gpu.ErrNoDriver
 	}{
 		"that is empty": {
-			func(*tree) {}, []string{"no libcuda or libnvidia-ml", "/usr/lib64", "/usr/local/nvidia/lib64"}, "--driver-root",
+			func(*tree) {}, []string{"no libcuda or libnvidia-ml", "/usr/lib64", "/usr/local/nvidia/lib64"}, gpu.ErrNoDriver,
 		},
 		"with libraries of another version only": {
 			func(r *tree) { r.core("/usr/lib64", "575.57.08"); r.core(multiarch, "570.1.2") },
-			[]string{"the driver is " + testVersion, "of 570.1.2, 575.57.08"},
-			"reboot",
+			[]string{"the driver is " + testVersion, "are 570.1.2, 575.57.08"},
+			ErrOtherVersion,
 		},
 		"with a libcuda that is text": {
 			func(r *tree) {
@@ -276,15 +275,15 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 				os.Remove(r.dir + multiarch + "/libcuda.so." + testVersion)
 			},
 			[]string{cuda, "not a usable ELF file"},
-			"again",
+			ErrDamaged,
 		},
 		"with a libcuda that is empty": {
-			func(r *tree) { r.file(cuda, "", 0o755) }, []string{cuda}, "again",
+			func(r *tree) { r.file(cuda, "", 0o755) }, []string{cuda}, ErrDamaged,
 		},
 		"with a libcuda that is truncated": {
 			func(r *tree) { r.core("/usr/lib64", testVersion); r.must(os.Truncate(r.dir+cuda, 300)) },
 			[]string{cuda},
-			"again",
+			ErrDamaged,
 		},
 		"with a libcuda whose last page is missing": {
 			func(r *tree) {
@@ -294,26 +293,26 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 				r.must(os.Truncate(r.dir+cuda, info.Size()/2))
 			},
 			[]string{cuda},
-			"again",
+			ErrDamaged,
 		},
 		"with a libcuda that is a FIFO": {
-			func(r *tree) { r.fifo(cuda) }, []string{cuda, "a FIFO"}, "again",
+			func(r *tree) { r.fifo(cuda) }, []string{cuda, "a FIFO"}, ErrDamaged,
 		},
 		"with a libcuda that is a directory": {
-			func(r *tree) { r.must(os.MkdirAll(r.dir+cuda, 0o755)) }, []string{cuda, "a directory"}, "again",
+			func(r *tree) { r.must(os.MkdirAll(r.dir+cuda, 0o755)) }, []string{cuda, "a directory"}, ErrDamaged,
 		},
 		"without libcuda": {
 			func(r *tree) { r.library("/usr/lib64/libnvidia-ml.so." + testVersion) },
-			[]string{"for compute", "libcuda: not found"},
-			"--capabilities",
+			[]string{"for compute", "no libcuda under ", ": not found"},
+			ErrNoCUDA,
 		},
 		"with a link for libcuda and no file": {
 			func(r *tree) {
 				r.core("/usr/lib64", testVersion)
 				r.must(os.Remove(r.dir + cuda))
 			},
-			[]string{"for compute", "libcuda: a link that leads nowhere"},
-			"--capabilities",
+			[]string{"for compute", "no libcuda under ", ": a link that leads nowhere"},
+			ErrNoCUDA,
 		},
 		"with a libnvidia-ml that is empty": {
 			func(r *tree) {
@@ -321,10 +320,10 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 				r.must(os.Truncate(r.dir+"/usr/lib64/libnvidia-ml.so."+testVersion, 0))
 			},
 			[]string{"for utility", "libnvidia-ml.so." + testVersion},
-			"again",
+			ErrDamaged,
 		},
 		"with libraries for another machine only": {
-			func(r *tree) { foreign(r, cuda) }, []string{"no libcuda or libnvidia-ml"}, "--driver-root",
+			func(r *tree) { foreign(r, cuda) }, []string{"no libcuda or libnvidia-ml"}, gpu.ErrNoDriver,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -338,11 +337,10 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 				err = d.Check(All)
 			}
 			checkError(t, err, append(c.want, r.dir)...)
-			if !errors.Is(err, gpu.ErrNoDriver) || exit.CodeOf(err) != exit.NoDriver {
-				t.Errorf("error %v has status %d, want %d", err, exit.CodeOf(err), exit.NoDriver)
-			}
-			if !strings.Contains(exit.HintOf(err), c.hint) {
-				t.Errorf("hint %q does not speak of %q", exit.HintOf(err), c.hint)
+			for _, why := range []error{ErrDamaged, ErrOtherVersion, ErrNoCUDA} {
+				if errors.Is(err, why) != (why == c.why) || !errors.Is(err, gpu.ErrNoDriver) {
+					t.Errorf("error %v, want it to wrap %v", err, c.why)
+				}
 			}
 		})
 	}
@@ -355,8 +353,8 @@ func TestDiscoverRefusesARootThatIsNotThere(t *testing.T) {
 	}
 	_, err = Discover(h, testVersion)
 	checkError(t, err, "nowhere", "no such file")
-	if exit.CodeOf(err) != exit.NoDriver || exit.HintOf(err) == "" {
-		t.Errorf("status %d, hint %q", exit.CodeOf(err), exit.HintOf(err))
+	if !errors.Is(err, gpu.ErrNoDriver) {
+		t.Errorf("error %v", err)
 	}
 }
 
@@ -370,7 +368,7 @@ func foreign(r *tree, p string) {
 }
 
 // A driver without libcuda serves what needs none.
-func TestCheckGoesByCapabilities(t *testing.T) {
+func TestCheckConsidersCapabilities(t *testing.T) {
 	t.Parallel()
 	r := newTree(t)
 	r.library("/usr/lib64/libnvidia-ml.so." + testVersion)
@@ -385,7 +383,7 @@ func TestCheckGoesByCapabilities(t *testing.T) {
 }
 
 // Broken libraries are those that the host has, or has a link to, and that the capabilities ask for.
-func TestExplainTellsBrokenLibraries(t *testing.T) {
+func TestExplainMarksBrokenLibraries(t *testing.T) {
 	t.Parallel()
 	r := newTree(t)
 	r.library("/usr/lib64/libnvidia-ml.so." + testVersion)                           // without libcuda
@@ -422,7 +420,7 @@ func TestExplainTellsBrokenLibraries(t *testing.T) {
 }
 
 // What is wrong with a library other than the core ones is told, and costs nothing else.
-func TestDiscoverTellsWhatItLeavesOut(t *testing.T) {
+func TestFindingsSayWhatIsNotUsed(t *testing.T) {
 	t.Parallel()
 	r := newTree(t)
 	r.core("/usr/lib64", testVersion)
@@ -439,13 +437,13 @@ func TestDiscoverTellsWhatItLeavesOut(t *testing.T) {
 		"libnvidia-cfg":                      "only of version 575.57.08",
 		"libnvidia-opencl":                   "not found",
 	} {
-		f := finding(t, d.Looked, name)
+		f := finding(t, d.Findings, name)
 		if f.Used || !strings.Contains(f.Note, want) || f.Kind != KindLibrary {
 			t.Errorf("about %s: %+v, want a note with %q", name, f, want)
 		}
 	}
-	first := finding(t, d.Looked, "libcuda.so.1")
-	if !first.Used || !strings.Contains(first.Note, "passed over: ") || len(d.Libraries) != 2 {
+	first := finding(t, d.Findings, "libcuda.so.1")
+	if !first.Used || !strings.Contains(first.Note, "ignored: ") || len(d.Libraries) != 2 {
 		t.Errorf("about a library that is there twice: %+v; libraries %v", first, libraryPaths(d))
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"gpu-cdi-plugin/internal/regular"
 )
 
-// Extra is something of a node besides its GPUs that containers can be given. Each has a CDI kind and a spec of its own,
-// so that who is given a GPU has it only when it was meant.
+// Extra is something that a node has besides its GPUs and that containers can get. Each has a CDI kind and a spec of its
+// own, so that a container with a GPU gets it only where it is configured.
 type Extra string
 
 // The extras.
@@ -30,7 +30,7 @@ const (
 	NVSwitch Extra = "nvswitch"
 )
 
-// Kind is the kind of the extra's devices beside that of GPUs: "nvidia.com/gds" beside "nvidia.com/gpu".
+// Kind is the CDI kind of the extra's devices, with the vendor of that of the GPUs: "nvidia.com/gds" for "nvidia.com/gpu".
 func (e Extra) Kind(gpus string) string {
 	vendor, _, _ := strings.Cut(gpus, "/")
 	return vendor + "/" + e.row().class
@@ -52,12 +52,8 @@ func (e Extra) HasNode(node string) bool {
 	if slices.Contains(r.nodes, name) {
 		return true
 	}
-	prefix := r.numbered
-	if r.extra == IMEX {
-		prefix = imexChannel
-	}
-	number, ok := strings.CutPrefix(name, prefix)
-	return ok && prefix != "" && isNumbers(number)
+	number, ok := strings.CutPrefix(name, r.numbered)
+	return ok && r.numbered != "" && isNumbers(number)
 }
 
 func (e Extra) row() *extraRow {
@@ -68,15 +64,15 @@ func (e Extra) row() *extraRow {
 	return &extraTable[i]
 }
 
-// ExtraFiles are what a host has of an extra. Without a node there is nothing to give to a container.
+// ExtraFiles are what a host has of an extra. Without a node containers cannot get it.
 type ExtraFiles struct {
 	Extra Extra
 	Nodes []Node
 	Files []File
 }
 
-// DiscoverExtra looks for an extra. Of IMEX only the channels of those numbers are looked for; the others have none. The
-// findings are what was looked for; where names are not known beforehand there is one for each file that exists.
+// DiscoverExtra finds what a host has of an extra. Of IMEX it searches only for the channels of those numbers; other
+// extras have none. There is a finding for each file that was searched for, or that exists where names have numbers.
 func DiscoverExtra(h host.Host, e Extra, channels []int) (*ExtraFiles, []Finding) {
 	found := &ExtraFiles{Extra: e}
 	var findings []Finding
@@ -97,7 +93,7 @@ func DiscoverExtra(h host.Host, e Extra, channels []int) (*ExtraFiles, []Finding
 	return found, findings
 }
 
-// names are the nodes under /dev to look at.
+// names are the nodes under /dev to search for.
 func (r *extraRow) names(h host.Host, channels []int) []string {
 	if r.extra == IMEX {
 		names := make([]string, len(channels))
@@ -117,7 +113,7 @@ func (r *extraRow) names(h host.Host, channels []int) []string {
 	return names
 }
 
-// find looks for the file where the driver is installed, then on the host.
+// find searches for the file below the driver's root, then on the host.
 func (r *extraFileRow) find(h host.Host) (File, Finding) {
 	f := File{Path: r.path, Kind: KindConfig, Capabilities: All}
 	finding := Finding{Name: r.path, Kind: KindConfig, Note: notFound}

@@ -18,7 +18,7 @@ import (
 
 const notFound = "not found"
 
-// findFiles looks for the rows of the table, each in the first of its directories.
+// findFiles finds the files of the table, each in the first of its directories that has it.
 func findFiles(r root, m machine) ([]File, []Finding) {
 	var files []File
 	var findings []Finding
@@ -36,8 +36,8 @@ func findFiles(r root, m machine) ([]File, []Finding) {
 	return files, findings
 }
 
-// find returns the file, or why there is none. What is there and not what it should be is passed over, and named if
-// nothing better follows.
+// find returns the file, or a note on why there is none. A file that cannot be used is in the note unless a later
+// directory has a better one.
 func (row fileRow) find(r root) (File, string) {
 	f, note := File{Kind: row.kind, Capabilities: row.capabilities}, notFound
 	for _, dir := range row.dirs {
@@ -75,25 +75,25 @@ func (row fileRow) check(r root, at string, info fs.FileInfo) error {
 	return nil
 }
 
-// checkMPS refuses the directory unless it is root's. Every user of the host can make a directory or a link of that
-// name in /tmp, and containers would get what it leads to, writable.
+// checkMPS returns an error unless the directory belongs to root. Every user of the host can make a directory or a link of
+// that name in /tmp, and containers would get what it leads to, writable.
 func checkMPS(r root, at string) error {
 	info, err := os.Lstat(r.dir + at)
 	if err != nil {
 		return err
 	}
 	if stat, ok := info.Sys().(*syscall.Stat_t); !ok || !info.IsDir() || stat.Uid != 0 {
-		return errors.New("not a directory of root's, not used")
+		return errors.New("not a directory that belongs to root, not used")
 	}
 	return nil
 }
 
-// findFirmware looks for the firmware of the driver's version in all directories that the kernel knows.
+// findFirmware finds the firmware of the driver's version in all directories that the kernel searches.
 func findFirmware(h host.Host, r root, version string) ([]File, []Finding) {
 	var files []File
 	var findings []Finding
 	for _, pattern := range firmwareNames {
-		found := matches(r, pattern, firmwareIn(h, version))
+		found := matches(r, pattern, firmwareDirsOf(h, version))
 		if len(found) == 0 {
 			name := path.Join("nvidia", version, pattern)
 			findings = append(findings, Finding{Name: name, Kind: KindFirmware, Capabilities: All, Note: notFound})
@@ -108,16 +108,21 @@ func findFirmware(h host.Host, r root, version string) ([]File, []Finding) {
 	return files, findings
 }
 
-// firmwareIn are the directories with firmware of a version, in the order in which the kernel searches them.
-func firmwareIn(h host.Host, version string) []string {
+// firmwareDirsOf are the directories with firmware of a version, in the order in which the kernel searches them.
+func firmwareDirsOf(h host.Host, version string) []string {
 	var dirs []string
 	if data, err := regular.ReadFile(h.Sys("module/firmware_class/parameters/path"), 4096); err == nil {
 		if custom := strings.TrimSpace(string(data)); path.IsAbs(custom) {
 			dirs = append(dirs, custom)
 		}
 	}
+	release := "unknown"
+	var u unix.Utsname
+	if err := unix.Uname(&u); err == nil {
+		release = unix.ByteSliceToString(u.Release[:])
+	}
 	for _, dir := range firmwareDirs {
-		dirs = append(dirs, fill(dir, "{release}", kernelRelease()))
+		dirs = append(dirs, fill(dir, "{release}", release))
 	}
 	for i := range dirs {
 		dirs[i] = path.Join(dirs[i], "nvidia", version)
@@ -125,16 +130,8 @@ func firmwareIn(h host.Host, version string) []string {
 	return dirs
 }
 
-func kernelRelease() string {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "unknown"
-	}
-	return unix.ByteSliceToString(u.Release[:])
-}
-
-// matches are the regular files with a name like pattern in the directories. A file that two directories lead to is
-// found in the first.
+// matches are the regular files in the directories whose names match the pattern. A file that two directories lead to is
+// one of the first.
 func matches(r root, pattern string, dirs []string) []File {
 	var files []File
 	for _, dir := range dirs {

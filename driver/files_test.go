@@ -144,7 +144,7 @@ func TestDiscoverTakesOnlyRootsMPSDirectory(t *testing.T) {
 			r.core("/usr/lib64", testVersion)
 			c.make(r)
 			d := r.discover(testVersion)
-			if f := finding(t, d.Looked, mpsDir); f.Used != c.used || len(d.Files) == 1 != c.used {
+			if f := finding(t, d.Findings, mpsDir); f.Used != c.used || len(d.Files) == 1 != c.used {
 				t.Errorf("%+v, files %v; want it used: %v", f, d.Files, c.used)
 			}
 		})
@@ -195,7 +195,7 @@ func TestDiscoverFindsNodes(t *testing.T) {
 		"/dev/nvidiactl": "", "/dev/nvidia-uvm": "not a character device", "/dev/nvidia-modeset": notFound,
 		"/dev/dri/renderD130": notFound,
 	} {
-		if f := finding(t, d.Looked, name); !strings.Contains(f.Note, note) || f.Used != (note == "") {
+		if f := finding(t, d.Findings, name); !strings.Contains(f.Note, note) || f.Used != (note == "") {
 			t.Errorf("about %s: %+v, want the note %q", name, f, note)
 		}
 	}
@@ -234,7 +234,7 @@ func TestExplainSaysWhatCapabilitiesLeaveOut(t *testing.T) {
 			t.Errorf("with %s: %+v", c, f)
 		}
 	}
-	if !finding(t, d.Looked, "libnvcuvid.so.1").Used {
+	if !finding(t, d.Findings, "libnvcuvid.so.1").Used {
 		t.Error("Explain changed what it was asked about")
 	}
 }

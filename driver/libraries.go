@@ -3,49 +3,52 @@ package driver
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
 	"gpu-cdi-plugin/internal/regular"
 )
 
-// libraryScan looks for libraries, directory by directory.
+// libraryScan searches for libraries, directory by directory.
 type libraryScan struct {
 	root    root
 	machine machine
-	version string // the driver's; found by the scan if it was empty
+	version string // the driver's; if empty, found by the scan
 	rows    map[string]*libraryRow
 
 	dirs []*libraryDir
 	seen map[string]bool // real paths of dirs
 	// found is by file name, for libraries with a version of their own by library.
 	found map[string]*foundLibrary
-	// others are driver versions of libraries that were passed over, by library.
+	// others are the driver versions of libraries that were not taken, by library.
 	others map[string][]string
 	cache  Finding
 }
 
-// libraryDir is a directory that exists: its path as it was asked for, its real path, and what is in it.
+// libraryDir is a directory that exists: its path below the root, its real path on the host, and what is in it.
 type libraryDir struct {
 	path, real string
 	names      []string
-	libraries  int
+	libraries  int // of the driver
 }
 
-// foundLibrary is a file that belongs to the driver by its name; err says why it cannot be used.
+// foundLibrary is a file that belongs to the driver by its name; err is why it cannot be used.
 type foundLibrary struct {
 	Library
 	file string      // the name that it was found by
-	row  *libraryRow // nil for one that the table does not have
+	row  *libraryRow // nil for one that is not in the table
 	err  error
-	// passedOver are other copies or versions, on the host.
-	passedOver []string
+	// ignored are other copies or versions, on the host.
+	ignored []string
 }
 
 func newLibraryScan(r root, m machine, version string) *libraryScan {
@@ -60,8 +63,8 @@ func newLibraryScan(r root, m machine, version string) *libraryScan {
 	return s
 }
 
-// run searches first, the directory on the host of a library that was named, if it is not empty; then the directories
-// that the loader's cache names and the usual ones, and behind each those that links in it lead to.
+// run searches the directories: first, a path on the host that may be empty; then those in the loader's cache and the
+// usual ones. The directories that links in one lead to follow it.
 func (s *libraryScan) run(first string) {
 	if first != "" && (s.root.dir == "/" || strings.HasPrefix(first, s.root.dir+"/")) {
 		s.addDir(s.root.inside(first))
@@ -80,23 +83,20 @@ func (s *libraryScan) run(first string) {
 	}
 }
 
-// maxLoaderCache is more than any distribution's cache has.
-const maxLoaderCache = ldcache.MaxSize
-
-// cacheDirs are the directories of the driver's libraries that the loader's cache of the root names.
+// cacheDirs are the directories of the driver's libraries in the loader's cache of the root.
 func (s *libraryScan) cacheDirs() []string {
 	const file = "/etc/ld.so.cache"
 	s.cache = Finding{Name: file, Kind: KindConfig}
 	dirs, err := s.readCache(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		s.cache.Note = "not there; the usual directories are searched all the same"
+		s.cache.Note = "not found; the usual directories are searched"
 	case err != nil:
-		s.cache.Note = err.Error() + "; the usual directories are searched all the same"
+		s.cache.Note = err.Error() + "; the usual directories are searched"
 	case len(dirs) == 0:
-		s.cache.Note = "names no library of the driver"
+		s.cache.Note = "has no library of the driver"
 	default:
-		s.cache.Note = "names " + strings.Join(dirs, ", ")
+		s.cache.Note = "has libraries of the driver in " + strings.Join(dirs, ", ")
 	}
 	return dirs
 }
@@ -106,7 +106,7 @@ func (s *libraryScan) readCache(file string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := regular.ReadFile(real, maxLoaderCache)
+	data, err := regular.ReadFile(real, ldcache.MaxSize)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func (s *libraryScan) readCache(file string) ([]string, error) {
 	return dirs, nil
 }
 
-// addDir notes a directory for the search, once, and those that it leads to.
+// addDir adds a directory to the search, once, and those that its links lead to.
 func (s *libraryScan) addDir(dir string) {
 	real, names, err := s.root.names(dir)
 	if err != nil || s.seen[real] {
@@ -154,7 +154,7 @@ func (s *libraryScan) followLinks(d *libraryDir) {
 		if err != nil || !strings.Contains(link, "/") {
 			continue
 		}
-		if real, err := s.root.resolve(under(s.root.inside(d.real), name)); err == nil {
+		if real, err := s.root.resolve(s.pathIn(d, name)); err == nil {
 			s.addDir(s.root.inside(filepath.Dir(real)))
 		}
 	}
@@ -163,6 +163,11 @@ func (s *libraryScan) followLinks(d *libraryDir) {
 			s.addDir(under(d.path, sub))
 		}
 	}
+}
+
+// pathIn is the path below the root of a file of a directory.
+func (s *libraryScan) pathIn(d *libraryDir, name string) string {
+	return under(s.root.inside(d.real), name)
 }
 
 // guessVersion is the version of the library that a core library's SONAME leads to, or else the newest of any.
@@ -175,7 +180,7 @@ func (s *libraryScan) guessVersion() string {
 				continue
 			}
 			if suffix == "1" {
-				real, _ := s.root.resolve(under(s.root.inside(d.real), name))
+				real, _ := s.root.resolve(s.pathIn(d, name))
 				if _, version, _ := splitLibrary(filepath.Base(real)); IsVersion(version) {
 					return version
 				}
@@ -188,7 +193,7 @@ func (s *libraryScan) guessVersion() string {
 	return newest
 }
 
-// searchDir takes what belongs to the driver by its name.
+// searchDir takes the files that belong to the driver by their names.
 func (s *libraryScan) searchDir(d *libraryDir) {
 	for _, name := range d.names {
 		base, suffix, ok := splitLibrary(name)
@@ -200,55 +205,44 @@ func (s *libraryScan) searchDir(d *libraryDir) {
 		case row != nil && row.ownVersion && isNumbers(suffix):
 			s.takeNewest(d, name, base, row)
 		case suffix == s.version && suffix != "":
-			s.take(d, name, row)
+			s.takeFirst(d, name, row)
 		case row != nil && IsVersion(suffix) && !slices.Contains(s.others[base], suffix):
 			s.others[base] = append(s.others[base], suffix)
 		}
 	}
 }
 
-func isXorgModule(base string) bool {
-	for _, m := range xorgModules {
-		if strings.HasPrefix(m.file, base+".so") {
-			return true
-		}
-	}
-	return false
-}
-
-// take adds a library, of which the first copy counts.
-func (s *libraryScan) take(d *libraryDir, name string, row *libraryRow) {
-	f := s.inspect(under(s.root.inside(d.real), name), row)
+// takeFirst takes a library of the driver's version, of which the first usable copy counts.
+func (s *libraryScan) takeFirst(d *libraryDir, name string, row *libraryRow) {
+	f := s.inspect(s.pathIn(d, name), row)
 	first := s.found[name]
 	switch {
 	case first == nil || f.err == nil && first.err != nil:
 		s.found[name] = f
 		d.libraries++
 	case f.HostPath != first.HostPath:
-		first.passedOver = append(first.passedOver, f.HostPath)
+		first.ignored = append(first.ignored, f.HostPath)
 	}
 }
 
-// takeNewest adds a library with a version of its own, of which the newest counts.
+// takeNewest takes a library with a version of its own, of which the newest usable one counts.
 func (s *libraryScan) takeNewest(d *libraryDir, name, base string, row *libraryRow) {
-	f := s.inspect(under(s.root.inside(d.real), name), row)
-	other := s.found[base]
-	if other != nil && f.HostPath == other.HostPath {
+	f := s.inspect(s.pathIn(d, name), row)
+	best := s.found[base]
+	if best != nil && f.HostPath == best.HostPath {
 		return
 	}
 	d.libraries++
-	if other == nil || f.err == nil && (other.err != nil || compareVersions(f.version(), other.version()) > 0) {
-		f, other = other, f
-		s.found[base] = other
+	version := func(f *foundLibrary) string { _, v, _ := splitLibrary(path.Base(f.Path)); return v }
+	switch {
+	case best == nil:
+		s.found[base] = f
+	case f.err == nil && (best.err != nil || compareVersions(version(f), version(best)) > 0):
+		f.ignored = append(f.ignored, best.HostPath)
+		s.found[base] = f
+	default:
+		best.ignored = append(best.ignored, f.HostPath)
 	}
-	if f != nil {
-		other.passedOver = append(other.passedOver, f.HostPath)
-	}
-}
-
-func (f *foundLibrary) version() string {
-	_, version, _ := splitLibrary(path.Base(f.Path))
-	return version
 }
 
 // inspect follows a path to a library and reads what a container needs to know of it.
@@ -265,17 +259,17 @@ func (s *libraryScan) inspect(p string, row *libraryRow) *foundLibrary {
 	f.Path, f.HostPath = s.root.inside(real), real
 	f.SONAME, f.err = readSONAME(real, s.machine)
 	if f.err == nil && !isPlain(f.Path) {
-		f.err = fmt.Errorf("its path has a character that cannot be passed on: %q", f.Path)
+		f.err = fmt.Errorf("its path %q has a character that the hook's arguments cannot carry", f.Path)
 	}
 	if f.err == nil {
-		f.Links = s.links(f.Library, row)
+		f.Links = linksOf(f.Library, row)
 	}
 	return f
 }
 
-// links are the symlinks that a container needs beside a library: its SONAME, the name that a linker looks for if the
+// linksOf are the symlinks that a container needs beside a library: its SONAME, the name that a linker searches for if the
 // host has that too, and those of the table.
-func (s *libraryScan) links(lib Library, row *libraryRow) []Link {
+func linksOf(lib Library, row *libraryRow) []Link {
 	dir, file := path.Split(lib.Path)
 	links := map[string]string{}
 	if lib.SONAME != file {
@@ -292,14 +286,123 @@ func (s *libraryScan) links(lib Library, row *libraryRow) []Link {
 			links[dir+l.Path] = fill(l.Target, "{file}", file, "{soname}", lib.SONAME)
 		}
 	}
-	return sortedLinks(links)
+	var list []Link
+	for _, p := range slices.Sorted(maps.Keys(links)) {
+		list = append(list, Link{p, links[p]})
+	}
+	return list
 }
 
-func sortedLinks(links map[string]string) []Link {
-	var list []Link
-	for p, target := range links {
-		list = append(list, Link{p, target})
+// readSONAME reads the name that a shared library is loaded by; it is the file's own name if the library has none. The
+// error wraps elffile.ErrMachine if it is a library for another machine.
+func readSONAME(path string, m machine) (string, error) {
+	f, info, err := regular.Open(path)
+	if err != nil {
+		return "", err
 	}
-	slices.SortStableFunc(list, func(a, b Link) int { return strings.Compare(a.Path, b.Path) })
-	return list
+	defer f.Close()
+	soname, err := parseSONAME(f, info.Size(), m)
+	if err == nil && soname == "" {
+		soname = filepath.Base(path)
+	}
+	return soname, err
+}
+
+// parseSONAME reads the SONAME of a library of size bytes; it is empty if the library has none.
+func parseSONAME(r io.ReaderAt, size int64, m machine) (string, error) {
+	f, err := elffile.ReadLibrary(r, size, elffile.MachineOf(m.goarch))
+	if errors.Is(err, elffile.ErrMachine) {
+		return "", err
+	}
+	if err != nil {
+		return "", fmt.Errorf("not a usable ELF file: %w", err)
+	}
+	soname, err := f.SONAME()
+	if err != nil || soname == "" {
+		return "", err
+	}
+	if !fs.ValidPath(soname) || filepath.Base(soname) != soname || !isPlain(soname) {
+		return "", fmt.Errorf("SONAME %.100q is not a plain file name", soname)
+	}
+	return soname, nil
+}
+
+// driver is a driver with the libraries that were found. It has a finding for each of them, for each library of the table
+// that was not found, and for the loader's cache.
+func (s *libraryScan) driver() *Driver {
+	d := &Driver{Version: s.version, shortcomings: s.shortcomings(), Findings: []Finding{s.cache}}
+	byRow := map[*libraryRow][]*foundLibrary{}
+	for _, f := range s.found {
+		byRow[f.row] = append(byRow[f.row], f)
+	}
+	add := func(list []*foundLibrary) {
+		slices.SortFunc(list, func(a, b *foundLibrary) int { return strings.Compare(a.Path, b.Path) })
+		for _, f := range list {
+			d.Findings = append(d.Findings, f.finding())
+			if f.err == nil {
+				d.Libraries = append(d.Libraries, f.Library)
+			}
+		}
+	}
+	for i := range libraryTable {
+		row := &libraryTable[i]
+		add(byRow[row])
+		if len(byRow[row]) == 0 {
+			d.Findings = append(d.Findings, s.missing(row))
+		}
+	}
+	add(byRow[nil])
+	return d
+}
+
+// broken reports whether the library cannot be used although it is one for this machine.
+func (f *foundLibrary) broken() bool { return f.err != nil && !errors.Is(f.err, elffile.ErrMachine) }
+
+const deadLink = "a link that leads nowhere"
+
+func (f *foundLibrary) finding() Finding {
+	row := Finding{
+		Name: f.SONAME, Kind: KindLibrary, Capabilities: f.Capabilities,
+		Path: f.HostPath, Used: f.err == nil, Broken: f.broken(),
+	}
+	if f.SONAME == "" {
+		row.Name = f.file
+	}
+	switch {
+	case errors.Is(f.err, fs.ErrNotExist):
+		row.Note = deadLink
+	case f.err != nil:
+		row.Note = f.err.Error()
+	case len(f.ignored) > 0:
+		row.Note = "ignored: " + strings.Join(f.ignored, ", ")
+	}
+	return row
+}
+
+// missing is the finding about a library of the table that was not found.
+func (s *libraryScan) missing(row *libraryRow) Finding {
+	f := Finding{Name: row.name, Kind: KindLibrary, Capabilities: row.capabilities, Note: notFound}
+	f.Broken = slices.Contains(coreLibraries, row.name)
+	if others := s.others[row.name]; len(others) > 0 {
+		f.Note = "only of version " + strings.Join(others, ", ")
+	}
+	if link := s.deadLink(row.name); link != "" {
+		f.Broken, f.Path, f.Note = true, link, deadLink
+	}
+	return f
+}
+
+// deadLink is a link on the host by whose name programs load a library, and which leads nowhere; empty if there is none.
+func (s *libraryScan) deadLink(base string) string {
+	for _, d := range s.dirs {
+		for _, name := range d.names {
+			if b, suffix, ok := splitLibrary(name); !ok || b != base || !isNumbers(suffix) {
+				continue
+			}
+			if _, _, err := s.root.stat(s.pathIn(d, name)); errors.Is(err, fs.ErrNotExist) {
+				return filepath.Join(d.real, name)
+			}
+		}
+	}
+	return ""
 }

@@ -13,7 +13,7 @@ import (
 	"gpu-cdi-plugin/internal/regular"
 )
 
-// findNodes looks for the control nodes, which are findings, and for the nodes of GPUs and MIG devices.
+// findNodes finds the control nodes, which are findings, and the nodes of GPUs and MIG devices.
 func findNodes(h host.Host) (control, nodes []Node, findings []Finding) {
 	for _, c := range controlNodes {
 		n, err := findNode(h, c.name, c.capabilities)
@@ -38,10 +38,10 @@ func findNodes(h host.Host) (control, nodes []Node, findings []Finding) {
 	return control, nodes, findings
 }
 
-// findNode is the character device of that name under /dev.
+// findNode finds the character device of that name under /dev.
 func findNode(h host.Host, name string, c Capabilities) (Node, error) {
 	n := Node{Path: path.Join("/dev", name), HostPath: h.Dev(name), Capabilities: c}
-	info, err := os.Lstat(n.HostPath) // engines look at the node itself too, not at what a link leads to
+	info, err := os.Lstat(n.HostPath) // engines do not follow a link either
 	if err != nil {
 		return n, err
 	}
@@ -65,14 +65,14 @@ func (n Node) finding(err error) Finding {
 	return f
 }
 
-// findDRM looks for the nodes under /dev/dri of each of the vendor's PCI devices.
+// findDRM finds the nodes under /dev/dri of each of NVIDIA's PCI devices.
 func findDRM(h host.Host) (map[string][]Node, []Finding) {
 	drm := map[string][]Node{}
 	var findings []Finding
 	addresses, _ := readNames(h.Sys("bus/pci/devices"))
 	for _, address := range addresses {
 		names, err := readNames(h.Sys("bus/pci/devices", address, "drm"))
-		if err != nil || !isVendors(h, address) {
+		if err != nil || !isNVIDIA(h, address) {
 			continue
 		}
 		for _, name := range names {
@@ -89,7 +89,7 @@ func findDRM(h host.Host) (map[string][]Node, []Finding) {
 	return drm, findings
 }
 
-func isVendors(h host.Host, address string) bool {
+func isNVIDIA(h host.Host, address string) bool {
 	data, err := regular.ReadFile(h.Sys("bus/pci/devices", address, "vendor"), 4096)
 	return err == nil && strings.TrimSpace(string(data)) == vendorNVIDIA
 }

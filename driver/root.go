@@ -14,17 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// root is the directory that a driver is installed under. Links in it lead where they would if it were "/", so that
-// those of a driver container stay in it.
+// root is the directory below which a driver is installed. Links are followed as if it were "/", so that those of a driver
+// container stay in it.
 type root struct {
 	dir string
-	// dirs are where directories lead to: a search looks for hundreds of files in the same few.
+	// dirs are the real paths of directories: a search looks up hundreds of files in the same few.
 	dirs map[string]string
 }
 
 func newRoot(dir string) root { return root{dir, map[string]string{}} }
 
-// resolve is the file that path, absolute in the root and clean, leads to, on the host. It need not exist.
+// resolve follows a path, absolute in the root and clean, to a path on the host, which need not exist.
 func (r root) resolve(path string) (string, error) {
 	real, _, err := r.stat(path)
 	if real == "" {
@@ -33,7 +33,7 @@ func (r root) resolve(path string) (string, error) {
 	return real, nil
 }
 
-// stat follows path and says what is there. The error wraps fs.ErrNotExist if that is nothing.
+// stat follows a path and returns what is there. The error wraps fs.ErrNotExist if nothing is.
 func (r root) stat(path string) (real string, info fs.FileInfo, err error) {
 	dir, err := r.resolveDir(filepath.Dir(path))
 	if err != nil {
@@ -103,28 +103,8 @@ func readNames(dir string) ([]string, error) {
 	return names, nil
 }
 
-// isPlain reports whether a path can be an argument of the hook, where these characters have a meaning.
-func isPlain(p string) bool { return path.Clean(p) == p && !strings.ContainsAny(p, ",=:\x00\n") }
-
-// machine is what depends on the architecture. NVIDIA has drivers for these two.
-type machine struct {
-	goarch, name, multiarch string
-}
-
-func machineFor(goarch string) machine {
-	if goarch == "arm64" {
-		return machine{goarch, "aarch64", "aarch64-linux-gnu"}
-	}
-	return machine{goarch, "x86_64", "x86_64-linux-gnu"}
-}
-
-// fill replaces {key} in a pattern of the tables by its value, for alternating keys and values.
-func fill(pattern string, kv ...string) string {
-	for i := 0; i < len(kv); i += 2 {
-		pattern = strings.ReplaceAll(pattern, kv[i], kv[i+1])
-	}
-	return pattern
-}
-
 // under joins a directory in the root and a relative path.
 func under(dir, rel string) string { return filepath.Join("/", dir, rel) }
+
+// isPlain reports whether a path is clean and has none of the characters that separate the parts of the hook's arguments.
+func isPlain(p string) bool { return path.Clean(p) == p && !strings.ContainsAny(p, ",=:\x00\n") }

@@ -1,12 +1,15 @@
 package driver
 
-import "io/fs"
+import (
+	"io/fs"
+	"strings"
+)
 
-// This file is what is NVIDIA's alone: which files make a driver, where they are, and what they serve. The sources are
-// the README of NVIDIA's Linux driver (chapter "Installed Components"), the packages of driver 580, and for the
+// This file is the table of which files make a driver, where they are, and which capabilities they serve. The sources
+// are the README of NVIDIA's Linux driver (chapter "Installed Components"), the packages of driver 580, and for the
 // capabilities the documentation of NVIDIA_DRIVER_CAPABILITIES; https://download.nvidia.com/XFree86/Linux-x86_64/.
 
-// vendorNVIDIA is the PCI vendor.
+// vendorNVIDIA is the PCI vendor ID as sysfs writes it.
 const vendorNVIDIA = "0x10de"
 
 // UsesCUDA are the capabilities whose libraries load libcuda and need unified memory.
@@ -22,11 +25,11 @@ type libraryRow struct {
 	links []Link
 }
 
-// coreLibraries are those that a driver is no driver without: one of them must be usable. See Driver.Check.
+// coreLibraries are those of which one must be usable. See Driver.Check.
 var coreLibraries = []string{"libcuda", "libnvidia-ml"}
 
 var libraryTable = []libraryRow{
-	// Many programs open libcuda.so, which only a development package has on the host.
+	// Many programs load libcuda.so, which only a development package has on the host.
 	{name: "libcuda", capabilities: UsesCUDA, links: []Link{{"libcuda.so", "{soname}"}}},
 	{name: "libnvidia-ml", capabilities: Utility},
 	{name: "libcudadebugger", capabilities: Compute},
@@ -38,7 +41,7 @@ var libraryTable = []libraryRow{
 	{name: "libnvidia-opencl", capabilities: Compute},
 	{name: "libnvidia-pkcs11", capabilities: Compute},
 	{name: "libnvidia-pkcs11-openssl3", capabilities: Compute},
-	// libgbm opens its back end by the name of the kernel's driver.
+	// libgbm loads its back end by the name of the kernel's driver.
 	{
 		name: "libnvidia-allocator", capabilities: Compute | Graphics | Video | Display,
 		links: []Link{{"gbm/nvidia-drm_gbm.so", "../{soname}"}},
@@ -56,7 +59,7 @@ var libraryTable = []libraryRow{
 	},
 	{name: "libvdpau_nvidia", capabilities: Video},
 
-	// GLVND asks for libGLX_indirect when it cannot tell the vendor.
+	// GLVND loads libGLX_indirect where it does not know the vendor.
 	{name: "libGLX_nvidia", capabilities: Graphics | Display, links: []Link{{"libGLX_indirect.so.0", "{file}"}}},
 	{name: "libEGL_nvidia", capabilities: Graphics | Display},
 	{name: "libGLESv1_CM_nvidia", capabilities: Graphics | Display},
@@ -84,21 +87,23 @@ var libraryTable = []libraryRow{
 	{name: "libnvidia-ngx", capabilities: NGX | Graphics},
 }
 
-// unlisted are the capabilities of a library of the driver's version that the table does not know: a later driver's.
-// It is given with all of them, since nobody can say what would break without it.
+// unlisted are the capabilities of a library of the driver's version that is not in the table, such as one of a later
+// driver. Containers get it with any capability, since what would break without it is unknown.
 const unlisted = All
 
 // librarySubdirs are below a library directory.
 var librarySubdirs = []string{"vdpau"}
 
-// xorgModules are modules of the X server. They are loaded by path, so they are not for the loader's cache. {version}
-// is the driver's.
-var xorgModules = []struct{ file, link string }{
+// xorgModule is a module of the X server, and a link to it. It is loaded by path, so it is not in the loader's cache.
+// {version} is the driver's.
+type xorgModule struct{ file, link string }
+
+var xorgModules = []xorgModule{
 	{"nvidia_drv.so", ""},
 	{"libglxserver_nvidia.so.{version}", "libglxserver_nvidia.so"},
 }
 
-// xorgSubdirs are below a library directory, xorgDirs are not.
+// xorgSubdirs are below a library directory, xorgDirs below the root.
 var (
 	xorgSubdirs = []string{
 		"nvidia/xorg",
@@ -119,8 +124,8 @@ var (
 	}
 )
 
-// fileRow is a file of the driver that is not a library: NAME in the first of the directories that has it. It is
-// mounted at the path where it was found, or with a target in that directory, where the container's libraries look.
+// fileRow is a file of the driver that is not a library: name in the first of the directories that has it. It is
+// mounted at the path where it was found, or, with a target, in that directory, where the container's libraries search.
 type fileRow struct {
 	name         string
 	kind         Kind
@@ -135,10 +140,10 @@ var (
 		"/usr/local/nvidia/bin", "/opt/nvidia/bin", "/run/current-system/sw/bin",
 	}
 	configDirs = []string{"/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/share"}
-	// vulkanDirs has the root, since installations for container hosts have a bare /vulkan.
+	// vulkanDirs has the root, since installations for container hosts have /vulkan.
 	vulkanDirs = append(append([]string{}, configDirs...), "/", "/usr/local/nvidia")
 	socketDirs = []string{"/run", "/var/run"}
-	// firmwareDirs are where the kernel looks besides the directory that its parameter names, in its order.
+	// firmwareDirs are searched by the kernel after the directory of its parameter, in this order.
 	firmwareDirs = []string{
 		"/lib/firmware/updates/{release}", "/lib/firmware/updates", "/lib/firmware/{release}", "/lib/firmware",
 	}
@@ -177,11 +182,11 @@ var fileTable = []fileRow{
 // mpsDir is the directory with the sockets of CUDA's multi-process service.
 const mpsDir = "nvidia-mps"
 
-// firmwareNames are patterns in nvidia/VERSION of a firmware directory: of the GPU's system processor, and since driver
-// 615 of its other processors.
+// firmwareNames are patterns in nvidia/VERSION of a firmware directory: for the GPU's system processor, and since driver
+// 615 for its other processors.
 var firmwareNames = []string{"gsp*.bin", "ucode*.bin"}
 
-// controlNodes are the nodes that belong to no GPU. Whatever uses the driver opens nvidiactl.
+// controlNodes are the nodes that belong to no GPU. Every program that uses the driver opens nvidiactl.
 var controlNodes = []struct {
 	name         string
 	capabilities Capabilities
@@ -195,14 +200,14 @@ var controlNodes = []struct {
 // UsesDRM are the capabilities that need a GPU's nodes under /dev/dri.
 const UsesDRM = Graphics | Video | Display
 
-// imexChannel begins the names of the nodes of IMEX channels; their number follows.
+// imexChannel is the prefix of the names of the nodes of IMEX channels; the number follows.
 const imexChannel = "nvidia-caps-imex-channels/channel"
 
-// extraRow is what there may be besides GPUs. The classes are those of NVIDIA's own specs.
+// extraRow is something that a node can have besides GPUs. The classes are those of NVIDIA's own specs.
 type extraRow struct {
 	extra Extra
 	class string
-	// nodes are names under /dev, and numbered is what such names begin with that end with a number.
+	// nodes are names under /dev, and numbered is the prefix of those that end with a number.
 	nodes    []string
 	numbered string
 	files    []extraFileRow
@@ -214,9 +219,9 @@ type extraFileRow struct {
 	mode fs.FileMode
 }
 
-// libcufile asks udev which disks the kernel's module can read from, and reads its settings.
+// libcufile reads its settings from cufile.json, and from udev which disks the kernel's module can read.
 var extraTable = []extraRow{
-	{extra: IMEX, class: "imex-channel"},
+	{extra: IMEX, class: "imex-channel", numbered: imexChannel},
 	{
 		extra: GDS, class: "gds", numbered: "nvidia-fs",
 		files: []extraFileRow{{"/etc/cufile.json", 0}, {"/run/udev", fs.ModeDir}},
@@ -224,4 +229,24 @@ var extraTable = []extraRow{
 	{extra: GDRCopy, class: "gdrcopy", nodes: []string{"gdrdrv"}},
 	{extra: MOFED, class: "mofed", nodes: []string{"infiniband/rdma_cm"}, numbered: "infiniband/uverbs"},
 	{extra: NVSwitch, class: "nvswitch", nodes: []string{"nvidia-nvswitchctl"}, numbered: "nvidia-nvswitch"},
+}
+
+// machine is what depends on the architecture. NVIDIA has drivers for these two.
+type machine struct {
+	goarch, name, multiarch string
+}
+
+func machineFor(goarch string) machine {
+	if goarch == "arm64" {
+		return machine{goarch, "aarch64", "aarch64-linux-gnu"}
+	}
+	return machine{goarch, "x86_64", "x86_64-linux-gnu"}
+}
+
+// fill replaces {key} in a pattern of the tables by its value, for alternating keys and values.
+func fill(pattern string, kv ...string) string {
+	for i := 0; i < len(kv); i += 2 {
+		pattern = strings.ReplaceAll(pattern, kv[i], kv[i+1])
+	}
+	return pattern
 }

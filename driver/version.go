@@ -16,7 +16,7 @@ func splitLibrary(file string) (name, suffix string, ok bool) {
 	return name, suffix, ok && strings.HasPrefix(name, "lib")
 }
 
-// IsVersion reports whether s looks like a driver's version: several numbers with dots between.
+// IsVersion reports whether s is a version: at least two numbers with dots between.
 func IsVersion(s string) bool { return strings.Contains(s, ".") && isNumbers(s) }
 
 // VersionOf is the driver's version in the file name of one of its core libraries, or empty.
@@ -28,7 +28,7 @@ func VersionOf(library string) string {
 	return ""
 }
 
-// isNumbers reports whether s is numbers with dots between.
+// isNumbers reports whether s is one or more numbers with dots between.
 func isNumbers(s string) bool {
 	for part := range strings.SplitSeq(s, ".") {
 		if part == "" || len(part) > 9 || strings.Trim(part, "0123456789") != "" {

@@ -4,11 +4,23 @@ import (
 	"errors"
 	"io/fs"
 	"path"
+	"slices"
+	"strings"
 )
 
-// xorg looks for the modules of the X server, each in the first directory that has it.
+// xorg finds the modules of the X server, each in the first directory that has it: below those with libraries of the
+// driver, then in the usual ones.
 func (s *libraryScan) xorg() ([]Library, []Finding) {
-	dirs := s.xorgDirs()
+	var dirs []string
+	for _, d := range s.dirs {
+		if d.libraries == 0 {
+			continue
+		}
+		for _, sub := range xorgSubdirs {
+			dirs = append(dirs, under(d.path, sub))
+		}
+	}
+	dirs = append(dirs, xorgDirs...)
 	var libraries []Library
 	var findings []Finding
 	for _, m := range xorgModules {
@@ -32,20 +44,6 @@ func (s *libraryScan) xorg() ([]Library, []Finding) {
 	return libraries, findings
 }
 
-// xorgDirs are the directories below those with libraries of the driver, then the usual ones.
-func (s *libraryScan) xorgDirs() []string {
-	var dirs []string
-	for _, d := range s.dirs {
-		if d.libraries == 0 {
-			continue
-		}
-		for _, sub := range xorgSubdirs {
-			dirs = append(dirs, under(d.path, sub))
-		}
-	}
-	return append(dirs, xorgDirs...)
-}
-
 func (s *libraryScan) xorgModule(dir, name, link string) (*foundLibrary, error) {
 	if _, _, err := s.root.stat(under(dir, name)); err != nil {
 		return &foundLibrary{}, err
@@ -56,4 +54,8 @@ func (s *libraryScan) xorgModule(dir, name, link string) (*foundLibrary, error) 
 		f.Links = []Link{{path.Join(path.Dir(f.Path), link), path.Base(f.Path)}}
 	}
 	return f, f.err
+}
+
+func isXorgModule(library string) bool {
+	return slices.ContainsFunc(xorgModules, func(m xorgModule) bool { return strings.HasPrefix(m.file, library+".so") })
 }

@@ -136,11 +136,10 @@ func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
 	defer server.Close() // which has no effect after its end
 	return runAll(cmd.Context(), server.Run, func(ctx context.Context) error {
 		waiting := d.app.sayWhatHangs()
-		err := d.node.Start(ctx)
+		err := classify(d.node.Start(ctx))
 		waiting.Stop()
 		switch {
-		case errors.Is(err, gpu.ErrNoDriver), exit.CodeOf(err) == exit.NoDriver:
-			err = classify(err)
+		case exit.CodeOf(err) == exit.NoDriver:
 			return exit.With(exit.NoDriver, exit.HintOf(err)+"; --fail-on-init-error=false waits for a driver", err)
 		case err != nil:
 			return err

@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 
+	"gpu-cdi-plugin/driver"
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/node"
@@ -32,6 +34,12 @@ var errorTable = []errorRow{
 	typed(func(*node.KindError) (exit.Code, string) {
 		return exit.Failure, "remove it by hand if it is not needed, or name another directory with --cdi-dir"
 	}),
+	sentinel(driver.ErrOtherVersion, exit.NoDriver, "reboot, or reload the kernel module, or install the libraries of its version"),
+	sentinel(driver.ErrDamaged, exit.NoDriver, "install the NVIDIA driver again"),
+	sentinel(driver.ErrNoCUDA, exit.NoDriver,
+		"install the NVIDIA driver again with its CUDA library, or leave compute out of --capabilities"),
+	sentinel(gpu.ErrNoDriver, exit.NoDriver, "install the NVIDIA driver, or name the directory that it is in with --driver-root "+
+		"(that of a driver container is usually /run/nvidia/driver)"),
 }
 
 // errorRow returns the exit status and the hint of an error that it knows.

@@ -139,12 +139,12 @@ func FuzzDiscover(f *testing.F) {
 		s := newLibraryScan(newRoot(r.dir), machine, testVersion)
 		s.run("")
 		r.must(s.check())
-		d := s.libraries()
+		d := s.driver()
 		if err := d.Check(All); err != nil && !core {
 			t.Errorf("a library that is not needed is an error: %v", err)
 		}
 		used := 0
-		for _, f := range d.Looked {
+		for _, f := range d.Findings {
 			if f.Used {
 				used++
 			}

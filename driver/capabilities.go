@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Capabilities is a set of what a driver is used for. Files of the driver that serve none of the set stay out of a
-// spec. The names are those of NVIDIA_DRIVER_CAPABILITIES. It is a value for flags, see Set.
+// Capabilities is a set of purposes that a driver serves. A spec leaves out the files of the driver that serve none of
+// the set. The names are those of NVIDIA_DRIVER_CAPABILITIES. It is a flag value, see Set.
 type Capabilities uint8
 
 // The capabilities.
@@ -17,7 +17,7 @@ const (
 	Graphics                          // OpenGL, EGL, Vulkan, OptiX
 	Video                             // encoding and decoding
 	Display                           // an X server on the GPU
-	NGX                               // DLSS and its like
+	NGX                               // DLSS and the like
 	All      = Compute | Utility | Graphics | Video | Display | NGX
 )
 
@@ -26,7 +26,7 @@ var capabilityNames = [...]string{"compute", "utility", "graphics", "video", "di
 
 const allName = "all"
 
-// CapabilityNames are the names that ParseCapabilities knows.
+// CapabilityNames are the names that ParseCapabilities accepts.
 func CapabilityNames() []string { return append(slices.Clone(capabilityNames[:]), allName) }
 
 // ParseCapabilities reads a list such as "compute,utility". An error lists the known names.
@@ -47,7 +47,7 @@ func ParseCapabilities(list string) (Capabilities, error) {
 	return c, nil
 }
 
-// Names are the names of the set's members; all of them are "all".
+// Names are the names of the capabilities in the set; all of them together are "all".
 func (c Capabilities) Names() []string {
 	if c&All == All {
 		return []string{allName}
@@ -61,10 +61,10 @@ func (c Capabilities) Names() []string {
 	return names
 }
 
-// String is the list that ParseCapabilities reads.
+// String is the list in the form that ParseCapabilities reads.
 func (c Capabilities) String() string { return strings.Join(c.Names(), ",") }
 
-// MarshalText writes what ParseCapabilities reads.
+// MarshalText returns the list in the form that ParseCapabilities reads.
 func (c Capabilities) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
 // Set is ParseCapabilities for a flag.
@@ -76,8 +76,9 @@ func (c *Capabilities) Set(list string) error {
 	return err
 }
 
-// Type is what a flag's help calls the value.
+// Type is the name of the value in a flag's help.
 func (c *Capabilities) Type() string { return "capabilities" }
 
-// serves reports whether something with the capabilities of is wanted by c. The zero value wants all.
+// Needs reports whether a container with the capabilities c needs a file that serves those in of. The zero value needs
+// every file.
 func (c Capabilities) Needs(of Capabilities) bool { return c == 0 || c&of != 0 }
