@@ -11,31 +11,31 @@ import (
 // The floor is nvmlInit, nvmlDeviceGetCount and nvmlShutdown in the same run.
 func BenchmarkRead(b *testing.B) {
 	node := nodeOf(b, "dgx-h100")
-	l, h := opened(b, node)
+	session, _ := opened(b, node)
 	for _, latency := range []time.Duration{0, 50 * time.Microsecond} {
 		must(b, node.Latency(latency))
 		name := "latency=" + latency.String()
-		b.Run(name+"/snapshot", func(b *testing.B) {
-			againstFloor(b, l, func() error { _, err := l.Snapshot(b.Context(), h); return err })
+		b.Run(name+"/topology", func(b *testing.B) {
+			compareToFloor(b, session, func() error { _, err := session.readTopology(b.Context()); return err })
 		})
 		b.Run(name+"/devices", func(b *testing.B) {
-			againstFloor(b, l, func() error { _, err := l.Devices(b.Context(), h); return err })
+			compareToFloor(b, session, func() error { _, _, err := session.read(b.Context()); return err })
 		})
 	}
 	must(b, node.Clear())
 }
 
-func againstFloor(b *testing.B, l *Library, read func() error) {
+func compareToFloor(b *testing.B, session *Session, read func() error) {
 	const rounds = 50
 	begin := time.Now()
 	for range rounds {
-		if l.driver.api.Init() != nvml.SUCCESS {
+		if session.driver.api.Init() != nvml.SUCCESS {
 			b.Fatal("nvmlInit")
 		}
-		if _, code := l.driver.api.DeviceGetCount(); code != nvml.SUCCESS {
+		if _, code := session.driver.api.DeviceGetCount(); code != nvml.SUCCESS {
 			b.Fatal("nvmlDeviceGetCount")
 		}
-		if l.driver.api.Shutdown() != nvml.SUCCESS {
+		if session.driver.api.Shutdown() != nvml.SUCCESS {
 			b.Fatal("nvmlShutdown")
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -13,15 +14,15 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// maxMinors is how much of the file with the capabilities' minors is read. Eight GPUs with seven devices of seven
-// instances each make less than 20 KB.
+// maxMinors is how many bytes of the file with the capabilities' minors are read. For eight GPUs with seven GPU instances
+// of seven compute instances each it has less than 20 KB.
 const maxMinors = 1 << 20
 
 // capMinors maps the name of a capability, such as "gpu0/gi1/ci0/access", to the minor number of its device node
 // /dev/nvidia-caps/nvidia-capN.
 type capMinors map[string]int
 
-// readCapMinors reads the minors of the host. A host without the file has none.
+// readCapMinors reads the host's minors. A host without the file has none.
 func readCapMinors(h host.Host) (capMinors, error) {
 	f, err := os.Open(h.Proc("driver", "nvidia-caps", "mig-minors"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -38,7 +39,7 @@ func readCapMinors(h host.Host) (capMinors, error) {
 	return minors, nil
 }
 
-// parseCapMinors reads lines of a name and a number.
+// parseCapMinors parses lines of a name and a number.
 func parseCapMinors(r io.Reader) (capMinors, error) {
 	minors := capMinors{}
 	lines := bufio.NewScanner(r)
@@ -62,19 +63,30 @@ func parseCapMinors(r io.Reader) (capMinors, error) {
 	return minors, nil
 }
 
-// gpuInstance is the minor for a GPU instance of the GPU with that device minor, or gpu.NoMinor.
-func (c capMinors) gpuInstance(minor, gi int) int {
-	return c.minor(fmt.Sprintf("gpu%d/gi%d/access", minor, gi))
-}
-
-// computeInstance is the minor for a compute instance, or gpu.NoMinor.
-func (c capMinors) computeInstance(minor, gi, ci int) int {
-	return c.minor(fmt.Sprintf("gpu%d/gi%d/ci%d/access", minor, gi, ci))
-}
-
-func (c capMinors) minor(name string) int {
-	if n, ok := c[name]; ok {
+// minor is the minor number of a capability, or gpu.NoMinor.
+func (c capMinors) minor(format string, ids ...any) int {
+	if n, ok := c[fmt.Sprintf(format, ids...)]; ok {
 		return n
 	}
 	return gpu.NoMinor
+}
+
+// addCapabilities adds to the MIG devices of each GPU the minors of the nodes that grant access to them. If these cannot
+// be read, no GPU with MIG devices can be used.
+func addCapabilities(h host.Host, devices []gpu.Device) {
+	if !slices.ContainsFunc(devices, func(d gpu.Device) bool { return len(d.MIG) > 0 }) {
+		return
+	}
+	caps, err := readCapMinors(h)
+	for i := range devices {
+		d := &devices[i]
+		if len(d.MIG) > 0 && d.Error == "" && err != nil {
+			d.Error = err.Error()
+		}
+		for j := range d.MIG {
+			m := &d.MIG[j]
+			m.GPUInstanceCap = caps.minor("gpu%d/gi%d/access", d.Minor, m.GPUInstance)
+			m.ComputeInstanceCap = caps.minor("gpu%d/gi%d/ci%d/access", d.Minor, m.GPUInstance, m.ComputeInstance)
+		}
+	}
 }

@@ -17,12 +17,12 @@ func TestCapMinors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ got, want int }{
-		"a GPU instance":                        {caps.gpuInstance(0, 0), 3},
-		"a compute instance":                    {caps.computeInstance(0, 0, 0), 4},
-		"ids of two digits":                     {caps.computeInstance(2, 11, 1), 1013},
-		"an instance that is not in the file":   {caps.gpuInstance(2, 11), gpu.NoMinor},
-		"an instance of a GPU that has none":    {caps.gpuInstance(1, 0), gpu.NoMinor},
-		"a compute instance that is not listed": {caps.computeInstance(0, 0, 1), gpu.NoMinor},
+		"a GPU instance":                        {caps.minor("gpu%d/gi%d/access", 0, 0), 3},
+		"a compute instance":                    {caps.minor("gpu%d/gi%d/ci%d/access", 0, 0, 0), 4},
+		"ids of two digits":                     {caps.minor("gpu%d/gi%d/ci%d/access", 2, 11, 1), 1013},
+		"an instance that is not in the file":   {caps.minor("gpu%d/gi%d/access", 2, 11), gpu.NoMinor},
+		"an instance of a GPU that has none":    {caps.minor("gpu%d/gi%d/access", 1, 0), gpu.NoMinor},
+		"a compute instance that is not listed": {caps.minor("gpu%d/gi%d/ci%d/access", 0, 0, 1), gpu.NoMinor},
 	} {
 		if c.got != c.want {
 			t.Errorf("%s: got %d, want %d", name, c.got, c.want)

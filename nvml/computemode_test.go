@@ -9,9 +9,9 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-func modeOf(t *testing.T, l *Library, uuid string) nvml.ComputeMode {
+func readComputeMode(t *testing.T, session *Session, uuid string) nvml.ComputeMode {
 	t.Helper()
-	dev, code := l.driver.api.DeviceGetHandleByUUID(uuid)
+	dev, code := session.driver.api.DeviceGetHandleByUUID(uuid)
 	if code != nvml.SUCCESS {
 		t.Fatal(code)
 	}
@@ -27,17 +27,17 @@ func TestSetExclusive(t *testing.T) {
 		return
 	}
 	node := nodeOf(t, "pcie-quad")
-	l, _ := opened(t, node)
+	session, _ := opened(t, node)
 	uuid, other := node.Machine().GPUs[1].UUID, node.Machine().GPUs[2].UUID
 	for _, step := range []struct {
 		exclusive bool
 		want      nvml.ComputeMode
 	}{{true, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS}, {true, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS}, {false, nvml.COMPUTEMODE_DEFAULT}} {
-		must(t, l.SetExclusive(t.Context(), uuid, step.exclusive))
-		if got := modeOf(t, l, uuid); got != step.want {
+		must(t, session.SetExclusive(t.Context(), uuid, step.exclusive))
+		if got := readComputeMode(t, session, uuid); got != step.want {
 			t.Errorf("exclusive %t: mode %d, want %d", step.exclusive, got, step.want)
 		}
-		if got := modeOf(t, l, other); got != nvml.COMPUTEMODE_DEFAULT {
+		if got := readComputeMode(t, session, other); got != nvml.COMPUTEMODE_DEFAULT {
 			t.Errorf("the mode of another GPU is %d", got)
 		}
 	}
@@ -48,7 +48,8 @@ func TestSetExclusiveFails(t *testing.T) {
 		return
 	}
 	node := nodeOf(t, "pcie-quad")
-	l, _ := opened(t, node, WithTimeout(300*time.Millisecond))
+	session, _ := opened(t, node)
+	session.opts.Timeout = 300 * time.Millisecond
 	uuid := node.Machine().GPUs[1].UUID
 	check := func(err, want error, text string) {
 		t.Helper()
@@ -56,24 +57,24 @@ func TestSetExclusiveFails(t *testing.T) {
 			t.Errorf("got the error %v, want %q", err, text)
 		}
 	}
-	check(l.SetExclusive(t.Context(), "GPU-none", true), nil,
+	check(session.SetExclusive(t.Context(), "GPU-none", true), nil,
 		"set the compute mode of GPU-none: nvmlDeviceGetHandleByUUID: Not Found")
 	fail(t, node, "nvmlDeviceSetComputeMode", 1, nvml.ERROR_NO_PERMISSION)
-	check(l.SetExclusive(t.Context(), uuid, true), ErrNoPermission,
+	check(session.SetExclusive(t.Context(), uuid, true), ErrNoPermission,
 		"set the compute mode of "+uuid+": no permission to use the NVIDIA driver: nvmlDeviceSetComputeMode: Insufficient Permissions")
 	must(t, node.Clear())
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	must(t, node.Hang("nvmlDeviceSetComputeMode", 1))
-	if err := l.SetExclusive(ended, uuid, true); !errors.Is(err, context.Canceled) {
+	if err := session.SetExclusive(ended, uuid, true); !errors.Is(err, context.Canceled) {
 		t.Errorf("after an interrupt: %v", err)
 	}
-	if err := l.SetExclusive(t.Context(), uuid, true); !errors.Is(err, ErrNoAnswer) {
+	if err := session.SetExclusive(t.Context(), uuid, true); !isTimeout(err) {
 		t.Errorf("from a GPU that hangs: %v", err)
 	}
-	must(t, l.SetExclusive(t.Context(), node.Machine().GPUs[2].UUID, true))
+	must(t, session.SetExclusive(t.Context(), node.Machine().GPUs[2].UUID, true))
 	must(t, node.Clear())
-	for len(l.driver.tasks.abandoned()) > 0 {
+	for session.driver.calls.outstanding() > 0 {
 		time.Sleep(5 * time.Millisecond)
 	}
 }

@@ -3,184 +3,107 @@ package nvml
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/host"
 )
 
-// reading is what the driver said about one GPU, as far as it got.
-type reading struct {
-	handle  nvml.Device
-	uuid    string
-	minor   int
-	bus     string // as sysfs writes it
-	name    string
-	memory  uint64
-	cc      capability
-	migMode int
-	mig     []migReading
-	caps    capMinors
-	err     error
+// gpuReading is what the driver returned about one GPU, as far as the call got.
+type gpuReading struct {
+	gpu.Device
+	handle nvml.Device
 }
 
-// capability is a compute capability.
-type capability struct{ major, minor int }
-
-func (c capability) String() string {
-	if c == (capability{}) {
-		return ""
-	}
-	return fmt.Sprintf("%d.%d", c.major, c.minor)
-}
-
-// reader reads one GPU.
-type reader struct {
-	d     *driver
-	t     *task
-	index int
-	got   reading
-}
-
-// note changes what has been read, and makes it known while the reader hangs.
-func (r *reader) note(f func(got *reading)) {
-	f(&r.got)
-	r.t.learned(r.got)
-}
-
-func gpuTask(index int) string { return fmt.Sprintf("GPU %d", index) }
-
-// readGPU reads a GPU, and waits for it until ctx ends.
-func (l *Library) readGPU(ctx context.Context, index int) reading {
-	got, err := read(ctx, l, gpuTask(index), func(t *task) (reading, error) {
-		r := &reader{d: l.driver, t: t, index: index}
+// readGPU reads a GPU and waits for it until ctx ends. What only the kernel shows is not filled in; see addFromKernel.
+func (s *Session) readGPU(ctx context.Context, index int) gpuReading {
+	none := gpuReading{Device: gpu.Device{Index: index, Minor: gpu.NoMinor}}
+	got, err := ask(ctx, &s.driver.calls, fmt.Sprintf("GPU %d", index), s.tolerated(), func(c *call) (gpuReading, error) {
+		r := gpuReader{d: s.driver, c: c, got: none}
+		c.progress = func() any { return r.got }
 		err := r.read()
 		return r.got, err
 	})
-	got.err = err
-	if got.bus == "" { // which is read first
-		got.minor = gpu.NoMinor
+	if got.handle == nil { // the call may not even have begun
+		got = none
+	}
+	if err != nil {
+		got.Error = err.Error()
 	}
 	return got
 }
 
-// read asks everything about the GPU, what is essential first.
-func (r *reader) read() error {
-	handle, err := ask(r.d, r.t, "nvmlDeviceGetHandleByIndex", func() (nvml.Device, nvml.Return) {
-		return r.d.api.DeviceGetHandleByIndex(r.index)
+// gpuReader reads one GPU, which takes many functions of NVML, into got.
+type gpuReader struct {
+	d   *driver
+	c   *call
+	got gpuReading
+}
+
+// read reads first what a GPU is identified by.
+func (r *gpuReader) read() error {
+	handle, err := invoke(r.d, r.c, "nvmlDeviceGetHandleByIndex", func() (nvml.Device, nvml.Return) {
+		return r.d.api.DeviceGetHandleByIndex(r.got.Index)
 	})
 	if err != nil {
 		return err
 	}
-	r.note(func(got *reading) { got.handle, got.minor = handle, gpu.NoMinor })
-	for _, step := range []func(nvml.Device) error{r.identity, r.properties, r.mig} {
-		if err := step(handle); err != nil {
-			return err
-		}
+	r.got.handle = handle
+	if err := r.readIdentity(handle); err != nil {
+		return err
 	}
-	return nil
+	if err := r.readProperties(handle); err != nil {
+		return err
+	}
+	return r.readMIG(handle)
 }
 
-// identity reads what a device cannot be used without.
-func (r *reader) identity(dev nvml.Device) error {
-	uuid, err := ask(r.d, r.t, "nvmlDeviceGetUUID", dev.GetUUID)
+// readIdentity reads what every GPU has.
+func (r *gpuReader) readIdentity(dev nvml.Device) (err error) {
+	if r.got.UUID, err = invoke(r.d, r.c, "nvmlDeviceGetUUID", dev.GetUUID); err != nil {
+		return err
+	}
+	pci, err := invoke(r.d, r.c, "nvmlDeviceGetPciInfo", dev.GetPciInfo)
 	if err != nil {
 		return err
 	}
-	r.note(func(got *reading) { got.uuid = uuid })
-	pci, err := ask(r.d, r.t, "nvmlDeviceGetPciInfo", dev.GetPciInfo)
-	if err != nil {
-		return err
-	}
-	bus, err := busID(pci)
-	if err != nil {
+	if r.got.PCIBusID, err = busID(pci); err != nil {
 		return fmt.Errorf("nvmlDeviceGetPciInfo: %w", err)
 	}
-	r.note(func(got *reading) { got.bus = bus })
-	minor, err := ask(r.d, r.t, "nvmlDeviceGetMinorNumber", dev.GetMinorNumber)
+	minor, err := invoke(r.d, r.c, "nvmlDeviceGetMinorNumber", dev.GetMinorNumber)
 	if err != nil {
 		return err
 	}
-	r.note(func(got *reading) { got.minor = minor })
+	r.got.Minor = minor
 	return nil
 }
 
-// properties reads what a GPU or an old driver need not have.
-func (r *reader) properties(dev nvml.Device) error {
-	name, err := optional(ask(r.d, r.t, "nvmlDeviceGetName", dev.GetName))
+// readProperties reads what a GPU or an old driver need not have.
+func (r *gpuReader) readProperties(dev nvml.Device) (err error) {
+	if r.got.Name, err = optional(invoke(r.d, r.c, "nvmlDeviceGetName", dev.GetName)); err != nil {
+		return err
+	}
+	memory, err := optional(invoke(r.d, r.c, "nvmlDeviceGetMemoryInfo", dev.GetMemoryInfo))
 	if err != nil {
 		return err
 	}
-	r.note(func(got *reading) { got.name = name })
-	memory, err := optional(ask(r.d, r.t, "nvmlDeviceGetMemoryInfo", dev.GetMemoryInfo))
-	if err != nil {
-		return err
-	}
-	r.note(func(got *reading) { got.memory = memory.Total })
-	cc, err := optional(ask(r.d, r.t, "nvmlDeviceGetCudaComputeCapability", func() (capability, nvml.Return) {
+	r.got.MemoryBytes = memory.Total
+	const function = "nvmlDeviceGetCudaComputeCapability"
+	r.got.ComputeCapability, err = optional(invoke(r.d, r.c, function, func() (string, nvml.Return) {
 		major, minor, code := dev.GetCudaComputeCapability()
-		return capability{major, minor}, code
+		return fmt.Sprintf("%d.%d", major, minor), code
 	}))
-	if err != nil {
-		return err
-	}
-	r.note(func(got *reading) { got.cc = cc })
-	return nil
+	return err
 }
 
 // busID is the PCI address of NVML's structure as sysfs writes it.
-func busID(pci nvml.PciInfo) (string, error) { return gpu.NormalizePCIBusID(cString(pci.BusId[:])) }
-
-// cString is the text up to the first NUL.
-func cString(chars []int8) string {
+func busID(pci nvml.PciInfo) (string, error) {
 	var text []byte
-	for _, c := range chars {
+	for _, c := range pci.BusId {
 		if c == 0 {
 			break
 		}
 		text = append(text, byte(c))
 	}
-	return string(text)
-}
-
-// readCaps reads the minors of MIG devices, if there are any, into the readings.
-func readCaps(readings []reading, h host.Host) {
-	if !slices.ContainsFunc(readings, func(got reading) bool { return len(got.mig) > 0 }) {
-		return
-	}
-	caps, err := readCapMinors(h)
-	for i := range readings {
-		readings[i].caps = caps
-		if len(readings[i].mig) > 0 && readings[i].err == nil {
-			readings[i].err = err
-		}
-	}
-}
-
-// device is the reading as the project speaks of GPUs.
-func (got *reading) device(index int, h host.Host) gpu.Device {
-	d := gpu.Device{
-		Index:             index,
-		UUID:              got.uuid,
-		Name:              got.name,
-		Minor:             got.minor,
-		PCIBusID:          got.bus,
-		NUMANode:          gpu.NoNUMANode,
-		MemoryBytes:       got.memory,
-		ComputeCapability: got.cc.String(),
-		MIGEnabled:        got.migMode == nvml.DEVICE_MIG_ENABLE,
-		MIG:               []gpu.MIGDevice{},
-	}
-	if got.bus != "" {
-		d.NUMANode = numaNode(h, got.bus)
-	}
-	for _, m := range got.mig {
-		d.MIG = append(d.MIG, m.device(got.minor, got.caps))
-	}
-	if got.err != nil {
-		d.Error = got.err.Error()
-	}
-	return d
+	return gpu.NormalizePCIBusID(string(text))
 }

@@ -22,17 +22,17 @@ import (
 
 // sharedLibrary is a loaded shared library. Two of them are equal if they are the same file.
 //
-// go-nvml loads the library itself, but it hides the loader's message, and a call of a function that the library does
-// not have ends the process. So the library is loaded here first and asked for its functions.
+// go-nvml loads the library itself, but it hides the loader's message, and a call of a function that the library lacks
+// ends the process. So the library is loaded here first, to see which functions it has.
 type sharedLibrary struct{ handle unsafe.Pointer }
 
-// dlopen loads the library without offering its symbols to others. A name without a slash is looked for by the loader.
-func dlopen(name string) (sharedLibrary, error) {
-	cname := C.CString(name)
-	defer C.free(unsafe.Pointer(cname))
+// dlopen loads the library at a path, which has a slash, without offering its symbols to other libraries.
+func dlopen(path string) (sharedLibrary, error) {
+	cpath := C.CString(path)
+	defer C.free(unsafe.Pointer(cpath))
 	runtime.LockOSThread() // dlerror is about the last call of the same thread
 	defer runtime.UnlockOSThread()
-	handle := C.dlopen(cname, C.RTLD_LAZY|C.RTLD_LOCAL)
+	handle := C.dlopen(cpath, C.RTLD_LAZY|C.RTLD_LOCAL)
 	if handle == nil {
 		return sharedLibrary{}, errors.New(C.GoString(C.dlerror()))
 	}

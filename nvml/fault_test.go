@@ -13,12 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/sim"
 )
 
-// without is the snapshot as it has to be when one GPU cannot be read: that GPU is as it is in got, its links are not
-// there, and all else is as before.
+// without is the snapshot that is expected when one GPU becomes unreadable: that GPU is as it is in got, it has no links,
+// and all else is as before.
 func without(before, got *gpu.Snapshot, index int) *gpu.Snapshot {
 	want := *before
 	want.Devices = slices.Clone(before.Devices)
@@ -32,10 +31,10 @@ func TestLostGPU(t *testing.T) {
 		return
 	}
 	node := nodeOf(t, "dgx-h100")
-	l, h := opened(t, node)
-	before := snapshotOf(t, l, h)
+	session, h := opened(t, node)
+	before := topologyOf(t, session, h)
 	must(t, node.Lose(3))
-	got := snapshotOf(t, l, h)
+	got := topologyOf(t, session, h)
 	if diff := cmp.Diff(without(before, got, 3), got); diff != "" {
 		t.Errorf("the others (-before +after):\n%s", diff)
 	}
@@ -46,31 +45,29 @@ func TestLostGPU(t *testing.T) {
 	want := before.Devices[3]
 	want.MemoryBytes, want.ComputeCapability, want.Error = 0, "", lost.Error
 	if diff := cmp.Diff(want, lost); diff != "" {
-		t.Errorf("the lost GPU, of which sysfs and the kernel's module tell this (-want +got):\n%s", diff)
+		t.Errorf("the lost GPU, as sysfs and the kernel module show it (-want +got):\n%s", diff)
 	}
 	must(t, node.Clear())
-	compareToNode(t, node, snapshotOf(t, l, h))
+	compareToNode(t, node, topologyOf(t, session, h))
 }
 
-func TestGPUsAreGone(t *testing.T) {
+func TestRemovedGPUs(t *testing.T) {
 	if !alone(t) {
 		return
 	}
 	node := nodeOf(t, "pcie-quad")
 	h := hostOf(t, node)
 	must(t, node.Remove(1))
-	l := openedSoon(t, node)
-	compareToNode(t, node, snapshotOf(t, l, h))
-	must(t, l.Close())
+	got, err := ReadTopology(t.Context(), Options{Host: h})
+	must(t, err)
+	compareToNode(t, node, got)
 	for i := range 4 {
 		must(t, node.Remove(i))
 	}
-	l = openedSoon(t, node)
-	s, err := l.Snapshot(t.Context(), h)
-	if s == nil || len(s.Devices) != 0 || s.DriverVersion == "" || exit.CodeOf(err) != exit.NoGPU || exit.HintOf(err) == "" {
-		t.Errorf("got %+v, error %v, status %d; want an empty snapshot and status 11", s, err, exit.CodeOf(err))
+	got, err = ReadTopology(t.Context(), Options{Host: h})
+	if err != nil || len(got.Devices) != 0 || got.DriverVersion == "" {
+		t.Errorf("got %+v, error %v; want an empty snapshot", got, err)
 	}
-	must(t, l.Close())
 }
 
 // The functions that are called for each GPU, and for each GPU with MIG devices.
@@ -103,11 +100,11 @@ func TestEachCallFails(t *testing.T) {
 				return
 			}
 			node := nodeOf(t, machine)
-			l, h := opened(t, node)
-			before := snapshotOf(t, l, h)
+			session, h := opened(t, node)
+			before := topologyOf(t, session, h)
 			for _, function := range c.functions {
 				fail(t, node, function, c.gpu, nvml.ERROR_UNKNOWN)
-				got := snapshotOf(t, l, h)
+				got := topologyOf(t, session, h)
 				if text := got.Devices[c.gpu].Error; !strings.Contains(text, function+": Unknown Error") {
 					t.Errorf("%s fails: the GPU's error is %q", function, text)
 				}
@@ -116,7 +113,7 @@ func TestEachCallFails(t *testing.T) {
 				}
 				must(t, node.Clear())
 			}
-			compareToNode(t, node, snapshotOf(t, l, h))
+			compareToNode(t, node, topologyOf(t, session, h))
 		})
 	}
 }
@@ -127,17 +124,17 @@ func TestOptionalCallsAreNotSupported(t *testing.T) {
 		return
 	}
 	node := nodeOf(t, "dgx-h100")
-	l, h := opened(t, node)
+	session, h := opened(t, node)
 	for _, function := range slices.Concat(functionsOfGPU[4:], functionsOfLinks) {
 		fail(t, node, function, 3, nvml.ERROR_NOT_SUPPORTED)
-		if got := snapshotOf(t, l, h); !got.Devices[3].Usable() || len(got.Links) != 28 {
+		if got := topologyOf(t, session, h); !got.Devices[3].Usable() || len(got.Links) != 28 {
 			t.Errorf("%s is not supported: the GPU's error is %q, %d links", function, got.Devices[3].Error, len(got.Links))
 		}
 		must(t, node.Clear())
 	}
 	for _, function := range functionsOfGPU[:4] {
 		fail(t, node, function, 3, nvml.ERROR_NOT_SUPPORTED)
-		if got := snapshotOf(t, l, h); got.Devices[3].Usable() {
+		if got := topologyOf(t, session, h); got.Devices[3].Usable() {
 			t.Errorf("%s is not supported, and the GPU has no error", function)
 		}
 		must(t, node.Clear())
@@ -149,15 +146,15 @@ func TestSystemCallsFail(t *testing.T) {
 		return
 	}
 	node := nodeOf(t, "workstation")
-	l, h := opened(t, node)
+	session, h := opened(t, node)
 	for _, function := range []string{"nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"} {
 		fail(t, node, function, sim.AnyGPU, nvml.ERROR_UNKNOWN)
-		_, err := l.Snapshot(t.Context(), h)
-		checkError(t, err, nil, function+": Unknown Error", "dmesg")
+		_, err := session.readTopology(t.Context())
+		checkError(t, err, ErrDriverFailed, function+": Unknown Error")
 		must(t, node.Clear())
 	}
 	fail(t, node, "nvmlSystemGetCudaDriverVersion", sim.AnyGPU, nvml.ERROR_UNKNOWN)
-	if s := snapshotOf(t, l, h); s.CUDAVersion != "" || !s.Devices[0].Usable() {
+	if s := topologyOf(t, session, h); s.CUDAVersion != "" || !s.Devices[0].Usable() {
 		t.Errorf("without a CUDA version the snapshot is %+v", s)
 	}
 	must(t, node.Clear())
@@ -169,13 +166,13 @@ func TestEachCallHangs(t *testing.T) {
 		return
 	}
 	node := nodeOf(t, "dgx-h100")
-	l, h := opened(t, node)
-	before := snapshotOf(t, l, h)
-	l.timeout = 800 * time.Millisecond // of which the seven that do not hang take a thousandth
+	session, h := opened(t, node)
+	before := topologyOf(t, session, h)
+	session.opts.Timeout = 800 * time.Millisecond // of which the seven that do not hang take a thousandth
 	for _, function := range slices.Concat(functionsOfGPU, functionsOfLinks) {
 		must(t, node.Hang(function, 3))
 		for range 2 {
-			got := snapshotOf(t, l, h)
+			got := topologyOf(t, session, h)
 			if text := got.Devices[3].Error; !strings.Contains(text, "does not answer ("+function+" has not returned)") {
 				t.Errorf("%s hangs: the GPU's error is %q", function, text)
 			}
@@ -184,14 +181,14 @@ func TestEachCallHangs(t *testing.T) {
 			}
 		}
 		must(t, node.Clear())
-		for end := time.Now().Add(10 * time.Second); len(l.driver.tasks.abandoned()) > 0; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(10 * time.Second); session.driver.calls.outstanding() > 0; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
-				t.Fatalf("%s: %d calls are still left behind", function, len(l.driver.tasks.abandoned()))
+				t.Fatalf("%s: %d calls are still outstanding", function, session.driver.calls.outstanding())
 			}
 		}
 	}
-	l.timeout = 20 * time.Second
-	compareToNode(t, node, snapshotOf(t, l, h))
+	session.opts.Timeout = 20 * time.Second
+	compareToNode(t, node, topologyOf(t, session, h))
 }
 
 func TestLatency(t *testing.T) {
@@ -199,9 +196,9 @@ func TestLatency(t *testing.T) {
 		return
 	}
 	node := nodeOf(t, "dgx-h100")
-	l, h := opened(t, node)
+	session, h := opened(t, node)
 	must(t, node.Latency(50*time.Microsecond))
-	compareToNode(t, node, snapshotOf(t, l, h))
+	compareToNode(t, node, topologyOf(t, session, h))
 }
 
 func TestMIGIsReconfigured(t *testing.T) {
@@ -209,47 +206,47 @@ func TestMIGIsReconfigured(t *testing.T) {
 		return
 	}
 	node := nodeOf(t, "dgx-h100")
-	l, h := opened(t, node)
+	session, h := opened(t, node)
 	for _, profiles := range [][]string{
 		{"1g.10gb", "1g.10gb+me", "3g.40gb"}, {"1c.3g.40gb", "1c.3g.40gb", "1g.20gb"}, {}, {"7g.80gb"},
 	} {
 		must(t, node.SetMIG(5, profiles))
-		got := snapshotOf(t, l, h)
+		got := topologyOf(t, session, h)
 		compareToNode(t, node, got)
 		if d := got.Devices[5]; !d.MIGEnabled || len(d.MIG) != len(profiles) {
 			t.Errorf("with the profiles %q the GPU is %+v", profiles, d)
 		}
 	}
 	remove(t, filepath.Join(node.Root(), "proc/driver/nvidia-caps/mig-minors"))
-	if m := snapshotOf(t, l, h).Devices[5].MIG[0]; m.GPUInstanceCap != gpu.NoMinor || m.ComputeInstanceCap != gpu.NoMinor {
+	if m := topologyOf(t, session, h).Devices[5].MIG[0]; m.GPUInstanceCap != gpu.NoMinor || m.ComputeInstanceCap != gpu.NoMinor {
 		t.Errorf("without the minors' file the MIG device is %+v", m)
 	}
 	writeFile(t, filepath.Join(node.Root(), "proc/driver/nvidia-caps/mig-minors"), "?")
-	if got := snapshotOf(t, l, h); got.Devices[5].Usable() || !got.Devices[4].Usable() {
+	if got := topologyOf(t, session, h); got.Devices[5].Usable() || !got.Devices[4].Usable() {
 		t.Errorf("with a malformed file GPU 5 has the error %q, GPU 4 %q", got.Devices[5].Error, got.Devices[4].Error)
 	}
 }
 
-// Nothing but what is returned comes out, neither from go-nvml nor from the library.
-func TestSilence(t *testing.T) {
+// Neither go-nvml nor the library prints anything.
+func TestNothingIsPrinted(t *testing.T) {
 	if !alone(t) {
 		return
 	}
 	node := nodeOf(t, "dgx-h100")
-	printed := captured(t, func() {
-		l, h := opened(t, node)
+	printed := capture(t, func() {
+		session, h := opened(t, node)
 		must(t, node.Lose(2))
 		fail(t, node, "nvmlDeviceGetUUID", 1, nvml.ERROR_UNKNOWN)
-		snapshotOf(t, l, h)
-		_, _ = Open("libnone-such.so.1")
+		topologyOf(t, session, h)
+		_, _ = ReadDevices(t.Context(), Options{Host: h, Library: "/none/libnvidia-ml.so.1"})
 	})
 	if printed != "" {
 		t.Errorf("standard output and error have %q", printed)
 	}
 }
 
-// captured is what the process writes to its standard output and error while f runs.
-func captured(t *testing.T, f func()) string {
+// capture returns what the process writes to its standard output and error while f runs.
+func capture(t *testing.T, f func()) string {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
 	must(t, err)

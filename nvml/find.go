@@ -3,34 +3,38 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
 
+	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/ldcache"
 )
 
 // libraryName is the SONAME of NVML's library.
 const libraryName = "libnvidia-ml.so.1"
 
-// Find returns the library to give to [Open]: explicit if it is not empty; else, where the driver is installed in "/",
-// the file that the dynamic loader would load by its name; else that in the first of the usual directories of the
-// driver's root that has one for this machine. Links are followed inside that root, as in the container or the image
-// that it belongs to.
+// Find returns the path of the library to load. An explicit path is only checked. Without one Find detects the library:
+// where the driver is installed in "/", the file that the dynamic loader would load by name; else the first one for this
+// machine in the usual directories under the driver's root. Links are followed inside that root, as in the container or
+// the image that it belongs to.
 //
-// The error wraps ErrLibraryNotFound or ErrLibraryUnusable and carries an exit status and a hint.
+// The error wraps ErrLibraryNotFound or ErrLibraryUnusable.
 func Find(h host.Host, explicit string) (string, error) {
 	return find(h.DriverRoot(), explicit, thisPlatform(), loaderPath)
 }
 
 func find(root, explicit string, p platform, byLoader func(string, platform) string) (string, error) {
-	switch {
-	case explicit != "" && !strings.Contains(explicit, "/"):
-		return explicit, nil // a name for the loader, like an argument of dlopen
-	case explicit != "":
+	if explicit != "" {
+		if !strings.Contains(explicit, "/") {
+			explicit = "./" + explicit // the loader would search its own directories for a name without a slash
+		}
 		if err := checkLibrary(explicit, p); err != nil {
-			return "", noDriver(hintFor(err), err)
+			return "", err
 		}
 		return explicit, nil
 	}
@@ -39,18 +43,14 @@ func find(root, explicit string, p platform, byLoader func(string, platform) str
 			return path, nil
 		}
 	}
-	path, err := findUnder(root, p)
-	if err != nil {
-		return "", noDriver(hintFor(err), err)
-	}
-	return path, nil
+	return findUnder(root, p)
 }
 
-// findUnder looks into the directories in turn. A file that cannot be used, such as a 32-bit library in usr/lib, is
-// passed over, and named if nothing better follows.
+// findUnder searches the usual directories under a root. It skips a file that cannot be used, such as a 32-bit library in
+// usr/lib, and reports it if it finds no other.
 func findUnder(root string, p platform) (string, error) {
 	var unusable []error
-	for _, dir := range libraryDirs(p) {
+	for _, dir := range host.LibraryDirs(p.multiarch) {
 		path, err := securejoin.SecureJoin(root, filepath.Join(dir, libraryName))
 		if err != nil {
 			continue // a link that leads nowhere
@@ -69,21 +69,81 @@ func findUnder(root string, p platform) (string, error) {
 	return "", fmt.Errorf("%w: no %s under %s", ErrLibraryNotFound, libraryName, root)
 }
 
-// LibraryPaths are the paths under the driver's root at which Find looks for the library.
+// LibraryPaths lists the paths under the driver's root at which Find searches for the library.
 func LibraryPaths(h host.Host) []string {
 	var paths []string
-	for _, dir := range libraryDirs(thisPlatform()) {
+	for _, dir := range host.LibraryDirs(thisPlatform().multiarch) {
 		paths = append(paths, h.Driver(dir, libraryName))
 	}
 	return paths
 }
 
-// libraryDirs are the directories, relative to the root, in which the library may be.
-func libraryDirs(p platform) []string { return host.LibraryDirs(p.multiarch) }
+// loaderPath is the file that the dynamic loader would load by a name, or empty: the first usable one in
+// LD_LIBRARY_PATH, or else the one in /etc/ld.so.cache. The loader itself would run the library's constructors before
+// the file's owner could be checked.
+func loaderPath(name string, p platform) string {
+	return loaderPathIn(os.Getenv("LD_LIBRARY_PATH"), "/etc/ld.so.cache", name, p)
+}
 
-func hintFor(err error) string {
-	if errors.Is(err, ErrLibraryNotFound) {
-		return hintNotFound
+func loaderPathIn(searchPath, cacheFile, name string, p platform) string {
+	for _, dir := range strings.FieldsFunc(searchPath, func(r rune) bool { return r == ':' || r == ';' }) {
+		path, err := filepath.Abs(filepath.Join(dir, name))
+		if err == nil && checkLibrary(path, p) == nil {
+			return path
+		}
 	}
-	return hintUnusable
+	data, err := os.ReadFile(cacheFile)
+	if err != nil {
+		return ""
+	}
+	cache, err := ldcache.Parse(data)
+	if err != nil {
+		return ""
+	}
+	flags, _ := ldcache.FlagsFor(runtime.GOARCH)
+	path, found := cache.Lookup(name, flags)
+	if !found || checkLibrary(path, p) != nil {
+		return ""
+	}
+	return path
+}
+
+// platform is what depends on the machine's architecture: the number in ELF headers and Debian's directory name.
+type platform struct {
+	machine   elffile.Machine
+	multiarch string
+}
+
+// thisPlatform is the platform of the running program. NVIDIA has drivers for these two.
+func thisPlatform() platform {
+	p := platform{elffile.MachineOf(runtime.GOARCH), "x86_64-linux-gnu"}
+	if p.machine == elffile.AArch64 {
+		p.multiarch = "aarch64-linux-gnu"
+	}
+	return p
+}
+
+// checkLibrary returns why a file cannot be loaded. The loader would map it, and a read from the mapping of a truncated
+// file kills the process.
+func checkLibrary(path string, p platform) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("%w: %w", ErrLibraryNotFound, err)
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrLibraryUnusable, err)
+	case info.IsDir():
+		return fmt.Errorf("%w: %s is a directory", ErrLibraryUnusable, path)
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%w: %s is not a regular file", ErrLibraryUnusable, path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrLibraryUnusable, err)
+	}
+	defer f.Close()
+	if _, err := elffile.ReadLibrary(f, info.Size(), p.machine); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrLibraryUnusable, path, err)
+	}
+	return nil
 }

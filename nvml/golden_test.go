@@ -30,16 +30,15 @@ func TestGolden(t *testing.T) {
 				return
 			}
 			node := nodeOf(t, machine)
-			l, h := opened(t, node)
-			got := snapshotOf(t, l, h)
+			session, h := opened(t, node)
+			got := topologyOf(t, session, h)
 			compareToNode(t, node, got)
 			compareToGolden(t, filepath.Join("testdata", machine+".golden.json"), got)
-			devices, err := l.Devices(t.Context(), h)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, session.Close())
+			devices, err := ReadDevices(t.Context(), Options{Host: h})
+			must(t, err)
 			if diff := cmp.Diff(got.Devices, devices.Devices); diff != "" || len(devices.Links) > 0 {
-				t.Errorf("Devices has %d links and differs from Snapshot (-snapshot +devices):\n%s", len(devices.Links), diff)
+				t.Errorf("ReadDevices has %d links and differs from ReadTopology (-topology +devices):\n%s", len(devices.Links), diff)
 			}
 		})
 	}
@@ -51,8 +50,8 @@ func TestLargeMachine(t *testing.T) {
 		return
 	}
 	node := nodeOf(t, "pcie-fabric-128")
-	l, h := opened(t, node)
-	got := snapshotOf(t, l, h)
+	session, h := opened(t, node)
+	got := topologyOf(t, session, h)
 	if len(got.Devices) != 128 || len(got.Links) != 128*127/2 {
 		t.Errorf("%d devices and %d links", len(got.Devices), len(got.Links))
 	}
@@ -66,24 +65,18 @@ func nodeOf(t testing.TB, machine string) *sim.Node {
 	return simtest.Node(t, machine, simtest.PlainNodes())
 }
 
-// opened is the node's library, opened the way the command line does it.
-func opened(t testing.TB, node *sim.Node, opts ...Option) (*Library, host.Host) {
+// opened is a session that has opened the node's library.
+func opened(t testing.TB, node *sim.Node) (*Session, host.Host) {
 	t.Helper()
 	h := hostOf(t, node)
-	path, err := Find(h, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := Open(path, append([]Option{WithHost(h), WithTimeout(20 * time.Second)}, opts...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	session := NewSession(Options{Host: h, Timeout: 20 * time.Second})
+	must(t, session.Open(t.Context()))
 	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
+		if err := session.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return l, h
+	return session, h
 }
 
 func hostOf(t testing.TB, node *sim.Node) host.Host {

@@ -2,36 +2,63 @@ package nvml
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
 )
 
-// nvlink is an active NVLink of a GPU: where it leads to.
+// readLinks reads how the GPUs with handles are linked: a link for each two, in order. It also returns, by index, the
+// errors of GPUs whose links could not all be read. Where the driver does not return a path on PCIe, it is that of sysfs.
+func (s *Session) readLinks(ctx context.Context, snapshot *gpu.Snapshot, handles []nvml.Device) ([]gpu.Link, map[int]error) {
+	ctx, cancel := context.WithTimeout(ctx, s.wait())
+	defer cancel()
+	nvlinks, errs := make([][]nvlink, len(handles)), make([]error, len(handles))
+	var paths map[pair]pathReading
+	var all sync.WaitGroup
+	for i, handle := range handles {
+		if handle != nil {
+			all.Go(func() { nvlinks[i], errs[i] = s.readNVLinks(ctx, i, handle) })
+		}
+	}
+	all.Go(func() { paths = s.readPaths(ctx, handles) })
+	all.Wait()
+	unread := failingGPUs(paths)
+	for i, err := range errs {
+		if err != nil {
+			unread[i] = err
+		}
+	}
+	return combineLinks(snapshot.Devices, nvlinks, paths, s.opts.Host), unread
+}
+
+// nvlink is where an active NVLink of a GPU leads to.
 type nvlink struct {
-	remote   string // PCI address, or empty if the driver does not say
+	remote   string // PCI address, or empty if the driver does not return it
 	toSwitch bool
 }
 
-// readNVLinks reads the NVLinks of a GPU, and waits for them until ctx ends.
-func (l *Library) readNVLinks(ctx context.Context, index int, dev nvml.Device) ([]nvlink, error) {
-	return read(ctx, l, fmt.Sprintf("NVLinks of GPU %d", index), func(t *task) ([]nvlink, error) {
-		return l.driver.nvlinks(t, dev)
+// readNVLinks reads the NVLinks of a GPU and waits for them until ctx ends.
+func (s *Session) readNVLinks(ctx context.Context, index int, dev nvml.Device) ([]nvlink, error) {
+	d := s.driver
+	return ask(ctx, &d.calls, fmt.Sprintf("NVLinks of GPU %d", index), s.tolerated(), func(c *call) ([]nvlink, error) {
+		return d.nvlinks(c, dev)
 	})
 }
 
-func (d *driver) nvlinks(t *task, dev nvml.Device) ([]nvlink, error) {
+func (d *driver) nvlinks(c *call, dev nvml.Device) ([]nvlink, error) {
 	links := []nvlink{}
 	toSwitch := map[string]bool{} // by remote address
 	for port := range nvml.NVLINK_MAX_LINKS {
-		state, err := ask(d, t, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
+		state, err := invoke(d, c, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
 			return dev.GetNvLinkState(port)
 		})
 		switch {
-		case hasCode(err, nvml.ERROR_INVALID_ARGUMENT): // the port behind the last
+		case hasCode(err, nvml.ERROR_INVALID_ARGUMENT): // the port after the last
 			return links, nil
 		case hasCode(err, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND):
 			if port == 0 {
@@ -43,7 +70,7 @@ func (d *driver) nvlinks(t *task, dev nvml.Device) ([]nvlink, error) {
 		case state != nvml.FEATURE_ENABLED:
 			continue
 		}
-		link, err := d.nvlink(t, dev, port, toSwitch)
+		link, err := d.nvlink(c, dev, port, toSwitch)
 		if err != nil {
 			return nil, fmt.Errorf("NVLink %d: %w", port, err)
 		}
@@ -52,9 +79,9 @@ func (d *driver) nvlinks(t *task, dev nvml.Device) ([]nvlink, error) {
 	return links, nil
 }
 
-// nvlink reads where an active link leads to. What kind of device that is, is asked once for each device.
-func (d *driver) nvlink(t *task, dev nvml.Device, port int, toSwitch map[string]bool) (nvlink, error) {
-	pci, err := optional(ask(d, t, "nvmlDeviceGetNvLinkRemotePciInfo", func() (nvml.PciInfo, nvml.Return) {
+// nvlink reads where an active NVLink leads to. The kind of the remote device is read once for each device.
+func (d *driver) nvlink(c *call, dev nvml.Device, port int, toSwitch map[string]bool) (nvlink, error) {
+	pci, err := optional(invoke(d, c, "nvmlDeviceGetNvLinkRemotePciInfo", func() (nvml.PciInfo, nvml.Return) {
 		return dev.GetNvLinkRemotePciInfo(port)
 	}))
 	if err != nil {
@@ -66,7 +93,7 @@ func (d *driver) nvlink(t *task, dev nvml.Device, port int, toSwitch map[string]
 	}
 	if _, known := toSwitch[remote]; !known || remote == "" {
 		const function = "nvmlDeviceGetNvLinkRemoteDeviceType"
-		kind, err := ask(d, t, function, func() (nvml.IntNvLinkDeviceType, nvml.Return) {
+		kind, err := invoke(d, c, function, func() (nvml.IntNvLinkDeviceType, nvml.Return) {
 			return dev.GetNvLinkRemoteDeviceType(port)
 		})
 		if _, err := optional(kind, err); err != nil {
@@ -80,64 +107,57 @@ func (d *driver) nvlink(t *task, dev nvml.Device, port int, toSwitch map[string]
 // pair is two GPUs by index, a < b.
 type pair struct{ a, b int }
 
-// pathAnswer is what the driver said about the PCIe path between two GPUs.
-type pathAnswer struct {
+// pathReading is what the driver returned about the path on PCIe between two GPUs.
+type pathReading struct {
 	path gpu.PCIePath
 	err  error
 }
 
-// readPaths asks for the PCIe path of each pair of the GPUs with handles (nil for those to leave out).
-//
-// As many calls as there are GPUs are under way at a time. A GPU that hangs holds up one call with each other GPU, so
-// one turn is left in which all other pairs are read.
-func (l *Library) readPaths(ctx context.Context, handles []nvml.Device) map[pair]pathAnswer {
-	pairs := pairsOf(handles)
-	answers := make([]pathAnswer, len(pairs))
+// errNotRead is the error of a pair that was not read since calls about other pairs hang.
+var errNotRead = errors.New("not read in time")
+
+// readPaths reads the path on PCIe of each pair of GPUs with handles, as many pairs at a time as there are GPUs. A GPU
+// that hangs holds up one pair with each other GPU, so all other pairs can still be read one after the other.
+func (s *Session) readPaths(ctx context.Context, handles []nvml.Device) map[pair]pathReading {
+	var mu sync.Mutex
+	paths := map[pair]pathReading{}
 	turns := make(chan struct{}, len(handles))
 	var all sync.WaitGroup
-	for i, p := range pairs {
-		all.Go(func() { answers[i] = l.readPath(ctx, p, handles, turns) })
+	for b := range handles {
+		for a := range b {
+			if handles[a] == nil || handles[b] == nil {
+				continue
+			}
+			all.Go(func() {
+				turns <- struct{}{}
+				got := s.readPath(ctx, pair{a, b}, handles)
+				<-turns
+				mu.Lock()
+				defer mu.Unlock()
+				paths[pair{a, b}] = got
+			})
+		}
 	}
 	all.Wait()
-	byPair := map[pair]pathAnswer{}
-	for i, p := range pairs {
-		byPair[p] = answers[i]
-	}
-	return byPair
+	return paths
 }
 
-// readPath takes a turn, which ends when the call is over, not when it is abandoned.
-func (l *Library) readPath(ctx context.Context, p pair, handles []nvml.Device, turns chan struct{}) pathAnswer {
+func (s *Session) readPath(ctx context.Context, p pair, handles []nvml.Device) pathReading {
+	if ctx.Err() != nil {
+		return pathReading{err: errNotRead}
+	}
 	const function = "nvmlDeviceGetTopologyCommonAncestor"
-	path, err := read(ctx, l, fmt.Sprintf("GPUs %d and %d", p.a, p.b), func(t *task) (gpu.PCIePath, error) {
-		select {
-		case turns <- struct{}{}:
-		case <-ctx.Done():
-			return gpu.PathUnknown, errNoTurn
-		}
-		defer func() { <-turns }()
-		level, err := ask(l.driver, t, function, func() (nvml.GpuTopologyLevel, nvml.Return) {
+	d := s.driver
+	path, err := ask(ctx, &d.calls, fmt.Sprintf("GPUs %d and %d", p.a, p.b), s.tolerated(), func(c *call) (gpu.PCIePath, error) {
+		level, err := invoke(d, c, function, func() (nvml.GpuTopologyLevel, nvml.Return) {
 			return handles[p.a].GetTopologyCommonAncestor(handles[p.b])
 		})
-		if err != nil { // a driver that cannot tell, as under a hypervisor, has answered too
+		if err != nil { // a driver that does not know, as under a hypervisor, has answered too
 			return optional(gpu.PathUnknown, err)
 		}
 		return pathOf(level), nil
 	})
-	return pathAnswer{path, err}
-}
-
-// pairsOf lists the pairs of GPUs that have a handle.
-func pairsOf(handles []nvml.Device) []pair {
-	var pairs []pair
-	for a := range handles {
-		for b := a + 1; b < len(handles); b++ {
-			if handles[a] != nil && handles[b] != nil {
-				pairs = append(pairs, pair{a, b})
-			}
-		}
-	}
-	return pairs
+	return pathReading{path, err}
 }
 
 func pathOf(level nvml.GpuTopologyLevel) gpu.PCIePath {
@@ -156,4 +176,68 @@ func pathOf(level nvml.GpuTopologyLevel) gpu.PCIePath {
 		return gpu.PathSystem
 	}
 	return gpu.PathUnknown
+}
+
+// failingGPUs finds the GPUs that make pairs fail, with an error of theirs: those whose pairs all fail while pairs of
+// other GPUs do not. If every pair fails, as with two GPUs, the cause cannot be told.
+func failingGPUs(paths map[pair]pathReading) map[int]error {
+	good := map[int]bool{}
+	for p, r := range paths {
+		if r.err == nil {
+			good[p.a], good[p.b] = true, true
+		}
+	}
+	failing := map[int]error{}
+	if len(good) == 0 {
+		return failing
+	}
+	for p, r := range paths {
+		for _, i := range []int{p.a, p.b} {
+			// Of several errors the first by text, so that the order in the map does not matter.
+			if !good[i] && (failing[i] == nil || r.err.Error() < failing[i].Error()) {
+				failing[i] = r.err
+			}
+		}
+	}
+	return failing
+}
+
+// combineLinks makes the link of each two GPUs that could be read, in order.
+func combineLinks(devices []gpu.Device, nvlinks [][]nvlink, paths map[pair]pathReading, h host.Host) []gpu.Link {
+	var links []gpu.Link
+	for a := range devices {
+		for b := a + 1; b < len(devices); b++ {
+			x, y := &devices[a], &devices[b]
+			if !x.Usable() || !y.Usable() {
+				continue
+			}
+			link := gpu.Link{A: a, B: b, PCIe: paths[pair{a, b}].path}
+			if link.PCIe == gpu.PathUnknown {
+				link.PCIe = sysfsPath(h, x, y)
+			}
+			link.NVLinks, link.Switched = countNVLinks(x.PCIBusID, nvlinks[a], y.PCIBusID, nvlinks[b])
+			links = append(links, link)
+		}
+	}
+	return links
+}
+
+// countNVLinks counts the NVLinks that join two GPUs: those from one to the other or, where there are none, those that
+// both have to NVSwitches, all of which are one fabric in a node. A link counts if it is active at both ends.
+func countNVLinks(busA string, a []nvlink, busB string, b []nvlink) (n int, switched bool) {
+	count := func(links []nvlink, counts func(nvlink) bool) (n int) {
+		for _, l := range links {
+			if counts(l) {
+				n++
+			}
+		}
+		return n
+	}
+	n = min(count(a, func(l nvlink) bool { return l.remote == busB }), count(b, func(l nvlink) bool { return l.remote == busA }))
+	if n > 0 {
+		return n, false
+	}
+	toSwitch := func(l nvlink) bool { return l.toSwitch }
+	n = min(count(a, toSwitch), count(b, toSwitch))
+	return n, n > 0
 }

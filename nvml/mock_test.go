@@ -14,21 +14,23 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 )
 
 // NVIDIA's own mock of a DGX A100 stands in for a second implementation of NVML, and for drivers that answer in ways
 // that the simulated library does not.
 
-// mocked is a library over the mock. What the mock leaves out is filled in: PCI addresses and twelve links to switches.
-func mocked(t testing.TB) (*Library, *mockserver.Server) {
+// mocked is a session that has opened the mock. What the mock lacks is filled in: PCI addresses and twelve links to
+// switches.
+func mocked(t testing.TB) (*Session, *mockserver.Server) {
 	t.Helper()
 	server := dgxa100.New()
 	for i, d := range server.Devices {
 		fillMock(d.(*mockserver.Device), i)
 	}
-	return &Library{driver: &driver{api: server, has: func(string) bool { return true }}, timeout: 2 * time.Second}, server
+	session := NewSession(Options{Timeout: 2 * time.Second})
+	session.driver = &driver{api: server, has: func(string) bool { return true }, initialised: true}
+	return session, server
 }
 
 func fillMock(d *mockserver.Device, i int) {
@@ -66,9 +68,11 @@ func device(server *mockserver.Server, i int) *mockserver.Device {
 	return server.Devices[i].(*mockserver.Device)
 }
 
-func snapshotOf(t testing.TB, l *Library, h host.Host) *gpu.Snapshot {
+// topologyOf reads the GPUs and their links as ReadTopology does, with a session that stays open.
+func topologyOf(t testing.TB, session *Session, h host.Host) *gpu.Snapshot {
 	t.Helper()
-	s, err := l.Snapshot(t.Context(), h)
+	session.opts.Host = h
+	s, err := session.readTopology(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,8 +81,8 @@ func snapshotOf(t testing.TB, l *Library, h host.Host) *gpu.Snapshot {
 }
 
 func TestMock(t *testing.T) {
-	l, server := mocked(t)
-	got := snapshotOf(t, l, hostWith(t, map[string]string{"sys/bus/pci/devices/0000:17:00.0/numa_node": "3"}))
+	session, server := mocked(t)
+	got := topologyOf(t, session, hostWith(t, map[string]string{"sys/bus/pci/devices/0000:17:00.0/numa_node": "3"}))
 	if got.DriverVersion != "550.54.15" || got.CUDAVersion != "12.4" || len(got.Devices) != 8 {
 		t.Errorf("driver %q, CUDA %q, %d devices", got.DriverVersion, got.CUDAVersion, len(got.Devices))
 	}
@@ -185,9 +189,9 @@ func TestMockAnswers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, server := mocked(t)
+			session, server := mocked(t)
 			c.change(device(server, 2))
-			if s := snapshotOf(t, l, hostWith(t, nil)); !c.check(s) {
+			if s := topologyOf(t, session, hostWith(t, nil)); !c.check(s) {
 				t.Errorf("GPU 2 is %+v, its links are %+v", s.Devices[2], s.Links)
 			}
 		})
@@ -196,9 +200,9 @@ func TestMockAnswers(t *testing.T) {
 
 // The library of an old driver has only the functions that are required; no other is called.
 func TestMockOfAnOldDriver(t *testing.T) {
-	l, _ := mocked(t)
-	l.driver.has = func(function string) bool { return slices.Contains(requiredFunctions(), function) }
-	s := snapshotOf(t, l, hostWith(t, nil))
+	session, _ := mocked(t)
+	session.driver.has = func(function string) bool { return slices.Contains(requiredFunctions(), function) }
+	s := topologyOf(t, session, hostWith(t, nil))
 	if len(s.Links) != 28 {
 		t.Errorf("%d links, want 28", len(s.Links))
 	}
@@ -216,7 +220,7 @@ func nvlinks(s *gpu.Snapshot, a, b int) int {
 
 // A driver without MIG names is asked for the kind of the GPU instance.
 func TestMockMIGProfileWithoutName(t *testing.T) {
-	l, server := mocked(t)
+	session, server := mocked(t)
 	d := device(server, 5)
 	_, _ = d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
 	kind := nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1
@@ -235,7 +239,7 @@ func TestMockMIGProfileWithoutName(t *testing.T) {
 		}
 		return mockMIG("MIG-7f8c", 9, 0, "NVIDIA A100", info.MemorySizeMB), nvml.SUCCESS
 	}
-	got := snapshotOf(t, l, hostWith(t, map[string]string{
+	got := topologyOf(t, session, hostWith(t, map[string]string{
 		"proc/driver/nvidia-caps/mig-minors": "gpu5/gi9/access 300\ngpu5/gi9/ci0/access 301\n",
 	})).Devices[5]
 	want := []gpu.MIGDevice{{
@@ -259,14 +263,11 @@ func mockMIG(uuid string, gi, ci int, name string, mib uint64) nvml.Device {
 	}
 }
 
-func TestNoDevices(t *testing.T) {
-	l, server := mocked(t)
+func TestDriverWithoutGPUs(t *testing.T) {
+	session, server := mocked(t)
 	server.Devices = nil
-	s, err := l.Snapshot(t.Context(), hostWith(t, nil))
-	if exit.CodeOf(err) != exit.NoGPU || exit.HintOf(err) == "" {
-		t.Errorf("got the error %v with status %d and hint %q", err, exit.CodeOf(err), exit.HintOf(err))
-	}
-	if s == nil || s.DriverVersion != "550.54.15" || len(s.Devices) != 0 {
+	s := topologyOf(t, session, hostWith(t, nil))
+	if s.DriverVersion != "550.54.15" || len(s.Devices) != 0 {
 		t.Errorf("got the snapshot %+v, want one without devices", s)
 	}
 }

@@ -12,44 +12,44 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/sim"
 )
 
-func TestOpenFailsWithStatusAndHint(t *testing.T) {
+func TestOpenFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, node *sim.Node)
 		want  error
 		text  string
-		hint  string
 	}{
 		"the kernel module is not loaded": {
 			func(t *testing.T, node *sim.Node) { remove(t, filepath.Join(node.Root(), "dev/nvidiactl")) },
-			ErrDriverNotLoaded, "nvmlInit: ", "modprobe nvidia",
+			ErrDriverNotLoaded, "nvmlInit: ",
 		},
 		"the kernel module is of another version": {
 			func(t *testing.T, node *sim.Node) { must(t, node.SetKernelVersion("575.57.08")) },
-			ErrVersionMismatch, "the library is 580.126.09, the kernel module 575.57.08", "reboot",
+			ErrVersionMismatch, "the library is 580.126.09, the kernel module 575.57.08",
 		},
-		"the process may not talk to the driver": {
+		"the process may not use the driver": {
 			func(t *testing.T, node *sim.Node) { fail(t, node, "nvmlInit", sim.AnyGPU, nvml.ERROR_NO_PERMISSION) },
-			ErrNoPermission, "nvmlInit: ", "run as root",
+			ErrNoPermission, "nvmlInit: ",
 		},
 		"the driver hangs": {
 			func(t *testing.T, node *sim.Node) { must(t, node.Hang("nvmlInit", sim.AnyGPU)) },
-			ErrNoAnswer, "nvmlInit has not returned", "dmesg",
+			gpu.ErrNotAnswering, "nvmlInit has not returned",
 		},
 		"anything else": {
 			func(t *testing.T, node *sim.Node) { fail(t, node, "nvmlInit", sim.AnyGPU, nvml.ERROR_UNKNOWN) },
-			nil, "nvmlInit: Unknown Error", "dmesg",
+			ErrDriverFailed, "nvmlInit: Unknown Error",
 		},
 		"the library is truncated": {
 			func(t *testing.T, node *sim.Node) { truncate(t, node.Library()) },
-			ErrLibraryUnusable, "the file is truncated", "damaged",
+			ErrLibraryUnusable, "the file is truncated",
 		},
-		"the library is gone": {
+		"the library is removed": {
 			func(t *testing.T, node *sim.Node) { remove(t, node.Library()) },
-			ErrLibraryNotFound, "no such file", "--nvml-library",
+			ErrLibraryNotFound, "no such file",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -58,28 +58,23 @@ func TestOpenFailsWithStatusAndHint(t *testing.T) {
 			}
 			node := nodeOf(t, "workstation")
 			c.spoil(t, node)
-			_, err := Open(node.Library(), WithHost(hostOf(t, node)), WithTimeout(500*time.Millisecond))
-			checkError(t, err, c.want, c.text, c.hint)
+			opts := Options{Host: hostOf(t, node), Library: node.Library(), Timeout: 500 * time.Millisecond}
+			_, err := ReadDevices(t.Context(), opts)
+			checkError(t, err, c.want, c.text)
 
 			must(t, node.Clear()) // a hang must end before the process does
 		})
 	}
 }
 
-// checkError checks an error that stands for a driver that cannot be used.
-func checkError(t *testing.T, err, want error, text, hint string) {
+// checkError checks an error that a host has no usable driver.
+func checkError(t *testing.T, err, want error, text string) {
 	t.Helper()
-	if err == nil || want != nil && !errors.Is(err, want) {
+	if !errors.Is(err, want) || !errors.Is(err, gpu.ErrNoDriver) {
 		t.Fatalf("got the error %v, want %v", err, want)
 	}
-	if exit.CodeOf(err) != exit.NoDriver {
-		t.Errorf("the error %q has status %d, want 10", err, exit.CodeOf(err))
-	}
 	if !strings.Contains(err.Error(), text) {
-		t.Errorf("the error %q does not say %q", err, text)
-	}
-	if !strings.Contains(exit.HintOf(err), hint) {
-		t.Errorf("the hint %q does not say %q", exit.HintOf(err), hint)
+		t.Errorf("the error %q does not contain %q", err, text)
 	}
 }
 
@@ -107,7 +102,15 @@ func truncate(t testing.TB, path string) {
 	must(t, os.Truncate(path, info.Size()/2))
 }
 
-// What the loader or the file says is in the error, and the process survives.
+// openFile opens the library at a path.
+func openFile(t *testing.T, path string) (*Session, error) {
+	h, err := host.New("", "", "")
+	must(t, err)
+	session := NewSession(Options{Host: h, Library: path})
+	return session, session.Open(t.Context())
+}
+
+// The error has what the file or the loader is the cause of, and the process survives.
 func TestOpenWhatIsNotNVML(t *testing.T) {
 	if !alone(t) {
 		return
@@ -117,19 +120,15 @@ func TestOpenWhatIsNotNVML(t *testing.T) {
 	writeFile(t, notELF, "not a library")
 	empty := filepath.Join(dir, "empty.so")
 	writeFile(t, empty, string(library(elf.Machine(thisPlatform().machine))))
-	for name, c := range map[string]struct {
-		path       string
-		want       error
-		text, hint string
-	}{
-		"a name that the loader does not know":    {"libnone-such.so.1", ErrLibraryNotFound, "libnone-such.so.1: cannot open shared object file", "--nvml-library"},
-		"a library of something else":             {"libm.so.6", ErrLibraryUnusable, "it has no function nvmlInit", "libnvidia-ml.so.1"},
-		"a text file":                             {notELF, ErrLibraryUnusable, "not an ELF file", "libnvidia-ml.so.1"},
-		"a library that the loader does not like": {empty, ErrLibraryUnusable, empty + ": ", "damaged"},
+	libm := loaderPath("libm.so.6", thisPlatform())
+	for name, c := range map[string]struct{ path, text string }{
+		"another library":                   {libm, "it has no function nvmlInit"},
+		"a text file":                       {notELF, "not an ELF file"},
+		"a library that the loader refuses": {empty, empty + ": "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := Open(c.path)
-			checkError(t, err, c.want, c.text, c.hint)
+			_, err := openFile(t, c.path)
+			checkError(t, err, ErrLibraryUnusable, c.text)
 		})
 	}
 }
@@ -144,31 +143,36 @@ func TestOpenTruncatedLibraryNeverKillsTheProcess(t *testing.T) {
 	for n := len(whole) - 1; n >= 0; n -= 1 + n/97 {
 		path := filepath.Join(dir, fmt.Sprint(n)) // a new file each time, since a loaded one must not be changed
 		must(t, os.WriteFile(path, whole[:n], 0o644))
-		if l, err := Open(path); !errors.Is(err, ErrLibraryUnusable) || exit.CodeOf(err) != exit.NoDriver {
-			t.Fatalf("with %d of %d bytes: got %v and error %v", n, len(whole), l, err)
+		if _, err := openFile(t, path); !errors.Is(err, ErrLibraryUnusable) {
+			t.Fatalf("with %d of %d bytes: error %v", n, len(whole), err)
 		}
 		remove(t, path)
 	}
 }
 
-func TestOneLibraryInAProcess(t *testing.T) {
+func TestAProcessCanOpenOneLibrary(t *testing.T) {
 	if !alone(t) {
 		return
 	}
 	first, second := nodeOf(t, "workstation"), nodeOf(t, "pcie-quad")
-	l, h := opened(t, first)
-	_, err := Open(second.Library())
-	checkError(t, err, ErrLibraryConflict, "libnvidia-ml.so", "start the process again")
+	session, h := opened(t, first)
+	_, err := openFile(t, second.Library())
+	checkError(t, err, ErrLibraryConflict, first.LibDir())
+	compareToNode(t, first, topologyOf(t, session, h))
+}
 
-	again, err := Open(first.Library())
-	must(t, err)
-	if len(snapshotOf(t, again, h).Devices) != 1 {
-		t.Error("the library opened again shows another machine")
-	}
-	must(t, again.Close())
-	compareToNode(t, first, snapshotOf(t, l, h))
-	if want := filepath.Join(first.Root(), first.LibDir()); !strings.HasPrefix(l.Path(), want+"/libnvidia-ml.so.") {
-		t.Errorf("the library's path is %q, want one in %q", l.Path(), want)
+// The check refuses a library before it is loaded, which would run its code.
+func TestCheckIsBeforeTheLibraryIsLoaded(t *testing.T) {
+	refused := errors.New("refused")
+	node := nodeOf(t, "workstation")
+	opts := Options{Host: hostOf(t, node), Check: func(path string) error {
+		if filepath.Base(path) != libraryName && !strings.HasPrefix(filepath.Base(path), "libnvidia-ml.so.") {
+			t.Errorf("the check is of %s", path)
+		}
+		return refused
+	}}
+	if s, err := ReadDevices(t.Context(), opts); s != nil || !errors.Is(err, refused) || process.driver != nil {
+		t.Errorf("got %v, error %v", s, err)
 	}
 }
 
@@ -179,36 +183,32 @@ func TestOpenAgain(t *testing.T) {
 	}
 	node := nodeOf(t, "workstation")
 	h := hostOf(t, node)
+	session := NewSession(Options{Host: h, Timeout: 100 * time.Millisecond})
 	fail(t, node, "nvmlInit", sim.AnyGPU, nvml.ERROR_DRIVER_NOT_LOADED)
 	for range 3 {
-		_, err := Open(node.Library())
-		checkError(t, err, ErrDriverNotLoaded, "", "modprobe")
+		checkError(t, session.Open(t.Context()), ErrDriverNotLoaded, "")
 	}
 	must(t, node.Hang("nvmlInit", sim.AnyGPU))
 	for range 2 {
-		_, err := Open(node.Library(), WithTimeout(100*time.Millisecond))
-		checkError(t, err, ErrNoAnswer, "nvmlInit has not returned", "dmesg")
+		checkError(t, session.Open(t.Context()), gpu.ErrNotAnswering, "nvmlInit has not returned")
 	}
 	must(t, node.Clear())
+	session.opts.Timeout = 20 * time.Second
+	waitUntil(t, "the driver answers", func() bool { return session.Open(t.Context()) == nil })
 	for i := range 3 {
-		l := openedSoon(t, node)
-		compareToNode(t, node, snapshotOf(t, l, h))
-		if err := l.Close(); err != nil {
+		compareToNode(t, node, topologyOf(t, session, h))
+		if err := session.Close(); err != nil {
 			t.Errorf("time %d: %v", i, err)
 		}
 	}
 }
 
-// openedSoon opens the node's library when the calls that were left behind have returned.
-func openedSoon(t *testing.T, node *sim.Node) *Library {
+// waitUntil polls until a condition holds.
+func waitUntil(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		l, err := Open(node.Library())
-		if err == nil {
-			return l
-		}
-		if !errors.Is(err, ErrNoAnswer) || time.Now().After(end) {
-			t.Fatal(fmt.Errorf("after the hang: %w", err))
+	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited too long until %s", what)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"errors"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -14,20 +15,25 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// tolerant is a library over the mock with a tolerance of 4 s. Calls that return late are counted.
-func tolerant(t *testing.T) (l *Library, server *mockserver.Server, late *atomic.Int32) {
+// tolerated is how long the sessions of these tests tolerate a call.
+const tolerated = 4 * time.Second
+
+// tolerant is a session that has opened the mock and tolerates calls that hang. It counts abandoned calls that return.
+func tolerant(t *testing.T) (session *Session, server *mockserver.Server, returned *atomic.Int32) {
 	t.Helper()
-	l, server = mocked(t)
-	late = new(atomic.Int32)
-	l.timeout, l.tolerance, l.answered = 30*time.Second, 4*time.Second, func() { late.Add(1) }
-	return l, server, late
+	session, server = mocked(t)
+	returned = new(atomic.Int32)
+	session.opts.Host = hostWith(t, nil)
+	session.opts.Timeout, session.opts.GPUTimeout = 30*time.Second, toleratedShare*tolerated
+	session.driver.calls.whenReturned(func() { returned.Add(1) })
+	return session, server, returned
 }
 
-// devicesIn reads the GPUs and expects that to take a time.
-func devicesIn(t *testing.T, l *Library, want time.Duration) *gpu.Snapshot {
+// devicesAfter reads the GPUs and expects that to take a time.
+func devicesAfter(t *testing.T, session *Session, want time.Duration) *gpu.Snapshot {
 	t.Helper()
 	begin := time.Now()
-	s, err := l.Devices(t.Context(), hostWith(t, nil))
+	s, _, err := session.read(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,36 +45,36 @@ func devicesIn(t *testing.T, l *Library, want time.Duration) *gpu.Snapshot {
 
 func TestGPUThatNeverAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, server, late := tolerant(t)
+		session, server, returned := tolerant(t)
 		answer := make(chan struct{})
 		device(server, 2).GetNameFunc = func() (string, nvml.Return) { <-answer; return "late", nvml.SUCCESS }
-		for _, want := range []time.Duration{patience, 0, 0} {
-			d := devicesIn(t, l, want).Devices[2]
+		for _, want := range []time.Duration{maxWait, 0, 0} {
+			d := devicesAfter(t, session, want).Devices[2]
 			if d.Usable() || d.UUID != device(server, 2).UUID || d.Minor != 2 {
-				t.Errorf("GPU 2 is %+v, want an error and what it said", d)
+				t.Errorf("GPU 2 is %+v, want an error and what was read", d)
 			}
 		}
 		close(answer)
 		synctest.Wait()
-		if d := devicesIn(t, l, 0).Devices[2]; !d.Usable() || d.Name != "late" || late.Load() != 1 {
-			t.Errorf("after its answer, of which was told %d times, GPU 2 is %+v", late.Load(), d)
+		if d := devicesAfter(t, session, 0).Devices[2]; !d.Usable() || d.Name != "late" || returned.Load() != 1 {
+			t.Errorf("after its answer, which was reported %d times, GPU 2 is %+v", returned.Load(), d)
 		}
 	})
 }
 
 func TestGPUThatStopsAnswering(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, server, late := tolerant(t)
-		before := devicesIn(t, l, 0).Devices[2]
+		session, server, returned := tolerant(t)
+		before := devicesAfter(t, session, 0).Devices[2]
 		answer := make(chan struct{})
 		device(server, 2).GetUUIDFunc = func() (string, nvml.Return) { <-answer; return before.UUID, nvml.SUCCESS }
 		for _, c := range []struct {
 			waits, then time.Duration
 			usable      bool
 		}{
-			{patience, 2 * time.Second, true}, {0, 999 * time.Millisecond, true}, {0, time.Millisecond, true}, {0, 0, false},
+			{maxWait, 2 * time.Second, true}, {0, 999 * time.Millisecond, true}, {0, time.Millisecond, true}, {0, 0, false},
 		} {
-			d := devicesIn(t, l, c.waits).Devices[2]
+			d := devicesAfter(t, session, c.waits).Devices[2]
 			if d.Usable() != c.usable || d.Name != before.Name || d.UUID != before.UUID || d.Minor != 2 {
 				t.Errorf("GPU 2 is %+v, want it usable %v", d, c.usable)
 			}
@@ -76,79 +82,79 @@ func TestGPUThatStopsAnswering(t *testing.T) {
 		}
 		close(answer)
 		synctest.Wait()
-		if d := devicesIn(t, l, 0).Devices[2]; !d.Usable() || late.Load() != 1 {
-			t.Errorf("after its answer, of which was told %d times, GPU 2 is %+v", late.Load(), d)
+		if d := devicesAfter(t, session, 0).Devices[2]; !d.Usable() || returned.Load() != 1 {
+			t.Errorf("after its answer, which was reported %d times, GPU 2 is %+v", returned.Load(), d)
 		}
 	})
 }
 
-// A GPU whose calls all take long is as usable as others, although no snapshot waits for all of them.
+// A GPU whose calls take longer than a snapshot waits is usable once they have returned.
 func TestGPUThatIsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, server, _ := tolerant(t)
+		session, server, _ := tolerant(t)
 		d := device(server, 2)
-		d.GetNameFunc = func() (string, nvml.Return) { time.Sleep(2 * patience / 3); return "slow", nvml.SUCCESS }
-		d.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { time.Sleep(2 * patience / 3); return nvml.Memory{}, nvml.SUCCESS }
-		if got := devicesIn(t, l, patience).Devices[2]; got.Usable() {
+		d.GetNameFunc = func() (string, nvml.Return) { time.Sleep(2 * maxWait / 3); return "slow", nvml.SUCCESS }
+		d.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { time.Sleep(2 * maxWait / 3); return nvml.Memory{}, nvml.SUCCESS }
+		if got := devicesAfter(t, session, maxWait).Devices[2]; got.Usable() {
 			t.Errorf("the first time GPU 2 is %+v, want an error", got)
 		}
 		for range 5 {
 			time.Sleep(5 * time.Second)
-			if got := devicesIn(t, l, patience).Devices[2]; !got.Usable() || got.Name != "slow" {
-				t.Errorf("GPU 2 is %+v, want what it said", got)
+			if got := devicesAfter(t, session, maxWait).Devices[2]; !got.Usable() || got.Name != "slow" {
+				t.Errorf("GPU 2 is %+v, want what was read", got)
 			}
 		}
 		time.Sleep(5 * time.Second)
 	})
 }
 
-// A GPU that fails, and then hangs, is not taken for one that works.
+// The last answer of a GPU that fails and then hangs is its failure.
 func TestGPUThatFailsAndHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, server, _ := tolerant(t)
-		devicesIn(t, l, 0)
+		session, server, _ := tolerant(t)
+		devicesAfter(t, session, 0)
 		device(server, 2).GetNameFunc = func() (string, nvml.Return) { return "", nvml.ERROR_GPU_IS_LOST }
-		devicesIn(t, l, 0)
+		devicesAfter(t, session, 0)
 		answer := make(chan struct{})
 		defer close(answer)
 		device(server, 2).GetNameFunc = func() (string, nvml.Return) { <-answer; return "", nvml.ERROR_GPU_IS_LOST }
-		if got := devicesIn(t, l, patience).Devices[2]; got.Usable() {
+		if got := devicesAfter(t, session, maxWait).Devices[2]; got.Usable() {
 			t.Errorf("GPU 2 is %+v, want an error", got)
 		}
 	})
 }
 
-// The driver as a whole has the whole timeout for its first answer, and no snapshot waits so long later.
+// The driver has the whole timeout for its first answer only.
 func TestDriverThatStopsAnswering(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, server, late := tolerant(t)
+		session, server, returned := tolerant(t)
 		server.DeviceGetCountFunc = func() (int, nvml.Return) { time.Sleep(20 * time.Second); return 8, nvml.SUCCESS }
-		devicesIn(t, l, 20*time.Second)
+		devicesAfter(t, session, 20*time.Second)
 		answer := make(chan struct{})
 		server.DeviceGetCountFunc = func() (int, nvml.Return) { <-answer; return 8, nvml.SUCCESS }
-		if s := devicesIn(t, l, patience); len(s.Devices) != 8 || s.DriverVersion == "" {
+		if s := devicesAfter(t, session, maxWait); len(s.Devices) != 8 || s.DriverVersion == "" {
 			t.Errorf("while it is tolerated: %+v", s)
 		}
-		time.Sleep(l.tolerance)
-		_, err := l.Devices(t.Context(), hostWith(t, nil))
-		if err == nil || !strings.Contains(err.Error(), "the driver does not answer (nvmlDeviceGetCount has not returned)") {
+		time.Sleep(tolerated)
+		_, _, err := session.read(t.Context())
+		if !errors.Is(err, gpu.ErrNotAnswering) || !strings.Contains(err.Error(), "it does not answer (nvmlDeviceGetCount has not returned)") {
 			t.Errorf("error %v", err)
 		}
 		close(answer)
 		synctest.Wait()
-		devicesIn(t, l, 0)
-		if late.Load() != 1 {
-			t.Errorf("of its answer was told %d times", late.Load())
+		devicesAfter(t, session, 0)
+		if returned.Load() != 1 {
+			t.Errorf("its answer was reported %d times", returned.Load())
 		}
 	})
 }
 
 func TestLinksThatStopAnswering(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, server, _ := tolerant(t)
-		h := hostWith(t, nil)
-		s := devicesIn(t, l, 0)
-		before, unread := l.Links(t.Context(), h, s)
+		session, server, _ := tolerant(t)
+		s, handles, err := session.read(t.Context())
+		must(t, err)
+		before, unread := session.readLinks(t.Context(), s, handles)
 		if len(before) != 28 || len(unread) > 0 {
 			t.Fatalf("%d links, unread are %v", len(before), unread)
 		}
@@ -157,9 +163,9 @@ func TestLinksThatStopAnswering(t *testing.T) {
 		for _, c := range []struct {
 			took  time.Duration
 			known bool
-		}{{patience, true}, {0, false}} {
+		}{{maxWait, true}, {0, false}} {
 			begin := time.Now()
-			links, unread := l.Links(t.Context(), h, s)
+			links, unread := session.readLinks(t.Context(), s, handles)
 			if took := time.Since(begin); took != c.took || len(links) != 28 || (len(unread) == 0) != c.known {
 				t.Errorf("it took %v, %d links, unread are %v", took, len(links), unread)
 			}
@@ -168,14 +174,14 @@ func TestLinksThatStopAnswering(t *testing.T) {
 					t.Errorf("link %+v is not what was known", link)
 				}
 			}
-			time.Sleep(l.tolerance)
+			time.Sleep(tolerated)
 		}
 		close(answer)
 	})
 }
 
-// The kernel's module tells which GPU does not answer, and nothing where it does not know that itself.
-func TestGPUThatDoesNotSayWhoItIs(t *testing.T) {
+// The kernel module shows which GPU does not answer, if it knows that itself.
+func TestGPUThatHangsIsIdentifiedByTheKernel(t *testing.T) {
 	const uuid = "GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c"
 	info := "Model: \t\t NVIDIA A100\nIRQ:   \t\t 102\nGPU UUID: \t " + uuid + "\nDevice Minor: \t 5\n"
 	for name, c := range map[string]struct {
@@ -190,7 +196,7 @@ func TestGPUThatDoesNotSayWhoItIs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l, server, _ := tolerant(t)
+				session, server, _ := tolerant(t)
 				answer := make(chan struct{})
 				defer close(answer)
 				device(server, 2).GetUUIDFunc = func() (string, nvml.Return) { <-answer; return "", nvml.ERROR_UNKNOWN }
@@ -199,11 +205,8 @@ func TestGPUThatDoesNotSayWhoItIs(t *testing.T) {
 					dir := "sys/bus/pci/devices/0000:1" + string(rune('0'+i)) + ":00.0/"
 					files[dir+"vendor"], files[dir+"class"], files[dir+"numa_node"] = "0x10de\n", "0x030200\n", "1\n"
 				}
-				s, err := l.Devices(t.Context(), hostWith(t, files))
-				if err != nil {
-					t.Fatal(err)
-				}
-				d := s.Devices[2]
+				session.opts.Host = hostWith(t, files)
+				d := devicesAfter(t, session, maxWait).Devices[2]
 				if d.UUID != c.uuid || d.Minor != c.minor || d.PCIBusID != "0000:12:00.0" || d.NUMANode != 1 || d.Usable() {
 					t.Errorf("GPU 2 is %+v, want the UUID %q and the minor %d", d, c.uuid, c.minor)
 				}
@@ -212,14 +215,14 @@ func TestGPUThatDoesNotSayWhoItIs(t *testing.T) {
 	}
 }
 
-// Where the driver is not asked, sysfs tells the same.
+// A path that the driver does not return is the same in sysfs.
 func TestSysfsPathIsTheDrivers(t *testing.T) {
 	for _, machine := range []string{"dgx1-v100", "dgx-a100", "dgx-h100", "hgx-16", "mig-h100", "pcie-quad", "workstation"} {
 		node := nodeOf(t, machine)
 		h, s := hostOf(t, node), node.Machine().Snapshot("1.0")
 		for _, link := range s.Links {
 			if got := sysfsPath(h, &s.Devices[link.A], &s.Devices[link.B]); got != link.PCIe {
-				t.Errorf("%s: GPUs %d and %d: %v, and the driver says %v", machine, link.A, link.B, got, link.PCIe)
+				t.Errorf("%s: GPUs %d and %d: %v, and the driver returns %v", machine, link.A, link.B, got, link.PCIe)
 			}
 		}
 	}

@@ -11,9 +11,9 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/exit"
-	"gpu-cdi-plugin/nvml"
 )
 
 func (a *app) validateCommand() *cobra.Command {
@@ -131,9 +131,12 @@ func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cd
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if err != nil && !errors.Is(err, nvml.ErrNoDevices) {
+	if errors.Is(err, errNoGPU) {
+		s, err = &gpu.Snapshot{}, nil
+	}
+	if err != nil {
 		why := inLine(err)
-		if hint := exit.HintOf(err); hint != "" {
+		if hint := exit.HintOf(classify(err)); hint != "" {
 			why += "; " + hint
 		}
 		a.log.Warn("not checked whether the devices are there: " + why)

@@ -21,6 +21,7 @@ import (
 	"gpu-cdi-plugin/internal/sdnotify"
 	"gpu-cdi-plugin/metrics"
 	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/nvml"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -29,7 +30,7 @@ type daemon struct {
 	app     *app
 	host    host.Host
 	rules   atomic.Pointer[resource.Config] // which devices are offered; a reload replaces them
-	driver  *nodeDriver
+	driver  *nvml.Session
 	node    *node.Reconciler
 	metrics *metrics.Metrics
 	systemd *sdnotify.Notifier
@@ -65,10 +66,7 @@ func (a *app) newDaemon(specPath, descriptorDir string, publish func(node.State)
 		systemd: sdnotify.New(a.env),
 		changed: make(chan struct{}, 1),
 	}
-	d.driver = &nodeDriver{
-		host: h, explicit: libraryOption(a.NVMLLibrary), check: a.checkLibrary,
-		timeout: time.Duration(a.plugin.GPUTimeout), log: a.log, answered: func() { d.node.Trigger() },
-	}
+	d.driver = a.newSession(h, func() { d.node.Trigger() })
 	rules := a.plugin.Config // a copy, since a reload changes the app's while a reconciliation reads these
 	d.rules.Store(&rules)
 	d.node = node.New(node.Options{
@@ -76,7 +74,7 @@ func (a *app) newDaemon(specPath, descriptorDir string, publish func(node.State)
 		Spec:    cdi.Options{Kind: a.CDIKind, HookPath: hook},
 		ByIndex: a.plugin.DeviceIDStrategy == config.ByIndex, Extras: a.configuredExtras(), Search: search,
 		AwaitDriver: !a.plugin.FailOnInitError,
-		Interval:    min(reconcileInterval, time.Duration(a.plugin.GPUTimeout)/asksIn),
+		Interval:    min(reconcileInterval, nvml.SnapshotInterval(time.Duration(a.plugin.GPUTimeout))),
 		Build:       d.build, Publish: publish, Log: a.log, Observer: d.metrics,
 	})
 	return d, nil
@@ -113,8 +111,9 @@ func runAll(ctx context.Context, actors ...actor) error {
 // replaced it starts the program again.
 func (d *daemon) run(cmd *cobra.Command, actors ...actor) error {
 	defer d.app.hangups.stop()
-	d.driver.begin(cmd.Context())
+	endOpening := openBeside(cmd.Context(), d.driver)
 	err := d.runActors(cmd, actors)
+	endOpening()
 	if closing := d.driver.Close(); closing != nil {
 		d.app.log.Debug("the driver's library could not be closed: " + closing.Error())
 	}
@@ -135,7 +134,7 @@ func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
 	}
 	defer server.Close() // which has no effect after its end
 	return runAll(cmd.Context(), server.Run, func(ctx context.Context) error {
-		waiting := d.app.sayWhatHangs()
+		waiting := d.app.warnWhatHangs()
 		err := classify(d.node.Start(ctx))
 		waiting.Stop()
 		switch {

@@ -3,8 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,59 +17,70 @@ import (
 	"gpu-cdi-plugin/nvml"
 )
 
-// readDevices asks the driver what GPUs there are.
+// errNoGPU is that the driver works and has no GPU.
+var errNoGPU = errors.New("the NVIDIA driver has no GPU")
+
+// readDevices reads the host's GPUs from the driver. Without a GPU the error is errNoGPU.
 func (a *app) readDevices(ctx context.Context, h host.Host) (*gpu.Snapshot, error) {
-	return a.ask(ctx, h, (*nvml.Library).Devices)
+	return a.readDriver(ctx, h, nvml.ReadDevices)
 }
 
-// readTopology asks the driver what GPUs there are and how they are linked.
+// readTopology reads the host's GPUs and their links from the driver. Without a GPU the error is errNoGPU.
 func (a *app) readTopology(ctx context.Context, h host.Host) (*gpu.Snapshot, error) {
-	return a.ask(ctx, h, (*nvml.Library).Snapshot)
+	return a.readDriver(ctx, h, nvml.ReadTopology)
 }
 
-type question func(*nvml.Library, context.Context, host.Host) (*gpu.Snapshot, error)
-
-func (a *app) ask(ctx context.Context, h host.Host, q question) (*gpu.Snapshot, error) {
-	path, err := nvml.Find(h, libraryOption(a.NVMLLibrary))
-	if err != nil {
-		return nil, err
+func (a *app) readDriver(ctx context.Context, h host.Host,
+	read func(context.Context, nvml.Options) (*gpu.Snapshot, error),
+) (*gpu.Snapshot, error) {
+	defer a.warnWhatHangs().Stop()
+	s, err := read(ctx, nvml.Options{Host: h, Library: a.NVMLLibrary, Check: a.checkLibrary, Timeout: a.timeout})
+	if err == nil && len(s.Devices) == 0 {
+		return nil, errNoGPU
 	}
-	if err := a.checkLibrary(path); err != nil {
-		return nil, err
-	}
-	said := a.sayWhatHangs()
-	defer said.Stop()
-	lib, err := nvml.OpenContext(ctx, path, nvml.WithHost(h), nvml.WithTimeout(a.timeout))
-	if err != nil {
-		return nil, err
-	}
-	defer func() { //nolint:contextcheck // the driver is given back after an interrupt too
-		if err := lib.Close(); err != nil { // the snapshot is no worse for it
-			a.log.Debug("the driver's library could not be closed: " + err.Error())
-		}
-	}()
-	return q(lib, ctx, h)
+	return s, err
 }
 
-// addTimeout gives a verb the option for how long it waits for the driver.
+// newSession opens the driver when it is needed and keeps it open. Returned is called when a GPU may be readable again.
+func (a *app) newSession(h host.Host, returned func()) *nvml.Session {
+	return nvml.NewSession(nvml.Options{
+		Host: h, Library: a.NVMLLibrary, Check: a.checkLibrary,
+		GPUTimeout: time.Duration(a.plugin.GPUTimeout), Returned: returned, Log: a.log,
+	})
+}
+
+// openBeside opens the driver in the background, which takes about as long as what else is done before it is read. An
+// error is that of the first snapshot too. end must be called before the session is closed; it does not wait for a driver
+// that hangs.
+func openBeside(ctx context.Context, s *nvml.Session) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var opening sync.WaitGroup
+	opening.Go(func() { _ = s.Open(ctx) })
+	return func() {
+		cancel()
+		opening.Wait()
+	}
+}
+
+// addTimeout adds the option for how long to wait for the driver.
 func (a *app) addTimeout(cmd *cobra.Command) {
 	cmd.Flags().Var((*config.Duration)(&a.timeout), "timeout",
 		"`duration` that the driver may take to start, and then each GPU to answer")
 }
 
-// quiet is how long the driver may take before a message says what is waited for.
+// quiet is how long the driver may take before a message names the calls that are waited for.
 const quiet = 2 * time.Second
 
-// sayWhatHangs says which calls of the driver are waited for, if they take long.
-func (a *app) sayWhatHangs() *time.Timer {
+// warnWhatHangs logs which calls into the driver are waited for, if they take long.
+func (a *app) warnWhatHangs() *time.Timer {
 	return time.AfterFunc(quiet, func() {
-		if calls := nvml.UnderWay(); len(calls) > 0 {
+		if calls := nvml.InFlight(); len(calls) > 0 {
 			a.log.Warn("waiting for the NVIDIA driver to answer " + strings.Join(calls, ", "))
 		}
 	})
 }
 
-// unread is the error of a snapshot in which GPUs are missing, which it names.
+// unread is the error of a snapshot with unreadable GPUs. It names them.
 func unread(s *gpu.Snapshot) error {
 	var which []string
 	for i := range s.Devices {

@@ -8,6 +8,7 @@ import (
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/nvml"
 )
 
 // errorTable gives the libraries' errors their exit status and the hint what to do about them. The first row that
@@ -40,6 +41,21 @@ var errorTable = []errorRow{
 		"install the NVIDIA driver again with its CUDA library, or leave compute out of --capabilities"),
 	sentinel(gpu.ErrNoDriver, exit.NoDriver, "install the NVIDIA driver, or name the directory that it is in with --driver-root "+
 		"(that of a driver container is usually /run/nvidia/driver)"),
+	sentinel(errNoGPU, exit.NoGPU, "see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
+	sentinel(nvml.ErrLibraryNotFound, exit.NoDriver, "install the NVIDIA driver, or name its root with --driver-root or the "+
+		"library with --nvml-library; gpu-cdi-plugin cdi generate --explain says where it was looked for"),
+	sentinel(nvml.ErrLibraryUnusable, exit.NoDriver, "name the libnvidia-ml.so.1 of the installed driver, built for this "+
+		"machine, or install the driver again if the file is damaged"),
+	sentinel(nvml.ErrLibraryConflict, exit.NoDriver, "start the process again; it can use one NVIDIA driver library only"),
+	sentinel(nvml.ErrDriverNotLoaded, exit.NoDriver,
+		"load the kernel module (modprobe nvidia); if that fails, the kernel log says why (dmesg)"),
+	sentinel(nvml.ErrVersionMismatch, exit.NoDriver,
+		"reboot, or stop everything that uses the GPUs and reload the kernel modules"),
+	sentinel(nvml.ErrNoPermission, exit.NoDriver, "run as root, or as a user who may open /dev/nvidiactl and /dev/nvidia*; "+
+		"in a container the nodes must be given to it"),
+	sentinel(gpu.ErrNotAnswering, exit.NoDriver,
+		"see the kernel log (dmesg) for messages of NVRM; a GPU that hangs needs a reset or a reboot"),
+	sentinel(nvml.ErrDriverFailed, exit.NoDriver, "see the kernel log (dmesg) for messages of NVRM"),
 }
 
 // errorRow returns the exit status and the hint of an error that it knows.

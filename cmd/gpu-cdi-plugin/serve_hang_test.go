@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/nvml"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
@@ -243,4 +244,43 @@ func TestServeNamesAGPUWithoutUUID(t *testing.T) {
 	}
 	mustDo(t, s.node.Clear())
 	s.listed(gpuResource, 8, 0)
+}
+
+// Calls about links that hang delay nothing: a GPU that is lost or recovers meanwhile is advertised at once.
+func TestServeReconcilesWhileLinksHang(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "dgx-h100", "")
+	mustDo(t, s.node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
+	s.start()
+	s.listed(gpuResource, 8, 0)
+	for range 3 {
+		mustDo(t, s.node.Lose(2))
+		s.signal(syscall.SIGHUP)
+		begin := time.Now()
+		e := s.listed(gpuResource, 7, 1)
+		mustDo(t, s.node.ClearGPU(2))
+		s.signal(syscall.SIGHUP)
+		s.listed(gpuResource, 8, 0)
+		if took := time.Since(begin); took > prompt {
+			t.Errorf("it took %v to notice that a GPU was lost and came back", took)
+		}
+		s.allocate(e, s.node.Machine().GPUs[0].UUID)
+	}
+	waitFor(t, "a message", func() bool {
+		return strings.Contains(s.log.String(), "cannot be read; its position on PCIe and its NUMA node are used")
+	})
+}
+
+// An error of something else ends serve, although the driver hangs.
+func TestServeEndsWhileTheDriverHangs(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "workstation", "")
+	mustDo(t, s.node.Hang("nvmlInit_v2", sim.AnyGPU))
+	mustDo(t, os.WriteFile(filepath.Join(s.dir, "state"), nil, 0o600)) // instead of a directory
+	begin := time.Now()
+	s.start()
+	err := s.ended()
+	if took := time.Since(begin); err == nil || err.Error() != "exit status 1" || took > nvml.DefaultTimeout/3 {
+		t.Errorf("it ends with %v after %v", err, took)
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/nvml"
 )
 
@@ -23,8 +24,12 @@ func main() {
 }
 
 func run(args []string) error {
-	library, err := nvml.OpenContext(context.Background(), args[0])
+	h, err := host.New("", "", "")
 	if err != nil {
+		return err
+	}
+	driver := nvml.NewSession(nvml.Options{Host: h, Library: args[0]})
+	if err := driver.Open(context.Background()); err != nil {
 		return err
 	}
 	if len(args) > 1 {
@@ -32,5 +37,5 @@ func run(args []string) error {
 			return err
 		}
 	}
-	return library.Close()
+	return driver.Close()
 }

@@ -20,7 +20,7 @@ func linksTo(remotes ...string) []nvlink {
 	return links
 }
 
-func TestJoined(t *testing.T) {
+func TestCountNVLinks(t *testing.T) {
 	for name, c := range map[string]struct {
 		a, b     []nvlink
 		count    int
@@ -38,23 +38,21 @@ func TestJoined(t *testing.T) {
 		"hidden switches are switches as well": {[]nvlink{{toSwitch: true}}, []nvlink{{toSwitch: true}}, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, b := end{"A", c.a}, end{"B", c.b}
-			for _, order := range [][2]end{{a, b}, {b, a}} {
-				count, switched := joined(order[0], order[1])
-				if count != c.count || switched != c.switched {
-					t.Errorf("%s to %s: %d links, switched %v, want %d, %v",
-						order[0].bus, order[1].bus, count, switched, c.count, c.switched)
-				}
+			if n, switched := countNVLinks("A", c.a, "B", c.b); n != c.count || switched != c.switched {
+				t.Errorf("A to B: %d links, switched %v, want %d, %v", n, switched, c.count, c.switched)
+			}
+			if n, switched := countNVLinks("B", c.b, "A", c.a); n != c.count || switched != c.switched {
+				t.Errorf("B to A: %d links, switched %v, want %d, %v", n, switched, c.count, c.switched)
 			}
 		})
 	}
 }
 
-func TestCombineLinksLeavesOutWhatCouldNotBeRead(t *testing.T) {
+func TestCombineLinksOmitsUnreadableGPUs(t *testing.T) {
 	devices := []gpu.Device{{PCIBusID: "A"}, {PCIBusID: "B", Error: "lost"}, {PCIBusID: "C"}, {PCIBusID: "D"}}
 	nvlinks := [][]nvlink{linksTo("C"), nil, linksTo("A"), nil}
-	answers := map[pair]pathAnswer{
-		{0, 2}: {path: gpu.PathNode}, {0, 3}: {path: gpu.PathSystem}, {2, 3}: {err: errors.New("nobody to blame")},
+	answers := map[pair]pathReading{
+		{0, 2}: {path: gpu.PathNode}, {0, 3}: {path: gpu.PathSystem}, {2, 3}: {err: errors.New("no GPU is the cause")},
 	}
 	for i := range devices {
 		devices[i].NUMANode = gpu.NoNUMANode
@@ -67,33 +65,33 @@ func TestCombineLinksLeavesOutWhatCouldNotBeRead(t *testing.T) {
 	}
 }
 
-func TestBlame(t *testing.T) {
-	bad := pathAnswer{err: errors.New("bad")}
+func TestFailingGPUs(t *testing.T) {
+	bad := pathReading{err: errors.New("bad")}
 	for name, c := range map[string]struct {
 		failing []pair
 		gpus    int
 		want    []int
 	}{
-		"all pairs answered":                       {nil, 4, nil},
-		"all pairs of one GPU fail":                {[]pair{{0, 2}, {1, 2}, {2, 3}}, 4, []int{2}},
-		"all pairs of two GPUs fail":               {[]pair{{0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}}, 4, []int{0, 1}},
-		"one pair fails of several":                {[]pair{{0, 1}}, 4, nil},
-		"two GPUs, whose fault cannot be told":     {[]pair{{0, 1}}, 2, nil},
-		"every pair fails, which tells about none": {[]pair{{0, 1}, {0, 2}, {1, 2}}, 3, nil},
-		"one GPU has no pairs":                     {nil, 1, nil},
+		"all pairs answered":                         {nil, 4, nil},
+		"all pairs of one GPU fail":                  {[]pair{{0, 2}, {1, 2}, {2, 3}}, 4, []int{2}},
+		"all pairs of two GPUs fail":                 {[]pair{{0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}}, 4, []int{0, 1}},
+		"one pair fails of several":                  {[]pair{{0, 1}}, 4, nil},
+		"two GPUs, of which either may be the cause": {[]pair{{0, 1}}, 2, nil},
+		"every pair fails, so no GPU is the cause":   {[]pair{{0, 1}, {0, 2}, {1, 2}}, 3, nil},
+		"one GPU has no pairs":                       {nil, 1, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			answers := map[pair]pathAnswer{}
+			answers := map[pair]pathReading{}
 			for a := range c.gpus {
 				for b := a + 1; b < c.gpus; b++ {
-					answers[pair{a, b}] = pathAnswer{}
+					answers[pair{a, b}] = pathReading{}
 				}
 			}
 			for _, p := range c.failing {
 				answers[p] = bad
 			}
 			var got []int
-			for i, err := range blame(answers) {
+			for i, err := range failingGPUs(answers) {
 				if !errors.Is(err, bad.err) {
 					t.Errorf("GPU %d has the error %v", i, err)
 				}
@@ -101,7 +99,7 @@ func TestBlame(t *testing.T) {
 			}
 			slices.Sort(got)
 			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("blamed (-want +got):\n%s", diff)
+				t.Errorf("failing GPUs (-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -1,0 +1,196 @@
+package nvml
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
+)
+
+// addFromKernel adds to the devices what the kernel shows and NVML does not: NUMA nodes, the device nodes of MIG devices,
+// and the identity of GPUs that could not be read.
+func (s *Session) addFromKernel(ctx context.Context, devices []gpu.Device) {
+	h := s.opts.Host
+	addCapabilities(h, devices)
+	if slices.ContainsFunc(devices, func(d gpu.Device) bool { return d.PCIBusID == "" }) {
+		fillAddresses(devices, gpuAddresses(h))
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.wait())
+	defer cancel()
+	for i := range devices {
+		d := &devices[i]
+		d.NUMANode = gpu.NoNUMANode
+		if d.PCIBusID == "" {
+			continue
+		}
+		d.NUMANode = numaNode(h, d.PCIBusID)
+		if d.UUID == "" {
+			s.readInformation(ctx, d)
+		}
+	}
+}
+
+// gpuUUID matches a UUID as the driver writes it. One that it does not know yet has question marks instead of digits.
+var gpuUUID = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+// readInformation fills in what /proc/driver/nvidia/gpus/ADDRESS/information has of a GPU's names and numbers. Reading it
+// can hang like a call into the driver, since the same kernel module writes it.
+func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
+	path := s.opts.Host.Proc("driver", "nvidia", "gpus", d.PCIBusID, "information")
+	work := func(c *call) (string, error) {
+		c.entering("read")
+		return readShort(path), nil
+	}
+	text, err := ask(ctx, &s.driver.calls, "information about "+d.PCIBusID, s.tolerated(), work)
+	if err != nil {
+		return
+	}
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		switch {
+		case key == "GPU UUID" && gpuUUID.MatchString(value):
+			d.UUID = value
+		case key == "Model" && d.Name == "":
+			d.Name = value
+		case key == "Device Minor" && d.Minor == gpu.NoMinor:
+			if minor, err := strconv.Atoi(value); err == nil && minor >= 0 {
+				d.Minor = minor
+			}
+		}
+	}
+}
+
+// knownGPUs lists the GPUs that the kernel module knows, as text to compare. It is empty without the module.
+func knownGPUs(h host.Host) string {
+	entries, err := os.ReadDir(h.Proc("driver", "nvidia", "gpus"))
+	if err != nil {
+		return ""
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return strings.Join(names, ",")
+}
+
+// readShort reads the first 4 KiB of a file of /sys or /proc, without white space around them.
+func readShort(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, 4096))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}
+
+// numaNode is the NUMA node that the device at the PCI address is attached to. NVML's nvmlDeviceGetNumaNodeId is something
+// else: the node that the GPU's memory makes where that is a NUMA node of its own.
+func numaNode(h host.Host, pciBusID string) int {
+	n, err := strconv.Atoi(readShort(h.Sys("bus", "pci", "devices", pciBusID, "numa_node")))
+	if err != nil || n < 0 {
+		return gpu.NoNUMANode
+	}
+	return n
+}
+
+// gpuAddresses are the PCI addresses of the NVIDIA GPUs that the kernel knows, sorted.
+func gpuAddresses(h host.Host) []string {
+	entries, err := os.ReadDir(h.Sys("bus", "pci", "devices"))
+	if err != nil {
+		return nil
+	}
+	var addresses []string
+	for _, e := range entries {
+		dir := h.Sys("bus", "pci", "devices", e.Name())
+		class := readShort(filepath.Join(dir, "class"))
+		isGPU := strings.HasPrefix(class, "0x0300") || strings.HasPrefix(class, "0x0302") // VGA or 3D controller
+		if isGPU && readShort(filepath.Join(dir, "vendor")) == "0x10de" {
+			addresses = append(addresses, e.Name())
+		}
+	}
+	slices.Sort(addresses)
+	return addresses
+}
+
+// fillAddresses gives the devices without a PCI address those that no other device has. NVML enumerates GPUs by PCI
+// address; where they are not in that order, or their number differs, the addresses stay unknown.
+func fillAddresses(devices []gpu.Device, all []string) {
+	left := slices.Clone(all)
+	for _, d := range devices {
+		left = slices.DeleteFunc(left, func(a string) bool { return a == d.PCIBusID })
+	}
+	filled := make([]string, len(devices))
+	for i, d := range devices {
+		filled[i] = d.PCIBusID
+		if filled[i] == "" && len(left) > 0 {
+			filled[i], left = left[0], left[1:]
+		}
+	}
+	if len(left) > 0 || !slices.IsSorted(filled) || slices.Contains(filled, "") {
+		return
+	}
+	for i := range devices {
+		devices[i].PCIBusID = filled[i]
+	}
+}
+
+// kernelVersion is the version of the loaded kernel module, or "of an unknown version".
+func kernelVersion(h host.Host) string {
+	if v := readShort(h.Sys("module", "nvidia", "version")); v != "" {
+		return v
+	}
+	line, _, _ := strings.Cut(readShort(h.Proc("driver", "nvidia", "version")), "\n")
+	for _, field := range strings.Fields(line) {
+		if strings.Trim(field, "0123456789.") == "" && strings.Contains(field, ".") {
+			return field
+		}
+	}
+	return "of an unknown version"
+}
+
+// sysfsPath is how far apart two GPUs are on PCIe, by their positions in the tree of sysfs, and by their NUMA nodes where
+// they are under different host bridges. The levels are those of nvmlGpuTopologyLevel_t.
+func sysfsPath(h host.Host, a, b *gpu.Device) gpu.PCIePath {
+	x, y := pciAncestors(h, a.PCIBusID), pciAncestors(h, b.PCIBusID)
+	common := 0
+	for common < min(len(x), len(y)) && x[common] == y[common] {
+		common++
+	}
+	switch {
+	case common > 1 && max(len(x), len(y))-common <= 1: // the ports of one switch
+		return gpu.PathSingleSwitch
+	case common > 1:
+		return gpu.PathMultipleSwitches
+	case common == 1:
+		return gpu.PathHostBridge
+	case a.NUMANode == gpu.NoNUMANode || b.NUMANode == gpu.NoNUMANode:
+		return gpu.PathUnknown
+	case a.NUMANode == b.NUMANode:
+		return gpu.PathNode
+	default:
+		return gpu.PathSystem
+	}
+}
+
+// pciAncestors are the host bridge and the bridges above a device, from the top; none if sysfs does not show them.
+func pciAncestors(h host.Host, pciBusID string) []string {
+	target, err := os.Readlink(h.Sys("bus", "pci", "devices", pciBusID))
+	if err != nil {
+		return nil
+	}
+	_, path, _ := strings.Cut(target, "devices/")
+	parts := strings.Split(path, "/")
+	return parts[:len(parts)-1]
+}

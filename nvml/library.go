@@ -1,0 +1,159 @@
+package nvml
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"gpu-cdi-plugin/internal/host"
+)
+
+// driver is the NVML library of the process.
+type driver struct {
+	api   nvml.Interface
+	has   func(function string) bool // reports whether the library has a function
+	calls calls
+	// initialised is whether nvmlInit has succeeded since the last nvmlShutdown. Only calls about librarySubject use it.
+	initialised bool
+}
+
+// librarySubject is the subject of calls that initialise NVML and shut it down; see [calls].
+const librarySubject = "library"
+
+// process holds the one library that a process can load: calls of NVML functions are bound to it.
+var process struct {
+	sync.Mutex
+	library sharedLibrary
+	driver  *driver
+}
+
+// load loads the library at a path, which must be the one that the process has loaded before, if any. It is never
+// unloaded: the calls that are bound to it would then lead nowhere.
+func load(path string) (*driver, error) {
+	library, err := loadLibrary(path)
+	if err != nil {
+		return nil, fmt.Errorf("load %s: %w", path, err)
+	}
+	process.Lock()
+	defer process.Unlock()
+	if process.driver == nil {
+		process.library = library
+		process.driver = &driver{api: nvml.New(nvml.WithLibraryPath(path)), has: library.hasFunction}
+		return process.driver, nil
+	}
+	defer library.close() // each dlopen needs its dlclose
+	if process.library != library {
+		return nil, fmt.Errorf("load %s: %w: %s", library.path(), ErrLibraryConflict, process.library.path())
+	}
+	return process.driver, nil
+}
+
+// loadLibrary loads a library and checks that it is NVML: a call of a function that it lacks would end the process.
+func loadLibrary(path string) (sharedLibrary, error) {
+	if err := checkLibrary(path, thisPlatform()); err != nil {
+		return sharedLibrary{}, err
+	}
+	library, err := dlopen(path)
+	if err != nil {
+		return sharedLibrary{}, fmt.Errorf("%w: %w", ErrLibraryUnusable, err)
+	}
+	for _, function := range requiredFunctions() {
+		if !library.hasFunction(function) {
+			library.close()
+			return sharedLibrary{}, fmt.Errorf("%w: it has no function %s", ErrLibraryUnusable, function)
+		}
+	}
+	return library, nil
+}
+
+// requiredFunctions are those without which a GPU cannot be read. The library of an old driver may lack any other.
+func requiredFunctions() []string {
+	return []string{
+		"nvmlInit", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount",
+		"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetPciInfo",
+	}
+}
+
+// hasFunction reports whether the library has any version of a function. go-nvml calls the newest one.
+func (l sharedLibrary) hasFunction(function string) bool {
+	for _, suffix := range []string{"", "_v2", "_v3"} {
+		if l.has(function + suffix) {
+			return true
+		}
+	}
+	return false
+}
+
+// InFlight lists the calls of this process into the driver that have not returned, such as "nvmlDeviceGetUUID (GPU 3)".
+func InFlight() []string {
+	process.Lock()
+	defer process.Unlock()
+	if process.driver == nil {
+		return nil
+	}
+	return process.driver.calls.inFlight()
+}
+
+// invoke calls one function of NVML as part of c. Its error names the function.
+func invoke[T any](d *driver, c *call, function string, f func() (T, nvml.Return)) (T, error) {
+	var none T
+	c.entering(function)
+	if !d.has(function) {
+		return none, &functionError{function, nvml.ERROR_FUNCTION_NOT_FOUND, "not in this version of the library"}
+	}
+	v, code := f()
+	if code != nvml.SUCCESS {
+		return none, &functionError{function, code, code.Error()}
+	}
+	return v, nil
+}
+
+// noValue makes a function that returns nothing but a code fit for invoke.
+func noValue(f func() nvml.Return) func() (struct{}, nvml.Return) {
+	return func() (struct{}, nvml.Return) { return struct{}{}, f() }
+}
+
+// initialise calls nvmlInit, unless NVML is initialised: an earlier call may have succeeded after its caller gave up.
+func (d *driver) initialise(ctx context.Context, h host.Host) error {
+	_, err := ask(ctx, &d.calls, librarySubject, 0, func(c *call) (struct{}, error) {
+		if d.initialised {
+			return struct{}{}, nil
+		}
+		_, err := invoke(d, c, "nvmlInit", noValue(d.api.Init))
+		d.initialised = err == nil
+		return struct{}{}, err
+	})
+	if hasCode(err, nvml.ERROR_LIB_RM_VERSION_MISMATCH) {
+		return fmt.Errorf("%w: the library is %s, the kernel module %s: %w",
+			ErrVersionMismatch, d.libraryVersion(ctx), kernelVersion(h), err)
+	}
+	return classify(err)
+}
+
+// libraryVersion is the driver version that the library belongs to. NVML returns it without being initialised, behind
+// the CUDA version: "13.580.126.09".
+func (d *driver) libraryVersion(ctx context.Context) string {
+	v, err := ask(ctx, &d.calls, librarySubject, 0, func(c *call) (string, error) {
+		return invoke(d, c, "nvmlSystemGetNVMLVersion", d.api.SystemGetNVMLVersion)
+	})
+	if err != nil {
+		return "of an unknown version"
+	}
+	if _, version, ok := strings.Cut(v, "."); ok && strings.Count(version, ".") > 0 {
+		return version
+	}
+	return v
+}
+
+// shutdown calls nvmlShutdown.
+func (d *driver) shutdown(ctx context.Context) error {
+	_, err := ask(ctx, &d.calls, librarySubject, 0, func(c *call) (struct{}, error) {
+		d.calls.forget() // handles are valid until now
+		d.initialised = false
+		return invoke(d, c, "nvmlShutdown", noValue(d.api.Shutdown))
+	})
+	return err
+}

@@ -1,0 +1,349 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/host"
+)
+
+// DefaultTimeout is how long the driver may take unless [Options] say otherwise. It is long because a driver without
+// persistence mode wakes its GPUs one after the other when they are first used, seconds for each.
+const DefaultTimeout = 30 * time.Second
+
+// Options are what the driver is read with. Host is needed.
+type Options struct {
+	// Host has the driver, and the kernel's files about its GPUs.
+	Host host.Host
+	// Library is the path of NVML's library. If it is empty, [Find] detects it.
+	Library string
+	// Check refuses a library before it is loaded into the process. Nil accepts any.
+	Check func(path string) error
+	// Timeout is how long nvmlInit may take and then the first answers of the driver, of all GPUs together, and about all
+	// links together. 0 is DefaultTimeout.
+	Timeout time.Duration
+	// GPUTimeout, Returned and Log are for a [Session].
+	//
+	// GPUTimeout is how long a GPU may not answer before a snapshot has it as unreadable, if a snapshot is taken each
+	// [SnapshotInterval].
+	GPUTimeout time.Duration
+	// Returned is called when a call that was abandoned has returned, so that GPUs may be readable again. It may be nil.
+	Returned func()
+	// Log gets warnings about links that cannot be read.
+	Log *slog.Logger
+}
+
+// Shares of Options.GPUTimeout. A snapshot is taken each third of it, and a call is tolerated for a quarter of it. So the
+// second snapshot after a GPU stops answering reports it, after two thirds of the time at most. The rest is slack for a
+// busy machine.
+const (
+	snapshotShare  = 3
+	toleratedShare = 4
+)
+
+// SnapshotInterval is how often a session must take a snapshot to keep to [Options.GPUTimeout].
+func SnapshotInterval(gpuTimeout time.Duration) time.Duration { return gpuTimeout / snapshotShare }
+
+// maxWait is how long a session's snapshot waits for the GPUs, and then for their links.
+const maxWait = time.Second
+
+// Session is the driver of a host, for a program that reads it again and again. It opens the library when it is first
+// used, and opens it again when that may show other GPUs. Its methods may be called by several goroutines at once. A
+// process can use one session at a time.
+type Session struct {
+	opts Options
+
+	mu     sync.Mutex   // held while a snapshot is taken, and while the library is opened or closed
+	driver *driver      // nil while the library is closed
+	users  atomic.Int32 // goroutines that use driver without mu
+	last   *gpu.Snapshot
+	links  retainedLinks
+	// known are the GPUs that the kernel module knew when the library was opened. unreadable are the GPUs that could not be
+	// read when that was last a reason to open it again. Both are text to compare.
+	known, unreadable string
+}
+
+// NewSession returns a session that has not opened the library yet.
+func NewSession(opts Options) *Session {
+	if opts.Timeout == 0 {
+		opts.Timeout = DefaultTimeout
+	}
+	return &Session{opts: opts}
+}
+
+// ReadDevices reads the GPUs once, without links, and closes the library. A GPU that cannot be read is in the snapshot
+// with its error. A host without GPUs has an empty snapshot. The error is about the driver as a whole: it wraps
+// [gpu.ErrNoDriver], or it is the cause of ctx or the error of Options.Check.
+func ReadDevices(ctx context.Context, opts Options) (*gpu.Snapshot, error) {
+	opts.GPUTimeout = 0
+	s := NewSession(opts)
+	defer func() { _ = s.Close() }() //nolint:contextcheck // the library is closed after an interrupt too
+	snapshot, _, err := s.read(ctx)
+	return snapshot, err
+}
+
+// ReadTopology is [ReadDevices] with links, for six times as many calls on a machine with NVSwitches. A GPU whose links
+// cannot all be read is in the snapshot with that error, and in no link.
+func ReadTopology(ctx context.Context, opts Options) (*gpu.Snapshot, error) {
+	opts.GPUTimeout = 0
+	s := NewSession(opts)
+	defer func() { _ = s.Close() }() //nolint:contextcheck // the library is closed after an interrupt too
+	return s.readTopology(ctx)
+}
+
+func (s *Session) readTopology(ctx context.Context) (*gpu.Snapshot, error) {
+	snapshot, handles, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	links, errs := s.readLinks(ctx, snapshot, handles)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("read the links of the GPUs: %w", context.Cause(ctx))
+	}
+	for i, err := range errs {
+		snapshot.Devices[i].Error = err.Error()
+	}
+	snapshot.Links = slices.DeleteFunc(links, func(l gpu.Link) bool { return errs[l.A] != nil || errs[l.B] != nil })
+	return snapshot, nil
+}
+
+// Library is the path of the library that would be loaded now, or empty if there is none.
+func (s *Session) Library() string {
+	path, err := Find(s.opts.Host, s.opts.Library)
+	if err != nil {
+		return ""
+	}
+	return path
+}
+
+// Open opens the library, if it is not open. It need not be called: the other methods open the library too.
+func (s *Session) Open(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open(ctx)
+}
+
+// Snapshot reads the GPUs and their links. A GPU that cannot be read is in the snapshot with its error. A host without
+// GPUs has an empty snapshot. An error is about the driver as a whole and wraps [gpu.ErrNoDriver], and
+// [gpu.ErrNotAnswering] if the driver has not answered for a share of Options.GPUTimeout.
+//
+// Once the driver has answered, Snapshot waits one second at most for GPUs that do not answer, and one for their links.
+// Such a GPU is as it was last read until its call is older than a share of GPUTimeout.
+func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mayHaveOtherGPUs() {
+		_ = s.close() //nolint:contextcheck // has a deadline of its own
+	}
+	snapshot, handles, err := s.read(ctx)
+	if err == nil && !s.busy() && s.isNewlyUnreadable(snapshot) {
+		_ = s.close() //nolint:contextcheck // has a deadline of its own
+		snapshot, handles, err = s.read(ctx)
+	}
+	if err != nil {
+		if !errors.Is(err, gpu.ErrNotAnswering) {
+			_ = s.close() //nolint:contextcheck // the kernel module may have been reloaded
+		}
+		return nil, err
+	}
+	snapshot.Links = s.retainLinks(ctx, snapshot, handles)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("read the links of the GPUs: %w", context.Cause(ctx))
+	}
+	s.last = snapshot
+	return snapshot, nil
+}
+
+// mayHaveOtherGPUs reports whether the library must be opened again to see all GPUs: NVML counts them in nvmlInit only.
+// One that is removed later is a lost one, and one that is added is missing.
+func (s *Session) mayHaveOtherGPUs() bool {
+	return s.driver != nil && (s.known != knownGPUs(s.opts.Host) || s.last != nil && len(s.last.Devices) == 0)
+}
+
+// isNewlyUnreadable reports whether other GPUs are unreadable than when it last did. Opening the library again may help.
+func (s *Session) isNewlyUnreadable(snapshot *gpu.Snapshot) bool {
+	var unreadable []string
+	for i := range snapshot.Devices {
+		if d := &snapshot.Devices[i]; !d.Usable() {
+			unreadable = append(unreadable, d.PCIBusID+" "+strconv.Itoa(d.Index))
+		}
+	}
+	before := s.unreadable
+	s.unreadable = strings.Join(unreadable, ",")
+	return s.unreadable != "" && s.unreadable != before
+}
+
+// SetExclusive lets one process at a time use a GPU (the compute mode EXCLUSIVE_PROCESS) or any number (DEFAULT). The GPU
+// is named by its UUID. The driver keeps the mode until it releases the GPU. The error wraps [ErrNoPermission] if the
+// process may not change the mode, which only root may. A snapshot does not wait for it.
+func (s *Session) SetExclusive(ctx context.Context, uuid string, exclusive bool) error {
+	s.mu.Lock()
+	err := s.open(ctx)
+	d := s.driver
+	s.users.Add(1) // with mu, so that the library is not closed
+	s.mu.Unlock()
+	defer s.users.Add(-1)
+	if err != nil {
+		return err
+	}
+	mode := nvml.COMPUTEMODE_DEFAULT
+	if exclusive {
+		mode = nvml.COMPUTEMODE_EXCLUSIVE_PROCESS
+	}
+	waiting, cancel := context.WithTimeout(ctx, s.opts.Timeout)
+	defer cancel()
+	_, err = ask(waiting, &d.calls, "compute mode of "+uuid, 0, func(c *call) (struct{}, error) {
+		dev, err := invoke(d, c, "nvmlDeviceGetHandleByUUID", func() (nvml.Device, nvml.Return) {
+			return d.api.DeviceGetHandleByUUID(uuid)
+		})
+		if err != nil {
+			return struct{}{}, err
+		}
+		return invoke(d, c, "nvmlDeviceSetComputeMode", noValue(func() nvml.Return { return dev.SetComputeMode(mode) }))
+	})
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case hasCode(err, nvml.ERROR_NO_PERMISSION):
+		err = fmt.Errorf("%w: %w", ErrNoPermission, err)
+	}
+	return fmt.Errorf("set the compute mode of %s: %w", uuid, err)
+}
+
+// Close closes the library. While a call has not returned the library stays open, and that is the error.
+func (s *Session) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.close()
+}
+
+// read opens the library and reads the GPUs.
+func (s *Session) read(ctx context.Context) (*gpu.Snapshot, []nvml.Device, error) {
+	if err := s.open(ctx); err != nil {
+		return nil, nil, err
+	}
+	return s.readDevices(ctx)
+}
+
+func (s *Session) open(ctx context.Context) error {
+	if s.driver != nil {
+		return nil
+	}
+	s.known = knownGPUs(s.opts.Host)
+	path, err := Find(s.opts.Host, s.opts.Library)
+	if err != nil {
+		return err
+	}
+	if s.opts.Check != nil {
+		if err := s.opts.Check(path); err != nil {
+			return err
+		}
+	}
+	d, err := load(path)
+	if err != nil {
+		return err
+	}
+	waiting, cancel := context.WithTimeout(ctx, s.openTimeout())
+	defer cancel()
+	d.calls.whenReturned(s.opts.Returned)
+	if err := d.initialise(waiting, s.opts.Host); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return fmt.Errorf("initialise the NVIDIA driver library: %w", err)
+	}
+	s.driver = d
+	return nil
+}
+
+// close closes the library. If that cannot be done yet, the library stays open.
+func (s *Session) close() error {
+	if s.driver == nil {
+		return nil
+	}
+	if s.busy() {
+		return errors.New("close the NVIDIA driver library: calls have not returned")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), s.openTimeout())
+	defer cancel()
+	d := s.driver
+	s.driver = nil
+	if err := d.shutdown(ctx); err != nil {
+		return fmt.Errorf("close the NVIDIA driver library: %w", err)
+	}
+	return nil
+}
+
+// busy reports whether closing the library would free memory that calls use.
+func (s *Session) busy() bool { return s.users.Load() > 0 || s.driver.calls.outstanding() > 0 }
+
+// openTimeout is how long nvmlInit, nvmlShutdown and the driver's first answer may take. Once devices are offered, they
+// wait for that.
+func (s *Session) openTimeout() time.Duration {
+	if s.last != nil {
+		return SnapshotInterval(s.opts.GPUTimeout)
+	}
+	return s.opts.Timeout
+}
+
+// tolerated is how long a call may hang before its subject is unreadable although it could be read before.
+func (s *Session) tolerated() time.Duration { return s.opts.GPUTimeout / toleratedShare }
+
+// wait is how long to wait for the GPUs, or for their links.
+func (s *Session) wait() time.Duration {
+	if s.opts.GPUTimeout > 0 {
+		return min(maxWait, s.tolerated(), s.opts.Timeout)
+	}
+	return s.opts.Timeout
+}
+
+// linksInterval is how often links are read if no GPU is new. The driver does not report a link that fails or recovers.
+const linksInterval = 5 * time.Minute
+
+// retainedLinks are the links that were last read.
+type retainedLinks struct {
+	links   []gpu.Link
+	gpus    []string        // UUIDs by index, empty for a GPU that could not be read
+	unread  map[string]bool // UUIDs of the GPUs whose links could not all be read
+	partial bool            // links are missing because a call hung
+	read    time.Time
+}
+
+// retainLinks returns the links of the GPUs. Reading them takes many more calls than all else, so they are read again only
+// if the GPUs are others than before, if a call that hung has returned, and at an interval.
+func (s *Session) retainLinks(ctx context.Context, snapshot *gpu.Snapshot, handles []nvml.Device) []gpu.Link {
+	gpus := make([]string, len(snapshot.Devices))
+	for i := range snapshot.Devices {
+		if d := &snapshot.Devices[i]; d.Usable() {
+			gpus[i] = d.UUID
+		}
+	}
+	before, now, hung := &s.links, time.Now(), s.driver.calls.outstanding() > 0
+	if slices.Equal(gpus, before.gpus) && now.Sub(before.read) < linksInterval && (!before.partial || hung) {
+		return before.links
+	}
+	links, errs := s.readLinks(ctx, snapshot, handles)
+	unread := map[string]bool{}
+	for i, err := range errs {
+		unread[gpus[i]] = true
+		if !before.unread[gpus[i]] && ctx.Err() == nil {
+			s.opts.Log.Warn(fmt.Sprintf("the links of GPU %d cannot be read; its position on PCIe and its NUMA node are used", i),
+				"gpu", gpus[i], "error", err)
+		}
+	}
+	s.links = retainedLinks{links, gpus, unread, len(errs) > 0 && s.driver.calls.outstanding() > 0, now}
+	return links
+}

@@ -1,0 +1,182 @@
+package nvml
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/sim"
+)
+
+// syncBuffer is a buffer that several goroutines can use.
+type syncBuffer struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.String()
+}
+
+// newTestSession returns a session of a simulated node, and its log.
+func newTestSession(t *testing.T, machine string) (*Session, *sim.Node, *syncBuffer) {
+	t.Helper()
+	node, log := nodeOf(t, machine), &syncBuffer{}
+	session := NewSession(Options{
+		Host: hostOf(t, node), Timeout: 20 * time.Second, GPUTimeout: 10 * time.Second,
+		Log: slog.New(slog.NewTextHandler(log, nil)),
+	})
+	t.Cleanup(func() { _ = session.Close() })
+	return session, node, log
+}
+
+func snapshotOf(t *testing.T, session *Session) *gpu.Snapshot {
+	t.Helper()
+	s, err := session.Snapshot(t.Context())
+	must(t, err)
+	checkSnapshot(t, s)
+	return s
+}
+
+func nodeLinks(t *testing.T, node *sim.Node) []gpu.Link {
+	t.Helper()
+	s, err := node.Snapshot()
+	must(t, err)
+	return s.Links
+}
+
+// waitForReturns waits until no call is outstanding.
+func waitForReturns(t *testing.T, session *Session) {
+	t.Helper()
+	waitUntil(t, "all calls have returned", func() bool { return session.driver.calls.outstanding() == 0 })
+}
+
+func TestLinksOfTheGPUsThatThereAre(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	session, node, _ := newTestSession(t, "dgx1-v100")
+	if diff := cmp.Diff(nodeLinks(t, node), snapshotOf(t, session).Links); diff != "" {
+		t.Errorf("the first links (-want +got):\n%s", diff)
+	}
+	// A GPU that is removed or added gives other indices to those after it.
+	must(t, node.Remove(2))
+	must(t, session.Close()) // as when the kernel module shows it
+	if diff := cmp.Diff(nodeLinks(t, node), snapshotOf(t, session).Links); diff != "" {
+		t.Errorf("the links without GPU 2 (-want +got):\n%s", diff)
+	}
+	must(t, node.Clear())
+	must(t, session.Close())
+	if got := snapshotOf(t, session).Links; len(got) != 28 {
+		t.Errorf("%d links, want 28", len(got))
+	}
+}
+
+// Calls about links that hang do not pile up, and leave the last links valid.
+func TestLinksThatHangStayAsTheyWere(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	session, node, log := newTestSession(t, "dgx1-v100")
+	before := snapshotOf(t, session)
+	must(t, node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
+	for range 3 {
+		session.links.read = time.Time{} // as if the last reading was long ago
+		if diff := cmp.Diff(before, snapshotOf(t, session)); diff != "" {
+			t.Errorf("while the links hang (-before +after):\n%s", diff)
+		}
+	}
+	if n := session.driver.calls.outstanding(); n != 8 {
+		t.Errorf("%d calls are outstanding, want one for each GPU", n)
+	}
+	if log.String() != "" {
+		t.Errorf("the log has\n%s", log)
+	}
+	must(t, node.Clear())
+	waitForReturns(t, session)
+}
+
+// Links that could not be read are logged once, and read when the calls have returned.
+func TestLinksThatHangAtFirstAreReadLater(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	session, node, log := newTestSession(t, "dgx1-v100")
+	var returned atomic.Int32
+	session.opts.Returned = func() { returned.Add(1) }
+	must(t, node.Hang("nvmlDeviceGetNvLinkState", 6))
+	for range 3 {
+		if got := snapshotOf(t, session); len(got.Links) != 28 || got.Links[0].NVLinks == 0 {
+			t.Errorf("%d links, the first is %+v", len(got.Links), got.Links[0])
+		}
+	}
+	if n := strings.Count(log.String(), "the links of GPU 6 cannot be read"); n != 1 || !strings.Contains(log.String(), node.Machine().GPUs[6].UUID) {
+		t.Errorf("it was logged %d times:\n%s", n, log)
+	}
+	must(t, node.Clear())
+	waitUntil(t, "the call has returned", func() bool { return returned.Load() > 0 })
+	if diff := cmp.Diff(nodeLinks(t, node), snapshotOf(t, session).Links); diff != "" {
+		t.Errorf("the links (-want +got):\n%s", diff)
+	}
+}
+
+// NVML counts the GPUs when it is initialised. The session initialises it again when there may be other GPUs.
+func TestSnapshotFollowsTheGPUs(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	session, node, _ := newTestSession(t, "pcie-quad")
+	compare := func(state string, want int) {
+		t.Helper()
+		if got := snapshotOf(t, session); len(got.Devices) != want {
+			t.Errorf("%s: %d devices, want %d", state, len(got.Devices), want)
+		}
+	}
+	compare("at first", 4)
+	must(t, node.Remove(1))
+	remove(t, filepath.Join(node.Root(), "proc/driver/nvidia/gpus", node.Machine().GPUs[1].Bus, "information"))
+	remove(t, filepath.Join(node.Root(), "proc/driver/nvidia/gpus", node.Machine().GPUs[1].Bus))
+	compare("a GPU is removed", 3)
+	for i := range 4 {
+		must(t, node.Remove(i))
+	}
+	must(t, session.Close())
+	compare("all GPUs are removed", 0)
+	must(t, node.Clear())
+	compare("they are added", 4)
+}
+
+// The driver may have been reloaded after an error, so NVML is initialised again.
+func TestSnapshotAfterAnErrorOfTheDriver(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	session, node, _ := newTestSession(t, "workstation")
+	snapshotOf(t, session)
+	fail(t, node, "nvmlDeviceGetCount", sim.AnyGPU, nvml.ERROR_UNKNOWN)
+	_, err := session.Snapshot(t.Context())
+	checkError(t, err, ErrDriverFailed, "read the driver: ")
+	if session.driver != nil || errors.Is(err, gpu.ErrNotAnswering) {
+		t.Errorf("the library is still open after %v", err)
+	}
+	must(t, node.Clear())
+	compareToNode(t, node, snapshotOf(t, session))
+}
