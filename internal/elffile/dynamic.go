@@ -7,17 +7,17 @@ import (
 	"fmt"
 )
 
-// Limits on what is read of a file, many times what real ones have.
+// Limits on the parts of a file, many times what real files have.
 const (
 	maxTable = 1 << 20 // bytes of the dynamic table, a driver's library has about 600
-	maxNames = 1024    // entries of one kind in it
-	minPath  = 2       // bytes of the loader's path with the zero behind it, as for Linux
+	maxNames = 1024    // entries with one tag in it
+	minPath  = 2       // bytes of the loader's path including its NUL, as in Linux
 	maxPath  = 4096    // bytes of any name, PATH_MAX of Linux
 
-	shortName = 256 // bytes that are read of a name at first
+	shortName = 256 // bytes of the first attempt to read a name
 )
 
-// SONAME is the name that the library gives itself, empty if it gives none.
+// SONAME is the library's name for the dynamic loader, empty if it has none.
 func (f *File) SONAME() (string, error) {
 	names, err := f.names(tagSONAME)
 	if err != nil {
@@ -26,10 +26,10 @@ func (f *File) SONAME() (string, error) {
 	if len(names) == 0 {
 		return "", nil
 	}
-	return names[len(names)-1], nil // the last counts for the loader
+	return names[len(names)-1], nil // the loader uses the last one
 }
 
-// Needed are the names of the libraries that the file asks the loader for. A static program asks for none.
+// Needed are the SONAMEs of the libraries that the file needs. A static program needs none.
 func (f *File) Needed() ([]string, error) {
 	names, err := f.names(tagNeeded)
 	if err != nil {
@@ -38,31 +38,31 @@ func (f *File) Needed() ([]string, error) {
 	return names, nil
 }
 
-// Interp is the path of the loader that a program asks the kernel for, empty for a library and a static program.
+// Interp is the path of a program's dynamic loader, empty for a library and a static program.
 func (f *File) Interp() (string, error) {
 	for _, s := range f.segments {
 		if s.kind != interpSegment {
 			continue
 		}
 		if s.size < minPath || s.size > maxPath {
-			return "", fmt.Errorf("the loader's path has %d bytes, want %d to %d", s.size, minPath, maxPath)
+			return "", fmt.Errorf("the loader's path has %d bytes, allowed are %d to %d", s.size, minPath, maxPath)
 		}
 		path := f.room(s.size)
 		if err := f.read(path, s.offset); err != nil {
 			return "", fmt.Errorf("read the loader's path: %w", err)
 		}
 		if path[len(path)-1] != 0 {
-			return "", errors.New("the loader's path has no end")
+			return "", errors.New("the loader's path has no NUL at its end")
 		}
 		return string(path[:bytes.IndexByte(path, 0)]), nil
 	}
 	return "", nil
 }
 
-// names reads the strings of the entries with that tag in the dynamic table.
+// names reads the strings of the entries with one tag in the dynamic table.
 func (f *File) names(of tag) ([]string, error) {
 	var at []uint64
-	var table segment // the string table; it has no kind
+	var table segment // the string table
 	err := f.walk(func(t tag, value uint64) error {
 		switch t {
 		case of:
@@ -93,7 +93,7 @@ func (f *File) names(of tag) ([]string, error) {
 	return names, nil
 }
 
-// name reads the string that begins that many bytes into the table.
+// name reads the string at an offset in the string table.
 func (f *File) name(table segment, at uint64) (string, error) {
 	if at >= table.size {
 		return "", fmt.Errorf("a name at %d in a string table of %d bytes", at, table.size)
@@ -107,10 +107,10 @@ func (f *File) name(table segment, at uint64) (string, error) {
 			return string(name), nil
 		}
 	}
-	return "", fmt.Errorf("a name at %d that has no end in %d bytes", at, min(maxPath, table.size-at))
+	return "", fmt.Errorf("a name at %d without a NUL in %d bytes", at, min(maxPath, table.size-at))
 }
 
-// walk calls visit with each entry of the dynamic table in turn. There is none without such a table.
+// walk calls visit for each entry of the dynamic table, if there is one.
 func (f *File) walk(visit func(t tag, value uint64) error) error {
 	table := f.dynamic()
 	if table == nil {
@@ -139,10 +139,10 @@ func (f *File) walk(visit func(t tag, value uint64) error) error {
 			}
 		}
 	}
-	return errors.New("the dynamic table has no end")
+	return errors.New("the dynamic table has no end tag")
 }
 
-// dynamic is the segment of the dynamic table, of which the last counts for the loader, or nil.
+// dynamic is the segment of the dynamic table, or nil. Of several the loader uses the last.
 func (f *File) dynamic() *segment {
 	for i := len(f.segments) - 1; i >= 0; i-- {
 		if f.segments[i].kind == dynamicSegment {
@@ -152,7 +152,7 @@ func (f *File) dynamic() *segment {
 	return nil
 }
 
-// locate is where in the file the n bytes are that the loader maps at addr. A later segment covers an earlier one.
+// locate returns the file offset of the n bytes that the loader maps at addr. A later segment covers an earlier one.
 func (f *File) locate(addr, n uint64) (offset uint64, ok bool) {
 	for i := len(f.segments) - 1; i >= 0; i-- {
 		s := &f.segments[i]

@@ -1,10 +1,10 @@
-// Package elffile reads what of an ELF file decides what becomes of it: whether it is a program or a library for this
-// machine, whether it is whole, its own name, the names of the libraries that it needs and the path of its loader.
+// Package elffile reads programs and shared libraries from hostile ELF files: whether a file is one for this machine and
+// complete, its SONAME, the libraries that it needs, the path of its dynamic loader, and notes.
 //
-// It goes by the program headers, as the dynamic loader does, so that it agrees with the loader and also reads a file
-// without section headers. Every number in a file is hostile: what is read is bounded, and an offset or a size leads
-// nowhere but into the file. The standard library's debug/elf gives no such promise, reads every section header, and
-// brings decompressors into the program, which run some code at each start even if all that is used of it is a name.
+// It uses the program headers, as the dynamic loader does, so that both agree and a file without section headers can be
+// read. Only notes are found by section headers. Every number in a file is checked: reads are bounded and stay inside
+// the file. The standard library's debug/elf is not made for hostile files. It also reads every section header and links
+// decompressors, whose initialization costs time at each start of the program.
 //
 // The layout is that of the System V ABI, chapters 4 and 5, for 64-bit files.
 package elffile
@@ -18,15 +18,14 @@ import (
 )
 
 var (
-	// ErrMachine is wrapped by errors about a file for another machine: of another architecture, of 32 bits, or of the
-	// other byte order.
+	// ErrMachine means that a file is for another machine: another architecture, 32 bits, or the other byte order.
 	ErrMachine = errors.New("not for this machine")
-	// ErrTruncated is wrapped by errors about a file that ends before what its headers say is in it.
+	// ErrTruncated means that a file ends before a part that its headers describe.
 	ErrTruncated = errors.New("the file is truncated")
 )
 
-// File is what the headers of a program or of a library say. It reads more of the file when it is asked for it, and is
-// for one goroutine at a time.
+// File is an open program or library whose headers have been checked. Its methods read from the file. It is not safe
+// for concurrent use.
 type File struct {
 	// Type is Program or Library.
 	Type Type
@@ -34,19 +33,26 @@ type File struct {
 	r        io.ReaderAt
 	size     uint64
 	segments []segment
-	// buf is for one read after the other. It has room for the headers and for the dynamic table of nearly all files.
+	sections sectionTable
+	// buf is reused by every read. The headers and the dynamic table of nearly all files fit.
 	buf [1024]byte
 }
 
-// segment is a program header: size bytes from offset on in the file, which are at addr in memory.
+// sectionTable describes the section headers: where they are, and which section holds the names of all.
+type sectionTable struct {
+	offset                  uint64
+	entrySize, count, names uint16
+}
+
+// segment is a program header: size bytes at offset in the file, loaded at addr.
 type segment struct {
 	kind               uint32
 	offset, addr, size uint64
 }
 
-// Read reads the headers of a program or a library of size bytes and checks that it is for the machine and that all that
-// a loader maps is in it. Its errors wrap ErrMachine, ErrTruncated, that of the read, or none of them if the file is no
-// ELF file or a damaged one.
+// Read reads the headers of a program or a library of size bytes. It checks that the file is for the machine and has
+// everything that a loader maps. Errors wrap ErrMachine, ErrTruncated or the error of the read, or none of them if the
+// file is damaged or no ELF file.
 func Read(r io.ReaderAt, size int64, machine Machine) (*File, error) {
 	f := &File{r: r, size: uint64(max(size, 0))}
 	head := f.buf[:min(uint64(len(f.buf)), f.size)]
@@ -65,7 +71,7 @@ func Read(r io.ReaderAt, size int64, machine Machine) (*File, error) {
 	return f, nil
 }
 
-// ReadLibrary is Read for a file that must be a shared library. A program that can be loaded anywhere passes for one.
+// ReadLibrary is Read for a file that must be a shared library. Position-independent programs are accepted too.
 func ReadLibrary(r io.ReaderAt, size int64, machine Machine) (*File, error) {
 	f, err := Read(r, size, machine)
 	if err != nil {
@@ -77,7 +83,7 @@ func ReadLibrary(r io.ReaderAt, size int64, machine Machine) (*File, error) {
 	return f, nil
 }
 
-// checkIdent checks what stands in front of everything whose size and order it tells.
+// checkIdent checks the first bytes, which define the layout of the rest.
 func checkIdent(head []byte) error {
 	if !bytes.HasPrefix(head, []byte(magic)) {
 		return errors.New("not an ELF file")
@@ -120,15 +126,16 @@ func (f *File) checkHeader(head []byte, machine Machine) error {
 	if err := checkVersion(le.Uint32(head[20:])); err != nil {
 		return err
 	}
-	// Nobody needs the section headers, but they are at the end: a file without them was cut.
-	if !f.has(le.Uint64(head[40:]), uint64(le.Uint16(head[58:]))*uint64(le.Uint16(head[60:]))) {
+	t := sectionTable{le.Uint64(head[40:]), le.Uint16(head[58:]), le.Uint16(head[60:]), le.Uint16(head[62:])}
+	// A loader needs no section headers, but they are at the end: a file without them was cut.
+	if !f.has(t.offset, uint64(t.entrySize)*uint64(t.count)) {
 		return ErrTruncated
 	}
+	f.sections = t
 	return nil
 }
 
-// readSegments reads the program headers, of which there are fewer than 65,536, and checks that the segments are in the
-// file.
+// readSegments reads the program headers, at most 65,535, and checks that the segments are in the file.
 func (f *File) readSegments(head []byte) error {
 	le := binary.LittleEndian
 	at, n := le.Uint64(head[32:]), uint64(le.Uint16(head[56:]))
@@ -161,7 +168,7 @@ func (f *File) readSegments(head []byte) error {
 // has reports whether n bytes at that offset are in the file.
 func (f *File) has(offset, n uint64) bool { return offset <= f.size && n <= f.size-offset }
 
-// room is a place for n bytes until the next is asked for.
+// room returns a buffer of n bytes, valid until the next call.
 func (f *File) room(n uint64) []byte {
 	if n <= uint64(len(f.buf)) {
 		return f.buf[:n]
@@ -169,14 +176,14 @@ func (f *File) room(n uint64) []byte {
 	return make([]byte, n)
 }
 
-// read fills p with what is at that offset, which must be in the file.
+// read fills p from the file. The caller has checked with has that the file is that long.
 func (f *File) read(p []byte, offset uint64) error {
 	n, err := f.r.ReadAt(p, int64(offset))
 	switch {
 	case n == len(p):
 		return nil
 	case errors.Is(err, io.EOF):
-		return ErrTruncated // it became shorter
+		return ErrTruncated // the file became shorter meanwhile
 	}
 	return fmt.Errorf("read %d bytes at %d: %w", len(p), offset, err)
 }

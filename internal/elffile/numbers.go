@@ -2,7 +2,7 @@ package elffile
 
 import "strconv"
 
-// The beginning of a file: its first bytes, and what the next three can be.
+// The first bytes of a file, and the values of the next three.
 const (
 	magic     = "\x7fELF"
 	identSize = 16
@@ -14,10 +14,15 @@ const (
 
 // The sizes in bytes of a 64-bit file's structures.
 const (
-	headerSize  = 64
-	programSize = 56
-	entrySize   = 16 // of the dynamic table
+	headerSize     = 64
+	programSize    = 56
+	sectionSize    = 64
+	entrySize      = 16 // of the dynamic table
+	noteHeaderSize = 12
 )
+
+// noteType is the type of sections with notes, SHT_NOTE.
+const noteType = 7
 
 // Types of program headers.
 const (
@@ -26,7 +31,7 @@ const (
 	interpSegment  = 3
 )
 
-// tag says what an entry of the dynamic table is.
+// tag is the type of an entry in the dynamic table.
 type tag int64
 
 const (
@@ -37,10 +42,10 @@ const (
 	tagSONAME  tag = 14
 )
 
-// Type is what a file is for.
+// Type is the type of an ELF file.
 type Type uint16
 
-// The types of files that can be loaded. A program that can be loaded anywhere is of the type of libraries.
+// The types of files that can be loaded. Position-independent programs have the type of libraries.
 const (
 	Program Type = 2
 	Library Type = 3
@@ -61,7 +66,7 @@ func (t Type) String() string {
 	return "the unknown type " + strconv.Itoa(int(t))
 }
 
-// Machine is an architecture, as ELF headers have it.
+// Machine is an architecture as numbered in ELF headers.
 type Machine uint16
 
 // The machines that NVIDIA has drivers for.
@@ -70,7 +75,7 @@ const (
 	AArch64 Machine = 183
 )
 
-// MachineOf is the machine of a GOARCH. All but arm64 count as amd64.
+// MachineOf is the machine of a GOARCH: arm64, or amd64 for every other value.
 func MachineOf(goarch string) Machine {
 	if goarch == "arm64" {
 		return AArch64
@@ -78,7 +83,7 @@ func MachineOf(goarch string) Machine {
 	return X8664
 }
 
-// String is the machine's name in the System V ABI, of those that Linux distributions have libraries for.
+// String is the machine's name in the System V ABI, if Linux distributions have libraries for it.
 func (m Machine) String() string {
 	switch m {
 	case 3:
