@@ -1,13 +1,14 @@
 package hook
 
 import (
-	"errors"
+	"encoding/json"
 	"fmt"
 	"path"
 	"slices"
 	"strings"
 	"unicode"
 
+	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/rootfs"
 )
@@ -18,11 +19,11 @@ const compatDir = "/usr/local/cuda/compat"
 // maxCompatFiles bounds the listing of compatDir; real ones have about 10.
 const maxCompatFiles = 1000
 
-// findCompat returns the libraries of the image's own newer user-mode driver, if the host's kernel driver can work with
-// them, or none.
+// findCompat returns the libraries of the image's own user-mode driver, if it is newer than the host's and works with the
+// host's kernel driver. Otherwise it returns none.
 func findCompat(root *rootfs.Root, args *hookargs.CreateContainer) ([]hookargs.Library, error) {
-	driver, ok := parseVersion(args.DriverVersion)
-	if !ok {
+	driver := parseVersion(args.DriverVersion)
+	if driver == nil {
 		return nil, nil
 	}
 	names, err := root.ReadDir(compatDir, maxCompatFiles)
@@ -33,59 +34,73 @@ func findCompat(root *rootfs.Root, args *hookargs.CreateContainer) ([]hookargs.L
 		return nil, err
 	}
 	slices.Sort(names)
-	libcuda, err := findLibcuda(root, names)
-	if libcuda == "" || err != nil {
-		return nil, err
-	}
-	text := strings.TrimPrefix(libcuda, "libcuda.so.")
-	if v, _ := parseVersion(text); v.compare(driver) <= 0 {
-		return nil, nil
-	} else if ok, err := isAdmitted(root, libcuda, v, driver); !ok || err != nil {
-		return nil, err
-	}
-	return compatLibraries(root, names, text, args), nil
-}
-
-// findLibcuda is the only libcuda with a version in its name. Two of them leave open which one is meant.
-func findLibcuda(root *rootfs.Root, names []string) (string, error) {
-	var found []string
+	var versions []string // of the files libcuda.so.VERSION
 	for _, name := range names {
 		v, ok := strings.CutPrefix(name, "libcuda.so.")
-		if _, isVersion := parseVersion(v); ok && isVersion && isPlainFile(root, path.Join(compatDir, name)) {
-			found = append(found, name)
+		if !ok || parseVersion(v) == nil {
+			continue
+		}
+		if info, err := root.Lstat(path.Join(compatDir, name)); err == nil && info.Mode().IsRegular() {
+			versions = append(versions, v)
 		}
 	}
-	if len(found) > 1 {
-		return "", fmt.Errorf("%s: more than one libcuda: %.200q", compatDir, found)
+	if len(versions) == 0 {
+		return nil, nil
 	}
-	return strings.Join(found, ""), nil
+	if len(versions) > 1 {
+		return nil, fmt.Errorf("%s: more than one libcuda, none is used: %.200q", compatDir, versions)
+	}
+	own := versions[0]
+	if slices.Compare(parseVersion(own), driver) <= 0 {
+		return nil, nil
+	}
+	libcuda := path.Join(compatDir, "libcuda.so."+own)
+	ok, err := isCompatible(root, libcuda, parseVersion(own), driver)
+	if err != nil {
+		return nil, fmt.Errorf("%s is not used: %w", libcuda, err)
+	}
+	if !ok {
+		return nil, nil
+	}
+	return compatLibraries(root, names, own, args), nil
 }
 
-func isPlainFile(root *rootfs.Root, name string) bool {
-	i, err := root.Lstat(name)
-	return err == nil && i.Mode.IsRegular()
-}
-
-// isAdmitted reports whether a libcuda of version v works with the host's driver. Its note says so. Libraries without
-// one are from before CUDA 12.9; for those the rule is that of NVIDIA's toolkit, a newer branch.
-func isAdmitted(root *rootfs.Root, libcuda string, v, driver version) (bool, error) {
-	f, err := root.OpenFile(path.Join(compatDir, libcuda))
+// isCompatible reports whether a libcuda works with the host's driver. Since CUDA 12.9 it has a note with the branches of
+// the kernel driver that it supports. For one without, the rule is that of NVIDIA's toolkit: a newer branch.
+func isCompatible(root *rootfs.Root, libcuda string, own, driver []int) (bool, error) {
+	const section, owner = ".note.cuda.fwd_compatibility", "NVIDIA Corporation"
+	f, err := root.OpenFile(libcuda)
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = f.Close() }()
-	note, err := readCompatNote(f)
-	if errors.Is(err, errNoNote) {
-		return v.major() > driver.major(), nil
-	}
+	info, err := f.Stat()
 	if err != nil {
-		return false, fmt.Errorf("%s/%s: %w", compatDir, libcuda, err)
+		return false, err
 	}
-	return note.admits(driver), nil
+	elf, err := elffile.ReadLibrary(f, info.Size(), elffile.MachineOf(goarch))
+	if err != nil {
+		return false, err
+	}
+	data, err := elf.Note(section, owner)
+	if err != nil {
+		return false, err
+	}
+	if data == nil {
+		return own[0] > driver[0], nil
+	}
+	var note struct {
+		Format int
+		Driver []int
+	}
+	if err := json.Unmarshal(data, &note); err != nil {
+		return false, fmt.Errorf("%s: %w", section, err)
+	}
+	return note.Format == 1 && slices.Contains(note.Driver, driver[0]), nil
 }
 
-// compatLibraries are the libraries of compatDir: under the names they have there, and under the names of the driver's
-// libraries that they replace, in case the image lacks the links.
+// compatLibraries are the libraries of compatDir under their own names, and under the names of the driver's libraries
+// that they replace, since the image may lack those links.
 func compatLibraries(root *rootfs.Root, names []string, version string, args *hookargs.CreateContainer) []hookargs.Library {
 	var libs []hookargs.Library
 	for _, name := range names {
@@ -102,4 +117,14 @@ func compatLibraries(root *rootfs.Root, names []string, version string, args *ho
 		}
 	}
 	return libs
+}
+
+// parseVersion splits a driver's version, such as "580.126.09", into its numbers: two or three, which may have leading
+// zeros. The first is the driver's branch. The result is nil if s is no such version.
+func parseVersion(s string) []int {
+	v, err := hookargs.ParseVersion(s)
+	if err != nil || len(v) < 2 {
+		return nil
+	}
+	return v
 }

@@ -1,58 +1,62 @@
 package hook
 
 import (
+	"bytes"
 	"fmt"
 	"io/fs"
 	"path"
 	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/hookargs"
+	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/rootfs"
 )
 
 const (
 	driDir = "/dev/dri"
-	// profilePath is read by the driver's EGL; the name says whose file it is, and is the one NVIDIA's toolkit uses.
+	// profilePath is read by the driver's EGL. NVIDIA's toolkit uses the same name.
 	profilePath = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
+	// paramsPath has the driver's parameters, on the host and in every container's /proc.
+	paramsPath = "/proc/driver/nvidia/params"
+
+	maxNodes  = 10000   // in a container's /dev
+	maxParams = 1 << 20 // bytes; real ones have about 1,000
 )
 
-// maxNodes bounds the listing of a container's /dev.
-const maxNodes = 10000
+// findNodes reports for each of the GPUs' nodes in /dev/dri whether the container has it.
+func findNodes(root *rootfs.Root, gpus []hookargs.DRI) map[string]bool {
+	nodes := map[string]bool{}
+	for _, gpu := range gpus {
+		for _, node := range gpu.Nodes {
+			info, err := root.Lstat(path.Join(driDir, node))
+			nodes[node] = err == nil && info.Mode()&fs.ModeCharDevice != 0
+		}
+	}
+	return nodes
+}
 
-// driLinks are the links under by-path for those nodes that the container was given, as udev makes them on a host.
-func driLinks(gpus []hookargs.DRI, given map[string]bool) []hookargs.Link {
+// driLinks are links in /dev/dri/by-path to the container's nodes, as udev makes them on a host.
+func driLinks(gpus []hookargs.DRI, nodes map[string]bool) []hookargs.Link {
 	var links []hookargs.Link
 	for _, gpu := range gpus {
 		for _, node := range gpu.Nodes {
-			if kind := driKind(node); given[node] && kind != "" {
+			kind := ""
+			switch {
+			case strings.HasPrefix(node, "card"):
+				kind = "card"
+			case strings.HasPrefix(node, "renderD"):
+				kind = "render"
+			}
+			if nodes[node] && kind != "" {
 				name := "pci-" + gpu.PCIBusID + "-" + kind
 				links = append(links, hookargs.Link{Path: path.Join(driDir, "by-path", name), Target: "../" + node})
 			}
 		}
 	}
 	return links
-}
-
-func driKind(node string) string {
-	switch {
-	case strings.HasPrefix(node, "card"):
-		return "card"
-	case strings.HasPrefix(node, "renderD"):
-		return "render"
-	}
-	return ""
-}
-
-// findNodes returns those of the GPUs' /dev/dri nodes that are in the container.
-func findNodes(root *rootfs.Root, gpus []hookargs.DRI) map[string]bool {
-	given := map[string]bool{}
-	for _, gpu := range gpus {
-		for _, node := range gpu.Nodes {
-			i, err := root.Lstat(path.Join(driDir, node))
-			given[node] = err == nil && i.Mode&fs.ModeCharDevice != 0
-		}
-	}
-	return given
 }
 
 // findMinors returns the minor numbers of the GPUs' nodes /dev/nvidiaN in the container.
@@ -70,14 +74,18 @@ func findMinors(root *rootfs.Root) ([]uint32, error) {
 		if !ok || number == "" || strings.Trim(number, "0123456789") != "" {
 			continue
 		}
-		if i, err := root.Lstat(path.Join("/dev", name)); err == nil && i.Mode&fs.ModeCharDevice != 0 {
-			minors = append(minors, i.Minor)
+		info, err := root.Lstat(path.Join("/dev", name))
+		if err != nil || info.Mode()&fs.ModeCharDevice == 0 {
+			continue
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			minors = append(minors, unix.Minor(st.Rdev))
 		}
 	}
 	return minors, nil
 }
 
-// eglProfile is the application profile that limits EGL to GPUs with these minor numbers, nil if there is none. The
+// eglProfile is the application profile that limits EGL to GPUs with these minor numbers, nil if there are none. The
 // driver takes a mask of 64 bits.
 func eglProfile(minors []uint32) []byte {
 	var mask uint64
@@ -91,4 +99,34 @@ func eglProfile(minors []uint32) []byte {
 	}
 	return fmt.Appendf(nil, `{"profiles":[{"name":"_container_","settings":["EGLVisibleDGPUDevices",0x%x]}],`+
 		`"rules":[{"pattern":[],"profile":"_container_"}]}`, mask)
+}
+
+// readParams reads the host's driver parameters, nil if the container or the host has no such file.
+func readParams(root *rootfs.Root, h host.Host) ([]byte, error) {
+	if info, err := root.Stat(paramsPath); err != nil || !info.Mode().IsRegular() {
+		return nil, nil //nolint:nilerr // without the file there is nothing to mask
+	}
+	data, err := rootfs.ReadHostFile(h.Proc("driver", "nvidia", "params"), maxParams)
+	if isMissing(err) {
+		return nil, nil
+	}
+	return data, err
+}
+
+// maskParams turns ModifyDeviceFiles off. With it the driver's libraries would create device nodes for GPUs that the
+// container was not given. The result is nil if it is off already.
+func maskParams(data []byte) []byte {
+	const on, off = "ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"
+	lines := bytes.Split(data, []byte("\n"))
+	found := false
+	for i, line := range lines {
+		if string(line) == on {
+			lines[i] = []byte(off)
+			found = true
+		}
+	}
+	if !found {
+		return nil
+	}
+	return bytes.Join(lines, []byte("\n"))
 }

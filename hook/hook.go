@@ -1,63 +1,225 @@
-// Package hook applies a GPU's part of a container to the container's root, from an OCI hook at createContainer: links,
-// the dynamic loader's cache, CUDA forward compatibility, and what else the driver's files need at their new place.
+// Package hook prepares a container's root for the GPUs that the container was given. It is the OCI hook that CDI specs
+// contain for the createContainer stage, where the process is in the container's mount namespace but sees the host.
 //
-// The root belongs to the image, which is hostile. The package never opens a path in it but through internal/rootfs,
-// executes nothing, mounts nothing from it, and believes nothing it reads there: each reader is bounded and fuzzed.
-// What it writes comes from the hook's arguments, from files on the root's own mount, and of these only what parses:
-// valid entries of a loader cache, directories of a search path. So a link of the image to a Secret, a volume or a file
-// of /sys makes nothing of it readable. The CDI spec alone decides what a container gets, in the hook's arguments.
+// [CreateContainer] works in four steps:
 //
-// The work has three steps. observe reads what the result depends on, makePlan decides (a pure function), and apply
-// makes the changes. A second run finds everything as the first left it and changes nothing.
+//  1. openRoot finds the root in the OCI state, opens it once, and checks that it is a container's (root.go).
+//  2. observe reads everything that the result depends on.
+//  3. makePlan decides what to write. It is a pure function (loader.go, compat.go, devices.go).
+//  4. apply writes: symbolic links, files, and mounts over files.
 //
-// The loader's cache is merged and renamed over /etc/ld.so.cache, whatever is there: a link is replaced and not
-// followed, and so is a file that is damaged, too large, a FIFO or a device, which the loader could not use either.
-// glibc still searches its default directories for what is not in the cache. In a read-only root, or on a volume, the
-// new cache is mounted over the old one, if nobody outside the container would see that mount. A cache on a volume is
-// not read: the new one has the driver's libraries alone. Where neither writing nor mounting is
-// possible the container starts all the same, with a message, if its loader finds the driver's libraries without a
-// cache; if it does not, that is an error. An image with neither a cache nor glibc's loader gets none. Directories that
-// glibc does not search by default are also written to /etc/ld.so.conf.d, where there is one, since installing a
-// package in the container makes a new cache. musl has no cache; its path file gets the driver's directories.
+// A second run finds the result of the first and changes nothing.
+//
+// The root belongs to the image, which is hostile. Paths in it are opened only through internal/rootfs. Nothing in it is
+// executed or mounted, and every parser is bounded and fuzzed. The hook writes only what comes from its arguments or
+// from files on the root's own mount, and of these only what parses: valid entries of a loader cache, directories of a
+// search path. So a link of the image to a Secret, a volume or a file of /sys makes nothing of it readable. Which
+// devices a container gets is decided by the CDI spec alone, never by the image.
+//
+// Programs must find the driver's libraries:
+//
+//   - glibc: the libraries are merged into /etc/ld.so.cache. Whatever is there is replaced, a link too, and never
+//     followed; the loader cannot use a damaged file, a FIFO or a device either. The loader still searches its default
+//     directories for libraries that are not in the cache. The new cache is mounted over the old one if the root is
+//     read-only, unless the mount would propagate to the host. A cache on a volume is not read: the new one has the
+//     driver's libraries only. Directories that are not searched by default are also written to /etc/ld.so.conf.d if
+//     that exists, for the next ldconfig in the container. An image without a cache and without glibc gets none.
+//   - musl: the directories of the libraries are appended to musl's path file.
+//
+// If neither writing nor mounting is possible, the container starts with a warning, unless its programs would not find
+// the driver's libraries: that is an error.
 package hook
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"slices"
 
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/ldcache"
 	"gpu-cdi-plugin/internal/rootfs"
 )
 
-// CreateContainer does the hook's work for the container of that state. The process must be in the container's mount
-// namespace, before it pivots into its root; h is what it still sees of the host.
+// CreateContainer prepares the root of the container with that OCI state. The process must be in the container's mount
+// namespace, before it pivots to the root; h has the host's paths.
 //
-// notes are what a person should know although the container can start: an unusable cache that was replaced, a link
-// that could not be made. The error is for a container that would not work, or whose root was not found.
-func CreateContainer(args *hookargs.CreateContainer, state *State, h host.Host) (notes []error, err error) {
-	path, err := state.findRoot()
+// Warnings are for problems that the container can start with: a damaged cache that was replaced, a link that could not
+// be made. The error is for a container that would not work, or whose root was not found.
+func CreateContainer(args *hookargs.CreateContainer, state *State, h host.Host) (warnings []error, err error) {
+	root, err := openRoot(state, h)
 	if err != nil {
-		return nil, fmt.Errorf("find the container's root: %w", err)
-	}
-	root, err := rootfs.Open(path, h.Dev())
-	if err != nil {
-		return nil, fmt.Errorf("open the container's root: %w", err)
+		return nil, err
 	}
 	defer func() { _ = root.Close() }()
-	if err := root.CheckContainer(); err != nil {
-		return nil, fmt.Errorf("%s is no container's root at the stage createContainer, and was not changed: %w", path, err)
-	}
 	arch, err := archFor(goarch)
 	if err != nil {
 		return nil, err
 	}
-	img, problems := observe(args, root, h, arch)
-	p := makePlan(args, img, arch)
-	more, err := apply(p, root)
-	return append(append(problems, p.notes...), more...), err
+	seen, warnings := observe(args, root, h, arch)
+	p := makePlan(args, seen, arch)
+	more, err := p.apply(root)
+	return slices.Concat(warnings, p.warnings, more), err
 }
 
-// isMissing reports whether err says that a file is not there.
+// observation is everything that the plan depends on besides the arguments.
+type observation struct {
+	// libraries are those of the driver that are files in the root. compat are the image's own, which replace them.
+	libraries, compat []hookargs.Library
+	// glibc and musl report which dynamic loaders the image has.
+	glibc, musl bool
+	// cache is glibc's loader cache, muslPath the file with musl's search path.
+	cache, muslPath content
+	// glibcDirs are the directories of the libraries that glibc searches by default.
+	glibcDirs []string
+	// hasConfigDir reports whether the image has a directory for ldconfig's configuration.
+	hasConfigDir bool
+	// nodes are the names below /dev/dri of the container's GPUs, minors the minor numbers of /dev/nvidiaN.
+	nodes  map[string]bool
+	minors []uint32
+	// params are the driver's parameters, if the container has the file and it is to be masked.
+	params []byte
+}
+
+// content is a file's content, or the error of reading it.
+type content struct {
+	data []byte
+	err  error
+	// cover is the content of a file mounted over this one, maybe by an earlier run of the hook. It may be a Secret, so it
+	// is only compared with what the hook would write.
+	cover []byte
+}
+
+// observe reads what the arguments need. A problem costs only the part of the work that it concerns.
+func observe(args *hookargs.CreateContainer, root *rootfs.Root, h host.Host, a arch) (*observation, []error) {
+	var warnings []error
+	warn := func(err error) {
+		if err != nil {
+			warnings = append(warnings, err)
+		}
+	}
+	var err error
+	seen := &observation{nodes: findNodes(root, args.DRI)}
+	for _, lib := range args.Libraries {
+		if root.IsFile(lib.Path) {
+			seen.libraries = append(seen.libraries, lib)
+		}
+	}
+	if len(seen.libraries) > 0 {
+		seen.compat, err = findCompat(root, args)
+		warn(err)
+		seen.glibc, seen.musl = root.IsFile(a.glibcLoader), root.IsFile(a.muslLoader)
+		seen.cache = read(root, cachePath, ldcache.MaxSize)
+		if seen.musl {
+			seen.muslPath = read(root, a.muslPath, maxMuslPath)
+		}
+		seen.glibcDirs = glibcDirs(slices.Concat(seen.compat, seen.libraries), root.IsFile)
+		info, err := root.Stat(configDir)
+		seen.hasConfigDir = err == nil && info.IsDir()
+	}
+	if args.EGLProfile {
+		seen.minors, err = findMinors(root)
+		warn(err)
+	}
+	if args.Params {
+		seen.params, err = readParams(root, h)
+		warn(err)
+	}
+	return seen, warnings
+}
+
+// read reads a file of the image. A dangling link, or one that leads out of the root, is a missing file.
+func read(root *rootfs.Root, name string, limit int64) content {
+	data, err := root.ReadFile(name, limit)
+	c := content{data: data, err: err}
+	if errors.Is(err, rootfs.ErrVolume) {
+		c.cover, _ = root.ReadCover(name, limit)
+	}
+	return c
+}
+
+// plan is everything that will be changed in the root.
+type plan struct {
+	links []hookargs.Link
+	// loaderFiles make the dynamic loaders find the libraries. A container without them may be of no use.
+	loaderFiles []loaderFile
+	// files are less important.
+	files []file
+	// masks are mounted over files of the container.
+	masks    []file
+	warnings []error
+}
+
+type file struct {
+	path string
+	data []byte
+	mode fs.FileMode
+}
+
+// makePlan decides what to write. It is a pure function; the order of its results follows from that of the arguments.
+func makePlan(args *hookargs.CreateContainer, seen *observation, a arch) *plan {
+	p := &plan{links: slices.Concat(args.Links, driLinks(args.DRI, seen.nodes))}
+	p.addCache(args.Links, seen, a)
+	p.addMusl(seen, a)
+	if data := eglProfile(seen.minors); data != nil {
+		p.files = append(p.files, file{profilePath, data, 0o444})
+	}
+	if data := maskParams(seen.params); data != nil {
+		p.masks = append(p.masks, file{paramsPath, data, 0o444})
+	}
+	return p
+}
+
+// apply makes the plan's changes. An act that fails is a warning, and the others are still done. The error is for
+// libraries that no program in the container would find.
+func (p *plan) apply(root *rootfs.Root) (warnings []error, err error) {
+	warn := func(err error) {
+		if err != nil {
+			warnings = append(warnings, err)
+		}
+	}
+	warn(makeLinks(p.links, root))
+	var lost []error
+	for _, f := range p.loaderFiles {
+		writeErr := root.WriteFile(f.path, f.data, f.mode)
+		if writeErr == nil && f.config.path != "" {
+			warn(root.WriteFile(f.config.path, f.config.data, f.config.mode))
+		}
+		if writeErr == nil {
+			continue
+		}
+		// The root is read-only, or the file is on a volume.
+		if mountErr := root.MountFile(f.path, f.data, f.mode); mountErr != nil {
+			warn(fmt.Errorf("%w; %w", writeErr, mountErr))
+			lost = append(lost, f.checkUnneeded(root))
+		}
+	}
+	for _, f := range p.files {
+		warn(root.WriteFile(f.path, f.data, f.mode))
+	}
+	for _, f := range p.masks {
+		warn(root.MountFile(f.path, f.data, f.mode))
+	}
+	return warnings, errors.Join(lost...)
+}
+
+// makeLinks makes all links that it can. In a read-only root it can make none, so only the first error is returned.
+func makeLinks(links []hookargs.Link, root *rootfs.Root) error {
+	var first error
+	failed := 0
+	for _, l := range links {
+		if err := root.Symlink(l.Target, l.Path); err != nil {
+			first = cmp.Or(first, err)
+			failed++
+		}
+	}
+	if failed > 1 {
+		return fmt.Errorf("%w (and %d more links)", first, failed-1)
+	}
+	return first
+}
+
 func isMissing(err error) bool { return errors.Is(err, os.ErrNotExist) }

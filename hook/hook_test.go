@@ -61,18 +61,18 @@ func TestCreateContainerRefuses(t *testing.T) {
 		"no bundle":             {State{ID: "x"}, "find the container's root"},
 		"a root that is gone":   {State{ID: "x", Root: root + "/gone"}, "open the container's root"},
 		"the host's root":       {State{ID: "x", Root: "/proc/self/root"}, "open the container's root"},
-		"an ordinary directory": {State{ID: "x", Root: ordinary}, "was not changed: it is not a mount point"},
+		"an ordinary directory": {State{ID: "x", Root: ordinary}, "nothing was changed: it is not a mount point"},
 	} {
-		notes, err := CreateContainer(args, &tc.state, hostAt(t, t.TempDir()))
-		if len(notes) != 0 || err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: notes %v, error %v, want %q", name, notes, err, tc.want)
+		warnings, err := CreateContainer(args, &tc.state, hostAt(t, t.TempDir()))
+		if len(warnings) != 0 || err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: warnings %v, error %v, want %q", name, warnings, err, tc.want)
 		}
 	}
 	if names, err := os.ReadDir(ordinary); len(names) != 0 {
 		t.Errorf("the ordinary directory has %v, %v", names, err)
 	}
-	if notes, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir())); len(notes) != 0 || err != nil {
-		t.Errorf("a container's root: notes %v, error %v", notes, err)
+	if warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir())); len(warnings) != 0 || err != nil {
+		t.Errorf("a container's root: warnings %v, error %v", warnings, err)
 	}
 }
 
@@ -98,9 +98,9 @@ func TestDevicesAndParams(t *testing.T) {
 		Params: true, EGLProfile: true,
 		DRI: []hookargs.DRI{{PCIBusID: "0000:1b:00.0", Nodes: []string{"card1", "renderD129"}}, {PCIBusID: "0000:43:00.0", Nodes: []string{"card2"}}},
 	}
-	notes, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir))
-	if len(notes) != 0 || err != nil {
-		t.Fatalf("notes %v, error %v", notes, err)
+	warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir))
+	if len(warnings) != 0 || err != nil {
+		t.Fatalf("warnings %v, error %v", warnings, err)
 	}
 	for name, want := range map[string]string{
 		"proc/driver/nvidia/params": "Mobile: 0\nModifyDeviceFiles: 0\n",
@@ -119,8 +119,8 @@ func TestDevicesAndParams(t *testing.T) {
 		t.Errorf("by-path link: %q, %v", got, err)
 	}
 	before := hooktest.Hash(t, root)
-	if notes, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir)); len(notes) != 0 || err != nil {
-		t.Errorf("the second time: notes %v, error %v", notes, err)
+	if warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir)); len(warnings) != 0 || err != nil {
+		t.Errorf("the second time: warnings %v, error %v", warnings, err)
 	}
 	if hooktest.Hash(t, root) != before {
 		t.Error("the second run changed something")
@@ -145,8 +145,8 @@ func TestParamsInProc(t *testing.T) {
 	defer func() { _ = unix.Unmount(params, unix.MNT_DETACH) }()
 	args := &hookargs.CreateContainer{Params: true}
 	for range 2 {
-		if notes, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir)); len(notes) != 0 || err != nil {
-			t.Fatalf("notes %v, error %v", notes, err)
+		if warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir)); len(warnings) != 0 || err != nil {
+			t.Fatalf("warnings %v, error %v", warnings, err)
 		}
 		if got, err := os.ReadFile(params); string(got) != "ModifyDeviceFiles: 0\n" {
 			t.Errorf("the container sees %q, %v", got, err)
@@ -181,8 +181,8 @@ func TestLdconfigInTheContainer(t *testing.T) {
 		{SONAME: "libx.so.1", Path: "/usr/lib64/libx.so.580.1"},
 	}}
 	for range 2 {
-		if notes, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir())); len(notes) != 0 || err != nil {
-			t.Fatalf("notes %v, error %v", notes, err)
+		if warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir())); len(warnings) != 0 || err != nil {
+			t.Fatalf("warnings %v, error %v", warnings, err)
 		}
 		if out, err := exec.Command(ldconfig, "-r", root).CombinedOutput(); err != nil {
 			t.Fatalf("ldconfig: %v\n%s", err, out)
@@ -227,29 +227,49 @@ func compatRoot(t *testing.T, version, elf string) string {
 	return root
 }
 
+// libraryWithNote compiles a library with a note in a section of that name, and returns the file's content.
+func libraryWithNote(t *testing.T, section, owner, desc string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "library.so")
+	quote := strings.NewReplacer(`"`, `\\\"`)
+	hooktest.Compile(t, file, `__asm__(".pushsection `+section+`, \"a\", %note\n.balign 4\n.long 2f-1f, 4f-3f, 1\n"
+		"1: .asciz \"`+owner+`\"\n2: .balign 4\n3: .ascii \"`+quote.Replace(desc)+`\"\n4: .balign 4\n.popsection\n");`,
+		"-shared", "-fPIC", "-nostdlib")
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
 func TestForwardCompatibility(t *testing.T) {
-	noted := string(elfWith(noteSection, elfNote(noteOwner, note575)))
-	plain := string(elfWith(".note.gnu", elfNote("GNU", "")))
+	const branches = `"CUDA Version":"12.9","Driver":[535,550,560,565,570,575],"Device":[1,2,7]`
+	noted := libraryWithNote(t, ".note.cuda.fwd_compatibility", "NVIDIA Corporation", `{"Format":1,`+branches+`}`)
+	format2 := libraryWithNote(t, ".note.cuda.fwd_compatibility", "NVIDIA Corporation", `{"Format":2,`+branches+`}`)
+	notJSON := libraryWithNote(t, ".note.cuda.fwd_compatibility", "NVIDIA Corporation", "575")
+	plain := libraryWithNote(t, ".note.gnu", "GNU", "")
 	for name, tc := range map[string]struct {
 		version, elf string
 		driver       string
 		setup        func(t *testing.T, root string)
 		used         bool
-		note         string
+		warning      string
 	}{
 		"newer, and the note admits the driver": {version: "575.57.08", elf: noted, driver: "570.1", used: true},
 		"newer in the same branch":              {version: "570.2", elf: noted, driver: "570.1", used: true},
 		"the note does not admit the driver":    {version: "575.57.08", elf: noted, driver: "545.1"},
+		"the note has an unknown format":        {version: "575.57.08", elf: format2, driver: "570.1"},
+		"the note is not JSON":                  {version: "575.57.08", elf: notJSON, driver: "570.1", warning: "libcuda.so.575.57.08 is not used"},
 		"the same version":                      {version: "570.1", elf: noted, driver: "570.1"},
 		"older":                                 {version: "565.9", elf: noted, driver: "570.1"},
 		"older, though not as a decimal":        {version: "570.9", elf: noted, driver: "570.10"},
 		"no note, a newer branch":               {version: "575.57.08", elf: plain, driver: "570.1", used: true},
 		"no note, the same branch":              {version: "570.2", elf: plain, driver: "570.1"},
-		"not ELF":                               {version: "575.57.08", elf: strings.Repeat("x", 100), driver: "570.1", note: "libcuda.so.575.57.08"},
-		"empty":                                 {version: "575.57.08", elf: "", driver: "570.1", note: "ELF header"},
+		"not ELF":                               {version: "575.57.08", elf: strings.Repeat("x", 100), driver: "570.1", warning: "libcuda.so.575.57.08"},
+		"empty":                                 {version: "575.57.08", elf: "", driver: "570.1", warning: "not an ELF file"},
 		"no driver version is known":            {version: "575.57.08", elf: noted},
 		"a file in the directory's place": {
-			version: "575.57.08", elf: noted, driver: "570.1", note: compatDir,
+			version: "575.57.08", elf: noted, driver: "570.1", warning: compatDir,
 			setup: func(t *testing.T, root string) {
 				if err := os.Remove(filepath.Join(root, "usr/local/cuda")); err != nil {
 					t.Fatal(err)
@@ -258,7 +278,7 @@ func TestForwardCompatibility(t *testing.T) {
 			},
 		},
 		"two of them": {
-			version: "575.57.08", elf: noted, driver: "570.1", note: "more than one",
+			version: "575.57.08", elf: noted, driver: "570.1", warning: "more than one",
 			setup: func(t *testing.T, root string) {
 				write(t, root, map[string]string{"usr/local/cuda-12.9/compat/libcuda.so.580.1": noted})
 			},
@@ -285,9 +305,9 @@ func TestForwardCompatibility(t *testing.T) {
 				{SONAME: "libcuda.so.1", Path: "/drv/libcuda.so.570.1"},
 				{SONAME: "libnvidia-ptxjitcompiler.so.1", Path: "/drv/libnvidia-ptxjitcompiler.so.570.1"},
 			}}
-			notes, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir()))
-			if err != nil || (len(notes) > 0) != (tc.note != "") || len(notes) > 0 && !strings.Contains(notes[0].Error(), tc.note) {
-				t.Fatalf("notes %v, error %v, want a note with %q", notes, err, tc.note)
+			warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir()))
+			if err != nil || (len(warnings) > 0) != (tc.warning != "") || len(warnings) > 0 && !strings.Contains(warnings[0].Error(), tc.warning) {
+				t.Fatalf("warnings %v, error %v, want a warning with %q", warnings, err, tc.warning)
 			}
 			want := map[string]string{"libcuda.so.1": "/drv/libcuda.so.570.1", "libnvidia-ptxjitcompiler.so.1": "/drv/libnvidia-ptxjitcompiler.so.570.1"}
 			if tc.used {

@@ -183,7 +183,7 @@ func TestEngines(t *testing.T) {
 		"a static program, read-only": {image: static, readonly: true, want: "ran"},
 		// crun before its change of December 2025 makes the root read-only first, so there is nothing to mount the cache over.
 		"no cache, read-only": {image: glibc, readonly: true, want: there, fails: map[string]string{
-			"crun": "without /etc/ld.so.cache nothing in the container finds libcuda.so.1",
+			"crun": "no program in the container would find libcuda.so.1 without /etc/ld.so.cache",
 		}},
 		"no cache, read-only, in the loader's own directory": {image: func(b *bundle) {
 			glibc(b)
@@ -322,7 +322,7 @@ func TestWrongStage(t *testing.T) {
 			b.stage = "createRuntime"
 			before := hooktest.Hash(t, filepath.Join(b.root(), "etc"))
 			out, stderr, err := b.run(e)
-			if want := "is no container's root at the stage createContainer, and was not changed: it is not a mount point"; err == nil || !strings.Contains(stderr, want) {
+			if want := "is not a container's root in the createContainer stage, nothing was changed: it is not a mount point"; err == nil || !strings.Contains(stderr, want) {
 				t.Errorf("got %q, %v: %s, want %q", out, err, stderr, want)
 			}
 			if hooktest.Hash(t, filepath.Join(b.root(), "etc")) != before {

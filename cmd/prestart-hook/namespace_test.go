@@ -33,10 +33,10 @@ func TestNamespaces(t *testing.T) {
 		"process 1 is hidden from root": {
 			script: `mount -t proc -o hidepid=2 proc /proc; mount --bind "$ROOT" "$ROOT"; exec "$@"`,
 		},
-		"process 1 is hidden from somebody without rights": {
+		"process 1 is hidden from an unprivileged user": {
 			script: `mount -t proc -o hidepid=2 proc /proc; mount --bind "$ROOT" "$ROOT"
 				exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"`,
-			says: "cannot tell its mount namespace from the host's",
+			says: "cannot compare its mount namespace with the host's",
 		},
 		"process 1 is hidden in a user namespace": {
 			script: `mount -t proc -o hidepid=2 proc /proc
@@ -46,7 +46,7 @@ func TestNamespaces(t *testing.T) {
 		"a user namespace, but the mount namespace of the parent": {
 			script: `mount -t proc -o hidepid=2 proc /proc; mount --bind "$ROOT" "$ROOT"
 				exec setpriv --reuid=65534 --regid=65534 --clear-groups unshare --user --map-root-user "$@"`,
-			says: "cannot tell its mount namespace from the host's",
+			says: "cannot compare its mount namespace with the host's",
 		},
 		"a user namespace that sees process 1": {
 			script: `exec setpriv --reuid=65534 --regid=65534 --clear-groups unshare --user --map-root-user --mount sh -ec '

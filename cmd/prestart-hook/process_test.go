@@ -181,7 +181,7 @@ func TestByHand(t *testing.T) {
 		"no arguments":      {nil, "", 2, `want "create-container"`},
 		"an unknown verb":   {[]string{"install"}, "", 2, "--help"},
 		"an unknown flag":   {[]string{"create-container", "--shell"}, "", 2, "--shell"},
-		"no state":          {[]string{"create-container"}, "", 1, "OCI state: there is none"},
+		"no state":          {[]string{"create-container"}, "", 1, "OCI state: the input is empty"},
 		"a damaged state":   {[]string{"create-container"}, "{", 1, "OCI state"},
 		"the root is /":     {[]string{"create-container"}, `{"id":"x","root":"/"}`, 1, `"/" cannot be a container's root`},
 		"a link to /":       {[]string{"create-container"}, `{"id":"x","root":"/proc/self/root"}`, 1, "the root of the host"},
@@ -213,7 +213,7 @@ func TestRootIsWorkingDirectory(t *testing.T) {
 		t.Errorf("a mount: status %d, %s, library at %q", status, stderr, c.found("libcuda.so.1"))
 	}
 	c.must(syscall.Unmount(c.root, syscall.MNT_DETACH))
-	if status, stderr := c.run(args...); status != 1 || !strings.Contains(stderr, "the working directory is no container's root") {
+	if status, stderr := c.run(args...); status != 1 || !strings.Contains(stderr, "the working directory is not a container's root") {
 		t.Errorf("an ordinary directory: status %d, %s", status, stderr)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -110,10 +111,12 @@ func (c *CreateContainer) parse(arg string) error {
 	switch name {
 	case "--driver-version":
 		c.DriverVersion = value
-		return checkVersion(value)
+		_, err := ParseVersion(value)
+		return err
 	case "--cuda-version":
 		c.CUDAVersion = value
-		return checkVersion(value)
+		_, err := ParseVersion(value)
+		return err
 	case "--libraries":
 		return c.parseLibraries(value)
 	case "--link":
@@ -179,11 +182,18 @@ func checkPath(p string) error {
 	return nil
 }
 
-func checkVersion(v string) error {
-	for part := range strings.SplitSeq(v, ".") {
+// ParseVersion splits a version into its numbers, which have at most 9 digits: "580.126.09" is 580, 126, 9.
+func ParseVersion(s string) ([]int, error) {
+	var numbers []int
+	for part := range strings.SplitSeq(s, ".") {
 		if part == "" || len(part) > 9 || strings.Trim(part, "0123456789") != "" {
-			return fmt.Errorf("%q is not a version, numbers with dots between", v)
+			return nil, fmt.Errorf("%q is not a version, such as 580.126.09", s)
 		}
+		n, err := strconv.Atoi(part)
+		if err != nil {
+			return nil, err
+		}
+		numbers = append(numbers, n)
 	}
-	return nil
+	return numbers, nil
 }

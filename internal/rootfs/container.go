@@ -11,7 +11,7 @@ import (
 )
 
 // CheckContainer returns an error unless the root is a mount point in a mount namespace other than that of process 1.
-// Elsewhere what the hook writes and mounts would be the host's.
+// Anywhere else the hook would write and mount on the host.
 func (r *Root) CheckContainer() error {
 	parent, err := openat(r.dir, "..", unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
@@ -25,21 +25,23 @@ func (r *Root) CheckContainer() error {
 	if id == r.mount {
 		return errors.New("it is not a mount point")
 	}
-	if isHost, err := r.isInHostNamespace(); err != nil {
-		return fmt.Errorf("cannot tell its mount namespace from the host's: %w", err)
-	} else if isHost {
+	isHost, err := r.isInHostNamespace()
+	if err != nil {
+		return fmt.Errorf("cannot compare its mount namespace with the host's: %w", err)
+	}
+	if isHost {
 		return errors.New("it is in the host's mount namespace, that of process 1")
 	}
 	return nil
 }
 
-// isInHostNamespace reports whether the root's mount is in the mount namespace of process 1. There are three proofs:
+// isInHostNamespace reports whether the root's mount is in the mount namespace of process 1. It tries three ways:
 //
-//  1. The two namespaces are compared, where the kernel permits it: not in a user namespace, nor under some security
-//     modules.
-//  2. The mount's id, which is unique on the machine, is looked for among the mounts of process 1. Everybody may read
-//     those, unless /proc hides process 1 (hidepid).
-//  3. The mount namespace belongs to a user namespace other than the initial one, so it is not the host's.
+//  1. Compare the two namespaces. The kernel forbids it in a user namespace and under some security modules.
+//  2. Search the mounts of process 1 for the mount's ID, which is unique on the machine. Every process can read them,
+//     unless /proc hides process 1 (hidepid).
+//  3. Check the owner of the mount namespace: if it is a user namespace other than the initial one, the mount namespace
+//     is not the host's.
 func (r *Root) isInHostNamespace() (bool, error) {
 	own, err := inode("/proc/thread-self/ns/mnt")
 	if err != nil {
@@ -63,8 +65,8 @@ func (r *Root) isInHostNamespace() (bool, error) {
 // initialUserNamespace is the inode number of that namespace, USER_NS_INIT_INO of linux/nsfs.h.
 const initialUserNamespace = 0xEFFFFFFD
 
-// mountNamespaceOwner is the inode number of the user namespace that owns the mount namespace. The kernel does not tell
-// it to a process in a user namespace below.
+// mountNamespaceOwner returns the inode number of the user namespace that owns the mount namespace. The kernel refuses it
+// to a process in a descendant of that user namespace.
 func mountNamespaceOwner() (uint64, error) {
 	ns, err := os.Open("/proc/thread-self/ns/mnt")
 	if err != nil {
@@ -73,13 +75,13 @@ func mountNamespaceOwner() (uint64, error) {
 	defer closeQuietly(ns)
 	owner, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_USERNS)
 	if err != nil {
-		return 0, fmt.Errorf("ask for the owner of the mount namespace: %w", err)
+		return 0, fmt.Errorf("get the owner of the mount namespace: %w", err)
 	}
 	f := os.NewFile(uintptr(owner), "user namespace")
 	defer closeQuietly(f)
 	var st unix.Stat_t
 	if err := unix.Fstat(owner, &st); err != nil {
-		return 0, fmt.Errorf("look at the owner of the mount namespace: %w", err)
+		return 0, fmt.Errorf("stat the owner of the mount namespace: %w", err)
 	}
 	return st.Ino, nil
 }
@@ -94,7 +96,7 @@ func inode(name string) (uint64, error) {
 
 const maxMountinfo = 64 << 20 // bytes; a namespace has at most 100,000 mounts by default
 
-// findMount is the line of a mount in a mountinfo file, or "". See proc_pid_mountinfo(5): the mount's id comes first.
+// findMount returns the line of a mount in a mountinfo file, or "". The ID is its first field (proc_pid_mountinfo(5)).
 func findMount(mountinfo []byte, id uint64) string {
 	prefix := strconv.FormatUint(id, 10) + " "
 	for line := range strings.Lines(string(mountinfo)) {
@@ -105,7 +107,7 @@ func findMount(mountinfo []byte, id uint64) string {
 	return ""
 }
 
-// mountID tells mounts apart.
+// mountID returns the ID of the mount that f is on.
 func mountID(f *os.File) (uint64, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
@@ -128,5 +130,5 @@ func mountIDFromProc(f *os.File) (uint64, error) {
 			return strconv.ParseUint(strings.TrimSpace(id), 10, 64)
 		}
 	}
-	return 0, fmt.Errorf("%s: the kernel does not tell its mount", f.Name())
+	return 0, fmt.Errorf("%s: the kernel does not report its mount", f.Name())
 }

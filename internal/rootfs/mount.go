@@ -14,38 +14,63 @@ import (
 
 const mountAttrs = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 
-// MountFile covers what is at name, after following links, with a read-only file of that content and mode; a directory
-// is left alone. The new file is the only one of a tmpfs of its own, so nothing in the root changes. The mount
-// namespace of the process must be the container's. It needs Linux 5.8, and 5.12 for being read-only. Where such a file
-// with that content is mounted already, nothing is done. What is on a shared mount is refused with [ErrShared].
+// MountFile mounts a read-only file with that content and mode over the file at name, after following links. The file is
+// alone on a tmpfs of its own, so nothing in the root changes. A directory is refused, and so is a file on a shared mount,
+// with [ErrShared]. If a file with that content is mounted there already, nothing is done.
+//
+// The mount namespace of the process must be the container's. It needs Linux 5.8, and 5.12 for a read-only mount.
 func (r *Root) MountFile(name string, data []byte, mode fs.FileMode) error {
-	now, err := r.ReadCover(name, int64(len(data)))
-	if err == nil && bytes.Equal(now, data) {
+	if now, err := r.ReadCover(name, int64(len(data))); err == nil && bytes.Equal(now, data) {
 		return nil
 	}
-	target, err := r.open(name, unix.O_PATH)
-	if err != nil {
-		return fmt.Errorf("mount over %s: %w", name, err)
-	}
-	defer closeQuietly(target)
-	i, err := info(target)
-	if err == nil && i.Mode.IsDir() {
-		err = fmt.Errorf("%w but %s", ErrNotRegular, typeName(i.Mode))
-	}
-	if err == nil && !strings.HasPrefix(name, "/proc/") {
-		err = refuseProc(target)
-	}
-	if err == nil {
-		err = r.cover(target, data, mode)
-	}
-	if err != nil {
+	if err := r.mountFile(name, data, mode); err != nil {
 		return fmt.Errorf("mount over %s: %w", name, err)
 	}
 	return nil
 }
 
-// refuseProc keeps links of the image away from /proc: the runtime still writes to files there, to set the container's
-// security profile for one (see CVE-2019-16884).
+func (r *Root) mountFile(name string, data []byte, mode fs.FileMode) error {
+	target, err := r.open(name, unix.O_PATH)
+	if err != nil {
+		return err
+	}
+	defer closeQuietly(target)
+	info, err := target.Stat()
+	if err != nil {
+		return err
+	}
+	if info.IsDir() {
+		return fmt.Errorf("%w but %s", ErrNotRegular, typeName(info.Mode()))
+	}
+	if !strings.HasPrefix(name, "/proc/") {
+		if err := refuseProc(target); err != nil {
+			return err
+		}
+	}
+	tmpfs, err := newTmpfs(len(data))
+	if err != nil {
+		return fmt.Errorf("make a tmpfs: %w", err)
+	}
+	defer closeQuietly(tmpfs)
+	const fileName = "file"
+	if err := create(tmpfs, fileName, data, mode); err != nil {
+		return fmt.Errorf("write to a tmpfs: %w", err)
+	}
+	copyLabel(target, tmpfs, fileName)
+	tree, err := unix.OpenTree(int(tmpfs.Fd()), fileName, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.15
+		tree, err = r.openAttached(tmpfs, fileName)
+	}
+	if err != nil {
+		return fmt.Errorf("open_tree: %w", err)
+	}
+	file := os.NewFile(uintptr(tree), fileName)
+	defer closeQuietly(file)
+	return attach(file, target)
+}
+
+// refuseProc returns an error if a link of the image led into /proc. The runtime still writes to files there, for example
+// to set the container's security profile (CVE-2019-16884).
 func refuseProc(f *os.File) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
@@ -57,31 +82,9 @@ func refuseProc(f *os.File) error {
 	return nil
 }
 
-func (r *Root) cover(target *os.File, data []byte, mode fs.FileMode) error {
-	const name = "file"
-	tmpfs, err := newTmpfs(len(data))
-	if err != nil {
-		return fmt.Errorf("make a tmpfs: %w", err)
-	}
-	defer closeQuietly(tmpfs)
-	if err := create(tmpfs, name, data, mode); err != nil {
-		return fmt.Errorf("write to a tmpfs: %w", err)
-	}
-	copyLabel(target, tmpfs, name)
-	tree, err := unix.OpenTree(int(tmpfs.Fd()), name, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-	if errors.Is(err, unix.EINVAL) { // before Linux 6.15
-		tree, err = r.openAttached(tmpfs, name)
-	}
-	if err != nil {
-		return fmt.Errorf("open_tree: %w", err)
-	}
-	file := os.NewFile(uintptr(tree), name)
-	defer closeQuietly(file)
-	return attach(file, target)
-}
-
-// copyLabel gives a new file the SELinux label of the file that it will cover. With that of a tmpfs the container may not
-// be allowed to read it. Without SELinux there is none; a label that cannot be set leaves the policy's default.
+// copyLabel gives a new file the SELinux label of the file that it will cover, since the container may not be allowed to
+// read a file with the label of a tmpfs. Errors are ignored: without SELinux there is no label, and a label that cannot be
+// set leaves the policy's default.
 func copyLabel(from, dir *os.File, name string) {
 	const label, maxLabel = "security.selinux", 4096
 	data := make([]byte, maxLabel)
@@ -93,7 +96,7 @@ func copyLabel(from, dir *os.File, name string) {
 
 func fdPath(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
-// newTmpfs is a handle on a new tmpfs, mounted nowhere, for one file of that size.
+// newTmpfs returns a handle of a new tmpfs for one file of that size. It is not mounted anywhere.
 func newTmpfs(size int) (*os.File, error) {
 	ctx, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -115,8 +118,8 @@ func newTmpfs(size int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "tmpfs"), nil
 }
 
-// openAttached is open_tree for kernels that clone only mounts of the own namespace. The tmpfs lies over the root
-// meanwhile, which nobody sees: lookups start below it, at the root's handle, and the container does not run yet.
+// openAttached is open_tree for kernels that clone only mounts of the own namespace. It mounts the tmpfs over the root
+// meanwhile. That has no effect: lookups start at the root's handle, below that mount, and the container does not run yet.
 func (r *Root) openAttached(tmpfs *os.File, name string) (_ int, err error) {
 	if err := moveMount(tmpfs, r.dir); err != nil {
 		return -1, err
@@ -129,7 +132,7 @@ func (r *Root) openAttached(tmpfs *os.File, name string) (_ int, err error) {
 	return unix.OpenTree(int(tmpfs.Fd()), name, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 }
 
-// attach mounts the detached file over target. The mount is read-only before anyone can see it.
+// attach mounts the detached file over target. The mount is made read-only before it is visible.
 func attach(file, target *os.File) error {
 	attr := &unix.MountAttr{Attr_set: mountAttrs | unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE}
 	if err := unix.MountSetattr(int(file.Fd()), "", unix.AT_EMPTY_PATH, attr); err != nil && !errors.Is(err, unix.ENOSYS) {
@@ -149,8 +152,8 @@ func moveMount(from, to *os.File) error {
 	return nil
 }
 
-// refuseShared returns an error if a mount over f would appear in other mount namespaces too: on the host, where the
-// image leads to a volume with mount propagation.
+// refuseShared returns ErrShared if a mount over f would propagate to other mount namespaces. It would appear on the host
+// if the image leads to a volume with mount propagation.
 func refuseShared(f *os.File) error {
 	id, err := mountID(f)
 	if err != nil {
@@ -162,7 +165,7 @@ func refuseShared(f *os.File) error {
 	}
 	mount := findMount(mounts, id)
 	if mount == "" {
-		return errors.New("the mount below is unknown")
+		return errors.New("the mount that the file is on is not in mountinfo")
 	}
 	if optional, _, _ := strings.Cut(mount, " - "); strings.Contains(optional, " shared:") {
 		return ErrShared

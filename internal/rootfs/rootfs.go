@@ -1,17 +1,17 @@
-// Package rootfs works on files in a container's root that somebody else filled. It is the only place of the hook that
-// opens, makes, replaces or mounts over such files.
+// Package rootfs accesses files in a hostile container's root. All other code of the hook opens, creates, replaces and
+// mounts over such files through it.
 //
-// Every path is resolved by the kernel as if the root were "/" (openat2 with RESOLVE_IN_ROOT; pathrs-lite on kernels
-// before 5.6), from one handle that is opened once. So no link, no "..", no magic link of /proc and no rename during
-// the work leads out of the root. Files are first opened with O_PATH, which has no effect on a device or a FIFO, and
-// read only if they are regular. A file is replaced by creating a new one beside it and renaming, so nothing is ever
-// written through a link or into an inode that the image chose.
+// The root is opened once. The kernel resolves every path from that handle as if the root were "/" (openat2 with
+// RESOLVE_IN_ROOT, or pathrs-lite before Linux 5.6). So no link, no "..", no magic link of /proc and no concurrent rename
+// leads out of the root. A file is first opened with O_PATH, which has no effect on devices and FIFOs, and then read only
+// if it is regular. A file is replaced by renaming a new one over it, so nothing is written through a link or into an
+// inode that the image chose.
 //
-// Only what is on the root's own mount is read or written, whatever path led there: a link of the image may lead to a
-// volume, a Secret or a file of /proc or /sys that the container's user cannot read, and what the hook read there would
-// end in a file that everybody can read. Other files are refused with [ErrVolume]. The container's own /dev is the
-// exception: directories on it are listed and written to. Nothing is mounted where the mount would propagate out of the
-// container; that is refused with [ErrShared].
+// Only files on the root's own mount are read or written, whatever path leads to them. Others are refused with
+// [ErrVolume]: a link of the image may lead to a volume, a Secret or a file of /proc or /sys that the container's user
+// cannot read, and the hook would copy it into a file that every user can read. The exception is the container's own /dev,
+// whose directories are listed and written to. A mount that would propagate out of the container is refused with
+// [ErrShared].
 package rootfs
 
 import (
@@ -27,30 +27,39 @@ import (
 )
 
 var (
-	// ErrNotRegular is the error of reading something else than a regular file.
+	// ErrNotRegular is the error of reading a file that is not a regular one.
 	ErrNotRegular = errors.New("not a regular file")
 	// ErrTooLarge is the error of reading a file that is larger than the limit.
 	ErrTooLarge = errors.New("file too large")
-	// ErrVolume is the error of reading or changing what is on a volume, or on any other mount than the root's own.
+	// ErrVolume is the error of reading or changing a file on a volume, or on any mount other than the root's own.
 	ErrVolume = errors.New("on another mount than the container's root")
-	// ErrShared is the error of mounting over something on a mount that others share.
-	ErrShared = errors.New("on a mount with propagation, where others would see it")
+	// ErrShared is the error of mounting over a file on a mount with propagation.
+	ErrShared = errors.New("on a shared mount: the new mount would appear on the host too")
 )
 
 // Root is a container's root. Its methods take absolute, clean paths as the container sees them.
 type Root struct {
 	dir *os.File
-	// mount is the id of the root's own mount, dev that of the container's own /dev, or the same if it has none.
+	// mount is the ID of the root's own mount. dev is that of the container's own /dev, or the same if it has none.
 	mount, dev uint64
 }
 
-// Open opens the root at path, or the working directory, ".". hostDev is the host's /dev, which is never taken for the
-// container's own. It refuses the root of the calling process.
+// Open opens the root at an absolute path, or the working directory, ".". It refuses the root of the calling process.
+// hostDev is the path of the host's /dev, which is never treated as the container's own.
 //
-// On the way no symbolic link is followed that somebody else than root, or the caller, could have made: the owner of a
-// directory above the root could lead the hook to another container's, or to any mount of the host.
+// Symbolic links on the way are followed only if nobody but root and the caller could have made them. With another link
+// the owner of a directory above the root could lead the hook to another container, or to any mount of the host.
 func Open(name, hostDev string) (*Root, error) {
-	dir, err := openRoot(name)
+	var dir *os.File
+	var err error
+	switch {
+	case name == ".": // its path may lead elsewhere by now
+		dir, err = os.OpenFile(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	case path.IsAbs(name):
+		dir, err = trust.OpenDirPath(name)
+	default:
+		err = fmt.Errorf("open %q: not an absolute path", name)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -66,18 +75,8 @@ func Open(name, hostDev string) (*Root, error) {
 	return r, nil
 }
 
-func openRoot(name string) (*os.File, error) {
-	switch {
-	case name == ".": // its path may lead elsewhere by now
-		return os.OpenFile(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	case !path.IsAbs(name):
-		return nil, fmt.Errorf("open %q: not an absolute path", name)
-	}
-	return trust.OpenDirPath(name)
-}
-
-// findDev is the id of the mount at /dev, not behind a link there, if it is a tmpfs, as runtimes mount it, and not the
-// host's; otherwise that of the root's own mount.
+// findDev returns the ID of the mount at /dev if that is the container's own: a tmpfs, as runtimes mount it, that is not
+// the host's and not behind a link. Otherwise it returns the ID of the root's mount.
 func (r *Root) findDev(hostDev string) uint64 {
 	var host, own unix.Stat_t
 	var fs unix.Statfs_t
@@ -94,11 +93,11 @@ func (r *Root) findDev(hostDev string) uint64 {
 	return id
 }
 
-// refuseOwnRoot guards against working on the host's files, whatever led there.
+// refuseOwnRoot returns an error if dir is the host's root.
 func refuseOwnRoot(dir *os.File) error {
 	var own, other unix.Stat_t
 	if err := unix.Stat("/", &own); err != nil {
-		return fmt.Errorf("look at /: %w", err)
+		return &os.PathError{Op: "stat", Path: "/", Err: err}
 	}
 	if err := unix.Fstat(int(dir.Fd()), &other); err != nil {
 		return err
@@ -112,7 +111,7 @@ func refuseOwnRoot(dir *os.File) error {
 // Close closes the root's handle.
 func (r *Root) Close() error { return r.dir.Close() }
 
-// lookupTries bounds how often a lookup is tried again that a rename or mount elsewhere has disturbed.
+// lookupTries bounds the attempts of a lookup that concurrent renames or mounts disturb.
 const lookupTries = 128
 
 // open opens a path in the root. With flags O_PATH it has no effect on what it opens.
@@ -129,7 +128,7 @@ func (r *Root) open(name string, flags uint64) (*os.File, error) {
 		case err == nil:
 			return os.NewFile(uintptr(fd), name), nil
 		case errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM):
-			return r.openSlowly(name, flags)
+			return r.openWithoutOpenat2(name, flags)
 		}
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EXDEV) && !errors.Is(err, unix.EINTR) {
 			break
@@ -138,10 +137,10 @@ func (r *Root) open(name string, flags uint64) (*os.File, error) {
 	return nil, &os.PathError{Op: "open", Path: name, Err: err}
 }
 
-// openSlowly is open where there is no openat2: before Linux 5.6, or refused by a seccomp filter.
-func (r *Root) openSlowly(name string, flags uint64) (*os.File, error) {
+// openWithoutOpenat2 is open before Linux 5.6, and where a seccomp filter refuses openat2.
+func (r *Root) openWithoutOpenat2(name string, flags uint64) (*os.File, error) {
 	if flags&unix.O_NOFOLLOW != 0 {
-		dir, err := r.openSlowly(path.Dir(name), unix.O_PATH|unix.O_DIRECTORY)
+		dir, err := r.openWithoutOpenat2(path.Dir(name), unix.O_PATH|unix.O_DIRECTORY)
 		if err != nil {
 			return nil, err
 		}

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Symlink makes name a symbolic link that contains target, with the directories above it. It replaces another link or
-// a file, but no directory and no mount point. A link that is right already stays untouched.
+// Symlink creates a symbolic link that contains target, and missing directories above it. It replaces another link or
+// a file, but not a directory or a mount point. A link that is right already stays untouched.
 func (r *Root) Symlink(target, name string) error {
 	if r.isLink(target, name) {
 		return nil
@@ -46,9 +46,8 @@ func (r *Root) isLink(target, name string) bool {
 	return err == nil && string(buf[:n]) == target
 }
 
-// WriteFile makes name a regular file with that content and mode, whatever the umask, with the directories above it.
-// What was there is replaced and not followed, unless it is a directory or a mount point. A regular file that is right
-// already stays untouched.
+// WriteFile creates a regular file with that content and mode, whatever the umask, and missing directories above it. It
+// replaces another file or a link, but not a directory or a mount point. A file that is right already stays untouched.
 func (r *Root) WriteFile(name string, data []byte, mode fs.FileMode) error {
 	if r.isSame(name, data, mode) {
 		return nil
@@ -68,15 +67,15 @@ func (r *Root) WriteFile(name string, data []byte, mode fs.FileMode) error {
 }
 
 func (r *Root) isSame(name string, data []byte, mode fs.FileMode) bool {
-	i, err := r.Lstat(name)
-	if err != nil || i.Mode != mode || i.Size != int64(len(data)) {
+	info, err := r.Lstat(name)
+	if err != nil || info.Mode() != mode || info.Size() != int64(len(data)) {
 		return false
 	}
-	now, err := r.ReadFile(name, i.Size)
+	now, err := r.ReadFile(name, info.Size())
 	return err == nil && bytes.Equal(now, data)
 }
 
-// create makes a new file. On an error nothing is left.
+// create writes a new file. It removes the file again if that fails.
 func create(dir *os.File, name string, data []byte, mode fs.FileMode) error {
 	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat(int(dir.Fd()), name, flags, 0o600)
@@ -85,7 +84,7 @@ func create(dir *os.File, name string, data []byte, mode fs.FileMode) error {
 	}
 	f := os.NewFile(uintptr(fd), name)
 	_, err = f.Write(data)
-	// The mode comes after the content, so that whoever can read the file can read all of it.
+	// The mode is set last, so that readers never see a part of the content.
 	err = errors.Join(err, f.Chmod(mode), f.Close())
 	if err != nil {
 		return errors.Join(err, unix.Unlinkat(int(dir.Fd()), name, 0))
@@ -93,14 +92,20 @@ func create(dir *os.File, name string, data []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// replace gives the name to what mk makes under a temporary one. A directory is refused before anything is made.
+// replace renames what mk creates under a temporary name. It refuses to replace a directory.
 func replace(dir *os.File, name string, mk func(temp string) error) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return unix.EISDIR
 	}
-	temp, err := makeTemp(name, mk)
+	var temp string
+	for range 100 {
+		temp = "." + name[:min(len(name), 200)] + "." + strconv.FormatUint(rand.Uint64(), 36)
+		if err = mk(temp); !errors.Is(err, unix.EEXIST) {
+			break
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -110,45 +115,24 @@ func replace(dir *os.File, name string, mk func(temp string) error) error {
 	return nil
 }
 
-// makeTemp calls mk with random names until one is free.
-func makeTemp(name string, mk func(temp string) error) (string, error) {
-	for try := 0; ; try++ {
-		temp := "." + name[:min(len(name), 200)] + "." + strconv.FormatUint(rand.Uint64(), 36)
-		err := mk(temp)
-		if !errors.Is(err, unix.EEXIST) || try > 100 {
-			return temp, err
-		}
-	}
-}
-
-// ownDir opens a directory for changes and makes it where it is missing, with mode 0755 less the umask. checkOwn must
-// admit it.
+// ownDir opens a directory for changes, and makes it if it is missing, with mode 0755 less the umask. It returns ErrVolume
+// unless the directory is on the root's own mount or in the container's own /dev, whatever path led to it.
 func (r *Root) ownDir(name string) (*os.File, error) {
 	dir, err := r.open(name, unix.O_PATH|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOENT) && name != "/" {
-		return r.mkdir(name)
+		dir, err = r.mkdir(name)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := r.checkOwn(dir); err != nil {
+	if err := r.checkOwnMount(dir); err != nil {
 		closeQuietly(dir)
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return dir, nil
 }
 
-// checkOwn returns ErrVolume for a directory that is neither on the root's own mount nor on that of the container's own
-// /dev, whatever path led to it.
-func (r *Root) checkOwn(dir *os.File) error {
-	id, err := mountID(dir)
-	if err == nil && id != r.mount && id != r.dev {
-		err = ErrVolume
-	}
-	return err
-}
-
-// mkdir makes the directory name, in a parent that may be missing too. It fails where a dangling link stands in the way.
+// mkdir makes a directory, and its parent if that is missing. It does not follow a dangling link of that name.
 func (r *Root) mkdir(name string) (*os.File, error) {
 	parent, err := r.ownDir(path.Dir(name))
 	if err != nil {
@@ -159,13 +143,5 @@ func (r *Root) mkdir(name string) (*os.File, error) {
 	if err := unix.Mkdirat(int(parent.Fd()), base, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, &os.PathError{Op: "mkdir", Path: name, Err: err}
 	}
-	dir, err := openat(parent, base, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
-	if err != nil {
-		return nil, err
-	}
-	if err := r.checkOwn(dir); err != nil {
-		closeQuietly(dir)
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return dir, nil
+	return openat(parent, base, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 }
