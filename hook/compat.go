@@ -19,8 +19,8 @@ const compatDir = "/usr/local/cuda/compat"
 // maxCompatFiles bounds the listing of compatDir; real ones have about 10.
 const maxCompatFiles = 1000
 
-// findCompat returns the libraries of the image's own user-mode driver, if it is newer than the host's and works with the
-// host's kernel driver. Otherwise it returns none.
+// findCompat returns the libraries of the image's own user-mode driver, if it is newer than the host's and works with
+// the host's kernel driver. Otherwise it returns none.
 func findCompat(root *rootfs.Root, args *hookargs.CreateContainer) ([]hookargs.Library, error) {
 	driver := parseVersion(args.DriverVersion)
 	if driver == nil {
@@ -65,8 +65,8 @@ func findCompat(root *rootfs.Root, args *hookargs.CreateContainer) ([]hookargs.L
 	return compatLibraries(root, names, own, args), nil
 }
 
-// isCompatible reports whether a libcuda works with the host's driver. Since CUDA 12.9 it has a note with the branches of
-// the kernel driver that it supports. For one without, the rule is that of NVIDIA's toolkit: a newer branch.
+// isCompatible reports whether a libcuda works with the host's driver. Since CUDA 12.9 it has a note with the branches
+// of the kernel driver that it supports. For one without, the rule is that of NVIDIA's toolkit: a newer branch.
 func isCompatible(root *rootfs.Root, libcuda string, own, driver []int) (bool, error) {
 	const section, owner = ".note.cuda.fwd_compatibility", "NVIDIA Corporation"
 	f, err := root.OpenFile(libcuda)
@@ -101,7 +101,9 @@ func isCompatible(root *rootfs.Root, libcuda string, own, driver []int) (bool, e
 
 // compatLibraries are the libraries of compatDir under their own names, and under the names of the driver's libraries
 // that they replace, since the image may lack those links.
-func compatLibraries(root *rootfs.Root, names []string, version string, args *hookargs.CreateContainer) []hookargs.Library {
+func compatLibraries(
+	root *rootfs.Root, names []string, version string, args *hookargs.CreateContainer,
+) []hookargs.Library {
 	var libs []hookargs.Library
 	for _, name := range names {
 		isLibrary := strings.HasPrefix(name, "libcuda") || strings.HasPrefix(name, "libnvidia-")

@@ -10,8 +10,8 @@
 //
 // A second run finds the result of the first and changes nothing.
 //
-// The root belongs to the image, which is hostile. Paths in it are opened only through internal/rootfs. Nothing in it is
-// executed or mounted, and every parser is bounded and fuzzed. The hook writes only what comes from its arguments or
+// The root belongs to the image, which is hostile. Paths in it are opened only through internal/rootfs. Nothing in it
+// is executed or mounted, and every parser is bounded and fuzzed. The hook writes only what comes from its arguments or
 // from files on the root's own mount, and of these only what parses: valid entries of a loader cache, directories of a
 // search path. So a link of the image to a Secret, a volume or a file of /sys makes nothing of it readable. Which
 // devices a container gets is decided by the CDI spec alone, never by the image.
@@ -88,8 +88,8 @@ type observation struct {
 type content struct {
 	data []byte
 	err  error
-	// cover is the content of a file mounted over this one, maybe by an earlier run of the hook. It may be a Secret, so it
-	// is only compared with what the hook would write.
+	// cover is the content of a file mounted over this one, maybe by an earlier run of the hook. It may be a Secret, so
+	// it is only compared with what the hook would write.
 	cover []byte
 }
 

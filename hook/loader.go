@@ -60,13 +60,13 @@ type loaderFile struct {
 	libraries []hookargs.Library
 	// defaultDirs are the directories that the loader searches without the file.
 	defaultDirs []string
-	// config is written too, so that the file has the libraries again after ldconfig in the container. Its path is empty if
-	// it is not needed.
+	// config is written too, so that the file has the libraries again after ldconfig in the container. Its path is
+	// empty if it is not needed.
 	config file
 }
 
-// checkUnneeded returns an error if programs cannot find a library without the file. Libraries in a subdirectory, such as
-// vdpau/, are loaded by path and need not be found.
+// checkUnneeded returns an error if programs cannot find a library without the file. Libraries in a subdirectory, such
+// as vdpau/, are loaded by path and need not be found.
 func (f loaderFile) checkUnneeded(root *rootfs.Root) error {
 	var lost []string
 	for _, lib := range f.libraries {
@@ -83,13 +83,15 @@ func (f loaderFile) checkUnneeded(root *rootfs.Root) error {
 	if len(lost) > 1 {
 		names = fmt.Sprintf("%s and %d more libraries", lost[0], len(lost)-1)
 	}
-	return fmt.Errorf("no program in the container would find %s without %s: use a writable root, or an image that has this file",
-		names, f.path)
+	return fmt.Errorf("no program in the container would find %s without %s: "+
+		"use a writable root, or an image that has this file", names, f.path)
 }
 
 // isSubdirectory reports whether dir is below the directory of one of the libraries.
 func isSubdirectory(dir string, libs []hookargs.Library) bool {
-	return slices.ContainsFunc(libs, func(l hookargs.Library) bool { return strings.HasPrefix(dir, path.Dir(l.Path)+"/") })
+	return slices.ContainsFunc(libs, func(l hookargs.Library) bool {
+		return strings.HasPrefix(dir, path.Dir(l.Path)+"/")
+	})
 }
 
 // glibcDirs are the directories of libraries that glibc searches by default: where libc itself is, with or without /usr
@@ -147,7 +149,8 @@ func (p *plan) addCache(links []hookargs.Link, seen *observation, a arch) {
 		p.warnings = append(p.warnings, replaced(err))
 	}
 	if dropped > 0 {
-		p.warnings = append(p.warnings, fmt.Errorf("%s: dropped %d entries without a name or an absolute path", cachePath, dropped))
+		p.warnings = append(p.warnings,
+			fmt.Errorf("%s: dropped %d entries without a name or an absolute path", cachePath, dropped))
 	}
 	f := loaderFile{file: file{cachePath, data, 0o644}, libraries: seen.libraries, defaultDirs: seen.glibcDirs}
 	if config := configOf(libs, seen); seen.hasConfigDir && config != "" {
@@ -171,8 +174,9 @@ func configOf(libs []hookargs.Library, seen *observation) string {
 // replaced is the warning that a file could not be used.
 func replaced(err error) error { return fmt.Errorf("%w; a new file replaces it", err) }
 
-// linkNames are additional names of libraries, from the links beside them. ldconfig has them in the cache too, since some
-// programs load "libcuda.so". If several libraries have one SONAME, the name stands for the first, as in the cache.
+// linkNames are additional names of libraries, from the links beside them. ldconfig has them in the cache too, since
+// some programs load "libcuda.so". If several libraries have one SONAME, the name stands for the first, as in the
+// cache.
 func linkNames(links []hookargs.Link, libs []hookargs.Library) []hookargs.Library {
 	first := map[string]string{}   // SONAME to file
 	sonames := map[string]string{} // path of a library or of its SONAME's link, to SONAME
@@ -193,8 +197,8 @@ func linkNames(links []hookargs.Link, libs []hookargs.Library) []hookargs.Librar
 	return named
 }
 
-// mergeCache adds entries to the valid part of a cache, and counts the invalid entries that it dropped. It parses its own
-// result, which the next run of the hook must be able to read.
+// mergeCache adds entries to the valid part of a cache, and counts the invalid entries that it dropped. It parses its
+// own result, which the next run of the hook must be able to read.
 func mergeCache(now content, entries []ldcache.Entry) (data []byte, dropped int, err error) {
 	if now.err != nil {
 		return nil, 0, now.err
@@ -212,8 +216,8 @@ func mergeCache(now content, entries []ldcache.Entry) (data []byte, dropped int,
 	return data, dropped, nil
 }
 
-// addMusl plans musl's search path, with the driver's directories last, since they may hold glibc's libraries. musl finds
-// libraries by file name, so each needs a link with its SONAME.
+// addMusl plans musl's search path, with the driver's directories last, since they may hold glibc's libraries. musl
+// finds libraries by file name, so each needs a link with its SONAME.
 func (p *plan) addMusl(seen *observation, a arch) {
 	if !seen.musl || len(seen.libraries) == 0 {
 		return
@@ -241,8 +245,9 @@ func (p *plan) addMusl(seen *observation, a arch) {
 	case len(missing) == 0:
 		return
 	case dropped > 0:
-		p.warnings = append(p.warnings, fmt.Errorf("%s: dropped %d parts that are not clean absolute paths, or beyond the limit of %d",
-			a.muslPath, dropped, maxMuslDirs))
+		p.warnings = append(p.warnings,
+			fmt.Errorf("%s: dropped %d parts that are not clean absolute paths, or beyond the limit of %d",
+				a.muslPath, dropped, maxMuslDirs))
 	}
 	data := []byte(strings.Join(append(dirs, missing...), "\n") + "\n")
 	p.loaderFiles = append(p.loaderFiles, loaderFile{
@@ -255,13 +260,13 @@ func without(list, other []string) []string {
 	return slices.DeleteFunc(list, func(s string) bool { return slices.Contains(other, s) })
 }
 
-// searchDirs splits a search path at colons and newlines. It drops and counts parts that are not clean absolute paths, or
-// too many.
+// searchDirs splits a search path at colons and newlines. It drops and counts parts that are not clean absolute paths,
+// or too many.
 func searchDirs(data []byte) (dirs []string, dropped int) {
 	for dir := range strings.FieldsFuncSeq(string(data), func(r rune) bool { return r == ':' || r == '\n' }) {
 		clean := path.Clean(dir)
-		isClean := path.IsAbs(dir) && (dir == clean || dir == clean+"/") && !strings.ContainsFunc(dir, unicode.IsControl)
-		if !isClean || len(dir) > maxDir || len(dirs) == maxMuslDirs {
+		isClean := path.IsAbs(dir) && (dir == clean || dir == clean+"/")
+		if !isClean || strings.ContainsFunc(dir, unicode.IsControl) || len(dir) > maxDir || len(dirs) == maxMuslDirs {
 			dropped++
 			continue
 		}

@@ -135,7 +135,7 @@ func TestMakePlan(t *testing.T) {
 		},
 		"no loader in sight, but a cache": {
 			seen: observation{libraries: libs, cache: content{data: []byte("damaged")}},
-			want: append(fresh[:3:3], "warning: /etc/ld.so.cache: not a usable ld.so.cache: no known magic at its beginning; a new file replaces it"),
+			want: append(fresh[:3:3], "warning: /etc/ld.so.cache: not a usable ld.so.cache: no known magic number; a new file replaces it"),
 		},
 		"a cache that cannot be read": {
 			seen: observation{libraries: libs, glibc: true, cache: content{err: rootfs.ErrNotRegular}},

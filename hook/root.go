@@ -28,8 +28,8 @@ type State struct {
 	Root string `json:"root"`
 }
 
-// ReadState reads the OCI state that a runtime writes to a hook's standard input. It stops at the end of the JSON value,
-// since some runtimes do not close the pipe.
+// ReadState reads the OCI state that a runtime writes to a hook's standard input. It stops at the end of the JSON
+// value, since some runtimes do not close the pipe.
 func ReadState(r io.Reader) (*State, error) {
 	s := &State{}
 	limited := &io.LimitedReader{R: r, N: maxState}
@@ -59,14 +59,15 @@ func openRoot(s *State, h host.Host) (*rootfs.Root, error) {
 	}
 	if err := root.CheckContainer(); err != nil {
 		_ = root.Close()
-		return nil, fmt.Errorf("%s is not a container's root in the createContainer stage, nothing was changed: %w", path, err)
+		return nil, fmt.Errorf("%s is not a container's root in the createContainer stage, nothing was changed: %w",
+			path, err)
 	}
 	return root, nil
 }
 
-// findRoot returns the path of the container's root on the host. If the state has none, it is the working directory, ".":
-// runc sets that to the root, and it stays the root even if the path is replaced meanwhile. If the working directory is
-// the bundle or not a mount point, the root is that of the bundle's config.json.
+// findRoot returns the path of the container's root on the host. If the state has none, it is the working directory,
+// ".": runc sets that to the root, and it stays the root even if the path is replaced meanwhile. If the working
+// directory is the bundle or not a mount point, the root is that of the bundle's config.json.
 func (s *State) findRoot() (string, error) {
 	path := s.Root
 	if path == "" {

@@ -75,7 +75,8 @@ type bundle struct {
 	masked []string
 	// user is that of the container's process, without capabilities if it is not 0.
 	user int
-	// stage is the hook's, createContainer if empty. first is a shell script that another hook runs before it, or empty.
+	// stage is the hook's, createContainer if empty. first is a shell script that another hook runs before it, or
+	// empty.
 	stage, first string
 	// setup are shell commands to run before the engine starts, in its mount namespace.
 	setup string
@@ -181,7 +182,8 @@ func TestEngines(t *testing.T) {
 		"musl":                        {image: muslImage, want: "/opt/driver/libcuda.so.1"},
 		"a static program":            {image: static, want: "ran"},
 		"a static program, read-only": {image: static, readonly: true, want: "ran"},
-		// crun before its change of December 2025 makes the root read-only first, so there is nothing to mount the cache over.
+		// crun before its change of December 2025 makes the root read-only first, so there is nothing to mount the
+		// cache over.
 		"no cache, read-only": {image: glibc, readonly: true, want: there, fails: map[string]string{
 			"crun": "no program in the container would find libcuda.so.1 without /etc/ld.so.cache",
 		}},
@@ -223,8 +225,8 @@ func mustMultiarch() string {
 	return dir
 }
 
-// In a directory that the loader does not know, names that are only links are found through the cache too, also where no
-// link can be made.
+// In a directory that the loader does not know, names that are only links are found through the cache too, also where
+// no link can be made.
 func TestEnginesFindLinks(t *testing.T) {
 	for _, e := range engines(t) {
 		for name, readonly := range map[string]bool{"": false, ", read-only": true} {

@@ -21,8 +21,8 @@ func TestEnginesPassNothingOn(t *testing.T) {
 		// path and cache are where the image's links for musl's path and glibc's cache lead.
 		path, cache string
 		arrange     func(b *bundle, secrets string)
-		// noCover is for what crun can mount nothing over when the root is read-only, so that the container does not start:
-		// files of /proc, and those below a directory that it has masked already.
+		// noCover is for what crun can mount nothing over when the root is read-only, so that the container does not
+		// start: files of /proc, and those below a directory that it has masked already.
 		noCover bool
 	}{
 		"a volume": {path: "/volume/path", cache: "/volume/cache", arrange: func(b *bundle, secrets string) {

@@ -61,8 +61,8 @@ func multiarch() (dir, loader string) {
 	return "/usr/lib/x86_64-linux-gnu", "/lib64/ld-linux-x86-64.so.2"
 }
 
-// container is a bundle with a root, a mount point in a mount namespace of the test, beside a directory that nothing may
-// touch.
+// container is a bundle with a root, a mount point in a mount namespace of the test, beside a directory that nothing
+// may touch.
 type container struct {
 	t                    testing.TB
 	bundle, root, canary string
@@ -178,7 +178,7 @@ func TestByHand(t *testing.T) {
 		status int
 		want   string
 	}{
-		"no arguments":      {nil, "", 2, `want "create-container"`},
+		"no arguments":      {nil, "", 2, `the first argument must be "create-container"`},
 		"an unknown verb":   {[]string{"install"}, "", 2, "--help"},
 		"an unknown flag":   {[]string{"create-container", "--shell"}, "", 2, "--shell"},
 		"no state":          {[]string{"create-container"}, "", 1, "OCI state: the input is empty"},

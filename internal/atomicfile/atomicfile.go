@@ -1,9 +1,8 @@
-// Package atomicfile replaces files so that a reader sees the old content or the new, whole and readable, and never
-// anything between, also after a power cut.
+// Package atomicfile replaces files atomically: readers see the old content or the new, complete, even after a power
+// cut. It also makes directories for such files.
 //
-// A directory is opened once, and everything happens on that handle: who owns a directory above it cannot lead a write
-// elsewhere while it goes on. Nor by a symbolic link, which is followed only where nobody else could have put it (see
-// internal/trust).
+// A directory is opened once, and everything is done on that handle, so the owner of a directory above cannot redirect
+// a write while it runs. Symbolic links are followed only if no other user could have made them (internal/trust).
 package atomicfile
 
 import (
@@ -23,10 +22,11 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// Write replaces the file at path with data and mode. The temporary file is in path's directory (watchers of CDI
-// directories do not notice files renamed in from elsewhere), has its final mode before it gets its name, and begins
-// with a dot, so that nobody takes it for a spec. On an error nothing has changed and nothing is left behind. What a
-// process left that was killed while it wrote the same file, the next write removes after an hour.
+// Write replaces the file at path with data and mode. On an error the old file is unchanged and no temporary file is
+// left. A temporary file of a killed process is removed by the next write of the same file after an hour.
+//
+// The temporary file is in path's directory, since watchers of CDI directories miss files renamed from elsewhere. Its
+// name begins with a dot, so that it is not read as a spec.
 func Write(path string, data []byte, mode os.FileMode) error {
 	dir, err := trust.OpenDir(filepath.Dir(path))
 	if err != nil {
@@ -36,10 +36,10 @@ func Write(path string, data []byte, mode os.FileMode) error {
 	return write(dir, filepath.Base(path), data, func(f *os.File) error { return f.Chmod(mode) })
 }
 
-// WriteLike is Write for the file of that name in an open directory, with the mode and owner of the file that info is of.
+// WriteLike replaces the file of that name in an open directory. The new file has the mode and the owner of info.
 func WriteLike(dir *os.File, name string, data []byte, info os.FileInfo) error {
 	return write(dir, name, data, func(f *os.File) error {
-		// Only root can give files away; to keep one's own no right is needed.
+		// Only root can set another owner; setting the own one needs no right.
 		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 			if err := f.Chown(int(stat.Uid), int(stat.Gid)); err != nil {
 				return err
@@ -49,7 +49,7 @@ func WriteLike(dir *os.File, name string, data []byte, info os.FileInfo) error {
 	})
 }
 
-// Remove removes a file that is no directory. If it is not there the error wraps fs.ErrNotExist.
+// Remove removes a file that is not a directory. If it is missing, the error wraps fs.ErrNotExist.
 func Remove(path string) error {
 	dir, err := trust.OpenDir(filepath.Dir(path))
 	if err != nil {
@@ -59,7 +59,77 @@ func Remove(path string) error {
 	return remove(dir, filepath.Base(path))
 }
 
-func write(dir *os.File, name string, data []byte, dress func(*os.File) error) error {
+// Check makes a directory if it is missing, and returns an error if Write could not write files in it.
+func Check(path string) error {
+	if err := MakeDirs(path); err != nil {
+		return err
+	}
+	dir, err := trust.OpenDir(path)
+	if err != nil {
+		return fmt.Errorf("write in %s: %w", path, err)
+	}
+	defer dir.Close()
+	f, err := create(dir, temporary("check"))
+	if err != nil {
+		return fmt.Errorf("write in %s: %w", path, err)
+	}
+	_, err = f.Write([]byte("check"))
+	if err := errors.Join(err, f.Close(), remove(dir, filepath.Base(f.Name()))); err != nil {
+		return fmt.Errorf("write in %s: %w", path, err)
+	}
+	return nil
+}
+
+// MakeDirs is MakeDir for a directory whose parents may be missing too.
+func MakeDirs(path string) error {
+	err := MakeDir(path)
+	if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
+		if err := MakeDirs(parent); err != nil {
+			return err
+		}
+		err = MakeDir(path)
+	}
+	return err
+}
+
+// MakeDir makes a directory with mode 0755, whatever the umask, in a parent that exists. A file of that name stays as
+// it is, and is no error.
+func MakeDir(path string) error {
+	if err := makeDir(path); err != nil {
+		return &fs.PathError{Op: "mkdir", Path: path, Err: err}
+	}
+	return nil
+}
+
+func makeDir(path string) error {
+	parent, err := trust.OpenDir(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	name := filepath.Base(path)
+	err = unix.Mkdirat(int(parent.Fd()), name, 0o755)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// The parent's owner can put a link in the new directory's place, and a chmod by path would open the link's target
+	// to every user.
+	fd, err := unix.Openat(int(parent.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open the new directory: %w", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Fchmod(fd, 0o755); err != nil {
+		return fmt.Errorf("set its mode: %w", err)
+	}
+	return nil
+}
+
+// write replaces a file. setMode is called before the new file gets its name.
+func write(dir *os.File, name string, data []byte, setMode func(*os.File) error) error {
 	path := filepath.Join(dir.Name(), name)
 	removeStale(dir, name)
 	f, err := create(dir, temporary(name))
@@ -68,45 +138,41 @@ func write(dir *os.File, name string, data []byte, dress func(*os.File) error) e
 	}
 	defer f.Close()
 	temp := filepath.Base(f.Name())
-	if err := fill(f, data, dress); err != nil {
+	if _, err = f.Write(data); err == nil {
+		err = setMode(f)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err == nil {
+		err = unix.Renameat(int(dir.Fd()), temp, int(dir.Fd()), name)
+	}
+	if err != nil {
 		return fmt.Errorf("write %s: %w", path, errors.Join(err, remove(dir, temp)))
 	}
-	if err := unix.Renameat(int(dir.Fd()), temp, int(dir.Fd()), name); err != nil {
-		return fmt.Errorf("write %s: %w", path, errors.Join(err, remove(dir, temp)))
-	}
-	// The file has its name; that this may not outlive a power cut does not undo it, so it is no error of the write.
+	// Readers see the new file already. If this fails, only a power cut now could bring the old one back.
 	_ = dir.Sync()
 	return nil
 }
 
-func fill(f *os.File, data []byte, dress func(*os.File) error) error {
-	if _, err := f.Write(data); err != nil {
-		return err
-	}
-	if err := dress(f); err != nil {
-		return err
-	}
-	return f.Sync()
-}
-
-// Temporary files have names of their own: .NAME.RANDOM.tmp.
 const (
+	// Temporary files are named .NAME.RANDOM.tmp.
 	temporarySuffix = ".tmp"
-	// staleAge is how old one is that nobody writes any more; a write takes milliseconds.
+	// staleAge is when a temporary file is abandoned. A write takes milliseconds.
 	staleAge = time.Hour
-	// mostEntries is how many files of a directory are looked through: it may be another user's, and endless.
-	mostEntries = 10_000
+	// maxEntries bounds the search for abandoned files. The directory may be another user's, and endless.
+	maxEntries = 10_000
 )
 
 func temporary(name string) string { return "." + name + "." + rand.Text()[:10] + temporarySuffix }
 
-// removeStale removes the temporary files of a name that a killed process left. What cannot be removed does no harm.
+// removeStale removes abandoned temporary files of a name. They are harmless, so errors are ignored.
 func removeStale(dir *os.File, name string) {
-	list, err := dir.ReadDir(mostEntries)
+	entries, err := dir.ReadDir(maxEntries)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return
 	}
-	for _, e := range list {
+	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), "."+name+".") || !strings.HasSuffix(e.Name(), temporarySuffix) {
 			continue
 		}

@@ -112,8 +112,8 @@ func inOpenDir(t *testing.T, dir string, write func()) {
 	write()
 }
 
-// asNobody writes without root's rights over files into a directory that is read-only. The file system's user belongs to
-// a thread.
+// asNobody writes without root's rights over files into a directory that is read-only. The file system's user belongs
+// to a thread.
 func asNobody(t *testing.T, dir string, write func()) {
 	if err := os.Chmod(dir, 0o555); err != nil {
 		t.Fatal(err)
@@ -413,6 +413,86 @@ func TestMakeDir(t *testing.T) {
 	}
 }
 
+func TestMakeDirs(t *testing.T) {
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	for name, c := range map[string]struct {
+		path string
+		run  func(t *testing.T, dir string, makeDirs func())
+		want error
+	}{
+		"a new one":                     {"new", asWeAre, nil},
+		"with new parents":              {"new/new/new", asWeAre, nil},
+		"an existing one":               {"dir", asWeAre, nil},
+		"below a file":                  {"spec.json/new", asWeAre, syscall.ENOTDIR},
+		"below a dangling link":         {"dangling/new", asWeAre, os.ErrNotExist},
+		"without permission":            {"new/new", asNobody, os.ErrPermission},
+		"others could have made a link": {"link/new/new", inOpenDir, trust.ErrUnsafe},
+		"the mode of one cannot be set": {"new/new", without(unix.SYS_FCHMOD), syscall.EIO},
+		"the parent cannot be made":     {"new/new", without(unix.SYS_MKDIRAT), syscall.EIO},
+		"the new one cannot be opened":  {"new", without(unix.SYS_OPENAT), syscall.EIO},
+		"in a directory that is a link": {"link/new", asWeAre, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := someDir(t)
+			if err := os.Symlink("none", filepath.Join(dir, "dangling")); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(dir, c.path)
+			var err error
+			c.run(t, dir, func() { err = MakeDirs(path) })
+			if !errors.Is(err, c.want) || err != nil && !strings.HasPrefix(err.Error(), "mkdir "+dir) {
+				t.Errorf("got the error %v, want one that names the directory and is %v", err, c.want)
+			}
+			if c.want != nil || c.path == "dir" {
+				return
+			}
+			for ; path != dir && filepath.Base(path) != "link"; path = filepath.Dir(path) {
+				if info, err := os.Stat(path); err != nil || info.Mode() != os.ModeDir|0o755 {
+					t.Errorf("%s: %v, %v, want a directory that every user can read", path, info, err)
+				}
+			}
+		})
+	}
+}
+
+// The owner of the parent can put a link in the place of the new directory before its mode is set. The link's target
+// must not become readable for every user.
+func TestMakeDirFollowsNoLinkInItsPlace(t *testing.T) {
+	dir := someDir(t)
+	private, path, link := filepath.Join(dir, "private"), filepath.Join(dir, "new"), filepath.Join(dir, "other")
+	if err := os.Mkdir(private, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	refused := false
+	for end := time.Now().Add(time.Minute); !refused; {
+		if time.Now().After(end) {
+			t.Fatal("the link was never in the directory's place in time")
+		}
+		if err := os.Symlink("private", link); err != nil {
+			t.Fatal(err)
+		}
+		swapped := make(chan error)
+		go func() {
+			for {
+				// Fails until the directory is there.
+				err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE)
+				if !errors.Is(err, unix.ENOENT) {
+					swapped <- err
+					return
+				}
+			}
+		}()
+		refused = MakeDir(path) != nil
+		if err := errors.Join(<-swapped, os.Remove(path), os.Remove(link)); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(private); err != nil || info.Mode() != os.ModeDir|0o700 {
+			t.Fatalf("the mode of the link's target has changed: %v, %v", info, err)
+		}
+	}
+}
+
 // Whatever the result, nothing stays open.
 func TestNothingStaysOpen(t *testing.T) {
 	dir := someDir(t)
@@ -429,7 +509,7 @@ func TestNothingStaysOpen(t *testing.T) {
 	for range 10 {
 		_ = errors.Join(Write(path("spec.json"), nil, 0o644), Write(path("dir"), nil, 0o644), Write(path("none/x"), nil, 0o644),
 			Check(path("dir")), Check(path("spec.json")), MakeDir(path("new")), os.Remove(path("new")), MakeDir(path("dir")),
-			MakeDir(path("none/x")), Remove(path("none")), Write(path("gone"), nil, 0o644), Remove(path("gone")))
+			MakeDir(path("none/x")), MakeDirs(path("spec.json/x")), Remove(path("none")), Write(path("gone"), nil, 0o644), Remove(path("gone")))
 	}
 	if after := open(); after != before {
 		t.Errorf("%d files are open, before it were %d", after, before)

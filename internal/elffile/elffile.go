@@ -1,10 +1,10 @@
-// Package elffile reads programs and shared libraries from hostile ELF files: whether a file is one for this machine and
-// complete, its SONAME, the libraries that it needs, the path of its dynamic loader, and notes.
+// Package elffile reads programs and shared libraries from hostile ELF files: whether a file is one for this machine
+// and complete, its SONAME, the libraries that it needs, the path of its dynamic loader, and notes.
 //
 // It uses the program headers, as the dynamic loader does, so that both agree and a file without section headers can be
 // read. Only notes are found by section headers. Every number in a file is checked: reads are bounded and stay inside
-// the file. The standard library's debug/elf is not made for hostile files. It also reads every section header and links
-// decompressors, whose initialization costs time at each start of the program.
+// the file. The standard library's debug/elf is not made for hostile files. It also reads every section header and
+// links decompressors, whose initialization costs time at each start of the program.
 //
 // The layout is that of the System V ABI, chapters 4 and 5, for 64-bit files.
 package elffile

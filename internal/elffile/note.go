@@ -48,7 +48,8 @@ func (f *File) noteSection(name string) ([]byte, error) {
 		return nil, nil
 	}
 	if h.entrySize != sectionSize || h.count > maxSections || h.names >= h.count {
-		return nil, fmt.Errorf("unusable section headers: %d of %d bytes, names in section %d", h.count, h.entrySize, h.names)
+		return nil, fmt.Errorf("unusable section headers: %d of %d bytes, names in section %d",
+			h.count, h.entrySize, h.names)
 	}
 	table, err := f.part(h.offset, uint64(h.count)*sectionSize, maxSections*sectionSize)
 	if err != nil {

@@ -1,7 +1,8 @@
-// Package hookargs is the language between the CDI spec and prestart-hook: what the spec's createContainer hook is to
-// do, as a value, and that value as command-line arguments and back.
+// Package hookargs is the interface between CDI specs and prestart-hook: the work of a spec's createContainer hook as a
+// value, and its encoding as command-line arguments.
 //
-// The cdi package writes it, the hook reads it. It imports only the standard library, since the hook is small.
+// The cdi package writes the arguments, the hook parses them. To keep the hook small, the package imports only the
+// standard library.
 package hookargs
 
 import (
@@ -16,40 +17,40 @@ import (
 // Verb is the hook's first argument.
 const Verb = "create-container"
 
-// CreateContainer is everything that one run of the hook does for one container. All paths are absolute paths in the
-// container, without "." and "..".
+// CreateContainer is the work of one run of the hook, for one container. Paths are absolute paths in the container,
+// without "." and "..".
 type CreateContainer struct {
-	// DriverVersion is the host driver's version and CUDAVersion the newest CUDA version it supports
-	// ("580.126.09", "13.0"). Forward compatibility is judged by them; empty turns it off.
-	DriverVersion, CUDAVersion string
-	// Libraries go into the loader cache, in this order.
+	// DriverVersion is the version of the host's driver ("580.126.09"). It decides about CUDA forward compatibility,
+	// which is off if it is empty.
+	DriverVersion string
+	// CUDAVersion is the newest CUDA version that the host's driver supports ("13.0"). The hook does not use it.
+	CUDAVersion string
+	// Libraries are added to the loader cache in this order.
 	Libraries []Library
-	// Links are symlinks to make.
+	// Links are symbolic links to make.
 	Links []Link
-	// DRI lists, for each GPU of the spec, the /dev/dri nodes. Links under /dev/dri/by-path are made for those nodes
-	// that the container was given.
+	// DRI has the nodes in /dev/dri of each GPU of the spec. For the nodes that the container was given, links are made
+	// in /dev/dri/by-path.
 	DRI []DRI
 	// Params masks ModifyDeviceFiles in /proc/driver/nvidia/params.
 	Params bool
-	// EGLProfile writes the application profile that limits EGL to the GPUs the container was given.
+	// EGLProfile writes the application profile that limits EGL to the GPUs that the container was given.
 	EGLProfile bool
 }
 
-// Library is a shared library of the driver: the name that programs ask for and the file that is mounted.
+// Library is a shared library of the driver: the name by which programs load it, and the mounted file.
 type Library struct{ SONAME, Path string }
 
-// Link is a symlink at Path that contains Target, which may be relative to Path's directory.
+// Link is a symbolic link at Path with Target as its content, which may be relative to Path's directory.
 type Link struct{ Path, Target string }
 
-// DRI is a GPU's PCI address and the names of its nodes under /dev/dri, such as "card1" and "renderD129".
+// DRI has a GPU's PCI address and the names of its nodes in /dev/dri, such as "card1" and "renderD129".
 type DRI struct {
 	PCIBusID string
 	Nodes    []string
 }
 
-// Args are the arguments after the program's name.
-//
-// Each repeated flag holds a list, to keep the spec readable:
+// Args encodes the work as arguments, without the program's name. Lists keep the spec readable:
 //
 //	--libraries=DIR:SONAME=FILE,SONAME=FILE,...   one for each run of libraries in one directory
 //	--link=PATH::TARGET
@@ -85,10 +86,10 @@ func (c *CreateContainer) Args() []string {
 	return args
 }
 
-// Parse reads what Args wrote. All problems are in the error, each naming its argument.
+// Parse decodes the arguments of Args. The error has all problems, each with its argument.
 func Parse(args []string) (*CreateContainer, error) {
 	if len(args) == 0 || args[0] != Verb {
-		return nil, fmt.Errorf("want %q as the first argument", Verb)
+		return nil, fmt.Errorf("the first argument must be %q", Verb)
 	}
 	c := &CreateContainer{}
 	var errs []error
@@ -105,8 +106,8 @@ func Parse(args []string) (*CreateContainer, error) {
 
 func (c *CreateContainer) parse(arg string) error {
 	name, value, hasValue := strings.Cut(arg, "=")
-	if wantsValue := name != "--mask-params" && name != "--egl-profile"; wantsValue != hasValue {
-		return errors.New("a flag and its value are one argument, --flag=value; switches take no value")
+	if isSwitch := name == "--mask-params" || name == "--egl-profile"; isSwitch == hasValue {
+		return errors.New("expected --FLAG=VALUE, or --mask-params or --egl-profile without a value")
 	}
 	switch name {
 	case "--driver-version":
@@ -122,7 +123,7 @@ func (c *CreateContainer) parse(arg string) error {
 	case "--link":
 		p, target, ok := strings.Cut(value, "::")
 		if !ok || target == "" || strings.ContainsRune(target, 0) {
-			return errors.New("want PATH::TARGET")
+			return errors.New("expected PATH::TARGET")
 		}
 		c.Links = append(c.Links, Link{Path: p, Target: target})
 		return checkPath(p)
@@ -141,7 +142,7 @@ func (c *CreateContainer) parse(arg string) error {
 func (c *CreateContainer) parseLibraries(value string) error {
 	dir, list, ok := strings.Cut(value, ":")
 	if !ok {
-		return errors.New("want DIR:SONAME=FILE,SONAME=FILE")
+		return errors.New("expected DIR:SONAME=FILE,SONAME=FILE")
 	}
 	if err := checkPath(dir); err != nil {
 		return err
@@ -149,7 +150,7 @@ func (c *CreateContainer) parseLibraries(value string) error {
 	for item := range strings.SplitSeq(list, ",") {
 		soname, file, ok := strings.Cut(item, "=")
 		if !ok || !isName(soname) || !isName(file) {
-			return fmt.Errorf("%q: want SONAME=FILE, both plain names", item)
+			return fmt.Errorf("%q: expected SONAME=FILE, two file names without a slash", item)
 		}
 		c.Libraries = append(c.Libraries, Library{SONAME: soname, Path: path.Join(dir, file)})
 	}
@@ -159,15 +160,12 @@ func (c *CreateContainer) parseLibraries(value string) error {
 func (c *CreateContainer) parseDRI(value string) error {
 	bus, list, ok := strings.Cut(value, "/")
 	nodes := strings.Split(list, ",")
-	if !ok || !isName(bus) || !isAll(nodes, isName) {
-		return errors.New("want PCI-ADDRESS/NODE,NODE")
+	isInvalid := func(node string) bool { return !isName(node) }
+	if !ok || !isName(bus) || slices.ContainsFunc(nodes, isInvalid) {
+		return errors.New("expected PCI-ADDRESS/NODE,NODE")
 	}
 	c.DRI = append(c.DRI, DRI{PCIBusID: bus, Nodes: nodes})
 	return nil
-}
-
-func isAll(list []string, ok func(string) bool) bool {
-	return !slices.ContainsFunc(list, func(s string) bool { return !ok(s) })
 }
 
 // isName reports whether s can be a single path element.

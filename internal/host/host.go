@@ -1,15 +1,16 @@
-// Package host is a node as a value: where its files are. Every path under /dev, /proc, /sys and the driver's root
-// comes from a Host, so that a test, a driver container or a simulated node is just another value.
+// Package host has the paths of a node's files as a value. Every path under /dev, /proc, /sys and the driver's root
+// comes from a Host, so that a test, a driver container or a simulated node is another value.
 //
-// It builds paths and nothing else; who opens them decides how far to trust what is there.
+// The package only builds paths. The callers that open them check whether they can be trusted.
 package host
 
 import (
+	"cmp"
 	"path/filepath"
 	"strings"
 )
 
-// Host tells where a node's files are. The zero value is not usable; call New.
+// Host has the directories of a node's files. The zero value is not usable; call New.
 type Host struct {
 	root, driver, dev string
 	libraries         string
@@ -19,41 +20,29 @@ type Host struct {
 // configuration, sockets) is under driverRoot and whose device nodes are under devRoot + "/dev".
 // An empty root is "/"; an empty driverRoot or devRoot is root. The paths are made absolute.
 func New(root, driverRoot, devRoot string) (Host, error) {
-	var h Host
-	for _, p := range []struct {
-		to         *string
-		path, want string
-	}{{&h.root, root, "/"}, {&h.driver, driverRoot, root}, {&h.dev, devRoot, root}} {
-		path := p.path
-		if path == "" {
-			path = p.want
-		}
-		if path == "" {
-			path = "/"
-		}
-		abs, err := filepath.Abs(path)
-		if err != nil {
-			return Host{}, err
-		}
-		*p.to = abs
+	rootPath, rootErr := filepath.Abs(cmp.Or(root, "/"))
+	driverPath, driverErr := filepath.Abs(cmp.Or(driverRoot, root, "/"))
+	devPath, devErr := filepath.Abs(cmp.Or(devRoot, root, "/"))
+	if err := cmp.Or(rootErr, driverErr, devErr); err != nil {
+		return Host{}, err
 	}
-	return h, nil
+	return Host{root: rootPath, driver: driverPath, dev: devPath}, nil
 }
 
-// WithDevRoot is the host with its device nodes under devRoot + "/dev". The path is absolute.
+// WithDevRoot returns the host with its device nodes under devRoot + "/dev". The path is absolute.
 func (h Host) WithDevRoot(devRoot string) Host {
 	h.dev = devRoot
 	return h
 }
 
-// WithLibrary is the host whose driver has its library at an absolute path. If that is in one of LibraryDirs of some
-// directory, the driver is installed under that directory; otherwise its libraries are where that one is.
+// WithLibrary returns the host with the driver that has a library at that absolute path. Libraries are searched in its
+// directory first. If that ends in one of LibraryDirs, the part before is the driver's root.
 func (h Host) WithLibrary(path string) Host {
 	h = h.WithLibraries(filepath.Dir(path))
 	longest := ""
-	for _, usual := range append(LibraryDirs("x86_64-linux-gnu"), LibraryDirs("aarch64-linux-gnu")...) {
-		if strings.HasSuffix(h.libraries, "/"+usual) && len(usual) > len(longest) {
-			longest = usual
+	for _, dir := range append(LibraryDirs("x86_64-linux-gnu"), LibraryDirs("aarch64-linux-gnu")...) {
+		if strings.HasSuffix(h.libraries, "/"+dir) && len(dir) > len(longest) {
+			longest = dir
 		}
 	}
 	if longest != "" {
@@ -62,17 +51,17 @@ func (h Host) WithLibrary(path string) Host {
 	return h
 }
 
-// WithLibraries is the host with a directory, by its absolute path, that is searched first for the driver's libraries.
+// WithLibraries returns the host with an absolute directory that is searched first for the driver's libraries.
 func (h Host) WithLibraries(dir string) Host {
 	h.libraries = dir
 	return h
 }
 
-// Libraries is the directory of WithLibraries or WithLibrary, or empty.
+// Libraries is the directory that is searched first for the driver's libraries. Empty is none.
 func (h Host) Libraries() string { return h.libraries }
 
-// LibraryDirs are the directories, relative to the driver's root, in which distributions, NVIDIA's installer, driver
-// containers and container hosts have the libraries. Multiarch is Debian's name of the machine, such as
+// LibraryDirs are the directories, relative to the driver's root, where distributions, NVIDIA's installer, driver
+// containers and container hosts install libraries. Multiarch is Debian's name of the machine, such as
 // x86_64-linux-gnu.
 func LibraryDirs(multiarch string) []string {
 	return []string{
@@ -99,7 +88,7 @@ func (h Host) Root() string { return h.root }
 // DriverRoot is the directory that the driver is installed under.
 func (h Host) DriverRoot() string { return h.driver }
 
-// DevRoot is the directory whose dev/ holds the device nodes.
+// DevRoot is the directory whose dev/ has the device nodes.
 func (h Host) DevRoot() string { return h.dev }
 
 // Proc is a path under /proc.
@@ -114,8 +103,7 @@ func (h Host) Dev(elem ...string) string { return join(h.dev, "dev", elem) }
 // Driver is a path under the driver's root.
 func (h Host) Driver(elem ...string) string { return join(h.driver, "", elem) }
 
-// InContainer is the path at which a file under the driver's root, the dev root or the root appears in a container:
-// the same without that prefix.
+// InContainer is a file's path in a container: the path on the host without the driver's root, dev root or root.
 func (h Host) InContainer(path string) string {
 	for _, root := range []string{h.driver, h.dev, h.root} {
 		if root == "/" {

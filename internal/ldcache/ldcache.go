@@ -1,7 +1,7 @@
-// Package ldcache reads and writes the dynamic loader's cache, /etc/ld.so.cache of glibc, as a value. It knows the
-// file's format and the order in which the loader searches it; it opens no file.
+// Package ldcache parses, changes and writes the cache of glibc's dynamic loader, /etc/ld.so.cache. It opens no file.
 //
-// Layouts are those of glibc's sysdeps/generic/dl-cache.h, the order is that of elf/dl-cache.c and elf/cache.c.
+// The layouts are those of glibc's sysdeps/generic/dl-cache.h, the order of entries is that of elf/dl-cache.c and
+// elf/cache.c.
 package ldcache
 
 import (
@@ -13,22 +13,22 @@ import (
 )
 
 // MaxSize is the size in bytes, and MaxEntries the number of entries, of the largest cache that Parse reads. A
-// distribution with every package installed stays below a tenth of both. The limits keep a hostile cache from costing
-// more than about two seconds and 100 MB of memory.
+// distribution with every package installed needs less than a tenth of both. Within the limits a hostile cache costs at
+// most about two seconds and 100 MB of memory.
 const (
 	MaxSize    = 16 << 20
 	MaxEntries = 1 << 17
 )
 
-// Flags of an entry: an ELF library for glibc (0x003), with the architecture's bits. The loader considers only entries
-// whose flags are exactly its own.
+// Flags of an entry: an ELF library for glibc (0x003), with the architecture's bits. The loader uses only entries with
+// exactly its own flags.
 const (
 	FlagsX8664   int32 = 0x0303
 	FlagsAArch64 int32 = 0x0a03
 )
 
-// FlagsFor is the Flags value of 64-bit libraries of a GOARCH; false where none is known.
-func FlagsFor(goarch string) (int32, bool) {
+// FlagsFor returns the flags of 64-bit libraries for a GOARCH. ok is false for an unknown one.
+func FlagsFor(goarch string) (flags int32, ok bool) {
 	switch goarch {
 	case "amd64":
 		return FlagsX8664, true
@@ -38,38 +38,38 @@ func FlagsFor(goarch string) (int32, bool) {
 	return 0, false
 }
 
-// ErrFormat is the error of data that is not a loader cache, is damaged, or is larger than Parse's limits.
-var ErrFormat = errors.New("not a usable ld.so.cache")
+// errFormat is the error of data that is not a loader cache, is damaged, or is larger than Parse's limits.
+var errFormat = errors.New("not a usable ld.so.cache")
 
 // Cache is the content of a loader cache.
 type Cache struct {
-	// Entries in the order of the file. Among entries of one name and flags the loader takes the first, but prefers
-	// the best fitting one of a glibc-hwcaps directory.
+	// Entries are in the order of the file. Of several with the same name and flags the loader uses the first, but
+	// prefers the best one of a glibc-hwcaps directory for the machine.
 	Entries []Entry
-	// HWCaps are the names of glibc-hwcaps directories ("x86-64-v3"), which entries refer to by index.
+	// HWCaps are the names of glibc-hwcaps directories ("x86-64-v3"). Entries refer to them by index.
 	HWCaps []string
-	// Generator says who wrote the file, as ldconfig -p prints it. It may be empty.
+	// Generator names the program that wrote the file. ldconfig -p prints it. It may be empty.
 	Generator string
 }
 
-// Entry is one library: the name that programs ask for, which is its SONAME, and the file. Neither contains a NUL.
+// Entry is one library: its SONAME, by which programs load it, and its file. Neither contains a NUL.
 type Entry struct {
 	Name, Path string
 	Flags      int32
-	// OSVersion is the oldest kernel that the library runs on, 0 for any; only glibc before 2.36 looks at it.
+	// OSVersion is the oldest kernel for the library, 0 for any. Only glibc before 2.36 uses it.
 	OSVersion uint32
-	// HWCap is 0 for a library that every machine can use. With bit 62 set its low half is an index into HWCaps.
+	// HWCap is 0 for a library for every machine. If bit 62 is set, the low half is an index into HWCaps.
 	HWCap uint64
 }
 
 const hwcapExtension = 1 << 62
 
-// named reports whether the entry comes from a glibc-hwcaps directory, as dl_cache_hwcap_extension does: the bits
-// between hold the ISA level.
-func (e Entry) named() bool { return e.HWCap>>42 == hwcapExtension>>42 }
+// isHWCap reports whether the entry is from a glibc-hwcaps directory, as dl_cache_hwcap_extension does. The bits
+// between the mark and the index have the ISA level.
+func (e Entry) isHWCap() bool { return e.HWCap>>42 == hwcapExtension>>42 }
 
-// DropInvalid removes what no ldconfig writes, and says how many entries that were: a library has a plain name and an
-// absolute path, and nothing has control characters. A path may contain "..", as a line of ld.so.conf may.
+// DropInvalid removes entries that ldconfig never writes, and returns their number. A valid one has a name without a
+// slash, an absolute path, and no control characters. Paths may contain "..", since lines of ld.so.conf may.
 func (c *Cache) DropInvalid() int {
 	n := len(c.Entries)
 	c.Entries = slices.DeleteFunc(c.Entries, func(e Entry) bool {
@@ -90,18 +90,18 @@ func isName(s string) bool { return s != "" && !strings.Contains(s, "/") && isTe
 
 func isText(s string) bool { return !strings.ContainsFunc(s, unicode.IsControl) }
 
-// Lookup is the path of the first library of that name and flags that every machine can use.
+// Lookup returns the path of the first library with that name and flags for every machine.
 func (c *Cache) Lookup(name string, flags int32) (string, bool) {
 	for _, e := range c.Entries {
-		if e.Name == name && e.Flags == flags && !e.named() {
+		if e.Name == name && e.Flags == flags && !e.isHWCap() {
 			return e.Path, true
 		}
 	}
 	return "", false
 }
 
-// Prepend puts entries before all others, so that the loader finds them first. Other entries that it takes for the
-// same name and flags go, those of glibc-hwcaps directories too. Of several entries with one name the first counts.
+// Prepend inserts entries before all others. It removes the other entries that the loader treats as the same name and
+// flags, also those of glibc-hwcaps directories. Of several new entries with one name only the first is inserted.
 func (c *Cache) Prepend(entries ...Entry) {
 	first := make([]Entry, 0, len(entries)+len(c.Entries))
 	seen := make(map[key]bool, len(entries))
@@ -119,13 +119,13 @@ func (c *Cache) Prepend(entries ...Entry) {
 	c.Entries = first
 }
 
-// key is equal for two entries that the loader takes for the same name.
+// key is equal for entries that the loader treats as the same name.
 type key struct {
 	name  string
 	flags int32
 }
 
-// keyOf drops leading zeros from runs of digits, since the loader compares those as numbers.
+// keyOf drops leading zeros from numbers in the name, since the loader compares numbers by value.
 func keyOf(e Entry) key {
 	k := key{e.Name, e.Flags}
 	for i := 0; i+1 < len(e.Name); i++ {

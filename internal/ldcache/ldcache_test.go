@@ -78,14 +78,14 @@ func TestCompare(t *testing.T) {
 	}
 	for i, a := range names {
 		for j, b := range names {
-			if got := Compare(a, b); sign(got) != sign(i-j) {
-				t.Errorf("Compare(%q, %q) = %d, want the sign of %d", a, b, got, i-j)
+			if got := compareNames(a, b); sign(got) != sign(i-j) {
+				t.Errorf("compareNames(%q, %q) = %d, want the sign of %d", a, b, got, i-j)
 			}
 		}
 	}
 	for a, b := range map[string]string{"libx.so.01": "libx.so.1", "libx.so.0": "libx.so.000", "lib00a": "lib0a", "0": "00"} {
-		if n := Compare(a, b); n != 0 {
-			t.Errorf("Compare(%q, %q) = %d, although zeros in front do not count", a, b, n)
+		if n := compareNames(a, b); n != 0 {
+			t.Errorf("compareNames(%q, %q) = %d, although zeros in front do not count", a, b, n)
 		}
 	}
 }
@@ -229,8 +229,8 @@ func TestParseRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := Parse(data)
-			if !errors.Is(err, ErrFormat) || c != nil {
-				t.Errorf("got %v and error %v, want ErrFormat only", c, err)
+			if !errors.Is(err, errFormat) || c != nil {
+				t.Errorf("got %v and error %v, want errFormat only", c, err)
 			}
 		})
 	}

@@ -2,8 +2,8 @@ package ldcache
 
 import "strings"
 
-// Marshal is the cache as a file in the new layout, in the order in which the loader searches. The same cache always
-// gives the same bytes, and parsing and marshalling them gives them again.
+// Marshal encodes the cache in the new layout, sorted as the loader needs it. The result is deterministic: parsing and
+// encoding it again gives the same bytes.
 func (c *Cache) Marshal() []byte {
 	entries := c.sorted()
 	start := headerNew + len(entries)*entryNew
@@ -33,7 +33,7 @@ func (c *Cache) Marshal() []byte {
 	return b.data
 }
 
-// builder is a cache file that grows; known holds the offsets of its strings.
+// builder is a cache file under construction. known has the offsets of its strings.
 type builder struct {
 	data  []byte
 	known map[string]uint32
@@ -49,7 +49,7 @@ func (b *builder) text(s string) uint32 {
 	return at
 }
 
-// extension appends the extension block, if there is something in it. Its sections' contents follow its table.
+// extension appends the extension block, unless it would be empty. The contents of its sections follow its table.
 func (b *builder) extension(generator string, hwcaps []byte) {
 	type section struct {
 		tag  uint32
@@ -81,7 +81,7 @@ func (b *builder) extension(generator string, hwcaps []byte) {
 	}
 }
 
-// align pads to the 4 bytes that the extension block's numbers need.
+// align pads to a multiple of 4 bytes, for the numbers of the extension block.
 func (b *builder) align() {
 	for len(b.data)%4 != 0 {
 		b.data = append(b.data, 0)

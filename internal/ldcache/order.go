@@ -6,9 +6,10 @@ import (
 	"slices"
 )
 
-// Compare orders names as the loader does (_dl_cache_libcmp): byte by byte, but runs of digits as numbers, and a digit
-// after everything else. It is negative if a comes first in ascending order; caches are sorted in descending order.
-func Compare(a, b string) int {
+// compareNames orders names as the loader does (_dl_cache_libcmp): byte by byte, but runs of digits as numbers, and
+// digits after all other bytes. It is negative if a comes first in ascending order; caches are sorted in descending
+// order.
+func compareNames(a, b string) int {
 	i, j := 0, 0
 	for i < len(a) {
 		x, y := a[i], at(b, j)
@@ -34,7 +35,7 @@ func Compare(a, b string) int {
 	return -char(at(b, j))
 }
 
-// at is C's view of a string: NUL at its end.
+// at returns a byte of a C string, which has a NUL at its end.
 func at(s string, i int) byte {
 	if i < len(s) {
 		return s[i]
@@ -44,7 +45,8 @@ func at(s string, i int) byte {
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-// number reads digits from s[i] on. It wraps around like the loader's int, since a different order would hide entries.
+// number reads the digits that begin at s[i]. It overflows like the loader's int, since in another order the loader
+// would miss entries.
 func number(s string, i int) (n int32, end int) {
 	for ; i < len(s) && isDigit(s[i]); i++ {
 		n = n*10 + int32(s[i]-'0')
@@ -52,7 +54,7 @@ func number(s string, i int) (n int32, end int) {
 	return n, i
 }
 
-// char is a C char, signed on x86 and unsigned on ARM.
+// char converts to a C char, signed on x86 and unsigned on ARM.
 func char(c byte) int {
 	if runtime.GOARCH == "amd64" {
 		return int(int8(c))
@@ -60,8 +62,8 @@ func char(c byte) int {
 	return int(c)
 }
 
-// sorted is the entries in the order that the loader's binary search needs. Entries between which it does not care
-// keep their order, so the first of a name stays first.
+// sorted returns the entries in the order that the loader's binary search needs. The sort is stable, so the first entry
+// of a name stays first.
 func (c *Cache) sorted() []Entry {
 	if slices.IsSortedFunc(c.Entries, compareEntries) {
 		return c.Entries
@@ -71,19 +73,19 @@ func (c *Cache) sorted() []Entry {
 	return entries
 }
 
-// compareEntries is elf/cache.c's compare: entries of glibc-hwcaps directories stand before the others, because the
-// loader stops at the first other one.
+// compareEntries is compare of elf/cache.c. Entries of glibc-hwcaps directories come before the others, since the
+// loader stops at the first of those.
 func compareEntries(a, b Entry) int {
-	if n := Compare(b.Name, a.Name); n != 0 {
+	if n := compareNames(b.Name, a.Name); n != 0 {
 		return n
 	}
 	if n := cmp.Compare(b.Flags, a.Flags); n != 0 {
 		return n
 	}
 	switch {
-	case a.named() == b.named():
+	case a.isHWCap() == b.isHWCap():
 		return 0
-	case a.named():
+	case a.isHWCap():
 		return -1
 	default:
 		return 1

@@ -31,18 +31,18 @@ const (
 
 var le = binary.LittleEndian
 
-// Parse reads a cache in any of the three layouts that glibc knows: the new one, the old one, and the new one behind
-// the old one, where the new one counts. It refuses what the loader would ignore or could only use in part. Sections of
-// the extension block that it does not know are dropped. The strings of the result share one copy of data.
+// Parse reads a cache in any of glibc's three layouts: new, old, and old followed by new, of which the new one is used.
+// It refuses a cache that the loader would ignore or could use only in part. Unknown sections of the extension block
+// are dropped. The strings of the result share one copy of data.
 func Parse(data []byte) (*Cache, error) {
 	if len(data) > MaxSize {
-		return nil, fmt.Errorf("%w: %d bytes, the limit is %d", ErrFormat, len(data), MaxSize)
+		return nil, fmt.Errorf("%w: %d bytes, the limit is %d", errFormat, len(data), MaxSize)
 	}
 	if hasMagic(data, magicNew) {
 		return parseNew(data, 0)
 	}
 	if !hasMagic(data, magicOld) || len(data) < headerOld {
-		return nil, fmt.Errorf("%w: no known magic at its beginning", ErrFormat)
+		return nil, fmt.Errorf("%w: no known magic number", errFormat)
 	}
 	n, err := count(data, 12, headerOld, entryOld)
 	if err != nil {
@@ -59,17 +59,17 @@ func hasMagic(data []byte, magic string) bool {
 	return len(data) >= len(magic) && string(data[:len(magic)]) == magic
 }
 
-// count reads the number of entries at offset at, and checks that so many of that size fit behind the header.
+// count reads the number of entries at an offset, and checks that so many of that size follow the header.
 func count(data []byte, at, header, size int) (int, error) {
 	if len(data) < header {
-		return 0, fmt.Errorf("%w: truncated header", ErrFormat)
+		return 0, fmt.Errorf("%w: truncated header", errFormat)
 	}
 	n := int64(le.Uint32(data[at:]))
 	if n > MaxEntries {
-		return 0, fmt.Errorf("%w: %d entries, the limit is %d", ErrFormat, n, MaxEntries)
+		return 0, fmt.Errorf("%w: %d entries, the limit is %d", errFormat, n, MaxEntries)
 	}
 	if int64(len(data)-header) < n*int64(size) {
-		return 0, fmt.Errorf("%w: truncated in its %d entries", ErrFormat, n)
+		return 0, fmt.Errorf("%w: truncated in its %d entries", errFormat, n)
 	}
 	return int(n), nil
 }
@@ -87,8 +87,8 @@ func parseOld(data []byte, n, end int) (*Cache, error) {
 	return c, nil
 }
 
-// parseNew reads the new layout that starts in file at start. Offsets of entries count from there, those of the
-// extension block from the file's beginning.
+// parseNew reads the new layout at offset start. Offsets of entries are relative to start, those of the extension block
+// to the beginning of the file.
 func parseNew(file []byte, start int) (*Cache, error) {
 	data := file[start:]
 	n, err := count(data, countAt, headerNew, entryNew)
@@ -96,7 +96,7 @@ func parseNew(file []byte, start int) (*Cache, error) {
 		return nil, err
 	}
 	if endian := data[flagsAt]; endian != 0 && endian&endianMask != endianLittle {
-		return nil, fmt.Errorf("%w: not little-endian", ErrFormat)
+		return nil, fmt.Errorf("%w: not little-endian", errFormat)
 	}
 	c := &Cache{Entries: make([]Entry, 0, n)}
 	strs := &texts{string(data), MaxSize}
@@ -117,8 +117,8 @@ func parseNew(file []byte, start int) (*Cache, error) {
 	return c, nil
 }
 
-// texts are the strings of entries. Those of a hostile cache overlap, and would take far more room when written; left is
-// how many bytes they may still have together.
+// texts are the strings of entries. Those of a hostile cache may overlap, and would need far more bytes when written.
+// left is the number of bytes that are still allowed.
 type texts struct {
 	data string
 	left int
@@ -134,21 +134,21 @@ func (t *texts) entry(raw []byte) (e Entry, err error) {
 		return e, fmt.Errorf("path: %w", err)
 	}
 	if t.left -= len(e.Name) + len(e.Path); t.left < 0 {
-		return e, fmt.Errorf("%w: names and paths of more than %d bytes together", ErrFormat, MaxSize)
+		return e, fmt.Errorf("%w: names and paths of more than %d bytes together", errFormat, MaxSize)
 	}
 	return e, nil
 }
 
-// text is the NUL-terminated string at offset at.
+// text returns the NUL-terminated string at an offset.
 func text(strs string, at uint32, limit int) (string, error) {
 	if int64(at) >= int64(len(strs)) {
-		return "", fmt.Errorf("%w: offset %d is past the end", ErrFormat, at)
+		return "", fmt.Errorf("%w: offset %d is past the end", errFormat, at)
 	}
 	s := strs[at:]
 	s = s[:min(len(s), limit+1)]
 	n := strings.IndexByte(s, 0)
 	if n < 0 {
-		return "", fmt.Errorf("%w: the string at %d has no end or is longer than %d bytes", ErrFormat, at, limit)
+		return "", fmt.Errorf("%w: the string at %d has no NUL or is longer than %d bytes", errFormat, at, limit)
 	}
 	return s[:n], nil
 }
@@ -159,11 +159,11 @@ func (c *Cache) parseExtension(file []byte, at uint32) error {
 		return err
 	}
 	if magic := le.Uint32(block); magic != extensionMagic {
-		return fmt.Errorf("%w: magic %#x", ErrFormat, magic)
+		return fmt.Errorf("%w: magic %#x", errFormat, magic)
 	}
 	n := le.Uint32(block[4:])
 	if n > 64 {
-		return fmt.Errorf("%w: %d sections", ErrFormat, n)
+		return fmt.Errorf("%w: %d sections", errFormat, n)
 	}
 	sections, err := part(file, at+extensionHeader, n*sectionSize)
 	if err != nil {
@@ -188,7 +188,7 @@ func (c *Cache) parseSection(file []byte, tag uint32, data []byte) error {
 		c.Generator, _, _ = strings.Cut(string(data[:min(len(data), maxName)]), "\x00")
 	case tagHWCaps:
 		if len(data)%4 != 0 || len(data)/4 > maxHWCaps {
-			return fmt.Errorf("%w: %d bytes of names", ErrFormat, len(data))
+			return fmt.Errorf("%w: %d bytes of names", errFormat, len(data))
 		}
 		c.HWCaps = make([]string, 0, len(data)/4)
 		for ; len(data) > 0; data = data[4:] {
@@ -210,10 +210,10 @@ func hwcapName(file []byte, at uint32) (string, error) {
 	return text(string(name[:min(cap(name), maxName+1)]), 0, maxName)
 }
 
-// part is size bytes of file at offset at; its capacity reaches to the file's end.
+// part returns size bytes of a file. Its capacity reaches to the end of the file.
 func part(file []byte, at, size uint32) ([]byte, error) {
 	if int64(at)+int64(size) > int64(len(file)) {
-		return nil, fmt.Errorf("%w: %d bytes at %d are past the end", ErrFormat, size, at)
+		return nil, fmt.Errorf("%w: %d bytes at %d are past the end", errFormat, size, at)
 	}
 	return file[at:][: size : len(file)-int(at)], nil
 }

@@ -1,5 +1,5 @@
-// Package lock makes sure that one process at a time does something on a node. The kernel drops a lock with its process,
-// however that ends, so there is no stale one.
+// Package lock lets one process at a time do something on a node. The kernel releases a lock when its process ends, so
+// a lock is never stale.
 package lock
 
 import (
@@ -10,16 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrHeld is that another process holds the lock.
+// ErrHeld means that another process holds the lock.
 var ErrHeld = errors.New("another instance holds it")
 
-// Lock is a locked file. It is not for concurrent use.
+// Lock is a locked file. It is not safe for concurrent use.
 type Lock struct {
 	path string
 	file *os.File
 }
 
-// Acquire locks the file at path, which is made if need be. If another process holds it, the error is ErrHeld.
+// Acquire locks the file at path, and creates it if it is missing. If another process holds it, the error wraps
+// ErrHeld.
 func Acquire(path string) (*Lock, error) {
 	f, err := acquire(path)
 	if err != nil {
@@ -34,37 +35,33 @@ func acquire(path string) (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			_ = f.Close()
-			return nil, refused(path, err)
-		}
-		// Who held it may have removed the file between the two calls; then the lock is on a file that nobody else sees.
-		if isAt(f, path) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil && isAt(f, path) {
 			return f, nil
 		}
 		_ = f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = ErrHeld
+		}
+		if err != nil {
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		// The last holder has removed the file since it was opened, so other processes lock another file.
 	}
 }
 
-func refused(path string, err error) error {
-	if !errors.Is(err, unix.EWOULDBLOCK) {
-		return fmt.Errorf("lock %s: %w", path, err)
-	}
-	return fmt.Errorf("lock %s: %w", path, ErrHeld)
-}
-
-// isAt reports whether f is what path names.
+// isAt reports whether f is the file at path.
 func isAt(f *os.File, path string) bool {
-	mine, err := f.Stat()
+	own, err := f.Stat()
 	if err != nil {
 		return false
 	}
-	there, err := os.Lstat(path)
-	return err == nil && os.SameFile(mine, there)
+	current, err := os.Lstat(path)
+	return err == nil && os.SameFile(own, current)
 }
 
-// Renew makes the file again if it was removed, so that the lock still keeps others out. If another process was quicker,
-// the error is ErrHeld, and the lock is lost.
+// Renew creates and locks the file again if it was removed. If another process has locked a new one meanwhile, the
+// error wraps ErrHeld and the lock is lost.
 func (l *Lock) Renew() error {
 	if isAt(l.file, l.path) {
 		return nil
@@ -78,7 +75,7 @@ func (l *Lock) Renew() error {
 	return nil
 }
 
-// Release removes the file and gives the lock up.
+// Release removes the file and unlocks it.
 func (l *Lock) Release() error {
 	var err error
 	if isAt(l.file, l.path) {

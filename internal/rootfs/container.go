@@ -65,8 +65,8 @@ func (r *Root) isInHostNamespace() (bool, error) {
 // initialUserNamespace is the inode number of that namespace, USER_NS_INIT_INO of linux/nsfs.h.
 const initialUserNamespace = 0xEFFFFFFD
 
-// mountNamespaceOwner returns the inode number of the user namespace that owns the mount namespace. The kernel refuses it
-// to a process in a descendant of that user namespace.
+// mountNamespaceOwner returns the inode number of the user namespace that owns the mount namespace. The kernel refuses
+// it to a process in a descendant of that user namespace.
 func mountNamespaceOwner() (uint64, error) {
 	ns, err := os.Open("/proc/thread-self/ns/mnt")
 	if err != nil {

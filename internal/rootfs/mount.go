@@ -14,9 +14,9 @@ import (
 
 const mountAttrs = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 
-// MountFile mounts a read-only file with that content and mode over the file at name, after following links. The file is
-// alone on a tmpfs of its own, so nothing in the root changes. A directory is refused, and so is a file on a shared mount,
-// with [ErrShared]. If a file with that content is mounted there already, nothing is done.
+// MountFile mounts a read-only file with that content and mode over the file at name, after following links. The file
+// is alone on a tmpfs of its own, so nothing in the root changes. A directory is refused, and so is a file on a shared
+// mount, with [ErrShared]. If a file with that content is mounted there already, nothing is done.
 //
 // The mount namespace of the process must be the container's. It needs Linux 5.8, and 5.12 for a read-only mount.
 func (r *Root) MountFile(name string, data []byte, mode fs.FileMode) error {
@@ -69,8 +69,8 @@ func (r *Root) mountFile(name string, data []byte, mode fs.FileMode) error {
 	return attach(file, target)
 }
 
-// refuseProc returns an error if a link of the image led into /proc. The runtime still writes to files there, for example
-// to set the container's security profile (CVE-2019-16884).
+// refuseProc returns an error if a link of the image led into /proc. The runtime still writes to files there, for
+// example to set the container's security profile (CVE-2019-16884).
 func refuseProc(f *os.File) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
@@ -82,9 +82,9 @@ func refuseProc(f *os.File) error {
 	return nil
 }
 
-// copyLabel gives a new file the SELinux label of the file that it will cover, since the container may not be allowed to
-// read a file with the label of a tmpfs. Errors are ignored: without SELinux there is no label, and a label that cannot be
-// set leaves the policy's default.
+// copyLabel gives a new file the SELinux label of the file that it will cover, since the container may not be allowed
+// to read a file with the label of a tmpfs. Errors are ignored: without SELinux there is no label, and a label that
+// cannot be set leaves the policy's default.
 func copyLabel(from, dir *os.File, name string) {
 	const label, maxLabel = "security.selinux", 4096
 	data := make([]byte, maxLabel)
@@ -119,7 +119,8 @@ func newTmpfs(size int) (*os.File, error) {
 }
 
 // openAttached is open_tree for kernels that clone only mounts of the own namespace. It mounts the tmpfs over the root
-// meanwhile. That has no effect: lookups start at the root's handle, below that mount, and the container does not run yet.
+// meanwhile. That has no effect: lookups start at the root's handle, below that mount, and the container does not run
+// yet.
 func (r *Root) openAttached(tmpfs *os.File, name string) (_ int, err error) {
 	if err := moveMount(tmpfs, r.dir); err != nil {
 		return -1, err
@@ -135,8 +136,9 @@ func (r *Root) openAttached(tmpfs *os.File, name string) (_ int, err error) {
 // attach mounts the detached file over target. The mount is made read-only before it is visible.
 func attach(file, target *os.File) error {
 	attr := &unix.MountAttr{Attr_set: mountAttrs | unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE}
-	if err := unix.MountSetattr(int(file.Fd()), "", unix.AT_EMPTY_PATH, attr); err != nil && !errors.Is(err, unix.ENOSYS) {
-		return fmt.Errorf("mount_setattr: %w", err) // ENOSYS: before Linux 5.12
+	err := unix.MountSetattr(int(file.Fd()), "", unix.AT_EMPTY_PATH, attr)
+	if err != nil && !errors.Is(err, unix.ENOSYS) { // before Linux 5.12
+		return fmt.Errorf("mount_setattr: %w", err)
 	}
 	return moveMount(file, target)
 }
@@ -152,8 +154,8 @@ func moveMount(from, to *os.File) error {
 	return nil
 }
 
-// refuseShared returns ErrShared if a mount over f would propagate to other mount namespaces. It would appear on the host
-// if the image leads to a volume with mount propagation.
+// refuseShared returns ErrShared if a mount over f would propagate to other mount namespaces. It would appear on the
+// host if the image leads to a volume with mount propagation.
 func refuseShared(f *os.File) error {
 	id, err := mountID(f)
 	if err != nil {

@@ -16,7 +16,9 @@ import (
 func (r *Root) Stat(name string) (fs.FileInfo, error) { return r.stat(name, unix.O_PATH) }
 
 // Lstat describes the file at a path, without following a link there.
-func (r *Root) Lstat(name string) (fs.FileInfo, error) { return r.stat(name, unix.O_PATH|unix.O_NOFOLLOW) }
+func (r *Root) Lstat(name string) (fs.FileInfo, error) {
+	return r.stat(name, unix.O_PATH|unix.O_NOFOLLOW)
+}
 
 func (r *Root) stat(name string, flags uint64) (fs.FileInfo, error) {
 	f, err := r.open(name, flags)
@@ -41,8 +43,8 @@ func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
 	return r.readFile(name, limit, r.checkRootMount)
 }
 
-// ReadCover reads a regular file of at most limit bytes that is on a tmpfs and mounted over another file, as by MountFile.
-// Others mount such files too, so its content may be compared but must not be written.
+// ReadCover reads a regular file of at most limit bytes that is on a tmpfs and mounted over another file, as by
+// MountFile. Others mount such files too, so its content may be compared but must not be written.
 func (r *Root) ReadCover(name string, limit int64) ([]byte, error) {
 	return r.readFile(name, limit, checkCover)
 }
@@ -102,8 +104,8 @@ func checkCover(f *os.File) error {
 	return nil
 }
 
-// ReadHostFile reads a regular file of the host of at most limit bytes. It does not follow a link at the path's end, and
-// does not block on a FIFO.
+// ReadHostFile reads a regular file of the host of at most limit bytes. It does not follow a link at the path's end,
+// and does not block on a FIFO.
 func ReadHostFile(name string, limit int64) ([]byte, error) {
 	p, err := os.OpenFile(name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

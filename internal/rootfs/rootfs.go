@@ -2,15 +2,15 @@
 // mounts over such files through it.
 //
 // The root is opened once. The kernel resolves every path from that handle as if the root were "/" (openat2 with
-// RESOLVE_IN_ROOT, or pathrs-lite before Linux 5.6). So no link, no "..", no magic link of /proc and no concurrent rename
-// leads out of the root. A file is first opened with O_PATH, which has no effect on devices and FIFOs, and then read only
-// if it is regular. A file is replaced by renaming a new one over it, so nothing is written through a link or into an
-// inode that the image chose.
+// RESOLVE_IN_ROOT, or pathrs-lite before Linux 5.6). So no link, no "..", no magic link of /proc and no concurrent
+// rename leads out of the root. A file is first opened with O_PATH, which has no effect on devices and FIFOs, and then
+// read only if it is regular. A file is replaced by renaming a new one over it, so nothing is written through a link or
+// into an inode that the image chose.
 //
 // Only files on the root's own mount are read or written, whatever path leads to them. Others are refused with
 // [ErrVolume]: a link of the image may lead to a volume, a Secret or a file of /proc or /sys that the container's user
-// cannot read, and the hook would copy it into a file that every user can read. The exception is the container's own /dev,
-// whose directories are listed and written to. A mount that would propagate out of the container is refused with
+// cannot read, and the hook would copy it into a file that every user can read. The exception is the container's own
+// /dev, whose directories are listed and written to. A mount that would propagate out of the container is refused with
 // [ErrShared].
 package rootfs
 
@@ -75,8 +75,8 @@ func Open(name, hostDev string) (*Root, error) {
 	return r, nil
 }
 
-// findDev returns the ID of the mount at /dev if that is the container's own: a tmpfs, as runtimes mount it, that is not
-// the host's and not behind a link. Otherwise it returns the ID of the root's mount.
+// findDev returns the ID of the mount at /dev if that is the container's own: a tmpfs, as runtimes mount it, that is
+// not the host's and not behind a link. Otherwise it returns the ID of the root's mount.
 func (r *Root) findDev(hostDev string) uint64 {
 	var host, own unix.Stat_t
 	var fs unix.Statfs_t

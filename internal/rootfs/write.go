@@ -115,8 +115,8 @@ func replace(dir *os.File, name string, mk func(temp string) error) error {
 	return nil
 }
 
-// ownDir opens a directory for changes, and makes it if it is missing, with mode 0755 less the umask. It returns ErrVolume
-// unless the directory is on the root's own mount or in the container's own /dev, whatever path led to it.
+// ownDir opens a directory for changes, and makes it if it is missing, with mode 0755 less the umask. It returns
+// ErrVolume unless the directory is on the root's own mount or in the container's own /dev, whatever path led to it.
 func (r *Root) ownDir(name string) (*os.File, error) {
 	dir, err := r.open(name, unix.O_PATH|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOENT) && name != "/" {

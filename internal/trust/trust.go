@@ -1,14 +1,16 @@
-// Package trust tells whether somebody else could change what a path leads to, before root runs it, loads it or writes
-// there.
+// Package trust checks whether users other than root could change what a path leads to, before root runs it, loads it
+// or writes there.
 //
-// A path is safe if everything on its way belongs to root, or to the user that this process runs as, and neither a group
-// nor everybody may write to it: the file itself, each symbolic link, and each directory above one of them. For what will
-// run as root, the user's own is not safe. In a sticky directory, such as /tmp or /nix/store, only a directory is safe that
-// is there already: others cannot replace it, but can make a name that is missing, or another name of a file. An access
-// control list that lets others write shows in the group's bits.
+// A path is safe if everything on its way belongs to root or to this process' user, and is not writable for a group or
+// for every user: the file itself, each symbolic link, and each directory above one of them. For a file that will run
+// as root, files of this process' user are not safe either. An access control list with more writers shows in the
+// group's bits.
 //
-// Nobody but root can make a safe path unsafe, so there is no race between the check and the use of the same path. The
-// check believes what file systems say of owners; that of a user's own FUSE mount with allow_other can lie.
+// In a sticky directory, such as /tmp or /nix/store, only an existing directory is safe: others cannot replace it. A
+// missing name they could create, and a file could be another name that they gave it.
+//
+// Only root can make a safe path unsafe, so the path can be used after the check without a race. The check trusts the
+// file system's owners; a user's FUSE mount with allow_other can report false ones.
 package trust
 
 import (
@@ -20,15 +22,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnsafe is that somebody else could change what a path leads to. The error around it names what on the way is the
-// reason.
+// ErrUnsafe means that other users could change what a path leads to. The error that wraps it names the file on the way
+// that is the reason.
 var ErrUnsafe = errors.New("others can change it")
 
-// File returns an error unless path leads to a regular file that nobody else can change or replace. The error wraps
-// ErrUnsafe, or says why there is no such file.
+// File returns an error unless path leads to a regular file that no other user can change or replace. The error wraps
+// ErrUnsafe or that of opening the file.
 func File(path string) error { return file(path, os.Geteuid()) }
 
-// RootFile is File for what runs as root whoever the caller is: what belongs to the caller is not safe.
+// RootFile is File for a file that will run as root: only files of root are safe.
 func RootFile(path string) error { return file(path, 0) }
 
 func file(path string, owner int) error {
@@ -43,8 +45,8 @@ func file(path string, owner int) error {
 	return nil
 }
 
-// Dir returns an error that wraps ErrUnsafe if somebody else can change a directory or replace it. Of one that is not
-// there yet it checks what there is of the way to it.
+// Dir returns an error that wraps ErrUnsafe if other users can change or replace a directory. If it is missing, the
+// existing part of its path is checked.
 func Dir(path string) error {
 	w, err := follow(path, os.Geteuid(), true)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -60,30 +62,21 @@ func Dir(path string) error {
 	return nil
 }
 
-// OpenDirPath is OpenDir for a handle that only names the directory (O_PATH), for which no right to read it is needed.
-func OpenDirPath(path string) (*os.File, error) {
-	w, err := follow(path, os.Geteuid(), false)
-	if err != nil {
-		return nil, err
-	}
-	defer w.close()
-	fd, err := unix.Openat(w.fd, ".", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	return os.NewFile(uintptr(fd), path), nil
-}
+// OpenDir opens a directory of any owner. It follows no symbolic link that another user could have made: the error
+// wraps ErrUnsafe. A link of this process' user in a sticky directory is followed. The handle stays on the directory
+// even if the path is replaced.
+func OpenDir(path string) (*os.File, error) { return openDir(path, unix.O_RDONLY) }
 
-// OpenDir opens a directory, whoever owns it, and follows no link that somebody else could have put on the way: such a
-// link is an error that wraps ErrUnsafe. A link of one's own in a sticky directory is none. What is done on the handle
-// happens in that directory, whatever becomes of the path meanwhile.
-func OpenDir(path string) (*os.File, error) {
+// OpenDirPath is OpenDir for a handle that only names the directory (O_PATH). It needs no right to read the directory.
+func OpenDirPath(path string) (*os.File, error) { return openDir(path, unix.O_PATH) }
+
+func openDir(path string, flags int) (*os.File, error) {
 	w, err := follow(path, os.Geteuid(), false)
 	if err != nil {
 		return nil, err
 	}
 	defer w.close()
-	fd, err := unix.Openat(w.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(w.fd, ".", flags|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}

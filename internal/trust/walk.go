@@ -9,27 +9,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLinks is how many symbolic links a path may have, as for the kernel.
+// maxLinks is the number of symbolic links in a path that the kernel allows.
 const maxLinks = 40
 
-// walk is where a path has led so far.
+// walk is the position on a path.
 type walk struct {
-	fd   int    // of the last file, opened with O_PATH
-	path string // of the last file, without links
-	kind uint32 // of the last file: S_IFDIR and so on
+	fd   int    // of the current file, opened with O_PATH
+	path string // of the current file, without links
+	kind uint32 // of the current file: S_IFDIR and so on
 	// owner is the user besides root whose files are safe.
 	owner int
-	// unsafe is why somebody else could change what comes next, or nil.
+	// unsafe is the reason why others could change the next files, or nil.
 	unsafe error
-	// shared is why others could make names in the directory that the walk is at, if that is a sticky one and the walk is
-	// strict, or nil.
+	// shared is the reason why others could create names in the current directory, or nil. Only strict walks set it,
+	// for sticky directories.
 	shared error
-	// strict makes that an error at once. Without it, it is one for symbolic links alone.
+	// strict walks return unsafe and shared as errors at once. Others do so only when they meet a symbolic link.
 	strict bool
 }
 
-// follow goes along a path, file by file, each opened in the directory before. The caller closes the walk.
-// Files of root and of owner are safe.
+// follow walks along a path. It opens each file in the directory before. Files of root and of owner are safe. The
+// caller closes the walk.
 func follow(path string, owner int, strict bool) (*walk, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -79,7 +79,7 @@ func split(path string) []string {
 	return strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
 }
 
-// begin goes to the root directory.
+// begin moves the walk to the root directory.
 func (w *walk) begin() error {
 	fd, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -92,8 +92,8 @@ func (w *walk) begin() error {
 	return w.enter(fd, "/", st)
 }
 
-// step goes to a file in the directory that the walk is at. At a symbolic link it stays where it is and returns what the
-// link contains.
+// step moves the walk to a file in the current directory. If that is a symbolic link, the walk does not move and step
+// returns the link's target.
 func (w *walk) step(name string) (target string, err error) {
 	path := filepath.Join(w.path, name)
 	fd, err := unix.Openat(w.fd, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -115,35 +115,34 @@ func (w *walk) step(name string) (target string, err error) {
 		return "", w.enter(fd, path, st)
 	}
 	defer unix.Close(fd)
-	why := w.unsafe
-	if why == nil {
-		why = w.foreign(path, st)
+	reason := w.unsafe
+	if reason == nil {
+		reason = w.foreign(path, st)
 	}
-	if why != nil {
-		return "", fmt.Errorf("the symbolic link %s is not followed, since %w: %w", path, ErrUnsafe, why)
+	if reason != nil {
+		return "", fmt.Errorf("the symbolic link %s is not followed, since %w: %w", path, ErrUnsafe, reason)
 	}
 	return readlink(fd, path)
 }
 
-// enter goes to an open file.
+// enter moves the walk to an open file.
 //
-// In a sticky directory others can make names, and not rename or remove what is not theirs. So a directory of root's that
-// is there stays, and nobody else can have moved it there. A file or a link of root's can be a second name that others
-// made of it, or one that they moved there.
+// In a sticky directory others can create names, but not rename or remove files of root. So an existing directory of
+// root stays, and was put there by root. A file or a link of root can be a hard link that others made or moved there.
 func (w *walk) enter(fd int, path string, st unix.Stat_t) error {
 	w.close()
 	w.fd, w.path, w.kind, w.shared = fd, path, st.Mode&unix.S_IFMT, nil
 	sticky := w.kind == unix.S_IFDIR && st.Mode&unix.S_ISVTX != 0
-	why := w.foreign(path, st)
+	reason := w.foreign(path, st)
 	switch {
-	case why != nil:
+	case reason != nil:
 	case !sticky:
-		why = writable(path, st)
+		reason = writable(path, st)
 	case w.strict:
 		w.shared = writable(path, st)
 	}
 	if w.unsafe == nil {
-		w.unsafe = why
+		w.unsafe = reason
 	}
 	if w.strict && w.unsafe != nil {
 		return fmt.Errorf("%w: %w", ErrUnsafe, w.unsafe)
@@ -151,7 +150,7 @@ func (w *walk) enter(fd int, path string, st unix.Stat_t) error {
 	return nil
 }
 
-// foreign is an error if a file belongs to others, or nil.
+// foreign returns an error if a file belongs to neither root nor owner.
 func (w *walk) foreign(path string, st unix.Stat_t) error {
 	if st.Uid != 0 && int(st.Uid) != w.owner {
 		return fmt.Errorf("%s belongs to user %d", path, st.Uid)
@@ -159,7 +158,7 @@ func (w *walk) foreign(path string, st unix.Stat_t) error {
 	return nil
 }
 
-// writable is an error if others can write to a file, which is no link, or nil.
+// writable returns an error if others can write to a file that is not a link.
 func writable(path string, st unix.Stat_t) error {
 	switch {
 	case st.Mode&0o002 != 0:
@@ -170,7 +169,7 @@ func writable(path string, st unix.Stat_t) error {
 	return nil
 }
 
-// stat is about an open file, which it closes on an error.
+// stat describes an open file, and closes it on an error.
 func stat(fd int, path string) (st unix.Stat_t, err error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		_ = unix.Close(fd)
