@@ -119,7 +119,8 @@ func TestDevicesAndParams(t *testing.T) {
 		t.Errorf("by-path link: %q, %v", got, err)
 	}
 	before := hooktest.Hash(t, root)
-	if warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir)); len(warnings) != 0 || err != nil {
+	if warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir)); len(warnings) != 0 ||
+		err != nil {
 		t.Errorf("the second time: warnings %v, error %v", warnings, err)
 	}
 	if hooktest.Hash(t, root) != before {
@@ -259,15 +260,21 @@ func TestForwardCompatibility(t *testing.T) {
 		"newer in the same branch":              {version: "570.2", elf: noted, driver: "570.1", used: true},
 		"the note does not admit the driver":    {version: "575.57.08", elf: noted, driver: "545.1"},
 		"the note has an unknown format":        {version: "575.57.08", elf: format2, driver: "570.1"},
-		"the note is not JSON":                  {version: "575.57.08", elf: notJSON, driver: "570.1", warning: "libcuda.so.575.57.08 is not used"},
-		"the same version":                      {version: "570.1", elf: noted, driver: "570.1"},
-		"older":                                 {version: "565.9", elf: noted, driver: "570.1"},
-		"older, though not as a decimal":        {version: "570.9", elf: noted, driver: "570.10"},
-		"no note, a newer branch":               {version: "575.57.08", elf: plain, driver: "570.1", used: true},
-		"no note, the same branch":              {version: "570.2", elf: plain, driver: "570.1"},
-		"not ELF":                               {version: "575.57.08", elf: strings.Repeat("x", 100), driver: "570.1", warning: "libcuda.so.575.57.08"},
-		"empty":                                 {version: "575.57.08", elf: "", driver: "570.1", warning: "not an ELF file"},
-		"no driver version is known":            {version: "575.57.08", elf: noted},
+		"the note is not JSON": {
+			version: "575.57.08", elf: notJSON, driver: "570.1", warning: "libcuda.so.575.57.08 is not used",
+		},
+		"the same version":               {version: "570.1", elf: noted, driver: "570.1"},
+		"older":                          {version: "565.9", elf: noted, driver: "570.1"},
+		"older, though not as a decimal": {version: "570.9", elf: noted, driver: "570.10"},
+		"no note, a newer branch":        {version: "575.57.08", elf: plain, driver: "570.1", used: true},
+		"no note, the same branch":       {version: "570.2", elf: plain, driver: "570.1"},
+		"not ELF": {
+			version: "575.57.08", elf: strings.Repeat("x", 100), driver: "570.1", warning: "libcuda.so.575.57.08",
+		},
+		"empty": {
+			version: "575.57.08", elf: "", driver: "570.1", warning: "not an ELF file",
+		},
+		"no driver version is known": {version: "575.57.08", elf: noted},
 		"a file in the directory's place": {
 			version: "575.57.08", elf: noted, driver: "570.1", warning: compatDir,
 			setup: func(t *testing.T, root string) {
@@ -306,7 +313,8 @@ func TestForwardCompatibility(t *testing.T) {
 				{SONAME: "libnvidia-ptxjitcompiler.so.1", Path: "/drv/libnvidia-ptxjitcompiler.so.570.1"},
 			}}
 			warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir()))
-			if err != nil || (len(warnings) > 0) != (tc.warning != "") || len(warnings) > 0 && !strings.Contains(warnings[0].Error(), tc.warning) {
+			if err != nil || (len(warnings) > 0) != (tc.warning != "") || len(warnings) > 0 &&
+				!strings.Contains(warnings[0].Error(), tc.warning) {
 				t.Fatalf("warnings %v, error %v, want a warning with %q", warnings, err, tc.warning)
 			}
 			want := map[string]string{"libcuda.so.1": "/drv/libcuda.so.570.1", "libnvidia-ptxjitcompiler.so.1": "/drv/libnvidia-ptxjitcompiler.so.570.1"}

@@ -284,7 +284,8 @@ func TestPlanIsIdempotent(t *testing.T) {
 	written := []content{{data: first.loaderFiles[0].data}, {data: first.loaderFiles[1].data}}
 	seen.cache, seen.muslPath = written[0], written[1]
 	second := makePlan(args, seen, testArch(t))
-	if len(second.loaderFiles) != 1 || !bytes.Equal(second.loaderFiles[0].data, written[0].data) || len(second.warnings) != 0 {
+	if len(second.loaderFiles) != 1 || !bytes.Equal(second.loaderFiles[0].data, written[0].data) ||
+		len(second.warnings) != 0 {
 		t.Errorf("the second plan is %q, want the same cache and nothing else", describe(t, second))
 	}
 	// In a read-only root the first run mounts both.

@@ -99,18 +99,24 @@ func TestFindRoot(t *testing.T) {
 		state State
 		want  string // empty for an error
 	}{
-		"the state's root":                                       {State{Root: "/run/root", Bundle: "/missing"}, "/run/root"},
-		"a root relative to the bundle":                          {State{Bundle: relative}, relative + "/rootfs"},
-		"an absolute root":                                       {State{Bundle: config(`{"root":{"path":"/run/root"}}`)}, "/run/root"},
-		"the state's root is /":                                  {State{Root: "/"}, ""},
-		"the state's root is / in other words":                   {State{Root: "//run/.."}, ""},
-		"the state's root is relative":                           {State{Root: "rootfs"}, ""},
-		"the configured root is /":                               {State{Bundle: config(`{"root":{"path":"/"}}`)}, ""},
-		"the configured root leads out":                          {State{Bundle: config(`{"root":{"path":"../../x"}}`)}, ""},
-		"no configured root":                                     {State{Bundle: config(`{}`)}, ""},
-		"a damaged configuration":                                {State{Bundle: config(`{"root":`)}, ""},
-		"no bundle":                                              {State{}, ""},
-		"a relative bundle":                                      {State{Bundle: "."}, ""},
+		"the state's root": {
+			State{Root: "/run/root", Bundle: "/missing"}, "/run/root",
+		},
+		"a root relative to the bundle": {State{Bundle: relative}, relative + "/rootfs"},
+		"an absolute root": {
+			State{Bundle: config(`{"root":{"path":"/run/root"}}`)}, "/run/root",
+		},
+		"the state's root is /":                {State{Root: "/"}, ""},
+		"the state's root is / in other words": {State{Root: "//run/.."}, ""},
+		"the state's root is relative":         {State{Root: "rootfs"}, ""},
+		"the configured root is /":             {State{Bundle: config(`{"root":{"path":"/"}}`)}, ""},
+		"the configured root leads out": {
+			State{Bundle: config(`{"root":{"path":"../../x"}}`)}, "",
+		},
+		"no configured root":      {State{Bundle: config(`{}`)}, ""},
+		"a damaged configuration": {State{Bundle: config(`{"root":`)}, ""},
+		"no bundle":               {State{}, ""},
+		"a relative bundle":       {State{Bundle: "."}, ""},
 		"no configuration, and the working directory is no root": {State{Bundle: bundle}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,8 +11,9 @@ import (
 	"gpu-cdi-plugin/internal/ldcache"
 )
 
-// BenchmarkProcess is a whole run of the hook, with 49 libraries and an image of 1,000, beside the floor: the same
-// binary that only says its version. "first" merges and writes the cache, "again" finds everything as it should be.
+// BenchmarkProcess measures a run of the hook with 49 libraries and an image of 1,000. The floor is the same binary
+// with
+// --version. "first" merges and writes the cache, "again" changes nothing.
 func BenchmarkProcess(b *testing.B) {
 	b.Run("floor", func(b *testing.B) {
 		c := newContainer(b)
@@ -22,7 +23,7 @@ func BenchmarkProcess(b *testing.B) {
 	})
 	b.Run("first", func(b *testing.B) {
 		c := newContainer(b)
-		args, cache := manyLibraries(c)
+		args, cache := writeLibraries(c)
 		for b.Loop() {
 			b.StopTimer()
 			c.write("/etc/ld.so.cache", string(cache.Marshal()))
@@ -35,7 +36,7 @@ func BenchmarkProcess(b *testing.B) {
 	})
 	b.Run("again", func(b *testing.B) {
 		c := newContainer(b)
-		args, cache := manyLibraries(c)
+		args, cache := writeLibraries(c)
 		c.write("/etc/ld.so.cache", string(cache.Marshal()))
 		for b.Loop() {
 			c.start(b, args.Args()...)
@@ -43,12 +44,13 @@ func BenchmarkProcess(b *testing.B) {
 	})
 }
 
-func manyLibraries(c *container) (*hookargs.CreateContainer, *ldcache.Cache) {
+func writeLibraries(c *container) (*hookargs.CreateContainer, *ldcache.Cache) {
 	cache := &ldcache.Cache{}
 	flags, _ := ldcache.FlagsFor("amd64")
 	for i := range 1000 {
 		name := fmt.Sprintf("libexample-with-a-name-%d.so.%d", i, i%9)
-		cache.Entries = append(cache.Entries, ldcache.Entry{Name: name, Path: "/usr/lib/x86_64-linux-gnu/" + name, Flags: flags})
+		path := "/usr/lib/x86_64-linux-gnu/" + name
+		cache.Entries = append(cache.Entries, ldcache.Entry{Name: name, Path: path, Flags: flags})
 	}
 	args := &hookargs.CreateContainer{DriverVersion: "580.126.09", Params: true, EGLProfile: true}
 	for i := range 49 {

@@ -20,7 +20,7 @@ import (
 func TestWithin(t *testing.T) {
 	failed := errors.New("failed")
 	if n, err := within(nil, "act", func() (int, error) { return 1, failed }); n != 1 || !errors.Is(err, failed) {
-		t.Errorf("%d, %v, want what the act returned", n, err)
+		t.Errorf("%d, %v, want the result of the act", n, err)
 	}
 	block := make(chan int)
 	defer close(block)
@@ -30,8 +30,8 @@ func TestWithin(t *testing.T) {
 	}
 }
 
-// Whatever never answers, the hook ends, and says what it waited for.
-func TestDeadline(t *testing.T) {
+// The hook ends and names the act that it has abandoned: reading the state, or the container's file system.
+func TestTheHookEndsAtTheDeadline(t *testing.T) {
 	c := newContainer(t)
 	mountSilent(t, c.path("/opt/driver"))
 	silent, w, err := os.Pipe()
@@ -42,7 +42,8 @@ func TestDeadline(t *testing.T) {
 	defer cancel()
 	var started []*exec.Cmd
 	start := func(stdin io.Reader, stderr io.Writer) {
-		cmd := exec.CommandContext(ctx, hookBinary(t), "create-container", "--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1")
+		cmd := exec.CommandContext(ctx, hookBinary(t), "create-container",
+			"--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1")
 		cmd.Stdin, cmd.Stderr = stdin, stderr
 		c.must(cmd.Start())
 		started = append(started, cmd)
@@ -50,7 +51,7 @@ func TestDeadline(t *testing.T) {
 	var noState, noFiles bytes.Buffer
 	start(silent, &noState)
 	start(state(), &noFiles)
-	start(state(), fullPipe(t)) // whose reader does not answer either
+	start(state(), fullPipe(t)) // where even the message blocks
 	for i, cmd := range started {
 		if err := cmd.Wait(); ctx.Err() != nil || cmd.ProcessState.ExitCode() != 1 {
 			t.Errorf("hook %d: %v, want status 1", i, err)
@@ -60,11 +61,11 @@ func TestDeadline(t *testing.T) {
 		t.Errorf("without a state: %q, want %q", &noState, want)
 	}
 	if want := "prepare the container's root: not done after 10s"; !strings.Contains(noFiles.String(), want) {
-		t.Errorf("without an answer: %q, want %q", &noFiles, want)
+		t.Errorf("with a file system that does not respond: %q, want %q", &noFiles, want)
 	}
 }
 
-// mountSilent mounts a FUSE file system that nobody serves.
+// mountSilent mounts a FUSE file system without a server.
 func mountSilent(t *testing.T, dir string) {
 	t.Helper()
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -81,7 +82,7 @@ func mountSilent(t *testing.T, dir string) {
 	})
 }
 
-// fullPipe is the end of a pipe that takes nothing more.
+// fullPipe returns the write end of a pipe without room.
 func fullPipe(t *testing.T) *os.File {
 	t.Helper()
 	var fds [2]int

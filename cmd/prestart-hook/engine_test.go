@@ -22,7 +22,7 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// engine runs bundles.
+// engine is an OCI runtime.
 type engine struct {
 	name string
 	path string
@@ -36,12 +36,11 @@ func engines(t *testing.T) []engine {
 
 var containerID atomic.Int64
 
-// engineTimeout is how long a container may take from start to end, on a busy machine.
+// engineTimeout bounds the life of a container on a busy machine.
 const engineTimeout = 2 * time.Minute
 
-// run starts a bundle and waits for its end, in a mount namespace and with a /run of its own, where engines keep their
-// state, after the shell commands in setup. crun does not start where a cgroup v2 tree lies beside v1's, so that is
-// unmounted.
+// run runs a bundle until it ends, after the shell commands in setup. It uses a mount namespace with its own /run,
+// where engines have their state. crun does not start with cgroup v2 mounted beside v1, so v2 is unmounted for it.
 func (e engine) run(t *testing.T, bundle, setup string) (stdout, stderr string, err error) {
 	t.Helper()
 	id := fmt.Sprintf("prestart-hook-test-%d-%d", os.Getpid(), containerID.Add(1))
@@ -69,18 +68,19 @@ type bundle struct {
 	dir      string
 	process  []string
 	readonly bool
-	// mounts are bind mounts, destination to source; more are mounts as config.json has them.
+	// mounts maps destinations of bind mounts to their sources. more are other mounts, in the form of config.json.
 	mounts map[string]string
 	more   []map[string]any
 	masked []string
-	// user is that of the container's process, without capabilities if it is not 0.
+	// user is the user ID of the container's process, without capabilities if it is not 0.
 	user int
 	// stage is the hook's, createContainer if empty. first is a shell script that another hook runs before it, or
 	// empty.
 	stage, first string
-	// setup are shell commands to run before the engine starts, in its mount namespace.
+	// setup are shell commands that run before the engine, in its mount namespace.
 	setup string
-	// firstID is the host's user and group that is root in the container; not 0 for a user namespace.
+	// firstID is the host's user and group ID of the container's root. If it is not 0, the container has a user
+	// namespace.
 	firstID int
 	args    hookargs.CreateContainer
 }
@@ -133,19 +133,22 @@ func (b *bundle) run(e engine) (stdout, stderr string, err error) {
 	}
 	hooks := []any{hook}
 	if b.first != "" {
-		hooks = []any{map[string]any{"path": "/bin/sh", "args": []string{"sh", "-c", b.first}, "env": []string{"PATH=/usr/bin:/bin"}}, hook}
+		hooks = []any{map[string]any{
+			"path": "/bin/sh", "args": []string{"sh", "-c", b.first}, "env": []string{"PATH=/usr/bin:/bin"},
+		}, hook}
 	}
 	config, err := json.Marshal(map[string]any{
 		"ociVersion": "1.0.2",
 		"process": map[string]any{
-			"args": b.process, "cwd": "/", "user": map[string]int{"uid": b.user, "gid": b.user}, "noNewPrivileges": true,
-			"env": []string{"PATH=/bin", "LD_PRELOAD=/proc/self/cwd/poc.so"},
+			"args": b.process, "cwd": "/", "noNewPrivileges": true,
+			"user": map[string]int{"uid": b.user, "gid": b.user},
+			"env":  []string{"PATH=/bin", "LD_PRELOAD=/proc/self/cwd/poc.so"},
 		},
 		"root":   map[string]any{"path": "rootfs", "readonly": b.readonly},
 		"mounts": mounts,
 		"hooks":  map[string]any{cmp.Or(b.stage, "createContainer"): hooks},
 		"linux":  linux,
-		// crun hides what hooks write.
+		// crun discards the standard error of hooks.
 		"annotations": map[string]string{"run.oci.hooks.stderr": filepath.Join(b.dir, "hook-stderr")},
 	})
 	if err != nil {
@@ -157,39 +160,41 @@ func (b *bundle) run(e engine) (stdout, stderr string, err error) {
 	return e.run(b.t, b.dir, b.setup)
 }
 
-// withCache lets the real ldconfig make the root's cache.
-func (b *bundle) withCache() {
+// makeCache runs ldconfig for the root.
+func (b *bundle) makeCache() {
 	b.t.Helper()
 	if out, err := exec.Command(testenv.Command(b.t, "ldconfig"), "-r", b.root()).CombinedOutput(); err != nil {
 		b.t.Fatalf("ldconfig: %v\n%s", err, out)
 	}
 }
 
-func TestEngines(t *testing.T) {
+func TestEnginesFindTheDriverInEveryImage(t *testing.T) {
 	glibc := func(b *bundle) { hooktest.GlibcRoot(b.t, b.root()) }
-	cached := func(b *bundle) { glibc(b); b.withCache() }
+	cached := func(b *bundle) { glibc(b); b.makeCache() }
 	const there = "/opt/driver/libcuda.so.580.1"
 	for name, tc := range map[string]struct {
 		image    func(b *bundle)
 		readonly bool
-		want     string // what the container prints begins with
+		want     string // the beginning of the container's output
 		fails    map[string]string
 	}{
-		"a cache":                     {image: cached, want: there},
-		"no cache":                    {image: glibc, want: there},
-		"a cache, read-only":          {image: cached, readonly: true, want: there},
-		"a FIFO, read-only":           {image: func(b *bundle) { glibc(b); fifo(&container{t: b.t, root: b.root()}, "/etc/ld.so.cache") }, readonly: true, want: there},
-		"musl":                        {image: muslImage, want: "/opt/driver/libcuda.so.1"},
-		"a static program":            {image: static, want: "ran"},
-		"a static program, read-only": {image: static, readonly: true, want: "ran"},
-		// crun before its change of December 2025 makes the root read-only first, so there is nothing to mount the
-		// cache over.
+		"a cache":            {image: cached, want: there},
+		"no cache":           {image: glibc, want: there},
+		"a cache, read-only": {image: cached, readonly: true, want: there},
+		"a FIFO, read-only": {
+			image:    func(b *bundle) { glibc(b); makeFIFO(&container{t: b.t, root: b.root()}, "/etc/ld.so.cache") },
+			readonly: true, want: there,
+		},
+		"musl":                        {image: useMuslImage, want: "/opt/driver/libcuda.so.1"},
+		"a static program":            {image: useStaticImage, want: "ran"},
+		"a static program, read-only": {image: useStaticImage, readonly: true, want: "ran"},
+		// crun before December 2025 makes the root read-only first, so there is no file to mount the cache over.
 		"no cache, read-only": {image: glibc, readonly: true, want: there, fails: map[string]string{
 			"crun": "no program in the container would find libcuda.so.1 without /etc/ld.so.cache",
 		}},
 		"no cache, read-only, in the loader's own directory": {image: func(b *bundle) {
 			glibc(b)
-			b.inDefaultDir()
+			b.moveDriverToDefaultDir()
 		}, readonly: true, want: mustMultiarch() + "/libcuda.so."},
 	} {
 		for _, e := range engines(t) {
@@ -205,7 +210,8 @@ func TestEngines(t *testing.T) {
 					return
 				}
 				// Debian's /lib is a link to /usr/lib, and glibc has both as default directories.
-				if !strings.HasPrefix(strings.TrimPrefix(out, "/usr"), strings.TrimPrefix(tc.want, "/usr")) || err != nil {
+				if !strings.HasPrefix(strings.TrimPrefix(out, "/usr"), strings.TrimPrefix(tc.want, "/usr")) ||
+					err != nil {
 					t.Fatalf("got %q, want %q; %v: %s", out, tc.want, err, stderr)
 				}
 				before := hooktest.Hash(t, b.root())
@@ -225,15 +231,15 @@ func mustMultiarch() string {
 	return dir
 }
 
-// In a directory that the loader does not know, names that are only links are found through the cache too, also where
-// no link can be made.
-func TestEnginesFindLinks(t *testing.T) {
+// Programs also load libraries by the names of links, such as libcuda.so. The cache has those names, since no link can
+// be made in a read-only root.
+func TestEnginesFindLibrariesByTheNamesOfLinks(t *testing.T) {
 	for _, e := range engines(t) {
 		for name, readonly := range map[string]bool{"": false, ", read-only": true} {
 			t.Run(e.name+name, func(t *testing.T) {
 				b := newBundle(t)
 				hooktest.GlibcRoot(t, b.root())
-				b.withCache()
+				b.makeCache()
 				b.readonly, b.process = readonly, []string{"/bin/loader", "libcuda.so"}
 				if out, stderr, err := b.run(e); out != "/opt/driver/libcuda.so.580.1" || err != nil {
 					t.Errorf("got %q, %v: %s", out, err, stderr)
@@ -243,21 +249,21 @@ func TestEnginesFindLinks(t *testing.T) {
 	}
 }
 
-// muslImage is an image with musl, which finds a library only as a file of its SONAME. Specs have a link for that.
-func muslImage(b *bundle) {
+// useMuslImage makes an image with musl, which finds libraries by file name. Specs have a link with the SONAME.
+func useMuslImage(b *bundle) {
 	b.t.Helper()
 	hooktest.MuslRoot(b.t, b.root())
 	b.args.Links = append(b.args.Links, hookargs.Link{Path: "/opt/driver/libcuda.so.1", Target: "libcuda.so.580.1"})
 }
 
-func static(b *bundle) {
+func useStaticImage(b *bundle) {
 	b.t.Helper()
 	hooktest.CopyFile(b.t, testenv.Command(b.t, "busybox"), filepath.Join(b.root(), "bin/busybox"))
 	b.process = []string{"/bin/busybox", "echo", "ran"}
 }
 
-// inDefaultDir mounts the driver where the image's loader looks anyway, with the link that it looks for.
-func (b *bundle) inDefaultDir() {
+// moveDriverToDefaultDir mounts the driver, with its SONAME's link, in a directory that the loader searches by default.
+func (b *bundle) moveDriverToDefaultDir() {
 	b.t.Helper()
 	dir := mustMultiarch()
 	driver := b.mounts["/opt/driver/libcuda.so.580.1"]
@@ -273,8 +279,8 @@ func (b *bundle) inDefaultDir() {
 	}
 }
 
-// In a user namespace the hook's root cannot read config.json.
-func TestUserNamespace(t *testing.T) {
+// In a user namespace the hook cannot read config.json.
+func TestEnginesWithAUserNamespace(t *testing.T) {
 	before := ownerOf(t, os.DevNull)
 	defer func() {
 		if after := ownerOf(t, os.DevNull); after != before {
@@ -286,7 +292,7 @@ func TestUserNamespace(t *testing.T) {
 			t.Run(e.name+name, func(t *testing.T) {
 				b := newBundle(t)
 				hooktest.GlibcRoot(t, b.root())
-				b.withCache()
+				b.makeCache()
 				b.readonly, b.firstID = readonly, 100000
 				chown(t, b.root(), b.firstID)
 				out, stderr, err := b.run(e)
@@ -298,8 +304,8 @@ func TestUserNamespace(t *testing.T) {
 	}
 }
 
-// Where /proc hides process 1, the hook goes by the user namespace that the container's mount namespace belongs to.
-func TestUserNamespaceWithHiddenProcesses(t *testing.T) {
+// If /proc hides process 1, the owner of the mount namespace shows that it is not the host's.
+func TestEnginesWithAUserNamespaceAndHiddenProcesses(t *testing.T) {
 	for _, e := range engines(t) {
 		t.Run(e.name, func(t *testing.T) {
 			b := newBundle(t)
@@ -314,17 +320,18 @@ func TestUserNamespaceWithHiddenProcesses(t *testing.T) {
 	}
 }
 
-// In other stages the hook would work on the host's side of the mounts.
-func TestWrongStage(t *testing.T) {
+// In other stages the process is in the host's mount namespace.
+func TestEnginesInTheWrongStageChangeNothing(t *testing.T) {
 	for _, e := range engines(t) {
 		t.Run(e.name, func(t *testing.T) {
 			b := newBundle(t)
 			hooktest.GlibcRoot(t, b.root())
-			b.mounts = nil // whose mount points the runtime would make
+			b.mounts = nil // the runtime would make their mount points
 			b.stage = "createRuntime"
 			before := hooktest.Hash(t, filepath.Join(b.root(), "etc"))
 			out, stderr, err := b.run(e)
-			if want := "is not a container's root in the createContainer stage, nothing was changed: it is not a mount point"; err == nil || !strings.Contains(stderr, want) {
+			const want = "is not a container's root in the createContainer stage, nothing was changed"
+			if err == nil || !strings.Contains(stderr, want) {
 				t.Errorf("got %q, %v: %s, want %q", out, err, stderr, want)
 			}
 			if hooktest.Hash(t, filepath.Join(b.root(), "etc")) != before {

@@ -23,100 +23,193 @@ func needRoot(t testing.TB) {
 	testenv.Root(t)
 }
 
-func fifo(c *container, name string) {
+func makeFIFO(c *container, name string) {
 	c.must(os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
 	c.must(unix.Mkfifo(c.path(name), 0o666))
 }
 
-func device(c *container, name string, major, minor uint32) {
+func makeDevice(c *container, name string, major, minor uint32) {
 	c.must(os.MkdirAll(filepath.Dir(c.path(name)), 0o755))
 	c.must(unix.Mknod(c.path(name), unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))))
 }
 
-func sparse(c *container, name string) {
+func makeSparse(c *container, name string) {
 	c.write(name, "")
 	c.must(os.Truncate(c.path(name), 4<<30))
 }
 
-func someCache() []byte {
+func validCache() []byte {
 	flags, _ := ldcache.FlagsFor("amd64")
-	return (&ldcache.Cache{Entries: []ldcache.Entry{{Name: "libz.so.1", Path: "/lib/libz.so.1", Flags: flags}}}).Marshal()
+	entries := []ldcache.Entry{{Name: "libz.so.1", Path: "/lib/libz.so.1", Flags: flags}}
+	return (&ldcache.Cache{Entries: entries}).Marshal()
 }
 
-// bigCount is a cache that claims more entries than it has.
-func bigCount() string {
-	data := someCache()
+// cacheWithFalseCount returns a cache whose header has a larger number of entries.
+func cacheWithFalseCount() string {
+	data := validCache()
 	binary.LittleEndian.PutUint32(data[20:], 0xffffffff)
 	return string(data)
 }
 
-// Each image tries to make the hook, which runs as root on the host's side, touch something outside the container.
-// The directory "canary" beside the bundle stands for the host; "../../../canary" leads there from /etc.
-func TestHostileImages(t *testing.T) {
+// The hook runs as root with the host's files in sight. Each image tries to make it change a file outside the
+// container. The directory "canary" beside the bundle stands for the host; "../../../canary" leads there from /etc.
+func TestHostileImagesCannotLeadTheHookOutside(t *testing.T) {
 	needRoot(t)
-	const private, standard = "/opt/driver", ""
-	replaced := "/etc/ld.so.cache"
+	const compat, replaced = "/usr/local/cuda/compat", "/etc/ld.so.cache"
 	for name, tc := range map[string]struct {
-		image  func(c *container)
-		dir    string // of the driver's libraries; standard is one that the loader searches anyway
-		args   []string
-		status int
-		says   string // nothing if empty
-		noLib  bool   // the cache does not lead to the driver's libcuda
+		image    func(c *container)
+		standard bool // the driver's libraries are in a directory that the loader searches by default
+		args     []string
+		status   int
+		want     string // part of standard error, which is empty if this is
+		noLib    bool   // the loader does not find the driver's libcuda through the cache
 	}{
-		"the cache is a FIFO":                   {image: func(c *container) { fifo(c, "/etc/ld.so.cache") }, dir: private, says: replaced},
-		"the cache is a device":                 {image: func(c *container) { device(c, "/etc/ld.so.cache", 1, 5) }, dir: private, says: replaced},
-		"the cache is a watchdog":               {image: func(c *container) { device(c, "/etc/ld.so.cache", 10, 130) }, dir: private, says: replaced},
-		"the cache has 4 GiB":                   {image: func(c *container) { sparse(c, "/etc/ld.so.cache") }, dir: private, says: replaced},
-		"the cache is cut off":                  {image: func(c *container) { c.write("/etc/ld.so.cache", string(someCache()[:60])) }, dir: private, says: replaced},
-		"the cache is empty":                    {image: func(c *container) { c.write("/etc/ld.so.cache", "") }, dir: private, says: replaced},
-		"the cache claims 4 billion entries":    {image: func(c *container) { c.write("/etc/ld.so.cache", bigCount()) }, dir: private, says: replaced},
-		"the cache is a script":                 {image: func(c *container) { c.write("/etc/ld.so.cache", "#!/bin/sh\n") }, dir: private, says: replaced},
-		"the cache is a directory":              {image: func(c *container) { c.write("/etc/ld.so.cache/x", "") }, dir: private, status: 1, says: "would find libcuda.so.1", noLib: true},
-		"the cache is a directory, not needed":  {image: func(c *container) { c.write("/etc/ld.so.cache/x", "") }, dir: standard, says: replaced, noLib: true},
-		"the cache is the host's, by path":      {image: func(c *container) { c.link(c.canary+"/etc/ld.so.cache", "/etc/ld.so.cache") }, dir: private},
-		"the cache is the host's, by climbing":  {image: func(c *container) { c.link("../../../canary/etc/ld.so.cache", "/etc/ld.so.cache") }, dir: private},
-		"the cache is a link to itself":         {image: func(c *container) { c.link("ld.so.cache", "/etc/ld.so.cache") }, dir: private, says: replaced},
-		"the cache is a link to another file":   {image: func(c *container) { c.link("passwd", "/etc/ld.so.cache") }, dir: private, says: replaced},
-		"the cache is behind 100 links":         {image: func(c *container) { chain(c, "/etc/ld.so.cache", 100) }, dir: private, says: replaced},
-		"/etc is the host's, by path":           {image: func(c *container) { c.link(c.canary+"/etc", "/etc") }, dir: private, status: 1, says: "/etc", noLib: true},
-		"/etc is the host's, by climbing":       {image: func(c *container) { c.link("../../canary/etc", "/etc") }, dir: private, status: 1, says: "/etc", noLib: true},
-		"/etc is the host's, not needed":        {image: func(c *container) { c.link("../../canary/etc", "/etc") }, dir: standard, says: "/etc", noLib: true},
-		"/etc is the root of everything":        {image: func(c *container) { c.link("../../../../../../../..", "/etc") }, dir: private, noLib: true},
-		"/etc is a file":                        {image: func(c *container) { c.must(os.RemoveAll(c.path("/etc"))); c.write("/etc", "") }, dir: private, status: 1, says: "/etc", noLib: true},
-		"/etc is a link to itself":              {image: func(c *container) { c.link("etc", "/etc") }, dir: private, status: 1, says: "/etc", noLib: true},
-		"the directory of a link is the host's": {image: func(c *container) { c.link("../../../canary", "/usr/lib/x") }, dir: private, args: []string{"--link=/usr/lib/x/new::y", "--link=/usr/lib/x/d/new::y"}, says: "/usr/lib/x/new"},
-		"a link is there, to the host's file":   {image: func(c *container) { c.link("../../../../canary/libcuda.so.999.1", "/usr/lib/x/f") }, dir: private, args: []string{"--link=/usr/lib/x/f::y"}},
-		"a library is a link to the host's":     {image: func(c *container) { c.link("../../../../canary/libcuda.so.999.1", "/opt/driver/libcuda.so.580.1") }, dir: private, noLib: true},
+		"the cache is a FIFO": {
+			image: func(c *container) { makeFIFO(c, "/etc/ld.so.cache") }, want: replaced,
+		},
+		"the cache is a device": {
+			image: func(c *container) { makeDevice(c, "/etc/ld.so.cache", 1, 5) }, want: replaced,
+		},
+		"the cache is a watchdog": {
+			image: func(c *container) { makeDevice(c, "/etc/ld.so.cache", 10, 130) }, want: replaced,
+		},
+		"the cache has 4 GiB": {
+			image: func(c *container) { makeSparse(c, "/etc/ld.so.cache") }, want: replaced,
+		},
+		"the cache is truncated": {
+			image: func(c *container) { c.write("/etc/ld.so.cache", string(validCache()[:60])) }, want: replaced,
+		},
+		"the cache is empty": {
+			image: func(c *container) { c.write("/etc/ld.so.cache", "") }, want: replaced,
+		},
+		"the cache has a header with 4 billion entries": {
+			image: func(c *container) { c.write("/etc/ld.so.cache", cacheWithFalseCount()) }, want: replaced,
+		},
+		"the cache is a script": {
+			image: func(c *container) { c.write("/etc/ld.so.cache", "#!/bin/sh\n") }, want: replaced,
+		},
+		"the cache is a directory": {
+			image: func(c *container) { c.write("/etc/ld.so.cache/x", "") }, status: 1, want: "would find libcuda.so.1",
+			noLib: true,
+		},
+		"the cache is a directory and not needed": {
+			image: func(c *container) { c.write("/etc/ld.so.cache/x", "") }, standard: true, want: replaced,
+			noLib: true,
+		},
+		"the cache is the host's, by path": {
+			image: func(c *container) { c.link(c.canary+"/etc/ld.so.cache", "/etc/ld.so.cache") },
+		},
+		"the cache is the host's, by climbing": {
+			image: func(c *container) { c.link("../../../canary/etc/ld.so.cache", "/etc/ld.so.cache") },
+		},
+		"the cache is a link to itself": {
+			image: func(c *container) { c.link("ld.so.cache", "/etc/ld.so.cache") }, want: replaced,
+		},
+		"the cache is a link to another file": {
+			image: func(c *container) { c.link("passwd", "/etc/ld.so.cache") }, want: replaced,
+		},
+		"the cache is behind 100 links": {
+			image: func(c *container) { makeLinkChain(c, "/etc/ld.so.cache", 100) }, want: replaced,
+		},
+		"/etc is the host's, by path": {
+			image: func(c *container) { c.link(c.canary+"/etc", "/etc") }, status: 1, want: "/etc", noLib: true,
+		},
+		"/etc is the host's, by climbing": {
+			image: func(c *container) { c.link("../../canary/etc", "/etc") }, status: 1, want: "/etc", noLib: true,
+		},
+		"/etc is the host's and not needed": {
+			image: func(c *container) { c.link("../../canary/etc", "/etc") }, standard: true, want: "/etc", noLib: true,
+		},
+		"/etc climbs to the root": {
+			image: func(c *container) { c.link("../../../../../../../..", "/etc") }, noLib: true,
+		},
+		"/etc is a file": {
+			image: func(c *container) { c.must(os.RemoveAll(c.path("/etc"))); c.write("/etc", "") }, status: 1,
+			want: "/etc", noLib: true,
+		},
+		"/etc is a link to itself": {
+			image: func(c *container) { c.link("etc", "/etc") }, status: 1, want: "/etc", noLib: true,
+		},
+		"the directory of a link is the host's": {
+			image: func(c *container) { c.link("../../../canary", "/usr/lib/x") },
+			args:  []string{"--link=/usr/lib/x/new::y", "--link=/usr/lib/x/d/new::y"}, want: "/usr/lib/x/new",
+		},
+		"a link's name is taken by a link to the host's file": {
+			image: func(c *container) { c.link("../../../../canary/libcuda.so.999.1", "/usr/lib/x/f") },
+			args:  []string{"--link=/usr/lib/x/f::y"},
+		},
+		"a library is a link to the host's": {
+			image: func(c *container) { c.link("../../../../canary/libcuda.so.999.1", "/opt/driver/libcuda.so.580.1") },
+			noLib: true,
+		},
 		"a library is a FIFO": {image: func(c *container) {
 			c.must(os.Remove(c.path("/opt/driver/libcuda.so.580.1")))
-			fifo(c, "/opt/driver/libcuda.so.580.1")
-		}, dir: private, noLib: true},
-		"compat is the host's (CVE-2024-0132)": {image: func(c *container) { c.link("../../../../../canary", "/usr/local/cuda/compat") }, dir: private},
-		"compat is the host's, by path":        {image: func(c *container) { c.link(c.canary, "/usr/local/cuda/compat") }, dir: private},
-		"compat is the whole root":             {image: func(c *container) { c.link("/", "/usr/local/cuda/compat") }, dir: private},
-		"compat is a file":                     {image: func(c *container) { c.write("/usr/local/cuda/compat", "") }, dir: private, says: "compat"},
-		"a compat libcuda is the host's":       {image: func(c *container) { c.link(c.canary+"/libcuda.so.999.1", "/usr/local/cuda/compat/libcuda.so.999.1") }, dir: private},
-		"a compat libcuda is a FIFO":           {image: func(c *container) { fifo(c, "/usr/local/cuda/compat/libcuda.so.999.1") }, dir: private},
-		"a compat libcuda is a device":         {image: func(c *container) { device(c, "/usr/local/cuda/compat/libcuda.so.999.1", 10, 130) }, dir: private},
-		"a compat libcuda has 4 GiB":           {image: func(c *container) { sparse(c, "/usr/local/cuda/compat/libcuda.so.999.1") }, dir: private, says: "compat"},
-		"a compat libcuda is no library":       {image: func(c *container) { c.write("/usr/local/cuda/compat/libcuda.so.999.1", strings.Repeat("x", 999)) }, dir: private, says: "compat"},
-		"compat has 3,000 names":               {image: func(c *container) { many(c, "/usr/local/cuda/compat", 3000) }, dir: private},
-		"musl's path file is the host's":       {image: func(c *container) { musl(c); c.link("../../../canary/etc/ld.so.cache", "/etc/ld-musl-x86_64.path") }, dir: private},
-		"musl's path file is a FIFO":           {image: func(c *container) { musl(c); fifo(c, "/etc/ld-musl-x86_64.path") }, dir: private, says: "/etc/ld-musl-x86_64.path"},
+			makeFIFO(c, "/opt/driver/libcuda.so.580.1")
+		}, noLib: true},
+		"compat is the host's (CVE-2024-0132)": {
+			image: func(c *container) { c.link("../../../../../canary", compat) },
+		},
+		"compat is the host's, by path": {
+			image: func(c *container) { c.link(c.canary, compat) },
+		},
+		"compat is the whole root": {image: func(c *container) { c.link("/", compat) }},
+		"compat is a file": {
+			image: func(c *container) { c.write(compat, "") }, want: "compat",
+		},
+		"a compat libcuda is the host's": {
+			image: func(c *container) { c.link(c.canary+"/libcuda.so.999.1", compat+"/libcuda.so.999.1") },
+		},
+		"a compat libcuda is a FIFO": {
+			image: func(c *container) { makeFIFO(c, compat+"/libcuda.so.999.1") },
+		},
+		"a compat libcuda is a device": {
+			image: func(c *container) { makeDevice(c, compat+"/libcuda.so.999.1", 10, 130) },
+		},
+		"a compat libcuda has 4 GiB": {
+			image: func(c *container) { makeSparse(c, compat+"/libcuda.so.999.1") }, want: "compat",
+		},
+		"a compat libcuda is no library": {
+			image: func(c *container) { c.write(compat+"/libcuda.so.999.1", strings.Repeat("x", 999)) },
+			want:  "compat",
+		},
+		"compat has 3,000 names": {image: func(c *container) { makeFiles(c, compat, 3000) }},
+		"musl's path file is the host's": {
+			image: func(c *container) {
+				addMuslLoader(c)
+				c.link("../../../canary/etc/ld.so.cache", "/etc/ld-musl-x86_64.path")
+			},
+		},
+		"musl's path file is a FIFO": {
+			image: func(c *container) { addMuslLoader(c); makeFIFO(c, "/etc/ld-musl-x86_64.path") },
+			want:  "/etc/ld-musl-x86_64.path",
+		},
 		"by-path is the host's": {image: func(c *container) {
-			device(c, "/dev/dri/card1", 226, 1)
+			makeDevice(c, "/dev/dri/card1", 226, 1)
 			c.link("../../../../canary", "/dev/dri/by-path")
-		}, dir: private, args: []string{"--dri=0000:1b:00.0/card1"}, says: "by-path"},
-		"the profile's directory is the host's":   {image: func(c *container) { device(c, "/dev/nvidia0", 195, 0); c.link("../../../canary", "/etc/nvidia") }, dir: private, args: []string{"--egl-profile"}, says: "10-container.conf"},
-		"/dev is the host's":                      {image: func(c *container) { c.link("../../canary", "/dev") }, dir: private, args: []string{"--egl-profile", "--dri=0000:1b:00.0/card1"}},
-		"the parameters are a link to the host's": {image: func(c *container) { c.link("../../../../../../canary/libcuda.so.999.1", "/proc/driver/nvidia/params") }, dir: private, args: []string{"--mask-params"}},
+		}, args: []string{"--dri=0000:1b:00.0/card1"}, want: "by-path"},
+		"the profile's directory is the host's": {
+			image: func(c *container) {
+				makeDevice(c, "/dev/nvidia0", 195, 0)
+				c.link("../../../canary", "/etc/nvidia")
+			},
+			args: []string{"--egl-profile"}, want: "10-container.conf",
+		},
+		"/dev is the host's": {
+			image: func(c *container) { c.link("../../canary", "/dev") },
+			args:  []string{"--egl-profile", "--dri=0000:1b:00.0/card1"},
+		},
+		"the parameters are a link to the host's": {
+			image: func(c *container) {
+				c.link("../../../../../../canary/libcuda.so.999.1", "/proc/driver/nvidia/params")
+			},
+			args: []string{"--mask-params"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newContainer(t)
-			dir := tc.dir
-			if dir == standard {
+			dir := "/opt/driver"
+			if tc.standard {
 				dir, _ = multiarch()
 			}
 			tc.image(c)
@@ -126,8 +219,8 @@ func TestHostileImages(t *testing.T) {
 			}, tc.args...)
 			status, stderr := c.run(args...)
 			c.checkCanary()
-			if status != tc.status || !strings.Contains(stderr, tc.says) || (tc.says == "") != (stderr == "") {
-				t.Errorf("status %d, want %d, message %q, want one with %q", status, tc.status, stderr, tc.says)
+			if status != tc.status || !strings.Contains(stderr, tc.want) || (tc.want == "") != (stderr == "") {
+				t.Errorf("status %d, want %d, standard error %q, want %q in it", status, tc.status, stderr, tc.want)
 			}
 			if found := c.found("libcuda.so.1"); (found == dir+"/libcuda.so.580.1") == tc.noLib {
 				t.Errorf("libcuda.so.1 is found at %q", found)
@@ -144,7 +237,7 @@ func TestHostileImages(t *testing.T) {
 	}
 }
 
-func chain(c *container, name string, n int) {
+func makeLinkChain(c *container, name string, n int) {
 	c.link("link0", name)
 	for i := range n {
 		c.link("link"+strconv.Itoa(i+1), filepath.Join(filepath.Dir(name), "link"+strconv.Itoa(i)))
@@ -152,17 +245,17 @@ func chain(c *container, name string, n int) {
 	c.write(filepath.Join(filepath.Dir(name), "link"+strconv.Itoa(n)), "end")
 }
 
-func many(c *container, dir string, n int) {
+func makeFiles(c *container, dir string, n int) {
 	for i := range n {
 		c.write(filepath.Join(dir, "libcuda-"+strconv.Itoa(i)), "")
 	}
 }
 
-func musl(c *container) { c.write("/lib/ld-musl-x86_64.so.1", "loader") }
+func addMuslLoader(c *container) { c.write("/lib/ld-musl-x86_64.so.1", "loader") }
 
-// The published exploit of CVE-2025-23266 is an image whose environment makes the loader of a dynamically linked hook
-// run the image's code as root of the host.
-func TestHostileEnvironment(t *testing.T) {
+// The published exploit of CVE-2025-23266: with the image's environment the loader of a dynamically linked hook runs
+// the image's code as the host's root.
+func TestTheImagesEnvironmentIsIgnored(t *testing.T) {
 	needRoot(t)
 	c := newContainer(t)
 	marker := filepath.Join(c.bundle, "owned")
@@ -190,8 +283,8 @@ func TestHostileEnvironment(t *testing.T) {
 	c.checkCanary()
 }
 
-// A second container swaps directories of a shared root for links while the hook works.
-func TestHostileRace(t *testing.T) {
+// Another container with the same root swaps directories for links while the hook runs.
+func TestLinksThatAppearMeanwhileAreNotFollowed(t *testing.T) {
 	needRoot(t)
 	for name, tc := range map[string]struct{ dir, target string }{
 		"the cache's directory": {"/etc", "../../canary/etc"},
@@ -211,13 +304,15 @@ func TestHostileRace(t *testing.T) {
 					case <-stop:
 						return
 					default:
-						_ = unix.Renameat2(unix.AT_FDCWD, c.path(tc.dir), unix.AT_FDCWD, c.path(tc.dir+".other"), unix.RENAME_EXCHANGE)
+						_ = unix.Renameat2(unix.AT_FDCWD, c.path(tc.dir), unix.AT_FDCWD, c.path(tc.dir+".other"),
+							unix.RENAME_EXCHANGE)
 					}
 				}
 			})
 			for i := range 100 {
 				c.run("--driver-version=580.1", "--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1",
-					"--link=/usr/lib/x/link::target"+strconv.Itoa(i), "--link=/usr/lib/x/dir/link::target"+strconv.Itoa(i))
+					"--link=/usr/lib/x/link::target"+strconv.Itoa(i),
+					"--link=/usr/lib/x/dir/link::target"+strconv.Itoa(i))
 			}
 			close(stop)
 			swapper.Wait()
@@ -226,7 +321,7 @@ func TestHostileRace(t *testing.T) {
 	}
 }
 
-func TestBigCache(t *testing.T) {
+func TestACacheOf100000LibrariesIsMerged(t *testing.T) {
 	needRoot(t)
 	c := newContainer(t)
 	cache := &ldcache.Cache{}
@@ -243,7 +338,8 @@ func TestBigCache(t *testing.T) {
 	}
 	after, err := os.ReadFile(c.path("/etc/ld.so.cache"))
 	c.must(err)
-	if c.found("libcuda.so.1") == "" || c.found("lib99999.so."+strings.Repeat("1", 99999%50)) == "" || bytes.Equal(before, after) {
+	if c.found("libcuda.so.1") == "" || c.found("lib99999.so."+strings.Repeat("1", 99999%50)) == "" ||
+		bytes.Equal(before, after) {
 		t.Error("the merged cache lacks libraries")
 	}
 }

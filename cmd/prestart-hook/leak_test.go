@@ -12,24 +12,24 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// The container's user cannot read what the image's links lead to, but the hook can. Nothing of it may be in the files
-// that the hook writes, or mounts where the root is read-only, which everybody can read. The secrets are such that
-// they parse: a musl path of directories, a loader cache.
-func TestEnginesPassNothingOn(t *testing.T) {
+// The image has links to files that the container's user cannot read but the hook can. The hook must copy nothing of
+// them into a file that every user can read, written or mounted. The files parse: a search path of musl, a loader
+// cache.
+func TestEnginesLeakNoFileOfAnotherMount(t *testing.T) {
 	const secretPath = "/secret-a:/secret-b\n"
 	for name, tc := range map[string]struct {
-		// path and cache are where the image's links for musl's path and glibc's cache lead.
+		// path and cache are the targets of the image's links at musl's path file and at glibc's cache.
 		path, cache string
 		arrange     func(b *bundle, secrets string)
-		// noCover is for what crun can mount nothing over when the root is read-only, so that the container does not
-		// start: files of /proc, and those below a directory that it has masked already.
+		// noCover marks files that crun cannot mount over in a read-only root, so that the container does not start:
+		// files of /proc, and files in a masked directory.
 		noCover bool
 	}{
 		"a volume": {path: "/volume/path", cache: "/volume/cache", arrange: func(b *bundle, secrets string) {
 			b.mounts["/volume"] = secrets
 		}},
 		"a Secret": {path: "/run/secrets/path", cache: "/run/secrets/cache", arrange: func(b *bundle, secrets string) {
-			// As the kubelet lays them out: a tmpfs with a directory for each version, and links.
+			// As the kubelet makes them: a tmpfs with a directory for each version, and links.
 			tmpfs := filepath.Join(b.dir, "tmpfs")
 			b.setup = "mkdir -p " + tmpfs + " && mount -t tmpfs -o mode=755 tmpfs " + tmpfs +
 				" && mkdir " + tmpfs + "/..v1 && cp -p " + secrets + "/* " + tmpfs + "/..v1" +
@@ -44,9 +44,14 @@ func TestEnginesPassNothingOn(t *testing.T) {
 		"files mounted in place": {arrange: func(b *bundle, secrets string) {
 			b.mounts["/etc/ld-musl-x86_64.path"], b.mounts["/etc/ld.so.cache"] = secrets+"/path", secrets+"/cache"
 		}},
-		"sysfs":                {path: "/sys/kernel/notes", cache: "/sys/kernel/uevent_seqnum", arrange: sysfs},
-		"sysfs, a masked path": {path: "/sys/firmware/memmap/0/start", cache: "/sys/firmware/memmap/0/end", arrange: sysfs, noCover: true},
-		"procfs":               {path: "/proc/version", cache: "/proc/cmdline", arrange: func(*bundle, string) {}, noCover: true},
+		"sysfs": {path: "/sys/kernel/notes", cache: "/sys/kernel/uevent_seqnum", arrange: mountSysfs},
+		"sysfs, a masked path": {
+			path: "/sys/firmware/memmap/0/start", cache: "/sys/firmware/memmap/0/end", arrange: mountSysfs,
+			noCover: true,
+		},
+		"procfs": {
+			path: "/proc/version", cache: "/proc/cmdline", arrange: func(*bundle, string) {}, noCover: true,
+		},
 		"procfs, a masked path": {path: "/proc/timer_list", cache: "/proc/keys", arrange: func(b *bundle, _ string) {
 			b.masked = []string{"/proc/timer_list", "/proc/keys"}
 		}},
@@ -56,9 +61,9 @@ func TestEnginesPassNothingOn(t *testing.T) {
 				t.Run(name+", "+e.name+mode, func(t *testing.T) {
 					t.Parallel()
 					b := newBundle(t)
-					image(b)
+					makeBothLibcImage(b)
 					b.readonly = readonly
-					secrets := secretDir(t, secretPath)
+					secrets := makeSecrets(t, secretPath)
 					tc.arrange(b, secrets)
 					c := &container{t: t, root: b.root()}
 					if tc.path != "" {
@@ -83,21 +88,21 @@ func TestEnginesPassNothingOn(t *testing.T) {
 	}
 }
 
-func sysfs(b *bundle, _ string) {
+func mountSysfs(b *bundle, _ string) {
 	b.more = []map[string]any{{"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": []string{"ro"}}}
 	b.masked = []string{"/sys/firmware"}
 }
 
-// image is an image with both C libraries' loaders, or what the hook takes for them, whose program prints musl's path
-// and the names in glibc's cache as a user without rights.
-func image(b *bundle) {
+// makeBothLibcImage makes an image with the paths of both C libraries' loaders. Its program runs as an unprivileged
+// user, and prints musl's search path and the names in glibc's cache.
+func makeBothLibcImage(b *bundle) {
 	b.t.Helper()
 	busybox := filepath.Join(b.root(), "bin/busybox")
 	hooktest.CopyFile(b.t, testenv.Command(b.t, "busybox"), busybox)
 	c := &container{t: b.t, root: b.root()}
 	_, loader := multiarch()
 	c.write(loader, "loader")
-	musl(c)
+	addMuslLoader(c)
 	c.must(os.MkdirAll(c.path("/etc"), 0o755))
 	b.user = 1000
 	b.process = []string{
@@ -106,8 +111,8 @@ func image(b *bundle) {
 	}
 }
 
-// secretDir has files that only root can read: a search path, and a loader cache.
-func secretDir(t *testing.T, path string) string {
+// makeSecrets makes a directory with files that only root can read: a search path and a loader cache.
+func makeSecrets(t *testing.T, path string) string {
 	t.Helper()
 	dir := t.TempDir()
 	flags, _ := ldcache.FlagsFor("amd64")
@@ -123,23 +128,25 @@ func secretDir(t *testing.T, path string) string {
 	return dir
 }
 
-// What is in a lower layer of an overlay is the image's own, whatever file system it is on.
+// Lower layers of an overlay are the image's own files, though on another file system.
 func TestEnginesReadLowerLayers(t *testing.T) {
 	for _, e := range engines(t) {
 		for mode, readonly := range map[string]bool{"": false, ", read-only": true} {
 			t.Run(e.name+mode, func(t *testing.T) {
 				t.Parallel()
 				b := newBundle(t)
-				image(b)
+				makeBothLibcImage(b)
 				b.readonly = readonly
 				c := &container{t: t, root: b.root()}
 				c.write("/etc/ld-musl-x86_64.path", "/image/lib:/lib\n")
 				flags, _ := ldcache.FlagsFor("amd64")
-				cache := &ldcache.Cache{Entries: []ldcache.Entry{{Name: "libimage.so.1", Path: "/image/lib/libimage.so.1", Flags: flags}}}
+				cache := &ldcache.Cache{Entries: []ldcache.Entry{
+					{Name: "libimage.so.1", Path: "/image/lib/libimage.so.1", Flags: flags},
+				}}
 				c.write("/layer/cache", string(cache.Marshal()))
 				c.link("../layer/cache", "/etc/ld.so.cache")
 				// The lower layer is a tmpfs, the upper one is not.
-				overlay(b)
+				useOverlay(b)
 				out, stderr, err := b.run(e)
 				if err != nil || !strings.HasPrefix(out, "/image/lib\n/lib\n/opt/driver\n") ||
 					!strings.Contains(out, "libimage.so.1") || !strings.Contains(out, "libcuda.so.1") {
@@ -150,8 +157,8 @@ func TestEnginesReadLowerLayers(t *testing.T) {
 	}
 }
 
-// overlay makes the root that of an overlay, whose lower layer is a tmpfs with the image.
-func overlay(b *bundle) {
+// useOverlay makes the root an overlay, whose lower layer is a tmpfs with the image.
+func useOverlay(b *bundle) {
 	b.t.Helper()
 	b.setup = `cd ` + b.dir + `
 		mkdir lower upper work
@@ -161,16 +168,16 @@ func overlay(b *bundle) {
 		cd /`
 }
 
-// A volume at /dev/dri is not the container's own /dev, and a link in it leads to another volume.
+// A volume is mounted at /dev/dri, with a link to another volume.
 func TestEnginesWriteToNoVolume(t *testing.T) {
 	for _, e := range engines(t) {
 		t.Run(e.name, func(t *testing.T) {
 			t.Parallel()
 			b := newBundle(t)
-			image(b)
+			makeBothLibcImage(b)
 			volumes := t.TempDir()
 			c := &container{t: t, root: volumes}
-			device(c, "/dri/card1", 226, 1)
+			makeDevice(c, "/dri/card1", 226, 1)
 			c.link("/data", "/dri/by-path")
 			c.write("/data/file", "")
 			for to, from := range map[string]string{"/dev/dri": "/dri", "/data": "/data"} {

@@ -11,24 +11,26 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// The hook changes only a mount point in a mount namespace that is not that of process 1.
-func TestNamespaces(t *testing.T) {
+// The hook changes a root only if it is a mount point in a mount namespace other than that of process 1.
+func TestOnlyAContainersRootIsChanged(t *testing.T) {
 	needRoot(t)
-	// Process 1 is the shell here; its namespace can be looked at, unlike that of the machine's in some sandboxes.
+	// Process 1 is this shell. Some sandboxes forbid access to the namespaces of the machine's process 1.
 	const newPID = "unshare --pid --fork --mount --mount-proc sh -ec"
 	for name, tc := range map[string]struct {
 		script string
-		says   string // empty if the root is changed
+		want   string // the error; if empty, the root is changed
 	}{
 		"a mount point": {script: `mount --bind "$ROOT" "$ROOT"; exec "$@"`},
 		"an ordinary directory": {
-			script: `exec "$@"`, says: "not a mount point",
+			script: `exec "$@"`, want: "not a mount point",
 		},
 		"process 1 is in the same namespace": {
-			script: newPID + ` 'mount --bind "$ROOT" "$ROOT"; "$@"; exit $?' sh "$@"`, says: "in the host's mount namespace",
+			script: newPID + ` 'mount --bind "$ROOT" "$ROOT"; "$@"; exit $?' sh "$@"`,
+			want:   "in the host's mount namespace",
 		},
 		"process 1 is in another namespace": {
-			script: newPID + ` 'unshare --mount sh -ec "mount --bind \"$ROOT\" \"$ROOT\"; exec \"\$@\"" sh "$@"; exit $?' sh "$@"`,
+			script: newPID + ` 'unshare --mount sh -ec "mount --bind \"$ROOT\" \"$ROOT\"; exec \"\$@\"" sh "$@"
+				exit $?' sh "$@"`,
 		},
 		"process 1 is hidden from root": {
 			script: `mount -t proc -o hidepid=2 proc /proc; mount --bind "$ROOT" "$ROOT"; exec "$@"`,
@@ -36,7 +38,7 @@ func TestNamespaces(t *testing.T) {
 		"process 1 is hidden from an unprivileged user": {
 			script: `mount -t proc -o hidepid=2 proc /proc; mount --bind "$ROOT" "$ROOT"
 				exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"`,
-			says: "cannot compare its mount namespace with the host's",
+			want: "cannot compare its mount namespace with the host's",
 		},
 		"process 1 is hidden in a user namespace": {
 			script: `mount -t proc -o hidepid=2 proc /proc
@@ -46,10 +48,11 @@ func TestNamespaces(t *testing.T) {
 		"a user namespace, but the mount namespace of the parent": {
 			script: `mount -t proc -o hidepid=2 proc /proc; mount --bind "$ROOT" "$ROOT"
 				exec setpriv --reuid=65534 --regid=65534 --clear-groups unshare --user --map-root-user "$@"`,
-			says: "cannot compare its mount namespace with the host's",
+			want: "cannot compare its mount namespace with the host's",
 		},
 		"a user namespace that sees process 1": {
-			script: `exec setpriv --reuid=65534 --regid=65534 --clear-groups unshare --user --map-root-user --mount sh -ec '
+			script: `exec setpriv --reuid=65534 --regid=65534 --clear-groups \
+				unshare --user --map-root-user --mount sh -ec '
 				mount --bind "$ROOT" "$ROOT"; exec "$@"' sh "$@"`,
 		},
 	} {
@@ -65,11 +68,12 @@ func TestNamespaces(t *testing.T) {
 			cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"id":"x","root":%q}`, root))
 			out, err := cmd.CombinedOutput()
 			changed := hooktest.Hash(t, root) != before
-			if tc.says == "" && (err != nil || !changed) {
+			if tc.want == "" && (err != nil || !changed) {
 				t.Errorf("%v: %s, want a link", err, out)
 			}
-			if tc.says != "" && (cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), tc.says) || changed) {
-				t.Errorf("%v: %s, changed: %v, want %q and no change", err, out, changed, tc.says)
+			if tc.want != "" && (cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), tc.want) ||
+				changed) {
+				t.Errorf("%v: %s, changed: %v, want %q and no change", err, out, changed, tc.want)
 			}
 		})
 	}

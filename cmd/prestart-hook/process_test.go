@@ -16,9 +16,10 @@ import (
 
 	"gpu-cdi-plugin/internal/ldcache"
 	"gpu-cdi-plugin/test/lib/hooktest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// built builds the hook as it is shipped, once, and returns its path.
+// built builds the hook once, as it is released, and returns its path.
 var built = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "prestart-hook")
 	if err != nil {
@@ -53,7 +54,7 @@ func hookBinary(t testing.TB) string {
 	return path
 }
 
-// multiarch is Debian's directory of libraries for this machine, loader the dynamic program's interpreter.
+// multiarch returns Debian's directory of libraries for this machine, and the path of glibc's loader.
 func multiarch() (dir, loader string) {
 	if runtime.GOARCH == "arm64" {
 		return "/usr/lib/aarch64-linux-gnu", "/lib/ld-linux-aarch64.so.1"
@@ -61,12 +62,12 @@ func multiarch() (dir, loader string) {
 	return "/usr/lib/x86_64-linux-gnu", "/lib64/ld-linux-x86-64.so.2"
 }
 
-// container is a bundle with a root, a mount point in a mount namespace of the test, beside a directory that nothing
-// may touch.
+// container is a bundle whose root is a mount point in a mount namespace of the test. Beside it is a directory that
+// must not change, the canary.
 type container struct {
 	t                    testing.TB
 	bundle, root, canary string
-	canaryWas            string
+	canaryHash           string
 	env                  []string
 }
 
@@ -86,14 +87,14 @@ func newContainer(t testing.TB) *container {
 	c.write("../config.json", `{"root":{"path":"rootfs"}}`)
 	c.write("../../canary/etc/ld.so.cache", "of the host")
 	c.write("../../canary/libcuda.so.999.1", "of the host")
-	// Whoever runs this leaves a trace.
+	// If the hook runs this, the canary changes.
 	c.write("/sbin/ldconfig", "#!/bin/sh\ntouch "+c.canary+"/executed\n")
-	c.keepCanary()
+	c.hashCanary()
 	hooktest.MountPoint(t, c.root)
 	return c
 }
 
-func (c *container) keepCanary() { c.canaryWas = hooktest.Hash(c.t, c.canary) }
+func (c *container) hashCanary() { c.canaryHash = hooktest.Hash(c.t, c.canary) }
 
 func (c *container) path(name string) string { return filepath.Join(c.root, name) }
 
@@ -145,13 +146,13 @@ func (c *container) run(args ...string) (status int, stderr string) {
 // checkCanary fails the test if something outside the root has changed.
 func (c *container) checkCanary() {
 	c.t.Helper()
-	if hooktest.Hash(c.t, c.canary) != c.canaryWas {
+	if hooktest.Hash(c.t, c.canary) != c.canaryHash {
 		out, _ := exec.Command("find", c.canary, "-ls").Output()
 		c.t.Errorf("something outside the root has changed:\n%s", out)
 	}
 }
 
-// found is where the loader finds a library, by the root's cache.
+// found returns the path at which the loader finds a library through the root's cache.
 func (c *container) found(name string) string {
 	f, err := os.OpenInRoot(c.root, "etc/ld.so.cache")
 	if err != nil {
@@ -171,22 +172,30 @@ func (c *container) found(name string) string {
 	return path
 }
 
-func TestByHand(t *testing.T) {
+func TestArgumentsAndStates(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args   []string
 		stdin  string
 		status int
 		want   string
 	}{
-		"no arguments":      {nil, "", 2, `the first argument must be "create-container"`},
-		"an unknown verb":   {[]string{"install"}, "", 2, "--help"},
-		"an unknown flag":   {[]string{"create-container", "--shell"}, "", 2, "--shell"},
-		"no state":          {[]string{"create-container"}, "", 1, "OCI state: the input is empty"},
-		"a damaged state":   {[]string{"create-container"}, "{", 1, "OCI state"},
-		"the root is /":     {[]string{"create-container"}, `{"id":"x","root":"/"}`, 1, `"/" cannot be a container's root`},
-		"a link to /":       {[]string{"create-container"}, `{"id":"x","root":"/proc/self/root"}`, 1, "the root of the host"},
-		"no such root":      {[]string{"create-container"}, `{"id":"x","root":"/missing/root"}`, 1, "/missing: no such file"},
-		"the host's mount":  {[]string{"create-container"}, `{"id":"x","root":"/proc"}`, 1, "in the host's mount namespace"},
+		"no arguments":    {nil, "", 2, `the first argument must be "create-container"`},
+		"an unknown verb": {[]string{"install"}, "", 2, "--help"},
+		"an unknown flag": {[]string{"create-container", "--shell"}, "", 2, "--shell"},
+		"no state":        {[]string{"create-container"}, "", 1, "OCI state: the input is empty"},
+		"a damaged state": {[]string{"create-container"}, "{", 1, "OCI state"},
+		"the root is /": {
+			[]string{"create-container"}, `{"id":"x","root":"/"}`, 1, `"/" cannot be a container's root`,
+		},
+		"a link to /": {
+			[]string{"create-container"}, `{"id":"x","root":"/proc/self/root"}`, 1, "the root of the host",
+		},
+		"no such root": {
+			[]string{"create-container"}, `{"id":"x","root":"/missing/root"}`, 1, "/missing: no such file",
+		},
+		"the host's mount": {
+			[]string{"create-container"}, `{"id":"x","root":"/proc"}`, 1, "in the host's mount namespace",
+		},
 		"a relative bundle": {[]string{"create-container"}, `{"id":"x","bundle":"b"}`, 1, "not an absolute path"},
 		"help":              {[]string{"--help"}, "", 0, "EXIT STATUS"},
 		"version":           {[]string{"--version"}, "", 0, "prestart-hook v1.2.3\n"},
@@ -203,27 +212,43 @@ func TestByHand(t *testing.T) {
 	}
 }
 
-// In a user namespace that hides the bundle the hook goes by its working directory, if that is the root of a mount.
-func TestRootIsWorkingDirectory(t *testing.T) {
+func TestATerminalIsNoState(t *testing.T) {
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		testenv.Skip(t, "needs pseudo terminals: "+err.Error())
+	}
+	defer func() { _ = terminal.Close() }()
+	cmd := exec.Command(hookBinary(t), "create-container")
+	cmd.Stdin = terminal
+	out, _ := cmd.CombinedOutput()
+	if status := cmd.ProcessState.ExitCode(); status != 2 ||
+		!strings.Contains(string(out), "standard input is a terminal") {
+		t.Errorf("status %d, output %q", status, out)
+	}
+}
+
+// In a user namespace the bundle may be unreadable.
+func TestTheWorkingDirectoryIsTheRootIfItIsAMountPoint(t *testing.T) {
 	needRoot(t)
 	c := newContainer(t)
 	c.must(os.Remove(filepath.Join(c.bundle, "config.json")))
 	args := []string{"--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1"}
-	if status, stderr := c.run(args...); status != 0 || stderr != "" || c.found("libcuda.so.1") != "/opt/driver/libcuda.so.580.1" {
+	if status, stderr := c.run(args...); status != 0 || stderr != "" ||
+		c.found("libcuda.so.1") != "/opt/driver/libcuda.so.580.1" {
 		t.Errorf("a mount: status %d, %s, library at %q", status, stderr, c.found("libcuda.so.1"))
 	}
 	c.must(syscall.Unmount(c.root, syscall.MNT_DETACH))
-	if status, stderr := c.run(args...); status != 1 || !strings.Contains(stderr, "the working directory is not a container's root") {
+	if status, stderr := c.run(args...); status != 1 ||
+		!strings.Contains(stderr, "the working directory is not a container's root") {
 		t.Errorf("an ordinary directory: status %d, %s", status, stderr)
 	}
 }
 
-// Two specs in one container start the hook twice. In a read-only root the second one finds the cache and musl's path
-// mounted over the image's, and does not take them for somebody else's.
-func TestTwiceInAReadOnlyRoot(t *testing.T) {
+// Two specs in one container run the hook twice. The second run finds the files that the first has mounted.
+func TestASecondRunInAReadOnlyRootChangesNothing(t *testing.T) {
 	c := newContainer(t)
-	musl(c)
-	c.write("/etc/ld.so.cache", string(someCache()))
+	addMuslLoader(c)
+	c.write("/etc/ld.so.cache", string(validCache()))
 	c.write("/etc/ld-musl-x86_64.path", "/image/lib")
 	c.must(syscall.Mount("", c.root, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 	t.Cleanup(func() {
@@ -251,10 +276,10 @@ func TestTwiceInAReadOnlyRoot(t *testing.T) {
 	}
 }
 
-// Some runtimes do not read what hooks say.
-func TestNobodyReadsMessages(t *testing.T) {
+// Some runtimes close the standard error of hooks.
+func TestWarningsThatCannotBeWrittenAreNoError(t *testing.T) {
 	c := newContainer(t)
-	c.write("/etc/ld.so.cache", "damaged, which is worth a message")
+	c.write("/etc/ld.so.cache", "damaged, which is a warning")
 	r, w, err := os.Pipe()
 	c.must(err)
 	c.must(r.Close())
@@ -266,7 +291,7 @@ func TestNobodyReadsMessages(t *testing.T) {
 	}
 }
 
-func TestSizeAndLinking(t *testing.T) {
+func TestTheBinaryIsSmall(t *testing.T) {
 	i, err := os.Stat(hookBinary(t))
 	if err != nil {
 		t.Fatal(err)

@@ -72,8 +72,10 @@ func TestWriteFailsWithoutATrace(t *testing.T) {
 		"the name is longer than a name can": {strings.Repeat("x", 256), asWeAre, syscall.ENAMETOOLONG},
 		"the mode cannot be set":             {"spec.json", without(unix.SYS_FCHMOD), syscall.EIO},
 		"the disk does not take the data":    {"spec.json", without(unix.SYS_FSYNC), syscall.EIO},
-		"the file cannot be renamed":         {"spec.json", without(unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2), syscall.EIO},
-		"others could have made a link":      {"link/spec.json", inOpenDir, trust.ErrUnsafe},
+		"the file cannot be renamed": {
+			"spec.json", without(unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2), syscall.EIO,
+		},
+		"others could have made a link": {"link/spec.json", inOpenDir, trust.ErrUnsafe},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := someDir(t)

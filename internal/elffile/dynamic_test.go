@@ -123,20 +123,26 @@ func TestWhatAFileSaysOfItself(t *testing.T) {
 		file []byte
 		want answers
 	}{
-		"a library":                           {library(t), all},
-		"a library without section headers":   {withoutSections(library(t)), all},
-		"program headers at the end":          {headersAtTheEnd(library(t)), all},
-		"a library that gives itself none":    {made(t, sim.Library{}), answers{}},
-		"an empty name":                       {setEntry(t, elf.DT_SONAME, 0)(library(t)), answers{Needed: all.Needed}},
-		"a name of thousands of bytes":        {made(t, sim.Library{SONAME: long}), answers{SONAME: long}},
-		"hundreds of needed libraries":        {made(t, sim.Library{Needed: many}), answers{Needed: many}},
-		"two names of which the last counts":  {retag(t, elf.DT_NEEDED, elf.DT_SONAME)(library(t)), answers{SONAME: "libcuda.so.1", Needed: all.Needed[1:]}},
+		"a library":                         {library(t), all},
+		"a library without section headers": {withoutSections(library(t)), all},
+		"program headers at the end":        {headersAtTheEnd(library(t)), all},
+		"a library that gives itself none":  {made(t, sim.Library{}), answers{}},
+		"an empty name":                     {setEntry(t, elf.DT_SONAME, 0)(library(t)), answers{Needed: all.Needed}},
+		"a name of thousands of bytes":      {made(t, sim.Library{SONAME: long}), answers{SONAME: long}},
+		"hundreds of needed libraries":      {made(t, sim.Library{Needed: many}), answers{Needed: many}},
+		"two names of which the last counts": {
+			retag(t, elf.DT_NEEDED, elf.DT_SONAME)(library(t)), answers{SONAME: "libcuda.so.1", Needed: all.Needed[1:]},
+		},
 		"two tables of which the last counts": {twoTables(library(t)), all},
-		"a segment that covers another":       {covered(library(t)), answers{SONAME: "libover.so.1", Needed: all.Needed}},
-		"nothing to load at run time":         {change(program(table, pType), uint32(elf.PT_NOTE))(library(t)), answers{}},
-		"a program":                           {withInterp(loader + "\x00")(library(t)), withLoader},
-		"a program without section headers":   {withInterp(loader + "\x00")(withoutSections(library(t))), withLoader},
-		"more behind the loader's zero":       {withInterp(loader + "\x00\x00x\x00")(library(t)), withLoader},
+		"a segment that covers another": {
+			covered(library(t)), answers{SONAME: "libover.so.1", Needed: all.Needed},
+		},
+		"nothing to load at run time": {
+			change(program(table, pType), uint32(elf.PT_NOTE))(library(t)), answers{},
+		},
+		"a program":                         {withInterp(loader + "\x00")(library(t)), withLoader},
+		"a program without section headers": {withInterp(loader + "\x00")(withoutSections(library(t))), withLoader},
+		"more behind the loader's zero":     {withInterp(loader + "\x00\x00x\x00")(library(t)), withLoader},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := askFile(c.file)
@@ -157,27 +163,64 @@ func TestWhatAFileCannotSay(t *testing.T) {
 		file []byte
 		want string
 	}{
-		"a dynamic table that is not loaded":         {change(program(dynamicLoad, pType), uint32(elf.PT_NOTE))(library(t)), "dynamic table of"},
-		"a dynamic table at another address":         {change(program(table, pAddr), ^uint64(0))(library(t)), "is in no loaded segment"},
-		"a dynamic table beyond its segment":         {change(program(table, pSize), size)(change(program(table, pOffset), uint64(0))(library(t))), "is in no loaded segment"},
-		"a dynamic table of nothing":                 {change(program(table, pSize), uint64(0))(library(t)), "the dynamic table has no end"},
-		"a dynamic table without an end":             {change(program(table, pSize), uint64(entrySize+1))(library(t)), "the dynamic table has no end"},
-		"a dynamic table above the limit":            {aboveTheLimit(library(t)), "the limit is 1048576"},
-		"a string table at another address":          {setEntry(t, elf.DT_STRTAB, 1<<63)(library(t)), "is in no loaded segment"},
-		"a string table at the last address":         {setEntry(t, elf.DT_STRTAB, ^uint64(0))(library(t)), "is in no loaded segment"},
-		"a string table beyond its segment":          {setEntry(t, elf.DT_STRSZ, size)(library(t)), "is in no loaded segment"},
-		"a string table that ends at zero again":     {setEntry(t, elf.DT_STRSZ, ^uint64(0))(library(t)), "is in no loaded segment"},
-		"a string table of nothing":                  {setEntry(t, elf.DT_STRSZ, 0)(library(t)), "in a string table of 0 bytes"},
-		"no string table":                            {retag(t, elf.DT_STRTAB, elf.DT_DEBUG)(retag(t, elf.DT_STRSZ, elf.DT_FLAGS)(library(t))), "string table"},
-		"a name behind the string table":             {setEntry(t, elf.DT_SONAME, size)(library(t)), "read SONAME: a name at"},
-		"a name at the last number":                  {setEntry(t, elf.DT_SONAME, ^uint64(0))(library(t)), "read SONAME: a name at"},
-		"a name without an end":                      {unterminated(t, library(t)), "without a NUL"},
-		"a name above the limit":                     {made(t, sim.Library{SONAME: strings.Repeat("x", maxPath)}), "without a NUL in 4096 bytes"},
-		"a needed library behind the string table":   {setEntry(t, elf.DT_NEEDED, size)(library(t)), "needed libraries: a name at"},
-		"more needed libraries than there can be":    {made(t, sim.Library{Needed: tooMany}), "more than 1024 entries with the tag 1"},
-		"a loader whose path has no end":             {withInterp("/lib/ld.so")(library(t)), "the loader's path has no NUL at its end"},
-		"a loader without a path":                    {withInterp("\x00")(library(t)), "the loader's path has 1 bytes"},
-		"a loader whose path has more than PATH_MAX": {withInterp(strings.Repeat("/", maxPath) + "\x00")(library(t)), "the loader's path has 4097 bytes"},
+		"a dynamic table that is not loaded": {
+			change(program(dynamicLoad, pType), uint32(elf.PT_NOTE))(library(t)), "dynamic table of",
+		},
+		"a dynamic table at another address": {
+			change(program(table, pAddr), ^uint64(0))(library(t)), "is in no loaded segment",
+		},
+		"a dynamic table beyond its segment": {
+			change(program(table, pSize), size)(change(program(table, pOffset), uint64(0))(library(t))),
+			"is in no loaded segment",
+		},
+		"a dynamic table of nothing": {
+			change(program(table, pSize), uint64(0))(library(t)), "the dynamic table has no end",
+		},
+		"a dynamic table without an end": {
+			change(program(table, pSize), uint64(entrySize+1))(library(t)), "the dynamic table has no end",
+		},
+		"a dynamic table above the limit": {aboveTheLimit(library(t)), "the limit is 1048576"},
+		"a string table at another address": {
+			setEntry(t, elf.DT_STRTAB, 1<<63)(library(t)), "is in no loaded segment",
+		},
+		"a string table at the last address": {
+			setEntry(t, elf.DT_STRTAB, ^uint64(0))(library(t)), "is in no loaded segment",
+		},
+		"a string table beyond its segment": {
+			setEntry(t, elf.DT_STRSZ, size)(library(t)), "is in no loaded segment",
+		},
+		"a string table that ends at zero again": {
+			setEntry(t, elf.DT_STRSZ, ^uint64(0))(library(t)), "is in no loaded segment",
+		},
+		"a string table of nothing": {
+			setEntry(t, elf.DT_STRSZ, 0)(library(t)), "in a string table of 0 bytes",
+		},
+		"no string table": {
+			retag(t, elf.DT_STRTAB, elf.DT_DEBUG)(retag(t, elf.DT_STRSZ, elf.DT_FLAGS)(library(t))), "string table",
+		},
+		"a name behind the string table": {
+			setEntry(t, elf.DT_SONAME, size)(library(t)), "read SONAME: a name at",
+		},
+		"a name at the last number": {
+			setEntry(t, elf.DT_SONAME, ^uint64(0))(library(t)), "read SONAME: a name at",
+		},
+		"a name without an end": {unterminated(t, library(t)), "without a NUL"},
+		"a name above the limit": {
+			made(t, sim.Library{SONAME: strings.Repeat("x", maxPath)}), "without a NUL in 4096 bytes",
+		},
+		"a needed library behind the string table": {
+			setEntry(t, elf.DT_NEEDED, size)(library(t)), "needed libraries: a name at",
+		},
+		"more needed libraries than there can be": {
+			made(t, sim.Library{Needed: tooMany}), "more than 1024 entries with the tag 1",
+		},
+		"a loader whose path has no end": {
+			withInterp("/lib/ld.so")(library(t)), "the loader's path has no NUL at its end",
+		},
+		"a loader without a path": {withInterp("\x00")(library(t)), "the loader's path has 1 bytes"},
+		"a loader whose path has more than PATH_MAX": {
+			withInterp(strings.Repeat("/", maxPath) + "\x00")(library(t)), "the loader's path has 4097 bytes",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got, err := askFile(c.file); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -64,31 +64,45 @@ func TestRead(t *testing.T) {
 		want   string // part of the error; empty if there is none
 		is     error
 	}{
-		"a library":                           {cut(size), "", nil},
-		"a library with more behind it":       {func(b []byte) []byte { return append(b, 1, 2, 3) }, "", nil},
-		"an empty file":                       {cut(0), "not an ELF file", nil},
-		"a linker script":                     {func([]byte) []byte { return []byte("/* GNU ld script */\nGROUP ( libm.so.6 )\n") }, "not an ELF file", nil},
-		"nothing but the magic number":        {cut(4), "truncated", ErrTruncated},
-		"cut in the header":                   {cut(40), "truncated", ErrTruncated},
-		"cut in the program headers":          {cut(100), "truncated", ErrTruncated},
-		"cut in the last segment":             {cut(size / 2), "truncated", ErrTruncated},
-		"cut in the section headers":          {cut(size - 1), "truncated", ErrTruncated},
-		"a 32-bit library":                    {change(elf.EI_CLASS, uint8(elf.ELFCLASS32)), "it is a 32-bit file", ErrMachine},
-		"a class that there is not":           {change[uint8](elf.EI_CLASS, 9), "unknown class 9", nil},
-		"big-endian":                          {change(elf.EI_DATA, uint8(elf.ELFDATA2MSB)), "it is a big-endian file", ErrMachine},
-		"a byte order that there is not":      {change[uint8](elf.EI_DATA, 9), "unknown byte order 9", nil},
-		"another version in the first bytes":  {change[uint8](elf.EI_VERSION, 2), "unknown version 2", nil},
-		"another version in the header":       {change[uint32](20, 3), "unknown version 3", nil},
-		"another machine":                     {change(18, uint16(elf.EM_AARCH64)), "it is for EM_AARCH64, this machine is EM_X86_64", ErrMachine},
-		"another machine's, cut":              {func(b []byte) []byte { return change(18, uint16(elf.EM_386))(b)[:200] }, "EM_386", ErrMachine},
-		"an object file":                      {change(16, uint16(elf.ET_REL)), "neither a program nor a shared library but ET_REL", nil},
-		"no program headers":                  {change[uint16](56, 0), "no usable program headers", nil},
-		"program headers of another size":     {change[uint16](54, 57), "no usable program headers", nil},
-		"program headers behind the end":      {change(32, uint64(size)), "truncated", ErrTruncated},
-		"program headers at 2^63":             {change[uint64](32, 1<<63), "truncated", ErrTruncated},
-		"program headers at the last number":  {change(32, ^uint64(0)), "truncated", ErrTruncated},
-		"as many program headers as can be":   {change[uint16](56, 0xffff), "truncated", ErrTruncated},
-		"a segment that begins behind":        {change(program(last, pOffset), uint64(size)+1), "truncated", ErrTruncated},
+		"a library":                     {cut(size), "", nil},
+		"a library with more behind it": {func(b []byte) []byte { return append(b, 1, 2, 3) }, "", nil},
+		"an empty file":                 {cut(0), "not an ELF file", nil},
+		"a linker script": {
+			func([]byte) []byte { return []byte("/* GNU ld script */\nGROUP ( libm.so.6 )\n") }, "not an ELF file", nil,
+		},
+		"nothing but the magic number": {cut(4), "truncated", ErrTruncated},
+		"cut in the header":            {cut(40), "truncated", ErrTruncated},
+		"cut in the program headers":   {cut(100), "truncated", ErrTruncated},
+		"cut in the last segment":      {cut(size / 2), "truncated", ErrTruncated},
+		"cut in the section headers":   {cut(size - 1), "truncated", ErrTruncated},
+		"a 32-bit library": {
+			change(elf.EI_CLASS, uint8(elf.ELFCLASS32)), "it is a 32-bit file", ErrMachine,
+		},
+		"a class that there is not": {change[uint8](elf.EI_CLASS, 9), "unknown class 9", nil},
+		"big-endian": {
+			change(elf.EI_DATA, uint8(elf.ELFDATA2MSB)), "it is a big-endian file", ErrMachine,
+		},
+		"a byte order that there is not":     {change[uint8](elf.EI_DATA, 9), "unknown byte order 9", nil},
+		"another version in the first bytes": {change[uint8](elf.EI_VERSION, 2), "unknown version 2", nil},
+		"another version in the header":      {change[uint32](20, 3), "unknown version 3", nil},
+		"another machine": {
+			change(18, uint16(elf.EM_AARCH64)), "it is for EM_AARCH64, this machine is EM_X86_64", ErrMachine,
+		},
+		"another machine's, cut": {
+			func(b []byte) []byte { return change(18, uint16(elf.EM_386))(b)[:200] }, "EM_386", ErrMachine,
+		},
+		"an object file": {
+			change(16, uint16(elf.ET_REL)), "neither a program nor a shared library but ET_REL", nil,
+		},
+		"no program headers":                 {change[uint16](56, 0), "no usable program headers", nil},
+		"program headers of another size":    {change[uint16](54, 57), "no usable program headers", nil},
+		"program headers behind the end":     {change(32, uint64(size)), "truncated", ErrTruncated},
+		"program headers at 2^63":            {change[uint64](32, 1<<63), "truncated", ErrTruncated},
+		"program headers at the last number": {change(32, ^uint64(0)), "truncated", ErrTruncated},
+		"as many program headers as can be":  {change[uint16](56, 0xffff), "truncated", ErrTruncated},
+		"a segment that begins behind": {
+			change(program(last, pOffset), uint64(size)+1), "truncated", ErrTruncated,
+		},
 		"a segment that ends behind":          {change(program(0, pSize), uint64(size)+1), "truncated", ErrTruncated},
 		"a segment at 2^63":                   {change[uint64](program(1, pOffset), 1<<63), "truncated", ErrTruncated},
 		"a segment beyond all numbers":        {change(program(1, pSize), ^uint64(0)), "truncated", ErrTruncated},
@@ -102,7 +116,8 @@ func TestRead(t *testing.T) {
 			if (f == nil) == (err == nil) {
 				t.Fatalf("got %v and the error %v, want exactly one", f, err)
 			}
-			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || c.is != nil && !errors.Is(err, c.is) {
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || c.is != nil &&
+				!errors.Is(err, c.is) {
 				t.Errorf("got the error %v, want %q in it", err, c.want)
 			}
 		})
@@ -153,7 +168,8 @@ func TestReadKeepsTheErrorOfTheDisk(t *testing.T) {
 	table := data[len(data)-programSize:]
 	copy(table, data[headerSize:])
 	data = change[uint16](56, 1)(change(32, uint64(len(data)-programSize))(data))
-	if f, err := Read(failing{bytes.NewReader(data), 4096}, int64(len(data)), x86); f != nil || !errors.Is(err, errDisk) {
+	if f, err := Read(failing{bytes.NewReader(data), 4096}, int64(len(data)), x86); f != nil ||
+		!errors.Is(err, errDisk) {
 		t.Errorf("in the program headers: %v, %v", f, err)
 	}
 }

@@ -68,9 +68,11 @@ func TestNote(t *testing.T) {
 		file []byte
 		want string // empty without a note
 	}{
-		"a note":               {withNote(t), content},
-		"padded with zeros":    {addSection(library(t), section, note(owner, content+"\x00\x00")), content},
-		"followed by another":  {addSection(library(t), section, append(note(owner, content+"\x00"), note("GNU", "x")...)), content},
+		"a note":            {withNote(t), content},
+		"padded with zeros": {addSection(library(t), section, note(owner, content+"\x00\x00")), content},
+		"followed by another": {
+			addSection(library(t), section, append(note(owner, content+"\x00"), note("GNU", "x")...)), content,
+		},
 		"another section":      {addSection(library(t), ".note.gnu", note("GNU", "")), ""},
 		"a longer name":        {addSection(library(t), section+"2", note(owner, content)), ""},
 		"a section of no note": {change[uint32](header+4, 1)(withNote(t)), ""},
@@ -98,17 +100,30 @@ func TestNoteRefusesDamagedFiles(t *testing.T) {
 		want string
 	}{
 		"section headers of another size": {change[uint16](58, 40)(withNote(t)), "unusable section headers"},
-		"too many section headers":        {change[uint16](60, maxSections+1)(append(withNote(t), make([]byte, 1<<20)...)), "unusable section headers"},
-		"no section with the names":       {change[uint16](62, 3)(withNote(t)), "unusable section headers"},
-		"names past the end":              {change[uint64](names+24, 1<<40)(withNote(t)), "section names: the file is truncated"},
-		"names at the last number":        {change(names+24, ^uint64(0))(withNote(t)), "section names: the file is truncated"},
-		"names above the limit":           {change[uint64](names+32, maxSectionNames+1)(withNote(t)), "the limit is 1048576"},
-		"a note above the limit":          {change[uint64](header+32, maxNote+1)(withNote(t)), "the limit is 65536"},
-		"a note past the end":             {change[uint64](header+24, 1<<40)(withNote(t)), section + ": the file is truncated"},
+		"too many section headers": {
+			change[uint16](60, maxSections+1)(append(withNote(t), make([]byte, 1<<20)...)), "unusable section headers",
+		},
+		"no section with the names": {change[uint16](62, 3)(withNote(t)), "unusable section headers"},
+		"names past the end": {
+			change[uint64](names+24, 1<<40)(withNote(t)), "section names: the file is truncated",
+		},
+		"names at the last number": {
+			change(names+24, ^uint64(0))(withNote(t)), "section names: the file is truncated",
+		},
+		"names above the limit": {
+			change[uint64](names+32, maxSectionNames+1)(withNote(t)), "the limit is 1048576",
+		},
+		"a note above the limit": {change[uint64](header+32, maxNote+1)(withNote(t)), "the limit is 65536"},
+		"a note past the end": {
+			change[uint64](header+24, 1<<40)(withNote(t)), section + ": the file is truncated",
+		},
 		"a section that ends in the note": {change[uint64](header+32, 40)(withNote(t)), "longer than the section"},
 		"a section shorter than a note":   {change[uint64](header+32, 8)(withNote(t)), "fewer than a note"},
 		"another owner":                   {addSection(library(t), section, note("GNU", content)), `the owner "GNU"`},
-		"an owner of 4 GiB":               {addSection(library(t), section, []byte("\xff\xff\xff\xff\x04\x00\x00\x00\x01\x00\x00\x00NVIDIA")), "longer than the section"},
+		"an owner of 4 GiB": {
+			addSection(library(t), section, []byte("\xff\xff\xff\xff\x04\x00\x00\x00\x01\x00\x00\x00NVIDIA")),
+			"longer than the section",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := read(c.file)

@@ -19,14 +19,30 @@ func TestOfChangesWithTheFile(t *testing.T) {
 			watch: "file", same: true,
 			act: func(dir string) error { return os.WriteFile(dir+"/file", []byte("CONTENT"), 0o600) },
 		},
-		"another mode":              {watch: "file", same: true, act: func(dir string) error { return os.Chmod(dir+"/file", 0o644) }},
-		"a second name":             {watch: "file", same: true, act: func(dir string) error { return os.Link(dir+"/file", dir+"/too") }},
-		"another file in its place": {watch: "file", act: func(dir string) error { return os.Rename(dir+"/dir/entry", dir+"/file") }},
-		"removed":                   {watch: "file", gone: true, act: func(dir string) error { return os.Remove(dir + "/file") }},
-		"a new entry":               {watch: "dir", same: true, act: func(dir string) error { return create(dir + "/dir/new") }},
-		"an entry removed":          {watch: "dir", same: true, act: func(dir string) error { return os.Remove(dir + "/dir/entry") }},
-		"an entry replaced":         {watch: "dir", same: true, act: func(dir string) error { return os.Rename(dir+"/file", dir+"/dir/entry") }},
-		"the directory removed":     {watch: "dir", gone: true, act: func(dir string) error { return os.RemoveAll(dir + "/dir") }},
+		"another mode": {
+			watch: "file", same: true, act: func(dir string) error { return os.Chmod(dir+"/file", 0o644) },
+		},
+		"a second name": {
+			watch: "file", same: true, act: func(dir string) error { return os.Link(dir+"/file", dir+"/too") },
+		},
+		"another file in its place": {
+			watch: "file", act: func(dir string) error { return os.Rename(dir+"/dir/entry", dir+"/file") },
+		},
+		"removed": {
+			watch: "file", gone: true, act: func(dir string) error { return os.Remove(dir + "/file") },
+		},
+		"a new entry": {
+			watch: "dir", same: true, act: func(dir string) error { return create(dir + "/dir/new") },
+		},
+		"an entry removed": {
+			watch: "dir", same: true, act: func(dir string) error { return os.Remove(dir + "/dir/entry") },
+		},
+		"an entry replaced": {
+			watch: "dir", same: true, act: func(dir string) error { return os.Rename(dir+"/file", dir+"/dir/entry") },
+		},
+		"the directory removed": {
+			watch: "dir", gone: true, act: func(dir string) error { return os.RemoveAll(dir + "/dir") },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

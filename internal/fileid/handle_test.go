@@ -20,12 +20,16 @@ func TestWhateverIsDoneToAFileShows(t *testing.T) {
 		do   func(file string) error
 		gone bool
 	}{
-		"another content of the same size": {func(f string) error { return os.WriteFile(f, []byte("CONTENT"), 0o600) }, false},
-		"another mode":                     {func(f string) error { return os.Chmod(f, 0o644) }, false},
-		"another name":                     {func(f string) error { return os.Rename(f, f+".old") }, false},
-		"another name too":                 {func(f string) error { return os.Link(f, f+".too") }, false},
-		"removed":                          {os.Remove, true},
-		"another file in its place":        {func(f string) error { return errors.Join(write(f+".new"), os.Rename(f+".new", f)) }, true},
+		"another content of the same size": {
+			func(f string) error { return os.WriteFile(f, []byte("CONTENT"), 0o600) }, false,
+		},
+		"another mode":     {func(f string) error { return os.Chmod(f, 0o644) }, false},
+		"another name":     {func(f string) error { return os.Rename(f, f+".old") }, false},
+		"another name too": {func(f string) error { return os.Link(f, f+".too") }, false},
+		"removed":          {os.Remove, true},
+		"another file in its place": {
+			func(f string) error { return errors.Join(write(f+".new"), os.Rename(f+".new", f)) }, true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "file")

@@ -17,7 +17,10 @@ func sample() *Cache {
 		Entries: []Entry{
 			{Name: "libz.so.1", Path: "/lib/libz.so.1", Flags: FlagsX8664},
 			{Name: "libfoo.so.10", Path: "/lib/libfoo.so.10", Flags: FlagsX8664},
-			{Name: "libfoo.so.9", Path: "/lib/glibc-hwcaps/x86-64-v3/libfoo.so.9", Flags: FlagsX8664, HWCap: 1<<62 | 3<<32 | 1},
+			{
+				Name: "libfoo.so.9", Path: "/lib/glibc-hwcaps/x86-64-v3/libfoo.so.9", Flags: FlagsX8664,
+				HWCap: 1<<62 | 3<<32 | 1,
+			},
 			{Name: "libfoo.so.9", Path: "/lib/libfoo.so.9.1", Flags: FlagsX8664},
 			{Name: "libfoo.so.9", Path: "/lib32/libfoo.so.9", Flags: 3, OSVersion: 0x020620},
 			{Name: "libfoo.so", Path: "/lib/libfoo.so.9.1", Flags: FlagsX8664},

@@ -130,7 +130,8 @@ func TestReadOnlyRegularFiles(t *testing.T) {
 		"/dir": "a directory", "/fifo": "a FIFO", "/link": "a FIFO", "/socket": "a socket", "/character": "a device", "/block": "a device",
 	} {
 		_, err := w.root.ReadFile(name, 1000)
-		if !errors.Is(err, ErrNotRegular) || !strings.HasSuffix(err.Error(), "but "+want) || !strings.Contains(err.Error(), name) {
+		if !errors.Is(err, ErrNotRegular) || !strings.HasSuffix(err.Error(), "but "+want) ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("ReadFile(%q): %v, want ErrNotRegular that says %q", name, err, want)
 		}
 		if w.root.IsFile(name) {
@@ -171,20 +172,32 @@ func TestSymlink(t *testing.T) {
 		path  string
 		want  string // the path below the root at which the link is; empty for an error
 	}{
-		"nothing is there":                  {path: "/a/b/link", want: "a/b/link"},
-		"a wrong link is there":             {setup: func(w *world) { w.link("../canary/secret", "/link") }, path: "/link", want: "link"},
-		"a file is there":                   {setup: func(w *world) { w.write("/link", "file") }, path: "/link", want: "link"},
-		"a directory is there":              {setup: func(w *world) { w.makeDir("/link", "") }, path: "/link"},
-		"a file stands in the way":          {setup: func(w *world) { w.write("/a", "file") }, path: "/a/link"},
-		"the directory is a dangling link":  {setup: func(w *world) { w.link("missing", "/a") }, path: "/a/link"},
-		"the directory is a link in root":   {setup: func(w *world) { w.makeDir("/b", ""); w.link("/b", "/a") }, path: "/a/link", want: "b/link"},
-		"the directory is a link to host":   {setup: func(w *world) { w.link(w.canary, "/a") }, path: "/a/link"},
-		"the directory climbs to the host":  {setup: func(w *world) { w.link("../canary", "/a") }, path: "/a/link"},
-		"a parent climbs to the host":       {setup: func(w *world) { w.link("../canary", "/a") }, path: "/a/dir/link"},
-		"the directory climbs to the root":  {setup: func(w *world) { w.link("../../..", "/a") }, path: "/a/link", want: "link"},
-		"a name as long as names can be":    {path: "/" + strings.Repeat("x", 255), want: strings.Repeat("x", 255)},
-		"a chain of links without an end":   {setup: func(w *world) { w.link("b", "/a"); w.link("a", "/b") }, path: "/a/link"},
-		"a device of the host's file types": {setup: func(w *world) { _ = unix.Mkfifo(filepath.Join(w.dir, "link"), 0o600) }, path: "/link", want: "link"},
+		"nothing is there": {path: "/a/b/link", want: "a/b/link"},
+		"a wrong link is there": {
+			setup: func(w *world) { w.link("../canary/secret", "/link") }, path: "/link", want: "link",
+		},
+		"a file is there": {
+			setup: func(w *world) { w.write("/link", "file") }, path: "/link", want: "link",
+		},
+		"a directory is there":             {setup: func(w *world) { w.makeDir("/link", "") }, path: "/link"},
+		"a file stands in the way":         {setup: func(w *world) { w.write("/a", "file") }, path: "/a/link"},
+		"the directory is a dangling link": {setup: func(w *world) { w.link("missing", "/a") }, path: "/a/link"},
+		"the directory is a link in root": {
+			setup: func(w *world) { w.makeDir("/b", ""); w.link("/b", "/a") }, path: "/a/link", want: "b/link",
+		},
+		"the directory is a link to host":  {setup: func(w *world) { w.link(w.canary, "/a") }, path: "/a/link"},
+		"the directory climbs to the host": {setup: func(w *world) { w.link("../canary", "/a") }, path: "/a/link"},
+		"a parent climbs to the host":      {setup: func(w *world) { w.link("../canary", "/a") }, path: "/a/dir/link"},
+		"the directory climbs to the root": {
+			setup: func(w *world) { w.link("../../..", "/a") }, path: "/a/link", want: "link",
+		},
+		"a name as long as names can be": {path: "/" + strings.Repeat("x", 255), want: strings.Repeat("x", 255)},
+		"a chain of links without an end": {
+			setup: func(w *world) { w.link("b", "/a"); w.link("a", "/b") }, path: "/a/link",
+		},
+		"a device of the host's file types": {
+			setup: func(w *world) { _ = unix.Mkfifo(filepath.Join(w.dir, "link"), 0o600) }, path: "/link", want: "link",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -220,18 +233,22 @@ func TestWriteFile(t *testing.T) {
 		setup func(w *world)
 		fails bool
 	}{
-		"nothing is there":          {},
-		"another file is there":     {setup: func(w *world) { w.write("/etc/f", "other") }},
-		"the file, another mode":    {setup: func(w *world) { w.write("/etc/f", "new") }},
-		"a link as long, to equal":  {setup: func(w *world) { w.write("/etc/abc", "new"); w.link("abc", "/etc/f") }},
-		"a link to the host":        {setup: func(w *world) { w.link(w.canary+"/secret", "/etc/f") }},
-		"a link that climbs":        {setup: func(w *world) { w.link("../../canary/secret", "/etc/f") }},
-		"a link to a file in root":  {setup: func(w *world) { w.write("/other", "kept"); w.link("/other", "/etc/f") }},
-		"a FIFO":                    {setup: func(w *world) { w.makeDir("/etc", ""); _ = unix.Mkfifo(w.dir+"/etc/f", 0o600) }},
-		"a directory":               {setup: func(w *world) { w.makeDir("/etc/f", "") }, fails: true},
-		"its directory is a link":   {setup: func(w *world) { w.link("../canary", "/etc") }, fails: true},
-		"its directory is a file":   {setup: func(w *world) { w.write("/etc", "") }, fails: true},
-		"a hard link to the canary": {setup: func(w *world) { w.makeDir("/etc", ""); _ = os.Link(w.canary+"/dir/file", w.dir+"/etc/f") }},
+		"nothing is there":         {},
+		"another file is there":    {setup: func(w *world) { w.write("/etc/f", "other") }},
+		"the file, another mode":   {setup: func(w *world) { w.write("/etc/f", "new") }},
+		"a link as long, to equal": {setup: func(w *world) { w.write("/etc/abc", "new"); w.link("abc", "/etc/f") }},
+		"a link to the host":       {setup: func(w *world) { w.link(w.canary+"/secret", "/etc/f") }},
+		"a link that climbs":       {setup: func(w *world) { w.link("../../canary/secret", "/etc/f") }},
+		"a link to a file in root": {setup: func(w *world) { w.write("/other", "kept"); w.link("/other", "/etc/f") }},
+		"a FIFO": {
+			setup: func(w *world) { w.makeDir("/etc", ""); _ = unix.Mkfifo(w.dir+"/etc/f", 0o600) },
+		},
+		"a directory":             {setup: func(w *world) { w.makeDir("/etc/f", "") }, fails: true},
+		"its directory is a link": {setup: func(w *world) { w.link("../canary", "/etc") }, fails: true},
+		"its directory is a file": {setup: func(w *world) { w.write("/etc", "") }, fails: true},
+		"a hard link to the canary": {
+			setup: func(w *world) { w.makeDir("/etc", ""); _ = os.Link(w.canary+"/dir/file", w.dir+"/etc/f") },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -400,7 +417,8 @@ func TestReadsOnlyTheRootsOwnMount(t *testing.T) {
 		"/volume/secret", "/link-to-volume", "/link-to-directory/secret", "/secret/data/token", "/link-to-secret", "/over",
 		"/proc/version", "/proc/self/environ", "/sys/kernel/notes", "/dev/file",
 	} {
-		if data, err := w.root.ReadFile(name, 1<<20); !errors.Is(err, ErrVolume) || !strings.Contains(err.Error(), name) {
+		if data, err := w.root.ReadFile(name, 1<<20); !errors.Is(err, ErrVolume) ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("ReadFile(%q) = %q, %v, want ErrVolume with the name", name, data, err)
 		}
 		if f, err := w.root.OpenFile(name); !errors.Is(err, ErrVolume) {
@@ -559,7 +577,8 @@ func TestCheckContainer(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = r.Close() }()
-		if err := r.CheckContainer(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		if err := r.CheckContainer(); (err == nil) != (want == "") || err != nil &&
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("CheckContainer of %s: %v, want %q", dir, err, want)
 		}
 	}
@@ -623,8 +642,11 @@ func TestReadHostFile(t *testing.T) {
 		"a FIFO":      {func(path string) error { return unix.Mkfifo(path, 0o644) }, ErrNotRegular},
 		"a directory": {func(path string) error { return os.Mkdir(path, 0o755) }, ErrNotRegular},
 		"too large":   {func(path string) error { return os.WriteFile(path, []byte("12345678"), 0o644) }, ErrTooLarge},
-		"sparse":      {func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o644), os.Truncate(path, 1<<40)) }, ErrTooLarge},
-		"missing":     {func(string) error { return nil }, os.ErrNotExist},
+		"sparse": {
+			func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o644), os.Truncate(path, 1<<40)) },
+			ErrTooLarge,
+		},
+		"missing": {func(string) error { return nil }, os.ErrNotExist},
 	} {
 		path := filepath.Join(dir, name)
 		if err := tc.make(path); err != nil {
@@ -721,7 +743,8 @@ func TestMountFileDoesNotPropagate(t *testing.T) {
 	w.link("/volume", "/etc")
 	mounts := countMounts(t)
 	for _, name := range []string{"/etc/ld.so.cache", "/volume/ld.so.cache"} {
-		if err := w.root.MountFile(name, []byte("new"), 0o444); !errors.Is(err, ErrShared) || !strings.Contains(err.Error(), name) {
+		if err := w.root.MountFile(name, []byte("new"), 0o444); !errors.Is(err, ErrShared) ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("MountFile(%q): %v, want ErrShared with the name", name, err)
 		}
 	}

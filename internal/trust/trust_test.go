@@ -79,42 +79,94 @@ func TestFile(t *testing.T) {
 		change change
 		want   string // of the error, with TOP for the tree; empty is none
 	}{
-		"root's file":                           {"dir/file", none, ""},
-		"through a link":                        {"link", none, ""},
-		"through a link upwards":                {"up/file", none, ""},
-		"through an absolute link":              {"abs/file", none, ""},
-		"through a link of another user's":      {"link", chown("link", other), "the symbolic link TOP/link is not followed, since others can change it: TOP/link belongs to user 1001"},
-		"with dots":                             {"dir/../dir/./sub/../file", none, ""},
-		"another user's file":                   {"dir/file", chown("dir/file", other), "others can change it: TOP/dir/file belongs to user 1001"},
-		"of a group that may write":             {"dir/file", chmod("dir/file", 0o775), "others can change it: group 0 can write to TOP/dir/file"},
-		"that everybody may write":              {"dir/file", chmod("dir/file", 0o702), "others can change it: every user can write to TOP/dir/file"},
-		"in another user's directory":           {"dir/file", chown("dir", other), "others can change it: TOP/dir belongs to user 1001"},
-		"in a directory that a group writes":    {"dir/file", chmod("dir", 0o770), "others can change it: group 0 can write to TOP/dir"},
-		"a file in a sticky directory":          {"dir/file", chmod("dir", 0o777|os.ModeSticky), "others can change it: every user can write to TOP/dir"},
-		"below a directory in a sticky one":     {"dir/file", chmod(".", 0o777|os.ModeSticky), ""},
-		"below one in a group's sticky one":     {"dir/file", chmod(".", 0o775|os.ModeSticky), ""},
-		"through a link below a sticky one":     {"dir/back", both(func(top string) error { return os.Symlink("sub/../file", top+"/dir/back") }, chmod(".", 0o777|os.ModeSticky)), ""},
-		"in another user's sticky directory":    {"dir/file", both(chmod(".", 0o777|os.ModeSticky), chown(".", other)), "others can change it: TOP belongs to user 1001"},
-		"below another's directory in a sticky": {"dir/file", both(chmod(".", 0o777|os.ModeSticky), chown("dir", other)), "others can change it: every user can write to TOP"},
-		"below an open directory in a sticky":   {"dir/file", both(chmod(".", 0o777|os.ModeSticky), chmod("dir", 0o777)), "others can change it: every user can write to TOP/dir"},
-		"not there, in a sticky directory":      {"none/file", chmod(".", 0o777|os.ModeSticky), "others can change it: every user can write to TOP"},
-		"a file in a directory of a sticky":     {"dir/none", chmod(".", 0o777|os.ModeSticky), "open TOP/dir/none: no such file or directory"},
-		"a link in a sticky directory":          {"link", chmod(".", 0o777|os.ModeSticky), "others can change it: every user can write to TOP"},
-		"sticky itself, and open":               {"dir/file", chmod("dir/file", 0o777|os.ModeSticky), "others can change it: every user can write to TOP/dir/file"},
-		"far below another user's directory":    {"dir/file", chown(".", other), "others can change it: TOP belongs to user 1001"},
-		"of another user, through a link":       {"link", chown("dir/file", other), "others can change it: TOP/dir/file belongs to user 1001"},
-		"through a link in an open directory":   {"link", chmod(".", 0o777), "others can change it: every user can write to TOP"},
-		"below a link to an unsafe directory":   {"abs/file", chmod("dir", 0o777), "others can change it: every user can write to TOP/dir"},
-		"that is not there":                     {"dir/none", none, "open TOP/dir/none: no such file or directory"},
-		"a link that leads nowhere":             {"dangling", none, "open TOP/none: no such file or directory"},
-		"a link to itself":                      {"loop", none, "open TOP/loop: too many levels of symbolic links"},
-		"below a file":                          {"dir/file/x", none, "open TOP/dir/file/x: not a directory"},
-		"a directory":                           {"dir", none, "TOP/dir is not a regular file"},
-		"a FIFO":                                {"dir/fifo", func(top string) error { return syscall.Mkfifo(top+"/dir/fifo", 0o600) }, "TOP/dir/fifo is not a regular file"},
-		"not there, in an unsafe directory":     {"dir/none", chmod("dir", 0o777), "others can change it: every user can write to TOP/dir"},
-		"that everybody may read and execute":   {"dir/file", chmod("dir/file", 0o755), ""},
-		"with the set-user-ID bit":              {"dir/file", chmod("dir/file", 0o755|os.ModeSetuid), ""},
-		"through a link to an unsafe one's ..":  {"back", func(top string) error { return os.Symlink("dir/sub/../file", top+"/back") }, ""},
+		"root's file":              {"dir/file", none, ""},
+		"through a link":           {"link", none, ""},
+		"through a link upwards":   {"up/file", none, ""},
+		"through an absolute link": {"abs/file", none, ""},
+		"through a link of another user's": {
+			"link", chown("link", other),
+			"the symbolic link TOP/link is not followed, since others can change it: TOP/link belongs to user 1001",
+		},
+		"with dots": {"dir/../dir/./sub/../file", none, ""},
+		"another user's file": {
+			"dir/file", chown("dir/file", other), "others can change it: TOP/dir/file belongs to user 1001",
+		},
+		"of a group that may write": {
+			"dir/file", chmod("dir/file", 0o775), "others can change it: group 0 can write to TOP/dir/file",
+		},
+		"that everybody may write": {
+			"dir/file", chmod("dir/file", 0o702), "others can change it: every user can write to TOP/dir/file",
+		},
+		"in another user's directory": {
+			"dir/file", chown("dir", other), "others can change it: TOP/dir belongs to user 1001",
+		},
+		"in a directory that a group writes": {
+			"dir/file", chmod("dir", 0o770), "others can change it: group 0 can write to TOP/dir",
+		},
+		"a file in a sticky directory": {
+			"dir/file", chmod("dir", 0o777|os.ModeSticky), "others can change it: every user can write to TOP/dir",
+		},
+		"below a directory in a sticky one": {"dir/file", chmod(".", 0o777|os.ModeSticky), ""},
+		"below one in a group's sticky one": {"dir/file", chmod(".", 0o775|os.ModeSticky), ""},
+		"through a link below a sticky one": {
+			"dir/back",
+			both(func(top string) error { return os.Symlink("sub/../file", top+"/dir/back") }, chmod(".", 0o777|os.ModeSticky)),
+			"",
+		},
+		"in another user's sticky directory": {
+			"dir/file", both(chmod(".", 0o777|os.ModeSticky), chown(".", other)),
+			"others can change it: TOP belongs to user 1001",
+		},
+		"below another's directory in a sticky": {
+			"dir/file", both(chmod(".", 0o777|os.ModeSticky), chown("dir", other)),
+			"others can change it: every user can write to TOP",
+		},
+		"below an open directory in a sticky": {
+			"dir/file", both(chmod(".", 0o777|os.ModeSticky), chmod("dir", 0o777)),
+			"others can change it: every user can write to TOP/dir",
+		},
+		"not there, in a sticky directory": {
+			"none/file", chmod(".", 0o777|os.ModeSticky), "others can change it: every user can write to TOP",
+		},
+		"a file in a directory of a sticky": {
+			"dir/none", chmod(".", 0o777|os.ModeSticky), "open TOP/dir/none: no such file or directory",
+		},
+		"a link in a sticky directory": {
+			"link", chmod(".", 0o777|os.ModeSticky), "others can change it: every user can write to TOP",
+		},
+		"sticky itself, and open": {
+			"dir/file", chmod("dir/file", 0o777|os.ModeSticky),
+			"others can change it: every user can write to TOP/dir/file",
+		},
+		"far below another user's directory": {
+			"dir/file", chown(".", other), "others can change it: TOP belongs to user 1001",
+		},
+		"of another user, through a link": {
+			"link", chown("dir/file", other), "others can change it: TOP/dir/file belongs to user 1001",
+		},
+		"through a link in an open directory": {
+			"link", chmod(".", 0o777), "others can change it: every user can write to TOP",
+		},
+		"below a link to an unsafe directory": {
+			"abs/file", chmod("dir", 0o777), "others can change it: every user can write to TOP/dir",
+		},
+		"that is not there":         {"dir/none", none, "open TOP/dir/none: no such file or directory"},
+		"a link that leads nowhere": {"dangling", none, "open TOP/none: no such file or directory"},
+		"a link to itself":          {"loop", none, "open TOP/loop: too many levels of symbolic links"},
+		"below a file":              {"dir/file/x", none, "open TOP/dir/file/x: not a directory"},
+		"a directory":               {"dir", none, "TOP/dir is not a regular file"},
+		"a FIFO": {
+			"dir/fifo", func(top string) error { return syscall.Mkfifo(top+"/dir/fifo", 0o600) },
+			"TOP/dir/fifo is not a regular file",
+		},
+		"not there, in an unsafe directory": {
+			"dir/none", chmod("dir", 0o777), "others can change it: every user can write to TOP/dir",
+		},
+		"that everybody may read and execute": {"dir/file", chmod("dir/file", 0o755), ""},
+		"with the set-user-ID bit":            {"dir/file", chmod("dir/file", 0o755|os.ModeSetuid), ""},
+		"through a link to an unsafe one's ..": {
+			"back", func(top string) error { return os.Symlink("dir/sub/../file", top+"/back") }, "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := newTree(t)
@@ -144,18 +196,30 @@ func TestDir(t *testing.T) {
 		change change
 		want   string
 	}{
-		"root's directory":                 {"dir", none, ""},
-		"another user's":                   {"dir", chown("dir", other), "others can change it: TOP/dir belongs to user 1001"},
-		"below another user's":             {"dir/sub", chown("dir", other), "others can change it: TOP/dir belongs to user 1001"},
-		"not there":                        {"dir/none/none", none, ""},
-		"not there, in another user's":     {"dir/none", chown("dir", other), "others can change it: TOP/dir belongs to user 1001"},
-		"a file":                           {"dir/file", none, "open TOP/dir/file: not a directory"},
-		"below a file":                     {"dir/file/sub", none, "open TOP/dir/file/sub: not a directory"},
-		"a link":                           {"abs", none, ""},
-		"a link to another user's":         {"abs", chown("dir", other), "others can change it: TOP/dir belongs to user 1001"},
-		"one that everybody may write to":  {"dir", chmod("dir", 0o777|os.ModeSticky), "others can change it: every user can write to TOP/dir"},
-		"in a sticky directory":            {"dir", chmod(".", 0o777|os.ModeSticky), ""},
-		"not there, in a sticky directory": {"none", chmod(".", 0o777|os.ModeSticky), "others can change it: every user can write to TOP"},
+		"root's directory": {"dir", none, ""},
+		"another user's": {
+			"dir", chown("dir", other), "others can change it: TOP/dir belongs to user 1001",
+		},
+		"below another user's": {
+			"dir/sub", chown("dir", other), "others can change it: TOP/dir belongs to user 1001",
+		},
+		"not there": {"dir/none/none", none, ""},
+		"not there, in another user's": {
+			"dir/none", chown("dir", other), "others can change it: TOP/dir belongs to user 1001",
+		},
+		"a file":       {"dir/file", none, "open TOP/dir/file: not a directory"},
+		"below a file": {"dir/file/sub", none, "open TOP/dir/file/sub: not a directory"},
+		"a link":       {"abs", none, ""},
+		"a link to another user's": {
+			"abs", chown("dir", other), "others can change it: TOP/dir belongs to user 1001",
+		},
+		"one that everybody may write to": {
+			"dir", chmod("dir", 0o777|os.ModeSticky), "others can change it: every user can write to TOP/dir",
+		},
+		"in a sticky directory": {"dir", chmod(".", 0o777|os.ModeSticky), ""},
+		"not there, in a sticky directory": {
+			"none", chmod(".", 0o777|os.ModeSticky), "others can change it: every user can write to TOP",
+		},
 		"not there, below it":              {"dir/none", chmod(".", 0o777|os.ModeSticky), ""},
 		"one whose links lead to itself":   {"loop", none, "open TOP/loop: too many levels of symbolic links"},
 		"not there, by a link that is not": {"dangling/x", none, ""},
@@ -175,19 +239,31 @@ func TestOpenDir(t *testing.T) {
 		change change
 		want   string
 	}{
-		"root's directory":                {"dir", none, ""},
-		"another user's":                  {"dir", chown("dir", other), ""},
-		"in another user's":               {"dir/sub", chown("dir", other), ""},
-		"by a link of root's":             {"abs/sub", chown("dir", other), ""},
-		"by a link in another user's":     {"abs", chown(".", other), "the symbolic link TOP/abs is not followed, since others can change it: TOP belongs to user 1001"},
+		"root's directory":    {"dir", none, ""},
+		"another user's":      {"dir", chown("dir", other), ""},
+		"in another user's":   {"dir/sub", chown("dir", other), ""},
+		"by a link of root's": {"abs/sub", chown("dir", other), ""},
+		"by a link in another user's": {
+			"abs", chown(".", other),
+			"the symbolic link TOP/abs is not followed, since others can change it: TOP belongs to user 1001",
+		},
 		"by a link in a sticky directory": {"up/sub", chmod(".", 0o777|os.ModeSticky), ""},
-		"by another user's link in one":   {"up/sub", both(chmod(".", 0o777|os.ModeSticky), chown("up", other)), "the symbolic link TOP/up is not followed, since others can change it: TOP/up belongs to user 1001"},
-		"by a link in an open directory":  {"up/sub", chmod(".", 0o777), "the symbolic link TOP/up is not followed, since others can change it: every user can write to TOP"},
+		"by another user's link in one": {
+			"up/sub", both(chmod(".", 0o777|os.ModeSticky), chown("up", other)),
+			"the symbolic link TOP/up is not followed, since others can change it: TOP/up belongs to user 1001",
+		},
+		"by a link in an open directory": {
+			"up/sub", chmod(".", 0o777),
+			"the symbolic link TOP/up is not followed, since others can change it: every user can write to TOP",
+		},
 		"by a link in another's, in a sticky one": {"dir/back", both(func(top string) error { return os.Symlink("sub", top+"/dir/back") },
 			both(chmod(".", 0o777|os.ModeSticky), chown("dir", other))), "the symbolic link TOP/dir/back is not followed, since others can change it: TOP/dir belongs to user 1001"},
-		"not there":                        {"dir/none", none, "open TOP/dir/none: no such file or directory"},
-		"a file":                           {"dir/file", none, "open TOP/dir/file: not a directory"},
-		"a FIFO":                           {"dir/fifo", func(top string) error { return syscall.Mkfifo(top+"/dir/fifo", 0o600) }, "open TOP/dir/fifo: not a directory"},
+		"not there": {"dir/none", none, "open TOP/dir/none: no such file or directory"},
+		"a file":    {"dir/file", none, "open TOP/dir/file: not a directory"},
+		"a FIFO": {
+			"dir/fifo", func(top string) error { return syscall.Mkfifo(top+"/dir/fifo", 0o600) },
+			"open TOP/dir/fifo: not a directory",
+		},
 		"a link to itself":                 {"loop", none, "open TOP/loop: too many levels of symbolic links"},
 		"another user's, with the file in": {"dir/sub", chmod("dir/sub", 0o777), ""},
 	} {
