@@ -39,7 +39,7 @@ func hostAt(t *testing.T, dir string) host.Host {
 	return h
 }
 
-// newRoot is an empty container's root, a mount point in a mount namespace that ends with the test.
+// newRoot makes an empty container's root: a mount point in a mount namespace of the test.
 func newRoot(t *testing.T) string {
 	t.Helper()
 	testenv.Root(t)
@@ -49,8 +49,7 @@ func newRoot(t *testing.T) string {
 	return root
 }
 
-// What is no container's root is not changed.
-func TestCreateContainerRefuses(t *testing.T) {
+func TestCreateContainerChangesOnlyAContainersRoot(t *testing.T) {
 	root := newRoot(t)
 	ordinary := t.TempDir()
 	args := &hookargs.CreateContainer{Links: []hookargs.Link{{Path: "/link", Target: "target"}}}
@@ -71,12 +70,13 @@ func TestCreateContainerRefuses(t *testing.T) {
 	if names, err := os.ReadDir(ordinary); len(names) != 0 {
 		t.Errorf("the ordinary directory has %v, %v", names, err)
 	}
-	if warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir())); len(warnings) != 0 || err != nil {
+	warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir()))
+	if len(warnings) != 0 || err != nil {
 		t.Errorf("a container's root: warnings %v, error %v", warnings, err)
 	}
 }
 
-func node(t *testing.T, path string, minor uint32) {
+func makeNode(t *testing.T, path string, minor uint32) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
@@ -86,17 +86,23 @@ func node(t *testing.T, path string, minor uint32) {
 	}
 }
 
-func TestDevicesAndParams(t *testing.T) {
+func TestDeviceLinksEGLProfileAndParams(t *testing.T) {
 	hostDir, root := t.TempDir(), newRoot(t)
 	const on = "Mobile: 0\nModifyDeviceFiles: 1\n"
 	write(t, hostDir, map[string]string{"proc/driver/nvidia/params": on})
 	write(t, root, map[string]string{"proc/driver/nvidia/params": on, "dev/nvidia7": "a file", "dev/nvidia-caps/x": ""})
-	for name, minor := range map[string]uint32{"nvidia0": 2, "nvidia10": 10, "nvidiactl": 255, "nvidia-uvm": 0, "nvidia-uvm-tools": 1, "nvidia": 3, "dri/card1": 1, "dri/renderD129": 129} {
-		node(t, filepath.Join(root, "dev", name), minor)
+	for name, minor := range map[string]uint32{
+		"nvidia0": 2, "nvidia10": 10, "nvidiactl": 255, "nvidia-uvm": 0, "nvidia-uvm-tools": 1, "nvidia": 3,
+		"dri/card1": 1, "dri/renderD129": 129,
+	} {
+		makeNode(t, filepath.Join(root, "dev", name), minor)
 	}
 	args := &hookargs.CreateContainer{
 		Params: true, EGLProfile: true,
-		DRI: []hookargs.DRI{{PCIBusID: "0000:1b:00.0", Nodes: []string{"card1", "renderD129"}}, {PCIBusID: "0000:43:00.0", Nodes: []string{"card2"}}},
+		DRI: []hookargs.DRI{
+			{PCIBusID: "0000:1b:00.0", Nodes: []string{"card1", "renderD129"}},
+			{PCIBusID: "0000:43:00.0", Nodes: []string{"card2"}},
+		},
 	}
 	warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir))
 	if len(warnings) != 0 || err != nil {
@@ -134,8 +140,8 @@ func TestDevicesAndParams(t *testing.T) {
 	}
 }
 
-// Files in a real /proc have no size. /proc/version stands for the driver's file, which is there only with a driver.
-func TestParamsInProc(t *testing.T) {
+// Files in a real /proc have the size 0. /proc/version stands for the driver's file.
+func TestParamsAreMaskedInProc(t *testing.T) {
 	hostDir, root := t.TempDir(), newRoot(t)
 	write(t, hostDir, map[string]string{"proc/driver/nvidia/params": "ModifyDeviceFiles: 1\n"})
 	write(t, root, map[string]string{"proc/driver/nvidia/params": ""})
@@ -146,7 +152,8 @@ func TestParamsInProc(t *testing.T) {
 	defer func() { _ = unix.Unmount(params, unix.MNT_DETACH) }()
 	args := &hookargs.CreateContainer{Params: true}
 	for range 2 {
-		if warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir)); len(warnings) != 0 || err != nil {
+		warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir))
+		if len(warnings) != 0 || err != nil {
 			t.Fatalf("warnings %v, error %v", warnings, err)
 		}
 		if got, err := os.ReadFile(params); string(got) != "ModifyDeviceFiles: 0\n" {
@@ -157,12 +164,12 @@ func TestParamsInProc(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(params); strings.HasPrefix(string(got), "Modify") {
-		t.Errorf("covered twice: %q, %v", got, err)
+		t.Errorf("mounted twice: %q, %v", got, err)
 	}
 }
 
-// A package that is installed in the container has ldconfig make a new cache.
-func TestLdconfigInTheContainer(t *testing.T) {
+// Installing a package in the container runs ldconfig, which writes a new cache.
+func TestLibrariesAreFoundAfterLdconfigInTheContainer(t *testing.T) {
 	ldconfig := testenv.Command(t, "ldconfig")
 	root := newRoot(t)
 	write(t, root, map[string]string{
@@ -175,14 +182,17 @@ func TestLdconfigInTheContainer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, root, map[string]string{a.glibcLoader: "loader", "usr/lib64/libc.so.6": "libc", "usr/lib64/libx.so.580.1": "driver"})
+	write(t, root, map[string]string{
+		a.glibcLoader: "loader", "usr/lib64/libc.so.6": "libc", "usr/lib64/libx.so.580.1": "driver",
+	})
 	args := &hookargs.CreateContainer{Libraries: []hookargs.Library{
 		{SONAME: "libcuda.so.1", Path: "/opt/driver/libcuda.so.580.1"},
 		{SONAME: "libother.so.1", Path: "/opt/driver/vdpau/libcuda.so.580.1"},
 		{SONAME: "libx.so.1", Path: "/usr/lib64/libx.so.580.1"},
 	}}
 	for range 2 {
-		if warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir())); len(warnings) != 0 || err != nil {
+		warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, t.TempDir()))
+		if len(warnings) != 0 || err != nil {
 			t.Fatalf("warnings %v, error %v", warnings, err)
 		}
 		if out, err := exec.Command(ldconfig, "-r", root).CombinedOutput(); err != nil {
@@ -191,13 +201,13 @@ func TestLdconfigInTheContainer(t *testing.T) {
 		checkCache(t, root, map[string]string{"libcuda.so.1": "/opt/driver/libcuda.so.1"})
 		got, err := os.ReadFile(filepath.Join(root, configDir, configName))
 		if string(got) != "/opt/driver\n" || err != nil {
-			t.Errorf("configuration %q, %v, want only what is not searched by default", got, err)
+			t.Errorf("configuration %q, %v, want only the directory that is not searched by default", got, err)
 		}
 	}
 }
 
-// compatRoot is a container with the image's own user-mode driver of that version.
-func compatRoot(t *testing.T, version, elf string) string {
+// newCompatRoot makes a container's root with the image's own user-mode driver of that version.
+func newCompatRoot(t *testing.T, version, elf string) string {
 	t.Helper()
 	root := newRoot(t)
 	a, err := archFor(goarch)
@@ -275,7 +285,7 @@ func TestForwardCompatibility(t *testing.T) {
 			version: "575.57.08", elf: "", driver: "570.1", warning: "not an ELF file",
 		},
 		"no driver version is known": {version: "575.57.08", elf: noted},
-		"a file in the directory's place": {
+		"a file instead of the directory": {
 			version: "575.57.08", elf: noted, driver: "570.1", warning: compatDir,
 			setup: func(t *testing.T, root string) {
 				if err := os.Remove(filepath.Join(root, "usr/local/cuda")); err != nil {
@@ -284,13 +294,13 @@ func TestForwardCompatibility(t *testing.T) {
 				write(t, root, map[string]string{compatDir: ""})
 			},
 		},
-		"two of them": {
+		"two versions": {
 			version: "575.57.08", elf: noted, driver: "570.1", warning: "more than one",
 			setup: func(t *testing.T, root string) {
 				write(t, root, map[string]string{"usr/local/cuda-12.9/compat/libcuda.so.580.1": noted})
 			},
 		},
-		"a link in its place": {
+		"libcuda is a link": {
 			version: "575.57.08", elf: noted, driver: "570.1",
 			setup: func(t *testing.T, root string) {
 				dir := filepath.Join(root, "usr/local/cuda-12.9/compat")
@@ -304,7 +314,7 @@ func TestForwardCompatibility(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			root := compatRoot(t, tc.version, tc.elf)
+			root := newCompatRoot(t, tc.version, tc.elf)
 			if tc.setup != nil {
 				tc.setup(t, root)
 			}
@@ -317,7 +327,10 @@ func TestForwardCompatibility(t *testing.T) {
 				!strings.Contains(warnings[0].Error(), tc.warning) {
 				t.Fatalf("warnings %v, error %v, want a warning with %q", warnings, err, tc.warning)
 			}
-			want := map[string]string{"libcuda.so.1": "/drv/libcuda.so.570.1", "libnvidia-ptxjitcompiler.so.1": "/drv/libnvidia-ptxjitcompiler.so.570.1"}
+			want := map[string]string{
+				"libcuda.so.1":                  "/drv/libcuda.so.570.1",
+				"libnvidia-ptxjitcompiler.so.1": "/drv/libnvidia-ptxjitcompiler.so.570.1",
+			}
 			if tc.used {
 				want["libcuda.so.1"] = compatDir + "/libcuda.so.1"
 				want["libnvidia-ptxjitcompiler.so.1"] = compatDir + "/libnvidia-ptxjitcompiler.so." + tc.version

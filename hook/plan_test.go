@@ -36,7 +36,7 @@ func cacheOf(entries ...ldcache.Entry) content {
 	return content{data: (&ldcache.Cache{Entries: entries, Generator: "ldconfig"}).Marshal()}
 }
 
-// describe is a plan as lines.
+// describe formats a plan as lines.
 func describe(t *testing.T, p *plan) []string {
 	t.Helper()
 	var lines []string
@@ -81,7 +81,7 @@ func TestMakePlan(t *testing.T) {
 		seen observation
 		want []string
 	}{
-		"nothing is asked for": {seen: observation{cache: none}},
+		"no arguments": {seen: observation{cache: none}},
 		"the driver's libraries come before the image's of the same name": {
 			seen: observation{libraries: libs, glibc: true, cache: cacheOf(
 				ldcache.Entry{Name: "libz.so.1", Path: "/lib/libz.so.1", Flags: ldcache.FlagsX8664},
@@ -108,8 +108,8 @@ func TestMakePlan(t *testing.T) {
 		"no libraries": {
 			seen: observation{glibc: true, cache: cacheOf()},
 		},
-		"no loader": {seen: observation{libraries: libs, cache: none}},
-		"names of links beside a library, for whichever library is first": {
+		"neither a loader nor a cache": {seen: observation{libraries: libs, cache: none}},
+		"names of links beside a library, for the first library of that name": {
 			args: hookargs.CreateContainer{Links: []hookargs.Link{
 				{Path: "/drv/libcuda.so", Target: "libcuda.so.1"},
 				{Path: "/drv/libcuda.so.1", Target: "libcuda.so.580.1"},
@@ -133,9 +133,10 @@ func TestMakePlan(t *testing.T) {
 				"cache libcuda.so 0x303 => /usr/local/cuda/compat/libcuda.so.1",
 			},
 		},
-		"no loader in sight, but a cache": {
+		"a cache without a loader": {
 			seen: observation{libraries: libs, cache: content{data: []byte("damaged")}},
-			want: append(fresh[:3:3], "warning: /etc/ld.so.cache: not a usable ld.so.cache: no known magic number; a new file replaces it"),
+			want: append(fresh[:3:3], "warning: /etc/ld.so.cache: not a usable ld.so.cache: no known magic number; "+
+				"a new file replaces it"),
 		},
 		"a cache that cannot be read": {
 			seen: observation{libraries: libs, glibc: true, cache: content{err: rootfs.ErrNotRegular}},
@@ -150,8 +151,12 @@ func TestMakePlan(t *testing.T) {
 			},
 		},
 		"musl with a path file": {
-			args: hookargs.CreateContainer{Links: []hookargs.Link{{Path: "/drv/libcuda.so.1", Target: "libcuda.so.580.1"}}},
-			seen: observation{libraries: libs, musl: true, cache: none, muslPath: content{data: []byte("/lib:/opt/lib")}},
+			args: hookargs.CreateContainer{
+				Links: []hookargs.Link{{Path: "/drv/libcuda.so.1", Target: "libcuda.so.580.1"}},
+			},
+			seen: observation{
+				libraries: libs, musl: true, cache: none, muslPath: content{data: []byte("/lib:/opt/lib")},
+			},
 			want: []string{
 				"/drv/libcuda.so.1 -> libcuda.so.580.1",
 				"/drv/libnvidia-ml.so.1 -> libnvidia-ml.so.580.1",
@@ -159,7 +164,9 @@ func TestMakePlan(t *testing.T) {
 			},
 		},
 		"musl with the directory in its path file already": {
-			seen: observation{libraries: libs[:1], musl: true, cache: none, muslPath: content{data: []byte("/drv:/lib")}},
+			seen: observation{
+				libraries: libs[:1], musl: true, cache: none, muslPath: content{data: []byte("/drv:/lib")},
+			},
 			want: []string{"/drv/libcuda.so.1 -> libcuda.so.580.1"},
 		},
 		"musl with a path file that cannot be read": {
@@ -174,27 +181,35 @@ func TestMakePlan(t *testing.T) {
 			seen: observation{libraries: libs[:1], musl: true, cache: none, muslPath: content{data: []byte{}}},
 			want: []string{"/drv/libcuda.so.1 -> libcuda.so.580.1", `/etc/ld-musl-x86_64.path: "/drv\n"`},
 		},
-		"musl with a path file that has more than directories": {
+		"musl with a path file that has other text than directories": {
 			seen: observation{libraries: libs[:1], musl: true, cache: none, muslPath: content{data: []byte(
-				"/lib/\npassword=x:lib:/a/../b:/c//d:/\x01:/with space\n" + strings.Repeat("/", 4096) + "\n/" + strings.Repeat("y", 4095))}},
+				"/lib/\npassword=x:lib:/a/../b:/c//d:/\x01:/with space\n" +
+					strings.Repeat("/", 4096) + "\n/" + strings.Repeat("y", 4095))}},
 			want: []string{
 				"/drv/libcuda.so.1 -> libcuda.so.580.1",
 				`/etc/ld-musl-x86_64.path: "/lib\n/with space\n/drv\n"`,
-				"warning: /etc/ld-musl-x86_64.path: dropped 7 parts that are not clean absolute paths, or beyond the limit of 100",
+				"warning: /etc/ld-musl-x86_64.path: " +
+					"dropped 7 parts that are not clean absolute paths, or beyond the limit of 100",
 			},
 		},
 		"musl with a path file of many directories": {
-			seen: observation{libraries: libs[:1], musl: true, cache: none, muslPath: content{data: []byte(strings.Repeat("/x:", 101))}},
+			seen: observation{
+				libraries: libs[:1], musl: true, cache: none,
+				muslPath: content{data: []byte(strings.Repeat("/x:", 101))},
+			},
 			want: []string{
 				"/drv/libcuda.so.1 -> libcuda.so.580.1",
 				`/etc/ld-musl-x86_64.path: "` + strings.Repeat(`/x\n`, 100) + `/drv\n"`,
-				"warning: /etc/ld-musl-x86_64.path: dropped 1 parts that are not clean absolute paths, or beyond the limit of 100",
+				"warning: /etc/ld-musl-x86_64.path: " +
+					"dropped 1 parts that are not clean absolute paths, or beyond the limit of 100",
 			},
 		},
 		"musl's path file and the cache are on a volume": {
 			seen: observation{
 				libraries: libs[:1], musl: true, glibc: true,
-				cache:    content{err: rootfs.ErrVolume, cover: cacheOf(ldcache.Entry{Name: "libsecret.so.1", Path: "/secret"}).data},
+				cache: content{
+					err: rootfs.ErrVolume, cover: cacheOf(ldcache.Entry{Name: "libsecret.so.1", Path: "/secret"}).data,
+				},
 				muslPath: content{err: rootfs.ErrVolume, cover: []byte("/secret")},
 			},
 			want: []string{
@@ -206,32 +221,33 @@ func TestMakePlan(t *testing.T) {
 				"warning: on another mount than the container's root; a new file replaces it",
 			},
 		},
-		"musl's path file and the cache are mounted over, and right": {
+		"musl's path file and the cache are mounted over with the same content": {
 			seen: observation{
 				libraries: libs[:1], musl: true, glibc: true,
 				cache: content{err: rootfs.ErrVolume, cover: cacheOf(
 					ldcache.Entry{Name: "libz.so.1", Path: "/lib/libz.so.1", Flags: ldcache.FlagsX8664},
-					ldcache.Entry{Name: "libcuda.so.1", Path: "/drv/libcuda.so.580.1", Flags: ldcache.FlagsX8664}).data},
+					ldcache.Entry{Name: "libcuda.so.1", Path: libcuda.Path, Flags: ldcache.FlagsX8664}).data},
 				muslPath: content{err: rootfs.ErrVolume, cover: []byte("/lib\n/drv\n")},
 			},
 			want: []string{"/drv/libcuda.so.1 -> libcuda.so.580.1"},
 		},
 		"musl's default path has the directory": {
 			seen: observation{
-				libraries: []hookargs.Library{{SONAME: "libcuda.so.1", Path: "/usr/lib/libcuda.so.1"}}, musl: true, cache: none, muslPath: none,
+				libraries: []hookargs.Library{{SONAME: "libcuda.so.1", Path: "/usr/lib/libcuda.so.1"}},
+				musl:      true, cache: none, muslPath: none,
 			},
 		},
 		"musl's default path has the directory, but the path file cannot be read": {
 			seen: observation{
-				libraries: []hookargs.Library{{SONAME: "libcuda.so.1", Path: "/usr/lib/libcuda.so.1"}}, musl: true, cache: none,
-				muslPath: content{err: rootfs.ErrNotRegular},
+				libraries: []hookargs.Library{{SONAME: "libcuda.so.1", Path: "/usr/lib/libcuda.so.1"}},
+				musl:      true, cache: none, muslPath: content{err: rootfs.ErrNotRegular},
 			},
 			want: []string{
 				`/etc/ld-musl-x86_64.path: "/lib\n/usr/local/lib\n/usr/lib\n"`,
 				"warning: not a regular file; a new file replaces it",
 			},
 		},
-		"a cache with entries that no ldconfig writes": {
+		"a cache with entries that ldconfig never writes": {
 			seen: observation{libraries: libs[:1], glibc: true, cache: cacheOf(
 				ldcache.Entry{Name: "libz.so.1", Path: "/opt/../lib/libz.so.1", Flags: ldcache.FlagsX8664},
 				ldcache.Entry{Name: "password", Path: "secret", Flags: ldcache.FlagsX8664},
@@ -244,12 +260,15 @@ func TestMakePlan(t *testing.T) {
 				"warning: /etc/ld.so.cache: dropped 2 entries without a name or an absolute path",
 			},
 		},
-		"links by PCI address for the nodes that were given": {
+		"links by PCI address for the container's nodes": {
 			args: hookargs.CreateContainer{DRI: []hookargs.DRI{
 				{PCIBusID: "0000:1b:00.0", Nodes: []string{"card1", "renderD129"}},
 				{PCIBusID: "0000:43:00.0", Nodes: []string{"card2", "renderD130", "control"}},
 			}},
-			seen: observation{cache: none, nodes: map[string]bool{"card1": true, "renderD129": true, "renderD130": true, "control": true}},
+			seen: observation{
+				cache: none,
+				nodes: map[string]bool{"card1": true, "renderD129": true, "renderD130": true, "control": true},
+			},
 			want: []string{
 				"/dev/dri/by-path/pci-0000:1b:00.0-card -> ../card1",
 				"/dev/dri/by-path/pci-0000:1b:00.0-render -> ../renderD129",
@@ -257,9 +276,12 @@ func TestMakePlan(t *testing.T) {
 			},
 		},
 		"the parameters and the profile": {
-			seen: observation{cache: none, params: []byte("A: 1\nModifyDeviceFiles: 1\n"), minors: []uint32{0, 3, 63, 64}},
+			seen: observation{
+				cache: none, params: []byte("A: 1\nModifyDeviceFiles: 1\n"), minors: []uint32{0, 3, 63, 64},
+			},
 			want: []string{
-				profilePath + `: {"profiles":[{"name":"_container_","settings":["EGLVisibleDGPUDevices",0x8000000000000009]}],` +
+				profilePath + `: {"profiles":[{"name":"_container_",` +
+					`"settings":["EGLVisibleDGPUDevices",0x8000000000000009]}],` +
 					`"rules":[{"pattern":[],"profile":"_container_"}]}`,
 				`mount /proc/driver/nvidia/params: "A: 1\nModifyDeviceFiles: 0\n"`,
 			},
@@ -274,9 +296,10 @@ func TestMakePlan(t *testing.T) {
 	}
 }
 
-// What the first run writes, the second run reads and writes again.
+// The plan of a second run has the files that the first run wrote.
 func TestPlanIsIdempotent(t *testing.T) {
-	seen := &observation{libraries: []hookargs.Library{libml, libcuda}, glibc: true, musl: true, muslPath: none, cache: cacheOf(
+	libs := []hookargs.Library{libml, libcuda}
+	seen := &observation{libraries: libs, glibc: true, musl: true, muslPath: none, cache: cacheOf(
 		ldcache.Entry{Name: "libz.so.1", Path: "/lib/libz.so.1", Flags: ldcache.FlagsX8664},
 		ldcache.Entry{Name: "libcuda.so.1", Path: "/usr/lib/libcuda.so.1", Flags: ldcache.FlagsX8664})}
 	args := &hookargs.CreateContainer{}
@@ -292,11 +315,11 @@ func TestPlanIsIdempotent(t *testing.T) {
 	seen.cache = content{err: rootfs.ErrVolume, cover: written[0].data}
 	seen.muslPath = content{err: rootfs.ErrVolume, cover: written[1].data}
 	if covered := makePlan(args, seen, testArch(t)); len(covered.loaderFiles)+len(covered.warnings) != 0 {
-		t.Errorf("over its own mounts the plan is %q, want no change", describe(t, covered))
+		t.Errorf("with both mounted already the plan is %q, want no change", describe(t, covered))
 	}
 }
 
-// A cache at the limit becomes too large with the driver's libraries, and would be refused at the next start.
+// With the driver's libraries a cache at the limit becomes too large, and the next run would not parse it.
 func TestPlanIsIdempotentAtTheLimit(t *testing.T) {
 	c := &ldcache.Cache{}
 	for i := range ldcache.MaxEntries {
@@ -330,7 +353,9 @@ func TestGlibcDirs(t *testing.T) {
 		"a directory that only looks like /usr": {"/usr64/lib", debian, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			libs := []hookargs.Library{{Path: tc.dir + "/libcuda.so.1"}, {Path: tc.dir + "/libnvidia-ml.so.1"}, {Path: "/drv/libx.so"}}
+			libs := []hookargs.Library{
+				{Path: tc.dir + "/libcuda.so.1"}, {Path: tc.dir + "/libnvidia-ml.so.1"}, {Path: "/drv/libx.so"},
+			}
 			var want []string
 			if tc.want {
 				want = []string{tc.dir}
@@ -388,7 +413,9 @@ func FuzzMaskParams(f *testing.F) {
 }
 
 func TestParseVersion(t *testing.T) {
-	ascending := []string{"525.60", "525.60.13", "535.54.3", "535.129.03", "550.54.14", "580.65.06", "580.126.09", "1000.0"}
+	ascending := []string{
+		"525.60", "525.60.13", "535.54.3", "535.129.03", "550.54.14", "580.65.06", "580.126.09", "1000.0",
+	}
 	for i, a := range ascending {
 		for j, b := range ascending {
 			if got := slices.Compare(parseVersion(a), parseVersion(b)); got != cmp.Compare(i, j) {

@@ -13,7 +13,8 @@ import (
 
 func TestReadState(t *testing.T) {
 	s, err := ReadState(strings.NewReader(
-		`{"ociVersion":"1.2.0","id":"x","status":"creating","pid":1,"bundle":"/b","root":"/r","annotations":{"a":"b"}} and more`))
+		`{"ociVersion":"1.2.0","id":"x","status":"creating","pid":1,"bundle":"/b","root":"/r",` +
+			`"annotations":{"a":"b"}} and more`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,8 +38,8 @@ func TestReadState(t *testing.T) {
 	}
 }
 
-// Not every runtime closes the pipe.
-func TestReadStateEndsWithTheState(t *testing.T) {
+// Some runtimes do not close the pipe.
+func TestReadStateStopsAtTheEndOfTheState(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +53,7 @@ func TestReadStateEndsWithTheState(t *testing.T) {
 	}
 }
 
-// Whoever may write to the bundle must not make the hook wait, or open something that opening changes.
+// A user who can write to the bundle must not make the hook block, or open a device.
 func TestConfigMustBeARegularFile(t *testing.T) {
 	regular := filepath.Join(t.TempDir(), "regular")
 	if err := os.WriteFile(regular, []byte(`{"root":{"path":"rootfs"}}`), 0o644); err != nil {
@@ -75,7 +76,7 @@ func TestConfigMustBeARegularFile(t *testing.T) {
 			}
 			_, err := (&State{Bundle: bundle}).findRoot()
 			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), config) {
-				t.Errorf("%v, want an error that says %q and names the file", err, tc.want)
+				t.Errorf("%v, want an error with %q and the file's path", err, tc.want)
 			}
 		})
 	}
@@ -106,10 +107,10 @@ func TestFindRoot(t *testing.T) {
 		"an absolute root": {
 			State{Bundle: config(`{"root":{"path":"/run/root"}}`)}, "/run/root",
 		},
-		"the state's root is /":                {State{Root: "/"}, ""},
-		"the state's root is / in other words": {State{Root: "//run/.."}, ""},
-		"the state's root is relative":         {State{Root: "rootfs"}, ""},
-		"the configured root is /":             {State{Bundle: config(`{"root":{"path":"/"}}`)}, ""},
+		"the state's root is /":                 {State{Root: "/"}, ""},
+		"the state's root is another path of /": {State{Root: "//run/.."}, ""},
+		"the state's root is relative":          {State{Root: "rootfs"}, ""},
+		"the configured root is /":              {State{Bundle: config(`{"root":{"path":"/"}}`)}, ""},
 		"the configured root leads out": {
 			State{Bundle: config(`{"root":{"path":"../../x"}}`)}, "",
 		},
@@ -137,7 +138,7 @@ func FuzzReadState(f *testing.F) {
 		}
 		if s != nil && s.Root != "" {
 			if root, err := s.findRoot(); err == nil && (!filepath.IsAbs(root) || filepath.Clean(root) == "/") {
-				t.Errorf("%q is taken for a root", root)
+				t.Errorf("%q is accepted as a root", root)
 			}
 		}
 	})

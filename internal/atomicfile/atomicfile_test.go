@@ -39,7 +39,7 @@ func TestWriteHasItsModeWhateverTheUmask(t *testing.T) {
 	}
 }
 
-func TestWriteReplacesALinkAndNotWhatItLeadsTo(t *testing.T) {
+func TestWriteReplacesALinkAndNotItsTarget(t *testing.T) {
 	dir := t.TempDir()
 	link, target := filepath.Join(dir, "link"), filepath.Join(dir, "target")
 	if err := os.WriteFile(target, []byte("old"), 0o600); err != nil {
@@ -52,48 +52,48 @@ func TestWriteReplacesALinkAndNotWhatItLeadsTo(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]string{"link": "new", "target": "old"}
-	if diff := cmp.Diff(want, contents(t, dir)); diff != "" {
+	if diff := cmp.Diff(want, readFiles(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 }
 
-// After an error everything is as it was, and there is no temporary file.
-func TestWriteFailsWithoutATrace(t *testing.T) {
+// After an error the directory is unchanged, without a temporary file.
+func TestWriteLeavesNothingOnAnError(t *testing.T) {
 	for name, c := range map[string]struct {
 		file string
 		run  func(t *testing.T, dir string, write func())
 		want error
 	}{
-		"the directory is not there":         {"none/spec.json", asWeAre, os.ErrNotExist},
-		"the directory is a file":            {"spec.json/spec.json", asWeAre, syscall.ENOTDIR},
-		"the directory may not be written":   {"spec.json", asNobody, os.ErrPermission},
-		"a directory has the name":           {"dir", asWeAre, syscall.EISDIR},
-		"the disk takes a part of the data":  {"spec.json", withSmallFiles, syscall.EFBIG},
-		"the name is longer than a name can": {strings.Repeat("x", 256), asWeAre, syscall.ENAMETOOLONG},
-		"the mode cannot be set":             {"spec.json", without(unix.SYS_FCHMOD), syscall.EIO},
-		"the disk does not take the data":    {"spec.json", without(unix.SYS_FSYNC), syscall.EIO},
+		"the directory is missing":      {"none/spec.json", directly, os.ErrNotExist},
+		"the directory is a file":       {"spec.json/spec.json", directly, syscall.ENOTDIR},
+		"no permission to write":        {"spec.json", asUnprivilegedUser, os.ErrPermission},
+		"a directory has the name":      {"dir", directly, syscall.EISDIR},
+		"the disk is full after a part": {"spec.json", withSmallFiles, syscall.EFBIG},
+		"the name is too long":          {strings.Repeat("x", 256), directly, syscall.ENAMETOOLONG},
+		"the mode cannot be set":        {"spec.json", without(unix.SYS_FCHMOD), syscall.EIO},
+		"the data cannot be synced":     {"spec.json", without(unix.SYS_FSYNC), syscall.EIO},
 		"the file cannot be renamed": {
 			"spec.json", without(unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2), syscall.EIO,
 		},
-		"others could have made a link": {"link/spec.json", inOpenDir, trust.ErrUnsafe},
+		"a link that others could have made": {"link/spec.json", inWritableDir, trust.ErrUnsafe},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := someDir(t)
-			before, path := contents(t, dir), filepath.Join(dir, c.file)
+			dir := makeTestDir(t)
+			before, path := readFiles(t, dir), filepath.Join(dir, c.file)
 			var err error
 			c.run(t, dir, func() { err = Write(path, bytes.Repeat([]byte("new"), smallFile), 0o644) })
 			if !errors.Is(err, c.want) || !strings.HasPrefix(fmt.Sprint(err), "write "+path+": ") {
 				t.Errorf("got the error %v, want one that names the file and is %v", err, c.want)
 			}
-			if diff := cmp.Diff(before, contents(t, dir)); diff != "" {
+			if diff := cmp.Diff(before, readFiles(t, dir)); diff != "" {
 				t.Errorf("files (-before +after):\n%s", diff)
 			}
 		})
 	}
 }
 
-// someDir is a directory with a file, a directory and a link to that, which everybody can get to.
-func someDir(t *testing.T) string {
+// makeTestDir makes a directory with a file, a directory and a link to that, which every user can reach.
+func makeTestDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755),
@@ -105,18 +105,17 @@ func someDir(t *testing.T) string {
 	return dir
 }
 
-func asWeAre(_ *testing.T, _ string, write func()) { write() }
+func directly(_ *testing.T, _ string, write func()) { write() }
 
-func inOpenDir(t *testing.T, dir string, write func()) {
+func inWritableDir(t *testing.T, dir string, write func()) {
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
 	write()
 }
 
-// asNobody writes without root's rights over files into a directory that is read-only. The file system's user belongs
-// to a thread.
-func asNobody(t *testing.T, dir string, write func()) {
+// asUnprivilegedUser writes to a read-only directory without root's rights to files, which a thread can drop alone.
+func asUnprivilegedUser(t *testing.T, dir string, write func()) {
 	if err := os.Chmod(dir, 0o555); err != nil {
 		t.Fatal(err)
 	}
@@ -127,19 +126,19 @@ func asNobody(t *testing.T, dir string, write func()) {
 		old, _ := unix.SetfsuidRetUid(65534)
 		defer func() { _ = unix.Setfsuid(old) }()
 	}
-	// What is refused below is the write, and not the way to the directory.
+	// The user can read the directory, so only the write fails.
 	if _, err := os.ReadDir(dir); err != nil {
 		t.Fatal(err)
 	}
 	write()
 }
 
-// without writes on a thread whose calls of the kernel with those numbers fail with EIO. The thread ends with that.
+// without writes on a thread whose system calls of those numbers fail with EIO.
 func without(calls ...uintptr) func(*testing.T, string, func()) {
 	return func(t *testing.T, _ string, write func()) {
 		done := make(chan error)
 		go func() {
-			runtime.LockOSThread() // for ever: a filter cannot be taken off
+			runtime.LockOSThread() // never unlocked, since a filter cannot be removed
 			err := refuse(calls)
 			if err == nil {
 				write()
@@ -152,7 +151,7 @@ func without(calls ...uintptr) func(*testing.T, string, func()) {
 	}
 }
 
-// refuse makes calls of the kernel fail on this thread, by a filter of seccomp(2).
+// refuse makes system calls fail on this thread, by a filter of seccomp(2).
 func refuse(calls []uintptr) error {
 	statement := func(code uint16, jump uint8, k uint32) unix.SockFilter {
 		return unix.SockFilter{Code: code, Jf: jump, K: k}
@@ -174,10 +173,10 @@ func refuse(calls []uintptr) error {
 	return nil
 }
 
-// smallFile is in bytes. The limit is the whole process's, and the log that the testing package writes must fit in.
+// smallFile is in bytes. The limit applies to the whole process, so the log of the testing package must fit too.
 const smallFile = 1 << 20
 
-// withSmallFiles writes while no file can be larger than that.
+// withSmallFiles writes while files cannot be larger than smallFile.
 func withSmallFiles(t *testing.T, _ string, write func()) {
 	signal.Ignore(syscall.SIGXFSZ)
 	defer signal.Reset(syscall.SIGXFSZ)
@@ -196,7 +195,7 @@ func withSmallFiles(t *testing.T, _ string, write func()) {
 	write()
 }
 
-func TestReadersSeeOldOrNewAndNothingBetween(t *testing.T) {
+func TestReadersSeeTheOldOrTheNewFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "spec.json")
 	versions := [][]byte{bytes.Repeat([]byte("a"), 1<<16), bytes.Repeat([]byte("b"), 1<<17)}
 	if err := Write(path, versions[0], 0o644); err != nil {
@@ -227,22 +226,22 @@ func TestReadersSeeOldOrNewAndNothingBetween(t *testing.T) {
 	}
 }
 
-// The file that replaces one has its mode and owner, or does not replace it.
+// The new file has the old one's mode and owner, or the old one stays.
 func TestWriteLike(t *testing.T) {
 	for name, c := range map[string]struct {
 		run  func(t *testing.T, dir string, write func())
 		want error
 	}{
-		"with all rights":             {asWeAre, nil},
-		"the owner cannot be set":     {without(unix.SYS_FCHOWN), syscall.EIO},
-		"the mode cannot be set":      {without(unix.SYS_FCHMOD), syscall.EIO},
-		"the disk takes no data":      {without(unix.SYS_FSYNC), syscall.EIO},
-		"the file cannot be renamed":  {without(unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2), syscall.EIO},
-		"the directory is read-only":  {asNobody, os.ErrPermission},
-		"no file may have a new name": {without(unix.SYS_OPENAT), syscall.EIO},
+		"with all rights":            {directly, nil},
+		"the owner cannot be set":    {without(unix.SYS_FCHOWN), syscall.EIO},
+		"the mode cannot be set":     {without(unix.SYS_FCHMOD), syscall.EIO},
+		"the data cannot be synced":  {without(unix.SYS_FSYNC), syscall.EIO},
+		"the file cannot be renamed": {without(unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2), syscall.EIO},
+		"the directory is read-only": {asUnprivilegedUser, os.ErrPermission},
+		"no file can be created":     {without(unix.SYS_OPENAT), syscall.EIO},
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := someDir(t)
+			path := makeTestDir(t)
 			file := filepath.Join(path, "spec.json")
 			uid, gid := os.Getuid(), os.Getgid()
 			if uid == 0 {
@@ -251,7 +250,7 @@ func TestWriteLike(t *testing.T) {
 			if err := errors.Join(os.Chown(file, uid, gid), os.Chmod(file, 0o640)); err != nil {
 				t.Fatal(err)
 			}
-			before, mode, want := contents(t, path), os.FileMode(0o640), "old"
+			before, mode, want := readFiles(t, path), os.FileMode(0o640), "old"
 			info, err := os.Stat(file)
 			if err != nil {
 				t.Fatal(err)
@@ -269,7 +268,7 @@ func TestWriteLike(t *testing.T) {
 				want = "new"
 			}
 			before["spec.json"] = want
-			if diff := cmp.Diff(before, contents(t, path)); diff != "" {
+			if diff := cmp.Diff(before, readFiles(t, path)); diff != "" {
 				t.Errorf("files (-want +got):\n%s", diff)
 			}
 			if info, err = os.Stat(file); err != nil {
@@ -282,9 +281,8 @@ func TestWriteLike(t *testing.T) {
 	}
 }
 
-// What happens on a handle happens in its directory, whatever takes its place.
-func TestWriteLikeWritesWhereTheHandleIs(t *testing.T) {
-	path := someDir(t)
+func TestWriteLikeWritesToTheOpenDirectoryIfItIsReplaced(t *testing.T) {
+	path := makeTestDir(t)
 	dir, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
@@ -300,20 +298,20 @@ func TestWriteLikeWritesWhereTheHandleIs(t *testing.T) {
 	if err := WriteLike(dir, "spec.json", []byte("new"), info); err != nil {
 		t.Fatal(err)
 	}
-	if got := contents(t, path+".old")["spec.json"]; got != "new" {
+	if got := readFiles(t, path+".old")["spec.json"]; got != "new" {
 		t.Errorf("the directory that was opened has %q", got)
 	}
-	if diff := cmp.Diff(map[string]string{}, contents(t, path)); diff != "" {
-		t.Errorf("the one in its place (-want +got):\n%s", diff)
+	if diff := cmp.Diff(map[string]string{}, readFiles(t, path)); diff != "" {
+		t.Errorf("the directory that replaced it (-want +got):\n%s", diff)
 	}
 }
 
-func TestStaleTemporaryFilesGo(t *testing.T) {
-	dir := someDir(t)
-	want := contents(t, dir)
+func TestWriteRemovesStaleTemporaryFiles(t *testing.T) {
+	dir := makeTestDir(t)
+	want := readFiles(t, dir)
 	for name, age := range map[string]time.Duration{
-		".spec.json.a.tmp": staleAge + time.Minute, ".spec.json.b.tmp": staleAge - time.Minute, ".spec.json.c": 2 * staleAge,
-		"spec.json.d.tmp": 2 * staleAge, ".other.json.e.tmp": 2 * staleAge,
+		".spec.json.a.tmp": staleAge + time.Minute, ".spec.json.b.tmp": staleAge - time.Minute,
+		".spec.json.c": 2 * staleAge, "spec.json.d.tmp": 2 * staleAge, ".other.json.e.tmp": 2 * staleAge,
 	} {
 		path, then := filepath.Join(dir, name), time.Now().Add(-age)
 		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, then, then)); err != nil {
@@ -333,7 +331,7 @@ func TestStaleTemporaryFilesGo(t *testing.T) {
 	if err := Write(filepath.Join(dir, "spec.json"), []byte("new"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, contents(t, dir)); diff != "" {
+	if diff := cmp.Diff(want, readFiles(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 }
@@ -344,17 +342,17 @@ func TestRemove(t *testing.T) {
 		run  func(t *testing.T, dir string, remove func())
 		want error
 	}{
-		"a file":                        {"spec.json", asWeAre, nil},
-		"a link":                        {"link", asWeAre, nil},
-		"a file that is not there":      {"none", asWeAre, os.ErrNotExist},
-		"a directory":                   {"dir", asWeAre, syscall.EISDIR},
-		"a directory that is not there": {"none/none", asWeAre, os.ErrNotExist},
-		"without permission":            {"spec.json", asNobody, os.ErrPermission},
-		"others could have made a link": {"link/full", inOpenDir, trust.ErrUnsafe},
+		"a file":                             {"spec.json", directly, nil},
+		"a link":                             {"link", directly, nil},
+		"a missing file":                     {"none", directly, os.ErrNotExist},
+		"a directory":                        {"dir", directly, syscall.EISDIR},
+		"in a missing directory":             {"none/none", directly, os.ErrNotExist},
+		"without permission":                 {"spec.json", asUnprivilegedUser, os.ErrPermission},
+		"a link that others could have made": {"link/full", inWritableDir, trust.ErrUnsafe},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := someDir(t)
-			want := contents(t, dir)
+			dir := makeTestDir(t)
+			want := readFiles(t, dir)
 			var err error
 			c.run(t, dir, func() { err = Remove(filepath.Join(dir, c.file)) })
 			if !errors.Is(err, c.want) {
@@ -365,7 +363,7 @@ func TestRemove(t *testing.T) {
 			} else if !strings.HasPrefix(fmt.Sprint(err), "remove "+filepath.Join(dir, c.file)+": ") {
 				t.Errorf("the error does not name the file: %v", err)
 			}
-			if diff := cmp.Diff(want, contents(t, dir)); diff != "" {
+			if diff := cmp.Diff(want, readFiles(t, dir)); diff != "" {
 				t.Errorf("files (-want +got):\n%s", diff)
 			}
 		})
@@ -381,15 +379,15 @@ func TestMakeDir(t *testing.T) {
 		run  func(t *testing.T, dir string, mk func())
 		want error
 	}{
-		"a new one":                      {"new", 0o755, asWeAre, nil},
-		"one that is there":              {"private", 0o700, asWeAre, nil},
-		"one in a directory that is not": {"none/new", 0, asWeAre, os.ErrNotExist},
-		"without permission":             {"new", 0, asNobody, os.ErrPermission},
-		"its mode cannot be set":         {"new", 0o700, without(unix.SYS_FCHMOD), syscall.EIO},
-		"others could have made a link":  {"link/new", 0, inOpenDir, trust.ErrUnsafe},
+		"a new one":                          {"new", 0o755, directly, nil},
+		"an existing one":                    {"private", 0o700, directly, nil},
+		"in a missing directory":             {"none/new", 0, directly, os.ErrNotExist},
+		"without permission":                 {"new", 0, asUnprivilegedUser, os.ErrPermission},
+		"its mode cannot be set":             {"new", 0o700, without(unix.SYS_FCHMOD), syscall.EIO},
+		"a link that others could have made": {"link/new", 0, inWritableDir, trust.ErrUnsafe},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := someDir(t)
+			dir := makeTestDir(t)
 			if err := os.Mkdir(filepath.Join(dir, "private"), 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -401,7 +399,7 @@ func TestMakeDir(t *testing.T) {
 			info, err := os.Stat(filepath.Join(dir, c.dir))
 			if c.mode == 0 {
 				if !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("it is there: %v", err)
+					t.Errorf("the directory exists: %v", err)
 				}
 				return
 			}
@@ -423,20 +421,20 @@ func TestMakeDirs(t *testing.T) {
 		run  func(t *testing.T, dir string, makeDirs func())
 		want error
 	}{
-		"a new one":                     {"new", asWeAre, nil},
-		"with new parents":              {"new/new/new", asWeAre, nil},
-		"an existing one":               {"dir", asWeAre, nil},
-		"below a file":                  {"spec.json/new", asWeAre, syscall.ENOTDIR},
-		"below a dangling link":         {"dangling/new", asWeAre, os.ErrNotExist},
-		"without permission":            {"new/new", asNobody, os.ErrPermission},
-		"others could have made a link": {"link/new/new", inOpenDir, trust.ErrUnsafe},
-		"the mode of one cannot be set": {"new/new", without(unix.SYS_FCHMOD), syscall.EIO},
-		"the parent cannot be made":     {"new/new", without(unix.SYS_MKDIRAT), syscall.EIO},
-		"the new one cannot be opened":  {"new", without(unix.SYS_OPENAT), syscall.EIO},
-		"in a directory that is a link": {"link/new", asWeAre, nil},
+		"a new one":                          {"new", directly, nil},
+		"with new parents":                   {"new/new/new", directly, nil},
+		"an existing one":                    {"dir", directly, nil},
+		"below a file":                       {"spec.json/new", directly, syscall.ENOTDIR},
+		"below a dangling link":              {"dangling/new", directly, os.ErrNotExist},
+		"without permission":                 {"new/new", asUnprivilegedUser, os.ErrPermission},
+		"a link that others could have made": {"link/new/new", inWritableDir, trust.ErrUnsafe},
+		"the mode of one cannot be set":      {"new/new", without(unix.SYS_FCHMOD), syscall.EIO},
+		"the parent cannot be made":          {"new/new", without(unix.SYS_MKDIRAT), syscall.EIO},
+		"the new one cannot be opened":       {"new", without(unix.SYS_OPENAT), syscall.EIO},
+		"in a directory that is a link":      {"link/new", directly, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := someDir(t)
+			dir := makeTestDir(t)
 			if err := os.Symlink("none", filepath.Join(dir, "dangling")); err != nil {
 				t.Fatal(err)
 			}
@@ -461,7 +459,7 @@ func TestMakeDirs(t *testing.T) {
 // The owner of the parent can put a link in the place of the new directory before its mode is set. The link's target
 // must not become readable for every user.
 func TestMakeDirFollowsNoLinkInItsPlace(t *testing.T) {
-	dir := someDir(t)
+	dir := makeTestDir(t)
 	private, path, link := filepath.Join(dir, "private"), filepath.Join(dir, "new"), filepath.Join(dir, "other")
 	if err := os.Mkdir(private, 0o700); err != nil {
 		t.Fatal(err)
@@ -495,9 +493,8 @@ func TestMakeDirFollowsNoLinkInItsPlace(t *testing.T) {
 	}
 }
 
-// Whatever the result, nothing stays open.
-func TestNothingStaysOpen(t *testing.T) {
-	dir := someDir(t)
+func TestNoHandleIsLeaked(t *testing.T) {
+	dir := makeTestDir(t)
 	path := func(name string) string { return filepath.Join(dir, name) }
 	open := func() int {
 		list, err := os.ReadDir("/proc/self/fd")
@@ -507,19 +504,20 @@ func TestNothingStaysOpen(t *testing.T) {
 		return len(list)
 	}
 	before := open()
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close what was forgotten
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it would close leaked files
 	for range 10 {
-		_ = errors.Join(Write(path("spec.json"), nil, 0o644), Write(path("dir"), nil, 0o644), Write(path("none/x"), nil, 0o644),
-			Check(path("dir")), Check(path("spec.json")), MakeDir(path("new")), os.Remove(path("new")), MakeDir(path("dir")),
-			MakeDir(path("none/x")), MakeDirs(path("spec.json/x")), Remove(path("none")), Write(path("gone"), nil, 0o644), Remove(path("gone")))
+		_ = errors.Join(Write(path("spec.json"), nil, 0o644), Write(path("dir"), nil, 0o644),
+			Write(path("none/x"), nil, 0o644), Check(path("dir")), Check(path("spec.json")),
+			MakeDir(path("new")), os.Remove(path("new")), MakeDir(path("dir")), MakeDir(path("none/x")),
+			MakeDirs(path("spec.json/x")), Remove(path("none")), Write(path("gone"), nil, 0o644), Remove(path("gone")))
 	}
 	if after := open(); after != before {
-		t.Errorf("%d files are open, before it were %d", after, before)
+		t.Errorf("%d files are open, want %d as before", after, before)
 	}
 }
 
-// contents are the files in dir by name; what is not a regular file or a link has no content.
-func contents(t *testing.T, dir string) map[string]string {
+// readFiles returns the contents of a directory's files by name. Files that are not regular are empty.
+func readFiles(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -536,22 +534,22 @@ func contents(t *testing.T, dir string) map[string]string {
 	return files
 }
 
-// A check leaves nothing but the directory, and fails where a write would.
+// Check leaves nothing but the directory, and fails if Write would.
 func TestCheck(t *testing.T) {
-	parent := someDir(t)
+	parent := makeTestDir(t)
 	for name, c := range map[string]struct {
 		dir  string
 		run  func(t *testing.T, dir string, check func())
 		want error
 	}{
-		"a directory that is not there":       {"a/b", asWeAre, nil},
-		"one that is":                         {"dir", asWeAre, nil},
+		"a missing directory":                 {"a/b", directly, nil},
+		"an existing one":                     {"dir", directly, nil},
 		"with room for small files":           {"dir", withSmallFiles, nil},
 		"with room for no file":               {"dir", without(unix.SYS_WRITE), syscall.EIO},
-		"without permission":                  {".", asNobody, os.ErrPermission},
-		"without permission to make it":       {"c", asNobody, os.ErrPermission},
-		"a file":                              {"spec.json", asWeAre, syscall.ENOTDIR},
-		"a link that others could have made":  {"link", inOpenDir, trust.ErrUnsafe},
+		"without permission":                  {".", asUnprivilegedUser, os.ErrPermission},
+		"without permission to make it":       {"c", asUnprivilegedUser, os.ErrPermission},
+		"a file":                              {"spec.json", directly, syscall.ENOTDIR},
+		"a link that others could have made":  {"link", inWritableDir, trust.ErrUnsafe},
 		"a file that cannot be removed again": {"full", without(unix.SYS_UNLINKAT), syscall.EIO},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -564,14 +562,14 @@ func TestCheck(t *testing.T) {
 			if c.want != nil {
 				return
 			}
-			if diff := cmp.Diff(map[string]string{}, files(contents(t, dir))); diff != "" {
+			if diff := cmp.Diff(map[string]string{}, files(readFiles(t, dir))); diff != "" {
 				t.Errorf("files (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-// files is contents without directories of tests.
+// files removes a directory of the tests.
 func files(all map[string]string) map[string]string {
 	delete(all, "full")
 	return all

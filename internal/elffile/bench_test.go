@@ -10,20 +10,24 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// BenchmarkSONAME is what it costs to learn the name of a library, from the open on, beside debug/elf.
+// BenchmarkSONAME measures opening a library and reading its SONAME, beside debug/elf.
 func BenchmarkSONAME(b *testing.B) {
-	made := filepath.Join(b.TempDir(), "libcuda.so.1")
-	if err := (sim.Library{SONAME: "libcuda.so.1"}).WriteELF(made); err != nil {
+	library := filepath.Join(b.TempDir(), "libcuda.so.1")
+	if err := (sim.Library{SONAME: "libcuda.so.1"}).WriteELF(library); err != nil {
 		b.Fatal(err)
 	}
-	files := map[string]string{"a simulated library": made}
-	for _, libc := range []string{"/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6", "/lib64/libc.so.6"} {
+	files := map[string]string{"a simulated library": library}
+	for _, libc := range []string{
+		"/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6", "/lib64/libc.so.6",
+	} {
 		if _, err := os.Stat(libc); err == nil {
 			files["libc"] = libc
 		}
 	}
 	for name, file := range files {
-		for reader, read := range map[string]func(*os.File) (string, error){"elffile": ourSONAME, "debug elf": theirSONAME} {
+		for reader, read := range map[string]func(*os.File) (string, error){
+			"elffile": readSONAME, "debug elf": readSONAMEByDebugELF,
+		} {
 			b.Run(name+"/"+reader, func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
@@ -41,7 +45,7 @@ func BenchmarkSONAME(b *testing.B) {
 	}
 }
 
-func ourSONAME(r *os.File) (string, error) {
+func readSONAME(r *os.File) (string, error) {
 	info, err := r.Stat()
 	if err != nil {
 		return "", err
@@ -53,7 +57,7 @@ func ourSONAME(r *os.File) (string, error) {
 	return f.SONAME()
 }
 
-func theirSONAME(r *os.File) (string, error) {
+func readSONAMEByDebugELF(r *os.File) (string, error) {
 	f, err := elf.NewFile(r)
 	if err != nil {
 		return "", err

@@ -14,13 +14,13 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// answers is all that a file says of itself.
-type answers struct {
+// fields are the results of all methods.
+type fields struct {
 	SONAME, Interp string
 	Needed         []string
 }
 
-func ask(f *File) (a answers, err error) {
+func readFields(f *File) (a fields, err error) {
 	if a.SONAME, err = f.SONAME(); err != nil {
 		return a, err
 	}
@@ -31,21 +31,21 @@ func ask(f *File) (a answers, err error) {
 	return a, err
 }
 
-func askFile(data []byte) (answers, error) {
+func readAllFields(data []byte) (fields, error) {
 	f, err := read(data)
 	if err != nil {
-		return answers{}, err
+		return fields{}, err
 	}
-	return ask(f)
+	return readFields(f)
 }
 
-// dynamicTable is where the dynamic table of a library of the simulation is, and its size.
+// dynamicTable returns the offset and the size of a simulated library's dynamic table.
 func dynamicTable(data []byte) (offset, size int) {
 	le := binary.LittleEndian
 	return int(le.Uint64(data[program(table, pOffset):])), int(le.Uint64(data[program(table, pSize):]))
 }
 
-// entry is where in the file the entry of a tag is.
+// entry returns the offset of the first entry with a tag.
 func entry(t testing.TB, data []byte, tag elf.DynTag) int {
 	t.Helper()
 	offset, size := dynamicTable(data)
@@ -59,26 +59,26 @@ func entry(t testing.TB, data []byte, tag elf.DynTag) int {
 }
 
 func setEntry(t testing.TB, tag elf.DynTag, value uint64) func([]byte) []byte {
-	return func(data []byte) []byte { return change(entry(t, data, tag)+8, value)(data) }
+	return func(data []byte) []byte { return set(entry(t, data, tag)+8, value)(data) }
 }
 
-// retag makes the first entry of a tag one of another.
+// retag changes the tag of the first entry with that tag.
 func retag(t testing.TB, from, to elf.DynTag) func([]byte) []byte {
-	return func(data []byte) []byte { return change(entry(t, data, from), uint64(to))(data) }
+	return func(data []byte) []byte { return set(entry(t, data, from), uint64(to))(data) }
 }
 
-// withInterp puts the path of a loader behind the file and makes its last program header lead there.
+// withInterp appends the path of a loader, and makes the last program header refer to it.
 func withInterp(path string) func([]byte) []byte {
 	return func(data []byte) []byte {
 		end := uint64(len(data))
-		change(program(last, pType), uint32(elf.PT_INTERP))(data)
-		change(program(last, pOffset), end)(data)
-		change(program(last, pSize), uint64(len(path)))(data)
+		set(program(last, pType), uint32(elf.PT_INTERP))(data)
+		set(program(last, pOffset), end)(data)
+		set(program(last, pSize), uint64(len(path)))(data)
 		return append(data, path...)
 	}
 }
 
-// withoutSections takes the section headers from a file, and all that is behind the last segment.
+// withoutSections removes everything after the last segment, with the section headers.
 func withoutSections(data []byte) []byte {
 	clear(data[40:48])
 	clear(data[58:64])
@@ -86,31 +86,31 @@ func withoutSections(data []byte) []byte {
 	return data[:offset+size]
 }
 
-// headersAtTheEnd puts the program headers behind the rest, as patchelf does, behind more others than the first read
-// brings.
+// headersAtTheEnd moves the program headers to the end, as patchelf does, after more other headers than the first read
+// covers.
 func headersAtTheEnd(data []byte) []byte {
 	own := bytes.Clone(data[headerSize:program(last+1, 0)])
-	change(32, uint64(len(data)))(data)
-	change(56, uint16(50+last+1))(data)
+	set(32, uint64(len(data)))(data)
+	set(56, uint16(50+last+1))(data)
 	return append(append(data, make([]byte, 50*programSize)...), own...)
 }
 
-// twoTables has a second dynamic table, the sound one, as its last program header.
+// twoTables makes the last program header that of a second dynamic table, which is valid. The first becomes invalid.
 func twoTables(data []byte) []byte {
 	copy(data[program(last, 0):], data[program(table, 0):program(table+1, 0)])
-	return change(program(table, pAddr), ^uint64(0))(data)
+	return set(program(table, pAddr), ^uint64(0))(data)
 }
 
-// covered has a segment with another name where its first is, behind that.
+// covered adds a segment with another name at the address of the first.
 func covered(data []byte) []byte {
 	end := len(data)
 	data = append(data, bytes.ReplaceAll(data, []byte("libcuda"), []byte("libover"))...)
 	copy(data[program(last, 0):], data[program(headersLoad, 0):program(headersLoad+1, 0)])
-	return change(program(last, pOffset), uint64(end))(data)
+	return set(program(last, pOffset), uint64(end))(data)
 }
 
-func TestWhatAFileSaysOfItself(t *testing.T) {
-	all := answers{SONAME: "libcuda.so.1", Needed: []string{"libc.so.6", "libm.so.6"}}
+func TestFields(t *testing.T) {
+	all := fields{SONAME: "libcuda.so.1", Needed: []string{"libc.so.6", "libm.so.6"}}
 	loader := "/lib64/ld-linux-x86-64.so.2"
 	withLoader := all
 	withLoader.Interp = loader
@@ -121,31 +121,31 @@ func TestWhatAFileSaysOfItself(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		file []byte
-		want answers
+		want fields
 	}{
 		"a library":                         {library(t), all},
 		"a library without section headers": {withoutSections(library(t)), all},
 		"program headers at the end":        {headersAtTheEnd(library(t)), all},
-		"a library that gives itself none":  {made(t, sim.Library{}), answers{}},
-		"an empty name":                     {setEntry(t, elf.DT_SONAME, 0)(library(t)), answers{Needed: all.Needed}},
-		"a name of thousands of bytes":      {made(t, sim.Library{SONAME: long}), answers{SONAME: long}},
-		"hundreds of needed libraries":      {made(t, sim.Library{Needed: many}), answers{Needed: many}},
-		"two names of which the last counts": {
-			retag(t, elf.DT_NEEDED, elf.DT_SONAME)(library(t)), answers{SONAME: "libcuda.so.1", Needed: all.Needed[1:]},
+		"a library without names":           {makeLibrary(t, sim.Library{}), fields{}},
+		"an empty name":                     {setEntry(t, elf.DT_SONAME, 0)(library(t)), fields{Needed: all.Needed}},
+		"a name of thousands of bytes":      {makeLibrary(t, sim.Library{SONAME: long}), fields{SONAME: long}},
+		"hundreds of needed libraries":      {makeLibrary(t, sim.Library{Needed: many}), fields{Needed: many}},
+		"two names, the last is used": {
+			retag(t, elf.DT_NEEDED, elf.DT_SONAME)(library(t)), fields{SONAME: "libcuda.so.1", Needed: all.Needed[1:]},
 		},
-		"two tables of which the last counts": {twoTables(library(t)), all},
+		"two tables, the last is used": {twoTables(library(t)), all},
 		"a segment that covers another": {
-			covered(library(t)), answers{SONAME: "libover.so.1", Needed: all.Needed},
+			covered(library(t)), fields{SONAME: "libover.so.1", Needed: all.Needed},
 		},
-		"nothing to load at run time": {
-			change(program(table, pType), uint32(elf.PT_NOTE))(library(t)), answers{},
+		"no dynamic table": {
+			set(program(table, pType), uint32(elf.PT_NOTE))(library(t)), fields{},
 		},
 		"a program":                         {withInterp(loader + "\x00")(library(t)), withLoader},
 		"a program without section headers": {withInterp(loader + "\x00")(withoutSections(library(t))), withLoader},
-		"more behind the loader's zero":     {withInterp(loader + "\x00\x00x\x00")(library(t)), withLoader},
+		"bytes after the loader's NUL":      {withInterp(loader + "\x00\x00x\x00")(library(t)), withLoader},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := askFile(c.file)
+			got, err := readAllFields(c.file)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -156,7 +156,7 @@ func TestWhatAFileSaysOfItself(t *testing.T) {
 	}
 }
 
-func TestWhatAFileCannotSay(t *testing.T) {
+func TestDamagedFieldsAreErrors(t *testing.T) {
 	size := uint64(len(library(t)))
 	tooMany := make([]string, maxNames+1)
 	for name, c := range map[string]struct {
@@ -164,20 +164,20 @@ func TestWhatAFileCannotSay(t *testing.T) {
 		want string
 	}{
 		"a dynamic table that is not loaded": {
-			change(program(dynamicLoad, pType), uint32(elf.PT_NOTE))(library(t)), "dynamic table of",
+			set(program(dynamicLoad, pType), uint32(elf.PT_NOTE))(library(t)), "dynamic table of",
 		},
 		"a dynamic table at another address": {
-			change(program(table, pAddr), ^uint64(0))(library(t)), "is in no loaded segment",
+			set(program(table, pAddr), ^uint64(0))(library(t)), "is in no loaded segment",
 		},
 		"a dynamic table beyond its segment": {
-			change(program(table, pSize), size)(change(program(table, pOffset), uint64(0))(library(t))),
+			set(program(table, pSize), size)(set(program(table, pOffset), uint64(0))(library(t))),
 			"is in no loaded segment",
 		},
-		"a dynamic table of nothing": {
-			change(program(table, pSize), uint64(0))(library(t)), "the dynamic table has no end",
+		"an empty dynamic table": {
+			set(program(table, pSize), uint64(0))(library(t)), "the dynamic table has no end",
 		},
 		"a dynamic table without an end": {
-			change(program(table, pSize), uint64(entrySize+1))(library(t)), "the dynamic table has no end",
+			set(program(table, pSize), uint64(entrySize+1))(library(t)), "the dynamic table has no end",
 		},
 		"a dynamic table above the limit": {aboveTheLimit(library(t)), "the limit is 1048576"},
 		"a string table at another address": {
@@ -189,16 +189,16 @@ func TestWhatAFileCannotSay(t *testing.T) {
 		"a string table beyond its segment": {
 			setEntry(t, elf.DT_STRSZ, size)(library(t)), "is in no loaded segment",
 		},
-		"a string table that ends at zero again": {
+		"a string table whose end overflows to 0": {
 			setEntry(t, elf.DT_STRSZ, ^uint64(0))(library(t)), "is in no loaded segment",
 		},
-		"a string table of nothing": {
+		"an empty string table": {
 			setEntry(t, elf.DT_STRSZ, 0)(library(t)), "in a string table of 0 bytes",
 		},
 		"no string table": {
 			retag(t, elf.DT_STRTAB, elf.DT_DEBUG)(retag(t, elf.DT_STRSZ, elf.DT_FLAGS)(library(t))), "string table",
 		},
-		"a name behind the string table": {
+		"a name past the string table": {
 			setEntry(t, elf.DT_SONAME, size)(library(t)), "read SONAME: a name at",
 		},
 		"a name at the last number": {
@@ -206,15 +206,15 @@ func TestWhatAFileCannotSay(t *testing.T) {
 		},
 		"a name without an end": {unterminated(t, library(t)), "without a NUL"},
 		"a name above the limit": {
-			made(t, sim.Library{SONAME: strings.Repeat("x", maxPath)}), "without a NUL in 4096 bytes",
+			makeLibrary(t, sim.Library{SONAME: strings.Repeat("x", maxPath)}), "without a NUL in 4096 bytes",
 		},
-		"a needed library behind the string table": {
+		"a needed library past the string table": {
 			setEntry(t, elf.DT_NEEDED, size)(library(t)), "needed libraries: a name at",
 		},
-		"more needed libraries than there can be": {
-			made(t, sim.Library{Needed: tooMany}), "more than 1024 entries with the tag 1",
+		"too many needed libraries": {
+			makeLibrary(t, sim.Library{Needed: tooMany}), "more than 1024 entries with the tag 1",
 		},
-		"a loader whose path has no end": {
+		"a loader whose path has no NUL": {
 			withInterp("/lib/ld.so")(library(t)), "the loader's path has no NUL at its end",
 		},
 		"a loader without a path": {withInterp("\x00")(library(t)), "the loader's path has 1 bytes"},
@@ -223,27 +223,26 @@ func TestWhatAFileCannotSay(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got, err := askFile(c.file); err == nil || !strings.Contains(err.Error(), c.want) {
+			if got, err := readAllFields(c.file); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %+v and the error %v, want %q in it", got, err, c.want)
 			}
 		})
 	}
 }
 
-// aboveTheLimit is a file whose dynamic table goes on for longer than any does.
+// aboveTheLimit makes the dynamic table larger than the limit.
 func aboveTheLimit(data []byte) []byte {
-	change(program(table, pSize), uint64(maxTable+entrySize))(data)
+	set(program(table, pSize), uint64(maxTable+entrySize))(data)
 	return append(data, make([]byte, maxTable+entrySize)...)
 }
 
-// unterminated ends the string table within the SONAME, the last string in it.
+// unterminated ends the string table inside its last string, the SONAME.
 func unterminated(t testing.TB, data []byte) []byte {
 	size := binary.LittleEndian.Uint64(data[entry(t, data, elf.DT_STRSZ)+8:])
 	return setEntry(t, elf.DT_STRSZ, size-1)(data)
 }
 
-// A byte of a file is another: whatever becomes of it, there is an answer or an error.
-func TestDamagedBytes(t *testing.T) {
+func TestEveryChangedByteGivesAResultOrAnError(t *testing.T) {
 	whole := withInterp("/lib/ld.so\x00")(library(t))
 	for i := range whole {
 		for _, b := range []byte{0, 1, 0x7f, 0x80, 0xff} {
@@ -274,8 +273,8 @@ func (c *counting) ReadAt(p []byte, off int64) (int, error) {
 	return c.ReaderAt.ReadAt(p, off)
 }
 
-// The driver has fifty libraries, and a spec waits for the names of them all.
-func TestANameCostsThreeReads(t *testing.T) {
+// A spec needs the SONAMEs of the driver's fifty libraries.
+func TestASONAMECostsThreeReads(t *testing.T) {
 	data := library(t)
 	r := &counting{ReaderAt: bytes.NewReader(data)}
 	f, err := Read(r, int64(len(data)), x86)

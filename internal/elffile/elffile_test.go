@@ -15,14 +15,14 @@ import (
 
 const x86 = X8664
 
-// library is a whole library for x86: headers, a segment with the strings, one with the dynamic table, and section
-// headers behind them.
+// library makes a complete library for x86: headers, a segment with the strings, one with the dynamic table, and
+// section headers.
 func library(t testing.TB) []byte {
 	t.Helper()
-	return made(t, sim.Library{SONAME: "libcuda.so.1", Needed: []string{"libc.so.6", "libm.so.6"}})
+	return makeLibrary(t, sim.Library{SONAME: "libcuda.so.1", Needed: []string{"libc.so.6", "libm.so.6"}})
 }
 
-func made(t testing.TB, l sim.Library) []byte {
+func makeLibrary(t testing.TB, l sim.Library) []byte {
 	t.Helper()
 	l.Arch = "amd64"
 	data, err := l.ELF()
@@ -36,8 +36,8 @@ func read(data []byte) (*File, error) {
 	return Read(bytes.NewReader(data), int64(len(data)), x86)
 }
 
-// change is the file with another number, of as many bytes as its type has, at a place.
-func change[N uint8 | uint16 | uint32 | uint64](at int, n N) func([]byte) []byte {
+// set returns a change to a file: the number n at an offset, little-endian.
+func set[N uint8 | uint16 | uint32 | uint64](at int, n N) func([]byte) []byte {
 	return func(data []byte) []byte {
 		var number bytes.Buffer
 		_ = binary.Write(&number, binary.LittleEndian, n)
@@ -48,7 +48,7 @@ func change[N uint8 | uint16 | uint32 | uint64](at int, n N) func([]byte) []byte
 
 func cut(at int) func([]byte) []byte { return func(data []byte) []byte { return data[:at] } }
 
-// program is where a field of a program header is.
+// program is the offset of a field in a program header.
 func program(i, field int) int { return headerSize + i*programSize + field }
 
 // The fields of a program header, and the headers of the simulation's libraries.
@@ -61,7 +61,7 @@ func TestRead(t *testing.T) {
 	size := len(library(t))
 	for name, c := range map[string]struct {
 		change func([]byte) []byte
-		want   string // part of the error; empty if there is none
+		want   string // part of the error; empty for none
 		is     error
 	}{
 		"a library":                     {cut(size), "", nil},
@@ -70,46 +70,48 @@ func TestRead(t *testing.T) {
 		"a linker script": {
 			func([]byte) []byte { return []byte("/* GNU ld script */\nGROUP ( libm.so.6 )\n") }, "not an ELF file", nil,
 		},
-		"nothing but the magic number": {cut(4), "truncated", ErrTruncated},
-		"cut in the header":            {cut(40), "truncated", ErrTruncated},
-		"cut in the program headers":   {cut(100), "truncated", ErrTruncated},
-		"cut in the last segment":      {cut(size / 2), "truncated", ErrTruncated},
-		"cut in the section headers":   {cut(size - 1), "truncated", ErrTruncated},
+		"only the magic number":      {cut(4), "truncated", ErrTruncated},
+		"cut in the header":          {cut(40), "truncated", ErrTruncated},
+		"cut in the program headers": {cut(100), "truncated", ErrTruncated},
+		"cut in the last segment":    {cut(size / 2), "truncated", ErrTruncated},
+		"cut in the section headers": {cut(size - 1), "truncated", ErrTruncated},
 		"a 32-bit library": {
-			change(elf.EI_CLASS, uint8(elf.ELFCLASS32)), "it is a 32-bit file", ErrMachine,
+			set(elf.EI_CLASS, uint8(elf.ELFCLASS32)), "it is a 32-bit file", ErrMachine,
 		},
-		"a class that there is not": {change[uint8](elf.EI_CLASS, 9), "unknown class 9", nil},
+		"an unknown class": {set[uint8](elf.EI_CLASS, 9), "unknown class 9", nil},
 		"big-endian": {
-			change(elf.EI_DATA, uint8(elf.ELFDATA2MSB)), "it is a big-endian file", ErrMachine,
+			set(elf.EI_DATA, uint8(elf.ELFDATA2MSB)), "it is a big-endian file", ErrMachine,
 		},
-		"a byte order that there is not":     {change[uint8](elf.EI_DATA, 9), "unknown byte order 9", nil},
-		"another version in the first bytes": {change[uint8](elf.EI_VERSION, 2), "unknown version 2", nil},
-		"another version in the header":      {change[uint32](20, 3), "unknown version 3", nil},
+		"an unknown byte order":              {set[uint8](elf.EI_DATA, 9), "unknown byte order 9", nil},
+		"another version in the first bytes": {set[uint8](elf.EI_VERSION, 2), "unknown version 2", nil},
+		"another version in the header":      {set[uint32](20, 3), "unknown version 3", nil},
 		"another machine": {
-			change(18, uint16(elf.EM_AARCH64)), "it is for EM_AARCH64, this machine is EM_X86_64", ErrMachine,
+			set(18, uint16(elf.EM_AARCH64)), "it is for EM_AARCH64, this machine is EM_X86_64", ErrMachine,
 		},
-		"another machine's, cut": {
-			func(b []byte) []byte { return change(18, uint16(elf.EM_386))(b)[:200] }, "EM_386", ErrMachine,
+		"another machine's, truncated": {
+			func(b []byte) []byte { return set(18, uint16(elf.EM_386))(b)[:200] }, "EM_386", ErrMachine,
 		},
 		"an object file": {
-			change(16, uint16(elf.ET_REL)), "neither a program nor a shared library but ET_REL", nil,
+			set(16, uint16(elf.ET_REL)), "neither a program nor a shared library but ET_REL", nil,
 		},
-		"no program headers":                 {change[uint16](56, 0), "no usable program headers", nil},
-		"program headers of another size":    {change[uint16](54, 57), "no usable program headers", nil},
-		"program headers behind the end":     {change(32, uint64(size)), "truncated", ErrTruncated},
-		"program headers at 2^63":            {change[uint64](32, 1<<63), "truncated", ErrTruncated},
-		"program headers at the last number": {change(32, ^uint64(0)), "truncated", ErrTruncated},
-		"as many program headers as can be":  {change[uint16](56, 0xffff), "truncated", ErrTruncated},
-		"a segment that begins behind": {
-			change(program(last, pOffset), uint64(size)+1), "truncated", ErrTruncated,
+		"no program headers":                 {set[uint16](56, 0), "no usable program headers", nil},
+		"program headers of another size":    {set[uint16](54, 57), "no usable program headers", nil},
+		"program headers past the end":       {set(32, uint64(size)), "truncated", ErrTruncated},
+		"program headers at 2^63":            {set[uint64](32, 1<<63), "truncated", ErrTruncated},
+		"program headers at the last number": {set(32, ^uint64(0)), "truncated", ErrTruncated},
+		"as many program headers as can be":  {set[uint16](56, 0xffff), "truncated", ErrTruncated},
+		"a segment that begins past the end": {
+			set(program(last, pOffset), uint64(size)+1), "truncated", ErrTruncated,
 		},
-		"a segment that ends behind":          {change(program(0, pSize), uint64(size)+1), "truncated", ErrTruncated},
-		"a segment at 2^63":                   {change[uint64](program(1, pOffset), 1<<63), "truncated", ErrTruncated},
-		"a segment beyond all numbers":        {change(program(1, pSize), ^uint64(0)), "truncated", ErrTruncated},
-		"a segment that ends at zero again":   {change(program(1, pSize), -uint64(size)), "truncated", ErrTruncated},
-		"section headers behind the end":      {change[uint16](60, 0xffff), "truncated", ErrTruncated},
-		"section headers at the last number":  {change(40, ^uint64(0)), "truncated", ErrTruncated},
-		"section headers that overlap others": {change[uint64](40, 0), "", nil},
+		"a segment that ends past the end": {
+			set(program(0, pSize), uint64(size)+1), "truncated", ErrTruncated,
+		},
+		"a segment at 2^63":                   {set[uint64](program(1, pOffset), 1<<63), "truncated", ErrTruncated},
+		"a segment of 2^64-1 bytes":           {set(program(1, pSize), ^uint64(0)), "truncated", ErrTruncated},
+		"a segment whose end overflows to 0":  {set(program(1, pSize), -uint64(size)), "truncated", ErrTruncated},
+		"section headers past the end":        {set[uint16](60, 0xffff), "truncated", ErrTruncated},
+		"section headers at the last number":  {set(40, ^uint64(0)), "truncated", ErrTruncated},
+		"section headers that overlap others": {set[uint64](40, 0), "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := read(c.change(library(t)))
@@ -124,17 +126,17 @@ func TestRead(t *testing.T) {
 	}
 }
 
-func TestReadTakesNoPrefixForTheWhole(t *testing.T) {
+func TestReadRefusesEveryPrefixOfALibrary(t *testing.T) {
 	whole := library(t)
 	for n := range whole {
 		if _, err := read(whole[:n]); err == nil {
-			t.Fatalf("the first %d of %d bytes pass for a library", n, len(whole))
+			t.Fatalf("the first %d of %d bytes are accepted", n, len(whole))
 		}
 	}
 }
 
 func TestReadLibraryRefusesAProgram(t *testing.T) {
-	data := change(16, uint16(elf.ET_EXEC))(library(t))
+	data := set(16, uint16(elf.ET_EXEC))(library(t))
 	if _, err := read(data); err != nil {
 		t.Errorf("as a program: %v", err)
 	}
@@ -144,7 +146,7 @@ func TestReadLibraryRefusesAProgram(t *testing.T) {
 	}
 }
 
-// failing is a disk that does not give a part of a file.
+// failing is a file that cannot be read past an offset.
 type failing struct {
 	io.ReaderAt
 	from int64
@@ -159,7 +161,7 @@ func (f failing) ReadAt(p []byte, off int64) (int, error) {
 	return f.ReaderAt.ReadAt(p, off)
 }
 
-func TestReadKeepsTheErrorOfTheDisk(t *testing.T) {
+func TestReadReturnsTheErrorOfTheDisk(t *testing.T) {
 	data := library(t)
 	if f, err := Read(failing{bytes.NewReader(data), 0}, int64(len(data)), x86); f != nil || !errors.Is(err, errDisk) {
 		t.Errorf("in the header: %v, %v", f, err)
@@ -167,14 +169,13 @@ func TestReadKeepsTheErrorOfTheDisk(t *testing.T) {
 	data = append(data, make([]byte, 64<<10)...)
 	table := data[len(data)-programSize:]
 	copy(table, data[headerSize:])
-	data = change[uint16](56, 1)(change(32, uint64(len(data)-programSize))(data))
+	data = set[uint16](56, 1)(set(32, uint64(len(data)-programSize))(data))
 	if f, err := Read(failing{bytes.NewReader(data), 4096}, int64(len(data)), x86); f != nil ||
 		!errors.Is(err, errDisk) {
 		t.Errorf("in the program headers: %v, %v", f, err)
 	}
 }
 
-// A file is not what it was when its size was taken.
 func TestReadOfAFileThatBecomesShorter(t *testing.T) {
 	data := library(t)
 	for n := range data {
@@ -188,14 +189,15 @@ func TestReadOfAFileThatBecomesShorter(t *testing.T) {
 	}
 }
 
-// The names of numbers are those of the standard library.
-func TestNames(t *testing.T) {
+func TestNamesAreThoseOfTheStandardLibrary(t *testing.T) {
 	for goarch, want := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
 		if got := MachineOf(goarch); got.String() != want.String() || uint16(got) != uint16(want) {
 			t.Errorf("%s is %s, want %s", goarch, got, want)
 		}
 	}
-	for _, want := range []elf.Machine{elf.EM_386, elf.EM_PPC, elf.EM_PPC64, elf.EM_S390, elf.EM_ARM, elf.EM_RISCV, elf.EM_LOONGARCH} {
+	for _, want := range []elf.Machine{
+		elf.EM_386, elf.EM_PPC, elf.EM_PPC64, elf.EM_S390, elf.EM_ARM, elf.EM_RISCV, elf.EM_LOONGARCH,
+	} {
 		if got := Machine(want); got.String() != want.String() {
 			t.Errorf("machine %d is %s, want %s", want, got, want)
 		}
@@ -210,7 +212,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// endless is a file of 1 TiB that costs nothing: a beginning, and zeros.
+// endless is a file of 1 TiB without memory: a beginning, then zeros.
 type endless []byte
 
 const endlessSize = 1 << 40
@@ -225,11 +227,11 @@ func (e endless) ReadAt(p []byte, off int64) (int, error) {
 
 func TestMemoryIsBounded(t *testing.T) {
 	for name, change := range map[string]func([]byte) []byte{
-		"as many program headers as can be": change[uint16](56, 0xffff),
-		"a segment of 1 TiB":                change[uint64](program(dynamicLoad, pSize), endlessSize/2),
-		"a dynamic table of 1 TiB":          change[uint64](program(table, pSize), endlessSize/2),
+		"as many program headers as can be": set[uint16](56, 0xffff),
+		"a segment of 1 TiB":                set[uint64](program(dynamicLoad, pSize), endlessSize/2),
+		"a dynamic table of 1 TiB":          set[uint64](program(table, pSize), endlessSize/2),
 		"a string table of 1 TiB": func(b []byte) []byte {
-			return setEntry(t, elf.DT_STRSZ, endlessSize/2)(change[uint64](program(headersLoad, pSize), endlessSize)(b))
+			return setEntry(t, elf.DT_STRSZ, endlessSize/2)(set[uint64](program(headersLoad, pSize), endlessSize)(b))
 		},
 	} {
 		data := change(library(t))
@@ -284,12 +286,12 @@ func checkNames(t *testing.T, err error, names ...string) {
 	}
 }
 
-// checkSegments checks that what passes has all its segments, by the judgement of another reader.
+// checkSegments checks with debug/elf that a file has all its segments.
 func checkSegments(t *testing.T, data []byte) {
 	t.Helper()
 	parsed, err := elf.NewFile(bytes.NewReader(data))
 	if err != nil {
-		return // it is stricter about parts that a loader does not read
+		return // debug/elf is stricter about parts that a loader does not read
 	}
 	for _, p := range parsed.Progs {
 		if p.Filesz == 0 {

@@ -39,10 +39,10 @@ func addSection(data []byte, name string, content []byte) []byte {
 	names := "\x00" + name + "\x00"
 	namesAt := uint64(len(data))
 	data = append(append(data, names...), content...)
-	change(40, uint64(len(data)))(data)
-	change[uint16](58, sectionSize)(data)
-	change[uint16](60, 3)(data)
-	change[uint16](62, 1)(data)
+	set(40, uint64(len(data)))(data)
+	set[uint16](58, sectionSize)(data)
+	set[uint16](60, 3)(data)
+	set[uint16](62, 1)(data)
 	for _, s := range []struct {
 		name, kind   uint32
 		offset, size int
@@ -75,9 +75,9 @@ func TestNote(t *testing.T) {
 		},
 		"another section":      {addSection(library(t), ".note.gnu", note("GNU", "")), ""},
 		"a longer name":        {addSection(library(t), section+"2", note(owner, content)), ""},
-		"a section of no note": {change[uint32](header+4, 1)(withNote(t)), ""},
-		"no section headers":   {change[uint16](60, 0)(withNote(t)), ""},
-		"no name":              {change[uint32](header, 9999)(withNote(t)), ""},
+		"a section of no note": {set[uint32](header+4, 1)(withNote(t)), ""},
+		"no section headers":   {set[uint16](60, 0)(withNote(t)), ""},
+		"no name":              {set[uint32](header, 9999)(withNote(t)), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := read(c.file)
@@ -99,26 +99,26 @@ func TestNoteRefusesDamagedFiles(t *testing.T) {
 		file []byte
 		want string
 	}{
-		"section headers of another size": {change[uint16](58, 40)(withNote(t)), "unusable section headers"},
+		"section headers of another size": {set[uint16](58, 40)(withNote(t)), "unusable section headers"},
 		"too many section headers": {
-			change[uint16](60, maxSections+1)(append(withNote(t), make([]byte, 1<<20)...)), "unusable section headers",
+			set[uint16](60, maxSections+1)(append(withNote(t), make([]byte, 1<<20)...)), "unusable section headers",
 		},
-		"no section with the names": {change[uint16](62, 3)(withNote(t)), "unusable section headers"},
+		"no section with the names": {set[uint16](62, 3)(withNote(t)), "unusable section headers"},
 		"names past the end": {
-			change[uint64](names+24, 1<<40)(withNote(t)), "section names: the file is truncated",
+			set[uint64](names+24, 1<<40)(withNote(t)), "section names: the file is truncated",
 		},
 		"names at the last number": {
-			change(names+24, ^uint64(0))(withNote(t)), "section names: the file is truncated",
+			set(names+24, ^uint64(0))(withNote(t)), "section names: the file is truncated",
 		},
 		"names above the limit": {
-			change[uint64](names+32, maxSectionNames+1)(withNote(t)), "the limit is 1048576",
+			set[uint64](names+32, maxSectionNames+1)(withNote(t)), "the limit is 1048576",
 		},
-		"a note above the limit": {change[uint64](header+32, maxNote+1)(withNote(t)), "the limit is 65536"},
+		"a note above the limit": {set[uint64](header+32, maxNote+1)(withNote(t)), "the limit is 65536"},
 		"a note past the end": {
-			change[uint64](header+24, 1<<40)(withNote(t)), section + ": the file is truncated",
+			set[uint64](header+24, 1<<40)(withNote(t)), section + ": the file is truncated",
 		},
-		"a section that ends in the note": {change[uint64](header+32, 40)(withNote(t)), "longer than the section"},
-		"a section shorter than a note":   {change[uint64](header+32, 8)(withNote(t)), "fewer than a note"},
+		"a section that ends in the note": {set[uint64](header+32, 40)(withNote(t)), "longer than the section"},
+		"a section shorter than a note":   {set[uint64](header+32, 8)(withNote(t)), "fewer than a note"},
 		"another owner":                   {addSection(library(t), section, note("GNU", content)), `the owner "GNU"`},
 		"an owner of 4 GiB": {
 			addSection(library(t), section, []byte("\xff\xff\xff\xff\x04\x00\x00\x00\x01\x00\x00\x00NVIDIA")),

@@ -14,14 +14,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The standard library is the judge of every program and library of this machine.
-func TestRealFilesAsTheStandardLibraryReadsThem(t *testing.T) {
+// Every program and library of this machine is compared.
+func TestRealFilesAgreeWithTheStandardLibrary(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	files := []string{self}
-	for _, pattern := range []string{"/usr/lib/*-linux-gnu/*.so*", "/usr/lib/*-linux-gnu/*/*.so", "/usr/lib64/*.so*", "/usr/bin/*", "/usr/sbin/*"} {
+	for _, pattern := range []string{
+		"/usr/lib/*-linux-gnu/*.so*", "/usr/lib/*-linux-gnu/*/*.so", "/usr/lib64/*.so*", "/usr/bin/*", "/usr/sbin/*",
+	} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -66,7 +68,8 @@ func compare(t *testing.T, file string) bool {
 			t.Errorf("%s: debug/elf says %v", file, theirs)
 		}
 		return false
-	case peer.Class != elf.ELFCLASS64 || peer.Data != elf.ELFDATA2LSB || Machine(peer.Machine) != MachineOf(runtime.GOARCH):
+	case peer.Class != elf.ELFCLASS64 || peer.Data != elf.ELFDATA2LSB ||
+		Machine(peer.Machine) != MachineOf(runtime.GOARCH):
 		if !errors.Is(ours, ErrMachine) {
 			t.Errorf("%s is for %s, %s: got %v", file, peer.Machine, peer.Class, ours)
 		}
@@ -80,17 +83,17 @@ func compare(t *testing.T, file string) bool {
 		t.Errorf("%s: %v", file, ours)
 		return false
 	}
-	got, err := ask(f)
+	got, err := readFields(f)
 	if err != nil {
 		t.Errorf("%s: %v", file, err)
 	}
-	if diff := cmp.Diff(askPeer(t, peer), got); diff != "" {
+	if diff := cmp.Diff(readFieldsByDebugELF(t, peer), got); diff != "" {
 		t.Errorf("%s (-debug/elf +ours):\n%s", file, diff)
 	}
 	return true
 }
 
-func askPeer(t *testing.T, f *elf.File) (a answers) {
+func readFieldsByDebugELF(t *testing.T, f *elf.File) (a fields) {
 	t.Helper()
 	names, err := f.DynString(elf.DT_SONAME)
 	if err != nil {

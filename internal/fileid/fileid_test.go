@@ -46,7 +46,8 @@ func TestOfChangesWithTheFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := errors.Join(create(dir+"/file"), os.Mkdir(dir+"/dir", 0o700), create(dir+"/dir/entry")); err != nil {
+			err := errors.Join(create(dir+"/file"), os.Mkdir(dir+"/dir", 0o700), create(dir+"/dir/entry"))
+			if err != nil {
 				t.Fatal(err)
 			}
 			path := filepath.Join(dir, c.watch)

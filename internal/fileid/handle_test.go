@@ -12,10 +12,10 @@ import (
 
 func write(path string) error { return os.WriteFile(path, []byte("content"), 0o600) }
 
-// later lets the kernel's clock of changes go on.
-func later() { time.Sleep(2 * tick) }
+// wait lets the kernel's clock for file times advance.
+func wait() { time.Sleep(2 * tick) }
 
-func TestWhateverIsDoneToAFileShows(t *testing.T) {
+func TestTheIDChangesWithTheFile(t *testing.T) {
 	for name, c := range map[string]struct {
 		do   func(file string) error
 		gone bool
@@ -40,10 +40,10 @@ func TestWhateverIsDoneToAFileShows(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			later()
+			wait()
 			before := kept.ID()
 			if before.IsZero() || before != Of(file) || !before.Settled(time.Now()) {
-				t.Fatalf("a file that is left alone is %+v, by its path %+v", before, Of(file))
+				t.Fatalf("an unchanged file is %+v, by its path %+v", before, Of(file))
 			}
 			if err := c.do(file); err != nil {
 				t.Fatal(err)
@@ -63,25 +63,29 @@ func TestWhateverIsDoneToAFileShows(t *testing.T) {
 	}
 }
 
-func TestWhatComesToADirectoryAndLeavesItShows(t *testing.T) {
+func TestTheIDChangesWithTheDirectorysEntries(t *testing.T) {
 	for name, do := range map[string]func(dir string) error{
 		"a new file":        func(d string) error { return write(filepath.Join(d, "new")) },
 		"one is removed":    func(d string) error { return os.Remove(filepath.Join(d, "file")) },
 		"one is moved away": func(d string) error { return os.Rename(filepath.Join(d, "file"), d+".file") },
-		"one is replaced":   func(d string) error { return os.Rename(filepath.Join(d, "other"), filepath.Join(d, "file")) },
-		"the directory is":  func(d string) error { return os.Rename(d, d+".old") },
-		"all is removed":    os.RemoveAll,
+		"one is replaced": func(d string) error {
+			return os.Rename(filepath.Join(d, "other"), filepath.Join(d, "file"))
+		},
+		"the directory is": func(d string) error { return os.Rename(d, d+".old") },
+		"all is removed":   os.RemoveAll,
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "dir")
-			if err := errors.Join(os.Mkdir(dir, 0o700), write(filepath.Join(dir, "file")), write(filepath.Join(dir, "other"))); err != nil {
+			err := errors.Join(os.Mkdir(dir, 0o700), write(filepath.Join(dir, "file")),
+				write(filepath.Join(dir, "other")))
+			if err != nil {
 				t.Fatal(err)
 			}
 			kept, err := Keep(dir)
 			if err != nil {
 				t.Fatal(err)
 			}
-			later()
+			wait()
 			before := kept.ID()
 			if err := do(dir); err != nil {
 				t.Fatal(err)
@@ -93,8 +97,8 @@ func TestWhatComesToADirectoryAndLeavesItShows(t *testing.T) {
 	}
 }
 
-// Some file systems have times in seconds: a change shows when the next second, or the one after it, begins.
-func TestWhenAFileIsSettled(t *testing.T) {
+// Some file systems round times to seconds.
+func TestSettled(t *testing.T) {
 	const second = 1_000_000
 	for name, c := range map[string]struct {
 		changed unix.Timespec
@@ -114,12 +118,12 @@ func TestWhenAFileIsSettled(t *testing.T) {
 	}
 }
 
-func TestNothingIsNoFile(t *testing.T) {
+func TestNoHandleHasNoID(t *testing.T) {
 	var none *Kept
 	if id := none.ID(); !id.IsZero() || id.Settled(time.Now()) {
-		t.Errorf("nothing has the ID %+v", id)
+		t.Errorf("a nil handle has the ID %+v", id)
 	}
 	if k, err := Keep(filepath.Join(t.TempDir(), "file")); k != nil || !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("kept %v of a file that is not there, %v", k, err)
+		t.Errorf("opened %v of a missing file, %v", k, err)
 	}
 }

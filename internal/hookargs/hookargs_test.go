@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestArgsAndBack(t *testing.T) {
+func TestParseDecodesArgs(t *testing.T) {
 	want := &CreateContainer{
 		DriverVersion: "580.126.09",
 		CUDAVersion:   "13.0",
@@ -23,7 +23,8 @@ func TestArgsAndBack(t *testing.T) {
 		EGLProfile: true,
 	}
 	args := want.Args()
-	if n := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "--libraries=/usr/lib/x86_64-linux-gnu:") }); n < 0 {
+	const grouped = "--libraries=/usr/lib/x86_64-linux-gnu:"
+	if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, grouped) }) {
 		t.Errorf("libraries of one directory are not grouped: %q", args)
 	}
 	got, err := Parse(args)
@@ -72,10 +73,10 @@ func FuzzParse(f *testing.F) {
 		}
 		again, err := Parse(got.Args())
 		if err != nil {
-			t.Fatalf("own arguments %q: %v", got.Args(), err)
+			t.Fatalf("the arguments of Args %q: %v", got.Args(), err)
 		}
 		if diff := cmp.Diff(got, again); diff != "" {
-			t.Errorf("reading own arguments again (-first +second):\n%s", diff)
+			t.Errorf("Parse(Args()) (-first +second):\n%s", diff)
 		}
 	})
 }

@@ -31,15 +31,21 @@ func TestPaths(t *testing.T) {
 		},
 		"a driver container with its own nodes": {
 			"", "/run/nvidia/driver", "/run/nvidia/driver",
-			[]string{"/proc/driver", "/sys/bus/pci", "/run/nvidia/driver/dev/nvidia0", "/run/nvidia/driver/usr/bin/nvidia-smi"},
+			[]string{
+				"/proc/driver", "/sys/bus/pci",
+				"/run/nvidia/driver/dev/nvidia0", "/run/nvidia/driver/usr/bin/nvidia-smi",
+			},
 		},
-		"each somewhere else": {
+		"each in another directory": {
 			"/r", "/d/", "/v/.",
 			[]string{"/r/proc/driver", "/r/sys/bus/pci", "/v/dev/nvidia0", "/d/usr/bin/nvidia-smi"},
 		},
 		"relative": {
 			"node", "", "",
-			[]string{wd + "/node/proc/driver", wd + "/node/sys/bus/pci", wd + "/node/dev/nvidia0", wd + "/node/usr/bin/nvidia-smi"},
+			[]string{
+				wd + "/node/proc/driver", wd + "/node/sys/bus/pci", wd + "/node/dev/nvidia0",
+				wd + "/node/usr/bin/nvidia-smi",
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -90,7 +96,7 @@ func TestInContainer(t *testing.T) {
 			"/", "/run/nvidia/driver", "", "/run/nvidia/driver/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.1",
 		},
 		"a file outside the driver's root": {"/", "/run/nvidia/driver", "", "/usr/bin/x", "/usr/bin/x"},
-		"a directory beside with that prefix": {
+		"another directory with that prefix": {
 			"/", "/run/driver", "", "/run/driver2/usr/lib64/x", "/run/driver2/usr/lib64/x",
 		},
 		"a node of the dev root":        {"/", "/d", "/v", "/v/dev/nvidia0", "/dev/nvidia0"},

@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// sample has what each part of the format is for: several ABIs and hwcaps of one name, a name that is not its path's
-// end, a path shared by two names.
+// sample uses every part of the format: several ABIs and hwcaps of one name, a name that its path does not end with, a
+// path with two names.
 func sample() *Cache {
 	return &Cache{
 		Entries: []Entry{
@@ -30,7 +30,7 @@ func sample() *Cache {
 	}
 }
 
-func TestMarshalAndBack(t *testing.T) {
+func TestParseDecodesMarshal(t *testing.T) {
 	for name, c := range map[string]*Cache{
 		"everything":            sample(),
 		"no entry":              {Entries: []Entry{}},
@@ -77,7 +77,8 @@ func TestCompare(t *testing.T) {
 	// Ascending; every name is less than all that follow it.
 	names := []string{
 		"", "-", "a", "aa", "lib.so", "liba", "libcuda.so", "libcuda.so.", "libcuda.so.1", "libcuda.so.1.0",
-		"libcuda.so.1x", "libcuda.so.2", "libcuda.so.10", "lib0", "lib0a", "lib0a0", "lib0a1", "lib2", "lib2a", "lib10", "1",
+		"libcuda.so.1x", "libcuda.so.2", "libcuda.so.10",
+		"lib0", "lib0a", "lib0a0", "lib0a1", "lib2", "lib2a", "lib10", "1",
 	}
 	for i, a := range names {
 		for j, b := range names {
@@ -86,9 +87,11 @@ func TestCompare(t *testing.T) {
 			}
 		}
 	}
-	for a, b := range map[string]string{"libx.so.01": "libx.so.1", "libx.so.0": "libx.so.000", "lib00a": "lib0a", "0": "00"} {
+	for a, b := range map[string]string{
+		"libx.so.01": "libx.so.1", "libx.so.0": "libx.so.000", "lib00a": "lib0a", "0": "00",
+	} {
 		if n := compareNames(a, b); n != 0 {
-			t.Errorf("compareNames(%q, %q) = %d, although zeros in front do not count", a, b, n)
+			t.Errorf("compareNames(%q, %q) = %d, want 0, since leading zeros do not matter", a, b, n)
 		}
 	}
 }
@@ -156,7 +159,7 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// old is a cache in the layout of glibc 2.1 with two libraries.
+// old returns a cache in the layout of glibc 2.1 with two libraries.
 func old() []byte {
 	data := []byte(magicOld + "\x00")
 	data = le.AppendUint32(data, 2)
@@ -239,7 +242,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// overlapping is a cache of n entries whose paths are all ends of one string.
+// overlapping returns a cache of n entries whose paths are suffixes of one string.
 func overlapping(n int) []byte {
 	path := strings.Repeat("/", maxPath)
 	data := (&Cache{Entries: slices.Repeat([]Entry{{Name: "libx.so", Path: path}}, n)}).Marshal()
@@ -264,14 +267,14 @@ func FuzzParse(f *testing.F) {
 		}
 		again := c.Marshal()
 		if len(again) > MaxSize {
-			return // many names can share bytes of a long string; written, they share only whole strings and ends
+			return // names may share any bytes of a string; Marshal shares only whole strings and suffixes
 		}
 		c2, err := Parse(again)
 		if err != nil {
-			t.Fatalf("own output: %v", err)
+			t.Fatalf("the output of Marshal: %v", err)
 		}
 		if !bytes.Equal(c2.Marshal(), again) {
-			t.Error("marshalling own output gives other bytes")
+			t.Error("marshalling the output again gives other bytes")
 		}
 	})
 }

@@ -24,7 +24,7 @@ func load(t *testing.T, root string, names ...string) []string {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
 	cmd.Dir = "/"
 	out, err := cmd.Output()
-	if exit, failed := err.(*exec.ExitError); err != nil && !failed { //nolint:errorlint // of the call itself
+	if exit, failed := err.(*exec.ExitError); err != nil && !failed { //nolint:errorlint // it is not wrapped
 		t.Fatal(err)
 	} else if failed && len(exit.Stderr) > 0 {
 		t.Fatalf("loader: %s", exit.Stderr)
@@ -57,7 +57,7 @@ func TestLoaderFindsLibrariesThroughCache(t *testing.T) {
 	if got := load(t, root, "libcuda.so.1"); !strings.Contains(got[0], "cannot open shared object file") {
 		t.Fatalf("without a cache: %q, want it not to be found", got)
 	}
-	// Names that stand the binary search's order on its head if digits were compared as characters.
+	// The binary search would miss some of these names if digits were compared as characters.
 	c := &ldcache.Cache{}
 	var names, want []string
 	for i := range 400 {
@@ -77,7 +77,7 @@ func TestLoaderFindsLibrariesThroughCache(t *testing.T) {
 	}
 }
 
-func TestHardwareDirectoriesSurvive(t *testing.T) {
+func TestLibrariesOfHWCapsDirectoriesAreStillPreferred(t *testing.T) {
 	testenv.Root(t)
 	ldconfig := testenv.Command(t, "ldconfig")
 	root := t.TempDir()
@@ -114,7 +114,7 @@ func TestHardwareDirectoriesSurvive(t *testing.T) {
 	}
 }
 
-// ldconfig reads our files, and we read all that ldconfig writes.
+// ldconfig -p reads caches of this package, and Parse reads every format of ldconfig.
 func TestLdconfigAgrees(t *testing.T) {
 	ldconfig := testenv.Command(t, "ldconfig")
 	root := t.TempDir()

@@ -16,7 +16,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestOneHoldsTheLock(t *testing.T) {
+func TestOneProcessHoldsTheLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	first, err := Acquire(path)
 	must(t, err)
@@ -26,14 +26,14 @@ func TestOneHoldsTheLock(t *testing.T) {
 	}
 	must(t, first.Release())
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the file is left: %v", err)
+		t.Errorf("the file was not removed: %v", err)
 	}
 	third, err := Acquire(path)
 	must(t, err)
 	must(t, third.Release())
 }
 
-func TestAFileThatIsLeftOverIsNoLock(t *testing.T) {
+func TestALeftFileIsNotLocked(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	must(t, os.WriteFile(path, nil, 0o600))
 	l, err := Acquire(path)
@@ -41,7 +41,7 @@ func TestAFileThatIsLeftOverIsNoLock(t *testing.T) {
 	must(t, l.Release())
 }
 
-func TestWhoeverReleasesAndAcquiresAtOnceNeverHoldsItTwice(t *testing.T) {
+func TestConcurrentReleaseAndAcquireNeverGiveTwoHolders(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	var holding sync.Mutex
 	var all sync.WaitGroup
@@ -74,22 +74,22 @@ func TestRenew(t *testing.T) {
 	must(t, os.Remove(path))
 	must(t, first.Renew())
 	if _, err := Acquire(path); !errors.Is(err, ErrHeld) {
-		t.Errorf("after it was renewed: %v", err)
+		t.Errorf("after Renew: %v", err)
 	}
 	must(t, os.Remove(path))
 	second, err := Acquire(path)
 	must(t, err)
 	if err := first.Renew(); !errors.Is(err, ErrHeld) {
-		t.Errorf("somebody else was quicker: %v", err)
+		t.Errorf("another lock was acquired meanwhile: %v", err)
 	}
 	must(t, first.Release())
 	if _, err := Acquire(path); !errors.Is(err, ErrHeld) {
-		t.Errorf("the release of a lock that was lost freed the other one: %v", err)
+		t.Errorf("releasing the lost lock released the other one: %v", err)
 	}
 	must(t, second.Release())
 }
 
-func TestWhereNoLockCanBe(t *testing.T) {
+func TestAcquireRefusesPathsThatAreNoFile(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Symlink("elsewhere", filepath.Join(dir, "link")))
 	for name, path := range map[string]string{"no directory": "none/lock", "a link": "link", "a directory": "."} {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// withoutOpenat2 is the environment variable that makes the kernel refuse openat2 to this process, with that error.
+// withoutOpenat2 is an environment variable with the error that openat2 returns in this process.
 const withoutOpenat2 = "ROOTFS_TEST_OPENAT2_ERROR"
 
 func TestMain(m *testing.M) {

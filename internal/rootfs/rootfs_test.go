@@ -15,11 +15,11 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// world is a root and, beside it, a directory that nothing may touch.
+// world is a root beside a directory that must not change, the canary.
 type world struct {
 	root           *Root
 	dir, canary    string
-	canaryWas      string
+	canaryHash     string
 	makeDir, write func(name, data string)
 	link           func(target, name string)
 }
@@ -48,14 +48,14 @@ func newWorld(t *testing.T) *world {
 	w.makeDir("/", "")
 	w.write("../canary/secret", "secret of the host")
 	w.write("../canary/dir/file", "file of the host")
-	w.canaryWas = hooktest.Hash(t, w.canary)
+	w.canaryHash = hooktest.Hash(t, w.canary)
 	var err error
 	if w.root, err = Open(w.dir, "/dev"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		_ = w.root.Close()
-		if hooktest.Hash(t, w.canary) != w.canaryWas {
+		if hooktest.Hash(t, w.canary) != w.canaryHash {
 			t.Error("something outside the root has changed")
 		}
 	})
@@ -120,19 +120,22 @@ func TestReadOnlyRegularFiles(t *testing.T) {
 	if err := unix.Mkfifo(filepath.Join(w.dir, "fifo"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for name, kind := range map[string]uint32{"character": unix.S_IFCHR, "block": unix.S_IFBLK, "socket": unix.S_IFSOCK} {
+	for name, kind := range map[string]uint32{
+		"character": unix.S_IFCHR, "block": unix.S_IFBLK, "socket": unix.S_IFSOCK,
+	} {
 		if err := unix.Mknod(filepath.Join(w.dir, name), kind|0o644, int(unix.Mkdev(0, 0))); err != nil {
 			t.Fatal(err)
 		}
 	}
 	w.link("fifo", "/link")
 	for name, want := range map[string]string{
-		"/dir": "a directory", "/fifo": "a FIFO", "/link": "a FIFO", "/socket": "a socket", "/character": "a device", "/block": "a device",
+		"/dir": "a directory", "/fifo": "a FIFO", "/link": "a FIFO", "/socket": "a socket",
+		"/character": "a device", "/block": "a device",
 	} {
 		_, err := w.root.ReadFile(name, 1000)
 		if !errors.Is(err, ErrNotRegular) || !strings.HasSuffix(err.Error(), "but "+want) ||
 			!strings.Contains(err.Error(), name) {
-			t.Errorf("ReadFile(%q): %v, want ErrNotRegular that says %q", name, err, want)
+			t.Errorf("ReadFile(%q): %v, want ErrNotRegular with %q", name, err, want)
 		}
 		if w.root.IsFile(name) {
 			t.Errorf("IsFile(%q) is true", name)
@@ -180,14 +183,14 @@ func TestSymlink(t *testing.T) {
 			setup: func(w *world) { w.write("/link", "file") }, path: "/link", want: "link",
 		},
 		"a directory is there":             {setup: func(w *world) { w.makeDir("/link", "") }, path: "/link"},
-		"a file stands in the way":         {setup: func(w *world) { w.write("/a", "file") }, path: "/a/link"},
+		"the directory is a file":          {setup: func(w *world) { w.write("/a", "file") }, path: "/a/link"},
 		"the directory is a dangling link": {setup: func(w *world) { w.link("missing", "/a") }, path: "/a/link"},
-		"the directory is a link in root": {
+		"the directory is a link inside": {
 			setup: func(w *world) { w.makeDir("/b", ""); w.link("/b", "/a") }, path: "/a/link", want: "b/link",
 		},
-		"the directory is a link to host":  {setup: func(w *world) { w.link(w.canary, "/a") }, path: "/a/link"},
-		"the directory climbs to the host": {setup: func(w *world) { w.link("../canary", "/a") }, path: "/a/link"},
-		"a parent climbs to the host":      {setup: func(w *world) { w.link("../canary", "/a") }, path: "/a/dir/link"},
+		"the directory is a link outside": {setup: func(w *world) { w.link(w.canary, "/a") }, path: "/a/link"},
+		"the directory climbs outside":    {setup: func(w *world) { w.link("../canary", "/a") }, path: "/a/link"},
+		"a parent climbs outside":         {setup: func(w *world) { w.link("../canary", "/a") }, path: "/a/dir/link"},
 		"the directory climbs to the root": {
 			setup: func(w *world) { w.link("../../..", "/a") }, path: "/a/link", want: "link",
 		},
@@ -195,7 +198,7 @@ func TestSymlink(t *testing.T) {
 		"a chain of links without an end": {
 			setup: func(w *world) { w.link("b", "/a"); w.link("a", "/b") }, path: "/a/link",
 		},
-		"a device of the host's file types": {
+		"a FIFO is there": {
 			setup: func(w *world) { _ = unix.Mkfifo(filepath.Join(w.dir, "link"), 0o600) }, path: "/link", want: "link",
 		},
 	} {
@@ -236,10 +239,10 @@ func TestWriteFile(t *testing.T) {
 		"nothing is there":         {},
 		"another file is there":    {setup: func(w *world) { w.write("/etc/f", "other") }},
 		"the file, another mode":   {setup: func(w *world) { w.write("/etc/f", "new") }},
-		"a link as long, to equal": {setup: func(w *world) { w.write("/etc/abc", "new"); w.link("abc", "/etc/f") }},
+		"a link to an equal file":  {setup: func(w *world) { w.write("/etc/abc", "new"); w.link("abc", "/etc/f") }},
 		"a link to the host":       {setup: func(w *world) { w.link(w.canary+"/secret", "/etc/f") }},
 		"a link that climbs":       {setup: func(w *world) { w.link("../../canary/secret", "/etc/f") }},
-		"a link to a file in root": {setup: func(w *world) { w.write("/other", "kept"); w.link("/other", "/etc/f") }},
+		"a link to a file in root": {setup: func(w *world) { w.write("/other", "other"); w.link("/other", "/etc/f") }},
 		"a FIFO": {
 			setup: func(w *world) { w.makeDir("/etc", ""); _ = unix.Mkfifo(w.dir+"/etc/f", 0o600) },
 		},
@@ -255,7 +258,7 @@ func TestWriteFile(t *testing.T) {
 			if tc.setup != nil {
 				tc.setup(w)
 			}
-			w.canaryWas = hooktest.Hash(t, w.canary)
+			w.canaryHash = hooktest.Hash(t, w.canary)
 			before := hooktest.Hash(t, w.dir)
 			err := w.root.WriteFile("/etc/f", []byte("new"), 0o444)
 			if tc.fails {
@@ -268,7 +271,7 @@ func TestWriteFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			checkFile(t, w.dir+"/etc/f", "new", 0o444)
-			if data, err := os.ReadFile(w.dir + "/other"); err == nil && string(data) != "kept" {
+			if data, err := os.ReadFile(w.dir + "/other"); err == nil && string(data) != "other" {
 				t.Errorf("wrote %q through a link", data)
 			}
 			before = hooktest.Hash(t, w.dir)
@@ -282,8 +285,7 @@ func TestWriteFile(t *testing.T) {
 	}
 }
 
-// A root without room gets no file, and none of its parts.
-func TestWriteFileWithoutRoom(t *testing.T) {
+func TestWriteFileLeavesNothingOnAFullFileSystem(t *testing.T) {
 	testenv.Root(t)
 	hooktest.MountNamespace(t)
 	w := newWorld(t)
@@ -317,8 +319,8 @@ func checkFile(t *testing.T, path, data string, mode fs.FileMode) {
 	}
 }
 
-// While another process swaps a directory for a link out of the root, nothing may go through the link.
-func TestRaceWithLinkSwap(t *testing.T) {
+// Another process swaps a directory for a link out of the root.
+func TestRaceWithALinkThatAppears(t *testing.T) {
 	w := newWorld(t)
 	w.makeDir("/etc", "")
 	w.link("../canary", "/link")
@@ -350,7 +352,7 @@ func TestRaceWithLinkSwap(t *testing.T) {
 	close(stop)
 	swapper.Wait()
 	if written == 0 || refused == 0 {
-		t.Errorf("%d written, %d refused: the race was not met", written, refused)
+		t.Errorf("%d written, %d refused: the swap never happened during a call", written, refused)
 	}
 }
 
@@ -365,7 +367,7 @@ func mountTmpfs(t *testing.T, dir string, flags uintptr) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 }
 
-// bind mounts a file or directory over another one below the root.
+// bind mounts a file or a directory over one in the root.
 func (w *world) bind(t *testing.T, from, to string) {
 	t.Helper()
 	if err := unix.Mount(from, filepath.Join(w.dir, to), "", unix.MS_BIND, ""); err != nil {
@@ -374,7 +376,7 @@ func (w *world) bind(t *testing.T, from, to string) {
 	t.Cleanup(func() { _ = unix.Unmount(filepath.Join(w.dir, to), unix.MNT_DETACH) })
 }
 
-// reopen opens the root again, as the hook does when all is mounted.
+// reopen opens the root after mounts were added, as the hook does.
 func (w *world) reopen(t *testing.T, hostDev string) {
 	t.Helper()
 	root, err := Open(w.dir, hostDev)
@@ -385,7 +387,7 @@ func (w *world) reopen(t *testing.T, hostDev string) {
 	w.root = root
 }
 
-// Whatever path leads there, nothing that is on another mount than the root is read.
+// A file on another mount is not read, whatever path leads there.
 func TestReadsOnlyTheRootsOwnMount(t *testing.T) {
 	testenv.Root(t)
 	hooktest.MountNamespace(t)
@@ -414,8 +416,8 @@ func TestReadsOnlyTheRootsOwnMount(t *testing.T) {
 	w.link("/volume", "/link-to-directory")
 	w.reopen(t, "/dev")
 	for _, name := range []string{
-		"/volume/secret", "/link-to-volume", "/link-to-directory/secret", "/secret/data/token", "/link-to-secret", "/over",
-		"/proc/version", "/proc/self/environ", "/sys/kernel/notes", "/dev/file",
+		"/volume/secret", "/link-to-volume", "/link-to-directory/secret", "/secret/data/token", "/link-to-secret",
+		"/over", "/proc/version", "/proc/self/environ", "/sys/kernel/notes", "/dev/file",
 	} {
 		if data, err := w.root.ReadFile(name, 1<<20); !errors.Is(err, ErrVolume) ||
 			!strings.Contains(err.Error(), name) {
@@ -448,7 +450,10 @@ func TestReadsLowerLayers(t *testing.T) {
 		mountTmpfs(t, layers+dir, 0)
 	}
 	for name, data := range map[string]string{"/a/file": "of a", "/b/file": "hidden", "/b/dir/file": "of b"} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(layers+name), 0o755), os.WriteFile(layers+name, []byte(data), 0o600)); err != nil {
+		if err := os.MkdirAll(filepath.Dir(layers+name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(layers+name, []byte(data), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -467,7 +472,7 @@ func TestReadsLowerLayers(t *testing.T) {
 				t.Errorf("ReadFile(%q) = %q, %v, want %q", name, got, err, want)
 			}
 		}
-		if err := w.root.WriteFile("/dir/new", []byte("x"), 0o644); err != nil { // and once more with an upper layer
+		if err := w.root.WriteFile("/dir/new", []byte("x"), 0o644); err != nil { // makes an upper layer
 			t.Error(err)
 		}
 	}
@@ -532,8 +537,7 @@ func TestVolumesAreNotChanged(t *testing.T) {
 	}
 }
 
-// What is mounted at /dev is the container's own only if it is such as runtimes mount there.
-func TestForeignDev(t *testing.T) {
+func TestAnotherMountAtDevIsNotTheContainersOwn(t *testing.T) {
 	testenv.Root(t)
 	for name, mount := range map[string]func(t *testing.T, w *world) (hostDev string){
 		"the host's": func(t *testing.T, w *world) string {
@@ -582,7 +586,6 @@ func TestCheckContainer(t *testing.T) {
 			t.Errorf("CheckContainer of %s: %v, want %q", dir, err, want)
 		}
 	}
-	// Every machine that this runs on has /proc mounted.
 	check(t, "/proc", "in the host's mount namespace")
 	hooktest.MountNamespace(t)
 	check(t, "/proc", "")
@@ -610,8 +613,8 @@ func TestMountIDFromProc(t *testing.T) {
 	}
 }
 
-// What the kernel does not tell about a file is an error, and not the zero value, which would be a regular file.
-func TestClosedFile(t *testing.T) {
+// If the kernel cannot describe a file, that is an error, not the zero value, which would be a regular file.
+func TestAClosedFileIsAnError(t *testing.T) {
 	f, err := os.Open("/dev/null")
 	if err != nil {
 		t.Fatal(err)
@@ -660,7 +663,7 @@ func TestReadHostFile(t *testing.T) {
 		t.Errorf("a file of the limit's size: %q, %v", data, err)
 	}
 	if data, err := ReadHostFile("/proc/self/mountinfo", 1<<20); !strings.Contains(string(data), " / ") {
-		t.Errorf("a file that says it has no content: %q, %v", data, err)
+		t.Errorf("a file of the size 0 with content: %q, %v", data, err)
 	}
 }
 
@@ -674,7 +677,7 @@ func TestMountFile(t *testing.T) {
 			w.link("etc/f", "/link")
 			mounts := countMounts(t)
 			if old {
-				mountTheOldWay(t, w.root, "/link", "new")
+				mountAttached(t, w.root, "/link", "new")
 			} else if err := w.root.MountFile("/link", []byte("new"), 0o444); err != nil {
 				t.Fatal(err)
 			}
@@ -696,12 +699,12 @@ func TestMountFile(t *testing.T) {
 	}
 }
 
-// Where SELinux is on, a container may not read a file with the label of any tmpfs.
-func TestMountFileKeepsLabel(t *testing.T) {
+// With SELinux a container may not be allowed to read a file with the label of a tmpfs.
+func TestMountFileCopiesTheLabel(t *testing.T) {
 	testenv.Root(t)
 	hooktest.MountNamespace(t)
 	w := newWorld(t)
-	mountTmpfs(t, w.dir, 0) // which has attributes, whatever the temporary directory is on
+	mountTmpfs(t, w.dir, 0) // which supports labels
 	w.write("/etc/f", "of the image")
 	const label = "system_u:object_r:container_file_t:s0:c1,c2\x00"
 	if err := unix.Setxattr(w.dir+"/etc/f", "security.selinux", []byte(label), 0); err != nil {
@@ -722,7 +725,7 @@ func TestMountFileKeepsLabel(t *testing.T) {
 	}
 }
 
-// A volume with mount propagation is the host's too: what the image makes the hook mount there, the host would see.
+// A mount in a volume with mount propagation would appear on the host.
 func TestMountFileDoesNotPropagate(t *testing.T) {
 	testenv.Root(t)
 	hooktest.MountNamespace(t)
@@ -752,7 +755,7 @@ func TestMountFileDoesNotPropagate(t *testing.T) {
 		t.Errorf("%d mounts were left", n-mounts)
 	}
 	checkFile(t, host+"/ld.so.cache", "of the host", 0o644)
-	// A slave receives mounts, but passes none on.
+	// A slave mount receives mounts and does not propagate any.
 	if err := unix.Mount("", w.dir+"/volume", "", unix.MS_SLAVE, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -763,7 +766,7 @@ func TestMountFileDoesNotPropagate(t *testing.T) {
 	checkFile(t, host+"/ld.so.cache", "of the host", 0o644)
 }
 
-func mountTheOldWay(t *testing.T, r *Root, name, data string) {
+func mountAttached(t *testing.T, r *Root, name, data string) {
 	t.Helper()
 	tmpfs, err := newTmpfs(len(data))
 	if err != nil {

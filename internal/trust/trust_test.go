@@ -16,10 +16,10 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// me and other are users who are not root.
+// me and other are unprivileged users.
 const me, other = 1000, 1001
 
-// A tree of files for each test: top is safe, and so is all in it until a test changes something.
+// newTree makes a safe tree of files. Tests make parts of it unsafe.
 //
 //	top/dir/file   top/dir/sub/   top/link -> dir/file   top/up -> ../<top>/dir   top/abs -> <top>/dir
 func newTree(t *testing.T) string {
@@ -36,7 +36,7 @@ func newTree(t *testing.T) string {
 	return top
 }
 
-// safeDir is a directory that only root can write to, for the directories of tests: /tmp is none.
+// safeDir returns a directory that only root can write to. /tmp is none.
 func safeDir(t *testing.T) string {
 	t.Helper()
 	for _, dir := range []string{"/", "/run"} {
@@ -56,7 +56,7 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// change is what a test does to the tree.
+// change makes a part of the tree unsafe, or different.
 type change func(top string) error
 
 func chown(name string, uid int) change {
@@ -91,16 +91,16 @@ func TestFile(t *testing.T) {
 		"another user's file": {
 			"dir/file", chown("dir/file", other), "others can change it: TOP/dir/file belongs to user 1001",
 		},
-		"of a group that may write": {
+		"a file that a group can write": {
 			"dir/file", chmod("dir/file", 0o775), "others can change it: group 0 can write to TOP/dir/file",
 		},
-		"that everybody may write": {
+		"a file that every user can write": {
 			"dir/file", chmod("dir/file", 0o702), "others can change it: every user can write to TOP/dir/file",
 		},
 		"in another user's directory": {
 			"dir/file", chown("dir", other), "others can change it: TOP/dir belongs to user 1001",
 		},
-		"in a directory that a group writes": {
+		"in a directory that a group can write": {
 			"dir/file", chmod("dir", 0o770), "others can change it: group 0 can write to TOP/dir",
 		},
 		"a file in a sticky directory": {
@@ -110,7 +110,8 @@ func TestFile(t *testing.T) {
 		"below one in a group's sticky one": {"dir/file", chmod(".", 0o775|os.ModeSticky), ""},
 		"through a link below a sticky one": {
 			"dir/back",
-			both(func(top string) error { return os.Symlink("sub/../file", top+"/dir/back") }, chmod(".", 0o777|os.ModeSticky)),
+			both(func(top string) error { return os.Symlink("sub/../file", top+"/dir/back") },
+				chmod(".", 0o777|os.ModeSticky)),
 			"",
 		},
 		"in another user's sticky directory": {
@@ -125,7 +126,7 @@ func TestFile(t *testing.T) {
 			"dir/file", both(chmod(".", 0o777|os.ModeSticky), chmod("dir", 0o777)),
 			"others can change it: every user can write to TOP/dir",
 		},
-		"not there, in a sticky directory": {
+		"missing, in a sticky directory": {
 			"none/file", chmod(".", 0o777|os.ModeSticky), "others can change it: every user can write to TOP",
 		},
 		"a file in a directory of a sticky": {
@@ -150,20 +151,20 @@ func TestFile(t *testing.T) {
 		"below a link to an unsafe directory": {
 			"abs/file", chmod("dir", 0o777), "others can change it: every user can write to TOP/dir",
 		},
-		"that is not there":         {"dir/none", none, "open TOP/dir/none: no such file or directory"},
-		"a link that leads nowhere": {"dangling", none, "open TOP/none: no such file or directory"},
-		"a link to itself":          {"loop", none, "open TOP/loop: too many levels of symbolic links"},
-		"below a file":              {"dir/file/x", none, "open TOP/dir/file/x: not a directory"},
-		"a directory":               {"dir", none, "TOP/dir is not a regular file"},
+		"a missing file":   {"dir/none", none, "open TOP/dir/none: no such file or directory"},
+		"a dangling link":  {"dangling", none, "open TOP/none: no such file or directory"},
+		"a link to itself": {"loop", none, "open TOP/loop: too many levels of symbolic links"},
+		"below a file":     {"dir/file/x", none, "open TOP/dir/file/x: not a directory"},
+		"a directory":      {"dir", none, "TOP/dir is not a regular file"},
 		"a FIFO": {
 			"dir/fifo", func(top string) error { return syscall.Mkfifo(top+"/dir/fifo", 0o600) },
 			"TOP/dir/fifo is not a regular file",
 		},
-		"not there, in an unsafe directory": {
+		"missing, in an unsafe directory": {
 			"dir/none", chmod("dir", 0o777), "others can change it: every user can write to TOP/dir",
 		},
-		"that everybody may read and execute": {"dir/file", chmod("dir/file", 0o755), ""},
-		"with the set-user-ID bit":            {"dir/file", chmod("dir/file", 0o755|os.ModeSetuid), ""},
+		"a file that every user can run": {"dir/file", chmod("dir/file", 0o755), ""},
+		"with the set-user-ID bit":       {"dir/file", chmod("dir/file", 0o755|os.ModeSetuid), ""},
 		"through a link to an unsafe one's ..": {
 			"back", func(top string) error { return os.Symlink("dir/sub/../file", top+"/back") }, "",
 		},
@@ -203,8 +204,8 @@ func TestDir(t *testing.T) {
 		"below another user's": {
 			"dir/sub", chown("dir", other), "others can change it: TOP/dir belongs to user 1001",
 		},
-		"not there": {"dir/none/none", none, ""},
-		"not there, in another user's": {
+		"missing": {"dir/none/none", none, ""},
+		"missing, in another user's": {
 			"dir/none", chown("dir", other), "others can change it: TOP/dir belongs to user 1001",
 		},
 		"a file":       {"dir/file", none, "open TOP/dir/file: not a directory"},
@@ -213,16 +214,16 @@ func TestDir(t *testing.T) {
 		"a link to another user's": {
 			"abs", chown("dir", other), "others can change it: TOP/dir belongs to user 1001",
 		},
-		"one that everybody may write to": {
+		"one that every user can write": {
 			"dir", chmod("dir", 0o777|os.ModeSticky), "others can change it: every user can write to TOP/dir",
 		},
 		"in a sticky directory": {"dir", chmod(".", 0o777|os.ModeSticky), ""},
-		"not there, in a sticky directory": {
+		"missing, in a sticky directory": {
 			"none", chmod(".", 0o777|os.ModeSticky), "others can change it: every user can write to TOP",
 		},
-		"not there, below it":              {"dir/none", chmod(".", 0o777|os.ModeSticky), ""},
-		"one whose links lead to itself":   {"loop", none, "open TOP/loop: too many levels of symbolic links"},
-		"not there, by a link that is not": {"dangling/x", none, ""},
+		"missing, in one in a sticky one":  {"dir/none", chmod(".", 0o777|os.ModeSticky), ""},
+		"a link to itself":                 {"loop", none, "open TOP/loop: too many levels of symbolic links"},
+		"missing, through a dangling link": {"dangling/x", none, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := newTree(t)
@@ -232,7 +233,7 @@ func TestDir(t *testing.T) {
 	}
 }
 
-// Whose directory it is does not matter, but a link does that others could have made.
+// Directories may belong to any user, but links that others could have made are refused.
 func TestOpenDir(t *testing.T) {
 	for name, c := range map[string]struct {
 		path   string
@@ -256,10 +257,15 @@ func TestOpenDir(t *testing.T) {
 			"up/sub", chmod(".", 0o777),
 			"the symbolic link TOP/up is not followed, since others can change it: every user can write to TOP",
 		},
-		"by a link in another's, in a sticky one": {"dir/back", both(func(top string) error { return os.Symlink("sub", top+"/dir/back") },
-			both(chmod(".", 0o777|os.ModeSticky), chown("dir", other))), "the symbolic link TOP/dir/back is not followed, since others can change it: TOP/dir belongs to user 1001"},
-		"not there": {"dir/none", none, "open TOP/dir/none: no such file or directory"},
-		"a file":    {"dir/file", none, "open TOP/dir/file: not a directory"},
+		"by a link in another's, in a sticky one": {
+			"dir/back",
+			both(func(top string) error { return os.Symlink("sub", top+"/dir/back") },
+				both(chmod(".", 0o777|os.ModeSticky), chown("dir", other))),
+			"the symbolic link TOP/dir/back is not followed, " +
+				"since others can change it: TOP/dir belongs to user 1001",
+		},
+		"missing": {"dir/none", none, "open TOP/dir/none: no such file or directory"},
+		"a file":  {"dir/file", none, "open TOP/dir/file: not a directory"},
 		"a FIFO": {
 			"dir/fifo", func(top string) error { return syscall.Mkfifo(top+"/dir/fifo", 0o600) },
 			"open TOP/dir/fifo: not a directory",
@@ -288,8 +294,7 @@ func TestOpenDir(t *testing.T) {
 	}
 }
 
-// As many links as the kernel follows are followed.
-func TestLinksHaveALimit(t *testing.T) {
+func TestLinksHaveTheKernelsLimit(t *testing.T) {
 	top := newTree(t)
 	must(t, os.Symlink("dir/file", top+"/1"))
 	for i := range maxLinks {
@@ -321,8 +326,7 @@ func TestRelativePaths(t *testing.T) {
 	}
 }
 
-// For a user who is not root, what is his own is safe too, and nobody else's; not what is to run as root.
-func TestOfAnotherUserThanRoot(t *testing.T) {
+func TestFilesOfTheCallerAreSafeUnlessTheyRunAsRoot(t *testing.T) {
 	for name, c := range map[string]struct {
 		owner int
 		check func(string) error
@@ -343,34 +347,34 @@ func TestOfAnotherUserThanRoot(t *testing.T) {
 				must(t, chown("dir", c.owner)(top), chown("dir/file", c.owner)(top))
 			}
 			var err error
-			as(t, me, func() { err = c.check(top + "/link") })
+			runAs(t, me, func() { err = c.check(top + "/link") })
 			wantError(t, top, err, c.want)
 		})
 	}
 }
 
-func TestDirectoriesThatCannotBeSearched(t *testing.T) {
+func TestUnreadableDirectoriesAreErrors(t *testing.T) {
 	top := newTree(t)
 	must(t, os.Chmod(top+"/dir", 0o700))
 	var file, dir error
-	as(t, me, func() { file, dir = File(top+"/dir/file"), Dir(top+"/dir/sub") })
+	runAs(t, me, func() { file, dir = File(top+"/dir/file"), Dir(top+"/dir/sub") })
 	if !errors.Is(file, fs.ErrPermission) || !errors.Is(dir, fs.ErrPermission) {
 		t.Errorf("%v, %v", file, dir)
 	}
 	must(t, os.Chmod(top+"/dir", 0o711), os.Chmod(top+"/dir/sub", 0o711))
-	as(t, me, func() {
+	runAs(t, me, func() {
 		if _, err := OpenDir(top + "/dir/sub"); !errors.Is(err, fs.ErrPermission) {
 			t.Errorf("a directory that cannot be read: %v", err)
 		}
 	})
 }
 
-// as runs a function as another user, on a thread that ends with it.
-func as(t *testing.T, uid uintptr, do func()) {
+// runAs runs a function as another user, on a thread of its own.
+func runAs(t *testing.T, uid uintptr, do func()) {
 	t.Helper()
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for ever
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		var err error
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
 			err = errno
@@ -382,8 +386,7 @@ func as(t *testing.T, uid uintptr, do func()) {
 	must(t, <-done)
 }
 
-// Nothing stays open, whatever the result.
-func TestNothingStaysOpen(t *testing.T) {
+func TestNoHandleIsLeaked(t *testing.T) {
 	top := newTree(t)
 	open := func() int {
 		list, err := os.ReadDir("/proc/self/fd")
@@ -407,6 +410,6 @@ func TestNothingStaysOpen(t *testing.T) {
 		}
 	}
 	if after := open(); after != before {
-		t.Errorf("%d files are open, before it were %d", after, before)
+		t.Errorf("%d files are open, want %d as before", after, before)
 	}
 }
