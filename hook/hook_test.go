@@ -12,7 +12,7 @@ import (
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/test/lib/hooktest"
+	testimage "gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -43,9 +43,9 @@ func hostAt(t *testing.T, dir string) host.Host {
 func newRoot(t *testing.T) string {
 	t.Helper()
 	testenv.Root(t)
-	hooktest.MountNamespace(t)
+	testenv.MountNamespace(t)
 	root := t.TempDir()
-	hooktest.MountPoint(t, root)
+	testenv.MountPoint(t, root)
 	return root
 }
 
@@ -124,12 +124,12 @@ func TestDeviceLinksEGLProfileAndParams(t *testing.T) {
 	if got, err := os.Readlink(filepath.Join(root, "dev/dri/by-path/pci-0000:1b:00.0-render")); got != "../renderD129" {
 		t.Errorf("by-path link: %q, %v", got, err)
 	}
-	before := hooktest.Hash(t, root)
+	before := testimage.Fingerprint(t, root)
 	if warnings, err := CreateContainer(args, &State{ID: "x", Root: root}, hostAt(t, hostDir)); len(warnings) != 0 ||
 		err != nil {
 		t.Errorf("the second time: warnings %v, error %v", warnings, err)
 	}
-	if hooktest.Hash(t, root) != before {
+	if testimage.Fingerprint(t, root) != before {
 		t.Error("the second run changed something")
 	}
 	if err := unix.Unmount(filepath.Join(root, "proc/driver/nvidia/params"), 0); err != nil {
@@ -176,7 +176,7 @@ func TestLibrariesAreFoundAfterLdconfigInTheContainer(t *testing.T) {
 		"etc/ld.so.conf": "include /etc/ld.so.conf.d/*.conf\n", "etc/ld.so.conf.d/app.conf": "/opt/stubs\n",
 	})
 	for _, dir := range []string{"opt/stubs", "opt/driver", "opt/driver/vdpau"} {
-		hooktest.Library(t, filepath.Join(root, dir, "libcuda.so.580.1"), "libcuda.so.1")
+		testimage.Library(t, filepath.Join(root, dir, "libcuda.so.580.1"), "libcuda.so.1")
 	}
 	a, err := archFor(goarch)
 	if err != nil {
@@ -243,7 +243,7 @@ func libraryWithNote(t *testing.T, section, owner, desc string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "library.so")
 	quote := strings.NewReplacer(`"`, `\\\"`)
-	hooktest.Compile(t, file, `__asm__(".pushsection `+section+`, \"a\", %note\n.balign 4\n.long 2f-1f, 4f-3f, 1\n"
+	testimage.Compile(t, file, `__asm__(".pushsection `+section+`, \"a\", %note\n.balign 4\n.long 2f-1f, 4f-3f, 1\n"
 		"1: .asciz \"`+owner+`\"\n2: .balign 4\n3: .ascii \"`+quote.Replace(desc)+`\"\n4: .balign 4\n.popsection\n");`,
 		"-shared", "-fPIC", "-nostdlib")
 	data, err := os.ReadFile(file)

@@ -13,9 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
-	"gpu-cdi-plugin/test/oci"
-	"gpu-cdi-plugin/test/rootfs"
 )
 
 // runtime is runc as it can be used on this machine.
@@ -71,25 +70,25 @@ func sandbox() string {
 
 func (c *checker) makeImage(ctx context.Context) error {
 	c.image = filepath.Join(c.dir, "rootfs")
-	if err := rootfs.FromHost(ctx, c.image); err != nil {
+	if err := image.FromHost(ctx, c.image); err != nil {
 		return err
 	}
 	if c.built == "" {
 		return nil
 	}
-	if err := rootfs.AddProgram(c.image, c.built, cudaPath); err != nil {
+	if err := image.AddProgram(c.image, c.built, cudaPath); err != nil {
 		return err
 	}
-	return rootfs.Ldconfig(ctx, c.image)
+	return image.Ldconfig(ctx, c.image)
 }
 
 // bundle makes a bundle with devices, by name.
-func (c *checker) bundle(ctx context.Context, args []string, mknod bool, devices ...string) (*oci.Bundle, error) {
+func (c *checker) bundle(ctx context.Context, args []string, mknod bool, devices ...string) (*image.Bundle, error) {
 	dir, err := os.MkdirTemp(c.dir, "bundle-")
 	if err != nil {
 		return nil, err
 	}
-	b, err := oci.New(ctx, c.runc, dir, oci.Options{Root: c.image, Args: args, Mknod: mknod})
+	b, err := image.NewBundle(ctx, c.runc, dir, image.BundleOptions{Root: c.image, Args: args, Mknod: mknod})
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +115,7 @@ func (c *checker) in(ctx context.Context, args []string, mknod bool, devices ...
 	return c.start(ctx, b)
 }
 
-func (c *checker) start(ctx context.Context, b *oci.Bundle) (string, error) {
+func (c *checker) start(ctx context.Context, b *image.Bundle) (string, error) {
 	res, err := proc.Run(ctx, proc.Cmd{Args: append(slices.Clone(c.runtime.wrap), b.Command()...)})
 	if err != nil {
 		return "", err
@@ -197,9 +196,9 @@ func (c *checker) measure(ctx context.Context) (string, error) {
 		return "", err
 	}
 	const rounds = 21
-	times := map[*oci.Bundle][]time.Duration{}
+	times := map[*image.Bundle][]time.Duration{}
 	for range rounds {
-		for _, b := range []*oci.Bundle{none, bare, full} {
+		for _, b := range []*image.Bundle{none, bare, full} {
 			start := time.Now()
 			if _, err := c.start(ctx, b); err != nil {
 				return "", err

@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/internal/exit"
-	"gpu-cdi-plugin/test/bed"
+	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-var shared *bed.Bed
+var shared *suite.Suite
 
-func TestMain(m *testing.M) { os.Exit(bed.Run(m, &shared)) }
+func TestMain(m *testing.M) { os.Exit(suite.Run(m, &shared)) }
 
 // check runs the program on a node.
 func check(t *testing.T, root, report string) (exit.Code, string) {

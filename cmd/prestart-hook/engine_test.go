@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/internal/hookargs"
-	"gpu-cdi-plugin/test/lib/hooktest"
+	testimage "gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -89,7 +89,7 @@ func newBundle(t *testing.T) *bundle {
 	t.Helper()
 	dir := t.TempDir()
 	driver := filepath.Join(dir, "libcuda.so.580.1")
-	hooktest.Library(t, driver, "libcuda.so.1")
+	testimage.Library(t, driver, "libcuda.so.1")
 	return &bundle{
 		t: t, dir: dir, process: []string{"/bin/loader", "libcuda.so.1"},
 		mounts: map[string]string{"/opt/driver/libcuda.so.580.1": driver},
@@ -169,7 +169,7 @@ func (b *bundle) makeCache() {
 }
 
 func TestEnginesFindTheDriverInEveryImage(t *testing.T) {
-	glibc := func(b *bundle) { hooktest.GlibcRoot(b.t, b.root()) }
+	glibc := func(b *bundle) { testimage.GlibcRoot(b.t, b.root()) }
 	cached := func(b *bundle) { glibc(b); b.makeCache() }
 	const there = "/opt/driver/libcuda.so.580.1"
 	for name, tc := range map[string]struct {
@@ -214,11 +214,11 @@ func TestEnginesFindTheDriverInEveryImage(t *testing.T) {
 					err != nil {
 					t.Fatalf("got %q, want %q; %v: %s", out, tc.want, err, stderr)
 				}
-				before := hooktest.Hash(t, b.root())
+				before := testimage.Fingerprint(t, b.root())
 				if out2, stderr, err := b.run(e); err != nil || out2 != out {
 					t.Errorf("the second time: %q, %v: %s", out2, err, stderr)
 				}
-				if hooktest.Hash(t, b.root()) != before {
+				if testimage.Fingerprint(t, b.root()) != before {
 					t.Error("the second start changed the root")
 				}
 			})
@@ -238,7 +238,7 @@ func TestEnginesFindLibrariesByTheNamesOfLinks(t *testing.T) {
 		for name, readonly := range map[string]bool{"": false, ", read-only": true} {
 			t.Run(e.name+name, func(t *testing.T) {
 				b := newBundle(t)
-				hooktest.GlibcRoot(t, b.root())
+				testimage.GlibcRoot(t, b.root())
 				b.makeCache()
 				b.readonly, b.process = readonly, []string{"/bin/loader", "libcuda.so"}
 				if out, stderr, err := b.run(e); out != "/opt/driver/libcuda.so.580.1" || err != nil {
@@ -252,13 +252,13 @@ func TestEnginesFindLibrariesByTheNamesOfLinks(t *testing.T) {
 // useMuslImage makes an image with musl, which finds libraries by file name. Specs have a link with the SONAME.
 func useMuslImage(b *bundle) {
 	b.t.Helper()
-	hooktest.MuslRoot(b.t, b.root())
+	testimage.MuslRoot(b.t, b.root())
 	b.args.Links = append(b.args.Links, hookargs.Link{Path: "/opt/driver/libcuda.so.1", Target: "libcuda.so.580.1"})
 }
 
 func useStaticImage(b *bundle) {
 	b.t.Helper()
-	hooktest.CopyFile(b.t, testenv.Command(b.t, "busybox"), filepath.Join(b.root(), "bin/busybox"))
+	testimage.CopyFile(b.t, testenv.Command(b.t, "busybox"), filepath.Join(b.root(), "bin/busybox"))
 	b.process = []string{"/bin/busybox", "echo", "ran"}
 }
 
@@ -291,7 +291,7 @@ func TestEnginesWithAUserNamespace(t *testing.T) {
 		for name, readonly := range map[string]bool{"": false, ", read-only": true} {
 			t.Run(e.name+name, func(t *testing.T) {
 				b := newBundle(t)
-				hooktest.GlibcRoot(t, b.root())
+				testimage.GlibcRoot(t, b.root())
 				b.makeCache()
 				b.readonly, b.firstID = readonly, 100000
 				chown(t, b.root(), b.firstID)
@@ -309,7 +309,7 @@ func TestEnginesWithAUserNamespaceAndHiddenProcesses(t *testing.T) {
 	for _, e := range engines(t) {
 		t.Run(e.name, func(t *testing.T) {
 			b := newBundle(t)
-			hooktest.GlibcRoot(t, b.root())
+			testimage.GlibcRoot(t, b.root())
 			b.firstID = 100000
 			b.setup = "mount -t proc -o hidepid=2 proc /proc"
 			chown(t, b.root(), b.firstID)
@@ -325,16 +325,16 @@ func TestEnginesInTheWrongStageChangeNothing(t *testing.T) {
 	for _, e := range engines(t) {
 		t.Run(e.name, func(t *testing.T) {
 			b := newBundle(t)
-			hooktest.GlibcRoot(t, b.root())
+			testimage.GlibcRoot(t, b.root())
 			b.mounts = nil // the runtime would make their mount points
 			b.stage = "createRuntime"
-			before := hooktest.Hash(t, filepath.Join(b.root(), "etc"))
+			before := testimage.Fingerprint(t, filepath.Join(b.root(), "etc"))
 			out, stderr, err := b.run(e)
 			const want = "is not a container's root in the createContainer stage, nothing was changed"
 			if err == nil || !strings.Contains(stderr, want) {
 				t.Errorf("got %q, %v: %s, want %q", out, err, stderr, want)
 			}
-			if hooktest.Hash(t, filepath.Join(b.root(), "etc")) != before {
+			if testimage.Fingerprint(t, filepath.Join(b.root(), "etc")) != before {
 				t.Error("the hook changed the root")
 			}
 		})

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/test/lib/hooktest"
+	testimage "gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -225,12 +225,12 @@ func TestHostileImagesCannotLeadTheHookOutside(t *testing.T) {
 			if found := c.found("libcuda.so.1"); (found == dir+"/libcuda.so.580.1") == tc.noLib {
 				t.Errorf("libcuda.so.1 is found at %q", found)
 			}
-			before := hooktest.Hash(t, c.root)
+			before := testimage.Fingerprint(t, c.root)
 			if again, stderr := c.run(args...); again != status {
 				t.Errorf("the second time: status %d, %s", again, stderr)
 			}
 			c.checkCanary()
-			if hooktest.Hash(t, c.root) != before {
+			if testimage.Fingerprint(t, c.root) != before {
 				t.Error("the second run changed something")
 			}
 		})
@@ -259,7 +259,7 @@ func TestTheImagesEnvironmentIsIgnored(t *testing.T) {
 	needRoot(t)
 	c := newContainer(t)
 	marker := filepath.Join(c.bundle, "owned")
-	hooktest.Compile(t, c.path("/poc.so"), `#include <stdio.h>
+	testimage.Compile(t, c.path("/poc.so"), `#include <stdio.h>
 		__attribute__((constructor)) static void own(void) { FILE *f = fopen("`+marker+`", "w"); if (f) fclose(f); }`,
 		"-shared", "-fPIC")
 	c.env = []string{

@@ -8,7 +8,7 @@ import (
 
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/test/lib/hooktest"
+	testimage "gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -98,7 +98,7 @@ func mountSysfs(b *bundle, _ string) {
 func makeBothLibcImage(b *bundle) {
 	b.t.Helper()
 	busybox := filepath.Join(b.root(), "bin/busybox")
-	hooktest.CopyFile(b.t, testenv.Command(b.t, "busybox"), busybox)
+	testimage.CopyFile(b.t, testenv.Command(b.t, "busybox"), busybox)
 	c := &container{t: b.t, root: b.root()}
 	_, loader := multiarch()
 	c.write(loader, "loader")
@@ -187,12 +187,12 @@ func TestEnginesWriteToNoVolume(t *testing.T) {
 			}
 			b.args = hookargs.CreateContainer{DRI: []hookargs.DRI{{PCIBusID: "0000:1b:00.0", Nodes: []string{"card1"}}}}
 			b.process = []string{"/bin/busybox", "true"}
-			before := hooktest.Hash(t, volumes)
+			before := testimage.Fingerprint(t, volumes)
 			_, stderr, err := b.run(e)
 			if err != nil || !strings.Contains(stderr, "on another mount") && e.name == "crun" {
 				t.Errorf("%v: %s, want a message", err, stderr)
 			}
-			if hooktest.Hash(t, volumes) != before {
+			if testimage.Fingerprint(t, volumes) != before {
 				t.Error("the hook wrote to a volume")
 			}
 		})

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"gpu-cdi-plugin/test/lib/hooktest"
+	testimage "gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -61,13 +61,13 @@ func TestOnlyAContainersRootIsChanged(t *testing.T) {
 			root := filepath.Join(t.TempDir(), "root")
 			(&container{t: t, root: root}).write("/etc/empty", "")
 			chown(t, root, 65534)
-			before := hooktest.Hash(t, root)
+			before := testimage.Fingerprint(t, root)
 			cmd := exec.Command(testenv.Command(t, "unshare"), "--mount", "sh", "-ec", tc.script, "sh",
 				hookBinary(t), "create-container", "--link=/etc/link::target")
 			cmd.Env = []string{"ROOT=" + root, "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 			cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"id":"x","root":%q}`, root))
 			out, err := cmd.CombinedOutput()
-			changed := hooktest.Hash(t, root) != before
+			changed := testimage.Fingerprint(t, root) != before
 			if tc.want == "" && (err != nil || !changed) {
 				t.Errorf("%v: %s, want a link", err, out)
 			}

@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/test/lib/hooktest"
+	testimage "gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -74,7 +74,7 @@ type container struct {
 func newContainer(t testing.TB) *container {
 	t.Helper()
 	needRoot(t)
-	hooktest.MountNamespace(t)
+	testenv.MountNamespace(t)
 	base := t.TempDir()
 	c := &container{t: t, bundle: filepath.Join(base, "bundle"), canary: filepath.Join(base, "canary")}
 	c.root = filepath.Join(c.bundle, "rootfs")
@@ -90,11 +90,11 @@ func newContainer(t testing.TB) *container {
 	// If the hook runs this, the canary changes.
 	c.write("/sbin/ldconfig", "#!/bin/sh\ntouch "+c.canary+"/executed\n")
 	c.hashCanary()
-	hooktest.MountPoint(t, c.root)
+	testenv.MountPoint(t, c.root)
 	return c
 }
 
-func (c *container) hashCanary() { c.canaryHash = hooktest.Hash(c.t, c.canary) }
+func (c *container) hashCanary() { c.canaryHash = testimage.Fingerprint(c.t, c.canary) }
 
 func (c *container) path(name string) string { return filepath.Join(c.root, name) }
 
@@ -146,7 +146,7 @@ func (c *container) run(args ...string) (status int, stderr string) {
 // checkCanary fails the test if something outside the root has changed.
 func (c *container) checkCanary() {
 	c.t.Helper()
-	if hooktest.Hash(c.t, c.canary) != c.canaryHash {
+	if testimage.Fingerprint(c.t, c.canary) != c.canaryHash {
 		out, _ := exec.Command("find", c.canary, "-ls").Output()
 		c.t.Errorf("something outside the root has changed:\n%s", out)
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"gpu-cdi-plugin/test/lib/hooktest"
+	testimage "gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -19,12 +19,12 @@ func TestEnginesDoNotFollowALinkInTheRootsPlace(t *testing.T) {
 	for _, e := range engines(t) {
 		t.Run(e.name, func(t *testing.T) {
 			b := newBundle(t)
-			hooktest.GlibcRoot(t, b.root())
+			testimage.GlibcRoot(t, b.root())
 			victim := filepath.Join(t.TempDir(), "victim")
 			must(t, os.Mkdir(victim, 0o700))
-			hooktest.MountPoint(t, victim)
-			hooktest.GlibcRoot(t, victim)
-			before := hooktest.Hash(t, victim)
+			testenv.MountPoint(t, victim)
+			testimage.GlibcRoot(t, victim)
+			before := testimage.Fingerprint(t, victim)
 			must(t, os.Lchown(b.dir, 1000, 1000))
 			waits, swapped := filepath.Join(b.dir, "waits"), filepath.Join(b.dir, "swapped")
 			b.first = fmt.Sprintf("touch %s; until [ -e %s ]; do sleep 0.01; done", waits, swapped)
@@ -32,7 +32,7 @@ func TestEnginesDoNotFollowALinkInTheRootsPlace(t *testing.T) {
 			go func() { done <- swapRoot(b, waits, swapped, victim) }()
 			stdout, stderr, err := b.run(e)
 			must(t, <-done)
-			if hooktest.Hash(t, victim) != before {
+			if testimage.Fingerprint(t, victim) != before {
 				t.Errorf("the hook changed another mount: %v: %s %s", err, stdout, stderr)
 			}
 		})

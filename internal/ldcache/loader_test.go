@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/internal/ldcache"
-	"gpu-cdi-plugin/test/lib/hooktest"
+	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -51,8 +51,8 @@ func writeCache(t *testing.T, root string, c *ldcache.Cache) {
 func TestLoaderFindsLibrariesThroughCache(t *testing.T) {
 	testenv.Root(t)
 	root := t.TempDir()
-	hooktest.GlibcRoot(t, root)
-	hooktest.Library(t, filepath.Join(root, "opt/driver/libcuda.so.580.1"), "libcuda.so.1")
+	image.GlibcRoot(t, root)
+	image.Library(t, filepath.Join(root, "opt/driver/libcuda.so.580.1"), "libcuda.so.1")
 
 	if got := load(t, root, "libcuda.so.1"); !strings.Contains(got[0], "cannot open shared object file") {
 		t.Fatalf("without a cache: %q, want it not to be found", got)
@@ -65,7 +65,7 @@ func TestLoaderFindsLibrariesThroughCache(t *testing.T) {
 		name := fmt.Sprintf("lib%c%d_%c.so.%d", 'a'+i%7, i*i%1013, 'Z'-i%3, i%13)
 		c.Entries = append(c.Entries, ldcache.Entry{Name: name, Path: dir + "/file.so", Flags: flags(t)})
 		names, want = append(names, name), append(want, dir+"/file.so")
-		hooktest.CopyFile(t, filepath.Join(root, "opt/driver/libcuda.so.580.1"), filepath.Join(root, dir, "file.so"))
+		image.CopyFile(t, filepath.Join(root, "opt/driver/libcuda.so.580.1"), filepath.Join(root, dir, "file.so"))
 	}
 	c.Entries = append(c.Entries,
 		ldcache.Entry{Name: "libcuda.so.1", Path: "/opt/driver/libcuda.so.580.1", Flags: flags(t)},
@@ -81,9 +81,9 @@ func TestLibrariesOfHWCapsDirectoriesAreStillPreferred(t *testing.T) {
 	testenv.Root(t)
 	ldconfig := testenv.Command(t, "ldconfig")
 	root := t.TempDir()
-	hooktest.GlibcRoot(t, root)
+	image.GlibcRoot(t, root)
 	for _, dir := range []string{"", "glibc-hwcaps/x86-64-v2", "glibc-hwcaps/x86-64-v3"} {
-		hooktest.Library(t, filepath.Join(root, "opt/app", dir, "libapp.so.1"), "libapp.so.1")
+		image.Library(t, filepath.Join(root, "opt/app", dir, "libapp.so.1"), "libapp.so.1")
 	}
 	conf := filepath.Join(root, "etc/ld.so.conf")
 	if err := os.WriteFile(conf, []byte("/opt/app\n"), 0o644); err != nil {
@@ -105,7 +105,7 @@ func TestLibrariesOfHWCapsDirectoriesAreStillPreferred(t *testing.T) {
 	if runtime.GOARCH == "amd64" && (len(c.HWCaps) != 2 || c.Generator == "") {
 		t.Errorf("extension block: names %q, generator %q", c.HWCaps, c.Generator)
 	}
-	hooktest.Library(t, filepath.Join(root, "opt/driver/libcuda.so.580.1"), "libcuda.so.1")
+	image.Library(t, filepath.Join(root, "opt/driver/libcuda.so.580.1"), "libcuda.so.1")
 	c.Prepend(ldcache.Entry{Name: "libcuda.so.1", Path: "/opt/driver/libcuda.so.580.1", Flags: flags(t)})
 	writeCache(t, root, c)
 	want := append(before, "/opt/driver/libcuda.so.580.1")
@@ -118,8 +118,8 @@ func TestLibrariesOfHWCapsDirectoriesAreStillPreferred(t *testing.T) {
 func TestLdconfigAgrees(t *testing.T) {
 	ldconfig := testenv.Command(t, "ldconfig")
 	root := t.TempDir()
-	hooktest.Library(t, filepath.Join(root, "lib/libapp.so.1"), "libapp.so.1")
-	hooktest.Library(t, filepath.Join(root, "lib/libapp.so.10"), "libapp.so.10")
+	image.Library(t, filepath.Join(root, "lib/libapp.so.1"), "libapp.so.1")
+	image.Library(t, filepath.Join(root, "lib/libapp.so.10"), "libapp.so.10")
 	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
 		t.Fatal(err)
 	}

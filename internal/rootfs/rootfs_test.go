@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/test/lib/hooktest"
+	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -48,14 +48,14 @@ func newWorld(t *testing.T) *world {
 	w.makeDir("/", "")
 	w.write("../canary/secret", "secret of the host")
 	w.write("../canary/dir/file", "file of the host")
-	w.canaryHash = hooktest.Hash(t, w.canary)
+	w.canaryHash = image.Fingerprint(t, w.canary)
 	var err error
 	if w.root, err = Open(w.dir, "/dev"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		_ = w.root.Close()
-		if hooktest.Hash(t, w.canary) != w.canaryHash {
+		if image.Fingerprint(t, w.canary) != w.canaryHash {
 			t.Error("something outside the root has changed")
 		}
 	})
@@ -152,7 +152,7 @@ func TestReadOnlyRegularFiles(t *testing.T) {
 
 func TestMagicLinksAreRefused(t *testing.T) {
 	testenv.Root(t)
-	hooktest.MountNamespace(t)
+	testenv.MountNamespace(t)
 	w := newWorld(t)
 	w.makeDir("/proc", "")
 	if err := unix.Mount("proc", filepath.Join(w.dir, "proc"), "proc", 0, ""); err != nil {
@@ -220,11 +220,11 @@ func TestSymlink(t *testing.T) {
 			if got, err := os.Readlink(filepath.Join(w.dir, tc.want)); got != "to/target" {
 				t.Errorf("the link contains %q, %v", got, err)
 			}
-			before := hooktest.Hash(t, w.dir)
+			before := image.Fingerprint(t, w.dir)
 			if err := w.root.Symlink("to/target", tc.path); err != nil {
 				t.Fatal(err)
 			}
-			if hooktest.Hash(t, w.dir) != before {
+			if image.Fingerprint(t, w.dir) != before {
 				t.Error("the second time changed something")
 			}
 		})
@@ -258,11 +258,11 @@ func TestWriteFile(t *testing.T) {
 			if tc.setup != nil {
 				tc.setup(w)
 			}
-			w.canaryHash = hooktest.Hash(t, w.canary)
-			before := hooktest.Hash(t, w.dir)
+			w.canaryHash = image.Fingerprint(t, w.canary)
+			before := image.Fingerprint(t, w.dir)
 			err := w.root.WriteFile("/etc/f", []byte("new"), 0o444)
 			if tc.fails {
-				if err == nil || !strings.Contains(err.Error(), "/etc/f") || hooktest.Hash(t, w.dir) != before {
+				if err == nil || !strings.Contains(err.Error(), "/etc/f") || image.Fingerprint(t, w.dir) != before {
 					t.Errorf("got %v, want an error that names the file, and no change", err)
 				}
 				return
@@ -274,11 +274,11 @@ func TestWriteFile(t *testing.T) {
 			if data, err := os.ReadFile(w.dir + "/other"); err == nil && string(data) != "other" {
 				t.Errorf("wrote %q through a link", data)
 			}
-			before = hooktest.Hash(t, w.dir)
+			before = image.Fingerprint(t, w.dir)
 			if err := w.root.WriteFile("/etc/f", []byte("new"), 0o444); err != nil {
 				t.Fatal(err)
 			}
-			if hooktest.Hash(t, w.dir) != before {
+			if image.Fingerprint(t, w.dir) != before {
 				t.Error("the second time changed something")
 			}
 		})
@@ -287,7 +287,7 @@ func TestWriteFile(t *testing.T) {
 
 func TestWriteFileLeavesNothingOnAFullFileSystem(t *testing.T) {
 	testenv.Root(t)
-	hooktest.MountNamespace(t)
+	testenv.MountNamespace(t)
 	w := newWorld(t)
 	if err := unix.Mount("tmpfs", w.dir, "tmpfs", 0, "size=16k"); err != nil {
 		t.Fatal(err)
@@ -295,12 +295,12 @@ func TestWriteFileLeavesNothingOnAFullFileSystem(t *testing.T) {
 	t.Cleanup(func() { _ = unix.Unmount(w.dir, unix.MNT_DETACH) })
 	w.write("/etc/f", "of the image")
 	w.reopen(t, "/dev")
-	before := hooktest.Hash(t, w.dir+"/etc/f")
+	before := image.Fingerprint(t, w.dir+"/etc/f")
 	err := w.root.WriteFile("/etc/f", make([]byte, 1<<16), 0o644)
 	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "/etc/f") {
 		t.Errorf("WriteFile: %v, want ENOSPC with the name", err)
 	}
-	if names, _ := os.ReadDir(w.dir + "/etc"); len(names) != 1 || hooktest.Hash(t, w.dir+"/etc/f") != before {
+	if names, _ := os.ReadDir(w.dir + "/etc"); len(names) != 1 || image.Fingerprint(t, w.dir+"/etc/f") != before {
 		t.Errorf("left %v, want the file as it was", names)
 	}
 }
@@ -390,7 +390,7 @@ func (w *world) reopen(t *testing.T, hostDev string) {
 // A file on another mount is not read, whatever path leads there.
 func TestReadsOnlyTheRootsOwnMount(t *testing.T) {
 	testenv.Root(t)
-	hooktest.MountNamespace(t)
+	testenv.MountNamespace(t)
 	w := newWorld(t)
 	for _, dir := range []string{"/volume", "/secret", "/proc", "/sys", "/dev"} {
 		w.makeDir(dir, "")
@@ -443,7 +443,7 @@ func TestReadsOnlyTheRootsOwnMount(t *testing.T) {
 // A lower layer of an overlay is on another file system, and often on another device, but on the root's mount.
 func TestReadsLowerLayers(t *testing.T) {
 	testenv.Root(t)
-	hooktest.MountNamespace(t)
+	testenv.MountNamespace(t)
 	w := newWorld(t)
 	layers := t.TempDir()
 	for _, dir := range []string{"/a", "/b", "/upper"} {
@@ -480,7 +480,7 @@ func TestReadsLowerLayers(t *testing.T) {
 
 func TestReadCover(t *testing.T) {
 	testenv.Root(t)
-	hooktest.MountNamespace(t)
+	testenv.MountNamespace(t)
 	w := newWorld(t)
 	mountTmpfs(t, w.dir+"/secret", 0)
 	w.write("/secret/token", "secret")
@@ -507,7 +507,7 @@ func TestReadCover(t *testing.T) {
 
 func TestVolumesAreNotChanged(t *testing.T) {
 	testenv.Root(t)
-	hooktest.MountNamespace(t)
+	testenv.MountNamespace(t)
 	w := newWorld(t)
 	w.makeDir("/volume", "")
 	w.bind(t, w.canary, "/volume")
@@ -559,7 +559,7 @@ func TestAnotherMountAtDevIsNotTheContainersOwn(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			hooktest.MountNamespace(t)
+			testenv.MountNamespace(t)
 			w := newWorld(t)
 			w.reopen(t, mount(t, w))
 			if err := w.root.Symlink("x", "/dev/new"); !errors.Is(err, ErrVolume) {
@@ -587,11 +587,11 @@ func TestCheckContainer(t *testing.T) {
 		}
 	}
 	check(t, "/proc", "in the host's mount namespace")
-	hooktest.MountNamespace(t)
+	testenv.MountNamespace(t)
 	check(t, "/proc", "")
 	dir := t.TempDir()
 	check(t, dir, "not a mount point")
-	hooktest.MountPoint(t, dir)
+	testenv.MountPoint(t, dir)
 	check(t, dir, "")
 	check(t, dir+"/..", "not a mount point")
 }
@@ -671,7 +671,7 @@ func TestMountFile(t *testing.T) {
 	testenv.Root(t)
 	for name, old := range map[string]bool{"detached": false, "as before Linux 6.15": true} {
 		t.Run(name, func(t *testing.T) {
-			hooktest.MountNamespace(t)
+			testenv.MountNamespace(t)
 			w := newWorld(t)
 			w.write("/etc/f", "of the image")
 			w.link("etc/f", "/link")
@@ -702,7 +702,7 @@ func TestMountFile(t *testing.T) {
 // With SELinux a container may not be allowed to read a file with the label of a tmpfs.
 func TestMountFileCopiesTheLabel(t *testing.T) {
 	testenv.Root(t)
-	hooktest.MountNamespace(t)
+	testenv.MountNamespace(t)
 	w := newWorld(t)
 	mountTmpfs(t, w.dir, 0) // which supports labels
 	w.write("/etc/f", "of the image")
@@ -728,7 +728,7 @@ func TestMountFileCopiesTheLabel(t *testing.T) {
 // A mount in a volume with mount propagation would appear on the host.
 func TestMountFileDoesNotPropagate(t *testing.T) {
 	testenv.Root(t)
-	hooktest.MountNamespace(t)
+	testenv.MountNamespace(t)
 	w := newWorld(t)
 	host := t.TempDir()
 	mountTmpfs(t, host, 0)
@@ -803,7 +803,7 @@ func countMounts(t *testing.T) int {
 
 func TestMountFileRefuses(t *testing.T) {
 	testenv.Root(t)
-	hooktest.MountNamespace(t)
+	testenv.MountNamespace(t)
 	w := newWorld(t)
 	w.makeDir("/dir", "")
 	w.makeDir("/proc", "")

@@ -13,8 +13,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"gpu-cdi-plugin/test/bed"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/suite"
 )
 
 // rounds is how often each variant runs, freshRounds where each run needs a fresh root file system.
@@ -23,9 +23,9 @@ const (
 	freshRounds = 21
 )
 
-var shared *bed.Bed
+var shared *suite.Suite
 
-func TestMain(m *testing.M) { os.Exit(bed.Run(m, &shared)) }
+func TestMain(m *testing.M) { os.Exit(suite.Run(m, &shared)) }
 
 // variant is one of the things that are compared.
 type variant struct {

@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/sim/simtest"
-	"gpu-cdi-plugin/test/bed"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/suite"
 )
 
 // BenchmarkGenerate is P6 of the targets: a spec for 8 GPUs and about 50 driver files, the whole process, beside
@@ -15,7 +15,7 @@ import (
 func BenchmarkGenerate(b *testing.B) {
 	node := simtest.Node(b, "dgx-h100")
 	root, least := node.Root(), floor(b, node)
-	bed.Install(b, root, least[0], shared.Peer(b, "nvidia-ctk"), shared.Program(b, "gpu-cdi-plugin"), shared.Program(b, "prestart-hook"))
+	suite.Install(b, root, least[0], shared.Peer(b, "nvidia-ctk"), shared.Program(b, "gpu-cdi-plugin"), shared.Program(b, "prestart-hook"))
 	inside := func(args ...string) proc.Cmd {
 		return proc.Cmd{Args: args, Chroot: root, Env: []string{"PATH=/usr/sbin:/usr/bin"}}
 	}

@@ -16,9 +16,9 @@ import (
 
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
-	"gpu-cdi-plugin/test/bed"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/suite"
 )
 
 // gpus is the resource that both plugins serve.
@@ -51,7 +51,7 @@ func plugins(t testing.TB, machine string) (our, their *serving) {
 	their = newServing(t, node.Root(), shared.NodePeer(t, "nvidia-device-plugin"),
 		"--device-list-strategy", "cdi-cri", "--driver-root-ctr-path", "/",
 		"--gdrcopy-enabled=false", "--gds-enabled=false", "--mofed-enabled=false")
-	bed.Install(t, node.Root(), our.program, their.program, shared.Program(t, "prestart-hook"))
+	suite.Install(t, node.Root(), our.program, their.program, shared.Program(t, "prestart-hook"))
 	// In the node's /proc are the driver's files; a process finds itself there too.
 	if err := os.Symlink("/run/proc/self", filepath.Join(node.Root(), "proc/self")); err != nil && !errors.Is(err, fs.ErrExist) {
 		t.Fatal(err)

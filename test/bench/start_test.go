@@ -10,10 +10,10 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/test/bed"
 	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
-	"gpu-cdi-plugin/test/rootfs"
+	"gpu-cdi-plugin/test/lib/suite"
 )
 
 // BenchmarkStart is P7 of the targets: what a GPU adds to `runc run` of a program that does nothing, beyond its mounts
@@ -23,10 +23,10 @@ import (
 // "again" starts each container in its root file system again and again, "first" in a fresh one every time, so that
 // there all that a hook writes is written. Every variant has a root of its own, since hooks leave traces in it.
 func BenchmarkStart(b *testing.B) {
-	for _, image := range []rootfs.Kind{rootfs.Glibc, rootfs.Many} {
+	for _, kind := range []image.Kind{image.Glibc, image.Many} {
 		for _, fresh := range []bool{false, true} {
-			name := fmt.Sprintf("%s/%s", image, map[bool]string{false: "again", true: "first"}[fresh])
-			b.Run(name, func(b *testing.B) { benchmarkStart(b, name, starter{image, fresh}) })
+			name := fmt.Sprintf("%s/%s", kind, map[bool]string{false: "again", true: "first"}[fresh])
+			b.Run(name, func(b *testing.B) { benchmarkStart(b, name, starter{kind, fresh}) })
 		}
 	}
 }
@@ -57,7 +57,7 @@ func benchmarkStart(b *testing.B, name string, s starter) {
 
 // starter makes the variants of one image.
 type starter struct {
-	image rootfs.Kind
+	image image.Kind
 	fresh bool
 }
 
@@ -103,9 +103,9 @@ func withTrue(s *specs.Spec) error {
 }
 
 // peerSpec has nvidia-ctk generate a spec with the node as its root, and makes its host paths those of this machine.
-func peerSpec(b *testing.B, n *bed.Node) (dir string) {
+func peerSpec(b *testing.B, n *suite.Node) (dir string) {
 	b.Helper()
-	inside := bed.Install(b, n.Root(), shared.Peer(b, "nvidia-ctk"))
+	inside := suite.Install(b, n.Root(), shared.Peer(b, "nvidia-ctk"))
 	var spec cdispecs.Spec
 	if err := json.Unmarshal([]byte(inside("nvidia-ctk", "cdi", "generate", "--format=json").Stdout), &spec); err != nil {
 		b.Fatalf("read nvidia-ctk's spec: %v", err)

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/test/bed"
 	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
-	"gpu-cdi-plugin/test/rootfs"
+	"gpu-cdi-plugin/test/lib/suite"
 )
 
 // The words for what open answers. No driver is behind the numbers of a simulated node's devices, and the kernel asks
@@ -60,7 +60,7 @@ func TestMIGAccess(t *testing.T) {
 }
 
 // migNodes picks a MIG device that has siblings, and tells for every capability node whether it belongs to it.
-func migNodes(t *testing.T, n *bed.Node, devices []gpu.Device) (given string, nodes []node) {
+func migNodes(t *testing.T, n *suite.Node, devices []gpu.Device) (given string, nodes []node) {
 	t.Helper()
 	for _, d := range devices {
 		for _, m := range d.MIG {
@@ -86,7 +86,7 @@ type node struct {
 	given        bool
 }
 
-func hostNode(t *testing.T, n *bed.Node, name string, given bool) node {
+func hostNode(t *testing.T, n *suite.Node, name string, given bool) node {
 	t.Helper()
 	var st unix.Stat_t
 	if err := unix.Stat(n.Root()+"/dev/"+name, &st); err != nil {
@@ -95,13 +95,13 @@ func hostNode(t *testing.T, n *bed.Node, name string, given bool) node {
 	return node{name, unix.Major(st.Rdev), unix.Minor(st.Rdev), given}
 }
 
-func checkAccess(t *testing.T, e engine.Engine, n *bed.Node, nodes []node, devices ...string) {
+func checkAccess(t *testing.T, e engine.Engine, n *suite.Node, nodes []node, devices ...string) {
 	t.Helper()
 	var script strings.Builder
 	for i, d := range nodes {
 		fmt.Fprintf(&script, "mknod /dev/own%d c %d %d || exit\n(: <>/dev/own%d) 2>&1\n", i, d.major, d.minor, i)
 	}
-	res := run(t, e, n, engine.Container{Image: rootfs.Static, Mknod: true, Args: []string{"sh", "-c", script.String()}}, devices...)
+	res := run(t, e, n, engine.Container{Image: image.Static, Mknod: true, Args: []string{"sh", "-c", script.String()}}, devices...)
 	checkAnswers(t, res, nodes)
 }
 

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/test/lib/engine"
-	"gpu-cdi-plugin/test/rootfs"
+	"gpu-cdi-plugin/test/lib/image"
 )
 
 // TestHostileCache gives a GPU to images that have something else than a loader cache where it belongs. The driver is
@@ -37,7 +37,7 @@ func TestHostileCache(t *testing.T) {
 		for _, e := range shared.Runtimes()[:2] {
 			t.Run(fmt.Sprintf("%s/%s", name, e), func(t *testing.T) {
 				t.Parallel()
-				root := shared.Images.Copy(t, rootfs.NoCache)
+				root := shared.Images.Copy(t, image.NoCache)
 				outside := filepath.Join(t.TempDir(), "outside")
 				if err := os.WriteFile(outside, []byte("precious"), 0o644); err != nil {
 					t.Fatal(err)
@@ -65,7 +65,7 @@ func sparse(path string, size int64) error {
 // halfCache is the first half of the cache of the image that has one.
 func halfCache(t *testing.T) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(shared.Images.Copy(t, rootfs.Glibc), "etc/ld.so.cache"))
+	data, err := os.ReadFile(filepath.Join(shared.Images.Copy(t, image.Glibc), "etc/ld.so.cache"))
 	if err != nil {
 		t.Fatal(err)
 	}

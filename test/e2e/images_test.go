@@ -9,7 +9,7 @@ import (
 
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/engine"
-	"gpu-cdi-plugin/test/rootfs"
+	"gpu-cdi-plugin/test/lib/image"
 )
 
 // TestImages gives one GPU to a container of each kind of image that has a C library. The driver is where the loader
@@ -20,10 +20,10 @@ func TestImages(t *testing.T) {
 	want := requests(t, n)["a UUID"]
 	for _, e := range shared.Engines() {
 		for name, c := range map[string]engine.Container{
-			"a loader cache":             {Image: rootfs.Glibc},
-			"no loader cache":            {Image: rootfs.NoCache},
-			"a cache of a thousand more": {Image: rootfs.Many},
-			"a root that is read-only":   {Image: rootfs.Glibc, ReadOnly: true},
+			"a loader cache":             {Image: image.Glibc},
+			"no loader cache":            {Image: image.NoCache},
+			"a cache of a thousand more": {Image: image.Many},
+			"a root that is read-only":   {Image: image.Glibc, ReadOnly: true},
 		} {
 			t.Run(name+"/"+e.String(), func(t *testing.T) {
 				t.Parallel()
@@ -43,7 +43,7 @@ func TestWithoutTheHook(t *testing.T) {
 		t.Run(e.String(), func(t *testing.T) {
 			t.Parallel()
 			c := engine.Container{Args: smi(t, n), CDIDir: n.CDIDir, Devices: names("all")}
-			bundle := e.Bundle(t, shared.Images.Copy(t, rootfs.Glibc), c)
+			bundle := e.Bundle(t, shared.Images.Copy(t, image.Glibc), c)
 			if err := bundle.Edit(func(s *specs.Spec) error { s.Hooks = nil; return nil }); err != nil {
 				t.Fatal(err)
 			}
@@ -61,13 +61,13 @@ func TestCache(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "dgx-h100", simtest.LibDir("usr/lib64"))
 	for _, e := range shared.Engines() {
-		for _, image := range []rootfs.Kind{rootfs.Glibc, rootfs.Many} {
-			t.Run(fmt.Sprintf("%s/%s", image, e), func(t *testing.T) {
+		for _, kind := range []image.Kind{image.Glibc, image.Many} {
+			t.Run(fmt.Sprintf("%s/%s", kind, e), func(t *testing.T) {
 				t.Parallel()
-				c := engine.Container{Image: image, Args: []string{"sh", "-c", rootfs.Extra + " && ldconfig -p"}}
+				c := engine.Container{Image: kind, Args: []string{"sh", "-c", image.Extra + " && ldconfig -p"}}
 				res := run(t, e, n, c, "0")
 				for _, want := range []string{
-					rootfs.ExtraOutput,
+					image.ExtraOutput,
 					"libcuda.so.1 (libc6,x86-64) => /usr/lib64/libcuda.so." + n.Driver(),
 					"libnvidia-ml.so.1 (libc6,x86-64) => /usr/lib64/libnvidia-ml.so." + n.Driver(),
 					"libextra.so.1 (libc6,x86-64) => /opt/extra/lib/libextra.so.1",
@@ -87,11 +87,11 @@ func TestNodesOnly(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "dgx-h100")
 	for _, e := range shared.Engines() {
-		for _, image := range []rootfs.Kind{rootfs.Static, rootfs.Musl} {
-			t.Run(fmt.Sprintf("%s/%s", image, e), func(t *testing.T) {
+		for _, kind := range []image.Kind{image.Static, image.Musl} {
+			t.Run(fmt.Sprintf("%s/%s", kind, e), func(t *testing.T) {
 				t.Parallel()
 				script := `cd /dev && ls -d nvidia[0-9]* && (: <>nvidia6) 2>&1`
-				res := run(t, e, n, engine.Container{Image: image, Args: []string{"sh", "-c", script}}, "2", "6")
+				res := run(t, e, n, engine.Container{Image: kind, Args: []string{"sh", "-c", script}}, "2", "6")
 				if !strings.HasPrefix(res.Stdout, "nvidia2\nnvidia6\n") || !strings.Contains(res.Stdout, permitted) {
 					t.Errorf("want the nodes nvidia2 and nvidia6, and to be let in, got %v", res)
 				}

@@ -10,9 +10,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/test/bed"
 	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/suite"
 )
 
 // listed is a line of `nvidia-smi -L`: a GPU, or a MIG device of the GPU above it.
@@ -47,7 +47,7 @@ type request struct {
 }
 
 // requests are the ways to ask a node for GPUs, each with its answer.
-func requests(t *testing.T, n *bed.Node) map[string]request {
+func requests(t *testing.T, n *suite.Node) map[string]request {
 	t.Helper()
 	snapshot, err := n.Snapshot()
 	if err != nil {
@@ -112,13 +112,13 @@ func names(devices ...string) (list []string) {
 }
 
 // smi is the command that lists GPUs in a container, with the loader left to its cache and its own directories.
-func smi(t *testing.T, n *bed.Node) []string {
+func smi(t *testing.T, n *suite.Node) []string {
 	t.Helper()
 	return []string{"sh", "-c", `[ -z "${LD_LIBRARY_PATH+set}" ] || exit 99; exec "$0" -L`, inContainer(t, n, n.SMI())}
 }
 
 // inContainer is the path in a container of a file of the node.
-func inContainer(t *testing.T, n *bed.Node, file string) string {
+func inContainer(t *testing.T, n *suite.Node, file string) string {
 	t.Helper()
 	rest, ok := strings.CutPrefix(file, n.Root())
 	if !ok {
@@ -139,7 +139,7 @@ func checkList(t *testing.T, res proc.Result, want []listed) {
 }
 
 // run runs a container of an image with devices of the node.
-func run(t *testing.T, e engine.Engine, n *bed.Node, c engine.Container, devices ...string) proc.Result {
+func run(t *testing.T, e engine.Engine, n *suite.Node, c engine.Container, devices ...string) proc.Result {
 	t.Helper()
 	c.CDIDir, c.Devices = n.CDIDir, names(devices...)
 	return e.Run(t, c)

@@ -6,7 +6,7 @@ import (
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/engine"
-	"gpu-cdi-plugin/test/rootfs"
+	"gpu-cdi-plugin/test/lib/image"
 )
 
 // libDirs spreads over the machines the directories that drivers are installed in. Debian's loader does not look into
@@ -30,7 +30,7 @@ func TestEveryMachine(t *testing.T) {
 				for _, e := range shared.Engines() {
 					t.Run(name+"/"+e.String(), func(t *testing.T) {
 						t.Parallel()
-						c := engine.Container{Image: rootfs.Glibc, Args: smi(t, n)}
+						c := engine.Container{Image: image.Glibc, Args: smi(t, n)}
 						checkList(t, run(t, e, n, c, r.names...), r.want)
 					})
 				}

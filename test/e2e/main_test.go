@@ -6,9 +6,9 @@ import (
 	"os"
 	"testing"
 
-	"gpu-cdi-plugin/test/bed"
+	"gpu-cdi-plugin/test/lib/suite"
 )
 
-var shared *bed.Bed
+var shared *suite.Suite
 
-func TestMain(m *testing.M) { os.Exit(bed.Run(m, &shared)) }
+func TestMain(m *testing.M) { os.Exit(suite.Run(m, &shared)) }

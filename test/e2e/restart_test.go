@@ -8,7 +8,7 @@ import (
 
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/engine"
-	"gpu-cdi-plugin/test/rootfs"
+	"gpu-cdi-plugin/test/lib/image"
 )
 
 // TestRestart starts containers again and again on one root file system: the first start changes the loader's cache
@@ -18,34 +18,25 @@ func TestRestart(t *testing.T) {
 	n := shared.Node(t, "workstation", simtest.LibDir("usr/lib64"))
 	want := requests(t, n)["all"]
 	for _, e := range shared.Runtimes() {
-		for _, image := range []rootfs.Kind{rootfs.Glibc, rootfs.NoCache, rootfs.Many} {
-			t.Run(fmt.Sprintf("%s/%s", image, e), func(t *testing.T) {
+		for _, kind := range []image.Kind{image.Glibc, image.NoCache, image.Many} {
+			t.Run(fmt.Sprintf("%s/%s", kind, e), func(t *testing.T) {
 				t.Parallel()
-				root := shared.Images.Copy(t, image)
+				root := shared.Images.Copy(t, kind)
 				container := engine.Container{Args: smi(t, n), CDIDir: n.CDIDir, Devices: names(want.names...)}
 				bundle := e.Bundle(t, root, container)
-				before := digest(t, root)
+				before := image.Digest(t, root)
 				checkList(t, e.Start(t, bundle), want.want)
-				first := digest(t, root)
+				first := image.Digest(t, root)
 				if cmp.Equal(before, first) {
 					t.Error("the first start changed nothing in the root, so this test shows nothing")
 				}
 				for range 2 {
 					checkList(t, e.Start(t, bundle), want.want)
 				}
-				if diff := cmp.Diff(first, digest(t, root)); diff != "" {
+				if diff := cmp.Diff(first, image.Digest(t, root)); diff != "" {
 					t.Errorf("the root after three starts (-after one +after three):\n%s", diff)
 				}
 			})
 		}
 	}
-}
-
-func digest(t *testing.T, root string) map[string]string {
-	t.Helper()
-	tree, err := rootfs.Digest(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tree
 }

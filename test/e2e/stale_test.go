@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"gpu-cdi-plugin/test/bed"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/suite"
 )
 
 // Exit statuses of gpu-cdi-plugin, and a driver newer than the nodes'.
@@ -83,7 +83,7 @@ func TestStaleSpec(t *testing.T) {
 }
 
 // uuids replaces "UUID(3)" by the UUID of GPU 3.
-func uuids(t *testing.T, n *bed.Node) *strings.Replacer {
+func uuids(t *testing.T, n *suite.Node) *strings.Replacer {
 	t.Helper()
 	snapshot, err := n.Snapshot()
 	if err != nil {
@@ -97,7 +97,7 @@ func uuids(t *testing.T, n *bed.Node) *strings.Replacer {
 }
 
 // simulate runs gpu-sim on the node.
-func simulate(t *testing.T, n *bed.Node, args []string) {
+func simulate(t *testing.T, n *suite.Node, args []string) {
 	t.Helper()
 	cmd := []string{shared.Program(t, "gpu-sim")}
 	for _, a := range args {

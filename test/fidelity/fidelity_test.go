@@ -14,17 +14,17 @@ import (
 
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
-	"gpu-cdi-plugin/test/bed"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 var (
 	update = flag.Bool("update", false, "write the list of differences into specs/README.md")
-	shared *bed.Bed
+	shared *suite.Suite
 )
 
-func TestMain(m *testing.M) { os.Exit(bed.Run(m, &shared)) }
+func TestMain(m *testing.M) { os.Exit(suite.Run(m, &shared)) }
 
 // generate are our arguments. A simulated node's /proc has no processes, so the hook beside the program is not found.
 var generate = []string{"--hook-path", "/usr/bin/prestart-hook", "cdi", "generate"}
@@ -39,7 +39,7 @@ func TestSameSpec(t *testing.T) {
 			t.Run(machine, func(t *testing.T) {
 				t.Parallel()
 				root := simtest.Node(t, machine).Root()
-				inside := bed.Install(t, root, shared.Peer(t, "nvidia-ctk"), shared.Program(t, "gpu-cdi-plugin"), shared.Program(t, "prestart-hook"))
+				inside := suite.Install(t, root, shared.Peer(t, "nvidia-ctk"), shared.Program(t, "gpu-cdi-plugin"), shared.Program(t, "prestart-hook"))
 				their := facts(root, parse(t, inside("nvidia-ctk", "cdi", "generate", "--format=json").Stdout))
 				our := facts(root, parse(t, inside("gpu-cdi-plugin", generate...).Stdout))
 				if len(their) == 0 {
@@ -62,7 +62,7 @@ func TestRootFlag(t *testing.T) {
 		t.Run(machine, func(t *testing.T) {
 			t.Parallel()
 			root := simtest.Node(t, machine).Root()
-			inside := bed.Install(t, root, shared.Program(t, "gpu-cdi-plugin"), shared.Program(t, "prestart-hook"))
+			inside := suite.Install(t, root, shared.Program(t, "gpu-cdi-plugin"), shared.Program(t, "prestart-hook"))
 			want := inside("gpu-cdi-plugin", generate...).Stdout
 			cmd := append([]string{shared.Program(t, "gpu-cdi-plugin"), "--root", root}, generate...)
 			outside := proc.Must(t, 0, proc.Cmd{Args: cmd})
@@ -115,7 +115,7 @@ var listing = regexp.MustCompile(`(?s)(<!-- differences -->\n).*?(<!-- end of di
 
 // TestDifferencesAreListed compares the list in specs/README.md with the one that the comparison goes by.
 func TestDifferencesAreListed(t *testing.T) {
-	root, err := bed.Root()
+	root, err := suite.Root()
 	if err != nil {
 		t.Fatal(err)
 	}

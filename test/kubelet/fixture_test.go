@@ -18,7 +18,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
-	"gpu-cdi-plugin/test/rootfs"
+	"gpu-cdi-plugin/test/lib/image"
 )
 
 // simDir is the simulation's own directory in a node, and in the containers on it.
@@ -77,7 +77,7 @@ func (f *fixture) serveAs(t *testing.T, program string, flags ...string) *Daemon
 func (f *fixture) copyOfPlugin(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(f.gpus.Root(), "upgraded")
-	if err := rootfs.Copy(filepath.Dir(shared.Program(t, "gpu-cdi-plugin")), dir); err != nil {
+	if err := image.Copy(filepath.Dir(shared.Program(t, "gpu-cdi-plugin")), dir); err != nil {
 		t.Fatal(err)
 	}
 	return filepath.Join(dir, "gpu-cdi-plugin")

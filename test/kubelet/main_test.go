@@ -7,25 +7,25 @@ import (
 	"path/filepath"
 	"testing"
 
-	"gpu-cdi-plugin/test/bed"
+	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
-	"gpu-cdi-plugin/test/rootfs"
 )
 
 // gpuImage is the image of the pods of these tests: a small one with the C library that the driver's programs need, and
 // busybox for the rest.
 const gpuImage = "localhost/glibc:test"
 
-// shared is the bed of all tests, and node the node of all but those that start their own.
+// shared is the suite of all tests, and node the node of all but those that start their own.
 var (
-	shared *bed.Bed
+	shared *suite.Suite
 	node   *Node
 )
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	code := bed.Run(m, &shared)
+	code := suite.Run(m, &shared)
 	if node == nil {
 		return code
 	}
@@ -48,12 +48,12 @@ func start(t testing.TB) *Node {
 	programs.Kubelet = shared.NodePeer(t, "kubelet")
 	programs.Containerd = shared.NodePeer(t, "containerd")
 	programs.Ctr = shared.NodePeer(t, "ctr")
-	root := shared.Images.Copy(t, rootfs.Glibc)
-	if err := rootfs.AddProgram(root, testenv.Command(t, "busybox"), "/usr/bin/busybox"); err != nil {
+	root := shared.Images.Copy(t, image.Glibc)
+	if err := image.AddProgram(root, testenv.Command(t, "busybox"), "/usr/bin/busybox"); err != nil {
 		t.Fatal(err)
 	}
 	n, err := New(context.WithoutCancel(t.Context()), programs,
-		Image{pauseImage, shared.Images.Copy(t, rootfs.Static), []string{"sleep", "2147483647"}},
+		Image{pauseImage, shared.Images.Copy(t, image.Static), []string{"sleep", "2147483647"}},
 		Image{gpuImage, root, []string{"true"}})
 	if err != nil {
 		t.Fatal(err)

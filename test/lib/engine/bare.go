@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/testenv"
-	"gpu-cdi-plugin/test/oci"
 )
 
 // timeout is how long a container may take from start to end; it is generous for a busy machine.
@@ -33,10 +33,10 @@ func (b *Bare) Run(t testing.TB, c Container) proc.Result {
 }
 
 // Bundle makes a bundle of a container with a root file system, the devices in it.
-func (b *Bare) Bundle(t testing.TB, rootfs string, c Container) *oci.Bundle {
+func (b *Bare) Bundle(t testing.TB, rootfs string, c Container) *image.Bundle {
 	t.Helper()
-	bundle, err := oci.New(t.Context(), testenv.Command(t, b.Runtime), t.TempDir(),
-		oci.Options{Root: rootfs, ReadOnly: c.ReadOnly, Args: c.Args, Mknod: c.Mknod})
+	bundle, err := image.NewBundle(t.Context(), testenv.Command(t, b.Runtime), t.TempDir(),
+		image.BundleOptions{Root: rootfs, ReadOnly: c.ReadOnly, Args: c.Args, Mknod: c.Mknod})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func (b *Bare) Bundle(t testing.TB, rootfs string, c Container) *oci.Bundle {
 }
 
 // Start runs a bundle and waits for its end.
-func (b *Bare) Start(t testing.TB, bundle *oci.Bundle) proc.Result {
+func (b *Bare) Start(t testing.TB, bundle *image.Bundle) proc.Result {
 	t.Helper()
 	return execute(t, inNamespace(t, "", b.Cgroup, bundle.Command()...))
 }

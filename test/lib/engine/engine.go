@@ -7,13 +7,13 @@ package engine
 import (
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
-	"gpu-cdi-plugin/test/rootfs"
 )
 
 // Container is a container to run, whatever the engine.
 type Container struct {
-	Image rootfs.Kind
+	Image image.Kind
 	Args  []string
 	// CDIDir is the directory of the CDI specs, and Devices the fully-qualified names of the devices asked for.
 	CDIDir  string

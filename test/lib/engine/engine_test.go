@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
+	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
-	"gpu-cdi-plugin/test/oci"
-	"gpu-cdi-plugin/test/rootfs"
 )
 
 var images *Images
@@ -43,7 +42,7 @@ func inject(t testing.TB, bundle, cdiDir string, names []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = (&oci.Bundle{Dir: bundle}).Edit(func(s *specs.Spec) error {
+	err = (&image.Bundle{Dir: bundle}).Edit(func(s *specs.Spec) error {
 		_, err := cache.InjectDevices(s, names...)
 		return err
 	})
@@ -70,8 +69,8 @@ func TestEngines(t *testing.T) {
 			Container
 			want []string
 		}{
-			"a dynamic program":        {Container{Image: rootfs.Glibc, Args: []string{rootfs.Extra}}, []string{rootfs.ExtraOutput}},
-			"an image without a cache": {Container{Image: rootfs.NoCache, Args: []string{"sh", "-c", "cat /etc/ld.so.cache"}}, []string{"No such file"}},
+			"a dynamic program":        {Container{Image: image.Glibc, Args: []string{image.Extra}}, []string{image.ExtraOutput}},
+			"an image without a cache": {Container{Image: image.NoCache, Args: []string{"sh", "-c", "cat /etc/ld.so.cache"}}, []string{"No such file"}},
 			"a device that was given":  {device("test.com/null=given", "echo yes >/dev/given && echo written"), []string{"written"}},
 			"a device without a driver": {
 				device("test.com/null=driverless", ": <>/dev/driverless"),
@@ -82,7 +81,7 @@ func TestEngines(t *testing.T) {
 				[]string{"Operation not permitted"},
 			},
 			"a read-only root": {
-				Container{Image: rootfs.Static, ReadOnly: true, Args: []string{"sh", "-c", ": >/usr/file"}},
+				Container{Image: image.Static, ReadOnly: true, Args: []string{"sh", "-c", ": >/usr/file"}},
 				[]string{"Read-only file system"},
 			},
 		} {
@@ -101,7 +100,7 @@ func TestEngines(t *testing.T) {
 }
 
 func device(name, script string) Container {
-	return Container{Image: rootfs.Static, Devices: []string{name}, Mknod: true, Args: []string{"sh", "-c", script}}
+	return Container{Image: image.Static, Devices: []string{name}, Mknod: true, Args: []string{"sh", "-c", script}}
 }
 
 // deviceSpec writes a spec with a node that is the null device under another name and one that no driver is behind.

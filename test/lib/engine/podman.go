@@ -8,9 +8,9 @@ import (
 	"sync"
 	"testing"
 
+	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/testenv"
-	"gpu-cdi-plugin/test/rootfs"
 )
 
 // Podman is podman with one runtime.
@@ -113,37 +113,37 @@ func removeCgroup(dir string) error {
 	return errors.Join(append(errs, os.Remove(dir))...)
 }
 
-func imageName(kind rootfs.Kind) string { return "localhost/" + string(kind) + ":test" }
+func imageName(kind image.Kind) string { return "localhost/" + string(kind) + ":test" }
 
 // Images are the root file systems of a whole run of tests, each built when it is first asked for.
 type Images struct {
 	dir string
 
 	mu    sync.Mutex
-	built map[rootfs.Kind]bool
-	store map[rootfs.Kind]bool
+	built map[image.Kind]bool
+	store map[image.Kind]bool
 }
 
 // NewImages returns images that are kept in dir, which exists. They have to outlive the test that asks first.
 func NewImages(dir string) *Images {
-	return &Images{dir: dir, built: map[rootfs.Kind]bool{}, store: map[rootfs.Kind]bool{}}
+	return &Images{dir: dir, built: map[image.Kind]bool{}, store: map[image.Kind]bool{}}
 }
 
 // Copy returns a fresh copy of an image's root file system, which the test may spoil.
-func (im *Images) Copy(t testing.TB, kind rootfs.Kind) string {
+func (im *Images) Copy(t testing.TB, kind image.Kind) string {
 	t.Helper()
 	im.mu.Lock()
 	src := im.build(t, kind)
 	im.mu.Unlock()
 	dst := filepath.Join(t.TempDir(), "rootfs")
-	if err := rootfs.Copy(src, dst); err != nil {
+	if err := image.Copy(src, dst); err != nil {
 		t.Fatal(err)
 	}
 	return dst
 }
 
 // Restore makes a copy that was spoilt what it was.
-func (im *Images) Restore(t testing.TB, kind rootfs.Kind, dup string) error {
+func (im *Images) Restore(t testing.TB, kind image.Kind, dup string) error {
 	t.Helper()
 	im.mu.Lock()
 	src := im.build(t, kind)
@@ -151,11 +151,11 @@ func (im *Images) Restore(t testing.TB, kind rootfs.Kind, dup string) error {
 	if err := os.RemoveAll(dup); err != nil {
 		return err
 	}
-	return rootfs.Copy(src, dup)
+	return image.Copy(src, dup)
 }
 
 // build is called with the lock held.
-func (im *Images) build(t testing.TB, kind rootfs.Kind) string {
+func (im *Images) build(t testing.TB, kind image.Kind) string {
 	t.Helper()
 	dir := filepath.Join(im.dir, string(kind))
 	if im.built[kind] {
@@ -168,7 +168,7 @@ func (im *Images) build(t testing.TB, kind rootfs.Kind) string {
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := rootfs.Build(t.Context(), kind, dir); err != nil {
+	if err := image.Build(t.Context(), kind, dir); err != nil {
 		t.Fatal(err)
 	}
 	im.built[kind] = true
@@ -176,7 +176,7 @@ func (im *Images) build(t testing.TB, kind rootfs.Kind) string {
 }
 
 // imported returns podman's store with an image in it.
-func (im *Images) imported(t testing.TB, kind rootfs.Kind) string {
+func (im *Images) imported(t testing.TB, kind image.Kind) string {
 	t.Helper()
 	im.mu.Lock()
 	defer im.mu.Unlock()
@@ -184,9 +184,11 @@ func (im *Images) imported(t testing.TB, kind rootfs.Kind) string {
 	if im.store[kind] {
 		return store
 	}
-	tarball := filepath.Join(t.TempDir(), "image.tar")
-	proc.Must(t, 0, proc.Cmd{Args: []string{testenv.Command(t, "tar"), "-C", im.build(t, kind), "-cf", tarball, "."}})
-	args := append(podman(t, store), "import", tarball, imageName(kind))
+	archive := filepath.Join(t.TempDir(), "image.tar")
+	if err := image.WriteArchive(archive, imageName(kind), im.build(t, kind), []string{"PATH=/usr/sbin:/usr/bin"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	args := append(podman(t, store), "load", "--input", archive)
 	if res := execute(t, inNamespace(t, t.TempDir(), V1, args...)); res.Code != 0 {
 		t.Fatalf("import the image %s: %v", kind, res)
 	}

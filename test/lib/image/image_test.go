@@ -1,6 +1,7 @@
-package rootfs
+package image
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,28 +64,36 @@ func cached(t *testing.T, dir string) int {
 	return len(cache.Entries)
 }
 
-// checkCopy copies a tree: the digests are equal, and no longer when one byte differs.
+// checkCopy copies a tree and checks that its digest is that of the original until the copy changes.
 func checkCopy(t *testing.T, dir string) {
 	t.Helper()
 	dup := filepath.Join(t.TempDir(), "copy")
 	if err := Copy(dir, dup); err != nil {
 		t.Fatal(err)
 	}
-	want, err := Digest(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := Digest(dup)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want, got := Digest(t, dir), Digest(t, dup)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("a copy (-original +copy):\n%s", diff)
 	}
-	if err := os.WriteFile(filepath.Join(dup, "etc/passwd"), []byte("root:x:0:0:root:/root:/bin/sH\n"), 0o644); err != nil {
+	fingerprint := Fingerprint(t, dup)
+	if again := Fingerprint(t, dup); again != fingerprint {
+		t.Errorf("the fingerprint of an unchanged tree was %s and is %s", fingerprint, again)
+	}
+	passwd := filepath.Join(dup, "etc/passwd")
+	data, err := os.ReadFile(passwd)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err = Digest(dup); err != nil || cmp.Equal(want, got) {
-		t.Errorf("the digest of a changed copy is that of the original (%v)", err)
+	if err := os.WriteFile(passwd, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if !cmp.Equal(want, Digest(t, dup)) || Fingerprint(t, dup) == fingerprint {
+		t.Error("writing the same content again changes the digest, or not the fingerprint")
+	}
+	if err := os.WriteFile(passwd, bytes.ToUpper(data), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if cmp.Equal(want, Digest(t, dup)) {
+		t.Error("the digest of a changed copy is that of the original")
 	}
 }

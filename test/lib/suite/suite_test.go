@@ -1,4 +1,4 @@
-package bed
+package suite
 
 import (
 	"errors"
@@ -6,22 +6,21 @@ import (
 	"testing"
 )
 
-// TestOffline asks for another project's programs where there is neither a module nor a proxy.
-func TestOffline(t *testing.T) {
+func TestMissingModulesWithoutNetworkSkip(t *testing.T) {
 	for key, value := range map[string]string{"GOMODCACHE": t.TempDir(), "GOPROXY": "off", "GOTOOLCHAIN": "local"} {
 		t.Setenv(key, value)
 	}
-	b := newBed(t.TempDir())
-	if err := b.peer(); !errors.Is(err, errOffline) {
+	s := newSuite(t.TempDir())
+	if err := s.buildPeers(); !errors.Is(err, errOffline) {
 		t.Errorf("the error is %v", err)
 	}
 	for ci, skipped := range map[string]bool{"": true, "true": false} {
 		t.Setenv("CI", ci)
-		r := &ending{TB: t}
+		r := &recorder{TB: t}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			b.Peer(r, "runc")
+			s.Peer(r, "runc")
 		}()
 		<-done
 		if r.skipped != skipped || r.failed == skipped {
@@ -30,28 +29,27 @@ func TestOffline(t *testing.T) {
 	}
 }
 
-// ending is a test that notes how it ends.
-type ending struct {
+// recorder is a test that records how it ends.
+type recorder struct {
 	testing.TB
 	skipped, failed bool
 }
 
-func (e *ending) Helper() {}
+func (r *recorder) Helper() {}
 
-func (e *ending) Skip(...any) {
-	e.skipped = true
+func (r *recorder) Skip(...any) {
+	r.skipped = true
 	runtime.Goexit()
 }
 
-func (e *ending) Fatalf(string, ...any) {
-	e.failed = true
+func (r *recorder) Fatalf(string, ...any) {
+	r.failed = true
 	runtime.Goexit()
 }
 
-// TestPeersThatDoNotBuild: a failure that is not for want of a module is one.
-func TestPeersThatDoNotBuild(t *testing.T) {
+func TestPeersThatDoNotBuildFail(t *testing.T) {
 	t.Setenv("CC", "/no/such/compiler")
-	if err := newBed(t.TempDir()).peer(); err == nil || errors.Is(err, errOffline) {
+	if err := newSuite(t.TempDir()).buildPeers(); err == nil || errors.Is(err, errOffline) {
 		t.Errorf("the error is %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package hooktest
+package testenv
 
 import (
 	"runtime"

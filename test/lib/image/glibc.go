@@ -1,35 +1,36 @@
-package rootfs
+package image
 
 import (
 	"context"
 	"debug/elf"
+	"errors"
 	"fmt"
 	"os"
 	"path"
 	"path/filepath"
-	"runtime"
 
+	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// programs are the dynamic programs of the images with a C library.
+// programs are the dynamic programs in a root file system with a C library.
 var programs = []string{"sh", "cat", "ls", "mknod", "sleep", "true", "ldconfig"}
 
-// The sources of Extra and its library.
-const (
-	extraLibrary = "int extra(void) { return 42; }\n"
-	extraProgram = "#include <stdio.h>\nint extra(void);\nint main(void) { printf(\"extra %d\\n\", extra()); return 0; }\n"
-)
-
-func glibc(ctx context.Context, dir string, cache bool) error {
-	if err := skeleton(dir); err != nil {
-		return err
-	}
-	if err := AddGlibc(dir); err != nil {
+// glibc makes a root file system with the C library, Extra, and so many more libraries.
+func glibc(ctx context.Context, dir string, more int, cache bool) error {
+	if err := errors.Join(makeSkeleton(dir), AddGlibc(dir)); err != nil {
 		return err
 	}
 	if err := addExtra(ctx, dir); err != nil {
 		return err
+	}
+	for i := range more {
+		// ldconfig makes a link for each by its SONAME, and puts it into the cache.
+		l := sim.Library{SONAME: fmt.Sprintf("libmany-%d.so.1", i)}
+		file := fmt.Sprintf("usr/lib/%s-linux-gnu/libmany-%d.so.1.%d.0", machine(), i, i%7)
+		if err := l.WriteELF(filepath.Join(dir, file)); err != nil {
+			return err
+		}
 	}
 	if !cache {
 		return nil
@@ -37,20 +38,17 @@ func glibc(ctx context.Context, dir string, cache bool) error {
 	return Ldconfig(ctx, dir)
 }
 
-// FromHost makes an image in dir, an empty directory, with nothing but what any machine with glibc has: no compiler and
-// no busybox is needed.
+// FromHost makes a root file system in dir, an empty directory, on any machine with glibc. It is Glibc without Extra: no
+// compiler is needed.
 func FromHost(ctx context.Context, dir string) error {
-	if err := skeleton(dir); err != nil {
-		return fmt.Errorf("build a root file system: %w", err)
-	}
-	if err := AddGlibc(dir); err != nil {
+	if err := errors.Join(makeSkeleton(dir), AddGlibc(dir)); err != nil {
 		return fmt.Errorf("build a root file system: %w", err)
 	}
 	return Ldconfig(ctx, dir)
 }
 
-// AddGlibc adds the C library, its loader and the programs to a directory, which may be a simulated node: what a
-// program needs that is run with that directory as its root. Files that are there stay.
+// AddGlibc adds the C library, its loader and some programs to a directory, which may be a simulated node, so that programs
+// can run with it as their root. Existing configuration files of the loader are retained.
 func AddGlibc(dir string) error {
 	for _, top := range []string{"bin", "sbin", "lib", "lib64"} {
 		if err := os.MkdirAll(filepath.Join(dir, "usr", top), 0o755); err != nil {
@@ -76,7 +74,7 @@ func AddGlibc(dir string) error {
 		return err
 	}
 	for _, name := range programs {
-		// Where ldconfig is a script around it, the program has this name (Ubuntu).
+		// On Ubuntu ldconfig is a script that runs ldconfig.real.
 		file, err := proc.Look(name + ".real")
 		if err != nil {
 			file, err = proc.Look(name)
@@ -91,11 +89,16 @@ func AddGlibc(dir string) error {
 	return nil
 }
 
-// AddProgram adds a program of this machine at a path of the image, and the libraries that it needs.
+// AddProgram adds a program of this machine, and the libraries that it needs, to a root file system.
 func AddProgram(dir, file, as string) error {
 	if err := copyFile(file, filepath.Join(dir, as)); err != nil {
 		return err
 	}
+	return addNeeded(dir, file)
+}
+
+// addNeeded adds the libraries that a program needs, and those that they need, at the paths that they have here.
+func addNeeded(dir, file string) error {
 	needed, err := neededBy(file)
 	if err != nil {
 		return err
@@ -122,7 +125,7 @@ func AddProgram(dir, file, as string) error {
 	return nil
 }
 
-// neededBy lists what an ELF file asks the loader for, its loader included, by name or by path.
+// neededBy lists the libraries that an ELF file needs, by name, and its loader, by path.
 func neededBy(file string) (needed []string, err error) {
 	f, err := elf.Open(file)
 	if err != nil {
@@ -145,7 +148,7 @@ func neededBy(file string) (needed []string, err error) {
 	return needed, nil
 }
 
-// findLibrary is the path of a library of this machine, by its name or its path.
+// findLibrary finds a library on this machine by its name. A path is returned as it is.
 func findLibrary(name string) (string, error) {
 	if path.IsAbs(name) {
 		return name, nil
@@ -160,35 +163,7 @@ func findLibrary(name string) (string, error) {
 	return "", fmt.Errorf("library %s is in none of %q", name, dirs)
 }
 
-// addExtra compiles Extra and its library into the image.
-func addExtra(ctx context.Context, dir string) error {
-	src, err := os.MkdirTemp("", "extra-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(src)
-	if err := writeFiles(src, map[string]string{"lib.c": extraLibrary, "main.c": extraProgram}); err != nil {
-		return err
-	}
-	libs := filepath.Join(dir, extraDir)
-	if err := os.MkdirAll(libs, 0o755); err != nil {
-		return err
-	}
-	cc := os.Getenv("CC")
-	if cc == "" {
-		cc = "cc"
-	}
-	lib := filepath.Join(libs, "libextra.so.1")
-	if _, err := proc.Output(ctx, cc, "-shared", "-fPIC", "-Wl,-soname,libextra.so.1", "-o", lib, src+"/lib.c"); err != nil {
-		return err
-	}
-	if _, err := proc.Output(ctx, cc, "-o", filepath.Join(dir, Extra), src+"/main.c", lib); err != nil {
-		return err
-	}
-	return writeFiles(dir, map[string]string{"etc/ld.so.conf.d/extra.conf": "/" + extraDir + "\n"})
-}
-
-// Ldconfig writes the image's /etc/ld.so.cache with the machine's own ldconfig.
+// Ldconfig writes /etc/ld.so.cache in a root file system with this machine's ldconfig.
 func Ldconfig(ctx context.Context, dir string) error {
 	ldconfig, err := proc.Look("ldconfig")
 	if err != nil {
@@ -196,16 +171,4 @@ func Ldconfig(ctx context.Context, dir string) error {
 	}
 	_, err = proc.Output(ctx, ldconfig, "-r", dir)
 	return err
-}
-
-// machine is the processor's name as multiarch directories have it.
-func machine() string {
-	switch runtime.GOARCH {
-	case "amd64":
-		return "x86_64"
-	case "arm64":
-		return "aarch64"
-	default:
-		return runtime.GOARCH
-	}
 }

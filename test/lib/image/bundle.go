@@ -1,5 +1,4 @@
-// Package oci makes OCI bundles and runs them with an OCI runtime.
-package oci
+package image
 
 import (
 	"context"
@@ -15,13 +14,13 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// Options say what a bundle's container is.
-type Options struct {
+// BundleOptions are what a bundle's container is.
+type BundleOptions struct {
 	// Root is the root file system, a directory.
 	Root     string
 	ReadOnly bool
 	Args     []string
-	// Mknod lets the container make device nodes; the device cgroup still decides about using them.
+	// Mknod lets the container make device nodes; the device cgroup still decides which it can open.
 	Mknod bool
 }
 
@@ -29,12 +28,12 @@ type Options struct {
 type Bundle struct {
 	// Dir holds config.json.
 	Dir string
-	// Runtime is the path of the OCI runtime; what it keeps of running containers is in Dir too.
+	// Runtime is the path of the OCI runtime; its state is in Dir too.
 	Runtime string
 }
 
-// New makes a bundle in dir, an empty directory: the runtime's sample configuration, turned into that of the container.
-func New(ctx context.Context, runtime, dir string, o Options) (*Bundle, error) {
+// NewBundle makes a bundle in dir, an empty directory, from the runtime's sample configuration.
+func NewBundle(ctx context.Context, runtime, dir string, o BundleOptions) (*Bundle, error) {
 	res, err := proc.Run(ctx, proc.Cmd{Args: []string{runtime, "spec"}, Dir: dir})
 	if err != nil {
 		return nil, err
@@ -46,7 +45,7 @@ func New(ctx context.Context, runtime, dir string, o Options) (*Bundle, error) {
 	return b, b.Edit(o.configure)
 }
 
-func (o *Options) configure(s *specs.Spec) error {
+func (o *BundleOptions) configure(s *specs.Spec) error {
 	s.Root = &specs.Root{Path: o.Root, Readonly: o.ReadOnly}
 	s.Process.Args, s.Process.Terminal = o.Args, false
 	// A machine without CAP_SYS_RESOURCE cannot raise limits.
@@ -57,7 +56,7 @@ func (o *Options) configure(s *specs.Spec) error {
 			*set = append(*set, "CAP_MKNOD")
 		}
 	}
-	// The sample asks for a cgroup namespace only where the machine has cgroup v2 alone; nothing here needs one.
+	// The sample has a cgroup namespace only on machines with cgroup v2 alone; no test needs one.
 	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
 		return n.Type == specs.CgroupNamespace
 	})
@@ -84,10 +83,10 @@ func (b *Bundle) Edit(edit func(*specs.Spec) error) error {
 	return os.WriteFile(path, data, 0o644)
 }
 
-// containers counts those of this process: names of containers are also those of cgroups, unique on the machine.
+// containers makes the names of containers unique on the machine, as those of their cgroups must be.
 var containers atomic.Int64
 
-// Command is the command line that runs the bundle, under a name not used before.
+// Command is the command line that runs the bundle, with a new container name each time.
 func (b *Bundle) Command() []string {
 	id := fmt.Sprintf("gpu-test-%d-%d", os.Getpid(), containers.Add(1))
 	return []string{b.Runtime, "--root", filepath.Join(b.Dir, "state"), "run", "--bundle", b.Dir, id}

@@ -1,0 +1,141 @@
+// Package image builds what containers of tests run from, out of the files of the machine that runs the tests: root file
+// systems, OCI bundles, and image archives. Nothing is downloaded, so the tests run wherever a C compiler and busybox are.
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"gpu-cdi-plugin/test/lib/proc"
+)
+
+// Kind is a kind of root file system. Each has a shell and the few programs that the tests run in containers.
+type Kind string
+
+// The kinds. All but Static and Musl have the layout of a current Debian image, with /lib and /bin as links.
+const (
+	Glibc   Kind = "glibc"    // a C library, dynamic programs, a loader cache
+	NoCache Kind = "no-cache" // Glibc without /etc/ld.so.cache
+	Many    Kind = "many"     // Glibc and ManyLibraries more libraries, all in the cache
+	Static  Kind = "static"   // busybox and nothing else
+	Musl    Kind = "musl"     // busybox, and the loader by which an image with musl is recognized
+)
+
+// ManyLibraries is how many libraries Many has beyond those of Glibc: as many as a large CUDA or desktop image.
+const ManyLibraries = 1000
+
+// Extra is a program in Glibc and Many that needs the loader cache: its library is in a directory that the loader does
+// not search. It prints ExtraOutput, unless the image's own entries have been lost from the cache.
+const (
+	Extra       = "/usr/bin/uses-extra"
+	ExtraOutput = "extra 42\n"
+	extraDir    = "opt/extra/lib"
+)
+
+// Build makes a root file system in dir, an empty directory.
+func Build(ctx context.Context, kind Kind, dir string) error {
+	builders := map[Kind]func() error{
+		Glibc:   func() error { return glibc(ctx, dir, 0, true) },
+		NoCache: func() error { return glibc(ctx, dir, 0, false) },
+		Many:    func() error { return glibc(ctx, dir, ManyLibraries, true) },
+		Static:  func() error { return static(dir) },
+		Musl:    func() error { return musl(dir) },
+	}
+	build, ok := builders[kind]
+	if !ok {
+		return fmt.Errorf("unknown kind of root file system %q", kind)
+	}
+	if err := build(); err != nil {
+		return fmt.Errorf("build a root file system of kind %s: %w", kind, err)
+	}
+	return nil
+}
+
+// makeSkeleton makes the directories and files that every kind has.
+func makeSkeleton(dir string) error {
+	for _, d := range []string{"dev", "etc", "proc", "sys", "run", "root", "tmp", "usr/bin", "usr/lib", "usr/sbin", "var/tmp"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.Symlink("/run", filepath.Join(dir, "var/run")); err != nil {
+		return err
+	}
+	return writeFiles(dir, map[string]string{
+		"etc/passwd": "root:x:0:0:root:/root:/bin/sh\n",
+		"etc/group":  "root:x:0:\nvideo:x:44:\n",
+	})
+}
+
+func static(dir string) error {
+	if err := makeSkeleton(dir); err != nil {
+		return err
+	}
+	if err := os.Symlink("usr/bin", filepath.Join(dir, "bin")); err != nil {
+		return err
+	}
+	busybox, err := proc.Look("busybox")
+	if err != nil {
+		return err
+	}
+	if needed, err := neededBy(busybox); err != nil || len(needed) > 0 {
+		return fmt.Errorf("%s: want a static program (Debian's package busybox-static), this one needs %q: %w",
+			busybox, needed, errors.Join(err))
+	}
+	if err := copyFile(busybox, filepath.Join(dir, "usr/bin/busybox")); err != nil {
+		return err
+	}
+	for _, name := range []string{"sh", "cat", "ls", "mknod", "sleep", "true"} {
+		if err := os.Symlink("busybox", filepath.Join(dir, "usr/bin", name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// musl makes an image that has the loader of Alpine's images. Its programs do not use musl, since no test needs that: the
+// driver's libraries are for glibc.
+func musl(dir string) error {
+	if err := static(dir); err != nil {
+		return err
+	}
+	loader := "lib/ld-musl-" + machine() + ".so.1"
+	if real := "/" + loader; exists(real) {
+		return copyFile(real, filepath.Join(dir, loader))
+	}
+	return writeFiles(dir, map[string]string{loader: "in place of musl's loader\n"})
+}
+
+func writeFiles(dir string, files map[string]string) error {
+	for name, content := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// machine is the processor's name in multiarch directories.
+func machine() string {
+	switch runtime.GOARCH {
+	case "amd64":
+		return "x86_64"
+	case "arm64":
+		return "aarch64"
+	default:
+		return runtime.GOARCH
+	}
+}

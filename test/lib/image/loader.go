@@ -1,0 +1,115 @@
+package image
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// Loader is a program that loads each library named on its command line with dlopen, and prints a line with the file
+// that it came from or with the loader's error.
+const Loader = `
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+	int failed = 0;
+	for (int i = 1; i < argc; i++) {
+		struct link_map *map;
+		void *lib = dlopen(argv[i], RTLD_NOW | RTLD_LOCAL);
+		if (!lib || dlinfo(lib, RTLD_DI_LINKMAP, &map)) {
+			printf("%s\n", dlerror());
+			failed = 1;
+			continue;
+		}
+		printf("%s\n", map->l_name);
+	}
+	return failed;
+}
+`
+
+// GlibcRoot makes dir a root with the program /bin/loader (Loader) and the libraries that it needs, at the paths of this
+// machine, without a loader cache.
+func GlibcRoot(t testing.TB, dir string) {
+	t.Helper()
+	program := filepath.Join(dir, "bin", "loader")
+	Compile(t, program, Loader)
+	if err := addNeeded(dir, program); err != nil {
+		t.Fatal(err)
+	}
+	makeDirs(t, dir)
+}
+
+// MuslRoot makes dir a root with the program /bin/loader (Loader) and musl as in Alpine, without a search path file.
+func MuslRoot(t testing.TB, dir string) {
+	t.Helper()
+	if err := compile(t.Context(), testenv.Command(t, "musl-gcc"), filepath.Join(dir, "bin", "loader"), Loader); err != nil {
+		t.Fatal(err)
+	}
+	loaders, err := filepath.Glob("/lib/ld-musl-*.so.1")
+	if err != nil || len(loaders) != 1 {
+		t.Fatalf("musl's loader: found %q, error %v, want one", loaders, err)
+	}
+	CopyFile(t, loaders[0], filepath.Join(dir, loaders[0]))
+	makeDirs(t, dir)
+}
+
+func makeDirs(t testing.TB, dir string) {
+	t.Helper()
+	for _, sub := range []string{"etc", "proc", "dev", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Compile compiles C source into the file out, and makes the directories above it.
+func Compile(t testing.TB, out, source string, flags ...string) {
+	t.Helper()
+	if err := compile(t.Context(), testenv.Command(t, "cc"), out, source, flags...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Library compiles an empty shared library with that SONAME.
+func Library(t testing.TB, out, soname string) {
+	t.Helper()
+	Compile(t, out, "int gpu_library_of_a_test;", "-shared", "-fPIC", "-nostdlib", "-Wl,-soname,"+soname)
+}
+
+// addExtra compiles Extra and its library.
+func addExtra(ctx context.Context, dir string) error {
+	const (
+		library = "int extra(void) { return 42; }\n"
+		program = "#include <stdio.h>\nint extra(void);\nint main(void) { printf(\"extra %d\\n\", extra()); return 0; }\n"
+	)
+	cc := cmp.Or(os.Getenv("CC"), "cc")
+	lib := filepath.Join(dir, extraDir, "libextra.so.1")
+	if err := compile(ctx, cc, lib, library, "-shared", "-fPIC", "-Wl,-soname,libextra.so.1"); err != nil {
+		return err
+	}
+	if err := compile(ctx, cc, filepath.Join(dir, Extra), program, "-x", "none", lib); err != nil {
+		return err
+	}
+	return writeFiles(dir, map[string]string{"etc/ld.so.conf.d/extra.conf": "/" + extraDir + "\n"})
+}
+
+func compile(ctx context.Context, cc, out, source string, flags ...string) error {
+	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+		return err
+	}
+	args := append([]string{cc, "-x", "c", "-O1", "-o", out, "-"}, flags...)
+	res, err := proc.Run(ctx, proc.Cmd{Args: args, Stdin: strings.NewReader(source)})
+	if err == nil && res.Code != 0 {
+		err = fmt.Errorf("%s: %v", strings.Join(args, " "), res)
+	}
+	return err
+}
