@@ -14,8 +14,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-
-	"gpu-cdi-plugin/internal/exit"
 )
 
 //go:embed lib/*.c lib/*.h
@@ -67,7 +65,7 @@ func compile(ctx context.Context, cacheDir, compiler string) (string, error) {
 		user, err := os.UserCacheDir()
 		if err != nil { // no home directory, as in a container or a service
 			if user, err = privateTempDir(os.TempDir()); err != nil {
-				return "", noCache(err)
+				return "", fmt.Errorf("%w: %w", ErrNoCache, err)
 			}
 		}
 		cacheDir = filepath.Join(user, "gpu-cdi-plugin", "sim")
@@ -85,11 +83,11 @@ func compile(ctx context.Context, cacheDir, compiler string) (string, error) {
 // buildOnce lets only one process at a time compile, since the others would do the same work for nothing.
 func buildOnce(ctx context.Context, cc []string, cacheDir, dir string) (err error) {
 	if err := os.MkdirAll(cacheDir, 0o755); err != nil {
-		return noCache(err)
+		return fmt.Errorf("%w: %w", ErrNoCache, err)
 	}
 	lock, err := os.OpenFile(filepath.Join(cacheDir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
-		return noCache(err)
+		return fmt.Errorf("%w: %w", ErrNoCache, err)
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	if err := flock(lock); err != nil {
@@ -99,10 +97,6 @@ func buildOnce(ctx context.Context, cc []string, cacheDir, dir string) (err erro
 		return nil // while we waited
 	}
 	return buildInto(ctx, cc, cacheDir, dir)
-}
-
-func noCache(err error) error {
-	return exit.With(exit.Failure, "name a directory that can be written to with XDG_CACHE_HOME", err)
 }
 
 // privateTempDir is a directory under temp that is the same for every run of this user. Others can guess its name and
@@ -134,8 +128,7 @@ func findCompiler(compiler string) ([]string, error) {
 	}
 	path, err := exec.LookPath(cc[0])
 	if err != nil {
-		return nil, exit.With(exit.Failure, "install one, for example with: apt-get install gcc libc6-dev",
-			fmt.Errorf("no C compiler, which the simulated library needs: %w", err))
+		return nil, fmt.Errorf("%w: %w", ErrNoCompiler, err)
 	}
 	cc[0] = path
 	return cc, nil

@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/ldcache"
 )
 
@@ -56,15 +55,15 @@ func (o Options) withDefaults(m *Machine) (Options, error) {
 	}
 	o.LibDir = strings.Trim(o.LibDir, "/")
 	if !driverPattern.MatchString(o.Driver) {
-		return o, exit.With(exit.Usage, "", fmt.Errorf("driver version %q: want a version such as %s", o.Driver, DefaultDriver))
+		return o, invalid("driver version %q: want a version such as %s", o.Driver, DefaultDriver)
 	}
 	if err := checkExtras(o.Extras); err != nil {
 		return o, err
 	}
 	top, _, below := strings.Cut(o.LibDir, "/")
 	if !isBelow(o.LibDir) || !below || (top != "usr" && top != "opt" && top != "home") || len(o.LibDir) > 90 {
-		return o, exit.With(exit.Usage, "usual ones are usr/lib64, usr/lib/x86_64-linux-gnu and usr/local/nvidia/lib64",
-			fmt.Errorf("library directory %q: want a plain path below usr, opt or home", o.LibDir))
+		return o, invalid("library directory %q: want a plain path below usr, opt or home, such as usr/lib64, "+
+			"usr/lib/x86_64-linux-gnu or usr/local/nvidia/lib64", o.LibDir)
 	}
 	return o, nil
 }
@@ -116,12 +115,10 @@ func checkTarget(dir string, force bool) (there bool, err error) {
 		return false, nil
 	}
 	if _, err := os.Lstat(filepath.Join(dir, nodeFile)); err != nil {
-		return false, exit.With(exit.Failure, "name a directory that does not exist yet",
-			fmt.Errorf("make a node: %s is not empty and not a simulated node", dir))
+		return false, fmt.Errorf("make a node in %s: %w", dir, ErrNotEmpty)
 	}
 	if !force {
-		return false, exit.With(exit.Failure, "--force replaces it, as an upgrade of the driver in place would",
-			fmt.Errorf("make a node: there is one in %s", dir))
+		return false, fmt.Errorf("make a node in %s: %w", dir, ErrExists)
 	}
 	return true, nil
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 // AnyGPU and AnyFunction make a call fault hold for every GPU or every function.
@@ -43,7 +42,7 @@ func (n *Node) gpuFault(gpu int, kind string) error {
 // Fail makes a function of the library fail with an nvmlReturn_t, for one GPU or AnyGPU.
 func (n *Node) Fail(function string, gpu, result int) error {
 	if result < 0 || result > 999 {
-		return exit.With(exit.Usage, "", fmt.Errorf("return value %d: an nvmlReturn_t is 0 to 999", result))
+		return invalid("return value %d: an nvmlReturn_t is 0 to 999", result)
 	}
 	return n.callFault(function, gpu, pair{"return", fmt.Sprint(result)})
 }
@@ -55,7 +54,7 @@ func (n *Node) Hang(function string, gpu int) error {
 
 func (n *Node) callFault(function string, gpu int, effect pair) error {
 	if function != AnyFunction && !functionPattern.MatchString(function) {
-		return exit.With(exit.Usage, "", fmt.Errorf("%q is not the name of an NVML function, such as nvmlDeviceGetUUID", function))
+		return invalid("%q is not the name of an NVML function, such as nvmlDeviceGetUUID", function)
 	}
 	f := rec("fault", "function", function)
 	if gpu != AnyGPU {
@@ -88,7 +87,7 @@ func (n *Node) addFault(f record, replaces func(record) bool) error {
 // Latency makes every call to the driver take that long, at most a minute; 0 ends it.
 func (n *Node) Latency(d time.Duration) error {
 	if d < 0 || d > maxLatency {
-		return exit.With(exit.Usage, "", fmt.Errorf("latency %v: want 0 to %v", d, maxLatency))
+		return invalid("latency %v: want 0 to %v", d, maxLatency)
 	}
 	return n.change(func(records []record) ([]record, error) {
 		records = without(records, isLatency)
@@ -133,8 +132,7 @@ func (n *Node) ClearGPU(gpu int) error {
 
 func (n *Node) checkGPU(index int) error {
 	if last := len(n.machine.GPUs) - 1; index < 0 || index > last {
-		return exit.With(exit.Usage, "",
-			fmt.Errorf("no GPU %d: machine %s has GPUs 0 to %d", index, n.machine.Name, last))
+		return invalid("no GPU %d: machine %s has GPUs 0 to %d", index, n.machine.Name, last)
 	}
 	return nil
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 // SetMIG turns a GPU's MIG mode on and replaces its instances by those of the profiles ("1g.10gb", "1c.3g.40gb",
@@ -26,7 +25,7 @@ func (n *Node) SetMIG(gpu int, profiles []string) error {
 	g := n.machine.GPUs[gpu]
 	devices, err := partition(&g, profiles)
 	if err != nil {
-		return exit.With(exit.Usage, "", err)
+		return &InvalidError{err}
 	}
 	g.MIGMode, g.MIG = MIGEnabled, devices
 	return n.changeMIG(&g)
@@ -39,7 +38,7 @@ func (n *Node) DisableMIG(gpu int) error {
 	}
 	g := n.machine.GPUs[gpu]
 	if g.MIGMode == MIGUnsupported {
-		return exit.With(exit.Usage, "", fmt.Errorf("GPU %d (%s) has no MIG", gpu, g.Name))
+		return invalid("GPU %d (%s) has no MIG", gpu, g.Name)
 	}
 	g.MIGMode, g.MIG = MIGDisabled, nil
 	return n.changeMIG(&g)
@@ -172,7 +171,7 @@ func (n *Node) removeStaleInstances(dir string, want plan) error {
 // SetKernelVersion changes the version of the loaded kernel module, as after an upgrade without a reboot.
 func (n *Node) SetKernelVersion(version string) error {
 	if !driverPattern.MatchString(version) {
-		return exit.With(exit.Usage, "", fmt.Errorf("driver version %q: want a version such as %s", version, DefaultDriver))
+		return invalid("driver version %q: want a version such as %s", version, DefaultDriver)
 	}
 	err := n.change(func(records []record) ([]record, error) {
 		return append(without(records, isMachine), rec("machine", "kernel", version)), nil

@@ -6,8 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-
-	"gpu-cdi-plugin/internal/exit"
 )
 
 // The simulation's own files, relative to the node's root.
@@ -38,8 +36,7 @@ func Open(dir string) (*Node, error) {
 	n := &Node{root: root}
 	if err := n.read(); err != nil {
 		if _, statErr := os.Stat(filepath.Join(root, nodeFile)); errors.Is(statErr, fs.ErrNotExist) {
-			return nil, exit.With(exit.Failure, "gpu-sim create makes one",
-				fmt.Errorf("%s is not a simulated node: %w", dir, err))
+			return nil, fmt.Errorf("%s is %w: %w", dir, ErrNotNode, err)
 		}
 		return nil, fmt.Errorf("open the node %s: %w", dir, err)
 	}

@@ -12,8 +12,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"gpu-cdi-plugin/internal/exit"
 )
 
 // entry is a file of a node that is to be made: a regular file, directory, symlink, device node or socket, as the
@@ -98,8 +96,7 @@ func (w *writer) node(full string, e entry) error {
 	}
 	err := unix.Mknod(full, unix.S_IFCHR|uint32(e.mode.Perm()), int(unix.Mkdev(e.major, e.minor)))
 	if errors.Is(err, unix.EPERM) {
-		return exit.With(exit.Failure, "run it as root (with CAP_MKNOD), or with --plain-nodes if no container needs the nodes",
-			fmt.Errorf("device node %d:%d: %w", e.major, e.minor, err))
+		return fmt.Errorf("%w: device %d:%d: %w", ErrNoDeviceNodes, e.major, e.minor, err)
 	}
 	if err != nil {
 		return err

@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,7 +16,7 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// results are the nvmlReturn_t that --return has names for.
+// results are the names of nvmlReturn_t values for --return.
 var results = map[string]int{
 	"uninitialized": 1, "invalid-argument": 2, "not-supported": 3, "no-permission": 4, "not-found": 6,
 	"insufficient-power": 8, "driver-not-loaded": 9, "timeout": 10, "irq-issue": 11, "library-not-found": 12,
@@ -26,9 +28,9 @@ var results = map[string]int{
 func (a *app) faultCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fault",
-		Short: "Change what is wrong with a simulated node",
-		Long: `Changes a simulated node while programs use it: they see it on their next call of the library. Faults add up until they
-are cleared; a second one of the same kind for the same GPU or function replaces the first.`,
+		Short: "Add or clear faults of a simulated node",
+		Long: `Changes a simulated node while programs use it. They see the fault on their next call of the library. Faults last until
+they are cleared. A fault of the same kind for the same GPU or function replaces an earlier one.`,
 		Example: `  gpu-sim fault /tmp/node lost --gpu 3
   gpu-sim fault /tmp/node hang --function nvmlDeviceGetTemperature
   gpu-sim fault /tmp/node clear`,
@@ -42,16 +44,20 @@ are cleared; a second one of the same kind for the same GPU or function replaces
 	return cmd
 }
 
-// faultKind is the argument check of fault without a kind. A lone argument is most likely the directory.
+// faultKind is the argument check of fault without a kind. A single argument is most likely the directory.
 func faultKind(cmd *cobra.Command, args []string) error {
 	if len(args) == 1 {
-		return fmt.Errorf("want gpu-sim fault DIR KIND; kinds are %s", verbNames(cmd))
+		var kinds []string
+		for _, c := range cmd.Commands() {
+			kinds = append(kinds, c.Name())
+		}
+		return fmt.Errorf("want gpu-sim fault DIR KIND; kinds are %s", strings.Join(kinds, ", "))
 	}
 	return cli.UnknownVerb(cmd, args)
 }
 
-// faultVerb makes the command of one kind of fault. rest is what follows the kind in the usage; what is done is given
-// the node and the arguments behind the directory.
+// faultVerb makes the command of one kind of fault. rest is what follows the kind in the usage. do gets the node and the
+// arguments after the directory.
 func faultVerb(name, rest, short, long string, args int, do func(n *sim.Node, args []string) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               name + " DIR",
@@ -77,32 +83,32 @@ func faultVerb(name, rest, short, long string, args int, do func(n *sim.Node, ar
 	return cmd
 }
 
-// needGPU adds the flag --gpu, without which the command is not run.
+// needGPU adds the required flag --gpu.
 func needGPU(cmd *cobra.Command, gpu *int) *cobra.Command {
-	cmd.Flags().IntVar(gpu, "gpu", 0, "the GPU's `index` when the node was made")
+	cmd.Flags().IntVar(gpu, "gpu", 0, "`index` of the GPU when the node was made")
 	_ = cmd.MarkFlagRequired("gpu")
 	return cmd
 }
 
 func lostCommand() *cobra.Command {
 	var gpu int
-	return needGPU(faultVerb("lost", " --gpu N", "Let a GPU fall off the bus",
-		"The GPU is still counted, but every call about it answers that it is lost.", 0,
+	return needGPU(faultVerb("lost", " --gpu N", "Make a GPU fall off the bus",
+		"The GPU is still counted, but every call on it returns NVML_ERROR_GPU_IS_LOST.", 0,
 		func(n *sim.Node, _ []string) error { return n.Lose(gpu) }), &gpu)
 }
 
 func goneCommand() *cobra.Command {
 	var gpu int
-	return needGPU(faultVerb("gone", " --gpu N", "Take a GPU out",
-		"The GPU is not enumerated any more, and those behind it get other indices. Its files stay.", 0,
+	return needGPU(faultVerb("gone", " --gpu N", "Remove a GPU",
+		"The GPU is no longer enumerated, and the indices of those after it change. Its files stay.", 0,
 		func(n *sim.Node, _ []string) error { return n.Remove(gpu) }), &gpu)
 }
 
 func failCommand() *cobra.Command {
 	var function, result string
 	gpu := sim.AnyGPU
-	cmd := faultVerb("fail", " --function NAME --return RESULT [--gpu N]", "Let a function of the library fail",
-		"The function answers with an nvmlReturn_t: a number, or one of "+strings.Join(sortedKeys(results), ", ")+".", 0,
+	cmd := faultVerb("fail", " --function NAME --return RESULT [--gpu N]", "Make a function of the library fail",
+		"The function returns an nvmlReturn_t: a number, or one of "+strings.Join(resultNames(), ", ")+".", 0,
 		func(n *sim.Node, _ []string) error {
 			value, err := parseResult(result)
 			if err != nil {
@@ -110,9 +116,9 @@ func failCommand() *cobra.Command {
 			}
 			return n.Fail(function, gpu, value)
 		})
-	cmd.Flags().StringVar(&result, "return", "unknown", "the `result`")
+	cmd.Flags().StringVar(&result, "return", "unknown", "`result` of the function")
 	_ = cmd.RegisterFlagCompletionFunc("return",
-		cobra.FixedCompletions(sortedKeys(results), cobra.ShellCompDirectiveNoFileComp))
+		cobra.FixedCompletions(resultNames(), cobra.ShellCompDirectiveNoFileComp))
 	addCall(cmd, &function, &gpu)
 	return cmd
 }
@@ -120,7 +126,7 @@ func failCommand() *cobra.Command {
 func hangCommand() *cobra.Command {
 	var function string
 	gpu := sim.AnyGPU
-	cmd := faultVerb("hang", " --function NAME [--gpu N]", "Let a function of the library block",
+	cmd := faultVerb("hang", " --function NAME [--gpu N]", "Make a function of the library block",
 		"Calls of the function block until the fault is cleared.", 0,
 		func(n *sim.Node, _ []string) error { return n.Hang(function, gpu) })
 	addCall(cmd, &function, &gpu)
@@ -128,10 +134,12 @@ func hangCommand() *cobra.Command {
 }
 
 func addCall(cmd *cobra.Command, function *string, gpu *int) {
-	cmd.Flags().StringVar(function, "function", "", "the function's `name`, such as nvmlDeviceGetUUID, or * for every one")
-	cmd.Flags().IntVar(gpu, "gpu", sim.AnyGPU, "only for calls about the GPU of this `index`; -1 is any call")
+	cmd.Flags().StringVar(function, "function", "", "`name` of the function, such as nvmlDeviceGetUUID, or * for all")
+	cmd.Flags().IntVar(gpu, "gpu", sim.AnyGPU, "`index` of the GPU whose calls are affected; -1 is any call")
 	_ = cmd.MarkFlagRequired("function")
 }
+
+func resultNames() []string { return slices.Sorted(maps.Keys(results)) }
 
 func parseResult(s string) (int, error) {
 	if n, ok := results[s]; ok {
@@ -140,14 +148,14 @@ func parseResult(s string) (int, error) {
 	n, err := strconv.Atoi(s)
 	if err != nil {
 		return 0, exit.With(exit.Usage, "", fmt.Errorf("--return %q: want a number or one of %s",
-			s, strings.Join(sortedKeys(results), ", ")))
+			s, strings.Join(resultNames(), ", ")))
 	}
 	return n, nil
 }
 
 func latencyCommand() *cobra.Command {
-	return faultVerb("latency", " DURATION", "Let every call take a time",
-		"Every call to the driver takes that long, such as 50us; 0 ends it.", 1,
+	return faultVerb("latency", " DURATION", "Make every call take longer",
+		"Every call to the driver takes this long, such as 50us; 0 clears the fault.", 1,
 		func(n *sim.Node, args []string) error {
 			d, err := time.ParseDuration(args[0])
 			if err != nil {
@@ -161,17 +169,18 @@ func migCommand() *cobra.Command {
 	var profiles []string
 	var gpu int
 	var off bool
-	cmd := needGPU(faultVerb("mig", " --gpu N (--profiles LIST | --off)", "Partition a GPU anew",
+	cmd := needGPU(faultVerb("mig", " --gpu N (--profiles LIST | --off)", "Change the MIG devices of a GPU",
 		`Turns MIG mode on and makes the instances of the profiles, in the library, /dev and /proc; an empty list makes none.
-A profile is one of the GPU's ("3g.40gb"), a part of one ("1c.3g.40gb": parts share an instance while it has room), and
-may say where the instance begins ("3g.40gb@4"). Profiles that do not fit together are refused, and nothing changes.`, 0,
+A profile is a GPU instance profile ("3g.40gb"), or a compute instance profile ("1c.3g.40gb", which share a GPU instance
+while it has room), and may name the memory slice where the instance begins ("3g.40gb@4"). If the profiles do not fit
+on the GPU together, nothing changes.`, 0,
 		func(n *sim.Node, _ []string) error {
 			if off {
 				return n.DisableMIG(gpu)
 			}
 			return n.SetMIG(gpu, profiles)
 		}), &gpu)
-	cmd.Flags().StringSliceVar(&profiles, "profiles", nil, "the profiles' `names`, with commas between")
+	cmd.Flags().StringSliceVar(&profiles, "profiles", nil, "comma-separated `names` of the profiles")
 	cmd.Flags().BoolVar(&off, "off", false, "turn MIG mode off")
 	cmd.MarkFlagsOneRequired("profiles", "off")
 	cmd.MarkFlagsMutuallyExclusive("profiles", "off")
@@ -179,24 +188,24 @@ may say where the instance begins ("3g.40gb@4"). Profiles that do not fit togeth
 }
 
 func kernelVersionCommand() *cobra.Command {
-	return faultVerb("kernel-version", " VERSION", "Let the kernel module have another version",
-		"As after an upgrade of the driver without a reboot: the library finds that it does not fit the kernel module.", 1,
+	return faultVerb("kernel-version", " VERSION", "Change the version of the kernel module",
+		"As after an upgrade of the driver without a reboot: the library reports that the versions do not match.", 1,
 		func(n *sim.Node, args []string) error { return n.SetKernelVersion(args[0]) })
 }
 
 func clearCommand() *cobra.Command {
 	gpu := sim.AnyGPU
-	cmd := faultVerb("clear", " [--gpu N]", "End faults",
-		"Ends all faults, or those of one GPU, and gives back the MIG devices that the node was made with.", 0,
+	cmd := faultVerb("clear", " [--gpu N]", "Clear faults",
+		"Clears all faults, or those of one GPU, and restores the MIG devices that the node was made with.", 0,
 		func(n *sim.Node, _ []string) error {
 			switch {
 			case gpu == sim.AnyGPU:
 				return n.Clear()
 			case gpu < 0:
-				return exit.With(exit.Usage, "", errors.New("--gpu: an index is not negative"))
+				return exit.With(exit.Usage, "", errors.New("--gpu: want an index of 0 or more, or -1"))
 			}
 			return n.ClearGPU(gpu)
 		})
-	cmd.Flags().IntVar(&gpu, "gpu", sim.AnyGPU, "only those of the GPU of this `index`; -1 is all")
+	cmd.Flags().IntVar(&gpu, "gpu", sim.AnyGPU, "`index` of the GPU whose faults are cleared; -1 is all")
 	return cmd
 }

@@ -1,6 +1,5 @@
-// Command gpu-sim makes simulated GPU nodes and changes what is wrong with them while they are in use.
-//
-// It is a tool for tests, demonstrations and whoever wants to try the product without a GPU; see package sim.
+// Command gpu-sim makes simulated GPU nodes and injects faults while they are in use. It is for tests, demonstrations, and
+// trying the product without a GPU; see package sim.
 package main
 
 import (

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -17,23 +18,32 @@ import (
 // version is set by the linker.
 var version string
 
+// meanings are the exit statuses in the help.
+var meanings = map[exit.Code]string{
+	exit.OK:          "done",
+	exit.Failure:     "an error; nothing was made or changed",
+	exit.Usage:       "usage error: an unknown machine, a malformed machine file, a GPU or profile that does not exist",
+	exit.Interrupted: "interrupted",
+}
+
 // app is what all verbs share.
 type app struct {
 	env            []string
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	started        bool // the command line was understood: from here on an error is not one of use
+	started        bool // a verb runs: from here on an error is not a usage error, unless the table says so
 }
 
 // run is the whole program. It returns the exit status.
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{env: env, stdin: stdin, stdout: stdout, stderr: stderr}
-	root := a.rootCommand() //nolint:contextcheck // cobra hands the context to the verbs
+	root := a.rootCommand() //nolint:contextcheck // cobra passes the context to the verbs
 	root.SetArgs(verbFirst(root, args))
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
+	err = cli.Classify(err, errorTable)
 	switch {
 	case err == nil:
 		return int(exit.OK)
@@ -46,7 +56,7 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	return int(exit.CodeOf(err))
 }
 
-// verbFirst turns "fault DIR lost" into "fault lost DIR", the only order that cobra can read.
+// verbFirst turns "fault DIR lost" into "fault lost DIR", the order that cobra requires.
 func verbFirst(root *cobra.Command, args []string) []string {
 	if len(args) < 3 || args[0] != "fault" || strings.HasPrefix(args[1], "-") {
 		return args
@@ -68,8 +78,8 @@ func (a *app) rootCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gpu-sim",
 		Short: "Simulated GPU nodes",
-		Long: `Makes directories that look like the root of a host with NVIDIA GPUs and a driver, device nodes and sysfs included. The
-driver's library in it is a real shared library with NVML's functions, so every program that asks NVML can be run on it.`,
+		Long: `Makes directories that look like the root of a host with NVIDIA GPUs and a driver, with device nodes and sysfs. The
+driver's library in it is a real shared library with NVML's functions, so programs that use NVML can run on it.`,
 		Example: `  gpu-sim create /tmp/node --machine dgx-h100
   gpu-cdi-plugin --root /tmp/node devices
   gpu-sim fault /tmp/node lost --gpu 3`,
@@ -101,4 +111,19 @@ func (a *app) start(cmd *cobra.Command) error {
 	}
 	a.started = true
 	return nil
+}
+
+// oneDir is the argument check of a verb that takes a directory.
+func oneDir(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("%s takes one directory, got %q", cmd.CommandPath(), args)
+	}
+	return nil
+}
+
+func completeDirs(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return nil, cobra.ShellCompDirectiveFilterDirs
 }

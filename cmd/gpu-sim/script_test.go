@@ -59,15 +59,15 @@ func status(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// remember DIR notes what is in a directory, for unchanged.
+// remember DIR records the names in a directory, for unchanged.
 func remember(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Setenv("REMEMBERED", listing(ts, args[0]))
 }
 
-// unchanged DIR fails if there are other names in a directory than remember has seen.
+// unchanged DIR fails if a directory has other names than remember recorded.
 func unchanged(ts *testscript.TestScript, _ bool, args []string) {
 	if got, want := listing(ts, args[0]), ts.Getenv("REMEMBERED"); got != want {
-		ts.Fatalf("%s has now %s, had %s", args[0], got, want)
+		ts.Fatalf("%s has %s, had %s", args[0], got, want)
 	}
 }
 
