@@ -26,9 +26,9 @@ func (a *app) createCommand() *cobra.Command {
 		Use:   "create DIR --machine NAME|FILE",
 		Short: "Make a simulated node",
 		Long: `Makes a simulated node in a new directory and prints the directory or, with -o, what show prints. The machine is one of
-` + "`gpu-sim list-machines`" + `, or a file of your own, whose name has a slash or ends in .yaml. A machine pcie-fabric-N is
-generated: N GPUs (a multiple of 16, at most 128) behind PCIe switches, with 16 GPUs, two host bridges and eight switches
-on each NUMA node.
+` + "`gpu-sim list-machines`" + `, or a file of your own, whose name has a slash or ends in .yaml. A machine pcie-fabric-N
+is generated: N GPUs (a multiple of 16, at most 128) behind PCIe switches, with 16 GPUs, two host bridges and eight
+switches on each NUMA node.
 
 The library is compiled on the first use, with $CC or cc, into the user's cache directory. Device nodes have the numbers
 of real ones, but no driver serves them; to make them takes root (CAP_MKNOD).`,
@@ -46,7 +46,7 @@ of real ones, but no driver serves them; to make them takes root (CAP_MKNOD).`,
 	f.StringVar(&opts.LibDir, "lib-dir", "", "`directory` of the libraries in the node (default: Debian's multiarch directory)")
 	f.StringSliceVar(&opts.Extras, "extras", nil, "`list` of devices besides GPUs: "+strings.Join(sim.Extras(), ", "))
 	f.BoolVar(&opts.Force, "force", false, "replace the simulated node in DIR")
-	f.BoolVar(&opts.PlainNodes, "plain-nodes", false, "make regular files instead of device nodes; needs no root, but no container can use them")
+	f.BoolVar(&opts.PlainNodes, "plain-nodes", false, "make regular files instead of device nodes: needs no root, and no container can use them")
 	out.addFlag(cmd, directory, table, asJSON)
 	_ = cmd.RegisterFlagCompletionFunc("machine", completeMachines)
 	_ = cmd.RegisterFlagCompletionFunc("extras", cobra.FixedCompletions(sim.Extras(), cobra.ShellCompDirectiveNoFileComp))
