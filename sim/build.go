@@ -19,7 +19,7 @@ import (
 //go:embed lib/*.c lib/*.h
 var librarySources embed.FS
 
-// The names of what is compiled, in the cache's directory.
+// The compiled files, in the cache directory.
 const (
 	builtLibrary = "libnvidia-ml.so"
 	builtSandbox = "libnvidia-sandboxutils.so"
@@ -30,7 +30,7 @@ const (
 	builtMPSClient  = "cuda-mps-client"
 )
 
-// product is a file that is compiled from one source, or from all sources that are no other product's.
+// product is a compiled file. Without a source it is compiled from all sources that are not another product's.
 type product struct {
 	name, source string
 	flags        []string
@@ -48,7 +48,7 @@ var (
 	}
 )
 
-// compile returns the directory with the compiled library and program, and compiles them if no process did before.
+// compile returns the directory with the compiled files. They are compiled once for each user.
 //
 // The directory's name is a hash of everything that the result depends on. It is filled under another name and then
 // renamed, so that it is complete or absent.
@@ -63,7 +63,7 @@ func compile(ctx context.Context, cacheDir, compiler string) (string, error) {
 	}
 	if cacheDir == "" {
 		user, err := os.UserCacheDir()
-		if err != nil { // no home directory, as in a container or a service
+		if err != nil { // a container or a service may have no home directory
 			if user, err = privateTempDir(os.TempDir()); err != nil {
 				return "", fmt.Errorf("%w: %w", ErrNoCache, err)
 			}
@@ -80,7 +80,7 @@ func compile(ctx context.Context, cacheDir, compiler string) (string, error) {
 	return dir, nil
 }
 
-// buildOnce lets only one process at a time compile, since the others would do the same work for nothing.
+// buildOnce compiles with a lock held, so that several processes do not do the same work.
 func buildOnce(ctx context.Context, cc []string, cacheDir, dir string) (err error) {
 	if err := os.MkdirAll(cacheDir, 0o755); err != nil {
 		return fmt.Errorf("%w: %w", ErrNoCache, err)
@@ -94,13 +94,13 @@ func buildOnce(ctx context.Context, cc []string, cacheDir, dir string) (err erro
 		return err
 	}
 	if _, err := os.Stat(dir); err == nil {
-		return nil // while we waited
+		return nil // another process compiled while this one waited
 	}
 	return buildInto(ctx, cc, cacheDir, dir)
 }
 
-// privateTempDir is a directory under temp that is the same for every run of this user. Others can guess its name and
-// make it first, and what is in it is loaded and run: it counts only if nobody else can write to it.
+// privateTempDir returns a directory under temp that is the same for every run of this user. Its files are loaded and
+// run, and other users can guess its name and make it first, so it is an error if another user can write to it.
 func privateTempDir(temp string) (string, error) {
 	dir := filepath.Join(temp, fmt.Sprintf("gpu-cdi-plugin-%d", os.Getuid()))
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -112,7 +112,7 @@ func privateTempDir(temp string) (string, error) {
 	}
 	owner, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || !info.IsDir() || int(owner.Uid) != os.Getuid() || info.Mode().Perm()&0o022 != 0 {
-		return "", fmt.Errorf("%s is not a directory that this user alone can write to", dir)
+		return "", fmt.Errorf("%s is not a directory that only this user can write to", dir)
 	}
 	return dir, nil
 }
@@ -138,7 +138,7 @@ func findCompiler(compiler string) ([]string, error) {
 func buildKey(ctx context.Context, cc []string) (string, error) {
 	version, err := exec.CommandContext(ctx, cc[0], append(cc[1:], "--version")...).Output()
 	if err != nil {
-		return "", fmt.Errorf("ask %s for its version: %w", cc[0], err)
+		return "", fmt.Errorf("get the version of %s: %w", cc[0], err)
 	}
 	h := sha256.New()
 	fmt.Fprintf(h, "%q %q %q %q\n", cc, version, commonFlags, products)
@@ -178,7 +178,7 @@ func buildInto(ctx context.Context, cc []string, cacheDir, dir string) (err erro
 	return os.Rename(out, dir)
 }
 
-// sources are the paths of the product's sources in a directory.
+// sources returns the paths of the product's sources in a directory.
 func (p *product) sources(dir string) ([]string, error) {
 	if p.source != "" {
 		return []string{filepath.Join(dir, p.source)}, nil

@@ -19,27 +19,27 @@ import (
 	"gpu-cdi-plugin/internal/ldcache"
 )
 
-// DefaultDriver is the driver version that a node has unless its machine has one or another is asked for.
+// DefaultDriver is the driver version of a node, unless its machine or Options.Driver names another.
 const DefaultDriver = "580.126.09"
 
-// Options are what a node has besides its machine. The zero value is the machine's driver in Debian's
-// library directory.
+// Options are what a node has besides its machine. The zero value is the machine's driver in Debian's library
+// directory.
 type Options struct {
 	// Driver is the driver's version; empty means the machine's, or else DefaultDriver.
 	Driver string
-	// LibDir is where the libraries are, relative to the node's root: "usr/lib64", "usr/local/nvidia/lib64" or any
-	// other under usr, opt or home. Empty means Debian's multiarch directory. In a directory that is not under
-	// usr/lib* the programs are in bin beside it, and the libraries are not in the loader's cache, as on a node of
-	// GKE; otherwise the programs are in usr/bin.
+	// LibDir is the directory of the libraries, relative to the node's root: "usr/lib64", "usr/local/nvidia/lib64" or
+	// another below usr, opt or home. Empty means Debian's multiarch directory. If it is not under usr/lib*, the
+	// programs are in bin beside it and the libraries are not in the loader cache, as on GKE; otherwise the programs
+	// are in usr/bin.
 	LibDir string
-	// Extras are what the node has besides its GPUs; Extras lists what there is.
+	// Extras are devices besides GPUs, by the names that Extras lists.
 	Extras []string
-	// Force allows to replace a node that is there, as an upgrade of the driver in place would.
+	// Force replaces an existing node, as an upgrade of the driver in place would.
 	Force bool
-	// PlainNodes makes regular files instead of device nodes. It is for tests of the library that run without
-	// CAP_MKNOD; a container cannot be given such nodes.
+	// PlainNodes makes regular files instead of device nodes, for tests that run without CAP_MKNOD. Containers cannot
+	// use such nodes.
 	PlainNodes bool
-	// CacheDir is where compiled libraries are kept; empty means a directory in the user's cache directory.
+	// CacheDir is the directory for compiled libraries; empty means one in the user's cache directory.
 	CacheDir string
 	// Compiler is the C compiler's command; empty means $CC, and without that, cc.
 	Compiler string
@@ -47,7 +47,7 @@ type Options struct {
 
 var driverPattern = regexp.MustCompile(`^[1-9][0-9]{2}\.[0-9]{1,3}(\.[0-9]{1,2})?$`)
 
-// withDefaults fills in what is empty and refuses what cannot be.
+// withDefaults fills in defaults and checks the options.
 func (o Options) withDefaults(m *Machine) (Options, error) {
 	o.Driver = cmp.Or(o.Driver, m.Driver, DefaultDriver)
 	if o.LibDir == "" {
@@ -61,14 +61,14 @@ func (o Options) withDefaults(m *Machine) (Options, error) {
 		return o, err
 	}
 	top, _, below := strings.Cut(o.LibDir, "/")
-	if !isBelow(o.LibDir) || !below || (top != "usr" && top != "opt" && top != "home") || len(o.LibDir) > 90 {
+	if !isPlainPath(o.LibDir) || !below || (top != "usr" && top != "opt" && top != "home") || len(o.LibDir) > 90 {
 		return o, invalid("library directory %q: want a plain path below usr, opt or home, such as usr/lib64, "+
 			"usr/lib/x86_64-linux-gnu or usr/local/nvidia/lib64", o.LibDir)
 	}
 	return o, nil
 }
 
-// system reports whether the libraries are in one of the loader's own directories.
+// system reports whether the libraries are in a directory that the loader searches.
 func (o Options) system() bool { return strings.HasPrefix(o.LibDir, "usr/lib") }
 
 func (o Options) binDir() string {
@@ -78,8 +78,9 @@ func (o Options) binDir() string {
 	return path.Join(path.Dir(o.LibDir), "bin")
 }
 
-// Create makes a node in dir, which must not exist or be empty, or be a node with Options.Force. It is built beside
-// dir and renamed, so dir is whole or as it was before.
+// Create makes a node in dir, which must not exist or be empty, or be a node and Options.Force set. The node is built
+// beside dir and renamed, so dir is complete or unchanged. Errors are InvalidError, ErrExists, ErrNotEmpty,
+// ErrNoCompiler, ErrNoCache, ErrNoDeviceNodes and those of the file system.
 func Create(ctx context.Context, dir string, m *Machine, opts Options) (*Node, error) {
 	opts, err := opts.withDefaults(m)
 	if err != nil {
@@ -93,7 +94,7 @@ func Create(ctx context.Context, dir string, m *Machine, opts Options) (*Node, e
 	if err != nil {
 		return nil, err
 	}
-	p, err := nodePlan(ctx, m, opts)
+	p, err := planNode(ctx, m, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +104,7 @@ func Create(ctx context.Context, dir string, m *Machine, opts Options) (*Node, e
 	return Open(dir)
 }
 
-// checkTarget reports whether there is a node in dir that is to be replaced.
+// checkTarget reports whether dir has a node to replace.
 func checkTarget(dir string, force bool) (there bool, err error) {
 	entries, err := os.ReadDir(dir)
 	switch {
@@ -123,8 +124,8 @@ func checkTarget(dir string, force bool) (there bool, err error) {
 	return true, nil
 }
 
-// nodePlan plans all files of a node.
-func nodePlan(ctx context.Context, m *Machine, opts Options) (plan, error) {
+// planNode plans all files of a node.
+func planNode(ctx context.Context, m *Machine, opts Options) (plan, error) {
 	built, err := compile(ctx, opts.CacheDir, opts.Compiler)
 	if err != nil {
 		return nil, err
@@ -153,7 +154,7 @@ func nodePlan(ctx context.Context, m *Machine, opts Options) (plan, error) {
 	return p, nil
 }
 
-// readBuilt reads what was compiled into a directory.
+// readBuilt reads the compiled files of a directory, by name.
 func readBuilt(dir string) (map[string][]byte, error) {
 	built := map[string][]byte{}
 	for _, p := range products {
@@ -166,7 +167,7 @@ func readBuilt(dir string) (map[string][]byte, error) {
 	return built, nil
 }
 
-// baseFiles plans the directories that every host has, with /usr merged.
+// baseFiles plans the directories that every host with merged /usr has.
 func baseFiles() plan {
 	p := plan{}
 	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
@@ -178,22 +179,22 @@ func baseFiles() plan {
 	return p
 }
 
-// ownFiles plans what the simulation itself needs.
+// ownFiles plans the simulation's own files.
 func ownFiles(m *Machine, opts Options) plan {
 	p := plan{}
 	p[machineFilePath] = entry{mode: 0o644, data: m.source}
 	p.file(stateFile, "")
-	p.file(nodeFile, rec("node", "machine", m.Name, "driver", opts.Driver, "libdir", opts.LibDir,
+	p.file(nodeFile, newRecord("node", "machine", m.Name, "driver", opts.Driver, "libdir", opts.LibDir,
 		"bindir", opts.binDir(), "plain", opts.PlainNodes).String()+"\n")
 	return p
 }
 
-// addLoaderCache plans /etc/ld.so.cache with what ldconfig would find: every library and link that is directly in the
-// directory, by the name that the system's first directory gives it, which is /lib where /usr is merged.
+// addLoaderCache plans the /etc/ld.so.cache that ldconfig would write: every library and link in the directory, under
+// /lib, which ldconfig searches before /usr/lib.
 func addLoaderCache(p plan, libDir, arch string) error {
 	flags, ok := ldcache.FlagsFor(arch)
 	if !ok {
-		return fmt.Errorf("the loader's cache for %s is not known", arch)
+		return fmt.Errorf("unknown format of the loader cache for %s", arch)
 	}
 	c := ldcache.Cache{Generator: "ldconfig (simulated)"}
 	for file := range p {
@@ -207,7 +208,7 @@ func addLoaderCache(p plan, libDir, arch string) error {
 	return nil
 }
 
-// build makes the files beside dir and then gives them its name.
+// build makes the files beside dir and renames them.
 func build(ctx context.Context, dir string, there bool, p plan, opts Options) (err error) {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -216,7 +217,7 @@ func build(ctx context.Context, dir string, there bool, p plan, opts Options) (e
 	if err != nil {
 		return err
 	}
-	// After an exchange the old node is there; after a rename nothing.
+	// After an exchange this is the old node.
 	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
 	w := &writer{root: temp, plainNodes: opts.PlainNodes}
 	if err := w.write(p); err != nil {

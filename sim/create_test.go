@@ -361,7 +361,7 @@ func TestCreateRefuses(t *testing.T) {
 func TestCreateInterrupted(t *testing.T) {
 	n := makeNode(t, "workstation", Options{PlainNodes: true}) // so that nothing has to be compiled
 	ctx, cancel := context.WithCancel(t.Context())
-	p, err := nodePlan(ctx, n.Machine(), must(Options{PlainNodes: true}.withDefaults(&Machine{})))
+	p, err := planNode(ctx, n.Machine(), must(Options{PlainNodes: true}.withDefaults(&Machine{})))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -485,7 +485,7 @@ func TestNodesAreReproducible(t *testing.T) {
 	opts := must(Options{PlainNodes: true}.withDefaults(&Machine{}))
 	testenv.Command(t, "cc")
 	m := load(t, "hgx-16")
-	first, second := must(nodePlan(t.Context(), m, opts)), must(nodePlan(t.Context(), m, opts))
+	first, second := must(planNode(t.Context(), m, opts)), must(planNode(t.Context(), m, opts))
 	if !slices.Equal(sorted(first), sorted(second)) {
 		t.Error("the two have different files")
 	}

@@ -11,22 +11,22 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// descriptionHeader is the first line of a description: what it is, and the version of its grammar.
+// descriptionHeader is the first line of a description, with the version of its format.
 const descriptionHeader = "gpusim 1\n"
 
-// describe writes the description that travels inside the library.
+// describe returns the description that is put into the library.
 func describe(m *Machine, driver, libDir string) []byte {
 	cuda, major := cudaVersion(driver)
-	records := []record{rec("machine", "name", m.Name, "driver", driver, "kernel", driver, "cuda", cuda,
+	records := []record{newRecord("machine", "name", m.Name, "driver", driver, "kernel", driver, "cuda", cuda,
 		"nvml", strconv.Itoa(major)+"."+driver, "libdir", libDir)}
 	for i := range m.GPUs {
 		records = append(records, describeGPU(&m.GPUs[i])...)
 	}
 	for _, p := range m.Pairs {
 		if p.PCIe == gpu.PathSystem {
-			continue // what is not described is that far apart
+			continue // the default
 		}
-		records = append(records, rec("link", "a", p.A, "b", p.B, "pcie", strings.ToLower(p.PCIe.String())))
+		records = append(records, newRecord("link", "a", p.A, "b", p.B, "pcie", strings.ToLower(p.PCIe.String())))
 	}
 	return append([]byte(descriptionHeader), formatRecords(records)...)
 }
@@ -37,7 +37,7 @@ func describeGPU(g *GPU) []record {
 	if len(table) > 0 {
 		maxMIG = memorySlices - 1
 	}
-	records := []record{rec("gpu",
+	records := []record{newRecord("gpu",
 		"index", g.Index, "uuid", g.UUID, "name", g.Name, "minor", g.Minor, "bus", g.Bus,
 		"device", fmt.Sprintf("%#08x", g.Device), "subsystem", fmt.Sprintf("%#08x", g.Subsystem),
 		"memory", g.MemoryBytes, "cc", g.ComputeCapability, "arch", architectures[g.Architecture],
@@ -48,7 +48,7 @@ func describeGPU(g *GPU) []record {
 		if l.Switch {
 			kind = "switch"
 		}
-		records = append(records, rec("nvlink", "gpu", g.Index, "port", l.Port, "remote", l.Remote, "type", kind,
+		records = append(records, newRecord("nvlink", "gpu", g.Index, "port", l.Port, "remote", l.Remote, "type", kind,
 			"version", l.Version, "speed", l.SpeedMBps))
 	}
 	for _, p := range table {
@@ -59,7 +59,7 @@ func describeGPU(g *GPU) []record {
 
 func (p *migProfile) record(index int) record {
 	starts := strings.ReplaceAll(strings.Trim(fmt.Sprint(p.starts), "[]"), " ", ",")
-	return rec("migprofile", "gpu", index, "name", p.name, "id", p.id, "enum", p.enum, "slices", p.slices,
+	return newRecord("migprofile", "gpu", index, "name", p.name, "id", p.id, "enum", p.enum, "slices", p.slices,
 		"size", p.size, "starts", starts, "limit", p.limit, "memory", p.memory, "sms", p.sms,
 		"copy", p.engines.Copy, "decoder", p.engines.Decoder, "encoder", p.engines.Encoder,
 		"jpeg", p.engines.JPEG, "ofa", p.engines.OFA)
@@ -72,7 +72,7 @@ func describeMIG(index int, devices []MIGDevice) []record {
 		if d.ComputeInstance == 0 {
 			ciStart = 0
 		}
-		records = append(records, rec("mig", "gpu", index, "index", d.Index, "uuid", d.UUID, "gi", d.GPUInstance,
+		records = append(records, newRecord("mig", "gpu", index, "index", d.Index, "uuid", d.UUID, "gi", d.GPUInstance,
 			"ci", d.ComputeInstance, "profile", d.Profile, "memory", d.MemoryBytes, "gislices", d.GPUSlices,
 			"cislices", d.ComputeSlices, "sms", d.SMs, "giprofile", d.GPUProfile, "ciprofile", d.ComputeProfile,
 			"start", d.Start, "size", d.Size, "cistart", ciStart,
@@ -84,18 +84,18 @@ func describeMIG(index int, devices []MIGDevice) []record {
 	return records
 }
 
-// cudaVersions maps a driver's branch to the newest CUDA version that it supports, as NVML writes it (1000 times the
-// major version and 10 times the minor one), from the CUDA Toolkit release notes.
+// cudaVersions maps a driver's branch to the newest CUDA version that it supports, in NVML's form (1000 times the major
+// version plus 10 times the minor one), from the CUDA Toolkit release notes.
 var cudaVersions = map[int]int{
 	525: 12000, 530: 12010, 535: 12020, 545: 12030, 550: 12040, 555: 12050, 560: 12060, 565: 12070, 570: 12080,
 	575: 12090, 580: 13000, 590: 13010, 615: 13040,
 }
 
-// cudaVersion is the CUDA version of a driver, that of the branch before it where the branch is not known, and the
-// driver's major version.
+// cudaVersion returns the CUDA version of a driver, in NVML's form, and the driver's major version. For an unknown
+// branch it is the CUDA version of the branch before.
 func cudaVersion(driver string) (cuda, major int) {
 	first, _, _ := strings.Cut(driver, ".")
-	major, _ = strconv.Atoi(first) // a driver's version has been checked to be numbers
+	major, _ = strconv.Atoi(first) // driverPattern admits only numbers
 	cuda, best := 11000, 0
 	for branch, version := range cudaVersions {
 		if branch <= major && branch > best {
@@ -105,7 +105,7 @@ func cudaVersion(driver string) (cuda, major int) {
 	return cuda, major
 }
 
-// Snapshot is what a product has to read from the machine with a driver, when nothing is wrong with it.
+// Snapshot is the snapshot of the machine with a driver and without faults.
 func (m *Machine) Snapshot(driver string) *gpu.Snapshot {
 	cuda, _ := cudaVersion(driver)
 	s := &gpu.Snapshot{DriverVersion: driver, CUDAVersion: fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)}

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Majors of the device nodes. 10, 195, 226 and 231 are assigned (Documentation/admin-guide/devices.txt); the others are
-// allocated by the kernel when a module is loaded, from 511 downwards.
+// Majors of the device nodes. 10, 195, 226 and 231 are assigned (Documentation/admin-guide/devices.txt in the kernel);
+// the kernel allocates the others when a module is loaded, from 511 downwards.
 const (
 	majorMisc       = 10
 	majorNVIDIA     = 195
@@ -68,13 +68,13 @@ func (p plan) dri(name string, gid int) {
 }
 
 func driMinor(name string) uint32 {
-	n, _ := strconv.Atoi(strings.TrimLeft(name, "cardenD")) // names are made from numbers, so it is one
+	n, _ := strconv.Atoi(strings.TrimLeft(name, "cardenD")) // such names end in a number
 	return uint32(n)
 }
 
 func capPath(minor int) string { return "dev/nvidia-caps/nvidia-cap" + strconv.Itoa(minor) }
 
-// migNodes plans what the driver adds under /dev and /proc for the instances of one GPU.
+// migNodes plans the files in /dev and /proc for the MIG instances of one GPU.
 func migNodes(g *GPU) plan {
 	p := plan{}
 	for _, d := range g.MIG {
@@ -89,13 +89,13 @@ func migNodes(g *GPU) plan {
 	return p
 }
 
-// capability plans the file by which the driver says which node stands for a capability.
+// capability plans the file in /proc with the device node of a capability.
 func (p plan) capability(name string, minor int, mode fs.FileMode) {
 	p.file("proc/driver/nvidia/capabilities/"+name,
 		fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: %d\nDeviceFileModify: 1\n", minor, mode))
 }
 
-// migMinors is the whole of /proc/driver/nvidia-caps/mig-minors. It does not depend on what instances there are.
+// migMinors returns /proc/driver/nvidia-caps/mig-minors. It lists all possible instances.
 func migMinors() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "config %d\nmonitor %d\n", capConfig, capMonitor)
@@ -110,20 +110,14 @@ func migMinors() string {
 	return b.String()
 }
 
-// uverbsMinor is the minor of the first InfiniBand adapter's node for user-space verbs, and rdmaCMMinor one of those that
-// the kernel gives to misc devices when they are loaded.
 const (
-	uverbsMinor = 192
-	rdmaCMMinor = 58
+	uverbsMinor      = 192 // of the first InfiniBand adapter's node for user-space verbs
+	rdmaCMMinor      = 58  // dynamic, as those of most misc devices
+	infiniBandCount  = 2
+	imexChannelCount = 2
 )
 
-// adapters is how many InfiniBand adapters a node has that has some.
-const adapters = 2
-
-// imexChannels is how many IMEX channels a node has that has some.
-const imexChannels = 2
-
-// extras are what a node may have besides its GPUs. NVSwitches are not among them: a machine has them or not.
+// extras are the devices that a node may have besides its GPUs. NVSwitches belong to the machine.
 var extras = map[string]func(plan){
 	"gdrcopy": func(p plan) { p.node("dev/gdrdrv", majorGDRCopy, 0, 0o666) },
 	"gds": func(p plan) {
@@ -134,19 +128,19 @@ var extras = map[string]func(plan){
 		p.file("etc/cufile.json", "{\"properties\": {\"use_compat_mode\": true}}\n")
 	},
 	"imex": func(p plan) {
-		for i := range imexChannels {
+		for i := range imexChannelCount {
 			p.node("dev/nvidia-caps-imex-channels/channel"+strconv.Itoa(i), majorIMEX, uint32(i), 0o666)
 		}
 	},
 	"mofed": func(p plan) {
-		for i := range adapters {
+		for i := range infiniBandCount {
 			p.node("dev/infiniband/uverbs"+strconv.Itoa(i), majorInfiniBand, uverbsMinor+uint32(i), 0o666)
 		}
 		p.node("dev/infiniband/rdma_cm", majorMisc, rdmaCMMinor, 0o666)
 	},
 }
 
-// Extras lists what Options.Extras may have: "gdrcopy", "gds", "imex", "mofed".
+// Extras lists the values of Options.Extras: "gdrcopy", "gds", "imex", "mofed".
 func Extras() []string { return slices.Sorted(maps.Keys(extras)) }
 
 func checkExtras(names []string) error {

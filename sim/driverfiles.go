@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// A library of the driver: the file, its SONAME, and the symlinks beside it. In all of them VER stands for the
+// driverLibrary is a library of the driver: the file, its SONAME, and the symlinks beside it. In all of them VER is the
 // driver's version.
 type driverLibrary struct {
 	file, soname string
-	links        []string // each points to the one after it, the last one to the file
+	links        []string // each points to the next one, the last one to the file
 	only         func(*Machine) bool
 }
 
@@ -69,7 +69,7 @@ var driverLibraries = []driverLibrary{
 	},
 }
 
-// The libraries that are more than a name: the simulated NVML, and one that NVIDIA's container toolkit calls first.
+// The libraries with code: the simulated NVML, and one that NVIDIA's container toolkit calls first.
 var (
 	mlLibrary      = versioned("libnvidia-ml", "1")
 	sandboxLibrary = numbered("libnvidia-sandboxutils", "1")
@@ -77,20 +77,20 @@ var (
 
 func hasNVSwitch(m *Machine) bool { return len(m.NVSwitches) > 0 }
 
-// versioned is a library that programs are linked with: it has a SONAME link and a link for the linker.
+// versioned is a library that programs are linked with: it has a link by its SONAME and one for the linker.
 func versioned(name, abi string) driverLibrary {
 	l := numbered(name, abi)
 	l.links = append([]string{name + ".so"}, l.links...)
 	return l
 }
 
-// numbered is a library that is loaded by its SONAME only.
+// numbered is a library that is loaded by its SONAME.
 func numbered(name, abi string) driverLibrary {
 	soname := name + ".so." + abi
 	return driverLibrary{file: name + ".so.VER", soname: soname, links: []string{soname}}
 }
 
-// internal is a library that only the driver's other libraries load; its SONAME has the version.
+// internal is a library that only other libraries of the driver load. Its SONAME has the driver's version.
 func internal(name string) driverLibrary {
 	return driverLibrary{file: name + ".so.VER", soname: name + ".so.VER"}
 }
@@ -102,29 +102,28 @@ func external(name, version string) driverLibrary {
 	return driverLibrary{file: name + ".so." + version, soname: soname, links: []string{soname}}
 }
 
-// driverPrograms are the programs of the driver that only have to be there; those that are scripts end in ".sh".
+// driverPrograms are the programs of the driver that do nothing here; names of scripts end in ".sh".
 var driverPrograms = []string{
 	"nvidia-bug-report.sh", "nvidia-debugdump", "nvidia-modprobe", "nvidia-ngx-updater", "nvidia-pcc",
 	"nvidia-persistenced", "nvidia-powerd", "nvidia-settings", "nvidia-sleep.sh", "nvidia-xconfig",
 }
 
-// switchPrograms come with the packages for machines with NVSwitches.
+// switchPrograms are those of the packages for machines with NVSwitches.
 var switchPrograms = []string{"nv-fabricmanager", "nvidia-imex", "nvidia-imex-ctl", "nvswitch-audit"}
 
-// install is where a driver puts its files.
+// install is an installation of a driver.
 type install struct {
 	machine        *Machine
 	driver         string
 	libDir, binDir string            // relative to the root
 	arch           string            // GOARCH
-	built          map[string][]byte // what was compiled, by name
+	built          map[string][]byte // compiled files by name
 }
 
 // driverFiles plans the files of a driver installation.
 func (in *install) driverFiles() (plan, error) {
 	p := plan{}
-	libs := driverLibraries
-	for _, l := range libs {
+	for _, l := range driverLibraries {
 		if l.only != nil && !l.only(in.machine) {
 			continue
 		}
@@ -151,8 +150,8 @@ func (in *install) driverFiles() (plan, error) {
 	return p, nil
 }
 
-// firmwareNames are the files in the directory of a driver's firmware. Driver 615 is the first with microcode in files
-// of its own.
+// firmwareNames are the files in the firmware directory of a driver. Driver 615 is the first with separate microcode
+// files.
 func firmwareNames(driver string) []string {
 	names := []string{"gsp_ga10x.bin", "gsp_tu10x.bin"}
 	if _, branch := cudaVersion(driver); branch >= 615 {
@@ -217,7 +216,7 @@ func (in *install) addConfiguration(p plan) {
 	p.file("usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf", in.xorgConfig("nvidia-drm"))
 }
 
-// icd is the JSON by which a loader finds a library. An API version makes it one of Vulkan's.
+// icd returns the JSON by which a loader finds a library. Vulkan's have an API version.
 func icd(format, library, api string) string {
 	inner := map[string]string{"library_path": library}
 	if api != "" {
@@ -236,7 +235,7 @@ func layers() string {
 	})
 }
 
-// jsonText cannot fail: what it is given has only strings in it.
+// jsonText cannot fail: its values have only strings.
 func jsonText(v any) string {
 	data, _ := json.MarshalIndent(v, "", "    ")
 	return string(data) + "\n"

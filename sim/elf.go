@@ -9,16 +9,15 @@ import (
 	"runtime"
 )
 
-// Library is a shared library without code: the loader loads it, and it has a name. It stands for those libraries of
-// a driver that only have to be found.
+// Library is a shared library without code that the loader accepts. Most libraries of a simulated driver are such.
 type Library struct {
-	// SONAME is the name that the library gives itself. Empty leaves it out.
+	// SONAME is the library's own name; empty leaves it out.
 	SONAME string
-	// Needed are the names of libraries that it asks for.
+	// Needed are the names of libraries that it needs.
 	Needed []string
 	// Note is an ELF note, or nil.
 	Note *Note
-	// Arch is a GOARCH, amd64 or arm64; empty is that of the running program.
+	// Arch is a GOARCH, amd64 or arm64; empty means that of the running program.
 	Arch string
 }
 
@@ -30,7 +29,7 @@ type Note struct {
 	Desc    []byte
 }
 
-// WriteELF writes the library to a new file, which can be read and executed by all.
+// WriteELF writes the library to a file with mode 0755.
 func (l Library) WriteELF(path string) error {
 	data, err := l.ELF()
 	if err != nil {
@@ -39,10 +38,10 @@ func (l Library) WriteELF(path string) error {
 	return os.WriteFile(path, data, 0o755)
 }
 
-// segmentAlign keeps segments on different pages, also where pages have 64 KiB, as they can on arm64.
+// segmentAlign is the largest page size, which arm64 can have, so that segments are on different pages.
 const segmentAlign = 0x10000
 
-// ELF is the library as a file. The same library always gives the same bytes.
+// ELF returns the library as a file. The same library always gives the same bytes.
 func (l Library) ELF() ([]byte, error) {
 	machine, err := elfMachine(l.Arch)
 	if err != nil {
@@ -105,8 +104,7 @@ func (n *Note) bytes() []byte {
 	return pad(append(pad(append(out, name...), 4), n.Desc...), 4)
 }
 
-// exitProgram is a static program that ends at once with status 0. It stands for those programs of a driver that only
-// have to be there.
+// exitProgram returns a static program that exits with status 0.
 func exitProgram(arch string) ([]byte, error) {
 	machine, err := elfMachine(arch)
 	if err != nil {
@@ -138,7 +136,7 @@ func elfMachine(arch string) (elf.Machine, error) {
 	case "arm64":
 		return elf.EM_AARCH64, nil
 	}
-	return 0, fmt.Errorf("ELF files for %s are not known; there are amd64 and arm64", arch)
+	return 0, fmt.Errorf("cannot make ELF files for %s, only for amd64 and arm64", arch)
 }
 
 // The sizes of an ELF64 file's headers in bytes.
@@ -148,17 +146,18 @@ const (
 	elfSectionSize = 64
 )
 
-// elfWriter lays out a file, section after section.
+// elfWriter builds a file, section after section.
 type elfWriter struct {
 	data     []byte
 	names    stringTable
 	sections []elf.Section64
-	writable uint64 // the difference between addresses and offsets from here on
+	writable uint64 // address minus offset of the following sections
 }
 
 func (w *elfWriter) skip(n int) { w.data = append(w.data, make([]byte, n)...) }
 
-// section appends a section and returns its number. Offset, address and size are filled in; more has the rest.
+// section appends a section and returns its index. more has the fields other than name, type, flags, offset, address
+// and size.
 func (w *elfWriter) section(name string, kind elf.SectionType, flags elf.SectionFlag, data []byte, more elf.Section64) uint32 {
 	w.data = pad(w.data, 8)
 	if more.Addralign == 0 {
@@ -177,7 +176,7 @@ func (w *elfWriter) section(name string, kind elf.SectionType, flags elf.Section
 // finish adds the section headers and fills in the headers at the beginning.
 func (w *elfWriter) finish(kind elf.Type, machine elf.Machine, entry uint64, programs []elf.Prog64) []byte {
 	const own = ".shstrtab"
-	table := append(append(bytes.Clone(w.names), own...), 0) // the table holds its own name too
+	table := append(append(bytes.Clone(w.names), own...), 0) // the table includes its own name
 	last := w.section(own, elf.SHT_STRTAB, 0, table, elf.Section64{Addralign: 1})
 	w.data = pad(w.data, 8)
 	h := elf.Header64{
@@ -193,7 +192,7 @@ func (w *elfWriter) finish(kind elf.Type, machine elf.Machine, entry uint64, pro
 	return append(w.data, encode(w.sections)...)
 }
 
-// segment is a program header for what a section covers.
+// segment is a program header for the range of a section.
 func segment(kind elf.ProgType, flags elf.ProgFlag, s elf.Section64, align uint64) elf.Prog64 {
 	return elf.Prog64{
 		Type: uint32(kind), Flags: uint32(flags), Off: s.Off, Vaddr: s.Addr, Paddr: s.Addr,
@@ -201,7 +200,7 @@ func segment(kind elf.ProgType, flags elf.ProgFlag, s elf.Section64, align uint6
 	}
 }
 
-// stringTable is an ELF string table; it begins with the empty string.
+// stringTable is an ELF string table, whose first string is empty.
 type stringTable []byte
 
 func (t *stringTable) add(s string) uint64 {
@@ -212,7 +211,7 @@ func (t *stringTable) add(s string) uint64 {
 
 func words(list ...uint32) []byte { return encode(list) }
 
-// encode writes numbers in little-endian order; a value of fixed size has no error.
+// encode returns numbers in little-endian order. Values of fixed size have no error.
 func encode(v any) []byte {
 	var b bytes.Buffer
 	_ = binary.Write(&b, binary.LittleEndian, v)

@@ -25,8 +25,8 @@ var (
 	ErrNoDeviceNodes = errors.New("no permission to make device nodes")
 )
 
-// InvalidError is a request that cannot be met as it stands: a malformed machine file or version, or a machine, a GPU, a
-// MIG profile or a function that does not exist.
+// InvalidError is a request that cannot be met as it stands: a malformed machine file or version, or a machine, a GPU,
+// a MIG profile or a function that does not exist.
 type InvalidError struct{ cause error }
 
 func (e *InvalidError) Error() string { return e.cause.Error() }

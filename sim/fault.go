@@ -9,13 +9,13 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// AnyGPU and AnyFunction make a call fault hold for every GPU or every function.
+// AnyGPU and AnyFunction make a fault apply to every GPU or every function.
 const (
 	AnyGPU      = -1
 	AnyFunction = "*"
 )
 
-// maxFaults is the number of call faults that the library keeps; maxLatency is the longest latency that it obeys.
+// The limits of the library: the number of faults, and the longest latency.
 const (
 	maxFaults  = 256
 	maxLatency = time.Minute
@@ -23,23 +23,23 @@ const (
 
 var functionPattern = regexp.MustCompile(`^nvml[A-Z][A-Za-z0-9]*(_v[0-9]+)?$`)
 
-// Lose makes a GPU fall off the bus: it is still counted, and every call on it answers NVML_ERROR_GPU_IS_LOST.
+// Lose makes a GPU fall off the bus: it is still counted, and every call on it returns NVML_ERROR_GPU_IS_LOST.
 func (n *Node) Lose(gpu int) error { return n.gpuFault(gpu, "lost") }
 
-// Remove takes a GPU out of the enumeration; the GPUs behind it get other indices. Its files stay.
+// Remove removes a GPU from the enumeration, which changes the indices of those after it. Its files stay.
 func (n *Node) Remove(gpu int) error { return n.gpuFault(gpu, "gone") }
 
 func (n *Node) gpuFault(gpu int, kind string) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
 	}
-	return n.addFault(rec("fault", "gpu", gpu, "kind", kind), func(r record) bool {
+	return n.addFault(newRecord("fault", "gpu", gpu, "kind", kind), func(r record) bool {
 		_, ok := r.get("kind")
-		return ok && r.is("gpu", gpu)
+		return ok && r.has("gpu", gpu)
 	})
 }
 
-// Fail makes a function of the library fail with an nvmlReturn_t, for one GPU or AnyGPU.
+// Fail makes a function of the library return an nvmlReturn_t, for one GPU or AnyGPU.
 func (n *Node) Fail(function string, gpu, result int) error {
 	if result < 0 || result > 999 {
 		return invalid("return value %d: an nvmlReturn_t is 0 to 999", result)
@@ -56,7 +56,7 @@ func (n *Node) callFault(function string, gpu int, effect pair) error {
 	if function != AnyFunction && !functionPattern.MatchString(function) {
 		return invalid("%q is not the name of an NVML function, such as nvmlDeviceGetUUID", function)
 	}
-	f := rec("fault", "function", function)
+	f := newRecord("fault", "function", function)
 	if gpu != AnyGPU {
 		if err := n.checkGPU(gpu); err != nil {
 			return err
@@ -64,7 +64,7 @@ func (n *Node) callFault(function string, gpu int, effect pair) error {
 		f.pairs = append(f.pairs, pair{"gpu", fmt.Sprint(gpu)})
 	}
 	f.pairs = append(f.pairs, effect)
-	return n.addFault(f, func(r record) bool { return r.is("function", function) && sameGPU(r, f) })
+	return n.addFault(f, func(r record) bool { return r.has("function", function) && sameGPU(r, f) })
 }
 
 func sameGPU(a, b record) bool {
@@ -73,34 +73,34 @@ func sameGPU(a, b record) bool {
 	return x == y && hasX == hasY
 }
 
-// addFault adds a fault in place of one that says something else about the same.
+// addFault adds a fault and removes those that it replaces.
 func (n *Node) addFault(f record, replaces func(record) bool) error {
-	return n.change(func(records []record) ([]record, error) {
+	return n.updateState(func(records []record) ([]record, error) {
 		records = without(records, func(r record) bool { return r.name == "fault" && replaces(r) })
 		if len(records) >= maxFaults {
-			return nil, fmt.Errorf("the node has %d faults already; clear some", len(records))
+			return nil, fmt.Errorf("the node has %d faults, which is the most; clear some", len(records))
 		}
 		return append(records, f), nil
 	})
 }
 
-// Latency makes every call to the driver take that long, at most a minute; 0 ends it.
+// Latency makes every call to the driver take that long, at most a minute; 0 clears the fault.
 func (n *Node) Latency(d time.Duration) error {
 	if d < 0 || d > maxLatency {
 		return invalid("latency %v: want 0 to %v", d, maxLatency)
 	}
-	return n.change(func(records []record) ([]record, error) {
+	return n.updateState(func(records []record) ([]record, error) {
 		records = without(records, isLatency)
 		if d > 0 {
-			records = append(records, rec("latency", "ns", d.Nanoseconds()))
+			records = append(records, newRecord("latency", "ns", d.Nanoseconds()))
 		}
 		return records, nil
 	})
 }
 
-// Clear ends all faults; the node is as it was made, MIG and kernel version included.
+// Clear clears all faults, and restores the MIG devices and the kernel version that the node was made with.
 func (n *Node) Clear() error {
-	if err := n.change(func([]record) ([]record, error) { return nil, nil }); err != nil {
+	if err := n.updateState(func([]record) ([]record, error) { return nil, nil }); err != nil {
 		return err
 	}
 	if err := n.writeKernelVersion(n.driver); err != nil {
@@ -114,14 +114,14 @@ func (n *Node) Clear() error {
 	return nil
 }
 
-// ClearGPU ends the faults of one GPU and gives it back the MIG devices that it was made with.
+// ClearGPU clears the faults of one GPU, and restores the MIG devices that it was made with.
 func (n *Node) ClearGPU(gpu int) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
 	}
-	err := n.change(func(records []record) ([]record, error) {
+	err := n.updateState(func(records []record) ([]record, error) {
 		return without(records, func(r record) bool {
-			return isMIG(r, gpu) || r.name == "fault" && r.is("gpu", gpu)
+			return isMIG(r, gpu) || r.name == "fault" && r.has("gpu", gpu)
 		}), nil
 	})
 	if err != nil {
@@ -137,9 +137,9 @@ func (n *Node) checkGPU(index int) error {
 	return nil
 }
 
-// Faults lists what has been changed since the node was made, one line each, as the state file has it.
+// Faults lists the changes since the node was made, as the lines of the state file.
 func (n *Node) Faults() ([]string, error) {
-	records, err := n.state()
+	records, err := n.readState()
 	if err != nil {
 		return nil, err
 	}
@@ -150,10 +150,11 @@ func (n *Node) Faults() ([]string, error) {
 	return lines, nil
 }
 
-// Snapshot is what the product has to read from the node in its present state: the oracle for tests. Lost GPUs and
-// failing calls are not in it, since what is left of such a GPU is the product's choice; GPUs that are gone are.
+// Snapshot is what the product has to read from the node in its present state: the oracle for tests. GPUs that are gone
+// are left out. Lost GPUs and failing calls have no effect on it, since the product decides what it retains of such a
+// GPU.
 func (n *Node) Snapshot() (*gpu.Snapshot, error) {
-	records, err := n.state()
+	records, err := n.readState()
 	if err != nil {
 		return nil, err
 	}
@@ -166,14 +167,14 @@ func (n *Node) Snapshot() (*gpu.Snapshot, error) {
 	}
 	s := m.Snapshot(n.driver)
 	for i := range slices.Backward(m.GPUs) {
-		if slices.ContainsFunc(records, func(r record) bool { return r.is("kind", "gone") && r.is("gpu", i) }) {
+		if slices.ContainsFunc(records, func(r record) bool { return r.has("kind", "gone") && r.has("gpu", i) }) {
 			s = dropDevice(s, i)
 		}
 	}
 	return s, nil
 }
 
-// dropDevice takes a device out and renumbers those behind it.
+// dropDevice removes a device and renumbers those after it.
 func dropDevice(s *gpu.Snapshot, index int) *gpu.Snapshot {
 	s.Devices = slices.Delete(s.Devices, index, index+1)
 	for i := range s.Devices {

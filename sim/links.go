@@ -10,8 +10,8 @@ import (
 // maxNVLinks is NVML_NVLINK_MAX_LINKS.
 const maxNVLinks = 18
 
-// pairs works out how far apart each two GPUs are from what they hang on.
-func (b *builder) pairs() {
+// buildPairs derives the PCIe path of each pair of GPUs from their upstream bridges.
+func (b *builder) buildPairs() {
 	gpus := b.machine.GPUs
 	for i := range gpus {
 		for j := i + 1; j < len(gpus); j++ {
@@ -39,16 +39,16 @@ func pciePath(a, b *GPU) gpu.PCIePath {
 	}
 }
 
-// nvlinks lays out the NVLinks: to the switches, or from GPU to GPU by the matrix.
-func (b *builder) nvlinks() {
+// buildNVLinks makes the NVLinks to the switches, or between GPUs by the matrix.
+func (b *builder) buildNVLinks() {
 	f := b.file.NVLink
 	switch {
 	case f == nil:
 		return
 	case f.Version < 1 || f.Version > 6 || f.Speed < 1:
-		b.problem("nvlink", "want a version from 1 to 6 and a speed in MB/s")
+		b.addProblem("nvlink", "want a version from 1 to 6 and a speed in MB/s")
 	case len(f.Switches) > 0 && len(f.Matrix) > 0:
-		b.problem("nvlink", "want either switches or a matrix, not both")
+		b.addProblem("nvlink", "want either switches or a matrix, not both")
 	case len(f.Switches) > 0:
 		b.switchLinks(f)
 	default:
@@ -56,21 +56,21 @@ func (b *builder) nvlinks() {
 	}
 }
 
-// switchLinks spreads each GPU's links over the switches. Where there are several groups of switches, the GPUs are
-// divided among them in equal runs, as on a machine of two boards.
+// switchLinks distributes each GPU's links over the switches. If there are several groups of switches, as on a machine
+// of two boards, each serves the same number of consecutive GPUs.
 func (b *builder) switchLinks(f *nvlinkFile) {
 	gpus := b.machine.GPUs
 	if f.PerGPU < 1 || f.PerGPU > maxNVLinks {
-		b.problem("nvlink.perGPU", "a GPU has 1 to %d links, not %d", maxNVLinks, f.PerGPU)
+		b.addProblem("nvlink.perGPU", "a GPU has 1 to %d links, not %d", maxNVLinks, f.PerGPU)
 		return
 	}
 	if len(gpus)%len(f.Switches) != 0 {
-		b.problem("nvlink.switches", "%d GPUs cannot be divided among %d groups of switches", len(gpus), len(f.Switches))
+		b.addProblem("nvlink.switches", "%d GPUs cannot be divided among %d groups of switches", len(gpus), len(f.Switches))
 		return
 	}
 	for i, group := range f.Switches {
 		if len(group) == 0 {
-			b.problem(fmt.Sprintf("nvlink.switches.%d", i), "the group is empty")
+			b.addProblem(fmt.Sprintf("nvlink.switches.%d", i), "the group is empty")
 			return
 		}
 		b.addSwitches(i, group)
@@ -90,11 +90,11 @@ func (b *builder) addSwitches(i int, group []string) {
 	for j, bus := range group {
 		path := fmt.Sprintf("nvlink.switches.%d.%d", i, j)
 		if !busPattern.MatchString(bus) {
-			b.problem(path, "%q is not a PCI address such as 0000:05:00.0", bus)
+			b.addProblem(path, "%q is not a PCI address such as 0000:05:00.0", bus)
 		}
 		if slices.Contains(b.machine.NVSwitches, bus) ||
 			slices.ContainsFunc(b.machine.GPUs, func(g GPU) bool { return g.Bus == bus }) {
-			b.problem(path, "the address %s occurs twice", bus)
+			b.addProblem(path, "the address %s occurs twice", bus)
 		}
 		b.machine.NVSwitches = append(b.machine.NVSwitches, bus)
 	}
@@ -120,13 +120,13 @@ func (b *builder) directLinks(f *nvlinkFile) {
 func (b *builder) checkMatrix(matrix [][]int) bool {
 	n := len(b.machine.GPUs)
 	if len(matrix) != n {
-		b.problem("nvlink.matrix", "want %d rows, one for each GPU, not %d", n, len(matrix))
+		b.addProblem("nvlink.matrix", "want %d rows, one for each GPU, not %d", n, len(matrix))
 		return false
 	}
 	before := len(b.problems)
 	for i, row := range matrix {
 		if len(row) != n {
-			b.problem(fmt.Sprintf("nvlink.matrix.%d", i), "want %d numbers, not %d", n, len(row))
+			b.addProblem(fmt.Sprintf("nvlink.matrix.%d", i), "want %d numbers, not %d", n, len(row))
 		}
 	}
 	for i := 0; i < n && len(b.problems) == before; i++ {
@@ -141,15 +141,15 @@ func (b *builder) checkRow(matrix [][]int, i int) {
 		path := fmt.Sprintf("nvlink.matrix.%d.%d", i, j)
 		switch {
 		case count < 0 || count > maxNVLinks:
-			b.problem(path, "a pair has 0 to %d links, not %d", maxNVLinks, count)
+			b.addProblem(path, "a pair has 0 to %d links, not %d", maxNVLinks, count)
 		case i == j && count != 0:
-			b.problem(path, "a GPU has no links to itself")
+			b.addProblem(path, "a GPU has no links to itself")
 		case count != matrix[j][i]:
-			b.problem(path, "GPU %d has %d links to GPU %d, but %d come back", i, count, j, matrix[j][i])
+			b.addProblem(path, "GPU %d has %d links to GPU %d, which has %d to it", i, count, j, matrix[j][i])
 		}
 		sum += count
 	}
 	if sum > maxNVLinks {
-		b.problem(fmt.Sprintf("nvlink.matrix.%d", i), "a GPU has at most %d links, not %d", maxNVLinks, sum)
+		b.addProblem(fmt.Sprintf("nvlink.matrix.%d", i), "a GPU has at most %d links, not %d", maxNVLinks, sum)
 	}
 }

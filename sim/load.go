@@ -16,7 +16,7 @@ import (
 //go:embed machines/*.yaml
 var machineFiles embed.FS
 
-// maxMachineFile is the greatest size of a machine file in bytes. The largest that comes with the package has 2 KB.
+// maxMachineFile is the maximum size of a machine file in bytes. The largest one in the package has 2 KB.
 const maxMachineFile = 1 << 20
 
 // Machines lists the names of the machines that come with the package, sorted.
@@ -30,8 +30,8 @@ func Machines() []string {
 	return names
 }
 
-// LoadMachine returns the machine of that name, of Machines or Fabrics, or reads the machine file at that path if it has a slash or ends in
-// ".yaml" or ".yml". An unknown name and a file that is not a machine have the exit status of wrong usage.
+// LoadMachine returns a machine by its name, one of Machines or "pcie-fabric-N", or from a machine file, whose path has
+// a slash or ends in ".yaml" or ".yml". Errors are ErrUnknownMachine, ErrMachineFile, and those of reading the file.
 func LoadMachine(nameOrFile string) (*Machine, error) {
 	ext := filepath.Ext(nameOrFile)
 	if !strings.Contains(nameOrFile, "/") && ext != ".yaml" && ext != ".yml" {
@@ -41,7 +41,7 @@ func LoadMachine(nameOrFile string) (*Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read machine file: %w", err)
 	}
-	m, err := ParseMachine(strings.TrimSuffix(filepath.Base(nameOrFile), ext), data)
+	m, err := parseMachine(strings.TrimSuffix(filepath.Base(nameOrFile), ext), data)
 	if err != nil {
 		return nil, invalid("%w %s: %w", ErrMachineFile, nameOrFile, err)
 	}
@@ -49,18 +49,18 @@ func LoadMachine(nameOrFile string) (*Machine, error) {
 }
 
 func builtIn(name string) (*Machine, error) {
-	if i := slices.Index(Fabrics(), name); i >= 0 {
-		return ParseMachine(name, fabricFile(i+1))
+	if i := slices.Index(fabrics(), name); i >= 0 {
+		return parseMachine(name, fabricFile(i+1))
 	}
 	data, err := machineFiles.ReadFile("machines/" + name + ".yaml")
 	if err != nil {
 		return nil, invalid("%w %q; there are %s and, of 16 to 128 GPUs, pcie-fabric-N",
 			ErrUnknownMachine, name, strings.Join(Machines(), ", "))
 	}
-	return ParseMachine(name, data)
+	return parseMachine(name, data)
 }
 
-// readMachineFile reads a regular file, and not more of it than a machine file can have.
+// readMachineFile reads a regular file of at most maxMachineFile bytes.
 func readMachineFile(path string) (data []byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -77,17 +77,17 @@ func readMachineFile(path string) (data []byte, err error) {
 	return data, err
 }
 
-// A machine "pcie-fabric-N" is generated: N GPUs on a PCIe fabric as large as allocators may have to deal with. Each
-// socket is a NUMA node with two host bridges; below each are two root ports, below each of these a switch with two
-// switches of two GPUs. So every PCIe path occurs: PIX, PXB, PHB, NODE, and, with more than one socket, SYS.
+// A machine "pcie-fabric-N" is generated: N GPUs on the largest PCIe fabrics that allocators meet. Each socket is a
+// NUMA node with two host bridges; below each are two root ports, and below each of these a switch with two switches of
+// two GPUs. So every PCIe path occurs: PIX, PXB, PHB, NODE, and, with more than one socket, SYS.
 const (
 	fabricPrefix = "pcie-fabric-"
 	fabricSocket = 16 // GPUs of a socket
 )
 
-// Fabrics lists the names of the machines that are generated, from the smallest to the largest. They are not among
-// Machines, which tests go through.
-func Fabrics() []string {
+// fabrics lists the names of the generated machines, from the smallest to the largest. Machines does not, since tests
+// run on each of those.
+func fabrics() []string {
 	var names []string
 	for n := fabricSocket; n <= maxGPUs; n += fabricSocket {
 		names = append(names, fabricPrefix+strconv.Itoa(n))
@@ -95,7 +95,7 @@ func Fabrics() []string {
 	return names
 }
 
-// fabricFile is the machine file of a fabric with that many sockets.
+// fabricFile returns the machine file of a fabric.
 func fabricFile(sockets int) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "description: PCIe fabric, %d x L40S without NVLink, %d NUMA nodes, 2 host bridges and 8 switches each\n",
@@ -125,8 +125,8 @@ gpus:
 	return []byte(b.String())
 }
 
-// writeFabricGPU places a GPU. The bits of its index are, from the lowest: the GPU on its switch, the switch, the root
-// port, the host bridge; the rest is the socket, whose devices have a PCI domain of their own.
+// writeFabricGPU writes a GPU. The bits of its index are, from the lowest: the GPU on its switch, the switch, the root
+// port, the host bridge, and the socket, which is also the PCI domain.
 func writeFabricGPU(b *strings.Builder, i int) {
 	gpu, leaf, port, bridge, socket := i&1, i>>1&1, i>>2&1, i>>3&1, i/fabricSocket
 	root := 0x40 * bridge

@@ -2,13 +2,13 @@ package sim
 
 import "gpu-cdi-plugin/gpu"
 
-// Machine is a simulated machine: everything about it that does not depend on the version of its driver.
+// Machine is a simulated machine, without what depends on the version of its driver.
 type Machine struct {
 	// Name is the name of the machine file without its extension. UUIDs and serial numbers are derived from it.
 	Name string
 	// Description is one line about the machine.
 	Description string
-	// Driver is the driver version that a node has unless another is asked for; empty means DefaultDriver.
+	// Driver is the default driver version of a node; empty means DefaultDriver.
 	Driver string
 	// GPUs are in the order in which the driver enumerates them.
 	GPUs []GPU
@@ -19,7 +19,7 @@ type Machine struct {
 	// CPUs maps each NUMA node to its list of CPUs as sysfs writes it, such as "0-55,112-167".
 	CPUs map[int]string
 
-	source []byte // the machine file, which is kept with the node
+	source []byte // the machine file, which is copied into the node
 }
 
 // Model is what all GPUs of one product have in common.
@@ -63,7 +63,8 @@ type GPU struct {
 	Bus string
 	// NUMANode is the NUMA node, or gpu.NoNUMANode.
 	NUMANode int
-	// Upstream is what the GPU hangs on, from the root down: the host bridge ("pci0000:15"), then the PCIe switches.
+	// Upstream has the bridges above the GPU, from the root down: the host bridge ("pci0000:15"), then the PCIe
+	// switches.
 	Upstream []string
 	// Card and Render are the names of the nodes in /dev/dri, such as "card1" and "renderD128".
 	Card, Render string
@@ -78,10 +79,10 @@ type GPU struct {
 type NVLink struct {
 	// Port is the number of the link on its GPU.
 	Port int
-	// Remote is the PCI address of what is on the other end, and Switch tells whether that is an NVSwitch.
+	// Remote is the PCI address of the other end, and Switch is true if that is an NVSwitch.
 	Remote string
 	Switch bool
-	// Version is the version of the link, SpeedMBps its speed in megabytes per second and direction.
+	// Version is the version of the link, SpeedMBps its speed in megabytes per second in each direction.
 	Version, SpeedMBps int
 }
 
@@ -91,7 +92,7 @@ type Pair struct {
 	PCIe gpu.PCIePath
 }
 
-// MIGMode tells whether a GPU is partitioned.
+// MIGMode is the MIG mode of a GPU.
 type MIGMode string
 
 // The MIG modes.

@@ -106,7 +106,7 @@ func TestPCIePaths(t *testing.T) {
 }
 
 func TestFabrics(t *testing.T) {
-	names := Fabrics()
+	names := fabrics()
 	if len(names) != 8 || names[0] != "pcie-fabric-16" || names[7] != "pcie-fabric-128" {
 		t.Fatalf("there are %v", names)
 	}
@@ -185,7 +185,7 @@ nvlink: {version: 4, speed: 25000, matrix: [[0, 2], [2, 0]]}
 `
 
 func TestParseMachineRefuses(t *testing.T) {
-	if _, err := ParseMachine("good", []byte(good)); err != nil {
+	if _, err := parseMachine("good", []byte(good)); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ old, new, says string }{
@@ -231,7 +231,7 @@ func TestParseMachineRefuses(t *testing.T) {
 			if text == good {
 				t.Fatal("the case changes nothing")
 			}
-			m, err := ParseMachine("bad", []byte(text))
+			m, err := parseMachine("bad", []byte(text))
 			if err == nil || m != nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v and error:\n%v\nwant one that says %q", m, err, c.says)
 			}
@@ -241,7 +241,7 @@ func TestParseMachineRefuses(t *testing.T) {
 
 func TestParseMachineListsAllProblems(t *testing.T) {
 	text := strings.NewReplacer("hopper", "x", "10de:2330", "y", "0000:01:00.0", "z", "0-3", "w").Replace(good)
-	_, err := ParseMachine("bad", []byte(text))
+	_, err := parseMachine("bad", []byte(text))
 	if err == nil || strings.Count(err.Error(), "\n") != 3 {
 		t.Errorf("want four problems, got:\n%v", err)
 	}
@@ -278,7 +278,7 @@ func FuzzParseMachine(f *testing.F) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m, err := ParseMachine("fuzz", data)
+		m, err := parseMachine("fuzz", data)
 		if (m == nil) == (err == nil) {
 			t.Fatalf("got %v and error %v, want exactly one", m, err)
 		}

@@ -19,7 +19,7 @@ import (
 	"gpu-cdi-plugin/internal/yamlfile"
 )
 
-// machineFile is the form of a machine on disk. The keys are explained in sim/machines/dgx-h100.yaml.
+// machineFile is a machine on disk. sim/machines/dgx-h100.yaml explains the keys.
 type machineFile struct {
 	Description string               `yaml:"description"`
 	Driver      string               `yaml:"driver"`
@@ -68,8 +68,8 @@ type nvlinkFile struct {
 	Matrix   [][]int    `yaml:"matrix"`
 }
 
-// ParseMachine reads a machine file. The error has every problem, with its line where that is known.
-func ParseMachine(name string, data []byte) (*Machine, error) {
+// parseMachine reads a machine file. The error has every problem, with its line if known.
+func parseMachine(name string, data []byte) (*Machine, error) {
 	if len(data) > maxMachineFile {
 		return nil, fmt.Errorf("larger than %d bytes", maxMachineFile)
 	}
@@ -115,7 +115,7 @@ func lineNumbers(data []byte) map[string]int {
 	return lines
 }
 
-// builder turns a machine file into a machine and collects what is wrong with it.
+// builder makes a machine from a machine file and collects all problems.
 type builder struct {
 	file     *machineFile
 	machine  *Machine
@@ -123,8 +123,8 @@ type builder struct {
 	problems []error
 }
 
-// problem records what is wrong at a path such as "gpus.3.bus".
-func (b *builder) problem(path, format string, args ...any) {
+// addProblem records a problem at a path such as "gpus.3.bus".
+func (b *builder) addProblem(path, format string, args ...any) {
 	err := fmt.Errorf("%s: "+format, append([]any{path}, args...)...)
 	for at := "." + path; at != ""; at = at[:strings.LastIndexByte(at, '.')] {
 		if line, ok := b.lines[at]; ok {
@@ -137,33 +137,33 @@ func (b *builder) problem(path, format string, args ...any) {
 
 func (b *builder) build() {
 	if d := b.file.Driver; d != "" && !driverPattern.MatchString(d) {
-		b.problem("driver", "%q is not a driver version such as %s", d, DefaultDriver)
+		b.addProblem("driver", "%q is not a driver version such as %s", d, DefaultDriver)
 	}
 	b.checkCPUs()
-	models := b.models()
-	b.gpus(models)
+	models := b.buildModels()
+	b.buildGPUs(models)
 	if len(b.problems) > 0 {
-		return // what follows would only repeat these
+		return // further checks would only repeat these
 	}
 	b.checkUnique()
-	b.pairs()
-	b.nvlinks()
-	b.partitions()
+	b.buildPairs()
+	b.buildNVLinks()
+	b.buildMIG()
 }
 
 func (b *builder) checkCPUs() {
 	for _, node := range slices.Sorted(maps.Keys(b.file.NUMA)) {
 		path := fmt.Sprintf("numa.%d", node)
 		if node < 0 || node > 1023 {
-			b.problem(path, "a NUMA node is 0 to 1023")
+			b.addProblem(path, "a NUMA node is 0 to 1023")
 		}
 		if list := b.file.NUMA[node]; list == "" || strings.Trim(list, "0123456789,-") != "" {
-			b.problem(path, "%q is not a list of CPUs such as 0-15,32-47", list)
+			b.addProblem(path, "%q is not a list of CPUs such as 0-15,32-47", list)
 		}
 	}
 }
 
-// maxGPUs is the number of GPUs that the library has room for, and more than any machine has.
+// maxGPUs is the number of GPUs that the library has room for.
 const maxGPUs = 128
 
 // maxName is the longest product name in bytes: NVML_DEVICE_NAME_V2_BUFFER_SIZE less the final zero.
@@ -182,13 +182,13 @@ var (
 	computePattern = regexp.MustCompile(`^[1-9][0-9]?\.[0-9]$`)
 )
 
-func (b *builder) models() map[string]Model {
+func (b *builder) buildModels() map[string]Model {
 	models := map[string]Model{}
 	for _, key := range slices.Sorted(maps.Keys(b.file.Models)) {
 		models[key] = b.model("models."+key, b.file.Models[key])
 	}
 	if len(models) == 0 {
-		b.problem("models", "there is none")
+		b.addProblem("models", "want at least one model")
 	}
 	return models
 }
@@ -213,33 +213,33 @@ func (b *builder) model(path string, f modelFile) Model {
 		b.oneOf(path+".mig", f.MIG, slices.Sorted(maps.Keys(migTables)))
 	}
 	if f.Name == "" || len(f.Name) > maxName || strings.ContainsFunc(f.Name, func(r rune) bool { return r > unicode.MaxASCII || !unicode.IsPrint(r) }) {
-		b.problem(path+".name", "want 1 to %d printable ASCII characters", maxName)
+		b.addProblem(path+".name", "want 1 to %d printable ASCII characters", maxName)
 	}
 	if !computePattern.MatchString(f.Compute) {
-		b.problem(path+".compute", "%q is not a compute capability such as \"9.0\"", f.Compute)
+		b.addProblem(path+".compute", "%q is not a compute capability such as \"9.0\"", f.Compute)
 	}
 	if f.SMs < 1 || f.SMs > 1024 {
-		b.problem(path+".sms", "%d is not a number of multiprocessors from 1 to 1024", f.SMs)
+		b.addProblem(path+".sms", "%d is not a number of multiprocessors from 1 to 1024", f.SMs)
 	}
 	if f.Power < 1 || f.Power > 10000 {
-		b.problem(path+".power", "%d is not a power limit from 1 to 10000 W", f.Power)
+		b.addProblem(path+".power", "%d is not a power limit from 1 to 10000 W", f.Power)
 	}
 	return m
 }
 
 func (b *builder) oneOf(path, value string, known []string) {
 	if !slices.Contains(known, value) {
-		b.problem(path, "%q is not one of %s", value, strings.Join(known, ", "))
+		b.addProblem(path, "%q is not one of %s", value, strings.Join(known, ", "))
 	}
 }
 
 // pciID turns "10de:2330" as lspci writes it into 0x233010de as NVML does.
 func (b *builder) pciID(path, s string) uint32 {
 	if !pciIDPattern.MatchString(s) {
-		b.problem(path, "%q is not a PCI id such as 10de:2330", s)
+		b.addProblem(path, "%q is not a PCI id such as 10de:2330", s)
 		return 0
 	}
-	vendor, _ := strconv.ParseUint(s[:4], 16, 16) // the pattern lets only hexadecimal digits pass
+	vendor, _ := strconv.ParseUint(s[:4], 16, 16) // the pattern admits only hexadecimal digits
 	device, _ := strconv.ParseUint(s[5:], 16, 16)
 	return uint32(device)<<16 | uint32(vendor)
 }
@@ -249,15 +249,15 @@ func (b *builder) memory(path, s string) uint64 {
 	unit, ok := map[string]uint64{"": 1, "MiB": mib, "GiB": 1 << 30}[s[len(digits):]]
 	n, err := strconv.ParseUint(digits, 10, 64)
 	if !ok || err != nil || n == 0 || n > math.MaxInt64/unit {
-		b.problem(path, "%q is not an amount of memory such as 81559MiB", s)
+		b.addProblem(path, "%q is not an amount of memory such as 81559MiB", s)
 		return 0
 	}
 	return n * unit
 }
 
-func (b *builder) gpus(models map[string]Model) {
+func (b *builder) buildGPUs(models map[string]Model) {
 	if n := len(b.file.GPUs); n < 1 || n > maxGPUs {
-		b.problem("gpus", "there are %d; a machine has 1 to %d", n, maxGPUs)
+		b.addProblem("gpus", "want 1 to %d GPUs, not %d", maxGPUs, n)
 		return
 	}
 	for i, f := range b.file.GPUs {
@@ -277,16 +277,16 @@ func (b *builder) gpu(i int, f gpuFile, models map[string]Model) GPU {
 		g.Minor = *f.Minor
 	}
 	if g.Minor < 0 || g.Minor >= maxGPUs {
-		b.problem(path+".minor", "a minor is 0 to %d", maxGPUs-1)
+		b.addProblem(path+".minor", "a minor is 0 to %d", maxGPUs-1)
 	}
 	if f.NUMA != nil {
 		g.NUMANode = *f.NUMA
 		if _, ok := b.file.NUMA[g.NUMANode]; !ok {
-			b.problem(path+".numa", "the CPUs of node %d are not in numa", g.NUMANode)
+			b.addProblem(path+".numa", "the CPUs of node %d are not in numa", g.NUMANode)
 		}
 	}
 	if !busPattern.MatchString(f.Bus) {
-		b.problem(path+".bus", "%q is not a PCI address such as 0000:1b:00.0", f.Bus)
+		b.addProblem(path+".bus", "%q is not a PCI address such as 0000:1b:00.0", f.Bus)
 	}
 	g.Upstream = b.upstream(path+".pcie", f.PCIe)
 	return g
@@ -300,12 +300,12 @@ func (b *builder) modelOf(path, name string, models map[string]Model) Model {
 	}
 	m, ok := models[name]
 	if !ok {
-		b.problem(path, "%q is not one of %s", name, strings.Join(slices.Sorted(maps.Keys(models)), ", "))
+		b.addProblem(path, "%q is not one of %s", name, strings.Join(slices.Sorted(maps.Keys(models)), ", "))
 	}
 	return m
 }
 
-// upstream takes "pci0000:15/0000:15:01.0/0000:16:00.0" apart: a host bridge, then bridges.
+// upstream splits "pci0000:15/0000:15:01.0/0000:16:00.0" into a host bridge and bridges.
 func (b *builder) upstream(path, s string) []string {
 	parts := strings.Split(s, "/")
 	bad := !bridgePattern.MatchString(parts[0]) || len(parts) > 8
@@ -313,29 +313,29 @@ func (b *builder) upstream(path, s string) []string {
 		bad = bad || !busPattern.MatchString(p)
 	}
 	if bad {
-		b.problem(path, "%q is not a host bridge and PCI addresses of bridges, such as pci0000:15/0000:15:01.0", s)
+		b.addProblem(path, "%q is not a host bridge and PCI addresses of bridges, such as pci0000:15/0000:15:01.0", s)
 	}
 	return parts
 }
 
-// checkUnique looks for addresses and minors that occur twice.
+// checkUnique checks that no address or minor occurs twice.
 func (b *builder) checkUnique() {
 	buses, minors := map[string]int{}, map[int]int{}
 	for i, g := range b.machine.GPUs {
 		if j, ok := buses[g.Bus]; ok {
-			b.problem(fmt.Sprintf("gpus.%d.bus", i), "GPU %d has the address %s too", j, g.Bus)
+			b.addProblem(fmt.Sprintf("gpus.%d.bus", i), "GPU %d has the same address %s", j, g.Bus)
 		}
 		if j, ok := minors[g.Minor]; ok {
-			b.problem(fmt.Sprintf("gpus.%d.minor", i), "GPU %d has the minor %d too", j, g.Minor)
+			b.addProblem(fmt.Sprintf("gpus.%d.minor", i), "GPU %d has the same minor %d", j, g.Minor)
 		}
 		if slices.Contains(g.Upstream, g.Bus) {
-			b.problem(fmt.Sprintf("gpus.%d.pcie", i), "the GPU is its own bridge")
+			b.addProblem(fmt.Sprintf("gpus.%d.pcie", i), "the GPU is its own bridge")
 		}
 		buses[g.Bus], minors[g.Minor] = i, i
 	}
 }
 
-func (b *builder) partitions() {
+func (b *builder) buildMIG() {
 	for i := range b.machine.GPUs {
 		g, wanted := &b.machine.GPUs[i], b.file.GPUs[i].MIG
 		g.MIGMode = MIGDisabled
@@ -347,14 +347,14 @@ func (b *builder) partitions() {
 		}
 		devices, err := partition(g, *wanted)
 		if err != nil {
-			b.problem(fmt.Sprintf("gpus.%d.mig", i), "%w", err)
+			b.addProblem(fmt.Sprintf("gpus.%d.mig", i), "%w", err)
 			continue
 		}
 		g.MIGMode, g.MIG = MIGEnabled, devices
 	}
 }
 
-// uuid makes a UUID of version 8 (RFC 9562: made by the application's own rule) from a hash of the words.
+// uuid makes a UUID of version 8 (RFC 9562: vendor-specific) from a hash of the words.
 func uuid(words ...string) string {
 	h := sha256.Sum256([]byte(strings.Join(words, "\x00")))
 	h[6] = h[6]&0x0f | 0x80

@@ -11,7 +11,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// memorySlices is into how many slices MIG divides the memory of every model in migTables.
+// memorySlices is the number of slices into which MIG divides the memory of every model in migTables.
 const memorySlices = 8
 
 // migProfile is a GPU instance profile: a row of `nvidia-smi mig -lgip` and `-lgipp`.
@@ -75,15 +75,15 @@ var migTables = map[string][]migProfile{
 // NVML_COMPUTE_INSTANCE_PROFILE_*_SLICE.
 var computeProfiles = map[int]int{1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 
-// instance is a GPU instance that is to be made.
+// instance is a GPU instance to make.
 type instance struct {
 	*migProfile
-	start   int   // memory slice, -1 while it has no place
+	start   int   // memory slice, -1 while it is not placed
 	compute []int // slices of each compute instance, in order
 }
 
-// gi is the driver's id of the GPU instance. It follows from the placement: the nodes of a binary tree over the
-// memory slices, counted from the root, as the ids in the MIG User Guide's examples show.
+// gi is the driver's id of the GPU instance. The ids number the nodes of a binary tree over the memory slices from the
+// root, as the examples in the MIG User Guide show.
 func (i *instance) gi() int { return memorySlices/i.size - 1 + i.start/i.size }
 
 func (i *instance) computeSlices() (sum int) {
@@ -94,8 +94,9 @@ func (i *instance) computeSlices() (sum int) {
 }
 
 // partition makes the MIG devices of a GPU from the names of profiles, in the order of their ids. A name is that of a
-// GPU instance profile ("3g.40gb"), or of a part of one ("1c.3g.40gb"), and may end in the memory slice where the
-// instance begins ("3g.40gb@4"). Parts fill the instances that earlier parts of the same profile began.
+// GPU instance profile ("3g.40gb") or of a compute instance profile ("1c.3g.40gb"), and may end in the memory slice
+// where the instance begins ("3g.40gb@4"). Compute instances share a GPU instance of the same profile while it has
+// room.
 func partition(g *GPU, names []string) ([]MIGDevice, error) {
 	table, ok := migTables[g.Model.MIG]
 	if !ok {
@@ -104,11 +105,11 @@ func partition(g *GPU, names []string) ([]MIGDevice, error) {
 	if g.Minor >= capGPUs {
 		return nil, fmt.Errorf("GPU %d has the minor %d; the driver has capabilities for 0 to %d only", g.Index, g.Minor, capGPUs-1)
 	}
-	instances, err := wantedInstances(table, names)
+	instances, err := parseProfiles(table, names)
 	if err != nil {
 		return nil, err
 	}
-	if !place(instances, 0) {
+	if !placeInstances(instances, 0) {
 		return nil, fmt.Errorf("the profiles %s do not fit on one GPU together", strings.Join(names, ", "))
 	}
 	slices.SortFunc(instances, func(a, b *instance) int { return cmp.Compare(a.gi(), b.gi()) })
@@ -121,7 +122,7 @@ func partition(g *GPU, names []string) ([]MIGDevice, error) {
 	return devices, nil
 }
 
-func wantedInstances(table []migProfile, names []string) ([]*instance, error) {
+func parseProfiles(table []migProfile, names []string) ([]*instance, error) {
 	var list []*instance
 	var errs []error
 	for _, name := range names {
@@ -142,7 +143,7 @@ func wantedInstances(table []migProfile, names []string) ([]*instance, error) {
 	return list, errors.Join(errs...)
 }
 
-// parseProfile takes a name apart: the GPU instance profile, the compute slices, and the start or -1.
+// parseProfile returns the GPU instance profile of a name, the compute slices, and the start or -1.
 func parseProfile(table []migProfile, name string) (p *migProfile, compute, start int, err error) {
 	bare, at, placed := strings.Cut(name, "@")
 	start = -1
@@ -182,9 +183,9 @@ func profileNames(table []migProfile) string {
 	return strings.Join(names, ", ")
 }
 
-// place finds a start for every instance from the i-th on, and reports whether there is a way. Large instances are
-// hard to place and small ones easy, and there are at most 7 on a GPU, so trying all ways in order is quick.
-func place(list []*instance, i int) bool {
+// placeInstances finds a start for every instance from the i-th on, and reports whether all fit. It tries all starts,
+// which is fast since a GPU has at most 7 instances.
+func placeInstances(list []*instance, i int) bool {
 	if len(list) > memorySlices-1 {
 		return false
 	}
@@ -198,7 +199,7 @@ func place(list []*instance, i int) bool {
 	}
 	for _, start := range starts {
 		this.start = start
-		if fits(list[:i], list[i+1:], this) && place(list, i+1) {
+		if fits(list[:i], list[i+1:], this) && placeInstances(list, i+1) {
 			return true
 		}
 	}
@@ -206,8 +207,7 @@ func place(list []*instance, i int) bool {
 	return false
 }
 
-// fits reports whether one more instance can stand beside those that were placed before it. Those that come later and
-// have a place already, because it was asked for, count too.
+// fits reports whether an instance fits beside those before it, and those after it whose names have a start.
 func fits(before, after []*instance, one *instance) bool {
 	same, compute := 1, one.slices
 	for _, other := range slices.Concat(before, after) {
@@ -225,8 +225,8 @@ func fits(before, after []*instance, one *instance) bool {
 	return same <= one.limit && compute < memorySlices
 }
 
-// device is the MIG device of the instance's compute instance ci. Its UUID follows from the GPU and the two ids, so
-// the same partitioning gives the same UUIDs, as with the real driver.
+// device returns the MIG device of compute instance ci. Its UUID is derived from the GPU and the two ids, so the same
+// partitioning gives the same UUIDs, as with the real driver.
 func (i *instance) device(g *GPU, table []migProfile, index, ci int) MIGDevice {
 	n, name, sms := i.compute[ci], i.name, i.sms
 	if n < i.slices {
@@ -250,8 +250,8 @@ func (i *instance) device(g *GPU, table []migProfile, index, ci int) MIGDevice {
 	}
 }
 
-// The numbering of the device nodes in /dev/nvidia-caps, which /proc/driver/nvidia-caps/mig-minors publishes: config
-// and monitor, then for each GPU minor 15 GPU instances with 8 compute instances each.
+// The minors in /dev/nvidia-caps, which /proc/driver/nvidia-caps/mig-minors lists: config and monitor, then for each
+// GPU minor 15 GPU instances with 8 compute instances each.
 const (
 	capConfig           = 1
 	capMonitor          = 2

@@ -16,8 +16,7 @@ import (
 )
 
 // SetMIG turns a GPU's MIG mode on and replaces its instances by those of the profiles ("1g.10gb", "1c.3g.40gb",
-// "3g.40gb@4"), in the library, among the device nodes and under /proc. No profiles leave a GPU without a usable
-// device.
+// "3g.40gb@4"), in the library, in /dev and in /proc. Without profiles the GPU has no usable device.
 func (n *Node) SetMIG(gpu int, profiles []string) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
@@ -45,9 +44,9 @@ func (n *Node) DisableMIG(gpu int) error {
 }
 
 func (n *Node) changeMIG(g *GPU) error {
-	err := n.change(func(records []record) ([]record, error) {
+	err := n.updateState(func(records []record) ([]record, error) {
 		records = without(records, func(r record) bool { return isMIG(r, g.Index) })
-		records = append(records, rec("gpu", "index", g.Index, "mig", g.MIGMode), rec("clearmig", "gpu", g.Index))
+		records = append(records, newRecord("gpu", "index", g.Index, "mig", g.MIGMode), newRecord("clearmig", "gpu", g.Index))
 		return append(records, describeMIG(g.Index, g.MIG)...), nil
 	})
 	if err != nil {
@@ -56,7 +55,7 @@ func (n *Node) changeMIG(g *GPU) error {
 	return n.replaceMIGNodes(g)
 }
 
-// applyMIG gives a GPU the MIG mode and devices of the state.
+// applyMIG applies the MIG mode and devices in the state to a GPU.
 func applyMIG(g *GPU, records []record) error {
 	for _, r := range records {
 		if !isMIG(r, g.Index) {
@@ -79,7 +78,7 @@ func applyMIG(g *GPU, records []record) error {
 	return nil
 }
 
-// migDevice reads back what describeMIG wrote, as far as a snapshot needs it.
+// migDevice reads from a record of describeMIG what a snapshot needs.
 func migDevice(r record) (MIGDevice, error) {
 	var d MIGDevice
 	d.UUID, _ = r.get("uuid")
@@ -103,7 +102,7 @@ func migDevice(r record) (MIGDevice, error) {
 	return d, nil
 }
 
-// replaceMIGNodes makes the GPU's nodes in /dev/nvidia-caps and its files under /proc those of its MIG devices.
+// replaceMIGNodes replaces the GPU's nodes in /dev/nvidia-caps and files in /proc by those of its MIG devices.
 func (n *Node) replaceMIGNodes(g *GPU) error {
 	want := migNodes(g)
 	if err := n.removeStaleMIG(g, want); err != nil {
@@ -120,7 +119,7 @@ func (n *Node) replaceMIGNodes(g *GPU) error {
 	return nil
 }
 
-// removeStaleMIG removes what a GPU has under /dev/nvidia-caps and /proc and is not wanted.
+// removeStaleMIG removes a GPU's nodes in /dev/nvidia-caps and files in /proc that are not in want.
 func (n *Node) removeStaleMIG(g *GPU, want plan) error {
 	caps := filepath.Join(n.root, "dev/nvidia-caps")
 	nodes, err := os.ReadDir(caps)
@@ -140,7 +139,7 @@ func (n *Node) removeStaleMIG(g *GPU, want plan) error {
 	return n.removeStaleInstances(path.Join("proc/driver/nvidia/capabilities", "gpu"+strconv.Itoa(g.Minor)), want)
 }
 
-// removeStaleInstances removes the directories of GPU instances that no wanted file is in, and unwanted files.
+// removeStaleInstances removes the files in dir that are not in want, and directories without a file in want.
 func (n *Node) removeStaleInstances(dir string, want plan) error {
 	keep := map[string]bool{}
 	for file := range want {
@@ -173,8 +172,8 @@ func (n *Node) SetKernelVersion(version string) error {
 	if !driverPattern.MatchString(version) {
 		return invalid("driver version %q: want a version such as %s", version, DefaultDriver)
 	}
-	err := n.change(func(records []record) ([]record, error) {
-		return append(without(records, isMachine), rec("machine", "kernel", version)), nil
+	err := n.updateState(func(records []record) ([]record, error) {
+		return append(without(records, isMachine), newRecord("machine", "kernel", version)), nil
 	})
 	if err != nil {
 		return err

@@ -61,20 +61,20 @@ func (n *Node) read() error {
 				return fmt.Errorf("%s: no %s", nodeFile, key)
 			}
 		}
-		n.plain = r.is("plain", true)
+		n.plain = r.has("plain", true)
 	}
 	source, err := os.ReadFile(filepath.Join(n.root, machineFilePath))
 	if err != nil {
 		return err
 	}
-	n.machine, err = ParseMachine(name, source)
+	n.machine, err = parseMachine(name, source)
 	return err
 }
 
 // Root is the absolute path of the node's root directory.
 func (n *Node) Root() string { return n.root }
 
-// Machine is the machine as it was made; faults and later MIG changes are not in it.
+// Machine is the machine that the node was made from, without faults and MIG changes.
 func (n *Node) Machine() *Machine { return n.machine }
 
 // Driver is the version of the installed driver.
@@ -86,13 +86,13 @@ func (n *Node) LibDir() string { return n.libDir }
 // Library is the path of libnvidia-ml.so.1.
 func (n *Node) Library() string { return filepath.Join(n.root, n.libDir, "libnvidia-ml.so.1") }
 
-// MPSControl is the path of nvidia-cuda-mps-control. It finds nvidia-cuda-mps-server by PATH, and that one the library by
-// LD_LIBRARY_PATH.
+// MPSControl is the path of nvidia-cuda-mps-control. It finds nvidia-cuda-mps-server by PATH, which finds the library
+// by LD_LIBRARY_PATH.
 func (n *Node) MPSControl() string { return filepath.Join(n.root, n.binDir, builtMPSControl) }
 
-// MPSClient is the path of a program that uses MPS as a CUDA program does. It is no file of the driver: a container that
-// is to run it needs a copy.
+// MPSClient is the path of a program that uses MPS as a CUDA program does. It does not belong to the driver, so a
+// container needs a copy.
 func (n *Node) MPSClient() string { return filepath.Join(n.root, mpsClientPath) }
 
-// SMI is the path of nvidia-smi. It needs LD_LIBRARY_PATH to name the directory of Library.
+// SMI is the path of nvidia-smi. LD_LIBRARY_PATH must have the directory of Library.
 func (n *Node) SMI() string { return filepath.Join(n.root, n.binDir, builtSMI) }

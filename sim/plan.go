@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry is a file of a node that is to be made: a regular file, directory, symlink, device node or socket, as the
-// type bits of mode say.
+// entry is a file to make: a regular file, directory, symlink, device node or socket, by the type bits of mode.
 type entry struct {
 	mode         fs.FileMode
 	data         []byte // of a regular file
@@ -24,7 +23,7 @@ type entry struct {
 	gid          int
 }
 
-// plan is a tree that is to be made, by paths relative to its root. Directories above an entry are implied.
+// plan has the files to make, by paths relative to a root. The directories above them are made too.
 type plan map[string]entry
 
 func (p plan) file(path, text string) { p[path] = entry{mode: 0o644, data: []byte(text)} }
@@ -46,22 +45,22 @@ func (p plan) node(path string, major, minor uint32, mode fs.FileMode) {
 // writer makes plans on disk.
 type writer struct {
 	root string
-	// plainNodes makes regular files of device nodes.
+	// plainNodes makes regular files instead of device nodes.
 	plainNodes bool
-	made       map[string]bool // directories that are there
+	made       map[string]bool // directories
 }
 
 func (w *writer) write(p plan) error {
 	w.made = map[string]bool{}
 	for _, path := range slices.Sorted(maps.Keys(p)) {
-		if err := w.one(path, p[path]); err != nil {
+		if err := w.writeEntry(path, p[path]); err != nil {
 			return fmt.Errorf("make %s: %w", path, err)
 		}
 	}
 	return nil
 }
 
-func (w *writer) one(rel string, e entry) error {
+func (w *writer) writeEntry(rel string, e entry) error {
 	if err := w.mkdir(path.Dir(rel)); err != nil {
 		return err
 	}
@@ -73,7 +72,7 @@ func (w *writer) one(rel string, e entry) error {
 	case fs.ModeSymlink:
 		return os.Symlink(e.target, full)
 	case fs.ModeSocket:
-		// The same file that bind leaves behind, without the limit on the length of a socket's path.
+		// The same file as bind makes, without the limit on the length of a socket's path.
 		return errors.Join(unix.Mknod(full, unix.S_IFSOCK|perm, 0), os.Chmod(full, e.mode.Perm()))
 	case fs.ModeDevice | fs.ModeCharDevice:
 		return w.node(full, e)
@@ -109,7 +108,7 @@ func (w *writer) node(full string, e entry) error {
 	return os.Chmod(full, e.mode.Perm()) // whatever the umask
 }
 
-// writeFile makes a file that is not there yet; the mode does not depend on the umask.
+// writeFile makes a new file, whose mode does not depend on the umask.
 func writeFile(full string, data []byte, perm fs.FileMode) error {
 	f, err := os.OpenFile(full, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {
@@ -119,7 +118,7 @@ func writeFile(full string, data []byte, perm fs.FileMode) error {
 	return errors.Join(err, f.Chmod(perm), f.Close())
 }
 
-// libArch is the machine's name in Debian's library directories and in file names.
+// libArch is the name of an architecture in Debian's library directories and in file names.
 func libArch(goarch string) string {
 	if goarch == "arm64" {
 		return "aarch64"
@@ -127,7 +126,7 @@ func libArch(goarch string) string {
 	return "x86_64"
 }
 
-// isBelow reports whether a path is a clean relative one that stays below where it begins.
-func isBelow(rel string) bool {
+// isPlainPath reports whether a path is relative and clean, without ".." and white space.
+func isPlainPath(rel string) bool {
 	return filepath.IsLocal(rel) && path.Clean(rel) == rel && rel != "." && !strings.ContainsAny(rel, "\x00 \n")
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// procFiles plans what the driver shows under /proc and under /sys/module.
+// procFiles plans the driver's files in /proc and /sys/module.
 func procFiles(m *Machine, driver, arch string) plan {
 	p := plan{}
 	p.addKernelVersion(driver, arch)
@@ -28,7 +28,7 @@ func procFiles(m *Machine, driver, arch string) plan {
 	return p
 }
 
-// addKernelVersion plans the files that have the version of the loaded kernel module.
+// addKernelVersion plans the files with the version of the loaded kernel module.
 func (p plan) addKernelVersion(version, arch string) {
 	p.file("proc/driver/nvidia/version", fmt.Sprintf(
 		"NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (gpu-sim@localhost)\n"+
@@ -55,7 +55,7 @@ func procDevices(m *Machine) string {
 	return b.String()
 }
 
-// moduleParams are the parameters of the nvidia module with their defaults, as driver 580 shows them.
+// moduleParams are the parameters of the nvidia module with their defaults, as in driver 580.
 const moduleParams = `ResmanDebugLevel: 4294967295
 RmLogonRC: 1
 ModifyDeviceFiles: 1

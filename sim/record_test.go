@@ -8,8 +8,8 @@ import (
 
 func TestRecordsAndBack(t *testing.T) {
 	want := []record{
-		rec("machine", "name", "a b", "note", "50%=half\nand\ttab\x00", "empty", ""),
-		rec("latency", "ns", 5),
+		newRecord("machine", "name", "a b", "note", "50%=half\nand\ttab\x00", "empty", ""),
+		newRecord("latency", "ns", 5),
 	}
 	text := formatRecords(want)
 	if line := "machine name=a%20b note=50%25=half%0Aand%09tab%00 empty=\nlatency ns=5\n"; string(text) != line {

@@ -15,18 +15,18 @@ import (
 	"gpu-cdi-plugin/internal/atomicfile"
 )
 
-// change rewrites the state file: edit is given the records and returns those that are to be there. It holds a lock,
-// so that no change by another process is lost. Readers see the old state or the new one.
-func (n *Node) change(edit func([]record) ([]record, error)) (err error) {
+// updateState replaces the records of the state file by those that edit returns. It holds a lock, so that no change by
+// another process is lost. Readers see the old state or the new one.
+func (n *Node) updateState(edit func([]record) ([]record, error)) (err error) {
 	lock, err := os.OpenFile(filepath.Join(n.root, ownDir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return fmt.Errorf("lock the node's state: %w", err)
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }() // which unlocks it
+	defer func() { err = errors.Join(err, lock.Close()) }() // which releases it
 	if err := flock(lock); err != nil {
 		return fmt.Errorf("lock the node's state: %w", err)
 	}
-	records, err := n.state()
+	records, err := n.readState()
 	if err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func flock(f *os.File) error {
 	}
 }
 
-func (n *Node) state() ([]record, error) {
+func (n *Node) readState() ([]record, error) {
 	text, err := os.ReadFile(filepath.Join(n.root, stateFile))
 	if err != nil {
 		return nil, fmt.Errorf("read the node's state: %w", err)
@@ -71,17 +71,17 @@ func isMachine(r record) bool { return r.name == "machine" }
 func isMIG(r record, index int) bool {
 	switch r.name {
 	case "gpu":
-		return r.is("index", index)
+		return r.has("index", index)
 	case "clearmig", "mig":
-		return r.is("gpu", index)
+		return r.has("gpu", index)
 	}
 	return false
 }
 
-// The description of a machine and the state of a node are written in one language: a record a line, a name and
-// key=value pairs, values percent-encoded. The C library reads the same.
+// The description of a machine and the state of a node have one format, which the C library reads too: each line is a
+// record, a name and key=value pairs, with percent-encoded values.
 
-// record is one line. Its pairs keep their order, so that the text is deterministic.
+// record is one line. The order of its pairs is preserved, so that the text is deterministic.
 type record struct {
 	name  string
 	pairs []pair
@@ -89,8 +89,8 @@ type record struct {
 
 type pair struct{ key, value string }
 
-// rec makes a record from a name and alternating keys and values.
-func rec(name string, kv ...any) record {
+// newRecord makes a record from a name and alternating keys and values.
+func newRecord(name string, kv ...any) record {
 	r := record{name: name}
 	for i := 0; i+1 < len(kv); i += 2 {
 		r.pairs = append(r.pairs, pair{kv[i].(string), fmt.Sprint(kv[i+1])})
@@ -119,13 +119,13 @@ func (r record) get(key string) (string, bool) {
 	return "", false
 }
 
-// is reports whether the record's key has that value.
-func (r record) is(key string, value any) bool {
+// has reports whether the record's key has that value.
+func (r record) has(key string, value any) bool {
 	got, ok := r.get(key)
 	return ok && got == fmt.Sprint(value)
 }
 
-// number is the value of a key that must be a whole number.
+// number returns the value of a key as an integer.
 func (r record) number(key string) (int, error) {
 	value, ok := r.get(key)
 	if !ok {
@@ -159,7 +159,7 @@ func formatRecords(records []record) []byte {
 	return []byte(b.String())
 }
 
-// parseRecords reads what formatRecords wrote. Empty lines are skipped.
+// parseRecords reads the output of formatRecords. It skips empty lines.
 func parseRecords(text []byte) ([]record, error) {
 	records := []record{}
 	line := 0

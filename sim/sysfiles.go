@@ -18,7 +18,7 @@ type pciDevice struct {
 	cpus, irq     string
 }
 
-// sysFiles plans /sys: the devices where they hang on the PCI bus, and the links to them by address.
+// sysFiles plans /sys: the devices below their bridges, and the links to them by address.
 func sysFiles(m *Machine) plan {
 	p := plan{}
 	for i := range m.GPUs {
@@ -88,7 +88,7 @@ func (p plan) addPCI(dir string, d pciDevice) {
 	p.link("sys/bus/pci/devices/"+d.bus, relative("sys/bus/pci/devices", dir))
 }
 
-// config is the PCI configuration space; its header has the device's identity (PCI Local Bus Specification 3.0, 6.1).
+// config returns the PCI configuration space with the device's identity (PCI Local Bus Specification 3.0, section 6.1).
 func (d *pciDevice) config() []byte {
 	c := make([]byte, 256)
 	binary.LittleEndian.PutUint16(c[0x00:], uint16(d.id))
@@ -99,7 +99,7 @@ func (d *pciDevice) config() []byte {
 	return c
 }
 
-// switchID is the PCI id of the NVSwitches that go with the machine's GPUs, from the PCI ID repository.
+// switchID is the PCI id of the NVSwitches for the machine's GPUs, from the PCI ID repository.
 func switchID(m *Machine) uint32 {
 	switch m.GPUs[0].Architecture {
 	case "volta":
@@ -113,7 +113,7 @@ func switchID(m *Machine) uint32 {
 	}
 }
 
-// relative is the target of a symlink in a directory that leads to a path; both are relative to the root.
+// relative returns the target of a symlink in dir to a path. Both are relative to the root.
 func relative(dir, to string) string {
 	return strings.Repeat("../", strings.Count(dir, "/")+1) + to
 }

@@ -56,8 +56,8 @@ func faultKind(cmd *cobra.Command, args []string) error {
 	return cli.UnknownVerb(cmd, args)
 }
 
-// faultVerb makes the command of one kind of fault. rest is what follows the kind in the usage. do gets the node and the
-// arguments after the directory.
+// faultVerb makes the command of one kind of fault. rest is what follows the kind in the usage. do gets the node and
+// the arguments after the directory.
 func faultVerb(name, rest, short, long string, args int, do func(n *sim.Node, args []string) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               name + " DIR",

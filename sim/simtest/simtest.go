@@ -1,4 +1,4 @@
-// Package simtest gives tests simulated nodes.
+// Package simtest makes simulated nodes for tests.
 package simtest
 
 import (
@@ -18,13 +18,13 @@ func Driver(version string) Option { return func(o *sim.Options) { o.Driver = ve
 // LibDir sets the directory of the libraries, relative to the node's root.
 func LibDir(dir string) Option { return func(o *sim.Options) { o.LibDir = dir } }
 
-// Extras gives the node things besides its GPUs, of those that sim.Extras lists.
+// Extras adds devices besides GPUs, by the names that sim.Extras lists.
 func Extras(names ...string) Option { return func(o *sim.Options) { o.Extras = names } }
 
-// PlainNodes makes regular files instead of device nodes, so that the test needs no root.
+// PlainNodes makes regular files instead of device nodes. Without it the test needs root.
 func PlainNodes() Option { return func(o *sim.Options) { o.PlainNodes = true } }
 
-// Node makes a node of the machine in the test's temporary directory. Without PlainNodes it needs root.
+// Node makes a node in the test's temporary directory. Without PlainNodes it needs root.
 func Node(t testing.TB, machine string, options ...Option) *sim.Node {
 	t.Helper()
 	var opts sim.Options

@@ -14,8 +14,9 @@ import (
 	"gpu-cdi-plugin/sim/simtest"
 )
 
-// BenchmarkAllocate is P1 of the targets: Allocate over each plugin's own socket, with CDI names. First calls are each for a
-// set of GPUs that the plugin was not asked for before, as most calls of Kubernetes are; repeated calls are for one set.
+// BenchmarkAllocate is P1 of the targets: Allocate over each plugin's own socket, with CDI names. First calls are each
+// for a set of GPUs that the plugin was not asked for before, as most calls of Kubernetes are; repeated calls are for
+// one set.
 func BenchmarkAllocate(b *testing.B) {
 	all := newPlugins(b, simtest.Node(b, "hgx-16"))
 	for _, n := range []int{1, 4, 8} {
@@ -66,8 +67,8 @@ func choices(ids []string, n int) (sets [][]string) {
 	return sets
 }
 
-// BenchmarkPreferred is P2 of the targets: GetPreferredAllocation over each plugin's own socket, for half of the GPUs, by one
-// caller and by eight at once.
+// BenchmarkPreferred is P2 of the targets: GetPreferredAllocation over each plugin's own socket, for half of the GPUs,
+// by one caller and by eight at once.
 func BenchmarkPreferred(b *testing.B) {
 	for _, machine := range []string{"dgx-h100", "hgx-16"} {
 		all := newPlugins(b, simtest.Node(b, machine))
@@ -109,8 +110,8 @@ func (p *plugin) empty() error {
 	return err
 }
 
-// compareCalls compares a call to each plugin, beside empty calls on the same connection. The calls alternate with the empty
-// ones; the plugins take turns in blocks of calls, since the first call on an idle connection takes longer.
+// compareCalls compares a call to each plugin, beside empty calls on the same connection. The calls alternate with the
+// empty ones; the plugins take turns in blocks of calls, since the first call on an idle connection takes longer.
 func compareCalls(b *testing.B, all []*plugin, newCall func(*plugin) call) {
 	b.Helper()
 	const (
@@ -150,8 +151,8 @@ func compareCalls(b *testing.B, all []*plugin, newCall func(*plugin) call) {
 	}
 }
 
-// compareCallers compares eight callers at once with one. Where one call after the other is served, each of eight callers
-// waits eight times as long as one alone; x-one-times-8 is relative to that.
+// compareCallers compares eight callers at once with one. Where one call after the other is served, each of eight
+// callers waits eight times as long as one alone; x-one-times-8 is relative to that.
 func compareCallers(b *testing.B, all []*plugin, n int) {
 	b.Helper()
 	calls := make([]call, len(all))

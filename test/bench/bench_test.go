@@ -1,8 +1,8 @@
-// Package bench has the benchmarks of whole programs. Each measures this tree's build, the best known peer, and a floor in
-// the same run, in random order, so that other load on the machine slows all of them alike.
+// Package bench has the benchmarks of whole programs. Each measures this tree's build, the best known peer, and a floor
+// in the same run, in random order, so that other load on the machine slows all of them alike.
 //
-// GPU_CDI_PLUGIN_BINARY names another build of gpu-cdi-plugin, such as one of an earlier commit. It is measured in the same
-// run; its metrics begin with "before-".
+// GPU_CDI_PLUGIN_BINARY names another build of gpu-cdi-plugin, such as one of an earlier commit. It is measured in the
+// same run; its metrics begin with "before-".
 package bench
 
 import (
@@ -78,7 +78,8 @@ var drivers = map[string]func(testing.TB) *sim.Node{
 	},
 }
 
-// floorProgram builds the program that only opens the driver's library, and returns its path and its argument on a node.
+// floorProgram builds the program that only opens the driver's library, and returns its path and its argument on a
+// node.
 func floorProgram(t testing.TB, n *sim.Node) (program, library string) {
 	t.Helper()
 	program = filepath.Join(t.TempDir(), "floor")
@@ -146,7 +147,7 @@ func compare(b *testing.B, rounds int, columns []string, all []*contender) {
 	b.Logf("%s, %d runs of each\n%s", b.Name(), rounds, text.String())
 }
 
-// reportTimes reports the medians of a column, and the ratio of each build's to those of the floor and of the peer.
+// reportTimes reports the medians of a column, and the ratios of each build's to the floor's and the peer's.
 func reportTimes(b *testing.B, column int, name string, all []*contender) {
 	b.ReportMetric(0, "ns/op")
 	medians := map[string]float64{}
@@ -157,9 +158,10 @@ func reportTimes(b *testing.B, column int, name string, all []*contender) {
 		}
 	}
 	for _, prefix := range []string{"", before} {
-		if took, ok := medians[prefix]; ok {
-			b.ReportMetric(took/medians[floor], prefix+name+"x-floor")
-			b.ReportMetric(took/medians[peer], prefix+name+"x-peer")
+		for _, other := range []string{floor, peer} {
+			if medians[prefix] > 0 && medians[other] > 0 {
+				b.ReportMetric(medians[prefix]/medians[other], prefix+name+"x-"+strings.TrimSuffix(other, "-"))
+			}
 		}
 	}
 }

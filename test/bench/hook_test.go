@@ -16,12 +16,12 @@ import (
 	"gpu-cdi-plugin/test/lib/suite"
 )
 
-// BenchmarkHook is P7 of the targets: what a GPU adds to `runc run` of a program that does nothing, beyond its mounts and
-// device nodes. The floor is what a hook adds that does nothing, a static program that exits; the peer is what nvidia-ctk's
-// spec adds with nvidia-cdi-hook.
+// BenchmarkHook is P7 of the targets: what a GPU adds to `runc run` of a program that does nothing, beyond its mounts
+// and device nodes. The floor is what a hook adds that does nothing, a static program that exits; the peer is what
+// nvidia-ctk's spec adds with nvidia-cdi-hook.
 //
-// "again" starts each container in its root file system again and again, "first" in a fresh one every time, where the hook
-// has everything to write. Every contender has a root of its own, since hooks change it.
+// "again" starts each container in its root file system again and again, "first" in a fresh one every time, where the
+// hook has everything to write. Every contender has a root of its own, since hooks change it.
 func BenchmarkHook(b *testing.B) {
 	for _, kind := range []image.Kind{image.Glibc, image.Many} {
 		b.Run(string(kind)+", again", func(b *testing.B) { benchmarkHook(b, kind, false) })
@@ -71,8 +71,8 @@ func benchmarkHook(b *testing.B, kind image.Kind, fresh bool) {
 	b.ReportMetric(float64(hook)/float64(their), "x-peer")
 }
 
-// beyond is what a contender takes longer than another: the median of the differences in each round, which is steadier than
-// the difference of the medians.
+// beyond is what a contender takes longer than another: the median of the differences in each round, which is steadier
+// than the difference of the medians.
 func beyond(c, other *contender) time.Duration {
 	var more []time.Duration
 	for i := range c.times[0] {
@@ -81,7 +81,8 @@ func beyond(c, other *contender) time.Duration {
 	return median(more)
 }
 
-// runBundle makes a bundle with all devices of a CDI directory, if one is given, edits it, and returns a `runc run` of it.
+// runBundle makes a bundle with all devices of a CDI directory, if one is given, edits it, and returns a `runc run` of
+// it.
 func runBundle(b *testing.B, root, cdiDir string, edit func(*specs.Spec)) func() []time.Duration {
 	b.Helper()
 	c := engine.Container{Args: []string{"/bin/true"}, CDIDir: cdiDir}

@@ -15,10 +15,10 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// BenchmarkMemory is P5 of the targets: the memory of a plugin while it serves eight GPUs, each of which was allocated, and
-// the size of its program. "anonymous" is RssAnon, "cgroup" the usage of a memory cgroup of its own less file cache. Each is
-// the median over more than a minute, in which this project's plugin reconciles the node twice. The floor is a Go program
-// that has opened the driver's library.
+// BenchmarkMemory is P5 of the targets: the memory of a plugin while it serves eight GPUs, each of which was allocated,
+// and the size of its program. "anonymous" is RssAnon, "cgroup" the usage of a memory cgroup of its own less file
+// cache. Each is the median over more than a minute, in which this project's plugin reconciles the node twice. The
+// floor is a Go program that has opened the driver's library.
 func BenchmarkMemory(b *testing.B) {
 	const samples = 70
 	node := drivers["with MIG minors"](b)
@@ -92,8 +92,8 @@ func rssAnon(b *testing.B, pid int) float64 {
 	return field(b, fmt.Sprintf("/proc/%d/status", pid), "RssAnon:") * 1024 / 1e6
 }
 
-// makeMemoryCgroup makes a memory cgroup, of version 2 or 1, until the end of the benchmark. It returns its directory, or an
-// empty string where the machine has no memory controller.
+// makeMemoryCgroup makes a memory cgroup, of version 2 or 1, until the end of the benchmark. It returns its directory,
+// or an empty string where the machine has no memory controller.
 func makeMemoryCgroup(b *testing.B, name string) string {
 	b.Helper()
 	for _, dir := range []string{"/sys/fs/cgroup/memory/" + name, "/sys/fs/cgroup/" + name} {

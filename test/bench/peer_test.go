@@ -12,8 +12,8 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// TestPeerDoesTheSameWork checks that NVIDIA's device plugin and this one are comparable: they advertise the same GPUs on the
-// same NUMA nodes, and Allocate gives the same CDI devices.
+// TestPeerDoesTheSameWork checks that NVIDIA's device plugin and this one are comparable: they advertise the same GPUs
+// on the same NUMA nodes, and Allocate gives the same CDI devices.
 func TestPeerDoesTheSameWork(t *testing.T) {
 	all := newPlugins(t, simtest.Node(t, "dgx-h100"))
 	ours, theirs := all[0], all[len(all)-1]

@@ -22,8 +22,8 @@ import (
 // resource is the resource that all plugins serve.
 const resource = "nvidia.com/gpu"
 
-// plugin is a device plugin in a process of its own, with a kubelet of its own. It has a simulated node as its root, since
-// NVIDIA's plugin cannot be told other directories than those of a real node.
+// plugin is a device plugin in a process of its own, with a kubelet of its own. It has a simulated node as its root,
+// since NVIDIA's plugin cannot be told other directories than those of a real node.
 type plugin struct {
 	t       testing.TB
 	prefix  string // of its metrics
@@ -42,8 +42,8 @@ type plugin struct {
 	socket  string
 }
 
-// newPlugins returns the device plugins to compare: this tree's, the one that GPU_CDI_PLUGIN_BINARY names, and, last, NVIDIA's.
-// All are on the same node, give CDI names, and nothing besides GPUs.
+// newPlugins returns the device plugins to compare: this tree's, the one that GPU_CDI_PLUGIN_BINARY names, and, last,
+// NVIDIA's. All are on the same node, give CDI names, and nothing besides GPUs.
 func newPlugins(t testing.TB, node *sim.Node) []*plugin {
 	t.Helper()
 	// The node's /proc has the driver's files only; processes need themselves there too.
@@ -82,8 +82,8 @@ func newPlugin(t testing.TB, node *sim.Node, prefix, program string, args ...str
 	return p
 }
 
-// start starts the plugin anew, without what it has written before, and waits until the kubelet has the list of all GPUs.
-// It returns how long it took until the plugin asked to be registered.
+// start starts the plugin anew, without what it has written before, and waits until the kubelet has the list of all
+// GPUs. It returns how long it took until the plugin asked to be registered.
 func (p *plugin) start() (registered time.Duration) {
 	p.t.Helper()
 	p.stop()
@@ -113,8 +113,8 @@ func (p *plugin) start() (registered time.Duration) {
 	return p.awaitRegistration(p.begun)
 }
 
-// awaitRegistration waits until the kubelet has the list of all GPUs, and returns how long after begin the plugin asked to
-// be registered.
+// awaitRegistration waits until the kubelet has the list of all GPUs, and returns how long after begin the plugin asked
+// to be registered.
 func (p *plugin) awaitRegistration(begin time.Time) time.Duration {
 	p.t.Helper()
 	e := p.kubelet.WaitFor(resource, func(list []*v1beta1.Device) bool { return len(list) == len(p.machine.GPUs) })
@@ -122,8 +122,8 @@ func (p *plugin) awaitRegistration(begin time.Time) time.Duration {
 	return p.kubelet.Asked().Sub(begin)
 }
 
-// mount gives the calling thread mounts of its own, with the plugin's directories in the node. /run is in memory, as on a
-// real node. The mounts end with the last process that has them.
+// mount gives the calling thread mounts of its own, with the plugin's directories in the node. /run is in memory, as on
+// a real node. The mounts end with the last process that has them.
 func (p *plugin) mount() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
@@ -175,8 +175,8 @@ func (p *plugin) allocate(ids ...string) (*v1beta1.AllocateResponse, error) {
 	})
 }
 
-// checkPreferred asks for the best two of GPUs 0, 6 and 7. They must be 6 and 7: on the machines with eight GPUs these are
-// on one NUMA node, and GPU 0 is on another.
+// checkPreferred asks for the best two of GPUs 0, 6 and 7. They must be 6 and 7: on the machines with eight GPUs these
+// are on one NUMA node, and GPU 0 is on another.
 func (p *plugin) checkPreferred() {
 	p.t.Helper()
 	request := &v1beta1.ContainerPreferredAllocationRequest{AllocationSize: 2}

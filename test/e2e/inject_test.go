@@ -21,9 +21,9 @@ var swapping = flag.Duration("swap", 20*time.Second, "how long TestInjectWhileTh
 // somebody is a user who is not root.
 const somebody = 1000
 
-// TestInjectWhileTheBundleIsSwapped injects as root into the bundle of a user who all the while exchanges a directory on
-// its path with a link to a directory of root's. Whatever becomes of an injection, nothing of root's changes and nothing
-// is left behind.
+// TestInjectWhileTheBundleIsSwapped injects as root into the bundle of a user who all the while exchanges a directory
+// on its path with a link to a directory of root's. Whatever becomes of an injection, nothing of root's changes and
+// nothing is left behind.
 func TestInjectWhileTheBundleIsSwapped(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)

@@ -1,6 +1,6 @@
-// Command generate writes stub_names.h: one line for every function of NVML that the sources beside it do not define. The list
-// comes from the nvml.h in the go-nvml module that go.mod pins, so the simulated library exports whatever go-nvml may
-// look up. Run it in the repository, after a change of that pin or of the functions that are simulated:
+// Command generate writes stub_names.h: one line for every function of NVML that the sources beside it do not define.
+// The list comes from the nvml.h in the go-nvml module that go.mod pins, so the simulated library exports whatever
+// go-nvml may look up. Run it in the repository, after a change of that pin or of the functions that are simulated:
 //
 //	go run ./sim/lib/generate
 //

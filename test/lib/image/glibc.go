@@ -38,8 +38,8 @@ func glibc(ctx context.Context, dir string, more int, cache bool) error {
 	return Ldconfig(ctx, dir)
 }
 
-// FromHost makes a root file system in dir, an empty directory, on any machine with glibc. It is Glibc without Extra: no
-// compiler is needed.
+// FromHost makes a root file system in dir, an empty directory, on any machine with glibc. It is Glibc without Extra:
+// no compiler is needed.
 func FromHost(ctx context.Context, dir string) error {
 	if err := errors.Join(makeSkeleton(dir), AddGlibc(dir)); err != nil {
 		return fmt.Errorf("build a root file system: %w", err)
@@ -47,8 +47,8 @@ func FromHost(ctx context.Context, dir string) error {
 	return Ldconfig(ctx, dir)
 }
 
-// AddGlibc adds the C library, its loader and some programs to a directory, which may be a simulated node, so that programs
-// can run with it as their root. Existing configuration files of the loader are retained.
+// AddGlibc adds the C library, its loader and some programs to a directory, which may be a simulated node, so that
+// programs can run with it as their root. Existing configuration files of the loader are retained.
 func AddGlibc(dir string) error {
 	for _, top := range []string{"bin", "sbin", "lib", "lib64"} {
 		if err := os.MkdirAll(filepath.Join(dir, "usr", top), 0o755); err != nil {

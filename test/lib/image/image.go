@@ -1,5 +1,6 @@
-// Package image builds what containers of tests run from, out of the files of the machine that runs the tests: root file
-// systems, OCI bundles, and image archives. Nothing is downloaded, so the tests run wherever a C compiler and busybox are.
+// Package image builds what containers of tests run from, out of the files of the machine that runs the tests: root
+// file systems, OCI bundles, and image archives. Nothing is downloaded, so the tests run wherever a C compiler and
+// busybox are.
 package image
 
 import (
@@ -97,8 +98,8 @@ func static(dir string) error {
 	return nil
 }
 
-// musl makes an image that has the loader of Alpine's images. Its programs do not use musl, since no test needs that: the
-// driver's libraries are for glibc.
+// musl makes an image that has the loader of Alpine's images. Its programs do not use musl, since no test needs that:
+// the driver's libraries are for glibc.
 func musl(dir string) error {
 	if err := static(dir); err != nil {
 		return err

@@ -36,8 +36,8 @@ int main(int argc, char **argv) {
 }
 `
 
-// GlibcRoot makes dir a root with the program /bin/loader (Loader) and the libraries that it needs, at the paths of this
-// machine, without a loader cache.
+// GlibcRoot makes dir a root with the program /bin/loader (Loader) and the libraries that it needs, at the paths of
+// this machine, without a loader cache.
 func GlibcRoot(t testing.TB, dir string) {
 	t.Helper()
 	program := filepath.Join(dir, "bin", "loader")

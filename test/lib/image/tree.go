@@ -80,8 +80,8 @@ func Digest(t testing.TB, dir string) map[string]string {
 	return digest(t, dir, func(fs.FileInfo, *syscall.Stat_t) string { return "" })
 }
 
-// Fingerprint is a digest of a tree with modification times and inode numbers: writing the same content again changes it,
-// and so does replacing a file by a copy.
+// Fingerprint is a digest of a tree with modification times and inode numbers: writing the same content again changes
+// it, and so does replacing a file by a copy.
 func Fingerprint(t testing.TB, dir string) string {
 	t.Helper()
 	tree := digest(t, dir, func(i fs.FileInfo, st *syscall.Stat_t) string { return fmt.Sprint(" ", i.ModTime(), st.Ino) })

@@ -67,8 +67,8 @@ func (s *Suite) inject(t testing.TB, bundle, cdiDir string, names []string) {
 	proc.Must(t, 0, proc.Cmd{Args: append(args, names...)})
 }
 
-// Install installs programs in a simulated node's directory, and returns a function that runs one of them by name with the
-// directory as its root and an environment of its own.
+// Install installs programs in a simulated node's directory, and returns a function that runs one of them by name with
+// the directory as its root and an environment of its own.
 func Install(t testing.TB, root string, programs ...string) func(name string, args ...string) proc.Result {
 	t.Helper()
 	err := errors.Join(image.AddGlibc(root), os.MkdirAll(filepath.Join(root, "tmp"), 0o777))

@@ -1,5 +1,6 @@
-// Package suite gives the tests under test/ what they share in one run: the programs under test, built from this tree, the
-// programs to compare with, the images of containers, and simulated nodes. Each is made once, when it is first needed.
+// Package suite gives the tests under test/ what they share in one run: the programs under test, built from this tree,
+// the programs to compare with, the images of containers, and simulated nodes. Each is made once, when it is first
+// needed.
 package suite
 
 import (
@@ -80,8 +81,8 @@ func (s *Suite) Peer(t testing.TB, name string) string {
 	return filepath.Join(s.peers, name)
 }
 
-// nodeDir has the programs of a Kubernetes node, relative to this module's directory. They are not built anew for each run
-// of tests: linking them alone takes half a minute.
+// nodeDir has the programs of a Kubernetes node, relative to this module's directory. They are not built anew for each
+// run of tests: linking them alone takes half a minute.
 const nodeDir = "bin/peers"
 
 // nodePrograms has the group of scripts/peers that builds a program of a Kubernetes node.

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The main goroutine keeps the main thread, so that no test runs on it: that thread's namespaces are those of the process,
-// and it does not end with a goroutine.
+// The main goroutine keeps the main thread, so that no test runs on it: that thread's namespaces are those of the
+// process, and it does not end with a goroutine.
 func init() { runtime.LockOSThread() }
 
 // MountNamespace moves the test's thread to a mount namespace of its own, for the rest of the test.
