@@ -8,248 +8,179 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// card is what stands on a GPU's card: rows of words below each other, then its MIG devices.
-type card struct {
-	rows   []row
-	slices []slice
-	h      int
+// cardPosition is where a GPU's card is.
+type cardPosition struct {
+	box
+	cardContent
 }
 
-// row is a line of words on a card, y from the card's upper edge.
-type row struct {
-	text  Text
-	right string // at the other end of the row
-	marks []mark
+// cardContent is what is on a card. Positions count from the card's upper left corner.
+type cardContent struct {
+	height int
+	texts  []text
+	badges badges
+	migs   []migPosition
 }
 
-// slice is a MIG device on a card.
-type slice struct {
-	mig   *gpu.MIGDevice
-	y, h  int
-	marks []mark
+// migPosition is where a MIG device is on its card.
+type migPosition struct {
+	box
+	device *gpu.MIGDevice
+	label  text
+	badges badges
 }
 
-// card decides what is on a GPU's card, and so how high it is.
-func (l *layout) card(i int) card {
-	d := &l.s.Devices[i]
-	if l.small {
-		return l.smallCard(d)
-	}
-	c := card{h: 10}
-	memory := ""
-	if d.MemoryBytes > 0 && d.Usable() {
-		memory = fmt.Sprintf("%.0f GiB", float64(d.MemoryBytes)/(1<<30))
-	}
-	c.add("name", "GPU "+strconv.Itoa(d.Index), 14, bold, 8)
-	c.rows[0].right = memory
-	for _, part := range wrap(model(d), l.cardW-16, 11, 2) {
-		c.add("plain", part, 11, plain, 5)
-	}
-	if d.PCIBusID != "" {
-		c.add("faint", fit(clean(d.PCIBusID), l.cardW-16, 11, mono), 11, mono, 5)
-	}
-	l.finish(&c, d, 10, 3)
-	return c
+// badges are the letters of the pods that hold a device, side by side.
+type badges struct {
+	x, y, width int
+	list        []badge
+	rest        text // how many more there are, or the name of the only pod
 }
 
-func (l *layout) smallCard(d *gpu.Device) card {
-	c := card{h: 6}
-	c.add("name", fit(strconv.Itoa(d.Index), l.cardW-24, 13, bold), 13, bold, 5)
-	if len(modelsOf(l.s)) > 1 && d.Name != "" {
-		c.add("plain", fit(model(d), l.cardW-12, 9, plain), 9, plain, 4)
-	}
-	if d.PCIBusID != "" {
-		c.add("faint", fit(l.shortAddress(clean(d.PCIBusID)), l.cardW-12, 9, mono), 9, mono, 4)
-	}
-	l.finish(&c, d, 9, 0)
-	return c
+type badge struct {
+	box
+	pod    int
+	letter string
 }
 
-// finish adds the GPU's state, its holders and its MIG devices.
-func (l *layout) finish(c *card, d *gpu.Device, size, reasonLines int) {
+func newCardContent(s *scene, i int) cardContent {
+	d, width, inset, size := s.gpu(i), s.cardWidth, 8, 10
+	c := cardContent{height: 10}
+	if s.small {
+		inset, size, c.height = 6, 9, 6
+	}
+	add := func(class, value string, size int, f font, below int) {
+		c.height += size
+		c.texts = append(c.texts, text{class: class, x: inset, y: c.height, size: size, font: f, value: value})
+		c.height += below
+	}
+	if s.small {
+		add("name", fit(strconv.Itoa(d.Index), width-24, 13, bold), 13, bold, 5)
+		if len(modelsOf(s.Snapshot)) > 1 && d.Name != "" {
+			add("plain", fit(model(d), width-12, 9, plain), 9, plain, 4)
+		}
+		if d.PCIBusID != "" {
+			add("faint", fit(shortAddress(s.Snapshot, clean(d.PCIBusID)), width-12, 9, mono), 9, mono, 4)
+		}
+	} else {
+		name := "GPU " + strconv.Itoa(d.Index)
+		add("name", name, 14, bold, 8)
+		if memory := fmt.Sprintf("%.0f GiB", float64(d.MemoryBytes)/(1<<30)); d.MemoryBytes > 0 && d.Usable() &&
+			textWidth(name, 14, bold)+textWidth(memory, 10, plain)+4 <= width-16 {
+			c.texts = append(c.texts, text{
+				class: "faint", x: inset + width - 16, y: c.texts[0].y, size: 10, anchor: "end", value: memory,
+			})
+		}
+		for _, line := range wrap(model(d), width-16, 11, 2) {
+			add("plain", line, 11, plain, 5)
+		}
+		if d.PCIBusID != "" {
+			add("faint", fit(clean(d.PCIBusID), width-16, 11, mono), 11, mono, 5)
+		}
+	}
 	if !d.Usable() {
-		c.add("bad", choose(l.cardW-12, size, bold, "unusable", "lost"), size, bold, 4)
-		if reasonLines > 0 {
-			for _, part := range wrap(clean(d.Error), l.cardW-16, size, reasonLines) {
-				c.add("bad", part, size, plain, 4)
+		add("bad", choose(width-12, size, bold, "unusable", "lost"), size, bold, 4)
+		if !s.small {
+			for _, line := range wrap(clean(d.Error), width-16, size, 3) {
+				add("bad", line, size, plain, 4)
 			}
 		}
 	}
-	if marks := l.pods.marks(d.UUID); len(marks) > 0 {
-		c.h += 16
-		c.rows = append(c.rows, row{text: Text{Y: c.h}, marks: marks})
-		c.h += 6
-	} else if l.pods.known && d.Usable() && !d.MIGEnabled {
-		c.add("faint", "free", size, plain, 4)
+	if uses := s.uses[d.UUID]; len(uses) > 0 {
+		c.badges = newBadges(s, uses, width-16, !s.small)
+		c.badges.x, c.badges.y = inset, c.height+4
+		c.height += 22
+	} else if s.HoldersUnknown == "" && d.Usable() && !d.MIGEnabled {
+		add("faint", "free", size, plain, 4)
 	}
-	l.addSlices(c, d)
-	c.h += 4
-}
-
-func (c *card) add(class, s string, size int, f font, below int) {
-	c.h += size
-	c.rows = append(c.rows, row{text: Text{Class: class, Y: c.h, Size: size, Font: f, String: s}})
-	c.h += below
-}
-
-// addSlices stacks the MIG devices, each as high as its share of the memory, but high enough for its name.
-func (l *layout) addSlices(c *card, d *gpu.Device) {
-	if !d.MIGEnabled {
-		return
-	}
-	c.h += 2
-	if len(d.MIG) == 0 {
-		c.add("faint", choose(l.cardW-12, 9, plain, "MIG on, no devices", "no MIG dev.", "MIG"), 9, plain, 4)
-	}
-	for i := range d.MIG {
-		m := &d.MIG[i]
-		h := 16
-		if d.MemoryBytes > 0 {
-			share := min(float64(m.MemoryBytes)/float64(d.MemoryBytes), 1) / float64(siblings(d, m))
-			h = max(h, int(share*mostMIGHeight))
+	if d.MIGEnabled {
+		c.height += 2
+		if len(d.MIG) == 0 {
+			add("faint", choose(width-12, 9, plain, "MIG on, no devices", "no MIG dev.", "MIG"), 9, plain, 4)
 		}
-		c.slices = append(c.slices, slice{mig: m, y: c.h, h: h, marks: l.pods.marks(m.UUID)})
-		c.h += h + 2
-	}
-}
-
-// siblings counts the compute instances that share the memory of a MIG device's GPU instance, itself included.
-func siblings(d *gpu.Device, m *gpu.MIGDevice) int {
-	n := 0
-	for i := range d.MIG {
-		if d.MIG[i].GPUInstance == m.GPUInstance {
-			n++
+		for i := range d.MIG {
+			m := newMIGPosition(s, d, &d.MIG[i], box{inset - 2, c.height, width - 2*inset + 4, 0}, size)
+			c.migs = append(c.migs, m)
+			c.height += m.h + 2
 		}
 	}
-	return n
+	c.height += 4
+	return c
 }
 
-// drawCard draws a GPU where its place is.
-func (l *layout) drawCard(i int) {
-	d, c, at := &l.s.Devices[i], &l.cards[i], l.at[i]
-	inset := 8
-	if l.small {
-		inset = 6
+// newMIGPosition makes a MIG device as high as its share of the GPU's memory, but high enough for its name.
+func newMIGPosition(s *scene, d *gpu.Device, m *gpu.MIGDevice, at box, size int) migPosition {
+	const wholeGPU, least = 112, 16
+	at.h = least
+	if d.MemoryBytes > 0 {
+		siblings := 0 // compute instances that share the memory of the GPU instance
+		for i := range d.MIG {
+			if d.MIG[i].GPUInstance == m.GPUInstance {
+				siblings++
+			}
+		}
+		share := min(float64(m.MemoryBytes)/float64(d.MemoryBytes), 1) / float64(siblings)
+		at.h = max(least, int(share*wholeGPU))
 	}
-	thing := Group{
-		Class: "gpu", Title: l.describeGPU(d),
-		Data: [][2]string{{"gpu", strconv.Itoa(d.Index)}, {"pci", clean(d.PCIBusID)}, {"state", state(d)}},
-	}
-	class := "card"
-	if !d.Usable() {
-		class = "card lost"
-	}
-	thing.Shapes = append(thing.Shapes, Rect{Class: class, X: at.x, Y: at.line.cards, W: l.cardW, H: at.line.h, CornerRadius: 6})
-	if !d.Usable() {
-		thing.Shapes = append(thing.Shapes, cross(at.x+l.cardW-14, at.line.cards+14, 5)...)
-	}
-	for _, r := range c.rows {
-		thing.Shapes = append(thing.Shapes, l.drawRow(r, at.x+inset, at.line.cards)...)
-	}
-	for _, s := range c.slices {
-		thing.Shapes = append(thing.Shapes, l.drawSlice(d, s, at.x+inset-2, at.line.cards)...)
-	}
-	l.front = append(l.front, thing)
-}
-
-func (l *layout) drawRow(r row, x, y int) []Shape {
-	room := l.cardW - 16
-	if r.marks != nil {
-		return l.drawMarks(r.marks, x, y+r.text.Y-12, room, !l.small)
-	}
-	t := r.text
-	t.X, t.Y = x, t.Y+y
-	shapes := []Shape{t}
-	if r.right != "" && width(t.String, t.Size, t.Font)+width(r.right, 10, plain)+4 <= room {
-		shapes = append(shapes, Text{Class: "faint", X: x + room, Y: t.Y, Size: 10, Anchor: End, String: r.right})
-	}
-	return shapes
-}
-
-// drawSlice draws a MIG device: its name to the left, its holders to the right.
-func (l *layout) drawSlice(d *gpu.Device, s slice, x, y int) []Shape {
-	w := l.cardW - 2*(x-l.at[l.position(d)].x)
-	size := 10
-	if l.small {
-		size = 9
-	}
-	name := clean(s.mig.Profile)
-	title := fmt.Sprintf("MIG device %d:%d, %s, %s", d.Index, s.mig.Index, name, clean(s.mig.UUID))
-	badges := l.drawMarks(s.marks, 0, 0, w/3, false)
-	room := w - 8 - marksWidth(badges)
-	label := choose(room, size, plain, strconv.Itoa(s.mig.Index)+": "+name, name)
+	p := migPosition{box: at, device: m, badges: newBadges(s, s.uses[m.UUID], at.w/3, false)}
+	p.badges.x, p.badges.y = at.x+at.w-p.badges.width-2, at.y+at.h/2-7
+	profile, room := clean(m.Profile), at.w-8-p.badges.width
+	label := choose(room, size, plain, strconv.Itoa(m.Index)+": "+profile, profile)
 	if label == "" {
-		label = fit(name, room, size, plain)
+		label = fit(profile, room, size, plain)
 	}
-	shapes := []Shape{
-		Rect{Class: "slice", X: x, Y: y + s.y, W: w, H: s.h, CornerRadius: 3},
-		Text{Class: "on-slice", X: x + 4, Y: y + s.y + s.h/2 + 4, Size: size, String: label},
-	}
-	shapes = append(shapes, l.drawMarks(s.marks, x+w-marksWidth(badges)-2, y+s.y+s.h/2-7, w/3, false)...)
-	return []Shape{Group{
-		Class: "mig", Title: title + l.pods.heldBy(s.mig.UUID),
-		Data:   [][2]string{{"mig", fmt.Sprintf("%d:%d", d.Index, s.mig.Index)}, {"profile", name}},
-		Shapes: shapes,
-	}}
+	p.label = text{class: "on-slice", x: at.x + 4, y: at.y + at.h/2 + 4, size: size, value: label}
+	return p
 }
 
-func (l *layout) position(d *gpu.Device) int {
-	for i := range l.s.Devices {
-		if d == &l.s.Devices[i] {
-			return i
+// newBadges makes as many badges as there is room for. With named, a single one has the pod's name beside it.
+func newBadges(s *scene, uses []use, room int, named bool) badges {
+	var b badges
+	x := 0
+	for i, u := range uses {
+		next := newBadge(s, u, x)
+		more := ""
+		if i+1 < len(uses) {
+			more = "+" + strconv.Itoa(len(uses)-i-1)
 		}
+		if i > 0 && x+next.w+2+textWidth(more, 9, plain) > room {
+			b.rest = text{class: "faint", x: x, y: 11, size: 9, value: "+" + strconv.Itoa(len(uses)-i)}
+			b.width = x + textWidth(b.rest.value, 9, plain)
+			return b
+		}
+		b.list = append(b.list, next)
+		b.width = x + next.w
+		x += next.w + 2
 	}
-	return -1
+	if named && len(uses) == 1 {
+		_, name, _ := strings.Cut(s.pods[uses[0].pod].name, "/")
+		b.rest = text{class: "plain", x: x + 2, y: 11, size: 10, value: fit(name, room-x-2, 10, plain)}
+	}
+	return b
 }
 
-// cross is the sign of a GPU that cannot be used.
-func cross(x, y, r int) []Shape {
-	return []Shape{
-		Path{Class: "cross", Points: [][2]int{{x - r, y - r}, {x + r, y + r}}},
-		Path{Class: "cross", Points: [][2]int{{x - r, y + r}, {x + r, y - r}}},
+// newBadge makes the badge of a pod. Several replicas are counted on it.
+func newBadge(s *scene, u use, x int) badge {
+	label := s.pods[u.pod].letter
+	if u.replicas > 1 {
+		label += "×" + strconv.Itoa(u.replicas)
 	}
+	return badge{box{x, 0, max(textWidth(label, 10, bold)+8, 16), 14}, u.pod, label}
 }
 
-func state(d *gpu.Device) string {
-	if d.Usable() {
-		return "ok"
-	}
-	return "unusable"
-}
-
-// model is the product's name without what all have in common.
+// model returns a GPU's product name without the maker.
 func model(d *gpu.Device) string {
-	name := clean(d.Name)
-	for _, maker := range []string{"NVIDIA ", "Tesla "} {
-		name = strings.TrimPrefix(name, maker)
-	}
-	return name
+	return strings.TrimPrefix(strings.TrimPrefix(clean(d.Name), "NVIDIA "), "Tesla ")
 }
 
-// describeGPU says all about a GPU in words.
-func (l *layout) describeGPU(d *gpu.Device) string {
-	parts := []string{fmt.Sprintf("GPU %d", d.Index)}
-	for _, s := range []string{clean(d.Name), clean(d.PCIBusID)} {
-		if s != "" {
-			parts = append(parts, s)
-		}
-	}
-	if d.NUMANode >= 0 {
-		parts = append(parts, "NUMA node "+strconv.Itoa(d.NUMANode))
-	}
-	if !d.Usable() {
-		parts = append(parts, "unusable: "+clean(d.Error))
-	}
-	return strings.Join(parts, ", ") + l.pods.heldBy(d.UUID)
-}
-
-// shortAddress leaves out what all PCI addresses of the node have in common: the domain, and the function 0.
-func (l *layout) shortAddress(address string) string {
-	for i := range l.s.Devices {
-		other := l.s.Devices[i].PCIBusID
+// shortAddress shortens a PCI address: without function 0, and without the domain if all GPUs are in one.
+func shortAddress(s *gpu.Snapshot, address string) string {
+	short := strings.TrimSuffix(address, ".0")
+	for i := range s.Devices {
+		other := s.Devices[i].PCIBusID
 		if other != "" && (len(other) < 5 || len(address) < 5 || other[:5] != address[:5]) {
-			return strings.TrimSuffix(address, ".0")
+			return short
 		}
 	}
-	return strings.TrimSuffix(address[5:], ".0")
+	return short[min(5, len(short)):]
 }

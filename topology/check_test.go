@@ -15,114 +15,146 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-func checkBounds(t testing.TB, p Picture, shapes []Shape) {
-	t.Helper()
-	inside := func(what string, x0, y0, x1, y1 int) {
-		if x0 < 0 || y0 < 0 || x1 > p.Width || y1 > p.Height || x1 < x0 || y1 < y0 {
-			t.Errorf("%s is from %d,%d to %d,%d, outside %dx%d", what, x0, y0, x1, y1, p.Width, p.Height)
-		}
-	}
-	for _, s := range shapes {
-		switch s := s.(type) {
-		case Group:
-			checkBounds(t, p, s.Shapes)
-		case Rect:
-			inside(s.Class, s.X, s.Y, s.X+s.W, s.Y+s.H)
-		case Path:
-			for _, at := range s.Points {
-				inside(s.Class, at[0]-s.Stroke/2, at[1]-s.Stroke/2, at[0]+s.Stroke/2, at[1]+s.Stroke/2)
-			}
-		case Text:
-			x0, y0, x1, y1 := s.bounds()
-			inside(strconv.Quote(s.String), x0, y0, x1, y1)
-		}
-	}
+// element is an element of an SVG file.
+type element struct {
+	name, class, text string
+	data              map[string]string // data attributes
+	box               [4]int            // x0, y0, x1, y1 of a rect, path or text
 }
 
-// No card and no bar covers another one, and no NUMA node's frame another's.
-func checkCards(t testing.TB, p Picture) {
+// parse reads an SVG file strictly, and fails on elements and attributes that could load or run anything.
+func parse(t testing.TB, svg []byte) []element {
 	t.Helper()
-	var solid, frames []Rect
-	for _, s := range p.Shapes {
-		g, ok := s.(Group)
-		if !ok {
-			continue
-		}
-		for _, s := range g.Shapes {
-			if r, ok := s.(Rect); ok && (strings.HasPrefix(r.Class, "card") || strings.HasPrefix(r.Class, "bar") || r.Class == "fabric") {
-				solid = append(solid, r)
-			} else if ok && r.Class == "frame" {
-				frames = append(frames, r)
-			}
-		}
-	}
-	checkApart(t, solid)
-	checkApart(t, frames)
-}
-
-func checkApart(t testing.TB, list []Rect) {
-	t.Helper()
-	for i, r := range list {
-		for _, s := range list[i+1:] {
-			if r.X < s.X+s.W && s.X < r.X+r.W && r.Y < s.Y+s.H && s.Y < r.Y+r.H {
-				t.Errorf("%+v and %+v overlap", r, s)
-			}
-		}
-	}
-}
-
-// thing is an element of the SVG with data attributes.
-type thing struct {
-	class string
-	data  map[string]string
-}
-
-// parse reads an SVG strictly, refuses what may be in none, and returns its elements.
-func parse(t testing.TB, svg []byte) []thing {
-	t.Helper()
-	var things []thing
+	var elements []element
 	for d := xml.NewDecoder(bytes.NewReader(svg)); ; {
 		token, err := d.Token()
 		if errors.Is(err, io.EOF) {
-			return things
+			return elements
 		}
 		if err != nil {
-			t.Fatalf("no XML: %v", err)
+			t.Fatalf("not XML: %v", err)
 		}
-		e, ok := token.(xml.StartElement)
-		if !ok {
-			continue
-		}
-		switch e.Name.Local {
-		case "svg", "title", "desc", "style", "g", "rect", "path", "text":
-		default:
-			t.Errorf("element %s", e.Name.Local)
-		}
-		th := thing{data: map[string]string{}}
-		for _, a := range e.Attr {
-			if a.Name.Local == "class" {
-				th.class = a.Value
+		switch token := token.(type) {
+		case xml.CharData:
+			if last := len(elements) - 1; last >= 0 && elements[last].name == "text" && elements[last].text == "" {
+				elements[last].text = string(token)
+				elements[last].box = textBox(elements[last])
 			}
-			if key, ok := strings.CutPrefix(a.Name.Local, "data-"); ok {
-				th.data[key] = a.Value
-			}
-			if strings.HasPrefix(a.Name.Local, "on") || strings.Contains(a.Name.Local, "href") {
-				t.Errorf("attribute %s", a.Name.Local)
-			}
+		case xml.StartElement:
+			elements = append(elements, newElement(t, token))
 		}
-		things = append(things, th)
 	}
 }
 
-func checkGPUs(t testing.TB, s *gpu.Snapshot, things []thing) {
+func newElement(t testing.TB, token xml.StartElement) element {
+	t.Helper()
+	e := element{name: token.Name.Local, data: map[string]string{}}
+	attributes := map[string]string{}
+	for _, a := range token.Attr {
+		attributes[a.Name.Local] = a.Value
+		if key, ok := strings.CutPrefix(a.Name.Local, "data-"); ok {
+			e.data[key] = a.Value
+		}
+		if strings.HasPrefix(a.Name.Local, "on") || strings.Contains(a.Name.Local, "href") {
+			t.Errorf("attribute %s", a.Name.Local)
+		}
+	}
+	e.class = attributes["class"]
+	number := func(name string) int {
+		n, err := strconv.Atoi(attributes[name])
+		if err != nil && attributes[name] != "" {
+			t.Error(err)
+		}
+		return n
+	}
+	switch e.name {
+	case "title", "desc", "style", "g":
+	case "svg", "rect":
+		e.box = [4]int{number("x"), number("y"), number("x") + number("width"), number("y") + number("height")}
+	case "text":
+		e.data = attributes
+	case "path":
+		e.box = [4]int{1 << 30, 1 << 30, 0, 0}
+		half := number("stroke-width") / 2
+		points := strings.FieldsFunc(attributes["d"], func(r rune) bool { return r == 'M' || r == 'L' || r == 'Q' || r == ' ' })
+		for i, s := range points {
+			n, err := strconv.Atoi(s)
+			if err != nil {
+				t.Error(err)
+			}
+			e.box[i%2], e.box[i%2+2] = min(e.box[i%2], n-half), max(e.box[i%2+2], n+half)
+		}
+	default:
+		t.Errorf("element %s", e.name)
+	}
+	return e
+}
+
+// textBox estimates where a text is, as the layout does.
+func textBox(e element) [4]int {
+	x, _ := strconv.Atoi(e.data["x"])
+	y, _ := strconv.Atoi(e.data["y"])
+	size, _ := strconv.Atoi(e.data["font-size"])
+	f := plain
+	for font, class := range fontClass {
+		if strings.HasSuffix(e.class, class) {
+			f = font
+		}
+	}
+	w := textWidth(e.text, size, f)
+	switch e.data["text-anchor"] {
+	case "middle":
+		x -= w / 2
+	case "end":
+		x -= w
+	}
+	return [4]int{x, y - size, x + w, y + size/3}
+}
+
+func checkBounds(t testing.TB, elements []element) {
+	t.Helper()
+	page := elements[0].box
+	for _, e := range elements {
+		b := e.box
+		if b[0] < 0 || b[1] < 0 || b[2] > page[2] || b[3] > page[3] || b[2] < b[0] || b[3] < b[1] {
+			t.Errorf("%s %s %q is at %v, outside %v", e.name, e.class, e.text, b, page)
+		}
+	}
+}
+
+// checkOverlaps fails if a card or bar covers another, or a NUMA node's frame another's.
+func checkOverlaps(t testing.TB, elements []element) {
+	t.Helper()
+	var solid, frames []element
+	for _, e := range elements {
+		switch kind, _, _ := strings.Cut(e.class, " "); {
+		case e.name != "rect":
+		case kind == "card" || kind == "bar" || kind == "fabric":
+			solid = append(solid, e)
+		case kind == "frame":
+			frames = append(frames, e)
+		}
+	}
+	for _, list := range [][]element{solid, frames} {
+		for i, e := range list {
+			for _, f := range list[i+1:] {
+				if e.box[0] < f.box[2] && f.box[0] < e.box[2] && e.box[1] < f.box[3] && f.box[1] < e.box[3] {
+					t.Errorf("%s at %v and %s at %v overlap", e.class, e.box, f.class, f.box)
+				}
+			}
+		}
+	}
+}
+
+func checkGPUs(t testing.TB, s *gpu.Snapshot, elements []element) {
 	t.Helper()
 	got := map[string]string{}
 	migs := 0
-	for _, th := range things {
-		if th.class == "gpu" {
-			got[th.data["gpu"]] += th.data["state"]
+	for _, e := range elements {
+		if e.class == "gpu" {
+			got[e.data["gpu"]] += e.data["state"]
 		}
-		if th.class == "mig" {
+		if e.class == "mig" {
 			migs++
 		}
 	}
@@ -141,29 +173,29 @@ func checkGPUs(t testing.TB, s *gpu.Snapshot, things []thing) {
 
 // The first bar that carries both of two GPUs is of the path between them, or of a nearer one if the driver's paths are
 // no tree; then the picture says so.
-func checkPaths(t testing.TB, s *gpu.Snapshot, things []thing) {
+func checkPaths(t testing.TB, s *gpu.Snapshot, elements []element) {
 	t.Helper()
 	apart := map[[2]int]bool{}
-	l := newLayout(Node{Snapshot: s})
-	for _, p := range misfits(l.tree, l.links) {
+	scene := newScene(Node{Snapshot: s})
+	for _, p := range notInTree(scene.tree, scene.links) {
 		apart[[2]int{s.Devices[p[0]].Index, s.Devices[p[1]].Index}] = true
 	}
 	for _, link := range s.Links {
 		if link.PCIe == gpu.PathUnknown || apart[[2]int{link.A, link.B}] {
 			continue
 		}
-		if got := nearestBar(things, link.A, link.B); got != link.PCIe.String() {
+		if got := nearestBar(elements, link.A, link.B); got != link.PCIe.String() {
 			t.Errorf("GPU %d and %d: %s, and the bar is %q", link.A, link.B, link.PCIe, got)
 		}
 	}
 }
 
-func nearestBar(things []thing, a, b int) string {
+func nearestBar(elements []element, a, b int) string {
 	path, size := "none", 1<<30
-	for _, th := range things {
-		gpus := strings.Fields(th.data["gpus"])
-		if th.class == "bar" && has(gpus, a) && has(gpus, b) && len(gpus) < size {
-			path, size = th.data["path"], len(gpus)
+	for _, e := range elements {
+		gpus := strings.Fields(e.data["gpus"])
+		if e.class == "bar" && has(gpus, a) && has(gpus, b) && len(gpus) < size {
+			path, size = e.data["path"], len(gpus)
 		}
 	}
 	return path
@@ -178,20 +210,20 @@ func has(list []string, n int) bool {
 	return false
 }
 
-func checkNVLinks(t testing.TB, s *gpu.Snapshot, things []thing) {
+func checkNVLinks(t testing.TB, s *gpu.Snapshot, elements []element) {
 	t.Helper()
 	drawn := map[string]int{}
 	var switched [][]string
-	for _, th := range things {
-		switch th.class {
+	for _, e := range elements {
+		switch e.class {
 		case "nvlink":
-			n, err := strconv.Atoi(th.data["nvlinks"])
+			n, err := strconv.Atoi(e.data["nvlinks"])
 			if err != nil {
 				t.Error(err)
 			}
-			drawn[th.data["gpus"]+" "+th.data["switched"]] = n
+			drawn[e.data["gpus"]+" "+e.data["switched"]] = n
 		case "nvswitch":
-			switched = append(switched, strings.Fields(th.data["gpus"]))
+			switched = append(switched, strings.Fields(e.data["gpus"]))
 		}
 	}
 	direct := 0

@@ -124,7 +124,7 @@ func TestGolden(t *testing.T) {
 	}
 	for path, n := range nodes {
 		t.Run(filepath.Base(path), func(t *testing.T) {
-			got := svg(t, n)
+			got := drawNode(t, n)
 			checkPicture(t, n)
 			if *update {
 				if err := os.WriteFile(path, got, 0o644); err != nil {
@@ -188,6 +188,24 @@ func TestPicturesSayWhatTheSnapshotSays(t *testing.T) {
 	}
 }
 
+// A node that is narrower than the picture is in the middle of it, with its bar of NVSwitches.
+func TestFabricBarSpansItsCards(t *testing.T) {
+	s := lonely(2)
+	s.Links = []gpu.Link{{A: 0, B: 1, NVLinks: 18, Switched: true}}
+	cards, bar := [4]int{1 << 30}, [4]int{}
+	for _, e := range parse(t, drawNode(t, Node{Snapshot: s})) {
+		switch e.class {
+		case "card":
+			cards[0], cards[2] = min(cards[0], e.box[0]), max(cards[2], e.box[2])
+		case "fabric":
+			bar = e.box
+		}
+	}
+	if bar[0] != cards[0] || bar[2] != cards[2] {
+		t.Errorf("the bar is from %d to %d, the cards from %d to %d", bar[0], bar[2], cards[0], cards[2])
+	}
+}
+
 // lonely GPUs are those of a virtual machine that shows nothing of its host.
 func lonely(n int) *gpu.Snapshot {
 	s := &gpu.Snapshot{}
@@ -197,31 +215,27 @@ func lonely(n int) *gpu.Snapshot {
 	return s
 }
 
-func svg(t testing.TB, n Node) []byte {
+func drawNode(t testing.TB, n Node) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := Draw(n).WriteSVG(&b); err != nil {
+	if err := WriteSVG(&b, n); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
 }
 
-// checkPicture draws a node and holds the picture against it.
+// checkPicture draws a node and checks the picture against the snapshot.
 func checkPicture(t testing.TB, n Node) {
 	t.Helper()
-	p := Draw(n)
-	checkBounds(t, p, p.Shapes)
-	checkCards(t, p)
-	var b bytes.Buffer
-	if err := p.WriteSVG(&b); err != nil {
-		t.Fatal(err)
-	}
-	things := parse(t, b.Bytes())
-	checkGPUs(t, n.Snapshot, things)
-	checkPaths(t, n.Snapshot, things)
-	checkNVLinks(t, n.Snapshot, things)
-	if !bytes.Equal(b.Bytes(), svg(t, n)) {
-		t.Error("drawn twice, there are two pictures")
+	svg := drawNode(t, n)
+	elements := parse(t, svg)
+	checkBounds(t, elements)
+	checkOverlaps(t, elements)
+	checkGPUs(t, n.Snapshot, elements)
+	checkPaths(t, n.Snapshot, elements)
+	checkNVLinks(t, n.Snapshot, elements)
+	if !bytes.Equal(svg, drawNode(t, n)) {
+		t.Error("the same node gives two pictures")
 	}
 }
 

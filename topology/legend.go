@@ -9,33 +9,141 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// textLine is how far lines of words are apart, in pixels.
-const textLine = 18
+const (
+	textLine = 18 // height of a line below the drawing, in pixels
+	mostRows = 12 // of unusable GPUs, or pairs that do not fit; the others are counted
+)
 
-// most lines of a kind that the words below the drawing have; the rest is counted.
-const mostNotes = 12
-
-// picture puts the layers together, with a header.
-func (l *layout) picture() Picture {
-	p := Picture{
-		Width: l.contentRight() + margin, Height: l.y + margin - textLine/2,
-		Title: l.title(), Description: l.description(),
-	}
-	room := p.Width - 2*margin
-	p.Shapes = append(p.Shapes, Rect{Class: "page", W: p.Width, H: p.Height})
-	p.Shapes = append(p.Shapes, l.back...)
-	p.Shapes = append(p.Shapes, l.middle...)
-	p.Shapes = append(p.Shapes, l.front...)
-	return Picture{p.Width, p.Height, p.Title, p.Description, append(
-		p.Shapes,
-		Text{Class: "title", X: margin, Y: margin + 14, Size: 18, Font: bold, String: fit(l.title(), room, 18, bold)},
-		Text{Class: "faint", X: margin, Y: margin + 34, Size: 12, String: fit(l.subtitle(), room, 12, plain)},
-	)}
+// legend is the text below the drawing: the unusable GPUs, the pods with their letters, and how to read the drawing.
+type legend struct {
+	unusable []unusablePosition
+	pods     []podPosition
+	notes    []text
+	bottom   int
 }
 
-func (l *layout) contentRight() int { return max(l.right, margin+minContent) }
+// unusablePosition is where an unusable GPU is named, with a cross in front.
+type unusablePosition struct {
+	cross bool
+	y     int
+	texts []text
+}
 
-// modelsOf counts the GPUs of each model, in the order in which they come.
+// podPosition is where a pod is listed.
+type podPosition struct {
+	pod   int
+	badge badges
+	texts []text
+}
+
+// newLegend finds the positions of the legend, from y on, in a column of that width.
+func newLegend(s *scene, width, y int) legend {
+	var l legend
+	bad := s.unusable()
+	for i, d := range bad {
+		u := unusablePosition{y: y, cross: true}
+		lines := wrap(fmt.Sprintf("GPU %d is unusable: %s", d.Index, clean(d.Error)), width-18, 12, 3)
+		last := i == mostRows && len(bad) > mostRows+1
+		if last {
+			u.cross, lines = false, []string{fmt.Sprintf("and %d more are unusable", len(bad)-i)}
+		}
+		u.texts, y = textLines(lines, "bad", margin+18, y)
+		l.unusable = append(l.unusable, u)
+		if last {
+			break
+		}
+	}
+	l.pods, y = listPods(s, width, y)
+	y += barGap
+	for _, note := range notes(s) {
+		var texts []text
+		texts, y = textLines(wrap(note, width, 12, 3), "faint", margin, y)
+		l.notes = append(l.notes, texts...)
+	}
+	l.bottom = y
+	return l
+}
+
+// textLines puts lines below each other, and returns where they end.
+func textLines(lines []string, class string, x, y int) ([]text, int) {
+	var texts []text
+	for _, line := range lines {
+		texts = append(texts, text{class: class, x: x, y: y + 12, size: 12, value: line})
+		y += textLine
+	}
+	return texts, y
+}
+
+// listPods lists the pods in columns, and returns where the longest ends.
+func listPods(s *scene, width, top int) ([]podPosition, int) {
+	if len(s.pods) == 0 {
+		return nil, top
+	}
+	top += barGap
+	columns := max(width/480, 1)
+	room := width / columns
+	perColumn := (len(s.pods) + columns - 1) / columns
+	var list []podPosition
+	y, bottom := top, top
+	for i, p := range s.pods {
+		if i%perColumn == 0 {
+			y = top
+		}
+		lines := wrap(p.name, room-52, 12, 4)
+		for _, c := range p.containers {
+			lines = append(lines, wrap(clean(c.Container)+": "+c.deviceText(), room-64, 12, 4)...)
+		}
+		at := podPosition{pod: i, badge: newBadges(s, []use{{i, 1}}, room, false)}
+		at.badge.x, at.badge.y = margin+i/perColumn*room, y+1
+		at.texts, y = textLines(lines, "faint", at.badge.x+at.badge.width+8, y)
+		if len(at.texts) > 0 {
+			at.texts[0].class = "plain"
+		}
+		y += 4
+		list, bottom = append(list, at), max(bottom, y)
+	}
+	return list, bottom
+}
+
+// notes say what is not known, how to read the drawing, and what it cannot show.
+func notes(s *scene) []string {
+	var notes []string
+	if s.HoldersUnknown != "" {
+		notes = append(notes, "Who holds which device is not known: "+clean(s.HoldersUnknown)+".")
+	}
+	if len(s.Snapshot.Devices) > 1 {
+		notes = append(notes, "PCIe: two GPUs speak through the first bar below them that carries both.")
+	}
+	if len(s.fabrics) > 0 || len(s.direct) > 0 {
+		notes = append(notes, "NVLink: the number on a line says how many links it stands for.")
+	}
+	if slices.ContainsFunc(s.Snapshot.Devices, func(d gpu.Device) bool { return len(d.MIG) > 0 }) {
+		notes = append(notes, "MIG: a device is as high as its share of the GPU's memory.")
+	}
+	pairs := notInTree(s.tree, s.links)
+	if len(pairs) == 0 {
+		return notes
+	}
+	var words []string
+	for _, p := range pairs[:min(len(pairs), mostRows)] {
+		words = append(words, fmt.Sprintf("%d-%d %s", s.gpu(p[0]).Index, s.gpu(p[1]).Index, s.links.path(p[0], p[1])))
+	}
+	if len(pairs) > mostRows {
+		words = append(words, fmt.Sprintf("and %d more", len(pairs)-mostRows))
+	}
+	return append(notes, "The PCIe paths that the driver names make no tree; these pairs are farther apart than drawn: "+
+		strings.Join(words, ", ")+".")
+}
+
+// title returns the models of the GPUs.
+func (s *scene) title() string {
+	if models := modelsOf(s.Snapshot); len(models) > 0 {
+		return strings.Join(models, ", ")
+	}
+	return plural(len(s.Snapshot.Devices), "GPU")
+}
+
+// modelsOf returns how many GPUs there are of each model, in the order of the first ones.
 func modelsOf(s *gpu.Snapshot) []string {
 	var names []string
 	counts := map[string]int{}
@@ -55,189 +163,109 @@ func modelsOf(s *gpu.Snapshot) []string {
 	return names
 }
 
-func (l *layout) title() string {
-	if models := modelsOf(l.s); len(models) > 0 {
-		return strings.Join(models, ", ")
-	}
-	return plural(len(l.s.Devices), "GPU")
-}
-
-func (l *layout) subtitle() string {
+// subtitle returns the driver's version, and counts GPUs and pods.
+func (s *scene) subtitle() string {
 	var parts []string
-	if v := clean(l.s.DriverVersion); v != "" {
+	if v := clean(s.Snapshot.DriverVersion); v != "" {
 		parts = append(parts, "driver "+v)
 	}
-	if v := clean(l.s.CUDAVersion); v != "" {
+	if v := clean(s.Snapshot.CUDAVersion); v != "" {
 		parts = append(parts, "CUDA "+v)
 	}
-	if n := len(l.unusable()); n > 0 {
-		parts = append(parts, fmt.Sprintf("%d of %s unusable", n, plural(len(l.s.Devices), "GPU")))
+	gpus := plural(len(s.Snapshot.Devices), "GPU")
+	if n := len(s.unusable()); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %s unusable", n, gpus))
 	} else {
-		parts = append(parts, plural(len(l.s.Devices), "GPU")+" usable")
+		parts = append(parts, gpus+" usable")
 	}
-	if l.pods.known {
-		parts = append(parts, plural(len(l.pods.list), "pod")+count(len(l.pods.list), " holds", " hold")+" devices")
+	if s.HoldersUnknown == "" {
+		verb := "hold"
+		if len(s.pods) == 1 {
+			verb = "holds"
+		}
+		parts = append(parts, plural(len(s.pods), "pod")+" "+verb+" devices")
 	}
 	return strings.Join(parts, " · ")
 }
 
-func plural(n int, what string) string { return fmt.Sprintf("%d %s", n, count(n, what, what+"s")) }
-
-func (l *layout) unusable() []*gpu.Device {
-	var bad []*gpu.Device
-	for i := range l.s.Devices {
-		if d := &l.s.Devices[i]; !d.Usable() {
-			bad = append(bad, d)
-		}
+// description says in words what the picture shows.
+func (s *scene) description() string {
+	parts := []string{s.subtitle() + "."}
+	for _, numa := range s.tree {
+		parts = append(parts, s.numaName(numa)+": "+s.gpuNames(numa.gpus)+".")
 	}
-	return bad
-}
-
-// description is the picture in words.
-func (l *layout) description() string {
-	parts := []string{l.subtitle() + "."}
-	for _, g := range l.tree {
-		parts = append(parts, l.numaName(g)+": "+l.names(g.gpus)+".")
+	for _, f := range s.fabrics {
+		parts = append(parts, "NVSwitches join "+s.gpuNames(f.gpus)+", with "+f.width()+" each.")
 	}
-	for _, f := range l.fabrics {
-		parts = append(parts, "NVSwitches join "+l.names(f.gpus)+", with "+f.width()+" each.")
+	if len(s.direct) > 0 {
+		parts = append(parts, "NVLinks join "+plural(len(s.direct), "pair")+" of GPUs directly.")
 	}
-	if len(l.wires) > 0 {
-		parts = append(parts, "NVLinks join "+plural(len(l.wires), "pair")+" of GPUs directly.")
-	}
-	for _, d := range l.unusable() {
+	for _, d := range s.unusable() {
 		parts = append(parts, fmt.Sprintf("GPU %d is unusable: %s.", d.Index, clean(d.Error)))
 	}
-	for _, p := range l.pods.list {
-		parts = append(parts, "Pod "+p.name+" holds "+p.all()+".")
+	for _, p := range s.pods {
+		parts = append(parts, "Pod "+p.name+" holds "+p.deviceText()+".")
 	}
 	return strings.Join(parts, "\n")
 }
 
-func (p pod) all() string {
-	var words []string
-	for _, c := range p.containers {
-		words = append(words, c.devices)
-	}
-	return strings.Join(words, ", ")
-}
-
-// legend writes the words below the drawing: what is wrong, who holds what, and how to read it.
-func (l *layout) legend() {
-	l.y += 2 * barGap
-	l.drawProblems()
-	l.drawHolders()
-	l.y += barGap
-	for _, note := range l.notes() {
-		for _, part := range wrap(note, l.contentRight()-margin, 12, 3) {
-			l.write(part, "faint", margin)
-			l.y += textLine
+// numaName names a group after the NUMA nodes of its GPUs.
+func (s *scene) numaName(g *group) string {
+	var nodes []int
+	for _, p := range g.gpus {
+		if n := s.gpu(p).NUMANode; n >= 0 {
+			nodes = append(nodes, n)
 		}
+	}
+	slices.Sort(nodes)
+	switch nodes = slices.Compact(nodes); len(nodes) {
+	case 0:
+		return "NUMA node unknown"
+	case 1:
+		return "NUMA node " + strconv.Itoa(nodes[0])
+	default:
+		return "NUMA nodes " + ranges(nodes)
 	}
 }
 
-// write puts a line of words at y.
-func (l *layout) write(s, class string, x int) {
-	l.front = append(l.front, Text{Class: class, X: x, Y: l.y + 12, Size: 12, String: s})
+// gpuNames returns GPUs as text, such as "GPUs 0-3, 5".
+func (s *scene) gpuNames(gpus []int) string {
+	var list []int
+	for _, p := range gpus {
+		list = append(list, s.gpu(p).Index)
+	}
+	slices.Sort(list)
+	if len(list) == 1 {
+		return "GPU " + ranges(list)
+	}
+	return "GPUs " + ranges(list)
 }
 
-func (l *layout) drawProblems() {
-	bad := l.unusable()
-	for i, d := range bad {
-		if i == mostNotes && len(bad) > mostNotes+1 {
-			l.write(fmt.Sprintf("and %d more are unusable", len(bad)-i), "bad", margin+18)
-			l.y += textLine
-			break
-		}
-		l.front = append(l.front, cross(margin+6, l.y+8, 4)...)
-		words := fmt.Sprintf("GPU %d is unusable: %s", d.Index, clean(d.Error))
-		for _, part := range wrap(words, l.contentRight()-margin-18, 12, 3) {
-			l.write(part, "bad", margin+18)
-			l.y += textLine
-		}
+// plural returns a number and what it counts.
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
 	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// drawHolders lists the pods with their signs, in columns.
-func (l *layout) drawHolders() {
-	type entry struct {
-		pod   int
-		words []string
-	}
-	columns := max((l.contentRight()-margin)/480, 1)
-	room := (l.contentRight() - margin) / columns
-	var entries []entry
-	for i, p := range l.pods.list {
-		words := []string{p.name}
-		for _, c := range p.containers {
-			words = append(words, c.container+": "+c.devices)
+// ranges writes sorted numbers as "0-3, 5".
+func ranges(list []int) string {
+	var parts []string
+	for i := 0; i < len(list); {
+		j := i
+		for j+1 < len(list) && list[j+1] == list[j]+1 {
+			j++
 		}
-		e := entry{pod: i}
-		for j, w := range words {
-			e.words = append(e.words, wrap(w, room-52-12*min(j, 1), 12, 4)...)
+		switch j - i {
+		case 0:
+			parts = append(parts, strconv.Itoa(list[i]))
+		case 1:
+			parts = append(parts, strconv.Itoa(list[i]), strconv.Itoa(list[j]))
+		default:
+			parts = append(parts, strconv.Itoa(list[i])+"-"+strconv.Itoa(list[j]))
 		}
-		entries = append(entries, e)
+		i = j + 1
 	}
-	if len(entries) > 0 {
-		l.y += barGap
-	}
-	perColumn := (len(entries) + columns - 1) / columns
-	top, bottom := l.y, l.y
-	for i, e := range entries {
-		if i%perColumn == 0 {
-			l.y = top
-		}
-		x := margin + i/perColumn*room
-		p := l.pods.list[e.pod]
-		b, w := badge(p.sign, e.pod, x, l.y+1)
-		thing := Group{Class: "holder", Title: p.name + " holds " + p.all(), Data: [][2]string{{"pod", p.name}}, Shapes: []Shape{b}}
-		for j, words := range e.words {
-			class := "plain"
-			if j > 0 {
-				class = "faint"
-			}
-			thing.Shapes = append(thing.Shapes, Text{Class: class, X: x + max(w, 16) + 8, Y: l.y + 12, Size: 12, String: words})
-			l.y += textLine
-		}
-		l.y += 4
-		l.front = append(l.front, thing)
-		bottom = max(bottom, l.y)
-	}
-	l.y = bottom
-}
-
-// notes are what has to be said about the drawing, and how to read it.
-func (l *layout) notes() []string {
-	var notes []string
-	if l.node.HoldersUnknown != "" {
-		notes = append(notes, "Who holds which device is not known: "+clean(l.node.HoldersUnknown)+".")
-	}
-	if len(l.s.Devices) > 1 {
-		notes = append(notes, "PCIe: two GPUs speak through the first bar below them that carries both.")
-	}
-	if len(l.fabrics) > 0 || len(l.wires) > 0 {
-		notes = append(notes, "NVLink: the number on a line says how many links it stands for.")
-	}
-	if slices.ContainsFunc(l.s.Devices, func(d gpu.Device) bool { return len(d.MIG) > 0 }) {
-		notes = append(notes, "MIG: a device is as high as its share of the GPU's memory.")
-	}
-	return append(notes, l.misfitNotes()...)
-}
-
-// misfitNotes name the pairs that are farther from each other than the drawing can show.
-func (l *layout) misfitNotes() []string {
-	pairs := misfits(l.tree, l.links)
-	if len(pairs) == 0 {
-		return nil
-	}
-	var words []string
-	for _, p := range pairs[:min(len(pairs), mostNotes)] {
-		words = append(words, strconv.Itoa(l.s.Devices[p[0]].Index)+"-"+strconv.Itoa(l.s.Devices[p[1]].Index)+" "+
-			l.links.path(p[0], p[1]).String())
-	}
-	if len(pairs) > mostNotes {
-		words = append(words, fmt.Sprintf("and %d more", len(pairs)-mostNotes))
-	}
-	return []string{"The PCIe paths that the driver names make no tree; these pairs are farther apart than drawn: " +
-		strings.Join(words, ", ") + "."}
+	return strings.Join(parts, ", ")
 }

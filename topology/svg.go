@@ -2,29 +2,43 @@ package topology
 
 import (
 	"bytes"
+	_ "embed"
 	"encoding/xml"
 	"fmt"
-	"io"
 	"strings"
 )
 
-// WriteSVG writes the picture as an SVG file that needs nothing else: no script, no font, no style sheet.
-func (p Picture) WriteSVG(w io.Writer) error {
-	var b writer
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="topology-title topology-desc"`+
-		` width="%d" height="%d" viewBox="0 0 %d %d">`+"\n", p.Width, p.Height, p.Width, p.Height)
-	b.element("title", ` id="topology-title"`, p.Title)
-	b.element("desc", ` id="topology-desc"`, p.Description)
-	b.WriteString("<style>\n" + style + "</style>\n")
-	b.shapes(p.Shapes)
-	b.WriteString("</svg>\n")
-	if _, err := w.Write(b.Bytes()); err != nil {
-		return fmt.Errorf("write the picture: %w", err)
-	}
-	return nil
+// style has the colours for light and dark themes. A program that knows no media queries shows the light one.
+//
+//go:embed style.css
+var style string
+
+// box is a rectangle, in pixels from the picture's upper left corner.
+type box struct{ x, y, w, h int }
+
+// point is x and y in pixels.
+type point = [2]int
+
+// text is one line of text.
+type text struct {
+	class  string
+	x, y   int // of the baseline
+	size   int // of the font, in pixels
+	font   font
+	anchor string // the point of the text that x is: "" is the start, or "middle" or "end"
+	value  string
 }
 
-type writer struct{ bytes.Buffer }
+func (t text) moved(dx, dy int) text {
+	t.x, t.y = t.x+dx, t.y+dy
+	return t
+}
+
+// attribute is a data attribute of a group: its name without "data-", and its value.
+type attribute = [2]string
+
+// svg writes the elements of an SVG file. Later elements cover earlier ones.
+type svg struct{ bytes.Buffer }
 
 func escape(s string) string {
 	var b strings.Builder
@@ -32,77 +46,72 @@ func escape(s string) string {
 	return strings.ReplaceAll(b.String(), "&#xA;", "\n")
 }
 
-func (b *writer) element(name, attributes, content string) {
-	fmt.Fprintf(b, "<%s%s>%s</%s>\n", name, attributes, escape(content), name)
+// begin begins the file. Title and description are for those who cannot see the picture.
+func (b *svg) begin(width, height int, title, description string) {
+	fmt.Fprintf(b, `<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="topology-title topology-desc"`+
+		` width="%d" height="%d" viewBox="0 0 %d %d">`+"\n", width, height, width, height)
+	fmt.Fprintf(b, "<title id=\"topology-title\">%s</title>\n", escape(title))
+	fmt.Fprintf(b, "<desc id=\"topology-desc\">%s</desc>\n", escape(description))
+	b.WriteString("<style>\n" + style + "</style>\n")
 }
 
-func (b *writer) shapes(list []Shape) {
-	for _, s := range list {
-		switch s := s.(type) {
-		case Group:
-			b.group(s)
-		case Rect:
-			b.rect(s)
-		case Path:
-			b.path(s)
-		case Text:
-			b.text(s)
-		}
-	}
-}
+func (b *svg) end() { b.WriteString("</svg>\n") }
 
-func (b *writer) group(g Group) {
+// group writes shapes that are one thing of the node. The class names the kind of thing.
+func (b *svg) group(class, title string, data []attribute, shapes func()) {
 	b.WriteString("<g")
-	if g.Class != "" {
-		fmt.Fprintf(b, ` class="%s"`, escape(g.Class))
+	if class != "" {
+		fmt.Fprintf(b, ` class="%s"`, class)
 	}
-	for _, kv := range g.Data {
-		fmt.Fprintf(b, ` data-%s="%s"`, kv[0], escape(kv[1]))
+	for _, a := range data {
+		fmt.Fprintf(b, ` data-%s="%s"`, a[0], escape(a[1]))
 	}
 	b.WriteString(">\n")
-	if g.Title != "" {
-		b.element("title", "", g.Title)
+	if title != "" {
+		fmt.Fprintf(b, "<title>%s</title>\n", escape(title))
 	}
-	b.shapes(g.Shapes)
+	shapes()
 	b.WriteString("</g>\n")
 }
 
-func (b *writer) rect(r Rect) {
-	fmt.Fprintf(b, `<rect class="%s" x="%d" y="%d" width="%d" height="%d"`, r.Class, r.X, r.Y, r.W, r.H)
-	if r.CornerRadius > 0 {
-		fmt.Fprintf(b, ` rx="%d"`, r.CornerRadius)
+// rect writes a rectangle. Its corners are rounded with a radius in pixels.
+func (b *svg) rect(class string, r box, radius int) {
+	fmt.Fprintf(b, `<rect class="%s" x="%d" y="%d" width="%d" height="%d"`, class, r.x, r.y, r.w, r.h)
+	if radius > 0 {
+		fmt.Fprintf(b, ` rx="%d"`, radius)
 	}
 	b.WriteString("/>\n")
 }
 
-// corner is the radius of a path's corners, in pixels.
-const corner = 6
-
-func (b *writer) path(p Path) {
-	fmt.Fprintf(b, `<path class="%s" d="`, p.Class)
-	for i, at := range p.Points {
+// path writes a line through points, with rounded corners. A stroke of 0 is the width of the class.
+func (b *svg) path(class string, stroke int, points ...point) {
+	fmt.Fprintf(b, `<path class="%s" d="`, class)
+	for i, at := range points {
 		switch {
 		case i == 0:
 			fmt.Fprintf(b, "M%d %d", at[0], at[1])
-		case i == len(p.Points)-1:
+		case i == len(points)-1:
 			fmt.Fprintf(b, "L%d %d", at[0], at[1])
 		default:
-			in, out := toward(at, p.Points[i-1]), toward(at, p.Points[i+1])
+			in, out := toward(at, points[i-1]), toward(at, points[i+1])
 			fmt.Fprintf(b, "L%d %dQ%d %d %d %d", in[0], in[1], at[0], at[1], out[0], out[1])
 		}
 	}
 	b.WriteString(`"`)
-	if p.Stroke > 0 {
-		fmt.Fprintf(b, ` stroke-width="%d"`, p.Stroke)
+	if stroke > 0 {
+		fmt.Fprintf(b, ` stroke-width="%d"`, stroke)
 	}
 	b.WriteString("/>\n")
 }
 
-// toward is the point a corner's radius from one point to another, of which one coordinate is the same.
-func toward(from, to [2]int) [2]int {
+// toward returns the point where the corner at from begins to be round: 6 pixels from it, but at most half the way to the
+// next one. The two points have one coordinate in common.
+func toward(from, to point) point {
+	const radius = 6
 	for i := range from {
-		step := min(max(to[i]-from[i], -corner), corner)
-		if d := to[i] - from[i]; step*2 > d && d > 0 || step*2 < d && d < 0 {
+		d := to[i] - from[i]
+		step := min(max(d, -radius), radius)
+		if step*2 > d && d > 0 || step*2 < d && d < 0 {
 			step = d / 2
 		}
 		from[i] += step
@@ -112,13 +121,19 @@ func toward(from, to [2]int) [2]int {
 
 var fontClass = map[font]string{bold: " b", mono: " m"}
 
-func (b *writer) text(t Text) {
-	if t.String == "" {
+func (b *svg) text(t text) {
+	if t.value == "" {
 		return
 	}
-	fmt.Fprintf(b, `<text class="%s%s" x="%d" y="%d" font-size="%d"`, t.Class, fontClass[t.Font], t.X, t.Y, t.Size)
-	if anchor := [...]string{Middle: "middle", End: "end"}[t.Anchor]; anchor != "" {
-		fmt.Fprintf(b, ` text-anchor="%s"`, anchor)
+	fmt.Fprintf(b, `<text class="%s%s" x="%d" y="%d" font-size="%d"`, t.class, fontClass[t.font], t.x, t.y, t.size)
+	if t.anchor != "" {
+		fmt.Fprintf(b, ` text-anchor="%s"`, t.anchor)
 	}
-	fmt.Fprintf(b, ">%s</text>\n", escape(t.String))
+	fmt.Fprintf(b, ">%s</text>\n", escape(t.value))
+}
+
+func (b *svg) texts(list []text, dx, dy int) {
+	for _, t := range list {
+		b.text(t.moved(dx, dy))
+	}
 }

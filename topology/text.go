@@ -32,9 +32,9 @@ func clean(s string) string {
 
 func breaks(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }
 
-// width is about how wide a text is, in pixels, in a font of that size. It errs on the wide side: the figures are those
+// textWidth is about how wide a text is, in pixels, in a font of that size. It errs on the wide side: the figures are those
 // of DejaVu Sans, which is wider than what most systems have for "sans-serif".
-func width(s string, size int, f font) int {
+func textWidth(s string, size int, f font) int {
 	sum := 0
 	for _, r := range s {
 		sum += advance(r, f)
@@ -80,12 +80,12 @@ func advance(r rune, f font) int {
 
 // fit cuts a text to a width, with an ellipsis.
 func fit(s string, room, size int, f font) string {
-	if width(s, size, f) <= room {
+	if textWidth(s, size, f) <= room {
 		return s
 	}
 	runes := []rune(s)
 	for n := len(runes) - 1; n > 0; n-- {
-		if short := strings.TrimRight(string(runes[:n]), " ") + "…"; width(short, size, f) <= room {
+		if short := strings.TrimRight(string(runes[:n]), " ") + "…"; textWidth(short, size, f) <= room {
 			return short
 		}
 	}
@@ -95,7 +95,7 @@ func fit(s string, room, size int, f font) string {
 // choose returns the first of some labels that has room, or none.
 func choose(room, size int, f font, labels ...string) string {
 	for _, s := range labels {
-		if width(s, size, f) <= room {
+		if textWidth(s, size, f) <= room {
 			return s
 		}
 	}
@@ -111,7 +111,7 @@ func wrap(s string, room, size, most int) []string {
 			return append(lines, fit(strings.Join(words, " "), room, size, plain))
 		}
 		n := 1
-		for n < len(words) && width(strings.Join(words[:n+1], " "), size, plain) <= room {
+		for n < len(words) && textWidth(strings.Join(words[:n+1], " "), size, plain) <= room {
 			n++
 		}
 		line := strings.Join(words[:n], " ")
@@ -128,7 +128,7 @@ func wrap(s string, room, size, most int) []string {
 // split breaks a word where the room ends, behind a hyphen or the like if there is one. At least one character is before
 // the break.
 func split(s string, room, size int) (head, tail string) {
-	if width(s, size, plain) <= room {
+	if textWidth(s, size, plain) <= room {
 		return s, ""
 	}
 	sum, mark := 0, 0

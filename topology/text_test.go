@@ -45,7 +45,7 @@ func TestWrap(t *testing.T) {
 				t.Errorf("lines (-want +got):\n%s", diff)
 			}
 			for _, line := range got {
-				if w := width(line, 10, plain); w > 75 {
+				if w := textWidth(line, 10, plain); w > 75 {
 					t.Errorf("%q is %d wide", line, w)
 				}
 			}

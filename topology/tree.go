@@ -2,25 +2,22 @@ package topology
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"gpu-cdi-plugin/gpu"
 )
 
-// group is a set of GPUs that are near to each other on PCIe. GPUs are named by their position in the snapshot.
+// group is a set of GPUs that are close to each other on PCIe, such as those below one switch.
 type group struct {
-	// path joins the group's children; PathUnknown for a single GPU, or where nothing is known of what joins them.
+	// path is the path between the children. It is PathUnknown for a single GPU, and where the driver reports no path.
 	path     gpu.PCIePath
-	gpus     []int // in the order in which they are drawn
+	gpus     []int // in drawing order
 	children []*group
 }
 
-// levels are the paths that join GPUs of one NUMA node, from near to far. The farthest, PathNode, makes the NUMA nodes.
-var levels = []gpu.PCIePath{
-	gpu.PathSameBoard, gpu.PathSingleSwitch, gpu.PathMultipleSwitches, gpu.PathHostBridge, gpu.PathNode,
-}
-
-// links is a snapshot's links by position instead of index. Links of GPUs that the snapshot has not are left out.
+// links are a snapshot's links by the positions of their GPUs, the lower one first. Links of GPUs that are not in the
+// snapshot are left out.
 type links map[[2]int]gpu.Link
 
 func linksOf(s *gpu.Snapshot) links {
@@ -41,86 +38,79 @@ func linksOf(s *gpu.Snapshot) links {
 
 func (ls links) path(a, b int) gpu.PCIePath { return ls[[2]int{min(a, b), max(a, b)}].PCIe }
 
-// pairs are the linked pairs, sorted.
-func (ls links) pairs() [][2]int {
-	pairs := make([][2]int, 0, len(ls))
-	for p := range ls {
-		pairs = append(pairs, p)
-	}
-	slices.SortFunc(pairs, func(x, y [2]int) int { return cmp.Or(cmp.Compare(x[0], y[0]), cmp.Compare(x[1], y[1])) })
-	return pairs
-}
+// pairs returns the linked pairs, sorted.
+func (ls links) pairs() [][2]int { return slices.SortedFunc(maps.Keys(ls), comparePairs) }
 
-// sockets derives the tree of the GPUs from how far apart each two of them are: GPUs are in one group if a chain of
-// pairs that are at least that near joins them. On a machine that is a tree every pair of a group is as near; misfits
-// finds those that are not.
-func sockets(s *gpu.Snapshot, ls links) []*group {
+func comparePairs(x, y [2]int) int { return slices.Compare(x[:], y[:]) }
+
+// numaGroups derives a tree from the paths between the GPUs, by single linkage: two GPUs are in one group of a level if a
+// chain of pairs with at least that path connects them. The top groups are the NUMA nodes. Where the paths are not those
+// of a tree, notInTree returns the pairs that are farther apart than their group shows.
+func numaGroups(s *gpu.Snapshot, ls links) []*group {
 	groups := make([]*group, len(s.Devices))
 	for i := range groups {
 		groups[i] = &group{gpus: []int{i}}
 	}
-	for _, level := range levels {
-		groups = merge(groups, level, func(a, b int) bool { return joined(s, ls, level, a, b) })
+	for level := gpu.PathSameBoard; level >= gpu.PathNode; level-- {
+		groups = merge(groups, level, func(a, b int) bool {
+			if p := ls.path(a, b); p != gpu.PathUnknown || level != gpu.PathNode {
+				return p >= level
+			}
+			// The driver reports no path: the kernel's NUMA nodes decide.
+			return max(s.Devices[a].NUMANode, gpu.NoNUMANode) == max(s.Devices[b].NUMANode, gpu.NoNUMANode)
+		})
 	}
 	for i, g := range groups {
 		switch {
 		case g.path != gpu.PathNode: // a NUMA node is drawn around a single GPU or switch too
 			groups[i] = &group{gpus: g.gpus, children: []*group{g}}
-		case !anyPath(ls, g.gpus, gpu.PathNode):
+		case !anyPair(g.gpus, g.gpus, func(a, b int) bool { return ls.path(a, b) == gpu.PathNode }):
 			g.path = gpu.PathUnknown
 		}
 	}
 	return groups
 }
 
-// joined tells whether two GPUs belong together at a level. Where the path between two is not known, the NUMA node that
-// the kernel names decides.
-func joined(s *gpu.Snapshot, ls links, level gpu.PCIePath, a, b int) bool {
-	if p := ls.path(a, b); p != gpu.PathUnknown || level != gpu.PathNode {
-		return p >= level
-	}
-	return max(s.Devices[a].NUMANode, gpu.NoNUMANode) == max(s.Devices[b].NUMANode, gpu.NoNUMANode)
-}
-
-// merge unites the groups of which some members are joined.
-func merge(groups []*group, level gpu.PCIePath, joined func(a, b int) bool) []*group {
+// merge joins the groups that have a linked pair between them, directly or through others.
+func merge(groups []*group, level gpu.PCIePath, linked func(a, b int) bool) []*group {
 	var merged []*group
-	for left := slices.Clone(groups); len(left) > 0; {
-		children := []*group{left[0]}
-		left = left[1:]
+	for rest := groups; len(rest) > 0; {
+		children := []*group{rest[0]}
+		rest = rest[1:]
 		for i := 0; i < len(children); i++ {
-			near := func(g *group) bool { return anyPair(children[i].gpus, g.gpus, joined) }
-			rest := left[:0:0]
-			for _, g := range left {
-				if near(g) {
+			var others []*group
+			for _, g := range rest {
+				if anyPair(children[i].gpus, g.gpus, linked) {
 					children = append(children, g)
 				} else {
-					rest = append(rest, g)
+					others = append(others, g)
 				}
 			}
-			left = rest
+			rest = others
 		}
-		merged = append(merged, parent(level, children))
+		if len(children) == 1 {
+			merged = append(merged, children[0])
+			continue
+		}
+		slices.SortFunc(children, func(a, b *group) int { return cmp.Compare(slices.Min(a.gpus), slices.Min(b.gpus)) })
+		merged = append(merged, &group{path: level, gpus: flatten(children), children: children})
 	}
 	return merged
 }
 
-func parent(level gpu.PCIePath, children []*group) *group {
-	if len(children) == 1 {
-		return children[0]
+// flatten returns the GPUs of groups in drawing order.
+func flatten(groups []*group) []int {
+	var gpus []int
+	for _, g := range groups {
+		gpus = append(gpus, g.gpus...)
 	}
-	slices.SortFunc(children, func(a, b *group) int { return cmp.Compare(slices.Min(a.gpus), slices.Min(b.gpus)) })
-	g := &group{path: level, children: children}
-	for _, c := range children {
-		g.gpus = append(g.gpus, c.gpus...)
-	}
-	return g
+	return gpus
 }
 
-func anyPair(as, bs []int, joined func(a, b int) bool) bool {
+func anyPair(as, bs []int, linked func(a, b int) bool) bool {
 	for _, a := range as {
 		for _, b := range bs {
-			if joined(a, b) {
+			if linked(a, b) {
 				return true
 			}
 		}
@@ -128,8 +118,21 @@ func anyPair(as, bs []int, joined func(a, b int) bool) bool {
 	return false
 }
 
-func anyPath(ls links, gpus []int, path gpu.PCIePath) bool {
-	return anyPair(gpus, gpus, func(a, b int) bool { return a != b && ls.path(a, b) == path })
+// levelsOf returns the paths of the groups inside the NUMA nodes, from near to far.
+func levelsOf(tree []*group) []gpu.PCIePath {
+	var found []gpu.PCIePath
+	for _, numa := range tree {
+		for _, c := range numa.children {
+			c.walk(func(g *group) {
+				if g.path != gpu.PathUnknown && !slices.Contains(found, g.path) {
+					found = append(found, g.path)
+				}
+			})
+		}
+	}
+	slices.Sort(found)
+	slices.Reverse(found)
+	return found
 }
 
 // walk visits a group and all groups in it, the inner ones first.
@@ -140,31 +143,70 @@ func (g *group) walk(do func(*group)) {
 	do(g)
 }
 
-// misfits are the pairs that the tree shows nearer than the driver says they are, sorted.
-func misfits(groups []*group, ls links) [][2]int {
+// notInTree returns the pairs that are farther apart than the group shows that has both, sorted.
+func notInTree(tree []*group, ls links) [][2]int {
 	var pairs [][2]int
-	for _, top := range groups {
-		top.walk(func(g *group) {
+	for _, numa := range tree {
+		numa.walk(func(g *group) {
+			shown := max(g.path, gpu.PathNode) // GPUs that only the kernel puts on one NUMA node are shown as PathNode
 			for i, c := range g.children {
-				for _, d := range g.children[i+1:] {
-					pairs = append(pairs, farther(c, d, g.path, ls)...)
+				for _, a := range c.gpus {
+					for _, b := range flatten(g.children[i+1:]) {
+						if p := ls.path(a, b); p != gpu.PathUnknown && p < shown {
+							pairs = append(pairs, [2]int{min(a, b), max(a, b)})
+						}
+					}
 				}
 			}
 		})
 	}
-	slices.SortFunc(pairs, func(x, y [2]int) int { return cmp.Or(cmp.Compare(x[0], y[0]), cmp.Compare(x[1], y[1])) })
+	slices.SortFunc(pairs, comparePairs)
 	return pairs
 }
 
-func farther(c, d *group, path gpu.PCIePath, ls links) [][2]int {
-	path = max(path, gpu.PathNode) // what the kernel alone has put on one NUMA node is shown as near as that
-	var pairs [][2]int
-	for _, a := range c.gpus {
-		for _, b := range d.gpus {
-			if p := ls.path(a, b); p != gpu.PathUnknown && p < path {
-				pairs = append(pairs, [2]int{min(a, b), max(a, b)})
-			}
+// rowsOf divides a NUMA node's GPUs into rows of at most limit GPUs. It keeps groups together that fit into a row.
+func (g *group) rowsOf(limit int) [][]int {
+	var rows [][]int
+	for _, groups := range pack(g.split(limit), limit) {
+		rows = append(rows, flatten(groups))
+	}
+	return rows
+}
+
+// split divides a group into parts of at most limit GPUs.
+func (g *group) split(limit int) []*group {
+	if len(g.gpus) <= limit {
+		return []*group{g}
+	}
+	var parts []*group
+	for _, c := range g.children {
+		parts = append(parts, c.split(limit)...)
+	}
+	return parts
+}
+
+// pack divides groups, in order, into as few runs as possible with at most limit GPUs each, and as even as possible. A
+// group of more than limit GPUs gets a run of its own.
+func pack(groups []*group, limit int) [][]*group {
+	runs := packGreedily(groups, limit)
+	for l := 1; l < limit; l++ {
+		if even := packGreedily(groups, l); len(even) == len(runs) {
+			return even
 		}
 	}
-	return pairs
+	return runs
+}
+
+func packGreedily(groups []*group, limit int) [][]*group {
+	var runs [][]*group
+	size := 0
+	for i, g := range groups {
+		if i == 0 || size+len(g.gpus) > limit {
+			runs = append(runs, nil)
+			size = 0
+		}
+		runs[len(runs)-1] = append(runs[len(runs)-1], g)
+		size += len(g.gpus)
+	}
+	return runs
 }

@@ -110,7 +110,7 @@ func topologyView(n topology.Node) view {
 	if n.HoldersUnknown == "" {
 		list.Holders = n.DeviceHolders()
 	}
-	return view{data: list, table: t, draw: func(w io.Writer) error { return topology.Draw(n).WriteSVG(w) }}
+	return view{data: list, table: t, draw: func(w io.Writer) error { return topology.WriteSVG(w, n) }}
 }
 
 func linkRow(s *gpu.Snapshot, d *gpu.Device) []string {

@@ -23,8 +23,18 @@ func TestPack(t *testing.T) {
 		"nothing moves in front of any": {[]int{6, 6, 2}, 8, []int{1, 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, pack(c.sizes, c.limit)); diff != "" {
-				t.Errorf("ends (-want +got):\n%s", diff)
+			var groups []*group
+			for _, size := range c.sizes {
+				groups = append(groups, &group{gpus: make([]int, size)})
+			}
+			var ends []int
+			end := 0
+			for _, run := range pack(groups, c.limit) {
+				end += len(run)
+				ends = append(ends, end)
+			}
+			if diff := cmp.Diff(c.want, ends); diff != "" {
+				t.Errorf("ends of the runs (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -49,7 +59,7 @@ func TestTree(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []joinedGPUs
-			for _, top := range sockets(c.s, linksOf(c.s)) {
+			for _, top := range numaGroups(c.s, linksOf(c.s)) {
 				top.walk(func(g *group) {
 					if len(g.children) > 0 {
 						got = append(got, joinedGPUs{g.path.String(), g.gpus})

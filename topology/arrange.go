@@ -1,0 +1,309 @@
+package topology
+
+import (
+	"slices"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// Sizes and distances in pixels.
+const (
+	margin      = 24 // around the picture
+	headerSpace = 78
+	minContent  = 600 // of the width
+	cardGap     = 8
+	pad         = 12 // between a NUMA node's frame and its cards
+	numaGap     = 16
+	barHeight   = 20
+	barGap      = 8
+	spineStep   = 14 // between the vertical lines at the sides
+)
+
+// positions are where everything of a scene is.
+type positions struct {
+	width, height int
+	frames        []box // by NUMA node
+	bars          []bar
+	fabrics       []fabricPosition // by fabric
+	nvlinks       []nvlinkPosition
+	cards         []cardPosition // by GPU
+	legend        legend
+}
+
+// bar stands for a group: a switch, a bridge, a NUMA node, or what is between the NUMA nodes. It has a part in each row
+// that has GPUs of the group.
+type bar struct {
+	kind  barKind
+	group *group
+	parts []barPart
+}
+
+// barKind is what a bar's group is.
+type barKind int
+
+const (
+	pcieBar   barKind = iota // a board, switch or host bridge
+	numaBar                  // a NUMA node
+	systemBar                // all NUMA nodes
+)
+
+type barPart struct {
+	box
+	stems []stem
+	spine *stem // to the part before, at the side
+}
+
+// stem is a vertical line.
+type stem struct{ x, top, bottom int }
+
+// arrange finds the positions of a scene: first from left to right, then from top to bottom, since the height of the space
+// for NVLinks depends on how many of them are side by side.
+func arrange(s *scene) *positions {
+	g := newGrid(s)
+	routes, right := routeNVLinks(s, g)
+	fabrics := spanFabrics(s, g)
+	contents := make([]cardContent, len(s.Snapshot.Devices))
+	for i := range contents {
+		contents[i] = newCardContent(s, i)
+	}
+	rows, bottom := stackRows(s, g, contents, routes, fabrics)
+
+	p := &positions{}
+	for i, c := range contents {
+		r := rows[g.row[i]]
+		p.cards = append(p.cards, cardPosition{box{g.x[i], r.cards, g.cardWidth, r.cardH}, c})
+	}
+	barY := func(row, level int) int { return rows[row].bars + level*(barHeight+barGap) }
+	for _, sh := range g.shelves {
+		for _, numa := range sh.numa {
+			x0, x1 := g.extent(numa.gpus)
+			top, bottom := rows[sh.first].cards-pad, barY(sh.last, len(s.levels)+1)
+			p.frames = append(p.frames, box{x0 - pad, top, x1 - x0 + 2*pad, bottom - top})
+			numa.walk(func(gr *group) {
+				switch {
+				case gr == numa:
+					p.bars = append(p.bars, newBar(s, g, rows, numaBar, gr))
+				case gr.path != gpu.PathUnknown:
+					p.bars = append(p.bars, newBar(s, g, rows, pcieBar, gr))
+				}
+			})
+		}
+	}
+	if len(s.tree) > 1 {
+		system := bar{kind: systemBar, group: systemGroup(s)}
+		for i, sh := range g.shelves {
+			y := barY(sh.last, len(s.levels)+1) + 2*barGap
+			part := barPart{box: box{g.left, y, g.shelfEnd(sh) - g.left, barHeight}}
+			if len(g.shelves) > 1 {
+				part.w = right + spineStep - g.left
+				if i > 0 {
+					x := right + spineStep - 4
+					part.spine = &stem{x, system.parts[i-1].y + barHeight/2, y + barHeight/2}
+				}
+			}
+			for _, numa := range sh.numa {
+				x0, x1 := g.extent(numa.gpus)
+				part.stems = append(part.stems, stem{(x0 + x1) / 2, y - 2*barGap, y})
+			}
+			system.parts = append(system.parts, part)
+		}
+		p.bars = append(p.bars, system)
+		if len(g.shelves) > 1 {
+			right += spineStep
+		}
+	}
+	for i := range s.fabrics {
+		p.fabrics = append(p.fabrics, newFabricPosition(s, g, rows, routes, i, fabrics[i]))
+	}
+	for i := range routes {
+		p.nvlinks = append(p.nvlinks, newNVLinkPosition(rows, routes, i))
+	}
+	content := max(right, margin+minContent)
+	p.legend = newLegend(s, content-margin, bottom+2*barGap)
+	p.width, p.height = content+margin, p.legend.bottom+margin-textLine/2
+	return p
+}
+
+// grid is which row each card is in, and where it is from left to right.
+type grid struct {
+	cardWidth   int
+	left, right int // ends of the NUMA nodes' frames
+	rows        [][]int
+	shelves     []shelf
+	row, x      []int // of each GPU
+	spines      []int // x of the line that joins a fabric's bars, or -1 where there is one bar
+}
+
+// shelf is NUMA nodes side by side in one row, or a single one in several rows.
+type shelf struct {
+	numa        []*group
+	first, last int // rows
+}
+
+func newGrid(s *scene) *grid {
+	gpus := len(s.Snapshot.Devices)
+	g := &grid{cardWidth: s.cardWidth, left: margin, row: make([]int, gpus), x: make([]int, gpus)}
+	for _, numa := range pack(s.tree, s.cardsPerRow) {
+		first := len(g.rows)
+		if len(numa) == 1 {
+			g.rows = append(g.rows, numa[0].rowsOf(s.cardsPerRow)...)
+		} else {
+			g.rows = append(g.rows, flatten(numa))
+		}
+		g.shelves = append(g.shelves, shelf{numa, first, len(g.rows) - 1})
+	}
+	numaOf := map[int]int{}
+	for i, numa := range s.tree {
+		for _, p := range numa.gpus {
+			numaOf[p] = i
+		}
+	}
+	width := 0
+	for r, gpus := range g.rows {
+		x := pad
+		for i, p := range gpus {
+			switch {
+			case i == 0:
+			case numaOf[p] != numaOf[gpus[i-1]]:
+				x += 2*pad + numaGap
+			default:
+				x += cardGap
+			}
+			g.row[p], g.x[p] = r, x
+			x += g.cardWidth
+		}
+		width = max(width, x+pad)
+	}
+	severalRows := func(f fabric) bool {
+		return slices.ContainsFunc(f.gpus, func(p int) bool { return g.row[p] != g.row[f.gpus[0]] })
+	}
+	spines := 0
+	for _, f := range s.fabrics {
+		if severalRows(f) {
+			spines += spineStep
+		}
+	}
+	g.left += max(minContent-spines-width, 0) / 2 // a narrow node is in the middle
+	for _, f := range s.fabrics {
+		spine := -1
+		if severalRows(f) {
+			spine = g.left
+			g.left += spineStep
+		}
+		g.spines = append(g.spines, spine)
+	}
+	g.right = g.left + width
+	for p := range g.x {
+		g.x[p] += g.left
+	}
+	return g
+}
+
+// extent returns how far cards reach to the left and right, in all rows.
+func (g *grid) extent(gpus []int) (x0, x1 int) {
+	x0 = g.x[gpus[0]]
+	for _, p := range gpus {
+		x0, x1 = min(x0, g.x[p]), max(x1, g.x[p]+g.cardWidth)
+	}
+	return x0, x1
+}
+
+// shelfEnd returns where the last frame of a shelf ends.
+func (g *grid) shelfEnd(sh shelf) int {
+	end := 0
+	for _, numa := range sh.numa {
+		_, x1 := g.extent(numa.gpus)
+		end = max(end, x1+pad)
+	}
+	return end
+}
+
+// spans returns the part of a group in each of its rows, from its first card there to its last.
+func (g *grid) spans(gr *group) []span {
+	var list []span
+	for _, p := range gr.gpus {
+		if n := len(list); n > 0 && list[n-1].row == g.row[p] {
+			list[n-1].x1 = g.x[p] + g.cardWidth
+		} else {
+			list = append(list, span{row: g.row[p], x0: g.x[p], x1: g.x[p] + g.cardWidth})
+		}
+	}
+	return list
+}
+
+// newBar finds the position of a group's bar. Below a row there is a level for each path, and the last is the NUMA nodes'.
+func newBar(s *scene, g *grid, rows []row, kind barKind, gr *group) bar {
+	b, level := bar{kind: kind, group: gr}, slices.Index(s.levels, gr.path)
+	if kind == numaBar {
+		level = len(s.levels)
+	}
+	for _, sp := range g.spans(gr) {
+		r := rows[sp.row]
+		part := barPart{box: box{sp.x0, r.bars + level*(barHeight+barGap), sp.x1 - sp.x0, barHeight}}
+		for _, c := range gr.children {
+			top := r.cards + r.cardH
+			if c.path != gpu.PathUnknown {
+				top = r.bars + slices.Index(s.levels, c.path)*(barHeight+barGap) + barHeight
+			}
+			for _, cs := range g.spans(c) {
+				if cs.row == sp.row {
+					part.stems = append(part.stems, stem{(cs.x0 + cs.x1) / 2, top, part.y})
+				}
+			}
+		}
+		b.parts = append(b.parts, part)
+	}
+	return b
+}
+
+// systemGroup returns the group of all NUMA nodes.
+func systemGroup(s *scene) *group {
+	all := &group{gpus: flatten(s.tree), children: s.tree}
+	for i, numa := range s.tree {
+		others := flatten(s.tree[i+1:])
+		if anyPair(numa.gpus, others, func(a, b int) bool { return s.links.path(a, b) == gpu.PathSystem }) {
+			all.path = gpu.PathSystem
+		}
+	}
+	return all
+}
+
+// row is where a row of cards is from top to bottom, with the NVLinks above it and the bars below it.
+type row struct {
+	top                int // of the space for NVLinks
+	brackets, fabrics  int // how many are on top of each other
+	cards, cardH, bars int
+}
+
+// stackRows puts the rows below each other, and returns where the last one ends.
+func stackRows(s *scene, g *grid, contents []cardContent, routes []route, fabrics [][]span) ([]row, int) {
+	rows := make([]row, len(g.rows))
+	for i, gpus := range g.rows {
+		for _, p := range gpus {
+			rows[i].cardH = max(rows[i].cardH, contents[p].height)
+		}
+	}
+	for _, r := range routes {
+		for _, sp := range r.spans {
+			rows[sp.row].brackets = max(rows[sp.row].brackets, sp.lane+1)
+		}
+	}
+	for _, sp := range slices.Concat(fabrics...) {
+		rows[sp.row].fabrics = max(rows[sp.row].fabrics, sp.lane+1)
+	}
+	y := headerSpace
+	for _, sh := range g.shelves {
+		for i := sh.first; i <= sh.last; i++ {
+			r := &rows[i]
+			r.top = y
+			r.cards = y + r.nvlinkSpace() + pad
+			r.bars = r.cards + r.cardH + barGap
+			y = r.bars + (len(s.levels)+1)*(barHeight+barGap)
+		}
+		y += barGap
+		if len(s.tree) > 1 {
+			y += barHeight + 2*barGap
+		}
+	}
+	return rows, y
+}
