@@ -53,14 +53,14 @@ lint: ## golangci-lint, formatting, the import arrows, shell scripts
 	@test -z "$$(git ls-files '*.go' | grep -v /testdata/ | xargs gofmt -l)" || { echo 'not gofmt-clean:'; git ls-files '*.go' | grep -v /testdata/ | xargs gofmt -l; exit 1; }
 	@for f in scripts/*; do sh -n "$$f" || exit 1; done; bash -n .ci/run
 	$(LINT) run ./...
-	cd test/allocator && $(LINT) run ./...
+	cd test/allocation/peer && $(LINT) run ./...
 	cd test/devicemanager && $(LINT) run ./...
 
 .PHONY: bench
 bench: setup build ## benchmarks; those of whole programs beside a floor and a peer in the same run
 	$(GO) test -run '^$$' -bench . -benchmem $$($(GO) list ./... | grep -v /test/)
-	$(GO) test -timeout 40m -run '^$$' -bench . ./test/bench ./test/day
-	$(GO) test -C test/allocator -timeout 20m -run '^$$' -bench . .
+	$(GO) test -timeout 40m -run '^$$' -bench . ./test/bench ./test/allocation
+	$(GO) test -C test/allocation/peer -timeout 20m -run '^$$' -bench . .
 
 .PHONY: generate
 generate: ## generated and golden files, anew

@@ -1,4 +1,4 @@
-package day
+package allocation
 
 import (
 	"flag"
@@ -10,18 +10,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "write the table in docs/allocator.md anew")
+var update = flag.Bool("update", false, "write the table in docs/allocator.md")
 
 const (
 	document = "../../docs/allocator.md"
-	// load is the share of the GPUs that is asked for, in the table.
+	// load is the share of the GPUs that is requested on average, in the table.
 	load = 0.7
 
-	tableBegins = "<!-- the table: go test ./test/day -update -->\n"
+	tableBegins = "<!-- the table: go test ./test/allocation -update -->\n"
 	tableEnds   = "<!-- the table ends -->\n"
 )
 
-func TestDay(t *testing.T) {
+func TestDays(t *testing.T) {
 	for _, share := range []float64{0.5, load, 0.9} {
 		t.Run(fmt.Sprintf("load %.1f", share), func(t *testing.T) {
 			all, err := simulateAll(share)
@@ -39,27 +39,28 @@ func TestDay(t *testing.T) {
 	}
 }
 
-// checkDays: the figures are only worth something if the days are the same whatever is chosen, and if topology is what it
-// says.
+// checkDays checks what makes the figures comparable: every policy has the same refusals, and topology always gives the
+// best set there is.
 func checkDays(t *testing.T, name string, results []result) {
 	t.Helper()
 	for day := range days {
-		for size, want := range results[0].days[day] {
-			if given := want.given(); size > 1 && want.ofNow != given {
-				t.Errorf("%s: %v of %v requests of size %d were given the best there was", name, want.ofNow, given, size)
+		for size, topology := range results[0].days[day] {
+			if size > 1 && topology.ofPossible != topology.granted() {
+				t.Errorf("%s: of %v requests for %d GPUs the best possible set was given to %v", name, topology.granted(), size,
+					topology.ofPossible)
 			}
 			for _, r := range results {
-				if got := r.days[day][size]; got.asked != want.asked || got.refused != want.refused {
-					t.Errorf("%s: %s refused %d of %d requests of size %d, topology %d of %d", name, r.policy, got.refused,
-						got.asked, size, want.refused, want.asked)
+				if got := r.days[day][size]; got.requests != topology.requests || got.refused != topology.refused {
+					t.Errorf("%s: %s refused %d of %d requests for %d GPUs, topology %d of %d", name, r.policy, got.refused,
+						got.requests, size, topology.refused, topology.requests)
 				}
 			}
 		}
 	}
 }
 
-// checkDefault holds the default policy to what it was chosen for: at any load it keeps more of the best score than
-// partition, over all machines.
+// checkDefault checks why topology is the default: on average over all machines it retains more of the best score than
+// partition.
 func checkDefault(t *testing.T, all map[string][]result) {
 	t.Helper()
 	leads := 0.0
@@ -73,7 +74,7 @@ func checkDefault(t *testing.T, all map[string][]result) {
 	}
 }
 
-// checkTable guards the document: its table is what the days give.
+// checkTable compares the table in the document with the results.
 func checkTable(t *testing.T, all map[string][]result) {
 	t.Helper()
 	text, err := os.ReadFile(document)
@@ -83,13 +84,13 @@ func checkTable(t *testing.T, all map[string][]result) {
 	before, rest, found := strings.Cut(string(text), tableBegins)
 	old, after, ends := strings.Cut(rest, tableEnds)
 	if !found || !ends {
-		t.Fatalf("%s has no place for the table", document)
+		t.Fatalf("%s has no marks for the table", document)
 	}
 	var table strings.Builder
 	writeTable(&table, all)
 	if *update {
-		anew := before + tableBegins + table.String() + tableEnds + after
-		if err := os.WriteFile(document, []byte(anew), 0o644); err != nil {
+		updated := before + tableBegins + table.String() + tableEnds + after
+		if err := os.WriteFile(document, []byte(updated), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
@@ -99,7 +100,7 @@ func checkTable(t *testing.T, all map[string][]result) {
 	}
 }
 
-// BenchmarkDay prints the table, each machine's rows on their own: of ten lines and more the rest would be cut.
+// BenchmarkDay logs the table by machine: the testing package cuts a log of more than ten lines.
 func BenchmarkDay(b *testing.B) {
 	for _, name := range machines {
 		b.Run(name, func(b *testing.B) {

@@ -1,6 +1,6 @@
-// The comparison of the allocator with NVIDIA's, https://github.com/NVIDIA/go-gpuallocator. It is a module of its own, as
-// the product needs nothing of what it compares itself with.
-module gpu-cdi-plugin/test/allocator
+// The comparison of the allocator with NVIDIA's, https://github.com/NVIDIA/go-gpuallocator. It is a module of its own, so
+// that the product does not depend on it.
+module gpu-cdi-plugin/test/allocation/peer
 
 go 1.26.0
 
@@ -17,4 +17,4 @@ require (
 	golang.org/x/sys v0.49.0 // indirect
 )
 
-replace gpu-cdi-plugin => ../..
+replace gpu-cdi-plugin => ../../..

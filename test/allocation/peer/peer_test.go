@@ -1,4 +1,4 @@
-package allocator
+package peer
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// randomNode is a node whose GPUs are linked at random: on any PCIe path, with up to 18 NVLinks.
+// randomNode returns a node with random PCIe paths and up to 18 NVLinks for each pair.
 func randomNode(random *rand.Rand, gpus int) *gpu.Snapshot {
 	s := &gpu.Snapshot{}
 	for i := range gpus {
@@ -28,7 +28,7 @@ func randomNode(random *rand.Rand, gpus int) *gpu.Snapshot {
 
 func uuid(i int) string { return fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i) }
 
-// question is a request with the GPUs by index.
+// question is a request with GPUs by index.
 type question struct {
 	available, must []int
 	size            int
@@ -53,8 +53,8 @@ func (q question) request(n *allocator.Node) allocator.Request {
 	return r
 }
 
-// askPeer returns the indices that NVIDIA's policy chooses. Short of GPUs to fill its partitions it pads them with none,
-// and it can choose the padded set: then the answer has fewer than were asked for.
+// askPeer returns the indices that NVIDIA's policy chooses. It pads partitions that lack GPUs and can choose the padded set:
+// then the answer has fewer GPUs than requested.
 func askPeer(devices gpuallocator.DeviceList, q question) []int {
 	pick := func(indices []int) (some []*gpuallocator.Device) {
 		for _, i := range indices {
@@ -102,14 +102,14 @@ func newNode(t testing.TB, s *gpu.Snapshot, w allocator.Weights) *allocator.Node
 	return n
 }
 
-// peerWeights are those of the peer.
+// peerWeights returns weights like the peer's.
 func peerWeights() allocator.Weights {
 	w := allocator.DefaultWeights()
 	w.NVSwitch = 0
 	return w
 }
 
-// comparison counts how the answers compare.
+// comparison compares answers with the peer's and counts the results.
 type comparison struct {
 	testing.TB
 	same, other, short int
@@ -123,16 +123,16 @@ func (c *comparison) compare(s *gpu.Snapshot, q question) {
 	o := newOracle(len(s.Devices), q.size, n.Pair)
 	available := bitsOf(q.available)
 	if got, want := o.total(available, bitsOf(ours)), o.total(available, bitsOf(theirs)); got != want {
-		c.Errorf("%+v of %v: %v is of a partition worth %d, the peer's %v of one worth %d", q, s.Links, ours, got, theirs, want)
+		c.Errorf("%+v of %v: %v is of a partition with the score %d, the peer's %v of one with %d", q, s.Links, ours, got, theirs, want)
 	}
-	worth := o.worth[bitsOf(theirs)]
+	theirScore := o.score[bitsOf(theirs)]
 	switch {
-	case choice.Score != o.worth[bitsOf(ours)] || !choice.Exact:
-		c.Errorf("%+v of %v: %v scores %d, said to be %+v", q, s.Links, ours, o.worth[bitsOf(ours)], choice)
+	case choice.Score != o.score[bitsOf(ours)] || !choice.Exact:
+		c.Errorf("%+v of %v: %v scores %d, the allocator reports %+v", q, s.Links, ours, o.score[bitsOf(ours)], choice)
 	case len(theirs) < q.size:
 		c.short++
-	case choice.Score != worth:
-		c.Errorf("%+v of %v: %v scores %d, the peer's %v %d", q, s.Links, ours, choice.Score, theirs, worth)
+	case choice.Score != theirScore:
+		c.Errorf("%+v of %v: %v scores %d, the peer's %v %d", q, s.Links, ours, choice.Score, theirs, theirScore)
 	case slices.Equal(ours, theirs):
 		c.same++
 	default:
@@ -140,14 +140,13 @@ func (c *comparison) compare(s *gpu.Snapshot, q question) {
 	}
 }
 
-// log says how the answers compare.
 func (c *comparison) log() {
 	c.Helper()
-	c.Logf("%d answers are the peer's, %d others score the same, and %d of the peer's have too few GPUs", c.same, c.other, c.short)
+	c.Logf("%d answers are the same, %d are others with the same score; %d of the peer's have too few GPUs", c.same, c.other, c.short)
 }
 
-// TestPartitionOfRandomNodes compares the answers where GPUs are linked at random: all available and every size, then some
-// available and some that must be included. Partitions of the same worth are rare there, so the answers are alike.
+// TestPartitionOfRandomNodes compares the answers on nodes with random links, where partitions of the same score are rare:
+// first all GPUs and every size, then random requests.
 func TestPartitionOfRandomNodes(t *testing.T) {
 	for gpus, cases := range map[int]int{8: 10_000, 12: 1000} {
 		t.Run(fmt.Sprintf("%d GPUs", gpus), func(t *testing.T) {
@@ -164,32 +163,32 @@ func TestPartitionOfRandomNodes(t *testing.T) {
 	}
 }
 
-// TestPartitionOfMachines compares every request of machines on which many sets are equal: there it matters which of the
-// best is taken, and ours are the peer's.
+// TestPartitionOfMachines compares every request on machines where many sets have the same score: ours is the same one of
+// the best sets as the peer's.
 func TestPartitionOfMachines(t *testing.T) {
 	for _, name := range []string{"dgx1-v100", "dgx-h100", "pcie-quad"} {
 		t.Run(name, func(t *testing.T) {
 			s := simulated(t, name)
 			c := comparison{TB: t}
 			for set := 1; set < 1<<len(s.Devices); set++ {
-				available := placesOf(set)
+				available := indicesOf(set)
 				for size := 1; size <= len(available); size++ {
 					c.compare(s, question{available: available, size: size})
 				}
 			}
 			if c.log(); c.other > 0 {
-				t.Errorf("%d sets are not the peer's", c.other)
+				t.Errorf("%d sets differ from the peer's", c.other)
 			}
 		})
 	}
 }
 
-// placesOf are the bits of a set.
-func placesOf(set int) (places []int) {
+// indicesOf returns the bits of a set.
+func indicesOf(set int) (indices []int) {
 	for i := range bits.Len(uint(set)) {
 		if set>>i&1 == 1 {
-			places = append(places, i)
+			indices = append(indices, i)
 		}
 	}
-	return places
+	return indices
 }

@@ -1,0 +1,168 @@
+package peer
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/sim"
+)
+
+func all(n int) []int {
+	var indices []int
+	for i := range n {
+		indices = append(indices, i)
+	}
+	return indices
+}
+
+func simulated(t testing.TB, name string) *gpu.Snapshot {
+	t.Helper()
+	m, err := sim.LoadMachine(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.Snapshot(sim.DefaultDriver)
+}
+
+// percentile returns a percentile of samples in µs.
+func percentile(samples []time.Duration, p int) float64 {
+	slices.Sort(samples)
+	return float64(samples[(len(samples)-1)*p/100].Nanoseconds()) / 1000
+}
+
+func median(samples []time.Duration) float64 { return percentile(samples, 50) }
+
+// figures are samples by what was measured.
+type figures map[string][]time.Duration
+
+// add measures one request.
+func (f figures) measure(b *testing.B, name string, n *allocator.Node, p allocator.Policy, q question) allocator.Choice {
+	r := q.request(n)
+	begin := time.Now()
+	c, err := n.Choose(p, r)
+	f[name] = append(f[name], time.Since(begin))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return c
+}
+
+func (f figures) report(b *testing.B) {
+	for name, samples := range f {
+		b.ReportMetric(median(samples), name+"-µs")
+		b.ReportMetric(percentile(samples, 99), name+"-p99-µs")
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkBesideThePeer compares one request with the peer's: a node with random links, all GPUs available. The node is new
+// for each request, since the peer has no cache either; "again" is the same request of the same node.
+func BenchmarkBesideThePeer(b *testing.B) {
+	for gpus, sizes := range map[int][]int{8: {1, 2, 3, 4, 5, 6, 7, 8}, 16: {2, 3, 4}} {
+		for _, size := range sizes {
+			b.Run(fmt.Sprintf("%d of %d", size, gpus), func(b *testing.B) {
+				random := rand.New(rand.NewPCG(uint64(gpus), uint64(size)))
+				q, f := question{available: all(gpus), size: size}, figures{}
+				for b.Loop() {
+					s := randomNode(random, gpus)
+					f.measure(b, "topology", newNode(b, s, allocator.DefaultWeights()), allocator.Topology, q)
+					n := newNode(b, s, allocator.DefaultWeights())
+					f.measure(b, "partition", n, allocator.Partition, q)
+					f.measure(b, "again", n, allocator.Partition, q)
+					devices := peerDevices(s)
+					begin := time.Now()
+					askPeer(devices, q)
+					f["peer"] = append(f["peer"], time.Since(begin))
+				}
+				b.ReportMetric(median(f["peer"])/median(f["partition"]), "x-partition")
+				b.ReportMetric(median(f["peer"])/median(f["topology"]), "x-topology")
+				f.report(b)
+			})
+		}
+	}
+}
+
+// BenchmarkSixteen measures requests of every size on 16 GPUs: with random links, and on a machine on which many sets have
+// the same score.
+func BenchmarkSixteen(b *testing.B) {
+	random := rand.New(rand.NewPCG(16, 16))
+	for name, node := range map[string]func() *gpu.Snapshot{
+		"random links": func() *gpu.Snapshot { return randomNode(random, 16) },
+		"hgx-16":       func() *gpu.Snapshot { return simulated(b, "hgx-16") },
+	} {
+		for size := 1; size <= 16; size++ {
+			b.Run(fmt.Sprintf("%s/%d of 16", name, size), func(b *testing.B) {
+				q, f := question{available: all(16), size: size}, figures{}
+				for b.Loop() {
+					s := node()
+					f.measure(b, "topology", newNode(b, s, allocator.DefaultWeights()), allocator.Topology, q)
+					n := newNode(b, s, allocator.DefaultWeights())
+					f.measure(b, "partition", n, allocator.Partition, q)
+					f.measure(b, "again", n, allocator.Partition, q)
+				}
+				f.report(b)
+			})
+		}
+	}
+}
+
+// fabric returns a machine with 128 GPUs on PCIe switches. With cubes, every eight of them form a hybrid cube mesh of
+// NVLinks, as in a DGX-1V; then the scores do not follow a tree.
+func fabric(t testing.TB, cubes bool) *gpu.Snapshot {
+	t.Helper()
+	s := simulated(t, "pcie-fabric-128")
+	for i := range s.Links {
+		if l := &s.Links[i]; cubes && l.A/8 == l.B/8 {
+			l.NVLinks = cube[l.A%8][l.B%8]
+		}
+	}
+	return s
+}
+
+// cube has the NVLinks of a DGX-1V (NVIDIA DGX-1 With Tesla V100 System Architecture, WP-08437).
+var cube = [8][8]int{
+	{0, 1, 1, 2, 2, 0, 0, 0},
+	{1, 0, 2, 1, 0, 2, 0, 0},
+	{1, 2, 0, 2, 0, 0, 1, 0},
+	{2, 1, 2, 0, 0, 0, 0, 1},
+	{2, 0, 0, 0, 0, 1, 1, 2},
+	{0, 2, 0, 0, 1, 0, 2, 1},
+	{0, 0, 1, 0, 1, 2, 0, 2},
+	{0, 0, 0, 1, 2, 1, 2, 0},
+}
+
+// BenchmarkFabric measures requests of up to 16 of 128 GPUs, some of which are in use. worst-bound is the highest bound in
+// proportion to the score of its answer, its-score.
+func BenchmarkFabric(b *testing.B) {
+	for name, s := range map[string]*gpu.Snapshot{"PCIe": fabric(b, false), "cube meshes": fabric(b, true)} {
+		n := newNode(b, s, allocator.DefaultWeights())
+		for _, policy := range []allocator.Policy{allocator.Topology, allocator.NUMA} {
+			for size := 1; size <= 16; size++ {
+				b.Run(fmt.Sprintf("%s/%s/%d of 128", name, policy, size), func(b *testing.B) {
+					benchmarkFabric(b, n, policy, size)
+				})
+			}
+		}
+	}
+}
+
+func benchmarkFabric(b *testing.B, n *allocator.Node, policy allocator.Policy, size int) {
+	random := rand.New(rand.NewPCG(128, uint64(size)))
+	f := figures{}
+	score, bound, share := 0, 0, 0.0
+	for b.Loop() {
+		q := question{available: random.Perm(128)[:size+random.IntN(128-size+1)], size: size}
+		c := f.measure(b, "request", n, policy, q)
+		if of := float64(c.Bound) / float64(max(c.Score, 1)); of > share {
+			score, bound, share = c.Score, c.Bound, of
+		}
+	}
+	b.ReportMetric(float64(bound), "worst-bound")
+	b.ReportMetric(float64(score), "its-score")
+	f.report(b)
+}
