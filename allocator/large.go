@@ -1,73 +1,135 @@
 package allocator
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
-// maxSteps is the most sets that a request looks into where scores follow no tree: some 2 ms of 128 GPUs.
-const maxSteps = 2000
+// Nodes of more than tableGPUs GPUs have no table. The scores are clustered into a tree instead.
 
-// topology is the answer to Topology where there are too many GPUs for a table: the best of the tree; where that only
-// bounds the best, a search goes on from it, and takes from the steps that are left.
-func (n *Node) topology(q query, steps *int) found {
-	x, most := n.searchTree(q)
-	if n.tree.exact {
-		return found{set: x, score: most, exact: true}
+// tree is the single-linkage clustering of the GPUs: the GPUs below one switch have the same score with those below
+// another. Its scores u(a,b) ≥ s(a,b) are the lowest that follow a tree. Where u = s, as on every PCIe fabric, also with
+// islands of NVLinks in it, the best set of any size is made of the best sets of the clusters. Elsewhere the best score by
+// u bounds the best by s.
+type tree struct {
+	// merges join two clusters each, the highest score first. Cluster i < GPUs is GPU i; cluster GPUs+i is merges[i].
+	merges []merge
+	exact  bool // u = s
+}
+
+// merge is a cluster of two others. By u, each GPU of one has this score with each of the other.
+type merge struct{ a, b, score int }
+
+// newTree merges the pairs with the highest score first, as Kruskal's algorithm does.
+func newTree(score [][]int32) tree {
+	type pair struct{ a, b, score int }
+	var pairs []pair
+	for a := range score {
+		for b := range a {
+			pairs = append(pairs, pair{a, b, int(score[a][b])})
+		}
 	}
-	s := n.newBranching(q, x)
-	s.steps = *steps
-	s.start(q)
-	*steps = s.steps
-	bound := max(min(most, s.open)-s.score, 0)
-	return found{set: s.best, score: s.score, exact: bound == 0, bound: bound}
-}
-
-// branching is a search by branch and bound: a GPU is taken or left out, and what cannot become better is not looked into.
-type branching struct {
-	node  *Node
-	steps int // that may still be taken
-	best  set
-	score int // of best
-	open  int // the most that a set can score which was not looked into
-	// nearest[g][i] is the score of GPU g with the i that are nearest to it.
-	nearest [][]int
-	most    []int  // see bound
-	stack   []free // what the searches under way look at
-}
-
-// free is a GPU that may be taken, with its score with those that were.
-type free struct{ gpu, score int }
-
-func (n *Node) newBranching(q query, start set) *branching {
-	s := &branching{node: n, nearest: make([][]int, len(n.gpus)), most: make([]int, q.size)}
-	s.best, s.score = n.improve(q, start)
-	from := q.from.places()
-	row := make([]int, 0, len(from))
-	for _, g := range from {
-		row = row[:0]
-		for _, other := range from {
-			if other != g {
-				row = append(row, int(n.score[g][other]))
+	slices.SortStableFunc(pairs, func(x, y pair) int { return cmp.Compare(y.score, x.score) })
+	cluster := make([]int, len(score)) // of each GPU
+	members := make([][]int, len(score), 2*len(score))
+	for g := range cluster {
+		cluster[g], members[g] = g, []int{g}
+	}
+	t := tree{exact: true}
+	for _, p := range pairs {
+		a, b := cluster[p.a], cluster[p.b]
+		if a == b {
+			continue
+		}
+		for _, x := range members[a] {
+			for _, y := range members[b] {
+				t.exact = t.exact && int(score[x][y]) == p.score
 			}
 		}
-		slices.SortFunc(row, func(a, b int) int { return b - a })
-		sums := make([]int, q.size)
-		for i := range min(len(row), q.size-1) {
-			sums[i+1] = sums[i] + row[i]
+		joined := slices.Concat(members[a], members[b])
+		for _, x := range joined {
+			cluster[x] = len(members)
 		}
-		s.nearest[g] = sums
+		members = append(members, joined)
+		t.merges = append(t.merges, merge{a, b, p.score})
 	}
-	return s
+	return t
 }
 
-// improve swaps one GPU at a time for a better one for as long as there is one.
-func (n *Node) improve(q query, x set) (set, int) {
+// share is the best choice of a number of GPUs in a cluster.
+type share struct {
+	ok    bool
+	score int // by u
+	taken int // the score with all available GPUs: the lower, the better connected is what is left
+	set   set
+}
+
+// searchTree returns the best set by u, and its score by u.
+func (n *Node) searchTree(q query) (set, int) {
+	clusters := make([][]share, 0, len(n.gpus)+len(n.tree.merges)) // for each, the shares of 0, 1, 2 and so on
+	for g := range n.gpus {
+		shares := []share{{ok: !q.must.contains(g)}}
+		if q.from.contains(g) {
+			one := share{ok: true, taken: n.scoreWith(q.available, g)}
+			one.set.add(g)
+			shares = append(shares, one)
+		}
+		clusters = append(clusters, shares)
+	}
+	for _, m := range n.tree.merges {
+		clusters = append(clusters, join(clusters[m.a], clusters[m.b], m.score, q.size))
+	}
+	best := clusters[len(clusters)-1][q.size]
+	return best.set, best.score
+}
+
+// join combines the shares of two clusters, up to a size.
+func join(a, b []share, score, size int) []share {
+	both := make([]share, min(len(a)+len(b)-1, size+1))
+	for i := range a {
+		for j := 0; j < len(b) && i+j < len(both); j++ {
+			if !a[i].ok || !b[j].ok {
+				continue
+			}
+			s := share{ok: true, score: a[i].score + b[j].score + i*j*score, taken: a[i].taken + b[j].taken}
+			best := &both[i+j]
+			if best.ok && cmp.Or(cmp.Compare(best.score, s.score), cmp.Compare(s.taken, best.taken)) > 0 {
+				continue
+			}
+			s.set = a[i].set.union(b[j].set)
+			if !best.ok || s.score != best.score || s.taken != best.taken || s.set.before(best.set) {
+				*best = s
+			}
+		}
+	}
+	return both
+}
+
+// searchLarge answers a query on a large node.
+func (n *Node) searchLarge(p Policy, q query) found {
+	if p == NUMA {
+		return n.searchLargeNUMA(q)
+	}
+	x, most := n.searchTree(q)
+	if !n.tree.exact {
+		x = n.improve(q, x)
+	}
+	f := found{set: x, score: n.scoreOf(x)}
+	f.bound = most - f.score
+	f.exact = f.bound == 0 && p != Partition
+	return f
+}
+
+// improve swaps a GPU for the one that adds most, as long as that raises the score.
+func (n *Node) improve(q query, x set) set {
 	with := make([]int, len(n.gpus)) // the score of each GPU with x
 	for g := range with {
-		with[g] = n.with(x, g)
+		with[g] = n.scoreWith(x, g)
 	}
 	for {
 		out, in, gain := 0, 0, 0
-		others := q.from.without(x).places()
-		for _, a := range x.without(q.must).places() {
+		others := q.from.difference(x).members()
+		for _, a := range x.difference(q.must).members() {
 			for _, b := range others {
 				if g := with[b] - int(n.score[a][b]) - with[a]; g > gain {
 					out, in, gain = a, b, g
@@ -75,7 +137,7 @@ func (n *Node) improve(q query, x set) (set, int) {
 			}
 		}
 		if gain == 0 {
-			return x, n.scoreOf(x)
+			return x
 		}
 		x.remove(out)
 		x.add(in)
@@ -85,125 +147,118 @@ func (n *Node) improve(q query, x set) (set, int) {
 	}
 }
 
-// with is what GPU g scores with the set.
-func (n *Node) with(x set, g int) int {
-	sum := 0
-	for _, other := range x.places() {
-		sum += int(n.score[g][other])
+// maxNUMASets is the most sets of NUMA nodes that a request tries.
+const maxNUMASets = 32
+
+// searchLargeNUMA tries the sets of NUMA nodes that are as small as possible.
+func (n *Node) searchLargeNUMA(q query) found {
+	// The NUMA nodes of what must be included are used in any case. Of the others those with most GPUs come first.
+	var forced set
+	var others []set
+	for _, node := range n.numa {
+		switch usable := node.intersection(q.from); {
+		case node.intersection(q.must) != set{}:
+			forced = forced.union(usable)
+		case usable != set{}:
+			others = append(others, usable)
+		}
 	}
-	return sum
+	slices.SortStableFunc(others, func(a, b set) int { return b.len() - a.len() })
+	count := 0
+	for total := forced.len(); total < q.size; count++ {
+		total += others[count].len()
+	}
+	taken := func(x set) int {
+		sum := 0
+		for _, g := range x.members() {
+			sum += n.scoreWith(q.available, g)
+		}
+		return sum
+	}
+	best, tried, most := found{score: -1}, 0, 0
+	complete := eachUnion(forced, others, count, q.size, func(from set) bool {
+		if tried == maxNUMASets {
+			return false
+		}
+		tried++
+		part := q
+		part.from = from
+		f := n.searchLarge(Topology, part)
+		most = max(most, f.score+f.bound)
+		if f.score > best.score || f.score == best.score && taken(f.set) < taken(best.set) {
+			best = f
+		}
+		return true
+	})
+	if !complete {
+		all := n.searchLarge(Topology, q)
+		most = all.score + all.bound
+	}
+	best.bound = most - best.score
+	best.exact = best.bound == 0
+	for _, node := range n.numa {
+		if node.intersection(best.set) != (set{}) {
+			best.nodes++
+		}
+	}
+	return best
 }
 
-func (n *Node) scoreOf(x set) int {
-	sum := 0
-	for _, g := range x.places() {
-		sum += n.with(x, g)
+// eachUnion visits the union of base and each count of the sets that has at least size GPUs, until visit returns false,
+// which it returns. The largest sets come first.
+func eachUnion(base set, sets []set, count, size int, visit func(set) bool) bool {
+	if count == 0 {
+		return visit(base)
 	}
-	return sum / 2
-}
-
-// start looks at every set that the query allows.
-func (s *branching) start(q query) {
-	var all []free
-	for _, g := range q.from.without(q.must).places() {
-		all = append(all, free{g, s.node.with(q.must, g)})
-	}
-	s.search(q.must, s.node.scoreOf(q.must), all, q.size-q.must.len())
-}
-
-// search looks at the sets of those taken, which have that score, and left more of those that are free.
-func (s *branching) search(taken set, score int, all []free, left int) {
-	if left == 0 {
-		if score > s.score {
-			s.best, s.score = taken, score
+	for i := 0; i <= len(sets)-count; i++ {
+		most := base.len()
+		for _, s := range sets[i : i+count] {
+			most += s.len()
 		}
-		return
-	}
-	if len(all) < left {
-		return
-	}
-	first, most := s.bound(all, left)
-	most += score
-	if most <= s.score {
-		return
-	}
-	if s.steps == 0 {
-		s.open = max(s.open, most)
-		return
-	}
-	s.steps--
-	kept := len(s.stack)
-	row := s.node.score[first.gpu]
-	for _, f := range all {
-		if f.gpu != first.gpu {
-			s.stack = append(s.stack, free{f.gpu, f.score + int(row[f.gpu])})
+		if most < size {
+			return true
 		}
-	}
-	with := taken
-	with.add(first.gpu)
-	s.search(with, score+first.score, s.stack[kept:], left-1)
-	// A set without the first but with another that is just like it is no better than one with the first.
-	s.stack = s.stack[:kept]
-	for _, f := range all {
-		if s.node.kind[f.gpu] != s.node.kind[first.gpu] {
-			s.stack = append(s.stack, f)
-		}
-	}
-	s.search(taken, score, s.stack[kept:], left)
-	s.stack = s.stack[:kept]
-}
-
-// bound is the most that left of the GPUs can add, and the one that can add most. Twice what one can add is its score with
-// those taken, which is its own, and half of its score with those that follow, which it has in common with them.
-func (s *branching) bound(all []free, left int) (free, int) {
-	first, sum := all[0], 0
-	most := s.most[:left] // the highest, in order
-	clear(most)
-	for _, f := range all {
-		adds := 2*f.score + s.nearest[f.gpu][left-1]
-		if adds > most[0] {
-			first = f
-		}
-		if adds <= most[left-1] {
-			continue
-		}
-		i := left - 1
-		for ; i > 0 && most[i-1] < adds; i-- {
-			most[i] = most[i-1]
-		}
-		most[i] = adds
-	}
-	for _, adds := range most {
-		sum += adds
-	}
-	return first, sum / 2
-}
-
-// fillKinds numbers the GPUs, those alike that score the same with every other: a search needs to leave out only one of
-// them.
-func (n *Node) fillKinds() {
-	n.kind = make([]int, len(n.gpus))
-	for a := range n.gpus {
-		n.kind[a] = a
-		for b := range a {
-			if n.alike(a, b) {
-				n.kind[a] = n.kind[b]
-				break
-			}
-		}
-	}
-}
-
-// alike tells that two GPUs score the same with every other.
-func (n *Node) alike(a, b int) bool {
-	for g := range n.gpus {
-		if g != a && g != b && n.score[a][g] != n.score[b][g] {
+		if !eachUnion(base.union(sets[i]), sets[i+1:], count-1, size, visit) {
 			return false
 		}
 	}
 	return true
 }
 
-func without(gpus []int, leave func(int) bool) []int {
-	return slices.DeleteFunc(slices.Clone(gpus), leave)
+// rankLarge makes a search for the best set a search for the best k sets. A set other than the best set x lacks a GPU of
+// x. For each GPU of x, the best set without it, but with the GPUs of x before it, answers another query, and the best of
+// these is the second (Murty, An Algorithm for Ranking all the Assignments in Order of Increasing Cost, 1968). The query
+// of the second best set is then divided in the same way.
+func rankLarge(q query, k int, search func(query) found) []found {
+	type part struct {
+		query
+		found
+	}
+	parts := []part{{q, search(q)}}
+	var all []found
+	for len(parts) > 0 {
+		best := 0
+		for i := range parts {
+			a, b := &parts[i].found, &parts[best].found
+			if cmp.Or(cmp.Compare(a.nodes, b.nodes), cmp.Compare(b.score, a.score)) < 0 {
+				best = i
+			}
+		}
+		x := parts[best]
+		parts = slices.Delete(parts, best, best+1)
+		all = append(all, x.found)
+		if len(all) == k {
+			break
+		}
+		rest := x.query
+		for _, g := range x.set.difference(x.must).members() {
+			without := rest
+			without.from.remove(g)
+			if without.from.len() >= q.size {
+				parts = append(parts, part{without, search(without)})
+			}
+			rest.must.add(g)
+		}
+	}
+	return all
 }

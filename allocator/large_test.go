@@ -8,20 +8,20 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"gpu-cdi-plugin/gpu"
 )
 
-// asLarge is a small node that is searched as if it had too many GPUs for a table, so that everything can be tried.
-func asLarge(o *oracle) *Node {
+// largeNode returns a node that is searched as if it had too many GPUs for a table. So the oracle can check it.
+func largeNode(o *oracle) *Node {
 	n := o.node()
-	n.table = nil
-	n.fillTree()
-	n.fillKinds()
+	n.table, n.next, n.tree = nil, nil, newTree(n.score)
 	return n
 }
 
-func setOf(places []int) set {
+func setOf(gpus []int) set {
 	var s set
-	for _, g := range places {
+	for _, g := range gpus {
 		s.add(g)
 	}
 	return s
@@ -33,9 +33,9 @@ func (p *problem) query() query {
 	return q
 }
 
-// drawTree draws scores that follow a tree: GPUs are split at random, again and again, each time the nearer.
+// drawTree draws scores that follow a tree: it splits the GPUs at random, again and again, with ever higher scores.
 func drawTree(t *rapid.T, n int) *oracle {
-	o := drawMatrix(t, n)
+	o := drawOracle(t, n)
 	var split func(gpus []int, score int)
 	split = func(gpus []int, score int) {
 		if len(gpus) < 2 {
@@ -47,23 +47,15 @@ func drawTree(t *rapid.T, n int) *oracle {
 				o.score[a][b], o.score[b][a] = score, score
 			}
 		}
-		nearer := score + rapid.IntRange(0, 2).Draw(t, "nearer by")
-		split(gpus[:at], nearer)
-		split(gpus[at:], nearer)
+		higher := score + rapid.IntRange(0, 2).Draw(t, "higher by")
+		split(gpus[:at], higher)
+		split(gpus[at:], higher)
 	}
-	split(rapid.Permutation(places(n)).Draw(t, "order"), 1)
+	split(rapid.Permutation(allIndices(n)).Draw(t, "order"), 1)
 	return o
 }
 
-func places(n int) []int {
-	all := make([]int, n)
-	for i := range all {
-		all[i] = i
-	}
-	return all
-}
-
-// withoutNext is the best set for large nodes: what the next requests could get does not count.
+// withoutNext returns the best set by Topology without L, as on large nodes.
 func (o *oracle) withoutNext(p problem) []int {
 	all := p.candidates()
 	slices.SortStableFunc(all, func(a, b []int) int {
@@ -72,12 +64,12 @@ func (o *oracle) withoutNext(p problem) []int {
 	return all[0]
 }
 
-func TestScoresOfATreeAreAnsweredExactly(t *testing.T) {
+func TestLargeNodeWithTreeIsAnsweredExactly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := drawTree(t, upTo(t, 1, 10, "GPUs"))
-		n, p := asLarge(o), drawProblem(t, len(o.score))
+		n, p := largeNode(o), drawProblem(t, len(o.score))
 		if !n.tree.exact {
-			t.Fatal("the scores are not seen to follow a tree")
+			t.Fatal("the tree is not exact")
 		}
 		want := o.withoutNext(p)
 		if f, exact := n.searchLarge(Topology, p.query()), (found{set: setOf(want), score: o.sum(want), exact: true}); f != exact {
@@ -86,92 +78,59 @@ func TestScoresOfATreeAreAnsweredExactly(t *testing.T) {
 	})
 }
 
-func TestTheBoundHolds(t *testing.T) {
+// Where the scores follow no tree, the answer is valid, the best score is within the bound, and no swap improves it.
+func TestLargeNodeWithoutTreeIsAnsweredWithinTheBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := drawMatrix(t, upTo(t, 1, 11, "GPUs"))
-		n, p := asLarge(o), drawProblem(t, len(o.score))
-		q := p.query()
-		x, most := n.searchTree(q)
-		s := n.newBranching(q, x)
-		s.best = setOf(p.candidates()[0]) // whatever it begins with
-		s.score = o.sum(s.best.places())
-		s.steps = rapid.IntRange(0, 20).Draw(t, "steps")
-		s.start(q)
-		best := o.sum(o.withoutNext(p))
+		o := drawOracle(t, upTo(t, 1, 11, "GPUs"))
+		n, p := largeNode(o), drawProblem(t, len(o.score))
+		policy := rapid.SampledFrom([]Policy{Topology, NUMA}).Draw(t, "policy")
+		f, want := n.searchLarge(policy, p.query()), o.topology(p, policy == NUMA)
+		x, best := f.set.members(), o.sum(want)
 		switch {
-		case most < best:
-			t.Errorf("by the tree %d is the most, and %d can be had", most, best)
-		case s.score != o.sum(s.best.places()) || !p.fulfils(s.best.places()):
-			t.Errorf("%v with the score %d is no answer", s.best.places(), s.score)
-		case s.score > best || max(s.score, s.open) < best:
-			t.Errorf("%d was found, and at most %d could be; %d can be had", s.score, s.open, best)
+		case !p.fulfils(x) || f.score != o.sum(x) || policy == NUMA && o.nodes(x) != o.nodes(want):
+			t.Errorf("%s, %+v: %v with the score %d is no answer", policy, p, x, f.score)
+		case f.score > best || f.score+f.bound < best || f.exact != (f.bound == 0):
+			t.Errorf("%s, %+v: the best score is %d, and the answer %+v", policy, p, best, f)
 		}
-		// With all the steps it is the best, since there are few sets.
-		if f := n.searchLarge(Topology, q); f.score != best || !f.exact {
-			t.Errorf("%+v: %+v, want the score %d", p, f, best)
+		if policy == NUMA {
+			return
 		}
-	})
-}
-
-func TestGPUsAreAlikeThatScoreTheSame(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		o := drawMatrix(t, upTo(t, 1, 6, "GPUs"))
-		n := asLarge(o)
-		for a := range o.score {
-			for b := range a {
-				same := slices.Equal(withoutTwo(o.score[a], a, b), withoutTwo(o.score[b], a, b))
-				if same != (n.kind[a] == n.kind[b]) {
-					t.Errorf("of %v: that %d and %d are alike is not %v", o.score, a, b, !same)
+		for _, out := range minus(x, p.must) {
+			for _, in := range minus(p.available, x) {
+				if o.sum(append(minus(x, []int{out}), in)) > f.score {
+					t.Errorf("%+v: in %v, GPU %d is better than %d", p, x, in, out)
 				}
 			}
 		}
 	})
 }
 
-// withoutTwo is a row without two of its columns.
-func withoutTwo(row []int, a, b int) []int {
-	return slices.Concat(row[:b], row[b+1:a], row[a+1:])
-}
-
-func TestLargeNodesTakeFewestNUMANodes(t *testing.T) {
+func TestLargeNodeUsesFewestNUMANodes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := drawMatrix(t, upTo(t, 1, 10, "GPUs"))
-		n, p := asLarge(o), drawProblem(t, len(o.score))
+		o := drawTree(t, upTo(t, 1, 10, "GPUs"))
+		for g := range o.numa {
+			o.numa[g] = rapid.IntRange(gpu.NoNUMANode, 3).Draw(t, "NUMA node")
+		}
+		n, p := largeNode(o), drawProblem(t, len(o.score))
 		if p.size == 0 {
-			t.Skip("nothing is asked for")
+			t.Skip("no GPU is requested")
 		}
 		f, want := n.searchLarge(NUMA, p.query()), o.topology(p, true)
-		if x := f.set.places(); o.nodes(x) != o.nodes(want) || f.nodes != o.nodes(x) || f.score != o.sum(want) || !f.exact || !p.fulfils(x) {
+		x := f.set.members()
+		if o.nodes(x) != o.nodes(want) || f.nodes != o.nodes(x) || f.score != o.sum(want) || !f.exact || !p.fulfils(x) {
 			t.Errorf("%+v: %v %+v, want %v with the score %d", p, x, f, want, o.sum(want))
 		}
 	})
 }
 
-// However many sets of NUMA nodes there are, a request looks into maxSteps sets of GPUs in all.
-func TestStepsAreSharedByNUMANodes(t *testing.T) {
-	o := randomOracle(rand.New(rand.NewPCG(5, 6)), 64, 2000)
-	for g := range 64 {
-		o.numa[g] = g / 8
+// There are too many sets of 16 of 64 NUMA nodes to try each. Those that are too small must not be tried.
+func TestLargeNodeWithManyNUMANodes(t *testing.T) {
+	o := newOracle(65)
+	for g := range o.numa {
+		o.numa[g] = min(g, 63) // the last has two GPUs
 	}
 	n := o.node()
-	q := query{from: setOf(places(64)), size: 12} // of two of eight NUMA nodes
-	q.available = q.from
-	for _, steps := range []int{0, 10, 300} {
-		f := n.fewestNUMANodes(q, &steps)
-		if x := f.set.places(); steps != 0 || f.exact || f.bound == 0 || o.nodes(x) != 2 || len(x) != 12 || f.score != o.sum(x) {
-			t.Errorf("%d steps are left, and the answer is %v, %+v", steps, x, f)
-		}
-	}
-}
-
-// A union that is too small must not be looked at one by one: there are more than any time allows.
-func TestManyNUMANodes(t *testing.T) {
-	o := &oracle{score: square[int](65), numa: make([]int, 65)}
-	for g := range 65 {
-		o.numa[g] = min(g, 63) // the last has two
-	}
-	n := o.node()
-	c, err := n.Choose(NUMA, Request{Available: all(n), Size: 17})
+	c, err := n.Choose(NUMA, Request{Available: n.UUIDs(), Size: 17})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,76 +139,63 @@ func TestManyNUMANodes(t *testing.T) {
 	}
 }
 
-func TestRankIsInOrder(t *testing.T) {
+// If not all sets of NUMA nodes are tried, the bound covers those too.
+func TestLargeNodeBoundsUntriedNUMANodes(t *testing.T) {
+	o := newOracle(64).withScores(func(a, b int) int { return a * b % 7 })
+	for g := range o.numa {
+		o.numa[g] = g / 2
+	}
+	n := o.node()
+	f := n.searchLarge(NUMA, query{available: setOf(allIndices(64)), from: setOf(allIndices(64)), size: 8})
+	best := n.searchLarge(Topology, query{available: setOf(allIndices(64)), from: setOf(allIndices(64)), size: 8})
+	if f.nodes != 4 || f.exact || f.score+f.bound < best.score {
+		t.Errorf("%+v; on any NUMA nodes %+v", f, best)
+	}
+}
+
+func TestRankReturnsTheBestSetsInOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := drawMatrix(t, upTo(t, 1, 8, "GPUs"))
+		o := drawTree(t, upTo(t, 1, 8, "GPUs"))
+		for g := range o.numa {
+			o.numa[g] = rapid.IntRange(gpu.NoNUMANode, 3).Draw(t, "NUMA node")
+		}
 		p := drawProblem(t, len(o.score))
-		var want [][2]int // NUMA nodes and score
-		numa := rapid.Bool().Draw(t, "numa")
-		policy := map[bool]Policy{true: NUMA, false: Topology}[numa]
-		kind := func(x []int) [2]int {
-			if numa {
+		policy := rapid.SampledFrom([]Policy{Topology, NUMA}).Draw(t, "policy")
+		merit := func(x []int) [2]int { // NUMA nodes and score
+			if policy == NUMA {
 				return [2]int{o.nodes(x), o.sum(x)}
 			}
 			return [2]int{0, o.sum(x)}
 		}
+		var want [][2]int
 		for _, x := range p.candidates() {
-			want = append(want, kind(x))
+			want = append(want, merit(x))
 		}
 		slices.SortFunc(want, func(a, b [2]int) int { return cmp.Or(a[0]-b[0], b[1]-a[1]) })
 		k := rapid.IntRange(1, 6).Draw(t, "ranks")
 		want = want[:min(k, len(want))]
-		for name, n := range map[string]*Node{"by table": o.node(), "by parts": asLarge(o)} {
-			var all []found
-			if n.table == nil {
-				all = runnersUp(p.query(), k, func(q query) found { return n.searchLarge(policy, q) })
-			} else {
-				all = n.search(policy, p.query(), k)
-			}
+		for name, n := range map[string]*Node{"small": o.node(), "large": largeNode(o)} {
 			var got [][2]int
 			seen := map[set]bool{}
-			for _, f := range all {
-				got = append(got, kind(f.set.places()))
+			for _, f := range n.rank(policy, p.query(), k) {
+				got = append(got, merit(f.set.members()))
 				if seen[f.set] {
-					t.Errorf("%s: %v is there twice", name, f.set.places())
+					t.Errorf("%s node: %v is listed twice", name, f.set.members())
 				}
 				seen[f.set] = true
 			}
 			if diff := gocmp.Diff(want, got); diff != "" {
-				t.Errorf("%s, %s of %+v (-want +got):\n%s", policy, name, p, diff)
+				t.Errorf("%s node, %s of %+v (-want +got):\n%s", name, policy, p, diff)
 			}
 		}
 	})
 }
 
-// What is remembered of one question is no answer to another that falls to the same slot.
-func TestQuestionsAreToldApart(t *testing.T) {
-	asked := question{policy: Topology, query: query{size: 2}, k: 1}
-	var c cache
-	for i := range c.slots {
-		c.slots[i].Store(&answer{asked, []found{{score: 7}}})
-	}
-	if got := c.get(asked); len(got) != 1 || got[0].score != 7 {
-		t.Errorf("%+v is remembered", got)
-	}
-	for name, q := range map[string]question{
-		"another policy":            {policy: NUMA, query: asked.query, k: 1},
-		"other GPUs":                {policy: Topology, query: query{size: 2, from: set{1}}, k: 1},
-		"another number of answers": {policy: Topology, query: asked.query, k: 3},
-	} {
-		if got := c.get(q); got != nil {
-			t.Errorf("%s: %+v is remembered", name, got)
-		}
-	}
-}
-
-// The kinds of scores of a real fabric, with more GPUs than a table can hold: exact, and as fast as it has to be.
-func TestAFabricOf128IsAnsweredExactly(t *testing.T) {
+func TestPCIeFabricOf128IsAnsweredExactly(t *testing.T) {
 	n := fabric(4, 8, 16)
 	rng := rand.New(rand.NewPCG(3, 4))
 	for size := range 17 {
-		available := rng.Perm(128)[:100]
-		c, err := n.Choose(Topology, Request{Available: uuids(n, available...), Size: size})
+		c, err := n.Choose(Topology, Request{Available: uuids(n, rng.Perm(128)[:100]...), Size: size})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -257,29 +203,12 @@ func TestAFabricOf128IsAnsweredExactly(t *testing.T) {
 			t.Errorf("%d of 128: %+v", size, c)
 		}
 	}
-	// Four of eight that are left are two of each of two switches of one NUMA node, not four of two NUMA nodes.
+	// The best four are two each of two switches of one NUMA node, not four of two NUMA nodes.
 	c, err := n.Choose(Topology, Request{Available: uuids(n, 0, 1, 4, 5, 8, 9, 16, 17), Size: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := gocmp.Diff(Choice{IDs: uuids(n, 0, 1, 4, 5), Score: 2*50 + 4*30, Exact: true}, c); diff != "" {
-		t.Error(diff)
+		t.Errorf("choice (-want +got):\n%s", diff)
 	}
-}
-
-// With few available GPUs a node that has no table gets one for them.
-func TestFewOfALargeNodeAreAnsweredExactly(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		o := drawMatrix(t, 18)
-		n := o.node()
-		p := drawProblem(t, len(o.score))
-		some := rapid.Permutation(p.available).Draw(t, "available")
-		p.available = slices.Sorted(slices.Values(some[:min(len(some), 8)]))
-		p.must = slices.DeleteFunc(p.must, func(g int) bool { return !slices.Contains(p.available, g) })
-		p.size = rapid.IntRange(len(p.must), len(p.available)).Draw(t, "size")
-		if n.tree.exact {
-			t.Skip("a tree needs no table")
-		}
-		check(t, n, o, p)
-	})
 }

@@ -2,178 +2,138 @@ package allocator
 
 import (
 	"fmt"
-	"hash/maphash"
+	"math/bits"
 	"slices"
 
 	"gpu-cdi-plugin/gpu"
 )
 
 const (
-	// MaxGPUs is the most GPUs that a Node can have. The driver has minor numbers for 248 (kernel-open's nv-chardev-numbers.h).
-	MaxGPUs = 256
-	// MaxScore is the most that a pair of GPUs can score.
-	MaxScore = 10_000_000
-	// tableGPUs is the most GPUs for which the score of every set is kept: 2^16 numbers of 4 bytes.
+	// maxGPUs is the most GPUs of a Node. The driver has minor numbers for 248 (kernel-open's nv-chardev-numbers.h).
+	maxGPUs = 256
+	// maxScore is the highest score of a pair. The sums over the pairs of tableGPUs GPUs then fit into 32 bits.
+	maxScore = 10_000_000
+	// tableGPUs is the most GPUs for which a Node has the score of every set: 2^16 numbers of 4 bytes.
 	tableGPUs = 16
 )
 
-// GPU is a GPU of a Node.
-type GPU struct {
-	// UUID is the GPU's name in requests.
-	UUID string
-	// Index is the driver's.
-	Index int
-	// NUMANode is the NUMA node it is attached to, or gpu.NoNUMANode.
-	NUMANode int
-}
-
-// Node has the usable GPUs of a node and how well each two are connected, prepared for requests. It does not change.
+// Node has the usable GPUs of a node and the scores of their pairs. It is immutable.
 type Node struct {
-	gpus   []GPU
-	byUUID map[string]int
-	score  [][]int32
-	numa   []set // the GPUs of each NUMA node
-	// table and next are of every set of GPUs, by its bits, if there are at most tableGPUs; otherwise they are nil: its
-	// score, and what requests of the usual sizes could get of it.
-	table, next []int32
-	// tree is there where no table is.
-	tree  tree
-	kind  []int // of each GPU, see fillKinds
-	whole *Pool
-	cache cache
+	gpus  []nodeGPU
+	index map[string]int // of gpus, by UUID
+	score [][]int32      // of each pair
+	numa  []set          // the GPUs of each NUMA node
+	whole *Pool          // the GPUs as devices
+
+	// With at most tableGPUs GPUs; otherwise nil:
+	table []int32  // the score of every set, by its bits
+	next  []int32  // what the next requests could get of every set: L in Topology
+	kinds []uint32 // sets of GPUs that can be exchanged without a change of any score
+
+	tree tree // with more GPUs
 }
 
-// NewNode prepares the GPUs of a snapshot that could be read and that have a UUID, in the snapshot's order. The error
-// is about the weights, or more than MaxGPUs.
+// nodeGPU is a GPU of a Node.
+type nodeGPU struct {
+	uuid     string
+	numaNode int
+}
+
+// NewNode prepares the GPUs of a snapshot that could be read and have a UUID, in the snapshot's order. The error is an
+// invalid weight, too many GPUs, a UUID that two GPUs have, or an impossible number of NVLinks.
 func NewNode(s *gpu.Snapshot, w Weights) (*Node, error) { return (*Node)(nil).Renew(s, w) }
 
-// Renew is NewNode for a later snapshot: the node itself if nothing has changed. The node may be nil.
+// Renew is NewNode for a later snapshot. It returns the node itself if nothing has changed. The node may be nil.
 func (n *Node) Renew(s *gpu.Snapshot, w Weights) (*Node, error) {
 	if err := w.Validate(); err != nil {
 		return nil, fmt.Errorf("weigh the links of the GPUs: %w", err)
 	}
-	var gpus []GPU
-	place := map[int]int{} // by index
+	var gpus []nodeGPU
+	byIndex, byUUID := map[int]int{}, map[string]bool{}
 	for i := range s.Devices {
-		if d := &s.Devices[i]; d.Usable() && d.UUID != "" {
-			place[d.Index] = len(gpus)
-			gpus = append(gpus, GPU{UUID: d.UUID, Index: d.Index, NUMANode: d.NUMANode})
+		d := &s.Devices[i]
+		if !d.Usable() || d.UUID == "" {
+			continue
 		}
+		if byUUID[d.UUID] {
+			return nil, fmt.Errorf("prepare the GPUs for allocation: two have the UUID %s", d.UUID)
+		}
+		byUUID[d.UUID], byIndex[d.Index] = true, len(gpus)
+		gpus = append(gpus, nodeGPU{d.UUID, d.NUMANode})
 	}
-	score := square[int](len(gpus))
+	if len(gpus) > maxGPUs {
+		return nil, fmt.Errorf("prepare %d GPUs for allocation: at most %d are supported", len(gpus), maxGPUs)
+	}
+	score := newMatrix(len(gpus))
 	for _, l := range s.Links {
-		a, okA := place[l.A]
-		b, okB := place[l.B]
-		if okA && okB {
-			score[a][b] = w.Score(l)
-			score[b][a] = score[a][b]
+		a, okA := byIndex[l.A]
+		b, okB := byIndex[l.B]
+		if !okA || !okB || a == b {
+			continue
 		}
+		sum := w.Score(l)
+		if sum < 0 || sum > maxScore {
+			return nil, fmt.Errorf("prepare the GPUs for allocation: GPUs %d and %d have %d NVLinks", l.A, l.B, l.NVLinks)
+		}
+		score[a][b], score[b][a] = int32(sum), int32(sum)
 	}
-	if n.same(gpus, score) {
+	if n != nil && slices.Equal(n.gpus, gpus) && slices.EqualFunc(n.score, score, slices.Equal) {
 		return n, nil
 	}
-	return NewNodeFromMatrix(gpus, score)
+	return newNode(gpus, score), nil
 }
 
-func square[T any](n int) [][]T {
-	rows := make([][]T, n)
+func newMatrix(n int) [][]int32 {
+	rows := make([][]int32, n)
 	for i := range rows {
-		rows[i] = make([]T, n)
+		rows[i] = make([]int32, n)
 	}
 	return rows
 }
 
-func (n *Node) same(gpus []GPU, score [][]int) bool {
-	return n != nil && slices.Equal(n.gpus, gpus) && slices.EqualFunc(n.score, score, func(a []int32, b []int) bool {
-		return slices.EqualFunc(a, b, func(x int32, y int) bool { return int(x) == y })
-	})
-}
-
-// NewNodeFromMatrix prepares GPUs whose pairwise scores are known: score[a][b] is that of gpus[a] and gpus[b], from 0 to
-// MaxScore. The error says what is wrong with the matrix or the GPUs.
-func NewNodeFromMatrix(gpus []GPU, score [][]int) (*Node, error) {
-	if err := checkMatrix(gpus, score); err != nil {
-		return nil, fmt.Errorf("prepare %d GPUs for allocation: %w", len(gpus), err)
-	}
-	rows := square[int32](len(gpus))
-	for a := range gpus {
-		for b := range gpus {
-			rows[a][b] = int32(score[a][b])
+func newNode(gpus []nodeGPU, score [][]int32) *Node {
+	n := &Node{gpus: gpus, index: map[string]int{}, score: score}
+	var devices []Device
+	numa := map[int]*set{} // GPUs of unknown NUMA nodes count as being on one
+	var order []int
+	for g, d := range gpus {
+		n.index[d.uuid] = g
+		devices = append(devices, Device{ID: d.uuid, UUID: d.uuid, Parent: d.uuid})
+		node := max(d.numaNode, gpu.NoNUMANode)
+		if numa[node] == nil {
+			numa[node] = &set{}
+			order = append(order, node)
 		}
+		numa[node].add(g)
 	}
-	n := newNode(slices.Clone(gpus), rows)
-	n.whole = n.wholePool()
-	return n, nil
-}
-
-func newNode(gpus []GPU, score [][]int32) *Node {
-	n := &Node{gpus: gpus, byUUID: make(map[string]int, len(gpus)), score: score, cache: cache{seed: maphash.MakeSeed()}}
-	for g := range gpus {
-		n.byUUID[gpus[g].UUID] = g
+	for _, node := range order {
+		n.numa = append(n.numa, *numa[node])
 	}
-	n.fillNUMA()
+	n.whole = NewPool(n, devices)
 	if len(gpus) > tableGPUs {
-		n.fillTree()
-		n.fillKinds()
+		n.tree = newTree(score)
 		return n
 	}
 	n.fillTable()
 	n.fillNext()
+	n.fillKinds()
 	return n
 }
 
-// part is a node with some of the GPUs alone.
-func (n *Node) part(places []int) *Node {
-	gpus, score := make([]GPU, len(places)), square[int32](len(places))
-	for i, a := range places {
-		gpus[i] = n.gpus[a]
-		for j, b := range places {
-			score[i][j] = n.score[a][b]
-		}
+// UUIDs returns the UUIDs of the node's GPUs, in order.
+func (n *Node) UUIDs() []string {
+	uuids := make([]string, len(n.gpus))
+	for g := range n.gpus {
+		uuids[g] = n.gpus[g].uuid
 	}
-	return newNode(gpus, score)
+	return uuids
 }
 
-func checkMatrix(gpus []GPU, score [][]int) error {
-	if len(gpus) > MaxGPUs {
-		return fmt.Errorf("there can be %d at most", MaxGPUs)
-	}
-	if len(score) != len(gpus) {
-		return fmt.Errorf("the matrix has %d rows", len(score))
-	}
-	seen := map[string]bool{}
-	for a := range gpus {
-		if gpus[a].UUID == "" || seen[gpus[a].UUID] {
-			return fmt.Errorf("GPU %d: the UUID %q is empty or there twice", gpus[a].Index, gpus[a].UUID)
-		}
-		seen[gpus[a].UUID] = true
-		if len(score[a]) != len(gpus) {
-			return fmt.Errorf("row %d of the matrix has %d numbers", a, len(score[a]))
-		}
-	}
-	for a := range gpus {
-		for b, s := range score[a] {
-			switch {
-			case a == b && s != 0:
-				return fmt.Errorf("GPU %d has the score %d with itself", a, s)
-			case s < 0 || s > MaxScore:
-				return fmt.Errorf("GPUs %d and %d: the score %d is not from 0 to %d", a, b, s, MaxScore)
-			case s != score[b][a]:
-				return fmt.Errorf("GPUs %d and %d: the scores %d and %d differ", a, b, s, score[b][a])
-			}
-		}
-	}
-	return nil
-}
-
-// GPUs are the node's GPUs in order. The slice must not be changed.
-func (n *Node) GPUs() []GPU { return n.gpus }
-
-// Pair is the score of the GPUs at two places of GPUs.
+// Pair returns the score of two GPUs, by their positions in UUIDs.
 func (n *Node) Pair(a, b int) int { return int(n.score[a][b]) }
 
-// Score is the score of a set of GPUs, by UUID. The error is a *RequestError that names those which are unknown or
-// there twice.
+// Score returns the score of a set of GPUs, by UUID. The error is a *RequestError about UUIDs that are unknown or listed
+// twice.
 func (n *Node) Score(uuids []string) (int, error) {
 	x, err := n.setOf(uuids)
 	if err != nil {
@@ -182,8 +142,8 @@ func (n *Node) Score(uuids []string) (int, error) {
 	return n.scoreOf(x), nil
 }
 
-// Next is what requests of the usual sizes could get of a set of GPUs, by UUID: L of Topology. On nodes of more than 16
-// GPUs nothing is compared by it, and it is -1. The error is that of Score.
+// Next returns what the next requests could get of a set of GPUs, by UUID: L in Topology. It is -1 on nodes of more than
+// 16 GPUs. The error is that of Score.
 func (n *Node) Next(uuids []string) (int, error) {
 	x, err := n.setOf(uuids)
 	switch {
@@ -204,8 +164,58 @@ func (n *Node) setOf(uuids []string) (set, error) {
 	return n.whole.query(q).available, nil
 }
 
+// scoreOf returns the score of a set.
+func (n *Node) scoreOf(x set) int {
+	sum := 0
+	for _, g := range x.members() {
+		sum += n.scoreWith(x, g)
+	}
+	return sum / 2
+}
+
+// scoreWith returns the sum of the scores of a GPU with each GPU of a set.
+func (n *Node) scoreWith(x set, g int) int {
+	sum, row := 0, n.score[g]
+	for i, w := range x {
+		for ; w != 0; w &= w - 1 {
+			sum += int(row[i*64+bits.TrailingZeros64(w)])
+		}
+	}
+	return sum
+}
+
 // Choose answers a request for whole GPUs, whose IDs are UUIDs. See Pool.Choose.
 func (n *Node) Choose(p Policy, r Request) (Choice, error) { return n.whole.Choose(p, r) }
 
-// Rank is Choose with the runners-up. See Pool.Rank.
+// Rank answers a request for whole GPUs with the best k sets. See Pool.Rank.
 func (n *Node) Rank(p Policy, r Request, k int) ([]Choice, error) { return n.whole.Rank(p, r, k) }
+
+// query is a request by the GPUs of a node: size GPUs of from, with all of must. What is available but not in from cannot
+// be chosen, and counts as left for the next requests. must ⊆ from ⊆ available.
+type query struct {
+	available, from, must set
+	size                  int
+}
+
+// found is a set of GPUs that answers a query.
+type found struct {
+	set   set
+	nodes int // the number of NUMA nodes, if it counts
+	score int
+	exact bool
+	bound int // see Choice
+}
+
+// rank returns the best k sets of GPUs, best first, or all if there are fewer. There is at least one: the request is valid.
+func (n *Node) rank(p Policy, q query, k int) []found {
+	switch {
+	case n.table == nil:
+		return rankLarge(q, k, func(q query) found { return n.searchLarge(p, q) })
+	case p == Partition:
+		return n.searchPartitions(q, k)
+	case p == NUMA:
+		return n.searchTable(q, n.numa, k)
+	default:
+		return n.searchTable(q, nil, k)
+	}
+}

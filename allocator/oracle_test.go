@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"fmt"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 
@@ -10,14 +11,33 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// The oracle answers by trying everything, from the formulas in policy.go. It shares nothing with the code under test but
-// the matrix.
+// oracle answers requests by trying every set, by the formulas in policy.go.
 type oracle struct {
 	score [][]int
-	numa  []int
+	numa  []int // the NUMA node of each GPU
 }
 
-// problem is a request on GPUs by their places.
+// newOracle has GPUs that all score 0 with each other and are on NUMA node 0.
+func newOracle(gpus int) *oracle {
+	o := &oracle{score: make([][]int, gpus), numa: make([]int, gpus)}
+	for i := range o.score {
+		o.score[i] = make([]int, gpus)
+	}
+	return o
+}
+
+// withScores sets the score of each pair, and returns the oracle.
+func (o *oracle) withScores(score func(a, b int) int) *oracle {
+	for a := range o.score {
+		for b := range a {
+			o.score[a][b] = score(a, b)
+			o.score[b][a] = o.score[a][b]
+		}
+	}
+	return o
+}
+
+// problem is a request with GPUs by index.
 type problem struct {
 	available, must []int
 	size            int
@@ -33,7 +53,7 @@ func (o *oracle) sum(x []int) int {
 	return sum
 }
 
-// subsets of a size, each sorted if the list is.
+// subsets returns the subsets of a size, in the order of the list.
 func subsets(of []int, size int) [][]int {
 	if size == 0 {
 		return [][]int{nil}
@@ -51,7 +71,7 @@ func minus(a, b []int) []int {
 	return slices.DeleteFunc(slices.Clone(a), func(g int) bool { return slices.Contains(b, g) })
 }
 
-// candidates are the sets that fulfil the request.
+// candidates returns the sets that fulfil the request.
 func (p *problem) candidates() [][]int {
 	all := subsets(minus(p.available, p.must), p.size-len(p.must))
 	for i := range all {
@@ -68,10 +88,10 @@ func (o *oracle) bestOf(of []int, size int) int {
 	return best
 }
 
-// next is what the next requests could get of x.
+// next is L in Topology.
 func (o *oracle) next(x []int) int { return o.pairs(x) + o.bestOf(x, 4) + o.bestOf(x, 8) }
 
-// pairs is the most that disjoint pairs of x score: one that has the first GPU and the pairs of the others, or those alone.
+// pairs returns the highest score of disjoint pairs of x: one with the first GPU and those of the others, or only those.
 func (o *oracle) pairs(x []int) int {
 	if len(x) < 2 {
 		return 0
@@ -91,7 +111,7 @@ func (o *oracle) nodes(x []int) int {
 	return len(seen)
 }
 
-// topology is the best set among those on fewest NUMA nodes, if they count.
+// topology returns the best set by Topology, or by NUMA.
 func (o *oracle) topology(p problem, numa bool) []int {
 	var best []int
 	for _, x := range p.candidates() {
@@ -119,9 +139,12 @@ func (o *oracle) compare(p problem, numa bool, a, b []int) int {
 	return slices.Compare(a, b)
 }
 
-// partition is the set of the best partition, as go-gpuallocator enumerates them: depth first, the lowest GPU with each
-// choice of others in order.
+// partition returns the best set by Partition. It enumerates partitions as go-gpuallocator does: depth first, the lowest GPU
+// with each choice of others in order.
 func (o *oracle) partition(p problem) []int {
+	if p.size == 0 {
+		return nil
+	}
 	most, best := -1, [][]int(nil)
 	var split func(left []int, sum int, sets [][]int)
 	split = func(left []int, sum int, sets [][]int) {
@@ -141,7 +164,7 @@ func (o *oracle) partition(p problem) []int {
 				firsts = append(firsts, append([]int{left[0]}, rest...))
 			}
 		}
-		slices.SortStableFunc(firsts, padded)
+		slices.SortStableFunc(firsts, comparePadded)
 		for _, first := range firsts {
 			split(minus(left, first), sum+o.sum(first), append(slices.Clone(sets), first))
 		}
@@ -156,8 +179,8 @@ func (o *oracle) partition(p problem) []int {
 	return set
 }
 
-// padded compares sets as if the shorter one were filled up with GPUs after all others.
-func padded(a, b []int) int {
+// comparePadded compares sets as if the shorter one were filled up with GPUs after all others.
+func comparePadded(a, b []int) int {
 	n := min(len(a), len(b))
 	if d := slices.Compare(a[:n], b[:n]); d != 0 {
 		return d
@@ -169,40 +192,44 @@ func (p *problem) fulfils(x []int) bool {
 	return len(x) == p.size && len(minus(p.must, x)) == 0
 }
 
-// node is the node of the oracle.
-func (o *oracle) node() *Node {
-	gpus := make([]GPU, len(o.score))
-	for g := range gpus {
-		gpus[g] = GPU{UUID: fmt.Sprintf("GPU-%d", g), Index: g, NUMANode: o.numa[g]}
+// allIndices returns the indices of n GPUs.
+func allIndices(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
 	}
-	n, err := NewNodeFromMatrix(gpus, o.score)
-	if err != nil {
-		panic(err)
-	}
-	return n
+	return all
 }
 
-// oracleOf has the scores of a node.
-func oracleOf(n *Node) *oracle {
-	o := &oracle{}
-	for a := range n.gpus {
-		row := make([]int, len(n.gpus))
-		for b := range row {
-			row[b] = n.Pair(a, b)
+// node returns a node with the oracle's scores.
+func (o *oracle) node() *Node {
+	gpus, score := make([]nodeGPU, len(o.score)), newMatrix(len(o.score))
+	for a := range gpus {
+		gpus[a] = nodeGPU{fmt.Sprintf("GPU-%d", a), o.numa[a]}
+		for b, s := range o.score[a] {
+			score[a][b] = int32(s)
 		}
-		o.score, o.numa = append(o.score, row), append(o.numa, n.gpus[a].NUMANode)
+	}
+	return newNode(gpus, score)
+}
+
+// oracleOf returns an oracle with a node's scores.
+func oracleOf(n *Node) *oracle {
+	o := newOracle(len(n.gpus)).withScores(n.Pair)
+	for g := range n.gpus {
+		o.numa[g] = n.gpus[g].numaNode
 	}
 	return o
 }
 
-// upTo draws from least to most, and most more often than less: rapid prefers low numbers.
+// upTo draws a number. Unlike rapid it prefers high ones.
 func upTo(t *rapid.T, least, most int, what string) int {
 	return most - rapid.IntRange(0, most-least).Draw(t, what)
 }
 
-// drawMatrix draws scores of few kinds, so that many sets are equal, or of many. Each is as likely as another.
-func drawMatrix(t *rapid.T, n int) *oracle {
-	kinds := rapid.SampledFrom([]int{2, 3, 6, 2000}).Draw(t, "kinds of links")
+// drawOracle draws scores with few different values, so that many sets are equal, or with many.
+func drawOracle(t *rapid.T, n int) *oracle {
+	kinds := rapid.SampledFrom([]int{2, 3, 6, 2000}).Draw(t, "different scores")
 	rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "links"), 0))
 	o := randomOracle(rng, n, kinds)
 	for a := range n {
@@ -211,21 +238,14 @@ func drawMatrix(t *rapid.T, n int) *oracle {
 	return o
 }
 
-// randomOracle has scores of so many kinds.
+// randomOracle has random scores with that many different values.
 func randomOracle(rng *rand.Rand, gpus, kinds int) *oracle {
-	o := &oracle{score: square[int](gpus), numa: make([]int, gpus)}
-	for a := range gpus {
-		for b := range a {
-			s := rng.IntN(kinds)
-			o.score[a][b], o.score[b][a] = s, s
-		}
-	}
-	return o
+	return newOracle(gpus).withScores(func(a, b int) int { return rng.IntN(kinds) })
 }
 
-// drawProblem draws what is available and must be included, and every size that can be asked for.
+// drawProblem draws a request that has an answer.
 func drawProblem(t *rapid.T, n int) problem {
-	order := rapid.Permutation(places(n)).Draw(t, "order")
+	order := rapid.Permutation(allIndices(n)).Draw(t, "order")
 	p := problem{available: order[:upTo(t, 0, n, "available")]}
 	p.must = slices.Clone(p.available[:rapid.IntRange(0, len(p.available)).Draw(t, "included")])
 	if rapid.Bool().Draw(t, "nothing included") {
@@ -242,4 +262,97 @@ func drawProblem(t *rapid.T, n int) problem {
 
 func (p *problem) request(n *Node) Request {
 	return Request{Available: uuids(n, p.available...), Must: uuids(n, p.must...), Size: p.size}
+}
+
+// bitOracle is an oracle for 16 GPUs: it tries every set too, but retains intermediate results. Sets have a bit for each
+// GPU.
+type bitOracle struct {
+	oracle *oracle
+	score  []int
+	nexts  map[int]int // next of each set
+	paired map[int]int // the highest score of disjoint pairs of each set
+}
+
+func newBitOracle(o *oracle) *bitOracle {
+	bo := &bitOracle{oracle: o, score: make([]int, 1<<len(o.score)), nexts: map[int]int{}, paired: map[int]int{0: 0}}
+	for x := range bo.score {
+		bo.score[x] = o.sum(indicesOf(x))
+	}
+	return bo
+}
+
+func (o *bitOracle) best(available, must, size int) int {
+	best := -1
+	for x := available; ; x = (x - 1) & available {
+		if x&must == must && bits.OnesCount(uint(x)) == size && (best < 0 || o.better(available, x, best)) {
+			best = x
+		}
+		if x == 0 {
+			return best
+		}
+	}
+}
+
+func (o *bitOracle) better(available, a, b int) bool {
+	if o.score[a] != o.score[b] {
+		return o.score[a] > o.score[b]
+	}
+	restA, restB := available&^a, available&^b
+	if nextA, nextB := o.next(restA), o.next(restB); nextA != nextB {
+		return nextA > nextB
+	}
+	if o.score[restA] != o.score[restB] {
+		return o.score[restA] > o.score[restB]
+	}
+	return slices.Compare(indicesOf(a), indicesOf(b)) < 0
+}
+
+func (o *bitOracle) next(set int) int {
+	if next, ok := o.nexts[set]; ok {
+		return next
+	}
+	var four, eight int
+	for x := set; x > 0; x = (x - 1) & set {
+		switch bits.OnesCount(uint(x)) {
+		case 4:
+			four = max(four, o.score[x])
+		case 8:
+			eight = max(eight, o.score[x])
+		}
+	}
+	o.nexts[set] = o.pairs(set) + four + eight
+	return o.nexts[set]
+}
+
+// pairs pairs the highest GPU with each other one, or leaves it out.
+func (o *bitOracle) pairs(set int) int {
+	if most, ok := o.paired[set]; ok {
+		return most
+	}
+	g := bits.Len(uint(set)) - 1
+	rest := set &^ (1 << g)
+	most := o.pairs(rest)
+	for _, other := range indicesOf(rest) {
+		most = max(most, o.oracle.score[g][other]+o.pairs(rest&^(1<<other)))
+	}
+	o.paired[set] = most
+	return most
+}
+
+func bitsOf(gpus []int) int {
+	set := 0
+	for _, g := range gpus {
+		set |= 1 << g
+	}
+	return set
+}
+
+func indicesOf(set int) []int {
+	var gpus []int
+	for g := range bits.Len(uint(set)) {
+		if set>>g&1 == 1 {
+			gpus = append(gpus, g)
+		}
+	}
+	return gpus
 }

@@ -6,27 +6,27 @@ import (
 	"slices"
 )
 
-// partitions finds the best partition of a set into sets of a size; where the size does not divide the number of GPUs,
-// one set has what is over. One of those with the full size has all that must be included.
+// partitions finds the best partitions of sets into sets of a size. If the size does not divide the number of GPUs, one
+// set has the rest. One set of the full size contains must.
 type partitions struct {
 	table []int32
 	size  int
 	must  uint32
-	// best has the best sum for a set of GPUs plus known, or 0 if it was not looked for.
+	// best has the sum of the best partition of each set, plus known. It is 0 where it was not computed yet.
 	best []int32
 }
 
-// In partitions.best: no partition, and what is added to the sum of one.
+// In partitions.best.
 const (
-	impossible = 1
-	known      = 2
+	impossible = 1 // there is no partition
+	known      = 2 // is added to the sum
 )
 
 func newPartitions(table []int32, size int, must uint32) *partitions {
 	return &partitions{table: table, size: size, must: must, best: make([]int32, len(table))}
 }
 
-// sum is the best sum for the set of GPUs; false if there is no partition.
+// sum returns the sum of the best partition of a set, and false if there is none.
 func (p *partitions) sum(x uint32) (int32, bool) {
 	if x == 0 {
 		return 0, true
@@ -42,7 +42,7 @@ func (p *partitions) sum(x uint32) (int32, bool) {
 	return p.best[x] - known, p.best[x] != impossible
 }
 
-// eachFirst calls with each set that a partition of x can have for its lowest GPU.
+// eachFirst visits the sets that can contain the lowest GPU in a partition of x.
 func (p *partitions) eachFirst(x uint32, visit func(uint32)) {
 	lowest := x & -x
 	eachSubset(x&^lowest, p.size-1, func(s uint32) {
@@ -61,8 +61,8 @@ func (p *partitions) eachFirst(x uint32, visit func(uint32)) {
 	})
 }
 
-// first is the best partition of x; of several the one whose sets come first, as in an enumeration that gives the lowest
-// GPU that is left a set with the lowest others.
+// first returns the best partition of x. Of several it is the first if the sets are enumerated in order: each with the
+// lowest GPU that is left and the lowest others.
 func (p *partitions) first(x uint32) []uint32 {
 	var sets []uint32
 	for x != 0 {
@@ -70,7 +70,7 @@ func (p *partitions) first(x uint32) []uint32 {
 		var set uint32
 		p.eachFirst(x, func(s uint32) {
 			rest, ok := p.sum(x &^ s)
-			if ok && p.table[s]+rest == best && (set == 0 || lower(s, set)) {
+			if ok && p.table[s]+rest == best && (set == 0 || before(s, set)) {
 				set = s
 			}
 		})
@@ -80,56 +80,43 @@ func (p *partitions) first(x uint32) []uint32 {
 	return sets
 }
 
-// partition is the answer to Partition, and then the sets that are in the next best partitions.
-func (n *Node) partition(q query, k int) []found {
+// searchPartitions returns the best set by Partition, followed by the sets of the next best partitions, then by score.
+func (n *Node) searchPartitions(q query, k int) []found {
 	if q.size == 0 {
 		return []found{{exact: true}}
 	}
 	available, must := q.available.word(), q.must.word()
-	x := n.ofBestPartition(available, must, q.size)
-	all := []uint32{x}
-	if k > 1 {
-		all = append(all, n.ofOtherPartitions(q, x, k-1)...)
-	}
-	answers := make([]found, len(all))
-	for i, x := range all {
-		answers[i] = found{set: set{uint64(x)}, score: int(n.table[x]), exact: true}
-	}
-	return answers
-}
-
-func (n *Node) ofBestPartition(available, must uint32, size int) uint32 {
 	var best uint32
-	for _, s := range newPartitions(n.table, size, must).first(available) {
-		full := bits.OnesCount32(s) == size && s&must == must
+	for _, s := range newPartitions(n.table, q.size, must).first(available) {
+		full := bits.OnesCount32(s) == q.size && s&must == must
 		if full && (best == 0 || n.table[s] > n.table[best]) {
 			best = s
 		}
 	}
-	return best
-}
-
-// ofOtherPartitions are sets other than x by the best partition that has them, then by their score.
-func (n *Node) ofOtherPartitions(q query, x uint32, k int) []uint32 {
-	type ranked struct {
-		set        uint32
-		sum, score int32
-	}
-	available, must := q.available.word(), q.must.word()
-	p := newPartitions(n.table, q.size, 0)
-	var all []ranked
-	eachSubset(q.from.word()&^must, q.size-q.must.len(), func(s uint32) {
-		if s |= must; s != x {
-			rest, _ := p.sum(available &^ s)
-			all = append(all, ranked{s, n.table[s] + rest, n.table[s]})
+	sets := []uint32{best}
+	if k > 1 {
+		type ranked struct {
+			set        uint32
+			sum, score int32
 		}
-	})
-	slices.SortStableFunc(all, func(a, b ranked) int {
-		return cmp.Or(cmp.Compare(b.sum, a.sum), cmp.Compare(b.score, a.score))
-	})
-	var sets []uint32
-	for _, r := range all[:min(k, len(all))] {
-		sets = append(sets, r.set)
+		p := newPartitions(n.table, q.size, 0)
+		var others []ranked
+		eachSubset(q.from.word()&^must, q.size-q.must.len(), func(s uint32) {
+			if s |= must; s != best {
+				rest, _ := p.sum(available &^ s)
+				others = append(others, ranked{s, n.table[s] + rest, n.table[s]})
+			}
+		})
+		slices.SortStableFunc(others, func(a, b ranked) int {
+			return cmp.Or(cmp.Compare(b.sum, a.sum), cmp.Compare(b.score, a.score))
+		})
+		for _, r := range others[:min(k-1, len(others))] {
+			sets = append(sets, r.set)
+		}
 	}
-	return sets
+	answers := make([]found, len(sets))
+	for i, x := range sets {
+		answers[i] = found{set: set{uint64(x)}, score: int(n.table[x]), exact: true}
+	}
+	return answers
 }

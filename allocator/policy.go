@@ -1,59 +1,72 @@
+// Package allocator chooses the best devices for a container, by pure functions on a gpu.Snapshot.
+//
+// A Node is made when the GPUs or their links change, a Pool when the devices of a resource change. Both are immutable
+// and safe for concurrent use. They answer requests without a driver call, a file or a lock.
+//
+// # Scores
+//
+// Each pair of GPUs a and b has a score s(a,b). The better they are connected, the higher it is: see Weights. The score of
+// a set of GPUs is the sum over its pairs, S(X) = Σ s(a,b) over all {a,b} ⊆ X. In the formulas A are the available GPUs,
+// M ⊆ A those that must be included, k is the requested size, and X ranges over the sets M ⊆ X ⊆ A of k GPUs.
+//
+// Each Policy has its objective as a formula.
+//
+// The package imports the model, gpu, and nothing else of the project. It does not know the kubelet.
 package allocator
 
 import "slices"
 
-// Policy is how the best devices are chosen. In the formulas A is what is available, M ⊆ A what must be included, k the
-// size, and X ranges over the sets M ⊆ X ⊆ A of k GPUs; S is the score of a set. Objectives are in order of importance:
-// a later one only decides among sets that are equal by all earlier ones. The last of each is the set with the lowest
-// GPUs: of two sets the one that has the first GPU in which they differ.
+// Policy is the objective by which devices are chosen. Its parts are in order of importance: a later one only decides
+// between sets that are equal by all earlier ones. The last part of each policy is the order of the GPUs: of two sets, the
+// one with the first GPU that is in only one of them.
 type Policy string
 
 const (
-	// Topology maximises S(X), then L(A \ X), then S(A \ X). What requests of the usual sizes could get of what stays is
+	// Topology maximises S(X), then L(A \ X), then S(A \ X). L is what the next requests could get of the rest:
 	//
 	//	L(R) = max{Σ s(p) over disjoint pairs p ⊆ R} + Σ max{S(Y) : Y ⊆ R, |Y| = j} over j = 4, 8 with j ≤ |R|
 	//
-	// so that GPUs are taken from an island that is broken already, and NVLinks are not cut.
+	// So GPUs come from an island of NVLinks that is already broken, and whole islands stay whole.
 	//
-	// The answer is exact for nodes of up to 16 GPUs. On larger ones L is left out where the scores follow a tree, as those
-	// of any PCIe fabric do, and the answer is exact but for that. Where they do not, it is exact if at most 16 are
-	// available; with more, S(X) alone counts, the search ends after it has looked into 2,000 sets (maxSteps), and Choice
-	// says how much higher the score of another set can be.
+	// On nodes of up to 16 GPUs the answer is exact. On larger nodes L is left out. The answer is then exact if the scores
+	// follow a tree, as on any PCIe fabric. If not, only S(X) counts, no single swap improves it, and Choice.Bound limits
+	// how much better another set can be.
 	Topology Policy = "topology"
-	// Partition maximises Σ S(P) over the sets P of a partition of A into sets of k, one of which holds all of M; where k
-	// does not divide |A|, one set is smaller. X is the set of k GPUs of that partition, holding M, with the highest S(X). Of
-	// several such partitions it is the first in order, and of several sets too. This is what NVIDIA's go-gpuallocator
-	// calls best effort, and the answer is the same; but it is never the smaller set.
+	// Partition maximises Σ S(P) over the sets P of a partition of A into sets of k GPUs, one of which contains M. If k does
+	// not divide |A|, one set is smaller. X is the set of k GPUs in that partition that contains M and has the highest S(X).
+	// Of equal partitions the first in order counts, and of equal sets too. This is the best effort policy of NVIDIA's
+	// go-gpuallocator, with the same answers, except that X is never the smaller set.
 	//
-	// With more than 16 GPUs available it is Topology.
+	// On nodes of more than 16 GPUs it is Topology.
 	Partition Policy = "partition"
-	// NUMA minimises the number of NUMA nodes that have a GPU of X, then is Topology. GPUs whose NUMA node is not known count
-	// as being on one together.
+	// NUMA minimises the number of NUMA nodes with a GPU of X, then is Topology. GPUs whose NUMA node is unknown count as
+	// one more node.
 	NUMA Policy = "numa"
-	// Spread gives devices of the GPUs that have fewest in use. With u(g) devices of GPU g that are not available, x(g) those
-	// that are taken, and G the GPUs with x(g) > 0, it minimises
+	// Spread takes devices of the GPUs with the fewest devices in use. With u(g) devices of GPU g not available, x(g)
+	// devices taken, and G the GPUs with x(g) > 0, it minimises
 	//
 	//	MIG devices:  Σ (u(g) + x(g))², then maximises |G|
 	//	replicas:     Σ x(g)², then Σ u(g)·x(g)
 	//
-	// and is then Topology for G. So no GPU is in an answer twice while another has a replica. For whole GPUs it is Topology.
+	// and then is Topology for G. So a GPU is in an answer twice only if no other GPU has a replica. For whole GPUs it is
+	// Topology.
 	Spread Policy = "spread"
-	// Pack gives devices of the fullest GPUs that can still take them, so that whole ones stay whole. With f(g) devices of
-	// GPU g that are available, and c(g) of its compute slices in use by MIG devices of all profiles, it
+	// Pack takes devices of the fullest GPUs that still have enough, so that whole GPUs stay whole. With f(g) devices of GPU
+	// g available, and c(g) of its compute slices in use by MIG devices of all profiles, it
 	//
 	//	MIG devices:  minimises |G|, then maximises Σ c(g) over G, then minimises Σ f(g) over G, then maximises S(G),
 	//	              then minimises Σ f(g)·x(g)
 	//	replicas:     minimises Σ x(g)², then maximises Σ u(g)·x(g), then is Topology for G
 	//
 	// For whole GPUs it is Topology. On nodes of more than 16 GPUs, MIG devices of several GPUs are packed one GPU at a time:
-	// |G| is as small as can be, the rest may not be.
+	// |G| is minimal, the rest may not be optimal.
 	Pack Policy = "pack"
 )
 
-// Policies lists the policies.
+// Policies returns the names of all policies.
 func Policies() []string {
 	return []string{string(Topology), string(Partition), string(NUMA), string(Spread), string(Pack)}
 }
 
-// Valid reports whether the policy is one of Policies.
-func (p Policy) Valid() bool { return slices.Contains(Policies(), string(p)) }
+// valid reports whether the policy is one of Policies.
+func (p Policy) valid() bool { return slices.Contains(Policies(), string(p)) }

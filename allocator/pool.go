@@ -5,52 +5,52 @@ import (
 	"slices"
 )
 
-// Device is what a Pool gives out: a GPU, a MIG device, or a replica of one.
+// Device is a device of a Pool: a GPU, a MIG device, or a replica of one.
 type Device struct {
-	// ID is its name in requests.
+	// ID is the device's name in requests.
 	ID string
-	// UUID is that of the GPU or MIG device itself; replicas of one have it in common.
+	// UUID is that of the GPU or MIG device. Its replicas have it in common.
 	UUID string
-	// Parent is the UUID of the GPU that it is, or is a part of.
+	// Parent is the UUID of the GPU that the device is, or is a part of.
 	Parent string
-	// Replica tells that it is shared with other replicas.
+	// Replica is set if the device is shared with other replicas.
 	Replica bool
-	// Slices are the GPU's compute slices that a MIG device has; 0 counts as 1.
+	// Slices are the compute slices of a MIG device. 0 counts as 1.
 	Slices int
-	// Unusable tells that it must not be chosen: it is unhealthy.
+	// Unusable is set if the device must not be chosen, because it is unhealthy.
 	Unusable bool
 }
 
-// Pool has the devices that can be had under one name. It does not change.
+// Pool has the devices of a resource. It is immutable.
 type Pool struct {
 	node    *Node
 	devices []Device
-	place   map[string]int // of devices, by ID
-	parent  []int          // of each device: the GPU's place in the node, or unusable
-	perGPU  [][]int        // the places of the usable devices of each GPU of the node
-	// shared tells that a GPU has several devices, replicas that some of them are replicas.
+	index   map[string]int // of devices, by ID
+	parent  []int          // of each device: the GPU's index in the node, or noParent
+	perGPU  [][]int        // the usable devices of each GPU of the node
+	// shared is set if a GPU has several devices, replicas if some of them are replicas.
 	shared, replicas bool
 }
 
-// unusable is the parent of a device that must not be chosen.
-const unusable = -1
+// noParent is the parent of an unusable device.
+const noParent = -1
 
-// NewPool prepares devices, in the order in which they are to be preferred among equals. Those whose parent the node
-// does not have, because it could not be read, are unusable. No two have the same ID.
+// NewPool prepares devices with distinct IDs, in the order of preference among equals. Devices whose parent is not in the
+// node, because it could not be read, are unusable.
 func NewPool(n *Node, devices []Device) *Pool {
 	p := &Pool{
 		node:    n,
 		devices: slices.Clone(devices),
-		place:   make(map[string]int, len(devices)),
+		index:   make(map[string]int, len(devices)),
 		parent:  make([]int, len(devices)),
 		perGPU:  make([][]int, len(n.gpus)),
 	}
 	for i := range p.devices {
 		d := &p.devices[i]
-		p.place[d.ID] = i
+		p.index[d.ID] = i
 		p.replicas = p.replicas || d.Replica
-		p.parent[i] = unusable
-		if g, ok := n.byUUID[d.Parent]; ok && !d.Unusable {
+		p.parent[i] = noParent
+		if g, ok := n.index[d.Parent]; ok && !d.Unusable {
 			p.parent[i] = g
 			p.perGPU[g] = append(p.perGPU[g], i)
 			p.shared = p.shared || len(p.perGPU[g]) > 1
@@ -59,17 +59,7 @@ func NewPool(n *Node, devices []Device) *Pool {
 	return p
 }
 
-// wholePool offers the GPUs themselves.
-func (n *Node) wholePool() *Pool {
-	devices := make([]Device, len(n.gpus))
-	for i := range n.gpus {
-		uuid := n.gpus[i].UUID
-		devices[i] = Device{ID: uuid, UUID: uuid, Parent: uuid}
-	}
-	return NewPool(n, devices)
-}
-
-// Choose answers a request. A request that cannot be fulfilled is a *RequestError.
+// Choose answers a request. The error of a request without an answer is a *RequestError.
 func (p *Pool) Choose(policy Policy, r Request) (Choice, error) {
 	best, err := p.Rank(policy, r, 1)
 	if err != nil {
@@ -78,12 +68,10 @@ func (p *Pool) Choose(policy Policy, r Request) (Choice, error) {
 	return best[0], nil
 }
 
-// Rank returns the answer of Choose and after it the next best sets, k in all or as many as there are. Of devices of which
-// a GPU has several there is one answer only.
-//
-// The next best are those by the policy's objective; for Partition, those of the next best partitions.
+// Rank returns the answer of Choose, followed by the next best sets by the policy's objective; for Partition, by those of
+// the next best partitions. They are k in all, or as many as there are. If a GPU has several devices there is one answer.
 func (p *Pool) Rank(policy Policy, r Request, k int) ([]Choice, error) {
-	if !policy.Valid() {
+	if !policy.valid() {
 		return nil, fmt.Errorf("unknown allocation policy %q", policy)
 	}
 	q, err := p.resolve(r)
@@ -97,72 +85,85 @@ func (p *Pool) Rank(policy Policy, r Request, k int) ([]Choice, error) {
 	all := make([]Choice, len(found))
 	for i, f := range found {
 		all[i] = Choice{IDs: make([]string, 0, r.Size), Score: f.score, Exact: f.exact, Bound: f.bound}
-		for _, g := range f.set.places() {
+		for _, g := range f.set.members() {
 			all[i].IDs = append(all[i].IDs, p.devices[p.perGPU[g][0]].ID)
 		}
 	}
 	return all, nil
 }
 
-// chooseShared is Choose where GPUs have several devices.
+// query returns the request by the node's GPUs, if each has one device.
+func (p *Pool) query(r *resolved) query {
+	q := query{size: r.size}
+	for i, s := range r.state {
+		if s != unavailable {
+			q.available.add(p.parent[i])
+		}
+		if s == included {
+			q.must.add(p.parent[i])
+		}
+	}
+	q.from = q.available
+	return q
+}
+
+// chooseShared is Choose if GPUs have several devices.
 func (p *Pool) chooseShared(policy Policy, r *resolved) Choice {
-	s := p.stock(r)
+	s := p.newSharing(r)
 	none := make([]int, len(p.perGPU))
 	var c Choice
 	switch {
 	case policy == Pack && !p.replicas:
-		c.Exact = s.packed()
+		c.Exact = s.pack()
 	case policy == Spread && !p.replicas:
-		c.Exact, c.Bound = s.even(Topology, s.used, none)
+		c.Exact, c.Bound = s.spread(Topology, s.used, none)
 	case policy == Spread:
-		c.Exact, c.Bound = s.even(Topology, none, s.used)
+		c.Exact, c.Bound = s.spread(Topology, none, s.used)
 	case policy == Pack:
-		c.Exact, c.Bound = s.even(Topology, none, negative(s.used))
+		fullestFirst := make([]int, len(s.used))
+		for g := range s.used {
+			fullestFirst[g] = -s.used[g]
+		}
+		c.Exact, c.Bound = s.spread(Topology, none, fullestFirst)
 	default:
-		c.Exact, c.Bound = s.even(policy, none, none)
+		c.Exact, c.Bound = s.spread(policy, none, none)
 	}
 	var gpus set
-	var places []int
-	for g, count := range s.take {
+	var chosen []int
+	for g, count := range s.taken {
 		if count > 0 {
 			gpus.add(g)
-			places = append(places, p.pick(r, g, count)...)
+			chosen = append(chosen, p.pick(r, g, count)...)
 		}
 	}
-	slices.Sort(places)
-	for _, i := range places {
+	slices.Sort(chosen)
+	for _, i := range chosen {
 		c.IDs = append(c.IDs, p.devices[i].ID)
 	}
 	c.Score = p.node.scoreOf(gpus)
 	return c
 }
 
-func negative(values []int) []int {
-	minus := make([]int, len(values))
-	for i, v := range values {
-		minus[i] = -v
-	}
-	return minus
-}
-
-// pick takes devices of a GPU: those that must be included, then those of which it has taken fewest replicas, in order.
+// pick returns count devices of a GPU: those that must be included, then those of which it has picked the fewest replicas,
+// in order.
 func (p *Pool) pick(r *resolved, g, count int) []int {
 	var picked []int
-	times := map[string]int{} // of each UUID
-	take := func(want state, atMost int) {
+	isPicked := map[int]bool{}
+	times := map[string]int{} // by UUID
+	pick := func(state state, atMost int) {
 		for _, i := range p.perGPU[g] {
 			uuid := p.devices[i].UUID
-			if len(picked) == count || r.state[i] != want || times[uuid] > atMost {
+			if len(picked) == count || r.state[i] != state || isPicked[i] || times[uuid] > atMost {
 				continue
 			}
 			picked = append(picked, i)
-			r.state[i] = elsewhere
+			isPicked[i] = true
 			times[uuid]++
 		}
 	}
-	take(taken, count)
+	pick(included, count)
 	for round := 0; len(picked) < count; round++ {
-		take(available, round)
+		pick(available, round)
 	}
 	return picked
 }

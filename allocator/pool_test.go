@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -28,33 +29,25 @@ func machine(t testing.TB, name string) *Node {
 	return n
 }
 
-func uuids(n *Node, places ...int) []string {
-	ids := make([]string, 0, len(places))
-	for _, g := range places {
-		ids = append(ids, n.gpus[g].UUID)
+func uuids(n *Node, gpus ...int) []string {
+	ids := make([]string, 0, len(gpus))
+	for _, g := range gpus {
+		ids = append(ids, n.gpus[g].uuid)
 	}
 	return ids
 }
 
-func all(n *Node) []string { return uuids(n, places(len(n.gpus))...) }
-
-// islands are two of four GPUs each, with NVLinks between those of one.
+// islands returns a node of two islands of four GPUs each, with NVLinks between the GPUs of an island.
 func islands() *Node {
-	o := &oracle{score: square[int](8), numa: make([]int, 8)}
-	for a := range 8 {
-		for b := range a {
-			s := 10
-			if a/4 == b/4 {
-				s = 1210
-			}
-			o.score[a][b], o.score[b][a] = s, s
+	return newOracle(8).withScores(func(a, b int) int {
+		if a/4 == b/4 {
+			return 1210
 		}
-	}
-	return o.node()
+		return 10
+	}).node()
 }
 
-// One request after the other gets the best GPUs, and leaves the best for the next.
-func TestRequestsDoNotBreakIslands(t *testing.T) {
+func TestRequestsLeaveIslandsWhole(t *testing.T) {
 	cases := map[string]struct {
 		node  *Node
 		sizes []int
@@ -70,7 +63,7 @@ func TestRequestsDoNotBreakIslands(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			free := places(len(c.node.gpus))
+			free := allIndices(len(c.node.gpus))
 			var got [][]int
 			for _, size := range c.sizes {
 				choice, err := c.node.Choose(Topology, Request{Available: uuids(c.node, free...), Size: size})
@@ -79,7 +72,7 @@ func TestRequestsDoNotBreakIslands(t *testing.T) {
 				}
 				var x []int
 				for _, id := range choice.IDs {
-					x = append(x, c.node.byUUID[id])
+					x = append(x, c.node.index[id])
 				}
 				got, free = append(got, x), minus(free, x)
 			}
@@ -90,18 +83,18 @@ func TestRequestsDoNotBreakIslands(t *testing.T) {
 	}
 }
 
-// On every machine that has two halves, small requests leave one half whole for as long as they fit into the other.
-// Two pairs of the cube mesh do not: the best second pair, which is what is asked for, is on the other side.
-func TestSmallRequestsLeaveAHalf(t *testing.T) {
+// On every machine with two halves, small requests leave one half whole as long as the other has room. In the cube mesh the
+// best second pair is in the other half.
+func TestSmallRequestsLeaveAHalfWhole(t *testing.T) {
 	for _, name := range []string{"dgx1-v100", "dgx-h100", "dgx-a100", "hgx-16"} {
 		n := machine(t, name)
 		half := len(n.gpus) / 2
-		best := oracleOf(n).bestOf(places(len(n.gpus)), half)
+		best := oracleOf(n).bestOf(allIndices(len(n.gpus)), half)
 		for _, sizes := range [][]int{{1, 1, 2}, {2, 2}, {1, 2, 1}, {2, 1, 1}} {
 			if name == "dgx1-v100" && len(sizes) == 2 {
 				continue
 			}
-			free := all(n)
+			free := n.UUIDs()
 			for _, size := range sizes {
 				c, err := n.Choose(Topology, Request{Available: free, Size: size})
 				if err != nil {
@@ -120,12 +113,12 @@ func TestSmallRequestsLeaveAHalf(t *testing.T) {
 	}
 }
 
-func TestTheOrderOfGPUsDoesNotMatter(t *testing.T) {
+func TestScoreDoesNotDependOnTheOrderOfGPUs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := drawMatrix(t, upTo(t, 1, 12, "GPUs"))
+		o := drawOracle(t, upTo(t, 1, 12, "GPUs"))
 		p := drawProblem(t, len(o.score))
-		order := rapid.Permutation(places(len(o.score))).Draw(t, "order")
-		other := &oracle{score: square[int](len(order)), numa: make([]int, len(order))}
+		order := rapid.Permutation(allIndices(len(o.score))).Draw(t, "order")
+		other := newOracle(len(order))
 		for a := range order {
 			other.numa[order[a]] = o.numa[a]
 			for b := range order {
@@ -141,7 +134,7 @@ func TestTheOrderOfGPUsDoesNotMatter(t *testing.T) {
 		}
 		q := problem{available: moved(p.available), must: moved(p.must), size: p.size}
 		n, m := o.node(), other.node()
-		for _, policy := range []Policy{Topology, NUMA} { // of the best partitions the first counts, and so does the order
+		for _, policy := range []Policy{Topology, NUMA} { // Partition takes the first of equal partitions
 			a, errA := n.Choose(policy, p.request(n))
 			b, errB := m.Choose(policy, q.request(m))
 			if errA != nil || errB != nil || a.Score != b.Score {
@@ -151,11 +144,11 @@ func TestTheOrderOfGPUsDoesNotMatter(t *testing.T) {
 	})
 }
 
-func TestManyAskAtOnce(t *testing.T) {
+func TestConcurrentRequests(t *testing.T) {
 	n := machine(t, "hgx-16")
 	want := map[int]Choice{}
 	for size := range 9 {
-		c, err := n.Choose(Partition, Request{Available: all(n), Size: size})
+		c, err := n.Choose(Partition, Request{Available: n.UUIDs(), Size: size})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +161,7 @@ func TestManyAskAtOnce(t *testing.T) {
 			rng := rand.New(rand.NewPCG(uint64(caller), 0))
 			for range 50 {
 				size := rng.IntN(9)
-				c, err := n.Choose(Partition, Request{Available: all(n), Size: size})
+				c, err := n.Choose(Partition, Request{Available: n.UUIDs(), Size: size})
 				if diff := cmp.Diff(want[size], c); diff != "" || err != nil {
 					t.Errorf("%d: %v\n%s", size, err, diff)
 				}
@@ -178,32 +171,32 @@ func TestManyAskAtOnce(t *testing.T) {
 	callers.Wait()
 }
 
-func TestRequestsWithoutAnAnswer(t *testing.T) {
+func TestRequestsWithoutAnswer(t *testing.T) {
 	n := islands()
 	devices := slices.Clone(n.whole.devices)
 	devices[1].Unusable = true
 	devices[2].Parent = "GPU-lost"
 	p := NewPool(n, devices)
-	id := func(places ...int) []string { return uuids(n, places...) }
+	id := func(gpus ...int) []string { return uuids(n, gpus...) }
 	long := strings.Repeat("x", 1000)
 	many := strings.Fields(strings.Repeat("? ", 20))
 	cases := map[string]struct {
 		r    Request
 		want RequestError
-		says string
+		text string
 	}{
-		"an unknown device":           {Request{Available: []string{"GPU-0", "?"}, Size: 1}, RequestError{Reason: Unknown, IDs: []string{"?"}}, `no such device: "?"`},
-		"an unknown one included":     {Request{Available: id(0), Must: []string{"?"}, Size: 1}, RequestError{Reason: Unknown, IDs: []string{"?"}}, `no such device: "?"`},
-		"a name of any length":        {Request{Available: []string{long}}, RequestError{Reason: Unknown, IDs: []string{long}}, `no such device: "` + long[:80] + `..."`},
-		"many of them":                {Request{Available: many}, RequestError{Reason: Unknown, IDs: many}, `no such device: ` + strings.Repeat(`"?", `, 8) + "and 12 more"},
-		"a device twice":              {Request{Available: id(0, 0), Size: 1}, RequestError{Reason: Twice, IDs: id(0)}, `there twice: "GPU-0"`},
-		"one included twice":          {Request{Available: id(0, 3), Must: id(0, 0), Size: 2}, RequestError{Reason: Twice, IDs: id(0)}, `there twice: "GPU-0"`},
-		"included, but not available": {Request{Available: id(0), Must: id(3), Size: 1}, RequestError{Reason: NotAvailable, IDs: id(3)}, `must be included, but not available: "GPU-3"`},
-		"more included than asked":    {Request{Available: id(0, 3), Must: id(0, 3), Size: 1}, RequestError{Reason: BadSize}, "1 devices are asked for, and 2 must be included"},
-		"more than available":         {Request{Available: id(0), Size: 2}, RequestError{Reason: BadSize}, "2 devices are asked for, and 1 are available"},
-		"less than nothing":           {Request{Available: id(0), Size: -1}, RequestError{Reason: BadSize}, "-1 devices are asked for"},
-		"an unhealthy one included":   {Request{Available: id(0, 1), Must: id(1), Size: 1}, RequestError{Reason: Unusable, IDs: id(1)}, `cannot be had without: "GPU-1"`},
-		"too few without the lost":    {Request{Available: id(0, 1, 2), Size: 2}, RequestError{Reason: Unusable, IDs: id(1, 2)}, `2 devices are asked for, and cannot be had without: "GPU-1", "GPU-2"`},
+		"an unknown device":             {Request{Available: []string{"GPU-0", "?"}, Size: 1}, RequestError{Reason: Unknown, IDs: []string{"?"}}, `no such device: "?"`},
+		"an unknown one included":       {Request{Available: id(0), Must: []string{"?"}, Size: 1}, RequestError{Reason: Unknown, IDs: []string{"?"}}, `no such device: "?"`},
+		"a very long ID":                {Request{Available: []string{long}}, RequestError{Reason: Unknown, IDs: []string{long}}, `no such device: "` + long[:80] + `..."`},
+		"many unknown devices":          {Request{Available: many}, RequestError{Reason: Unknown, IDs: many}, `no such device: ` + strings.Repeat(`"?", `, 8) + "and 12 more"},
+		"a device twice":                {Request{Available: id(0, 0), Size: 1}, RequestError{Reason: Twice, IDs: id(0)}, `listed twice: "GPU-0"`},
+		"one included twice":            {Request{Available: id(0, 3), Must: id(0, 0), Size: 2}, RequestError{Reason: Twice, IDs: id(0)}, `listed twice: "GPU-0"`},
+		"included, but not available":   {Request{Available: id(0), Must: id(3), Size: 1}, RequestError{Reason: NotAvailable, IDs: id(3)}, `must be included, but not available: "GPU-3"`},
+		"more included than requested":  {Request{Available: id(0, 3), Must: id(0, 3), Size: 1}, RequestError{Reason: BadSize}, "1 devices requested, but 2 must be included"},
+		"more than available":           {Request{Available: id(0), Size: 2}, RequestError{Reason: BadSize}, "2 devices requested, but 1 are available"},
+		"a negative size":               {Request{Available: id(0), Size: -1}, RequestError{Reason: BadSize}, "-1 devices requested"},
+		"an unhealthy one included":     {Request{Available: id(0, 1), Must: id(1), Size: 1}, RequestError{Reason: Unusable, IDs: id(1)}, `not possible without unusable ones: "GPU-1"`},
+		"too few without the lost ones": {Request{Available: id(0, 1, 2), Size: 2}, RequestError{Reason: Unusable, IDs: id(1, 2)}, `2 devices requested, which is not possible without unusable ones: "GPU-1", "GPU-2"`},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -213,8 +206,8 @@ func TestRequestsWithoutAnAnswer(t *testing.T) {
 				t.Fatalf("%+v, %v", choice, err)
 			}
 			c.want.Size, c.want.Available, c.want.Must = c.r.Size, len(c.r.Available), len(c.r.Must)
-			if diff := cmp.Diff(&c.want, got); diff != "" || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%v, want %q (-want +got):\n%s", err, c.says, diff)
+			if diff := cmp.Diff(&c.want, got); diff != "" || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("%v, want %q (-want +got):\n%s", err, c.text, diff)
 			}
 		})
 	}
@@ -227,7 +220,7 @@ func TestRequestsWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-func TestNodesFollowSnapshots(t *testing.T) {
+func TestRenewFollowsTheSnapshot(t *testing.T) {
 	m, err := sim.LoadMachine("dgx1-v100")
 	if err != nil {
 		t.Fatal(err)
@@ -238,7 +231,7 @@ func TestNodesFollowSnapshots(t *testing.T) {
 	}
 	same, err := n.Renew(m.Snapshot(sim.DefaultDriver), DefaultWeights())
 	if err != nil || same != n {
-		t.Errorf("nothing has changed, and there is another node: %v", err)
+		t.Errorf("nothing has changed, but the node: %v", err)
 	}
 	lost := m.Snapshot(sim.DefaultDriver)
 	lost.Devices[2].Error = "fell off the bus"
@@ -247,8 +240,8 @@ func TestNodesFollowSnapshots(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(next.GPUs()) != 7 || next.Pair(0, 1) != 50 || n.Pair(0, 1) != 150 {
-		t.Errorf("%d GPUs; the first two score %d, and %d before", len(next.GPUs()), next.Pair(0, 1), n.Pair(0, 1))
+	if len(next.UUIDs()) != 7 || next.Pair(0, 1) != 50 || n.Pair(0, 1) != 150 {
+		t.Errorf("%d GPUs; the first two score %d, and %d before", len(next.UUIDs()), next.Pair(0, 1), n.Pair(0, 1))
 	}
 	if score, err := next.Score(uuids(next, 0, 1, 3)); err != nil || score != 50+next.Pair(0, 3)+next.Pair(1, 3) {
 		t.Errorf("%d, %v", score, err)
@@ -256,39 +249,38 @@ func TestNodesFollowSnapshots(t *testing.T) {
 	if _, err := n.Renew(lost, Weights{NVLink: MaxWeight + 1}); err == nil || !strings.Contains(err.Error(), "nvlink: 10001") {
 		t.Errorf("%v", err)
 	}
-	many := &gpu.Snapshot{Devices: make([]gpu.Device, MaxGPUs+1)}
-	for i := range many.Devices {
-		many.Devices[i].Index, many.Devices[i].UUID = i, string(rune('a'+i))
-	}
-	if _, err := NewNode(many, DefaultWeights()); err == nil {
-		t.Error("no error for too many GPUs")
-	}
 }
 
-func TestMatricesThatAreNone(t *testing.T) {
-	gpus := []GPU{{UUID: "a"}, {UUID: "b", Index: 1}}
+func TestNewNodeRefusesInvalidSnapshots(t *testing.T) {
+	many := &gpu.Snapshot{Devices: make([]gpu.Device, maxGPUs+1)}
+	for i := range many.Devices {
+		many.Devices[i].Index, many.Devices[i].UUID = i, strconv.Itoa(i)
+	}
+	two := []gpu.Device{{Index: 0, UUID: "a"}, {Index: 1, UUID: "b"}}
 	for name, c := range map[string]struct {
-		gpus  []GPU
-		score [][]int
+		s    *gpu.Snapshot
+		want string
 	}{
-		"a row too few":     {gpus, [][]int{{0, 1}}},
-		"a short row":       {gpus, [][]int{{0, 1}, {1}}},
-		"no symmetry":       {gpus, [][]int{{0, 1}, {2, 0}}},
-		"a GPU with itself": {gpus, [][]int{{1, 1}, {1, 0}}},
-		"less than nothing": {gpus, [][]int{{0, -1}, {-1, 0}}},
-		"too much":          {gpus, [][]int{{0, MaxScore + 1}, {MaxScore + 1, 0}}},
-		"a name twice":      {[]GPU{{UUID: "a"}, {UUID: "a"}}, [][]int{{0, 1}, {1, 0}}},
-		"no name":           {[]GPU{{UUID: "a"}, {}}, [][]int{{0, 1}, {1, 0}}},
+		"too many GPUs":      {many, "257 GPUs for allocation: at most 256"},
+		"a UUID twice":       {&gpu.Snapshot{Devices: []gpu.Device{{UUID: "a"}, {Index: 1, UUID: "a"}}}, "two have the UUID a"},
+		"too many NVLinks":   {&gpu.Snapshot{Devices: two, Links: []gpu.Link{{A: 0, B: 1, NVLinks: 1 << 40}}}, "GPUs 0 and 1 have"},
+		"fewer than 0 links": {&gpu.Snapshot{Devices: two, Links: []gpu.Link{{A: 0, B: 1, NVLinks: -1}}}, "GPUs 0 and 1 have -1 NVLinks"},
 	} {
-		if n, err := NewNodeFromMatrix(c.gpus, c.score); err == nil || n != nil {
-			t.Errorf("%s: no error", name)
-		}
+		t.Run(name, func(t *testing.T) {
+			if n, err := NewNode(c.s, DefaultWeights()); n != nil || err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v and error %v, want one with %q", n, err, c.want)
+			}
+		})
+	}
+	links := []gpu.Link{{A: 0, B: 0, NVLinks: 1}, {A: 0, B: 5, NVLinks: 1}}
+	if n, err := NewNode(&gpu.Snapshot{Devices: two, Links: links}, DefaultWeights()); err != nil || n.Pair(0, 0) != 0 {
+		t.Errorf("links to itself or to unknown GPUs are ignored: %v", err)
 	}
 }
 
 func TestLinkScores(t *testing.T) {
 	w := DefaultWeights()
-	w.NVSwitch = 90 // to tell it from the other
+	w.NVSwitch = 90 // not the same as NVLink
 	for link, want := range map[gpu.Link]int{
 		{}:                                 0,
 		{PCIe: gpu.PathSystem}:             10,
@@ -307,7 +299,7 @@ func TestLinkScores(t *testing.T) {
 	}
 }
 
-// FuzzRequest gives pools whatever a caller could: an answer that fulfils the request, or an error.
+// FuzzRequest checks that any request gets an answer that fulfils it, or an error.
 func FuzzRequest(f *testing.F) {
 	f.Add("GPU-0 GPU-1 GPU-2", "GPU-1", 2, uint8(0))
 	f.Add("GPU-0 GPU-0", "", 1, uint8(1))

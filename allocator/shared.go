@@ -6,129 +6,109 @@ import (
 	"slices"
 )
 
-// stock is what a request can have of each GPU of a node, and what it gets.
-type stock struct {
+// sharing finds how many devices a request takes of each GPU. Its slices are by GPU.
+type sharing struct {
 	pool *Pool
-	// free counts the devices of each GPU that are available, must those of them that are in the answer in any case, used
-	// those that somebody else has.
+	// free counts the available devices, must those of them that must be included, used the devices that are not available.
 	free, must, used []int
-	slices           []int // of each GPU: its compute slices that containers have as MIG devices, of this pool or not
-	take             []int
-	left             int // devices that are still to be taken
+	slices           []int // compute slices in use by MIG devices of this pool and others
+	taken            []int // devices in the answer
+	left             int   // devices still to take
 }
 
-func (p *Pool) stock(r *resolved) *stock {
+func (p *Pool) newSharing(r *resolved) *sharing {
 	n := len(p.node.gpus)
-	zeros := func() []int { return make([]int, n) }
-	s := &stock{pool: p, free: zeros(), must: zeros(), used: zeros(), slices: zeros(), left: r.size}
-	for g, places := range p.perGPU {
-		for _, i := range places {
+	s := &sharing{
+		pool: p, free: make([]int, n), must: make([]int, n), used: make([]int, n), slices: make([]int, n), left: r.size,
+	}
+	for g, devices := range p.perGPU {
+		for _, i := range devices {
 			switch r.state[i] {
-			case taken:
+			case included:
 				s.must[g]++
 				s.free[g]++
 			case available:
 				s.free[g]++
-			case elsewhere:
+			case unavailable:
 				s.slices[g] += max(p.devices[i].Slices, 1)
 			}
 		}
-		s.used[g] = len(places) - s.free[g]
-		s.slices[g] += r.used[p.node.gpus[g].UUID]
+		s.used[g] = len(devices) - s.free[g]
+		s.slices[g] += r.used[p.node.gpus[g].uuid]
+		s.left -= s.must[g]
 	}
-	s.take = slices.Clone(s.must)
-	for _, m := range s.must {
-		s.left -= m
-	}
+	s.taken = slices.Clone(s.must)
 	return s
 }
 
-// even takes one device at a time of the GPU whose load is least. Of those with the same load that come last, where there
-// are more than are needed, GPUs that have none in the answer yet come before others; among these those with the least
-// in order, and then the best by the policy.
-func (s *stock) even(policy Policy, load, order []int) (bool, int) {
+func (s *sharing) take(g int) {
+	s.taken[g]++
+	s.left--
+}
+
+// spread takes a device of each of the GPUs with the lowest load, again and again. When fewer devices are left to take than
+// GPUs have the lowest load, the GPUs without a device in the answer come first, among these the lowest in order, and then
+// the best by the policy. It reports whether the choice of GPUs is exact, and the bound of their score.
+func (s *sharing) spread(policy Policy, load, order []int) (exact bool, bound int) {
 	load = slices.Clone(load)
 	for g, m := range s.must {
 		load[g] += m
 	}
 	for s.left > 0 {
-		least := s.leastLoaded(load)
-		if len(least) > s.left {
-			return s.some(policy, least, order)
+		var lowest []int // GPUs
+		for g := range load {
+			switch {
+			case s.taken[g] == s.free[g]:
+			case len(lowest) == 0 || load[g] < load[lowest[0]]:
+				lowest = append(lowest[:0], g)
+			case load[g] == load[lowest[0]]:
+				lowest = append(lowest, g)
+			}
 		}
-		for _, g := range least {
-			s.takeOne(g)
+		if len(lowest) > s.left {
+			return s.takeSome(policy, lowest, order)
+		}
+		for _, g := range lowest {
+			s.take(g)
 			load[g]++
 		}
 	}
 	return true, 0
 }
 
-func (s *stock) takeOne(g int) {
-	s.take[g]++
-	s.left--
-}
-
-// leastLoaded are the GPUs that have something left and whose load is least.
-func (s *stock) leastLoaded(load []int) []int {
-	var least []int
-	for g := range load {
-		switch {
-		case s.take[g] == s.free[g]:
-		case len(least) == 0 || load[g] < load[least[0]]:
-			least = append(least[:0], g)
-		case load[g] == load[least[0]]:
-			least = append(least, g)
-		}
-	}
-	return least
-}
-
-// some takes one device of each of as many of the GPUs as are left to be taken. It reports whether there is no better
-// choice, and how much higher the score of another can be.
-func (s *stock) some(policy Policy, gpus, order []int) (exact bool, bound int) {
+// takeSome takes a device each of as many of the GPUs as are left to take.
+func (s *sharing) takeSome(policy Policy, gpus, order []int) (exact bool, bound int) {
 	exact = true
-	isIn := func(g int) bool { return s.take[g] > 0 }
-	fresh, others := without(gpus, isIn), without(gpus, func(g int) bool { return !isIn(g) })
-	for _, part := range inOrder(fresh, order) {
-		if s.left > 0 && len(part) > s.left {
+	slices.SortStableFunc(gpus, func(a, b int) int {
+		return cmp.Or(cmp.Compare(min(s.taken[a], 1), min(s.taken[b], 1)), cmp.Compare(order[a], order[b]))
+	})
+	for len(gpus) > 0 && s.left > 0 {
+		first := gpus[0]
+		equal := slices.IndexFunc(gpus, func(g int) bool {
+			return order[g] != order[first] || (s.taken[g] > 0) != (s.taken[first] > 0)
+		})
+		if equal < 0 {
+			equal = len(gpus)
+		}
+		part := gpus[:equal]
+		gpus = gpus[equal:]
+		if len(part) > s.left && s.taken[first] == 0 {
 			f := s.best(policy, part)
 			exact, bound = f.exact, f.bound
-			part = without(part, func(g int) bool { return !f.set.has(g) })
+			part = slices.DeleteFunc(part, func(g int) bool { return !f.set.contains(g) })
 		}
-		s.takeEach(part)
-	}
-	for _, part := range inOrder(others, order) {
-		s.takeEach(part)
+		for _, g := range part[:min(len(part), s.left)] {
+			s.take(g)
+		}
 	}
 	return exact, bound
 }
 
-// takeEach takes one device of each of the GPUs, until enough are taken.
-func (s *stock) takeEach(gpus []int) {
-	for _, g := range gpus[:min(len(gpus), s.left)] {
-		s.takeOne(g)
-	}
-}
-
-// inOrder are the GPUs in groups of the same order, the least first.
-func inOrder(gpus, order []int) [][]int {
-	slices.SortStableFunc(gpus, func(a, b int) int { return cmp.Compare(order[a], order[b]) })
-	var groups [][]int
-	for i, g := range gpus {
-		if i == 0 || order[g] != order[gpus[i-1]] {
-			groups = append(groups, nil)
-		}
-		groups[len(groups)-1] = append(groups[len(groups)-1], g)
-	}
-	return groups
-}
-
-// best is the best set of the GPUs that are in the answer, and as many of others as are left to be taken.
-func (s *stock) best(policy Policy, others []int) found {
+// best returns the best set of the GPUs in the answer and as many of others as devices are left to take.
+func (s *sharing) best(policy Policy, others []int) found {
 	var q query
-	for g := range s.take {
-		if s.take[g] > 0 {
+	for g := range s.taken {
+		if s.taken[g] > 0 {
 			q.must.add(g)
 		}
 		if s.free[g] > 0 {
@@ -143,23 +123,11 @@ func (s *stock) best(policy Policy, others []int) found {
 	return s.pool.node.rank(policy, q, 1)[0]
 }
 
-// packed takes the devices of as few GPUs as can be; of such sets of GPUs the one with most compute slices in use, then
-// the one that has least left over, then the best connected one. What is left over is on the GPU of them that has most.
-func (s *stock) packed() (exact bool) {
-	x, exact := s.fullest()
-	gpus := x.places()
-	slices.SortStableFunc(gpus, func(a, b int) int { return cmp.Compare(s.free[a], s.free[b]) })
-	for _, g := range gpus {
-		for s.left > 0 && s.take[g] < s.free[g] {
-			s.takeOne(g)
-		}
-	}
-	return exact
-}
-
-// fullest is the set of GPUs for packed.
-func (s *stock) fullest() (x set, exact bool) {
-	var others set
+// pack takes the devices of as few GPUs as possible, by the objective of Pack for MIG devices. It reports whether the
+// choice of GPUs is exact.
+func (s *sharing) pack() (exact bool) {
+	// The GPUs of the devices that must be included come first.
+	var x, others set
 	need := s.left
 	for g := range s.free {
 		switch {
@@ -170,86 +138,77 @@ func (s *stock) fullest() (x set, exact bool) {
 			others.add(g)
 		}
 	}
-	if need <= 0 {
-		return x, true
+	exact = true
+	switch {
+	case need <= 0:
+	case s.pool.node.table == nil:
+		x = s.fillGPUs(x, others, need)
+		exact = x.len() == 1
+	default:
+		x = s.bestToPack(x, others, need)
 	}
-	if s.pool.node.table == nil {
-		some := s.fullestOneByOne(x, others, need)
-		return some, some.len() == 1
+	gpus := x.members()
+	slices.SortStableFunc(gpus, func(a, b int) int { return cmp.Compare(s.free[a], s.free[b]) })
+	for _, g := range gpus {
+		for s.left > 0 && s.taken[g] < s.free[g] {
+			s.take(g)
+		}
 	}
-	return s.fullestOfAll(x, others, need), true
+	return exact
 }
 
-// fullestOfAll compares all sets with as few GPUs as can be.
-func (s *stock) fullestOfAll(must, others set, need int) set {
-	n := s.pool.node
+// bestToPack compares all sets of as few other GPUs as have the needed devices, and returns the best with must.
+func (s *sharing) bestToPack(must, others set, need int) set {
+	var free []int
+	for _, g := range others.members() {
+		free = append(free, s.free[g])
+	}
+	slices.Sort(free)
+	count := 0
+	for most := 0; most < need; count++ {
+		most += free[len(free)-1-count]
+	}
+	sum := func(values []int, x uint32) int {
+		sum := 0
+		for ; x != 0; x &= x - 1 {
+			sum += values[bits.TrailingZeros32(x)]
+		}
+		return sum
+	}
 	var best uint32
 	var bestCost [3]int
-	eachSubset(others.word(), s.fewest(others, need), func(x uint32) {
-		over := sumOver(s.free, x) - need
+	eachSubset(others.word(), count, func(x uint32) {
+		over := sum(s.free, x) - need
 		if over < 0 {
 			return
 		}
 		all := x | must.word()
-		cost := [3]int{-sumOver(s.slices, x), over, -int(n.table[all])}
+		cost := [3]int{-sum(s.slices, x), over, -int(s.pool.node.table[all])}
 		c := slices.Compare(cost[:], bestCost[:])
-		if best == 0 || c < 0 || c == 0 && lower(all, best) {
+		if best == 0 || c < 0 || c == 0 && before(all, best) {
 			best, bestCost = all, cost
 		}
 	})
 	return set{uint64(best)}
 }
 
-// fewest is how many of the GPUs are needed to have that many devices.
-func (s *stock) fewest(gpus set, need int) int {
-	var free []int
-	for _, g := range gpus.places() {
-		free = append(free, s.free[g])
-	}
-	slices.Sort(free)
-	count := 0
-	for ; need > 0; count++ {
-		need -= free[len(free)-1-count]
-	}
-	return count
-}
-
-// sumOver adds up the values of the GPUs in x.
-func sumOver(values []int, x uint32) int {
-	sum := 0
-	for ; x != 0; x &= x - 1 {
-		sum += values[bits.TrailingZeros32(x)]
-	}
-	return sum
-}
-
-// fullestOneByOne takes the GPU with most free until one has enough for the rest: then the fullest of those.
-func (s *stock) fullestOneByOne(x, others set, need int) set {
+// fillGPUs adds the GPU with the most free devices to x until one has enough for the rest: then the fullest of those.
+func (s *sharing) fillGPUs(x, others set, need int) set {
 	for need > 0 {
-		best := -1
-		for _, g := range others.places() {
-			if best < 0 || s.fitsBetter(need, x, g, best) {
-				best = g
+		gpus := others.members()
+		best := slices.MinFunc(gpus, func(a, b int) int {
+			fitsA, fitsB := s.free[a] >= need, s.free[b] >= need
+			connected := cmp.Compare(s.pool.node.scoreWith(x, b), s.pool.node.scoreWith(x, a))
+			switch {
+			case fitsA && fitsB:
+				return cmp.Or(cmp.Compare(s.slices[b], s.slices[a]), cmp.Compare(s.free[a], s.free[b]), connected)
+			default: // a GPU that has enough has more than one that has not
+				return cmp.Or(cmp.Compare(s.free[b], s.free[a]), connected)
 			}
-		}
+		})
 		x.add(best)
 		others.remove(best)
 		need -= s.free[best]
 	}
 	return x
-}
-
-// fitsBetter tells whether GPU a is better for the rest of a request than b.
-func (s *stock) fitsBetter(need int, x set, a, b int) bool {
-	n := s.pool.node
-	switch fits := s.free[a] >= need; {
-	case fits != (s.free[b] >= need):
-		return fits
-	case fits && s.slices[a] != s.slices[b]:
-		return s.slices[a] > s.slices[b]
-	case s.free[a] != s.free[b]:
-		return s.free[a] < s.free[b] == fits
-	default:
-		return n.with(x, a) > n.with(x, b)
-	}
 }

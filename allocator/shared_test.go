@@ -9,19 +9,19 @@ import (
 	"pgregory.net/rapid"
 )
 
-// shares is a pool and a request by how many devices of each GPU there are, can be had, and must be.
-type shares struct {
+// sharingProblem is a pool and a request, by the numbers of devices of each GPU.
+type sharingProblem struct {
 	o                 *oracle
 	replicas          bool
 	total, free, must []int
-	slices            []int // that each device of a GPU has
+	slices            []int // of each device of a GPU
 	others            []int // slices of each GPU in use outside the pool
 	size              int
 }
 
-func drawShares(t *rapid.T) *shares {
+func drawSharing(t *rapid.T) *sharingProblem {
 	n := upTo(t, 1, 4, "GPUs")
-	s := &shares{o: drawMatrix(t, n), replicas: rapid.Bool().Draw(t, "replicas")}
+	s := &sharingProblem{o: drawOracle(t, n), replicas: rapid.Bool().Draw(t, "replicas")}
 	least, most := 0, 0
 	for range n {
 		total := upTo(t, 0, 4, "devices")
@@ -35,16 +35,16 @@ func drawShares(t *rapid.T) *shares {
 	return s
 }
 
-// pool has the devices and the request.
-func (s *shares) pool() (*Pool, Request) {
+// pool returns the pool and the request.
+func (s *sharingProblem) pool() (*Pool, Request) {
 	n := s.o.node()
 	r := Request{Size: s.size, Used: map[string]int{}}
 	var devices []Device
 	for g, total := range s.total {
-		r.Used[n.gpus[g].UUID] = s.others[g]
+		r.Used[n.gpus[g].uuid] = s.others[g]
 		for i := range total {
 			d := Device{
-				ID: fmt.Sprintf("%d::%d", g, i), UUID: fmt.Sprintf("%d::%d", g, i), Parent: n.gpus[g].UUID, Replica: s.replicas,
+				ID: fmt.Sprintf("%d::%d", g, i), UUID: fmt.Sprintf("%d::%d", g, i), Parent: n.gpus[g].uuid, Replica: s.replicas,
 				Slices: s.slices[g],
 			}
 			if s.replicas {
@@ -60,12 +60,12 @@ func (s *shares) pool() (*Pool, Request) {
 		}
 	}
 	p := NewPool(n, devices)
-	p.shared = true // also where no GPU has two
+	p.shared = true // also if no GPU has two devices
 	return p, r
 }
 
-// ways are all numbers of devices that can be taken of each GPU.
-func (s *shares) ways() [][]int {
+// answers returns all possible answers, as numbers of devices of each GPU.
+func (s *sharingProblem) answers() [][]int {
 	var all [][]int
 	var take func(x []int, left int)
 	take = func(x []int, left int) {
@@ -84,8 +84,8 @@ func (s *shares) ways() [][]int {
 	return all
 }
 
-// cost is what a policy minimises, by its formula: most important first.
-func (s *shares) cost(policy Policy, x []int) []int {
+// cost returns what a policy minimises, the most important part first.
+func (s *sharingProblem) cost(policy Policy, x []int) []int {
 	var squares, loads, inUse, full, left, fromFree int
 	var gpus []int
 	for g, taken := range x {
@@ -114,7 +114,7 @@ func (s *shares) cost(policy Policy, x []int) []int {
 	return []int{squares, score}
 }
 
-func (s *shares) check(t rapid.TB, policy Policy) {
+func (s *sharingProblem) check(t rapid.TB, policy Policy) {
 	t.Helper()
 	p, r := s.pool()
 	c, err := p.Choose(policy, r)
@@ -125,10 +125,10 @@ func (s *shares) check(t rapid.TB, policy Policy) {
 	seen := map[string]bool{}
 	for _, id := range c.IDs {
 		if seen[id] || !slices.Contains(r.Available, id) {
-			t.Fatalf("%s %+v: %s is there twice, or not available", policy, r, id)
+			t.Fatalf("%s %+v: %s is listed twice or not available", policy, r, id)
 		}
 		seen[id] = true
-		x[p.node.byUUID[p.devices[p.place[id]].Parent]]++
+		x[p.node.index[p.devices[p.index[id]].Parent]]++
 	}
 	for _, id := range r.Must {
 		if !seen[id] {
@@ -136,38 +136,37 @@ func (s *shares) check(t rapid.TB, policy Policy) {
 		}
 	}
 	var best []int
-	for _, way := range s.ways() {
-		if cost := s.cost(policy, way); best == nil || slices.Compare(cost, best) < 0 {
+	for _, answer := range s.answers() {
+		if cost := s.cost(policy, answer); best == nil || slices.Compare(cost, best) < 0 {
 			best = cost
 		}
 	}
 	if diff := cmp.Diff(best, s.cost(policy, x)); diff != "" || !c.Exact {
-		t.Fatalf("%s: %+v: %v are taken (-best +got):\n%s", policy, s, x, diff)
+		t.Fatalf("%s: %+v: %v devices are taken, with the cost (-best +got):\n%s", policy, s, x, diff)
 	}
 }
 
-func TestSharedDevicesAreTakenByTheFormula(t *testing.T) {
+func TestSharedDevicesAreTheBestByTheFormula(t *testing.T) {
 	for _, policy := range []Policy{Spread, Pack, Topology} {
 		t.Run(string(policy), func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) { drawShares(t).check(t, policy) })
+			rapid.Check(t, func(t *rapid.T) { drawSharing(t).check(t, policy) })
 		})
 	}
 }
 
-func TestPackingManyGPUs(t *testing.T) {
+func TestPackOnALargeNode(t *testing.T) {
 	const gpus, each = 20, 7
-	o := &oracle{score: square[int](gpus), numa: make([]int, gpus)}
-	n := o.node()
+	n := newOracle(gpus).node()
 	var devices []Device
 	for g := range gpus {
 		for i := range each {
 			id := fmt.Sprintf("MIG-%d-%d", g, i)
-			devices = append(devices, Device{ID: id, UUID: id, Parent: n.gpus[g].UUID})
+			devices = append(devices, Device{ID: id, UUID: id, Parent: n.gpus[g].uuid})
 		}
 	}
 	p := NewPool(n, devices)
 	var available []string
-	left := map[int]int{0: 2, 4: 5, 9: 3} // the others have all
+	left := map[int]int{0: 2, 4: 5, 9: 3} // the others have all devices
 	for g := range gpus {
 		count, some := left[g]
 		if !some {
@@ -181,10 +180,10 @@ func TestPackingManyGPUs(t *testing.T) {
 		size int
 		want map[string]int
 	}{
-		"the fullest that can take it":                     {3, map[string]int{"GPU-9": 3}},
-		"not the one that cannot":                          {4, map[string]int{"GPU-4": 4}},
-		"a whole one if only that can":                     {6, map[string]int{"GPU-1": 6}},
-		"a whole one and the fullest that takes what left": {9, map[string]int{"GPU-0": 2, "GPU-1": 7}},
+		"the fullest GPU that has enough":           {3, map[string]int{"GPU-9": 3}},
+		"not a fuller one that has too few":         {4, map[string]int{"GPU-4": 4}},
+		"a whole one if no other has enough":        {6, map[string]int{"GPU-1": 6}},
+		"a whole one, and the fullest for the rest": {9, map[string]int{"GPU-0": 2, "GPU-1": 7}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			choice, err := p.Choose(Pack, Request{Available: available, Size: c.size})
@@ -193,7 +192,7 @@ func TestPackingManyGPUs(t *testing.T) {
 			}
 			got := map[string]int{}
 			for _, id := range choice.IDs {
-				got[p.devices[p.place[id]].Parent]++
+				got[p.devices[p.index[id]].Parent]++
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
@@ -202,27 +201,27 @@ func TestPackingManyGPUs(t *testing.T) {
 	}
 }
 
-// replicas are GPUs of a machine, each 64 times: 512 IDs.
+// replicas returns 64 replicas of each GPU of a node.
 func replicas(t testing.TB, n *Node) (*Pool, []string) {
 	t.Helper()
 	var devices []Device
 	var ids []string
 	for _, g := range n.gpus {
 		for i := range 64 {
-			d := Device{ID: fmt.Sprintf("%s::%d", g.UUID, i), UUID: g.UUID, Parent: g.UUID, Replica: true}
+			d := Device{ID: fmt.Sprintf("%s::%d", g.uuid, i), UUID: g.uuid, Parent: g.uuid, Replica: true}
 			devices, ids = append(devices, d), append(ids, d.ID)
 		}
 	}
 	return NewPool(n, devices), ids
 }
 
-// migDevices are seven on each GPU of a node.
+// migDevices returns seven MIG devices on each GPU of a node.
 func migDevices(n *Node) (*Pool, []string) {
 	var devices []Device
 	var ids []string
 	for _, g := range n.gpus {
 		for i := range 7 {
-			d := Device{ID: fmt.Sprintf("MIG-%s-%d", g.UUID, i), Parent: g.UUID}
+			d := Device{ID: fmt.Sprintf("MIG-%s-%d", g.uuid, i), Parent: g.uuid}
 			d.UUID = d.ID
 			devices, ids = append(devices, d), append(ids, d.ID)
 		}
@@ -230,13 +229,13 @@ func migDevices(n *Node) (*Pool, []string) {
 	return NewPool(n, devices), ids
 }
 
-func TestReplicasOf64EachAreOfDifferentGPUs(t *testing.T) {
+func TestReplicasAreOfDifferentGPUs(t *testing.T) {
 	p, ids := replicas(t, machine(t, "dgx-h100"))
 	rapid.Check(t, func(t *rapid.T) {
 		available := rapid.Permutation(ids).Draw(t, "order")[:rapid.IntRange(1, len(ids)).Draw(t, "available")]
 		has := map[string]int{}
 		for _, id := range available {
-			has[p.devices[p.place[id]].Parent]++
+			has[p.devices[p.index[id]].Parent]++
 		}
 		size := rapid.IntRange(1, min(16, len(available))).Draw(t, "size")
 		for _, policy := range Policies() {
@@ -246,7 +245,7 @@ func TestReplicasOf64EachAreOfDifferentGPUs(t *testing.T) {
 			}
 			took := map[string]int{}
 			for _, id := range c.IDs {
-				took[p.devices[p.place[id]].Parent]++
+				took[p.devices[p.index[id]].Parent]++
 			}
 			for a := range took {
 				for b := range has {
@@ -262,8 +261,8 @@ func TestReplicasOf64EachAreOfDifferentGPUs(t *testing.T) {
 	})
 }
 
-func TestReplicasOfMIGDevicesAreOfDifferentOnes(t *testing.T) {
-	n := (&oracle{score: square[int](1), numa: []int{0}}).node()
+func TestReplicasAreOfDifferentMIGDevices(t *testing.T) {
+	n := newOracle(1).node()
 	var devices []Device
 	var ids []string
 	for m := range 2 {

@@ -3,11 +3,11 @@ package allocator
 import (
 	"math/bits"
 	"slices"
-
-	"gpu-cdi-plugin/gpu"
 )
 
-// fillTable fills the score of every set: that of its lowest GPU with the others, and theirs.
+// Nodes of at most tableGPUs GPUs have a table with the score of every set. Sets are bits there.
+
+// fillTable computes the score of every set: that of its lowest GPU with the others, and that of the others.
 func (n *Node) fillTable() {
 	n.table = make([]int32, 1<<len(n.gpus))
 	for x := uint32(1); x < uint32(len(n.table)); x++ {
@@ -20,10 +20,18 @@ func (n *Node) fillTable() {
 	}
 }
 
-// fillNext fills next[x] with what requests of the usual sizes could get of x: the best pairs, and the best sets of 4 and
-// of 8.
+// fillNext computes L in Topology for every set: the best pairs, and the best sets of 4 and of 8.
 func (n *Node) fillNext() {
-	n.next = n.bestPairs()
+	// The lowest GPU of a set is in one of its best pairs, or in none.
+	n.next = make([]int32, len(n.table))
+	for x := uint32(1); x < uint32(len(n.next)); x++ {
+		rest := x & (x - 1)
+		row, most := n.score[bits.TrailingZeros32(x)], n.next[rest]
+		for r := rest; r != 0; r &= r - 1 {
+			most = max(most, row[bits.TrailingZeros32(r)]+n.next[rest&^(r&-r)])
+		}
+		n.next[x] = most
+	}
 	best := make([]int32, len(n.table))
 	for _, k := range []int{4, 8} {
 		for x := range uint32(len(n.table)) {
@@ -32,8 +40,13 @@ func (n *Node) fillNext() {
 				continue
 			case size == k:
 				best[x] = n.table[x]
-			default:
-				best[x] = bestWithoutOne(best, x, k)
+			default: // of any k+1 GPUs the best set lacks one
+				most := int32(0)
+				for r, i := x, 0; i <= k; i++ {
+					most = max(most, best[x&^(r&-r)])
+					r &= r - 1
+				}
+				best[x] = most
 			}
 			n.next[x] += best[x]
 		}
@@ -41,55 +54,36 @@ func (n *Node) fillNext() {
 	}
 }
 
-// bestPairs has the highest score that pairs of each set have together: its lowest GPU is in one of them, or in none.
-func (n *Node) bestPairs() []int32 {
-	pairs := make([]int32, len(n.table))
-	for x := uint32(1); x < uint32(len(pairs)); x++ {
-		rest := x & (x - 1)
-		row, most := n.score[bits.TrailingZeros32(x)], pairs[rest]
-		for r := rest; r != 0; r &= r - 1 {
-			most = max(most, row[bits.TrailingZeros32(r)]+pairs[rest&^(r&-r)])
+// fillKinds groups the GPUs that have the same score with every other GPU and are on the same NUMA node.
+func (n *Node) fillKinds() {
+	same := func(a, b int) bool {
+		for g := range n.gpus {
+			if g != a && g != b && n.score[a][g] != n.score[b][g] {
+				return false
+			}
 		}
-		pairs[x] = most
+		return slices.ContainsFunc(n.numa, func(s set) bool { return s.contains(a) && s.contains(b) })
 	}
-	return pairs
-}
-
-// bestWithoutOne is the best for k GPUs of x: of any k+1 GPUs the best set lacks one.
-func bestWithoutOne(best []int32, x uint32, k int) int32 {
-	most := int32(0)
-	for r, i := x, 0; i <= k; i++ {
-		most = max(most, best[x&^(r&-r)])
-		r &= r - 1
-	}
-	return most
-}
-
-// fillNUMA notes which GPUs are on each NUMA node. Those on no known node count as being on one.
-func (n *Node) fillNUMA() {
-	at := map[int]int{}
 	for g := range n.gpus {
-		node := max(n.gpus[g].NUMANode, gpu.NoNUMANode)
-		i, ok := at[node]
-		if !ok {
-			i = len(n.numa)
-			at[node] = i
-			n.numa = append(n.numa, set{})
+		i := slices.IndexFunc(n.kinds, func(kind uint32) bool { return same(g, bits.TrailingZeros32(kind)) })
+		if i < 0 {
+			i = len(n.kinds)
+			n.kinds = append(n.kinds, 0)
 		}
-		n.numa[i].add(g)
+		n.kinds[i] |= 1 << g
 	}
 }
 
-// candidate is a set of GPUs with what it is judged by.
+// candidate is a set of GPUs with what it is compared by.
 type candidate struct {
 	gpus  uint32
-	nodes int32 // NUMA nodes, if they count
+	nodes int32 // the number of NUMA nodes, if it counts
 	score int32
-	next  int32 // what the next requests could get of what stays
-	left  int32 // the score of what stays
+	next  int32 // L of what is left
+	left  int32 // the score of what is left
 }
 
-// compare is negative if a is the better one. No two sets are equal.
+// compare is negative if a is better. No two sets are equal.
 func (a *candidate) compare(b *candidate) int {
 	switch {
 	case a.nodes != b.nodes:
@@ -102,79 +96,95 @@ func (a *candidate) compare(b *candidate) int {
 		return int(b.left - a.left)
 	case a.gpus == b.gpus:
 		return 0
-	case lower(a.gpus, b.gpus):
+	case before(a.gpus, b.gpus):
 		return -1
 	default:
 		return 1
 	}
 }
 
-// lower tells which of two sets has the first GPU in which they differ.
-func lower(a, b uint32) bool {
+// before reports whether a contains the first GPU that is in only one of the two sets.
+func before(a, b uint32) bool {
 	differ := a ^ b
 	return a&(differ&-differ) != 0
 }
 
-// podium holds the best so far, best first.
-type podium struct {
-	size int
-	best []candidate
-}
-
-// admits tells that a candidate may be among the best, judged by what costs least to know.
-func (p *podium) admits(c *candidate) bool {
-	if len(p.best) < p.size {
-		return true
-	}
-	worst := &p.best[len(p.best)-1]
-	return c.nodes < worst.nodes || c.nodes == worst.nodes && c.score >= worst.score
-}
-
-func (p *podium) add(c candidate) {
-	if len(p.best) == p.size {
-		if c.compare(&p.best[len(p.best)-1]) > 0 {
-			return
-		}
-		p.best = p.best[:len(p.best)-1]
-	}
-	i, _ := slices.BinarySearchFunc(p.best, c, func(a, b candidate) int { return a.compare(&b) })
-	p.best = slices.Insert(p.best, i, c)
-}
-
-// searchTable looks at every set: at most 12,870 of 16 GPUs. With NUMA nodes, fewer of them come before all else.
+// searchTable compares every set: at most 12,870 of 16 GPUs. If nodes are given, fewer of these NUMA nodes come first.
 func (n *Node) searchTable(q query, nodes []set, k int) []found {
 	available, must := q.available.word(), q.must.word()
-	top := podium{size: k}
-	eachSubset(q.from.word()&^must, q.size-q.must.len(), func(x uint32) {
+	best := make([]candidate, 0, k+1) // in order
+	visit := func(x uint32) {
 		x |= must
-		c := candidate{gpus: x, nodes: touched(nodes, x), score: n.table[x]}
-		if !top.admits(&c) {
-			return
+		c := candidate{gpus: x, score: n.table[x]}
+		for i := range nodes {
+			if nodes[i].word()&x != 0 {
+				c.nodes++
+			}
+		}
+		if len(best) == k { // most sets are worse, and that shows before next and left are known
+			if worst := &best[k-1]; c.nodes > worst.nodes || c.nodes == worst.nodes && c.score < worst.score {
+				return
+			}
 		}
 		rest := available &^ x
 		c.next, c.left = n.next[rest], n.table[rest]
-		top.add(c)
-	})
-	all := make([]found, len(top.best))
-	for i, c := range top.best {
+		i, _ := slices.BinarySearchFunc(best, c, func(a, b candidate) int { return a.compare(&b) })
+		if i < k {
+			best = slices.Insert(best, i, c)
+			best = best[:min(len(best), k)]
+		}
+	}
+	free, size := q.from.word()&^must, q.size-q.must.len()
+	if k == 1 {
+		n.eachDistinct(free, size, visit)
+	} else {
+		eachSubset(free, size, visit)
+	}
+	all := make([]found, len(best))
+	for i, c := range best {
 		all[i] = found{set: set{uint64(c.gpus)}, score: int(c.score), exact: true}
 	}
 	return all
 }
 
-// touched counts the nodes that have a GPU of x.
-func touched(nodes []set, x uint32) int32 {
-	count := int32(0)
-	for i := range nodes {
-		if nodes[i].word()&x != 0 {
-			count++
+// eachDistinct visits the subsets of a size that can be the best: of GPUs that can be exchanged, the first come first. On
+// real machines these are few of all subsets.
+func (n *Node) eachDistinct(free uint32, size int, visit func(uint32)) {
+	var kinds []uint32
+	for _, kind := range n.kinds {
+		if kind &= free; kind != 0 {
+			kinds = append(kinds, kind)
 		}
 	}
-	return count
+	if len(kinds) == bits.OnesCount32(free) {
+		eachSubset(free, size, visit)
+		return
+	}
+	var choose func(kinds []uint32, x, free uint32, size int)
+	choose = func(kinds []uint32, x, free uint32, size int) {
+		if size == 0 {
+			visit(x)
+			return
+		}
+		free &^= kinds[0]
+		for kind := kinds[0]; ; kind &= kind - 1 {
+			if size <= bits.OnesCount32(free) {
+				choose(kinds[1:], x, free, size)
+			}
+			if kind == 0 || size == 0 {
+				return
+			}
+			x |= kind & -kind
+			size--
+		}
+	}
+	if size <= bits.OnesCount32(free) {
+		choose(kinds, 0, free, size)
+	}
 }
 
-// eachSubset calls with each subset of a size. It is Gosper's hack (HAKMEM 175) on the bits of free alone: those between
-// them are set for the addition, so that its carry passes over them.
+// eachSubset visits the subsets of a size. It is Gosper's hack (HAKMEM 175) on the bits of free. The bits between them are
+// set for the addition, so that its carry passes over them.
 func eachSubset(free uint32, size int, visit func(uint32)) {
 	var lowest [33]uint32 // lowest[i] has the lowest i bits of free
 	total := 0

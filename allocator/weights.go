@@ -8,27 +8,26 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// MaxWeight is the largest weight that is allowed. With it two GPUs that all NVLinks there can be join stay below MaxScore.
+// MaxWeight is the highest weight. With it, the score of two GPUs with as many NVLinks as there can be is below maxScore.
 const MaxWeight = 10_000
 
-// Weights say what a connection of two GPUs is worth. A pair has the weight of its nearest common point on PCIe, plus
-// the weight of an NVLink for each NVLink that joins the two. They have no unit; only their proportions matter.
+// Weights are the scores of connections. A pair of GPUs has the weight of its nearest common point on PCIe, plus the weight
+// of an NVLink for each NVLink between the two. They have no unit; only their proportions matter.
 //
-//	connection                          key                 default
-//	unknown                                                       0
-//	SYS  across the link of sockets     system                   10
-//	NODE across host bridges of a node  node                     20
-//	PHB  through one host bridge        host-bridge              30
-//	PXB  through several PCIe switches  multiple-switches        40
-//	PIX  through one PCIe switch        single-switch            50
-//	PSB  on one board                   same-board               60
-//	NVLink, each                        nvlink                  100
-//	NVLink through NVSwitches, each     nvswitch                100
+//	connection                                    key                 default
+//	unknown                                                                 0
+//	SYS     across the link between NUMA nodes    system                   10
+//	NODE    across host bridges of a NUMA node    node                     20
+//	PHB     through one host bridge               host-bridge              30
+//	PXB     through several PCIe switches         multiple-switches        40
+//	PIX     through one PCIe switch               single-switch            50
+//	PSB     on one board                          same-board               60
+//	each NVLink between the two                   nvlink                  100
+//	each NVLink through NVSwitches                nvswitch                100
 //
 // The defaults are those of calculateGPUPairScore in NVIDIA's go-gpuallocator v0.5.0 (besteffort_policy.go), so that
-// scores can be compared. That library counts only NVLinks between two GPUs: with it those through an NVSwitch are
-// worth nothing. Here they count like others, since a GPU that has lost some of its links to the switches, or hangs on
-// other switches, is worse connected.
+// scores can be compared. That library does not count NVLinks through NVSwitches. Here they count, since a GPU that lost
+// some of its links to the switches is connected worse than the others.
 type Weights struct {
 	System           int `yaml:"system" json:"system"`
 	Node             int `yaml:"node" json:"node"`
@@ -40,7 +39,7 @@ type Weights struct {
 	NVSwitch         int `yaml:"nvswitch" json:"nvswitch"`
 }
 
-// DefaultWeights are the weights of the table.
+// DefaultWeights returns the defaults in the table of Weights.
 func DefaultWeights() Weights {
 	return Weights{
 		System:           10,
@@ -54,7 +53,7 @@ func DefaultWeights() Weights {
 	}
 }
 
-// All are the weights by their keys, in the order of the table.
+// All yields the weights by key, in the order of the table of Weights.
 func (w Weights) All() iter.Seq2[string, int] {
 	return func(yield func(string, int) bool) {
 		_ = yield("system", w.System) &&
@@ -68,7 +67,7 @@ func (w Weights) All() iter.Seq2[string, int] {
 	}
 }
 
-// Validate reports each weight that is not from 0 to MaxWeight, by its key.
+// Validate returns an error for each weight that is not from 0 to MaxWeight, with its key.
 func (w Weights) Validate() error {
 	var errs []error
 	for key, weight := range w.All() {
@@ -79,7 +78,7 @@ func (w Weights) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Score is what a link is worth.
+// Score returns the score of a link.
 func (w Weights) Score(l gpu.Link) int {
 	perNVLink := w.NVLink
 	if l.Switched {

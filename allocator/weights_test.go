@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Every weight that a configuration can have is among those that are validated, under the key that it has there.
+// Every weight of the configuration is validated, and reported under its key.
 func TestAllWeightsAreValidated(t *testing.T) {
 	w := DefaultWeights()
 	want, got := map[string]int{}, maps.Collect(w.All())
@@ -25,14 +25,14 @@ func TestAllWeightsAreValidated(t *testing.T) {
 			wrong := DefaultWeights()
 			reflect.ValueOf(&wrong).Elem().Field(i).SetInt(weight)
 			if err := wrong.Validate(); err == nil || !strings.HasPrefix(err.Error(), key+": ") {
-				t.Errorf("%s: %d: Validate says %v", key, weight, err)
+				t.Errorf("%s: %d: Validate returned %v", key, weight, err)
 			}
 		}
 		for _, weight := range []int64{0, MaxWeight} {
 			right := DefaultWeights()
 			reflect.ValueOf(&right).Elem().Field(i).SetInt(weight)
 			if err := right.Validate(); err != nil {
-				t.Errorf("%s: %d: Validate says %v", key, weight, err)
+				t.Errorf("%s: %d: Validate returned %v", key, weight, err)
 			}
 		}
 	}

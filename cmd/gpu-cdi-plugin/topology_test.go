@@ -141,7 +141,7 @@ func TestExplanationOfWhatCannotBe(t *testing.T) {
 		},
 		"fewer than must be": {
 			explainOptions{size: 1, must: []string{"0", "1"}},
-			"1 devices are asked for, and 2 must be included",
+			"1 devices requested, but 2 must be included",
 			"ask for 2 to 7, or make more available; GPUs in MIG mode cannot be given whole",
 		},
 		"none are available": {
@@ -155,7 +155,7 @@ func TestExplanationOfWhatCannotBe(t *testing.T) {
 			"what is in --must has to be in --available too; GPUs in MIG mode cannot be given whole",
 		},
 		"twice, by index and UUID": {
-			explainOptions{size: 1, available: []string{"1", "gpu-1"}}, `there twice: "GPU1"`, "name each GPU once",
+			explainOptions{size: 1, available: []string{"1", "gpu-1"}}, `listed twice: "GPU1"`, "name each GPU once",
 		},
 		"no GPU": {
 			explainOptions{size: 1, must: []string{"9"}},

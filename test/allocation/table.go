@@ -79,10 +79,7 @@ func chooseWith(n *allocator.Node, p allocator.Policy) chooser {
 		size      int
 	}
 	answers := map[question]set{}
-	index := map[string]int{}
-	for i, g := range n.GPUs() {
-		index[g.UUID] = i
-	}
+	uuids := n.UUIDs()
 	return func(available set, size int) (set, error) {
 		q := question{available, size}
 		if answer, ok := answers[q]; ok {
@@ -90,14 +87,14 @@ func chooseWith(n *allocator.Node, p allocator.Policy) chooser {
 		}
 		r := allocator.Request{Size: size}
 		for _, i := range available.indices() {
-			r.Available = append(r.Available, n.GPUs()[i].UUID)
+			r.Available = append(r.Available, uuids[i])
 		}
 		c, err := n.Choose(p, r)
 		if err != nil {
 			return 0, err
 		}
 		for _, id := range c.IDs {
-			answers[q] |= 1 << index[id]
+			answers[q] |= 1 << slices.Index(uuids, id)
 		}
 		return answers[q], nil
 	}

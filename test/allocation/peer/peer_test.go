@@ -43,12 +43,12 @@ func randomQuestion(random *rand.Rand, gpus int) question {
 }
 
 func (q question) request(n *allocator.Node) allocator.Request {
-	r := allocator.Request{Size: q.size}
+	r, uuids := allocator.Request{Size: q.size}, n.UUIDs()
 	for _, i := range q.available {
-		r.Available = append(r.Available, n.GPUs()[i].UUID)
+		r.Available = append(r.Available, uuids[i])
 	}
 	for _, i := range q.must {
-		r.Must = append(r.Must, n.GPUs()[i].UUID)
+		r.Must = append(r.Must, uuids[i])
 	}
 	return r
 }
@@ -85,8 +85,8 @@ func choose(t testing.TB, n *allocator.Node, p allocator.Policy, q question) (al
 		t.Fatalf("%+v: %v", q, err)
 	}
 	var chosen []int
-	for i, g := range n.GPUs() {
-		if slices.Contains(c.IDs, g.UUID) {
+	for i, uuid := range n.UUIDs() {
+		if slices.Contains(c.IDs, uuid) {
 			chosen = append(chosen, i)
 		}
 	}
