@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"
 )
@@ -187,7 +186,7 @@ func TestServerServesUntilItsContextEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Listen(t.Context(), s.Address(), Checks{Healthy: fine, Ready: fine}, log); exit.HintOf(err) == "" {
+	if _, err := m.Listen(t.Context(), s.Address(), Checks{Healthy: fine, Ready: fine}, log); !errors.Is(err, ErrListen) {
 		t.Errorf("an address in use: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

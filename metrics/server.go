@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"gpu-cdi-plugin/internal/exit"
 )
 
 // Checks say how the program is. Nil is well.
@@ -23,6 +21,9 @@ type Checks struct {
 	// Remarks are what people should know of although it is ready, in a line each; nil has none.
 	Remarks func() []string
 }
+
+// ErrListen is that the address cannot be listened on.
+var ErrListen = errors.New("metrics cannot be served")
 
 // Server answers /metrics, /healthz and /readyz. The zero value answers nobody.
 type Server struct {
@@ -37,8 +38,7 @@ const drainTime = 2 * time.Second
 func (m *Metrics) Listen(ctx context.Context, address string, c Checks, log *slog.Logger) (*Server, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
-		return nil, exit.With(exit.Failure, "give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400",
-			fmt.Errorf("listen for requests for metrics: %w", err))
+		return nil, fmt.Errorf("%w: %w", ErrListen, err)
 	}
 	return &Server{l, &http.Server{
 		Handler:           m.Handler(c),

@@ -11,177 +11,166 @@ import (
 
 	"google.golang.org/grpc"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
 
-// endpoint is a resource's socket and its life with the kubelet. It is an actor.
+// endpoint serves a resource on a socket and keeps it registered with the kubelet. It is an actor.
 type endpoint struct {
-	name   string
-	path   string
+	name   string // the resource's
+	path   string // the socket's
 	opts   *Options
 	log    *slog.Logger
-	watch  *watch
 	server *server
-	wake   chan struct{}
+	wake   wake.Chan
 
-	// What follows is of the goroutine of run alone.
-	grpc     *grpc.Server
-	lock     *lock.Lock
-	socket   *socket
-	fresh    bool // the socket was not announced yet
-	serving  sync.WaitGroup
-	life     life
-	since    uint64        // the last stream before the last announcement
-	attempt  *announcement // the announcement under way
-	relisten time.Time     // when the socket, which could not be made, is tried again
-	sockets  backoff
+	// Only the goroutine of run uses these.
+	grpc           *grpc.Server
+	serving        sync.WaitGroup // has a goroutine for each socket
+	lock           *lock.Lock
+	socket         *socket
+	registration   registration
+	lastStream     uint64 // the last ListAndWatch stream before the last Register call
+	registering    chan outcome
+	cancelRegister context.CancelFunc
 
 	mu     sync.Mutex
-	public Status
-	logged string
+	status Status // without the devices
+	warned string // the problem that was last logged as a warning
 }
 
-// announcement is a registration under way.
-type announcement struct {
-	cancel context.CancelFunc
-	result chan outcome
-}
-
-func newEndpoint(r resource.Resource, o *Options, w *watch) (*endpoint, error) {
+func newEndpoint(r resource.Resource, o *Options, w *dirWatch) (*endpoint, error) {
 	server, err := newServer(r, o.Allocate, o.Log, o.Observer)
 	if err != nil {
 		return nil, err
 	}
 	e := &endpoint{
-		name: r.Name, path: socketPath(o.dir(), r.Name), opts: o, watch: w, server: server,
-		log:  o.Log.With("resource", r.Name),
-		wake: make(chan struct{}, 1),
-		life: life{grace: o.StreamGrace, finds: o.RegistryDir != ""},
+		name: r.Name, path: socketPath(o.dir(), r.Name), opts: o, server: server,
+		log:    o.Log.With("resource", r.Name),
+		wake:   wake.New(),
+		status: Status{Resource: r.Name, Problem: "it is not registered yet"},
 	}
-	server.streams.changed = func() { poke(e.wake) }
-	w.listen(e.wake)
+	server.streams.changed = e.wake.Wake
+	w.subscribe(e.wake)
 	return e, nil
 }
 
-// run serves until ctx ends. Then the calls under way end, and the socket and the lock are removed.
+// maxRequest is the size of the largest request, in bytes. A kubelet that asks for a preferred allocation sends the IDs
+// of all devices.
+const maxRequest = 2 * resource.MaxList
+
+// run serves until ctx ends. Then it ends the calls under way and removes the socket and the lock.
 func (e *endpoint) run(ctx context.Context) (err error) {
 	e.lock, err = lock.Acquire(filepath.Join(filepath.Dir(e.path), "."+filepath.Base(e.path)+".lock"))
-	if err != nil && !errors.Is(err, lock.ErrHeld) {
-		err = exit.With(exit.Failure, "run as root, with a directory of sockets that can be written to", err)
-	}
 	if err != nil {
 		return fmt.Errorf("serve %s: %w", e.name, err)
 	}
 	defer func() { err = errors.Join(err, e.lock.Release()) }()
 	e.grpc = grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
 	v1beta1.RegisterDevicePluginServer(e.grpc, e.server)
-	if e.life.finds {
-		registration.RegisterRegistrationServer(e.grpc, &registry{endpoint: e})
+	discovered := e.opts.RegistryDir != ""
+	if discovered {
+		pluginregistration.RegisterRegistrationServer(e.grpc, &discovery{endpoint: e})
 	}
 	defer e.stop()
 	if err := e.listen(ctx); err != nil {
 		return fmt.Errorf("serve %s: %w", e.name, err)
 	}
-	return e.live(ctx)
-}
-
-// maxRequest is the size in bytes of the largest request: a kubelet that asks for a preference sends all IDs of a list.
-const maxRequest = 2 * resource.MaxList
-
-// live follows the kubelet.
-func (e *endpoint) live(ctx context.Context) error {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	e.registration = newRegistration(time.Now(), e.opts.StreamGrace, discovered)
 	for {
+		next, err := e.reconcile(ctx, time.Now())
+		if err != nil {
+			return fmt.Errorf("serve %s: %w", e.name, err)
+		}
+		var due <-chan time.Time
+		if !next.IsZero() {
+			due = time.After(time.Until(next))
+		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-e.wake:
-		case <-timer.C:
-		case o := <-e.attempt.ended():
-			e.registered(o)
+		case <-due:
+		case o := <-e.registering:
+			e.finishRegister(o)
 		}
-		wake, err := e.step(ctx, time.Now())
-		if err != nil {
-			return err
-		}
-		reset(timer, wake)
 	}
 }
 
-func reset(t *time.Timer, wake time.Time) {
-	if wake.IsZero() {
-		t.Stop()
-		return
-	}
-	t.Reset(time.Until(wake))
-}
+// socketRetry is the pause after the socket could not be made.
+const socketRetry = time.Second
 
-// step does what is to be done now and returns when to look again.
-func (e *endpoint) step(ctx context.Context, now time.Time) (wake time.Time, err error) {
-	// In this order: a kubelet that starts removes our socket before it makes its own, so one that is seen has done so.
-	kubelet, problem := e.watch.kubeletSocket()
-	if wake, err = e.keepSocket(ctx, now); err != nil || !wake.IsZero() {
-		return wake, err
-	}
-	do := e.life.look(seen{now: now, kubelet: kubelet, streaming: e.server.streams.openAfter(e.since)})
-	switch {
-	case do.gained:
-		e.connected()
-	case do.lost:
-		e.disconnected(e.log.Warn, "the kubelet stopped reading the list")
-	case do.silent:
-		e.problem(errors.New("the kubelet did not ask for the list after its registration"))
-	}
-	if problem != nil {
-		e.problem(problem)
-	}
-	if do.announce {
-		e.announce(ctx)
-	}
-	return do.wake, nil
-}
-
-// keepSocket puts the lock's file and the socket back in their places. If the socket cannot be, wake is when to try
-// again.
-func (e *endpoint) keepSocket(ctx context.Context, now time.Time) (wake time.Time, err error) {
-	if now.Before(e.relisten) {
-		return e.relisten, nil
-	}
-	err = e.lock.Renew()
-	switch {
-	case err == nil && e.socket.inPlace():
-		return time.Time{}, nil
-	case err == nil:
-		err = e.listen(ctx)
-	}
-	switch {
+// reconcile restores the socket and the lock, follows the kubelet, and returns when to do so again. An error means that
+// another instance holds the lock.
+func (e *endpoint) reconcile(ctx context.Context, now time.Time) (next time.Time, err error) {
+	// The kubelet's socket first: a kubelet that starts removes ours before it makes its own. So once its socket is seen,
+	// the check of ours finds that it was removed.
+	kubelet, missing := e.opts.findKubelet()
+	switch err := e.restoreSocket(ctx); {
 	case errors.Is(err, lock.ErrHeld):
-		return time.Time{}, fmt.Errorf("serve %s: %w", e.name, err)
+		return time.Time{}, err
 	case err != nil:
-		e.problem(err)
-		e.relisten = now.Add(e.sockets.pause())
-		return e.relisten, nil
+		e.setProblem(err)
+		return now.Add(socketRetry), nil
 	}
-	e.sockets.reset()
-	e.log.Info("the socket " + e.path + " was removed, and is made again")
-	return time.Time{}, nil
+	do := e.registration.observe(observation{now: now, kubelet: kubelet, watched: e.server.streams.openAfter(e.lastStream)})
+	switch {
+	case do.began:
+		e.watchBegan()
+	case do.ended:
+		e.watchEnded(e.log.Warn, "the kubelet ended its ListAndWatch call")
+	case do.unwatched:
+		e.setProblem(errors.New("the kubelet did not call ListAndWatch after the registration"))
+	}
+	if missing != nil {
+		e.setProblem(missing)
+	}
+	if do.register {
+		e.register(ctx)
+	}
+	return do.next, nil
 }
 
-// listen serves on a new socket, beside the old one's connections.
+// findKubelet returns the ID of the kubelet's socket, or says why there is none.
+func (o *Options) findKubelet() (socketID, error) {
+	if o.RegistryDir != "" {
+		return anyKubelet, nil
+	}
+	id, err := identify(o.kubeletSocket())
+	if err != nil {
+		return socketID{}, fmt.Errorf("find the kubelet's socket: %w", askForKubelet(err))
+	}
+	return id, nil
+}
+
+// restoreSocket puts the lock's file and the socket back after they were removed.
+func (e *endpoint) restoreSocket(ctx context.Context) error {
+	if err := e.lock.Renew(); err != nil {
+		return err
+	}
+	if e.socket.inPlace() {
+		return nil
+	}
+	if err := e.listen(ctx); err != nil {
+		return err
+	}
+	e.log.Info("the socket " + e.path + " was removed, and is there again")
+	return nil
+}
+
+// listen serves on a new socket. Connections to the old one stay open.
 func (e *endpoint) listen(ctx context.Context) error {
 	s, err := listen(ctx, e.path)
 	if err != nil {
 		return err
 	}
 	old := e.socket
-	e.socket, e.fresh = s, true
+	e.socket = s
 	e.serving.Go(func() {
-		// It ends when the socket is closed, which is not an error, or the server is stopped.
+		// It returns when the socket is closed, which is no error, or the server is stopped.
 		_ = e.grpc.Serve(s)
 	})
 	if old != nil {
@@ -190,52 +179,46 @@ func (e *endpoint) listen(ctx context.Context) error {
 	return nil
 }
 
-// announce tells the kubelet about the socket: where it has one for that, with a call; where not, by a new socket.
-func (e *endpoint) announce(ctx context.Context) {
-	e.cancel()
-	e.since = e.server.streams.last()
-	ctx, cancel := context.WithTimeoutCause(ctx, e.opts.RegisterTimeout, errors.New("no answer in time"))
-	a := &announcement{cancel: cancel, result: make(chan outcome, 1)}
-	e.attempt = a
-	if e.life.finds {
-		a.result <- outcome{told: true, err: e.show(ctx)}
+// register begins a registration: a Register call, or a new socket where the kubelet discovers sockets.
+func (e *endpoint) register(ctx context.Context) {
+	e.stopRegister()
+	e.lastStream = e.server.streams.last()
+	e.registering = make(chan outcome, 1)
+	ctx, e.cancelRegister = context.WithTimeoutCause(ctx, e.opts.RegisterTimeout, errors.New("no answer in time"))
+	if e.registration.discovered {
+		e.registering <- outcome{delivered: true, err: e.listen(ctx)}
 		return
 	}
-	kubelet := e.life.kubelet
-	same := func() bool { now, _ := e.watch.kubeletSocket(); return now == kubelet }
-	go func() { a.result <- register(ctx, e.watch.kubelet, e.path, e.name, same) }()
+	kubelet, result := e.registration.kubelet, e.registering
+	same := func() bool { now, _ := e.opts.findKubelet(); return now == kubelet }
+	go func() { result <- register(ctx, e.opts.kubeletSocket(), e.path, e.name, same) }()
 }
 
-// show makes a socket that the kubelet has not seen.
-func (e *endpoint) show(ctx context.Context) error {
-	var err error
-	if !e.fresh {
-		err = e.listen(ctx)
-	}
-	e.fresh = false
-	return err
-}
-
-// ended receives the announcement's result; if there is none under way, never.
-func (a *announcement) ended() <-chan outcome {
-	if a == nil {
-		return nil
-	}
-	return a.result
-}
-
-// cancel ends the announcement under way, if any, and waits for its end.
-func (e *endpoint) cancel() {
-	if e.attempt != nil {
-		e.attempt.cancel()
-		<-e.attempt.result
-		e.attempt = nil
+// stopRegister cancels the Register call that is under way and waits for its end.
+func (e *endpoint) stopRegister() {
+	if e.registering != nil {
+		e.cancelRegister()
+		<-e.registering
+		e.registering = nil
 	}
 }
 
-// stop ends what runs: first what calls, then what is called, at last by force. Nobody finds the socket any more.
+func (e *endpoint) finishRegister(o outcome) {
+	e.cancelRegister()
+	e.registering = nil
+	e.registration.finished(time.Now(), o)
+	switch {
+	case o.err != nil:
+		e.refused(o.err)
+	case !e.registration.discovered:
+		e.accepted()
+	}
+}
+
+// stop ends the Register call, the streams, and the other calls, the last by force after a time. The socket is removed
+// first, so that there are no new ones.
 func (e *endpoint) stop() {
-	e.cancel()
+	e.stopRegister()
 	if e.socket != nil {
 		if err := e.socket.remove(); err != nil {
 			e.log.Warn("the socket " + e.path + " could not be removed: " + err.Error())
@@ -246,5 +229,69 @@ func (e *endpoint) stop() {
 	e.grpc.GracefulStop()
 	force.Stop()
 	e.serving.Wait()
-	e.disconnected(e.log.Info, "the plugin stopped")
+	e.watchEnded(e.log.Info, "the plugin stopped")
+}
+
+// accepted records that the kubelet accepted the registration.
+func (e *endpoint) accepted() {
+	e.opts.Observer.Registered(e.name, nil)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.status.Registrations++
+	if !e.status.Connected {
+		e.status.Problem = "it is registered, and ListAndWatch is not called yet"
+	}
+	log := e.log.Info
+	if e.warned != "" { // a kubelet that does not watch what it accepts, accepts each new attempt
+		log = e.log.Debug
+	}
+	log(e.name+" is registered with the kubelet", "registrations", e.status.Registrations)
+}
+
+// refused records that a registration failed.
+func (e *endpoint) refused(err error) {
+	e.opts.Observer.Registered(e.name, err)
+	e.setProblem(err)
+}
+
+func (e *endpoint) watchBegan() {
+	e.mu.Lock()
+	e.status.Connected, e.status.Problem, e.warned = true, "", ""
+	e.mu.Unlock()
+	e.opts.Observer.Connected(e.name, true)
+	l := e.server.list.Load()
+	e.log.Info("the kubelet watches "+e.name, "devices", len(l.devices), "healthy", l.healthy)
+}
+
+func (e *endpoint) watchEnded(log func(string, ...any), why string) {
+	e.mu.Lock()
+	was := e.status.Connected
+	e.status.Connected, e.status.Problem = false, why
+	e.mu.Unlock()
+	if was {
+		e.opts.Observer.Connected(e.name, false)
+		log("the kubelet no longer watches " + e.name + ": " + why)
+	}
+}
+
+// setProblem records why the resource is not registered. The same problem is logged as a warning once.
+func (e *endpoint) setProblem(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.status.Problem = err.Error()
+	log := e.log.Warn
+	if e.warned == e.status.Problem {
+		log = e.log.Debug
+	}
+	e.warned = e.status.Problem
+	log(e.name + " is not registered with the kubelet: " + e.status.Problem)
+}
+
+// currentStatus returns the status with the devices that are advertised now.
+func (e *endpoint) currentStatus() Status {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, l := e.status, e.server.list.Load()
+	s.Devices, s.Healthy = len(l.devices), l.healthy
+	return s
 }

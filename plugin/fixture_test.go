@@ -85,7 +85,7 @@ func by(s ...config.Strategy) AllocateOptions { return AllocateOptions{Strategie
 
 func serverOf(t testing.TB, r resource.Resource, o AllocateOptions) *server {
 	t.Helper()
-	s, err := newServer(r, o, quiet, nobody{})
+	s, err := newServer(r, o, quiet, noObserver{})
 	must(t, err)
 	return s
 }

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,51 +13,76 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
 
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
 
-// Options are how a node's devices are served.
+// Errors of a directory of sockets. ErrNoKubelet is that it does not exist or is no directory, so that no kubelet runs
+// with it, and ErrLongPath that the paths of sockets in it would be too long for the kernel.
+var (
+	ErrNoKubelet = errors.New("the kubelet cannot be reached")
+	ErrLongPath  = errors.New("the path of the directory of sockets is too long")
+)
+
+// Options configure a Plugin.
 type Options struct {
-	// Dir is the kubelet's device plugin directory. The kubelet's socket is in it, kubelet.sock, and so are ours.
+	// Dir is the kubelet's device plugin directory. It has the kubelet's socket, kubelet.sock, and the plugin's.
 	Dir string
-	// RegistryDir, if not empty, is the kubelet's directory of plugin sockets, plugins_registry. Then our sockets are there
-	// for the kubelet to find, nothing is registered in Dir, and Dir may be empty.
+	// RegistryDir, if not empty, is the kubelet's directory of plugin sockets, plugins_registry. The plugin's sockets are
+	// then there, for the kubelet to discover; nothing is registered in Dir, which may be empty.
 	RegistryDir string
 	// Allocate is how containers are given devices.
 	Allocate AllocateOptions
-	// RegisterTimeout is how long a kubelet may take to answer a registration; 0 is 15 seconds. The kubelet takes 10 to say
-	// that it cannot reach the plugin.
+	// RegisterTimeout is how long a kubelet may take to answer a Register call; 0 is 15 seconds. The kubelet takes 10 to
+	// find out that it cannot reach the plugin.
 	RegisterTimeout time.Duration
-	// StreamGrace is how long after a registration the kubelet may take to ask for the list; 0 is 3 seconds.
+	// StreamGrace is how long after a registration the kubelet may take to call ListAndWatch; 0 is 3 seconds.
 	StreamGrace time.Duration
 	// DrainTimeout is how long calls under way may take when Run ends; 0 is 5 seconds.
 	DrainTimeout time.Duration
-	// Log gets what happens; nil is slog.Default().
+	// Log is the logger; nil is slog.Default().
 	Log *slog.Logger
-	// Observer is told what happens; nil is nobody.
+	// Observer is notified of what happens; nil is none.
 	Observer Observer
 }
 
-const (
-	defaultRegisterTimeout = 15 * time.Second
-	defaultStreamGrace     = 3 * time.Second
-	defaultDrainTimeout    = 5 * time.Second
-)
+// Observer is notified of what happens, for metrics. Its methods return at once and may be called concurrently.
+type Observer interface {
+	// Registered notifies of an attempt to register; err is nil if the kubelet accepted.
+	Registered(resource string, err error)
+	// Connected notifies that the kubelet began to watch the resource's devices, or ceased to.
+	Connected(resource string, connected bool)
+	// Allocated notifies of an Allocate call: its result, for how many devices, and the time it took.
+	Allocated(resource string, code codes.Code, devices int, took time.Duration)
+}
 
-// Plugin serves the resources of a node. It is an actor: Run it once. All its methods may be called at any time from
-// anywhere.
+// noObserver ignores all notifications.
+type noObserver struct{}
+
+// Registered does nothing.
+func (noObserver) Registered(string, error) {}
+
+// Connected does nothing.
+func (noObserver) Connected(string, bool) {}
+
+// Allocated does nothing.
+func (noObserver) Allocated(string, codes.Code, int, time.Duration) {}
+
+// Plugin serves the resources of a node. It is an actor: call Run once. Its other methods may be called concurrently, and
+// before and after Run.
 type Plugin struct {
 	opts  Options
-	watch *watch
+	watch *dirWatch
+	added wake.Chan // wakes Run for new endpoints
 
 	mu        sync.Mutex
 	endpoints map[string]*endpoint
-	waiting   []*endpoint // those that Run has not started
-	wake      chan struct{}
+	notRun    []*endpoint // those that Run has not started
 }
 
-// New checks the options; it touches nothing.
+// New returns a Plugin. It checks the options and does not touch the host; the error may be ErrLongPath.
 func New(o Options) (*Plugin, error) {
 	var err error
 	if o.dir() == "" {
@@ -65,65 +91,48 @@ func New(o Options) (*Plugin, error) {
 	if err = errors.Join(err, checkLength(o.dir()), o.Allocate.validate()); err != nil {
 		return nil, fmt.Errorf("set up the device plugin: %w", err)
 	}
-	o.RegisterTimeout = orDefault(o.RegisterTimeout, defaultRegisterTimeout)
-	o.StreamGrace = orDefault(o.StreamGrace, defaultStreamGrace)
-	o.DrainTimeout = orDefault(o.DrainTimeout, defaultDrainTimeout)
+	o.RegisterTimeout = cmp.Or(o.RegisterTimeout, 15*time.Second)
+	o.StreamGrace = cmp.Or(o.StreamGrace, 3*time.Second)
+	o.DrainTimeout = cmp.Or(o.DrainTimeout, 5*time.Second)
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
 	if o.Observer == nil {
-		o.Observer = nobody{}
+		o.Observer = noObserver{}
 	}
 	p := &Plugin{
 		opts:      o,
-		watch:     newWatch(o.dir(), o.kubeletSocket(), o.Log),
+		watch:     newDirWatch(o.dir(), o.Log),
+		added:     wake.New(),
 		endpoints: map[string]*endpoint{},
-		wake:      make(chan struct{}, 1),
 	}
 	p.opts.Allocate.Preference.used = p.usedSlices
 	return p, nil
 }
 
-func orDefault(d, standard time.Duration) time.Duration {
-	if d == 0 {
-		return standard
-	}
-	return d
-}
+// dir is the directory of the plugin's sockets.
+func (o *Options) dir() string { return cmp.Or(o.RegistryDir, o.Dir) }
 
-// dir is the directory of our sockets.
-func (o *Options) dir() string {
-	if o.RegistryDir != "" {
-		return o.RegistryDir
-	}
-	return o.Dir
-}
+// kubeletSocket is the path of the socket that the kubelet takes Register calls on.
+func (o *Options) kubeletSocket() string { return filepath.Join(o.Dir, kubeletSocketName) }
 
-// kubeletSocket is the kubelet's own socket, or empty if it finds plugins by itself.
-func (o *Options) kubeletSocket() string {
-	if o.RegistryDir != "" {
-		return ""
-	}
-	return filepath.Join(o.Dir, kubeletSocketName)
-}
-
-// Update replaces the list of every resource. A resource that is new gets an endpoint; one that is no longer there keeps
-// its own with an empty list, so that the kubelet knows at once that it has no devices. When Update returns, no device
-// that left its list can be allocated.
+// Update replaces the devices of all resources. A new resource gets an endpoint; one that is gone keeps its endpoint, with
+// no devices, so that the kubelet learns at once that there are none. When Update returns, no device that is gone can be
+// allocated.
 //
-// An error is about the resources that it names; all others have their new list.
+// An error is about the resources that it names, which keep their devices; all others have their new ones.
 func (p *Plugin) Update(resources []resource.Resource) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error
-	listed := map[string]bool{}
+	current := map[string]bool{}
 	for i := range resources {
 		r := &resources[i]
-		listed[r.Name] = true
+		current[r.Name] = true
 		errs = append(errs, p.update(r))
 	}
 	for name, e := range p.endpoints {
-		if !listed[name] {
+		if !current[name] {
 			errs = append(errs, e.server.update(resource.Resource{Name: name}))
 		}
 	}
@@ -139,17 +148,17 @@ func (p *Plugin) update(r *resource.Resource) error {
 		return err
 	}
 	p.endpoints[r.Name] = e
-	p.waiting = append(p.waiting, e)
-	poke(p.wake)
+	p.notRun = append(p.notRun, e)
+	p.added.Wake()
 	return nil
 }
 
-// Check says why Run could not begin: the kubelet's directory is not there. It touches nothing.
+// Check returns ErrNoKubelet if Run could not begin since there is no directory for the sockets.
 func (p *Plugin) Check() error { return checkDir(p.opts.dir()) }
 
-// Run serves until ctx ends, then drains and removes its sockets and locks. It returns early with an error that no
-// waiting would mend: another instance serves a resource, or the directory is not there at the start. A kubelet that is
-// not there is waited for.
+// Run serves until ctx ends, then drains and removes its sockets and locks. It waits for a kubelet that does not run, and
+// returns early only for what waiting would not mend: lock.ErrHeld if another instance serves a resource, ErrNoKubelet if
+// at the start the directory does not exist, or the error of a socket that cannot be made at the start.
 func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.Check(); err != nil {
 		return err
@@ -158,53 +167,54 @@ func (p *Plugin) Run(ctx context.Context) error {
 	g.Go(func() error { return p.watch.run(ctx) })
 	g.Go(func() error {
 		for {
-			for _, e := range p.takeWaiting() {
+			for _, e := range p.takeNotRun() {
 				g.Go(func() error { return e.run(ctx) })
 			}
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-p.wake:
+			case <-p.added:
 			}
 		}
 	})
 	return g.Wait()
 }
 
-func (p *Plugin) takeWaiting() []*endpoint {
+func (p *Plugin) takeNotRun() []*endpoint {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	w := p.waiting
-	p.waiting = nil
-	return w
+	taken := p.notRun
+	p.notRun = nil
+	return taken
 }
 
-// Status is how a resource stands with the kubelet.
+// Status is the registration of a resource with the kubelet.
 type Status struct {
 	Resource string
-	// Connected tells that the kubelet has registered the resource and reads its list.
+	// Connected tells that the resource is registered and that the kubelet watches its devices.
 	Connected bool
 	// Registrations counts those that the kubelet accepted.
 	Registrations uint64
-	// Problem says why the resource is not connected, in words, if that is known.
+	// Problem says why the resource is not connected.
 	Problem string
-	// Devices and Healthy count what is listed.
+	// Devices and Healthy count the devices that are advertised.
 	Devices, Healthy int
 }
 
-// Status tells how each resource stands, by name.
+// Status returns the status of each resource, ordered by name.
 func (p *Plugin) Status() []Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := make([]Status, 0, len(p.endpoints))
 	for _, e := range p.endpoints {
-		all = append(all, e.status())
+		all = append(all, e.currentStatus())
 	}
-	slices.SortStableFunc(all, func(a, b Status) int { return strings.Compare(a.Resource, b.Resource) })
+	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.Resource, b.Resource) })
 	return all
 }
 
-// Ready is nil if there are resources and the kubelet reads the list of each. Otherwise it says what is missing.
+// Ready returns nil if there are resources, and all are registered and watched. Otherwise the error says which are not,
+// and why.
 func (p *Plugin) Ready() error {
 	all := p.Status()
 	if len(all) == 0 {
@@ -213,16 +223,8 @@ func (p *Plugin) Ready() error {
 	var errs []error
 	for _, s := range all {
 		if !s.Connected {
-			errs = append(errs, fmt.Errorf("%s is not connected to the kubelet: %s", s.Resource, s.Problem))
+			errs = append(errs, fmt.Errorf("the kubelet does not watch %s: %s", s.Resource, s.Problem))
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// poke wakes the reader of c; one that is not reading wakes when it does.
-func poke(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

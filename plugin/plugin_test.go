@@ -25,13 +25,12 @@ import (
 
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
-func TestTheKubeletLearnsWhatThereIs(t *testing.T) {
+func TestDevicesAreRegisteredAndAdvertised(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)
 	k.Start()
@@ -47,7 +46,7 @@ func TestTheKubeletLearnsWhatThereIs(t *testing.T) {
 		{ID: uuid(4), Health: "Unhealthy", Topology: &v1beta1.TopologyInfo{Nodes: []*v1beta1.NUMANode{{ID: 1}}}},
 	}
 	if diff := cmp.Diff(want, k.Devices(gpus), protocmp.Transform()); diff != "" {
-		t.Errorf("the list (-want +got):\n%s", diff)
+		t.Errorf("the advertised devices (-want +got):\n%s", diff)
 	}
 	request := &v1beta1.RegisterRequest{
 		Version: "v1beta1", Endpoint: "gpu-cdi-nvidia-com-gpu.sock", ResourceName: gpus,
@@ -57,7 +56,7 @@ func TestTheKubeletLearnsWhatThereIs(t *testing.T) {
 		t.Errorf("the registration (-want +got):\n%s", diff)
 	}
 	k.WaitRegistered("nvidia.com/mig-1g.10gb")
-	eventually(t, "ready", func() bool { return p.Ready() == nil })
+	eventually(t, "the plugin is ready", func() bool { return p.Ready() == nil })
 	info, err := os.Lstat(ownSocket(k))
 	must(t, err)
 	if got := info.Mode().Perm(); got != 0o600 {
@@ -65,7 +64,7 @@ func TestTheKubeletLearnsWhatThereIs(t *testing.T) {
 	}
 }
 
-func TestAChangeReachesTheKubelet(t *testing.T) {
+func TestAnUpdateIsAdvertised(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	p := start(t, optionsFor(k), gpusOf(2))
@@ -75,14 +74,14 @@ func TestAChangeReachesTheKubelet(t *testing.T) {
 	k.WaitRegistered("nvidia.com/mig-1g.10gb")
 	must(t, p.Update([]resource.Resource{gpusOf(1)}))
 	k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 1 })
-	// The resource that is gone has no devices, and stays.
+	// A resource that is gone stays registered, with no devices.
 	k.WaitFor("nvidia.com/mig-1g.10gb", func(d []*v1beta1.Device) bool { return len(d) == 0 })
 	if n := k.Total(); n != 2 {
 		t.Errorf("%d registrations, want 2", n)
 	}
 }
 
-func TestAThousandRestartsOfTheKubelet(t *testing.T) {
+func TestAThousandKubeletRestarts(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)
 	k.Start()
@@ -92,57 +91,57 @@ func TestAThousandRestartsOfTheKubelet(t *testing.T) {
 		k.Restart()
 		k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 8 })
 	}
-	eventually(t, "connected", func() bool { return p.Status()[0].Connected })
-	// One for each kubelet; no more, since a registration that is not needed disconnects.
+	eventually(t, "the kubelet watches", func() bool { return p.Status()[0].Connected })
+	// One for each kubelet, and no more: a needless registration closes the kubelet's connection.
 	if got := k.Total(); got != 1001 {
 		t.Errorf("%d registrations, want 1001", got)
 	}
 }
 
-func TestWhatMakesAnEndpointRegisterAgain(t *testing.T) {
+func TestAnEndpointRegistersAgain(t *testing.T) {
 	cases := map[string]func(t *testing.T, k *kubelettest.Kubelet, p *running){
-		"the stream ends while the kubelet lives": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
+		"the stream ends and the kubelet runs on": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Drop(gpus)
 		},
-		"the kubelet is gone for a while": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
+		"the kubelet is stopped for a while": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
-			eventually(t, "not ready", func() bool { return p.Ready() != nil })
+			eventually(t, "the plugin is not ready", func() bool { return p.Ready() != nil })
 			k.Start()
 		},
-		"the kubelet has another socket, and the old stream hangs": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
+		"the kubelet has another socket, and the old stream stays open": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			another := kubelettest.New(t)
 			another.Start()
 			must(t, os.Remove(filepath.Join(k.Dir, kubelettest.Socket)))
 			before := k.Total()
-			// A rename makes no new socket, but another one in the place.
+			// A rename puts another socket in the place.
 			must(t, os.Rename(filepath.Join(another.Dir, kubelettest.Socket), filepath.Join(k.Dir, kubelettest.Socket)))
 			another.WaitTotal(1)
 			if k.Total() != before {
-				t.Error("the kubelet before was called")
+				t.Error("the earlier kubelet was called")
 			}
 			another.Stop()
 			_ = os.Remove(filepath.Join(k.Dir, kubelettest.Socket))
 			k.Restart()
 		},
-		"the directory is made anew": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
+		"the directory is replaced": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
 			must(t, os.Rename(k.Dir, k.Dir+".old"))
 			t.Cleanup(func() { _ = os.RemoveAll(k.Dir + ".old") })
-			eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "no such file") })
+			eventually(t, "the problem is reported", func() bool { return strings.Contains(p.Status()[0].Problem, "no such file") })
 			must(t, os.Mkdir(k.Dir, 0o755))
 			k.Start()
 		},
-		"a kubelet that died left its socket behind": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
+		"a kubelet that was killed left its socket": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
-			stale(t, filepath.Join(k.Dir, kubelettest.Socket))
-			eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "connection refused") })
+			leaveSocket(t, filepath.Join(k.Dir, kubelettest.Socket))
+			eventually(t, "the problem is reported", func() bool { return strings.Contains(p.Status()[0].Problem, "connection refused") })
 			k.Start()
 		},
-		"something that is no socket is in the kubelet's place": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
+		"a file is in the place of the kubelet's socket": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
 			path := filepath.Join(k.Dir, kubelettest.Socket)
 			must(t, os.WriteFile(path, nil, 0o600))
-			eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "is not a socket") })
+			eventually(t, "the problem is reported", func() bool { return strings.Contains(p.Status()[0].Problem, "is not a socket") })
 			must(t, os.Remove(path))
 			k.Start()
 		},
@@ -151,7 +150,7 @@ func TestWhatMakesAnEndpointRegisterAgain(t *testing.T) {
 			before := k.Total()
 			k.Drop(gpus)
 			k.WaitTotal(before + 4)
-			eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "already connected") })
+			eventually(t, "the problem is reported", func() bool { return strings.Contains(p.Status()[0].Problem, "already connected") })
 			k.Refuse(nil)
 		},
 	}
@@ -162,23 +161,23 @@ func TestWhatMakesAnEndpointRegisterAgain(t *testing.T) {
 			k.Start()
 			p := start(t, optionsFor(k), gpusOf(2))
 			k.WaitRegistered(gpus)
-			eventually(t, "ready", func() bool { return p.Ready() == nil })
+			eventually(t, "the plugin is ready", func() bool { return p.Ready() == nil })
 			disturb(t, k, p)
 			k.WaitRegistered(gpus)
-			eventually(t, "ready", func() bool { return p.Ready() == nil })
+			eventually(t, "the plugin is ready", func() bool { return p.Ready() == nil })
 		})
 	}
 }
 
-// stale makes a socket that nobody listens on.
-func stale(t *testing.T, path string) {
+// leaveSocket leaves a socket that nobody listens on.
+func leaveSocket(t *testing.T, path string) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	must(t, err)
 	l.SetUnlinkOnClose(false)
 	must(t, l.Close())
 }
 
-func TestAKubeletThatNeverAsksIsToldAgain(t *testing.T) {
+func TestAKubeletThatNeverWatchesIsCalledAgain(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Mute(true)
 	k.Start()
@@ -188,22 +187,22 @@ func TestAKubeletThatNeverAsksIsToldAgain(t *testing.T) {
 	o.Log = slog.New(slog.NewTextHandler(log, nil))
 	p := start(t, o, gpusOf(1))
 	k.WaitTotal(4)
-	eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "did not ask for the list") })
-	said := log.String()
+	eventually(t, "the problem is reported", func() bool { return strings.Contains(p.Status()[0].Problem, "did not call ListAndWatch") })
+	logged := log.String()
 	for _, line := range []string{
 		gpus + " is registered with the kubelet",
-		gpus + " is not registered with the kubelet: the kubelet did not ask for the list after its registration",
+		gpus + " is not registered with the kubelet: the kubelet did not call ListAndWatch after the registration",
 	} {
-		if n := strings.Count(said, `msg="`+line+`"`); n != 1 {
-			t.Errorf("the log says %d times: %s\n%s", n, line, said)
+		if n := strings.Count(logged, `msg="`+line+`"`); n != 1 {
+			t.Errorf("the line is logged %d times: %s\n%s", n, line, logged)
 		}
 	}
 	k.Mute(false)
 	k.WaitRegistered(gpus)
-	eventually(t, "said", func() bool { return strings.Contains(log.String(), `msg="the kubelet watches `+gpus+`"`) })
+	eventually(t, "it is logged", func() bool { return strings.Contains(log.String(), `msg="the kubelet watches `+gpus+`"`) })
 }
 
-// lockedLog is a log that goroutines write to.
+// lockedLog is a log that may be read while it is written to.
 type lockedLog struct {
 	mu sync.Mutex
 	b  strings.Builder
@@ -221,7 +220,7 @@ func (l *lockedLog) String() string {
 	return l.b.String()
 }
 
-func TestAKubeletThatDoesNotAnswerIsNotWaitedForTooLong(t *testing.T) {
+func TestARegisterCallWithoutAnAnswerTimesOut(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)
 	hung, err := net.Listen("unix", filepath.Join(k.Dir, kubelettest.Socket))
@@ -229,24 +228,24 @@ func TestAKubeletThatDoesNotAnswerIsNotWaitedForTooLong(t *testing.T) {
 	o := optionsFor(k)
 	o.RegisterTimeout = 20 * time.Millisecond
 	p := start(t, o, gpusOf(1))
-	eventually(t, "said", func() bool { return strings.Contains(p.Status()[0].Problem, "no answer in time") })
+	eventually(t, "the problem is reported", func() bool { return strings.Contains(p.Status()[0].Problem, "no answer in time") })
 	must(t, hung.Close())
 	must(t, p.stop())
 }
 
-func TestAKubeletThatIsAnotherByNowIsNotCalled(t *testing.T) {
+func TestAKubeletWithANewSocketIsNotCalledForTheOldOne(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	socket := filepath.Join(k.Dir, kubelettest.Socket)
 	o := register(t.Context(), socket, "x.sock", gpus, func() bool { return false })
-	if o.err == nil || o.told || k.Total() != 0 {
+	if o.err == nil || o.delivered || k.Total() != 0 {
 		t.Errorf("%+v, %d registrations", o, k.Total())
 	}
 }
 
-// A kubelet that ends may still take a registration, and ask for the list when the next one is there already. If that
-// one's first answer fails, nobody has told it anything, although the list is read.
-func TestAKubeletBeforeThatReadsTheListDoesNotHideTheNext(t *testing.T) {
+// A kubelet that ends may accept a registration and watch when the next kubelet has started. If the first call to the
+// next one fails, it must be called again, although the earlier one watches.
+func TestAnEarlierKubeletThatWatchesDoesNotHideTheNext(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)
 	next, err := net.Listen("unix", filepath.Join(k.Dir, kubelettest.Socket))
@@ -254,18 +253,18 @@ func TestAKubeletBeforeThatReadsTheListDoesNotHideTheNext(t *testing.T) {
 	start(t, optionsFor(k), gpusOf(1))
 	called, err := next.Accept()
 	must(t, err)
-	readList(t, ownSocket(k))
+	watchDevices(t, ownSocket(k))
 	must(t, called.Close())
 	must(t, next.(*net.UnixListener).SetDeadline(time.Now().Add(20*time.Second)))
 	again, err := next.Accept()
 	if err != nil {
-		t.Fatalf("the next kubelet is never told again: %v", err)
+		t.Fatalf("the next kubelet is not called again: %v", err)
 	}
 	must(t, errors.Join(again.Close(), next.Close()))
 }
 
-// readList reads a plugin's list until the test ends.
-func readList(t *testing.T, socket string) {
+// watchDevices holds a ListAndWatch stream open until the test ends.
+func watchDevices(t *testing.T, socket string) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
@@ -276,16 +275,16 @@ func readList(t *testing.T, socket string) {
 	must(t, err)
 }
 
-func TestTheSocketComesBack(t *testing.T) {
+func TestARemovedSocketIsRestored(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	p := start(t, optionsFor(k), gpusOf(2))
 	e := k.WaitRegistered(gpus)
 	for range 3 {
 		must(t, os.Remove(ownSocket(k)))
-		eventually(t, "back", func() bool { _, err := os.Lstat(ownSocket(k)); return err == nil })
+		eventually(t, "the socket is back", func() bool { _, err := os.Lstat(ownSocket(k)); return err == nil })
 	}
-	// Who was connected notices nothing.
+	// The open connection is not disturbed.
 	must(t, p.Update([]resource.Resource{gpusOf(1)}))
 	if k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 1 }) != e {
 		t.Error("the kubelet has another connection")
@@ -297,8 +296,8 @@ func TestTheSocketComesBack(t *testing.T) {
 	k.WaitRegistered(gpus)
 }
 
-// The lock says that nobody else serves the resource, so what is at the path of our socket does not belong there.
-func TestTheSocketComesBackWhereAnotherWasPut(t *testing.T) {
+// The lock proves that no other instance serves the resource, so another socket at the path of ours is replaced.
+func TestAReplacedSocketIsRestored(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	start(t, optionsFor(k), gpusOf(2))
@@ -312,11 +311,11 @@ func TestTheSocketComesBackWhereAnotherWasPut(t *testing.T) {
 	foreign, err := os.Lstat(away)
 	must(t, err)
 	must(t, os.Rename(away, ownSocket(k)))
-	eventually(t, "back", func() bool {
+	eventually(t, "the socket is back", func() bool {
 		now, err := os.Lstat(ownSocket(k))
 		return err == nil && !os.SameFile(now, foreign) && !os.SameFile(now, ours)
 	})
-	readList(t, ownSocket(k))
+	watchDevices(t, ownSocket(k))
 }
 
 func TestWithoutInotifyTheDirectoryIsPolled(t *testing.T) {
@@ -337,7 +336,7 @@ func TestWithoutInotifyTheDirectoryIsPolled(t *testing.T) {
 	eventually(t, "inotify is tried again", func() bool { return tries.Load() > 2 })
 }
 
-func TestASecondInstanceStaysOut(t *testing.T) {
+func TestASecondInstanceEnds(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)
 	k.Start()
@@ -348,7 +347,7 @@ func TestASecondInstanceStaysOut(t *testing.T) {
 	if !errors.Is(err, lock.ErrHeld) || !strings.Contains(err.Error(), gpus) {
 		t.Errorf("the second instance: %v, want %v and the resource", err, lock.ErrHeld)
 	}
-	// The first is not disturbed, and of the second nothing is left.
+	// The first is not disturbed, and the second leaves nothing.
 	k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 2 })
 	want := []string{".gpu-cdi-nvidia-com-gpu.sock.lock", "gpu-cdi-nvidia-com-gpu.sock", "kubelet.sock"}
 	if diff := cmp.Diff(want, inDir(t, k.Dir)); diff != "" {
@@ -356,7 +355,7 @@ func TestASecondInstanceStaysOut(t *testing.T) {
 	}
 }
 
-func TestTheLockSurvivesAKubeletThatRemovesAllFiles(t *testing.T) {
+func TestTheLockIsRestoredAfterAKubeletRemovedAllFiles(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	start(t, optionsFor(k), gpusOf(2))
@@ -370,7 +369,7 @@ func TestTheLockSurvivesAKubeletThatRemovesAllFiles(t *testing.T) {
 	}
 }
 
-func TestTheEndLeavesNothing(t *testing.T) {
+func TestAStoppedPluginLeavesNoFiles(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)
 	k.Start()
@@ -391,7 +390,7 @@ func TestTheEndLeavesNothing(t *testing.T) {
 
 // slowObserver holds up each call of Allocate.
 type slowObserver struct {
-	nobody
+	noObserver
 
 	called  chan struct{}
 	proceed chan struct{}
@@ -403,7 +402,7 @@ func (o slowObserver) Allocated(string, codes.Code, int, time.Duration) {
 	<-o.proceed
 }
 
-func TestTheEndWaitsForCallsUnderWay(t *testing.T) {
+func TestAStoppingPluginWaitsForCallsUnderWay(t *testing.T) {
 	for name, c := range map[string]struct {
 		drain time.Duration
 		ok    bool
@@ -441,25 +440,24 @@ func TestTheEndWaitsForCallsUnderWay(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeServed(t *testing.T) {
+func TestRunFailsWhereSocketsCannotBe(t *testing.T) {
 	cases := map[string]struct {
 		prepare func(t *testing.T, o *Options)
-		code    exit.Code
-		says    string
-		noHint  bool
+		want    error // or nil for any
+		text    string
 	}{
-		"no directory": {func(t *testing.T, o *Options) { o.Dir = filepath.Join(o.Dir, "none") }, exit.Unreachable, "no such file", false},
+		"no directory": {func(t *testing.T, o *Options) { o.Dir = filepath.Join(o.Dir, "none") }, ErrNoKubelet, "no such file"},
 		"a directory that is a file": {func(t *testing.T, o *Options) {
 			o.Dir = filepath.Join(o.Dir, "file")
 			must(t, os.WriteFile(o.Dir, nil, 0o600))
-		}, exit.Unreachable, "is not a directory", true},
-		"a directory that cannot be looked up": {func(t *testing.T, o *Options) {
+		}, ErrNoKubelet, "is not a directory"},
+		"a link that leads to itself": {func(t *testing.T, o *Options) {
 			o.Dir = filepath.Join(o.Dir, "loop")
 			must(t, os.Symlink("loop", o.Dir))
-		}, exit.Failure, "too many levels of symbolic links", true},
+		}, syscall.ELOOP, "find the kubelet"},
 		"a file where the socket should be": {func(t *testing.T, o *Options) {
 			must(t, os.WriteFile(filepath.Join(o.Dir, "gpu-cdi-nvidia-com-gpu.sock"), []byte("mine"), 0o600))
-		}, exit.Failure, "is in the way", false},
+		}, nil, "is not a socket: remove it"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -468,8 +466,8 @@ func TestWhatCannotBeServed(t *testing.T) {
 			o := optionsFor(k)
 			c.prepare(t, &o)
 			err := start(t, o, gpusOf(1)).wait()
-			if err == nil || exit.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.says) || (exit.HintOf(err) == "") != c.noHint {
-				t.Errorf("%v with status %d and hint %q, want %q and %d", err, exit.CodeOf(err), exit.HintOf(err), c.says, c.code)
+			if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("%v, want %v with %q", err, c.want, c.text)
 			}
 			for _, name := range inDir(t, k.Dir) {
 				if strings.HasSuffix(name, ".lock") {
@@ -480,8 +478,8 @@ func TestWhatCannotBeServed(t *testing.T) {
 	}
 }
 
-// Somebody removed the lock's file, and another instance took the lock: two would take the kubelet from each other.
-func TestAnInstanceWhoseLockAnotherHasEnds(t *testing.T) {
+// After the lock's file was removed another instance may lock it. Two would take the kubelet's connection from each other.
+func TestAnInstanceThatLostItsLockEnds(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)
 	k.Start()
@@ -501,7 +499,7 @@ func TestAnInstanceWhoseLockAnotherHasEnds(t *testing.T) {
 	}
 }
 
-func TestOptionsThatCannotBe(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	cases := map[string]struct {
 		o    Options
 		says string
@@ -519,7 +517,7 @@ func TestOptionsThatCannotBe(t *testing.T) {
 	}
 }
 
-func TestResourcesThatCannotBeListed(t *testing.T) {
+func TestInvalidResources(t *testing.T) {
 	long := gpuAt(0)
 	long.ID = strings.Repeat("x", 64)
 	empty := gpuAt(0)
@@ -547,7 +545,7 @@ func TestResourcesThatCannotBeListed(t *testing.T) {
 				names = append(names, s.Resource)
 			}
 			if !slices.Equal(names, []string{good.Name}) {
-				t.Errorf("served are %v, want only the other", names)
+				t.Errorf("the resources %v are served, want only the valid one", names)
 			}
 		})
 	}

@@ -15,32 +15,37 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
-	"gpu-cdi-plugin/internal/exit"
+	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// register tells the kubelet about an endpoint, over a connection of its own: gRPC would make one that was refused wait
-// for a second. Errors have the status exit.Unreachable and say what to do.
+// register calls the kubelet's Register for an endpoint. It dials by itself: gRPC would wait for a second after a
+// connection that was refused.
 //
-// The kubelet was told as soon as it may have taken the registration; an error then only means that its answer is not
-// known, or that it refused. A kubelet of 1.37 also refuses what it took before.
-//
-// Between the dial and the call it asks whether the kubelet is still the same. If not, that one is told soon anyway; to
-// tell it twice would have it drop the first connection when the second is there.
+// Between the dial and the call, register asks same whether the kubelet's socket is still the one that the call is for.
+// If not, the endpoint registers with the next kubelet anyway; a second registration would have that one close the first
+// connection when the second is there.
 func register(ctx context.Context, kubeletSocket, endpoint, name string, same func() bool) outcome {
-	conn, err := reach(ctx, func(ctx context.Context) (net.Conn, error) {
+	conn, err := dialKubelet(ctx, func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", kubeletSocket)
 	})
 	if err != nil {
-		return outcome{err: exit.With(exit.Unreachable, dialHint(err), fmt.Errorf("register %s: %w", name, err))}
+		return outcome{err: fmt.Errorf("register %s: %w", name, askForKubelet(err))}
 	}
 	defer func() { _ = conn.Close() }()
 	if !same() {
 		return outcome{err: fmt.Errorf("register %s: the kubelet has another socket now", name)}
 	}
+	conns := make(chan net.Conn, 1)
+	conns <- conn
+	close(conns)
 	client, err := grpc.NewClient("passthrough:///localhost",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(once(conn)))
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			if c, ok := <-conns; ok {
+				return c, nil
+			}
+			return nil, net.ErrClosed
+		}))
 	if err != nil {
 		return outcome{err: fmt.Errorf("register %s: %w", name, err)}
 	}
@@ -48,70 +53,74 @@ func register(ctx context.Context, kubeletSocket, endpoint, name string, same fu
 	_, err = v1beta1.NewRegistrationClient(client).Register(ctx, &v1beta1.RegisterRequest{
 		Version: v1beta1.Version, Endpoint: filepath.Base(endpoint), ResourceName: name, Options: options(),
 	})
-	if err != nil {
-		// Unavailable is gRPC's own word for a connection that broke: that kubelet has ended, or its server has.
-		told := status.Code(err) != codes.Unavailable
-		hint, what := answerOf(ctx, err)
-		err = fmt.Errorf("register %s: the kubelet at %s %w", name, kubeletSocket, what)
-		return outcome{told, exit.With(exit.Unreachable, hint, err)}
+	// gRPC itself returns Unavailable when the connection breaks: that kubelet has ended, or its server has. After any
+	// other error the kubelet may have accepted the registration. One of 1.37 also refuses what it accepted before.
+	o := outcome{delivered: status.Code(err) != codes.Unavailable}
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		o.err = fmt.Errorf("register %s: the kubelet at %s does not answer; its log may say why: %w",
+			name, kubeletSocket, context.Cause(ctx))
+	default:
+		o.err = fmt.Errorf("register %s: the kubelet at %s answers: %s", name, kubeletSocket, status.Convert(err).Message())
 	}
-	return outcome{told: true}
+	return o
 }
 
-// A kubelet that starts has its socket's file a moment before it listens, some 20 us; one that still refuses after
-// listenTries does not start.
+// The socket of a kubelet that starts has a file some 20 microseconds before the kubelet listens on it.
 const (
-	listenTries = 10
-	listenPause = time.Millisecond
+	dialTries = 10
+	dialPause = time.Millisecond
 )
 
-// reach connects to the kubelet. It waits for one that just begins to listen: so many tries, and not a time, since on a
-// node with much to do a time may be over before the second.
-func reach(ctx context.Context, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
+// dialKubelet dials the kubelet's socket, several times while it is refused. It counts the tries and not the time: on a
+// busy node the time could be over before the second try.
+func dialKubelet(ctx context.Context, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
 	for try := 1; ; try++ {
 		conn, err := dial(ctx)
-		if !errors.Is(err, syscall.ECONNREFUSED) || try == listenTries {
+		if !errors.Is(err, syscall.ECONNREFUSED) || try == dialTries {
 			return conn, err
 		}
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
-		case <-time.After(listenPause):
+		case <-time.After(dialPause):
 		}
 	}
 }
 
-// answerOf is what the kubelet does with a call that ends in an error, and what to do about it: it does not answer in
-// time, or it refuses.
-func answerOf(ctx context.Context, err error) (hint string, what error) {
-	if ctx.Err() != nil {
-		return "look at the kubelet's log: it hangs, or the node is overloaded", fmt.Errorf("does not answer: %w", context.Cause(ctx))
+// askForKubelet adds a question to the error of a socket that does not exist or that nobody listens on.
+func askForKubelet(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("%w; is the kubelet running?", err)
 	}
-	return "", fmt.Errorf("answers: %s", status.Convert(err).Message())
+	return err
 }
 
-// once is a dialer that gives the connection away, and has no second one.
-func once(conn net.Conn) func(context.Context, string) (net.Conn, error) {
-	next := make(chan net.Conn, 1)
-	next <- conn
-	return func(context.Context, string) (net.Conn, error) {
-		select {
-		case c := <-next:
-			return c, nil
-		default:
-			return nil, errors.New("the connection was closed")
-		}
-	}
+// discovery is the service by which a kubelet that discovered an endpoint's socket learns what it is.
+type discovery struct {
+	pluginregistration.UnimplementedRegistrationServer
+
+	endpoint *endpoint
 }
 
-func dialHint(err error) string {
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return "start the kubelet, or say where its device plugin directory is"
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return "start the kubelet: nobody listens on its socket"
-	case errors.Is(err, fs.ErrPermission):
-		return "run as root: the kubelet's socket is root's"
+var _ pluginregistration.RegistrationServer = (*discovery)(nil)
+
+// GetInfo returns that the same socket serves the resource as a device plugin.
+func (d *discovery) GetInfo(context.Context, *pluginregistration.InfoRequest) (*pluginregistration.PluginInfo, error) {
+	return &pluginregistration.PluginInfo{
+		Type: pluginregistration.DevicePlugin, Name: d.endpoint.name, SupportedVersions: v1beta1.SupportedVersions[:],
+	}, nil
+}
+
+// NotifyRegistrationStatus takes the kubelet's decision. A kubelet that refused tries again by itself.
+func (d *discovery) NotifyRegistrationStatus(
+	_ context.Context, s *pluginregistration.RegistrationStatus,
+) (*pluginregistration.RegistrationStatusResponse, error) {
+	if s.GetPluginRegistered() {
+		d.endpoint.accepted()
+	} else {
+		d.endpoint.refused(errors.New("the kubelet refused it: " + s.GetError()))
 	}
-	return ""
+	return &pluginregistration.RegistrationStatusResponse{}, nil
 }

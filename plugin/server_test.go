@@ -379,13 +379,13 @@ func TestTheLargestList(t *testing.T) {
 	}
 	add(resource.MaxID - (each - room/2))
 	add(resource.MaxID - (each - (room - room/2)))
-	s, err := newServer(r, by(config.CDICRI), quiet, nobody{})
+	s, err := newServer(r, by(config.CDICRI), quiet, noObserver{})
 	must(t, err)
 	if size := proto.Size(s.list.Load().message); size != resource.MaxList {
 		t.Fatalf("the list has %d bytes, want %d", size, resource.MaxList)
 	}
 	r.Devices[len(r.Devices)-1].ID += "x"
-	if _, err := newServer(r, by(config.CDICRI), quiet, nobody{}); err == nil {
+	if _, err := newServer(r, by(config.CDICRI), quiet, noObserver{}); err == nil {
 		t.Error("a list of a byte more is served")
 	}
 }

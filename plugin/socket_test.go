@@ -8,18 +8,18 @@ import (
 	"strings"
 	"sync"
 	"testing"
-
-	"golang.org/x/sys/unix"
+	"time"
 
 	"gpu-cdi-plugin/config"
-	"gpu-cdi-plugin/internal/exit"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestSocketPath(t *testing.T) {
 	long := "a." + strings.Repeat("b", 60) + ".com/" + strings.Repeat("c", 63)
 	cases := map[string]struct{ dir, name, want string }{
-		"the name says the resource": {"/var/lib/kubelet/device-plugins", "nvidia.com/mig-1g.10gb", "gpu-cdi-nvidia-com-mig-1g-10gb.sock"},
-		"a long name is a sum":       {"/var/lib/kubelet/device-plugins", long, "gpu-cdi-"},
+		"the resource is in the name": {"/var/lib/kubelet/device-plugins", "nvidia.com/mig-1g.10gb", "gpu-cdi-nvidia-com-mig-1g-10gb.sock"},
+		"a long name is a hash":       {"/var/lib/kubelet/device-plugins", long, "gpu-cdi-"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -30,11 +30,11 @@ func TestSocketPath(t *testing.T) {
 		})
 	}
 	if socketPath("/x", long) == socketPath("/x", long+"d") {
-		t.Error("two long names have one socket")
+		t.Error("two long names have the same socket")
 	}
 }
 
-func TestTheDirectoryOfSocketsIsNotTooDeep(t *testing.T) {
+func TestALongDirectoryPathIsRefused(t *testing.T) {
 	const most = 77
 	deepest := "/" + strings.Repeat("d", most-1)
 	for name, in := range map[string]func(dir string) Options{
@@ -48,42 +48,57 @@ func TestTheDirectoryOfSocketsIsNotTooDeep(t *testing.T) {
 				t.Errorf("%s has %d bytes", path, len(path))
 			}
 			_, err = New(in(deepest + "d"))
-			if exit.CodeOf(err) != exit.Usage || exit.HintOf(err) == "" || !strings.Contains(err.Error(), "107") {
-				t.Errorf("%v", err)
+			if !errors.Is(err, ErrLongPath) || !strings.Contains(err.Error(), "107") {
+				t.Errorf("%v, want %v", err, ErrLongPath)
 			}
 		})
 	}
 }
 
-// A server closes its socket after an error that does not pass; the file would stay and lead nowhere.
-func TestASocketWaitsOutWhatPasses(t *testing.T) {
+// gRPC's server closes its socket after an error that is not temporary.
+func TestAllErrorsOfAcceptAreTemporaryUntilTheSocketIsClosed(t *testing.T) {
 	for name, c := range map[string]struct {
-		err    error
-		passes bool
+		err       error
+		temporary bool
 	}{
 		"no memory":            {os.NewSyscallError("accept4", unix.ENOMEM), true},
 		"the socket is closed": {&net.OpError{Op: "accept", Err: net.ErrClosed}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := notClosing(c.err)
-			temporary, ok := err.(interface{ Temporary() bool })
-			if passes := ok && temporary.Temporary(); passes != c.passes || !errors.Is(err, c.err) {
-				t.Errorf("%v passes: %t", err, passes)
+			err := asTemporary(c.err)
+			e, ok := err.(interface{ Temporary() bool })
+			if temporary := ok && e.Temporary(); temporary != c.temporary || !errors.Is(err, c.err) {
+				t.Errorf("%v is temporary: %t", err, temporary)
 			}
 		})
 	}
 }
 
-func TestAKubeletThatIsNotThereIsSaidWithWhatToDo(t *testing.T) {
-	w := newWatch(t.TempDir(), filepath.Join(t.TempDir(), kubeletSocketName), quiet)
-	generation, err := w.kubeletSocket()
-	if generation != 0 || exit.CodeOf(err) != exit.Unreachable || !strings.Contains(exit.HintOf(err), "start the kubelet") {
-		t.Errorf("%d and %v with hint %q", generation, err, exit.HintOf(err))
+func TestAMissingKubeletSocketIsReported(t *testing.T) {
+	o := Options{Dir: t.TempDir()}
+	id, err := o.findKubelet()
+	if id != (socketID{}) || !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "is the kubelet running?") {
+		t.Errorf("%v and %v", id, err)
 	}
 }
 
-// Another program's socket at the path of ours is not ours, and stays when ours goes.
-func TestASocketOfAnotherProgramIsNotTakenForOurs(t *testing.T) {
+func TestASocketThatIsMadeAnewHasAnotherID(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	seen := map[socketID]bool{}
+	for range 10 {
+		s, err := listen(t.Context(), path)
+		must(t, err)
+		must(t, os.Chmod(path, 0o666)) // which changes nothing
+		if !s.inPlace() || seen[s.id] {
+			t.Errorf("the socket %+v is in its place: %t, and was there before: %t", s.id, s.inPlace(), seen[s.id])
+		}
+		seen[s.id] = true
+		must(t, s.Close())
+		time.Sleep(20 * time.Millisecond) // the clock of older kernels' file systems has steps of up to 10 ms
+	}
+}
+
+func TestASocketOfAnotherProgramIsRecognizedAndNotRemoved(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	s, err := listen(t.Context(), path)
 	must(t, err)
@@ -99,7 +114,7 @@ func TestASocketOfAnotherProgramIsNotTakenForOurs(t *testing.T) {
 	must(t, err)
 	defer other.Close()
 	if s.inPlace() {
-		t.Error("another program's socket is taken for ours")
+		t.Error("another program's socket is in the place of ours, and not recognized")
 	}
 	must(t, s.remove())
 	if _, err := os.Lstat(path); err != nil {
@@ -108,11 +123,11 @@ func TestASocketOfAnotherProgramIsNotTakenForOurs(t *testing.T) {
 	must(t, os.Rename(path+".away", path))
 	must(t, s.remove())
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("our socket stays: %v", err)
+		t.Errorf("our socket was not removed: %v", err)
 	}
 }
 
-// A kubelet that starts removes every socket, one that has just been made too.
+// A kubelet that starts may remove a socket that has just been made.
 func TestASocketThatIsRemovedAtOnceIsMadeAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	var removing sync.WaitGroup

@@ -7,8 +7,10 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/metrics"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/nvml"
+	"gpu-cdi-plugin/plugin"
 )
 
 // errorTable gives the libraries' errors their exit status and the hint what to do about them. The first row that
@@ -56,6 +58,11 @@ var errorTable = []errorRow{
 	sentinel(gpu.ErrNotAnswering, exit.NoDriver,
 		"see the kernel log (dmesg) for messages of NVRM; a GPU that hangs needs a reset or a reboot"),
 	sentinel(nvml.ErrDriverFailed, exit.NoDriver, "see the kernel log (dmesg) for messages of NVRM"),
+	sentinel(plugin.ErrNoKubelet, exit.Unreachable,
+		"start the kubelet, which makes the directory, or name its own with --device-plugin-dir or --plugins-registry-dir"),
+	sentinel(plugin.ErrLongPath, exit.Usage, "give a directory with a shorter path, or a link to it"),
+	sentinel(metrics.ErrListen, exit.Failure,
+		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
 }
 
 // errorRow returns the exit status and the hint of an error that it knows.

@@ -92,7 +92,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 		return err
 	}
 	if err := s.plugin.Check(); err != nil { // before there is a spec that nobody serves
-		return exit.With(exit.CodeOf(err), a.hintKubelet(), err)
+		return err
 	}
 	if err := a.checkDirs(a.log); err != nil {
 		return err
@@ -200,15 +200,6 @@ func (s *service) advertise() {
 	s.refused = refused
 	s.metrics.Listed(state)
 	s.notify()
-}
-
-// hintKubelet is what to do where there is no kubelet.
-func (a *app) hintKubelet() string {
-	option := "--device-plugin-dir"
-	if a.plugin.Registration == config.RegisterWatcher {
-		option = "--plugins-registry-dir"
-	}
-	return "start the kubelet, which makes the directory, or name its own with " + option
 }
 
 // resources are the states of the resources, in words.

@@ -116,7 +116,7 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	s.says("the CDI specs and descriptors are as desired again")
 
 	s.kubelet.Stop()
-	s.says("nvidia.com/mig-7g.80gb is not connected to the kubelet any more: ")
+	s.says("the kubelet no longer watches nvidia.com/mig-7g.80gb: ")
 	s.says("nvidia.com/mig-7g.80gb is not registered with the kubelet: ")
 	s.kubelet.Start()
 	waitFor(t, "a new connection", func() bool { return s.said("the kubelet watches nvidia.com/mig-7g.80gb") >= 2 })

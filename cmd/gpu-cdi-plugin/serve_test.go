@@ -456,7 +456,7 @@ func TestServeAnswersForItsHealth(t *testing.T) {
 	s.kubelet.Stop()
 	waitFor(t, "the end of readiness", func() bool {
 		body, status := ask("/readyz")
-		return status == http.StatusServiceUnavailable && strings.Contains(body, "nvidia.com/gpu is not connected to the kubelet")
+		return status == http.StatusServiceUnavailable && strings.Contains(body, "the kubelet does not watch nvidia.com/gpu: ")
 	})
 }
 

@@ -1,0 +1,17 @@
+// Package wake wakes goroutines that wait for something to do.
+package wake
+
+// Chan wakes the one goroutine that receives from it. Make it with New.
+type Chan chan struct{}
+
+// New returns a Chan with room for one wake-up.
+func New() Chan { return make(Chan, 1) }
+
+// Wake wakes the receiver, or has its next receive return at once. It never blocks. Several calls before that receive
+// count as one.
+func (c Chan) Wake() {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,172 @@
+package plugin
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestRegistration has what an endpoint is to do after what it observes. Times are in milliseconds.
+func TestRegistration(t *testing.T) {
+	type event struct {
+		at      int
+		kubelet uint64 // the inode of its socket, or 0
+		watched bool
+		// finished is the result of a Register call that finished before the observation.
+		finished *outcome
+		want     string // of register, began, ended, unwatched, in this order
+	}
+	accepted := &outcome{delivered: true}
+	refused := &outcome{delivered: true, err: errors.New("refused")}
+	undelivered := &outcome{err: errors.New("connection refused")}
+	cases := map[string]struct {
+		discovered bool
+		events     []event
+	}{
+		"without a kubelet nothing is registered": {events: []event{
+			{at: 0}, {at: 1000}, {at: 2000, kubelet: 1, want: "register "},
+		}},
+		"a kubelet accepts and watches": {events: []event{
+			{at: 0, kubelet: 1, want: "register "},
+			{at: 1, kubelet: 1, finished: accepted},
+			{at: 2, kubelet: 1, watched: true, want: "began "},
+			{at: 60000, kubelet: 1, watched: true},
+		}},
+		"a kubelet watches before it answers the Register call": {events: []event{
+			{at: 0, kubelet: 1, want: "register "},
+			{at: 1, kubelet: 1, watched: true},
+			{at: 2, kubelet: 1, watched: true, finished: accepted, want: "began "},
+			{at: 20000, kubelet: 1, watched: true},
+		}},
+		"a kubelet watches, and its answer to the Register call is lost": {events: []event{
+			{at: 0, kubelet: 1, want: "register "},
+			{at: 1, kubelet: 1, watched: true},
+			{at: 5000, kubelet: 1, watched: true, finished: refused, want: "began "},
+			{at: 20000, kubelet: 1, watched: true},
+		}},
+		"an earlier kubelet watches while the call does not reach this one": {events: []event{
+			{at: 0, kubelet: 1, want: "register "},
+			{at: 1, kubelet: 2, want: "register "},
+			{at: 2, kubelet: 2, watched: true},
+			{at: 2, kubelet: 2, watched: true, finished: undelivered},
+			{at: 3, kubelet: 2, watched: true, want: "register "},
+			{at: 4, kubelet: 2, finished: accepted},
+			{at: 5, kubelet: 2, watched: true, want: "began "},
+		}},
+		"a kubelet that refuses is called again after pauses": {events: []event{
+			{at: 0, kubelet: 1, want: "register "},
+			{at: 0, kubelet: 1, finished: refused},
+			{at: 1, kubelet: 1, want: "register "},
+			{at: 1, kubelet: 1, finished: refused},
+			{at: 1, kubelet: 1},
+			{at: 3, kubelet: 1, want: "register "},
+		}},
+		"a kubelet that accepts and does not watch is called again": {events: []event{
+			{at: 0, kubelet: 1, want: "register "},
+			{at: 1, kubelet: 1, finished: accepted},
+			{at: 10000, kubelet: 1},
+			{at: 10001, kubelet: 1, want: "unwatched "},
+			{at: 10002, kubelet: 1, want: "register "},
+		}},
+		"a stream that ends leads to a registration": {events: []event{
+			{at: 0, kubelet: 1, want: "register "},
+			{at: 1, kubelet: 1, watched: true, finished: accepted, want: "began "},
+			{at: 2, kubelet: 1, want: "ended "},
+			{at: 3, kubelet: 1, want: "register "},
+		}},
+		"after a kubelet ended the next one is waited for": {events: []event{
+			{at: 0, kubelet: 1, want: "register "},
+			{at: 1, kubelet: 1, watched: true, finished: accepted, want: "began "},
+			{at: 2, want: "ended "},
+			{at: 30000},
+			{at: 30001, kubelet: 2, want: "register "},
+		}},
+		"a new kubelet is called, although the stream of the earlier one is open": {events: []event{
+			{at: 0, kubelet: 1, want: "register "},
+			{at: 1, kubelet: 1, watched: true, finished: accepted, want: "began "},
+			{at: 2, kubelet: 2, watched: true, want: "register ended "},
+		}},
+		"a kubelet whose socket was removed still watches": {events: []event{
+			{at: 0, kubelet: 1, want: "register "},
+			{at: 1, kubelet: 1, watched: true, finished: accepted, want: "began "},
+			{at: 2, watched: true},
+		}},
+		"a new kubelet is called at once, however often the earlier one refused": {events: []event{
+			{at: 0, kubelet: 1, want: "register "},
+			{at: 0, kubelet: 1, finished: refused},
+			{at: 9, kubelet: 1, want: "register "},
+			{at: 9, kubelet: 1, finished: refused},
+			{at: 9, kubelet: 2, want: "register "},
+		}},
+		"a kubelet that discovers sockets is shown a new one when it does not watch": {discovered: true, events: []event{
+			{at: 0},
+			{at: 1, watched: true, want: "began "},
+			{at: 2, want: "ended "},
+			{at: 9000},
+			{at: 9001, watched: true, want: "began "},
+			{at: 9002, want: "ended "},
+			{at: 19002, want: "unwatched "},
+			{at: 19003, want: "register "},
+			{at: 19003, finished: accepted},
+			{at: 29002},
+			{at: 29003, want: "unwatched "},
+		}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			begin := time.Now()
+			r := newRegistration(begin, 10*time.Second, c.discovered)
+			for i, e := range c.events {
+				now := begin.Add(time.Duration(e.at) * time.Millisecond)
+				if e.finished != nil {
+					r.finished(now, *e.finished)
+				}
+				o := observation{now: now, kubelet: socketID{inode: e.kubelet}, watched: e.watched}
+				if c.discovered {
+					o.kubelet = anyKubelet
+				}
+				if diff := cmp.Diff(e.want, text(r.observe(o))); diff != "" {
+					t.Errorf("event %d at %d ms (-want +got):\n%s", i+1, e.at, diff)
+				}
+			}
+		})
+	}
+}
+
+func text(do actions) string {
+	text := ""
+	for _, a := range []struct {
+		set  bool
+		name string
+	}{{do.register, "register "}, {do.began, "began "}, {do.ended, "ended "}, {do.unwatched, "unwatched "}} {
+		if a.set {
+			text += a.name
+		}
+	}
+	return text
+}
+
+func TestThePauseAfterASteadyStreamIsTheFirst(t *testing.T) {
+	for name, c := range map[string]struct {
+		watched time.Duration
+		first   bool
+	}{"a steady stream": {steady, true}, "a short stream": {time.Second, false}} {
+		t.Run(name, func(t *testing.T) {
+			now, kubelet := time.Now(), socketID{inode: 1}
+			r := newRegistration(now, time.Minute, false)
+			for range 20 {
+				r.observe(observation{now: now, kubelet: kubelet})
+				r.finished(now, outcome{delivered: true, err: errors.New("refused")})
+				now = r.due
+			}
+			r.observe(observation{now: now, kubelet: kubelet, watched: true})
+			now = now.Add(c.watched)
+			do := r.observe(observation{now: now, kubelet: kubelet})
+			if first := do.next.Sub(now) == firstPause; first != c.first {
+				t.Errorf("the pause is %s", do.next.Sub(now))
+			}
+		})
+	}
+}
