@@ -10,23 +10,22 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// deviceCollector has what is listed now, and how often each device changed its health. A device that is gone is no
-// longer in it, so that the number of series does not grow with every MIG device that ever was.
+// deviceCollector collects what is advertised now, and how often the health of each device changed. It forgets a device
+// that is gone, so that the number of series does not grow with every MIG device that ever was.
 type deviceCollector struct {
 	count, info, transitions, readable *prometheus.Desc
 
 	mu        sync.Mutex
 	resources []resource.Resource
 	gpus      []gpu.Device
-	health    map[string]*health // by UUID
+	health    map[string]health // by UUID
 }
 
-// health is what is remembered of a device.
+// health is the current health of a device and how often it became healthy and unhealthy.
 type health struct {
-	healthy    bool
-	toHealthy  float64
-	toWorse    float64
-	stillThere bool
+	healthy     bool
+	toHealthy   float64
+	toUnhealthy float64
 }
 
 func newDeviceCollector() *deviceCollector {
@@ -34,18 +33,18 @@ func newDeviceCollector() *deviceCollector {
 		return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
 	}
 	return &deviceCollector{
-		count: describe("devices", "Devices that are listed, replicas counted each.", "resource", "health"),
-		info: describe("device_info", "A device that is listed.",
+		count: describe("devices", "Advertised devices, by health; each replica counts.", "resource", "health"),
+		info: describe("device_info", "An advertised device.",
 			"uuid", "resource", "pci_bus_id", "product", "mig_profile", "numa_node", "replicas"),
-		transitions: describe("device_health_transitions_total", "Changes of a device's health.", "uuid", "to"),
-		readable: describe("gpu_readable", "Whether a GPU of the driver answers and could be read (1).",
-			"index", "pci_bus_id", "uuid"),
-		health: map[string]*health{},
+		transitions: describe("device_health_transitions_total", "Changes of a device's health, by the new health.", "uuid", "to"),
+		readable:    describe("gpu_readable", "Whether a GPU of the driver can be read (1).", "index", "pci_bus_id", "uuid"),
+		health:      map[string]health{},
 	}
 }
 
 var _ prometheus.Collector = (*deviceCollector)(nil)
 
+// set replaces what is collected. A nil snapshot leaves the GPUs as they were.
 func (c *deviceCollector) set(resources []resource.Resource, snapshot *gpu.Snapshot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,37 +52,25 @@ func (c *deviceCollector) set(resources []resource.Resource, snapshot *gpu.Snaps
 	if snapshot != nil {
 		c.gpus = snapshot.Devices
 	}
-	for _, h := range c.health {
-		h.stillThere = false
-	}
+	current := map[string]health{}
 	for i := range resources {
 		for j := range resources[i].Devices {
-			c.note(&resources[i].Devices[j])
+			d := &resources[i].Devices[j]
+			h, known := c.health[d.UUID]
+			switch {
+			case known && d.Healthy && !h.healthy:
+				h.toHealthy++
+			case known && !d.Healthy && h.healthy:
+				h.toUnhealthy++
+			}
+			h.healthy = d.Healthy
+			c.health[d.UUID], current[d.UUID] = h, h
 		}
 	}
-	for uuid, h := range c.health {
-		if !h.stillThere {
-			delete(c.health, uuid)
-		}
-	}
+	c.health = current
 }
 
-func (c *deviceCollector) note(d *resource.Device) {
-	h := c.health[d.UUID]
-	if h == nil {
-		h = &health{healthy: d.Healthy}
-		c.health[d.UUID] = h
-	}
-	switch {
-	case d.Healthy && !h.healthy:
-		h.toHealthy++
-	case !d.Healthy && h.healthy:
-		h.toWorse++
-	}
-	h.healthy, h.stillThere = d.Healthy, true
-}
-
-// Describe and Collect make it a collector.
+// Describe sends the descriptions of the metrics.
 func (c *deviceCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- c.count
 	ch <- c.info
@@ -96,62 +83,42 @@ const (
 	unhealthy = "unhealthy"
 )
 
-// Collect sends the values of now.
+// Collect sends the current values.
 func (c *deviceCollector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
+	}
 	for i := range c.resources {
-		c.collect(ch, &c.resources[i])
+		r := &c.resources[i]
+		replicas, good := map[string]int{}, 0
+		for j := range r.Devices {
+			replicas[r.Devices[j].UUID]++
+			if r.Devices[j].Healthy {
+				good++
+			}
+		}
+		send(c.count, prometheus.GaugeValue, float64(good), r.Name, healthy)
+		send(c.count, prometheus.GaugeValue, float64(len(r.Devices)-good), r.Name, unhealthy)
+		for j := range r.Devices {
+			d := &r.Devices[j]
+			if n, ok := replicas[d.UUID]; ok { // the first of its replicas
+				delete(replicas, d.UUID)
+				send(c.info, prometheus.GaugeValue, 1, d.UUID, r.Name, d.PCIBusID, d.Model, d.Profile,
+					strconv.Itoa(d.NUMANode), strconv.Itoa(n))
+			}
+		}
 	}
 	for i := range c.gpus {
 		g, readable := &c.gpus[i], 0.
 		if g.Usable() {
 			readable = 1
 		}
-		ch <- prometheus.MustNewConstMetric(c.readable, prometheus.GaugeValue, readable, strconv.Itoa(g.Index), g.PCIBusID, g.UUID)
+		send(c.readable, prometheus.GaugeValue, readable, strconv.Itoa(g.Index), g.PCIBusID, g.UUID)
 	}
 	for uuid, h := range c.health {
-		ch <- prometheus.MustNewConstMetric(c.transitions, prometheus.CounterValue, h.toHealthy, uuid, healthy)
-		ch <- prometheus.MustNewConstMetric(c.transitions, prometheus.CounterValue, h.toWorse, uuid, unhealthy)
+		send(c.transitions, prometheus.CounterValue, h.toHealthy, uuid, healthy)
+		send(c.transitions, prometheus.CounterValue, h.toUnhealthy, uuid, unhealthy)
 	}
-}
-
-func (c *deviceCollector) collect(ch chan<- prometheus.Metric, r *resource.Resource) {
-	good := 0
-	replicas := map[string]int{}
-	for i := range r.Devices {
-		replicas[r.Devices[i].UUID]++
-		if r.Devices[i].Healthy {
-			good++
-		}
-	}
-	ch <- prometheus.MustNewConstMetric(c.count, prometheus.GaugeValue, float64(good), r.Name, healthy)
-	ch <- prometheus.MustNewConstMetric(c.count, prometheus.GaugeValue, float64(len(r.Devices)-good), r.Name, unhealthy)
-	for i := range r.Devices {
-		d := &r.Devices[i]
-		n := replicas[d.UUID]
-		if delete(replicas, d.UUID); n == 0 {
-			continue
-		}
-		ch <- prometheus.MustNewConstMetric(c.info, prometheus.GaugeValue, 1, d.UUID, r.Name, d.PCIBusID, d.Model, d.Profile,
-			strconv.Itoa(d.NUMANode), strconv.Itoa(n))
-	}
-}
-
-// streams remembers which resources the kubelet has read before.
-type streams struct {
-	mu   sync.Mutex
-	seen map[string]bool
-}
-
-// note reports whether a stream is not the resource's first.
-func (s *streams) note(resource string, connected bool) (again bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.seen == nil {
-		s.seen = map[string]bool{}
-	}
-	again = s.seen[resource]
-	s.seen[resource] = again || connected
-	return again
 }

@@ -1,9 +1,10 @@
-// Package metrics counts what the device plugin does and answers for its health over HTTP.
+// Package metrics has the metrics of the device plugin and serves them, with its health and readiness, over HTTP.
 //
-// It measures the plugin, not the GPUs: what they do is what DCGM's exporter tells; the two are joined on the UUID.
+// It measures the plugin. DCGM's exporter measures the GPUs; join the two on the UUID.
 package metrics
 
 import (
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,7 +16,8 @@ import (
 
 const namespace = "gpu_cdi_plugin"
 
-// Metrics has the counters. It is told by the plugin and the inventory, whose Observer it is, and by Listed.
+// Metrics has the metrics. It is an Observer of the plugin and of the node; Listed takes what is advertised. Its methods may
+// be called concurrently.
 type Metrics struct {
 	registry *prometheus.Registry
 
@@ -32,34 +34,39 @@ type Metrics struct {
 	specStale     prometheus.Gauge
 
 	devices *deviceCollector
-	streams streams
+
+	mu      sync.Mutex
+	watched map[string]bool // the resources that the kubelet has watched so far
 }
 
-// BuildInfo is what the metric build_info says.
+// BuildInfo has the labels of the metric build_info.
 type BuildInfo struct{ Version, Revision, GoVersion string }
 
-// New makes the metrics, all with their first values.
+// New returns the metrics with their initial values.
 func New(build BuildInfo) *Metrics {
 	m := &Metrics{
 		registry:      prometheus.NewRegistry(),
+		watched:       map[string]bool{},
 		registrations: counters("registrations_total", "Attempts to register a resource with the kubelet, by result.", "resource", "result"),
 		connected: prometheus.NewGaugeVec(gauge("stream_connected",
-			"Whether the kubelet reads the list of the resource's devices (ListAndWatch)."), []string{"resource"}),
-		reconnects:   counters("stream_reconnects_total", "Times that the kubelet asked for the list again.", "resource"),
-		allocations:  counters("allocations_total", "Calls of Allocate, by gRPC code.", "resource", "result"),
-		allocated:    counters("allocated_devices_total", "Devices that were handed out.", "resource"),
-		allocateTime: prometheus.NewHistogramVec(histogram("allocate_duration_seconds", "Time to answer a call of Allocate.", fast), []string{"resource"}),
-		reconciles:   counters("reconciles_total", "Looks at the node, by result.", "result"),
+			"Whether the kubelet watches the resource's devices, with a ListAndWatch stream (1)."), []string{"resource"}),
+		reconnects:   counters("stream_reconnects_total", "ListAndWatch streams after the resource's first.", "resource"),
+		allocations:  counters("allocations_total", "Allocate calls, by gRPC code.", "resource", "result"),
+		allocated:    counters("allocated_devices_total", "Devices that were allocated.", "resource"),
+		allocateTime: prometheus.NewHistogramVec(histogram("allocate_duration_seconds", "Duration of Allocate calls.", fast), []string{"resource"}),
+		reconciles:   counters("reconciles_total", "Reconciliations, by result.", "result"),
 		specWrites: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: namespace, Name: "spec_writes_total", Help: "Times that the CDI spec was written or removed.",
 		}),
-		specTime:    prometheus.NewHistogram(histogram("spec_generation_duration_seconds", "Time to look at the node and put the CDI spec right.", slow)),
-		specSuccess: prometheus.NewGauge(gauge("spec_last_success_timestamp_seconds", "When the CDI spec was last known to be right.")),
-		specStale:   prometheus.NewGauge(gauge("spec_stale", "Whether the CDI spec may not be what the node should have (1).")),
-		devices:     newDeviceCollector(),
+		specTime: prometheus.NewHistogram(histogram("spec_generation_duration_seconds",
+			"Duration of reconciliations: reading the driver and correcting the CDI spec.", slow)),
+		specSuccess: prometheus.NewGauge(gauge("spec_last_success_timestamp_seconds", "Time of the last successful reconciliation.")),
+		specStale: prometheus.NewGauge(gauge("spec_stale",
+			"Whether the last reconciliation failed, so that the CDI spec may be out of date (1).")),
+		devices: newDeviceCollector(),
 	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
-		Namespace: namespace, Name: "build_info", Help: "The program.",
+		Namespace: namespace, Name: "build_info", Help: "The version of the program.",
 		ConstLabels: prometheus.Labels{"version": build.Version, "revision": build.Revision, "goversion": build.GoVersion},
 	})
 	info.Set(1)
@@ -77,7 +84,7 @@ const (
 	failure = "error"
 )
 
-// Buckets in seconds: of an answer from memory, and of a look at the driver.
+// Buckets in seconds, for a response from memory and for a reconciliation.
 var (
 	fast = []float64{25e-6, 50e-6, 1e-4, 25e-5, 5e-4, 1e-3, 25e-4, 5e-3, 1e-2, 5e-2, .25, 1}
 	slow = []float64{1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, .1, .25, .5, 1, 5, 30}
@@ -107,20 +114,22 @@ func result(err error) string {
 	return success
 }
 
-// Connected notes that the kubelet began to read a resource's list, or that it stopped.
+// Connected records that the kubelet began to watch a resource's devices, or ceased to.
 func (m *Metrics) Connected(resource string, connected bool) {
-	again := m.streams.note(resource, connected)
 	if !connected {
 		m.connected.WithLabelValues(resource).Set(0)
 		return
 	}
 	m.connected.WithLabelValues(resource).Set(1)
-	if again {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.watched[resource] {
 		m.reconnects.WithLabelValues(resource).Inc()
 	}
+	m.watched[resource] = true
 }
 
-// Allocated counts a call of Allocate.
+// Allocated counts an Allocate call.
 func (m *Metrics) Allocated(resource string, code codes.Code, devices int, took time.Duration) {
 	m.allocations.WithLabelValues(resource, code.String()).Inc()
 	m.allocateTime.WithLabelValues(resource).Observe(took.Seconds())
@@ -129,7 +138,7 @@ func (m *Metrics) Allocated(resource string, code codes.Code, devices int, took 
 	}
 }
 
-// Reconciled notes a look at the node.
+// Reconciled records a reconciliation: its duration, whether it wrote or removed the CDI spec, and its error.
 func (m *Metrics) Reconciled(took time.Duration, written bool, err error) {
 	m.reconciles.WithLabelValues(result(err)).Inc()
 	m.specTime.Observe(took.Seconds())
@@ -144,7 +153,7 @@ func (m *Metrics) Reconciled(took time.Duration, written bool, err error) {
 	m.specSuccess.SetToCurrentTime()
 }
 
-// Listed notes what is listed now. The counters of a resource that is new begin at 0.
+// Listed records what is advertised now. The counters of a new resource begin at 0.
 func (m *Metrics) Listed(s node.State) {
 	for _, r := range s.Resources {
 		m.registrations.WithLabelValues(r.Name, success)

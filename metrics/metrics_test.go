@@ -19,9 +19,9 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-func fine() error { return nil }
+func succeed() error { return nil }
 
-// get is the answer to a request.
+// get sends a request to a handler.
 func get(t *testing.T, h http.Handler, method, path string) (status int, body string) {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -29,10 +29,10 @@ func get(t *testing.T, h http.Handler, method, path string) (status int, body st
 	return w.Code, w.Body.String()
 }
 
-// expose is what a scrape gives, without the lines of comments.
-func expose(t *testing.T, m *Metrics) string {
+// scrape returns the page /metrics.
+func scrape(t *testing.T, m *Metrics) string {
 	t.Helper()
-	status, body := get(t, m.Handler(Checks{Healthy: fine, Ready: fine}), http.MethodGet, "/metrics")
+	status, body := get(t, m.Handler(Checks{Healthy: succeed, Ready: succeed}), http.MethodGet, "/metrics")
 	if status != http.StatusOK {
 		t.Fatalf("status %d: %s", status, body)
 	}
@@ -41,7 +41,7 @@ func expose(t *testing.T, m *Metrics) string {
 
 func expect(t *testing.T, m *Metrics, lines ...string) {
 	t.Helper()
-	body := expose(t, m)
+	body := scrape(t, m)
 	for _, line := range lines {
 		if !strings.Contains(body, "\n"+line+"\n") {
 			name, _, _ := strings.Cut(line, "{")
@@ -81,7 +81,7 @@ func TestCountersBeginAtZero(t *testing.T) {
 	)
 }
 
-func TestWhatThePluginTells(t *testing.T) {
+func TestThePluginIsObserved(t *testing.T) {
 	m := New(BuildInfo{})
 	const r = "nvidia.com/gpu"
 	m.Registered(r, errors.New("refused"))
@@ -104,19 +104,19 @@ func TestWhatThePluginTells(t *testing.T) {
 	)
 }
 
-func TestWhatTheInventoryTells(t *testing.T) {
+func TestReconciliationsAreObserved(t *testing.T) {
 	m := New(BuildInfo{})
 	m.Reconciled(3*time.Millisecond, true, nil)
 	expect(t, m, `gpu_cdi_plugin_spec_stale 0`, `gpu_cdi_plugin_spec_writes_total 1`,
 		`gpu_cdi_plugin_spec_generation_duration_seconds_bucket{le="0.005"} 1`)
-	if strings.Contains(expose(t, m), "gpu_cdi_plugin_spec_last_success_timestamp_seconds 0\n") {
-		t.Error("the success has no time")
+	if strings.Contains(scrape(t, m), "gpu_cdi_plugin_spec_last_success_timestamp_seconds 0\n") {
+		t.Error("the time of the last success is not set")
 	}
 	m.Reconciled(time.Second, false, errors.New("no driver"))
 	expect(t, m, `gpu_cdi_plugin_spec_stale 1`, `gpu_cdi_plugin_reconciles_total{result="error"} 1`)
 }
 
-func TestDevicesAndTheirHealth(t *testing.T) {
+func TestDevicesAreCountedByHealth(t *testing.T) {
 	m := New(BuildInfo{})
 	m.Listed(state(device("GPU-a", "GPU-a::0", true), device("GPU-a", "GPU-a::1", true), device("GPU-b", "GPU-b", false)))
 	expect(t, m,
@@ -131,13 +131,13 @@ func TestDevicesAndTheirHealth(t *testing.T) {
 		`gpu_cdi_plugin_device_health_transitions_total{to="healthy",uuid="GPU-b"} 1`,
 	)
 	m.Listed(state(device("GPU-b", "GPU-b", true)))
-	if strings.Contains(expose(t, m), "GPU-a") {
+	if strings.Contains(scrape(t, m), "GPU-a") {
 		t.Error("a device that is gone still has series")
 	}
 }
 
-// A GPU that cannot be listed, since its UUID is not known, is named by what is known of it.
-func TestUnreadableGPUs(t *testing.T) {
+// A GPU whose UUID is unknown is not advertised; it is identified by its index and PCI address.
+func TestUnreadableGPUsAreCounted(t *testing.T) {
 	m := New(BuildInfo{})
 	s := state(device("GPU-a", "GPU-a", true))
 	s.Snapshot = &gpu.Snapshot{Devices: []gpu.Device{
@@ -150,24 +150,24 @@ func TestUnreadableGPUs(t *testing.T) {
 	)
 }
 
-func TestHealthAnswers(t *testing.T) {
-	ill := func() error { return errors.New("nvidia.com/gpu is not connected") }
+func TestHealthAndReadiness(t *testing.T) {
+	fail := func() error { return errors.New("nvidia.com/gpu is not connected") }
 	cases := map[string]struct {
 		checks       Checks
 		method, path string
 		status       int
 		body         string
 	}{
-		"alive": {Checks{Healthy: fine, Ready: ill}, "GET", "/healthz", 200, "ok\n"},
-		"dead":  {Checks{Healthy: ill, Ready: fine}, "GET", "/healthz", 503, "nvidia.com/gpu is not connected\n"},
-		"ready": {Checks{Healthy: ill, Ready: fine}, "GET", "/readyz", 200, "ok\n"},
+		"healthy":     {Checks{Healthy: succeed, Ready: fail}, "GET", "/healthz", 200, "ok\n"},
+		"not healthy": {Checks{Healthy: fail, Ready: succeed}, "GET", "/healthz", 503, "nvidia.com/gpu is not connected\n"},
+		"ready":       {Checks{Healthy: fail, Ready: succeed}, "GET", "/readyz", 200, "ok\n"},
 		"ready, with remarks": {
-			Checks{Healthy: ill, Ready: fine, Remarks: func() []string { return []string{"one device is lost"} }},
+			Checks{Healthy: fail, Ready: succeed, Remarks: func() []string { return []string{"one device is lost"} }},
 			"GET", "/readyz", 200, "ok\none device is lost\n",
 		},
-		"not ready":        {Checks{Healthy: fine, Ready: ill}, "GET", "/readyz", 503, "nvidia.com/gpu is not connected\n"},
-		"any other path":   {Checks{Healthy: fine, Ready: fine}, "GET", "/", 404, "404 page not found\n"},
-		"any other method": {Checks{Healthy: fine, Ready: fine}, "POST", "/readyz", 405, "Method Not Allowed\n"},
+		"not ready":        {Checks{Healthy: succeed, Ready: fail}, "GET", "/readyz", 503, "nvidia.com/gpu is not connected\n"},
+		"any other path":   {Checks{Healthy: succeed, Ready: succeed}, "GET", "/", 404, "404 page not found\n"},
+		"any other method": {Checks{Healthy: succeed, Ready: succeed}, "POST", "/readyz", 405, "Method Not Allowed\n"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -179,15 +179,15 @@ func TestHealthAnswers(t *testing.T) {
 	}
 }
 
-func TestServerServesUntilItsContextEnds(t *testing.T) {
+func TestTheServerServesUntilItsContextEnds(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	m := New(BuildInfo{})
-	s, err := m.Listen(t.Context(), "127.0.0.1:0", Checks{Healthy: fine, Ready: fine}, log)
+	s, err := m.Listen(t.Context(), "127.0.0.1:0", Checks{Healthy: succeed, Ready: succeed}, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Listen(t.Context(), s.Address(), Checks{Healthy: fine, Ready: fine}, log); !errors.Is(err, ErrListen) {
-		t.Errorf("an address in use: %v", err)
+	if _, err := m.Listen(t.Context(), s.Address(), Checks{Healthy: succeed, Ready: succeed}, log); !errors.Is(err, ErrListen) {
+		t.Errorf("listen on an address in use: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -211,6 +211,6 @@ func TestServerServesUntilItsContextEnds(t *testing.T) {
 	}
 	if c, err := net.Dial("tcp", s.Address()); err == nil {
 		_ = c.Close()
-		t.Error("it still listens")
+		t.Error("the server still listens")
 	}
 }

@@ -12,29 +12,29 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Checks say how the program is. Nil is well.
+// Checks are what /healthz and /readyz return.
 type Checks struct {
-	// Healthy is whether it works at all, so that starting it again would not help.
+	// Healthy returns an error if the program hangs and must be restarted.
 	Healthy func() error
-	// Ready is whether it can do what it is for.
+	// Ready returns an error if the program cannot do its work now.
 	Ready func() error
-	// Remarks are what people should know of although it is ready, in a line each; nil has none.
+	// Remarks returns lines that /readyz adds for people when the program is ready; nil adds none.
 	Remarks func() []string
 }
 
-// ErrListen is that the address cannot be listened on.
+// ErrListen is that the address of metrics and health cannot be listened on.
 var ErrListen = errors.New("metrics cannot be served")
 
-// Server answers /metrics, /healthz and /readyz. The zero value answers nobody.
+// Server serves /metrics, /healthz and /readyz. The zero value serves nothing.
 type Server struct {
 	listener net.Listener
 	http     *http.Server
 }
 
-// drainTime is how long requests under way may take at the end.
+// drainTime is how long requests under way may take when Run ends.
 const drainTime = 2 * time.Second
 
-// Listen makes the server; from then on connections wait for Run. Address is HOST:PORT.
+// Listen returns a server that listens on an address, HOST:PORT; Run serves. The error is ErrListen.
 func (m *Metrics) Listen(ctx context.Context, address string, c Checks, log *slog.Logger) (*Server, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -51,10 +51,10 @@ func (m *Metrics) Listen(ctx context.Context, address string, c Checks, log *slo
 	}}, nil
 }
 
-// Address is where the server listens.
+// Address is the address that the server listens on, HOST:PORT.
 func (s *Server) Address() string { return s.listener.Addr().String() }
 
-// Close ends a server that Run was not called for.
+// Close stops listening. It has no effect after Run.
 func (s *Server) Close() {
 	if s.listener != nil {
 		_ = s.listener.Close()
@@ -85,17 +85,17 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// Handler answers requests for metrics and health.
+// Handler serves the requests for metrics and health.
 func (m *Metrics) Handler(c Checks) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
-	mux.Handle("GET /healthz", answer(c.Healthy, nil))
-	mux.Handle("GET /readyz", answer(c.Ready, c.Remarks))
+	mux.Handle("GET /healthz", report(c.Healthy, nil))
+	mux.Handle("GET /readyz", report(c.Ready, c.Remarks))
 	return mux
 }
 
-// answer is 200 with the remarks after "ok", or 503 with the reason.
-func answer(check func() error, remarks func() []string) http.Handler {
+// report responds with 200, "ok" and the remarks, or with 503 and the error.
+func report(check func() error, remarks func() []string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("Cache-Control", "no-store")
