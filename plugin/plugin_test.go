@@ -179,7 +179,7 @@ func leaveSocket(t *testing.T, path string) {
 
 func TestAKubeletThatNeverWatchesIsCalledAgain(t *testing.T) {
 	k := kubelettest.New(t)
-	k.Mute(true)
+	k.Unwatch(true)
 	k.Start()
 	o := optionsFor(k)
 	o.StreamGrace = 20 * time.Millisecond
@@ -197,7 +197,7 @@ func TestAKubeletThatNeverWatchesIsCalledAgain(t *testing.T) {
 			t.Errorf("the line is logged %d times: %s\n%s", n, line, logged)
 		}
 	}
-	k.Mute(false)
+	k.Unwatch(false)
 	k.WaitRegistered(gpus)
 	eventually(t, "it is logged", func() bool { return strings.Contains(log.String(), `msg="the kubelet watches `+gpus+`"`) })
 }

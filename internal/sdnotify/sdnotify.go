@@ -1,4 +1,4 @@
-// Package sdnotify tells systemd how a service is doing: the protocol of sd_notify(3), one datagram for each message.
+// Package sdnotify notifies systemd of a service's state: the protocol of sd_notify(3), one datagram for each message.
 package sdnotify
 
 import (
@@ -14,14 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Notifier talks to systemd. The zero value talks to nobody, and so does one of a process that systemd did not start.
+// Notifier notifies systemd. The zero value does nothing; neither does the notifier of a process that systemd did not
+// start.
 type Notifier struct {
 	socket   string
 	watchdog time.Duration
 }
 
-// New is the notifier that the environment asks for (NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID). A watchdog that is
-// another process's business, and one whose time cannot be read, is none.
+// New returns the notifier that the environment configures (NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID). A watchdog of
+// another process and an invalid time are ignored.
 func New(env []string) *Notifier {
 	v := map[string]string{}
 	for _, kv := range env {
@@ -39,13 +40,13 @@ func New(env []string) *Notifier {
 	return n
 }
 
-// Ready says that the service is up, or that a reload is done, with a status line for people.
+// Ready notifies that the service is ready, or that a reload is finished, with a status line for people.
 func (n *Notifier) Ready(status string) error { return n.send("READY=1", "STATUS="+oneLine(status)) }
 
-// Status changes the status line.
+// Status replaces the status line.
 func (n *Notifier) Status(status string) error { return n.send("STATUS=" + oneLine(status)) }
 
-// Reloading says that the configuration is being read again; Ready follows.
+// Reloading notifies that a reload of the configuration begins. Ready ends it.
 func (n *Notifier) Reloading() error {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -54,11 +55,11 @@ func (n *Notifier) Reloading() error {
 	return n.send("RELOADING=1", "MONOTONIC_USEC="+strconv.FormatInt(now.Nano()/1000, 10))
 }
 
-// Stopping says that the service is going down.
+// Stopping notifies that the service stops.
 func (n *Notifier) Stopping() error { return n.send("STOPPING=1") }
 
-// Watch keeps systemd's watchdog quiet until ctx ends: twice in its time, as long as alive has no error. Without a
-// watchdog it does nothing.
+// Watch feeds systemd's watchdog until ctx ends, twice in its time, as long as alive returns no error. Without a watchdog
+// it does nothing.
 func (n *Notifier) Watch(ctx context.Context, alive func() error, log *slog.Logger) {
 	if n.watchdog == 0 {
 		return
@@ -67,17 +68,17 @@ func (n *Notifier) Watch(ctx context.Context, alive func() error, log *slog.Logg
 	defer tick.Stop()
 	failing := false
 	for {
-		message := "systemd's watchdog is not answered, since the service hangs; systemd will restart it"
+		problem := "the service hangs, so that systemd's watchdog will restart it: "
 		err := alive()
 		if err == nil {
-			message = "systemd's watchdog cannot be answered; systemd will restart the service"
+			problem = "systemd's watchdog cannot be fed and will restart the service: "
 			err = n.send("WATCHDOG=1")
 		}
 		switch {
 		case err != nil && !failing:
-			log.Error(message, "error", err) // which says for how long
+			log.Error(problem + err.Error())
 		case err == nil && failing:
-			log.Info("systemd's watchdog is answered again")
+			log.Info("systemd's watchdog is fed again")
 		}
 		failing = err != nil
 		select {
@@ -94,11 +95,10 @@ func (n *Notifier) send(lines ...string) error {
 	if n.socket == "" {
 		return nil
 	}
-	name := n.socket
-	if !strings.HasPrefix(name, "/") && !strings.HasPrefix(name, "@") {
-		return fmt.Errorf("notify systemd: NOTIFY_SOCKET=%s is neither a path nor an abstract name", name)
+	if !strings.HasPrefix(n.socket, "/") && !strings.HasPrefix(n.socket, "@") {
+		return fmt.Errorf("notify systemd: NOTIFY_SOCKET=%s is neither a path nor an abstract name", n.socket)
 	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: name, Net: "unixgram"})
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: n.socket, Net: "unixgram"})
 	if err != nil {
 		return fmt.Errorf("notify systemd: %w", err)
 	}

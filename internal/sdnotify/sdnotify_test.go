@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// manager is systemd's end of the socket.
-func manager(t *testing.T, name string) *net.UnixConn {
+// listen opens systemd's end of the socket.
+func listen(t *testing.T, name string) *net.UnixConn {
 	t.Helper()
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
 	if err != nil {
@@ -40,7 +40,7 @@ func receive(t *testing.T, c *net.UnixConn) string {
 
 func TestMessages(t *testing.T) {
 	for _, name := range []string{filepath.Join(t.TempDir(), "notify"), fmt.Sprintf("@sdnotify-test-%d", os.Getpid())} {
-		systemd := manager(t, name)
+		systemd := listen(t, name)
 		n := New([]string{"NOTIFY_SOCKET=" + name})
 		cases := map[string]struct {
 			send func() error
@@ -67,12 +67,12 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-func TestNobodyIsToldWithoutASocket(t *testing.T) {
+func TestWithoutASocketNothingIsSent(t *testing.T) {
 	if err := New(nil).Ready("up"); err != nil {
 		t.Error(err)
 	}
 	if err := New([]string{"NOTIFY_SOCKET=vsock:2:1"}).Ready("up"); err == nil {
-		t.Error("a socket that it cannot talk to is no error")
+		t.Error("a socket of another kind is not refused")
 	}
 	if err := New([]string{"NOTIFY_SOCKET=/nonexistent"}).Ready("up"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error %v", err)
@@ -85,12 +85,12 @@ func TestWatchdog(t *testing.T) {
 		env  []string
 		want time.Duration
 	}{
-		"is asked for":                {[]string{second}, time.Second},
-		"of this process":             {[]string{second, fmt.Sprintf("WATCHDOG_PID=%d", os.Getpid())}, time.Second},
-		"of another process":          {[]string{second, "WATCHDOG_PID=1"}, 0},
-		"is not asked for":            {nil, 0},
-		"with a time that is no time": {[]string{"WATCHDOG_USEC=soon"}, 0},
-		"with a time before now":      {[]string{"WATCHDOG_USEC=-1"}, 0},
+		"for any process":               {[]string{second}, time.Second},
+		"of this process":               {[]string{second, fmt.Sprintf("WATCHDOG_PID=%d", os.Getpid())}, time.Second},
+		"of another process":            {[]string{second, "WATCHDOG_PID=1"}, 0},
+		"none":                          {nil, 0},
+		"with a time that is no number": {[]string{"WATCHDOG_USEC=soon"}, 0},
+		"with a negative time":          {[]string{"WATCHDOG_USEC=-1"}, 0},
 	}
 	for name, c := range cases {
 		if got := New(c.env).watchdog; got != c.want {
@@ -101,7 +101,7 @@ func TestWatchdog(t *testing.T) {
 
 func TestTheWatchdogIsFedOnlyWhileTheServiceIsAlive(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "notify")
-	systemd := manager(t, name)
+	systemd := listen(t, name)
 	n := New([]string{"NOTIFY_SOCKET=" + name, "WATCHDOG_USEC=20000"})
 	ctx, cancel := context.WithCancel(t.Context())
 	var calls atomic.Int32
@@ -133,9 +133,11 @@ func TestTheWatchdogIsFedOnlyWhileTheServiceIsAlive(t *testing.T) {
 	}
 	cancel()
 	<-done
-	for _, line := range []string{"watchdog is not answered, since the service hangs", "watchdog is answered again"} {
+	for _, line := range []string{
+		"the service hangs, so that systemd's watchdog will restart it: stuck for 4 s", "systemd's watchdog is fed again",
+	} {
 		if n := strings.Count(log.String(), line); n != 1 {
-			t.Errorf("the log says %d times that the %s:\n%s", n, line, &log)
+			t.Errorf("%q is logged %d times:\n%s", line, n, &log)
 		}
 	}
 }

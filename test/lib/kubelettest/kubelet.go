@@ -1,5 +1,5 @@
-// Package kubelettest has a kubelet in memory, for tests of device plugins. It takes registrations on a real socket and
-// reads lists as the kubelet's device manager of Kubernetes 1.36 does, and can be told to misbehave.
+// Package kubelettest has a kubelet in memory, for tests of device plugins. It accepts registrations on a real socket and
+// watches devices as the device manager of Kubernetes 1.36 does. Tests can make it misbehave.
 package kubelettest
 
 import (
@@ -21,53 +21,53 @@ import (
 // Socket is the name of the kubelet's socket in its directory.
 const Socket = "kubelet.sock"
 
-// patience is how long the Wait functions wait before the test fails.
-const patience = 20 * time.Second
+// timeout is how long the Wait functions wait before the test fails.
+const timeout = 20 * time.Second
 
-// Kubelet is the kubelet's side of the device plugin API. Its methods may be called from anywhere.
+// Kubelet is the kubelet's side of the device plugin API. Its methods may be called concurrently.
 type Kubelet struct {
 	v1beta1.UnimplementedRegistrationServer
 
 	// Dir is the directory of the sockets.
 	Dir string
 
-	t      testing.TB
-	mu     sync.Mutex
-	moved  chan struct{} // closed at each change
-	server *grpc.Server
-	served sync.WaitGroup
-	refuse error
-	mute   bool
-	total  int
-	asked  time.Time
-	ends   map[string]*Endpoint
+	t         testing.TB
+	mu        sync.Mutex
+	changed   chan struct{} // closed and replaced at each change
+	server    *grpc.Server
+	serving   sync.WaitGroup
+	refuse    error
+	unwatched bool
+	total     int
+	asked     time.Time
+	endpoints map[string]*Endpoint // by resource
 }
 
-// Endpoint is a plugin that registered.
+// Endpoint is a registered plugin of one resource.
 type Endpoint struct {
 	Request *v1beta1.RegisterRequest
 	Options *v1beta1.DevicePluginOptions
-	// Client calls the plugin over the connection that its list is read on.
+	// Client calls the plugin, on the connection of the ListAndWatch stream.
 	Client v1beta1.DevicePluginClient
 
 	conn   *grpc.ClientConn
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	// What follows is guarded by the kubelet's mutex.
+	// The kubelet's mutex guards these.
 	lists   int
 	devices []*v1beta1.Device
 	ended   error
 }
 
-// New returns a kubelet with a directory of its own that is not started yet. It is stopped when the test ends.
+// New returns a kubelet with a directory of its own. Start starts it; it is stopped when the test ends.
 func New(t testing.TB) *Kubelet {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kubelet") //nolint:usetesting // the path of a socket is short, and that of t.TempDir may be long
+	dir, err := os.MkdirTemp("", "kubelet") //nolint:usetesting // t.TempDir may be too long for the path of a socket
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &Kubelet{Dir: dir, t: t, moved: make(chan struct{}), ends: map[string]*Endpoint{}}
+	k := &Kubelet{Dir: dir, t: t, changed: make(chan struct{}), endpoints: map[string]*Endpoint{}}
 	t.Cleanup(func() {
 		k.Stop()
 		_ = os.RemoveAll(dir)
@@ -75,7 +75,7 @@ func New(t testing.TB) *Kubelet {
 	return k
 }
 
-// Start begins as a kubelet does: it removes every socket in its directory, then makes its own.
+// Start does what a kubelet does when it starts: it removes all sockets in its directory, then makes its own.
 func (k *Kubelet) Start() {
 	k.t.Helper()
 	if err := k.removeSockets(); err != nil {
@@ -90,7 +90,7 @@ func (k *Kubelet) Start() {
 	k.mu.Lock()
 	k.server = server
 	k.mu.Unlock()
-	k.served.Go(func() { _ = server.Serve(l) })
+	k.serving.Go(func() { _ = server.Serve(l) })
 }
 
 func (k *Kubelet) removeSockets() error {
@@ -109,7 +109,7 @@ func (k *Kubelet) removeSockets() error {
 	return nil
 }
 
-// Stop ends the kubelet and forgets all plugins. It removes its socket.
+// Stop stops the kubelet, closes the connections to all plugins and removes the kubelet's socket.
 func (k *Kubelet) Stop() {
 	k.mu.Lock()
 	server := k.server
@@ -119,15 +119,15 @@ func (k *Kubelet) Stop() {
 		return
 	}
 	server.Stop()
-	k.served.Wait()
+	k.serving.Wait()
 	k.mu.Lock()
-	ends := k.ends
-	k.ends = map[string]*Endpoint{}
+	endpoints := k.endpoints
+	k.endpoints = map[string]*Endpoint{}
 	k.mu.Unlock()
-	for _, e := range ends {
+	for _, e := range endpoints {
 		e.close()
 	}
-	k.tell()
+	k.notify()
 }
 
 // Restart is Stop and Start.
@@ -137,35 +137,35 @@ func (k *Kubelet) Restart() {
 	k.Start()
 }
 
-// Refuse has registrations fail with err; nil takes them again.
+// Refuse makes registrations fail with err; nil accepts them again.
 func (k *Kubelet) Refuse(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.refuse = err
 }
 
-// Mute has the kubelet take registrations and never ask for a list.
-func (k *Kubelet) Mute(mute bool) {
+// Unwatch makes the kubelet accept registrations without a ListAndWatch call; false makes it watch again.
+func (k *Kubelet) Unwatch(unwatched bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.mute = mute
+	k.unwatched = unwatched
 }
 
-// Drop ends the stream of a resource and forgets the plugin, while the kubelet goes on.
+// Drop closes the connection to the plugin of a resource. The kubelet runs on.
 func (k *Kubelet) Drop(resource string) {
 	k.t.Helper()
 	k.mu.Lock()
-	e := k.ends[resource]
-	delete(k.ends, resource)
+	e := k.endpoints[resource]
+	delete(k.endpoints, resource)
 	k.mu.Unlock()
 	if e == nil {
 		k.t.Fatalf("%s is not registered", resource)
 	}
 	e.close()
-	k.tell()
+	k.notify()
 }
 
-// Register dials the plugin back before it answers, as the kubelet does.
+// Register is what plugins call. It connects to the plugin before it returns, as the kubelet does.
 func (k *Kubelet) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
 	begin := time.Now()
 	k.mu.Lock()
@@ -173,7 +173,7 @@ func (k *Kubelet) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1
 	k.asked = begin
 	refuse := k.refuse
 	k.mu.Unlock()
-	defer k.tell()
+	defer k.notify()
 	if refuse != nil {
 		return nil, refuse
 	}
@@ -192,7 +192,7 @@ func (k *Kubelet) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1
 	return &v1beta1.Empty{}, nil
 }
 
-// Connect reads the list of the plugin at a socket, as the kubelet does with one that it found in plugins_registry.
+// Connect watches the devices of the plugin at a socket, as the kubelet does when it discovered one in plugins_registry.
 func (k *Kubelet) Connect(resource, socket string) error {
 	e, err := connect(k.t.Context(), socket)
 	if err != nil {
@@ -209,12 +209,12 @@ func connect(ctx context.Context, socket string) (*Endpoint, error) {
 	}
 	e := &Endpoint{Client: v1beta1.NewDevicePluginClient(conn), conn: conn, cancel: func() {}, done: make(chan struct{})}
 	if e.Options, err = e.Client.GetDevicePluginOptions(ctx, &v1beta1.Empty{}); err != nil {
-		return nil, errors.Join(fmt.Errorf("ask for the plugin's options: %w", err), conn.Close())
+		return nil, errors.Join(fmt.Errorf("get the plugin's options: %w", err), conn.Close())
 	}
 	return e, nil
 }
 
-// adopt makes e the resource's plugin; the newest wins.
+// adopt makes e the resource's endpoint and closes an earlier one. It reports whether the kubelet runs.
 func (k *Kubelet) adopt(resource string, e *Endpoint) bool {
 	k.mu.Lock()
 	if k.server == nil {
@@ -222,25 +222,25 @@ func (k *Kubelet) adopt(resource string, e *Endpoint) bool {
 		close(e.done)
 		return false
 	}
-	old := k.ends[resource]
-	k.ends[resource] = e
+	old := k.endpoints[resource]
+	k.endpoints[resource] = e
 	ctx, cancel := context.WithCancel(context.Background())
 	e.cancel = cancel
-	if k.mute {
+	if k.unwatched {
 		close(e.done)
 	} else {
-		go k.read(ctx, e)
+		go k.watch(ctx, e)
 	}
 	k.mu.Unlock()
 	if old != nil {
 		old.close()
 	}
-	k.tell()
+	k.notify()
 	return true
 }
 
-// read reads lists until the stream ends. It is not tried again, which is the kubelet's way.
-func (k *Kubelet) read(ctx context.Context, e *Endpoint) {
+// watch receives lists of devices until the stream ends. Like the kubelet it does not call again then.
+func (k *Kubelet) watch(ctx context.Context, e *Endpoint) {
 	defer close(e.done)
 	stream, err := e.Client.ListAndWatch(ctx, &v1beta1.Empty{})
 	for err == nil {
@@ -250,13 +250,13 @@ func (k *Kubelet) read(ctx context.Context, e *Endpoint) {
 			e.lists++
 			e.devices = list.GetDevices()
 			k.mu.Unlock()
-			k.tell()
+			k.notify()
 		}
 	}
 	k.mu.Lock()
 	e.ended = err
 	k.mu.Unlock()
-	k.tell()
+	k.notify()
 }
 
 func (e *Endpoint) close() {
@@ -265,29 +265,29 @@ func (e *Endpoint) close() {
 	<-e.done
 }
 
-// tell wakes those who wait.
-func (k *Kubelet) tell() {
+// notify wakes the Wait functions.
+func (k *Kubelet) notify() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	close(k.moved)
-	k.moved = make(chan struct{})
+	close(k.changed)
+	k.changed = make(chan struct{})
 }
 
-// Total is how many registrations were asked for.
+// Total is the number of Register calls.
 func (k *Kubelet) Total() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.total
 }
 
-// Asked is when the last registration was asked for.
+// Asked is the time of the last Register call.
 func (k *Kubelet) Asked() time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.asked
 }
 
-// Devices is the list of a resource, or nil if there is none now.
+// Devices returns the devices of a resource, or nil if its plugin is not connected.
 func (k *Kubelet) Devices(resource string) []*v1beta1.Device {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -295,28 +295,28 @@ func (k *Kubelet) Devices(resource string) []*v1beta1.Device {
 }
 
 func (k *Kubelet) devices(resource string) []*v1beta1.Device {
-	if e := k.ends[resource]; e != nil && e.ended == nil {
+	if e := k.endpoints[resource]; e != nil && e.ended == nil {
 		return e.devices
 	}
 	return nil
 }
 
-// Lists is how many lists the plugin of a resource has sent since it registered.
+// Lists is the number of lists that the plugin of a resource has sent since it registered.
 func (k *Kubelet) Lists(resource string) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if e := k.ends[resource]; e != nil {
+	if e := k.endpoints[resource]; e != nil {
 		return e.lists
 	}
 	return 0
 }
 
-// WaitFor waits until the plugin of a resource has sent a list that fits, and returns the plugin.
+// WaitFor waits until the plugin of a resource has sent a list that fits, and returns its endpoint.
 func (k *Kubelet) WaitFor(resource string, fits func([]*v1beta1.Device) bool) *Endpoint {
 	k.t.Helper()
 	var found *Endpoint
-	k.wait("a fitting list of "+resource, func() bool {
-		e := k.ends[resource]
+	k.wait("list that fits of "+resource, func() bool {
+		e := k.endpoints[resource]
 		if e == nil || e.ended != nil || e.lists == 0 || !fits(e.devices) {
 			return false
 		}
@@ -326,42 +326,42 @@ func (k *Kubelet) WaitFor(resource string, fits func([]*v1beta1.Device) bool) *E
 	return found
 }
 
-// WaitRegistered waits until the plugin of a resource has sent a list.
+// WaitRegistered waits until the plugin of a resource has sent a list, and returns its endpoint.
 func (k *Kubelet) WaitRegistered(resource string) *Endpoint {
 	k.t.Helper()
 	return k.WaitFor(resource, func([]*v1beta1.Device) bool { return true })
 }
 
-// WaitTotal waits until so many registrations were asked for.
+// WaitTotal waits until there were n Register calls.
 func (k *Kubelet) WaitTotal(n int) {
 	k.t.Helper()
-	k.wait(fmt.Sprintf("%d registrations", n), func() bool { return k.total >= n })
+	k.wait(fmt.Sprintf("%d Register calls", n), func() bool { return k.total >= n })
 }
 
-// WaitGone waits until the plugin of a resource has ended its stream.
+// WaitGone waits until the ListAndWatch stream of a resource has ended.
 func (k *Kubelet) WaitGone(resource string) {
 	k.t.Helper()
-	k.wait("the end of "+resource, func() bool {
-		e := k.ends[resource]
+	k.wait("end of the stream of "+resource, func() bool {
+		e := k.endpoints[resource]
 		return e == nil || e.ended != nil
 	})
 }
 
-// wait waits until done, which is called with the mutex held, is true.
+// wait waits until done, which is called with the mutex held, returns true.
 func (k *Kubelet) wait(what string, done func() bool) {
 	k.t.Helper()
-	limit := time.After(patience)
+	limit := time.After(timeout)
 	for {
 		k.mu.Lock()
-		ok, moved := done(), k.moved
+		ok, changed := done(), k.changed
 		k.mu.Unlock()
 		if ok {
 			return
 		}
 		select {
-		case <-moved:
+		case <-changed:
 		case <-limit:
-			k.t.Fatalf("no %s within %s", what, patience)
+			k.t.Fatalf("no %s within %s", what, timeout)
 		}
 	}
 }
