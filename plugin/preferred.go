@@ -15,10 +15,10 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Preference says which of the available devices are best for a container.
+// Preference configures which of the available devices GetPreferredAllocation returns.
 type Preference struct {
-	// Node tells how the GPUs are connected; it is asked at each Update. Where it is nil, or returns nil, they are taken to
-	// be connected alike.
+	// Node returns how the GPUs are connected. It is called at each Update. Where Node is nil, or returns nil, all GPUs
+	// count as equally well connected.
 	Node func() *allocator.Node
 	// Policy is for GPUs, and SharedPolicy for replicas and MIG devices. Empty means allocator.Topology and
 	// allocator.Spread.
@@ -27,25 +27,27 @@ type Preference struct {
 	used func(except string) (map[string]int, error)
 }
 
-// preference is Preference for one list of devices.
+// preference is what GetPreferredAllocation needs for one list of devices.
 type preference struct {
 	pool   *allocator.Pool
 	policy allocator.Policy
-	// bySlices is set where the policy asks how full GPUs are: MIG devices are packed.
+	// bySlices is set where MIG devices are packed: then it matters how many compute slices of a GPU are allocated.
 	bySlices bool
 }
 
-// of prepares the preference for a resource.
+// of returns the preference for a resource.
 func (p *Preference) of(r *resource.Resource) (preference, error) {
 	node, err := p.node(r)
 	if err != nil {
-		return preference{}, fmt.Errorf("list %s: %w", r.Name, err)
+		return preference{}, fmt.Errorf("advertise %s: %w", r.Name, err)
 	}
 	policy, mig := cmp.Or(p.Policy, allocator.Topology), false
 	devices := make([]allocator.Device, len(r.Devices))
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		devices[i] = allocator.Device{ID: d.ID, UUID: d.UUID, Parent: d.Parent, Replica: d.Shared(), Slices: computeSlices(d), Unusable: !d.Healthy}
+		devices[i] = allocator.Device{
+			ID: d.ID, UUID: d.UUID, Parent: d.Parent, Replica: d.Shared(), Slices: computeSlices(d), Unusable: !d.Healthy,
+		}
 		mig = mig || d.MIGIndex != resource.NoMIG
 		if d.Shared() || d.MIGIndex != resource.NoMIG {
 			policy = cmp.Or(p.SharedPolicy, allocator.Spread)
@@ -60,23 +62,25 @@ func (p *Preference) node(r *resource.Resource) (*allocator.Node, error) {
 			return n, nil
 		}
 	}
-	alike := &gpu.Snapshot{}
+	unconnected := &gpu.Snapshot{}
 	seen := map[string]bool{}
 	for i := range r.Devices {
 		if d := &r.Devices[i]; !seen[d.Parent] {
 			seen[d.Parent] = true
-			alike.Devices = append(alike.Devices, gpu.Device{Index: d.Index, UUID: d.Parent, NUMANode: d.NUMANode})
+			unconnected.Devices = append(unconnected.Devices, gpu.Device{Index: d.Index, UUID: d.Parent, NUMANode: d.NUMANode})
 		}
 	}
-	return allocator.NewNode(alike, allocator.DefaultWeights())
+	return allocator.NewNode(unconnected, allocator.DefaultWeights())
 }
 
 // GetPreferredAllocation chooses the best of the available devices by the policy. The codes of its errors are
 //
-//	InvalidArgument     a device twice, one that must be included but is not available, or a size that cannot be
-//	NotFound            a device that is not in the list
-//	FailedPrecondition  there are not enough devices without unhealthy ones, or such a one must be included
-func (s *server) GetPreferredAllocation(_ context.Context, req *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
+//	InvalidArgument     a device is given twice, one that must be included is not available, or the size is impossible
+//	NotFound            a device is not advertised
+//	FailedPrecondition  there are not enough healthy devices, or an unhealthy one must be included
+func (s *server) GetPreferredAllocation(
+	_ context.Context, req *v1beta1.PreferredAllocationRequest,
+) (*v1beta1.PreferredAllocationResponse, error) {
 	l := s.list.Load()
 	resp := &v1beta1.PreferredAllocationResponse{}
 	used := s.usedSlices(l)
@@ -86,15 +90,16 @@ func (s *server) GetPreferredAllocation(_ context.Context, req *v1beta1.Preferre
 			Used: used,
 		})
 		if err != nil {
-			return nil, l.notPreferred(err)
+			return nil, l.preferenceStatus(err)
 		}
-		resp.ContainerResponses = append(resp.ContainerResponses, &v1beta1.ContainerPreferredAllocationResponse{DeviceIDs: choice.IDs})
+		resp.ContainerResponses = append(resp.ContainerResponses,
+			&v1beta1.ContainerPreferredAllocationResponse{DeviceIDs: choice.IDs})
 	}
 	return resp, nil
 }
 
-// usedSlices returns the compute slices that pods have of each GPU as MIG devices of other resources, where the policy
-// asks for them. Without them those of this resource alone count.
+// usedSlices returns the compute slices of each GPU that are allocated as MIG devices of other resources, if the policy
+// packs MIG devices. Without them only those of this resource count.
 func (s *server) usedSlices(l *list) map[string]int {
 	if !l.prefer.bySlices || s.options.Preference.used == nil {
 		return nil
@@ -106,8 +111,8 @@ func (s *server) usedSlices(l *list) map[string]int {
 	return used
 }
 
-// notPreferred is the error of a request as a status.
-func (l *list) notPreferred(err error) error {
+// preferenceStatus returns the gRPC status for an error of the allocator.
+func (l *list) preferenceStatus(err error) error {
 	name := l.resource.Name
 	wrong, ok := errors.AsType[*allocator.RequestError](err)
 	switch {
@@ -120,7 +125,7 @@ func (l *list) notPreferred(err error) error {
 		for _, id := range wrong.IDs {
 			unhealthy.add(id, l.devices[id].Reason)
 		}
-		return status.Errorf(codes.FailedPrecondition, "prefer %s: %d devices are asked for, and cannot be had without unhealthy ones: %s",
+		return status.Errorf(codes.FailedPrecondition, "prefer %s: a request for %d devices needs unhealthy ones: %s",
 			name, wrong.Size, &unhealthy)
 	}
 	return status.Errorf(codes.InvalidArgument, "prefer %s: %v", name, err)

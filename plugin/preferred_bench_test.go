@@ -19,8 +19,8 @@ import (
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
-// benchMachine is what a plugin of a benchmark serves: the GPUs of a simulated machine, each so many times if "*N" follows
-// its name.
+// benchMachine returns what a benchmark's plugin serves: the GPUs of a simulated machine, each as N replicas if "*N"
+// follows its name.
 func benchMachine(machine string) (*gpu.Snapshot, resource.Resource, error) {
 	name, times, shared := strings.Cut(machine, "*")
 	m, err := sim.LoadMachine(name)
@@ -44,7 +44,7 @@ func benchMachine(machine string) (*gpu.Snapshot, resource.Resource, error) {
 	return s, built[0], nil
 }
 
-// processOf is a plugin that serves a machine, in a process of its own.
+// processOf starts a plugin that serves a machine, in a process of its own.
 func processOf(b *testing.B, machine string) (*kubelettest.Kubelet, *kubelettest.Endpoint, resource.Resource) {
 	b.Helper()
 	_, r, err := benchMachine(machine)
@@ -54,18 +54,18 @@ func processOf(b *testing.B, machine string) (*kubelettest.Kubelet, *kubelettest
 	return k, process(b, k, "cdi-cri:"+machine), r
 }
 
-// BenchmarkPreferred is P2: GetPreferredAllocation over the unix socket, of a plugin in a process of its own, with other
-// devices available each time. The floor is an empty call, alternating with it.
+// BenchmarkPreferred measures P2: GetPreferredAllocation over the unix socket of a plugin in a process of its own, with
+// other devices available each time. The floor is an empty call, alternating with it.
 func BenchmarkPreferred(b *testing.B) {
 	for _, machine := range []string{"dgx-h100", "dgx1-v100", "hgx-16"} {
 		_, e, r := processOf(b, machine)
 		for size := 1; size <= len(r.Devices); size++ {
 			b.Run(fmt.Sprintf("%s/%d of %d", machine, size, len(r.Devices)), func(b *testing.B) {
-				ask := preferences(&r, size)
+				next := requests(&r, size)
 				var calls, empty []time.Duration
 				for b.Loop() {
 					empty = append(empty, timeEmpty(b, e.Client))
-					calls = append(calls, timePreferred(b, e.Client, ask()))
+					calls = append(calls, timePreferred(b, e.Client, next()))
 				}
 				reportBeside(b, "empty", calls, empty)
 			})
@@ -73,8 +73,8 @@ func BenchmarkPreferred(b *testing.B) {
 	}
 }
 
-// BenchmarkPreferredReplicas asks with all of 512 IDs, which take some 30 KB. So the floor is here a call that carries the
-// same bytes, and does nothing with them.
+// BenchmarkPreferredReplicas sends all of 512 IDs, some 30 KB. So here the floor is a call that carries the same bytes and
+// does nothing with them.
 func BenchmarkPreferredReplicas(b *testing.B) {
 	const machine = "dgx-h100*64"
 	k, e, r := processOf(b, machine)
@@ -96,15 +96,15 @@ func BenchmarkPreferredReplicas(b *testing.B) {
 	}
 }
 
-// BenchmarkPreferredCallers has eight callers at once beside one. Each waits for its answer before it asks again, so eight
-// of them take at least eight times as long on a machine that does one thing at a time: "x-one-times-8" is how long their
-// calls take against that, and "empty-x-one-times-8" the same for empty calls.
+// BenchmarkPreferredCallers compares eight concurrent callers with one. Each waits for a response before its next call, so
+// on a machine with one processor calls of eight take at least eight times as long: "x-one-times-8" is their duration
+// divided by that, and "empty-x-one-times-8" the same for empty calls.
 func BenchmarkPreferredCallers(b *testing.B) {
 	for _, machine := range []string{"dgx-h100", "hgx-16"} {
 		b.Run(machine, func(b *testing.B) {
 			_, e, r := processOf(b, machine)
-			call := func(ask func() *v1beta1.PreferredAllocationRequest) time.Duration {
-				return timePreferred(b, e.Client, ask())
+			call := func(next func() *v1beta1.PreferredAllocationRequest) time.Duration {
+				return timePreferred(b, e.Client, next())
 			}
 			none := func(func() *v1beta1.PreferredAllocationRequest) time.Duration { return timeEmpty(b, e.Client) }
 			var one, eight, oneEmpty, eightEmpty []time.Duration
@@ -124,16 +124,16 @@ func BenchmarkPreferredCallers(b *testing.B) {
 	}
 }
 
-// together has so many callers do a hundred calls each, and returns how long each call took.
-func together(callers int, r *resource.Resource, call func(ask func() *v1beta1.PreferredAllocationRequest) time.Duration) []time.Duration {
+// together runs concurrent callers of a hundred calls each, and returns how long each call took.
+func together(callers int, r *resource.Resource, call func(next func() *v1beta1.PreferredAllocationRequest) time.Duration) []time.Duration {
 	const each = 100
 	took := make([]time.Duration, callers*each)
 	var all sync.WaitGroup
 	for c := range callers {
-		ask := preferences(r, 1+c%len(r.Devices))
+		next := requests(r, 1+c%len(r.Devices))
 		all.Go(func() {
 			for i := range each {
-				took[c*each+i] = call(ask)
+				took[c*each+i] = call(next)
 			}
 		})
 	}
@@ -141,8 +141,8 @@ func together(callers int, r *resource.Resource, call func(ask func() *v1beta1.P
 	return took
 }
 
-// preferences are requests for so many of the devices, of which others are available each time.
-func preferences(r *resource.Resource, size int) func() *v1beta1.PreferredAllocationRequest {
+// requests returns a generator of requests for so many devices. Each request has other devices available.
+func requests(r *resource.Resource, size int) func() *v1beta1.PreferredAllocationRequest {
 	random := rand.New(rand.NewPCG(uint64(len(r.Devices)), uint64(size)))
 	ids := idsOf(r)
 	return func() *v1beta1.PreferredAllocationRequest {
@@ -181,7 +181,7 @@ func timePreferred(b *testing.B, c v1beta1.DevicePluginClient, req *v1beta1.Pref
 	return time.Since(begin)
 }
 
-// reportBeside reports the calls beside the floor.
+// reportBeside reports the durations of calls and their ratio to a floor.
 func reportBeside(b *testing.B, floorName string, calls, floor []time.Duration) {
 	p50, least := percentile(calls, 50), percentile(floor, 50)
 	b.ReportMetric(micros(p50), "p50-µs")

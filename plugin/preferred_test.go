@@ -16,8 +16,8 @@ import (
 )
 
 func TestPreferredAllocation(t *testing.T) {
-	sick := gpusOf(4)
-	sick.Devices[0].Healthy, sick.Devices[0].Reason = false, "fell off the bus"
+	oneLost := gpusOf(4)
+	oneLost.Devices[0].Healthy, oneLost.Devices[0].Reason = false, "fell off the bus"
 	all := func(r resource.Resource) []string {
 		var ids []string
 		for _, d := range r.Devices {
@@ -27,7 +27,7 @@ func TestPreferredAllocation(t *testing.T) {
 	}
 	shared, mig := replicasOf(3, 4), migOf(2)
 	m := func(g, i int) string { return mig.Devices[2*g+i].ID }
-	odd := machineOf(t, "pcie-quad")
+	quad := machineOf(t, "pcie-quad")
 	cases := map[string]struct {
 		r               resource.Resource
 		policy          Preference
@@ -35,45 +35,45 @@ func TestPreferredAllocation(t *testing.T) {
 		size            int
 		want            []string
 		code            codes.Code
-		says            string
+		text            string
 	}{
-		"the first of the list":              {r: gpusOf(8), available: all(gpusOf(8)), size: 2, want: []string{uuid(0), uuid(1)}},
-		"what must be included, and another": {r: gpusOf(8), available: all(gpusOf(8)), must: []string{uuid(5)}, size: 2, want: []string{uuid(0), uuid(5)}},
-		"the best connected of those that are left": {
-			r: odd.resource, policy: Preference{Node: odd.node}, available: odd.ids(1, 2, 3), size: 2, want: odd.ids(2, 3),
+		"the first advertised devices":                {r: gpusOf(8), available: all(gpusOf(8)), size: 2, want: []string{uuid(0), uuid(1)}},
+		"a device that must be included, and another": {r: gpusOf(8), available: all(gpusOf(8)), must: []string{uuid(5)}, size: 2, want: []string{uuid(0), uuid(5)}},
+		"the best connected of the available": {
+			r: quad.resource, policy: Preference{Node: quad.node}, available: quad.ids(1, 2, 3), size: 2, want: quad.ids(2, 3),
 		},
-		"replicas are spread over GPUs":   {r: shared, available: all(shared), size: 4, want: []string{uuid(0) + "::0", uuid(0) + "::1", uuid(1) + "::0", uuid(2) + "::0"}},
-		"away from what must be included": {r: shared, available: all(shared), must: []string{uuid(0) + "::3"}, size: 2, want: []string{uuid(0) + "::3", uuid(1) + "::0"}},
-		"replicas come from the GPU that has most": {
+		"replicas are spread over GPUs":                           {r: shared, available: all(shared), size: 4, want: []string{uuid(0) + "::0", uuid(0) + "::1", uuid(1) + "::0", uuid(2) + "::0"}},
+		"replicas are spread away from one that must be included": {r: shared, available: all(shared), must: []string{uuid(0) + "::3"}, size: 2, want: []string{uuid(0) + "::3", uuid(1) + "::0"}},
+		"a replica comes from the GPU with the most available": {
 			r: shared, available: without(all(shared), uuid(0)+"::0", uuid(1)+"::0"), size: 1, want: []string{uuid(2) + "::0"},
 		},
-		"or from the one that has least, if they are packed": {
+		"a packed replica comes from the GPU with the fewest available": {
 			r: shared, policy: Preference{SharedPolicy: allocator.Pack},
 			available: without(all(shared), uuid(1)+"::0"), size: 1, want: []string{uuid(1) + "::1"},
 		},
-		"MIG devices are spread over GPUs": {r: mig, available: all(mig), size: 3, want: []string{m(0, 0), m(0, 1), m(1, 0)}},
-		"or packed":                        {r: mig, policy: Preference{SharedPolicy: allocator.Pack}, available: without(all(mig), m(0, 1)), size: 1, want: []string{m(0, 0)}},
-		"all there are":                    {r: gpusOf(2), available: all(gpusOf(2)), size: 2, want: []string{uuid(0), uuid(1)}},
-		"none":                             {r: gpusOf(2), available: all(gpusOf(2)), want: []string{}},
-		"a lost GPU is not chosen":         {r: sick, available: []string{uuid(0), uuid(2), uuid(3)}, size: 2, want: []string{uuid(2), uuid(3)}},
-		"unless there are too few others":  {r: sick, available: []string{uuid(0), uuid(3)}, size: 2, code: codes.FailedPrecondition, says: uuid(0) + `" (fell off the bus)`},
-		"or it must be included":           {r: sick, available: all(sick), must: []string{uuid(0)}, size: 2, code: codes.FailedPrecondition, says: uuid(0) + `" (fell off the bus)`},
-		"an unknown device":                {r: gpusOf(2), available: []string{uuid(0), "?"}, size: 1, code: codes.NotFound, says: `no such device: "?"`},
-		"an unknown one included":          {r: gpusOf(2), available: []string{uuid(0)}, must: []string{"?"}, size: 1, code: codes.NotFound, says: `no such device: "?"`},
-		"a device that is there twice":     {r: gpusOf(2), available: []string{uuid(1), uuid(1)}, size: 1, code: codes.InvalidArgument, says: `listed twice: "` + uuid(1)},
-		"more than there are":              {r: gpusOf(2), available: all(gpusOf(2)), size: 3, code: codes.InvalidArgument, says: "3 devices requested, but 2 are available"},
-		"more included than asked for":     {r: gpusOf(2), available: all(gpusOf(2)), must: all(gpusOf(2)), size: 1, code: codes.InvalidArgument, says: "2 must be included"},
-		"included, but not available":      {r: gpusOf(2), available: []string{uuid(0)}, must: []string{uuid(1)}, size: 1, code: codes.InvalidArgument, says: `not available: "` + uuid(1)},
-		"less than nothing":                {r: gpusOf(2), available: all(gpusOf(2)), size: -1, code: codes.InvalidArgument, says: "-1 devices"},
+		"MIG devices are spread over GPUs":       {r: mig, available: all(mig), size: 3, want: []string{m(0, 0), m(0, 1), m(1, 0)}},
+		"MIG devices are packed":                 {r: mig, policy: Preference{SharedPolicy: allocator.Pack}, available: without(all(mig), m(0, 1)), size: 1, want: []string{m(0, 0)}},
+		"all devices":                            {r: gpusOf(2), available: all(gpusOf(2)), size: 2, want: []string{uuid(0), uuid(1)}},
+		"no device":                              {r: gpusOf(2), available: all(gpusOf(2)), want: []string{}},
+		"an unhealthy GPU is not chosen":         {r: oneLost, available: []string{uuid(0), uuid(2), uuid(3)}, size: 2, want: []string{uuid(2), uuid(3)}},
+		"too few healthy GPUs":                   {r: oneLost, available: []string{uuid(0), uuid(3)}, size: 2, code: codes.FailedPrecondition, text: uuid(0) + `" (fell off the bus)`},
+		"an unhealthy GPU must be included":      {r: oneLost, available: all(oneLost), must: []string{uuid(0)}, size: 2, code: codes.FailedPrecondition, text: uuid(0) + `" (fell off the bus)`},
+		"an unknown device":                      {r: gpusOf(2), available: []string{uuid(0), "?"}, size: 1, code: codes.NotFound, text: `no such device: "?"`},
+		"an unknown device must be included":     {r: gpusOf(2), available: []string{uuid(0)}, must: []string{"?"}, size: 1, code: codes.NotFound, text: `no such device: "?"`},
+		"a device is available twice":            {r: gpusOf(2), available: []string{uuid(1), uuid(1)}, size: 1, code: codes.InvalidArgument, text: `listed twice: "` + uuid(1)},
+		"more than are available":                {r: gpusOf(2), available: all(gpusOf(2)), size: 3, code: codes.InvalidArgument, text: "3 devices requested, but 2 are available"},
+		"more must be included than requested":   {r: gpusOf(2), available: all(gpusOf(2)), must: all(gpusOf(2)), size: 1, code: codes.InvalidArgument, text: "2 must be included"},
+		"an unavailable device must be included": {r: gpusOf(2), available: []string{uuid(0)}, must: []string{uuid(1)}, size: 1, code: codes.InvalidArgument, text: `not available: "` + uuid(1)},
+		"a negative size":                        {r: gpusOf(2), available: all(gpusOf(2)), size: -1, code: codes.InvalidArgument, text: "-1 devices"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			a := by(config.CDICRI)
 			a.Preference = c.policy
 			resp, err := serverOf(t, c.r, a).GetPreferredAllocation(t.Context(), prefer(c.available, c.must, c.size))
-			if c.says != "" {
-				if status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) || resp != nil {
-					t.Errorf("%v and %v, want %s: %q", resp, err, c.code, c.says)
+			if c.text != "" {
+				if status.Code(err) != c.code || !strings.Contains(err.Error(), c.text) || resp != nil {
+					t.Errorf("%v and %v, want %s: %q", resp, err, c.code, c.text)
 				}
 				return
 			}
@@ -85,7 +85,7 @@ func TestPreferredAllocation(t *testing.T) {
 	}
 }
 
-// machineGPUs are the GPUs of a simulated machine, and how they are connected.
+// machineGPUs has the GPUs of a simulated machine and their links.
 type machineGPUs struct {
 	resource resource.Resource
 	node     func() *allocator.Node
@@ -100,9 +100,9 @@ func machineOf(t testing.TB, name string) machineGPUs {
 	return machineGPUs{r, func() *allocator.Node { return n }}
 }
 
-func (m *machineGPUs) ids(places ...int) []string {
+func (m *machineGPUs) ids(indices ...int) []string {
 	var ids []string
-	for _, i := range places {
+	for _, i := range indices {
 		ids = append(ids, m.resource.Devices[i].ID)
 	}
 	return ids
