@@ -1,5 +1,5 @@
-// Package devicemanager has the tests of the device plugin against the kubelet's own device manager, in one process:
-// what it counts as capacity and allocatable, what it hands to containers, and what it still knows after a restart.
+// Package devicemanager tests the device plugin against the kubelet's own device manager, in one process: the capacity and
+// allocatable counts, the devices that containers get, and the state after a restart.
 package devicemanager
 
 import (
@@ -22,19 +22,19 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 )
 
-// newManager is the device manager's constructor with a socket of one's own: the exported one has the kubelet's.
+// newManager is the device manager's constructor with a socket; the exported one has the kubelet's.
 //
 //go:linkname newManager k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
 func newManager(klog.Logger, string, []cadvisor.Node, topologymanager.Store) (*devicemanager.ManagerImpl, error)
 
-// Manager is a device manager beside the topology manager that asks it before a pod is admitted.
+// Manager is a device manager with the topology manager that calls it to admit a pod.
 type Manager struct {
 	*devicemanager.ManagerImpl
 	topology topologymanager.Manager
 }
 
-// Start starts a device manager on a node with two NUMA nodes, where the devices of a container have to be on one. Its
-// socket is at a path, and what it knows of earlier ones beside it. The pods are those that the kubelet has.
+// Start starts a device manager on a node with two NUMA nodes, with the policy that the devices of a container are on one
+// of them. Its state is in the socket's directory. The function pods returns the kubelet's pods.
 func Start(socket string, pods func() []*v1.Pod) (*Manager, error) {
 	nodes := []cadvisor.Node{{Id: 0}, {Id: 1}}
 	topology, err := topologymanager.NewManager(nodes, topologymanager.PolicySingleNumaNode, "container", nil)
@@ -53,10 +53,10 @@ func Start(socket string, pods func() []*v1.Pod) (*Manager, error) {
 	return m, nil
 }
 
-// Stop ends it, as far as it can be ended without its process: it goes on reading the lists of plugins.
+// Stop stops the device manager, but for its ListAndWatch streams, which end with the process.
 func (m *Manager) Stop() error { return m.ManagerImpl.Stop(klog.Background()) }
 
-// Admit gives a pod its devices, or says why the kubelet would not run it.
+// Admit allocates a pod's devices. The error is why the kubelet would not run the pod.
 func (m *Manager) Admit(pod *v1.Pod) error {
 	if res := m.topology.Admit(&lifecycle.PodAdmitAttributes{Pod: pod}); !res.Admit {
 		return fmt.Errorf("%s: %s", res.Reason, res.Message)
@@ -64,17 +64,17 @@ func (m *Manager) Admit(pod *v1.Pod) error {
 	return nil
 }
 
-// Counts are the devices of a resource that the kubelet reports of its node.
+// Counts are the numbers of a resource's devices that the kubelet reports.
 type Counts struct{ Capacity, Allocatable int64 }
 
-// Counts asks for the counts of a resource.
+// Counts returns the counts of a resource.
 func (m *Manager) Counts(name string) Counts {
 	capacity, allocatable, _ := m.GetCapacity()
 	c, a := capacity[v1.ResourceName(name)], allocatable[v1.ResourceName(name)]
 	return Counts{c.Value(), a.Value()}
 }
 
-// CDINames are the names of the CDI devices that a pod's container is to be given.
+// CDINames returns the names of the CDI devices that a pod's container gets, sorted.
 func (m *Manager) CDINames(ctx context.Context, pod *v1.Pod) (names []string, err error) {
 	options, err := m.GetDeviceRunContainerOptions(ctx, pod, &pod.Spec.Containers[0])
 	if err != nil || options == nil {
@@ -87,7 +87,7 @@ func (m *Manager) CDINames(ctx context.Context, pod *v1.Pod) (names []string, er
 	return names, nil
 }
 
-// Pod is a pod with a container that asks for some of a resource.
+// Pod returns a pod with a container that requests count devices of a resource.
 func Pod(name, resourceName string, count int64) *v1.Pod {
 	limits := v1.ResourceList{v1.ResourceName(resourceName): *resource.NewQuantity(count, resource.DecimalSI)}
 	return &v1.Pod{

@@ -13,8 +13,8 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// Left to itself the device manager takes any GPUs of a NUMA node. In each half of a DGX-1 only one pair has two NVLinks
-// and one PCIe switch: 2 and 3, and 6 and 7.
+// Without a preference the device manager takes any GPUs of a NUMA node. In each half of a DGX-1 only one pair has two
+// NVLinks and one PCIe switch: 2 and 3, and 6 and 7.
 func TestContainersGetThePreferredGPUs(t *testing.T) {
 	machine, err := sim.LoadMachine("dgx1-v100")
 	if err != nil {
@@ -33,7 +33,7 @@ func TestContainersGetThePreferredGPUs(t *testing.T) {
 	}
 	k := newKubelet(t)
 	servePreferring(t, k, plugin.Preference{Node: func() *allocator.Node { return node }}, list)
-	k.counts(t, 8, 8)
+	k.awaitCounts(t, 8, 8)
 	var want [][]string
 	for _, pair := range [][]int{{2, 3}, {0, 1}, {6, 7}, {4, 5}} {
 		var names []string
@@ -43,8 +43,8 @@ func TestContainersGetThePreferredGPUs(t *testing.T) {
 		slices.Sort(names)
 		want = append(want, names)
 	}
-	for round := range 5 { // by chance it would take these in one of some ten rounds
-		k.pods = nil // those of the round before have ended
+	for round := range 5 { // a random choice would pass about one round in ten
+		k.pods = nil // those of the last round have ended
 		var got [][]string
 		for pod := range want {
 			got = append(got, k.admit(t, fmt.Sprintf("pod-%d-%d", round, pod), 2))

@@ -13,29 +13,30 @@ const (
 	containerdSocket = "/run/containerd/containerd.sock"
 	cniConfig        = "/var/lib/cni/net.d"
 	staticPods       = "/var/lib/kubelet/manifests"
-	// nodeName is the node's name, and with it the end of the names of its static pods.
+	// nodeName is the node's name. The kubelet appends it to the names of static pods.
 	nodeName = "node"
 	// nodeIP is the address of the node's network interface; see setup.
 	nodeIP = "192.0.2.10"
-	// readOnlyPort is where the kubelet tells what its pods do, on the node's own loopback interface.
+	// readOnlyPort is the kubelet's port for the status of pods, on the node's own loopback interface.
 	readOnlyPort = 10255
 )
 
-// containerdConfig is containerd's configuration: its defaults but for what a machine has to grant or to own.
+// containerdConfig returns containerd's configuration: its defaults, but for what needs privileges or paths that the
+// machine may lack.
 func containerdConfig(runc string, cniPlugins []string) string {
 	var dirs []string
 	for _, d := range cniPlugins {
 		dirs = append(dirs, fmt.Sprintf("%q", d))
 	}
 	return fmt.Sprintf(`version = 3
-# It makes a directory in /opt.
+# This plugin makes a directory in /opt.
 disabled_plugins = ["io.containerd.internal.v1.opt"]
 
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
 sandbox = %q
 
 [plugins.'io.containerd.cri.v1.runtime']
-# A machine without CAP_SYS_RESOURCE cannot make a process less likely to be killed.
+# Lowering a process' oom_score_adj needs CAP_SYS_RESOURCE.
 restrict_oom_score_adj = true
 
 [plugins.'io.containerd.cri.v1.runtime'.cni]
@@ -48,7 +49,7 @@ options.BinaryName = %q
 `, pauseImage, strings.Join(dirs, ", "), cniConfig, runc)
 }
 
-// network is the network of pods as it is on most nodes: a bridge, with host ports and limits on bandwidth.
+// network configures the pods' network as on most nodes: a bridge, with host ports and bandwidth limits.
 const network = `{
 	"cniVersion": "1.0.0", "name": "pods", "plugins": [
 		{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
@@ -59,8 +60,8 @@ const network = `{
 }
 `
 
-// kubeletConfig is a KubeletConfiguration, as JSON, which is YAML. Without an API server the kubelet runs the pods
-// whose manifests are in a directory; cgroup is the one that its pods are under.
+// kubeletConfig returns a KubeletConfiguration as JSON, which is YAML. Without an API server the kubelet runs static pods.
+// The pods are under the cgroup.
 func kubeletConfig(cgroup string) ([]byte, error) {
 	config := map[string]any{
 		"apiVersion":                "kubelet.config.k8s.io/v1beta1",
@@ -75,10 +76,10 @@ func kubeletConfig(cgroup string) ([]byte, error) {
 		"authorization":             map[string]any{"mode": "AlwaysAllow"},
 		"address":                   "127.0.0.1",
 		"readOnlyPort":              readOnlyPort,
-		// The node's namespace has what it wants; see setup.
+		// The node's namespaces have the kernel settings that the kubelet requires; see setup.
 		"protectKernelDefaults":  true,
 		"makeIPTablesUtilChains": false,
-		// What a small machine, possibly with cgroup v1, lacks is not to keep pods away.
+		// Pods must run on a small machine too, and with cgroup v1.
 		"failCgroupV1":                  false,
 		"failSwapOn":                    false,
 		"cgroupDriver":                  "cgroupfs",

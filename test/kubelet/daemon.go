@@ -12,22 +12,22 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// Daemon is a program of a node that can be ended and started again.
+// Daemon is a program of a node that can be stopped and started again.
 type Daemon struct {
 	node *Node
 	name string
 	args []string
-	// log is the file with all that it has said.
+	// log is the path of its log, of all runs.
 	log     string
 	process *proc.Process
 }
 
-// NewDaemon is a program that runs in the node when it is started. Programs of one name share a log.
+// NewDaemon returns a program to be started in the node. Programs of the same name share a log.
 func (n *Node) NewDaemon(name string, args ...string) *Daemon {
 	return &Daemon{node: n, name: name, args: args, log: filepath.Join(n.dir, name+".log")}
 }
 
-// Start starts the program. It does not wait until it is ready.
+// Start starts the program and does not wait until it is ready.
 func (d *Daemon) Start() error {
 	log, err := os.OpenFile(d.log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
@@ -40,13 +40,13 @@ func (d *Daemon) Start() error {
 	})
 }
 
-// Kill ends the program at once, as a crash does.
+// Kill kills the program, as a crash does.
 func (d *Daemon) Kill() error { return d.process.Kill() }
 
 // Signal sends the program a signal.
 func (d *Daemon) Signal(sig syscall.Signal) error { return d.process.Signal(sig) }
 
-// Running tells whether the program runs.
+// Running reports whether the program runs.
 func (d *Daemon) Running() bool {
 	select {
 	case <-d.process.Done():
@@ -56,20 +56,20 @@ func (d *Daemon) Running() bool {
 	}
 }
 
-// Stop asks the program to end, waits, and returns its exit status.
-func (d *Daemon) Stop(patience time.Duration) (int, error) {
+// Stop sends the program SIGTERM, waits for its end, and returns its exit status.
+func (d *Daemon) Stop(timeout time.Duration) (int, error) {
 	if err := d.process.Signal(syscall.SIGTERM); err != nil {
 		return 0, err
 	}
 	select {
 	case <-d.process.Done():
 		return d.process.Code(), nil
-	case <-time.After(patience):
-		return 0, errors.Join(d.blame(fmt.Errorf("%s runs still %v after SIGTERM", d.name, patience)), d.Kill())
+	case <-time.After(timeout):
+		return 0, errors.Join(d.withLog(fmt.Errorf("%s still runs %v after SIGTERM", d.name, timeout)), d.Kill())
 	}
 }
 
-// Log is what the program has said so far.
+// Log returns what the program has logged so far.
 func (d *Daemon) Log() string {
 	data, err := os.ReadFile(d.log)
 	if err != nil {
@@ -78,15 +78,15 @@ func (d *Daemon) Log() string {
 	return string(data)
 }
 
-// blame adds the end of the program's log to an error.
-func (d *Daemon) blame(err error) error {
+// withLog adds the end of the program's log to an error.
+func (d *Daemon) withLog(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%w\nthe end of what %s said:\n%s", err, d.name, tail(d.Log(), 30))
+	return fmt.Errorf("%w\nthe end of the log of %s:\n%s", err, d.name, tail(d.Log(), 30))
 }
 
-// tail is the last lines of a text.
+// tail returns the last lines of a text.
 func tail(text string, lines int) string {
 	all := strings.SplitAfter(strings.TrimRight(text, "\n"), "\n")
 	return strings.Join(all[max(0, len(all)-lines):], "")

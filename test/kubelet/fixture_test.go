@@ -24,24 +24,24 @@ import (
 // simDir is the simulation's own directory in a node, and in the containers on it.
 const simDir = "/run/gpu-sim"
 
-// gpuName is the resource that whole GPUs are.
+// gpuName is the resource of whole GPUs.
 const gpuName = "nvidia.com/gpu"
 
-// fixture is the node of all tests, with a machine's GPUs and the plugin under test on it.
+// fixture is the node that all tests share, with a machine's GPUs and the plugin under test.
 type fixture struct {
 	*Node
 	gpus   *sim.Node
 	plugin *Daemon
 }
 
-// setUp puts a machine on the shared node, and the plugin with these flags. Tests that use it run one at a time, and
-// each finds the node without pods and without a plugin.
+// setUp gives the shared node a machine's GPUs and starts the plugin with the flags. Tests that use it run one at a time;
+// each begins on a node without pods and without a plugin.
 func setUp(t *testing.T, machine string, flags ...string) *fixture {
 	t.Helper()
 	return setUpOn(t, simtest.Node(t, machine), flags...)
 }
 
-// setUpOn does the same with a machine that is there.
+// setUpOn does the same with a machine that exists.
 func setUpOn(t *testing.T, gpus *sim.Node, flags ...string) *fixture {
 	t.Helper()
 	f := &fixture{gpus: gpus}
@@ -61,10 +61,10 @@ func (f *fixture) serve(t *testing.T, flags ...string) *Daemon {
 	return f.serveAs(t, shared.Program(t, "gpu-cdi-plugin"), flags...)
 }
 
-// serveAs starts the plugin that is the program at a path.
+// serveAs starts the program at a path as the plugin.
 func (f *fixture) serveAs(t *testing.T, program string, flags ...string) *Daemon {
 	t.Helper()
-	// The machine's files are under /tmp, where everybody can write.
+	// The machine's files are under /tmp, which all users can write to.
 	args := append([]string{program, "--root", f.gpus.Root(), "--insecure-paths", "serve"}, flags...)
 	d := f.NewDaemon("plugin", args...)
 	if err := d.Start(); err != nil {
@@ -83,8 +83,8 @@ func (f *fixture) copyOfPlugin(t *testing.T) string {
 	return filepath.Join(dir, "gpu-cdi-plugin")
 }
 
-// config writes a configuration file for the plugin and returns the flag that names it.
-func config(t *testing.T, content string) string {
+// writeConfig writes a configuration file for the plugin and returns the flag that names it.
+func writeConfig(t *testing.T, content string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
@@ -93,25 +93,23 @@ func config(t *testing.T, content string) string {
 	return "--config=" + file
 }
 
-// tearDown ends the plugin and the pods, so that the next test finds an empty node, and says what the daemons said if
-// the test has failed.
+// tearDown stops the plugin and removes the pods. If the test failed it logs the ends of the daemons' logs.
 func (f *fixture) tearDown(t *testing.T) {
-	// The test's own context has ended.
-	ctx := context.Background()
+	ctx := context.Background() // the test's own has ended
 	if t.Failed() {
-		t.Logf("the plugin said:\n%s\nthe kubelet said at the end:\n%s", tail(f.plugin.Log(), 60), tail(f.Kubelet.Log(), 40))
+		t.Logf("the end of the plugin's log:\n%s\nthe end of the kubelet's log:\n%s", tail(f.plugin.Log(), 60), tail(f.Kubelet.Log(), 40))
 	}
 	for _, d := range []*Daemon{f.Containerd, f.Kubelet} {
 		if !d.Running() {
 			t.Errorf("%s has ended:\n%s", d.name, tail(d.Log(), 30))
 		}
 	}
-	if err := errors.Join(f.plugin.Kill(), os.Remove(f.plugin.log), f.Reset(ctx)); err != nil {
+	if err := errors.Join(f.plugin.Kill(), os.Remove(f.plugin.log), f.RemovePods(ctx)); err != nil {
 		t.Error(err)
 	}
 }
 
-// awaitDevices waits until the kubelet holds exactly these devices of a resource healthy.
+// awaitDevices waits until exactly these devices of a resource are healthy for the kubelet.
 func (f *fixture) awaitDevices(t *testing.T, resource string, want []string) {
 	t.Helper()
 	want = slices.Sorted(slices.Values(want))
@@ -127,7 +125,7 @@ func (f *fixture) awaitDevices(t *testing.T, resource string, want []string) {
 			return err
 		}
 		if diff := cmp.Diff(want, slices.Clip(all[resource])); diff != "" && len(want)+len(all[resource]) > 0 {
-			return fmt.Errorf("devices of %s that it could give (-want +got):\n%s", resource, diff)
+			return fmt.Errorf("healthy devices of %s (-want +got):\n%s", resource, diff)
 		}
 		return nil
 	})
@@ -145,7 +143,7 @@ func (f *fixture) snapshot(t *testing.T) *gpu.Snapshot {
 	return s
 }
 
-// uuids are the UUIDs of the machine's whole GPUs.
+// uuids returns the UUIDs of the machine's whole GPUs.
 func (f *fixture) uuids(t *testing.T) (list []string) {
 	t.Helper()
 	for _, d := range f.snapshot(t).Devices {
@@ -154,9 +152,9 @@ func (f *fixture) uuids(t *testing.T) (list []string) {
 	return list
 }
 
-// pod is a pod that asks for some of a resource. Its name begins as said: the kubelet makes a static pod wait for the
-// end of one that had the same name.
-func pod(name, resource string, count int) Pod {
+// newPod returns a pod that requests count devices of a resource. A number follows its name: the kubelet starts a static
+// pod only after the end of an earlier one of the same name.
+func newPod(name, resource string, count int) Pod {
 	p := Pod{Name: fmt.Sprintf("%s-%d", name, numbers.Add(1)), Image: gpuImage}
 	if count > 0 {
 		p.Limits = map[string]int{resource: count}
@@ -164,8 +162,8 @@ func pod(name, resource string, count int) Pod {
 	return p
 }
 
-// refused gives the kubelet a pod that it has to refuse for want of devices.
-func (f *fixture) refused(t *testing.T, p Pod) {
+// expectRefusal applies a pod that the kubelet must refuse for lack of devices.
+func (f *fixture) expectRefusal(t *testing.T, p Pod) {
 	t.Helper()
 	if err := f.Apply(p); err != nil {
 		t.Fatal(err)
@@ -175,12 +173,12 @@ func (f *fixture) refused(t *testing.T, p Pod) {
 		t.Fatal(err)
 	}
 	if s.Reason != "UnexpectedAdmissionError" {
-		t.Errorf("the pod was refused because of %s: %s", s.Reason, s.Message)
+		t.Errorf("the pod was refused with the reason %s: %s", s.Reason, s.Message)
 	}
 }
 
-// launch starts a pod and waits until its container runs. As the kernel would, the simulation tells the driver's programs
-// in the container what has changed since the machine was made, by the files in its directory.
+// launch starts a pod and waits until its container runs. The simulation's directory is mounted into it: there the
+// simulated driver finds what has changed since the machine was made. The real one would ask the kernel.
 func (f *fixture) launch(t *testing.T, p Pod) PodStatus {
 	t.Helper()
 	p.Directories = map[string]string{simDir: filepath.Join(f.gpus.Root(), simDir)}
@@ -197,8 +195,8 @@ func (f *fixture) launch(t *testing.T, p Pod) PodStatus {
 	return s
 }
 
-// given are the IDs of the devices of a resource that a pod was given, as the kubelet lists them. It has to have given
-// as many as were asked for, and nothing else.
+// given returns the IDs of the devices that the kubelet allocated to a pod. They must be as many as it requested, and
+// nothing else.
 func (f *fixture) given(t *testing.T, p Pod) []string {
 	t.Helper()
 	pods, err := f.Assigned(t.Context())
@@ -215,27 +213,27 @@ func (f *fixture) given(t *testing.T, p Pod) []string {
 		ids = append(ids, list...)
 	}
 	if diff := cmp.Diff(p.Limits, counts); diff != "" && len(p.Limits)+len(counts) > 0 {
-		t.Fatalf("devices that the kubelet gave pod %s (-asked +given):\n%s", p.Name, diff)
+		t.Fatalf("devices of pod %s (-requested +allocated):\n%s", p.Name, diff)
 	}
 	slices.Sort(ids)
 	return ids
 }
 
-// check checks that a running pod sees the GPUs that the kubelet says it has, and only these. It returns their IDs.
+// check checks that a running pod sees exactly the devices that the kubelet allocated to it. It returns their IDs.
 func (f *fixture) check(t *testing.T, p Pod, s PodStatus) []string {
 	t.Helper()
 	ids := f.given(t, p)
-	if got, want := f.seen(t, s), f.visible(t, ids); !slices.Equal(got, want) {
-		t.Errorf("in pod %s, which has %v (-want +seen):\n%s", p.Name, ids, cmp.Diff(want, got))
+	if got, want := f.listGPUs(t, s), f.addParents(t, ids); !slices.Equal(got, want) {
+		t.Errorf("GPUs in pod %s, which has %v (-want +got):\n%s", p.Name, ids, cmp.Diff(want, got))
 	}
 	return ids
 }
 
 var uuid = regexp.MustCompile(`\(UUID: (\S+)\)`)
 
-// seen are the UUIDs that nvidia-smi lists in a container, sorted. In one without GPUs there is no nvidia-smi; then
-// there has to be no device node, either.
-func (f *fixture) seen(t *testing.T, s PodStatus) []string {
+// listGPUs returns the UUIDs that nvidia-smi lists in a container, sorted. A container without GPUs has no nvidia-smi; it
+// must not have device nodes either.
+func (f *fixture) listGPUs(t *testing.T, s PodStatus) []string {
 	t.Helper()
 	smi := strings.TrimPrefix(f.gpus.SMI(), f.gpus.Root())
 	out := f.inPod(t, s, "sh", "-c", `[ ! -e "$0" ] && ls /dev || exec "$0" -L`, smi)
@@ -250,7 +248,7 @@ func (f *fixture) seen(t *testing.T, s PodStatus) []string {
 	return list
 }
 
-// inPod is what a program in a pod's container prints. It has to succeed.
+// inPod runs a program in a pod's container and returns its output. The program must succeed.
 func (f *fixture) inPod(t *testing.T, s PodStatus, args ...string) string {
 	t.Helper()
 	res, err := f.Exec(t.Context(), s.Container, args...)
@@ -263,8 +261,8 @@ func (f *fixture) inPod(t *testing.T, s PodStatus, args ...string) string {
 	return res.Stdout
 }
 
-// visible are the UUIDs that nvidia-smi lists for devices: theirs, and those of the GPUs that MIG devices are on.
-func (f *fixture) visible(t *testing.T, ids []string) []string {
+// addParents returns the UUIDs that nvidia-smi lists for devices: their own, and of MIG devices their GPUs' too.
+func (f *fixture) addParents(t *testing.T, ids []string) []string {
 	t.Helper()
 	parents := map[string]string{}
 	for _, d := range f.snapshot(t).Devices {
@@ -284,12 +282,12 @@ func (f *fixture) visible(t *testing.T, ids []string) []string {
 	return slices.Compact(all)
 }
 
-// disjoint checks that no device is in two of the lists.
-func disjoint(t *testing.T, lists ...[]string) {
+// checkDisjoint checks that no device is in two of the lists.
+func checkDisjoint(t *testing.T, lists ...[]string) {
 	t.Helper()
 	all := slices.Concat(lists...)
 	slices.Sort(all)
 	if n := len(all); len(slices.Compact(all)) != n {
-		t.Errorf("a device was given to two pods: %v", lists)
+		t.Errorf("a device was allocated to two pods: %v", lists)
 	}
 }

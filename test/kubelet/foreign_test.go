@@ -11,8 +11,8 @@ import (
 	"gpu-cdi-plugin/cdi"
 )
 
-// foreign writes the CDI spec of another program beside the plugin's, with devices of those names, and returns its path.
-func (f *fixture) foreign(t *testing.T, names ...string) string {
+// writeForeignSpec writes another program's CDI spec with devices of these names beside the plugin's. It returns its path.
+func (f *fixture) writeForeignSpec(t *testing.T, names ...string) string {
 	t.Helper()
 	var devices []string
 	for _, name := range names {
@@ -27,29 +27,29 @@ func (f *fixture) foreign(t *testing.T, names ...string) string {
 	return path
 }
 
-// TestAnotherSpecCostsOnlyTheDevicesItTakes has another CDI spec come and go: one that takes names which no allocation
-// needs, and one that takes a GPU's UUID.
-func TestAnotherSpecCostsOnlyTheDevicesItTakes(t *testing.T) {
+// TestAForeignSpecTakesOnlyTheDevicesItNames adds and removes CDI specs of another program: one that defines names that no
+// allocation needs, and one that defines a GPU's UUID.
+func TestAForeignSpecTakesOnlyTheDevicesItNames(t *testing.T) {
 	f := setUp(t, "pcie-quad")
 	all := f.uuids(t)
 	f.awaitDevices(t, gpuName, all)
-	f.foreign(t, "0", cdi.AllDevices)
+	f.writeForeignSpec(t, "0", cdi.AllDevices)
 	f.reconcile(t)
-	p := pod("whole", gpuName, 4)
+	p := newPod("whole", gpuName, 4)
 	f.check(t, p, f.launch(t, p))
 	if err := f.Remove(t.Context(), p.Name); err != nil {
 		t.Fatal(err)
 	}
 
-	path := f.foreign(t, all[1])
+	path := f.writeForeignSpec(t, all[1])
 	f.awaitDevices(t, gpuName, slices.Concat(all[:1], all[2:]))
-	p = pod("rest", gpuName, 3)
+	p = newPod("rest", gpuName, 3)
 	f.check(t, p, f.launch(t, p))
-	f.refused(t, pod("late", gpuName, 1))
+	f.expectRefusal(t, newPod("late", gpuName, 1))
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	f.awaitDevices(t, gpuName, all)
-	p = pod("last", gpuName, 1)
+	p = newPod("last", gpuName, 1)
 	f.check(t, p, f.launch(t, p))
 }

@@ -13,8 +13,8 @@ import (
 	"gpu-cdi-plugin/sim/simtest"
 )
 
-// profiles are the UUIDs of the machine's MIG devices by their profile.
-func (f *fixture) profiles(t *testing.T) map[string][]string {
+// migByProfile returns the UUIDs of the machine's MIG devices by profile.
+func (f *fixture) migByProfile(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
 	for _, d := range f.snapshot(t).Devices {
@@ -25,32 +25,31 @@ func (f *fixture) profiles(t *testing.T) map[string][]string {
 	return all
 }
 
-// TestMIGDevices gives a pod a MIG device of each profile, and one a whole GPU beside them; then a GPU is partitioned
-// anew while the plugin runs.
+// TestMIGDevices runs a pod with a MIG device of each profile.
 func TestMIGDevices(t *testing.T) {
 	f := setUp(t, "mig-h100", "--mig-strategy=mixed")
-	profiles := f.profiles(t)
+	profiles := f.migByProfile(t)
 	if len(profiles) == 0 {
 		t.Fatal("the machine has no MIG devices")
 	}
 	var lists [][]string
 	for _, profile := range slices.Sorted(maps.Keys(profiles)) {
-		// A resource's name cannot have a plus sign.
+		// The name of a resource cannot contain a plus sign.
 		name := "nvidia.com/mig-" + strings.ReplaceAll(profile, "+", ".")
 		f.awaitDevices(t, name, profiles[profile])
-		p := pod("mig", name, 1)
+		p := newPod("mig", name, 1)
 		lists = append(lists, f.check(t, p, f.launch(t, p)))
 	}
-	disjoint(t, lists...)
+	checkDisjoint(t, lists...)
 }
 
-// TestAGPUIsPartitionedAnew changes the MIG devices of a GPU while the plugin runs: what is offered changes, and a pod
-// on another GPU keeps what it has.
-func TestAGPUIsPartitionedAnew(t *testing.T) {
+// TestMIGReconfiguration changes the MIG devices of a GPU while the plugin runs. The advertised devices change; a pod on
+// another GPU keeps its device.
+func TestMIGReconfiguration(t *testing.T) {
 	f := setUp(t, "mig-h100", "--mig-strategy=mixed")
 	const small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
-	f.awaitDevices(t, small, f.profiles(t)["1g.10gb"])
-	var first, second int // GPUs with small devices; the second is partitioned anew
+	f.awaitDevices(t, small, f.migByProfile(t)["1g.10gb"])
+	var first, second int // GPUs with small devices
 	for _, d := range f.snapshot(t).Devices {
 		if len(d.MIG) > 0 && d.MIGEnabled {
 			first, second = second, d.Index
@@ -60,8 +59,8 @@ func TestAGPUIsPartitionedAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.reconcile(t)
-	f.awaitDevices(t, small, f.profiles(t)["1g.10gb"])
-	p := pod("steady", small, 1)
+	f.awaitDevices(t, small, f.migByProfile(t)["1g.10gb"])
+	p := newPod("steady", small, 1)
 	s := f.launch(t, p)
 	ids := f.check(t, p, s)
 	changed := second
@@ -72,60 +71,60 @@ func TestAGPUIsPartitionedAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.reconcile(t)
-	f.awaitDevices(t, large, f.profiles(t)["3g.40gb"])
-	f.awaitDevices(t, small, f.profiles(t)["1g.10gb"])
-	f.checkSteady(t, p, s, ids)
-	both := pod("both", large, 2)
+	f.awaitDevices(t, large, f.migByProfile(t)["3g.40gb"])
+	f.awaitDevices(t, small, f.migByProfile(t)["1g.10gb"])
+	f.checkUnchanged(t, p, s, ids)
+	both := newPod("both", large, 2)
 	f.check(t, both, f.launch(t, both))
 }
 
-// TestMIGDevicesArePackedOnTheFullestGPU has a device of the profile 1g.10gb on three GPUs. That of which a pod has four
-// compute slices, as another profile, is the fullest.
+// TestMIGDevicesArePackedOnTheFullestGPU runs on a machine with 1g.10gb devices on three GPUs. The fullest is the one of
+// which a pod has four compute slices as another profile.
 func TestMIGDevicesArePackedOnTheFullestGPU(t *testing.T) {
-	f := setUp(t, "mig-h100", config(t, "{mig-strategy: mixed, allocation: {shared-policy: pack}}"))
+	f := setUp(t, "mig-h100", writeConfig(t, "{mig-strategy: mixed, allocation: {shared-policy: pack}}"))
 	const small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-4g.40gb"
-	f.awaitDevices(t, small, f.profiles(t)["1g.10gb"])
-	f.awaitDevices(t, large, f.profiles(t)["4g.40gb"])
-	first := pod("large", large, 1)
+	f.awaitDevices(t, small, f.migByProfile(t)["1g.10gb"])
+	f.awaitDevices(t, large, f.migByProfile(t)["4g.40gb"])
+	first := newPod("large", large, 1)
 	f.check(t, first, f.launch(t, first))
-	second := pod("small", small, 1)
+	second := newPod("small", small, 1)
 	given := f.check(t, second, f.launch(t, second))
 	full := f.snapshot(t).Devices[5]
 	if !slices.ContainsFunc(full.MIG, func(m gpu.MIGDevice) bool { return m.UUID == given[0] }) {
-		t.Errorf("the pod was given %s, which is not on GPU 5 (%v)", given, full.MIG)
+		t.Errorf("the pod has %s, which is not on GPU 5 (%v)", given, full.MIG)
 	}
 }
 
-// TestMIGDevicesAsGPUs has the strategy single: who asks for a GPU gets a MIG device. As soon as the devices are not all
-// alike, none is to be had.
-func TestMIGDevicesAsGPUs(t *testing.T) {
+// TestMIGStrategySingle requests GPUs and gets MIG devices. While they are not all of one profile, none is advertised.
+func TestMIGStrategySingle(t *testing.T) {
 	f := setUp(t, "mig-h100", "--mig-strategy=single")
 	all := len(f.snapshot(t).Devices)
 	for i := range all {
 		f.setMIG(t, i, "1g.20gb", "1g.20gb", "1g.20gb")
 	}
-	f.awaitDevices(t, gpuName, f.profiles(t)["1g.20gb"])
-	one, five := pod("one", gpuName, 1), pod("five", gpuName, 5)
+	f.awaitDevices(t, gpuName, f.migByProfile(t)["1g.20gb"])
+	one, five := newPod("one", gpuName, 1), newPod("five", gpuName, 5)
 	s := f.launch(t, one)
 	ids := f.check(t, one, s)
-	disjoint(t, ids, f.check(t, five, f.launch(t, five)))
-	if seen := f.seen(t, s); len(seen) != 2 || !slices.ContainsFunc(seen, func(uuid string) bool { return strings.HasPrefix(uuid, "MIG-") }) {
-		t.Errorf("the pod that asked for one sees %v, want a MIG device and the GPU that it is on", seen)
+	checkDisjoint(t, ids, f.check(t, five, f.launch(t, five)))
+	isMIG := func(uuid string) bool { return strings.HasPrefix(uuid, "MIG-") }
+	if seen := f.listGPUs(t, s); len(seen) != 2 || !slices.ContainsFunc(seen, isMIG) {
+		t.Errorf("the pod that requested one sees %v, want a MIG device and its GPU", seen)
 	}
 
-	free := f.unused(t, all)
+	free := f.findUnusedGPU(t, all)
 	f.setMIG(t, free, "3g.40gb")
 	f.reconcile(t)
 	f.awaitDevices(t, gpuName, nil)
-	f.refused(t, pod("late", gpuName, 1))
-	f.checkSteady(t, one, s, ids)
+	f.expectRefusal(t, newPod("late", gpuName, 1))
+	f.checkUnchanged(t, one, s, ids)
 	f.setMIG(t, free, "1g.20gb")
 	f.reconcile(t)
-	f.awaitDevices(t, gpuName, f.profiles(t)["1g.20gb"])
-	f.checkSteady(t, one, s, ids)
+	f.awaitDevices(t, gpuName, f.migByProfile(t)["1g.20gb"])
+	f.checkUnchanged(t, one, s, ids)
 }
 
-// TestMIGModeWithoutDevices has all GPUs in MIG mode and no MIG device, and then makes some. The plugin is the same.
+// TestMIGModeWithoutDevices begins with all GPUs in MIG mode and no MIG device, and makes some while the plugin runs.
 func TestMIGModeWithoutDevices(t *testing.T) {
 	gpus := simtest.Node(t, "mig-h100")
 	for i := range gpus.Machine().GPUs {
@@ -134,10 +133,10 @@ func TestMIGModeWithoutDevices(t *testing.T) {
 		}
 	}
 	f := setUpOn(t, gpus, "--mig-strategy=mixed")
-	const said = "is in MIG mode and has no MIG device"
-	err := wait(t.Context(), 30*time.Second, "the plugin has seen the GPUs", func() error {
-		if n := strings.Count(f.plugin.Log(), said); n < len(gpus.Machine().GPUs) {
-			return fmt.Errorf("it has said of %d that each %s", n, said)
+	const line = "is in MIG mode and has no MIG device"
+	err := wait(t.Context(), 30*time.Second, "the plugin has logged all GPUs", func() error {
+		if n := strings.Count(f.plugin.Log(), line); n < len(gpus.Machine().GPUs) {
+			return fmt.Errorf("it has logged of %d that each %s", n, line)
 		}
 		return nil
 	})
@@ -146,8 +145,8 @@ func TestMIGModeWithoutDevices(t *testing.T) {
 	}
 	f.setMIG(t, 0, "2g.20gb", "2g.20gb")
 	f.reconcile(t)
-	f.awaitDevices(t, "nvidia.com/mig-2g.20gb", f.profiles(t)["2g.20gb"])
-	p := pod("first", "nvidia.com/mig-2g.20gb", 1)
+	f.awaitDevices(t, "nvidia.com/mig-2g.20gb", f.migByProfile(t)["2g.20gb"])
+	p := newPod("first", "nvidia.com/mig-2g.20gb", 1)
 	f.check(t, p, f.launch(t, p))
 }
 
@@ -158,8 +157,8 @@ func (f *fixture) setMIG(t *testing.T, gpu int, profiles ...string) {
 	}
 }
 
-// unused is the index of a GPU of which no pod has a device.
-func (f *fixture) unused(t *testing.T, count int) int {
+// findUnusedGPU returns the index of a GPU of which no pod has a device.
+func (f *fixture) findUnusedGPU(t *testing.T, count int) int {
 	t.Helper()
 	pods, err := f.Assigned(t.Context())
 	if err != nil {
@@ -167,7 +166,7 @@ func (f *fixture) unused(t *testing.T, count int) int {
 	}
 	var given []string
 	for _, devices := range pods {
-		given = append(given, f.visible(t, slices.Concat(slices.Collect(maps.Values(devices))...))...)
+		given = append(given, f.addParents(t, slices.Concat(slices.Collect(maps.Values(devices))...))...)
 	}
 	for i, d := range f.snapshot(t).Devices[:count] {
 		if !slices.Contains(given, d.UUID) {

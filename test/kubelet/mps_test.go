@@ -17,40 +17,40 @@ import (
 	"gpu-cdi-plugin/sim/simtest"
 )
 
-// byMPS shares the first GPU, and plain the same node without.
+// byMPS shares the first GPU by MPS; withoutMPS shares none.
 const (
 	byMPS = `
 mps: true
 sharing: {mps: {rename-by-default: true, resources: [{name: nvidia.com/gpu, devices: [0], replicas: 2}]}}
 `
-	plain     = "{}"
-	mpsClient = simDir + "/cuda-mps-client"
+	withoutMPS = "{}"
+	mpsClient  = simDir + "/cuda-mps-client"
 )
 
-// TestGPUsSharedByMPS has two pods of clients of one GPU's MPS daemon, beside pods that have a GPU for themselves. The
-// clients go on while the plugin is killed and started, and the pods see their limits from inside.
+// TestGPUsSharedByMPS runs two pods with clients of one GPU's MPS daemon, beside a pod with a whole GPU. The clients run on
+// while the plugin is killed and started, and the pods see their limits.
 func TestGPUsSharedByMPS(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	gpus := simtest.Node(t, "pcie-quad")
-	// As on every host, all users can run the driver's programs.
+	// All users must be able to run the driver's programs, as on every host.
 	if err := os.Chmod(filepath.Dir(filepath.Dir(gpus.Root())), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	f := setUpOn(t, gpus, configIn(t, file, byMPS))
+	f := setUpOn(t, gpus, writeConfigTo(t, file, byMPS))
 	all, name := f.uuids(t), gpuName+".shared"
 	f.awaitDevices(t, name, []string{all[0] + "::0", all[0] + "::1"})
 	f.awaitDevices(t, gpuName, all[1:])
 
-	a, b, alone := pod("a", name, 1), pod("b", name, 1), pod("alone", gpuName, 1)
+	a, b, alone := newPod("a", name, 1), newPod("b", name, 1), newPod("alone", gpuName, 1)
 	a.Command, b.Command = []string{mpsClient, "3600"}, []string{mpsClient, "3600"}
 	sa, sb, single := f.launch(t, a), f.launch(t, b), f.launch(t, alone)
-	disjoint(t, f.check(t, a, sa), f.check(t, b, sb), f.check(t, alone, single))
-	server := f.clients(t, sa, 2, "")
+	checkDisjoint(t, f.check(t, a, sa), f.check(t, b, sb), f.check(t, alone, single))
+	server := f.awaitClients(t, sa, 2, "")
 
 	t.Run("the pods see their limits", func(t *testing.T) {
 		memory := f.snapshot(t).Devices[0].MemoryBytes >> 20 / 2
 		for _, s := range []PodStatus{sa, sb} {
-			got := f.mps(t, s, "get_default_device_pinned_mem_limit 0", "get_default_active_thread_percentage")
+			got := f.controlMPS(t, s, "get_default_device_pinned_mem_limit 0", "get_default_active_thread_percentage")
 			if want := fmt.Sprintf("%dG 50.0", memory/1024); got != want {
 				t.Errorf("pod %s has the limits %q, want %q", s.Name, got, want)
 			}
@@ -60,20 +60,20 @@ func TestGPUsSharedByMPS(t *testing.T) {
 			}
 		}
 	})
-	t.Run("the pods have one /dev/shm, and cannot fill the node's", func(t *testing.T) {
+	t.Run("the pods share a /dev/shm of limited size", func(t *testing.T) {
 		got := f.inPod(t, sa, "sh", "-c", "umask 0; : >/dev/shm/left; busybox head -c 150000000 /dev/zero >/dev/shm/large || echo full")
 		got += f.inPod(t, sb, "sh", "-c", fmt.Sprintf("[ -e /dev/shm/left ] && [ $(busybox stat -c %%s /dev/shm/large) -le %d ] && echo bounded; busybox rm /dev/shm/large", 2*64<<20))
 		if want := "full\nbounded\n"; got != want {
-			t.Errorf("the pods say %q, want %q", got, want)
+			t.Errorf("the pods print %q, want %q", got, want)
 		}
 		if entries, err := os.ReadDir(filepath.Join(f.Host("/run/gpu-cdi-plugin/mps"), all[0], "shm")); err != nil || len(entries) > 0 {
-			t.Errorf("in the node's /run there are %v, %v", entries, err)
+			t.Errorf("the node's /run has %v, %v", entries, err)
 		}
 	})
-	t.Run("the pods cannot put anything in the daemon's place", func(t *testing.T) {
+	t.Run("the pods cannot change the daemon's directory", func(t *testing.T) {
 		got := f.inPod(t, sa, "sh", "-c", "cd $CUDA_MPS_PIPE_DIRECTORY && { busybox touch ours || busybox rm control || busybox mv control ours; } 2>/dev/null || echo refused")
 		if want := "refused\n"; got != want {
-			t.Errorf("the pod says %q, want %q", got, want)
+			t.Errorf("the pod prints %q, want %q", got, want)
 		}
 	})
 	t.Run("a GPU that is not shared is exclusive", func(t *testing.T) {
@@ -82,24 +82,24 @@ func TestGPUsSharedByMPS(t *testing.T) {
 			t.Errorf("a client in a pod with a whole GPU: %v, %v", res, err)
 		}
 	})
-	t.Run("more than one replica is refused", func(t *testing.T) { f.refused(t, pod("two", name, 2)) })
-	t.Run("clients go on without the plugin", func(t *testing.T) {
+	t.Run("more than one replica is refused", func(t *testing.T) { f.expectRefusal(t, newPod("two", name, 2)) })
+	t.Run("clients run on without the plugin", func(t *testing.T) {
 		ids := f.check(t, a, sa)
 		f.killPlugin(t)
 		f.awaitDevices(t, name, nil)
-		if now := f.clients(t, sa, 2, ""); now != server {
+		if now := f.awaitClients(t, sa, 2, ""); now != server {
 			t.Errorf("the server was %s and is %s", server, now)
 		}
 		f.plugin = f.serve(t, "--config="+file)
 		f.awaitDevices(t, name, []string{all[0] + "::0", all[0] + "::1"})
-		f.checkSteady(t, a, sa, ids)
+		f.checkUnchanged(t, a, sa, ids)
 		if err := f.Remove(t.Context(), b.Name); err != nil {
 			t.Fatal(err)
 		}
-		fresh := pod("fresh", name, 1)
+		fresh := newPod("fresh", name, 1)
 		fresh.Command = a.Command
-		disjoint(t, ids, f.check(t, fresh, f.launch(t, fresh)))
-		if now := f.clients(t, sa, 2, ""); now != server {
+		checkDisjoint(t, ids, f.check(t, fresh, f.launch(t, fresh)))
+		if now := f.awaitClients(t, sa, 2, ""); now != server {
 			t.Errorf("the server was %s and is %s", server, now)
 		}
 		if err := f.Remove(t.Context(), fresh.Name); err != nil {
@@ -110,24 +110,24 @@ func TestGPUsSharedByMPS(t *testing.T) {
 		if err := f.Remove(t.Context(), a.Name); err != nil {
 			t.Fatal(err)
 		}
-		p := pod("user", name, 1)
+		p := newPod("user", name, 1)
 		p.User, p.Command = 1000, a.Command
-		f.clients(t, f.launch(t, p), 1, server)
+		f.awaitClients(t, f.launch(t, p), 1, server)
 		if err := f.Remove(t.Context(), p.Name); err != nil {
 			t.Fatal(err)
 		}
 	})
-	t.Run("without a rule the daemon ends", func(t *testing.T) {
+	t.Run("a GPU that is no longer shared loses its daemon", func(t *testing.T) {
 		pid := fmt.Sprintf("/proc/%d/root/run/gpu-cdi-mps/%s/pipe/nvidia-cuda-mps-control.pid", f.ns.first.Pid(), all[0])
 		if _, err := os.Stat(pid); err != nil {
 			t.Error(err)
 		}
-		configIn(t, file, plain)
+		writeConfigTo(t, file, withoutMPS)
 		f.reconcile(t)
 		f.awaitDevices(t, gpuName, all)
 		err := wait(t.Context(), 30*time.Second, "the daemon ends", func() error {
 			if _, err := os.Stat(pid); !errors.Is(err, fs.ErrNotExist) {
-				return errors.Join(err, errors.New(pid+" is there"))
+				return errors.Join(err, errors.New(pid+" exists"))
 			}
 			return nil
 		})
@@ -137,8 +137,8 @@ func TestGPUsSharedByMPS(t *testing.T) {
 	})
 }
 
-// configIn writes a configuration file and returns the flag that names it.
-func configIn(t *testing.T, file, content string) string {
+// writeConfigTo writes a configuration file and returns the flag that names it.
+func writeConfigTo(t *testing.T, file, content string) string {
 	t.Helper()
 	if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
 		t.Fatal(err)
@@ -146,8 +146,8 @@ func configIn(t *testing.T, file, content string) string {
 	return "--config=" + file
 }
 
-// mps gives the MPS daemon commands from inside a pod and returns the answers, separated by spaces.
-func (f *fixture) mps(t *testing.T, s PodStatus, commands ...string) string {
+// controlMPS sends commands to the MPS daemon from a pod and returns the responses, separated by spaces.
+func (f *fixture) controlMPS(t *testing.T, s PodStatus, commands ...string) string {
 	t.Helper()
 	const script = `printf '%s\n' "$@" | nvidia-cuda-mps-control`
 	args := append([]string{"sh", "-c", script, "sh"}, commands...)
@@ -156,16 +156,16 @@ func (f *fixture) mps(t *testing.T, s PodStatus, commands ...string) string {
 
 var number = regexp.MustCompile(`^[0-9]+$`)
 
-// clients waits until the one server of a pod's MPS daemon, which is another than that of before, has so many clients. It
-// returns the server's process number.
-func (f *fixture) clients(t *testing.T, s PodStatus, want int, before string) (server string) {
+// awaitClients waits until a pod's MPS daemon has one server, not the one of before, with so many clients. It returns the
+// server's process ID.
+func (f *fixture) awaitClients(t *testing.T, s PodStatus, want int, before string) (server string) {
 	t.Helper()
-	err := wait(t.Context(), 20*time.Second, fmt.Sprintf("there are %d clients of one server", want), func() error {
-		server = f.mps(t, s, "get_server_list")
+	err := wait(t.Context(), 20*time.Second, fmt.Sprintf("one server has %d clients", want), func() error {
+		server = f.controlMPS(t, s, "get_server_list")
 		if !number.MatchString(server) || server == before {
 			return fmt.Errorf("servers: %q", server)
 		}
-		pids := strings.Fields(f.mps(t, s, "get_client_list "+server))
+		pids := strings.Fields(f.controlMPS(t, s, "get_client_list "+server))
 		if len(pids) != want || !slices.ContainsFunc(pids, number.MatchString) {
 			return fmt.Errorf("clients: %q", pids)
 		}

@@ -13,10 +13,10 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// setup is run by the first process of a node's namespaces. Its argument is the node's directory. What the node's
-// programs would write into the machine is covered by directories and files of the node; the kernel's settings that a
-// kubelet insists on are files, too. As on a node with systemd, mounts are seen by the pods that ask for it. It ends, and
-// all processes of the node with it, when its input does. -n keeps the first mounts out of the machine's /run/mount.
+// setup is run by the first process of a node's namespaces. Its argument is the node's directory. It mounts directories and
+// files of the node over what the node's programs would change on the machine, and over the kernel settings that a kubelet
+// requires. Mounts propagate to pods that request it, as on a node with systemd. When its input ends it exits, and all
+// processes of the node with it. -n keeps the first mounts out of the machine's /run/mount.
 const setup = `
 set -e
 mount -n --make-rprivate /
@@ -52,23 +52,23 @@ type namespaces struct {
 	files []*os.File // of the namespaces, in the order in which they are entered
 }
 
-// entered are the names in /proc/PID/ns of the namespaces that within enters. That for mounts is the last, as it
-// changes what paths mean.
+// entered are the names in /proc/PID/ns of the namespaces that within enters. The mount namespace is the last: in it paths
+// lead elsewhere.
 var entered = []string{"ipc", "uts", "pid", "net", "mnt"}
 
-// newNamespaces makes namespaces for a node whose files are in dir.
+// newNamespaces makes the namespaces of a node whose files are in dir.
 func newNamespaces(dir string) (_ *namespaces, err error) {
 	stdin, hold, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer stdin.Close()
-	said, stdout, err := os.Pipe()
+	output, stdout, err := os.Pipe()
 	if err != nil {
 		hold.Close()
 		return nil, err
 	}
-	defer said.Close()
+	defer output.Close()
 	first, err := proc.Start(proc.Cmd{
 		Args:       []string{"/bin/sh", "-c", setup, "sh", dir},
 		Env:        []string{"PATH=" + searchPath},
@@ -81,22 +81,22 @@ func newNamespaces(dir string) (_ *namespaces, err error) {
 		return nil, err
 	}
 	ns := &namespaces{first: first, hold: hold}
-	if err := errors.Join(ready(said), ns.open()); err != nil {
+	if err := errors.Join(awaitSetup(output), ns.open()); err != nil {
 		return nil, errors.Join(fmt.Errorf("set up the namespaces of a node: %w", err), ns.Close())
 	}
 	return ns, nil
 }
 
-// ready waits until the set-up says that it is done. The rest that it says is its complaint.
-func ready(said io.Reader) error {
-	var complaint strings.Builder
-	for lines := bufio.NewScanner(said); lines.Scan(); {
+// awaitSetup waits until setup prints that the node is ready. Anything else that it prints is an error.
+func awaitSetup(output io.Reader) error {
+	var message strings.Builder
+	for lines := bufio.NewScanner(output); lines.Scan(); {
 		if lines.Text() == "ready" {
 			return nil
 		}
-		fmt.Fprintln(&complaint, lines.Text())
+		fmt.Fprintln(&message, lines.Text())
 	}
-	return errors.New(complaint.String())
+	return errors.New(message.String())
 }
 
 func (ns *namespaces) open() error {
@@ -110,8 +110,7 @@ func (ns *namespaces) open() error {
 	return nil
 }
 
-// within runs f in the namespaces. Processes that f starts and sockets that it opens are in them; goroutines that it
-// starts are not.
+// within runs f in the namespaces. Processes and sockets that f makes are in them, goroutines are not.
 func (ns *namespaces) within(f func() error) error {
 	return proc.OnThread(func() error {
 		if err := ns.enter(); err != nil {
@@ -124,7 +123,7 @@ func (ns *namespaces) within(f func() error) error {
 func (ns *namespaces) enter() error {
 	// A thread that shares its working directory with others cannot change its root.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("part from the other threads: %w", err)
+		return fmt.Errorf("unshare the working directory: %w", err)
 	}
 	for _, f := range ns.files {
 		if err := unix.Setns(int(f.Fd()), 0); err != nil {
@@ -134,7 +133,7 @@ func (ns *namespaces) enter() error {
 	return nil
 }
 
-// Close ends all processes in the namespaces and waits until the first has ended, which is after all others.
+// Close ends all processes in the namespaces and waits for the first one, which ends last.
 func (ns *namespaces) Close() error {
 	errs := []error{ns.hold.Close(), ns.first.Kill()}
 	for _, f := range ns.files {

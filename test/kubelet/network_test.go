@@ -10,34 +10,34 @@ import (
 	"time"
 )
 
-// TestNetworks gives GPUs to pods on the networks that there are in practice: one on a bridge, with a port of the node
-// and a limit on its bandwidth, and one on the node's own network.
+// TestNetworks runs pods with GPUs on both kinds of network: a bridge, with a host port and a bandwidth limit, and the
+// node's own network.
 func TestNetworks(t *testing.T) {
 	f := setUp(t, "pcie-quad")
 	f.awaitDevices(t, gpuName, f.uuids(t))
-	bridge, host := pod("bridge", gpuName, 1), pod("host", gpuName, 1)
+	bridge, host := newPod("bridge", gpuName, 1), newPod("host", gpuName, 1)
 	bridge.HostPort, bridge.Bandwidth = 8080, "10M"
 	bridge.Command = []string{"sh", "-c", "busybox mkdir /www && echo served >/www/file && exec busybox httpd -f -p 8080 -h /www"}
 	host.HostNetwork = true
 	onBridge, onHost := f.launch(t, bridge), f.launch(t, host)
-	disjoint(t, f.check(t, bridge, onBridge), f.check(t, host, onHost))
+	checkDisjoint(t, f.check(t, bridge, onBridge), f.check(t, host, onHost))
 
 	for _, address := range []string{onBridge.IP, nodeIP} {
-		if got := f.get(t, fmt.Sprintf("http://%s:8080/file", address)); got != "served\n" {
+		if got := f.awaitPage(t, fmt.Sprintf("http://%s:8080/file", address)); got != "served\n" {
 			t.Errorf("from %s: %q", address, got)
 		}
 	}
-	if qdisc := f.output(t, "tc", "qdisc", "show"); !strings.Contains(qdisc, "rate 10Mbit") {
+	if qdisc := f.runInNode(t, "tc", "qdisc", "show"); !strings.Contains(qdisc, "rate 10Mbit") {
 		t.Errorf("the pod's bandwidth is not limited:\n%s", qdisc)
 	}
 	for s, want := range map[PodStatus]bool{onBridge: false, onHost: true} {
 		if got := f.inPod(t, s, "ls", "/sys/class/net"); strings.Contains(got, "cni0") != want {
-			t.Errorf("pod %s has the node's network: want %v, it has %q", s.Name, want, strings.Fields(got))
+			t.Errorf("pod %s on the node's network: want %v, and it has the interfaces %q", s.Name, want, strings.Fields(got))
 		}
 	}
 }
 
-// TestReadiness asks the plugin whether it is ready, while the kubelet goes and comes.
+// TestReadiness stops and starts the kubelet and checks whether the plugin is ready.
 func TestReadiness(t *testing.T) {
 	f := setUp(t, "workstation", "--listen=127.0.0.1:9400")
 	for _, step := range []struct {
@@ -46,14 +46,14 @@ func TestReadiness(t *testing.T) {
 		want int
 	}{
 		{"the kubelet has the devices", func(t *testing.T) { f.awaitDevices(t, gpuName, f.uuids(t)) }, http.StatusOK},
-		{"the kubelet is gone", f.killKubelet, http.StatusServiceUnavailable},
-		{"the kubelet is back", f.startKubelet, http.StatusOK},
+		{"the kubelet is killed", f.killKubelet, http.StatusServiceUnavailable},
+		{"the kubelet is started", f.startKubelet, http.StatusOK},
 	} {
 		step.do(t)
-		err := wait(t.Context(), 30*time.Second, fmt.Sprintf("/readyz answers %d, as %s", step.want, step.name), func() error {
-			code, body, err := f.ask(t.Context(), "http://127.0.0.1:9400/readyz")
+		err := wait(t.Context(), 30*time.Second, fmt.Sprintf("/readyz returns %d after %s", step.want, step.name), func() error {
+			code, body, err := f.httpGet(t.Context(), "http://127.0.0.1:9400/readyz")
 			if err == nil && code != step.want {
-				err = fmt.Errorf("it answers %d %s", code, body)
+				err = fmt.Errorf("it returns %d %s", code, body)
 			}
 			return err
 		})
@@ -63,8 +63,8 @@ func TestReadiness(t *testing.T) {
 	}
 }
 
-// ask gets a page in the node's network.
-func (f *fixture) ask(ctx context.Context, url string) (code int, body string, err error) {
+// httpGet gets a page in the node's network.
+func (f *fixture) httpGet(ctx context.Context, url string) (code int, body string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -80,11 +80,11 @@ func (f *fixture) ask(ctx context.Context, url string) (code int, body string, e
 	return resp.StatusCode, string(data), err
 }
 
-// get is a page that may take a moment to be there.
-func (f *fixture) get(t *testing.T, url string) (body string) {
+// awaitPage gets a page, and waits until it is served.
+func (f *fixture) awaitPage(t *testing.T, url string) (body string) {
 	t.Helper()
-	err := wait(t.Context(), 20*time.Second, url+" answers", func() (err error) {
-		_, body, err = f.ask(t.Context(), url)
+	err := wait(t.Context(), 20*time.Second, url+" is served", func() (err error) {
+		_, body, err = f.httpGet(t.Context(), url)
 		return err
 	})
 	if err != nil {
@@ -93,8 +93,8 @@ func (f *fixture) get(t *testing.T, url string) (body string) {
 	return body
 }
 
-// output is what a program in the node prints.
-func (f *fixture) output(t *testing.T, args ...string) string {
+// runInNode runs a program in the node and returns its output.
+func (f *fixture) runInNode(t *testing.T, args ...string) string {
 	t.Helper()
 	res, err := f.Run(t.Context(), args...)
 	if err != nil || res.Code != 0 {

@@ -20,31 +20,31 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// Programs are the paths of what a node consists of.
+// Programs are the paths of a node's programs.
 type Programs struct {
-	// Kubelet, Containerd and Ctr are programs. The runc shim is beside containerd.
+	// The runc shim is in containerd's directory.
 	Kubelet, Containerd, Ctr string
-	// Runc is the OCI runtime, and CNI the directories of the network plugins.
-	Runc string
-	CNI  []string
+	Runc                     string
+	// CNI has the directories of the network plugins.
+	CNI []string
 }
 
-// Node is a node that runs. Its methods are for one test at a time.
+// Node is a running node. Its methods are not for concurrent use.
 type Node struct {
 	programs Programs
-	dir      string // short, as names of sockets may not be long
+	dir      string // short, since the paths of sockets are limited
 	ns       *namespaces
 
 	Containerd, Kubelet *Daemon
 }
 
-// prefix begins the names of the directories and of the cgroups of nodes. The number of the process whose node it is
-// follows, and in directories something to tell its nodes apart.
+// prefix begins the names of the directories and cgroups of nodes. The ID of the test's process follows, then a random
+// number.
 const prefix = "gpu-node-"
 
-// New starts a node with these images. It is ready when New returns.
+// New starts a node with these images and waits until it is ready.
 func New(ctx context.Context, p Programs, images ...Image) (*Node, error) {
-	if err := sweep(); err != nil {
+	if err := removeLeftovers(); err != nil {
 		return nil, err
 	}
 	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid()))
@@ -58,10 +58,10 @@ func New(ctx context.Context, p Programs, images ...Image) (*Node, error) {
 	return n, nil
 }
 
-// cgroup is the cgroup that the node's pods are under.
+// cgroup is the parent cgroup of the node's pods.
 func (n *Node) cgroup() string { return "/" + filepath.Base(n.dir) }
 
-// Host is the path outside the node of a file in its /run, /var/lib or /var/log.
+// Host returns the path on the machine of a file in the node's /run, /var/lib or /var/log.
 func (n *Node) Host(path string) string {
 	for inside, outside := range map[string]string{"/run/": "run", "/var/run/": "run", "/var/lib/": "lib", "/var/log/": "log"} {
 		if rest, ok := strings.CutPrefix(path, inside); ok {
@@ -71,7 +71,7 @@ func (n *Node) Host(path string) string {
 	return path
 }
 
-// write lays out the node's directory.
+// write makes the node's directory.
 func (n *Node) write() error {
 	config, err := kubeletConfig(n.cgroup())
 	errs := []error{err}
@@ -107,17 +107,17 @@ func (n *Node) start(ctx context.Context, images []Image) (err error) {
 	return n.StartKubelet(ctx)
 }
 
-// StartContainerd starts containerd and waits until it serves kubelets, which is later than it serves others.
+// StartContainerd starts containerd and waits until it serves the kubelet's API, the last that it serves.
 func (n *Node) StartContainerd(ctx context.Context) error {
 	if err := n.Containerd.Start(); err != nil {
 		return err
 	}
-	return n.Containerd.blame(wait(ctx, startTime, "containerd serves", func() error { return n.askRuntime(ctx) }))
+	return n.Containerd.withLog(wait(ctx, startTime, "containerd serves", func() error { return n.callRuntime(ctx) }))
 }
 
-// askRuntime asks containerd for the version of its runtime service, as a kubelet does first. What it answers does not
-// matter, and an empty message is a valid question.
-func (n *Node) askRuntime(ctx context.Context) error {
+// callRuntime gets the version of containerd's runtime service, the first call of a kubelet. The version is ignored; an
+// empty message is a valid request.
+func (n *Node) callRuntime(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	conn, err := grpc.NewClient("unix://"+n.Host(containerdSocket), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -128,7 +128,7 @@ func (n *Node) askRuntime(ctx context.Context) error {
 	return conn.Invoke(ctx, "/runtime.v1.RuntimeService/Version", new(emptypb.Empty), new(emptypb.Empty))
 }
 
-// StartKubelet starts the kubelet and waits until it serves device plugins and tells of its pods.
+// StartKubelet starts the kubelet and waits until it serves device plugins and the status of its pods.
 func (n *Node) StartKubelet(ctx context.Context) error {
 	if err := n.Kubelet.Start(); err != nil {
 		return err
@@ -137,7 +137,7 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 		_, err := n.pods(ctx)
 		return err
 	})
-	return n.Kubelet.blame(err)
+	return n.Kubelet.withLog(err)
 }
 
 // Run runs a program in the node's namespaces.
@@ -149,7 +149,7 @@ func (n *Node) Run(ctx context.Context, args ...string) (res proc.Result, err er
 	return res, err
 }
 
-// ctr runs containerd's client, which has to succeed.
+// ctr runs containerd's client. It must succeed.
 func (n *Node) ctr(ctx context.Context, args ...string) error {
 	res, err := n.Run(ctx, append([]string{n.programs.Ctr, "--namespace", "k8s.io"}, args...)...)
 	if err == nil && res.Code != 0 {
@@ -158,22 +158,22 @@ func (n *Node) ctr(ctx context.Context, args ...string) error {
 	return err
 }
 
-// env has the shim in the search path: containerd looks for it there.
+// env returns the environment of programs. containerd searches PATH for its shim.
 func (n *Node) env() []string {
 	return []string{"PATH=" + filepath.Dir(n.programs.Containerd) + ":" + searchPath, "HOME=/root", "TMPDIR=/tmp"}
 }
 
-// Reset removes all pods.
-func (n *Node) Reset(ctx context.Context) error {
+// RemovePods removes all pods and waits for their end.
+func (n *Node) RemovePods(ctx context.Context) error {
 	manifests, err := os.ReadDir(n.Host(staticPods))
 	errs := []error{err}
 	for _, m := range manifests {
 		errs = append(errs, os.Remove(filepath.Join(n.Host(staticPods), m.Name())))
 	}
-	return errors.Join(append(errs, n.removed(ctx))...)
+	return errors.Join(append(errs, n.awaitNoPods(ctx))...)
 }
 
-// Close ends the node and removes what there was of it.
+// Close stops the node and removes its files and cgroups.
 func (n *Node) Close() error {
 	var errs []error
 	if n.ns != nil {
@@ -182,9 +182,9 @@ func (n *Node) Close() error {
 	return errors.Join(append(errs, remove(n.dir))...)
 }
 
-// remove removes a node's directory and its cgroups. The kernel may take a moment to see that they are unused.
+// remove removes a node's directory and its cgroups. It retries, since the kernel may take a moment to release them.
 func remove(dir string) error {
-	err := wait(context.Background(), removeTime, "what a node leaves is removed", func() error {
+	err := wait(context.Background(), removeTime, "the node's files and cgroups are removed", func() error {
 		return errors.Join(engine.RemoveCgroups("/"+filepath.Base(dir)), os.RemoveAll(dir))
 	})
 	if err != nil {
@@ -193,8 +193,8 @@ func remove(dir string) error {
 	return nil
 }
 
-// sweep removes what is left of nodes whose process was killed.
-func sweep() error {
+// removeLeftovers removes the files and cgroups of nodes whose process was killed.
+func removeLeftovers() error {
 	var errs []error
 	for _, pattern := range []string{os.TempDir(), "/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
 		found, err := filepath.Glob(filepath.Join(pattern, prefix+"*"))
@@ -210,13 +210,13 @@ func sweep() error {
 	return errors.Join(errs...)
 }
 
-// Patience, for a busy machine with two processors.
+// Timeouts for a busy machine with two processors.
 const (
 	startTime  = time.Minute
 	removeTime = 20 * time.Second
 )
 
-// wait calls f until it succeeds.
+// wait calls f until it returns no error.
 func wait(ctx context.Context, limit time.Duration, what string, f func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -14,9 +14,9 @@ import (
 
 // TestANodeLeavesNothing runs a pod on a node of its own, beside the one that the other tests share, and closes it.
 func TestANodeLeavesNothing(t *testing.T) {
-	before := machine(t)
+	before := recordMachine(t)
 	n := start(t)
-	p := pod("short", "", 0)
+	p := newPod("short", "", 0)
 	err := n.Apply(p)
 	if err == nil {
 		_, err = n.Await(t.Context(), p.Name, "runs", func(s PodStatus) bool { return s.Running })
@@ -24,7 +24,7 @@ func TestANodeLeavesNothing(t *testing.T) {
 	if err := errors.Join(err, n.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(before, machine(t)); diff != "" {
+	if diff := cmp.Diff(before, recordMachine(t)); diff != "" {
 		t.Errorf("the machine has changed (-before +after):\n%s", diff)
 	}
 	if _, err := os.Stat(n.dir); !errors.Is(err, fs.ErrNotExist) {
@@ -32,9 +32,9 @@ func TestANodeLeavesNothing(t *testing.T) {
 	}
 }
 
-// machine is what a node could leave on the machine: cgroups and mounts, directories that a kubelet and containerd make,
-// and the kernel's settings that they change.
-func machine(t *testing.T) []string {
+// recordMachine records what a node could change on the machine: cgroups, mounts, the directories that a kubelet and
+// containerd make, and the kernel settings that they change.
+func recordMachine(t *testing.T) []string {
 	t.Helper()
 	var found []string
 	for _, pattern := range []string{
@@ -47,7 +47,7 @@ func machine(t *testing.T) []string {
 			t.Fatal(err)
 		}
 		for _, path := range paths {
-			// The node that the other tests share is none of this one's.
+			// The node that the other tests share is not this test's.
 			if node == nil || filepath.Base(path) != filepath.Base(node.dir) {
 				found = append(found, path)
 			}
@@ -65,22 +65,22 @@ func machine(t *testing.T) []string {
 	return found
 }
 
-// TestSweepRemovesWhatAKilledProcessLeft pretends that a node was left by a process that is no more.
-func TestSweepRemovesWhatAKilledProcessLeft(t *testing.T) {
-	// No process has this number: it is the greatest that the kernel allows.
+// TestLeftoversOfAKilledProcessAreRemoved makes the directory of a node whose process does not exist.
+func TestLeftoversOfAKilledProcessAreRemoved(t *testing.T) {
+	// No process has this ID, which is above the kernel's maximum.
 	left := filepath.Join(os.TempDir(), prefix+"4194304-left")
 	if err := os.MkdirAll(filepath.Join(left, "lib"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	lives := filepath.Join(os.TempDir(), fmt.Sprintf("%s%d-lives", prefix, os.Getpid()))
-	defer os.RemoveAll(lives)
-	if err := errors.Join(os.Mkdir(lives, 0o755), sweep()); err != nil {
+	running := filepath.Join(os.TempDir(), fmt.Sprintf("%s%d-running", prefix, os.Getpid()))
+	defer os.RemoveAll(running)
+	if err := errors.Join(os.Mkdir(running, 0o755), removeLeftovers()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s is left: %v", left, err)
 	}
-	if _, err := os.Stat(lives); err != nil {
-		t.Errorf("the node of a process that lives was removed: %v", err)
+	if _, err := os.Stat(running); err != nil {
+		t.Errorf("the node of a running process was removed: %v", err)
 	}
 }

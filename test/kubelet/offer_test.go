@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestALostGPUIsNotGiven makes a GPU fall off the bus, and come back.
-func TestALostGPUIsNotGiven(t *testing.T) {
+// TestALostGPUIsNotAllocated makes a GPU fall off the bus, and come back.
+func TestALostGPUIsNotAllocated(t *testing.T) {
 	f := setUp(t, "pcie-quad")
 	all := f.uuids(t)
 	f.awaitDevices(t, gpuName, all)
@@ -18,9 +18,9 @@ func TestALostGPUIsNotGiven(t *testing.T) {
 	}
 	f.reconcile(t)
 	f.awaitDevices(t, gpuName, slices.Concat(all[:1], all[2:]))
-	p := pod("rest", gpuName, 3)
+	p := newPod("rest", gpuName, 3)
 	f.check(t, p, f.launch(t, p))
-	f.refused(t, pod("late", gpuName, 1))
+	f.expectRefusal(t, newPod("late", gpuName, 1))
 	if err := f.gpus.ClearGPU(1); err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +28,7 @@ func TestALostGPUIsNotGiven(t *testing.T) {
 	f.awaitDevices(t, gpuName, all)
 }
 
-// reconcile makes the plugin look at the node now.
+// reconcile makes the plugin reconcile now.
 func (f *fixture) reconcile(t *testing.T) {
 	t.Helper()
 	if err := f.plugin.Signal(syscall.SIGHUP); err != nil {
@@ -36,8 +36,8 @@ func (f *fixture) reconcile(t *testing.T) {
 	}
 }
 
-// TestStrategies gives a GPU in each of the ways: which devices are in the container, and what NVIDIA's own runtime would
-// be told. That runtime is not here, so that with envvar alone there is no device.
+// TestStrategies allocates a GPU with each strategy. It checks the devices in the container and the variable that NVIDIA's
+// runtime reads. That runtime is not installed, so envvar alone leads to no device.
 func TestStrategies(t *testing.T) {
 	const script = `cd /dev; for d in nvidia[0-9]*; do echo $d; done; echo "${NVIDIA_VISIBLE_DEVICES%%-*}"`
 	for strategy, want := range map[string]string{
@@ -50,7 +50,7 @@ func TestStrategies(t *testing.T) {
 		t.Run(strategy, func(t *testing.T) {
 			f := setUp(t, "workstation", "--strategy="+strategy)
 			f.awaitDevices(t, gpuName, f.uuids(t))
-			p := pod("strategy", gpuName, 1)
+			p := newPod("strategy", gpuName, 1)
 			s := f.launch(t, p)
 			if got := strings.Join(strings.Fields(f.inPod(t, s, "sh", "-c", script)), " "); got != want {
 				t.Errorf("in the container: %q, want %q", got, want)
@@ -63,20 +63,20 @@ func TestStrategies(t *testing.T) {
 	}
 }
 
-// TestTheKubeletFindsThePlugin registers by the kubelet's plugin watcher.
-func TestTheKubeletFindsThePlugin(t *testing.T) {
+// TestTheKubeletDiscoversThePlugin registers by the kubelet's plugin watcher.
+func TestTheKubeletDiscoversThePlugin(t *testing.T) {
 	f := setUp(t, "workstation", "--registration=watcher")
 	f.awaitDevices(t, gpuName, f.uuids(t))
-	p := pod("found", gpuName, 1)
+	p := newPod("discovered", gpuName, 1)
 	s := f.launch(t, p)
 	ids := f.check(t, p, s)
 	f.killKubelet(t)
 	f.startKubelet(t)
 	f.awaitDevices(t, gpuName, f.uuids(t))
-	f.checkSteady(t, p, s, ids)
+	f.checkUnchanged(t, p, s, ids)
 }
 
-// TestASecondInstanceEnds starts the plugin twice. The first goes on.
+// TestASecondInstanceEnds starts the plugin twice. The first runs on.
 func TestASecondInstanceEnds(t *testing.T) {
 	f := setUp(t, "workstation")
 	f.awaitDevices(t, gpuName, f.uuids(t))
@@ -84,18 +84,18 @@ func TestASecondInstanceEnds(t *testing.T) {
 	select {
 	case <-second.process.Done():
 	case <-time.After(20 * time.Second):
-		t.Errorf("the second instance runs still: %v", second.Kill())
+		t.Errorf("the second instance still runs: %v", second.Kill())
 	}
 	if code := second.process.Code(); code != 12 {
 		t.Errorf("the second instance has the exit status %d, want 12", code)
 	}
-	p := pod("first", gpuName, 1)
+	p := newPod("first", gpuName, 1)
 	f.check(t, p, f.launch(t, p))
 }
 
-// TestSharedGPUs gives two pods a share of the same GPU.
+// TestSharedGPUs allocates replicas of one GPU to two pods.
 func TestSharedGPUs(t *testing.T) {
-	f := setUp(t, "workstation", config(t, `
+	f := setUp(t, "workstation", writeConfig(t, `
 gpus: {include: [0]}
 sharing:
   time-slicing:
@@ -105,10 +105,10 @@ sharing:
 	gpu := f.snapshot(t).Devices[0].UUID
 	name := gpuName + ".shared"
 	f.awaitDevices(t, name, []string{gpu + "::0", gpu + "::1"})
-	a, b := pod("a", name, 1), pod("b", name, 1)
+	a, b := newPod("a", name, 1), newPod("b", name, 1)
 	sa, sb := f.launch(t, a), f.launch(t, b)
-	disjoint(t, f.check(t, a, sa), f.check(t, b, sb))
-	if seenA, seenB := f.seen(t, sa), f.seen(t, sb); !slices.Equal(seenA, []string{gpu}) || !slices.Equal(seenB, seenA) {
+	checkDisjoint(t, f.check(t, a, sa), f.check(t, b, sb))
+	if seenA, seenB := f.listGPUs(t, sa), f.listGPUs(t, sb); !slices.Equal(seenA, []string{gpu}) || !slices.Equal(seenB, seenA) {
 		t.Errorf("the pods see %v and %v, want %s in both", seenA, seenB, gpu)
 	}
 }

@@ -12,10 +12,10 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// Devices are IDs of devices, sorted, by the name of their resource.
+// Devices has the sorted IDs of devices by resource.
 type Devices map[string][]string
 
-// Assigned asks the kubelet's PodResources service which devices each pod has, by the names of the pods' manifests.
+// Assigned returns the devices of each pod, by the name in its manifest, from the kubelet's PodResources service.
 func (n *Node) Assigned(ctx context.Context) (map[string]Devices, error) {
 	pods := map[string]Devices{}
 	err := n.podResources(ctx, func(ctx context.Context, c podresources.PodResourcesListerClient) error {
@@ -32,7 +32,7 @@ func (n *Node) Assigned(ctx context.Context) (map[string]Devices, error) {
 	return pods, err
 }
 
-// Allocatable asks the kubelet which devices are healthy, whether a pod has them or not.
+// Allocatable returns the devices that are healthy for the kubelet, allocated or not.
 func (n *Node) Allocatable(ctx context.Context) (Devices, error) {
 	all := Devices{}
 	err := n.podResources(ctx, func(ctx context.Context, c podresources.PodResourcesListerClient) error {
@@ -43,7 +43,7 @@ func (n *Node) Allocatable(ctx context.Context) (Devices, error) {
 	return all, err
 }
 
-// add adds devices. A device on several NUMA nodes is listed once for each.
+// add adds devices. The kubelet lists a device on several NUMA nodes once for each.
 func (d Devices) add(devices []*podresources.ContainerDevices) {
 	for _, dev := range devices {
 		ids := append(d[dev.GetResourceName()], dev.GetDeviceIds()...)
@@ -62,7 +62,7 @@ func (n *Node) podResources(ctx context.Context, f func(context.Context, podreso
 	}
 	defer conn.Close()
 	if err := f(ctx, podresources.NewPodResourcesListerClient(conn)); err != nil {
-		return fmt.Errorf("ask the kubelet for the devices of pods: %w", err)
+		return fmt.Errorf("call the kubelet's PodResources service: %w", err)
 	}
 	return nil
 }

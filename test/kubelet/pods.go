@@ -16,27 +16,27 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// Pod is a pod of one container to run.
+// Pod describes a pod of one container.
 type Pod struct {
 	// Name is a DNS label.
 	Name, Image string
-	// Limits are the extended resources that the container asks for, by name.
+	// Limits are the extended resources that the container requests, by name.
 	Limits map[string]int
 	// HostNetwork gives the pod the node's network instead of an address of its own.
 	HostNetwork bool
 	// HostPort is a port of the node that leads to the same port of the pod; 0 for none.
 	HostPort int
-	// Bandwidth limits what the pod may receive, such as "10M"; empty for no limit.
+	// Bandwidth limits the pod's ingress, such as "10M"; empty for no limit.
 	Bandwidth string
-	// Command replaces the default, which is to wait until the pod is ended.
+	// Command replaces the default, which waits for the end of the pod.
 	Command []string
-	// Directories of the node are mounted into the container, by their paths there, and cannot be written to.
+	// Directories of the node are mounted read-only, by their paths in the container.
 	Directories map[string]string
 	// User is the user that the container runs as; 0 is root.
 	User int
 }
 
-// idle waits until the container is asked to end, and ends then at once.
+// idle waits for SIGTERM and exits.
 const idle = `trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done`
 
 func (p Pod) manifest() ([]byte, error) {
@@ -44,7 +44,7 @@ func (p Pod) manifest() ([]byte, error) {
 	if command == nil {
 		command = []string{"sh", "-c", idle}
 	}
-	// A pod with a manifest that was there before would be the same pod to the kubelet, which ended.
+	// Each manifest differs: to the kubelet an equal one is the same pod, which has ended.
 	limits, annotations := map[string]string{}, map[string]string{"gpu-test/number": fmt.Sprint(numbers.Add(1))}
 	for name, count := range p.Limits {
 		limits[name] = fmt.Sprint(count)
@@ -76,36 +76,36 @@ func (p Pod) manifest() ([]byte, error) {
 	})
 }
 
-// PodStatus is what the kubelet tells of a pod.
+// PodStatus is the status of a pod from the kubelet.
 type PodStatus struct {
 	Name                   string
 	Phase, Reason, Message string
 	IP                     string
-	// Container is the container's ID, Running whether it runs, and Restarts how often it was started anew.
+	// Container is the container's ID, Running whether it runs, and Restarts how often it was restarted.
 	Container string
 	Running   bool
 	Restarts  int
-	// Trouble is why a container does not run, in the kubelet's words, or empty.
+	// Trouble is the kubelet's message on a container that does not run, or empty.
 	Trouble string
 	// ExitCode is that of a container that has ended, -1 before.
 	ExitCode int
 }
 
-// Apply gives the kubelet a pod. The pod is not there yet when Apply returns.
+// Apply writes the manifest of a pod. The kubelet starts the pod later.
 func (n *Node) Apply(p Pod) error {
 	data, err := p.manifest()
 	if err != nil {
 		return err
 	}
 	file := filepath.Join(n.Host(staticPods), p.Name+".yaml")
-	// The kubelet is not to see half of it.
+	// Renamed, so that the kubelet never reads half of it.
 	if err := os.WriteFile(n.dir+"/pod", data, 0o644); err != nil {
 		return err
 	}
 	return os.Rename(n.dir+"/pod", file)
 }
 
-// Remove takes a pod from the kubelet and waits until it has ended.
+// Remove removes the manifest of a pod and waits until the pod has ended.
 func (n *Node) Remove(ctx context.Context, name string) error {
 	if err := os.Remove(filepath.Join(n.Host(staticPods), name+".yaml")); err != nil {
 		return err
@@ -113,14 +113,14 @@ func (n *Node) Remove(ctx context.Context, name string) error {
 	return wait(ctx, podTime, "pod "+name+" is gone", func() error {
 		pods, err := n.pods(ctx)
 		if s, ok := pods[name]; ok {
-			err = fmt.Errorf("the kubelet has it still: %+v", s)
+			err = fmt.Errorf("the kubelet still has it: %+v", s)
 		}
 		return err
 	})
 }
 
-// removed waits until the kubelet has no pod.
-func (n *Node) removed(ctx context.Context) error {
+// awaitNoPods waits until the kubelet has no pod.
+func (n *Node) awaitNoPods(ctx context.Context) error {
 	return wait(ctx, podTime, "the kubelet has no pods", func() error {
 		pods, err := n.pods(ctx)
 		if len(pods) > 0 {
@@ -133,7 +133,7 @@ func (n *Node) removed(ctx context.Context) error {
 // podTime is how long a pod may take to start or to end.
 const podTime = time.Minute
 
-// Await waits until the kubelet says of a pod what f accepts, and returns it.
+// Await waits until f accepts the status of a pod, and returns the status.
 func (n *Node) Await(ctx context.Context, name, what string, f func(PodStatus) bool) (PodStatus, error) {
 	var s PodStatus
 	err := wait(ctx, podTime, "pod "+name+" "+what, func() error {
@@ -146,10 +146,10 @@ func (n *Node) Await(ctx context.Context, name, what string, f func(PodStatus) b
 		}
 		return nil
 	})
-	return s, n.Kubelet.blame(err)
+	return s, n.Kubelet.withLog(err)
 }
 
-// pods asks the kubelet for its pods, by the names of their manifests.
+// pods returns the status of the kubelet's pods, by the name in the manifest.
 func (n *Node) pods(ctx context.Context) (map[string]PodStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -159,7 +159,7 @@ func (n *Node) pods(ctx context.Context) (map[string]PodStatus, error) {
 	}
 	resp, err := n.client().Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("ask the kubelet for its pods: %w", err)
+		return nil, fmt.Errorf("get the kubelet's pods: %w", err)
 	}
 	defer resp.Body.Close()
 	var list podList
@@ -169,7 +169,7 @@ func (n *Node) pods(ctx context.Context) (map[string]PodStatus, error) {
 	return list.statuses(), nil
 }
 
-// client is an HTTP client in the node's network.
+// client returns an HTTP client in the node's network.
 func (n *Node) client() *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: n.dial, DisableKeepAlives: true}}
 }
@@ -183,7 +183,7 @@ func (n *Node) dial(ctx context.Context, network, address string) (conn net.Conn
 	return conn, err
 }
 
-// podList is what the tests read of a v1 PodList.
+// podList has the fields of a v1 PodList that the tests read.
 type podList struct {
 	Items []struct {
 		Metadata struct{ Name string }
@@ -223,10 +223,10 @@ func (l podList) statuses() map[string]PodStatus {
 	return pods
 }
 
-// numbers tells apart pods, and programs in containers.
+// numbers makes the names of pods, and of programs in containers, unique.
 var numbers atomic.Int64
 
-// Exec runs a program in a container that runs.
+// Exec runs a program in a running container.
 func (n *Node) Exec(ctx context.Context, container string, args ...string) (proc.Result, error) {
 	if container == "" {
 		return proc.Result{}, errors.New("run a program in a container: there is no container")

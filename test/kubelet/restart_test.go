@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// TestRunningPodsKeepTheirGPUs ends parts of the node, and the plugin, in every way while a pod runs. When all is back,
-// the pod is the same, has the same GPUs, and sees them; and a new pod gets others.
+// TestRunningPodsKeepTheirGPUs restarts the plugin, the kubelet and containerd, in every order, while a pod runs. Afterwards
+// the pod is the same and sees the same GPUs, and a new pod gets others.
 func TestRunningPodsKeepTheirGPUs(t *testing.T) {
 	f := setUp(t, "dgx-h100")
 	f.awaitDevices(t, gpuName, f.uuids(t))
-	p := pod("steady", gpuName, 2)
+	p := newPod("steady", gpuName, 2)
 	s := f.launch(t, p)
 	ids := f.check(t, p, s)
 	for _, c := range []struct {
@@ -23,7 +23,7 @@ func TestRunningPodsKeepTheirGPUs(t *testing.T) {
 		do   func(*testing.T)
 	}{
 		{"the plugin is killed and started", func(t *testing.T) { f.killPlugin(t); f.plugin = f.serve(t) }},
-		{"the plugin is stopped and another version started", f.upgrade},
+		{"the plugin is stopped and another copy started", f.upgrade},
 		{"the kubelet is killed and started", func(t *testing.T) { f.killKubelet(t); f.startKubelet(t) }},
 		{"containerd is killed and started", f.restartContainerd},
 		{"the kubelet is started again before the plugin", func(t *testing.T) {
@@ -49,9 +49,9 @@ func TestRunningPodsKeepTheirGPUs(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			c.do(t)
 			f.awaitDevices(t, gpuName, f.uuids(t))
-			f.checkSteady(t, p, s, ids)
-			fresh := pod("fresh", gpuName, 6)
-			disjoint(t, ids, f.check(t, fresh, f.launch(t, fresh)))
+			f.checkUnchanged(t, p, s, ids)
+			fresh := newPod("fresh", gpuName, 6)
+			checkDisjoint(t, ids, f.check(t, fresh, f.launch(t, fresh)))
 			if err := f.Remove(t.Context(), fresh.Name); err != nil {
 				t.Fatal(err)
 			}
@@ -59,44 +59,44 @@ func TestRunningPodsKeepTheirGPUs(t *testing.T) {
 	}
 }
 
-// TestWithoutThePluginNoPodIsStarted kills the plugin. Its GPUs are then not to be had, and a pod that has some keeps
-// them, even if the kubelet, too, is started anew. The node counts the GPUs as long as the kubelet remembers them.
+// TestWithoutThePluginNoPodIsStarted kills the plugin. Its GPUs are then not allocatable. A pod keeps its GPU, even if the
+// kubelet restarts. The GPUs count as the node's capacity until the kubelet restarts.
 func TestWithoutThePluginNoPodIsStarted(t *testing.T) {
 	f := setUp(t, "dgx-h100")
 	f.awaitDevices(t, gpuName, f.uuids(t))
-	p := pod("steady", gpuName, 1)
+	p := newPod("steady", gpuName, 1)
 	s := f.launch(t, p)
 	ids := f.check(t, p, s)
 	f.killPlugin(t)
 	f.awaitDevices(t, gpuName, nil)
 	f.awaitCapacity(t, gpuName, 8)
-	f.checkSteady(t, p, s, ids)
+	f.checkUnchanged(t, p, s, ids)
 	f.killKubelet(t)
 	f.startKubelet(t)
 	f.awaitDevices(t, gpuName, nil)
 	f.awaitCapacity(t, gpuName, 0)
-	f.checkSteady(t, p, s, ids)
-	f.refused(t, pod("early", gpuName, 1))
+	f.checkUnchanged(t, p, s, ids)
+	f.expectRefusal(t, newPod("early", gpuName, 1))
 	f.plugin = f.serve(t)
 	f.awaitDevices(t, gpuName, f.uuids(t))
 	f.awaitCapacity(t, gpuName, 8)
-	f.checkSteady(t, p, s, ids)
+	f.checkUnchanged(t, p, s, ids)
 }
 
-// awaitCapacity waits until the kubelet says that the node has so much of a resource, healthy or not. Without an API
-// server it says that in its log only, each time that it would report it.
+// awaitCapacity waits until the node's capacity of a resource, healthy or not, is as wanted. Without an API server the
+// kubelet reports it in its log only.
 func (f *fixture) awaitCapacity(t *testing.T, resource string, want int) {
 	t.Helper()
 	before := len(f.Kubelet.Log())
 	err := wait(t.Context(), 30*time.Second, fmt.Sprintf("the node has %d of %s", want, resource), func() error {
 		text := fmt.Sprintf(`"Updated capacity for device plugin" plugin="%s" capacity=`, resource)
-		said := f.Kubelet.Log()[before:]
-		i := strings.LastIndex(said, text)
+		log := f.Kubelet.Log()[before:]
+		i := strings.LastIndex(log, text)
 		if i < 0 {
-			return errors.New("it has not said")
+			return errors.New("the kubelet has not logged it")
 		}
-		if said = said[i+len(text):]; !strings.HasPrefix(said, strconv.Itoa(want)+"\n") {
-			return fmt.Errorf("it has %.10q", said)
+		if log = log[i+len(text):]; !strings.HasPrefix(log, strconv.Itoa(want)+"\n") {
+			return fmt.Errorf("it has %.10q", log)
 		}
 		return nil
 	})
@@ -105,8 +105,8 @@ func (f *fixture) awaitCapacity(t *testing.T, resource string, want int) {
 	}
 }
 
-// checkSteady checks that a pod still runs as it did, with the devices that it had.
-func (f *fixture) checkSteady(t *testing.T, p Pod, before PodStatus, ids []string) {
+// checkUnchanged checks that a pod runs on, in the same container, with the same devices.
+func (f *fixture) checkUnchanged(t *testing.T, p Pod, before PodStatus, ids []string) {
 	t.Helper()
 	s, err := f.Await(t.Context(), p.Name, "runs", func(s PodStatus) bool { return s.Running || s.Phase == "Failed" })
 	if err != nil {
@@ -127,11 +127,11 @@ func (f *fixture) killPlugin(t *testing.T) {
 	}
 }
 
-// upgrade stops the plugin, as the upgrade of a DaemonSet does, and starts a copy of the program from another place.
+// upgrade stops the plugin and starts a copy of the program from another path, as the upgrade of a DaemonSet does.
 func (f *fixture) upgrade(t *testing.T) {
 	t.Helper()
 	if code, err := f.plugin.Stop(20 * time.Second); err != nil || code != 0 {
-		t.Errorf("the plugin that was asked to end has the exit status %d, %v", code, err)
+		t.Errorf("the plugin that was stopped has the exit status %d, %v", code, err)
 	}
 	f.plugin = f.serveAs(t, f.copyOfPlugin(t))
 }

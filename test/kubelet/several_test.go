@@ -14,8 +14,7 @@ import (
 	"gpu-cdi-plugin/sim/simtest"
 )
 
-// TestDevicesOfTwoResources gives pods devices of two resources. Both are in the container, and both are
-// described.
+// TestDevicesOfTwoResources runs pods with devices of two resources. Both are in the container, and both are described.
 func TestDevicesOfTwoResources(t *testing.T) {
 	const small, large, shared = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb", gpuName + ".shared"
 	for name, test := range map[string]struct {
@@ -23,9 +22,9 @@ func TestDevicesOfTwoResources(t *testing.T) {
 		offered       func(f *fixture, t *testing.T) Devices
 	}{
 		"two MIG profiles": {"mig-h100", "--mig-strategy=mixed", func(f *fixture, t *testing.T) Devices {
-			return Devices{small: f.profiles(t)["1g.10gb"], large: f.profiles(t)["3g.40gb"]}
+			return Devices{small: f.migByProfile(t)["1g.10gb"], large: f.migByProfile(t)["3g.40gb"]}
 		}},
-		"a whole GPU and a share of one": {"pcie-quad", config(t, `
+		"a whole GPU and a share of one": {"pcie-quad", writeConfig(t, `
 sharing: {time-slicing: {rename-by-default: true, resources: [{name: nvidia.com/gpu, devices: [0], replicas: 2}]}}
 `), func(f *fixture, t *testing.T) Devices {
 			all := f.uuids(t)
@@ -34,7 +33,7 @@ sharing: {time-slicing: {rename-by-default: true, resources: [{name: nvidia.com/
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := setUp(t, test.machine, test.flag)
-			p := pod("both", "", 0)
+			p := newPod("both", "", 0)
 			p.Limits = map[string]int{}
 			for resource, devices := range test.offered(f, t) {
 				f.awaitDevices(t, resource, devices)
@@ -76,7 +75,7 @@ func (f *fixture) checkDescriptors(t *testing.T, s PodStatus, given Devices) {
 	}
 }
 
-// TestExtras gives pods what the node has besides its GPUs, of what is configured.
+// TestExtras configures what else of the node pods get besides GPUs.
 func TestExtras(t *testing.T) {
 	gpus := simtest.Node(t, "dgx-h100", simtest.Extras("gdrcopy", "gds", "imex"))
 	for name, test := range map[string]struct {
@@ -85,38 +84,38 @@ func TestExtras(t *testing.T) {
 		files    string
 	}{
 		"nothing is configured": {"{}", nil, "no"},
-		"all that there is": {
+		"everything": {
 			"{extras: [gds, gdrcopy, nvswitch], imex: {channels: [0, 1], required: true}}",
 			[]string{"gdrdrv", "nvidia-caps-imex-channels/channel*", "nvidia-fs*", "nvidia-nvswitch*"},
 			"yes",
 		},
-		"a channel that is not there": {
+		"a channel that does not exist": {
 			"{imex: {channels: [1, 7]}}", []string{"nvidia-caps-imex-channels/channel1"}, "no",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := setUpOn(t, gpus, config(t, test.config))
+			f := setUpOn(t, gpus, writeConfig(t, test.config))
 			f.awaitDevices(t, gpuName, f.uuids(t))
-			p := pod("extras", gpuName, 1)
+			p := newPod("extras", gpuName, 1)
 			s := f.launch(t, p)
 			f.check(t, p, s)
 			const script = `cd /dev; ls -d gdrdrv nvidia-fs* nvidia-nvswitch* nvidia-caps-imex-channels/* 2>/dev/null || :`
-			if diff := cmp.Diff(f.nodes(t, test.patterns), strings.Fields(f.inPod(t, s, "sh", "-c", script))); diff != "" && len(test.patterns) > 0 {
+			if diff := cmp.Diff(f.globDevices(t, test.patterns), strings.Fields(f.inPod(t, s, "sh", "-c", script))); diff != "" && len(test.patterns) > 0 {
 				t.Errorf("device nodes (-host +container):\n%s", diff)
 			}
 			got := f.inPod(t, s, "sh", "-c", "[ -e /etc/cufile.json ] && echo yes || echo no")
 			if strings.TrimSpace(got) != test.files {
 				t.Errorf("the configuration of GPUDirect Storage is in the container: %s, want %s", got, test.files)
 			}
-			if none := pod("none", "", 0); strings.Contains(f.inPod(t, f.launch(t, none), "ls", "/dev"), "nvidia") {
+			if none := newPod("none", "", 0); strings.Contains(f.inPod(t, f.launch(t, none), "ls", "/dev"), "nvidia") {
 				t.Error("a pod without a GPU has nodes of the driver")
 			}
 		})
 	}
 }
 
-// nodes are the machine's device nodes of these patterns, relative to /dev and sorted.
-func (f *fixture) nodes(t *testing.T, patterns []string) (list []string) {
+// globDevices returns the machine's device nodes of these patterns, relative to /dev and sorted.
+func (f *fixture) globDevices(t *testing.T, patterns []string) (list []string) {
 	t.Helper()
 	dev := filepath.Join(f.gpus.Root(), "dev")
 	for _, pattern := range patterns {
@@ -132,11 +131,11 @@ func (f *fixture) nodes(t *testing.T, patterns []string) (list []string) {
 	return list
 }
 
-// TestARequiredChannelIsMissing removes an IMEX channel that pods must have, and brings it back.
+// TestARequiredChannelIsMissing removes an IMEX channel that pods must have, and makes it again.
 func TestARequiredChannelIsMissing(t *testing.T) {
-	f := setUpOn(t, simtest.Node(t, "pcie-quad", simtest.Extras("imex")), config(t, "{imex: {channels: [1], required: true}}"))
+	f := setUpOn(t, simtest.Node(t, "pcie-quad", simtest.Extras("imex")), writeConfig(t, "{imex: {channels: [1], required: true}}"))
 	f.awaitDevices(t, gpuName, f.uuids(t))
-	p := pod("first", gpuName, 1)
+	p := newPod("first", gpuName, 1)
 	s := f.launch(t, p)
 	ids := f.check(t, p, s)
 	channel := filepath.Join(f.gpus.Root(), "dev/nvidia-caps-imex-channels/channel1")
@@ -149,11 +148,11 @@ func TestARequiredChannelIsMissing(t *testing.T) {
 	}
 	f.reconcile(t)
 	f.awaitDevices(t, gpuName, nil)
-	f.refused(t, pod("late", gpuName, 1))
+	f.expectRefusal(t, newPod("late", gpuName, 1))
 	if err := unix.Mknod(channel, st.Mode, int(st.Rdev)); err != nil {
 		t.Fatal(err)
 	}
 	f.reconcile(t)
 	f.awaitDevices(t, gpuName, f.uuids(t))
-	f.checkSteady(t, p, s, ids)
+	f.checkUnchanged(t, p, s, ids)
 }

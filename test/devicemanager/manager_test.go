@@ -23,7 +23,7 @@ import (
 
 const gpuName = "nvidia.com/gpu"
 
-// gpus is a list of n GPUs, the first half on NUMA node 0; those with the given indices are not healthy.
+// gpus returns a resource of n GPUs, the first half on NUMA node 0. Those with the given indices are unhealthy.
 func gpus(n int, unhealthy ...int) []resource.Resource {
 	r := resource.Resource{Name: gpuName}
 	for i := range n {
@@ -45,7 +45,7 @@ type kubelet struct {
 
 func newKubelet(t *testing.T) *kubelet {
 	t.Helper()
-	k := &kubelet{dir: directory(t)}
+	k := &kubelet{dir: makeDirectory(t)}
 	k.start(t)
 	t.Cleanup(func() {
 		if err := k.Stop(); err != nil {
@@ -55,11 +55,11 @@ func newKubelet(t *testing.T) *kubelet {
 	return k
 }
 
-// directory is a temporary directory. Device managers that were stopped write into it, and make it for that, a moment
-// after they have lost their plugin.
-func directory(t *testing.T) string {
+// makeDirectory makes a temporary directory. Device managers that were stopped write into it shortly after the connection
+// to their plugin ended, and make it again for that.
+func makeDirectory(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "device-plugins-") //nolint:usetesting // the test would fail for a file that comes late
+	dir, err := os.MkdirTemp("", "device-plugins-") //nolint:usetesting // a late file would fail the test
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,8 +112,8 @@ func (k *kubelet) cdiNames(t *testing.T, pod *v1.Pod) []string {
 	return names
 }
 
-// counts waits until the kubelet counts so many devices.
-func (k *kubelet) counts(t *testing.T, capacity, allocatable int64) {
+// awaitCounts waits until the kubelet counts so many devices.
+func (k *kubelet) awaitCounts(t *testing.T, capacity, allocatable int64) {
 	t.Helper()
 	want, deadline := Counts{capacity, allocatable}, time.Now().Add(20*time.Second)
 	for k.Counts(gpuName) != want {
@@ -124,13 +124,13 @@ func (k *kubelet) counts(t *testing.T, capacity, allocatable int64) {
 	}
 }
 
-// serve runs the plugin until the test ends or stop is called. It knows nothing of links between GPUs.
+// serve runs the plugin until the test ends or stop is called, without links between GPUs.
 func serve(t *testing.T, k *kubelet, list []resource.Resource) (p *plugin.Plugin, stop func()) {
 	t.Helper()
 	return servePreferring(t, k, plugin.Preference{}, list)
 }
 
-// servePreferring is serve with a plugin that prefers some GPUs.
+// servePreferring does the same with a preference for GPUs.
 func servePreferring(t *testing.T, k *kubelet, prefer plugin.Preference, list []resource.Resource) (p *plugin.Plugin, stop func()) {
 	t.Helper()
 	logs := &bytes.Buffer{}
@@ -159,61 +159,61 @@ func servePreferring(t *testing.T, k *kubelet, prefer plugin.Preference, list []
 	t.Cleanup(func() {
 		stop()
 		if t.Failed() {
-			t.Logf("the plugin said:\n%s", logs)
+			t.Logf("the plugin's log:\n%s", logs)
 		}
 	})
 	return p, stop
 }
 
-func TestTheKubeletCountsWhatIsListed(t *testing.T) {
+func TestTheKubeletCountsTheAdvertisedDevices(t *testing.T) {
 	k := newKubelet(t)
 	p, _ := serve(t, k, gpus(8))
-	k.counts(t, 8, 8)
+	k.awaitCounts(t, 8, 8)
 	for _, c := range []struct {
 		name                  string
 		list                  []resource.Resource
 		capacity, allocatable int64
 	}{
-		{"one is not healthy", gpus(8, 3), 8, 7},
+		{"one is unhealthy", gpus(8, 3), 8, 7},
 		{"one is gone", gpus(7), 7, 7},
-		{"none is healthy", gpus(2, 0, 1), 2, 0},
+		{"all are unhealthy", gpus(2, 0, 1), 2, 0},
 		{"the resource is gone", nil, 0, 0},
 		{"all are back", gpus(8), 8, 8},
-		{"there are as many as a node can have", gpus(256), 256, 256},
+		{"a node has very many", gpus(256), 256, 256},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if err := p.Update(c.list); err != nil {
 				t.Fatal(err)
 			}
-			k.counts(t, c.capacity, c.allocatable)
+			k.awaitCounts(t, c.capacity, c.allocatable)
 		})
 	}
 }
 
-func TestAPluginThatGoesLeavesItsCapacity(t *testing.T) {
+func TestCapacityStaysWhenThePluginStops(t *testing.T) {
 	k := newKubelet(t)
 	_, stop := serve(t, k, gpus(8))
-	k.counts(t, 8, 8)
+	k.awaitCounts(t, 8, 8)
 	stop()
-	k.counts(t, 8, 0)
+	k.awaitCounts(t, 8, 0)
 	if err := k.Admit(Pod("late", gpuName, 1)); err == nil {
-		t.Error("a pod was admitted though nobody can give it a device")
+		t.Error("a pod was admitted without a plugin")
 	}
 	serve(t, k, gpus(8))
-	k.counts(t, 8, 8)
+	k.awaitCounts(t, 8, 8)
 	k.admit(t, "on-time", 1)
 }
 
-func TestTheKubeletIsStartedAgainAndAgain(t *testing.T) {
+func TestPodsKeepTheirDevicesThroughKubeletRestarts(t *testing.T) {
 	k := newKubelet(t)
 	serve(t, k, gpus(8))
-	k.counts(t, 8, 8)
+	k.awaitCounts(t, 8, 8)
 	before := k.admit(t, "steady", 2)
 	for range 50 {
 		k.restart(t)
-		k.counts(t, 8, 8)
+		k.awaitCounts(t, 8, 8)
 		if err := k.Admit(k.pods[0]); err != nil {
-			t.Fatalf("admit a pod that was there before: %v", err)
+			t.Fatalf("admit a pod from before the restart: %v", err)
 		}
 		if diff := cmp.Diff(before, k.cdiNames(t, k.pods[0])); diff != "" {
 			t.Fatalf("the pod's devices (-before +after a restart):\n%s", diff)
@@ -222,7 +222,7 @@ func TestTheKubeletIsStartedAgainAndAgain(t *testing.T) {
 	after := k.admit(t, "fresh", 4)
 	for _, name := range before {
 		if slices.Contains(after, name) {
-			t.Errorf("%s was given twice", name)
+			t.Errorf("%s was allocated twice", name)
 		}
 	}
 }
@@ -230,7 +230,7 @@ func TestTheKubeletIsStartedAgainAndAgain(t *testing.T) {
 func TestContainersGetDevicesOfOneNUMANode(t *testing.T) {
 	k := newKubelet(t)
 	serve(t, k, gpus(8))
-	k.counts(t, 8, 8)
+	k.awaitCounts(t, 8, 8)
 	names := append(k.admit(t, "one", 4), k.admit(t, "other", 4)...)
 	var want []string
 	for _, d := range gpus(8)[0].Devices {
@@ -242,22 +242,22 @@ func TestContainersGetDevicesOfOneNUMANode(t *testing.T) {
 		t.Errorf("CDI devices of the two pods (-want +got):\n%s", diff)
 	}
 	if err := k.Admit(Pod("third", gpuName, 1)); err == nil {
-		t.Error("a pod was admitted though all devices are given")
+		t.Error("a pod was admitted although all devices are allocated")
 	}
 }
 
-func TestDevicesThatAreNotHealthyAreNotGiven(t *testing.T) {
+func TestUnhealthyDevicesAreNotAllocated(t *testing.T) {
 	k := newKubelet(t)
 	p, _ := serve(t, k, gpus(4))
-	k.counts(t, 4, 4)
+	k.awaitCounts(t, 4, 4)
 	if err := p.Update(gpus(4, 0, 2)); err != nil {
 		t.Fatal(err)
 	}
-	k.counts(t, 4, 2)
+	k.awaitCounts(t, 4, 2)
 	got := append(k.admit(t, "a", 1), k.admit(t, "b", 1)...)
 	slices.Sort(got)
 	list := gpus(4)[0].Devices
 	if diff := cmp.Diff([]string{"nvidia.com/gpu=" + list[1].UUID, "nvidia.com/gpu=" + list[3].UUID}, got); diff != "" {
-		t.Errorf("devices that were given (-want +got):\n%s", diff)
+		t.Errorf("allocated devices (-want +got):\n%s", diff)
 	}
 }
