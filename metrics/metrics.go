@@ -16,8 +16,8 @@ import (
 
 const namespace = "gpu_cdi_plugin"
 
-// Metrics has the metrics. It is an Observer of the plugin and of the node; Listed takes what is advertised. Its methods may
-// be called concurrently.
+// Metrics has the metrics. It is an Observer of the plugin and of the node; Listed takes what is advertised. Its
+// methods may be called concurrently.
 type Metrics struct {
 	registry *prometheus.Registry
 

@@ -106,8 +106,8 @@ const socketRetry = time.Second
 // reconcile restores the socket and the lock, follows the kubelet, and returns when to do so again. An error means that
 // another instance holds the lock.
 func (e *endpoint) reconcile(ctx context.Context, now time.Time) (next time.Time, err error) {
-	// The kubelet's socket first: a kubelet that starts removes ours before it makes its own. So once its socket is seen,
-	// the check of ours finds that it was removed.
+	// The kubelet's socket first: a kubelet that starts removes ours before it makes its own. So once its socket is
+	// seen, the check of ours finds that it was removed.
 	kubelet, missing := e.opts.findKubelet()
 	switch err := e.restoreSocket(ctx); {
 	case errors.Is(err, lock.ErrHeld):

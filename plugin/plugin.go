@@ -30,13 +30,13 @@ var (
 type Options struct {
 	// Dir is the kubelet's device plugin directory. It has the kubelet's socket, kubelet.sock, and the plugin's.
 	Dir string
-	// RegistryDir, if not empty, is the kubelet's directory of plugin sockets, plugins_registry. The plugin's sockets are
-	// then there, for the kubelet to discover; nothing is registered in Dir, which may be empty.
+	// RegistryDir, if not empty, is the kubelet's directory of plugin sockets, plugins_registry. The plugin's sockets
+	// are then there, for the kubelet to discover; nothing is registered in Dir, which may be empty.
 	RegistryDir string
 	// Allocate is how containers are given devices.
 	Allocate AllocateOptions
-	// RegisterTimeout is how long a kubelet may take to answer a Register call; 0 is 15 seconds. The kubelet takes 10 to
-	// find out that it cannot reach the plugin.
+	// RegisterTimeout is how long a kubelet may take to answer a Register call; 0 is 15 seconds. The kubelet takes 10
+	// to find out that it cannot reach the plugin.
 	RegisterTimeout time.Duration
 	// StreamGrace is how long after a registration the kubelet may take to call ListAndWatch; 0 is 3 seconds.
 	StreamGrace time.Duration
@@ -70,8 +70,8 @@ func (noObserver) Connected(string, bool) {}
 // Allocated does nothing.
 func (noObserver) Allocated(string, codes.Code, int, time.Duration) {}
 
-// Plugin serves the resources of a node. It is an actor: call Run once. Its other methods may be called concurrently, and
-// before and after Run.
+// Plugin serves the resources of a node. It is an actor: call Run once. Its other methods may be called concurrently,
+// and before and after Run.
 type Plugin struct {
 	opts  Options
 	watch *dirWatch
@@ -116,9 +116,9 @@ func (o *Options) dir() string { return cmp.Or(o.RegistryDir, o.Dir) }
 // kubeletSocket is the path of the socket that the kubelet takes Register calls on.
 func (o *Options) kubeletSocket() string { return filepath.Join(o.Dir, kubeletSocketName) }
 
-// Update replaces the devices of all resources. A new resource gets an endpoint; one that is gone keeps its endpoint, with
-// no devices, so that the kubelet learns at once that there are none. When Update returns, no device that is gone can be
-// allocated.
+// Update replaces the devices of all resources. A new resource gets an endpoint; one that is gone keeps its endpoint,
+// with no devices, so that the kubelet learns at once that there are none. When Update returns, no device that is gone
+// can be allocated.
 //
 // An error is about the resources that it names, which keep their devices; all others have their new ones.
 func (p *Plugin) Update(resources []resource.Resource) error {
@@ -156,9 +156,9 @@ func (p *Plugin) update(r *resource.Resource) error {
 // Check returns ErrNoKubelet if Run could not begin since there is no directory for the sockets.
 func (p *Plugin) Check() error { return checkDir(p.opts.dir()) }
 
-// Run serves until ctx ends, then drains and removes its sockets and locks. It waits for a kubelet that does not run, and
-// returns early only for what waiting would not mend: lock.ErrHeld if another instance serves a resource, ErrNoKubelet if
-// at the start the directory does not exist, or the error of a socket that cannot be made at the start.
+// Run serves until ctx ends, then drains and removes its sockets and locks. It waits for a kubelet that does not run,
+// and returns early only for what waiting would not mend: lock.ErrHeld if another instance serves a resource,
+// ErrNoKubelet if at the start the directory does not exist, or the error of a socket that cannot be made at the start.
 func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.Check(); err != nil {
 		return err

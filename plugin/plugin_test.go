@@ -478,7 +478,8 @@ func TestRunFailsWhereSocketsCannotBe(t *testing.T) {
 	}
 }
 
-// After the lock's file was removed another instance may lock it. Two would take the kubelet's connection from each other.
+// After the lock's file was removed another instance may lock it. Two would take the kubelet's connection from each
+// other.
 func TestAnInstanceThatLostItsLockEnds(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)

@@ -73,8 +73,8 @@ func BenchmarkPreferred(b *testing.B) {
 	}
 }
 
-// BenchmarkPreferredReplicas sends all of 512 IDs, some 30 KB. So here the floor is a call that carries the same bytes and
-// does nothing with them.
+// BenchmarkPreferredReplicas sends all of 512 IDs, some 30 KB. So here the floor is a call that carries the same bytes
+// and does nothing with them.
 func BenchmarkPreferredReplicas(b *testing.B) {
 	const machine = "dgx-h100*64"
 	k, e, r := processOf(b, machine)
@@ -96,9 +96,9 @@ func BenchmarkPreferredReplicas(b *testing.B) {
 	}
 }
 
-// BenchmarkPreferredCallers compares eight concurrent callers with one. Each waits for a response before its next call, so
-// on a machine with one processor calls of eight take at least eight times as long: "x-one-times-8" is their duration
-// divided by that, and "empty-x-one-times-8" the same for empty calls.
+// BenchmarkPreferredCallers compares eight concurrent callers with one. Each waits for a response before its next call,
+// so on a machine with one processor calls of eight take at least eight times as long: "x-one-times-8" is their
+// duration divided by that, and "empty-x-one-times-8" the same for empty calls.
 func BenchmarkPreferredCallers(b *testing.B) {
 	for _, machine := range []string{"dgx-h100", "hgx-16"} {
 		b.Run(machine, func(b *testing.B) {

@@ -22,8 +22,8 @@ import (
 // connection that was refused.
 //
 // Between the dial and the call, register asks same whether the kubelet's socket is still the one that the call is for.
-// If not, the endpoint registers with the next kubelet anyway; a second registration would have that one close the first
-// connection when the second is there.
+// If not, the endpoint registers with the next kubelet anyway; a second registration would have that one close the
+// first connection when the second is there.
 func register(ctx context.Context, kubeletSocket, endpoint, name string, same func() bool) outcome {
 	conn, err := dialKubelet(ctx, func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", kubeletSocket)

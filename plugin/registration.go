@@ -28,8 +28,8 @@ const (
 // endpoint observes and returns what it is to do, finished takes the result of a Register call.
 type registration struct {
 	grace time.Duration // how long after its registration an endpoint may be unwatched
-	// discovered is set where the kubelet discovers the endpoint's socket by itself. There is nothing to call; a kubelet
-	// that does not watch is shown a new socket.
+	// discovered is set where the kubelet discovers the endpoint's socket by itself. There is nothing to call; a
+	// kubelet that does not watch is shown a new socket.
 	discovered bool
 
 	state        registrationState

@@ -20,12 +20,13 @@ const (
 	kubeletSocketName = "kubelet.sock"
 	socketPrefix      = "gpu-cdi-"
 	socketSuffix      = ".sock"
-	// maxSocketPath is the length of the longest path of a unix socket, in bytes: sun_path without the byte that ends it.
+	// maxSocketPath is the length of the longest path of a unix socket, in bytes: sun_path without the byte that ends
+	// it.
 	maxSocketPath = 107
 )
 
-// socketPath is the path of a resource's socket: DIR/gpu-cdi-nvidia-com-gpu.sock. Where that is too long for a socket, a
-// hash takes the place of the resource's name.
+// socketPath is the path of a resource's socket: DIR/gpu-cdi-nvidia-com-gpu.sock. Where that is too long for a socket,
+// a hash takes the place of the resource's name.
 func socketPath(dir, name string) string {
 	name = strings.NewReplacer("/", "-", ".", "-").Replace(name)
 	path := filepath.Join(dir, socketPrefix+name+socketSuffix)
@@ -92,8 +93,8 @@ type socket struct {
 }
 
 // listen listens on a socket that only root can connect to. It replaces a socket that is there: the caller holds the
-// lock, so nobody listens on that one. Anything else at the path is an error. A kubelet that starts removes every socket
-// in its directory; if it removes this one before it could be identified, listen makes another.
+// lock, so nobody listens on that one. Anything else at the path is an error. A kubelet that starts removes every
+// socket in its directory; if it removes this one before it could be identified, listen makes another.
 func listen(ctx context.Context, path string) (*socket, error) {
 	for {
 		s, err := listenOnce(ctx, path)

@@ -14,8 +14,8 @@ import (
 	"gpu-cdi-plugin/internal/wake"
 )
 
-// How often endpoints are woken if nothing happens: where the kernel reports changes, in case one was lost, and where it
-// does not.
+// How often endpoints are woken if nothing happens: where the kernel reports changes, in case one was lost, and where
+// it does not.
 const (
 	pollWatched   = 10 * time.Second
 	pollUnwatched = 250 * time.Millisecond

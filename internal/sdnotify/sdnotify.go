@@ -58,8 +58,8 @@ func (n *Notifier) Reloading() error {
 // Stopping notifies that the service stops.
 func (n *Notifier) Stopping() error { return n.send("STOPPING=1") }
 
-// Watch feeds systemd's watchdog until ctx ends, twice in its time, as long as alive returns no error. Without a watchdog
-// it does nothing.
+// Watch feeds systemd's watchdog until ctx ends, twice in its time, as long as alive returns no error. Without a
+// watchdog it does nothing.
 func (n *Notifier) Watch(ctx context.Context, alive func() error, log *slog.Logger) {
 	if n.watchdog == 0 {
 		return

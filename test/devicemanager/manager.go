@@ -1,5 +1,5 @@
-// Package devicemanager tests the device plugin against the kubelet's own device manager, in one process: the capacity and
-// allocatable counts, the devices that containers get, and the state after a restart.
+// Package devicemanager tests the device plugin against the kubelet's own device manager, in one process: the capacity
+// and allocatable counts, the devices that containers get, and the state after a restart.
 package devicemanager
 
 import (
@@ -33,8 +33,8 @@ type Manager struct {
 	topology topologymanager.Manager
 }
 
-// Start starts a device manager on a node with two NUMA nodes, with the policy that the devices of a container are on one
-// of them. Its state is in the socket's directory. The function pods returns the kubelet's pods.
+// Start starts a device manager on a node with two NUMA nodes, with the policy that the devices of a container are on
+// one of them. Its state is in the socket's directory. The function pods returns the kubelet's pods.
 func Start(socket string, pods func() []*v1.Pod) (*Manager, error) {
 	nodes := []cadvisor.Node{{Id: 0}, {Id: 1}}
 	topology, err := topologymanager.NewManager(nodes, topologymanager.PolicySingleNumaNode, "container", nil)

@@ -55,8 +55,8 @@ func newKubelet(t *testing.T) *kubelet {
 	return k
 }
 
-// makeDirectory makes a temporary directory. Device managers that were stopped write into it shortly after the connection
-// to their plugin ended, and make it again for that.
+// makeDirectory makes a temporary directory. Device managers that were stopped write into it shortly after the
+// connection to their plugin ended, and make it again for that.
 func makeDirectory(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "device-plugins-") //nolint:usetesting // a late file would fail the test

@@ -60,8 +60,8 @@ const network = `{
 }
 `
 
-// kubeletConfig returns a KubeletConfiguration as JSON, which is YAML. Without an API server the kubelet runs static pods.
-// The pods are under the cgroup.
+// kubeletConfig returns a KubeletConfiguration as JSON, which is YAML. Without an API server the kubelet runs static
+// pods. The pods are under the cgroup.
 func kubeletConfig(cgroup string) ([]byte, error) {
 	config := map[string]any{
 		"apiVersion":                "kubelet.config.k8s.io/v1beta1",

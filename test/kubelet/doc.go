@@ -5,8 +5,8 @@
 // directory. So several nodes can run side by side; the machine's own kubelet, container runtime, networks and kernel
 // settings are not changed; and a test that is killed leaves no process, since the namespaces end with it.
 //
-// The node has the machine's version of control groups. A machine in hybrid mode (controllers of version 1, and a tree of
-// version 2 without controllers) cannot have a node of version 2: the kubelet refuses that tree ("some missing
-// controllers"), and runc cannot set the CPU weight of a pod. On such a machine test/e2e covers containers under version 2;
-// device rules need no controller there.
+// The node has the machine's version of control groups. A machine in hybrid mode (controllers of version 1, and a tree
+// of version 2 without controllers) cannot have a node of version 2: the kubelet refuses that tree ("some missing
+// controllers"), and runc cannot set the CPU weight of a pod. On such a machine test/e2e covers containers under
+// version 2; device rules need no controller there.
 package kubelet

@@ -34,8 +34,8 @@ type fixture struct {
 	plugin *Daemon
 }
 
-// setUp gives the shared node a machine's GPUs and starts the plugin with the flags. Tests that use it run one at a time;
-// each begins on a node without pods and without a plugin.
+// setUp gives the shared node a machine's GPUs and starts the plugin with the flags. Tests that use it run one at a
+// time; each begins on a node without pods and without a plugin.
 func setUp(t *testing.T, machine string, flags ...string) *fixture {
 	t.Helper()
 	return setUpOn(t, simtest.Node(t, machine), flags...)
@@ -152,8 +152,8 @@ func (f *fixture) uuids(t *testing.T) (list []string) {
 	return list
 }
 
-// newPod returns a pod that requests count devices of a resource. A number follows its name: the kubelet starts a static
-// pod only after the end of an earlier one of the same name.
+// newPod returns a pod that requests count devices of a resource. A number follows its name: the kubelet starts a
+// static pod only after the end of an earlier one of the same name.
 func newPod(name, resource string, count int) Pod {
 	p := Pod{Name: fmt.Sprintf("%s-%d", name, numbers.Add(1)), Image: gpuImage}
 	if count > 0 {
@@ -231,8 +231,8 @@ func (f *fixture) check(t *testing.T, p Pod, s PodStatus) []string {
 
 var uuid = regexp.MustCompile(`\(UUID: (\S+)\)`)
 
-// listGPUs returns the UUIDs that nvidia-smi lists in a container, sorted. A container without GPUs has no nvidia-smi; it
-// must not have device nodes either.
+// listGPUs returns the UUIDs that nvidia-smi lists in a container, sorted. A container without GPUs has no nvidia-smi;
+// it must not have device nodes either.
 func (f *fixture) listGPUs(t *testing.T, s PodStatus) []string {
 	t.Helper()
 	smi := strings.TrimPrefix(f.gpus.SMI(), f.gpus.Root())

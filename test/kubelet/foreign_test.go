@@ -11,7 +11,8 @@ import (
 	"gpu-cdi-plugin/cdi"
 )
 
-// writeForeignSpec writes another program's CDI spec with devices of these names beside the plugin's. It returns its path.
+// writeForeignSpec writes another program's CDI spec with devices of these names beside the plugin's. It returns its
+// path.
 func (f *fixture) writeForeignSpec(t *testing.T, names ...string) string {
 	t.Helper()
 	var devices []string
@@ -27,8 +28,8 @@ func (f *fixture) writeForeignSpec(t *testing.T, names ...string) string {
 	return path
 }
 
-// TestAForeignSpecTakesOnlyTheDevicesItNames adds and removes CDI specs of another program: one that defines names that no
-// allocation needs, and one that defines a GPU's UUID.
+// TestAForeignSpecTakesOnlyTheDevicesItNames adds and removes CDI specs of another program: one that defines names that
+// no allocation needs, and one that defines a GPU's UUID.
 func TestAForeignSpecTakesOnlyTheDevicesItNames(t *testing.T) {
 	f := setUp(t, "pcie-quad")
 	all := f.uuids(t)

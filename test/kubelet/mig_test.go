@@ -43,8 +43,8 @@ func TestMIGDevices(t *testing.T) {
 	checkDisjoint(t, lists...)
 }
 
-// TestMIGReconfiguration changes the MIG devices of a GPU while the plugin runs. The advertised devices change; a pod on
-// another GPU keeps its device.
+// TestMIGReconfiguration changes the MIG devices of a GPU while the plugin runs. The advertised devices change; a pod
+// on another GPU keeps its device.
 func TestMIGReconfiguration(t *testing.T) {
 	f := setUp(t, "mig-h100", "--mig-strategy=mixed")
 	const small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
@@ -78,8 +78,8 @@ func TestMIGReconfiguration(t *testing.T) {
 	f.check(t, both, f.launch(t, both))
 }
 
-// TestMIGDevicesArePackedOnTheFullestGPU runs on a machine with 1g.10gb devices on three GPUs. The fullest is the one of
-// which a pod has four compute slices as another profile.
+// TestMIGDevicesArePackedOnTheFullestGPU runs on a machine with 1g.10gb devices on three GPUs. The fullest is the one
+// of which a pod has four compute slices as another profile.
 func TestMIGDevicesArePackedOnTheFullestGPU(t *testing.T) {
 	f := setUp(t, "mig-h100", writeConfig(t, "{mig-strategy: mixed, allocation: {shared-policy: pack}}"))
 	const small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-4g.40gb"

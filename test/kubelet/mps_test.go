@@ -27,8 +27,8 @@ sharing: {mps: {rename-by-default: true, resources: [{name: nvidia.com/gpu, devi
 	mpsClient  = simDir + "/cuda-mps-client"
 )
 
-// TestGPUsSharedByMPS runs two pods with clients of one GPU's MPS daemon, beside a pod with a whole GPU. The clients run on
-// while the plugin is killed and started, and the pods see their limits.
+// TestGPUsSharedByMPS runs two pods with clients of one GPU's MPS daemon, beside a pod with a whole GPU. The clients
+// run on while the plugin is killed and started, and the pods see their limits.
 func TestGPUsSharedByMPS(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	gpus := simtest.Node(t, "pcie-quad")
@@ -156,8 +156,8 @@ func (f *fixture) controlMPS(t *testing.T, s PodStatus, commands ...string) stri
 
 var number = regexp.MustCompile(`^[0-9]+$`)
 
-// awaitClients waits until a pod's MPS daemon has one server, not the one of before, with so many clients. It returns the
-// server's process ID.
+// awaitClients waits until a pod's MPS daemon has one server, not the one of before, with so many clients. It returns
+// the server's process ID.
 func (f *fixture) awaitClients(t *testing.T, s PodStatus, want int, before string) (server string) {
 	t.Helper()
 	err := wait(t.Context(), 20*time.Second, fmt.Sprintf("one server has %d clients", want), func() error {

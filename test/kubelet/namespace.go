@@ -13,10 +13,10 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// setup is run by the first process of a node's namespaces. Its argument is the node's directory. It mounts directories and
-// files of the node over what the node's programs would change on the machine, and over the kernel settings that a kubelet
-// requires. Mounts propagate to pods that request it, as on a node with systemd. When its input ends it exits, and all
-// processes of the node with it. -n keeps the first mounts out of the machine's /run/mount.
+// setup is run by the first process of a node's namespaces. Its argument is the node's directory. It mounts directories
+// and files of the node over what the node's programs would change on the machine, and over the kernel settings that a
+// kubelet requires. Mounts propagate to pods that request it, as on a node with systemd. When its input ends it exits,
+// and all processes of the node with it. -n keeps the first mounts out of the machine's /run/mount.
 const setup = `
 set -e
 mount -n --make-rprivate /
@@ -52,8 +52,8 @@ type namespaces struct {
 	files []*os.File // of the namespaces, in the order in which they are entered
 }
 
-// entered are the names in /proc/PID/ns of the namespaces that within enters. The mount namespace is the last: in it paths
-// lead elsewhere.
+// entered are the names in /proc/PID/ns of the namespaces that within enters. The mount namespace is the last: in it
+// paths lead elsewhere.
 var entered = []string{"ipc", "uts", "pid", "net", "mnt"}
 
 // newNamespaces makes the namespaces of a node whose files are in dir.

@@ -36,8 +36,8 @@ func (f *fixture) reconcile(t *testing.T) {
 	}
 }
 
-// TestStrategies allocates a GPU with each strategy. It checks the devices in the container and the variable that NVIDIA's
-// runtime reads. That runtime is not installed, so envvar alone leads to no device.
+// TestStrategies allocates a GPU with each strategy. It checks the devices in the container and the variable that
+// NVIDIA's runtime reads. That runtime is not installed, so envvar alone leads to no device.
 func TestStrategies(t *testing.T) {
 	const script = `cd /dev; for d in nvidia[0-9]*; do echo $d; done; echo "${NVIDIA_VISIBLE_DEVICES%%-*}"`
 	for strategy, want := range map[string]string{

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestPodsSeeTheirGPUs runs pods with one GPU, two and none side by side, and then pods with all eight on either network.
+// TestPodsSeeTheirGPUs runs pods with one GPU, two and none side by side, and then pods with all eight on either
+// network.
 func TestPodsSeeTheirGPUs(t *testing.T) {
 	f := setUp(t, "dgx-h100")
 	f.awaitDevices(t, gpuName, f.uuids(t))

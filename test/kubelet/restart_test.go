@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestRunningPodsKeepTheirGPUs restarts the plugin, the kubelet and containerd, in every order, while a pod runs. Afterwards
-// the pod is the same and sees the same GPUs, and a new pod gets others.
+// TestRunningPodsKeepTheirGPUs restarts the plugin, the kubelet and containerd, in every order, while a pod runs.
+// Afterwards the pod is the same and sees the same GPUs, and a new pod gets others.
 func TestRunningPodsKeepTheirGPUs(t *testing.T) {
 	f := setUp(t, "dgx-h100")
 	f.awaitDevices(t, gpuName, f.uuids(t))
@@ -59,8 +59,8 @@ func TestRunningPodsKeepTheirGPUs(t *testing.T) {
 	}
 }
 
-// TestWithoutThePluginNoPodIsStarted kills the plugin. Its GPUs are then not allocatable. A pod keeps its GPU, even if the
-// kubelet restarts. The GPUs count as the node's capacity until the kubelet restarts.
+// TestWithoutThePluginNoPodIsStarted kills the plugin. Its GPUs are then not allocatable. A pod keeps its GPU, even if
+// the kubelet restarts. The GPUs count as the node's capacity until the kubelet restarts.
 func TestWithoutThePluginNoPodIsStarted(t *testing.T) {
 	f := setUp(t, "dgx-h100")
 	f.awaitDevices(t, gpuName, f.uuids(t))

@@ -1,5 +1,5 @@
-// Package kubelettest has a kubelet in memory, for tests of device plugins. It accepts registrations on a real socket and
-// watches devices as the device manager of Kubernetes 1.36 does. Tests can make it misbehave.
+// Package kubelettest has a kubelet in memory, for tests of device plugins. It accepts registrations on a real socket
+// and watches devices as the device manager of Kubernetes 1.36 does. Tests can make it misbehave.
 package kubelettest
 
 import (
@@ -192,7 +192,8 @@ func (k *Kubelet) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1
 	return &v1beta1.Empty{}, nil
 }
 
-// Connect watches the devices of the plugin at a socket, as the kubelet does when it discovered one in plugins_registry.
+// Connect watches the devices of the plugin at a socket, as the kubelet does when it discovered one in
+// plugins_registry.
 func (k *Kubelet) Connect(resource, socket string) error {
 	e, err := connect(k.t.Context(), socket)
 	if err != nil {
