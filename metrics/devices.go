@@ -36,9 +36,11 @@ func newDeviceCollector() *deviceCollector {
 		count: describe("devices", "Advertised devices, by health; each replica counts.", "resource", "health"),
 		info: describe("device_info", "An advertised device.",
 			"uuid", "resource", "pci_bus_id", "product", "mig_profile", "numa_node", "replicas"),
-		transitions: describe("device_health_transitions_total", "Changes of a device's health, by the new health.", "uuid", "to"),
-		readable:    describe("gpu_readable", "Whether a GPU of the driver can be read (1).", "index", "pci_bus_id", "uuid"),
-		health:      map[string]health{},
+		transitions: describe("device_health_transitions_total", "Changes of a device's health, by the new health.",
+			"uuid", "to"),
+		readable: describe("gpu_readable", "Whether a GPU of the driver can be read (1).",
+			"index", "pci_bus_id", "uuid"),
+		health: map[string]health{},
 	}
 }
 

@@ -44,34 +44,40 @@ type BuildInfo struct{ Version, Revision, GoVersion string }
 
 // New returns the metrics with their initial values.
 func New(build BuildInfo) *Metrics {
+	perResource := []string{"resource"}
 	m := &Metrics{
-		registry:      prometheus.NewRegistry(),
-		watched:       map[string]bool{},
-		registrations: counters("registrations_total", "Attempts to register a resource with the kubelet, by result.", "resource", "result"),
+		registry: prometheus.NewRegistry(),
+		watched:  map[string]bool{},
+		registrations: counters("registrations_total",
+			"Attempts to register a resource with the kubelet, by result.", "resource", "result"),
 		connected: prometheus.NewGaugeVec(gauge("stream_connected",
-			"Whether the kubelet watches the resource's devices, with a ListAndWatch stream (1)."), []string{"resource"}),
-		reconnects:   counters("stream_reconnects_total", "ListAndWatch streams after the resource's first.", "resource"),
-		allocations:  counters("allocations_total", "Allocate calls, by gRPC code.", "resource", "result"),
-		allocated:    counters("allocated_devices_total", "Devices that were allocated.", "resource"),
-		allocateTime: prometheus.NewHistogramVec(histogram("allocate_duration_seconds", "Duration of Allocate calls.", fast), []string{"resource"}),
-		reconciles:   counters("reconciles_total", "Reconciliations, by result.", "result"),
+			"Whether the kubelet watches the resource's devices, with a ListAndWatch stream (1)."), perResource),
+		reconnects: counters("stream_reconnects_total",
+			"ListAndWatch streams after the resource's first.", perResource...),
+		allocations: counters("allocations_total", "Allocate calls, by gRPC code.", "resource", "result"),
+		allocated:   counters("allocated_devices_total", "Devices that were allocated.", perResource...),
+		allocateTime: prometheus.NewHistogramVec(histogram("allocate_duration_seconds",
+			"Duration of Allocate calls.", fast), perResource),
+		reconciles: counters("reconciles_total", "Reconciliations, by result.", "result"),
 		specWrites: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: namespace, Name: "spec_writes_total", Help: "Times that the CDI spec was written or removed.",
 		}),
 		specTime: prometheus.NewHistogram(histogram("spec_generation_duration_seconds",
 			"Duration of reconciliations: reading the driver and correcting the CDI spec.", slow)),
-		specSuccess: prometheus.NewGauge(gauge("spec_last_success_timestamp_seconds", "Time of the last successful reconciliation.")),
+		specSuccess: prometheus.NewGauge(gauge("spec_last_success_timestamp_seconds",
+			"Time of the last successful reconciliation.")),
 		specStale: prometheus.NewGauge(gauge("spec_stale",
 			"Whether the last reconciliation failed, so that the CDI spec may be out of date (1).")),
 		devices: newDeviceCollector(),
 	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
-		Namespace: namespace, Name: "build_info", Help: "The version of the program.",
-		ConstLabels: prometheus.Labels{"version": build.Version, "revision": build.Revision, "goversion": build.GoVersion},
+		Namespace: namespace, Name: "build_info", Help: "The version of the program.", ConstLabels: prometheus.Labels{
+			"version": build.Version, "revision": build.Revision, "goversion": build.GoVersion,
+		},
 	})
 	info.Set(1)
-	m.registry.MustRegister(info, m.registrations, m.connected, m.reconnects, m.allocations, m.allocated, m.allocateTime,
-		m.reconciles, m.specWrites, m.specTime, m.specSuccess, m.specStale, m.devices,
+	m.registry.MustRegister(info, m.registrations, m.connected, m.reconnects, m.allocations, m.allocated,
+		m.allocateTime, m.reconciles, m.specWrites, m.specTime, m.specSuccess, m.specStale, m.devices,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	for _, result := range []string{success, failure} {
 		m.reconciles.WithLabelValues(result)

@@ -57,7 +57,9 @@ func expect(t *testing.T, m *Metrics, lines ...string) {
 }
 
 func device(uuid, id string, healthy bool) resource.Device {
-	return resource.Device{ID: id, UUID: uuid, Healthy: healthy, PCIBusID: "0000:1b:00.0", Model: "NVIDIA H100", NUMANode: 1}
+	return resource.Device{
+		ID: id, UUID: uuid, Healthy: healthy, PCIBusID: "0000:1b:00.0", Model: "NVIDIA H100", NUMANode: 1,
+	}
 }
 
 func state(devices ...resource.Device) node.State {
@@ -118,14 +120,18 @@ func TestReconciliationsAreObserved(t *testing.T) {
 
 func TestDevicesAreCountedByHealth(t *testing.T) {
 	m := New(BuildInfo{})
-	m.Listed(state(device("GPU-a", "GPU-a::0", true), device("GPU-a", "GPU-a::1", true), device("GPU-b", "GPU-b", false)))
+	advertise := func(a, b bool) {
+		m.Listed(state(device("GPU-a", "GPU-a::0", a), device("GPU-a", "GPU-a::1", a), device("GPU-b", "GPU-b", b)))
+	}
+	advertise(true, false)
 	expect(t, m,
 		`gpu_cdi_plugin_devices{health="healthy",resource="nvidia.com/gpu"} 2`,
 		`gpu_cdi_plugin_devices{health="unhealthy",resource="nvidia.com/gpu"} 1`,
-		`gpu_cdi_plugin_device_info{mig_profile="",numa_node="1",pci_bus_id="0000:1b:00.0",product="NVIDIA H100",replicas="2",resource="nvidia.com/gpu",uuid="GPU-a"} 1`,
+		`gpu_cdi_plugin_device_info{mig_profile="",numa_node="1",pci_bus_id="0000:1b:00.0",product="NVIDIA H100",`+
+			`replicas="2",resource="nvidia.com/gpu",uuid="GPU-a"} 1`,
 		`gpu_cdi_plugin_device_health_transitions_total{to="unhealthy",uuid="GPU-a"} 0`,
 	)
-	m.Listed(state(device("GPU-a", "GPU-a::0", false), device("GPU-a", "GPU-a::1", false), device("GPU-b", "GPU-b", true)))
+	advertise(false, true)
 	expect(t, m,
 		`gpu_cdi_plugin_device_health_transitions_total{to="unhealthy",uuid="GPU-a"} 1`,
 		`gpu_cdi_plugin_device_health_transitions_total{to="healthy",uuid="GPU-b"} 1`,
@@ -141,7 +147,8 @@ func TestUnreadableGPUsAreCounted(t *testing.T) {
 	m := New(BuildInfo{})
 	s := state(device("GPU-a", "GPU-a", true))
 	s.Snapshot = &gpu.Snapshot{Devices: []gpu.Device{
-		{Index: 0, UUID: "GPU-a", PCIBusID: "0000:1b:00.0"}, {Index: 1, PCIBusID: "0000:43:00.0", Error: "does not answer"},
+		{Index: 0, UUID: "GPU-a", PCIBusID: "0000:1b:00.0"},
+		{Index: 1, PCIBusID: "0000:43:00.0", Error: "does not answer"},
 	}}
 	m.Listed(s)
 	expect(t, m,
@@ -158,14 +165,18 @@ func TestHealthAndReadiness(t *testing.T) {
 		status       int
 		body         string
 	}{
-		"healthy":     {Checks{Healthy: succeed, Ready: fail}, "GET", "/healthz", 200, "ok\n"},
-		"not healthy": {Checks{Healthy: fail, Ready: succeed}, "GET", "/healthz", 503, "nvidia.com/gpu is not connected\n"},
-		"ready":       {Checks{Healthy: fail, Ready: succeed}, "GET", "/readyz", 200, "ok\n"},
+		"healthy": {Checks{Healthy: succeed, Ready: fail}, "GET", "/healthz", 200, "ok\n"},
+		"not healthy": {
+			Checks{Healthy: fail, Ready: succeed}, "GET", "/healthz", 503, "nvidia.com/gpu is not connected\n",
+		},
+		"ready": {Checks{Healthy: fail, Ready: succeed}, "GET", "/readyz", 200, "ok\n"},
 		"ready, with remarks": {
 			Checks{Healthy: fail, Ready: succeed, Remarks: func() []string { return []string{"one device is lost"} }},
 			"GET", "/readyz", 200, "ok\none device is lost\n",
 		},
-		"not ready":        {Checks{Healthy: succeed, Ready: fail}, "GET", "/readyz", 503, "nvidia.com/gpu is not connected\n"},
+		"not ready": {
+			Checks{Healthy: succeed, Ready: fail}, "GET", "/readyz", 503, "nvidia.com/gpu is not connected\n",
+		},
 		"any other path":   {Checks{Healthy: succeed, Ready: succeed}, "GET", "/", 404, "404 page not found\n"},
 		"any other method": {Checks{Healthy: succeed, Ready: succeed}, "POST", "/readyz", 405, "Method Not Allowed\n"},
 	}
@@ -182,11 +193,12 @@ func TestHealthAndReadiness(t *testing.T) {
 func TestTheServerServesUntilItsContextEnds(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	m := New(BuildInfo{})
-	s, err := m.Listen(t.Context(), "127.0.0.1:0", Checks{Healthy: succeed, Ready: succeed}, log)
+	checks := Checks{Healthy: succeed, Ready: succeed}
+	s, err := m.Listen(t.Context(), "127.0.0.1:0", checks, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Listen(t.Context(), s.Address(), Checks{Healthy: succeed, Ready: succeed}, log); !errors.Is(err, ErrListen) {
+	if _, err := m.Listen(t.Context(), s.Address(), checks, log); !errors.Is(err, ErrListen) {
 		t.Errorf("listen on an address in use: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -116,7 +116,8 @@ func (e *endpoint) reconcile(ctx context.Context, now time.Time) (next time.Time
 		e.setProblem(err)
 		return now.Add(socketRetry), nil
 	}
-	do := e.registration.observe(observation{now: now, kubelet: kubelet, watched: e.server.streams.openAfter(e.lastStream)})
+	watched := e.server.streams.openAfter(e.lastStream)
+	do := e.registration.observe(observation{now: now, kubelet: kubelet, watched: watched})
 	switch {
 	case do.began:
 		e.watchBegan()

@@ -36,9 +36,10 @@ func TestDevicesAreRegisteredAndAdvertised(t *testing.T) {
 	k.Start()
 	nowhere := gpuAt(2)
 	nowhere.NUMANode = gpu.NoNUMANode
-	ill := gpuAt(4)
-	ill.Healthy, ill.Reason = false, "fell off the bus"
-	p := start(t, optionsFor(k), resource.Resource{Name: gpus, Devices: []resource.Device{gpuAt(0), nowhere, ill}}, migOf(1))
+	lost := gpuAt(4)
+	lost.Healthy, lost.Reason = false, "fell off the bus"
+	devices := []resource.Device{gpuAt(0), nowhere, lost}
+	p := start(t, optionsFor(k), resource.Resource{Name: gpus, Devices: devices}, migOf(1))
 	e := k.WaitRegistered(gpus)
 	want := []*v1beta1.Device{
 		{ID: uuid(0), Health: "Healthy", Topology: &v1beta1.TopologyInfo{Nodes: []*v1beta1.NUMANode{{ID: 0}}}},
@@ -108,7 +109,7 @@ func TestAnEndpointRegistersAgain(t *testing.T) {
 			eventually(t, "the plugin is not ready", func() bool { return p.Ready() != nil })
 			k.Start()
 		},
-		"the kubelet has another socket, and the old stream stays open": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
+		"the kubelet has a new socket, and the stream stays": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			another := kubelettest.New(t)
 			another.Start()
 			must(t, os.Remove(filepath.Join(k.Dir, kubelettest.Socket)))
@@ -127,21 +128,21 @@ func TestAnEndpointRegistersAgain(t *testing.T) {
 			k.Stop()
 			must(t, os.Rename(k.Dir, k.Dir+".old"))
 			t.Cleanup(func() { _ = os.RemoveAll(k.Dir + ".old") })
-			eventually(t, "the problem is reported", func() bool { return strings.Contains(p.Status()[0].Problem, "no such file") })
+			p.awaitProblem("no such file")
 			must(t, os.Mkdir(k.Dir, 0o755))
 			k.Start()
 		},
 		"a kubelet that was killed left its socket": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
 			leaveSocket(t, filepath.Join(k.Dir, kubelettest.Socket))
-			eventually(t, "the problem is reported", func() bool { return strings.Contains(p.Status()[0].Problem, "connection refused") })
+			p.awaitProblem("connection refused")
 			k.Start()
 		},
 		"a file is in the place of the kubelet's socket": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Stop()
 			path := filepath.Join(k.Dir, kubelettest.Socket)
 			must(t, os.WriteFile(path, nil, 0o600))
-			eventually(t, "the problem is reported", func() bool { return strings.Contains(p.Status()[0].Problem, "is not a socket") })
+			p.awaitProblem("is not a socket")
 			must(t, os.Remove(path))
 			k.Start()
 		},
@@ -150,7 +151,7 @@ func TestAnEndpointRegistersAgain(t *testing.T) {
 			before := k.Total()
 			k.Drop(gpus)
 			k.WaitTotal(before + 4)
-			eventually(t, "the problem is reported", func() bool { return strings.Contains(p.Status()[0].Problem, "already connected") })
+			p.awaitProblem("already connected")
 			k.Refuse(nil)
 		},
 	}
@@ -167,6 +168,12 @@ func TestAnEndpointRegistersAgain(t *testing.T) {
 			eventually(t, "the plugin is ready", func() bool { return p.Ready() == nil })
 		})
 	}
+}
+
+// awaitProblem waits until the problem of the first resource has a text.
+func (r *running) awaitProblem(text string) {
+	r.t.Helper()
+	eventually(r.t, "the problem is reported", func() bool { return strings.Contains(r.Status()[0].Problem, text) })
 }
 
 // leaveSocket leaves a socket that nobody listens on.
@@ -187,7 +194,7 @@ func TestAKubeletThatNeverWatchesIsCalledAgain(t *testing.T) {
 	o.Log = slog.New(slog.NewTextHandler(log, nil))
 	p := start(t, o, gpusOf(1))
 	k.WaitTotal(4)
-	eventually(t, "the problem is reported", func() bool { return strings.Contains(p.Status()[0].Problem, "did not call ListAndWatch") })
+	p.awaitProblem("did not call ListAndWatch")
 	logged := log.String()
 	for _, line := range []string{
 		gpus + " is registered with the kubelet",
@@ -199,7 +206,9 @@ func TestAKubeletThatNeverWatchesIsCalledAgain(t *testing.T) {
 	}
 	k.Unwatch(false)
 	k.WaitRegistered(gpus)
-	eventually(t, "it is logged", func() bool { return strings.Contains(log.String(), `msg="the kubelet watches `+gpus+`"`) })
+	eventually(t, "it is logged", func() bool {
+		return strings.Contains(log.String(), `msg="the kubelet watches `+gpus+`"`)
+	})
 }
 
 // lockedLog is a log that may be read while it is written to.
@@ -228,7 +237,7 @@ func TestARegisterCallWithoutAnAnswerTimesOut(t *testing.T) {
 	o := optionsFor(k)
 	o.RegisterTimeout = 20 * time.Millisecond
 	p := start(t, o, gpusOf(1))
-	eventually(t, "the problem is reported", func() bool { return strings.Contains(p.Status()[0].Problem, "no answer in time") })
+	p.awaitProblem("no answer in time")
 	must(t, hung.Close())
 	must(t, p.stop())
 }
@@ -446,7 +455,9 @@ func TestRunFailsWhereSocketsCannotBe(t *testing.T) {
 		want    error // or nil for any
 		text    string
 	}{
-		"no directory": {func(t *testing.T, o *Options) { o.Dir = filepath.Join(o.Dir, "none") }, ErrNoKubelet, "no such file"},
+		"no directory": {
+			func(t *testing.T, o *Options) { o.Dir = filepath.Join(o.Dir, "none") }, ErrNoKubelet, "no such file",
+		},
 		"a directory that is a file": {func(t *testing.T, o *Options) {
 			o.Dir = filepath.Join(o.Dir, "file")
 			must(t, os.WriteFile(o.Dir, nil, 0o600))
@@ -503,7 +514,7 @@ func TestAnInstanceThatLostItsLockEnds(t *testing.T) {
 func TestInvalidOptions(t *testing.T) {
 	cases := map[string]struct {
 		o    Options
-		says string
+		text string
 	}{
 		"no directory":        {Options{Allocate: by(config.CDICRI)}, "neither a device plugin directory"},
 		"no strategy":         {Options{Dir: "/x"}, "no strategy"},
@@ -511,8 +522,8 @@ func TestInvalidOptions(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			if _, err := New(c.o); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%v, want %q", err, c.says)
+			if _, err := New(c.o); err == nil || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("%v, want %q", err, c.text)
 			}
 		})
 	}
@@ -525,21 +536,25 @@ func TestInvalidResources(t *testing.T) {
 	empty.ID = ""
 	cases := map[string]struct {
 		r    resource.Resource
-		says string
+		text string
 	}{
 		"a name that the kubelet refuses": {resource.Resource{Name: "gpu"}, "want VENDOR/NAME"},
-		"two devices of one ID":           {resource.Resource{Name: gpus, Devices: []resource.Device{gpuAt(0), gpuAt(0)}}, "two devices"},
-		"an ID that is too long":          {resource.Resource{Name: gpus, Devices: []resource.Device{long}}, "64 characters"},
-		"an ID that is empty":             {resource.Resource{Name: gpus, Devices: []resource.Device{empty}}, "no ID"},
-		"more than the kubelet can read":  {replicasOf(8, 10000), "the kubelet takes 4194304"},
+		"two devices of one ID": {
+			resource.Resource{Name: gpus, Devices: []resource.Device{gpuAt(0), gpuAt(0)}}, "two devices",
+		},
+		"an ID that is too long": {
+			resource.Resource{Name: gpus, Devices: []resource.Device{long}}, "64 characters",
+		},
+		"an ID that is empty":            {resource.Resource{Name: gpus, Devices: []resource.Device{empty}}, "no ID"},
+		"more than the kubelet can read": {replicasOf(8, 10000), "the kubelet takes 4194304"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			p, err := New(Options{Dir: "/plugins", Allocate: by(config.CDICRI)})
 			must(t, err)
 			good := migOf(1)
-			if err := p.Update([]resource.Resource{c.r, good}); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%v, want %q", err, c.says)
+			if err := p.Update([]resource.Resource{c.r, good}); err == nil || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("%v, want %q", err, c.text)
 			}
 			names := []string{}
 			for _, s := range p.Status() {

@@ -46,7 +46,8 @@ func (p *Preference) of(r *resource.Resource) (preference, error) {
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		devices[i] = allocator.Device{
-			ID: d.ID, UUID: d.UUID, Parent: d.Parent, Replica: d.Shared(), Slices: computeSlices(d), Unusable: !d.Healthy,
+			ID: d.ID, UUID: d.UUID, Parent: d.Parent,
+			Replica: d.Shared(), Slices: computeSlices(d), Unusable: !d.Healthy,
 		}
 		mig = mig || d.MIGIndex != resource.NoMIG
 		if d.Shared() || d.MIGIndex != resource.NoMIG {
@@ -67,7 +68,8 @@ func (p *Preference) node(r *resource.Resource) (*allocator.Node, error) {
 	for i := range r.Devices {
 		if d := &r.Devices[i]; !seen[d.Parent] {
 			seen[d.Parent] = true
-			unconnected.Devices = append(unconnected.Devices, gpu.Device{Index: d.Index, UUID: d.Parent, NUMANode: d.NUMANode})
+			g := gpu.Device{Index: d.Index, UUID: d.Parent, NUMANode: d.NUMANode}
+			unconnected.Devices = append(unconnected.Devices, g)
 		}
 	}
 	return allocator.NewNode(unconnected, allocator.DefaultWeights())

@@ -87,7 +87,8 @@ func BenchmarkPreferredReplicas(b *testing.B) {
 			var calls, carried []time.Duration
 			for b.Loop() {
 				begin := time.Now()
-				must(b, conn.Invoke(b.Context(), v1beta1.DevicePlugin_GetDevicePluginOptions_FullMethodName, req, &v1beta1.DevicePluginOptions{}))
+				const method = v1beta1.DevicePlugin_GetDevicePluginOptions_FullMethodName
+				must(b, conn.Invoke(b.Context(), method, req, &v1beta1.DevicePluginOptions{}))
 				carried = append(carried, time.Since(begin))
 				calls = append(calls, timePreferred(b, e.Client, req))
 			}
@@ -118,14 +119,17 @@ func BenchmarkPreferredCallers(b *testing.B) {
 			b.ReportMetric(micros(percentile(eight, 50)), "eight-p50-µs")
 			b.ReportMetric(micros(percentile(eight, 99)), "eight-p99-µs")
 			b.ReportMetric(float64(percentile(eight, 50))/float64(8*percentile(one, 50)), "x-one-times-8")
-			b.ReportMetric(float64(percentile(eightEmpty, 50))/float64(8*percentile(oneEmpty, 50)), "empty-x-one-times-8")
+			emptyRatio := float64(percentile(eightEmpty, 50)) / float64(8*percentile(oneEmpty, 50))
+			b.ReportMetric(emptyRatio, "empty-x-one-times-8")
 			b.ReportMetric(0, "ns/op")
 		})
 	}
 }
 
 // together runs concurrent callers of a hundred calls each, and returns how long each call took.
-func together(callers int, r *resource.Resource, call func(next func() *v1beta1.PreferredAllocationRequest) time.Duration) []time.Duration {
+func together(
+	callers int, r *resource.Resource, call func(next func() *v1beta1.PreferredAllocationRequest) time.Duration,
+) []time.Duration {
 	const each = 100
 	took := make([]time.Duration, callers*each)
 	var all sync.WaitGroup

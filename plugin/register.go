@@ -62,7 +62,8 @@ func register(ctx context.Context, kubeletSocket, endpoint, name string, same fu
 		o.err = fmt.Errorf("register %s: the kubelet at %s does not answer; its log may say why: %w",
 			name, kubeletSocket, context.Cause(ctx))
 	default:
-		o.err = fmt.Errorf("register %s: the kubelet at %s answers: %s", name, kubeletSocket, status.Convert(err).Message())
+		o.err = fmt.Errorf("register %s: the kubelet at %s refuses: %s",
+			name, kubeletSocket, status.Convert(err).Message())
 	}
 	return o
 }

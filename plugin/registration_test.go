@@ -100,7 +100,7 @@ func TestRegistration(t *testing.T) {
 			{at: 9, kubelet: 1, finished: refused},
 			{at: 9, kubelet: 2, want: "register "},
 		}},
-		"a kubelet that discovers sockets is shown a new one when it does not watch": {discovered: true, events: []event{
+		"a kubelet that discovers sockets and does not watch is shown a new one": {discovered: true, events: []event{
 			{at: 0},
 			{at: 1, watched: true, want: "began "},
 			{at: 2, want: "ended "},

@@ -45,8 +45,8 @@ func hashedName(name string) string {
 func checkLength(dir string) error {
 	limit := maxSocketPath - len("/") - len(hashedName(""))
 	if n := len(filepath.Clean(dir)); n > limit {
-		return fmt.Errorf("%w: it has %d bytes, and at most %d are possible, since the path of a socket has at most %d: %s",
-			ErrLongPath, n, limit, maxSocketPath, dir)
+		return fmt.Errorf("%w: %s has %d bytes, and at most %d are possible, as the path of a socket has at most %d",
+			ErrLongPath, dir, n, limit, maxSocketPath)
 	}
 	return nil
 }

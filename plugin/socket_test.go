@@ -18,13 +18,16 @@ import (
 func TestSocketPath(t *testing.T) {
 	long := "a." + strings.Repeat("b", 60) + ".com/" + strings.Repeat("c", 63)
 	cases := map[string]struct{ dir, name, want string }{
-		"the resource is in the name": {"/var/lib/kubelet/device-plugins", "nvidia.com/mig-1g.10gb", "gpu-cdi-nvidia-com-mig-1g-10gb.sock"},
-		"a long name is a hash":       {"/var/lib/kubelet/device-plugins", long, "gpu-cdi-"},
+		"the resource is in the name": {
+			"/var/lib/kubelet/device-plugins", "nvidia.com/mig-1g.10gb", "gpu-cdi-nvidia-com-mig-1g-10gb.sock",
+		},
+		"a long name is a hash": {"/var/lib/kubelet/device-plugins", long, "gpu-cdi-"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			path := socketPath(c.dir, c.name)
-			if filepath.Dir(path) != c.dir || !strings.HasPrefix(filepath.Base(path), c.want) || len(path) > maxSocketPath {
+			dir, name := filepath.Split(path)
+			if dir != c.dir+"/" || !strings.HasPrefix(name, c.want) || len(path) > maxSocketPath {
 				t.Errorf("%q, want %s", path, c.want)
 			}
 		})
@@ -77,7 +80,8 @@ func TestAllErrorsOfAcceptAreTemporaryUntilTheSocketIsClosed(t *testing.T) {
 func TestAMissingKubeletSocketIsReported(t *testing.T) {
 	o := Options{Dir: t.TempDir()}
 	id, err := o.findKubelet()
-	if id != (socketID{}) || !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "is the kubelet running?") {
+	const question = "is the kubelet running?"
+	if id != (socketID{}) || !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), question) {
 		t.Errorf("%v and %v", id, err)
 	}
 }

@@ -134,7 +134,8 @@ func TestTheWatchdogIsFedOnlyWhileTheServiceIsAlive(t *testing.T) {
 	cancel()
 	<-done
 	for _, line := range []string{
-		"the service hangs, so that systemd's watchdog will restart it: stuck for 4 s", "systemd's watchdog is fed again",
+		"the service hangs, so that systemd's watchdog will restart it: stuck for 4 s",
+		"systemd's watchdog is fed again",
 	} {
 		if n := strings.Count(log.String(), line); n != 1 {
 			t.Errorf("%q is logged %d times:\n%s", line, n, &log)

@@ -47,7 +47,8 @@ func Start(socket string, pods func() []*v1.Pod) (*Manager, error) {
 	}
 	topology.AddHintProvider(klog.Background(), m)
 	sources := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
-	if err := m.Start(klog.Background(), pods, sources, containermap.NewContainerMap(), sets.New[string]()); err != nil {
+	containers := containermap.NewContainerMap()
+	if err := m.Start(klog.Background(), pods, sources, containers, sets.New[string]()); err != nil {
 		return nil, fmt.Errorf("start a device manager: %w", err)
 	}
 	return m, nil
@@ -90,8 +91,9 @@ func (m *Manager) CDINames(ctx context.Context, pod *v1.Pod) (names []string, er
 // Pod returns a pod with a container that requests count devices of a resource.
 func Pod(name, resourceName string, count int64) *v1.Pod {
 	limits := v1.ResourceList{v1.ResourceName(resourceName): *resource.NewQuantity(count, resource.DecimalSI)}
+	container := v1.Container{Name: "main", Resources: v1.ResourceRequirements{Limits: limits, Requests: limits}}
 	return &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)},
-		Spec:       v1.PodSpec{Containers: []v1.Container{{Name: "main", Resources: v1.ResourceRequirements{Limits: limits, Requests: limits}}}},
+		Spec:       v1.PodSpec{Containers: []v1.Container{container}},
 	}
 }

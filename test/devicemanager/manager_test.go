@@ -131,7 +131,9 @@ func serve(t *testing.T, k *kubelet, list []resource.Resource) (p *plugin.Plugin
 }
 
 // servePreferring does the same with a preference for GPUs.
-func servePreferring(t *testing.T, k *kubelet, prefer plugin.Preference, list []resource.Resource) (p *plugin.Plugin, stop func()) {
+func servePreferring(
+	t *testing.T, k *kubelet, prefer plugin.Preference, list []resource.Resource,
+) (p *plugin.Plugin, stop func()) {
 	t.Helper()
 	logs := &bytes.Buffer{}
 	p, err := plugin.New(plugin.Options{

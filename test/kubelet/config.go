@@ -72,10 +72,12 @@ func kubeletConfig(cgroup string) ([]byte, error) {
 		"syncFrequency":             "1s",
 		"nodeStatusUpdateFrequency": "1s",
 		"volumePluginDir":           "/var/lib/kubelet/volume-plugins",
-		"authentication":            map[string]any{"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false}},
-		"authorization":             map[string]any{"mode": "AlwaysAllow"},
-		"address":                   "127.0.0.1",
-		"readOnlyPort":              readOnlyPort,
+		"authentication": map[string]any{
+			"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false},
+		},
+		"authorization": map[string]any{"mode": "AlwaysAllow"},
+		"address":       "127.0.0.1",
+		"readOnlyPort":  readOnlyPort,
 		// The node's namespaces have the kernel settings that the kubelet requires; see setup.
 		"protectKernelDefaults":  true,
 		"makeIPTablesUtilChains": false,

@@ -97,7 +97,8 @@ func writeConfig(t *testing.T, content string) string {
 func (f *fixture) tearDown(t *testing.T) {
 	ctx := context.Background() // the test's own has ended
 	if t.Failed() {
-		t.Logf("the end of the plugin's log:\n%s\nthe end of the kubelet's log:\n%s", tail(f.plugin.Log(), 60), tail(f.Kubelet.Log(), 40))
+		t.Logf("the end of the plugin's log:\n%s\nthe end of the kubelet's log:\n%s",
+			tail(f.plugin.Log(), 60), tail(f.Kubelet.Log(), 40))
 	}
 	for _, d := range []*Daemon{f.Containerd, f.Kubelet} {
 		if !d.Running() {

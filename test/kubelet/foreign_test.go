@@ -19,7 +19,8 @@ func (f *fixture) writeForeignSpec(t *testing.T, names ...string) string {
 	for _, name := range names {
 		devices = append(devices, fmt.Sprintf(`{"name": %q, "containerEdits": {"env": ["FOREIGN=1"]}}`, name))
 	}
-	text := fmt.Sprintf(`{"cdiVersion": "0.5.0", "kind": %q, "devices": [%s]}`, cdi.DefaultKind, strings.Join(devices, ","))
+	text := fmt.Sprintf(`{"cdiVersion": "0.5.0", "kind": %q, "devices": [%s]}`,
+		cdi.DefaultKind, strings.Join(devices, ","))
 	path := filepath.Join(f.Host("/var/run/cdi"), "foreign.json")
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)

@@ -1,7 +1,6 @@
 package kubelet
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -55,9 +54,8 @@ func TestMIGReconfiguration(t *testing.T) {
 			first, second = second, d.Index
 		}
 	}
-	if err := errors.Join(f.gpus.SetMIG(first, []string{"1g.10gb"}), f.gpus.SetMIG(second, []string{"1g.10gb"})); err != nil {
-		t.Fatal(err)
-	}
+	f.setMIG(t, first, "1g.10gb")
+	f.setMIG(t, second, "1g.10gb")
 	f.reconcile(t)
 	f.awaitDevices(t, small, f.migByProfile(t)["1g.10gb"])
 	p := newPod("steady", small, 1)
@@ -67,9 +65,7 @@ func TestMIGReconfiguration(t *testing.T) {
 	if slices.ContainsFunc(f.snapshot(t).Devices[second].MIG, func(m gpu.MIGDevice) bool { return m.UUID == ids[0] }) {
 		changed = first
 	}
-	if err := f.gpus.SetMIG(changed, []string{"3g.40gb", "3g.40gb"}); err != nil {
-		t.Fatal(err)
-	}
+	f.setMIG(t, changed, "3g.40gb", "3g.40gb")
 	f.reconcile(t)
 	f.awaitDevices(t, large, f.migByProfile(t)["3g.40gb"])
 	f.awaitDevices(t, small, f.migByProfile(t)["1g.10gb"])

@@ -54,25 +54,30 @@ func TestGPUsSharedByMPS(t *testing.T) {
 			if want := fmt.Sprintf("%dG 50.0", memory/1024); got != want {
 				t.Errorf("pod %s has the limits %q, want %q", s.Name, got, want)
 			}
-			want := fmt.Sprintf("server=%s active_thread_percentage=50.0\ndevice=0 uuid=%s pinned_mem_limit=%d\n", server, all[0], memory<<20)
+			want := fmt.Sprintf("server=%s active_thread_percentage=50.0\ndevice=0 uuid=%s pinned_mem_limit=%d\n",
+				server, all[0], memory<<20)
 			if diff := cmp.Diff(want, f.inPod(t, s, mpsClient)); diff != "" {
 				t.Errorf("a client in pod %s (-want +got):\n%s", s.Name, diff)
 			}
 		}
 	})
 	t.Run("the pods share a /dev/shm of limited size", func(t *testing.T) {
-		got := f.inPod(t, sa, "sh", "-c", "umask 0; : >/dev/shm/left; busybox head -c 150000000 /dev/zero >/dev/shm/large || echo full")
-		got += f.inPod(t, sb, "sh", "-c", fmt.Sprintf("[ -e /dev/shm/left ] && [ $(busybox stat -c %%s /dev/shm/large) -le %d ] && echo bounded; busybox rm /dev/shm/large", 2*64<<20))
+		const fill = "umask 0; : >/dev/shm/left; busybox head -c 150000000 /dev/zero >/dev/shm/large || echo full"
+		measure := fmt.Sprintf(`[ -e /dev/shm/left ] && [ $(busybox stat -c %%s /dev/shm/large) -le %d ] && echo bounded
+			busybox rm /dev/shm/large`, 2*64<<20)
+		got := f.inPod(t, sa, "sh", "-c", fill) + f.inPod(t, sb, "sh", "-c", measure)
 		if want := "full\nbounded\n"; got != want {
 			t.Errorf("the pods print %q, want %q", got, want)
 		}
-		if entries, err := os.ReadDir(filepath.Join(f.Host("/run/gpu-cdi-plugin/mps"), all[0], "shm")); err != nil || len(entries) > 0 {
+		entries, err := os.ReadDir(filepath.Join(f.Host("/run/gpu-cdi-plugin/mps"), all[0], "shm"))
+		if err != nil || len(entries) > 0 {
 			t.Errorf("the node's /run has %v, %v", entries, err)
 		}
 	})
 	t.Run("the pods cannot change the daemon's directory", func(t *testing.T) {
-		got := f.inPod(t, sa, "sh", "-c", "cd $CUDA_MPS_PIPE_DIRECTORY && { busybox touch ours || busybox rm control || busybox mv control ours; } 2>/dev/null || echo refused")
-		if want := "refused\n"; got != want {
+		const script = `cd $CUDA_MPS_PIPE_DIRECTORY || exit
+			{ busybox touch ours || busybox rm control || busybox mv control ours; } 2>/dev/null || echo refused`
+		if got, want := f.inPod(t, sa, "sh", "-c", script), "refused\n"; got != want {
 			t.Errorf("the pod prints %q, want %q", got, want)
 		}
 	})
@@ -118,7 +123,8 @@ func TestGPUsSharedByMPS(t *testing.T) {
 		}
 	})
 	t.Run("a GPU that is no longer shared loses its daemon", func(t *testing.T) {
-		pid := fmt.Sprintf("/proc/%d/root/run/gpu-cdi-mps/%s/pipe/nvidia-cuda-mps-control.pid", f.ns.first.Pid(), all[0])
+		pid := fmt.Sprintf("/proc/%d/root/run/gpu-cdi-plugin/mps/%s/pipe/nvidia-cuda-mps-control.pid",
+			f.ns.first.Pid(), all[0])
 		if _, err := os.Stat(pid); err != nil {
 			t.Error(err)
 		}

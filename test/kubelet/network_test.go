@@ -17,7 +17,8 @@ func TestNetworks(t *testing.T) {
 	f.awaitDevices(t, gpuName, f.uuids(t))
 	bridge, host := newPod("bridge", gpuName, 1), newPod("host", gpuName, 1)
 	bridge.HostPort, bridge.Bandwidth = 8080, "10M"
-	bridge.Command = []string{"sh", "-c", "busybox mkdir /www && echo served >/www/file && exec busybox httpd -f -p 8080 -h /www"}
+	const httpServer = "busybox mkdir /www && echo served >/www/file && exec busybox httpd -f -p 8080 -h /www"
+	bridge.Command = []string{"sh", "-c", httpServer}
 	host.HostNetwork = true
 	onBridge, onHost := f.launch(t, bridge), f.launch(t, host)
 	checkDisjoint(t, f.check(t, bridge, onBridge), f.check(t, host, onHost))
@@ -32,7 +33,7 @@ func TestNetworks(t *testing.T) {
 	}
 	for s, want := range map[PodStatus]bool{onBridge: false, onHost: true} {
 		if got := f.inPod(t, s, "ls", "/sys/class/net"); strings.Contains(got, "cni0") != want {
-			t.Errorf("pod %s on the node's network: want %v, and it has the interfaces %q", s.Name, want, strings.Fields(got))
+			t.Errorf("pod %s has the interfaces %q; on the node's network: want %v", s.Name, strings.Fields(got), want)
 		}
 	}
 }
@@ -50,7 +51,8 @@ func TestReadiness(t *testing.T) {
 		{"the kubelet is started", f.startKubelet, http.StatusOK},
 	} {
 		step.do(t)
-		err := wait(t.Context(), 30*time.Second, fmt.Sprintf("/readyz returns %d after %s", step.want, step.name), func() error {
+		what := fmt.Sprintf("/readyz returns %d after %s", step.want, step.name)
+		err := wait(t.Context(), 30*time.Second, what, func() error {
 			code, body, err := f.httpGet(t.Context(), "http://127.0.0.1:9400/readyz")
 			if err == nil && code != step.want {
 				err = fmt.Errorf("it returns %d %s", code, body)

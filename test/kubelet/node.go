@@ -63,7 +63,8 @@ func (n *Node) cgroup() string { return "/" + filepath.Base(n.dir) }
 
 // Host returns the path on the machine of a file in the node's /run, /var/lib or /var/log.
 func (n *Node) Host(path string) string {
-	for inside, outside := range map[string]string{"/run/": "run", "/var/run/": "run", "/var/lib/": "lib", "/var/log/": "log"} {
+	dirs := map[string]string{"/run/": "run", "/var/run/": "run", "/var/lib/": "lib", "/var/log/": "log"}
+	for inside, outside := range dirs {
 		if rest, ok := strings.CutPrefix(path, inside); ok {
 			return filepath.Join(n.dir, outside, rest)
 		}
@@ -94,8 +95,8 @@ func (n *Node) start(ctx context.Context, images []Image) (err error) {
 		return err
 	}
 	n.Containerd = n.NewDaemon("containerd", n.programs.Containerd, "--config", "/var/lib/containerd.toml")
-	n.Kubelet = n.NewDaemon("kubelet", n.programs.Kubelet, "--config=/var/lib/kubelet.yaml", "--hostname-override="+nodeName,
-		"--node-ip="+nodeIP, "--v=2")
+	n.Kubelet = n.NewDaemon("kubelet", n.programs.Kubelet, "--config=/var/lib/kubelet.yaml",
+		"--hostname-override="+nodeName, "--node-ip="+nodeIP, "--v=2")
 	if err := n.StartContainerd(ctx); err != nil {
 		return err
 	}
@@ -120,7 +121,8 @@ func (n *Node) StartContainerd(ctx context.Context) error {
 func (n *Node) callRuntime(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	conn, err := grpc.NewClient("unix://"+n.Host(containerdSocket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+n.Host(containerdSocket),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}

@@ -38,9 +38,11 @@ func recordMachine(t *testing.T) []string {
 	t.Helper()
 	var found []string
 	for _, pattern := range []string{
-		"/sys/fs/cgroup/*/" + prefix + "*", "/sys/fs/cgroup/" + prefix + "*", "/sys/fs/cgroup/*/k8s.io", "/sys/fs/cgroup/*/kubepods",
+		"/sys/fs/cgroup/*/" + prefix + "*", "/sys/fs/cgroup/" + prefix + "*",
+		"/sys/fs/cgroup/*/k8s.io", "/sys/fs/cgroup/*/kubepods",
 		"/var/lib/kubelet", "/var/lib/cni", "/var/lib/containerd", "/var/log/pods", "/var/log/containers",
-		"/run/containerd", "/run/nri", "/run/cdi", "/run/gpu-cdi-plugin", "/etc/cni/*/*", "/opt/containerd", "/opt/cni", "/usr/libexec/kubernetes",
+		"/run/containerd", "/run/nri", "/run/cdi", "/run/gpu-cdi-plugin", "/etc/cni/*/*",
+		"/opt/containerd", "/opt/cni", "/usr/libexec/kubernetes",
 	} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {

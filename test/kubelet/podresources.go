@@ -52,7 +52,9 @@ func (d Devices) add(devices []*podresources.ContainerDevices) {
 	}
 }
 
-func (n *Node) podResources(ctx context.Context, f func(context.Context, podresources.PodResourcesListerClient) error) error {
+func (n *Node) podResources(
+	ctx context.Context, f func(context.Context, podresources.PodResourcesListerClient) error,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	socket := n.Host("/var/lib/kubelet/pod-resources/kubelet.sock")

@@ -59,7 +59,8 @@ func (p Pod) manifest() ([]byte, error) {
 	volumes, mounts := []any{}, []any{}
 	for inside, dir := range p.Directories {
 		name := fmt.Sprintf("dir-%d", len(volumes))
-		volumes = append(volumes, map[string]any{"name": name, "hostPath": map[string]any{"path": dir, "type": "Directory"}})
+		source := map[string]any{"path": dir, "type": "Directory"}
+		volumes = append(volumes, map[string]any{"name": name, "hostPath": source})
 		mounts = append(mounts, map[string]any{"name": name, "mountPath": inside, "readOnly": true})
 	}
 	container["volumeMounts"] = mounts
@@ -153,7 +154,8 @@ func (n *Node) Await(ctx context.Context, name, what string, f func(PodStatus) b
 func (n *Node) pods(ctx context.Context) (map[string]PodStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/pods", readOnlyPort), nil)
+	url := fmt.Sprintf("http://127.0.0.1:%d/pods", readOnlyPort)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +211,10 @@ func (l podList) statuses() map[string]PodStatus {
 	pods := map[string]PodStatus{}
 	for _, p := range l.Items {
 		name := strings.TrimSuffix(p.Metadata.Name, "-"+nodeName)
-		s := PodStatus{Name: name, Phase: p.Status.Phase, Reason: p.Status.Reason, Message: p.Status.Message, IP: p.Status.PodIP, ExitCode: -1}
+		s := PodStatus{
+			Name: name, Phase: p.Status.Phase, Reason: p.Status.Reason, Message: p.Status.Message, IP: p.Status.PodIP,
+			ExitCode: -1,
+		}
 		for _, c := range p.Status.ContainerStatuses {
 			s.Container = strings.TrimPrefix(c.ContainerID, "containerd://")
 			s.Running, s.Restarts = c.State.Running != nil, c.RestartCount
@@ -231,6 +236,7 @@ func (n *Node) Exec(ctx context.Context, container string, args ...string) (proc
 	if container == "" {
 		return proc.Result{}, errors.New("run a program in a container: there is no container")
 	}
-	exec := []string{n.programs.Ctr, "--namespace", "k8s.io", "tasks", "exec", "--exec-id", fmt.Sprintf("test-%d", numbers.Add(1)), container}
+	id := fmt.Sprintf("test-%d", numbers.Add(1))
+	exec := []string{n.programs.Ctr, "--namespace", "k8s.io", "tasks", "exec", "--exec-id", id, container}
 	return n.Run(ctx, append(exec, args...)...)
 }

@@ -46,7 +46,9 @@ func TestARestartedContainerKeepsItsGPUs(t *testing.T) {
 	if err := f.ctr(t.Context(), "tasks", "kill", "--signal", "SIGKILL", first.Container); err != nil {
 		t.Fatal(err)
 	}
-	s, err := f.Await(t.Context(), p.Name, "runs again", func(s PodStatus) bool { return s.Running && s.Container != first.Container })
+	s, err := f.Await(t.Context(), p.Name, "runs again", func(s PodStatus) bool {
+		return s.Running && s.Container != first.Container
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

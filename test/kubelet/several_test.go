@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
 	core "gpu-cdi-plugin/node"
@@ -99,8 +100,10 @@ func TestExtras(t *testing.T) {
 			p := newPod("extras", gpuName, 1)
 			s := f.launch(t, p)
 			f.check(t, p, s)
-			const script = `cd /dev; ls -d gdrdrv nvidia-fs* nvidia-nvswitch* nvidia-caps-imex-channels/* 2>/dev/null || :`
-			if diff := cmp.Diff(f.globDevices(t, test.patterns), strings.Fields(f.inPod(t, s, "sh", "-c", script))); diff != "" && len(test.patterns) > 0 {
+			const script = `cd /dev
+				ls -d gdrdrv nvidia-fs* nvidia-nvswitch* nvidia-caps-imex-channels/* 2>/dev/null || :`
+			nodes := strings.Fields(f.inPod(t, s, "sh", "-c", script))
+			if diff := cmp.Diff(f.globDevices(t, test.patterns), nodes, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("device nodes (-host +container):\n%s", diff)
 			}
 			got := f.inPod(t, s, "sh", "-c", "[ -e /etc/cufile.json ] && echo yes || echo no")
@@ -133,7 +136,8 @@ func (f *fixture) globDevices(t *testing.T, patterns []string) (list []string) {
 
 // TestARequiredChannelIsMissing removes an IMEX channel that pods must have, and makes it again.
 func TestARequiredChannelIsMissing(t *testing.T) {
-	f := setUpOn(t, simtest.Node(t, "pcie-quad", simtest.Extras("imex")), writeConfig(t, "{imex: {channels: [1], required: true}}"))
+	required := writeConfig(t, "{imex: {channels: [1], required: true}}")
+	f := setUpOn(t, simtest.Node(t, "pcie-quad", simtest.Extras("imex")), required)
 	f.awaitDevices(t, gpuName, f.uuids(t))
 	p := newPod("first", gpuName, 1)
 	s := f.launch(t, p)

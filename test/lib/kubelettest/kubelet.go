@@ -208,7 +208,8 @@ func connect(ctx context.Context, socket string) (*Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Endpoint{Client: v1beta1.NewDevicePluginClient(conn), conn: conn, cancel: func() {}, done: make(chan struct{})}
+	client := v1beta1.NewDevicePluginClient(conn)
+	e := &Endpoint{Client: client, conn: conn, cancel: func() {}, done: make(chan struct{})}
 	if e.Options, err = e.Client.GetDevicePluginOptions(ctx, &v1beta1.Empty{}); err != nil {
 		return nil, errors.Join(fmt.Errorf("get the plugin's options: %w", err), conn.Close())
 	}
