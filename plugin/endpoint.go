@@ -18,7 +18,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// endpoint serves a resource on a socket and keeps it registered with the kubelet. It is an actor.
+// endpoint serves a resource on a socket and registers it with the kubelet whenever that is needed. It is an actor.
 type endpoint struct {
 	name   string // the resource's
 	path   string // the socket's
@@ -33,8 +33,8 @@ type endpoint struct {
 	lock           *lock.Lock
 	socket         *socket
 	registration   registration
-	lastStream     uint64 // the last ListAndWatch stream before the last Register call
-	registering    chan outcome
+	lastStream     uint64       // the last ListAndWatch stream before the last Register call
+	result         chan outcome // of the Register call that is under way, or nil
 	cancelRegister context.CancelFunc
 
 	mu     sync.Mutex
@@ -76,7 +76,7 @@ func (e *endpoint) run(ctx context.Context) (err error) {
 		pluginregistration.RegisterRegistrationServer(e.grpc, &discovery{endpoint: e})
 	}
 	defer e.stop()
-	if err := e.listen(ctx); err != nil {
+	if err := e.serve(ctx); err != nil {
 		return fmt.Errorf("serve %s: %w", e.name, err)
 	}
 	e.registration = newRegistration(time.Now(), e.opts.StreamGrace, discovered)
@@ -94,7 +94,7 @@ func (e *endpoint) run(ctx context.Context) (err error) {
 			return nil
 		case <-e.wake:
 		case <-due:
-		case o := <-e.registering:
+		case o := <-e.result:
 			e.finishRegister(o)
 		}
 	}
@@ -116,38 +116,38 @@ func (e *endpoint) reconcile(ctx context.Context, now time.Time) (next time.Time
 		e.setProblem(err)
 		return now.Add(socketRetry), nil
 	}
-	watched := e.server.streams.openAfter(e.lastStream)
-	do := e.registration.observe(observation{now: now, kubelet: kubelet, watched: watched})
+	streaming := e.server.streams.openAfter(e.lastStream)
+	do := e.registration.observe(observation{now: now, kubelet: kubelet, streaming: streaming})
 	switch {
-	case do.began:
+	case do.watchBegan:
 		e.watchBegan()
-	case do.ended:
-		e.watchEnded(e.log.Warn, "the kubelet ended its ListAndWatch call")
-	case do.unwatched:
+	case do.watchEnded:
+		e.watchEnded(e.log.Warn, "the ListAndWatch stream ended")
+	case do.notWatched:
 		e.setProblem(errors.New("the kubelet did not call ListAndWatch after the registration"))
 	}
-	if missing != nil {
+	if missing != nil && e.registration.state != watched { // a watch may outlast the kubelet's socket
 		e.setProblem(missing)
 	}
 	if do.register {
-		e.register(ctx)
+		e.beginRegister(ctx)
 	}
 	return do.next, nil
 }
 
-// findKubelet returns the ID of the kubelet's socket, or says why there is none.
+// findKubelet returns the ID of the kubelet's socket. The error is why there is none.
 func (o *Options) findKubelet() (socketID, error) {
 	if o.RegistryDir != "" {
 		return anyKubelet, nil
 	}
 	id, err := identify(o.kubeletSocket())
 	if err != nil {
-		return socketID{}, fmt.Errorf("find the kubelet's socket: %w", askForKubelet(err))
+		return socketID{}, fmt.Errorf("find the kubelet's socket: %w", explainMissing(err))
 	}
 	return id, nil
 }
 
-// restoreSocket puts the lock's file and the socket back after they were removed.
+// restoreSocket makes the lock's file and the socket again after they were removed.
 func (e *endpoint) restoreSocket(ctx context.Context) error {
 	if err := e.lock.Renew(); err != nil {
 		return err
@@ -155,15 +155,15 @@ func (e *endpoint) restoreSocket(ctx context.Context) error {
 	if e.socket.inPlace() {
 		return nil
 	}
-	if err := e.listen(ctx); err != nil {
+	if err := e.serve(ctx); err != nil {
 		return err
 	}
-	e.log.Info("the socket " + e.path + " was removed, and is there again")
+	e.log.Info("the socket " + e.path + " was removed and is restored")
 	return nil
 }
 
-// listen serves on a new socket. Connections to the old one stay open.
-func (e *endpoint) listen(ctx context.Context) error {
+// serve serves on a new socket. Connections to the old one stay open.
+func (e *endpoint) serve(ctx context.Context) error {
 	s, err := listen(ctx, e.path)
 	if err != nil {
 		return err
@@ -180,33 +180,33 @@ func (e *endpoint) listen(ctx context.Context) error {
 	return nil
 }
 
-// register begins a registration: a Register call, or a new socket where the kubelet discovers sockets.
-func (e *endpoint) register(ctx context.Context) {
+// beginRegister begins a registration: a Register call, or a new socket where the kubelet discovers sockets.
+func (e *endpoint) beginRegister(ctx context.Context) {
 	e.stopRegister()
 	e.lastStream = e.server.streams.last()
-	e.registering = make(chan outcome, 1)
+	e.result = make(chan outcome, 1)
 	ctx, e.cancelRegister = context.WithTimeoutCause(ctx, e.opts.RegisterTimeout, errors.New("no answer in time"))
 	if e.registration.discovered {
-		e.registering <- outcome{delivered: true, err: e.listen(ctx)}
+		e.result <- outcome{delivered: true, err: e.serve(ctx)}
 		return
 	}
-	kubelet, result := e.registration.kubelet, e.registering
-	same := func() bool { now, _ := e.opts.findKubelet(); return now == kubelet }
-	go func() { result <- register(ctx, e.opts.kubeletSocket(), e.path, e.name, same) }()
+	kubelet, result := e.registration.kubelet, e.result
+	unchanged := func() bool { now, _ := e.opts.findKubelet(); return now == kubelet }
+	go func() { result <- callRegister(ctx, e.opts.kubeletSocket(), e.path, e.name, unchanged) }()
 }
 
 // stopRegister cancels the Register call that is under way and waits for its end.
 func (e *endpoint) stopRegister() {
-	if e.registering != nil {
+	if e.result != nil {
 		e.cancelRegister()
-		<-e.registering
-		e.registering = nil
+		<-e.result
+		e.result = nil
 	}
 }
 
 func (e *endpoint) finishRegister(o outcome) {
 	e.cancelRegister()
-	e.registering = nil
+	e.result = nil
 	e.registration.finished(time.Now(), o)
 	switch {
 	case o.err != nil:
@@ -216,8 +216,8 @@ func (e *endpoint) finishRegister(o outcome) {
 	}
 }
 
-// stop ends the Register call, the streams, and the other calls, the last by force after a time. The socket is removed
-// first, so that there are no new ones.
+// stop ends the Register call and the streams, and waits for the other calls as long as DrainTimeout. It removes the
+// socket first, so that no new calls come.
 func (e *endpoint) stop() {
 	e.stopRegister()
 	if e.socket != nil {
@@ -240,10 +240,10 @@ func (e *endpoint) accepted() {
 	defer e.mu.Unlock()
 	e.status.Registrations++
 	if !e.status.Connected {
-		e.status.Problem = "it is registered, and ListAndWatch is not called yet"
+		e.status.Problem = "it is registered, and the kubelet has not called ListAndWatch yet"
 	}
 	log := e.log.Info
-	if e.warned != "" { // a kubelet that does not watch what it accepts, accepts each new attempt
+	if e.warned != "" { // a kubelet that does not watch accepts every attempt
 		log = e.log.Debug
 	}
 	log(e.name+" is registered with the kubelet", "registrations", e.status.Registrations)

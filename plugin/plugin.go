@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,11 +21,11 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Errors of a directory of sockets. ErrNoKubelet is that it does not exist or is no directory, so that no kubelet runs
-// with it, and ErrLongPath that the paths of sockets in it would be too long for the kernel.
 var (
+	// ErrNoKubelet is that the kubelet's directory of sockets does not exist, so that no kubelet runs with it.
 	ErrNoKubelet = errors.New("the kubelet cannot be reached")
-	ErrLongPath  = errors.New("the path of the directory of sockets is too long")
+	// ErrLongPath is that sockets in the directory would have longer paths than the kernel allows.
+	ErrLongPath = errors.New("the path of the directory of sockets is too long")
 )
 
 // Options configure a Plugin.
@@ -153,12 +155,23 @@ func (p *Plugin) update(r *resource.Resource) error {
 	return nil
 }
 
-// Check returns ErrNoKubelet if Run could not begin since there is no directory for the sockets.
-func (p *Plugin) Check() error { return checkDir(p.opts.dir()) }
+// Check returns ErrNoKubelet if there is no directory for the sockets, so that Run could not begin.
+func (p *Plugin) Check() error {
+	info, err := os.Stat(p.opts.dir())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: %w", ErrNoKubelet, err)
+	case err != nil:
+		return fmt.Errorf("find the kubelet: %w", err)
+	case !info.IsDir():
+		return fmt.Errorf("%w: %s is not a directory", ErrNoKubelet, p.opts.dir())
+	}
+	return nil
+}
 
-// Run serves until ctx ends, then drains and removes its sockets and locks. It waits for a kubelet that does not run,
-// and returns early only for what waiting would not mend: lock.ErrHeld if another instance serves a resource,
-// ErrNoKubelet if at the start the directory does not exist, or the error of a socket that cannot be made at the start.
+// Run serves until ctx ends, then waits for the calls under way and removes its sockets and locks. It waits for a
+// kubelet that does not run. It returns early only where waiting would not help: with lock.ErrHeld if another instance
+// serves a resource, and at the start with ErrNoKubelet or the error of a socket that cannot be made.
 func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.Check(); err != nil {
 		return err
@@ -167,7 +180,11 @@ func (p *Plugin) Run(ctx context.Context) error {
 	g.Go(func() error { return p.watch.run(ctx) })
 	g.Go(func() error {
 		for {
-			for _, e := range p.takeNotRun() {
+			p.mu.Lock()
+			endpoints := p.notRun
+			p.notRun = nil
+			p.mu.Unlock()
+			for _, e := range endpoints {
 				g.Go(func() error { return e.run(ctx) })
 			}
 			select {
@@ -180,22 +197,14 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-func (p *Plugin) takeNotRun() []*endpoint {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	taken := p.notRun
-	p.notRun = nil
-	return taken
-}
-
 // Status is the registration of a resource with the kubelet.
 type Status struct {
 	Resource string
-	// Connected tells that the resource is registered and that the kubelet watches its devices.
+	// Connected is true while the resource is registered and the kubelet watches its devices.
 	Connected bool
-	// Registrations counts those that the kubelet accepted.
+	// Registrations counts the registrations that the kubelet accepted.
 	Registrations uint64
-	// Problem says why the resource is not connected.
+	// Problem is why the resource is not connected.
 	Problem string
 	// Devices and Healthy count the devices that are advertised.
 	Devices, Healthy int
@@ -213,8 +222,8 @@ func (p *Plugin) Status() []Status {
 	return all
 }
 
-// Ready returns nil if there are resources, and all are registered and watched. Otherwise the error says which are not,
-// and why.
+// Ready returns nil if there are resources, and all are registered and watched. Otherwise the error names those that
+// are not.
 func (p *Plugin) Ready() error {
 	all := p.Status()
 	if len(all) == 0 {

@@ -246,7 +246,7 @@ func TestAKubeletWithANewSocketIsNotCalledForTheOldOne(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Start()
 	socket := filepath.Join(k.Dir, kubelettest.Socket)
-	o := register(t.Context(), socket, "x.sock", gpus, func() bool { return false })
+	o := callRegister(t.Context(), socket, "x.sock", gpus, func() bool { return false })
 	if o.err == nil || o.delivered || k.Total() != 0 {
 		t.Errorf("%+v, %d registrations", o, k.Total())
 	}

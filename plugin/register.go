@@ -18,21 +18,21 @@ import (
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// register calls the kubelet's Register for an endpoint. It dials by itself: gRPC would wait for a second after a
-// connection that was refused.
+// callRegister calls the kubelet's Register for an endpoint. It does not leave the dial to gRPC, which pauses for a
+// second after a connection that was refused.
 //
-// Between the dial and the call, register asks same whether the kubelet's socket is still the one that the call is for.
-// If not, the endpoint registers with the next kubelet anyway; a second registration would have that one close the
-// first connection when the second is there.
-func register(ctx context.Context, kubeletSocket, endpoint, name string, same func() bool) outcome {
+// After the dial, unchanged returns whether the kubelet's socket is still the one that the call is for. If not, there
+// is no call: the endpoint will register with the new kubelet anyway, and at a second registration that one would close
+// the connection of the first.
+func callRegister(ctx context.Context, kubeletSocket, endpoint, name string, unchanged func() bool) outcome {
 	conn, err := dialKubelet(ctx, func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", kubeletSocket)
 	})
 	if err != nil {
-		return outcome{err: fmt.Errorf("register %s: %w", name, askForKubelet(err))}
+		return outcome{err: fmt.Errorf("register %s: %w", name, explainMissing(err))}
 	}
 	defer func() { _ = conn.Close() }()
-	if !same() {
+	if !unchanged() {
 		return outcome{err: fmt.Errorf("register %s: the kubelet has another socket now", name)}
 	}
 	conns := make(chan net.Conn, 1)
@@ -74,8 +74,8 @@ const (
 	dialPause = time.Millisecond
 )
 
-// dialKubelet dials the kubelet's socket, several times while it is refused. It counts the tries and not the time: on a
-// busy node the time could be over before the second try.
+// dialKubelet dials the kubelet's socket, and again while it is refused. The limit is a number of tries, not a time: on
+// a busy node a time could be over before the second try.
 func dialKubelet(ctx context.Context, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
 	for try := 1; ; try++ {
 		conn, err := dial(ctx)
@@ -90,15 +90,15 @@ func dialKubelet(ctx context.Context, dial func(context.Context) (net.Conn, erro
 	}
 }
 
-// askForKubelet adds a question to the error of a socket that does not exist or that nobody listens on.
-func askForKubelet(err error) error {
+// explainMissing adds the likely cause to the error of a socket that does not exist or is not listened on.
+func explainMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("%w; is the kubelet running?", err)
 	}
 	return err
 }
 
-// discovery is the service by which a kubelet that discovered an endpoint's socket learns what it is.
+// discovery is the service that a kubelet calls on a socket that it discovered.
 type discovery struct {
 	pluginregistration.UnimplementedRegistrationServer
 
@@ -107,14 +107,15 @@ type discovery struct {
 
 var _ pluginregistration.RegistrationServer = (*discovery)(nil)
 
-// GetInfo returns that the same socket serves the resource as a device plugin.
+// GetInfo describes the device plugin of the resource, which is on the same socket.
 func (d *discovery) GetInfo(context.Context, *pluginregistration.InfoRequest) (*pluginregistration.PluginInfo, error) {
 	return &pluginregistration.PluginInfo{
 		Type: pluginregistration.DevicePlugin, Name: d.endpoint.name, SupportedVersions: v1beta1.SupportedVersions[:],
 	}, nil
 }
 
-// NotifyRegistrationStatus takes the kubelet's decision. A kubelet that refused tries again by itself.
+// NotifyRegistrationStatus records whether the kubelet accepted the plugin. A kubelet that refused tries again by
+// itself.
 func (d *discovery) NotifyRegistrationStatus(
 	_ context.Context, s *pluginregistration.RegistrationStatus,
 ) (*pluginregistration.RegistrationStatusResponse, error) {

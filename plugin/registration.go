@@ -10,7 +10,7 @@ const (
 	// The first pause between registrations is short: what fails while the kubelet starts may succeed a moment later.
 	firstPause = time.Millisecond
 	lastPause  = 5 * time.Second
-	// steady is how long the kubelet must have watched for the pause after the end of the stream to be the first again.
+	// steady is how long a watch must last for the pause after it to be the first again.
 	steady = 10 * time.Second
 )
 
@@ -24,23 +24,23 @@ const (
 	watched                               // the kubelet watches the devices
 )
 
-// registration decides when an endpoint registers with the kubelet. It does nothing itself: observe takes what the
-// endpoint observes and returns what it is to do, finished takes the result of a Register call.
+// registration decides when an endpoint registers with the kubelet. It does nothing itself: observe takes an
+// observation and returns the actions for the endpoint, finished takes the result of a Register call.
 type registration struct {
-	grace time.Duration // how long after its registration an endpoint may be unwatched
-	// discovered is set where the kubelet discovers the endpoint's socket by itself. There is nothing to call; a
-	// kubelet that does not watch is shown a new socket.
+	grace time.Duration // how long the kubelet may take to watch after the registration
+	// discovered is set if the kubelet discovers the endpoint's socket. Then there is no Register call; if the kubelet
+	// does not watch, the endpoint makes a new socket for it to discover.
 	discovered bool
 
 	state        registrationState
 	kubelet      socketID  // the kubelet's socket that the state is about
 	delivered    bool      // the last Register call may have reached that kubelet
-	due          time.Time // of the next step, if unregistered or registered
+	due          time.Time // when to register, if unregistered, or when the grace ends, if registered
 	watchedSince time.Time
 	pauses       backoff.Backoff
 }
 
-// anyKubelet stands for the kubelet where it discovers sockets by itself: its own socket does not matter.
+// anyKubelet stands for a kubelet that discovers sockets. Its own socket does not matter.
 var anyKubelet = socketID{inode: 1}
 
 func newRegistration(now time.Time, grace time.Duration, discovered bool) registration {
@@ -48,7 +48,7 @@ func newRegistration(now time.Time, grace time.Duration, discovered bool) regist
 		grace: grace, discovered: discovered,
 		pauses: backoff.Backoff{First: firstPause, Last: lastPause, Steady: steady},
 	}
-	if discovered { // by the socket that is there from the start
+	if discovered { // the first socket is there already
 		r.kubelet = anyKubelet
 		r.finished(now, outcome{delivered: true})
 	}
@@ -60,16 +60,16 @@ type observation struct {
 	now time.Time
 	// kubelet is the kubelet's socket; the zero value is none.
 	kubelet socketID
-	// watched tells that a ListAndWatch stream is open that began after the last Register call.
-	watched bool
+	// streaming is true while a ListAndWatch stream is open that began after the last Register call.
+	streaming bool
 }
 
 // actions are what an endpoint is to do.
 type actions struct {
-	// register has it register, and cancel a Register call that is under way.
+	// register is to begin a registration, and to cancel one that is under way.
 	register bool
-	// began and ended tell that the kubelet began or ceased to watch, unwatched that it did not begin in time.
-	began, ended, unwatched bool
+	// The kubelet began to watch, ceased to, or did not begin in time.
+	watchBegan, watchEnded, notWatched bool
 	// next is when to observe again if nothing happens before; zero is never.
 	next time.Time
 }
@@ -78,28 +78,28 @@ func (r *registration) observe(o observation) (do actions) {
 	if o.kubelet != r.kubelet {
 		r.kubelet = o.kubelet
 		if o.kubelet != (socketID{}) {
-			do.ended = r.state == watched
+			do.watchEnded = r.state == watched
 			r.delivered = false
 			r.state, r.due = unregistered, o.now
 			r.pauses.Reset()
 		}
 	}
-	// Until a Register call has reached this kubelet, it is an earlier one that watches: one that was slow to begin, or
-	// that does not end.
-	isWatched := o.watched && r.delivered
+	// Before a Register call has reached this kubelet, a stream is an earlier kubelet's, which was slow to open it or
+	// does not end.
+	isWatched := o.streaming && r.delivered
 	switch {
 	case isWatched && r.state != watched:
-		do.began = true
+		do.watchBegan = true
 		r.state, r.watchedSince = watched, o.now
 	case !isWatched && r.state == watched && r.discovered:
-		do.ended = true
+		do.watchEnded = true
 		r.state, r.due = registered, o.now.Add(r.grace) // the kubelet discovers the socket again when it is back
 		r.pauses.Reset()
 	case !isWatched && r.state == watched:
-		do.ended = true
+		do.watchEnded = true
 		r.retry(o.now, o.now.Sub(r.watchedSince))
 	case r.state == registered && !o.now.Before(r.due):
-		do.unwatched = true
+		do.notWatched = true
 		r.retry(o.now, 0)
 	}
 	if r.state == unregistered && r.kubelet != (socketID{}) && !o.now.Before(r.due) {
@@ -118,7 +118,7 @@ func (r *registration) retry(now time.Time, success time.Duration) {
 
 // outcome is the result of a Register call.
 type outcome struct {
-	// delivered tells that the call may have reached the kubelet, which may have accepted it in spite of an error: the
+	// delivered is true if the call may have reached the kubelet. In spite of an error it may have been accepted: the
 	// response came too late.
 	delivered bool
 	err       error

@@ -11,12 +11,12 @@ import (
 // TestRegistration has what an endpoint is to do after what it observes. Times are in milliseconds.
 func TestRegistration(t *testing.T) {
 	type event struct {
-		at      int
-		kubelet uint64 // the inode of its socket, or 0
-		watched bool
+		at        int
+		kubelet   uint64 // the inode of its socket, or 0
+		streaming bool
 		// finished is the result of a Register call that finished before the observation.
 		finished *outcome
-		want     string // of register, began, ended, unwatched, in this order
+		want     string // the actions, as text returns them
 	}
 	accepted := &outcome{delivered: true}
 	refused := &outcome{delivered: true, err: errors.New("refused")}
@@ -31,29 +31,29 @@ func TestRegistration(t *testing.T) {
 		"a kubelet accepts and watches": {events: []event{
 			{at: 0, kubelet: 1, want: "register "},
 			{at: 1, kubelet: 1, finished: accepted},
-			{at: 2, kubelet: 1, watched: true, want: "began "},
-			{at: 60000, kubelet: 1, watched: true},
+			{at: 2, kubelet: 1, streaming: true, want: "watch began "},
+			{at: 60000, kubelet: 1, streaming: true},
 		}},
 		"a kubelet watches before it answers the Register call": {events: []event{
 			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, watched: true},
-			{at: 2, kubelet: 1, watched: true, finished: accepted, want: "began "},
-			{at: 20000, kubelet: 1, watched: true},
+			{at: 1, kubelet: 1, streaming: true},
+			{at: 2, kubelet: 1, streaming: true, finished: accepted, want: "watch began "},
+			{at: 20000, kubelet: 1, streaming: true},
 		}},
 		"a kubelet watches, and its answer to the Register call is lost": {events: []event{
 			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, watched: true},
-			{at: 5000, kubelet: 1, watched: true, finished: refused, want: "began "},
-			{at: 20000, kubelet: 1, watched: true},
+			{at: 1, kubelet: 1, streaming: true},
+			{at: 5000, kubelet: 1, streaming: true, finished: refused, want: "watch began "},
+			{at: 20000, kubelet: 1, streaming: true},
 		}},
 		"an earlier kubelet watches while the call does not reach this one": {events: []event{
 			{at: 0, kubelet: 1, want: "register "},
 			{at: 1, kubelet: 2, want: "register "},
-			{at: 2, kubelet: 2, watched: true},
-			{at: 2, kubelet: 2, watched: true, finished: undelivered},
-			{at: 3, kubelet: 2, watched: true, want: "register "},
+			{at: 2, kubelet: 2, streaming: true},
+			{at: 2, kubelet: 2, streaming: true, finished: undelivered},
+			{at: 3, kubelet: 2, streaming: true, want: "register "},
 			{at: 4, kubelet: 2, finished: accepted},
-			{at: 5, kubelet: 2, watched: true, want: "began "},
+			{at: 5, kubelet: 2, streaming: true, want: "watch began "},
 		}},
 		"a kubelet that refuses is called again after pauses": {events: []event{
 			{at: 0, kubelet: 1, want: "register "},
@@ -67,31 +67,31 @@ func TestRegistration(t *testing.T) {
 			{at: 0, kubelet: 1, want: "register "},
 			{at: 1, kubelet: 1, finished: accepted},
 			{at: 10000, kubelet: 1},
-			{at: 10001, kubelet: 1, want: "unwatched "},
+			{at: 10001, kubelet: 1, want: "not watched "},
 			{at: 10002, kubelet: 1, want: "register "},
 		}},
 		"a stream that ends leads to a registration": {events: []event{
 			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, watched: true, finished: accepted, want: "began "},
-			{at: 2, kubelet: 1, want: "ended "},
+			{at: 1, kubelet: 1, streaming: true, finished: accepted, want: "watch began "},
+			{at: 2, kubelet: 1, want: "watch ended "},
 			{at: 3, kubelet: 1, want: "register "},
 		}},
 		"after a kubelet ended the next one is waited for": {events: []event{
 			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, watched: true, finished: accepted, want: "began "},
-			{at: 2, want: "ended "},
+			{at: 1, kubelet: 1, streaming: true, finished: accepted, want: "watch began "},
+			{at: 2, want: "watch ended "},
 			{at: 30000},
 			{at: 30001, kubelet: 2, want: "register "},
 		}},
 		"a new kubelet is called, although the stream of the earlier one is open": {events: []event{
 			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, watched: true, finished: accepted, want: "began "},
-			{at: 2, kubelet: 2, watched: true, want: "register ended "},
+			{at: 1, kubelet: 1, streaming: true, finished: accepted, want: "watch began "},
+			{at: 2, kubelet: 2, streaming: true, want: "register watch ended "},
 		}},
 		"a kubelet whose socket was removed still watches": {events: []event{
 			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, watched: true, finished: accepted, want: "began "},
-			{at: 2, watched: true},
+			{at: 1, kubelet: 1, streaming: true, finished: accepted, want: "watch began "},
+			{at: 2, streaming: true},
 		}},
 		"a new kubelet is called at once, however often the earlier one refused": {events: []event{
 			{at: 0, kubelet: 1, want: "register "},
@@ -102,16 +102,16 @@ func TestRegistration(t *testing.T) {
 		}},
 		"a kubelet that discovers sockets and does not watch is shown a new one": {discovered: true, events: []event{
 			{at: 0},
-			{at: 1, watched: true, want: "began "},
-			{at: 2, want: "ended "},
+			{at: 1, streaming: true, want: "watch began "},
+			{at: 2, want: "watch ended "},
 			{at: 9000},
-			{at: 9001, watched: true, want: "began "},
-			{at: 9002, want: "ended "},
-			{at: 19002, want: "unwatched "},
+			{at: 9001, streaming: true, want: "watch began "},
+			{at: 9002, want: "watch ended "},
+			{at: 19002, want: "not watched "},
 			{at: 19003, want: "register "},
 			{at: 19003, finished: accepted},
 			{at: 29002},
-			{at: 29003, want: "unwatched "},
+			{at: 29003, want: "not watched "},
 		}},
 	}
 	for name, c := range cases {
@@ -123,7 +123,7 @@ func TestRegistration(t *testing.T) {
 				if e.finished != nil {
 					r.finished(now, *e.finished)
 				}
-				o := observation{now: now, kubelet: socketID{inode: e.kubelet}, watched: e.watched}
+				o := observation{now: now, kubelet: socketID{inode: e.kubelet}, streaming: e.streaming}
 				if c.discovered {
 					o.kubelet = anyKubelet
 				}
@@ -140,7 +140,7 @@ func text(do actions) string {
 	for _, a := range []struct {
 		set  bool
 		name string
-	}{{do.register, "register "}, {do.began, "began "}, {do.ended, "ended "}, {do.unwatched, "unwatched "}} {
+	}{{do.register, "register "}, {do.watchBegan, "watch began "}, {do.watchEnded, "watch ended "}, {do.notWatched, "not watched "}} {
 		if a.set {
 			text += a.name
 		}
@@ -161,7 +161,7 @@ func TestThePauseAfterASteadyStreamIsTheFirst(t *testing.T) {
 				r.finished(now, outcome{delivered: true, err: errors.New("refused")})
 				now = r.due
 			}
-			r.observe(observation{now: now, kubelet: kubelet, watched: true})
+			r.observe(observation{now: now, kubelet: kubelet, streaming: true})
 			now = now.Add(c.watched)
 			do := r.observe(observation{now: now, kubelet: kubelet})
 			if first := do.next.Sub(now) == firstPause; first != c.first {

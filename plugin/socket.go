@@ -20,13 +20,12 @@ const (
 	kubeletSocketName = "kubelet.sock"
 	socketPrefix      = "gpu-cdi-"
 	socketSuffix      = ".sock"
-	// maxSocketPath is the length of the longest path of a unix socket, in bytes: sun_path without the byte that ends
-	// it.
+	// maxSocketPath is the longest path of a unix socket, in bytes: sun_path without its final NUL.
 	maxSocketPath = 107
 )
 
-// socketPath is the path of a resource's socket: DIR/gpu-cdi-nvidia-com-gpu.sock. Where that is too long for a socket,
-// a hash takes the place of the resource's name.
+// socketPath returns the path of a resource's socket: DIR/gpu-cdi-nvidia-com-gpu.sock. Where that is too long for a
+// socket, a hash takes the place of the resource's name.
 func socketPath(dir, name string) string {
 	name = strings.NewReplacer("/", "-", ".", "-").Replace(name)
 	path := filepath.Join(dir, socketPrefix+name+socketSuffix)
@@ -47,20 +46,6 @@ func checkLength(dir string) error {
 	if n := len(filepath.Clean(dir)); n > limit {
 		return fmt.Errorf("%w: %s has %d bytes, and at most %d are possible, as the path of a socket has at most %d",
 			ErrLongPath, dir, n, limit, maxSocketPath)
-	}
-	return nil
-}
-
-// checkDir returns ErrNoKubelet if there is no such directory.
-func checkDir(dir string) error {
-	info, err := os.Stat(dir)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%w: %w", ErrNoKubelet, err)
-	case err != nil:
-		return fmt.Errorf("find the kubelet: %w", err)
-	case !info.IsDir():
-		return fmt.Errorf("%w: %s is not a directory", ErrNoKubelet, dir)
 	}
 	return nil
 }
@@ -93,7 +78,7 @@ type socket struct {
 }
 
 // listen listens on a socket that only root can connect to. It replaces a socket that is there: the caller holds the
-// lock, so nobody listens on that one. Anything else at the path is an error. A kubelet that starts removes every
+// lock, so no other instance listens on it. Anything else at the path is an error. A kubelet that starts removes every
 // socket in its directory; if it removes this one before it could be identified, listen makes another.
 func listen(ctx context.Context, path string) (*socket, error) {
 	for {
@@ -141,7 +126,7 @@ func ownerOnly(_, _ string, c syscall.RawConn) error {
 }
 
 // Accept returns every error as a temporary one, unless the socket is closed. gRPC's server closes its socket after any
-// other error, such as a lack of memory; the file would stay and nobody would listen on it.
+// other error, such as a lack of memory, and its file would stay without a listener.
 func (s *socket) Accept() (net.Conn, error) {
 	c, err := s.UnixListener.Accept()
 	return c, asTemporary(err)
@@ -162,7 +147,7 @@ func (temporary) Temporary() bool { return true }
 
 func (t temporary) Unwrap() error { return t.error }
 
-// inPlace reports whether the socket is still at its path.
+// inPlace reports whether the socket's file is still at its path.
 func (s *socket) inPlace() bool {
 	id, err := identify(s.path)
 	return err == nil && id == s.id
