@@ -12,24 +12,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file takes from a process what an MPS program does not need. Its daemon is root and reads what containers send;
-// docs/mps.md says what it is left with, and how that was found out.
+// This file confines a process to what an MPS program needs. The daemon runs as root and reads what containers send.
+// docs/sharing.md describes the result and its sources.
 
 // daemonCapabilities are what the control daemon needs: it runs a server as the user of its clients, and may have to kill
-// it. The program that asks it needs none.
+// it. A client of the daemon needs none.
 var daemonCapabilities = []int{unix.CAP_KILL, unix.CAP_SETUID}
 
-// needed are patterns of what programs need of the node, and of the driver's root: libraries, their configuration, and
-// devices. Files in etc and dev are named one by one: root can read the secrets in the one and write to the disks in the
-// other.
+// needed are patterns of what programs need below the root directory and below the driver's: libraries, their
+// configuration, and devices. Files in etc and dev are listed one by one: the rest are secrets that root can read and disks
+// that root can write to.
 var needed = []string{
 	"usr", "bin", "sbin", "lib", "lib32", "lib64", "nix", "run/opengl-driver", "proc", "sys",
 	"etc/alternatives", "etc/group", "etc/ld.so.cache", "etc/localtime", "etc/nsswitch.conf", "etc/nvidia", "etc/passwd",
 	"dev/null", "dev/zero", "dev/full", "dev/random", "dev/urandom", "dev/nvidia*",
 }
 
-// separate gives the thread mount, network and IPC namespaces of its own. The driver's clients and servers meet in the pipe
-// directory and in /dev/shm alone: those of different pods have different network and IPC namespaces too.
+// separate moves the thread to new mount, network and IPC namespaces. MPS clients and servers need only the pipe directory and
+// /dev/shm in common: those of different pods have different network and IPC namespaces too.
 func separate() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC); err != nil {
 		if errors.Is(err, unix.EPERM) {
@@ -43,20 +43,20 @@ func separate() error {
 	return nil
 }
 
-// enterRoot changes the root directory to one that has what programs need of the node and the driver, and the GPU's own
-// directories, and nothing else: no volumes, which would stay in use, and no sockets of other services, which would obey
-// root. Only the GPU's pipe, log and shared memory can be written to, and no link in them is followed.
-func (e *Entry) enterRoot(own *os.File) error {
+// enterRoot changes the root directory to a new one with what programs need and the GPU's directories, and nothing else: no
+// volumes of pods, which would stay in use, and no sockets of other services, which obey root. Only the GPU's pipe, log and
+// shm are writable, and links in them are not followed.
+func (e *Entry) enterRoot(gpu *os.File) error {
 	const options = "size=64k,nr_inodes=1024,mode=755"
-	if err := unix.Mount(volumeSource, inProc(own), volumeKind, unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+	if err := unix.Mount(volumeSource, inProc(gpu), volumeType, unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount a root directory: %w", err)
 	}
-	top, err := openDir(unix.AT_FDCWD, e.Own) // what is mounted there now
+	top, err := openDir(unix.AT_FDCWD, e.Dir) // what is mounted there now
 	if err != nil {
 		return err
 	}
 	defer top.Close()
-	r := newRoot{at: inProc(top)}
+	r := newRoot{path: inProc(top)}
 	roots := []string{"/"}
 	if e.DriverRoot != "" {
 		roots = append(roots, e.DriverRoot)
@@ -66,37 +66,37 @@ func (e *Entry) enterRoot(own *os.File) error {
 			return err
 		}
 	}
-	if err := r.show(filepath.Join(filepath.Dir(e.Own), librariesName)); err != nil {
+	if err := r.show(filepath.Join(filepath.Dir(e.Dir), librariesName)); err != nil {
 		return err
 	}
-	places := map[string]string{pipeName: "", logName: "", shmName: "/dev/shm"}
-	for name, at := range places {
-		if at == "" {
-			at = filepath.Join(e.Own, name)
-		}
-		places[name] = filepath.Join(r.at, at)
-		if err := os.MkdirAll(places[name], 0o755); err != nil {
+	paths := map[string]string{
+		pipeName: filepath.Join(r.path, e.Dir, pipeName),
+		logName:  filepath.Join(r.path, e.Dir, logName),
+		shmName:  filepath.Join(r.path, "/dev/shm"),
+	}
+	for _, path := range paths {
+		if err := os.MkdirAll(path, 0o755); err != nil {
 			return err
 		}
 	}
-	if err := readOnly(top); err != nil {
+	if err := makeReadOnly(top); err != nil {
 		return err
 	}
-	for name, at := range places {
-		if err := guard(own, name, at); err != nil {
+	for name, path := range paths {
+		if err := mountGuarded(gpu, name, path); err != nil {
 			return fmt.Errorf("mount %s: %w", name, err)
 		}
 	}
 	return pivot(top)
 }
 
-// newRoot is a root directory that is being made.
+// newRoot is a root directory under construction.
 type newRoot struct {
-	at    string   // its path
-	shown []string // files and directories of the node, without links
+	path  string
+	shown []string // files and directories of the node that appear in it, without links
 }
 
-// showNeeded shows what programs need of a root directory.
+// showNeeded shows what matches needed below a root directory.
 func (r *newRoot) showNeeded(root string) error {
 	for _, pattern := range needed {
 		names, err := fs.Glob(os.DirFS(root), pattern)
@@ -112,8 +112,8 @@ func (r *newRoot) showNeeded(root string) error {
 	return nil
 }
 
-// show makes a file of the node, or a directory with what is mounted in it, appear under the same path. What does not exist
-// is left out.
+// show makes a file of the node, or a directory with the mounts below it, appear under the same path. A missing one is
+// skipped.
 func (r *newRoot) show(path string) error {
 	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -123,17 +123,17 @@ func (r *newRoot) show(path string) error {
 		return err
 	}
 	if real != path && !r.has(path) {
-		if err := os.MkdirAll(filepath.Join(r.at, filepath.Dir(path)), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Join(r.path, filepath.Dir(path)), 0o755); err != nil {
 			return err
 		}
-		if err := os.Symlink(real, filepath.Join(r.at, path)); err != nil {
+		if err := os.Symlink(real, filepath.Join(r.path, path)); err != nil {
 			return err
 		}
 	}
 	if r.has(real) {
 		return nil
 	}
-	to := filepath.Join(r.at, real)
+	to := filepath.Join(r.path, real)
 	if err := makeLike(to, real); err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (r *newRoot) show(path string) error {
 	return nil
 }
 
-// makeLike makes a directory where the other one is a directory, and a file where it is anything else.
+// makeLike makes a directory if the other path is one, and otherwise a file.
 func makeLike(path, other string) error {
 	info, err := os.Lstat(other)
 	if err != nil {
@@ -163,13 +163,13 @@ func makeLike(path, other string) error {
 	return f.Close()
 }
 
-// has reports whether a path is shown, or in a directory that is.
+// has reports whether a path, or a directory above it, is shown.
 func (r *newRoot) has(path string) bool {
 	return slices.ContainsFunc(r.shown, func(dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") })
 }
 
-// readOnly makes all mounts of a directory read-only.
-func readOnly(dir *os.File) error {
+// makeReadOnly makes a directory and all mounts below it read-only.
+func makeReadOnly(dir *os.File) error {
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 	err := unix.MountSetattr(int(dir.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr)
 	if errors.Is(err, unix.ENOSYS) {
@@ -187,17 +187,17 @@ const (
 	noSymFollow = 0x2000
 )
 
-// guard mounts a directory of the GPU's at a path, so that links in it lead nowhere, and devices in it are none.
-func guard(own *os.File, name, at string) error {
-	dir, err := openDir(int(own.Fd()), name)
+// mountGuarded mounts a directory of the GPU's at a path, without following links or opening devices in it.
+func mountGuarded(gpu *os.File, name, path string) error {
+	dir, err := openDir(int(gpu.Fd()), name)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if err := unix.Mount(inProc(dir), at, "", unix.MS_BIND, ""); err != nil {
+	if err := unix.Mount(inProc(dir), path, "", unix.MS_BIND, ""); err != nil {
 		return err
 	}
-	mounted, err := openDir(unix.AT_FDCWD, at) // what was opened before is below the mount
+	mounted, err := openDir(unix.AT_FDCWD, path) // dir is below the mount
 	if err != nil {
 		return err
 	}
@@ -210,17 +210,17 @@ func guard(own *os.File, name, at string) error {
 		return err
 	}
 	if st.Flags&noSymFollow == 0 {
-		return errors.New("the kernel has no mounts that follow no links; MPS needs Linux 5.12")
+		return errors.New("the kernel does not know nosymfollow mounts; MPS needs Linux 5.12")
 	}
 	return nil
 }
 
-// pivot makes a directory the root, and takes the old one away.
+// pivot makes a directory the root directory, and unmounts the old one.
 func pivot(root *os.File) error {
 	if err := unix.Fchdir(int(root.Fd())); err != nil {
 		return fmt.Errorf("enter the root directory: %w", err)
 	}
-	// The old root is put on top of the new one, from where it is unmounted: there needs to be no directory for it.
+	// The old root is stacked on the new one and unmounted from there, so it needs no directory of its own: pivot_root(2).
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("change the root directory: %w", err)
 	}
@@ -230,11 +230,11 @@ func pivot(root *os.File) error {
 	return unix.Chdir("/")
 }
 
-// restrict gives up all capabilities but some, for good: what the thread runs from then on cannot get more either.
-func restrict(keep []int) error {
+// restrict drops all other capabilities for good: programs that the thread runs later cannot regain them.
+func restrict(allowed []int) error {
 	var set [2]unix.CapUserData
 	for c := 0; unix.Prctl(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0) == nil; c++ {
-		if slices.Contains(keep, c) {
+		if slices.Contains(allowed, c) {
 			set[c/32].Permitted |= 1 << (c % 32)
 			set[c/32].Effective |= 1 << (c % 32)
 			continue

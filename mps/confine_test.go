@@ -47,16 +47,16 @@ func writable(t *testing.T, pid int) []string {
 
 // client starts a client of a GPU's daemon, of that user, and waits until a server answers it. It runs until end is
 // called, or until the test ends.
-func (k *kept) client(n int, uid uint32) (end func()) {
+func (k *testKeeper) client(n int, uid uint32) (end func()) {
 	k.t.Helper()
 	must(k.t, os.Chmod(filepath.Dir(filepath.Dir(k.node.Root())), 0o755)) // users can run the driver's programs
 	must(k.t, os.Chmod(filepath.Dir(k.node.Root()), 0o755))
 	must(k.t, os.Chmod(k.opts.Dir, 0o755))
 	const script = `mount --bind "$0" /dev/shm && exec setpriv --reuid "$1" "$2" 600`
-	cmd := exec.Command("sh", "-c", script, filepath.Join(k.own(n), shmName), fmt.Sprint(uid), k.node.MPSClient())
+	cmd := exec.Command("sh", "-c", script, filepath.Join(k.dir(n), shmName), fmt.Sprint(uid), k.node.MPSClient())
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "LD_LIBRARY_PATH=" + filepath.Dir(k.node.Library()),
-		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(k.own(n), pipeName),
+		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(k.dir(n), pipeName),
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Setpgid: true, Pdeathsig: unix.SIGKILL}
 	cmd.Stderr = k.t.Output()
@@ -71,12 +71,12 @@ func (k *kept) client(n int, uid uint32) (end func()) {
 }
 
 func TestDaemonsAreConfined(t *testing.T) {
-	k := newKept(t)
+	k := newTestKeeper(t)
 	k.start()
-	k.want(0)
-	daemon := k.ready(0)
+	k.share(0)
+	daemon := k.awaitReady(0)
 	k.client(0, 1000)
-	c, err := k.control(t.Context(), k.own(0))
+	c, err := k.control(t.Context(), k.dir(0))
 	must(t, err)
 	servers, err := c.servers(t.Context())
 	must(t, err)
@@ -108,7 +108,7 @@ func TestDaemonsAreConfined(t *testing.T) {
 			}
 		}
 		const flags = " rw,nosuid,nodev,noexec,relatime,nosymfollow"
-		paths := []string{"/dev/shm" + flags, k.own(0) + "/log" + flags, k.own(0) + "/pipe" + flags}
+		paths := []string{"/dev/shm" + flags, k.dir(0) + "/log" + flags, k.dir(0) + "/pipe" + flags}
 		if diff := cmp.Diff(paths, writable(t, pid)); diff != "" {
 			t.Errorf("what process %d can write to (-want +got)\n%s", pid, diff)
 		}
@@ -116,7 +116,7 @@ func TestDaemonsAreConfined(t *testing.T) {
 
 	// Of the node it has nothing but what programs and the driver need.
 	root := fmt.Sprintf("/proc/%d/root", daemon)
-	entries, err := os.ReadDir(filepath.Join(root, k.own(0)))
+	entries, err := os.ReadDir(filepath.Join(root, k.dir(0)))
 	must(t, err)
 	var names []string
 	for _, e := range entries {
@@ -150,8 +150,8 @@ func TestDaemonsAreConfined(t *testing.T) {
 
 // A program that was taken over by what a container sent can do nothing to the node.
 func TestWhatAConfinedProgramCannotDo(t *testing.T) {
-	k := newKept(t)
-	ready(t, k.opts.Dir, testGPU)
+	k := newTestKeeper(t)
+	prepareGPU(t, k.opts.Dir, testGPU)
 	dir := t.TempDir()
 	script := filepath.Join(dir, "bin", "control")
 	must(t, os.Mkdir(filepath.Dir(script), 0o755))
@@ -179,7 +179,7 @@ echo end
 	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin", "/usr/sbin", "/sbin"}, Driver: "1", Root: dir}
 	daemon, err := testHelper().startDaemon(filepath.Join(k.opts.Dir, testGPU), p)
 	must(t, err)
-	<-daemon.end()
+	<-daemon.done()
 	daemon.close()
 	text, err := os.ReadFile(filepath.Join(k.opts.Dir, testGPU, outputName))
 	must(t, err)
@@ -196,7 +196,7 @@ end
 
 // What is mounted elsewhere is not kept in use, and what comes where a daemon looks, and could be written to, is not seen.
 func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
-	k := newKept(t)
+	k := newTestKeeper(t)
 	mount := func(name, at string) string {
 		must(t, os.Mkdir(filepath.Join(at, name), 0o755))
 		must(t, unix.Mount(name, filepath.Join(at, name), "tmpfs", 0, ""))
@@ -207,8 +207,8 @@ func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
 	shown := mount("shown", filepath.Join(k.node.Root(), "usr"))
 	must(t, unix.Mount("", shown, "", unix.MS_SHARED, "")) // as systemd makes all
 	k.start()
-	k.want(0)
-	pid := k.ready(0)
+	k.share(0)
+	pid := k.awaitReady(0)
 	mount("late", shown)
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
 	must(t, err)
@@ -218,7 +218,7 @@ func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
 	}
 	here, err := os.ReadFile("/proc/thread-self/mountinfo")
 	must(t, err)
-	if strings.Count(string(here), k.own(0)) != 2 {
+	if strings.Count(string(here), k.dir(0)) != 2 {
 		t.Errorf("what the daemon mounted is seen here:\n%s", here)
 	}
 }

@@ -1,38 +1,36 @@
 package mps
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"gpu-cdi-plugin/internal/lazy"
 )
 
-// Dirs are the directories of a GPU's daemon that its clients see too.
+// Dirs are the directories that a GPU's daemon shares with its clients.
 type Dirs struct {
-	// Pipe has its sockets, Log its logs, and Shm is /dev/shm for it and its clients.
+	// Pipe has the daemon's sockets, Log its logs, and Shm is the /dev/shm of the daemon and its clients.
 	Pipe, Log, Shm string
 }
 
-// DirsOf are the directories of a GPU under Options.Dir.
-func DirsOf(dir, uuid string) Dirs { return dirsIn(filepath.Join(dir, uuid)) }
-
-func dirsIn(own string) Dirs {
+// DirsOf returns the paths of a GPU's directories in Options.Dir.
+func DirsOf(dir, uuid string) Dirs {
 	return Dirs{
-		Pipe: filepath.Join(own, pipeName),
-		Log:  filepath.Join(own, logName),
-		Shm:  filepath.Join(own, shmName),
+		Pipe: filepath.Join(dir, uuid, pipeName),
+		Log:  filepath.Join(dir, uuid, logName),
+		Shm:  filepath.Join(dir, uuid, shmName),
 	}
 }
 
-// librariesName is a directory beside those of the GPUs with links to the driver's libraries.
+// librariesName is a directory in Options.Dir with links to the driver's libraries.
 const librariesName = "lib"
 
-// The names in a GPU's directory. Clients see the first three. A lock is in the directory of all GPUs too.
+// The names in a GPU's directory. Clients see the first three. Options.Dir has a file lockName too.
 const (
 	pipeName   = "pipe"
 	logName    = "log"
@@ -42,36 +40,30 @@ const (
 	outputName = "output.log"
 )
 
-// uuidForm is what a name of a GPU's directory may be.
-var uuidForm = lazy.Regexp(`^GPU-[0-9A-Za-z-]{1,59}$`)
+// uuidForm is the form of a GPU's UUID, which names its directory.
+var uuidForm = regexp.MustCompile(`^GPU-[0-9A-Za-z-]{1,59}$`)
 
-// The path of a socket has room for maxSocket bytes: sun_path of unix(7), without the NUL.
+// The path of a socket may have maxSocket bytes: sun_path of unix(7), without the NUL.
 const (
 	longestSocket = "/control_privileged"
 	maxSocket     = 107
 )
 
-// prepare makes the directories of a GPU, or takes those that a container's runtime made of missing mounts after a
-// boot: with the right modes, and never through a link. Every user of a container may connect in pipe, and root alone
-// may change it; shm is like /dev/shm, of that size. Where they cannot be volumes, plain says why.
-func prepare(dir, uuid string, shm uint64) (plain string, err error) {
+// prepare makes a GPU's directories, with the right owners and modes and never through a link, and mounts its volumes. Every
+// user of a container may connect in pipe, and only root may change it; shm is like /dev/shm, of that size in bytes.
+func prepare(dir, uuid string, shm uint64) error {
 	if err := makeDirs(dir, uuid); err != nil {
-		return "", err
-	}
-	err = eachVolume(filepath.Join(dir, uuid), shm, func(v volume, own *os.File) error {
-		why, err := v.give(own)
-		plain = cmp.Or(plain, why)
 		return err
-	})
-	return plain, err
+	}
+	return eachVolume(filepath.Join(dir, uuid), shm, volume.mount)
 }
 
 func makeDirs(dir, uuid string) error {
-	if !uuidForm().MatchString(uuid) {
+	if !uuidForm.MatchString(uuid) {
 		return fmt.Errorf("make the directories of %q: not the UUID of a GPU", uuid)
 	}
 	if n := len(DirsOf(dir, uuid).Pipe) + len(longestSocket); n > maxSocket {
-		return fmt.Errorf("make the directories of %s: sockets under %s would have paths of %d bytes, and %d are allowed; set a shorter runtime-dir",
+		return fmt.Errorf("make the directories of %s: the paths of sockets in %s would have %d bytes, more than %d; set a shorter runtime-dir",
 			uuid, dir, n, maxSocket)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -95,7 +87,7 @@ func makeDirs(dir, uuid string) error {
 	return nil
 }
 
-// makeDir makes a directory of ours, or makes the one that is there ours.
+// makeDir makes a directory, or takes over an existing one, with that mode and this process's user as the owner.
 func makeDir(at int, name string, mode uint32) (*os.File, error) {
 	if err := unix.Mkdirat(at, name, mode); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, &os.PathError{Op: "mkdir", Path: name, Err: err}
@@ -105,36 +97,24 @@ func makeDir(at int, name string, mode uint32) (*os.File, error) {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
 	}
 	f := os.NewFile(uintptr(fd), name)
-	if err := own(fd, mode); err != nil {
+	if err := unix.Fchown(fd, os.Geteuid(), -1); err != nil {
 		_ = f.Close()
-		return nil, &os.PathError{Op: "take", Path: name, Err: err}
+		return nil, &os.PathError{Op: "chown", Path: name, Err: err}
+	}
+	if err := unix.Fchmod(fd, mode); err != nil {
+		_ = f.Close()
+		return nil, &os.PathError{Op: "chmod", Path: name, Err: err}
 	}
 	return f, nil
 }
 
-func own(fd int, mode uint32) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return err
-	}
-	if uid := os.Geteuid(); int(st.Uid) != uid {
-		if err := unix.Fchown(fd, uid, -1); err != nil {
-			return err
-		}
-	}
-	if st.Mode&0o7777 != mode {
-		return unix.Fchmod(fd, mode)
-	}
-	return nil
-}
-
-// maxLog bounds what a daemon writes, in bytes: runtime directories are in memory.
+// maxLog bounds the logs of a daemon, in bytes each: the runtime directory is in memory.
 const maxLog = 1 << 20
 
-// boundLogs empties the logs of a daemon that have grown too large. They are written at their end.
-func boundLogs(own string) {
+// truncateLogs empties the logs of a daemon that have grown too large. The daemon appends to them.
+func truncateLogs(gpuDir string) {
 	for _, name := range []string{outputName, logName + "/control.log", logName + "/server.log"} {
-		f, err := os.OpenFile(filepath.Join(own, name), os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		f, err := os.OpenFile(filepath.Join(gpuDir, name), os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 		if err != nil {
 			continue
 		}
@@ -145,15 +125,9 @@ func boundLogs(own string) {
 	}
 }
 
-// openOutput is the file for what a daemon prints, emptied.
-func openOutput(own string) (*os.File, error) {
-	const flags = os.O_WRONLY | os.O_CREATE | os.O_TRUNC | os.O_APPEND | unix.O_NOFOLLOW
-	return os.OpenFile(filepath.Join(own, outputName), flags, 0o600)
-}
-
-// tail is the end of what a daemon printed, or empty.
-func tail(own string) string {
-	f, err := os.Open(filepath.Join(own, outputName))
+// outputTail is the end of what a daemon printed, or empty.
+func outputTail(gpuDir string) string {
+	f, err := os.Open(filepath.Join(gpuDir, outputName))
 	if err != nil {
 		return ""
 	}
@@ -166,4 +140,53 @@ func tail(own string) string {
 	text := make([]byte, length)
 	n, _ := f.ReadAt(text, max(0, info.Size()-length))
 	return string(text[:n])
+}
+
+// linkLibraries updates the directory with links to the driver's libraries. Running daemons look there for the libraries of
+// their servers, so it is changed link by link.
+func linkLibraries(dir string, libraries map[string]string) error {
+	in := filepath.Join(dir, librariesName)
+	if len(libraries) == 0 {
+		return nil
+	}
+	if err := os.MkdirAll(in, 0o755); err != nil {
+		return fmt.Errorf("make the directory of libraries: %w", err)
+	}
+	for name, path := range libraries {
+		if err := link(in, name, path); err != nil {
+			return fmt.Errorf("link the driver's library %s: %w", name, err)
+		}
+	}
+	entries, err := os.ReadDir(in)
+	if err != nil {
+		return fmt.Errorf("read the directory of libraries: %w", err)
+	}
+	for _, e := range entries {
+		if libraries[e.Name()] != "" {
+			continue
+		}
+		if err := os.Remove(filepath.Join(in, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove a library of another driver: %w", err)
+		}
+	}
+	return nil
+}
+
+// link makes a link, or replaces it atomically.
+func link(in, name, target string) error {
+	if name == "" || strings.ContainsAny(name, "/\x00") {
+		return fmt.Errorf("%q is not a file name", name)
+	}
+	at := filepath.Join(in, name)
+	if now, err := os.Readlink(at); err == nil && now == target {
+		return nil
+	}
+	fresh := filepath.Join(in, "."+name)
+	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(target, fresh); err != nil {
+		return err
+	}
+	return os.Rename(fresh, at)
 }

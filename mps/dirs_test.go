@@ -17,8 +17,8 @@ import (
 
 const testGPU = "GPU-00000000-0000-0000-0000-000000000001"
 
-// shortDir is a directory in which sockets have short paths, as those of tests may not be.
-func shortDir(t testing.TB) string {
+// makeShortDir makes a directory with a short path: that of t.TempDir may be too long for sockets.
+func makeShortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "mps") //nolint:usetesting // see above
 	must(t, err)
@@ -27,8 +27,8 @@ func shortDir(t testing.TB) string {
 		must(t, err)
 		more, err := filepath.Glob(dir + "/mps/GPU-*")
 		must(t, err)
-		for _, own := range append(gpus, more...) {
-			_ = dropVolumes(own) // there may be none
+		for _, gpuDir := range append(gpus, more...) {
+			_ = unmountVolumes(gpuDir)
 		}
 		must(t, os.RemoveAll(dir))
 	})
@@ -38,14 +38,10 @@ func shortDir(t testing.TB) string {
 // testShm is the size of shared memory in tests, in bytes.
 const testShm = 1 << 20
 
-// ready prepares a GPU whose directories can be volumes, if the test is root's.
-func ready(t testing.TB, dir, uuid string) {
+func prepareGPU(t testing.TB, dir, uuid string) {
 	t.Helper()
-	plain, err := prepare(dir, uuid, testShm)
-	must(t, err)
-	if (plain != "") != (os.Geteuid() != 0) {
-		t.Errorf("the directories are no volumes: %q", plain)
-	}
+	testenv.Root(t)
+	must(t, prepare(dir, uuid, testShm))
 }
 
 func TestPrepare(t *testing.T) {
@@ -66,10 +62,10 @@ func TestPrepare(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(shortDir(t), "mps")
+			dir := filepath.Join(makeShortDir(t), "mps")
 			before(t, dir)
 			for range 2 {
-				ready(t, dir, testGPU)
+				prepareGPU(t, dir, testGPU)
 			}
 			got := map[string]fs.FileMode{}
 			for _, path := range []string{".", pipeName, logName, shmName} {
@@ -96,11 +92,11 @@ func TestPrepare(t *testing.T) {
 func TestPrepareFollowsNoLink(t *testing.T) {
 	for name, at := range map[string]string{"the GPU's": testGPU, "the pipe's": testGPU + "/" + pipeName} {
 		t.Run(name, func(t *testing.T) {
-			dir, elsewhere := shortDir(t), t.TempDir()
+			dir, elsewhere := makeShortDir(t), t.TempDir()
 			must(t, os.Chmod(elsewhere, 0o700))
 			must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, at)), 0o755))
 			must(t, os.Symlink(elsewhere, filepath.Join(dir, at)))
-			if _, err := prepare(dir, testGPU, testShm); !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) {
+			if err := prepare(dir, testGPU, testShm); !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) {
 				t.Errorf("error %v", err)
 			}
 			info, err := os.Stat(elsewhere)
@@ -117,11 +113,11 @@ func TestPrepareFollowsNoLink(t *testing.T) {
 func TestPrepareRefuses(t *testing.T) {
 	dir := t.TempDir()
 	for _, uuid := range []string{"", ".", "GPU-", "GPU-../x", "MIG-1", "GPU-" + strings.Repeat("0", 60)} {
-		if _, err := prepare(dir, uuid, testShm); err == nil || !strings.Contains(err.Error(), "not the UUID of a GPU") {
+		if err := prepare(dir, uuid, testShm); err == nil || !strings.Contains(err.Error(), "not the UUID of a GPU") {
 			t.Errorf("%q: %v", uuid, err)
 		}
 	}
-	_, err := prepare(filepath.Join(dir, strings.Repeat("x", 60)), testGPU, testShm)
+	err := prepare(filepath.Join(dir, strings.Repeat("x", 60)), testGPU, testShm)
 	if err == nil || !strings.Contains(err.Error(), "set a shorter runtime-dir") {
 		t.Errorf("a long path: %v", err)
 	}
@@ -154,14 +150,14 @@ func TestKeeperUsesOnlyRootsDirectories(t *testing.T) {
 				want = ""
 			}
 			k := New(Options{Dir: filepath.Join(run, "mps"), Insecure: insecure})
-			err := k.hold()
+			err := k.acquire()
 			if (err == nil) != (want == "") || err != nil && (!errors.Is(err, trust.ErrUnsafe) || !strings.Contains(err.Error(), want)) {
 				t.Errorf("%s, insecure %t: %v", name, insecure, err)
 			}
 			if _, made := os.Stat(k.opts.Dir); (made == nil) != (want == "") {
 				t.Errorf("%s, insecure %t: the directory: %v", name, insecure, made)
 			}
-			must(t, k.release())
+			must(t, k.unlock())
 		}
 	}
 }
@@ -177,7 +173,7 @@ func TestLogsAreBounded(t *testing.T) {
 		must(t, os.WriteFile(path, content, 0o600))
 	}
 	must(t, os.Symlink(secret, filepath.Join(dir, logName, "server.log")))
-	boundLogs(dir)
+	truncateLogs(dir)
 	for path, want := range map[string]int64{
 		filepath.Join(dir, outputName): 0, filepath.Join(dir, logName, "control.log"): 5, secret: maxLog + 1,
 	} {

@@ -11,53 +11,53 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Entry is what a process does that becomes a control daemon, or a program that asks one.
+// Entry is how a process becomes the control program: a GPU's daemon, or a client that sends the daemon a command.
 type Entry struct {
-	// Own is the GPU's directory.
-	Own string
-	// Start tells that it is the daemon, of a driver of that version.
+	// Dir is the GPU's directory.
+	Dir string
+	// Start makes it the daemon. Driver is the version of its driver, for the record.
 	Start  bool
 	Driver string
-	// DriverRoot is where the driver is installed, or empty: the root directory.
+	// DriverRoot is the directory in which the driver is installed; empty means the root directory.
 	DriverRoot string
-	// Program is nvidia-cuda-mps-control, and Env its environment. It is not that of the process, which may be linked to
-	// other libraries.
+	// Program is the path of nvidia-cuda-mps-control, and Env its whole environment: this process may need other libraries.
 	Program string
 	Env     []string
 }
 
 // Enter confines the process to what the program needs and becomes the program. It returns only with an error.
 //
-// The daemon has the GPU's shm as its /dev/shm. In what containers can change no link is followed from here on,
-// whoever asks for it: the program itself was not made for such places, and is root.
+// The program sees the GPU's shm as /dev/shm. It follows no link in the directories that containers can change: it runs as
+// root and does not expect hostile directories.
 func Enter(e Entry) error {
-	// Namespaces and capabilities are a thread's, and the program gets those of the thread that becomes it.
+	// Namespaces and capabilities belong to a thread, and the program gets those of the thread that calls exec.
 	runtime.LockOSThread()
 	if err := separate(); err != nil {
 		return err
 	}
-	own, err := openDir(unix.AT_FDCWD, e.Own)
+	gpu, err := openDir(unix.AT_FDCWD, e.Dir)
 	if err != nil {
-		return fmt.Errorf("enter %s: %w", e.Own, err)
+		return fmt.Errorf("enter %s: %w", e.Dir, err)
 	}
-	defer own.Close()
+	defer gpu.Close()
 	args, capabilities := []string{e.Program}, []int(nil)
 	if e.Start {
 		args, capabilities = append(args, "-f"), daemonCapabilities
-		release, err := e.begin(own)
+		release, err := e.begin(gpu)
 		if err != nil {
 			return err
 		}
 		defer release()
 	}
-	if err := e.enterRoot(own); err != nil {
-		return fmt.Errorf("confine %s to %s: %w", e.Program, e.Own, err)
+	if err := e.enterRoot(gpu); err != nil {
+		return fmt.Errorf("confine %s to %s: %w", e.Program, e.Dir, err)
 	}
 	if err := restrict(capabilities); err != nil {
 		return fmt.Errorf("confine %s: %w", e.Program, err)
 	}
 	unix.Umask(0o022)
-	return fmt.Errorf("run %s, which must be in the driver's root or in a directory of the system: %w", e.Program, unix.Exec(e.Program, args, e.Env))
+	return fmt.Errorf("run %s, which must be in the driver's root or in a directory of the system: %w", e.Program,
+		unix.Exec(e.Program, args, e.Env))
 }
 
 func openDir(at int, name string) (*os.File, error) {
@@ -68,13 +68,13 @@ func openDir(at int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// inProc is the path of an open file that leads to nothing else.
+// inProc is a path that leads to the open file and nowhere else.
 func inProc(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// begin makes the process the GPU's daemon, if there is no other: it clears the pipe directory and writes the record.
-// The lock is held until the program runs.
-func (e Entry) begin(own *os.File) (release func(), err error) {
-	lock, err := os.OpenFile(filepath.Join(e.Own, lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+// begin makes this process the GPU's daemon, unless there is one: it clears the pipe directory and writes the record. The
+// lock is held until exec.
+func (e Entry) begin(gpu *os.File) (release func(), err error) {
+	lock, err := os.OpenFile(filepath.Join(e.Dir, lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock the daemon: %w", err)
 	}
@@ -84,24 +84,24 @@ func (e Entry) begin(own *os.File) (release func(), err error) {
 		}
 	}()
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, fmt.Errorf("lock %s, which another start holds: %w", lock.Name(), err)
+		return nil, fmt.Errorf("lock %s, another start is in progress: %w", lock.Name(), err)
 	}
-	if old, err := readRecord(e.Own); err == nil && old.holds() {
+	if old, err := readRecord(e.Dir); err == nil && old.matches() {
 		return nil, fmt.Errorf("process %d is the GPU's daemon already", old.PID)
 	}
-	if err := clearDir(own, pipeName); err != nil {
-		return nil, fmt.Errorf("clear %s of %s: %w", pipeName, e.Own, err)
+	if err := clearDir(gpu, pipeName); err != nil {
+		return nil, fmt.Errorf("clear %s of %s: %w", pipeName, e.Dir, err)
 	}
 	r, err := recordOf(os.Getpid(), e.Driver)
 	if err == nil {
-		err = r.write(e.Own)
+		err = r.write(e.Dir)
 	}
 	return func() { _ = lock.Close() }, err
 }
 
-// clearDir removes everything in a directory. Containers go on to see the directory itself.
-func clearDir(own *os.File, name string) error {
-	dir, err := openDir(int(own.Fd()), name)
+// clearDir removes everything in a directory. The directory itself stays, since containers have it mounted.
+func clearDir(gpu *os.File, name string) error {
+	dir, err := openDir(int(gpu.Fd()), name)
 	if err != nil {
 		return err
 	}

@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,54 +19,76 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// ComputeModes sets how many processes a GPU lets use it.
+// Daemon is the desired control daemon of a GPU.
+type Daemon struct {
+	// UUID is the GPU's.
+	UUID string
+	// Limits are those of each client.
+	Limits resource.MPSLimits
+	// Hold leaves the daemon as it is, running or not, while the GPU is unhealthy.
+	Hold bool
+}
+
+// Daemons returns the daemons that resources need, sorted by UUID.
+func Daemons(resources []resource.Resource) []Daemon {
+	byUUID := map[string]Daemon{}
+	for i := range resources {
+		for j := range resources[i].Devices {
+			if d := &resources[i].Devices[j]; d.MPS != nil {
+				byUUID[d.UUID] = Daemon{UUID: d.UUID, Limits: *d.MPS, Hold: !d.Healthy}
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Values(byUUID), func(a, b Daemon) int { return strings.Compare(a.UUID, b.UUID) })
+}
+
+// ComputeModes sets the compute modes of GPUs.
 type ComputeModes interface {
-	// SetExclusive lets one process at a time use the GPU, or any number.
+	// SetExclusive sets a GPU's compute mode to EXCLUSIVE_PROCESS, or to DEFAULT.
 	SetExclusive(ctx context.Context, uuid string, exclusive bool) error
 }
 
-// Options are what a Keeper works with. Dir, Helper, Program and Modes are needed.
+// Options are the parameters of a Keeper. Dir, Helper, Program and Modes are required.
 type Options struct {
-	// Dir has a directory for each GPU; see DirsOf. Its path is the same on the host and here, and nobody but root can
-	// write to it or to what it is in.
+	// Dir has a directory for each GPU; see DirsOf. Its path must be the same on the host, and only root may write to it
+	// and to the directories above.
 	Dir string
-	// Insecure uses Dir even if others than root can change it.
+	// Insecure allows a Dir that other users can change.
 	Insecure bool
-	// Helper is this program, about to become the control program.
+	// KubeletSocket is the kubelet's socket for device plugins; see CheckPIDNamespace.
+	KubeletSocket string
+	// Helper runs this program so that it becomes the control program.
 	Helper Helper
-	// Program finds the driver's control program. It is asked again when what it found is no longer there. The program runs
-	// as root: what others than root can change must be an error.
+	// Program finds the driver's control program. It is called again when that file is gone. The program runs as root, so
+	// one that other users can change must be an error.
 	Program func(context.Context) (Program, error)
-	// Modes makes GPUs exclusive while they have a daemon, so that no process gets round it.
+	// Modes makes a GPU exclusive while it has a daemon, so that no process uses it without MPS.
 	Modes ComputeModes
-	// Changed is called when Judge may say something else than before. It must not call the Keeper's Run.
+	// Changed is called when the result of Problem may have changed.
 	Changed func()
-	// Interval is how often a daemon is asked whether it is there; 0 is 10 seconds. Its end is noticed at once.
+	// Interval is how often a daemon is checked; 0 is 10 seconds. Its end is noticed at once.
 	Interval time.Duration
-	// Deadline is how long it may take to answer all that is asked at once; 0 is 5 seconds.
+	// Deadline is for all requests of one check together; 0 is 5 seconds.
 	Deadline time.Duration
-	// Log gets what happens; nil is the default logger.
+	// Log is the logger; nil is the default one.
 	Log *slog.Logger
 }
 
-// Keeper keeps the control daemons. It is an actor: Run it once. Its other methods may be called at any time.
+// Keeper runs the control daemons. Call Run once; the other methods may be called at any time.
 type Keeper struct {
 	opts Options
-	wake chan struct{}
-
-	linking sync.Mutex
-
-	holding sync.Mutex
-	lock    *lock.Lock // of Options.Dir, or nil
+	kick chan struct{} // there may be workers to start
 
 	mu      sync.Mutex
-	want    map[string]Want // nil before the first
-	minders map[string]*minder
-	waiting []*minder // those that Run has not started
-	program Program   // the last one that was found
+	desired map[string]Daemon // by UUID; nil before the first Set
+	workers map[string]*worker
+	program Program // the last one found
+
+	files sync.Mutex // guards lock and the directory of libraries
+	lock  *lock.Lock // of Options.Dir, or nil
 }
 
-// New makes a keeper. It touches nothing.
+// New returns a keeper. It changes nothing.
 func New(o Options) *Keeper {
 	o.Interval = cmp.Or(o.Interval, 10*time.Second)
 	o.Deadline = cmp.Or(o.Deadline, 5*time.Second)
@@ -71,136 +96,111 @@ func New(o Options) *Keeper {
 	if o.Changed == nil {
 		o.Changed = func() {}
 	}
-	return &Keeper{opts: o, wake: make(chan struct{}, 1), minders: map[string]*minder{}}
+	return &Keeper{opts: o, kick: make(chan struct{}, 1), workers: map[string]*worker{}}
 }
 
-// Want replaces the daemons that there should be. It does not wait for them.
-func (k *Keeper) Want(list []Want) {
+// Set replaces the desired daemons. It does not wait for them.
+func (k *Keeper) Set(daemons []Daemon) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	before := k.want
+	before := k.desired
+	var uuids []string
 	if before == nil {
-		for _, uuid := range k.left() {
-			k.add(uuid)
+		uuids = k.leftovers()
+	}
+	k.desired = map[string]Daemon{}
+	for _, d := range daemons {
+		k.desired[d.UUID] = d
+		uuids = append(uuids, d.UUID)
+	}
+	for _, uuid := range uuids {
+		if k.workers[uuid] == nil {
+			k.workers[uuid] = newWorker(k, uuid)
 		}
 	}
-	k.want = map[string]Want{}
-	for _, w := range list {
-		k.want[w.UUID] = w
-		k.add(w.UUID)
-	}
-	for uuid, m := range k.minders {
-		if k.want[uuid] != before[uuid] {
-			poke(m.kick)
+	for uuid, w := range k.workers {
+		if k.desired[uuid] != before[uuid] {
+			notify(w.kick)
 		}
 	}
-	poke(k.wake)
+	notify(k.kick)
 }
 
-// add makes the minder of a GPU if there is none.
-func (k *Keeper) add(uuid string) {
-	if k.minders[uuid] == nil {
-		m := newMinder(k, uuid)
-		k.minders[uuid] = m
-		k.waiting = append(k.waiting, m)
-	}
-}
-
-// poke wakes the reader of c; one that is not reading wakes when it does.
-func poke(c chan<- struct{}) {
+// notify wakes the receiver of a channel with room for one; a notification that is pending already is enough.
+func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// Problem says why a container cannot be given a part of a GPU with these limits, or nothing if it can.
-func (k *Keeper) Problem(uuid string, limits resource.MPSLimits) string {
+// Problem returns why MPS keeps a device from being allocated, or "". The daemon of a shared GPU must be ready with the
+// device's limits. A GPU that is no longer shared remains exclusive until the daemon's last client has ended.
+func (k *Keeper) Problem(d *resource.Device) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	m := k.minders[uuid]
+	if d.MPS == nil {
+		if w := k.workers[d.Parent]; w != nil && w.occupied {
+			return "its GPU is still shared by MPS until the last client has ended"
+		}
+		return ""
+	}
+	w := k.workers[d.UUID]
 	switch {
-	case m == nil:
-		return notYet
-	case m.reason == "" && m.ready != limits:
-		return "its MPS control daemon is being given other limits"
+	case w == nil:
+		return starting
+	case w.reason == "" && w.ready != *d.MPS:
+		return "the limits of its MPS control daemon are being changed"
 	}
-	return m.reason
+	return w.reason
 }
 
-// Occupied says why a GPU cannot be used without MPS, or nothing if it can: it is exclusive for a daemon that nobody wants
-// any more and that has clients.
-func (k *Keeper) Occupied(uuid string) string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if m := k.minders[uuid]; m != nil && m.occupied {
-		return "its GPU is still shared by MPS, until the last client has ended"
-	}
-	return ""
-}
-
-// Run keeps the daemons until ctx ends. They go on after that. The error is nil, or that another instance keeps daemons in
-// the same directory, lock.ErrHeld.
-func (k *Keeper) Run(ctx context.Context) (err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	var minders sync.WaitGroup
-	defer func() {
-		cancel()
-		minders.Wait()
-		err = errors.Join(err, k.release())
-	}()
+// Run runs the daemons until ctx ends. They continue after that.
+func (k *Keeper) Run(ctx context.Context) error {
+	var workers sync.WaitGroup
 	for {
+		for _, w := range k.unstarted() {
+			workers.Go(func() { w.run(ctx) })
+		}
 		select {
+		case <-k.kick:
 		case <-ctx.Done():
-			return nil
-		case <-k.wake:
-		}
-		waiting, err := k.takeWaiting()
-		if err != nil {
-			return err
-		}
-		for _, m := range waiting {
-			minders.Go(func() { m.run(ctx) })
+			workers.Wait()
+			return k.unlock()
 		}
 	}
 }
 
-// takeWaiting are the minders to start. Where another instance keeps the daemons they are its own; it is an error only if
-// one is wanted here too.
-func (k *Keeper) takeWaiting() ([]*minder, error) {
+// unstarted returns the workers that Run has not started, and marks them as started.
+func (k *Keeper) unstarted() []*worker {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	w := k.waiting
-	k.waiting = nil
-	if len(w) == 0 {
-		return nil, nil
+	var list []*worker
+	for _, w := range k.workers {
+		if !w.started {
+			w.started = true
+			list = append(list, w)
+		}
 	}
-	err := k.hold()
-	if !errors.Is(err, lock.ErrHeld) {
-		return w, nil // what else is wrong a minder finds out, and says so as long as it lasts
-	}
-	if len(k.want) > 0 {
-		return nil, fmt.Errorf("keep the MPS control daemons: %w", err)
-	}
-	for _, m := range w {
-		delete(k.minders, m.uuid)
-	}
-	return nil, nil
+	return list
 }
 
-// Claim makes sure that no other instance keeps daemons in the directory, as Run does for the first that is wanted, until
-// Run ends. The error is lock.ErrHeld: what else is wrong is told with the daemons.
+// Claim checks that MPS can be used here and reserves the directory until Run ends. The error is ErrPIDNamespace, or
+// lock.ErrHeld if another instance uses the directory. Problems of the directory itself are reported for each GPU.
 func (k *Keeper) Claim() error {
-	if err := k.hold(); errors.Is(err, lock.ErrHeld) {
-		return fmt.Errorf("keep the MPS control daemons: %w", err)
+	if err := CheckPIDNamespace(k.opts.KubeletSocket); err != nil {
+		return err
+	}
+	if err := k.acquire(); errors.Is(err, lock.ErrHeld) {
+		return err
 	}
 	return nil
 }
 
-// hold makes sure that nobody else keeps daemons in the directory.
-func (k *Keeper) hold() error {
-	k.holding.Lock()
-	defer k.holding.Unlock()
+// acquire reserves the directory for this instance.
+func (k *Keeper) acquire() error {
+	k.files.Lock()
+	defer k.files.Unlock()
 	if k.lock != nil {
 		return nil
 	}
@@ -217,42 +217,42 @@ func (k *Keeper) hold() error {
 	return nil
 }
 
-func (k *Keeper) release() error {
-	k.holding.Lock()
-	defer k.holding.Unlock()
+func (k *Keeper) unlock() error {
+	k.files.Lock()
+	defer k.files.Unlock()
 	if k.lock == nil {
 		return nil
 	}
 	return k.lock.Release()
 }
 
-// left are the GPUs for which an earlier plugin has left something.
-func (k *Keeper) left() []string {
+// leftovers are the GPUs that an earlier plugin prepared.
+func (k *Keeper) leftovers() []string {
 	entries, err := os.ReadDir(k.opts.Dir)
 	if err != nil {
-		return nil // there is nothing
+		return nil // MPS was never used
 	}
 	var uuids []string
 	for _, e := range entries {
-		if uuidForm().MatchString(e.Name()) && prepared(filepath.Join(k.opts.Dir, e.Name())) {
+		if uuidForm.MatchString(e.Name()) && prepared(filepath.Join(k.opts.Dir, e.Name())) {
 			uuids = append(uuids, e.Name())
 		}
 	}
 	return uuids
 }
 
-// wanted is the daemon that a GPU should have, or nil.
-func (k *Keeper) wanted(uuid string) *Want {
+// desiredFor returns the desired daemon of a GPU, or nil.
+func (k *Keeper) desiredFor(uuid string) *Daemon {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if w, ok := k.want[uuid]; ok {
-		return &w
+	if d, ok := k.desired[uuid]; ok {
+		return &d
 	}
 	return nil
 }
 
-// control is how a GPU's daemon is asked, with the program as it is now.
-func (k *Keeper) control(ctx context.Context, own string) (*control, error) {
+// control returns the control program, as it is installed now, for a GPU's daemon.
+func (k *Keeper) control(ctx context.Context, dir string) (*control, error) {
 	k.mu.Lock()
 	p := k.program
 	k.mu.Unlock()
@@ -264,12 +264,12 @@ func (k *Keeper) control(ctx context.Context, own string) (*control, error) {
 		k.program = p
 		k.mu.Unlock()
 	}
-	return &control{helper: k.opts.Helper, own: own, program: p}, nil
+	return &control{helper: k.opts.Helper, dir: dir, program: p}, nil
 }
 
-// linkLibraries is linkLibraries for one minder at a time.
+// linkLibraries updates the links to the driver's libraries for one worker at a time.
 func (k *Keeper) linkLibraries(libraries map[string]string) error {
-	k.linking.Lock()
-	defer k.linking.Unlock()
+	k.files.Lock()
+	defer k.files.Unlock()
 	return linkLibraries(k.opts.Dir, libraries)
 }

@@ -35,6 +35,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, become(os.Args[2:]))
 		os.Exit(1)
 	}
+	if len(os.Args) > 2 && os.Args[1] == checkName {
+		checkPIDNamespace(os.Args[2])
+		return
+	}
 	os.Exit(m.Run())
 }
 
@@ -47,7 +51,7 @@ func become(args []string) error {
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	e.Own, e.Program, e.Env = f.Arg(0), f.Arg(1), f.Args()[2:]
+	e.Dir, e.Program, e.Env = f.Arg(0), f.Arg(1), f.Args()[2:]
 	return Enter(e)
 }
 
@@ -84,7 +88,7 @@ func (m *modes) is(uuid string) bool {
 }
 
 // kept is a keeper of a simulated node's daemons.
-type kept struct {
+type testKeeper struct {
 	*Keeper
 	t       *testing.T
 	node    *sim.Node
@@ -94,9 +98,9 @@ type kept struct {
 }
 
 // gpu is the UUID of the node's nth.
-func (k *kept) gpu(n int) string { return k.node.Machine().GPUs[n].UUID }
+func (k *testKeeper) gpu(n int) string { return k.node.Machine().GPUs[n].UUID }
 
-func (k *kept) own(n int) string { return filepath.Join(k.opts.Dir, k.gpu(n)) }
+func (k *testKeeper) dir(n int) string { return filepath.Join(k.opts.Dir, k.gpu(n)) }
 
 // The daemon shows both limits of memory in the same way, in whole gigabytes.
 var (
@@ -104,12 +108,12 @@ var (
 	lessThanHalf = resource.MPSLimits{MemoryBytes: 1100 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
 )
 
-// newKept makes a keeper that does not run yet.
-func newKept(t *testing.T) *kept {
+// newTestKeeper makes a keeper that does not run yet.
+func newTestKeeper(t *testing.T) *testKeeper {
 	t.Helper()
 	testenv.Root(t)
 	node := simtest.Node(t, "pcie-quad")
-	k := &kept{
+	k := &testKeeper{
 		t: t, node: node, modes: &modes{exclusive: map[string]bool{}}, stop: func() {},
 		program: Program{
 			Path: node.MPSControl(), SearchPath: []string{filepath.Dir(node.MPSControl())}, Driver: "1",
@@ -117,11 +121,11 @@ func newKept(t *testing.T) *kept {
 			Libraries: map[string]string{"libnvidia-ml.so.1": node.Library()},
 		},
 	}
-	k.renew(shortDir(t))
+	k.renew(makeShortDir(t))
 	t.Cleanup(func() {
 		k.stop()
 		for n := range node.Machine().GPUs {
-			if r, err := readRecord(k.own(n)); err == nil && r.holds() {
+			if r, err := readRecord(k.dir(n)); err == nil && r.matches() {
 				_ = unix.Kill(r.PID, unix.SIGKILL)
 			}
 		}
@@ -130,7 +134,7 @@ func newKept(t *testing.T) *kept {
 }
 
 // renew makes another keeper of the same directory.
-func (k *kept) renew(dir string) {
+func (k *testKeeper) renew(dir string) {
 	k.Keeper = New(Options{
 		Dir: dir, Insecure: true, Helper: testHelper(), Modes: k.modes,
 		Program: func(context.Context) (Program, error) {
@@ -144,7 +148,7 @@ func (k *kept) renew(dir string) {
 
 // logTo has the keeper log to a text, besides the test's output. It comes before start. Each line must be understood
 // without its attributes: it names the GPU, and the cause is no attribute.
-func (k *kept) logTo() *logText {
+func (k *testKeeper) logTo() *logText {
 	log := &logText{}
 	options := slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		switch {
@@ -178,7 +182,7 @@ func (l *logText) String() string {
 }
 
 // start runs the keeper until the test ends, or stop.
-func (k *kept) start() {
+func (k *testKeeper) start() {
 	ctx, cancel := context.WithCancel(k.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- k.Run(ctx) }()
@@ -190,27 +194,33 @@ func (k *kept) start() {
 	})
 }
 
-func (k *kept) want(gpus ...int) {
-	var list []Want
+// problem returns why the nth GPU's daemon cannot be used with these limits, or "".
+func (k *testKeeper) problem(n int, limits resource.MPSLimits) string {
+	return k.Problem(&resource.Device{UUID: k.gpu(n), MPS: &limits})
+}
+
+// share sets the GPUs to share.
+func (k *testKeeper) share(gpus ...int) {
+	var list []Daemon
 	for _, n := range gpus {
-		list = append(list, Want{UUID: k.gpu(n), Limits: half})
+		list = append(list, Daemon{UUID: k.gpu(n), Limits: half})
 	}
-	k.Want(list)
+	k.Set(list)
 }
 
 // ready waits until the GPU's daemon can be used, and returns its process.
-func (k *kept) ready(n int) int {
+func (k *testKeeper) awaitReady(n int) int {
 	k.t.Helper()
-	eventually(k.t, "a daemon that can be used", func() bool { return k.Problem(k.gpu(n), half) == "" })
-	r, err := readRecord(k.own(n))
+	eventually(k.t, "a daemon that can be used", func() bool { return k.problem(n, half) == "" })
+	r, err := readRecord(k.dir(n))
 	must(k.t, err)
 	return r.PID
 }
 
 // problem waits until the GPU's daemon cannot be used for a reason that says the text.
-func (k *kept) problem(n int, text string) {
+func (k *testKeeper) awaitProblem(n int, text string) {
 	k.t.Helper()
-	eventually(k.t, "the problem "+text, func() bool { return strings.Contains(k.Problem(k.gpu(n), half), text) })
+	eventually(k.t, "the problem "+text, func() bool { return strings.Contains(k.problem(n, half), text) })
 }
 
 func eventually(t testing.TB, what string, ok func() bool) {
@@ -246,18 +256,18 @@ func TestHostilePipeDirectory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			k := newKept(t)
+			k := newTestKeeper(t)
 			k.start()
-			k.want(0, 1)
-			first := k.ready(0)
-			k.ready(1)
-			control := filepath.Join(k.own(0), pipeName, "control")
+			k.share(0, 1)
+			first := k.awaitReady(0)
+			k.awaitReady(1)
+			control := filepath.Join(k.dir(0), pipeName, "control")
 			must(t, os.Remove(control))
-			must(t, os.WriteFile(filepath.Join(k.own(0), pipeName, "nvidia-cuda-mps-control.pid"), []byte(strconv.Itoa(os.Getpid())), 0o644))
-			attack(t, control, filepath.Join(shortDir(t), "socket"))
-			k.problem(0, "does not answer")
-			k.ready(1)
-			if again := k.ready(0); again == first {
+			must(t, os.WriteFile(filepath.Join(k.dir(0), pipeName, "nvidia-cuda-mps-control.pid"), []byte(strconv.Itoa(os.Getpid())), 0o644))
+			attack(t, control, filepath.Join(makeShortDir(t), "socket"))
+			k.awaitProblem(0, "does not answer")
+			k.awaitReady(1)
+			if again := k.awaitReady(0); again == first {
 				t.Error("the daemon that cannot be reached is used")
 			}
 		})
@@ -284,11 +294,11 @@ func listen(t *testing.T, path string, serve func(net.Conn)) {
 
 // The daemon is root, and makes files in a directory that containers can write to.
 func TestNoLinkIsFollowedForTheDaemon(t *testing.T) {
-	k := newKept(t)
+	k := newTestKeeper(t)
 	dir := t.TempDir()
 	script := filepath.Join(dir, "bin", "control")
 	must(t, os.Mkdir(filepath.Dir(script), 0o755))
-	ready(t, k.opts.Dir, testGPU)
+	prepareGPU(t, k.opts.Dir, testGPU)
 	own := filepath.Join(k.opts.Dir, testGPU)
 	secret := filepath.Join(own, logName, "secret") // where it can write
 	must(t, os.WriteFile(secret, []byte("secret"), 0o644))
@@ -312,13 +322,13 @@ env | sed 's/=.*//' | sort | tr '\n' ' '
 	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
 	daemon, err := testHelper().startDaemon(own, p)
 	must(t, err)
-	<-daemon.end()
-	how, printed := daemon.how, tail(own)
+	<-daemon.done()
+	ended, printed := how(daemon), outputTail(own)
 	daemon.close()
 	want := "link link null secret link null theirs -f " + testGPU +
 		"\nCUDA_MPS_LOG_DIRECTORY CUDA_MPS_PIPE_DIRECTORY CUDA_VISIBLE_DEVICES PATH PWD "
-	if how != "ended with status 0" || printed != want {
-		t.Errorf("it %s and printed\n%s\nwant\n%s", how, printed, want)
+	if ended != "ended with status 0" || printed != want {
+		t.Errorf("it %s and printed\n%s\nwant\n%s", ended, printed, want)
 	}
 	if text, err := os.ReadFile(secret); string(text) != "secret" || err != nil {
 		t.Errorf("the secret is %q now, %v", text, err)
@@ -330,9 +340,9 @@ env | sed 's/=.*//' | sort | tr '\n' ' '
 
 // A container that answers in the daemon's place, now so and now so, does not keep the host busy.
 func TestAnswersThatChangeAreNotChased(t *testing.T) {
-	k := newKept(t)
+	k := newTestKeeper(t)
 	dir := t.TempDir()
-	script, asked := filepath.Join(dir, "bin", "control"), filepath.Join(k.own(0), logName, "asked")
+	script, asked := filepath.Join(dir, "bin", "control"), filepath.Join(k.dir(0), logName, "asked")
 	must(t, os.Mkdir(filepath.Dir(script), 0o755))
 	must(t, os.WriteFile(script, []byte(`#!/bin/sh
 [ "$1" = -f ] && exec sleep 600
@@ -345,7 +355,7 @@ esac
 `), 0o755))
 	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
 	k.start()
-	k.want(0)
+	k.share(0)
 	eventually(t, "a question", func() bool { _, err := os.Stat(asked); return err == nil })
 	time.Sleep(3 * time.Second)
 	text, err := os.ReadFile(asked)
@@ -356,19 +366,19 @@ esac
 }
 
 func TestOneDaemonForAGPU(t *testing.T) {
-	k := newKept(t)
-	ready(t, k.opts.Dir, k.gpu(0))
+	k := newTestKeeper(t)
+	prepareGPU(t, k.opts.Dir, k.gpu(0))
 	must(t, linkLibraries(k.opts.Dir, k.program.Libraries))
-	first, err := testHelper().startDaemon(k.own(0), k.program)
+	first, err := testHelper().startDaemon(k.dir(0), k.program)
 	must(t, err)
 	defer first.close()
-	eventually(t, "a daemon", func() bool { _, err := os.Stat(filepath.Join(k.own(0), pipeName, "control")); return err == nil })
-	second, err := testHelper().startDaemon(k.own(0), k.program)
+	eventually(t, "a daemon", func() bool { _, err := os.Stat(filepath.Join(k.dir(0), pipeName, "control")); return err == nil })
+	second, err := testHelper().startDaemon(k.dir(0), k.program)
 	must(t, err)
 	defer second.close()
-	<-second.end()
-	if text := tail(k.own(0)); second.how != "ended with status 1" || !strings.Contains(text, "is the GPU's daemon already") {
-		t.Errorf("it %s and printed %q", second.how, text)
+	<-second.done()
+	if text := outputTail(k.dir(0)); how(second) != "ended with status 1" || !strings.Contains(text, "is the GPU's daemon already") {
+		t.Errorf("it %s and printed %q", how(second), text)
 	}
 	if !first.runs() {
 		t.Error("the first one has ended")
@@ -376,11 +386,11 @@ func TestOneDaemonForAGPU(t *testing.T) {
 }
 
 func TestKeeperTakesOverWhatRuns(t *testing.T) {
-	k := newKept(t)
+	k := newTestKeeper(t)
 	k.start()
-	k.want(0, 1, 2)
-	first, second := k.ready(0), k.ready(1)
-	k.ready(2)
+	k.share(0, 1, 2)
+	first, second := k.awaitReady(0), k.awaitReady(1)
+	k.awaitReady(2)
 	k.stop()
 
 	// Meanwhile one daemon dies, and its number comes to mean another process.
@@ -388,75 +398,34 @@ func TestKeeperTakesOverWhatRuns(t *testing.T) {
 	innocent := exec.Command("sleep", "600")
 	must(t, innocent.Start())
 	defer func() { _ = innocent.Process.Kill(); _ = innocent.Wait() }()
-	r, err := readRecord(k.own(1))
+	r, err := readRecord(k.dir(1))
 	must(t, err)
 	r.PID = innocent.Process.Pid
-	must(t, r.write(k.own(1)))
+	must(t, r.write(k.dir(1)))
 	// And one record is damaged, with its daemon gone too.
-	third, err := readRecord(k.own(2))
+	third, err := readRecord(k.dir(2))
 	must(t, err)
 	must(t, unix.Kill(third.PID, unix.SIGKILL))
-	must(t, os.WriteFile(filepath.Join(k.own(2), recordName), []byte("{"), 0o600))
+	must(t, os.WriteFile(filepath.Join(k.dir(2), recordName), []byte("{"), 0o600))
 
 	k.renew(k.opts.Dir)
 	k.start()
-	k.want(0, 1, 2)
-	if now := k.ready(0); now != first {
+	k.share(0, 1, 2)
+	if now := k.awaitReady(0); now != first {
 		t.Errorf("daemon %d, want %d still", now, first)
 	}
-	if now := k.ready(1); now == innocent.Process.Pid {
+	if now := k.awaitReady(1); now == innocent.Process.Pid {
 		t.Error("another process is taken for the daemon")
 	}
-	k.ready(2)
+	k.awaitReady(2)
 
 	// Nobody wants them any more.
-	k.want()
+	k.share()
 	for n := range 3 {
-		eventually(t, "the end of all", func() bool { return !prepared(k.own(n)) && !k.modes.is(k.gpu(n)) })
+		eventually(t, "the end of all", func() bool { return !prepared(k.dir(n)) && !k.modes.is(k.gpu(n)) })
 	}
 	if err := innocent.Process.Signal(unix.Signal(0)); err != nil {
 		t.Errorf("the innocent process: %v", err)
-	}
-}
-
-// After an upgrade a daemon of the version before, which is not confined, goes on only while it has clients.
-func TestKeeperReplacesADaemonThatIsNotConfined(t *testing.T) {
-	k := newKept(t)
-	k.start()
-	k.want(0)
-	first := k.ready(0)
-	endClient := k.client(0, 1000)
-	k.stop()
-	r, err := readRecord(k.own(0))
-	must(t, err)
-	r.Version = unconfinedVersion
-	must(t, r.write(k.own(0)))
-
-	k.renew(k.opts.Dir)
-	log := k.logTo()
-	k.start()
-	k.want(0)
-	says := fmt.Sprintf("%s: its MPS control daemon, process %d, was started by an earlier version and is not confined", k.gpu(0), first)
-	eventually(t, says, func() bool { return strings.Contains(log.String(), says) })
-	if now := k.ready(0); now != first {
-		t.Errorf("with a client the daemon is %d, want %d still", now, first)
-	}
-	time.Sleep(3 * k.opts.Interval)
-	if now := k.ready(0); now != first {
-		t.Errorf("with a client the daemon becomes %d, want %d still", now, first)
-	}
-	endClient()
-	eventually(t, "a confined daemon", func() bool {
-		r, err := readRecord(k.own(0))
-		return err == nil && r.PID != first && r.confined()
-	})
-	second := k.ready(0)
-	time.Sleep(3 * k.opts.Interval)
-	if now := k.ready(0); now != second {
-		t.Errorf("the confined daemon %d was replaced by %d", second, now)
-	}
-	if got := statusOf(t, second)["NoNewPrivs"]; got != "1" {
-		t.Errorf("the daemon has NoNewPrivs %q", got)
 	}
 }
 
@@ -474,20 +443,20 @@ func (m *lateModes) SetExclusive(ctx context.Context, uuid string, exclusive boo
 
 // A plugin that is killed while it starts a daemon leaves one that comes up after the next plugin has looked.
 func TestKeeperTakesOverWhatComesLate(t *testing.T) {
-	k := newKept(t)
+	k := newTestKeeper(t)
 	var late *process
 	k.opts.Modes = &lateModes{modes: k.modes, do: func() {
 		var err error
-		if late, err = testHelper().startDaemon(k.own(0), k.program); err != nil {
+		if late, err = testHelper().startDaemon(k.dir(0), k.program); err != nil {
 			t.Error(err)
 		}
-		for late.runs() && !recorded(k.own(0)) {
+		for late.runs() && !recorded(k.dir(0)) {
 			time.Sleep(time.Millisecond)
 		}
 	}}
 	k.start()
-	k.want(0)
-	pid := k.ready(0)
+	k.share(0)
+	pid := k.awaitReady(0)
 	k.stop()
 	defer late.close()
 	if pid != late.pid {
@@ -497,72 +466,73 @@ func TestKeeperTakesOverWhatComesLate(t *testing.T) {
 
 // A daemon that has ended and whose parent does not care is none.
 func TestKeeperTakesOverNoZombie(t *testing.T) {
-	k := newKept(t)
-	ready(t, k.opts.Dir, k.gpu(0))
+	k := newTestKeeper(t)
+	prepareGPU(t, k.opts.Dir, k.gpu(0))
 	dead := exec.Command("sleep", "600")
 	must(t, dead.Start())
 	defer func() { _ = dead.Wait() }()
 	r, err := recordOf(dead.Process.Pid, k.program.Driver)
 	must(t, err)
-	must(t, r.write(k.own(0)))
+	must(t, r.write(k.dir(0)))
 	must(t, dead.Process.Kill())
 	eventually(t, "a zombie", func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", dead.Process.Pid))
 		return err == nil && strings.Contains(string(stat), ") Z ")
 	})
 	k.start()
-	k.want(0)
-	if pid := k.ready(0); pid == r.PID {
+	k.share(0)
+	if pid := k.awaitReady(0); pid == r.PID {
 		t.Error("it is taken for the daemon")
 	}
 }
 
-// Of two instances that share the directory by mistake one keeps the daemons, and the other lets them be.
+// Of two instances that use the same directory by mistake, the second changes nothing.
 func TestOneKeeperForADirectory(t *testing.T) {
-	k := newKept(t)
+	k := newTestKeeper(t)
 	k.start()
-	k.want(0)
-	pid := k.ready(0)
-	other := func(list ...Want) error {
-		second := New(k.opts)
+	k.share(0)
+	pid := k.awaitReady(0)
+	second := New(k.opts)
+	if err := second.Claim(); !errors.Is(err, lock.ErrHeld) {
+		t.Errorf("Claim returns %v", err)
+	}
+	for _, list := range [][]Daemon{nil, {{UUID: k.gpu(1), Limits: half}}} {
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
-		second.Want(list)
-		return second.Run(ctx)
+		second = New(k.opts)
+		second.Set(list)
+		must(t, second.Run(ctx))
+		cancel()
 	}
-	if err := other(); err != nil {
-		t.Errorf("one that wants none: %v", err)
+	if reason := second.Problem(&resource.Device{UUID: k.gpu(1), MPS: &half}); !strings.Contains(reason, lock.ErrHeld.Error()) {
+		t.Errorf("the GPU of the second is unhealthy because %q", reason)
 	}
-	if err := other(Want{UUID: k.gpu(1), Limits: half}); !errors.Is(err, lock.ErrHeld) {
-		t.Errorf("one that wants another GPU's: %v", err)
-	}
-	if now := k.ready(0); now != pid || !k.modes.is(k.gpu(0)) || k.modes.is(k.gpu(1)) {
+	if now := k.awaitReady(0); now != pid || !k.modes.is(k.gpu(0)) || k.modes.is(k.gpu(1)) {
 		t.Errorf("daemon %d, want %d as before, and modes %v", now, pid, k.modes.exclusive)
 	}
 }
 
 func TestKeeperFollowsWhatIsWanted(t *testing.T) {
-	k := newKept(t)
+	k := newTestKeeper(t)
 	k.start()
-	k.want(0)
-	first := k.ready(0)
+	k.share(0)
+	first := k.awaitReady(0)
 	if !k.modes.is(k.gpu(0)) || k.modes.is(k.gpu(1)) {
 		t.Error("the wrong GPUs are exclusive")
 	}
 
 	// Other limits.
-	k.Want([]Want{{UUID: k.gpu(0), Limits: lessThanHalf}})
-	eventually(t, "the other limits", func() bool { return k.Problem(k.gpu(0), lessThanHalf) == "" })
-	text, err := os.ReadFile(filepath.Join(k.own(0), outputName))
+	k.Set([]Daemon{{UUID: k.gpu(0), Limits: lessThanHalf}})
+	eventually(t, "the other limits", func() bool { return k.problem(0, lessThanHalf) == "" })
+	text, err := os.ReadFile(filepath.Join(k.dir(0), outputName))
 	must(t, err)
 	if !strings.Contains(string(text), "set_default_device_pinned_mem_limit 0 1100M") {
 		t.Errorf("the daemon was not told: %s", text)
 	}
-	k.want(0)
+	k.share(0)
 
 	// Somebody in a container changes them.
-	k.ready(0)
-	c, err := k.control(t.Context(), k.own(0))
+	k.awaitReady(0)
+	c, err := k.control(t.Context(), k.dir(0))
 	must(t, err)
 	_, err = c.ask(t.Context(), "set_default_active_thread_percentage 100")
 	must(t, err)
@@ -570,63 +540,66 @@ func TestKeeperFollowsWhatIsWanted(t *testing.T) {
 
 	// It is killed and comes back, and is of another driver and is replaced.
 	must(t, unix.Kill(first, unix.SIGKILL))
-	k.problem(0, "was ended by signal SIGKILL")
-	second := k.ready(0)
+	k.awaitProblem(0, "was ended by signal SIGKILL")
+	second := k.awaitReady(0)
 	k.mu.Lock()
 	k.Keeper.program.Driver = "2"
 	k.mu.Unlock()
 	eventually(t, "a daemon of the other driver", func() bool {
-		r, err := readRecord(k.own(0))
+		r, err := readRecord(k.dir(0))
 		return err == nil && r.PID != second && r.Driver == "2"
 	})
-	k.ready(0)
+	k.awaitReady(0)
 
 	// A GPU that cannot be used keeps what it has.
-	third := k.ready(0)
-	k.Want([]Want{{UUID: k.gpu(0), Limits: half, Hold: true}, {UUID: k.gpu(1), Limits: half, Hold: true}})
+	third := k.awaitReady(0)
+	k.Set([]Daemon{{UUID: k.gpu(0), Limits: half, Hold: true}, {UUID: k.gpu(1), Limits: half, Hold: true}})
 	time.Sleep(300 * time.Millisecond)
-	if r, err := readRecord(k.own(0)); err != nil || r.PID != third || prepared(k.own(1)) {
-		t.Errorf("record %+v, %v, and one of the other GPU: %t", r, err, prepared(k.own(1)))
+	if r, err := readRecord(k.dir(0)); err != nil || r.PID != third || prepared(k.dir(1)) {
+		t.Errorf("record %+v, %v, and one of the other GPU: %t", r, err, prepared(k.dir(1)))
 	}
 }
 
 func TestWhatKeepsADaemonFromStarting(t *testing.T) {
 	for name, c := range map[string]struct {
-		spoil, mend func(k *kept) error
+		spoil, mend func(k *testKeeper) error
 		want        string
 	}{
 		"no permission": {
-			func(k *kept) error { k.modes.fail(errors.New("no permission to use the NVIDIA driver")); return nil },
-			func(k *kept) error { k.modes.fail(nil); return nil },
+			func(k *testKeeper) error {
+				k.modes.fail(errors.New("no permission to use the NVIDIA driver"))
+				return nil
+			},
+			func(k *testKeeper) error { k.modes.fail(nil); return nil },
 			"its MPS control daemon cannot be started: no permission to use the NVIDIA driver",
 		},
 		"a program that is gone": {
-			func(k *kept) error { return os.Rename(k.program.Path, k.program.Path+".gone") },
-			func(k *kept) error { return os.Rename(k.program.Path+".gone", k.program.Path) },
+			func(k *testKeeper) error { return os.Rename(k.program.Path, k.program.Path+".gone") },
+			func(k *testKeeper) error { return os.Rename(k.program.Path+".gone", k.program.Path) },
 			"its MPS control daemon cannot be started: stat ",
 		},
 		"a program that is none": {
-			func(k *kept) error {
+			func(k *testKeeper) error {
 				return errors.Join(os.Rename(k.program.Path, k.program.Path+".not"), os.WriteFile(k.program.Path, nil, 0o755))
 			},
-			func(k *kept) error { return os.Rename(k.program.Path+".not", k.program.Path) },
+			func(k *testKeeper) error { return os.Rename(k.program.Path+".not", k.program.Path) },
 			"ended with status 1",
 		},
 		"a directory that is a link": {
-			func(k *kept) error { return os.Symlink("/", k.own(0)) },
-			func(k *kept) error { return os.Remove(k.own(0)) },
+			func(k *testKeeper) error { return os.Symlink("/", k.dir(0)) },
+			func(k *testKeeper) error { return os.Remove(k.dir(0)) },
 			"not a directory",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			k := newKept(t)
+			k := newTestKeeper(t)
 			must(t, c.spoil(k))
 			k.start()
-			k.want(0)
-			k.problem(0, c.want)
+			k.share(0)
+			k.awaitProblem(0, c.want)
 			must(t, c.mend(k))
-			k.ready(0)
+			k.awaitReady(0)
 		})
 	}
 }

@@ -2,102 +2,56 @@ package mps
 
 import "time"
 
-// seen is what is known of a GPU's daemon.
-type seen struct {
+// state is what is known of a GPU's daemon.
+type state struct {
 	now time.Time
-	// runs tells that its process is there, and recorded that the GPU was prepared for one.
-	runs, recorded bool
-	// due is when it may be started again.
-	due time.Time
-	// answers tells that it answered just now, and silent how often in a row it did not; see failures.
-	answers bool
-	silent  int
-	// limited tells that it has the limits that are wanted.
+	// runs is whether its process exists, and prepared whether the GPU was prepared for a daemon.
+	runs, prepared bool
+	// startAfter is when it may be started again.
+	startAfter time.Time
+	// answers is whether it answered just now, and silent how long it has not. patience is how long it may not.
+	answers          bool
+	silent, patience time.Duration
+	// limited is whether it has the desired limits.
 	limited bool
-	// busy tells that it has clients, serving that it has servers, which it may have without clients.
+	// busy is whether it has clients, and serving whether it has servers, which can be without clients.
 	busy, serving bool
-	// stale tells that it belongs to another driver than the one that is installed now, or is not confined.
+	// stale is whether it belongs to another driver version than the installed one.
 	stale bool
 }
 
-// act is what is done next about a GPU's daemon.
-type act int
+// action is the next step for a GPU's daemon.
+type action int
 
 const (
-	rest   act = iota // nothing
-	start             // prepare the GPU and start a daemon
-	limit             // give it the limits that are wanted
-	quit              // tell it to end
-	end               // end it by a signal, since it does not listen
-	forget            // give the GPU back to processes without MPS
+	none    action = iota
+	start          // prepare the GPU and start a daemon
+	limit          // set the desired limits
+	quit           // tell it to end
+	kill           // end it by signals, since it does not answer
+	release        // make the GPU usable without MPS
 )
 
-// patience is how often in a row a daemon may not answer before it is ended.
-const patience = 3
-
-// failures counts how often in a row a daemon did not answer. Failures that follow each other within failureTime are one:
-// a daemon that is asked often while it does not answer is not ended sooner.
-type failures struct {
-	count int
-	last  time.Time // that was counted
-}
-
-const failureTime = time.Second
-
-func (f *failures) add(now time.Time) {
-	if f.count == 0 || now.Sub(f.last) >= failureTime {
-		f.count, f.last = f.count+1, now
-	}
-}
-
-// decide is what to do. A daemon with clients is never ended: what they compute would be lost. One that does not answer
-// cannot say whether it has some, and is ended only if it has no server.
-func decide(want *Want, s seen) act {
+// decide returns the next action. A daemon with clients is never ended: what they compute would be lost. One that does
+// not answer cannot report its clients, and is killed only if it has no server.
+func decide(want *Daemon, s state) action {
 	switch {
 	case want != nil && want.Hold:
-		return rest
+		return none
+	case !s.runs && want == nil && s.prepared:
+		return release
+	case !s.runs && want != nil && !s.now.Before(s.startAfter):
+		return start
 	case !s.runs:
-		return decideStart(want, s)
+		return none
+	case !s.answers && s.silent >= s.patience && !s.serving:
+		return kill
 	case !s.answers:
-		if s.silent >= patience && !s.serving {
-			return end
-		}
-		return rest
+		return none
 	case (want == nil || s.stale) && !s.busy:
 		return quit
 	case want != nil && !s.limited:
 		return limit
 	}
-	return rest
-}
-
-func decideStart(want *Want, s seen) act {
-	switch {
-	case want == nil && s.recorded:
-		return forget
-	case want != nil && !s.now.Before(s.due):
-		return start
-	}
-	return rest
-}
-
-// The pauses before a daemon is started again double from the first to the last. A daemon that has run for a steady time
-// begins with the first.
-const (
-	firstPause = 100 * time.Millisecond
-	lastPause  = 30 * time.Second
-	steady     = time.Minute
-)
-
-// pauses are those between starts.
-type pauses struct{ next time.Duration }
-
-// after is the pause after a daemon that ran for so long, or could not be started.
-func (p *pauses) after(ran time.Duration) time.Duration {
-	if ran >= steady {
-		p.next = 0
-	}
-	pause := max(p.next, firstPause)
-	p.next = min(2*pause, lastPause)
-	return pause
+	return none
 }

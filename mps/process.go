@@ -1,40 +1,45 @@
 package mps
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/atomicfile"
 )
 
-// process is a daemon's, held by a handle of the kernel's, so that its number cannot come to mean another.
+// process is a daemon's process. A pidfd identifies it, so that its PID cannot come to mean another process.
 type process struct {
-	pid    int
-	handle *os.File
-	// gone is closed when the process has ended; then how says how.
-	gone chan struct{}
-	how  string
-	// watched is closed when nobody waits for the process any more.
-	watched chan struct{}
+	pid   int
+	pidfd *os.File
+	// ended ends with the process; its cause is an error such as "ended with status 1".
+	ended   context.Context
+	setEnd  context.CancelCauseFunc
+	watched chan struct{} // closed when watch has returned
 }
 
-// openProcess takes a handle of the process. If ours is not nil it must say that it is the right one, which it can while
-// the handle is held.
-func openProcess(pid int, ours func() bool) (*process, error) {
+// openProcess opens a process by its PID. If matches is not nil it must confirm that this is the right process, which
+// holds as long as the pidfd is open.
+func openProcess(pid int, matches func() bool) (*process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
-		return nil, fmt.Errorf("take hold of process %d: %w", pid, err)
+		return nil, fmt.Errorf("open process %d: %w", pid, err)
 	}
-	p := &process{
-		pid: pid, handle: os.NewFile(uintptr(fd), fmt.Sprintf("process %d", pid)),
-		gone: make(chan struct{}), watched: make(chan struct{}),
+	p := &process{pid: pid, pidfd: os.NewFile(uintptr(fd), fmt.Sprintf("process %d", pid)), watched: make(chan struct{})}
+	if matches != nil && !matches() {
+		_ = p.pidfd.Close()
+		return nil, fmt.Errorf("open process %d: the PID belongs to another process now", pid)
 	}
-	if ours != nil && !ours() {
-		_ = p.handle.Close()
-		return nil, fmt.Errorf("process %d is another one", pid)
-	}
+	p.ended, p.setEnd = context.WithCancelCause(context.Background())
 	go p.watch()
 	return p, nil
 }
@@ -42,26 +47,22 @@ func openProcess(pid int, ours func() bool) (*process, error) {
 // watch waits for the end of the process, or for close.
 func (p *process) watch() {
 	defer close(p.watched)
-	conn, err := p.handle.SyscallConn()
+	conn, err := p.pidfd.SyscallConn()
 	if err != nil {
 		return
 	}
-	if err := conn.Read(ended); err != nil {
-		return // closed
+	err = conn.Read(func(fd uintptr) bool {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, 0)
+		return err == nil && n == 1
+	})
+	if err == nil { // otherwise it was closed
+		p.setEnd(errors.New(reap(p.pid)))
 	}
-	p.how = reap(p.pid)
-	close(p.gone)
 }
 
-// ended reports whether the process of a handle has ended.
-func ended(handle uintptr) bool {
-	fds := []unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n == 1
-}
-
-// reap takes the status of a process that has ended, if it is a child of ours, and says what it was. A process that an
-// earlier plugin started is one too if that became this one by exec.
+// reap collects the exit status of a process, if it is a child, and describes it. One that was started before this program
+// restarted itself by exec is a child too.
 func reap(pid int) string {
 	var status unix.WaitStatus
 	if got, err := unix.Wait4(pid, &status, unix.WNOHANG, nil); err != nil || got != pid {
@@ -73,8 +74,8 @@ func reap(pid int) string {
 	return "was ended by signal " + unix.SignalName(status.Signal())
 }
 
-// ReapLeft takes the statuses of children that ended while the process became this one by exec. It must come before
-// anything else starts one.
+// ReapLeft collects the exit statuses of children that ended while this program restarted itself by exec. It must be
+// called before a child is started.
 func ReapLeft() {
 	for {
 		if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid <= 0 && !errors.Is(err, unix.EINTR) {
@@ -83,30 +84,20 @@ func ReapLeft() {
 	}
 }
 
-// runs reports whether the process is there.
-func (p *process) runs() bool {
-	if p == nil {
-		return false
-	}
-	select {
-	case <-p.gone:
-		return false
-	default:
-		return true
-	}
-}
+// runs reports whether there is a process and it has not ended.
+func (p *process) runs() bool { return p != nil && p.ended.Err() == nil }
 
-// end is the channel that is closed at the end of the process; of no process it never is.
-func (p *process) end() <-chan struct{} {
+// done is closed when the process has ended. It is nil if p is.
+func (p *process) done() <-chan struct{} {
 	if p == nil {
 		return nil
 	}
-	return p.gone
+	return p.ended.Done()
 }
 
-// signal sends a signal. A process that has ended gets none, nor does any other.
+// signal sends a signal to the process and, after its end, to no other.
 func (p *process) signal(sig unix.Signal) error {
-	conn, err := p.handle.SyscallConn()
+	conn, err := p.pidfd.SyscallConn()
 	if err != nil {
 		return err
 	}
@@ -117,17 +108,133 @@ func (p *process) signal(sig unix.Signal) error {
 	return sent
 }
 
-// serving reports whether the process has children: the servers of a control daemon. If that cannot be known it says so.
-func (p *process) serving() bool {
+// hasChildren reports whether the process has children, which are the servers of a control daemon, or may have some.
+func (p *process) hasChildren() bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", p.pid, p.pid))
 	return err != nil || strings.TrimSpace(string(data)) != ""
 }
 
-// close lets go of the process, which goes on.
+// close releases the handle. The process continues.
 func (p *process) close() {
 	if p == nil {
 		return
 	}
-	_ = p.handle.Close()
+	_ = p.pidfd.Close()
 	<-p.watched
+	p.setEnd(context.Canceled)
+}
+
+// record identifies the process of a GPU's daemon, for the next plugin. No container sees the file, and only root can read it.
+type record struct {
+	PID int `json:"pid"`
+	// Started is the start of the process in clock ticks since the boot with the ID Boot: proc_pid_stat(5), field 22. No two
+	// processes have the same PID and start.
+	Started uint64 `json:"started"`
+	Boot    string `json:"boot"`
+	// Driver is the version of the program's driver.
+	Driver string `json:"driver"`
+}
+
+// maxRecord bounds the file, in bytes.
+const maxRecord = 4096
+
+// recordOf returns the record of a running process.
+func recordOf(pid int, driver string) (record, error) {
+	started, err := startTime(pid)
+	if err != nil {
+		return record{}, err
+	}
+	boot, err := bootID()
+	if err != nil {
+		return record{}, err
+	}
+	return record{PID: pid, Started: started, Boot: boot, Driver: driver}, nil
+}
+
+// write writes the record into a GPU's directory.
+func (r record) write(gpuDir string) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("write the record of a daemon: %w", err)
+	}
+	return atomicfile.Write(filepath.Join(gpuDir, recordName), append(data, '\n'), 0o600)
+}
+
+// readRecord reads the record in a GPU's directory. If there is none the error is fs.ErrNotExist.
+func readRecord(gpuDir string) (record, error) {
+	path := filepath.Join(gpuDir, recordName)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return record{}, fmt.Errorf("read the record of a daemon: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxRecord))
+	if err != nil {
+		return record{}, fmt.Errorf("read the record of a daemon: %w", err)
+	}
+	r, err := parseRecord(data)
+	if err != nil {
+		return record{}, fmt.Errorf("read %s: %w", path, err)
+	}
+	return r, nil
+}
+
+func parseRecord(data []byte) (record, error) {
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return record{}, err
+	}
+	if r.PID <= 1 || r.Started == 0 || r.Boot == "" {
+		return record{}, fmt.Errorf("not the record of a process: %s", excerpt(string(data)))
+	}
+	return r, nil
+}
+
+// recorded reports whether a GPU's directory has a record, valid or not.
+func recorded(gpuDir string) bool {
+	_, err := os.Lstat(filepath.Join(gpuDir, recordName))
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// matches reports whether the process with that PID is the recorded one. The caller has a pidfd of it, so the PID cannot
+// pass to another process afterwards.
+func (r record) matches() bool {
+	now, err := recordOf(r.PID, r.Driver)
+	return err == nil && now == r
+}
+
+func bootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read the boot ID: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}
+
+// startTime is the start of a process in clock ticks since the boot.
+func startTime(pid int) (uint64, error) {
+	path := fmt.Sprintf("/proc/%d/stat", pid)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, fmt.Errorf("read the start of a process: %w", err)
+	}
+	started, err := parseStart(string(data))
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", path, err)
+	}
+	return started, nil
+}
+
+// parseStart parses field 22 of /proc/PID/stat. The second field is the program's name in parentheses, which may contain
+// any character. The third is Z or X for a process that has ended and is not reaped.
+func parseStart(stat string) (uint64, error) {
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	const index = 22 - 3 // fields begins with the third
+	if len(fields) <= index {
+		return 0, errors.New("fewer than 22 fields")
+	}
+	if fields[0] == "Z" || fields[0] == "X" {
+		return 0, errors.New("the process has ended")
+	}
+	return strconv.ParseUint(fields[index], 10, 64)
 }

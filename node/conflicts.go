@@ -34,7 +34,7 @@ func (e *TakenError) Error() string {
 func (r *Reconciler) checkTaken(next *desired, catalogue *cdi.Catalogue) error {
 	conflicts := r.ofDevices(catalogue.Clashes(r.opts.Path, next.spec), next.resources)
 	devices := countHealthy(next.resources)
-	if devices == 0 || countHealthy(markUnhealthy(next.resources, r.takenBy(conflicts))) > 0 {
+	if devices == 0 || countHealthy(resource.MarkUnhealthy(next.resources, r.takenBy(conflicts))) > 0 {
 		return nil
 	}
 	err := &TakenError{Devices: devices, Conflicts: conflicts}

@@ -79,24 +79,6 @@ func onlyPublished(next, before []resource.Resource) []resource.Resource {
 	return list
 }
 
-// markUnhealthy returns the resources with those healthy devices marked unhealthy for which reason returns one.
-func markUnhealthy(resources []resource.Resource, reason func(*resource.Device) string) []resource.Resource {
-	list := slices.Clone(resources)
-	for i := range list {
-		list[i].Devices = slices.Clone(list[i].Devices)
-		for j := range list[i].Devices {
-			d := &list[i].Devices[j]
-			if !d.Healthy {
-				continue
-			}
-			if why := reason(d); why != "" {
-				d.Healthy, d.Reason = false, why
-			}
-		}
-	}
-	return list
-}
-
 // countHealthy counts the healthy devices, the replicas of one device once.
 func countHealthy(resources []resource.Resource) int {
 	uuids := map[string]bool{}

@@ -219,7 +219,7 @@ func (r *Reconciler) retain(cause error) {
 	}
 	_, passing := errors.AsType[*snapshotError](cause)
 	if !passing || errors.Is(cause, gpu.ErrNotAnswering) || r.failures >= r.opts.Failures {
-		next.Resources = markUnhealthy(next.Resources, func(*resource.Device) string { return cause.Error() })
+		next.Resources = resource.MarkUnhealthy(next.Resources, func(*resource.Device) string { return cause.Error() })
 	}
 	r.publish(next)
 }
@@ -259,7 +259,7 @@ func (a *applied) failure() error { return errors.Join(a.err, a.descriptorErr) }
 func (r *Reconciler) newState(d *desired) State {
 	a := &r.applied
 	taken := r.takenBy(a.conflicts)
-	resources := markUnhealthy(d.resources, func(dev *resource.Device) string {
+	resources := resource.MarkUnhealthy(d.resources, func(dev *resource.Device) string {
 		descriptorErr := a.descriptors[dev.UUID]
 		switch offered := a.offered[r.qualified(dev)]; {
 		case a.requiredErr != nil:
@@ -288,7 +288,7 @@ func (r *Reconciler) newState(d *desired) State {
 // healthier than before.
 func (r *Reconciler) intermediate(next *desired, before State, catalogue *cdi.Catalogue) State {
 	conflicts := catalogue.Clashes(r.opts.Path, next.spec)
-	resources := markUnhealthy(onlyPublished(next.resources, before.Resources), r.takenBy(conflicts))
+	resources := resource.MarkUnhealthy(onlyPublished(next.resources, before.Resources), r.takenBy(conflicts))
 	offered := maps.Clone(r.applied.offered)
 	for _, e := range r.extras {
 		for _, c := range catalogue.Clashes(e.file.path, specOf(next.extras, e.file.kind)) {

@@ -9,22 +9,17 @@ import (
 	"strconv"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 )
 
-// Build says what the node offers. The resources are sorted by name. That of Config.Resource is among them without a
-// device too, so that the kubelet knows that there is none instead of not knowing the resource, unless it has none
-// because rules gave all of them other names.
+// Build returns the resources that the node offers, sorted by name. The configuration must be valid: see Config.Validate.
+// Config.Resource is among the resources without a device too, so that the kubelet reports 0 of them, unless rules give all
+// of its devices other names.
 //
-// A device that is there and cannot be given to a container is listed as unhealthy with the reason, not left out: the
-// kubelet of 1.36 can crash when a device that a pod has leaves the list.
+// A device that cannot be allocated is advertised as unhealthy with the reason, not omitted: the kubelet of 1.36 can crash
+// when a device of a running pod disappears.
 //
-// The error is that of Config.Validate, or a list that would be larger than the kubelet can read; its status is that of
-// wrong usage, and it has a hint.
+// The error is a TooManyDevicesError.
 func Build(s *gpu.Snapshot, c Config) ([]Resource, []Finding, error) {
-	if err := c.Validate(); err != nil {
-		return nil, nil, exit.With(exit.Usage, "see gpu-cdi-plugin config validate", fmt.Errorf("configuration of resources: %w", err))
-	}
 	b := builder{config: &c, seen: map[string]bool{}, used: map[string]bool{}}
 	b.choose(s)
 	b.requireUniform()

@@ -2,6 +2,7 @@ package resource
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -80,6 +81,25 @@ func (d *Device) CDIName(byIndex bool) string {
 
 // Shared reports whether other containers may have the same device.
 func (d *Device) Shared() bool { return d.Replica != NoReplica }
+
+// MarkUnhealthy returns the resources with each healthy device marked as unhealthy for which reason returns one. The
+// argument is not changed.
+func MarkUnhealthy(resources []Resource, reason func(*Device) string) []Resource {
+	list := slices.Clone(resources)
+	for i := range list {
+		list[i].Devices = slices.Clone(list[i].Devices)
+		for j := range list[i].Devices {
+			d := &list[i].Devices[j]
+			if !d.Healthy {
+				continue
+			}
+			if text := reason(d); text != "" {
+				d.Healthy, d.Reason = false, text
+			}
+		}
+	}
+	return list
+}
 
 // Finding is something about the node that the configuration makes noteworthy.
 type Finding struct {

@@ -6,7 +6,6 @@ import (
 	"strconv"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 // MaxID is how long a device's ID may be, in bytes: the limit that the API's definition of Device gives.
@@ -47,7 +46,23 @@ func field(n int) int { return 1 + varint(n) + n }
 
 func varint(n int) int { return max(1, (bits.Len64(uint64(n))+6)/7) }
 
-// checkSize refuses a list that the kubelet could not read: it would drop the connection and have no device at all.
+// TooManyDevicesError is that a resource has more devices than the kubelet can receive.
+type TooManyDevicesError struct {
+	// Resource is the resource's name.
+	Resource string
+	// Devices is their number, and Bytes the size of their list.
+	Devices, Bytes int
+	// Advice is what to change in the configuration.
+	Advice string
+}
+
+// Error describes the size.
+func (e *TooManyDevicesError) Error() string {
+	return fmt.Sprintf("resource %s: a list of %d devices takes %d bytes, and the kubelet reads at most %d",
+		e.Resource, e.Devices, e.Bytes, MaxList)
+}
+
+// checkSize refuses a list that the kubelet cannot read: it would close the connection and have no device at all.
 func checkSize(name string, plans []plan) error {
 	bytes, count, shared, key := 0, 0, 0, ""
 	for i := range plans {
@@ -61,11 +76,13 @@ func checkSize(name string, plans []plan) error {
 	if bytes <= MaxList {
 		return nil
 	}
-	hint := "give some of the devices another resource name with resources.gpus or resources.mig"
+	err := &TooManyDevicesError{
+		Resource: name, Devices: count, Bytes: bytes,
+		Advice: "give some of the devices another resource name with resources.gpus or resources.mig",
+	}
 	if shared > 0 {
-		hint = fmt.Sprintf("lower replicas in %s for %s to about %d for each of the %d shared devices, or share them under several names",
+		err.Advice = fmt.Sprintf("lower replicas in %s for %s to about %d for each of the %d shared devices, or share them under several names",
 			key, name, max(2, MaxList/(bytes/count)/shared), shared)
 	}
-	return exit.With(exit.Usage, hint, fmt.Errorf("resource %s: a list of %d devices takes %d bytes, and the kubelet reads at most %d",
-		name, count, bytes, MaxList))
+	return err
 }

@@ -1,6 +1,7 @@
 package resource
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,7 +10,6 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 // realSize is the size of the message that lists the devices, all unhealthy.
@@ -58,16 +58,16 @@ func TestAListThatIsTooLargeIsRefused(t *testing.T) {
 		return config(rules(Replicated{Name: "nvidia.com/gpu", Replicas: n}))
 	}
 	_, _, err := Build(s, share(10_000))
-	if err == nil || exit.CodeOf(err) != exit.Usage {
+	tooMany, ok := errors.AsType[*TooManyDevicesError](err)
+	if !ok {
 		t.Fatalf("got %v", err)
 	}
 	if want := "resource nvidia.com/gpu: a list of 160000 devices takes "; !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %q", err, want)
 	}
 	var advice int
-	hint := exit.HintOf(err)
-	if _, scanErr := fmt.Sscanf(hint, "lower replicas in sharing.time-slicing.resources for nvidia.com/gpu to about %d for each of the 16 shared devices", &advice); scanErr != nil {
-		t.Fatalf("%v in %q", scanErr, hint)
+	if _, scanErr := fmt.Sscanf(tooMany.Advice, "lower replicas in sharing.time-slicing.resources for nvidia.com/gpu to about %d for each of the 16 shared devices", &advice); scanErr != nil {
+		t.Fatalf("%v in %q", scanErr, tooMany.Advice)
 	}
 	resources, _ := build(t, s, share(advice))
 	if size := realSize(resources[0]); size > MaxList || size < MaxList*9/10 {
@@ -81,8 +81,9 @@ func TestAListOfTooManyWholeDevicesIsRefused(t *testing.T) {
 		s.Devices = append(s.Devices, gpu.Device{Index: i, UUID: fmt.Sprintf("GPU-%036d", i)})
 	}
 	_, _, err := Build(s, defaults())
-	if err == nil || !strings.Contains(exit.HintOf(err), "another resource name") {
-		t.Errorf("%v, hint %q", err, exit.HintOf(err))
+	tooMany, ok := errors.AsType[*TooManyDevicesError](err)
+	if !ok || !strings.Contains(tooMany.Advice, "another resource name") {
+		t.Errorf("got %v", err)
 	}
 }
 
@@ -96,7 +97,8 @@ func TestTheMostReplicas(t *testing.T) {
 		t.Errorf("%d replicas take %d bytes", maxReplicas, size)
 	}
 	for _, n := range []int{-1, 0, 1, maxReplicas + 1, 1 << 62} {
-		if _, _, err := Build(s, config(rules(Replicated{Name: "nvidia.com/gpu", Replicas: n}))); err == nil {
+		c := config(rules(Replicated{Name: "nvidia.com/gpu", Replicas: n}))
+		if err := c.Validate(); err == nil {
 			t.Errorf("%d replicas are accepted", n)
 		}
 	}

@@ -8,9 +8,11 @@ import (
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/metrics"
+	"gpu-cdi-plugin/mps"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/nvml"
 	"gpu-cdi-plugin/plugin"
+	"gpu-cdi-plugin/resource"
 )
 
 // errorTable gives the libraries' errors their exit status and the hint what to do about them. The first row that
@@ -63,6 +65,8 @@ var errorTable = []errorRow{
 	sentinel(plugin.ErrLongPath, exit.Usage, "give a directory with a shorter path, or a link to it"),
 	sentinel(metrics.ErrListen, exit.Failure,
 		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
+	sentinel(mps.ErrPIDNamespace, exit.Failure, "set hostPID: true in the pod's spec, or do not share GPUs by MPS"),
+	typed(func(e *resource.TooManyDevicesError) (exit.Code, string) { return exit.Usage, e.Advice }),
 }
 
 // errorRow returns the exit status and the hint of an error that it knows.

@@ -26,7 +26,7 @@ read-only root directory with the GPU's directories, in which no link is followe
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(_ *cobra.Command, args []string) error {
-			e.Own, e.Program, e.Env = args[0], args[1], args[2:]
+			e.Dir, e.Program, e.Env = args[0], args[1], args[2:]
 			return mps.Enter(e)
 		},
 	}

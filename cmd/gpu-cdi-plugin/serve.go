@@ -18,6 +18,7 @@ import (
 	"gpu-cdi-plugin/mps"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/plugin"
+	"gpu-cdi-plugin/resource"
 )
 
 func (a *app) serveCommand() *cobra.Command {
@@ -97,6 +98,9 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err := a.checkDirs(a.log); err != nil {
 		return err
 	}
+	if err := s.claimMPS(a); err != nil {
+		return err
+	}
 	return s.run(cmd, s.plugin.Run, s.keeper.Run)
 }
 
@@ -168,7 +172,7 @@ func (s *service) publish(state node.State) {
 	s.publishing.Lock()
 	s.state = state
 	s.publishing.Unlock()
-	s.keeper.Want(mps.Wants(state.Resources))
+	s.keeper.Set(mps.Daemons(state.Resources))
 	s.advertise()
 }
 
@@ -186,7 +190,7 @@ func (s *service) advertise() {
 	s.publishing.Lock()
 	defer s.publishing.Unlock()
 	state := s.state
-	state.Resources = mps.WithGrants(s.keeper.Judge(state.Resources), s.app.mpsDir())
+	state.Resources = mps.WithGrants(resource.MarkUnhealthy(state.Resources, s.keeper.Problem), s.app.mpsDir())
 	refused := ""
 	if err := s.plugin.Update(state.Resources); err != nil {
 		refused = inLine(err)

@@ -130,7 +130,7 @@ func TestServeLogsWhatMPSDoes(t *testing.T) {
 	s, uuid := newMPS(t, 2)
 	s.start()
 	s.listed(sharedResource, 2, 0)
-	s.says(uuid + ": its MPS control daemon answers; each client may use ")
+	s.says(uuid + ": its MPS control daemon is ready; each client may use ")
 
 	mustDo(t, os.Rename(s.node.MPSControl(), s.node.MPSControl()+".gone"))
 	mustDo(t, syscall.Kill(s.daemon(uuid), syscall.SIGKILL))
@@ -142,7 +142,7 @@ func TestServeLogsWhatMPSDoes(t *testing.T) {
 	s.configure("")
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 4, 0)
-	s.says(uuid + ": its MPS control daemon has ended, as it was told to")
-	s.says(uuid + ": the GPU is not shared by MPS any more")
+	s.says(uuid + ": its MPS control daemon has ended as requested")
+	s.says(uuid + ": the GPU is no longer shared by MPS")
 	s.wantReadable()
 }

@@ -21,11 +21,13 @@ func (s *service) newKeeper(h host.Host) *mps.Keeper {
 	return mps.New(mps.Options{
 		Dir:      s.app.mpsDir(),
 		Insecure: s.app.InsecurePaths,
-		Helper:   mps.Helper{Path: "/proc/self/exe", Args: []string{"gpu-cdi-plugin", mpsExec}},
-		Program:  func(context.Context) (mps.Program, error) { return s.mpsProgram(h) },
-		Modes:    s.driver,
-		Changed:  s.advertise,
-		Log:      s.app.log,
+		// The kubelet serves this socket with either kind of registration.
+		KubeletSocket: filepath.Join(s.app.plugin.DevicePluginDir, "kubelet.sock"),
+		Helper:        mps.Helper{Path: "/proc/self/exe", Args: []string{"gpu-cdi-plugin", mpsExec}},
+		Program:       func(context.Context) (mps.Program, error) { return s.mpsProgram(h) },
+		Modes:         s.driver,
+		Changed:       s.advertise,
+		Log:           s.app.log,
 	})
 }
 

@@ -209,7 +209,7 @@ func TestServeSharesByMPS(t *testing.T) {
 	if now := s.daemon(uuid); now != second {
 		t.Errorf("with a client the daemon is %d, want %d", now, second)
 	}
-	waitFor(t, "a look at the daemon's clients", func() bool { return strings.Contains(s.log.String(), "ends when its clients have") })
+	waitFor(t, "a check of the daemon's clients", func() bool { return strings.Contains(s.log.String(), "ends when its last client has ended") })
 	mustDo(t, client.Process.Kill())
 	_ = client.Wait()
 	waitFor(t, "the end of the daemon", func() bool { return s.daemon(uuid) == 0 && s.computeMode(uuid) == "0" })
@@ -260,6 +260,28 @@ func TestServeNeedsPermissionForMPS(t *testing.T) {
 	}
 	mustDo(t, s.node.Clear())
 	s.listed(sharedResource, 2, 0)
+}
+
+// In a pod without hostPID the plugin has a PID namespace of its own.
+func TestServeNeedsTheHostsPIDNamespaceForMPS(t *testing.T) {
+	t.Parallel()
+	s, uuid := newMPS(t, 2)
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Args = []string{
+		"gpu-cdi-plugin", "serve", "--root", s.node.Root(), "--cdi-dir", filepath.Dir(s.spec), "--config", s.config,
+		"--device-plugin-dir", s.kubelet.Dir, "--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"),
+		"--hook-path", "/bin/true",
+	}
+	cmd.Env = append(os.Environ(), insecure)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	out, err := cmd.CombinedOutput()
+	const want = "error: this process is not in the host's PID namespace, which MPS needs\nhint: set hostPID: true in the pod's spec"
+	if exitErr, ok := errors.AsType[*exec.ExitError](err); !ok || exitErr.ExitCode() != 1 || !strings.Contains(string(out), want) {
+		t.Errorf("it ended with %v and printed\n%s\nwant %q", err, out, want)
+	}
+	if _, err := os.Stat(filepath.Join(s.mpsDir(), uuid)); err == nil {
+		t.Error("the GPU was prepared for MPS")
+	}
 }
 
 // The control program, its server and the libraries that they are given run as root.

@@ -103,7 +103,7 @@ func TestServeRefusesToShareByMPSBesideAnother(t *testing.T) {
 		s.configure(fmt.Sprintf(byMPS, 2) + more)
 		s.signal(syscall.SIGHUP)
 		waitFor(t, "the complaint about the configuration", func() bool {
-			return strings.Count(s.log.String(), "the old one stays in use: keep the MPS control daemons: ") == i+1
+			return strings.Count(s.log.String(), "the old one stays in use: share GPUs by MPS: lock ") == i+1
 		})
 		s.listed(gpuResource, 4, 0)
 	}

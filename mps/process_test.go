@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,8 +36,8 @@ func TestRecordReadsBack(t *testing.T) {
 	}
 	info, err := os.Stat(filepath.Join(dir, recordName))
 	must(t, err)
-	if info.Mode().Perm() != 0o600 || !recorded(dir) || !got.holds() {
-		t.Errorf("mode %v, recorded %t, holds %t", info.Mode(), recorded(dir), got.holds())
+	if info.Mode().Perm() != 0o600 || !recorded(dir) || !got.matches() {
+		t.Errorf("mode %v, recorded %t, holds %t", info.Mode(), recorded(dir), got.matches())
 	}
 }
 
@@ -51,32 +52,20 @@ func TestARecordHoldsForOneProcess(t *testing.T) {
 	} {
 		other := mine
 		change(&other)
-		if other.holds() {
+		if other.matches() {
 			t.Errorf("%s: it holds", name)
 		}
 	}
 }
 
-// The daemons of the version before are found too, by records that say nothing of how they are confined.
-func TestARecordOfTheVersionBefore(t *testing.T) {
-	r, err := recordOf(os.Getpid(), "580.1")
-	must(t, err)
-	before, err := parseRecord(fmt.Appendf(nil, `{"version":1,"pid":%d,"started":%d,"boot":%q,"driver":"580.1"}`, r.PID, r.Started, r.Boot))
-	must(t, err)
-	if !before.holds() || before.confined() || !r.confined() {
-		t.Errorf("it holds: %t, confined: %t; one of now is confined: %t", before.holds(), before.confined(), r.confined())
-	}
-}
-
 func TestBadRecords(t *testing.T) {
 	for name, text := range map[string]string{
-		"nothing":         "",
-		"no JSON":         "12\n",
-		"half a record":   `{"version":1,"pid":12,"sta`,
-		"another version": `{"version":3,"pid":12,"started":5,"boot":"a"}`,
-		"init":            `{"version":1,"pid":1,"started":5,"boot":"a"}`,
-		"a group":         `{"version":1,"pid":-12,"started":5,"boot":"a"}`,
-		"no boot":         `{"version":1,"pid":12,"started":5}`,
+		"nothing":       "",
+		"no JSON":       "12\n",
+		"half a record": `{"pid":12,"sta`,
+		"init":          `{"pid":1,"started":5,"boot":"a"}`,
+		"a group":       `{"pid":-12,"started":5,"boot":"a"}`,
+		"no boot":       `{"pid":12,"started":5}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -114,8 +103,8 @@ func TestParseStart(t *testing.T) {
 }
 
 func FuzzParseRecord(f *testing.F) {
-	f.Add([]byte(`{"version":1,"pid":12,"started":5,"boot":"a","driver":"580"}`))
-	f.Add([]byte(`{"version":1,"pid":1e9}`))
+	f.Add([]byte(`{"pid":12,"started":5,"boot":"a","driver":"580"}`))
+	f.Add([]byte(`{"pid":1e9}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, err := parseRecord(data)
 		if (err == nil) != (r.PID > 1 && r.Started > 0 && r.Boot != "") {
@@ -125,13 +114,16 @@ func FuzzParseRecord(f *testing.F) {
 	})
 }
 
+// how returns how a process ended.
+func how(p *process) string { return context.Cause(p.ended).Error() }
+
 func TestProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "600")
 	must(t, cmd.Start())
 	p, err := openProcess(cmd.Process.Pid, nil)
 	must(t, err)
-	if !p.runs() || p.serving() {
-		t.Errorf("runs %t, serving %t", p.runs(), p.serving())
+	if !p.runs() || p.hasChildren() {
+		t.Errorf("runs %t, serving %t", p.runs(), p.hasChildren())
 	}
 	other, err := openProcess(cmd.Process.Pid, func() bool { return true })
 	must(t, err)
@@ -140,9 +132,9 @@ func TestProcess(t *testing.T) {
 		t.Error("another process was taken")
 	}
 	must(t, p.signal(unix.SIGTERM))
-	<-p.end()
-	if p.runs() || p.how != "was ended by signal SIGTERM" {
-		t.Errorf("runs %t, %s", p.runs(), p.how)
+	<-p.done()
+	if p.runs() || how(p) != "was ended by signal SIGTERM" {
+		t.Errorf("runs %t, %s", p.runs(), how(p))
 	}
 	if err := p.signal(unix.SIGKILL); !errors.Is(err, unix.ESRCH) {
 		t.Errorf("a signal to one that has ended: %v", err)
@@ -153,7 +145,7 @@ func TestProcess(t *testing.T) {
 		t.Errorf("it was not reaped: %v", err)
 	}
 	var none *process
-	if none.close(); none.runs() || none.end() != nil {
+	if none.close(); none.runs() || none.done() != nil {
 		t.Error("no process runs")
 	}
 }
