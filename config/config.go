@@ -1,8 +1,8 @@
-// Package config is the configuration file as a value: the options for all verbs and everything that the device plugin
-// can be told. It has the defaults, the rules, the words of the documentation and the JSON schema.
+// Package config defines the configuration file: the options of all verbs and those of the device plugin, with defaults,
+// validation, documentation and, in the tests, the JSON schema.
 //
-// It reads bytes, not files, and knows no flags; that a flag comes before the environment and the environment before the
-// file is the command line's business.
+// It parses bytes, reads no files and knows no flags. That flags override the environment and the environment the file is
+// the command line's business.
 package config
 
 import (
@@ -12,20 +12,21 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Config is the whole configuration. Each key has its documentation in keys.go.
+// Config is the whole configuration. keys.go documents each key.
 type Config struct {
 	Common `yaml:",inline"`
 	Plugin `yaml:",inline"`
 }
 
-// Common are the options that every verb takes.
+// Common are the options of all verbs.
 type Common struct {
-	// Root is the directory that /proc, /sys and /etc/cdi are under.
+	// Root is the directory with the host's /proc, /sys and /etc/cdi.
 	Root string `yaml:"root" json:"root"`
-	// DriverRoot and DevRoot are where the driver is installed and whose dev/ holds its nodes; empty means Root.
+	// DriverRoot is the directory in which the driver is installed, and DevRoot the one whose dev/ has the device nodes; empty
+	// means detected.
 	DriverRoot string `yaml:"driver-root" json:"driver-root"`
 	DevRoot    string `yaml:"dev-root" json:"dev-root"`
-	// NVMLLibrary is the path of libnvidia-ml.so.1; empty means that it is looked for.
+	// NVMLLibrary is the path of libnvidia-ml.so.1; empty means detected.
 	NVMLLibrary string `yaml:"nvml-library" json:"nvml-library"`
 	// CDIDir is the directory that specs are written to.
 	CDIDir string `yaml:"cdi-dir" json:"cdi-dir"`
@@ -33,86 +34,86 @@ type Common struct {
 	CDIKind string `yaml:"cdi-kind" json:"cdi-kind"`
 	// HookPath is the host's path of prestart-hook; empty means beside the running program.
 	HookPath string `yaml:"hook-path" json:"hook-path"`
-	// InsecurePaths allows a hook, a driver's library and directories that others than root could change.
+	// InsecurePaths allows programs, libraries and directories that other users than root can change.
 	InsecurePaths bool `yaml:"insecure-paths" json:"insecure-paths"`
-	// LogLevel and LogFormat say what is logged to stderr, and how.
+	// LogLevel is the minimum level to log, and LogFormat the format.
 	LogLevel  string `yaml:"log-level" json:"log-level"`
 	LogFormat string `yaml:"log-format" json:"log-format"`
 }
 
-// Plugin is what the device plugin can be told.
+// Plugin are the options of the device plugin.
 type Plugin struct {
-	// DevicePluginDir is where the kubelet's socket is and ours are made.
+	// DevicePluginDir is the kubelet's directory for the sockets of device plugins, with its own socket.
 	DevicePluginDir string `yaml:"device-plugin-dir" json:"device-plugin-dir"`
-	// PluginsRegistryDir is the directory that the kubelet's plugin watcher looks at.
+	// PluginsRegistryDir is the directory of the kubelet's plugin watcher.
 	PluginsRegistryDir string `yaml:"plugins-registry-dir" json:"plugins-registry-dir"`
-	// Registration is how the kubelet gets to know the plugin.
+	// Registration is the method of registration with the kubelet.
 	Registration Registration `yaml:"registration" json:"registration"`
-	// RuntimeDir is for what need not outlive a boot: the files that MPS daemons and their clients share.
+	// RuntimeDir has files that need not survive a reboot: those that MPS daemons share with their clients.
 	RuntimeDir string `yaml:"runtime-dir" json:"runtime-dir"`
-	// StateDir is for files that must survive a reboot: the device descriptors, which the kubelet mounts into a container
-	// again without a new allocation.
+	// StateDir has files that must survive a reboot: the descriptors of devices, which the kubelet mounts again into a
+	// container that restarts, without a new allocation.
 	StateDir string `yaml:"state-dir" json:"state-dir"`
-	// Strategy lists how a container is given its devices.
+	// Strategy lists the ways in which a container gets its devices.
 	Strategy []Strategy `yaml:"strategy" json:"strategy"`
-	// DeviceIDStrategy is which names of devices containers and runtimes are given.
+	// DeviceIDStrategy selects the names of devices for containers and runtimes.
 	DeviceIDStrategy DeviceIDStrategy `yaml:"device-id-strategy" json:"device-id-strategy"`
-	// CDIAnnotationPrefix begins the keys of CDIAnnotations.
+	// CDIAnnotationPrefix is the beginning of annotation keys with CDIAnnotations.
 	CDIAnnotationPrefix string `yaml:"cdi-annotation-prefix" json:"cdi-annotation-prefix"`
 	// GPUTimeout is how long a GPU may not answer before it is unhealthy.
 	GPUTimeout Duration `yaml:"gpu-timeout" json:"gpu-timeout"`
-	// FailOnInitError tells to end with an error if there is no driver at the start. Otherwise it is waited for.
+	// FailOnInitError is whether to exit with an error if there is no driver at the start, instead of waiting for it.
 	FailOnInitError bool `yaml:"fail-on-init-error" json:"fail-on-init-error"`
-	// Listen is HOST:PORT of the listener for metrics and health; empty means none.
+	// Listen is HOST:PORT of the server for metrics and health; empty means none.
 	Listen string `yaml:"listen" json:"listen"`
-	// Extras are what containers with devices get besides, where the node has it.
+	// Extras are what containers get with a GPU if the node has it.
 	Extras []Extra `yaml:"extras" json:"extras"`
-	// IMEX are the IMEX channels that containers with devices get.
+	// IMEX are the IMEX channels that containers with a GPU get.
 	IMEX IMEX `yaml:"imex" json:"imex"`
-	// Allocation is which devices the kubelet is told to take.
+	// Allocation selects the devices that the kubelet should prefer.
 	Allocation Allocation `yaml:"allocation" json:"allocation"`
-	// Config says what is offered, and under which names.
+	// Config selects the devices that are offered, and their resource names.
 	resource.Config `yaml:",inline"`
 }
 
-// Registration is how the kubelet gets to know the plugin.
+// Registration is a method of registration with the kubelet.
 type Registration string
 
-// The ways to register.
+// The methods of registration.
 const (
 	// RegisterKubelet calls Register on the kubelet's socket.
 	RegisterKubelet Registration = "kubelet"
-	// RegisterWatcher puts a socket where the kubelet's plugin watcher finds it.
+	// RegisterWatcher creates a socket where the kubelet's plugin watcher finds it.
 	RegisterWatcher Registration = "watcher"
 )
 
-// Registrations lists the ways to register.
+// Registrations returns the methods of registration.
 func Registrations() []string { return []string{string(RegisterKubelet), string(RegisterWatcher)} }
 
-// Strategy is a way to give a container its devices.
+// Strategy is a way in which a container gets its devices.
 type Strategy string
 
 // The strategies.
 const (
-	// CDICRI names CDI devices in the answer's own field.
+	// CDICRI names CDI devices in the field of AllocateResponse for them.
 	CDICRI Strategy = "cdi-cri"
 	// CDIAnnotations names CDI devices in annotations, for older kubelets and engines.
 	CDIAnnotations Strategy = "cdi-annotations"
-	// DeviceSpecs has the device nodes and mounts in the answer, for kubelets and engines without CDI.
+	// DeviceSpecs returns device nodes and mounts, for kubelets and engines without CDI.
 	DeviceSpecs Strategy = "device-specs"
 	// Envvar names the devices in NVIDIA_VISIBLE_DEVICES, for NVIDIA's own runtime.
 	Envvar Strategy = "envvar"
 )
 
-// Strategies lists the strategies.
+// Strategies returns the strategies.
 func Strategies() []string {
 	return []string{string(CDICRI), string(CDIAnnotations), string(DeviceSpecs), string(Envvar)}
 }
 
-// DeviceIDStrategy is which names of devices containers and runtimes are given.
+// DeviceIDStrategy selects the names of devices for containers and runtimes.
 type DeviceIDStrategy string
 
-// The names.
+// The strategies for names.
 const (
 	// ByUUID names a device by its UUID.
 	ByUUID DeviceIDStrategy = "uuid"
@@ -120,10 +121,10 @@ const (
 	ByIndex DeviceIDStrategy = "index"
 )
 
-// DeviceIDStrategies lists the names.
+// DeviceIDStrategies returns the strategies for names.
 func DeviceIDStrategies() []string { return []string{string(ByUUID), string(ByIndex)} }
 
-// Extra is something of the node that a container can be given besides GPUs.
+// Extra is a feature of the node that containers can get in addition to GPUs.
 type Extra string
 
 // The extras.
@@ -138,32 +139,32 @@ const (
 	NVSwitch Extra = "nvswitch"
 )
 
-// Extras lists the extras.
+// Extras returns the extras.
 func Extras() []string {
 	return []string{string(GDS), string(GDRCopy), string(MOFED), string(NVSwitch)}
 }
 
-// IMEX are the channels by which GPUs of several nodes share memory.
+// IMEX selects the channels through which GPUs of several nodes share memory.
 type IMEX struct {
-	// Channels are the numbers of the channels that every container gets.
+	// Channels are the numbers of the channels that each container gets.
 	Channels []int `yaml:"channels" json:"channels"`
-	// Required tells that no device is offered without all of the channels.
+	// Required makes all devices unhealthy while one of the channels is missing.
 	Required bool `yaml:"required" json:"required"`
 }
 
-// Allocation is which of the available devices are best.
+// Allocation ranks the available devices.
 type Allocation struct {
 	// Policy is for GPUs, SharedPolicy for replicas and MIG devices.
 	Policy       allocator.Policy `yaml:"policy" json:"policy"`
 	SharedPolicy allocator.Policy `yaml:"shared-policy" json:"shared-policy"`
-	// Weights are what connections of GPUs are worth.
+	// Weights are the scores for connections of GPUs.
 	Weights allocator.Weights `yaml:"weights" json:"weights"`
 }
 
-// MaxChannel is the highest number that a channel can have: it is a minor number.
-const MaxChannel = 1<<20 - 1
+// maxChannel is the highest number of a channel, which is a minor number of Linux.
+const maxChannel = 1<<20 - 1
 
-// Default is the configuration of who configures nothing.
+// Default returns the default configuration.
 func Default() Config {
 	return Config{
 		Common: Common{

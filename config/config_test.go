@@ -20,7 +20,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "write the golden files")
 
 const schemaFile = "../specs/config.schema.json"
 
@@ -183,7 +183,7 @@ func TestParseReportsAllProblems(t *testing.T) {
 				"line 1: unknown key cdi_dir; did you mean cdi-dir?", "line 2: unknown key gpus.only",
 				"line 3: unknown key sharing.time-slicing.resources[0].nam; did you mean name?",
 				`sharing.time-slicing.resources[0].name: resource name "": want VENDOR/NAME, such as nvidia.com/gpu`,
-				"sharing.time-slicing.resources[0].replicas: is 0, want 2 or more",
+				"sharing.time-slicing.resources[0].replicas: want 2 or more, got 0",
 			},
 		},
 		"values of the wrong kind, and wrong values beside them": {
@@ -195,7 +195,14 @@ func TestParseReportsAllProblems(t *testing.T) {
 				`mig-strategy: unknown value "some"; known are none, single, mixed`,
 			},
 		},
-		"a key twice":    {"root: /a\nroot: /b\n", []string{"line 2: the key root is there twice"}},
+		"a value of the wrong kind is reported once": {
+			"sharing: {time-slicing: {resources: [{name: a.b/c, replicas: two}]}}\nroot: [a]\n",
+			[]string{
+				`line 1: sharing.time-slicing.resources[0].replicas: want a whole number, got "two"`,
+				"line 2: root: want text, got a list",
+			},
+		},
+		"a key twice":    {"root: /a\nroot: /b\n", []string{"line 2: duplicate key root"}},
 		"two documents":  {"root: /a\n---\nroot: /b\n", []string{"more than one YAML document"}},
 		"no YAML":        {"root: [\n", []string{"yaml: line 1: did not find expected node content"}},
 		"no mapping":     {"only text\n", []string{`line 1: want keys and values, got "only text"`}},
@@ -216,7 +223,7 @@ func TestParseReportsAllProblems(t *testing.T) {
 func TestValidateReportsAllProblems(t *testing.T) {
 	c := Config{Common: Common{CDIKind: "gpu", LogLevel: "loud"}, Plugin: Plugin{
 		Strategy: []Strategy{"cdi", CDICRI, CDICRI}, Listen: ":9400", StateDir: "state",
-		Extras: []Extra{"rdma", GDS, GDS}, IMEX: IMEX{Channels: []int{3, -1, MaxChannel + 1, 3}},
+		Extras: []Extra{"rdma", GDS, GDS}, IMEX: IMEX{Channels: []int{3, -1, maxChannel + 1, 3}},
 		Allocation: Allocation{Policy: "best", Weights: allocator.Weights{Node: -1, NVLink: allocator.MaxWeight + 1}},
 		Config:     resource.Config{Resource: "gpu"},
 	}}
@@ -232,23 +239,23 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		`runtime-dir "": want an absolute path, the same as on the host`,
 		`state-dir "state": want an absolute path, the same as on the host`,
 		`strategy: unknown value "cdi"; known are cdi-cri, cdi-annotations, device-specs, envvar`,
-		"strategy: cdi-cri is there twice",
+		"strategy: duplicate value cdi-cri",
 		`device-id-strategy: unknown value ""; known are uuid, index`,
-		`cdi-annotation-prefix "": want a domain and a slash, such as cdi.k8s.io/, and at most 31 characters behind it`,
+		`cdi-annotation-prefix "": want a domain and a slash, such as cdi.k8s.io/, and at most 31 characters after it`,
 		"gpu-timeout 0s: want 1s or more",
-		`listen ":9400" has no host; for all of the node's addresses say 0.0.0.0:9400 or [::]:9400`,
+		`listen ":9400": want a host; use 0.0.0.0:9400 or [::]:9400 for all addresses of the node`,
 		`extras: unknown value "rdma"; known are gds, gdrcopy, mofed, nvswitch`,
-		"extras: gds is there twice",
-		"imex.channels: -1 is not a number from 0 to 1048575",
-		"imex.channels: 1048576 is not a number from 0 to 1048575",
-		"imex.channels: 3 is there twice",
+		"extras: duplicate value gds",
+		"imex.channels: want numbers from 0 to 1048575, got -1",
+		"imex.channels: want numbers from 0 to 1048575, got 1048576",
+		"imex.channels: duplicate channel 3",
 		`allocation.policy: unknown value "best"; known are topology, partition, numa, spread, pack`,
 		`allocation.shared-policy: unknown value ""; known are topology, partition, numa, spread, pack`,
-		"allocation.weights.node: -1 is not a number from 0 to 10000",
-		"allocation.weights.nvlink: 10001 is not a number from 0 to 10000",
+		"allocation.weights.node: want a number from 0 to 10000, got -1",
+		"allocation.weights.nvlink: want a number from 0 to 10000, got 10001",
 		`resource: resource name "gpu": want VENDOR/NAME, such as nvidia.com/gpu`,
 		`mig-strategy: unknown value ""; known are none, single, mixed`,
-		"sharing.mps.shared-memory-mib: is 0, want 1 to 1048576",
+		"sharing.mps.shared-memory-mib: want 1 to 1048576, got 0",
 	}
 	err := c.Validate()
 	if err == nil {
@@ -262,7 +269,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 func TestRequiredChannelsAreNamed(t *testing.T) {
 	c := Default()
 	c.IMEX.Required = true
-	if err := c.Validate(); err == nil || err.Error() != "imex.required: there is no channel in imex.channels" {
+	if err := c.Validate(); err == nil || err.Error() != "imex.required: want a channel in imex.channels" {
 		t.Errorf("error %v", err)
 	}
 	c.IMEX.Channels = []int{0}
@@ -304,25 +311,25 @@ func TestTheDefaultIsValidAndItsDocumentReadsBack(t *testing.T) {
 	}
 }
 
-// Examples are read as if somebody had taken their comment signs away.
+// Examples must be valid without their comment signs.
 func TestExamplesAreValid(t *testing.T) {
 	for _, k := range keys {
-		if k.Example == "" {
+		if k.example == "" {
 			continue
 		}
 		indent, text := "\n", ""
-		for name := range strings.SplitSeq(k.Path, ".") {
+		for name := range strings.SplitSeq(k.path, ".") {
 			text += indent + name + ":"
 			indent += "  "
 		}
-		text += indent + strings.ReplaceAll(k.Example, "\n", indent)
+		text += indent + strings.ReplaceAll(k.example, "\n", indent)
 		f, err := Parse([]byte(text))
 		if err == nil {
-			f.Config.MPS = true // which examples need as the documentation says
+			f.Config.MPS = true // documented as needed for sharing.mps
 			err = f.Config.Validate()
 		}
 		if err != nil {
-			t.Errorf("%s: %v\n%s", k.Path, err, text)
+			t.Errorf("%s: %v\n%s", k.path, err, text)
 		}
 	}
 }
@@ -331,9 +338,9 @@ func TestEveryKeyIsDocumentedInTheOrderOfTheStruct(t *testing.T) {
 	want := structPaths(reflect.TypeFor[Config](), "")
 	var got []string
 	for _, k := range keys {
-		got = append(got, k.Path)
+		got = append(got, k.path)
 		if k.sentence() == "" {
-			t.Errorf("%s has no documentation", k.Path)
+			t.Errorf("%s has no documentation", k.path)
 		}
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -399,7 +406,7 @@ func leaves(v reflect.Value, path string) func(func(leaf) bool) {
 }
 
 func TestThePublishedSchemaIsThisOne(t *testing.T) {
-	got, err := Schema()
+	got, err := publishedSchema()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -413,7 +420,7 @@ func TestThePublishedSchemaIsThisOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("-specs +program; make generate writes it\n%s", diff)
+		t.Errorf("-specs +program; make generate updates it\n%s", diff)
 	}
 }
 
@@ -516,7 +523,7 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 
 func compileSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
-	data, err := Schema()
+	data, err := publishedSchema()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -553,9 +560,9 @@ func instance(t *testing.T, text string) any {
 	return doc
 }
 
-func TestUsageIsThereForEveryFlag(t *testing.T) {
+func TestEveryFlagHasUsage(t *testing.T) {
 	for _, s := range new(Default()).scalars() {
-		if !slices.ContainsFunc(keys, func(k Key) bool { return k.Path == s.key }) || Usage(s.key) == "" {
+		if !slices.ContainsFunc(keys, func(k key) bool { return k.path == s.key }) || Usage(s.key) == "" {
 			t.Errorf("%s has no usage", s.key)
 		}
 	}

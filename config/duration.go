@@ -8,7 +8,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Duration is a time such as 10s or 1m30s, in the file and as a flag.
+// Duration is a duration such as 10s or 1m30s, in the file and as a flag.
 type Duration time.Duration
 
 var (
@@ -16,13 +16,13 @@ var (
 	_ yaml.Unmarshaler       = (*Duration)(nil)
 )
 
-// String writes the duration as Go does.
+// String formats the duration as time.Duration does.
 func (d Duration) String() string { return time.Duration(d).String() }
 
-// Type is what pflag shows for a flag whose usage names no placeholder.
+// Type implements pflag.Value.
 func (d *Duration) Type() string { return "duration" }
 
-// Set reads what String writes.
+// Set parses a duration of more than 0.
 func (d *Duration) Set(text string) error {
 	parsed, err := time.ParseDuration(text)
 	if err != nil || parsed <= 0 {
@@ -32,10 +32,10 @@ func (d *Duration) Set(text string) error {
 	return nil
 }
 
-// MarshalText writes the duration as String.
+// MarshalText implements encoding.TextMarshaler.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// UnmarshalYAML reads what MarshalText writes.
+// UnmarshalYAML implements yaml.Unmarshaler.
 func (d *Duration) UnmarshalYAML(n *yaml.Node) error {
 	if err := d.Set(n.Value); err != nil {
 		return &yaml.TypeError{Errors: []string{fmt.Sprintf("line %d: %v", n.Line, err)}}

@@ -1,142 +1,284 @@
 package config
 
 import (
+	"bytes"
+	"fmt"
 	"slices"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/resource"
 )
 
-// Key is the documentation of a key.
-type Key struct {
-	// Path is where the key is: "sharing.time-slicing.resources[].replicas".
-	Path string
-	// Usage says what it means. Back quotes are around the word for its value, as in the usage of flags.
-	Usage string
-	// Required tells that an item of the list must have it.
-	Required bool
-	// Values are the values that are known, if only those are accepted.
-	Values []string
-	// Least is the least value, if it is a number.
-	Least int
-	// Most is the greatest value, if it is a number, or a list of numbers, and there is one.
-	Most int
-	// Example is what its value may look like, in YAML, where the default shows too little.
-	Example string
+// key documents a key of the file.
+type key struct {
+	// path is the full name: "sharing.time-slicing.resources[].replicas".
+	path string
+	// usage is the meaning. Back quotes mark the word for the value, as in the usage of flags.
+	usage string
+	// required is whether each item of the list must have the key.
+	required bool
+	// values are the accepted values; nil accepts any.
+	values []string
+	// minimum and maximum bound a number, or each number of a list. A maximum of 0 is none.
+	minimum, maximum int
+	// example is a value in YAML, for keys whose default shows too little.
+	example string
 }
 
-// Usage is the text for the flag of that name.
-func Usage(flag string) string { return keyOf(flag).Usage }
+// Usage returns the usage text of a flag.
+func Usage(flag string) string { return keyOf(flag).usage }
 
-func keyOf(path string) Key {
-	i := slices.IndexFunc(keys, func(k Key) bool { return k.Path == path })
+func keyOf(path string) key {
+	i := slices.IndexFunc(keys, func(k key) bool { return k.path == path })
 	if i < 0 {
-		return Key{}
+		return key{}
 	}
 	return keys[i]
 }
 
-// sentence is the usage as a sentence, for where there are no flags.
-func (k Key) sentence() string {
-	text := strings.ReplaceAll(k.Usage, "`", "")
+// sentence returns the usage as a sentence, for the file and the schema.
+func (k key) sentence() string {
+	text := strings.ReplaceAll(k.usage, "`", "")
 	if text == "" {
 		return ""
 	}
 	return strings.ToUpper(text[:1]) + strings.TrimSuffix(text[1:], ".") + "."
 }
 
-// keys are all keys in the order of the struct.
-var keys = []Key{
-	{Path: "root", Usage: "`directory` that /proc, /sys and /etc/cdi are under, and the driver unless told otherwise"},
-	{Path: "driver-root", Usage: "`directory` that the driver is installed under (default --root, or where --nvml-library is)"},
-	{Path: "dev-root", Usage: "`directory` whose dev/ holds the device nodes (default --root, else --driver-root)"},
-	{Path: "nvml-library", Usage: "`path` of libnvidia-ml.so.1 (default: looked for)"},
-	{Path: "cdi-dir", Usage: "`directory` that specs are written to"},
-	{Path: "cdi-kind", Usage: "`vendor/class` of the devices in specs"},
-	{Path: "hook-path", Usage: "host `path` of prestart-hook, written into specs (default: beside this program)"},
-	{Path: "insecure-paths", Usage: "run and load also what others than root could change, with a warning: for work from a source tree"},
-	{Path: "log-level", Usage: "least `level` to log: debug, info, warn, error", Values: LogLevels()},
-	{Path: "log-format", Usage: "`format` of logs: text, json", Values: LogFormats()},
+// Document returns the configuration as a YAML file with a comment for each key.
+func (c *Config) Document() ([]byte, error) {
+	var doc yaml.Node
+	if err := doc.Encode(c); err != nil {
+		return nil, fmt.Errorf("write the configuration as YAML: %w", err)
+	}
+	addComments(&doc, "")
+	var b bytes.Buffer
+	e := yaml.NewEncoder(&b)
+	e.SetIndent(2)
+	if err := e.Encode(&doc); err != nil {
+		return nil, fmt.Errorf("write the configuration as YAML: %w", err)
+	}
+	return b.Bytes(), nil
+}
 
-	{Path: "device-plugin-dir", Usage: "`directory` of the kubelet's socket for device plugins; ours are made there too"},
-	{Path: "plugins-registry-dir", Usage: "`directory` in which the kubelet looks for plugins, for the registration watcher"},
-	{Path: "registration", Usage: "`way` to register: kubelet (call its socket), watcher (be found in plugins-registry-dir)", Values: Registrations()},
-	{Path: "runtime-dir", Usage: "`directory` for the MPS daemons' files; in /run, and with the same path on the host"},
-	{Path: "state-dir", Usage: "`directory` for the device descriptors, which must survive a reboot; the same path on the host"},
-	{Path: "strategy", Usage: "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar", Values: Strategies()},
-	{Path: "device-id-strategy", Usage: "`names` of devices in CDI names and variables: uuid, index (means another GPU when one is added or removed)", Values: DeviceIDStrategies()},
-	{Path: "cdi-annotation-prefix", Usage: "`prefix` of the annotations of the strategy cdi-annotations"},
-	{Path: "gpu-timeout", Usage: "`duration` after which a GPU that does not answer is unhealthy, 1s or more"},
-	{Path: "fail-on-init-error", Usage: "exit with an error if there is no usable driver at the start; with false, wait for it without any device"},
-	{Path: "listen", Usage: "`host:port` of the listener for metrics and health (default: none)"},
-	{Path: "extras", Usage: "`list` of what containers get besides GPUs if the host has it: gds, gdrcopy, mofed (InfiniBand), nvswitch (default: nothing)", Values: Extras()},
+// addComments documents each key. The keys of list items are documented by examples.
+func addComments(n *yaml.Node, prefix string) {
+	if n.Kind != yaml.MappingNode {
+		return
+	}
+	for i := 0; i < len(n.Content); i += 2 {
+		name, value := n.Content[i], n.Content[i+1]
+		k := keyOf(prefix + name.Value)
+		lines := []string{"# " + k.sentence()}
+		if k.example != "" {
+			lines = append(lines, "# For example:")
+			for line := range strings.SplitSeq(k.example, "\n") {
+				lines = append(lines, "#   "+line)
+			}
+		}
+		name.HeadComment = strings.Join(lines, "\n")
+		addComments(value, k.path+".")
+	}
+}
+
+// keys are all keys in the order of Config.
+var keys = []key{
+	{path: "root", usage: "`directory` with the host's /proc, /sys and /etc/cdi, and by default the driver"},
 	{
-		Path: "imex", Usage: "IMEX channels, by which GPUs of several nodes share memory.",
-		Example: "channels: [0]\nrequired: true",
+		path:  "driver-root",
+		usage: "`directory` in which the driver is installed (default: root, or the one that nvml-library is in)",
 	},
-	{Path: "imex.channels", Usage: "Numbers of the channels that every container with a device gets, if the host has them.", Most: MaxChannel},
-	{Path: "imex.required", Usage: "Whether no device can be given to a container while the host lacks one of the channels."},
+	{
+		path:  "dev-root",
+		usage: "`directory` whose dev/ has the device nodes (default: root, or driver-root if only that has them)",
+	},
+	{path: "nvml-library", usage: "`path` of libnvidia-ml.so.1 (default: detected)"},
+	{path: "cdi-dir", usage: "`directory` that specs are written to"},
+	{path: "cdi-kind", usage: "`vendor/class` of the devices in specs"},
+	{path: "hook-path", usage: "host `path` of prestart-hook, written into specs (default: beside this program)"},
+	{
+		path:  "insecure-paths",
+		usage: "allow programs, libraries and directories that other users can change, with a warning; for development",
+	},
+	{path: "log-level", usage: "minimum log `level`: debug, info, warn, error", values: LogLevels()},
+	{path: "log-format", usage: "log `format`: text, json", values: LogFormats()},
+
+	{path: "device-plugin-dir", usage: "the kubelet's `directory` for the sockets of device plugins"},
+	{
+		path:  "plugins-registry-dir",
+		usage: "the kubelet's `directory` for the sockets of plugins, used with registration watcher",
+	},
+	{
+		path: "registration", values: Registrations(),
+		usage: "`method` of registration: kubelet (call the kubelet's socket), watcher (create a socket in " +
+			"plugins-registry-dir)",
+	},
+	{
+		path:  "runtime-dir",
+		usage: "`directory` for the files of MPS daemons, in /run; the path must be the same on the host",
+	},
+	{
+		path: "state-dir",
+		usage: "`directory` for the descriptors of devices, which must survive a reboot; the path must be the same on " +
+			"the host",
+	},
+	{
+		path: "strategy", values: Strategies(),
+		usage: "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar",
+	},
+	{
+		path: "device-id-strategy", values: DeviceIDStrategies(),
+		usage: "`names` of devices in CDI names and variables: uuid, index (can change when a GPU is added or removed)",
+	},
+	{path: "cdi-annotation-prefix", usage: "`prefix` of annotations, used with strategy cdi-annotations"},
+	{path: "gpu-timeout", usage: "`duration` after which a GPU that does not answer is unhealthy, at least 1s"},
+	{
+		path: "fail-on-init-error",
+		usage: "exit with an error if there is no usable driver at the start; false waits for it and advertises no " +
+			"device",
+	},
+	{path: "listen", usage: "`host:port` of the server for metrics and health (default: none)"},
+	{
+		path: "extras", values: Extras(),
+		usage: "`list` of what containers get with a GPU if the host has it: gds, gdrcopy, mofed (InfiniBand), " +
+			"nvswitch (default: none)",
+	},
+	{
+		path: "imex", usage: "IMEX channels, through which GPUs of several nodes share memory.",
+		example: "channels: [0]\nrequired: true",
+	},
+	{
+		path: "imex.channels", maximum: maxChannel,
+		usage: "Numbers of the channels that each container with a device gets, if the host has them.",
+	},
+	{path: "imex.required", usage: "Whether all devices are unhealthy while the host lacks one of the channels."},
 
 	{
-		Path: "allocation", Usage: "Which of the available devices the kubelet is told to take.",
-		Example: "policy: numa\nshared-policy: pack\nweights: {system: 1, nvlink: 200}",
+		path: "allocation", usage: "Which of the available devices the kubelet should prefer.",
+		example: "policy: numa\nshared-policy: pack\nweights: {system: 1, nvlink: 200}",
 	},
-	{Path: "allocation.policy", Usage: "Policy for GPUs: topology (the best connected), partition (as NVIDIA's best effort), numa (fewest NUMA nodes, then topology).", Values: allocator.Policies()},
-	{Path: "allocation.shared-policy", Usage: "Policy for replicas and MIG devices: spread (of the GPUs with fewest in use), pack (of the fullest GPUs that can still take them; of MIG devices all profiles count, by their compute slices), or one of the others.", Values: allocator.Policies()},
-	{Path: "allocation.weights", Usage: "What a connection of two GPUs is worth: that of their nearest common point on PCIe, and that of each NVLink."},
-	{Path: "allocation.weights.system", Usage: "SYS: across the link between sockets.", Most: allocator.MaxWeight},
-	{Path: "allocation.weights.node", Usage: "NODE: across host bridges of a NUMA node.", Most: allocator.MaxWeight},
-	{Path: "allocation.weights.host-bridge", Usage: "PHB: through one host bridge.", Most: allocator.MaxWeight},
-	{Path: "allocation.weights.multiple-switches", Usage: "PXB: through several PCIe switches.", Most: allocator.MaxWeight},
-	{Path: "allocation.weights.single-switch", Usage: "PIX: through one PCIe switch.", Most: allocator.MaxWeight},
-	{Path: "allocation.weights.same-board", Usage: "PSB: on one board.", Most: allocator.MaxWeight},
-	{Path: "allocation.weights.nvlink", Usage: "Each NVLink between the two.", Most: allocator.MaxWeight},
-	{Path: "allocation.weights.nvswitch", Usage: "Each NVLink through NVSwitches.", Most: allocator.MaxWeight},
+	{
+		path: "allocation.policy", values: allocator.Policies(),
+		usage: "Policy for GPUs: topology (best connected), partition (as NVIDIA's best effort), numa (fewest NUMA " +
+			"nodes, then topology).",
+	},
+	{
+		path: "allocation.shared-policy", values: allocator.Policies(),
+		usage: "Policy for replicas and MIG devices: spread (GPUs with the fewest in use), pack (the fullest GPUs " +
+			"that have room; MIG devices count by their compute slices), or one of the others.",
+	},
+	{
+		path: "allocation.weights",
+		usage: "Scores for the connection of two GPUs: one for their nearest common point on PCIe, and one for each " +
+			"NVLink.",
+	},
+	{path: "allocation.weights.system", usage: "SYS: across the link between sockets.", maximum: allocator.MaxWeight},
+	{path: "allocation.weights.node", usage: "NODE: across host bridges of a NUMA node.", maximum: allocator.MaxWeight},
+	{path: "allocation.weights.host-bridge", usage: "PHB: through one host bridge.", maximum: allocator.MaxWeight},
+	{
+		path: "allocation.weights.multiple-switches", maximum: allocator.MaxWeight,
+		usage: "PXB: through several PCIe switches.",
+	},
+	{path: "allocation.weights.single-switch", usage: "PIX: through one PCIe switch.", maximum: allocator.MaxWeight},
+	{path: "allocation.weights.same-board", usage: "PSB: on one board.", maximum: allocator.MaxWeight},
+	{path: "allocation.weights.nvlink", usage: "Each NVLink between the two.", maximum: allocator.MaxWeight},
+	{path: "allocation.weights.nvswitch", usage: "Each NVLink through NVSwitches.", maximum: allocator.MaxWeight},
 
-	{Path: "resource", Usage: "resource `name` of GPUs; its vendor is that of MIG devices' names too"},
-	{Path: "mig-strategy", Usage: "`strategy` for GPUs in MIG mode: none, single (as if they were GPUs), mixed (a name for each profile)", Values: resource.MIGStrategies()},
+	{path: "resource", usage: "resource `name` of GPUs; resources of MIG devices have the same vendor"},
 	{
-		Path: "gpus", Usage: "The GPUs that are offered, with their MIG devices. A GPU is chosen by its index, its UUID, or a pattern of its product name.",
-		Example: "include: [0, 1, GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c]\nexclude: [\"*T400*\"]",
+		path: "mig-strategy", values: resource.MIGStrategies(),
+		usage: "`strategy` for GPUs in MIG mode: none, single (MIG devices as GPUs), mixed (a resource for each " +
+			"profile)",
 	},
-	{Path: "gpus.include", Usage: "GPUs that are offered; none means all."},
-	{Path: "gpus.exclude", Usage: "GPUs that are not offered although they are included."},
 	{
-		Path: "resources", Usage: "Names of resources. The first rule that fits a device names it; * in a pattern is any text, ? any character.",
-		Example: "gpus:\n  - {pattern: \"*H100*\", name: nvidia.com/h100}\nmig:\n  - {pattern: \"1g.*\", name: nvidia.com/mig-small}",
+		path: "gpus",
+		usage: "The GPUs that are offered, with their MIG devices. A GPU is selected by its index, its UUID, or a " +
+			"pattern of its product name.",
+		example: "include: [0, 1, GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c]\nexclude: [\"*T400*\"]",
 	},
-	{Path: "resources.gpus", Usage: "Rules for GPUs by product name; they hold for MIG devices with mig-strategy single."},
-	{Path: "resources.gpus[].pattern", Required: true, Usage: "Pattern of the product name."},
-	{Path: "resources.gpus[].name", Required: true, Usage: "Name of the resource."},
-	{Path: "resources.mig", Usage: "Rules for MIG devices by profile, with mig-strategy mixed."},
-	{Path: "resources.mig[].pattern", Required: true, Usage: "Pattern of the profile, such as 1g.10gb."},
-	{Path: "resources.mig[].name", Required: true, Usage: "Name of the resource."},
-	{Path: "mps", Usage: "allow sharing.mps: run NVIDIA's MPS control daemon for each GPU that it shares (experimental)"},
-	{Path: "sharing", Usage: "Devices that are given to several containers."},
+	{path: "gpus.include", usage: "GPUs that are offered; an empty list means all."},
+	{path: "gpus.exclude", usage: "GPUs that are not offered even if they are included."},
 	{
-		Path: "sharing.time-slicing", Usage: "Sharing by turns. Nothing is isolated, and each container may use all of the memory.",
-		Example: "rename-by-default: true\nresources:\n  - {name: nvidia.com/gpu, devices: [0, 1], replicas: 8}\n  - {name: nvidia.com/gpu, replicas: 4, rename: nvidia.com/gpu-quarter}",
+		path: "resources",
+		usage: "Names of resources. The first rule that matches a device names it; * in a pattern is any text, ? " +
+			"any character.",
+		example: "gpus:\n  - {pattern: \"*H100*\", name: nvidia.com/h100}\nmig:\n" +
+			"  - {pattern: \"1g.*\", name: nvidia.com/mig-small}",
 	},
-	{Path: "sharing.time-slicing.rename-by-default", Usage: "Whether shared resources have .shared behind their name unless a rule has a rename."},
-	{Path: "sharing.time-slicing.fail-requests-greater-than-one", Usage: "Whether a container that asks for more than one device of a shared resource is refused; it would get no more compute for it."},
-	{Path: "sharing.time-slicing.resources", Usage: "Rules; the first one that fits a device holds."},
-	{Path: "sharing.time-slicing.resources[].name", Required: true, Usage: "Resource that the devices would have without the rule."},
-	{Path: "sharing.time-slicing.resources[].devices", Usage: "Devices of the resource that are shared, chosen as in gpus, or MIG devices by UUID or index (0:1); none means all."},
-	{Path: "sharing.time-slicing.resources[].replicas", Required: true, Least: 2, Usage: "How often each device is offered, 2 or more."},
-	{Path: "sharing.time-slicing.resources[].rename", Usage: "Name of the resource that the replicas have."},
 	{
-		Path: "sharing.mps", Usage: "Sharing at the same time, by CUDA's multi-process service (MPS), with mps: true. Each container may use a replica's part of the memory and of the threads, and ask for one replica.",
-		Example: "rename-by-default: true\nresources:\n  - {name: nvidia.com/gpu, devices: [2, 3], replicas: 4}",
+		path:  "resources.gpus",
+		usage: "Rules for GPUs by product name; they apply to MIG devices with mig-strategy single.",
 	},
-	{Path: "sharing.mps.rename-by-default", Usage: "Whether shared resources have .shared behind their name unless a rule has a rename."},
+	{path: "resources.gpus[].pattern", required: true, usage: "Pattern of the product name."},
+	{path: "resources.gpus[].name", required: true, usage: "Name of the resource."},
+	{path: "resources.mig", usage: "Rules for MIG devices by profile, with mig-strategy mixed."},
+	{path: "resources.mig[].pattern", required: true, usage: "Pattern of the profile, such as 1g.10gb."},
+	{path: "resources.mig[].name", required: true, usage: "Name of the resource."},
 	{
-		Path: "sharing.mps.shared-memory-mib", Least: 1, Most: resource.MaxSharedMemoryMiB,
-		Usage: "MiB of /dev/shm for each replica; the containers of a GPU have the sum together, and can fill no more.",
+		path:  "mps",
+		usage: "allow sharing.mps: run NVIDIA's MPS control daemon for each GPU that it shares (experimental)",
 	},
-	{Path: "sharing.mps.resources", Usage: "Rules; the first one that fits a GPU holds."},
-	{Path: "sharing.mps.resources[].name", Required: true, Usage: "Resource that the GPUs would have without the rule."},
-	{Path: "sharing.mps.resources[].devices", Usage: "GPUs of the resource that are shared, chosen as in gpus; none means all. No rule of time-slicing may be for them."},
-	{Path: "sharing.mps.resources[].replicas", Required: true, Least: 2, Usage: "How often each GPU is offered, from 2 to 48, or to 16 before compute capability 7.0."},
-	{Path: "sharing.mps.resources[].rename", Usage: "Name of the resource that the replicas have."},
+	{path: "sharing", usage: "Devices that several containers share."},
+	{
+		path:  "sharing.time-slicing",
+		usage: "Sharing in turns, without isolation: each container may use all of the memory.",
+		example: "rename-by-default: true\nresources:\n  - {name: nvidia.com/gpu, devices: [0, 1], replicas: 8}\n" +
+			"  - {name: nvidia.com/gpu, replicas: 4, rename: nvidia.com/gpu-quarter}",
+	},
+	{
+		path:  "sharing.time-slicing.rename-by-default",
+		usage: "Whether the names of shared resources end in .shared unless a rule has a rename.",
+	},
+	{
+		path: "sharing.time-slicing.fail-requests-greater-than-one",
+		usage: "Whether requests for more than one device of a shared resource are refused; more would give no more " +
+			"compute.",
+	},
+	{path: "sharing.time-slicing.resources", usage: "Rules; the first one that matches a device applies."},
+	{
+		path: "sharing.time-slicing.resources[].name", required: true,
+		usage: "Resource that the devices would have without the rule.",
+	},
+	{
+		path: "sharing.time-slicing.resources[].devices",
+		usage: "Devices of the resource that are shared, selected as in gpus, or MIG devices by UUID or index (0:1); " +
+			"an empty list means all.",
+	},
+	{
+		path: "sharing.time-slicing.resources[].replicas", required: true, minimum: 2,
+		usage: "Number of replicas of each device, at least 2.",
+	},
+	{path: "sharing.time-slicing.resources[].rename", usage: "Name of the resource of the replicas."},
+	{
+		path: "sharing.mps",
+		usage: "Sharing at the same time, by CUDA's Multi-Process Service (MPS), with mps: true. Each container " +
+			"gets one replica, with its part of the memory and of the threads.",
+		example: "rename-by-default: true\nresources:\n  - {name: nvidia.com/gpu, devices: [2, 3], replicas: 4}",
+	},
+	{
+		path:  "sharing.mps.rename-by-default",
+		usage: "Whether the names of shared resources end in .shared unless a rule has a rename.",
+	},
+	{
+		path: "sharing.mps.shared-memory-mib", minimum: 1, maximum: resource.MaxSharedMemoryMiB,
+		usage: "MiB of /dev/shm for each replica; the containers of a GPU share the sum.",
+	},
+	{path: "sharing.mps.resources", usage: "Rules; the first one that matches a GPU applies."},
+	{
+		path: "sharing.mps.resources[].name", required: true,
+		usage: "Resource that the GPUs would have without the rule.",
+	},
+	{
+		path: "sharing.mps.resources[].devices",
+		usage: "GPUs of the resource that are shared, selected as in gpus; an empty list means all. A rule of " +
+			"time-slicing must not match them.",
+	},
+	{
+		path: "sharing.mps.resources[].replicas", required: true, minimum: 2,
+		usage: "Number of replicas of each GPU, 2 to 48, or to 16 before compute capability 7.0.",
+	},
+	{path: "sharing.mps.resources[].rename", usage: "Name of the resource of the replicas."},
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,19 +16,18 @@ import (
 // MaxFile bounds the size of a configuration file, in bytes.
 const MaxFile = 1 << 20
 
-// File is what a configuration file says.
+// File is a configuration file.
 type File struct {
-	// Config has the file's values, and the defaults for what is not in the file.
+	// Config has the file's values, and defaults for the other keys.
 	Config Config
 
 	keys map[string]yaml.Node // of the top level
 }
 
-// Parse reads a configuration file in YAML, and so also one in JSON, as yamlfile.Decode does: a list may be a text with
-// commas. Everything that is wrong is reported, together with what Config.Validate says about the rest. An empty file is a
-// configuration too.
+// Parse parses a configuration file in YAML, or JSON, as yamlfile.Decode does. The error has all problems, including those
+// that Config.Validate finds in the keys that can be read. An empty file is valid.
 //
-// A file without such errors is not validated: its values may yet be overridden.
+// A file that can be read is not validated: flags and the environment may override its values.
 func Parse(data []byte) (*File, error) {
 	if len(data) > MaxFile {
 		return nil, fmt.Errorf("larger than %d bytes", MaxFile)
@@ -38,7 +38,7 @@ func Parse(data []byte) (*File, error) {
 	case document == nil:
 		return nil, err
 	case err != nil:
-		return nil, errors.Join(err, f.Config.Validate())
+		return nil, errors.Join(err, f.Config.validateExcept(err))
 	case document.Kind == 0: // the file is empty
 		return f, nil
 	}
@@ -48,8 +48,30 @@ func Parse(data []byte) (*File, error) {
 	return f, nil
 }
 
-// Flags yields the values in the file that can also be given as flags, by the flag's name, always in the same order. A
-// list is joined by commas.
+// validateExcept returns the problems that Validate finds, except in keys that the decoder has reported: those have zero
+// values, which the file does not contain.
+func (c *Config) validateExcept(reported error) error {
+	problems, _ := errors.AsType[yamlfile.Problems](reported)
+	invalid := c.Validate()
+	if invalid == nil {
+		return nil
+	}
+	var rest []error
+	for text := range strings.SplitSeq(invalid.Error(), "\n") {
+		if !slices.ContainsFunc(problems, func(p yamlfile.Problem) bool { return isAbout(text, p.Path) }) {
+			rest = append(rest, errors.New(text))
+		}
+	}
+	return errors.Join(rest...)
+}
+
+// isAbout reports whether a message of Validate begins with the key or one below it.
+func isAbout(message, key string) bool {
+	rest, ok := strings.CutPrefix(message, key)
+	return ok && key != "" && rest != "" && strings.ContainsRune(" :.[", rune(rest[0]))
+}
+
+// Flags yields the values in the file that are flags too, by name and in a fixed order. Lists are joined by commas.
 func (f *File) Flags() iter.Seq2[string, string] {
 	return func(yield func(string, string) bool) {
 		for _, s := range f.Config.scalars() {
@@ -60,7 +82,7 @@ func (f *File) Flags() iter.Seq2[string, string] {
 	}
 }
 
-// Sets reports whether the file has a value for a key of the top level. Null is none.
+// Sets reports whether the file has a value other than null for a key of the top level.
 func (f *File) Sets(key string) bool {
 	n, ok := f.keys[key]
 	return ok && n.ShortTag() != "!!null"
@@ -68,7 +90,7 @@ func (f *File) Sets(key string) bool {
 
 type scalar struct{ key, value string }
 
-// scalars are the keys that are flags too.
+// scalars returns the keys that are flags too.
 func (c *Config) scalars() []scalar {
 	return []scalar{
 		{"root", c.Root},
@@ -99,7 +121,7 @@ func (c *Config) scalars() []scalar {
 	}
 }
 
-// Join is the list as it is given to a flag.
+// Join formats a list as the value of a flag.
 func Join[T ~string](list []T) string {
 	var names []string
 	for _, s := range list {

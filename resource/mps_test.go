@@ -224,7 +224,7 @@ func TestValidateMPS(t *testing.T) {
 			},
 			want: []string{
 				`sharing.mps.resources[1].name: resource name "e": want VENDOR/NAME, such as nvidia.com/gpu`,
-				"sharing.mps.resources[1].replicas: is 1, want 2 or more",
+				"sharing.mps.resources[1].replicas: want 2 or more, got 1",
 				"sharing.mps.resources[1].devices[0]: is empty",
 				`sharing.mps.resources[2].rename: resource name "x": want VENDOR/NAME, such as nvidia.com/gpu`,
 				"sharing.mps.resources[2]: never holds: sharing.mps.resources[0] is for all devices of a.b/e already",

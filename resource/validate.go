@@ -56,7 +56,7 @@ func (p *problems) addSharing(c *Config) {
 		p.add(mpsKey, errors.New("needs mps: true (--mps), since MPS is experimental and runs programs of the driver"))
 	}
 	if n := c.Sharing.MPS.SharedMemoryMiB; n < 1 || n > MaxSharedMemoryMiB {
-		p.add("sharing.mps.shared-memory-mib", fmt.Errorf("is %d, want 1 to %d", n, MaxSharedMemoryMiB))
+		p.add("sharing.mps.shared-memory-mib", fmt.Errorf("want 1 to %d, got %d", MaxSharedMemoryMiB, n))
 	}
 	for i, r := range c.Sharing.MPS.Resources {
 		sliced := c.Sharing.TimeSlicing.Resources
@@ -97,9 +97,9 @@ func hides(earlier, later *Replicated) bool {
 func checkReplicas(n int) error {
 	switch {
 	case n < 2:
-		return fmt.Errorf("is %d, want 2 or more", n)
+		return fmt.Errorf("want 2 or more, got %d", n)
 	case n > maxReplicas:
-		return fmt.Errorf("is %d; with more than %d the kubelet could not read the list of even one GPU's replicas", n, maxReplicas)
+		return fmt.Errorf("want at most %d, got %d: the kubelet cannot receive more devices", maxReplicas, n)
 	}
 	return nil
 }

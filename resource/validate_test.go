@@ -33,11 +33,11 @@ func TestValidateListsEveryProblemWithItsKey(t *testing.T) {
 		`resources.mig[0].name: resource name "a.b/c+d": what is behind the slash may have letters, digits and - _ . between letters or digits`,
 		`sharing.time-slicing.resources[0].rename: resource name "a.b/` + strings.Repeat("x", 60) + `.shared": what is behind the slash has 67 characters, and 63 are allowed`,
 		`sharing.time-slicing.resources[1].rename: resource name "d": want VENDOR/NAME, such as nvidia.com/gpu`,
-		"sharing.time-slicing.resources[1].replicas: is 1, want 2 or more",
+		"sharing.time-slicing.resources[1].replicas: want 2 or more, got 1",
 		`sharing.time-slicing.resources[1].devices[0]: "MIG-x" is not GPU- or MIG- and a UUID`,
 		"sharing.time-slicing.resources[3]: never holds: sharing.time-slicing.resources[2] is for all devices of a.b/c already",
 		`sharing.time-slicing.resources[4].name: resource name "": want VENDOR/NAME, such as nvidia.com/gpu`,
-		"sharing.mps.shared-memory-mib: is 1048577, want 1 to 1048576",
+		"sharing.mps.shared-memory-mib: want 1 to 1048576, got 1048577",
 	}
 	err := c.Validate()
 	if err == nil {

@@ -19,10 +19,10 @@ var _ pflag.Value = (*choice)(nil)
 
 func (c *choice) String() string { return *c.value }
 
-// Type is what pflag shows for a flag whose usage names no placeholder.
+// Type implements pflag.Value.
 func (c *choice) Type() string { return "string" }
 
-// Set refuses what is not known, and says what is.
+// Set returns an error with the known values if the value is unknown.
 func (c *choice) Set(s string) error {
 	if !slices.Contains(c.known, s) {
 		return fmt.Errorf("unknown value %q; known are %s", s, strings.Join(c.known, ", "))
@@ -31,7 +31,7 @@ func (c *choice) Set(s string) error {
 	return nil
 }
 
-// completeChoices lets the shell complete the values of flags that are choices.
+// completeChoices adds shell completion for the values of flags.
 func completeChoices(cmd *cobra.Command, flags *pflag.FlagSet, names ...string) {
 	for _, name := range names {
 		if c, ok := flags.Lookup(name).Value.(*choice); ok {

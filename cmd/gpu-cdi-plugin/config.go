@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Where a value comes from, beside the name of the configuration file and that of a variable of the environment.
+// The sources of a value, besides the names of the configuration file and of environment variables.
 const (
 	fromDefault = "default"
 	fromFlag    = "flag"
@@ -26,12 +26,12 @@ const (
 func readConfig(path string) (*config.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, unreadable(err)
+		return nil, noConfig(err)
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, config.MaxFile+1))
 	if err != nil {
-		return nil, unreadable(err)
+		return nil, noConfig(err)
 	}
 	file, err := config.Parse(data)
 	if err != nil {
@@ -41,12 +41,12 @@ func readConfig(path string) (*config.File, error) {
 	return file, nil
 }
 
-func unreadable(err error) error {
-	return exit.With(exit.Usage, "name a file that can be read with --config or "+envName("config"),
+func noConfig(err error) error {
+	return exit.With(exit.Usage, "set --config or "+envName("config")+" to a readable file",
 		fmt.Errorf("read the configuration: %w", err))
 }
 
-// addPluginFlags gives a verb the options of the device plugin. They are resolved for every verb, with the same values.
+// addPluginFlags adds the options of the device plugin to a verb. Every verb resolves and validates them.
 func (a *app) addPluginFlags(cmd *cobra.Command) {
 	cmd.Flags().AddFlagSet(a.pluginFlags)
 	completeDirs(cmd, "device-plugin-dir", "plugins-registry-dir", "runtime-dir", "state-dir")
@@ -55,7 +55,7 @@ func (a *app) addPluginFlags(cmd *cobra.Command) {
 	_ = cmd.RegisterFlagCompletionFunc("strategy", cobra.FixedCompletions(config.Strategies(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// newPluginFlags are those keys of the plugin's configuration that are one value, or a list of them.
+// newPluginFlags returns the flags of the device plugin: the keys whose value is a scalar or a list of scalars.
 func newPluginFlags(p *config.Plugin) *pflag.FlagSet {
 	f := pflag.NewFlagSet("plugin", pflag.ContinueOnError)
 	text := func(value *string, name string) { f.StringVar(value, name, *value, config.Usage(name)) }
@@ -78,18 +78,17 @@ func newPluginFlags(p *config.Plugin) *pflag.FlagSet {
 	return f
 }
 
-// names is a flag with a list of names. Each time it is given the list begins anew.
+// names is a flag with a list of names. The last use of the flag replaces the list.
 type names[T ~string] struct{ list *[]T }
 
 var _ pflag.Value = (*names[config.Strategy])(nil)
 
 func (n *names[T]) String() string { return config.Join(*n.list) }
 
-// Type is what pflag shows for a flag whose usage names no placeholder.
+// Type implements pflag.Value.
 func (n *names[T]) Type() string { return "string" }
 
-// Set takes names with commas between, or a list as in the file, [a, b]. What they mean is checked with the whole
-// configuration.
+// Set parses names separated by commas, or a list as in the file, [a, b]. The whole configuration is validated later.
 func (n *names[T]) Set(text string) error {
 	*n.list = []T{}
 	if list, ok := strings.CutPrefix(strings.TrimSpace(text), "["); ok {
@@ -103,8 +102,8 @@ func (n *names[T]) Set(text string) error {
 	return nil
 }
 
-// resolve fills in the options that were not given as flags, from the environment and then from the file, and reports
-// all problems at once.
+// resolve sets the options that were not given as flags, from the environment and then from the file, and returns all
+// problems at once.
 func (a *app) resolve(flags *pflag.FlagSet) error {
 	var errs []error
 	set := func(name, value, source, text string) {
@@ -138,7 +137,7 @@ func (a *app) resolve(flags *pflag.FlagSet) error {
 	return errors.Join(append(errs, full.Validate())...)
 }
 
-// takeRules takes from the file what only a file can say.
+// takeRules sets the options that only a file can have.
 func (a *app) takeRules(file *config.File) {
 	from := &file.Config.Plugin
 	a.plugin.GPUs, a.plugin.Names, a.plugin.Sharing = from.GPUs, from.Names, from.Sharing
@@ -150,7 +149,7 @@ func (a *app) takeRules(file *config.File) {
 	}
 }
 
-// configuration is the whole configuration as it holds.
+// configuration returns the effective configuration.
 func (a *app) configuration() config.Config {
 	return config.Config{Common: a.Common, Plugin: a.plugin}
 }

@@ -19,9 +19,9 @@ func (a *app) configCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Show and check the configuration",
-		Long: `The verbs of the configuration: what can be configured, what holds here, and whether a file is right.
+		Long: `Shows the default and the effective configuration, and checks a configuration file.
 
-One file has the options for all verbs and what the device plugin offers. Its JSON schema is specs/config.schema.json.`,
+One file has the options of all verbs and of the device plugin. Its JSON schema is specs/config.schema.json.`,
 		Annotations: cli.Statuses(exit.OK, exit.Usage),
 		Args:        cli.UnknownVerb,
 		RunE:        showHelp,
@@ -34,8 +34,8 @@ func (a *app) configDefaultCommand() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "default",
-		Short: "Print the configuration that holds where nothing is configured",
-		Long:  `Prints a configuration file with every key and its default; in YAML with what each means too.`,
+		Short: "Print the default configuration",
+		Long:  `Prints a configuration file with every key and its default. In YAML, each key has a comment with its meaning.`,
 		Example: `  gpu-cdi-plugin config default > config.yaml
   gpu-cdi-plugin config view --config config.yaml`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
@@ -66,10 +66,10 @@ func (a *app) configViewCommand() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "view",
-		Short: "Print the configuration that holds here",
-		Long: `Prints what flags, environment and file come to. The table says where each value comes from.
+		Short: "Print the effective configuration",
+		Long: `Prints the effective configuration, from flags, environment and file. The table shows the source of each value.
 
-It takes the flags of serve, so that putting view in its place shows what it would work with.`,
+The flags of serve are accepted too: config view with the arguments of serve shows the configuration of serve.`,
 		Example: `  gpu-cdi-plugin config view --config config.yaml
   GPU_CDI_MIG_STRATEGY=mixed gpu-cdi-plugin config view -o table`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
@@ -95,7 +95,7 @@ func (a *app) configView(out output) error {
 	return out.print(a.stdout, view{data: &c, table: t})
 }
 
-// addRows adds a row for each key below prefix whose value is not keys and values again.
+// addRows adds a row for each key below prefix; a value with keys of its own has a row for each of them.
 func (a *app) addRows(t *table, prefix string, n *yaml.Node) error {
 	for i := 0; i < len(n.Content); i += 2 {
 		path, value := prefix+n.Content[i].Value, n.Content[i+1]
@@ -105,7 +105,7 @@ func (a *app) addRows(t *table, prefix string, n *yaml.Node) error {
 			}
 			continue
 		}
-		text, err := oneLine(value)
+		text, err := cell(value)
 		if err != nil {
 			return err
 		}
@@ -119,8 +119,8 @@ func (a *app) source(path string) string {
 	return cmp.Or(a.sources[key], fromDefault)
 }
 
-// oneLine is a value as a table's cell: text as it is, a list as JSON.
-func oneLine(n *yaml.Node) (string, error) {
+// cell formats a value for a table: text as it is, a list as JSON.
+func cell(n *yaml.Node) (string, error) {
 	if n.Kind == yaml.ScalarNode {
 		return n.Value, nil
 	}
@@ -139,11 +139,11 @@ func (a *app) configValidateCommand() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "validate [FILE]",
-		Short: "Check the configuration and list every problem",
-		Long: `Checks the configuration that flags, environment and file come to; FILE is another way to say --config FILE. It asks
-nothing of the driver, so a configuration can be checked anywhere.
+		Short: "Validate the configuration and report all problems",
+		Long: `Validates the effective configuration, from flags, environment and file. FILE is short for --config FILE. No driver is
+needed, so a configuration can be validated anywhere.
 
-With -o json or yaml the result is printed whether the configuration is valid or not; the problems are in it.`,
+With -o json or yaml the result is printed for invalid configurations too, with the problems in it.`,
 		Example: `  gpu-cdi-plugin config validate config.yaml
   gpu-cdi-plugin config validate config.yaml -o json | jq -r '.problems[]'
   gpu-cdi-plugin config validate --config /etc/gpu-cdi-plugin/config.yaml --mig-strategy mixed`,
@@ -153,31 +153,31 @@ With -o json or yaml the result is printed whether the configuration is valid or
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			err := a.start(cmd)
 			if err != nil && out.format != "text" {
-				err = errors.Join(err, out.print(a.stdout, a.configResult(strings.Split(err.Error(), "\n"))))
+				err = errors.Join(err, out.print(a.stdout, a.configResultView(strings.Split(err.Error(), "\n"))))
 			}
 			return err
 		},
-		// It comes here only if all is well: the options of every verb are checked before it runs.
-		RunE: func(*cobra.Command, []string) error { return out.print(a.stdout, a.configResult([]string{})) },
+		// The configuration is valid if this runs: each verb validates its options before.
+		RunE: func(*cobra.Command, []string) error { return out.print(a.stdout, a.configResultView([]string{})) },
 	}
 	out.addFlags(cmd, "text", "json", "yaml")
 	a.addPluginFlags(cmd)
 	return cmd
 }
 
-// configVerdict is what config validate prints as JSON.
-type configVerdict struct {
+// configResult is the result of config validate.
+type configResult struct {
 	File     string   `json:"file"`
 	Valid    bool     `json:"valid"`
 	Problems []string `json:"problems"`
 }
 
-func (a *app) configResult(problems []string) view {
+func (a *app) configResultView(problems []string) view {
 	text := "the configuration is valid"
 	if a.Config != "" {
 		text = a.Config + ": " + text
 	}
-	return view{data: configVerdict{a.Config, len(problems) == 0, problems}, table: table{rows: [][]string{{text}}}}
+	return view{data: configResult{a.Config, len(problems) == 0, problems}, table: table{rows: [][]string{{text}}}}
 }
 
 func completeConfigFile(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -187,8 +187,8 @@ func completeConfigFile(_ *cobra.Command, args []string, _ string) ([]string, co
 	return []string{"yaml", "yml", "json"}, cobra.ShellCompDirectiveFilterFileExt
 }
 
-// configFile takes the argument of validate for --config. It is there before the options are resolved, and so the file
-// is checked like any other.
+// configFile sets --config to the argument of validate. It runs before the options are resolved, so that the file is
+// handled like any other.
 func (a *app) configFile(cmd *cobra.Command, args []string) error {
 	switch {
 	case len(args) == 0:

@@ -16,10 +16,10 @@ import (
 	"gpu-cdi-plugin/nvml"
 )
 
-// globals are the options that every verb takes.
+// globals are the options of all verbs.
 type globals struct {
 	config.Common
-	// Config is the file with options, or empty.
+	// Config is the path of the configuration file, or empty.
 	Config string
 }
 
@@ -42,15 +42,15 @@ func (a *app) addFlags(cmd *cobra.Command) {
 	f.BoolVar(&a.InsecurePaths, "insecure-paths", a.InsecurePaths, config.Usage("insecure-paths"))
 	f.Var(&choice{&a.LogLevel, config.LogLevels()}, "log-level", config.Usage("log-level"))
 	f.Var(&choice{&a.LogFormat, config.LogFormats()}, "log-format", config.Usage("log-format"))
-	f.StringVar(&a.Config, "config", "", "YAML `file` with any of these options and the device plugin's")
+	f.StringVar(&a.Config, "config", "", "YAML `file` with these options and those of the device plugin")
 	completeDirs(cmd, "root", "driver-root", "dev-root", "cdi-dir")
 	completeChoices(cmd, f, "log-level", "log-format")
 	_ = cmd.MarkPersistentFlagFilename("config", "yaml", "yml")
 }
 
-// host is where the node's files are. What no option says is detected: with --nvml-library and no --driver-root the
-// driver is installed where that library is, the other libraries are searched for beside NVML's, and the device nodes
-// are under the driver's root if only that has them, as in a driver container.
+// host returns the paths of the host's files. What is not configured is detected: with --nvml-library and no --driver-root
+// the driver is installed where that library is, its other libraries are searched for beside NVML's, and the device nodes
+// are in the driver's root if only that has them, as in a driver container.
 func (g *globals) host() (host.Host, error) {
 	h, err := host.New(g.Root, g.DriverRoot, g.DevRoot)
 	if err != nil {
@@ -58,7 +58,7 @@ func (g *globals) host() (host.Host, error) {
 	}
 	library := g.NVMLLibrary
 	if library == "" {
-		library, _ = nvml.Find(h, "") // whoever asks the driver reports the error
+		library, _ = nvml.Find(h, "") // opening the library reports the error
 	}
 	if library != "" {
 		if library, err = filepath.Abs(library); err != nil {
@@ -76,7 +76,7 @@ func (g *globals) host() (host.Host, error) {
 	return h, nil
 }
 
-// hasNodes reports whether the driver's device nodes are where the host has them.
+// hasNodes reports whether the driver's device nodes exist.
 func hasNodes(h host.Host) bool {
 	_, err := os.Lstat(h.Dev("nvidiactl"))
 	return err == nil
@@ -84,12 +84,12 @@ func hasNodes(h host.Host) bool {
 
 const envPrefix = "GPU_CDI_"
 
-// envName is the variable that gives a value for a flag: cdi-dir is GPU_CDI_CDI_DIR.
+// envName returns the environment variable of a flag: GPU_CDI_CDI_DIR for cdi-dir.
 func envName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// environment returns the variables that are ours. Of a variable that is there twice the last one counts, as in exec.
+// environment returns the variables that begin with envPrefix. The last one wins if there are several, as in exec.
 func environment(env []string) map[string]string {
 	ours := map[string]string{}
 	for _, kv := range env {
@@ -100,7 +100,7 @@ func environment(env []string) map[string]string {
 	return ours
 }
 
-// warnUnknownEnv logs the variables that look like ours and mean nothing: most often a misspelt option.
+// warnUnknownEnv logs the variables that begin with envPrefix but are no option: most often a misspelt one.
 func (a *app) warnUnknownEnv(flags *pflag.FlagSet) {
 	unknown := environment(a.env)
 	var known []string

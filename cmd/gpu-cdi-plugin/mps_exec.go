@@ -8,7 +8,7 @@ import (
 	"gpu-cdi-plugin/mps"
 )
 
-// mpsExec is the verb by which serve runs itself to become the MPS control program.
+// mpsExec is the verb with which serve runs this program so that it becomes the MPS control program.
 const mpsExec = "mps-exec"
 
 func mpsExecCommand() *cobra.Command {
@@ -16,11 +16,11 @@ func mpsExecCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:    mpsExec + " DIR PROGRAM [NAME=VALUE]...",
 		Hidden: true,
-		Short:  "Become the MPS control program of a GPU (serve does this)",
-		Long: `Is run by serve. It becomes PROGRAM with those variables: the control daemon with --start, and otherwise the program
-that gives it commands. Before that it gives up what the program does not need: it has namespaces of its own, a
-read-only root directory with the GPU's directories, in which no link is followed, and few capabilities.`,
-		Example: `  gpu-cdi-plugin mps-exec --start --driver 580.126.09 -- /run/gpu-cdi-mps/GPU-... \
+		Short:  "Become the MPS control program of a GPU (used by serve)",
+		Long: `Used by serve. Replaces itself by PROGRAM with these environment variables: with --start the control daemon, otherwise the
+client that sends it commands. Before that it confines itself to namespaces of its own, to a read-only root directory
+with the GPU's directories, in which links are not followed, and to few capabilities.`,
+		Example: `  gpu-cdi-plugin mps-exec --start --driver 580.126.09 -- /run/gpu-cdi-plugin/mps/GPU-... \
     /usr/bin/nvidia-cuda-mps-control CUDA_VISIBLE_DEVICES=GPU-...`,
 		Annotations:       cli.Statuses(exit.Failure, exit.Usage),
 		Args:              cobra.MinimumNArgs(2),
@@ -31,7 +31,7 @@ read-only root directory with the GPU's directories, in which no link is followe
 		},
 	}
 	cmd.Flags().BoolVar(&e.Start, "start", false, "become the daemon")
-	cmd.Flags().StringVar(&e.Driver, "driver", "", "`version` of the driver that the program is of")
-	cmd.Flags().StringVar(&e.DriverRoot, "driver-dir", "", "`directory` that the driver is installed in (default: /)")
+	cmd.Flags().StringVar(&e.Driver, "driver", "", "`version` of the program's driver")
+	cmd.Flags().StringVar(&e.DriverRoot, "driver-dir", "", "`directory` in which the driver is installed (default: /)")
 	return cmd
 }

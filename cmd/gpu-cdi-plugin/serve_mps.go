@@ -8,13 +8,12 @@ import (
 	"slices"
 
 	"gpu-cdi-plugin/driver"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/mps"
 )
 
-// mpsDir has the directories of the MPS control daemons.
+// mpsDir returns the directory for the MPS control daemons.
 func (a *app) mpsDir() string { return filepath.Join(a.plugin.RuntimeDir, "mps") }
 
 func (s *service) newKeeper(h host.Host) *mps.Keeper {
@@ -34,22 +33,22 @@ func (s *service) newKeeper(h host.Host) *mps.Keeper {
 const (
 	mpsControl = "nvidia-cuda-mps-control"
 	mpsServer  = "nvidia-cuda-mps-server"
-	hintNoMPS  = "install the driver's compute utilities, which have " + mpsControl + ", or share the GPUs by time-slicing"
 )
 
-// mpsProgram is the MPS control program of the driver that the GPUs are offered with.
+// mpsProgram finds the MPS control program of the driver that the published snapshot was taken with.
 func (s *service) mpsProgram(h host.Host) (mps.Program, error) {
 	snapshot := s.node.State().Snapshot
 	if snapshot == nil {
-		return mps.Program{}, errors.New("the driver's version is not known yet")
+		return mps.Program{}, errors.New("the driver has not been read yet")
 	}
 	d, err := driver.Discover(h, snapshot.DriverVersion)
 	if err != nil {
-		return mps.Program{}, fmt.Errorf("look for %s: %w", mpsControl, err)
+		return mps.Program{}, fmt.Errorf("find %s: %w", mpsControl, err)
 	}
 	at := slices.IndexFunc(d.Files, func(f driver.File) bool { return filepath.Base(f.Path) == mpsControl })
 	if at < 0 {
-		return mps.Program{}, exit.With(exit.NoDriver, hintNoMPS, fmt.Errorf("the driver under %s has no %s", h.DriverRoot(), mpsControl))
+		return mps.Program{}, fmt.Errorf("the driver in %s has no %s: install its compute utilities, or share the GPUs by time-slicing",
+			h.DriverRoot(), mpsControl)
 	}
 	p := mps.Program{Path: d.Files[at].HostPath, Driver: d.Version}
 	dirs := []string{filepath.Dir(p.Path)}
@@ -57,7 +56,7 @@ func (s *service) mpsProgram(h host.Host) (mps.Program, error) {
 		dirs = append(dirs, h.Driver(dir))
 	}
 	for _, dir := range dirs {
-		if s.app.check(trust.Dir, dir) == nil { // where others can write, its server would be theirs
+		if s.app.check(trust.Dir, dir) == nil { // other users could put a server of their own into the rest
 			p.SearchPath = append(p.SearchPath, dir)
 		}
 	}
@@ -68,7 +67,7 @@ func (s *service) mpsProgram(h host.Host) (mps.Program, error) {
 	return p, s.app.checkMPS(p)
 }
 
-// librariesByName are the driver's libraries by the names that programs ask for.
+// librariesByName returns the driver's libraries by file name and SONAME.
 func librariesByName(d *driver.Driver) map[string]string {
 	byName := map[string]string{}
 	for _, l := range d.Libraries {

@@ -1,4 +1,4 @@
-// Package near finds the names that a misspelt one was probably meant to be.
+// Package near suggests known names for a misspelt one.
 package near
 
 import (
@@ -6,30 +6,30 @@ import (
 	"strings"
 )
 
-// mostEdits is how many letters may be wrong, missing or too many.
-const mostEdits = 2
+// maxEdits is how many letters may be wrong, missing or extra.
+const maxEdits = 2
 
-// To returns the names that are close to a misspelt one, the closest first: those that differ by upper and lower case,
-// hyphens and underscores alone, then those that differ in up to two letters, or begin with it.
+// To returns the known names that are similar to a misspelt one, the closest first: those that differ only in case,
+// hyphens and underscores, then those that differ in up to two letters or begin with it.
 func To(name string, known []string) []string {
 	type match struct {
-		name string
-		far  int
+		name     string
+		distance int
 	}
 	var found []match
 	for _, k := range known {
 		a, b := plain(name), plain(k)
-		far := edits(a, b)
+		distance := edits(a, b)
 		switch {
-		case far <= mostEdits && far < len(b): // of a short name not every letter may be wrong
-		case len(a) > mostEdits && strings.HasPrefix(b, a):
-			far = mostEdits
+		case distance <= maxEdits && distance < len(b): // at least one letter must be right
+		case len(a) > maxEdits && strings.HasPrefix(b, a):
+			distance = maxEdits
 		default:
 			continue
 		}
-		found = append(found, match{k, far})
+		found = append(found, match{k, distance})
 	}
-	slices.SortStableFunc(found, func(a, b match) int { return a.far - b.far })
+	slices.SortStableFunc(found, func(a, b match) int { return a.distance - b.distance })
 	var names []string
 	for _, m := range found {
 		names = append(names, m.name)
@@ -37,7 +37,7 @@ func To(name string, known []string) []string {
 	return names
 }
 
-// Question is "; did you mean X or Y?" behind a message about an unknown name, or empty where no known name is close.
+// Question returns "; did you mean X or Y?" for the end of a message about an unknown name, or "" if none is similar.
 func Question(name string, known []string) string {
 	names := To(name, known)
 	if len(names) == 0 {
@@ -48,15 +48,14 @@ func Question(name string, known []string) string {
 
 func plain(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
 
-// edits counts the letters that have to be put in, taken out or replaced to make a name of another (the Levenshtein
-// distance).
+// edits returns the Levenshtein distance: how many letters must be inserted, removed or replaced.
 func edits(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		before := row[0] // of the row above, one to the left
+		before := row[0] // the previous row, one to the left
 		row[0] = i + 1
 		for j := range len(b) {
 			replaced := before

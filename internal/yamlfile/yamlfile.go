@@ -1,7 +1,7 @@
-// Package yamlfile reads the YAML files that people write: strictly, and with everything that is wrong in plain words.
+// Package yamlfile decodes YAML files strictly and reports all problems for people.
 //
-// An unknown key, a key that is there twice and a value of the wrong kind are problems. Where a list of texts or numbers
-// is wanted, "a,b" is as good as [a, b].
+// Unknown keys, duplicate keys and values of the wrong type are problems. A list of texts or numbers can be written as
+// "a,b" too.
 package yamlfile
 
 import (
@@ -22,9 +22,34 @@ import (
 	"gpu-cdi-plugin/internal/near"
 )
 
-// Decode reads a YAML document into the struct that into points to, and returns the document too; its Kind is 0 if the
-// data is empty. The error has every problem with its line. Then into has what could be read, unless the data is not
-// one YAML document.
+// Problem is a key that cannot be decoded.
+type Problem struct {
+	// Line is the line in the file.
+	Line int
+	// Path is the key, such as "rules[0].name"; it is empty if the key itself is wrong.
+	Path string
+	// Text says what is wrong.
+	Text string
+}
+
+// Problems are all problems of a document.
+type Problems []Problem
+
+// Error has a line for each problem.
+func (p Problems) Error() string {
+	var lines []string
+	for _, problem := range p {
+		text := problem.Text
+		if problem.Path != "" {
+			text = problem.Path + ": " + text
+		}
+		lines = append(lines, fmt.Sprintf("line %d: %s", problem.Line, text))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Decode decodes a YAML document into the struct that into points to, and returns the document too; its Kind is 0 if the
+// data is empty. If the error is Problems, into has the other values.
 func Decode(data []byte, into any) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	document := &yaml.Node{}
@@ -42,17 +67,17 @@ func Decode(data []byte, into any) (*yaml.Node, error) {
 	typeErr, isType := errors.AsType[*yaml.TypeError](err)
 	switch {
 	case len(c.problems) > 0:
-		return document, errors.Join(c.problems...)
+		return document, c.problems
 	case isType:
-		return document, plain(typeErr)
+		return document, withoutTypes(typeErr)
 	}
 	return document, err
 }
 
 var goType = regexp.MustCompile(` (into|in type) \S+$`)
 
-// plain is the decoder's own error without the names of Go types.
-func plain(err *yaml.TypeError) error {
+// withoutTypes removes the names of Go types from an error of the decoder.
+func withoutTypes(err *yaml.TypeError) error {
 	var errs []error
 	for _, message := range err.Errors {
 		errs = append(errs, errors.New(goType.ReplaceAllString(message, "")))
@@ -62,19 +87,15 @@ func plain(err *yaml.TypeError) error {
 
 // checker compares a document with the type that it is decoded into.
 type checker struct {
-	problems []error
+	problems Problems
 	merges   int
 }
 
-// mostMerges is how many merge keys are followed: a document can refer to itself.
-const mostMerges = 100
+// maxMerges bounds the merge keys that are followed: a document can refer to itself.
+const maxMerges = 100
 
 func (c *checker) problem(n *yaml.Node, path, format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	if path != "" {
-		text = path + ": " + text
-	}
-	c.problems = append(c.problems, fmt.Errorf("line %d: %s", n.Line, text))
+	c.problems = append(c.problems, Problem{Line: n.Line, Path: path, Text: fmt.Sprintf(format, args...)})
 }
 
 // value checks a node that is decoded into a value of type t.
@@ -86,13 +107,13 @@ func (c *checker) value(path string, n *yaml.Node, t reflect.Type) {
 	if n.Kind == yaml.AliasNode {
 		target = n.Alias
 	}
-	wanted := kindOf(t)
+	kind := kindOf(t)
 	switch {
 	case target.ShortTag() == "!!null":
 	case t.Kind() == reflect.Slice && target.Kind == yaml.ScalarNode && isScalar(t.Elem()):
 		splitList(n, target)
 		c.list(path, n, t)
-	case wanted != target.Kind:
+	case kind != target.Kind:
 		c.problem(n, path, "want %s, got %s", describeType(t), describe(target))
 	case t.Kind() == reflect.Struct:
 		c.object(path, target, t)
@@ -114,7 +135,7 @@ func (c *checker) object(path string, n *yaml.Node, t reflect.Type) {
 		case key.ShortTag() == "!!merge":
 			c.merge(path, value, t)
 		case seen[key.Value]:
-			c.problem(key, "", "the key %s is there twice", join(path, key.Value))
+			c.problem(key, "", "duplicate key %s", join(path, key.Value))
 		case !ok:
 			c.problem(key, "", "unknown key %s%s", join(path, key.Value),
 				near.Question(key.Value, slices.Sorted(maps.Keys(known))))
@@ -125,12 +146,12 @@ func (c *checker) object(path string, n *yaml.Node, t reflect.Type) {
 	}
 }
 
-// merge checks what a merge key adds: an object, or a list of them.
+// merge checks the value of a merge key: an object, or a list of them.
 func (c *checker) merge(path string, n *yaml.Node, t reflect.Type) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
-	if c.merges++; c.merges > mostMerges {
+	if c.merges++; c.merges > maxMerges {
 		return // the decoder refuses a document that contains itself
 	}
 	if n.Kind == yaml.SequenceNode {
@@ -155,7 +176,7 @@ func (c *checker) list(path string, n *yaml.Node, t reflect.Type) {
 	}
 }
 
-// splitList makes a list with commas, which the node is or refers to, a list. Empty text is an empty list.
+// splitList replaces the node by the list that its text, which it may refer to, contains. Empty text is an empty list.
 func splitList(n, scalar *yaml.Node) {
 	list := yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: n.Line, Column: n.Column, Style: yaml.FlowStyle}
 	for item := range strings.SplitSeq(scalar.Value, ",") {
@@ -166,7 +187,7 @@ func splitList(n, scalar *yaml.Node) {
 	*n = list
 }
 
-// fields are the types of a struct's fields by their keys.
+// fields returns the types of a struct's fields by key.
 func fields(t reflect.Type) map[string]reflect.Type {
 	known := map[string]reflect.Type{}
 	for f := range t.Fields() {
@@ -189,7 +210,7 @@ func join(path, key string) string {
 
 func isScalar(t reflect.Type) bool { return kindOf(t) == yaml.ScalarNode }
 
-// kindOf is the kind of node that is decoded into the type.
+// kindOf returns the kind of node for a type.
 func kindOf(t reflect.Type) yaml.Kind {
 	switch t.Kind() {
 	case reflect.Struct, reflect.Map:
@@ -218,8 +239,8 @@ func describeType(t reflect.Type) string {
 	}
 }
 
-// longest is how many bytes of a value are in a message.
-const longest = 40
+// maxQuoted is how many bytes of a value a message quotes.
+const maxQuoted = 40
 
 func describe(n *yaml.Node) string {
 	switch {
@@ -227,14 +248,14 @@ func describe(n *yaml.Node) string {
 		return "keys and values"
 	case n.Kind == yaml.SequenceNode:
 		return "a list"
-	case len(n.Value) > longest:
-		return strconv.Quote(n.Value[:longest] + "...")
+	case len(n.Value) > maxQuoted:
+		return strconv.Quote(n.Value[:maxQuoted] + "...")
 	default:
 		return strconv.Quote(n.Value)
 	}
 }
 
-// isFraction reports whether a number is not whole. The decoder would cut off the rest.
+// isFraction reports whether a number is not whole. The decoder would truncate it.
 func isFraction(n *yaml.Node) bool {
 	if n.ShortTag() != "!!float" {
 		return false

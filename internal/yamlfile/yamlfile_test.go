@@ -76,7 +76,7 @@ func TestProblemsAreInPlainWords(t *testing.T) {
 		"no YAML":                        {"names: [\n", []string{"yaml: line 1: did not find expected node content"}},
 		"unknown keys":                   {"nam: a\ndeep: {tto: b}\nother: c\n", []string{"line 1: unknown key nam; did you mean name or names?", "line 2: unknown key deep.tto; did you mean to?", "line 3: unknown key other"}},
 		"another spelling":               {"on_off: true\n", []string{"line 1: unknown key on_off; did you mean on-off?"}},
-		"a key twice":                    {"name: a\nname: b\n", []string{"line 2: the key name is there twice"}},
+		"a key twice":                    {"name: a\nname: b\n", []string{"line 2: duplicate key name"}},
 		"a number for a list of objects": {"rules: 3\n", []string{`line 1: rules: want a list, got "3"`}},
 		"keys for a list":                {"names: {a: b}\n", []string{"line 1: names: want a list, got keys and values"}},
 		"a list for a text":              {"name: [a]\n", []string{"line 1: name: want text, got a list"}},

@@ -10,7 +10,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// schema is the part of JSON Schema (2020-12) that the configuration needs.
+// schema is the part of JSON Schema (2020-12) that describes the configuration.
 type schema struct {
 	Schema      string             `json:"$schema,omitempty"`
 	Title       string             `json:"title,omitempty"`
@@ -26,12 +26,12 @@ type schema struct {
 	Items       *schema            `json:"items,omitempty"`
 	Properties  map[string]*schema `json:"properties,omitempty"`
 	Required    []string           `json:"required,omitempty"`
-	// Additional is false in objects: a key that is not known is an error.
+	// Additional is false in objects: an unknown key is an error.
 	Additional *bool `json:"additionalProperties,omitempty"`
 }
 
-// Schema is the JSON schema of the configuration file, as published in specs/config.schema.json.
-func Schema() ([]byte, error) {
+// publishedSchema returns the JSON schema of the configuration file for specs/config.schema.json.
+func publishedSchema() ([]byte, error) {
 	defaults := Default()
 	s := schemaOf(reflect.ValueOf(defaults), "")
 	s.Schema = "https://json-schema.org/draft/2020-12/schema"
@@ -46,10 +46,10 @@ func Schema() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// schemaOf is the schema for values like v, which is the default, at that path.
+// schemaOf returns the schema for a path whose default is v.
 func schemaOf(v reflect.Value, path string) *schema {
-	key := keyOf(path)
-	s := &schema{Description: key.sentence(), Type: "string"}
+	k := keyOf(path)
+	s := &schema{Description: k.sentence(), Type: "string"}
 	switch v.Kind() {
 	case reflect.Struct:
 		s.Type, s.Additional, s.Properties = "object", new(bool), map[string]*schema{}
@@ -57,12 +57,12 @@ func schemaOf(v reflect.Value, path string) *schema {
 	case reflect.Slice:
 		s.Type = "array"
 		s.Items = schemaOf(reflect.Zero(v.Type().Elem()), path+"[]")
-		s.Items.Enum, s.Items.Maximum = key.Values, key.Most
-		s.UniqueItems = len(key.Values) > 0 || v.Type().Elem().Kind() == reflect.Int
-		if v.Len() > 0 { // what has something by default needs something
+		s.Items.Enum, s.Items.Maximum = k.values, k.maximum
+		s.UniqueItems = len(k.values) > 0 || v.Type().Elem().Kind() == reflect.Int
+		if v.Len() > 0 { // a list with a default must not be empty
 			s.MinItems, s.Default = 1, v.Interface()
 		}
-		s.allowText(v.Type().Elem(), key)
+		s.allowText(v.Type().Elem(), k)
 	case reflect.Bool:
 		s.Type = "boolean"
 		if v.Bool() {
@@ -71,12 +71,12 @@ func schemaOf(v reflect.Value, path string) *schema {
 	case reflect.Int64: // a Duration
 		s.Default, s.Pattern = v.Interface(), `^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$`
 	case reflect.Int:
-		s.Type, s.Minimum, s.Maximum = "integer", new(key.Least), key.Most
+		s.Type, s.Minimum, s.Maximum = "integer", new(k.minimum), k.maximum
 		if v.Int() != 0 {
 			s.Default = v.Interface()
 		}
 	default:
-		s.Enum = key.Values
+		s.Enum = k.values
 		if v.Type() == reflect.TypeFor[resource.Selector]() {
 			s.Type = []string{"string", "integer"} // an index needs no quotes
 		}
@@ -87,8 +87,8 @@ func schemaOf(v reflect.Value, path string) *schema {
 	return s
 }
 
-// allowText lets a list of texts or numbers be a text with commas, and a list of one number that number.
-func (s *schema) allowText(item reflect.Type, key Key) {
+// allowText also accepts a list of texts or numbers as one text with commas, and a list of one number as that number.
+func (s *schema) allowText(item reflect.Type, k key) {
 	if item.Kind() != reflect.String && item.Kind() != reflect.Int {
 		return
 	}
@@ -98,10 +98,10 @@ func (s *schema) allowText(item reflect.Type, key Key) {
 		types = append(types, "integer")
 	}
 	s.Type = types
-	one := strings.Join(key.Values, "|")
+	one := strings.Join(k.values, "|")
 	if item.Kind() == reflect.Int {
 		one = "[0-9]+"
-		s.Minimum, s.Maximum = new(int), key.Most
+		s.Minimum, s.Maximum = new(int), k.maximum
 	}
 	if isSelector {
 		return
@@ -125,7 +125,7 @@ func (s *schema) addFields(v reflect.Value, path string) {
 			at = path + "." + name
 		}
 		s.Properties[name] = schemaOf(value, at)
-		if keyOf(at).Required {
+		if keyOf(at).required {
 			s.Required = append(s.Required, name)
 		}
 	}
