@@ -21,7 +21,7 @@ import (
 // The error is a TooManyDevicesError.
 func Build(s *gpu.Snapshot, c Config) ([]Resource, []Finding, error) {
 	b := builder{config: &c, seen: map[string]bool{}, used: map[string]bool{}}
-	b.choose(s)
+	b.addDevices(s)
 	b.requireUniform()
 	b.share()
 	b.reportUnused()
@@ -32,11 +32,11 @@ func Build(s *gpu.Snapshot, c Config) ([]Resource, []Finding, error) {
 	return resources, b.findings, nil
 }
 
-// plan is a device that is offered, before it is multiplied.
+// plan is a device to offer, before its replicas are made.
 type plan struct {
 	resource string
-	replicas int // 0 if it is not shared
-	way      *way
+	replicas int     // 0 if it is not shared
+	method   *method // nil if it is not shared
 	device   Device
 	gpu      *gpu.Device
 	mig      *gpu.MIGDevice // nil for a whole GPU
@@ -47,7 +47,7 @@ type builder struct {
 	plans    []plan
 	findings []Finding
 	seen     map[string]bool // UUIDs
-	used     map[string]bool // keys of the rules and selectors that fitted something
+	used     map[string]bool // keys of the rules and selectors that matched a device
 }
 
 func (b *builder) note(about, format string, args ...any) {
@@ -58,18 +58,18 @@ func (b *builder) problem(about, format string, args ...any) {
 	b.findings = append(b.findings, Finding{About: about, Text: fmt.Sprintf(format, args...), Problem: true})
 }
 
-// choose plans what the filter and the MIG strategy let through.
-func (b *builder) choose(s *gpu.Snapshot) {
+// addDevices plans the devices that the filter and the MIG strategy allow.
+func (b *builder) addDevices(s *gpu.Snapshot) {
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		about := "GPU " + strconv.Itoa(d.Index)
 		switch {
 		case !b.selected(d):
-			b.note(about, "is left out by gpus.include or gpus.exclude of the configuration")
+			b.note(about, "is excluded by gpus.include or gpus.exclude")
 		case !d.MIGEnabled:
 			b.addGPU(about, d)
 		case b.config.MIGStrategy == MIGNone:
-			b.problem(about, "is in MIG mode and cannot be given whole, and with the MIG strategy none its MIG devices are not offered; set mig-strategy")
+			b.problem(about, "is in MIG mode and is not offered with mig-strategy none; set mig-strategy to single or mixed")
 		case len(d.MIG) == 0:
 			b.note(about, "is in MIG mode and has no MIG device")
 		default:
@@ -80,23 +80,23 @@ func (b *builder) choose(s *gpu.Snapshot) {
 	}
 }
 
-// selected tells what the filter says of a GPU. Every selector is asked, to know which ones fit nothing.
+// selected reports whether the filter selects a GPU. It evaluates every selector, for reportUnused.
 func (b *builder) selected(d *gpu.Device) bool {
 	f := &b.config.GPUs
-	included := b.anyFits("gpus.include", f.Include, d, nil)
-	excluded := b.anyFits("gpus.exclude", f.Exclude, d, nil)
+	included := b.anyMatches("gpus.include", f.Include, d, nil)
+	excluded := b.anyMatches("gpus.exclude", f.Exclude, d, nil)
 	return (included || len(f.Include) == 0) && !excluded
 }
 
-func (b *builder) anyFits(key string, list []Selector, d *gpu.Device, m *gpu.MIGDevice) bool {
-	fits := false
+func (b *builder) anyMatches(key string, list []Selector, d *gpu.Device, m *gpu.MIGDevice) bool {
+	matched := false
 	for i, s := range list {
 		if s.matches(d, m) {
-			fits = true
+			matched = true
 			b.used[item(key, i)] = true
 		}
 	}
-	return fits
+	return matched
 }
 
 func item(key string, i int) string { return key + "[" + strconv.Itoa(i) + "]" }
@@ -104,12 +104,12 @@ func item(key string, i int) string { return key + "[" + strconv.Itoa(i) + "]" }
 func (b *builder) addGPU(about string, d *gpu.Device) {
 	device := whole(d)
 	if d.Minor == gpu.NoMinor {
-		device.fail("the number of its device node is not known")
+		device.fail("the minor number of its device node is unknown")
 	}
 	b.add(about, plan{device: device, resource: b.gpuName(d), gpu: d})
 }
 
-// whole is a GPU as a device, and what a MIG device has of its GPU.
+// whole returns a GPU as a device. A MIG device starts from that of its GPU.
 func whole(d *gpu.Device) Device {
 	device := Device{
 		ID: d.UUID, UUID: d.UUID, Parent: d.UUID, Index: d.Index, MIGIndex: NoMIG, Replica: NoReplica, NUMANode: d.NUMANode,
@@ -122,7 +122,7 @@ func whole(d *gpu.Device) Device {
 	return device
 }
 
-// fail makes a device unhealthy. The first reason stays.
+// fail makes a device unhealthy. The first reason wins.
 func (d *Device) fail(reason string) {
 	d.Healthy = false
 	d.Reason = cmp.Or(d.Reason, reason)
@@ -134,7 +134,7 @@ func (b *builder) addMIG(d *gpu.Device, m *gpu.MIGDevice) {
 	device.Profile, device.MemoryBytes = m.Profile, m.MemoryBytes
 	device.GPUInstanceCap, device.ComputeInstanceCap = m.GPUInstanceCap, m.ComputeInstanceCap
 	if d.Minor == gpu.NoMinor || m.GPUInstanceCap == gpu.NoMinor || m.ComputeInstanceCap == gpu.NoMinor {
-		device.fail("the numbers of its device nodes are not known")
+		device.fail("the minor numbers of its device nodes are unknown")
 	}
 	name := b.gpuName(d)
 	if b.config.MIGStrategy == MIGMixed {
@@ -151,20 +151,20 @@ func (b *builder) migName(m *gpu.MIGDevice) string {
 	return b.named("resources.mig", b.config.Names.MIG, m.Profile, profileName(b.config.Resource, m.Profile))
 }
 
-// named is the name that the first fitting rule gives, or the other one.
-func (b *builder) named(key string, rules []Name, what, otherwise string) string {
+// named returns the resource name of the first rule whose pattern matches the model or profile, or the default.
+func (b *builder) named(key string, rules []Name, text, defaultName string) string {
 	for i, r := range rules {
-		if r.Pattern.Matches(what) {
+		if r.Pattern.Matches(text) {
 			b.used[item(key, i)] = true
 			return r.Name
 		}
 	}
-	return otherwise
+	return defaultName
 }
 
-// add plans a device unless the kubelet could not be told of it.
+// add plans a device unless it cannot be advertised to the kubelet.
 func (b *builder) add(about string, p plan) {
-	if err := b.unlistable(&p); err != nil {
+	if err := b.checkAdvertisable(&p); err != nil {
 		b.problem(about, "is not offered: %v", err)
 		return
 	}
@@ -175,7 +175,7 @@ func (b *builder) add(about string, p plan) {
 	b.plans = append(b.plans, p)
 }
 
-func (b *builder) unlistable(p *plan) error {
+func (b *builder) checkAdvertisable(p *plan) error {
 	uuid := p.device.UUID
 	switch {
 	case uuid == "" && p.device.Reason != "":
@@ -183,14 +183,14 @@ func (b *builder) unlistable(p *plan) error {
 	case uuid == "":
 		return errors.New("it has no UUID")
 	case len(uuid) > MaxID:
-		return fmt.Errorf("its UUID %q has %d characters, and an ID may have %d", uuid, len(uuid), MaxID)
+		return fmt.Errorf("its UUID %q has %d characters, more than %d", uuid, len(uuid), MaxID)
 	case b.seen[uuid]:
-		return fmt.Errorf("another device has its UUID %s too", uuid)
+		return fmt.Errorf("another device has the same UUID %s", uuid)
 	}
 	return CheckName(p.resource)
 }
 
-// resources multiplies the plans.
+// resources makes the resources of the plans.
 func (b *builder) resources() ([]Resource, error) {
 	byName := map[string][]plan{}
 	if !b.allRenamed() {
@@ -211,8 +211,7 @@ func (b *builder) resources() ([]Resource, error) {
 	return list, errors.Join(errs...)
 }
 
-// allRenamed reports whether there are devices that would have the name of Config.Resource, and rules gave each of them
-// another one.
+// allRenamed reports whether there are devices for Config.Resource, and rules give all of them other names.
 func (b *builder) allRenamed() bool {
 	renamed := false
 	for i := range b.plans {
@@ -226,12 +225,12 @@ func (b *builder) allRenamed() bool {
 	return renamed
 }
 
-// expand makes the resource of plans that are in the order of the snapshot, which is by index.
+// expand makes a resource with the replicas of its plans, which are sorted by index as in the snapshot.
 func expand(name string, plans []plan) Resource {
 	r := Resource{Name: name, Devices: []Device{}}
 	for _, p := range plans {
-		if p.way != nil && p.way.limit != "" {
-			r.Limit, r.LimitReason = 1, p.way.limit
+		if p.method != nil && p.method.limit != "" {
+			r.Limit, r.LimitReason = 1, p.method.limit
 		}
 		if p.replicas == 0 {
 			r.Devices = append(r.Devices, p.device)

@@ -127,7 +127,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			[]string{"nvidia.com/gpu: 6 7"},
 			func() (list []string) {
 				for i := range 6 {
-					list = append(list, fmt.Sprintf("GPU %d is in MIG mode and cannot be given whole, and with the MIG strategy none its MIG devices are not offered; set mig-strategy", i))
+					list = append(list, fmt.Sprintf("GPU %d is in MIG mode and is not offered with mig-strategy none; set mig-strategy to single or mixed", i))
 				}
 				return list
 			}(),
@@ -152,13 +152,13 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"2", "4"} },
 			[]string{"nvidia.com/gpu: 2:0! 4:0! 4:1! 4:2! 4:3! 4:4! 4:5! 4:6!"},
 			append(leftOut(0, 1, 3, 5, 6, 7),
-				"mig-strategy single needs the same profile on all GPUs, and there are: 1g.10gb, 7g.80gb; make them alike, or use mixed"),
+				"mig-strategy single needs the same profile on all GPUs, and there are: 1g.10gb, 7g.80gb; partition them alike, or use mixed"),
 		},
 		"with the strategy single a whole GPU beside MIG devices is no GPU like the others": {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"2", "6"} },
 			[]string{"nvidia.com/gpu: 2:0! 6!"},
 			append(leftOut(0, 1, 3, 4, 5, 7),
-				"mig-strategy single needs the same profile on all GPUs, and there are: 7g.80gb, whole GPUs; make them alike, or use mixed"),
+				"mig-strategy single needs the same profile on all GPUs, and there are: 7g.80gb, whole GPUs; partition them alike, or use mixed"),
 		},
 		"with the strategy single MIG devices that are alike are GPUs": {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"3", "4"} },
@@ -183,7 +183,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				c.GPUs.Exclude = []Selector{"2", "17"}
 			},
 			[]string{"nvidia.com/gpu: 0 3"},
-			append(leftOut(1, 2), "gpus.include[2] fits nothing on this node", "gpus.exclude[1] fits nothing on this node"),
+			append(leftOut(1, 2), "gpus.include[2] matches nothing on this node", "gpus.exclude[1] matches nothing on this node"),
 		},
 		"who excludes every GPU has the resource with no device": {
 			"workstation", func(c *Config) { c.GPUs.Exclude = []Selector{"*"} },
@@ -195,7 +195,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				c.Names.GPUs = []Name{{"*A100*", "nvidia.com/a100"}, {"nvidia-h100-*", "nvidia.com/h100"}, {"*", "nvidia.com/other"}}
 			},
 			[]string{"nvidia.com/h100: 0 1 2 3 4 5 6 7"},
-			[]string{"resources.gpus[0] fits nothing on this node", "resources.gpus[2] fits nothing on this node"},
+			[]string{"resources.gpus[0] matches nothing on this node", "resources.gpus[2] matches nothing on this node"},
 		},
 		"names for profiles, the first that fits": {
 			"mig-h100", func(c *Config) {
@@ -220,7 +220,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				c.Names.MIG = []Name{{"*", "nvidia.com/slice"}}
 			},
 			[]string{"nvidia.com/h100: 2:0"},
-			append(leftOut(0, 1, 3, 4, 5, 6, 7), "resources.mig[0] fits nothing on this node"),
+			append(leftOut(0, 1, 3, 4, 5, 6, 7), "resources.mig[0] matches nothing on this node"),
 		},
 		"replicas": {
 			"workstation", rules(Replicated{Name: "nvidia.com/gpu", Replicas: 3}),
@@ -268,7 +268,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				"nvidia.com/mig-7g.80gb.shared: 2:0::0 2:0::1",
 			},
 			append(leftOut(1, 3, 4, 5, 6, 7),
-				"sharing.time-slicing.resources[1] fits nothing on this node", "sharing.time-slicing.resources[3] fits nothing on this node"),
+				"sharing.time-slicing.resources[1] matches nothing on this node", "sharing.time-slicing.resources[3] matches nothing on this node"),
 		},
 		"a rule of sharing is about the name that another rule gave": {
 			"workstation", func(c *Config) {
@@ -276,7 +276,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				c.Sharing.TimeSlicing.Resources = []Replicated{{Name: "nvidia.com/gpu", Replicas: 2}, {Name: "nvidia.com/desk", Replicas: 2}}
 			},
 			[]string{"nvidia.com/desk: 0::0 0::1"},
-			[]string{"sharing.time-slicing.resources[0] fits nothing on this node"},
+			[]string{"sharing.time-slicing.resources[0] matches nothing on this node"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -295,7 +295,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 func leftOut(indices ...int) []string {
 	var list []string
 	for _, i := range indices {
-		list = append(list, fmt.Sprintf("GPU %d is left out by gpus.include or gpus.exclude of the configuration", i))
+		list = append(list, fmt.Sprintf("GPU %d is excluded by gpus.include or gpus.exclude", i))
 	}
 	return list
 }
@@ -378,7 +378,7 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 			allInMIGMode, func(c *Config) { c.GPUs.Include = []Selector{"1"} },
 			[]string{"nvidia.com/gpu:"},
 			slices.Concat(leftOut(0),
-				[]string{"GPU 1 is in MIG mode and cannot be given whole, and with the MIG strategy none its MIG devices are not offered; set mig-strategy"},
+				[]string{"GPU 1 is in MIG mode and is not offered with mig-strategy none; set mig-strategy to single or mixed"},
 				leftOut(2, 3)),
 		},
 		"a node without GPUs": {
@@ -416,13 +416,13 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 			}, func(c *Config) { c.MIGStrategy = MIGMixed },
 			[]string{"nvidia.com/gpu: 0! 2 3", "nvidia.com/mig-1g.10gb: 1:0 1:1!"},
 			[]string{
-				"GPU 0 is unhealthy: the number of its device node is not known", "MIG device 1:1 is unhealthy: the numbers of its device nodes are not known",
+				"GPU 0 is unhealthy: the minor number of its device node is unknown", "MIG device 1:1 is unhealthy: the minor numbers of its device nodes are unknown",
 			},
 		},
 		"of two devices with one UUID the first is offered": {
 			func(s *gpu.Snapshot) { s.Devices[2].UUID = s.Devices[0].UUID }, func(c *Config) { c.GPUs.Exclude = []Selector{"1", "3"} },
 			[]string{"nvidia.com/gpu: 0"},
-			slices.Concat(leftOut(1), []string{"GPU 2 is not offered: another device has its UUID GPU-0 too"}, leftOut(3)),
+			slices.Concat(leftOut(1), []string{"GPU 2 is not offered: another device has the same UUID GPU-0"}, leftOut(3)),
 		},
 		"a UUID that is too long for an ID": {
 			func(s *gpu.Snapshot) {
@@ -435,8 +435,8 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 				"nvidia.com/gpu: 1 3",
 			},
 			[]string{
-				`GPU 0 is not offered: its UUID "GPU-` + strings.Repeat("0", 60) + `" has 64 characters, and an ID may have 63`,
-				"GPU-" + strings.Repeat("1", 59) + " is not shared: the IDs of 10 replicas would have 66 characters, and 63 are allowed",
+				`GPU 0 is not offered: its UUID "GPU-` + strings.Repeat("0", 60) + `" has 64 characters, more than 63`,
+				"GPU-" + strings.Repeat("1", 59) + " is not shared: the IDs of 10 replicas would have 66 characters, more than 63",
 			},
 		},
 		"a profile that makes no name": {
@@ -445,8 +445,8 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 			}, func(c *Config) { c.MIGStrategy = MIGMixed; c.GPUs.Include = []Selector{"0"} },
 			[]string{"nvidia.com/gpu:", "nvidia.com/mig-1g.12gb-me: 0:2", "nvidia.com/mig-1g.24gb.me.gfx: 0:1"},
 			append([]string{
-				`MIG device 0:0 is not offered: resource name "nvidia.com/mig-1g 10gb": what is behind the slash may have letters, digits and - _ . between letters or digits`,
-				`MIG device 0:3 is not offered: resource name "nvidia.com/mig-` + strings.Repeat("x", 60) + `": what is behind the slash has 64 characters, and 63 are allowed`,
+				`MIG device 0:0 is not offered: resource name "nvidia.com/mig-1g 10gb": the part after the slash may have letters, digits and - _ . between letters or digits`,
+				`MIG device 0:3 is not offered: resource name "nvidia.com/mig-` + strings.Repeat("x", 60) + `": the part after the slash has 64 characters, more than 63`,
 			}, leftOut(1, 2, 3)...),
 		},
 	} {
@@ -507,7 +507,7 @@ func TestProblemsAreToldFromNotes(t *testing.T) {
 	s.Devices[1].Error = "GPU is lost"
 	_, findings, err := Build(s, config(func(c *Config) { c.GPUs.Exclude = []Selector{"0"} }))
 	want := []Finding{
-		{About: "GPU 0", Text: "is left out by gpus.include or gpus.exclude of the configuration"},
+		{About: "GPU 0", Text: "is excluded by gpus.include or gpus.exclude"},
 		{About: "GPU 1", Text: "is unhealthy: cannot be read: GPU is lost", Problem: true},
 	}
 	if diff := cmp.Diff(want, findings); diff != "" || err != nil {

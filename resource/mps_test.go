@@ -84,8 +84,8 @@ func TestMPS(t *testing.T) {
 			want:   []string{"a.b/c: 1::0 1::1 (at most 1)", "nvidia.com/gpu: 0 2 3"},
 			limits: []string{"a.b/c: 1::0 23034/0 1::1 23034/0"},
 			findings: []string{
-				"GPU-0 is not shared: MPS takes at most 16 clients on a GPU of compute capability 6.1, and there are 17 replicas",
-				"GPU-2 is not shared: MPS takes at most 16 clients on a GPU of compute capability that is not known, and there are 17 replicas",
+				"GPU-0 is not shared: MPS supports at most 16 clients on this GPU (compute capability 6.1), and there are 17 replicas",
+				"GPU-2 is not shared: MPS supports at most 16 clients on this GPU (compute capability unknown), and there are 17 replicas",
 			},
 		},
 		"MIG devices are not shared": {
@@ -95,14 +95,14 @@ func TestMPS(t *testing.T) {
 				byMPS(Replicated{Name: "nvidia.com/mig-7g.80gb", Replicas: 2})(c)
 			},
 			want:     []string{"nvidia.com/gpu:", "nvidia.com/mig-7g.80gb: 2:0"},
-			findings: append(leftOut(0, 1, 3, 4, 5, 6, 7), "MIG-2-0 is not shared: MIG devices cannot be shared by MPS"),
+			findings: append(leftOut(0, 1, 3, 4, 5, 6, 7), "MIG-2-0 is not shared: MPS cannot share MIG devices"),
 		},
 		"a GPU without memory of its own is not shared": {
 			machine:  "workstation",
 			change:   byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
 			damage:   func(s *gpu.Snapshot) { s.Devices[0].MemoryBytes = 0 },
 			want:     []string{"nvidia.com/gpu: 0"},
-			findings: []string{"GPU-0 is not shared: its memory is not known, so that no container could be held to a part of it"},
+			findings: []string{"GPU-0 is not shared: its memory size is unknown, so containers cannot be limited to a part of it"},
 		},
 		"a GPU that cannot be read keeps its replicas": {
 			machine: "workstation",
@@ -124,7 +124,7 @@ func TestMPS(t *testing.T) {
 			want:   []string{"nvidia.com/gpu: 0 1 2::0 2::1 3 (at most 1)"},
 			limits: []string{"nvidia.com/gpu: 2::0 23034/50 2::1 23034/50"},
 			findings: []string{
-				"GPU-00000000-0000-0000-0000-000000000001 is not shared: sharing.time-slicing.resources[0] and sharing.mps.resources[0] fit it, and a device is shared in one way",
+				"GPU-00000000-0000-0000-0000-000000000001 is not shared: both sharing.time-slicing.resources[0] and sharing.mps.resources[0] match it",
 				"nvidia.com/gpu has devices that are shared and devices that are not; set rename for the shared ones",
 			},
 		},
@@ -139,7 +139,7 @@ func TestMPS(t *testing.T) {
 			limits: []string{"nvidia.com/gpu: 1::0 23034/50 1::1 23034/50"},
 			findings: []string{
 				leftOut(0)[0], leftOut(3)[0],
-				"nvidia.com/gpu has devices that are shared by time-slicing and devices that are by MPS; set rename for one of them",
+				"nvidia.com/gpu has devices shared by time-slicing and devices shared by MPS; set rename for one of them",
 			},
 		},
 		"a GPU has 48 clients at most": {
@@ -150,13 +150,13 @@ func TestMPS(t *testing.T) {
 			},
 			want: []string{"nvidia.com/gpu: 1"},
 			findings: append(leftOut(0, 2, 3),
-				"GPU-1 is not shared: MPS takes at most 48 clients on a GPU of compute capability 8.9, and there are 49 replicas"),
+				"GPU-1 is not shared: MPS supports at most 48 clients on this GPU (compute capability 8.9), and there are 49 replicas"),
 		},
 		"a rule that fits nothing is told": {
 			machine:  "workstation",
 			change:   byMPS(Replicated{Name: "nvidia.com/other", Replicas: 2}),
 			want:     []string{"nvidia.com/gpu: 0"},
-			findings: []string{"sharing.mps.resources[0] fits nothing on this node"},
+			findings: []string{"sharing.mps.resources[0] matches nothing on this node"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -202,7 +202,7 @@ func TestValidateMPS(t *testing.T) {
 		},
 		"rules that are not allowed": {
 			off: true, mps: []Replicated{{Name: "a.b/e", Replicas: 2}},
-			want: []string{"sharing.mps.resources: needs mps: true (--mps), since MPS is experimental and runs programs of the driver"},
+			want: []string{"sharing.mps.resources: needs mps: true: MPS is experimental and runs programs of the driver"},
 		},
 		"devices that are shared by turns too": {
 			mps: []Replicated{
@@ -211,9 +211,9 @@ func TestValidateMPS(t *testing.T) {
 				{Name: "a.b/c", Replicas: 2},
 			},
 			want: []string{
-				"sharing.mps.resources[0]: is for devices of a.b/c that sharing.time-slicing.resources[0] is for too; a device is shared in one way",
-				"sharing.mps.resources[1]: is for devices of a.b/d that sharing.time-slicing.resources[1] is for too; a device is shared in one way",
-				"sharing.mps.resources[2]: is for devices of a.b/c that sharing.time-slicing.resources[0] is for too; a device is shared in one way",
+				"sharing.mps.resources[0]: sharing.time-slicing.resources[0] matches the same devices of a.b/c; a device is shared by one method only",
+				"sharing.mps.resources[1]: sharing.time-slicing.resources[1] matches the same devices of a.b/d; a device is shared by one method only",
+				"sharing.mps.resources[2]: sharing.time-slicing.resources[0] matches the same devices of a.b/c; a device is shared by one method only",
 			},
 		},
 		"what is wrong in rules of every kind": {
@@ -227,7 +227,7 @@ func TestValidateMPS(t *testing.T) {
 				"sharing.mps.resources[1].replicas: want 2 or more, got 1",
 				"sharing.mps.resources[1].devices[0]: is empty",
 				`sharing.mps.resources[2].rename: resource name "x": want VENDOR/NAME, such as nvidia.com/gpu`,
-				"sharing.mps.resources[2]: never holds: sharing.mps.resources[0] is for all devices of a.b/e already",
+				"sharing.mps.resources[2]: has no effect: sharing.mps.resources[0] matches all devices of a.b/e",
 			},
 		},
 	} {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// The kubelet's rule for the names of extended resources: IsExtendedResourceName of k8s.io/kubernetes, which takes the
-// name, with "requests." before it as it is in quotas, for a qualified name of k8s.io/apimachinery.
+// The kubelet's rules for names of extended resources: IsExtendedResourceName of k8s.io/kubernetes. The name with the prefix
+// "requests.", as in quotas, must be a qualified name of k8s.io/apimachinery.
 const (
 	maxVendor = 253 - len(quotaPrefix)
 	maxName   = 63
@@ -22,7 +22,7 @@ var (
 	nameForm   = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
 )
 
-// CheckName tells why the kubelet would not accept a resource name, or nil.
+// CheckName returns an error if the kubelet does not accept a resource name.
 func CheckName(name string) error {
 	if err := nameProblem(name); err != nil {
 		return fmt.Errorf("resource name %q: %w", name, err)
@@ -38,23 +38,23 @@ func nameProblem(name string) error {
 	case strings.Contains(rest, "/"):
 		return errors.New("has more than one slash")
 	case strings.Contains(name, nativeDomain):
-		return errors.New("kubernetes.io is for the resources of Kubernetes itself")
+		return errors.New("kubernetes.io is reserved for Kubernetes")
 	case strings.HasPrefix(name, quotaPrefix):
-		return errors.New("begins with requests., which is for quotas")
+		return errors.New("the prefix requests. is reserved for quotas")
 	case len(vendor) > maxVendor:
-		return fmt.Errorf("the vendor has %d characters, and %d are allowed", len(vendor), maxVendor)
+		return fmt.Errorf("the vendor has %d characters, more than %d", len(vendor), maxVendor)
 	case !vendorForm.MatchString(vendor):
 		return errors.New("the vendor is not a domain name of lower-case letters, digits, hyphens and dots")
 	case len(rest) > maxName:
-		return fmt.Errorf("what is behind the slash has %d characters, and %d are allowed", len(rest), maxName)
+		return fmt.Errorf("the part after the slash has %d characters, more than %d", len(rest), maxName)
 	case !nameForm.MatchString(rest):
-		return errors.New("what is behind the slash may have letters, digits and - _ . between letters or digits")
+		return errors.New("the part after the slash may have letters, digits and - _ . between letters or digits")
 	}
 	return nil
 }
 
-// profileName is the resource name of a MIG profile, beside that of the GPUs: nvidia.com/mig-1g.10gb. A plus sign or a
-// comma, which a name cannot have, is a dot, as in NVIDIA's device plugin: 1g.10gb+me is mig-1g.10gb.me.
+// profileName returns the resource name of a MIG profile, with the vendor of base: nvidia.com/mig-1g.10gb. Plus signs and
+// commas are invalid in names and become dots, as in NVIDIA's device plugin: 1g.10gb+me is mig-1g.10gb.me.
 func profileName(base, profile string) string {
 	vendor, _, _ := strings.Cut(base, "/")
 	return vendor + "/mig-" + strings.NewReplacer("+", ".", ",", ".").Replace(profile)

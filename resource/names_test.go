@@ -23,8 +23,8 @@ func TestCheckName(t *testing.T) {
 		"no vendor":                      {"/gpu", "not a domain name"},
 		"no name":                        {"nvidia.com/", "letters, digits"},
 		"two slashes":                    {"nvidia.com/gpu/h100", "more than one slash"},
-		"a name too long":                {"nvidia.com/" + long(64), "has 64 characters, and 63 are allowed"},
-		"a vendor too long":              {domain(246) + "/gpu", "the vendor has 246 characters, and 244 are allowed"},
+		"a name too long":                {"nvidia.com/" + long(64), "has 64 characters, more than 63"},
+		"a vendor too long":              {domain(246) + "/gpu", "the vendor has 246 characters, more than 244"},
 		"upper case in the vendor":       {"NVIDIA.com/gpu", "not a domain name"},
 		"an underscore in the vendor":    {"nvi_dia.com/gpu", "not a domain name"},
 		"an empty label":                 {"nvidia..com/gpu", "not a domain name"},
@@ -32,8 +32,8 @@ func TestCheckName(t *testing.T) {
 		"a plus sign":                    {"nvidia.com/mig-1g.10gb+me", "letters, digits"},
 		"a name that ends in a dot":      {"nvidia.com/gpu.", "letters, digits"},
 		"a line break":                   {"nvidia.com/gpu\n", "letters, digits"},
-		"Kubernetes' own":                {"kubernetes.io/gpu", "Kubernetes itself"},
-		"what ends like Kubernetes' own": {"mykubernetes.io/gpu", "Kubernetes itself"},
+		"Kubernetes' own":                {"kubernetes.io/gpu", "reserved for Kubernetes"},
+		"what ends like Kubernetes' own": {"mykubernetes.io/gpu", "reserved for Kubernetes"},
 		"a quota":                        {"requests.nvidia.com/gpu", "for quotas"},
 	} {
 		t.Run(name, func(t *testing.T) {

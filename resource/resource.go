@@ -6,22 +6,22 @@ import (
 	"strconv"
 )
 
-// Resource is an extended resource and the devices that can be had under its name.
+// Resource is an extended resource with its devices.
 type Resource struct {
-	// Name is VENDOR/NAME, such as "nvidia.com/gpu". The kubelet accepts it.
+	// Name is VENDOR/NAME, such as "nvidia.com/gpu"; see CheckName.
 	Name string
 	// Devices are sorted by GPU, MIG device and replica. There may be none.
 	Devices []Device
-	// Limit is the most devices that a container may ask for, or 0 if there is no limit. LimitReason says why there is one.
+	// Limit is the maximum number of devices for a container, or 0 for any number. LimitReason is why there is a limit.
 	Limit       int
 	LimitReason string
 	// Grant is what every container with a device of the resource gets besides the devices' own grants, or nil.
 	Grant *Grant
 }
 
-// Device is what the kubelet counts: a GPU, a MIG device, or a replica of one.
+// Device is a device of the kubelet: a GPU, a MIG device, or a replica of one.
 type Device struct {
-	// ID is the name that the kubelet knows it by: the UUID, or "UUID::REPLICA". It has at most MaxID bytes.
+	// ID is the device ID: the UUID, or "UUID::REPLICA". It has at most MaxID bytes.
 	ID string
 	// UUID is "GPU-..." or "MIG-...".
 	UUID string
@@ -29,35 +29,35 @@ type Device struct {
 	Parent string
 	// Index is the driver's index of the GPU, and MIGIndex that of the MIG device on it, or NoMIG.
 	Index, MIGIndex int
-	// Replica counts the replicas of a device from 0; it is NoReplica if the device is not shared.
+	// Replica is the index of the replica from 0, or NoReplica if the device is not shared.
 	Replica int
-	// NUMANode is that of the GPU, or gpu.NoNUMANode: then the kubelet must be told no topology at all.
+	// NUMANode is that of the GPU. With gpu.NoNUMANode the device is advertised without a topology.
 	NUMANode int
-	// Healthy tells whether the device can be given to a container. If not, Reason says why, in a sentence's part.
+	// Healthy is whether the device can be allocated. If not, Reason is why, as a part of a sentence.
 	Healthy bool
 	Reason  string
 	// Model is the GPU's product name, and Profile the MIG device's profile, or empty.
 	Model, Profile string
-	// PCIBusID is the GPU's address as sysfs writes it.
+	// PCIBusID is the GPU's address in the form of sysfs, such as "0000:3b:00.0".
 	PCIBusID string
 	// MemoryBytes is the memory of the GPU or of the MIG device, in bytes.
 	MemoryBytes uint64
-	// Minor is the N of the GPU's /dev/nvidiaN, and GPUInstanceCap and ComputeInstanceCap are those of the MIG device's
+	// Minor is the N of the GPU's /dev/nvidiaN. GPUInstanceCap and ComputeInstanceCap are those of the MIG device's
 	// /dev/nvidia-caps/nvidia-capN. Each may be gpu.NoMinor.
 	Minor, GPUInstanceCap, ComputeInstanceCap int
-	// MPS is what a container may use of a GPU that is shared by MPS, and nil for every other device.
+	// MPS has the limits of a container on a GPU that is shared by MPS, and is nil for other devices.
 	MPS *MPSLimits
 	// Grant is what a container gets for the device, or nil before the node has published it.
 	Grant *Grant
 }
 
-// MPSLimits is what each client of a GPU's MPS control daemon may use.
+// MPSLimits are the limits of each client of a GPU's MPS control daemon.
 type MPSLimits struct {
-	// MemoryBytes is a whole number of MiB.
+	// MemoryBytes is the memory of the GPU, a whole number of MiB.
 	MemoryBytes uint64
-	// ThreadPercent is the part of the GPU's threads, from 1 to 100, or 0 for a GPU that knows no such limit.
+	// ThreadPercent is the percentage of the GPU's threads, from 1 to 100, or 0 for a GPU without such a limit.
 	ThreadPercent int
-	// SharedMemoryBytes is the size of the /dev/shm that all of the GPU's clients have together.
+	// SharedMemoryBytes is the size of the /dev/shm that all clients of the GPU share.
 	SharedMemoryBytes uint64
 }
 
@@ -67,7 +67,7 @@ const (
 	NoMIG     = -1
 )
 
-// CDIName is the device's name in CDI specs and variables: its UUID or, by index, "3" or "0:1" for a MIG device.
+// CDIName returns the device's name in CDI specs and variables: its UUID or, by index, "3", or "0:1" for a MIG device.
 func (d *Device) CDIName(byIndex bool) string {
 	switch {
 	case !byIndex:
@@ -79,7 +79,7 @@ func (d *Device) CDIName(byIndex bool) string {
 	}
 }
 
-// Shared reports whether other containers may have the same device.
+// Shared reports whether other containers may have the same GPU or MIG device.
 func (d *Device) Shared() bool { return d.Replica != NoReplica }
 
 // MarkUnhealthy returns the resources with each healthy device marked as unhealthy for which reason returns one. The
@@ -101,15 +101,15 @@ func MarkUnhealthy(resources []Resource, reason func(*Device) string) []Resource
 	return list
 }
 
-// Finding is something about the node that the configuration makes noteworthy.
+// Finding is a remark about how the configuration applies to the node.
 type Finding struct {
-	// About names the GPU, the MIG device, the resource or the key of the configuration.
+	// About is the GPU, the MIG device, the resource or the key of the configuration.
 	About string
-	// Text says what is the matter; behind About it makes a sentence.
+	// Text is the rest of the sentence that begins with About.
 	Text string
-	// Problem tells that something cannot be had that was probably meant to be.
+	// Problem is whether a device is not offered as it was probably intended.
 	Problem bool
 }
 
-// String is the finding in a line.
+// String returns the finding as a sentence.
 func (f Finding) String() string { return f.About + " " + f.Text }

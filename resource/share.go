@@ -7,50 +7,50 @@ import (
 	"strings"
 )
 
-// share applies the first rule of sharing that fits each device.
+// share applies to each device the first rule for sharing that matches it.
 func (b *builder) share() {
-	ways := b.config.Sharing.ways()
+	methods := b.config.Sharing.methods()
 	for i := range b.plans {
 		p := &b.plans[i]
-		w, r := b.fitting(ways, p)
+		m, r := b.sharingRule(methods, p)
 		if r == nil {
 			continue
 		}
-		if err := b.shareOne(p, w, r); err != nil {
+		if err := b.shareOne(p, m, r); err != nil {
 			b.problem(p.device.UUID, "is not shared: %v", err)
 		}
 	}
 	b.reportMixed()
 }
 
-// fitting is the rule for a device, and its way. With rules of two ways there is none: neither was meant more than the
-// other.
-func (b *builder) fitting(ways []way, p *plan) (*way, *Replicated) {
-	var fits []string
-	var found *way
+// sharingRule returns the rule for a device, and its method. With rules of two methods there is none: neither has
+// precedence.
+func (b *builder) sharingRule(methods []method, p *plan) (*method, *Replicated) {
+	var matching []string
+	var found *method
 	var rule *Replicated
-	for i := range ways {
-		if n := b.rule(&ways[i], p); n >= 0 {
-			fits = append(fits, item(ways[i].key, n))
-			found, rule = &ways[i], &ways[i].rules[n]
+	for i := range methods {
+		if n := b.firstMatch(&methods[i], p); n >= 0 {
+			matching = append(matching, item(methods[i].key, n))
+			found, rule = &methods[i], &methods[i].rules[n]
 		}
 	}
-	if len(fits) > 1 {
-		b.problem(p.device.UUID, "is not shared: %s fit it, and a device is shared in one way", strings.Join(fits, " and "))
+	if len(matching) > 1 {
+		b.problem(p.device.UUID, "is not shared: both %s match it", strings.Join(matching, " and "))
 		return nil, nil
 	}
 	return found, rule
 }
 
-// rule is the number of the first rule that fits, or -1.
-func (b *builder) rule(w *way, p *plan) int {
-	for i := range w.rules {
-		r := &w.rules[i]
-		key := item(w.key, i)
+// firstMatch returns the index of the first rule that matches, or -1.
+func (b *builder) firstMatch(m *method, p *plan) int {
+	for i := range m.rules {
+		r := &m.rules[i]
+		key := item(m.key, i)
 		if r.Name != p.resource {
 			continue
 		}
-		if len(r.Devices) == 0 || b.anyFits(key+".devices", r.Devices, p.gpu, p.mig) {
+		if len(r.Devices) == 0 || b.anyMatches(key+".devices", r.Devices, p.gpu, p.mig) {
 			b.used[key] = true
 			return i
 		}
@@ -58,30 +58,29 @@ func (b *builder) rule(w *way, p *plan) int {
 	return -1
 }
 
-// shareOne shares a device, or says why it cannot be.
-func (b *builder) shareOne(p *plan, w *way, r *Replicated) error {
+// shareOne makes replicas of a device, or returns why it cannot be shared.
+func (b *builder) shareOne(p *plan, m *method, r *Replicated) error {
 	if n := len(replicaID(p.device.UUID, r.Replicas-1)); n > MaxID {
-		return fmt.Errorf("the IDs of %d replicas would have %d characters, and %d are allowed", r.Replicas, n, MaxID)
+		return fmt.Errorf("the IDs of %d replicas would have %d characters, more than %d", r.Replicas, n, MaxID)
 	}
-	if w.key == mpsKey {
+	if m.key == mpsKey {
 		limits, err := mpsLimits(p, r.Replicas, b.config.Sharing.MPS.SharedMemoryMiB)
 		if err != nil {
 			return err
 		}
 		p.device.MPS = limits
 	}
-	p.replicas, p.way, p.resource = r.Replicas, w, w.target(r)
+	p.replicas, p.method, p.resource = r.Replicas, m, m.target(r)
 	return nil
 }
 
-// reportMixed tells of resources with which a container cannot know whether it has a device for itself, or how it is
-// shared.
+// reportMixed reports resources whose devices are not shared alike: a container could get either kind.
 func (b *builder) reportMixed() {
 	kinds := map[string]map[string]bool{}
 	for _, p := range b.plans {
 		kind := ""
-		if p.way != nil {
-			kind = p.way.key
+		if p.method != nil {
+			kind = p.method.key
 		}
 		if kinds[p.resource] == nil {
 			kinds[p.resource] = map[string]bool{}
@@ -94,20 +93,20 @@ func (b *builder) reportMixed() {
 		case k[""]:
 			b.problem(name, "has devices that are shared and devices that are not; set rename for the shared ones")
 		default:
-			b.problem(name, "has devices that are shared by time-slicing and devices that are by MPS; set rename for one of them")
+			b.problem(name, "has devices shared by time-slicing and devices shared by MPS; set rename for one of them")
 		}
 	}
 }
 
-// requireUniform holds the strategy single to its word: who asks for a GPU must know what comes. The devices stay in the
-// list while the node is being partitioned anew, and nobody gets one.
+// requireUniform makes all devices unhealthy if they differ with MIGSingle: a request for a GPU must have one meaning. This is
+// the case while a node is repartitioned.
 func (b *builder) requireUniform() {
 	if b.config.MIGStrategy != MIGSingle {
 		return
 	}
 	kinds := map[string]bool{}
 	for _, p := range b.plans {
-		if p.gpu.Usable() { // what cannot be read says nothing about the others
+		if p.gpu.Usable() { // the MIG mode of other GPUs is unknown
 			kinds[kindOf(&p)] = true
 		}
 	}
@@ -116,9 +115,9 @@ func (b *builder) requireUniform() {
 	}
 	names := strings.Join(slices.Sorted(maps.Keys(kinds)), ", ")
 	for i := range b.plans {
-		b.plans[i].device.fail("with the MIG strategy single all must be alike, and there are: " + names)
+		b.plans[i].device.fail("mig-strategy single needs the same profile on all GPUs, and there are: " + names)
 	}
-	b.problem("mig-strategy", "single needs the same profile on all GPUs, and there are: %s; make them alike, or use mixed", names)
+	b.problem("mig-strategy", "single needs the same profile on all GPUs, and there are: %s; partition them alike, or use mixed", names)
 }
 
 func kindOf(p *plan) string {
@@ -128,9 +127,9 @@ func kindOf(p *plan) string {
 	return p.mig.Profile
 }
 
-// reportUnused tells which parts of the configuration mean nothing on this node. They may be meant for other nodes.
+// reportUnused reports the rules and selectors that match nothing. They may be for other nodes.
 func (b *builder) reportUnused() {
-	const text = "fits nothing on this node"
+	const text = "matches nothing on this node"
 	unused := func(key string, n int) {
 		for i := range n {
 			if !b.used[item(key, i)] {
@@ -143,7 +142,7 @@ func (b *builder) reportUnused() {
 	unused("gpus.exclude", len(c.GPUs.Exclude))
 	unused("resources.gpus", len(c.Names.GPUs))
 	unused("resources.mig", len(c.Names.MIG))
-	for _, w := range c.Sharing.ways() {
-		unused(w.key, len(w.rules))
+	for _, m := range c.Sharing.methods() {
+		unused(m.key, len(m.rules))
 	}
 }

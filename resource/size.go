@@ -8,20 +8,20 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// MaxID is how long a device's ID may be, in bytes: the limit that the API's definition of Device gives.
+// MaxID is the maximum length of a device ID, in bytes, as documented in the API's Device.
 const MaxID = 63
 
-// MaxList is how large a list of devices the kubelet reads, in bytes: the limit that gRPC has where nobody sets one.
+// MaxList is the maximum size of a list of devices, in bytes: the kubelet uses gRPC's default limit for messages.
 const MaxList = 4 << 20
 
-// maxReplicas is how many replicas of one GPU fit in a list, wherever the GPU is.
+// maxReplicas is how many replicas of one GPU fit in a list, with any topology.
 const maxReplicas = MaxList / 80
 
-// replicaID is the ID of a replica.
+// replicaID returns the device ID of a replica.
 func replicaID(uuid string, n int) string { return uuid + "::" + strconv.Itoa(n) }
 
-// listSize is how many bytes of a ListAndWatchResponse the device takes, unhealthy, so that a change of health never
-// makes a list too large. Of a shared device all replicas count as long as the last one.
+// listSize returns the size of the device in a ListAndWatchResponse, in bytes. It assumes that the device is unhealthy, so that
+// a change of health never makes a list too large, and that the IDs of all replicas are as long as the last one.
 func (p *plan) listSize() int {
 	id := len(p.device.UUID)
 	if p.replicas > 0 {
@@ -30,7 +30,7 @@ func (p *plan) listSize() int {
 	return max(1, p.replicas) * field(field(id)+field(len("Unhealthy"))+topologySize(p.device.NUMANode))
 }
 
-// topologySize is how many bytes the field for the NUMA node takes. The number 0 takes none in it.
+// topologySize returns the size of the field for the NUMA node, in bytes. The number 0 is not encoded.
 func topologySize(node int) int {
 	switch node {
 	case gpu.NoNUMANode:
@@ -41,7 +41,7 @@ func topologySize(node int) int {
 	return field(field(1 + varint(node)))
 }
 
-// field is how many bytes a field of n bytes takes in a protobuf message, of which the number is below 16.
+// field returns the size of a protobuf field with n bytes and a number below 16.
 func field(n int) int { return 1 + varint(n) + n }
 
 func varint(n int) int { return max(1, (bits.Len64(uint64(n))+6)/7) }
@@ -70,7 +70,7 @@ func checkSize(name string, plans []plan) error {
 		count += max(1, plans[i].replicas)
 		if plans[i].replicas > 0 {
 			shared++
-			key = plans[i].way.key
+			key = plans[i].method.key
 		}
 	}
 	if bytes <= MaxList {
@@ -81,7 +81,8 @@ func checkSize(name string, plans []plan) error {
 		Advice: "give some of the devices another resource name with resources.gpus or resources.mig",
 	}
 	if shared > 0 {
-		err.Advice = fmt.Sprintf("lower replicas in %s for %s to about %d for each of the %d shared devices, or share them under several names",
+		err.Advice = fmt.Sprintf("lower replicas in %s for %s to about %d for each of the %d shared devices, "+
+			"or share them under several names",
 			key, name, max(2, MaxList/(bytes/count)/shared), shared)
 	}
 	return err

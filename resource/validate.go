@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Validate reports everything that is wrong with the configuration by itself, whatever the node has. The messages name
-// the key, as "sharing.time-slicing.resources[1].replicas".
+// Validate returns all problems of the configuration that do not depend on the node. Each message begins with the key, such
+// as "sharing.time-slicing.resources[1].replicas".
 func (c *Config) Validate() error {
 	var p problems
 	p.add("resource", CheckName(c.Resource))
@@ -41,19 +41,19 @@ func (p *problems) addNames(key string, rules []Name) {
 	for i, r := range rules {
 		item := fmt.Sprintf("%s[%d]", key, i)
 		if strings.TrimSpace(string(r.Pattern)) == "" {
-			p.add(item+".pattern", errors.New("is empty; * fits everything"))
+			p.add(item+".pattern", errors.New("is empty; * matches everything"))
 		}
 		p.add(item+".name", CheckName(r.Name))
 	}
 }
 
 func (p *problems) addSharing(c *Config) {
-	ways := c.Sharing.ways()
-	for i := range ways {
-		p.addRules(&ways[i])
+	methods := c.Sharing.methods()
+	for i := range methods {
+		p.addRules(&methods[i])
 	}
 	if len(c.Sharing.MPS.Resources) > 0 && !c.MPS {
-		p.add(mpsKey, errors.New("needs mps: true (--mps), since MPS is experimental and runs programs of the driver"))
+		p.add(mpsKey, errors.New("needs mps: true: MPS is experimental and runs programs of the driver"))
 	}
 	if n := c.Sharing.MPS.SharedMemoryMiB; n < 1 || n > MaxSharedMemoryMiB {
 		p.add("sharing.mps.shared-memory-mib", fmt.Errorf("want 1 to %d, got %d", MaxSharedMemoryMiB, n))
@@ -61,35 +61,35 @@ func (p *problems) addSharing(c *Config) {
 	for i, r := range c.Sharing.MPS.Resources {
 		sliced := c.Sharing.TimeSlicing.Resources
 		if j := slices.IndexFunc(sliced, func(t Replicated) bool { return overlap(&t, &r) }); j >= 0 {
-			p.add(item(mpsKey, i), fmt.Errorf("is for devices of %s that %s is for too; a device is shared in one way",
-				r.Name, item(timeSlicingKey, j)))
+			p.add(item(mpsKey, i), fmt.Errorf("%s matches the same devices of %s; a device is shared by one method only",
+				item(timeSlicingKey, j), r.Name))
 		}
 	}
 }
 
-func (p *problems) addRules(w *way) {
-	for i := range w.rules {
-		r, key := &w.rules[i], item(w.key, i)
+func (p *problems) addRules(m *method) {
+	for i := range m.rules {
+		r, key := &m.rules[i], item(m.key, i)
 		if err := CheckName(r.Name); err != nil {
 			p.add(key+".name", err)
 		} else {
-			p.add(key+".rename", CheckName(w.target(r)))
+			p.add(key+".rename", CheckName(m.target(r)))
 		}
 		p.add(key+".replicas", checkReplicas(r.Replicas))
 		p.addSelectors(key+".devices", r.Devices)
-		if j := slices.IndexFunc(w.rules[:i], func(e Replicated) bool { return hides(&e, r) }); j >= 0 {
-			p.add(key, fmt.Errorf("never holds: %s is for all devices of %s already", item(w.key, j), r.Name))
+		if j := slices.IndexFunc(m.rules[:i], func(e Replicated) bool { return hides(&e, r) }); j >= 0 {
+			p.add(key, fmt.Errorf("has no effect: %s matches all devices of %s", item(m.key, j), r.Name))
 		}
 	}
 }
 
-// overlap reports whether two rules are for some of the same devices, as far as their text tells it.
+// overlap reports whether two rules match the same devices, as far as that is known without a node.
 func overlap(a, b *Replicated) bool {
 	same := func(s Selector) bool { return slices.Contains(b.Devices, s) }
 	return a.Name == b.Name && (len(a.Devices) == 0 || len(b.Devices) == 0 || slices.ContainsFunc(a.Devices, same))
 }
 
-// hides reports whether a rule leaves nothing to a later one.
+// hides reports whether an earlier rule matches everything that a later one does.
 func hides(earlier, later *Replicated) bool {
 	return earlier.Name == later.Name && len(earlier.Devices) == 0
 }
