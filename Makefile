@@ -37,8 +37,8 @@ build: ## bin/gpu-cdi-plugin, bin/prestart-hook (static) and bin/gpu-sim
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/gpu-sim ./cmd/gpu-sim
 
 .PHONY: demo
-demo: setup build ## GPUs into containers, on a real driver or a simulated DGX H100
-	$(BIN)/gpu-cdi-plugin demo --insecure-paths
+demo: setup build ## GPUs into containers, step by step: those of this host, or simulated ones
+	@BIN=$(BIN) scripts/demo
 
 .PHONY: test
 test: setup build peers ## everything: unit, golden, race detector, fuzz smoke, end to end on real engines

@@ -39,16 +39,6 @@ func TestScriptsOnSimulatedNodes(t *testing.T) {
 	runScripts(t, "testdata/node", "SAFE="+safeDir(t), "PATH="+programs(t, "gpu-sim")+":"+os.Getenv("PATH"))
 }
 
-// What starts real containers, with the real hook.
-func TestDemo(t *testing.T) {
-	testenv.Root(t)
-	for _, name := range []string{"cc", "runc", "podman", "busybox"} {
-		testenv.Command(t, name)
-	}
-	dir := programs(t, "gpu-sim", "prestart-hook")
-	runScripts(t, "testdata/demo", "GPU_CDI_HOOK_PATH="+filepath.Join(dir, "prestart-hook"), "PATH="+dir+":"+os.Getenv("PATH"))
-}
-
 // insecure allows the files of tests, which are under /tmp, where everybody can write.
 const insecure = "GPU_CDI_INSECURE_PATHS=true"
 
@@ -97,7 +87,7 @@ func runScripts(t *testing.T, dir string, vars ...string) {
 		Cmds:                scriptCommands(t),
 		Deadline:            time.Now().Add(scriptTimeout), // a program that should have ended fails its script
 		Setup: func(env *testscript.Env) error {
-			env.Setenv("XDG_CACHE_HOME", cache) // the demo compiles the simulated library only once
+			env.Setenv("XDG_CACHE_HOME", cache) // gpu-sim compiles the simulated library only once
 			env.Vars = append(env.Vars, insecure)
 			env.Vars = append(env.Vars, vars...)
 			return nil

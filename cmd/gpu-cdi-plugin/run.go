@@ -158,7 +158,6 @@ then from the file of --config, whose keys are the flags' names; gpu-cdi-plugin 
 		a.serveCommand(),
 		mpsExecCommand(),
 		a.configCommand(),
-		a.demoCommand(),
 		a.versionCommand(),
 		a.completionCommand(),
 	)

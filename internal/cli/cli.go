@@ -142,15 +142,6 @@ type failure struct {
 	Hint  string    `json:"hint,omitempty"`
 }
 
-// ReadReport is the error that a program of the project has printed as JSON, with its status and hint.
-func ReadReport(printed []byte) (reported, err error) {
-	var f failure
-	if err := json.Unmarshal(printed, &f); err != nil {
-		return nil, fmt.Errorf("read an error in JSON: %w", err)
-	}
-	return exit.With(f.Code, f.Hint, errors.New(f.Error)), nil
-}
-
 // Report prints an error with its hint; as JSON in a line, else in words.
 func Report(w io.Writer, err error, asJSON bool) {
 	f := failure{Error: err.Error(), Code: exit.CodeOf(err), Hint: exit.HintOf(err)}
