@@ -15,7 +15,7 @@ func (a *app) cdiCommand() *cobra.Command {
 devices into bundles for runtimes that know nothing of CDI.`,
 		Annotations: cli.Statuses(exit.OK, exit.Usage),
 		Args:        cli.UnknownVerb,
-		RunE:        showHelp,
+		RunE:        func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(
 		a.generateCommand(),

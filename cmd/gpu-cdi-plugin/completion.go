@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -15,8 +16,8 @@ func (a *app) completionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish|powershell",
 		Short: "Print a completion script for a shell",
-		Long: `Prints a script with which a shell completes this program's verbs, flags, flag values, files and the names of the
-devices that the host's CDI specs offer. For bash the package bash-completion has to be there.`,
+		Long: `Prints a script with which a shell completes this program's verbs, flags, flag values, files and CDI device names.
+In bash it needs the package bash-completion.`,
 		Example: `  gpu-cdi-plugin completion bash > /etc/bash_completion.d/gpu-cdi-plugin
   gpu-cdi-plugin completion zsh > "${fpath[1]}/_gpu-cdi-plugin"
   gpu-cdi-plugin completion fish > ~/.config/fish/completions/gpu-cdi-plugin.fish
@@ -25,8 +26,18 @@ devices that the host's CDI specs offer. For bash the package bash-completion ha
 		DisableFlagsInUseLine: true,
 		ValidArgs:             shells,
 		Args:                  oneShell,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := a.complete(cmd.Root(), args[0]); err != nil {
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			switch root := cmd.Root(); args[0] {
+			case "bash":
+				err = root.GenBashCompletionV2(a.stdout, true)
+			case "zsh":
+				err = root.GenZshCompletion(a.stdout)
+			case "fish":
+				err = root.GenFishCompletion(a.stdout, true)
+			case "powershell":
+				err = root.GenPowerShellCompletionWithDesc(a.stdout)
+			}
+			if err != nil {
 				return fmt.Errorf("print the completion script: %w", err)
 			}
 			return nil
@@ -42,15 +53,17 @@ func oneShell(_ *cobra.Command, args []string) error {
 	return (&choice{&shell, shells}).Set(args[0])
 }
 
-func (a *app) complete(root *cobra.Command, shell string) error {
-	switch shell {
-	case "bash":
-		return root.GenBashCompletionV2(a.stdout, true)
-	case "zsh":
-		return root.GenZshCompletion(a.stdout)
-	case "fish":
-		return root.GenFishCompletion(a.stdout, true)
-	default:
-		return root.GenPowerShellCompletionWithDesc(a.stdout)
+// completeVerbs completes the arguments of help.
+func completeVerbs(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	topic, _, err := cmd.Root().Find(args)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
+	var names []string
+	for _, c := range topic.Commands() {
+		if c.IsAvailableCommand() && strings.HasPrefix(c.Name(), prefix) {
+			names = append(names, c.Name()+"\t"+c.Short)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }

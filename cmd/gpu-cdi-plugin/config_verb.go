@@ -24,7 +24,7 @@ func (a *app) configCommand() *cobra.Command {
 One file has the options of all verbs and of the device plugin. Its JSON schema is specs/config.schema.json.`,
 		Annotations: cli.Statuses(exit.OK, exit.Usage),
 		Args:        cli.UnknownVerb,
-		RunE:        showHelp,
+		RunE:        func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(a.configDefaultCommand(), a.configViewCommand(), a.configValidateCommand())
 	return cmd

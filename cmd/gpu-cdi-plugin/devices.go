@@ -17,9 +17,9 @@ func (a *app) devicesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "List the GPUs and MIG devices of this host",
-		Long: `Asks the driver what GPUs and MIG devices there are. A GPU that cannot be read is in the list with its error.
+		Long: `Lists the GPUs and MIG devices that the driver reports. A GPU that cannot be read is in the list with its error.
 
-With -o name it prints the names that a CDI spec gives to them.`,
+-o name prints the CDI names of those that containers can get: no GPUs in MIG mode, but their MIG devices.`,
 		Example: `  gpu-cdi-plugin devices
   gpu-cdi-plugin devices -o json | jq -r '.devices[] | select(.numaNode == 0) | .uuid'
   gpu-cdi-plugin devices --driver-root /run/nvidia/driver`,
@@ -52,25 +52,17 @@ func (a *app) devices(ctx context.Context, out output) error {
 	return unread(s)
 }
 
-// deviceList is what devices prints as JSON.
+// deviceList is the result of devices as JSON.
 type deviceList struct {
 	DriverVersion string       `json:"driverVersion"`
 	CUDAVersion   string       `json:"cudaVersion"`
 	Devices       []deviceJSON `json:"devices"`
 }
 
-// deviceJSON is a device with all keys, whatever it has: who reads it need not ask whether they are there.
+// deviceJSON is a device with all keys, also those of empty values.
 type deviceJSON struct {
 	gpu.Device
 	Error string `json:"error"`
-}
-
-func devicesView(s *gpu.Snapshot, kind string) view {
-	return view{
-		data:  deviceList{s.DriverVersion, s.CUDAVersion, deviceObjects(s.Devices)},
-		table: devicesTable(s),
-		names: uuidNames(s, kind),
-	}
 }
 
 func deviceObjects(devices []gpu.Device) []deviceJSON {
@@ -84,43 +76,42 @@ func deviceObjects(devices []gpu.Device) []deviceJSON {
 	return list
 }
 
-func devicesTable(s *gpu.Snapshot) table {
-	t := table{
-		header: []string{"INDEX", "NAME", "UUID", "MEMORY", "NUMA", "MIG", "STATUS", "MINOR", "PCI", "COMPUTE"},
-		wide:   7,
+func devicesView(s *gpu.Snapshot, kind string) view {
+	v := view{
+		data: deviceList{s.DriverVersion, s.CUDAVersion, deviceObjects(s.Devices)},
+		table: table{
+			header: []string{"INDEX", "NAME", "UUID", "MEMORY", "NUMA", "MIG", "STATUS", "MINOR", "PCI", "COMPUTE"},
+			wide:   7,
+		},
 	}
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		t.rows = append(t.rows, deviceRow(d))
-		for j := range d.MIG {
-			t.rows = append(t.rows, migRow(d, &d.MIG[j]))
+		add := func(index, name, uuid string, memory uint64, mig, status string) {
+			v.table.rows = append(v.table.rows, []string{
+				index, orDash(name), orDash(uuid), gibibytes(memory), number(d.NUMANode), mig, status,
+				number(d.Minor), orDash(d.PCIBusID), orDash(d.ComputeCapability),
+			})
+			// The names are those of what a container can get: not a GPU in MIG mode, whose MIG devices follow.
+			if d.Usable() && mig != "on" {
+				v.names = append(v.names, kind+"="+uuid)
+			}
+		}
+		mig, status := "off", "ok"
+		switch {
+		case !d.Usable():
+			mig, status = "-", "error: "+d.Error
+		case d.MIGEnabled:
+			mig = "on"
+		}
+		add(strconv.Itoa(d.Index), d.Name, d.UUID, d.MemoryBytes, mig, status)
+		for _, m := range d.MIG {
+			add(fmt.Sprintf("%d:%d", d.Index, m.Index), "MIG "+m.Profile, m.UUID, m.MemoryBytes, "-", "ok")
 		}
 	}
-	return t
+	return v
 }
 
-func deviceRow(d *gpu.Device) []string {
-	mig, status := "off", "ok"
-	if d.MIGEnabled {
-		mig = "on"
-	}
-	if !d.Usable() {
-		mig, status = "-", "error: "+d.Error
-	}
-	return []string{
-		strconv.Itoa(d.Index), orDash(d.Name), orDash(d.UUID), gibibytes(d.MemoryBytes), number(d.NUMANode), mig, status,
-		number(d.Minor), orDash(d.PCIBusID), orDash(d.ComputeCapability),
-	}
-}
-
-func migRow(parent *gpu.Device, m *gpu.MIGDevice) []string {
-	return []string{
-		fmt.Sprintf("%d:%d", parent.Index, m.Index), "MIG " + m.Profile, m.UUID, gibibytes(m.MemoryBytes),
-		number(parent.NUMANode), "-", "ok", number(parent.Minor), orDash(parent.PCIBusID), orDash(parent.ComputeCapability),
-	}
-}
-
-// gibibytes is a size as people compare GPUs by it.
+// gibibytes is the cell of a size in bytes; 0 means unknown.
 func gibibytes(bytes uint64) string {
 	if bytes == 0 {
 		return "-"
@@ -128,28 +119,10 @@ func gibibytes(bytes uint64) string {
 	return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
 }
 
-// number is a cell for a number of which -1 says that it is not known.
+// number is the cell of a number; -1 means unknown.
 func number(n int) string {
 	if n < 0 {
 		return "-"
 	}
 	return strconv.Itoa(n)
-}
-
-// uuidNames are the CDI names of what can be given to a container: a GPU in MIG mode cannot, its MIG devices can.
-func uuidNames(s *gpu.Snapshot, kind string) []string {
-	var names []string
-	for i := range s.Devices {
-		d := &s.Devices[i]
-		if !d.Usable() {
-			continue
-		}
-		if !d.MIGEnabled {
-			names = append(names, kind+"="+d.UUID)
-		}
-		for _, m := range d.MIG {
-			names = append(names, kind+"="+m.UUID)
-		}
-	}
-	return names
 }

@@ -1,7 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
@@ -15,8 +21,9 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// errorTable gives the libraries' errors their exit status and the hint what to do about them. The first row that
-// matches counts.
+// errorTable gives the errors of the libraries, which know no exit status and no flag, their exit status and a hint what
+// to do. The rows are in the order of the exit statuses. The first row that matches counts, also for an error that wraps
+// or joins several. An error without a row ends with status 1 and no hint.
 var errorTable = []errorRow{
 	sentinel(lock.ErrHeld, exit.Locked, "stop the other instance first; fuser, given the lock's path, names its process"),
 	typed(func(e *node.TakenError) (exit.Code, string) {
@@ -69,15 +76,32 @@ var errorTable = []errorRow{
 	typed(func(e *resource.TooManyDevicesError) (exit.Code, string) { return exit.Usage, e.Advice }),
 }
 
-// errorRow returns the exit status and the hint of an error that it knows.
+// statuses are the exit statuses in the words of the help.
+var statuses = map[exit.Code]string{
+	exit.OK:          "done",
+	exit.Failure:     "an error",
+	exit.Usage:       "a usage error, or a wrong value in the environment or the configuration file",
+	exit.Partial:     "partly done: some of the GPUs, or some of the files, are missing from the result",
+	exit.Differs:     "the check found differences",
+	exit.NoDriver:    "there is no NVIDIA driver, or it cannot be used",
+	exit.NoGPU:       "there is a driver, but no GPU",
+	exit.Locked:      "another instance is running",
+	exit.Unreachable: "there is no kubelet, or it cannot be reached",
+	exit.Interrupted: "interrupted",
+}
+
+// errorRow returns the exit status and the hint of an error, if it is the row's.
 type errorRow func(error) (code exit.Code, hint string, ok bool)
 
-// sentinel is the row of the errors that wrap target.
+// sentinel is the row of errors that wrap target.
 func sentinel(target error, code exit.Code, hint string) errorRow {
 	return func(err error) (exit.Code, string, bool) { return code, hint, errors.Is(err, target) }
 }
 
 // typed is the row of the errors that are, or wrap, an E.
+// typed is the row of errors that are or wrap an E, whose fields the hint needs.
+//
+//nolint:unused // for errors whose hint needs what they carry
 func typed[E error](describe func(E) (exit.Code, string)) errorRow {
 	return func(err error) (exit.Code, string, bool) {
 		e, ok := errors.AsType[E](err)
@@ -105,4 +129,52 @@ func classify(err error) error {
 		}
 	}
 	return err
+}
+
+// partly is the error of a verb that did a part of its work.
+func partly(hint, format string, args ...any) error {
+	return exit.With(exit.Partial, hint, fmt.Errorf(format, args...))
+}
+
+// hintedFlags are the options that decide on which node a command works, and with what result.
+var hintedFlags = []string{
+	"config", "root", "driver-root", "dev-root", "nvml-library", "cdi-dir", "cdi-kind", "hook-path", "insecure-paths",
+	"capabilities", "extras",
+}
+
+// withOptions adds the options that cmd was given as flags to the commands in the hint of err: without them those would
+// work on another node. Options of the environment or the file hold there too, and help needs none.
+func (a *app) withOptions(cmd *cobra.Command, err error) error {
+	const program, generate = "gpu-cdi-plugin ", "cdi generate "
+	hint := exit.HintOf(err)
+	if strings.Contains(hint, "--help") || strings.Contains(hint, "config default") {
+		return err
+	}
+	for _, name := range slices.Backward(hintedFlags) { // each goes before those that are there already
+		f := cmd.Flags().Lookup(name)
+		if f == nil || !f.Changed || cmp.Or(a.sources[name], fromFlag) != fromFlag || f.Value.String() == "" {
+			continue
+		}
+		option := "--" + name + " " + shellWord(f.Value.String()) + " "
+		if f.Value.Type() == "bool" {
+			option = "--" + name + "=" + f.Value.String() + " "
+		}
+		if cmd.InheritedFlags().Lookup(name) != nil {
+			hint = strings.ReplaceAll(hint, program, program+option)
+		} else {
+			hint = strings.ReplaceAll(hint, generate, generate+option)
+		}
+	}
+	if hint == exit.HintOf(err) {
+		return err
+	}
+	return exit.With(exit.CodeOf(err), hint, err)
+}
+
+// shellWord quotes text for a shell, where it has to be.
+func shellWord(text string) string {
+	if strings.Trim(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-,:=+@%") == "" {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,17 +14,15 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
-
-	"gpu-cdi-plugin/internal/exit"
 )
 
-// output are the options of a verb that prints things.
+// output is the options of a verb that prints a result.
 type output struct {
 	format    string
 	noHeaders bool
 }
 
-// addFlags adds the options, for the formats that the verb has; the first one is the default.
+// addFlags adds the options to a verb that has these formats; the first is the default.
 func (o *output) addFlags(cmd *cobra.Command, formats ...string) {
 	o.format = formats[0]
 	f := cmd.Flags()
@@ -34,19 +33,19 @@ func (o *output) addFlags(cmd *cobra.Command, formats ...string) {
 	}
 }
 
-// view is what a verb has to show, in each of the forms that it has.
+// view is the result of a verb in each of the verb's formats.
 type view struct {
 	data  any // for JSON and YAML, with json tags
 	table table
 	names []string
-	draw  func(io.Writer) error
+	draw  func(io.Writer) error // writes SVG
 }
 
-// table has cells in columns. The columns from wide on are shown only in the wide format; 0 means that there are none.
+// table is a header, rows of as many cells, and a text below them.
 type table struct {
 	header []string
 	rows   [][]string
-	wide   int
+	wide   int // index of the first column that only the wide format has; 0: none
 	legend string
 }
 
@@ -58,7 +57,10 @@ func (o *output) print(w io.Writer, v view) error {
 	case "yaml":
 		err = printYAML(w, v.data)
 	case "name":
-		_, err = io.WriteString(w, lines(v.names))
+		for _, name := range v.names {
+			_, e := fmt.Fprintln(w, name)
+			err = cmp.Or(err, e)
+		}
 	case "svg":
 		err = v.draw(w)
 	default:
@@ -80,10 +82,11 @@ func (t *table) write(w io.Writer, wide, noHeaders bool) error {
 		if t.wide > 0 && !wide {
 			row = row[:t.wide]
 		}
-		for len(row) > 0 && row[len(row)-1] == "" { // the last cell has no tab behind it: no line ends in blanks
-			row = row[:len(row)-1]
+		var line []string
+		for _, cell := range row { // an error of several lines, or the name of a file, must not break the table
+			line = append(line, strings.Join(strings.FieldsFunc(cell, unicode.IsControl), " "))
 		}
-		if _, err := fmt.Fprintln(tw, strings.Join(cells(row), "\t")); err != nil {
+		if _, err := fmt.Fprintln(tw, strings.TrimRight(strings.Join(line, "\t"), "\t")); err != nil { // no trailing blanks
 			return err
 		}
 	}
@@ -97,15 +100,6 @@ func (t *table) write(w io.Writer, wide, noHeaders bool) error {
 	return err
 }
 
-// cells keeps a row in its line: an error of several lines, or a file's name, would break the table.
-func cells(row []string) []string {
-	row = slices.Clone(row)
-	for i, cell := range row {
-		row[i] = strings.Join(strings.FieldsFunc(cell, unicode.IsControl), " ")
-	}
-	return row
-}
-
 func printJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
@@ -113,7 +107,7 @@ func printJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// printYAML writes v with the names and the order that it has in JSON.
+// printYAML writes v with the keys and the order of its JSON.
 func printYAML(w io.Writer, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -134,7 +128,7 @@ func printYAML(w io.Writer, v any) error {
 	return err
 }
 
-// plainStyle undoes JSON's quotes and braces. Strings that would read as something else keep their quotes.
+// plainStyle removes the quotes and braces of JSON. The encoder still quotes strings that YAML would read as another type.
 func plainStyle(n *yaml.Node) {
 	n.Style = 0
 	for _, c := range n.Content {
@@ -142,16 +136,9 @@ func plainStyle(n *yaml.Node) {
 	}
 }
 
-func lines(list []string) string {
-	if len(list) == 0 {
-		return ""
-	}
-	return strings.Join(list, "\n") + "\n"
-}
-
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// orDash is a table's cell for a value that may be empty.
+// orDash is the cell of a value that may be empty.
 func orDash(s string) string {
 	if s == "" {
 		return "-"
@@ -159,7 +146,7 @@ func orDash(s string) string {
 	return s
 }
 
-// inLine is an error in one line, for a log.
+// inLine is the text of an error in one line, for a log.
 func inLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // plural is "1 GPU" or "3 GPUs".
@@ -168,9 +155,4 @@ func plural(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
-}
-
-// partly is the error of a verb that did a part of its work.
-func partly(hint, format string, args ...any) error {
-	return exit.With(exit.Partial, hint, fmt.Errorf(format, args...))
 }

@@ -1,13 +1,12 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -20,24 +19,24 @@ import (
 	"gpu-cdi-plugin/nvml"
 )
 
-// app is what all verbs share: the options for all of them, and where input comes from and output goes.
+// app is what all verbs share: their options, their input and their output.
 type app struct {
 	globals
 	plugin         config.Plugin
 	pluginFlags    *pflag.FlagSet
-	timeout        time.Duration     // of the verbs that ask the driver
-	sources        map[string]string // where the value of a key comes from, unless from the defaults
+	timeout        time.Duration     // of calls of the driver
+	sources        map[string]string // where the value of a key comes from; a default has no entry
 	env            []string
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	log            *slog.Logger
-	hangups        hangups   // of the verb that reads its configuration again
-	ending         *ending   // what signals do
-	warned         *sync.Map // the paths that --insecure-paths allowed, each of which is logged once
-	started        bool      // the command line was understood: from here on an error is not one of use
+	hangups        hangups // of serve, which reads its configuration again
+	releaseSignals func() bool
+	warned         *sync.Map // the paths that --insecure-paths allowed: each is logged once
+	started        bool      // the command line is valid: later errors are no usage errors
 }
 
-// newApp has the defaults for everything that can be configured.
+// newApp returns an app with the defaults of everything that can be configured.
 func newApp() *app {
 	a := &app{
 		globals: defaultGlobals, plugin: config.Default().Plugin, timeout: nvml.DefaultTimeout, sources: map[string]string{},
@@ -47,7 +46,7 @@ func newApp() *app {
 	return a
 }
 
-// options are the flags whose values can come from the environment and the file too.
+// options returns the flags whose values can also come from the environment and the file.
 func (a *app) options(cmd *cobra.Command) *pflag.FlagSet {
 	f := pflag.NewFlagSet("options", pflag.ContinueOnError)
 	f.AddFlagSet(cmd.Root().PersistentFlags())
@@ -55,12 +54,12 @@ func (a *app) options(cmd *cobra.Command) *pflag.FlagSet {
 	return f
 }
 
-// run is the whole program, which a signal ends too. It returns the exit status.
+// run is the whole program: main without the process. It returns the exit status.
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := newApp()
 	a.env, a.stdin, a.stdout, a.stderr = env, stdin, stdout, stderr
-	ctx, a.ending = untilSignal(ctx)
-	defer a.ending.close()
+	ctx, a.releaseSignals = untilSignal(ctx)
+	defer a.releaseSignals()
 	root := a.rootCommand() //nolint:contextcheck // the verbs get ctx from cobra
 	root.SetArgs(args)
 	root.SetIn(stdin)
@@ -81,72 +80,24 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	return int(exit.CodeOf(err))
 }
 
-// placeFlags are the options that say where things are, what they are called, and whether they are trusted. A command
-// that a hint names needs those that were given, or it works on another node.
-var placeFlags = []string{
-	"config", "root", "driver-root", "dev-root", "nvml-library", "cdi-dir", "cdi-kind", "hook-path", "insecure-paths",
-	"capabilities", "extras",
-}
-
-// withOptions adds the options that cmd was given as flags to the commands in the hint of err. Those that only generate
-// has follow its name. A command that explains this program itself needs none.
-func (a *app) withOptions(cmd *cobra.Command, err error) error {
-	const program, generate = "gpu-cdi-plugin ", "cdi generate "
-	hint := exit.HintOf(err)
-	if strings.Contains(hint, "--help") || strings.Contains(hint, "config default") {
-		return err
-	}
-	for _, name := range slices.Backward(placeFlags) {
-		f := cmd.Flags().Lookup(name)
-		given := f != nil && f.Changed && cmp.Or(a.sources[name], fromFlag) == fromFlag
-		if !given || f.Value.String() == "" {
-			continue
-		}
-		option := "--" + name + " " + shellWord(f.Value.String()) + " "
-		if f.Value.Type() == "bool" {
-			option = "--" + name + "=" + f.Value.String() + " "
-		}
-		if cmd.InheritedFlags().Lookup(name) != nil {
-			hint = strings.ReplaceAll(hint, program, program+option)
-		} else {
-			hint = strings.ReplaceAll(hint, generate, generate+option)
-		}
-	}
-	if hint == exit.HintOf(err) {
-		return err
-	}
-	return exit.With(exit.CodeOf(err), hint, err)
-}
-
-// shellWord is text as a shell takes it for one word.
-func shellWord(text string) string {
-	if strings.Trim(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-,:=+@%") == "" {
-		return text
-	}
-	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
-}
-
 func (a *app) rootCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gpu-cdi-plugin",
 		Short: "Gives containers their GPUs through CDI",
-		Long: strings.TrimSpace(`
-Tells what GPUs a node has, writes a CDI spec for them, checks whether that spec is still true, and gives the GPUs to
-containers.
+		Long: `Lists the GPUs of a node, writes a CDI spec for them, keeps it true, and gives the GPUs to containers.
 
-Options come from flags, then from the environment (GPU_CDI_ and the flag's name in capitals, such as GPU_CDI_CDI_DIR),
-then from the file of --config, whose keys are the flags' names; gpu-cdi-plugin config default prints one.
-`),
+Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR), then from the file of --config
+(cdi-dir: DIR). gpu-cdi-plugin config default prints a file with all of them.`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
 		Args:              cli.UnknownVerb,
-		RunE:              showHelp,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.start(cmd) },
 	}
 	cmd.CompletionOptions.DisableDefaultCmd = true
-	cmd.SetHelpFunc(cli.Help(meanings))
+	cmd.SetHelpFunc(cli.Help(statuses))
 	cmd.SetHelpCommand(cli.HelpCommand(cli.UnknownVerb, completeVerbs))
 	cmd.SetFlagErrorFunc(cli.FlagError)
 	cli.AddVersion(cmd, thisBuild().Version)
@@ -164,17 +115,17 @@ then from the file of --config, whose keys are the flags' names; gpu-cdi-plugin 
 	return cmd
 }
 
-// start runs before each verb, when its arguments are known to be well formed.
+// start prepares each verb: it resolves the options and makes the logger.
 func (a *app) start(cmd *cobra.Command) error {
 	if err := a.resolve(a.options(cmd)); err != nil {
 		return err
 	}
-	if err := cmd.ValidateRequiredFlags(); err != nil { // cobra itself would do so later
+	if err := cmd.ValidateRequiredFlags(); err != nil { // cobra does it only after start
 		return err
 	}
 	format := a.LogFormat
 	if !cmd.Flags().Changed("log-format") && wantsJSON(cmd, nil) {
-		format = "json" // who reads stderr as JSON finds nothing else there
+		format = "json" // the error will be JSON: a reader of stderr finds nothing else there
 	}
 	a.log = newLogger(a.stderr, a.LogLevel, format)
 	a.warnUnknownEnv(a.options(cmd))
@@ -190,8 +141,8 @@ func newLogger(w io.Writer, level, format string) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// wantsJSON tells whether JSON was asked for. Where the flags could not be read, the arguments are looked at as they
-// are: a program that asked for JSON wants to read the error too.
+// wantsJSON reports whether the output is JSON. Where the flags could not be parsed it searches the arguments, so that a
+// program that reads JSON can read that error too.
 func wantsJSON(cmd *cobra.Command, args []string) bool {
 	if f := cmd.Flags().Lookup("output"); f != nil && f.Changed {
 		return f.Value.String() == "json"
@@ -205,4 +156,12 @@ func wantsJSON(cmd *cobra.Command, args []string) bool {
 		}
 	}
 	return false
+}
+
+// noArgs is the argument check of a verb without arguments.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s takes no arguments, got %q", cmd.CommandPath(), args)
 }

@@ -5,51 +5,40 @@ import (
 	"errors"
 	"os"
 	"os/signal"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// afterFirst is when a second signal ends the process at once. Not before: one Ctrl-C can arrive more than once.
-const afterFirst = time.Second
+// graceTime is the time after the first SIGINT or SIGTERM in which others are ignored: one Ctrl-C can arrive more than
+// once. Later ones end the process at once.
+const graceTime = time.Second
 
-// errSignal is why a context ended that a signal ended.
-var errSignal = errors.New("told to end by a signal")
+// errSignal is the cause of a context that a signal ended.
+var errSignal = errors.New("ended by a signal")
 
-// ending is what the process does about SIGINT and SIGTERM: the first one ends its context.
-type ending struct {
-	first chan os.Signal // ends the context
-	kept  chan os.Signal // nobody reads it before letGo
-	end   context.CancelCauseFunc
-}
-
-func untilSignal(parent context.Context) (context.Context, *ending) {
+// untilSignal returns a context that ends at the first SIGINT or SIGTERM. The function release gives the signals their
+// usual effect again, which is to end the process at once, and reports whether one came before. No signal is lost between
+// the two: signal.Stop returns after all earlier ones have been sent to the channel.
+func untilSignal(parent context.Context) (ctx context.Context, release func() bool) {
 	ctx, end := context.WithCancelCause(parent)
-	e := &ending{first: make(chan os.Signal, 1), kept: make(chan os.Signal, 1), end: end}
-	for _, c := range []chan os.Signal{e.kept, e.first} {
-		signal.Notify(c, unix.SIGINT, unix.SIGTERM)
-	}
+	signals, done := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM)
+	signalled := false
 	go func() {
-		select {
-		case <-e.first:
+		defer close(done)
+		if _, signalled = <-signals; signalled {
 			end(errSignal)
-			time.AfterFunc(afterFirst, func() { e.letGo() })
-		case <-ctx.Done():
+			time.AfterFunc(graceTime, func() { signal.Stop(signals) })
 		}
 	}()
-	return ctx, e
-}
-
-// close lets go of the signals and of the context.
-func (e *ending) close() {
-	e.letGo()
-	e.end(nil)
-}
-
-// letGo gives the signals their usual effect, to end the process at once, and reports whether one came before. None is
-// lost between the two: signal.Stop returns when what came before has been given to the channel.
-func (e *ending) letGo() (told bool) {
-	signal.Stop(e.first)
-	signal.Stop(e.kept)
-	return len(e.kept) > 0
+	release = sync.OnceValue(func() bool {
+		signal.Stop(signals)
+		close(signals)
+		<-done
+		end(nil)
+		return signalled
+	})
+	return ctx, release
 }

@@ -7,23 +7,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Who lets go of the signals to become another program knows of every one that did not end the process.
-func TestNoSignalIsLostWhenTheyAreLetGo(t *testing.T) {
+// A process that releases the signals to become another program must know of each that did not end it.
+func TestNoSignalIsLostAtTheRelease(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	for n := range 1000 {
-		ctx, e := untilSignal(t.Context())
+		ctx, release := untilSignal(t.Context())
 		if n%2 == 0 {
 			if err := unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if told := e.letGo(); told != (n%2 == 0) {
-			t.Fatalf("round %d: told to end: %t", n, told)
+		if signalled := release(); signalled != (n%2 == 0) {
+			t.Fatalf("round %d: signalled: %t", n, signalled)
 		}
-		if n%2 == 0 {
-			<-ctx.Done()
+		<-ctx.Done()
+		if release() != (n%2 == 0) {
+			t.Fatalf("round %d: the second release reports something else", n)
 		}
-		e.close()
 	}
 }

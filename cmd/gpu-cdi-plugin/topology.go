@@ -24,9 +24,8 @@ func (a *app) topologyCommand() *cobra.Command {
 		Short: "Show how the GPUs are linked, and their NUMA nodes",
 		Long: `Prints a matrix of the links between the GPUs, as nvidia-smi topo -m does, with the NUMA node of each GPU.
 
-With -o svg it draws the node, for a browser or a page: NUMA nodes, PCIe switches, NVLinks, MIG devices, GPUs that
-cannot be used, and the pods that hold devices. JSON and YAML have these holders too. They come from the kubelet; where
-there is none they are null, and where it does not answer that is a warning.`,
+-o svg draws the node: NUMA nodes, PCIe switches, NVLinks, MIG devices, unusable GPUs, and the pods that hold devices.
+JSON and YAML have the pods too, as holders: null without a kubelet.`,
 		Example: `  gpu-cdi-plugin topology
   gpu-cdi-plugin topology -o json | jq '.links[] | select(.nvlinks > 0)'
   gpu-cdi-plugin topology -o svg > node.svg`,
@@ -38,7 +37,7 @@ there is none they are null, and where it does not answer that is a warning.`,
 	}
 	out.addFlags(cmd, "table", "json", "yaml", "svg")
 	a.addTimeout(cmd)
-	cmd.Flags().StringVar(&socket, "pod-resources-socket", socket, "`path` of the kubelet's socket that tells who holds devices")
+	cmd.Flags().StringVar(&socket, "pod-resources-socket", socket, "`path` of the kubelet's socket that lists the devices of pods")
 	_ = cmd.MarkFlagFilename("pod-resources-socket", "sock")
 	cmd.AddCommand(a.explainCommand())
 	return cmd
@@ -54,7 +53,7 @@ func (a *app) topology(ctx context.Context, out output, socket string) error {
 		return err
 	}
 	n := topology.Node{Snapshot: s}
-	if out.format != "table" { // which has no place for them
+	if out.format != "table" { // a table has no holders
 		n.Holders, n.HoldersUnknown = a.holders(ctx, socket)
 	}
 	if err := out.print(a.stdout, topologyView(n)); err != nil {
@@ -63,29 +62,30 @@ func (a *app) topology(ctx context.Context, out output, socket string) error {
 	return unread(s)
 }
 
-// holders asks the kubelet who holds devices. A node need not have one; unknown says why nothing is known.
+// holders returns the containers that hold devices, from the kubelet, or the reason why they are unknown. A node need not
+// have a kubelet; one that does not answer is a warning.
 func (a *app) holders(ctx context.Context, socket string) (list []topology.Holder, unknown string) {
 	list, err := holders.List(ctx, socket)
 	switch {
 	case err == nil:
 		return list, ""
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, "there is no socket of the kubelet at " + socket
+		return nil, "there is no kubelet socket at " + socket
 	default:
-		a.log.Warn("which containers hold devices is not known: " + err.Error())
-		return nil, "the kubelet did not say"
+		a.log.Warn("the containers that hold devices are unknown: " + err.Error())
+		return nil, "the kubelet did not answer"
 	}
 }
 
-// linkList is what topology prints as JSON.
+// linkList is the result of topology as JSON.
 type linkList struct {
 	DriverVersion string            `json:"driverVersion"`
 	Devices       []deviceJSON      `json:"devices"`
 	Links         []gpu.Link        `json:"links"`
-	Holders       []topology.Holder `json:"holders"` // null where they are not known
+	Holders       []topology.Holder `json:"holders"` // null: unknown
 }
 
-// legend explains the cells, in the words of nvidia-smi topo -m where it has some.
+// legend explains the cells. The abbreviations are those of nvidia-smi topo -m, where it has one.
 const legend = `
 X     the GPU itself
 NV#   joined by # NVLinks, directly or through NVSwitches
@@ -95,15 +95,20 @@ PXB   through several PCIe switches
 PHB   through one host bridge
 NODE  through host bridges of one NUMA node
 SYS   through the link between NUMA nodes
-?     not known
+?     unknown
 `
 
 func topologyView(n topology.Node) view {
 	s := n.Snapshot
 	t := table{header: []string{""}, legend: legend}
 	for i := range s.Devices {
-		t.header = append(t.header, gpuName(&s.Devices[i]))
-		t.rows = append(t.rows, linkRow(s, &s.Devices[i]))
+		d := &s.Devices[i]
+		row := []string{gpuName(d)}
+		for j := range s.Devices {
+			row = append(row, linkCell(s, d.Index, s.Devices[j].Index))
+		}
+		t.header = append(t.header, gpuName(d))
+		t.rows = append(t.rows, append(row, number(d.NUMANode)))
 	}
 	t.header = append(t.header, "NUMA")
 	list := linkList{DriverVersion: s.DriverVersion, Devices: deviceObjects(s.Devices), Links: append([]gpu.Link{}, s.Links...)}
@@ -111,14 +116,6 @@ func topologyView(n topology.Node) view {
 		list.Holders = n.DeviceHolders()
 	}
 	return view{data: list, table: t, draw: func(w io.Writer) error { return topology.WriteSVG(w, n) }}
-}
-
-func linkRow(s *gpu.Snapshot, d *gpu.Device) []string {
-	row := []string{gpuName(d)}
-	for i := range s.Devices {
-		row = append(row, linkCell(s, d.Index, s.Devices[i].Index))
-	}
-	return append(row, number(d.NUMANode))
 }
 
 func linkCell(s *gpu.Snapshot, a, b int) string {

@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/internal/exit"
 )
 
-// explainOptions are a request as a person asks it.
+// explainOptions is a request for GPUs, as the command line has it.
 type explainOptions struct {
 	size, runnersUp int
 	available, must []string
@@ -25,22 +25,19 @@ type explainOptions struct {
 	out             output
 }
 
-// mostRunnersUp is more than a person reads. Of 128 GPUs there are more sets than can be found in any time.
-const mostRunnersUp = 100
+// maxRunnersUp bounds the time that ranking takes.
+const maxRunnersUp = 100
 
 func (a *app) explainCommand() *cobra.Command {
 	o := explainOptions{runnersUp: 3}
 	cmd := &cobra.Command{
 		Use:   "explain --size N",
 		Short: "Show which GPUs a request would get, and why",
-		Long: `Prints the whole GPUs that are best for a request of --size GPUs, their score, the pairs that it is made of, what would
-be left for the next requests, and the sets that come next.
+		Long: `Prints the best GPUs for a request of --size whole GPUs: their score, the pairs that add up to it, the GPUs that are left
+for later requests, and the next best sets.
 
-A GPU is named by its index or UUID. By default all are available that can be used and are not in MIG mode. What links
-are worth, and the policy, come from the configuration file (allocation) as for serve. On whole GPUs the policies spread
-and pack are the same as topology.
-
-With -o name it prints the CDI names of the chosen GPUs.`,
+The weights of links and the default policy are those of the configuration (allocation), as for serve. For whole GPUs
+the policies spread and pack are the same as topology. -o name prints the CDI names of the chosen GPUs.`,
 		Example: `  gpu-cdi-plugin topology explain --size 4
   gpu-cdi-plugin topology explain --size 2 --available 0,1,4,5 --must 1
   gpu-cdi-plugin topology explain --size 2 --policy numa -o json | jq '.chosen.score'`,
@@ -57,12 +54,12 @@ With -o name it prints the CDI names of the chosen GPUs.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.size, "size", 0, "how many GPUs are asked for, as a `number`")
-	f.StringSliceVar(&o.available, "available", nil, "`GPUs` to choose from, by index or UUID (default: all that can be given)")
-	f.StringSliceVar(&o.must, "must", nil, "`GPUs` that must be among the chosen")
-	f.Var(&choice{&o.policy, allocator.Policies()}, "policy", "`policy` to choose by: "+strings.Join(allocator.Policies(), ", ")+
-		" (default: allocation.policy of the configuration)")
-	f.IntVar(&o.runnersUp, "runners-up", o.runnersUp, fmt.Sprintf("how many of the next best sets to show, at most %d, as a `number`", mostRunnersUp))
+	f.IntVar(&o.size, "size", 0, "`number` of GPUs in the request")
+	f.StringSliceVar(&o.available, "available", nil, "`GPUs` to choose from, by index or UUID (default: all usable GPUs that are not in MIG mode)")
+	f.StringSliceVar(&o.must, "must", nil, "`GPUs` that must be chosen, by index or UUID")
+	f.Var(&choice{&o.policy, allocator.Policies()}, "policy",
+		"`policy`: "+strings.Join(allocator.Policies(), ", ")+" (default: allocation.policy of the configuration)")
+	f.IntVar(&o.runnersUp, "runners-up", o.runnersUp, fmt.Sprintf("`number` of next best sets to print, at most %d", maxRunnersUp))
 	_ = cmd.MarkFlagRequired("size")
 	completeChoices(cmd, f, "policy")
 	for _, name := range []string{"size", "runners-up"} {
@@ -76,7 +73,7 @@ With -o name it prints the CDI names of the chosen GPUs.`,
 	return cmd
 }
 
-// completeGPUs offers the indices of the GPUs that can be given, behind those that are there already.
+// completeGPUs completes a list of GPU indices.
 func (a *app) completeGPUs(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	h, err := a.host()
 	if err != nil {
@@ -86,21 +83,28 @@ func (a *app) completeGPUs(cmd *cobra.Command, _ []string, prefix string) ([]str
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	before := prefix[:strings.LastIndexByte(prefix, ',')+1]
-	named := strings.Split(before, ",")
+	complete := prefix[:strings.LastIndexByte(prefix, ',')+1]
+	listed := strings.Split(complete, ",")
 	var list []string
-	for _, d := range given(s) {
+	for _, d := range wholeGPUs(s) {
 		index := strconv.Itoa(d.Index)
-		if name := before + index; strings.HasPrefix(name, prefix) && !slices.Contains(named, index) {
-			list = append(list, name+"\t"+d.Name)
+		if text := complete + index; strings.HasPrefix(text, prefix) && !slices.Contains(listed, index) {
+			list = append(list, text+"\t"+d.Name)
 		}
 	}
 	return list, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 }
 
 func (a *app) explain(ctx context.Context, o *explainOptions) error {
-	if err := o.check(); err != nil {
-		return exit.With(exit.Usage, "see gpu-cdi-plugin topology explain --help", err)
+	var usage []error
+	if o.size < 1 {
+		usage = append(usage, fmt.Errorf("--size %d: want at least 1", o.size))
+	}
+	if o.runnersUp < 0 || o.runnersUp > maxRunnersUp {
+		usage = append(usage, fmt.Errorf("--runners-up %d: want 0 to %d", o.runnersUp, maxRunnersUp))
+	}
+	if usage != nil {
+		return exit.With(exit.Usage, "see gpu-cdi-plugin topology explain --help", errors.Join(usage...))
 	}
 	h, err := a.host()
 	if err != nil {
@@ -110,34 +114,22 @@ func (a *app) explain(ctx context.Context, o *explainOptions) error {
 	if err != nil {
 		return err
 	}
-	e, err := explanationOf(s, o)
+	e, err := explainRequest(s, o)
 	if err != nil {
 		return err
 	}
-	out := o.out
 	v := e.view()
 	for _, d := range e.Chosen.Devices {
 		v.names = append(v.names, a.CDIKind+"="+d.UUID)
 	}
-	if err := out.print(a.stdout, v); err != nil {
+	if err := o.out.print(a.stdout, v); err != nil {
 		return err
 	}
 	return unread(s)
 }
 
-func (o *explainOptions) check() error {
-	var errs []error
-	if o.size < 1 {
-		errs = append(errs, fmt.Errorf("--size %d: want at least 1", o.size))
-	}
-	if o.runnersUp < 0 || o.runnersUp > mostRunnersUp {
-		errs = append(errs, fmt.Errorf("--runners-up %d: want 0 to %d", o.runnersUp, mostRunnersUp))
-	}
-	return errors.Join(errs...)
-}
-
-// explanationOf asks the allocator. A request that cannot be fulfilled is wrong use.
-func explanationOf(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
+// explainRequest ranks the sets of GPUs for a request. A request that cannot be fulfilled is a usage error.
+func explainRequest(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
 	r := allocator.Request{Size: o.size}
 	var err error
 	if r.Available, err = gpuIDs(s, "--available", o.available); err != nil {
@@ -147,7 +139,7 @@ func explanationOf(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
 		return nil, err
 	}
 	if o.available == nil {
-		for _, d := range given(s) {
+		for _, d := range wholeGPUs(s) {
 			r.Available = append(r.Available, d.UUID)
 		}
 	}
@@ -162,8 +154,8 @@ func explanationOf(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
 	return newExplanation(s, node, o, r, choices)
 }
 
-// given are the GPUs that are given out whole.
-func given(s *gpu.Snapshot) []*gpu.Device {
+// wholeGPUs returns the GPUs that a container can get whole.
+func wholeGPUs(s *gpu.Snapshot) []*gpu.Device {
 	var list []*gpu.Device
 	for i := range s.Devices {
 		if d := &s.Devices[i]; d.Usable() && d.UUID != "" && !d.MIGEnabled {
@@ -173,11 +165,11 @@ func given(s *gpu.Snapshot) []*gpu.Device {
 	return list
 }
 
-// gpuIDs are the UUIDs of GPUs that are named by index or UUID.
+// gpuIDs returns the UUIDs of the GPUs in the value of a flag.
 func gpuIDs(s *gpu.Snapshot, flag string, names []string) ([]string, error) {
 	var ids []string
 	for _, name := range names {
-		d := gpuNamed(s, name)
+		d := findGPU(s, name)
 		switch {
 		case d == nil:
 			return nil, exit.With(exit.Usage, "gpu-cdi-plugin devices lists the GPUs; name them by index or UUID",
@@ -186,15 +178,16 @@ func gpuIDs(s *gpu.Snapshot, flag string, names []string) ([]string, error) {
 			return nil, exit.With(exit.Usage, "leave it out, or see gpu-cdi-plugin devices",
 				fmt.Errorf("%s: GPU %d cannot be used: %s", flag, d.Index, d.Error))
 		case d.MIGEnabled:
-			return nil, exit.With(exit.Usage, "leave it out; its MIG devices are given instead",
-				fmt.Errorf("%s: GPU %d is in MIG mode and cannot be given whole", flag, d.Index))
+			return nil, exit.With(exit.Usage, "leave it out; containers get its MIG devices instead",
+				fmt.Errorf("%s: GPU %d is in MIG mode, so a container cannot get it whole", flag, d.Index))
 		}
 		ids = append(ids, d.UUID)
 	}
 	return ids, nil
 }
 
-func gpuNamed(s *gpu.Snapshot, name string) *gpu.Device {
+// findGPU returns the GPU with an index or UUID, or nil.
+func findGPU(s *gpu.Snapshot, name string) *gpu.Device {
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		if strconv.Itoa(d.Index) == name || d.UUID != "" && strings.EqualFold(d.UUID, name) {
@@ -204,26 +197,26 @@ func gpuNamed(s *gpu.Snapshot, name string) *gpu.Device {
 	return nil
 }
 
-// requestError tells of a request that has no answer, with the names that people use.
+// requestError is the error of a request that cannot be fulfilled, with indices in place of UUIDs.
 func requestError(s *gpu.Snapshot, err error) error {
 	var r *allocator.RequestError
 	if !errors.As(err, &r) {
 		return err
 	}
-	named := *r
-	named.IDs = nil
+	indexed := *r
+	indexed.IDs = nil
 	for _, id := range r.IDs {
-		named.IDs = append(named.IDs, gpuName(gpuNamed(s, id)))
+		indexed.IDs = append(indexed.IDs, gpuName(findGPU(s, id)))
 	}
+	const notMIG = "; GPUs in MIG mode are not available"
 	hint := "name each GPU once"
 	switch {
 	case r.Reason == allocator.BadSize && r.Available == 0:
-		hint = "name GPUs with --available; those in MIG mode cannot be given whole"
+		hint = "name GPUs with --available" + notMIG
 	case r.Reason == allocator.BadSize:
-		hint = fmt.Sprintf("ask for %d to %d, or make more available; GPUs in MIG mode cannot be given whole",
-			max(r.Must, 1), r.Available)
+		hint = fmt.Sprintf("request %d to %d, or name more GPUs with --available", max(r.Must, 1), r.Available) + notMIG
 	case r.Reason == allocator.NotAvailable:
-		hint = "what is in --must has to be in --available too; GPUs in MIG mode cannot be given whole"
+		hint = "name the GPUs of --must in --available too" + notMIG
 	}
-	return exit.With(exit.Usage, hint, fmt.Errorf("choose GPUs: %w", &named))
+	return exit.With(exit.Usage, hint, fmt.Errorf("choose GPUs: %w", &indexed))
 }

@@ -68,13 +68,13 @@ func TestExplanationAddsUp(t *testing.T) {
 	for _, policy := range allocator.Policies() {
 		for size := 1; size <= 8; size++ {
 			t.Run(fmt.Sprintf("%s %d", policy, size), func(t *testing.T) {
-				e, err := explanationOf(twoIslands(), &explainOptions{
+				e, err := explainRequest(twoIslands(), &explainOptions{
 					size: size, runnersUp: 3, policy: policy, weights: allocator.DefaultWeights(),
 				})
 				if err != nil {
 					t.Fatal(err)
 				}
-				for _, set := range append([]chosenSet{e.Chosen}, e.RunnersUp...) {
+				for _, set := range append([]rankedSet{e.Chosen}, e.RunnersUp...) {
 					sum := 0
 					for _, p := range set.Pairs {
 						sum += p.Score
@@ -84,15 +84,15 @@ func TestExplanationAddsUp(t *testing.T) {
 					}
 				}
 				if e.Objective == "" {
-					t.Error("the policy has no words")
+					t.Error("the policy has no objective")
 				}
 			})
 		}
 	}
 }
 
-// On a node of many GPUs an answer may not be the best; then it is said how far from it another can be.
-func TestExplanationSaysHowExactItIs(t *testing.T) {
+// On a node of many GPUs the chosen set may not be the best; then the bound on better scores is printed.
+func TestExplanationStatesItsExactness(t *testing.T) {
 	node := func(nvlinks func() int) *gpu.Snapshot {
 		s := &gpu.Snapshot{}
 		for i := range 64 {
@@ -111,12 +111,12 @@ func TestExplanationSaysHowExactItIs(t *testing.T) {
 		exact  bool
 		want   string
 	}{
-		"links of a tree":   {alike, allocator.Topology, true, "The answer is exact: no other set is better by this policy."},
-		"random links":      {random, allocator.Topology, false, "The answer is not exact: another set may score up to %d more."},
-		"no best partition": {alike, allocator.Partition, false, "No other set scores more, but the rest of the policy was not compared for all sets."},
+		"links of a tree":   {alike, allocator.Topology, true, "The result is exact: no other set is better by this policy."},
+		"random links":      {random, allocator.Topology, false, "The result is not exact: another set may score up to %d more."},
+		"no best partition": {alike, allocator.Partition, false, "No other set scores more, but not all sets were compared by the rest of the policy."},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e, err := explanationOf(c.s, &explainOptions{size: 12, policy: string(c.policy), weights: allocator.DefaultWeights()})
+			e, err := explainRequest(c.s, &explainOptions{size: 12, policy: string(c.policy), weights: allocator.DefaultWeights()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -125,34 +125,34 @@ func TestExplanationSaysHowExactItIs(t *testing.T) {
 				want = fmt.Sprintf(want, e.Chosen.Bound)
 			}
 			if v := e.view(); !strings.Contains(v.table.legend, want) || e.Chosen.Exact != c.exact || v.table.rows[0][5] != "-" {
-				t.Errorf("%+v with the words %q, want %q", e.Chosen, v.table.legend, want)
+				t.Errorf("%+v with the legend %q, want %q", e.Chosen, v.table.legend, want)
 			}
 		})
 	}
 }
 
-func TestExplanationOfWhatCannotBe(t *testing.T) {
+func TestRequestsThatCannotBeFulfilledAreUsageErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		options    explainOptions
 		want, hint string
 	}{
 		"more than there are": {
-			explainOptions{size: 8}, "7 are available", "ask for 1 to 7, or make more available; GPUs in MIG mode cannot be given whole",
+			explainOptions{size: 8}, "7 are available", "request 1 to 7, or name more GPUs with --available; GPUs in MIG mode are not available",
 		},
 		"fewer than must be": {
 			explainOptions{size: 1, must: []string{"0", "1"}},
 			"1 devices requested, but 2 must be included",
-			"ask for 2 to 7, or make more available; GPUs in MIG mode cannot be given whole",
+			"request 2 to 7, or name more GPUs with --available; GPUs in MIG mode are not available",
 		},
 		"none are available": {
 			explainOptions{size: 1, available: []string{}},
 			"0 are available",
-			"name GPUs with --available; those in MIG mode cannot be given whole",
+			"name GPUs with --available; GPUs in MIG mode are not available",
 		},
 		"must be, but is not available": {
 			explainOptions{size: 1, available: []string{"GPU-1"}, must: []string{"2"}},
 			`not available: "GPU2"`,
-			"what is in --must has to be in --available too; GPUs in MIG mode cannot be given whole",
+			"name the GPUs of --must in --available too; GPUs in MIG mode are not available",
 		},
 		"twice, by index and UUID": {
 			explainOptions{size: 1, available: []string{"1", "gpu-1"}}, `listed twice: "GPU1"`, "name each GPU once",
@@ -172,13 +172,13 @@ func TestExplanationOfWhatCannotBe(t *testing.T) {
 			s := twoIslands()
 			s.Devices[7].Error = "GPU is lost"
 			c.options.policy, c.options.weights = "topology", allocator.DefaultWeights()
-			_, err := explanationOf(s, &c.options)
+			_, err := explainRequest(s, &c.options)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("error %v, want one with %q", err, c.want)
 			}
 			var e *exit.Error
 			if !errors.As(err, &e) || e.Code != exit.Usage {
-				t.Errorf("%v is no error of use", err)
+				t.Errorf("%v is no usage error", err)
 			}
 			if diff := cmp.Diff(c.hint, exit.HintOf(err)); diff != "" {
 				t.Errorf("hint (-want +got):\n%s", diff)
