@@ -18,7 +18,7 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "write the golden files")
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
@@ -28,10 +28,10 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// What can be tried on any machine.
+// Scripts that any machine can run.
 func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
 
-// What needs a driver, which is simulated.
+// Scripts that need a driver, which is simulated.
 func TestScriptsOnSimulatedNodes(t *testing.T) {
 	testenv.Root(t)
 	testenv.Command(t, "cc")
@@ -39,7 +39,7 @@ func TestScriptsOnSimulatedNodes(t *testing.T) {
 	runScripts(t, "testdata/node", "SAFE="+safeDir(t), "PATH="+programs(t, "gpu-sim")+":"+os.Getenv("PATH"))
 }
 
-// insecure allows the files of tests, which are under /tmp, where everybody can write.
+// insecure allows the files of tests, which are under /tmp, where every user can write.
 const insecure = "GPU_CDI_INSECURE_PATHS=true"
 
 // safeDir is a new directory in one that only root can write to, which /tmp is not.
@@ -53,7 +53,7 @@ func safeDir(t *testing.T) string {
 	return dir
 }
 
-// programs builds other programs of the project, and returns their directory, which everybody may read.
+// programs builds other programs of the project and returns their directory, which every user can read.
 func programs(t *testing.T, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -85,7 +85,7 @@ func runScripts(t *testing.T, dir string, vars ...string) {
 		RequireUniqueNames:  true,
 		UpdateScripts:       *update,
 		Cmds:                scriptCommands(t),
-		Deadline:            time.Now().Add(scriptTimeout), // a program that should have ended fails its script
+		Deadline:            time.Now().Add(scriptTimeout), // a program that hangs fails its script
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("XDG_CACHE_HOME", cache) // gpu-sim compiles the simulated library only once
 			env.Vars = append(env.Vars, insecure)
@@ -103,7 +103,7 @@ func result(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), errs.String()
 }
 
-// The help of a verb is part of its interface: what it promises changes with a diff that somebody reads.
+// The help of a verb is part of its interface: each change of it is a diff to review.
 func TestHelpIsWhatItWas(t *testing.T) {
 	walk(newApp().rootCommand(), func(cmd *cobra.Command) {
 		path := strings.Fields(cmd.CommandPath())[1:]
@@ -117,7 +117,7 @@ func TestHelpIsWhatItWas(t *testing.T) {
 	})
 }
 
-func TestEveryVerbSaysItsExitStatusAndItsUse(t *testing.T) {
+func TestEveryVerbHasExitStatusesAndExamples(t *testing.T) {
 	walk(newApp().rootCommand(), func(cmd *cobra.Command) {
 		if cmd.Annotations["exit"] == "" {
 			t.Errorf("%s has no exit statuses", cmd.CommandPath())
@@ -155,6 +155,6 @@ func golden(t *testing.T, path, got string) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got; -update writes it anew):\n%s", path, diff)
+		t.Errorf("%s (-want +got; -update writes the file):\n%s", path, diff)
 	}
 }

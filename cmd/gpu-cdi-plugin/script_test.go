@@ -18,38 +18,38 @@ import (
 
 type command = func(ts *testscript.TestScript, neg bool, args []string)
 
-// scriptCommands are what our scripts can do besides testscript's own commands.
+// scriptCommands are the commands of our scripts besides testscript's own.
 func scriptCommands(t *testing.T) map[string]command {
 	return map[string]command{
-		"exits":   exits,
+		"exits":   runForStatus,
 		"node":    func(ts *testscript.TestScript, _ bool, args []string) { createNode(t, ts, args) },
-		"fault":   fault,
-		"appears": appears,
-		"holders": holdersCommand,
-		"silent":  silent,
+		"fault":   injectFault,
+		"appears": awaitFile,
+		"holders": serveHolders,
+		"silent":  checkSilent,
 	}
 }
 
-// appears FILE waits until there is a file of that name.
-func appears(ts *testscript.TestScript, neg bool, args []string) {
+// appears FILE waits for a file of that name.
+func awaitFile(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: appears FILE")
 	}
-	late := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(20 * time.Second)
 	for {
 		_, err := os.Lstat(ts.MkAbs(args[0]))
 		if err == nil {
 			return
 		}
-		if !errors.Is(err, fs.ErrNotExist) || time.Now().After(late) {
+		if !errors.Is(err, fs.ErrNotExist) || time.Now().After(deadline) {
 			ts.Fatalf("%v", err)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// silent expects that the last program printed nothing to stderr but the warning of --insecure-paths.
-func silent(ts *testscript.TestScript, neg bool, args []string) {
+// silent fails if the last program printed anything to stderr besides the warning of --insecure-paths.
+func checkSilent(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) > 0 {
 		ts.Fatalf("usage: silent")
 	}
@@ -60,9 +60,9 @@ func silent(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// exits CODE PROGRAM ARGS... runs a program, which must end with that status. What it printed can be looked at with
-// stdout and stderr.
-func exits(ts *testscript.TestScript, neg bool, args []string) {
+// exits CODE PROGRAM ARGS... runs a program, which must end with that status. The commands stdout and stderr check its
+// output.
+func runForStatus(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exits CODE PROGRAM ARGS...")
 	}
@@ -80,7 +80,7 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// createNode DIR MACHINE [DRIVER [EXTRA,...]] makes a simulated node; one that is there is replaced, as a new driver would.
+// node DIR MACHINE [DRIVER [EXTRA,...]] makes a simulated node. It replaces one that exists, as a new driver would.
 func createNode(t *testing.T, ts *testscript.TestScript, args []string) {
 	if len(args) < 2 || len(args) > 4 {
 		ts.Fatalf("usage: node DIR MACHINE [DRIVER [EXTRA,...]]")
@@ -99,7 +99,7 @@ func createNode(t *testing.T, ts *testscript.TestScript, args []string) {
 }
 
 // fault DIR lose GPU | remove GPU | fail FUNCTION | hang FUNCTION | kernel VERSION | mig GPU PROFILE,... | unload | clear
-func fault(ts *testscript.TestScript, _ bool, args []string) {
+func injectFault(ts *testscript.TestScript, _ bool, args []string) {
 	n, err := sim.Open(ts.MkAbs(args[0]))
 	ts.Check(err)
 	gpuArg := func() int {

@@ -33,8 +33,8 @@ func (a *app) explainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain --size N",
 		Short: "Show which GPUs a request would get, and why",
-		Long: `Prints the best GPUs for a request of --size whole GPUs: their score, the pairs that add up to it, the GPUs that are left
-for later requests, and the next best sets.
+		Long: `Prints the best GPUs for a request of --size whole GPUs: their score, the pairs that add up to it, the GPUs left for
+later requests, and the next best sets.
 
 The weights of links and the default policy are those of the configuration (allocation), as for serve. For whole GPUs
 the policies spread and pack are the same as topology. -o name prints the CDI names of the chosen GPUs.`,

@@ -20,9 +20,9 @@ import (
 	"gpu-cdi-plugin/topology/holders/holderstest"
 )
 
-// holders SOCKET MACHINE NAMESPACE/POD/CONTAINER=INDEX,... serves PodResources, in which containers hold the machine's
-// GPUs. Without containers the kubelet refuses to answer.
-func holdersCommand(ts *testscript.TestScript, neg bool, args []string) {
+// holders SOCKET MACHINE NAMESPACE/POD/CONTAINER=INDEX,... serves PodResources: the containers hold GPUs of the machine.
+// Without containers each call returns an error.
+func serveHolders(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: holders SOCKET MACHINE NAMESPACE/POD/CONTAINER=INDEX,...")
 	}
@@ -48,7 +48,7 @@ func holdersCommand(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Defer(stop)
 }
 
-// twoIslands are eight GPUs in two groups of four with NVLinks among each.
+// twoIslands returns eight GPUs in two groups of four, with NVLinks in each group.
 func twoIslands() *gpu.Snapshot {
 	s := &gpu.Snapshot{}
 	for i := range 8 {

@@ -10,10 +10,10 @@ import (
 	"gpu-cdi-plugin/internal/exit"
 )
 
-// version is set by the linker; a program built with plain go build or go install takes it from the module.
+// version is set by the linker. Without it, as after go install, the version is the module's.
 var version string
 
-// build says what this program is.
+// build is how this program was built.
 type build struct {
 	Version  string `json:"version"`
 	Revision string `json:"revision,omitempty"`
@@ -27,7 +27,7 @@ func (a *app) versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of this program",
-		Long:  "Prints the version of this program, the source's revision, and the Go that built it.",
+		Long:  "Prints the version of this program, the revision of its source, and the version of Go that built it.",
 		Example: `  gpu-cdi-plugin version
   gpu-cdi-plugin version -o json`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),

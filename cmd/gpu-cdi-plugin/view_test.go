@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/topology"
 )
 
-// snapshot has a node with all that a view has to tell apart: a whole GPU, one in MIG mode, one that cannot be read.
+// snapshot returns a node with a GPU of each kind: a whole one, one in MIG mode, one that cannot be read.
 func snapshot() *gpu.Snapshot {
 	return &gpu.Snapshot{
 		DriverVersion: "580.126.09",
@@ -60,7 +60,7 @@ func TestViews(t *testing.T) {
 	}
 }
 
-func TestYAMLIsJSONWithOtherMarks(t *testing.T) {
+func TestYAMLHasTheValuesOfJSON(t *testing.T) {
 	v := map[string]any{
 		"text": "13.0", "yes": "on", "null": "null", "line": "a\nb", "empty": "", "colon": "a: b", "number": 1.5,
 		"whole": 1 << 53, "list": []any{"x"}, "none": []any{}, "map": map[string]any{"k": true}, "nothing": nil,
@@ -78,7 +78,7 @@ func TestYAMLIsJSONWithOtherMarks(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(asJSON.String(), string(again)+"\n"); diff != "" {
-		t.Errorf("JSON, and what YAML says (-json +yaml):\n%s\nYAML:\n%s", diff, &asYAML)
+		t.Errorf("JSON and YAML differ (-json +yaml):\n%s\nYAML:\n%s", diff, &asYAML)
 	}
 }
 

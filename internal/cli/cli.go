@@ -1,5 +1,5 @@
-// Package cli has what the command lines of the project share: help that lists exit statuses, and errors with a hint,
-// for people or as JSON. What a verb does it does not know.
+// Package cli has what the command lines of the project share: help that lists exit statuses, and reports of errors with
+// hints, for people or as JSON. It does not know what a verb does.
 package cli
 
 import (
@@ -20,7 +20,7 @@ import (
 // statusKey is the annotation with the exit statuses of a verb.
 const statusKey = "exit"
 
-// Statuses are the annotations of a verb that ends with these statuses, for its help.
+// Statuses returns the annotation of a verb with the exit statuses that its help lists.
 func Statuses(codes ...exit.Code) map[string]string {
 	var list []string
 	for _, c := range codes {
@@ -29,7 +29,7 @@ func Statuses(codes ...exit.Code) map[string]string {
 	return map[string]string{statusKey: strings.Join(list, " ")}
 }
 
-// Help prints what a verb does, its flags and its exit statuses, whose meanings are the program's own.
+// Help returns a help function, which prints the long text of a verb, its usage, and its exit statuses with their meanings.
 func Help(meanings map[exit.Code]string) func(*cobra.Command, []string) {
 	return func(cmd *cobra.Command, _ []string) {
 		var b strings.Builder
@@ -45,7 +45,7 @@ func Help(meanings map[exit.Code]string) func(*cobra.Command, []string) {
 	}
 }
 
-// HelpCommand is the verb help. The check is that of the arguments of a command that only holds verbs.
+// HelpCommand returns the verb help. check is the argument check of a command that only holds verbs.
 func HelpCommand(check cobra.PositionalArgs, complete cobra.CompletionFunc) *cobra.Command {
 	return &cobra.Command{
 		Use:               "help [verb]",
@@ -67,18 +67,18 @@ func HelpCommand(check cobra.PositionalArgs, complete cobra.CompletionFunc) *cob
 	}
 }
 
-// UsageHint is what to do about wrong use of a verb.
+// UsageHint is the hint of a usage error of a verb.
 func UsageHint(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
 
-// AddVersion gives a program the flag --version, which prints its name and version, in cobra's own words: with a template
-// of ours the linker would keep every method of every type, 3 MB of them.
+// AddVersion adds the flag --version, which prints the name and the version of the program. Cobra's own template stays: with
+// one of ours the linker would keep every method of every type, which adds 3 MB to the program.
 func AddVersion(root *cobra.Command, version string) {
 	root.Version = version
 	root.Flags().Bool("version", false, "print the version of this program")
 }
 
-// UnknownVerb is the argument check of a command that only holds verbs: the error about one that does not exist names
-// those that are close, and verbs of that name below another command.
+// UnknownVerb is the argument check of a command that only holds verbs. Its error names verbs with a similar name, or those
+// of other commands, or all verbs.
 func UnknownVerb(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 || !cmd.HasSubCommands() {
 		return nil
@@ -105,8 +105,8 @@ func UnknownVerb(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown verb %q of %s; there are %s", args[0], cmd.CommandPath(), strings.Join(names, ", "))
 }
 
-// FlagError is the error about a flag on the command line: an unknown one comes with those that are close, a wrong value
-// with what is wanted.
+// FlagError improves the error of a flag: an unknown flag comes with similar ones, a wrong value with the values that are
+// allowed.
 func FlagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		return fmt.Errorf("--%s: %w", e.GetFlag().Name, ValueError(e.GetFlag(), e.GetValue(), e.Unwrap()))
@@ -123,7 +123,7 @@ func FlagError(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// ValueError says what a flag wants instead of a value that it refused with err.
+// ValueError is the error about a value that a flag refused with err.
 func ValueError(f *pflag.Flag, value string, err error) error {
 	switch f.Value.Type() {
 	case "int":
@@ -135,24 +135,21 @@ func ValueError(f *pflag.Flag, value string, err error) error {
 	}
 }
 
-// failure is an error in JSON mode.
-type failure struct {
-	Error string    `json:"error"`
-	Code  exit.Code `json:"code"`
-	Hint  string    `json:"hint,omitempty"`
-}
-
-// Report prints an error with its hint; as JSON in a line, else in words.
+// Report prints an error with its hint, as text or as one line of JSON.
 func Report(w io.Writer, err error, asJSON bool) {
-	f := failure{Error: err.Error(), Code: exit.CodeOf(err), Hint: exit.HintOf(err)}
+	report := struct {
+		Error string    `json:"error"`
+		Code  exit.Code `json:"code"`
+		Hint  string    `json:"hint,omitempty"`
+	}{err.Error(), exit.CodeOf(err), exit.HintOf(err)}
 	if asJSON {
 		e := json.NewEncoder(w)
 		e.SetEscapeHTML(false)
-		_ = e.Encode(f) // there is nobody left to tell
+		_ = e.Encode(report) // an error of stderr cannot be reported
 		return
 	}
-	fmt.Fprintf(w, "error: %s\n", strings.ReplaceAll(f.Error, "\n", "\nerror: "))
-	if f.Hint != "" {
-		fmt.Fprintf(w, "hint: %s\n", f.Hint)
+	fmt.Fprintf(w, "error: %s\n", strings.ReplaceAll(report.Error, "\n", "\nerror: "))
+	if report.Hint != "" {
+		fmt.Fprintf(w, "hint: %s\n", report.Hint)
 	}
 }

@@ -1,4 +1,4 @@
-// Package exit names the exit statuses of the commands and carries them, with a hint, on errors.
+// Package exit has the exit statuses of the commands, and errors that carry one with a hint.
 package exit
 
 import (
@@ -14,7 +14,7 @@ const (
 	OK          Code = 0
 	Failure     Code = 1
 	Usage       Code = 2
-	Partial     Code = 3   // some of what was asked was done
+	Partial     Code = 3   // only a part was done
 	Differs     Code = 4   // a check found differences
 	NoDriver    Code = 10  // no driver, or one that cannot be used
 	NoGPU       Code = 11  // a driver, but no GPU
@@ -23,21 +23,21 @@ const (
 	Interrupted Code = 130 // ended by SIGINT or SIGTERM
 )
 
-// Error is an error with the exit status that it leads to and, where one is known, what to do about it.
+// Error is an error with an exit status and a hint.
 type Error struct {
 	Code Code
-	// Hint tells the person at the terminal what to do about it, in lower case and without a full stop. It may be empty.
+	// Hint is what the user can do about the error, in lower case and without a full stop. It may be empty.
 	Hint string
 	Err  error
 }
 
-// Error is the text of the error itself; status and hint are not in it.
+// Error returns the text of the error, without status and hint.
 func (e *Error) Error() string { return e.Err.Error() }
 
-// Unwrap returns the error that has the status.
+// Unwrap returns the error without status and hint.
 func (e *Error) Unwrap() error { return e.Err }
 
-// With returns err with a status and a hint; nil stays nil.
+// With returns err with a status and a hint, or nil if err is nil.
 func With(code Code, hint string, err error) error {
 	if err == nil {
 		return nil
@@ -45,7 +45,7 @@ func With(code Code, hint string, err error) error {
 	return &Error{Code: code, Hint: hint, Err: err}
 }
 
-// CodeOf is the status that err leads to.
+// CodeOf returns the exit status of err: its own, Interrupted if a context was canceled, or Failure.
 func CodeOf(err error) Code {
 	var e *Error
 	switch {
@@ -60,7 +60,7 @@ func CodeOf(err error) Code {
 	}
 }
 
-// HintOf is the hint that err carries, or "".
+// HintOf returns the hint of err, or "".
 func HintOf(err error) string {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Hint
