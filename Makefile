@@ -14,8 +14,8 @@ export GOFLAGS     := $(GOFLAGS) -trimpath
 # gRPC's tracing and HTTP/2 in net/http are linked for nothing: the one is off, the other would serve metrics.
 TAGS    := grpcnotrace,nethttpomithttp2
 LDFLAGS := -s -w -X main.version=$(VERSION)
-# The daemon is loaded at a random address, and what the loader has written is read-only before main begins. The table of
-# bound functions must stay writable: NVML's are bound late (above). Static programs are not position independent: Go
+# The daemon is loaded at a random address, and what the loader has written is read-only before main begins. The table
+# of bound functions must stay writable: NVML's are bound late (above). Static programs are not position independent: Go
 # would make them ask for a dynamic loader, which a container's host need not have.
 HARDEN  := -buildmode=pie -ldflags '$(LDFLAGS) -extldflags=-Wl,-z,relro'
 LINT    := $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint
@@ -50,7 +50,8 @@ peers: ## bin/peers: pinned builds of other projects' programs that tests run an
 
 .PHONY: lint
 lint: ## golangci-lint, formatting, the import arrows, shell scripts
-	@test -z "$$(git ls-files '*.go' | grep -v /testdata/ | xargs gofmt -l)" || { echo 'not gofmt-clean:'; git ls-files '*.go' | grep -v /testdata/ | xargs gofmt -l; exit 1; }
+	@files=$$(git ls-files '*.go' | grep -v /testdata/ | xargs gofmt -l); \
+		test -z "$$files" || { echo "not gofmt-clean: $$files"; exit 1; }
 	@for f in scripts/*; do sh -n "$$f" || exit 1; done; bash -n .ci/run
 	$(LINT) run ./...
 	cd test/allocation/peer && $(LINT) run ./...

@@ -16,8 +16,8 @@ func (a *app) completionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish|powershell",
 		Short: "Print a completion script for a shell",
-		Long: `Prints a script with which a shell completes this program's verbs, flags, flag values, files and CDI device names.
-In bash it needs the package bash-completion.`,
+		Long: `Prints a completion script for a shell: verbs, flags, values, files and CDI device names. In bash it
+needs the package bash-completion.`,
 		Example: `  gpu-cdi-plugin completion bash > /etc/bash_completion.d/gpu-cdi-plugin
   gpu-cdi-plugin completion zsh > "${fpath[1]}/_gpu-cdi-plugin"
   gpu-cdi-plugin completion fish > ~/.config/fish/completions/gpu-cdi-plugin.fish

@@ -17,7 +17,7 @@ func (a *app) devicesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "List the GPUs and MIG devices of this host",
-		Long: `Lists the GPUs and MIG devices that the driver reports. A GPU that cannot be read is in the list with its error.
+		Long: `Lists the GPUs and MIG devices that the driver reports. Unreadable GPUs are listed with their error.
 
 -o name prints the CDI names of those that containers can get: no GPUs in MIG mode, but their MIG devices.`,
 		Example: `  gpu-cdi-plugin devices

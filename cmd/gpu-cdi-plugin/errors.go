@@ -21,9 +21,9 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// errorTable gives the errors of the libraries, which know no exit status and no flag, their exit status and a hint what
-// to do. The rows are in the order of the exit statuses. The first row that matches counts, also for an error that wraps
-// or joins several. An error without a row ends with status 1 and no hint.
+// errorTable gives the errors of the libraries, which know no exit status and no flag, their exit status and a hint
+// what to do. The rows are in the order of the exit statuses. The first row that matches counts, also for an error that
+// wraps or joins several. An error without a row ends with status 1 and no hint.
 var errorTable = []errorRow{
 	sentinel(lock.ErrHeld, exit.Locked, "stop the other instance first; fuser, given the lock's path, names its process"),
 	typed(func(e *node.TakenError) (exit.Code, string) {
@@ -74,6 +74,8 @@ var errorTable = []errorRow{
 		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
 	sentinel(mps.ErrPIDNamespace, exit.Failure, "set hostPID: true in the pod's spec, or do not share GPUs by MPS"),
 	typed(func(e *resource.TooManyDevicesError) (exit.Code, string) { return exit.Usage, e.Advice }),
+	sentinel(lock.ErrHeld, exit.Locked,
+		"stop the other instance first; fuser, given the lock's path, names its process"),
 }
 
 // statuses are the exit statuses in the words of the help.

@@ -86,7 +86,8 @@ func (t *table) write(w io.Writer, wide, noHeaders bool) error {
 		for _, cell := range row { // an error of several lines, or the name of a file, must not break the table
 			line = append(line, strings.Join(strings.FieldsFunc(cell, unicode.IsControl), " "))
 		}
-		if _, err := fmt.Fprintln(tw, strings.TrimRight(strings.Join(line, "\t"), "\t")); err != nil { // no trailing blanks
+		// An empty cell at the end would become trailing blanks.
+		if _, err := fmt.Fprintln(tw, strings.TrimRight(strings.Join(line, "\t"), "\t")); err != nil {
 			return err
 		}
 	}
@@ -128,7 +129,8 @@ func printYAML(w io.Writer, v any) error {
 	return err
 }
 
-// plainStyle removes the quotes and braces of JSON. The encoder still quotes strings that YAML would read as another type.
+// plainStyle removes the quotes and braces of JSON. The encoder still quotes strings that YAML would read as another
+// type.
 func plainStyle(n *yaml.Node) {
 	n.Style = 0
 	for _, c := range n.Content {

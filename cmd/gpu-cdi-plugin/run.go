@@ -39,8 +39,8 @@ type app struct {
 // newApp returns an app with the defaults of everything that can be configured.
 func newApp() *app {
 	a := &app{
-		globals: defaultGlobals, plugin: config.Default().Plugin, timeout: nvml.DefaultTimeout, sources: map[string]string{},
-		warned: new(sync.Map),
+		globals: defaultGlobals, plugin: config.Default().Plugin, timeout: nvml.DefaultTimeout,
+		sources: map[string]string{}, warned: new(sync.Map),
 	}
 	a.pluginFlags = newPluginFlags(&a.plugin)
 	return a
@@ -141,8 +141,8 @@ func newLogger(w io.Writer, level, format string) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// wantsJSON reports whether the output is JSON. Where the flags could not be parsed it searches the arguments, so that a
-// program that reads JSON can read that error too.
+// wantsJSON reports whether the output is JSON. Where the flags could not be parsed it searches the arguments, so that
+// a program that reads JSON can read that error too.
 func wantsJSON(cmd *cobra.Command, args []string) bool {
 	if f := cmd.Flags().Lookup("output"); f != nil && f.Changed {
 		return f.Value.String() == "json"

@@ -98,7 +98,8 @@ func createNode(t *testing.T, ts *testscript.TestScript, args []string) {
 	ts.Check(err)
 }
 
-// fault DIR lose GPU | remove GPU | fail FUNCTION | hang FUNCTION | kernel VERSION | mig GPU PROFILE,... | unload | clear
+// fault DIR lose GPU | remove GPU | fail FUNCTION | hang FUNCTION | kernel VERSION | mig GPU PROFILE,... | unload |
+// clear
 func injectFault(ts *testscript.TestScript, _ bool, args []string) {
 	n, err := sim.Open(ts.MkAbs(args[0]))
 	ts.Check(err)

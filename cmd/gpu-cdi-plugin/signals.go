@@ -19,8 +19,8 @@ const graceTime = time.Second
 var errSignal = errors.New("ended by a signal")
 
 // untilSignal returns a context that ends at the first SIGINT or SIGTERM. The function release gives the signals their
-// usual effect again, which is to end the process at once, and reports whether one came before. No signal is lost between
-// the two: signal.Stop returns after all earlier ones have been sent to the channel.
+// usual effect again, which is to end the process at once, and reports whether one came before. No signal is lost
+// between the two: signal.Stop returns after all earlier ones have been sent to the channel.
 func untilSignal(parent context.Context) (ctx context.Context, release func() bool) {
 	ctx, end := context.WithCancelCause(parent)
 	signals, done := make(chan os.Signal, 1), make(chan struct{})

@@ -22,7 +22,7 @@ func (a *app) topologyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "topology",
 		Short: "Show how the GPUs are linked, and their NUMA nodes",
-		Long: `Prints a matrix of the links between the GPUs, as nvidia-smi topo -m does, with the NUMA node of each GPU.
+		Long: `Prints a matrix of the links between the GPUs, as nvidia-smi topo -m does, and the NUMA node of each GPU.
 
 -o svg draws the node: NUMA nodes, PCIe switches, NVLinks, MIG devices, unusable GPUs, and the pods that hold devices.
 JSON and YAML have the pods too, as holders: null without a kubelet.`,
@@ -37,7 +37,8 @@ JSON and YAML have the pods too, as holders: null without a kubelet.`,
 	}
 	out.addFlags(cmd, "table", "json", "yaml", "svg")
 	a.addTimeout(cmd)
-	cmd.Flags().StringVar(&socket, "pod-resources-socket", socket, "`path` of the kubelet's socket that lists the devices of pods")
+	cmd.Flags().StringVar(&socket, "pod-resources-socket", socket,
+		"`path` of the kubelet's socket that lists the devices of pods")
 	_ = cmd.MarkFlagFilename("pod-resources-socket", "sock")
 	cmd.AddCommand(a.explainCommand())
 	return cmd
@@ -62,8 +63,8 @@ func (a *app) topology(ctx context.Context, out output, socket string) error {
 	return unread(s)
 }
 
-// holders returns the containers that hold devices, from the kubelet, or the reason why they are unknown. A node need not
-// have a kubelet; one that does not answer is a warning.
+// holders returns the containers that hold devices, from the kubelet, or the reason why they are unknown. A node need
+// not have a kubelet; one that does not answer is a warning.
 func (a *app) holders(ctx context.Context, socket string) (list []topology.Holder, unknown string) {
 	list, err := holders.List(ctx, socket)
 	switch {
@@ -111,7 +112,9 @@ func topologyView(n topology.Node) view {
 		t.rows = append(t.rows, append(row, number(d.NUMANode)))
 	}
 	t.header = append(t.header, "NUMA")
-	list := linkList{DriverVersion: s.DriverVersion, Devices: deviceObjects(s.Devices), Links: append([]gpu.Link{}, s.Links...)}
+	list := linkList{
+		DriverVersion: s.DriverVersion, Devices: deviceObjects(s.Devices), Links: append([]gpu.Link{}, s.Links...),
+	}
 	if n.HoldersUnknown == "" {
 		list.Holders = n.DeviceHolders()
 	}

@@ -33,8 +33,8 @@ func (a *app) explainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain --size N",
 		Short: "Show which GPUs a request would get, and why",
-		Long: `Prints the best GPUs for a request of --size whole GPUs: their score, the pairs that add up to it, the GPUs left for
-later requests, and the next best sets.
+		Long: `Prints the best set of --size whole GPUs, its score with the pairs that add up to it, the GPUs left, and the
+next best sets.
 
 The weights of links and the default policy are those of the configuration (allocation), as for serve. For whole GPUs
 the policies spread and pack are the same as topology. -o name prints the CDI names of the chosen GPUs.`,
@@ -55,11 +55,13 @@ the policies spread and pack are the same as topology. -o name prints the CDI na
 	}
 	f := cmd.Flags()
 	f.IntVar(&o.size, "size", 0, "`number` of GPUs in the request")
-	f.StringSliceVar(&o.available, "available", nil, "`GPUs` to choose from, by index or UUID (default: all usable GPUs that are not in MIG mode)")
+	f.StringSliceVar(&o.available, "available", nil,
+		"`GPUs` to choose from, by index or UUID (default: all usable GPUs that are not in MIG mode)")
 	f.StringSliceVar(&o.must, "must", nil, "`GPUs` that must be chosen, by index or UUID")
 	f.Var(&choice{&o.policy, allocator.Policies()}, "policy",
 		"`policy`: "+strings.Join(allocator.Policies(), ", ")+" (default: allocation.policy of the configuration)")
-	f.IntVar(&o.runnersUp, "runners-up", o.runnersUp, fmt.Sprintf("`number` of next best sets to print, at most %d", maxRunnersUp))
+	f.IntVar(&o.runnersUp, "runners-up", o.runnersUp,
+		fmt.Sprintf("`number` of next best sets to print, at most %d", maxRunnersUp))
 	_ = cmd.MarkFlagRequired("size")
 	completeChoices(cmd, f, "policy")
 	for _, name := range []string{"size", "runners-up"} {

@@ -60,15 +60,16 @@ var objectives = map[allocator.Policy]string{
 	allocator.Pack:      "for whole GPUs the same as topology: " + topologyObjective,
 }
 
-const topologyObjective = "the highest score, then the best pairs and sets of 4 and 8 among those left (up to 16 GPUs), " +
-	"then their score"
+const topologyObjective = "the highest score, then the best pairs and sets of 4 and 8 among those left " +
+	"(up to 16 GPUs), then their score"
 
 func newExplanation(
 	s *gpu.Snapshot, n *allocator.Node, o *explainOptions, r allocator.Request, found []allocator.Choice,
 ) (*explanation, error) {
 	e := &explanation{
 		Policy: o.policy, Objective: objectives[allocator.Policy(o.policy)], Size: o.size,
-		Available: sortedGPUs(s, r.Available), Must: sortedGPUs(s, r.Must), RunnersUp: []rankedSet{}, weights: o.weights,
+		Available: sortedGPUs(s, r.Available), Must: sortedGPUs(s, r.Must), RunnersUp: []rankedSet{},
+		weights: o.weights,
 	}
 	for i, c := range found {
 		set, err := describeSet(s, n, o.weights, r.Available, c)
@@ -177,8 +178,8 @@ func (e *explanation) sumText() string {
 	}
 	slices.SortStableFunc(order, func(a, b gpu.Link) int {
 		return cmp.Or(
-			cmp.Compare(e.weights.Score(b), e.weights.Score(a)), cmp.Compare(b.PCIe, a.PCIe), cmp.Compare(b.NVLinks, a.NVLinks),
-			strings.Compare(kinds[a][0], kinds[b][0]),
+			cmp.Compare(e.weights.Score(b), e.weights.Score(a)), cmp.Compare(b.PCIe, a.PCIe),
+			cmp.Compare(b.NVLinks, a.NVLinks), strings.Compare(kinds[a][0], kinds[b][0]),
 		)
 	})
 	t := table{header: []string{"PAIRS", "LINK", "SCORE OF EACH", "TOGETHER", "WHICH"}}

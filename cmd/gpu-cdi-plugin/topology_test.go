@@ -20,8 +20,8 @@ import (
 	"gpu-cdi-plugin/topology/holders/holderstest"
 )
 
-// holders SOCKET MACHINE NAMESPACE/POD/CONTAINER=INDEX,... serves PodResources: the containers hold GPUs of the machine.
-// Without containers each call returns an error.
+// holders SOCKET MACHINE NAMESPACE/POD/CONTAINER=INDEX,... serves PodResources: the containers hold GPUs of the
+// machine. Without containers each call returns an error.
 func serveHolders(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: holders SOCKET MACHINE NAMESPACE/POD/CONTAINER=INDEX,...")
@@ -38,7 +38,8 @@ func serveHolders(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Check(err)
 			ids = append(ids, m.GPUs[i].UUID)
 		}
-		k.Pods = append(k.Pods, holderstest.Pod(parts[0], parts[1], parts[2], "nvidia.com/gpu", append(ids, "other")...))
+		pod := holderstest.Pod(parts[0], parts[1], parts[2], "nvidia.com/gpu", append(ids, "other")...)
+		k.Pods = append(k.Pods, pod)
 	}
 	if len(k.Pods) == 0 {
 		k.Err = status.Error(codes.ResourceExhausted, "rejected by rate limit")
@@ -111,12 +112,14 @@ func TestExplanationStatesItsExactness(t *testing.T) {
 		exact  bool
 		want   string
 	}{
-		"links of a tree":   {alike, allocator.Topology, true, "The result is exact: no other set is better by this policy."},
-		"random links":      {random, allocator.Topology, false, "The result is not exact: another set may score up to %d more."},
-		"no best partition": {alike, allocator.Partition, false, "No other set scores more, but not all sets were compared by the rest of the policy."},
+		"links of a tree":   {alike, allocator.Topology, true, "The result is exact: no other set is better"},
+		"random links":      {random, allocator.Topology, false, "not exact: another set may score up to %d more."},
+		"no best partition": {alike, allocator.Partition, false, "No other set scores more, but not all sets"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e, err := explainRequest(c.s, &explainOptions{size: 12, policy: string(c.policy), weights: allocator.DefaultWeights()})
+			e, err := explainRequest(c.s, &explainOptions{
+				size: 12, policy: string(c.policy), weights: allocator.DefaultWeights(),
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -124,7 +127,8 @@ func TestExplanationStatesItsExactness(t *testing.T) {
 			if strings.Contains(want, "%d") {
 				want = fmt.Sprintf(want, e.Chosen.Bound)
 			}
-			if v := e.view(); !strings.Contains(v.table.legend, want) || e.Chosen.Exact != c.exact || v.table.rows[0][5] != "-" {
+			v := e.view()
+			if !strings.Contains(v.table.legend, want) || e.Chosen.Exact != c.exact || v.table.rows[0][5] != "-" {
 				t.Errorf("%+v with the legend %q, want %q", e.Chosen, v.table.legend, want)
 			}
 		})
@@ -137,7 +141,9 @@ func TestRequestsThatCannotBeFulfilledAreUsageErrors(t *testing.T) {
 		want, hint string
 	}{
 		"more than there are": {
-			explainOptions{size: 8}, "7 are available", "request 1 to 7, or name more GPUs with --available; GPUs in MIG mode are not available",
+			explainOptions{size: 8},
+			"7 are available",
+			"request 1 to 7, or name more GPUs with --available; GPUs in MIG mode are not available",
 		},
 		"fewer than must be": {
 			explainOptions{size: 1, must: []string{"0", "1"}},

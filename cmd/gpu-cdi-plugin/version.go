@@ -33,7 +33,9 @@ func (a *app) versionCommand() *cobra.Command {
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(*cobra.Command, []string) error { return out.print(a.stdout, versionView(thisBuild())) },
+		RunE: func(*cobra.Command, []string) error {
+			return out.print(a.stdout, versionView(thisBuild()))
+		},
 	}
 	out.addFlags(cmd, "table", "json", "yaml", "name")
 	return cmd

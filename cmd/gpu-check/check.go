@@ -20,7 +20,7 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// checker is the state of one run. Steps fill it in for those after them.
+// checker is the state of one run. Each step sets what later steps need.
 type checker struct {
 	options
 	dir string // temporary
@@ -30,34 +30,30 @@ type checker struct {
 		CUDAVersion   string       `json:"cudaVersion"`
 		Devices       []gpu.Device `json:"devices"`
 	}
-	spec *cdispecs.Spec
-	// image is the root file system. built is the CUDA program, if there is one; it is in the image as cudaPath.
-	image, built string
-	// runtime is nil until a container without a GPU ran.
+	spec  *cdispecs.Spec
+	image string // the root file system
+	built string // the CUDA program, or empty; in the image it is cudaPath
+	// runtime is nil until a container without a GPU has run.
 	runtime *runtime
 }
 
-// steps are done in this order, each whether or not those before it went well.
+// steps are run in this order, also after one that failed. A step returns what it saw, for the report.
 var steps = []struct {
 	name string
-	do   func(context.Context, *checker) (saw string, err error)
+	run  func(*checker, context.Context) (saw string, err error)
 }{
-	{"GPUs", func(_ context.Context, c *checker) (string, error) { return c.describeGPUs() }},
-	{"cdi generate", func(ctx context.Context, c *checker) (string, error) { return c.generate(ctx) }},
-	{"cdi validate", func(ctx context.Context, c *checker) (string, error) {
-		return c.plugin(ctx, "cdi", "validate", "--no-headers", c.specFile())
-	}},
-	{"cdi diff", func(ctx context.Context, c *checker) (string, error) {
-		return c.plugin(ctx, "cdi", "diff", c.specFile())
-	}},
-	{"nvidia-smi -L on the host", func(ctx context.Context, c *checker) (string, error) { return c.listOnHost(ctx) }},
-	{"a CUDA program is built", func(ctx context.Context, c *checker) (string, error) { return c.buildCUDA(ctx) }},
-	{"a container without a GPU", func(ctx context.Context, c *checker) (string, error) { return c.startWithout(ctx) }},
-	{"nvidia-smi -L in a container with all GPUs", func(ctx context.Context, c *checker) (string, error) { return c.listAll(ctx) }},
-	{"nvidia-smi -L in a container with one", func(ctx context.Context, c *checker) (string, error) { return c.listOne(ctx) }},
-	{"a GPU that was not given", func(ctx context.Context, c *checker) (string, error) { return c.notGiven(ctx) }},
-	{"the CUDA program in a container", func(ctx context.Context, c *checker) (string, error) { return c.runCUDA(ctx) }},
-	{"start of a container, medians", func(ctx context.Context, c *checker) (string, error) { return c.measure(ctx) }},
+	{"GPUs", (*checker).describeGPUs},
+	{"cdi generate", (*checker).generate},
+	{"cdi validate", (*checker).validate},
+	{"cdi diff", (*checker).diff},
+	{"nvidia-smi -L on the host", (*checker).listOnHost},
+	{"a CUDA program is built", (*checker).buildCUDA},
+	{"a container without a GPU", (*checker).startWithout},
+	{"nvidia-smi -L in a container with all GPUs", (*checker).listAll},
+	{"nvidia-smi -L in a container with one", (*checker).listOne},
+	{"a GPU that the container was not given", (*checker).notGiven},
+	{"the CUDA program in a container", (*checker).runCUDA},
+	{"time to start a container, medians", (*checker).measure},
 }
 
 func (c *checker) program(name string) string { return filepath.Join(c.bin, name) }
@@ -66,22 +62,23 @@ func (c *checker) cdiDir() string { return filepath.Join(c.dir, "cdi") }
 
 func (c *checker) specFile() string { return filepath.Join(c.cdiDir(), "nvidia.json") }
 
-// plugin runs gpu-cdi-plugin on the node. Its exit status is on the error. That some GPUs cannot be read is no error
-// here: it is a finding of the first step.
+// plugin runs gpu-cdi-plugin on the node. The error has its exit status. GPUs that cannot be read are no error: the
+// first step reports them.
 func (c *checker) plugin(ctx context.Context, args ...string) (string, error) {
-	// The programs are those of a source tree, and the specs are under /tmp.
+	// The programs are in a source tree and the specs under /tmp.
 	cmd := []string{c.program("gpu-cdi-plugin"), "--root", c.root, "--cdi-dir", c.cdiDir(), "--insecure-paths"}
 	res, err := proc.Run(ctx, proc.Cmd{Args: append(cmd, args...)})
 	if err != nil {
 		return "", err
 	}
 	if code := exit.Code(res.Code); code != exit.OK && code != exit.Partial {
-		return "", exit.With(code, "", fmt.Errorf("%s: %s", strings.Join(args, " "), strings.TrimSpace(res.Stdout+res.Stderr)))
+		err := fmt.Errorf("%s: %s", strings.Join(args, " "), strings.TrimSpace(res.Stdout+res.Stderr))
+		return "", exit.With(code, "", err)
 	}
 	return res.Stdout, nil
 }
 
-// findGPUs asks the driver. Without a driver or a GPU there is nothing to check, and the error's status says which.
+// findGPUs lists the GPUs. Without a driver or a GPU the error has that exit status.
 func (c *checker) findGPUs(ctx context.Context) error {
 	if err := os.MkdirAll(c.cdiDir(), 0o755); err != nil {
 		return err
@@ -102,13 +99,14 @@ func (c *checker) findGPUs(ctx context.Context) error {
 	return nil
 }
 
-func (c *checker) describeGPUs() (string, error) {
+func (c *checker) describeGPUs(context.Context) (string, error) {
 	var lines, bad []string
 	for _, d := range c.gpus.Devices {
 		if !d.Usable() {
 			bad = append(bad, fmt.Sprintf("GPU %d: %s", d.Index, d.Error))
 		}
-		lines = append(lines, fmt.Sprintf("%d: %s, %s, minor %d, NUMA node %d, %d MiB, compute capability %s, %d MIG devices",
+		lines = append(lines, fmt.Sprintf(
+			"%d: %s, %s, minor %d, NUMA node %d, %d MiB, compute capability %s, %d MIG devices",
 			d.Index, d.Name, d.PCIBusID, d.Minor, d.NUMANode, d.MemoryBytes>>20, d.ComputeCapability, len(d.MIG)))
 	}
 	if len(bad) > 0 {
@@ -118,7 +116,8 @@ func (c *checker) describeGPUs() (string, error) {
 }
 
 func (c *checker) generate(ctx context.Context) (string, error) {
-	if _, err := c.plugin(ctx, "--hook-path", c.program("prestart-hook"), "cdi", "generate", "--file", c.specFile()); err != nil {
+	_, err := c.plugin(ctx, "--hook-path", c.program("prestart-hook"), "cdi", "generate", "--file", c.specFile())
+	if err != nil {
 		return "", err
 	}
 	data, err := os.ReadFile(c.specFile())
@@ -134,19 +133,23 @@ func (c *checker) generate(ctx context.Context) (string, error) {
 	for _, d := range spec.Devices {
 		names = append(names, d.Name)
 	}
-	return fmt.Sprintf("cdiVersion %s, devices %s; for every container %d mounts and the nodes%s", spec.Version,
-		strings.Join(names, ", "), len(spec.ContainerEdits.Mounts), nodes(spec.ContainerEdits.DeviceNodes)), nil
-}
-
-func nodes(list []*cdispecs.DeviceNode) string {
-	var b strings.Builder
-	for _, n := range list {
-		b.WriteString(" " + n.Path)
+	var nodes []string
+	for _, n := range spec.ContainerEdits.DeviceNodes {
+		nodes = append(nodes, n.Path)
 	}
-	return b.String()
+	return fmt.Sprintf("cdiVersion %s, devices %s; for every container %d mounts and the nodes %s", spec.Version,
+		strings.Join(names, ", "), len(spec.ContainerEdits.Mounts), strings.Join(nodes, " ")), nil
 }
 
-// mounted is the mount of the driver's file of that name, or of a library of that name with any version.
+func (c *checker) validate(ctx context.Context) (string, error) {
+	return c.plugin(ctx, "cdi", "validate", "--no-headers", c.specFile())
+}
+
+func (c *checker) diff(ctx context.Context) (string, error) {
+	return c.plugin(ctx, "cdi", "diff", c.specFile())
+}
+
+// mounted returns the mount of a file of the driver, or of a library, which may have any version.
 func (c *checker) mounted(name string) (*cdispecs.Mount, error) {
 	if c.spec == nil {
 		return nil, &unavailable{"there is no spec"}
@@ -156,12 +159,12 @@ func (c *checker) mounted(name string) (*cdispecs.Mount, error) {
 		return base == name || strings.HasPrefix(base, name+".so.")
 	})
 	if i < 0 {
-		return nil, fmt.Errorf("the spec mounts no %s", name)
+		return nil, fmt.Errorf("the spec has no mount of %s", name)
 	}
 	return c.spec.ContainerEdits.Mounts[i], nil
 }
 
-// listOnHost runs the driver's own nvidia-smi outside of any container.
+// listOnHost runs the driver's nvidia-smi outside of containers.
 func (c *checker) listOnHost(ctx context.Context) (string, error) {
 	smi, err := c.mounted("nvidia-smi")
 	if err != nil {
@@ -171,7 +174,7 @@ func (c *checker) listOnHost(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// A simulated node's libraries, and those in /usr/local/nvidia, need not be where the host's loader looks.
+	// The host's loader need not find the libraries of a simulated node, or those in /usr/local/nvidia.
 	env := append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(lib.HostPath))
 	res, err := proc.Run(ctx, proc.Cmd{Args: []string{smi.HostPath, "-L"}, Env: env})
 	if err != nil {
@@ -180,17 +183,18 @@ func (c *checker) listOnHost(ctx context.Context) (string, error) {
 	if res.Code != 0 {
 		return "", fmt.Errorf("%s -L: %v", smi.HostPath, res)
 	}
-	if diff := cmp.Diff(c.uuids(true), uuids(res.Stdout)); diff != "" {
-		return "", fmt.Errorf("nvidia-smi lists other devices than gpu-cdi-plugin (-gpu-cdi-plugin +nvidia-smi):\n%s", diff)
+	if diff := cmp.Diff(c.uuids(true), listedUUIDs(res.Stdout)); diff != "" {
+		return "", fmt.Errorf("gpu-cdi-plugin and nvidia-smi list different devices (-gpu-cdi-plugin +nvidia-smi):\n%s",
+			diff)
 	}
 	return res.Stdout, nil
 }
 
-// uuids are those of all GPUs and MIG devices, in order. A GPU in MIG mode without MIG devices is of no use to a
-// container and is among them only if idle is set.
-func (c *checker) uuids(idle bool) (list []string) {
+// uuids returns those of all GPUs and MIG devices, in order. The host lists GPUs in MIG mode without MIG devices;
+// containers cannot get them.
+func (c *checker) uuids(onHost bool) (list []string) {
 	for _, d := range c.gpus.Devices {
-		if !d.Usable() || d.MIGEnabled && len(d.MIG) == 0 && !idle {
+		if !d.Usable() || d.MIGEnabled && len(d.MIG) == 0 && !onHost {
 			continue
 		}
 		list = append(list, d.UUID)
@@ -203,29 +207,30 @@ func (c *checker) uuids(idle bool) (list []string) {
 
 var uuid = regexp.MustCompile(`\(UUID: (\S+)\)`)
 
-// uuids are those that nvidia-smi -L printed, in order.
-func uuids(out string) (list []string) {
+// listedUUIDs returns those in the output of nvidia-smi -L, in order.
+func listedUUIDs(out string) (list []string) {
 	for _, m := range uuid.FindAllStringSubmatch(out, -1) {
 		list = append(list, m[1])
 	}
 	return list
 }
 
-// request is one device to ask for, by each of its names, and the UUIDs that a container has to see then.
+// request is a device to give to a container.
 type request struct {
 	gpu   gpu.Device
-	names []string
-	want  []string
+	names []string // all names of the device
+	want  []string // the UUIDs that nvidia-smi must list in the container
 }
 
-// requests has one for every GPU that a container can be given: the GPU, or the last of its MIG devices.
+// requests returns one for each GPU that a container can get: for the GPU, or for the last of its MIG devices.
 func (c *checker) requests() (list []request) {
 	for _, d := range c.gpus.Devices {
 		switch {
 		case !d.Usable() || d.MIGEnabled && len(d.MIG) == 0:
 		case d.MIGEnabled:
 			m := d.MIG[len(d.MIG)-1]
-			list = append(list, request{d, []string{m.UUID, fmt.Sprintf("%d:%d", d.Index, m.Index)}, []string{d.UUID, m.UUID}})
+			names := []string{m.UUID, fmt.Sprintf("%d:%d", d.Index, m.Index)}
+			list = append(list, request{d, names, []string{d.UUID, m.UUID}})
 		default:
 			list = append(list, request{d, []string{d.UUID, strconv.Itoa(d.Index)}, []string{d.UUID}})
 		}

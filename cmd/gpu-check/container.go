@@ -17,26 +17,26 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// runtime is runc as it can be used on this machine.
+// runtime is the way to run runc on this machine.
 type runtime struct {
-	// wrap is put before runc's command line.
-	wrap []string
+	wrap []string // goes before the command line of runc
 }
 
-// withCgroups mounts cgroup v2 for a command, on a machine where nobody has mounted any control groups.
+// withCgroups mounts cgroup v2 for a command, on a machine without mounted control groups.
 var withCgroups = []string{
-	"unshare", "--mount", "--propagation", "private", "sh", "-c", `mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"`, "sh",
+	"unshare", "--mount", "--propagation", "private",
+	"sh", "-c", `mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"`, "sh",
 }
 
-// how is what runc needed besides itself.
+// how says what runc needed.
 func (r *runtime) how() string {
 	if r.wrap != nil {
-		return ", with control groups mounted for it: the machine had none"
+		return " with control groups mounted for it: the machine had none"
 	}
 	return ""
 }
 
-// startWithout starts a container without a GPU. If that fails, nothing with a GPU could be expected to start.
+// startWithout starts a container without a GPU. If that fails, the later steps are not possible.
 func (c *checker) startWithout(ctx context.Context) (string, error) {
 	if err := c.makeImage(ctx); err != nil {
 		return "", err
@@ -57,12 +57,13 @@ func (c *checker) startWithout(ctx context.Context) (string, error) {
 		}
 		reasons = append(reasons, strings.TrimSpace(res.Stderr))
 	}
-	return "", &unavailable{"runc cannot start a container on this machine" + sandbox() + ": " + strings.Join(reasons, "\n")}
+	return "", &unavailable{"runc starts no container on this machine" + sandbox() + ": " + strings.Join(reasons, "\n")}
 }
 
-// sandbox names gVisor, in which runc lacks most of what it needs of a kernel.
+// sandbox names gVisor, whose kernel lacks most of what runc needs.
 func sandbox() string {
-	if data, err := os.ReadFile("/proc/version"); err == nil && strings.Contains(strings.ToLower(string(data)), "gvisor") {
+	data, err := os.ReadFile("/proc/version")
+	if err == nil && strings.Contains(strings.ToLower(string(data)), "gvisor") {
 		return " (gVisor)"
 	}
 	return ""
@@ -138,19 +139,20 @@ func (c *checker) listAll(ctx context.Context) (string, error) {
 	return c.listAs(ctx, c.uuids(false), "all")
 }
 
-// listAs gives devices to a container that lists them, and compares.
+// listAs runs nvidia-smi -L in a container with devices and compares the UUIDs.
 func (c *checker) listAs(ctx context.Context, want []string, devices ...string) (string, error) {
 	got, err := c.listIn(ctx, devices...)
 	if err != nil {
 		return "", err
 	}
-	if diff := cmp.Diff(want, uuids(got)); diff != "" {
-		return "", fmt.Errorf("given %s, the container lists other devices (-want +got):\n%s", strings.Join(devices, ", "), diff)
+	if diff := cmp.Diff(want, listedUUIDs(got)); diff != "" {
+		return "", fmt.Errorf("a container that was given %s lists other devices (-want +got):\n%s",
+			strings.Join(devices, ", "), diff)
 	}
 	return got, nil
 }
 
-// listOne asks for one device at a time, by each of its names.
+// listOne gives one device at a time, by each of its names.
 func (c *checker) listOne(ctx context.Context) (string, error) {
 	var saw []string
 	for _, r := range c.requests() {
@@ -165,23 +167,24 @@ func (c *checker) listOne(ctx context.Context) (string, error) {
 	return strings.Join(saw, "\n"), nil
 }
 
-// notGiven gives one GPU and makes a node of another in the container.
+// notGiven checks that a container cannot open a GPU that it was not given, also when it makes the device node.
 func (c *checker) notGiven(ctx context.Context) (string, error) {
 	all := c.requests()
 	if len(all) < 2 {
-		return "", &unavailable{"there is only one GPU to give"}
+		return "", &unavailable{"there is only one GPU"}
 	}
 	given, other := all[0], all[1].gpu
 	// NVIDIA's major number is registered: 195.
 	script := fmt.Sprintf("mknod /dev/own c 195 %d && (: <>/dev/own) 2>&1; true", other.Minor)
 	got, err := c.in(ctx, []string{"sh", "-c", script}, true, given.names[0])
 	if err == nil && !strings.Contains(got, "Operation not permitted") {
-		err = fmt.Errorf("opening a node of GPU %d in a container that was given GPU %d: want EPERM, got %q", other.Index, given.gpu.Index, got)
+		err = fmt.Errorf("opening a node of GPU %d in a container that was given GPU %d: want EPERM, got %q",
+			other.Index, given.gpu.Index, got)
 	}
 	return strings.TrimSpace(got), err
 }
 
-// measure compares the starts of three containers: without a GPU, with nodes and mounts only, with the hook.
+// measure compares the times to start a container without a GPU, with device nodes and mounts only, and with the hook.
 func (c *checker) measure(ctx context.Context) (string, error) {
 	if c.runtime == nil {
 		return "", &unavailable{"no container starts here"}
@@ -206,7 +209,7 @@ func (c *checker) measure(ctx context.Context) (string, error) {
 			times[b] = append(times[b], time.Since(start))
 		}
 	}
-	return fmt.Sprintf("without a GPU %v, with nodes and mounts only %v, with the hook %v",
+	return fmt.Sprintf("without a GPU %v, with device nodes and mounts only %v, with the hook %v",
 		median(times[none]), median(times[bare]), median(times[full])), nil
 }
 

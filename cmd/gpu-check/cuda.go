@@ -16,7 +16,7 @@ var vectorAdd []byte
 
 const cudaPath = "/usr/bin/vector-add"
 
-// buildCUDA compiles the CUDA program with the machine's nvcc, its runtime linked in.
+// buildCUDA compiles the CUDA program with this machine's nvcc, and links the runtime statically.
 func (c *checker) buildCUDA(ctx context.Context) (string, error) {
 	nvcc, err := findNVCC()
 	if err != nil {
@@ -60,7 +60,7 @@ func (c *checker) runCUDA(ctx context.Context) (string, error) {
 	}
 	all := c.requests()
 	if len(all) == 0 {
-		return "", &unavailable{"there is no GPU to give"}
+		return "", &unavailable{"there is no GPU that a container can get"}
 	}
 	out, err := c.in(ctx, []string{cudaPath}, false, all[len(all)-1].names[0])
 	return strings.TrimSpace(out), err

@@ -1,8 +1,8 @@
-// Command gpu-check runs the whole way of a GPU into a container on this machine's real driver, and appends what it saw
-// to a report: what GPUs there are, a spec, its validation, containers through runc that list and use their GPUs.
+// Command gpu-check tries everything on this machine's real driver and appends the results to a report: the GPUs, a
+// spec, its validation, and containers of runc that list and use their GPUs.
 //
-// It needs the built programs, a runc and nothing else: the root file system is made of this machine's own files.
-// Exit status: 0 all that could be checked is right, 1 something is wrong, 2 usage, 10 no driver, 11 no GPU.
+// It needs the built programs and runc: the root file system is made of this machine's files.
+// Exit status: 0 no check failed, 1 a check failed, 2 usage error, 10 no driver, 11 no GPU.
 package main
 
 import (

@@ -18,12 +18,12 @@ const (
 	notPossible = "not possible"
 )
 
-// unavailable is why a step cannot be done on this machine. That is a finding and not a failure.
+// unavailable is the reason why a step is not possible on this machine. It is no failure.
 type unavailable struct{ reason string }
 
 func (u *unavailable) Error() string { return u.reason }
 
-// outcome is what became of a step.
+// outcome is the result of a step.
 type outcome struct {
 	step, saw string
 	err       error
@@ -40,7 +40,7 @@ func (o *outcome) result() string {
 	return right
 }
 
-// detail is what was seen, or why not.
+// detail returns what the step saw, or its error.
 func (o *outcome) detail() string {
 	if o.err != nil {
 		return o.err.Error()
@@ -57,35 +57,36 @@ func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 
 const heading = `# Seen on real hardware
 
-Each section is what one run of ` + "`make gpu-check`" + ` wrote: on which GPU and driver the whole way from the driver to a
-program in a container was walked, and what came of each step. What has no section here has not been tried.
+Each section is the result of one run of ` + "`make gpu-check`" + `: the GPU and the driver, and each step from the
+driver to a program in a container. Hardware without a section has not been tried.
 `
 
 // section is the report of one run, in Markdown.
 func (c *checker) section(ctx context.Context, now time.Time, done []outcome) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n## %s: %d × %s, driver %s\n\n", now.Format(time.DateOnly), len(c.gpus.Devices), c.gpus.Devices[0].Name, c.gpus.DriverVersion)
+	fmt.Fprintf(&b, "\n## %s: %d × %s, driver %s\n\n",
+		now.Format(time.DateOnly), len(c.gpus.Devices), c.gpus.Devices[0].Name, c.gpus.DriverVersion)
 	kernel, _, _ := strings.Cut(version(ctx, "uname", "-r"), "-")
-	fmt.Fprintf(&b, "CUDA %s, Linux %s, %s, gpu-cdi-plugin %s.", c.gpus.CUDAVersion, kernel, version(ctx, c.runc, "--version"),
-		version(ctx, c.program("gpu-cdi-plugin"), "version", "-o", "name"))
+	fmt.Fprintf(&b, "CUDA %s, Linux %s, %s, gpu-cdi-plugin %s.", c.gpus.CUDAVersion, kernel,
+		version(ctx, c.runc, "--version"), version(ctx, c.program("gpu-cdi-plugin"), "version", "-o", "name"))
 	if c.root != "/" {
-		fmt.Fprintf(&b, " The node is under %s, so it is a simulated one unless that is a driver container's root.", c.root)
+		fmt.Fprintf(&b, " The node is under %s: a simulated one, or the root of a driver container.", c.root)
 	}
 	b.WriteString("\n\n")
-	b.WriteString("| step | result | took | what was seen |\n|---|---|---|---|\n")
+	b.WriteString("| step | result | time | seen |\n|---|---|---|---|\n")
 	for _, o := range done {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", o.step, o.result(), round(o.took), cell(o.detail()))
 	}
 	return b.String()
 }
 
-// cell makes text fit for a cell of a table.
+// cell returns text for a cell of a Markdown table.
 func cell(s string) string {
 	s = strings.ReplaceAll(strings.TrimSpace(s), "|", `\|`)
 	return strings.ReplaceAll(s, "\n", "<br>")
 }
 
-// version is the first line of what a program says of itself.
+// version is the first line of a program's output.
 func version(ctx context.Context, args ...string) string {
 	out, err := proc.Output(ctx, args...)
 	if err != nil {

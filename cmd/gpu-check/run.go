@@ -43,7 +43,7 @@ func parseOptions(args []string, stderr io.Writer) (o options, err error) {
 	return o, nil
 }
 
-// run is the program.
+// run is the whole program: main without the process.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) exit.Code {
 	o, err := parseOptions(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {
@@ -60,7 +60,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) exit.Code
 	return exit.OK
 }
 
-// runChecks does every step, tells of each on w, and writes the report unless there is no driver or no GPU.
+// runChecks runs every step, prints a line for each, and appends to the report. Without a driver or a GPU it does
+// neither.
 func runChecks(ctx context.Context, o options, w io.Writer) (err error) {
 	dir, err := os.MkdirTemp("", "gpu-check-")
 	if err != nil {
@@ -75,8 +76,9 @@ func runChecks(ctx context.Context, o options, w io.Writer) (err error) {
 	var done []outcome
 	for _, s := range steps {
 		start := time.Now()
-		saw, err := s.do(ctx, c)
-		out := outcome{step: s.name, saw: strings.ReplaceAll(saw, c.specFile(), "the spec"), err: err, took: time.Since(start)}
+		saw, err := s.run(c, ctx)
+		saw = strings.ReplaceAll(saw, c.specFile(), "the spec")
+		out := outcome{step: s.name, saw: saw, err: err, took: time.Since(start)}
 		fmt.Fprintf(w, "%-13s %-50s %7s  %s\n", out.result(), out.step, round(out.took), firstLine(out.detail()))
 		done = append(done, out)
 	}

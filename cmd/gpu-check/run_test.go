@@ -21,18 +21,20 @@ func check(t *testing.T, root, report string) (exit.Code, string) {
 	t.Helper()
 	var out bytes.Buffer
 	code := run(t.Context(), []string{
-		"-bin", filepath.Dir(shared.Program(t, "gpu-cdi-plugin")), "-runc", shared.Peer(t, "runc"), "-root", root, "-report", report,
+		"-bin", filepath.Dir(shared.Program(t, "gpu-cdi-plugin")), "-runc", shared.Peer(t, "runc"),
+		"-root", root, "-report", report,
 	}, &out, &out)
 	return code, out.String()
 }
 
-// TestSimulatedNodes walks the whole way on simulated nodes. What needs real GPUs, computing on them, says so.
+// TestSimulatedNodes runs all checks on simulated nodes. Computing needs a real GPU: that step is not possible.
 func TestSimulatedNodes(t *testing.T) {
 	testenv.Root(t)
+	const one, other = "nvidia-smi -L in a container with one", "a GPU that the container was not given"
 	for machine, want := range map[string][]string{
-		"dgx-h100":    {"ok            nvidia-smi -L in a container with one", "ok            a GPU that was not given"},
-		"mig-h100":    {"ok            nvidia-smi -L in a container with one", "ok            a GPU that was not given"},
-		"workstation": {"ok            nvidia-smi -L in a container with all", "not possible  a GPU that was not given"},
+		"dgx-h100":    {"ok            " + one, "ok            " + other},
+		"mig-h100":    {"ok            " + one, "ok            " + other},
+		"workstation": {"ok            nvidia-smi -L in a container with all", "not possible  " + other},
 	} {
 		t.Run(machine, func(t *testing.T) {
 			t.Parallel()
@@ -52,7 +54,7 @@ func TestSimulatedNodes(t *testing.T) {
 	}
 }
 
-// checkReport looks at a report of two runs: one heading, two sections, every step in both.
+// checkReport checks a report of two runs: one heading, two sections, every step in both.
 func checkReport(t *testing.T, file string) {
 	t.Helper()
 	data, err := os.ReadFile(file)
@@ -60,27 +62,27 @@ func checkReport(t *testing.T, file string) {
 		t.Fatal(err)
 	}
 	text := string(data)
-	for want, n := range map[string]int{"# Seen on real hardware\n": 1, "\n## ": 2, "driver 580.126.09\n": 2, "| cdi generate | ok |": 2} {
+	for want, n := range map[string]int{
+		"# Seen on real hardware\n": 1, "\n## ": 2, "driver 580.126.09\n": 2, "| cdi generate | ok |": 2,
+	} {
 		if got := strings.Count(text, want); got != n {
 			t.Errorf("the report has %q %d times, want %d:\n%s", want, got, n, text)
 		}
 	}
 }
 
-// TestWithoutDriver is what happens on a machine without a GPU: it says so, and writes no report.
-func TestWithoutDriver(t *testing.T) {
+func TestWithoutADriverNoReportIsWritten(t *testing.T) {
 	report := filepath.Join(t.TempDir(), "hardware.md")
 	code, out := check(t, t.TempDir(), report)
 	if code != exit.NoDriver || !strings.Contains(out, "nothing to check here") {
-		t.Errorf("want exit status %d and a sentence, got %d and\n%s", exit.NoDriver, code, out)
+		t.Errorf("want exit status %d and the reason, got %d and\n%s", exit.NoDriver, code, out)
 	}
 	if _, err := os.Stat(report); err == nil {
 		t.Error("a report was written")
 	}
 }
 
-// TestFindings tells apart what is wrong from what cannot be done.
-func TestFindings(t *testing.T) {
+func TestALostGPUIsAFailure(t *testing.T) {
 	testenv.Root(t)
 	n := shared.Node(t, "workstation")
 	if err := n.Lose(0); err != nil {

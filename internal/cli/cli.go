@@ -1,5 +1,5 @@
-// Package cli has what the command lines of the project share: help that lists exit statuses, and reports of errors with
-// hints, for people or as JSON. It does not know what a verb does.
+// Package cli has what the command lines of the project share: help that lists exit statuses, and reports of errors
+// with hints, for people or as JSON. It does not know what a verb does.
 package cli
 
 import (
@@ -29,7 +29,8 @@ func Statuses(codes ...exit.Code) map[string]string {
 	return map[string]string{statusKey: strings.Join(list, " ")}
 }
 
-// Help returns a help function, which prints the long text of a verb, its usage, and its exit statuses with their meanings.
+// Help returns a help function, which prints the long text of a verb, its usage, and its exit statuses with their
+// meanings.
 func Help(meanings map[exit.Code]string) func(*cobra.Command, []string) {
 	return func(cmd *cobra.Command, _ []string) {
 		var b strings.Builder
@@ -70,15 +71,15 @@ func HelpCommand(check cobra.PositionalArgs, complete cobra.CompletionFunc) *cob
 // UsageHint is the hint of a usage error of a verb.
 func UsageHint(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
 
-// AddVersion adds the flag --version, which prints the name and the version of the program. Cobra's own template stays: with
-// one of ours the linker would keep every method of every type, which adds 3 MB to the program.
+// AddVersion adds the flag --version, which prints the name and the version of the program. Cobra's own template stays:
+// with one of ours the linker would keep every method of every type, which adds 3 MB to the program.
 func AddVersion(root *cobra.Command, version string) {
 	root.Version = version
 	root.Flags().Bool("version", false, "print the version of this program")
 }
 
-// UnknownVerb is the argument check of a command that only holds verbs. Its error names verbs with a similar name, or those
-// of other commands, or all verbs.
+// UnknownVerb is the argument check of a command that only holds verbs. Its error names verbs with a similar name, or
+// those of other commands, or all verbs.
 func UnknownVerb(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 || !cmd.HasSubCommands() {
 		return nil
@@ -100,13 +101,14 @@ func UnknownVerb(cmd *cobra.Command, args []string) error {
 		meant = below
 	}
 	if len(meant) > 0 {
-		return fmt.Errorf("unknown verb %q of %s; did you mean %s?", args[0], cmd.CommandPath(), strings.Join(meant, " or "))
+		return fmt.Errorf("unknown verb %q of %s; did you mean %s?",
+			args[0], cmd.CommandPath(), strings.Join(meant, " or "))
 	}
 	return fmt.Errorf("unknown verb %q of %s; there are %s", args[0], cmd.CommandPath(), strings.Join(names, ", "))
 }
 
-// FlagError improves the error of a flag: an unknown flag comes with similar ones, a wrong value with the values that are
-// allowed.
+// FlagError improves the error of a flag: an unknown flag comes with similar ones, a wrong value with the values that
+// are allowed.
 func FlagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		return fmt.Errorf("--%s: %w", e.GetFlag().Name, ValueError(e.GetFlag(), e.GetValue(), e.Unwrap()))

@@ -37,7 +37,8 @@ func TestHelpListsTheExitStatuses(t *testing.T) {
 	meanings := map[exit.Code]string{exit.OK: "done", exit.Interrupted: "interrupted"}
 	root := &cobra.Command{Use: "program"}
 	root.AddCommand(&cobra.Command{
-		Use: "verb", Long: "Does it.", Annotations: Statuses(exit.OK, exit.Interrupted), Run: func(*cobra.Command, []string) {},
+		Use: "verb", Long: "Does it.", Annotations: Statuses(exit.OK, exit.Interrupted),
+		Run: func(*cobra.Command, []string) {},
 	})
 	root.SetHelpFunc(Help(meanings))
 	root.SetHelpCommand(HelpCommand(cobra.NoArgs, nil))
@@ -48,7 +49,9 @@ func TestHelpListsTheExitStatuses(t *testing.T) {
 		if err := root.Execute(); err != nil {
 			t.Fatal(err)
 		}
-		if got := b.String(); !strings.HasPrefix(got, "Does it.\n\nUsage:") || !strings.HasSuffix(got, "\nExit Status:\n    0  done\n  130  interrupted\n") {
+		got := b.String()
+		if !strings.HasPrefix(got, "Does it.\n\nUsage:") ||
+			!strings.HasSuffix(got, "\nExit Status:\n    0  done\n  130  interrupted\n") {
 			t.Errorf("%v prints:\n%s", args, got)
 		}
 	}

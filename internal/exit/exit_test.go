@@ -49,7 +49,8 @@ func TestWithKeepsTheError(t *testing.T) {
 // The statuses are an interface that scripts rely on.
 func TestStatuses(t *testing.T) {
 	for code, want := range map[Code]int{
-		OK: 0, Failure: 1, Usage: 2, Partial: 3, Differs: 4, NoDriver: 10, NoGPU: 11, Locked: 12, Unreachable: 13, Interrupted: 130,
+		OK: 0, Failure: 1, Usage: 2, Partial: 3, Differs: 4, NoDriver: 10, NoGPU: 11, Locked: 12, Unreachable: 13,
+		Interrupted: 130,
 	} {
 		if int(code) != want {
 			t.Errorf("status %d, want %d", code, want)
