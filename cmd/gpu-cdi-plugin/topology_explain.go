@@ -33,7 +33,7 @@ func (a *app) explainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain --size N",
 		Short: "Show which GPUs a request would get, and why",
-		Long: `Prints the best set of --size whole GPUs, its score with the pairs that add up to it, the GPUs left, and the
+		Long: `Prints the best set of --size whole GPUs, its score, the pairs that add up to it, the GPUs left, and the
 next best sets.
 
 The weights of links and the default policy are those of the configuration (allocation), as for serve. For whole GPUs
