@@ -13,24 +13,34 @@ import (
 	"gpu-cdi-plugin/internal/hookargs"
 )
 
-// Difference is one way in which a written spec is not what it should be.
+// Difference is one difference between a written spec and the expected one.
 type Difference struct {
 	// Where is the part of the spec: "driver", "device 3 (GPU-...)", "all devices" (the edits that every container gets)
 	// or "spec".
 	Where string `json:"where"`
-	// What says it in words, such as "gone" or "580.126.09 -> 585.10.02: 49 mounts and the hook changed".
+	// What describes it, such as "gone" or "580.126.09 -> 585.10.02: 49 mounts and the hook changed".
 	What string `json:"what"`
 }
 
 // String is the difference in a line.
 func (d Difference) String() string { return d.Where + ": " + d.What }
 
-// Diff lists how written differs from wanted, in an order that depends on nothing else. It is empty only if engines do
-// the same with both. A device with an index and a UUID is named once where both names differ alike.
-func Diff(written, wanted *specs.Spec) []Difference {
-	list := diffSpec(written, wanted)
-	common := editChanges(&written.ContainerEdits, &wanted.ContainerEdits)
-	if before, after := driverVersion(written), driverVersion(wanted); before != after {
+// Diff lists the differences of a written spec from the expected one, always in the same order. It is empty only if
+// engines do the same with both. Where an index and a UUID of one device differ alike, only the index is listed.
+func Diff(written, expected *specs.Spec) []Difference {
+	var list []Difference
+	before, after := strings.TrimPrefix(written.Version, "v"), strings.TrimPrefix(expected.Version, "v")
+	if before != after {
+		list = append(list, Difference{"spec", "cdiVersion " + before + " -> " + after})
+	}
+	if written.Kind != expected.Kind {
+		list = append(list, Difference{"spec", "kind " + written.Kind + " -> " + expected.Kind})
+	}
+	if !maps.Equal(written.Annotations, expected.Annotations) {
+		list = append(list, Difference{"spec", "annotations changed"})
+	}
+	common := editChanges(&written.ContainerEdits, &expected.ContainerEdits)
+	if before, after := driverVersion(written), driverVersion(expected); before != after {
 		var caused changes
 		caused, common = common.split(before, after)
 		what := cmp.Or(before, "unknown") + " -> " + cmp.Or(after, "unknown") + ": " + caused.count()
@@ -39,25 +49,10 @@ func Diff(written, wanted *specs.Spec) []Difference {
 	for _, c := range common {
 		list = append(list, Difference{allDevices, c.String()})
 	}
-	return append(list, diffDevices(written, wanted)...)
+	return append(list, diffDevices(written, expected)...)
 }
 
-func diffSpec(written, wanted *specs.Spec) []Difference {
-	var list []Difference
-	before, after := strings.TrimPrefix(written.Version, "v"), strings.TrimPrefix(wanted.Version, "v")
-	if before != after {
-		list = append(list, Difference{"spec", "cdiVersion " + before + " -> " + after})
-	}
-	if written.Kind != wanted.Kind {
-		list = append(list, Difference{"spec", "kind " + written.Kind + " -> " + wanted.Kind})
-	}
-	if !maps.Equal(written.Annotations, wanted.Annotations) {
-		list = append(list, Difference{"spec", "annotations changed"})
-	}
-	return list
-}
-
-// WrittenHere reports whether this program wrote a spec: that of GPUs calls its hook, and that of an extra is one that
+// WrittenHere reports whether this program wrote a spec: that of GPUs has its hook, and that of an extra is one that
 // GenerateExtra makes.
 func WrittenHere(spec *specs.Spec) bool {
 	for _, h := range spec.ContainerEdits.Hooks {
@@ -83,7 +78,7 @@ func driverVersion(spec *specs.Spec) string {
 	return ""
 }
 
-// parseHook is what arguments tell our hook to do, or nil if they are another hook's.
+// parseHook reads the arguments of this program's hook. It is nil for another hook.
 func parseHook(args []string) *hookargs.CreateContainer {
 	if len(args) < 2 {
 		return nil
@@ -95,26 +90,26 @@ func parseHook(args []string) *hookargs.CreateContainer {
 	return work
 }
 
-// deviceDiff compares the devices of two specs by name. The order of the devices means nothing.
+// deviceDiff compares the devices of two specs by name, in any order. The aliases are the UUIDs of indexes.
 type deviceDiff struct {
 	before, after           map[string]*specs.Device
 	aliasBefore, aliasAfter map[string]string
 }
 
-func diffDevices(written, wanted *specs.Spec) []Difference {
-	d := deviceDiff{devicesByName(written), devicesByName(wanted), aliasesOf(written), aliasesOf(wanted)}
+func diffDevices(written, expected *specs.Spec) []Difference {
+	d := deviceDiff{devicesByName(written), devicesByName(expected), aliasesOf(written), aliasesOf(expected)}
 	names := maps.Clone(d.before)
 	maps.Copy(names, d.after)
-	told := map[string][]string{} // aliases that need no words of their own where they differ like this
+	listed := map[string][]string{} // the differences that were listed with the index of a UUID
 	var list []Difference
 	for _, name := range slices.SortedFunc(maps.Keys(names), compareNames) {
 		lines := d.lines(name)
-		if told[name] != nil && slices.Equal(told[name], lines) {
+		if listed[name] != nil && slices.Equal(listed[name], lines) {
 			continue
 		}
-		where := "device " + name
-		if alias := cmp.Or(d.aliasBefore[name], d.aliasAfter[name]); alias != "" && !d.renamed(name) {
-			told[alias] = lines
+		where := deviceNamed(name)
+		if alias := cmp.Or(d.aliasBefore[name], d.aliasAfter[name]); alias != "" && !d.reassigned(name) {
+			listed[alias] = lines
 			where += " (" + alias + ")"
 		}
 		for _, what := range lines {
@@ -124,7 +119,7 @@ func diffDevices(written, wanted *specs.Spec) []Difference {
 	return list
 }
 
-// lines say how one device differs.
+// lines are the differences of one device.
 func (d *deviceDiff) lines(name string) []string {
 	before, after := d.before[name], d.after[name]
 	switch {
@@ -132,7 +127,7 @@ func (d *deviceDiff) lines(name string) []string {
 		return []string{"gone"}
 	case before == nil:
 		return []string{"new"}
-	case d.renamed(name):
+	case d.reassigned(name):
 		return []string{"was " + d.aliasBefore[name] + ", is " + d.aliasAfter[name]}
 	}
 	var lines []string
@@ -145,8 +140,8 @@ func (d *deviceDiff) lines(name string) []string {
 	return lines
 }
 
-// renamed reports whether an index has come to mean another device.
-func (d *deviceDiff) renamed(name string) bool {
+// reassigned reports whether an index is now that of another device.
+func (d *deviceDiff) reassigned(name string) bool {
 	a, b := d.aliasBefore[name], d.aliasAfter[name]
 	return a != "" && b != "" && a != b
 }
@@ -159,8 +154,9 @@ func devicesByName(spec *specs.Spec) map[string]*specs.Device {
 	return m
 }
 
-// aliasesOf gives each index the UUID of the same device, which stands behind it in our specs.
+// aliasesOf maps each index to the UUID of the same device, which follows it in this program's specs.
 func aliasesOf(spec *specs.Spec) map[string]string {
+	isIndex := func(name string) bool { return name != "" && strings.Trim(name, "0123456789:") == "" } // "3" or "0:1"
 	aliases := map[string]string{}
 	for i := 1; i < len(spec.Devices); i++ {
 		a, b := &spec.Devices[i-1], &spec.Devices[i]
@@ -171,6 +167,3 @@ func aliasesOf(spec *specs.Spec) map[string]string {
 	}
 	return aliases
 }
-
-// isIndex reports whether a device's name is like "3" or "0:1".
-func isIndex(name string) bool { return name != "" && strings.Trim(name, "0123456789:") == "" }

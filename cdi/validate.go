@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/regular"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +17,7 @@ import (
 
 // Problem is something wrong with a spec.
 type Problem struct {
-	// Where is the part of the spec, such as "device 0" or "all devices"; empty for the file as a whole.
+	// Where is the part of the spec, such as "device 0" or "all devices"; empty for the whole file.
 	Where string `json:"where,omitempty"`
 	What  string `json:"what"`
 }
@@ -29,8 +30,8 @@ func (p Problem) String() string {
 	return p.Where + ": " + p.What
 }
 
-// ValidateFile checks a spec file: that engines can read it, and all that Validate does. The error is about a file that
-// is not there or not for us to read; one that is malformed is a problem.
+// ValidateFile checks that engines can read a spec file, and its content as Validate does. It returns an error if the file
+// does not exist or this process may not read it; a malformed file is a problem.
 func ValidateFile(path string) ([]Problem, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -49,13 +50,13 @@ func ValidateFile(path string) ([]Problem, error) {
 	case errors.Is(err, fs.ErrPermission):
 		return nil, fmt.Errorf("validate CDI spec: %w", err)
 	case err != nil:
-		return append(problems, Problem{What: err.Error()}), nil //nolint:nilerr // a problem is what was looked for
+		return append(problems, Problem{What: err.Error()}), nil //nolint:nilerr // it is in the problems
 	}
 	return append(problems, Validate(spec)...), nil
 }
 
-// Validate checks a spec against the CDI library's rules and against this host: that the files to mount exist, that
-// nodes are character devices and that hooks can be executed.
+// Validate checks a spec against the CDI library's rules and against this host: the files to mount exist, the nodes are
+// device nodes, and the hooks can be executed.
 func Validate(spec *specs.Spec) []Problem {
 	v := &validator{
 		seen: map[string]bool{}, driver: driverVersion(spec), driverFiles: map[string]bool{}, gone: map[string]bool{},
@@ -71,8 +72,8 @@ func Validate(spec *specs.Spec) []Problem {
 	return v.problems
 }
 
-// replacedDriver makes one problem of the files with the driver's version in their names, if most of them are gone, as
-// after an upgrade.
+// replacedDriver replaces the problems of the driver's missing files by one, if most of them are missing, as after an
+// upgrade.
 func (v *validator) replacedDriver() {
 	if 2*len(v.gone) <= len(v.driverFiles) || len(v.gone) < 2 {
 		return
@@ -82,16 +83,16 @@ func (v *validator) replacedDriver() {
 	v.problems = append([]Problem{{"driver", what}}, v.problems...)
 }
 
-// allDevices is where the edits are that every container gets.
+// allDevices is where the edits of every container are.
 const allDevices = "all devices"
 
 func deviceNamed(name string) string { return "device " + name }
 
 type validator struct {
 	problems []Problem
-	seen     map[string]bool // what was said; a file is often in several devices
-	// driver is the version of the driver that the spec was made for, or empty. driverFiles are the files to mount with it in
-	// their paths, and gone the problems about those of them that do not exist.
+	seen     map[string]bool // the problems; a file is often in several devices
+	// driver is the version of the driver that the spec was made for, or empty. driverFiles are the mounts with that version
+	// in their paths, gone the problems of those that do not exist.
 	driver            string
 	driverFiles, gone map[string]bool
 }
@@ -109,7 +110,7 @@ func (v *validator) edits(where string, e *specs.ContainerEdits) {
 		v.node(where, n)
 	}
 	for _, m := range e.Mounts {
-		// Mounts of other types than bind have sources that are no paths, such as "tmpfs".
+		// The source of a mount of another type than bind is not a path: it can be "tmpfs".
 		if m.Type != "" && m.Type != "bind" && m.Type != "rbind" {
 			continue
 		}
@@ -145,7 +146,7 @@ func (v *validator) node(where string, n *specs.DeviceNode) {
 	}
 }
 
-// number compares device numbers that a spec holds with those of the node: some drivers' change with every boot.
+// number compares the device numbers in a spec with those of the node. Some drivers' numbers change with every boot.
 func (v *validator) number(where, path string, n *specs.DeviceNode, info fs.FileInfo) {
 	var stat unix.Stat_t
 	if err := unix.Lstat(path, &stat); err != nil || info.Mode()&fs.ModeDevice == 0 {
@@ -153,7 +154,7 @@ func (v *validator) number(where, path string, n *specs.DeviceNode, info fs.File
 	}
 	major, minor := int64(unix.Major(stat.Rdev)), int64(unix.Minor(stat.Rdev))
 	if n.Major != major || n.Minor != minor {
-		v.add(where, "device node %s is %d:%d, the spec says %d:%d", path, major, minor, n.Major, n.Minor)
+		v.add(where, "device node %s is %d:%d, and %d:%d in the spec", path, major, minor, n.Major, n.Minor)
 	}
 }
 
@@ -167,6 +168,59 @@ func (v *validator) hook(where string, h *specs.Hook) {
 	case info.Mode()&0o111 == 0:
 		v.add(where, "hook: %s is not executable", h.Path)
 	case len(h.Env) == 0:
-		v.add(where, "hook %s has no environment of its own: it would get that of the image", h.Path)
+		v.add(where, "hook %s has no environment of its own, and would get that of the image", h.Path)
 	}
+}
+
+// NamesGPUs reports whether the spec has devices that are named by the UUID of a GPU or MIG device, which
+// ValidateDevices can check.
+func NamesGPUs(spec *specs.Spec) bool {
+	for i := range spec.Devices {
+		if isUUID(spec.Devices[i].Name) {
+			return true
+		}
+	}
+	return false
+}
+
+func isUUID(name string) bool {
+	return strings.HasPrefix(name, "GPU-") || strings.HasPrefix(name, "MIG-")
+}
+
+// ValidateDevices checks that a node has the GPUs and MIG devices that a spec names by UUID, and that containers can use
+// them. It is pure; Validate checks the rest.
+func ValidateDevices(spec *specs.Spec, s *gpu.Snapshot) []Problem {
+	why := unusable(s)
+	var problems []Problem
+	for i := range spec.Devices {
+		name := spec.Devices[i].Name
+		reason, known := why[name]
+		if !known {
+			reason = "the driver has no such device"
+		}
+		if isUUID(name) && reason != "" {
+			problems = append(problems, Problem{deviceNamed(name), reason})
+		}
+	}
+	return problems
+}
+
+// unusable maps the UUID of each device of a node to the reason why containers cannot use it, or to "".
+func unusable(s *gpu.Snapshot) map[string]string {
+	why := map[string]string{}
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		switch {
+		case !d.Usable():
+			why[d.UUID] = "the GPU cannot be read: " + d.Error
+		case d.MIGEnabled:
+			why[d.UUID] = "the GPU is in MIG mode: only its MIG devices can be used"
+		default:
+			why[d.UUID] = ""
+		}
+		for _, m := range d.MIG {
+			why[m.UUID] = ""
+		}
+	}
+	return why
 }

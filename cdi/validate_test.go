@@ -9,6 +9,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/driver"
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -42,7 +43,7 @@ func TestValidate(t *testing.T) {
 		},
 		"numbers that the node has not": {
 			specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/null", Major: 511, Minor: 0}}},
-			[]string{"device node /dev/null is 1:3, the spec says 511:0"},
+			[]string{"device node /dev/null is 1:3, and 511:0 in the spec"},
 		},
 		"numbers that the node has": {edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/null", Major: 1, Minor: 3}}}},
 		"a hook that is not there": {
@@ -59,7 +60,7 @@ func TestValidate(t *testing.T) {
 		},
 		"a hook with the image's environment": {
 			specs.ContainerEdits{Hooks: []*specs.Hook{{HookName: "createContainer", Path: r.dir + "/hook"}}},
-			[]string{"hook " + r.dir + "/hook has no environment of its own: it would get that of the image"},
+			[]string{"hook " + r.dir + "/hook has no environment of its own, and would get that of the image"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -159,5 +160,39 @@ func TestValidateFindsWhatIsGone(t *testing.T) {
 	r.must(os.Remove(r.dir + "/hook"))
 	if problems := Validate(spec); len(problems) != 2 {
 		t.Errorf("problems %v, want one for the library and one for the hook", problems)
+	}
+}
+
+func TestValidateDevices(t *testing.T) {
+	t.Parallel()
+	node := &gpu.Snapshot{Devices: []gpu.Device{
+		{Index: 0, UUID: "GPU-whole"},
+		{Index: 1, UUID: "GPU-split", MIGEnabled: true, MIG: []gpu.MIGDevice{{UUID: "MIG-part"}}},
+		{Index: 2, UUID: "GPU-broken", Error: "it is lost"},
+	}}
+	for name, c := range map[string]struct {
+		device string
+		want   []Problem
+	}{
+		"a GPU that is there":              {"GPU-whole", nil},
+		"a MIG device that is there":       {"MIG-part", nil},
+		"an index, which is no GPU's name": {"7", nil},
+		"a GPU that is gone":               {"GPU-gone", []Problem{{"device GPU-gone", "the driver has no such device"}}},
+		"a MIG device that is gone":        {"MIG-gone", []Problem{{"device MIG-gone", "the driver has no such device"}}},
+		"a GPU that is in MIG mode now": {"GPU-split", []Problem{
+			{"device GPU-split", "the GPU is in MIG mode: only its MIG devices can be used"},
+		}},
+		"a GPU that cannot be read": {"GPU-broken", []Problem{{"device GPU-broken", "the GPU cannot be read: it is lost"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			spec := &specs.Spec{Devices: []specs.Device{{Name: c.device}}}
+			if diff := cmp.Diff(c.want, ValidateDevices(spec, node)); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+			if got, want := NamesGPUs(spec), c.device != "7"; got != want {
+				t.Errorf("NamesGPUs = %t, want %t", got, want)
+			}
+		})
 	}
 }

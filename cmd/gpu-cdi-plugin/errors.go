@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
@@ -76,6 +77,14 @@ var errorTable = []errorRow{
 	typed(func(e *resource.TooManyDevicesError) (exit.Code, string) { return exit.Usage, e.Advice }),
 	sentinel(lock.ErrHeld, exit.Locked,
 		"stop the other instance first; fuser, given the lock's path, names its process"),
+	sentinel(cdi.ErrExtension, exit.Usage, ""),
+	sentinel(cdi.ErrBadName, exit.Usage, ""),
+	sentinel(cdi.ErrNoDevices, exit.Failure, "gpu-cdi-plugin cdi generate --write makes the spec of this host's GPUs"),
+	sentinel(cdi.ErrStale, exit.Failure, "gpu-cdi-plugin cdi diff shows whether the spec is out of date"),
+	typed(func(*cdi.OtherDriverError) (exit.Code, string) {
+		return exit.Failure, "make a new config.json, then inject the devices"
+	}),
+	typed(func(e *cdi.ClashError) (exit.Code, string) { return exit.Failure, e.Clash.Hint() }),
 }
 
 // statuses are the exit statuses in the words of the help.

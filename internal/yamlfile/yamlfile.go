@@ -69,18 +69,22 @@ func Decode(data []byte, into any) (*yaml.Node, error) {
 	case len(c.problems) > 0:
 		return document, c.problems
 	case isType:
-		return document, withoutTypes(typeErr)
+		return document, Plain(typeErr)
 	}
 	return document, err
 }
 
-var goType = regexp.MustCompile(` (into|in type) \S+$`)
+var (
+	goType       = regexp.MustCompile(` (into|in type) \S+$`)
+	unknownField = regexp.MustCompile(`field (.+) not found$`)
+)
 
-// withoutTypes removes the names of Go types from an error of the decoder.
-func withoutTypes(err *yaml.TypeError) error {
+// Plain is an error of the YAML decoder without the names of Go types.
+func Plain(err *yaml.TypeError) error {
 	var errs []error
 	for _, message := range err.Errors {
-		errs = append(errs, errors.New(goType.ReplaceAllString(message, "")))
+		message = goType.ReplaceAllString(message, "")
+		errs = append(errs, errors.New(unknownField.ReplaceAllString(message, "unknown key $1")))
 	}
 	return errors.Join(errs...)
 }

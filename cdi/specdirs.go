@@ -3,6 +3,7 @@ package cdi
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,7 +14,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Catalogue is what the spec directories offer, as an engine sees it.
+// Catalogue is the content of the spec directories, as engines see it.
 type Catalogue struct {
 	// Dirs are the directories, from the lowest priority to the highest.
 	Dirs []string `json:"dirs"`
@@ -22,8 +23,8 @@ type Catalogue struct {
 	// Devices has a row for each device of each file, sorted by name, then by priority from the highest.
 	Devices []Offer `json:"devices"`
 
-	unread    error // of the first directory that cannot be read, and
-	unreadDir int   // its index
+	unread    error // of the first directory that cannot be read
+	unreadDir int   // the index of that directory
 }
 
 // SpecFile is one file of a spec directory.
@@ -35,21 +36,21 @@ type SpecFile struct {
 	Version  string `json:"cdiVersion,omitempty"`
 	// Devices counts the devices.
 	Devices int `json:"devices"`
-	// Error says why the file or directory cannot be read. Then nothing of it is offered.
+	// Error is why the file or directory cannot be read. Engines then offer none of its devices.
 	Error string `json:"error,omitempty"`
 	// Spec is the content, nil with an Error.
 	Spec *specs.Spec `json:"-"`
 }
 
-// State says what an engine does with a device that a file defines.
+// State is what engines do with a device that a file defines.
 type State string
 
 // The states.
 const (
 	Available State = "available"
-	// Shadowed is a device that a file of a higher priority defines too, and that one counts.
+	// Shadowed is a device that a file of a higher priority defines too: engines offer that one.
 	Shadowed State = "shadowed"
-	// Conflict is a device that two files of one priority define: the engine has neither, nor one of another priority.
+	// Conflict is a device that two files of one priority define: engines offer neither, nor one of another priority.
 	Conflict State = "conflict"
 )
 
@@ -65,10 +66,8 @@ type Offer struct {
 	priority int
 }
 
-// DefaultDirs are the directories that engines read, from the lowest priority to the highest.
-func DefaultDirs() []string { return []string{"/etc/cdi", "/var/run/cdi"} }
-
-// dirIndex is the index of a directory in Dirs by whatever name, or -1: /run/cdi is the /var/run/cdi of most hosts.
+// dirIndex is the index of a directory in Dirs, or -1. It may have another name there: on most hosts /run/cdi is
+// /var/run/cdi.
 func (c *Catalogue) dirIndex(dir string) int {
 	info, err := os.Stat(dir)
 	return slices.IndexFunc(c.Dirs, func(known string) bool {
@@ -80,9 +79,9 @@ func (c *Catalogue) dirIndex(dir string) int {
 	})
 }
 
-// Load reads the spec files of the directories, given from the lowest priority to the highest. A directory that does
-// not exist is empty; whatever else goes wrong is in the Error of a file. As the CDI library does, it reads no directory
-// after one that cannot be read.
+// Load reads the spec files of the directories, which are in the order of their priorities, the lowest first. A directory
+// that does not exist is empty; any other failure is the Error of a file. Like the CDI library it stops at a directory
+// that cannot be read.
 func Load(dirs ...string) *Catalogue {
 	c := &Catalogue{}
 	for _, dir := range dirs {
@@ -130,7 +129,7 @@ func (c *Catalogue) loadFile(path string, priority int) {
 	c.Files = append(c.Files, f)
 }
 
-// resolve sets the states. Offers of one name are neighbours, those of the highest priority in front.
+// resolve sets the states. The devices are sorted, so that those of one name are neighbours, the highest priority first.
 func (c *Catalogue) resolve() {
 	for i := 0; i < len(c.Devices); {
 		n := i + 1
@@ -142,8 +141,8 @@ func (c *Catalogue) resolve() {
 	}
 }
 
-// resolveName sets the states of offers of one name, as the CDI library decides: two of one priority take the name
-// away, even from one of a higher priority.
+// resolveName sets the states of the offers of one name as the CDI library does: if two have one priority, none of that
+// name can be used, whatever its priority.
 func resolveName(offers []Offer) {
 	for i := 1; i < len(offers); i++ {
 		offers[i].State, offers[i].Other = Shadowed, offers[0].File
@@ -170,12 +169,81 @@ func (c *Catalogue) Names() []string {
 	return names
 }
 
+// offer is the device of the highest priority with that name, or nil.
+func (c *Catalogue) offer(name string) *Offer {
+	i := slices.IndexFunc(c.Devices, func(o Offer) bool { return o.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &c.Devices[i]
+}
+
+// FilesOf are the files that offer the devices, each once. Devices that do not exist have none.
+func (c *Catalogue) FilesOf(names []string) []*SpecFile {
+	var files []*SpecFile
+	for _, name := range names {
+		if c.offer(name) == nil {
+			continue
+		}
+		if f := c.file(name); !slices.Contains(files, f) {
+			files = append(files, f)
+		}
+	}
+	return files
+}
+
+// file is the file that offers a device, which must be offered.
+func (c *Catalogue) file(name string) *SpecFile {
+	offer := c.offer(name)
+	return &c.Files[slices.IndexFunc(c.Files, func(f SpecFile) bool { return f.Path == offer.File })]
+}
+
+// locate is a path with its directory as Dirs names it, and the directory's index in Dirs, or -1.
+func (c *Catalogue) locate(path string) (string, int) {
+	priority := -1
+	if path != "" {
+		priority = c.dirIndex(filepath.Dir(path))
+	}
+	if priority < 0 {
+		return path, priority
+	}
+	return filepath.Join(c.Dirs[priority], filepath.Base(path)), priority
+}
+
+// Taken are the names of the devices, without their kind, that engines take from the file at path.
+func (c *Catalogue) Taken(path string) map[string]bool {
+	path, _ = c.locate(path)
+	names := map[string]bool{}
+	for _, f := range c.Files {
+		if f.Path != path || f.Spec == nil {
+			continue
+		}
+		for i := range f.Spec.Devices {
+			name := f.Spec.Devices[i].Name
+			names[name] = slices.ContainsFunc(c.Devices, func(o Offer) bool {
+				return o.File == path && o.State == Available && o.Name == qualifiedName(f.Kind, name)
+			})
+		}
+	}
+	return names
+}
+
+// Unread returns an error if engines do not read the file at path, because they stop at a directory of a lower priority
+// that cannot be read.
+func (c *Catalogue) Unread(path string) error {
+	if _, priority := c.locate(path); c.unread == nil || priority < c.unreadDir {
+		return nil
+	}
+	return fmt.Errorf("engines do not read %s, since they stop at the CDI directory %s: make it a directory or remove it: %w",
+		path, c.Dirs[c.unreadDir], c.unread)
+}
+
 func qualifiedName(kind, device string) string {
 	vendor, class := parser.ParseQualifier(kind)
 	return parser.QualifiedName(vendor, class, device)
 }
 
-// compareNames compares names so that runs of digits count as numbers: 2 is before 10.
+// compareNames compares names, with runs of digits as numbers: 2 is before 10.
 func compareNames(a, b string) int {
 	for i := 0; i < len(a) && i < len(b); i++ {
 		x, y := digits(a[i:]), digits(b[i:])
@@ -189,7 +257,7 @@ func compareNames(a, b string) int {
 	return len(a) - len(b)
 }
 
-// digits is the run of digits that s begins with, without leading zeros but the last.
+// digits is the number that s begins with, without leading zeros, or empty.
 func digits(s string) string {
 	n := 0
 	for n < len(s) && '0' <= s[n] && s[n] <= '9' {

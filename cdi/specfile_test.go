@@ -14,7 +14,6 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/driver"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 func TestWriteFileAndReadFile(t *testing.T) {
@@ -118,7 +117,7 @@ func TestReadFileRefuses(t *testing.T) {
 		want string
 	}{
 		"an empty file":             {func(r *tree) { r.file("/x.json", "", 0o644) }, "empty"},
-		"text":                      {func(r *tree) { r.file("/x.json", "hello", 0o644) }, "text `hello`, want an object"},
+		"text":                      {func(r *tree) { r.file("/x.json", "hello", 0o644) }, "cannot unmarshal !!str `hello`"},
 		"an unknown field":          {func(r *tree) { r.file("/x.json", `{"cdiVersion": "0.5.0", "kinds": 1}`, 0o644) }, "kinds"},
 		"a spec without a kind":     {func(r *tree) { r.file("/x.json", `{"cdiVersion": "0.5.0"}`, 0o644) }, "vendor"},
 		"a FIFO":                    {func(r *tree) { r.fifo("/x.json") }, "a FIFO, not a regular file"},
@@ -176,9 +175,36 @@ func FuzzReadFile(f *testing.F) {
 	})
 }
 
-func TestAnUnusableExtensionIsWrongUsage(t *testing.T) {
+func TestWriteFileRefusesAnExtensionThatEnginesDoNotRead(t *testing.T) {
 	err := WriteFile(filepath.Join(t.TempDir(), "x.yml"), mustGenerate(t, pair(0), handDriver(), Options{}))
-	if exit.CodeOf(err) != exit.Usage {
-		t.Errorf("status %d, want %d", exit.CodeOf(err), exit.Usage)
+	if !errors.Is(err, ErrExtension) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// The errors of the decoders have the names of Go types.
+func TestErrorsAboutFilesNameNoGoTypes(t *testing.T) {
+	for spec, want := range map[string]string{
+		`{"cdiVersion": "0.5.0", "kindd": "a.com/b"}`: "line 1: unknown key kindd",
+		`[]`:                     "line 1: cannot unmarshal !!seq",
+		"kindd: x\ndevices: 5\n": "line 1: unknown key kindd\nline 2: cannot unmarshal !!int `5`",
+	} {
+		path := filepath.Join(t.TempDir(), "spec.yaml")
+		if err := os.WriteFile(path, []byte(spec), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := ReadFile(path)
+		if want = "read CDI spec " + path + ": " + want; err == nil || err.Error() != want {
+			t.Errorf("error %v\nwant  %s", err, want)
+		}
+	}
+	for config, want := range map[string]string{
+		`{"process": []}`:                     `unexpected array in "process"`,
+		`{"process": {"user": {"uid": "x"}}}`: `unexpected string in "process.user.uid"`,
+	} {
+		_, err := parseConfig([]byte(config))
+		if err == nil || !strings.HasSuffix(err.Error(), "not an OCI configuration: "+want) {
+			t.Errorf("%s: %v, want %s", config, err, want)
+		}
 	}
 }

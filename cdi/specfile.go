@@ -1,0 +1,165 @@
+package cdi
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/yamlfile"
+)
+
+// Format is the encoding of a spec.
+type Format string
+
+// The formats.
+const (
+	JSON Format = "json"
+	YAML Format = "yaml"
+)
+
+// ErrExtension is that a spec file has a name that engines do not read.
+var ErrExtension = errors.New("engines read only .json and .yaml")
+
+// FormatOf is the format of a spec file by its extension. The error wraps ErrExtension.
+func FormatOf(path string) (Format, error) {
+	switch ext := filepath.Ext(path); ext {
+	case ".json":
+		return JSON, nil
+	case ".yaml":
+		return YAML, nil
+	default:
+		return "", fmt.Errorf("spec file %s: extension %q: %w", path, ext, ErrExtension)
+	}
+}
+
+// FileName is the name of the spec file of a kind: "nvidia.com-gpu.json" for "nvidia.com/gpu".
+func FileName(kind string) string { return strings.ReplaceAll(kind, "/", "-") + ".json" }
+
+// Marshal encodes a spec. The same spec gives the same bytes.
+func Marshal(spec *specs.Spec, f Format) ([]byte, error) {
+	var buf bytes.Buffer
+	var err error
+	switch f {
+	case JSON:
+		enc := json.NewEncoder(&buf)
+		enc.SetEscapeHTML(false)
+		enc.SetIndent("", "  ")
+		err = enc.Encode(spec)
+	case YAML:
+		enc := yaml.NewEncoder(&buf)
+		enc.SetIndent(2)
+		err = cmp.Or(enc.Encode(spec), enc.Close())
+	default:
+		err = errors.New("unknown format")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("encode CDI spec as %q: %w", f, err)
+	}
+	return buf.Bytes(), nil
+}
+
+// WriteFile replaces the spec file at path, in the format of its extension, readable by all users. The directory must
+// exist, and the CDI library must accept the spec.
+func WriteFile(path string, spec *specs.Spec) error {
+	f, err := FormatOf(path)
+	if err != nil {
+		return err
+	}
+	if err := checkSpec(spec); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	data, err := Marshal(spec, f)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return atomicfile.Write(path, data, 0o644)
+}
+
+// maxSpec is the size in bytes of the largest spec file that is read. One for 16 GPUs has 40 KB.
+const maxSpec = 16 << 20
+
+// ReadFile reads one spec file. It refuses what the CDI library refuses, and files that are not regular or are larger
+// than 16 MiB.
+func ReadFile(path string) (*specs.Spec, error) {
+	// The library would wait for ever on a FIFO. It has to read the file again, since it validates only files.
+	if _, err := regular.ReadFile(path, maxSpec); err != nil {
+		return nil, fmt.Errorf("read CDI spec: %w", err)
+	}
+	spec, err := cdilib.ReadSpec(path, 0)
+	if err != nil {
+		return nil, fmt.Errorf("read CDI spec %s: %w", path, causeOf(err))
+	}
+	return spec.Spec, nil
+}
+
+// causeOf is an error of the CDI library without "failed to", which the caller's own text makes redundant, and without
+// the names of Go types.
+func causeOf(err error) error {
+	for strings.HasPrefix(err.Error(), "failed to") {
+		cause := errors.Unwrap(err)
+		if cause == nil {
+			break
+		}
+		err = cause
+	}
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("the file is empty: %w", err)
+	}
+	if e, ok := errors.AsType[*yaml.TypeError](err); ok {
+		return yamlfile.Plain(e)
+	}
+	return err
+}
+
+// checkSpec applies the library's rules to a spec that is not in a file yet, except those for annotations, which this
+// package does not write.
+func checkSpec(spec *specs.Spec) error {
+	if err := specs.ValidateVersion(spec); err != nil {
+		return err
+	}
+	if err := validateKind(spec.Kind); err != nil {
+		return err
+	}
+	if err := (&cdilib.ContainerEdits{ContainerEdits: &spec.ContainerEdits}).Validate(); err != nil {
+		return err
+	}
+	if len(spec.Devices) == 0 {
+		return errors.New("no devices")
+	}
+	names := map[string]bool{}
+	for i := range spec.Devices {
+		d := &spec.Devices[i]
+		if err := checkDevice(d); err != nil {
+			return fmt.Errorf("device %q: %w", d.Name, err)
+		}
+		if names[d.Name] {
+			return fmt.Errorf("two devices have the name %q", d.Name)
+		}
+		names[d.Name] = true
+	}
+	return nil
+}
+
+func checkDevice(d *specs.Device) error {
+	if err := parser.ValidateDeviceName(d.Name); err != nil {
+		return err
+	}
+	e := &d.ContainerEdits
+	if len(e.Env)+len(e.DeviceNodes)+len(e.NetDevices)+len(e.Mounts)+len(e.Hooks)+len(e.AdditionalGIDs) == 0 &&
+		e.IntelRdt == nil {
+		return errors.New("no edits")
+	}
+	return (&cdilib.ContainerEdits{ContainerEdits: e}).Validate()
+}
