@@ -18,7 +18,7 @@ import (
 	"gpu-cdi-plugin/internal/exit"
 )
 
-// diffOptions are the options of cdi diff.
+// diffOptions are the options of the verb cdi diff.
 type diffOptions struct {
 	output
 	// Capabilities are those that the spec was written with.
@@ -29,11 +29,11 @@ func (a *app) diffCommand() *cobra.Command {
 	var opts diffOptions
 	cmd := &cobra.Command{
 		Use:   "diff [FILE]",
-		Short: "Tell whether a written spec is still true",
-		Long: `Compares a spec file with the spec that this host should have now, and lists what differs: the driver was upgraded, a
-GPU is gone or new, MIG devices have changed, files have moved, others than root could change the hook. Without a file
-it looks at those that generate --write has written, also of extras that are configured. --capabilities, --cdi-kind and
---hook-path are to be those that it was written with. A spec that another program wrote is not compared.`,
+		Short: "Compare a written spec with this host",
+		Long: `Compares a spec file with the spec that this host should have now, and lists the differences: an upgraded driver, a GPU
+that is gone or new, changed MIG devices, moved files, a hook that users other than root can change. Without a file it
+compares those that generate --write has written, including those of configured extras. Give it the --capabilities,
+--cdi-kind and --hook-path that the spec was written with. A spec that another program wrote is not compared.`,
 		Example: `  gpu-cdi-plugin cdi diff || gpu-cdi-plugin cdi generate --write
   gpu-cdi-plugin cdi diff /etc/cdi/nvidia.yaml -o json`,
 		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.Differs, exit.NoDriver, exit.NoGPU,
@@ -58,15 +58,15 @@ func oneFile(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// comparison is what diff prints as JSON.
+// comparison is the verb's output as JSON.
 type comparison struct {
 	Path        string           `json:"path"`
 	Differences []cdi.Difference `json:"differences"`
-	foreign     []string         // the files that this program did not write
+	foreign     []string         // files that another program wrote
 }
 
 func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) error {
-	if len(args) > 0 { // a file that cannot be compared is reported without a driver too
+	if len(args) > 0 { // a file that cannot be compared is reported even without a driver
 		_, why, err := readWritten(args[0])
 		if err != nil {
 			return exit.With(exit.Failure, a.renewHint(args[0]), err)
@@ -92,13 +92,13 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	}
 	files := g.files(a.ownSpec(), a.CDIKind)
 	if len(args) > 0 {
-		files = []specFile{meant(files, args[0])}
+		files = []specFile{expectedFor(files, args[0])}
 	}
 	c := comparison{Path: files[0].path, Differences: []cdi.Difference{}}
-	there := cdi.Load(a.specDirs(h)...)
+	dirs := cdi.Load(a.specDirs(h)...)
 	for _, f := range files {
 		more, err := a.differences(f)
-		if less := f.yielding(there); err == nil && len(more) > 0 && less.spec != f.spec {
+		if less := f.yielding(dirs); err == nil && len(more) > 0 && less.spec != f.spec {
 			more, err = a.differences(less)
 		}
 		if err != nil {
@@ -132,14 +132,14 @@ func (a *app) report(c comparison, opts diffOptions) error {
 	return nil
 }
 
-// notOurs is all that can be said about another program's spec: there is nothing to compare it with, and nothing to
-// advise.
-const notOurs = "not written by this program"
+// Reasons why a file cannot be compared. There is no advice for another program's spec.
+const (
+	notOurs  = "not written by this program"
+	notThere = "the file does not exist"
+)
 
-const notThere = "not there"
-
-// meant is what a file should be: the spec of its kind, or else that of the GPUs, which are first.
-func meant(files []specFile, path string) specFile {
+// expectedFor is what a file should be: the spec of its kind, or else that of the GPUs, which is the first.
+func expectedFor(files []specFile, path string) specFile {
 	f := files[0]
 	if spec, err := cdi.ReadFile(path); err == nil {
 		if i := slices.IndexFunc(files, func(f specFile) bool { return f.kind == spec.Kind }); i >= 0 {
@@ -150,7 +150,7 @@ func meant(files []specFile, path string) specFile {
 	return f
 }
 
-// readWritten reads a spec file of this program's, or says why there is nothing to compare.
+// readWritten reads a spec file of this program, or returns why it cannot be compared.
 func readWritten(path string) (written *specs.Spec, why string, err error) {
 	written, err = cdi.ReadFile(path)
 	switch {
@@ -164,7 +164,7 @@ func readWritten(path string) (written *specs.Spec, why string, err error) {
 	return written, "", nil
 }
 
-// differences compares the file with what it should be, whose hooks only root can change.
+// differences compares a file with what it should be. Only root may be able to change its hooks.
 func (a *app) differences(f specFile) ([]cdi.Difference, error) {
 	written, why, err := readWritten(f.path)
 	switch {
@@ -175,7 +175,7 @@ func (a *app) differences(f specFile) ([]cdi.Difference, error) {
 	case why != "":
 		return []cdi.Difference{{Where: "spec", What: why}}, nil
 	case f.spec == nil:
-		return []cdi.Difference{{Where: "spec", What: "this host has nothing of its kind"}}, nil
+		return []cdi.Difference{{Where: "spec", What: "this host should have none"}}, nil
 	}
 	list := cdi.Diff(written, f.spec)
 	for _, p := range a.unsafeParts(f.path, written) {
@@ -184,9 +184,9 @@ func (a *app) differences(f specFile) ([]cdi.Difference, error) {
 	return list, nil
 }
 
-// yielding is what serve makes of the file: without the names that other files of its directory define.
-func (f specFile) yielding(there *cdi.Catalogue) specFile {
-	return specFile{f.path, f.kind, cdi.Without(f.spec, there.Clashes(f.path, f.spec), cdi.Clash.Yields)}
+// yielding is the file as serve writes it: without the names that other files of its directory define.
+func (f specFile) yielding(dirs *cdi.Catalogue) specFile {
+	return specFile{f.path, f.kind, cdi.Without(f.spec, dirs.Clashes(f.path, f.spec), cdi.Clash.Yields)}
 }
 
 func comparisonView(c comparison) view {

@@ -20,18 +20,18 @@ import (
 	"gpu-cdi-plugin/nvml"
 )
 
-// generateOptions are the options of cdi generate.
+// generateOptions are the options of the verb cdi generate.
 type generateOptions struct {
-	// Format is json, yaml or table; empty is the usual one of what is printed.
+	// Format is json, yaml or table; empty is json for a spec and table with Explain.
 	Format string
-	// NoHeaders prints a table without its first line.
+	// NoHeaders leaves out a table's first line.
 	NoHeaders bool
-	// Write writes the spec into --cdi-dir, File to a file; otherwise it is printed.
+	// Write writes the spec into --cdi-dir, File into a file; otherwise it is printed.
 	Write bool
 	File  string
-	// FileGiven tells that there was a --file, if only an empty one: a variable of a script that is not set.
+	// FileGiven is set by --file, even if File is empty, as with a variable of a script that is not set.
 	FileGiven bool
-	// Explain prints what was looked for in place of the spec.
+	// Explain prints what was searched for in place of the spec.
 	Explain      bool
 	Capabilities *driver.Capabilities
 }
@@ -42,16 +42,16 @@ func (a *app) generateCommand() *cobra.Command {
 		Use:   "generate",
 		Short: "Make the CDI spec of this host's GPUs",
 		Long: `Makes a CDI spec with everything that a container needs to use this host's GPUs: device nodes, the driver's files and
-one hook. It is printed, or with --write put into --cdi-dir, where engines look for it.
+one hook. It prints the spec, or with --write writes it into --cdi-dir, where engines read it.
 
-Each GPU is there by index and by UUID, each MIG device by GPU:INDEX and by UUID, and "all" is all of them. A GPU that
-cannot be read is left out; the others are there. A spec is not written where another file in the CDI directories
-already defines one of its names, since engines then offer neither, and not if others than root could change the hook,
-which engines run as root, the driver's library or --cdi-dir (see --insecure-paths).
+Each GPU has its index and its UUID as names, each MIG device GPU:INDEX and its UUID, and "all" is all of them. A GPU
+that cannot be read is left out. No spec is written if another file in the CDI directories defines one of its names,
+since engines would then offer neither; nor if users other than root can change the hook, which engines run as root,
+the driver's library or --cdi-dir (see --insecure-paths).
 
-What containers can get besides GPUs, where it is configured (extras, imex) and the host has it, is in a spec of its own
-kind: a document of its own, or a file of its own in --cdi-dir. A file of an extra that the host has no longer is
-removed.`,
+Extras (see extras and imex in the configuration) are what containers can get besides GPUs. Each that is configured and
+that the host has is a spec of its own kind: a document of its own, or a file of its own in --cdi-dir. The file of an
+extra that the host no longer has is removed.`,
 		Example: `  gpu-cdi-plugin cdi generate
   gpu-cdi-plugin cdi generate --write
   gpu-cdi-plugin cdi generate --write --extras gds,gdrcopy
@@ -71,7 +71,7 @@ removed.`,
 	f.BoolVar(&opts.NoHeaders, "no-headers", false, "print tables without their first line")
 	f.BoolVar(&opts.Write, "write", false, "write the spec into --cdi-dir and print the file's path")
 	f.StringVar(&opts.File, "file", "", "write the spec to a `file`, .json or .yaml, and print its path")
-	f.BoolVar(&opts.Explain, "explain", false, "print what was looked for, and what was found where, instead of the spec")
+	f.BoolVar(&opts.Explain, "explain", false, "print what was searched for, and where it was found, instead of the spec")
 	opts.Capabilities = addCapabilities(f)
 	a.addTimeout(cmd)
 	a.addExtras(cmd)
@@ -82,7 +82,7 @@ removed.`,
 	return cmd
 }
 
-// fileForFormat helps who knows --output from other generators, where it names a file.
+// fileForFormat gives a hint where --output names a file, as it does in other generators.
 func fileForFormat(cmd *cobra.Command, err error) error {
 	plain := cli.FlagError(cmd, err)
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok && e.GetFlag().Name == "output" {
@@ -123,7 +123,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 		return err
 	}
 	if err := g.noDevice(h); err != nil {
-		if opts.Explain { // the table says why, so this is when it is needed most
+		if opts.Explain { // the table has the reasons
 			return cmp.Or(a.printGenerated(g, opts, format, ""), err)
 		}
 		return err
@@ -139,7 +139,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	return g.incomplete()
 }
 
-// missingLibrary are the places where the driver's library is not.
+// missingLibrary has a finding for each path that was searched for the driver's library.
 func missingLibrary(h host.Host) []driver.Finding {
 	var findings []driver.Finding
 	for _, path := range nvml.LibraryPaths(h) {
@@ -148,7 +148,7 @@ func missingLibrary(h host.Host) []driver.Finding {
 	return findings
 }
 
-// destination checks the options with each other, before anything is done.
+// destination checks the options together, and returns the format and the path of the spec.
 func (a *app) destination(opts generateOptions) (format cdi.Format, path string, err error) {
 	path, format = opts.File, cdi.Format(opts.Format)
 	if opts.Write {
@@ -158,14 +158,14 @@ func (a *app) destination(opts generateOptions) (format cdi.Format, path string,
 	case opts.FileGiven && opts.File == "":
 		err = errors.New("--file is empty")
 	case opts.Write && opts.File != "":
-		err = errors.New("--write and --file both say where the spec goes; use one of them")
+		err = errors.New("--write and --file exclude each other")
 	case opts.File != "" && len(a.configuredExtras()) > 0:
-		err = errors.New("--file is for one spec, and extras have their own; use --write, with --cdi-dir for the directory")
+		err = errors.New("--file is for one spec, and each extra has its own; use --write, with --cdi-dir for the directory")
 	case opts.Explain:
 	case opts.Format == "table":
-		err = errors.New("a spec has no table; --explain has one")
+		err = errors.New("--output table needs --explain")
 	case path != "" && opts.Format != "":
-		err = errors.New("--output is for what is printed; the extension of a spec file says its format")
+		err = errors.New("--output is for what is printed; the format of a spec file is that of its extension")
 	case format == "":
 		format = cdi.JSON
 	}
@@ -177,12 +177,13 @@ func (a *app) destination(opts generateOptions) (format cdi.Format, path string,
 
 const hintSpecDir = "name a directory that can be made or written to, with --cdi-dir or --file"
 
-// write makes the files what they should be. Nothing is written if one of them cannot be.
+// write makes the files what they should be. If one of them cannot be written, it writes none.
 func (a *app) write(h host.Host, files []specFile) error {
-	if err := makeSpecDir(filepath.Dir(files[0].path)); err != nil {
-		return exit.With(exit.Failure, hintSpecDir, err)
+	// Only the directory itself is made: /var/run is emptied at boot, but a missing parent is more likely a mistake.
+	if err := atomicfile.MakeDir(filepath.Dir(files[0].path)); err != nil {
+		return exit.With(exit.Failure, hintSpecDir, fmt.Errorf("make the spec directory: %w", err))
 	}
-	there := cdi.Load(a.specDirs(h)...)
+	dirs := cdi.Load(a.specDirs(h)...)
 	for _, f := range files {
 		if kind := otherKind(f.path, f.kind); kind != "" {
 			return exit.With(exit.Failure, "remove it by hand if it is not needed, or name another file with --file",
@@ -191,7 +192,7 @@ func (a *app) write(h host.Host, files []specFile) error {
 		if f.spec == nil {
 			continue
 		}
-		if err := there.ConflictsWith(f.path, f.spec); err != nil {
+		if err := dirs.ConflictsWith(f.path, f.spec); err != nil {
 			return err
 		}
 	}
@@ -203,10 +204,10 @@ func (a *app) write(h host.Host, files []specFile) error {
 	return nil
 }
 
-// writeFile makes a file what it should be, which may be that there is none.
+// writeFile writes a spec, or removes the file of one without devices.
 func (a *app) writeFile(f specFile) error {
 	if f.spec != nil {
-		a.log.Debug("the spec "+f.path+" is written", "devices", len(f.spec.Devices))
+		a.log.Debug("write the spec "+f.path, "devices", len(f.spec.Devices))
 		return cdi.WriteFile(f.path, f.spec)
 	}
 	err := atomicfile.Remove(f.path)
@@ -214,18 +215,9 @@ func (a *app) writeFile(f specFile) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("remove the spec of what this host has no longer: %w", err)
+		return fmt.Errorf("remove a spec without devices: %w", err)
 	}
-	a.log.Info("the spec " + f.path + " is removed, since this host has nothing of its kind")
-	return nil
-}
-
-// makeSpecDir makes the directory if only that is missing: /var/run is emptied at boot. A missing parent is more likely
-// a mistake.
-func makeSpecDir(dir string) error {
-	if err := atomicfile.MakeDir(dir); err != nil { // engines of users without privileges read it too
-		return fmt.Errorf("make the spec directory: %w", err)
-	}
+	a.log.Info("the spec " + f.path + " is removed, since it would have no device")
 	return nil
 }
 
@@ -235,7 +227,15 @@ func (a *app) printGenerated(g *generated, opts generateOptions, format cdi.Form
 		out := output{format: opts.Format, noHeaders: opts.NoHeaders}
 		return out.print(a.stdout, explainView(g.findings))
 	case path != "":
-		return a.printPaths(g.files(path, a.CDIKind))
+		for _, f := range g.files(path, a.CDIKind) {
+			if f.spec == nil {
+				continue
+			}
+			if _, err := fmt.Fprintln(a.stdout, f.path); err != nil {
+				return fmt.Errorf("print the path %s: %w", f.path, err)
+			}
+		}
+		return nil
 	}
 	var all []byte
 	for _, f := range g.files("", a.CDIKind) {
@@ -253,26 +253,6 @@ func (a *app) printGenerated(g *generated, opts generateOptions, format cdi.Form
 	}
 	if _, err := a.stdout.Write(all); err != nil {
 		return fmt.Errorf("print the spec: %w", err)
-	}
-	return nil
-}
-
-func (a *app) printPaths(files []specFile) error {
-	for _, f := range files {
-		if f.spec == nil {
-			continue
-		}
-		if err := a.printPath(f.path); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// printPath tells which file was written or removed.
-func (a *app) printPath(path string) error {
-	if _, err := fmt.Fprintln(a.stdout, path); err != nil {
-		return fmt.Errorf("print the path %s: %w", path, err)
 	}
 	return nil
 }

@@ -17,10 +17,10 @@ func (a *app) injectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inject --bundle DIR NAME...",
 		Short: "Put devices into an OCI bundle",
-		Long: `Puts CDI devices into the config.json of an OCI bundle, for a runtime that knows nothing of CDI: runc, crun, youki.
-The specs are those in /etc/cdi (under --root) and --cdi-dir. A name is VENDOR/CLASS=DEVICE, or just DEVICE for one of
---cdi-kind. All devices are put in or none; those that are in already stay as they are. A bundle with the files of
-another driver than the specs' is refused: after an upgrade config.json is to be made anew.`,
+		Long: `Puts CDI devices into the config.json of an OCI bundle, for a runtime without CDI: runc, crun, youki. The specs are
+those in /etc/cdi (under --root) and --cdi-dir. A name is VENDOR/CLASS=DEVICE, or DEVICE for one of --cdi-kind. It puts
+in all devices or none; devices that are in already stay as they are. A bundle with the files of another driver than
+the specs is an error: make a new config.json after an upgrade.`,
 		Example: `  gpu-cdi-plugin cdi inject --bundle . nvidia.com/gpu=0 nvidia.com/gpu=1
   gpu-cdi-plugin cdi inject --bundle /run/bundles/a all`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
@@ -36,13 +36,13 @@ another driver than the specs' is refused: after an upgrade config.json is to be
 
 func someNames(_ *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return errors.New("name at least one device; gpu-cdi-plugin cdi list -o name lists those that there are")
+		return errors.New("name at least one device; gpu-cdi-plugin cdi list -o name lists the devices")
 	}
 	return nil
 }
 
 func (a *app) cdiInject(bundle string, names []string) error {
-	if bundle == "" { // not the current directory: it is a variable of a script that is not set
+	if bundle == "" { // a variable of a script that is not set; it does not mean the current directory
 		return exit.With(exit.Usage, "see gpu-cdi-plugin cdi inject --help", errors.New("--bundle is empty"))
 	}
 	h, err := a.host()
@@ -64,7 +64,7 @@ func (a *app) cdiInject(bundle string, names []string) error {
 	return nil
 }
 
-// qualified puts the kind before names that have none.
+// qualified adds the kind to names without one.
 func (a *app) qualified(names []string) []string {
 	names = slices.Clone(names)
 	for i, name := range names {
@@ -75,9 +75,9 @@ func (a *app) qualified(names []string) []string {
 	return names
 }
 
-// completeDevices offers the devices of the CDI specs, those that are on the command line already excepted.
+// completeDevices completes the names of devices, except those that are on the command line already.
 func (a *app) completeDevices(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	// The shell's question does not run the verb, so nobody has read the environment or the file yet.
+	// Completion does not run the verb, which reads the environment and the configuration file.
 	if err := a.resolve(cmd.Root().PersistentFlags()); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

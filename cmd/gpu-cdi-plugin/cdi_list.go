@@ -15,8 +15,8 @@ func (a *app) listCommand() *cobra.Command {
 		Short: "List the devices that the CDI directories offer",
 		Long: `Lists the devices of all spec files in /etc/cdi (under --root) and in --cdi-dir, of every vendor, as engines see them.
 
-A device is shadowed where a file of a directory that counts more defines it too, and in conflict where another file of
-the same directory does: then engines offer neither. A file that cannot be read is in the list with its error.`,
+A device is shadowed if a file in a directory of higher priority defines it too, and in conflict if another file of the
+same directory does: then engines offer neither. A file that cannot be read is listed with its error.`,
 		Example: `  gpu-cdi-plugin cdi list
   gpu-cdi-plugin cdi list -o name`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial),
@@ -40,7 +40,7 @@ func (a *app) cdiList(out output) error {
 	return catalogueError(c)
 }
 
-// catalogueError tells what of the spec directories engines do not offer.
+// catalogueError returns an error if engines do not offer all that is in the spec directories.
 func catalogueError(c *cdi.Catalogue) error {
 	unread, lost := 0, map[string]bool{}
 	for _, f := range c.Files {
@@ -75,7 +75,7 @@ func catalogueView(c *cdi.Catalogue) view {
 			t.rows = append(t.rows, []string{"-", "error: " + f.Error, f.Path, "-"})
 		}
 	}
-	data := *c // in which no list is null
+	data := *c // with empty lists in place of null
 	data.Files = append([]cdi.SpecFile{}, c.Files...)
 	data.Devices = append([]cdi.Offer{}, c.Devices...)
 	return view{data: data, table: t, names: c.Names()}

@@ -20,11 +20,11 @@ func (a *app) validateCommand() *cobra.Command {
 	var out output
 	cmd := &cobra.Command{
 		Use:   "validate [FILE...]",
-		Short: "Check that spec files are valid and that what they name exists",
+		Short: "Check that spec files are valid on this host",
 		Long: `Checks spec files against the rules of CDI and against this host: the files to mount exist, nodes are device nodes,
 hooks can be executed and only root can change them, and the driver has the GPUs and MIG devices that are named by UUID.
-Where the driver cannot be asked, that last check is left out and a message says so. Without a file it checks the one
-that generate --write has written, and those of extras that are configured and there.`,
+If the driver cannot be used, a warning is logged in place of that last check. Without a file it checks the one that
+generate --write has written, and those of configured extras that exist.`,
 		Example: `  gpu-cdi-plugin cdi validate
   gpu-cdi-plugin cdi validate /etc/cdi/*.yaml -o json`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Differs),
@@ -39,12 +39,12 @@ that generate --write has written, and those of extras that are configured and t
 	return cmd
 }
 
-// completeSpecFiles lets the shell complete the names of spec files.
+// completeSpecFiles completes the names of spec files.
 func completeSpecFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return []string{"json", "yaml"}, cobra.ShellCompDirectiveFilterFileExt
 }
 
-// verdict is what validate says about one file.
+// verdict is the result for one file.
 type verdict struct {
 	Path     string        `json:"path"`
 	Valid    bool          `json:"valid"`
@@ -59,7 +59,7 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out output) error
 	if err != nil {
 		return err
 	}
-	verdicts, unread := a.judge(files, stale)
+	verdicts, unread := a.validateFiles(files, stale)
 	if len(verdicts) > 0 {
 		if err := out.print(a.stdout, verdictsView(verdicts)); err != nil {
 			return err
@@ -74,8 +74,8 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out output) error
 	return a.invalid(verdicts)
 }
 
-// judge checks the files. One that is not there costs the others nothing.
-func (a *app) judge(files []string, stale map[string][]cdi.Problem) (verdicts []verdict, unread error) {
+// validateFiles checks each file. The error is about those that cannot be read.
+func (a *app) validateFiles(files []string, stale map[string][]cdi.Problem) (verdicts []verdict, unread error) {
 	for _, file := range files {
 		problems, err := cdi.ValidateFile(file)
 		if err != nil {
@@ -91,7 +91,7 @@ func (a *app) judge(files []string, stale map[string][]cdi.Problem) (verdicts []
 	return verdicts, unread
 }
 
-// invalid is the error about the files that are not valid, nil if all are.
+// invalid returns an error if some of the files are not valid.
 func (a *app) invalid(verdicts []verdict) error {
 	var bad []string
 	for _, v := range verdicts {
@@ -110,8 +110,8 @@ func (a *app) invalid(verdicts []verdict) error {
 		fmt.Errorf("not valid on this host: %d of %s", len(bad), plural(len(verdicts), "spec file")))
 }
 
-// staleDevices asks the driver for the devices that the files name, and returns what is wrong with them, by file. It
-// asks only once, and only if there is something to ask for. Files that cannot be read have nothing wrong here.
+// staleDevices returns the problems of devices that the driver does not have, by file. It reads the devices only if a file
+// names some by UUID. Files that cannot be read are left to validateFiles.
 func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cdi.Problem, error) {
 	named := map[string]*specs.Spec{}
 	for _, file := range files {
@@ -139,7 +139,7 @@ func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cd
 		if hint := exit.HintOf(classify(err)); hint != "" {
 			why += "; " + hint
 		}
-		a.log.Warn("not checked whether the devices are there: " + why)
+		a.log.Warn("the devices of the specs are not checked: " + why)
 		return stale, nil
 	}
 	for file, spec := range named {

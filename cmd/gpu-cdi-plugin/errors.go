@@ -26,9 +26,9 @@ import (
 // what to do. The rows are in the order of the exit statuses. The first row that matches counts, also for an error that
 // wraps or joins several. An error without a row ends with status 1 and no hint.
 var errorTable = []errorRow{
-	sentinel(lock.ErrHeld, exit.Locked, "stop the other instance first; fuser, given the lock's path, names its process"),
+	// 1: an error
 	typed(func(e *node.TakenError) (exit.Code, string) {
-		hint := hintConflict(e.Conflicts[0].File)
+		hint := e.Conflicts[0].Hint()
 		if e.Path != "" {
 			hint += " and remove " + e.Path
 		}
@@ -36,24 +36,41 @@ var errorTable = []errorRow{
 	}),
 	typed(func(e *node.RequiredError) (exit.Code, string) {
 		if e.Missing == "" {
-			return exit.Failure, hintConflict(e.Conflict.File)
+			return exit.Failure, e.Conflict.Hint()
 		}
-		return exit.Failure, "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, mknod makes any; " +
-			"its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
+		return exit.Failure, "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, " +
+			"mknod makes any; its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
 	}),
+	sentinel(lock.ErrHeld, exit.Locked,
+		"stop the other instance first; fuser, given the lock's path, names its process"), // before SpecError, which wraps it
 	typed(func(*node.SpecError) (exit.Code, string) {
 		return exit.Failure, "name a directory that can be made or written to, with --cdi-dir"
 	}),
 	typed(func(*node.KindError) (exit.Code, string) {
 		return exit.Failure, "remove it by hand if it is not needed, or name another directory with --cdi-dir"
 	}),
-	sentinel(driver.ErrOtherVersion, exit.NoDriver, "reboot, or reload the kernel module, or install the libraries of its version"),
+	typed(func(e *cdi.ClashError) (exit.Code, string) { return exit.Failure, e.Clash.Hint() }),
+	typed(func(*cdi.OtherDriverError) (exit.Code, string) {
+		return exit.Failure, "make a new config.json, then inject the devices"
+	}),
+	sentinel(cdi.ErrNoDevices, exit.Failure, "gpu-cdi-plugin cdi generate --write makes the spec of this host's GPUs"),
+	sentinel(cdi.ErrStale, exit.Failure, "gpu-cdi-plugin cdi diff shows whether the spec is out of date"),
+	sentinel(metrics.ErrListen, exit.Failure,
+		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
+	sentinel(mps.ErrPIDNamespace, exit.Failure, "set hostPID: true in the pod's spec, or do not share GPUs by MPS"),
+
+	// 2: a usage error
+	sentinel(cdi.ErrExtension, exit.Usage, ""),
+	sentinel(cdi.ErrBadName, exit.Usage, ""),
+	sentinel(plugin.ErrLongPath, exit.Usage, "give a directory with a shorter path, or a link to it"),
+	typed(func(e *resource.TooManyDevicesError) (exit.Code, string) { return exit.Usage, e.Advice }),
+
+	// 10: no driver that can be used. All of these wrap gpu.ErrNoDriver, whose row is the last.
+	sentinel(driver.ErrOtherVersion, exit.NoDriver,
+		"reboot, or reload the kernel module, or install the libraries of its version"),
 	sentinel(driver.ErrDamaged, exit.NoDriver, "install the NVIDIA driver again"),
 	sentinel(driver.ErrNoCUDA, exit.NoDriver,
 		"install the NVIDIA driver again with its CUDA library, or leave compute out of --capabilities"),
-	sentinel(gpu.ErrNoDriver, exit.NoDriver, "install the NVIDIA driver, or name the directory that it is in with --driver-root "+
-		"(that of a driver container is usually /run/nvidia/driver)"),
-	sentinel(errNoGPU, exit.NoGPU, "see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
 	sentinel(nvml.ErrLibraryNotFound, exit.NoDriver, "install the NVIDIA driver, or name its root with --driver-root or the "+
 		"library with --nvml-library; gpu-cdi-plugin cdi generate --explain says where it was looked for"),
 	sentinel(nvml.ErrLibraryUnusable, exit.NoDriver, "name the libnvidia-ml.so.1 of the installed driver, built for this "+
@@ -68,23 +85,14 @@ var errorTable = []errorRow{
 	sentinel(gpu.ErrNotAnswering, exit.NoDriver,
 		"see the kernel log (dmesg) for messages of NVRM; a GPU that hangs needs a reset or a reboot"),
 	sentinel(nvml.ErrDriverFailed, exit.NoDriver, "see the kernel log (dmesg) for messages of NVRM"),
+	sentinel(gpu.ErrNoDriver, exit.NoDriver, "install the NVIDIA driver, or name the directory that it is in with "+
+		"--driver-root (that of a driver container is usually /run/nvidia/driver)"),
+
+	// 11 to 13
+	sentinel(errNoGPU, exit.NoGPU,
+		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
 	sentinel(plugin.ErrNoKubelet, exit.Unreachable,
 		"start the kubelet, which makes the directory, or name its own with --device-plugin-dir or --plugins-registry-dir"),
-	sentinel(plugin.ErrLongPath, exit.Usage, "give a directory with a shorter path, or a link to it"),
-	sentinel(metrics.ErrListen, exit.Failure,
-		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
-	sentinel(mps.ErrPIDNamespace, exit.Failure, "set hostPID: true in the pod's spec, or do not share GPUs by MPS"),
-	typed(func(e *resource.TooManyDevicesError) (exit.Code, string) { return exit.Usage, e.Advice }),
-	sentinel(lock.ErrHeld, exit.Locked,
-		"stop the other instance first; fuser, given the lock's path, names its process"),
-	sentinel(cdi.ErrExtension, exit.Usage, ""),
-	sentinel(cdi.ErrBadName, exit.Usage, ""),
-	sentinel(cdi.ErrNoDevices, exit.Failure, "gpu-cdi-plugin cdi generate --write makes the spec of this host's GPUs"),
-	sentinel(cdi.ErrStale, exit.Failure, "gpu-cdi-plugin cdi diff shows whether the spec is out of date"),
-	typed(func(*cdi.OtherDriverError) (exit.Code, string) {
-		return exit.Failure, "make a new config.json, then inject the devices"
-	}),
-	typed(func(e *cdi.ClashError) (exit.Code, string) { return exit.Failure, e.Clash.Hint() }),
 }
 
 // statuses are the exit statuses in the words of the help.
@@ -109,10 +117,7 @@ func sentinel(target error, code exit.Code, hint string) errorRow {
 	return func(err error) (exit.Code, string, bool) { return code, hint, errors.Is(err, target) }
 }
 
-// typed is the row of the errors that are, or wrap, an E.
 // typed is the row of errors that are or wrap an E, whose fields the hint needs.
-//
-//nolint:unused // for errors whose hint needs what they carry
 func typed[E error](describe func(E) (exit.Code, string)) errorRow {
 	return func(err error) (exit.Code, string, bool) {
 		e, ok := errors.AsType[E](err)
@@ -122,11 +127,6 @@ func typed[E error](describe func(E) (exit.Code, string)) errorRow {
 		code, hint := describe(e)
 		return code, hint, true
 	}
-}
-
-// hintConflict is what to do about a CDI spec file that defines names of ours.
-func hintConflict(file string) string {
-	return "remove " + file + ", or choose another kind with --cdi-kind VENDOR/CLASS"
 }
 
 // classify returns err with the exit status and the hint of the table, unless it carries its own.

@@ -10,10 +10,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
@@ -22,8 +24,8 @@ import (
 
 const hookName = "prestart-hook"
 
-// specDirs are the directories of CDI specs, from the lowest priority to the highest: the administrator's, and ours. Where
-// both are one, engines still read the other of their two directories, which counts more.
+// specDirs are the directories of CDI specs, from the lowest priority to the highest: the administrator's, and --cdi-dir.
+// If both are one, engines still read the other of their two directories, which has the higher priority.
 func (a *app) specDirs(h host.Host) []string {
 	low, high := filepath.Join(h.Root(), "etc/cdi"), filepath.Join(h.Root(), "var/run/cdi")
 	if filepath.Clean(a.CDIDir) == low {
@@ -35,7 +37,7 @@ func (a *app) specDirs(h host.Host) []string {
 // ownSpec is the path of the spec that generate --write writes.
 func (a *app) ownSpec() string { return filepath.Join(a.CDIDir, cdi.FileName(a.CDIKind)) }
 
-// renewHint is what to do about a spec file that is not as it should be.
+// renewHint names the command that writes a spec file anew.
 func (a *app) renewHint(path string) string {
 	if path == a.ownSpec() {
 		return "gpu-cdi-plugin cdi generate --write makes a new spec"
@@ -43,22 +45,22 @@ func (a *app) renewHint(path string) string {
 	return "gpu-cdi-plugin cdi generate --file " + path + " makes a new spec of this host's GPUs"
 }
 
-// addCapabilities is the flag for what containers get.
+// addCapabilities adds the flag for the capabilities of the driver that containers get.
 func addCapabilities(f *pflag.FlagSet) *driver.Capabilities {
 	c := driver.All
 	f.Var(&c, "capabilities", "`list` of what containers use the GPUs for: compute, utility, graphics, video, display, ngx, all")
 	return &c
 }
 
-// generated is a spec for this host as it is now, and what it was made of.
+// generated is the spec that this host should have now, and what it was made of.
 type generated struct {
 	snapshot *gpu.Snapshot
 	spec     *specs.Spec
-	extras   []specFile // of what is configured besides GPUs
+	extras   []specFile // those that are configured
 	findings []driver.Finding
 }
 
-// files are the specs and where they belong, with the GPUs' at path.
+// files are the spec files, that of the GPUs at path.
 func (g *generated) files(path, kind string) []specFile {
 	return append([]specFile{{path, kind, g.spec}}, g.extras...)
 }
@@ -92,7 +94,7 @@ func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) 
 	return &generated{s, spec, extras, slices.Concat(d.Explain(c), devices, looked)}, nil
 }
 
-// noDevice is the error of a spec without a device, nil if it has one.
+// noDevice returns an error if the spec has no device.
 func (g *generated) noDevice(h host.Host) error {
 	if len(g.spec.Devices) > 0 {
 		return nil
@@ -115,12 +117,12 @@ func (g *generated) noDevice(h host.Host) error {
 	return exit.With(exit.NoGPU, hint, fmt.Errorf("no GPU can be offered: %s", why))
 }
 
-// hintDevRoot is what to do where the driver's device nodes are not.
+// hintDevRoot is what to do if the driver's device nodes are not found.
 func hintDevRoot(h host.Host) string {
 	return "the driver's device nodes are not in " + h.Dev() + "; name the directory whose dev/ has them with --dev-root"
 }
 
-// incomplete is the error of a spec that lacks GPUs or libraries that the host has, nil if it lacks none.
+// incomplete returns an error if the spec lacks GPUs or libraries that the host has.
 func (g *generated) incomplete() error {
 	err := unread(g.snapshot)
 	var broken []string
@@ -132,13 +134,13 @@ func (g *generated) incomplete() error {
 	if len(broken) == 0 {
 		return err
 	}
-	lacks := partly("install the NVIDIA driver again; gpu-cdi-plugin cdi generate --explain shows what was looked for",
+	missing := partly("install the NVIDIA driver again; gpu-cdi-plugin cdi generate --explain shows what was searched for",
 		"containers go without libraries of the driver that cannot be used: %s", strings.Join(broken, ", "))
-	return errors.Join(err, lacks)
+	return errors.Join(err, missing)
 }
 
-// hook is the path on the host of the hook that specs call. One that was named is not looked for: a spec that is
-// printed may be for another host.
+// hook is the path on the host of the hook in specs. With --hook-path it need not exist: a spec that is printed may be for
+// another host.
 func (a *app) hook() (string, error) {
 	if a.HookPath != "" {
 		if filepath.Clean(a.HookPath) != a.HookPath || !filepath.IsAbs(a.HookPath) {
@@ -158,6 +160,64 @@ func (a *app) hook() (string, error) {
 }
 
 func noHook(err error) error {
-	return exit.With(exit.Failure, "build it beside this program (make build), or name its place on the host with --hook-path",
-		fmt.Errorf("find the hook that specs call: %w", err))
+	return exit.With(exit.Failure, "build it beside this program (make build), or name its path on the host with --hook-path",
+		fmt.Errorf("find the hook for the spec: %w", err))
+}
+
+// specFile is a spec and the path of its file.
+type specFile struct {
+	path, kind string
+	spec       *specs.Spec // nil if it would have no device
+}
+
+// addExtras adds the device plugin's flag for extras to a verb, so that it handles the same spec files as serve.
+func (a *app) addExtras(cmd *cobra.Command) {
+	cmd.Flags().AddFlag(a.pluginFlags.Lookup("extras"))
+	_ = cmd.RegisterFlagCompletionFunc("extras", cobra.FixedCompletions(config.Extras(), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// extraPath is the path of the spec of an extra.
+func (a *app) extraPath(e driver.Extra) string {
+	return filepath.Join(a.CDIDir, cdi.FileName(e.Kind(a.CDIKind)))
+}
+
+// extraFiles are the spec files of the configured extras that exist.
+func (a *app) extraFiles() []string {
+	var files []string
+	for _, e := range a.configuredExtras() {
+		if _, err := os.Lstat(a.extraPath(e.Extra)); err == nil {
+			files = append(files, a.extraPath(e.Extra))
+		}
+	}
+	return files
+}
+
+// writtenExtras are the spec files of extras that this program wrote, even if they are not configured.
+func (a *app) writtenExtras() []string {
+	var files []string
+	for _, e := range driver.Extras() {
+		spec, err := cdi.ReadFile(a.extraPath(e))
+		if err == nil && spec.Kind == e.Kind(a.CDIKind) && cdi.WroteExtra(e, spec) {
+			files = append(files, a.extraPath(e))
+		}
+	}
+	return files
+}
+
+// extras are the specs of the configured extras, and what was searched for.
+func (a *app) extras(h host.Host) (list []specFile, findings []driver.Finding, _ error) {
+	for _, e := range a.configuredExtras() {
+		found, looked := driver.DiscoverExtra(h, e.Extra, e.Channels)
+		findings = append(findings, looked...)
+		f := specFile{path: a.extraPath(e.Extra), kind: e.Kind(a.CDIKind)}
+		spec, err := cdi.GenerateExtra(found, f.kind)
+		if err != nil {
+			return nil, nil, fmt.Errorf("make the spec of %s: %w", e.Extra, err)
+		}
+		if len(spec.Devices) > 0 {
+			f.spec = spec
+		}
+		list = append(list, f)
+	}
+	return list, findings, nil
 }

@@ -18,20 +18,20 @@ import (
 
 const hintInsecure = "; --insecure-paths allows it, for work from a source tree"
 
-// check makes a check of the package trust. With --insecure-paths it is no error that others can change what a path leads
-// to; each such path is logged once.
+// check applies a check of the package trust to a path. With --insecure-paths a path that others can change is not an
+// error; it is logged once.
 func (a *app) check(trusted func(path string) error, path string) error {
 	err := trusted(path)
 	if !errors.Is(err, trust.ErrUnsafe) || !a.InsecurePaths {
 		return err
 	}
 	if _, before := a.warned.LoadOrStore(path, true); !before {
-		a.log.Warn("--insecure-paths is given: whoever can change "+path+" can become root on this host", "error", err)
+		a.log.Warn("--insecure-paths is given: users who can change "+path+" can become root on this host", "error", err)
 	}
 	return nil
 }
 
-// checkHook returns an error unless the hook that specs call can be executed and is root's alone: engines run it as root.
+// checkHook returns an error unless the hook can be executed and only root can change it: engines run it as root.
 func (a *app) checkHook() error {
 	path, err := a.hook()
 	if err != nil {
@@ -52,7 +52,7 @@ func (a *app) checkHook() error {
 	return nil
 }
 
-// checkLibrary returns an error unless the driver's library is root's alone: it is loaded into this process.
+// checkLibrary returns an error unless only root can change the driver's library: it is loaded into this process.
 func (a *app) checkLibrary(path string) error {
 	if err := a.check(trust.File, path); err != nil {
 		hint := "give the library and the directories above it to root (chown root:root, chmod go-w), or name another with " +
@@ -62,7 +62,7 @@ func (a *app) checkLibrary(path string) error {
 	return nil
 }
 
-// checkDriverRoot returns an error if others could change what is under the driver's root: containers get its files.
+// checkDriverRoot returns an error if others can change what is below the driver's root: containers get its files.
 func (a *app) checkDriverRoot(h host.Host) error {
 	if err := a.check(trust.Dir, h.DriverRoot()); errors.Is(err, trust.ErrUnsafe) {
 		hint := "give it and the directories above it to root (chown root:root, chmod go-w)" + hintInsecure
@@ -71,8 +71,8 @@ func (a *app) checkDriverRoot(h host.Host) error {
 	return nil
 }
 
-// checkMPS returns an error unless the MPS control program, its server and the libraries that they are given are root's
-// alone: they run as root.
+// checkMPS returns an error unless only root can change the MPS control program, its server and their libraries: they run
+// as root.
 func (a *app) checkMPS(p mps.Program) error {
 	files := []string{p.Path}
 	for _, dir := range p.SearchPath {
@@ -94,18 +94,18 @@ func (a *app) checkMPS(p mps.Program) error {
 	return nil
 }
 
-// checkSafeDir returns an error if others could change what is in a directory, or put another in its place.
+// checkSafeDir returns an error if others can change what is in a directory, or put another in its place.
 func (a *app) checkSafeDir(d optionDir) error {
 	err := a.check(trust.Dir, d.path)
 	if !errors.Is(err, trust.ErrUnsafe) {
-		return nil // whether it can be written to is found elsewhere
+		return nil // whether it can be written to is checked elsewhere
 	}
 	hint := "name a directory that only root can write to, with --" + d.option + hintInsecure
 	return exit.With(exit.Failure, hint, fmt.Errorf("%s %s is not used: %w", d.option, d.path, err))
 }
 
-// mendHint is what to do about a spec file that is not as it should be: first about the hook that a new spec would be
-// refused for.
+// mendHint is what to do about a spec file with problems. A hook that others can change is first, since without it no new
+// spec is written.
 func (a *app) mendHint(path string) string {
 	if err := a.checkHook(); errors.Is(err, trust.ErrUnsafe) {
 		return exit.HintOf(err)
@@ -113,8 +113,8 @@ func (a *app) mendHint(path string) string {
 	return a.renewHint(path)
 }
 
-// unsafeParts are the file of a spec, if others could change it, and its hooks that others than root could, unless that is
-// allowed.
+// unsafeParts are the problems of a spec file that others can change, and of its hooks that others than root can change,
+// unless --insecure-paths allows it.
 func (a *app) unsafeParts(file string, spec *specs.Spec) []cdi.Problem {
 	var problems []cdi.Problem
 	if err := a.check(trust.File, file); errors.Is(err, trust.ErrUnsafe) {
@@ -123,15 +123,15 @@ func (a *app) unsafeParts(file string, spec *specs.Spec) []cdi.Problem {
 	for _, path := range hookPaths(spec) {
 		err := a.check(trust.RootFile, path)
 		if !errors.Is(err, trust.ErrUnsafe) {
-			continue // one that is not there is found elsewhere
+			continue // a hook that does not exist is found by cdi.Validate
 		}
 		problems = append(problems, cdi.Problem{Where: "hook " + path, What: fmt.Sprintf("engines run it as root, and %v", err)})
 	}
 	return problems
 }
 
-// checkSpecs returns an error if others could change a spec or a hook of it: the runtime of the bundle runs its hooks with
-// the rights of whoever starts it.
+// checkSpecs returns an error if others can change a spec or one of its hooks: the runtime of the bundle runs the hooks
+// with the rights of its caller.
 func (a *app) checkSpecs(files []*cdi.SpecFile) error {
 	for _, f := range files {
 		for _, path := range append([]string{f.Path}, hookPaths(f.Spec)...) {
@@ -145,7 +145,7 @@ func (a *app) checkSpecs(files []*cdi.SpecFile) error {
 	return nil
 }
 
-// hookPaths are the programs that engines run for the devices of a spec.
+// hookPaths are the paths of the hooks of a spec, each once.
 func hookPaths(spec *specs.Spec) []string {
 	hooks := slices.Clone(spec.ContainerEdits.Hooks)
 	for i := range spec.Devices {
