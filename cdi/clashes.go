@@ -15,8 +15,8 @@ type Clash struct {
 	Name string
 	// File is the other file.
 	File string
-	// State is that of the spec's device of that name: Available if engines take it and hide the other file's, Shadowed if
-	// they take the other file's, and Conflict if they take neither.
+	// State is that of the spec's device of that name: Available if engines take it and hide the other file's, Shadowed
+	// if they take the other file's, and Conflict if they take neither.
 	State State
 
 	yields bool
@@ -59,8 +59,8 @@ func (c *Catalogue) ConflictsWith(path string, spec *specs.Spec) error {
 	return nil
 }
 
-// Clashes are the names of spec that other files define too, in the order of its devices, as if spec were in the file at
-// path. A path outside the directories clashes with nothing, and so does an empty path or a nil spec.
+// Clashes are the names of spec that other files define too, in the order of its devices, as if spec were in the file
+// at path. A path outside the directories clashes with nothing, and so does an empty path or a nil spec.
 func (c *Catalogue) Clashes(path string, spec *specs.Spec) []Clash {
 	path, priority := c.locate(path)
 	if priority < 0 || spec == nil {
@@ -91,9 +91,10 @@ func clashOf(ours Offer, others []Offer) Clash {
 	}
 	resolveName(all)
 	resolved := all[slices.IndexFunc(all, func(o Offer) bool { return o.File == ours.File })]
+	yields := func(o Offer) bool { return o.priority == ours.priority && !leadsTo(o.File, ours.File) }
 	return Clash{
 		Name: ours.Name, File: cmp.Or(resolved.Other, others[0].File), State: resolved.State,
-		yields: slices.ContainsFunc(others, func(o Offer) bool { return o.priority == ours.priority && !leadsTo(o.File, ours.File) }),
+		yields: slices.ContainsFunc(others, yields),
 	}
 }
 

@@ -15,8 +15,8 @@ import (
 
 // Difference is one difference between a written spec and the expected one.
 type Difference struct {
-	// Where is the part of the spec: "driver", "device 3 (GPU-...)", "all devices" (the edits that every container gets)
-	// or "spec".
+	// Where is the part of the spec: "driver", "device 3 (GPU-...)", "all devices" (the edits that every container
+	// gets) or "spec".
 	Where string `json:"where"`
 	// What describes it, such as "gone" or "580.126.09 -> 585.10.02: 49 mounts and the hook changed".
 	What string `json:"what"`

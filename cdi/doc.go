@@ -1,5 +1,5 @@
-// Package cdi describes a node's GPUs to container engines: it makes a CDI spec of a snapshot of the GPUs and the driver's
-// files, writes, reads, checks and compares such specs, and puts their devices into an OCI bundle.
+// Package cdi describes a node's GPUs to container engines: it makes a CDI spec of a snapshot of the GPUs and the
+// driver's files, writes, reads, checks and compares such specs, and puts their devices into an OCI bundle.
 //
 //	d, err := driver.Discover(h, snapshot.DriverVersion)
 //	spec, findings, err := cdi.Generate(snapshot, d, cdi.Options{HookPath: "/usr/bin/prestart-hook"})
@@ -7,6 +7,6 @@
 //	err = cdi.WriteFile(path, spec)
 //
 // Generate is a pure function: the same snapshot, files and options give the same spec, byte for byte. WriteFile, which
-// replaces one spec, and Inject, which replaces one config.json, change the node. Both leave the old file or the new one,
-// whole. The package does not ask the driver and runs nothing.
+// replaces one spec, and Inject, which replaces one config.json, change the node. Both leave the old file or the new
+// one, whole. The package does not ask the driver and runs nothing.
 package cdi

@@ -20,8 +20,8 @@ const (
 	hookProgram = "prestart-hook"
 	// hookTimeout is in seconds. The hook takes milliseconds, but the machine may be busy.
 	hookTimeout = 30
-	// hookEnv is the hook's whole environment. Without one, a runtime gives it the container's, and with that LD_PRELOAD
-	// (CVE-2025-23266).
+	// hookEnv is the hook's whole environment. Without one, a runtime gives it the container's, and with that
+	// LD_PRELOAD (CVE-2025-23266).
 	hookEnv = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 	// noInjection keeps nvidia-container-runtime from adding GPUs of its own.
 	noInjection = "NVIDIA_VISIBLE_DEVICES=void"
@@ -59,8 +59,9 @@ func commonEdits(s *gpu.Snapshot, d *driver.Driver, o Options, offers []offer) (
 		}
 		mounts = append(mounts, &specs.Mount{HostPath: f.HostPath, ContainerPath: f.Path, Options: options})
 	}
-	slices.SortStableFunc(mounts, func(a, b *specs.Mount) int { return strings.Compare(a.ContainerPath, b.ContainerPath) })
-	mounts = slices.CompactFunc(mounts, func(a, b *specs.Mount) bool { return a.ContainerPath == b.ContainerPath })
+	byPath := func(a, b *specs.Mount) int { return strings.Compare(a.ContainerPath, b.ContainerPath) }
+	slices.SortStableFunc(mounts, byPath)
+	mounts = slices.CompactFunc(mounts, func(a, b *specs.Mount) bool { return byPath(a, b) == 0 })
 
 	args := hookWork(s, d, o.Capabilities, libraries, offers).Args()
 	if _, err := hookargs.Parse(args); err != nil { // the hook must read what was meant
@@ -111,8 +112,8 @@ func hookWork(
 	return work
 }
 
-// deviceNodes are the nodes sorted by path. They have no device numbers: those of nvidia-uvm and nvidia-caps are dynamic,
-// and a spec that holds them is wrong after a reboot.
+// deviceNodes are the nodes sorted by path. They have no device numbers: those of nvidia-uvm and nvidia-caps are
+// dynamic, and a spec that holds them is wrong after a reboot.
 func deviceNodes(nodes []driver.Node) []*specs.DeviceNode {
 	nodes = slices.Clone(nodes)
 	slices.SortStableFunc(nodes, func(a, b driver.Node) int { return strings.Compare(a.Path, b.Path) })

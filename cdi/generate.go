@@ -113,15 +113,17 @@ func migCandidate(parent candidate, m *gpu.MIGDevice) candidate {
 	if m.GPUInstanceCap == gpu.NoMinor || m.ComputeInstanceCap == gpu.NoMinor {
 		c.problem = "the minor numbers of its nodes in /dev/nvidia-caps are not known"
 	}
+	const instance = "nvidia-caps/nvidia-cap"
 	c.nodeNames = append(slices.Clone(parent.nodeNames),
-		"nvidia-caps/nvidia-cap"+strconv.Itoa(m.GPUInstanceCap), "nvidia-caps/nvidia-cap"+strconv.Itoa(m.ComputeInstanceCap))
+		instance+strconv.Itoa(m.GPUInstanceCap), instance+strconv.Itoa(m.ComputeInstanceCap))
 	return c
 }
 
 // hasGraphics reports whether a MIG profile has the attribute gfx, as "1g.24gb+me,gfx" has.
 func hasGraphics(profile string) bool {
 	_, attributes, _ := strings.Cut(profile, "+")
-	return slices.Contains(strings.FieldsFunc(attributes, func(r rune) bool { return r == '+' || r == ',' || r == '.' }), "gfx")
+	isSeparator := func(r rune) bool { return strings.ContainsRune("+,.", r) }
+	return slices.Contains(strings.FieldsFunc(attributes, isSeparator), "gfx")
 }
 
 // offer is a device of the spec.
@@ -162,8 +164,8 @@ func offersOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([]offer
 	return offers, findings
 }
 
-// offer is the device with its nodes. The error says why it cannot be offered: it has a problem, a node is missing, or one
-// of its names cannot be used or is taken.
+// offer is the device with its nodes. The error says why it cannot be offered: it has a problem, a node is missing, or
+// one of its names cannot be used or is taken.
 func (c *candidate) offer(nodes map[string]driver.Node, owners map[string]string) (offer, error) {
 	o := offer{names: []string{c.index, c.uuid}}
 	if c.problem != "" {
@@ -196,17 +198,19 @@ func devicesOf(offers []offer) []specs.Device {
 		return nil
 	}
 	var list []specs.Device
+	add := func(name string, nodes []driver.Node) {
+		edits := specs.ContainerEdits{DeviceNodes: deviceNodes(nodes)}
+		list = append(list, specs.Device{Name: name, ContainerEdits: edits})
+	}
 	all := map[string]driver.Node{}
 	for _, o := range offers {
 		for _, n := range o.nodes {
 			all[n.Path] = n
 		}
 		for _, name := range o.names {
-			list = append(list, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: deviceNodes(o.nodes)}})
+			add(name, o.nodes)
 		}
 	}
-	nodes := slices.Collect(maps.Values(all))
-	return append(list, specs.Device{
-		Name: AllDevices, ContainerEdits: specs.ContainerEdits{DeviceNodes: deviceNodes(nodes)},
-	})
+	add(AllDevices, slices.Collect(maps.Values(all)))
+	return list
 }

@@ -42,8 +42,8 @@ func (e *OtherDriverError) Error() string {
 	return fmt.Sprintf("devices of driver %s are in it, and the CDI specs are for %s", e.Config, e.Specs)
 }
 
-// Inject puts devices into the bundle's config.json, as an engine with CDI would. Names are qualified; dirs are the spec
-// directories from the lowest priority to the highest. It reports whether the file changed: devices that are in it
+// Inject puts devices into the bundle's config.json, as an engine with CDI would. Names are qualified; dirs are the
+// spec directories from the lowest priority to the highest. It reports whether the file changed: devices that are in it
 // already change nothing.
 //
 // It puts in all devices or none. Parts of config.json that this program does not know stay, and so do the file's mode
@@ -80,8 +80,8 @@ func Inject(bundle string, names []string, dirs ...string) (bool, error) {
 	return true, nil
 }
 
-// readConfig reads config.json in a bundle. It refuses what could be another file that the bundle's owner wants read and
-// replaced: a symbolic link, a hard link, or a file of another owner than the bundle's.
+// readConfig reads config.json in a bundle. It refuses what could be another file that the bundle's owner wants read
+// and replaced: a symbolic link, a hard link, or a file of another owner than the bundle's.
 func readConfig(dir *os.File) ([]byte, fs.FileInfo, error) {
 	path := filepath.Join(dir.Name(), configName)
 	fd, err := unix.Openat(int(dir.Fd()), configName, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)

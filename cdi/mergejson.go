@@ -102,8 +102,8 @@ func toJSON(v any) (any, error) {
 	return decodeJSON(data)
 }
 
-// mergeJSON applies the difference between before and after to original. What original has and before lacks stays: before
-// is original as the CDI library reads it, without the keys that the library does not know.
+// mergeJSON applies the difference between before and after to original. What original has and before lacks stays:
+// before is original as the CDI library reads it, without the keys that the library does not know.
 func mergeJSON(original, before, after any) (any, error) {
 	switch a := after.(type) {
 	case map[string]any:
@@ -148,8 +148,8 @@ func mergeObject(original, before, after map[string]any) error {
 	return nil
 }
 
-// spelling is how an object spells a key. Go's decoder, and so runtimes and the CDI library, ignores the case of keys, and
-// mixes the values of several spellings.
+// spelling is how an object spells a key. Go's decoder, and so runtimes and the CDI library, ignores the case of keys,
+// and mixes the values of several spellings.
 func spelling(object map[string]any, key string) (string, error) {
 	var spellings []string
 	for k := range object {

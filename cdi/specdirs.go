@@ -79,9 +79,9 @@ func (c *Catalogue) dirIndex(dir string) int {
 	})
 }
 
-// Load reads the spec files of the directories, which are in the order of their priorities, the lowest first. A directory
-// that does not exist is empty; any other failure is the Error of a file. Like the CDI library it stops at a directory
-// that cannot be read.
+// Load reads the spec files of the directories, which are in the order of their priorities, the lowest first. A
+// directory that does not exist is empty; any other failure is the Error of a file. Like the CDI library it stops at a
+// directory that cannot be read.
 func Load(dirs ...string) *Catalogue {
 	c := &Catalogue{}
 	for _, dir := range dirs {
@@ -129,7 +129,8 @@ func (c *Catalogue) loadFile(path string, priority int) {
 	c.Files = append(c.Files, f)
 }
 
-// resolve sets the states. The devices are sorted, so that those of one name are neighbours, the highest priority first.
+// resolve sets the states. The devices are sorted, so that those of one name are neighbours, the highest priority
+// first.
 func (c *Catalogue) resolve() {
 	for i := 0; i < len(c.Devices); {
 		n := i + 1
@@ -234,8 +235,8 @@ func (c *Catalogue) Unread(path string) error {
 	if _, priority := c.locate(path); c.unread == nil || priority < c.unreadDir {
 		return nil
 	}
-	return fmt.Errorf("engines do not read %s, since they stop at the CDI directory %s: make it a directory or remove it: %w",
-		path, c.Dirs[c.unreadDir], c.unread)
+	return fmt.Errorf("engines do not read %s, since they stop at the CDI directory %s: make it a directory "+
+		"or remove it: %w", path, c.Dirs[c.unreadDir], c.unread)
 }
 
 func qualifiedName(kind, device string) string {

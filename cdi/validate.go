@@ -30,8 +30,8 @@ func (p Problem) String() string {
 	return p.Where + ": " + p.What
 }
 
-// ValidateFile checks that engines can read a spec file, and its content as Validate does. It returns an error if the file
-// does not exist or this process may not read it; a malformed file is a problem.
+// ValidateFile checks that engines can read a spec file, and its content as Validate does. It returns an error if the
+// file does not exist or this process may not read it; a malformed file is a problem.
 func ValidateFile(path string) ([]Problem, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -91,8 +91,8 @@ func deviceNamed(name string) string { return "device " + name }
 type validator struct {
 	problems []Problem
 	seen     map[string]bool // the problems; a file is often in several devices
-	// driver is the version of the driver that the spec was made for, or empty. driverFiles are the mounts with that version
-	// in their paths, gone the problems of those that do not exist.
+	// driver is the version of the driver that the spec was made for, or empty. driverFiles are the mounts with that
+	// version in their paths, gone the problems of those that do not exist.
 	driver            string
 	driverFiles, gone map[string]bool
 }
@@ -187,8 +187,8 @@ func isUUID(name string) bool {
 	return strings.HasPrefix(name, "GPU-") || strings.HasPrefix(name, "MIG-")
 }
 
-// ValidateDevices checks that a node has the GPUs and MIG devices that a spec names by UUID, and that containers can use
-// them. It is pure; Validate checks the rest.
+// ValidateDevices checks that a node has the GPUs and MIG devices that a spec names by UUID, and that containers can
+// use them. It is pure; Validate checks the rest.
 func ValidateDevices(spec *specs.Spec, s *gpu.Snapshot) []Problem {
 	why := unusable(s)
 	var problems []Problem

@@ -21,7 +21,8 @@ import (
 // version (ErrOtherVersion). Driver.Check tells what a driver is good for.
 func Discover(h host.Host, version string) (*Driver, error) {
 	if info, err := os.Stat(h.DriverRoot()); err != nil || !info.IsDir() {
-		return nil, fmt.Errorf("%w: %w", gpu.ErrNoDriver, cmp.Or(err, fmt.Errorf("%s is not a directory", h.DriverRoot())))
+		err = cmp.Or(err, fmt.Errorf("%s is not a directory", h.DriverRoot()))
+		return nil, fmt.Errorf("%w: %w", gpu.ErrNoDriver, err)
 	}
 	r, m := newRoot(h.DriverRoot()), machineFor(runtime.GOARCH)
 	s := newLibraryScan(r, m, version)
@@ -119,7 +120,8 @@ func (s *libraryScan) shortcomings() []shortcoming {
 	case f != nil && f.broken():
 		list = append(list, shortcoming{Compute, fmt.Errorf("%w: %s: %w", ErrDamaged, f.HostPath, f.err)})
 	case f == nil || f.err != nil:
-		list = append(list, shortcoming{Compute, fmt.Errorf("%w under %s: %s", ErrNoCUDA, s.root.dir, s.missing(s.rows["libcuda"]).Note)})
+		note := s.missing(s.rows["libcuda"]).Note
+		list = append(list, shortcoming{Compute, fmt.Errorf("%w under %s: %s", ErrNoCUDA, s.root.dir, note)})
 	}
 	if f := s.found["libnvidia-ml.so."+s.version]; f != nil && f.broken() {
 		list = append(list, shortcoming{Utility, fmt.Errorf("%w: %s: %w", ErrDamaged, f.HostPath, f.err)})

@@ -12,8 +12,8 @@ import (
 	"gpu-cdi-plugin/internal/regular"
 )
 
-// Extra is something that a node has besides its GPUs and that containers can get. Each has a CDI kind and a spec of its
-// own, so that a container with a GPU gets it only where it is configured.
+// Extra is something that a node has besides its GPUs and that containers can get. Each has a CDI kind and a spec of
+// its own, so that a container with a GPU gets it only where it is configured.
 type Extra string
 
 // The extras.
@@ -30,7 +30,8 @@ const (
 	NVSwitch Extra = "nvswitch"
 )
 
-// Kind is the CDI kind of the extra's devices, with the vendor of that of the GPUs: "nvidia.com/gds" for "nvidia.com/gpu".
+// Kind is the CDI kind of the extra's devices, with the vendor of that of the GPUs: "nvidia.com/gds" for
+// "nvidia.com/gpu".
 func (e Extra) Kind(gpus string) string {
 	vendor, _, _ := strings.Cut(gpus, "/")
 	return vendor + "/" + e.row().class

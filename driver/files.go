@@ -75,8 +75,8 @@ func (row fileRow) check(r root, at string, info fs.FileInfo) error {
 	return nil
 }
 
-// checkMPS returns an error unless the directory belongs to root. Every user of the host can make a directory or a link of
-// that name in /tmp, and containers would get what it leads to, writable.
+// checkMPS returns an error unless the directory belongs to root. Every user of the host can make a directory or a link
+// of that name in /tmp, and containers would get what it leads to, writable.
 func checkMPS(r root, at string) error {
 	info, err := os.Lstat(r.dir + at)
 	if err != nil {
@@ -130,8 +130,8 @@ func firmwareDirsOf(h host.Host, version string) []string {
 	return dirs
 }
 
-// matches are the regular files in the directories whose names match the pattern. A file that two directories lead to is
-// one of the first.
+// matches are the regular files in the directories whose names match the pattern. A file that two directories lead to
+// is one of the first.
 func matches(r root, pattern string, dirs []string) []File {
 	var files []File
 	for _, dir := range dirs {

@@ -267,8 +267,8 @@ func (s *libraryScan) inspect(p string, row *libraryRow) *foundLibrary {
 	return f
 }
 
-// linksOf are the symlinks that a container needs beside a library: its SONAME, the name that a linker searches for if the
-// host has that too, and those of the table.
+// linksOf are the symlinks that a container needs beside a library: its SONAME, the name that a linker searches for if
+// the host has that too, and those of the table.
 func linksOf(lib Library, row *libraryRow) []Link {
 	dir, file := path.Split(lib.Path)
 	links := map[string]string{}
@@ -327,8 +327,8 @@ func parseSONAME(r io.ReaderAt, size int64, m machine) (string, error) {
 	return soname, nil
 }
 
-// driver is a driver with the libraries that were found. It has a finding for each of them, for each library of the table
-// that was not found, and for the loader's cache.
+// driver is a driver with the libraries that were found. It has a finding for each of them, for each library of the
+// table that was not found, and for the loader's cache.
 func (s *libraryScan) driver() *Driver {
 	d := &Driver{Version: s.version, shortcomings: s.shortcomings(), Findings: []Finding{s.cache}}
 	byRow := map[*libraryRow][]*foundLibrary{}
@@ -392,7 +392,8 @@ func (s *libraryScan) missing(row *libraryRow) Finding {
 	return f
 }
 
-// deadLink is a link on the host by whose name programs load a library, and which leads nowhere; empty if there is none.
+// deadLink is a link on the host by whose name programs load a library, and which leads nowhere; empty if there is
+// none.
 func (s *libraryScan) deadLink(base string) string {
 	for _, d := range s.dirs {
 		for _, name := range d.names {

@@ -163,8 +163,8 @@ func FuzzDiscover(f *testing.F) {
 	})
 }
 
-// inMemory is a directory of a file system in memory, where this machine has one: a fuzz test writes its input to a file
-// thousands of times.
+// inMemory is a directory of a file system in memory, where this machine has one: a fuzz test writes its input to a
+// file thousands of times.
 func inMemory(f *testing.F) string {
 	f.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "fuzz")

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// root is the directory below which a driver is installed. Links are followed as if it were "/", so that those of a driver
-// container stay in it.
+// root is the directory below which a driver is installed. Links are followed as if it were "/", so that those of a
+// driver container stay in it.
 type root struct {
 	dir string
 	// dirs are the real paths of directories: a search looks up hundreds of files in the same few.
@@ -106,5 +106,6 @@ func readNames(dir string) ([]string, error) {
 // under joins a directory in the root and a relative path.
 func under(dir, rel string) string { return filepath.Join("/", dir, rel) }
 
-// isPlain reports whether a path is clean and has none of the characters that separate the parts of the hook's arguments.
+// isPlain reports whether a path is clean and has none of the characters that separate the parts of the hook's
+// arguments.
 func isPlain(p string) bool { return path.Clean(p) == p && !strings.ContainsAny(p, ",=:\x00\n") }

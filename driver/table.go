@@ -182,8 +182,8 @@ var fileTable = []fileRow{
 // mpsDir is the directory with the sockets of CUDA's multi-process service.
 const mpsDir = "nvidia-mps"
 
-// firmwareNames are patterns in nvidia/VERSION of a firmware directory: for the GPU's system processor, and since driver
-// 615 for its other processors.
+// firmwareNames are patterns in nvidia/VERSION of a firmware directory: for the GPU's system processor, and since
+// driver 615 for its other processors.
 var firmwareNames = []string{"gsp*.bin", "ucode*.bin"}
 
 // controlNodes are the nodes that belong to no GPU. Every program that uses the driver opens nvidiactl.

@@ -30,14 +30,15 @@ func (a *app) diffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff [FILE]",
 		Short: "Compare a written spec with this host",
-		Long: `Compares a spec file with the spec that this host should have now, and lists the differences: an upgraded driver, a GPU
-that is gone or new, changed MIG devices, moved files, a hook that users other than root can change. Without a file it
-compares those that generate --write has written, including those of configured extras. Give it the --capabilities,
---cdi-kind and --hook-path that the spec was written with. A spec that another program wrote is not compared.`,
+		Long: `Compares a spec file with the spec that this host should have now, and lists the differences: an upgraded
+driver, a GPU that is gone or new, changed MIG devices, moved files, a hook that users other than root can
+change. Without a file it compares those that generate --write has written, including those of configured
+extras. Give it the --capabilities, --cdi-kind and --hook-path that the spec was written with. A spec that
+another program wrote is not compared.`,
 		Example: `  gpu-cdi-plugin cdi diff || gpu-cdi-plugin cdi generate --write
   gpu-cdi-plugin cdi diff /etc/cdi/nvidia.yaml -o json`,
-		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.Differs, exit.NoDriver, exit.NoGPU,
-			exit.Interrupted),
+		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.Differs, exit.NoDriver,
+			exit.NoGPU, exit.Interrupted),
 		Args:              oneFile,
 		ValidArgsFunction: completeSpecFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -41,17 +41,18 @@ func (a *app) generateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "generate",
 		Short: "Make the CDI spec of this host's GPUs",
-		Long: `Makes a CDI spec with everything that a container needs to use this host's GPUs: device nodes, the driver's files and
-one hook. It prints the spec, or with --write writes it into --cdi-dir, where engines read it.
+		Long: `Makes a CDI spec with everything that a container needs to use this host's GPUs: device nodes, the
+driver's files and one hook. It prints the spec, or with --write writes it into --cdi-dir, where engines
+read it.
 
-Each GPU has its index and its UUID as names, each MIG device GPU:INDEX and its UUID, and "all" is all of them. A GPU
-that cannot be read is left out. No spec is written if another file in the CDI directories defines one of its names,
-since engines would then offer neither; nor if users other than root can change the hook, which engines run as root,
-the driver's library or --cdi-dir (see --insecure-paths).
+Each GPU has its index and its UUID as names, each MIG device GPU:INDEX and its UUID, and "all" is all of
+them. A GPU that cannot be read is left out. No spec is written if another file in the CDI directories
+defines one of its names, since engines would then offer neither; nor if users other than root can change
+the hook, which engines run as root, the driver's library or --cdi-dir (see --insecure-paths).
 
-Extras (see extras and imex in the configuration) are what containers can get besides GPUs. Each that is configured and
-that the host has is a spec of its own kind: a document of its own, or a file of its own in --cdi-dir. The file of an
-extra that the host no longer has is removed.`,
+Extras (see extras and imex in the configuration) are what containers can get besides GPUs. Each that is
+configured and that the host has is a spec of its own kind: a document of its own, or a file of its own in
+--cdi-dir. The file of an extra that the host no longer has is removed.`,
 		Example: `  gpu-cdi-plugin cdi generate
   gpu-cdi-plugin cdi generate --write
   gpu-cdi-plugin cdi generate --write --extras gds,gdrcopy
@@ -67,18 +68,21 @@ extra that the host no longer has is removed.`,
 		},
 	}
 	f := cmd.Flags()
-	f.VarP(&choice{&opts.Format, []string{"json", "yaml", "table"}}, "output", "o", "output `format`: json, yaml; with --explain table, json, yaml")
+	f.VarP(&choice{&opts.Format, []string{"json", "yaml", "table"}}, "output", "o",
+		"output `format`: json, yaml; with --explain table, json, yaml")
 	f.BoolVar(&opts.NoHeaders, "no-headers", false, "print tables without their first line")
 	f.BoolVar(&opts.Write, "write", false, "write the spec into --cdi-dir and print the file's path")
 	f.StringVar(&opts.File, "file", "", "write the spec to a `file`, .json or .yaml, and print its path")
-	f.BoolVar(&opts.Explain, "explain", false, "print what was searched for, and where it was found, instead of the spec")
+	f.BoolVar(&opts.Explain, "explain", false,
+		"print what was searched for, and where it was found, instead of the spec")
 	opts.Capabilities = addCapabilities(f)
 	a.addTimeout(cmd)
 	a.addExtras(cmd)
 	cmd.SetFlagErrorFunc(fileForFormat)
 	completeChoices(cmd, f, "output")
 	_ = cmd.MarkFlagFilename("file", "json", "yaml")
-	_ = cmd.RegisterFlagCompletionFunc("capabilities", cobra.FixedCompletions(driver.CapabilityNames(), cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("capabilities",
+		cobra.FixedCompletions(driver.CapabilityNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -160,7 +164,8 @@ func (a *app) destination(opts generateOptions) (format cdi.Format, path string,
 	case opts.Write && opts.File != "":
 		err = errors.New("--write and --file exclude each other")
 	case opts.File != "" && len(a.configuredExtras()) > 0:
-		err = errors.New("--file is for one spec, and each extra has its own; use --write, with --cdi-dir for the directory")
+		err = errors.New("--file is for one spec, and each extra has its own; " +
+			"use --write, with --cdi-dir for the directory")
 	case opts.Explain:
 	case opts.Format == "table":
 		err = errors.New("--output table needs --explain")

@@ -13,10 +13,12 @@ func (a *app) listCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the devices that the CDI directories offer",
-		Long: `Lists the devices of all spec files in /etc/cdi (under --root) and in --cdi-dir, of every vendor, as engines see them.
+		Long: `Lists the devices of all spec files in /etc/cdi (under --root) and in --cdi-dir, of every vendor, as
+engines see them.
 
-A device is shadowed if a file in a directory of higher priority defines it too, and in conflict if another file of the
-same directory does: then engines offer neither. A file that cannot be read is listed with its error.`,
+A device is shadowed if a file in a directory of higher priority defines it too, and in conflict if
+another file of the same directory does: then engines offer neither. A file that cannot be read is listed
+with its error.`,
 		Example: `  gpu-cdi-plugin cdi list
   gpu-cdi-plugin cdi list -o name`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial),
@@ -56,7 +58,8 @@ func catalogueError(c *cdi.Catalogue) error {
 	const hint = "repair or remove the files that the list names"
 	switch {
 	case unread > 0 && len(lost) > 0:
-		return partly(hint, "%s cannot be read, and %s defined twice", plural(unread, "file"), plural(len(lost), "device"))
+		return partly(hint, "%s cannot be read, and %s defined twice",
+			plural(unread, "file"), plural(len(lost), "device"))
 	case unread > 0:
 		return partly(hint, "%s cannot be read", plural(unread, "file"))
 	case len(lost) > 0:

@@ -18,9 +18,10 @@ func (a *app) removeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "remove",
 		Short: "Remove the specs that generate --write has written",
-		Long: `Removes the spec file of --cdi-kind from --cdi-dir, and those of extras that this program wrote there, even if they
-are not configured, and prints their paths. It removes no other file, none with a spec of another kind, and no file of
-an extra that another program wrote. If there is no such file, it does nothing.`,
+		Long: `Removes the spec file of --cdi-kind from --cdi-dir, and those of extras that this program wrote there,
+even if they are not configured, and prints their paths. It removes no other file, none with a spec of
+another kind, and no file of an extra that another program wrote. If there is no such file, it does
+nothing.`,
 		Example: `  gpu-cdi-plugin cdi remove
   gpu-cdi-plugin cdi remove -o json`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
@@ -54,8 +55,8 @@ func (a *app) cdiRemove(out output) error {
 	return errors.Join(out.print(a.stdout, v), failed)
 }
 
-// otherKind is the kind of the spec in a file if it is another than expected, or empty. A file that cannot be read has the
-// expected name and is of no use, so it may be replaced.
+// otherKind is the kind of the spec in a file if it is another than expected, or empty. A file that cannot be read has
+// the expected name and is of no use, so it may be replaced.
 func otherKind(path, kind string) string {
 	spec, err := cdi.ReadFile(path)
 	if err != nil || spec.Kind == kind {

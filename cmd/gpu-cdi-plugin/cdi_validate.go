@@ -21,10 +21,11 @@ func (a *app) validateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate [FILE...]",
 		Short: "Check that spec files are valid on this host",
-		Long: `Checks spec files against the rules of CDI and against this host: the files to mount exist, nodes are device nodes,
-hooks can be executed and only root can change them, and the driver has the GPUs and MIG devices that are named by UUID.
-If the driver cannot be used, a warning is logged in place of that last check. Without a file it checks the one that
-generate --write has written, and those of configured extras that exist.`,
+		Long: `Checks spec files against the rules of CDI and against this host: the files to mount exist, nodes are
+device nodes, hooks can be executed and only root can change them, and the driver has the GPUs and MIG
+devices that are named by UUID. If the driver cannot be used, a warning is logged in place of that last
+check. Without a file it checks the one that generate --write has written, and those of configured extras
+that exist.`,
 		Example: `  gpu-cdi-plugin cdi validate
   gpu-cdi-plugin cdi validate /etc/cdi/*.yaml -o json`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Differs),
@@ -110,8 +111,8 @@ func (a *app) invalid(verdicts []verdict) error {
 		fmt.Errorf("not valid on this host: %d of %s", len(bad), plural(len(verdicts), "spec file")))
 }
 
-// staleDevices returns the problems of devices that the driver does not have, by file. It reads the devices only if a file
-// names some by UUID. Files that cannot be read are left to validateFiles.
+// staleDevices returns the problems of devices that the driver does not have, by file. It reads the devices only if a
+// file names some by UUID. Files that cannot be read are left to validateFiles.
 func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cdi.Problem, error) {
 	named := map[string]*specs.Spec{}
 	for _, file := range files {

@@ -24,8 +24,8 @@ import (
 
 const hookName = "prestart-hook"
 
-// specDirs are the directories of CDI specs, from the lowest priority to the highest: the administrator's, and --cdi-dir.
-// If both are one, engines still read the other of their two directories, which has the higher priority.
+// specDirs are the directories of CDI specs, from the lowest priority to the highest: the administrator's, and
+// --cdi-dir. If both are one, engines still read the other of their two directories, which has the higher priority.
 func (a *app) specDirs(h host.Host) []string {
 	low, high := filepath.Join(h.Root(), "etc/cdi"), filepath.Join(h.Root(), "var/run/cdi")
 	if filepath.Clean(a.CDIDir) == low {
@@ -48,7 +48,8 @@ func (a *app) renewHint(path string) string {
 // addCapabilities adds the flag for the capabilities of the driver that containers get.
 func addCapabilities(f *pflag.FlagSet) *driver.Capabilities {
 	c := driver.All
-	f.Var(&c, "capabilities", "`list` of what containers use the GPUs for: compute, utility, graphics, video, display, ngx, all")
+	f.Var(&c, "capabilities",
+		"`list` of what containers use the GPUs for: compute, utility, graphics, video, display, ngx, all")
 	return &c
 }
 
@@ -119,7 +120,8 @@ func (g *generated) noDevice(h host.Host) error {
 
 // hintDevRoot is what to do if the driver's device nodes are not found.
 func hintDevRoot(h host.Host) string {
-	return "the driver's device nodes are not in " + h.Dev() + "; name the directory whose dev/ has them with --dev-root"
+	return "the driver's device nodes are not in " + h.Dev() +
+		"; name the directory whose dev/ has them with --dev-root"
 }
 
 // incomplete returns an error if the spec lacks GPUs or libraries that the host has.
@@ -134,17 +136,19 @@ func (g *generated) incomplete() error {
 	if len(broken) == 0 {
 		return err
 	}
-	missing := partly("install the NVIDIA driver again; gpu-cdi-plugin cdi generate --explain shows what was searched for",
+	missing := partly("install the NVIDIA driver again; "+
+		"gpu-cdi-plugin cdi generate --explain shows what was searched for",
 		"containers go without libraries of the driver that cannot be used: %s", strings.Join(broken, ", "))
 	return errors.Join(err, missing)
 }
 
-// hook is the path on the host of the hook in specs. With --hook-path it need not exist: a spec that is printed may be for
-// another host.
+// hook is the path on the host of the hook in specs. With --hook-path it need not exist: a spec that is printed may be
+// for another host.
 func (a *app) hook() (string, error) {
 	if a.HookPath != "" {
 		if filepath.Clean(a.HookPath) != a.HookPath || !filepath.IsAbs(a.HookPath) {
-			return "", exit.With(exit.Usage, "", fmt.Errorf("--hook-path %q: want a clean absolute path on the host", a.HookPath))
+			err := fmt.Errorf("--hook-path %q: want a clean absolute path on the host", a.HookPath)
+			return "", exit.With(exit.Usage, "", err)
 		}
 		return a.HookPath, nil
 	}
@@ -160,7 +164,8 @@ func (a *app) hook() (string, error) {
 }
 
 func noHook(err error) error {
-	return exit.With(exit.Failure, "build it beside this program (make build), or name its path on the host with --hook-path",
+	return exit.With(exit.Failure,
+		"build it beside this program (make build), or name its path on the host with --hook-path",
 		fmt.Errorf("find the hook for the spec: %w", err))
 }
 
@@ -173,7 +178,8 @@ type specFile struct {
 // addExtras adds the device plugin's flag for extras to a verb, so that it handles the same spec files as serve.
 func (a *app) addExtras(cmd *cobra.Command) {
 	cmd.Flags().AddFlag(a.pluginFlags.Lookup("extras"))
-	_ = cmd.RegisterFlagCompletionFunc("extras", cobra.FixedCompletions(config.Extras(), cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("extras",
+		cobra.FixedCompletions(config.Extras(), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // extraPath is the path of the spec of an extra.

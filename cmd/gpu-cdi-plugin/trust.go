@@ -26,7 +26,8 @@ func (a *app) check(trusted func(path string) error, path string) error {
 		return err
 	}
 	if _, before := a.warned.LoadOrStore(path, true); !before {
-		a.log.Warn("--insecure-paths is given: users who can change "+path+" can become root on this host", "error", err)
+		a.log.Warn("--insecure-paths is given: users who can change "+path+" can become root on this host",
+			"error", err)
 	}
 	return nil
 }
@@ -55,8 +56,8 @@ func (a *app) checkHook() error {
 // checkLibrary returns an error unless only root can change the driver's library: it is loaded into this process.
 func (a *app) checkLibrary(path string) error {
 	if err := a.check(trust.File, path); err != nil {
-		hint := "give the library and the directories above it to root (chown root:root, chmod go-w), or name another with " +
-			"--driver-root or --nvml-library" + hintInsecure
+		hint := "give the library and the directories above it to root (chown root:root, chmod go-w), " +
+			"or name another with --driver-root or --nvml-library" + hintInsecure
 		return exit.With(exit.Failure, hint, fmt.Errorf("the driver's library %s is not loaded: %w", path, err))
 	}
 	return nil
@@ -71,8 +72,8 @@ func (a *app) checkDriverRoot(h host.Host) error {
 	return nil
 }
 
-// checkMPS returns an error unless only root can change the MPS control program, its server and their libraries: they run
-// as root.
+// checkMPS returns an error unless only root can change the MPS control program, its server and their libraries: they
+// run as root.
 func (a *app) checkMPS(p mps.Program) error {
 	files := []string{p.Path}
 	for _, dir := range p.SearchPath {
@@ -87,7 +88,8 @@ func (a *app) checkMPS(p mps.Program) error {
 	}
 	for _, file := range files {
 		if err := a.check(trust.File, file); err != nil {
-			hint := "give the driver's files and the directories above them to root (chown root:root, chmod go-w)" + hintInsecure
+			hint := "give the driver's files and the directories above them to root (chown root:root, chmod go-w)" +
+				hintInsecure
 			return exit.With(exit.Failure, hint, fmt.Errorf("%s is not run for MPS: %w", file, err))
 		}
 	}
@@ -104,8 +106,8 @@ func (a *app) checkSafeDir(d optionDir) error {
 	return exit.With(exit.Failure, hint, fmt.Errorf("%s %s is not used: %w", d.option, d.path, err))
 }
 
-// mendHint is what to do about a spec file with problems. A hook that others can change is first, since without it no new
-// spec is written.
+// mendHint is what to do about a spec file with problems. A hook that others can change is first, since without it no
+// new spec is written.
 func (a *app) mendHint(path string) string {
 	if err := a.checkHook(); errors.Is(err, trust.ErrUnsafe) {
 		return exit.HintOf(err)
@@ -113,8 +115,8 @@ func (a *app) mendHint(path string) string {
 	return a.renewHint(path)
 }
 
-// unsafeParts are the problems of a spec file that others can change, and of its hooks that others than root can change,
-// unless --insecure-paths allows it.
+// unsafeParts are the problems of a spec file that others can change, and of its hooks that others than root can
+// change, unless --insecure-paths allows it.
 func (a *app) unsafeParts(file string, spec *specs.Spec) []cdi.Problem {
 	var problems []cdi.Problem
 	if err := a.check(trust.File, file); errors.Is(err, trust.ErrUnsafe) {
@@ -125,7 +127,8 @@ func (a *app) unsafeParts(file string, spec *specs.Spec) []cdi.Problem {
 		if !errors.Is(err, trust.ErrUnsafe) {
 			continue // a hook that does not exist is found by cdi.Validate
 		}
-		problems = append(problems, cdi.Problem{Where: "hook " + path, What: fmt.Sprintf("engines run it as root, and %v", err)})
+		what := fmt.Sprintf("engines run it as root, and %v", err)
+		problems = append(problems, cdi.Problem{Where: "hook " + path, What: what})
 	}
 	return problems
 }
@@ -138,7 +141,8 @@ func (a *app) checkSpecs(files []*cdi.SpecFile) error {
 			err := a.check(trust.File, path)
 			if errors.Is(err, trust.ErrUnsafe) {
 				hint := "give it and the directories above it to root (chown root:root, chmod go-w)" + hintInsecure
-				return exit.With(exit.Failure, hint, fmt.Errorf("devices of %s are not put into the bundle: %s: %w", f.Path, path, err))
+				return exit.With(exit.Failure, hint,
+					fmt.Errorf("devices of %s are not put into the bundle: %s: %w", f.Path, path, err))
 			}
 		}
 	}

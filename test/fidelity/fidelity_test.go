@@ -1,6 +1,7 @@
-// Package fidelity tests the simulation with a stranger's program and the product against it: NVIDIA's nvidia-ctk, built
-// from its pinned module and unmodified, generates a spec on every simulated machine, and ours has to give containers
-// the same device nodes, names, driver files and links. What differs on purpose is listed, each with its reason.
+// Package fidelity tests the simulation with a stranger's program and the product against it: NVIDIA's nvidia-ctk,
+// built from its pinned module and unmodified, generates a spec on every simulated machine, and ours has to give
+// containers the same device nodes, names, driver files and links. What differs on purpose is listed, each with its
+// reason.
 package fidelity
 
 import (
