@@ -1,7 +1,6 @@
-// Package fidelity tests the simulation with a stranger's program and the product against it: NVIDIA's nvidia-ctk,
-// built from its pinned module and unmodified, generates a spec on every simulated machine, and ours has to give
-// containers the same device nodes, names, driver files and links. What differs on purpose is listed, each with its
-// reason.
+// Package fidelity compares the product's specs with those of NVIDIA's nvidia-ctk, which is built from its pinned
+// module and not modified. On every simulated machine both must give containers the same device nodes, names, driver
+// files and links. The intended differences are listed, each with its reason. It tests the simulation too.
 package fidelity
 
 import (
@@ -27,24 +26,28 @@ var (
 
 func TestMain(m *testing.M) { os.Exit(suite.Run(m, &shared)) }
 
-// generate are our arguments. A simulated node's /proc has no processes, so the hook beside the program is not found.
+// generate are the arguments of gpu-cdi-plugin. The /proc of a simulated node has no processes, so the hook beside the
+// program is not found.
 var generate = []string{"--hook-path", "/usr/bin/prestart-hook", "cdi", "generate"}
 
-// TestSameSpec runs both programs with a simulated node as their root, so that neither needs a flag to find anything:
-// they read the node's /proc, /sys, /dev and driver as they would on a host.
-func TestSameSpec(t *testing.T) {
-	testenv.Root(t) // without it no machine is compared, and no difference seen
+// Both programs run with a simulated node as their root directory, so that they read its /proc, /sys, /dev and driver
+// as they would on a host, without flags.
+func TestSpecsDifferOnlyAsListed(t *testing.T) {
+	testenv.Root(t) // for chroot
 	used := &usage{}
 	t.Run("machines", func(t *testing.T) {
 		for _, machine := range sim.Machines() {
 			t.Run(machine, func(t *testing.T) {
 				t.Parallel()
 				root := simtest.Node(t, machine).Root()
-				inside := suite.Install(t, root, shared.Peer(t, "nvidia-ctk"), shared.Program(t, "gpu-cdi-plugin"), shared.Program(t, "prestart-hook"))
+				inside := suite.Install(t, root,
+					shared.Peer(t, "nvidia-ctk"),
+					shared.Program(t, "gpu-cdi-plugin"),
+					shared.Program(t, "prestart-hook"))
 				their := facts(root, parse(t, inside("nvidia-ctk", "cdi", "generate", "--format=json").Stdout))
 				our := facts(root, parse(t, inside("gpu-cdi-plugin", generate...).Stdout))
 				if len(their) == 0 {
-					t.Fatal("nvidia-ctk's spec gives nothing")
+					t.Fatal("nvidia-ctk's spec is empty")
 				}
 				used.check(t, theirs, without(their, our))
 				used.check(t, ours, without(our, their))
@@ -56,9 +59,9 @@ func TestSameSpec(t *testing.T) {
 	}
 }
 
-// TestRootFlag generates a spec for a node from outside: it differs from the one made with the node as the root only
-// in the host's paths.
-func TestRootFlag(t *testing.T) {
+// A spec that is made with --root differs only in the host's paths from one that is made with the node as the root
+// directory.
+func TestRootFlagChangesOnlyHostPaths(t *testing.T) {
 	for _, machine := range sim.Machines() {
 		t.Run(machine, func(t *testing.T) {
 			t.Parallel()
@@ -67,20 +70,21 @@ func TestRootFlag(t *testing.T) {
 			want := inside("gpu-cdi-plugin", generate...).Stdout
 			cmd := append([]string{shared.Program(t, "gpu-cdi-plugin"), "--root", root}, generate...)
 			outside := proc.Must(t, 0, proc.Cmd{Args: cmd})
-			if diff := diffFacts(facts(root, parse(t, want)), facts(root, parse(t, strings.ReplaceAll(outside.Stdout, root+"/", "/")))); diff != "" {
+			got := strings.ReplaceAll(outside.Stdout, root+"/", "/")
+			if diff := diffFacts(facts(root, parse(t, want)), facts(root, parse(t, got))); diff != "" {
 				t.Errorf("the spec made from outside (-inside +outside):\n%s", diff)
 			}
 		})
 	}
 }
 
-// usage counts which differences were seen.
+// usage records which differences were seen.
 type usage struct {
 	mu   sync.Mutex
 	seen map[int]bool
 }
 
-// check reports the facts that only one side has and no listed difference covers.
+// check reports the facts of one side that no listed difference covers.
 func (u *usage) check(t *testing.T, s side, facts []fact) {
 	t.Helper()
 	u.mu.Lock()
@@ -102,19 +106,19 @@ func (u *usage) check(t *testing.T, s side, facts []fact) {
 	}
 }
 
-// checkAll reports the listed differences that no machine shows any more.
+// checkAll reports the listed differences that no machine has.
 func (u *usage) checkAll(t *testing.T) {
 	t.Helper()
 	for i, d := range differences {
 		if !u.seen[i] {
-			t.Errorf("the listed difference %q is seen on no machine", d.what)
+			t.Errorf("no machine has the listed difference %q", d.what)
 		}
 	}
 }
 
 var listing = regexp.MustCompile(`(?s)(<!-- differences -->\n).*?(<!-- end of differences -->)`)
 
-// TestDifferencesAreListed compares the list in specs/README.md with the one that the comparison goes by.
+// specs/README.md has the list of differences that the comparison uses.
 func TestDifferencesAreListed(t *testing.T) {
 	root, err := suite.Root()
 	if err != nil {
@@ -126,7 +130,7 @@ func TestDifferencesAreListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !listing.Match(data) {
-		t.Fatalf("%s has no lines %q and %q to put the list between", file, "<!-- differences -->", "<!-- end of differences -->")
+		t.Fatalf("%s lacks a line %q or %q", file, "<!-- differences -->", "<!-- end of differences -->")
 	}
 	want := listing.ReplaceAllString(string(data), "${1}"+strings.ReplaceAll(table(), "$", "$$")+"${2}")
 	if *update {
@@ -136,6 +140,6 @@ func TestDifferencesAreListed(t *testing.T) {
 		return
 	}
 	if want != string(data) {
-		t.Errorf("the list of differences in %s is not the one the test goes by; write it with\n\tgo test ./test/fidelity -update", file)
+		t.Errorf("the list of differences in %s is out of date; write it with\n\tgo test ./test/fidelity -update", file)
 	}
 }

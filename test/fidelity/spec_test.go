@@ -13,8 +13,8 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// fact is one thing that a spec gives to a container: a kind ("name", "device node", "file", "link"), the device that
-// it comes with, and the thing itself.
+// fact is one thing that a container gets from a spec: a kind ("name", "device node", "file", "link"), the device that
+// the container asked for, and the thing itself.
 type fact struct{ kind, device, thing string }
 
 func (f fact) String() string {
@@ -28,8 +28,7 @@ func compare(a, b fact) int {
 	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.thing, b.thing), cmp.Compare(a.device, b.device))
 }
 
-// facts are what a spec gives, sorted. What is for every device counts for each, so it makes no difference in which
-// of the two places a spec says it.
+// facts are those of a spec, sorted. Edits for all devices count for each, so a spec can have them in either place.
 func facts(root string, spec *specs.Spec) []fact {
 	list := []fact{{"cdiVersion", "", spec.Version}}
 	for _, d := range spec.Devices {
@@ -52,7 +51,7 @@ func nodes(device string, edits *specs.ContainerEdits) (list []fact) {
 	return list
 }
 
-// files takes two paths for one file if links in the root make them one.
+// files resolves links in the root, so that two paths of one file are equal.
 func files(root string, edits *specs.ContainerEdits) (list []fact) {
 	for _, m := range edits.Mounts {
 		list = append(list, fact{"file", "", fromTo(resolve(root, m.HostPath), m.ContainerPath)})
@@ -75,7 +74,7 @@ func fromTo(host, container string) string {
 	return host + " as " + container
 }
 
-// access is how things are given: rights on nodes, options of mounts, groups, variables, hooks.
+// access are the rights on nodes, options of mounts, groups, variables and hooks.
 func access(edits *specs.ContainerEdits) (list []fact) {
 	for _, n := range edits.DeviceNodes {
 		list = append(list, fact{"permissions", "", n.Permissions})
@@ -104,8 +103,8 @@ func access(edits *specs.ContainerEdits) (list []fact) {
 	return list
 }
 
-// links are the symlinks that the hooks make, as PATH -> TARGET. nvidia-cdi-hook takes them as TARGET::PATH,
-// prestart-hook as PATH::TARGET.
+// links are the symlinks that the hooks make, as PATH -> TARGET. They are TARGET::PATH in the arguments of
+// nvidia-cdi-hook, and PATH::TARGET in those of prestart-hook.
 func links(edits *specs.ContainerEdits) (list []fact) {
 	for _, h := range edits.Hooks {
 		theirs := slices.Contains(h.Args, "create-symlinks")
@@ -130,7 +129,7 @@ func links(edits *specs.ContainerEdits) (list []fact) {
 	return list
 }
 
-// driLinks are the links that prestart-hook makes for a GPU, given as BUS/NODE,NODE.
+// driLinks are the links that prestart-hook makes for a GPU in the form BUS/NODE,NODE.
 func driLinks(gpu string) (list []fact) {
 	bus, nodes, _ := strings.Cut(gpu, "/")
 	for node := range strings.SplitSeq(nodes, ",") {
@@ -143,7 +142,7 @@ func driLinks(gpu string) (list []fact) {
 	return list
 }
 
-// parse reads a spec as a reader of CDI would.
+// parse reads a spec strictly.
 func parse(t *testing.T, data string) *specs.Spec {
 	t.Helper()
 	spec := &specs.Spec{}
@@ -155,7 +154,7 @@ func parse(t *testing.T, data string) *specs.Spec {
 	return spec
 }
 
-// without are the facts of a that b has not.
+// without are the facts of a that b lacks.
 func without(a, b []fact) (list []fact) {
 	for _, f := range a {
 		if _, found := slices.BinarySearchFunc(b, f, compare); !found {
