@@ -26,31 +26,32 @@ var capabilityNames = [...]string{"compute", "utility", "graphics", "video", "di
 
 const allName = "all"
 
-// CapabilityNames are the names that ParseCapabilities accepts.
+// CapabilityNames are the names that Set accepts.
 func CapabilityNames() []string { return append(slices.Clone(capabilityNames[:]), allName) }
 
-// ParseCapabilities reads a list such as "compute,utility". An error lists the known names.
-func ParseCapabilities(list string) (Capabilities, error) {
-	var c Capabilities
+// Set reads a list such as "compute,utility". An error lists the known names.
+func (c *Capabilities) Set(list string) error {
+	var parsed Capabilities
 	for name := range strings.SplitSeq(list, ",") {
 		name = strings.TrimSpace(name)
 		i := slices.Index(capabilityNames[:], name)
 		switch {
 		case name == allName:
-			c = All
+			parsed = All
 		case i >= 0:
-			c |= 1 << i
+			parsed |= 1 << i
 		default:
-			return 0, fmt.Errorf("unknown capability %q; known are %s", name, strings.Join(CapabilityNames(), ", "))
+			return fmt.Errorf("unknown capability %q; known are %s", name, strings.Join(CapabilityNames(), ", "))
 		}
 	}
-	return c, nil
+	*c = parsed
+	return nil
 }
 
-// Names are the names of the capabilities in the set; all of them together are "all".
-func (c Capabilities) Names() []string {
+// String is the list in the form that Set reads. All capabilities together are "all".
+func (c Capabilities) String() string {
 	if c&All == All {
-		return []string{allName}
+		return allName
 	}
 	var names []string
 	for i, name := range capabilityNames {
@@ -58,23 +59,11 @@ func (c Capabilities) Names() []string {
 			names = append(names, name)
 		}
 	}
-	return names
+	return strings.Join(names, ",")
 }
 
-// String is the list in the form that ParseCapabilities reads.
-func (c Capabilities) String() string { return strings.Join(c.Names(), ",") }
-
-// MarshalText returns the list in the form that ParseCapabilities reads.
+// MarshalText returns the list in the form that Set reads.
 func (c Capabilities) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
-
-// Set is ParseCapabilities for a flag.
-func (c *Capabilities) Set(list string) error {
-	parsed, err := ParseCapabilities(list)
-	if err == nil {
-		*c = parsed
-	}
-	return err
-}
 
 // Type is the name of the value in a flag's help.
 func (c *Capabilities) Type() string { return "capabilities" }

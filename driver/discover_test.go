@@ -30,25 +30,25 @@ func TestDiscoverFindsLibraries(t *testing.T) {
 		"in Debian's multiarch directory": {
 			func(r *tree) { r.core(multiarch, testVersion) }, core(multiarch),
 		},
-		"in /usr/lib64, which Fedora has": {
+		"in /usr/lib64, as on Fedora": {
 			func(r *tree) { r.core("/usr/lib64", testVersion) }, core("/usr/lib64"),
 		},
-		"in /usr/lib, which Arch has": {
+		"in /usr/lib, as on Arch": {
 			func(r *tree) { r.core("/usr/lib", testVersion) }, core("/usr/lib"),
 		},
-		"in /usr/local/nvidia/lib64, which container hosts have": {
+		"in /usr/local/nvidia/lib64, as on container hosts": {
 			func(r *tree) { r.core("/usr/local/nvidia/lib64", testVersion) }, core("/usr/local/nvidia/lib64"),
 		},
-		"once, where /lib leads to /usr/lib": {
+		"once, where /lib is a link to /usr/lib": {
 			func(r *tree) { r.core(multiarch, testVersion); r.link("/lib", "usr/lib") }, core(multiarch),
 		},
-		"in a directory that only the loader's cache names": {
+		"in a directory that only the loader's cache has": {
 			func(r *tree) {
 				r.core("/srv/driver", testVersion)
 				r.cache("/srv/driver/libcuda.so.1", "/srv/driver/libnvidia-ml.so.1", "/srv/other/libfoo.so.1")
 			}, core("/srv/driver"),
 		},
-		"but not where the cache has libraries for another machine": {
+		"but not those for another machine in the cache": {
 			func(r *tree) {
 				r.core("/usr/lib64", testVersion)
 				r.library("/srv/lib32/libnvcuvid.so." + testVersion)
@@ -56,40 +56,40 @@ func TestDiscoverFindsLibraries(t *testing.T) {
 				r.file("/etc/ld.so.cache", string(c.Marshal()), 0o644)
 			}, core("/usr/lib64"),
 		},
-		"in the usual directories, although the cache is damaged": {
+		"in the usual directories, with a damaged cache": {
 			func(r *tree) { r.core("/usr/lib64", testVersion); r.file("/etc/ld.so.cache", "garbage", 0o644) },
 			core("/usr/lib64"),
 		},
-		"in the usual directories, although the cache is a FIFO": {
+		"in the usual directories, with a FIFO as cache": {
 			func(r *tree) { r.core("/usr/lib64", testVersion); r.fifo("/etc/ld.so.cache") }, core("/usr/lib64"),
 		},
-		"where Debian's alternatives lead to": {
+		"behind the links of Debian's alternatives": {
 			func(r *tree) {
 				r.core("/usr/lib/nvidia/tesla-580", testVersion)
 				r.link(multiarch+"/libcuda.so.1", "/etc/alternatives/nvidia--libcuda.so.1")
 				r.link("/etc/alternatives/nvidia--libcuda.so.1", "/usr/lib/nvidia/tesla-580/libcuda.so.1")
 			}, core("/usr/lib/nvidia/tesla-580"),
 		},
-		"in a store that links lead to, as on NixOS": {
+		"in a store behind links, as on NixOS": {
 			func(r *tree) {
 				r.core("/nix/store/abc-nvidia-x11/lib", testVersion)
 				r.link("/run/opengl-driver/lib/libcuda.so.1", "/nix/store/abc-nvidia-x11/lib/libcuda.so.1")
 			}, core("/nix/store/abc-nvidia-x11/lib"),
 		},
-		"split over two directories": {
+		"in two directories": {
 			func(r *tree) {
 				r.core(multiarch, testVersion)
 				r.library("/usr/lib64/libnvidia-encode.so." + testVersion)
 			}, append(core(multiarch), "/usr/lib64/libnvidia-encode.so."+testVersion),
 		},
-		"of any name that has the driver's version": {
+		"with any name and the driver's version": {
 			func(r *tree) {
 				r.core("/usr/lib64", testVersion)
 				r.library("/usr/lib64/libnvidia-new.so." + testVersion)
 			},
 			append(core("/usr/lib64"), "/usr/lib64/libnvidia-new.so."+testVersion),
 		},
-		"with a version of their own, of which the newest": {
+		"with a version of their own, the newest of each": {
 			func(r *tree) {
 				r.core("/usr/lib64", testVersion)
 				r.library("/usr/lib64/libnvidia-egl-gbm.so.1.1.2")
@@ -103,13 +103,13 @@ func TestDiscoverFindsLibraries(t *testing.T) {
 			}, append(core("/usr/lib64"), "/usr/lib64/libnvidia-egl-gbm.so.1.1.10",
 				"/usr/lib64/libnvidia-egl-xcb.so.1.0.2", "/usr/lib64/libnvidia-nvvm70.so.4"),
 		},
-		"in another directory, where the first copy is damaged": {
+		"in the next directory, if the first copy is damaged": {
 			func(r *tree) {
 				r.file("/usr/lib64/libcuda.so."+testVersion, "text", 0o755)
 				r.core("/usr/local/nvidia/lib64", testVersion)
 			}, core("/usr/local/nvidia/lib64"),
 		},
-		"for video in a subdirectory, and the X server's modules": {
+		"in subdirectories, for video and for the X server": {
 			func(r *tree) {
 				r.core("/usr/lib64", testVersion)
 				r.library("/usr/lib64/vdpau/libvdpau_nvidia.so." + testVersion)
@@ -142,9 +142,8 @@ func TestDiscoverFindsLibraries(t *testing.T) {
 	}
 }
 
-// Links of a driver container lead where they do in the container. They cannot lead out of its root.
-// The driver is found wherever it is installed, with all that a container needs of it.
-func TestDiscoverDriverInOtherPlaces(t *testing.T) {
+// All files of the driver are found, wherever it is installed.
+func TestDiscoverInOtherDirectories(t *testing.T) {
 	files := func(dir string) []string {
 		n := simtest.Node(t, "workstation", simtest.LibDir(dir))
 		h, err := host.New(n.Root(), "", "")
@@ -175,6 +174,7 @@ func TestDiscoverDriverInOtherPlaces(t *testing.T) {
 	}
 }
 
+// Links in a driver container are followed as in the container. They cannot lead out of its root.
 func TestDiscoverStaysInTheRoot(t *testing.T) {
 	t.Parallel()
 	outside := newTree(t)
@@ -196,7 +196,7 @@ func TestDiscoverStaysInTheRoot(t *testing.T) {
 	}
 	f := finding(t, d.Findings, "libnvidia-encode.so."+testVersion)
 	if f.Used || f.Note != "a link that leads nowhere" || !strings.HasPrefix(f.Path, r.dir) {
-		t.Errorf("about a link out of the root: %+v", f)
+		t.Errorf("finding for a link out of the root: %+v", f)
 	}
 }
 
@@ -206,11 +206,11 @@ func TestDiscoverReadsTheVersionFromTheFiles(t *testing.T) {
 		make func(*tree)
 		want string
 	}{
-		"of the library that the SONAME leads to": {func(r *tree) {
+		"of the library behind the SONAME": {func(r *tree) {
 			r.core("/usr/lib64", "575.57.08")
 			r.library("/usr/lib64/libcuda.so." + testVersion)
 		}, "575.57.08"},
-		"the newest without such a link": {func(r *tree) {
+		"the newest, without such a link": {func(r *tree) {
 			r.library("/usr/lib64/libcuda.so.575.57.08")
 			r.library("/usr/lib64/libcuda.so.580.9.1")
 			r.library("/usr/lib64/libcuda.so.580.65.06")
@@ -231,11 +231,11 @@ func TestASearchReturnsTheVersionThatTheDriverReports(t *testing.T) {
 	const other = "575.57.08"
 	for name, c := range map[string]struct {
 		version, want string
-		wrapped       error // of the error that is wanted
+		wrapped       error
 	}{
-		"whose version the files have":                        {testVersion, testVersion, nil},
-		"whose version only other files than the linked have": {other, other, nil},
-		"whose version no file has":                           {"1.2.3", "", gpu.ErrNoDriver},
+		"of the version of the files":                         {testVersion, testVersion, nil},
+		"of the version of files that no link leads to": {other, other, nil},
+		"of a version that no file has":                           {"1.2.3", "", gpu.ErrNoDriver},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newTree(t)
@@ -323,7 +323,7 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 			ErrDamaged,
 		},
 		"with libraries for another machine only": {
-			func(r *tree) { foreign(r, cuda) }, []string{"no libcuda or libnvidia-ml"}, gpu.ErrNoDriver,
+			func(r *tree) { writeForeign(r, cuda) }, []string{"no libcuda or libnvidia-ml"}, gpu.ErrNoDriver,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -331,7 +331,7 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 			c.make(r)
 			d, err := Discover(r.host(), testVersion)
 			if (d == nil) == (err == nil) {
-				t.Fatalf("a driver %v and the error %v", d != nil, err)
+				t.Fatalf("driver %v and error %v, want exactly one", d != nil, err)
 			}
 			if err == nil {
 				err = d.Check(All)
@@ -358,8 +358,8 @@ func TestDiscoverRefusesARootThatIsNotThere(t *testing.T) {
 	}
 }
 
-// foreign writes a library for the machine that this one is not.
-func foreign(r *tree, p string) {
+// writeForeign writes a library for another machine.
+func writeForeign(r *tree, p string) {
 	arch := "arm64"
 	if machineFor("").goarch == "arm64" {
 		arch = "amd64"
@@ -367,7 +367,7 @@ func foreign(r *tree, p string) {
 	r.must(sim.Library{SONAME: "libx.so.1", Arch: arch}.WriteELF(r.path(p)))
 }
 
-// A driver without libcuda serves what needs none.
+// A driver without libcuda serves the capabilities that do not need it.
 func TestCheckConsidersCapabilities(t *testing.T) {
 	t.Parallel()
 	r := newTree(t)
@@ -382,7 +382,7 @@ func TestCheckConsidersCapabilities(t *testing.T) {
 	}
 }
 
-// Broken libraries are those that the host has, or has a link to, and that the capabilities ask for.
+// A library is broken if the host has it, or a link to it, and the capabilities need it.
 func TestExplainMarksBrokenLibraries(t *testing.T) {
 	t.Parallel()
 	r := newTree(t)
@@ -390,11 +390,11 @@ func TestExplainMarksBrokenLibraries(t *testing.T) {
 	r.file("/usr/lib64/libnvcuvid.so."+testVersion, "not ELF", 0o755)                // damaged
 	r.link("/usr/lib64/libnvoptix.so.1", "libnvoptix.so."+testVersion)               // gone
 	r.link("/usr/lib64/libnvidia-egl-gbm.so.1", "libnvidia-egl-gbm.so.1.1.3")        // gone, with a version of its own
-	r.link("/usr/lib64/libnvidia-cfg.so.1", "libnvidia-cfg.so.575.57.08")            // of an old driver, but there
+	r.link("/usr/lib64/libnvidia-cfg.so.1", "libnvidia-cfg.so.575.57.08")            // of an old driver
 	r.library("/usr/lib64/libnvidia-cfg.so.575.57.08")                               //
-	r.link("/usr/lib64/libnvidia-fbc.so", "libnvidia-fbc.so.1")                      // what a linker asks for, not a program
-	foreign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)                        // for another machine
-	r.file("/usr/lib64/libnvidia-opencl.so."+testVersion, "damaged, but", 0o755)     // there is a better one
+	r.link("/usr/lib64/libnvidia-fbc.so", "libnvidia-fbc.so.1")                      // the name that a linker opens, not a program
+	writeForeign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)                        // for another machine
+	r.file("/usr/lib64/libnvidia-opencl.so."+testVersion, "damaged", 0o755)          // with a good copy
 	r.library(multiarch + "/libnvidia-opencl.so." + testVersion)                     //
 	r.file("/usr/lib64/nvidia/xorg/nvidia_drv.so", "not ELF", 0o755)                 // a module of the X server
 	r.must(sim.Library{}.WriteELF(r.path("/usr/lib64/libnvidia-glsi.so.575.57.08"))) // of another version
@@ -419,13 +419,13 @@ func TestExplainMarksBrokenLibraries(t *testing.T) {
 	}
 }
 
-// What is wrong with a library other than the core ones is told, and costs nothing else.
+// A library that cannot be used has a finding with the reason. The others can be used.
 func TestFindingsSayWhatIsNotUsed(t *testing.T) {
 	t.Parallel()
 	r := newTree(t)
 	r.core("/usr/lib64", testVersion)
 	r.file("/usr/lib64/libnvcuvid.so."+testVersion, "\x7fELF but not for long", 0o755)
-	foreign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)
+	writeForeign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)
 	r.must(sim.Library{SONAME: "a,b=c.so.1"}.WriteELF(r.path("/usr/lib64/libnvidia-fbc.so." + testVersion)))
 	r.library("/usr/lib64/libnvidia-cfg.so.575.57.08")
 	r.core(multiarch, testVersion)
@@ -439,12 +439,12 @@ func TestFindingsSayWhatIsNotUsed(t *testing.T) {
 	} {
 		f := finding(t, d.Findings, name)
 		if f.Used || !strings.Contains(f.Note, want) || f.Kind != KindLibrary {
-			t.Errorf("about %s: %+v, want a note with %q", name, f, want)
+			t.Errorf("finding for %s: %+v, want a note with %q", name, f, want)
 		}
 	}
 	first := finding(t, d.Findings, "libcuda.so.1")
 	if !first.Used || !strings.Contains(first.Note, "ignored: ") || len(d.Libraries) != 2 {
-		t.Errorf("about a library that is there twice: %+v; libraries %v", first, libraryPaths(d))
+		t.Errorf("finding for a library with two copies: %+v; libraries %v", first, libraryPaths(d))
 	}
 }
 
@@ -464,9 +464,9 @@ func TestDiscoverMakesLinks(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"/usr/lib64/libcuda.so":                         "libcuda.so.1", // not on this host, but many ask for it
+		"/usr/lib64/libcuda.so":                         "libcuda.so.1", // not on this host, but many programs load it
 		"/usr/lib64/libcuda.so.1":                       "libcuda.so." + testVersion,
-		"/usr/lib64/libnvidia-ml.so":                    "libnvidia-ml.so.1", // since the host has it
+		"/usr/lib64/libnvidia-ml.so":                    "libnvidia-ml.so.1", // the host has this link
 		"/usr/lib64/libnvidia-ml.so.1":                  "libnvidia-ml.so." + testVersion,
 		"/usr/lib64/libGLX_nvidia.so.1":                 "libGLX_nvidia.so." + testVersion,
 		"/usr/lib64/libGLX_indirect.so.0":               "libGLX_nvidia.so." + testVersion,

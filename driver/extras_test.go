@@ -9,7 +9,7 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-func TestWhatIsNotAnExtra(t *testing.T) {
+func TestDiscoverExtraRefuses(t *testing.T) {
 	cases := map[string]struct {
 		extra    Extra
 		channels []int
@@ -22,7 +22,7 @@ func TestWhatIsNotAnExtra(t *testing.T) {
 			func(r *tree) { r.file("/dev/nvidia-caps-imex-channels/channel3", "", 0o666) },
 			"a regular file, not a character device",
 		},
-		"a channel that is not asked for": {
+		"a channel with another number": {
 			IMEX,
 			[]int{4},
 			func(r *tree) { r.link("/dev/nvidia-caps-imex-channels/channel3", "/dev/null") },
@@ -53,14 +53,14 @@ func TestWhatIsNotAnExtra(t *testing.T) {
 				t.Errorf("found %+v", found)
 			}
 			if !slices.ContainsFunc(findings, func(f Finding) bool { return f.Note == c.note }) {
-				t.Errorf("no finding says %q: %+v", c.note, findings)
+				t.Errorf("no finding with the note %q: %+v", c.note, findings)
 			}
 		})
 	}
 }
 
-// The settings of libcufile come from the driver's root if they are there, and a link in it does not lead out of it.
-func TestExtrasOfADriverContainer(t *testing.T) {
+// The settings of libcufile are those below the driver's root, if it has some. A link there cannot lead out of it.
+func TestDiscoverExtraInADriverContainer(t *testing.T) {
 	node, driver := newTree(t), newTree(t)
 	node.file("/etc/cufile.json", "", 0o644)
 	node.file("/run/udev/data/x", "", 0o644)

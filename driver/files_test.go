@@ -124,8 +124,8 @@ func TestDiscoverFindsFiles(t *testing.T) {
 	}
 }
 
-// Everyone can make a directory in /tmp. Containers get the one for MPS only if root made it.
-func TestDiscoverTakesOnlyRootsMPSDirectory(t *testing.T) {
+// Every user can make a directory in /tmp. Containers get the one for MPS only if it belongs to root.
+func TestDiscoverTakesOnlyAnMPSDirectoryOfRoot(t *testing.T) {
 	testenv.Root(t)
 	for name, c := range map[string]struct {
 		make func(*tree)
@@ -196,12 +196,12 @@ func TestDiscoverFindsNodes(t *testing.T) {
 		"/dev/dri/renderD130": notFound,
 	} {
 		if f := finding(t, d.Findings, name); !strings.Contains(f.Note, note) || f.Used != (note == "") {
-			t.Errorf("about %s: %+v, want the note %q", name, f, note)
+			t.Errorf("finding for %s: %+v, want the note %q", name, f, note)
 		}
 	}
 }
 
-// The driver, the nodes and the rest of a host can be under three roots.
+// The driver, the nodes and the rest of a host can have three roots.
 func TestDiscoverKeepsRootsApart(t *testing.T) {
 	testenv.Root(t)
 	r := newTree(t)
@@ -219,7 +219,7 @@ func TestDiscoverKeepsRootsApart(t *testing.T) {
 	}
 }
 
-func TestExplainSaysWhatCapabilitiesLeaveOut(t *testing.T) {
+func TestExplainNotesWhatCapabilitiesLeaveOut(t *testing.T) {
 	t.Parallel()
 	r := newTree(t)
 	r.core("/usr/lib64", testVersion)
@@ -235,6 +235,6 @@ func TestExplainSaysWhatCapabilitiesLeaveOut(t *testing.T) {
 		}
 	}
 	if !finding(t, d.Findings, "libnvcuvid.so.1").Used {
-		t.Error("Explain changed what it was asked about")
+		t.Error("Explain changed the driver")
 	}
 }

@@ -21,7 +21,7 @@ const testVersion = "580.126.09"
 // multiarch is where Debian has the libraries.
 var multiarch = "/usr/lib/" + machineFor(runtime.GOARCH).multiarch
 
-// tree is a root directory that a test fills with what a driver might look like.
+// tree is a root directory with the files of a driver, which a test writes.
 type tree struct {
 	t   testing.TB
 	dir string
@@ -43,7 +43,7 @@ func (r *tree) must(err error) {
 	}
 }
 
-// path makes the directory that a file is to be in, and is the file's path on the host.
+// path makes the directory of a file, and returns the file's path on the host.
 func (r *tree) path(p string) string {
 	r.t.Helper()
 	full := filepath.Join(r.dir, p)
@@ -51,7 +51,7 @@ func (r *tree) path(p string) string {
 	return full
 }
 
-// library writes a library. Its SONAME is the name with one number behind .so, or the name itself with none.
+// library writes a library. Its SONAME is the name up to .so, with .1 if the file has a version.
 func (r *tree) library(p string) {
 	r.t.Helper()
 	name, version, _ := splitLibrary(filepath.Base(p))
@@ -102,7 +102,7 @@ func (r *tree) socket(p string) {
 	r.t.Cleanup(func() { _ = l.Close() })
 }
 
-// cache writes a loader cache that names these files by their base names.
+// cache writes a loader cache with these files.
 func (r *tree) cache(paths ...string) {
 	r.t.Helper()
 	flags, _ := ldcache.FlagsFor(runtime.GOARCH)
@@ -113,7 +113,7 @@ func (r *tree) cache(paths ...string) {
 	r.file("/etc/ld.so.cache", string(c.Marshal()), 0o644)
 }
 
-// discover is Discover on a tree that has a usable driver.
+// discover calls Discover on a tree with a usable driver.
 func (r *tree) discover(version string) *Driver {
 	r.t.Helper()
 	d, err := Discover(r.host(), version)
@@ -129,7 +129,7 @@ func libraryPaths(d *Driver) []string {
 	return paths
 }
 
-// finding is the row about name.
+// finding returns the finding with a name.
 func finding(t testing.TB, list []Finding, name string) Finding {
 	t.Helper()
 	for _, f := range list {
@@ -137,13 +137,13 @@ func finding(t testing.TB, list []Finding, name string) Finding {
 			return f
 		}
 	}
-	t.Fatalf("no finding about %s among %d", name, len(list))
+	t.Fatalf("no finding for %s among %d", name, len(list))
 	return Finding{}
 }
 
 func sorted(list []string) []string { return slices.Sorted(slices.Values(list)) }
 
-// wantError checks that an error says all of these.
+// checkError checks that an error has all of these texts.
 func checkError(t testing.TB, err error, parts ...string) {
 	t.Helper()
 	if err == nil {
@@ -151,7 +151,7 @@ func checkError(t testing.TB, err error, parts ...string) {
 	}
 	for _, p := range parts {
 		if !strings.Contains(err.Error(), p) {
-			t.Errorf("error %q does not say %q", err, p)
+			t.Errorf("error %q does not have %q", err, p)
 		}
 	}
 }

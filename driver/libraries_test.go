@@ -35,7 +35,7 @@ func TestParseSONAME(t *testing.T) {
 	}
 }
 
-// The C library of this system is a library that nobody here made.
+// The C library of this system was made by another toolchain than the simulated ones.
 func TestReadSONAMEOfARealLibrary(t *testing.T) {
 	for _, dir := range []string{"/lib/" + machineFor(runtime.GOARCH).multiarch, "/lib64", "/usr/lib"} {
 		path, err := filepath.EvalSymlinks(filepath.Join(dir, "libc.so.6"))
@@ -48,10 +48,10 @@ func TestReadSONAMEOfARealLibrary(t *testing.T) {
 		}
 		return
 	}
-	t.Log("no glibc here")
+	t.Log("this system has no glibc")
 }
 
-func TestReadSONAMEWithoutOneIsTheFilesName(t *testing.T) {
+func TestReadSONAMEReturnsTheFileNameWithoutOne(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plugin.so")
 	if err := os.WriteFile(path, stub(t, ""), 0o755); err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func TestReadSONAMEWithoutOneIsTheFilesName(t *testing.T) {
 	}
 }
 
-// A library is cut at every length, or one byte of it is another: there is a name or an error, and no crash.
+// A library that is cut off anywhere, or has another value in one byte, gives a name or an error, and never both.
 func TestParseSONAMEOfDamagedLibraries(t *testing.T) {
 	whole := stub(t, "libcuda.so.1")
 	for n := range whole {
@@ -117,8 +117,8 @@ func FuzzParseSONAME(f *testing.F) {
 	})
 }
 
-// FuzzDiscover is a driver root with a garbage library and loader cache. What discovery finds besides libraries has
-// nothing to do with those two.
+// FuzzDiscover searches a root with a garbage library and a garbage loader cache. Nothing but the search for libraries
+// reads these two.
 func FuzzDiscover(f *testing.F) {
 	f.Add(stub(f, "libcuda.so.1"), []byte("glibc-ld.so.cache1.1"), true)
 	f.Add([]byte("\x7fELF"), []byte{}, false)
@@ -141,7 +141,7 @@ func FuzzDiscover(f *testing.F) {
 		r.must(s.check())
 		d := s.driver()
 		if err := d.Check(All); err != nil && !core {
-			t.Errorf("a library that is not needed is an error: %v", err)
+			t.Errorf("a damaged library that is not needed is an error: %v", err)
 		}
 		used := 0
 		for _, f := range d.Findings {
@@ -153,7 +153,7 @@ func FuzzDiscover(f *testing.F) {
 			}
 		}
 		if used != len(d.Libraries) {
-			t.Errorf("%d libraries, and rows for %d", len(d.Libraries), used)
+			t.Errorf("%d libraries, and findings for %d", len(d.Libraries), used)
 		}
 		for _, l := range d.Libraries {
 			if !isPlain(l.Path) || !isPlain(l.SONAME) {
@@ -163,8 +163,7 @@ func FuzzDiscover(f *testing.F) {
 	})
 }
 
-// inMemory is a directory of a file system in memory, where this machine has one: a fuzz test writes its input to a
-// file thousands of times.
+// inMemory is a directory in memory, if this machine has one: a fuzz test writes its input to a file thousands of times.
 func inMemory(f *testing.F) string {
 	f.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "fuzz")
