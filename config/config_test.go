@@ -146,19 +146,19 @@ func TestParseReadsEveryKey(t *testing.T) {
 	}
 }
 
-func TestFlagsHasOnlyWhatTheFileSets(t *testing.T) {
+func TestFlagsYieldsOnlyKeysOfTheFile(t *testing.T) {
 	for name, tt := range map[string]struct {
 		file string
 		want map[string]string
 	}{
-		"an empty file":                {"", map[string]string{}},
-		"a comment alone":              {"# nothing\n", map[string]string{}},
-		"null is no value":             {"cdi-dir: ~\nlisten:\n", map[string]string{}},
-		"an empty text is a value":     {"listen: ''\n", map[string]string{"listen": ""}},
-		"the default is a value too":   {"cdi-dir: /var/run/cdi\n", map[string]string{"cdi-dir": "/var/run/cdi"}},
-		"JSON":                         {`{"strategy": ["envvar"], "gpus": {"include": [0]}}`, map[string]string{"strategy": "envvar"}},
-		"an alias is what it names":    {"root: &a /x\ndev-root: *a\n", map[string]string{"root": "/x", "dev-root": "/x"}},
-		"a number is taken for a text": {"cdi-kind: 5\n", map[string]string{"cdi-kind": "5"}},
+		"an empty file":              {"", map[string]string{}},
+		"a comment alone":            {"# nothing\n", map[string]string{}},
+		"null is no value":           {"cdi-dir: ~\nlisten:\n", map[string]string{}},
+		"an empty text is a value":   {"listen: ''\n", map[string]string{"listen": ""}},
+		"the default is a value too": {"cdi-dir: /var/run/cdi\n", map[string]string{"cdi-dir": "/var/run/cdi"}},
+		"JSON":                       {`{"strategy": ["envvar"], "gpus": {"include": [0]}}`, map[string]string{"strategy": "envvar"}},
+		"an alias has its value":     {"root: &a /x\ndev-root: *a\n", map[string]string{"root": "/x", "dev-root": "/x"}},
+		"a number is valid as text":  {"cdi-kind: 5\n", map[string]string{"cdi-kind": "5"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := Parse([]byte(tt.file))
@@ -266,7 +266,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 	}
 }
 
-func TestRequiredChannelsAreNamed(t *testing.T) {
+func TestRequiredNeedsChannels(t *testing.T) {
 	c := Default()
 	c.IMEX.Required = true
 	if err := c.Validate(); err == nil || err.Error() != "imex.required: want a channel in imex.channels" {
@@ -289,7 +289,7 @@ func TestListen(t *testing.T) {
 	}
 }
 
-func TestTheDefaultIsValidAndItsDocumentReadsBack(t *testing.T) {
+func TestTheDefaultIsValidAndItsDocumentRoundTrips(t *testing.T) {
 	c := Default()
 	if err := c.Validate(); err != nil {
 		t.Error(err)
@@ -348,7 +348,7 @@ func TestEveryKeyIsDocumentedInTheOrderOfTheStruct(t *testing.T) {
 	}
 }
 
-// structPaths are the paths of all keys of a type.
+// structPaths returns the paths of all keys of a type.
 func structPaths(t reflect.Type, path string) []string {
 	switch t.Kind() {
 	case reflect.Slice:
@@ -514,7 +514,7 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 			if (err == nil) != tt.ok {
 				t.Errorf("the program says %v", err)
 			}
-			if err := s.Validate(instance(t, tt.file)); (err == nil) != tt.ok {
+			if err := s.Validate(parseInstance(t, tt.file)); (err == nil) != tt.ok {
 				t.Errorf("the schema says %v", err)
 			}
 		})
@@ -542,8 +542,8 @@ func compileSchema(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// instance is a YAML document as the schema's library wants it.
-func instance(t *testing.T, text string) any {
+// parseInstance parses a YAML document for the schema's library.
+func parseInstance(t *testing.T, text string) any {
 	t.Helper()
 	var v any
 	if err := yaml.Unmarshal([]byte(text), &v); err != nil {

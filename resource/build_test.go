@@ -12,8 +12,8 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// node is the snapshot of a simulated machine.
-func node(t testing.TB, machine string) *gpu.Snapshot {
+// loadSnapshot returns the snapshot of a simulated machine.
+func loadSnapshot(t testing.TB, machine string) *gpu.Snapshot {
 	t.Helper()
 	m, err := sim.LoadMachine(machine)
 	if err != nil {
@@ -29,8 +29,8 @@ func defaults() Config {
 	}
 }
 
-// config is the defaults, changed.
-func config(change func(*Config)) Config {
+// changed returns the default configuration with a change.
+func changed(change func(*Config)) Config {
 	c := defaults()
 	change(&c)
 	return c
@@ -50,7 +50,7 @@ func build(t testing.TB, s *gpu.Snapshot, c Config) ([]Resource, []string) {
 	return resources, texts
 }
 
-// checkInvariants are what holds for every result.
+// checkInvariants checks what holds for every result.
 func checkInvariants(t testing.TB, resources []Resource) {
 	t.Helper()
 	if !slices.IsSortedFunc(resources, func(a, b Resource) int { return strings.Compare(a.Name, b.Name) }) {
@@ -81,8 +81,8 @@ func checkInvariants(t testing.TB, resources []Resource) {
 	}
 }
 
-// summary is "NAME: INDEX INDEX:MIG INDEX::REPLICA ...", with a ! at unhealthy devices.
-func summary(resources []Resource) []string {
+// summarize formats resources as "NAME: INDEX INDEX:MIG INDEX::REPLICA ...", with a ! after unhealthy devices.
+func summarize(resources []Resource) []string {
 	var lines []string
 	for _, r := range resources {
 		line := r.Name + ":"
@@ -106,7 +106,8 @@ func summary(resources []Resource) []string {
 	return lines
 }
 
-func rules(list ...Replicated) func(*Config) {
+// timeSlice sets the rules of time-slicing.
+func timeSlice(list ...Replicated) func(*Config) {
 	return func(c *Config) { c.Sharing.TimeSlicing.Resources = list }
 }
 
@@ -122,7 +123,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			[]string{"nvidia.com/gpu: 0 1 2 3 4 5 6 7"},
 			nil,
 		},
-		"with the strategy none MIG devices are not offered, and why is told": {
+		"MIG devices are not offered with mig-strategy none, with a finding": {
 			"mig-h100", func(*Config) {},
 			[]string{"nvidia.com/gpu: 6 7"},
 			func() (list []string) {
@@ -132,7 +133,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				return list
 			}(),
 		},
-		"with the strategy mixed each profile has its name, beside whole GPUs": {
+		"each profile is a resource with mig-strategy mixed, besides whole GPUs": {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGMixed },
 			[]string{
 				"nvidia.com/gpu: 6 7",
@@ -148,56 +149,56 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			},
 			[]string{"GPU 3 is in MIG mode and has no MIG device"},
 		},
-		"with the strategy single different profiles are listed and given to nobody": {
+		"different profiles are unhealthy with mig-strategy single": {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"2", "4"} },
 			[]string{"nvidia.com/gpu: 2:0! 4:0! 4:1! 4:2! 4:3! 4:4! 4:5! 4:6!"},
-			append(leftOut(0, 1, 3, 5, 6, 7),
+			append(excluded(0, 1, 3, 5, 6, 7),
 				"mig-strategy single needs the same profile on all GPUs, and there are: 1g.10gb, 7g.80gb; partition them alike, or use mixed"),
 		},
-		"with the strategy single a whole GPU beside MIG devices is no GPU like the others": {
+		"whole GPUs besides MIG devices are unhealthy with mig-strategy single": {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"2", "6"} },
 			[]string{"nvidia.com/gpu: 2:0! 6!"},
-			append(leftOut(0, 1, 3, 4, 5, 7),
+			append(excluded(0, 1, 3, 4, 5, 7),
 				"mig-strategy single needs the same profile on all GPUs, and there are: 7g.80gb, whole GPUs; partition them alike, or use mixed"),
 		},
-		"with the strategy single MIG devices that are alike are GPUs": {
+		"MIG devices of one profile are offered as GPUs with mig-strategy single": {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"3", "4"} },
 			[]string{"nvidia.com/gpu: 4:0 4:1 4:2 4:3 4:4 4:5 4:6"},
-			slices.Concat(leftOut(0, 1, 2), []string{"GPU 3 is in MIG mode and has no MIG device"}, leftOut(5, 6, 7)),
+			slices.Concat(excluded(0, 1, 2), []string{"GPU 3 is in MIG mode and has no MIG device"}, excluded(5, 6, 7)),
 		},
-		"with the strategy single GPUs that are not in MIG mode are GPUs": {
+		"GPUs without MIG mode are offered with mig-strategy single": {
 			"workstation", func(c *Config) { c.MIGStrategy = MIGSingle },
 			[]string{"nvidia.com/gpu: 0"},
 			nil,
 		},
-		"another vendor's name is that of the profiles too": {
+		"resources of profiles have the vendor of the default resource": {
 			"mig-h100", func(c *Config) {
 				c.Resource, c.MIGStrategy, c.GPUs.Include = "example.com/accelerator", MIGMixed, []Selector{"2"}
 			},
 			[]string{"example.com/accelerator:", "example.com/mig-7g.80gb: 2:0"},
-			leftOut(0, 1, 3, 4, 5, 6, 7),
+			excluded(0, 1, 3, 4, 5, 6, 7),
 		},
-		"the filter takes indices, UUIDs and models, and exclusion wins": {
+		"the filter selects by index, UUID and model, and exclusion wins": {
 			"pcie-quad", func(c *Config) {
 				c.GPUs.Include = []Selector{"0", "2", "*no such*", "3"}
 				c.GPUs.Exclude = []Selector{"2", "17"}
 			},
 			[]string{"nvidia.com/gpu: 0 3"},
-			append(leftOut(1, 2), "gpus.include[2] matches nothing on this node", "gpus.exclude[1] matches nothing on this node"),
+			append(excluded(1, 2), "gpus.include[2] matches nothing on this node", "gpus.exclude[1] matches nothing on this node"),
 		},
-		"who excludes every GPU has the resource with no device": {
+		"the default resource is empty if all GPUs are excluded": {
 			"workstation", func(c *Config) { c.GPUs.Exclude = []Selector{"*"} },
 			[]string{"nvidia.com/gpu:"},
-			leftOut(0),
+			excluded(0),
 		},
-		"a name for a model": {
+		"a rule names a model": {
 			"dgx-h100", func(c *Config) {
 				c.Names.GPUs = []Name{{"*A100*", "nvidia.com/a100"}, {"nvidia-h100-*", "nvidia.com/h100"}, {"*", "nvidia.com/other"}}
 			},
 			[]string{"nvidia.com/h100: 0 1 2 3 4 5 6 7"},
 			[]string{"resources.gpus[0] matches nothing on this node", "resources.gpus[2] matches nothing on this node"},
 		},
-		"names for profiles, the first that fits": {
+		"the first matching rule names a profile": {
 			"mig-h100", func(c *Config) {
 				c.MIGStrategy = MIGMixed
 				c.GPUs.Include = []Selector{"0", "5"}
@@ -211,23 +212,23 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				"nvidia.com/small: 0:2 5:2",
 				"nvidia.com/small-special: 0:3 5:1",
 			},
-			leftOut(1, 2, 3, 4, 6, 7),
+			excluded(1, 2, 3, 4, 6, 7),
 		},
-		"with the strategy single a model's name is that of its MIG devices": {
+		"a rule for a model names its MIG devices with mig-strategy single": {
 			"mig-h100", func(c *Config) {
 				c.MIGStrategy, c.GPUs.Include = MIGSingle, []Selector{"2"}
 				c.Names.GPUs = []Name{{"*h100*", "nvidia.com/h100"}}
 				c.Names.MIG = []Name{{"*", "nvidia.com/slice"}}
 			},
 			[]string{"nvidia.com/h100: 2:0"},
-			append(leftOut(0, 1, 3, 4, 5, 6, 7), "resources.mig[0] matches nothing on this node"),
+			append(excluded(0, 1, 3, 4, 5, 6, 7), "resources.mig[0] matches nothing on this node"),
 		},
 		"replicas": {
-			"workstation", rules(Replicated{Name: "nvidia.com/gpu", Replicas: 3}),
+			"workstation", timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: 3}),
 			[]string{"nvidia.com/gpu: 0::0 0::1 0::2"},
 			nil,
 		},
-		"replicas under a name of their own, by default": {
+		"rename-by-default appends .shared to the name": {
 			"workstation", func(c *Config) {
 				c.Sharing.TimeSlicing = TimeSlicing{
 					RenameByDefault: true, FailRequestsGreaterThanOne: true,
@@ -237,7 +238,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			[]string{"nvidia.com/gpu.shared: 0::0 0::1 (at most 1)"},
 			nil,
 		},
-		"each GPU has its own number of replicas and its own name": {
+		"each rule has its own replicas and name": {
 			"pcie-quad", func(c *Config) {
 				c.Sharing.TimeSlicing = TimeSlicing{RenameByDefault: true, Resources: []Replicated{
 					{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2},
@@ -247,12 +248,12 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			[]string{"nvidia.com/gpu: 0 3", "nvidia.com/gpu.shared: 1::0 1::1", "nvidia.com/third: 2::0 2::1 2::2"},
 			nil,
 		},
-		"shared and own devices under one name are a problem": {
-			"pcie-quad", rules(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2}),
+		"shared and unshared devices of one resource are a problem": {
+			"pcie-quad", timeSlice(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2}),
 			[]string{"nvidia.com/gpu: 0 1::0 1::1 2 3"},
 			[]string{"nvidia.com/gpu has devices that are shared and devices that are not; set rename for the shared ones"},
 		},
-		"a MIG profile is shared under its resource's name": {
+		"a rule for a MIG resource shares its devices": {
 			"mig-h100", func(c *Config) {
 				c.MIGStrategy, c.GPUs.Include = MIGMixed, []Selector{"0", "2"}
 				c.Sharing.TimeSlicing = TimeSlicing{RenameByDefault: true, Resources: []Replicated{
@@ -267,10 +268,10 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				"nvidia.com/mig-2g.20gb.shared: 0:1::0 0:1::1", "nvidia.com/mig-3g.40gb: 0:0",
 				"nvidia.com/mig-7g.80gb.shared: 2:0::0 2:0::1",
 			},
-			append(leftOut(1, 3, 4, 5, 6, 7),
+			append(excluded(1, 3, 4, 5, 6, 7),
 				"sharing.time-slicing.resources[1] matches nothing on this node", "sharing.time-slicing.resources[3] matches nothing on this node"),
 		},
-		"a rule of sharing is about the name that another rule gave": {
+		"a rule for sharing refers to renamed resources": {
 			"workstation", func(c *Config) {
 				c.Names.GPUs = []Name{{"*", "nvidia.com/desk"}}
 				c.Sharing.TimeSlicing.Resources = []Replicated{{Name: "nvidia.com/gpu", Replicas: 2}, {Name: "nvidia.com/desk", Replicas: 2}}
@@ -280,8 +281,8 @@ func TestBuildOnKnownMachines(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			resources, findings := build(t, node(t, tt.machine), config(tt.change))
-			if diff := cmp.Diff(tt.want, summary(resources)); diff != "" {
+			resources, findings := build(t, loadSnapshot(t, tt.machine), changed(tt.change))
+			if diff := cmp.Diff(tt.want, summarize(resources)); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
 			if diff := cmp.Diff(tt.findings, findings); diff != "" {
@@ -291,8 +292,8 @@ func TestBuildOnKnownMachines(t *testing.T) {
 	}
 }
 
-// leftOut are the findings about GPUs that the filter leaves out.
-func leftOut(indices ...int) []string {
+// excluded returns the findings about GPUs that the filter excludes.
+func excluded(indices ...int) []string {
 	var list []string
 	for _, i := range indices {
 		list = append(list, fmt.Sprintf("GPU %d is excluded by gpus.include or gpus.exclude", i))
@@ -300,9 +301,9 @@ func leftOut(indices ...int) []string {
 	return list
 }
 
-func TestADeviceKnowsWhereItComesFrom(t *testing.T) {
-	s := node(t, "mig-h100")
-	c := config(func(c *Config) {
+func TestDevicesHaveTheFieldsOfTheSnapshot(t *testing.T) {
+	s := loadSnapshot(t, "mig-h100")
+	c := changed(func(c *Config) {
 		c.MIGStrategy = MIGMixed
 		c.Sharing.TimeSlicing.Resources = []Replicated{{Name: "nvidia.com/mig-2g.20gb", Replicas: 2}}
 	})
@@ -330,14 +331,14 @@ func find(t *testing.T, resources []Resource, name string, i int) Device {
 	t.Helper()
 	at := slices.IndexFunc(resources, func(r Resource) bool { return r.Name == name })
 	if at < 0 || i >= len(resources[at].Devices) {
-		t.Fatalf("no device %d of %s in %v", i, name, summary(resources))
+		t.Fatalf("no device %d of %s in %v", i, name, summarize(resources))
 	}
 	return resources[at].Devices[i]
 }
 
-func TestBuildIsTheSameEachTimeAndChangesNothing(t *testing.T) {
-	s, untouched := node(t, "mig-h100"), node(t, "mig-h100")
-	c := config(func(c *Config) {
+func TestBuildIsDeterministicAndPure(t *testing.T) {
+	s, untouched := loadSnapshot(t, "mig-h100"), loadSnapshot(t, "mig-h100")
+	c := changed(func(c *Config) {
 		c.MIGStrategy = MIGMixed
 		c.Sharing.TimeSlicing.Resources = []Replicated{{Name: "nvidia.com/mig-1g.10gb", Replicas: 3}}
 	})
@@ -353,15 +354,14 @@ func TestBuildIsTheSameEachTimeAndChangesNothing(t *testing.T) {
 	}
 }
 
-// What a damaged or half-configured node does to the list.
-func TestBuildOnNodesInTrouble(t *testing.T) {
+func TestBuildOnDamagedNodes(t *testing.T) {
 	for name, tt := range map[string]struct {
 		damage   func(*gpu.Snapshot)
 		change   func(*Config)
 		want     []string
 		findings []string
 	}{
-		"all GPUs in MIG mode without instances are no device, and no error": {
+		"GPUs in MIG mode without MIG devices are not offered": {
 			allInMIGMode, func(c *Config) { c.MIGStrategy = MIGMixed },
 			[]string{"nvidia.com/gpu:"},
 			[]string{
@@ -369,27 +369,27 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 				"GPU 2 is in MIG mode and has no MIG device", "GPU 3 is in MIG mode and has no MIG device",
 			},
 		},
-		"so they are with the strategy single": {
+		"nor with mig-strategy single": {
 			allInMIGMode, func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"0"} },
 			[]string{"nvidia.com/gpu:"},
-			append([]string{"GPU 0 is in MIG mode and has no MIG device"}, leftOut(1, 2, 3)...),
+			append([]string{"GPU 0 is in MIG mode and has no MIG device"}, excluded(1, 2, 3)...),
 		},
-		"so they are with the strategy none": {
+		"nor with mig-strategy none": {
 			allInMIGMode, func(c *Config) { c.GPUs.Include = []Selector{"1"} },
 			[]string{"nvidia.com/gpu:"},
-			slices.Concat(leftOut(0),
+			slices.Concat(excluded(0),
 				[]string{"GPU 1 is in MIG mode and is not offered with mig-strategy none; set mig-strategy to single or mixed"},
-				leftOut(2, 3)),
+				excluded(2, 3)),
 		},
 		"a node without GPUs": {
 			func(s *gpu.Snapshot) { s.Devices = nil }, func(*Config) {}, []string{"nvidia.com/gpu:"}, nil,
 		},
-		"a GPU that cannot be read is listed as unhealthy, in all its replicas": {
-			func(s *gpu.Snapshot) { s.Devices[1].Error = "GPU is lost" }, rules(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
+		"all replicas of an unreadable GPU are unhealthy": {
+			func(s *gpu.Snapshot) { s.Devices[1].Error = "GPU is lost" }, timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
 			[]string{"nvidia.com/gpu: 0::0 0::1 1::0! 1::1! 2::0 2::1 3::0 3::1"},
 			[]string{"GPU 1 is unhealthy: cannot be read: GPU is lost"},
 		},
-		"one of which not even the UUID is known cannot be listed": {
+		"a GPU without a UUID is not offered": {
 			func(s *gpu.Snapshot) {
 				s.Devices[1] = gpu.Device{Index: 1, Minor: gpu.NoMinor, NUMANode: gpu.NoNUMANode, Error: "GPU is lost"}
 				s.Devices[2].UUID = ""
@@ -400,15 +400,15 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 				"GPU 2 is not offered: it has no UUID",
 			},
 		},
-		"a lost GPU does not make MIG devices unequal": {
+		"an unreadable GPU does not count for mig-strategy single": {
 			func(s *gpu.Snapshot) {
 				inMIGMode(&s.Devices[0], "1g.10gb")
 				s.Devices[3].Error = "GPU is lost"
 			}, func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Exclude = []Selector{"1", "2"} },
 			[]string{"nvidia.com/gpu: 0:0 3!"},
-			append(leftOut(1, 2), "GPU 3 is unhealthy: cannot be read: GPU is lost"),
+			append(excluded(1, 2), "GPU 3 is unhealthy: cannot be read: GPU is lost"),
 		},
-		"a device whose nodes are not known is unhealthy": {
+		"a device without minor numbers is unhealthy": {
 			func(s *gpu.Snapshot) {
 				s.Devices[0].Minor = gpu.NoMinor
 				inMIGMode(&s.Devices[1], "1g.10gb", "1g.10gb")
@@ -419,17 +419,17 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 				"GPU 0 is unhealthy: the minor number of its device node is unknown", "MIG device 1:1 is unhealthy: the minor numbers of its device nodes are unknown",
 			},
 		},
-		"of two devices with one UUID the first is offered": {
+		"the first of two devices with the same UUID is offered": {
 			func(s *gpu.Snapshot) { s.Devices[2].UUID = s.Devices[0].UUID }, func(c *Config) { c.GPUs.Exclude = []Selector{"1", "3"} },
 			[]string{"nvidia.com/gpu: 0"},
-			slices.Concat(leftOut(1), []string{"GPU 2 is not offered: another device has the same UUID GPU-0"}, leftOut(3)),
+			slices.Concat(excluded(1), []string{"GPU 2 is not offered: another device has the same UUID GPU-0"}, excluded(3)),
 		},
-		"a UUID that is too long for an ID": {
+		"a UUID longer than a device ID is not offered": {
 			func(s *gpu.Snapshot) {
 				s.Devices[0].UUID = "GPU-" + strings.Repeat("0", 60)
 				s.Devices[1].UUID = "GPU-" + strings.Repeat("1", 59)
 				s.Devices[2].UUID = "GPU-" + strings.Repeat("2", 56)
-			}, rules(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"0", "1", "2"}, Replicas: 10, Rename: "a.b/c"}),
+			}, timeSlice(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"0", "1", "2"}, Replicas: 10, Rename: "a.b/c"}),
 			[]string{
 				"a.b/c: 2::0 2::1 2::2 2::3 2::4 2::5 2::6 2::7 2::8 2::9",
 				"nvidia.com/gpu: 1 3",
@@ -439,7 +439,7 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 				"GPU-" + strings.Repeat("1", 59) + " is not shared: the IDs of 10 replicas would have 66 characters, more than 63",
 			},
 		},
-		"a profile that makes no name": {
+		"a profile without a valid resource name is not offered": {
 			func(s *gpu.Snapshot) {
 				inMIGMode(&s.Devices[0], "1g 10gb", "1g.24gb+me,gfx", "1g.12gb-me", strings.Repeat("x", 60))
 			}, func(c *Config) { c.MIGStrategy = MIGMixed; c.GPUs.Include = []Selector{"0"} },
@@ -447,17 +447,17 @@ func TestBuildOnNodesInTrouble(t *testing.T) {
 			append([]string{
 				`MIG device 0:0 is not offered: resource name "nvidia.com/mig-1g 10gb": the part after the slash may have letters, digits and - _ . between letters or digits`,
 				`MIG device 0:3 is not offered: resource name "nvidia.com/mig-` + strings.Repeat("x", 60) + `": the part after the slash has 64 characters, more than 63`,
-			}, leftOut(1, 2, 3)...),
+			}, excluded(1, 2, 3)...),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := node(t, "pcie-quad")
+			s := loadSnapshot(t, "pcie-quad")
 			for i := range s.Devices {
 				s.Devices[i].UUID = fmt.Sprintf("GPU-%d", i)
 			}
 			tt.damage(s)
-			resources, findings := build(t, s, config(tt.change))
-			if diff := cmp.Diff(tt.want, summary(resources)); diff != "" {
+			resources, findings := build(t, s, changed(tt.change))
+			if diff := cmp.Diff(tt.want, summarize(resources)); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
 			if diff := cmp.Diff(tt.findings, findings); diff != "" {
@@ -480,10 +480,9 @@ func inMIGMode(d *gpu.Device, profiles ...string) {
 	}
 }
 
-// Reconfigured at run time, the node's list follows, and nothing of the old one stays.
-func TestBuildFollowsTheNode(t *testing.T) {
-	c := config(func(c *Config) { c.MIGStrategy = MIGMixed; c.GPUs.Include = []Selector{"0", "1"} })
-	s := node(t, "pcie-quad")
+func TestBuildFollowsARepartitionedNode(t *testing.T) {
+	c := changed(func(c *Config) { c.MIGStrategy = MIGMixed; c.GPUs.Include = []Selector{"0", "1"} })
+	s := loadSnapshot(t, "pcie-quad")
 	for i, step := range []struct {
 		change func()
 		want   []string
@@ -496,16 +495,16 @@ func TestBuildFollowsTheNode(t *testing.T) {
 	} {
 		step.change()
 		resources, _ := build(t, s, c)
-		if diff := cmp.Diff(step.want, summary(resources)); diff != "" {
+		if diff := cmp.Diff(step.want, summarize(resources)); diff != "" {
 			t.Errorf("step %d: -want +got\n%s", i, diff)
 		}
 	}
 }
 
-func TestProblemsAreToldFromNotes(t *testing.T) {
-	s := node(t, "pcie-quad")
+func TestFindingsAreProblemsOrNotes(t *testing.T) {
+	s := loadSnapshot(t, "pcie-quad")
 	s.Devices[1].Error = "GPU is lost"
-	_, findings, err := Build(s, config(func(c *Config) { c.GPUs.Exclude = []Selector{"0"} }))
+	_, findings, err := Build(s, changed(func(c *Config) { c.GPUs.Exclude = []Selector{"0"} }))
 	want := []Finding{
 		{About: "GPU 0", Text: "is excluded by gpus.include or gpus.exclude"},
 		{About: "GPU 1", Text: "is unhealthy: cannot be read: GPU is lost", Problem: true},

@@ -10,13 +10,13 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// byMPS shares by the rules.
-func byMPS(list ...Replicated) func(*Config) {
+// shareByMPS sets the rules of MPS.
+func shareByMPS(list ...Replicated) func(*Config) {
 	return func(c *Config) { c.MPS, c.Sharing.MPS.Resources = true, list }
 }
 
-// limits is "NAME: INDEX::REPLICA MIB/PERCENT ..." for the devices that are shared by MPS.
-func limits(resources []Resource) []string {
+// summarizeLimits formats the devices that MPS shares as "NAME: INDEX::REPLICA MIB/PERCENT ...".
+func summarizeLimits(resources []Resource) []string {
 	var lines []string
 	for _, r := range resources {
 		line := ""
@@ -32,11 +32,10 @@ func limits(resources []Resource) []string {
 	return lines
 }
 
-// The containers of a GPU have one /dev/shm, with a part for each.
 func TestSharedMemoryGrowsWithReplicas(t *testing.T) {
-	c := config(byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 3}))
+	c := changed(shareByMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 3}))
 	c.Sharing.MPS.SharedMemoryMiB = 5
-	resources, _, err := Build(node(t, "workstation"), c)
+	resources, _, err := Build(loadSnapshot(t, "workstation"), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,24 +55,24 @@ func TestMPS(t *testing.T) {
 		limits   []string
 		findings []string
 	}{
-		"each replica has its part of memory and threads, rounded down, and a container has one": {
+		"each replica has a part of memory and threads, rounded down": {
 			machine: "dgx1-v100",
-			change:  byMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"0"}, Replicas: 3, Rename: "nvidia.com/third"}),
+			change:  shareByMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"0"}, Replicas: 3, Rename: "nvidia.com/third"}),
 			want:    []string{"nvidia.com/gpu: 1 2 3 4 5 6 7", "nvidia.com/third: 0::0 0::1 0::2 (at most 1)"},
 			limits:  []string{"nvidia.com/third: 0::0 5461/33 0::1 5461/33 0::2 5461/33"},
 		},
-		"they have a name of their own by default": {
+		"rename-by-default appends .shared to the name": {
 			machine: "workstation",
 			change: func(c *Config) {
-				byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2})(c)
+				shareByMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2})(c)
 				c.Sharing.MPS.RenameByDefault = true
 			},
 			want:   []string{"nvidia.com/gpu.shared: 0::0 0::1 (at most 1)"},
 			limits: []string{"nvidia.com/gpu.shared: 0::0 12282/50 0::1 12282/50"},
 		},
-		"a GPU before Volta has no limit of threads, and 16 clients": {
+		"a GPU before Volta has no thread limit and at most 16 clients": {
 			machine: "pcie-quad",
-			change: byMPS(
+			change: shareByMPS(
 				Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"0"}, Replicas: 17, Rename: "a.b/c"},
 				Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2, Rename: "a.b/c"},
 				Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"2"}, Replicas: 17, Rename: "a.b/c"},
@@ -92,21 +91,21 @@ func TestMPS(t *testing.T) {
 			machine: "mig-h100",
 			change: func(c *Config) {
 				c.MIGStrategy, c.GPUs.Include = MIGMixed, []Selector{"2"}
-				byMPS(Replicated{Name: "nvidia.com/mig-7g.80gb", Replicas: 2})(c)
+				shareByMPS(Replicated{Name: "nvidia.com/mig-7g.80gb", Replicas: 2})(c)
 			},
 			want:     []string{"nvidia.com/gpu:", "nvidia.com/mig-7g.80gb: 2:0"},
-			findings: append(leftOut(0, 1, 3, 4, 5, 6, 7), "MIG-2-0 is not shared: MPS cannot share MIG devices"),
+			findings: append(excluded(0, 1, 3, 4, 5, 6, 7), "MIG-2-0 is not shared: MPS cannot share MIG devices"),
 		},
-		"a GPU without memory of its own is not shared": {
+		"a GPU of unknown memory size is not shared": {
 			machine:  "workstation",
-			change:   byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
+			change:   shareByMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
 			damage:   func(s *gpu.Snapshot) { s.Devices[0].MemoryBytes = 0 },
 			want:     []string{"nvidia.com/gpu: 0"},
 			findings: []string{"GPU-0 is not shared: its memory size is unknown, so containers cannot be limited to a part of it"},
 		},
-		"a GPU that cannot be read keeps its replicas": {
+		"an unreadable GPU retains its replicas": {
 			machine: "workstation",
-			change:  byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
+			change:  shareByMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
 			damage: func(s *gpu.Snapshot) {
 				s.Devices[0].MemoryBytes, s.Devices[0].ComputeCapability, s.Devices[0].Error = 0, "", "GPU is lost"
 			},
@@ -114,11 +113,11 @@ func TestMPS(t *testing.T) {
 			limits:   []string{"nvidia.com/gpu: 0::0 0/0 0::1 0/0"},
 			findings: []string{"GPU 0 is unhealthy: cannot be read: GPU is lost"},
 		},
-		"a GPU that two ways of sharing fit is not shared": {
+		"a GPU that rules of two methods match is not shared": {
 			machine: "pcie-quad",
 			change: func(c *Config) {
-				byMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1", "2"}, Replicas: 2})(c)
-				rules(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"GPU-00000000-0000-0000-0000-000000000001"}, Replicas: 3})(c)
+				shareByMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1", "2"}, Replicas: 2})(c)
+				timeSlice(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"GPU-00000000-0000-0000-0000-000000000001"}, Replicas: 3})(c)
 			},
 			damage: func(s *gpu.Snapshot) { s.Devices[1].UUID = "GPU-00000000-0000-0000-0000-000000000001" },
 			want:   []string{"nvidia.com/gpu: 0 1 2::0 2::1 3 (at most 1)"},
@@ -128,39 +127,39 @@ func TestMPS(t *testing.T) {
 				"nvidia.com/gpu has devices that are shared and devices that are not; set rename for the shared ones",
 			},
 		},
-		"two ways of sharing under one name are a problem": {
+		"two methods for one resource are a problem": {
 			machine: "pcie-quad",
 			change: func(c *Config) {
 				c.GPUs.Include = []Selector{"1", "2"}
-				byMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2})(c)
-				rules(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"2"}, Replicas: 2})(c)
+				shareByMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2})(c)
+				timeSlice(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"2"}, Replicas: 2})(c)
 			},
 			want:   []string{"nvidia.com/gpu: 1::0 1::1 2::0 2::1 (at most 1)"},
 			limits: []string{"nvidia.com/gpu: 1::0 23034/50 1::1 23034/50"},
 			findings: []string{
-				leftOut(0)[0], leftOut(3)[0],
+				excluded(0)[0], excluded(3)[0],
 				"nvidia.com/gpu has devices shared by time-slicing and devices shared by MPS; set rename for one of them",
 			},
 		},
-		"a GPU has 48 clients at most": {
+		"a GPU has at most 48 clients": {
 			machine: "pcie-quad",
 			change: func(c *Config) {
 				c.GPUs.Include = []Selector{"1"}
-				byMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 49})(c)
+				shareByMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 49})(c)
 			},
 			want: []string{"nvidia.com/gpu: 1"},
-			findings: append(leftOut(0, 2, 3),
+			findings: append(excluded(0, 2, 3),
 				"GPU-1 is not shared: MPS supports at most 48 clients on this GPU (compute capability 8.9), and there are 49 replicas"),
 		},
-		"a rule that fits nothing is told": {
+		"a rule that matches nothing is reported": {
 			machine:  "workstation",
-			change:   byMPS(Replicated{Name: "nvidia.com/other", Replicas: 2}),
+			change:   shareByMPS(Replicated{Name: "nvidia.com/other", Replicas: 2}),
 			want:     []string{"nvidia.com/gpu: 0"},
 			findings: []string{"sharing.mps.resources[0] matches nothing on this node"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := node(t, tt.machine)
+			s := loadSnapshot(t, tt.machine)
 			for i := range s.Devices {
 				s.Devices[i].UUID = fmt.Sprintf("GPU-%d", i)
 				for j := range s.Devices[i].MIG {
@@ -170,15 +169,15 @@ func TestMPS(t *testing.T) {
 			if tt.damage != nil {
 				tt.damage(s)
 			}
-			resources, findings := build(t, s, config(tt.change))
-			if diff := cmp.Diff(tt.want, summary(resources)); diff != "" {
+			resources, findings := build(t, s, changed(tt.change))
+			if diff := cmp.Diff(tt.want, summarize(resources)); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
-			if diff := cmp.Diff(tt.limits, limits(resources)); diff != "" {
+			if diff := cmp.Diff(tt.limits, summarizeLimits(resources)); diff != "" {
 				t.Errorf("limits: -want +got\n%s", diff)
 			}
 			if tt.machine == "dgx1-v100" {
-				findings = nil // that some are shared and some are not is another case's
+				findings = nil // mixed resources are another case
 			}
 			if diff := cmp.Diff(tt.findings, findings); diff != "" {
 				t.Errorf("findings: -want +got\n%s", diff)
@@ -200,11 +199,11 @@ func TestValidateMPS(t *testing.T) {
 		"rules for other devices and other resources": {
 			mps: []Replicated{{Name: "a.b/c", Devices: []Selector{"2"}, Replicas: 48}, {Name: "a.b/e", Replicas: 2}},
 		},
-		"rules that are not allowed": {
+		"rules without mps: true": {
 			off: true, mps: []Replicated{{Name: "a.b/e", Replicas: 2}},
 			want: []string{"sharing.mps.resources: needs mps: true: MPS is experimental and runs programs of the driver"},
 		},
-		"devices that are shared by turns too": {
+		"devices that time-slicing shares too": {
 			mps: []Replicated{
 				{Name: "a.b/c", Devices: []Selector{"3", "1"}, Replicas: 2},
 				{Name: "a.b/d", Devices: []Selector{"5"}, Replicas: 2},
@@ -216,7 +215,7 @@ func TestValidateMPS(t *testing.T) {
 				"sharing.mps.resources[2]: sharing.time-slicing.resources[0] matches the same devices of a.b/c; a device is shared by one method only",
 			},
 		},
-		"what is wrong in rules of every kind": {
+		"all kinds of problems in rules": {
 			mps: []Replicated{
 				{Name: "a.b/e", Replicas: 49},
 				{Name: "e", Replicas: 1, Devices: []Selector{""}},
@@ -232,9 +231,9 @@ func TestValidateMPS(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := config(func(c *Config) {
-				rules(slicing...)(c)
-				byMPS(tt.mps...)(c)
+			c := changed(func(c *Config) {
+				timeSlice(slicing...)(c)
+				shareByMPS(tt.mps...)(c)
 				c.MPS = !tt.off
 			})
 			var got []string

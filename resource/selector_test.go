@@ -18,9 +18,9 @@ func TestSelector(t *testing.T) {
 		malformed bool
 	}{
 		"an index":                       {"3", true, true, false},
-		"an index with a zero before":    {"03", true, true, false},
+		"an index with a leading zero":   {"03", true, true, false},
 		"another index":                  {"1", false, false, false},
-		"an index beyond all numbers":    {"99999999999999999999", false, false, false},
+		"an index that is too large":     {"99999999999999999999", false, false, false},
 		"the MIG device's index":         {"3:1", false, true, false},
 		"another MIG device's index":     {"3:0", false, false, false},
 		"a MIG index on another GPU":     {"1:1", false, false, false},
@@ -80,7 +80,7 @@ func TestPattern(t *testing.T) {
 	}
 }
 
-// A regular expression says the same. (path.Match does not: its star may end in the middle of a letter.)
+// A regular expression is the reference. path.Match is none: its star can end within a letter.
 func FuzzPattern(f *testing.F) {
 	f.Add("*h100*", "NVIDIA H100")
 	f.Add("a?c*", "abc")
@@ -94,7 +94,7 @@ func FuzzPattern(f *testing.F) {
 		expr = strings.NewReplacer(`\*`, `.*`, `\?`, `.`).Replace(expr)
 		want := regexp.MustCompile(`(?s)^` + expr + `$`).MatchString(string(normalize(name)))
 		if got := Pattern(pattern).Matches(name); got != want {
-			t.Errorf("%q and %q: %t, the expression %s says %t", pattern, name, got, expr, want)
+			t.Errorf("%q and %q: %t, the expression %s gives %t", pattern, name, got, expr, want)
 		}
 	})
 }

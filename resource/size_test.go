@@ -12,7 +12,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// realSize is the size of the message that lists the devices, all unhealthy.
+// realSize returns the size of the message with the devices, all unhealthy.
 func realSize(r Resource) int {
 	list := &api.ListAndWatchResponse{}
 	for _, d := range r.Devices {
@@ -25,7 +25,7 @@ func realSize(r Resource) int {
 	return proto.Size(list)
 }
 
-func TestListSizeIsThatOfTheMessage(t *testing.T) {
+func TestListSizeIsTheSizeOfTheMessage(t *testing.T) {
 	const uuid = "GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c"
 	for name, tt := range map[string]struct {
 		numa, replicas int
@@ -51,11 +51,11 @@ func TestListSizeIsThatOfTheMessage(t *testing.T) {
 	}
 }
 
-// A list that the kubelet cannot read would cost the node all of its devices.
+// The kubelet would close the connection, and have no device of the node.
 func TestAListThatIsTooLargeIsRefused(t *testing.T) {
-	s := node(t, "hgx-16")
+	s := loadSnapshot(t, "hgx-16")
 	share := func(n int) Config {
-		return config(rules(Replicated{Name: "nvidia.com/gpu", Replicas: n}))
+		return changed(timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: n}))
 	}
 	_, _, err := Build(s, share(10_000))
 	tooMany, ok := errors.AsType[*TooManyDevicesError](err)
@@ -87,17 +87,16 @@ func TestAListOfTooManyWholeDevicesIsRefused(t *testing.T) {
 	}
 }
 
-// The largest number of replicas that the configuration may have fits for one GPU, and is checked before anything is
-// made of it.
-func TestTheMostReplicas(t *testing.T) {
-	s := node(t, "workstation")
+// The maximum number of replicas of one GPU fits into a list.
+func TestTheMaximumOfReplicas(t *testing.T) {
+	s := loadSnapshot(t, "workstation")
 	s.Devices[0].NUMANode = 1 << 30
-	resources, _ := build(t, s, config(rules(Replicated{Name: "nvidia.com/gpu", Replicas: maxReplicas})))
+	resources, _ := build(t, s, changed(timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: maxReplicas})))
 	if size := realSize(resources[0]); size > MaxList {
 		t.Errorf("%d replicas take %d bytes", maxReplicas, size)
 	}
 	for _, n := range []int{-1, 0, 1, maxReplicas + 1, 1 << 62} {
-		c := config(rules(Replicated{Name: "nvidia.com/gpu", Replicas: n}))
+		c := changed(timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: n}))
 		if err := c.Validate(); err == nil {
 			t.Errorf("%d replicas are accepted", n)
 		}
@@ -107,10 +106,10 @@ func TestTheMostReplicas(t *testing.T) {
 func BenchmarkBuild(b *testing.B) {
 	for name, c := range map[string]Config{
 		"whole":       defaults(),
-		"16 replicas": config(rules(Replicated{Name: "nvidia.com/gpu", Replicas: 16})),
+		"16 replicas": changed(timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: 16})),
 	} {
 		b.Run(name, func(b *testing.B) {
-			s := node(b, "hgx-16")
+			s := loadSnapshot(b, "hgx-16")
 			b.ReportAllocs()
 			for b.Loop() {
 				if _, _, err := Build(s, c); err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestValidateListsEveryProblemWithItsKey(t *testing.T) {
+func TestValidateReportsAllProblemsWithTheirKeys(t *testing.T) {
 	c := Config{
 		Resource:    "nvidia.com/gpu",
 		MIGStrategy: "mixd",

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestNamesThatAreClose(t *testing.T) {
+func TestSimilarNames(t *testing.T) {
 	known := []string{"cdi-dir", "cdi-kind", "driver-root", "dev-root", "mps", "output"}
 	for name, want := range map[string][]string{
 		"cdi_dir":       {"cdi-dir"},
@@ -26,9 +26,9 @@ func TestNamesThatAreClose(t *testing.T) {
 		}
 	}
 	if got := Question("cdi-din", known); got != "; did you mean cdi-dir or cdi-kind?" {
-		t.Errorf("the question is %q", got)
+		t.Errorf("Question returns %q", got)
 	}
 	if got := Question("abc", known); got != "" {
-		t.Errorf("the question is %q", got)
+		t.Errorf("Question returns %q", got)
 	}
 }

@@ -65,7 +65,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-func TestProblemsAreInPlainWords(t *testing.T) {
+func TestDecodeReportsAllProblems(t *testing.T) {
 	for name, c := range map[string]struct {
 		text string
 		want []string
@@ -83,7 +83,7 @@ func TestProblemsAreInPlainWords(t *testing.T) {
 		"no numbers":                     {"count: x\nlevels: [1, y]\npick: []\n", []string{`line 1: count: want a whole number, got "x"`, `line 2: levels[1]: want a whole number, got "y"`, "line 3: pick: want a whole number, got a list"}},
 		"no number in a comma list":      {"levels: 1,y\n", []string{`line 1: levels[1]: want a whole number, got "y"`}},
 		"fractions":                      {"count: 1.5\nlevels: 1,2.5\n", []string{`line 1: count: want a whole number, got "1.5"`, `line 2: levels[1]: want a whole number, got "2.5"`}},
-		"neither yes nor no":             {"on-off: maybe\n", []string{`line 1: on-off: want true or false, got "maybe"`}},
+		"neither true nor false":         {"on-off: maybe\n", []string{`line 1: on-off: want true or false, got "maybe"`}},
 		"a key that is no number":        {"nodes: {a: b}\n", []string{`line 1: nodes: want a whole number, got "a"`}},
 		"below":                          {"models: {m: {n: x}}\nrules: [{n: y}]\ndeep: 4\n", []string{`line 1: models.m.n: want a whole number, got "x"`, `line 2: rules[0].n: want a whole number, got "y"`, `line 3: deep: want keys and values, got "4"`}},
 		"a merge key":                    {"deep: {<<: {nn: 3}}\n", []string{"line 1: unknown key deep.nn"}},
@@ -102,8 +102,7 @@ func TestProblemsAreInPlainWords(t *testing.T) {
 	}
 }
 
-// What can be read is there beside the problems, so that the rest can be checked too.
-func TestTheRestIsDecoded(t *testing.T) {
+func TestDecodeReturnsTheRestBesideProblems(t *testing.T) {
 	var got file
 	if _, err := Decode([]byte("name: a\nnames: x,y\ncount: no\nother: 1\n"), &got); err == nil {
 		t.Fatal("no error")
