@@ -120,9 +120,32 @@ func (n *Node) searchLarge(p Policy, q query) found {
 	return f
 }
 
-// improve swaps a GPU for the one that adds most, as long as that raises the score.
+// improve looks for a set with a higher score than x: one that grows from a single GPU by the one that adds most, and then
+// swaps as long as one raises the score.
 func (n *Node) improve(q query, x set) set {
-	with := make([]int, len(n.gpus)) // the score of each GPU with x
+	score := n.scoreOf(x)
+	with := make([]int, len(n.gpus)) // the score of each GPU with a set
+	for _, first := range q.from.difference(q.must).members() {
+		grown := q.must
+		for g := range with {
+			with[g] = n.scoreWith(grown, g)
+		}
+		for next := first; grown.len() < q.size; {
+			grown.add(next)
+			for g := range with {
+				with[g] += int(n.score[g][next])
+			}
+			next = -1
+			for _, g := range q.from.difference(grown).members() {
+				if next < 0 || with[g] > with[next] {
+					next = g
+				}
+			}
+		}
+		if s := n.scoreOf(grown); s > score {
+			x, score = grown, s
+		}
+	}
 	for g := range with {
 		with[g] = n.scoreWith(x, g)
 	}

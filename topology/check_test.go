@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -171,8 +172,7 @@ func checkGPUs(t testing.TB, s *gpu.Snapshot, elements []element) {
 	}
 }
 
-// The first bar that carries both of two GPUs is of the path between them, or of a nearer one if the driver's paths are
-// no tree; then the picture says so.
+// checkPaths checks that the first bar that spans two GPUs is that of their path. Pairs that fit into no tree are left out.
 func checkPaths(t testing.TB, s *gpu.Snapshot, elements []element) {
 	t.Helper()
 	apart := map[[2]int]bool{}
@@ -180,34 +180,31 @@ func checkPaths(t testing.TB, s *gpu.Snapshot, elements []element) {
 	for _, p := range notInTree(scene.tree, scene.links) {
 		apart[[2]int{s.Devices[p[0]].Index, s.Devices[p[1]].Index}] = true
 	}
+	type bar struct {
+		path string
+		gpus map[string]bool
+	}
+	var bars []bar
+	for _, e := range elements {
+		if e.class == "bar" && e.name == "g" {
+			b := bar{e.data["path"], map[string]bool{}}
+			for _, g := range strings.Fields(e.data["gpus"]) {
+				b.gpus[g] = true
+			}
+			bars = append(bars, b)
+		}
+	}
+	slices.SortStableFunc(bars, func(a, b bar) int { return len(a.gpus) - len(b.gpus) })
 	for _, link := range s.Links {
 		if link.PCIe == gpu.PathUnknown || apart[[2]int{link.A, link.B}] {
 			continue
 		}
-		if got := nearestBar(elements, link.A, link.B); got != link.PCIe.String() {
-			t.Errorf("GPU %d and %d: %s, and the bar is %q", link.A, link.B, link.PCIe, got)
+		a, b := strconv.Itoa(link.A), strconv.Itoa(link.B)
+		i := slices.IndexFunc(bars, func(bar bar) bool { return bar.gpus[a] && bar.gpus[b] })
+		if i < 0 || bars[i].path != link.PCIe.String() {
+			t.Errorf("GPU %s and %s: the first common bar is not that of %s", a, b, link.PCIe)
 		}
 	}
-}
-
-func nearestBar(elements []element, a, b int) string {
-	path, size := "none", 1<<30
-	for _, e := range elements {
-		gpus := strings.Fields(e.data["gpus"])
-		if e.class == "bar" && has(gpus, a) && has(gpus, b) && len(gpus) < size {
-			path, size = e.data["path"], len(gpus)
-		}
-	}
-	return path
-}
-
-func has(list []string, n int) bool {
-	for _, s := range list {
-		if s == strconv.Itoa(n) {
-			return true
-		}
-	}
-	return false
 }
 
 func checkNVLinks(t testing.TB, s *gpu.Snapshot, elements []element) {
@@ -235,7 +232,7 @@ func checkNVLinks(t testing.TB, s *gpu.Snapshot, elements []element) {
 		default:
 			direct++
 			if n := drawn[fmt.Sprintf("%d %d false", l.A, l.B)]; n != l.NVLinks {
-				t.Errorf("GPU %d and %d have %d NVLinks, drawn are %d", l.A, l.B, l.NVLinks, n)
+				t.Errorf("GPU %d and %d: %d NVLinks are drawn, want %d", l.A, l.B, n, l.NVLinks)
 			}
 		}
 	}
@@ -245,7 +242,7 @@ func checkNVLinks(t testing.TB, s *gpu.Snapshot, elements []element) {
 		}
 	}
 	if direct != 0 {
-		t.Errorf("%d direct NVLinks more than drawn", direct)
+		t.Errorf("%d direct NVLinks are not drawn", direct)
 	}
 }
 
@@ -253,13 +250,13 @@ func checkSwitched(t testing.TB, l gpu.Link, drawn map[string]int, switched [][]
 	t.Helper()
 	for _, i := range []int{l.A, l.B} {
 		if n := drawn[fmt.Sprintf("%d true", i)]; n < l.NVLinks {
-			t.Errorf("GPU %d has %d NVLinks to the switches, drawn are %d", i, l.NVLinks, n)
+			t.Errorf("GPU %d: %d NVLinks to the switches are drawn, want %d", i, n, l.NVLinks)
 		}
 	}
 	for _, gpus := range switched {
-		if has(gpus, l.A) && has(gpus, l.B) {
+		if slices.Contains(gpus, strconv.Itoa(l.A)) && slices.Contains(gpus, strconv.Itoa(l.B)) {
 			return
 		}
 	}
-	t.Errorf("GPU %d and %d are on no bar of NVSwitches together", l.A, l.B)
+	t.Errorf("GPU %d and %d have no common bar of NVSwitches", l.A, l.B)
 }

@@ -17,9 +17,9 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "write the golden files")
 
-// machine is the snapshot of a simulated machine, as the driver's package reads it.
+// machine returns the snapshot of a simulated machine, as package nvml reads it.
 func machine(t testing.TB, name string) *gpu.Snapshot {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("..", "nvml", "testdata", name+".golden.json"))
@@ -37,7 +37,7 @@ func machines(t testing.TB) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("..", "nvml", "testdata", "*.golden.json"))
 	if err != nil || len(files) < 7 {
-		t.Fatalf("%d machines, want at least the seven of the design (%v)", len(files), err)
+		t.Fatalf("%d machines, want at least 7 (%v)", len(files), err)
 	}
 	var names []string
 	for _, f := range files {
@@ -46,8 +46,8 @@ func machines(t testing.TB) []string {
 	return names
 }
 
-// lose makes a GPU one that cannot be read.
-func lose(s *gpu.Snapshot, index int, reason string) *gpu.Snapshot {
+// withLost makes a GPU unreadable.
+func withLost(s *gpu.Snapshot, index int, reason string) *gpu.Snapshot {
 	s.Devices[index].Error = reason
 	var links []gpu.Link
 	for _, l := range s.Links {
@@ -59,10 +59,10 @@ func lose(s *gpu.Snapshot, index int, reason string) *gpu.Snapshot {
 	return s
 }
 
-// busy is a node with all that there is: a lost GPU, MIG devices, pods that share devices.
+// busy returns a node with a lost GPU, MIG devices, and pods that share devices.
 func busy(t testing.TB) Node {
 	t.Helper()
-	s := lose(machine(t, "mig-h100"), 7, "GPU is lost: it has fallen off the bus or is otherwise inaccessible")
+	s := withLost(machine(t, "mig-h100"), 7, "GPU is lost: it has fallen off the bus or is otherwise inaccessible")
 	mig := func(i, j int) string { return s.Devices[i].MIG[j].UUID }
 	return Node{Snapshot: s, Holders: []Holder{
 		{"training", "llama-7b-worker-0", "trainer", []string{s.Devices[6].UUID}},
@@ -74,8 +74,8 @@ func busy(t testing.TB) Node {
 	}}
 }
 
-// shown is the node of the picture in the documentation.
-func shown(t testing.TB) Node {
+// documented returns the node of the picture in the documentation.
+func documented(t testing.TB) Node {
 	t.Helper()
 	s := machine(t, "dgx-h100")
 	id := func(i int) string { return s.Devices[i].UUID }
@@ -85,7 +85,7 @@ func shown(t testing.TB) Node {
 	}}
 }
 
-// fabric128 is a node of 128 GPUs behind a tree of PCIe switches.
+// fabric128 returns a node of 128 GPUs behind a tree of PCIe switches.
 func fabric128() *gpu.Snapshot {
 	s := &gpu.Snapshot{DriverVersion: "580.126.09", CUDAVersion: "13.0"}
 	for i := range 128 {
@@ -115,7 +115,7 @@ func TestGolden(t *testing.T) {
 	noSocket := "there is no socket of the kubelet at /var/lib/kubelet/pod-resources/kubelet.sock"
 	nodes := map[string]Node{
 		filepath.Join("testdata", "busy.svg"):                 busy(t),
-		filepath.Join("..", "docs", "topology-dgx-h100.svg"):  shown(t),
+		filepath.Join("..", "docs", "topology-dgx-h100.svg"):  documented(t),
 		filepath.Join("testdata", "not-a-tree.svg"):           {Snapshot: notATree(), HoldersUnknown: noSocket},
 		filepath.Join("testdata", "bridges-in-two-lines.svg"): {Snapshot: bridges()},
 	}
@@ -131,18 +131,21 @@ func TestGolden(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			if !bytes.Equal(got, drawNode(t, n)) {
+				t.Error("the same node gives two pictures")
+			}
 			want, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(string(want), string(got)); diff != "" {
-				t.Errorf("%s (-want +got; -update writes it anew):\n%s", path, diff)
+				t.Errorf("%s (-want +got; -update writes the file):\n%s", path, diff)
 			}
 		})
 	}
 }
 
-// notATree is a node on which the nearness of pairs is not transitive.
+// notATree returns a node whose PCIe paths do not follow a tree.
 func notATree() *gpu.Snapshot {
 	s := &gpu.Snapshot{}
 	for i := range 3 {
@@ -154,7 +157,7 @@ func notATree() *gpu.Snapshot {
 	return s
 }
 
-// bridges is a node of ten GPUs under one host bridge, joined in pairs that are not neighbours.
+// bridges returns a node of ten GPUs below one host bridge, with NVLink bridges between GPUs in different rows.
 func bridges() *gpu.Snapshot {
 	s := &gpu.Snapshot{}
 	for i := range 10 {
@@ -172,16 +175,16 @@ func bridges() *gpu.Snapshot {
 	return s
 }
 
-func TestPicturesSayWhatTheSnapshotSays(t *testing.T) {
+func TestPicturesShowTheSnapshot(t *testing.T) {
 	nodes := map[string]Node{
 		"128 GPUs behind PCIe switches": {Snapshot: fabric128()},
-		"128 GPUs, some of them lost":   {Snapshot: lose(lose(fabric128(), 5, "lost"), 77, "lost")},
+		"128 GPUs, some of them lost":   {Snapshot: withLost(withLost(fabric128(), 5, "lost"), 77, "lost")},
 		"no GPU":                        {Snapshot: &gpu.Snapshot{}},
-		"nothing known of any link":     {Snapshot: lonely(20)},
+		"no link is known":              {Snapshot: isolated(20)},
 	}
 	for _, name := range machines(t) {
 		nodes[name] = Node{Snapshot: machine(t, name)}
-		nodes[name+", GPU 0 lost"] = Node{Snapshot: lose(machine(t, name), 0, "GPU is lost")}
+		nodes[name+", GPU 0 lost"] = Node{Snapshot: withLost(machine(t, name), 0, "GPU is lost")}
 	}
 	for name, n := range nodes {
 		t.Run(name, func(t *testing.T) { checkPicture(t, n) })
@@ -190,7 +193,7 @@ func TestPicturesSayWhatTheSnapshotSays(t *testing.T) {
 
 // A node that is narrower than the picture is in the middle of it, with its bar of NVSwitches.
 func TestFabricBarSpansItsCards(t *testing.T) {
-	s := lonely(2)
+	s := isolated(2)
 	s.Links = []gpu.Link{{A: 0, B: 1, NVLinks: 18, Switched: true}}
 	cards, bar := [4]int{1 << 30}, [4]int{}
 	for _, e := range parse(t, drawNode(t, Node{Snapshot: s})) {
@@ -206,8 +209,8 @@ func TestFabricBarSpansItsCards(t *testing.T) {
 	}
 }
 
-// lonely GPUs are those of a virtual machine that shows nothing of its host.
-func lonely(n int) *gpu.Snapshot {
+// isolated returns GPUs without links and NUMA nodes, as in a virtual machine.
+func isolated(n int) *gpu.Snapshot {
 	s := &gpu.Snapshot{}
 	for i := range n {
 		s.Devices = append(s.Devices, gpu.Device{Index: i, NUMANode: gpu.NoNUMANode})
@@ -227,26 +230,22 @@ func drawNode(t testing.TB, n Node) []byte {
 // checkPicture draws a node and checks the picture against the snapshot.
 func checkPicture(t testing.TB, n Node) {
 	t.Helper()
-	svg := drawNode(t, n)
-	elements := parse(t, svg)
+	elements := parse(t, drawNode(t, n))
 	checkBounds(t, elements)
 	checkOverlaps(t, elements)
 	checkGPUs(t, n.Snapshot, elements)
 	checkPaths(t, n.Snapshot, elements)
 	checkNVLinks(t, n.Snapshot, elements)
-	if !bytes.Equal(svg, drawNode(t, n)) {
-		t.Error("the same node gives two pictures")
-	}
 }
 
-// FuzzDraw draws nodes that no machine has: whatever the driver and the kubelet say, the picture is whole.
+// FuzzDraw draws random nodes: whatever the driver and the kubelet report, the picture is valid and complete.
 func FuzzDraw(f *testing.F) {
 	f.Add(uint64(1), uint8(8), "NVIDIA <H100> & \"co\" 'x'", "lost\x00\x1b[31m\u202egnp.exe")
 	f.Add(uint64(2), uint8(1), "", "")
 	f.Add(uint64(3), uint8(17), strings.Repeat("W", 5000), "]]></style><script>alert(1)</script>")
 	f.Add(uint64(4), uint8(40), "\xff\xfe\ufffe", "a\u0301\u0301\u0301\nb")
 	f.Fuzz(func(t *testing.T, seed uint64, n uint8, name, reason string) {
-		checkPicture(t, randomNode(rand.New(rand.NewPCG(seed, 0)), int(n)%12, name, reason)) // larger ones are in TestGolden
+		checkPicture(t, randomNode(rand.New(rand.NewPCG(seed, 0)), int(n)%12, name, reason)) // TestGolden has larger ones
 	})
 }
 

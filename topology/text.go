@@ -5,15 +5,16 @@ import (
 	"unicode"
 )
 
-// longest is where a text from outside is cut, in characters: no name or error is longer but a hostile one.
+// longest is where a text from outside is cut, in characters. No real name or error is longer.
 const longest = 400
 
-// clean makes a text from outside safe to show: one line, no control characters, nothing that turns the direction of the
-// text around or piles marks up on a letter.
+// clean makes a text from outside safe to show: one line, without control characters, and without characters that reverse
+// the direction of the text or pile up on a letter.
 func clean(s string) string {
 	var b strings.Builder
 	n := 0
-	for _, word := range strings.FieldsFunc(strings.ToValidUTF8(s, "\uFFFD"), breaks) {
+	separates := func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }
+	for _, word := range strings.FieldsFunc(strings.ToValidUTF8(s, "\uFFFD"), separates) {
 		if n > 0 {
 			b.WriteByte(' ')
 		}
@@ -30,18 +31,6 @@ func clean(s string) string {
 	return b.String()
 }
 
-func breaks(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }
-
-// textWidth is about how wide a text is, in pixels, in a font of that size. It errs on the wide side: the figures are those
-// of DejaVu Sans, which is wider than what most systems have for "sans-serif".
-func textWidth(s string, size int, f font) int {
-	sum := 0
-	for _, r := range s {
-		sum += advance(r, f)
-	}
-	return (sum*size + 999) / 1000
-}
-
 // font is a kind of font.
 type font int
 
@@ -51,26 +40,39 @@ const (
 	mono
 )
 
-// advance is a character's width in thousandths of the font's size.
+// textWidth estimates the width of a text in pixels, in a font of that size. The figures are those of DejaVu Sans, which is
+// wider than what most systems have for "sans-serif".
+func textWidth(s string, size int, f font) int {
+	sum := 0
+	for _, r := range s {
+		sum += advance(r, f)
+	}
+	return pixels(sum, size)
+}
+
+// pixels returns a width in thousandths of the font's size in pixels.
+func pixels(width, size int) int { return (width*size + 999) / 1000 }
+
+// advance returns a character's width in thousandths of the font's size.
 func advance(r rune, f font) int {
+	w := 640
 	switch {
 	case r >= 0x1100:
 		return 1050
 	case f == mono:
 		return 610
-	}
-	w := 640
-	switch {
-	case strings.ContainsRune(" ijlI.,:;'|!", r):
-		w = 330
-	case strings.ContainsRune("ftr()[]-/", r):
-		w = 420
-	case strings.ContainsRune("mwMW@%…", r):
-		w = 990
 	case unicode.IsUpper(r):
 		w = 780
 	case r > 0x7f:
 		w = 840
+	}
+	switch r {
+	case ' ', 'i', 'j', 'l', 'I', '.', ',', ':', ';', '\'', '|', '!':
+		w = 330
+	case 'f', 't', 'r', '(', ')', '[', ']', '-', '/':
+		w = 420
+	case 'm', 'w', 'M', 'W', '@', '%':
+		w = 990
 	}
 	if f == bold {
 		w += 70
@@ -83,16 +85,23 @@ func fit(s string, room, size int, f font) string {
 	if textWidth(s, size, f) <= room {
 		return s
 	}
-	runes := []rune(s)
-	for n := len(runes) - 1; n > 0; n-- {
-		if short := strings.TrimRight(string(runes[:n]), " ") + "…"; textWidth(short, size, f) <= room {
-			return short
+	sum, end, last := advance('…', f), 0, ' '
+	for i, r := range s {
+		if last != ' ' {
+			end = i // what is before fits
 		}
+		if sum += advance(r, f); pixels(sum, size) > room {
+			break
+		}
+		last = r
 	}
-	return ""
+	if end == 0 {
+		return ""
+	}
+	return s[:end] + "…"
 }
 
-// choose returns the first of some labels that has room, or none.
+// choose returns the first label that has room, or "".
 func choose(room, size int, f font, labels ...string) string {
 	for _, s := range labels {
 		if textWidth(s, size, f) <= room {
@@ -102,7 +111,8 @@ func choose(room, size int, f font, labels ...string) string {
 	return ""
 }
 
-// wrap breaks a text in the plain font into at most that many lines; the last one is cut. A word that is wider than a line is broken.
+// wrap breaks a text in the plain font into lines, at most as many as given. The last one is cut. A word that is wider than
+// a line is broken.
 func wrap(s string, room, size, most int) []string {
 	var lines []string
 	words := strings.Fields(s)
@@ -110,38 +120,34 @@ func wrap(s string, room, size, most int) []string {
 		if len(lines) == most-1 {
 			return append(lines, fit(strings.Join(words, " "), room, size, plain))
 		}
-		n := 1
-		for n < len(words) && textWidth(strings.Join(words[:n+1], " "), size, plain) <= room {
-			n++
-		}
-		line := strings.Join(words[:n], " ")
-		words = words[n:]
+		line := words[0]
+		words = words[1:]
 		if head, tail := split(line, room, size); tail != "" {
-			line = head
-			words = append([]string{tail}, words...)
+			lines, words = append(lines, head), append([]string{tail}, words...)
+			continue
+		}
+		for len(words) > 0 && textWidth(line+" "+words[0], size, plain) <= room {
+			line += " " + words[0]
+			words = words[1:]
 		}
 		lines = append(lines, line)
 	}
 	return lines
 }
 
-// split breaks a word where the room ends, behind a hyphen or the like if there is one. At least one character is before
-// the break.
+// split breaks a word that is wider than a line, after a hyphen or the like if there is one, but after one character at
+// least.
 func split(s string, room, size int) (head, tail string) {
-	if textWidth(s, size, plain) <= room {
-		return s, ""
-	}
-	sum, mark := 0, 0
+	sum, end := 0, 0
 	for i, r := range s {
-		sum += advance(r, plain)
-		if i > 0 && (sum*size+999)/1000 > room {
-			if mark == 0 {
-				mark = i
+		if sum += advance(r, plain); i > 0 && pixels(sum, size) > room {
+			if end == 0 {
+				end = i
 			}
-			return s[:mark], s[mark:]
+			return s[:end], s[end:]
 		}
 		if strings.ContainsRune("-/:_=.", r) {
-			mark = i + 1
+			end = i + 1
 		}
 	}
 	return s, ""

@@ -9,14 +9,14 @@ import (
 
 func TestClean(t *testing.T) {
 	for name, c := range map[string]struct{ in, want string }{
-		"a name":                        {"NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"},
-		"another script":                {"图形 карта", "图形 карта"},
-		"several lines":                 {" a\r\n\tb\x00c ", "a b c"},
-		"what turns the text around":    {"a\u202egnp.exe", "a\ufffdgnp.exe"},
-		"marks piled on a letter":       {"a\u0301\u0301", "a\ufffd\ufffd"},
-		"bytes that are no text":        {"a\xff\xfeb", "a\ufffdb"},
-		"signs that mean something XML": {`<&">'`, `<&">'`},
-		"too long":                      {strings.Repeat("x", 500), strings.Repeat("x", longest) + "…"},
+		"a name":                       {"NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"},
+		"another script":               {"图形 карта", "图形 карта"},
+		"several lines":                {" a\r\n\tb\x00c ", "a b c"},
+		"characters that reverse text": {"a\u202egnp.exe", "a\ufffdgnp.exe"},
+		"combining characters":         {"a\u0301\u0301", "a\ufffd\ufffd"},
+		"bytes that are not UTF-8":     {"a\xff\xfeb", "a\ufffdb"},
+		"characters special in XML":    {`<&">'`, `<&">'`},
+		"too long":                     {strings.Repeat("x", 500), strings.Repeat("x", longest) + "…"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(c.want, clean(c.in)); diff != "" {

@@ -14,13 +14,13 @@ func TestPack(t *testing.T) {
 		limit int
 		want  []int
 	}{
-		"nothing":                       {nil, 8, nil},
-		"all in one run":                {[]int{4, 4}, 8, []int{2}},
-		"as few runs as possible":       {[]int{4, 4, 2}, 8, []int{1, 3}},
-		"none above the limit":          {[]int{3, 3, 3}, 8, []int{2, 3}},
-		"as even as that allows":        {[]int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 8, []int{5, 10}},
-		"one above the limit is alone":  {[]int{2, 20, 2}, 8, []int{1, 2, 3}},
-		"nothing moves in front of any": {[]int{6, 6, 2}, 8, []int{1, 3}},
+		"no group":                     {nil, 8, nil},
+		"all in one run":               {[]int{4, 4}, 8, []int{2}},
+		"as few runs as possible":      {[]int{4, 4, 2}, 8, []int{1, 3}},
+		"none above the limit":         {[]int{3, 3, 3}, 8, []int{2, 3}},
+		"as even as that allows":       {[]int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 8, []int{5, 10}},
+		"one above the limit is alone": {[]int{2, 20, 2}, 8, []int{1, 2, 3}},
+		"the order stays the same":     {[]int{6, 6, 2}, 8, []int{1, 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var groups []*group
@@ -43,26 +43,26 @@ func TestPack(t *testing.T) {
 func TestTree(t *testing.T) {
 	for name, c := range map[string]struct {
 		s    *gpu.Snapshot
-		want []joinedGPUs
+		want []pathGroup
 	}{
-		"no GPU":                             {&gpu.Snapshot{}, nil},
-		"one GPU":                            {lonely(1), []joinedGPUs{{"unknown", []int{0}}}},
-		"two GPUs of which nothing is known": {lonely(2), []joinedGPUs{{"unknown", []int{0, 1}}}},
-		"a path that is not transitive joins all": {notATree(), []joinedGPUs{{"PIX", []int{0, 1, 2}}, {"unknown", []int{0, 1, 2}}}},
-		"links of GPUs that are not there": {
-			&gpu.Snapshot{Devices: lonely(1).Devices, Links: []gpu.Link{{A: 0, B: 5, PCIe: gpu.PathSingleSwitch}, {A: 0, B: 0, NVLinks: 3}}},
-			[]joinedGPUs{{"unknown", []int{0}}},
+		"no GPU":                          {&gpu.Snapshot{}, nil},
+		"one GPU":                         {isolated(1), []pathGroup{{"unknown", []int{0}}}},
+		"two GPUs without a known path":   {isolated(2), []pathGroup{{"unknown", []int{0, 1}}}},
+		"paths that do not follow a tree": {notATree(), []pathGroup{{"PIX", []int{0, 1, 2}}, {"unknown", []int{0, 1, 2}}}},
+		"links of unknown GPUs": {
+			&gpu.Snapshot{Devices: isolated(1).Devices, Links: []gpu.Link{{A: 0, B: 5, PCIe: gpu.PathSingleSwitch}, {A: 0, B: 0, NVLinks: 3}}},
+			[]pathGroup{{"unknown", []int{0}}},
 		},
 		"a lost GPU stays on its NUMA node": {
-			lose(machine(t, "pcie-quad"), 2, "lost"), []joinedGPUs{{"NODE", []int{0, 1}}, {"unknown", []int{2, 3}}},
+			withLost(machine(t, "pcie-quad"), 2, "lost"), []pathGroup{{"NODE", []int{0, 1}}, {"unknown", []int{2, 3}}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var got []joinedGPUs
+			var got []pathGroup
 			for _, top := range numaGroups(c.s, linksOf(c.s)) {
 				top.walk(func(g *group) {
 					if len(g.children) > 0 {
-						got = append(got, joinedGPUs{g.path.String(), g.gpus})
+						got = append(got, pathGroup{g.path.String(), g.gpus})
 					}
 				})
 			}
@@ -73,8 +73,8 @@ func TestTree(t *testing.T) {
 	}
 }
 
-// joinedGPUs is a group without its children.
-type joinedGPUs struct {
+// pathGroup is a group without its children.
+type pathGroup struct {
 	Path string
 	GPUs []int
 }

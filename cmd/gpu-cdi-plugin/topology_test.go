@@ -17,7 +17,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/sim"
-	"gpu-cdi-plugin/topology/holders/holderstest"
+	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
 // holders SOCKET MACHINE NAMESPACE/POD/CONTAINER=INDEX,... serves PodResources: the containers hold GPUs of the
@@ -28,7 +28,7 @@ func serveHolders(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	m, err := sim.LoadMachine(args[1])
 	ts.Check(err)
-	k := &holderstest.Kubelet{}
+	k := &kubelettest.PodResources{}
 	for _, arg := range args[2:] {
 		name, list, _ := strings.Cut(arg, "=")
 		parts := strings.Split(name, "/")
@@ -38,7 +38,7 @@ func serveHolders(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Check(err)
 			ids = append(ids, m.GPUs[i].UUID)
 		}
-		pod := holderstest.Pod(parts[0], parts[1], parts[2], "nvidia.com/gpu", append(ids, "other")...)
+		pod := kubelettest.Pod(parts[0], parts[1], parts[2], "nvidia.com/gpu", append(ids, "other")...)
 		k.Pods = append(k.Pods, pod)
 	}
 	if len(k.Pods) == 0 {

@@ -1,7 +1,6 @@
-// Package holders asks the kubelet which containers hold which devices.
-//
-// The answer comes from the kubelet's PodResources service (k8s.io/kubelet/pkg/apis/podresources/v1), which tells it for
-// the devices of all device plugins. The package only reads; it decides nothing.
+// Package holders reads from the kubelet which containers hold which devices. It uses the PodResources service
+// (k8s.io/kubelet/pkg/apis/podresources/v1), which has the devices of all device plugins. It is apart from topology, which
+// is pure.
 package holders
 
 import (
@@ -20,24 +19,24 @@ import (
 	"gpu-cdi-plugin/topology"
 )
 
-// Socket is where the kubelet serves PodResources unless it is told otherwise.
+// Socket is the kubelet's default socket for PodResources.
 const Socket = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 const (
-	patience   = 5 * time.Second
-	mostAnswer = 16 << 20 // bytes; what the kubelet's own clients allow
+	timeout    = 5 * time.Second
+	mostAnswer = 16 << 20 // bytes; the limit of the kubelet's own clients
 )
 
-// List asks the kubelet behind a socket for the containers that hold devices, sorted by namespace, pod and container.
-// Where there is no such socket the error wraps fs.ErrNotExist.
+// List returns the containers that hold devices, sorted by namespace, pod and container, from the kubelet behind a socket.
+// If there is no such socket the error wraps fs.ErrNotExist.
 func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 	if _, err := os.Stat(socket); err != nil {
-		return nil, fmt.Errorf("look for the kubelet's PodResources socket: %w", err)
+		return nil, fmt.Errorf("find the kubelet's PodResources socket: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	conn, err := grpc.NewClient(
-		"passthrough:///kubelet", // a path may have characters that mean something in a URL
+		"passthrough:///kubelet", // the path may have characters that are special in a URL
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -45,17 +44,17 @@ func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(mostAnswer)),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("prepare to speak to the kubelet on %s: %w", socket, err)
+		return nil, fmt.Errorf("connect to the kubelet's PodResources socket %s: %w", socket, err)
 	}
 	defer conn.Close()
 	resp, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("ask the kubelet on %s who holds which device: %w", socket, err)
+		return nil, fmt.Errorf("list the pods' devices from the kubelet's socket %s: %w", socket, err)
 	}
 	return fromPods(resp.GetPodResources()), nil
 }
 
-// fromPods leaves out what holds no device. The kubelet names a device once for each of its NUMA nodes.
+// fromPods returns the containers that hold devices. The kubelet lists a device once for each of its NUMA nodes.
 func fromPods(pods []*podresources.PodResources) []topology.Holder {
 	list := []topology.Holder{}
 	for _, p := range pods {

@@ -13,16 +13,16 @@ import (
 	"google.golang.org/grpc/status"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/topology"
 	"gpu-cdi-plugin/topology/holders"
-	"gpu-cdi-plugin/topology/holders/holderstest"
 )
 
 func TestList(t *testing.T) {
-	twoContainers := holderstest.Pod("a", "p", "z", "nvidia.com/gpu", "GPU-2", "GPU-1")
+	twoContainers := kubelettest.Pod("a", "p", "z", "nvidia.com/gpu", "GPU-2", "GPU-1")
 	twoContainers.Containers = append(twoContainers.Containers, &podresources.ContainerResources{
 		Name: "b",
-		Devices: []*podresources.ContainerDevices{ // once for each NUMA node, and of another resource
+		Devices: []*podresources.ContainerDevices{ // one device on two NUMA nodes, and one of another resource
 			{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-3"}},
 			{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-3"}},
 			{ResourceName: "example.com/nic", DeviceIds: []string{"eth1"}},
@@ -38,7 +38,7 @@ func TestList(t *testing.T) {
 			[]topology.Holder{},
 		},
 		"sorted, each device once": {
-			[]*podresources.PodResources{holderstest.Pod("b", "q", "c", "nvidia.com/gpu", "GPU-0::1"), twoContainers},
+			[]*podresources.PodResources{kubelettest.Pod("b", "q", "c", "nvidia.com/gpu", "GPU-0::1"), twoContainers},
 			[]topology.Holder{
 				{Namespace: "a", Pod: "p", Container: "b", Devices: []string{"GPU-3", "eth1"}},
 				{Namespace: "a", Pod: "p", Container: "z", Devices: []string{"GPU-1", "GPU-2"}},
@@ -48,7 +48,7 @@ func TestList(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "a #?%20.sock")
-			serve(t, &holderstest.Kubelet{Pods: c.pods}, socket)
+			serve(t, &kubelettest.PodResources{Pods: c.pods}, socket)
 			got, err := holders.List(t.Context(), socket)
 			if err != nil {
 				t.Fatal(err)
@@ -60,31 +60,31 @@ func TestList(t *testing.T) {
 	}
 }
 
-func TestListThatFails(t *testing.T) {
+func TestListErrors(t *testing.T) {
 	dir := t.TempDir()
 	file, refusing := filepath.Join(dir, "file"), filepath.Join(dir, "refusing.sock")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	serve(t, &holderstest.Kubelet{Err: status.Error(codes.ResourceExhausted, "rejected by rate limit")}, refusing)
+	serve(t, &kubelettest.PodResources{Err: status.Error(codes.ResourceExhausted, "rejected by rate limit")}, refusing)
 	for name, c := range map[string]struct {
 		socket, want string
-		notThere     bool
+		notExist     bool
 	}{
-		"there is no socket":          {filepath.Join(dir, "none"), "look for the kubelet's PodResources socket", true},
-		"what is there is no socket":  {file, "ask the kubelet on " + file, false},
+		"there is no socket":          {filepath.Join(dir, "none"), "find the kubelet's PodResources socket", true},
+		"the file is not a socket":    {file, "from the kubelet's socket " + file, false},
 		"the kubelet does not answer": {refusing, "rejected by rate limit", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			list, err := holders.List(t.Context(), c.socket)
-			if list != nil || err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, fs.ErrNotExist) != c.notThere {
+			if list != nil || err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, fs.ErrNotExist) != c.notExist {
 				t.Errorf("%v and the error %v, want one with %q", list, err, c.want)
 			}
 		})
 	}
 }
 
-func serve(t *testing.T, k *holderstest.Kubelet, socket string) {
+func serve(t *testing.T, k *kubelettest.PodResources, socket string) {
 	t.Helper()
 	stop, err := k.Serve(socket)
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package holderstest has the kubelet's PodResources service, for tests.
-package holderstest
+package kubelettest
 
 import (
 	"context"
@@ -10,27 +9,27 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// Kubelet answers List; the other calls are not implemented.
-type Kubelet struct {
+// PodResources is the kubelet's PodResources service. It implements List only.
+type PodResources struct {
 	podresources.UnimplementedPodResourcesListerServer
 
 	Pods []*podresources.PodResources
 	Err  error
 }
 
-// List implements the service.
-func (k *Kubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
-	return &podresources.ListPodResourcesResponse{PodResources: k.Pods}, k.Err
+// List returns the pods and the error.
+func (p *PodResources) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	return &podresources.ListPodResourcesResponse{PodResources: p.Pods}, p.Err
 }
 
-// Serve answers on a socket until stop is called.
-func (k *Kubelet) Serve(socket string) (stop func(), err error) {
+// Serve serves on a socket until stop is called.
+func (p *PodResources) Serve(socket string) (stop func(), err error) {
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		return nil, fmt.Errorf("serve PodResources: %w", err)
 	}
 	s := grpc.NewServer()
-	podresources.RegisterPodResourcesListerServer(s, k)
+	podresources.RegisterPodResourcesListerServer(s, p)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -39,7 +38,7 @@ func (k *Kubelet) Serve(socket string) (stop func(), err error) {
 	return func() { s.Stop(); <-done }, nil
 }
 
-// Pod is a pod of one container that holds devices of a resource.
+// Pod returns a pod with one container that holds devices of a resource.
 func Pod(namespace, name, container, resource string, ids ...string) *podresources.PodResources {
 	return &podresources.PodResources{
 		Namespace: namespace, Name: name,
