@@ -12,21 +12,27 @@ const longest = 400
 // the direction of the text or pile up on a letter.
 func clean(s string) string {
 	var b strings.Builder
-	n := 0
-	separates := func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }
-	for _, word := range strings.FieldsFunc(strings.ToValidUTF8(s, "\uFFFD"), separates) {
-		if n > 0 {
+	n, last := 0, rune(0)
+	for _, r := range s {
+		separates := unicode.IsSpace(r) || unicode.IsControl(r)
+		invalid := r == '\uFFFD' && last == '\uFFFD' // bytes that are not UTF-8 become one
+		afterSpace := last == ' '
+		if last = r; separates {
+			last = ' '
+		}
+		if separates || invalid {
+			continue
+		}
+		if n++; n > longest {
+			return b.String() + "…"
+		}
+		if afterSpace && n > 1 {
 			b.WriteByte(' ')
 		}
-		for _, r := range word {
-			if n++; n > longest {
-				return b.String() + "…"
-			}
-			if r != '\uFFFD' && !unicode.In(r, unicode.L, unicode.N, unicode.P, unicode.S) {
-				r = '\uFFFD'
-			}
-			b.WriteRune(r)
+		if !unicode.In(r, unicode.L, unicode.N, unicode.P, unicode.S) {
+			r = '\uFFFD'
 		}
+		b.WriteRune(r)
 	}
 	return b.String()
 }
