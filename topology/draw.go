@@ -59,7 +59,7 @@ func drawBar(b *svg, s *scene, bar bar) {
 	case systemBar:
 		class, gpus, labels = "system", "all GPUs", []string{"between NUMA nodes (SYS)", "SYS"}
 		if bar.group.path != gpu.PathSystem {
-			labels = []string{"between these nothing is known", "not known", "?"}
+			labels = []string{"path between NUMA nodes unknown", "path unknown", "?"}
 		}
 	}
 	data := []attribute{{"path", path}, {"gpus", s.indices(bar.group.gpus)}}
@@ -99,7 +99,7 @@ func drawFabric(b *svg, s *scene, f fabric, at fabricPosition) {
 			drawNumber(b, point{u.x, u.top + bundleHeight/2}, links)
 		})
 	}
-	title := "NVSwitches join " + s.gpuNames(f.gpus) + ", with " + f.width() + " each"
+	title := "NVSwitches connect " + s.gpuNames(f.gpus) + ", with " + f.width() + " each"
 	b.group("nvswitch", title, []attribute{{"gpus", s.indices(f.gpus)}}, func() {
 		if last := len(at.bars) - 1; last > 0 {
 			x := at.bars[0].x + 4

@@ -109,13 +109,13 @@ func listPods(s *scene, width, top int) ([]podPosition, int) {
 func notes(s *scene) []string {
 	var notes []string
 	if s.HoldersUnknown != "" {
-		notes = append(notes, "Who holds which device is not known: "+clean(s.HoldersUnknown)+".")
+		notes = append(notes, "The holders of the devices are unknown: "+clean(s.HoldersUnknown)+".")
 	}
 	if len(s.Snapshot.Devices) > 1 {
-		notes = append(notes, "PCIe: two GPUs speak through the first bar below them that carries both.")
+		notes = append(notes, "PCIe: two GPUs are connected through the first bar below that spans both.")
 	}
 	if len(s.fabrics) > 0 || len(s.direct) > 0 {
-		notes = append(notes, "NVLink: the number on a line says how many links it stands for.")
+		notes = append(notes, "NVLink: the number on a line is how many links it has.")
 	}
 	if slices.ContainsFunc(s.Snapshot.Devices, func(d gpu.Device) bool { return len(d.MIG) > 0 }) {
 		notes = append(notes, "MIG: a device is as high as its share of the GPU's memory.")
@@ -131,7 +131,7 @@ func notes(s *scene) []string {
 	if len(pairs) > mostRows {
 		words = append(words, fmt.Sprintf("and %d more", len(pairs)-mostRows))
 	}
-	return append(notes, "The PCIe paths that the driver names make no tree; these pairs are farther apart than drawn: "+
+	return append(notes, "The driver's PCIe paths do not form a tree. These pairs are farther apart than drawn: "+
 		strings.Join(words, ", ")+".")
 }
 
@@ -195,10 +195,10 @@ func (s *scene) description() string {
 		parts = append(parts, s.numaName(numa)+": "+s.gpuNames(numa.gpus)+".")
 	}
 	for _, f := range s.fabrics {
-		parts = append(parts, "NVSwitches join "+s.gpuNames(f.gpus)+", with "+f.width()+" each.")
+		parts = append(parts, "NVSwitches connect "+s.gpuNames(f.gpus)+", with "+f.width()+" each.")
 	}
 	if len(s.direct) > 0 {
-		parts = append(parts, "NVLinks join "+plural(len(s.direct), "pair")+" of GPUs directly.")
+		parts = append(parts, "NVLinks connect "+plural(len(s.direct), "pair")+" of GPUs directly.")
 	}
 	for _, d := range s.unusable() {
 		parts = append(parts, fmt.Sprintf("GPU %d is unusable: %s.", d.Index, clean(d.Error)))
