@@ -1,7 +1,7 @@
 // Package gpu is the pure model of what a node has: its GPUs, their MIG devices and how they are linked.
 //
-// It holds data and the names of things, nothing else: it imports nothing of this project, makes no system call and
-// needs no cgo, so that every other package can speak of devices without a driver.
+// It has only data and names. It imports nothing of this project, makes no system call and needs no cgo, so that every
+// other package can work on devices without a driver.
 package gpu
 
 import (
@@ -13,78 +13,78 @@ import (
 	"strings"
 )
 
-// NoNUMANode is the NUMA node of a device whose node is unknown or that belongs to none, as sysfs writes it.
+// NoNUMANode is the NUMA node of a device that has none, or whose node is unknown. It is the number that sysfs has then.
 const NoNUMANode = -1
 
-// NoMinor is the minor number of a device node that could not be learned.
+// NoMinor is the minor number of a device node whose number is unknown.
 const NoMinor = -1
 
-// Snapshot is one consistent look at a node.
-//
-// Devices are sorted by Index; an index occurs once. Links has one entry for each unordered pair of devices that
-// could be read, with A < B, sorted by A then B.
+// Snapshot is what a node has at one time. A node without GPUs has a snapshot without devices.
 type Snapshot struct {
 	// DriverVersion is the driver's own version, such as "580.126.09".
 	DriverVersion string
-	// CUDAVersion is the newest CUDA version that the driver supports, such as "13.0".
+	// CUDAVersion is the newest CUDA version that the driver supports, such as "13.0". It is empty if that is unknown.
 	CUDAVersion string
-	Devices     []Device
-	Links       []Link
+	// Devices has each GPU once, by Index.
+	Devices []Device
+	// Links has one link for each two usable devices, by A and then by B. It is empty if links were not read.
+	Links []Link
 }
 
-// Device is one physical GPU. A GPU that could not be read whole is present too: Error says why, and whatever was
-// read before that is filled in.
+// Device is one physical GPU. One that could not be read is present too, with Error and with all that is known of it.
 type Device struct {
 	// Index is the driver's enumeration index, from 0.
 	Index int `json:"index"`
-	// UUID is "GPU-" and a UUID in lower case. Empty where the GPU did not even say that.
+	// UUID is "GPU-" and a UUID in lower case, or empty if it is unknown.
 	UUID string `json:"uuid"`
-	// Name is the product name, such as "NVIDIA H100 80GB HBM3".
+	// Name is the product name, such as "NVIDIA H100 80GB HBM3", or empty if it is unknown.
 	Name string `json:"name"`
-	// Minor is the N of /dev/nvidiaN; it need not equal Index. NoMinor if unknown.
+	// Minor is the N of /dev/nvidiaN, or NoMinor. It need not equal Index.
 	Minor int `json:"minor"`
-	// PCIBusID is the address as sysfs writes it: domain:bus:device.function in lower case, such as "0000:1b:00.0".
+	// PCIBusID is the PCI address as sysfs writes it: domain:bus:device.function in lower case, such as "0000:1b:00.0". It
+	// is empty if it is unknown.
 	PCIBusID string `json:"pciBusID"`
-	// NUMANode is the NUMA node the GPU is attached to, or NoNUMANode.
+	// NUMANode is the NUMA node that the GPU is attached to, or NoNUMANode.
 	NUMANode int `json:"numaNode"`
-	// MemoryBytes is the size of the GPU's memory in bytes.
+	// MemoryBytes is the size of the GPU's memory in bytes. It is 0 if it is unknown, or if the GPU has no memory of its own.
 	MemoryBytes uint64 `json:"memoryBytes"`
-	// ComputeCapability is "major.minor", such as "9.0".
+	// ComputeCapability is "major.minor", such as "9.0", or empty if it is unknown.
 	ComputeCapability string `json:"computeCapability"`
-	// MIGEnabled tells whether MIG mode is on now. Then only MIG devices can be used, and there may be none.
+	// MIGEnabled is whether MIG mode is on. Then only the GPU's MIG devices can be used, and there may be none.
 	MIGEnabled bool `json:"migEnabled"`
-	// MIG lists the GPU's MIG devices by Index.
+	// MIG has the GPU's MIG devices, by Index.
 	MIG []MIGDevice `json:"mig"`
-	// Error says what could not be read, or is empty.
+	// Error is why the GPU could not be read. It is empty for a GPU that can be used.
 	Error string `json:"error,omitempty"`
 }
 
 // Usable reports whether the device was read without an error.
 func (d *Device) Usable() bool { return d.Error == "" }
 
-// MIGDevice is a slice of a GPU with its own UUID: a compute instance in a GPU instance.
+// MIGDevice is a part of a GPU with a UUID of its own: a compute instance in a GPU instance.
 type MIGDevice struct {
-	// Index is the device's index on its parent, from 0.
+	// Index is the device's index on its GPU, from 0. Indices can have gaps.
 	Index int `json:"index"`
 	// UUID is "MIG-" and a UUID in lower case.
 	UUID string `json:"uuid"`
-	// Profile is the profile's name, such as "1g.10gb", "1c.3g.40gb" or "1g.10gb+me".
+	// Profile is the name of the device's profile, such as "1g.10gb", "1c.3g.40gb" or "1g.10gb+me".
 	Profile string `json:"profile"`
-	// GPUInstance and ComputeInstance are the driver's ids of the two instances.
+	// GPUInstance and ComputeInstance are the driver's IDs of the two instances.
 	GPUInstance     int `json:"gpuInstance"`
 	ComputeInstance int `json:"computeInstance"`
-	// GPUInstanceCap and ComputeInstanceCap are the N of /dev/nvidia-caps/nvidia-capN that grant access, or NoMinor.
+	// GPUInstanceCap and ComputeInstanceCap are the N of the nodes /dev/nvidia-caps/nvidia-capN that grant access to the
+	// two instances, or NoMinor.
 	GPUInstanceCap     int `json:"gpuInstanceCap"`
 	ComputeInstanceCap int `json:"computeInstanceCap"`
-	// MemoryBytes is the memory of the device in bytes.
+	// MemoryBytes is the size of the device's memory in bytes.
 	MemoryBytes uint64 `json:"memoryBytes"`
 }
 
-// PCIePath is how far apart two GPUs are on PCIe, from unknown and far to near. The text forms are the ones that
-// `nvidia-smi topo -m` prints, except for the board.
+// PCIePath is how far apart two GPUs are on PCIe. A larger one is nearer. The short names are those of
+// `nvidia-smi topo -m`, except for the board's.
 type PCIePath int
 
-// The levels, as NVML's nvmlGpuTopologyLevel_t tells them apart.
+// The paths on PCIe. They are the levels of NVML's nvmlGpuTopologyLevel_t.
 const (
 	PathUnknown          PCIePath = iota
 	PathSystem                    // SYS: across the link between sockets
@@ -97,7 +97,7 @@ const (
 
 var pathNames = [...]string{"unknown", "SYS", "NODE", "PHB", "PXB", "PIX", "PSB"}
 
-// String is the level's short name.
+// String is the path's short name.
 func (p PCIePath) String() string {
 	if p < 0 || int(p) >= len(pathNames) {
 		return "PCIePath(" + strconv.Itoa(int(p)) + ")"
@@ -105,10 +105,10 @@ func (p PCIePath) String() string {
 	return pathNames[p]
 }
 
-// MarshalText writes the level's short name.
+// MarshalText returns the path's short name.
 func (p PCIePath) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText reads what MarshalText writes.
+// UnmarshalText parses a short name.
 func (p *PCIePath) UnmarshalText(text []byte) error {
 	i := slices.Index(pathNames[:], string(text))
 	if i < 0 {
@@ -118,19 +118,20 @@ func (p *PCIePath) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Link is the connection between two GPUs, named by their indices.
+// Link is the connection between two GPUs.
 type Link struct {
+	// A and B are the indices of the GPUs. A is the smaller one.
 	A int `json:"a"`
 	B int `json:"b"`
-	// PCIe is the nearest common point of the two on PCIe.
+	// PCIe is the path between the two on PCIe.
 	PCIe PCIePath `json:"pcie"`
-	// NVLinks counts the active NVLinks that join the two, directly or through NVSwitches.
+	// NVLinks is the number of active NVLinks that join the two, directly or through NVSwitches.
 	NVLinks int `json:"nvlinks"`
-	// Switched tells that the NVLinks run through NVSwitches, so that they are shared with the links to other GPUs.
+	// Switched is whether the NVLinks run through NVSwitches. Then other links of the two GPUs use the same NVLinks.
 	Switched bool `json:"switched"`
 }
 
-// String is the cell of a link matrix: "NV18", or the PCIe path where no NVLink joins the two.
+// String is the link's cell in a matrix: "NV18", or the path on PCIe where no NVLink joins the two.
 func (l Link) String() string {
 	if l.NVLinks > 0 {
 		return "NV" + strconv.Itoa(l.NVLinks)
@@ -138,7 +139,7 @@ func (l Link) String() string {
 	return l.PCIe.String()
 }
 
-// Link returns the link between the GPUs with indices a and b, in either order.
+// Link returns the link between the GPUs with the indices a and b, in either order, and whether there is one.
 func (s *Snapshot) Link(a, b int) (Link, bool) {
 	if a > b {
 		a, b = b, a
@@ -154,8 +155,8 @@ func (s *Snapshot) Link(a, b int) (Link, bool) {
 
 var pciBusID = regexp.MustCompile(`^([0-9a-f]{4,8}):([0-9a-f]{2}:[01][0-9a-f]\.[0-7])$`)
 
-// NormalizePCIBusID turns any of the spellings in use ("00000000:1B:00.0", "0000:1b:00.0") into that of sysfs.
-// The domain may have 4 to 8 hexadecimal digits; it is cut to 4 where its higher digits are zero.
+// NormalizePCIBusID returns a PCI address as sysfs writes it ("0000:1b:00.0"), whether it is written like that or as NVML
+// does ("00000000:1B:00.0"). The domain can have 4 to 8 hexadecimal digits; leading zeros beyond 4 digits are dropped.
 func NormalizePCIBusID(id string) (string, error) {
 	parts := pciBusID.FindStringSubmatch(strings.ToLower(strings.TrimSpace(id)))
 	if parts == nil {

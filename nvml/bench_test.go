@@ -10,8 +10,8 @@ import (
 // BenchmarkRead reads eight GPUs, as fast as the simulated library is and with a driver that takes 50 µs for a call.
 // The floor is nvmlInit, nvmlDeviceGetCount and nvmlShutdown in the same run.
 func BenchmarkRead(b *testing.B) {
-	node := nodeOf(b, "dgx-h100")
-	session, _ := opened(b, node)
+	node := createNode(b, "dgx-h100")
+	session, _ := openNode(b, node)
 	for _, latency := range []time.Duration{0, 50 * time.Microsecond} {
 		must(b, node.Latency(latency))
 		name := "latency=" + latency.String()

@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// withDeadline is a context that ends after a time.
+// withDeadline returns a context that ends after a time.
 func withDeadline(t *testing.T, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// askText asks for a text about a subject for which nothing is tolerated.
+// askText asks for a text, and tolerates no call that hangs.
 func askText(ctx context.Context, cs *calls, subject string, work func(*call) string) (string, error) {
 	return ask(ctx, cs, subject, 0, func(c *call) (string, error) { return work(c), nil })
 }
@@ -59,7 +59,7 @@ func TestCallThatHangsIsReportedAndNotRepeated(t *testing.T) {
 	})
 }
 
-// While a call hangs its subject's last answer is used for as long as is tolerated, and is then given with the error.
+// While a call hangs its subject's last answer is used for as long as is tolerated, and comes with the error after that.
 func TestLastAnswerIsUsedWhileACallIsTolerated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cs calls

@@ -1,12 +1,10 @@
 package nvml
 
 import (
-	"os"
 	"strings"
 	"testing"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/host"
 )
 
 const someMinors = "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n\ngpu2/gi11/ci1/access 1013\n"
@@ -48,7 +46,7 @@ func TestCapMinorsRefuses(t *testing.T) {
 }
 
 func TestReadCapMinorsNamesTheFile(t *testing.T) {
-	h := hostWith(t, map[string]string{"proc/driver/nvidia-caps/mig-minors": "config one\n"})
+	h := createHost(t, map[string]string{"proc/driver/nvidia-caps/mig-minors": "config one\n"})
 	_, err := readCapMinors(h)
 	if err == nil || !strings.Contains(err.Error(), "mig-minors") || !strings.Contains(err.Error(), "line 1") {
 		t.Errorf("got the error %v, want one with the file and the line", err)
@@ -56,7 +54,7 @@ func TestReadCapMinorsNamesTheFile(t *testing.T) {
 }
 
 func TestReadCapMinorsOfAHostWithoutMIG(t *testing.T) {
-	caps, err := readCapMinors(hostWith(t, nil))
+	caps, err := readCapMinors(createHost(t, nil))
 	if err != nil || len(caps) != 0 {
 		t.Errorf("got %v and error %v, want none", caps, err)
 	}
@@ -76,28 +74,4 @@ func FuzzCapMinors(f *testing.F) {
 			}
 		}
 	})
-}
-
-// hostWith is a host whose files are these, by path from its root.
-func hostWith(t testing.TB, files map[string]string) host.Host {
-	t.Helper()
-	root := t.TempDir()
-	h, err := host.New(root, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for path, text := range files {
-		writeFile(t, h.Driver(path), text)
-	}
-	return h
-}
-
-func writeFile(t testing.TB, path, text string) {
-	t.Helper()
-	if err := os.MkdirAll(path[:strings.LastIndexByte(path, '/')], 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -25,7 +25,7 @@ func checkSnapshot(t testing.TB, s *gpu.Snapshot) {
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		if d.Index != i {
-			t.Errorf("the device at place %d has index %d", i, d.Index)
+			t.Errorf("the device at position %d has index %d", i, d.Index)
 		}
 		if !d.Usable() {
 			continue
@@ -42,7 +42,7 @@ func checkSnapshot(t testing.TB, s *gpu.Snapshot) {
 		for j, m := range d.MIG {
 			once("UUID", m.UUID)
 			if j > 0 && m.Index <= d.MIG[j-1].Index || !profilePattern.MatchString(m.Profile) || m.MemoryBytes == 0 {
-				t.Errorf("GPU %d has the MIG device %+v at place %d", i, m, j)
+				t.Errorf("GPU %d has the MIG device %+v at position %d", i, m, j)
 			}
 		}
 	}

@@ -23,11 +23,11 @@ func readComputeMode(t *testing.T, session *Session, uuid string) nvml.ComputeMo
 }
 
 func TestSetExclusive(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	node := nodeOf(t, "pcie-quad")
-	session, _ := opened(t, node)
+	node := createNode(t, "pcie-quad")
+	session, _ := openNode(t, node)
 	uuid, other := node.Machine().GPUs[1].UUID, node.Machine().GPUs[2].UUID
 	for _, step := range []struct {
 		exclusive bool
@@ -44,11 +44,11 @@ func TestSetExclusive(t *testing.T) {
 }
 
 func TestSetExclusiveFails(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	node := nodeOf(t, "pcie-quad")
-	session, _ := opened(t, node)
+	node := createNode(t, "pcie-quad")
+	session, _ := openNode(t, node)
 	session.opts.Timeout = 300 * time.Millisecond
 	uuid := node.Machine().GPUs[1].UUID
 	check := func(err, want error, text string) {

@@ -1,36 +1,34 @@
-// Package nvml reads a node's GPUs through NVIDIA's management library. It is the only importer of go-nvml and the
-// only part of the project with cgo. It makes a [gpu.Snapshot], and sets a GPU's compute mode when it is told to
-// ([Library.SetExclusive]): what a container gets, and which GPU is preferred, is decided elsewhere.
+// Package nvml reads a node's GPUs through NVIDIA's management library (NVML), and sets their compute mode. It is the only
+// importer of go-nvml and the only package with cgo. It decides nothing: what a container gets, and which GPU is
+// preferred, follows elsewhere from the [gpu.Snapshot].
 //
-//	path, err := nvml.Find(h, "")
-//	lib, err := nvml.Open(path, nvml.WithHost(h))
-//	defer lib.Close()
-//	snapshot, err := lib.Snapshot(ctx, h)
+// [ReadDevices] and [ReadTopology] read the GPUs once. A [Session] reads them again and again:
+//
+//	session := nvml.NewSession(nvml.Options{Host: h, GPUTimeout: 10 * time.Second, Log: log})
+//	defer session.Close()
+//	snapshot, err := session.Snapshot(ctx)
 //
 // # One library in a process
 //
-// go-nvml calls NVML's functions by name. The dynamic linker binds each name once, to the library that was loaded
-// first, and keeps that library until the process ends. So a process has one NVML library: opening the same file
-// again is fine, also after an error; opening another one is [ErrLibraryConflict], and after the driver was upgraded
-// the process has to be started again.
+// go-nvml calls NVML's functions by name. The dynamic linker binds each name once, to the library that was loaded first,
+// and keeps that library until the process ends. So the same file can be opened again, also after an error, but another
+// one is an [ErrLibraryConflict]. When the driver is upgraded, the process must start again.
 //
 // # A GPU that does not answer
 //
-// Each GPU is read in a goroutine of its own. One that fails is in the snapshot with its error, and so is one that has
-// not answered when the time is up (see [WithTimeout] and [WithTolerance]). Who it is, is then read from
-// /proc/driver/nvidia/gpus. A call into a hung driver cannot be cancelled: its goroutine and its thread are abandoned.
-// When the call returns they go on, and the next snapshot finds the GPU answering.
+// Every call into the driver is bounded: calls.go describes how. Each GPU is read in a call of its own. A GPU that fails,
+// or that does not answer in time, is in the snapshot with its error and with what is known of it; where it did not
+// return its UUID, that is read from /proc/driver/nvidia/gpus.
 //
-// The number of abandoned calls is bounded. While a call about a GPU (its NVLinks, its compute mode, a pair of GPUs, the
-// driver) has not returned, later snapshots make no other call about it. With N GPUs at most 2+4N+N(N-1)/2 calls can be
-// abandoned, however often snapshots are taken. The driver is not shut down before they have returned.
+// The number of goroutines and threads that a hung driver holds is bounded too, however often snapshots are taken. With N
+// GPUs there are at most 2+4N+N(N-1)/2: one for the library, the driver, each pair of GPUs and, for each GPU, its
+// properties, its NVLinks, its compute mode and its file under /proc.
 //
 // # Number of driver calls
 //
-// Calls are ioctls on a real node, so a snapshot makes none twice. [Library.Devices] makes 3 calls and 8 for each GPU (index to
-// handle, UUID, minor, PCI address, name, memory, compute capability, MIG mode), and on a GPU in MIG mode one more and
-// one for each possible MIG device, and 5 for each MIG device that is there. [Library.Snapshot] also makes one call
-// for each pair of GPUs, and for each GPU one for each NVLink that it could have and the one that says that there are
-// no more, one for each active NVLink, and one for each device that its NVLinks lead to. For eight H100 that is 67 and
-// 423.
+// On a real node a call is an ioctl, so a reading makes none twice. [ReadDevices] makes 3, and 8 for each GPU (index to
+// handle, UUID, minor, PCI address, name, memory, compute capability, MIG mode). For a GPU in MIG mode it makes one more,
+// one for each possible MIG device, and 5 for each MIG device that exists. [ReadTopology] also makes one for each pair of
+// GPUs, and for each GPU one for each NVLink that it could have and one more, one for each active NVLink, and one for each
+// device that its NVLinks lead to. For eight H100 that is 67 and 423.
 package nvml

@@ -16,9 +16,9 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// without is the snapshot that is expected when one GPU becomes unreadable: that GPU is as it is in got, it has no links,
-// and all else is as before.
-func without(before, got *gpu.Snapshot, index int) *gpu.Snapshot {
+// expectUnreadable returns the snapshot that is expected when one GPU becomes unreadable: that GPU is as in got, it has
+// no links, and all else is as before.
+func expectUnreadable(before, got *gpu.Snapshot, index int) *gpu.Snapshot {
 	want := *before
 	want.Devices = slices.Clone(before.Devices)
 	want.Devices[index] = got.Devices[index]
@@ -27,15 +27,15 @@ func without(before, got *gpu.Snapshot, index int) *gpu.Snapshot {
 }
 
 func TestLostGPU(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	node := nodeOf(t, "dgx-h100")
-	session, h := opened(t, node)
-	before := topologyOf(t, session, h)
+	node := createNode(t, "dgx-h100")
+	session, h := openNode(t, node)
+	before := readTopology(t, session, h)
 	must(t, node.Lose(3))
-	got := topologyOf(t, session, h)
-	if diff := cmp.Diff(without(before, got, 3), got); diff != "" {
+	got := readTopology(t, session, h)
+	if diff := cmp.Diff(expectUnreadable(before, got, 3), got); diff != "" {
 		t.Errorf("the others (-before +after):\n%s", diff)
 	}
 	lost := got.Devices[3]
@@ -48,15 +48,15 @@ func TestLostGPU(t *testing.T) {
 		t.Errorf("the lost GPU, as sysfs and the kernel module show it (-want +got):\n%s", diff)
 	}
 	must(t, node.Clear())
-	compareToNode(t, node, topologyOf(t, session, h))
+	compareToNode(t, node, readTopology(t, session, h))
 }
 
 func TestRemovedGPUs(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	node := nodeOf(t, "pcie-quad")
-	h := hostOf(t, node)
+	node := createNode(t, "pcie-quad")
+	h := createNodeHost(t, node)
 	must(t, node.Remove(1))
 	got, err := ReadTopology(t.Context(), Options{Host: h})
 	must(t, err)
@@ -70,7 +70,7 @@ func TestRemovedGPUs(t *testing.T) {
 	}
 }
 
-// The functions that are called for each GPU, and for each GPU with MIG devices.
+// The functions that are called for each GPU, for its links, and for its MIG devices.
 var (
 	functionsOfGPU = []string{
 		"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber",
@@ -96,45 +96,45 @@ func TestEachCallFails(t *testing.T) {
 		"mig-h100": {0, slices.Concat(functionsOfGPU, functionsOfMIG)},
 	} {
 		t.Run(machine, func(t *testing.T) {
-			if !alone(t) {
+			if !runAlone(t) {
 				return
 			}
-			node := nodeOf(t, machine)
-			session, h := opened(t, node)
-			before := topologyOf(t, session, h)
+			node := createNode(t, machine)
+			session, h := openNode(t, node)
+			before := readTopology(t, session, h)
 			for _, function := range c.functions {
 				fail(t, node, function, c.gpu, nvml.ERROR_UNKNOWN)
-				got := topologyOf(t, session, h)
+				got := readTopology(t, session, h)
 				if text := got.Devices[c.gpu].Error; !strings.Contains(text, function+": Unknown Error") {
 					t.Errorf("%s fails: the GPU's error is %q", function, text)
 				}
-				if diff := cmp.Diff(without(before, got, c.gpu), got); diff != "" {
+				if diff := cmp.Diff(expectUnreadable(before, got, c.gpu), got); diff != "" {
 					t.Errorf("%s fails: the others (-before +after):\n%s", function, diff)
 				}
 				must(t, node.Clear())
 			}
-			compareToNode(t, node, topologyOf(t, session, h))
+			compareToNode(t, node, readTopology(t, session, h))
 		})
 	}
 }
 
-// What a GPU or an old driver may lack is no error.
+// A function that a GPU or an old driver need not support is no error.
 func TestOptionalCallsAreNotSupported(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	node := nodeOf(t, "dgx-h100")
-	session, h := opened(t, node)
+	node := createNode(t, "dgx-h100")
+	session, h := openNode(t, node)
 	for _, function := range slices.Concat(functionsOfGPU[4:], functionsOfLinks) {
 		fail(t, node, function, 3, nvml.ERROR_NOT_SUPPORTED)
-		if got := topologyOf(t, session, h); !got.Devices[3].Usable() || len(got.Links) != 28 {
+		if got := readTopology(t, session, h); !got.Devices[3].Usable() || len(got.Links) != 28 {
 			t.Errorf("%s is not supported: the GPU's error is %q, %d links", function, got.Devices[3].Error, len(got.Links))
 		}
 		must(t, node.Clear())
 	}
 	for _, function := range functionsOfGPU[:4] {
 		fail(t, node, function, 3, nvml.ERROR_NOT_SUPPORTED)
-		if got := topologyOf(t, session, h); got.Devices[3].Usable() {
+		if got := readTopology(t, session, h); got.Devices[3].Usable() {
 			t.Errorf("%s is not supported, and the GPU has no error", function)
 		}
 		must(t, node.Clear())
@@ -142,11 +142,11 @@ func TestOptionalCallsAreNotSupported(t *testing.T) {
 }
 
 func TestSystemCallsFail(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	node := nodeOf(t, "workstation")
-	session, h := opened(t, node)
+	node := createNode(t, "workstation")
+	session, h := openNode(t, node)
 	for _, function := range []string{"nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"} {
 		fail(t, node, function, sim.AnyGPU, nvml.ERROR_UNKNOWN)
 		_, err := session.readTopology(t.Context())
@@ -154,7 +154,7 @@ func TestSystemCallsFail(t *testing.T) {
 		must(t, node.Clear())
 	}
 	fail(t, node, "nvmlSystemGetCudaDriverVersion", sim.AnyGPU, nvml.ERROR_UNKNOWN)
-	if s := topologyOf(t, session, h); s.CUDAVersion != "" || !s.Devices[0].Usable() {
+	if s := readTopology(t, session, h); s.CUDAVersion != "" || !s.Devices[0].Usable() {
 		t.Errorf("without a CUDA version the snapshot is %+v", s)
 	}
 	must(t, node.Clear())
@@ -162,21 +162,21 @@ func TestSystemCallsFail(t *testing.T) {
 
 // Each function in turn hangs for one GPU, in the C library and so in real threads.
 func TestEachCallHangs(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	node := nodeOf(t, "dgx-h100")
-	session, h := opened(t, node)
-	before := topologyOf(t, session, h)
+	node := createNode(t, "dgx-h100")
+	session, h := openNode(t, node)
+	before := readTopology(t, session, h)
 	session.opts.Timeout = 800 * time.Millisecond // of which the seven that do not hang take a thousandth
 	for _, function := range slices.Concat(functionsOfGPU, functionsOfLinks) {
 		must(t, node.Hang(function, 3))
 		for range 2 {
-			got := topologyOf(t, session, h)
+			got := readTopology(t, session, h)
 			if text := got.Devices[3].Error; !strings.Contains(text, "does not answer ("+function+" has not returned)") {
 				t.Errorf("%s hangs: the GPU's error is %q", function, text)
 			}
-			if diff := cmp.Diff(without(before, got, 3), got); diff != "" {
+			if diff := cmp.Diff(expectUnreadable(before, got, 3), got); diff != "" {
 				t.Errorf("%s hangs: the others (-before +after):\n%s", function, diff)
 			}
 		}
@@ -188,56 +188,56 @@ func TestEachCallHangs(t *testing.T) {
 		}
 	}
 	session.opts.Timeout = 20 * time.Second
-	compareToNode(t, node, topologyOf(t, session, h))
+	compareToNode(t, node, readTopology(t, session, h))
 }
 
 func TestLatency(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	node := nodeOf(t, "dgx-h100")
-	session, h := opened(t, node)
+	node := createNode(t, "dgx-h100")
+	session, h := openNode(t, node)
 	must(t, node.Latency(50*time.Microsecond))
-	compareToNode(t, node, topologyOf(t, session, h))
+	compareToNode(t, node, readTopology(t, session, h))
 }
 
 func TestMIGIsReconfigured(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	node := nodeOf(t, "dgx-h100")
-	session, h := opened(t, node)
+	node := createNode(t, "dgx-h100")
+	session, h := openNode(t, node)
 	for _, profiles := range [][]string{
 		{"1g.10gb", "1g.10gb+me", "3g.40gb"}, {"1c.3g.40gb", "1c.3g.40gb", "1g.20gb"}, {}, {"7g.80gb"},
 	} {
 		must(t, node.SetMIG(5, profiles))
-		got := topologyOf(t, session, h)
+		got := readTopology(t, session, h)
 		compareToNode(t, node, got)
 		if d := got.Devices[5]; !d.MIGEnabled || len(d.MIG) != len(profiles) {
 			t.Errorf("with the profiles %q the GPU is %+v", profiles, d)
 		}
 	}
 	remove(t, filepath.Join(node.Root(), "proc/driver/nvidia-caps/mig-minors"))
-	if m := topologyOf(t, session, h).Devices[5].MIG[0]; m.GPUInstanceCap != gpu.NoMinor || m.ComputeInstanceCap != gpu.NoMinor {
+	if m := readTopology(t, session, h).Devices[5].MIG[0]; m.GPUInstanceCap != gpu.NoMinor || m.ComputeInstanceCap != gpu.NoMinor {
 		t.Errorf("without the minors' file the MIG device is %+v", m)
 	}
 	writeFile(t, filepath.Join(node.Root(), "proc/driver/nvidia-caps/mig-minors"), "?")
-	if got := topologyOf(t, session, h); got.Devices[5].Usable() || !got.Devices[4].Usable() {
+	if got := readTopology(t, session, h); got.Devices[5].Usable() || !got.Devices[4].Usable() {
 		t.Errorf("with a malformed file GPU 5 has the error %q, GPU 4 %q", got.Devices[5].Error, got.Devices[4].Error)
 	}
 }
 
 // Neither go-nvml nor the library prints anything.
 func TestNothingIsPrinted(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	node := nodeOf(t, "dgx-h100")
-	printed := capture(t, func() {
-		session, h := opened(t, node)
+	node := createNode(t, "dgx-h100")
+	printed := captureOutput(t, func() {
+		session, h := openNode(t, node)
 		must(t, node.Lose(2))
 		fail(t, node, "nvmlDeviceGetUUID", 1, nvml.ERROR_UNKNOWN)
-		topologyOf(t, session, h)
+		readTopology(t, session, h)
 		_, _ = ReadDevices(t.Context(), Options{Host: h, Library: "/none/libnvidia-ml.so.1"})
 	})
 	if printed != "" {
@@ -245,8 +245,8 @@ func TestNothingIsPrinted(t *testing.T) {
 	}
 }
 
-// capture returns what the process writes to its standard output and error while f runs.
-func capture(t *testing.T, f func()) string {
+// captureOutput returns what the process writes to its standard output and error while f runs.
+func captureOutput(t *testing.T, f func()) string {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
 	must(t, err)

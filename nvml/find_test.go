@@ -20,7 +20,7 @@ var x86 = platform{elffile.X8664, "x86_64-linux-gnu"}
 func noLoader(string, platform) string { return "" }
 
 func TestFindInADriverRoot(t *testing.T) {
-	good, other := string(library(elf.EM_X86_64)), string(library(elf.EM_386))
+	good, other := string(createLibrary(elf.EM_X86_64)), string(createLibrary(elf.EM_386))
 	for name, c := range map[string]struct {
 		files map[string]string
 		links map[string]string
@@ -50,7 +50,7 @@ func TestFindInADriverRoot(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			root := hostWith(t, c.files).Root()
+			root := createHost(t, c.files).Root()
 			for link, target := range c.links {
 				if err := os.MkdirAll(filepath.Dir(filepath.Join(root, link)), 0o755); err != nil {
 					t.Fatal(err)
@@ -66,8 +66,8 @@ func TestFindInADriverRoot(t *testing.T) {
 }
 
 func TestFindFails(t *testing.T) {
-	good := string(library(elf.EM_X86_64))
-	root := hostWith(t, map[string]string{"bad/usr/lib64/libnvidia-ml.so.1": good[:1000], "cut.so": good[:4000]}).Root()
+	good := string(createLibrary(elf.EM_X86_64))
+	root := createHost(t, map[string]string{"bad/usr/lib64/libnvidia-ml.so.1": good[:1000], "cut.so": good[:4000]}).Root()
 	for name, c := range map[string]struct {
 		root, explicit string
 		want           error
@@ -92,7 +92,7 @@ func TestFindFails(t *testing.T) {
 }
 
 func TestFindWithTheLoader(t *testing.T) {
-	inRoot := hostWith(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": string(library(elf.EM_X86_64))}).Root()
+	inRoot := createHost(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": string(createLibrary(elf.EM_X86_64))}).Root()
 	loader := func(name string, _ platform) string { return "/of/the/loader/" + name }
 	for name, c := range map[string]struct{ root, explicit, want string }{
 		"the host's own root":     {"/", "", "/of/the/loader/" + libraryName},
@@ -108,15 +108,15 @@ func TestFindWithTheLoader(t *testing.T) {
 	}
 }
 
-// The file of a name is found as the dynamic loader finds it, and is not loaded for that.
+// The library is found as the dynamic loader finds it, without loading it.
 func TestLoaderPath(t *testing.T) {
 	this := thisPlatform()
 	machine, other := elf.EM_X86_64, elf.EM_AARCH64
 	if this.machine == elffile.AArch64 {
 		machine, other = other, machine
 	}
-	dir := hostWith(t, map[string]string{
-		"a/lib.so": string(library(machine)), "b/lib.so": string(library(machine)), "bad/lib.so": string(library(other)), "empty/x": "",
+	dir := createHost(t, map[string]string{
+		"a/lib.so": string(createLibrary(machine)), "b/lib.so": string(createLibrary(machine)), "bad/lib.so": string(createLibrary(other)), "empty/x": "",
 	}).Root()
 	flags, _ := ldcache.FlagsFor(runtime.GOARCH)
 	cacheWith := func(entries ...ldcache.Entry) string {
@@ -155,8 +155,8 @@ func TestLoaderPath(t *testing.T) {
 	}
 }
 
-// library is the smallest file that passes for a shared library of the machine: headers and one segment of a page.
-func library(machine elf.Machine) []byte {
+// createLibrary returns the smallest file that passes for a shared library of the machine: headers and one segment of a page.
+func createLibrary(machine elf.Machine) []byte {
 	header := elf.Header64{
 		Type: uint16(elf.ET_DYN), Machine: uint16(machine), Version: uint32(elf.EV_CURRENT),
 		Phoff: 64, Ehsize: 64, Phentsize: 56, Phnum: 1,
@@ -180,11 +180,11 @@ func TestCheckLibrary(t *testing.T) {
 		file []byte
 		want string // part of the error; empty if there is none
 	}{
-		"a library":                   {library(elf.EM_X86_64), ""},
+		"a library":                   {createLibrary(elf.EM_X86_64), ""},
 		"a linker script":             {[]byte("/* GNU ld script */\nGROUP ( libm.so.6 )\n"), "not an ELF file"},
-		"a library of a phone":        {library(elf.EM_ARM), "it is for EM_ARM, this machine is EM_X86_64"},
-		"a program":                   {set(library(elf.EM_X86_64), 16, byte(elf.ET_EXEC)), "not a shared library but ET_EXEC"},
-		"a library whose end is gone": {library(elf.EM_X86_64)[:4095], "the file is truncated"},
+		"a library of a phone":        {createLibrary(elf.EM_ARM), "it is for EM_ARM, this machine is EM_X86_64"},
+		"a program":                   {setByte(createLibrary(elf.EM_X86_64), 16, byte(elf.ET_EXEC)), "not a shared library but ET_EXEC"},
+		"a library whose end is gone": {createLibrary(elf.EM_X86_64)[:4095], "the file is truncated"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")
@@ -205,7 +205,7 @@ func TestCheckLibrary(t *testing.T) {
 	}
 }
 
-func set(file []byte, at int, value byte) []byte {
+func setByte(file []byte, at int, value byte) []byte {
 	file[at] = value
 	return file
 }
@@ -229,12 +229,4 @@ func TestCheckLibraryOfWhatIsNoFile(t *testing.T) {
 			}
 		})
 	}
-}
-
-func symlink(t testing.TB, path, target string) string {
-	t.Helper()
-	if err := os.Symlink(target, path); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }

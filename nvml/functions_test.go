@@ -7,10 +7,10 @@ import (
 
 // The number of driver calls is that of the package's documentation.
 func TestNumberOfDriverCalls(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	session, _ := opened(t, nodeOf(t, "dgx-h100"))
+	session, _ := openNode(t, createNode(t, "dgx-h100"))
 	calls, has := map[string]int{}, session.driver.has
 	var mu sync.Mutex
 	session.driver.has = func(function string) bool { // is asked before each call

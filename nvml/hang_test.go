@@ -20,13 +20,13 @@ import (
 
 func TestGPUThatHangsCostsTheOthersNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server := mocked(t)
+		session, server := openMock(t)
 		answer := make(chan struct{})
 		device(server, 2).GetNameFunc = func() (string, nvml.Return) { <-answer; return "late", nvml.SUCCESS }
-		h := hostWith(t, nil)
+		h := createHost(t, nil)
 
 		for range 3 {
-			s := topologyOf(t, session, h)
+			s := readTopology(t, session, h)
 			if got := s.Devices[2]; got.Error != "does not answer (nvmlDeviceGetName has not returned)" {
 				t.Errorf("GPU 2 has the error %q", got.Error)
 			}
@@ -40,7 +40,7 @@ func TestGPUThatHangsCostsTheOthersNothing(t *testing.T) {
 		}
 		close(answer)
 		synctest.Wait()
-		if s := topologyOf(t, session, h); !s.Devices[2].Usable() || s.Devices[2].Name != "late" {
+		if s := readTopology(t, session, h); !s.Devices[2].Usable() || s.Devices[2].Name != "late" {
 			t.Errorf("after the answer GPU 2 is %+v", s.Devices[2])
 		}
 	})
@@ -54,11 +54,11 @@ func countCallGoroutines() int {
 
 func TestGPUThatHangsHasWhatWasRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server := mocked(t)
+		session, server := openMock(t)
 		answer := make(chan struct{})
 		d := device(server, 2)
 		d.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { <-answer; return nvml.Memory{}, nvml.SUCCESS }
-		got := topologyOf(t, session, hostWith(t, nil)).Devices[2]
+		got := readTopology(t, session, createHost(t, nil)).Devices[2]
 		if got.UUID != d.UUID || got.PCIBusID != "0000:12:00.0" || got.Minor != 2 || got.Name == "" || got.MemoryBytes != 0 {
 			t.Errorf("got %+v, want all that comes before the memory", got)
 		}
@@ -69,8 +69,8 @@ func TestGPUThatHangsHasWhatWasRead(t *testing.T) {
 // NVLinks that hang delay the links, and nothing else.
 func TestLinksThatHangDelayNoDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server := mocked(t)
-		answer, h := make(chan struct{}), hostWith(t, nil)
+		session, server := openMock(t)
+		answer, h := make(chan struct{}), createHost(t, nil)
 		ports := 0
 		device(server, 2).GetNvLinkStateFunc = func(port int) (nvml.EnableState, nvml.Return) {
 			if ports++; ports == 1 {
@@ -81,7 +81,7 @@ func TestLinksThatHangDelayNoDevices(t *testing.T) {
 		var reading sync.WaitGroup
 		for range 3 {
 			reading.Go(func() {
-				if got := topologyOf(t, session, h); got.Devices[2].Usable() || len(got.Links) != 21 {
+				if got := readTopology(t, session, h); got.Devices[2].Usable() || len(got.Links) != 21 {
 					t.Errorf("GPU 2 has the error %q, and there are %d links", got.Devices[2].Error, len(got.Links))
 				}
 			})
@@ -99,7 +99,7 @@ func TestLinksThatHangDelayNoDevices(t *testing.T) {
 		}
 		close(answer)
 		synctest.Wait()
-		if s := topologyOf(t, session, h); !s.Devices[2].Usable() {
+		if s := readTopology(t, session, h); !s.Devices[2].Usable() {
 			t.Errorf("after the answer GPU 2 has the error %q", s.Devices[2].Error)
 		}
 	})
@@ -114,7 +114,7 @@ func TestPathsThatHang(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				session, server := mocked(t)
+				session, server := openMock(t)
 				answer := make(chan struct{})
 				for i := range server.Devices {
 					d := device(server, i)
@@ -127,7 +127,7 @@ func TestPathsThatHang(t *testing.T) {
 					}
 				}
 				for range 2 {
-					s := topologyOf(t, session, hostWith(t, nil))
+					s := readTopology(t, session, createHost(t, nil))
 					for i, d := range s.Devices {
 						if d.Usable() == (i == hung) {
 							t.Errorf("GPU %d has the error %q", i, d.Error)
@@ -150,7 +150,7 @@ func TestPathsThatHang(t *testing.T) {
 
 func TestDriverThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server := mocked(t)
+		session, server := openMock(t)
 		answer := make(chan struct{})
 		server.DeviceGetCountFunc = func() (int, nvml.Return) { <-answer; return 8, nvml.SUCCESS }
 		s, err := session.readTopology(t.Context())
@@ -167,10 +167,10 @@ func TestDriverThatHangs(t *testing.T) {
 // Shutting NVML down would free what an outstanding call may use.
 func TestCloseWithAnOutstandingCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server := mocked(t)
+		session, server := openMock(t)
 		answer := make(chan struct{})
 		device(server, 2).GetNameFunc = func() (string, nvml.Return) { <-answer; return "", nvml.SUCCESS }
-		topologyOf(t, session, hostWith(t, nil))
+		readTopology(t, session, createHost(t, nil))
 		if err := session.Close(); err == nil || len(server.ShutdownCalls()) != 0 || session.driver == nil {
 			t.Errorf("error %v, %d shutdowns; want an error and none", err, len(server.ShutdownCalls()))
 		}
@@ -182,10 +182,10 @@ func TestCloseWithAnOutstandingCall(t *testing.T) {
 	})
 }
 
-// A goroutine that uses the library without the session's lock keeps it open too.
-func TestCloseWhileAComputeModeIsSet(t *testing.T) {
+// Setting a compute mode delays no snapshot, and the library stays open meanwhile.
+func TestComputeModeThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server := mocked(t)
+		session, server := openMock(t)
 		answer := make(chan struct{})
 		server.DeviceGetHandleByUUIDFunc = func(string) (nvml.Device, nvml.Return) {
 			<-answer
@@ -193,6 +193,11 @@ func TestCloseWhileAComputeModeIsSet(t *testing.T) {
 		}
 		go func() { _ = session.SetExclusive(t.Context(), "GPU-0", true) }()
 		synctest.Wait()
+		session.opts.Host = createHost(t, nil)
+		begin := time.Now()
+		if s, err := session.Snapshot(t.Context()); err != nil || len(s.Links) != 28 || time.Since(begin) > 0 {
+			t.Errorf("a snapshot took %v: %v", time.Since(begin), err)
+		}
 		if err := session.Close(); err == nil || len(server.ShutdownCalls()) != 0 {
 			t.Errorf("error %v, %d shutdowns; want an error and none", err, len(server.ShutdownCalls()))
 		}
@@ -206,7 +211,7 @@ func TestCloseWhileAComputeModeIsSet(t *testing.T) {
 
 func TestInitThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server := mocked(t)
+		session, server := openMock(t)
 		d := session.driver
 		d.initialised = false
 		answer := make(chan struct{})
@@ -230,7 +235,7 @@ func TestInitThatHangs(t *testing.T) {
 
 func TestInterruptIsNotAnErrorOfTheDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server := mocked(t)
+		session, server := openMock(t)
 		answer := make(chan struct{})
 		device(server, 2).GetNameFunc = func() (string, nvml.Return) { <-answer; return "", nvml.SUCCESS }
 		ctx, cancel := context.WithCancel(t.Context())
@@ -245,10 +250,10 @@ func TestInterruptIsNotAnErrorOfTheDriver(t *testing.T) {
 // Readings by several goroutines wait for each other instead of taking each other's calls for hung ones.
 func TestReadingsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server := mocked(t)
+		session, server := openMock(t)
 		server.DeviceGetCountFunc = func() (int, nvml.Return) { time.Sleep(100 * time.Millisecond); return 8, nvml.SUCCESS }
 		device(server, 2).GetNameFunc = func() (string, nvml.Return) { time.Sleep(100 * time.Millisecond); return "slow", nvml.SUCCESS }
-		session.opts.Host = hostWith(t, nil)
+		session.opts.Host = createHost(t, nil)
 		snapshots := make(chan *gpu.Snapshot)
 		for range 5 {
 			go func() {

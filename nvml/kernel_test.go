@@ -9,7 +9,7 @@ import (
 )
 
 func TestNUMANode(t *testing.T) {
-	h := hostWith(t, map[string]string{
+	h := createHost(t, map[string]string{
 		"sys/bus/pci/devices/0000:1b:00.0/numa_node": "1\n",
 		"sys/bus/pci/devices/0000:2b:00.0/numa_node": "-1\n",
 		"sys/bus/pci/devices/0000:3b:00.0/numa_node": "one\n",
@@ -24,7 +24,7 @@ func TestNUMANode(t *testing.T) {
 }
 
 func TestGPUAddresses(t *testing.T) {
-	h := hostWith(t, map[string]string{
+	h := createHost(t, map[string]string{
 		"sys/bus/pci/devices/0000:5d:00.0/vendor": "0x10de\n",
 		"sys/bus/pci/devices/0000:5d:00.0/class":  "0x030200\n",
 		"sys/bus/pci/devices/0000:1b:00.0/vendor": "0x10de\n",
@@ -89,7 +89,7 @@ func TestKernelVersion(t *testing.T) {
 		"no module": {nil, "of an unknown version"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := kernelVersion(hostWith(t, c.files)); got != c.want {
+			if got := kernelVersion(createHost(t, c.files)); got != c.want {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
 		})

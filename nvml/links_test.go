@@ -11,8 +11,8 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// linksTo is NVLinks to each of the addresses; "switch" is an NVSwitch.
-func linksTo(remotes ...string) []nvlink {
+// createNVLinks returns an NVLink to each of the addresses; "switch" is an NVSwitch.
+func createNVLinks(remotes ...string) []nvlink {
 	var links []nvlink
 	for _, r := range remotes {
 		links = append(links, nvlink{remote: r, toSwitch: strings.HasPrefix(r, "switch")})
@@ -27,14 +27,14 @@ func TestCountNVLinks(t *testing.T) {
 		switched bool
 	}{
 		"no NVLink at all":                     {nil, nil, 0, false},
-		"two direct links":                     {linksTo("B", "B", "C"), linksTo("A", "A"), 2, false},
-		"a link that is up at one end only":    {linksTo("B", "B"), linksTo("A"), 1, false},
-		"links to other GPUs":                  {linksTo("C", "C"), linksTo("C", "C"), 0, false},
-		"all links to switches":                {linksTo("switch1", "switch2", "switch2"), linksTo("switch1", "switch1", "switch3"), 3, true},
-		"switched, fewer at one end":           {linksTo("switch1", "switch2"), linksTo("switch1"), 1, true},
-		"switched at one end only":             {linksTo("switch1", "switch2"), linksTo("C"), 0, false},
-		"direct links go before switches":      {linksTo("B", "switch1"), linksTo("A", "switch1"), 1, false},
-		"links whose end the driver hides":     {linksTo("", ""), linksTo("", ""), 0, false},
+		"two direct links":                     {createNVLinks("B", "B", "C"), createNVLinks("A", "A"), 2, false},
+		"a link that is up at one end only":    {createNVLinks("B", "B"), createNVLinks("A"), 1, false},
+		"links to other GPUs":                  {createNVLinks("C", "C"), createNVLinks("C", "C"), 0, false},
+		"all links to switches":                {createNVLinks("switch1", "switch2", "switch2"), createNVLinks("switch1", "switch1", "switch3"), 3, true},
+		"switched, fewer at one end":           {createNVLinks("switch1", "switch2"), createNVLinks("switch1"), 1, true},
+		"switched at one end only":             {createNVLinks("switch1", "switch2"), createNVLinks("C"), 0, false},
+		"direct links go before switches":      {createNVLinks("B", "switch1"), createNVLinks("A", "switch1"), 1, false},
+		"links whose end the driver hides":     {createNVLinks("", ""), createNVLinks("", ""), 0, false},
 		"hidden switches are switches as well": {[]nvlink{{toSwitch: true}}, []nvlink{{toSwitch: true}}, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestCountNVLinks(t *testing.T) {
 
 func TestCombineLinksOmitsUnreadableGPUs(t *testing.T) {
 	devices := []gpu.Device{{PCIBusID: "A"}, {PCIBusID: "B", Error: "lost"}, {PCIBusID: "C"}, {PCIBusID: "D"}}
-	nvlinks := [][]nvlink{linksTo("C"), nil, linksTo("A"), nil}
+	nvlinks := [][]nvlink{createNVLinks("C"), nil, createNVLinks("A"), nil}
 	answers := map[pair]pathReading{
 		{0, 2}: {path: gpu.PathNode}, {0, 3}: {path: gpu.PathSystem}, {2, 3}: {err: errors.New("no GPU is the cause")},
 	}
@@ -60,7 +60,7 @@ func TestCombineLinksOmitsUnreadableGPUs(t *testing.T) {
 	want := []gpu.Link{
 		{A: 0, B: 2, PCIe: gpu.PathNode, NVLinks: 1}, {A: 0, B: 3, PCIe: gpu.PathSystem}, {A: 2, B: 3},
 	}
-	if diff := cmp.Diff(want, combineLinks(devices, nvlinks, answers, hostWith(t, nil))); diff != "" {
+	if diff := cmp.Diff(want, combineLinks(devices, nvlinks, answers, createHost(t, nil))); diff != "" {
 		t.Errorf("links (-want +got):\n%s", diff)
 	}
 }

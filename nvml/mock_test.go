@@ -14,15 +14,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/host"
 )
 
-// NVIDIA's own mock of a DGX A100 stands in for a second implementation of NVML, and for drivers that answer in ways
-// that the simulated library does not.
+// NVIDIA's own mock of a DGX A100 is a second implementation of NVML. Here it also answers as drivers do that the
+// simulated library does not simulate.
 
-// mocked is a session that has opened the mock. What the mock lacks is filled in: PCI addresses and twelve links to
-// switches.
-func mocked(t testing.TB) (*Session, *mockserver.Server) {
+// openMock returns a session that has opened the mock. What the mock lacks is filled in: PCI addresses and twelve links
+// to switches.
+func openMock(t testing.TB) (*Session, *mockserver.Server) {
 	t.Helper()
 	server := dgxa100.New()
 	for i, d := range server.Devices {
@@ -68,21 +67,9 @@ func device(server *mockserver.Server, i int) *mockserver.Device {
 	return server.Devices[i].(*mockserver.Device)
 }
 
-// topologyOf reads the GPUs and their links as ReadTopology does, with a session that stays open.
-func topologyOf(t testing.TB, session *Session, h host.Host) *gpu.Snapshot {
-	t.Helper()
-	session.opts.Host = h
-	s, err := session.readTopology(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	checkSnapshot(t, s)
-	return s
-}
-
 func TestMock(t *testing.T) {
-	session, server := mocked(t)
-	got := topologyOf(t, session, hostWith(t, map[string]string{"sys/bus/pci/devices/0000:17:00.0/numa_node": "3"}))
+	session, server := openMock(t)
+	got := readTopology(t, session, createHost(t, map[string]string{"sys/bus/pci/devices/0000:17:00.0/numa_node": "3"}))
 	if got.DriverVersion != "550.54.15" || got.CUDAVersion != "12.4" || len(got.Devices) != 8 {
 		t.Errorf("driver %q, CUDA %q, %d devices", got.DriverVersion, got.CUDAVersion, len(got.Devices))
 	}
@@ -99,7 +86,7 @@ func TestMock(t *testing.T) {
 	}
 }
 
-// A driver may answer a call in ways that are neither its usual answer nor a failure of the GPU.
+// Some drivers answer in ways that are neither the usual answer nor a failure of the GPU.
 func TestMockAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(d *mockserver.Device)
@@ -128,7 +115,7 @@ func TestMockAnswers(t *testing.T) {
 				d.GetNvLinkStateFunc = func(int) (nvml.EnableState, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
 			},
 			func(s *gpu.Snapshot) bool {
-				return s.Devices[2].Usable() && nvlinks(s, 1, 2) == 0 && nvlinks(s, 0, 1) == 12
+				return s.Devices[2].Usable() && countLinks(s, 1, 2) == 0 && countLinks(s, 0, 1) == 12
 			},
 		},
 		"one NVLink down, one not wired": {
@@ -145,7 +132,7 @@ func TestMockAnswers(t *testing.T) {
 				}
 			},
 			func(s *gpu.Snapshot) bool {
-				return nvlinks(s, 1, 2) == 10 && nvlinks(s, 2, 7) == 10 && nvlinks(s, 0, 1) == 12
+				return countLinks(s, 1, 2) == 10 && countLinks(s, 2, 7) == 10 && countLinks(s, 0, 1) == 12
 			},
 		},
 		"NVSwitches without addresses": {
@@ -154,7 +141,7 @@ func TestMockAnswers(t *testing.T) {
 					return nvml.PciInfo{}, nvml.ERROR_NOT_SUPPORTED
 				}
 			},
-			func(s *gpu.Snapshot) bool { return nvlinks(s, 1, 2) == 12 },
+			func(s *gpu.Snapshot) bool { return countLinks(s, 1, 2) == 12 },
 		},
 		"a driver that does not know what links lead to": {
 			func(d *mockserver.Device) {
@@ -162,7 +149,7 @@ func TestMockAnswers(t *testing.T) {
 					return 0, nvml.ERROR_FUNCTION_NOT_FOUND
 				}
 			},
-			func(s *gpu.Snapshot) bool { return s.Devices[2].Usable() && nvlinks(s, 1, 2) == 0 },
+			func(s *gpu.Snapshot) bool { return s.Devices[2].Usable() && countLinks(s, 1, 2) == 0 },
 		},
 		"a topology that a hypervisor hides": {
 			func(d *mockserver.Device) {
@@ -189,9 +176,9 @@ func TestMockAnswers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			session, server := mocked(t)
+			session, server := openMock(t)
 			c.change(device(server, 2))
-			if s := topologyOf(t, session, hostWith(t, nil)); !c.check(s) {
+			if s := readTopology(t, session, createHost(t, nil)); !c.check(s) {
 				t.Errorf("GPU 2 is %+v, its links are %+v", s.Devices[2], s.Links)
 			}
 		})
@@ -200,9 +187,9 @@ func TestMockAnswers(t *testing.T) {
 
 // The library of an old driver has only the functions that are required; no other is called.
 func TestMockOfAnOldDriver(t *testing.T) {
-	session, _ := mocked(t)
+	session, _ := openMock(t)
 	session.driver.has = func(function string) bool { return slices.Contains(requiredFunctions(), function) }
-	s := topologyOf(t, session, hostWith(t, nil))
+	s := readTopology(t, session, createHost(t, nil))
 	if len(s.Links) != 28 {
 		t.Errorf("%d links, want 28", len(s.Links))
 	}
@@ -213,14 +200,14 @@ func TestMockOfAnOldDriver(t *testing.T) {
 	}
 }
 
-func nvlinks(s *gpu.Snapshot, a, b int) int {
+func countLinks(s *gpu.Snapshot, a, b int) int {
 	l, _ := s.Link(a, b)
 	return l.NVLinks
 }
 
 // A driver without MIG names is asked for the kind of the GPU instance.
 func TestMockMIGProfileWithoutName(t *testing.T) {
-	session, server := mocked(t)
+	session, server := openMock(t)
 	d := device(server, 5)
 	_, _ = d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
 	kind := nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1
@@ -237,9 +224,9 @@ func TestMockMIGProfileWithoutName(t *testing.T) {
 		if i != 4 {
 			return nil, nvml.ERROR_NOT_FOUND
 		}
-		return mockMIG("MIG-7f8c", 9, 0, "NVIDIA A100", info.MemorySizeMB), nvml.SUCCESS
+		return createMIG("MIG-7f8c", 9, 0, "NVIDIA A100", info.MemorySizeMB), nvml.SUCCESS
 	}
-	got := topologyOf(t, session, hostWith(t, map[string]string{
+	got := readTopology(t, session, createHost(t, map[string]string{
 		"proc/driver/nvidia-caps/mig-minors": "gpu5/gi9/access 300\ngpu5/gi9/ci0/access 301\n",
 	})).Devices[5]
 	want := []gpu.MIGDevice{{
@@ -251,7 +238,7 @@ func TestMockMIGProfileWithoutName(t *testing.T) {
 	}
 }
 
-func mockMIG(uuid string, gi, ci int, name string, mib uint64) nvml.Device {
+func createMIG(uuid string, gi, ci int, name string, mib uint64) nvml.Device {
 	return &mock.Device{
 		GetUUIDFunc:              func() (string, nvml.Return) { return uuid, nvml.SUCCESS },
 		GetNameFunc:              func() (string, nvml.Return) { return name, nvml.SUCCESS },
@@ -264,9 +251,9 @@ func mockMIG(uuid string, gi, ci int, name string, mib uint64) nvml.Device {
 }
 
 func TestDriverWithoutGPUs(t *testing.T) {
-	session, server := mocked(t)
+	session, server := openMock(t)
 	server.Devices = nil
-	s := topologyOf(t, session, hostWith(t, nil))
+	s := readTopology(t, session, createHost(t, nil))
 	if s.DriverVersion != "550.54.15" || len(s.Devices) != 0 {
 		t.Errorf("got the snapshot %+v, want one without devices", s)
 	}

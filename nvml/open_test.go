@@ -53,12 +53,12 @@ func TestOpenFails(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if !alone(t) {
+			if !runAlone(t) {
 				return
 			}
-			node := nodeOf(t, "workstation")
+			node := createNode(t, "workstation")
 			c.spoil(t, node)
-			opts := Options{Host: hostOf(t, node), Library: node.Library(), Timeout: 500 * time.Millisecond}
+			opts := Options{Host: createNodeHost(t, node), Library: node.Library(), Timeout: 500 * time.Millisecond}
 			_, err := ReadDevices(t.Context(), opts)
 			checkError(t, err, c.want, c.text)
 
@@ -78,30 +78,6 @@ func checkError(t *testing.T, err, want error, text string) {
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func fail(t testing.TB, node *sim.Node, function string, gpu int, code nvml.Return) {
-	t.Helper()
-	must(t, node.Fail(function, gpu, int(code)))
-}
-
-func remove(t testing.TB, path string) {
-	t.Helper()
-	must(t, os.Remove(path))
-}
-
-func truncate(t testing.TB, path string) {
-	t.Helper()
-	info, err := os.Stat(path)
-	must(t, err)
-	must(t, os.Truncate(path, info.Size()/2))
-}
-
 // openFile opens the library at a path.
 func openFile(t *testing.T, path string) (*Session, error) {
 	h, err := host.New("", "", "")
@@ -110,16 +86,16 @@ func openFile(t *testing.T, path string) (*Session, error) {
 	return session, session.Open(t.Context())
 }
 
-// The error has what the file or the loader is the cause of, and the process survives.
+// The error has its cause, from the file or from the loader.
 func TestOpenWhatIsNotNVML(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
 	dir := t.TempDir()
 	notELF := filepath.Join(dir, "text.so")
 	writeFile(t, notELF, "not a library")
 	empty := filepath.Join(dir, "empty.so")
-	writeFile(t, empty, string(library(elf.Machine(thisPlatform().machine))))
+	writeFile(t, empty, string(createLibrary(elf.Machine(thisPlatform().machine))))
 	libm := loaderPath("libm.so.6", thisPlatform())
 	for name, c := range map[string]struct{ path, text string }{
 		"another library":                   {libm, "it has no function nvmlInit"},
@@ -134,10 +110,10 @@ func TestOpenWhatIsNotNVML(t *testing.T) {
 }
 
 func TestOpenTruncatedLibraryNeverKillsTheProcess(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	whole, err := os.ReadFile(nodeOf(t, "workstation").Library())
+	whole, err := os.ReadFile(createNode(t, "workstation").Library())
 	must(t, err)
 	dir := t.TempDir()
 	for n := len(whole) - 1; n >= 0; n -= 1 + n/97 {
@@ -151,21 +127,21 @@ func TestOpenTruncatedLibraryNeverKillsTheProcess(t *testing.T) {
 }
 
 func TestAProcessCanOpenOneLibrary(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	first, second := nodeOf(t, "workstation"), nodeOf(t, "pcie-quad")
-	session, h := opened(t, first)
+	first, second := createNode(t, "workstation"), createNode(t, "pcie-quad")
+	session, h := openNode(t, first)
 	_, err := openFile(t, second.Library())
 	checkError(t, err, ErrLibraryConflict, first.LibDir())
-	compareToNode(t, first, topologyOf(t, session, h))
+	compareToNode(t, first, readTopology(t, session, h))
 }
 
 // The check refuses a library before it is loaded, which would run its code.
 func TestCheckIsBeforeTheLibraryIsLoaded(t *testing.T) {
 	refused := errors.New("refused")
-	node := nodeOf(t, "workstation")
-	opts := Options{Host: hostOf(t, node), Check: func(path string) error {
+	node := createNode(t, "workstation")
+	opts := Options{Host: createNodeHost(t, node), Check: func(path string) error {
 		if filepath.Base(path) != libraryName && !strings.HasPrefix(filepath.Base(path), "libnvidia-ml.so.") {
 			t.Errorf("the check is of %s", path)
 		}
@@ -176,13 +152,13 @@ func TestCheckIsBeforeTheLibraryIsLoaded(t *testing.T) {
 	}
 }
 
-// A process that waits for the driver opens the library until it works, and again after it was closed.
+// A process that waits for the driver tries to open the library until it works. It can close it and open it again.
 func TestOpenAgain(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
-	node := nodeOf(t, "workstation")
-	h := hostOf(t, node)
+	node := createNode(t, "workstation")
+	h := createNodeHost(t, node)
 	session := NewSession(Options{Host: h, Timeout: 100 * time.Millisecond})
 	fail(t, node, "nvmlInit", sim.AnyGPU, nvml.ERROR_DRIVER_NOT_LOADED)
 	for range 3 {
@@ -196,19 +172,9 @@ func TestOpenAgain(t *testing.T) {
 	session.opts.Timeout = 20 * time.Second
 	waitUntil(t, "the driver answers", func() bool { return session.Open(t.Context()) == nil })
 	for i := range 3 {
-		compareToNode(t, node, topologyOf(t, session, h))
+		compareToNode(t, node, readTopology(t, session, h))
 		if err := session.Close(); err != nil {
 			t.Errorf("time %d: %v", i, err)
-		}
-	}
-}
-
-// waitUntil polls until a condition holds.
-func waitUntil(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited too long until %s", what)
 		}
 	}
 }

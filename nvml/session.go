@@ -64,10 +64,10 @@ const maxWait = time.Second
 type Session struct {
 	opts Options
 
-	mu     sync.Mutex   // held while a snapshot is taken, and while the library is opened or closed
-	driver *driver      // nil while the library is closed
-	users  atomic.Int32 // goroutines that use driver without mu
-	last   *gpu.Snapshot
+	mu     sync.Mutex    // held while a snapshot is taken, and while the library is opened or closed
+	driver *driver       // nil while the library is closed
+	users  atomic.Int32  // goroutines that use driver without mu
+	last   *gpu.Snapshot // nil before the first
 	links  retainedLinks
 	// known are the GPUs that the kernel module knew when the library was opened. unreadable are the GPUs that could not be
 	// read when that was last a reason to open it again. Both are text to compare.
@@ -138,8 +138,8 @@ func (s *Session) Open(ctx context.Context) error {
 // GPUs has an empty snapshot. An error is about the driver as a whole and wraps [gpu.ErrNoDriver], and
 // [gpu.ErrNotAnswering] if the driver has not answered for a share of Options.GPUTimeout.
 //
-// Once the driver has answered, Snapshot waits one second at most for GPUs that do not answer, and one for their links.
-// Such a GPU is as it was last read until its call is older than a share of GPUTimeout.
+// Once the driver has answered, Snapshot waits at most one second for GPUs that do not answer, and one for their links.
+// Such a GPU is as it was last read until its call is older than a share of Options.GPUTimeout.
 func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -293,7 +293,7 @@ func (s *Session) busy() bool { return s.users.Load() > 0 || s.driver.calls.outs
 // openTimeout is how long nvmlInit, nvmlShutdown and the driver's first answer may take. Once devices are offered, they
 // wait for that.
 func (s *Session) openTimeout() time.Duration {
-	if s.last != nil {
+	if s.last != nil && s.opts.GPUTimeout > 0 {
 		return SnapshotInterval(s.opts.GPUTimeout)
 	}
 	return s.opts.Timeout

@@ -36,19 +36,19 @@ func (b *syncBuffer) String() string {
 	return b.Buffer.String()
 }
 
-// newTestSession returns a session of a simulated node, and its log.
+// newTestSession creates a simulated node and a session of it.
 func newTestSession(t *testing.T, machine string) (*Session, *sim.Node, *syncBuffer) {
 	t.Helper()
-	node, log := nodeOf(t, machine), &syncBuffer{}
+	node, log := createNode(t, machine), &syncBuffer{}
 	session := NewSession(Options{
-		Host: hostOf(t, node), Timeout: 20 * time.Second, GPUTimeout: 10 * time.Second,
+		Host: createNodeHost(t, node), Timeout: 20 * time.Second, GPUTimeout: 10 * time.Second,
 		Log: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	t.Cleanup(func() { _ = session.Close() })
 	return session, node, log
 }
 
-func snapshotOf(t *testing.T, session *Session) *gpu.Snapshot {
+func takeSnapshot(t *testing.T, session *Session) *gpu.Snapshot {
 	t.Helper()
 	s, err := session.Snapshot(t.Context())
 	must(t, err)
@@ -56,7 +56,7 @@ func snapshotOf(t *testing.T, session *Session) *gpu.Snapshot {
 	return s
 }
 
-func nodeLinks(t *testing.T, node *sim.Node) []gpu.Link {
+func readNodeLinks(t *testing.T, node *sim.Node) []gpu.Link {
 	t.Helper()
 	s, err := node.Snapshot()
 	must(t, err)
@@ -70,37 +70,37 @@ func waitForReturns(t *testing.T, session *Session) {
 }
 
 func TestLinksOfTheGPUsThatThereAre(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
 	session, node, _ := newTestSession(t, "dgx1-v100")
-	if diff := cmp.Diff(nodeLinks(t, node), snapshotOf(t, session).Links); diff != "" {
+	if diff := cmp.Diff(readNodeLinks(t, node), takeSnapshot(t, session).Links); diff != "" {
 		t.Errorf("the first links (-want +got):\n%s", diff)
 	}
 	// A GPU that is removed or added gives other indices to those after it.
 	must(t, node.Remove(2))
 	must(t, session.Close()) // as when the kernel module shows it
-	if diff := cmp.Diff(nodeLinks(t, node), snapshotOf(t, session).Links); diff != "" {
+	if diff := cmp.Diff(readNodeLinks(t, node), takeSnapshot(t, session).Links); diff != "" {
 		t.Errorf("the links without GPU 2 (-want +got):\n%s", diff)
 	}
 	must(t, node.Clear())
 	must(t, session.Close())
-	if got := snapshotOf(t, session).Links; len(got) != 28 {
+	if got := takeSnapshot(t, session).Links; len(got) != 28 {
 		t.Errorf("%d links, want 28", len(got))
 	}
 }
 
 // Calls about links that hang do not pile up, and leave the last links valid.
 func TestLinksThatHangStayAsTheyWere(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
 	session, node, log := newTestSession(t, "dgx1-v100")
-	before := snapshotOf(t, session)
+	before := takeSnapshot(t, session)
 	must(t, node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
 	for range 3 {
 		session.links.read = time.Time{} // as if the last reading was long ago
-		if diff := cmp.Diff(before, snapshotOf(t, session)); diff != "" {
+		if diff := cmp.Diff(before, takeSnapshot(t, session)); diff != "" {
 			t.Errorf("while the links hang (-before +after):\n%s", diff)
 		}
 	}
@@ -116,7 +116,7 @@ func TestLinksThatHangStayAsTheyWere(t *testing.T) {
 
 // Links that could not be read are logged once, and read when the calls have returned.
 func TestLinksThatHangAtFirstAreReadLater(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
 	session, node, log := newTestSession(t, "dgx1-v100")
@@ -124,7 +124,7 @@ func TestLinksThatHangAtFirstAreReadLater(t *testing.T) {
 	session.opts.Returned = func() { returned.Add(1) }
 	must(t, node.Hang("nvmlDeviceGetNvLinkState", 6))
 	for range 3 {
-		if got := snapshotOf(t, session); len(got.Links) != 28 || got.Links[0].NVLinks == 0 {
+		if got := takeSnapshot(t, session); len(got.Links) != 28 || got.Links[0].NVLinks == 0 {
 			t.Errorf("%d links, the first is %+v", len(got.Links), got.Links[0])
 		}
 	}
@@ -133,20 +133,20 @@ func TestLinksThatHangAtFirstAreReadLater(t *testing.T) {
 	}
 	must(t, node.Clear())
 	waitUntil(t, "the call has returned", func() bool { return returned.Load() > 0 })
-	if diff := cmp.Diff(nodeLinks(t, node), snapshotOf(t, session).Links); diff != "" {
+	if diff := cmp.Diff(readNodeLinks(t, node), takeSnapshot(t, session).Links); diff != "" {
 		t.Errorf("the links (-want +got):\n%s", diff)
 	}
 }
 
 // NVML counts the GPUs when it is initialised. The session initialises it again when there may be other GPUs.
 func TestSnapshotFollowsTheGPUs(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
 	session, node, _ := newTestSession(t, "pcie-quad")
 	compare := func(state string, want int) {
 		t.Helper()
-		if got := snapshotOf(t, session); len(got.Devices) != want {
+		if got := takeSnapshot(t, session); len(got.Devices) != want {
 			t.Errorf("%s: %d devices, want %d", state, len(got.Devices), want)
 		}
 	}
@@ -166,11 +166,11 @@ func TestSnapshotFollowsTheGPUs(t *testing.T) {
 
 // The driver may have been reloaded after an error, so NVML is initialised again.
 func TestSnapshotAfterAnErrorOfTheDriver(t *testing.T) {
-	if !alone(t) {
+	if !runAlone(t) {
 		return
 	}
 	session, node, _ := newTestSession(t, "workstation")
-	snapshotOf(t, session)
+	takeSnapshot(t, session)
 	fail(t, node, "nvmlDeviceGetCount", sim.AnyGPU, nvml.ERROR_UNKNOWN)
 	_, err := session.Snapshot(t.Context())
 	checkError(t, err, ErrDriverFailed, "read the driver: ")
@@ -178,5 +178,5 @@ func TestSnapshotAfterAnErrorOfTheDriver(t *testing.T) {
 		t.Errorf("the library is still open after %v", err)
 	}
 	must(t, node.Clear())
-	compareToNode(t, node, snapshotOf(t, session))
+	compareToNode(t, node, takeSnapshot(t, session))
 }

@@ -18,19 +18,19 @@ import (
 // tolerated is how long the sessions of these tests tolerate a call.
 const tolerated = 4 * time.Second
 
-// tolerant is a session that has opened the mock and tolerates calls that hang. It counts abandoned calls that return.
-func tolerant(t *testing.T) (session *Session, server *mockserver.Server, returned *atomic.Int32) {
+// openTolerantMock is openMock with a session that tolerates calls that hang. It counts the abandoned calls that return.
+func openTolerantMock(t *testing.T) (session *Session, server *mockserver.Server, returned *atomic.Int32) {
 	t.Helper()
-	session, server = mocked(t)
+	session, server = openMock(t)
 	returned = new(atomic.Int32)
-	session.opts.Host = hostWith(t, nil)
+	session.opts.Host = createHost(t, nil)
 	session.opts.Timeout, session.opts.GPUTimeout = 30*time.Second, toleratedShare*tolerated
 	session.driver.calls.whenReturned(func() { returned.Add(1) })
 	return session, server, returned
 }
 
-// devicesAfter reads the GPUs and expects that to take a time.
-func devicesAfter(t *testing.T, session *Session, want time.Duration) *gpu.Snapshot {
+// readDevicesIn reads the GPUs, and checks how long that takes.
+func readDevicesIn(t *testing.T, session *Session, want time.Duration) *gpu.Snapshot {
 	t.Helper()
 	begin := time.Now()
 	s, _, err := session.read(t.Context())
@@ -45,18 +45,18 @@ func devicesAfter(t *testing.T, session *Session, want time.Duration) *gpu.Snaps
 
 func TestGPUThatNeverAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server, returned := tolerant(t)
+		session, server, returned := openTolerantMock(t)
 		answer := make(chan struct{})
 		device(server, 2).GetNameFunc = func() (string, nvml.Return) { <-answer; return "late", nvml.SUCCESS }
 		for _, want := range []time.Duration{maxWait, 0, 0} {
-			d := devicesAfter(t, session, want).Devices[2]
+			d := readDevicesIn(t, session, want).Devices[2]
 			if d.Usable() || d.UUID != device(server, 2).UUID || d.Minor != 2 {
 				t.Errorf("GPU 2 is %+v, want an error and what was read", d)
 			}
 		}
 		close(answer)
 		synctest.Wait()
-		if d := devicesAfter(t, session, 0).Devices[2]; !d.Usable() || d.Name != "late" || returned.Load() != 1 {
+		if d := readDevicesIn(t, session, 0).Devices[2]; !d.Usable() || d.Name != "late" || returned.Load() != 1 {
 			t.Errorf("after its answer, which was reported %d times, GPU 2 is %+v", returned.Load(), d)
 		}
 	})
@@ -64,8 +64,8 @@ func TestGPUThatNeverAnswered(t *testing.T) {
 
 func TestGPUThatStopsAnswering(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server, returned := tolerant(t)
-		before := devicesAfter(t, session, 0).Devices[2]
+		session, server, returned := openTolerantMock(t)
+		before := readDevicesIn(t, session, 0).Devices[2]
 		answer := make(chan struct{})
 		device(server, 2).GetUUIDFunc = func() (string, nvml.Return) { <-answer; return before.UUID, nvml.SUCCESS }
 		for _, c := range []struct {
@@ -74,7 +74,7 @@ func TestGPUThatStopsAnswering(t *testing.T) {
 		}{
 			{maxWait, 2 * time.Second, true}, {0, 999 * time.Millisecond, true}, {0, time.Millisecond, true}, {0, 0, false},
 		} {
-			d := devicesAfter(t, session, c.waits).Devices[2]
+			d := readDevicesIn(t, session, c.waits).Devices[2]
 			if d.Usable() != c.usable || d.Name != before.Name || d.UUID != before.UUID || d.Minor != 2 {
 				t.Errorf("GPU 2 is %+v, want it usable %v", d, c.usable)
 			}
@@ -82,7 +82,7 @@ func TestGPUThatStopsAnswering(t *testing.T) {
 		}
 		close(answer)
 		synctest.Wait()
-		if d := devicesAfter(t, session, 0).Devices[2]; !d.Usable() || returned.Load() != 1 {
+		if d := readDevicesIn(t, session, 0).Devices[2]; !d.Usable() || returned.Load() != 1 {
 			t.Errorf("after its answer, which was reported %d times, GPU 2 is %+v", returned.Load(), d)
 		}
 	})
@@ -91,16 +91,16 @@ func TestGPUThatStopsAnswering(t *testing.T) {
 // A GPU whose calls take longer than a snapshot waits is usable once they have returned.
 func TestGPUThatIsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server, _ := tolerant(t)
+		session, server, _ := openTolerantMock(t)
 		d := device(server, 2)
 		d.GetNameFunc = func() (string, nvml.Return) { time.Sleep(2 * maxWait / 3); return "slow", nvml.SUCCESS }
 		d.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { time.Sleep(2 * maxWait / 3); return nvml.Memory{}, nvml.SUCCESS }
-		if got := devicesAfter(t, session, maxWait).Devices[2]; got.Usable() {
+		if got := readDevicesIn(t, session, maxWait).Devices[2]; got.Usable() {
 			t.Errorf("the first time GPU 2 is %+v, want an error", got)
 		}
 		for range 5 {
 			time.Sleep(5 * time.Second)
-			if got := devicesAfter(t, session, maxWait).Devices[2]; !got.Usable() || got.Name != "slow" {
+			if got := readDevicesIn(t, session, maxWait).Devices[2]; !got.Usable() || got.Name != "slow" {
 				t.Errorf("GPU 2 is %+v, want what was read", got)
 			}
 		}
@@ -111,14 +111,14 @@ func TestGPUThatIsSlow(t *testing.T) {
 // The last answer of a GPU that fails and then hangs is its failure.
 func TestGPUThatFailsAndHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server, _ := tolerant(t)
-		devicesAfter(t, session, 0)
+		session, server, _ := openTolerantMock(t)
+		readDevicesIn(t, session, 0)
 		device(server, 2).GetNameFunc = func() (string, nvml.Return) { return "", nvml.ERROR_GPU_IS_LOST }
-		devicesAfter(t, session, 0)
+		readDevicesIn(t, session, 0)
 		answer := make(chan struct{})
 		defer close(answer)
 		device(server, 2).GetNameFunc = func() (string, nvml.Return) { <-answer; return "", nvml.ERROR_GPU_IS_LOST }
-		if got := devicesAfter(t, session, maxWait).Devices[2]; got.Usable() {
+		if got := readDevicesIn(t, session, maxWait).Devices[2]; got.Usable() {
 			t.Errorf("GPU 2 is %+v, want an error", got)
 		}
 	})
@@ -127,12 +127,12 @@ func TestGPUThatFailsAndHangs(t *testing.T) {
 // The driver has the whole timeout for its first answer only.
 func TestDriverThatStopsAnswering(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server, returned := tolerant(t)
+		session, server, returned := openTolerantMock(t)
 		server.DeviceGetCountFunc = func() (int, nvml.Return) { time.Sleep(20 * time.Second); return 8, nvml.SUCCESS }
-		devicesAfter(t, session, 20*time.Second)
+		readDevicesIn(t, session, 20*time.Second)
 		answer := make(chan struct{})
 		server.DeviceGetCountFunc = func() (int, nvml.Return) { <-answer; return 8, nvml.SUCCESS }
-		if s := devicesAfter(t, session, maxWait); len(s.Devices) != 8 || s.DriverVersion == "" {
+		if s := readDevicesIn(t, session, maxWait); len(s.Devices) != 8 || s.DriverVersion == "" {
 			t.Errorf("while it is tolerated: %+v", s)
 		}
 		time.Sleep(tolerated)
@@ -142,7 +142,7 @@ func TestDriverThatStopsAnswering(t *testing.T) {
 		}
 		close(answer)
 		synctest.Wait()
-		devicesAfter(t, session, 0)
+		readDevicesIn(t, session, 0)
 		if returned.Load() != 1 {
 			t.Errorf("its answer was reported %d times", returned.Load())
 		}
@@ -151,7 +151,7 @@ func TestDriverThatStopsAnswering(t *testing.T) {
 
 func TestLinksThatStopAnswering(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		session, server, _ := tolerant(t)
+		session, server, _ := openTolerantMock(t)
 		s, handles, err := session.read(t.Context())
 		must(t, err)
 		before, unread := session.readLinks(t.Context(), s, handles)
@@ -180,7 +180,7 @@ func TestLinksThatStopAnswering(t *testing.T) {
 	})
 }
 
-// The kernel module shows which GPU does not answer, if it knows that itself.
+// The kernel module shows the UUID of a GPU that does not answer, if it knows it.
 func TestGPUThatHangsIsIdentifiedByTheKernel(t *testing.T) {
 	const uuid = "GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c"
 	info := "Model: \t\t NVIDIA A100\nIRQ:   \t\t 102\nGPU UUID: \t " + uuid + "\nDevice Minor: \t 5\n"
@@ -196,7 +196,7 @@ func TestGPUThatHangsIsIdentifiedByTheKernel(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				session, server, _ := tolerant(t)
+				session, server, _ := openTolerantMock(t)
 				answer := make(chan struct{})
 				defer close(answer)
 				device(server, 2).GetUUIDFunc = func() (string, nvml.Return) { <-answer; return "", nvml.ERROR_UNKNOWN }
@@ -205,8 +205,8 @@ func TestGPUThatHangsIsIdentifiedByTheKernel(t *testing.T) {
 					dir := "sys/bus/pci/devices/0000:1" + string(rune('0'+i)) + ":00.0/"
 					files[dir+"vendor"], files[dir+"class"], files[dir+"numa_node"] = "0x10de\n", "0x030200\n", "1\n"
 				}
-				session.opts.Host = hostWith(t, files)
-				d := devicesAfter(t, session, maxWait).Devices[2]
+				session.opts.Host = createHost(t, files)
+				d := readDevicesIn(t, session, maxWait).Devices[2]
 				if d.UUID != c.uuid || d.Minor != c.minor || d.PCIBusID != "0000:12:00.0" || d.NUMANode != 1 || d.Usable() {
 					t.Errorf("GPU 2 is %+v, want the UUID %q and the minor %d", d, c.uuid, c.minor)
 				}
@@ -218,8 +218,8 @@ func TestGPUThatHangsIsIdentifiedByTheKernel(t *testing.T) {
 // A path that the driver does not return is the same in sysfs.
 func TestSysfsPathIsTheDrivers(t *testing.T) {
 	for _, machine := range []string{"dgx1-v100", "dgx-a100", "dgx-h100", "hgx-16", "mig-h100", "pcie-quad", "workstation"} {
-		node := nodeOf(t, machine)
-		h, s := hostOf(t, node), node.Machine().Snapshot("1.0")
+		node := createNode(t, machine)
+		h, s := createNodeHost(t, node), node.Machine().Snapshot("1.0")
 		for _, link := range s.Links {
 			if got := sysfsPath(h, &s.Devices[link.A], &s.Devices[link.B]); got != link.PCIe {
 				t.Errorf("%s: GPUs %d and %d: %v, and the driver returns %v", machine, link.A, link.B, got, link.PCIe)
