@@ -152,7 +152,7 @@ func kernelVersion(h host.Host) string {
 		return v
 	}
 	line, _, _ := strings.Cut(readShort(h.Proc("driver", "nvidia", "version")), "\n")
-	for _, field := range strings.Fields(line) {
+	for field := range strings.FieldsSeq(line) {
 		if strings.Trim(field, "0123456789.") == "" && strings.Contains(field, ".") {
 			return field
 		}

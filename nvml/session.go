@@ -64,13 +64,13 @@ const maxWait = time.Second
 type Session struct {
 	opts Options
 
-	mu     sync.Mutex    // held while a snapshot is taken, and while the library is opened or closed
-	driver *driver       // nil while the library is closed
-	users  atomic.Int32  // goroutines that use driver without mu
-	last   *gpu.Snapshot // nil before the first
-	links  retainedLinks
-	// known are the GPUs that the kernel module knew when the library was opened. unreadable are the GPUs that could not be
-	// read when that was last a reason to open it again. Both are text to compare.
+	mu       sync.Mutex    // held while a snapshot is taken, and while the library is opened or closed
+	driver   *driver       // nil while the library is closed
+	users    atomic.Int32  // goroutines that use driver without mu
+	last     *gpu.Snapshot // nil before the first
+	retained retainedLinks
+	// known are the GPUs that the kernel module knew when the library was opened, unreadable those that could not be read
+	// then. If they change, the library is opened again.
 	known, unreadable string
 }
 
@@ -147,9 +147,14 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 		_ = s.close() //nolint:contextcheck // has a deadline of its own
 	}
 	snapshot, handles, err := s.read(ctx)
-	if err == nil && !s.busy() && s.isNewlyUnreadable(snapshot) {
-		_ = s.close() //nolint:contextcheck // has a deadline of its own
-		snapshot, handles, err = s.read(ctx)
+	if err == nil && !s.busy() {
+		if now := unreadableGPUs(snapshot); now != s.unreadable {
+			s.unreadable = now
+			if now != "" { // opening the library again may help
+				_ = s.close() //nolint:contextcheck // has a deadline of its own
+				snapshot, handles, err = s.read(ctx)
+			}
+		}
 	}
 	if err != nil {
 		if !errors.Is(err, gpu.ErrNotAnswering) {
@@ -157,7 +162,7 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 		}
 		return nil, err
 	}
-	snapshot.Links = s.retainLinks(ctx, snapshot, handles)
+	snapshot.Links = s.links(ctx, snapshot, handles)
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("read the links of the GPUs: %w", context.Cause(ctx))
 	}
@@ -171,17 +176,15 @@ func (s *Session) mayHaveOtherGPUs() bool {
 	return s.driver != nil && (s.known != knownGPUs(s.opts.Host) || s.last != nil && len(s.last.Devices) == 0)
 }
 
-// isNewlyUnreadable reports whether other GPUs are unreadable than when it last did. Opening the library again may help.
-func (s *Session) isNewlyUnreadable(snapshot *gpu.Snapshot) bool {
-	var unreadable []string
+// unreadableGPUs lists the GPUs that could not be read, as text to compare.
+func unreadableGPUs(snapshot *gpu.Snapshot) string {
+	var list []string
 	for i := range snapshot.Devices {
 		if d := &snapshot.Devices[i]; !d.Usable() {
-			unreadable = append(unreadable, d.PCIBusID+" "+strconv.Itoa(d.Index))
+			list = append(list, d.PCIBusID+" "+strconv.Itoa(d.Index))
 		}
 	}
-	before := s.unreadable
-	s.unreadable = strings.Join(unreadable, ",")
-	return s.unreadable != "" && s.unreadable != before
+	return strings.Join(list, ",")
 }
 
 // SetExclusive lets one process at a time use a GPU (the compute mode EXCLUSIVE_PROCESS) or any number (DEFAULT). The GPU
@@ -322,17 +325,18 @@ type retainedLinks struct {
 	read    time.Time
 }
 
-// retainLinks returns the links of the GPUs. Reading them takes many more calls than all else, so they are read again only
-// if the GPUs are others than before, if a call that hung has returned, and at an interval.
-func (s *Session) retainLinks(ctx context.Context, snapshot *gpu.Snapshot, handles []nvml.Device) []gpu.Link {
+// links returns the links of the GPUs. Reading them takes many more calls than all else, so they are read again only if
+// the GPUs are others than before, if a call that hung has returned, and at an interval.
+func (s *Session) links(ctx context.Context, snapshot *gpu.Snapshot, handles []nvml.Device) []gpu.Link {
 	gpus := make([]string, len(snapshot.Devices))
 	for i := range snapshot.Devices {
 		if d := &snapshot.Devices[i]; d.Usable() {
 			gpus[i] = d.UUID
 		}
 	}
-	before, now, hung := &s.links, time.Now(), s.driver.calls.outstanding() > 0
-	if slices.Equal(gpus, before.gpus) && now.Sub(before.read) < linksInterval && (!before.partial || hung) {
+	before, now := &s.retained, time.Now()
+	hangs := func() bool { return s.driver.calls.outstanding() > 0 }
+	if slices.Equal(gpus, before.gpus) && now.Sub(before.read) < linksInterval && (!before.partial || hangs()) {
 		return before.links
 	}
 	links, errs := s.readLinks(ctx, snapshot, handles)
@@ -344,6 +348,6 @@ func (s *Session) retainLinks(ctx context.Context, snapshot *gpu.Snapshot, handl
 				"gpu", gpus[i], "error", err)
 		}
 	}
-	s.links = retainedLinks{links, gpus, unread, len(errs) > 0 && s.driver.calls.outstanding() > 0, now}
+	s.retained = retainedLinks{links: links, gpus: gpus, unread: unread, partial: len(errs) > 0 && hangs(), read: now}
 	return links
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -99,7 +100,7 @@ func TestLinksThatHangStayAsTheyWere(t *testing.T) {
 	before := takeSnapshot(t, session)
 	must(t, node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
 	for range 3 {
-		session.links.read = time.Time{} // as if the last reading was long ago
+		session.retained.read = time.Time{} // as if the last reading was long ago
 		if diff := cmp.Diff(before, takeSnapshot(t, session)); diff != "" {
 			t.Errorf("while the links hang (-before +after):\n%s", diff)
 		}
@@ -128,6 +129,8 @@ func TestLinksThatHangAtFirstAreReadLater(t *testing.T) {
 			t.Errorf("%d links, the first is %+v", len(got.Links), got.Links[0])
 		}
 	}
+	session.retained.read = time.Time{} // as if the last reading was long ago
+	takeSnapshot(t, session)
 	if n := strings.Count(log.String(), "the links of GPU 6 cannot be read"); n != 1 || !strings.Contains(log.String(), node.Machine().GPUs[6].UUID) {
 		t.Errorf("it was logged %d times:\n%s", n, log)
 	}
@@ -152,13 +155,14 @@ func TestSnapshotFollowsTheGPUs(t *testing.T) {
 	}
 	compare("at first", 4)
 	must(t, node.Remove(1))
-	remove(t, filepath.Join(node.Root(), "proc/driver/nvidia/gpus", node.Machine().GPUs[1].Bus, "information"))
-	remove(t, filepath.Join(node.Root(), "proc/driver/nvidia/gpus", node.Machine().GPUs[1].Bus))
-	compare("a GPU is removed", 3)
+	compare("a GPU is removed, and so lost", 3)
+	must(t, node.Clear())
+	compare("a GPU is added, which the kernel does not show yet", 3)
+	must(t, os.Mkdir(filepath.Join(node.Root(), "proc/driver/nvidia/gpus/0000:ff:00.0"), 0o755))
+	compare("the kernel shows another GPU", 4)
 	for i := range 4 {
 		must(t, node.Remove(i))
 	}
-	must(t, session.Close())
 	compare("all GPUs are removed", 0)
 	must(t, node.Clear())
 	compare("they are added", 4)

@@ -111,7 +111,7 @@ func runAll(ctx context.Context, actors ...actor) error {
 // replaced it starts the program again.
 func (d *daemon) run(cmd *cobra.Command, actors ...actor) error {
 	defer d.app.hangups.stop()
-	endOpening := openBeside(cmd.Context(), d.driver)
+	endOpening := openInBackground(cmd.Context(), d.driver)
 	err := d.runActors(cmd, actors)
 	endOpening()
 	if closing := d.driver.Close(); closing != nil {

@@ -49,10 +49,9 @@ func (a *app) newSession(h host.Host, returned func()) *nvml.Session {
 	})
 }
 
-// openBeside opens the driver in the background, which takes about as long as what else is done before it is read. An
-// error is that of the first snapshot too. end must be called before the session is closed; it does not wait for a driver
-// that hangs.
-func openBeside(ctx context.Context, s *nvml.Session) (end func()) {
+// openInBackground opens the driver while other work is done before the first snapshot, whose error an error is too. end
+// must be called before the session is closed. It does not wait for a driver that hangs.
+func openInBackground(ctx context.Context, s *nvml.Session) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var opening sync.WaitGroup
 	opening.Go(func() { _ = s.Open(ctx) })
