@@ -13,15 +13,15 @@
 // The root belongs to the image, which is hostile. Paths in it are opened only through internal/rootfs. Nothing in it
 // is executed or mounted, and every parser is bounded and fuzzed. The hook writes only what comes from its arguments or
 // from files on the root's own mount, and of these only what parses: valid entries of a loader cache, directories of a
-// search path. So a link of the image to a Secret, a volume or a file of /sys makes nothing of it readable. Which
-// devices a container gets is decided by the CDI spec alone, never by the image.
+// search path. So a link of the image to a Secret, a volume or a file of /sys does not make that readable. The CDI spec
+// alone decides which devices a container gets, never the image.
 //
 // Programs must find the driver's libraries:
 //
-//   - glibc: the libraries are merged into /etc/ld.so.cache. Whatever is there is replaced, a link too, and never
-//     followed; the loader cannot use a damaged file, a FIFO or a device either. The loader still searches its default
-//     directories for libraries that are not in the cache. The new cache is mounted over the old one if the root is
-//     read-only, unless the mount would propagate to the host. A cache on a volume is not read: the new one has the
+//   - glibc: the libraries are merged into /etc/ld.so.cache. A link, a damaged file, a FIFO or a device in its place is
+//     replaced; the loader could not use most of them either. The loader searches its default directories for libraries
+//     that are not in the cache. If the root is read-only or the cache is on a volume, the new cache is mounted over the
+//     old one, unless the mount would propagate to the host. A cache on a volume is not read: the new one has the
 //     driver's libraries only. Directories that are not searched by default are also written to /etc/ld.so.conf.d if
 //     that exists, for the next ldconfig in the container. An image without a cache and without glibc gets none.
 //   - musl: the directories of the libraries are appended to musl's path file.
@@ -59,10 +59,11 @@ func CreateContainer(args *hookargs.CreateContainer, state *State, h host.Host) 
 	if err != nil {
 		return nil, err
 	}
-	seen, warnings := observe(args, root, h, arch)
+	seen, observed := observe(args, root, h, arch)
 	p := makePlan(args, seen, arch)
-	more, err := p.apply(root)
-	return slices.Concat(warnings, p.warnings, more), err
+	applied, err := p.apply(root)
+	warnings = slices.Concat(observed, p.warnings, applied)
+	return slices.DeleteFunc(warnings, func(warning error) bool { return warning == nil }), err
 }
 
 // observation is everything that the plan depends on besides the arguments.
@@ -93,15 +94,10 @@ type content struct {
 	cover []byte
 }
 
-// observe reads what the arguments need. A problem costs only the part of the work that it concerns.
+// observe reads what the arguments need. A problem costs only the part of the work that it concerns. Some of the
+// warnings may be nil.
 func observe(args *hookargs.CreateContainer, root *rootfs.Root, h host.Host, a arch) (*observation, []error) {
-	var warnings []error
-	warn := func(err error) {
-		if err != nil {
-			warnings = append(warnings, err)
-		}
-	}
-	var err error
+	var compatErr, minorsErr, paramsErr error
 	seen := &observation{nodes: findNodes(root, args.DRI)}
 	for _, lib := range args.Libraries {
 		if root.IsFile(lib.Path) {
@@ -109,8 +105,7 @@ func observe(args *hookargs.CreateContainer, root *rootfs.Root, h host.Host, a a
 		}
 	}
 	if len(seen.libraries) > 0 {
-		seen.compat, err = findCompat(root, args)
-		warn(err)
+		seen.compat, compatErr = findCompat(root, args)
 		seen.glibc, seen.musl = root.IsFile(a.glibcLoader), root.IsFile(a.muslLoader)
 		seen.cache = read(root, cachePath, ldcache.MaxSize)
 		if seen.musl {
@@ -121,14 +116,12 @@ func observe(args *hookargs.CreateContainer, root *rootfs.Root, h host.Host, a a
 		seen.hasConfigDir = err == nil && info.IsDir()
 	}
 	if args.EGLProfile {
-		seen.minors, err = findMinors(root)
-		warn(err)
+		seen.minors, minorsErr = findMinors(root)
 	}
 	if args.Params {
-		seen.params, err = readParams(root, h)
-		warn(err)
+		seen.params, paramsErr = readParams(root, h)
 	}
-	return seen, warnings
+	return seen, []error{compatErr, minorsErr, paramsErr}
 }
 
 // read reads a file of the image. A dangling link, or one that leads out of the root, is a missing file.
@@ -173,35 +166,30 @@ func makePlan(args *hookargs.CreateContainer, seen *observation, a arch) *plan {
 	return p
 }
 
-// apply makes the plan's changes. An act that fails is a warning, and the others are still done. The error is for
-// libraries that no program in the container would find.
+// apply makes the plan's changes. A change that fails is a warning, and the others are still made. Some of the warnings
+// may be nil. The error is for libraries that no program in the container would find.
 func (p *plan) apply(root *rootfs.Root) (warnings []error, err error) {
-	warn := func(err error) {
-		if err != nil {
-			warnings = append(warnings, err)
-		}
-	}
-	warn(makeLinks(p.links, root))
+	warnings = append(warnings, makeLinks(p.links, root))
 	var lost []error
 	for _, f := range p.loaderFiles {
 		writeErr := root.WriteFile(f.path, f.data, f.mode)
-		if writeErr == nil && f.config.path != "" {
-			warn(root.WriteFile(f.config.path, f.config.data, f.config.mode))
-		}
 		if writeErr == nil {
+			if f.config.path != "" {
+				warnings = append(warnings, root.WriteFile(f.config.path, f.config.data, f.config.mode))
+			}
 			continue
 		}
 		// The root is read-only, or the file is on a volume.
 		if mountErr := root.MountFile(f.path, f.data, f.mode); mountErr != nil {
-			warn(fmt.Errorf("%w; %w", writeErr, mountErr))
-			lost = append(lost, f.checkUnneeded(root))
+			warnings = append(warnings, fmt.Errorf("%w; %w", writeErr, mountErr))
+			lost = append(lost, f.checkOptional(root))
 		}
 	}
 	for _, f := range p.files {
-		warn(root.WriteFile(f.path, f.data, f.mode))
+		warnings = append(warnings, root.WriteFile(f.path, f.data, f.mode))
 	}
 	for _, f := range p.masks {
-		warn(root.MountFile(f.path, f.data, f.mode))
+		warnings = append(warnings, root.MountFile(f.path, f.data, f.mode))
 	}
 	return warnings, errors.Join(lost...)
 }

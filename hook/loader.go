@@ -65,9 +65,9 @@ type loaderFile struct {
 	config file
 }
 
-// checkUnneeded returns an error if programs cannot find a library without the file. Libraries in a subdirectory, such
+// checkOptional returns an error if programs cannot find a library without the file. Libraries in a subdirectory, such
 // as vdpau/, are loaded by path and need not be found.
-func (f loaderFile) checkUnneeded(root *rootfs.Root) error {
+func (f loaderFile) checkOptional(root *rootfs.Root) error {
 	var lost []string
 	for _, lib := range f.libraries {
 		dir := path.Dir(lib.Path)
@@ -174,9 +174,8 @@ func configOf(libs []hookargs.Library, seen *observation) string {
 // replaced is the warning that a file could not be used.
 func replaced(err error) error { return fmt.Errorf("%w; a new file replaces it", err) }
 
-// linkNames are additional names of libraries, from the links beside them. ldconfig has them in the cache too, since
-// some programs load "libcuda.so". If several libraries have one SONAME, the name stands for the first, as in the
-// cache.
+// linkNames are additional names of libraries, from the links beside them. ldconfig writes them to the cache too, since
+// some programs load "libcuda.so". If several libraries have one SONAME, the name stands for the first of them.
 func linkNames(links []hookargs.Link, libs []hookargs.Library) []hookargs.Library {
 	first := map[string]string{}   // SONAME to file
 	sonames := map[string]string{} // path of a library or of its SONAME's link, to SONAME
