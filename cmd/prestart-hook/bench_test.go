@@ -15,6 +15,7 @@ import (
 // with
 // --version. "first" merges and writes the cache, "again" changes nothing.
 func BenchmarkProcess(b *testing.B) {
+	hookBinary(b) // builds it
 	b.Run("floor", func(b *testing.B) {
 		c := newContainer(b)
 		for b.Loop() {
