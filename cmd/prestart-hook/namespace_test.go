@@ -38,7 +38,7 @@ func TestOnlyAContainersRootIsChanged(t *testing.T) {
 		"process 1 is hidden from an unprivileged user": {
 			script: `mount -t proc -o hidepid=2 proc /proc; mount --bind "$ROOT" "$ROOT"
 				exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"`,
-			want: "cannot compare its mount namespace with the host's",
+			want: "compare its mount namespace with the host's",
 		},
 		"process 1 is hidden in a user namespace": {
 			script: `mount -t proc -o hidepid=2 proc /proc
@@ -48,7 +48,7 @@ func TestOnlyAContainersRootIsChanged(t *testing.T) {
 		"a user namespace, but the mount namespace of the parent": {
 			script: `mount -t proc -o hidepid=2 proc /proc; mount --bind "$ROOT" "$ROOT"
 				exec setpriv --reuid=65534 --regid=65534 --clear-groups unshare --user --map-root-user "$@"`,
-			want: "cannot compare its mount namespace with the host's",
+			want: "compare its mount namespace with the host's",
 		},
 		"a user namespace that sees process 1": {
 			script: `exec setpriv --reuid=65534 --regid=65534 --clear-groups \

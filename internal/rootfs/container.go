@@ -27,7 +27,7 @@ func (r *Root) CheckContainer() error {
 	}
 	isHost, err := r.isInHostNamespace()
 	if err != nil {
-		return fmt.Errorf("cannot compare its mount namespace with the host's: %w", err)
+		return fmt.Errorf("compare its mount namespace with the host's: %w", err)
 	}
 	if isHost {
 		return errors.New("it is in the host's mount namespace, that of process 1")
