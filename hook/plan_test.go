@@ -412,6 +412,17 @@ func FuzzMaskParams(f *testing.F) {
 	})
 }
 
+func FuzzSearchDirs(f *testing.F) {
+	f.Add([]byte("/lib:/usr/local/lib\n/usr/lib/"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		dirs, _ := searchDirs(data)
+		again, dropped := searchDirs([]byte(strings.Join(dirs, "\n")))
+		if len(dirs) > maxMuslDirs || !slices.Equal(again, dirs) || dropped != 0 {
+			t.Errorf("%q became %q, and then %q", data, dirs, again)
+		}
+	})
+}
+
 func TestParseVersion(t *testing.T) {
 	ascending := []string{
 		"525.60", "525.60.13", "535.54.3", "535.129.03", "550.54.14", "580.65.06", "580.126.09", "1000.0",
