@@ -35,13 +35,17 @@ func (f *File) Note(section, owner string) ([]byte, error) {
 	}
 	name := bytes.TrimRight(data[noteHeaderSize:noteHeaderSize+nameSize], "\x00")
 	if string(name) != owner {
-		return nil, fmt.Errorf("the note in the section %s has the owner %.40q, want %q", section, name, owner)
+		return nil, fmt.Errorf("the note in the section %s has the owner %.40q, expected %q", section, name, owner)
 	}
-	return bytes.TrimRight(data[desc:desc+descSize], "\x00"), nil
+	content := bytes.TrimRight(data[desc:desc+descSize], "\x00")
+	if len(content) == 0 {
+		return nil, fmt.Errorf("the note in the section %s is empty", section)
+	}
+	return content, nil
 }
 
-// noteSection reads the section of that name that holds notes, nil if there is none. Other readers go by sections too:
-// nothing says that the linker made a segment of a note.
+// noteSection reads the section of notes with that name, nil if there is none. Notes are found by section, since they
+// need not be in a segment.
 func (f *File) noteSection(name string) ([]byte, error) {
 	h := f.sections
 	if h.count == 0 {

@@ -119,6 +119,7 @@ func TestNoteRefusesDamagedFiles(t *testing.T) {
 		},
 		"a section that ends in the note": {set[uint64](header+32, 40)(withNote(t)), "longer than the section"},
 		"a section shorter than a note":   {set[uint64](header+32, 8)(withNote(t)), "fewer than a note"},
+		"a note without content":          {addSection(library(t), section, note(owner, "\x00")), "is empty"},
 		"another owner":                   {addSection(library(t), section, note("GNU", content)), `the owner "GNU"`},
 		"an owner of 4 GiB": {
 			addSection(library(t), section, []byte("\xff\xff\xff\xff\x04\x00\x00\x00\x01\x00\x00\x00NVIDIA")),

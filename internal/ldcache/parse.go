@@ -24,9 +24,9 @@ const (
 	tagGenerator    = 0
 	tagHWCaps       = 1
 
-	maxName   = 255  // NAME_MAX: the loader asks for names without a slash
+	maxName   = 255  // NAME_MAX, since names have no slash
 	maxPath   = 4095 // PATH_MAX less the NUL
-	maxHWCaps = 256  // glibc knows 4
+	maxHWCaps = 256  // glibc has 4
 )
 
 var le = binary.LittleEndian

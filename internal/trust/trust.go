@@ -6,8 +6,8 @@
 // as root, files of this process' user are not safe either. An access control list with more writers shows in the
 // group's bits.
 //
-// In a sticky directory, such as /tmp or /nix/store, only an existing directory is safe: others cannot replace it. A
-// missing name they could create, and a file could be another name that they gave it.
+// In a sticky directory, such as /tmp or /nix/store, only an existing directory is safe: others cannot replace it, but
+// they can create a missing name, or give a file another name by a hard link.
 //
 // Only root can make a safe path unsafe, so the path can be used after the check without a race. The check trusts the
 // file system's owners; a user's FUSE mount with allow_other can report false ones.
