@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -12,7 +13,7 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// A compiler that notes each time it compiles.
+// countingCompiler returns a compiler that writes a line to a log each time it compiles.
 func countingCompiler(t *testing.T) (compiler, log string) {
 	t.Helper()
 	cc := testenv.Command(t, "cc")
@@ -25,7 +26,7 @@ func countingCompiler(t *testing.T) (compiler, log string) {
 	return compiler, log
 }
 
-func TestCompileOnceForAll(t *testing.T) {
+func TestConcurrentProcessesCompileOnce(t *testing.T) {
 	compiler, log := countingCompiler(t)
 	cache := t.TempDir()
 	var wg sync.WaitGroup
@@ -53,7 +54,7 @@ func TestCompileOnceForAll(t *testing.T) {
 	}
 }
 
-func TestCompileFails(t *testing.T) {
+func TestCompilerErrors(t *testing.T) {
 	cache := t.TempDir()
 	if _, err := compile(t.Context(), cache, "no-such-compiler"); err == nil ||
 		!errors.Is(err, ErrNoCompiler) {
@@ -65,7 +66,7 @@ func TestCompileFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := compile(t.Context(), cache, broken); err == nil || !strings.Contains(err.Error(), "it is broken") {
-		t.Errorf("a broken compiler: error %v, want what it said", err)
+		t.Errorf("a broken compiler: error %v, want its message", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -90,19 +91,46 @@ func TestPatch(t *testing.T) {
 	}
 	short, err := patch(long, []byte(descriptionHeader))
 	if err != nil || strings.Contains(string(short), "a-long-one") || len(short) != len(library) {
-		t.Errorf("what was there before was not overwritten, error %v", err)
+		t.Errorf("the old description was not overwritten, error %v", err)
 	}
 	for name, c := range map[string]struct {
 		library []byte
 		size    int
 	}{
-		"a file that is no library":          {[]byte("text"), 1},
-		"a library that is cut off":          {library[:len(library)/2], 1},
-		"a library without the section":      {must(Library{}.ELF()), 1},
-		"a description larger than its room": {library, 256 << 10},
+		"text":                            {[]byte("text"), 1},
+		"a truncated library":             {library[:len(library)/2], 1},
+		"a library without the section":   {must(Library{}.ELF()), 1},
+		"a description that is too large": {library, 256 << 10},
 	} {
 		if got, err := patch(c.library, make([]byte, c.size)); err == nil || got != nil {
 			t.Errorf("%s: %d bytes, error %v", name, len(got), err)
 		}
+	}
+}
+
+// TestPrivateTempDirRejectsDirectoriesOfOthers checks the directory for compiled files of a user without a home
+// directory. Its files are run, and other users can make directories beside it.
+func TestPrivateTempDirRejectsDirectoriesOfOthers(t *testing.T) {
+	for name, c := range map[string]struct {
+		before func(dir string) error
+		ok     bool
+	}{
+		"no directory":               {func(string) error { return nil }, true},
+		"one of an earlier run":      {func(dir string) error { return os.Mkdir(dir, 0o700) }, true},
+		"one that others can change": {func(dir string) error { _ = os.Mkdir(dir, 0o700); return os.Chmod(dir, 0o777) }, false},
+		"a link to elsewhere":        {func(dir string) error { return os.Symlink(t.TempDir(), dir) }, false},
+		"a file":                     {func(dir string) error { return os.WriteFile(dir, nil, 0o600) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			temp := t.TempDir()
+			want := filepath.Join(temp, "gpu-cdi-plugin-"+strconv.Itoa(os.Getuid()))
+			if err := c.before(want); err != nil {
+				t.Fatal(err)
+			}
+			dir, err := privateTempDir(temp)
+			if (err == nil) != c.ok || c.ok && dir != want {
+				t.Errorf("got %q, %v", dir, err)
+			}
+		})
 	}
 }

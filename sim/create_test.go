@@ -36,7 +36,7 @@ func makeNode(t *testing.T, machine string, opts Options) *Node {
 	return n
 }
 
-// listGPUs is what nvidia-smi -L says on a node.
+// listGPUs returns the lines of nvidia-smi -L on a node.
 func listGPUs(t *testing.T, n *Node) []string {
 	t.Helper()
 	cmd := exec.Command(n.SMI(), "-L")
@@ -48,7 +48,7 @@ func listGPUs(t *testing.T, n *Node) []string {
 	return strings.Split(strings.TrimSpace(string(out)), "\n")
 }
 
-// expected is what nvidia-smi -L has to say according to the snapshot: the UUIDs in order.
+// expected returns what the lines of nvidia-smi -L must contain by the snapshot: name and UUID of each device.
 func expected(t *testing.T, n *Node) []string {
 	t.Helper()
 	s, err := n.Snapshot()
@@ -65,7 +65,7 @@ func expected(t *testing.T, n *Node) []string {
 	return list
 }
 
-// checkList compares the two.
+// checkList compares nvidia-smi -L with the snapshot.
 func checkList(t *testing.T, n *Node) {
 	t.Helper()
 	lines, want := listGPUs(t, n), expected(t, n)
@@ -88,7 +88,7 @@ func TestLibrarySeesTheMachine(t *testing.T) {
 	}
 }
 
-func TestNodeWorksWhereItIsMovedTo(t *testing.T) {
+func TestNodeCanBeMoved(t *testing.T) {
 	n := makeNode(t, "pcie-quad", Options{PlainNodes: true})
 	if err := n.Remove(1); err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func TestNodeWorksWhereItIsMovedTo(t *testing.T) {
 	}
 }
 
-// tree lists a node's files: the type, and what a link, a node or a small file holds.
+// tree lists a node's files: the type, and a link's target or a device node's numbers and owner.
 func tree(t *testing.T, root string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -238,8 +238,8 @@ func TestSysfsAndProc(t *testing.T) {
 	}
 }
 
-// Every library must be what its links say: a link that is not the linker's has the name of the SONAME it leads to.
-func TestLibrariesHaveTheirNames(t *testing.T) {
+// TestLibrariesAreFoundBySONAME checks that every library has a SONAME, and a file or link of that name.
+func TestLibrariesAreFoundBySONAME(t *testing.T) {
 	n := makeNode(t, "dgx-h100", Options{PlainNodes: true})
 	dir := filepath.Dir(n.Library())
 	files, err := filepath.Glob(filepath.Join(dir, "lib*.so*"))
@@ -263,7 +263,7 @@ func TestLibrariesHaveTheirNames(t *testing.T) {
 	}
 	for soname := range sonames {
 		if _, err := os.Stat(filepath.Join(dir, soname)); err != nil {
-			t.Errorf("nothing has the name of the SONAME %s: %v", soname, err)
+			t.Errorf("no file has the SONAME %s: %v", soname, err)
 		}
 	}
 	for _, want := range []string{
@@ -278,7 +278,7 @@ func TestLibrariesHaveTheirNames(t *testing.T) {
 
 func TestLoaderCache(t *testing.T) {
 	for libDir, want := range map[string]string{
-		"usr/lib/x86_64-linux-gnu": "/lib/x86_64-linux-gnu/libcuda.so.1", // where ldconfig finds it when /usr is merged
+		"usr/lib/x86_64-linux-gnu": "/lib/x86_64-linux-gnu/libcuda.so.1", // where ldconfig finds it if /usr is merged
 		"usr/lib64":                "/lib64/libcuda.so.1",
 		"usr/local/nvidia/lib64":   "",
 	} {
@@ -286,7 +286,7 @@ func TestLoaderCache(t *testing.T) {
 		data, err := os.ReadFile(filepath.Join(n.Root(), "etc/ld.so.cache"))
 		if want == "" {
 			if !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("%s: there is a loader's cache, error %v", libDir, err)
+				t.Errorf("%s: there is a loader cache, error %v", libDir, err)
 			}
 			continue
 		}
@@ -320,7 +320,7 @@ func TestLibraryDirectories(t *testing.T) {
 	}
 }
 
-func TestCreateRefuses(t *testing.T) {
+func TestCreateErrors(t *testing.T) {
 	testenv.Command(t, "cc")
 	m := load(t, "workstation")
 	foreign := t.TempDir()
@@ -332,14 +332,14 @@ func TestCreateRefuses(t *testing.T) {
 		opts Options
 		want func(error) bool
 	}{
-		"a directory that is not ours":  {foreign, Options{Force: true}, is(ErrNotEmpty)},
-		"a file":                        {filepath.Join(foreign, "file"), Options{}, is(unix.ENOTDIR)},
-		"a version that is none":        {"", Options{Driver: "580"}, isInvalid},
-		"a library directory above":     {"", Options{LibDir: "usr/../../lib"}, isInvalid},
-		"a library directory in /dev":   {"", Options{LibDir: "dev/lib"}, isInvalid},
-		"a library directory with room": {"", Options{LibDir: "usr/my lib"}, isInvalid},
-		"no compiler":                   {"", Options{Compiler: "no-such-compiler"}, is(ErrNoCompiler)},
-		"a compiler that is none":       {"", Options{Compiler: "false"}, func(err error) bool { _, failed := errors.AsType[*exec.ExitError](err); return failed }},
+		"a directory that is not a node": {foreign, Options{Force: true}, is(ErrNotEmpty)},
+		"a file":                         {filepath.Join(foreign, "file"), Options{}, is(unix.ENOTDIR)},
+		"a malformed version":            {"", Options{Driver: "580"}, isInvalid},
+		"a library directory above":      {"", Options{LibDir: "usr/../../lib"}, isInvalid},
+		"a library directory in /dev":    {"", Options{LibDir: "dev/lib"}, isInvalid},
+		"a library directory with space": {"", Options{LibDir: "usr/my lib"}, isInvalid},
+		"no compiler":                    {"", Options{Compiler: "no-such-compiler"}, is(ErrNoCompiler)},
+		"a compiler that fails":          {"", Options{Compiler: "false"}, func(err error) bool { _, failed := errors.AsType[*exec.ExitError](err); return failed }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			parent := t.TempDir()
@@ -359,7 +359,7 @@ func TestCreateRefuses(t *testing.T) {
 }
 
 func TestCreateInterrupted(t *testing.T) {
-	n := makeNode(t, "workstation", Options{PlainNodes: true}) // so that nothing has to be compiled
+	n := makeNode(t, "workstation", Options{PlainNodes: true}) // so that the library is compiled
 	ctx, cancel := context.WithCancel(t.Context())
 	p, err := planNode(ctx, n.Machine(), must(Options{PlainNodes: true}.withDefaults(&Machine{})))
 	if err != nil {
@@ -392,13 +392,13 @@ func isInvalid(err error) bool {
 	return ok
 }
 
-func TestWithoutTheRightToMakeNodes(t *testing.T) {
+func TestCreateWithoutCAP_MKNOD(t *testing.T) {
 	testenv.Command(t, "cc")
 	m := load(t, "workstation")
 	parent := t.TempDir()
 	result := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine, and its lack of rights with it
+		runtime.LockOSThread() // never unlocked, so that the thread without CAP_MKNOD ends with the goroutine
 		if err := dropMknod(); err != nil {
 			result <- err
 			return
@@ -436,7 +436,7 @@ func TestUpgradeInPlace(t *testing.T) {
 		t.Error("the node was replaced without Force")
 	}
 	if diff := cmp.Diff(before, tree(t, n.Root())); diff != "" {
-		t.Errorf("it has changed:\n%s", diff)
+		t.Errorf("the node has changed:\n%s", diff)
 	}
 	n, err := Create(t.Context(), n.Root(), n.Machine(), Options{PlainNodes: true, Driver: "590.44.01", Force: true})
 	if err != nil {
@@ -451,17 +451,17 @@ func TestUpgradeInPlace(t *testing.T) {
 		t.Errorf("faults %v, error %v", faults, err)
 	}
 	if left, _ := os.ReadDir(filepath.Dir(n.Root())); len(left) != 1 {
-		t.Errorf("beside the node there is something left: %v", left)
+		t.Errorf("files left beside the node: %v", left)
 	}
 	checkList(t, n)
 }
 
-func TestOpenRefuses(t *testing.T) {
+func TestOpenErrors(t *testing.T) {
 	n := makeNode(t, "workstation", Options{PlainNodes: true})
 	for name, damage := range map[string]struct{ file, text string }{
-		"a machine file that is damaged": {machineFilePath, "gpus: 7"},
-		"a node file that is damaged":    {nodeFile, "node machine"},
-		"a node file without a driver":   {nodeFile, "node machine=workstation libdir=usr/lib64 bindir=usr/bin"},
+		"a damaged machine file":       {machineFilePath, "gpus: 7"},
+		"a damaged node file":          {nodeFile, "node machine"},
+		"a node file without a driver": {nodeFile, "node machine=workstation libdir=usr/lib64 bindir=usr/bin"},
 	} {
 		path := filepath.Join(n.Root(), damage.file)
 		whole := must(os.ReadFile(path))
@@ -480,14 +480,13 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// The same node is made from the same bytes, so that what was derived from it can be compared.
 func TestNodesAreReproducible(t *testing.T) {
 	opts := must(Options{PlainNodes: true}.withDefaults(&Machine{}))
 	testenv.Command(t, "cc")
 	m := load(t, "hgx-16")
 	first, second := must(planNode(t.Context(), m, opts)), must(planNode(t.Context(), m, opts))
 	if !slices.Equal(sorted(first), sorted(second)) {
-		t.Error("the two have different files")
+		t.Error("two nodes have different files")
 	}
 	for path, e := range first {
 		if string(e.data) != string(second[path].data) {

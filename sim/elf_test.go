@@ -19,8 +19,8 @@ var stubLibrary = Library{
 	Note:   &Note{Section: ".note.cuda.fwd_compatibility", Name: "NVIDIA", Type: 3, Desc: []byte(`{"a": [1]}`)},
 }
 
-// The loader is the judge: what dlopen takes, ldd resolves and finds its dependencies is a library.
-func TestLoaderTakesTheLibraries(t *testing.T) {
+// TestLoaderAcceptsLibraries checks the libraries with dlopen and ldd.
+func TestLoaderAcceptsLibraries(t *testing.T) {
 	cc := testenv.Command(t, "cc")
 	dir := t.TempDir()
 	needy := Library{SONAME: "libneedy.so.2", Needed: []string{"libstub.so.1"}}
@@ -51,7 +51,7 @@ int main(void) {
 	}
 }
 
-func TestLibraryAsOthersReadIt(t *testing.T) {
+func TestLibraryHeaders(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
 		l := stubLibrary
 		l.Arch = arch
@@ -81,7 +81,7 @@ func TestLibraryAsOthersReadIt(t *testing.T) {
 	}
 }
 
-func TestELFOfAnUnknownArchitecture(t *testing.T) {
+func TestUnknownArchitecture(t *testing.T) {
 	if data, err := (Library{Arch: "riscv64"}).ELF(); err == nil {
 		t.Errorf("got %d bytes and no error", len(data))
 	}

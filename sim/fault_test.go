@@ -71,7 +71,7 @@ func first(errs ...error) error {
 	return nil
 }
 
-func TestFaultsRefused(t *testing.T) {
+func TestInvalidFaultsChangeNothing(t *testing.T) {
 	n := makeNode(t, "dgx-h100", Options{PlainNodes: true})
 	quad := makeNode(t, "pcie-quad", Options{PlainNodes: true})
 	for name, err := range map[string]error{
@@ -87,19 +87,19 @@ func TestFaultsRefused(t *testing.T) {
 		"a latency over a minute":      n.Latency(time.Hour),
 		"a version that is none":       n.SetKernelVersion("580 x"),
 		"a MIG profile":                n.SetMIG(0, []string{"1g.5gb"}),
-		"MIG where there is none":      quad.SetMIG(0, nil),
-		"no MIG where there is none":   quad.DisableMIG(0),
+		"MIG of a GPU without MIG":     quad.SetMIG(0, nil),
+		"no MIG, GPU without MIG":      quad.DisableMIG(0),
 	} {
 		if !isInvalid(err) {
 			t.Errorf("%s: the error is %v, want an InvalidError", name, err)
 		}
 	}
 	if got := state(t, n) + state(t, quad); got != "" {
-		t.Errorf("refused faults have left %q", got)
+		t.Errorf("invalid faults changed the state to %q", got)
 	}
 }
 
-func TestFaultsOfManyProcessesAreAllKept(t *testing.T) {
+func TestConcurrentFaultsAreAllStored(t *testing.T) {
 	n := makeNode(t, "dgx-h100", Options{PlainNodes: true})
 	var wg sync.WaitGroup
 	for i := range 8 {
@@ -130,7 +130,7 @@ func TestTooManyFaults(t *testing.T) {
 	}
 }
 
-// Partitioning must change everything that shows it: the library, the state, the nodes and /proc.
+// TestMIGChanges checks that a MIG change reaches the library, the state, the device nodes and /proc.
 func TestMIGChanges(t *testing.T) {
 	n := makeNode(t, "mig-h100", Options{})
 	before := tree(t, n.Root())
@@ -140,7 +140,7 @@ func TestMIGChanges(t *testing.T) {
 	}
 	checkList(t, n)
 	after := tree(t, n.Root())
-	// GPU 1 has minor 2: its GPU instance 1 was there and stays, 2 goes, 11 is new. The others are as they were.
+	// GPU 1 has minor 2: its GPU instance 1 remains, 2 is removed, 11 is new. Those of other GPUs do not change.
 	for path, there := range map[string]bool{
 		"dev/nvidia-caps/nvidia-cap282":                            true,  // gpu2/gi1
 		"dev/nvidia-caps/nvidia-cap284":                            false, // its second compute instance
@@ -153,7 +153,7 @@ func TestMIGChanges(t *testing.T) {
 		"proc/driver/nvidia/capabilities/gpu2/mig/gi2/ci0/access":  false,
 	} {
 		if _, ok := after[path]; ok != there {
-			t.Errorf("%s is there: %v, want %v", path, ok, there)
+			t.Errorf("%s exists: %v, want %v", path, ok, there)
 		}
 	}
 	s := must(n.Snapshot())
@@ -215,7 +215,7 @@ func TestSnapshotWithoutAGPU(t *testing.T) {
 	if len(s.Devices) != 6 || len(s.Links) != 15 {
 		t.Fatalf("%d devices and %d links, want 6 and 15", len(s.Devices), len(s.Links))
 	}
-	// What was 3 to 7 is now 2 to 5.
+	// Indices 3 to 7 are now 2 to 5.
 	if l, ok := s.Link(2, 5); !ok || l.NVLinks != 1 {
 		t.Errorf("link of GPU 2 and 5 is %+v, want one NVLink", l)
 	}

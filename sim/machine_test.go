@@ -30,7 +30,7 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// matrix writes the links of a machine as nvidia-smi topo -m does, without the diagonal's column titles.
+// matrix returns the links of a machine in the form of nvidia-smi topo -m.
 func matrix(m *Machine) string {
 	s := m.Snapshot(DefaultDriver)
 	var b strings.Builder
@@ -108,7 +108,7 @@ func TestPCIePaths(t *testing.T) {
 func TestFabrics(t *testing.T) {
 	names := fabrics()
 	if len(names) != 8 || names[0] != "pcie-fabric-16" || names[7] != "pcie-fabric-128" {
-		t.Fatalf("there are %v", names)
+		t.Fatalf("fabrics are %v", names)
 	}
 	for name, want := range map[string]map[gpu.PCIePath]int{
 		"pcie-fabric-16": {gpu.PathSingleSwitch: 8, gpu.PathMultipleSwitches: 16, gpu.PathHostBridge: 32, gpu.PathNode: 64},
@@ -127,7 +127,7 @@ func TestFabrics(t *testing.T) {
 	}
 	for _, name := range []string{"pcie-fabric-0", "pcie-fabric-20", "pcie-fabric-144", "pcie-fabric-"} {
 		if _, err := LoadMachine(name); err == nil || !strings.Contains(err.Error(), "unknown machine") {
-			t.Errorf("%s: %v, want it to be unknown", name, err)
+			t.Errorf("%s: the error is %v, want ErrUnknownMachine", name, err)
 		}
 	}
 }
@@ -137,7 +137,7 @@ func TestIdentitiesAreStableAndDistinct(t *testing.T) {
 	for _, name := range append(Machines(), "pcie-fabric-128") {
 		m := load(t, name)
 		if diff := cmp.Diff(m, load(t, name), cmp.AllowUnexported(Machine{})); diff != "" {
-			t.Errorf("%s differs when it is loaded again:\n%s", name, diff)
+			t.Errorf("%s differs when loaded again:\n%s", name, diff)
 		}
 		for _, g := range m.GPUs {
 			for _, id := range append([]string{g.UUID, g.Serial}, migUUIDs(&g)...) {
@@ -148,7 +148,7 @@ func TestIdentitiesAreStableAndDistinct(t *testing.T) {
 			}
 		}
 	}
-	// What specs and scripts of users may hold on to.
+	// Specs and scripts of users may depend on it.
 	if got := load(t, "dgx-h100").GPUs[0].UUID; got != "GPU-0dfbb736-f28f-8264-9719-deb434eaecae" {
 		t.Errorf("the UUID of dgx-h100's GPU 0 is now %s", got)
 	}
@@ -173,7 +173,7 @@ func TestMinorsAreNotAlwaysIndices(t *testing.T) {
 	}
 }
 
-// good is a machine file that the cases of TestParseMachineRefuses damage.
+// good is a machine file that the cases of TestMalformedMachineFiles damage.
 const good = `description: a test
 models:
   x: {name: X, pci: "10de:2330", subsystem: "10de:16c1", architecture: hopper, compute: "9.0", memory: 8GiB, sms: 10, power: 100, mig: h100-80gb}
@@ -184,19 +184,19 @@ gpus:
 nvlink: {version: 4, speed: 25000, matrix: [[0, 2], [2, 0]]}
 `
 
-func TestParseMachineRefuses(t *testing.T) {
+func TestMalformedMachineFiles(t *testing.T) {
 	if _, err := parseMachine("good", []byte(good)); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ old, new, says string }{
-		"a driver that is no version":  {"models:", "driver: newest\nmodels:", "line 2: driver: \"newest\" is not a driver version"},
+		"a malformed driver version":   {"models:", "driver: newest\nmodels:", "line 2: driver: \"newest\" is not a driver version"},
 		"an unknown key":               {"description", "remark", "line 1: unknown key remark"},
 		"an unknown key of a GPU":      {"numa: 0, pcie: \"pci0000:00/0000:00:02.0\"", "nuna: 0", "line 7: unknown key gpus[1].nuna; did you mean numa?"},
 		"a value of the wrong type":    {"sms: 10", "sms: many", "line 3: models.x.sms: want a whole number, got \"many\""},
 		"a number for the GPUs":        {good[strings.Index(good, "gpus:"):], "gpus: 3\n", "line 5: gpus: want a list, got \"3\""},
 		"a second document":            {"nvlink:", "---\nnvlink:", "more than one YAML document"},
 		"text that is not YAML":        {"description: a test", "description: [", "did not find expected"},
-		"no GPUs":                      {good[strings.Index(good, "gpus:"):], "", "gpus: there are 0"},
+		"no GPUs":                      {good[strings.Index(good, "gpus:"):], "", "gpus: want 1 to 128 GPUs, not 0"},
 		"a PCI id without a colon":     {"10de:2330", "10de2330", "line 3: models.x.pci: \"10de2330\" is not a PCI id"},
 		"an unknown architecture":      {"hopper", "hooper", "models.x.architecture: \"hooper\" is not one of ada, ampere, blackwell, hopper"},
 		"an unknown MIG table":         {"h100-80gb", "h100", "models.x.mig: \"h100\" is not one of a100-40gb"},
@@ -207,10 +207,10 @@ func TestParseMachineRefuses(t *testing.T) {
 		"no multiprocessors":           {"sms: 10", "sms: 0", "models.x.sms"},
 		"no power":                     {"power: 100", "power: -1", "models.x.power"},
 		"a NUMA node without CPUs":     {"bus: \"0000:01:00.0\", numa: 0", "bus: \"0000:01:00.0\", numa: 1", "line 6: gpus.0.numa: the CPUs of node 1"},
-		"CPUs that are no list":        {"0-3", "all", "line 4: numa.0: \"all\" is not a list of CPUs"},
+		"a malformed list of CPUs":     {"0-3", "all", "line 4: numa.0: \"all\" is not a list of CPUs"},
 		"a bus address in capitals":    {"0000:01:00.0", "0000:1B:00.0", "line 6: gpus.0.bus"},
-		"a bus address twice":          {"0000:02:00.0", "0000:01:00.0", "line 7: gpus.1.bus: GPU 0 has the address"},
-		"a minor twice":                {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 1,", "gpus.1.minor: GPU 0 has the minor 1 too"},
+		"a bus address twice":          {"0000:02:00.0", "0000:01:00.0", "line 7: gpus.1.bus: GPU 0 has the same address"},
+		"a minor twice":                {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 1,", "gpus.1.minor: GPU 0 has the same minor 1"},
 		"a minor out of range":         {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 128,", "line 6: gpus.0.minor: a minor is 0 to 127"},
 		"MIG beyond the capabilities":  {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 32, mig: [],", "line 6: gpus.0.mig: GPU 0 has the minor 32; the driver has capabilities for 0 to 31 only"},
 		"an upstream without a bridge": {"pci0000:00/0000:00:01.0", "0000:00:01.0", "line 6: gpus.0.pcie"},
@@ -218,7 +218,7 @@ func TestParseMachineRefuses(t *testing.T) {
 		"profiles that do not fit":     {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", mig: [7g.80gb, 1g.10gb],", "line 6: gpus.0.mig: the profiles 7g.80gb, 1g.10gb do not fit"},
 		"a matrix of another size":     {"[[0, 2], [2, 0]]", "[[0, 2]]", "line 8: nvlink.matrix: want 2 rows"},
 		"a row of another size":        {"[[0, 2], [2, 0]]", "[[0, 2], [2]]", "line 8: nvlink.matrix.1: want 2 numbers"},
-		"a matrix with one direction":  {"[[0, 2], [2, 0]]", "[[0, 2], [1, 0]]", "GPU 0 has 2 links to GPU 1, but 1 come back"},
+		"a matrix with one direction":  {"[[0, 2], [2, 0]]", "[[0, 2], [1, 0]]", "GPU 0 has 2 links to GPU 1, which has 1 to it"},
 		"a GPU linked to itself":       {"[[0, 2], [2, 0]]", "[[1, 2], [2, 0]]", "nvlink.matrix.0.0: a GPU has no links to itself"},
 		"a negative number of links":   {"[[0, 2], [2, 0]]", "[[0, -2], [-2, 0]]", "a pair has 0 to 18 links"},
 		"switches and a matrix":        {"matrix:", "perGPU: 1, switches: [[\"0000:05:00.0\"]], matrix:", "want either switches or a matrix"},
@@ -233,13 +233,13 @@ func TestParseMachineRefuses(t *testing.T) {
 			}
 			m, err := parseMachine("bad", []byte(text))
 			if err == nil || m != nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %v and error:\n%v\nwant one that says %q", m, err, c.says)
+				t.Errorf("got %v and error:\n%v\nwant %q in it", m, err, c.says)
 			}
 		})
 	}
 }
 
-func TestParseMachineListsAllProblems(t *testing.T) {
+func TestErrorListsAllProblems(t *testing.T) {
 	text := strings.NewReplacer("hopper", "x", "10de:2330", "y", "0000:01:00.0", "z", "0-3", "w").Replace(good)
 	_, err := parseMachine("bad", []byte(text))
 	if err == nil || strings.Count(err.Error(), "\n") != 3 {
@@ -247,7 +247,7 @@ func TestParseMachineListsAllProblems(t *testing.T) {
 	}
 }
 
-func TestLoadMachineOfAFile(t *testing.T) {
+func TestLoadMachineFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "mine.yml")
 	if err := os.WriteFile(path, []byte(good), 0o600); err != nil {

@@ -20,12 +20,12 @@ func TestPartition(t *testing.T) {
 		"the whole GPU":           {[]string{"7g.80gb"}, []string{"7g.80gb@0/0:0"}},
 		"two halves":              {[]string{"3g.40gb", "3g.40gb"}, []string{"3g.40gb@0/1:0", "3g.40gb@4/2:0"}},
 		"a small one first":       {[]string{"1g.10gb", "4g.40gb"}, []string{"4g.40gb@0/1:0", "1g.10gb@4/11:0"}},
-		"a small one in its way":  {[]string{"1g.10gb", "3g.40gb", "3g.40gb@0"}, nil},
+		"a small one that blocks": {[]string{"1g.10gb", "3g.40gb", "3g.40gb@0"}, nil},
 		"seven of the smallest":   {slices.Repeat([]string{"1g.10gb"}, 7), []string{"1g.10gb@0/7:0", "1g.10gb@1/8:0", "1g.10gb@2/9:0", "1g.10gb@3/10:0", "1g.10gb@4/11:0", "1g.10gb@5/12:0", "1g.10gb@6/13:0"}},
 		"eight of the smallest":   {slices.Repeat([]string{"1g.10gb"}, 8), nil},
-		"a place asked for":       {[]string{"3g.40gb@4"}, []string{"3g.40gb@4/2:0"}},
-		"a place asked for later": {[]string{"1g.10gb", "1g.10gb", "2g.20gb@0"}, []string{"2g.20gb@0/3:0", "1g.10gb@2/9:0", "1g.10gb@3/10:0"}},
-		"a place taken twice":     {[]string{"3g.40gb@4", "3g.40gb@4"}, nil},
+		"a given start":           {[]string{"3g.40gb@4"}, []string{"3g.40gb@4/2:0"}},
+		"a given start at last":   {[]string{"1g.10gb", "1g.10gb", "2g.20gb@0"}, []string{"2g.20gb@0/3:0", "1g.10gb@2/9:0", "1g.10gb@3/10:0"}},
+		"a given start twice":     {[]string{"3g.40gb@4", "3g.40gb@4"}, nil},
 		"parts share an instance": {
 			[]string{"1c.3g.40gb", "2c.3g.40gb", "1c.3g.40gb"},
 			[]string{"1c.3g.40gb@0/1:0", "2c.3g.40gb@0/1:1", "1c.3g.40gb@4/2:0"},
@@ -51,15 +51,15 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-func TestPartitionRefuses(t *testing.T) {
+func TestInvalidProfiles(t *testing.T) {
 	for name, c := range map[string]struct{ profile, says string }{
 		"an unknown profile":                {"5g.50gb", `unknown MIG profile "5g.50gb"; this model has 1g.10gb, `},
 		"a part of an unknown profile":      {"1c.5g.50gb", "unknown MIG profile"},
 		"a part that is larger":             {"4c.3g.40gb", "3g.40gb has no compute instances of 4 slices"},
 		"a part that does not exist":        {"3c.4g.40gb", "4g.40gb has no compute instances of 3 slices"},
-		"a part that is no number":          {"xc.3g.40gb", "no compute instances of x slices"},
+		"a part without a number":           {"xc.3g.40gb", "no compute instances of x slices"},
 		"a start where it cannot begin":     {"3g.40gb@2", "3g.40gb can begin at [0 4]"},
-		"a start that is no number":         {"3g.40gb@end", "the start after @"},
+		"a start without a number":          {"3g.40gb@end", "the start after @"},
 		"a negative start":                  {"3g.40gb@-1", "3g.40gb can begin at [0 4]"},
 		"an empty name":                     {"", "unknown MIG profile"},
 		"a profile of another model's size": {"1g.5gb", "unknown MIG profile"},
@@ -67,7 +67,7 @@ func TestPartitionRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			devices, err := partition(h100(), []string{c.profile})
 			if err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %v and error %v, want one that says %q", devices, err, c.says)
+				t.Errorf("got %v and error %v, want %q in it", devices, err, c.says)
 			}
 		})
 	}
@@ -76,8 +76,8 @@ func TestPartitionRefuses(t *testing.T) {
 	}
 }
 
-// The table's rows must agree with each other: what the guide prints as "instances total" is the number of places,
-// and every full set of instances fits.
+// TestProfileTablesAreConsistent checks that the rows agree: a profile's limit, the guide's "instances total", is the
+// number of its starts, and that many instances fit.
 func TestProfileTablesAreConsistent(t *testing.T) {
 	for model, table := range migTables {
 		ids := map[int]string{}
@@ -87,7 +87,7 @@ func TestProfileTablesAreConsistent(t *testing.T) {
 			}
 			ids[p.id] = p.name
 			if media := strings.HasSuffix(p.name, "+me"); media && p.limit != 1 || !media && p.limit != len(p.starts) {
-				t.Errorf("%s: %s: limit %d and %d places", model, p.name, p.limit, len(p.starts))
+				t.Errorf("%s: %s: limit %d and %d starts", model, p.name, p.limit, len(p.starts))
 			}
 			if !strings.HasPrefix(p.name, strconv.Itoa(p.slices)+"g.") {
 				t.Errorf("%s: %s has %d slices", model, p.name, p.slices)

@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestRecordsAndBack(t *testing.T) {
+func TestRecordsRoundTrip(t *testing.T) {
 	want := []record{
 		newRecord("machine", "name", "a b", "note", "50%=half\nand\ttab\x00", "empty", ""),
 		newRecord("latency", "ns", 5),
@@ -24,7 +24,7 @@ func TestRecordsAndBack(t *testing.T) {
 	}
 }
 
-func TestParseRecordsRefuses(t *testing.T) {
+func TestMalformedRecords(t *testing.T) {
 	for name, text := range map[string]string{
 		"a word without a value": "fault gpu",
 		"a value without a key":  "fault =3",

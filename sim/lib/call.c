@@ -95,7 +95,7 @@ nvmlReturn_t call_begin(struct call *c)
     return call_start(c);
 }
 
-// Goes on with a call that turned out to be about one GPU.
+// Continues a call that is for one GPU.
 nvmlReturn_t call_slot(struct call *c, unsigned int slot)
 {
     TRY(admit(c, (int)slot));

@@ -78,7 +78,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, nvmlClockType_t ty
     return put_applications_clock(&c, type, mhz);
 }
 
-// Gives a descending list of clocks to a caller's array; how many there are where it is too small.
+// Copies a descending list of clocks to the caller's array. If it is too small, sets the number of clocks.
 static nvmlReturn_t put_clocks(unsigned int from, unsigned int to, unsigned int step, unsigned int *count,
                                unsigned int *clocks)
 {

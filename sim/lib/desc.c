@@ -31,7 +31,7 @@ static void read_description(void)
     present = described.machine.driver[0] != '\0'; // a description without a driver describes nothing
 }
 
-// The world of the description alone. It lives as long as the library; not to be released.
+// The world of the description alone. It exists as long as the library and must not be released.
 const struct world *description_world(void)
 {
     pthread_once(&once, read_description);

@@ -45,7 +45,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevi
     return by_index(&c, index, device);
 }
 
-// Gives the first visible GPU that matches, whatever became of it.
+// Returns the first visible GPU that matches, lost or not.
 static nvmlReturn_t by_match(struct call *c, bool (*matches)(const struct gpu *, const void *), const void *what,
                              nvmlDevice_t *device)
 {

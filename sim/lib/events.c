@@ -1,6 +1,6 @@
-// Event sets. Events come from the state file: each has a sequence number that only grows, and a set gives those that
-// came after the GPU was registered with it, in their order. Waiting looks at the state file again and again, so it
-// holds no lock and a freed set or a shutdown ends it.
+// Event sets. Events are in the state file: each has a sequence number that only grows, and a set returns those after
+// the registration of the GPU with it, in their order. Waiting polls the state file, so it holds no lock, and a freed
+// set or a shutdown ends it.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -26,7 +26,7 @@ static const uint64_t SUPPORTED = nvmlEventTypeXidCriticalError | nvmlEventTypeS
                                   nvmlEventTypeDoubleBitEccError | nvmlEventTypePState | nvmlEventTypeClock |
                                   nvmlEventMigConfigChange;
 
-// The set of a handle, or NULL for anything that is none. The lock must be held.
+// The set of a handle, or NULL if it is not a handle of a set. The lock must be held.
 static struct nvmlEventSet_st *find_set(nvmlEventSet_t set)
 {
     uintptr_t at = (uintptr_t)set.handle, start = (uintptr_t)sets;
@@ -115,7 +115,7 @@ NVML_API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned lon
     return s != NULL ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-// The oldest event of the world that the set wants.
+// The oldest event of the world that the set is registered for.
 static const struct event *next_event(const struct world *w, const struct nvmlEventSet_st *s)
 {
     const struct event *next = NULL;
@@ -152,7 +152,8 @@ static nvmlReturn_t take_event(const struct world *w, struct nvmlEventSet_st *s,
     return NVML_SUCCESS;
 }
 
-// One look: an event, a lost GPU, or TIMEOUT for nothing yet. The set must still be the one that the wait began with.
+// Checks once: an event, a lost GPU, or TIMEOUT if there is neither. The set must still be the one that the wait began
+// with.
 static nvmlReturn_t poll_set(nvmlEventSet_t set, uint64_t *id, nvmlEventData_t *data)
 {
     struct world *w = world_acquire();

@@ -1,4 +1,4 @@
-// Field values: many small readings by number, asked for in one call, each with its own success.
+// Field values: many small readings by number, read in one call, each with its own result.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -54,7 +54,7 @@ static nvmlReturn_t switched_links(const struct gpu *g, nvmlFieldValue_t *f)
     return gpu_port_count(g) > 0 ? put_u32(f, n) : NVML_ERROR_NOT_SUPPORTED;
 }
 
-// The port that the scope names, for fields that are asked of one port.
+// The port that the scope names, for fields of one port.
 static nvmlReturn_t link_state(const struct gpu *g, nvmlFieldValue_t *f)
 {
     if (f->scopeId >= gpu_port_count(g))

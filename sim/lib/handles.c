@@ -1,5 +1,5 @@
-// Handles. Each is the address of one byte in a static array, and its place in the array says what it stands for: so
-// any pointer can be checked without following it, nothing is allocated and nothing can go stale.
+// Handles. Each is the address of one byte in a static array, and the index in the array identifies the object. So any
+// pointer can be checked without reading it, nothing is allocated, and no handle becomes invalid.
 #define _GNU_SOURCE
 #include "sim.h"
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-// Gives a string to a caller's buffer of a given length, whole or not at all.
+// Copies a string to a caller's buffer of a given length, whole or not at all.
 nvmlReturn_t put_string(char *to, unsigned int length, const char *from)
 {
     REQUIRE(to != NULL);

@@ -1,4 +1,4 @@
-// Who a device is: names, UUIDs, numbers, PCI address, serial numbers, firmware.
+// Identity of a device: names, UUIDs, numbers, PCI address, serial numbers, firmware.
 #define _GNU_SOURCE
 #include "sim.h"
 

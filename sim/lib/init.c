@@ -28,7 +28,7 @@ static nvmlReturn_t initialize(const char *function)
 NVML_API nvmlReturn_t nvmlInit(void) { return initialize(__func__); }
 NVML_API nvmlReturn_t nvmlInit_v2(void) { return initialize(__func__); }
 
-// The flags say whether a node without GPUs is an error and whether to attach; the simulation does neither.
+// The flags decide whether a node without GPUs is an error and whether to attach; the simulation does neither.
 NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
     (void)flags;

@@ -1,4 +1,4 @@
-// GPU instances: which are there, and the profiles they can be made of. The description tells the profiles.
+// GPU instances that exist, and their profiles, which are in the description.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -102,7 +102,7 @@ static void put_profile_v3(const struct profile *p, void *to)
     memcpy(to, &info, sizeof(info));
 }
 
-// The caller says by the version how large its structure is. The header has an unknown one as an invalid argument.
+// The version gives the size of the caller's structure. By the header, an unknown version is an invalid argument.
 static nvmlReturn_t put_profile(const struct call *c, bool by_id, unsigned int which,
                                 nvmlGpuInstanceProfileInfo_v2_t *info)
 {
@@ -160,7 +160,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t
     return put_placements(&c, id, placements, count);
 }
 
-// The first MIG device of each GPU instance stands for the instance.
+// The first MIG device of each GPU instance represents the instance.
 static bool is_first_of_instance(const struct call *c, const struct mig *m)
 {
     return m->gpu == c->slot && world_mig(c->world, (struct target){m->gpu, m->gi, NO_INSTANCE}) == m;
@@ -204,7 +204,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t dev
     return NVML_SUCCESS;
 }
 
-// Instances need their node in /dev/nvidia-caps, which stands for the right to use them.
+// An instance can be used only with its node in /dev/nvidia-caps.
 static nvmlReturn_t give_instance(const struct mig *m, nvmlGpuInstance_t *instance)
 {
     if (!mig_nodes_open(m))
@@ -243,7 +243,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned
     return give_instance(m, instance);
 }
 
-// Goes on with a call on a GPU instance; the MIG device that the call gets is the instance's first.
+// Continues a call on a GPU instance. The call gets the first MIG device of the instance.
 nvmlReturn_t call_gpu_instance(struct call *c, nvmlGpuInstance_t instance)
 {
     struct target t;

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-// What the driver keeps for itself: a 128th, in whole MiB.
+// The memory that the driver reserves: a 128th, in whole MiB.
 static uint64_t reserved_memory(uint64_t total) { return total / 128 >> 20 << 20; }
 
 static uint64_t total_memory(const struct call *c) { return c->mig != NULL ? c->mig->memory : c->gpu->memory; }

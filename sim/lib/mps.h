@@ -25,7 +25,7 @@ enum {
     MPS_TOKEN = 16,       // random bytes in the shared memory, written as twice as many digits
 };
 
-// The results that CUDA gives a client, by their number in cuda.h.
+// CUDA's results for a client, by their number in cuda.h.
 enum { MPS_CONNECTION_FAILED = 805, MPS_RPC_FAILURE = 806, MPS_SERVER_NOT_READY = 807, MPS_MAX_CLIENTS_REACHED = 808 };
 
 static inline const char *mps_setting(const char *name, const char *otherwise)
@@ -50,7 +50,7 @@ static inline bool mps_address(struct sockaddr_un *address, const char *name)
     return mps_path(address->sun_path, sizeof(address->sun_path), mps_pipe_directory(), name);
 }
 
-// Connects to a socket in the pipe directory. Negative: errno says why not.
+// Connects to a socket in the pipe directory. Negative: errno is set.
 static inline int mps_connect(const char *name)
 {
     struct sockaddr_un address;
@@ -107,7 +107,7 @@ static inline const char *mps_after(const char *message, const char *word)
     return message + length + (message[length] == ' ');
 }
 
-// Writes a line as the real ones look in control.log and server.log.
+// Writes a line in the form of the real control.log and server.log.
 static inline int mps_log_line(char *to, size_t size, const char *part, const char *format, va_list arguments)
 {
     char text[MPS_MESSAGE];

@@ -1,5 +1,5 @@
-// A program that uses MPS as a CUDA program would: it connects through the pipe directory, prints what it was given and
-// stays for some seconds. It belongs to the simulation and not to the driver.
+// A program that uses MPS as a CUDA program would: it connects through the pipe directory, prints the server's reply,
+// and stays connected for some seconds. It belongs to the simulation and not to the driver.
 #define _GNU_SOURCE
 #include "mps.h"
 #include "mps_devices.h"
@@ -30,7 +30,7 @@ static bool read_token(const char *name, char *token, size_t size)
     return length > 0;
 }
 
-// Every device of the server must be one that this process could open too: a client gives its work to the GPU itself.
+// This process must be able to open every device of the server: a client submits work to the GPU itself.
 static bool sees_devices(const char *welcome)
 {
     char uuid[MPS_UUID];
@@ -79,7 +79,7 @@ static int use(int fd, long seconds)
     return stay(fd, seconds) ? 0 : failed(MPS_RPC_FAILURE, "the MPS server is gone");
 }
 
-// The first process of a container ends at a signal only if it says so.
+// The first process of a container ends at a signal only if it has a handler for it.
 static void terminated(int sig)
 {
     (void)sig;
@@ -91,7 +91,7 @@ static int usage(void)
     puts("cuda-mps-client [SECONDS]\n\n"
          "Connects to the MPS control daemon of $CUDA_MPS_PIPE_DIRECTORY as a CUDA program does, prints the server's\n"
          "process id, the limits and the devices that it was given, and stays for that time.\n\n"
-         "Exit status: 0 it was a client all the time, 1 an error of MPS, 2 wrong use, 3 there is no daemon, so a CUDA\n"
+         "Exit status: 0 it was a client all the time, 1 an error of MPS, 2 a usage error, 3 there is no daemon, so a CUDA\n"
          "program would run without MPS.");
     return 2;
 }

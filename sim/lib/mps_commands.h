@@ -128,7 +128,7 @@ static void get_threads(struct answer *a, const char *argument)
         tell(a, "%.1f", s->threads);
 }
 
-// Clients that are there keep what they have.
+// The limits of existing clients do not change.
 static void set_threads(struct answer *a, const char *argument)
 {
     struct server *s = named(a, argument);
@@ -138,7 +138,7 @@ static void set_threads(struct answer *a, const char *argument)
         tell(a, "%.1f", s->threads);
 }
 
-// Whole gigabytes are rounded down, as the real one does.
+// Rounds down to whole gigabytes, as the real program does.
 static void tell_limit(struct answer *a, const long long *limits, const char *argument)
 {
     char *end;
@@ -150,7 +150,8 @@ static void tell_limit(struct answer *a, const long long *limits, const char *ar
         tell(a, limit >= 1024 ? "%lldG" : "%lldM", limit >= 1024 ? limit / 1024 : limit);
 }
 
-// Only an index counts: the real one takes a UUID and does nothing with it. The device, or MPS_DEVICES if there is none.
+// Only an index counts: the real one takes a UUID and does nothing with it. The device, or MPS_DEVICES if there is
+// none.
 static unsigned int read_limit(long long *limits, const char *argument)
 {
     unsigned int device;

@@ -1,5 +1,5 @@
-// nvidia-cuda-mps-control for the simulated driver: the control daemon, and the program that talks to it. What it prints
-// and answers is what the real one of driver 535 does, as observed, and what the manual page of driver 580 adds.
+// nvidia-cuda-mps-control for the simulated driver: the control daemon, and the program that talks to it. What it
+// prints and answers is what the real one of driver 535 does, as observed, and what the manual page of driver 580 adds.
 #define _GNU_SOURCE
 #include "mps.h"
 #include "mps_daemon.h"
@@ -10,7 +10,7 @@ static int no_daemon(void)
     return 1;
 }
 
-// Gives the daemon a command and prints the answer. Negative: go on; otherwise the exit status.
+// Sends the daemon a command and prints the answer. Negative: continue; otherwise the exit status.
 static int command(int fd, const char *line, size_t length)
 {
     static char answer[MPS_ANSWER];

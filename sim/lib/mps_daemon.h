@@ -36,7 +36,7 @@ static void place_all(void)
             place(&d.peers[i]);
 }
 
-// A process that connected says what it is: the front end, a client or a server.
+// The first message of a connection: the front end, a client or a server.
 static void introduce(struct peer *p, const char *message)
 {
     const char *shm = mps_after(message, "server");
@@ -74,7 +74,7 @@ static void hear_peer(struct peer *p)
     }
 }
 
-// Receives what a server has to tell: a client came or went.
+// Receives a message of a server: a client connected or disconnected.
 static void hear_server(struct server *s)
 {
     char message[MPS_MESSAGE];
@@ -94,7 +94,7 @@ static void hear_server(struct server *s)
         }
 }
 
-// Takes the exit statuses of servers, and forgets them.
+// Reaps servers that have ended.
 static void reap(void)
 {
     struct signalfd_siginfo info;
@@ -150,7 +150,7 @@ static int enforce_deadline(void)
     return -1;
 }
 
-// Servers before peers: what a client was told, a command that comes later must see.
+// Servers before peers: a command must see the effect of a reply that a client received before.
 static void turn(void)
 {
     struct pollfd fds[3 + SERVERS + PEERS] = {
@@ -176,7 +176,7 @@ static void turn(void)
     place_all();
 }
 
-// Runs until "quit" was said and the servers are gone. The exit status.
+// Runs until "quit" was received and the servers have ended. Returns the exit status.
 static int run_daemon(bool foreground)
 {
     int status = open_daemon(foreground);

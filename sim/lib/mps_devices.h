@@ -1,4 +1,4 @@
-// The devices that a part of MPS may use, as the driver's library tells them.
+// The devices that a part of MPS may use, from the driver's library.
 #ifndef GPU_SIM_MPS_DEVICES_H
 #define GPU_SIM_MPS_DEVICES_H
 

@@ -149,7 +149,7 @@ static void drop(struct client *c)
     *c = (struct client){.fd = -1};
 }
 
-// Takes a client that the daemon handed over, and asks it for the token.
+// Accepts a client that the daemon passed on, and requests the token.
 static void take(int fd)
 {
     struct ucred who;
@@ -170,7 +170,7 @@ static void take(int fd)
     close(fd);
 }
 
-// What a client is told: the server, its limits, its devices.
+// The reply to a client: the server, its limits, its devices.
 static bool welcome(int fd)
 {
     char text[MPS_MESSAGE] = "";
@@ -191,7 +191,7 @@ static void hear_client(struct client *c)
         drop(c);
         return;
     }
-    // The daemon first: it must know of the client when that goes on.
+    // The daemon first: it must have the client before the client continues.
     c->connected = mps_sendf(self.daemon, "client %d", c->pid);
     say("Client {PID: %d, Context ID: 0} connected", c->pid);
     if (!c->connected || !welcome(c->fd))

@@ -1,4 +1,4 @@
-// What the control daemon knows: its servers, and who is connected. A part of mps_control.c.
+// The state of the control daemon: its servers and connections. A part of mps_control.c.
 #ifndef GPU_SIM_MPS_STATE_H
 #define GPU_SIM_MPS_STATE_H
 
@@ -128,7 +128,7 @@ static bool start_server(uid_t uid)
     return false;
 }
 
-// Asks a server to end when its clients have.
+// Makes a server end after its clients.
 static void shut_down(struct server *s)
 {
     if (!s->closing && s->fd >= 0)
@@ -153,7 +153,7 @@ static void adopt(struct peer *p, const char *message)
         shut_down(s);
 }
 
-// Gives a client's connection to the server, which answers it from then on.
+// Passes a client's connection to the server, which serves it from then on.
 static void hand_over(struct server *s, struct peer *p)
 {
     union {
@@ -169,7 +169,7 @@ static void hand_over(struct server *s, struct peer *p)
     close_peer(p);
 }
 
-// Forgets a server that ended, and turns away the clients that wait for one that could not start.
+// Removes a server that ended, and rejects the clients that wait for one that could not start.
 static void forget_server(struct server *s, int status)
 {
     char path[PATH_MAX];
@@ -281,7 +281,7 @@ static bool begin(bool foreground)
     return true;
 }
 
-// Tells who said "quit" how it went, and removes what the real one removes: the sockets and the lock stay.
+// Replies to "quit", and removes the files that the real daemon removes: the sockets and the lock stay.
 static void end_daemon(void)
 {
     char path[PATH_MAX];

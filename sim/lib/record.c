@@ -65,7 +65,7 @@ static void split(struct record *r)
     }
 }
 
-// Reads the next line that fits; false at the end of the text, which is a NUL or the end given.
+// Reads the next line that is not too long; false at the end of the text, which is a NUL or the given end.
 bool record_next(struct record *r, const char **cursor, const char *end)
 {
     while (*cursor < end && **cursor != '\0') {
@@ -86,7 +86,7 @@ bool record_next(struct record *r, const char **cursor, const char *end)
 
 bool record_is(const struct record *r, const char *type) { return strcmp(r->type, type) == 0; }
 
-// The value of a key, or NULL. Of a key that is given twice the first counts.
+// The value of a key, or NULL. If a key occurs twice, the first value counts.
 const char *record_string(const struct record *r, const char *key)
 {
     for (size_t i = 0; i < r->count; i++)
@@ -95,7 +95,7 @@ const char *record_string(const struct record *r, const char *key)
     return NULL;
 }
 
-// A whole number, decimal or 0x hexadecimal, of at most max. False: absent or no such number.
+// An integer, decimal or 0x hexadecimal, of at most max. False: absent or not such a number.
 bool record_number(const struct record *r, const char *key, uint64_t max, uint64_t *value)
 {
     const char *text = record_string(r, key);
@@ -120,7 +120,7 @@ bool record_number(const struct record *r, const char *key, uint64_t max, uint64
     return true;
 }
 
-// Copies a value that is there and fits; otherwise leaves the old one.
+// Copies a value if it is present and fits.
 bool record_text(const struct record *r, const char *key, char *to, size_t size)
 {
     const char *text = record_string(r, key);

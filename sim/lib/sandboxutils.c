@@ -1,7 +1,6 @@
-// libnvidia-sandboxutils, the driver's library that tells which files a GPU needs. NVIDIA's container toolkit asks it
-// before NVML wherever it is installed, and goes on with NVML where it does not initialize, which happens on real
-// nodes, too. This one never initializes: nothing but the toolkit's choice of source depends on it. It is compiled into
-// a library of its own.
+// libnvidia-sandboxutils, the driver's library that reports which files a GPU needs. NVIDIA's container toolkit uses it
+// before NVML, and only NVML if it does not initialize, which happens on real nodes too. This one never initializes. It
+// is compiled into a library of its own.
 enum {
     SANDBOXUTILS_ERROR_UNINITIALIZED = 1,
     SANDBOXUTILS_ERROR_NVML_LIB_CALL = 9,

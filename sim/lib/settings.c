@@ -32,7 +32,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, nvmlEnable
     return put_state(active, NVML_FEATURE_DISABLED);
 }
 
-// The file that holds the compute mode of a GPU, as a digit, until the node is made anew.
+// The file with the compute mode of a GPU, as a digit.
 static bool compute_mode_file(char *to, size_t size, const struct gpu *g)
 {
     char name[2 * TEXT_MAX];

@@ -1,5 +1,5 @@
-// What the files of the simulated library share: the world (a machine as the description and the state file tell it),
-// the life of a call, handles, and small helpers. Nothing here is exported from the library.
+// Declarations for the files of the simulated library: the world (a machine by the description and the state file), the
+// steps of a call, handles, and small helpers. The library exports nothing of this.
 #ifndef GPU_SIM_SIM_H
 #define GPU_SIM_SIM_H
 
@@ -196,7 +196,7 @@ bool session_index(unsigned int slot, unsigned int *index);
 
 #define NO_INSTANCE UINT32_MAX
 
-// What a handle stands for. A GPU: gi and ci are NO_INSTANCE. A GPU instance: ci is.
+// The object of a handle. A GPU: gi and ci are NO_INSTANCE. A GPU instance: ci is.
 struct target {
     unsigned int slot, gi, ci;
 };

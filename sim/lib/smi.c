@@ -15,7 +15,7 @@ static int no_devices(void)
     return NVML_ERROR_NOT_FOUND;
 }
 
-// Gets a GPU's handle; where there is none, says so as the real one does.
+// Gets a GPU's handle, or prints the error of the real nvidia-smi.
 static nvmlReturn_t open_gpu(unsigned int index, nvmlDevice_t *device)
 {
     char bus[TEXT];

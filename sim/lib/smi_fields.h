@@ -1,4 +1,4 @@
-// Values of a GPU as text, by the names that --query-gpu knows. A part of smi.c.
+// Values of a GPU as text, by the names of --query-gpu. A part of smi.c.
 #ifndef GPU_SIM_SMI_FIELDS_H
 #define GPU_SIM_SMI_FIELDS_H
 
@@ -6,7 +6,7 @@
 
 #include <strings.h>
 
-// Writes a value; the result tells whether there is one.
+// Writes a value. Returns whether there is one.
 typedef nvmlReturn_t (*reader)(nvmlDevice_t device, unsigned int index, char *text);
 
 static nvmlReturn_t number(nvmlReturn_t result, char *text, unsigned long long value)
@@ -156,7 +156,7 @@ static const struct field *find_field(const char *name)
     return NULL;
 }
 
-// The text of a value, or in its place what kept it from being read.
+// The text of a value, or of the error in reading it.
 static nvmlReturn_t field_text(const struct field *f, nvmlDevice_t device, unsigned int index, char *text)
 {
     nvmlReturn_t result = f->read(device, index, text);

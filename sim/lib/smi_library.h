@@ -1,4 +1,4 @@
-// The driver's library as nvidia-smi uses it: loading it, and what to say where that does not work. A part of smi.c.
+// The driver's library as nvidia-smi uses it: loading, and the errors of loading. A part of smi.c.
 #ifndef GPU_SIM_SMI_LIBRARY_H
 #define GPU_SIM_SMI_LIBRARY_H
 
@@ -96,7 +96,7 @@ static int initialize(void)
     return result > 255 ? 255 : (int)result;
 }
 
-// The exit status that stands for a result: its number, as the real one has it.
+// The exit status of a result: its number, as in the real nvidia-smi.
 static int exit_status(nvmlReturn_t result) { return result > 255 ? 255 : (int)result; }
 
 #endif

@@ -1,4 +1,4 @@
-// The summary that nvidia-smi prints when nothing is asked, laid out as driver 580 does. A part of smi.c.
+// The summary that nvidia-smi prints without options, in the layout of driver 580. A part of smi.c.
 #ifndef GPU_SIM_SMI_TABLE_H
 #define GPU_SIM_SMI_TABLE_H
 

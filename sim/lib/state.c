@@ -1,5 +1,5 @@
 // The current world: the description with the state file read over it. The file is replaced by gpu-sim with a rename;
-// every call looks whether it is still the same file and reads it again if not.
+// every call checks whether it is still the same file, and reads it again if not.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -11,7 +11,7 @@
 
 enum { STATE_MAX = 1 << 20, PATH_SIZE = 4096 };
 
-// What tells one version of the file from another; all zero where there is none.
+// Identifies a version of the file; all zero if there is no file.
 struct stamp {
     dev_t device;
     ino_t inode;
@@ -105,7 +105,7 @@ void world_release(struct world *w)
     pthread_mutex_unlock(&lock);
 }
 
-// When the library is closed. A call that is still on its way, at the end of a process, keeps its world.
+// Runs when the library is closed. A call in progress at the end of a process retains its world.
 __attribute__((destructor)) static void forget(void)
 {
     pthread_mutex_lock(&lock);

@@ -1,8 +1,8 @@
-// All functions of NVML that are not simulated. Callers bind functions when they first call them, and a process dies of
-// a missing one; so each is here, and answers as a driver whose device lacks the feature.
+// All functions of NVML that are not simulated. They return what a driver returns whose device lacks the feature. They
+// must exist, since callers bind functions at the first call, and a missing one ends the process.
 //
-// They take no part of their arguments but a device handle in the first place. That is sound: in the C calling
-// conventions of Linux on x86-64 and AArch64 a caller cleans up its own arguments.
+// They use none of their arguments but a device handle that comes first. That is sound: in the C calling conventions of
+// Linux on x86-64 and AArch64 a caller cleans up its own arguments.
 #define _GNU_SOURCE
 #include "sim.h"
 

@@ -1,5 +1,4 @@
-// What is asked of the system as a whole: versions, units (there are none), excluded GPUs (none), confidential
-// computing (off).
+// Functions of the system as a whole: versions, units (none), excluded GPUs (none), confidential computing (off).
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -12,8 +11,7 @@ NVML_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int len
     return put_string(version, length, c.world->machine.driver);
 }
 
-// The library's own versions are answered without nvmlInit, so that who is refused for a version mismatch can say which
-// library it has.
+// The library's own versions need no nvmlInit, so that a program can report them after a version mismatch.
 NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
     START(c);

@@ -95,7 +95,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, u
     return NVML_SUCCESS;
 }
 
-// Utilization of a whole GPU is not known while it is partitioned.
+// NVML does not report the utilization of a whole GPU in MIG mode.
 static nvmlReturn_t require_whole(const struct call *c)
 {
     return c->gpu->mig == MIG_ENABLED ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;

@@ -18,7 +18,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device1, 
     return NVML_SUCCESS;
 }
 
-// Gives handles to GPUs for which wanted says yes. With no room asked for, only their number.
+// Returns handles to the GPUs for which wanted is true, or without room for them only their number.
 static nvmlReturn_t put_gpus(const struct call *c, bool (*wanted)(const struct call *, unsigned int, unsigned int),
                              unsigned int what, unsigned int *count, nvmlDevice_t *devices)
 {
@@ -49,7 +49,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvml
     return put_gpus(&c, is_within, (unsigned int)level, count, devices);
 }
 
-// The NUMA node of a processor as sysfs tells it, which stands for the processors of the simulated machine too.
+// The NUMA node of a processor in sysfs. The simulated machine has the processors of the real one.
 // -1: no such processor.
 static int node_of_cpu(unsigned int cpu)
 {

@@ -28,7 +28,7 @@ struct world *world_new(const struct world *base)
     return w;
 }
 
-// Reads domain:bus:device.function with 4 to 8 digits of domain. The targets keep their values if it is none.
+// Reads domain:bus:device.function with 4 to 8 digits of domain. If the text is malformed, the targets are unchanged.
 bool world_parse_bus(const char *text, unsigned int *domain, unsigned int *bus, unsigned int *device,
                      unsigned int *function)
 {

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestPrototypes compiles the library's sources against NVIDIA's header instead of ours: a function whose result or
-// arguments differ from its declaration there does not compile.
+// TestPrototypes compiles the library's sources with NVIDIA's header. A function whose result or arguments differ from
+// its declaration there does not compile.
 func TestPrototypes(t *testing.T) {
 	t.Parallel()
 	include, err := nvmlInclude()
@@ -24,7 +24,7 @@ func TestPrototypes(t *testing.T) {
 	}
 	for _, source := range librarySources() {
 		if filepath.Base(source) == "stubs.c" {
-			continue // these have no arguments but a device, on purpose
+			continue // it omits arguments on purpose
 		}
 		args := slices.Concat(warnings, []string{
 			"-fsyntax-only", "-Wno-deprecated-declarations", "-DNVML_HEADER=<nvml.h>",
@@ -65,7 +65,7 @@ var (
 	constLine = regexp.MustCompile(`^#define (\w+) .*`)
 )
 
-// layoutProgram is a C program that prints what it thinks of all that our headers declare.
+// layoutProgram returns a C program that prints the layout and value of everything that our headers declare.
 func layoutProgram(t *testing.T) []byte {
 	t.Helper()
 	var b strings.Builder
@@ -115,7 +115,7 @@ func output(t *testing.T, program string, args ...string) []string {
 
 var declared = regexp.MustCompile(`(?m)^(?:DEPRECATED\([\d.]+\) )?(?:const )?(?:nvmlReturn_t +)?DECLDIR +(?:char\* )?(nvml\w+) *\(`)
 
-// TestExports: every function of NVIDIA's header, one of ours, and nothing else is visible.
+// TestExports checks that the library exports every function of NVIDIA's header, one of its own, and nothing else.
 func TestExports(t *testing.T) {
 	t.Parallel()
 	include, err := nvmlInclude()
@@ -176,7 +176,7 @@ func TestSONAME(t *testing.T) {
 	}
 }
 
-// TestGenerated: the list of stubs is that of the header and of the functions that are defined.
+// TestGenerated checks that the list of stubs is up to date.
 func TestGenerated(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "run", "../lib/generate", "-check", "-lib", "../lib").CombinedOutput()

@@ -1,7 +1,7 @@
-// Package libtest tests the simulated driver library and nvidia-smi as C consumers see them: compiled with sanitizers,
-// placed in a directory like a driver root, loaded by a program that knows NVML by NVIDIA's own header only.
+// Package libtest tests the simulated driver library and the driver's programs as C programs use them: compiled with
+// sanitizers, in a directory like a driver root, loaded by a program that is compiled with NVIDIA's header.
 //
-// It uses nothing of package sim but the C sources, so it tells which half is wrong when the two disagree.
+// It uses only the C sources of package sim, so a failure here is one of the library.
 package libtest
 
 //go:generate go test . -run TestSMI -update
@@ -74,13 +74,13 @@ var programs = map[string]string{
 	"mps_client.c":  "cuda-mps-client",
 }
 
-// compile makes libnvidia-ml.so, the programs and probe in a directory, which it returns.
+// compile makes libnvidia-ml.so, the driver's programs and the test program in a directory, which it returns.
 func (f *flavour) compile() (string, error) {
 	dir := filepath.Join(buildDir, f.name)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return "", err
 	}
-	if err := os.Chmod(buildDir, 0o755); err != nil { // some tests run a program as another user
+	if err := os.Chmod(buildDir, 0o755); err != nil { // for tests that run a program as another user
 		return "", err
 	}
 	include, err := nvmlInclude()
@@ -105,11 +105,11 @@ func (f *flavour) compile() (string, error) {
 	return dir, err
 }
 
-// librarySources are the library's C files: all in the folder but those of other products.
+// librarySources are the library's C files: all but those of other products.
 func librarySources() []string {
 	files, err := filepath.Glob("../lib/*.c")
 	if err != nil {
-		panic(err) // the pattern is right
+		panic(err) // a malformed pattern
 	}
 	return slices.DeleteFunc(files, func(file string) bool {
 		base := filepath.Base(file)
@@ -130,7 +130,7 @@ func cc(args ...string) error {
 	return nil
 }
 
-// dir returns the flavour's directory. It skips the test where the compiler lacks the sanitizer.
+// dir returns the flavour's directory. It skips the test if the compiler lacks the sanitizer.
 func (f *flavour) dir(t testing.TB) string {
 	t.Helper()
 	testenv.Command(t, "cc")
@@ -150,7 +150,7 @@ func (f *flavour) dir(t testing.TB) string {
 	return dir
 }
 
-// node is a directory like a driver root, with regular files for device nodes.
+// node is a directory like a driver root, with regular files instead of device nodes.
 type node struct {
 	root, library string
 	flavour       *flavour
@@ -158,7 +158,7 @@ type node struct {
 
 const libDir = "usr/lib/x86_64-linux-gnu"
 
-// newNode makes a node with a description in its library; an empty one leaves the library as it was compiled.
+// newNode makes a node with a description in its library.
 func newNode(t testing.TB, f *flavour, description string) *node {
 	t.Helper()
 	built := f.dir(t)
@@ -183,7 +183,7 @@ func newNode(t testing.TB, f *flavour, description string) *node {
 	return n
 }
 
-// describe writes a description into the section of the library that is for it.
+// describe writes a description into its section of the library.
 func describe(t testing.TB, image []byte, description string) []byte {
 	t.Helper()
 	f, err := elf.NewFile(bytes.NewReader(image))
@@ -205,7 +205,7 @@ func (n *node) path(elem ...string) string {
 	return filepath.Join(append([]string{n.root}, elem...)...)
 }
 
-// addNodes makes files in /dev that everybody may open, whatever the umask.
+// addNodes makes files in /dev that every user may open.
 func (n *node) addNodes(t testing.TB, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -234,7 +234,7 @@ func (n *node) setState(t testing.TB, state string) {
 
 func (n *node) statePath() string { return n.path("run/gpu-sim/state") }
 
-// probe is the command of one case of the test program.
+// probe returns the command that runs one case of the test program.
 func (n *node) probe(t testing.TB, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	args = append([]string{n.library, n.statePath(), name}, args...)
@@ -243,7 +243,7 @@ func (n *node) probe(t testing.TB, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs one case and fails the test with what it printed.
+// run runs a case. If it fails, the test ends with its output.
 func run(t testing.TB, cmd *exec.Cmd) {
 	t.Helper()
 	out, err := cmd.CombinedOutput()

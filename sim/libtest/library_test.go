@@ -15,7 +15,7 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// TestLibrary runs the cases of the C program that need the whole test machine. Each checks what its name says.
+// TestLibrary runs the cases of the C program on the whole test machine.
 func TestLibrary(t *testing.T) {
 	for _, name := range []string{
 		"lifecycle", "reload", "strings", "identity", "lookup", "numbers", "arguments_checked", "mig_devices", "mig_instances",
@@ -36,7 +36,7 @@ func TestConsumerCard(t *testing.T) {
 	run(t, n.probe(t, "consumer_card"))
 }
 
-// TestLatency measures, so it runs without sanitizers and not beside other tests.
+// TestLatency measures times, so it runs without sanitizers and not in parallel.
 func TestLatency(t *testing.T) {
 	run(t, newTestNode(t, plain).probe(t, "latency"))
 }
@@ -52,7 +52,7 @@ func TestThreads(t *testing.T) {
 	})
 }
 
-// TestInit is about what nvmlInit answers; the numbers are those of nvmlReturn_t.
+// TestInit checks the result of nvmlInit, a number of nvmlReturn_t.
 func TestInit(t *testing.T) {
 	const driverNotLoaded, noPermission, mismatch = "9", "4", "18"
 	whole := func(t *testing.T, n *node) {}
@@ -63,8 +63,8 @@ func TestInit(t *testing.T) {
 	}{
 		"a node with a driver":                          {testMachine, whole, "0"},
 		"a library without a description has no driver": {"", whole, driverNotLoaded},
-		"a description of another format is none":       {strings.Replace(testMachine, "gpusim 1", "gpusim 2", 1), whole, driverNotLoaded},
-		"a description without a driver is none":        {"gpusim 1\n" + gpuLine(0, 0, "0000:1b:00.0", 0, "disabled") + "\n", whole, driverNotLoaded},
+		"an unknown version of the description":         {strings.Replace(testMachine, "gpusim 1", "gpusim 2", 1), whole, driverNotLoaded},
+		"a description without a driver":                {"gpusim 1\n" + gpuLine(0, 0, "0000:1b:00.0", 0, "disabled") + "\n", whole, driverNotLoaded},
 		"without the control node the driver is not loaded": {
 			testMachine, func(t *testing.T, n *node) { n.removeNodes(t, "nvidiactl") }, driverNotLoaded,
 		},
@@ -81,7 +81,7 @@ func TestInit(t *testing.T) {
 		"a kernel module of the same version": {
 			testMachine, func(t *testing.T, n *node) { n.setState(t, "machine kernel=580.126.09\n") }, "0",
 		},
-		"no GPU nodes, no error": {
+		"no device nodes of GPUs": {
 			testMachine, func(t *testing.T, n *node) { n.removeNodes(t, testMachineNodes...) }, "0",
 		},
 	} {
@@ -95,7 +95,7 @@ func TestInit(t *testing.T) {
 	}
 }
 
-// asNobody makes a command run without root's power over permissions.
+// asNobody makes a command run as an unprivileged user.
 func asNobody(cmd *exec.Cmd) *exec.Cmd {
 	if os.Geteuid() == 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
@@ -103,7 +103,7 @@ func asNobody(cmd *exec.Cmd) *exec.Cmd {
 	return cmd
 }
 
-// TestEnumeration tells the minors of the GPUs that a process sees, in the order of their indices.
+// TestEnumeration checks the minors of the GPUs that a process sees, in the order of their indices.
 func TestEnumeration(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(t *testing.T, n *node)
@@ -121,7 +121,7 @@ func TestEnumeration(t *testing.T) {
 				}
 			}, "0 2 3",
 		},
-		"what is no node is not counted": {
+		"directories are not counted": {
 			func(t *testing.T, n *node) {
 				n.removeNodes(t, "nvidia5")
 				if err := os.Mkdir(n.path("dev/nvidia5"), 0o755); err != nil {
@@ -148,7 +148,7 @@ func TestEnumeration(t *testing.T) {
 	}
 }
 
-// TestRealNodes is about nodes with the driver's numbers where no driver is behind them.
+// TestRealNodes checks that device nodes without a driver (ENXIO) count as open.
 func TestRealNodes(t *testing.T) {
 	testenv.Root(t)
 	n := newNode(t, plain, testMachine)
@@ -161,7 +161,7 @@ func TestRealNodes(t *testing.T) {
 	run(t, n.probe(t, "enumerates", "0", "5"))
 }
 
-// TestVisibleMIGs tells which MIG devices are there for a process that may open some nodes only.
+// TestVisibleMIGs checks the MIG devices of a process that can open only some nodes.
 func TestVisibleMIGs(t *testing.T) {
 	const first, half, other, last = "MIG-00000003-0000-4000-8000-000000000100", "MIG-00000003-0000-4000-8000-000000000101",
 		"MIG-00000003-0000-4000-8000-000000000102", "MIG-00000003-0000-4000-8000-000000000103"
@@ -183,8 +183,8 @@ func TestVisibleMIGs(t *testing.T) {
 	}
 }
 
-// TestMIGNodesForReading: the driver's capability nodes can be read by all and written by none.
-func TestMIGNodesForReading(t *testing.T) {
+// TestReadOnlyMIGNodes checks that it suffices to open capability nodes for reading, as the driver makes them.
+func TestReadOnlyMIGNodes(t *testing.T) {
 	t.Parallel()
 	n := newTestNode(t, asan)
 	for i := 1; i <= 7; i++ {
@@ -200,8 +200,8 @@ func TestMIGNodesForReading(t *testing.T) {
 	run(t, asNobody(cmd))
 }
 
-// TestRootMoves is about a library that finds its node where the directory is now, also through a link.
-func TestRootMoves(t *testing.T) {
+// TestMovedRoot checks that the library finds its node after a move, also if it is loaded by a link.
+func TestMovedRoot(t *testing.T) {
 	t.Parallel()
 	n := newTestNode(t, plain)
 	n.removeNodes(t, "nvidia0")
@@ -240,7 +240,8 @@ func stubs(t *testing.T) []string {
 	return names
 }
 
-// TestStubs: what is not simulated answers "uninitialized", then "not supported", and knows bad handles.
+// TestStubs checks the functions that are not simulated: they return "uninitialized" before nvmlInit, then "not
+// supported", or "invalid argument" for a bad handle.
 func TestStubs(t *testing.T) {
 	t.Parallel()
 	run(t, newTestNode(t, asan).probe(t, "stubs", stubs(t)...))

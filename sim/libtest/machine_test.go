@@ -15,7 +15,7 @@ func gpuLine(index, minor int, bus string, numa int, mig string) string {
 		index, index, index, minor, bus, numa, mig, index)
 }
 
-// testMachine has four GPUs: the second's minor is not its index, the third has no NVLink, the fourth is partitioned.
+// testMachine has four GPUs: the second's minor is not its index, the third has no NVLink, the fourth has MIG devices.
 var testMachine = strings.Join([]string{
 	"gpusim 1",
 	machineLine,

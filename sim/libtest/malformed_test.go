@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// malformed are texts that are no descriptions and no state files, or almost.
+// malformed are descriptions and state files with errors.
 var malformed = map[string]string{
 	"nothing":                  "",
 	"no line end":              "gpu index=0 uuid=GPU-x",
@@ -45,8 +45,8 @@ func manyLines(prefix string, n int) string {
 	return b.String()
 }
 
-// sizedArrays are functions whose second argument is the length of an array: the sweep, which does not know what an
-// argument is, would promise them one that it does not have. nvmlShutdown would end the sweep.
+// sizedArrays are functions whose second argument is the length of an array. The sweep does not know the types of
+// arguments and would give a wrong length. nvmlShutdown would end the sweep.
 var sizedArrays = []string{
 	"nvmlDeviceGetCpuAffinity", "nvmlDeviceGetCpuAffinityWithinScope", "nvmlDeviceGetMemoryAffinity",
 	"nvmlDeviceGetFieldValues", "nvmlShutdown",
@@ -54,8 +54,8 @@ var sizedArrays = []string{
 
 var defined = regexp.MustCompile(`(?m)^(?:NVML_API nvmlReturn_t |PROCESS_LIST\()(nvml\w+)(, |\(nvmlDevice_t )?`)
 
-// sweepable are the functions that are simulated, without those that must not be called blindly. An @ after the name
-// tells that the first argument is a device.
+// sweepable are the simulated functions without sizedArrays. An @ after the name marks a first argument that is a
+// device.
 func sweepable(t *testing.T) []string {
 	t.Helper()
 	var names []string
@@ -81,7 +81,7 @@ func sweepable(t *testing.T) []string {
 	return names
 }
 
-// TestMalformedState calls every function with all sorts of nonsense while the state file is nonsense, too.
+// TestMalformedState calls every function with malformed arguments and a malformed state file.
 func TestMalformedState(t *testing.T) {
 	t.Parallel()
 	names := sweepable(t)
@@ -95,7 +95,7 @@ func TestMalformedState(t *testing.T) {
 	}
 }
 
-// TestMalformedDescription does the same with the description, after a sound beginning and in place of it.
+// TestMalformedDescription does the same with malformed descriptions, and with some that are malformed at the end.
 func TestMalformedDescription(t *testing.T) {
 	t.Parallel()
 	names := sweepable(t)
@@ -110,14 +110,14 @@ func TestMalformedDescription(t *testing.T) {
 	}
 }
 
-// TestStateFileThatIsNone: a state that cannot be read is none, and stops nobody.
-func TestStateFileThatIsNone(t *testing.T) {
+// TestUnreadableState checks that a state file that cannot be read is ignored.
+func TestUnreadableState(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
-		"a directory":              func(path string) error { return os.Mkdir(path, 0o755) },
-		"a link to nowhere":        func(path string) error { return os.Symlink("nowhere", path) },
-		"a link to itself":         func(path string) error { return os.Symlink("state", path) },
-		"a FIFO that nobody fills": func(path string) error { return exec.Command("mkfifo", path).Run() },
-		"without permission":       func(path string) error { return os.WriteFile(path, []byte("fault gpu=0 kind=gone\n"), 0) },
+		"a directory":             func(path string) error { return os.Mkdir(path, 0o755) },
+		"a link to nowhere":       func(path string) error { return os.Symlink("nowhere", path) },
+		"a link to itself":        func(path string) error { return os.Symlink("state", path) },
+		"a FIFO without a writer": func(path string) error { return exec.Command("mkfifo", path).Run() },
+		"without permission":      func(path string) error { return os.WriteFile(path, []byte("fault gpu=0 kind=gone\n"), 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -130,7 +130,7 @@ func TestStateFileThatIsNone(t *testing.T) {
 	}
 }
 
-// TestMutations reads many texts that are a few mutations away from a sound one.
+// TestMutations reads many texts that differ from a valid one by a few mutations.
 func TestMutations(t *testing.T) {
 	t.Parallel()
 	asan.dir(t)

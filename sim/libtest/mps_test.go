@@ -21,7 +21,7 @@ import (
 
 const firstGPU = "GPU-00000000-0000-4000-8000-000000000000"
 
-// mps is a pipe and a log directory, and what to run there.
+// mps runs the programs of MPS with a pipe and a log directory.
 type mps struct {
 	t          *testing.T
 	node       *node
@@ -32,23 +32,23 @@ type mps struct {
 func newMPS(t *testing.T, visible string) *mps {
 	t.Helper()
 	m := &mps{t: t, node: newTestNode(t, asan), pipe: t.TempDir(), logs: t.TempDir(), visible: visible}
-	t.Cleanup(m.end)
+	t.Cleanup(m.quit)
 	return m
 }
 
-// end ends what the test left running.
-func (m *mps) end() {
+// quit ends the daemon and its servers.
+func (m *mps) quit() {
 	m.control("quit -t 0")
 	if _, err := os.Lstat(m.pidFile()); err == nil {
-		m.t.Errorf("the daemon of %s goes on after the test", m.pipe)
+		m.t.Errorf("the daemon of %s runs after quit", m.pipe)
 	}
 }
 
-// pidFile is there while the daemon runs, unless it was killed.
+// pidFile exists while the daemon runs, and after it was killed.
 func (m *mps) pidFile() string { return filepath.Join(m.pipe, "nvidia-cuda-mps-control.pid") }
 
-// in is the same with another pipe directory.
-func (m *mps) in(pipe string) *mps {
+// withPipe is the same with another pipe directory.
+func (m *mps) withPipe(pipe string) *mps {
 	other := *m
 	other.pipe = pipe
 	return &other
@@ -70,7 +70,7 @@ func (m *mps) start() {
 	}
 }
 
-// control gives the daemon commands and returns the exit status and what was printed.
+// control sends commands to the daemon and returns the exit status and the output.
 func (m *mps) control(commands ...string) (int, string) {
 	m.t.Helper()
 	cmd := m.command("nvidia-cuda-mps-control")
@@ -78,7 +78,7 @@ func (m *mps) control(commands ...string) (int, string) {
 	return finish(m.t, cmd)
 }
 
-// log returns a log file without times and process ids.
+// log returns a log file.
 func (m *mps) log(name string) string {
 	m.t.Helper()
 	data, err := os.ReadFile(filepath.Join(m.logs, name))
@@ -98,27 +98,27 @@ func finish(t *testing.T, cmd *exec.Cmd) (int, string) {
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// TestMPSCommands holds the front end's answers against those of the real program.
+// TestMPSCommands compares the front end's output with that of the real program.
 func TestMPSCommands(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ commands, want, log string }{
 		"an idle daemon has no server":             {"get_server_list", "", ""},
 		"all threads are the default":              {"get_default_active_thread_percentage", "100.0\n", ""},
-		"a percentage is answered":                 {"set_default_active_thread_percentage 25\nget_default_active_thread_percentage", "25.0\n25.0\n", ""},
-		"too many percent change nothing":          {"set_default_active_thread_percentage 101", "100.0\n", "Invalid percentage, expected between (0.0, 100.0]"},
+		"a percentage is printed":                  {"set_default_active_thread_percentage 25\nget_default_active_thread_percentage", "25.0\n25.0\n", ""},
+		"more than 100 % change nothing":           {"set_default_active_thread_percentage 101", "100.0\n", "Invalid percentage, expected between (0.0, 100.0]"},
 		"no percentage changes nothing":            {"set_default_active_thread_percentage", "100.0\n", "Invalid percentage"},
-		"there is no memory limit at first":        {"get_default_device_pinned_mem_limit 0", "", "No default pinned memory limit set for the device!"},
+		"there is no default memory limit":         {"get_default_device_pinned_mem_limit 0", "", "No default pinned memory limit set for the device!"},
 		"a memory limit in gigabytes":              {"set_default_device_pinned_mem_limit 0 2G\nget_default_device_pinned_mem_limit 0", "2G\n", ""},
 		"whole gigabytes are printed as such":      {"set_default_device_pinned_mem_limit 0 20480M\nget_default_device_pinned_mem_limit 0", "20G\n", ""},
 		"a part of a gigabyte is not printed":      {"set_default_device_pinned_mem_limit 0 1500M\nget_default_device_pinned_mem_limit 0", "1G\n", ""},
 		"less than a gigabyte is in megabytes":     {"set_default_device_pinned_mem_limit 0 1000M\nget_default_device_pinned_mem_limit 0", "1000M\n", ""},
-		"a limit of a UUID is not kept":            {"set_default_device_pinned_mem_limit " + firstGPU + " 2G\nget_default_device_pinned_mem_limit 0", "", ""},
+		"a limit of a UUID is not stored":          {"set_default_device_pinned_mem_limit " + firstGPU + " 2G\nget_default_device_pinned_mem_limit 0", "", ""},
 		"each device has its own limit":            {"set_default_device_pinned_mem_limit 5 2G\nget_default_device_pinned_mem_limit 0", "", ""},
-		"clients of a server that is not there":    {"get_client_list 1", "Server 1 not found\n", ""},
+		"clients of a server that is absent":       {"get_client_list 1", "Server 1 not found\n", ""},
 		"clients of no server":                     {"get_client_list", "Server 0 not found\n", ""},
-		"the limit of a server that is not":        {"set_device_pinned_mem_limit 1 0 2G", "Server 1 not found\n", ""},
-		"the threads of a server that is not":      {"get_active_thread_percentage 1", "Server 1 not found\n", ""},
-		"the status of a server that is not":       {"get_server_status 1", "Server 1 not found\n", ""},
+		"the limit of an absent server":            {"set_device_pinned_mem_limit 1 0 2G", "Server 1 not found\n", ""},
+		"the threads of an absent server":          {"get_active_thread_percentage 1", "Server 1 not found\n", ""},
+		"the status of an absent server":           {"get_server_status 1", "Server 1 not found\n", ""},
 		"no devices are in use":                    {"get_device_client_list", "", ""},
 		"a server needs a user":                    {"start_server", "A user id (UID) is required to start a new server\n", ""},
 		"a user is a number":                       {"start_server -uid x", "A user id (UID) is required to start a new server\n", ""},
@@ -132,7 +132,7 @@ func TestMPSCommands(t *testing.T) {
 			m.start()
 			status, out := m.control(test.commands)
 			if diff := cmp.Diff(test.want, out); diff != "" || status != 0 {
-				t.Errorf("status %d, answers (-want +got):\n%s", status, diff)
+				t.Errorf("status %d, output (-want +got):\n%s", status, diff)
 			}
 			if log := m.log("control.log"); !strings.Contains(log, test.log) || !strings.Contains(log, "Cmd:"+strings.Split(test.commands, "\n")[0]+"\n") {
 				t.Errorf("control.log lacks the command or %q:\n%s", test.log, log)
@@ -207,15 +207,15 @@ func TestMPSOneDaemon(t *testing.T) {
 	if status, _ := m.control("get_server_list"); status != 1 {
 		t.Errorf("after it was killed: status %d, want 1", status)
 	}
-	m.start() // what the first one left is in nobody's way
+	m.start() // files of the killed daemon do not matter
 	if status, out := m.control("get_server_list"); status != 0 {
 		t.Errorf("a new one: status %d\n%s", status, out)
 	}
-	none := m.in(filepath.Join(m.pipe, "none"))
+	none := m.withPipe(filepath.Join(m.pipe, "none"))
 	if status, out := finish(t, none.command("nvidia-cuda-mps-control", "-f")); status != 1 || out != "Cannot access CUDA_MPS_PIPE_DIRECTORY="+none.pipe+"\n" {
 		t.Errorf("no pipe directory: status %d\n%s", status, out)
 	}
-	long := m.in(filepath.Join(t.TempDir(), strings.Repeat("x", 110)))
+	long := m.withPipe(filepath.Join(t.TempDir(), strings.Repeat("x", 110)))
 	if err := os.Mkdir(long.pipe, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func (m *mps) eventually(what string, holds func() bool) {
 	}
 }
 
-// In the foreground the debug messages go to standard output, and there are no log files.
+// TestMPSForeground checks that debug messages go to standard output and not to log files.
 func TestMPSForeground(t *testing.T) {
 	t.Parallel()
 	m := newMPS(t, firstGPU)
@@ -263,7 +263,7 @@ func TestMPSForeground(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	m.eventually("the daemon answers", func() bool {
+	m.eventually("the daemon replies", func() bool {
 		status, _ := m.control("get_server_list")
 		return status == 0
 	})
@@ -286,13 +286,13 @@ func TestMPSForeground(t *testing.T) {
 	}
 }
 
-// holder is a client that stays.
+// holder is a client that stays connected.
 type holder struct {
 	cmd *exec.Cmd
-	out func() string // what it has printed until now
+	out func() string // its output so far
 }
 
-// hold starts a client and waits until it is connected, or has ended.
+// hold starts a client and waits until it has connected or ended.
 func (m *mps) hold(cmd *exec.Cmd) *holder {
 	m.t.Helper()
 	h := &holder{cmd, printed(m.t, cmd)}
@@ -304,7 +304,7 @@ func (m *mps) hold(cmd *exec.Cmd) *holder {
 	return h
 }
 
-// printed makes a program print to a file, which can be read while it runs.
+// printed redirects a program's output to a file and returns a function that reads it.
 func printed(t *testing.T, cmd *exec.Cmd) func() string {
 	t.Helper()
 	f, err := os.CreateTemp(t.TempDir(), "")
@@ -324,10 +324,10 @@ func printed(t *testing.T, cmd *exec.Cmd) func() string {
 
 var serverID = regexp.MustCompile(`server=\d+`)
 
-// given is what a client was told, without the server's process id.
-func given(out string) string { return serverID.ReplaceAllString(out, "server=N") }
+// withoutPID is the output of a client without the server's process id.
+func withoutPID(out string) string { return serverID.ReplaceAllString(out, "server=N") }
 
-func welcome(threads string, limit int) string {
+func clientOutput(threads string, limit int) string {
 	return fmt.Sprintf("server=N active_thread_percentage=%s\ndevice=0 uuid=%s pinned_mem_limit=%d\n", threads, firstGPU, limit)
 }
 
@@ -338,8 +338,8 @@ func TestMPSClients(t *testing.T) {
 	m.control("set_default_active_thread_percentage 25", "set_default_device_pinned_mem_limit 0 1500M")
 	first, second := m.hold(m.command("cuda-mps-client", "60")), m.hold(m.command("cuda-mps-client", "60"))
 	for _, h := range []*holder{first, second} {
-		if diff := cmp.Diff(welcome("25.0", 1500<<20), given(h.out())); diff != "" {
-			t.Errorf("what a client was given (-want +got):\n%s", diff)
+		if diff := cmp.Diff(clientOutput("25.0", 1500<<20), withoutPID(h.out())); diff != "" {
+			t.Errorf("output of a client (-want +got):\n%s", diff)
 		}
 	}
 	_, servers := m.control("get_server_list")
@@ -357,27 +357,27 @@ func TestMPSClients(t *testing.T) {
 		}
 	}
 	if _, again := m.control("get_server_list"); again != servers {
-		t.Errorf("servers %q, want the one that there was: %q", again, servers)
+		t.Errorf("servers %q, want the same: %q", again, servers)
 	}
 
-	// What is set now is for the next server.
+	// Default limits apply to the next server.
 	m.control("set_default_active_thread_percentage 50", "set_default_device_pinned_mem_limit 0 2G")
-	if _, out := finish(t, m.command("cuda-mps-client")); given(out) != welcome("25.0", 1500<<20) {
-		t.Errorf("a client of the server that was there has other limits:\n%s", out)
+	if _, out := finish(t, m.command("cuda-mps-client")); withoutPID(out) != clientOutput("25.0", 1500<<20) {
+		t.Errorf("a client of the running server has other limits:\n%s", out)
 	}
-	// A server can be given other limits for the clients to come.
+	// Limits of a server apply to its next clients.
 	_, out := m.control("set_active_thread_percentage "+server+" 10", "get_active_thread_percentage "+server,
 		"set_device_pinned_mem_limit "+server+" 0 3000M", "get_device_pinned_mem_limit "+server+" 0")
 	if want := "10.0\n10.0\n2G\n"; out != want {
 		t.Errorf("a server's limits: %q, want %q", out, want)
 	}
-	if _, out := finish(t, m.command("cuda-mps-client")); given(out) != welcome("10.0", 3000<<20) {
-		t.Errorf("a client of a server with new limits has others:\n%s", out)
+	if _, out := finish(t, m.command("cuda-mps-client")); withoutPID(out) != clientOutput("10.0", 3000<<20) {
+		t.Errorf("a client of a server with new limits has other limits:\n%s", out)
 	}
 	if err := first.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	m.eventually("the killed client is forgotten", func() bool {
+	m.eventually("the killed client is removed", func() bool {
 		_, out := m.control("get_client_list " + server)
 		return out == fmt.Sprintf("%d\n", second.cmd.Process.Pid)
 	})
@@ -395,7 +395,7 @@ func TestMPSClients(t *testing.T) {
 
 func currentID() string { return strconv.Itoa(os.Getuid()) }
 
-// quit waits for the clients, and a client that comes meanwhile is turned away.
+// TestMPSQuitWaits checks that quit waits for the clients, and that new clients are rejected.
 func TestMPSQuitWaits(t *testing.T) {
 	t.Parallel()
 	m := newMPS(t, firstGPU)
@@ -408,7 +408,7 @@ func TestMPSQuitWaits(t *testing.T) {
 	}
 	m.eventually("the daemon shuts down", func() bool { return strings.Contains(m.log("control.log"), "Cmd:quit\n") })
 	if status, out := finish(t, m.command("cuda-mps-client")); status != 1 || !strings.Contains(out, "MPS error 807") {
-		t.Errorf("a client meanwhile: status %d\n%s", status, out)
+		t.Errorf("a new client: status %d\n%s", status, out)
 	}
 	if err := client.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -428,13 +428,13 @@ func TestMPSDevices(t *testing.T) {
 		status  int
 		log     string
 	}{
-		"a UUID":                  {firstGPU, 0, "Creating server context on device 0 (NVIDIA H100 80GB HBM3)"},
-		"an index":                {"1", 0, "Creating server context on device 0 "},
-		"two":                     {"0," + firstGPU, 0, "Creating server context on device 1 "},
-		"a MIG device":            {"MIG-00000003-0000-4000-8000-000000000100", 0, "(NVIDIA H100 80GB HBM3 MIG 1g.10gb)"},
-		"a UUID that is not here": {"GPU-none", 1, "device GPU-none of CUDA_VISIBLE_DEVICES does not exist"},
-		"an index too many":       {"0,7", 1, "device 7 of CUDA_VISIBLE_DEVICES does not exist"},
-		"none":                    {"", 1, "does not exist"},
+		"a UUID":            {firstGPU, 0, "Creating server context on device 0 (NVIDIA H100 80GB HBM3)"},
+		"an index":          {"1", 0, "Creating server context on device 0 "},
+		"two":               {"0," + firstGPU, 0, "Creating server context on device 1 "},
+		"a MIG device":      {"MIG-00000003-0000-4000-8000-000000000100", 0, "(NVIDIA H100 80GB HBM3 MIG 1g.10gb)"},
+		"an unknown UUID":   {"GPU-none", 1, "device GPU-none of CUDA_VISIBLE_DEVICES does not exist"},
+		"an index too many": {"0,7", 1, "device 7 of CUDA_VISIBLE_DEVICES does not exist"},
+		"none":              {"", 1, "does not exist"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -444,16 +444,16 @@ func TestMPSDevices(t *testing.T) {
 			if status != test.status || (status != 0) != strings.Contains(out, "MPS error 807") {
 				t.Errorf("client: status %d, want %d\n%s", status, test.status, out)
 			}
-			m.eventually("the server said why", func() bool { return strings.Contains(m.log("server.log"), test.log) })
+			m.eventually("the server logged the reason", func() bool { return strings.Contains(m.log("server.log"), test.log) })
 			if test.status != 0 {
 				m.control("start_server -uid " + currentID())
-				m.eventually("the log has both", func() bool { return strings.Count(m.log("control.log"), " exited with status 1\n") == 2 })
+				m.eventually("the log has both exits", func() bool { return strings.Count(m.log("control.log"), " exited with status 1\n") == 2 })
 			}
 		})
 	}
 }
 
-// A container that has not the daemon's /dev/shm, or not the GPU, cannot be a client.
+// TestMPSClientElsewhere checks that a container without the daemon's /dev/shm or the GPU cannot be a client.
 func TestMPSClientElsewhere(t *testing.T) {
 	testenv.Root(t)
 	t.Parallel()
@@ -475,11 +475,11 @@ func TestMPSClientElsewhere(t *testing.T) {
 	}
 	_, servers := m.control("get_server_list")
 	if _, clients := m.control("get_client_list " + strings.TrimSpace(servers)); clients != "" {
-		t.Errorf("clients that did not share memory are counted: %q", clients)
+		t.Errorf("rejected clients are listed: %q", clients)
 	}
 }
 
-// One user's server at a time: another user's client waits until the first one's are done.
+// TestMPSUsers checks that another user's client waits until those of the first user have ended.
 func TestMPSUsers(t *testing.T) {
 	testenv.Root(t)
 	t.Parallel()

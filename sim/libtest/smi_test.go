@@ -15,8 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// smi runs nvidia-smi on a node, or with an empty library path where there is none, and returns its exit status and
-// what it printed.
+// smi runs nvidia-smi on a node, or without a library if n is nil, and returns its exit status and output.
 func smi(t *testing.T, n *node, f *flavour, args ...string) (int, string) {
 	t.Helper()
 	cmd := exec.Command(filepath.Join(f.dir(t), "nvidia-smi"), args...)
@@ -32,10 +31,10 @@ func smi(t *testing.T, n *node, f *flavour, args ...string) (int, string) {
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// clock is the line that the summary begins with.
+// clock matches the first line of the summary.
 var clock = regexp.MustCompile(`(?m)^(Mon|Tue|Wed|Thu|Fri|Sat|Sun) .*\n`)
 
-// TestSMI compares all that nvidia-smi prints with golden files.
+// TestSMI compares the output of nvidia-smi with golden files.
 func TestSMI(t *testing.T) {
 	for name, test := range map[string]struct {
 		state  string

@@ -1,6 +1,7 @@
 // Command generate writes stub_names.h: one line for every function of NVML that the sources beside it do not define.
-// The list comes from the nvml.h in the go-nvml module that go.mod pins, so the simulated library exports whatever
-// go-nvml may look up. Run it in the repository, after a change of that pin or of the functions that are simulated:
+// The list comes from the nvml.h in the go-nvml module that go.mod pins, so the simulated library exports every
+// function that go-nvml may look up. Run it in the repository, after a change of that pin or of the functions that are
+// simulated:
 //
 //	go run ./sim/lib/generate
 //
@@ -55,27 +56,27 @@ func run(lib string, check bool) error {
 	return nil
 }
 
-// headerText is the text of go-nvml's nvml.h.
+// headerText returns go-nvml's nvml.h.
 func headerText(dir string) (string, error) {
 	cmd := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml")
 	cmd.Dir = dir
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("finding go-nvml with %s: %w", cmd, err)
+		return "", fmt.Errorf("find go-nvml with %s: %w", cmd, err)
 	}
 	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(out)), "pkg/nvml/nvml.h"))
 	return string(text), err
 }
 
-// A prototype is a function of NVML and whether its first argument is a device handle.
+// prototype is a function of NVML.
 type prototype struct {
 	name      string
-	ofADevice bool
+	ofADevice bool // the first argument is a device handle
 }
 
 var declaration = regexp.MustCompile(`(?m)^(?:DEPRECATED\([\d.]+\) )?nvmlReturn_t +DECLDIR +(nvml\w+) *\(([^;]*)\);`)
 
-// prototypes are the header's functions, in its order. Those that return a string are not among them: there is one.
+// prototypes returns the header's functions in its order, without nvmlErrorString, which returns a string.
 func prototypes(header string) []prototype {
 	var all []prototype
 	for _, m := range declaration.FindAllStringSubmatch(header, -1) {
@@ -84,7 +85,7 @@ func prototypes(header string) []prototype {
 	return all
 }
 
-// A function is defined in full, or by the macro that stands for a family.
+// definition matches a definition in full, or by the macro for a family of functions.
 var definition = regexp.MustCompile(`(?m)^(?:NVML_API nvmlReturn_t |PROCESS_LIST\()(nvml\w+)[(,]`)
 
 func definedFunctions(lib string) (map[string]bool, error) {
