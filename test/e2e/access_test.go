@@ -10,18 +10,18 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/lib/image"
-	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/suite"
 )
 
-// The words for what open answers. No driver is behind the numbers of a simulated node's devices, and the kernel asks
-// the device cgroup first: so ENXIO means that the device may be used, and EPERM that it may not.
+// The messages for the result of open. The device numbers of a simulated node have no driver, and the kernel checks the
+// device cgroup first: so ENXIO means that the container may use the device, and EPERM that it may not.
 const (
 	permitted = "No such device or address"
 	forbidden = "Operation not permitted"
 )
 
-// TestAccess gives a container one GPU of eight and lets it make nodes of its own for all of them.
+// TestAccess gives a container one GPU of eight. It makes device nodes for all of them and can open only that of its
+// own.
 func TestAccess(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "dgx-h100")
@@ -42,7 +42,7 @@ func TestAccess(t *testing.T) {
 	}
 }
 
-// TestMIGAccess gives a container one MIG device: the nodes that open the GPU's other instances stay closed.
+// TestMIGAccess gives a container one MIG device. It cannot open the capability nodes of the GPU's other instances.
 func TestMIGAccess(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "mig-h100")
@@ -59,7 +59,7 @@ func TestMIGAccess(t *testing.T) {
 	}
 }
 
-// migNodes picks a MIG device that has siblings, and tells for every capability node whether it belongs to it.
+// migNodes picks a MIG device of a GPU with several, and returns all capability nodes, with those of the device marked.
 func migNodes(t *testing.T, n *suite.Node, devices []gpu.Device) (given string, nodes []node) {
 	t.Helper()
 	for _, d := range devices {
@@ -90,7 +90,7 @@ func hostNode(t *testing.T, n *suite.Node, name string, given bool) node {
 	t.Helper()
 	var st unix.Stat_t
 	if err := unix.Stat(n.Root()+"/dev/"+name, &st); err != nil {
-		t.Fatalf("look at /dev/%s of the node: %v", name, err)
+		t.Fatalf("stat /dev/%s of the node: %v", name, err)
 	}
 	return node{name, unix.Major(st.Rdev), unix.Minor(st.Rdev), given}
 }
@@ -102,11 +102,6 @@ func checkAccess(t *testing.T, e engine.Engine, n *suite.Node, nodes []node, dev
 		fmt.Fprintf(&script, "mknod /dev/own%d c %d %d || exit\n(: <>/dev/own%d) 2>&1\n", i, d.major, d.minor, i)
 	}
 	res := run(t, e, n, engine.Container{Image: image.Static, Mknod: true, Args: []string{"sh", "-c", script.String()}}, devices...)
-	checkAnswers(t, res, nodes)
-}
-
-func checkAnswers(t *testing.T, res proc.Result, nodes []node) {
-	t.Helper()
 	lines := strings.Split(strings.TrimSuffix(res.Stdout, "\n"), "\n")
 	if len(lines) != len(nodes) {
 		t.Fatalf("want a line for each of %d nodes, got %v", len(nodes), res)
@@ -117,7 +112,7 @@ func checkAnswers(t *testing.T, res proc.Result, nodes []node) {
 			want = permitted
 		}
 		if !strings.Contains(lines[i], want) {
-			t.Errorf("own node of the numbers of /dev/%s: want %q, got %q", d.name, want, lines[i])
+			t.Errorf("node with the numbers of /dev/%s: want %q, got %q", d.name, want, lines[i])
 		}
 	}
 }

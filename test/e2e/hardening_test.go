@@ -8,7 +8,7 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// TestHardening reads the headers of the programs that `make build` makes.
+// TestHardening checks the ELF headers of the programs that `make build` makes.
 func TestHardening(t *testing.T) {
 	t.Run("gpu-cdi-plugin", func(t *testing.T) {
 		path := shared.Program(t, "gpu-cdi-plugin")
@@ -18,9 +18,9 @@ func TestHardening(t *testing.T) {
 		}
 		checkReadOnlyAfterStart(t, f)
 		if len(values(t, f, elf.DT_TEXTREL)) > 0 || flags(t, f, elf.DT_FLAGS)&uint64(elf.DF_TEXTREL) != 0 {
-			t.Error("the loader would write to code")
+			t.Error("the program has text relocations")
 		}
-		// No library with NVML's functions is loaded at the start, so they must be bound when they are first called.
+		// NVML's library is loaded later, so its functions must be bound at the first call.
 		if flags(t, f, elf.DT_FLAGS)&uint64(elf.DF_BIND_NOW) != 0 || flags(t, f, elf.DT_FLAGS_1)&uint64(elf.DF_1_NOW) != 0 {
 			t.Error("the loader would bind all functions at the start")
 		}
@@ -48,7 +48,7 @@ func openELF(t *testing.T, path string) *elf.File {
 	t.Cleanup(func() { _ = f.Close() })
 	stack := segments(f, elf.PT_GNU_STACK)
 	if len(stack) != 1 {
-		t.Errorf("%s does not say whether its stack is executable", path)
+		t.Errorf("%s has no GNU_STACK segment", path)
 	}
 	for _, p := range append(stack, segments(f, elf.PT_LOAD)...) {
 		if p.Flags&elf.PF_W != 0 && p.Flags&elf.PF_X != 0 {
@@ -62,7 +62,7 @@ func segments(f *elf.File, kind elf.ProgType) []*elf.Prog {
 	return slices.DeleteFunc(slices.Clone(f.Progs), func(p *elf.Prog) bool { return p.Type != kind })
 }
 
-// checkReadOnlyAfterStart checks that the sections that only the loader writes to are protected after it has.
+// checkReadOnlyAfterStart checks that the sections that only the loader writes are read-only after the start.
 func checkReadOnlyAfterStart(t *testing.T, f *elf.File) {
 	t.Helper()
 	relro := segments(f, elf.PT_GNU_RELRO)
@@ -81,7 +81,7 @@ func checkReadOnlyAfterStart(t *testing.T, f *elf.File) {
 	}
 }
 
-// flags are the bits of a dynamic entry, 0 without one.
+// flags are the bits of a dynamic entry, or 0 without one.
 func flags(t *testing.T, f *elf.File, tag elf.DynTag) (bits uint64) {
 	t.Helper()
 	for _, v := range values(t, f, tag) {

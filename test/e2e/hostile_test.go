@@ -13,14 +13,14 @@ import (
 	"gpu-cdi-plugin/test/lib/image"
 )
 
-// TestHostileCache gives a GPU to images that have something else than a loader cache where it belongs. The driver is
-// in a directory that the loader knows without a cache, so every container has to start and to find it.
+// TestHostileCache gives a GPU to images with something else in place of the loader cache. Each container must start
+// and find the driver, which is in a directory that the loader searches without a cache.
 func TestHostileCache(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "workstation")
 	want := requests(t, n)["all"]
 	for name, spoil := range map[string]func(t *testing.T, cache, outside string) error{
-		"a FIFO, which blocks who opens it": func(_ *testing.T, cache, _ string) error { return unix.Mkfifo(cache, 0o644) },
+		"a FIFO, which blocks on open": func(_ *testing.T, cache, _ string) error { return unix.Mkfifo(cache, 0o644) },
 		"a device": func(_ *testing.T, cache, _ string) error {
 			return unix.Mknod(cache, unix.S_IFCHR|0o644, int(unix.Mkdev(1, 5)))
 		},
@@ -29,10 +29,10 @@ func TestHostileCache(t *testing.T) {
 		"a link up and out of the root": func(_ *testing.T, cache, outside string) error {
 			return os.Symlink(strings.Repeat("../", 40)+outside, cache)
 		},
-		"a link to itself": func(_ *testing.T, cache, _ string) error { return os.Symlink("ld.so.cache", cache) },
-		"4 GB of nothing":  func(_ *testing.T, cache, _ string) error { return sparse(cache, 4<<30) },
-		"text":             func(_ *testing.T, cache, _ string) error { return os.WriteFile(cache, []byte("hello\n"), 0o644) },
-		"half a cache":     func(t *testing.T, cache, _ string) error { return os.WriteFile(cache, halfCache(t), 0o644) },
+		"a link to itself":   func(_ *testing.T, cache, _ string) error { return os.Symlink("ld.so.cache", cache) },
+		"a sparse 4 GB file": func(_ *testing.T, cache, _ string) error { return sparse(cache, 4<<30) },
+		"text":               func(_ *testing.T, cache, _ string) error { return os.WriteFile(cache, []byte("hello\n"), 0o644) },
+		"half a cache":       func(t *testing.T, cache, _ string) error { return os.WriteFile(cache, halfCache(t), 0o644) },
 	} {
 		for _, e := range shared.Runtimes()[:2] {
 			t.Run(fmt.Sprintf("%s/%s", name, e), func(t *testing.T) {
@@ -48,7 +48,7 @@ func TestHostileCache(t *testing.T) {
 				c := engine.Container{Args: smi(t, n), CDIDir: n.CDIDir, Devices: names(want.names...)}
 				checkList(t, e.Start(t, e.Bundle(t, root, c)), want.want)
 				if data, err := os.ReadFile(outside); err != nil || string(data) != "precious" {
-					t.Errorf("the file outside the root has %q now (%v)", data, err)
+					t.Errorf("the file outside the root changed to %q (%v)", data, err)
 				}
 			})
 		}
@@ -62,7 +62,7 @@ func sparse(path string, size int64) error {
 	return os.Truncate(path, size)
 }
 
-// halfCache is the first half of the cache of the image that has one.
+// halfCache returns the first half of a loader cache.
 func halfCache(t *testing.T) []byte {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(shared.Images.Copy(t, image.Glibc), "etc/ld.so.cache"))

@@ -12,8 +12,8 @@ import (
 	"gpu-cdi-plugin/test/lib/image"
 )
 
-// TestImages gives one GPU to a container of each kind of image that has a C library. The driver is where the loader
-// looks only if its cache says so.
+// TestImages gives one GPU to a container of each kind of image with a C library. The loader finds the driver only
+// through its cache.
 func TestImages(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "pcie-quad", simtest.LibDir("usr/local/nvidia/lib64"))
@@ -34,9 +34,9 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// TestWithoutTheHook shows that the tests above show something: with the nodes and mounts alone nothing finds the
-// driver's libraries there.
-func TestWithoutTheHook(t *testing.T) {
+// TestImagesNeedTheHook checks that in the tests above the hook matters: without it the loader does not find the
+// driver.
+func TestImagesNeedTheHook(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "pcie-quad", simtest.LibDir("usr/local/nvidia/lib64"))
 	for _, e := range shared.Runtimes() {
@@ -49,7 +49,7 @@ func TestWithoutTheHook(t *testing.T) {
 			}
 			res := e.Start(t, bundle)
 			if res.Code == 0 || !strings.Contains(res.Stdout+res.Stderr, "libnvidia-ml.so") {
-				t.Errorf("want nvidia-smi to miss libnvidia-ml.so, got %v", res)
+				t.Errorf("want an error about libnvidia-ml.so, got %v", res)
 			}
 		})
 	}
@@ -81,8 +81,7 @@ func TestCache(t *testing.T) {
 	}
 }
 
-// TestNodesOnly gives GPUs to a container without a C library: it has the device nodes, those of its GPUs alone, and
-// starts.
+// TestNodesOnly gives GPUs to a container without a C library. It starts, with the device nodes of its GPUs alone.
 func TestNodesOnly(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "dgx-h100")
@@ -93,7 +92,7 @@ func TestNodesOnly(t *testing.T) {
 				script := `cd /dev && ls -d nvidia[0-9]* && (: <>nvidia6) 2>&1`
 				res := run(t, e, n, engine.Container{Image: kind, Args: []string{"sh", "-c", script}}, "2", "6")
 				if !strings.HasPrefix(res.Stdout, "nvidia2\nnvidia6\n") || !strings.Contains(res.Stdout, permitted) {
-					t.Errorf("want the nodes nvidia2 and nvidia6, and to be let in, got %v", res)
+					t.Errorf("want the device nodes nvidia2 and nvidia6, and access to them, got %v", res)
 				}
 			})
 		}

@@ -16,22 +16,22 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-var swapping = flag.Duration("swap", 20*time.Second, "how long TestInjectWhileTheBundleIsSwapped goes on")
+var swapping = flag.Duration("swap", 20*time.Second, "duration of TestInjectWhileTheBundleIsSwapped")
 
-// somebody is a user who is not root.
-const somebody = 1000
+// user is the UID of a user who is not root.
+const user = 1000
 
-// TestInjectWhileTheBundleIsSwapped injects as root into the bundle of a user who all the while exchanges a directory
-// on its path with a link to a directory of root's. Whatever becomes of an injection, nothing of root's changes and
-// nothing is left behind.
+// TestInjectWhileTheBundleIsSwapped injects as root into the bundle of a user, who keeps exchanging a directory on its
+// path with a link to a directory of root's. Injections may fail, but nothing of root's changes, and no files are left
+// behind.
 func TestInjectWhileTheBundleIsSwapped(t *testing.T) {
 	t.Parallel()
 	testenv.Root(t)
 	program := shared.Program(t, "gpu-cdi-plugin")
 	for name, c := range map[string]struct {
-		swapped string // what is exchanged, in the user's directory
-		bundle  string // in the user's directory, and swapped or in it
-		config  bool   // a bundle of root's is where the link leads
+		swapped string // the exchanged directory, in the user's directory
+		bundle  string // in the user's directory: swapped, or below it
+		config  bool   // the link leads to a bundle of root's
 	}{
 		"the bundle, with an empty directory":       {"bundle", "bundle", false},
 		"the bundle, with a bundle of root's":       {"bundle", "bundle", true},
@@ -72,13 +72,14 @@ func TestInjectWhileTheBundleIsSwapped(t *testing.T) {
 				t.Errorf("root's directory changed; it has %v", image.Digest(t, s.roots))
 			}
 			if got := entries(t, fmt.Sprintf("/proc/self/fd/%d", s.handle.Fd())); len(got) != 1 {
-				t.Errorf("the bundle holds %v, want config.json alone", got)
+				t.Errorf("the bundle has %v, want config.json alone", got)
 			}
 		})
 	}
 }
 
-// swap is a user's directory with a bundle and a link that is exchanged with it, and the directory that it leads to.
+// swap is a user's directory with a bundle and a link, which are exchanged, and root's directory that the link leads
+// to.
 type swap struct {
 	users, roots, specs string
 	swapped             string
@@ -109,7 +110,7 @@ func newSwap(t *testing.T, swapped, bundle string, config bool) *swap {
 		{"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/gpu0", "hostPath": "/dev/null"}]}}]}`), 0o644))
 	must(os.Symlink(s.roots, s.users+"/trap"))
 	for dir := bundle; ; dir = filepath.Dir(dir) {
-		must(os.Chown(filepath.Join(s.users, dir), somebody, somebody))
+		must(os.Chown(filepath.Join(s.users, dir), user, user))
 		if dir == "." {
 			break
 		}
@@ -120,21 +121,21 @@ func newSwap(t *testing.T, swapped, bundle string, config bool) *swap {
 	return s
 }
 
-// reset makes the bundle one without devices.
+// reset removes the devices from the bundle.
 func (s *swap) reset(t *testing.T) {
 	t.Helper()
 	path := fmt.Sprintf("/proc/self/fd/%d/config.json", s.handle.Fd())
 	if err := os.WriteFile(path, []byte(bundleConfig), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chown(path, somebody, somebody); err != nil {
+	if err := os.Chown(path, user, user); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// exchange exchanges the directory and the link again and again.
-func (s *swap) exchange(ctx context.Context, how time.Duration) {
-	for end := time.Now().Add(how); time.Now().Before(end); {
+// exchange exchanges the directory and the link repeatedly.
+func (s *swap) exchange(ctx context.Context, duration time.Duration) {
+	for end := time.Now().Add(duration); time.Now().Before(end); {
 		_ = unix.Renameat2(unix.AT_FDCWD, filepath.Join(s.users, s.swapped), unix.AT_FDCWD, s.users+"/trap", unix.RENAME_EXCHANGE)
 		select {
 		case <-ctx.Done():

@@ -23,13 +23,13 @@ type listed struct {
 
 var line = regexp.MustCompile(`^(?:GPU |  MIG )(?:(\d+): (.+)|(\S+) +Device +(\d+):) \(UUID: (\S+)\)$`)
 
-// parseList reads what `nvidia-smi -L` printed.
+// parseList reads the output of `nvidia-smi -L`.
 func parseList(t *testing.T, out string) (list []listed) {
 	t.Helper()
 	for text := range strings.Lines(out) {
 		m := line.FindStringSubmatch(strings.TrimSuffix(text, "\n"))
 		if m == nil {
-			t.Fatalf("nvidia-smi -L printed a line that is neither a GPU nor a MIG device: %q", text)
+			t.Fatalf("line of nvidia-smi -L that is neither a GPU nor a MIG device: %q", text)
 		}
 		l := listed{Name: m[2] + m[3], UUID: m[5]}
 		if _, err := fmt.Sscan(m[1]+m[4], &l.Index); err != nil {
@@ -40,13 +40,13 @@ func parseList(t *testing.T, out string) (list []listed) {
 	return list
 }
 
-// request is devices to ask for by name, and what nvidia-smi has to list then.
+// request has names of CDI devices, and what nvidia-smi must list in a container with them.
 type request struct {
 	names []string
 	want  []listed
 }
 
-// requests are the ways to ask a node for GPUs, each with its answer.
+// requests are the ways to request GPUs of a node, with what nvidia-smi must list.
 func requests(t *testing.T, n *suite.Node) map[string]request {
 	t.Helper()
 	snapshot, err := n.Snapshot()
@@ -62,17 +62,17 @@ func requests(t *testing.T, n *suite.Node) map[string]request {
 		case len(d.MIG) > 0:
 			sliced = append(sliced, d)
 		default:
-			continue // only MIG devices of it could be used, and there are none
+			continue // in MIG mode without MIG devices it cannot be used
 		}
-		everything = append(everything, answer(len(whole)+len(sliced)-1, d, d.MIG...)...)
+		everything = append(everything, listedAs(len(whole)+len(sliced)-1, d, d.MIG...)...)
 	}
 	all := map[string]request{"all": {[]string{"all"}, everything}}
 	if len(whole) > 0 {
 		first, last := whole[0], whole[len(whole)-1]
-		all["an index"] = request{[]string{fmt.Sprint(first.Index)}, answer(0, first)}
-		all["a UUID"] = request{[]string{last.UUID}, answer(0, last)}
+		all["an index"] = request{[]string{fmt.Sprint(first.Index)}, listedAs(0, first)}
+		all["a UUID"] = request{[]string{last.UUID}, listedAs(0, last)}
 		if len(whole) > 1 {
-			all["two devices"] = request{[]string{last.UUID, fmt.Sprint(first.Index)}, append(answer(0, first), answer(1, last)...)}
+			all["two devices"] = request{[]string{last.UUID, fmt.Sprint(first.Index)}, append(listedAs(0, first), listedAs(1, last)...)}
 		}
 	}
 	if len(sliced) > 0 {
@@ -84,18 +84,18 @@ func requests(t *testing.T, n *suite.Node) map[string]request {
 func migRequests(all map[string]request, sliced []gpu.Device) {
 	first, last := sliced[0], sliced[len(sliced)-1]
 	a, b := first.MIG[len(first.MIG)-1], last.MIG[0]
-	all["a MIG device by index"] = request{[]string{fmt.Sprintf("%d:%d", first.Index, a.Index)}, answer(0, first, a)}
-	all["a MIG device by UUID"] = request{[]string{b.UUID}, answer(0, last, b)}
+	all["a MIG device by index"] = request{[]string{fmt.Sprintf("%d:%d", first.Index, a.Index)}, listedAs(0, first, a)}
+	all["a MIG device by UUID"] = request{[]string{b.UUID}, listedAs(0, last, b)}
 	if first.Index != last.Index {
 		all["MIG devices of two GPUs"] = request{
 			[]string{b.UUID, a.UUID},
-			append(answer(0, first, a), answer(1, last, b)...),
+			append(listedAs(0, first, a), listedAs(1, last, b)...),
 		}
 	}
 }
 
-// answer is a GPU as the i-th in a container, with those of its MIG devices that were given.
-func answer(i int, d gpu.Device, mig ...gpu.MIGDevice) []listed {
+// listedAs is a GPU as the i-th in a container, with the given MIG devices of it.
+func listedAs(i int, d gpu.Device, mig ...gpu.MIGDevice) []listed {
 	list := []listed{{i, d.Name, d.UUID}}
 	for j, m := range mig {
 		list = append(list, listed{j, m.Profile, m.UUID})
@@ -103,7 +103,7 @@ func answer(i int, d gpu.Device, mig ...gpu.MIGDevice) []listed {
 	return list
 }
 
-// names are the fully-qualified names of devices.
+// names returns the fully-qualified names of devices.
 func names(devices ...string) (list []string) {
 	for _, d := range devices {
 		list = append(list, "nvidia.com/gpu="+d)
@@ -111,13 +111,14 @@ func names(devices ...string) (list []string) {
 	return list
 }
 
-// smi is the command that lists GPUs in a container, with the loader left to its cache and its own directories.
+// smi returns the command that lists GPUs in a container. LD_LIBRARY_PATH must not be set, so that the loader needs its
+// cache.
 func smi(t *testing.T, n *suite.Node) []string {
 	t.Helper()
 	return []string{"sh", "-c", `[ -z "${LD_LIBRARY_PATH+set}" ] || exit 99; exec "$0" -L`, inContainer(t, n, n.SMI())}
 }
 
-// inContainer is the path in a container of a file of the node.
+// inContainer returns the path in a container of a file of the node.
 func inContainer(t *testing.T, n *suite.Node, file string) string {
 	t.Helper()
 	rest, ok := strings.CutPrefix(file, n.Root())
@@ -127,7 +128,7 @@ func inContainer(t *testing.T, n *suite.Node, file string) string {
 	return path.Clean(rest)
 }
 
-// checkList checks what a container's nvidia-smi listed.
+// checkList checks the list of nvidia-smi in a container.
 func checkList(t *testing.T, res proc.Result, want []listed) {
 	t.Helper()
 	if res.Code != 0 {

@@ -9,8 +9,8 @@ import (
 	"gpu-cdi-plugin/test/lib/image"
 )
 
-// libDirs spreads over the machines the directories that drivers are installed in. Debian's loader does not look into
-// those that are not its own multiarch directory: there the libraries are found through the cache or not at all.
+// libDirs assigns to machines the directories that drivers are installed in. Debian's loader searches only its own
+// multiarch directory without a cache.
 var libDirs = map[string]string{
 	"workstation": "usr/lib64",
 	"dgx-a100":    "usr/local/nvidia/lib64",
@@ -19,7 +19,7 @@ var libDirs = map[string]string{
 	"mig-h100":    "usr/local/nvidia/lib64",
 }
 
-// TestEveryMachine asks each simulated machine for GPUs in every way, through every engine.
+// TestEveryMachine requests GPUs of each simulated machine in every way, through every engine.
 func TestEveryMachine(t *testing.T) {
 	t.Parallel()
 	for _, machine := range sim.Machines() {

@@ -1,4 +1,4 @@
-// Package e2e has the end-to-end tests: simulated machines, the built programs, real engines. The oracle of most is
+// Package e2e has the end-to-end tests: simulated nodes, the built programs, real engines. The oracle of most is
 // nvidia-smi in the container, which lists the GPUs that the driver's library can open there.
 package e2e
 

@@ -11,8 +11,8 @@ import (
 	"gpu-cdi-plugin/test/lib/image"
 )
 
-// TestRestart starts containers again and again on one root file system: the first start changes the loader's cache
-// and makes links and mount points, and the later ones leave every byte as it is.
+// TestRestart starts containers repeatedly on one root file system. The first start changes the loader cache and makes
+// links and mount points; the later ones change nothing.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "workstation", simtest.LibDir("usr/lib64"))

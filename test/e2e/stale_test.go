@@ -16,18 +16,18 @@ const (
 	newer   = "590.44.01"
 )
 
-// TestStaleSpec changes a node under its spec. `cdi diff` compares the spec with the node as it is now; `cdi validate`
-// sees what the spec needs and is gone, files and devices.
+// TestStaleSpec changes a node after its spec was written. `cdi diff` compares the spec with the node; `cdi validate`
+// reports files and devices of the spec that are gone.
 func TestStaleSpec(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		machine string
 		change  []string // arguments of gpu-sim; DIR is the node
-		// diff are words that cdi diff has to say.
+		// diff must be in the output of cdi diff.
 		diff []string
-		// invalid are words that cdi validate has to say.
+		// invalid must be in the output of cdi validate.
 		invalid []string
-		// again is the status with which a new spec is made then.
+		// again is the exit status of cdi generate afterwards.
 		again int
 	}{
 		"nothing changed": {machine: "mig-h100"},
@@ -73,8 +73,8 @@ func TestStaleSpec(t *testing.T) {
 				return
 			}
 			simulate(t, n, c.change)
-			checkSays(t, n.Plugin(t, differs, "cdi", "diff", n.Spec()), c.diff, words)
-			checkSays(t, n.Plugin(t, differs, "cdi", "validate", n.Spec()), c.invalid, words)
+			checkContains(t, n.Plugin(t, differs, "cdi", "diff", n.Spec()), c.diff, words)
+			checkContains(t, n.Plugin(t, differs, "cdi", "validate", n.Spec()), c.invalid, words)
 			n.Plugin(t, c.again, "cdi", "generate", "--file", n.Spec())
 			n.Plugin(t, c.again, "cdi", "diff", n.Spec())
 			n.Plugin(t, 0, "cdi", "validate", n.Spec())
@@ -82,7 +82,7 @@ func TestStaleSpec(t *testing.T) {
 	}
 }
 
-// uuids replaces "UUID(3)" by the UUID of GPU 3.
+// uuids returns a replacer of "UUID(3)" by the UUID of GPU 3.
 func uuids(t *testing.T, n *suite.Node) *strings.Replacer {
 	t.Helper()
 	snapshot, err := n.Snapshot()
@@ -106,11 +106,11 @@ func simulate(t *testing.T, n *suite.Node, args []string) {
 	proc.Must(t, 0, proc.Cmd{Args: cmd})
 }
 
-func checkSays(t *testing.T, res proc.Result, want []string, words *strings.Replacer) {
+func checkContains(t *testing.T, res proc.Result, want []string, words *strings.Replacer) {
 	t.Helper()
 	for _, w := range want {
 		if w = words.Replace(w); !strings.Contains(res.Stdout+res.Stderr, w) {
-			t.Errorf("want it to say %q, got %v", w, res)
+			t.Errorf("want %q, got %v", w, res)
 		}
 	}
 }

@@ -1,9 +1,8 @@
-// Command floor opens the driver's library, as every program that asks the driver has to, and ends. What our programs
-// take beyond it is their own.
+// Command floor opens the driver's library and exits. No program that uses the driver can take less.
 //
 //	floor LIBRARY [wait]
 //
-// With wait it ends with its standard input.
+// With wait it exits at the end of its standard input.
 package main
 
 import (

@@ -1,31 +1,35 @@
 // Package engine runs containers with real engines for the tests: podman, and runc and crun by themselves.
 //
-// Whatever an engine keeps is in a temporary directory, and podman has a mount namespace of its own, so that tests
-// run beside each other and leave nothing on the machine.
+// The state of an engine is in a temporary directory, and podman has a mount namespace of its own, so that tests can
+// run in parallel and leave nothing on the machine.
 package engine
 
 import (
+	"context"
+	"fmt"
 	"testing"
+	"time"
 
 	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// Container is a container to run, whatever the engine.
+// Container is a container to run with any engine.
 type Container struct {
 	Image image.Kind
 	Args  []string
-	// CDIDir is the directory of the CDI specs, and Devices the fully-qualified names of the devices asked for.
+	// CDIDir is the directory of the CDI specs, and Devices are the fully-qualified names of the requested devices.
 	CDIDir  string
 	Devices []string
 	// ReadOnly makes the root read-only.
 	ReadOnly bool
-	// Mknod lets the container make device nodes; the device cgroup still decides about using them.
+	// Mknod lets the container make device nodes; the device cgroup still decides which it can open.
 	Mknod bool
 }
 
-// Engine runs containers. Run waits for the container's end; a container that could not be started has the engine's
-// exit status, which is not that of a program in it only by convention, and its message.
+// Engine runs containers. Run waits for the container's end. If the container could not be started, the result is the
+// engine's exit status and message.
 type Engine interface {
 	String() string
 	Run(t testing.TB, c Container) proc.Result
@@ -35,3 +39,55 @@ var (
 	_ Engine = (*Podman)(nil)
 	_ Engine = (*Bare)(nil)
 )
+
+// timeout is the longest time that a container may take, also on a busy machine.
+const timeout = 2 * time.Minute
+
+// Bare is an OCI runtime by itself, without CDI: devices are injected into the bundle before it starts.
+type Bare struct {
+	Runtime string // "runc" or "crun"
+	Cgroup  Cgroup
+	Images  *Images
+	// Inject injects devices into a bundle's config.json.
+	Inject func(t testing.TB, bundle, cdiDir string, names []string)
+}
+
+// String names the runtime and the control groups, as in "runc on cgroup v2".
+func (b *Bare) String() string { return fmt.Sprintf("%s on %s", b.Runtime, b.Cgroup) }
+
+// Run runs a container in a fresh bundle, on a fresh copy of its image.
+func (b *Bare) Run(t testing.TB, c Container) proc.Result {
+	t.Helper()
+	return b.Start(t, b.Bundle(t, b.Images.Copy(t, c.Image), c))
+}
+
+// Bundle makes a bundle of a container with a root file system and its devices.
+func (b *Bare) Bundle(t testing.TB, rootfs string, c Container) *image.Bundle {
+	t.Helper()
+	bundle, err := image.NewBundle(t.Context(), testenv.Command(t, b.Runtime), t.TempDir(),
+		image.BundleOptions{Root: rootfs, ReadOnly: c.ReadOnly, Args: c.Args, Mknod: c.Mknod})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Devices) > 0 {
+		b.Inject(t, bundle.Dir, c.CDIDir, c.Devices)
+	}
+	return bundle
+}
+
+// Start runs a bundle and waits for its end.
+func (b *Bare) Start(t testing.TB, bundle *image.Bundle) proc.Result {
+	t.Helper()
+	return execute(t, inNamespace(t, "", b.Cgroup, bundle.Command()...))
+}
+
+func execute(t testing.TB, args []string) proc.Result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	res, err := proc.Run(ctx, proc.Cmd{Args: args})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res
+}

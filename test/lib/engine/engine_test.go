@@ -35,7 +35,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// inject puts devices into a bundle by the CDI library alone, so that these tests need nothing of the product.
+// inject injects devices with the CDI library, so that these tests do not depend on the product.
 func inject(t testing.TB, bundle, cdiDir string, names []string) {
 	t.Helper()
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(cdiDir), cdi.WithAutoRefresh(false))
@@ -59,8 +59,8 @@ func engines() []Engine {
 	return append(all, &Bare{"runc", V2, images, inject}, &Podman{"runc", V2, images})
 }
 
-// TestEngines shows that the engines are what the end-to-end tests take them for: they run the images, give the
-// devices of a CDI spec, and keep the others away.
+// TestEngines checks the engines for the end-to-end tests: they run the images, and give access to the devices of a CDI
+// spec alone.
 func TestEngines(t *testing.T) {
 	testenv.Root(t)
 	specs := deviceSpec(t)
@@ -71,12 +71,12 @@ func TestEngines(t *testing.T) {
 		}{
 			"a dynamic program":        {Container{Image: image.Glibc, Args: []string{image.Extra}}, []string{image.ExtraOutput}},
 			"an image without a cache": {Container{Image: image.NoCache, Args: []string{"sh", "-c", "cat /etc/ld.so.cache"}}, []string{"No such file"}},
-			"a device that was given":  {device("test.com/null=given", "echo yes >/dev/given && echo written"), []string{"written"}},
+			"a device of the request":  {device("test.com/null=given", "echo yes >/dev/given && echo written"), []string{"written"}},
 			"a device without a driver": {
 				device("test.com/null=driverless", ": <>/dev/driverless"),
 				[]string{"No such device or address"},
 			},
-			"a device that was not given": {
+			"a device not in the request": {
 				device("test.com/null=given", "mknod /dev/own c 195 7 && : <>/dev/own"),
 				[]string{"Operation not permitted"},
 			},
@@ -103,7 +103,7 @@ func device(name, script string) Container {
 	return Container{Image: image.Static, Devices: []string{name}, Mknod: true, Args: []string{"sh", "-c", script}}
 }
 
-// deviceSpec writes a spec with a node that is the null device under another name and one that no driver is behind.
+// deviceSpec writes a spec with the null device under another name, and a device without a driver.
 func deviceSpec(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()

@@ -1,4 +1,4 @@
-// Package proc runs programs for the tests and the checks under test/. It is the one place there that imports os/exec.
+// Package proc runs programs for tests and checks. No other package under test/ imports os/exec.
 package proc
 
 import (
@@ -15,25 +15,25 @@ import (
 	"time"
 )
 
-// grace is how long a program may take to end after its context is done, before its pipes are closed.
+// grace is the time between the end of a program's context and the closing of its pipes.
 const grace = 10 * time.Second
 
 // Cmd is a program to run. Its standard input is empty unless Stdin is set.
 type Cmd struct {
 	// Args is the program, by path or by name, and its arguments.
 	Args []string
-	// Dir is the working directory; empty is the caller's, or "/" with Chroot.
+	// Dir is the working directory; empty means the caller's, or "/" with Chroot.
 	Dir string
-	// Env is the whole environment; nil is the caller's.
+	// Env is the whole environment; nil means the caller's.
 	Env   []string
 	Stdin io.Reader
 	// Chroot makes a directory the program's root. Args[0] is then a path in it.
 	Chroot string
-	// Namespaces are the CLONE_NEW... flags of the namespaces that the program gets to itself. Start alone heeds them.
+	// Namespaces are the CLONE_NEW... flags of the program's own namespaces. Only Start uses them.
 	Namespaces uintptr
 }
 
-// Result is what became of a program that ran to its end.
+// Result is the result of a program that has ended.
 type Result struct {
 	Code           int // exit status; 128 + N for a program that signal N ended
 	Stdout, Stderr string
@@ -45,8 +45,8 @@ func (r Result) String() string {
 	return fmt.Sprintf("exit status %d\nstdout:\n%s\nstderr:\n%s", r.Code, r.Stdout, r.Stderr)
 }
 
-// Run runs c and waits for it. An exit status other than 0 is not an error; a program that cannot be started, or that
-// outlives ctx, is.
+// Run runs c and waits for its end. It is an error if the program cannot be started or ctx ends first, but not if the
+// exit status is not 0.
 func Run(ctx context.Context, c Cmd) (Result, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, c.Args[0], c.Args[1:]...)
@@ -76,7 +76,7 @@ func status(s *os.ProcessState) int {
 	return s.ExitCode()
 }
 
-// Output runs a program that has to succeed and returns what it printed on standard output.
+// Output runs a program and returns its standard output. An exit status other than 0 is an error.
 func Output(ctx context.Context, args ...string) (string, error) {
 	res, err := Run(ctx, Cmd{Args: args})
 	if err != nil {
@@ -88,7 +88,7 @@ func Output(ctx context.Context, args ...string) (string, error) {
 	return res.Stdout, nil
 }
 
-// Must runs a program for a test and ends the test unless the program exits with the status want.
+// Must runs a program and ends the test unless its exit status is want.
 func Must(t testing.TB, want int, c Cmd) Result {
 	t.Helper()
 	res, err := Run(t.Context(), c)
@@ -101,8 +101,7 @@ func Must(t testing.TB, want int, c Cmd) Result {
 	return res
 }
 
-// Look finds a program in PATH and in the directories for the administrator's programs, which the PATH of an ordinary
-// user lacks on Debian.
+// Look finds a program in PATH and in the directories of administrators' programs, which Debian's PATH for users lacks.
 func Look(name string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil

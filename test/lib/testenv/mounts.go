@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The main goroutine keeps the main thread, so that no test runs on it: that thread's namespaces are those of the
-// process, and it does not end with a goroutine.
+// The main goroutine locks the main thread, so that no test runs on it: that thread does not end with a goroutine, and
+// its namespaces are those that /proc shows for the process.
 func init() { runtime.LockOSThread() }
 
-// MountNamespace moves the test's thread to a mount namespace of its own, for the rest of the test.
+// MountNamespace gives the test's thread a mount namespace of its own, until the test ends.
 func MountNamespace(t testing.TB) {
 	t.Helper()
 	runtime.LockOSThread() // never unlocked: the thread ends with the test
@@ -23,8 +23,8 @@ func MountNamespace(t testing.TB) {
 	}
 }
 
-// MountPoint makes a directory a mount point until the end of the test, as runtimes do with a container's root. The
-// test must be in a mount namespace of its own.
+// MountPoint makes a directory a mount point until the test ends, as runtimes do with a container's root.
+// MountNamespace must have been called.
 func MountPoint(t testing.TB, dir string) {
 	t.Helper()
 	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {

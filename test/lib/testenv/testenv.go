@@ -1,14 +1,15 @@
-// Package testenv says what a test needs from the machine it runs on.
+// Package testenv checks what tests need of the machine: root, programs, namespaces.
 //
-// A test that cannot run is skipped with a reason, one line. With CI=true in the environment it fails instead: where
-// everything is installed, nothing may be skipped.
+// A test that cannot run is skipped with a reason. With CI=true in the environment it fails instead, since everything
+// is installed there.
 package testenv
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"gpu-cdi-plugin/test/lib/proc"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,7 +23,7 @@ func Skip(t testing.TB, reason string) {
 	t.Skip(reason)
 }
 
-// Root returns only if the process is root and can make device nodes.
+// Root ends the test unless the process is root and can make device nodes.
 func Root(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -33,14 +34,12 @@ func Root(t testing.TB) {
 	}
 }
 
-// Command returns the path of a program, also from the directories that only root has in PATH.
+// Command returns the path of a program. Without it the test ends.
 func Command(t testing.TB, name string) string {
 	t.Helper()
-	for _, file := range []string{name, "/usr/sbin/" + name, "/sbin/" + name, "/usr/local/sbin/" + name} {
-		if path, err := exec.LookPath(file); err == nil {
-			return path
-		}
+	path, err := proc.Look(name)
+	if err != nil {
+		Skip(t, "needs "+name+"; install it with scripts/setup")
 	}
-	Skip(t, "needs "+name+"; install it with scripts/setup")
-	return ""
+	return path
 }

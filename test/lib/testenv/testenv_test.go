@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// recorder is a test that notes how it ends.
+// recorder is a test that records how it ends.
 type recorder struct {
 	testing.TB
 	skipped, failed string
@@ -25,8 +25,8 @@ func (r *recorder) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// end runs a test to its end.
-func end(t *testing.T, test func(testing.TB)) *recorder {
+// record runs a test and returns how it ended.
+func record(t *testing.T, test func(testing.TB)) *recorder {
 	r := &recorder{TB: t}
 	done := make(chan struct{})
 	go func() {
@@ -37,21 +37,21 @@ func end(t *testing.T, test func(testing.TB)) *recorder {
 	return r
 }
 
-func TestWhatIsMissing(t *testing.T) {
+func TestMissingProgramSkipsAndFailsInCI(t *testing.T) {
 	missing := func(t testing.TB) { Command(t, "no-such-program") }
 	t.Setenv("CI", "")
-	if r := end(t, missing); r.failed != "" || r.skipped != "needs no-such-program; install it with scripts/setup" {
+	if r := record(t, missing); r.failed != "" || r.skipped != "needs no-such-program; install it with scripts/setup" {
 		t.Errorf("skipped with %q, failed with %q", r.skipped, r.failed)
 	}
 	t.Setenv("CI", "true")
-	if r := end(t, missing); r.skipped != "" || !strings.Contains(r.failed, "needs no-such-program") {
+	if r := record(t, missing); r.skipped != "" || !strings.Contains(r.failed, "needs no-such-program") {
 		t.Errorf("with CI=true: skipped with %q, failed with %q", r.skipped, r.failed)
 	}
 }
 
-func TestWhatIsThere(t *testing.T) {
+func TestFoundProgram(t *testing.T) {
 	var path string
-	r := end(t, func(t testing.TB) { path = Command(t, "sh") })
+	r := record(t, func(t testing.TB) { path = Command(t, "sh") })
 	if r.failed+r.skipped != "" || !strings.HasSuffix(path, "/sh") {
 		t.Errorf("path %q, skipped with %q, failed with %q", path, r.skipped, r.failed)
 	}

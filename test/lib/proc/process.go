@@ -5,19 +5,22 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
-// Process is a program that runs beside its caller.
+// Process is a running program.
 type Process struct {
 	args []string
 	cmd  *exec.Cmd
 	done chan struct{}
 }
 
-// Start starts c and does not wait for it. What it prints goes to the file output. Who starts a process has to end it:
-// see Kill.
+// Start starts c, with its output to a file, and does not wait for its end. The caller must end it, for example with
+// Kill.
 func Start(c Cmd, output *os.File) (*Process, error) {
 	cmd := exec.Command(c.Args[0], c.Args[1:]...)
 	cmd.Dir, cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Dir, c.Env, c.Stdin, output, output
@@ -28,13 +31,13 @@ func Start(c Cmd, output *os.File) (*Process, error) {
 	p := &Process{args: c.Args, cmd: cmd, done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
-		// How it ended is in cmd.ProcessState. An error would tell no more: the output is a file.
+		// The exit status is in cmd.ProcessState. There is no other error, since the output is a file.
 		_ = cmd.Wait()
 	}()
 	return p, nil
 }
 
-// Pid is the process's number, as the caller's namespace has it.
+// Pid is the process ID in the caller's namespace.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process has ended.
@@ -46,7 +49,7 @@ func (p *Process) Code() int {
 	return status(p.cmd.ProcessState)
 }
 
-// Signal sends a signal. A process that has ended is no error.
+// Signal sends a signal. It is not an error if the process has ended.
 func (p *Process) Signal(sig syscall.Signal) error {
 	select {
 	case <-p.done:
@@ -66,4 +69,23 @@ func (p *Process) Kill() error {
 		<-p.done
 	}
 	return err
+}
+
+// OnThread runs f on a thread of its own, which ends with it. So f may give the thread its own namespaces: processes
+// that it starts and sockets that it opens are in them, but goroutines that it starts are not.
+func OnThread(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The main thread cannot end, and its namespaces are those that /proc shows for the process. While it is
+			// locked here, OnThread gets another thread.
+			defer runtime.UnlockOSThread()
+			done <- OnThread(f)
+			return
+		}
+		// The thread is not unlocked, so that it ends with the goroutine.
+		done <- f()
+	}()
+	return <-done
 }

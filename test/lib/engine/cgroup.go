@@ -1,0 +1,147 @@
+package engine
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// Cgroup is the version of control groups that an engine sees.
+type Cgroup int
+
+// The versions.
+const (
+	V1 Cgroup = 1
+	V2 Cgroup = 2
+)
+
+// String names the version, as in "cgroup v2".
+func (c Cgroup) String() string { return map[Cgroup]string{V1: "cgroup v1", V2: "cgroup v2"}[c] }
+
+// unified is the cgroup v2 tree beside version 1's controllers, in hybrid mode.
+const unified = "/sys/fs/cgroup/unified"
+
+// namespace is the script of the first process in a mount and a PID namespace of its own. When it ends, the kernel ends
+// podman's remaining processes, so that none writes into a directory that a test removes. Its arguments are the CDI
+// directory in place of the host's, or nothing, then the arrangement of control groups, then the command.
+//
+// podman 4 reads CDI specs from /etc/cdi and /var/run/cdi, which no flag changes. With a private /run (the state of
+// mount and of the runtimes) and /dev/shm (podman's locks) engines can run in parallel and leave nothing on the host.
+// mount -n does not write to the host's /run/mount.
+const namespace = `
+set -e
+cdi=$1 cgroup=$2
+shift 2
+mount -n -t tmpfs tmpfs /run
+if [ -n "$cdi" ]; then
+	mount -t tmpfs tmpfs /dev/shm
+	mkdir /run/cdi
+	mount --bind "$cdi" /run/cdi
+	if [ -d /etc/cdi ]; then mount -t tmpfs tmpfs /etc/cdi; fi
+fi
+case $cgroup in
+v1-of-hybrid) umount /sys/fs/cgroup/unified ;;
+v2-of-hybrid) mount --rbind /sys/fs/cgroup/unified /sys/fs/cgroup ;;
+esac
+"$@"
+`
+
+// inNamespace returns the command that runs args with the CDI directory cdi in place of the host's, unless it is empty,
+// and with version c of control groups.
+func inNamespace(t testing.TB, cdi string, c Cgroup, args ...string) []string {
+	t.Helper()
+	cgroup := arrangement(t, c)
+	if cdi == "" && cgroup == "" {
+		return args
+	}
+	unshare := testenv.Command(t, "unshare")
+	return append([]string{
+		unshare, "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc",
+		"sh", "-c", namespace, "sh", cdi, cgroup,
+	}, args...)
+}
+
+// arrangement is the change of this machine's control groups that gives version c, or empty.
+func arrangement(t testing.TB, c Cgroup) string {
+	t.Helper()
+	has := hostCgroups(t)
+	switch {
+	case has[V1] && has[V2]:
+		return map[Cgroup]string{V1: "v1-of-hybrid", V2: "v2-of-hybrid"}[c]
+	case !has[c]:
+		testenv.Skip(t, "needs "+c.String()+", which this machine lacks")
+	}
+	return ""
+}
+
+// hostCgroups are the versions that this machine has.
+func hostCgroups(t testing.TB) map[Cgroup]bool {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := map[Cgroup]bool{}
+	for line := range strings.Lines(string(mounts)) {
+		f := strings.Fields(line)
+		switch {
+		case f[2] == "cgroup2" && (f[1] == unified || f[1] == "/sys/fs/cgroup"):
+			has[V2] = true
+		case f[2] == "cgroup" && strings.Contains(f[3], "devices"):
+			has[V1] = true
+		}
+	}
+	return has
+}
+
+// MakeCgroups makes a cgroup in every tree of the machine.
+func MakeCgroups(path string) error {
+	trees, err := cgroupTrees()
+	for _, tree := range trees {
+		// A tree may have two names.
+		if e := os.Mkdir(tree+path, 0o755); !errors.Is(e, os.ErrExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+// cgroupTrees are the directories that the trees of cgroups are mounted at.
+func cgroupTrees() ([]string, error) {
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.procs"); err == nil {
+		return []string{"/sys/fs/cgroup"}, nil
+	}
+	procs, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
+	for i := range procs {
+		procs[i] = filepath.Dir(procs[i])
+	}
+	return procs, err
+}
+
+// RemoveCgroups removes a cgroup from every tree of the machine, those in it first. No process may be in it.
+func RemoveCgroups(path string) error {
+	trees, err := cgroupTrees()
+	errs := []error{err}
+	for _, tree := range trees {
+		if _, err := os.Stat(tree + path); !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, removeCgroup(tree+path))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeCgroup removes a cgroup and those in it, the innermost first. Files of cgroups cannot be removed.
+func removeCgroup(dir string) error {
+	entries, err := os.ReadDir(dir)
+	errs := []error{err}
+	for _, e := range entries {
+		if e.IsDir() {
+			errs = append(errs, removeCgroup(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(append(errs, os.Remove(dir))...)
+}
