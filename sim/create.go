@@ -141,7 +141,10 @@ func planNode(ctx context.Context, m *Machine, opts Options) (plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, more := range []plan{baseFiles(), deviceNodes(m), extraFiles(opts.Extras), procFiles(m, opts.Driver, in.arch), sysFiles(m), ownFiles(m, opts)} {
+	for _, more := range []plan{
+		baseFiles(), deviceNodes(m), extraFiles(opts.Extras), procFiles(m, opts.Driver, in.arch), sysFiles(m),
+		ownFiles(m, opts),
+	} {
 		maps.Copy(p, more)
 	}
 	p.program(mpsClientPath, in.built[builtMPSClient])

@@ -172,7 +172,8 @@ func TestDeviceNodes(t *testing.T) {
 }
 
 func TestExtras(t *testing.T) {
-	plain, all := tree(t, makeNode(t, "dgx-h100", Options{}).Root()), tree(t, makeNode(t, "dgx-h100", Options{Extras: Extras()}).Root())
+	plain := tree(t, makeNode(t, "dgx-h100", Options{}).Root())
+	all := tree(t, makeNode(t, "dgx-h100", Options{Extras: Extras()}).Root())
 	for path, want := range map[string]string{
 		"dev/nvidia-caps-imex-channels/channel0": "Dcrw-rw-rw- 509:0 0:0",
 		"dev/nvidia-caps-imex-channels/channel1": "Dcrw-rw-rw- 509:1 0:0",
@@ -191,7 +192,8 @@ func TestExtras(t *testing.T) {
 			t.Errorf("%s is %q, want %q", path, got, want)
 		}
 	}
-	_, err := Create(t.Context(), filepath.Join(t.TempDir(), "node"), must(LoadMachine("dgx-h100")), Options{Extras: []string{"gds", "rdma"}})
+	_, err := Create(t.Context(), filepath.Join(t.TempDir(), "node"), must(LoadMachine("dgx-h100")),
+		Options{Extras: []string{"gds", "rdma"}})
 	if err == nil || err.Error() != `unknown extra "rdma"; known are gdrcopy, gds, imex, mofed` || !isInvalid(err) {
 		t.Errorf("error %v", err)
 	}
@@ -339,7 +341,8 @@ func TestCreateErrors(t *testing.T) {
 		"a library directory in /dev":    {"", Options{LibDir: "dev/lib"}, isInvalid},
 		"a library directory with space": {"", Options{LibDir: "usr/my lib"}, isInvalid},
 		"no compiler":                    {"", Options{Compiler: "no-such-compiler"}, is(ErrNoCompiler)},
-		"a compiler that fails":          {"", Options{Compiler: "false"}, func(err error) bool { _, failed := errors.AsType[*exec.ExitError](err); return failed }},
+		"a compiler that fails": {"", Options{Compiler: "false"},
+			func(err error) bool { _, failed := errors.AsType[*exec.ExitError](err); return failed }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			parent := t.TempDir()

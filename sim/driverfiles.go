@@ -53,7 +53,10 @@ var driverLibraries = []driverLibrary{
 	numbered("libnvidia-vksc-core", "1"),
 	internal("libnvidia-wayland-client"),
 	numbered("libnvoptix", "1"),
-	{file: "vdpau/libvdpau_nvidia.so.VER", soname: "libvdpau_nvidia.so.1", links: []string{"vdpau/libvdpau_nvidia.so.1"}},
+	{
+		file: "vdpau/libvdpau_nvidia.so.VER", soname: "libvdpau_nvidia.so.1",
+		links: []string{"vdpau/libvdpau_nvidia.so.1"},
+	},
 	{file: "nvidia/xorg/nvidia_drv.so", soname: "nvidia_drv.so"},
 	{
 		file: "nvidia/xorg/libglxserver_nvidia.so.VER", soname: "libglxserver_nvidia.so.VER",

@@ -158,7 +158,9 @@ func (w *elfWriter) skip(n int) { w.data = append(w.data, make([]byte, n)...) }
 
 // section appends a section and returns its index. more has the fields other than name, type, flags, offset, address
 // and size.
-func (w *elfWriter) section(name string, kind elf.SectionType, flags elf.SectionFlag, data []byte, more elf.Section64) uint32 {
+func (w *elfWriter) section(
+	name string, kind elf.SectionType, flags elf.SectionFlag, data []byte, more elf.Section64,
+) uint32 {
 	w.data = pad(w.data, 8)
 	if more.Addralign == 0 {
 		more.Addralign = 8

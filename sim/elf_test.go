@@ -75,7 +75,8 @@ func TestLibraryHeaders(t *testing.T) {
 		if note == nil {
 			t.Fatalf("%s: no section %s", arch, l.Note.Section)
 		}
-		if got, err := note.Data(); err != nil || !bytes.HasSuffix(got, append([]byte("NVIDIA\x00\x00"+`{"a": [1]}`), 0, 0)) {
+		if got, err := note.Data(); err != nil ||
+			!bytes.HasSuffix(got, append([]byte("NVIDIA\x00\x00"+`{"a": [1]}`), 0, 0)) {
 			t.Errorf("%s: the note is %q, error %v", arch, got, err)
 		}
 	}

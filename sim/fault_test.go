@@ -29,20 +29,28 @@ func TestFaultsInTheStateFile(t *testing.T) {
 		do   func() error
 		want string
 	}{
-		"lost":                     {func() error { return n.Lose(3) }, "fault gpu=3 kind=lost\n"},
-		"gone":                     {func() error { return n.Remove(3) }, "fault gpu=3 kind=gone\n"},
-		"fails for one GPU":        {func() error { return n.Fail("nvmlDeviceGetUUID", 2, 999) }, "fault function=nvmlDeviceGetUUID gpu=2 return=999\n"},
-		"fails for all":            {func() error { return n.Fail("nvmlInit_v2", AnyGPU, 9) }, "fault function=nvmlInit_v2 return=9\n"},
-		"hangs":                    {func() error { return n.Hang(AnyFunction, AnyGPU) }, "fault function=* hang=1\n"},
-		"latency":                  {func() error { return n.Latency(50 * time.Microsecond) }, "latency ns=50000\n"},
-		"the kernel's version":     {func() error { return n.SetKernelVersion("575.57.08") }, "machine kernel=575.57.08\n"},
-		"a second kind for a GPU":  {func() error { return first(n.Lose(1), n.Remove(1)) }, "fault gpu=1 kind=gone\n"},
-		"a second latency":         {func() error { return first(n.Latency(1), n.Latency(2)) }, "latency ns=2\n"},
-		"no latency":               {func() error { return first(n.Latency(1), n.Latency(0)) }, ""},
-		"another return value":     {func() error { return first(n.Fail("nvmlA", 1, 1), n.Fail("nvmlA", 1, 2)) }, "fault function=nvmlA gpu=1 return=2\n"},
-		"the same for another GPU": {func() error { return first(n.Hang("nvmlA", 1), n.Hang("nvmlA", AnyGPU)) }, "fault function=nvmlA gpu=1 hang=1\nfault function=nvmlA hang=1\n"},
-		"two, one GPU cleared":     {func() error { return first(n.Lose(1), n.Lose(2), n.ClearGPU(1)) }, "fault gpu=2 kind=lost\n"},
-		"all cleared":              {func() error { return first(n.Lose(1), n.SetKernelVersion("575.57.08"), n.Clear()) }, ""},
+		"lost": {func() error { return n.Lose(3) }, "fault gpu=3 kind=lost\n"},
+		"gone": {func() error { return n.Remove(3) }, "fault gpu=3 kind=gone\n"},
+		"fails for one GPU": {func() error { return n.Fail("nvmlDeviceGetUUID", 2, 999) },
+			"fault function=nvmlDeviceGetUUID gpu=2 return=999\n"},
+		"fails for all": {func() error { return n.Fail("nvmlInit_v2", AnyGPU, 9) },
+			"fault function=nvmlInit_v2 return=9\n"},
+		"hangs":   {func() error { return n.Hang(AnyFunction, AnyGPU) }, "fault function=* hang=1\n"},
+		"latency": {func() error { return n.Latency(50 * time.Microsecond) }, "latency ns=50000\n"},
+		"the kernel's version": {func() error { return n.SetKernelVersion("575.57.08") },
+			"machine kernel=575.57.08\n"},
+		"a second kind for a GPU": {func() error { return first(n.Lose(1), n.Remove(1)) }, "fault gpu=1 kind=gone\n"},
+		"a second latency":        {func() error { return first(n.Latency(1), n.Latency(2)) }, "latency ns=2\n"},
+		"no latency":              {func() error { return first(n.Latency(1), n.Latency(0)) }, ""},
+		"another return value": {func() error { return first(n.Fail("nvmlA", 1, 1), n.Fail("nvmlA", 1, 2)) },
+			"fault function=nvmlA gpu=1 return=2\n"},
+		"the same for another GPU": {func() error { return first(n.Hang("nvmlA", 1), n.Hang("nvmlA", AnyGPU)) },
+			"fault function=nvmlA gpu=1 hang=1\nfault function=nvmlA hang=1\n"},
+		"two, one GPU cleared": {func() error { return first(n.Lose(1), n.Lose(2), n.ClearGPU(1)) },
+			"fault gpu=2 kind=lost\n"},
+		"all cleared": {func() error {
+			return first(n.Lose(1), n.SetKernelVersion("575.57.08"), n.Clear())
+		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := c.do(); err != nil {

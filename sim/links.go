@@ -65,7 +65,8 @@ func (b *builder) switchLinks(f *nvlinkFile) {
 		return
 	}
 	if len(gpus)%len(f.Switches) != 0 {
-		b.addProblem("nvlink.switches", "%d GPUs cannot be divided among %d groups of switches", len(gpus), len(f.Switches))
+		b.addProblem("nvlink.switches", "%d GPUs cannot be divided among %d groups of switches", len(gpus),
+			len(f.Switches))
 		return
 	}
 	for i, group := range f.Switches {

@@ -98,7 +98,8 @@ func fabrics() []string {
 // fabricFile returns the machine file of a fabric.
 func fabricFile(sockets int) []byte {
 	var b strings.Builder
-	fmt.Fprintf(&b, "description: PCIe fabric, %d x L40S without NVLink, %d NUMA nodes, 2 host bridges and 8 switches each\n",
+	fmt.Fprintf(&b,
+		"description: PCIe fabric, %d x L40S without NVLink, %d NUMA nodes, 2 host bridges and 8 switches each\n",
 		sockets*fabricSocket, sockets)
 	b.WriteString(`models:
   l40s:

@@ -82,8 +82,9 @@ func parseMachine(name string, data []byte) (*Machine, error) {
 		return nil, errors.New("the file is empty")
 	}
 	b := &builder{
-		machine: &Machine{Name: name, Description: f.Description, Driver: f.Driver, CPUs: f.NUMA, source: bytes.Clone(data)},
-		file:    &f, lines: lineNumbers(data),
+		machine: &Machine{Name: name, Description: f.Description, Driver: f.Driver, CPUs: f.NUMA,
+			source: bytes.Clone(data)},
+		file: &f, lines: lineNumbers(data),
 	}
 	b.build()
 	if len(b.problems) > 0 {
@@ -172,7 +173,8 @@ const maxName = 95
 // architectures maps names to NVML_DEVICE_ARCH_*, brands to NVML_BRAND_*.
 var (
 	architectures = map[string]int{"volta": 5, "turing": 6, "ampere": 7, "ada": 8, "hopper": 9, "blackwell": 10}
-	brands        = map[string]int{"quadro": 1, "tesla": 2, "geforce": 5, "quadro-rtx": 12, "nvidia-rtx": 13, "nvidia": 14}
+	brands        = map[string]int{"quadro": 1, "tesla": 2, "geforce": 5, "quadro-rtx": 12, "nvidia-rtx": 13,
+		"nvidia": 14}
 )
 
 var (
@@ -212,7 +214,8 @@ func (b *builder) model(path string, f modelFile) Model {
 	if f.MIG != "" {
 		b.oneOf(path+".mig", f.MIG, slices.Sorted(maps.Keys(migTables)))
 	}
-	if f.Name == "" || len(f.Name) > maxName || strings.ContainsFunc(f.Name, func(r rune) bool { return r > unicode.MaxASCII || !unicode.IsPrint(r) }) {
+	if f.Name == "" || len(f.Name) > maxName ||
+		strings.ContainsFunc(f.Name, func(r rune) bool { return r > unicode.MaxASCII || !unicode.IsPrint(r) }) {
 		b.addProblem(path+".name", "want 1 to %d printable ASCII characters", maxName)
 	}
 	if !computePattern.MatchString(f.Compute) {

@@ -103,7 +103,8 @@ func partition(g *GPU, names []string) ([]MIGDevice, error) {
 		return nil, fmt.Errorf("GPU %d (%s) has no MIG", g.Index, g.Name)
 	}
 	if g.Minor >= capGPUs {
-		return nil, fmt.Errorf("GPU %d has the minor %d; the driver has capabilities for 0 to %d only", g.Index, g.Minor, capGPUs-1)
+		return nil, fmt.Errorf("GPU %d has the minor %d; the driver has capabilities for 0 to %d only", g.Index,
+			g.Minor, capGPUs-1)
 	}
 	instances, err := parseProfiles(table, names)
 	if err != nil {

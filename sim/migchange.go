@@ -46,7 +46,8 @@ func (n *Node) DisableMIG(gpu int) error {
 func (n *Node) changeMIG(g *GPU) error {
 	err := n.updateState(func(records []record) ([]record, error) {
 		records = without(records, func(r record) bool { return isMIG(r, g.Index) })
-		records = append(records, newRecord("gpu", "index", g.Index, "mig", g.MIGMode), newRecord("clearmig", "gpu", g.Index))
+		records = append(records, newRecord("gpu", "index", g.Index, "mig", g.MIGMode),
+			newRecord("clearmig", "gpu", g.Index))
 		return append(records, describeMIG(g.Index, g.MIG)...), nil
 	})
 	if err != nil {

@@ -45,7 +45,8 @@ func (p plan) addGPU(m *Machine, g *GPU, i int) {
 	for _, bridge := range g.Upstream[1:] {
 		dir += "/" + bridge
 		p.addPCI(dir, pciDevice{
-			bus: bridge, id: 0xc0101000, subsystem: 0xa0961000, class: 0x060400, numa: g.NUMANode, driver: "pcieport", cpus: cpus,
+			bus: bridge, id: 0xc0101000, subsystem: 0xa0961000, class: 0x060400, numa: g.NUMANode,
+			driver: "pcieport", cpus: cpus,
 		})
 	}
 	dir += "/" + g.Bus

@@ -25,10 +25,10 @@ func (a *app) createCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create DIR --machine NAME|FILE",
 		Short: "Make a simulated node",
-		Long: `Makes a simulated node in a new directory and prints the directory or, with -o, what show prints. The machine is one of
-` + "`gpu-sim list-machines`" + `, or a file of your own, whose name has a slash or ends in .yaml. A machine pcie-fabric-N
-is generated: N GPUs (a multiple of 16, at most 128) behind PCIe switches, with 16 GPUs, two host bridges and eight
-switches on each NUMA node.
+		Long: `Makes a simulated node in a new directory and prints the directory or, with -o, what show prints. The
+machine is one of ` + "`gpu-sim list-machines`" + `, or a file of your own, whose name has a slash or ends in
+.yaml. A machine pcie-fabric-N is generated: N GPUs (a multiple of 16, at most 128) behind PCIe switches, with 16
+GPUs, two host bridges and eight switches on each NUMA node.
 
 The library is compiled on the first use, with $CC or cc, into the user's cache directory. Device nodes have the numbers
 of real ones, but no driver serves them; to make them takes root (CAP_MKNOD).`,
@@ -38,24 +38,31 @@ of real ones, but no driver serves them; to make them takes root (CAP_MKNOD).`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
 		Args:              oneDir,
 		ValidArgsFunction: completeDirs,
-		RunE:              func(cmd *cobra.Command, args []string) error { return a.create(cmd.Context(), args[0], opts, out) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.create(cmd.Context(), args[0], opts, out)
+		},
 	}
 	f := cmd.Flags()
 	f.StringVarP(&opts.Machine, "machine", "m", "", "`name` or file of the machine")
-	f.StringVar(&opts.Driver, "driver", "", "`version` of the driver (default: the machine's, usually "+sim.DefaultDriver+")")
-	f.StringVar(&opts.LibDir, "lib-dir", "", "`directory` of the libraries in the node (default: Debian's multiarch directory)")
+	f.StringVar(&opts.Driver, "driver", "",
+		"`version` of the driver (default: the machine's, usually "+sim.DefaultDriver+")")
+	f.StringVar(&opts.LibDir, "lib-dir", "",
+		"`directory` of the libraries in the node (default: Debian's multiarch directory)")
 	f.StringSliceVar(&opts.Extras, "extras", nil, "`list` of devices besides GPUs: "+strings.Join(sim.Extras(), ", "))
 	f.BoolVar(&opts.Force, "force", false, "replace the simulated node in DIR")
-	f.BoolVar(&opts.PlainNodes, "plain-nodes", false, "make regular files instead of device nodes: needs no root, and no container can use them")
+	f.BoolVar(&opts.PlainNodes, "plain-nodes", false,
+		"make regular files instead of device nodes: needs no root, and no container can use them")
 	out.addFlag(cmd, directory, table, asJSON)
 	_ = cmd.RegisterFlagCompletionFunc("machine", completeMachines)
-	_ = cmd.RegisterFlagCompletionFunc("extras", cobra.FixedCompletions(sim.Extras(), cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("extras",
+		cobra.FixedCompletions(sim.Extras(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
 func (a *app) create(ctx context.Context, dir string, opts createOptions, out format) error {
 	if opts.Machine == "" {
-		return exit.With(exit.Usage, "", errors.New("--machine is missing; there are "+strings.Join(sim.Machines(), ", ")))
+		return exit.With(exit.Usage, "",
+			errors.New("--machine is missing; there are "+strings.Join(sim.Machines(), ", ")))
 	}
 	m, err := sim.LoadMachine(opts.Machine)
 	if err != nil {

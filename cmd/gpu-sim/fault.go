@@ -29,8 +29,8 @@ func (a *app) faultCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fault",
 		Short: "Add or clear faults of a simulated node",
-		Long: `Changes a simulated node while programs use it. They see the fault on their next call of the library. Faults last until
-they are cleared. A fault of the same kind for the same GPU or function replaces an earlier one.`,
+		Long: `Changes a simulated node while programs use it. They see the fault on their next call of the library. Faults
+last until they are cleared. A fault of the same kind for the same GPU or function replaces an earlier one.`,
 		Example: `  gpu-sim fault /tmp/node lost --gpu 3
   gpu-sim fault /tmp/node hang --function nvmlDeviceGetTemperature
   gpu-sim fault /tmp/node clear`,
@@ -108,7 +108,7 @@ func failCommand() *cobra.Command {
 	var function, result string
 	gpu := sim.AnyGPU
 	cmd := faultVerb("fail", " --function NAME --return RESULT [--gpu N]", "Make a function of the library fail",
-		"The function returns an nvmlReturn_t: a number, or one of "+strings.Join(resultNames(), ", ")+".", 0,
+		"The function returns an nvmlReturn_t: a number, or one of\n"+wrapNames(resultNames())+".", 0,
 		func(n *sim.Node, _ []string) error {
 			value, err := parseResult(result)
 			if err != nil {
@@ -137,6 +137,15 @@ func addCall(cmd *cobra.Command, function *string, gpu *int) {
 	cmd.Flags().StringVar(function, "function", "", "`name` of the function, such as nvmlDeviceGetUUID, or * for all")
 	cmd.Flags().IntVar(gpu, "gpu", sim.AnyGPU, "`index` of the GPU whose calls are affected; -1 is any call")
 	_ = cmd.MarkFlagRequired("function")
+}
+
+// wrapNames joins names with commas, in lines of at most six.
+func wrapNames(names []string) string {
+	var lines []string
+	for line := range slices.Chunk(names, 6) {
+		lines = append(lines, strings.Join(line, ", "))
+	}
+	return strings.Join(lines, ",\n")
 }
 
 func resultNames() []string { return slices.Sorted(maps.Keys(results)) }
@@ -170,8 +179,8 @@ func migCommand() *cobra.Command {
 	var gpu int
 	var off bool
 	cmd := needGPU(faultVerb("mig", " --gpu N (--profiles LIST | --off)", "Change the MIG devices of a GPU",
-		`Turns MIG mode on and makes the instances of the profiles, in the library, /dev and /proc; an empty list makes none.
-A profile is a GPU instance profile ("3g.40gb"), or a compute instance profile ("1c.3g.40gb", which share a GPU instance
+		`Turns MIG mode on and makes the instances of the profiles, in the library, /dev and /proc; an empty list makes
+none. A profile is a GPU instance profile ("3g.40gb"), or a compute instance profile ("1c.3g.40gb", which share a GPU instance
 while it has room), and may name the memory slice where the instance begins ("3g.40gb@4"). If the profiles do not fit
 on the GPU together, nothing changes.`, 0,
 		func(n *sim.Node, _ []string) error {

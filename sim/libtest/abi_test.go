@@ -80,7 +80,8 @@ func layoutProgram(t *testing.T) []byte {
 			if m := typeLine.FindStringSubmatch(line); m != nil {
 				fmt.Fprintf(&b, "printf(\"sizeof %[1]s %%zu\\n\", sizeof(%[1]s));\n", m[1])
 				for _, field := range fields {
-					fmt.Fprintf(&b, "printf(\"%[1]s.%[2]s %%zu %%zu\\n\", offsetof(%[1]s, %[2]s), sizeof(((%[1]s *)0)->%[2]s));\n", m[1], field)
+					fmt.Fprintf(&b,
+						"printf(\"%[1]s.%[2]s %%zu %%zu\\n\", offsetof(%[1]s, %[2]s), sizeof(((%[1]s *)0)->%[2]s));\n", m[1], field)
 				}
 				fields = nil
 			} else if m := enumLine.FindStringSubmatch(line); m != nil {
@@ -130,7 +131,8 @@ func TestExports(t *testing.T) {
 	for _, m := range declared.FindAllStringSubmatch(string(header), -1) {
 		want = append(want, m[1])
 	}
-	if n := strings.Count(string(header), ") DECLDIR") + strings.Count(string(header), "nvmlReturn_t DECLDIR"); len(want) < n {
+	if n := strings.Count(string(header), ") DECLDIR") +
+		strings.Count(string(header), "nvmlReturn_t DECLDIR"); len(want) < n {
 		t.Errorf("%d functions found in a header with at least %d declarations", len(want), n)
 	}
 	slices.Sort(want)

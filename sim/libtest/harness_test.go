@@ -91,7 +91,9 @@ func (f *flavour) compile() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	library := []string{"-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,-z,now", "-o", dir + "/libnvidia-ml.so"}
+	library := []string{
+		"-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,-z,now", "-o", dir + "/libnvidia-ml.so",
+	}
 	library = slices.Concat(warnings, f.flags, library, librarySources(), []string{"-lpthread", "-ldl"})
 	probe := slices.Concat([]string{
 		"-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations",
@@ -100,7 +102,9 @@ func (f *flavour) compile() (string, error) {
 		f.flags, probes, []string{"-lpthread", "-ldl"})
 	err = errors.Join(cc(library...), cc(probe...))
 	for source, name := range programs {
-		err = errors.Join(err, cc(slices.Concat(warnings, f.flags, []string{"-o", filepath.Join(dir, name), "../lib/" + source, "-ldl"})...))
+		err = errors.Join(err,
+			cc(slices.Concat(warnings, f.flags,
+				[]string{"-o", filepath.Join(dir, name), "../lib/" + source, "-ldl"})...))
 	}
 	return dir, err
 }

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-const machineLine = "machine name=test driver=580.126.09 kernel=580.126.09 cuda=13000 nvml=13.580.126.09 libdir=" + libDir
+const machineLine = "machine name=test driver=580.126.09 kernel=580.126.09 cuda=13000 nvml=13.580.126.09 libdir=" +
+	libDir
 
 func gpuLine(index, minor int, bus string, numa int, mig string) string {
 	return fmt.Sprintf("gpu index=%d uuid=GPU-%08x-0000-4000-8000-%012x name=NVIDIA%%20H100%%2080GB%%20HBM3 minor=%d "+

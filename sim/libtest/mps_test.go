@@ -58,7 +58,8 @@ func (m *mps) command(name string, args ...string) *exec.Cmd {
 	dir := m.node.flavour.dir(m.t)
 	cmd := exec.Command(filepath.Join(dir, name), args...)
 	cmd.Env = append(os.Environ(), "TZ=UTC", "PATH="+dir+":"+os.Getenv("PATH"), "CUDA_VISIBLE_DEVICES="+m.visible,
-		"LD_LIBRARY_PATH="+filepath.Dir(m.node.library), "CUDA_MPS_PIPE_DIRECTORY="+m.pipe, "CUDA_MPS_LOG_DIRECTORY="+m.logs)
+		"LD_LIBRARY_PATH="+filepath.Dir(m.node.library),
+		"CUDA_MPS_PIPE_DIRECTORY="+m.pipe, "CUDA_MPS_LOG_DIRECTORY="+m.logs)
 	return cmd
 }
 
@@ -102,29 +103,36 @@ func finish(t *testing.T, cmd *exec.Cmd) (int, string) {
 func TestMPSCommands(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ commands, want, log string }{
-		"an idle daemon has no server":             {"get_server_list", "", ""},
-		"all threads are the default":              {"get_default_active_thread_percentage", "100.0\n", ""},
-		"a percentage is printed":                  {"set_default_active_thread_percentage 25\nget_default_active_thread_percentage", "25.0\n25.0\n", ""},
-		"more than 100 % change nothing":           {"set_default_active_thread_percentage 101", "100.0\n", "Invalid percentage, expected between (0.0, 100.0]"},
-		"no percentage changes nothing":            {"set_default_active_thread_percentage", "100.0\n", "Invalid percentage"},
-		"there is no default memory limit":         {"get_default_device_pinned_mem_limit 0", "", "No default pinned memory limit set for the device!"},
-		"a memory limit in gigabytes":              {"set_default_device_pinned_mem_limit 0 2G\nget_default_device_pinned_mem_limit 0", "2G\n", ""},
-		"whole gigabytes are printed as such":      {"set_default_device_pinned_mem_limit 0 20480M\nget_default_device_pinned_mem_limit 0", "20G\n", ""},
-		"a part of a gigabyte is not printed":      {"set_default_device_pinned_mem_limit 0 1500M\nget_default_device_pinned_mem_limit 0", "1G\n", ""},
-		"less than a gigabyte is in megabytes":     {"set_default_device_pinned_mem_limit 0 1000M\nget_default_device_pinned_mem_limit 0", "1000M\n", ""},
-		"a limit of a UUID is not stored":          {"set_default_device_pinned_mem_limit " + firstGPU + " 2G\nget_default_device_pinned_mem_limit 0", "", ""},
-		"each device has its own limit":            {"set_default_device_pinned_mem_limit 5 2G\nget_default_device_pinned_mem_limit 0", "", ""},
-		"clients of a server that is absent":       {"get_client_list 1", "Server 1 not found\n", ""},
-		"clients of no server":                     {"get_client_list", "Server 0 not found\n", ""},
-		"the limit of an absent server":            {"set_device_pinned_mem_limit 1 0 2G", "Server 1 not found\n", ""},
-		"the threads of an absent server":          {"get_active_thread_percentage 1", "Server 1 not found\n", ""},
-		"the status of an absent server":           {"get_server_status 1", "Server 1 not found\n", ""},
-		"no devices are in use":                    {"get_device_client_list", "", ""},
-		"a server needs a user":                    {"start_server", "A user id (UID) is required to start a new server\n", ""},
-		"a user is a number":                       {"start_server -uid x", "A user id (UID) is required to start a new server\n", ""},
-		"an unknown command is named":              {"nonsense 1 2", "Unknown command \"nonsense\"\n", ""},
-		"an empty line is an unknown command":      {"", "Unknown command \"\"\n", ""},
-		"a command is not the beginning of a word": {"get_server_listing", "Unknown command \"get_server_listing\"\n", ""},
+		"an idle daemon has no server": {"get_server_list", "", ""},
+		"all threads are the default":  {"get_default_active_thread_percentage", "100.0\n", ""},
+		"a percentage is printed":      {"set_default_active_thread_percentage 25\nget_default_active_thread_percentage", "25.0\n25.0\n", ""},
+		"more than 100 % change nothing": {"set_default_active_thread_percentage 101", "100.0\n",
+			"Invalid percentage, expected between (0.0, 100.0]"},
+		"no percentage changes nothing": {"set_default_active_thread_percentage", "100.0\n",
+			"Invalid percentage"},
+		"there is no default memory limit": {"get_default_device_pinned_mem_limit 0", "",
+			"No default pinned memory limit set for the device!"},
+		"a memory limit in gigabytes":          {"set_default_device_pinned_mem_limit 0 2G\nget_default_device_pinned_mem_limit 0", "2G\n", ""},
+		"whole gigabytes are printed as such":  {"set_default_device_pinned_mem_limit 0 20480M\nget_default_device_pinned_mem_limit 0", "20G\n", ""},
+		"a part of a gigabyte is not printed":  {"set_default_device_pinned_mem_limit 0 1500M\nget_default_device_pinned_mem_limit 0", "1G\n", ""},
+		"less than a gigabyte is in megabytes": {"set_default_device_pinned_mem_limit 0 1000M\nget_default_device_pinned_mem_limit 0", "1000M\n", ""},
+		"a limit of a UUID is not stored": {"set_default_device_pinned_mem_limit " + firstGPU +
+			" 2G\nget_default_device_pinned_mem_limit 0", "", ""},
+		"each device has its own limit":      {"set_default_device_pinned_mem_limit 5 2G\nget_default_device_pinned_mem_limit 0", "", ""},
+		"clients of a server that is absent": {"get_client_list 1", "Server 1 not found\n", ""},
+		"clients of no server":               {"get_client_list", "Server 0 not found\n", ""},
+		"the limit of an absent server":      {"set_device_pinned_mem_limit 1 0 2G", "Server 1 not found\n", ""},
+		"the threads of an absent server":    {"get_active_thread_percentage 1", "Server 1 not found\n", ""},
+		"the status of an absent server":     {"get_server_status 1", "Server 1 not found\n", ""},
+		"no devices are in use":              {"get_device_client_list", "", ""},
+		"a server needs a user": {"start_server",
+			"A user id (UID) is required to start a new server\n", ""},
+		"a user is a number": {"start_server -uid x",
+			"A user id (UID) is required to start a new server\n", ""},
+		"an unknown command is named":         {"nonsense 1 2", "Unknown command \"nonsense\"\n", ""},
+		"an empty line is an unknown command": {"", "Unknown command \"\"\n", ""},
+		"a command is not the beginning of a word": {"get_server_listing", "Unknown command \"get_server_listing\"\n",
+			""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -134,7 +142,8 @@ func TestMPSCommands(t *testing.T) {
 			if diff := cmp.Diff(test.want, out); diff != "" || status != 0 {
 				t.Errorf("status %d, output (-want +got):\n%s", status, diff)
 			}
-			if log := m.log("control.log"); !strings.Contains(log, test.log) || !strings.Contains(log, "Cmd:"+strings.Split(test.commands, "\n")[0]+"\n") {
+			if log := m.log("control.log"); !strings.Contains(log, test.log) ||
+				!strings.Contains(log, "Cmd:"+strings.Split(test.commands, "\n")[0]+"\n") {
 				t.Errorf("control.log lacks the command or %q:\n%s", test.log, log)
 			}
 		})
@@ -156,7 +165,8 @@ func TestMPSDaemonFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name, _ := os.ReadFile("/proc/" + strings.TrimSpace(string(pid)) + "/comm"); !strings.HasPrefix("nvidia-cuda-mps-control\n", strings.TrimSpace(string(name))) {
+	name, _ := os.ReadFile("/proc/" + strings.TrimSpace(string(pid)) + "/comm")
+	if !strings.HasPrefix("nvidia-cuda-mps-control\n", strings.TrimSpace(string(name))) {
 		t.Errorf("the pid file names process %s, which is %q", pid, name)
 	}
 	if status, out := m.control("quit"); status != 0 || out != "" {
@@ -212,7 +222,8 @@ func TestMPSOneDaemon(t *testing.T) {
 		t.Errorf("a new one: status %d\n%s", status, out)
 	}
 	none := m.withPipe(filepath.Join(m.pipe, "none"))
-	if status, out := finish(t, none.command("nvidia-cuda-mps-control", "-f")); status != 1 || out != "Cannot access CUDA_MPS_PIPE_DIRECTORY="+none.pipe+"\n" {
+	if status, out := finish(t, none.command("nvidia-cuda-mps-control", "-f")); status != 1 ||
+		out != "Cannot access CUDA_MPS_PIPE_DIRECTORY="+none.pipe+"\n" {
 		t.Errorf("no pipe directory: status %d\n%s", status, out)
 	}
 	long := m.withPipe(filepath.Join(t.TempDir(), strings.Repeat("x", 110)))
@@ -276,7 +287,8 @@ func TestMPSForeground(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("daemon: %v", err)
 	}
-	for _, line := range []string{"Starting control daemon using socket " + m.pipe + "/control\n", "Starting new server ", "Server has started\n", "Exit with status 0\n"} {
+	for _, line := range []string{"Starting control daemon using socket " + m.pipe + "/control\n",
+		"Starting new server ", "Server has started\n", "Exit with status 0\n"} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("the daemon did not print %q:\n%s", line, out.String())
 		}
@@ -328,7 +340,8 @@ var serverID = regexp.MustCompile(`server=\d+`)
 func withoutPID(out string) string { return serverID.ReplaceAllString(out, "server=N") }
 
 func clientOutput(threads string, limit int) string {
-	return fmt.Sprintf("server=N active_thread_percentage=%s\ndevice=0 uuid=%s pinned_mem_limit=%d\n", threads, firstGPU, limit)
+	return fmt.Sprintf("server=N active_thread_percentage=%s\ndevice=0 uuid=%s pinned_mem_limit=%d\n", threads,
+		firstGPU, limit)
 }
 
 func TestMPSClients(t *testing.T) {
@@ -346,9 +359,10 @@ func TestMPSClients(t *testing.T) {
 	server := strings.TrimSpace(servers)
 	pids := fmt.Sprintf("%d\n%d\n", first.cmd.Process.Pid, second.cmd.Process.Pid)
 	for command, want := range map[string]string{
-		"get_client_list " + server:        pids,
-		"get_server_status " + server:      "ACTIVE\n",
-		"get_device_client_list":           strings.ReplaceAll("\n"+pids, "\n", "\n"+firstGPU+" ")[1 : 2*len(firstGPU)+len(pids)+3],
+		"get_client_list " + server:   pids,
+		"get_server_status " + server: "ACTIVE\n",
+		"get_device_client_list": strings.ReplaceAll("\n"+pids, "\n",
+			"\n"+firstGPU+" ")[1 : 2*len(firstGPU)+len(pids)+3],
 		"get_device_client_list 1":         "",
 		"start_server -uid " + currentID(): "",
 	} {
@@ -444,10 +458,12 @@ func TestMPSDevices(t *testing.T) {
 			if status != test.status || (status != 0) != strings.Contains(out, "MPS error 807") {
 				t.Errorf("client: status %d, want %d\n%s", status, test.status, out)
 			}
-			m.eventually("the server logged the reason", func() bool { return strings.Contains(m.log("server.log"), test.log) })
+			m.eventually("the server logged the reason",
+				func() bool { return strings.Contains(m.log("server.log"), test.log) })
 			if test.status != 0 {
 				m.control("start_server -uid " + currentID())
-				m.eventually("the log has both exits", func() bool { return strings.Count(m.log("control.log"), " exited with status 1\n") == 2 })
+				m.eventually("the log has both exits",
+					func() bool { return strings.Count(m.log("control.log"), " exited with status 1\n") == 2 })
 			}
 		})
 	}
@@ -498,7 +514,8 @@ func TestMPSUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.eventually("the other client waits", func() bool {
-		return strings.Contains(m.log("control.log"), "from user 65534: Server is not ready, push client to pending list")
+		return strings.Contains(m.log("control.log"),
+			"from user 65534: Server is not ready, push client to pending list")
 	})
 	if out() != "" {
 		t.Errorf("the other client did not wait:\n%s", out())
@@ -509,7 +526,8 @@ func TestMPSUsers(t *testing.T) {
 	if err := other.Wait(); err != nil {
 		t.Errorf("the other client: %v\n%s%s", err, out(), m.log("server.log"))
 	}
-	starts := regexp.MustCompile(`Starting new server \d+ for user (\d+)`).FindAllStringSubmatch(m.log("control.log"), -1)
+	starts := regexp.MustCompile(`Starting new server \d+ for user (\d+)`).FindAllStringSubmatch(m.log("control.log"),
+		-1)
 	users := slices.Collect(func(yield func(string) bool) {
 		for _, s := range starts {
 			yield(s[1])

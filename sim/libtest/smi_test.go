@@ -41,26 +41,28 @@ func TestSMI(t *testing.T) {
 		args   string
 		status int
 	}{
-		"summary":            {"", "", 0},
-		"summary, one lost":  {"fault gpu=1 kind=lost\n", "", 15},
-		"list":               {"", "-L", 0},
-		"list, long option":  {"", "--list-gpus", 0},
-		"list, one lost":     {"fault gpu=1 kind=lost\n", "-L", 15},
-		"list, one unknown":  {"fault gpu=2 function=nvmlDeviceGetHandleByIndex return=999\n", "-L", 255},
-		"list, one gone":     {"fault gpu=0 kind=gone\n", "-L", 0},
-		"list, none":         {"fault gpu=0 kind=gone\nfault gpu=1 kind=gone\nfault gpu=2 kind=gone\nfault gpu=3 kind=gone\n", "-L", 6},
-		"query":              {"", "--query-gpu=index,uuid,name,pci.bus_id,memory.total,driver_version,mig.mode.current --format=csv", 0},
+		"summary":           {"", "", 0},
+		"summary, one lost": {"fault gpu=1 kind=lost\n", "", 15},
+		"list":              {"", "-L", 0},
+		"list, long option": {"", "--list-gpus", 0},
+		"list, one lost":    {"fault gpu=1 kind=lost\n", "-L", 15},
+		"list, one unknown": {"fault gpu=2 function=nvmlDeviceGetHandleByIndex return=999\n", "-L", 255},
+		"list, one gone":    {"fault gpu=0 kind=gone\n", "-L", 0},
+		"list, none":        {"fault gpu=0 kind=gone\nfault gpu=1 kind=gone\nfault gpu=2 kind=gone\nfault gpu=3 kind=gone\n", "-L", 6},
+		"query": {"",
+			"--query-gpu=index,uuid,name,pci.bus_id,memory.total,driver_version,mig.mode.current --format=csv", 0},
 		"query without more": {"", "--query-gpu=index,memory.total,mig.mode.current --format=csv,noheader,nounits", 0},
-		"query of all":       {"", "--query-gpu=gpu_name,gpu_uuid,gpu_bus_id,count,serial,vbios_version,memory.free,memory.used,compute_cap,temperature.gpu,utilization.gpu,power.draw,power.limit,ecc.errors.uncorrected.volatile.total --format=csv", 0},
-		"query, one lost":    {"fault gpu=1 kind=lost\n", "--query-gpu=index,uuid --format=csv", 15},
-		"query of nonsense":  {"", "--query-gpu=index,nonsense --format=csv", 2},
-		"query, no format":   {"", "--query-gpu=index", 2},
-		"query, wrong form":  {"", "--query-gpu=index --format=xml", 2},
-		"wrong option":       {"", "--nonsense", 2},
-		"help":               {"", "--help", 0},
-		"driver not loaded":  {"fault function=nvmlInit return=9\n", "", 9},
-		"version mismatch":   {"machine kernel=575.57.08\n", "-L", 18},
-		"no permission":      {"fault function=nvmlInit return=4\n", "-L", 4},
+		"query of all": {"",
+			"--query-gpu=gpu_name,gpu_uuid,gpu_bus_id,count,serial,vbios_version,memory.free,memory.used,compute_cap,temperature.gpu,utilization.gpu,power.draw,power.limit,ecc.errors.uncorrected.volatile.total --format=csv", 0},
+		"query, one lost":   {"fault gpu=1 kind=lost\n", "--query-gpu=index,uuid --format=csv", 15},
+		"query of nonsense": {"", "--query-gpu=index,nonsense --format=csv", 2},
+		"query, no format":  {"", "--query-gpu=index", 2},
+		"query, wrong form": {"", "--query-gpu=index --format=xml", 2},
+		"wrong option":      {"", "--nonsense", 2},
+		"help":              {"", "--help", 0},
+		"driver not loaded": {"fault function=nvmlInit return=9\n", "", 9},
+		"version mismatch":  {"machine kernel=575.57.08\n", "-L", 18},
+		"no permission":     {"fault function=nvmlInit return=4\n", "-L", 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -88,7 +90,8 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", "smi", strings.NewReplacer(", ", "-", " ", "-").Replace(name)+".txt")
 	if *update {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(got), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(got), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}

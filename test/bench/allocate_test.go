@@ -92,7 +92,9 @@ func preferred(p *plugin, n int) call {
 		shuffled := slices.Clone(ids)
 		rand.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
 		_, err := p.client.GetPreferredAllocation(p.t.Context(), &v1beta1.PreferredAllocationRequest{
-			ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: shuffled, AllocationSize: int32(n)}},
+			ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
+				{AvailableDeviceIDs: shuffled, AllocationSize: int32(n)},
+			},
 		})
 		return err
 	}}

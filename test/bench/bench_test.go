@@ -84,7 +84,8 @@ func floorProgram(t testing.TB, n *sim.Node) (program, library string) {
 	t.Helper()
 	program = filepath.Join(t.TempDir(), "floor")
 	env := append(os.Environ(), "CGO_CFLAGS=-Wno-deprecated-declarations", "CGO_LDFLAGS=-Wl,-z,lazy")
-	proc.Must(t, 0, proc.Cmd{Args: []string{"go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./floor"}, Env: env})
+	proc.Must(t, 0,
+		proc.Cmd{Args: []string{"go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./floor"}, Env: env})
 	h, err := host.New(n.Root(), "", "")
 	if err != nil {
 		t.Fatal(err)

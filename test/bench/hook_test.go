@@ -103,7 +103,8 @@ func peerSpec(b *testing.B, n *suite.Node) (dir string) {
 	b.Helper()
 	inside := suite.Install(b, n.Root(), shared.Peer(b, "nvidia-ctk"))
 	var spec cdispecs.Spec
-	if err := json.Unmarshal([]byte(inside("nvidia-ctk", "cdi", "generate", "--format=json").Stdout), &spec); err != nil {
+	printed := inside("nvidia-ctk", "cdi", "generate", "--format=json").Stdout
+	if err := json.Unmarshal([]byte(printed), &spec); err != nil {
 		b.Fatalf("read nvidia-ctk's spec: %v", err)
 	}
 	hook := shared.Peer(b, "nvidia-cdi-hook")

@@ -32,7 +32,8 @@ func TestPeerDoesTheSameWork(t *testing.T) {
 }
 
 func sorted(list []*v1beta1.Device) []*v1beta1.Device {
-	return slices.SortedFunc(slices.Values(list), func(a, b *v1beta1.Device) int { return strings.Compare(a.GetID(), b.GetID()) })
+	return slices.SortedFunc(slices.Values(list),
+		func(a, b *v1beta1.Device) int { return strings.Compare(a.GetID(), b.GetID()) })
 }
 
 // allocated are the names, without the kind, of the CDI devices in the response to Allocate.

@@ -47,7 +47,8 @@ type plugin struct {
 func newPlugins(t testing.TB, node *sim.Node) []*plugin {
 	t.Helper()
 	// The node's /proc has the driver's files only; processes need themselves there too.
-	if err := os.Symlink("/run/proc/self", filepath.Join(node.Root(), "proc/self")); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Symlink("/run/proc/self", filepath.Join(node.Root(), "proc/self")); err != nil &&
+		!errors.Is(err, fs.ErrExist) {
 		t.Fatal(err)
 	}
 	theirs := shared.NodePeer(t, "nvidia-device-plugin")
@@ -68,8 +69,9 @@ func newPlugin(t testing.TB, node *sim.Node, prefix, program string, args ...str
 		t.Fatal(err)
 	}
 	p := &plugin{
-		t: t, prefix: prefix, program: program, machine: node.Machine(), state: t.TempDir(), log: log, kubelet: kubelettest.New(t),
-		cmd: proc.Cmd{Args: args, Dir: "/", Env: []string{"PATH=/usr/sbin:/usr/bin"}, Chroot: node.Root()},
+		t: t, prefix: prefix, program: program, machine: node.Machine(), state: t.TempDir(), log: log,
+		kubelet: kubelettest.New(t),
+		cmd:     proc.Cmd{Args: args, Dir: "/", Env: []string{"PATH=/usr/sbin:/usr/bin"}, Chroot: node.Root()},
 	}
 	if err := os.Chmod(p.state, 0o755); err != nil {
 		t.Fatal(err)
@@ -100,7 +102,8 @@ func (p *plugin) start() (registered time.Duration) {
 		}
 		cmd := p.cmd
 		if p.cgroup != "" {
-			cmd.Args = append([]string{"/usr/bin/sh", "-c", `echo $$ >/run/cgroup/cgroup.procs && exec "$@"`, "sh"}, cmd.Args...)
+			cmd.Args = append([]string{"/usr/bin/sh", "-c", `echo $$ >/run/cgroup/cgroup.procs && exec "$@"`, "sh"},
+				cmd.Args...)
 		}
 		var err error
 		p.begun = time.Now()
@@ -118,7 +121,8 @@ func (p *plugin) start() (registered time.Duration) {
 func (p *plugin) awaitRegistration(begin time.Time) time.Duration {
 	p.t.Helper()
 	e := p.kubelet.WaitFor(resource, func(list []*v1beta1.Device) bool { return len(list) == len(p.machine.GPUs) })
-	p.devices, p.client, p.socket = p.kubelet.Devices(resource), e.Client, filepath.Join(p.kubelet.Dir, e.Request.GetEndpoint())
+	p.devices, p.client = p.kubelet.Devices(resource), e.Client
+	p.socket = filepath.Join(p.kubelet.Dir, e.Request.GetEndpoint())
 	return p.kubelet.Asked().Sub(begin)
 }
 

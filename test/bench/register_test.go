@@ -20,7 +20,10 @@ func BenchmarkStart(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			n := node(b)
 			program, library := floorProgram(b, n)
-			all := []*contender{{name: "a Go program that opens NVML", prefix: floor, run: commandRun(b, proc.Cmd{Args: []string{program, library}})}}
+			all := []*contender{{
+				name: "a Go program that opens NVML", prefix: floor,
+				run: commandRun(b, proc.Cmd{Args: []string{program, library}}),
+			}}
 			for _, p := range newPlugins(b, n) {
 				all = append(all, &contender{
 					name: p.cmd.Args[0], prefix: p.prefix,

@@ -101,7 +101,8 @@ func checkAccess(t *testing.T, e engine.Engine, n *suite.Node, nodes []node, dev
 	for i, d := range nodes {
 		fmt.Fprintf(&script, "mknod /dev/own%d c %d %d || exit\n(: <>/dev/own%d) 2>&1\n", i, d.major, d.minor, i)
 	}
-	res := run(t, e, n, engine.Container{Image: image.Static, Mknod: true, Args: []string{"sh", "-c", script.String()}}, devices...)
+	c := engine.Container{Image: image.Static, Mknod: true, Args: []string{"sh", "-c", script.String()}}
+	res := run(t, e, n, c, devices...)
 	lines := strings.Split(strings.TrimSuffix(res.Stdout, "\n"), "\n")
 	if len(lines) != len(nodes) {
 		t.Fatalf("want a line for each of %d nodes, got %v", len(nodes), res)

@@ -21,7 +21,8 @@ func TestHardening(t *testing.T) {
 			t.Error("the program has text relocations")
 		}
 		// NVML's library is loaded later, so its functions must be bound at the first call.
-		if flags(t, f, elf.DT_FLAGS)&uint64(elf.DF_BIND_NOW) != 0 || flags(t, f, elf.DT_FLAGS_1)&uint64(elf.DF_1_NOW) != 0 {
+		if flags(t, f, elf.DT_FLAGS)&uint64(elf.DF_BIND_NOW) != 0 ||
+			flags(t, f, elf.DT_FLAGS_1)&uint64(elf.DF_1_NOW) != 0 {
 			t.Error("the loader would bind all functions at the start")
 		}
 		proc.Must(t, 0, proc.Cmd{Args: []string{path, "version"}})

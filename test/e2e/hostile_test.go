@@ -19,20 +19,21 @@ func TestHostileCache(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "workstation")
 	want := requests(t, n)["all"]
-	for name, spoil := range map[string]func(t *testing.T, cache, outside string) error{
-		"a FIFO, which blocks on open": func(_ *testing.T, cache, _ string) error { return unix.Mkfifo(cache, 0o644) },
-		"a device": func(_ *testing.T, cache, _ string) error {
-			return unix.Mknod(cache, unix.S_IFCHR|0o644, int(unix.Mkdev(1, 5)))
+	cache := halfCache(t)
+	for name, spoil := range map[string]func(path, outside string) error{
+		"a FIFO, which blocks on open": func(path, _ string) error { return unix.Mkfifo(path, 0o644) },
+		"a device": func(path, _ string) error {
+			return unix.Mknod(path, unix.S_IFCHR|0o644, int(unix.Mkdev(1, 5)))
 		},
-		"a directory":            func(_ *testing.T, cache, _ string) error { return os.Mkdir(cache, 0o755) },
-		"a link out of the root": func(_ *testing.T, cache, outside string) error { return os.Symlink(outside, cache) },
-		"a link up and out of the root": func(_ *testing.T, cache, outside string) error {
-			return os.Symlink(strings.Repeat("../", 40)+outside, cache)
+		"a directory":            func(path, _ string) error { return os.Mkdir(path, 0o755) },
+		"a link out of the root": func(path, outside string) error { return os.Symlink(outside, path) },
+		"a link up and out of the root": func(path, outside string) error {
+			return os.Symlink(strings.Repeat("../", 40)+outside, path)
 		},
-		"a link to itself":   func(_ *testing.T, cache, _ string) error { return os.Symlink("ld.so.cache", cache) },
-		"a sparse 4 GB file": func(_ *testing.T, cache, _ string) error { return sparse(cache, 4<<30) },
-		"text":               func(_ *testing.T, cache, _ string) error { return os.WriteFile(cache, []byte("hello\n"), 0o644) },
-		"half a cache":       func(t *testing.T, cache, _ string) error { return os.WriteFile(cache, halfCache(t), 0o644) },
+		"a link to itself":   func(path, _ string) error { return os.Symlink("ld.so.cache", path) },
+		"a sparse 4 GB file": func(path, _ string) error { return sparse(path, 4<<30) },
+		"text":               func(path, _ string) error { return os.WriteFile(path, []byte("hello\n"), 0o644) },
+		"half a cache":       func(path, _ string) error { return os.WriteFile(path, cache, 0o644) },
 	} {
 		for _, e := range shared.Runtimes()[:2] {
 			t.Run(fmt.Sprintf("%s/%s", name, e), func(t *testing.T) {
@@ -42,7 +43,7 @@ func TestHostileCache(t *testing.T) {
 				if err := os.WriteFile(outside, []byte("precious"), 0o644); err != nil {
 					t.Fatal(err)
 				}
-				if err := spoil(t, filepath.Join(root, "etc/ld.so.cache"), outside); err != nil {
+				if err := spoil(filepath.Join(root, "etc/ld.so.cache"), outside); err != nil {
 					t.Fatal(err)
 				}
 				c := engine.Container{Args: smi(t, n), CDIDir: n.CDIDir, Devices: names(want.names...)}

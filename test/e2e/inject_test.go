@@ -55,7 +55,8 @@ func TestInjectWhileTheBundleIsSwapped(t *testing.T) {
 				}
 				s.reset(t)
 				res, err := proc.Run(t.Context(), proc.Cmd{Args: []string{
-					program, "--root", s.roots, "--cdi-dir", s.specs, "cdi", "inject", "--bundle", filepath.Join(s.users, c.bundle), "0",
+					program, "--root", s.roots, "--cdi-dir", s.specs,
+					"cdi", "inject", "--bundle", filepath.Join(s.users, c.bundle), "0",
 				}})
 				if err != nil {
 					t.Fatal(err)
@@ -136,7 +137,8 @@ func (s *swap) reset(t *testing.T) {
 // exchange exchanges the directory and the link repeatedly.
 func (s *swap) exchange(ctx context.Context, duration time.Duration) {
 	for end := time.Now().Add(duration); time.Now().Before(end); {
-		_ = unix.Renameat2(unix.AT_FDCWD, filepath.Join(s.users, s.swapped), unix.AT_FDCWD, s.users+"/trap", unix.RENAME_EXCHANGE)
+		_ = unix.Renameat2(unix.AT_FDCWD, filepath.Join(s.users, s.swapped), unix.AT_FDCWD, s.users+"/trap",
+			unix.RENAME_EXCHANGE)
 		select {
 		case <-ctx.Done():
 			return

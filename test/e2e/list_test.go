@@ -72,7 +72,9 @@ func requests(t *testing.T, n *suite.Node) map[string]request {
 		all["an index"] = request{[]string{fmt.Sprint(first.Index)}, listedAs(0, first)}
 		all["a UUID"] = request{[]string{last.UUID}, listedAs(0, last)}
 		if len(whole) > 1 {
-			all["two devices"] = request{[]string{last.UUID, fmt.Sprint(first.Index)}, append(listedAs(0, first), listedAs(1, last)...)}
+			all["two devices"] = request{
+				[]string{last.UUID, fmt.Sprint(first.Index)}, append(listedAs(0, first), listedAs(1, last)...),
+			}
 		}
 	}
 	if len(sliced) > 0 {

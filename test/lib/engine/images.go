@@ -80,7 +80,8 @@ func (im *Images) imported(t testing.TB, kind image.Kind) string {
 		return store
 	}
 	archive := filepath.Join(t.TempDir(), "image.tar")
-	if err := image.WriteArchive(archive, imageName(kind), im.build(t, kind), []string{"PATH=/usr/sbin:/usr/bin"}, nil); err != nil {
+	env := []string{"PATH=/usr/sbin:/usr/bin"}
+	if err := image.WriteArchive(archive, imageName(kind), im.build(t, kind), env, nil); err != nil {
 		t.Fatal(err)
 	}
 	args := append(podman(t, store), "load", "--input", archive)

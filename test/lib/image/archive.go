@@ -42,7 +42,9 @@ func WriteArchive(path, name, root string, env, command []string) (err error) {
 	if err != nil {
 		return err
 	}
-	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": []string{name}, "Layers": []string{"layer.tar"}}})
+	manifest, err := json.Marshal([]map[string]any{
+		{"Config": "config.json", "RepoTags": []string{name}, "Layers": []string{"layer.tar"}},
+	})
 	if err != nil {
 		return err
 	}

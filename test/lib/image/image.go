@@ -21,13 +21,13 @@ type Kind string
 const (
 	Glibc   Kind = "glibc"    // a C library, dynamic programs, a loader cache
 	NoCache Kind = "no-cache" // Glibc without /etc/ld.so.cache
-	Many    Kind = "many"     // Glibc and ManyLibraries more libraries, all in the cache
+	Many    Kind = "many"     // Glibc and manyLibraries more libraries, all in the cache
 	Static  Kind = "static"   // busybox and nothing else
 	Musl    Kind = "musl"     // busybox, and the loader by which an image with musl is recognized
 )
 
-// ManyLibraries is how many libraries Many has beyond those of Glibc: as many as a large CUDA or desktop image.
-const ManyLibraries = 1000
+// manyLibraries is how many libraries Many has beyond those of Glibc: as many as a large CUDA or desktop image.
+const manyLibraries = 1000
 
 // Extra is a program in Glibc and Many that needs the loader cache: its library is in a directory that the loader does
 // not search. It prints ExtraOutput, unless the image's own entries have been lost from the cache.
@@ -42,7 +42,7 @@ func Build(ctx context.Context, kind Kind, dir string) error {
 	builders := map[Kind]func() error{
 		Glibc:   func() error { return glibc(ctx, dir, 0, true) },
 		NoCache: func() error { return glibc(ctx, dir, 0, false) },
-		Many:    func() error { return glibc(ctx, dir, ManyLibraries, true) },
+		Many:    func() error { return glibc(ctx, dir, manyLibraries, true) },
 		Static:  func() error { return static(dir) },
 		Musl:    func() error { return musl(dir) },
 	}
@@ -58,7 +58,8 @@ func Build(ctx context.Context, kind Kind, dir string) error {
 
 // makeSkeleton makes the directories and files that every kind has.
 func makeSkeleton(dir string) error {
-	for _, d := range []string{"dev", "etc", "proc", "sys", "run", "root", "tmp", "usr/bin", "usr/lib", "usr/sbin", "var/tmp"} {
+	dirs := []string{"dev", "etc", "proc", "sys", "run", "root", "tmp", "usr/bin", "usr/lib", "usr/sbin", "var/tmp"}
+	for _, d := range dirs {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return err
 		}

@@ -23,7 +23,7 @@ func TestBuild(t *testing.T) {
 	}{
 		Glibc:   {[]string{"usr/bin/sh", "lib/x86_64-linux-gnu/libc.so.6", Extra}, nil, 3},
 		NoCache: {[]string{"usr/bin/sh", "lib/x86_64-linux-gnu/libc.so.6", Extra}, []string{"etc/ld.so.cache"}, 0},
-		Many:    {[]string{"lib/x86_64-linux-gnu/libmany-7.so.1"}, nil, ManyLibraries},
+		Many:    {[]string{"lib/x86_64-linux-gnu/libmany-7.so.1"}, nil, manyLibraries},
 		Static:  {[]string{"usr/bin/sh"}, []string{"etc/ld.so.cache", "lib", "usr/lib/x86_64-linux-gnu"}, 0},
 		Musl:    {[]string{"usr/bin/sh", "lib/ld-musl-x86_64.so.1"}, []string{"etc/ld.so.cache"}, 0},
 	} {

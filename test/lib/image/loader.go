@@ -13,9 +13,9 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// Loader is a program that loads each library named on its command line with dlopen, and prints a line with the file
-// that it came from or with the loader's error.
-const Loader = `
+// loaderSource is the program /bin/loader. It loads each library named on its command line with dlopen, and prints a
+// line with the file that it came from or with the loader's error.
+const loaderSource = `
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
@@ -36,22 +36,23 @@ int main(int argc, char **argv) {
 }
 `
 
-// GlibcRoot makes dir a root with the program /bin/loader (Loader) and the libraries that it needs, at the paths of
+// GlibcRoot makes dir a root with the program /bin/loader and the libraries that it needs, at the paths of
 // this machine, without a loader cache.
 func GlibcRoot(t testing.TB, dir string) {
 	t.Helper()
 	program := filepath.Join(dir, "bin", "loader")
-	Compile(t, program, Loader)
+	Compile(t, program, loaderSource)
 	if err := addNeeded(dir, program); err != nil {
 		t.Fatal(err)
 	}
 	makeDirs(t, dir)
 }
 
-// MuslRoot makes dir a root with the program /bin/loader (Loader) and musl as in Alpine, without a search path file.
+// MuslRoot makes dir a root with the program /bin/loader and musl as in Alpine, without a search path file.
 func MuslRoot(t testing.TB, dir string) {
 	t.Helper()
-	if err := compile(t.Context(), testenv.Command(t, "musl-gcc"), filepath.Join(dir, "bin", "loader"), Loader); err != nil {
+	program := filepath.Join(dir, "bin", "loader")
+	if err := compile(t.Context(), testenv.Command(t, "musl-gcc"), program, loaderSource); err != nil {
 		t.Fatal(err)
 	}
 	loaders, err := filepath.Glob("/lib/ld-musl-*.so.1")
@@ -89,7 +90,8 @@ func Library(t testing.TB, out, soname string) {
 func addExtra(ctx context.Context, dir string) error {
 	const (
 		library = "int extra(void) { return 42; }\n"
-		program = "#include <stdio.h>\nint extra(void);\nint main(void) { printf(\"extra %d\\n\", extra()); return 0; }\n"
+		program = "#include <stdio.h>\nint extra(void);\n" +
+			"int main(void) { printf(\"extra %d\\n\", extra()); return 0; }\n"
 	)
 	cc := cmp.Or(os.Getenv("CC"), "cc")
 	lib := filepath.Join(dir, extraDir, "libextra.so.1")

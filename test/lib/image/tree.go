@@ -84,7 +84,8 @@ func Digest(t testing.TB, dir string) map[string]string {
 // it, and so does replacing a file by a copy.
 func Fingerprint(t testing.TB, dir string) string {
 	t.Helper()
-	tree := digest(t, dir, func(i fs.FileInfo, st *syscall.Stat_t) string { return fmt.Sprint(" ", i.ModTime(), st.Ino) })
+	tree := digest(t, dir,
+		func(i fs.FileInfo, st *syscall.Stat_t) string { return fmt.Sprint(" ", i.ModTime(), st.Ino) })
 	h := sha256.New()
 	for _, path := range slices.Sorted(maps.Keys(tree)) {
 		fmt.Fprintln(h, path, tree[path])

@@ -63,7 +63,9 @@ func (s *Suite) Runtimes() []*engine.Bare {
 func (s *Suite) inject(t testing.TB, bundle, cdiDir string, names []string) {
 	t.Helper()
 	// In an empty root there is no /etc/cdi; the machine's may have specs.
-	args := []string{s.Program(t, "gpu-cdi-plugin"), "--root", t.TempDir(), "--cdi-dir", cdiDir, "cdi", "inject", "--bundle", bundle}
+	args := []string{
+		s.Program(t, "gpu-cdi-plugin"), "--root", t.TempDir(), "--cdi-dir", cdiDir, "cdi", "inject", "--bundle", bundle,
+	}
 	proc.Must(t, 0, proc.Cmd{Args: append(args, names...)})
 }
 

@@ -101,7 +101,7 @@ func (s *Suite) NodePeer(t testing.TB, name string) string {
 	return filepath.Join(root, nodeDir, name)
 }
 
-var errOffline = errors.New("needs modules that are not here and cannot be fetched; with a network, scripts/peers gets them")
+var errOffline = errors.New("needs modules that cannot be fetched; with a network, scripts/peers gets them")
 
 // failUnbuilt ends a test whose peer could not be built. Without a network the test is skipped.
 func failUnbuilt(t testing.TB, name string, err error) {
@@ -124,7 +124,8 @@ func runInRoot(args ...string) error {
 		return err
 	}
 	// A make that runs the tests would pass its own options on to this one.
-	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS=") })
+	env := slices.DeleteFunc(os.Environ(),
+		func(v string) bool { return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS=") })
 	res, err := proc.Run(context.Background(), proc.Cmd{Args: args, Dir: root, Env: env})
 	if err != nil {
 		return err
