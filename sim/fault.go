@@ -64,13 +64,11 @@ func (n *Node) callFault(function string, gpu int, effect pair) error {
 		f.pairs = append(f.pairs, pair{"gpu", fmt.Sprint(gpu)})
 	}
 	f.pairs = append(f.pairs, effect)
-	return n.addFault(f, func(r record) bool { return r.has("function", function) && sameGPU(r, f) })
-}
-
-func sameGPU(a, b record) bool {
-	x, hasX := a.get("gpu")
-	y, hasY := b.get("gpu")
-	return x == y && hasX == hasY
+	wantGPU, wantOne := f.get("gpu")
+	return n.addFault(f, func(r record) bool {
+		oldGPU, oldOne := r.get("gpu")
+		return r.has("function", function) && oldGPU == wantGPU && oldOne == wantOne
+	})
 }
 
 // addFault adds a fault and removes those that it replaces.
@@ -90,7 +88,7 @@ func (n *Node) Latency(d time.Duration) error {
 		return invalid("latency %v: want 0 to %v", d, maxLatency)
 	}
 	return n.updateState(func(records []record) ([]record, error) {
-		records = without(records, isLatency)
+		records = without(records, func(r record) bool { return r.name == "latency" })
 		if d > 0 {
 			records = append(records, newRecord("latency", "ns", d.Nanoseconds()))
 		}

@@ -174,7 +174,8 @@ func (n *Node) SetKernelVersion(version string) error {
 		return invalid("driver version %q: want a version such as %s", version, DefaultDriver)
 	}
 	err := n.updateState(func(records []record) ([]record, error) {
-		return append(without(records, isMachine), newRecord("machine", "kernel", version)), nil
+		records = without(records, func(r record) bool { return r.name == "machine" })
+		return append(records, newRecord("machine", "kernel", version)), nil
 	})
 	if err != nil {
 		return err

@@ -63,10 +63,6 @@ func without(records []record, drop func(record) bool) []record {
 	return slices.DeleteFunc(slices.Clone(records), drop)
 }
 
-func isLatency(r record) bool { return r.name == "latency" }
-
-func isMachine(r record) bool { return r.name == "machine" }
-
 // isMIG reports whether a record is about the MIG mode or the MIG devices of a GPU.
 func isMIG(r record, index int) bool {
 	switch r.name {

@@ -29,8 +29,9 @@ func (a *app) faultCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fault",
 		Short: "Add or clear faults of a simulated node",
-		Long: `Changes a simulated node while programs use it. They see the fault on their next call of the library. Faults
-last until they are cleared. A fault of the same kind for the same GPU or function replaces an earlier one.`,
+		Long: `Changes a simulated node while programs use it. They see the fault on their next call of the library.
+Faults last until they are cleared. A fault of the same kind for the same GPU or function replaces an
+earlier one.`,
 		Example: `  gpu-sim fault /tmp/node lost --gpu 3
   gpu-sim fault /tmp/node hang --function nvmlDeviceGetTemperature
   gpu-sim fault /tmp/node clear`,
@@ -180,9 +181,9 @@ func migCommand() *cobra.Command {
 	var off bool
 	cmd := needGPU(faultVerb("mig", " --gpu N (--profiles LIST | --off)", "Change the MIG devices of a GPU",
 		`Turns MIG mode on and makes the instances of the profiles, in the library, /dev and /proc; an empty list makes
-none. A profile is a GPU instance profile ("3g.40gb"), or a compute instance profile ("1c.3g.40gb", which share a GPU instance
-while it has room), and may name the memory slice where the instance begins ("3g.40gb@4"). If the profiles do not fit
-on the GPU together, nothing changes.`, 0,
+none. A profile is a GPU instance profile ("3g.40gb"), or a compute instance profile ("1c.3g.40gb", which share a
+GPU instance while it has room), and may name the memory slice where the instance begins ("3g.40gb@4"). If the
+profiles do not fit on the GPU together, nothing changes.`, 0,
 		func(n *sim.Node, _ []string) error {
 			if off {
 				return n.DisableMIG(gpu)

@@ -24,8 +24,8 @@ func (a *app) listCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list-machines [NAME|FILE...]",
 		Short: "List machines that can be simulated",
-		Long: `Lists the machines that come with gpu-sim, or only those that are named. Files are checked. The machines that
-come with gpu-sim are in sim/machines of the sources.`,
+		Long: `Lists the machines that come with gpu-sim, or only those that are named. Files are checked. The machines
+that come with gpu-sim are in sim/machines of the sources.`,
 		Example: `  gpu-sim list-machines -o name
   gpu-sim list-machines ./lab.yaml   # is the file valid?`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),

@@ -27,7 +27,7 @@ func (a *app) showCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show DIR",
 		Short: "Show a simulated node",
-		Long: `Shows the machine, the driver and the GPUs of a simulated node, and its faults as its state file has them. Lost
+		Long: `Shows the machine, the driver and the GPUs of a simulated node, and its faults as in its state file. Lost
 GPUs are shown, GPUs that are gone are not.`,
 		Example:           "  gpu-sim show /tmp/node",
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
