@@ -163,7 +163,7 @@ func TestADamagedDescriptorIsWrittenAgain(t *testing.T) {
 			}
 			return os.Mkdir(p, 0o755)
 		},
-		"with its directory": func(p string) error { return os.RemoveAll(filepath.Dir(p)) },
+		"with its directory": func(p string) error { return os.Rename(filepath.Dir(p), filepath.Dir(p)+".old") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newDescribedFixture(t, func(o *Options) { o.Poll = 20 * time.Millisecond })

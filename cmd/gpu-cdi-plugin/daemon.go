@@ -118,7 +118,7 @@ func (d *daemon) run(cmd *cobra.Command, actors ...actor) error {
 		d.app.log.Debug("the driver's library could not be closed: " + closing.Error())
 	}
 	if errors.Is(err, errRestart) || errors.Is(err, node.ErrDriverChanged) {
-		if d.app.releaseSignals() || cmd.Context().Err() != nil {
+		if cmd.Context().Err() != nil || d.app.releaseSignals() { // releaseSignals ends the context
 			return nil // a signal came meanwhile, of which the next program would not know
 		}
 		d.app.log.Info("starting again, since " + err.Error())
