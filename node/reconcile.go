@@ -50,7 +50,7 @@ type applied struct {
 // After an error no lock is held. Otherwise Run must follow.
 func (r *Reconciler) Start(ctx context.Context) error {
 	if err := r.acquire(); err != nil {
-		return fmt.Errorf("reconcile the CDI spec: %w", err)
+		return fmt.Errorf("reconcile the node: %w", err)
 	}
 	if err := r.start(ctx); err != nil {
 		return errors.Join(err, r.release())

@@ -119,7 +119,7 @@ func TestStartRefuses(t *testing.T) {
 			func(b *fixture) {
 				b.rec.spec.path, b.rec.spec.dirs = "/proc/self/fd/nvidia.com-gpu.json", []string{"/proc/self/fd"}
 			},
-			[]string{"reconcile the CDI spec: lock /proc/self/fd"},
+			[]string{"reconcile the node: lock /proc/self/fd"},
 			isType[*SpecError],
 		},
 		"a directory whose parent is missing": {
