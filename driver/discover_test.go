@@ -52,7 +52,9 @@ func TestDiscoverFindsLibraries(t *testing.T) {
 			func(r *tree) {
 				r.core("/usr/lib64", testVersion)
 				r.library("/srv/lib32/libnvcuvid.so." + testVersion)
-				c := &ldcache.Cache{Entries: []ldcache.Entry{{Name: "libnvcuvid.so.1", Path: "/srv/lib32/libnvcuvid.so.1", Flags: 3}}}
+				c := &ldcache.Cache{Entries: []ldcache.Entry{
+					{Name: "libnvcuvid.so.1", Path: "/srv/lib32/libnvcuvid.so.1", Flags: 3},
+				}}
 				r.file("/etc/ld.so.cache", string(c.Marshal()), 0o644)
 			}, core("/usr/lib64"),
 		},
@@ -184,7 +186,8 @@ func TestDiscoverStaysInTheRoot(t *testing.T) {
 	r.core("/opt/real", testVersion)
 	r.link("/usr/lib64", "/opt/real")
 	r.link("/opt/real/libnvidia-encode.so."+testVersion, outside.dir+"/lib/libcuda.so."+testVersion)
-	r.link("/opt/real/libnvcuvid.so."+testVersion, "../../../../../../../../.."+outside.dir+"/lib/libcuda.so."+testVersion)
+	const up = "../../../../../../../../.."
+	r.link("/opt/real/libnvcuvid.so."+testVersion, up+outside.dir+"/lib/libcuda.so."+testVersion)
 	r.link("/usr/bin/nvidia-smi", outside.dir+"/nvidia-smi")
 	d := r.discover(testVersion)
 	want := []string{"/opt/real/libcuda.so." + testVersion, "/opt/real/libnvidia-ml.so." + testVersion}
@@ -233,9 +236,9 @@ func TestASearchReturnsTheVersionThatTheDriverReports(t *testing.T) {
 		version, want string
 		wrapped       error
 	}{
-		"of the version of the files":                         {testVersion, testVersion, nil},
+		"of the version of the files":                   {testVersion, testVersion, nil},
 		"of the version of files that no link leads to": {other, other, nil},
-		"of a version that no file has":                           {"1.2.3", "", gpu.ErrNoDriver},
+		"of a version that no file has":                 {"1.2.3", "", gpu.ErrNoDriver},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newTree(t)
@@ -261,7 +264,9 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 		why  error // besides gpu.ErrNoDriver
 	}{
 		"that is empty": {
-			func(*tree) {}, []string{"no libcuda or libnvidia-ml", "/usr/lib64", "/usr/local/nvidia/lib64"}, gpu.ErrNoDriver,
+			func(*tree) {},
+			[]string{"no libcuda or libnvidia-ml", "/usr/lib64", "/usr/local/nvidia/lib64"},
+			gpu.ErrNoDriver,
 		},
 		"with libraries of another version only": {
 			func(r *tree) { r.core("/usr/lib64", "575.57.08"); r.core(multiarch, "570.1.2") },
@@ -392,8 +397,8 @@ func TestExplainMarksBrokenLibraries(t *testing.T) {
 	r.link("/usr/lib64/libnvidia-egl-gbm.so.1", "libnvidia-egl-gbm.so.1.1.3")        // gone, with a version of its own
 	r.link("/usr/lib64/libnvidia-cfg.so.1", "libnvidia-cfg.so.575.57.08")            // of an old driver
 	r.library("/usr/lib64/libnvidia-cfg.so.575.57.08")                               //
-	r.link("/usr/lib64/libnvidia-fbc.so", "libnvidia-fbc.so.1")                      // the name that a linker opens, not a program
-	writeForeign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)                        // for another machine
+	r.link("/usr/lib64/libnvidia-fbc.so", "libnvidia-fbc.so.1")                      // only linkers open it
+	writeForeign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)                   // for another machine
 	r.file("/usr/lib64/libnvidia-opencl.so."+testVersion, "damaged", 0o755)          // with a good copy
 	r.library(multiarch + "/libnvidia-opencl.so." + testVersion)                     //
 	r.file("/usr/lib64/nvidia/xorg/nvidia_drv.so", "not ELF", 0o755)                 // a module of the X server

@@ -17,6 +17,8 @@ import (
 
 func TestDiscoverFindsFiles(t *testing.T) {
 	t.Parallel()
+	icd := "/vulkan/icd.d/nvidia_icd." + machineFor(runtime.GOARCH).name + ".json"
+	const firmware = "/lib/firmware/nvidia/" + testVersion
 	for name, c := range map[string]struct {
 		make func(*tree)
 		want map[string]string // path in the container to path in the root
@@ -61,15 +63,12 @@ func TestDiscoverFindsFiles(t *testing.T) {
 		},
 		"the Vulkan driver's file for this machine": {
 			func(r *tree) {
-				r.file("/usr/share/vulkan/icd.d/nvidia_icd."+machineFor(runtime.GOARCH).name+".json", "{}", 0o644)
+				r.file("/usr/share"+icd, "{}", 0o644)
 				r.file("/usr/share/vulkan/icd.d/nvidia_icd.i686.json", "{}", 0o644)
 			},
-			map[string]string{
-				"/etc/vulkan/icd.d/nvidia_icd." + machineFor(runtime.GOARCH).name + ".json": "/usr/share/vulkan/icd.d/nvidia_icd." +
-					machineFor(runtime.GOARCH).name + ".json",
-			},
+			map[string]string{"/etc" + icd: "/usr/share" + icd},
 		},
-		"sockets, but nothing else of their name": {
+		"sockets, and no other file with such a name": {
 			func(r *tree) {
 				r.socket("/run/nvidia-persistenced/socket")
 				r.file("/run/nvidia-fabricmanager/socket", "", 0o644)
@@ -78,35 +77,30 @@ func TestDiscoverFindsFiles(t *testing.T) {
 		},
 		"firmware of the driver's version": {
 			func(r *tree) {
-				r.file("/lib/firmware/nvidia/"+testVersion+"/gsp_ga10x.bin", "", 0o644)
-				r.file("/lib/firmware/nvidia/"+testVersion+"/notes.txt", "", 0o644)
+				r.file(firmware+"/gsp_ga10x.bin", "", 0o644)
+				r.file(firmware+"/notes.txt", "", 0o644)
 				r.file("/lib/firmware/nvidia/575.57.08/gsp_tu10x.bin", "", 0o644)
 			},
-			map[string]string{
-				"/lib/firmware/nvidia/" + testVersion + "/gsp_ga10x.bin": "/lib/firmware/nvidia/" + testVersion + "/gsp_ga10x.bin",
-			},
+			map[string]string{firmware + "/gsp_ga10x.bin": firmware + "/gsp_ga10x.bin"},
 		},
-		"firmware of driver 615, and with the name that its notes give": {
+		"firmware of driver 615, by both its names": {
 			func(r *tree) {
-				r.file("/lib/firmware/nvidia/"+testVersion+"/ucodes_ga10x.bin", "", 0o644)
-				r.file("/lib/firmware/nvidia/"+testVersion+"/ucode_gb20x.bin", "", 0o644)
+				r.file(firmware+"/ucodes_ga10x.bin", "", 0o644)
+				r.file(firmware+"/ucode_gb20x.bin", "", 0o644)
 			},
 			map[string]string{
-				"/lib/firmware/nvidia/" + testVersion + "/ucodes_ga10x.bin": "/lib/firmware/nvidia/" + testVersion + "/ucodes_ga10x.bin",
-				"/lib/firmware/nvidia/" + testVersion + "/ucode_gb20x.bin":  "/lib/firmware/nvidia/" + testVersion + "/ucode_gb20x.bin",
+				firmware + "/ucodes_ga10x.bin": firmware + "/ucodes_ga10x.bin",
+				firmware + "/ucode_gb20x.bin":  firmware + "/ucode_gb20x.bin",
 			},
 		},
-		"firmware where the kernel was told to look": {
+		"firmware in the directory of the kernel's parameter": {
 			func(r *tree) {
 				r.file("/sys/module/firmware_class/parameters/path", "/var/lib/firmware\n", 0o644)
-				r.file("/var/lib/firmware/nvidia/"+testVersion+"/gsp_tu10x.bin", "", 0o644)
+				r.file("/var"+firmware+"/gsp_tu10x.bin", "", 0o644)
 			},
-			map[string]string{
-				"/var/lib/firmware/nvidia/" + testVersion + "/gsp_tu10x.bin": "/var/lib/firmware/nvidia/" + testVersion +
-					"/gsp_tu10x.bin",
-			},
+			map[string]string{"/var" + firmware + "/gsp_tu10x.bin": "/var" + firmware + "/gsp_tu10x.bin"},
 		},
-		"nothing, and that is no error": {func(*tree) {}, map[string]string{}},
+		"nothing, without an error": {func(*tree) {}, map[string]string{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -136,7 +130,10 @@ func TestDiscoverTakesOnlyAnMPSDirectoryOfRoot(t *testing.T) {
 			r.must(os.MkdirAll(r.dir+"/tmp/nvidia-mps", 0o755))
 			r.must(os.Chown(r.dir+"/tmp/nvidia-mps", 1000, 1000))
 		}, false},
-		"a link":       {func(r *tree) { r.must(os.MkdirAll(r.dir+"/root", 0o700)); r.link("/tmp/nvidia-mps", "/root") }, false},
+		"a link": {func(r *tree) {
+			r.must(os.MkdirAll(r.dir+"/root", 0o700))
+			r.link("/tmp/nvidia-mps", "/root")
+		}, false},
 		"not a folder": {func(r *tree) { r.file("/tmp/nvidia-mps", "", 0o644) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -160,7 +157,9 @@ func TestDiscoverFindsNodes(t *testing.T) {
 		r.must(unix.Mknod(full, unix.S_IFCHR|mode, int(unix.Mkdev(1, 3))))
 		r.must(os.Chmod(full, os.FileMode(mode)))
 	}
-	for _, p := range []string{"nvidiactl", "nvidia0", "nvidia12", "nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-capx"} {
+	for _, p := range []string{
+		"nvidiactl", "nvidia0", "nvidia12", "nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-capx",
+	} {
 		node("/dev/"+p, 0o666)
 	}
 	node("/dev/dri/card0", 0o660)
@@ -168,7 +167,9 @@ func TestDiscoverFindsNodes(t *testing.T) {
 	node("/dev/dri/renderD129", 0o660)
 	r.file("/dev/nvidia-uvm", "", 0o666)
 	r.link("/dev/nvidia5", "nvidia0")
-	for p, vendor := range map[string]string{"0000:00:02.0/drm/card0": "0x8086", "0000:1b:00.0/drm/card1": vendorNVIDIA} {
+	for p, vendor := range map[string]string{
+		"0000:00:02.0/drm/card0": "0x8086", "0000:1b:00.0/drm/card1": vendorNVIDIA,
+	} {
 		r.must(os.MkdirAll(filepath.Join(r.dir, "sys/bus/pci/devices", p), 0o755))
 		r.file("/sys/bus/pci/devices/"+p[:12]+"/vendor", vendor+"\n", 0o644)
 	}
@@ -211,7 +212,8 @@ func TestDiscoverKeepsRootsApart(t *testing.T) {
 	r.must(err)
 	d, err := Discover(h, testVersion)
 	r.must(err)
-	if l := d.Libraries[0]; l.Path != "/usr/lib64/libcuda.so."+testVersion || l.HostPath != r.dir+"/run/nvidia/driver"+l.Path {
+	l := d.Libraries[0]
+	if l.Path != "/usr/lib64/libcuda.so."+testVersion || l.HostPath != r.dir+"/run/nvidia/driver"+l.Path {
 		t.Errorf("library %+v", l)
 	}
 	if n := d.Control[0]; n.Path != "/dev/nvidiactl" || n.HostPath != r.dir+"/devices/dev/nvidiactl" {

@@ -93,9 +93,8 @@ func TestParseSONAMERefusesOtherMachinesAndFiles(t *testing.T) {
 	if _, err := parse(change(0x12, 0xf3)); !errors.Is(err, elffile.ErrMachine) { // RISC-V
 		t.Errorf("a library for another machine: %v", err)
 	}
-	if _, err := parse(change(0x10, byte(elf.ET_EXEC))); err == nil || !strings.Contains(err.Error(), "not a shared library") {
-		t.Errorf("a program: %v", err)
-	}
+	_, err := parse(change(0x10, byte(elf.ET_EXEC)))
+	checkError(t, err, "not a shared library")
 	for _, name := range []string{"../../etc/passwd", "a/b", "a,b", "a=b", "a:b", ".."} {
 		if got, err := parse(stub(t, name)); err == nil {
 			t.Errorf("SONAME %q is taken as %q", name, got)
@@ -163,7 +162,8 @@ func FuzzDiscover(f *testing.F) {
 	})
 }
 
-// inMemory is a directory in memory, if this machine has one: a fuzz test writes its input to a file thousands of times.
+// inMemory is a directory in memory, if this machine has one: a fuzz test writes its input to a file thousands of
+// times.
 func inMemory(f *testing.F) string {
 	f.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "fuzz")
