@@ -14,13 +14,14 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// upgraded is handDriver after an upgrade.
+// upgraded is testDriver with another version.
 func upgraded(version string) *driver.Driver {
-	d := handDriver()
+	d := testDriver()
 	d.Version = version
 	for i := range d.Libraries {
 		l := &d.Libraries[i]
-		l.Path, l.HostPath = strings.ReplaceAll(l.Path, testVersion, version), strings.ReplaceAll(l.HostPath, testVersion, version)
+		l.Path = strings.ReplaceAll(l.Path, testVersion, version)
+		l.HostPath = strings.ReplaceAll(l.HostPath, testVersion, version)
 		for j := range l.Links {
 			l.Links[j].Target = strings.ReplaceAll(l.Links[j].Target, testVersion, version)
 		}
@@ -45,8 +46,8 @@ func TestDiff(t *testing.T) {
 		"the driver was upgraded and has another library": {
 			driver: func() *driver.Driver {
 				d := upgraded("585.10.02")
-				d.Libraries = append(d.Libraries, driver.Library{Path: "/usr/lib64/libnew.so.585.10.02", HostPath: "/usr/lib64/libnew.so.585.10.02"})
-				d.Libraries[len(d.Libraries)-1].Capabilities = driver.All
+				const p = "/usr/lib64/libnew.so.585.10.02"
+				d.Libraries = append(d.Libraries, driver.Library{Path: p, HostPath: p, Capabilities: driver.All})
 				return d
 			},
 			want: []string{
@@ -82,12 +83,13 @@ func TestDiff(t *testing.T) {
 			},
 		},
 		"MIG was enabled": {
-			snapshot: func(s *gpu.Snapshot) { s.Devices[1] = pair(1).Devices[1] },
+			snapshot: func(s *gpu.Snapshot) { s.Devices[1] = twoGPUs(1).Devices[1] },
 			want: []string{
 				"all devices: hook argument --dri 0000:02:00.0: gone",
 				"device 1 (GPU-1): gone", "device 1:0 (MIG-0): new",
 				"device all: node /dev/dri/card2: gone",
-				"device all: node /dev/nvidia-caps/nvidia-cap30: new", "device all: node /dev/nvidia-caps/nvidia-cap31: new",
+				"device all: node /dev/nvidia-caps/nvidia-cap30: new",
+				"device all: node /dev/nvidia-caps/nvidia-cap31: new",
 			},
 		},
 		"a MIG device is another one": {
@@ -122,7 +124,8 @@ func TestDiff(t *testing.T) {
 			want: []string{
 				"spec: cdiVersion 0.7.0 -> 0.5.0",
 				"all devices: environment variable X: gone",
-				"all devices: mount /run/nvidia-persistenced/socket: host path /elsewhere -> /run/nvidia-persistenced/socket",
+				"all devices: mount /run/nvidia-persistenced/socket: " +
+					"host path /elsewhere -> /run/nvidia-persistenced/socket",
 				"all devices: mount /usr/bin/nvidia-smi: options rw -> nodev,nosuid,rbind,ro,rprivate",
 				"all devices: hook: environment none -> PATH=/usr/sbin:/usr/bin:/sbin:/bin",
 				"all devices: additional group 44: gone",
@@ -131,12 +134,12 @@ func TestDiff(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			written := mustGenerate(t, pair(c.migs), handDriver(), Options{})
+			written := mustGenerate(t, twoGPUs(c.migs), testDriver(), Options{})
 			if c.change != nil {
 				written = clone(t, written)
 				c.change(written)
 			}
-			s, d := pair(c.migs), handDriver()
+			s, d := twoGPUs(c.migs), testDriver()
 			if c.snapshot != nil {
 				c.snapshot(s)
 			}
@@ -154,8 +157,8 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// Whatever an engine could notice is told: any change of any one thing in a spec.
-func TestDiffMissesNothing(t *testing.T) {
+// Diff lists every change of one thing in a spec that an engine could notice.
+func TestDiffListsEveryChange(t *testing.T) {
 	for name, change := range map[string]func(*specs.Spec){
 		"a kind":                  func(s *specs.Spec) { s.Kind = "x.y/z" },
 		"an annotation":           func(s *specs.Spec) { s.Annotations = map[string]string{"a": "b"} },
@@ -163,13 +166,15 @@ func TestDiffMissesNothing(t *testing.T) {
 		"a device":                func(s *specs.Spec) { s.Devices = s.Devices[1:] },
 		"a variable":              func(s *specs.Spec) { s.ContainerEdits.Env[0] += "x" },
 		"a variable's value gone": func(s *specs.Spec) { s.ContainerEdits.Env[0] = "NVIDIA_VISIBLE_DEVICES=" },
-		"a node":                  func(s *specs.Spec) { s.ContainerEdits.DeviceNodes = s.ContainerEdits.DeviceNodes[1:] },
-		"permissions":             func(s *specs.Spec) { s.ContainerEdits.DeviceNodes[0].Permissions = "" },
-		"a node's type":           func(s *specs.Spec) { s.ContainerEdits.DeviceNodes[0].Type = "c" },
-		"a node's user":           func(s *specs.Spec) { s.ContainerEdits.DeviceNodes[0].UID = new(uint32(0)) },
-		"a node's group":          func(s *specs.Spec) { s.ContainerEdits.DeviceNodes[0].GID = new(uint32(0)) },
-		"a mount's type":          func(s *specs.Spec) { s.ContainerEdits.Mounts[0].Type = "bind" },
-		"a hook":                  func(s *specs.Spec) { s.ContainerEdits.Hooks = nil },
+		"a node": func(s *specs.Spec) {
+			s.ContainerEdits.DeviceNodes = s.ContainerEdits.DeviceNodes[1:]
+		},
+		"permissions":    func(s *specs.Spec) { s.ContainerEdits.DeviceNodes[0].Permissions = "" },
+		"a node's type":  func(s *specs.Spec) { s.ContainerEdits.DeviceNodes[0].Type = "c" },
+		"a node's user":  func(s *specs.Spec) { s.ContainerEdits.DeviceNodes[0].UID = new(uint32(0)) },
+		"a node's group": func(s *specs.Spec) { s.ContainerEdits.DeviceNodes[0].GID = new(uint32(0)) },
+		"a mount's type": func(s *specs.Spec) { s.ContainerEdits.Mounts[0].Type = "bind" },
+		"a hook":         func(s *specs.Spec) { s.ContainerEdits.Hooks = nil },
 		"a second hook": func(s *specs.Spec) {
 			s.ContainerEdits.Hooks = append(s.ContainerEdits.Hooks, s.ContainerEdits.Hooks[0])
 		},
@@ -188,7 +193,7 @@ func TestDiffMissesNothing(t *testing.T) {
 		"resource control": func(s *specs.Spec) { s.Devices[0].ContainerEdits.IntelRdt = &specs.IntelRdt{} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := mustGenerate(t, pair(0), handDriver(), Options{})
+			a := mustGenerate(t, twoGPUs(0), testDriver(), Options{})
 			b := clone(t, a)
 			change(b)
 			for _, d := range [][]Difference{Diff(a, b), Diff(b, a)} {
@@ -200,8 +205,8 @@ func TestDiffMissesNothing(t *testing.T) {
 	}
 }
 
-func TestDiffDoesNotMindTheOrder(t *testing.T) {
-	a := mustGenerate(t, pair(2), handDriver(), Options{})
+func TestDiffIgnoresTheOrder(t *testing.T) {
+	a := mustGenerate(t, twoGPUs(2), testDriver(), Options{})
 	b := clone(t, a)
 	swap := func(n int, f func(i, j int)) { rand.New(rand.NewPCG(5, 6)).Shuffle(n, f) }
 	swap(len(b.Devices), func(i, j int) { b.Devices[i], b.Devices[j] = b.Devices[j], b.Devices[i] })
@@ -213,12 +218,12 @@ func TestDiffDoesNotMindTheOrder(t *testing.T) {
 }
 
 func TestDiffIsDeterministic(t *testing.T) {
-	a := mustGenerate(t, pair(2), handDriver(), Options{})
-	b := mustGenerate(t, pair(0), upgraded("585.10.02"), Options{Capabilities: driver.Compute})
+	a := mustGenerate(t, twoGPUs(2), testDriver(), Options{})
+	b := mustGenerate(t, twoGPUs(0), upgraded("585.10.02"), Options{Capabilities: driver.Compute})
 	first := fmt.Sprint(Diff(a, b))
 	for range 20 {
 		if again := fmt.Sprint(Diff(a, b)); again != first {
-			t.Fatalf("another answer:\n%s\n%s", first, again)
+			t.Fatalf("another result:\n%s\n%s", first, again)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/sim/simtest"
 )
 
-// The specs of a node with all extras are in specs/extras.
+// The specs of the extras of a node that has all of them are in specs/extras.
 func TestGoldenExtras(t *testing.T) {
 	n := simtest.Node(t, "dgx-h100", simtest.Extras("gdrcopy", "gds", "imex", "mofed"))
 	h, err := host.New(n.Root(), "", "")
@@ -29,7 +29,7 @@ func TestGoldenExtras(t *testing.T) {
 	} {
 		found, findings := driver.DiscoverExtra(h, extra, []int{0, 1})
 		if slices.ContainsFunc(findings, func(f driver.Finding) bool { return !f.Used }) {
-			t.Errorf("%s: not all was found: %+v", extra, findings)
+			t.Errorf("%s: something was not found: %+v", extra, findings)
 		}
 		if got := extra.Kind(DefaultKind); got != kind {
 			t.Errorf("%s has the kind %s, want %s", extra, got, kind)
@@ -74,14 +74,14 @@ func TestAnExtraWithoutANodeHasNoDevice(t *testing.T) {
 	}
 }
 
-func TestExtraOfNoKind(t *testing.T) {
+func TestGenerateExtraRefusesAMalformedKind(t *testing.T) {
 	_, err := GenerateExtra(&driver.ExtraFiles{Extra: driver.GDS}, "gds")
 	if err == nil || !strings.Contains(err.Error(), `kind "gds"`) {
 		t.Errorf("error %v", err)
 	}
 }
 
-func TestASpecOfAnExtraIsKnownAgain(t *testing.T) {
+func TestWroteExtraKnowsItsOwnSpecs(t *testing.T) {
 	for _, e := range driver.Extras() {
 		spec, err := ReadFile(filepath.Join("..", "specs", "extras", string(e)+".json"))
 		if err != nil {
@@ -94,7 +94,7 @@ func TestASpecOfAnExtraIsKnownAgain(t *testing.T) {
 		}
 		spec.ContainerEdits.Env = []string{"NVIDIA_VISIBLE_DEVICES=void"}
 		if WroteExtra(e, spec) {
-			t.Errorf("somebody else's spec of %s is taken for ours", e)
+			t.Errorf("the spec of %s by another program is taken for ours", e)
 		}
 	}
 }

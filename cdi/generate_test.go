@@ -18,8 +18,8 @@ import (
 
 const testHook = "/usr/bin/prestart-hook"
 
-// pair is a snapshot of two GPUs, with MIG devices on the second if migs is not 0.
-func pair(migs int) *gpu.Snapshot {
+// twoGPUs is a snapshot of two GPUs, with MIG devices on the second if migs is not 0.
+func twoGPUs(migs int) *gpu.Snapshot {
 	s := &gpu.Snapshot{DriverVersion: testVersion, CUDAVersion: "13.0"}
 	for i := range 2 {
 		s.Devices = append(s.Devices, gpu.Device{
@@ -29,36 +29,37 @@ func pair(migs int) *gpu.Snapshot {
 	for i := range migs {
 		s.Devices[1].MIGEnabled = true
 		s.Devices[1].MIG = append(s.Devices[1].MIG, gpu.MIGDevice{
-			Index: i, UUID: fmt.Sprintf("MIG-%d", i), Profile: "1g.10gb", GPUInstanceCap: 30 + 2*i, ComputeInstanceCap: 31 + 2*i,
+			Index: i, UUID: fmt.Sprintf("MIG-%d", i), Profile: "1g.10gb",
+			GPUInstanceCap: 30 + 2*i, ComputeInstanceCap: 31 + 2*i,
 		})
 	}
 	return s
 }
 
-// handDriver is the driver of a host with pair's GPUs.
-func handDriver() *driver.Driver {
+// testDriver is the driver of a host with twoGPUs' GPUs.
+func testDriver() *driver.Driver {
 	d := &driver.Driver{Version: testVersion, DRM: map[string][]driver.Node{
 		"0000:01:00.0": {drmNode("card1", 0o660), drmNode("renderD128", 0o666)},
 		"0000:02:00.0": {drmNode("card2", 0o660)},
 	}}
+	node := func(name string, use driver.Capabilities) driver.Node {
+		return driver.Node{Path: "/dev/" + name, HostPath: "/dev/" + name, Mode: 0o666, Capabilities: use}
+	}
 	for _, n := range []string{
 		"nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap31", "nvidia-caps/nvidia-cap32", "nvidia-caps/nvidia-cap33",
 		"nvidia4", "nvidia5",
 	} {
-		d.Nodes = append(d.Nodes, driver.Node{Path: "/dev/" + n, HostPath: "/dev/" + n, Mode: 0o666, Capabilities: driver.All})
+		d.Nodes = append(d.Nodes, node(n, driver.All))
 	}
-	for _, c := range []struct {
-		name string
-		use  driver.Capabilities
-	}{
-		{"nvidiactl", driver.All},
-		{"nvidia-uvm", driver.UsesCUDA},
-		{"nvidia-uvm-tools", driver.Compute},
-		{"nvidia-modeset", driver.Graphics | driver.Display},
+	d.Control = []driver.Node{
+		node("nvidiactl", driver.All),
+		node("nvidia-uvm", driver.UsesCUDA),
+		node("nvidia-uvm-tools", driver.Compute),
+		node("nvidia-modeset", driver.Graphics|driver.Display),
+	}
+	for name, c := range map[string]driver.Capabilities{
+		"libcuda": driver.UsesCUDA, "libnvidia-ml": driver.Utility, "libnvcuvid": driver.Video,
 	} {
-		d.Control = append(d.Control, driver.Node{Path: "/dev/" + c.name, HostPath: "/dev/" + c.name, Mode: 0o666, Capabilities: c.use})
-	}
-	for name, c := range map[string]driver.Capabilities{"libcuda": driver.UsesCUDA, "libnvidia-ml": driver.Utility, "libnvcuvid": driver.Video} {
 		p := "/usr/lib64/" + name + ".so"
 		d.Libraries = append(d.Libraries, driver.Library{
 			Path: p + "." + testVersion, HostPath: "/driver" + p + "." + testVersion, SONAME: name + ".so.1",
@@ -66,15 +67,18 @@ func handDriver() *driver.Driver {
 		})
 	}
 	slices.SortFunc(d.Libraries, func(a, b driver.Library) int { return strings.Compare(a.Path, b.Path) })
-	d.Files = []driver.File{
-		{Path: "/run/nvidia-persistenced/socket", HostPath: "/run/nvidia-persistenced/socket", Kind: driver.KindSocket, Capabilities: driver.Utility},
-		{Path: "/usr/bin/nvidia-smi", HostPath: "/usr/bin/nvidia-smi", Kind: driver.KindBinary, Capabilities: driver.Utility},
+	for p, kind := range map[string]driver.Kind{
+		"/run/nvidia-persistenced/socket": driver.KindSocket, "/usr/bin/nvidia-smi": driver.KindBinary,
+	} {
+		d.Files = append(d.Files, driver.File{Path: p, HostPath: p, Kind: kind, Capabilities: driver.Utility})
 	}
+	slices.SortFunc(d.Files, func(a, b driver.File) int { return strings.Compare(a.Path, b.Path) })
 	return d
 }
 
 func drmNode(name string, mode fs.FileMode) driver.Node {
-	return driver.Node{Path: "/dev/dri/" + name, HostPath: "/dev/dri/" + name, Mode: mode, Capabilities: driver.UsesDRM}
+	p := "/dev/dri/" + name
+	return driver.Node{Path: p, HostPath: p, Mode: mode, Capabilities: driver.UsesDRM}
 }
 
 func mustGenerate(t testing.TB, s *gpu.Snapshot, d *driver.Driver, o Options) *specs.Spec {
@@ -107,6 +111,7 @@ func nodePaths(e specs.ContainerEdits) string {
 }
 
 func TestGenerateOffers(t *testing.T) {
+	onlySecond := map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"}
 	for name, c := range map[string]struct {
 		change func(*gpu.Snapshot, *driver.Driver)
 		migs   int
@@ -140,12 +145,12 @@ func TestGenerateOffers(t *testing.T) {
 		},
 		"the others when one cannot be read": {
 			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[0].Error = "GPU is lost" },
-			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
+			want:   onlySecond,
 			notes:  map[string]string{"GPU 0": "cannot be read: GPU is lost"},
 		},
 		"the others when one has no node": {
 			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[0].Minor = 9 },
-			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
+			want:   onlySecond,
 			notes:  map[string]string{"GPU 0": "no device node /dev/nvidia9"},
 		},
 		"the first of two with one UUID": {
@@ -156,22 +161,22 @@ func TestGenerateOffers(t *testing.T) {
 			},
 			notes: map[string]string{"GPU 1": "its name GPU-0 is that of GPU 0"},
 		},
-		"no GPU whose UUID is no name": {
+		"no GPU whose UUID cannot be a name": {
 			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[0].UUID = "GPU/../x" },
-			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
+			want:   onlySecond,
 			notes:  map[string]string{"GPU 0": `its name "GPU/../x" cannot be used`},
 		},
 		"no GPU without a UUID": {
 			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[0].UUID = "" },
-			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
+			want:   onlySecond,
 			notes:  map[string]string{"GPU 0": `its name "" cannot be used`},
 		},
 		"no GPU in MIG mode without MIG devices": {
 			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[0].MIGEnabled = true },
-			want:   map[string]string{"1": "dri/card2 nvidia5", "GPU-1": "dri/card2 nvidia5", "all": "dri/card2 nvidia5"},
+			want:   onlySecond,
 			notes:  map[string]string{"GPU 0": "MIG is enabled and it has no MIG device"},
 		},
-		"no MIG device whose nodes are unknown or not there": {
+		"no MIG device whose nodes are unknown or missing": {
 			migs: 2, change: func(s *gpu.Snapshot, _ *driver.Driver) {
 				s.Devices[1].MIG[0].GPUInstanceCap = gpu.NoMinor
 				s.Devices[1].MIG[1].ComputeInstanceCap = 99
@@ -187,7 +192,7 @@ func TestGenerateOffers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, d := pair(c.migs), handDriver()
+			s, d := twoGPUs(c.migs), testDriver()
 			if c.change != nil {
 				c.change(s, d)
 			}
@@ -214,7 +219,7 @@ func TestGenerateOffers(t *testing.T) {
 }
 
 func TestGenerateCommonEdits(t *testing.T) {
-	spec := mustGenerate(t, pair(0), handDriver(), Options{})
+	spec := mustGenerate(t, twoGPUs(0), testDriver(), Options{})
 	e := spec.ContainerEdits
 	if diff := cmp.Diff([]string{"NVIDIA_VISIBLE_DEVICES=void"}, e.Env); diff != "" {
 		t.Errorf("environment (-want +got):\n%s", diff)
@@ -239,8 +244,8 @@ func TestGenerateCommonEdits(t *testing.T) {
 	}
 }
 
-func TestGenerateTellsTheHook(t *testing.T) {
-	spec := mustGenerate(t, pair(0), handDriver(), Options{})
+func TestGenerateWritesTheHooksArguments(t *testing.T) {
+	spec := mustGenerate(t, twoGPUs(0), testDriver(), Options{})
 	if len(spec.ContainerEdits.Hooks) != 1 {
 		t.Fatalf("%d hooks, want one", len(spec.ContainerEdits.Hooks))
 	}
@@ -289,14 +294,15 @@ func TestGenerateFiltersByCapability(t *testing.T) {
 		"compute": {driver.Compute, "nvidia4", "nvidia-uvm nvidia-uvm-tools nvidiactl", "libcuda", true, false, false},
 		"utility": {driver.Utility, "nvidia4", "nvidiactl", "socket nvidia-smi libnvidia-ml", false, false, false},
 		"video": {
-			driver.Video, "dri/card1 dri/renderD128 nvidia4", "nvidia-uvm nvidiactl", "libcuda libnvcuvid", true, false, true,
+			driver.Video, "dri/card1 dri/renderD128 nvidia4", "nvidia-uvm nvidiactl",
+			"libcuda libnvcuvid", true, false, true,
 		},
 		"display": {
 			driver.Display, "dri/card1 dri/renderD128 nvidia4", "nvidia-modeset nvidiactl", "", false, true, true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			spec := mustGenerate(t, pair(0), handDriver(), Options{Capabilities: c.capabilities})
+			spec := mustGenerate(t, twoGPUs(0), testDriver(), Options{Capabilities: c.capabilities})
 			var mounts []string
 			for _, m := range spec.ContainerEdits.Mounts {
 				name, _, _ := strings.Cut(path.Base(m.ContainerPath), ".so")
@@ -322,11 +328,11 @@ func TestGenerateFiltersByCapability(t *testing.T) {
 	}
 }
 
-// A container has not the host's groups, so nodes that are for a group on the host are for all in it.
-func TestGenerateOpensDRMNodes(t *testing.T) {
-	d := handDriver()
-	d.Nodes[0].Mode = 0o400 // a capability's node keeps its mode: who may open it is the driver's business
-	spec := mustGenerate(t, pair(1), d, Options{})
+// A container lacks the host's groups, so its users may all open a node that is for a group on the host.
+func TestGenerateOpensDRMNodesToAllUsers(t *testing.T) {
+	d := testDriver()
+	d.Nodes[0].Mode = 0o400 // the driver decides who may open the node of a MIG instance
+	spec := mustGenerate(t, twoGPUs(1), d, Options{})
 	all := devicesByName(spec)[AllDevices]
 	for _, n := range append(all.ContainerEdits.DeviceNodes, spec.ContainerEdits.DeviceNodes...) {
 		want := ""
@@ -346,15 +352,16 @@ func TestGenerateOpensDRMNodes(t *testing.T) {
 	}
 }
 
-func TestGenerateWritesHostPathsThatDiffer(t *testing.T) {
-	d := handDriver()
+func TestGenerateWritesHostPathsUnderAnotherRoot(t *testing.T) {
+	d := testDriver()
 	for _, nodes := range [][]driver.Node{d.Control, d.Nodes} {
 		for i := range nodes {
 			nodes[i].HostPath = "/elsewhere" + nodes[i].Path
 		}
 	}
-	spec := mustGenerate(t, pair(0), d, Options{})
-	for _, n := range append(spec.ContainerEdits.DeviceNodes, spec.Devices[len(spec.Devices)-1].ContainerEdits.DeviceNodes...) {
+	spec := mustGenerate(t, twoGPUs(0), d, Options{})
+	all := devicesByName(spec)[AllDevices]
+	for _, n := range append(spec.ContainerEdits.DeviceNodes, all.ContainerEdits.DeviceNodes...) {
 		if strings.HasPrefix(n.Path, "/dev/dri/") {
 			continue
 		}
@@ -370,21 +377,23 @@ func TestGenerateRefuses(t *testing.T) {
 		change  func(*driver.Driver)
 		want    string
 	}{
-		"a kind without a class":         {Options{Kind: "nvidia.com", HookPath: testHook}, nil, "want VENDOR/CLASS"},
-		"a kind with a bad vendor":       {Options{Kind: "-x/gpu", HookPath: testHook}, nil, "-x"},
-		"no hook path":                   {Options{}, nil, "not absolute"},
-		"a relative hook path":           {Options{HookPath: "bin/prestart-hook"}, nil, "not absolute"},
-		"a library the hook cannot read": {Options{HookPath: testHook}, func(d *driver.Driver) { d.Libraries[0].SONAME = "a,b" }, "write the arguments of the hook"},
+		"a kind without a class":   {Options{Kind: "nvidia.com", HookPath: testHook}, nil, "want VENDOR/CLASS"},
+		"a kind with a bad vendor": {Options{Kind: "-x/gpu", HookPath: testHook}, nil, "-x"},
+		"no hook path":             {Options{}, nil, "not absolute"},
+		"a relative hook path":     {Options{HookPath: "bin/prestart-hook"}, nil, "not absolute"},
+		"a library the hook cannot read": {Options{HookPath: testHook}, func(d *driver.Driver) {
+			d.Libraries[0].SONAME = "a,b"
+		}, "write the arguments of the hook"},
 		"a link the hook cannot read": {Options{HookPath: testHook}, func(d *driver.Driver) {
 			d.Libraries[0].Links[0].Path = "/usr/../etc/passwd"
 		}, "write the arguments of the hook"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := handDriver()
+			d := testDriver()
 			if c.change != nil {
 				c.change(d)
 			}
-			spec, _, err := Generate(pair(0), d, c.options)
+			spec, _, err := Generate(twoGPUs(0), d, c.options)
 			checkError(t, err, c.want)
 			if spec != nil {
 				t.Error("a spec beside the error")
@@ -394,21 +403,24 @@ func TestGenerateRefuses(t *testing.T) {
 }
 
 func TestGenerateWithoutADevice(t *testing.T) {
-	s := pair(0)
+	s := twoGPUs(0)
 	s.Devices[0].Error = "GPU is lost"
 	s.Devices[1].MIGEnabled = true
-	spec, findings, err := Generate(s, handDriver(), Options{HookPath: testHook})
+	spec, findings, err := Generate(s, testDriver(), Options{HookPath: testHook})
 	if err != nil || len(spec.Devices) > 0 {
 		t.Errorf("spec %v, %v", spec, err)
 	}
 	want := []driver.Finding{
 		{Name: "GPU 0", Kind: driver.KindDevice, UUID: s.Devices[0].UUID, Note: "cannot be read: GPU is lost"},
-		{Name: "GPU 1", Kind: driver.KindDevice, UUID: s.Devices[1].UUID, Note: "MIG is enabled and it has no MIG device"},
+		{
+			Name: "GPU 1", Kind: driver.KindDevice, UUID: s.Devices[1].UUID,
+			Note: "MIG is enabled and it has no MIG device",
+		},
 	}
 	if diff := cmp.Diff(want, findings); diff != "" {
 		t.Errorf("findings (-want +got):\n%s", diff)
 	}
-	spec, findings, err = Generate(&gpu.Snapshot{}, handDriver(), Options{HookPath: testHook})
+	spec, findings, err = Generate(&gpu.Snapshot{}, testDriver(), Options{HookPath: testHook})
 	if err != nil || len(spec.Devices)+len(findings) > 0 {
 		t.Errorf("spec of an empty node %v, %v, %v", spec, findings, err)
 	}

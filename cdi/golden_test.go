@@ -21,11 +21,11 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// goldenRoot stands in golden files for the directory of the simulated node.
+// goldenRoot replaces the directory of the simulated node in golden files.
 const goldenRoot = "/node"
 
-// simulated is the spec of a simulated node in its present state.
-func simulated(t testing.TB, n *sim.Node, o Options) []byte {
+// generate is the spec of a simulated node.
+func generate(t testing.TB, n *sim.Node, o Options) []byte {
 	t.Helper()
 	h, err := host.New(n.Root(), "", "")
 	if err != nil {
@@ -46,7 +46,7 @@ func simulated(t testing.TB, n *sim.Node, o Options) []byte {
 	return data
 }
 
-// The specs of all known machines are in specs/, so that a change of what is generated is seen before it is made.
+// The specs of all known machines are in specs/, so that a change of the generator can be reviewed.
 func TestGolden(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		testenv.Skip(t, "the golden specs are those of amd64")
@@ -55,7 +55,7 @@ func TestGolden(t *testing.T) {
 		t.Run(machine, func(t *testing.T) {
 			t.Parallel()
 			n := simtest.Node(t, machine)
-			got := bytes.ReplaceAll(simulated(t, n, Options{}), []byte(n.Root()+"/"), []byte(goldenRoot+"/"))
+			got := bytes.ReplaceAll(generate(t, n, Options{}), []byte(n.Root()+"/"), []byte(goldenRoot+"/"))
 			path := filepath.Join("..", "specs", machine+".json")
 			if *update {
 				if err := os.WriteFile(path, got, 0o644); err != nil {
@@ -79,7 +79,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// There is no golden file of a machine that there is no more.
+// Every golden file is one of a known machine.
 func TestGoldenFilesAreOfMachines(t *testing.T) {
 	files, err := filepath.Glob("../specs/*.json")
 	if err != nil {
@@ -96,10 +96,10 @@ func TestGoldenFilesAreOfMachines(t *testing.T) {
 	}
 }
 
-// What Generate makes of a sound node has nothing that Validate would complain about, but for the hook's path.
+// Validate finds no problem in the spec of a simulated node, with the path of a program that exists as its hook.
 func TestGeneratedSpecsAreValid(t *testing.T) {
 	n := simtest.Node(t, "mig-h100")
-	spec, err := cdilib.ParseSpec(simulated(t, n, Options{HookPath: n.SMI()}))
+	spec, err := cdilib.ParseSpec(generate(t, n, Options{HookPath: n.SMI()}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// plainConfig is a bundle's configuration with what runtime-spec's types do not know, at every level.
+// plainConfig is a bundle's configuration with keys that runtime-spec's types lack, at every level.
 const plainConfig = `{
 	"ociVersion": "1.0.2",
 	"x-top": {"big": 9007199254740993, "html": "<&>"},
@@ -45,7 +45,9 @@ const plainConfig = `{
 // gpuSpec has devices of nodes that every host has.
 func gpuSpec(hook string) *specs.Spec {
 	node := func(p string) specs.ContainerEdits {
-		return specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/gpu" + p, HostPath: "/dev/" + p, Permissions: "rw"}}}
+		return specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{
+			{Path: "/dev/gpu" + p, HostPath: "/dev/" + p, Permissions: "rw"},
+		}}
 	}
 	return &specs.Spec{
 		Version: "0.5.0", Kind: DefaultKind,
@@ -57,7 +59,9 @@ func gpuSpec(hook string) *specs.Spec {
 		ContainerEdits: specs.ContainerEdits{
 			Env:    []string{noInjection},
 			Mounts: []*specs.Mount{{HostPath: "/driver/lib.so", ContainerPath: "/lib/lib.so", Options: fileOptions()}},
-			Hooks:  []*specs.Hook{{HookName: "createContainer", Path: hook, Args: []string{"x"}, Env: []string{hookEnv}}},
+			Hooks: []*specs.Hook{
+				{HookName: "createContainer", Path: hook, Args: []string{"x"}, Env: []string{hookEnv}},
+			},
 		},
 	}
 }
@@ -97,7 +101,7 @@ func decode(t testing.TB, config string) map[string]any {
 	return v.(map[string]any)
 }
 
-func TestInjectKeepsWhatItDoesNotKnow(t *testing.T) {
+func TestInjectKeepsUnknownKeys(t *testing.T) {
 	r := bundle(t, plainConfig)
 	changed, err := r.inject("0")
 	if err != nil || !changed {
@@ -132,7 +136,7 @@ func TestInjectKeepsWhatItDoesNotKnow(t *testing.T) {
 	}
 }
 
-// What is injected is what the library's own entry point injects.
+// The edits are those that the library's own function injects.
 func TestInjectAgreesWithTheLibrary(t *testing.T) {
 	for _, names := range [][]string{{"0"}, {"1", "0"}} {
 		r := bundle(t, plainConfig)
@@ -195,8 +199,8 @@ func stat(t testing.TB, path string) os.FileInfo {
 	return info
 }
 
-// The last rule that fits counts, so an allowance must stand behind a denial that came after it was first given.
-func TestInjectAllowsAgainBehindADenial(t *testing.T) {
+// The last rule that matches counts, so an allowance must follow a denial that was added later.
+func TestInjectAllowsAgainAfterADenial(t *testing.T) {
 	r := bundle(t, `{"ociVersion": "1.0.2", "process": {"cwd": "/"}, "linux": {"resources": {"devices": [
 		{"allow": true, "type": "c", "major": 1, "minor": 3, "access": "rw"}, {"allow": false, "access": "rwm"}]}}}`)
 	if _, err := r.inject("0"); err != nil {
@@ -210,7 +214,7 @@ func TestInjectAllowsAgainBehindADenial(t *testing.T) {
 	}
 }
 
-func TestInjectFollowsTheUser(t *testing.T) {
+func TestInjectGivesTheNodesToTheContainersUser(t *testing.T) {
 	r := bundle(t, `{"ociVersion": "1.0.2", "process": {"cwd": "/", "user": {"uid": 1000, "gid": 100}}}`)
 	if _, err := r.inject("0"); err != nil {
 		t.Fatal(err)
@@ -244,14 +248,15 @@ func TestInjectRefusesAnotherOwnersFile(t *testing.T) {
 		r.must(os.Chown(r.dir+"/bundle/config.json", owner.file, 0))
 		r.must(os.Chown(r.dir+"/bundle", owner.bundle, 0))
 		changed, err := r.inject("0")
-		checkError(t, err, fmt.Sprintf("config.json belongs to user %d, its bundle to user %d", owner.file, owner.bundle))
+		want := fmt.Sprintf("config.json belongs to user %d, its bundle to user %d", owner.file, owner.bundle)
+		checkError(t, err, want)
 		if changed || r.config() != plainConfig {
 			t.Errorf("%+v: the file has changed", owner)
 		}
 	}
 }
 
-// What an injection left that was killed goes with the next one, and nothing else does.
+// The next injection removes the temporary files of one that was killed, and no other file.
 func TestInjectRemovesStaleTemporaryFiles(t *testing.T) {
 	r := bundle(t, plainConfig)
 	for name, age := range map[string]time.Duration{
@@ -273,14 +278,15 @@ func TestInjectRemovesStaleTemporaryFiles(t *testing.T) {
 		names = append(names, e.Name())
 	}
 	want := []string{
-		".config.json.dir.tmp", ".config.json.new.tmp", ".config.json.old", ".other.json.old.tmp", "config.json", "config.json.old.tmp",
+		".config.json.dir.tmp", ".config.json.new.tmp", ".config.json.old", ".other.json.old.tmp",
+		"config.json", "config.json.old.tmp",
 	}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("the bundle's files (-want +got):\n%s", diff)
 	}
 }
 
-// On any error config.json is as it was, and there is nothing beside it.
+// An error leaves config.json as it was, and no other file.
 func TestInjectRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		make  func(*tree)
@@ -300,13 +306,13 @@ func TestInjectRefuses(t *testing.T) {
 		"a kind that does not exist": {
 			nil, []string{"amd.com/gpu=0"}, []string{"amd.com/gpu=0 does not exist", "of the kind nvidia.com/gpu"}, nil,
 		},
-		"a device where there are none": {
+		"a device without any spec": {
 			func(r *tree) { r.must(os.RemoveAll(r.dir + "/cdi")) },
 			[]string{"0"},
 			[]string{"does not exist: there are no devices in", "/cdi"},
 			ErrNoDevices,
 		},
-		"a name that is none": {nil, []string{"nvidia.com=0"}, []string{"want VENDOR/CLASS=NAME"}, ErrBadName},
+		"a malformed name": {nil, []string{"nvidia.com=0"}, []string{"want VENDOR/CLASS=NAME"}, ErrBadName},
 		"a device in conflict": {
 			func(r *tree) { writeSpec(r.t, r.dir+"/cdi/old.yaml", gpuSpec(testHook)) },
 			[]string{"0"},
@@ -332,14 +338,17 @@ func TestInjectRefuses(t *testing.T) {
 			[]string{"config.json has 2 names (hard links)"},
 			nil,
 		},
-		"a bundle that is a link which others could have made": {
+		"a bundle behind a link that others can change": {
 			func(r *tree) {
 				r.must(os.Rename(r.dir+"/bundle", r.dir+"/real"))
 				r.must(os.Chmod(r.dir, 0o777))
 				r.link("/bundle", "real")
-			}, []string{"0"}, []string{"/bundle is not followed, since others can change it: every user can write to "}, nil,
+			},
+			[]string{"0"},
+			[]string{"/bundle is not followed, since others can change it: every user can write to "},
+			nil,
 		},
-		"a FIFO for a bundle": {
+		"a FIFO in place of the bundle": {
 			func(r *tree) { r.must(os.RemoveAll(r.dir + "/bundle")); r.fifo("/bundle") },
 			[]string{"0"},
 			[]string{"/bundle: not a directory"},
@@ -360,7 +369,7 @@ func TestInjectRefuses(t *testing.T) {
 			[]string{"is a directory"},
 			nil,
 		},
-		"65 MiB": {
+		"a file of 65 MiB": {
 			func(r *tree) { r.must(os.Truncate(r.dir+"/bundle/config.json", 65<<20)) },
 			[]string{"0"},
 			[]string{"the limit is 67108864"},
@@ -373,13 +382,19 @@ func TestInjectRefuses(t *testing.T) {
 			overwrite(plainConfig + "{}"), []string{"0"}, []string{"more after the value"}, nil,
 		},
 		"a key in two spellings": {
-			overwrite(`{"process": {"cwd": "/", "env": [], "ENV": ["A=b"]}}`), []string{"0"}, []string{`["ENV" "env"]`}, nil,
+			overwrite(`{"process": {"cwd": "/", "env": [], "ENV": ["A=b"]}}`),
+			[]string{"0"},
+			[]string{`["ENV" "env"]`},
+			nil,
 		},
 		"a key twice": {
-			overwrite(`{"process": {"cwd": "/"}, "process": {}}`), []string{"0"}, []string{`the key "process" twice`}, nil,
+			overwrite(`{"process": {"cwd": "/"}, "process": {}}`),
+			[]string{"0"},
+			[]string{`the key "process" twice`},
+			nil,
 		},
-		"another thing's JSON": {overwrite(`{"process": 7}`), []string{"0"}, []string{"not an OCI configuration"}, nil},
-		"no process":           {overwrite(`{"ociVersion": "1.0.2"}`), []string{"0"}, []string{"no process"}, nil},
+		"other JSON": {overwrite(`{"process": 7}`), []string{"0"}, []string{"not an OCI configuration"}, nil},
+		"no process": {overwrite(`{"ociVersion": "1.0.2"}`), []string{"0"}, []string{"no process"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := bundle(t, plainConfig)
@@ -403,7 +418,7 @@ func overwrite(config string) func(*tree) {
 	return func(r *tree) { r.file("/bundle/config.json", config, 0o640) }
 }
 
-// snapshot is what is in a directory: the content of small files, of others the type.
+// snapshot maps the files in a directory to their content, and large or special files to their type.
 func snapshot(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	m := map[string]string{}
@@ -438,7 +453,7 @@ func TestMergeUsesTheFilesSpelling(t *testing.T) {
 	}
 }
 
-func TestMergeDeletes(t *testing.T) {
+func TestMergeRemovesKeys(t *testing.T) {
 	original := decode(t, `{"a": 1, "b": {"c": 2, "x": 3}}`)
 	got, err := mergeJSON(original, decode(t, `{"a": 1, "b": {"c": 2}}`), decode(t, `{"b": {}}`))
 	if diff := cmp.Diff(any(decode(t, `{"b": {"x": 3}}`)), got); diff != "" || err != nil {
@@ -448,19 +463,21 @@ func TestMergeDeletes(t *testing.T) {
 
 func FuzzEditConfig(f *testing.F) {
 	f.Add([]byte(plainConfig))
-	f.Add([]byte(`{"process":{},"linux":{"devices":[{"path":"/dev/gpunull"}],"resources":null},"hooks":null,"mounts":[null]}`))
+	f.Add([]byte(`{"process":{},"linux":{"devices":[{"path":"/dev/gpunull"}],"resources":null},"hooks":null,` +
+		`"mounts":[null]}`))
 	f.Add([]byte(`{"PROCESS":{"ENV":null,"env":["A"]},"Hooks":{"createcontainer":[]}}`))
 	f.Add([]byte(`[`))
 	spec := gpuSpec(testHook)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		edits := func() *cdilib.ContainerEdits {
-			e := (&cdilib.ContainerEdits{}).Append(&cdilib.ContainerEdits{ContainerEdits: &clone(t, spec).ContainerEdits})
-			return e.Append(&cdilib.ContainerEdits{ContainerEdits: &clone(t, spec).Devices[0].ContainerEdits})
+			s := clone(t, spec)
+			e := (&cdilib.ContainerEdits{}).Append(&cdilib.ContainerEdits{ContainerEdits: &s.ContainerEdits})
+			return e.Append(&cdilib.ContainerEdits{ContainerEdits: &s.Devices[0].ContainerEdits})
 		}
 		after, err := editConfig(data, edits())
 		if err != nil {
 			if after != nil {
-				t.Fatalf("a configuration and the error %v", err)
+				t.Fatalf("a configuration and error %v, want exactly one", err)
 			}
 			return
 		}
@@ -469,29 +486,35 @@ func FuzzEditConfig(f *testing.F) {
 		}
 		var config oci.Spec
 		if err := json.Unmarshal(after, &config); err != nil {
-			t.Fatalf("the result is no configuration: %v\n%s", err, after)
+			t.Fatalf("the result is not a configuration: %v\n%s", err, after)
 		}
 		if len(config.Hooks.CreateContainer) == 0 || len(config.Linux.Devices) == 0 || len(config.Mounts) == 0 {
 			t.Errorf("the edits are missing:\n%s", after)
 		}
 		if again, err := editConfig(after, edits()); err != nil || again != nil {
-			t.Errorf("a second time changes something, %v:\n%s\n%s", err, after, again)
+			t.Errorf("the same edits change it again, %v:\n%s\n%s", err, after, again)
 		}
 	})
 }
 
-// The files of a driver have its version in their names: those of another would stand beside them.
+// The files of a driver have its version in their names, so a container would have those of both drivers.
 func TestInjectRefusesAnotherDriver(t *testing.T) {
 	for name, with := range map[string]func(version string) specs.ContainerEdits{
-		"our hook says": func(version string) specs.ContainerEdits {
+		"known from our hook": func(version string) specs.ContainerEdits {
 			args := (&hookargs.CreateContainer{DriverVersion: version}).Args()
 			return specs.ContainerEdits{Hooks: []*specs.Hook{
-				{HookName: "createContainer", Path: testHook, Args: append([]string{"prestart-hook"}, args...), Env: []string{hookEnv}},
+				{
+					HookName: "createContainer", Path: testHook,
+					Args: append([]string{hookProgram}, args...), Env: []string{hookEnv},
+				},
 			}}
 		},
-		"a library says": func(version string) specs.ContainerEdits {
+		"known from a library": func(version string) specs.ContainerEdits {
 			return specs.ContainerEdits{Mounts: []*specs.Mount{
-				{HostPath: "/driver/libcuda.so." + version, ContainerPath: "/usr/lib/libcuda.so." + version, Options: fileOptions()},
+				{
+					HostPath: "/driver/libcuda.so", ContainerPath: "/usr/lib/libcuda.so." + version,
+					Options: fileOptions(),
+				},
 			}}
 		},
 	} {
@@ -508,9 +531,7 @@ func TestInjectRefusesAnotherDriver(t *testing.T) {
 			before := r.config()
 			r.must(put("580.126.09"))
 			err := put("585.10.02")
-			if err == nil || !strings.Contains(err.Error(), "devices of driver 580.126.09 are in it, and the CDI specs are for 585.10.02") {
-				t.Errorf("error %v", err)
-			}
+			checkError(t, err, "devices of driver 580.126.09 are in it, and the CDI specs are for 585.10.02")
 			if r.config() != before {
 				t.Error("the configuration has changed")
 			}

@@ -15,11 +15,12 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// small is a spec with devices of those names.
-func small(kind string, names ...string) *specs.Spec {
+// specWith is a spec with devices of those names.
+func specWith(kind string, names ...string) *specs.Spec {
 	s := &specs.Spec{Version: "0.5.0", Kind: kind}
 	for _, n := range names {
-		s.Devices = append(s.Devices, specs.Device{Name: n, ContainerEdits: specs.ContainerEdits{Env: []string{"D=" + n}}})
+		edits := specs.ContainerEdits{Env: []string{"D=" + n}}
+		s.Devices = append(s.Devices, specs.Device{Name: n, ContainerEdits: edits})
 	}
 	return s
 }
@@ -37,10 +38,10 @@ func writeSpec(t testing.TB, path string, spec *specs.Spec) {
 func TestLoad(t *testing.T) {
 	r := newTree(t)
 	low, high := r.dir+"/etc", r.dir+"/run"
-	writeSpec(t, low+"/a.json", small("nvidia.com/gpu", "0", "1", "only-low"))
-	writeSpec(t, high+"/b.yaml", small("nvidia.com/gpu", "0", "10", "2", "twice"))
-	writeSpec(t, high+"/c.json", small("nvidia.com/gpu", "twice"))
-	writeSpec(t, high+"/d.json", small("other.org/nic", "0"))
+	writeSpec(t, low+"/a.json", specWith("nvidia.com/gpu", "0", "1", "only-low"))
+	writeSpec(t, high+"/b.yaml", specWith("nvidia.com/gpu", "0", "10", "2", "twice"))
+	writeSpec(t, high+"/c.json", specWith("nvidia.com/gpu", "twice"))
+	writeSpec(t, high+"/d.json", specWith("other.org/nic", "0"))
 	r.file("/run/broken.json", "{", 0o644)
 	r.file("/run/.hidden.tmp", "{", 0o644)
 	r.file("/run/ignored.yml", "{", 0o644)
@@ -77,7 +78,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestLoadOfWhatIsNoDirectory(t *testing.T) {
+func TestLoadReportsAFileInPlaceOfADirectory(t *testing.T) {
 	r := newTree(t)
 	r.file("/etc", "", 0o644)
 	c := Load(r.dir + "/etc")
@@ -86,13 +87,13 @@ func TestLoadOfWhatIsNoDirectory(t *testing.T) {
 	}
 }
 
-// The CDI library stops at a directory that it cannot read; what was read before stays.
+// The CDI library stops at a directory that it cannot read, and offers the devices of those before it.
 func TestLoadStopsWhereTheLibraryStops(t *testing.T) {
 	r := newTree(t)
 	dirs := []string{r.dir + "/low", r.dir + "/etc", r.dir + "/run"}
-	writeSpec(t, dirs[0]+"/a.json", small("x.y/z", "low"))
+	writeSpec(t, dirs[0]+"/a.json", specWith("x.y/z", "low"))
 	r.file("/etc", "", 0o644)
-	writeSpec(t, dirs[2]+"/b.json", small("x.y/z", "high"))
+	writeSpec(t, dirs[2]+"/b.json", specWith("x.y/z", "high"))
 	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(dirs...), cdilib.WithAutoRefresh(false))
 	r.must(err)
 	c := Load(dirs...)
@@ -103,7 +104,7 @@ func TestLoadStopsWhereTheLibraryStops(t *testing.T) {
 	checkError(t, c.Unread(dirs[2]+"/ours.json"), dirs[2]+"/ours.json", dirs[1]+": not a directory")
 }
 
-// What is available is what the CDI library, and so every engine, offers: whatever shadows and conflicts there are.
+// The available devices are those that the CDI library, and so every engine, offers, with any shadows and conflicts.
 func TestLoadAgreesWithTheLibrary(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 60 {
@@ -114,7 +115,7 @@ func TestLoadAgreesWithTheLibrary(t *testing.T) {
 			for f := range random.IntN(4) {
 				names := []string{"a", "b", "c", "d", "e"}
 				random.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-				writeSpec(t, fmt.Sprintf("%s/%d.json", dirs[d], f), small("x.y/z", names[:1+random.IntN(2)]...))
+				writeSpec(t, fmt.Sprintf("%s/%d.json", dirs[d], f), specWith("x.y/z", names[:1+random.IntN(2)]...))
 			}
 		}
 		cache, err := cdilib.NewCache(cdilib.WithSpecDirs(dirs...), cdilib.WithAutoRefresh(false))
@@ -133,24 +134,43 @@ func TestConflictsWith(t *testing.T) {
 	r := newTree(t)
 	low, high, link := r.dir+"/etc", r.dir+"/run", r.dir+"/var-run"
 	r.must(os.Symlink("run", link))
-	ours := small(DefaultKind, "0", "GPU-a", "all")
-	for name, c := range map[string]struct {
+	ours := specWith(DefaultKind, "0", "GPU-a", "all")
+	type clash struct {
 		other string
 		spec  *specs.Spec
 		path  string
 		want  string // empty for none
-	}{
-		"another file of the directory": {high + "/nvidia.yaml", small(DefaultKind, "x", "GPU-a"), high + "/ours.json", "neither"},
-		"a file that counts more":       {high + "/nvidia.yaml", small(DefaultKind, "all"), low + "/ours.json", "that one"},
-		"a file that counts less":       {low + "/nvidia.yaml", small(DefaultKind, "all"), high + "/ours.json", "no longer see"},
-		"the file itself":               {high + "/ours.json", small(DefaultKind, "all"), high + "/../run/ours.json", ""},
-		"its sibling in YAML":           {high + "/ours.yaml", small(DefaultKind, "all"), high + "/ours.json", "neither"},
-		"other names":                   {high + "/nvidia.yaml", small(DefaultKind, "7"), high + "/ours.json", ""},
-		"another kind":                  {high + "/nvidia.yaml", small("nvidia.com/other", "0"), high + "/ours.json", ""},
-		"the directory by another name": {high + "/nvidia.yaml", small(DefaultKind, "0"), link + "/ours.json", "neither"},
-		"itself by another name":        {high + "/ours.json", small(DefaultKind, "0"), link + "/ours.json", ""},
+	}
+	for name, c := range map[string]clash{
+		"another file of the directory": {
+			high + "/nvidia.yaml", specWith(DefaultKind, "x", "GPU-a"), high + "/ours.json", "neither",
+		},
+		"a file of a higher priority": {
+			high + "/nvidia.yaml", specWith(DefaultKind, "all"), low + "/ours.json", "that one",
+		},
+		"a file of a lower priority": {
+			low + "/nvidia.yaml", specWith(DefaultKind, "all"), high + "/ours.json", "no longer see",
+		},
+		"the file itself": {
+			high + "/ours.json", specWith(DefaultKind, "all"), high + "/../run/ours.json", "",
+		},
+		"the same name in YAML": {
+			high + "/ours.yaml", specWith(DefaultKind, "all"), high + "/ours.json", "neither",
+		},
+		"other names": {
+			high + "/nvidia.yaml", specWith(DefaultKind, "7"), high + "/ours.json", "",
+		},
+		"another kind": {
+			high + "/nvidia.yaml", specWith("nvidia.com/other", "0"), high + "/ours.json", "",
+		},
+		"the directory by another name": {
+			high + "/nvidia.yaml", specWith(DefaultKind, "0"), link + "/ours.json", "neither",
+		},
+		"the file itself by another name": {
+			high + "/ours.json", specWith(DefaultKind, "0"), link + "/ours.json", "",
+		},
 		"a directory that engines do not read": {
-			high + "/nvidia.yaml", small(DefaultKind, "0"), r.dir + "/somewhere/ours.json", "",
+			high + "/nvidia.yaml", specWith(DefaultKind, "0"), r.dir + "/somewhere/ours.json", "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -180,21 +200,30 @@ func TestClashes(t *testing.T) {
 		others []string // files that define x.y/z=a
 		want   Clash
 	}{
-		"one that counts less":        {[]string{low + "/1.json"}, Clash{File: low + "/1.json", State: Available}},
-		"one that counts more":        {[]string{high + "/1.json"}, Clash{File: high + "/1.json", State: Shadowed}},
-		"one of the same directory":   {[]string{mid + "/1.json"}, Clash{File: mid + "/1.json", State: Conflict, yields: true}},
-		"two that count less":         {[]string{low + "/1.json", low + "/2.json"}, Clash{File: low + "/2.json", State: Conflict}},
-		"two that count more":         {[]string{high + "/1.json", high + "/2.json"}, Clash{File: high + "/1.json", State: Conflict}},
-		"one beside, one that counts": {[]string{mid + "/1.json", high + "/2.json"}, Clash{File: mid + "/1.json", State: Conflict, yields: true}},
-		"a link to the spec":          {[]string{"link"}, Clash{File: mid + "/link.json", State: Conflict}},
-		"a link that counts more":     {[]string{"high link"}, Clash{File: high + "/link.json", State: Shadowed}},
+		"a lower priority":  {[]string{low + "/1.json"}, Clash{File: low + "/1.json", State: Available}},
+		"a higher priority": {[]string{high + "/1.json"}, Clash{File: high + "/1.json", State: Shadowed}},
+		"the same directory": {
+			[]string{mid + "/1.json"}, Clash{File: mid + "/1.json", State: Conflict, yields: true},
+		},
+		"two of a lower priority": {
+			[]string{low + "/1.json", low + "/2.json"}, Clash{File: low + "/2.json", State: Conflict},
+		},
+		"two of a higher priority": {
+			[]string{high + "/1.json", high + "/2.json"}, Clash{File: high + "/1.json", State: Conflict},
+		},
+		"the same directory and a higher priority": {
+			[]string{mid + "/1.json", high + "/2.json"},
+			Clash{File: mid + "/1.json", State: Conflict, yields: true},
+		},
+		"a link to the spec":             {[]string{"link"}, Clash{File: mid + "/link.json", State: Conflict}},
+		"a link from a higher directory": {[]string{"high link"}, Clash{File: high + "/link.json", State: Shadowed}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, dir := range []string{low, mid, high} {
 				r.must(os.RemoveAll(dir))
 				r.must(os.Mkdir(dir, 0o755))
 			}
-			ours := small("x.y/z", "a", "b")
+			ours := specWith("x.y/z", "a", "b")
 			writeSpec(t, path, ours)
 			for _, other := range c.others {
 				switch other {
@@ -203,31 +232,34 @@ func TestClashes(t *testing.T) {
 				case "high link":
 					r.must(os.Symlink(path, high+"/link.json"))
 				default:
-					writeSpec(t, other, small("x.y/z", "a", "x"))
+					writeSpec(t, other, specWith("x.y/z", "a", "x"))
 				}
 			}
 			c.want.Name = "x.y/z=a"
-			there := Load(low, mid, high)
-			got := there.Clashes(path, ours)
+			dirs := Load(low, mid, high)
+			got := dirs.Clashes(path, ours)
 			if len(got) == 0 || got[0] != c.want {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
-			if taken := there.Taken(path); taken["a"] != (c.want.State == Available) || taken["x"] || strings.Contains(name, "link") == taken["b"] {
+			taken := dirs.Taken(path)
+			if taken["a"] != (c.want.State == Available) || taken["x"] || strings.Contains(name, "link") == taken["b"] {
 				t.Errorf("engines take %v from the spec", taken)
 			}
-			for _, none := range [][]Clash{there.Clashes("", ours), there.Clashes(r.dir+"/elsewhere/x.json", ours), there.Clashes(path, nil)} {
+			for _, none := range [][]Clash{
+				dirs.Clashes("", ours), dirs.Clashes(r.dir+"/elsewhere/x.json", ours), dirs.Clashes(path, nil),
+			} {
 				if len(none) > 0 {
-					t.Errorf("what is in no directory, or nothing, clashes: %+v", none)
+					t.Errorf("a spec without a path or devices, or outside the directories, clashes: %+v", none)
 				}
 			}
 		})
 	}
 }
 
-// Two names of one directory are not two directories, whose files would shadow themselves.
-func TestLoadReadsADirectoryOfTwoNamesOnce(t *testing.T) {
+// A directory with two names is read once, or its files would shadow themselves.
+func TestLoadReadsADirectoryWithTwoNamesOnce(t *testing.T) {
 	r := newTree(t)
-	writeSpec(t, r.dir+"/run/a.json", small("x.y/z", "0"))
+	writeSpec(t, r.dir+"/run/a.json", specWith("x.y/z", "0"))
 	r.must(os.Symlink("run", r.dir+"/var-run"))
 	c := Load(r.dir+"/run", r.dir+"/var-run", r.dir+"/run/../run/")
 	if len(c.Dirs) != 1 || len(c.Files) != 1 || len(c.Devices) != 1 || c.Devices[0].State != Available {

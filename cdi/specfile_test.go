@@ -17,7 +17,7 @@ import (
 )
 
 func TestWriteFileAndReadFile(t *testing.T) {
-	want := mustGenerate(t, pair(2), handDriver(), Options{})
+	want := mustGenerate(t, twoGPUs(2), testDriver(), Options{})
 	for _, name := range []string{"x.json", "x.yaml"} {
 		path := filepath.Join(t.TempDir(), name)
 		if err := WriteFile(path, want); err != nil {
@@ -42,14 +42,14 @@ func TestWriteFileAndReadFile(t *testing.T) {
 
 func TestMarshalIsDeterministic(t *testing.T) {
 	for _, f := range []Format{JSON, YAML} {
-		first, err := Marshal(mustGenerate(t, pair(2), handDriver(), Options{}), f)
+		first, err := Marshal(mustGenerate(t, twoGPUs(2), testDriver(), Options{}), f)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 20 {
-			again, err := Marshal(mustGenerate(t, pair(2), handDriver(), Options{}), f)
+			again, err := Marshal(mustGenerate(t, twoGPUs(2), testDriver(), Options{}), f)
 			if err != nil || !bytes.Equal(first, again) {
-				t.Fatalf("%s: another encoding of the same spec, %v", f, err)
+				t.Fatalf("%s: two encodings of one spec, %v", f, err)
 			}
 		}
 	}
@@ -65,21 +65,29 @@ func TestFileName(t *testing.T) {
 }
 
 func TestWriteFileRefuses(t *testing.T) {
-	good := mustGenerate(t, pair(0), handDriver(), Options{})
+	good := mustGenerate(t, twoGPUs(0), testDriver(), Options{})
 	for name, c := range map[string]struct {
 		file   string
 		change func(*specs.Spec)
 		want   string
 	}{
 		"an extension that engines ignore": {"spec.yml", nil, "only .json and .yaml"},
-		"a directory that is not there":    {"nowhere/spec.json", nil, "no such file"},
-		"a version that is too low":        {"spec.json", func(s *specs.Spec) { s.Version = "0.3.0" }, "at least v0.5.0"},
-		"a spec without devices":           {"spec.json", func(s *specs.Spec) { s.Devices = nil }, "no devices"},
-		"a name twice":                     {"spec.json", func(s *specs.Spec) { s.Devices[1].Name = "0" }, `the name "0"`},
-		"a name that is none":              {"spec.json", func(s *specs.Spec) { s.Devices[1].Name = "a b" }, `"a b"`},
-		"a kind that is none":              {"spec.json", func(s *specs.Spec) { s.Kind = "gpu" }, "VENDOR/CLASS"},
-		"a device that is nothing":         {"spec.json", func(s *specs.Spec) { s.Devices[1].ContainerEdits = specs.ContainerEdits{} }, "no edits"},
-		"edits that are not valid":         {"spec.json", func(s *specs.Spec) { s.ContainerEdits.Env = []string{"x"} }, "invalid"},
+		"a directory that is missing":      {"nowhere/spec.json", nil, "no such file"},
+		"a version that is too low": {
+			"spec.json", func(s *specs.Spec) { s.Version = "0.3.0" }, "at least v0.5.0",
+		},
+		"a spec without devices": {"spec.json", func(s *specs.Spec) { s.Devices = nil }, "no devices"},
+		"a name twice": {
+			"spec.json", func(s *specs.Spec) { s.Devices[1].Name = "0" }, `the name "0"`,
+		},
+		"a malformed name": {"spec.json", func(s *specs.Spec) { s.Devices[1].Name = "a b" }, `"a b"`},
+		"a malformed kind": {"spec.json", func(s *specs.Spec) { s.Kind = "gpu" }, "VENDOR/CLASS"},
+		"a device without edits": {"spec.json", func(s *specs.Spec) {
+			s.Devices[1].ContainerEdits = specs.ContainerEdits{}
+		}, "no edits"},
+		"edits that are not valid": {"spec.json", func(s *specs.Spec) {
+			s.ContainerEdits.Env = []string{"x"}
+		}, "invalid"},
 		"a hook that is not valid": {"spec.json", func(s *specs.Spec) {
 			s.Devices[0].ContainerEdits.Hooks = []*specs.Hook{{HookName: "sometime", Path: "/x"}}
 		}, "sometime"},
@@ -92,7 +100,7 @@ func TestWriteFileRefuses(t *testing.T) {
 			}
 			checkError(t, WriteFile(filepath.Join(dir, c.file), spec), c.want, c.file)
 			if names, _ := os.ReadDir(dir); len(names) > 0 {
-				t.Errorf("left behind: %q", names)
+				t.Errorf("files after the error: %q", names)
 			}
 		})
 	}
@@ -116,9 +124,13 @@ func TestReadFileRefuses(t *testing.T) {
 		make func(*tree)
 		want string
 	}{
-		"an empty file":             {func(r *tree) { r.file("/x.json", "", 0o644) }, "empty"},
-		"text":                      {func(r *tree) { r.file("/x.json", "hello", 0o644) }, "cannot unmarshal !!str `hello`"},
-		"an unknown field":          {func(r *tree) { r.file("/x.json", `{"cdiVersion": "0.5.0", "kinds": 1}`, 0o644) }, "kinds"},
+		"an empty file": {func(r *tree) { r.file("/x.json", "", 0o644) }, "empty"},
+		"text": {func(r *tree) {
+			r.file("/x.json", "hello", 0o644)
+		}, "cannot unmarshal !!str `hello`"},
+		"an unknown key": {func(r *tree) {
+			r.file("/x.json", `{"cdiVersion": "0.5.0", "kinds": 1}`, 0o644)
+		}, "unknown key kinds"},
 		"a spec without a kind":     {func(r *tree) { r.file("/x.json", `{"cdiVersion": "0.5.0"}`, 0o644) }, "vendor"},
 		"a FIFO":                    {func(r *tree) { r.fifo("/x.json") }, "a FIFO, not a regular file"},
 		"a directory":               {func(r *tree) { r.must(os.Mkdir(r.dir+"/x.json", 0o755)) }, "a directory"},
@@ -139,17 +151,18 @@ func TestReadFileRefuses(t *testing.T) {
 		})
 	}
 	if _, err := ReadFile(filepath.Join(t.TempDir(), "no.json")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("about a file that is not there: %v", err)
+		t.Errorf("a file that does not exist: %v", err)
 	}
 }
 
 func FuzzReadFile(f *testing.F) {
-	good, err := Marshal(mustGenerate(f, pair(0), handDriver(), Options{Capabilities: driver.Utility}), YAML)
+	good, err := Marshal(mustGenerate(f, twoGPUs(0), testDriver(), Options{Capabilities: driver.Utility}), YAML)
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(good)
-	f.Add([]byte("cdiVersion: 0.6.0\nkind: a.b/c\nannotations: {x: y}\ndevices: [{name: d, containerEdits: {env: [A=b]}}]\n"))
+	f.Add([]byte("cdiVersion: 0.6.0\nkind: a.b/c\nannotations: {x: y}\n" +
+		"devices: [{name: d, containerEdits: {env: [A=b]}}]\n"))
 	f.Add([]byte("a: &a [*a]"))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -164,7 +177,7 @@ func FuzzReadFile(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What engines read, Diff, Validate and the encoders take.
+		// Diff and Validate accept what engines read.
 		if diff := Diff(spec, spec); len(diff) > 0 {
 			t.Errorf("a spec differs from itself: %v", diff)
 		}
@@ -176,7 +189,7 @@ func FuzzReadFile(f *testing.F) {
 }
 
 func TestWriteFileRefusesAnExtensionThatEnginesDoNotRead(t *testing.T) {
-	err := WriteFile(filepath.Join(t.TempDir(), "x.yml"), mustGenerate(t, pair(0), handDriver(), Options{}))
+	err := WriteFile(filepath.Join(t.TempDir(), "x.yml"), mustGenerate(t, twoGPUs(0), testDriver(), Options{}))
 	if !errors.Is(err, ErrExtension) {
 		t.Errorf("error %v", err)
 	}

@@ -23,17 +23,19 @@ func TestValidate(t *testing.T) {
 		edits specs.ContainerEdits
 		want  []string
 	}{
-		"a sound spec": {edits: specs.ContainerEdits{
+		"a valid spec": {edits: specs.ContainerEdits{
 			DeviceNodes: []*specs.DeviceNode{{Path: "/dev/null"}, {Path: "/dev/x", HostPath: "/dev/zero"}},
 			Mounts:      []*specs.Mount{{HostPath: r.dir + "/lib.so", ContainerPath: "/lib.so"}},
 			Hooks:       []*specs.Hook{hook},
 		}},
-		"a tmpfs has no file": {edits: specs.ContainerEdits{Mounts: []*specs.Mount{{HostPath: "tmpfs", ContainerPath: "/t", Type: "tmpfs"}}}},
+		"a tmpfs, which has no file": {edits: specs.ContainerEdits{
+			Mounts: []*specs.Mount{{HostPath: "tmpfs", ContainerPath: "/t", Type: "tmpfs"}},
+		}},
 		"a mount without its file": {
 			specs.ContainerEdits{Mounts: []*specs.Mount{{HostPath: r.dir + "/gone.so", ContainerPath: "/lib.so"}}},
 			[]string{"mount /lib.so: stat " + r.dir + "/gone.so: no such file or directory"},
 		},
-		"a node that is not there": {
+		"a node that does not exist": {
 			specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/nvidia77"}}},
 			[]string{"device node: lstat /dev/nvidia77: no such file or directory"},
 		},
@@ -41,17 +43,23 @@ func TestValidate(t *testing.T) {
 			specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/x", HostPath: r.dir + "/lib.so"}}},
 			[]string{"device node: " + r.dir + "/lib.so is a regular file"},
 		},
-		"numbers that the node has not": {
+		"other numbers than the node's": {
 			specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/null", Major: 511, Minor: 0}}},
 			[]string{"device node /dev/null is 1:3, and 511:0 in the spec"},
 		},
-		"numbers that the node has": {edits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/null", Major: 1, Minor: 3}}}},
-		"a hook that is not there": {
-			specs.ContainerEdits{Hooks: []*specs.Hook{{HookName: "createContainer", Path: "/gone/hook", Env: hook.Env}}},
+		"the node's numbers": {edits: specs.ContainerEdits{
+			DeviceNodes: []*specs.DeviceNode{{Path: "/dev/null", Major: 1, Minor: 3}},
+		}},
+		"a hook that does not exist": {
+			specs.ContainerEdits{
+				Hooks: []*specs.Hook{{HookName: "createContainer", Path: "/gone/hook", Env: hook.Env}},
+			},
 			[]string{"hook: stat /gone/hook: no such file or directory"},
 		},
 		"a hook that cannot be executed": {
-			specs.ContainerEdits{Hooks: []*specs.Hook{{HookName: "createContainer", Path: r.dir + "/not-a-hook", Env: hook.Env}}},
+			specs.ContainerEdits{
+				Hooks: []*specs.Hook{{HookName: "createContainer", Path: r.dir + "/not-a-hook", Env: hook.Env}},
+			},
 			[]string{"hook: " + r.dir + "/not-a-hook is not executable"},
 		},
 		"a hook that is a directory": {
@@ -64,16 +72,16 @@ func TestValidate(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, place := range []string{"all devices", "device 1"} {
-				spec := small(DefaultKind, "1")
-				if place == "all devices" {
+			for _, where := range []string{"all devices", "device 1"} {
+				spec := specWith(DefaultKind, "1")
+				if where == "all devices" {
 					spec.ContainerEdits = c.edits
 				} else {
 					spec.Devices[0].ContainerEdits = c.edits
 				}
 				var want, got []string
 				for _, w := range c.want {
-					want = append(want, place+": "+w)
+					want = append(want, where+": "+w)
 				}
 				for _, p := range Validate(spec) {
 					got = append(got, p.String())
@@ -86,8 +94,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-func TestValidateSaysAProblemOnce(t *testing.T) {
-	spec := small(DefaultKind, "0", "GPU-a", "all")
+func TestValidateReportsAProblemOnce(t *testing.T) {
+	spec := specWith(DefaultKind, "0", "GPU-a", "all")
 	for i := range spec.Devices {
 		spec.Devices[i].ContainerEdits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/nvidia77"}}
 	}
@@ -112,7 +120,7 @@ func TestValidateFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newTree(t)
-			spec := small(DefaultKind, "0")
+			spec := specWith(DefaultKind, "0")
 			data, err := Marshal(spec, JSON)
 			r.must(err)
 			switch c.content {
@@ -140,7 +148,7 @@ func TestValidateFile(t *testing.T) {
 	}
 }
 
-func TestValidateFindsWhatIsGone(t *testing.T) {
+func TestValidateFindsMissingFiles(t *testing.T) {
 	testenv.Root(t)
 	r := newTree(t)
 	r.file("/hook", "", 0o755)
@@ -152,7 +160,7 @@ func TestValidateFindsWhatIsGone(t *testing.T) {
 			{Path: "/dev/nvidia5", HostPath: "/dev/zero", Mode: 0o666, Capabilities: driver.All},
 		},
 	}
-	spec := mustGenerate(t, pair(0), d, Options{HookPath: r.dir + "/hook"})
+	spec := mustGenerate(t, twoGPUs(0), d, Options{HookPath: r.dir + "/hook"})
 	if problems := Validate(spec); len(problems) > 0 {
 		t.Fatalf("a new spec has problems: %v", problems)
 	}
@@ -174,15 +182,19 @@ func TestValidateDevices(t *testing.T) {
 		device string
 		want   []Problem
 	}{
-		"a GPU that is there":              {"GPU-whole", nil},
-		"a MIG device that is there":       {"MIG-part", nil},
-		"an index, which is no GPU's name": {"7", nil},
-		"a GPU that is gone":               {"GPU-gone", []Problem{{"device GPU-gone", "the driver has no such device"}}},
-		"a MIG device that is gone":        {"MIG-gone", []Problem{{"device MIG-gone", "the driver has no such device"}}},
+		"a GPU of the node":        {"GPU-whole", nil},
+		"a MIG device of the node": {"MIG-part", nil},
+		"an index":                 {"7", nil},
+		"a GPU that is gone":       {"GPU-gone", []Problem{{"device GPU-gone", "the driver has no such device"}}},
+		"a MIG device that is gone": {
+			"MIG-gone", []Problem{{"device MIG-gone", "the driver has no such device"}},
+		},
 		"a GPU that is in MIG mode now": {"GPU-split", []Problem{
 			{"device GPU-split", "the GPU is in MIG mode: only its MIG devices can be used"},
 		}},
-		"a GPU that cannot be read": {"GPU-broken", []Problem{{"device GPU-broken", "the GPU cannot be read: it is lost"}}},
+		"a GPU that cannot be read": {"GPU-broken", []Problem{
+			{"device GPU-broken", "the GPU cannot be read: it is lost"},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
