@@ -343,7 +343,7 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 			}
 			checkError(t, err, append(c.want, r.dir)...)
 			for _, why := range []error{ErrDamaged, ErrOtherVersion, ErrNoCUDA} {
-				if errors.Is(err, why) != (why == c.why) || !errors.Is(err, gpu.ErrNoDriver) {
+				if errors.Is(err, why) != errors.Is(c.why, why) || !errors.Is(err, gpu.ErrNoDriver) {
 					t.Errorf("error %v, want it to wrap %v", err, c.why)
 				}
 			}
