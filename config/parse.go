@@ -51,7 +51,7 @@ func Parse(data []byte) (*File, error) {
 // validateExcept returns the problems that Validate finds, except in keys that the decoder has reported: those have zero
 // values, which the file does not contain.
 func (c *Config) validateExcept(reported error) error {
-	problems, _ := errors.AsType[yamlfile.Problems](reported)
+	problems, _ := errors.AsType[yamlfile.DecodeErrors](reported)
 	invalid := c.Validate()
 	if invalid == nil {
 		return nil

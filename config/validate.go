@@ -38,7 +38,7 @@ func (c *Config) Validate() error {
 		knownOnce("extras", c.Extras, Extras()),
 		checkIMEX(&c.IMEX),
 		checkAllocation(&c.Allocation),
-		c.Plugin.Config.Validate(),
+		c.Config.Validate(),
 	)
 }
 

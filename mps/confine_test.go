@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// statusOf are lines of /proc/PID/status by their names.
-func statusOf(t *testing.T, pid int) map[string]string {
+// readStatus returns the lines of /proc/PID/status by name.
+func readStatus(t *testing.T, pid int) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	must(t, err)
@@ -29,8 +29,8 @@ func statusOf(t *testing.T, pid int) map[string]string {
 	return lines
 }
 
-// writable are the mounts of a process that are not read-only.
-func writable(t *testing.T, pid int) []string {
+// writableMounts returns the mounts of a process that are not read-only.
+func writableMounts(t *testing.T, pid int) []string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
 	must(t, err)
@@ -45,9 +45,9 @@ func writable(t *testing.T, pid int) []string {
 	return points
 }
 
-// client starts a client of a GPU's daemon, of that user, and waits until a server answers it. It runs until end is
-// called, or until the test ends.
-func (k *testKeeper) client(n int, uid uint32) (end func()) {
+// startClient starts a client of a GPU's daemon as a user, and waits until a server answers it. It runs until end is called
+// or the test ends.
+func (k *testKeeper) startClient(n int, uid uint32) (end func()) {
 	k.t.Helper()
 	must(k.t, os.Chmod(filepath.Dir(filepath.Dir(k.node.Root())), 0o755)) // users can run the driver's programs
 	must(k.t, os.Chmod(filepath.Dir(k.node.Root()), 0o755))
@@ -75,7 +75,7 @@ func TestDaemonsAreConfined(t *testing.T) {
 	k.start()
 	k.share(0)
 	daemon := k.awaitReady(0)
-	k.client(0, 1000)
+	k.startClient(0, 1000)
 	c, err := k.control(t.Context(), k.dir(0))
 	must(t, err)
 	servers, err := c.servers(t.Context())
@@ -86,7 +86,7 @@ func TestDaemonsAreConfined(t *testing.T) {
 
 	const none, killAndSetuid = "0000000000000000", "00000000000000a0" // bits 5 and 7 of capability.h
 	for pid, has := range map[int]string{daemon: killAndSetuid, servers[0]: none} {
-		got := statusOf(t, pid)
+		got := readStatus(t, pid)
 		want := map[string]string{
 			"CapInh": none, "CapPrm": has, "CapEff": has, "CapBnd": killAndSetuid, "CapAmb": none, "NoNewPrivs": "1",
 		}
@@ -109,12 +109,12 @@ func TestDaemonsAreConfined(t *testing.T) {
 		}
 		const flags = " rw,nosuid,nodev,noexec,relatime,nosymfollow"
 		paths := []string{"/dev/shm" + flags, k.dir(0) + "/log" + flags, k.dir(0) + "/pipe" + flags}
-		if diff := cmp.Diff(paths, writable(t, pid)); diff != "" {
+		if diff := cmp.Diff(paths, writableMounts(t, pid)); diff != "" {
 			t.Errorf("what process %d can write to (-want +got)\n%s", pid, diff)
 		}
 	}
 
-	// Of the node it has nothing but what programs and the driver need.
+	// It sees only what programs and the driver need.
 	root := fmt.Sprintf("/proc/%d/root", daemon)
 	entries, err := os.ReadDir(filepath.Join(root, k.dir(0)))
 	must(t, err)
@@ -129,7 +129,7 @@ func TestDaemonsAreConfined(t *testing.T) {
 		path string
 		has  *regexp.Regexp
 	}{
-		{"/", regexp.MustCompile(`^(bin|dev|etc|lib.*|nix|proc|sbin|sys|tmp|usr)$`)}, // tmp has the node of the test
+		{"/", regexp.MustCompile(`^(bin|dev|etc|lib.*|nix|proc|sbin|sys|tmp|usr)$`)}, // the simulated node is in /tmp
 		{"/etc", regexp.MustCompile(`^(alternatives|group|ld.so.cache|localtime|nsswitch.conf|nvidia|passwd)$`)},
 		{"/dev", regexp.MustCompile(`^(null|zero|full|u?random|shm|nvidia.*)$`)},
 	} {
@@ -148,8 +148,8 @@ func TestDaemonsAreConfined(t *testing.T) {
 	}
 }
 
-// A program that was taken over by what a container sent can do nothing to the node.
-func TestWhatAConfinedProgramCannotDo(t *testing.T) {
+// A container may have taken over the daemon.
+func TestConfinedProgramsCannotChangeTheNode(t *testing.T) {
 	k := newTestKeeper(t)
 	prepareGPU(t, k.opts.Dir, testGPU)
 	dir := t.TempDir()
@@ -194,7 +194,7 @@ end
 	}
 }
 
-// What is mounted elsewhere is not kept in use, and what comes where a daemon looks, and could be written to, is not seen.
+// A daemon must not keep volumes of pods busy, nor see what is mounted later, which it could write to.
 func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
 	k := newTestKeeper(t)
 	mount := func(name, at string) string {
@@ -219,6 +219,6 @@ func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
 	here, err := os.ReadFile("/proc/thread-self/mountinfo")
 	must(t, err)
 	if strings.Count(string(here), k.dir(0)) != 2 {
-		t.Errorf("what the daemon mounted is seen here:\n%s", here)
+		t.Errorf("the daemon's mounts are visible here:\n%s", here)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestPIDs(t *testing.T) {
+func TestParsePIDs(t *testing.T) {
 	for answer, want := range map[string][]int{
 		"": nil, "\n": nil, "12\n": {12}, "12\n 7 \n": {12, 7}, "3": {3}, "1\n2\n3\n4\n": {1, 2, 3, 4},
 	} {
@@ -23,7 +23,7 @@ func TestPIDs(t *testing.T) {
 	}
 }
 
-func TestPercentage(t *testing.T) {
+func TestParsePercentage(t *testing.T) {
 	for answer, want := range map[string]float64{"50.0\n": 50, "100": 100, "0.5": 0.5} {
 		if got, err := parsePercentage(answer); got != want || err != nil {
 			t.Errorf("%q: %v, %v", answer, got, err)
@@ -36,9 +36,9 @@ func TestPercentage(t *testing.T) {
 	}
 }
 
-// The real program shows sizes from a gigabyte on in whole ones, rounded down.
+// The real program prints sizes of a gigabyte and more in gigabytes, rounded down.
 func TestMemoryLimit(t *testing.T) {
-	for answer, shows := range map[string]map[uint64]bool{
+	for answer, matching := range map[string]map[uint64]bool{
 		"":       {0: true, 512: false},
 		"512M\n": {512: true, 513: false, 1024: false},
 		"1G":     {1024: true, 1500: true, 2047: true, 2048: false, 1023: false},
@@ -48,7 +48,7 @@ func TestMemoryLimit(t *testing.T) {
 		if err != nil {
 			t.Errorf("%q: %v", answer, err)
 		}
-		for mib, want := range shows {
+		for mib, want := range matching {
 			if l.matches(mib) != want {
 				t.Errorf("%q for %d MiB: %t", answer, mib, !want)
 			}
@@ -61,7 +61,7 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
-func TestExcerptsAreFitForALog(t *testing.T) {
+func TestExcerptsAreQuotedASCII(t *testing.T) {
 	if got := excerpt(" a\x00\x1b[31m\né" + strings.Repeat("x", 100)); got != `"a\x00\x1b[31m\n\u00e9`+strings.Repeat("x", 70)+`..."` {
 		t.Errorf("got %s", got)
 	}

@@ -69,18 +69,18 @@ func makeDirs(dir, uuid string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory of MPS: %w", err)
 	}
-	own, err := makeDir(unix.AT_FDCWD, filepath.Join(dir, uuid), 0o755)
+	gpu, err := makeDir(unix.AT_FDCWD, filepath.Join(dir, uuid), 0o755)
 	if err != nil {
 		return err
 	}
-	defer own.Close()
+	defer gpu.Close()
 	for _, sub := range []struct {
 		name string
 		mode uint32
 	}{{pipeName, 0o755}, {logName, 0o755}, {shmName, 0o1777}} {
-		d, err := makeDir(int(own.Fd()), sub.name, sub.mode)
+		d, err := makeDir(int(gpu.Fd()), sub.name, sub.mode)
 		if err != nil {
-			return fmt.Errorf("in %s: %w", own.Name(), err)
+			return fmt.Errorf("in %s: %w", gpu.Name(), err)
 		}
 		_ = d.Close()
 	}

@@ -35,7 +35,7 @@ func makeShortDir(t testing.TB) string {
 	return dir
 }
 
-// testShm is the size of shared memory in tests, in bytes.
+// testShm is the size of shm in tests, in bytes.
 const testShm = 1 << 20
 
 func prepareGPU(t testing.TB, dir, uuid string) {
@@ -46,13 +46,13 @@ func prepareGPU(t testing.TB, dir, uuid string) {
 
 func TestPrepare(t *testing.T) {
 	for name, before := range map[string]func(t *testing.T, dir string){
-		"nothing is there": func(*testing.T, string) {},
-		"a container's runtime made the directories after a boot": func(t *testing.T, dir string) {
+		"no directory": func(*testing.T, string) {},
+		"the containers' runtime made the directories": func(t *testing.T, dir string) {
 			for _, name := range []string{pipeName, logName, shmName} {
 				must(t, os.MkdirAll(filepath.Join(dir, testGPU, name), 0o755))
 			}
 		},
-		"they have other modes and owners": func(t *testing.T, dir string) {
+		"directories with other modes and owners": func(t *testing.T, dir string) {
 			testenv.Root(t)
 			for _, name := range []string{pipeName, logName, shmName} {
 				must(t, os.MkdirAll(filepath.Join(dir, testGPU, name), 0o700))
@@ -126,10 +126,10 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 }
 
-// What others can change is not used, and nothing is made below it.
+// A directory that other users can change is not used, and nothing is made in it.
 func TestKeeperUsesOnlyRootsDirectories(t *testing.T) {
 	testenv.Root(t)
-	safe, err := os.MkdirTemp("/run", "mps-test-") //nolint:usetesting // t.TempDir is under /tmp, where everybody can write
+	safe, err := os.MkdirTemp("/run", "mps-test-") //nolint:usetesting // t.TempDir is in /tmp, where every user can write
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(safe) })
 	above := filepath.Join(safe, "above")
@@ -139,8 +139,8 @@ func TestKeeperUsesOnlyRootsDirectories(t *testing.T) {
 		want   string
 	}{
 		"root's alone":           {func() error { return nil }, ""},
-		"everybody can write":    {func() error { return os.Chmod(above, 0o777) }, "every user can write to " + above},
-		"it is another user's":   {func() error { return os.Chown(above, 1000, 0) }, above + " belongs to user 1000"},
+		"every user can write":   {func() error { return os.Chmod(above, 0o777) }, "every user can write to " + above},
+		"another user owns it":   {func() error { return os.Chown(above, 1000, 0) }, above + " belongs to user 1000"},
 		"the last one is a link": {func() error { return errors.Join(os.Symlink(safe, run), os.Lchown(run, 1000, 0)) }, run + " belongs to user 1000"},
 	} {
 		for _, insecure := range []bool{false, true} {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -27,7 +26,7 @@ import (
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// helperName is the first argument of a test binary that is to become the control program.
+// helperName is the first argument of a test binary that becomes the control program.
 const helperName = "mps-exec"
 
 func TestMain(m *testing.M) {
@@ -59,7 +58,7 @@ func testHelper() Helper {
 	return Helper{Path: "/proc/self/exe", Args: []string{"mps.test", helperName}}
 }
 
-// modes remember which GPUs are exclusive.
+// modes records which GPUs are exclusive.
 type modes struct {
 	mu        sync.Mutex
 	exclusive map[string]bool
@@ -87,7 +86,7 @@ func (m *modes) is(uuid string) bool {
 	return m.exclusive[uuid]
 }
 
-// kept is a keeper of a simulated node's daemons.
+// testKeeper is a keeper for the daemons of a simulated node.
 type testKeeper struct {
 	*Keeper
 	t       *testing.T
@@ -97,18 +96,18 @@ type testKeeper struct {
 	stop    func()
 }
 
-// gpu is the UUID of the node's nth.
+// gpu returns the UUID of the nth GPU.
 func (k *testKeeper) gpu(n int) string { return k.node.Machine().GPUs[n].UUID }
 
 func (k *testKeeper) dir(n int) string { return filepath.Join(k.opts.Dir, k.gpu(n)) }
 
-// The daemon shows both limits of memory in the same way, in whole gigabytes.
+// The daemon prints both limits of memory alike, in gigabytes.
 var (
 	half         = resource.MPSLimits{MemoryBytes: 1500 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
 	lessThanHalf = resource.MPSLimits{MemoryBytes: 1100 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
 )
 
-// newTestKeeper makes a keeper that does not run yet.
+// newTestKeeper returns a keeper that does not run yet.
 func newTestKeeper(t *testing.T) *testKeeper {
 	t.Helper()
 	testenv.Root(t)
@@ -133,7 +132,7 @@ func newTestKeeper(t *testing.T) *testKeeper {
 	return k
 }
 
-// renew makes another keeper of the same directory.
+// renew replaces the keeper by a new one for the directory.
 func (k *testKeeper) renew(dir string) {
 	k.Keeper = New(Options{
 		Dir: dir, Insecure: true, Helper: testHelper(), Modes: k.modes,
@@ -143,45 +142,25 @@ func (k *testKeeper) renew(dir string) {
 		},
 		Interval: 100 * time.Millisecond, Deadline: 2 * time.Second,
 	})
-	k.logTo()
+	k.checkLog()
 }
 
-// logTo has the keeper log to a text, besides the test's output. It comes before start. Each line must be understood
-// without its attributes: it names the GPU, and the cause is no attribute.
-func (k *testKeeper) logTo() *logText {
-	log := &logText{}
+// checkLog checks each line of the log, and must be called before start. A line must be complete without its attributes: it
+// names the GPU, and the cause is in the message.
+func (k *testKeeper) checkLog() {
 	options := slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		switch {
 		case a.Key == slog.MessageKey && !strings.HasPrefix(a.Value.String(), "GPU-"):
 			k.t.Errorf("the log does not name the GPU: %q", a.Value)
 		case !slices.Contains([]string{slog.TimeKey, slog.LevelKey, slog.MessageKey, "gpu", "pid"}, a.Key):
-			k.t.Errorf("the log says only in the attribute %s: %q", a.Key, a.Value)
+			k.t.Errorf("the attribute %s is not in the message: %q", a.Key, a.Value)
 		}
 		return a
 	}}
-	k.opts.Log = slog.New(slog.NewTextHandler(io.MultiWriter(k.t.Output(), log), &options))
-	return log
+	k.opts.Log = slog.New(slog.NewTextHandler(k.t.Output(), &options))
 }
 
-// logText is a log that is read while it is written.
-type logText struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logText) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *logText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-// start runs the keeper until the test ends, or stop.
+// start runs the keeper until stop or the end of the test.
 func (k *testKeeper) start() {
 	ctx, cancel := context.WithCancel(k.t.Context())
 	ended := make(chan error, 1)
@@ -208,7 +187,7 @@ func (k *testKeeper) share(gpus ...int) {
 	k.Set(list)
 }
 
-// ready waits until the GPU's daemon can be used, and returns its process.
+// awaitReady waits until the GPU's daemon can be used, and returns its PID.
 func (k *testKeeper) awaitReady(n int) int {
 	k.t.Helper()
 	eventually(k.t, "a daemon that can be used", func() bool { return k.problem(n, half) == "" })
@@ -217,7 +196,7 @@ func (k *testKeeper) awaitReady(n int) int {
 	return r.PID
 }
 
-// problem waits until the GPU's daemon cannot be used for a reason that says the text.
+// awaitProblem waits until the GPU's daemon cannot be used for a reason that contains the text.
 func (k *testKeeper) awaitProblem(n int, text string) {
 	k.t.Helper()
 	eventually(k.t, "the problem "+text, func() bool { return strings.Contains(k.problem(n, half), text) })
@@ -232,12 +211,12 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// What the containers of a GPU do to its pipe directory costs the host and other GPUs nothing, and does not last.
+// What is put into a GPU's pipe directory affects neither the host nor other GPUs, and not for long.
 func TestHostilePipeDirectory(t *testing.T) {
 	for name, attack := range map[string]func(t *testing.T, control, elsewhere string){
-		"a FIFO that nobody reads": func(t *testing.T, control, _ string) { must(t, unix.Mkfifo(control, 0o666)) },
-		"a link to a socket of the host's": func(t *testing.T, control, elsewhere string) {
-			listen(t, elsewhere, func(net.Conn) { t.Error("somebody followed the link") })
+		"a FIFO without a reader": func(t *testing.T, control, _ string) { must(t, unix.Mkfifo(control, 0o666)) },
+		"a link to a socket of the host": func(t *testing.T, control, elsewhere string) {
+			listen(t, elsewhere, func(net.Conn) { t.Error("the link was followed") })
 			must(t, os.Symlink(elsewhere, control))
 		},
 		"a socket that never answers": func(t *testing.T, control, _ string) {
@@ -268,13 +247,13 @@ func TestHostilePipeDirectory(t *testing.T) {
 			k.awaitProblem(0, "does not answer")
 			k.awaitReady(1)
 			if again := k.awaitReady(0); again == first {
-				t.Error("the daemon that cannot be reached is used")
+				t.Error("the unreachable daemon is used")
 			}
 		})
 	}
 }
 
-// listen answers on a socket of the kind that the simulated program connects to.
+// listen serves a socket of the kind that the simulated program connects to.
 func listen(t *testing.T, path string, serve func(net.Conn)) {
 	t.Helper()
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
@@ -292,15 +271,15 @@ func listen(t *testing.T, path string, serve func(net.Conn)) {
 	}()
 }
 
-// The daemon is root, and makes files in a directory that containers can write to.
-func TestNoLinkIsFollowedForTheDaemon(t *testing.T) {
+// The daemon runs as root and creates files in directories that containers can write to.
+func TestTheDaemonFollowsNoLink(t *testing.T) {
 	k := newTestKeeper(t)
 	dir := t.TempDir()
 	script := filepath.Join(dir, "bin", "control")
 	must(t, os.Mkdir(filepath.Dir(script), 0o755))
 	prepareGPU(t, k.opts.Dir, testGPU)
-	own := filepath.Join(k.opts.Dir, testGPU)
-	secret := filepath.Join(own, logName, "secret") // where it can write
+	gpuDir := filepath.Join(k.opts.Dir, testGPU)
+	secret := filepath.Join(gpuDir, logName, "secret") // where it can write
 	must(t, os.WriteFile(secret, []byte("secret"), 0o644))
 	must(t, os.WriteFile(script, []byte(`#!/bin/sh
 for dir in "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY" /dev/shm; do
@@ -312,20 +291,20 @@ done
 echo "$1 $CUDA_VISIBLE_DEVICES"
 env | sed 's/=.*//' | sort | tr '\n' ' '
 `), 0o755))
-	for _, name := range []string{pipeName + "/old/a/b", shmName + "/theirs"} {
-		must(t, os.MkdirAll(filepath.Join(own, name), 0o755))
+	for _, name := range []string{pipeName + "/old/a/b", shmName + "/container"} {
+		must(t, os.MkdirAll(filepath.Join(gpuDir, name), 0o755))
 	}
-	must(t, os.Symlink(secret, filepath.Join(own, pipeName, "control_lock")))
+	must(t, os.Symlink(secret, filepath.Join(gpuDir, pipeName, "control_lock")))
 	for _, name := range []string{logName, shmName} {
-		must(t, unix.Mknod(filepath.Join(own, name, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+		must(t, unix.Mknod(filepath.Join(gpuDir, name, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 	}
 	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
-	daemon, err := testHelper().startDaemon(own, p)
+	daemon, err := testHelper().startDaemon(gpuDir, p)
 	must(t, err)
 	<-daemon.done()
-	ended, printed := how(daemon), outputTail(own)
+	ended, printed := how(daemon), outputTail(gpuDir)
 	daemon.close()
-	want := "link link null secret link null theirs -f " + testGPU +
+	want := "link link null secret container link null -f " + testGPU +
 		"\nCUDA_MPS_LOG_DIRECTORY CUDA_MPS_PIPE_DIRECTORY CUDA_VISIBLE_DEVICES PATH PWD "
 	if ended != "ended with status 0" || printed != want {
 		t.Errorf("it %s and printed\n%s\nwant\n%s", ended, printed, want)
@@ -333,13 +312,13 @@ env | sed 's/=.*//' | sort | tr '\n' ' '
 	if text, err := os.ReadFile(secret); string(text) != "secret" || err != nil {
 		t.Errorf("the secret is %q now, %v", text, err)
 	}
-	if _, err := os.Lstat("/dev/shm/theirs"); err == nil {
-		t.Error("the mount is seen on the host")
+	if _, err := os.Lstat("/dev/shm/container"); err == nil {
+		t.Error("the mount is visible on the host")
 	}
 }
 
-// A container that answers in the daemon's place, now so and now so, does not keep the host busy.
-func TestAnswersThatChangeAreNotChased(t *testing.T) {
+// A container that answers in the daemon's place must not keep the host busy.
+func TestChangingAnswersAreNotChased(t *testing.T) {
 	k := newTestKeeper(t)
 	dir := t.TempDir()
 	script, asked := filepath.Join(dir, "bin", "control"), filepath.Join(k.dir(0), logName, "asked")
@@ -361,11 +340,11 @@ esac
 	text, err := os.ReadFile(asked)
 	must(t, err)
 	if n := strings.Count(string(text), "set_default_device"); n < 2 || n > 6 {
-		t.Errorf("in 3 seconds it was limited %d times:\n%s", n, text)
+		t.Errorf("in 3 seconds the limits were set %d times:\n%s", n, text)
 	}
 }
 
-func TestOneDaemonForAGPU(t *testing.T) {
+func TestAGPUHasOneDaemon(t *testing.T) {
 	k := newTestKeeper(t)
 	prepareGPU(t, k.opts.Dir, k.gpu(0))
 	must(t, linkLibraries(k.opts.Dir, k.program.Libraries))
@@ -385,7 +364,7 @@ func TestOneDaemonForAGPU(t *testing.T) {
 	}
 }
 
-func TestKeeperTakesOverWhatRuns(t *testing.T) {
+func TestKeeperAdoptsRunningDaemons(t *testing.T) {
 	k := newTestKeeper(t)
 	k.start()
 	k.share(0, 1, 2)
@@ -393,7 +372,7 @@ func TestKeeperTakesOverWhatRuns(t *testing.T) {
 	k.awaitReady(2)
 	k.stop()
 
-	// Meanwhile one daemon dies, and its number comes to mean another process.
+	// Meanwhile one daemon dies, and its PID passes to another process.
 	must(t, unix.Kill(second, unix.SIGKILL))
 	innocent := exec.Command("sleep", "600")
 	must(t, innocent.Start())
@@ -402,7 +381,7 @@ func TestKeeperTakesOverWhatRuns(t *testing.T) {
 	must(t, err)
 	r.PID = innocent.Process.Pid
 	must(t, r.write(k.dir(1)))
-	// And one record is damaged, with its daemon gone too.
+	// Another daemon dies, and its record is damaged.
 	third, err := readRecord(k.dir(2))
 	must(t, err)
 	must(t, unix.Kill(third.PID, unix.SIGKILL))
@@ -415,21 +394,21 @@ func TestKeeperTakesOverWhatRuns(t *testing.T) {
 		t.Errorf("daemon %d, want %d still", now, first)
 	}
 	if now := k.awaitReady(1); now == innocent.Process.Pid {
-		t.Error("another process is taken for the daemon")
+		t.Error("another process was adopted")
 	}
 	k.awaitReady(2)
 
-	// Nobody wants them any more.
+	// They are no longer desired.
 	k.share()
 	for n := range 3 {
-		eventually(t, "the end of all", func() bool { return !prepared(k.dir(n)) && !k.modes.is(k.gpu(n)) })
+		eventually(t, "the release of each GPU", func() bool { return !prepared(k.dir(n)) && !k.modes.is(k.gpu(n)) })
 	}
 	if err := innocent.Process.Signal(unix.Signal(0)); err != nil {
 		t.Errorf("the innocent process: %v", err)
 	}
 }
 
-// lateModes does something once, before a GPU is first made exclusive.
+// lateModes calls do once, before a GPU becomes exclusive.
 type lateModes struct {
 	*modes
 	once sync.Once
@@ -441,8 +420,8 @@ func (m *lateModes) SetExclusive(ctx context.Context, uuid string, exclusive boo
 	return m.modes.SetExclusive(ctx, uuid, exclusive)
 }
 
-// A plugin that is killed while it starts a daemon leaves one that comes up after the next plugin has looked.
-func TestKeeperTakesOverWhatComesLate(t *testing.T) {
+// A plugin that is killed while it starts a daemon leaves one that appears after the next plugin has looked for it.
+func TestKeeperAdoptsADaemonThatAppearsLate(t *testing.T) {
 	k := newTestKeeper(t)
 	var late *process
 	k.opts.Modes = &lateModes{modes: k.modes, do: func() {
@@ -464,8 +443,7 @@ func TestKeeperTakesOverWhatComesLate(t *testing.T) {
 	}
 }
 
-// A daemon that has ended and whose parent does not care is none.
-func TestKeeperTakesOverNoZombie(t *testing.T) {
+func TestKeeperAdoptsNoZombie(t *testing.T) {
 	k := newTestKeeper(t)
 	prepareGPU(t, k.opts.Dir, k.gpu(0))
 	dead := exec.Command("sleep", "600")
@@ -482,7 +460,7 @@ func TestKeeperTakesOverNoZombie(t *testing.T) {
 	k.start()
 	k.share(0)
 	if pid := k.awaitReady(0); pid == r.PID {
-		t.Error("it is taken for the daemon")
+		t.Error("it was adopted")
 	}
 }
 
@@ -511,7 +489,7 @@ func TestOneKeeperForADirectory(t *testing.T) {
 	}
 }
 
-func TestKeeperFollowsWhatIsWanted(t *testing.T) {
+func TestKeeperFollowsTheDesiredState(t *testing.T) {
 	k := newTestKeeper(t)
 	k.start()
 	k.share(0)
@@ -526,11 +504,11 @@ func TestKeeperFollowsWhatIsWanted(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(k.dir(0), outputName))
 	must(t, err)
 	if !strings.Contains(string(text), "set_default_device_pinned_mem_limit 0 1100M") {
-		t.Errorf("the daemon was not told: %s", text)
+		t.Errorf("the daemon did not get them: %s", text)
 	}
 	k.share(0)
 
-	// Somebody in a container changes them.
+	// A container changes them.
 	k.awaitReady(0)
 	c, err := k.control(t.Context(), k.dir(0))
 	must(t, err)
@@ -538,7 +516,7 @@ func TestKeeperFollowsWhatIsWanted(t *testing.T) {
 	must(t, err)
 	eventually(t, "the limits again", func() bool { ok, err := c.limited(t.Context(), half); return ok && err == nil })
 
-	// It is killed and comes back, and is of another driver and is replaced.
+	// It is killed and restarted; then the driver changes, and it is replaced.
 	must(t, unix.Kill(first, unix.SIGKILL))
 	k.awaitProblem(0, "was ended by signal SIGKILL")
 	second := k.awaitReady(0)
@@ -551,7 +529,7 @@ func TestKeeperFollowsWhatIsWanted(t *testing.T) {
 	})
 	k.awaitReady(0)
 
-	// A GPU that cannot be used keeps what it has.
+	// The daemon of an unhealthy GPU is left alone.
 	third := k.awaitReady(0)
 	k.Set([]Daemon{{UUID: k.gpu(0), Limits: half, Hold: true}, {UUID: k.gpu(1), Limits: half, Hold: true}})
 	time.Sleep(300 * time.Millisecond)
@@ -560,7 +538,7 @@ func TestKeeperFollowsWhatIsWanted(t *testing.T) {
 	}
 }
 
-func TestWhatKeepsADaemonFromStarting(t *testing.T) {
+func TestDaemonsThatCannotBeStarted(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil, mend func(k *testKeeper) error
 		want        string
@@ -578,7 +556,7 @@ func TestWhatKeepsADaemonFromStarting(t *testing.T) {
 			func(k *testKeeper) error { return os.Rename(k.program.Path+".gone", k.program.Path) },
 			"its MPS control daemon cannot be started: stat ",
 		},
-		"a program that is none": {
+		"a file that is not a program": {
 			func(k *testKeeper) error {
 				return errors.Join(os.Rename(k.program.Path, k.program.Path+".not"), os.WriteFile(k.program.Path, nil, 0o755))
 			},

@@ -21,7 +21,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func TestRecordReadsBack(t *testing.T) {
+func TestRecordRoundTrips(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := readRecord(dir); !errors.Is(err, fs.ErrNotExist) || recorded(dir) {
 		t.Errorf("without a file: %v", err)
@@ -37,11 +37,11 @@ func TestRecordReadsBack(t *testing.T) {
 	info, err := os.Stat(filepath.Join(dir, recordName))
 	must(t, err)
 	if info.Mode().Perm() != 0o600 || !recorded(dir) || !got.matches() {
-		t.Errorf("mode %v, recorded %t, holds %t", info.Mode(), recorded(dir), got.matches())
+		t.Errorf("mode %v, recorded %t, matches %t", info.Mode(), recorded(dir), got.matches())
 	}
 }
 
-func TestARecordHoldsForOneProcess(t *testing.T) {
+func TestARecordMatchesOneProcess(t *testing.T) {
 	mine, err := recordOf(os.Getpid(), "580.1")
 	must(t, err)
 	for name, change := range map[string]func(*record){
@@ -53,12 +53,12 @@ func TestARecordHoldsForOneProcess(t *testing.T) {
 		other := mine
 		change(&other)
 		if other.matches() {
-			t.Errorf("%s: it holds", name)
+			t.Errorf("%s: it matches", name)
 		}
 	}
 }
 
-func TestBadRecords(t *testing.T) {
+func TestInvalidRecords(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":       "",
 		"no JSON":       "12\n",
@@ -127,9 +127,9 @@ func TestProcess(t *testing.T) {
 	}
 	other, err := openProcess(cmd.Process.Pid, func() bool { return true })
 	must(t, err)
-	other.close() // lets go of it
+	other.close() // the process continues
 	if _, err := openProcess(cmd.Process.Pid, func() bool { return false }); err == nil {
-		t.Error("another process was taken")
+		t.Error("another process was opened")
 	}
 	must(t, p.signal(unix.SIGTERM))
 	<-p.done()
@@ -150,7 +150,7 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// It takes the status of any child, so it runs beside no other test.
+// ReapLeft reaps any child, so no other test may run at the same time.
 func TestReapLeft(t *testing.T) {
 	left := exec.Command("true")
 	must(t, left.Start())
@@ -160,5 +160,5 @@ func TestReapLeft(t *testing.T) {
 		_, err := os.Stat(fmt.Sprintf("/proc/%d", left.Process.Pid))
 		return err != nil
 	})
-	ReapLeft() // there is none
+	ReapLeft() // without a child
 }

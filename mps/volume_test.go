@@ -31,17 +31,17 @@ func statfs(t *testing.T, path string) unix.Statfs_t {
 }
 
 func TestVolumesAreLimited(t *testing.T) {
-	own := makeGPUDir(t)
+	gpuDir := makeGPUDir(t)
 	for name, want := range map[string]struct{ bytes, files uint64 }{
 		pipeName: {pipeBytes, pipeInodes}, shmName: {testShm, testShm / shmPerInode},
 	} {
-		st := statfs(t, filepath.Join(own, name))
+		st := statfs(t, filepath.Join(gpuDir, name))
 		const flags = unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC
 		if st.Type != unix.TMPFS_MAGIC || st.Flags&flags != flags || st.Blocks*uint64(st.Bsize) != want.bytes || st.Files != want.files {
 			t.Errorf("%s is %+v", name, st)
 		}
 	}
-	shm := filepath.Join(own, shmName)
+	shm := filepath.Join(gpuDir, shmName)
 	if err := os.WriteFile(filepath.Join(shm, "large"), make([]byte, testShm+1), 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("a file that is too large: %v", err)
 	}
@@ -52,7 +52,7 @@ func TestVolumesAreLimited(t *testing.T) {
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("many files: %v", err)
 	}
-	must(t, os.WriteFile(filepath.Join(own, "ours"), make([]byte, testShm), 0o600))
+	must(t, os.WriteFile(filepath.Join(gpuDir, "ours"), make([]byte, testShm), 0o600))
 }
 
 // Running containers have the volumes mounted, and are the clients of the next daemon.

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -85,8 +86,8 @@ func (w *worker) reconcile(ctx context.Context) time.Duration {
 	w.noteEnd()
 	want := w.keeper.desiredFor(w.uuid)
 	if err := w.keeper.acquire(); err != nil {
-		if want != nil {
-			w.fail("its MPS control daemon cannot be started", err)
+		if want != nil || !errors.Is(err, lock.ErrHeld) { // otherwise the daemon belongs to another instance
+			w.fail("its MPS control daemon cannot be managed", err)
 		}
 		return w.keeper.opts.Interval
 	}

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scripted makes the node's control program a script: its daemon sleeps, and answers are what the cases print, which may
-// note things in the directory that is returned.
-func (k *testKeeper) scripted(cases string) (dir string) {
+// useScript replaces the control program by a script: the daemon sleeps, and the cases print the answers. They can write to
+// the directory that is returned.
+func (k *testKeeper) useScript(cases string) (dir string) {
 	k.t.Helper()
 	dir = filepath.Join(k.dir(0), logName) // where a daemon can write
 	root := k.t.TempDir()
@@ -37,30 +37,30 @@ esac
 	return dir
 }
 
-// replaced tells the keeper that the driver is another one by now, so that it asks for clients.
-func (k *testKeeper) replaced() {
+// replaceDriver changes the version of the driver, so that the daemon is asked for its clients.
+func (k *testKeeper) replaceDriver() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.Keeper.program.Driver = "2"
 }
 
-// Each answer comes in time, and all together do not.
-func TestALookHasOneDeadline(t *testing.T) {
+// Each answer arrives before the deadline, but not all of them together.
+func TestACheckHasOneDeadline(t *testing.T) {
 	t.Parallel()
 	k := newTestKeeper(t)
-	k.scripted(`get_server_list) seq 2 4 ;;
+	k.useScript(`get_server_list) seq 2 4 ;;
 get_client_list*) sleep 1.5 ;;`)
 	k.start()
 	k.share(0)
 	k.awaitReady(0)
-	k.replaced()
+	k.replaceDriver()
 	k.awaitProblem(0, "does not answer: get_client_list")
 }
 
-func TestManyServersAreNotAsked(t *testing.T) {
+func TestTooManyServersAreRefused(t *testing.T) {
 	t.Parallel()
 	k := newTestKeeper(t)
-	dir := k.scripted(fmt.Sprintf(`get_server_list) seq 2 %d ;;
+	dir := k.useScript(fmt.Sprintf(`get_server_list) seq 2 %d ;;
 set_device*) : > asked ;;`, maxServers+2))
 	k.start()
 	k.share(0)
@@ -70,18 +70,18 @@ set_device*) : > asked ;;`, maxServers+2))
 	}
 }
 
-// A container delays an answer, and meanwhile the daemon ends: while it is asked for its clients, told to end or limited.
-func TestADaemonThatEndsWhileItIsAsked(t *testing.T) {
+// A container delays an answer, and the daemon ends meanwhile.
+func TestADaemonEndsDuringARequest(t *testing.T) {
 	for command, lead := range map[string]func(k *testKeeper){
-		"get_server_list":    func(k *testKeeper) { k.replaced() },
-		"quit":               func(k *testKeeper) { k.replaced() },
+		"get_server_list":    func(k *testKeeper) { k.replaceDriver() },
+		"quit":               func(k *testKeeper) { k.replaceDriver() },
 		"set_default_device": func(k *testKeeper) { k.Set([]Daemon{{UUID: k.gpu(0), Limits: lessThanHalf}}) },
 	} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()
 			k := newTestKeeper(t)
 			k.opts.Deadline = time.Hour
-			dir := k.scripted(command + `*) [ -e stall ] && : > asked && exec sleep 600; : ;;`)
+			dir := k.useScript(command + `*) [ -e stall ] && : > asked && exec sleep 600; : ;;`)
 			k.start()
 			k.share(0)
 			pid := k.awaitReady(0)
@@ -100,7 +100,7 @@ func TestASilentDaemonIsKilledAfterSomeTime(t *testing.T) {
 	t.Parallel()
 	k := newTestKeeper(t)
 	k.opts.Deadline = 100 * time.Millisecond
-	dir := k.scripted(`*) exit 1 ;;`)
+	dir := k.useScript(`*) exit 1 ;;`)
 	k.start()
 	k.share(0)
 	var starts []int64
@@ -119,8 +119,8 @@ func TestASilentDaemonIsKilledAfterSomeTime(t *testing.T) {
 	}
 }
 
-// A daemon that does not do what it is told cannot be used, and it is said why.
-func TestLimitsThatAreNotTaken(t *testing.T) {
+// A daemon without its limits cannot be used, and the reason is reported.
+func TestLimitsThatAreNotAccepted(t *testing.T) {
 	for cases, problem := range map[string]string{
 		`get_default_device*) echo 7G ;;`:                   "cannot be limited: it did not accept the limits 1500 MiB, 50% of the threads",
 		`get_default_active*) echo 100.0 ;;`:                "cannot be limited: it did not accept the limits",
@@ -131,7 +131,7 @@ func TestLimitsThatAreNotTaken(t *testing.T) {
 		t.Run(problem, func(t *testing.T) {
 			t.Parallel()
 			k := newTestKeeper(t)
-			k.scripted(cases)
+			k.useScript(cases)
 			k.start()
 			k.share(0)
 			k.awaitProblem(0, problem)
@@ -139,7 +139,7 @@ func TestLimitsThatAreNotTaken(t *testing.T) {
 	}
 }
 
-func TestAHelperThatIsNotThere(t *testing.T) {
+func TestAMissingHelper(t *testing.T) {
 	k := newTestKeeper(t)
 	prepareGPU(t, k.opts.Dir, k.gpu(0))
 	p, err := Helper{Path: "/nowhere"}.startDaemon(k.dir(0), k.program)

@@ -81,8 +81,8 @@ func checkInvariants(t testing.TB, resources []Resource) {
 	}
 }
 
-// summarize formats resources as "NAME: INDEX INDEX:MIG INDEX::REPLICA ...", with a ! after unhealthy devices.
-func summarize(resources []Resource) []string {
+// formatResources formats resources as "NAME: INDEX INDEX:MIG INDEX::REPLICA ...", with a ! after unhealthy devices.
+func formatResources(resources []Resource) []string {
 	var lines []string
 	for _, r := range resources {
 		line := r.Name + ":"
@@ -282,7 +282,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			resources, findings := build(t, loadSnapshot(t, tt.machine), changed(tt.change))
-			if diff := cmp.Diff(tt.want, summarize(resources)); diff != "" {
+			if diff := cmp.Diff(tt.want, formatResources(resources)); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
 			if diff := cmp.Diff(tt.findings, findings); diff != "" {
@@ -331,7 +331,7 @@ func find(t *testing.T, resources []Resource, name string, i int) Device {
 	t.Helper()
 	at := slices.IndexFunc(resources, func(r Resource) bool { return r.Name == name })
 	if at < 0 || i >= len(resources[at].Devices) {
-		t.Fatalf("no device %d of %s in %v", i, name, summarize(resources))
+		t.Fatalf("no device %d of %s in %v", i, name, formatResources(resources))
 	}
 	return resources[at].Devices[i]
 }
@@ -457,7 +457,7 @@ func TestBuildOnDamagedNodes(t *testing.T) {
 			}
 			tt.damage(s)
 			resources, findings := build(t, s, changed(tt.change))
-			if diff := cmp.Diff(tt.want, summarize(resources)); diff != "" {
+			if diff := cmp.Diff(tt.want, formatResources(resources)); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
 			if diff := cmp.Diff(tt.findings, findings); diff != "" {
@@ -495,7 +495,7 @@ func TestBuildFollowsARepartitionedNode(t *testing.T) {
 	} {
 		step.change()
 		resources, _ := build(t, s, c)
-		if diff := cmp.Diff(step.want, summarize(resources)); diff != "" {
+		if diff := cmp.Diff(step.want, formatResources(resources)); diff != "" {
 			t.Errorf("step %d: -want +got\n%s", i, diff)
 		}
 	}

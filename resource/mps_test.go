@@ -15,8 +15,8 @@ func shareByMPS(list ...Replicated) func(*Config) {
 	return func(c *Config) { c.MPS, c.Sharing.MPS.Resources = true, list }
 }
 
-// summarizeLimits formats the devices that MPS shares as "NAME: INDEX::REPLICA MIB/PERCENT ...".
-func summarizeLimits(resources []Resource) []string {
+// formatLimits formats the devices that MPS shares as "NAME: INDEX::REPLICA MIB/PERCENT ...".
+func formatLimits(resources []Resource) []string {
 	var lines []string
 	for _, r := range resources {
 		line := ""
@@ -170,10 +170,10 @@ func TestMPS(t *testing.T) {
 				tt.damage(s)
 			}
 			resources, findings := build(t, s, changed(tt.change))
-			if diff := cmp.Diff(tt.want, summarize(resources)); diff != "" {
+			if diff := cmp.Diff(tt.want, formatResources(resources)); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
-			if diff := cmp.Diff(tt.limits, summarizeLimits(resources)); diff != "" {
+			if diff := cmp.Diff(tt.limits, formatLimits(resources)); diff != "" {
 				t.Errorf("limits: -want +got\n%s", diff)
 			}
 			if tt.machine == "dgx1-v100" {

@@ -57,9 +57,9 @@ func (s Selector) matches(d *gpu.Device, m *gpu.MIGDevice) bool {
 type Pattern string
 
 // Matches reports whether the pattern matches the name.
-func (p Pattern) Matches(name string) bool { return glob(normalize(string(p)), normalize(name)) }
+func (p Pattern) Matches(name string) bool { return glob(foldName(string(p)), foldName(name)) }
 
-func normalize(s string) []rune { return []rune(strings.ReplaceAll(strings.ToLower(s), " ", "-")) }
+func foldName(s string) []rune { return []rune(strings.ReplaceAll(strings.ToLower(s), " ", "-")) }
 
 // glob takes time len(pattern) x len(name) at worst: only the last star is ever retried.
 func glob(pattern, name []rune) bool {

@@ -32,11 +32,11 @@ type Problem struct {
 	Text string
 }
 
-// Problems are all problems of a document.
-type Problems []Problem
+// DecodeErrors are all problems of a document.
+type DecodeErrors []Problem
 
 // Error has a line for each problem.
-func (p Problems) Error() string {
+func (p DecodeErrors) Error() string {
 	var lines []string
 	for _, problem := range p {
 		text := problem.Text
@@ -49,7 +49,7 @@ func (p Problems) Error() string {
 }
 
 // Decode decodes a YAML document into the struct that into points to, and returns the document too; its Kind is 0 if the
-// data is empty. If the error is Problems, into has the other values.
+// data is empty. If the error is DecodeErrors, into has the other values.
 func Decode(data []byte, into any) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	document := &yaml.Node{}
@@ -91,7 +91,7 @@ func Plain(err *yaml.TypeError) error {
 
 // checker compares a document with the type that it is decoded into.
 type checker struct {
-	problems Problems
+	problems DecodeErrors
 	merges   int
 }
 
