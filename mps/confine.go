@@ -48,7 +48,7 @@ func separate() error {
 // shm are writable, and links in them are not followed.
 func (e *Entry) enterRoot(gpu *os.File) error {
 	const options = "size=64k,nr_inodes=1024,mode=755"
-	if err := unix.Mount(volumeSource, inProc(gpu), volumeType, unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+	if err := unix.Mount(shmSource, inProc(gpu), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount a root directory: %w", err)
 	}
 	top, err := openDir(unix.AT_FDCWD, e.Dir) // what is mounted there now

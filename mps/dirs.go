@@ -49,13 +49,13 @@ const (
 	maxSocket     = 107
 )
 
-// prepare makes a GPU's directories, with the right owners and modes and never through a link, and mounts its volumes. Every
-// user of a container may connect in pipe, and only root may change it; shm is like /dev/shm, of that size in bytes.
+// prepare makes a GPU's directories, with the right owners and modes and never through a link, and mounts its shm with that
+// size in bytes. Every user may connect in pipe, which only root may change.
 func prepare(dir, uuid string, shm uint64) error {
 	if err := makeDirs(dir, uuid); err != nil {
 		return err
 	}
-	return eachVolume(filepath.Join(dir, uuid), shm, volume.mount)
+	return mountShm(filepath.Join(dir, uuid), shm)
 }
 
 func makeDirs(dir, uuid string) error {

@@ -28,7 +28,7 @@ func makeShortDir(t testing.TB) string {
 		more, err := filepath.Glob(dir + "/mps/GPU-*")
 		must(t, err)
 		for _, gpuDir := range append(gpus, more...) {
-			_ = unmountVolumes(gpuDir)
+			_ = unmountShm(gpuDir)
 		}
 		must(t, os.RemoveAll(dir))
 	})

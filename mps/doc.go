@@ -12,7 +12,7 @@
 //
 // The containers of a GPU can write to its shared memory, so everything there is hostile: no PID is read from there, the
 // programs on the host follow no link there, and each check of a daemon has one deadline and bounded answers. The directory
-// is a tmpfs of its own (volume.go), so that containers cannot fill the node's file system. The daemon itself reads what
+// is a tmpfs of its own (shm.go), so that containers cannot fill the node's file system. The daemon itself reads what
 // containers send, so it is confined (confine.go). Containers of the same GPU can disturb each other, as is usual with MPS.
 //
 // The package does not know the driver's library or gRPC.

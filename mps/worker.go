@@ -368,7 +368,7 @@ func (w *worker) limit(ctx context.Context, want *Daemon) time.Duration {
 		err = c.limit(requests, want.Limits)
 	}
 	if err == nil {
-		err = resizeShared(w.dir, want.Limits.SharedMemoryBytes)
+		err = resizeShm(w.dir, want.Limits.SharedMemoryBytes)
 	}
 	switch {
 	case err == nil && w.given == want.Limits: // a container has changed them, and may do so again
@@ -431,7 +431,7 @@ func (w *worker) awaitEnd(ctx context.Context) time.Duration {
 func (w *worker) release(ctx context.Context) time.Duration {
 	err := w.keeper.opts.Modes.SetExclusive(ctx, w.uuid, false)
 	if err == nil {
-		err = unmountVolumes(w.dir)
+		err = unmountShm(w.dir)
 	}
 	for _, name := range []string{outputName, lockName, recordName} {
 		if err == nil {

@@ -39,7 +39,7 @@ func newMPS(t *testing.T, replicas int) (s *served, uuid string) {
 	s.dir = dir
 	t.Cleanup(func() {
 		s.endDaemons()
-		s.dropVolumes()
+		s.unmountShm()
 		mustDo(t, os.RemoveAll(dir))
 	})
 	return s, s.node.Machine().GPUs[1].UUID
@@ -56,14 +56,12 @@ func (s *served) endDaemons() {
 	}
 }
 
-// dropVolumes unmounts what a test left mounted.
-func (s *served) dropVolumes() {
-	for _, name := range []string{"pipe", "shm"} {
-		at, err := filepath.Glob(filepath.Join(s.mpsDir(), "GPU-*", name))
-		mustDo(s.t, err)
-		for _, path := range at {
-			_ = unix.Unmount(path, unix.MNT_DETACH)
-		}
+// unmountShm unmounts what a test left mounted.
+func (s *served) unmountShm() {
+	paths, err := filepath.Glob(filepath.Join(s.mpsDir(), "GPU-*", "shm"))
+	mustDo(s.t, err)
+	for _, path := range paths {
+		_ = unix.Unmount(path, unix.MNT_DETACH)
 	}
 }
 

@@ -30,18 +30,14 @@ func statfs(t *testing.T, path string) unix.Statfs_t {
 	return st
 }
 
-func TestVolumesAreLimited(t *testing.T) {
+func TestShmIsLimited(t *testing.T) {
 	gpuDir := makeGPUDir(t)
-	for name, want := range map[string]struct{ bytes, files uint64 }{
-		pipeName: {pipeBytes, pipeInodes}, shmName: {testShm, testShm / shmPerInode},
-	} {
-		st := statfs(t, filepath.Join(gpuDir, name))
-		const flags = unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC
-		if st.Type != unix.TMPFS_MAGIC || st.Flags&flags != flags || st.Blocks*uint64(st.Bsize) != want.bytes || st.Files != want.files {
-			t.Errorf("%s is %+v", name, st)
-		}
-	}
 	shm := filepath.Join(gpuDir, shmName)
+	st := statfs(t, shm)
+	const flags = unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC
+	if st.Type != unix.TMPFS_MAGIC || st.Flags&flags != flags || st.Blocks*uint64(st.Bsize) != testShm || st.Files != testShm/shmPerInode {
+		t.Errorf("shm is %+v", st)
+	}
 	if err := os.WriteFile(filepath.Join(shm, "large"), make([]byte, testShm+1), 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("a file that is too large: %v", err)
 	}
@@ -55,8 +51,8 @@ func TestVolumesAreLimited(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(gpuDir, "ours"), make([]byte, testShm), 0o600))
 }
 
-// Running containers have the volumes mounted, and are the clients of the next daemon.
-func TestVolumesAreRetainedForTheNextDaemon(t *testing.T) {
+// Running containers have shm mounted, and are the clients of the next daemon.
+func TestShmIsRetainedForTheNextDaemon(t *testing.T) {
 	gpuDir := makeGPUDir(t)
 	shm := filepath.Join(gpuDir, shmName)
 	file := filepath.Join(shm, "file")
@@ -70,7 +66,7 @@ func TestVolumesAreRetainedForTheNextDaemon(t *testing.T) {
 	if size := statfs(t, shm).Blocks * uint64(statfs(t, shm).Bsize); size != 2*testShm || info.Mode().Perm() != 0o777 {
 		t.Errorf("%d bytes, mode %v", size, info.Mode())
 	}
-	must(t, unmountVolumes(gpuDir))
+	must(t, unmountShm(gpuDir))
 	if _, err := os.Lstat(file); err == nil || prepared(gpuDir) {
 		t.Errorf("after the release: %v, prepared %t", err, prepared(gpuDir))
 	}
@@ -106,8 +102,8 @@ func TestMountsOfAnAdministratorStay(t *testing.T) {
 	t.Cleanup(func() { must(t, unix.Unmount(shm, 0)) })
 	must(t, os.WriteFile(filepath.Join(shm, "admin"), nil, 0o600))
 	prepareGPU(t, dir, testGPU)
-	must(t, resizeShared(gpuDir, testShm))
-	must(t, unmountVolumes(gpuDir))
+	must(t, resizeShm(gpuDir, testShm))
+	must(t, unmountShm(gpuDir))
 	if size := statfs(t, shm).Blocks * uint64(statfs(t, shm).Bsize); size != 8<<20 {
 		t.Errorf("it has %d bytes", size)
 	}
@@ -129,7 +125,7 @@ func runInPrivateNamespace(t *testing.T, f func()) {
 }
 
 // The containers' runtime would give a GPU's containers another directory than the daemon's.
-func TestVolumesMustBeVisibleOnTheHost(t *testing.T) {
+func TestShmMustBeVisibleOnTheHost(t *testing.T) {
 	testenv.Root(t)
 	dir := makeShortDir(t)
 	runInPrivateNamespace(t, func() {
@@ -140,8 +136,8 @@ func TestVolumesMustBeVisibleOnTheHost(t *testing.T) {
 	})
 }
 
-// The daemon of one GPU does not hold the volumes of another.
-func TestVolumesOfDaemons(t *testing.T) {
+// The daemon of one GPU must not keep the shm of another busy.
+func TestDaemonsHaveTheirOwnShm(t *testing.T) {
 	k := newTestKeeper(t)
 	k.start()
 	k.share(0)
@@ -198,12 +194,12 @@ func pidOf(t *testing.T, gpuDir string) int {
 func TestParseMount(t *testing.T) {
 	for line, want := range map[string]mount{
 		"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue": {
-			id: 36, dev: "98:0", path: "/mnt2", fsType: "ext3", mountedAs: "/dev/root",
+			id: 36, dev: "98:0", path: "/mnt2", fsType: "ext3", source: "/dev/root",
 		},
-		"22 27 0:21 / /proc rw - proc proc rw":             {id: 22, dev: "0:21", path: "/proc", fsType: "proc", mountedAs: "proc"},
-		"1 2 0:3 / /run rw shared:5 master:1 - tmpfs x rw": {id: 1, dev: "0:3", path: "/run", fsType: "tmpfs", mountedAs: "x"},
+		"22 27 0:21 / /proc rw - proc proc rw":             {id: 22, dev: "0:21", path: "/proc", fsType: "proc", source: "proc"},
+		"1 2 0:3 / /run rw shared:5 master:1 - tmpfs x rw": {id: 1, dev: "0:3", path: "/run", fsType: "tmpfs", source: "x"},
 		`1 2 0:3 /a\040-\040b /c\134\011d\012 rw - tmpfs a\043b rw`: {
-			id: 1, dev: "0:3", path: "/c\\\td\n", fsType: "tmpfs", mountedAs: "a#b",
+			id: 1, dev: "0:3", path: "/c\\\td\n", fsType: "tmpfs", source: "a#b",
 		},
 	} {
 		got, err := parseMount(line)
@@ -223,7 +219,7 @@ func FuzzParseMount(f *testing.F) {
 	f.Add("1 2 0:3 /a\\040b / rw - tmpfs x rw")
 	f.Fuzz(func(t *testing.T, line string) {
 		m, err := parseMount(line)
-		if (err == nil) != (m.dev != "" && m.path != "" && m.fsType != "" && m.mountedAs != "") {
+		if (err == nil) != (m.dev != "" && m.path != "" && m.fsType != "" && m.source != "") {
 			t.Errorf("%+v and %v", m, err)
 		}
 	})
