@@ -120,11 +120,11 @@ func (a *app) explain(ctx context.Context, o *explainOptions) error {
 	if err != nil {
 		return err
 	}
-	v := e.view()
+	out, v := o.out, e.view()
 	for _, d := range e.Chosen.Devices {
 		v.names = append(v.names, a.CDIKind+"="+d.UUID)
 	}
-	if err := o.out.print(a.stdout, v); err != nil {
+	if err := out.print(a.stdout, v); err != nil {
 		return err
 	}
 	return unread(s)

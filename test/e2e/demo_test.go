@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -19,16 +21,21 @@ import (
 // other directories of PATH. At its end the test checks that the demo left nothing on the host.
 func demo(t *testing.T, machine, dir string) *exec.Cmd {
 	t.Helper()
+	t.Parallel() // each demo has a namespace of its own
 	testenv.Root(t)
 	for _, name := range []string{"cc", "runc", "unshare", "podman"} {
 		testenv.Command(t, name)
 	}
-	cmd := exec.Command("../../scripts/demo", machine)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	cmd := exec.CommandContext(ctx, "../../scripts/demo", machine)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	// The demo needs no exception for insecure paths: all that root loads or runs is in its own directory.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "GPU_CDI_") })
 	cmd.Env = append(cmd.Env, "BIN="+filepath.Dir(shared.Program(t, "gpu-sim")), "PATH="+dir+":"+os.Getenv("PATH"))
 	_, before := os.Stat("/run/cdi")
 	t.Cleanup(func() {
+		cancel()
 		if _, err := os.Stat("/run/demo"); err == nil {
 			t.Error("the demo left /run/demo")
 		}
@@ -84,6 +91,27 @@ func TestDemoShowsGPUsInContainers(t *testing.T) {
 	}
 }
 
+func TestDemoWithoutPodmanShowsTheRest(t *testing.T) {
+	dir := t.TempDir() // all programs but podman
+	for _, from := range []string{"/usr/bin", "/usr/sbin"} {
+		entries, err := os.ReadDir(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if e.Name() != "podman" {
+				_ = os.Symlink(filepath.Join(from, e.Name()), filepath.Join(dir, e.Name()))
+			}
+		}
+	}
+	cmd := demo(t, "workstation", "")
+	cmd.Env = append(cmd.Env, "PATH="+dir)
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "podman    skipped: podman is not installed") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 func TestDemoFailsWhenAStepFails(t *testing.T) {
 	for name, c := range map[string]struct{ machine, program, script, want string }{
 		"a machine that does not exist": {"no-such-machine", "unused", "", "unknown machine"},
@@ -109,12 +137,11 @@ func TestInterruptedDemoLeavesNothing(t *testing.T) {
 	[ "$arg" = run ] || continue
 	shift 3
 	%[1]s --root /run/demo/runtime create "$@" </dev/null >/dev/null 2>&1 && echo created >&2
-	sleep 1000 & wait $!
+	exec sleep 1000
 done
 exec %[1]s "$@"
 `, runc))
 	cmd := demo(t, "workstation", dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
