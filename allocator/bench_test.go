@@ -49,7 +49,8 @@ func BenchmarkChoose(b *testing.B) {
 	}
 }
 
-// BenchmarkPackMIG packs seven MIG devices on each of 16 GPUs. A request for half of them compares the most sets of GPUs.
+// BenchmarkPackMIG packs seven MIG devices on each of 16 GPUs. A request for half of them compares the most sets of
+// GPUs.
 func BenchmarkPackMIG(b *testing.B) {
 	p, ids := migDevices(machine(b, "hgx-16"))
 	for _, size := range []int{1, 7, 56, 105} {

@@ -8,9 +8,9 @@ import (
 // Nodes of more than tableGPUs GPUs have no table. The scores are clustered into a tree instead.
 
 // tree is the single-linkage clustering of the GPUs: the GPUs below one switch have the same score with those below
-// another. Its scores u(a,b) ≥ s(a,b) are the lowest that follow a tree. Where u = s, as on every PCIe fabric, also with
-// islands of NVLinks in it, the best set of any size is made of the best sets of the clusters. Elsewhere the best score by
-// u bounds the best by s.
+// another. Its scores u(a,b) ≥ s(a,b) are the lowest that follow a tree. Where u = s, as on every PCIe fabric, also
+// with islands of NVLinks in it, the best set of any size is made of the best sets of the clusters. Elsewhere the best
+// score by u bounds the best by s.
 type tree struct {
 	// merges join two clusters each, the highest score first. Cluster i < GPUs is GPU i; cluster GPUs+i is merges[i].
 	merges []merge
@@ -120,8 +120,8 @@ func (n *Node) searchLarge(p Policy, q query) found {
 	return f
 }
 
-// improve looks for a set with a higher score than x: one that grows from a single GPU by the one that adds most, and then
-// swaps as long as one raises the score.
+// improve looks for a set with a higher score than x: one that grows from a single GPU by the one that adds most, and
+// then swaps as long as one raises the score.
 func (n *Node) improve(q query, x set) set {
 	score := n.scoreOf(x)
 	with := make([]int, len(n.gpus)) // the score of each GPU with a set
@@ -248,10 +248,10 @@ func eachUnion(base set, sets []set, count, size int, visit func(set) bool) bool
 	return true
 }
 
-// rankLarge makes a search for the best set a search for the best k sets. A set other than the best set x lacks a GPU of
-// x. For each GPU of x, the best set without it, but with the GPUs of x before it, answers another query, and the best of
-// these is the second (Murty, An Algorithm for Ranking all the Assignments in Order of Increasing Cost, 1968). The query
-// of the second best set is then divided in the same way.
+// rankLarge makes a search for the best set a search for the best k sets. A set other than the best set x lacks a GPU
+// of x. For each GPU of x, the best set without it, but with the GPUs of x before it, answers another query, and the
+// best of these is the second (Murty, An Algorithm for Ranking all the Assignments in Order of Increasing Cost, 1968).
+// The query of the second best set is then divided in the same way.
 func rankLarge(q query, k int, search func(query) found) []found {
 	type part struct {
 		query

@@ -73,7 +73,7 @@ func (n *Node) Renew(s *gpu.Snapshot, w Weights) (*Node, error) {
 		}
 		sum := w.Score(l)
 		if sum < 0 || sum > maxScore {
-			return nil, fmt.Errorf("prepare the GPUs for allocation: GPUs %d and %d have %d NVLinks", l.A, l.B, l.NVLinks)
+			return nil, fmt.Errorf("prepare the GPUs for allocation: %d and %d have %d NVLinks", l.A, l.B, l.NVLinks)
 		}
 		score[a][b], score[b][a] = int32(sum), int32(sum)
 	}
@@ -132,8 +132,8 @@ func (n *Node) UUIDs() []string {
 // Pair returns the score of two GPUs, by their positions in UUIDs.
 func (n *Node) Pair(a, b int) int { return int(n.score[a][b]) }
 
-// Score returns the score of a set of GPUs, by UUID. The error is a *RequestError about UUIDs that are unknown or listed
-// twice.
+// Score returns the score of a set of GPUs, by UUID. The error is a *RequestError about UUIDs that are unknown or
+// listed twice.
 func (n *Node) Score(uuids []string) (int, error) {
 	x, err := n.setOf(uuids)
 	if err != nil {
@@ -142,8 +142,8 @@ func (n *Node) Score(uuids []string) (int, error) {
 	return n.scoreOf(x), nil
 }
 
-// Next returns what the next requests could get of a set of GPUs, by UUID: L in Topology. It is -1 on nodes of more than
-// 16 GPUs. The error is that of Score.
+// Next returns what the next requests could get of a set of GPUs, by UUID: L in Topology. It is -1 on nodes of more
+// than 16 GPUs. The error is that of Score.
 func (n *Node) Next(uuids []string) (int, error) {
 	x, err := n.setOf(uuids)
 	switch {
@@ -190,8 +190,8 @@ func (n *Node) Choose(p Policy, r Request) (Choice, error) { return n.whole.Choo
 // Rank answers a request for whole GPUs with the best k sets. See Pool.Rank.
 func (n *Node) Rank(p Policy, r Request, k int) ([]Choice, error) { return n.whole.Rank(p, r, k) }
 
-// query is a request by the GPUs of a node: size GPUs of from, with all of must. What is available but not in from cannot
-// be chosen, and counts as left for the next requests. must ⊆ from ⊆ available.
+// query is a request by the GPUs of a node: size GPUs of from, with all of must. What is available but not in from
+// cannot be chosen, and counts as left for the next requests. must ⊆ from ⊆ available.
 type query struct {
 	available, from, must set
 	size                  int
@@ -206,7 +206,8 @@ type found struct {
 	bound int // see Choice
 }
 
-// rank returns the best k sets of GPUs, best first, or all if there are fewer. There is at least one: the request is valid.
+// rank returns the best k sets of GPUs, best first, or all if there are fewer. There is at least one: the request is
+// valid.
 func (n *Node) rank(p Policy, q query, k int) []found {
 	switch {
 	case n.table == nil:

@@ -91,7 +91,8 @@ func (o *oracle) bestOf(of []int, size int) int {
 // next is L in Topology.
 func (o *oracle) next(x []int) int { return o.pairs(x) + o.bestOf(x, 4) + o.bestOf(x, 8) }
 
-// pairs returns the highest score of disjoint pairs of x: one with the first GPU and those of the others, or only those.
+// pairs returns the highest score of disjoint pairs of x: one with the first GPU and those of the others, or only
+// those.
 func (o *oracle) pairs(x []int) int {
 	if len(x) < 2 {
 		return 0
@@ -139,8 +140,8 @@ func (o *oracle) compare(p problem, numa bool, a, b []int) int {
 	return slices.Compare(a, b)
 }
 
-// partition returns the best set by Partition. It enumerates partitions as go-gpuallocator does: depth first, the lowest GPU
-// with each choice of others in order.
+// partition returns the best set by Partition. It enumerates partitions as go-gpuallocator does: depth first, the
+// lowest GPU with each choice of others in order.
 func (o *oracle) partition(p problem) []int {
 	if p.size == 0 {
 		return nil
@@ -264,8 +265,8 @@ func (p *problem) request(n *Node) Request {
 	return Request{Available: uuids(n, p.available...), Must: uuids(n, p.must...), Size: p.size}
 }
 
-// bitOracle is an oracle for 16 GPUs: it tries every set too, but retains intermediate results. Sets have a bit for each
-// GPU.
+// bitOracle is an oracle for 16 GPUs: it tries every set too, but retains intermediate results. Sets have a bit for
+// each GPU.
 type bitOracle struct {
 	oracle *oracle
 	score  []int

@@ -5,9 +5,9 @@
 //
 // # Scores
 //
-// Each pair of GPUs a and b has a score s(a,b). The better they are connected, the higher it is: see Weights. The score of
-// a set of GPUs is the sum over its pairs, S(X) = Σ s(a,b) over all {a,b} ⊆ X. In the formulas A are the available GPUs,
-// M ⊆ A those that must be included, k is the requested size, and X ranges over the sets M ⊆ X ⊆ A of k GPUs.
+// Each pair of GPUs a and b has a score s(a,b). The better they are connected, the higher it is: see Weights. The score
+// of a set of GPUs is the sum over its pairs, S(X) = Σ s(a,b) over all {a,b} ⊆ X. In the formulas A are the available
+// GPUs, M ⊆ A those that must be included, k is the requested size, and X ranges over the sets M ⊆ X ⊆ A of k GPUs.
 //
 // Each Policy has its objective as a formula.
 //
@@ -17,8 +17,8 @@ package allocator
 import "slices"
 
 // Policy is the objective by which devices are chosen. Its parts are in order of importance: a later one only decides
-// between sets that are equal by all earlier ones. The last part of each policy is the order of the GPUs: of two sets, the
-// one with the first GPU that is in only one of them.
+// between sets that are equal by all earlier ones. The last part of each policy is the order of the GPUs: of two sets,
+// the one with the first GPU that is in only one of them.
 type Policy string
 
 const (
@@ -28,19 +28,19 @@ const (
 	//
 	// So GPUs come from an island of NVLinks that is already broken, and whole islands stay whole.
 	//
-	// On nodes of up to 16 GPUs the answer is exact. On larger nodes L is left out. The answer is then exact if the scores
-	// follow a tree, as on any PCIe fabric. If not, only S(X) counts, no single swap improves it, and Choice.Bound limits
-	// how much better another set can be.
+	// On nodes of up to 16 GPUs the answer is exact. On larger nodes L is left out. The answer is then exact if the
+	// scores follow a tree, as on any PCIe fabric. If not, only S(X) counts, no single swap improves it, and
+	// Choice.Bound limits how much better another set can be.
 	Topology Policy = "topology"
-	// Partition maximises Σ S(P) over the sets P of a partition of A into sets of k GPUs, one of which contains M. If k does
-	// not divide |A|, one set is smaller. X is the set of k GPUs in that partition that contains M and has the highest S(X).
-	// Of equal partitions the first in order counts, and of equal sets too. This is the best effort policy of NVIDIA's
-	// go-gpuallocator, with the same answers, except that X is never the smaller set.
+	// Partition maximises Σ S(P) over the sets P of a partition of A into sets of k GPUs, one of which contains M. If k
+	// does not divide |A|, one set is smaller. X is the set of k GPUs in that partition that contains M and has the
+	// highest S(X). Of equal partitions the first in order counts, and of equal sets too. This is the best effort
+	// policy of NVIDIA's go-gpuallocator, with the same answers, except that X is never the smaller set.
 	//
 	// On nodes of more than 16 GPUs it is Topology.
 	Partition Policy = "partition"
-	// NUMA minimises the number of NUMA nodes with a GPU of X, then is Topology. GPUs whose NUMA node is unknown count as
-	// one more node.
+	// NUMA minimises the number of NUMA nodes with a GPU of X, then is Topology. GPUs whose NUMA node is unknown count
+	// as one more node.
 	NUMA Policy = "numa"
 	// Spread takes devices of the GPUs with the fewest devices in use. With u(g) devices of GPU g not available, x(g)
 	// devices taken, and G the GPUs with x(g) > 0, it minimises
@@ -48,18 +48,18 @@ const (
 	//	MIG devices:  Σ (u(g) + x(g))², then maximises |G|
 	//	replicas:     Σ x(g)², then Σ u(g)·x(g)
 	//
-	// and then is Topology for G. So a GPU is in an answer twice only if no other GPU has a replica. For whole GPUs it is
-	// Topology.
+	// and then is Topology for G. So a GPU is in an answer twice only if no other GPU has a replica. For whole GPUs it
+	// is Topology.
 	Spread Policy = "spread"
-	// Pack takes devices of the fullest GPUs that still have enough, so that whole GPUs stay whole. With f(g) devices of GPU
-	// g available, and c(g) of its compute slices in use by MIG devices of all profiles, it
+	// Pack takes devices of the fullest GPUs that still have enough, so that whole GPUs stay whole. With f(g) devices
+	// of GPU g available, and c(g) of its compute slices in use by MIG devices of all profiles, it
 	//
 	//	MIG devices:  minimises |G|, then maximises Σ c(g) over G, then minimises Σ f(g) over G, then maximises S(G),
 	//	              then minimises Σ f(g)·x(g)
 	//	replicas:     minimises Σ x(g)², then maximises Σ u(g)·x(g), then is Topology for G
 	//
-	// For whole GPUs it is Topology. On nodes of more than 16 GPUs, MIG devices of several GPUs are packed one GPU at a time:
-	// |G| is minimal, the rest may not be optimal.
+	// For whole GPUs it is Topology. On nodes of more than 16 GPUs, MIG devices of several GPUs are packed one GPU at a
+	// time: |G| is minimal, the rest may not be optimal.
 	Pack Policy = "pack"
 )
 

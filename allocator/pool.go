@@ -35,8 +35,8 @@ type Pool struct {
 // noParent is the parent of an unusable device.
 const noParent = -1
 
-// NewPool prepares devices with distinct IDs, in the order of preference among equals. Devices whose parent is not in the
-// node, because it could not be read, are unusable.
+// NewPool prepares devices with distinct IDs, in the order of preference among equals. Devices whose parent is not in
+// the node, because it could not be read, are unusable.
 func NewPool(n *Node, devices []Device) *Pool {
 	p := &Pool{
 		node:    n,
@@ -68,8 +68,9 @@ func (p *Pool) Choose(policy Policy, r Request) (Choice, error) {
 	return best[0], nil
 }
 
-// Rank returns the answer of Choose, followed by the next best sets by the policy's objective; for Partition, by those of
-// the next best partitions. They are k in all, or as many as there are. If a GPU has several devices there is one answer.
+// Rank returns the answer of Choose, followed by the next best sets by the policy's objective; for Partition, by those
+// of the next best partitions. They are k in all, or as many as there are. If a GPU has several devices there is one
+// answer.
 func (p *Pool) Rank(policy Policy, r Request, k int) ([]Choice, error) {
 	if !policy.valid() {
 		return nil, fmt.Errorf("unknown allocation policy %q", policy)
@@ -144,8 +145,8 @@ func (p *Pool) chooseShared(policy Policy, r *resolved) Choice {
 	return c
 }
 
-// pick returns count devices of a GPU: those that must be included, then those of which it has picked the fewest replicas,
-// in order.
+// pick returns count devices of a GPU: those that must be included, then those of which it has picked the fewest
+// replicas, in order.
 func (p *Pool) pick(r *resolved, g, count int) []int {
 	var picked []int
 	isPicked := map[int]bool{}

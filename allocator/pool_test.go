@@ -48,18 +48,19 @@ func islands() *Node {
 }
 
 func TestRequestsLeaveIslandsWhole(t *testing.T) {
+	two, mesh, quad := islands(), machine(t, "dgx1-v100"), machine(t, "pcie-quad")
 	cases := map[string]struct {
 		node  *Node
 		sizes []int
 		want  [][]int
 	}{
-		"single GPUs come from one island":          {islands(), []int{1, 1, 1, 1, 4}, [][]int{{0}, {1}, {2}, {3}, {4, 5, 6, 7}}},
-		"pairs come from one island":                {islands(), []int{2, 2, 4}, [][]int{{0, 1}, {2, 3}, {4, 5, 6, 7}}},
-		"a single GPU goes to the broken island":    {islands(), []int{2, 1, 4, 1}, [][]int{{0, 1}, {2}, {4, 5, 6, 7}, {3}}},
-		"of the cube mesh, one side stays whole":    {machine(t, "dgx1-v100"), []int{1, 2, 4, 1}, [][]int{{0}, {2, 3}, {4, 5, 6, 7}, {1}}},
-		"and pairs have two NVLinks and one switch": {machine(t, "dgx1-v100"), []int{2, 2, 2, 2}, [][]int{{2, 3}, {6, 7}, {0, 4}, {1, 5}}},
-		"a pair has the one switch there is":        {machine(t, "pcie-quad"), []int{2, 1, 1}, [][]int{{2, 3}, {0}, {1}}},
-		"and single ones leave it the pair":         {machine(t, "pcie-quad"), []int{1, 1, 2}, [][]int{{0}, {1}, {2, 3}}},
+		"single GPUs come from one island": {two, []int{1, 1, 1, 1, 4}, [][]int{{0}, {1}, {2}, {3}, {4, 5, 6, 7}}},
+		"pairs come from one island":       {two, []int{2, 2, 4}, [][]int{{0, 1}, {2, 3}, {4, 5, 6, 7}}},
+		"a GPU comes from a broken island": {two, []int{2, 1, 4, 1}, [][]int{{0, 1}, {2}, {4, 5, 6, 7}, {3}}},
+		"one half of the mesh stays whole": {mesh, []int{1, 2, 4, 1}, [][]int{{0}, {2, 3}, {4, 5, 6, 7}, {1}}},
+		"pairs have 2 NVLinks, 1 switch":   {mesh, []int{2, 2, 2, 2}, [][]int{{2, 3}, {6, 7}, {0, 4}, {1, 5}}},
+		"a pair has the only switch":       {quad, []int{2, 1, 1}, [][]int{{2, 3}, {0}, {1}}},
+		"single GPUs leave the best pair":  {quad, []int{1, 1, 2}, [][]int{{0}, {1}, {2, 3}}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -83,8 +84,8 @@ func TestRequestsLeaveIslandsWhole(t *testing.T) {
 	}
 }
 
-// On every machine with two halves, small requests leave one half whole as long as the other has room. In the cube mesh the
-// best second pair is in the other half.
+// On every machine with two halves, small requests leave one half whole as long as the other has room. In the cube mesh
+// the best second pair is in the other half.
 func TestSmallRequestsLeaveAHalfWhole(t *testing.T) {
 	for _, name := range []string{"dgx1-v100", "dgx-h100", "dgx-a100", "hgx-16"} {
 		n := machine(t, name)
@@ -181,22 +182,53 @@ func TestRequestsWithoutAnswer(t *testing.T) {
 	long := strings.Repeat("x", 1000)
 	many := strings.Fields(strings.Repeat("? ", 20))
 	cases := map[string]struct {
-		r    Request
-		want RequestError
-		text string
+		r      Request
+		reason Reason
+		ids    []string
+		text   string
 	}{
-		"an unknown device":             {Request{Available: []string{"GPU-0", "?"}, Size: 1}, RequestError{Reason: Unknown, IDs: []string{"?"}}, `no such device: "?"`},
-		"an unknown one included":       {Request{Available: id(0), Must: []string{"?"}, Size: 1}, RequestError{Reason: Unknown, IDs: []string{"?"}}, `no such device: "?"`},
-		"a very long ID":                {Request{Available: []string{long}}, RequestError{Reason: Unknown, IDs: []string{long}}, `no such device: "` + long[:80] + `..."`},
-		"many unknown devices":          {Request{Available: many}, RequestError{Reason: Unknown, IDs: many}, `no such device: ` + strings.Repeat(`"?", `, 8) + "and 12 more"},
-		"a device twice":                {Request{Available: id(0, 0), Size: 1}, RequestError{Reason: Twice, IDs: id(0)}, `listed twice: "GPU-0"`},
-		"one included twice":            {Request{Available: id(0, 3), Must: id(0, 0), Size: 2}, RequestError{Reason: Twice, IDs: id(0)}, `listed twice: "GPU-0"`},
-		"included, but not available":   {Request{Available: id(0), Must: id(3), Size: 1}, RequestError{Reason: NotAvailable, IDs: id(3)}, `must be included, but not available: "GPU-3"`},
-		"more included than requested":  {Request{Available: id(0, 3), Must: id(0, 3), Size: 1}, RequestError{Reason: BadSize}, "1 devices requested, but 2 must be included"},
-		"more than available":           {Request{Available: id(0), Size: 2}, RequestError{Reason: BadSize}, "2 devices requested, but 1 are available"},
-		"a negative size":               {Request{Available: id(0), Size: -1}, RequestError{Reason: BadSize}, "-1 devices requested"},
-		"an unhealthy one included":     {Request{Available: id(0, 1), Must: id(1), Size: 1}, RequestError{Reason: Unusable, IDs: id(1)}, `not possible without unusable ones: "GPU-1"`},
-		"too few without the lost ones": {Request{Available: id(0, 1, 2), Size: 2}, RequestError{Reason: Unusable, IDs: id(1, 2)}, `2 devices requested, which is not possible without unusable ones: "GPU-1", "GPU-2"`},
+		"an unknown device": {
+			Request{Available: []string{"GPU-0", "?"}, Size: 1}, Unknown, []string{"?"},
+			`no such device: "?"`,
+		},
+		"an unknown one included": {
+			Request{Available: id(0), Must: []string{"?"}, Size: 1}, Unknown, []string{"?"},
+			`no such device: "?"`,
+		},
+		"a very long ID": {
+			Request{Available: []string{long}}, Unknown, []string{long},
+			`no such device: "` + long[:80] + `..."`,
+		},
+		"many unknown devices": {
+			Request{Available: many}, Unknown, many,
+			strings.Repeat(`"?", `, 8) + "and 12 more",
+		},
+		"a device twice": {Request{Available: id(0, 0), Size: 1}, Twice, id(0), `listed twice: "GPU-0"`},
+		"one included twice": {
+			Request{Available: id(0, 3), Must: id(0, 0), Size: 2}, Twice, id(0),
+			`listed twice: "GPU-0"`,
+		},
+		"included, but not available": {
+			Request{Available: id(0), Must: id(3), Size: 1}, NotAvailable, id(3),
+			`must be included, but not available: "GPU-3"`,
+		},
+		"more included than requested": {
+			Request{Available: id(0, 3), Must: id(0, 3), Size: 1}, BadSize, nil,
+			"1 devices requested, but 2 must be included",
+		},
+		"more than available": {
+			Request{Available: id(0), Size: 2}, BadSize, nil,
+			"2 devices requested, but 1 are available",
+		},
+		"a negative size": {Request{Available: id(0), Size: -1}, BadSize, nil, "-1 devices requested"},
+		"an unhealthy one included": {
+			Request{Available: id(0, 1), Must: id(1), Size: 1}, Unusable, id(1),
+			`not possible without unusable ones: "GPU-1"`,
+		},
+		"too few without the lost ones": {
+			Request{Available: id(0, 1, 2), Size: 2}, Unusable, id(1, 2),
+			`2 devices requested, which is not possible without unusable ones: "GPU-1", "GPU-2"`,
+		},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -205,8 +237,8 @@ func TestRequestsWithoutAnswer(t *testing.T) {
 			if !errors.As(err, &got) || choice.IDs != nil {
 				t.Fatalf("%+v, %v", choice, err)
 			}
-			c.want.Size, c.want.Available, c.want.Must = c.r.Size, len(c.r.Available), len(c.r.Must)
-			if diff := cmp.Diff(&c.want, got); diff != "" || !strings.Contains(err.Error(), c.text) {
+			want := &RequestError{c.reason, c.ids, c.r.Size, len(c.r.Available), len(c.r.Must)}
+			if diff := cmp.Diff(want, got); diff != "" || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("%v, want %q (-want +got):\n%s", err, c.text, diff)
 			}
 		})
@@ -246,8 +278,9 @@ func TestRenewFollowsTheSnapshot(t *testing.T) {
 	if score, err := next.Score(uuids(next, 0, 1, 3)); err != nil || score != 50+next.Pair(0, 3)+next.Pair(1, 3) {
 		t.Errorf("%d, %v", score, err)
 	}
-	if _, err := n.Renew(lost, Weights{NVLink: MaxWeight + 1}); err == nil || !strings.Contains(err.Error(), "nvlink: 10001") {
-		t.Errorf("%v", err)
+	_, err = n.Renew(lost, Weights{NVLink: MaxWeight + 1})
+	if err == nil || !strings.Contains(err.Error(), "nvlink: 10001") {
+		t.Errorf("error %v, want one about the weight", err)
 	}
 }
 
@@ -257,17 +290,21 @@ func TestNewNodeRefusesInvalidSnapshots(t *testing.T) {
 		many.Devices[i].Index, many.Devices[i].UUID = i, strconv.Itoa(i)
 	}
 	two := []gpu.Device{{Index: 0, UUID: "a"}, {Index: 1, UUID: "b"}}
+	nvlinks := func(n int) *gpu.Snapshot {
+		return &gpu.Snapshot{Devices: two, Links: []gpu.Link{{A: 0, B: 1, NVLinks: n}}}
+	}
 	for name, c := range map[string]struct {
 		s    *gpu.Snapshot
 		want string
 	}{
-		"too many GPUs":      {many, "257 GPUs for allocation: at most 256"},
-		"a UUID twice":       {&gpu.Snapshot{Devices: []gpu.Device{{UUID: "a"}, {Index: 1, UUID: "a"}}}, "two have the UUID a"},
-		"too many NVLinks":   {&gpu.Snapshot{Devices: two, Links: []gpu.Link{{A: 0, B: 1, NVLinks: 1 << 40}}}, "GPUs 0 and 1 have"},
-		"fewer than 0 links": {&gpu.Snapshot{Devices: two, Links: []gpu.Link{{A: 0, B: 1, NVLinks: -1}}}, "GPUs 0 and 1 have -1 NVLinks"},
+		"too many GPUs":    {many, "257 GPUs for allocation: at most 256"},
+		"a UUID twice":     {&gpu.Snapshot{Devices: []gpu.Device{two[0], two[0]}}, "two have the UUID a"},
+		"too many NVLinks": {nvlinks(1 << 40), "0 and 1 have 1099511627776 NVLinks"},
+		"negative NVLinks": {nvlinks(-1), "0 and 1 have -1 NVLinks"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if n, err := NewNode(c.s, DefaultWeights()); n != nil || err == nil || !strings.Contains(err.Error(), c.want) {
+			n, err := NewNode(c.s, DefaultWeights())
+			if n != nil || err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v and error %v, want one with %q", n, err, c.want)
 			}
 		})

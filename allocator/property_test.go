@@ -93,12 +93,14 @@ func TestAnswersAreTheBestOnMachines(t *testing.T) {
 	}
 }
 
-// Of 16 GPUs too the answer is the best, with the links of a machine, random ones, and three different scores, with which
-// many sets are equal.
+// Of 16 GPUs too the answer is the best, with the links of a machine, random ones, and three different scores, with
+// which many sets are equal.
 func TestTopologyIsTheBestOf16(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for name, o := range map[string]*oracle{
-		"hgx-16": oracleOf(machine(t, "hgx-16")), "random": randomOracle(rng, 16, 2000), "three kinds": randomOracle(rng, 16, 3),
+		"hgx-16":                 oracleOf(machine(t, "hgx-16")),
+		"random scores":          randomOracle(rng, 16, 2000),
+		"three different scores": randomOracle(rng, 16, 3),
 	} {
 		n, exact := o.node(), newBitOracle(o)
 		for size := range 17 * 3 {
@@ -111,7 +113,8 @@ func TestTopologyIsTheBestOf16(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := exact.best(bitsOf(p.available), bitsOf(p.must), size)
-			if diff := cmp.Diff(Choice{IDs: uuids(n, indicesOf(want)...), Score: exact.score[want], Exact: true}, c); diff != "" {
+			wantChoice := Choice{IDs: uuids(n, indicesOf(want)...), Score: exact.score[want], Exact: true}
+			if diff := cmp.Diff(wantChoice, c); diff != "" {
 				t.Errorf("%s, %+v (-want +got):\n%s", name, p, diff)
 			}
 		}

@@ -8,8 +8,8 @@ import (
 
 // Request asks a Pool for devices.
 type Request struct {
-	// Available are the IDs of the devices to choose from. Must are those of them that must be included. Their order does
-	// not matter.
+	// Available are the IDs of the devices to choose from. Must are those of them that must be included. Their order
+	// does not matter.
 	Available, Must []string
 	// Size is the number of devices in the answer.
 	Size int
@@ -23,7 +23,8 @@ type Choice struct {
 	IDs []string
 	// Score is the score of the set of GPUs that the devices belong to.
 	Score int
-	// Exact is set if no other set is better by the policy. If not, the Score of another set can be higher by Bound at most.
+	// Exact is set if no other set is better by the policy. If not, the Score of another set can be higher by Bound at
+	// most.
 	Exact bool
 	Bound int
 }

@@ -9,7 +9,8 @@ import (
 // sharing finds how many devices a request takes of each GPU. Its slices are by GPU.
 type sharing struct {
 	pool *Pool
-	// free counts the available devices, must those of them that must be included, used the devices that are not available.
+	// free counts the available devices, must those of them that must be included, used the devices that are not
+	// available.
 	free, must, used []int
 	slices           []int // compute slices in use by MIG devices of this pool and others
 	taken            []int // devices in the answer
@@ -46,9 +47,9 @@ func (s *sharing) take(g int) {
 	s.left--
 }
 
-// spread takes a device of each of the GPUs with the lowest load, again and again. When fewer devices are left to take than
-// GPUs have the lowest load, the GPUs without a device in the answer come first, among these the lowest in order, and then
-// the best by the policy. It reports whether the choice of GPUs is exact, and the bound of their score.
+// spread takes a device of each of the GPUs with the lowest load, again and again. When fewer devices are left to take
+// than GPUs have the lowest load, the GPUs without a device in the answer come first, among these the lowest in order,
+// and then the best by the policy. It reports whether the choice of GPUs is exact, and the bound of their score.
 func (s *sharing) spread(policy Policy, load, order []int) (exact bool, bound int) {
 	load = slices.Clone(load)
 	for g, m := range s.must {

@@ -28,7 +28,8 @@ func drawSharing(t *rapid.T) *sharingProblem {
 		free := upTo(t, 0, total, "available")
 		must := max(0, rapid.IntRange(-3, free).Draw(t, "included"))
 		s.total, s.free, s.must = append(s.total, total), append(s.free, free), append(s.must, must)
-		s.slices, s.others = append(s.slices, upTo(t, 1, 4, "slices")), append(s.others, upTo(t, 0, 7, "slices of others"))
+		s.slices = append(s.slices, upTo(t, 1, 4, "slices"))
+		s.others = append(s.others, upTo(t, 0, 7, "slices of others"))
 		least, most = least+must, most+free
 	}
 	s.size = rapid.IntRange(least, most).Draw(t, "size")
@@ -44,9 +45,9 @@ func (s *sharingProblem) pool() (*Pool, Request) {
 		r.Used[n.gpus[g].uuid] = s.others[g]
 		for i := range total {
 			d := Device{
-				ID: fmt.Sprintf("%d::%d", g, i), UUID: fmt.Sprintf("%d::%d", g, i), Parent: n.gpus[g].uuid, Replica: s.replicas,
-				Slices: s.slices[g],
+				ID: fmt.Sprintf("%d::%d", g, i), Parent: n.gpus[g].uuid, Replica: s.replicas, Slices: s.slices[g],
 			}
+			d.UUID = d.ID
 			if s.replicas {
 				d.UUID = d.Parent
 			}
@@ -250,7 +251,7 @@ func TestReplicasAreOfDifferentGPUs(t *testing.T) {
 			for a := range took {
 				for b := range has {
 					if took[a] > took[b]+1 && took[b] < has[b] {
-						t.Fatalf("%s: %d replicas of %s and %d of %s, which has %d", policy, took[a], a, took[b], b, has[b])
+						t.Fatalf("%s: %d replicas of %s and %d of %s with %d", policy, took[a], a, took[b], b, has[b])
 					}
 				}
 			}
@@ -267,7 +268,8 @@ func TestReplicasAreOfDifferentMIGDevices(t *testing.T) {
 	var ids []string
 	for m := range 2 {
 		for i := range 3 {
-			d := Device{ID: fmt.Sprintf("MIG-%d::%d", m, i), UUID: fmt.Sprintf("MIG-%d", m), Parent: "GPU-0", Replica: true}
+			d := Device{UUID: fmt.Sprintf("MIG-%d", m), Parent: "GPU-0", Replica: true}
+			d.ID = fmt.Sprintf("%s::%d", d.UUID, i)
 			devices, ids = append(devices, d), append(ids, d.ID)
 		}
 	}

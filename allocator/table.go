@@ -147,8 +147,8 @@ func (n *Node) searchTable(q query, nodes []set, k int) []found {
 	return all
 }
 
-// eachDistinct visits the subsets of a size that can be the best: of GPUs that can be exchanged, the first come first. On
-// real machines these are few of all subsets.
+// eachDistinct visits the subsets of a size that can be the best: of GPUs that can be exchanged, the first come first.
+// On real machines these are few of all subsets.
 func (n *Node) eachDistinct(free uint32, size int, visit func(uint32)) {
 	var kinds []uint32
 	for _, kind := range n.kinds {
@@ -183,8 +183,8 @@ func (n *Node) eachDistinct(free uint32, size int, visit func(uint32)) {
 	}
 }
 
-// eachSubset visits the subsets of a size. It is Gosper's hack (HAKMEM 175) on the bits of free. The bits between them are
-// set for the addition, so that its carry passes over them.
+// eachSubset visits the subsets of a size. It is Gosper's hack (HAKMEM 175) on the bits of free. The bits between them
+// are set for the addition, so that its carry passes over them.
 func eachSubset(free uint32, size int, visit func(uint32)) {
 	var lowest [33]uint32 // lowest[i] has the lowest i bits of free
 	total := 0

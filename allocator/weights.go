@@ -8,11 +8,12 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// MaxWeight is the highest weight. With it, the score of two GPUs with as many NVLinks as there can be is below maxScore.
+// MaxWeight is the highest weight. With it, the score of two GPUs with as many NVLinks as there can be is below
+// maxScore.
 const MaxWeight = 10_000
 
-// Weights are the scores of connections. A pair of GPUs has the weight of its nearest common point on PCIe, plus the weight
-// of an NVLink for each NVLink between the two. They have no unit; only their proportions matter.
+// Weights are the scores of connections. A pair of GPUs has the weight of its nearest common point on PCIe, plus the
+// weight of an NVLink for each NVLink between the two. They have no unit; only their proportions matter.
 //
 //	connection                                    key                 default
 //	unknown                                                                 0
@@ -26,8 +27,8 @@ const MaxWeight = 10_000
 //	each NVLink through NVSwitches                nvswitch                100
 //
 // The defaults are those of calculateGPUPairScore in NVIDIA's go-gpuallocator v0.5.0 (besteffort_policy.go), so that
-// scores can be compared. That library does not count NVLinks through NVSwitches. Here they count, since a GPU that lost
-// some of its links to the switches is connected worse than the others.
+// scores can be compared. That library does not count NVLinks through NVSwitches. Here they count, since a GPU that
+// lost some of its links to the switches is connected worse than the others.
 type Weights struct {
 	System           int `yaml:"system" json:"system"`
 	Node             int `yaml:"node" json:"node"`

@@ -56,8 +56,8 @@ type barPart struct {
 // stem is a vertical line.
 type stem struct{ x, top, bottom int }
 
-// arrange finds the positions of a scene: first from left to right, then from top to bottom, since the height of the space
-// for NVLinks depends on how many of them are side by side.
+// arrange finds the positions of a scene: first from left to right, then from top to bottom, since the height of the
+// space for NVLinks depends on how many of them are side by side.
 func arrange(s *scene) *positions {
 	g := newGrid(s)
 	routes, right := routeNVLinks(s, g)
@@ -231,7 +231,8 @@ func (g *grid) spans(gr *group) []span {
 	return list
 }
 
-// newBar finds the position of a group's bar. Below a row there is a level for each path, and the last is the NUMA nodes'.
+// newBar finds the position of a group's bar. Below a row there is a level for each path, and the last is the NUMA
+// nodes'.
 func newBar(s *scene, g *grid, rows []row, kind barKind, gr *group) bar {
 	b, level := bar{kind: kind, group: gr}, slices.Index(s.levels, gr.path)
 	if kind == numaBar {

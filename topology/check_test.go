@@ -77,7 +77,7 @@ func newElement(t testing.TB, token xml.StartElement) element {
 	case "path":
 		e.box = [4]int{1 << 30, 1 << 30, 0, 0}
 		half := number("stroke-width") / 2
-		points := strings.FieldsFunc(attributes["d"], func(r rune) bool { return r == 'M' || r == 'L' || r == 'Q' || r == ' ' })
+		points := strings.FieldsFunc(attributes["d"], func(r rune) bool { return strings.ContainsRune("MLQ ", r) })
 		for i, s := range points {
 			n, err := strconv.Atoi(s)
 			if err != nil {
@@ -172,7 +172,8 @@ func checkGPUs(t testing.TB, s *gpu.Snapshot, elements []element) {
 	}
 }
 
-// checkPaths checks that the first bar that spans two GPUs is that of their path. Pairs that fit into no tree are left out.
+// checkPaths checks that the first bar that spans two GPUs is that of their path. Pairs that fit into no tree are left
+// out.
 func checkPaths(t testing.TB, s *gpu.Snapshot, elements []element) {
 	t.Helper()
 	apart := map[[2]int]bool{}
@@ -188,7 +189,7 @@ func checkPaths(t testing.TB, s *gpu.Snapshot, elements []element) {
 	for _, e := range elements {
 		if e.class == "bar" && e.name == "g" {
 			b := bar{e.data["path"], map[string]bool{}}
-			for _, g := range strings.Fields(e.data["gpus"]) {
+			for g := range strings.FieldsSeq(e.data["gpus"]) {
 				b.gpus[g] = true
 			}
 			bars = append(bars, b)

@@ -78,10 +78,8 @@ func drawBar(b *svg, s *scene, bar bar) {
 					choices = append(choices, fmt.Sprintf("%s, part %d of %d", label, i+1, len(bar.parts)))
 				}
 			}
-			b.text(text{
-				class: "on-bar", x: part.x + part.w/2, y: part.y + 14, size: 11, anchor: "middle",
-				value: choose(part.w-8, 11, plain, append(choices, labels...)...),
-			})
+			label := choose(part.w-8, 11, plain, append(choices, labels...)...)
+			b.centred("on-bar", part.x+part.w/2, part.y+14, 11, plain, label)
 		}
 	})
 }
@@ -106,11 +104,10 @@ func drawFabric(b *svg, s *scene, f fabric, at fabricPosition) {
 			b.path("nvspine", 8, point{x, at.bars[0].y + fabricHeight/2}, point{x, at.bars[last].y + fabricHeight/2})
 		}
 		for _, bar := range at.bars {
-			label := choose(bar.w-8, 12, bold, "NVSwitch, "+f.width()+" from each GPU", "NVSwitch, "+f.width(), "NVSwitch", "NVS")
+			links := "NVSwitch, " + f.width()
+			label := choose(bar.w-8, 12, bold, links+" from each GPU", links, "NVSwitch", "NVS")
 			b.rect("fabric", bar, 6)
-			b.text(text{
-				class: "on-fabric", x: bar.x + bar.w/2, y: bar.y + 17, size: 12, font: bold, anchor: "middle", value: label,
-			})
+			b.centred("on-fabric", bar.x+bar.w/2, bar.y+17, 12, bold, label)
 		}
 	})
 }
@@ -142,7 +139,7 @@ func drawNumber(b *svg, at point, links int) {
 	label := strconv.Itoa(links)
 	w := textWidth(label, 11, bold) + 10
 	b.rect("pill", box{at[0] - w/2, at[1] - 7, w, 14}, 7)
-	b.text(text{class: "on-pill", x: at[0], y: at[1] + 4, size: 11, font: bold, anchor: "middle", value: label})
+	b.centred("on-pill", at[0], at[1]+4, 11, bold, label)
 }
 
 func drawCard(b *svg, s *scene, d *gpu.Device, at cardPosition) {
@@ -192,9 +189,7 @@ func drawBadges(b *svg, at badges, dx, dy int) {
 	for _, badge := range at.list {
 		b.group("", "", nil, func() {
 			b.rect("badge pod"+strconv.Itoa(badge.pod%8), box{x + badge.x, y, badge.w, badge.h}, 7)
-			b.text(text{
-				class: "on-badge", x: x + badge.x + badge.w/2, y: y + 11, size: 10, font: bold, anchor: "middle", value: badge.letter,
-			})
+			b.centred("on-badge", x+badge.x+badge.w/2, y+11, 10, bold, badge.letter)
 		})
 	}
 	b.text(at.rest.moved(x, y))

@@ -152,7 +152,9 @@ func notATree() *gpu.Snapshot {
 		s.Devices = append(s.Devices, gpu.Device{Index: i, Name: "NVIDIA L4", UUID: fmt.Sprintf("GPU-%d", i)})
 	}
 	s.Links = []gpu.Link{
-		{A: 0, B: 1, PCIe: gpu.PathSingleSwitch}, {A: 0, B: 2, PCIe: gpu.PathSystem}, {A: 1, B: 2, PCIe: gpu.PathSingleSwitch},
+		{A: 0, B: 1, PCIe: gpu.PathSingleSwitch},
+		{A: 0, B: 2, PCIe: gpu.PathSystem},
+		{A: 1, B: 2, PCIe: gpu.PathSingleSwitch},
 	}
 	return s
 }
@@ -245,7 +247,8 @@ func FuzzDraw(f *testing.F) {
 	f.Add(uint64(3), uint8(17), strings.Repeat("W", 5000), "]]></style><script>alert(1)</script>")
 	f.Add(uint64(4), uint8(40), "\xff\xfe\ufffe", "a\u0301\u0301\u0301\nb")
 	f.Fuzz(func(t *testing.T, seed uint64, n uint8, name, reason string) {
-		checkPicture(t, randomNode(rand.New(rand.NewPCG(seed, 0)), int(n)%12, name, reason)) // TestGolden has larger ones
+		// Larger nodes are in TestGolden.
+		checkPicture(t, randomNode(rand.New(rand.NewPCG(seed, 0)), int(n)%12, name, reason))
 	})
 }
 
@@ -254,14 +257,16 @@ func randomNode(r *rand.Rand, n int, name, reason string) Node {
 	node := Node{Snapshot: s}
 	for i := range n {
 		d := gpu.Device{
-			Index: i, UUID: fmt.Sprintf("GPU-%d", i), Name: name, PCIBusID: "0000:00:00.0"[:r.IntN(13)], NUMANode: r.IntN(5) - 1,
-			MemoryBytes: r.Uint64() >> 20, MIGEnabled: r.IntN(4) == 0,
+			Index: i, UUID: fmt.Sprintf("GPU-%d", i), Name: name, PCIBusID: "0000:00:00.0"[:r.IntN(13)],
+			NUMANode: r.IntN(5) - 1, MemoryBytes: r.Uint64() >> 20, MIGEnabled: r.IntN(4) == 0,
 		}
 		if r.IntN(5) == 0 {
 			d.Name, d.PCIBusID, d.Error = reason+name, reason, reason+"!"
 		}
 		for j := range r.IntN(8) {
-			d.MIG = append(d.MIG, gpu.MIGDevice{Index: j, UUID: fmt.Sprintf("MIG-%d-%d", i, j), Profile: name, MemoryBytes: r.Uint64() >> 22})
+			d.MIG = append(d.MIG, gpu.MIGDevice{
+				Index: j, UUID: fmt.Sprintf("MIG-%d-%d", i, j), Profile: name, MemoryBytes: r.Uint64() >> 22,
+			})
 		}
 		s.Devices = append(s.Devices, d)
 	}
@@ -281,7 +286,8 @@ func randomNode(r *rand.Rand, n int, name, reason string) Node {
 	for range r.IntN(20) {
 		h := Holder{Namespace: name, Pod: reason + strconv.Itoa(r.IntN(40)), Container: name}
 		for range r.IntN(5) {
-			h.Devices = append(h.Devices, fmt.Sprintf("GPU-%d", r.IntN(n+1)), fmt.Sprintf("MIG-%d-%d::%d", r.IntN(n+1), r.IntN(4), r.IntN(3)))
+			replica := fmt.Sprintf("MIG-%d-%d::%d", r.IntN(n+1), r.IntN(4), r.IntN(3))
+			h.Devices = append(h.Devices, fmt.Sprintf("GPU-%d", r.IntN(n+1)), replica)
 		}
 		node.Holders = append(node.Holders, h)
 	}

@@ -114,7 +114,8 @@ func (f fabric) inRow(g *grid, r int) []int {
 	return slices.DeleteFunc(slices.Clone(f.gpus), func(p int) bool { return g.row[p] != r })
 }
 
-// route is the way of the NVLinks between two GPUs: a bracket in one row, or two that meet in a gutter at the right side.
+// route is the way of the NVLinks between two GPUs: a bracket in one row, or two that meet in a gutter at the right
+// side.
 type route struct {
 	link   gpu.Link
 	a, b   int // the GPUs, from left to right
@@ -159,8 +160,8 @@ func routeNVLinks(s *scene, g *grid) (routes []route, right int) {
 // toSwitches stands for the NVLinks to NVSwitches where exit expects a route.
 const toSwitches = -1
 
-// exit returns where on a card's upper edge a route leaves it. Routes to the left leave on the left, the nearest first, so
-// that the brackets of one card do not cross.
+// exit returns where on a card's upper edge a route leaves it. Routes to the left leave on the left, the nearest first,
+// so that the brackets of one card do not cross.
 func exit(s *scene, g *grid, routes []route, p, wanted int) int {
 	type way struct{ route, side, order int }
 	var ways []way
@@ -178,7 +179,9 @@ func exit(s *scene, g *grid, routes []route, p, wanted int) int {
 	if slices.ContainsFunc(s.fabrics, func(f fabric) bool { return f.ports[p] > 0 }) {
 		ways = append(ways, way{toSwitches, 1, 0})
 	}
-	slices.SortStableFunc(ways, func(a, b way) int { return cmp.Or(cmp.Compare(a.side, b.side), cmp.Compare(a.order, b.order)) })
+	slices.SortStableFunc(ways, func(a, b way) int {
+		return cmp.Or(cmp.Compare(a.side, b.side), cmp.Compare(a.order, b.order))
+	})
 	i := slices.IndexFunc(ways, func(w way) bool { return w.route == wanted })
 	return g.x[p] + s.cardWidth*(i+1)/(len(ways)+1)
 }

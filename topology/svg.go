@@ -104,8 +104,8 @@ func (b *svg) path(class string, stroke int, points ...point) {
 	b.WriteString("/>\n")
 }
 
-// toward returns the point where the corner at from begins to be round: 6 pixels from it, but at most half the way to the
-// next one. The two points have one coordinate in common.
+// toward returns the point where the corner at from begins to be round: 6 pixels from it, but at most half the way to
+// the next one. The two points have one coordinate in common.
 func toward(from, to point) point {
 	const radius = 6
 	for i := range from {
@@ -130,6 +130,11 @@ func (b *svg) text(t text) {
 		fmt.Fprintf(b, ` text-anchor="%s"`, t.anchor)
 	}
 	fmt.Fprintf(b, ">%s</text>\n", escape(t.value))
+}
+
+// centred writes a text whose middle is at x.
+func (b *svg) centred(class string, x, y, size int, f font, value string) {
+	b.text(text{class: class, x: x, y: y, size: size, font: f, anchor: "middle", value: value})
 }
 
 func (b *svg) texts(list []text, dx, dy int) {

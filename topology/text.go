@@ -8,8 +8,8 @@ import (
 // longest is where a text from outside is cut, in characters. No real name or error is longer.
 const longest = 400
 
-// clean makes a text from outside safe to show: one line, without control characters, and without characters that reverse
-// the direction of the text or pile up on a letter.
+// clean makes a text from outside safe to show: one line, without control characters, and without characters that
+// reverse the direction of the text or pile up on a letter.
 func clean(s string) string {
 	var b strings.Builder
 	n, last := 0, rune(0)
@@ -46,8 +46,8 @@ const (
 	mono
 )
 
-// textWidth estimates the width of a text in pixels, in a font of that size. The figures are those of DejaVu Sans, which is
-// wider than what most systems have for "sans-serif".
+// textWidth estimates the width of a text in pixels, in a font of that size. The figures are those of DejaVu Sans,
+// which is wider than what most systems have for "sans-serif".
 func textWidth(s string, size int, f font) int {
 	sum := 0
 	for _, r := range s {
@@ -117,8 +117,8 @@ func choose(room, size int, f font, labels ...string) string {
 	return ""
 }
 
-// wrap breaks a text in the plain font into lines, at most as many as given. The last one is cut. A word that is wider than
-// a line is broken.
+// wrap breaks a text in the plain font into lines, at most as many as given. The last one is cut. A word that is wider
+// than a line is broken.
 func wrap(s string, room, size, most int) []string {
 	var lines []string
 	words := strings.Fields(s)

@@ -1,16 +1,16 @@
-// Package topology draws a node as an SVG picture: its NUMA nodes, the PCIe and NVLink connections of its GPUs, their MIG
-// devices and health, and the pods that hold them.
+// Package topology draws a node as an SVG picture: its NUMA nodes, the PCIe and NVLink connections of its GPUs, their
+// MIG devices and health, and the pods that hold them.
 //
 // WriteSVG works in two steps, both pure functions: arrange finds the position of every box and line, draw writes the
 // shapes. The same node gives the same bytes.
 //
-// The cards of the GPUs are in rows. Below a row are bars, one for each switch, bridge and NUMA node: two GPUs talk over
-// PCIe through the first bar below that spans both. Above a row are the NVLinks: a bracket for each pair that is linked
-// directly, a bar for NVSwitches. Colour never carries a meaning alone. Every GPU, bar and NVLink is an element with data
-// attributes, so that a program can find it.
+// The cards of the GPUs are in rows. Below a row are bars, one for each switch, bridge and NUMA node: two GPUs talk
+// over PCIe through the first bar below that spans both. Above a row are the NVLinks: a bracket for each pair that is
+// linked directly, a bar for NVSwitches. Colour never carries a meaning alone. Every GPU, bar and NVLink is an element
+// with data attributes, so that a program can find it.
 //
-// The package reads nothing from the host. A snapshot comes from the driver and the holders from the kubelet; neither is
-// trusted: texts are cleaned, cut and escaped.
+// The package reads nothing from the host. A snapshot comes from the driver and the holders from the kubelet; neither
+// is trusted: texts are cleaned, cut and escaped.
 package topology
 
 import (
@@ -97,7 +97,9 @@ func newScene(n Node) *scene {
 	s.tree = numaGroups(n.Snapshot, s.links)
 	s.levels = levelsOf(s.tree)
 	s.fabrics = fabricsOf(s.links, len(n.Snapshot.Devices))
-	s.direct = slices.DeleteFunc(s.links.pairs(), func(p [2]int) bool { return s.links[p].NVLinks <= 0 || s.links[p].Switched })
+	s.direct = slices.DeleteFunc(s.links.pairs(), func(p [2]int) bool {
+		return s.links[p].NVLinks <= 0 || s.links[p].Switched
+	})
 	s.pods, s.uses = podsOf(n)
 	return s
 }

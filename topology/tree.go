@@ -43,9 +43,9 @@ func (ls links) pairs() [][2]int { return slices.SortedFunc(maps.Keys(ls), compa
 
 func comparePairs(x, y [2]int) int { return slices.Compare(x[:], y[:]) }
 
-// numaGroups derives a tree from the paths between the GPUs, by single linkage: two GPUs are in one group of a level if a
-// chain of pairs with at least that path connects them. The top groups are the NUMA nodes. Where the paths are not those
-// of a tree, notInTree returns the pairs that are farther apart than their group shows.
+// numaGroups derives a tree from the paths between the GPUs, by single linkage: two GPUs are in one group of a level if
+// a chain of pairs with at least that path connects them. The top groups are the NUMA nodes. Where the paths are not
+// those of a tree, notInTree returns the pairs that are farther apart than their group shows.
 func numaGroups(s *gpu.Snapshot, ls links) []*group {
 	groups := make([]*group, len(s.Devices))
 	for i := range groups {

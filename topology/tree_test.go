@@ -45,12 +45,17 @@ func TestTree(t *testing.T) {
 		s    *gpu.Snapshot
 		want []pathGroup
 	}{
-		"no GPU":                          {&gpu.Snapshot{}, nil},
-		"one GPU":                         {isolated(1), []pathGroup{{"unknown", []int{0}}}},
-		"two GPUs without a known path":   {isolated(2), []pathGroup{{"unknown", []int{0, 1}}}},
-		"paths that do not follow a tree": {notATree(), []pathGroup{{"PIX", []int{0, 1, 2}}, {"unknown", []int{0, 1, 2}}}},
+		"no GPU":                        {&gpu.Snapshot{}, nil},
+		"one GPU":                       {isolated(1), []pathGroup{{"unknown", []int{0}}}},
+		"two GPUs without a known path": {isolated(2), []pathGroup{{"unknown", []int{0, 1}}}},
+		"paths that do not follow a tree": {
+			notATree(), []pathGroup{{"PIX", []int{0, 1, 2}}, {"unknown", []int{0, 1, 2}}},
+		},
 		"links of unknown GPUs": {
-			&gpu.Snapshot{Devices: isolated(1).Devices, Links: []gpu.Link{{A: 0, B: 5, PCIe: gpu.PathSingleSwitch}, {A: 0, B: 0, NVLinks: 3}}},
+			&gpu.Snapshot{
+				Devices: isolated(1).Devices,
+				Links:   []gpu.Link{{A: 0, B: 5, PCIe: gpu.PathSingleSwitch}, {A: 0, B: 0, NVLinks: 3}},
+			},
 			[]pathGroup{{"unknown", []int{0}}},
 		},
 		"a lost GPU stays on its NUMA node": {

@@ -29,8 +29,8 @@ type request struct {
 	arrive, depart float64
 }
 
-// requests returns the requests of a day: Poisson arrivals and exponential stays, such that the GPUs requested at a time
-// are on average the given share of the machine. The same seed gives the same day.
+// requests returns the requests of a day: Poisson arrivals and exponential stays, such that the GPUs requested at a
+// time are on average the given share of the machine. The same seed gives the same day.
 func requests(seed uint64, gpus int, share float64) []request {
 	random := rand.New(rand.NewPCG(seed, uint64(gpus)))
 	fit, total := sizesFor(gpus), 0
@@ -51,8 +51,8 @@ func requests(seed uint64, gpus int, share float64) []request {
 // tally adds up the requests of one size.
 type tally struct {
 	requests, refused int
-	// ofPossible and ofEmpty add up the scores of the sets given, as shares: of the best score possible at that moment, and
-	// of the best score on the empty machine.
+	// ofPossible and ofEmpty add up the scores of the sets given, as shares: of the best score possible at that moment,
+	// and of the best score on the empty machine.
 	ofPossible, ofEmpty float64
 }
 

@@ -117,8 +117,8 @@ func (r *result) sum(from, to int, sizes []int) (t tally) {
 	return t
 }
 
-// lead returns by how much result a is better than b, in hundredths of the best score on an empty machine: the mean over
-// the days, and its standard error.
+// lead returns by how much result a is better than b, in hundredths of the best score on an empty machine: the mean
+// over the days, and its standard error.
 func lead(a, b *result, sizes []int) (mean, standardError float64) {
 	var leads []float64
 	for i := range a.days {
@@ -148,7 +148,8 @@ func writeHeader(w io.Writer) {
 	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|")
 }
 
-// writeMachine writes a row for each size and one for all. In that row requests for one GPU only count as refused or not.
+// writeMachine writes a row for each size and one for all. In that row requests for one GPU only count as refused or
+// not.
 func writeMachine(w io.Writer, name string, results []result) {
 	scored := results[0].scored()
 	for _, s := range scored {

@@ -46,13 +46,13 @@ func checkDays(t *testing.T, name string, results []result) {
 	for day := range days {
 		for size, topology := range results[0].days[day] {
 			if size > 1 && topology.ofPossible != topology.granted() {
-				t.Errorf("%s: of %v requests for %d GPUs the best possible set was given to %v", name, topology.granted(), size,
-					topology.ofPossible)
+				t.Errorf("%s: %v of %v requests for %d GPUs got the best possible set", name, topology.ofPossible,
+					topology.granted(), size)
 			}
 			for _, r := range results {
 				if got := r.days[day][size]; got.requests != topology.requests || got.refused != topology.refused {
-					t.Errorf("%s: %s refused %d of %d requests for %d GPUs, topology %d of %d", name, r.policy, got.refused,
-						got.requests, size, topology.refused, topology.requests)
+					t.Errorf("%s: %s refused %d of %d requests for %d GPUs, topology %d of %d", name, r.policy,
+						got.refused, got.requests, size, topology.refused, topology.requests)
 				}
 			}
 		}

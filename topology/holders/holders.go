@@ -1,6 +1,6 @@
 // Package holders reads from the kubelet which containers hold which devices. It uses the PodResources service
-// (k8s.io/kubelet/pkg/apis/podresources/v1), which has the devices of all device plugins. It is apart from topology, which
-// is pure.
+// (k8s.io/kubelet/pkg/apis/podresources/v1), which has the devices of all device plugins. It is apart from topology,
+// which is pure.
 package holders
 
 import (
@@ -27,8 +27,8 @@ const (
 	mostAnswer = 16 << 20 // bytes; the limit of the kubelet's own clients
 )
 
-// List returns the containers that hold devices, sorted by namespace, pod and container, from the kubelet behind a socket.
-// If there is no such socket the error wraps fs.ErrNotExist.
+// List returns the containers that hold devices, sorted by namespace, pod and container, from the kubelet behind a
+// socket. If there is no such socket the error wraps fs.ErrNotExist.
 func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 	if _, err := os.Stat(socket); err != nil {
 		return nil, fmt.Errorf("find the kubelet's PodResources socket: %w", err)

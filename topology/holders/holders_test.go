@@ -34,7 +34,9 @@ func TestList(t *testing.T) {
 	}{
 		"no pods": {nil, []topology.Holder{}},
 		"a pod without devices": {
-			[]*podresources.PodResources{{Namespace: "a", Name: "p", Containers: []*podresources.ContainerResources{{Name: "c"}}}},
+			[]*podresources.PodResources{{
+				Namespace: "a", Name: "p", Containers: []*podresources.ContainerResources{{Name: "c"}},
+			}},
 			[]topology.Holder{},
 		},
 		"sorted, each device once": {
@@ -77,8 +79,11 @@ func TestListErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			list, err := holders.List(t.Context(), c.socket)
-			if list != nil || err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, fs.ErrNotExist) != c.notExist {
-				t.Errorf("%v and the error %v, want one with %q", list, err, c.want)
+			if list != nil || err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("%v and the error %v, want one with %q", list, err, c.want)
+			}
+			if errors.Is(err, fs.ErrNotExist) != c.notExist {
+				t.Errorf("%v: that the socket does not exist is %v", err, !c.notExist)
 			}
 		})
 	}

@@ -41,7 +41,9 @@ func median(samples []time.Duration) float64 { return percentile(samples, 50) }
 type figures map[string][]time.Duration
 
 // add measures one request.
-func (f figures) measure(b *testing.B, name string, n *allocator.Node, p allocator.Policy, q question) allocator.Choice {
+func (f figures) measure(
+	b *testing.B, name string, n *allocator.Node, p allocator.Policy, q question,
+) allocator.Choice {
 	r := q.request(n)
 	begin := time.Now()
 	c, err := n.Choose(p, r)
@@ -60,8 +62,8 @@ func (f figures) report(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkBesideThePeer compares one request with the peer's: a node with random links, all GPUs available. The node is new
-// for each request, since the peer has no cache either; "again" is the same request of the same node.
+// BenchmarkBesideThePeer compares one request with the peer's: a node with random links, all GPUs available. The node
+// is new for each request, since the peer has no cache either; "again" is the same request of the same node.
 func BenchmarkBesideThePeer(b *testing.B) {
 	for gpus, sizes := range map[int][]int{8: {1, 2, 3, 4, 5, 6, 7, 8}, 16: {2, 3, 4}} {
 		for _, size := range sizes {
@@ -87,8 +89,8 @@ func BenchmarkBesideThePeer(b *testing.B) {
 	}
 }
 
-// BenchmarkSixteen measures requests of every size on 16 GPUs: with random links, and on a machine on which many sets have
-// the same score.
+// BenchmarkSixteen measures requests of every size on 16 GPUs: with random links, and on a machine on which many sets
+// have the same score.
 func BenchmarkSixteen(b *testing.B) {
 	random := rand.New(rand.NewPCG(16, 16))
 	for name, node := range map[string]func() *gpu.Snapshot{
@@ -136,8 +138,8 @@ var cube = [8][8]int{
 	{0, 0, 0, 1, 2, 1, 2, 0},
 }
 
-// BenchmarkFabric measures requests of up to 16 of 128 GPUs, some of which are in use. worst-bound is the highest bound in
-// proportion to the score of its answer, its-score.
+// BenchmarkFabric measures requests of up to 16 of 128 GPUs, some of which are in use. worst-bound is the highest bound
+// in proportion to the score of its answer, its-score.
 func BenchmarkFabric(b *testing.B) {
 	for name, s := range map[string]*gpu.Snapshot{"PCIe": fabric(b, false), "cube meshes": fabric(b, true)} {
 		n := newNode(b, s, allocator.DefaultWeights())

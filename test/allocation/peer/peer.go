@@ -1,5 +1,5 @@
-// Package peer compares the allocator with the policy of NVIDIA's device plugin on the same machines: the answers, and the
-// time they take.
+// Package peer compares the allocator with the policy of NVIDIA's device plugin on the same machines: the answers, and
+// the time they take.
 package peer
 
 import (
@@ -10,9 +10,9 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// peerDevices returns the GPUs of a snapshot as NVIDIA's allocator gets them from the driver. A pair with NVLinks has two
-// links there, one over PCIe and one for all NVLinks, and the scores of both are added. NVLinks through NVSwitches are
-// missing: NVIDIA's allocator asks which GPU is at the other end of a link, and that is none.
+// peerDevices returns the GPUs of a snapshot as NVIDIA's allocator gets them from the driver. A pair with NVLinks has
+// two links there, one over PCIe and one for all NVLinks, and the scores of both are added. NVLinks through NVSwitches
+// are missing: NVIDIA's allocator asks which GPU is at the other end of a link, and that is none.
 func peerDevices(s *gpu.Snapshot) gpuallocator.DeviceList {
 	var devices gpuallocator.DeviceList
 	for i := range s.Devices {
@@ -66,8 +66,8 @@ func newOracle(gpus, size int, pair func(a, b int) int) *oracle {
 	return o
 }
 
-// total returns the highest sum of all partitions of the available GPUs that have chosen as a set. The other sets have the
-// same size, except one with the rest.
+// total returns the highest sum of all partitions of the available GPUs that have chosen as a set. The other sets have
+// the same size, except one with the rest.
 func (o *oracle) total(available, chosen int) int {
 	others := available &^ chosen
 	left := bits.OnesCount(uint(others)) % o.size

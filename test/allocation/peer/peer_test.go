@@ -53,8 +53,8 @@ func (q question) request(n *allocator.Node) allocator.Request {
 	return r
 }
 
-// askPeer returns the indices that NVIDIA's policy chooses. It pads partitions that lack GPUs and can choose the padded set:
-// then the answer has fewer GPUs than requested.
+// askPeer returns the indices that NVIDIA's policy chooses. It pads partitions that lack GPUs and can choose the padded
+// set: then the answer has fewer GPUs than requested.
 func askPeer(devices gpuallocator.DeviceList, q question) []int {
 	pick := func(indices []int) (some []*gpuallocator.Device) {
 		for _, i := range indices {
@@ -123,7 +123,8 @@ func (c *comparison) compare(s *gpu.Snapshot, q question) {
 	o := newOracle(len(s.Devices), q.size, n.Pair)
 	available := bitsOf(q.available)
 	if got, want := o.total(available, bitsOf(ours)), o.total(available, bitsOf(theirs)); got != want {
-		c.Errorf("%+v of %v: %v is of a partition with the score %d, the peer's %v of one with %d", q, s.Links, ours, got, theirs, want)
+		c.Errorf("%+v of %v: the partition of %v scores %d, that of the peer's %v %d",
+			q, s.Links, ours, got, theirs, want)
 	}
 	theirScore := o.score[bitsOf(theirs)]
 	switch {
@@ -142,11 +143,11 @@ func (c *comparison) compare(s *gpu.Snapshot, q question) {
 
 func (c *comparison) log() {
 	c.Helper()
-	c.Logf("%d answers are the same, %d are others with the same score; %d of the peer's have too few GPUs", c.same, c.other, c.short)
+	c.Logf("%d answers are the same, %d score the same; %d of the peer's have too few GPUs", c.same, c.other, c.short)
 }
 
-// TestPartitionOfRandomNodes compares the answers on nodes with random links, where partitions of the same score are rare:
-// first all GPUs and every size, then random requests.
+// TestPartitionOfRandomNodes compares the answers on nodes with random links, where partitions of the same score are
+// rare: first all GPUs and every size, then random requests.
 func TestPartitionOfRandomNodes(t *testing.T) {
 	for gpus, cases := range map[int]int{8: 10_000, 12: 1000} {
 		t.Run(fmt.Sprintf("%d GPUs", gpus), func(t *testing.T) {
@@ -163,8 +164,8 @@ func TestPartitionOfRandomNodes(t *testing.T) {
 	}
 }
 
-// TestPartitionOfMachines compares every request on machines where many sets have the same score: ours is the same one of
-// the best sets as the peer's.
+// TestPartitionOfMachines compares every request on machines where many sets have the same score: ours is the same one
+// of the best sets as the peer's.
 func TestPartitionOfMachines(t *testing.T) {
 	for _, name := range []string{"dgx1-v100", "dgx-h100", "pcie-quad"} {
 		t.Run(name, func(t *testing.T) {

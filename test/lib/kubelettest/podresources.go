@@ -18,7 +18,9 @@ type PodResources struct {
 }
 
 // List returns the pods and the error.
-func (p *PodResources) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+func (p *PodResources) List(
+	context.Context, *podresources.ListPodResourcesRequest,
+) (*podresources.ListPodResourcesResponse, error) {
 	return &podresources.ListPodResourcesResponse{PodResources: p.Pods}, p.Err
 }
 
