@@ -73,11 +73,10 @@ func arrange(s *scene) *positions {
 		r := rows[g.row[i]]
 		p.cards = append(p.cards, cardPosition{box{g.x[i], r.cards, g.cardWidth, r.cardH}, c})
 	}
-	barY := func(row, level int) int { return rows[row].bars + level*(barHeight+barGap) }
 	for _, sh := range g.shelves {
 		for _, numa := range sh.numa {
 			x0, x1 := g.extent(numa.gpus)
-			top, bottom := rows[sh.first].cards-pad, barY(sh.last, len(s.levels)+1)
+			top, bottom := rows[sh.first].cards-pad, rows[sh.last].barY(len(s.levels)+1)
 			p.frames = append(p.frames, box{x0 - pad, top, x1 - x0 + 2*pad, bottom - top})
 			numa.walk(func(gr *group) {
 				switch {
@@ -89,28 +88,11 @@ func arrange(s *scene) *positions {
 			})
 		}
 	}
+	if len(g.shelves) > 1 {
+		right += spineStep
+	}
 	if len(s.tree) > 1 {
-		system := bar{kind: systemBar, group: systemGroup(s)}
-		for i, sh := range g.shelves {
-			y := barY(sh.last, len(s.levels)+1) + 2*barGap
-			part := barPart{box: box{g.left, y, g.shelfEnd(sh) - g.left, barHeight}}
-			if len(g.shelves) > 1 {
-				part.w = right + spineStep - g.left
-				if i > 0 {
-					x := right + spineStep - 4
-					part.spine = &stem{x, system.parts[i-1].y + barHeight/2, y + barHeight/2}
-				}
-			}
-			for _, numa := range sh.numa {
-				x0, x1 := g.extent(numa.gpus)
-				part.stems = append(part.stems, stem{(x0 + x1) / 2, y - 2*barGap, y})
-			}
-			system.parts = append(system.parts, part)
-		}
-		p.bars = append(p.bars, system)
-		if len(g.shelves) > 1 {
-			right += spineStep
-		}
+		p.bars = append(p.bars, newSystemBar(s, g, rows, right))
 	}
 	for i := range s.fabrics {
 		p.fabrics = append(p.fabrics, newFabricPosition(s, g, rows, routes, i, fabrics[i]))
@@ -131,7 +113,7 @@ type grid struct {
 	rows        [][]int
 	shelves     []shelf
 	row, x      []int // of each GPU
-	spines      []int // x of the line that joins a fabric's bars, or -1 where there is one bar
+	spines      []int // x of the line that joins a fabric's bars, or 0 if there is one bar
 }
 
 // shelf is NUMA nodes side by side in one row, or a single one in several rows.
@@ -142,7 +124,7 @@ type shelf struct {
 
 func newGrid(s *scene) *grid {
 	gpus := len(s.Snapshot.Devices)
-	g := &grid{cardWidth: s.cardWidth, left: margin, row: make([]int, gpus), x: make([]int, gpus)}
+	g := &grid{cardWidth: s.cardWidth, row: make([]int, gpus), x: make([]int, gpus)}
 	for _, numa := range pack(s.tree, s.cardsPerRow) {
 		first := len(g.rows)
 		if len(numa) == 1 {
@@ -174,23 +156,18 @@ func newGrid(s *scene) *grid {
 		}
 		width = max(width, x+pad)
 	}
-	severalRows := func(f fabric) bool {
-		return slices.ContainsFunc(f.gpus, func(p int) bool { return g.row[p] != g.row[f.gpus[0]] })
-	}
-	spines := 0
-	for _, f := range s.fabrics {
-		if severalRows(f) {
-			spines += spineStep
+	// A fabric with cards in several rows has a spine on the left. A narrow node is in the middle of the picture.
+	g.spines = make([]int, len(s.fabrics))
+	var spines []*int
+	for i, f := range s.fabrics {
+		if slices.ContainsFunc(f.gpus, func(p int) bool { return g.row[p] != g.row[f.gpus[0]] }) {
+			spines = append(spines, &g.spines[i])
 		}
 	}
-	g.left += max(minContent-spines-width, 0) / 2 // a narrow node is in the middle
-	for _, f := range s.fabrics {
-		spine := -1
-		if severalRows(f) {
-			spine = g.left
-			g.left += spineStep
-		}
-		g.spines = append(g.spines, spine)
+	g.left = margin + max(minContent-len(spines)*spineStep-width, 0)/2
+	for _, spine := range spines {
+		*spine = g.left
+		g.left += spineStep
 	}
 	g.right = g.left + width
 	for p := range g.x {
@@ -208,16 +185,6 @@ func (g *grid) extent(gpus []int) (x0, x1 int) {
 	return x0, x1
 }
 
-// shelfEnd returns where the last frame of a shelf ends.
-func (g *grid) shelfEnd(sh shelf) int {
-	end := 0
-	for _, numa := range sh.numa {
-		_, x1 := g.extent(numa.gpus)
-		end = max(end, x1+pad)
-	}
-	return end
-}
-
 // spans returns the part of a group in each of its rows, from its first card there to its last.
 func (g *grid) spans(gr *group) []span {
 	var list []span
@@ -231,8 +198,8 @@ func (g *grid) spans(gr *group) []span {
 	return list
 }
 
-// newBar finds the position of a group's bar. Below a row there is a level for each path, and the last is the NUMA
-// nodes'.
+// newBar finds the position of a group's bar. Below a row the bars of each path have a level. The last level has those
+// of the NUMA nodes.
 func newBar(s *scene, g *grid, rows []row, kind barKind, gr *group) bar {
 	b, level := bar{kind: kind, group: gr}, slices.Index(s.levels, gr.path)
 	if kind == numaBar {
@@ -240,11 +207,11 @@ func newBar(s *scene, g *grid, rows []row, kind barKind, gr *group) bar {
 	}
 	for _, sp := range g.spans(gr) {
 		r := rows[sp.row]
-		part := barPart{box: box{sp.x0, r.bars + level*(barHeight+barGap), sp.x1 - sp.x0, barHeight}}
+		part := barPart{box: box{sp.x0, r.barY(level), sp.x1 - sp.x0, barHeight}}
 		for _, c := range gr.children {
 			top := r.cards + r.cardH
 			if c.path != gpu.PathUnknown {
-				top = r.bars + slices.Index(s.levels, c.path)*(barHeight+barGap) + barHeight
+				top = r.barY(slices.Index(s.levels, c.path)) + barHeight
 			}
 			for _, cs := range g.spans(c) {
 				if cs.row == sp.row {
@@ -257,8 +224,9 @@ func newBar(s *scene, g *grid, rows []row, kind barKind, gr *group) bar {
 	return b
 }
 
-// systemGroup returns the group of all NUMA nodes.
-func systemGroup(s *scene) *group {
+// newSystemBar finds the position of the bar between the NUMA nodes. It has a part below each shelf. Several parts end
+// at the right side, where a spine joins them.
+func newSystemBar(s *scene, g *grid, rows []row, right int) bar {
 	all := &group{gpus: flatten(s.tree), children: s.tree}
 	for i, numa := range s.tree {
 		others := flatten(s.tree[i+1:])
@@ -266,15 +234,34 @@ func systemGroup(s *scene) *group {
 			all.path = gpu.PathSystem
 		}
 	}
-	return all
+	b := bar{kind: systemBar, group: all}
+	for i, sh := range g.shelves {
+		y := rows[sh.last].barY(len(s.levels)+1) + 2*barGap
+		part := barPart{box: box{g.left, y, right - g.left, barHeight}}
+		if len(g.shelves) == 1 {
+			part.w = g.right - g.left
+		}
+		if i > 0 {
+			part.spine = &stem{right - 4, b.parts[i-1].y + barHeight/2, y + barHeight/2}
+		}
+		for _, numa := range sh.numa {
+			x0, x1 := g.extent(numa.gpus)
+			part.stems = append(part.stems, stem{(x0 + x1) / 2, y - 2*barGap, y})
+		}
+		b.parts = append(b.parts, part)
+	}
+	return b
 }
 
 // row is where a row of cards is from top to bottom, with the NVLinks above it and the bars below it.
 type row struct {
 	top                int // of the space for NVLinks
-	brackets, fabrics  int // how many are on top of each other
-	cards, cardH, bars int
+	brackets, fabrics  int // lanes of brackets and of bars of NVSwitches
+	cards, cardH, bars int // upper edge and height of the cards, upper edge of the bars
 }
+
+// barY returns the upper edge of the bars of a level.
+func (r row) barY(level int) int { return r.bars + level*(barHeight+barGap) }
 
 // stackRows puts the rows below each other, and returns where the last one ends.
 func stackRows(s *scene, g *grid, contents []cardContent, routes []route, fabrics [][]span) ([]row, int) {
@@ -299,7 +286,7 @@ func stackRows(s *scene, g *grid, contents []cardContent, routes []route, fabric
 			r.top = y
 			r.cards = y + r.nvlinkSpace() + pad
 			r.bars = r.cards + r.cardH + barGap
-			y = r.bars + (len(s.levels)+1)*(barHeight+barGap)
+			y = r.barY(len(s.levels) + 1)
 		}
 		y += barGap
 		if len(s.tree) > 1 {

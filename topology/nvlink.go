@@ -97,7 +97,7 @@ func spanFabrics(s *scene, g *grid) [][]span {
 				continue
 			}
 			x0, x1 := g.extent(gpus)
-			if g.spines[i] >= 0 {
+			if g.spines[i] > 0 {
 				x0 = g.spines[i]
 			}
 			fabrics[i] = append(fabrics[i], span{row: r, x0: x0, x1: x1})
