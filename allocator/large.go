@@ -112,7 +112,7 @@ func (n *Node) searchLarge(p Policy, q query) found {
 	}
 	x, most := n.searchTree(q)
 	if !n.tree.exact {
-		x = n.improve(q, x)
+		x = n.grow(q, x)
 	}
 	f := found{set: x, score: n.scoreOf(x)}
 	f.bound = most - f.score
@@ -120,13 +120,13 @@ func (n *Node) searchLarge(p Policy, q query) found {
 	return f
 }
 
-// improve looks for a set with a higher score than x: one that grows from a single GPU by the one that adds most, and
-// then swaps as long as one raises the score.
-func (n *Node) improve(q query, x set) set {
+// grow returns x, or a set with a higher score that grows from a single GPU by the one that adds most. A pair is always
+// the best.
+func (n *Node) grow(q query, x set) set {
 	score := n.scoreOf(x)
-	with := make([]int, len(n.gpus)) // the score of each GPU with a set
 	for _, first := range q.from.difference(q.must).members() {
 		grown := q.must
+		with := make([]int, len(n.gpus)) // the score of each GPU with the set
 		for g := range with {
 			with[g] = n.scoreWith(grown, g)
 		}
@@ -146,28 +146,7 @@ func (n *Node) improve(q query, x set) set {
 			x, score = grown, s
 		}
 	}
-	for g := range with {
-		with[g] = n.scoreWith(x, g)
-	}
-	for {
-		out, in, gain := 0, 0, 0
-		others := q.from.difference(x).members()
-		for _, a := range x.difference(q.must).members() {
-			for _, b := range others {
-				if g := with[b] - int(n.score[a][b]) - with[a]; g > gain {
-					out, in, gain = a, b, g
-				}
-			}
-		}
-		if gain == 0 {
-			return x
-		}
-		x.remove(out)
-		x.add(in)
-		for g := range with {
-			with[g] += int(n.score[g][in]) - int(n.score[g][out])
-		}
-	}
+	return x
 }
 
 // maxNUMASets is the most sets of NUMA nodes that a request tries.

@@ -29,8 +29,8 @@ const (
 	// So GPUs come from an island of NVLinks that is already broken, and whole islands stay whole.
 	//
 	// On nodes of up to 16 GPUs the answer is exact. On larger nodes L is left out. The answer is then exact if the
-	// scores follow a tree, as on any PCIe fabric. If not, only S(X) counts, no single swap improves it, and
-	// Choice.Bound limits how much better another set can be.
+	// scores follow a tree, as on any PCIe fabric. If not, only S(X) counts, a pair is still the best, and Choice.Bound
+	// limits how much better a larger set can be.
 	Topology Policy = "topology"
 	// Partition maximises Σ S(P) over the sets P of a partition of A into sets of k GPUs, one of which contains M. If k
 	// does not divide |A|, one set is smaller. X is the set of k GPUs in that partition that contains M and has the
