@@ -117,8 +117,10 @@ func TestPrivateTempDirRejectsDirectoriesOfOthers(t *testing.T) {
 	}{
 		"no directory":          {func(string) error { return nil }, true},
 		"one of an earlier run": {func(dir string) error { return os.Mkdir(dir, 0o700) }, true},
-		"one that others can change": {func(dir string) error { _ = os.Mkdir(dir, 0o700); return os.Chmod(dir, 0o777) },
-			false},
+		"one that others can change": {
+			func(dir string) error { _ = os.Mkdir(dir, 0o700); return os.Chmod(dir, 0o777) },
+			false,
+		},
 		"a link to elsewhere": {func(dir string) error { return os.Symlink(t.TempDir(), dir) }, false},
 		"a file":              {func(dir string) error { return os.WriteFile(dir, nil, 0o600) }, false},
 	} {

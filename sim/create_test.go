@@ -341,8 +341,11 @@ func TestCreateErrors(t *testing.T) {
 		"a library directory in /dev":    {"", Options{LibDir: "dev/lib"}, isInvalid},
 		"a library directory with space": {"", Options{LibDir: "usr/my lib"}, isInvalid},
 		"no compiler":                    {"", Options{Compiler: "no-such-compiler"}, is(ErrNoCompiler)},
-		"a compiler that fails": {"", Options{Compiler: "false"},
-			func(err error) bool { _, failed := errors.AsType[*exec.ExitError](err); return failed }},
+		"a compiler that fails": {
+			"",
+			Options{Compiler: "false"},
+			func(err error) bool { _, failed := errors.AsType[*exec.ExitError](err); return failed },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			parent := t.TempDir()

@@ -82,8 +82,10 @@ func parseMachine(name string, data []byte) (*Machine, error) {
 		return nil, errors.New("the file is empty")
 	}
 	b := &builder{
-		machine: &Machine{Name: name, Description: f.Description, Driver: f.Driver, CPUs: f.NUMA,
-			source: bytes.Clone(data)},
+		machine: &Machine{
+			Name: name, Description: f.Description, Driver: f.Driver, CPUs: f.NUMA,
+			source: bytes.Clone(data),
+		},
 		file: &f, lines: lineNumbers(data),
 	}
 	b.build()
@@ -173,8 +175,10 @@ const maxName = 95
 // architectures maps names to NVML_DEVICE_ARCH_*, brands to NVML_BRAND_*.
 var (
 	architectures = map[string]int{"volta": 5, "turing": 6, "ampere": 7, "ada": 8, "hopper": 9, "blackwell": 10}
-	brands        = map[string]int{"quadro": 1, "tesla": 2, "geforce": 5, "quadro-rtx": 12, "nvidia-rtx": 13,
-		"nvidia": 14}
+	brands        = map[string]int{
+		"quadro": 1, "tesla": 2, "geforce": 5, "quadro-rtx": 12, "nvidia-rtx": 13,
+		"nvidia": 14,
+	}
 )
 
 var (

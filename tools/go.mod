@@ -1,4 +1,4 @@
-// Tools that the project's checks run, pinned apart from what the product links.
+// Tools for the checks of the project. Their versions do not affect those of the product.
 module gpu-cdi-plugin/tools
 
 go 1.26.0

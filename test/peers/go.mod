@@ -1,4 +1,4 @@
-// Other makers' programs that tests and benchmarks compare with, unmodified, as their own module pins them.
+// Programs of other projects that tests and benchmarks compare with, unmodified, with the dependencies of their own module.
 module gpu-cdi-plugin/test/peers
 
 go 1.26.0

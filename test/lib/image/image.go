@@ -23,7 +23,7 @@ const (
 	NoCache Kind = "no-cache" // Glibc without /etc/ld.so.cache
 	Many    Kind = "many"     // Glibc and manyLibraries more libraries, all in the cache
 	Static  Kind = "static"   // busybox and nothing else
-	Musl    Kind = "musl"     // busybox, and the loader by which an image with musl is recognized
+	Musl    Kind = "musl"     // busybox, and the loader by which an image with musl is known
 )
 
 // manyLibraries is how many libraries Many has beyond those of Glibc: as many as a large CUDA or desktop image.

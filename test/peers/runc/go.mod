@@ -1,4 +1,4 @@
-// The runc that gpu-check brings along. It is apart from the others so that neither raises the others' dependencies.
+// The runc of gpu-check. It has a module of its own, so that it does not raise the dependencies of the others.
 module gpu-cdi-plugin/test/peers/runc
 
 go 1.26.0
