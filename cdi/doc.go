@@ -8,5 +8,5 @@
 //
 // Generate is a pure function: the same snapshot, files and options give the same spec, byte for byte. WriteFile, which
 // replaces one spec, and Inject, which replaces one config.json, change the node. Both leave the old file or the new
-// one, whole. The package does not ask the driver and runs nothing.
+// one, whole. The package does not call the driver and runs nothing.
 package cdi

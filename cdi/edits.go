@@ -64,7 +64,7 @@ func commonEdits(s *gpu.Snapshot, d *driver.Driver, o Options, offers []offer) (
 	mounts = slices.CompactFunc(mounts, func(a, b *specs.Mount) bool { return byPath(a, b) == 0 })
 
 	args := hookWork(s, d, o.Capabilities, libraries, offers).Args()
-	if _, err := hookargs.Parse(args); err != nil { // the hook must read what was meant
+	if _, err := hookargs.Parse(args); err != nil { // a SONAME or path with a separator would be read as something else
 		return specs.ContainerEdits{}, fmt.Errorf("write the arguments of the hook: %w", err)
 	}
 	hook := &specs.Hook{

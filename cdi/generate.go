@@ -38,8 +38,8 @@ type Options struct {
 // its UUID, and "all" is all of them. A GPU in MIG mode is offered only as its MIG devices. Where no device can be
 // offered the spec has none. It has the lowest cdiVersion that carries it.
 //
-// The findings are the GPUs and MIG devices, in the order of the snapshot. The note of one that is not in the spec says
-// why.
+// The findings are the GPUs and MIG devices, in the order of the snapshot. One that is not in the spec has a note on
+// the reason.
 func Generate(s *gpu.Snapshot, d *driver.Driver, o Options) (*specs.Spec, []driver.Finding, error) {
 	o.Kind = cmp.Or(o.Kind, DefaultKind)
 	if err := validateKind(o.Kind); err != nil {
@@ -164,7 +164,7 @@ func offersOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([]offer
 	return offers, findings
 }
 
-// offer is the device with its nodes. The error says why it cannot be offered: it has a problem, a node is missing, or
+// offer is the device with its nodes. The error is why it cannot be offered: it has a problem, a node is missing, or
 // one of its names cannot be used or is taken.
 func (c *candidate) offer(nodes map[string]driver.Node, owners map[string]string) (offer, error) {
 	o := offer{names: []string{c.index, c.uuid}}

@@ -80,8 +80,8 @@ func Inject(bundle string, names []string, dirs ...string) (bool, error) {
 	return true, nil
 }
 
-// readConfig reads config.json in a bundle. It refuses what could be another file that the bundle's owner wants read
-// and replaced: a symbolic link, a hard link, or a file of another owner than the bundle's.
+// readConfig reads config.json in a bundle. It refuses a symbolic link, a hard link, and a file of another owner than
+// the bundle's: with these the bundle's owner could have this process read and replace a file elsewhere.
 func readConfig(dir *os.File) ([]byte, fs.FileInfo, error) {
 	path := filepath.Join(dir.Name(), configName)
 	fd, err := unix.Openat(int(dir.Fd()), configName, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)

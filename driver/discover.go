@@ -18,7 +18,7 @@ import (
 //
 // A file that only some drivers have and that is missing is a finding and not an error. Errors wrap gpu.ErrNoDriver:
 // there is no driver below the root, neither libcuda nor libnvidia-ml can be used (ErrDamaged), or no library is of the
-// version (ErrOtherVersion). Driver.Check tells what a driver is good for.
+// version (ErrOtherVersion). Driver.Check checks for a capability.
 func Discover(h host.Host, version string) (*Driver, error) {
 	if info, err := os.Stat(h.DriverRoot()); err != nil || !info.IsDir() {
 		err = cmp.Or(err, fmt.Errorf("%s is not a directory", h.DriverRoot()))
@@ -50,7 +50,7 @@ func Discover(h host.Host, version string) (*Driver, error) {
 	return d, nil
 }
 
-// Search is a discovery in the background, for instance while the driver is asked for its version.
+// Search is a discovery in the background, for instance while NVML returns the version.
 type Search struct {
 	host  host.Host
 	done  chan struct{}

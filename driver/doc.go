@@ -5,6 +5,6 @@
 //	err = d.Check(driver.Compute)
 //
 // What is NVIDIA's alone is in table.go: which files make a driver, where they are and what they are for. Paths are
-// resolved below the driver's root, so that a link in a driver container stays in it. The package does not ask the
+// resolved below the driver's root, so that a link in a driver container stays in it. The package does not call the
 // driver, runs nothing, and knows nothing of CDI.
 package driver

@@ -54,7 +54,7 @@ func (d *Driver) Check(c Capabilities) error {
 	return nil
 }
 
-// Explain returns the findings for a spec with the given capabilities. The note of a file that they leave out says so.
+// Explain returns the findings for a spec with the given capabilities. Files that they leave out are not used.
 func (d *Driver) Explain(c Capabilities) []Finding {
 	list := slices.Clone(d.Findings)
 	for i := range list {
