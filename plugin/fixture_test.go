@@ -22,10 +22,10 @@ import (
 
 const gpus = "nvidia.com/gpu"
 
-// uuid is that of the nth GPU.
+// uuid returns the UUID of GPU n.
 func uuid(n int) string { return fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", n) }
 
-// gpuAt is the nth GPU of a node with four GPUs on each NUMA node.
+// gpuAt returns GPU n of a node with four GPUs on each NUMA node.
 func gpuAt(n int) resource.Device {
 	return resource.Device{
 		ID: uuid(n), UUID: uuid(n), Parent: uuid(n), Index: n, MIGIndex: resource.NoMIG, Replica: resource.NoReplica,
@@ -52,7 +52,7 @@ func gpusOf(n int) resource.Resource {
 	return r
 }
 
-// replicasOf are n GPUs, each m times.
+// replicasOf returns m replicas of each of n GPUs.
 func replicasOf(n, m int) resource.Resource {
 	r := resource.Resource{Name: gpus + ".shared"}
 	for i := range n {
@@ -65,7 +65,7 @@ func replicasOf(n, m int) resource.Resource {
 	return r
 }
 
-// migOf are two MIG devices on each of n GPUs.
+// migOf returns two MIG devices on each of n GPUs.
 func migOf(n int) resource.Resource {
 	r := resource.Resource{Name: "nvidia.com/mig-1g.10gb"}
 	for i := range n {
@@ -90,7 +90,7 @@ func serverOf(t testing.TB, r resource.Resource, o AllocateOptions) *server {
 	return s
 }
 
-// optionsFor are those of a plugin of the kubelet, which hurries.
+// optionsFor returns the options of a plugin for the kubelet.
 func optionsFor(k *kubelettest.Kubelet) Options {
 	return Options{
 		Dir: k.Dir, Allocate: by(config.CDICRI), Log: quiet,
@@ -98,7 +98,7 @@ func optionsFor(k *kubelettest.Kubelet) Options {
 	}
 }
 
-// running is a plugin that runs, and how it ends.
+// running is a plugin that runs.
 type running struct {
 	*Plugin
 	t      testing.TB
@@ -124,7 +124,7 @@ func startPlugin(t testing.TB, p *Plugin, resources ...resource.Resource) *runni
 	return r
 }
 
-// stop ends the plugin and returns what Run did.
+// stop stops the plugin and returns the error of Run.
 func (r *running) stop() error {
 	r.cancel()
 	return r.wait()
@@ -137,7 +137,7 @@ func (r *running) wait() error {
 		r.ended <- err
 		return err
 	case <-time.After(30 * time.Second):
-		r.t.Fatalf("the plugin does not end:\n%s", stacks())
+		r.t.Fatalf("the plugin does not stop:\n%s", stacks())
 		return nil
 	}
 }
@@ -149,7 +149,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// eventually waits until ok.
+// eventually waits until ok returns true.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for begin := time.Now(); !ok(); time.Sleep(time.Millisecond) {
@@ -159,7 +159,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// leaves fails the test if goroutines of ours, of gRPC or of fsnotify are left when it ends. It is called first.
+// leaves fails the test if at its end goroutines of the plugin, of gRPC or of fsnotify are left. Call it first.
 func leaves(t *testing.T) {
 	t.Cleanup(func() {
 		left := ""
@@ -189,7 +189,7 @@ func stacks() string {
 	return string(buf[:runtime.Stack(buf, true)])
 }
 
-// inDir are the names in a directory.
+// inDir returns the names in a directory.
 func inDir(t testing.TB, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

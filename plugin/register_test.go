@@ -33,8 +33,8 @@ func bind(t *testing.T) (path string, fd int) {
 	return path, fd
 }
 
-// dialing returns a function that dials a socket and calls refused after each refusal.
-func dialing(path string, refused func()) func(context.Context) (net.Conn, error) {
+// dialer returns a function that dials a socket and calls refused after each refusal.
+func dialer(path string, refused func()) func(context.Context) (net.Conn, error) {
 	return func(ctx context.Context) (net.Conn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		if errors.Is(err, syscall.ECONNREFUSED) {
@@ -47,7 +47,7 @@ func dialing(path string, refused func()) func(context.Context) (net.Conn, error
 func TestRegisterWaitsForAKubeletThatIsAboutToListen(t *testing.T) {
 	path, fd := bind(t)
 	tries := 0
-	conn, err := dialKubelet(t.Context(), dialing(path, func() {
+	conn, err := dialKubelet(t.Context(), dialer(path, func() {
 		if tries++; tries == dialTries-1 {
 			must(t, unix.Listen(fd, 1))
 		}
@@ -59,13 +59,13 @@ func TestRegisterWaitsForAKubeletThatIsAboutToListen(t *testing.T) {
 func TestRegisterGivesUpOnAKubeletThatDoesNotListen(t *testing.T) {
 	path, _ := bind(t)
 	tries := 0
-	if conn, err := dialKubelet(t.Context(), dialing(path, func() { tries++ })); !errors.Is(err, syscall.ECONNREFUSED) {
+	if conn, err := dialKubelet(t.Context(), dialer(path, func() { tries++ })); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("%v, %v", conn, err)
 	}
 	if tries != dialTries {
 		t.Errorf("%d tries, want %d", tries, dialTries)
 	}
-	if _, err := dialKubelet(t.Context(), dialing(path+"x", nil)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := dialKubelet(t.Context(), dialer(path+"x", nil)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without a socket: %v", err)
 	}
 }
@@ -75,7 +75,7 @@ func TestAPluginThatEndsDoesNotWaitForTheKubelet(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("the plugin ends")
 	tries := 0
-	_, err := dialKubelet(ctx, dialing(path, func() { tries++; cancel(why) }))
+	_, err := dialKubelet(ctx, dialer(path, func() { tries++; cancel(why) }))
 	if !errors.Is(err, why) || tries != 1 {
 		t.Errorf("%v after %d tries", err, tries)
 	}

@@ -102,7 +102,7 @@ func TestASocketThatIsMadeAnewHasAnotherID(t *testing.T) {
 	}
 }
 
-func TestASocketOfAnotherProgramIsRecognizedAndNotRemoved(t *testing.T) {
+func TestASocketOfAnotherProgramIsNotRemoved(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	s, err := listen(t.Context(), path)
 	must(t, err)
@@ -118,7 +118,7 @@ func TestASocketOfAnotherProgramIsRecognizedAndNotRemoved(t *testing.T) {
 	must(t, err)
 	defer other.Close()
 	if s.inPlace() {
-		t.Error("another program's socket is in the place of ours, and not recognized")
+		t.Error("another program's socket is in the place of ours, and is taken for it")
 	}
 	must(t, s.remove())
 	if _, err := os.Lstat(path); err != nil {

@@ -14,33 +14,32 @@ import (
 	"gpu-cdi-plugin/internal/wake"
 )
 
-// How often endpoints are woken if nothing happens: where the kernel reports changes, in case one was lost, and where
-// it does not.
+// How often endpoints are woken if the kernel reports no change.
 const (
-	pollWatched   = 10 * time.Second
-	pollUnwatched = 250 * time.Millisecond
+	pollWatched   = 10 * time.Second       // in case a report was lost
+	pollUnwatched = 250 * time.Millisecond // where the kernel cannot report
 )
 
-// dirWatch wakes endpoints after every change in the directory of the sockets. They share one, since a user may have
-// only 128 inotify instances.
+// dirWatch wakes all endpoints after every change in the directory of the sockets. They share one, since the number of
+// inotify instances is limited, often to 128.
 type dirWatch struct {
 	dir  string
 	log  *slog.Logger
 	open func() (*fsnotify.Watcher, error)
 
-	mu        sync.Mutex
-	endpoints []wake.Chan
+	mu          sync.Mutex
+	subscribers []wake.Chan
 }
 
 func newDirWatch(dir string, log *slog.Logger) *dirWatch {
 	return &dirWatch{dir: dir, log: log, open: fsnotify.NewWatcher}
 }
 
-// subscribe has c woken from now on.
+// subscribe has c woken after every change from now on.
 func (w *dirWatch) subscribe(c wake.Chan) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.endpoints = append(w.endpoints, c)
+	w.subscribers = append(w.subscribers, c)
 }
 
 // run watches the directory until ctx ends.
@@ -79,7 +78,7 @@ func (w *dirWatch) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-events:
-		case <-failures: //nolint:errcheck // whatever was lost: the endpoints look for themselves
+		case <-failures: //nolint:errcheck // events were lost; what happened is checked anyway
 		case <-time.After(poll):
 		}
 	}
@@ -88,7 +87,7 @@ func (w *dirWatch) run(ctx context.Context) error {
 func (w *dirWatch) wakeAll() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, c := range w.endpoints {
+	for _, c := range w.subscribers {
 		c.Wake()
 	}
 }

@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Notifier notifies systemd. The zero value does nothing; neither does the notifier of a process that systemd did not
-// start.
+// Notifier notifies systemd. The zero value does nothing, as does the notifier of a process that systemd did not start.
 type Notifier struct {
 	socket   string
 	watchdog time.Duration
