@@ -1,8 +1,8 @@
-// Package config defines the configuration file: the options of all verbs and those of the device plugin, with defaults,
-// validation, documentation and, in the tests, the JSON schema.
+// Package config defines the configuration file: the options of all verbs and those of the device plugin, with
+// defaults, validation, documentation and, in the tests, the JSON schema.
 //
-// It parses bytes, reads no files and knows no flags. That flags override the environment and the environment the file is
-// the command line's business.
+// It parses bytes, reads no files and knows no flags. That flags override the environment and the environment the file
+// is the command line's business.
 package config
 
 import (
@@ -22,8 +22,8 @@ type Config struct {
 type Common struct {
 	// Root is the directory with the host's /proc, /sys and /etc/cdi.
 	Root string `yaml:"root" json:"root"`
-	// DriverRoot is the directory in which the driver is installed, and DevRoot the one whose dev/ has the device nodes; empty
-	// means detected.
+	// DriverRoot is the directory in which the driver is installed, and DevRoot the one whose dev/ has the device
+	// nodes; empty means detected.
 	DriverRoot string `yaml:"driver-root" json:"driver-root"`
 	DevRoot    string `yaml:"dev-root" json:"dev-root"`
 	// NVMLLibrary is the path of libnvidia-ml.so.1; empty means detected.

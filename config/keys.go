@@ -122,8 +122,8 @@ var keys = []key{
 	},
 	{
 		path: "state-dir",
-		usage: "`directory` for the descriptors of devices, which must survive a reboot; the path must be the same on " +
-			"the host",
+		usage: "`directory` for the descriptors of devices, which must survive a reboot; the path must be the same " +
+			"on the host",
 	},
 	{
 		path: "strategy", values: Strategies(),

@@ -24,8 +24,8 @@ type File struct {
 	keys map[string]yaml.Node // of the top level
 }
 
-// Parse parses a configuration file in YAML, or JSON, as yamlfile.Decode does. The error has all problems, including those
-// that Config.Validate finds in the keys that can be read. An empty file is valid.
+// Parse parses a configuration file in YAML, or JSON, as yamlfile.Decode does. The error has all problems, including
+// those that Config.Validate finds in the keys that can be read. An empty file is valid.
 //
 // A file that can be read is not validated: flags and the environment may override its values.
 func Parse(data []byte) (*File, error) {
@@ -48,8 +48,8 @@ func Parse(data []byte) (*File, error) {
 	return f, nil
 }
 
-// validateExcept returns the problems that Validate finds, except in keys that the decoder has reported: those have zero
-// values, which the file does not contain.
+// validateExcept returns the problems that Validate finds, except in keys that the decoder has reported: those have
+// zero values, which the file does not contain.
 func (c *Config) validateExcept(reported error) error {
 	problems, _ := errors.AsType[yamlfile.DecodeErrors](reported)
 	invalid := c.Validate()

@@ -15,21 +15,21 @@ import (
 // This file confines a process to what an MPS program needs. The daemon runs as root and reads what containers send.
 // docs/sharing.md describes the result and its sources.
 
-// daemonCapabilities are what the control daemon needs: it runs a server as the user of its clients, and may have to kill
-// it. A client of the daemon needs none.
+// daemonCapabilities are what the control daemon needs: it runs a server as the user of its clients, and may have to
+// kill it. A client of the daemon needs none.
 var daemonCapabilities = []int{unix.CAP_KILL, unix.CAP_SETUID}
 
 // needed are patterns of what programs need below the root directory and below the driver's: libraries, their
-// configuration, and devices. Files in etc and dev are listed one by one: the rest are secrets that root can read and disks
-// that root can write to.
+// configuration, and devices. Files in etc and dev are listed one by one: the rest are secrets that root can read and
+// disks that root can write to.
 var needed = []string{
 	"usr", "bin", "sbin", "lib", "lib32", "lib64", "nix", "run/opengl-driver", "proc", "sys",
-	"etc/alternatives", "etc/group", "etc/ld.so.cache", "etc/localtime", "etc/nsswitch.conf", "etc/nvidia", "etc/passwd",
-	"dev/null", "dev/zero", "dev/full", "dev/random", "dev/urandom", "dev/nvidia*",
+	"etc/alternatives", "etc/group", "etc/ld.so.cache", "etc/localtime", "etc/nsswitch.conf", "etc/nvidia",
+	"etc/passwd", "dev/null", "dev/zero", "dev/full", "dev/random", "dev/urandom", "dev/nvidia*",
 }
 
-// separate moves the thread to new mount, network and IPC namespaces. MPS clients and servers need only the pipe directory and
-// /dev/shm in common: those of different pods have different network and IPC namespaces too.
+// separate moves the thread to new mount, network and IPC namespaces. MPS clients and servers need only the pipe
+// directory and /dev/shm in common: those of different pods have different network and IPC namespaces too.
 func separate() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC); err != nil {
 		if errors.Is(err, unix.EPERM) {
@@ -43,9 +43,9 @@ func separate() error {
 	return nil
 }
 
-// enterRoot changes the root directory to a new one with what programs need and the GPU's directories, and nothing else: no
-// volumes of pods, which would stay in use, and no sockets of other services, which obey root. Only the GPU's pipe, log and
-// shm are writable, and links in them are not followed.
+// enterRoot changes the root directory to a new one with what programs need and the GPU's directories, and nothing
+// else: no volumes of pods, which would stay in use, and no sockets of other services, which obey root. Only the GPU's
+// pipe, log and shm are writable, and links in them are not followed.
 func (e *Entry) enterRoot(gpu *os.File) error {
 	const options = "size=64k,nr_inodes=1024,mode=755"
 	if err := unix.Mount(shmSource, inProc(gpu), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
@@ -165,7 +165,8 @@ func makeLike(path, other string) error {
 
 // has reports whether a path, or a directory above it, is shown.
 func (r *newRoot) has(path string) bool {
-	return slices.ContainsFunc(r.shown, func(dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") })
+	isIn := func(dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
+	return slices.ContainsFunc(r.shown, isIn)
 }
 
 // makeReadOnly makes a directory and all mounts below it read-only.
@@ -220,7 +221,8 @@ func pivot(root *os.File) error {
 	if err := unix.Fchdir(int(root.Fd())); err != nil {
 		return fmt.Errorf("enter the root directory: %w", err)
 	}
-	// The old root is stacked on the new one and unmounted from there, so it needs no directory of its own: pivot_root(2).
+	// The old root is stacked on the new one and unmounted from there, so it needs no directory of its own:
+	// pivot_root(2).
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("change the root directory: %w", err)
 	}

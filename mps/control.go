@@ -119,8 +119,8 @@ func describe(l resource.MPSLimits) string {
 
 // The parsers of the daemon's answers accept nothing else: a container may have put something in the daemon's place.
 
-// maxServers and maxClients bound lists of processes. A daemon has one server, and for a while those of other users whose
-// clients have not ended. A server has at most 60 clients.
+// maxServers and maxClients bound lists of processes. A daemon has one server, and for a while those of other users
+// whose clients have not ended. A server has at most 60 clients.
 const (
 	maxServers = 16
 	maxClients = 1024
@@ -152,7 +152,8 @@ func parsePercentage(answer string) (float64, error) {
 	return n, nil
 }
 
-// memoryLimit is a limit as the daemon prints it: "512M" or, rounded down from 1024M on, "4G". The zero value is no limit.
+// memoryLimit is a limit as the daemon prints it: "512M" or, rounded down from 1024M on, "4G". The zero value is no
+// limit.
 type memoryLimit struct {
 	n    uint64
 	unit byte

@@ -49,8 +49,8 @@ const (
 	maxSocket     = 107
 )
 
-// prepare makes a GPU's directories, with the right owners and modes and never through a link, and mounts its shm with that
-// size in bytes. Every user may connect in pipe, which only root may change.
+// prepare makes a GPU's directories, with the right owners and modes and never through a link, and mounts its shm with
+// that size in bytes. Every user may connect in pipe, which only root may change.
 func prepare(dir, uuid string, shm uint64) error {
 	if err := makeDirs(dir, uuid); err != nil {
 		return err
@@ -63,8 +63,8 @@ func makeDirs(dir, uuid string) error {
 		return fmt.Errorf("make the directories of %q: not the UUID of a GPU", uuid)
 	}
 	if n := len(DirsOf(dir, uuid).Pipe) + len(longestSocket); n > maxSocket {
-		return fmt.Errorf("make the directories of %s: the paths of sockets in %s would have %d bytes, more than %d; set a shorter runtime-dir",
-			uuid, dir, n, maxSocket)
+		return fmt.Errorf("make the directories of %s: the paths of sockets in %s would have %d bytes, more than %d; "+
+			"set a shorter runtime-dir", uuid, dir, n, maxSocket)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory of MPS: %w", err)
@@ -142,8 +142,8 @@ func outputTail(gpuDir string) string {
 	return string(text[:n])
 }
 
-// linkLibraries updates the directory with links to the driver's libraries. Running daemons look there for the libraries of
-// their servers, so it is changed link by link.
+// linkLibraries updates the directory with links to the driver's libraries. Running daemons look there for the
+// libraries of their servers, so it is changed link by link.
 func linkLibraries(dir string, libraries map[string]string) error {
 	in := filepath.Join(dir, librariesName)
 	if len(libraries) == 0 {

@@ -20,15 +20,16 @@ type Entry struct {
 	Driver string
 	// DriverRoot is the directory in which the driver is installed; empty means the root directory.
 	DriverRoot string
-	// Program is the path of nvidia-cuda-mps-control, and Env its whole environment: this process may need other libraries.
+	// Program is the path of nvidia-cuda-mps-control, and Env its whole environment: this process may need other
+	// libraries.
 	Program string
 	Env     []string
 }
 
 // Enter confines the process to what the program needs and becomes the program. It returns only with an error.
 //
-// The program sees the GPU's shm as /dev/shm. It follows no link in the directories that containers can change: it runs as
-// root and does not expect hostile directories.
+// The program sees the GPU's shm as /dev/shm. It follows no link in the directories that containers can change: it runs
+// as root and does not expect hostile directories.
 func Enter(e Entry) error {
 	// Namespaces and capabilities belong to a thread, and the program gets those of the thread that calls exec.
 	runtime.LockOSThread()
@@ -71,8 +72,8 @@ func openDir(at int, name string) (*os.File, error) {
 // inProc is a path that leads to the open file and nowhere else.
 func inProc(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// begin makes this process the GPU's daemon, unless there is one: it clears the pipe directory and writes the record. The
-// lock is held until exec.
+// begin makes this process the GPU's daemon, unless there is one: it clears the pipe directory and writes the record.
+// The lock is held until exec.
 func (e Entry) begin(gpu *os.File) (release func(), err error) {
 	lock, err := os.OpenFile(filepath.Join(e.Dir, lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {

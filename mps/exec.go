@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This is the only file of the product that runs programs. It runs this program itself, which confines itself and becomes
-// nvidia-cuda-mps-control (see Enter).
+// This is the only file of the product that runs programs. It runs this program itself, which confines itself and
+// becomes nvidia-cuda-mps-control (see Enter).
 
 // Program is nvidia-cuda-mps-control.
 type Program struct {
@@ -25,8 +25,8 @@ type Program struct {
 	Path string
 	// SearchPath has the directories in which it searches for its server.
 	SearchPath []string
-	// Libraries are the paths of the driver's libraries by file name and SONAME, if the loader does not find them by itself.
-	// Their directories are not given to the loader: they may contain another C library than the host's.
+	// Libraries are the paths of the driver's libraries by file name and SONAME, if the loader does not find them by
+	// itself. Their directories are not given to the loader: they may contain another C library than the host's.
 	Libraries map[string]string
 	// Driver is the version of the program's driver.
 	Driver string
@@ -59,7 +59,8 @@ type Helper struct {
 
 // setUp sets the arguments and attributes of a command that becomes nvidia-cuda-mps-control for a GPU.
 func (h Helper) setUp(cmd *exec.Cmd, gpuDir string, p Program, options ...string) {
-	cmd.Args = slices.Concat(h.Args, options, []string{"--driver-dir", p.Root, "--", gpuDir, p.Path}, p.environment(gpuDir))
+	own := []string{"--driver-dir", p.Root, "--", gpuDir, p.Path}
+	cmd.Args = slices.Concat(h.Args, options, own, p.environment(gpuDir))
 	cmd.Env = []string{}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 }

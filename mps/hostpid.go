@@ -15,13 +15,14 @@ var ErrPIDNamespace = errors.New("this process is not in the host's PID namespac
 
 // CheckPIDNamespace returns ErrPIDNamespace if the process that listens on the kubelet's socket has no PID here.
 //
-// MPS needs the host's PID namespace: the server knows its clients by the PIDs that the kernel reports for their sockets
-// (0 for a process outside of the namespace), so that one cannot be told from another, nor whether any is left. And the
-// mounts of the host's process 1 show whether the containers' runtime sees a GPU's directories.
+// MPS needs the host's PID namespace: the server knows its clients by the PIDs that the kernel reports for their
+// sockets (0 for a process outside of the namespace), so that one cannot be told from another, nor whether any is left.
+// And the mounts of the host's process 1 show whether the containers' runtime sees a GPU's directories.
 //
 // The host is where the kubelet is: on a node that is a container itself, as with kind, that is not the machine's first
-// PID namespace, so the number of that namespace proves nothing, and neither does what process 1 is. The kernel's answer
-// about the kubelet's socket does. Without a kubelet there is no answer and no error: a pod is started by a running one.
+// PID namespace, so the number of that namespace proves nothing, and neither does what process 1 is. The kernel's
+// answer about the kubelet's socket does. Without a kubelet there is no answer and no error: a pod is started by a
+// running one.
 func CheckPIDNamespace(kubeletSocket string) error {
 	conn, err := net.DialTimeout("unix", kubeletSocket, time.Second)
 	if err != nil {

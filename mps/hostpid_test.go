@@ -19,7 +19,8 @@ import (
 // checkName is the first argument of a test binary that checks its PID namespace.
 const checkName = "check-pid-namespace"
 
-// checkPIDNamespace prints the result of CheckPIDNamespace for a socket, on which it listens itself if nothing else does.
+// checkPIDNamespace prints the result of CheckPIDNamespace for a socket, on which it listens itself if nothing else
+// does.
 func checkPIDNamespace(socket string) {
 	if l, err := net.Listen("unix", socket); err == nil {
 		defer l.Close()

@@ -50,8 +50,8 @@ type ComputeModes interface {
 
 // Options are the parameters of a Keeper. Dir, Helper, Program and Modes are required.
 type Options struct {
-	// Dir has a directory for each GPU; see DirsOf. Its path must be the same on the host, and only root may write to it
-	// and to the directories above.
+	// Dir has a directory for each GPU; see DirsOf. Its path must be the same on the host, and only root may write to
+	// it and to the directories above.
 	Dir string
 	// Insecure allows a Dir that other users can change.
 	Insecure bool
@@ -59,8 +59,8 @@ type Options struct {
 	KubeletSocket string
 	// Helper runs this program so that it becomes the control program.
 	Helper Helper
-	// Program finds the driver's control program. It is called again when that file is gone. The program runs as root, so
-	// one that other users can change must be an error.
+	// Program finds the driver's control program. It is called again when that file is gone. The program runs as root,
+	// so one that other users can change must be an error.
 	Program func(context.Context) (Program, error)
 	// Modes makes a GPU exclusive while it has a daemon, so that no process uses it without MPS.
 	Modes ComputeModes

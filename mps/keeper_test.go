@@ -145,8 +145,8 @@ func (k *testKeeper) renew(dir string) {
 	k.checkLog()
 }
 
-// checkLog checks each line of the log, and must be called before start. A line must be complete without its attributes: it
-// names the GPU, and the cause is in the message.
+// checkLog checks each line of the log, and must be called before start. A line must be complete without its
+// attributes: it names the GPU, and the cause is in the message.
 func (k *testKeeper) checkLog() {
 	options := slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		switch {

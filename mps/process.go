@@ -34,7 +34,8 @@ func openProcess(pid int, matches func() bool) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open process %d: %w", pid, err)
 	}
-	p := &process{pid: pid, pidfd: os.NewFile(uintptr(fd), fmt.Sprintf("process %d", pid)), watched: make(chan struct{})}
+	pidfd := os.NewFile(uintptr(fd), fmt.Sprintf("process %d", pid))
+	p := &process{pid: pid, pidfd: pidfd, watched: make(chan struct{})}
 	if matches != nil && !matches() {
 		_ = p.pidfd.Close()
 		return nil, fmt.Errorf("open process %d: the PID belongs to another process now", pid)
@@ -61,8 +62,8 @@ func (p *process) watch() {
 	}
 }
 
-// reap collects the exit status of a process, if it is a child, and describes it. One that was started before this program
-// restarted itself by exec is a child too.
+// reap collects the exit status of a process, if it is a child, and describes it. One that was started before this
+// program restarted itself by exec is a child too.
 func reap(pid int) string {
 	var status unix.WaitStatus
 	if got, err := unix.Wait4(pid, &status, unix.WNOHANG, nil); err != nil || got != pid {
@@ -124,11 +125,12 @@ func (p *process) close() {
 	p.setEnd(context.Canceled)
 }
 
-// record identifies the process of a GPU's daemon, for the next plugin. No container sees the file, and only root can read it.
+// record identifies the process of a GPU's daemon, for the next plugin. No container sees the file, and only root can
+// read it.
 type record struct {
 	PID int `json:"pid"`
-	// Started is the start of the process in clock ticks since the boot with the ID Boot: proc_pid_stat(5), field 22. No two
-	// processes have the same PID and start.
+	// Started is the start of the process in clock ticks since the boot with the ID Boot: proc_pid_stat(5), field 22.
+	// No two processes have the same PID and start.
 	Started uint64 `json:"started"`
 	Boot    string `json:"boot"`
 	// Driver is the version of the program's driver.
@@ -196,8 +198,8 @@ func recorded(gpuDir string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// matches reports whether the process with that PID is the recorded one. The caller has a pidfd of it, so the PID cannot
-// pass to another process afterwards.
+// matches reports whether the process with that PID is the recorded one. The caller has a pidfd of it, so the PID
+// cannot pass to another process afterwards.
 func (r record) matches() bool {
 	now, err := recordOf(r.PID, r.Driver)
 	return err == nil && now == r
@@ -225,8 +227,8 @@ func startTime(pid int) (uint64, error) {
 	return started, nil
 }
 
-// parseStart parses field 22 of /proc/PID/stat. The second field is the program's name in parentheses, which may contain
-// any character. The third is Z or X for a process that has ended and is not reaped.
+// parseStart parses field 22 of /proc/PID/stat. The second field is the program's name in parentheses, which may
+// contain any character. The third is Z or X for a process that has ended and is not reaped.
 func parseStart(stat string) (uint64, error) {
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	const index = 22 - 3 // fields begins with the third

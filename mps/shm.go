@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A GPU's shm is a tmpfs, so that containers cannot fill the node's file system. It is mounted before the GPU's first daemon
-// starts and unmounted when the GPU is released: running containers keep it mounted as /dev/shm, so a later daemon must use
-// the same one to reach them.
+// A GPU's shm is a tmpfs, so that containers cannot fill the node's file system. It is mounted before the GPU's first
+// daemon starts and unmounted when the GPU is released: running containers keep it mounted as /dev/shm, so a later
+// daemon must use the same one to reach them.
 
 const (
 	// shmSource distinguishes our mounts from an administrator's.
 	shmSource = "gpu-cdi-plugin"
 	shmType   = "tmpfs"
 	shmFlags  = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	// shmPerInode is the number of bytes for each inode. Files smaller than a page would leave room for data but not for
-	// more files.
+	// shmPerInode is the number of bytes for each inode. Files smaller than a page would leave room for data but not
+	// for more files.
 	shmPerInode = 4096
 )
 
@@ -29,7 +29,8 @@ func shmOptions(bytes uint64) string {
 	return fmt.Sprintf("size=%d,nr_inodes=%d,mode=1777", bytes, bytes/shmPerInode)
 }
 
-// mountShm mounts a GPU's shm with a size in bytes, or resizes it if it is mounted. What an administrator mounted there stays.
+// mountShm mounts a GPU's shm with a size in bytes, or resizes it if it is mounted. What an administrator mounted there
+// stays.
 func mountShm(gpuDir string, bytes uint64) error {
 	dir, m, err := openShm(gpuDir)
 	if err != nil {
@@ -51,8 +52,8 @@ func mountShm(gpuDir string, bytes uint64) error {
 	return nil
 }
 
-// checkVisibleOnHost returns an error unless the host's process 1 sees a GPU's shm, and so the containers' runtime does. In a
-// pod or a service of systemd a mount may remain private.
+// checkVisibleOnHost returns an error unless the host's process 1 sees a GPU's shm, and so the containers' runtime
+// does. In a pod or a service of systemd a mount may remain private.
 func checkVisibleOnHost(gpuDir string) error {
 	dir, m, err := openShm(gpuDir)
 	if err != nil {
@@ -71,8 +72,8 @@ func checkVisibleOnHost(gpuDir string) error {
 			return nil
 		}
 	}
-	return errors.New("it is not visible on the host: in a pod, mount runtime-dir with mountPropagation: Bidirectional; " +
-		"in a service of systemd, remove PrivateTmp=, ProtectSystem= and the like")
+	return errors.New("it is not visible on the host: in a pod, mount runtime-dir with " +
+		"mountPropagation: Bidirectional; in a service of systemd, remove PrivateTmp=, ProtectSystem= and the like")
 }
 
 // resizeShm changes the size of a GPU's shm. If it contains more, it keeps its size.

@@ -172,7 +172,8 @@ func TestDaemonsHaveTheirOwnShm(t *testing.T) {
 		t.Errorf("the daemon of GPU 1 has\n%s", mounts)
 	}
 
-	// GPUs that are no longer shared are released, also one whose daemon a plugin was about to start when it was killed.
+	// GPUs that are no longer shared are released, also one whose daemon a plugin was about to start when it was
+	// killed.
 	k.stop()
 	prepareGPU(t, k.opts.Dir, k.gpu(2))
 	must(t, k.modes.SetExclusive(t.Context(), k.gpu(2), true))

@@ -21,8 +21,8 @@ import (
 const starting = "its MPS control daemon is starting"
 
 const (
-	// startInterval is how often a daemon that has just been started is asked, and retryInterval how often one that must
-	// be asked again soon.
+	// startInterval is how often a daemon that has just been started is asked, and retryInterval how often one that
+	// must be asked again soon.
 	startInterval = 50 * time.Millisecond
 	retryInterval = time.Second
 	// patience is how many deadlines a daemon may take until its first answer, and how many it may be silent later.
@@ -138,8 +138,8 @@ func (w *worker) interval(want *Daemon, s state) time.Duration {
 	return w.keeper.opts.Interval
 }
 
-// adopt takes over a running daemon that an earlier plugin started. A plugin that was killed during a start can leave one
-// that appears late, so this is tried whenever there is no daemon.
+// adopt takes over a running daemon that an earlier plugin started. A plugin that was killed during a start can leave
+// one that appears late, so this is tried whenever there is no daemon.
 func (w *worker) adopt() {
 	if w.proc != nil {
 		return
@@ -172,8 +172,8 @@ func (w *worker) noteEnd() {
 		return
 	}
 	pause := w.nextPause(ran)
-	w.log.Warn(fmt.Sprintf("%s: its MPS control daemon %s; it is restarted after %v if it is still configured; it printed %q",
-		w.uuid, how, pause, outputTail(w.dir)))
+	w.log.Warn(fmt.Sprintf("%s: its MPS control daemon %s; it is restarted after %v if it is still configured; "+
+		"it printed %q", w.uuid, how, pause, outputTail(w.dir)))
 	w.setReason("its MPS control daemon "+how, resource.MPSLimits{})
 }
 
@@ -265,7 +265,8 @@ func (w *worker) publish(want *Daemon, s state, err error) {
 		w.fail("its MPS control daemon does not answer", err)
 	case s.limited && w.exclusive:
 		if w.setReason("", want.Limits) {
-			w.log.Info(w.uuid+": its MPS control daemon is ready; each client may use "+describe(want.Limits), "pid", w.proc.pid)
+			text := ": its MPS control daemon is ready; each client may use " + describe(want.Limits)
+			w.log.Info(w.uuid+text, "pid", w.proc.pid)
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// useScript replaces the control program by a script: the daemon sleeps, and the cases print the answers. They can write to
-// the directory that is returned.
+// useScript replaces the control program by a script: the daemon sleeps, and the cases print the answers. They can
+// write to the directory that is returned.
 func (k *testKeeper) useScript(cases string) (dir string) {
 	k.t.Helper()
 	dir = filepath.Join(k.dir(0), logName) // where a daemon can write

@@ -11,12 +11,12 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// Build returns the resources that the node offers, sorted by name. The configuration must be valid: see Config.Validate.
-// Config.Resource is among the resources without a device too, so that the kubelet reports 0 of them, unless rules give all
-// of its devices other names.
+// Build returns the resources that the node offers, sorted by name. The configuration must be valid: see
+// Config.Validate. Config.Resource is among the resources without a device too, so that the kubelet reports 0 of them,
+// unless rules give all of its devices other names.
 //
-// A device that cannot be allocated is advertised as unhealthy with the reason, not omitted: the kubelet of 1.36 can crash
-// when a device of a running pod disappears.
+// A device that cannot be allocated is advertised as unhealthy with the reason, not omitted: the kubelet of 1.36 can
+// crash when a device of a running pod disappears.
 //
 // The error is a TooManyDevicesError.
 func Build(s *gpu.Snapshot, c Config) ([]Resource, []Finding, error) {
@@ -69,7 +69,8 @@ func (b *builder) addDevices(s *gpu.Snapshot) {
 		case !d.MIGEnabled:
 			b.addGPU(about, d)
 		case b.config.MIGStrategy == MIGNone:
-			b.problem(about, "is in MIG mode and is not offered with mig-strategy none; set mig-strategy to single or mixed")
+			b.problem(about, "is in MIG mode and is not offered with mig-strategy none; "+
+				"set mig-strategy to single or mixed")
 		case len(d.MIG) == 0:
 			b.note(about, "is in MIG mode and has no MIG device")
 		default:
@@ -112,8 +113,8 @@ func (b *builder) addGPU(about string, d *gpu.Device) {
 // whole returns a GPU as a device. A MIG device starts from that of its GPU.
 func whole(d *gpu.Device) Device {
 	device := Device{
-		ID: d.UUID, UUID: d.UUID, Parent: d.UUID, Index: d.Index, MIGIndex: NoMIG, Replica: NoReplica, NUMANode: d.NUMANode,
-		Healthy: true, Model: d.Name, PCIBusID: d.PCIBusID, MemoryBytes: d.MemoryBytes,
+		ID: d.UUID, UUID: d.UUID, Parent: d.UUID, Index: d.Index, MIGIndex: NoMIG, Replica: NoReplica,
+		NUMANode: d.NUMANode, Healthy: true, Model: d.Name, PCIBusID: d.PCIBusID, MemoryBytes: d.MemoryBytes,
 		Minor: d.Minor, GPUInstanceCap: gpu.NoMinor, ComputeInstanceCap: gpu.NoMinor,
 	}
 	if !d.Usable() {
@@ -179,7 +180,8 @@ func (b *builder) checkAdvertisable(p *plan) error {
 	uuid := p.device.UUID
 	switch {
 	case uuid == "" && p.device.Reason != "":
-		return fmt.Errorf("it has no UUID (PCI address %s); it %s", cmp.Or(p.device.PCIBusID, "unknown"), p.device.Reason)
+		return fmt.Errorf("it has no UUID (PCI address %s); it %s",
+			cmp.Or(p.device.PCIBusID, "unknown"), p.device.Reason)
 	case uuid == "":
 		return errors.New("it has no UUID")
 	case len(uuid) > MaxID:

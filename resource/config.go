@@ -23,7 +23,8 @@ type MIGStrategy string
 const (
 	// MIGNone offers whole GPUs only.
 	MIGNone MIGStrategy = "none"
-	// MIGSingle offers MIG devices under the resource name of GPUs. All must have the same profile, on all GPUs of the node.
+	// MIGSingle offers MIG devices under the resource name of GPUs. All must have the same profile, on all GPUs of the
+	// node.
 	MIGSingle MIGStrategy = "single"
 	// MIGMixed offers a resource for each MIG profile, such as nvidia.com/mig-1g.10gb, and whole GPUs.
 	MIGMixed MIGStrategy = "mixed"
@@ -60,21 +61,21 @@ type Sharing struct {
 	MPS         MPS         `yaml:"mps" json:"mps"`
 }
 
-// TimeSlicing offers replicas of devices. The driver switches between the processes, without isolation; each may use all of
-// the memory.
+// TimeSlicing offers replicas of devices. The driver switches between the processes, without isolation; each may use
+// all of the memory.
 type TimeSlicing struct {
 	// RenameByDefault appends ".shared" to the names of shared resources that have no Rename.
 	RenameByDefault bool `yaml:"rename-by-default" json:"rename-by-default"`
-	// FailRequestsGreaterThanOne refuses requests for more than one device of a shared resource: more replicas give no more
-	// compute.
+	// FailRequestsGreaterThanOne refuses requests for more than one device of a shared resource: more replicas give no
+	// more compute.
 	FailRequestsGreaterThanOne bool `yaml:"fail-requests-greater-than-one" json:"fail-requests-greater-than-one"`
 	// Resources are the rules. The first one that matches a device applies.
 	Resources []Replicated `yaml:"resources" json:"resources"`
 }
 
-// MPS offers replicas of GPUs through CUDA's Multi-Process Service: the processes of all containers run at the same time,
-// each with its part of the memory and of the threads. A container gets one replica at most, since a process can be a
-// client of one control daemon only.
+// MPS offers replicas of GPUs through CUDA's Multi-Process Service: the processes of all containers run at the same
+// time, each with its part of the memory and of the threads. A container gets one replica at most, since a process can
+// be a client of one control daemon only.
 type MPS struct {
 	// RenameByDefault appends ".shared" to the names of shared resources that have no Rename.
 	RenameByDefault bool `yaml:"rename-by-default" json:"rename-by-default"`

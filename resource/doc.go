@@ -1,5 +1,5 @@
-// Package resource computes what a node offers to the kubelet: which of its devices, under which resource names, and in how
-// many replicas.
+// Package resource computes what a node offers to the kubelet: which of its devices, under which resource names, and in
+// how many replicas.
 //
 // The result depends only on the snapshot of the driver and on the configuration. Of the device plugin's messages the
 // package knows only their sizes.

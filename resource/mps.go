@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// The maximum number of clients of a GPU's MPS server: NVIDIA's documentation of MPS, "Client-Server Connection Limits". Since
-// Volta drivers of CUDA 13.1 and later accept 60; all drivers accept 48.
+// The maximum number of clients of a GPU's MPS server: NVIDIA's documentation of MPS, "Client-Server Connection
+// Limits". Since Volta drivers of CUDA 13.1 and later accept 60; all drivers accept 48.
 const (
 	maxMPSClients         = 48
 	maxMPSClientsPreVolta = 16
@@ -18,8 +18,8 @@ const (
 // volta is the first major compute capability whose clients have address spaces and thread limits of their own.
 const volta = 7
 
-// mpsLimits returns the part of a GPU that each of n clients gets, or why MPS cannot share it. A GPU that cannot be read is
-// not checked.
+// mpsLimits returns the part of a GPU that each of n clients gets, or why MPS cannot share it. A GPU that cannot be
+// read is not checked.
 func mpsLimits(p *plan, n, sharedMiB int) (*MPSLimits, error) {
 	if p.mig != nil {
 		return nil, errors.New("MPS cannot share MIG devices")
@@ -40,8 +40,8 @@ func mpsLimits(p *plan, n, sharedMiB int) (*MPSLimits, error) {
 	}
 	switch {
 	case n > maxClients:
-		return nil, fmt.Errorf("MPS supports at most %d clients on this GPU (compute capability %s), and there are %d replicas",
-			maxClients, cmp.Or(p.gpu.ComputeCapability, "unknown"), n)
+		return nil, fmt.Errorf("MPS supports at most %d clients on this GPU (compute capability %s), "+
+			"and there are %d replicas", maxClients, cmp.Or(p.gpu.ComputeCapability, "unknown"), n)
 	case limits.MemoryBytes == 0:
 		return nil, errors.New("its memory size is unknown, so containers cannot be limited to a part of it")
 	}

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// The kubelet's rules for names of extended resources: IsExtendedResourceName of k8s.io/kubernetes. The name with the prefix
-// "requests.", as in quotas, must be a qualified name of k8s.io/apimachinery.
+// The kubelet's rules for names of extended resources: IsExtendedResourceName of k8s.io/kubernetes. The name with the
+// prefix "requests.", as in quotas, must be a qualified name of k8s.io/apimachinery.
 const (
 	maxVendor = 253 - len(quotaPrefix)
 	maxName   = 63
@@ -53,8 +53,8 @@ func nameProblem(name string) error {
 	return nil
 }
 
-// profileName returns the resource name of a MIG profile, with the vendor of base: nvidia.com/mig-1g.10gb. Plus signs and
-// commas are invalid in names and become dots, as in NVIDIA's device plugin: 1g.10gb+me is mig-1g.10gb.me.
+// profileName returns the resource name of a MIG profile, with the vendor of base: nvidia.com/mig-1g.10gb. Plus signs
+// and commas are invalid in names and become dots, as in NVIDIA's device plugin: 1g.10gb+me is mig-1g.10gb.me.
 func profileName(base, profile string) string {
 	vendor, _, _ := strings.Cut(base, "/")
 	return vendor + "/mig-" + strings.NewReplacer("+", ".", ",", ".").Replace(profile)

@@ -98,8 +98,8 @@ func (b *builder) reportMixed() {
 	}
 }
 
-// requireUniform makes all devices unhealthy if they differ with MIGSingle: a request for a GPU must have one meaning. This is
-// the case while a node is repartitioned.
+// requireUniform makes all devices unhealthy if they differ with MIGSingle: a request for a GPU must have one meaning.
+// This is the case while a node is repartitioned.
 func (b *builder) requireUniform() {
 	if b.config.MIGStrategy != MIGSingle {
 		return
@@ -117,7 +117,8 @@ func (b *builder) requireUniform() {
 	for i := range b.plans {
 		b.plans[i].device.fail("mig-strategy single needs the same profile on all GPUs, and there are: " + names)
 	}
-	b.problem("mig-strategy", "single needs the same profile on all GPUs, and there are: %s; partition them alike, or use mixed", names)
+	b.problem("mig-strategy", "single needs the same profile on all GPUs, and there are: %s; "+
+		"partition them alike, or use mixed", names)
 }
 
 func kindOf(p *plan) string {

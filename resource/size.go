@@ -20,8 +20,9 @@ const maxReplicas = MaxList / 80
 // replicaID returns the device ID of a replica.
 func replicaID(uuid string, n int) string { return uuid + "::" + strconv.Itoa(n) }
 
-// listSize returns the size of the device in a ListAndWatchResponse, in bytes. It assumes that the device is unhealthy, so that
-// a change of health never makes a list too large, and that the IDs of all replicas are as long as the last one.
+// listSize returns the size of the device in a ListAndWatchResponse, in bytes. It assumes that the device is unhealthy,
+// so that a change of health never makes a list too large, and that the IDs of all replicas are as long as the last
+// one.
 func (p *plan) listSize() int {
 	id := len(p.device.UUID)
 	if p.replicas > 0 {

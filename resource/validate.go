@@ -7,13 +7,14 @@ import (
 	"strings"
 )
 
-// Validate returns all problems of the configuration that do not depend on the node. Each message begins with the key, such
-// as "sharing.time-slicing.resources[1].replicas".
+// Validate returns all problems of the configuration that do not depend on the node. Each message begins with the key,
+// such as "sharing.time-slicing.resources[1].replicas".
 func (c *Config) Validate() error {
 	var p problems
 	p.add("resource", CheckName(c.Resource))
 	if !slices.Contains(MIGStrategies(), string(c.MIGStrategy)) {
-		p.add("mig-strategy", fmt.Errorf("unknown value %q; known are %s", c.MIGStrategy, strings.Join(MIGStrategies(), ", ")))
+		known := strings.Join(MIGStrategies(), ", ")
+		p.add("mig-strategy", fmt.Errorf("unknown value %q; known are %s", c.MIGStrategy, known))
 	}
 	p.addSelectors("gpus.include", c.GPUs.Include)
 	p.addSelectors("gpus.exclude", c.GPUs.Exclude)
@@ -61,8 +62,8 @@ func (p *problems) addSharing(c *Config) {
 	for i, r := range c.Sharing.MPS.Resources {
 		sliced := c.Sharing.TimeSlicing.Resources
 		if j := slices.IndexFunc(sliced, func(t Replicated) bool { return overlap(&t, &r) }); j >= 0 {
-			p.add(item(mpsKey, i), fmt.Errorf("%s matches the same devices of %s; a device is shared by one method only",
-				item(timeSlicingKey, j), r.Name))
+			p.add(item(mpsKey, i), fmt.Errorf("%s matches the same devices of %s; "+
+				"a device is shared by one method only", item(timeSlicingKey, j), r.Name))
 		}
 	}
 }

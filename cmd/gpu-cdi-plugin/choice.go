@@ -35,15 +35,15 @@ func (c *choice) Set(s string) error {
 func completeChoices(cmd *cobra.Command, flags *pflag.FlagSet, names ...string) {
 	for _, name := range names {
 		if c, ok := flags.Lookup(name).Value.(*choice); ok {
-			_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(c.known, cobra.ShellCompDirectiveNoFileComp))
+			values := cobra.FixedCompletions(c.known, cobra.ShellCompDirectiveNoFileComp)
+			_ = cmd.RegisterFlagCompletionFunc(name, values)
 		}
 	}
 }
 
 func completeDirs(cmd *cobra.Command, names ...string) {
+	dirs := cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
 	for _, name := range names {
-		_ = cmd.RegisterFlagCompletionFunc(name, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			return nil, cobra.ShellCompDirectiveFilterDirs
-		})
+		_ = cmd.RegisterFlagCompletionFunc(name, dirs)
 	}
 }

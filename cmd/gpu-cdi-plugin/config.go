@@ -51,8 +51,9 @@ func (a *app) addPluginFlags(cmd *cobra.Command) {
 	cmd.Flags().AddFlagSet(a.pluginFlags)
 	completeDirs(cmd, "device-plugin-dir", "plugins-registry-dir", "runtime-dir", "state-dir")
 	completeChoices(cmd, a.pluginFlags, "registration", "mig-strategy", "device-id-strategy")
-	_ = cmd.RegisterFlagCompletionFunc("extras", cobra.FixedCompletions(config.Extras(), cobra.ShellCompDirectiveNoFileComp))
-	_ = cmd.RegisterFlagCompletionFunc("strategy", cobra.FixedCompletions(config.Strategies(), cobra.ShellCompDirectiveNoFileComp))
+	for name, values := range map[string][]string{"extras": config.Extras(), "strategy": config.Strategies()} {
+		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
 }
 
 // newPluginFlags returns the flags of the device plugin: the keys whose value is a scalar or a list of scalars.
@@ -108,7 +109,8 @@ func (a *app) resolve(flags *pflag.FlagSet) error {
 	var errs []error
 	set := func(name, value, source, text string) {
 		if err := flags.Set(name, value); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", text, cli.ValueError(flags.Lookup(name), value, errors.Unwrap(err))))
+			err = cli.ValueError(flags.Lookup(name), value, errors.Unwrap(err))
+			errs = append(errs, fmt.Errorf("%s: %w", text, err))
 			return
 		}
 		a.sources[name] = source

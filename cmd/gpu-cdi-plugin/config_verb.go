@@ -35,7 +35,7 @@ func (a *app) configDefaultCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "default",
 		Short: "Print the default configuration",
-		Long:  `Prints a configuration file with every key and its default. In YAML, each key has a comment with its meaning.`,
+		Long:  `Prints a configuration file with all keys and their defaults; in YAML, a comment explains each key.`,
 		Example: `  gpu-cdi-plugin config default > config.yaml
   gpu-cdi-plugin config view --config config.yaml`,
 		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
@@ -67,7 +67,8 @@ func (a *app) configViewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "view",
 		Short: "Print the effective configuration",
-		Long: `Prints the effective configuration, from flags, environment and file. The table shows the source of each value.
+		Long: `Prints the effective configuration, from flags, environment and file. The table has the source of
+each value.
 
 The flags of serve are accepted too: config view with the arguments of serve shows the configuration of serve.`,
 		Example: `  gpu-cdi-plugin config view --config config.yaml
@@ -140,8 +141,8 @@ func (a *app) configValidateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate [FILE]",
 		Short: "Validate the configuration and report all problems",
-		Long: `Validates the effective configuration, from flags, environment and file. FILE is short for --config FILE. No driver is
-needed, so a configuration can be validated anywhere.
+		Long: `Validates the effective configuration, from flags, environment and file. FILE is short for --config FILE.
+No driver is needed, so a configuration can be validated anywhere.
 
 With -o json or yaml the result is printed for invalid configurations too, with the problems in it.`,
 		Example: `  gpu-cdi-plugin config validate config.yaml

@@ -48,9 +48,9 @@ func (a *app) addFlags(cmd *cobra.Command) {
 	_ = cmd.MarkPersistentFlagFilename("config", "yaml", "yml")
 }
 
-// host returns the paths of the host's files. What is not configured is detected: with --nvml-library and no --driver-root
-// the driver is installed where that library is, its other libraries are searched for beside NVML's, and the device nodes
-// are in the driver's root if only that has them, as in a driver container.
+// host returns the paths of the host's files. What is not configured is detected: with --nvml-library and no
+// --driver-root the driver is installed where that library is, its other libraries are searched for beside NVML's, and
+// the device nodes are in the driver's root if only that has them, as in a driver container.
 func (g *globals) host() (host.Host, error) {
 	h, err := host.New(g.Root, g.DriverRoot, g.DevRoot)
 	if err != nil {

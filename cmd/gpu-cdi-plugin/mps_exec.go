@@ -17,9 +17,9 @@ func mpsExecCommand() *cobra.Command {
 		Use:    mpsExec + " DIR PROGRAM [NAME=VALUE]...",
 		Hidden: true,
 		Short:  "Become the MPS control program of a GPU (used by serve)",
-		Long: `Used by serve. Replaces itself by PROGRAM with these environment variables: with --start the control daemon,
-otherwise the client that sends it commands. Before that it confines itself to namespaces of its own, to a read-only
-root directory with the GPU's directories, in which links are not followed, and to few capabilities.`,
+		Long: `Used by serve. Replaces itself by PROGRAM with these environment variables: with --start the control
+daemon, otherwise the client that sends it commands. Before that it confines itself to namespaces of its own, to a
+read-only root directory with the GPU's directories, in which links are not followed, and to few capabilities.`,
 		Example: `  gpu-cdi-plugin mps-exec --start --driver 580.126.09 -- /run/gpu-cdi-plugin/mps/GPU-... \
     /usr/bin/nvidia-cuda-mps-control CUDA_VISIBLE_DEVICES=GPU-...`,
 		Annotations:       cli.Statuses(exit.Failure, exit.Usage),

@@ -47,8 +47,8 @@ func (s *service) mpsProgram(h host.Host) (mps.Program, error) {
 	}
 	at := slices.IndexFunc(d.Files, func(f driver.File) bool { return filepath.Base(f.Path) == mpsControl })
 	if at < 0 {
-		return mps.Program{}, fmt.Errorf("the driver in %s has no %s: install its compute utilities, or share the GPUs by time-slicing",
-			h.DriverRoot(), mpsControl)
+		return mps.Program{}, fmt.Errorf("the driver in %s has no %s: install its compute utilities, "+
+			"or share the GPUs by time-slicing", h.DriverRoot(), mpsControl)
 	}
 	p := mps.Program{Path: d.Files[at].HostPath, Driver: d.Version}
 	dirs := []string{filepath.Dir(p.Path)}

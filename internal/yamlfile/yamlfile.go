@@ -48,8 +48,8 @@ func (p DecodeErrors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Decode decodes a YAML document into the struct that into points to, and returns the document too; its Kind is 0 if the
-// data is empty. If the error is DecodeErrors, into has the other values.
+// Decode decodes a YAML document into the struct that into points to, and returns the document too; its Kind is 0 if
+// the data is empty. If the error is DecodeErrors, into has the other values.
 func Decode(data []byte, into any) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	document := &yaml.Node{}
@@ -185,7 +185,8 @@ func splitList(n, scalar *yaml.Node) {
 	list := yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Line: n.Line, Column: n.Column, Style: yaml.FlowStyle}
 	for item := range strings.SplitSeq(scalar.Value, ",") {
 		if item = strings.TrimSpace(item); item != "" {
-			list.Content = append(list.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: item, Line: n.Line, Column: n.Column})
+			node := &yaml.Node{Kind: yaml.ScalarNode, Value: item, Line: n.Line, Column: n.Column}
+			list.Content = append(list.Content, node)
 		}
 	}
 	*n = list
