@@ -1,17 +1,17 @@
-# `make` says what there is. Everything that a target needs it sets up itself.
+# `make` lists the targets. Each sets up what it needs.
 
 GO      ?= go
 BIN     := bin
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
-# go-nvml's generated C calls deprecated functions on purpose; nothing of ours hides behind this.
+# The generated C code of go-nvml calls deprecated functions on purpose.
 export CGO_CFLAGS  := $(CGO_CFLAGS) -Wno-deprecated-declarations
-# NVML's functions are bound when they are first called, after the library is loaded. Some distributions' compilers bind
-# all at the start (-z now), and such a program would not start.
+# The functions of NVML must be bound when they are first called, after its library is loaded. Some compilers bind all
+# functions at the start by default (-z now); then the program would not start.
 export CGO_LDFLAGS := $(CGO_LDFLAGS) -Wl,-z,lazy
 export GOFLAGS     := $(GOFLAGS) -trimpath
 
-# gRPC's tracing and HTTP/2 in net/http are linked for nothing: the one is off, the other would serve metrics.
+# Tracing of gRPC, which is off, and HTTP/2, which metrics do not need, are not linked.
 TAGS    := grpcnotrace,nethttpomithttp2
 LDFLAGS := -s -w -X main.version=$(VERSION)
 # The daemon is loaded at a random address, and what the loader has written is read-only before main begins. The table
@@ -23,11 +23,11 @@ LINT    := $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint
 .DEFAULT_GOAL := help
 
 .PHONY: help
-help: ## this list
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: ## install what demo and test need from the system (root), or say what is missing
+setup: ## install the packages that demo and test need (root), or print what is missing
 	@scripts/setup
 
 .PHONY: build
@@ -64,12 +64,12 @@ bench: setup build ## benchmarks; those of whole programs beside a floor and a p
 	$(GO) test -C test/allocation/peer -timeout 20m -run '^$$' -bench . .
 
 .PHONY: generate
-generate: ## generated and golden files, anew
+generate: ## write the generated and golden files
 	$(GO) generate ./...
 	scripts/golden
 
 .PHONY: gpu-check
-gpu-check: build ## the whole flow on a real driver; writes docs/hardware.md
+gpu-check: build ## try everything on a real driver; appends to docs/hardware.md
 	@scripts/peers $(BIN)/peers nvidia runc
 	scripts/gpu-check
 
