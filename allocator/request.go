@@ -98,7 +98,7 @@ type resolved struct {
 	used  map[string]int // Request.Used
 }
 
-// state is what a request says about a device.
+// state is the state of a device in a request.
 type state byte
 
 const (

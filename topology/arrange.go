@@ -26,7 +26,7 @@ type positions struct {
 	bars          []bar
 	fabrics       []fabricPosition // by fabric
 	nvlinks       []nvlinkPosition
-	cards         []cardPosition // by GPU
+	cards         []card // by GPU
 	legend        legend
 }
 
@@ -62,16 +62,14 @@ func arrange(s *scene) *positions {
 	g := newGrid(s)
 	routes, right := routeNVLinks(s, g)
 	fabrics := spanFabrics(s, g)
-	contents := make([]cardContent, len(s.Snapshot.Devices))
-	for i := range contents {
-		contents[i] = newCardContent(s, i)
+	p := &positions{cards: make([]card, len(s.Snapshot.Devices))}
+	for i := range p.cards {
+		p.cards[i] = newCard(s, i)
 	}
-	rows, bottom := stackRows(s, g, contents, routes, fabrics)
-
-	p := &positions{}
-	for i, c := range contents {
+	rows, bottom := stackRows(s, g, p.cards, routes, fabrics)
+	for i := range p.cards { // the cards of a row have the same height
 		r := rows[g.row[i]]
-		p.cards = append(p.cards, cardPosition{box{g.x[i], r.cards, g.cardWidth, r.cardH}, c})
+		p.cards[i].x, p.cards[i].y, p.cards[i].h = g.x[i], r.cards, r.cardH
 	}
 	for _, sh := range g.shelves {
 		for _, numa := range sh.numa {
@@ -264,11 +262,11 @@ type row struct {
 func (r row) barY(level int) int { return r.bars + level*(barHeight+barGap) }
 
 // stackRows puts the rows below each other, and returns where the last one ends.
-func stackRows(s *scene, g *grid, contents []cardContent, routes []route, fabrics [][]span) ([]row, int) {
+func stackRows(s *scene, g *grid, cards []card, routes []route, fabrics [][]span) ([]row, int) {
 	rows := make([]row, len(g.rows))
 	for i, gpus := range g.rows {
 		for _, p := range gpus {
-			rows[i].cardH = max(rows[i].cardH, contents[p].height)
+			rows[i].cardH = max(rows[i].cardH, cards[p].h)
 		}
 	}
 	for _, r := range routes {

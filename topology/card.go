@@ -8,15 +8,9 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// cardPosition is where a GPU's card is.
-type cardPosition struct {
+// card is a GPU's card. What is on it has positions from the card's upper left corner.
+type card struct {
 	box
-	cardContent
-}
-
-// cardContent is what is on a card. Positions count from the card's upper left corner.
-type cardContent struct {
-	height int
 	texts  []text
 	badges badges
 	migs   []migPosition
@@ -43,16 +37,17 @@ type badge struct {
 	letter string
 }
 
-func newCardContent(s *scene, i int) cardContent {
+// newCard makes a card that is as high as what is on it.
+func newCard(s *scene, i int) card {
 	d, width, inset, size := s.gpu(i), s.cardWidth, 8, 10
-	c := cardContent{height: 10}
+	c := card{box: box{w: width, h: 10}}
 	if s.small {
-		inset, size, c.height = 6, 9, 6
+		inset, size, c.h = 6, 9, 6
 	}
 	add := func(class, value string, size int, f font, below int) {
-		c.height += size
-		c.texts = append(c.texts, text{class: class, x: inset, y: c.height, size: size, font: f, value: value})
-		c.height += below
+		c.h += size
+		c.texts = append(c.texts, text{class: class, x: inset, y: c.h, size: size, font: f, value: value})
+		c.h += below
 	}
 	if s.small {
 		add("name", fit(strconv.Itoa(d.Index), width-24, 13, bold), 13, bold, 5)
@@ -88,23 +83,23 @@ func newCardContent(s *scene, i int) cardContent {
 	}
 	if uses := s.uses[d.UUID]; len(uses) > 0 {
 		c.badges = newBadges(s, uses, width-16, !s.small)
-		c.badges.x, c.badges.y = inset, c.height+4
-		c.height += 22
+		c.badges.x, c.badges.y = inset, c.h+4
+		c.h += 22
 	} else if s.HoldersUnknown == "" && d.Usable() && !d.MIGEnabled {
 		add("faint", "free", size, plain, 4)
 	}
 	if d.MIGEnabled {
-		c.height += 2
+		c.h += 2
 		if len(d.MIG) == 0 {
 			add("faint", choose(width-12, 9, plain, "MIG on, no devices", "no MIG dev.", "MIG"), 9, plain, 4)
 		}
 		for i := range d.MIG {
-			m := newMIGPosition(s, d, &d.MIG[i], box{inset - 2, c.height, width - 2*inset + 4, 0}, size)
+			m := newMIGPosition(s, d, &d.MIG[i], box{inset - 2, c.h, width - 2*inset + 4, 0}, size)
 			c.migs = append(c.migs, m)
-			c.height += m.h + 2
+			c.h += m.h + 2
 		}
 	}
-	c.height += 4
+	c.h += 4
 	return c
 }
 

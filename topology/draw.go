@@ -142,7 +142,7 @@ func drawNumber(b *svg, at point, links int) {
 	b.centred("on-pill", at[0], at[1]+4, 11, bold, label)
 }
 
-func drawCard(b *svg, s *scene, d *gpu.Device, at cardPosition) {
+func drawCard(b *svg, s *scene, d *gpu.Device, at card) {
 	class, state := "card", "ok"
 	if !d.Usable() {
 		class, state = "card lost", "unusable"
@@ -167,7 +167,7 @@ func drawCard(b *svg, s *scene, d *gpu.Device, at cardPosition) {
 	})
 }
 
-// describeGPU says in words what is known of a GPU.
+// describeGPU returns a GPU as text, with its holders.
 func (s *scene) describeGPU(d *gpu.Device) string {
 	parts := []string{"GPU " + strconv.Itoa(d.Index)}
 	for _, s := range []string{clean(d.Name), clean(d.PCIBusID)} {

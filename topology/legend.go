@@ -105,7 +105,7 @@ func listPods(s *scene, width, top int) ([]podPosition, int) {
 	return list, bottom
 }
 
-// notes say what is not known, how to read the drawing, and what it cannot show.
+// notes returns what is unknown, how to read the drawing, and what it cannot show.
 func notes(s *scene) []string {
 	var notes []string
 	if s.HoldersUnknown != "" {
@@ -188,7 +188,7 @@ func (s *scene) subtitle() string {
 	return strings.Join(parts, " · ")
 }
 
-// description says in words what the picture shows.
+// description returns the content of the picture as text.
 func (s *scene) description() string {
 	parts := []string{s.subtitle() + "."}
 	for _, numa := range s.tree {

@@ -58,7 +58,7 @@ func fabricsOf(ls links, n int) []fabric {
 	return found
 }
 
-// width is how many NVLinks each GPU has to the switches, in words.
+// width returns how many NVLinks each GPU has to the switches, in words.
 func (f fabric) width() string {
 	least, most := f.ports[f.gpus[0]], 0
 	for _, n := range f.ports {
@@ -186,7 +186,7 @@ func exit(s *scene, g *grid, routes []route, p, wanted int) int {
 	return g.x[p] + s.cardWidth*(i+1)/(len(ways)+1)
 }
 
-// nvlinkSpace is the height of the space above the cards.
+// nvlinkSpace returns the height of the space above the cards.
 func (r row) nvlinkSpace() int {
 	h := r.bracketSpace()
 	if r.fabrics > 0 {
@@ -202,10 +202,10 @@ func (r row) bracketSpace() int {
 	return r.brackets*laneHeight + 14
 }
 
-// bracketY is the middle of a bracket.
+// bracketY returns the middle of a bracket.
 func (r row) bracketY(lane int) int { return r.top + r.nvlinkSpace() - laneHeight - lane*laneHeight }
 
-// fabricY is the upper edge of a bar of NVSwitches.
+// fabricY returns the upper edge of a bar of NVSwitches.
 func (r row) fabricY(lane int) int {
 	return r.top + r.nvlinkSpace() - r.bracketSpace() - bundleHeight - fabricHeight - lane*(fabricHeight+barGap)
 }

@@ -122,7 +122,7 @@ func letter(n int) string {
 	return letter(n/26-1) + letter(n%26)
 }
 
-// heldBy returns who holds a device, as the end of a sentence.
+// heldBy returns the holders of a device as the end of a sentence, or "".
 func (s *scene) heldBy(uuid string) string {
 	var names []string
 	for _, u := range s.uses[uuid] {

@@ -46,7 +46,7 @@ func escape(s string) string {
 	return strings.ReplaceAll(b.String(), "&#xA;", "\n")
 }
 
-// begin begins the file. Title and description are for those who cannot see the picture.
+// begin writes the head of the file. Screen readers read the title and the description.
 func (b *svg) begin(width, height int, title, description string) {
 	fmt.Fprintf(b, `<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="topology-title topology-desc"`+
 		` width="%d" height="%d" viewBox="0 0 %d %d">`+"\n", width, height, width, height)

@@ -35,7 +35,7 @@ func TestWrap(t *testing.T) {
 		"nothing":                    {"", 2, nil},
 		"one line":                   {"H100 80GB", 2, []string{"H100 80GB"}},
 		"between words":              {"H100 80GB HBM3", 2, []string{"H100 80GB", "HBM3"}},
-		"behind a hyphen":            {"V100-SXM2-16GB", 2, []string{"V100-SXM2-", "16GB"}},
+		"after a hyphen":             {"V100-SXM2-16GB", 2, []string{"V100-SXM2-", "16GB"}},
 		"in a word that is too long": {"nvmlDeviceGetHandle", 3, []string{"nvmlDeviceG", "etHandle"}},
 		"the last line is cut":       {"a lost GPU that says a lot", 2, []string{"a lost GPU", "that says a…"}},
 	} {

@@ -59,7 +59,7 @@ type tally struct {
 func (t tally) granted() float64 { return float64(t.requests - t.refused) }
 
 // simulateDay returns the tallies of a day by size. A request that fits gets what choose returns until it departs; one
-// that does not fit is refused and does not return. So who is refused does not depend on the policy.
+// that does not fit is refused and does not return. So refusals do not depend on the policy.
 func simulateDay(m *machine, day []request, choose chooser) (map[int]*tally, error) {
 	tallies := map[int]*tally{}
 	for _, s := range sizesFor(m.gpus) {

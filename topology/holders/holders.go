@@ -27,7 +27,7 @@ const (
 	mostAnswer = 16 << 20 // bytes; the limit of the kubelet's own clients
 )
 
-// List returns the containers that hold devices, sorted by namespace, pod and container, from the kubelet behind a
+// List returns the containers that hold devices, sorted by namespace, pod and container, from the kubelet at a
 // socket. If there is no such socket the error wraps fs.ErrNotExist.
 func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 	if _, err := os.Stat(socket); err != nil {
