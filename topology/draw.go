@@ -202,11 +202,9 @@ func drawCross(b *svg, x, y, r int) {
 }
 
 func drawLegend(b *svg, s *scene, l legend) {
-	for _, u := range l.unusable {
-		if u.cross {
-			drawCross(b, margin+6, u.y+8, 4)
-		}
-		b.texts(u.texts, 0, 0)
+	for _, texts := range l.unusable {
+		drawCross(b, margin+6, texts[0].y-4, 4)
+		b.texts(texts, 0, 0)
 	}
 	for _, at := range l.pods {
 		p := s.pods[at.pod]

@@ -16,17 +16,10 @@ const (
 
 // legend is the text below the drawing: the unusable GPUs, the pods with their letters, and how to read the drawing.
 type legend struct {
-	unusable []unusablePosition
+	unusable [][]text // with a cross in front of each
 	pods     []podPosition
 	notes    []text
 	bottom   int
-}
-
-// unusablePosition is where an unusable GPU is named, with a cross in front.
-type unusablePosition struct {
-	cross bool
-	y     int
-	texts []text
 }
 
 // podPosition is where a pod is listed.
@@ -40,18 +33,14 @@ type podPosition struct {
 func newLegend(s *scene, width, y int) legend {
 	var l legend
 	bad := s.unusable()
-	for i, d := range bad {
-		u := unusablePosition{y: y, cross: true}
-		lines := wrap(fmt.Sprintf("GPU %d is unusable: %s", d.Index, clean(d.Error)), width-18, 12, 3)
-		last := i == mostRows && len(bad) > mostRows+1
-		if last {
-			u.cross, lines = false, []string{fmt.Sprintf("and %d more are unusable", len(bad)-i)}
+	for i, d := range bad[:min(len(bad), mostRows)] {
+		words := fmt.Sprintf("GPU %d is unusable: %s", d.Index, clean(d.Error))
+		if i == mostRows-1 && len(bad) > mostRows {
+			words = fmt.Sprintf("%d more GPUs are unusable", len(bad)-i)
 		}
-		u.texts, y = textLines(lines, "bad", margin+18, y)
-		l.unusable = append(l.unusable, u)
-		if last {
-			break
-		}
+		var texts []text
+		texts, y = textLines(wrap(words, width-18, 12, 3), "bad", margin+18, y)
+		l.unusable = append(l.unusable, texts)
 	}
 	l.pods, y = listPods(s, width, y)
 	y += barGap
