@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// NoNUMANode is the NUMA node of a device that has none, or whose node is unknown. It is the number that sysfs has then.
+// NoNUMANode is the NUMA node of a device that has none, or whose node is unknown. It is sysfs' number for that.
 const NoNUMANode = -1
 
 // NoMinor is the minor number of a device node whose number is unknown.
@@ -41,12 +41,12 @@ type Device struct {
 	Name string `json:"name"`
 	// Minor is the N of /dev/nvidiaN, or NoMinor. It need not equal Index.
 	Minor int `json:"minor"`
-	// PCIBusID is the PCI address as sysfs writes it: domain:bus:device.function in lower case, such as "0000:1b:00.0". It
-	// is empty if it is unknown.
+	// PCIBusID is the PCI address as sysfs writes it: domain:bus:device.function in lower case, such as "0000:1b:00.0".
+	// It is empty if it is unknown.
 	PCIBusID string `json:"pciBusID"`
 	// NUMANode is the NUMA node that the GPU is attached to, or NoNUMANode.
 	NUMANode int `json:"numaNode"`
-	// MemoryBytes is the size of the GPU's memory in bytes. It is 0 if it is unknown, or if the GPU has no memory of its own.
+	// MemoryBytes is the size of the GPU's memory in bytes. It is 0 if it is unknown or the GPU has no memory.
 	MemoryBytes uint64 `json:"memoryBytes"`
 	// ComputeCapability is "major.minor", such as "9.0", or empty if it is unknown.
 	ComputeCapability string `json:"computeCapability"`
@@ -72,8 +72,8 @@ type MIGDevice struct {
 	// GPUInstance and ComputeInstance are the driver's IDs of the two instances.
 	GPUInstance     int `json:"gpuInstance"`
 	ComputeInstance int `json:"computeInstance"`
-	// GPUInstanceCap and ComputeInstanceCap are the N of the nodes /dev/nvidia-caps/nvidia-capN that grant access to the
-	// two instances, or NoMinor.
+	// GPUInstanceCap and ComputeInstanceCap are the N of the nodes /dev/nvidia-caps/nvidia-capN that grant access to
+	// the two instances, or NoMinor.
 	GPUInstanceCap     int `json:"gpuInstanceCap"`
 	ComputeInstanceCap int `json:"computeInstanceCap"`
 	// MemoryBytes is the size of the device's memory in bytes.
@@ -155,8 +155,8 @@ func (s *Snapshot) Link(a, b int) (Link, bool) {
 
 var pciBusID = regexp.MustCompile(`^([0-9a-f]{4,8}):([0-9a-f]{2}:[01][0-9a-f]\.[0-7])$`)
 
-// NormalizePCIBusID returns a PCI address as sysfs writes it ("0000:1b:00.0"), whether it is written like that or as NVML
-// does ("00000000:1B:00.0"). The domain can have 4 to 8 hexadecimal digits; leading zeros beyond 4 digits are dropped.
+// NormalizePCIBusID returns a PCI address, such as NVML's "00000000:1B:00.0", as sysfs writes it: "0000:1b:00.0". The
+// domain can have 4 to 8 hexadecimal digits; leading zeros beyond 4 digits are dropped.
 func NormalizePCIBusID(id string) (string, error) {
 	parts := pciBusID.FindStringSubmatch(strings.ToLower(strings.TrimSpace(id)))
 	if parts == nil {

@@ -141,13 +141,15 @@ func TestSnapshotLink(t *testing.T) {
 // The names are an interface: `devices -o json` prints them.
 func TestDeviceJSON(t *testing.T) {
 	got, err := json.Marshal(Device{
-		UUID: "GPU-1", NUMANode: NoNUMANode, Minor: 2, MIG: []MIGDevice{{UUID: "MIG-1", Profile: "1g.10gb", GPUInstanceCap: 30}},
+		UUID: "GPU-1", NUMANode: NoNUMANode, Minor: 2,
+		MIG: []MIGDevice{{UUID: "MIG-1", Profile: "1g.10gb", GPUInstanceCap: 30}},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := `{"index":0,"uuid":"GPU-1","name":"","minor":2,"pciBusID":"","numaNode":-1,"memoryBytes":0,` +
-		`"computeCapability":"","migEnabled":false,"mig":[{"index":0,"uuid":"MIG-1","profile":"1g.10gb","gpuInstance":0,` +
+		`"computeCapability":"","migEnabled":false,` +
+		`"mig":[{"index":0,"uuid":"MIG-1","profile":"1g.10gb","gpuInstance":0,` +
 		`"computeInstance":0,"gpuInstanceCap":30,"computeInstanceCap":0,"memoryBytes":0}]}`
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("JSON (-want +got):\n%s", diff)

@@ -53,7 +53,9 @@ func (e *timeoutError) Error() string {
 
 // ask runs work, which calls the driver about a subject, and waits until ctx ends. With a *timeoutError comes the
 // subject's last answer or, where it has none, what the call has learned so far.
-func ask[T any](ctx context.Context, cs *calls, subject string, tolerated time.Duration, work func(*call) (T, error)) (T, error) {
+func ask[T any](
+	ctx context.Context, cs *calls, subject string, tolerated time.Duration, work func(*call) (T, error),
+) (T, error) {
 	c, returned := cs.do(ctx, subject, func(c *call) (any, error) { return work(c) })
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

@@ -33,7 +33,8 @@ func TestCallThatHangsIsReportedAndNotRepeated(t *testing.T) {
 		answer := make(chan struct{})
 		hang := func(c *call) string { c.entering("nvmlX"); <-answer; return "late" }
 		const want = "does not answer (nvmlX has not returned)"
-		if _, err := askText(withDeadline(t, 3*time.Second), &cs, "GPU 1", hang); !isTimeout(err) || err.Error() != want {
+		_, err := askText(withDeadline(t, 3*time.Second), &cs, "GPU 1", hang)
+		if !isTimeout(err) || err.Error() != want {
 			t.Fatalf("got the error %v, want %q", err, want)
 		}
 		time.Sleep(time.Minute)
@@ -53,13 +54,14 @@ func TestCallThatHangsIsReportedAndNotRepeated(t *testing.T) {
 		}
 		close(answer)
 		synctest.Wait()
-		if got, err := askText(withDeadline(t, time.Second), &cs, "GPU 1", good); err != nil || got != "good" || cs.outstanding() != 0 {
+		got, err := askText(withDeadline(t, time.Second), &cs, "GPU 1", good)
+		if err != nil || got != "good" || cs.outstanding() != 0 {
 			t.Errorf("after the answer: %q, error %v, %d outstanding calls", got, err, cs.outstanding())
 		}
 	})
 }
 
-// While a call hangs its subject's last answer is used for as long as is tolerated, and comes with the error after that.
+// While a call hangs, its subject's last answer is used, and comes with the error when that is no longer tolerated.
 func TestLastAnswerIsUsedWhileACallIsTolerated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cs calls

@@ -14,8 +14,8 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// maxMinors is how many bytes of the file with the capabilities' minors are read. For eight GPUs with seven GPU instances
-// of seven compute instances each it has less than 20 KB.
+// maxMinors is how many bytes of the file with the capabilities' minors are read. For eight GPUs with seven GPU
+// instances of seven compute instances each it has less than 20 KB.
 const maxMinors = 1 << 20
 
 // capMinors maps the name of a capability, such as "gpu0/gi1/ci0/access", to the minor number of its device node
@@ -71,8 +71,8 @@ func (c capMinors) minor(format string, ids ...any) int {
 	return gpu.NoMinor
 }
 
-// addCapabilities adds to the MIG devices of each GPU the minors of the nodes that grant access to them. If these cannot
-// be read, no GPU with MIG devices can be used.
+// addCapabilities adds to the MIG devices of each GPU the minors of the nodes that grant access to them. If these
+// cannot be read, no GPU with MIG devices can be used.
 func addCapabilities(h host.Host, devices []gpu.Device) {
 	if !slices.ContainsFunc(devices, func(d gpu.Device) bool { return len(d.MIG) > 0 }) {
 		return

@@ -32,7 +32,11 @@ func TestSetExclusive(t *testing.T) {
 	for _, step := range []struct {
 		exclusive bool
 		want      nvml.ComputeMode
-	}{{true, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS}, {true, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS}, {false, nvml.COMPUTEMODE_DEFAULT}} {
+	}{
+		{true, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS},
+		{true, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS},
+		{false, nvml.COMPUTEMODE_DEFAULT},
+	} {
 		must(t, session.SetExclusive(t.Context(), uuid, step.exclusive))
 		if got := readComputeMode(t, session, uuid); got != step.want {
 			t.Errorf("exclusive %t: mode %d, want %d", step.exclusive, got, step.want)
@@ -61,7 +65,8 @@ func TestSetExclusiveFails(t *testing.T) {
 		"set the compute mode of GPU-none: nvmlDeviceGetHandleByUUID: Not Found")
 	fail(t, node, "nvmlDeviceSetComputeMode", 1, nvml.ERROR_NO_PERMISSION)
 	check(session.SetExclusive(t.Context(), uuid, true), ErrNoPermission,
-		"set the compute mode of "+uuid+": no permission to use the NVIDIA driver: nvmlDeviceSetComputeMode: Insufficient Permissions")
+		"set the compute mode of "+uuid+": no permission to use the NVIDIA driver: "+
+			"nvmlDeviceSetComputeMode: Insufficient Permissions")
 	must(t, node.Clear())
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -18,8 +18,9 @@ type gpuReading struct {
 // readGPU reads a GPU and waits for it until ctx ends. What only the kernel shows is not filled in; see addFromKernel.
 func (s *Session) readGPU(ctx context.Context, index int) gpuReading {
 	none := gpuReading{Device: gpu.Device{Index: index, Minor: gpu.NoMinor}}
-	got, err := ask(ctx, &s.driver.calls, fmt.Sprintf("GPU %d", index), s.tolerated(), func(c *call) (gpuReading, error) {
-		r := gpuReader{d: s.driver, c: c, got: none}
+	d, subject := s.driver, fmt.Sprintf("GPU %d", index)
+	got, err := ask(ctx, &d.calls, subject, s.tolerated(), func(c *call) (gpuReading, error) {
+		r := gpuReader{d: d, c: c, got: none}
 		c.progress = func() any { return r.got }
 		err := r.read()
 		return r.got, err

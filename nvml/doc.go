@@ -1,5 +1,5 @@
-// Package nvml reads a node's GPUs through NVIDIA's management library (NVML), and sets their compute mode. It is the only
-// importer of go-nvml and the only package with cgo. It decides nothing: what a container gets, and which GPU is
+// Package nvml reads a node's GPUs through NVIDIA's management library (NVML), and sets their compute mode. It is the
+// only importer of go-nvml and the only package with cgo. It decides nothing: what a container gets, and which GPU is
 // preferred, follows elsewhere from the [gpu.Snapshot].
 //
 // [ReadDevices] and [ReadTopology] read the GPUs once. A [Session] reads them again and again:
@@ -10,25 +10,25 @@
 //
 // # One library in a process
 //
-// go-nvml calls NVML's functions by name. The dynamic linker binds each name once, to the library that was loaded first,
-// and keeps that library until the process ends. So the same file can be opened again, also after an error, but another
-// one is an [ErrLibraryConflict]. When the driver is upgraded, the process must start again.
+// go-nvml calls NVML's functions by name. The dynamic linker binds each name once, to the library that was loaded
+// first, and keeps that library until the process ends. So the same file can be opened again, also after an error, but
+// another one is an [ErrLibraryConflict]. When the driver is upgraded, the process must start again.
 //
 // # A GPU that does not answer
 //
-// Every call into the driver is bounded: calls.go describes how. Each GPU is read in a call of its own. A GPU that fails,
-// or that does not answer in time, is in the snapshot with its error and with what is known of it; where it did not
-// return its UUID, that is read from /proc/driver/nvidia/gpus.
+// Every call into the driver is bounded: calls.go describes how. Each GPU is read in a call of its own. A GPU that
+// fails, or that does not answer in time, is in the snapshot with its error and with what is known of it; where it did
+// not return its UUID, that is read from /proc/driver/nvidia/gpus.
 //
-// The number of goroutines and threads that a hung driver holds is bounded too, however often snapshots are taken. With N
-// GPUs there are at most 2+4N+N(N-1)/2: one for the library, the driver, each pair of GPUs and, for each GPU, its
+// The number of goroutines and threads that a hung driver holds is bounded too, however often snapshots are taken. With
+// N GPUs there are at most 2+4N+N(N-1)/2: one for the library, the driver, each pair of GPUs and, for each GPU, its
 // properties, its NVLinks, its compute mode and its file under /proc.
 //
 // # Number of driver calls
 //
 // On a real node a call is an ioctl, so a reading makes none twice. [ReadDevices] makes 3, and 8 for each GPU (index to
-// handle, UUID, minor, PCI address, name, memory, compute capability, MIG mode). For a GPU in MIG mode it makes one more,
-// one for each possible MIG device, and 5 for each MIG device that exists. [ReadTopology] also makes one for each pair of
-// GPUs, and for each GPU one for each NVLink that it could have and one more, one for each active NVLink, and one for each
-// device that its NVLinks lead to. For eight H100 that is 67 and 423.
+// handle, UUID, minor, PCI address, name, memory, compute capability, MIG mode). For a GPU in MIG mode it makes one
+// more, one for each possible MIG device, and 5 for each MIG device that exists. [ReadTopology] also makes one for each
+// pair of GPUs, and for each GPU one for each NVLink that it could have and one more, one for each active NVLink, and
+// one for each device that its NVLinks lead to. For eight H100 that is 67 and 423.
 package nvml

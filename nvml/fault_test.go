@@ -22,7 +22,8 @@ func expectUnreadable(before, got *gpu.Snapshot, index int) *gpu.Snapshot {
 	want := *before
 	want.Devices = slices.Clone(before.Devices)
 	want.Devices[index] = got.Devices[index]
-	want.Links = slices.DeleteFunc(slices.Clone(before.Links), func(l gpu.Link) bool { return l.A == index || l.B == index })
+	hasGPU := func(l gpu.Link) bool { return l.A == index || l.B == index }
+	want.Links = slices.DeleteFunc(slices.Clone(before.Links), hasGPU)
 	return &want
 }
 
@@ -128,7 +129,7 @@ func TestOptionalCallsAreNotSupported(t *testing.T) {
 	for _, function := range slices.Concat(functionsOfGPU[4:], functionsOfLinks) {
 		fail(t, node, function, 3, nvml.ERROR_NOT_SUPPORTED)
 		if got := readTopology(t, session, h); !got.Devices[3].Usable() || len(got.Links) != 28 {
-			t.Errorf("%s is not supported: the GPU's error is %q, %d links", function, got.Devices[3].Error, len(got.Links))
+			t.Errorf("%s is not supported: error %q, %d links", function, got.Devices[3].Error, len(got.Links))
 		}
 		must(t, node.Clear())
 	}
@@ -173,7 +174,8 @@ func TestEachCallHangs(t *testing.T) {
 		must(t, node.Hang(function, 3))
 		for range 2 {
 			got := readTopology(t, session, h)
-			if text := got.Devices[3].Error; !strings.Contains(text, "does not answer ("+function+" has not returned)") {
+			want := "does not answer (" + function + " has not returned)"
+			if text := got.Devices[3].Error; !strings.Contains(text, want) {
 				t.Errorf("%s hangs: the GPU's error is %q", function, text)
 			}
 			if diff := cmp.Diff(expectUnreadable(before, got, 3), got); diff != "" {
@@ -181,11 +183,7 @@ func TestEachCallHangs(t *testing.T) {
 			}
 		}
 		must(t, node.Clear())
-		for end := time.Now().Add(10 * time.Second); session.driver.calls.outstanding() > 0; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%s: %d calls are still outstanding", function, session.driver.calls.outstanding())
-			}
-		}
+		waitForReturns(t, session)
 	}
 	session.opts.Timeout = 20 * time.Second
 	compareToNode(t, node, readTopology(t, session, h))
@@ -218,7 +216,8 @@ func TestMIGIsReconfigured(t *testing.T) {
 		}
 	}
 	remove(t, filepath.Join(node.Root(), "proc/driver/nvidia-caps/mig-minors"))
-	if m := readTopology(t, session, h).Devices[5].MIG[0]; m.GPUInstanceCap != gpu.NoMinor || m.ComputeInstanceCap != gpu.NoMinor {
+	m := readTopology(t, session, h).Devices[5].MIG[0]
+	if m.GPUInstanceCap != gpu.NoMinor || m.ComputeInstanceCap != gpu.NoMinor {
 		t.Errorf("without the minors' file the MIG device is %+v", m)
 	}
 	writeFile(t, filepath.Join(node.Root(), "proc/driver/nvidia-caps/mig-minors"), "?")

@@ -19,9 +19,9 @@ import (
 const libraryName = "libnvidia-ml.so.1"
 
 // Find returns the path of the library to load. An explicit path is only checked. Without one Find detects the library:
-// where the driver is installed in "/", the file that the dynamic loader would load by name; else the first one for this
-// machine in the usual directories under the driver's root. Links are followed inside that root, as in the container or
-// the image that it belongs to.
+// where the driver is installed in "/", the file that the dynamic loader would load by name; else the first one for
+// this machine in the usual directories under the driver's root. Links are followed inside that root, as in the
+// container or the image that it belongs to.
 //
 // The error wraps ErrLibraryNotFound or ErrLibraryUnusable.
 func Find(h host.Host, explicit string) (string, error) {
@@ -46,8 +46,8 @@ func find(root, explicit string, p platform, byLoader func(string, platform) str
 	return findUnder(root, p)
 }
 
-// findUnder searches the usual directories under a root. It skips a file that cannot be used, such as a 32-bit library in
-// usr/lib, and reports it if it finds no other.
+// findUnder searches the usual directories under a root. It skips a file that cannot be used, such as a 32-bit library
+// in usr/lib, and reports it if it finds no other.
 func findUnder(root string, p platform) (string, error) {
 	var unusable []error
 	for _, dir := range host.LibraryDirs(p.multiarch) {

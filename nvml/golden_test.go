@@ -34,7 +34,7 @@ func TestGolden(t *testing.T) {
 			devices, err := ReadDevices(t.Context(), Options{Host: h})
 			must(t, err)
 			if diff := cmp.Diff(got.Devices, devices.Devices); diff != "" || len(devices.Links) > 0 {
-				t.Errorf("ReadDevices has %d links and differs from ReadTopology (-topology +devices):\n%s", len(devices.Links), diff)
+				t.Errorf("ReadDevices has %d links and differs (-topology +devices):\n%s", len(devices.Links), diff)
 			}
 		})
 	}

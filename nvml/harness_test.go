@@ -38,7 +38,8 @@ func runAlone(t *testing.T) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), exe, "-test.v", "-test.count=1", "-test.timeout=2m", "-test.run="+patternOf(t.Name()))
+	args := []string{"-test.v", "-test.count=1", "-test.timeout=2m", "-test.run=" + patternOf(t.Name())}
+	cmd := exec.CommandContext(t.Context(), exe, args...)
 	if *update {
 		cmd.Args = append(cmd.Args, "-update")
 	}

@@ -14,8 +14,8 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// addFromKernel adds to the devices what the kernel shows and NVML does not: NUMA nodes, the device nodes of MIG devices,
-// and the identity of GPUs that could not be read.
+// addFromKernel adds to the devices what the kernel shows and NVML does not: NUMA nodes, the device nodes of MIG
+// devices, and the identity of GPUs that could not be read.
 func (s *Session) addFromKernel(ctx context.Context, devices []gpu.Device) {
 	h := s.opts.Host
 	addCapabilities(h, devices)
@@ -40,8 +40,8 @@ func (s *Session) addFromKernel(ctx context.Context, devices []gpu.Device) {
 // gpuUUID matches a UUID as the driver writes it. One that it does not know yet has question marks instead of digits.
 var gpuUUID = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
-// readInformation fills in what /proc/driver/nvidia/gpus/ADDRESS/information has of a GPU's names and numbers. Reading it
-// can hang like a call into the driver, since the same kernel module writes it.
+// readInformation fills in what /proc/driver/nvidia/gpus/ADDRESS/information has of a GPU's names and numbers. Reading
+// it can hang like a call into the driver, since the same kernel module writes it.
 func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 	path := s.opts.Host.Proc("driver", "nvidia", "gpus", d.PCIBusID, "information")
 	work := func(c *call) (string, error) {
@@ -95,8 +95,8 @@ func readShort(path string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// numaNode is the NUMA node that the device at the PCI address is attached to. NVML's nvmlDeviceGetNumaNodeId is something
-// else: the node that the GPU's memory makes where that is a NUMA node of its own.
+// numaNode is the NUMA node that the device at the PCI address is attached to. NVML's nvmlDeviceGetNumaNodeId is
+// something else: the node that the GPU's memory makes where that is a NUMA node of its own.
 func numaNode(h host.Host, pciBusID string) int {
 	n, err := strconv.Atoi(readShort(h.Sys("bus", "pci", "devices", pciBusID, "numa_node")))
 	if err != nil || n < 0 {
@@ -160,8 +160,8 @@ func kernelVersion(h host.Host) string {
 	return "of an unknown version"
 }
 
-// sysfsPath is how far apart two GPUs are on PCIe, by their positions in the tree of sysfs, and by their NUMA nodes where
-// they are under different host bridges. The levels are those of nvmlGpuTopologyLevel_t.
+// sysfsPath is how far apart two GPUs are on PCIe, by their positions in the tree of sysfs, and by their NUMA nodes
+// where they are under different host bridges. The levels are those of nvmlGpuTopologyLevel_t.
 func sysfsPath(h host.Host, a, b *gpu.Device) gpu.PCIePath {
 	x, y := pciAncestors(h, a.PCIBusID), pciAncestors(h, b.PCIBusID)
 	common := 0

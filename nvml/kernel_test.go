@@ -15,7 +15,8 @@ func TestNUMANode(t *testing.T) {
 		"sys/bus/pci/devices/0000:3b:00.0/numa_node": "one\n",
 	})
 	for address, want := range map[string]int{
-		"0000:1b:00.0": 1, "0000:2b:00.0": gpu.NoNUMANode, "0000:3b:00.0": gpu.NoNUMANode, "0000:4b:00.0": gpu.NoNUMANode,
+		"0000:1b:00.0": 1, "0000:2b:00.0": gpu.NoNUMANode,
+		"0000:3b:00.0": gpu.NoNUMANode, "0000:4b:00.0": gpu.NoNUMANode,
 	} {
 		if got := numaNode(h, address); got != want {
 			t.Errorf("GPU at %s: NUMA node %d, want %d", address, got, want)
@@ -43,18 +44,18 @@ func TestGPUAddresses(t *testing.T) {
 
 func TestFillAddresses(t *testing.T) {
 	for name, c := range map[string]struct{ known, all, want []string }{
-		"one lost GPU":                         {[]string{"1", "", "3"}, []string{"1", "2", "3"}, []string{"1", "2", "3"}},
-		"two lost GPUs":                        {[]string{"", "2", ""}, []string{"1", "2", "3"}, []string{"1", "2", "3"}},
-		"more addresses than lost GPUs":        {[]string{"1", "", "4"}, []string{"1", "2", "3", "4"}, []string{"1", "", "4"}},
-		"fewer addresses than lost GPUs":       {[]string{"1", "", ""}, []string{"1", "2"}, []string{"1", "", ""}},
-		"the order would not be NVML's":        {[]string{"2", "", "3"}, []string{"1", "2", "3"}, []string{"2", "", "3"}},
-		"no sysfs":                             {[]string{"1", ""}, nil, []string{"1", ""}},
-		"the GPUs are not in the PCI's order":  {[]string{"3", "2", ""}, []string{"1", "2", "3"}, []string{"3", "2", ""}},
-		"a GPU that sysfs does not have":       {[]string{"1", "2", ""}, []string{"2", "3"}, []string{"1", "2", "3"}},
-		"all lost":                             {[]string{"", ""}, []string{"1", "2"}, []string{"1", "2"}},
-		"nothing lost, one hidden from NVML":   {[]string{"1", "2"}, []string{"1", "2", "3"}, []string{"1", "2"}},
-		"lost and hidden, which is not clear":  {[]string{"1", ""}, []string{"1", "2", "3"}, []string{"1", ""}},
-		"every address is known, one too many": {[]string{"1", "2", ""}, []string{"1", "2"}, []string{"1", "2", ""}},
+		"one lost GPU":                        {[]string{"1", "", "3"}, []string{"1", "2", "3"}, []string{"1", "2", "3"}},
+		"two lost GPUs":                       {[]string{"", "2", ""}, []string{"1", "2", "3"}, []string{"1", "2", "3"}},
+		"more addresses than GPUs":            {[]string{"1", "", "4"}, []string{"1", "2", "3", "4"}, []string{"1", "", "4"}},
+		"fewer addresses than lost GPUs":      {[]string{"1", "", ""}, []string{"1", "2"}, []string{"1", "", ""}},
+		"not NVML's order":                    {[]string{"2", "", "3"}, []string{"1", "2", "3"}, []string{"2", "", "3"}},
+		"no sysfs":                            {[]string{"1", ""}, nil, []string{"1", ""}},
+		"GPUs not in PCI order":               {[]string{"3", "2", ""}, []string{"1", "2", "3"}, []string{"3", "2", ""}},
+		"a GPU that sysfs does not have":      {[]string{"1", "2", ""}, []string{"2", "3"}, []string{"1", "2", "3"}},
+		"all lost":                            {[]string{"", ""}, []string{"1", "2"}, []string{"1", "2"}},
+		"nothing lost, one hidden from NVML":  {[]string{"1", "2"}, []string{"1", "2", "3"}, []string{"1", "2"}},
+		"lost and hidden, which is not clear": {[]string{"1", ""}, []string{"1", "2", "3"}, []string{"1", ""}},
+		"more GPUs than addresses":            {[]string{"1", "2", ""}, []string{"1", "2"}, []string{"1", "2", ""}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			devices := make([]gpu.Device, len(c.known))
@@ -81,7 +82,8 @@ func TestKernelVersion(t *testing.T) {
 	}{
 		"the module's version": {map[string]string{sys: "580.126.09\n"}, "580.126.09"},
 		"the driver's line": {map[string]string{
-			proc: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08  Sat May 24 07:01:00 UTC 2025\nGCC version:  gcc version 12.2.0\n",
+			proc: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08  Sat May 24 07:01:00 UTC 2025\n" +
+				"GCC version:  gcc version 12.2.0\n",
 		}, "575.57.08"},
 		"the open module's line": {map[string]string{
 			proc: "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65  Release Build  (dvs-builder)\n",

@@ -16,7 +16,8 @@ type driver struct {
 	api   nvml.Interface
 	has   func(function string) bool // reports whether the library has a function
 	calls calls
-	// initialised is whether nvmlInit has succeeded since the last nvmlShutdown. Only calls about librarySubject use it.
+	// initialised is whether nvmlInit has succeeded since the last nvmlShutdown. Only calls about librarySubject use
+	// it.
 	initialised bool
 }
 

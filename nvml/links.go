@@ -13,8 +13,11 @@ import (
 )
 
 // readLinks reads how the GPUs with handles are linked: a link for each two, in order. It also returns, by index, the
-// errors of GPUs whose links could not all be read. Where the driver does not return a path on PCIe, it is that of sysfs.
-func (s *Session) readLinks(ctx context.Context, snapshot *gpu.Snapshot, handles []nvml.Device) ([]gpu.Link, map[int]error) {
+// errors of GPUs whose links could not all be read. Where the driver does not return a path on PCIe, it is that of
+// sysfs.
+func (s *Session) readLinks(
+	ctx context.Context, snapshot *gpu.Snapshot, handles []nvml.Device,
+) (links []gpu.Link, unread map[int]error) {
 	ctx, cancel := context.WithTimeout(ctx, s.wait())
 	defer cancel()
 	nvlinks, errs := make([][]nvlink, len(handles)), make([]error, len(handles))
@@ -27,7 +30,7 @@ func (s *Session) readLinks(ctx context.Context, snapshot *gpu.Snapshot, handles
 	}
 	all.Go(func() { paths = s.readPaths(ctx, handles) })
 	all.Wait()
-	unread := failingGPUs(paths)
+	unread = failingGPUs(paths)
 	for i, err := range errs {
 		if err != nil {
 			unread[i] = err
@@ -147,8 +150,8 @@ func (s *Session) readPath(ctx context.Context, p pair, handles []nvml.Device) p
 		return pathReading{err: errNotRead}
 	}
 	const function = "nvmlDeviceGetTopologyCommonAncestor"
-	d := s.driver
-	path, err := ask(ctx, &d.calls, fmt.Sprintf("GPUs %d and %d", p.a, p.b), s.tolerated(), func(c *call) (gpu.PCIePath, error) {
+	d, subject := s.driver, fmt.Sprintf("GPUs %d and %d", p.a, p.b)
+	path, err := ask(ctx, &d.calls, subject, s.tolerated(), func(c *call) (gpu.PCIePath, error) {
 		level, err := invoke(d, c, function, func() (nvml.GpuTopologyLevel, nvml.Return) {
 			return handles[p.a].GetTopologyCommonAncestor(handles[p.b])
 		})
@@ -233,8 +236,8 @@ func countNVLinks(busA string, a []nvlink, busB string, b []nvlink) (n int, swit
 		}
 		return n
 	}
-	n = min(count(a, func(l nvlink) bool { return l.remote == busB }), count(b, func(l nvlink) bool { return l.remote == busA }))
-	if n > 0 {
+	toA, toB := func(l nvlink) bool { return l.remote == busA }, func(l nvlink) bool { return l.remote == busB }
+	if n := min(count(a, toB), count(b, toA)); n > 0 {
 		return n, false
 	}
 	toSwitch := func(l nvlink) bool { return l.toSwitch }

@@ -26,16 +26,18 @@ func TestCountNVLinks(t *testing.T) {
 		count    int
 		switched bool
 	}{
-		"no NVLink at all":                     {nil, nil, 0, false},
-		"two direct links":                     {createNVLinks("B", "B", "C"), createNVLinks("A", "A"), 2, false},
-		"a link that is up at one end only":    {createNVLinks("B", "B"), createNVLinks("A"), 1, false},
-		"links to other GPUs":                  {createNVLinks("C", "C"), createNVLinks("C", "C"), 0, false},
-		"all links to switches":                {createNVLinks("switch1", "switch2", "switch2"), createNVLinks("switch1", "switch1", "switch3"), 3, true},
-		"switched, fewer at one end":           {createNVLinks("switch1", "switch2"), createNVLinks("switch1"), 1, true},
-		"switched at one end only":             {createNVLinks("switch1", "switch2"), createNVLinks("C"), 0, false},
-		"direct links go before switches":      {createNVLinks("B", "switch1"), createNVLinks("A", "switch1"), 1, false},
-		"links whose end the driver hides":     {createNVLinks("", ""), createNVLinks("", ""), 0, false},
-		"hidden switches are switches as well": {[]nvlink{{toSwitch: true}}, []nvlink{{toSwitch: true}}, 1, true},
+		"no NVLink at all":              {nil, nil, 0, false},
+		"two direct links":              {createNVLinks("B", "B", "C"), createNVLinks("A", "A"), 2, false},
+		"a link active at one end only": {createNVLinks("B", "B"), createNVLinks("A"), 1, false},
+		"links to other GPUs":           {createNVLinks("C", "C"), createNVLinks("C", "C"), 0, false},
+		"all links to switches": {
+			createNVLinks("switch1", "switch2", "switch2"), createNVLinks("switch1", "switch1", "switch3"), 3, true,
+		},
+		"fewer at one end":           {createNVLinks("switch1", "switch2"), createNVLinks("switch1"), 1, true},
+		"switched at one end only":   {createNVLinks("switch1", "switch2"), createNVLinks("C"), 0, false},
+		"direct links first":         {createNVLinks("B", "switch1"), createNVLinks("A", "switch1"), 1, false},
+		"remote ends unknown":        {createNVLinks("", ""), createNVLinks("", ""), 0, false},
+		"switches without addresses": {[]nvlink{{toSwitch: true}}, []nvlink{{toSwitch: true}}, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if n, switched := countNVLinks("A", c.a, "B", c.b); n != c.count || switched != c.switched {

@@ -52,7 +52,8 @@ func (r *gpuReader) migDevice(parent, mig nvml.Device) (m gpu.MIGDevice, err err
 	if m.GPUInstance, err = invoke(r.d, r.c, "nvmlDeviceGetGpuInstanceId", mig.GetGpuInstanceId); err != nil {
 		return m, err
 	}
-	if m.ComputeInstance, err = invoke(r.d, r.c, "nvmlDeviceGetComputeInstanceId", mig.GetComputeInstanceId); err != nil {
+	m.ComputeInstance, err = invoke(r.d, r.c, "nvmlDeviceGetComputeInstanceId", mig.GetComputeInstanceId)
+	if err != nil {
 		return m, err
 	}
 	attributes, err := invoke(r.d, r.c, "nvmlDeviceGetAttributes", mig.GetAttributes)
@@ -108,8 +109,8 @@ func (r *gpuReader) instanceKind(parent nvml.Device, gi int) (int, error) {
 	return 0, fmt.Errorf("GPU instance %d has profile %d, which the GPU does not list", gi, info.ProfileId)
 }
 
-// profilePattern matches NVIDIA's names of MIG profiles: compute slices where they are fewer than the GPU instance's, GPU
-// slices, memory, attributes.
+// profilePattern matches NVIDIA's names of MIG profiles: compute slices where they are fewer than the GPU instance's,
+// GPU slices, memory, attributes.
 var profilePattern = regexp.MustCompile(`^([0-9]+c\.)?[0-9]+g\.[0-9]+gb([+-][a-z0-9.,]+)?$`)
 
 // profileOfName cuts the profile from the name of a MIG device, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb".

@@ -48,7 +48,7 @@ func TestProfileName(t *testing.T) {
 		"1g.10gb+me.all": {1, 1, h100, 9728, nvml.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME},
 		"4g.40gb+gfx":    {4, 4, h100, 40448, nvml.GPU_INSTANCE_PROFILE_4_SLICE_GFX},
 		"1g.23gb":        {1, 1, 183359 << 20, 22144, nvml.GPU_INSTANCE_PROFILE_1_SLICE}, // 22.5, of a B200
-		"1g.11gb":        {1, 1, 0, 10300, nvml.GPU_INSTANCE_PROFILE_1_SLICE},            // the GPU's own memory is not known
+		"1g.11gb":        {1, 1, 0, 10300, nvml.GPU_INSTANCE_PROFILE_1_SLICE},            // the GPU's memory is unknown
 	} {
 		t.Run(want, func(t *testing.T) {
 			if got := profileName(c.compute, c.gpu, migGigabytes(c.memory, c.mib), c.kind); got != want {

@@ -94,13 +94,17 @@ func TestMockAnswers(t *testing.T) {
 	}{
 		"no compute capability": {
 			func(d *mockserver.Device) {
-				d.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return 0, 0, nvml.ERROR_NOT_SUPPORTED }
+				d.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) {
+					return 0, 0, nvml.ERROR_NOT_SUPPORTED
+				}
 			},
 			func(s *gpu.Snapshot) bool { return s.Devices[2].Usable() && s.Devices[2].ComputeCapability == "" },
 		},
 		"no memory of its own": {
 			func(d *mockserver.Device) {
-				d.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { return nvml.Memory{}, nvml.ERROR_NOT_SUPPORTED }
+				d.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) {
+					return nvml.Memory{}, nvml.ERROR_NOT_SUPPORTED
+				}
 			},
 			func(s *gpu.Snapshot) bool { return s.Devices[2].Usable() && s.Devices[2].MemoryBytes == 0 },
 		},
@@ -164,7 +168,9 @@ func TestMockAnswers(t *testing.T) {
 		},
 		"a PCI address that is none": {
 			func(d *mockserver.Device) {
-				d.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) { return nvml.PciInfo{BusId: pciAddress("?")}, nvml.SUCCESS }
+				d.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) {
+					return nvml.PciInfo{BusId: pciAddress("?")}, nvml.SUCCESS
+				}
 			},
 			func(s *gpu.Snapshot) bool { return strings.HasPrefix(s.Devices[2].Error, "nvmlDeviceGetPciInfo: ") },
 		},
@@ -245,7 +251,8 @@ func createMIG(uuid string, gi, ci int, name string, mib uint64) nvml.Device {
 		GetGpuInstanceIdFunc:     func() (int, nvml.Return) { return gi, nvml.SUCCESS },
 		GetComputeInstanceIdFunc: func() (int, nvml.Return) { return ci, nvml.SUCCESS },
 		GetAttributesFunc: func() (nvml.DeviceAttributes, nvml.Return) {
-			return nvml.DeviceAttributes{GpuInstanceSliceCount: 1, ComputeInstanceSliceCount: 1, MemorySizeMB: mib}, nvml.SUCCESS
+			a := nvml.DeviceAttributes{GpuInstanceSliceCount: 1, ComputeInstanceSliceCount: 1, MemorySizeMB: mib}
+			return a, nvml.SUCCESS
 		},
 	}
 }

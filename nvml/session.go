@@ -30,23 +30,24 @@ type Options struct {
 	Library string
 	// Check refuses a library before it is loaded into the process. Nil accepts any.
 	Check func(path string) error
-	// Timeout is how long nvmlInit may take and then the first answers of the driver, of all GPUs together, and about all
-	// links together. 0 is DefaultTimeout.
+	// Timeout is how long nvmlInit may take and then the first answers of the driver, of all GPUs together, and about
+	// all links together. 0 is DefaultTimeout.
 	Timeout time.Duration
 	// GPUTimeout, Returned and Log are for a [Session].
 	//
 	// GPUTimeout is how long a GPU may not answer before a snapshot has it as unreadable, if a snapshot is taken each
 	// [SnapshotInterval].
 	GPUTimeout time.Duration
-	// Returned is called when a call that was abandoned has returned, so that GPUs may be readable again. It may be nil.
+	// Returned is called when a call that was abandoned has returned, so that GPUs may be readable again. It may be
+	// nil.
 	Returned func()
 	// Log gets warnings about links that cannot be read.
 	Log *slog.Logger
 }
 
-// Shares of Options.GPUTimeout. A snapshot is taken each third of it, and a call is tolerated for a quarter of it. So the
-// second snapshot after a GPU stops answering reports it, after two thirds of the time at most. The rest is slack for a
-// busy machine.
+// Shares of Options.GPUTimeout. A snapshot is taken each third of it, and a call is tolerated for a quarter of it. So
+// the second snapshot after a GPU stops answering reports it, after two thirds of the time at most. The rest is slack
+// for a busy machine.
 const (
 	snapshotShare  = 3
 	toleratedShare = 4
@@ -69,8 +70,8 @@ type Session struct {
 	users    atomic.Int32  // goroutines that use driver without mu
 	last     *gpu.Snapshot // nil before the first
 	retained retainedLinks
-	// known are the GPUs that the kernel module knew when the library was opened, unreadable those that could not be read
-	// then. If they change, the library is opened again.
+	// known are the GPUs that the kernel module knew when the library was opened, unreadable those that could not be
+	// read then. If they change, the library is opened again.
 	known, unreadable string
 }
 
@@ -187,9 +188,9 @@ func unreadableGPUs(snapshot *gpu.Snapshot) string {
 	return strings.Join(list, ",")
 }
 
-// SetExclusive lets one process at a time use a GPU (the compute mode EXCLUSIVE_PROCESS) or any number (DEFAULT). The GPU
-// is named by its UUID. The driver keeps the mode until it releases the GPU. The error wraps [ErrNoPermission] if the
-// process may not change the mode, which only root may. A snapshot does not wait for it.
+// SetExclusive lets one process at a time use a GPU (the compute mode EXCLUSIVE_PROCESS) or any number (DEFAULT). The
+// GPU is named by its UUID. The driver keeps the mode until it releases the GPU. The error wraps [ErrNoPermission] if
+// the process may not change the mode, which only root may. A snapshot does not wait for it.
 func (s *Session) SetExclusive(ctx context.Context, uuid string, exclusive bool) error {
 	s.mu.Lock()
 	err := s.open(ctx)
@@ -344,8 +345,8 @@ func (s *Session) links(ctx context.Context, snapshot *gpu.Snapshot, handles []n
 	for i, err := range errs {
 		unread[gpus[i]] = true
 		if !before.unread[gpus[i]] && ctx.Err() == nil {
-			s.opts.Log.Warn(fmt.Sprintf("the links of GPU %d cannot be read; its position on PCIe and its NUMA node are used", i),
-				"gpu", gpus[i], "error", err)
+			const message = "the links of GPU %d cannot be read; its position on PCIe and its NUMA node are used"
+			s.opts.Log.Warn(fmt.Sprintf(message, i), "gpu", gpus[i], "error", err)
 		}
 	}
 	s.retained = retainedLinks{links: links, gpus: gpus, unread: unread, partial: len(errs) > 0 && hangs(), read: now}

@@ -131,7 +131,8 @@ func TestLinksThatHangAtFirstAreReadLater(t *testing.T) {
 	}
 	session.retained.read = time.Time{} // as if the last reading was long ago
 	takeSnapshot(t, session)
-	if n := strings.Count(log.String(), "the links of GPU 6 cannot be read"); n != 1 || !strings.Contains(log.String(), node.Machine().GPUs[6].UUID) {
+	n := strings.Count(log.String(), "the links of GPU 6 cannot be read")
+	if n != 1 || !strings.Contains(log.String(), node.Machine().GPUs[6].UUID) {
 		t.Errorf("it was logged %d times:\n%s", n, log)
 	}
 	must(t, node.Clear())

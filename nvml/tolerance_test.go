@@ -1,7 +1,6 @@
 package nvml
 
 import (
-	"errors"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -13,12 +12,13 @@ import (
 	mockserver "github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/sim"
 )
 
 // tolerated is how long the sessions of these tests tolerate a call.
 const tolerated = 4 * time.Second
 
-// openTolerantMock is openMock with a session that tolerates calls that hang. It counts the abandoned calls that return.
+// openTolerantMock is openMock with a session that tolerates calls that hang. It counts abandoned calls that return.
 func openTolerantMock(t *testing.T) (session *Session, server *mockserver.Server, returned *atomic.Int32) {
 	t.Helper()
 	session, server = openMock(t)
@@ -72,7 +72,8 @@ func TestGPUThatStopsAnswering(t *testing.T) {
 			waits, then time.Duration
 			usable      bool
 		}{
-			{maxWait, 2 * time.Second, true}, {0, 999 * time.Millisecond, true}, {0, time.Millisecond, true}, {0, 0, false},
+			{maxWait, 2 * time.Second, true}, {0, 999 * time.Millisecond, true},
+			{0, time.Millisecond, true}, {0, 0, false},
 		} {
 			d := readDevicesIn(t, session, c.waits).Devices[2]
 			if d.Usable() != c.usable || d.Name != before.Name || d.UUID != before.UUID || d.Minor != 2 {
@@ -93,8 +94,9 @@ func TestGPUThatIsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		session, server, _ := openTolerantMock(t)
 		d := device(server, 2)
-		d.GetNameFunc = func() (string, nvml.Return) { time.Sleep(2 * maxWait / 3); return "slow", nvml.SUCCESS }
-		d.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { time.Sleep(2 * maxWait / 3); return nvml.Memory{}, nvml.SUCCESS }
+		const slow = 2 * maxWait / 3
+		d.GetNameFunc = func() (string, nvml.Return) { time.Sleep(slow); return "slow", nvml.SUCCESS }
+		d.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { time.Sleep(slow); return nvml.Memory{}, nvml.SUCCESS }
 		if got := readDevicesIn(t, session, maxWait).Devices[2]; got.Usable() {
 			t.Errorf("the first time GPU 2 is %+v, want an error", got)
 		}
@@ -137,9 +139,7 @@ func TestDriverThatStopsAnswering(t *testing.T) {
 		}
 		time.Sleep(tolerated)
 		_, _, err := session.read(t.Context())
-		if !errors.Is(err, gpu.ErrNotAnswering) || !strings.Contains(err.Error(), "it does not answer (nvmlDeviceGetCount has not returned)") {
-			t.Errorf("error %v", err)
-		}
+		checkError(t, err, gpu.ErrNotAnswering, "it does not answer (nvmlDeviceGetCount has not returned)")
 		close(answer)
 		synctest.Wait()
 		readDevicesIn(t, session, 0)
@@ -159,7 +159,10 @@ func TestLinksThatStopAnswering(t *testing.T) {
 			t.Fatalf("%d links, unread are %v", len(before), unread)
 		}
 		answer := make(chan struct{})
-		device(server, 2).GetNvLinkStateFunc = func(int) (nvml.EnableState, nvml.Return) { <-answer; return 0, nvml.ERROR_UNKNOWN }
+		device(server, 2).GetNvLinkStateFunc = func(int) (nvml.EnableState, nvml.Return) {
+			<-answer
+			return 0, nvml.ERROR_UNKNOWN
+		}
 		for _, c := range []struct {
 			took  time.Duration
 			known bool
@@ -207,7 +210,8 @@ func TestGPUThatHangsIsIdentifiedByTheKernel(t *testing.T) {
 				}
 				session.opts.Host = createHost(t, files)
 				d := readDevicesIn(t, session, maxWait).Devices[2]
-				if d.UUID != c.uuid || d.Minor != c.minor || d.PCIBusID != "0000:12:00.0" || d.NUMANode != 1 || d.Usable() {
+				if d.UUID != c.uuid || d.Minor != c.minor || d.PCIBusID != "0000:12:00.0" ||
+					d.NUMANode != 1 || d.Usable() {
 					t.Errorf("GPU 2 is %+v, want the UUID %q and the minor %d", d, c.uuid, c.minor)
 				}
 			})
@@ -217,7 +221,7 @@ func TestGPUThatHangsIsIdentifiedByTheKernel(t *testing.T) {
 
 // A path that the driver does not return is the same in sysfs.
 func TestSysfsPathIsTheDrivers(t *testing.T) {
-	for _, machine := range []string{"dgx1-v100", "dgx-a100", "dgx-h100", "hgx-16", "mig-h100", "pcie-quad", "workstation"} {
+	for _, machine := range sim.Machines() {
 		node := createNode(t, machine)
 		h, s := createNodeHost(t, node), node.Machine().Snapshot("1.0")
 		for _, link := range s.Links {

@@ -49,8 +49,8 @@ func (a *app) newSession(h host.Host, returned func()) *nvml.Session {
 	})
 }
 
-// openInBackground opens the driver while other work is done before the first snapshot, whose error an error is too. end
-// must be called before the session is closed. It does not wait for a driver that hangs.
+// openInBackground opens the driver while other work is done before the first snapshot, whose error an error is too.
+// end must be called before the session is closed. It does not wait for a driver that hangs.
 func openInBackground(ctx context.Context, s *nvml.Session) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var opening sync.WaitGroup
@@ -84,7 +84,8 @@ func unread(s *gpu.Snapshot) error {
 	var which []string
 	for i := range s.Devices {
 		if d := &s.Devices[i]; !d.Usable() {
-			which = append(which, fmt.Sprintf("GPU %d (%s): %s", d.Index, cmp.Or(d.PCIBusID, "PCI address unknown"), d.Error))
+			address := cmp.Or(d.PCIBusID, "PCI address unknown")
+			which = append(which, fmt.Sprintf("GPU %d (%s): %s", d.Index, address, d.Error))
 		}
 	}
 	if len(which) == 0 {

@@ -76,12 +76,23 @@ var errorTable = []errorRow{
 	sentinel(nvml.ErrLibraryUnusable, exit.NoDriver, "name the libnvidia-ml.so.1 of the installed driver, built for this "+
 		"machine, or install the driver again if the file is damaged"),
 	sentinel(nvml.ErrLibraryConflict, exit.NoDriver, "start the process again; it can use one NVIDIA driver library only"),
+	sentinel(lock.ErrHeld, exit.Locked, "stop the other instance first; fuser, given the lock's path, names its process"),
+	sentinel(errNoGPU, exit.NoGPU,
+		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
+	sentinel(nvml.ErrLibraryNotFound, exit.NoDriver,
+		"install the NVIDIA driver, or name its root with --driver-root or the library with --nvml-library; "+
+			"gpu-cdi-plugin cdi generate --explain lists where it was searched for"),
+	sentinel(nvml.ErrLibraryUnusable, exit.NoDriver,
+		"name the libnvidia-ml.so.1 of the installed driver, built for this machine, "+
+			"or install the driver again if the file is damaged"),
+	sentinel(nvml.ErrLibraryConflict, exit.NoDriver,
+		"start the process again; it can use one NVIDIA driver library only"),
 	sentinel(nvml.ErrDriverNotLoaded, exit.NoDriver,
-		"load the kernel module (modprobe nvidia); if that fails, the kernel log says why (dmesg)"),
+		"load the kernel module (modprobe nvidia); if that fails, the kernel log has the reason (dmesg)"),
 	sentinel(nvml.ErrVersionMismatch, exit.NoDriver,
 		"reboot, or stop everything that uses the GPUs and reload the kernel modules"),
-	sentinel(nvml.ErrNoPermission, exit.NoDriver, "run as root, or as a user who may open /dev/nvidiactl and /dev/nvidia*; "+
-		"in a container the nodes must be given to it"),
+	sentinel(nvml.ErrNoPermission, exit.NoDriver,
+		"run as root, or as a user who may open /dev/nvidiactl and /dev/nvidia*; a container must have these nodes"),
 	sentinel(gpu.ErrNotAnswering, exit.NoDriver,
 		"see the kernel log (dmesg) for messages of NVRM; a GPU that hangs needs a reset or a reboot"),
 	sentinel(nvml.ErrDriverFailed, exit.NoDriver, "see the kernel log (dmesg) for messages of NVRM"),
