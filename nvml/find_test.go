@@ -29,7 +29,8 @@ func TestFindInADriverRoot(t *testing.T) {
 			map[string]string{"usr/lib64/libnvidia-ml.so.1": good}, nil, "usr/lib64/libnvidia-ml.so.1",
 		},
 		"Debian": {
-			map[string]string{"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": good}, nil,
+			map[string]string{"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": good},
+			nil,
 			"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
 		},
 		"Debian's own packages": {
@@ -38,7 +39,8 @@ func TestFindInADriverRoot(t *testing.T) {
 			"usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.580.1",
 		},
 		"a container host": {
-			map[string]string{"usr/local/nvidia/lib64/libnvidia-ml.so.1": good}, nil,
+			map[string]string{"usr/local/nvidia/lib64/libnvidia-ml.so.1": good},
+			nil,
 			"usr/local/nvidia/lib64/libnvidia-ml.so.1",
 		},
 		"an absolute link stays in the root": {
@@ -195,11 +197,11 @@ func TestCheckLibrary(t *testing.T) {
 		file []byte
 		want string // part of the error; empty if there is none
 	}{
-		"a library":                   {createLibrary(elf.EM_X86_64), ""},
-		"a linker script":             {[]byte("/* GNU ld script */\nGROUP ( libm.so.6 )\n"), "not an ELF file"},
-		"a library of a phone":        {createLibrary(elf.EM_ARM), "it is for EM_ARM, this machine is EM_X86_64"},
-		"a program":                   {setByte(createLibrary(elf.EM_X86_64), 16, byte(elf.ET_EXEC)), "shared library but ET_EXEC"},
-		"a library whose end is gone": {createLibrary(elf.EM_X86_64)[:4095], "the file is truncated"},
+		"a library":           {createLibrary(elf.EM_X86_64), ""},
+		"a linker script":     {[]byte("/* GNU ld script */\nGROUP ( libm.so.6 )\n"), "not an ELF file"},
+		"another machine":     {createLibrary(elf.EM_ARM), "it is for EM_ARM, this machine is EM_X86_64"},
+		"a program":           {setByte(createLibrary(elf.EM_X86_64), 16, byte(elf.ET_EXEC)), "but ET_EXEC"},
+		"a truncated library": {createLibrary(elf.EM_X86_64)[:4095], "the file is truncated"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")

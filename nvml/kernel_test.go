@@ -44,18 +44,18 @@ func TestGPUAddresses(t *testing.T) {
 
 func TestFillAddresses(t *testing.T) {
 	for name, c := range map[string]struct{ known, all, want []string }{
-		"one lost GPU":                        {[]string{"1", "", "3"}, []string{"1", "2", "3"}, []string{"1", "2", "3"}},
-		"two lost GPUs":                       {[]string{"", "2", ""}, []string{"1", "2", "3"}, []string{"1", "2", "3"}},
-		"more addresses than GPUs":            {[]string{"1", "", "4"}, []string{"1", "2", "3", "4"}, []string{"1", "", "4"}},
-		"fewer addresses than lost GPUs":      {[]string{"1", "", ""}, []string{"1", "2"}, []string{"1", "", ""}},
-		"not NVML's order":                    {[]string{"2", "", "3"}, []string{"1", "2", "3"}, []string{"2", "", "3"}},
-		"no sysfs":                            {[]string{"1", ""}, nil, []string{"1", ""}},
-		"GPUs not in PCI order":               {[]string{"3", "2", ""}, []string{"1", "2", "3"}, []string{"3", "2", ""}},
-		"a GPU that sysfs does not have":      {[]string{"1", "2", ""}, []string{"2", "3"}, []string{"1", "2", "3"}},
-		"all lost":                            {[]string{"", ""}, []string{"1", "2"}, []string{"1", "2"}},
-		"nothing lost, one hidden from NVML":  {[]string{"1", "2"}, []string{"1", "2", "3"}, []string{"1", "2"}},
-		"lost and hidden, which is not clear": {[]string{"1", ""}, []string{"1", "2", "3"}, []string{"1", ""}},
-		"more GPUs than addresses":            {[]string{"1", "2", ""}, []string{"1", "2"}, []string{"1", "2", ""}},
+		"one lost GPU":             {[]string{"1", "", "3"}, []string{"1", "2", "3"}, []string{"1", "2", "3"}},
+		"two lost GPUs":            {[]string{"", "2", ""}, []string{"1", "2", "3"}, []string{"1", "2", "3"}},
+		"more addresses":           {[]string{"1", "", "4"}, []string{"1", "2", "3", "4"}, []string{"1", "", "4"}},
+		"fewer addresses":          {[]string{"1", "", ""}, []string{"1", "2"}, []string{"1", "", ""}},
+		"not NVML's order":         {[]string{"2", "", "3"}, []string{"1", "2", "3"}, []string{"2", "", "3"}},
+		"no sysfs":                 {[]string{"1", ""}, nil, []string{"1", ""}},
+		"GPUs not in PCI order":    {[]string{"3", "2", ""}, []string{"1", "2", "3"}, []string{"3", "2", ""}},
+		"a GPU unknown to sysfs":   {[]string{"1", "2", ""}, []string{"2", "3"}, []string{"1", "2", "3"}},
+		"all lost":                 {[]string{"", ""}, []string{"1", "2"}, []string{"1", "2"}},
+		"one hidden from NVML":     {[]string{"1", "2"}, []string{"1", "2", "3"}, []string{"1", "2"}},
+		"lost and hidden":          {[]string{"1", ""}, []string{"1", "2", "3"}, []string{"1", ""}},
+		"more GPUs than addresses": {[]string{"1", "2", ""}, []string{"1", "2"}, []string{"1", "2", ""}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			devices := make([]gpu.Device, len(c.known))

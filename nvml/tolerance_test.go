@@ -72,8 +72,10 @@ func TestGPUThatStopsAnswering(t *testing.T) {
 			waits, then time.Duration
 			usable      bool
 		}{
-			{maxWait, 2 * time.Second, true}, {0, 999 * time.Millisecond, true},
-			{0, time.Millisecond, true}, {0, 0, false},
+			{maxWait, 2 * time.Second, true},
+			{0, 999 * time.Millisecond, true},
+			{0, time.Millisecond, true},
+			{0, 0, false},
 		} {
 			d := readDevicesIn(t, session, c.waits).Devices[2]
 			if d.Usable() != c.usable || d.Name != before.Name || d.UUID != before.UUID || d.Minor != 2 {
