@@ -162,9 +162,9 @@ func (f *fixture) controlMPS(t *testing.T, s PodStatus, commands ...string) stri
 
 var number = regexp.MustCompile(`^[0-9]+$`)
 
-// clients waits until the one server of a pod's MPS daemon, which is another than that of before, has so many clients.
-// It returns the server's process number.
-func (f *fixture) clients(t *testing.T, s PodStatus, want int, before string) (server string) {
+// awaitClients waits until a pod's MPS daemon has one server, not the one of before, with so many clients. It returns
+// the server's process ID.
+func (f *fixture) awaitClients(t *testing.T, s PodStatus, want int, before string) (server string) {
 	t.Helper()
 	err := wait(t.Context(), 20*time.Second, fmt.Sprintf("one server has %d clients", want), func() error {
 		server = f.controlMPS(t, s, "get_server_list")
