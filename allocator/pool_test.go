@@ -188,45 +188,58 @@ func TestRequestsWithoutAnswer(t *testing.T) {
 		text   string
 	}{
 		"an unknown device": {
-			Request{Available: []string{"GPU-0", "?"}, Size: 1}, Unknown, []string{"?"},
+			Request{Available: []string{"GPU-0", "?"}, Size: 1},
+			Unknown,
+			[]string{"?"},
 			`no such device: "?"`,
 		},
 		"an unknown one included": {
-			Request{Available: id(0), Must: []string{"?"}, Size: 1}, Unknown, []string{"?"},
+			Request{Available: id(0), Must: []string{"?"}, Size: 1},
+			Unknown,
+			[]string{"?"},
 			`no such device: "?"`,
 		},
 		"a very long ID": {
-			Request{Available: []string{long}}, Unknown, []string{long},
+			Request{Available: []string{long}},
+			Unknown,
+			[]string{long},
 			`no such device: "` + long[:80] + `..."`,
 		},
 		"many unknown devices": {
-			Request{Available: many}, Unknown, many,
+			Request{Available: many},
+			Unknown, many,
 			strings.Repeat(`"?", `, 8) + "and 12 more",
 		},
 		"a device twice": {Request{Available: id(0, 0), Size: 1}, Twice, id(0), `listed twice: "GPU-0"`},
 		"one included twice": {
-			Request{Available: id(0, 3), Must: id(0, 0), Size: 2}, Twice, id(0),
+			Request{Available: id(0, 3), Must: id(0, 0), Size: 2},
+			Twice, id(0),
 			`listed twice: "GPU-0"`,
 		},
 		"included, but not available": {
-			Request{Available: id(0), Must: id(3), Size: 1}, NotAvailable, id(3),
+			Request{Available: id(0), Must: id(3), Size: 1},
+			NotAvailable, id(3),
 			`must be included, but not available: "GPU-3"`,
 		},
 		"more included than requested": {
-			Request{Available: id(0, 3), Must: id(0, 3), Size: 1}, BadSize, nil,
+			Request{Available: id(0, 3), Must: id(0, 3), Size: 1},
+			BadSize, nil,
 			"1 devices requested, but 2 must be included",
 		},
 		"more than available": {
-			Request{Available: id(0), Size: 2}, BadSize, nil,
+			Request{Available: id(0), Size: 2},
+			BadSize, nil,
 			"2 devices requested, but 1 are available",
 		},
 		"a negative size": {Request{Available: id(0), Size: -1}, BadSize, nil, "-1 devices requested"},
 		"an unhealthy one included": {
-			Request{Available: id(0, 1), Must: id(1), Size: 1}, Unusable, id(1),
+			Request{Available: id(0, 1), Must: id(1), Size: 1},
+			Unusable, id(1),
 			`not possible without unusable ones: "GPU-1"`,
 		},
 		"too few without the lost ones": {
-			Request{Available: id(0, 1, 2), Size: 2}, Unusable, id(1, 2),
+			Request{Available: id(0, 1, 2), Size: 2},
+			Unusable, id(1, 2),
 			`2 devices requested, which is not possible without unusable ones: "GPU-1", "GPU-2"`,
 		},
 	}

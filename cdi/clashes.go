@@ -2,7 +2,6 @@ package cdi
 
 import (
 	"cmp"
-	"fmt"
 	"path/filepath"
 	"slices"
 
@@ -32,11 +31,6 @@ func (c Clash) Yields() bool { return c.yields }
 // String names the other file and the device.
 func (c Clash) String() string { return c.File + " defines " + c.Name + " too" }
 
-// Hint is what to do about the clash.
-func (c Clash) Hint() string {
-	return fmt.Sprintf("remove %s, or choose another kind with --cdi-kind VENDOR/CLASS", c.File)
-}
-
 // ClashError is that a spec cannot be written beside another file without a clash.
 type ClashError struct{ Clash Clash }
 
@@ -52,7 +46,7 @@ func (e *ClashError) Error() string {
 // ConflictsWith returns a *ClashError if another file defines one of the names of a spec that is to be written to path.
 // This includes a file of a lower priority, which the new one would hide: an administrator put it there. A path outside
 // the directories clashes with nothing.
-func (c *Catalogue) ConflictsWith(path string, spec *specs.Spec) error {
+func (c *SpecDirs) ConflictsWith(path string, spec *specs.Spec) error {
 	if list := c.Clashes(path, spec); len(list) > 0 {
 		return &ClashError{list[0]}
 	}
@@ -61,7 +55,7 @@ func (c *Catalogue) ConflictsWith(path string, spec *specs.Spec) error {
 
 // Clashes are the names of spec that other files define too, in the order of its devices, as if spec were in the file
 // at path. A path outside the directories clashes with nothing, and so does an empty path or a nil spec.
-func (c *Catalogue) Clashes(path string, spec *specs.Spec) []Clash {
+func (c *SpecDirs) Clashes(path string, spec *specs.Spec) []Clash {
 	path, priority := c.locate(path)
 	if priority < 0 || spec == nil {
 		return nil

@@ -113,7 +113,7 @@ func readConfig(dir *os.File) ([]byte, fs.FileInfo, error) {
 }
 
 // edits are those of the devices, those that each spec has for all devices first, put together as the CDI library does.
-func (c *Catalogue) edits(names []string) (*cdilib.ContainerEdits, error) {
+func (c *SpecDirs) edits(names []string) (*cdilib.ContainerEdits, error) {
 	if err := c.check(names); err != nil {
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func (c *Catalogue) edits(names []string) (*cdilib.ContainerEdits, error) {
 }
 
 // check returns an error unless all devices can be injected.
-func (c *Catalogue) check(names []string) error {
+func (c *SpecDirs) check(names []string) error {
 	var missing []string
 	for _, name := range names {
 		if _, _, _, err := parser.ParseQualifiedName(name); err != nil {
@@ -159,7 +159,7 @@ func (c *Catalogue) check(names []string) error {
 
 // unknown is the error about devices that do not exist. It lists those of the same kinds that exist, or else the kinds,
 // and the spec files that cannot be read.
-func (c *Catalogue) unknown(missing []string) error {
+func (c *SpecDirs) unknown(missing []string) error {
 	what := "device " + missing[0] + " does not exist"
 	if len(missing) > 1 {
 		what = "devices " + strings.Join(missing, ", ") + " do not exist"

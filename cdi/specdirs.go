@@ -14,8 +14,8 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Catalogue is the content of the spec directories, as engines see it.
-type Catalogue struct {
+// SpecDirs is the content of the spec directories, as engines see it.
+type SpecDirs struct {
 	// Dirs are the directories, from the lowest priority to the highest.
 	Dirs []string `json:"dirs"`
 	// Files are the spec files, by directory and name.
@@ -68,7 +68,7 @@ type Offer struct {
 
 // dirIndex is the index of a directory in Dirs, or -1. It may have another name there: on most hosts /run/cdi is
 // /var/run/cdi.
-func (c *Catalogue) dirIndex(dir string) int {
+func (c *SpecDirs) dirIndex(dir string) int {
 	info, err := os.Stat(dir)
 	return slices.IndexFunc(c.Dirs, func(known string) bool {
 		if known == dir {
@@ -82,8 +82,8 @@ func (c *Catalogue) dirIndex(dir string) int {
 // Load reads the spec files of the directories, which are in the order of their priorities, the lowest first. A
 // directory that does not exist is empty; any other failure is the Error of a file. Like the CDI library it stops at a
 // directory that cannot be read.
-func Load(dirs ...string) *Catalogue {
-	c := &Catalogue{}
+func Load(dirs ...string) *SpecDirs {
+	c := &SpecDirs{}
 	for _, dir := range dirs {
 		if dir = filepath.Clean(dir); c.dirIndex(dir) < 0 {
 			c.Dirs = append(c.Dirs, dir)
@@ -99,7 +99,7 @@ func Load(dirs ...string) *Catalogue {
 	return c
 }
 
-func (c *Catalogue) loadDir(dir string, priority int) {
+func (c *SpecDirs) loadDir(dir string, priority int) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		c.Files = append(c.Files, SpecFile{Path: dir, Priority: priority, Error: err.Error()})
@@ -114,7 +114,7 @@ func (c *Catalogue) loadDir(dir string, priority int) {
 	}
 }
 
-func (c *Catalogue) loadFile(path string, priority int) {
+func (c *SpecDirs) loadFile(path string, priority int) {
 	f := SpecFile{Path: path, Priority: priority}
 	spec, err := ReadFile(path)
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *Catalogue) loadFile(path string, priority int) {
 
 // resolve sets the states. The devices are sorted, so that those of one name are neighbours, the highest priority
 // first.
-func (c *Catalogue) resolve() {
+func (c *SpecDirs) resolve() {
 	for i := 0; i < len(c.Devices); {
 		n := i + 1
 		for n < len(c.Devices) && c.Devices[n].Name == c.Devices[i].Name {
@@ -160,7 +160,7 @@ func resolveName(offers []Offer) {
 }
 
 // Names are the qualified names that can be injected.
-func (c *Catalogue) Names() []string {
+func (c *SpecDirs) Names() []string {
 	var names []string
 	for _, o := range c.Devices {
 		if o.State == Available {
@@ -171,7 +171,7 @@ func (c *Catalogue) Names() []string {
 }
 
 // offer is the device of the highest priority with that name, or nil.
-func (c *Catalogue) offer(name string) *Offer {
+func (c *SpecDirs) offer(name string) *Offer {
 	i := slices.IndexFunc(c.Devices, func(o Offer) bool { return o.Name == name })
 	if i < 0 {
 		return nil
@@ -180,7 +180,7 @@ func (c *Catalogue) offer(name string) *Offer {
 }
 
 // FilesOf are the files that offer the devices, each once. Devices that do not exist have none.
-func (c *Catalogue) FilesOf(names []string) []*SpecFile {
+func (c *SpecDirs) FilesOf(names []string) []*SpecFile {
 	var files []*SpecFile
 	for _, name := range names {
 		if c.offer(name) == nil {
@@ -194,13 +194,13 @@ func (c *Catalogue) FilesOf(names []string) []*SpecFile {
 }
 
 // file is the file that offers a device, which must be offered.
-func (c *Catalogue) file(name string) *SpecFile {
+func (c *SpecDirs) file(name string) *SpecFile {
 	offer := c.offer(name)
 	return &c.Files[slices.IndexFunc(c.Files, func(f SpecFile) bool { return f.Path == offer.File })]
 }
 
 // locate is a path with its directory as Dirs names it, and the directory's index in Dirs, or -1.
-func (c *Catalogue) locate(path string) (string, int) {
+func (c *SpecDirs) locate(path string) (string, int) {
 	priority := -1
 	if path != "" {
 		priority = c.dirIndex(filepath.Dir(path))
@@ -212,7 +212,7 @@ func (c *Catalogue) locate(path string) (string, int) {
 }
 
 // Taken are the names of the devices, without their kind, that engines take from the file at path.
-func (c *Catalogue) Taken(path string) map[string]bool {
+func (c *SpecDirs) Taken(path string) map[string]bool {
 	path, _ = c.locate(path)
 	names := map[string]bool{}
 	for _, f := range c.Files {
@@ -231,7 +231,7 @@ func (c *Catalogue) Taken(path string) map[string]bool {
 
 // Unread returns an error if engines do not read the file at path, because they stop at a directory of a lower priority
 // that cannot be read.
-func (c *Catalogue) Unread(path string) error {
+func (c *SpecDirs) Unread(path string) error {
 	if _, priority := c.locate(path); c.unread == nil || priority < c.unreadDir {
 		return nil
 	}

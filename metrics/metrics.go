@@ -16,7 +16,7 @@ import (
 
 const namespace = "gpu_cdi_plugin"
 
-// Metrics has the metrics. It is an Observer of the plugin and of the node; Listed takes what is advertised. Its
+// Metrics has the metrics. It is an Observer of the plugin and of the node; Advertised takes what is advertised. Its
 // methods may be called concurrently.
 type Metrics struct {
 	registry *prometheus.Registry
@@ -35,8 +35,8 @@ type Metrics struct {
 
 	devices *deviceCollector
 
-	mu      sync.Mutex
-	watched map[string]bool // the resources that the kubelet has watched so far
+	mu            sync.Mutex
+	watchedBefore map[string]bool // the resources that the kubelet has watched so far
 }
 
 // BuildInfo has the labels of the metric build_info.
@@ -46,8 +46,8 @@ type BuildInfo struct{ Version, Revision, GoVersion string }
 func New(build BuildInfo) *Metrics {
 	perResource := []string{"resource"}
 	m := &Metrics{
-		registry: prometheus.NewRegistry(),
-		watched:  map[string]bool{},
+		registry:      prometheus.NewRegistry(),
+		watchedBefore: map[string]bool{},
 		registrations: counters("registrations_total",
 			"Attempts to register a resource with the kubelet, by result.", "resource", "result"),
 		connected: prometheus.NewGaugeVec(gauge("stream_connected",
@@ -120,19 +120,19 @@ func result(err error) string {
 	return success
 }
 
-// Connected records that the kubelet began to watch a resource's devices, or ceased to.
-func (m *Metrics) Connected(resource string, connected bool) {
-	if !connected {
+// Watched records that the kubelet began to watch a resource's devices, or ceased to.
+func (m *Metrics) Watched(resource string, watched bool) {
+	if !watched {
 		m.connected.WithLabelValues(resource).Set(0)
 		return
 	}
 	m.connected.WithLabelValues(resource).Set(1)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.watched[resource] {
+	if m.watchedBefore[resource] {
 		m.reconnects.WithLabelValues(resource).Inc()
 	}
-	m.watched[resource] = true
+	m.watchedBefore[resource] = true
 }
 
 // Allocated counts an Allocate call.
@@ -159,8 +159,8 @@ func (m *Metrics) Reconciled(took time.Duration, written bool, err error) {
 	m.specSuccess.SetToCurrentTime()
 }
 
-// Listed records what is advertised now. The counters of a new resource begin at 0.
-func (m *Metrics) Listed(s node.State) {
+// Advertised records what is advertised now. The counters of a new resource begin at 0.
+func (m *Metrics) Advertised(s node.State) {
 	for _, r := range s.Resources {
 		m.registrations.WithLabelValues(r.Name, success)
 		m.registrations.WithLabelValues(r.Name, failure)

@@ -68,7 +68,7 @@ func state(devices ...resource.Device) node.State {
 
 func TestCountersBeginAtZero(t *testing.T) {
 	m := New(BuildInfo{"1.2.3", "abc", "go1.26"})
-	m.Listed(state())
+	m.Advertised(state())
 	expect(t, m,
 		`gpu_cdi_plugin_build_info{goversion="go1.26",revision="abc",version="1.2.3"} 1`,
 		`gpu_cdi_plugin_registrations_total{resource="nvidia.com/gpu",result="success"} 0`,
@@ -88,10 +88,10 @@ func TestThePluginIsObserved(t *testing.T) {
 	const r = "nvidia.com/gpu"
 	m.Registered(r, errors.New("refused"))
 	m.Registered(r, nil)
-	m.Connected(r, true)
-	m.Connected(r, false)
+	m.Watched(r, true)
+	m.Watched(r, false)
 	expect(t, m, `gpu_cdi_plugin_stream_connected{resource="nvidia.com/gpu"} 0`)
-	m.Connected(r, true)
+	m.Watched(r, true)
 	m.Allocated(r, codes.OK, 4, 60*time.Microsecond)
 	m.Allocated(r, codes.NotFound, 2, time.Millisecond)
 	expect(t, m,
@@ -121,7 +121,7 @@ func TestReconciliationsAreObserved(t *testing.T) {
 func TestDevicesAreCountedByHealth(t *testing.T) {
 	m := New(BuildInfo{})
 	advertise := func(a, b bool) {
-		m.Listed(state(device("GPU-a", "GPU-a::0", a), device("GPU-a", "GPU-a::1", a), device("GPU-b", "GPU-b", b)))
+		m.Advertised(state(device("GPU-a", "GPU-a::0", a), device("GPU-a", "GPU-a::1", a), device("GPU-b", "GPU-b", b)))
 	}
 	advertise(true, false)
 	expect(t, m,
@@ -136,7 +136,7 @@ func TestDevicesAreCountedByHealth(t *testing.T) {
 		`gpu_cdi_plugin_device_health_transitions_total{to="unhealthy",uuid="GPU-a"} 1`,
 		`gpu_cdi_plugin_device_health_transitions_total{to="healthy",uuid="GPU-b"} 1`,
 	)
-	m.Listed(state(device("GPU-b", "GPU-b", true)))
+	m.Advertised(state(device("GPU-b", "GPU-b", true)))
 	if strings.Contains(scrape(t, m), "GPU-a") {
 		t.Error("a device that is gone still has series")
 	}
@@ -150,7 +150,7 @@ func TestUnreadableGPUsAreCounted(t *testing.T) {
 		{Index: 0, UUID: "GPU-a", PCIBusID: "0000:1b:00.0"},
 		{Index: 1, PCIBusID: "0000:43:00.0", Error: "does not answer"},
 	}}
-	m.Listed(s)
+	m.Advertised(s)
 	expect(t, m,
 		`gpu_cdi_plugin_gpu_readable{index="0",pci_bus_id="0000:1b:00.0",uuid="GPU-a"} 1`,
 		`gpu_cdi_plugin_gpu_readable{index="1",pci_bus_id="0000:43:00.0",uuid=""} 0`,

@@ -47,7 +47,7 @@ func writableMounts(t *testing.T, pid int) []string {
 
 // startClient starts a client of a GPU's daemon as a user, and waits until a server answers it. It runs until end is
 // called or the test ends.
-func (k *testKeeper) startClient(n int, uid uint32) (end func()) {
+func (k *testSupervisor) startClient(n int, uid uint32) (end func()) {
 	k.t.Helper()
 	must(k.t, os.Chmod(filepath.Dir(filepath.Dir(k.node.Root())), 0o755)) // users can run the driver's programs
 	must(k.t, os.Chmod(filepath.Dir(k.node.Root()), 0o755))

@@ -150,15 +150,15 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// ReapLeft reaps any child, so no other test may run at the same time.
+// ReapChildren reaps any child, so no other test may run at the same time.
 func TestReapLeft(t *testing.T) {
 	left := exec.Command("true")
 	must(t, left.Start())
 	defer func() { _ = left.Wait() }()
 	eventually(t, "the end of what was left", func() bool {
-		ReapLeft()
+		ReapChildren()
 		_, err := os.Stat(fmt.Sprintf("/proc/%d", left.Process.Pid))
 		return err != nil
 	})
-	ReapLeft() // without a child
+	ReapChildren() // without a child
 }

@@ -31,10 +31,10 @@ const (
 
 // worker reconciles the daemon of one GPU.
 type worker struct {
-	keeper    *Keeper
-	uuid, dir string
-	log       *slog.Logger
-	kick      chan struct{} // the desired state has changed
+	supervisor *Supervisor
+	uuid, dir  string
+	log        *slog.Logger
+	kick       chan struct{} // the desired state has changed
 
 	// Only run uses these.
 	proc         *process  // the daemon, or nil
@@ -49,17 +49,17 @@ type worker struct {
 	restartPause time.Duration
 	logged       string // the last problem that was logged
 
-	// Keeper.mu guards these.
+	// Supervisor.mu guards these.
 	started  bool               // Run has started the worker
 	ready    resource.MPSLimits // the daemon's limits
 	reason   string             // why containers cannot use the daemon, or empty
 	occupied bool               // the GPU can be used through a daemon only
 }
 
-func newWorker(k *Keeper, uuid string) *worker {
+func newWorker(k *Supervisor, uuid string) *worker {
 	dir := filepath.Join(k.opts.Dir, uuid)
 	return &worker{
-		keeper: k, uuid: uuid, dir: dir, log: k.opts.Log.With("gpu", uuid),
+		supervisor: k, uuid: uuid, dir: dir, log: k.opts.Log.With("gpu", uuid),
 		kick: make(chan struct{}, 1), reason: starting, occupied: prepared(dir),
 	}
 }
@@ -84,17 +84,17 @@ func (w *worker) run(ctx context.Context) {
 // reconcile observes the daemon and takes one action. It returns the time until the next reconciliation.
 func (w *worker) reconcile(ctx context.Context) time.Duration {
 	w.noteEnd()
-	want := w.keeper.desiredFor(w.uuid)
-	if err := w.keeper.acquire(); err != nil {
+	want := w.supervisor.desiredFor(w.uuid)
+	if err := w.supervisor.acquire(); err != nil {
 		if want != nil || !errors.Is(err, lock.ErrHeld) { // otherwise the daemon belongs to another instance
 			w.fail("its MPS control daemon cannot be managed", err)
 		}
-		return w.keeper.opts.Interval
+		return w.supervisor.opts.Interval
 	}
 	w.adopt()
 	s, err := w.observe(ctx, want)
 	if ctx.Err() != nil {
-		return w.keeper.opts.Interval
+		return w.supervisor.opts.Interval
 	}
 	if s.runs && !w.proc.runs() { // it ended during the requests
 		return 0
@@ -135,7 +135,7 @@ func (w *worker) interval(want *Daemon, s state) time.Duration {
 	case s.runs && !s.answers:
 		return retryInterval
 	}
-	return w.keeper.opts.Interval
+	return w.supervisor.opts.Interval
 }
 
 // adopt takes over a running daemon that an earlier plugin started. A plugin that was killed during a start can leave
@@ -199,7 +199,7 @@ const (
 func (w *worker) observe(ctx context.Context, want *Daemon) (state, error) {
 	s := state{
 		now: time.Now(), startAfter: w.startAfter, runs: w.proc.runs(), prepared: w.exclusive || prepared(w.dir),
-		patience: patience * w.keeper.opts.Deadline,
+		patience: patience * w.supervisor.opts.Deadline,
 	}
 	if !s.runs {
 		return s, nil
@@ -224,7 +224,7 @@ func (w *worker) observe(ctx context.Context, want *Daemon) (state, error) {
 func (w *worker) query(ctx context.Context, want *Daemon, s *state) error {
 	ctx, cancel := w.requestContext(ctx)
 	defer cancel()
-	c, err := w.keeper.control(ctx, w.dir)
+	c, err := w.supervisor.control(ctx, w.dir)
 	if err != nil {
 		return err
 	}
@@ -245,13 +245,13 @@ func (w *worker) query(ctx context.Context, want *Daemon, s *state) error {
 
 // isStarting reports whether the daemon may not be able to answer yet.
 func (w *worker) isStarting() bool {
-	return !w.answered && time.Since(w.since) < patience*w.keeper.opts.Deadline
+	return !w.answered && time.Since(w.since) < patience*w.supervisor.opts.Deadline
 }
 
 // requestContext is for all requests of one reconciliation. It ends at the deadline, however many answers a container
 // delays, and when the daemon's process ends.
 func (w *worker) requestContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, w.keeper.opts.Deadline)
+	ctx, cancel := context.WithTimeout(ctx, w.supervisor.opts.Deadline)
 	stop := context.AfterFunc(w.proc.ended, cancel)
 	return ctx, func() { stop(); cancel() }
 }
@@ -273,15 +273,15 @@ func (w *worker) publish(want *Daemon, s state, err error) {
 
 // setReason publishes the reason and the limits, and reports whether they have changed.
 func (w *worker) setReason(reason string, ready resource.MPSLimits) bool {
-	w.keeper.mu.Lock()
+	w.supervisor.mu.Lock()
 	same := w.reason == reason && w.ready == ready
 	w.reason, w.ready = reason, ready
-	w.keeper.mu.Unlock()
+	w.supervisor.mu.Unlock()
 	if reason == "" {
 		w.logged = ""
 	}
 	if !same {
-		w.keeper.opts.Changed()
+		w.supervisor.opts.Changed()
 	}
 	return !same
 }
@@ -289,12 +289,12 @@ func (w *worker) setReason(reason string, ready resource.MPSLimits) bool {
 // setOccupied publishes whether the GPU can be used without MPS.
 func (w *worker) setOccupied(occupied bool) {
 	w.exclusive = occupied
-	w.keeper.mu.Lock()
+	w.supervisor.mu.Lock()
 	same := w.occupied == occupied
 	w.occupied = occupied
-	w.keeper.mu.Unlock()
+	w.supervisor.mu.Unlock()
 	if !same {
-		w.keeper.opts.Changed()
+		w.supervisor.opts.Changed()
 	}
 }
 
@@ -334,14 +334,14 @@ func (w *worker) start(ctx context.Context, want *Daemon) time.Duration {
 }
 
 func (w *worker) tryStart(ctx context.Context, want *Daemon) error {
-	c, err := w.keeper.control(ctx, w.dir)
+	c, err := w.supervisor.control(ctx, w.dir)
 	if err != nil {
 		return err
 	}
-	if err := prepare(w.keeper.opts.Dir, w.uuid, want.Limits.SharedMemoryBytes); err != nil {
+	if err := prepare(w.supervisor.opts.Dir, w.uuid, want.Limits.SharedMemoryBytes); err != nil {
 		return err
 	}
-	if err := w.keeper.linkLibraries(c.program.Libraries); err != nil {
+	if err := w.supervisor.linkLibraries(c.program.Libraries); err != nil {
 		return err
 	}
 	if err := w.makeExclusive(ctx); err != nil {
@@ -353,7 +353,7 @@ func (w *worker) tryStart(ctx context.Context, want *Daemon) error {
 }
 
 func (w *worker) makeExclusive(ctx context.Context) error {
-	if err := w.keeper.opts.Modes.SetExclusive(ctx, w.uuid, true); err != nil {
+	if err := w.supervisor.opts.Modes.SetExclusive(ctx, w.uuid, true); err != nil {
 		return err
 	}
 	w.setOccupied(true)
@@ -364,7 +364,7 @@ func (w *worker) makeExclusive(ctx context.Context) error {
 func (w *worker) limit(ctx context.Context, want *Daemon) time.Duration {
 	requests, cancel := w.requestContext(ctx)
 	defer cancel()
-	c, err := w.keeper.control(requests, w.dir)
+	c, err := w.supervisor.control(requests, w.dir)
 	if err == nil {
 		err = c.limit(requests, want.Limits)
 	}
@@ -388,7 +388,7 @@ func (w *worker) limit(ctx context.Context, want *Daemon) time.Duration {
 func (w *worker) quit(ctx context.Context) time.Duration {
 	requests, cancel := w.requestContext(ctx)
 	defer cancel()
-	c, err := w.keeper.control(requests, w.dir)
+	c, err := w.supervisor.control(requests, w.dir)
 	if err == nil {
 		w.quitting = true
 		err = c.quit(requests)
@@ -406,7 +406,7 @@ func (w *worker) kill(ctx context.Context) time.Duration {
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
 		if err := w.proc.signal(sig); err != nil && !errors.Is(err, unix.ESRCH) {
 			w.fail("its MPS control daemon cannot be killed", err)
-			return w.keeper.opts.Interval
+			return w.supervisor.opts.Interval
 		}
 		if w.awaitEnd(ctx) == 0 {
 			break
@@ -417,7 +417,7 @@ func (w *worker) kill(ctx context.Context) time.Duration {
 
 // awaitEnd waits for the end of the daemon's process until the deadline.
 func (w *worker) awaitEnd(ctx context.Context) time.Duration {
-	timeout := time.NewTimer(w.keeper.opts.Deadline)
+	timeout := time.NewTimer(w.supervisor.opts.Deadline)
 	defer timeout.Stop()
 	select {
 	case <-w.proc.done():
@@ -425,12 +425,12 @@ func (w *worker) awaitEnd(ctx context.Context) time.Duration {
 	case <-ctx.Done():
 	case <-timeout.C:
 	}
-	return w.keeper.opts.Interval
+	return w.supervisor.opts.Interval
 }
 
 // release makes the GPU usable without MPS. Its directories stay, since containers may still have them mounted.
 func (w *worker) release(ctx context.Context) time.Duration {
-	err := w.keeper.opts.Modes.SetExclusive(ctx, w.uuid, false)
+	err := w.supervisor.opts.Modes.SetExclusive(ctx, w.uuid, false)
 	if err == nil {
 		err = unmountShm(w.dir)
 	}
@@ -445,10 +445,10 @@ func (w *worker) release(ctx context.Context) time.Duration {
 		if ctx.Err() == nil {
 			w.fail("the GPU cannot be released for use without MPS", err)
 		}
-		return w.keeper.opts.Interval
+		return w.supervisor.opts.Interval
 	}
 	w.setOccupied(false)
 	w.log.Info(w.uuid + ": the GPU is no longer shared by MPS")
 	w.setReason(starting, resource.MPSLimits{})
-	return w.keeper.opts.Interval
+	return w.supervisor.opts.Interval
 }

@@ -14,7 +14,7 @@ import (
 
 // useScript replaces the control program by a script: the daemon sleeps, and the cases print the answers. They can
 // write to the directory that is returned.
-func (k *testKeeper) useScript(cases string) (dir string) {
+func (k *testSupervisor) useScript(cases string) (dir string) {
 	k.t.Helper()
 	dir = filepath.Join(k.dir(0), logName) // where a daemon can write
 	root := k.t.TempDir()
@@ -38,10 +38,10 @@ esac
 }
 
 // replaceDriver changes the version of the driver, so that the daemon is asked for its clients.
-func (k *testKeeper) replaceDriver() {
+func (k *testSupervisor) replaceDriver() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.Keeper.program.Driver = "2"
+	k.Supervisor.program.Driver = "2"
 }
 
 // Each answer arrives before the deadline, but not all of them together.
@@ -72,10 +72,10 @@ set_device*) : > asked ;;`, maxServers+2))
 
 // A container delays an answer, and the daemon ends meanwhile.
 func TestADaemonEndsDuringARequest(t *testing.T) {
-	for command, lead := range map[string]func(k *testKeeper){
-		"get_server_list":    func(k *testKeeper) { k.replaceDriver() },
-		"quit":               func(k *testKeeper) { k.replaceDriver() },
-		"set_default_device": func(k *testKeeper) { k.Set([]Daemon{{UUID: k.gpu(0), Limits: lessThanHalf}}) },
+	for command, lead := range map[string]func(k *testSupervisor){
+		"get_server_list":    func(k *testSupervisor) { k.replaceDriver() },
+		"quit":               func(k *testSupervisor) { k.replaceDriver() },
+		"set_default_device": func(k *testSupervisor) { k.Set([]Daemon{{UUID: k.gpu(0), Limits: lessThanHalf}}) },
 	} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()

@@ -33,6 +33,7 @@ import (
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -132,7 +133,7 @@ type Reconciler struct {
 	spec        *specFile
 	extras      []*extraFile // in the order of the options
 	descriptors *descriptors
-	trigger     chan struct{}
+	trigger     wake.Chan
 	heartbeat   atomic.Int64 // when Run last continued, in Unix nanoseconds
 
 	mu    sync.Mutex
@@ -170,7 +171,7 @@ func New(o Options) *Reconciler {
 		spec:        &specFile{path: o.Path, dirs: o.Dirs, kind: o.Spec.Kind, log: o.Log},
 		extras:      newExtraFiles(&o),
 		descriptors: &descriptors{dir: o.DescriptorDir},
-		trigger:     make(chan struct{}, 1),
+		trigger:     wake.New(),
 		library:     library,
 		loaded:      fileid.Of(library),
 	}
@@ -186,12 +187,7 @@ func (r *Reconciler) State() State {
 }
 
 // Trigger asks for a reconciliation soon. It does not wait for it.
-func (r *Reconciler) Trigger() {
-	select {
-	case r.trigger <- struct{}{}:
-	default: // one is pending already
-	}
-}
+func (r *Reconciler) Trigger() { r.trigger.Wake() }
 
 // locks are the files that keep a second instance from writing the same specs and descriptors.
 func (r *Reconciler) locks() []*fileLock {

@@ -94,7 +94,7 @@ func (r *Reconciler) awaitDriver(cause error) error {
 		return fmt.Errorf("make the resources of a node without a driver: %w", err)
 	}
 	r.noteLoadedLibrary()
-	r.log.Warn("there is no usable NVIDIA driver yet, and no device is offered until there is one: " + inLine(cause))
+	r.log.Warn("there is no usable NVIDIA driver yet, and no device is offered until there is one: " + oneLine(cause))
 	r.publish(State{Snapshot: &gpu.Snapshot{}, Resources: resources, Err: cause})
 	return nil
 }
@@ -192,7 +192,7 @@ func (r *Reconciler) follow(next *desired) error {
 	switch err := r.applied.failure(); {
 	case sameText(err, before.Err):
 	case err != nil:
-		r.log.Error("a CDI spec or descriptor is not as desired, and the devices that it concerns are unhealthy: " + inLine(err))
+		r.log.Error("a CDI spec or descriptor is not as desired, and the devices that it concerns are unhealthy: " + oneLine(err))
 	default:
 		r.log.Info("the CDI specs and descriptors are as desired again")
 	}
@@ -215,7 +215,7 @@ func (r *Reconciler) retain(cause error) {
 	}
 	next.Err = errors.Join(cause, r.applied.failure())
 	if !sameText(next.Err, before.Err) {
-		r.log.Error("the GPUs cannot be read, and the last state is retained: "+inLine(next.Err), "failures", r.failures)
+		r.log.Error("the GPUs cannot be read, and the last state is retained: "+oneLine(next.Err), "failures", r.failures)
 	}
 	_, passing := errors.AsType[*snapshotError](cause)
 	if !passing || errors.Is(cause, gpu.ErrNotAnswering) || r.failures >= r.opts.Failures {
@@ -225,7 +225,7 @@ func (r *Reconciler) retain(cause error) {
 }
 
 // apply writes the specs and the descriptors beside the other spec files that are in the catalogue.
-func (r *Reconciler) apply(want *desired, catalogue *cdi.Catalogue) applied {
+func (r *Reconciler) apply(want *desired, catalogue *cdi.SpecDirs) applied {
 	a := applied{offered: map[string]bool{}}
 	for _, e := range r.extras {
 		spec := specOf(want.extras, e.file.kind)
@@ -286,7 +286,7 @@ func (r *Reconciler) newState(d *desired) State {
 
 // intermediate is the state before the files are written: of the next devices those that are published already, and not
 // healthier than before.
-func (r *Reconciler) intermediate(next *desired, before State, catalogue *cdi.Catalogue) State {
+func (r *Reconciler) intermediate(next *desired, before State, catalogue *cdi.SpecDirs) State {
 	conflicts := catalogue.Clashes(r.opts.Path, next.spec)
 	resources := resource.MarkUnhealthy(onlyPublished(next.resources, before.Resources), r.takenBy(conflicts))
 	offered := maps.Clone(r.applied.offered)
@@ -411,7 +411,7 @@ func (r *Reconciler) missingFiles() []string {
 }
 
 // inLine is an error in one line, for the log.
-func inLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 func sameText(a, b error) bool {
 	if a == nil || b == nil {

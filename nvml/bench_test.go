@@ -13,7 +13,7 @@ func BenchmarkRead(b *testing.B) {
 	node := createNode(b, "dgx-h100")
 	session, _ := openNode(b, node)
 	for _, latency := range []time.Duration{0, 50 * time.Microsecond} {
-		must(b, node.Latency(latency))
+		must(b, node.SetLatency(latency))
 		name := "latency=" + latency.String()
 		b.Run(name+"/topology", func(b *testing.B) {
 			compareToFloor(b, session, func() error { _, err := session.readTopology(b.Context()); return err })

@@ -195,7 +195,7 @@ func TestLatency(t *testing.T) {
 	}
 	node := createNode(t, "dgx-h100")
 	session, h := openNode(t, node)
-	must(t, node.Latency(50*time.Microsecond))
+	must(t, node.SetLatency(50*time.Microsecond))
 	compareToNode(t, node, readTopology(t, session, h))
 }
 

@@ -239,7 +239,7 @@ func (e *endpoint) accepted() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.status.Registrations++
-	if !e.status.Connected {
+	if !e.status.Watched {
 		e.status.Problem = "it is registered, and the kubelet has not called ListAndWatch yet"
 	}
 	log := e.log.Info
@@ -257,20 +257,20 @@ func (e *endpoint) refused(err error) {
 
 func (e *endpoint) watchBegan() {
 	e.mu.Lock()
-	e.status.Connected, e.status.Problem, e.warned = true, "", ""
+	e.status.Watched, e.status.Problem, e.warned = true, "", ""
 	e.mu.Unlock()
-	e.opts.Observer.Connected(e.name, true)
+	e.opts.Observer.Watched(e.name, true)
 	l := e.server.list.Load()
 	e.log.Info("the kubelet watches "+e.name, "devices", len(l.devices), "healthy", l.healthy)
 }
 
 func (e *endpoint) watchEnded(log func(string, ...any), why string) {
 	e.mu.Lock()
-	was := e.status.Connected
-	e.status.Connected, e.status.Problem = false, why
+	was := e.status.Watched
+	e.status.Watched, e.status.Problem = false, why
 	e.mu.Unlock()
 	if was {
-		e.opts.Observer.Connected(e.name, false)
+		e.opts.Observer.Watched(e.name, false)
 		log("the kubelet no longer watches " + e.name + ": " + why)
 	}
 }

@@ -54,8 +54,8 @@ type Options struct {
 type Observer interface {
 	// Registered notifies of an attempt to register; err is nil if the kubelet accepted.
 	Registered(resource string, err error)
-	// Connected notifies that the kubelet began to watch the resource's devices, or ceased to.
-	Connected(resource string, connected bool)
+	// Watched notifies that the kubelet began to watch the resource's devices, or ceased to.
+	Watched(resource string, watched bool)
 	// Allocated notifies of an Allocate call: its result, for how many devices, and the time it took.
 	Allocated(resource string, code codes.Code, devices int, took time.Duration)
 }
@@ -66,8 +66,8 @@ type noObserver struct{}
 // Registered does nothing.
 func (noObserver) Registered(string, error) {}
 
-// Connected does nothing.
-func (noObserver) Connected(string, bool) {}
+// Watched does nothing.
+func (noObserver) Watched(string, bool) {}
 
 // Allocated does nothing.
 func (noObserver) Allocated(string, codes.Code, int, time.Duration) {}
@@ -200,8 +200,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 // Status is the registration of a resource with the kubelet.
 type Status struct {
 	Resource string
-	// Connected is true while the resource is registered and the kubelet watches its devices.
-	Connected bool
+	// Watched is true while the resource is registered and the kubelet watches its devices.
+	Watched bool
 	// Registrations counts the registrations that the kubelet accepted.
 	Registrations uint64
 	// Problem is why the resource is not connected.
@@ -231,7 +231,7 @@ func (p *Plugin) Ready() error {
 	}
 	var errs []error
 	for _, s := range all {
-		if !s.Connected {
+		if !s.Watched {
 			errs = append(errs, fmt.Errorf("the kubelet does not watch %s: %s", s.Resource, s.Problem))
 		}
 	}

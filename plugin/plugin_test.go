@@ -77,7 +77,7 @@ func TestAnUpdateIsAdvertised(t *testing.T) {
 	k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 1 })
 	// A resource that is gone stays registered, with no devices.
 	k.WaitFor("nvidia.com/mig-1g.10gb", func(d []*v1beta1.Device) bool { return len(d) == 0 })
-	if n := k.Total(); n != 2 {
+	if n := k.Registrations(); n != 2 {
 		t.Errorf("%d registrations, want 2", n)
 	}
 }
@@ -92,9 +92,9 @@ func TestAThousandKubeletRestarts(t *testing.T) {
 		k.Restart()
 		k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 8 })
 	}
-	eventually(t, "the kubelet watches", func() bool { return p.Status()[0].Connected })
+	eventually(t, "the kubelet watches", func() bool { return p.Status()[0].Watched })
 	// One for each kubelet, and no more: a needless registration closes the kubelet's connection.
-	if got := k.Total(); got != 1001 {
+	if got := k.Registrations(); got != 1001 {
 		t.Errorf("%d registrations, want 1001", got)
 	}
 }
@@ -113,11 +113,11 @@ func TestAnEndpointRegistersAgain(t *testing.T) {
 			another := kubelettest.New(t)
 			another.Start()
 			must(t, os.Remove(filepath.Join(k.Dir, kubelettest.Socket)))
-			before := k.Total()
+			before := k.Registrations()
 			// A rename puts another socket in the place.
 			must(t, os.Rename(filepath.Join(another.Dir, kubelettest.Socket), filepath.Join(k.Dir, kubelettest.Socket)))
-			another.WaitTotal(1)
-			if k.Total() != before {
+			another.WaitRegistrations(1)
+			if k.Registrations() != before {
 				t.Error("the earlier kubelet was called")
 			}
 			another.Stop()
@@ -148,9 +148,9 @@ func TestAnEndpointRegistersAgain(t *testing.T) {
 		},
 		"the kubelet refuses at first": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
 			k.Refuse(errors.New("device plugin already connected"))
-			before := k.Total()
+			before := k.Registrations()
 			k.Drop(gpus)
-			k.WaitTotal(before + 4)
+			k.WaitRegistrations(before + 4)
 			p.awaitProblem("already connected")
 			k.Refuse(nil)
 		},
@@ -193,7 +193,7 @@ func TestAKubeletThatNeverWatchesIsCalledAgain(t *testing.T) {
 	log := &lockedLog{}
 	o.Log = slog.New(slog.NewTextHandler(log, nil))
 	p := start(t, o, gpusOf(1))
-	k.WaitTotal(4)
+	k.WaitRegistrations(4)
 	p.awaitProblem("did not call ListAndWatch")
 	logged := log.String()
 	for _, line := range []string{
@@ -247,8 +247,8 @@ func TestAKubeletWithANewSocketIsNotCalledForTheOldOne(t *testing.T) {
 	k.Start()
 	socket := filepath.Join(k.Dir, kubelettest.Socket)
 	o := callRegister(t.Context(), socket, "x.sock", gpus, func() bool { return false })
-	if o.err == nil || o.delivered || k.Total() != 0 {
-		t.Errorf("%+v, %d registrations", o, k.Total())
+	if o.err == nil || o.delivered || k.Registrations() != 0 {
+		t.Errorf("%+v, %d registrations", o, k.Registrations())
 	}
 }
 
@@ -298,7 +298,7 @@ func TestARemovedSocketIsRestored(t *testing.T) {
 	if k.WaitFor(gpus, func(d []*v1beta1.Device) bool { return len(d) == 1 }) != e {
 		t.Error("the kubelet has another connection")
 	}
-	if n := k.Total(); n != 1 {
+	if n := k.Registrations(); n != 1 {
 		t.Errorf("%d registrations, want 1", n)
 	}
 	k.Restart()

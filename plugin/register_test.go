@@ -124,7 +124,7 @@ func TestAKubeletDiscoversTheSocket(t *testing.T) {
 	eventually(t, "the refusal is reported", func() bool {
 		notify(t, c, &pluginregistration.RegistrationStatus{Error: "no room"})
 		s := p.Status()[0]
-		return strings.Contains(s.Problem, "no room") && !s.Connected
+		return strings.Contains(s.Problem, "no room") && !s.Watched
 	})
 	// A kubelet that does not connect is shown new sockets.
 	for range 3 {
@@ -145,7 +145,7 @@ func TestAKubeletDiscoversTheSocket(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(k.Dir, kubelettest.Socket)); err != nil {
 		t.Error("the kubelet's socket is gone")
 	}
-	if k.Total() != 0 {
+	if k.Registrations() != 0 {
 		t.Error("it registered with the kubelet's socket too")
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -116,9 +115,8 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 		}
 	}
 	if size := proto.Size(l.message); size > resource.MaxList {
-		return nil, exit.With(exit.Usage, "lower the number of replicas", fmt.Errorf(
-			"list %s: %d devices make a message of %d bytes, and the kubelet takes %d at most",
-			r.Name, len(r.Devices), size, resource.MaxList))
+		return nil, fmt.Errorf("advertise %s: %d devices make a message of %d bytes, and the kubelet takes %d at most; "+
+			"lower the number of replicas", r.Name, len(r.Devices), size, resource.MaxList)
 	}
 	var err error
 	l.prefer, err = s.options.Preference.of(&l.resource)
@@ -151,9 +149,6 @@ func listed(d *resource.Device) *v1beta1.Device {
 	}
 	return m
 }
-
-// name is the resource's.
-func (s *server) name() string { return s.list.Load().resource.Name }
 
 // GetDevicePluginOptions tells the kubelet what to call.
 func (s *server) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {

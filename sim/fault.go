@@ -82,8 +82,8 @@ func (n *Node) addFault(f record, replaces func(record) bool) error {
 	})
 }
 
-// Latency makes every call to the driver take that long, at most a minute; 0 clears the fault.
-func (n *Node) Latency(d time.Duration) error {
+// SetLatency makes every call to the driver take that long, at most a minute; 0 clears the fault.
+func (n *Node) SetLatency(d time.Duration) error {
 	if d < 0 || d > maxLatency {
 		return invalid("latency %v: want 0 to %v", d, maxLatency)
 	}

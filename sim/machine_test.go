@@ -111,8 +111,10 @@ func TestFabrics(t *testing.T) {
 		t.Fatalf("fabrics are %v", names)
 	}
 	for name, want := range map[string]map[gpu.PCIePath]int{
-		"pcie-fabric-16": {gpu.PathSingleSwitch: 8, gpu.PathMultipleSwitches: 16, gpu.PathHostBridge: 32,
-			gpu.PathNode: 64},
+		"pcie-fabric-16": {
+			gpu.PathSingleSwitch: 8, gpu.PathMultipleSwitches: 16, gpu.PathHostBridge: 32,
+			gpu.PathNode: 64,
+		},
 		"pcie-fabric-128": {
 			gpu.PathSingleSwitch: 64, gpu.PathMultipleSwitches: 128, gpu.PathHostBridge: 256, gpu.PathNode: 512,
 			gpu.PathSystem: 128*127/2 - 960,
@@ -190,21 +192,31 @@ func TestMalformedMachineFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ old, new, says string }{
-		"a malformed driver version": {"models:", "driver: newest\nmodels:",
-			"line 2: driver: \"newest\" is not a driver version"},
+		"a malformed driver version": {
+			"models:", "driver: newest\nmodels:",
+			"line 2: driver: \"newest\" is not a driver version",
+		},
 		"an unknown key": {"description", "remark", "line 1: unknown key remark"},
-		"an unknown key of a GPU": {"numa: 0, pcie: \"pci0000:00/0000:00:02.0\"", "nuna: 0",
-			"line 7: unknown key gpus[1].nuna; did you mean numa?"},
-		"a value of the wrong type": {"sms: 10", "sms: many",
-			"line 3: models.x.sms: want a whole number, got \"many\""},
-		"a number for the GPUs": {good[strings.Index(good, "gpus:"):], "gpus: 3\n",
-			"line 5: gpus: want a list, got \"3\""},
+		"an unknown key of a GPU": {
+			"numa: 0, pcie: \"pci0000:00/0000:00:02.0\"", "nuna: 0",
+			"line 7: unknown key gpus[1].nuna; did you mean numa?",
+		},
+		"a value of the wrong type": {
+			"sms: 10", "sms: many",
+			"line 3: models.x.sms: want a whole number, got \"many\"",
+		},
+		"a number for the GPUs": {
+			good[strings.Index(good, "gpus:"):], "gpus: 3\n",
+			"line 5: gpus: want a list, got \"3\"",
+		},
 		"a second document":        {"nvlink:", "---\nnvlink:", "more than one YAML document"},
 		"text that is not YAML":    {"description: a test", "description: [", "did not find expected"},
 		"no GPUs":                  {good[strings.Index(good, "gpus:"):], "", "gpus: want 1 to 128 GPUs, not 0"},
 		"a PCI id without a colon": {"10de:2330", "10de2330", "line 3: models.x.pci: \"10de2330\" is not a PCI id"},
-		"an unknown architecture": {"hopper", "hooper",
-			"models.x.architecture: \"hooper\" is not one of ada, ampere, blackwell, hopper"},
+		"an unknown architecture": {
+			"hopper", "hooper",
+			"models.x.architecture: \"hooper\" is not one of ada, ampere, blackwell, hopper",
+		},
 		"an unknown MIG table":        {"h100-80gb", "h100", "models.x.mig: \"h100\" is not one of a100-40gb"},
 		"memory without a number":     {"8GiB", "GiB", "models.x.memory: \"GiB\" is not an amount"},
 		"memory that overflows":       {"8GiB", "99999999999GiB", "is not an amount"},
@@ -212,39 +224,67 @@ func TestMalformedMachineFiles(t *testing.T) {
 		"a compute capability of one": {"9.0", "9", "is not a compute capability"},
 		"no multiprocessors":          {"sms: 10", "sms: 0", "models.x.sms"},
 		"no power":                    {"power: 100", "power: -1", "models.x.power"},
-		"a NUMA node without CPUs": {"bus: \"0000:01:00.0\", numa: 0", "bus: \"0000:01:00.0\", numa: 1",
-			"line 6: gpus.0.numa: the CPUs of node 1"},
+		"a NUMA node without CPUs": {
+			"bus: \"0000:01:00.0\", numa: 0", "bus: \"0000:01:00.0\", numa: 1",
+			"line 6: gpus.0.numa: the CPUs of node 1",
+		},
 		"a malformed list of CPUs":  {"0-3", "all", "line 4: numa.0: \"all\" is not a list of CPUs"},
 		"a bus address in capitals": {"0000:01:00.0", "0000:1B:00.0", "line 6: gpus.0.bus"},
-		"a bus address twice": {"0000:02:00.0", "0000:01:00.0",
-			"line 7: gpus.1.bus: GPU 0 has the same address"},
-		"a minor twice": {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 1,",
-			"gpus.1.minor: GPU 0 has the same minor 1"},
-		"a minor out of range": {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 128,",
-			"line 6: gpus.0.minor: a minor is 0 to 127"},
-		"MIG beyond the capabilities": {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 32, mig: [],",
-			"line 6: gpus.0.mig: GPU 0 has the minor 32; the driver has capabilities for 0 to 31 only"},
+		"a bus address twice": {
+			"0000:02:00.0", "0000:01:00.0",
+			"line 7: gpus.1.bus: GPU 0 has the same address",
+		},
+		"a minor twice": {
+			"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 1,",
+			"gpus.1.minor: GPU 0 has the same minor 1",
+		},
+		"a minor out of range": {
+			"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 128,",
+			"line 6: gpus.0.minor: a minor is 0 to 127",
+		},
+		"MIG beyond the capabilities": {
+			"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", minor: 32, mig: [],",
+			"line 6: gpus.0.mig: GPU 0 has the minor 32; the driver has capabilities for 0 to 31 only",
+		},
 		"an upstream without a bridge": {"pci0000:00/0000:00:01.0", "0000:00:01.0", "line 6: gpus.0.pcie"},
-		"an unknown model": {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", model: y,",
-			"gpus.0.model: \"y\" is not one of x"},
-		"profiles that do not fit": {"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", mig: [7g.80gb, 1g.10gb],",
-			"line 6: gpus.0.mig: the profiles 7g.80gb, 1g.10gb do not fit"},
+		"an unknown model": {
+			"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", model: y,",
+			"gpus.0.model: \"y\" is not one of x",
+		},
+		"profiles that do not fit": {
+			"bus: \"0000:01:00.0\",", "bus: \"0000:01:00.0\", mig: [7g.80gb, 1g.10gb],",
+			"line 6: gpus.0.mig: the profiles 7g.80gb, 1g.10gb do not fit",
+		},
 		"a matrix of another size": {"[[0, 2], [2, 0]]", "[[0, 2]]", "line 8: nvlink.matrix: want 2 rows"},
-		"a row of another size": {"[[0, 2], [2, 0]]", "[[0, 2], [2]]",
-			"line 8: nvlink.matrix.1: want 2 numbers"},
-		"a matrix with one direction": {"[[0, 2], [2, 0]]", "[[0, 2], [1, 0]]",
-			"GPU 0 has 2 links to GPU 1, which has 1 to it"},
-		"a GPU linked to itself": {"[[0, 2], [2, 0]]", "[[1, 2], [2, 0]]",
-			"nvlink.matrix.0.0: a GPU has no links to itself"},
+		"a row of another size": {
+			"[[0, 2], [2, 0]]", "[[0, 2], [2]]",
+			"line 8: nvlink.matrix.1: want 2 numbers",
+		},
+		"a matrix with one direction": {
+			"[[0, 2], [2, 0]]", "[[0, 2], [1, 0]]",
+			"GPU 0 has 2 links to GPU 1, which has 1 to it",
+		},
+		"a GPU linked to itself": {
+			"[[0, 2], [2, 0]]", "[[1, 2], [2, 0]]",
+			"nvlink.matrix.0.0: a GPU has no links to itself",
+		},
 		"a negative number of links": {"[[0, 2], [2, 0]]", "[[0, -2], [-2, 0]]", "a pair has 0 to 18 links"},
-		"switches and a matrix": {"matrix:", "perGPU: 1, switches: [[\"0000:05:00.0\"]], matrix:",
-			"want either switches or a matrix"},
-		"too many links to switches": {"matrix: [[0, 2], [2, 0]]", "perGPU: 19, switches: [[\"0000:05:00.0\"]]",
-			"nvlink.perGPU"},
-		"GPUs that cannot be divided": {"matrix: [[0, 2], [2, 0]]",
-			"perGPU: 1, switches: [[\"0000:05:00.0\"], [\"0000:06:00.0\"], [\"0000:07:00.0\"]]", "2 GPUs cannot be divided among 3"},
-		"a switch at a GPU's address": {"matrix: [[0, 2], [2, 0]]", "perGPU: 1, switches: [[\"0000:01:00.0\"]]",
-			"the address 0000:01:00.0 occurs twice"},
+		"switches and a matrix": {
+			"matrix:", "perGPU: 1, switches: [[\"0000:05:00.0\"]], matrix:",
+			"want either switches or a matrix",
+		},
+		"too many links to switches": {
+			"matrix: [[0, 2], [2, 0]]", "perGPU: 19, switches: [[\"0000:05:00.0\"]]",
+			"nvlink.perGPU",
+		},
+		"GPUs that cannot be divided": {
+			"matrix: [[0, 2], [2, 0]]",
+			"perGPU: 1, switches: [[\"0000:05:00.0\"], [\"0000:06:00.0\"], [\"0000:07:00.0\"]]", "2 GPUs cannot be divided among 3",
+		},
+		"a switch at a GPU's address": {
+			"matrix: [[0, 2], [2, 0]]", "perGPU: 1, switches: [[\"0000:01:00.0\"]]",
+			"the address 0000:01:00.0 occurs twice",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := strings.Replace(good, c.old, c.new, 1)

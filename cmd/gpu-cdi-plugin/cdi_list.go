@@ -43,7 +43,7 @@ func (a *app) cdiList(out output) error {
 }
 
 // catalogueError returns an error if engines do not offer all that is in the spec directories.
-func catalogueError(c *cdi.Catalogue) error {
+func catalogueError(c *cdi.SpecDirs) error {
 	unread, lost := 0, map[string]bool{}
 	for _, f := range c.Files {
 		if f.Error != "" {
@@ -68,7 +68,7 @@ func catalogueError(c *cdi.Catalogue) error {
 	return nil
 }
 
-func catalogueView(c *cdi.Catalogue) view {
+func catalogueView(c *cdi.SpecDirs) view {
 	t := table{header: []string{"NAME", "STATE", "FILE", "OTHER FILE"}, wide: 3}
 	for _, d := range c.Devices {
 		t.rows = append(t.rows, []string{d.Name, string(d.State), d.File, orDash(d.Other)})

@@ -136,7 +136,7 @@ func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cd
 		s, err = &gpu.Snapshot{}, nil
 	}
 	if err != nil {
-		why := inLine(err)
+		why := oneLine(err)
 		if hint := exit.HintOf(classify(err)); hint != "" {
 			why += "; " + hint
 		}

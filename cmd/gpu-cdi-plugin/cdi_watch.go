@@ -38,8 +38,8 @@ of the two can run for the same spec.`,
 func (a *app) cdiWatch(cmd *cobra.Command) error {
 	var d *daemon
 	d, err := a.newDaemon(a.ownSpec(), "", func(state node.State) {
-		d.metrics.Listed(state)
-		d.notify()
+		d.metrics.Advertised(state)
+		d.changed.Wake()
 	})
 	if err != nil {
 		return err

@@ -19,6 +19,7 @@ import (
 	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/sdnotify"
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/metrics"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/nvml"
@@ -35,7 +36,7 @@ type daemon struct {
 	metrics *metrics.Metrics
 	systemd *sdnotify.Notifier
 
-	changed  chan struct{}      // something in the summary may have changed
+	changed  wake.Chan          // something in the summary may have changed
 	findings []resource.Finding // of the configuration, that were logged
 
 	// What serve adds. Each may be nil.
@@ -64,7 +65,7 @@ func (a *app) newDaemon(specPath, descriptorDir string, publish func(node.State)
 		host:    h,
 		metrics: metrics.New(metrics.BuildInfo{Version: b.Version, Revision: b.Revision, GoVersion: b.Go}),
 		systemd: sdnotify.New(a.env),
-		changed: make(chan struct{}, 1),
+		changed: wake.New(),
 	}
 	d.driver = a.newSession(h, func() { d.node.Trigger() })
 	rules := a.plugin.Config // a copy, since a reload changes the app's while a reconciliation reads these
@@ -134,7 +135,7 @@ func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
 	}
 	defer server.Close() // which has no effect after its end
 	return runAll(cmd.Context(), server.Run, func(ctx context.Context) error {
-		waiting := d.app.warnWhatHangs()
+		waiting := d.app.logSlowCalls()
 		err := classify(d.node.Start(ctx))
 		waiting.Stop()
 		switch {
@@ -199,14 +200,6 @@ func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
 func (d *daemon) watchdog(ctx context.Context) error {
 	d.systemd.Watch(ctx, d.node.Alive, d.app.log)
 	return nil
-}
-
-// notify wakes status. It does not wait.
-func (d *daemon) notify() {
-	select {
-	case d.changed <- struct{}{}:
-	default: // it is about to wake already
-	}
 }
 
 // status reports the summary to systemd whenever it changes.

@@ -49,7 +49,7 @@ func (a *app) devices(ctx context.Context, out output) error {
 	if !hasNodes(h) {
 		a.log.Warn("containers cannot be given these GPUs: " + hintDevRoot(h))
 	}
-	return unread(s)
+	return unreadableGPUs(s)
 }
 
 // deviceList is the result of devices as JSON.

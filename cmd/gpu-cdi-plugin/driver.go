@@ -33,7 +33,7 @@ func (a *app) readTopology(ctx context.Context, h host.Host) (*gpu.Snapshot, err
 func (a *app) readDriver(ctx context.Context, h host.Host,
 	read func(context.Context, nvml.Options) (*gpu.Snapshot, error),
 ) (*gpu.Snapshot, error) {
-	defer a.warnWhatHangs().Stop()
+	defer a.logSlowCalls().Stop()
 	s, err := read(ctx, nvml.Options{Host: h, Library: a.NVMLLibrary, Check: a.checkLibrary, Timeout: a.timeout})
 	if err == nil && len(s.Devices) == 0 {
 		return nil, errNoGPU
@@ -70,8 +70,8 @@ func (a *app) addTimeout(cmd *cobra.Command) {
 // quiet is how long the driver may take before a message names the calls that are waited for.
 const quiet = 2 * time.Second
 
-// warnWhatHangs logs which calls into the driver are waited for, if they take long.
-func (a *app) warnWhatHangs() *time.Timer {
+// logSlowCalls logs which calls into the driver are waited for, if they take long.
+func (a *app) logSlowCalls() *time.Timer {
 	return time.AfterFunc(quiet, func() {
 		if calls := nvml.InFlight(); len(calls) > 0 {
 			a.log.Warn("waiting for the NVIDIA driver to answer " + strings.Join(calls, ", "))
@@ -80,7 +80,7 @@ func (a *app) warnWhatHangs() *time.Timer {
 }
 
 // unread is the error of a snapshot with unreadable GPUs. It names them.
-func unread(s *gpu.Snapshot) error {
+func unreadableGPUs(s *gpu.Snapshot) error {
 	var which []string
 	for i := range s.Devices {
 		if d := &s.Devices[i]; !d.Usable() {

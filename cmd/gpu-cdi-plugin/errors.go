@@ -28,7 +28,7 @@ import (
 var errorTable = []errorRow{
 	// 1: an error
 	typed(func(e *node.TakenError) (exit.Code, string) {
-		hint := e.Conflicts[0].Hint()
+		hint := hintClash(e.Conflicts[0])
 		if e.Path != "" {
 			hint += " and remove " + e.Path
 		}
@@ -36,7 +36,7 @@ var errorTable = []errorRow{
 	}),
 	typed(func(e *node.RequiredError) (exit.Code, string) {
 		if e.Missing == "" {
-			return exit.Failure, e.Conflict.Hint()
+			return exit.Failure, hintClash(e.Conflict)
 		}
 		return exit.Failure, "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, " +
 			"mknod makes any; its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
@@ -49,7 +49,7 @@ var errorTable = []errorRow{
 	typed(func(*node.KindError) (exit.Code, string) {
 		return exit.Failure, "remove it by hand if it is not needed, or name another directory with --cdi-dir"
 	}),
-	typed(func(e *cdi.ClashError) (exit.Code, string) { return exit.Failure, e.Clash.Hint() }),
+	typed(func(e *cdi.ClashError) (exit.Code, string) { return exit.Failure, hintClash(e.Clash) }),
 	typed(func(*cdi.OtherDriverError) (exit.Code, string) {
 		return exit.Failure, "make a new config.json, then inject the devices"
 	}),
@@ -104,6 +104,11 @@ var errorTable = []errorRow{
 		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
 	sentinel(plugin.ErrNoKubelet, exit.Unreachable,
 		"start the kubelet, which makes the directory, or name its own with --device-plugin-dir or --plugins-registry-dir"),
+}
+
+// hintClash is what to do about another spec file that defines a name of ours.
+func hintClash(c cdi.Clash) string {
+	return "remove " + c.File + ", or choose another kind with --cdi-kind VENDOR/CLASS"
 }
 
 // statuses are the exit statuses in the words of the help.

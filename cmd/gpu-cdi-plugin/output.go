@@ -149,7 +149,7 @@ func orDash(s string) string {
 }
 
 // inLine is the text of an error in one line, for a log.
-func inLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // plural is "1 GPU" or "3 GPUs".
 func plural(n int, what string) string {

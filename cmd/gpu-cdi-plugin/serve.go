@@ -78,7 +78,7 @@ func (a *app) startDaemon(cmd *cobra.Command, _ []string) error {
 type service struct {
 	*daemon
 	plugin *plugin.Plugin
-	keeper *mps.Keeper
+	mps    *mps.Supervisor
 	links  atomic.Pointer[allocator.Node] // the GPUs of the last snapshot and their links
 
 	publishing sync.Mutex
@@ -87,7 +87,7 @@ type service struct {
 }
 
 func (a *app) serve(cmd *cobra.Command) error {
-	mps.ReapLeft()
+	mps.ReapChildren()
 	s, err := a.newService()
 	if err != nil {
 		return err
@@ -101,7 +101,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err := s.claimMPS(a); err != nil {
 		return err
 	}
-	return s.run(cmd, s.plugin.Run, s.keeper.Run)
+	return s.run(cmd, s.plugin.Run, s.mps.Run)
 }
 
 func (a *app) newService() (*service, error) {
@@ -110,7 +110,7 @@ func (a *app) newService() (*service, error) {
 	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), s.publish); err != nil {
 		return nil, err
 	}
-	s.keeper = s.newKeeper(s.host)
+	s.mps = s.newSupervisor(s.host)
 	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.claimMPS
 	s.plugin, err = plugin.New(s.pluginOptions())
 	return s, err
@@ -156,14 +156,14 @@ type observer struct {
 
 var _ plugin.Observer = observer{}
 
-func (o observer) Connected(resource string, connected bool) {
-	o.Metrics.Connected(resource, connected)
-	o.daemon.notify()
+func (o observer) Watched(resource string, watched bool) {
+	o.Metrics.Watched(resource, watched)
+	o.daemon.changed.Wake()
 }
 
 func (o observer) Registered(resource string, err error) {
 	o.Metrics.Registered(resource, err)
-	o.daemon.notify()
+	o.daemon.changed.Wake()
 }
 
 // publish takes a state of the node. When it returns, no device that left the state can be allocated.
@@ -172,7 +172,7 @@ func (s *service) publish(state node.State) {
 	s.publishing.Lock()
 	s.state = state
 	s.publishing.Unlock()
-	s.keeper.Set(mps.Daemons(state.Resources))
+	s.mps.Set(mps.Daemons(state.Resources))
 	s.advertise()
 }
 
@@ -180,7 +180,7 @@ func (s *service) publish(state node.State) {
 func (s *service) updateLinks(snapshot *gpu.Snapshot) {
 	links, err := s.links.Load().Renew(snapshot, s.app.plugin.Allocation.Weights)
 	if err != nil {
-		s.app.log.Error("containers get any GPUs instead of the best connected ones: " + inLine(err))
+		s.app.log.Error("containers get any GPUs instead of the best connected ones: " + oneLine(err))
 	}
 	s.links.Store(links)
 }
@@ -190,10 +190,10 @@ func (s *service) advertise() {
 	s.publishing.Lock()
 	defer s.publishing.Unlock()
 	state := s.state
-	state.Resources = mps.WithGrants(resource.MarkUnhealthy(state.Resources, s.keeper.Problem), s.app.mpsDir())
+	state.Resources = mps.WithGrants(resource.MarkUnhealthy(state.Resources, s.mps.Problem), s.app.mpsDir())
 	refused := ""
 	if err := s.plugin.Update(state.Resources); err != nil {
-		refused = inLine(err)
+		refused = oneLine(err)
 	}
 	switch {
 	case refused != "" && refused != s.refused:
@@ -202,8 +202,8 @@ func (s *service) advertise() {
 		s.app.log.Info("the devices of all resources are advertised again")
 	}
 	s.refused = refused
-	s.metrics.Listed(state)
-	s.notify()
+	s.metrics.Advertised(state)
+	s.changed.Wake()
 }
 
 // resources are the states of the resources, in words.
@@ -211,7 +211,7 @@ func (s *service) resources() []string {
 	var parts []string
 	for _, r := range s.plugin.Status() {
 		text := fmt.Sprintf("%s: %d of %s healthy", r.Resource, r.Healthy, plural(r.Devices, "device"))
-		if !r.Connected {
+		if !r.Watched {
 			text += ", not connected to the kubelet"
 		}
 		parts = append(parts, text)

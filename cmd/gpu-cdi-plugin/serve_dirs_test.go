@@ -9,11 +9,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -24,19 +20,6 @@ func smallDisk(t *testing.T, dir string, flags uintptr) {
 	mustDo(t, os.MkdirAll(dir, 0o755))
 	mustDo(t, unix.Mount("none", dir, "tmpfs", flags, "size=64k"))
 	t.Cleanup(func() { mustDo(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-}
-
-// refused asks for a device that must be refused with the texts.
-func (s *served) refused(e *kubelettest.Endpoint, id string, texts ...string) {
-	s.t.Helper()
-	_, err := e.Client.Allocate(s.t.Context(), &v1beta1.AllocateRequest{
-		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{id}}},
-	})
-	for _, text := range texts {
-		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), text) {
-			s.t.Errorf("%s is refused with %v, want %q", id, err, text)
-		}
-	}
 }
 
 // What cannot be written to would be seen when the first container is refused; it is said before the kubelet hears of any
@@ -65,8 +48,8 @@ func TestServeNeedsItsDirectories(t *testing.T) {
 			}
 			s.start()
 			err := s.ended()
-			if err == nil || err.Error() != "exit status 1" || s.kubelet.Total() != 0 {
-				t.Errorf("it ends with %v after %d registrations", err, s.kubelet.Total())
+			if err == nil || err.Error() != "exit status 1" || s.kubelet.Registrations() != 0 {
+				t.Errorf("it ends with %v after %d registrations", err, s.kubelet.Registrations())
 			}
 			for _, text := range c.want {
 				if !strings.Contains(s.log.String(), text) {

@@ -109,10 +109,10 @@ func TestServeLeavesTheSpecOfAnExtraThatIsNoLongerConfigured(t *testing.T) {
 	spec := filepath.Join(filepath.Dir(s.spec), "nvidia.com-gds.json")
 	s.start()
 	s.listed(gpuResource, 1, 0)
-	total := s.kubelet.Total()
+	total := s.kubelet.Registrations()
 	s.configure("")
 	s.signal(syscall.SIGHUP)
-	s.kubelet.WaitTotal(total + 1)
+	s.kubelet.WaitRegistrations(total + 1)
 	names := s.allocate(s.listed(gpuResource, 1, 0), s.node.Machine().GPUs[0].UUID)
 	if len(names) != 1 {
 		t.Errorf("a container gets %v", names)

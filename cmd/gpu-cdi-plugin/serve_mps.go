@@ -16,7 +16,7 @@ import (
 // mpsDir returns the directory for the MPS control daemons.
 func (a *app) mpsDir() string { return filepath.Join(a.plugin.RuntimeDir, "mps") }
 
-func (s *service) newKeeper(h host.Host) *mps.Keeper {
+func (s *service) newSupervisor(h host.Host) *mps.Supervisor {
 	return mps.New(mps.Options{
 		Dir:      s.app.mpsDir(),
 		Insecure: s.app.InsecurePaths,

@@ -220,10 +220,10 @@ func TestServeBeginsAnewBesideMPS(t *testing.T) {
 	s, uuid := newMPS(t, 2)
 	s.start()
 	s.listed(sharedResource, 2, 0)
-	first, total := s.daemon(uuid), s.kubelet.Total()
+	first, total := s.daemon(uuid), s.kubelet.Registrations()
 	s.configure(fmt.Sprintf(byMPS, 2) + "strategy: [envvar]\n")
 	s.signal(syscall.SIGHUP)
-	s.kubelet.WaitTotal(total + 2)
+	s.kubelet.WaitRegistrations(total + 2)
 	e := s.listed(sharedResource, 2, 0)
 	if now := s.daemon(uuid); now != first {
 		t.Errorf("the daemon is %d, want %d", now, first)

@@ -53,7 +53,7 @@ func (d *daemon) reload(ctx context.Context, cmd *cobra.Command, hup <-chan os.S
 		}
 		switch {
 		case err != nil:
-			d.app.log.Error("the configuration is invalid, and the old one stays in use: " + inLine(err))
+			d.app.log.Error("the configuration is invalid, and the old one stays in use: " + oneLine(err))
 		case !sameButRules(d.app, fresh):
 			return errRestart
 		default:
@@ -90,7 +90,7 @@ func (s *service) claimMPS(fresh *app) error {
 	if len(fresh.plugin.Sharing.MPS.Resources) == 0 || fresh.mpsDir() != s.app.mpsDir() {
 		return nil
 	}
-	return s.keeper.Claim()
+	return s.mps.Claim()
 }
 
 // sameButRules reports whether two configurations differ in nothing but what is offered.

@@ -80,9 +80,9 @@ func TestServeTakesNoteOfDaemonsThatEndedMeanwhile(t *testing.T) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", first))
 		return err == nil && strings.Contains(string(stat), ") Z ")
 	})
-	total := s.kubelet.Total()
+	total := s.kubelet.Registrations()
 	s.answer(next, config)
-	s.kubelet.WaitTotal(total + 2)
+	s.kubelet.WaitRegistrations(total + 2)
 	s.listed(sharedResource, 2, 0)
 	if err := syscall.Kill(first, 0); err == nil {
 		t.Error("the daemon that ended is a zombie")

@@ -342,12 +342,12 @@ func TestServeReadsItsConfigurationAgain(t *testing.T) {
 	s := newServed(t, "pcie-quad", "")
 	s.start()
 	s.listed(gpuResource, 4, 0)
-	total := s.kubelet.Total()
+	total := s.kubelet.Registrations()
 
 	s.configure("sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, devices: [0], replicas: 3}]}}")
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 6, 0)
-	if got := s.kubelet.Total(); got != total {
+	if got := s.kubelet.Registrations(); got != total {
 		t.Errorf("%d registrations for a new list, want none", got-total)
 	}
 
@@ -361,7 +361,7 @@ func TestServeReadsItsConfigurationAgain(t *testing.T) {
 	// What cannot be changed under way makes the service begin anew.
 	s.configure("strategy: [envvar]")
 	s.signal(syscall.SIGHUP)
-	s.kubelet.WaitTotal(total + 1)
+	s.kubelet.WaitRegistrations(total + 1)
 	e := s.listed(gpuResource, 4, 0)
 	if names := s.allocate(e, s.node.Machine().GPUs[0].UUID); len(names) > 0 {
 		t.Errorf("CDI names %v with the strategy envvar", names)
@@ -470,7 +470,7 @@ func TestServeHearsAHangupWhileItStarts(t *testing.T) {
 	for range 2 { // the second time it is read because of the signal
 		pipe, err := os.OpenFile(s.config, os.O_WRONLY, 0) // which waits for the reader
 		mustDo(t, err)
-		if s.kubelet.Total() == 0 {
+		if s.kubelet.Registrations() == 0 {
 			s.signal(syscall.SIGHUP)
 		}
 		mustDo(t, pipe.Close())

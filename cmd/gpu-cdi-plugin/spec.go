@@ -126,7 +126,7 @@ func hintDevRoot(h host.Host) string {
 
 // incomplete returns an error if the spec lacks GPUs or libraries that the host has.
 func (g *generated) incomplete() error {
-	err := unread(g.snapshot)
+	err := unreadableGPUs(g.snapshot)
 	var broken []string
 	for _, f := range g.findings {
 		if f.Broken {

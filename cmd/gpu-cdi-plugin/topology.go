@@ -60,7 +60,7 @@ func (a *app) topology(ctx context.Context, out output, socket string) error {
 	if err := out.print(a.stdout, topologyView(n)); err != nil {
 		return err
 	}
-	return unread(s)
+	return unreadableGPUs(s)
 }
 
 // holders returns the containers that hold devices, from the kubelet, or the reason why they are unknown. A node need

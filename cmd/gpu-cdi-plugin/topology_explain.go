@@ -127,7 +127,7 @@ func (a *app) explain(ctx context.Context, o *explainOptions) error {
 	if err := out.print(a.stdout, v); err != nil {
 		return err
 	}
-	return unread(s)
+	return unreadableGPUs(s)
 }
 
 // explainRequest ranks the sets of GPUs for a request. A request that cannot be fulfilled is a usage error.

@@ -171,7 +171,7 @@ func latencyCommand() *cobra.Command {
 			if err != nil {
 				return exit.With(exit.Usage, "", fmt.Errorf("latency: %w", err))
 			}
-			return n.Latency(d)
+			return n.SetLatency(d)
 		})
 }
 

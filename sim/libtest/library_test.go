@@ -63,8 +63,10 @@ func TestInit(t *testing.T) {
 	}{
 		"a node with a driver":                          {testMachine, whole, "0"},
 		"a library without a description has no driver": {"", whole, driverNotLoaded},
-		"an unknown version of the description": {strings.Replace(testMachine, "gpusim 1", "gpusim 2", 1),
-			whole, driverNotLoaded},
+		"an unknown version of the description": {
+			strings.Replace(testMachine, "gpusim 1", "gpusim 2", 1),
+			whole, driverNotLoaded,
+		},
 		"a description without a driver": {"gpusim 1\n" + gpuLine(0, 0, "0000:1b:00.0", 0, "disabled") +
 			"\n", whole, driverNotLoaded},
 		"without the control node the driver is not loaded": {
@@ -174,8 +176,10 @@ func TestVisibleMIGs(t *testing.T) {
 		"all":                          {nil, []string{first, half, other, last}},
 		"one compute instance missing": {[]string{"nvidia-caps/nvidia-cap4"}, []string{first, other, last}},
 		"one GPU instance missing":     {[]string{"nvidia-caps/nvidia-cap3"}, []string{first, last}},
-		"only the last": {[]string{"nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap3"},
-			[]string{last}},
+		"only the last": {
+			[]string{"nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap3"},
+			[]string{last},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -106,12 +106,18 @@ func TestMPSCommands(t *testing.T) {
 		"an idle daemon has no server": {"get_server_list", "", ""},
 		"all threads are the default":  {"get_default_active_thread_percentage", "100.0\n", ""},
 		"a percentage is printed":      {"set_default_active_thread_percentage 25\nget_default_active_thread_percentage", "25.0\n25.0\n", ""},
-		"more than 100 % change nothing": {"set_default_active_thread_percentage 101", "100.0\n",
-			"Invalid percentage, expected between (0.0, 100.0]"},
-		"no percentage changes nothing": {"set_default_active_thread_percentage", "100.0\n",
-			"Invalid percentage"},
-		"there is no default memory limit": {"get_default_device_pinned_mem_limit 0", "",
-			"No default pinned memory limit set for the device!"},
+		"more than 100 % change nothing": {
+			"set_default_active_thread_percentage 101", "100.0\n",
+			"Invalid percentage, expected between (0.0, 100.0]",
+		},
+		"no percentage changes nothing": {
+			"set_default_active_thread_percentage", "100.0\n",
+			"Invalid percentage",
+		},
+		"there is no default memory limit": {
+			"get_default_device_pinned_mem_limit 0", "",
+			"No default pinned memory limit set for the device!",
+		},
 		"a memory limit in gigabytes":          {"set_default_device_pinned_mem_limit 0 2G\nget_default_device_pinned_mem_limit 0", "2G\n", ""},
 		"whole gigabytes are printed as such":  {"set_default_device_pinned_mem_limit 0 20480M\nget_default_device_pinned_mem_limit 0", "20G\n", ""},
 		"a part of a gigabyte is not printed":  {"set_default_device_pinned_mem_limit 0 1500M\nget_default_device_pinned_mem_limit 0", "1G\n", ""},
@@ -125,14 +131,20 @@ func TestMPSCommands(t *testing.T) {
 		"the threads of an absent server":    {"get_active_thread_percentage 1", "Server 1 not found\n", ""},
 		"the status of an absent server":     {"get_server_status 1", "Server 1 not found\n", ""},
 		"no devices are in use":              {"get_device_client_list", "", ""},
-		"a server needs a user": {"start_server",
-			"A user id (UID) is required to start a new server\n", ""},
-		"a user is a number": {"start_server -uid x",
-			"A user id (UID) is required to start a new server\n", ""},
+		"a server needs a user": {
+			"start_server",
+			"A user id (UID) is required to start a new server\n", "",
+		},
+		"a user is a number": {
+			"start_server -uid x",
+			"A user id (UID) is required to start a new server\n", "",
+		},
 		"an unknown command is named":         {"nonsense 1 2", "Unknown command \"nonsense\"\n", ""},
 		"an empty line is an unknown command": {"", "Unknown command \"\"\n", ""},
-		"a command is not the beginning of a word": {"get_server_listing", "Unknown command \"get_server_listing\"\n",
-			""},
+		"a command is not the beginning of a word": {
+			"get_server_listing", "Unknown command \"get_server_listing\"\n",
+			"",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -287,8 +299,10 @@ func TestMPSForeground(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("daemon: %v", err)
 	}
-	for _, line := range []string{"Starting control daemon using socket " + m.pipe + "/control\n",
-		"Starting new server ", "Server has started\n", "Exit with status 0\n"} {
+	for _, line := range []string{
+		"Starting control daemon using socket " + m.pipe + "/control\n",
+		"Starting new server ", "Server has started\n", "Exit with status 0\n",
+	} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("the daemon did not print %q:\n%s", line, out.String())
 		}

@@ -123,7 +123,7 @@ func (p *plugin) awaitRegistration(begin time.Time) time.Duration {
 	e := p.kubelet.WaitFor(resource, func(list []*v1beta1.Device) bool { return len(list) == len(p.machine.GPUs) })
 	p.devices, p.client = p.kubelet.Devices(resource), e.Client
 	p.socket = filepath.Join(p.kubelet.Dir, e.Request.GetEndpoint())
-	return p.kubelet.Asked().Sub(begin)
+	return p.kubelet.LastRegistration().Sub(begin)
 }
 
 // mount gives the calling thread mounts of its own, with the plugin's directories in the node. /run is in memory, as on

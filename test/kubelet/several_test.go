@@ -61,7 +61,7 @@ func (f *fixture) checkDescriptors(t *testing.T, s PodStatus, given Devices) {
 			want[uuid] = resource
 		}
 	}
-	for _, file := range strings.Fields(f.inPod(t, s, "ls", core.DescriptorsPath)) {
+	for file := range strings.FieldsSeq(f.inPod(t, s, "ls", core.DescriptorsPath)) {
 		var d core.Descriptor
 		if err := json.Unmarshal([]byte(f.inPod(t, s, "cat", core.DescriptorsPath+"/"+file)), &d); err != nil {
 			t.Fatal(err)

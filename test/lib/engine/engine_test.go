@@ -69,12 +69,18 @@ func TestEngines(t *testing.T) {
 			Container
 			want []string
 		}{
-			"a dynamic program": {Container{Image: image.Glibc, Args: []string{image.Extra}},
-				[]string{image.ExtraOutput}},
-			"an image without a cache": {Container{Image: image.NoCache,
-				Args: []string{"sh", "-c", "cat /etc/ld.so.cache"}}, []string{"No such file"}},
-			"a device of the request": {device("test.com/null=given", "echo yes >/dev/given && echo written"),
-				[]string{"written"}},
+			"a dynamic program": {
+				Container{Image: image.Glibc, Args: []string{image.Extra}},
+				[]string{image.ExtraOutput},
+			},
+			"an image without a cache": {Container{
+				Image: image.NoCache,
+				Args:  []string{"sh", "-c", "cat /etc/ld.so.cache"},
+			}, []string{"No such file"}},
+			"a device of the request": {
+				device("test.com/null=given", "echo yes >/dev/given && echo written"),
+				[]string{"written"},
+			},
 			"a device without a driver": {
 				device("test.com/null=driverless", ": <>/dev/driverless"),
 				[]string{"No such device or address"},

@@ -275,15 +275,15 @@ func (k *Kubelet) notify() {
 	k.changed = make(chan struct{})
 }
 
-// Total is the number of Register calls.
-func (k *Kubelet) Total() int {
+// Registrations is the number of Register calls.
+func (k *Kubelet) Registrations() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.total
 }
 
-// Asked is the time of the last Register call.
-func (k *Kubelet) Asked() time.Time {
+// LastRegistration is the time of the last Register call.
+func (k *Kubelet) LastRegistration() time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.asked
@@ -334,8 +334,8 @@ func (k *Kubelet) WaitRegistered(resource string) *Endpoint {
 	return k.WaitFor(resource, func([]*v1beta1.Device) bool { return true })
 }
 
-// WaitTotal waits until there were n Register calls.
-func (k *Kubelet) WaitTotal(n int) {
+// WaitRegistrations waits until there were n Register calls.
+func (k *Kubelet) WaitRegistrations(n int) {
 	k.t.Helper()
 	k.wait(fmt.Sprintf("%d Register calls", n), func() bool { return k.total >= n })
 }

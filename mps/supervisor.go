@@ -48,7 +48,7 @@ type ComputeModes interface {
 	SetExclusive(ctx context.Context, uuid string, exclusive bool) error
 }
 
-// Options are the parameters of a Keeper. Dir, Helper, Program and Modes are required.
+// Options are the parameters of a Supervisor. Dir, Helper, Program and Modes are required.
 type Options struct {
 	// Dir has a directory for each GPU; see DirsOf. Its path must be the same on the host, and only root may write to
 	// it and to the directories above.
@@ -74,8 +74,8 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Keeper runs the control daemons. Call Run once; the other methods may be called at any time.
-type Keeper struct {
+// Supervisor runs the control daemons. Call Run once; the other methods may be called at any time.
+type Supervisor struct {
 	opts Options
 	kick chan struct{} // there may be workers to start
 
@@ -88,19 +88,19 @@ type Keeper struct {
 	lock  *lock.Lock // of Options.Dir, or nil
 }
 
-// New returns a keeper. It changes nothing.
-func New(o Options) *Keeper {
+// New returns a supervisor. It changes nothing.
+func New(o Options) *Supervisor {
 	o.Interval = cmp.Or(o.Interval, 10*time.Second)
 	o.Deadline = cmp.Or(o.Deadline, 5*time.Second)
 	o.Log = cmp.Or(o.Log, slog.Default())
 	if o.Changed == nil {
 		o.Changed = func() {}
 	}
-	return &Keeper{opts: o, kick: make(chan struct{}, 1), workers: map[string]*worker{}}
+	return &Supervisor{opts: o, kick: make(chan struct{}, 1), workers: map[string]*worker{}}
 }
 
 // Set replaces the desired daemons. It does not wait for them.
-func (k *Keeper) Set(daemons []Daemon) {
+func (k *Supervisor) Set(daemons []Daemon) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	before := k.desired
@@ -136,7 +136,7 @@ func notify(c chan<- struct{}) {
 
 // Problem returns why MPS keeps a device from being allocated, or "". The daemon of a shared GPU must be ready with the
 // device's limits. A GPU that is no longer shared remains exclusive until the daemon's last client has ended.
-func (k *Keeper) Problem(d *resource.Device) string {
+func (k *Supervisor) Problem(d *resource.Device) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if d.MPS == nil {
@@ -156,7 +156,7 @@ func (k *Keeper) Problem(d *resource.Device) string {
 }
 
 // Run runs the daemons until ctx ends. They continue after that.
-func (k *Keeper) Run(ctx context.Context) error {
+func (k *Supervisor) Run(ctx context.Context) error {
 	var workers sync.WaitGroup
 	for {
 		for _, w := range k.unstarted() {
@@ -172,7 +172,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 }
 
 // unstarted returns the workers that Run has not started, and marks them as started.
-func (k *Keeper) unstarted() []*worker {
+func (k *Supervisor) unstarted() []*worker {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var list []*worker
@@ -187,7 +187,7 @@ func (k *Keeper) unstarted() []*worker {
 
 // Claim checks that MPS can be used here and reserves the directory until Run ends. The error is ErrPIDNamespace, or
 // lock.ErrHeld if another instance uses the directory. Problems of the directory itself are reported for each GPU.
-func (k *Keeper) Claim() error {
+func (k *Supervisor) Claim() error {
 	if err := CheckPIDNamespace(k.opts.KubeletSocket); err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func (k *Keeper) Claim() error {
 }
 
 // acquire reserves the directory for this instance.
-func (k *Keeper) acquire() error {
+func (k *Supervisor) acquire() error {
 	k.files.Lock()
 	defer k.files.Unlock()
 	if k.lock != nil {
@@ -217,7 +217,7 @@ func (k *Keeper) acquire() error {
 	return nil
 }
 
-func (k *Keeper) unlock() error {
+func (k *Supervisor) unlock() error {
 	k.files.Lock()
 	defer k.files.Unlock()
 	if k.lock == nil {
@@ -227,7 +227,7 @@ func (k *Keeper) unlock() error {
 }
 
 // leftovers are the GPUs that an earlier plugin prepared.
-func (k *Keeper) leftovers() []string {
+func (k *Supervisor) leftovers() []string {
 	entries, err := os.ReadDir(k.opts.Dir)
 	if err != nil {
 		return nil // MPS was never used
@@ -242,7 +242,7 @@ func (k *Keeper) leftovers() []string {
 }
 
 // desiredFor returns the desired daemon of a GPU, or nil.
-func (k *Keeper) desiredFor(uuid string) *Daemon {
+func (k *Supervisor) desiredFor(uuid string) *Daemon {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if d, ok := k.desired[uuid]; ok {
@@ -252,7 +252,7 @@ func (k *Keeper) desiredFor(uuid string) *Daemon {
 }
 
 // control returns the control program, as it is installed now, for a GPU's daemon.
-func (k *Keeper) control(ctx context.Context, dir string) (*control, error) {
+func (k *Supervisor) control(ctx context.Context, dir string) (*control, error) {
 	k.mu.Lock()
 	p := k.program
 	k.mu.Unlock()
@@ -268,7 +268,7 @@ func (k *Keeper) control(ctx context.Context, dir string) (*control, error) {
 }
 
 // linkLibraries updates the links to the driver's libraries for one worker at a time.
-func (k *Keeper) linkLibraries(libraries map[string]string) error {
+func (k *Supervisor) linkLibraries(libraries map[string]string) error {
 	k.files.Lock()
 	defer k.files.Unlock()
 	return linkLibraries(k.opts.Dir, libraries)

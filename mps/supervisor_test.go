@@ -86,9 +86,9 @@ func (m *modes) is(uuid string) bool {
 	return m.exclusive[uuid]
 }
 
-// testKeeper is a keeper for the daemons of a simulated node.
-type testKeeper struct {
-	*Keeper
+// testSupervisor is a supervisor for the daemons of a simulated node.
+type testSupervisor struct {
+	*Supervisor
 	t       *testing.T
 	node    *sim.Node
 	modes   *modes
@@ -97,9 +97,9 @@ type testKeeper struct {
 }
 
 // gpu returns the UUID of the nth GPU.
-func (k *testKeeper) gpu(n int) string { return k.node.Machine().GPUs[n].UUID }
+func (k *testSupervisor) gpu(n int) string { return k.node.Machine().GPUs[n].UUID }
 
-func (k *testKeeper) dir(n int) string { return filepath.Join(k.opts.Dir, k.gpu(n)) }
+func (k *testSupervisor) dir(n int) string { return filepath.Join(k.opts.Dir, k.gpu(n)) }
 
 // The daemon prints both limits of memory alike, in gigabytes.
 var (
@@ -107,12 +107,12 @@ var (
 	lessThanHalf = resource.MPSLimits{MemoryBytes: 1100 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
 )
 
-// newTestKeeper returns a keeper that does not run yet.
-func newTestKeeper(t *testing.T) *testKeeper {
+// newTestKeeper returns a supervisor that does not run yet.
+func newTestKeeper(t *testing.T) *testSupervisor {
 	t.Helper()
 	testenv.Root(t)
 	node := simtest.Node(t, "pcie-quad")
-	k := &testKeeper{
+	k := &testSupervisor{
 		t: t, node: node, modes: &modes{exclusive: map[string]bool{}}, stop: func() {},
 		program: Program{
 			Path: node.MPSControl(), SearchPath: []string{filepath.Dir(node.MPSControl())}, Driver: "1",
@@ -132,9 +132,9 @@ func newTestKeeper(t *testing.T) *testKeeper {
 	return k
 }
 
-// renew replaces the keeper by a new one for the directory.
-func (k *testKeeper) renew(dir string) {
-	k.Keeper = New(Options{
+// renew replaces the supervisor by a new one for the directory.
+func (k *testSupervisor) renew(dir string) {
+	k.Supervisor = New(Options{
 		Dir: dir, Insecure: true, Helper: testHelper(), Modes: k.modes,
 		Program: func(context.Context) (Program, error) {
 			_, err := os.Stat(k.program.Path)
@@ -147,7 +147,7 @@ func (k *testKeeper) renew(dir string) {
 
 // checkLog checks each line of the log, and must be called before start. A line must be complete without its
 // attributes: it names the GPU, and the cause is in the message.
-func (k *testKeeper) checkLog() {
+func (k *testSupervisor) checkLog() {
 	options := slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		switch {
 		case a.Key == slog.MessageKey && !strings.HasPrefix(a.Value.String(), "GPU-"):
@@ -160,8 +160,8 @@ func (k *testKeeper) checkLog() {
 	k.opts.Log = slog.New(slog.NewTextHandler(k.t.Output(), &options))
 }
 
-// start runs the keeper until stop or the end of the test.
-func (k *testKeeper) start() {
+// start runs the supervisor until stop or the end of the test.
+func (k *testSupervisor) start() {
 	ctx, cancel := context.WithCancel(k.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- k.Run(ctx) }()
@@ -174,12 +174,12 @@ func (k *testKeeper) start() {
 }
 
 // problem returns why the nth GPU's daemon cannot be used with these limits, or "".
-func (k *testKeeper) problem(n int, limits resource.MPSLimits) string {
+func (k *testSupervisor) problem(n int, limits resource.MPSLimits) string {
 	return k.Problem(&resource.Device{UUID: k.gpu(n), MPS: &limits})
 }
 
 // share sets the GPUs to share.
-func (k *testKeeper) share(gpus ...int) {
+func (k *testSupervisor) share(gpus ...int) {
 	var list []Daemon
 	for _, n := range gpus {
 		list = append(list, Daemon{UUID: k.gpu(n), Limits: half})
@@ -188,7 +188,7 @@ func (k *testKeeper) share(gpus ...int) {
 }
 
 // awaitReady waits until the GPU's daemon can be used, and returns its PID.
-func (k *testKeeper) awaitReady(n int) int {
+func (k *testSupervisor) awaitReady(n int) int {
 	k.t.Helper()
 	eventually(k.t, "a daemon that can be used", func() bool { return k.problem(n, half) == "" })
 	r, err := readRecord(k.dir(n))
@@ -197,7 +197,7 @@ func (k *testKeeper) awaitReady(n int) int {
 }
 
 // awaitProblem waits until the GPU's daemon cannot be used for a reason that contains the text.
-func (k *testKeeper) awaitProblem(n int, text string) {
+func (k *testSupervisor) awaitProblem(n int, text string) {
 	k.t.Helper()
 	eventually(k.t, "the problem "+text, func() bool { return strings.Contains(k.problem(n, half), text) })
 }
@@ -521,7 +521,7 @@ func TestKeeperFollowsTheDesiredState(t *testing.T) {
 	k.awaitProblem(0, "was ended by signal SIGKILL")
 	second := k.awaitReady(0)
 	k.mu.Lock()
-	k.Keeper.program.Driver = "2"
+	k.Supervisor.program.Driver = "2"
 	k.mu.Unlock()
 	eventually(t, "a daemon of the other driver", func() bool {
 		r, err := readRecord(k.dir(0))
@@ -540,32 +540,32 @@ func TestKeeperFollowsTheDesiredState(t *testing.T) {
 
 func TestDaemonsThatCannotBeStarted(t *testing.T) {
 	for name, c := range map[string]struct {
-		spoil, mend func(k *testKeeper) error
+		spoil, mend func(k *testSupervisor) error
 		want        string
 	}{
 		"no permission": {
-			func(k *testKeeper) error {
+			func(k *testSupervisor) error {
 				k.modes.fail(errors.New("no permission to use the NVIDIA driver"))
 				return nil
 			},
-			func(k *testKeeper) error { k.modes.fail(nil); return nil },
+			func(k *testSupervisor) error { k.modes.fail(nil); return nil },
 			"its MPS control daemon cannot be started: no permission to use the NVIDIA driver",
 		},
 		"a program that is gone": {
-			func(k *testKeeper) error { return os.Rename(k.program.Path, k.program.Path+".gone") },
-			func(k *testKeeper) error { return os.Rename(k.program.Path+".gone", k.program.Path) },
+			func(k *testSupervisor) error { return os.Rename(k.program.Path, k.program.Path+".gone") },
+			func(k *testSupervisor) error { return os.Rename(k.program.Path+".gone", k.program.Path) },
 			"its MPS control daemon cannot be started: stat ",
 		},
 		"a file that is not a program": {
-			func(k *testKeeper) error {
+			func(k *testSupervisor) error {
 				return errors.Join(os.Rename(k.program.Path, k.program.Path+".not"), os.WriteFile(k.program.Path, nil, 0o755))
 			},
-			func(k *testKeeper) error { return os.Rename(k.program.Path+".not", k.program.Path) },
+			func(k *testSupervisor) error { return os.Rename(k.program.Path+".not", k.program.Path) },
 			"ended with status 1",
 		},
 		"a directory that is a link": {
-			func(k *testKeeper) error { return os.Symlink("/", k.dir(0)) },
-			func(k *testKeeper) error { return os.Remove(k.dir(0)) },
+			func(k *testSupervisor) error { return os.Symlink("/", k.dir(0)) },
+			func(k *testSupervisor) error { return os.Remove(k.dir(0)) },
 			"not a directory",
 		},
 	} {
