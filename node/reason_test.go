@@ -1,0 +1,32 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// The reason of a device that the spec leaves out is the generator's.
+func TestADeviceOutsideTheSpecHasTheGeneratorsReason(t *testing.T) {
+	b := newBed(t, "pcie-quad")
+	s, err := b.node.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	missing := fmt.Sprintf("nvidia%d", s.Devices[1].Minor)
+	if err := os.Remove(filepath.Join(b.node.Root(), "dev", missing)); err != nil {
+		t.Fatal(err)
+	}
+	b.start()
+	b.run()
+	for i := range s.Devices {
+		want := ""
+		if i == 1 {
+			want = "no device node /dev/" + missing
+		}
+		if got := health(b.inv.State())[s.Devices[i].UUID]; got != want {
+			t.Errorf("GPU %d is unhealthy because of %q, want %q", i, got, want)
+		}
+	}
+}
