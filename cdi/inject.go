@@ -29,8 +29,8 @@ var (
 	ErrNoConfig = errors.New("the bundle has no config.json")
 	// ErrBadName is that a name is not that of a CDI device.
 	ErrBadName = errors.New("want VENDOR/CLASS=NAME")
-	// ErrNoDevices is that the spec directories have no device at all.
-	ErrNoDevices = errors.New("there are no devices")
+	// ErrNothingOffered is that the spec directories offer no device.
+	ErrNothingOffered = errors.New("there are no devices")
 	// ErrStale is that a spec does not fit the host, such as one whose device node is gone.
 	ErrStale = errors.New("the CDI specs do not fit this host")
 )
@@ -49,7 +49,7 @@ func (e *OtherDriverError) Error() string {
 // It puts in all devices or none. Parts of config.json that this program does not know stay, and so do the file's mode
 // and owner. A bundle with the files of another driver than the specs is an *OtherDriverError: the container would get
 // those of both. An error about an unknown device lists those that exist. Errors wrap ErrNoConfig, ErrBadName,
-// ErrNoDevices or ErrStale where one of these is the cause.
+// ErrNothingOffered or ErrStale where one of these is the cause.
 //
 // The bundle may belong to another user than the caller. Its directory is opened once, by a path whose links only root
 // or the caller could have made, and all work is done on that handle, even if another directory takes its place.
@@ -186,7 +186,7 @@ func (c *SpecDirs) unknown(missing []string) error {
 		}
 	}
 	if len(kinds) == 0 {
-		return fmt.Errorf("%s: %w in %s", what, ErrNoDevices, strings.Join(c.Dirs, ", "))
+		return fmt.Errorf("%s: %w in %s", what, ErrNothingOffered, strings.Join(c.Dirs, ", "))
 	}
 	return errors.New(what)
 }

@@ -310,7 +310,7 @@ func TestInjectRefuses(t *testing.T) {
 			func(r *tree) { r.must(os.RemoveAll(r.dir + "/cdi")) },
 			[]string{"0"},
 			[]string{"does not exist: there are no devices in", "/cdi"},
-			ErrNoDevices,
+			ErrNothingOffered,
 		},
 		"a malformed name": {nil, []string{"nvidia.com=0"}, []string{"want VENDOR/CLASS=NAME"}, ErrBadName},
 		"a device in conflict": {

@@ -132,10 +132,7 @@ func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cd
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if errors.Is(err, errNoGPU) {
-		s, err = &gpu.Snapshot{}, nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, nvml.ErrNoDevices) {
 		why := oneLine(err)
 		if hint := exit.HintOf(classify(err)); hint != "" {
 			why += "; " + hint
