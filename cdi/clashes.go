@@ -34,6 +34,7 @@ func (c Clash) String() string { return c.File + " defines " + c.Name + " too" }
 // ClashError is that a spec cannot be written beside another file without a clash.
 type ClashError struct{ Clash Clash }
 
+// Error names the other file and the device, and what engines would do with both files.
 func (e *ClashError) Error() string {
 	effect := map[State]string{
 		Conflict:  "engines would have neither",

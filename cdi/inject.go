@@ -38,6 +38,7 @@ var (
 // OtherDriverError is that a config.json has devices of another version of the driver than the CDI specs.
 type OtherDriverError struct{ Config, Specs string }
 
+// Error has both versions.
 func (e *OtherDriverError) Error() string {
 	return fmt.Sprintf("devices of driver %s are in it, and the CDI specs are for %s", e.Config, e.Specs)
 }

@@ -51,15 +51,19 @@ var errorTable = []errorRow{
 	}),
 	typed(func(e *cdi.ClashError) (exit.Code, string) { return exit.Failure, hintClash(e.Clash) }),
 	sentinel(lock.ErrHeld, exit.Locked, "stop the other instance first; fuser, given the lock's path, names its process"),
-	sentinel(driver.ErrOtherVersion, exit.NoDriver, "reboot, or reload the kernel module, or install the libraries of its version"),
+	sentinel(driver.ErrOtherVersion, exit.NoDriver,
+		"reboot, or reload the kernel module, or install the libraries of its version"),
 	sentinel(driver.ErrDamaged, exit.NoDriver, "install the NVIDIA driver again"),
 	sentinel(driver.ErrNoCUDA, exit.NoDriver,
 		"install the NVIDIA driver again with its CUDA library, or leave compute out of --capabilities"),
-	sentinel(gpu.ErrNoDriver, exit.NoDriver, "install the NVIDIA driver, or name the directory that it is in with --driver-root "+
-		"(that of a driver container is usually /run/nvidia/driver)"),
+	// This row is behind those of errors that wrap gpu.ErrNoDriver.
+	sentinel(gpu.ErrNoDriver, exit.NoDriver,
+		"install the NVIDIA driver, or name the directory that it is in with --driver-root "+
+			"(that of a driver container is usually /run/nvidia/driver)"),
 	sentinel(cdi.ErrExtension, exit.Usage, ""),
 	sentinel(cdi.ErrBadName, exit.Usage, ""),
-	sentinel(cdi.ErrNothingOffered, exit.Failure, "gpu-cdi-plugin cdi generate --write makes the spec of this host's GPUs"),
+	sentinel(cdi.ErrNothingOffered, exit.Failure,
+		"gpu-cdi-plugin cdi generate --write makes the spec of this host's GPUs"),
 	sentinel(cdi.ErrStale, exit.Failure, "gpu-cdi-plugin cdi diff shows whether the spec is out of date"),
 	typed(func(*cdi.OtherDriverError) (exit.Code, string) {
 		return exit.Failure, "make a new config.json, then inject the devices"
