@@ -64,17 +64,17 @@ func Validate(spec *specs.Spec) []Problem {
 	if err := checkSpec(spec); err != nil {
 		v.add("", "not a valid CDI spec: %v", err)
 	}
-	v.edits(allDevices, &spec.ContainerEdits)
+	v.checkEdits(allDevices, &spec.ContainerEdits)
 	for i := range spec.Devices {
-		v.edits(deviceNamed(spec.Devices[i].Name), &spec.Devices[i].ContainerEdits)
+		v.checkEdits(deviceNamed(spec.Devices[i].Name), &spec.Devices[i].ContainerEdits)
 	}
-	v.replacedDriver()
+	v.joinMissing()
 	return v.problems
 }
 
-// replacedDriver replaces the problems of the driver's missing files by one, if most of them are missing, as after an
+// joinMissing replaces the problems of the driver's missing files by one if most of them are missing, as after an
 // upgrade.
-func (v *validator) replacedDriver() {
+func (v *validator) joinMissing() {
 	if 2*len(v.gone) <= len(v.driverFiles) || len(v.gone) < 2 {
 		return
 	}
@@ -105,9 +105,9 @@ func (v *validator) add(where, format string, args ...any) {
 	}
 }
 
-func (v *validator) edits(where string, e *specs.ContainerEdits) {
+func (v *validator) checkEdits(where string, e *specs.ContainerEdits) {
 	for _, n := range e.DeviceNodes {
-		v.node(where, n)
+		v.checkNode(where, n)
 	}
 	for _, m := range e.Mounts {
 		// The source of a mount of another type than bind is not a path: it can be "tmpfs".
@@ -126,11 +126,11 @@ func (v *validator) edits(where string, e *specs.ContainerEdits) {
 		}
 	}
 	for _, h := range e.Hooks {
-		v.hook(where, h)
+		v.checkHook(where, h)
 	}
 }
 
-func (v *validator) node(where string, n *specs.DeviceNode) {
+func (v *validator) checkNode(where string, n *specs.DeviceNode) {
 	path := n.HostPath
 	if path == "" {
 		path = n.Path
@@ -142,12 +142,13 @@ func (v *validator) node(where string, n *specs.DeviceNode) {
 	case info.Mode()&fs.ModeDevice == 0 && n.Type != "p":
 		v.add(where, "device node: %s is %s", path, regular.TypeName(info.Mode()))
 	case n.Major != 0:
-		v.number(where, path, n, info)
+		v.checkNumbers(where, path, n, info)
 	}
 }
 
-// number compares the device numbers in a spec with those of the node. Some drivers' numbers change with every boot.
-func (v *validator) number(where, path string, n *specs.DeviceNode, info fs.FileInfo) {
+// checkNumbers compares the device numbers in a spec with those of the node. Some drivers' numbers change with every
+// boot.
+func (v *validator) checkNumbers(where, path string, n *specs.DeviceNode, info fs.FileInfo) {
 	var stat unix.Stat_t
 	if err := unix.Lstat(path, &stat); err != nil || info.Mode()&fs.ModeDevice == 0 {
 		return
@@ -158,7 +159,7 @@ func (v *validator) number(where, path string, n *specs.DeviceNode, info fs.File
 	}
 }
 
-func (v *validator) hook(where string, h *specs.Hook) {
+func (v *validator) checkHook(where string, h *specs.Hook) {
 	info, err := os.Stat(h.Path)
 	switch {
 	case err != nil:

@@ -9,7 +9,7 @@ import (
 
 // The reason of a device that the spec leaves out is the generator's.
 func TestADeviceOutsideTheSpecHasTheGeneratorsReason(t *testing.T) {
-	b := newBed(t, "pcie-quad")
+	b := newFixture(t, "pcie-quad")
 	s, err := b.node.Snapshot()
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func TestADeviceOutsideTheSpecHasTheGeneratorsReason(t *testing.T) {
 		if i == 1 {
 			want = "no device node /dev/" + missing
 		}
-		if got := health(b.inv.State())[s.Devices[i].UUID]; got != want {
+		if got := health(b.rec.State())[s.Devices[i].UUID]; got != want {
 			t.Errorf("GPU %d is unhealthy because of %q, want %q", i, got, want)
 		}
 	}

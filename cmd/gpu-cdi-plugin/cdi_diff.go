@@ -88,7 +88,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	if err != nil {
 		return err
 	}
-	if err := g.noDevice(h); err != nil {
+	if err := g.checkDevices(h); err != nil {
 		return err
 	}
 	files := g.files(a.ownSpec(), a.CDIKind)
@@ -115,7 +115,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 			c.Differences = append(c.Differences, d)
 		}
 	}
-	return cmp.Or(a.report(c, opts), g.incomplete())
+	return cmp.Or(a.report(c, opts), g.checkComplete())
 }
 
 // report prints the differences. It returns an error if there are any.

@@ -126,7 +126,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	if err != nil {
 		return err
 	}
-	if err := g.noDevice(h); err != nil {
+	if err := g.checkDevices(h); err != nil {
 		if opts.Explain { // the table has the reasons
 			return cmp.Or(a.printGenerated(g, opts, format, ""), err)
 		}
@@ -140,7 +140,7 @@ func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
 	if err := a.printGenerated(g, opts, format, path); err != nil {
 		return err
 	}
-	return g.incomplete()
+	return g.checkComplete()
 }
 
 // missingLibrary has a finding for each path that was searched for the driver's library.

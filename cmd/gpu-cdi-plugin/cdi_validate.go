@@ -132,7 +132,10 @@ func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cd
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if err != nil && !errors.Is(err, nvml.ErrNoDevices) {
+	if errors.Is(err, errNoGPU) {
+		s, err = &gpu.Snapshot{}, nil
+	}
+	if err != nil {
 		why := oneLine(err)
 		if hint := exit.HintOf(classify(err)); hint != "" {
 			why += "; " + hint

@@ -88,15 +88,15 @@ func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) 
 	if err != nil {
 		return nil, err
 	}
-	extras, looked, err := a.extras(h)
+	extras, looked, err := a.generateExtras(h)
 	if err != nil {
 		return nil, err
 	}
 	return &generated{s, spec, extras, slices.Concat(d.Explain(c), devices, looked)}, nil
 }
 
-// noDevice returns an error if the spec has no device.
-func (g *generated) noDevice(h host.Host) error {
+// checkDevices returns an error if the spec has no device.
+func (g *generated) checkDevices(h host.Host) error {
 	if len(g.spec.Devices) > 0 {
 		return nil
 	}
@@ -124,8 +124,8 @@ func hintDevRoot(h host.Host) string {
 		"; name the directory whose dev/ has them with --dev-root"
 }
 
-// incomplete returns an error if the spec lacks GPUs or libraries that the host has.
-func (g *generated) incomplete() error {
+// checkComplete returns an error if the spec lacks GPUs or libraries that the host has.
+func (g *generated) checkComplete() error {
 	err := unreadableGPUs(g.snapshot)
 	var broken []string
 	for _, f := range g.findings {
@@ -142,8 +142,8 @@ func (g *generated) incomplete() error {
 	return errors.Join(err, missing)
 }
 
-// hook is the path on the host of the hook in specs. With --hook-path it need not exist: a spec that is printed may be
-// for another host.
+// hook is the path on the host of the hook in specs. With --hook-path it need not exist: a spec that is printed may
+// be for another host.
 func (a *app) hook() (string, error) {
 	if a.HookPath != "" {
 		if filepath.Clean(a.HookPath) != a.HookPath || !filepath.IsAbs(a.HookPath) {
@@ -210,8 +210,8 @@ func (a *app) writtenExtras() []string {
 	return files
 }
 
-// extras are the specs of the configured extras, and what was searched for.
-func (a *app) extras(h host.Host) (list []specFile, findings []driver.Finding, _ error) {
+// generateExtras makes the specs of the configured extras, and what was searched for.
+func (a *app) generateExtras(h host.Host) (list []specFile, findings []driver.Finding, _ error) {
 	for _, e := range a.configuredExtras() {
 		found, looked := driver.DiscoverExtra(h, e.Extra, e.Channels)
 		findings = append(findings, looked...)
