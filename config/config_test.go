@@ -512,10 +512,10 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 				err = f.Config.Validate()
 			}
 			if (err == nil) != tt.ok {
-				t.Errorf("the program says %v", err)
+				t.Errorf("the program returns %v", err)
 			}
 			if err := s.Validate(parseInstance(t, tt.file)); (err == nil) != tt.ok {
-				t.Errorf("the schema says %v", err)
+				t.Errorf("the schema returns %v", err)
 			}
 		})
 	}

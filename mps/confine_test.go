@@ -194,7 +194,7 @@ end
 	}
 }
 
-// A daemon must not keep volumes of pods busy, nor see what is mounted later, which it could write to.
+// A daemon must not hold volumes of pods, nor see later mounts, which it could write to.
 func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
 	k := newTestKeeper(t)
 	mount := func(name, at string) string {

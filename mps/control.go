@@ -102,7 +102,7 @@ func (c *control) busy(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// quit tells the daemon to end.
+// quit sends the command to end.
 func (c *control) quit(ctx context.Context) error {
 	_, err := c.ask(ctx, "quit")
 	return err

@@ -104,7 +104,7 @@ func TestPrepareFollowsNoLink(t *testing.T) {
 			entries, err := os.ReadDir(elsewhere)
 			must(t, err)
 			if info.Mode().Perm() != 0o700 || len(entries) > 0 {
-				t.Errorf("the directory behind the link has mode %v and %d entries", info.Mode(), len(entries))
+				t.Errorf("the target of the link has mode %v and %d entries", info.Mode(), len(entries))
 			}
 		})
 	}

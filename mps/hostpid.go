@@ -16,7 +16,7 @@ var ErrPIDNamespace = errors.New("this process is not in the host's PID namespac
 // CheckPIDNamespace returns ErrPIDNamespace if the process that listens on the kubelet's socket has no PID here.
 //
 // MPS needs the host's PID namespace: the server knows its clients by the PIDs that the kernel reports for their
-// sockets (0 for a process outside of the namespace), so that one cannot be told from another, nor whether any is left.
+// sockets (0 for a process outside of the namespace), so that clients cannot be distinguished or counted.
 // And the mounts of the host's process 1 show whether the containers' runtime sees a GPU's directories.
 //
 // The host is where the kubelet is: on a node that is a container itself, as with kind, that is not the machine's first

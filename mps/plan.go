@@ -27,20 +27,20 @@ const (
 	none    action = iota
 	start          // prepare the GPU and start a daemon
 	limit          // set the desired limits
-	quit           // tell it to end
-	kill           // end it by signals, since it does not answer
+	quit           // send the command to end
+	kill           // end it with signals, since it does not answer
 	release        // make the GPU usable without MPS
 )
 
 // decide returns the next action. A daemon with clients is never ended: what they compute would be lost. One that does
 // not answer cannot report its clients, and is killed only if it has no server.
-func decide(want *Daemon, s state) action {
+func decide(desired *Daemon, s state) action {
 	switch {
-	case want != nil && want.Hold:
+	case desired != nil && desired.Hold:
 		return none
-	case !s.runs && want == nil && s.prepared:
+	case !s.runs && desired == nil && s.prepared:
 		return release
-	case !s.runs && want != nil && !s.now.Before(s.startAfter):
+	case !s.runs && desired != nil && !s.now.Before(s.startAfter):
 		return start
 	case !s.runs:
 		return none
@@ -48,9 +48,9 @@ func decide(want *Daemon, s state) action {
 		return kill
 	case !s.answers:
 		return none
-	case (want == nil || s.stale) && !s.busy:
+	case (desired == nil || s.stale) && !s.busy:
 		return quit
-	case want != nil && !s.limited:
+	case desired != nil && !s.limited:
 		return limit
 	}
 	return none

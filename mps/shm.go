@@ -76,7 +76,7 @@ func checkVisibleOnHost(gpuDir string) error {
 		"mountPropagation: Bidirectional; in a service of systemd, remove PrivateTmp=, ProtectSystem= and the like")
 }
 
-// resizeShm changes the size of a GPU's shm. If it contains more, it keeps its size.
+// resizeShm changes the size of a GPU's shm, unless it contains more.
 func resizeShm(gpuDir string, bytes uint64) error {
 	dir, m, err := openShm(gpuDir)
 	if err != nil {

@@ -136,7 +136,7 @@ func TestShmMustBeVisibleOnTheHost(t *testing.T) {
 	})
 }
 
-// The daemon of one GPU must not keep the shm of another busy.
+// The daemon of one GPU must not hold the shm of another.
 func TestDaemonsHaveTheirOwnShm(t *testing.T) {
 	k := newTestKeeper(t)
 	k.start()

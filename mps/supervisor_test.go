@@ -335,7 +335,7 @@ esac
 	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
 	k.start()
 	k.share(0)
-	eventually(t, "a question", func() bool { _, err := os.Stat(asked); return err == nil })
+	eventually(t, "a command", func() bool { _, err := os.Stat(asked); return err == nil })
 	time.Sleep(3 * time.Second)
 	text, err := os.ReadFile(asked)
 	must(t, err)

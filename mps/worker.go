@@ -21,8 +21,8 @@ import (
 const starting = "its MPS control daemon is starting"
 
 const (
-	// startInterval is how often a daemon that has just been started is asked, and retryInterval how often one that
-	// must be asked again soon.
+	// startInterval is the time between checks of a daemon that has just been started, and retryInterval the one after
+	// a problem.
 	startInterval = 50 * time.Millisecond
 	retryInterval = time.Second
 	// patience is how many deadlines a daemon may take until its first answer, and how many it may be silent later.
@@ -40,7 +40,7 @@ type worker struct {
 	proc         *process  // the daemon, or nil
 	driver       string    // the version of proc's driver
 	since        time.Time // start or adoption of proc
-	quitting     bool      // proc was told to end
+	quitting     bool      // proc should end
 	answered     bool      // proc has answered since that time
 	silent       time.Time // when the first request without an answer was sent; zero if the last one was answered
 	exclusive    bool      // this process has set the GPU's compute mode
@@ -84,33 +84,33 @@ func (w *worker) run(ctx context.Context) {
 // reconcile observes the daemon and takes one action. It returns the time until the next reconciliation.
 func (w *worker) reconcile(ctx context.Context) time.Duration {
 	w.noteEnd()
-	want := w.supervisor.desiredFor(w.uuid)
+	desired := w.supervisor.desiredFor(w.uuid)
 	if err := w.supervisor.acquire(); err != nil {
-		if want != nil || !errors.Is(err, lock.ErrHeld) { // otherwise the daemon belongs to another instance
+		if desired != nil || !errors.Is(err, lock.ErrHeld) { // otherwise the daemon belongs to another instance
 			w.fail("its MPS control daemon cannot be managed", err)
 		}
 		return w.supervisor.opts.Interval
 	}
 	w.adopt()
-	s, err := w.observe(ctx, want)
+	s, err := w.observe(ctx, desired)
 	if ctx.Err() != nil {
 		return w.supervisor.opts.Interval
 	}
 	if s.runs && !w.proc.runs() { // it ended during the requests
 		return 0
 	}
-	if s.answers && want != nil && !want.Hold && !w.exclusive { // it was adopted
+	if s.answers && desired != nil && !desired.Hold && !w.exclusive { // it was adopted
 		if err := w.makeExclusive(ctx); err != nil {
 			w.fail("the compute mode of the GPU cannot be set, and processes could use it without MPS", err)
 			return retryInterval
 		}
 	}
-	w.publish(want, s, err)
-	switch decide(want, s) {
+	w.publish(desired, s, err)
+	switch decide(desired, s) {
 	case start:
-		return w.start(ctx, want)
+		return w.start(ctx, desired)
 	case limit:
-		return w.limit(ctx, want)
+		return w.limit(ctx, desired)
 	case quit:
 		return w.quit(ctx)
 	case kill:
@@ -119,15 +119,15 @@ func (w *worker) reconcile(ctx context.Context) time.Duration {
 		return w.release(ctx)
 	case none:
 	}
-	return w.interval(want, s)
+	return w.interval(desired, s)
 }
 
 // interval returns the time until the next reconciliation if there was nothing to do.
-func (w *worker) interval(want *Daemon, s state) time.Duration {
+func (w *worker) interval(desired *Daemon, s state) time.Duration {
 	switch {
-	case want != nil && !want.Hold && !s.runs:
+	case desired != nil && !desired.Hold && !s.runs:
 		return max(time.Until(w.startAfter), startInterval)
-	case want == nil && s.busy:
+	case desired == nil && s.busy:
 		w.infoOnce("its MPS control daemon is no longer configured and ends when its last client has ended")
 		return retryInterval
 	case s.runs && !s.answers && w.isStarting():
@@ -196,7 +196,7 @@ const (
 )
 
 // observe returns the daemon's state. The error is why it does not answer.
-func (w *worker) observe(ctx context.Context, want *Daemon) (state, error) {
+func (w *worker) observe(ctx context.Context, desired *Daemon) (state, error) {
 	s := state{
 		now: time.Now(), startAfter: w.startAfter, runs: w.proc.runs(), prepared: w.exclusive || prepared(w.dir),
 		patience: patience * w.supervisor.opts.Deadline,
@@ -205,7 +205,7 @@ func (w *worker) observe(ctx context.Context, want *Daemon) (state, error) {
 		return s, nil
 	}
 	truncateLogs(w.dir)
-	err := w.query(ctx, want, &s)
+	err := w.query(ctx, desired, &s)
 	s.answers = err == nil
 	switch {
 	case s.answers:
@@ -220,8 +220,8 @@ func (w *worker) observe(ctx context.Context, want *Daemon) (state, error) {
 	return s, err
 }
 
-// query asks the daemon for the rest of its state.
-func (w *worker) query(ctx context.Context, want *Daemon, s *state) error {
+// query requests the rest of the state from the daemon.
+func (w *worker) query(ctx context.Context, desired *Daemon, s *state) error {
 	ctx, cancel := w.requestContext(ctx)
 	defer cancel()
 	c, err := w.supervisor.control(ctx, w.dir)
@@ -229,15 +229,15 @@ func (w *worker) query(ctx context.Context, want *Daemon, s *state) error {
 		return err
 	}
 	s.stale = c.program.Driver != w.driver
-	if want != nil {
-		has, err := c.limited(ctx, want.Limits)
+	if desired != nil {
+		has, err := c.limited(ctx, desired.Limits)
 		if err != nil {
 			return err
 		}
 		// The daemon's answer is rounded, so it proves less than that the same limits were set.
-		s.limited = has && w.given == want.Limits
+		s.limited = has && w.given == desired.Limits
 	}
-	if want == nil || s.stale {
+	if desired == nil || s.stale {
 		s.busy, err = c.busy(ctx)
 	}
 	return err
@@ -257,15 +257,15 @@ func (w *worker) requestContext(ctx context.Context) (context.Context, context.C
 }
 
 // publish updates the reason why containers cannot use the daemon.
-func (w *worker) publish(want *Daemon, s state, err error) {
+func (w *worker) publish(desired *Daemon, s state, err error) {
 	switch {
-	case want == nil || !s.runs:
+	case desired == nil || !s.runs:
 	case err != nil && w.isStarting():
 	case err != nil:
 		w.fail("its MPS control daemon does not answer", err)
 	case s.limited && w.exclusive:
-		if w.setReason("", want.Limits) {
-			text := ": its MPS control daemon is ready; each client may use " + describe(want.Limits)
+		if w.setReason("", desired.Limits) {
+			text := ": its MPS control daemon is ready; each client may use " + describe(desired.Limits)
 			w.log.Info(w.uuid+text, "pid", w.proc.pid)
 		}
 	}
@@ -321,8 +321,8 @@ func (w *worker) fail(what string, err error) {
 // The actions of decide. Each returns the time until the next reconciliation.
 
 // start prepares the GPU and starts a daemon.
-func (w *worker) start(ctx context.Context, want *Daemon) time.Duration {
-	if err := w.tryStart(ctx, want); err != nil {
+func (w *worker) start(ctx context.Context, desired *Daemon) time.Duration {
+	if err := w.tryStart(ctx, desired); err != nil {
 		pause := w.nextPause(0)
 		if ctx.Err() == nil {
 			w.fail("its MPS control daemon cannot be started", err)
@@ -333,12 +333,12 @@ func (w *worker) start(ctx context.Context, want *Daemon) time.Duration {
 	return startInterval
 }
 
-func (w *worker) tryStart(ctx context.Context, want *Daemon) error {
+func (w *worker) tryStart(ctx context.Context, desired *Daemon) error {
 	c, err := w.supervisor.control(ctx, w.dir)
 	if err != nil {
 		return err
 	}
-	if err := prepare(w.supervisor.opts.Dir, w.uuid, want.Limits.SharedMemoryBytes); err != nil {
+	if err := prepare(w.supervisor.opts.Dir, w.uuid, desired.Limits.SharedMemoryBytes); err != nil {
 		return err
 	}
 	if err := w.supervisor.linkLibraries(c.program.Libraries); err != nil {
@@ -361,21 +361,21 @@ func (w *worker) makeExclusive(ctx context.Context) error {
 }
 
 // limit sets the daemon's limits.
-func (w *worker) limit(ctx context.Context, want *Daemon) time.Duration {
+func (w *worker) limit(ctx context.Context, desired *Daemon) time.Duration {
 	requests, cancel := w.requestContext(ctx)
 	defer cancel()
 	c, err := w.supervisor.control(requests, w.dir)
 	if err == nil {
-		err = c.limit(requests, want.Limits)
+		err = c.limit(requests, desired.Limits)
 	}
 	if err == nil {
-		err = resizeShm(w.dir, want.Limits.SharedMemoryBytes)
+		err = resizeShm(w.dir, desired.Limits.SharedMemoryBytes)
 	}
 	switch {
-	case err == nil && w.given == want.Limits: // a container has changed them, and may do so again
+	case err == nil && w.given == desired.Limits: // a container has changed them, and may do so again
 		return retryInterval
 	case err == nil:
-		w.given = want.Limits
+		w.given = desired.Limits
 		return 0
 	}
 	if ctx.Err() == nil && w.proc.runs() {
@@ -384,7 +384,7 @@ func (w *worker) limit(ctx context.Context, want *Daemon) time.Duration {
 	return retryInterval
 }
 
-// quit tells the daemon to end, and waits for it.
+// quit sends the command to end, and waits for the end.
 func (w *worker) quit(ctx context.Context) time.Duration {
 	requests, cancel := w.requestContext(ctx)
 	defer cancel()

@@ -71,7 +71,7 @@ func FuzzCheckName(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, name string) {
 		if ours, theirs := CheckName(name) == nil, kubeletAccepts(name); ours != theirs {
-			t.Errorf("%q: we say %t, the kubelet %t", name, ours, theirs)
+			t.Errorf("%q: %t, and with the kubelet %t", name, ours, theirs)
 		}
 	})
 }

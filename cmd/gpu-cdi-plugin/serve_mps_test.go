@@ -28,7 +28,7 @@ const (
 	byMPS = "mps: true\nsharing: {mps: {rename-by-default: true, resources: [{name: nvidia.com/gpu, devices: [1], replicas: %d}]}}\n"
 )
 
-// newMPS is a plugin that shares GPU 1 of a node with four.
+// newMPS returns a plugin that shares GPU 1 of four by MPS.
 func newMPS(t *testing.T, replicas int) (s *served, uuid string) {
 	t.Helper()
 	testenv.Root(t)
@@ -47,7 +47,7 @@ func newMPS(t *testing.T, replicas int) (s *served, uuid string) {
 
 func (s *served) mpsDir() string { return filepath.Join(s.dir, "run", "mps") }
 
-// endDaemons ends what a test left running.
+// endDaemons kills daemons that a test left running.
 func (s *served) endDaemons() {
 	for _, g := range s.node.Machine().GPUs {
 		if pid := s.daemon(g.UUID); pid > 0 {
@@ -65,7 +65,7 @@ func (s *served) unmountShm() {
 	}
 }
 
-// daemon is the process of a GPU's daemon, or 0.
+// daemon returns the PID of a GPU's daemon, or 0.
 func (s *served) daemon(uuid string) int {
 	pids, err := filepath.Glob("/proc/[0-9]*")
 	mustDo(s.t, err)
@@ -82,14 +82,14 @@ func (s *served) daemon(uuid string) int {
 	return 0
 }
 
-// computeMode is the digit that the simulated driver keeps.
+// computeMode returns the compute mode of the simulated driver, a digit.
 func (s *served) computeMode(uuid string) string {
 	mode, _ := os.ReadFile(filepath.Join(s.node.Root(), "run/gpu-sim/compute-mode."+uuid))
 	return string(mode)
 }
 
-// allocated asks for one device and returns the whole answer.
-func (s *served) allocated(e *kubelettest.Endpoint, id string) *v1beta1.ContainerAllocateResponse {
+// allocateOne allocates one device and returns the response.
+func (s *served) allocateOne(e *kubelettest.Endpoint, id string) *v1beta1.ContainerAllocateResponse {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Second)
 	defer cancel()
@@ -100,7 +100,7 @@ func (s *served) allocated(e *kubelettest.Endpoint, id string) *v1beta1.Containe
 	return answer.GetContainerResponses()[0]
 }
 
-// client is a process in a container that was given the answer: it sees the mounts, and nothing else of the host's MPS.
+// client returns a command that runs in a container with that response: it sees its mounts, and no other files of MPS.
 func (s *served) client(answer *v1beta1.ContainerAllocateResponse, seconds int) *exec.Cmd {
 	s.t.Helper()
 	script := "set -e\n"
@@ -128,7 +128,7 @@ func (s *served) wantClient(answer *v1beta1.ContainerAllocateResponse, want ...s
 	out, err := s.client(answer, 0).CombinedOutput()
 	for _, text := range want {
 		if err != nil || !strings.Contains(string(out), text) {
-			s.t.Errorf("the client says %q, %v; want %q", out, err, text)
+			s.t.Errorf("the client printed %q, %v; want %q", out, err, text)
 		}
 	}
 }
@@ -139,7 +139,7 @@ func TestServeSharesByMPS(t *testing.T) {
 	s.start()
 	s.listed(gpuResource, 3, 0)
 	e := s.listed(sharedResource, 4, 0)
-	answer := s.allocated(e, uuid+"::2")
+	answer := s.allocateOne(e, uuid+"::2")
 	memory := s.node.Machine().GPUs[1].MemoryBytes >> 20 / 4 << 20
 	limit := fmt.Sprintf("uuid=%s pinned_mem_limit=%d", uuid, memory)
 	s.wantClient(answer, "active_thread_percentage=25.0", limit)
@@ -156,22 +156,22 @@ func TestServeSharesByMPS(t *testing.T) {
 		}
 	}
 
-	// The daemon dies, and comes back.
+	// The daemon dies, and is restarted.
 	first := s.daemon(uuid)
 	lists := s.kubelet.Lists(sharedResource)
 	mustDo(t, syscall.Kill(first, syscall.SIGKILL))
-	waitFor(t, "a list without and one with the devices", func() bool { return s.kubelet.Lists(sharedResource) >= lists+2 })
+	waitFor(t, "lists without and with the devices", func() bool { return s.kubelet.Lists(sharedResource) >= lists+2 })
 	s.listed(sharedResource, 4, 0)
-	s.wantClient(answer, limit) // what was mounted before leads to the new one
+	s.wantClient(answer, limit) // the same mounts reach the new daemon
 	second := s.daemon(uuid)
 	if second == first || second == 0 {
 		t.Errorf("daemon %d after %d", second, first)
 	}
 	if !strings.Contains(s.log.String(), uuid+": its MPS control daemon was ended by signal SIGKILL") {
-		t.Error("it does not say how the daemon ended")
+		t.Error("the log has no reason for the daemon's end")
 	}
 
-	// The plugin dies, or ends, and the next one takes the daemon over.
+	// The plugin is killed or ends, and the next one adopts the daemon.
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		_ = s.end(sig)
 		s.wantClient(answer, limit)
@@ -182,17 +182,17 @@ func TestServeSharesByMPS(t *testing.T) {
 		}
 	}
 
-	// With more replicas each has less, also of the server that runs.
+	// With more replicas each gets less, from the running server too.
 	s.configure(fmt.Sprintf(byMPS, 8))
 	s.signal(syscall.SIGHUP)
 	e = s.listed(sharedResource, 8, 0)
-	s.wantClient(s.allocated(e, uuid+"::7"), "active_thread_percentage=12.0", fmt.Sprintf("pinned_mem_limit=%d", s.node.Machine().GPUs[1].MemoryBytes>>20/8<<20))
+	s.wantClient(s.allocateOne(e, uuid+"::7"), "active_thread_percentage=12.0", fmt.Sprintf("pinned_mem_limit=%d", s.node.Machine().GPUs[1].MemoryBytes>>20/8<<20))
 	if now := s.daemon(uuid); now != second {
 		t.Errorf("with other limits the daemon is %d, want %d", now, second)
 	}
 
-	// Nobody wants it any more, but a client is there.
-	client := s.client(s.allocated(e, uuid+"::7"), 600)
+	// MPS is no longer configured, but there is a client.
+	client := s.client(s.allocateOne(e, uuid+"::7"), 600)
 	out, err := client.StdoutPipe()
 	mustDo(t, err)
 	mustDo(t, client.Start())
@@ -200,7 +200,7 @@ func TestServeSharesByMPS(t *testing.T) {
 	mustDo(t, err)
 	s.configure("")
 	s.signal(syscall.SIGHUP)
-	s.listed(gpuResource, 3, 1) // which would not work while the GPU is exclusive
+	s.listed(gpuResource, 3, 1) // a whole GPU cannot be used while it is exclusive
 	mustDo(t, s.end(syscall.SIGTERM))
 	s.start()
 	s.listed(gpuResource, 3, 1)
@@ -214,8 +214,8 @@ func TestServeSharesByMPS(t *testing.T) {
 	s.listed(gpuResource, 4, 0)
 }
 
-// A plugin that begins anew in the same process is still the parent of the daemons, without knowing it.
-func TestServeBeginsAnewBesideMPS(t *testing.T) {
+// A plugin that restarts by exec is still the parent of the daemons.
+func TestServeRestartsBesideMPS(t *testing.T) {
 	t.Parallel()
 	s, uuid := newMPS(t, 2)
 	s.start()
@@ -228,19 +228,19 @@ func TestServeBeginsAnewBesideMPS(t *testing.T) {
 	if now := s.daemon(uuid); now != first {
 		t.Errorf("the daemon is %d, want %d", now, first)
 	}
-	if envs := s.allocated(e, uuid+"::0").GetEnvs(); envs["NVIDIA_VISIBLE_DEVICES"] != uuid || envs["CUDA_MPS_PIPE_DIRECTORY"] == "" {
+	if envs := s.allocateOne(e, uuid+"::0").GetEnvs(); envs["NVIDIA_VISIBLE_DEVICES"] != uuid || envs["CUDA_MPS_PIPE_DIRECTORY"] == "" {
 		t.Errorf("variables %v", envs)
 	}
 	lists := s.kubelet.Lists(sharedResource)
 	mustDo(t, syscall.Kill(first, syscall.SIGKILL))
-	waitFor(t, "a list without and one with the devices", func() bool { return s.kubelet.Lists(sharedResource) >= lists+2 })
+	waitFor(t, "lists without and with the devices", func() bool { return s.kubelet.Lists(sharedResource) >= lists+2 })
 	s.listed(sharedResource, 2, 0)
 	if err := syscall.Kill(first, 0); err == nil {
 		t.Error("the first daemon is a zombie")
 	}
 }
 
-// Who may not make a GPU exclusive does not share it, and says so; the other GPUs are offered.
+// Without permission to set the compute mode the GPU is not shared; the other GPUs are offered.
 func TestServeNeedsPermissionForMPS(t *testing.T) {
 	t.Parallel()
 	s, uuid := newMPS(t, 2)
@@ -282,10 +282,10 @@ func TestServeNeedsTheHostsPIDNamespaceForMPS(t *testing.T) {
 	}
 }
 
-// The control program, its server and the libraries that they are given run as root.
-func TestMPSRunsOnlyRootsFiles(t *testing.T) {
+// The control program, its server and their libraries run as root.
+func TestMPSRunsOnlyFilesOfRoot(t *testing.T) {
 	testenv.Root(t)
-	safe, err := os.MkdirTemp("/run", "mps-test-") //nolint:usetesting // t.TempDir is under /tmp, where everybody can write
+	safe, err := os.MkdirTemp("/run", "mps-test-") //nolint:usetesting // t.TempDir is in /tmp, where every user can write
 	mustDo(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(safe) })
 	dir := filepath.Join(safe, "driver")
@@ -294,16 +294,16 @@ func TestMPSRunsOnlyRootsFiles(t *testing.T) {
 		change func() error
 		want   string
 	}{
-		"root's":                    {func() error { return nil }, ""},
-		"the group can write":       {func() error { return os.Chmod(control, 0o775) }, "group 0 can write to " + control},
-		"all can write":             {func() error { return os.Chmod(control, 0o757) }, "every user can write to " + control},
-		"somebody's":                {func() error { return os.Chown(control, 1000, 0) }, control + " belongs to user 1000"},
-		"in somebody's directory":   {func() error { return os.Chown(dir, 1000, 0) }, dir + " belongs to user 1000"},
-		"gone":                      {func() error { return os.Remove(control) }, "no such file"},
-		"a directory":               {func() error { return errors.Join(os.Remove(control), os.Mkdir(control, 0o755)) }, "not a regular file"},
-		"somebody's server":         {func() error { return os.Chown(server, 1000, 0) }, server + " belongs to user 1000"},
-		"without a server":          {func() error { return os.Remove(server) }, ""},
-		"a library that all change": {func() error { return os.Chmod(library, 0o666) }, "every user can write to " + library},
+		"of root":                     {func() error { return nil }, ""},
+		"the group can write":         {func() error { return os.Chmod(control, 0o775) }, "group 0 can write to " + control},
+		"all can write":               {func() error { return os.Chmod(control, 0o757) }, "every user can write to " + control},
+		"of another user":             {func() error { return os.Chown(control, 1000, 0) }, control + " belongs to user 1000"},
+		"in another user's directory": {func() error { return os.Chown(dir, 1000, 0) }, dir + " belongs to user 1000"},
+		"gone":                        {func() error { return os.Remove(control) }, "no such file"},
+		"a directory":                 {func() error { return errors.Join(os.Remove(control), os.Mkdir(control, 0o755)) }, "not a regular file"},
+		"a server of another user":    {func() error { return os.Chown(server, 1000, 0) }, server + " belongs to user 1000"},
+		"without a server":            {func() error { return os.Remove(server) }, ""},
+		"a library that all change":   {func() error { return os.Chmod(library, 0o666) }, "every user can write to " + library},
 	} {
 		mustDo(t, errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)))
 		for _, path := range []string{control, server, library} {

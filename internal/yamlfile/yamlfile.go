@@ -28,7 +28,7 @@ type Problem struct {
 	Line int
 	// Path is the key, such as "rules[0].name"; it is empty if the key itself is wrong.
 	Path string
-	// Text says what is wrong.
+	// Text describes the problem.
 	Text string
 }
 
