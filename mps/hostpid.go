@@ -15,14 +15,13 @@ var ErrPIDNamespace = errors.New("this process is not in the host's PID namespac
 
 // CheckPIDNamespace returns ErrPIDNamespace if the process that listens on the kubelet's socket has no PID here.
 //
-// MPS needs the host's PID namespace: the server knows its clients by the PIDs that the kernel reports for their
-// sockets (0 for a process outside of the namespace), so that clients cannot be distinguished or counted.
-// And the mounts of the host's process 1 show whether the containers' runtime sees a GPU's directories.
+// MPS needs the host's PID namespace for two reasons. The server identifies its clients by the PIDs that the kernel
+// reports for their sockets, and these are 0 for processes outside its namespace. And the mounts of the host's process 1
+// show whether the containers' runtime sees a GPU's shm.
 //
-// The host is where the kubelet is: on a node that is a container itself, as with kind, that is not the machine's first
-// PID namespace, so the number of that namespace proves nothing, and neither does what process 1 is. The kernel's
-// answer about the kubelet's socket does. Without a kubelet there is no answer and no error: a pod is started by a
-// running one.
+// The host is where the kubelet runs. A node can be a container itself, as with kind, so its PID namespace need not be
+// the machine's first one, and its process 1 can be any program. The credentials of the kubelet's socket are reliable.
+// If no kubelet listens there is no error: a plugin in a pod was started by a running kubelet.
 func CheckPIDNamespace(kubeletSocket string) error {
 	conn, err := net.DialTimeout("unix", kubeletSocket, time.Second)
 	if err != nil {
