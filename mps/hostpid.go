@@ -16,8 +16,8 @@ var ErrPIDNamespace = errors.New("this process is not in the host's PID namespac
 // CheckPIDNamespace returns ErrPIDNamespace if the process that listens on the kubelet's socket has no PID here.
 //
 // MPS needs the host's PID namespace for two reasons. The server identifies its clients by the PIDs that the kernel
-// reports for their sockets, and these are 0 for processes outside its namespace. And the mounts of the host's process 1
-// show whether the containers' runtime sees a GPU's shm.
+// reports for their sockets, and these are 0 for processes outside its namespace. And the mounts of the host's process
+// 1 show whether the containers' runtime sees a GPU's shm.
 //
 // The host is where the kubelet runs. A node can be a container itself, as with kind, so its PID namespace need not be
 // the machine's first one, and its process 1 can be any program. The credentials of the kubelet's socket are reliable.
