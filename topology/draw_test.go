@@ -193,6 +193,22 @@ func TestPicturesShowTheSnapshot(t *testing.T) {
 	}
 }
 
+func TestLegendCountsUnusableGPUsThatItDoesNotList(t *testing.T) {
+	s := isolated(14)
+	for i := range s.Devices {
+		s.Devices[i].Error = "lost"
+	}
+	checkPicture(t, Node{Snapshot: s})
+	svg := string(drawNode(t, Node{Snapshot: s}))
+	for text, want := range map[string]int{
+		">GPU 10 is unusable: lost<": 1, ">GPU 11 is unusable": 0, ">3 more GPUs are unusable<": 1,
+	} {
+		if got := strings.Count(svg, text); got != want {
+			t.Errorf("%q is there %d times, want %d", text, got, want)
+		}
+	}
+}
+
 // A node that is narrower than the picture is in the middle of it, with its bar of NVSwitches.
 func TestFabricBarSpansItsCards(t *testing.T) {
 	s := isolated(2)
