@@ -146,8 +146,8 @@ func (c *call) wait(ctx context.Context) (returned bool) {
 	}
 }
 
-// entering records the function that the call is about to enter.
-func (c *call) entering(function string) {
+// enter records the function that the call is about to enter.
+func (c *call) enter(function string) {
 	c.calls.mu.Lock()
 	defer c.calls.mu.Unlock()
 	c.function = function

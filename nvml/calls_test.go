@@ -31,7 +31,7 @@ func TestCallThatHangsIsReportedAndNotRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cs calls
 		answer := make(chan struct{})
-		hang := func(c *call) string { c.entering("nvmlX"); <-answer; return "late" }
+		hang := func(c *call) string { c.enter("nvmlX"); <-answer; return "late" }
 		const want = "does not answer (nvmlX has not returned)"
 		_, err := askText(withDeadline(t, 3*time.Second), &cs, "GPU 1", hang)
 		if !isTimeout(err) || err.Error() != want {
@@ -155,7 +155,7 @@ func TestTimeoutNamesTheFunctionThatHangs(t *testing.T) {
 		var cs calls
 		_, err := askText(withDeadline(t, 2*time.Second), &cs, "GPU 1", func(c *call) string {
 			for i := range 5 {
-				c.entering(fmt.Sprintf("nvml%d", i))
+				c.enter(fmt.Sprintf("nvml%d", i))
 				time.Sleep(700 * time.Millisecond)
 			}
 			return ""
@@ -173,9 +173,9 @@ func TestTimeoutHasWhatTheCallHasLearned(t *testing.T) {
 		got, err := askText(withDeadline(t, time.Second), &cs, "GPU 1", func(c *call) string {
 			learned := "nothing"
 			c.progress = func() any { return learned }
-			c.entering("nvml1")
+			c.enter("nvml1")
 			learned = "much"
-			c.entering("nvml2")
+			c.enter("nvml2")
 			time.Sleep(time.Minute)
 			return "all"
 		})

@@ -45,7 +45,7 @@ var gpuUUID = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 	path := s.opts.Host.Proc("driver", "nvidia", "gpus", d.PCIBusID, "information")
 	work := func(c *call) (string, error) {
-		c.entering("read")
+		c.enter("read")
 		return readShort(path), nil
 	}
 	text, err := ask(ctx, &s.driver.calls, "information about "+d.PCIBusID, s.tolerated(), work)

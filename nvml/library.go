@@ -16,8 +16,7 @@ type driver struct {
 	api   nvml.Interface
 	has   func(function string) bool // reports whether the library has a function
 	calls calls
-	// initialised is whether nvmlInit has succeeded since the last nvmlShutdown. Only calls about librarySubject use
-	// it.
+	// initialised is whether nvmlInit has succeeded since the last nvmlShutdown. Calls about librarySubject use it.
 	initialised bool
 }
 
@@ -101,7 +100,7 @@ func InFlight() []string {
 // invoke calls one function of NVML as part of c. Its error names the function.
 func invoke[T any](d *driver, c *call, function string, f func() (T, nvml.Return)) (T, error) {
 	var none T
-	c.entering(function)
+	c.enter(function)
 	if !d.has(function) {
 		return none, &functionError{function, nvml.ERROR_FUNCTION_NOT_FOUND, "not in this version of the library"}
 	}
