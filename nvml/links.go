@@ -13,8 +13,7 @@ import (
 )
 
 // readLinks reads how the GPUs with handles are linked: a link for each two, in order. It also returns, by index, the
-// errors of GPUs whose links could not all be read. Where the driver does not return a path on PCIe, it is that of
-// sysfs.
+// errors of GPUs whose links could not all be read. A path on PCIe that the driver does not return is that of sysfs.
 func (s *Session) readLinks(
 	ctx context.Context, snapshot *gpu.Snapshot, handles []nvml.Device,
 ) (links []gpu.Link, unread map[int]error) {

@@ -38,8 +38,7 @@ type Options struct {
 	// GPUTimeout is how long a GPU may not answer before a snapshot has it as unreadable, if a snapshot is taken each
 	// [SnapshotInterval].
 	GPUTimeout time.Duration
-	// Returned is called when a call that was abandoned has returned, so that GPUs may be readable again. It may be
-	// nil.
+	// Returned is called when an abandoned call has returned, so that GPUs may be readable again. It may be nil.
 	Returned func()
 	// Log gets warnings about links that cannot be read.
 	Log *slog.Logger
