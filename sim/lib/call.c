@@ -1,6 +1,6 @@
-// What every call goes through before it answers: is the library initialized, the latency of the driver, injected
-// failures and hangs, is the handle one of ours, is the GPU still there. No lock is held while a call waits, so a call
-// that hangs blocks no other.
+// The steps of every call before its function: check that the library is initialized, wait for the driver's latency,
+// apply injected failures and hangs, check the handle and that the GPU is not lost. A call holds no lock while it
+// waits, so a call that hangs blocks no other.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -61,7 +61,7 @@ static const struct fault *find_fault(const struct call *c, int gpu)
     return NULL;
 }
 
-// Waits out hangs and answers injected failures: those of one GPU, or with -1 those that name none.
+// Waits while a fault hangs the call, and returns injected failures: those of one GPU, or with -1 those without a GPU.
 static nvmlReturn_t admit(struct call *c, int gpu)
 {
     for (;;) {

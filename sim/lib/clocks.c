@@ -1,4 +1,4 @@
-// Clocks and performance states of an idle GPU, and counts of what it is made of.
+// Clocks and performance states of an idle GPU, and counts of its units.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -142,7 +142,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t d
     return put_reasons(&c, true, reasons);
 }
 
-// Servers' GPUs stay in the highest state; others go down when idle.
+// GPUs of servers are always in the highest state; others are in a low one when idle.
 static nvmlReturn_t put_pstate(const struct call *c, nvmlPstates_t *state)
 {
     REQUIRE(state != NULL);

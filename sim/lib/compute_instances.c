@@ -1,5 +1,5 @@
-// Compute instances: the parts of a GPU instance that MIG devices are. Their profiles follow from the number of slices
-// of the GPU instance: a part of each size that NVML has a profile for, up to the whole.
+// Compute instances, which MIG devices are. Their profiles depend on the number of slices of the GPU instance: one for
+// each size that NVML has a profile for, up to the whole instance.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -16,7 +16,7 @@ struct part {
     char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
 };
 
-// The multiprocessors of a part, as a MIG device like it has them, otherwise its share.
+// The multiprocessors of a profile: those of a MIG device with it, otherwise its share.
 static unsigned int part_sms(const struct call *c, const struct part *p)
 {
     for (size_t i = 0; i < c->world->mig_count; i++) {
@@ -96,7 +96,7 @@ NVML_API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInsta
         .sharedOfaCount = p.whole->ofas,
     };
     memcpy(whole.name, p.name, sizeof(whole.name));
-    // The second version is the third without its end.
+    // The second version is the third without its last fields.
     memcpy(info, &whole, version == nvmlComputeInstanceProfileInfo_v3 ? sizeof(whole) : sizeof(*info));
     return NVML_SUCCESS;
 }

@@ -1,5 +1,5 @@
-// The description of the machine, which travels inside the library file: gpu-sim overwrites the bytes of the ELF
-// section .gpusim in a copy of the compiled library.
+// The description of the machine in the library file: gpu-sim writes it into the ELF section .gpusim of a copy of the
+// compiled library.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -9,7 +9,7 @@
 
 enum { SECTION_SIZE = 256 * 1024 };
 
-// Volatile, since the compiler must not believe the initializer: the file is patched after it was linked.
+// Volatile, since the file is changed after it was linked: the compiler must not use the initializer.
 __attribute__((section(".gpusim"), used, aligned(16))) static const volatile char description[SECTION_SIZE] = {0};
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -169,8 +169,8 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice
     return by_match(&c, has_serial, serial, device);
 }
 
-// The PCI address of a GPU by its index, also of one that is lost. Not of NVML: the real nvidia-smi learns the address
-// of a GPU that it gets no handle for through a private interface, and ours through this.
+// The PCI address of a GPU by its index, also of one that is lost. This is not a function of NVML: for a GPU without a
+// handle the real nvidia-smi uses a private interface, and the simulated one this.
 NVML_API nvmlReturn_t gpuSimGetBusId(unsigned int index, char *to, unsigned int length)
 {
     char text[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];

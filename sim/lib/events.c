@@ -13,8 +13,8 @@ enum { MAX_SETS = 256, POLL_NS = 10000000 };
 struct nvmlEventSet_st {
     uint64_t id; // 0: free
     struct {
-        uint64_t mask;  // types of events wanted; 0: not registered
-        uint64_t after; // sequence number of the last event not wanted any more
+        uint64_t mask;  // registered types of events; 0: not registered
+        uint64_t after; // sequence number of the last event before the registration, or returned
     } gpus[MAX_GPUS];
 };
 

@@ -93,10 +93,12 @@ static nvmlReturn_t nvlink_field(const struct gpu *g, nvmlFieldValue_t *f)
     }
 }
 
-// Counters of errors, which are all zero, where the GPU has what they count.
+// Counters of errors, which are all zero, if the GPU has the counted unit.
 static nvmlReturn_t error_field(const struct gpu *g, nvmlFieldValue_t *f)
 {
-    static const struct { unsigned int first, last; } ecc = {NVML_FI_DEV_ECC_SBE_VOL_TOTAL, NVML_FI_DEV_ECC_DBE_AGG_CBU};
+    static const struct {
+        unsigned int first, last;
+    } ecc = {NVML_FI_DEV_ECC_SBE_VOL_TOTAL, NVML_FI_DEV_ECC_DBE_AGG_CBU};
     unsigned int id = f->fieldId;
     bool ampere = g->arch >= NVML_DEVICE_ARCH_AMPERE, server = gpu_is_data_center(g);
     if (id >= ecc.first && id <= ecc.last)

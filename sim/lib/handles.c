@@ -31,7 +31,7 @@ static struct target from_ci_place(size_t place)
     };
 }
 
-// The place of a pointer in an array of bytes. False: it points elsewhere.
+// The index of a pointer in an array of bytes. False: it points elsewhere.
 static bool place_of(const void *pointer, const void *array, size_t size, size_t *place)
 {
     uintptr_t at = (uintptr_t)pointer, start = (uintptr_t)array;

@@ -1,4 +1,4 @@
-// Small things that several files of API functions need.
+// Helpers for the files of API functions.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -38,7 +38,7 @@ const struct mig *world_mig(const struct world *w, struct target t)
     return NULL;
 }
 
-// Ports that the GPU has: NVML speaks of ports by number, and a GPU's ports come first.
+// The number of ports of a GPU. NVML numbers more ports than a GPU has; those of the GPU come first.
 unsigned int gpu_port_count(const struct gpu *g)
 {
     unsigned int n = 0;

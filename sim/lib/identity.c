@@ -51,7 +51,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetBoardPartNumber(nvmlDevice_t device, char *nu
     return put_string(number, length, c.gpu->board);
 }
 
-// A number for the board: the PCI bus, as the real library makes it.
+// The board's number is its PCI bus, as in the real library.
 NVML_API nvmlReturn_t nvmlDeviceGetBoardId(nvmlDevice_t device, unsigned int *id)
 {
     ENTER_DEVICE(c, device, WHOLE);
@@ -195,7 +195,7 @@ static nvmlReturn_t put_pci(const struct call *c, nvmlPciInfo_t *pci)
     return NVML_SUCCESS;
 }
 
-// The first version's structure ends before the subsystem, which came with the second. Both still exist.
+// The first version's structure ends before the subsystem, which the second added.
 NVML_API nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     nvmlPciInfo_t whole;
@@ -206,7 +206,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *p
     return NVML_SUCCESS;
 }
 
-// The second version ends before the long bus id; four words that are no longer used stood there.
+// The second version has four unused words in place of the long bus id.
 NVML_API nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     nvmlPciInfo_t whole;

@@ -173,7 +173,7 @@ static unsigned int bits(unsigned int start, unsigned int size)
     return (size >= 32 ? UINT32_MAX : (1U << size) - 1) << start;
 }
 
-// How many more instances of a profile fit beside those that are there, placed from the left.
+// How many more instances of a profile fit beside the existing ones, placed from the left.
 NVML_API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned int id,
                                                                 unsigned int *count)
 {

@@ -1,4 +1,4 @@
-// Memory: how much, and its errors, of which a simulated GPU has none.
+// Memory sizes, and memory errors, of which a simulated GPU has none.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -9,7 +9,7 @@ static uint64_t reserved_memory(uint64_t total) { return total / 128 >> 20 << 20
 
 static uint64_t total_memory(const struct call *c) { return c->mig != NULL ? c->mig->memory : c->gpu->memory; }
 
-// The first version counts what is reserved as used.
+// The first version counts reserved memory as used.
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     ENTER_DEVICE(c, device, EITHER);

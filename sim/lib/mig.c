@@ -54,7 +54,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, u
     return NVML_SUCCESS;
 }
 
-// Of a MIG device that is its index on its GPU.
+// For a MIG device it is the index on its GPU.
 NVML_API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
     unsigned int i;
@@ -115,7 +115,7 @@ static nvmlReturn_t put_attributes(const struct call *c, nvmlDeviceAttributes_t 
     return NVML_SUCCESS;
 }
 
-// The first version's structure ends before the slice counts, and has the memory there in their place.
+// The first version's structure has the memory in place of the slice counts.
 NVML_API nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
 {
     nvmlDeviceAttributes_t whole;

@@ -1,5 +1,5 @@
-// What the parts of the simulated Multi-Process Service share: the control daemon, the server and a client. They speak
-// over sockets that keep messages apart; each message is a word, and after a space what it is about.
+// Declarations for the control daemon, the server and the client of the simulated Multi-Process Service. They
+// communicate over sockets of type SEQPACKET; each message is a word, and after a space its argument.
 #ifndef GPU_SIM_MPS_H
 #define GPU_SIM_MPS_H
 
@@ -19,7 +19,7 @@
 
 enum {
     MPS_MESSAGE = 4096,   // the longest message in bytes
-    MPS_ANSWER = 65536,   // the longest answer to a command
+    MPS_ANSWER = 65536,   // the longest reply to a command
     MPS_CLIENTS = 60,     // clients of one server, as for compute capability 7.0 and later
     MPS_DEVICES = 64,
     MPS_TOKEN = 16,       // random bytes in the shared memory, written as twice as many digits
@@ -67,7 +67,7 @@ static inline int mps_connect(const char *name)
     return -1;
 }
 
-// Sends a message, unless the other side has read so little that it would have to wait.
+// Sends a message, unless it would have to wait for the other side.
 static inline bool mps_send(int fd, const char *message, size_t length)
 {
     ssize_t sent;
@@ -87,7 +87,7 @@ __attribute__((format(printf, 2, 3))) static inline bool mps_sendf(int fd, const
     return length > 0 && (size_t)length < sizeof(text) && mps_send(fd, text, (size_t)length);
 }
 
-// Receives a message and ends it with a NUL. Its length; 0 or less where the other side is gone.
+// Receives a message and ends it with a NUL. Returns its length, or 0 or less if the other side has closed the socket.
 static inline ssize_t mps_receive(int fd, char *to, size_t size)
 {
     ssize_t length;
@@ -98,7 +98,7 @@ static inline ssize_t mps_receive(int fd, char *to, size_t size)
     return length;
 }
 
-// What follows the message's first word, or NULL if that is not the word.
+// The argument of a message, or NULL if its first word is another.
 static inline const char *mps_after(const char *message, const char *word)
 {
     size_t length = strlen(word);

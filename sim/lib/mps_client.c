@@ -40,7 +40,7 @@ static bool sees_devices(const char *welcome)
     return true;
 }
 
-// Stays until the time is over. False: the server went away before.
+// Stays connected until the time is over. False: the server closed the connection before.
 static bool stay(int fd, long seconds)
 {
     struct timespec now, end;
@@ -90,8 +90,8 @@ static int usage(void)
 {
     puts("cuda-mps-client [SECONDS]\n\n"
          "Connects to the MPS control daemon of $CUDA_MPS_PIPE_DIRECTORY as a CUDA program does, prints the server's\n"
-         "process id, the limits and the devices that it was given, and stays for that time.\n\n"
-         "Exit status: 0 it was a client all the time, 1 an error of MPS, 2 a usage error, 3 there is no daemon, so a CUDA\n"
+         "process id, its limits and its devices, and stays connected for that time.\n\n"
+         "Exit status: 0 connected until the end, 1 an error of MPS, 2 a usage error, 3 no daemon, so a CUDA\n"
          "program would run without MPS.");
     return 2;
 }

@@ -1,11 +1,11 @@
-// The commands of the front end. What is wrong with an argument stands in the log only, as with the real one. A part of
+// The commands of the front end. Errors in arguments are in the log only, as with the real program. A part of
 // mps_control.c.
 #ifndef GPU_SIM_MPS_COMMANDS_H
 #define GPU_SIM_MPS_COMMANDS_H
 
 #include "mps_state.h"
 
-// An answer: a dot, and then what the front end prints.
+// A reply: a dot, and then the output of the front end.
 struct answer {
     char text[MPS_ANSWER];
     size_t length;
@@ -21,7 +21,7 @@ __attribute__((format(printf, 2, 3))) static void add(struct answer *a, const ch
         a->length += (size_t)length;
 }
 
-// Answers a line, and logs it.
+// Replies with a line, and logs it.
 __attribute__((format(printf, 2, 3))) static void tell(struct answer *a, const char *format, ...)
 {
     char text[MPS_MESSAGE];
@@ -33,7 +33,7 @@ __attribute__((format(printf, 2, 3))) static void tell(struct answer *a, const c
     add(a, "%s\n", text);
 }
 
-// The server that a command names, or NULL, which is answered.
+// The server that a command names, or NULL after an error reply.
 static struct server *named(struct answer *a, const char *argument)
 {
     struct server *s = server_by_pid(atoi(argument));
@@ -89,7 +89,7 @@ static void start(struct answer *a, const char *argument)
         start_server((uid_t)value);
 }
 
-// Reads a percentage. False: it is none, which is logged.
+// Reads a percentage. False: it is malformed, which is logged.
 static bool read_threads(const char *argument, double *threads)
 {
     char *end;
@@ -114,7 +114,7 @@ static void set_default_threads(struct answer *a, const char *argument)
     get_default_threads(a, argument);
 }
 
-// What stands behind the server's process id in an argument.
+// The part of an argument after the server's process id.
 static const char *behind_server(const char *argument)
 {
     argument += strcspn(argument, " ");
@@ -150,7 +150,7 @@ static void tell_limit(struct answer *a, const long long *limits, const char *ar
         tell(a, limit >= 1024 ? "%lldG" : "%lldM", limit >= 1024 ? limit / 1024 : limit);
 }
 
-// Only an index counts: the real one takes a UUID and does nothing with it. The device, or MPS_DEVICES if there is
+// Only an index counts: the real program accepts a UUID and ignores it. Returns the device, or MPS_DEVICES if there is
 // none.
 static unsigned int read_limit(long long *limits, const char *argument)
 {
@@ -241,7 +241,7 @@ static void run_command(struct peer *p, const char *line)
     say("Cmd:%s", line);
     const char *argument = mps_after(line, "quit");
     if (argument != NULL && quit(p, argument))
-        return; // answered when all is down
+        return; // the reply follows after the shutdown
     bool known = argument != NULL;
     for (size_t i = 0; !known && i < sizeof(commands) / sizeof(commands[0]); i++)
         if ((argument = mps_after(line, commands[i].name)) != NULL) {

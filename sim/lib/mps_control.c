@@ -1,5 +1,5 @@
-// nvidia-cuda-mps-control for the simulated driver: the control daemon, and the program that talks to it. What it
-// prints and answers is what the real one of driver 535 does, as observed, and what the manual page of driver 580 adds.
+// nvidia-cuda-mps-control for the simulated driver: the control daemon and its front end. Output and replies are those
+// of driver 535, as observed, with the additions of the manual page of driver 580.
 #define _GNU_SOURCE
 #include "mps.h"
 #include "mps_daemon.h"
@@ -23,7 +23,7 @@ static int command(int fd, const char *line, size_t length)
     return answer[0] == '.' ? -1 : answer[0] - '0';
 }
 
-// The front end: commands from standard input, a line each, until it ends or the daemon did.
+// The front end: commands from standard input, a line each, until its end or the daemon's.
 static int front_end(void)
 {
     int fd = mps_connect("control");

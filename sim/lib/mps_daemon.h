@@ -1,5 +1,4 @@
-// The control daemon: it starts servers, hands clients to them and does what the front end says. A part of
-// mps_control.c.
+// The control daemon: it starts servers, passes clients to them and executes commands. A part of mps_control.c.
 #ifndef GPU_SIM_MPS_DAEMON_H
 #define GPU_SIM_MPS_DAEMON_H
 
@@ -9,7 +8,7 @@
 #include <poll.h>
 #include <sys/signalfd.h>
 
-// Brings a client that waits on its way: to its user's server, or that server to its start.
+// Passes a waiting client to its user's server, or starts that server.
 static void place(struct peer *p)
 {
     bool others = false;
@@ -23,7 +22,7 @@ static void place(struct peer *p)
             return;
         }
         others = true;
-        shut_down(s); // it goes when its clients are done, and then this user's server comes
+        shut_down(s); // after its clients have ended, this user's server starts
     }
     if (!others && !start_server(p->who.uid))
         close_peer(p);
@@ -70,7 +69,7 @@ static void hear_peer(struct peer *p)
     } else if (p->kind == NEW) {
         introduce(p, message);
     } else {
-        close_peer(p); // a client that waits has nothing to say
+        close_peer(p); // a waiting client sends nothing
     }
 }
 
@@ -107,7 +106,7 @@ static void reap(void)
                 forget_server(&d.servers[i], WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
 }
 
-// Passes on what servers wrote into the log pipe.
+// Copies the servers' output from the log pipe.
 static void copy_log(void)
 {
     char text[PIPE_BUF];
@@ -135,7 +134,7 @@ static void accept_peer(void)
     close(fd);
 }
 
-// Kills the servers that are still there when the time that "quit -t" gave is over. The milliseconds until then.
+// Kills the remaining servers when the time of "quit -t" is over. Returns the milliseconds until then.
 static int enforce_deadline(void)
 {
     if (!d.quitting || d.deadline == 0)
@@ -183,7 +182,7 @@ static int run_daemon(bool foreground)
     if (status != 0)
         return status;
     if (!foreground && (status = fork()) != 0)
-        return status < 0; // the child goes on
+        return status < 0; // the child continues
     if (!begin(foreground))
         return 1;
     while (!d.quitting || servers() > 0)

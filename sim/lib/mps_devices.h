@@ -19,7 +19,7 @@ struct mps_nvml {
     nvmlReturn_t (*name)(nvmlDevice_t, char *, unsigned int);
 };
 
-// The driver's library, initialized once. NULL: there is no driver that works.
+// The driver's library, initialized once. NULL: no usable driver.
 static inline const struct mps_nvml *mps_library(void)
 {
     static struct mps_nvml nvml;

@@ -1,5 +1,5 @@
 // The MPS server of the simulated driver. The control daemon starts it for a user, with the limits in its environment;
-// it answers the clients that the daemon hands to it.
+// it serves the clients that the daemon passes to it.
 #define _GNU_SOURCE
 #include "mps.h"
 #include "mps_devices.h"
@@ -36,8 +36,9 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
     va_start(arguments, format);
     int length = mps_log_line(line, sizeof(line), "Server", format, arguments);
     va_end(arguments);
-    if (self.log >= 0 && length > 0 && write(self.log, line, (size_t)length < sizeof(line) ? (size_t)length : sizeof(line)) < 0)
-        self.log = -1; // nobody reads it any more
+    size_t size = (size_t)length < sizeof(line) ? (size_t)length : sizeof(line);
+    if (self.log >= 0 && length > 0 && write(self.log, line, size) < 0)
+        self.log = -1; // the reader has closed it
 }
 
 // Adds one device of CUDA_VISIBLE_DEVICES, an index or a UUID.
@@ -46,7 +47,8 @@ static bool add_device(const struct mps_nvml *nvml, const char *name)
     nvmlDevice_t handle;
     char *end;
     unsigned long index = strtoul(name, &end, 10);
-    nvmlReturn_t result = end != name && *end == '\0' ? nvml->by_index((unsigned int)index, &handle) : nvml->by_uuid(name, &handle);
+    bool is_index = end != name && *end == '\0';
+    nvmlReturn_t result = is_index ? nvml->by_index((unsigned int)index, &handle) : nvml->by_uuid(name, &handle);
     struct device *d = &self.devices[self.count];
     if (self.count == MPS_DEVICES || result != NVML_SUCCESS || nvml->uuid(handle, d->uuid, MPS_UUID) != NVML_SUCCESS ||
         nvml->name(handle, d->name, MPS_NAME) != NVML_SUCCESS) {
@@ -71,7 +73,7 @@ static bool add_all(const struct mps_nvml *nvml)
     return true;
 }
 
-// Finds the devices that the server may use. False: it cannot have one of them, or has none.
+// Finds the devices of the server. False: one does not exist, or there are none.
 static bool find_devices(void)
 {
     const struct mps_nvml *nvml = mps_library();
@@ -106,14 +108,15 @@ static void set_limits(const char *at)
         char unit;
         if (sscanf(at, "%u=%lld%c", &device, &value, &unit) == 3 && device < self.count) {
             self.devices[device].limit = value << (unit == 'G' ? 30 : 20);
-            say("Device pinned memory limit for device %u set to 0x%llx bytes", device, (unsigned long long)self.devices[device].limit);
+            say("Device pinned memory limit for device %u set to 0x%llx bytes", device,
+                (unsigned long long)self.devices[device].limit);
         }
         at = strchr(at, ',');
         at += at != NULL;
     }
 }
 
-// Makes the shared memory: a file in /dev/shm with a token that a client can read only where it has the same /dev/shm.
+// Makes the shared memory: a file in /dev/shm with a token, which only clients with the same /dev/shm can read.
 static bool make_shm(void)
 {
     unsigned char random[MPS_TOKEN];
@@ -174,7 +177,8 @@ static void take(int fd)
 static bool welcome(int fd)
 {
     char text[MPS_MESSAGE] = "";
-    size_t length = (size_t)snprintf(text, sizeof(text), "welcome server=%d active_thread_percentage=%.1f\n", getpid(), self.threads);
+    size_t length = (size_t)snprintf(text, sizeof(text), "welcome server=%d active_thread_percentage=%.1f\n", getpid(),
+                                     self.threads);
     for (size_t i = 0; i < self.count && length < sizeof(text); i++)
         length += (size_t)snprintf(text + length, sizeof(text) - length, "device=%zu uuid=%s pinned_mem_limit=%lld\n", i,
                                    self.devices[i].uuid, self.devices[i].limit);
@@ -198,8 +202,8 @@ static void hear_client(struct client *c)
         drop(c);
 }
 
-// Receives from the daemon: "take" with a client's socket, limits for the clients to come, or "shutdown". False: the
-// daemon is gone.
+// Receives a message of the daemon: "take" with a client's socket, limits for later clients, or "shutdown". False: the
+// daemon has ended.
 static bool hear_daemon(void)
 {
     char message[MPS_MESSAGE] = "";
@@ -225,7 +229,7 @@ static bool hear_daemon(void)
     return true;
 }
 
-// Waits for the daemon and the clients until there is nothing more to do. The exit status.
+// Serves the daemon and the clients until the end. Returns the exit status.
 static int serve(void)
 {
     struct pollfd fds[MPS_CLIENTS + 1];

@@ -81,7 +81,7 @@ static struct server *server_by_pid(pid_t pid)
     return NULL;
 }
 
-// The server that takes a user's clients, or NULL.
+// The server for a user's clients, or NULL.
 static struct server *server_of(uid_t uid)
 {
     for (size_t i = 0; i < SERVERS; i++)
@@ -90,7 +90,7 @@ static struct server *server_of(uid_t uid)
     return NULL;
 }
 
-// Becomes the server, with the limits that hold from now on. Does not return.
+// Executes the server with the current default limits. Does not return.
 _Noreturn static void exec_server(uid_t uid)
 {
     char threads[32], limits[MPS_MESSAGE] = "";
@@ -135,7 +135,7 @@ static void shut_down(struct server *s)
         s->closing = mps_sendf(s->fd, "shutdown");
 }
 
-// Makes a peer the connection of the server that it is.
+// Makes a peer the connection of its server.
 static void adopt(struct peer *p, const char *message)
 {
     struct server *s = server_by_pid(p->who.pid);
@@ -192,7 +192,8 @@ static int listen_at(const char *name, mode_t mode)
     if (!mps_address(&address, name) || fd < 0)
         return -1;
     unlink(address.sun_path);
-    if (bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 || chmod(address.sun_path, mode) != 0 || listen(fd, 64) != 0)
+    if (bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 || chmod(address.sun_path, mode) != 0 ||
+        listen(fd, 64) != 0)
         return -1;
     return fd;
 }
@@ -231,8 +232,7 @@ static bool make_log_pipe(void)
     return d.pipe >= 0;
 }
 
-// Takes the pipe directory and begins to listen, so that a client that comes when this is done is heard. 0, or the exit
-// status.
+// Locks the pipe directory and begins to listen, so that clients can connect afterwards. Returns 0, or the exit status.
 static int open_daemon(bool foreground)
 {
     if (access(mps_pipe_directory(), W_OK | X_OK) != 0) {
@@ -258,7 +258,7 @@ static int open_daemon(bool foreground)
 // Becomes the daemon: in the background a process without a terminal.
 static bool begin(bool foreground)
 {
-    signal(SIGPIPE, SIG_IGN); // who reads the log in the foreground may end before
+    signal(SIGPIPE, SIG_IGN); // the reader of the log in the foreground may end first
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);

@@ -1,5 +1,5 @@
-// Where the node's files are, and which device nodes this process can open. No path is stored: the library finds its
-// own file, and a driver root is what stands before its library directory.
+// The node's root, and which device nodes this process can open. No path is stored: the root is the path of the
+// library's own file without the library directory.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -42,8 +42,8 @@ bool node_path(char *to, size_t size, const char *path)
     return length >= 0 && (size_t)length < size;
 }
 
-// 0 if the node can be opened, otherwise why not. A node with the right number but no driver behind it (ENXIO, ENODEV)
-// is as good as one with: the check that matters here, permission, comes first in the kernel.
+// 0 if the node can be opened, otherwise the error. A node without a driver (ENXIO, ENODEV) counts as open, since the
+// kernel checks the permission first.
 static int open_node(const char *path, int access)
 {
     char full[PATH_MAX];
@@ -82,6 +82,6 @@ bool mig_nodes_open(const struct mig *m)
     char gi[64], ci[64];
     snprintf(gi, sizeof(gi), "/dev/nvidia-caps/nvidia-cap%u", m->gi_cap);
     snprintf(ci, sizeof(ci), "/dev/nvidia-caps/nvidia-cap%u", m->ci_cap);
-    // The driver makes these nodes readable by all and writable by none, and takes the right to read for the access.
+    // The driver makes these nodes read-only; permission to read gives access.
     return open_node(gi, O_RDONLY) == 0 && open_node(ci, O_RDONLY) == 0;
 }

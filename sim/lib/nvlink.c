@@ -13,7 +13,7 @@ unsigned int nvlink_version_code(unsigned int major)
 
 static bool is_active(const struct port *p) { return p->type != NVML_NVLINK_DEVICE_TYPE_UNKNOWN; }
 
-// Starts a call on a port. A GPU without NVLink does not support it; a port that is out of the GPU's range is wrong.
+// Starts a call on a port. NOT_SUPPORTED on a GPU without NVLink, INVALID_ARGUMENT for a port out of range.
 static nvmlReturn_t find_port(const struct call *c, unsigned int link, const struct port **port)
 {
     REQUIRE(link < NVML_NVLINK_MAX_LINKS);
@@ -25,7 +25,7 @@ static nvmlReturn_t find_port(const struct call *c, unsigned int link, const str
     return NVML_SUCCESS;
 }
 
-// The same where only a port with something at its other end will do.
+// The same for a call that needs an active port.
 static nvmlReturn_t find_active(const struct call *c, unsigned int link, const struct port **port)
 {
     TRY(find_port(c, link, port));

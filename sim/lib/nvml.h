@@ -1,6 +1,6 @@
-// The part of NVML's binary interface that the simulated library answers for real: return codes, structures and
-// constants, in our own words. Names and layouts are those of the interface, so the sources also compile against
-// NVIDIA's header; package libtest does that, and compares every size, offset and constant below with the header.
+// The part of NVML's binary interface that is simulated: return codes, structures and constants. Names and layouts are
+// those of the interface, so the sources also compile against NVIDIA's header; package libtest does that, and compares
+// every size, offset and constant below with the header.
 //
 // One field a line, one constant a line: libtest reads this file.
 #ifndef GPU_SIM_NVML_H
@@ -69,7 +69,7 @@ typedef enum {
     NVML_FEATURE_ENABLED = 1,
 } nvmlEnableState_t;
 
-// Lengths of the strings that the library hands out, the final NUL included.
+// Lengths of the strings that the library returns, with the final NUL.
 #define NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE 32
 #define NVML_DEVICE_PCI_BUS_ID_BUFFER_V2_SIZE 16
 #define NVML_DEVICE_NAME_V2_BUFFER_SIZE 96

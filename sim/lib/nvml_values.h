@@ -131,7 +131,7 @@ typedef struct {
     nvmlValue_t value;
 } nvmlFieldValue_t;
 
-// Field ids that are answered. Of a run of ids that differ in the link, the first and the last.
+// Supported field ids. Of a range of ids for links, the first and the last.
 #define NVML_FI_DEV_ECC_CURRENT 1
 #define NVML_FI_DEV_ECC_PENDING 2
 #define NVML_FI_DEV_ECC_SBE_VOL_TOTAL 3

@@ -1,5 +1,5 @@
-// The grammar of descriptions and state files: a record a line, "type key=value key=value", values percent-encoded.
-// The text may be anything: too long lines, too many keys and broken numbers are passed over, never trusted.
+// The format of descriptions and state files: a record a line, "type key=value key=value", values percent-encoded.
+// Malformed text is ignored: lines that are too long, too many keys, malformed numbers.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -31,7 +31,7 @@ static int hex_digit(char c)
     return -1;
 }
 
-// Decodes in place. What is no escape, and an escaped NUL, stays as it is.
+// Decodes in place. Malformed escapes and an escaped NUL are not decoded.
 static void percent_decode(char *text)
 {
     char *to = text;

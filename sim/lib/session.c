@@ -36,7 +36,7 @@ void session_open(const struct world *w)
     pthread_rwlock_unlock(&lock);
 }
 
-// False: there was none to close.
+// False: the library was not initialized.
 bool session_close(bool *last)
 {
     pthread_rwlock_wrlock(&lock);

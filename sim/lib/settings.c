@@ -60,7 +60,8 @@ NVML_API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeM
     ENTER_DEVICE(c, device, FEATURE);
     REQUIRE((unsigned int)mode < NVML_COMPUTEMODE_COUNT);
     char digit = (char)('0' + mode);
-    int fd = compute_mode_file(path, sizeof(path), c.gpu) ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
+    bool has_file = compute_mode_file(path, sizeof(path), c.gpu);
+    int fd = has_file ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
     if (fd < 0)
         return NVML_ERROR_NO_PERMISSION;
     bool written = write(fd, &digit, 1) == 1;
@@ -103,7 +104,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned
     return NVML_ERROR_NOT_SUPPORTED; // as while accounting is off
 }
 
-// All the lists of processes: the versions differ in what an element is, and there is none.
+// All lists of processes, whose versions differ in the element. They are empty.
 #define PROCESS_LIST(name, element)                                                            \
     NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, element *list)        \
     {                                                                                          \

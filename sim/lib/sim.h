@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// libtest compiles every source against NVIDIA's own header too, which proves the prototypes.
+// libtest also compiles every source with NVIDIA's header, which checks the prototypes.
 #ifdef NVML_HEADER
 #include NVML_HEADER
 #else
@@ -25,10 +25,10 @@ enum {
     MAX_STARTS = 16, // places that a GPU instance may take
     MAX_FAULTS = 256,
     MAX_EVENTS = 256,
-    TEXT_MAX = 96, // of every string a description gives, the final NUL included
+    TEXT_MAX = 96, // of every string in a description, with the final NUL
 };
 
-// --- record.c: the grammar of descriptions and of the state file
+// --- record.c: the format of descriptions and of the state file
 
 struct record;
 struct record *record_new(void);
@@ -40,7 +40,7 @@ bool record_number(const struct record *r, const char *key, uint64_t max, uint64
 bool record_text(const struct record *r, const char *key, char *to, size_t size);
 void record_uint(const struct record *r, const char *key, unsigned int *to);
 
-// --- world.c: what the records mean
+// --- world.c: the meaning of records
 
 enum mig_mode { MIG_UNSUPPORTED, MIG_DISABLED, MIG_ENABLED };
 
@@ -109,7 +109,7 @@ struct event {
     unsigned int gpu, gi, ci;
 };
 
-// One consistent state of the machine. Immutable once made; shared by the calls that hold it.
+// One consistent state of the machine. It is immutable, and shared by calls.
 struct world {
     unsigned int references;
     uint64_t latency_ns;
@@ -142,11 +142,11 @@ nvmlReturn_t control_node_access(void);
 bool gpu_node_opens(const struct gpu *g);
 bool mig_nodes_open(const struct mig *m);
 
-// --- call.c: what every call goes through
+// --- call.c: the steps of every call
 
 enum handle_kind {
     WHOLE,   // a MIG handle is an invalid argument
-    FEATURE, // a MIG handle is known, but the feature is the whole GPU's: not supported
+    FEATURE, // a MIG handle is valid, but the feature is the whole GPU's: not supported
     EITHER,
 };
 
@@ -158,13 +158,13 @@ struct call {
     const struct mig *mig;
 };
 
-nvmlReturn_t call_start(struct call *c); // without asking whether the library is initialized
+nvmlReturn_t call_start(struct call *c); // without the check that the library is initialized
 nvmlReturn_t call_begin(struct call *c);
 nvmlReturn_t call_slot(struct call *c, unsigned int slot);
 nvmlReturn_t call_device(struct call *c, nvmlDevice_t device, enum handle_kind kind);
 void call_end(struct call *c);
 
-// ENTER starts a call in the middle of an API function, and leaves the function if the call may not go on.
+// ENTER starts a call in an API function, and returns from the function on an error.
 #define TRY(expression)                       \
     do {                                      \
         nvmlReturn_t tried_ = (expression);   \
@@ -192,7 +192,7 @@ unsigned int session_count(void);
 bool session_slot(unsigned int index, unsigned int *slot);
 bool session_index(unsigned int slot, unsigned int *index);
 
-// --- handles.c: opaque pointers that are checked before use, and never followed
+// --- handles.c: opaque pointers, which are checked and never dereferenced
 
 #define NO_INSTANCE UINT32_MAX
 
@@ -232,7 +232,7 @@ void sleep_ns(uint64_t ns);
 
 void events_reset(void);
 
-// --- board.c: what the boards of an architecture have in common, and the readings of an idle one
+// --- board.c: values of an architecture's boards, and the readings of an idle one
 
 struct board {
     unsigned int arch;

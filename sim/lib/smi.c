@@ -1,5 +1,5 @@
-// nvidia-smi for the simulated driver: what users and scripts ask the real one most. It loads libnvidia-ml.so.1 as the
-// loader finds it, so it shows what any program in its place would see. Its texts and exit statuses are the real one's.
+// nvidia-smi for the simulated driver, with the most used options. It loads libnvidia-ml.so.1 as the loader finds it,
+// so it lists what every other program would see. Its texts and exit statuses are those of the real program.
 #define _GNU_SOURCE
 #include "smi_fields.h"
 #include "smi_library.h"
@@ -126,7 +126,7 @@ static int run_query(const struct query *q)
     return status;
 }
 
-// Reads the names of --query-gpu. False: one is unknown, and was named.
+// Reads the names of --query-gpu. False: one is unknown, and an error was printed.
 static bool parse_fields(char *list, struct query *q)
 {
     for (char *name; (name = strsep(&list, ",")) != NULL;) {

@@ -11,7 +11,7 @@
 
 enum { TEXT = 256 };
 
-// The library's functions that are used. One that is missing, as in an older driver, answers FUNCTION_NOT_FOUND.
+// The functions of the library in use. One that is missing, as in an older driver, returns FUNCTION_NOT_FOUND.
 #define FUNCTIONS(X)                                                                                         \
     X(nvmlInit_v2, (void))                                                                                   \
     X(nvmlShutdown, (void))                                                                                  \

@@ -31,7 +31,7 @@ static void print_heading(void)
          "|=========================================+========================+======================|");
 }
 
-// A value for a cell, with what stands after it: "71W", or "N/A" alone.
+// A value for a cell, with its unit: "71W", or "N/A" alone.
 static void cell(char *to, reader read, nvmlDevice_t device, unsigned int index, const char *unit)
 {
     char text[TEXT] = "";

@@ -1,4 +1,4 @@
-// The current world: the description with the state file read over it. The file is replaced by gpu-sim with a rename;
+// The current world: the description, changed by the state file. gpu-sim replaces the file with a rename;
 // every call checks whether it is still the same file, and reads it again if not.
 #define _GNU_SOURCE
 #include "sim.h"

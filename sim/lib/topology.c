@@ -1,4 +1,4 @@
-// Where GPUs are to each other on PCIe, and to the processors.
+// PCIe paths between GPUs, and NUMA nodes of processors.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -77,7 +77,7 @@ NVML_API nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int
     return put_gpus(&c, is_on_node, (unsigned int)node, count, devices);
 }
 
-// NVML numbers only the nodes that GPU memory itself makes up, on coherent machines; those here have none.
+// NVML numbers only NUMA nodes of GPU memory, which coherent machines have, and the simulated ones do not.
 NVML_API nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned int *node)
 {
     ENTER_DEVICE(c, device, WHOLE);

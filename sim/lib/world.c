@@ -1,5 +1,5 @@
-// What the records of a description and of a state file mean. The state file is read over a copy of the description,
-// so the same reader does for both.
+// The meaning of the records of a description and of a state file. One reader serves both: the state file is read over
+// a copy of the description.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Empties a world for records to be read into it.
+// Clears a world before records are read into it.
 void world_init(struct world *w)
 {
     memset(w, 0, sizeof(*w));
@@ -262,7 +262,7 @@ static void read_fault(struct world *w, const struct record *r)
     if (read_slot(r, "gpu", &slot))
         f.gpu = (int)slot;
     else if (record_string(r, "gpu") != NULL)
-        return; // meant for one GPU, but not said which: must not hit all
+        return; // for one GPU, but malformed: must not apply to all
     const char *kind = record_string(r, "kind");
     if (kind != NULL && f.gpu >= 0) {
         w->gpus[slot].lost |= strcmp(kind, "lost") == 0;
@@ -318,7 +318,7 @@ static void read_record(struct world *w, const struct record *r, bool is_state)
         read_state_record(w, r);
 }
 
-// Reads records into w. A world that already has a driver version is a description that a state file is read over.
+// Reads records into w. If w has a driver version already, the records are those of a state file.
 void world_read(struct world *w, const char *text, size_t length)
 {
     bool is_state = w->machine.driver[0] != '\0';

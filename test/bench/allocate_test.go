@@ -14,9 +14,8 @@ import (
 	"gpu-cdi-plugin/sim/simtest"
 )
 
-// BenchmarkAllocate is P1 of the targets: Allocate over each plugin's own socket, with CDI names. First calls are each
-// for a set of GPUs that the plugin was not asked for before, as most calls of Kubernetes are; repeated calls are for
-// one set.
+// BenchmarkAllocate measures Allocate over each plugin's own socket, with CDI names. First calls are each for a set of
+// GPUs that was not allocated before, as most calls of Kubernetes are; repeated calls are for one set.
 func BenchmarkAllocate(b *testing.B) {
 	all := newPlugins(b, simtest.Node(b, "hgx-16"))
 	for _, n := range []int{1, 4, 8} {
@@ -33,7 +32,7 @@ func BenchmarkAllocate(b *testing.B) {
 	}
 }
 
-// firstAllocations allocates another set of n GPUs each time. When there are no more, the plugin is started anew.
+// firstAllocations allocates another set of n GPUs each time. When there are no more, the plugin is restarted.
 func firstAllocations(p *plugin, n int) call {
 	var sets [][]string
 	var next []string
@@ -67,8 +66,8 @@ func choices(ids []string, n int) (sets [][]string) {
 	return sets
 }
 
-// BenchmarkPreferred is P2 of the targets: GetPreferredAllocation over each plugin's own socket, for half of the GPUs,
-// by one caller and by eight at once.
+// BenchmarkPreferred measures GetPreferredAllocation over each plugin's own socket, for half of the GPUs, by one caller
+// and by eight at once.
 func BenchmarkPreferred(b *testing.B) {
 	for _, machine := range []string{"dgx-h100", "hgx-16"} {
 		all := newPlugins(b, simtest.Node(b, machine))
@@ -84,7 +83,7 @@ func BenchmarkPreferred(b *testing.B) {
 	}
 }
 
-// preferred asks for the best n GPUs of all, which are in another order each time. Several callers may do it at once.
+// preferred requests the best n GPUs of all, which are in another order each time. Several callers may do it at once.
 func preferred(p *plugin, n int) call {
 	p.start()
 	ids := p.ids()

@@ -9,9 +9,9 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// BenchmarkGenerate is P6 of the targets: a CDI spec for 8 GPUs and about 50 driver files, the whole process, to
+// BenchmarkGenerate measures the generation of a CDI spec for 8 GPUs and about 50 driver files, the whole process, to
 // standard output, beside nvidia-ctk. All have the simulated node as their root. The floor is a Go program that opens
-// the driver's library and ends.
+// the driver's library and exits.
 func BenchmarkGenerate(b *testing.B) {
 	for name, node := range drivers {
 		b.Run(name, func(b *testing.B) {

@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/test/lib/suite"
 )
 
-// BenchmarkHook is P7 of the targets: what a GPU adds to `runc run` of a program that does nothing, beyond its mounts
+// BenchmarkHook measures what a GPU adds to `runc run` of a program that does nothing, beyond its mounts
 // and device nodes. The floor is what a hook adds that does nothing, a static program that exits; the peer is what
 // nvidia-ctk's spec adds with nvidia-cdi-hook.
 //

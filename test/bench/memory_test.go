@@ -15,10 +15,10 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// BenchmarkMemory is P5 of the targets: the memory of a plugin while it serves eight GPUs, each of which was allocated,
-// and the size of its program. "anonymous" is RssAnon, "cgroup" the usage of a memory cgroup of its own less file
-// cache. Each is the median over more than a minute, in which this project's plugin reconciles the node twice. The
-// floor is a Go program that has opened the driver's library.
+// BenchmarkMemory measures the memory of a plugin while it serves eight GPUs, each of which was allocated, and the size
+// of its program. "anonymous" is RssAnon, "cgroup" the usage of a memory cgroup of its own less file cache. Each is the
+// median over more than a minute, in which this project's plugin reconciles the node twice. The floor is a Go program
+// that has opened the driver's library.
 func BenchmarkMemory(b *testing.B) {
 	const samples = 70
 	node := drivers["with MIG minors"](b)

@@ -23,7 +23,7 @@ import (
 const resource = "nvidia.com/gpu"
 
 // plugin is a device plugin in a process of its own, with a kubelet of its own. It has a simulated node as its root,
-// since NVIDIA's plugin cannot be told other directories than those of a real node.
+// since the directories of NVIDIA's plugin are not configurable.
 type plugin struct {
 	t       testing.TB
 	prefix  string // of its metrics
@@ -84,8 +84,8 @@ func newPlugin(t testing.TB, node *sim.Node, prefix, program string, args ...str
 	return p
 }
 
-// start starts the plugin anew, without what it has written before, and waits until the kubelet has the list of all
-// GPUs. It returns how long it took until the plugin asked to be registered.
+// start restarts the plugin without its files, and waits until the kubelet has the list of all GPUs. It returns the
+// time from the start of the process until the plugin called Register.
 func (p *plugin) start() (registered time.Duration) {
 	p.t.Helper()
 	p.stop()
@@ -116,8 +116,8 @@ func (p *plugin) start() (registered time.Duration) {
 	return p.awaitRegistration(p.begun)
 }
 
-// awaitRegistration waits until the kubelet has the list of all GPUs, and returns how long after begin the plugin asked
-// to be registered.
+// awaitRegistration waits until the kubelet has the list of all GPUs, and returns the time from begin until the plugin
+// called Register.
 func (p *plugin) awaitRegistration(begin time.Time) time.Duration {
 	p.t.Helper()
 	e := p.kubelet.WaitFor(resource, func(list []*v1beta1.Device) bool { return len(list) == len(p.machine.GPUs) })
@@ -179,7 +179,7 @@ func (p *plugin) allocate(ids ...string) (*v1beta1.AllocateResponse, error) {
 	})
 }
 
-// checkPreferred asks for the best two of GPUs 0, 6 and 7. They must be 6 and 7: on the machines with eight GPUs these
+// checkPreferred requests the best two of GPUs 0, 6 and 7. They must be 6 and 7: on the machines with eight GPUs these
 // are on one NUMA node, and GPU 0 is on another.
 func (p *plugin) checkPreferred() {
 	p.t.Helper()

@@ -12,9 +12,9 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// BenchmarkStart is P3 of the targets: from the start of the process until the plugin asks to be registered, and until
-// it has answered the first GetPreferredAllocation, which must be right each time. A CDI spec is written each time. The
-// floor is a Go program that opens the driver's library and ends.
+// BenchmarkStart measures from the start of the process until the plugin calls Register, and until it has returned the
+// first preferred allocation, which must be right each time. A CDI spec is written each time. The floor is a Go program
+// that opens the driver's library and exits.
 func BenchmarkStart(b *testing.B) {
 	for name, node := range drivers {
 		b.Run(name, func(b *testing.B) {
@@ -44,9 +44,9 @@ func BenchmarkStart(b *testing.B) {
 	}
 }
 
-// BenchmarkRestart is P4 of the targets: from the kubelet's new socket until the plugin asks to be registered again.
-// The floor is a connection to this tree's plugin on which its list is read: a registration takes one of these and one
-// to the kubelet. Its worst case shows how much of a late registration may be due to the machine.
+// BenchmarkRestart measures from the kubelet's new socket until the plugin calls Register again. The floor is a
+// connection to this tree's plugin on which its list is read: a registration takes one of these and one to the kubelet.
+// Its worst case shows how much of a late registration may be due to the machine.
 func BenchmarkRestart(b *testing.B) {
 	const (
 		restarts = 250
@@ -89,8 +89,7 @@ func BenchmarkRestart(b *testing.B) {
 	}
 }
 
-// restartKubelet restarts a plugin's kubelet, and returns how long after its new socket the plugin asked to be
-// registered.
+// restartKubelet restarts a plugin's kubelet, and returns the time from its new socket until the plugin calls Register.
 func restartKubelet(p *plugin) time.Duration {
 	const down = 10 * time.Millisecond // so that a plugin can notice that the kubelet is gone
 	p.kubelet.Stop()

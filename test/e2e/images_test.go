@@ -55,8 +55,8 @@ func TestImagesNeedTheHook(t *testing.T) {
 	}
 }
 
-// TestCache looks at the cache that a container got with the eyes of the C library's own ldconfig, and runs a program
-// of the image that needs what the image's cache had in it.
+// TestCache checks the loader cache of a container with the C library's own ldconfig, and runs a program whose library
+// only the image's own cache entries find.
 func TestCache(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "dgx-h100", simtest.LibDir("usr/lib64"))

@@ -71,7 +71,7 @@ static void require(bool condition, const char *what)
 
 static bool ends(const char text[TEXT_MAX]) { return memchr(text, '\0', TEXT_MAX) != NULL; }
 
-// What the rest of the library takes for granted about any world.
+// What the rest of the library assumes about every world.
 static void check(const struct world *w)
 {
     require(w->mig_count <= MAX_MIGS && w->profile_count <= MAX_PROFILES, "tables are not overrun");
@@ -95,7 +95,7 @@ static void check(const struct world *w)
         require(w->events[i].gpu < MAX_GPUS, "an event's GPU is in range");
 }
 
-// Gives the reader exactly the text's bytes, so that the sanitizer sees one byte too many.
+// Passes exactly the text's bytes to the reader, so that the sanitizer detects a read of one more.
 static struct world *read_exactly(const struct world *base, const char *text, size_t length)
 {
     char *copy = malloc(length > 0 ? length : 1);

@@ -81,7 +81,7 @@ func (s *Suite) Peer(t testing.TB, name string) string {
 	return filepath.Join(s.peers, name)
 }
 
-// nodeDir has the programs of a Kubernetes node, relative to this module's directory. They are not built anew for each
+// nodeDir has the programs of a Kubernetes node, relative to this module's directory. They are not rebuilt for each
 // run of tests: linking them alone takes half a minute.
 const nodeDir = "bin/peers"
 

@@ -1,4 +1,4 @@
-// The cases, by name. What each expects of the machine stands with its Go test.
+// The cases, by name. The Go test of each has the machine that it expects.
 #define CASES(X)                                                                                                   \
     X(lifecycle) X(reload) X(strings) X(identity) X(lookup) X(numbers) X(arguments_checked) X(mig_devices) X(mig_instances) \
     X(mig_off) X(topology) X(nvlink) X(no_nvlink) X(telemetry) X(field_values) X(events) X(events_waiting)        \

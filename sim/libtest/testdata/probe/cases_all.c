@@ -1,4 +1,4 @@
-// Every function at once: stubs, nonsense arguments, many threads.
+// All functions: stubs, malformed arguments, many threads.
 #define _GNU_SOURCE
 #include "probe.h"
 #include "cases.h"
@@ -51,7 +51,7 @@ static void sweep_one(const char *argument, void *handle, void *buffer)
     f(NULL, NULL, NULL, NULL, NULL, NULL);
 }
 
-// Arguments: functions, as for takes_device. None may crash, whatever the machine is; what they answer is not looked at.
+// Arguments: functions, as for takes_device. None may crash on any machine. Their results do not matter.
 void case_sweep(void)
 {
     static _Alignas(64) char buffer[1 << 16];

@@ -16,7 +16,7 @@ void case_faults(void)
     WANT(NVML_ERROR_UNKNOWN, NV(nvmlDeviceGetUUID)(device, text, sizeof(text)));
     OK(NV(nvmlDeviceGetName)(device, text, sizeof(text)));
     OK(NV(nvmlDeviceGetUUID)(gpu(1), text, sizeof(text)));
-    // A name without a version means all versions; one with a version, that.
+    // A name without a version means all versions.
     set_state("fault function=nvmlDeviceGetCount return=23\n");
     WANT(NVML_ERROR_INSUFFICIENT_RESOURCES, NV(nvmlDeviceGetCount_v2)(&number));
     WANT(NVML_ERROR_INSUFFICIENT_RESOURCES, NV(nvmlDeviceGetCount)(&number));
@@ -28,7 +28,7 @@ void case_faults(void)
     WANT(NVML_ERROR_RESET_REQUIRED, NV(nvmlDeviceGetHandleByPciBusId_v2)("0000:1b:00.0", &device));
     OK(NV(nvmlDeviceGetHandleByIndex_v2)(1, &device));
     CHECK(gpu_count() == 4);
-    // A stub fails like any other; so does the other GPU of a pair, and a MIG device's GPU.
+    // Stubs fail too, as do functions of the other GPU of a pair and of a MIG device's GPU.
     nvmlGpuTopologyLevel_t level;
     nvmlDevice_t part = mig(3, 0);
     set_state("fault function=nvmlDeviceGetTopologyCommonAncestor gpu=2 return=17\n"
@@ -38,7 +38,7 @@ void case_faults(void)
     WANT(NVML_ERROR_INSUFFICIENT_POWER, NV(nvmlDeviceResetGpuLockedClocks)(gpu(1)));
     WANT(NVML_ERROR_NOT_SUPPORTED, NV(nvmlDeviceResetGpuLockedClocks)(gpu(0)));
     WANT(NVML_ERROR_NO_DATA, NV(nvmlDeviceGetUUID)(part, text, sizeof(text)));
-    // A fault whose GPU is no number, or one that is not there, hits nobody.
+    // A fault with a malformed or unknown GPU has no effect.
     set_state("fault function=* gpu=x return=999\nfault function=* gpu=128 return=999\nfault gpu=127 kind=lost\n");
     for (unsigned int i = 0; i < 4; i++)
         OK(NV(nvmlDeviceGetUUID)(gpu(i), text, sizeof(text)));
@@ -64,7 +64,7 @@ void case_lost(void)
     WANT(NVML_ERROR_GPU_IS_LOST, NV(nvmlDeviceSetPersistenceMode)(device, NVML_FEATURE_ENABLED));
     WANT(NVML_ERROR_GPU_IS_LOST, NV(nvmlDeviceGetUUID)(part, text, sizeof(text)));
     OK(NV(nvmlDeviceGetUUID)(gpu(2), text, sizeof(text)));
-    // One that is gone is not enumerated by the next process, or after the last shutdown.
+    // A GPU that is gone is not enumerated by the next process, or after the last shutdown.
     OK(NV(nvmlShutdown)());
     init();
     CHECK(gpu_count() == 3);
@@ -128,7 +128,7 @@ void case_hang(void)
     CHECK(pthread_join(thread, NULL) == 0 && hanging_ended);
 }
 
-// Arguments: the answer of init by its number, and the answers of the other two.
+// Arguments: the expected result of nvmlInit, and of the other two functions.
 void case_init_answers(void)
 {
     int want = atoi(arguments[0]);

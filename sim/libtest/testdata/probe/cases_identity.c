@@ -1,4 +1,4 @@
-// Life of the library, and who the devices are. The machine: testMachine in machine_test.go.
+// Initialization and shutdown, and the identity of devices. The machine: testMachine in machine_test.go.
 #include "probe.h"
 #include "cases.h"
 
@@ -22,7 +22,7 @@ void case_lifecycle(void)
     CHECK(gpu_count() == 4);
 }
 
-// A consumer that opens and closes the library again and again gets back what it took; the leak checker tells.
+// Opening and closing the library repeatedly leaks no memory, by the leak checker.
 void case_reload(void)
 {
     for (int i = 0; i < 5; i++) {

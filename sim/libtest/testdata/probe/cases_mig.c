@@ -45,7 +45,7 @@ void case_mig_devices(void)
     nvmlMemory_t memory;
     OK(NV(nvmlDeviceGetMemoryInfo)(device, &memory));
     CHECK(memory.total == 40448ULL << 20 && memory.used + memory.free == memory.total);
-    // The rest is the whole GPU's.
+    // All other values are those of the whole GPU.
     nvmlPciInfo_t pci;
     WANT(NVML_ERROR_INVALID_ARGUMENT, NV(nvmlDeviceGetPciInfo_v3)(device, &pci));
     WANT(NVML_ERROR_INVALID_ARGUMENT, NV(nvmlDeviceGetMinorNumber)(device, &number));
@@ -79,7 +79,7 @@ static void check_profiles(nvmlDevice_t device)
     CHECK(count == 2);
     OK(NV(nvmlDeviceGetGpuInstancePossiblePlacements_v2)(device, 9, places, &count));
     CHECK(places[1].start == 4 && places[1].size == 4);
-    // Slices 0, 1 and 4 to 7 are taken, and 5 of 7 compute slices.
+    // Slices 0, 1 and 4 to 7 are in use, and 5 of 7 compute slices.
     OK(NV(nvmlDeviceGetGpuInstanceRemainingCapacity)(device, 19, &count));
     CHECK(count == 2);
     OK(NV(nvmlDeviceGetGpuInstanceRemainingCapacity)(device, 9, &count));
@@ -139,7 +139,7 @@ void case_mig_instances(void)
     check_compute(gi);
 }
 
-// MIG goes off and on again under a running process.
+// MIG is turned off and on while a process runs.
 void case_mig_off(void)
 {
     unsigned int count, pending;

@@ -21,7 +21,7 @@ void *symbol(const char *name)
     return f;
 }
 
-// As go-nvml loads it.
+// With the flags of go-nvml.
 static void load(void)
 {
     library = dlopen(library_path, RTLD_LAZY | RTLD_GLOBAL);

@@ -1,5 +1,5 @@
-// A test program for the simulated library. It knows NVML only by NVIDIA's own header and finds every function with
-// dlsym, as a consumer does. Each case is a function; the Go tests run one case a process.
+// A test program for the simulated library. It is compiled with NVIDIA's header and finds every function with dlsym.
+// Each case is a function; the Go tests run one case a process.
 #ifndef PROBE_H
 #define PROBE_H
 
@@ -23,7 +23,7 @@ void reload(void); // closes the library and opens it again
             exit(1);                                                                  \
         }                                                                             \
     } while (0)
-// Checks what an NVML function answers.
+// Checks the result of an NVML function.
 #define WANT(want, call)                                                                              \
     do {                                                                                              \
         int want_ = (int)(want), got_ = (int)(call);                                                  \
