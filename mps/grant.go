@@ -8,7 +8,8 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Where a container that shares a GPU by MPS finds the GPU's control daemon. CUDA looks for the shared memory at /dev/shm.
+// Where a container that shares a GPU by MPS finds the GPU's control daemon. CUDA looks for the shared memory at
+// /dev/shm.
 const (
 	PipePath = "/run/gpu/mps/pipe"
 	LogPath  = "/run/gpu/mps/log"
@@ -16,8 +17,8 @@ const (
 	shmPath = "/dev/shm"
 )
 
-// WithGrants returns the resources with what a client of an MPS control daemon needs in the grants of the devices that are
-// shared by MPS. A client connects to a socket in the pipe directory, which works in a read-only mount too.
+// WithGrants returns the resources with what a client of an MPS control daemon needs in the grants of the devices that
+// are shared by MPS. A client connects to a socket in the pipe directory, which works in a read-only mount too.
 func WithGrants(resources []resource.Resource, dir string) []resource.Resource {
 	list := slices.Clone(resources)
 	for i := range list {

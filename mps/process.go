@@ -75,8 +75,8 @@ func reap(pid int) string {
 	return "was ended by signal " + unix.SignalName(status.Signal())
 }
 
-// ReapChildren collects the exit statuses of children that ended while this program restarted itself by exec. It must be
-// called before a child is started.
+// ReapChildren collects the exit statuses of children that ended while this program restarted itself by exec. It must
+// be called before a child is started.
 func ReapChildren() {
 	for {
 		if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid <= 0 && !errors.Is(err, unix.EINTR) {

@@ -21,8 +21,8 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// DescriptorsPath is the directory in which a container finds a file for each device that it was given: UUID.json, with a
-// Descriptor.
+// DescriptorsPath is the directory in which a container finds a file for each device that it was given: UUID.json, with
+// a Descriptor.
 const DescriptorsPath = "/run/gpu/devices"
 
 // Descriptor describes a device to the container that was given it.
@@ -113,8 +113,8 @@ func (d *descriptors) addMount(to *specs.ContainerEdits, uuid string) {
 	}
 }
 
-// apply writes the descriptors of the devices and removes those of devices that are gone. It returns why devices have no
-// descriptor, by UUID, and all of that as one error.
+// apply writes the descriptors of the devices and removes those of devices that are gone. It returns why devices have
+// no descriptor, by UUID, and all of that as one error.
 func (d *descriptors) apply(resources []resource.Resource) (map[string]error, error) {
 	if d.dir == "" {
 		return nil, nil //nolint:nilnil // nothing failed

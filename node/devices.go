@@ -7,8 +7,8 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// withLastNames gives unreadable GPUs the UUIDs and other properties that they had: a GPU that has fallen off the bus does
-// not even return its UUID, and would otherwise look like one that was removed.
+// withLastNames gives unreadable GPUs the UUIDs and other properties that they had: a GPU that has fallen off the bus
+// does not even return its UUID, and would otherwise look like one that was removed.
 func withLastNames(before, now *gpu.Snapshot) *gpu.Snapshot {
 	if before == nil {
 		return now
@@ -53,7 +53,8 @@ func lastSeen(before, now *gpu.Snapshot, d *gpu.Device) *gpu.Device {
 	return old
 }
 
-// onlyPublished returns the resources with those devices that were published before, none of them healthier than before.
+// onlyPublished returns the resources with those devices that were published before, none of them healthier than
+// before.
 func onlyPublished(next, before []resource.Resource) []resource.Resource {
 	published := map[[2]string]resource.Device{}
 	for _, r := range before {

@@ -56,7 +56,11 @@ func newExtraFiles(o *Options) []*extraFile {
 
 // checkOffered returns an error unless engines take all devices of the extra's spec from our file.
 func (e *extraFile) checkOffered(spec *specs.Spec, a *applied) error {
-	for name := range qualifiedNames(spec) {
+	if spec == nil {
+		return nil
+	}
+	for i := range spec.Devices {
+		name := spec.Kind + "=" + spec.Devices[i].Name
 		if a.offered[name] {
 			continue
 		}

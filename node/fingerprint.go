@@ -71,8 +71,8 @@ func readShort(path string) string {
 	return string(data)
 }
 
-// hostFingerprint is a hash of what the host's files say about the GPUs, of the other spec files, and of the descriptors.
-// It changes when a reconciliation may have something to do.
+// hostFingerprint is a hash of what the host's files say about the GPUs, of the other spec files, and of the
+// descriptors. It changes when a reconciliation may have something to do.
 func (r *Reconciler) hostFingerprint() uint64 {
 	sum := fnv.New64a()
 	h := r.opts.Host

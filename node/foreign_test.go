@@ -25,8 +25,8 @@ import (
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
-// foreignFixture is an inventory between a CDI directory of lower and one of higher priority, and a plugin that serves its
-// devices to a kubelet.
+// foreignFixture is an inventory between a CDI directory of lower and one of higher priority, and a plugin that serves
+// its devices to a kubelet.
 type foreignFixture struct {
 	*fixture
 	kubelet *kubelettest.Kubelet

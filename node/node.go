@@ -71,7 +71,8 @@ type Options struct {
 	Build func(*gpu.Snapshot) ([]resource.Resource, error)
 	// Publish gets each state that differs from the one before, in order. It returns when the state is in effect.
 	Publish func(State)
-	// Search is a search for the driver's files that has begun already, for the first reconciliation; nil begins one then.
+	// Search is a search for the driver's files that has begun already, for the first reconciliation; nil begins one
+	// then.
 	Search *driver.Search
 	// AwaitDriver makes Start succeed on a node without a usable driver; Run waits for one.
 	AwaitDriver bool
@@ -96,8 +97,8 @@ type State struct {
 	Snapshot *gpu.Snapshot
 	// Spec is the desired CDI spec, or nil without a device.
 	Spec *specs.Spec
-	// Resources are the devices on offer, with what a container gets for each. A device is healthy only if containers can
-	// be given it.
+	// Resources are the devices on offer, with what a container gets for each. A device is healthy only if containers
+	// can be given it.
 	Resources []resource.Resource
 	// Err is why the state is not the desired one, or nil. It does not concern names that other spec files define.
 	Err error
@@ -115,8 +116,8 @@ func (s *State) Remarks() []string {
 	return append(lines, s.taken...)
 }
 
-// Ready returns an error if the node has devices and none can be given to containers because of the spec files or of the
-// driver as a whole.
+// Ready returns an error if the node has devices and none can be given to containers because of the spec files or of
+// the driver as a whole.
 func (s *State) Ready() error {
 	remarks := s.Remarks()
 	hasDevices := slices.ContainsFunc(s.Resources, func(r resource.Resource) bool { return len(r.Devices) > 0 })

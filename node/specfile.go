@@ -97,9 +97,9 @@ func (f *specFile) restoreLock() error {
 	return f.lock.Renew()
 }
 
-// apply makes the file the desired spec, beside the other spec files of the catalogue; nil removes it. A name that another
-// file of the same priority defines is left out: with it in both, engines would offer neither, and the users of the other
-// file would lose their device too.
+// apply makes the file the desired spec, beside the other spec files of the catalogue; nil removes it. A name that
+// another file of the same priority defines is left out: with it in both, engines would offer neither, and the users of
+// the other file would lose their device too.
 func (f *specFile) apply(want *specs.Spec, catalogue *cdi.SpecDirs) appliedSpec {
 	f.id = fileid.ID{}
 	if f.path == "" {

@@ -64,7 +64,8 @@ func (o *AllocateOptions) validate() error {
 	return errors.Join(errs...)
 }
 
-// Allocate returns what each container gets for its devices, from the advertised list alone. The codes of its errors are
+// Allocate returns what each container gets for its devices, from the advertised list alone. The codes of its errors
+// are
 //
 //	InvalidArgument     no device, a device twice, or more devices than the resource allows a container
 //	NotFound            a device that is not advertised
@@ -146,8 +147,8 @@ func (o *AllocateOptions) extrasResponse(g *resource.Grant) *v1beta1.ContainerAl
 	return resp
 }
 
-// annotation names the CDI devices for a runtime that reads annotations. A container with devices of several resources gets
-// an annotation for each, so the key depends on the resource and on the devices.
+// annotation names the CDI devices for a runtime that reads annotations. A container with devices of several resources
+// gets an annotation for each, so the key depends on the resource and on the devices.
 func (o *AllocateOptions) annotation(resourceName string, names []string) (key, value string) {
 	value = strings.Join(names, ",")
 	sum := sha256.Sum256([]byte(resourceName + "\n" + value))
@@ -217,7 +218,8 @@ func unqualified(names []string) []string {
 	return devices
 }
 
-// find returns the devices of the IDs in the order of the list, or an error that names every ID that cannot be allocated.
+// find returns the devices of the IDs in the order of the list, or an error that names every ID that cannot be
+// allocated.
 func (l *list) find(ids []string) ([]*device, error) {
 	name, limit := l.resource.Name, l.resource.Limit
 	if len(ids) == 0 {

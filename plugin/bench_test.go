@@ -32,9 +32,9 @@ func percentile(samples []time.Duration, hundredths int) time.Duration {
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 
-// benchPlugin, in the environment, is the directory that this program serves eight GPUs in, as a plugin is a process of its
-// own; the list of its strategies follows after a colon, and after another the machine of benchMachine that it serves instead.
-// It ends with its input.
+// benchPlugin, in the environment, is the directory that this program serves eight GPUs in, as a plugin is a process of
+// its own; the list of its strategies follows after a colon, and after another the machine of benchMachine that it
+// serves instead. It ends with its input.
 const benchPlugin = "GPU_CDI_BENCH_PLUGIN"
 
 func TestMain(m *testing.M) {
@@ -88,8 +88,8 @@ func serveBenchmark(told string) error {
 	return p.Run(ctx)
 }
 
-// canned answers Allocate with what the plugin answered the first time that so many devices were asked for: the price of the
-// messages without that of an answer.
+// canned answers Allocate with what the plugin answered the first time that so many devices were asked for: the price
+// of the messages without that of an answer.
 type canned struct {
 	v1beta1.UnimplementedDevicePluginServer
 
@@ -129,10 +129,11 @@ func serveCanned(path string, c *canned) (stop func(), err error) {
 	return s.Stop, nil
 }
 
-// BenchmarkAllocate is P1: Allocate over the unix socket, of a plugin in a process of its own. The floor is an empty call,
-// GetDevicePluginOptions, on the same connection, alternating with it. Of what is beyond it, x-empty-messages has the part of
-// the messages: the same calls to a server that has its answers ready. Everything that an answer needs is on: the spec is
-// asked, the allocation's file is mounted. In "new" it is another allocation each time, whose file has to be written.
+// BenchmarkAllocate is P1: Allocate over the unix socket, of a plugin in a process of its own. The floor is an empty
+// call, GetDevicePluginOptions, on the same connection, alternating with it. Of what is beyond it, x-empty-messages has
+// the part of the messages: the same calls to a server that has its answers ready. Everything that an answer needs is
+// on: the spec is asked, the allocation's file is mounted. In "new" it is another allocation each time, whose file has
+// to be written.
 func BenchmarkAllocate(b *testing.B) {
 	for _, strategies := range []string{"cdi-cri", "cdi-cri,cdi-annotations,envvar"} {
 		for _, n := range []int{1, 4, 8} {
@@ -188,8 +189,8 @@ func againstEmpty(b *testing.B, strategies string, ids func(k *kubelettest.Kubel
 	b.ReportMetric(0, "ns/op")
 }
 
-// block is how many calls go to the plugin, and then to what has its answers ready: a connection that was just in use is
-// faster than another.
+// block is how many calls go to the plugin, and then to what has its answers ready: a connection that was just in use
+// is faster than another.
 const block = 64
 
 // pair are calls on one connection, each beside an empty one.
@@ -238,8 +239,8 @@ func process(b *testing.B, k *kubelettest.Kubelet, strategies string) *kubelette
 	return k.WaitRegistered(gpus)
 }
 
-// BenchmarkStart is the plugin's part of P3: from nothing to registered, with the list of eight GPUs read. The floor is a
-// connection to the plugin on which the list is read: a registration takes one of these and one to the kubelet.
+// BenchmarkStart is the plugin's part of P3: from nothing to registered, with the list of eight GPUs read. The floor is
+// a connection to the plugin on which the list is read: a registration takes one of these and one to the kubelet.
 func BenchmarkStart(b *testing.B) {
 	k := kubelettest.New(b)
 	k.Start()
@@ -256,8 +257,8 @@ func BenchmarkStart(b *testing.B) {
 	report(b, starts, floor)
 }
 
-// BenchmarkRestart is P4: from the kubelet's new socket to registered again, with the list read. The floor is BenchmarkStart's;
-// the worst of both shows what of a late registration is the machine's.
+// BenchmarkRestart is P4: from the kubelet's new socket to registered again, with the list read. The floor is
+// BenchmarkStart's; the worst of both shows what of a late registration is the machine's.
 func BenchmarkRestart(b *testing.B) {
 	for name, limit := range map[string]int{"one resource": 1, "four resources": 4} {
 		b.Run(name, func(b *testing.B) {

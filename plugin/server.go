@@ -71,8 +71,8 @@ func newServer(r resource.Resource, o AllocateOptions, log *slog.Logger, observe
 	return s, nil
 }
 
-// update replaces the list. When it returns, a device that left the list cannot be allocated; the kubelet hears of it at
-// once. A list like the one before is nothing new to the kubelet, and is not sent. On an error the old list stays.
+// update replaces the list. When it returns, a device that left the list cannot be allocated; the kubelet hears of it
+// at once. A list like the one before is nothing new to the kubelet, and is not sent. On an error the old list stays.
 func (s *server) update(r resource.Resource) error {
 	s.updating.Lock()
 	defer s.updating.Unlock()
@@ -123,8 +123,8 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 	return l, err
 }
 
-// checkID says what is wrong with a device's ID. The kubelet would take any, and count a device twice that it is told of
-// twice.
+// checkID says what is wrong with a device's ID. The kubelet would take any, and count a device twice that it is told
+// of twice.
 func (l *list) checkID(id string) error {
 	switch {
 	case id == "":

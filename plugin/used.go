@@ -22,7 +22,8 @@ const checkpointName = "kubelet_internal_checkpoint"
 
 // usedSlices returns the compute slices of each GPU, by its UUID, that pods have as MIG devices of other resources than
 // the named one. A request for a resource says nothing about the others, so this comes from the kubelet's checkpoint; a
-// pod that has ended may be in it until the kubelet gives the next device to a pod. Without a checkpoint there are none.
+// pod that has ended may be in it until the kubelet gives the next device to a pod. Without a checkpoint there are
+// none.
 func (p *Plugin) usedSlices(except string) (map[string]int, error) {
 	given, err := givenDevices(filepath.Join(cmp.Or(p.opts.Dir, v1beta1.DevicePluginPath), checkpointName))
 	if err != nil {
@@ -61,8 +62,8 @@ func computeSlices(d *resource.Device) int {
 // maxCheckpoint bounds how much of a checkpoint is read, in bytes. A pod's entry has a few kilobytes.
 const maxCheckpoint = 64 << 20
 
-// givenDevices reads the IDs of the devices that pods have, by resource, from a kubelet's checkpoint. Without one there are
-// none.
+// givenDevices reads the IDs of the devices that pods have, by resource, from a kubelet's checkpoint. Without one there
+// are none.
 func givenDevices(path string) (map[string]map[string]bool, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -11,8 +11,8 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// A DaemonSet runs on nodes without a GPU or a driver, too. There it is ready without a device, and begins when the driver
-// comes: the library first and then the kernel's module, or whole.
+// A DaemonSet runs on nodes without a GPU or a driver, too. There it is ready without a device, and begins when the
+// driver comes: the library first and then the kernel's module, or whole.
 func TestServeAwaitsTheDriver(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -15,9 +15,9 @@ import (
 // optionDir is a directory that serve writes to, and the option that names it.
 type optionDir struct{ option, path string }
 
-// checkDirs says which of the directories that serve writes to while it runs others than root could change, or else which
-// of its own cannot be written to, before a container is refused for it. A full disk is none of these: that passes, and
-// what is on it already is served.
+// checkDirs says which of the directories that serve writes to while it runs others than root could change, or else
+// which of its own cannot be written to, before a container is refused for it. A full disk is none of these: that
+// passes, and what is on it already is served.
 func (a *app) checkDirs(log *slog.Logger) error {
 	own := []optionDir{{"state-dir", a.descriptorDir()}}
 	if len(a.plugin.Sharing.MPS.Resources) > 0 {

@@ -22,8 +22,8 @@ func smallDisk(t *testing.T, dir string, flags uintptr) {
 	t.Cleanup(func() { mustDo(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 }
 
-// What cannot be written to would be seen when the first container is refused; it is said before the kubelet hears of any
-// device.
+// What cannot be written to would be seen when the first container is refused; it is said before the kubelet hears of
+// any device.
 func TestServeNeedsItsDirectories(t *testing.T) {
 	file := func(t *testing.T, dir string) { mustDo(t, os.WriteFile(dir, nil, 0o600)) }
 	readOnly := func(t *testing.T, dir string) { smallDisk(t, dir, unix.MS_RDONLY) }

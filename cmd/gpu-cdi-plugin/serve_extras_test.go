@@ -52,7 +52,8 @@ func TestServeGivesExtras(t *testing.T) {
 	}
 }
 
-// Devices are named by index and the annotation has another prefix where that is configured, and engines find the names.
+// Devices are named by index and the annotation has another prefix where that is configured, and engines find the
+// names.
 func TestServeNamesDevicesAsConfigured(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "mig-h100", `

@@ -65,7 +65,8 @@ func (s *served) get(path string) (body string, status int, took time.Duration) 
 	return string(data), answer.StatusCode, time.Since(begin)
 }
 
-// Whichever call about a GPU hangs at the start: the others are advertised, the GPU is unhealthy, and healthy when it answers.
+// Whichever call about a GPU hangs at the start: the others are advertised, the GPU is unhealthy, and healthy when it
+// answers.
 func TestServeStartsBesideAGPUThatHangs(t *testing.T) {
 	t.Parallel()
 	for _, function := range []string{

@@ -84,8 +84,8 @@ func (a *app) reread(cmd *cobra.Command) (*app, error) {
 	return fresh, errors.Join(append(errs, fresh.resolve(flags))...)
 }
 
-// claimMPS refuses to share GPUs by MPS where another instance does so, which would end the service. Whether a directory
-// for MPS is free that is not this one's yet is seen when the service has started again.
+// claimMPS refuses to share GPUs by MPS where another instance does so, which would end the service. Whether a
+// directory for MPS is free that is not this one's yet is seen when the service has started again.
 func (s *service) claimMPS(fresh *app) error {
 	if len(fresh.plugin.Sharing.MPS.Resources) == 0 || fresh.mpsDir() != s.app.mpsDir() {
 		return nil

@@ -112,8 +112,8 @@ func TestServeRefusesToShareByMPSBesideAnother(t *testing.T) {
 	s.listed(sharedResource, 2, 0)
 }
 
-// A reload does not write into the rules by which somebody looks at the node meanwhile, not even the first one. It is the
-// race detector that sees if it does.
+// A reload does not write into the rules by which somebody looks at the node meanwhile, not even the first one. It is
+// the race detector that sees if it does.
 func TestReloadLeavesTheRulesInUse(t *testing.T) {
 	t.Parallel()
 	a, log := newApp(), &logged{}
