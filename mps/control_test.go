@@ -62,7 +62,10 @@ func TestMemoryLimit(t *testing.T) {
 }
 
 func TestExcerptsAreQuotedASCII(t *testing.T) {
-	if got := excerpt(" a\x00\x1b[31m\né" + strings.Repeat("x", 100)); got != `"a\x00\x1b[31m\n\u00e9`+strings.Repeat("x", 70)+`..."` {
+	if got := excerpt(" a\x00\x1b[31m\né" + strings.Repeat("x", 100)); got != `"a\x00\x1b[31m\n\u00e9`+strings.Repeat(
+		"x",
+		70,
+	)+`..."` {
 		t.Errorf("got %s", got)
 	}
 }

@@ -129,7 +129,10 @@ func TestPrepareRefuses(t *testing.T) {
 // A directory that other users can change is not used, and nothing is made in it.
 func TestKeeperUsesOnlyRootsDirectories(t *testing.T) {
 	testenv.Root(t)
-	safe, err := os.MkdirTemp("/run", "mps-test-") //nolint:usetesting // t.TempDir is in /tmp, where every user can write
+	safe, err := os.MkdirTemp(
+		"/run",
+		"mps-test-",
+	) //nolint:usetesting // t.TempDir is in /tmp, where every user can write
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(safe) })
 	above := filepath.Join(safe, "above")
@@ -151,7 +154,8 @@ func TestKeeperUsesOnlyRootsDirectories(t *testing.T) {
 			}
 			k := New(Options{Dir: filepath.Join(run, "mps"), Insecure: insecure})
 			err := k.acquire()
-			if (err == nil) != (want == "") || err != nil && (!errors.Is(err, trust.ErrUnsafe) || !strings.Contains(err.Error(), want)) {
+			if (err == nil) != (want == "") ||
+				err != nil && (!errors.Is(err, trust.ErrUnsafe) || !strings.Contains(err.Error(), want)) {
 				t.Errorf("%s, insecure %t: %v", name, insecure, err)
 			}
 			if _, made := os.Stat(k.opts.Dir); (made == nil) != (want == "") {

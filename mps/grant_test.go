@@ -12,7 +12,9 @@ import (
 
 func TestContainersThatShareAGPUByMPSGetItsDaemonsDirectories(t *testing.T) {
 	descriptor := &specs.Mount{HostPath: "/state/GPU-1.json", ContainerPath: "/run/gpu/devices/GPU-1.json"}
-	whole, shared := &resource.Grant{}, &resource.Grant{Additional: specs.ContainerEdits{Mounts: []*specs.Mount{descriptor}}}
+	whole, shared := &resource.Grant{}, &resource.Grant{
+		Additional: specs.ContainerEdits{Mounts: []*specs.Mount{descriptor}},
+	}
 	resources := []resource.Resource{{Devices: []resource.Device{
 		{UUID: "GPU-0", Grant: whole},
 		{UUID: "GPU-1", Grant: shared, MPS: &resource.MPSLimits{}},

@@ -70,8 +70,17 @@ func TestPausesBetweenRestartsGrow(t *testing.T) {
 func TestDaemons(t *testing.T) {
 	limits := &resource.MPSLimits{MemoryBytes: 1 << 30, ThreadPercent: 50}
 	got := Daemons([]resource.Resource{
-		{Name: "b", Devices: []resource.Device{{UUID: "GPU-2", MPS: limits, Healthy: true}, {UUID: "GPU-2", MPS: limits, Healthy: true}}},
-		{Name: "a", Devices: []resource.Device{{UUID: "GPU-3", Healthy: true}, {UUID: "GPU-1", MPS: limits, Reason: "lost"}}},
+		{
+			Name: "b",
+			Devices: []resource.Device{
+				{UUID: "GPU-2", MPS: limits, Healthy: true},
+				{UUID: "GPU-2", MPS: limits, Healthy: true},
+			},
+		},
+		{
+			Name:    "a",
+			Devices: []resource.Device{{UUID: "GPU-3", Healthy: true}, {UUID: "GPU-1", MPS: limits, Reason: "lost"}},
+		},
 	})
 	want := []Daemon{{UUID: "GPU-1", Limits: *limits, Hold: true}, {UUID: "GPU-2", Limits: *limits}}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -35,7 +35,8 @@ func TestShmIsLimited(t *testing.T) {
 	shm := filepath.Join(gpuDir, shmName)
 	st := statfs(t, shm)
 	const flags = unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC
-	if st.Type != unix.TMPFS_MAGIC || st.Flags&flags != flags || st.Blocks*uint64(st.Bsize) != testShm || st.Files != testShm/shmPerInode {
+	if st.Type != unix.TMPFS_MAGIC || st.Flags&flags != flags || st.Blocks*uint64(st.Bsize) != testShm ||
+		st.Files != testShm/shmPerInode {
 		t.Errorf("shm is %+v", st)
 	}
 	if err := os.WriteFile(filepath.Join(shm, "large"), make([]byte, testShm+1), 0o600); !errors.Is(err, unix.ENOSPC) {
@@ -116,7 +117,10 @@ func TestMountsOfAnAdministratorStay(t *testing.T) {
 func runInPrivateNamespace(t *testing.T, f func()) {
 	t.Helper()
 	must(t, proc.OnThread(func() error {
-		err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""))
+		err := errors.Join(
+			unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
+			unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""),
+		)
 		if err == nil {
 			f()
 		}
@@ -130,7 +134,8 @@ func TestShmMustBeVisibleOnTheHost(t *testing.T) {
 	dir := makeShortDir(t)
 	runInPrivateNamespace(t, func() {
 		err := prepare(dir, testGPU, testShm)
-		if err == nil || !strings.Contains(err.Error(), "not visible on the host") || prepared(filepath.Join(dir, testGPU)) {
+		if err == nil || !strings.Contains(err.Error(), "not visible on the host") ||
+			prepared(filepath.Join(dir, testGPU)) {
 			t.Errorf("%v, prepared %t", err, prepared(filepath.Join(dir, testGPU)))
 		}
 	})

@@ -242,7 +242,14 @@ func TestHostilePipeDirectory(t *testing.T) {
 			k.awaitReady(1)
 			control := filepath.Join(k.dir(0), pipeName, "control")
 			must(t, os.Remove(control))
-			must(t, os.WriteFile(filepath.Join(k.dir(0), pipeName, "nvidia-cuda-mps-control.pid"), []byte(strconv.Itoa(os.Getpid())), 0o644))
+			must(
+				t,
+				os.WriteFile(
+					filepath.Join(k.dir(0), pipeName, "nvidia-cuda-mps-control.pid"),
+					[]byte(strconv.Itoa(os.Getpid())),
+					0o644,
+				),
+			)
 			attack(t, control, filepath.Join(makeShortDir(t), "socket"))
 			k.awaitProblem(0, "does not answer")
 			k.awaitReady(1)
@@ -351,12 +358,17 @@ func TestAGPUHasOneDaemon(t *testing.T) {
 	first, err := testHelper().startDaemon(k.dir(0), k.program)
 	must(t, err)
 	defer first.close()
-	eventually(t, "a daemon", func() bool { _, err := os.Stat(filepath.Join(k.dir(0), pipeName, "control")); return err == nil })
+	eventually(
+		t,
+		"a daemon",
+		func() bool { _, err := os.Stat(filepath.Join(k.dir(0), pipeName, "control")); return err == nil },
+	)
 	second, err := testHelper().startDaemon(k.dir(0), k.program)
 	must(t, err)
 	defer second.close()
 	<-second.done()
-	if text := outputTail(k.dir(0)); how(second) != "ended with status 1" || !strings.Contains(text, "is the GPU's daemon already") {
+	if text := outputTail(k.dir(0)); how(second) != "ended with status 1" ||
+		!strings.Contains(text, "is the GPU's daemon already") {
 		t.Errorf("it %s and printed %q", how(second), text)
 	}
 	if !first.runs() {
@@ -481,7 +493,10 @@ func TestOneKeeperForADirectory(t *testing.T) {
 		must(t, second.Run(ctx))
 		cancel()
 	}
-	if reason := second.Problem(&resource.Device{UUID: k.gpu(1), MPS: &half}); !strings.Contains(reason, lock.ErrHeld.Error()) {
+	if reason := second.Problem(&resource.Device{UUID: k.gpu(1), MPS: &half}); !strings.Contains(
+		reason,
+		lock.ErrHeld.Error(),
+	) {
 		t.Errorf("the GPU of the second is unhealthy because %q", reason)
 	}
 	if now := k.awaitReady(0); now != pid || !k.modes.is(k.gpu(0)) || k.modes.is(k.gpu(1)) {

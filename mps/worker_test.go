@@ -87,10 +87,18 @@ func TestADaemonEndsDuringARequest(t *testing.T) {
 			pid := k.awaitReady(0)
 			must(t, os.WriteFile(filepath.Join(dir, "stall"), nil, 0o644))
 			lead(k)
-			eventually(t, "a command", func() bool { _, err := os.Stat(filepath.Join(dir, "asked")); return err == nil })
+			eventually(
+				t,
+				"a command",
+				func() bool { _, err := os.Stat(filepath.Join(dir, "asked")); return err == nil },
+			)
 			must(t, os.Remove(filepath.Join(dir, "stall")))
 			must(t, unix.Kill(pid, unix.SIGKILL))
-			eventually(t, "another daemon", func() bool { r, err := readRecord(k.dir(0)); return err == nil && r.PID != pid })
+			eventually(
+				t,
+				"another daemon",
+				func() bool { r, err := readRecord(k.dir(0)); return err == nil && r.PID != pid },
+			)
 		})
 	}
 }

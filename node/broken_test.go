@@ -28,7 +28,8 @@ func TestBrokenLibraries(t *testing.T) {
 	must(t, os.Truncate(optix, 100))
 	b.counts(b.reconcile(), 4, 0)
 	b.counts(b.reconcile(), 4, 0)
-	if got := log.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, "library "+optix+", which cannot be used: ") {
+	if got := log.String(); strings.Count(got, "level=WARN") != 1 ||
+		!strings.Contains(got, "library "+optix+", which cannot be used: ") {
 		t.Errorf("a damaged library was not named once:\n%s", got)
 	}
 	log.Reset()

@@ -108,7 +108,8 @@ func (d *descriptors) path(uuid string) string { return filepath.Join(d.dir, uui
 func (d *descriptors) addMount(to *specs.ContainerEdits, uuid string) {
 	if d.dir != "" {
 		to.Mounts = append(to.Mounts, &specs.Mount{
-			HostPath: d.path(uuid), ContainerPath: DescriptorsPath + "/" + uuid + descriptorSuffix, Options: []string{"ro"},
+			HostPath: d.path(uuid), ContainerPath: DescriptorsPath + "/" + uuid + descriptorSuffix,
+			Options: []string{"ro"},
 		})
 	}
 }
@@ -159,8 +160,8 @@ func describe(resources []resource.Resource) map[string]*Descriptor {
 
 func newDescriptor(d *resource.Device, resourceName string) *Descriptor {
 	desc := &Descriptor{
-		Version: 1, UUID: d.UUID, Resource: resourceName, Index: strconv.Itoa(d.Index), Model: d.Model, Profile: d.Profile,
-		PCIBusID: d.PCIBusID, MemoryBytes: d.MemoryBytes,
+		Version: 1, UUID: d.UUID, Resource: resourceName, Index: strconv.Itoa(d.Index), Model: d.Model,
+		Profile: d.Profile, PCIBusID: d.PCIBusID, MemoryBytes: d.MemoryBytes,
 	}
 	if d.MIGIndex != resource.NoMIG {
 		desc.Parent = d.Parent

@@ -45,11 +45,19 @@ func TestADescriptorSaysWhatTheDeviceIsAndHowItIsShared(t *testing.T) {
 	}{
 		"a GPU":                 {[]resource.Device{describedDevice()}, `{` + whole + `,"numaNode":1}`},
 		"a GPU of no NUMA node": {[]resource.Device{alone}, `{` + whole + `}`},
-		"a MIG device": {[]resource.Device{mig}, `{"version":1,"uuid":"MIG-1","parent":"GPU-4","resource":"nvidia.com/gpu","index":"4:2",` +
-			`"model":"NVIDIA H100 80GB HBM3","profile":"1g.10gb","pciBusID":"0000:05:00.0","numaNode":1,"memoryBytes":10737418240}`},
-		"a time-sliced GPU": {replicas(func(*resource.Device) {}), `{` + whole + `,"numaNode":1,"sharing":{"replicas":2}}`},
+		"a MIG device": {
+			[]resource.Device{mig},
+			`{"version":1,"uuid":"MIG-1","parent":"GPU-4","resource":"nvidia.com/gpu","index":"4:2",` +
+				`"model":"NVIDIA H100 80GB HBM3","profile":"1g.10gb","pciBusID":"0000:05:00.0","numaNode":1,"memoryBytes":10737418240}`,
+		},
+		"a time-sliced GPU": {
+			replicas(func(*resource.Device) {}),
+			`{` + whole + `,"numaNode":1,"sharing":{"replicas":2}}`,
+		},
 		"a GPU that is shared by MPS": {
-			replicas(func(d *resource.Device) { d.MPS = &resource.MPSLimits{MemoryBytes: 40 << 30, ThreadPercent: 50} }),
+			replicas(
+				func(d *resource.Device) { d.MPS = &resource.MPSLimits{MemoryBytes: 40 << 30, ThreadPercent: 50} },
+			),
 			`{` + whole + `,"numaNode":1,"sharing":{"replicas":2,"mps":{"memoryLimitBytes":42949672960,"activeThreadPercentage":50}}}`,
 		},
 		"an old GPU that is shared by MPS": {
@@ -219,7 +227,8 @@ func TestTwoInstancesDoNotWriteTheSameDescriptors(t *testing.T) {
 	b.start()
 	o := b.rec.opts
 	o.Path = ""
-	if err := New(o).Start(t.Context()); err == nil || !strings.Contains(err.Error(), "write the device descriptors: lock ") {
+	if err := New(o).Start(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "write the device descriptors: lock ") {
 		t.Errorf("a second instance starts with the error %v", err)
 	}
 }

@@ -49,7 +49,8 @@ func newExtraFiles(o *Options) []*extraFile {
 	var list []*extraFile
 	for _, e := range o.Extras {
 		kind := e.Kind(o.Spec.Kind)
-		list = append(list, &extraFile{Extra: e, file: &specFile{path: fileIn(o, kind), dirs: o.Dirs, kind: kind, log: o.Log}})
+		file := &specFile{path: fileIn(o, kind), dirs: o.Dirs, kind: kind, log: o.Log}
+		list = append(list, &extraFile{Extra: e, file: file})
 	}
 	return list
 }
@@ -137,7 +138,8 @@ func (r *Reconciler) logUnconfiguredExtras() {
 			continue
 		}
 		if spec, err := cdi.ReadFile(path); err == nil && spec.Kind == kind && cdi.WroteExtra(e, spec) {
-			r.log.Info(fmt.Sprintf("%s is not configured, and its CDI spec %s stays until it is removed by hand", e, path))
+			r.log.Info(fmt.Sprintf("%s is not configured, and its CDI spec %s stays until it is removed by hand",
+				e, path))
 		}
 	}
 }

@@ -92,7 +92,10 @@ func TestRunNoticesExtras(t *testing.T) {
 			b.run()
 			must(t, change(b))
 			for late := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-				now := [2]fileid.ID{fileid.Of(spec), fileid.Of(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}
+				now := [2]fileid.ID{
+					fileid.Of(spec),
+					fileid.Of(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json")),
+				}
 				if _, err := cdi.ReadFile(spec); err == nil && now != before {
 					break
 				}
@@ -107,7 +110,8 @@ func TestRunNoticesExtras(t *testing.T) {
 func TestARequiredChannelThatIsMissing(t *testing.T) {
 	b := newExtrasFixture(t, nil, required)
 	err := b.rec.Start(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "imex is required: /dev/nvidia-caps-imex-channels/channel1: not found") ||
+	if err == nil ||
+		!strings.Contains(err.Error(), "imex is required: /dev/nvidia-caps-imex-channels/channel1: not found") ||
 		!isType[*RequiredError](err) {
 		t.Errorf("error %v", err)
 	}

@@ -38,8 +38,8 @@ func (r *Reconciler) checkDriver() error {
 	}
 	kernel := kernelVersion(r.opts.Host)
 	if kernel != "" && kernel != d.Version {
-		return fmt.Errorf("the driver's libraries are %s now, the loaded kernel module is %s: reload the module, or reboot",
-			d.Version, kernel)
+		return fmt.Errorf("the driver's libraries are %s now, the loaded kernel module is %s: "+
+			"reload the module, or reboot", d.Version, kernel)
 	}
 	return fmt.Errorf("%w: the libraries are %s now", ErrDriverChanged, d.Version)
 }
@@ -95,8 +95,8 @@ func (r *Reconciler) hostFingerprint() uint64 {
 
 // changed reports whether something is not as it was at the last reconciliation.
 func (r *Reconciler) changed() bool {
-	changed := func(f *specFile) bool { return !f.unchanged() }
-	return slices.ContainsFunc(r.specFiles(), changed) || r.descriptors.changed() || r.hostFingerprint() != r.fingerprint
+	return slices.ContainsFunc(r.specFiles(), (*specFile).changed) || r.descriptors.changed() ||
+		r.hostFingerprint() != r.fingerprint
 }
 
 // writeDir adds the entries of a directory: of regular files, and of links to them, the identity of their content; of

@@ -234,7 +234,10 @@ func (b *fixture) foreign(path string, names ...string) {
 	}
 	spec := &specs.Spec{Version: "0.5.0", Kind: cdi.DefaultKind}
 	for _, name := range names {
-		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{Env: []string{"A=B"}}})
+		spec.Devices = append(
+			spec.Devices,
+			specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{Env: []string{"A=B"}}},
+		)
 	}
 	if err := cdi.WriteFile(path, spec); err != nil {
 		b.t.Fatal(err)

@@ -98,7 +98,12 @@ func (f *foreignFixture) change(t *rapid.T) string {
 	switch what {
 	case "names":
 		if os.RemoveAll(path) == nil && f.isDir(dir) {
-			writeNames(f.t, path, kind, rapid.SliceOfNDistinct(rapid.SampledFrom(f.names()), 1, -1, rapid.ID).Draw(t, "names"))
+			writeNames(
+				f.t,
+				path,
+				kind,
+				rapid.SliceOfNDistinct(rapid.SampledFrom(f.names()), 1, -1, rapid.ID).Draw(t, "names"),
+			)
 		}
 	case "copy":
 		if data, err := os.ReadFile(ours); err == nil && os.RemoveAll(path) == nil {
@@ -162,7 +167,10 @@ func writeNames(t *testing.T, path, kind string, names []string) {
 	t.Helper()
 	s := &specs.Spec{Version: "0.5.0", Kind: kind}
 	for _, n := range names {
-		s.Devices = append(s.Devices, specs.Device{Name: n, ContainerEdits: specs.ContainerEdits{Env: []string{"FOREIGN=1"}}})
+		s.Devices = append(
+			s.Devices,
+			specs.Device{Name: n, ContainerEdits: specs.ContainerEdits{Env: []string{"FOREIGN=1"}}},
+		)
 	}
 	must(t, cdi.WriteFile(path, s))
 }
@@ -231,14 +239,22 @@ func (f *foreignFixture) check(t *testing.T, scratch string) (problems []string)
 			right := found != nil && found.GetSpec().GetPath() == f.path && sameEdits(found, state.Spec, given)
 			lost := strings.Contains(d.Reason, "GPU is lost")
 			if d.Healthy != right || d.Healthy != (possible(name) && !lost) || !d.Healthy && d.Reason == "" {
-				wrong("%s: healthy %t (%s), engines take it from our spec: %t, could: %t", name, d.Healthy, d.Reason, right, possible(name))
+				wrong(
+					"%s: healthy %t (%s), engines take it from our spec: %t, could: %t",
+					name,
+					d.Healthy,
+					d.Reason,
+					right,
+					possible(name),
+				)
 			}
 			names, err := allocate(t, e, d.ID)
 			if d.Healthy != (err == nil) || err != nil && status.Code(err) != codes.FailedPrecondition {
 				wrong("%s: healthy %t (%s), and Allocate answers %v", name, d.Healthy, d.Reason, err)
 			}
 			for _, n := range names {
-				if at := engine.GetDevice(n); at == nil || filepath.Dir(at.GetSpec().GetPath()) != filepath.Dir(f.path) {
+				if at := engine.GetDevice(n); at == nil ||
+					filepath.Dir(at.GetSpec().GetPath()) != filepath.Dir(f.path) {
 					wrong("%s: Allocate answers %s, which engines do not take from our specs", name, n)
 				}
 			}
@@ -307,7 +323,12 @@ func checkBesideAnySpecs(t *testing.T, f *foreignFixture) {
 		f.clear()
 		f.reconcile()
 		if good, bad := healthy(f.rec.State()); bad > 0 {
-			r.Fatalf("after all foreign specs are gone %d devices are healthy and %d are not: %v", good, bad, health(f.rec.State()))
+			r.Fatalf(
+				"after all foreign specs are gone %d devices are healthy and %d are not: %v",
+				good,
+				bad,
+				health(f.rec.State()),
+			)
 		}
 		var done []string
 		for range rapid.IntRange(1, 3).Draw(r, "looks") {

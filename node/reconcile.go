@@ -192,7 +192,8 @@ func (r *Reconciler) follow(next *desired) error {
 	switch err := r.applied.failure(); {
 	case sameText(err, before.Err):
 	case err != nil:
-		r.log.Error("a CDI spec or descriptor is not as desired, and the devices that it concerns are unhealthy: " + oneLine(err))
+		r.log.Error("a CDI spec or descriptor is not as desired, and the devices that it concerns are unhealthy: " +
+			oneLine(err))
 	default:
 		r.log.Info("the CDI specs and descriptors are as desired again")
 	}
@@ -215,7 +216,8 @@ func (r *Reconciler) retain(cause error) {
 	}
 	next.Err = errors.Join(cause, r.applied.failure())
 	if !sameText(next.Err, before.Err) {
-		r.log.Error("the GPUs cannot be read, and the last state is retained: "+oneLine(next.Err), "failures", r.failures)
+		r.log.Error("the GPUs cannot be read, and the last state is retained: "+oneLine(next.Err),
+			"failures", r.failures)
 	}
 	_, passing := errors.AsType[*snapshotError](cause)
 	if !passing || errors.Is(cause, gpu.ErrNotAnswering) || r.failures >= r.opts.Failures {
@@ -303,7 +305,9 @@ func (r *Reconciler) intermediate(next *desired, before State, catalogue *cdi.Sp
 }
 
 // withGrants returns the resources with what containers get for them: of the extras, the devices on offer.
-func (r *Reconciler) withGrants(resources []resource.Resource, d *desired, offered map[string]bool) []resource.Resource {
+func (r *Reconciler) withGrants(
+	resources []resource.Resource, d *desired, offered map[string]bool,
+) []resource.Resource {
 	common := &resource.Grant{}
 	devices := map[string]*specs.ContainerEdits{}
 	if d.spec != nil {
@@ -351,7 +355,8 @@ func (r *Reconciler) publish(s State) {
 	r.state = s
 	r.mu.Unlock()
 	same := before.Snapshot != nil && reflect.DeepEqual(s.Snapshot.Links, before.Snapshot.Links) &&
-		sameText(s.Err, before.Err) && slices.Equal(s.taken, before.taken) && reflect.DeepEqual(s.Resources, before.Resources)
+		sameText(s.Err, before.Err) && slices.Equal(s.taken, before.taken) &&
+		reflect.DeepEqual(s.Resources, before.Resources)
 	if !same {
 		r.opts.Publish(s)
 	}

@@ -231,7 +231,10 @@ func TestMIGDevicesComeAfterTheSpecHasThemAndGoBeforeItLosesThem(t *testing.T) {
 	for _, r := range b.rec.State().Resources {
 		names = append(names, r.Name)
 	}
-	if want := []string{"nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"}; !slices.Equal(names, want) {
+	if want := []string{"nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"}; !slices.Equal(
+		names,
+		want,
+	) {
 		t.Errorf("resources %v, want %v", names, want)
 	}
 	must(t, b.node.DisableMIG(2))
@@ -347,7 +350,8 @@ func TestAnotherSpecTakesADevice(t *testing.T) {
 			if reason := health(s)[uuid]; c.bad > 0 && reason != why {
 				t.Errorf("it is unhealthy for the reason %q", reason)
 			}
-			if remarks := s.Remarks(); s.Err != nil || s.Ready() != nil || c.bad > 0 != slices.Equal(remarks, []string{why}) {
+			if remarks := s.Remarks(); s.Err != nil || s.Ready() != nil ||
+				c.bad > 0 != slices.Equal(remarks, []string{why}) {
 				t.Errorf("error %v, ready %v, remarks %q", s.Err, s.Ready(), remarks)
 			}
 			must(t, os.Remove(other))
@@ -498,9 +502,15 @@ func TestRunNotices(t *testing.T) {
 		do   func(b *fixture)
 		seen func(b *fixture) bool
 	}{
-		"a deleted spec":             {func(b *fixture) { must(b.t, os.Remove(b.path)) }, (*fixture).specIsWhole},
-		"an edited spec":             {func(b *fixture) { edit(b.t, b.path, "nvidiactl", "nvidiactk") }, (*fixture).specIsWhole},
-		"a spec that is a ruin":      {func(b *fixture) { must(b.t, os.WriteFile(b.path, []byte("{"), 0o644)) }, (*fixture).specIsWhole},
+		"a deleted spec": {func(b *fixture) { must(b.t, os.Remove(b.path)) }, (*fixture).specIsWhole},
+		"an edited spec": {
+			func(b *fixture) { edit(b.t, b.path, "nvidiactl", "nvidiactk") },
+			(*fixture).specIsWhole,
+		},
+		"a spec that is a ruin": {
+			func(b *fixture) { must(b.t, os.WriteFile(b.path, []byte("{"), 0o644)) },
+			(*fixture).specIsWhole,
+		},
 		"a spec that few can read":   {func(b *fixture) { must(b.t, os.Chmod(b.path, 0o600)) }, (*fixture).specIsWhole},
 		"a spec that all can change": {func(b *fixture) { must(b.t, os.Chmod(b.path, 0o666)) }, (*fixture).specIsWhole},
 		"a spec of another user": {func(b *fixture) {
@@ -546,7 +556,10 @@ func TestRunNoticesMIGChangesByTheHostsFiles(t *testing.T) {
 	b.start()
 	b.run()
 	must(t, b.node.SetMIG(1, []string{"1g.10gb", "1g.10gb"}))
-	b.wait("the list with two MIG devices", func(s State) bool { good, bad := healthy(s); return good == 9 && bad == 0 })
+	b.wait(
+		"the list with two MIG devices",
+		func(s State) bool { good, bad := healthy(s); return good == 9 && bad == 0 },
+	)
 }
 
 func TestRunReconcilesWhenItIsKickedAndWhenItIsTime(t *testing.T) {
@@ -599,7 +612,8 @@ func TestADriverWhoseModuleIsNotReloadedMakesItsDevicesUnhealthy(t *testing.T) {
 	must(t, node.SetKernelVersion("580.126.09"))
 	s := b.reconcile()
 	b.counts(s, 0, 1)
-	if s.Err == nil || !strings.Contains(s.Err.Error(), "libraries are 590.44.01 now, the loaded kernel module is 580.126.09") {
+	if s.Err == nil ||
+		!strings.Contains(s.Err.Error(), "libraries are 590.44.01 now, the loaded kernel module is 580.126.09") {
 		t.Errorf("error %v", s.Err)
 	}
 	must(t, node.SetKernelVersion("590.44.01"))

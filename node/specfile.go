@@ -201,15 +201,16 @@ func makeDir(dir string) error {
 	return nil
 }
 
-// unchanged reports whether the file is the one of the last apply.
-func (f *specFile) unchanged() bool { return f.path == "" || fileid.Of(f.path) == f.id }
+// changed reports whether the file is not the one of the last apply.
+func (f *specFile) changed() bool { return f.path != "" && fileid.Of(f.path) != f.id }
 
 // unchangedNames are the qualified names of the devices that the file has with the desired edits and that engines take
 // from it.
 func (f *specFile) unchangedNames(want *specs.Spec) map[string]bool {
 	names := map[string]bool{}
 	disk, err := cdi.ReadFile(f.path)
-	if err != nil || want == nil || disk.Kind != want.Kind || !reflect.DeepEqual(want.ContainerEdits, disk.ContainerEdits) {
+	if err != nil || want == nil || disk.Kind != want.Kind ||
+		!reflect.DeepEqual(want.ContainerEdits, disk.ContainerEdits) {
 		return names
 	}
 	taken := cdi.Load(f.dirs...).Taken(f.path)

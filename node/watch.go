@@ -101,7 +101,8 @@ func (r *Reconciler) newWatcher() *watcher {
 }
 
 func (r *Reconciler) logPolling(err error) {
-	r.log.Warn("the kernel does not report changes of the host's files, so they are polled: "+err.Error(), "every", r.opts.Poll)
+	r.log.Warn("the kernel does not report changes of the host's files, so they are polled: "+err.Error(),
+		"every", r.opts.Poll)
 }
 
 // follow watches the directories. It is called again and again, for directories that are made or replaced later.

@@ -159,12 +159,14 @@ func (o *AllocateOptions) annotation(resourceName string, names []string) (key, 
 func merge(to, from *v1beta1.ContainerAllocateResponse) {
 	to.CdiDevices = append(to.CdiDevices, from.GetCdiDevices()...)
 	for _, n := range from.GetDevices() {
-		if !slices.ContainsFunc(to.Devices, func(d *v1beta1.DeviceSpec) bool { return d.ContainerPath == n.ContainerPath }) {
+		same := func(d *v1beta1.DeviceSpec) bool { return d.ContainerPath == n.ContainerPath }
+		if !slices.ContainsFunc(to.Devices, same) {
 			to.Devices = append(to.Devices, n)
 		}
 	}
 	for _, m := range from.GetMounts() {
-		if !slices.ContainsFunc(to.Mounts, func(o *v1beta1.Mount) bool { return o.ContainerPath == m.ContainerPath }) {
+		same := func(o *v1beta1.Mount) bool { return o.ContainerPath == m.ContainerPath }
+		if !slices.ContainsFunc(to.Mounts, same) {
 			to.Mounts = append(to.Mounts, m)
 		}
 	}
@@ -179,8 +181,8 @@ func merge(to, from *v1beta1.ContainerAllocateResponse) {
 func addEdits(to *v1beta1.ContainerAllocateResponse, edits *specs.ContainerEdits) {
 	from := &v1beta1.ContainerAllocateResponse{}
 	for _, n := range edits.DeviceNodes {
-		from.Devices = append(from.Devices, &v1beta1.DeviceSpec{
-			ContainerPath: n.Path, HostPath: cmp.Or(n.HostPath, n.Path), Permissions: cmp.Or(n.Permissions, "rwm"), // CDI's defaults
+		from.Devices = append(from.Devices, &v1beta1.DeviceSpec{ // with CDI's defaults
+			ContainerPath: n.Path, HostPath: cmp.Or(n.HostPath, n.Path), Permissions: cmp.Or(n.Permissions, "rwm"),
 		})
 	}
 	for _, m := range edits.Mounts {
@@ -227,7 +229,8 @@ func (l *list) find(ids []string) ([]*device, error) {
 	}
 	if limit > 0 && len(ids) > limit {
 		return nil, status.Errorf(codes.InvalidArgument,
-			"allocate %s: a container asks for %d devices, and may have %d; %s", name, len(ids), limit, l.resource.LimitReason)
+			"allocate %s: a container asks for %d devices, and may have %d; %s",
+			name, len(ids), limit, l.resource.LimitReason)
 	}
 	devices, err := l.healthyDevices(ids)
 	if err != nil {

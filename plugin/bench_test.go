@@ -171,7 +171,11 @@ func againstEmpty(b *testing.B, strategies string, ids func(k *kubelettest.Kubel
 	k := kubelettest.New(b)
 	k.Start()
 	e := process(b, k, strategies)
-	plugin, ready := &pair{client: e.Client}, &pair{client: v1beta1.NewDevicePluginClient(dial(b, filepath.Join(k.Dir, cannedSocket)))}
+	plugin, ready := &pair{
+		client: e.Client,
+	}, &pair{
+		client: v1beta1.NewDevicePluginClient(dial(b, filepath.Join(k.Dir, cannedSocket))),
+	}
 	for i := 0; b.Loop(); i++ {
 		p := plugin
 		if i/block%2 == 1 {

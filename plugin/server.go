@@ -115,8 +115,8 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 		}
 	}
 	if size := proto.Size(l.message); size > resource.MaxList {
-		return nil, fmt.Errorf("advertise %s: %d devices make a message of %d bytes, and the kubelet takes %d at most; "+
-			"lower the number of replicas", r.Name, len(r.Devices), size, resource.MaxList)
+		return nil, fmt.Errorf("advertise %s: %d devices make a message of %d bytes, and the kubelet takes at most "+
+			"%d; lower the number of replicas", r.Name, len(r.Devices), size, resource.MaxList)
 	}
 	var err error
 	l.prefer, err = s.options.Preference.of(&l.resource)
@@ -178,7 +178,9 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 }
 
 // PreStartContainer does nothing: GetDevicePluginOptions does not ask for it.
-func (s *server) PreStartContainer(context.Context, *v1beta1.PreStartContainerRequest) (*v1beta1.PreStartContainerResponse, error) {
+func (s *server) PreStartContainer(
+	context.Context, *v1beta1.PreStartContainerRequest,
+) (*v1beta1.PreStartContainerResponse, error) {
 	return &v1beta1.PreStartContainerResponse{}, nil
 }
 

@@ -38,7 +38,11 @@ func withNodes(r resource.Resource) resource.Resource {
 		Env:         []string{"NVIDIA_VISIBLE_DEVICES=void"},
 		DeviceNodes: []*specs.DeviceNode{{Path: "/dev/nvidiactl", HostPath: "/driver/dev/nvidiactl"}},
 		Mounts: []*specs.Mount{
-			{ContainerPath: "/usr/lib/libcuda.so.1", HostPath: "/driver/usr/lib/libcuda.so.1", Options: []string{"ro", "nosuid"}},
+			{
+				ContainerPath: "/usr/lib/libcuda.so.1",
+				HostPath:      "/driver/usr/lib/libcuda.so.1",
+				Options:       []string{"ro", "nosuid"},
+			},
 			{ContainerPath: "/run/socket", HostPath: "/run/socket"},
 		},
 	}}
@@ -60,7 +64,10 @@ func withExtras(r resource.Resource) resource.Resource {
 	for _, path := range []string{"/dev/nvidia-fs0", "/dev/channel0", "/dev/channel7"} {
 		g.Edits.DeviceNodes = append(g.Edits.DeviceNodes, &specs.DeviceNode{Path: path, Permissions: "rw"})
 	}
-	g.Edits.Mounts = append(g.Edits.Mounts, &specs.Mount{ContainerPath: "/run/udev", HostPath: "/run/udev", Options: []string{"ro"}})
+	g.Edits.Mounts = append(
+		g.Edits.Mounts,
+		&specs.Mount{ContainerPath: "/run/udev", HostPath: "/run/udev", Options: []string{"ro"}},
+	)
 	r.Grant = &g
 	return r
 }
@@ -69,7 +76,13 @@ func withExtras(r resource.Resource) resource.Resource {
 func withDescriptors(r resource.Resource) resource.Resource {
 	for i := range r.Devices {
 		g := *r.Devices[i].Grant
-		g.Additional.Mounts = []*specs.Mount{{HostPath: "/state/" + r.Devices[i].UUID, ContainerPath: "/run/gpu/devices/" + r.Devices[i].UUID, Options: []string{"ro"}}}
+		g.Additional.Mounts = []*specs.Mount{
+			{
+				HostPath:      "/state/" + r.Devices[i].UUID,
+				ContainerPath: "/run/gpu/devices/" + r.Devices[i].UUID,
+				Options:       []string{"ro"},
+			},
+		}
 		g.Additional.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=/pipe"}
 		r.Devices[i].Grant = &g
 	}
@@ -96,7 +109,9 @@ func TestAllocate(t *testing.T) {
 		{ContainerPath: "/usr/lib/libcuda.so.1", HostPath: "/driver/usr/lib/libcuda.so.1", ReadOnly: true},
 		{ContainerPath: "/run/socket", HostPath: "/run/socket"},
 	}
-	annotation := map[string]string{"cdi.k8s.io/gpu-cdi-plugin_2f0a1db264dce49d": gpus + "=" + uuid(0) + "," + gpus + "=" + uuid(1)}
+	annotation := map[string]string{
+		"cdi.k8s.io/gpu-cdi-plugin_2f0a1db264dce49d": gpus + "=" + uuid(0) + "," + gpus + "=" + uuid(1),
+	}
 	cases := map[string]struct {
 		r    resource.Resource
 		o    AllocateOptions
@@ -126,12 +141,18 @@ func TestAllocate(t *testing.T) {
 		"a variable": {
 			gpusOf(2), by(config.Envvar),
 			[]string{uuid(1), uuid(0)},
-			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0) + "," + uuid(1)}},
+			&v1beta1.ContainerAllocateResponse{
+				Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0) + "," + uuid(1)},
+			},
 		},
 		"device nodes and mounts": {
 			withNodes(gpusOf(2)), by(config.DeviceSpecs),
 			[]string{uuid(1), uuid(0)},
-			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"}, Devices: nodes, Mounts: mounts},
+			&v1beta1.ContainerAllocateResponse{
+				Envs:    map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"},
+				Devices: nodes,
+				Mounts:  mounts,
+			},
 		},
 		"names by index": {
 			byIndex(gpusOf(8)), by(config.CDICRI, config.Envvar),
@@ -145,14 +166,20 @@ func TestAllocate(t *testing.T) {
 			byIndex(migOf(2)), by(config.CDICRI, config.Envvar),
 			[]string{migOf(2).Devices[3].ID},
 			&v1beta1.ContainerAllocateResponse{
-				CdiDevices: []*v1beta1.CDIDevice{{Name: gpus + "=1:1"}}, Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": "1:1"},
+				CdiDevices: []*v1beta1.CDIDevice{
+					{Name: gpus + "=1:1"},
+				}, Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": "1:1"},
 			},
 		},
 		"an annotation with another prefix": {
 			gpusOf(2), withPrefix("nvidia.cdi.k8s.io/x-", by(config.CDIAnnotations)),
 			[]string{uuid(0), uuid(1)},
 			&v1beta1.ContainerAllocateResponse{Annotations: map[string]string{
-				"nvidia.cdi.k8s.io/x-gpu-cdi-plugin_2f0a1db264dce49d": gpus + "=" + uuid(0) + "," + gpus + "=" + uuid(1),
+				"nvidia.cdi.k8s.io/x-gpu-cdi-plugin_2f0a1db264dce49d": gpus + "=" + uuid(
+					0,
+				) + "," + gpus + "=" + uuid(
+					1,
+				),
 			}},
 		},
 		"everything at once, and the variable wins over the spec's": {
@@ -166,31 +193,58 @@ func TestAllocate(t *testing.T) {
 		"extras by their CDI names": {
 			withExtras(gpusOf(2)), by(config.CDICRI),
 			[]string{uuid(1)},
-			&v1beta1.ContainerAllocateResponse{CdiDevices: append(cdiNames(uuid(1)), &v1beta1.CDIDevice{Name: "nvidia.com/gds=all"},
-				&v1beta1.CDIDevice{Name: "nvidia.com/imex-channel=0"}, &v1beta1.CDIDevice{Name: "nvidia.com/imex-channel=7"})},
+			&v1beta1.ContainerAllocateResponse{
+				CdiDevices: append(
+					cdiNames(uuid(1)),
+					&v1beta1.CDIDevice{Name: "nvidia.com/gds=all"},
+					&v1beta1.CDIDevice{
+						Name: "nvidia.com/imex-channel=0",
+					},
+					&v1beta1.CDIDevice{Name: "nvidia.com/imex-channel=7"},
+				),
+			},
 		},
 		"extras in the annotation": {
 			withExtras(gpusOf(2)), by(config.CDIAnnotations),
 			[]string{uuid(1)},
-			&v1beta1.ContainerAllocateResponse{Annotations: map[string]string{"cdi.k8s.io/gpu-cdi-plugin_7801ddb31753e6c9": gpus + "=" + uuid(1) +
-				",nvidia.com/gds=all,nvidia.com/imex-channel=0,nvidia.com/imex-channel=7"}},
+			&v1beta1.ContainerAllocateResponse{
+				Annotations: map[string]string{"cdi.k8s.io/gpu-cdi-plugin_7801ddb31753e6c9": gpus + "=" + uuid(1) +
+					",nvidia.com/gds=all,nvidia.com/imex-channel=0,nvidia.com/imex-channel=7"},
+			},
 		},
 		"extras as nodes, mounts and variables": {
 			withExtras(withNodes(gpusOf(1))), by(config.DeviceSpecs, config.Envvar),
 			[]string{uuid(0)},
 			&v1beta1.ContainerAllocateResponse{
-				Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0), "NVIDIA_GDS": "enabled", "NVIDIA_IMEX_CHANNELS": "0,7"},
-				Devices: append(ofFirst,
-					&v1beta1.DeviceSpec{ContainerPath: "/dev/nvidia-fs0", HostPath: "/dev/nvidia-fs0", Permissions: "rw"},
+				Envs: map[string]string{
+					"NVIDIA_VISIBLE_DEVICES": uuid(0),
+					"NVIDIA_GDS":             "enabled",
+					"NVIDIA_IMEX_CHANNELS":   "0,7",
+				},
+				Devices: append(
+					ofFirst,
+					&v1beta1.DeviceSpec{
+						ContainerPath: "/dev/nvidia-fs0",
+						HostPath:      "/dev/nvidia-fs0",
+						Permissions:   "rw",
+					},
 					&v1beta1.DeviceSpec{ContainerPath: "/dev/channel0", HostPath: "/dev/channel0", Permissions: "rw"},
-					&v1beta1.DeviceSpec{ContainerPath: "/dev/channel7", HostPath: "/dev/channel7", Permissions: "rw"}),
-				Mounts: append(slices.Clone(mounts), &v1beta1.Mount{ContainerPath: "/run/udev", HostPath: "/run/udev", ReadOnly: true}),
+					&v1beta1.DeviceSpec{ContainerPath: "/dev/channel7", HostPath: "/dev/channel7", Permissions: "rw"},
+				),
+				Mounts: append(
+					slices.Clone(mounts),
+					&v1beta1.Mount{ContainerPath: "/run/udev", HostPath: "/run/udev", ReadOnly: true},
+				),
 			},
 		},
 		"the variable wins also if it is asked for first": {
 			withNodes(gpusOf(1)), by(config.Envvar, config.DeviceSpecs),
 			[]string{uuid(0)},
-			&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0)}, Devices: ofFirst, Mounts: mounts},
+			&v1beta1.ContainerAllocateResponse{
+				Envs:    map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0)},
+				Devices: ofFirst,
+				Mounts:  mounts,
+			},
 		},
 	}
 	cases["a mount and a variable of each device, whatever the strategy"] = struct {
@@ -242,18 +296,43 @@ func TestWhatAllocateRefuses(t *testing.T) {
 		code codes.Code
 		says string
 	}{
-		"no device":                      {ill, by(config.CDICRI), nil, codes.InvalidArgument, "asks for no device"},
-		"unknown devices":                {ill, by(config.CDICRI), []string{"a", uuid(0), "b"}, codes.NotFound, `no such device: "a", "b"`},
-		"an empty ID":                    {ill, by(config.CDICRI), []string{""}, codes.NotFound, `no such device: ""`},
-		"an unhealthy device":            {ill, by(config.CDICRI), []string{uuid(1), uuid(2)}, codes.FailedPrecondition, `unhealthy: "` + uuid(2) + `" (fell off the bus)`},
-		"a device twice":                 {ill, by(config.CDICRI), []string{uuid(1), uuid(0), uuid(1)}, codes.InvalidArgument, `asked for twice: "` + uuid(1) + `"`},
-		"more than a container may have": {limited, by(config.CDICRI), []string{uuid(0) + "::0", uuid(1) + "::0"}, codes.InvalidArgument, "asks for 2 devices, and may have 1"},
-		"a flood of long names":          {ill, by(config.CDICRI), many, codes.NotFound, "and 12 more"},
+		"no device": {ill, by(config.CDICRI), nil, codes.InvalidArgument, "asks for no device"},
+		"unknown devices": {
+			ill,
+			by(config.CDICRI),
+			[]string{"a", uuid(0), "b"},
+			codes.NotFound,
+			`no such device: "a", "b"`,
+		},
+		"an empty ID": {ill, by(config.CDICRI), []string{""}, codes.NotFound, `no such device: ""`},
+		"an unhealthy device": {
+			ill,
+			by(config.CDICRI),
+			[]string{uuid(1), uuid(2)},
+			codes.FailedPrecondition,
+			`unhealthy: "` + uuid(2) + `" (fell off the bus)`,
+		},
+		"a device twice": {
+			ill,
+			by(config.CDICRI),
+			[]string{uuid(1), uuid(0), uuid(1)},
+			codes.InvalidArgument,
+			`asked for twice: "` + uuid(1) + `"`,
+		},
+		"more than a container may have": {
+			limited,
+			by(config.CDICRI),
+			[]string{uuid(0) + "::0", uuid(1) + "::0"},
+			codes.InvalidArgument,
+			"asks for 2 devices, and may have 1",
+		},
+		"a flood of long names": {ill, by(config.CDICRI), many, codes.NotFound, "and 12 more"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			resp, err := serverOf(t, c.r, c.o).Allocate(t.Context(), allocate(c.ids...))
-			if resp != nil || status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), c.r.Name) {
+			if resp != nil || status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) ||
+				!strings.Contains(err.Error(), c.r.Name) {
 				t.Errorf("%v and %v, want %s and %q", resp, err, c.code, c.says)
 			}
 			if len(err.Error()) > 2000 {

@@ -22,7 +22,9 @@ func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
 	}
 	dir := t.TempDir()
 	p := &Plugin{opts: Options{Dir: dir}, endpoints: map[string]*endpoint{
-		own.Name: {server: serverOf(t, own, by(config.CDICRI))}, other.Name: {server: serverOf(t, other, by(config.CDICRI))},
+		own.Name: {
+			server: serverOf(t, own, by(config.CDICRI)),
+		}, other.Name: {server: serverOf(t, other, by(config.CDICRI))},
 	}}
 	entry := func(resource, id string) string {
 		return fmt.Sprintf(`{"ResourceName":%q,"DeviceIDs":{"0":["%s"]}}`, resource, id)
@@ -42,7 +44,11 @@ func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
 
 // A checkpoint is a value or an error, whatever is in it.
 func FuzzCheckpoint(f *testing.F) {
-	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-1"],"-1":["GPU-2"]}}]}}`))
+	f.Add(
+		[]byte(
+			`{"Data":{"PodDeviceEntries":[{"ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-1"],"-1":["GPU-2"]}}]}}`,
+		),
+	)
 	f.Add([]byte(`{"Data":null}`))
 	f.Add([]byte(`{`))
 	f.Fuzz(func(t *testing.T, content []byte) {

@@ -50,7 +50,8 @@ func TestCheckName(t *testing.T) {
 func kubeletAccepts(name string) bool {
 	qualifiedName := regexp.MustCompile(`^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$`)
 	subdomain := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	if !strings.Contains(name, "/") || strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, "requests.") {
+	if !strings.Contains(name, "/") || strings.Contains(name, "kubernetes.io/") ||
+		strings.HasPrefix(name, "requests.") {
 		return false
 	}
 	parts := strings.Split("requests."+name, "/")

@@ -31,7 +31,10 @@ func TestValidateReportsAllProblemsWithTheirKeys(t *testing.T) {
 		"resources.gpus[1].pattern: is empty; * matches everything",
 		`resources.gpus[1].name: resource name "c": want VENDOR/NAME, such as nvidia.com/gpu`,
 		`resources.mig[0].name: resource name "a.b/c+d": the part after the slash may have letters, digits and - _ . between letters or digits`,
-		`sharing.time-slicing.resources[0].rename: resource name "a.b/` + strings.Repeat("x", 60) + `.shared": the part after the slash has 67 characters, more than 63`,
+		`sharing.time-slicing.resources[0].rename: resource name "a.b/` + strings.Repeat(
+			"x",
+			60,
+		) + `.shared": the part after the slash has 67 characters, more than 63`,
 		`sharing.time-slicing.resources[1].rename: resource name "d": want VENDOR/NAME, such as nvidia.com/gpu`,
 		"sharing.time-slicing.resources[1].replicas: want 2 or more, got 1",
 		`sharing.time-slicing.resources[1].devices[0]: "MIG-x" is not GPU- or MIG- followed by a UUID`,

@@ -11,8 +11,8 @@ func (a *app) cdiCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cdi",
 		Short: "Write, check and use CDI specs",
-		Long: `Writes the CDI spec of this host's GPUs and keeps it true, checks it, compares it with the host, and puts devices into
-bundles for runtimes without CDI.`,
+		Long: `Writes the CDI spec of this host's GPUs and keeps it true, checks it, compares it with the host, and puts
+devices into bundles for runtimes without CDI.`,
 		Annotations: cli.Statuses(exit.OK, exit.Usage),
 		Args:        cli.UnknownVerb,
 		RunE:        func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

@@ -14,15 +14,16 @@ func (a *app) watchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Keep the CDI spec true on a host without a kubelet",
-		Long: `Writes the CDI spec of this host's GPUs to --cdi-dir, as cdi generate --write does, and keeps it true until SIGTERM or
-SIGINT: for podman, docker and containerd without Kubernetes. It writes a new spec when GPUs or MIG devices come or go,
-when the driver was replaced, and when the spec was changed or removed. The spec stays at the end.
+		Long: `Writes the CDI spec of this host's GPUs to --cdi-dir, as cdi generate --write does, and keeps it true until
+SIGTERM or SIGINT: for podman, docker and containerd without Kubernetes. It writes a new spec when GPUs or MIG devices
+come or go, when the driver was replaced, and when the spec was changed or removed. The spec stays at the end.
 
-Metrics, readiness, SIGHUP and systemd (Type=notify) work as for serve, which does the same work for a kubelet: only one
+Metrics, readiness, SIGHUP and systemd (Type=notify) work as for serve. serve keeps the spec true as well, so only one
 of the two can run for the same spec.`,
 		Example: `  gpu-cdi-plugin cdi watch
   gpu-cdi-plugin cdi watch --fail-on-init-error=false --listen 127.0.0.1:9400`,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.NoDriver, exit.Locked, exit.Interrupted),
+		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.NoDriver, exit.Locked,
+			exit.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		PersistentPreRunE: a.startDaemon,

@@ -38,11 +38,12 @@ var errorTable = []errorRow{
 		if e.Missing == "" {
 			return exit.Failure, hintClash(e.Conflict)
 		}
-		return exit.Failure, "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, " +
-			"mknod makes any; its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
+		return exit.Failure, "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, mknod " +
+			"makes any; its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
 	}),
+	// Before node.SpecError, which may wrap it.
 	sentinel(lock.ErrHeld, exit.Locked,
-		"stop the other instance first; fuser, given the lock's path, names its process"), // before SpecError, which wraps it
+		"stop the other instance first; fuser, given the lock's path, names its process"),
 	typed(func(*node.SpecError) (exit.Code, string) {
 		return exit.Failure, "name a directory that can be made or written to, with --cdi-dir"
 	}),
@@ -50,25 +51,11 @@ var errorTable = []errorRow{
 		return exit.Failure, "remove it by hand if it is not needed, or name another directory with --cdi-dir"
 	}),
 	typed(func(e *cdi.ClashError) (exit.Code, string) { return exit.Failure, hintClash(e.Clash) }),
-	sentinel(lock.ErrHeld, exit.Locked, "stop the other instance first; fuser, given the lock's path, names its process"),
-	sentinel(driver.ErrOtherVersion, exit.NoDriver,
-		"reboot, or reload the kernel module, or install the libraries of its version"),
-	sentinel(driver.ErrDamaged, exit.NoDriver, "install the NVIDIA driver again"),
-	sentinel(driver.ErrNoCUDA, exit.NoDriver,
-		"install the NVIDIA driver again with its CUDA library, or leave compute out of --capabilities"),
-	// This row is behind those of errors that wrap gpu.ErrNoDriver.
-	sentinel(gpu.ErrNoDriver, exit.NoDriver,
-		"install the NVIDIA driver, or name the directory that it is in with --driver-root "+
-			"(that of a driver container is usually /run/nvidia/driver)"),
-	sentinel(cdi.ErrExtension, exit.Usage, ""),
-	sentinel(cdi.ErrBadName, exit.Usage, ""),
-	sentinel(cdi.ErrNothingOffered, exit.Failure,
-		"gpu-cdi-plugin cdi generate --write makes the spec of this host's GPUs"),
-	sentinel(cdi.ErrStale, exit.Failure, "gpu-cdi-plugin cdi diff shows whether the spec is out of date"),
 	typed(func(*cdi.OtherDriverError) (exit.Code, string) {
 		return exit.Failure, "make a new config.json, then inject the devices"
 	}),
-	sentinel(cdi.ErrNothingOffered, exit.Failure, "gpu-cdi-plugin cdi generate --write makes the spec of this host's GPUs"),
+	sentinel(cdi.ErrNothingOffered, exit.Failure,
+		"gpu-cdi-plugin cdi generate --write makes the spec of this host's GPUs"),
 	sentinel(cdi.ErrStale, exit.Failure, "gpu-cdi-plugin cdi diff shows whether the spec is out of date"),
 	sentinel(metrics.ErrListen, exit.Failure,
 		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
@@ -86,20 +73,12 @@ var errorTable = []errorRow{
 	sentinel(driver.ErrDamaged, exit.NoDriver, "install the NVIDIA driver again"),
 	sentinel(driver.ErrNoCUDA, exit.NoDriver,
 		"install the NVIDIA driver again with its CUDA library, or leave compute out of --capabilities"),
-	sentinel(nvml.ErrLibraryNotFound, exit.NoDriver, "install the NVIDIA driver, or name its root with --driver-root or the "+
-		"library with --nvml-library; gpu-cdi-plugin cdi generate --explain says where it was looked for"),
-	sentinel(nvml.ErrLibraryUnusable, exit.NoDriver, "name the libnvidia-ml.so.1 of the installed driver, built for this "+
-		"machine, or install the driver again if the file is damaged"),
-	sentinel(nvml.ErrLibraryConflict, exit.NoDriver, "start the process again; it can use one NVIDIA driver library only"),
-	sentinel(lock.ErrHeld, exit.Locked, "stop the other instance first; fuser, given the lock's path, names its process"),
-	sentinel(errNoGPU, exit.NoGPU,
-		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
 	sentinel(nvml.ErrLibraryNotFound, exit.NoDriver,
 		"install the NVIDIA driver, or name its root with --driver-root or the library with --nvml-library; "+
 			"gpu-cdi-plugin cdi generate --explain lists where it was searched for"),
 	sentinel(nvml.ErrLibraryUnusable, exit.NoDriver,
-		"name the libnvidia-ml.so.1 of the installed driver, built for this machine, "+
-			"or install the driver again if the file is damaged"),
+		"name the libnvidia-ml.so.1 of the installed driver, built for this machine, or install the driver again if "+
+			"the file is damaged"),
 	sentinel(nvml.ErrLibraryConflict, exit.NoDriver,
 		"start the process again; it can use one NVIDIA driver library only"),
 	sentinel(nvml.ErrDriverNotLoaded, exit.NoDriver,
@@ -118,7 +97,8 @@ var errorTable = []errorRow{
 	sentinel(errNoGPU, exit.NoGPU,
 		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
 	sentinel(plugin.ErrNoKubelet, exit.Unreachable,
-		"start the kubelet, which makes the directory, or name its own with --device-plugin-dir or --plugins-registry-dir"),
+		"start the kubelet, which makes the directory, or name its own with --device-plugin-dir or "+
+			"--plugins-registry-dir"),
 }
 
 // hintClash is what to do about another spec file that defines a name of ours.

@@ -25,8 +25,8 @@ func (a *app) serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve this host's GPUs to the kubelet",
-		Long: `Runs the device plugin: it advertises the GPUs to the kubelet and answers what a container gets for them. It writes
-their CDI spec to --cdi-dir and keeps it true; devices are in the spec before they are advertised.
+		Long: `Runs the device plugin: it advertises the GPUs to the kubelet and answers what a container gets for them. It
+writes their CDI spec to --cdi-dir and keeps it true; devices are in the spec before they are advertised.
 
 It runs until SIGTERM or SIGINT, then ends open calls and removes its sockets; the spec stays. It registers again when
 the kubelet restarts, and starts itself again when the driver was replaced. SIGHUP reads the configuration again; an
@@ -197,7 +197,7 @@ func (s *service) advertise() {
 	}
 	switch {
 	case refused != "" && refused != s.refused:
-		s.app.log.Error("the kubelet has older devices of some resources, since the new ones cannot be advertised: " + refused)
+		s.app.log.Error("some resources keep their old devices, since the new ones cannot be advertised: " + refused)
 	case refused == "" && s.refused != "":
 		s.app.log.Info("the devices of all resources are advertised again")
 	}

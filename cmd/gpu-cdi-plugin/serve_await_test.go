@@ -97,7 +97,11 @@ func TestServeKeepsASpecWhileItAwaitsTheDriver(t *testing.T) {
 	s.start()
 	s.listed(gpuResource, 0, 0)
 	s.signal(syscall.SIGHUP)
-	waitFor(t, "the reload", func() bool { return strings.Contains(s.log.String(), "the configuration was read again") })
+	waitFor(
+		t,
+		"the reload",
+		func() bool { return strings.Contains(s.log.String(), "the configuration was read again") },
+	)
 	if after, err := os.ReadFile(s.spec); err != nil || string(after) != string(before) {
 		t.Errorf("the spec is another: %v", err)
 	}
@@ -111,7 +115,8 @@ func TestServeFailsWithoutADriver(t *testing.T) {
 	s := newServed(t, "workstation", "")
 	mustDo(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
 	s.start()
-	if err := s.ended(); err == nil || err.Error() != "exit status 10" || !strings.Contains(s.log.String(), "--fail-on-init-error=false") {
+	if err := s.ended(); err == nil || err.Error() != "exit status 10" ||
+		!strings.Contains(s.log.String(), "--fail-on-init-error=false") {
 		t.Errorf("it ended with %v", err)
 	}
 }

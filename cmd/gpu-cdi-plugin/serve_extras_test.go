@@ -18,13 +18,23 @@ import (
 func TestServeGivesExtras(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "dgx-h100", "extras: [gds, gdrcopy, nvswitch]\nimex: {channels: [1]}\n")
-	_, err := sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Force: true, Extras: []string{"gds", "imex"}})
+	_, err := sim.Create(
+		t.Context(),
+		s.node.Root(),
+		s.node.Machine(),
+		sim.Options{Force: true, Extras: []string{"gds", "imex"}},
+	)
 	mustDo(t, err)
 	s.start()
 	e := s.listed(gpuResource, 8, 0)
 	uuid := s.node.Machine().GPUs[3].UUID
 	names := s.allocate(e, uuid)
-	want := []string{cdi.DefaultKind + "=" + uuid, "nvidia.com/gds=all", "nvidia.com/nvswitch=all", "nvidia.com/imex-channel=1"}
+	want := []string{
+		cdi.DefaultKind + "=" + uuid,
+		"nvidia.com/gds=all",
+		"nvidia.com/nvswitch=all",
+		"nvidia.com/imex-channel=1",
+	}
 	if !slices.Equal(names, want) {
 		t.Errorf("allocated %v, want %v", names, want)
 	}
@@ -63,7 +73,12 @@ strategy: cdi-cri,cdi-annotations,envvar
 device-id-strategy: index
 cdi-annotation-prefix: nvidia.cdi.k8s.io/
 `)
-	_, err := sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Force: true, Extras: []string{"mofed"}})
+	_, err := sim.Create(
+		t.Context(),
+		s.node.Root(),
+		s.node.Machine(),
+		sim.Options{Force: true, Extras: []string{"mofed"}},
+	)
 	mustDo(t, err)
 	s.start()
 	for _, c := range []struct {
@@ -95,7 +110,8 @@ cdi-annotation-prefix: nvidia.cdi.k8s.io/
 				t.Errorf("the annotation is %s: %s, want %v", key, value, want)
 			}
 		}
-		if env := got.GetEnvs(); env["NVIDIA_VISIBLE_DEVICES"] != c.name || env["NVIDIA_MOFED"] != "enabled" || len(got.GetAnnotations()) != 1 {
+		if env := got.GetEnvs(); env["NVIDIA_VISIBLE_DEVICES"] != c.name || env["NVIDIA_MOFED"] != "enabled" ||
+			len(got.GetAnnotations()) != 1 {
 			t.Errorf("the variables are %v, and there are %d annotations", env, len(got.GetAnnotations()))
 		}
 	}
@@ -105,7 +121,12 @@ cdi-annotation-prefix: nvidia.cdi.k8s.io/
 func TestServeLeavesTheSpecOfAnExtraThatIsNoLongerConfigured(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "workstation", "extras: [gds]\n")
-	_, err := sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Force: true, Extras: []string{"gds"}})
+	_, err := sim.Create(
+		t.Context(),
+		s.node.Root(),
+		s.node.Machine(),
+		sim.Options{Force: true, Extras: []string{"gds"}},
+	)
 	mustDo(t, err)
 	spec := filepath.Join(filepath.Dir(s.spec), "nvidia.com-gds.json")
 	s.start()

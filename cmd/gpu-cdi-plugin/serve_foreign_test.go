@@ -135,7 +135,11 @@ func TestServeGivesAllDevicesBesideACopyThatCountsLess(t *testing.T) {
 // The list, Allocate, the metrics, readiness and the log agree on a device whose UUID another file takes.
 func TestServeSaysWhichDeviceAnotherSpecTakes(t *testing.T) {
 	t.Parallel()
-	s := newServed(t, "dgx-h100", "listen: 127.0.0.1:0\ngpu-timeout: 90s") // so that the next look is half a minute away
+	s := newServed(
+		t,
+		"dgx-h100",
+		"listen: 127.0.0.1:0\ngpu-timeout: 90s",
+	) // so that the next look is half a minute away
 	s.start()
 	e := s.listed(gpuResource, 8, 0)
 	taken, others := s.uuids()[3], slices.Delete(s.uuids(), 3, 4)
@@ -185,7 +189,10 @@ func (s *served) measured(healthy, unhealthy int) {
 	s.t.Helper()
 	waitFor(s.t, "the metrics", func() bool {
 		body, _ := s.ask("/metrics")
-		return strings.Contains(body, fmt.Sprintf(`gpu_cdi_plugin_devices{health="healthy",resource="nvidia.com/gpu"} %d`+"\n", healthy)) &&
+		return strings.Contains(
+			body,
+			fmt.Sprintf(`gpu_cdi_plugin_devices{health="healthy",resource="nvidia.com/gpu"} %d`+"\n", healthy),
+		) &&
 			strings.Contains(body, fmt.Sprintf(`gpu_cdi_plugin_devices{health="unhealthy",resource="nvidia.com/gpu"} %d`+"\n", unhealthy))
 	})
 }

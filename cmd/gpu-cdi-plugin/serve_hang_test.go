@@ -198,7 +198,9 @@ func TestServeGoesOnBesideAGPUThatHangs(t *testing.T) {
 			devices := 8
 			if gpu != sim.AnyGPU {
 				devices = 10
-				s.configure("listen: 127.0.0.1:0\nsharing: {time-slicing: {resources: [{name: nvidia.com/gpu, devices: [0], replicas: 3}]}}")
+				s.configure(
+					"listen: 127.0.0.1:0\nsharing: {time-slicing: {resources: [{name: nvidia.com/gpu, devices: [0], replicas: 3}]}}",
+				)
 				begin = time.Now()
 				s.signal(syscall.SIGHUP)
 				waitFor(t, "another list", func() bool { return len(s.kubelet.Devices(gpuResource)) == devices })
@@ -232,7 +234,14 @@ func TestServeNamesAGPUWithoutUUID(t *testing.T) {
 	g := s.node.Machine().GPUs[3]
 	// The driver writes this for a GPU that it has not initialized.
 	info := filepath.Join(s.node.Root(), "proc/driver/nvidia/gpus", g.Bus, "information")
-	mustDo(t, os.WriteFile(info, []byte("Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-????????-????-????-????-????????????\n"), 0o444))
+	mustDo(
+		t,
+		os.WriteFile(
+			info,
+			[]byte("Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-????????-????-????-????-????????????\n"),
+			0o444,
+		),
+	)
 	mustDo(t, s.node.Hang("nvmlDeviceGetUUID", 3))
 	s.start()
 	s.listed(gpuResource, 7, 0)
@@ -240,7 +249,10 @@ func TestServeNamesAGPUWithoutUUID(t *testing.T) {
 		return strings.Contains(s.log.String(), g.Bus) && strings.Contains(s.log.String(), "does not answer")
 	})
 	body, _, _ := s.get("/metrics")
-	if want := `gpu_cdi_plugin_gpu_readable{index="3",pci_bus_id="` + g.Bus + `",uuid=""} 0`; !strings.Contains(body, want) {
+	if want := `gpu_cdi_plugin_gpu_readable{index="3",pci_bus_id="` + g.Bus + `",uuid=""} 0`; !strings.Contains(
+		body,
+		want,
+	) {
 		t.Errorf("no %s", want)
 	}
 	mustDo(t, s.node.Clear())

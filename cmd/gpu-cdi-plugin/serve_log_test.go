@@ -72,7 +72,8 @@ func (s *served) wantReadable() {
 			s.t.Errorf("a line of the log says nothing without its attributes: %s", line)
 		}
 		for _, a := range attribute.FindAllStringSubmatch(line[at[1]:], -1) {
-			if value := strings.Trim(a[2], `"`); a[1] != "resource" && !numbers.MatchString(value) && !strings.Contains(text, value) {
+			if value := strings.Trim(a[2], `"`); a[1] != "resource" && !numbers.MatchString(value) &&
+				!strings.Contains(text, value) {
 				s.t.Errorf("only the attribute %s of this line says it: %s", a[1], line)
 			}
 		}

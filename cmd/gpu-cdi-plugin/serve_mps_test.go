@@ -150,7 +150,10 @@ func TestServeSharesByMPS(t *testing.T) {
 		if strings.HasSuffix(m.GetContainerPath(), ".json") {
 			text, err := os.ReadFile(m.GetHostPath())
 			mustDo(t, err)
-			if want := fmt.Sprintf("\"memoryLimitBytes\": %d,\n      \"activeThreadPercentage\": 25", memory); !strings.Contains(string(text), want) {
+			if want := fmt.Sprintf("\"memoryLimitBytes\": %d,\n      \"activeThreadPercentage\": 25", memory); !strings.Contains(
+				string(text),
+				want,
+			) {
 				t.Errorf("no %s in %s", want, text)
 			}
 		}
@@ -186,7 +189,11 @@ func TestServeSharesByMPS(t *testing.T) {
 	s.configure(fmt.Sprintf(byMPS, 8))
 	s.signal(syscall.SIGHUP)
 	e = s.listed(sharedResource, 8, 0)
-	s.wantClient(s.allocateOne(e, uuid+"::7"), "active_thread_percentage=12.0", fmt.Sprintf("pinned_mem_limit=%d", s.node.Machine().GPUs[1].MemoryBytes>>20/8<<20))
+	s.wantClient(
+		s.allocateOne(e, uuid+"::7"),
+		"active_thread_percentage=12.0",
+		fmt.Sprintf("pinned_mem_limit=%d", s.node.Machine().GPUs[1].MemoryBytes>>20/8<<20),
+	)
 	if now := s.daemon(uuid); now != second {
 		t.Errorf("with other limits the daemon is %d, want %d", now, second)
 	}
@@ -207,7 +214,11 @@ func TestServeSharesByMPS(t *testing.T) {
 	if now := s.daemon(uuid); now != second {
 		t.Errorf("with a client the daemon is %d, want %d", now, second)
 	}
-	waitFor(t, "a check of the daemon's clients", func() bool { return strings.Contains(s.log.String(), "ends when its last client has ended") })
+	waitFor(
+		t,
+		"a check of the daemon's clients",
+		func() bool { return strings.Contains(s.log.String(), "ends when its last client has ended") },
+	)
 	mustDo(t, client.Process.Kill())
 	_ = client.Wait()
 	waitFor(t, "the end of the daemon", func() bool { return s.daemon(uuid) == 0 && s.computeMode(uuid) == "0" })
@@ -228,7 +239,8 @@ func TestServeRestartsBesideMPS(t *testing.T) {
 	if now := s.daemon(uuid); now != first {
 		t.Errorf("the daemon is %d, want %d", now, first)
 	}
-	if envs := s.allocateOne(e, uuid+"::0").GetEnvs(); envs["NVIDIA_VISIBLE_DEVICES"] != uuid || envs["CUDA_MPS_PIPE_DIRECTORY"] == "" {
+	if envs := s.allocateOne(e, uuid+"::0").GetEnvs(); envs["NVIDIA_VISIBLE_DEVICES"] != uuid ||
+		envs["CUDA_MPS_PIPE_DIRECTORY"] == "" {
 		t.Errorf("variables %v", envs)
 	}
 	lists := s.kubelet.Lists(sharedResource)
@@ -274,7 +286,8 @@ func TestServeNeedsTheHostsPIDNamespaceForMPS(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
 	out, err := cmd.CombinedOutput()
 	const want = "error: this process is not in the host's PID namespace, which MPS needs\nhint: set hostPID: true in the pod's spec"
-	if exitErr, ok := errors.AsType[*exec.ExitError](err); !ok || exitErr.ExitCode() != 1 || !strings.Contains(string(out), want) {
+	if exitErr, ok := errors.AsType[*exec.ExitError](err); !ok || exitErr.ExitCode() != 1 ||
+		!strings.Contains(string(out), want) {
 		t.Errorf("it ended with %v and printed\n%s\nwant %q", err, out, want)
 	}
 	if _, err := os.Stat(filepath.Join(s.mpsDir(), uuid)); err == nil {
@@ -285,11 +298,23 @@ func TestServeNeedsTheHostsPIDNamespaceForMPS(t *testing.T) {
 // The control program, its server and their libraries run as root.
 func TestMPSRunsOnlyFilesOfRoot(t *testing.T) {
 	testenv.Root(t)
-	safe, err := os.MkdirTemp("/run", "mps-test-") //nolint:usetesting // t.TempDir is in /tmp, where every user can write
+	safe, err := os.MkdirTemp(
+		"/run",
+		"mps-test-",
+	) //nolint:usetesting // t.TempDir is in /tmp, where every user can write
 	mustDo(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(safe) })
 	dir := filepath.Join(safe, "driver")
-	control, server, library := filepath.Join(dir, mpsControl), filepath.Join(dir, mpsServer), filepath.Join(dir, "libcuda.so.1")
+	control, server, library := filepath.Join(
+		dir,
+		mpsControl,
+	), filepath.Join(
+		dir,
+		mpsServer,
+	), filepath.Join(
+		dir,
+		"libcuda.so.1",
+	)
 	for name, c := range map[string]struct {
 		change func() error
 		want   string
@@ -310,7 +335,13 @@ func TestMPSRunsOnlyFilesOfRoot(t *testing.T) {
 			mustDo(t, os.WriteFile(path, nil, 0o755))
 		}
 		mustDo(t, c.change())
-		err := (&app{}).checkMPS(mps.Program{Path: control, SearchPath: []string{dir}, Libraries: map[string]string{"libcuda.so.1": library}})
+		err := (&app{}).checkMPS(
+			mps.Program{
+				Path:       control,
+				SearchPath: []string{dir},
+				Libraries:  map[string]string{"libcuda.so.1": library},
+			},
+		)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}

@@ -67,7 +67,9 @@ func TestServePacksMIGDevicesOnTheFullestGPU(t *testing.T) {
 	large := map[string][]string{"nvidia.com/mig-3g.40gb": s.migDevices(0, "3g.40gb")}
 	fuller := map[string][]string{
 		"nvidia.com/mig-3g.40gb": s.migDevices(0, "3g.40gb"), "nvidia.com/mig-4g.40gb": s.migDevices(5, "4g.40gb"),
-		"example.com/other": of(4), "nvidia.com/mig-1g.10gb": of(4), // the request says better what is free of its own resource
+		"example.com/other": of(
+			4,
+		), "nvidia.com/mig-1g.10gb": of(4), // the request says better what is free of its own resource
 	}
 	for _, c := range []struct {
 		when  string

@@ -19,7 +19,12 @@ func TestServeDoesNotRegisterANameThatNoDeviceHas(t *testing.T) {
 	s.listed("nvidia.com/other", 4, 0)
 	s.listed("nvidia.com/big", 0, 0)
 	if n := s.kubelet.Registrations(); n != 2 || s.kubelet.Lists(gpuResource) != 0 {
-		t.Errorf("%d resources are registered, and %s with %d lists; want 2, and not that one", n, gpuResource, s.kubelet.Lists(gpuResource))
+		t.Errorf(
+			"%d resources are registered, and %s with %d lists; want 2, and not that one",
+			n,
+			gpuResource,
+			s.kubelet.Lists(gpuResource),
+		)
 	}
 
 	s.configure("")

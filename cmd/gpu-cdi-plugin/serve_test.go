@@ -326,10 +326,14 @@ func TestServeBeginsAnewWithAnotherDriver(t *testing.T) {
 	mustDo(t, err)
 	waitFor(t, "a spec of the new driver", func() bool {
 		data, err := os.ReadFile(s.spec)
-		return err == nil && bytes.Contains(data, []byte("590.44.01")) && !bytes.Contains(data, []byte(sim.DefaultDriver))
+		return err == nil && bytes.Contains(data, []byte("590.44.01")) &&
+			!bytes.Contains(data, []byte(sim.DefaultDriver))
 	})
 	s.offered(s.allocate(s.listed(gpuResource, 4, 0), s.node.Machine().GPUs[0].UUID)...)
-	if log := s.log.String(); !strings.Contains(log, "the NVIDIA driver was replaced: the libraries are 590.44.01 now") {
+	if log := s.log.String(); !strings.Contains(
+		log,
+		"the NVIDIA driver was replaced: the libraries are 590.44.01 now",
+	) {
 		t.Errorf("it does not say why it began anew")
 	}
 	if err := s.end(syscall.SIGTERM); err != nil { // it is the same process
@@ -456,7 +460,8 @@ func TestServeAnswersForItsHealth(t *testing.T) {
 	s.kubelet.Stop()
 	waitFor(t, "the end of readiness", func() bool {
 		body, status := ask("/readyz")
-		return status == http.StatusServiceUnavailable && strings.Contains(body, "the kubelet does not watch nvidia.com/gpu: ")
+		return status == http.StatusServiceUnavailable &&
+			strings.Contains(body, "the kubelet does not watch nvidia.com/gpu: ")
 	})
 }
 

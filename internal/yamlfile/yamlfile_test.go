@@ -18,7 +18,7 @@ type file struct {
 	Rules  []rule          `yaml:"rules"`
 	Models map[string]rule `yaml:"models"`
 	Nodes  map[int]string  `yaml:"nodes"`
-	Below  `yaml:",inline"`
+	Below  `                yaml:",inline"`
 }
 
 // Below is inlined.

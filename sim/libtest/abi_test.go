@@ -80,8 +80,12 @@ func layoutProgram(t *testing.T) []byte {
 			if m := typeLine.FindStringSubmatch(line); m != nil {
 				fmt.Fprintf(&b, "printf(\"sizeof %[1]s %%zu\\n\", sizeof(%[1]s));\n", m[1])
 				for _, field := range fields {
-					fmt.Fprintf(&b,
-						"printf(\"%[1]s.%[2]s %%zu %%zu\\n\", offsetof(%[1]s, %[2]s), sizeof(((%[1]s *)0)->%[2]s));\n", m[1], field)
+					fmt.Fprintf(
+						&b,
+						"printf(\"%[1]s.%[2]s %%zu %%zu\\n\", offsetof(%[1]s, %[2]s), sizeof(((%[1]s *)0)->%[2]s));\n",
+						m[1],
+						field,
+					)
 				}
 				fields = nil
 			} else if m := enumLine.FindStringSubmatch(line); m != nil {
@@ -114,7 +118,9 @@ func output(t *testing.T, program string, args ...string) []string {
 	return strings.Split(string(out), "\n")
 }
 
-var declared = regexp.MustCompile(`(?m)^(?:DEPRECATED\([\d.]+\) )?(?:const )?(?:nvmlReturn_t +)?DECLDIR +(?:char\* )?(nvml\w+) *\(`)
+var declared = regexp.MustCompile(
+	`(?m)^(?:DEPRECATED\([\d.]+\) )?(?:const )?(?:nvmlReturn_t +)?DECLDIR +(?:char\* )?(nvml\w+) *\(`,
+)
 
 // TestExports checks that the library exports every function of NVIDIA's header, one of its own, and nothing else.
 func TestExports(t *testing.T) {
