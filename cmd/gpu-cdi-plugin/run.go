@@ -30,10 +30,10 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	log            *slog.Logger
-	hangups        hangups // of serve, which reads its configuration again
-	releaseSignals func() bool
-	warned         *sync.Map // the paths that --insecure-paths allowed: each is logged once
-	started        bool      // the command line is valid: later errors are no usage errors
+	hangups        hangups     // of serve, which reads its configuration again
+	releaseSignals func() bool // see endAtSignal
+	warned         *sync.Map   // the paths that --insecure-paths allowed: each is logged once
+	started        bool        // the command line is valid: later errors are no usage errors
 }
 
 // newApp returns an app with the defaults of everything that can be configured.
@@ -58,7 +58,9 @@ func (a *app) options(cmd *cobra.Command) *pflag.FlagSet {
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := newApp()
 	a.env, a.stdin, a.stdout, a.stderr = env, stdin, stdout, stderr
-	ctx, a.releaseSignals = untilSignal(ctx)
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	a.releaseSignals = endAtSignal(end)
 	defer a.releaseSignals()
 	root := a.rootCommand() //nolint:contextcheck // the verbs get ctx from cobra
 	root.SetArgs(args)

@@ -18,11 +18,10 @@ const graceTime = time.Second
 // errSignal is the cause of a context that a signal ended.
 var errSignal = errors.New("ended by a signal")
 
-// untilSignal returns a context that ends at the first SIGINT or SIGTERM. The function release gives the signals their
-// usual effect again, which is to end the process at once, and reports whether one came before. No signal is lost
-// between the two: signal.Stop returns after all earlier ones have been sent to the channel.
-func untilSignal(parent context.Context) (ctx context.Context, release func() bool) {
-	ctx, end := context.WithCancelCause(parent)
+// endAtSignal calls end at the first SIGINT or SIGTERM. The function release gives the signals their usual effect again,
+// which is to end the process at once, and reports whether one came before. No signal is lost between the two:
+// signal.Stop returns after all earlier ones have been sent to the channel.
+func endAtSignal(end context.CancelCauseFunc) (release func() bool) {
 	signals, done := make(chan os.Signal, 1), make(chan struct{})
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM)
 	signalled := false
@@ -33,12 +32,10 @@ func untilSignal(parent context.Context) (ctx context.Context, release func() bo
 			time.AfterFunc(graceTime, func() { signal.Stop(signals) })
 		}
 	}()
-	release = sync.OnceValue(func() bool {
+	return sync.OnceValue(func() bool {
 		signal.Stop(signals)
 		close(signals)
 		<-done
-		end(nil)
 		return signalled
 	})
-	return ctx, release
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"runtime"
 	"testing"
 
@@ -12,7 +13,8 @@ func TestNoSignalIsLostAtTheRelease(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	for n := range 1000 {
-		ctx, release := untilSignal(t.Context())
+		ctx, end := context.WithCancelCause(t.Context())
+		release := endAtSignal(end)
 		if n%2 == 0 {
 			if err := unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGTERM); err != nil {
 				t.Fatal(err)
@@ -21,9 +23,12 @@ func TestNoSignalIsLostAtTheRelease(t *testing.T) {
 		if signalled := release(); signalled != (n%2 == 0) {
 			t.Fatalf("round %d: signalled: %t", n, signalled)
 		}
-		<-ctx.Done()
+		if ended := ctx.Err() != nil; ended != (n%2 == 0) {
+			t.Fatalf("round %d: the context has ended: %t", n, ended)
+		}
 		if release() != (n%2 == 0) {
 			t.Fatalf("round %d: the second release reports something else", n)
 		}
+		end(nil)
 	}
 }
