@@ -28,7 +28,7 @@ var withCgroups = []string{
 	"sh", "-c", `mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"`, "sh",
 }
 
-// how says what runc needed.
+// how describes what runc needed besides itself, or is empty.
 func (r *runtime) how() string {
 	if r.wrap != nil {
 		return " with control groups mounted for it: the machine had none"
