@@ -39,6 +39,9 @@ func firstAllocations(p *plugin, n int) call {
 	return call{
 		prepare: func() {
 			if len(sets) == 0 {
+				if err := p.removeState(); err != nil {
+					p.t.Fatal(err)
+				}
 				p.start()
 				sets = choices(p.ids(), n)
 			}

@@ -84,19 +84,23 @@ func newPlugin(t testing.TB, node *sim.Node, prefix, program string, args ...str
 	return p
 }
 
-// start restarts the plugin without its files, and waits until the kubelet has the list of all GPUs. It returns the
-// time from the start of the process until the plugin called Register.
-func (p *plugin) start() (registered time.Duration) {
+// removeState stops the plugin and removes its files, as before its first start on a node.
+func (p *plugin) removeState() error {
 	p.t.Helper()
 	p.stop()
 	old, err := filepath.Glob(p.state + "/*")
 	for _, file := range old {
 		err = errors.Join(err, os.RemoveAll(file))
 	}
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	err = proc.OnThread(func() error {
+	return err
+}
+
+// start restarts the plugin with an empty /run, as after a boot, and waits until the kubelet has the list of all GPUs.
+// It returns the time from the start of the process until the plugin called Register.
+func (p *plugin) start() (registered time.Duration) {
+	p.t.Helper()
+	p.stop()
+	err := proc.OnThread(func() error {
 		if err := p.mount(); err != nil {
 			return err
 		}
