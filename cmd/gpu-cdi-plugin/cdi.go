@@ -4,7 +4,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 func (a *app) cdiCommand() *cobra.Command {
@@ -13,7 +12,7 @@ func (a *app) cdiCommand() *cobra.Command {
 		Short: "Write, check and use CDI specs",
 		Long: `Writes the CDI spec of this host's GPUs and keeps it true, checks it, compares it with the host, and puts
 devices into bundles for runtimes without CDI.`,
-		Annotations: cli.Statuses(exit.OK, exit.Usage),
+		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
 		RunE:        func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}

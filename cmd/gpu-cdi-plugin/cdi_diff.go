@@ -15,7 +15,6 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 // diffOptions are the options of the verb cdi diff.
@@ -37,8 +36,8 @@ extras. Give it the --capabilities, --cdi-kind and --hook-path that the spec was
 another program wrote is not compared.`,
 		Example: `  gpu-cdi-plugin cdi diff || gpu-cdi-plugin cdi generate --write
   gpu-cdi-plugin cdi diff /etc/cdi/nvidia.yaml -o json`,
-		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.Differs, exit.NoDriver,
-			exit.NoGPU, exit.Interrupted),
+		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.Differs, cli.NoDriver,
+			cli.NoGPU, cli.Interrupted),
 		Args:              oneFile,
 		ValidArgsFunction: completeSpecFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -70,7 +69,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 	if len(args) > 0 { // a file that cannot be compared is reported even without a driver
 		_, why, err := readWritten(args[0])
 		if err != nil {
-			return exit.With(exit.Failure, a.renewHint(args[0]), err)
+			return cli.With(cli.Failure, a.renewHint(args[0]), err)
 		}
 		if why != "" {
 			c := comparison{Path: args[0], Differences: []cdi.Difference{{Where: "spec", What: why}}}
@@ -103,7 +102,7 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 			more, err = a.differences(less)
 		}
 		if err != nil {
-			return exit.With(exit.Failure, a.renewHint(f.path), err)
+			return cli.With(cli.Failure, a.renewHint(f.path), err)
 		}
 		for _, d := range more {
 			if d.What == notOurs {
@@ -125,9 +124,9 @@ func (a *app) report(c comparison, opts diffOptions) error {
 	}
 	switch n := len(c.Differences); {
 	case n > 0 && n == len(c.foreign):
-		return exit.With(exit.Differs, "", fmt.Errorf("%s: %s", notOurs, strings.Join(c.foreign, ", ")))
+		return cli.With(cli.Differs, "", fmt.Errorf("%s: %s", notOurs, strings.Join(c.foreign, ", ")))
 	case n > 0:
-		return exit.With(exit.Differs, a.mendHint(c.Path),
+		return cli.With(cli.Differs, a.mendHint(c.Path),
 			fmt.Errorf("%s is not what this host should have: %s", c.Path, plural(n, "difference")))
 	}
 	return nil

@@ -15,7 +15,6 @@ import (
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/nvml"
 )
@@ -58,8 +57,8 @@ configured and that the host has is a spec of its own kind: a document of its ow
   gpu-cdi-plugin cdi generate --write --extras gds,gdrcopy
   gpu-cdi-plugin cdi generate --file /etc/cdi/nvidia.yaml --capabilities compute,utility
   gpu-cdi-plugin cdi generate --explain`,
-		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
-			exit.Interrupted),
+		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.NoDriver, cli.NoGPU,
+			cli.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -90,7 +89,7 @@ configured and that the host has is a spec of its own kind: a document of its ow
 func fileForFormat(cmd *cobra.Command, err error) error {
 	plain := cli.FlagError(cmd, err)
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok && e.GetFlag().Name == "output" {
-		return exit.With(exit.Usage, "to write the spec to a file, use --write or --file FILE", plain)
+		return cli.With(cli.Usage, "to write the spec to a file, use --write or --file FILE", plain)
 	}
 	return plain
 }
@@ -177,7 +176,7 @@ func (a *app) destination(opts generateOptions) (format cdi.Format, path string,
 	if err == nil && path != "" {
 		_, err = cdi.FormatOf(path)
 	}
-	return format, path, exit.With(exit.Usage, "see gpu-cdi-plugin cdi generate --help", err)
+	return format, path, cli.With(cli.Usage, "see gpu-cdi-plugin cdi generate --help", err)
 }
 
 const hintSpecDir = "name a directory that can be made or written to, with --cdi-dir or --file"
@@ -186,12 +185,12 @@ const hintSpecDir = "name a directory that can be made or written to, with --cdi
 func (a *app) write(h host.Host, files []specFile) error {
 	// Only the directory itself is made: /var/run is emptied at boot, but a missing parent is more likely a mistake.
 	if err := atomicfile.MakeDir(filepath.Dir(files[0].path)); err != nil {
-		return exit.With(exit.Failure, hintSpecDir, fmt.Errorf("make the spec directory: %w", err))
+		return cli.With(cli.Failure, hintSpecDir, fmt.Errorf("make the spec directory: %w", err))
 	}
 	dirs := cdi.Load(a.specDirs(h)...)
 	for _, f := range files {
 		if kind := otherKind(f.path, f.kind); kind != "" {
-			return exit.With(exit.Failure, "remove it by hand if it is not needed, or name another file with --file",
+			return cli.With(cli.Failure, "remove it by hand if it is not needed, or name another file with --file",
 				fmt.Errorf("write %s: it is a spec of kind %s, not %s", f.path, kind, f.kind))
 		}
 		if f.spec == nil {
@@ -203,7 +202,7 @@ func (a *app) write(h host.Host, files []specFile) error {
 	}
 	for _, f := range files {
 		if err := a.writeFile(f); err != nil {
-			return exit.With(exit.Failure, hintSpecDir, err)
+			return cli.With(cli.Failure, hintSpecDir, err)
 		}
 	}
 	return nil

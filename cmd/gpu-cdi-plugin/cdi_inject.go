@@ -9,7 +9,6 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 func (a *app) injectCommand() *cobra.Command {
@@ -23,7 +22,7 @@ of --cdi-kind. It puts in all devices or none; devices that are in already stay 
 the files of another driver than the specs is an error: make a new config.json after an upgrade.`,
 		Example: `  gpu-cdi-plugin cdi inject --bundle . nvidia.com/gpu=0 nvidia.com/gpu=1
   gpu-cdi-plugin cdi inject --bundle /run/bundles/a all`,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		Args:              someNames,
 		ValidArgsFunction: a.completeDevices,
 		RunE:              func(_ *cobra.Command, args []string) error { return a.cdiInject(bundle, args) },
@@ -43,7 +42,7 @@ func someNames(_ *cobra.Command, args []string) error {
 
 func (a *app) cdiInject(bundle string, names []string) error {
 	if bundle == "" { // a variable of a script that is not set; it does not mean the current directory
-		return exit.With(exit.Usage, "see gpu-cdi-plugin cdi inject --help", errors.New("--bundle is empty"))
+		return cli.With(cli.Usage, "see gpu-cdi-plugin cdi inject --help", errors.New("--bundle is empty"))
 	}
 	h, err := a.host()
 	if err != nil {
@@ -55,7 +54,7 @@ func (a *app) cdiInject(bundle string, names []string) error {
 	}
 	changed, err := cdi.Inject(bundle, names, a.specDirs(h)...)
 	if errors.Is(err, cdi.ErrNoConfig) {
-		err = exit.With(exit.Failure, "runc spec --bundle "+shellWord(bundle)+" makes one", err)
+		err = cli.With(cli.Failure, "runc spec --bundle "+shellWord(bundle)+" makes one", err)
 	}
 	if err != nil {
 		return err

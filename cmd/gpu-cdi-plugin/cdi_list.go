@@ -5,7 +5,6 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 func (a *app) listCommand() *cobra.Command {
@@ -21,7 +20,7 @@ another file of the same directory does: then engines offer neither. A file that
 with its error.`,
 		Example: `  gpu-cdi-plugin cdi list
   gpu-cdi-plugin cdi list -o name`,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return a.cdiList(out) },

@@ -10,7 +10,6 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 func (a *app) removeCommand() *cobra.Command {
@@ -24,7 +23,7 @@ another kind, and no file of an extra that another program wrote. If there is no
 nothing.`,
 		Example: `  gpu-cdi-plugin cdi remove
   gpu-cdi-plugin cdi remove -o json`,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return a.cdiRemove(out) },
@@ -36,7 +35,7 @@ nothing.`,
 func (a *app) cdiRemove(out output) error {
 	path := a.ownSpec()
 	if kind := otherKind(path, a.CDIKind); kind != "" {
-		return exit.With(exit.Failure, "remove it by hand if it is not needed",
+		return cli.With(cli.Failure, "remove it by hand if it is not needed",
 			fmt.Errorf("remove %s: it is a spec of kind %s, not %s", path, kind, a.CDIKind))
 	}
 	removed := []string{}

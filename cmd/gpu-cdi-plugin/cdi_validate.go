@@ -13,7 +13,6 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 func (a *app) validateCommand() *cobra.Command {
@@ -28,7 +27,7 @@ check. Without a file it checks the one that generate --write has written, and t
 that exist.`,
 		Example: `  gpu-cdi-plugin cdi validate
   gpu-cdi-plugin cdi validate /etc/cdi/*.yaml -o json`,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Differs),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Differs),
 		ValidArgsFunction: completeSpecFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.cdiValidate(cmd.Context(), args, out)
@@ -67,10 +66,10 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out output) error
 		}
 	}
 	if errors.Is(unread, fs.ErrNotExist) && slices.Equal(files, []string{a.ownSpec()}) {
-		return exit.With(exit.Failure, a.renewHint(a.ownSpec()), unread)
+		return cli.With(cli.Failure, a.renewHint(a.ownSpec()), unread)
 	}
 	if unread != nil {
-		return exit.With(exit.Failure, "gpu-cdi-plugin cdi list shows the spec files that there are", unread)
+		return cli.With(cli.Failure, "gpu-cdi-plugin cdi list shows the spec files that there are", unread)
 	}
 	return a.invalid(verdicts)
 }
@@ -107,7 +106,7 @@ func (a *app) invalid(verdicts []verdict) error {
 	if spec, err := cdi.ReadFile(bad[0]); err == nil && !cdi.WrittenHere(spec) {
 		hint = bad[0] + " was " + notOurs
 	}
-	return exit.With(exit.Differs, hint,
+	return cli.With(cli.Differs, hint,
 		fmt.Errorf("not valid on this host: %d of %s", len(bad), plural(len(verdicts), "spec file")))
 }
 
@@ -137,7 +136,7 @@ func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cd
 	}
 	if err != nil {
 		why := oneLine(err)
-		if hint := exit.HintOf(classify(err)); hint != "" {
+		if hint := cli.HintOf(classify(err)); hint != "" {
 			why += "; " + hint
 		}
 		a.log.Warn("the devices of the specs are not checked: " + why)

@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/node"
 )
 
@@ -22,8 +21,8 @@ Metrics, readiness, SIGHUP and systemd (Type=notify) work as for serve. serve ke
 of the two can run for the same spec.`,
 		Example: `  gpu-cdi-plugin cdi watch
   gpu-cdi-plugin cdi watch --fail-on-init-error=false --listen 127.0.0.1:9400`,
-		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.NoDriver, exit.Locked,
-			exit.Interrupted),
+		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.NoDriver, cli.Locked,
+			cli.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		PersistentPreRunE: a.startDaemon,

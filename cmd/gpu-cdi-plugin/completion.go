@@ -7,7 +7,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 var shells = []string{"bash", "zsh", "fish", "powershell"}
@@ -22,7 +21,7 @@ needs the package bash-completion.`,
   gpu-cdi-plugin completion zsh > "${fpath[1]}/_gpu-cdi-plugin"
   gpu-cdi-plugin completion fish > ~/.config/fish/completions/gpu-cdi-plugin.fish
   gpu-cdi-plugin completion powershell >> $PROFILE`,
-		Annotations:           cli.Statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:           cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		DisableFlagsInUseLine: true,
 		ValidArgs:             shells,
 		Args:                  oneShell,

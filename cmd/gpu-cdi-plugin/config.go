@@ -12,7 +12,6 @@ import (
 
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -35,14 +34,14 @@ func readConfig(path string) (*config.File, error) {
 	}
 	file, err := config.Parse(data)
 	if err != nil {
-		return nil, exit.With(exit.Usage, "see gpu-cdi-plugin config default for all keys",
+		return nil, cli.With(cli.Usage, "see gpu-cdi-plugin config default for all keys",
 			fmt.Errorf("configuration %s: %w", path, err))
 	}
 	return file, nil
 }
 
 func noConfig(err error) error {
-	return exit.With(exit.Usage, "set --config or "+envName("config")+" to a readable file",
+	return cli.With(cli.Usage, "set --config or "+envName("config")+" to a readable file",
 		fmt.Errorf("read the configuration: %w", err))
 }
 

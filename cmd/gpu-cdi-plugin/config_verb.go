@@ -12,7 +12,6 @@ import (
 
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 func (a *app) configCommand() *cobra.Command {
@@ -22,7 +21,7 @@ func (a *app) configCommand() *cobra.Command {
 		Long: `Shows the default and the effective configuration, and checks a configuration file.
 
 One file has the options of all verbs and of the device plugin. Its JSON schema is specs/config.schema.json.`,
-		Annotations: cli.Statuses(exit.OK, exit.Usage),
+		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
 		RunE:        func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -38,7 +37,7 @@ func (a *app) configDefaultCommand() *cobra.Command {
 		Long:  `Prints a configuration file with all keys and their defaults; in YAML, a comment explains each key.`,
 		Example: `  gpu-cdi-plugin config default > config.yaml
   gpu-cdi-plugin config view --config config.yaml`,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return a.configDefault(out) },
@@ -73,7 +72,7 @@ each value.
 The flags of serve are accepted too: config view with the arguments of serve shows the configuration of serve.`,
 		Example: `  gpu-cdi-plugin config view --config config.yaml
   GPU_CDI_MIG_STRATEGY=mixed gpu-cdi-plugin config view -o table`,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return a.configView(out) },
@@ -148,7 +147,7 @@ With -o json or yaml the result is printed for invalid configurations too, with 
 		Example: `  gpu-cdi-plugin config validate config.yaml
   gpu-cdi-plugin config validate config.yaml -o json | jq -r '.problems[]'
   gpu-cdi-plugin config validate --config /etc/gpu-cdi-plugin/config.yaml --mig-strategy mixed`,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		Args:              a.configFile,
 		ValidArgsFunction: completeConfigFile,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {

@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/sdnotify"
 	"gpu-cdi-plugin/internal/wake"
@@ -139,8 +139,8 @@ func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
 		err := classify(d.node.Start(ctx))
 		waiting.Stop()
 		switch {
-		case exit.CodeOf(err) == exit.NoDriver:
-			return exit.With(exit.NoDriver, exit.HintOf(err)+"; --fail-on-init-error=false waits for a driver", err)
+		case cli.CodeOf(err) == cli.NoDriver:
+			return cli.With(cli.NoDriver, cli.HintOf(err)+"; --fail-on-init-error=false waits for a driver", err)
 		case err != nil:
 			return err
 		}

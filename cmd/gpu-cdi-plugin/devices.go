@@ -9,7 +9,6 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 func (a *app) devicesCommand() *cobra.Command {
@@ -23,8 +22,8 @@ func (a *app) devicesCommand() *cobra.Command {
 		Example: `  gpu-cdi-plugin devices
   gpu-cdi-plugin devices -o json | jq -r '.devices[] | select(.numaNode == 0) | .uuid'
   gpu-cdi-plugin devices --driver-root /run/nvidia/driver`,
-		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
-			exit.Interrupted),
+		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.NoDriver, cli.NoGPU,
+			cli.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return a.devices(cmd.Context(), out) },

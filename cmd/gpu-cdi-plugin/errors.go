@@ -12,7 +12,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/metrics"
 	"gpu-cdi-plugin/mps"
@@ -27,76 +27,76 @@ import (
 // wraps or joins several. An error without a row ends with status 1 and no hint.
 var errorTable = []errorRow{
 	// 1: an error
-	typed(func(e *node.TakenError) (exit.Code, string) {
+	typed(func(e *node.TakenError) (cli.Code, string) {
 		hint := hintClash(e.Conflicts[0])
 		if e.Path != "" {
 			hint += " and remove " + e.Path
 		}
-		return exit.Failure, hint
+		return cli.Failure, hint
 	}),
-	typed(func(e *node.RequiredError) (exit.Code, string) {
+	typed(func(e *node.RequiredError) (cli.Code, string) {
 		if e.Missing == "" {
-			return exit.Failure, hintClash(e.Conflict)
+			return cli.Failure, hintClash(e.Conflict)
 		}
-		return exit.Failure, "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, mknod " +
+		return cli.Failure, "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, mknod " +
 			"makes any; its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
 	}),
 	// Before node.SpecError, which may wrap it.
-	sentinel(lock.ErrHeld, exit.Locked,
+	sentinel(lock.ErrHeld, cli.Locked,
 		"stop the other instance first; fuser, given the lock's path, names its process"),
-	typed(func(*node.SpecError) (exit.Code, string) {
-		return exit.Failure, "name a directory that can be made or written to, with --cdi-dir"
+	typed(func(*node.SpecError) (cli.Code, string) {
+		return cli.Failure, "name a directory that can be made or written to, with --cdi-dir"
 	}),
-	typed(func(*node.KindError) (exit.Code, string) {
-		return exit.Failure, "remove it by hand if it is not needed, or name another directory with --cdi-dir"
+	typed(func(*node.KindError) (cli.Code, string) {
+		return cli.Failure, "remove it by hand if it is not needed, or name another directory with --cdi-dir"
 	}),
-	typed(func(e *cdi.ClashError) (exit.Code, string) { return exit.Failure, hintClash(e.Clash) }),
-	typed(func(*cdi.OtherDriverError) (exit.Code, string) {
-		return exit.Failure, "make a new config.json, then inject the devices"
+	typed(func(e *cdi.ClashError) (cli.Code, string) { return cli.Failure, hintClash(e.Clash) }),
+	typed(func(*cdi.OtherDriverError) (cli.Code, string) {
+		return cli.Failure, "make a new config.json, then inject the devices"
 	}),
-	sentinel(cdi.ErrNothingOffered, exit.Failure,
+	sentinel(cdi.ErrNothingOffered, cli.Failure,
 		"gpu-cdi-plugin cdi generate --write makes the spec of this host's GPUs"),
-	sentinel(cdi.ErrStale, exit.Failure, "gpu-cdi-plugin cdi diff shows whether the spec is out of date"),
-	sentinel(metrics.ErrListen, exit.Failure,
+	sentinel(cdi.ErrStale, cli.Failure, "gpu-cdi-plugin cdi diff shows whether the spec is out of date"),
+	sentinel(metrics.ErrListen, cli.Failure,
 		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
-	sentinel(mps.ErrPIDNamespace, exit.Failure, "set hostPID: true in the pod's spec, or do not share GPUs by MPS"),
+	sentinel(mps.ErrPIDNamespace, cli.Failure, "set hostPID: true in the pod's spec, or do not share GPUs by MPS"),
 
 	// 2: a usage error
-	sentinel(cdi.ErrExtension, exit.Usage, ""),
-	sentinel(cdi.ErrBadName, exit.Usage, ""),
-	sentinel(plugin.ErrLongPath, exit.Usage, "give a directory with a shorter path, or a link to it"),
-	typed(func(e *resource.TooManyDevicesError) (exit.Code, string) { return exit.Usage, e.Advice }),
+	sentinel(cdi.ErrExtension, cli.Usage, ""),
+	sentinel(cdi.ErrBadName, cli.Usage, ""),
+	sentinel(plugin.ErrLongPath, cli.Usage, "give a directory with a shorter path, or a link to it"),
+	typed(func(e *resource.TooManyDevicesError) (cli.Code, string) { return cli.Usage, e.Advice }),
 
 	// 10: no driver that can be used. All of these wrap gpu.ErrNoDriver, whose row is the last.
-	sentinel(driver.ErrOtherVersion, exit.NoDriver,
+	sentinel(driver.ErrOtherVersion, cli.NoDriver,
 		"reboot, or reload the kernel module, or install the libraries of its version"),
-	sentinel(driver.ErrDamaged, exit.NoDriver, "install the NVIDIA driver again"),
-	sentinel(driver.ErrNoCUDA, exit.NoDriver,
+	sentinel(driver.ErrDamaged, cli.NoDriver, "install the NVIDIA driver again"),
+	sentinel(driver.ErrNoCUDA, cli.NoDriver,
 		"install the NVIDIA driver again with its CUDA library, or leave compute out of --capabilities"),
-	sentinel(nvml.ErrLibraryNotFound, exit.NoDriver,
+	sentinel(nvml.ErrLibraryNotFound, cli.NoDriver,
 		"install the NVIDIA driver, or name its root with --driver-root or the library with --nvml-library; "+
 			"gpu-cdi-plugin cdi generate --explain lists where it was searched for"),
-	sentinel(nvml.ErrLibraryUnusable, exit.NoDriver,
+	sentinel(nvml.ErrLibraryUnusable, cli.NoDriver,
 		"name the libnvidia-ml.so.1 of the installed driver, built for this machine, or install the driver again if "+
 			"the file is damaged"),
-	sentinel(nvml.ErrLibraryConflict, exit.NoDriver,
+	sentinel(nvml.ErrLibraryConflict, cli.NoDriver,
 		"start the process again; it can use one NVIDIA driver library only"),
-	sentinel(nvml.ErrDriverNotLoaded, exit.NoDriver,
+	sentinel(nvml.ErrDriverNotLoaded, cli.NoDriver,
 		"load the kernel module (modprobe nvidia); if that fails, the kernel log has the reason (dmesg)"),
-	sentinel(nvml.ErrVersionMismatch, exit.NoDriver,
+	sentinel(nvml.ErrVersionMismatch, cli.NoDriver,
 		"reboot, or stop everything that uses the GPUs and reload the kernel modules"),
-	sentinel(nvml.ErrNoPermission, exit.NoDriver,
+	sentinel(nvml.ErrNoPermission, cli.NoDriver,
 		"run as root, or as a user who may open /dev/nvidiactl and /dev/nvidia*; a container must have these nodes"),
-	sentinel(gpu.ErrNotAnswering, exit.NoDriver,
+	sentinel(gpu.ErrNotAnswering, cli.NoDriver,
 		"see the kernel log (dmesg) for messages of NVRM; a GPU that hangs needs a reset or a reboot"),
-	sentinel(nvml.ErrDriverFailed, exit.NoDriver, "see the kernel log (dmesg) for messages of NVRM"),
-	sentinel(gpu.ErrNoDriver, exit.NoDriver, "install the NVIDIA driver, or name the directory that it is in with "+
+	sentinel(nvml.ErrDriverFailed, cli.NoDriver, "see the kernel log (dmesg) for messages of NVRM"),
+	sentinel(gpu.ErrNoDriver, cli.NoDriver, "install the NVIDIA driver, or name the directory that it is in with "+
 		"--driver-root (that of a driver container is usually /run/nvidia/driver)"),
 
 	// 11 to 13
-	sentinel(errNoGPU, exit.NoGPU,
+	sentinel(errNoGPU, cli.NoGPU,
 		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
-	sentinel(plugin.ErrNoKubelet, exit.Unreachable,
+	sentinel(plugin.ErrNoKubelet, cli.Unreachable,
 		"start the kubelet, which makes the directory, or name its own with --device-plugin-dir or "+
 			"--plugins-registry-dir"),
 }
@@ -107,30 +107,30 @@ func hintClash(c cdi.Clash) string {
 }
 
 // statuses are the exit statuses in the words of the help.
-var statuses = map[exit.Code]string{
-	exit.OK:          "done",
-	exit.Failure:     "an error",
-	exit.Usage:       "a usage error, or a wrong value in the environment or the configuration file",
-	exit.Partial:     "partly done: some of the GPUs, or some of the files, are missing from the result",
-	exit.Differs:     "the check found differences",
-	exit.NoDriver:    "there is no NVIDIA driver, or it cannot be used",
-	exit.NoGPU:       "there is a driver, but no GPU",
-	exit.Locked:      "another instance is running",
-	exit.Unreachable: "there is no kubelet, or it cannot be reached",
-	exit.Interrupted: "interrupted",
+var statuses = map[cli.Code]string{
+	cli.OK:          "done",
+	cli.Failure:     "an error",
+	cli.Usage:       "a usage error, or a wrong value in the environment or the configuration file",
+	cli.Partial:     "partly done: some of the GPUs, or some of the files, are missing from the result",
+	cli.Differs:     "the check found differences",
+	cli.NoDriver:    "there is no NVIDIA driver, or it cannot be used",
+	cli.NoGPU:       "there is a driver, but no GPU",
+	cli.Locked:      "another instance is running",
+	cli.Unreachable: "there is no kubelet, or it cannot be reached",
+	cli.Interrupted: "interrupted",
 }
 
 // errorRow returns the exit status and the hint of an error, if it is the row's.
-type errorRow func(error) (code exit.Code, hint string, ok bool)
+type errorRow func(error) (code cli.Code, hint string, ok bool)
 
 // sentinel is the row of errors that wrap target.
-func sentinel(target error, code exit.Code, hint string) errorRow {
-	return func(err error) (exit.Code, string, bool) { return code, hint, errors.Is(err, target) }
+func sentinel(target error, code cli.Code, hint string) errorRow {
+	return func(err error) (cli.Code, string, bool) { return code, hint, errors.Is(err, target) }
 }
 
 // typed is the row of errors that are or wrap an E, whose fields the hint needs.
-func typed[E error](describe func(E) (exit.Code, string)) errorRow {
-	return func(err error) (exit.Code, string, bool) {
+func typed[E error](describe func(E) (cli.Code, string)) errorRow {
+	return func(err error) (cli.Code, string, bool) {
 		e, ok := errors.AsType[E](err)
 		if !ok {
 			return 0, "", false
@@ -142,12 +142,12 @@ func typed[E error](describe func(E) (exit.Code, string)) errorRow {
 
 // classify returns err with the exit status and the hint of the table, unless it carries its own.
 func classify(err error) error {
-	if _, own := errors.AsType[*exit.Error](err); own {
+	if _, own := errors.AsType[*cli.Error](err); own {
 		return err
 	}
 	for _, row := range errorTable {
 		if code, hint, ok := row(err); ok {
-			return exit.With(code, hint, err)
+			return cli.With(code, hint, err)
 		}
 	}
 	return err
@@ -155,7 +155,7 @@ func classify(err error) error {
 
 // partly is the error of a verb that did a part of its work.
 func partly(hint, format string, args ...any) error {
-	return exit.With(exit.Partial, hint, fmt.Errorf(format, args...))
+	return cli.With(cli.Partial, hint, fmt.Errorf(format, args...))
 }
 
 // hintedFlags are the options that decide on which node a command works, and with what result.
@@ -168,7 +168,7 @@ var hintedFlags = []string{
 // work on another node. Options of the environment or the file hold there too, and help needs none.
 func (a *app) withOptions(cmd *cobra.Command, err error) error {
 	const program, generate = "gpu-cdi-plugin ", "cdi generate "
-	hint := exit.HintOf(err)
+	hint := cli.HintOf(err)
 	if strings.Contains(hint, "--help") || strings.Contains(hint, "config default") {
 		return err
 	}
@@ -187,10 +187,10 @@ func (a *app) withOptions(cmd *cobra.Command, err error) error {
 			hint = strings.ReplaceAll(hint, generate, generate+option)
 		}
 	}
-	if hint == exit.HintOf(err) {
+	if hint == cli.HintOf(err) {
 		return err
 	}
-	return exit.With(exit.CodeOf(err), hint, err)
+	return cli.With(cli.CodeOf(err), hint, err)
 }
 
 // shellWord quotes text for a shell, where it has to be.

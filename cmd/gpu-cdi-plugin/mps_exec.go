@@ -4,7 +4,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/mps"
 )
 
@@ -22,7 +21,7 @@ daemon, otherwise the client that sends it commands. Before that it confines its
 read-only root directory with the GPU's directories, in which links are not followed, and to few capabilities.`,
 		Example: `  gpu-cdi-plugin mps-exec --start --driver 580.126.09 -- /run/gpu-cdi-plugin/mps/GPU-... \
     /usr/bin/nvidia-cuda-mps-control CUDA_VISIBLE_DEVICES=GPU-...`,
-		Annotations:       cli.Statuses(exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(cli.Failure, cli.Usage),
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -15,7 +15,6 @@ import (
 
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/nvml"
 )
 
@@ -71,15 +70,15 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	err = classify(err)
 	switch {
 	case err == nil:
-		return int(exit.OK)
+		return int(cli.OK)
 	case ctx.Err() != nil:
-		err = exit.With(exit.Interrupted, "", errors.New("interrupted"))
-	case !a.started && exit.CodeOf(err) == exit.Failure:
-		err = exit.With(exit.Usage, cli.UsageHint(cmd), err)
+		err = cli.With(cli.Interrupted, "", errors.New("interrupted"))
+	case !a.started && cli.CodeOf(err) == cli.Failure:
+		err = cli.With(cli.Usage, cli.UsageHint(cmd), err)
 	}
 	err = a.withOptions(cmd, err)
 	cli.Report(a.stderr, err, wantsJSON(cmd, args) || a.LogFormat == "json")
-	return int(exit.CodeOf(err))
+	return int(cli.CodeOf(err))
 }
 
 func (a *app) rootCommand() *cobra.Command {
@@ -90,7 +89,7 @@ func (a *app) rootCommand() *cobra.Command {
 
 Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR), then from the file of --config
 (cdi-dir: DIR). gpu-cdi-plugin config default prints a file with all of them.`,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Interrupted),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,

@@ -13,7 +13,6 @@ import (
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/metrics"
 	"gpu-cdi-plugin/mps"
 	"gpu-cdi-plugin/node"
@@ -57,8 +56,8 @@ devices can be given to containers unless the GPUs themselves are at fault.`,
 		Example: `  gpu-cdi-plugin serve
   gpu-cdi-plugin serve --config /etc/gpu-cdi-plugin/config.yaml --listen 127.0.0.1:9400
   gpu-cdi-plugin serve --mig-strategy mixed --strategy cdi-cri,device-specs`,
-		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.NoDriver, exit.Locked, exit.Unreachable,
-			exit.Interrupted),
+		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.NoDriver, cli.Locked, cli.Unreachable,
+			cli.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		PersistentPreRunE: a.startDaemon,

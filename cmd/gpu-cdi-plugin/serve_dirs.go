@@ -9,7 +9,7 @@ import (
 
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/cli"
 )
 
 // optionDir is a directory that serve writes to, and the option that names it.
@@ -54,7 +54,7 @@ func checkDir(option, dir string, log *slog.Logger) error {
 		return nil
 	case err != nil:
 		hint := fmt.Sprintf("name a directory that can be made and written to, with --%s, the same on the host", option)
-		return exit.With(exit.Failure, hint, fmt.Errorf("%s: %w", option, err))
+		return cli.With(cli.Failure, hint, fmt.Errorf("%s: %w", option, err))
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/host"
 )
 
@@ -115,7 +115,7 @@ func (g *generated) checkDevices(h host.Host) error {
 	if !hasNodes(h) {
 		hint = hintDevRoot(h)
 	}
-	return exit.With(exit.NoGPU, hint, fmt.Errorf("no GPU can be offered: %s", why))
+	return cli.With(cli.NoGPU, hint, fmt.Errorf("no GPU can be offered: %s", why))
 }
 
 // hintDevRoot is what to do if the driver's device nodes are not found.
@@ -148,7 +148,7 @@ func (a *app) hook() (string, error) {
 	if a.HookPath != "" {
 		if filepath.Clean(a.HookPath) != a.HookPath || !filepath.IsAbs(a.HookPath) {
 			err := fmt.Errorf("--hook-path %q: want a clean absolute path on the host", a.HookPath)
-			return "", exit.With(exit.Usage, "", err)
+			return "", cli.With(cli.Usage, "", err)
 		}
 		return a.HookPath, nil
 	}
@@ -164,7 +164,7 @@ func (a *app) hook() (string, error) {
 }
 
 func noHook(err error) error {
-	return exit.With(exit.Failure,
+	return cli.With(cli.Failure,
 		"build it beside this program (make build), or name its path on the host with --hook-path",
 		fmt.Errorf("find the hook for the spec: %w", err))
 }

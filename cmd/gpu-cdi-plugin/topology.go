@@ -11,7 +11,6 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/topology"
 	"gpu-cdi-plugin/topology/holders"
 )
@@ -29,8 +28,8 @@ JSON and YAML have the pods too, as holders: null without a kubelet.`,
 		Example: `  gpu-cdi-plugin topology
   gpu-cdi-plugin topology -o json | jq '.links[] | select(.nvlinks > 0)'
   gpu-cdi-plugin topology -o svg > node.svg`,
-		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
-			exit.Interrupted),
+		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.NoDriver, cli.NoGPU,
+			cli.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return a.topology(cmd.Context(), out, socket) },

@@ -13,7 +13,6 @@ import (
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 // explainOptions is a request for GPUs, as the command line has it.
@@ -41,8 +40,8 @@ the policies spread and pack are the same as topology. -o name prints the CDI na
 		Example: `  gpu-cdi-plugin topology explain --size 4
   gpu-cdi-plugin topology explain --size 2 --available 0,1,4,5 --must 1
   gpu-cdi-plugin topology explain --size 2 --policy numa -o json | jq '.chosen.score'`,
-		Annotations: cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Partial, exit.NoDriver, exit.NoGPU,
-			exit.Interrupted),
+		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.NoDriver, cli.NoGPU,
+			cli.Interrupted),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -106,7 +105,7 @@ func (a *app) explain(ctx context.Context, o *explainOptions) error {
 		usage = append(usage, fmt.Errorf("--runners-up %d: want 0 to %d", o.runnersUp, maxRunnersUp))
 	}
 	if usage != nil {
-		return exit.With(exit.Usage, "see gpu-cdi-plugin topology explain --help", errors.Join(usage...))
+		return cli.With(cli.Usage, "see gpu-cdi-plugin topology explain --help", errors.Join(usage...))
 	}
 	h, err := a.host()
 	if err != nil {
@@ -174,13 +173,13 @@ func gpuIDs(s *gpu.Snapshot, flag string, names []string) ([]string, error) {
 		d := findGPU(s, name)
 		switch {
 		case d == nil:
-			return nil, exit.With(exit.Usage, "gpu-cdi-plugin devices lists the GPUs; name them by index or UUID",
+			return nil, cli.With(cli.Usage, "gpu-cdi-plugin devices lists the GPUs; name them by index or UUID",
 				fmt.Errorf("%s: there is no GPU %q", flag, name))
 		case !d.Usable():
-			return nil, exit.With(exit.Usage, "leave it out, or see gpu-cdi-plugin devices",
+			return nil, cli.With(cli.Usage, "leave it out, or see gpu-cdi-plugin devices",
 				fmt.Errorf("%s: GPU %d cannot be used: %s", flag, d.Index, d.Error))
 		case d.MIGEnabled:
-			return nil, exit.With(exit.Usage, "leave it out; containers get its MIG devices instead",
+			return nil, cli.With(cli.Usage, "leave it out; containers get its MIG devices instead",
 				fmt.Errorf("%s: GPU %d is in MIG mode, so a container cannot get it whole", flag, d.Index))
 		}
 		ids = append(ids, d.UUID)
@@ -220,5 +219,5 @@ func requestError(s *gpu.Snapshot, err error) error {
 	case r.Reason == allocator.NotAvailable:
 		hint = "name the GPUs of --must in --available too" + notMIG
 	}
-	return exit.With(exit.Usage, hint, fmt.Errorf("choose GPUs: %w", &indexed))
+	return cli.With(cli.Usage, hint, fmt.Errorf("choose GPUs: %w", &indexed))
 }

@@ -15,7 +15,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
@@ -182,11 +182,11 @@ func TestRequestsThatCannotBeFulfilledAreUsageErrors(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("error %v, want one with %q", err, c.want)
 			}
-			var e *exit.Error
-			if !errors.As(err, &e) || e.Code != exit.Usage {
+			var e *cli.Error
+			if !errors.As(err, &e) || e.Code != cli.Usage {
 				t.Errorf("%v is no usage error", err)
 			}
-			if diff := cmp.Diff(c.hint, exit.HintOf(err)); diff != "" {
+			if diff := cmp.Diff(c.hint, cli.HintOf(err)); diff != "" {
 				t.Errorf("hint (-want +got):\n%s", diff)
 			}
 		})

@@ -10,7 +10,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/mps"
@@ -45,10 +45,10 @@ func (a *app) checkHook() error {
 	if err := a.check(trust.RootFile, path); err != nil {
 		hint := "copy it to where only root can write (install -D -m 755 " + path +
 			" /usr/libexec/prestart-hook) and name the copy with --hook-path" + hintInsecure
-		return exit.With(exit.Failure, hint, fmt.Errorf("the hook %s would run as root: %w", path, err))
+		return cli.With(cli.Failure, hint, fmt.Errorf("the hook %s would run as root: %w", path, err))
 	}
 	if info.Mode()&0o111 == 0 {
-		return exit.With(exit.Failure, "chmod 755 "+shellWord(path), fmt.Errorf("the hook %s is not executable", path))
+		return cli.With(cli.Failure, "chmod 755 "+shellWord(path), fmt.Errorf("the hook %s is not executable", path))
 	}
 	return nil
 }
@@ -58,7 +58,7 @@ func (a *app) checkLibrary(path string) error {
 	if err := a.check(trust.File, path); err != nil {
 		hint := "give the library and the directories above it to root (chown root:root, chmod go-w), " +
 			"or name another with --driver-root or --nvml-library" + hintInsecure
-		return exit.With(exit.Failure, hint, fmt.Errorf("the driver's library %s is not loaded: %w", path, err))
+		return cli.With(cli.Failure, hint, fmt.Errorf("the driver's library %s is not loaded: %w", path, err))
 	}
 	return nil
 }
@@ -67,7 +67,7 @@ func (a *app) checkLibrary(path string) error {
 func (a *app) checkDriverRoot(h host.Host) error {
 	if err := a.check(trust.Dir, h.DriverRoot()); errors.Is(err, trust.ErrUnsafe) {
 		hint := "give it and the directories above it to root (chown root:root, chmod go-w)" + hintInsecure
-		return exit.With(exit.Failure, hint, fmt.Errorf("the driver's root %s is not used: %w", h.DriverRoot(), err))
+		return cli.With(cli.Failure, hint, fmt.Errorf("the driver's root %s is not used: %w", h.DriverRoot(), err))
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func (a *app) checkMPS(p mps.Program) error {
 		if err := a.check(trust.File, file); err != nil {
 			hint := "give the driver's files and the directories above them to root (chown root:root, chmod go-w)" +
 				hintInsecure
-			return exit.With(exit.Failure, hint, fmt.Errorf("%s is not run for MPS: %w", file, err))
+			return cli.With(cli.Failure, hint, fmt.Errorf("%s is not run for MPS: %w", file, err))
 		}
 	}
 	return nil
@@ -103,14 +103,14 @@ func (a *app) checkSafeDir(d optionDir) error {
 		return nil // whether it can be written to is checked elsewhere
 	}
 	hint := "name a directory that only root can write to, with --" + d.option + hintInsecure
-	return exit.With(exit.Failure, hint, fmt.Errorf("%s %s is not used: %w", d.option, d.path, err))
+	return cli.With(cli.Failure, hint, fmt.Errorf("%s %s is not used: %w", d.option, d.path, err))
 }
 
 // mendHint is what to do about a spec file with problems. A hook that others can change is first, since without it no
 // new spec is written.
 func (a *app) mendHint(path string) string {
 	if err := a.checkHook(); errors.Is(err, trust.ErrUnsafe) {
-		return exit.HintOf(err)
+		return cli.HintOf(err)
 	}
 	return a.renewHint(path)
 }
@@ -141,7 +141,7 @@ func (a *app) checkSpecs(files []*cdi.SpecFile) error {
 			err := a.check(trust.File, path)
 			if errors.Is(err, trust.ErrUnsafe) {
 				hint := "give it and the directories above it to root (chown root:root, chmod go-w)" + hintInsecure
-				return exit.With(exit.Failure, hint,
+				return cli.With(cli.Failure, hint,
 					fmt.Errorf("devices of %s are not put into the bundle: %s: %w", f.Path, path, err))
 			}
 		}

@@ -16,7 +16,7 @@ import (
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
@@ -71,9 +71,9 @@ func (c *checker) plugin(ctx context.Context, args ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if code := exit.Code(res.Code); code != exit.OK && code != exit.Partial {
+	if code := cli.Code(res.Code); code != cli.OK && code != cli.Partial {
 		err := fmt.Errorf("%s: %s", strings.Join(args, " "), strings.TrimSpace(res.Stdout+res.Stderr))
-		return "", exit.With(code, "", err)
+		return "", cli.With(code, "", err)
 	}
 	return res.Stdout, nil
 }
@@ -84,8 +84,8 @@ func (c *checker) findGPUs(ctx context.Context) error {
 		return err
 	}
 	out, err := c.plugin(ctx, "devices", "-o", "json")
-	if code := exit.CodeOf(err); code == exit.NoDriver || code == exit.NoGPU {
-		return exit.With(code, "", fmt.Errorf("nothing to check here: %w", err))
+	if code := cli.CodeOf(err); code == cli.NoDriver || code == cli.NoGPU {
+		return cli.With(code, "", fmt.Errorf("nothing to check here: %w", err))
 	}
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (c *checker) findGPUs(ctx context.Context) error {
 		return fmt.Errorf("read the list of GPUs: %w", err)
 	}
 	if len(c.gpus.Devices) == 0 {
-		return exit.With(exit.NoGPU, "", errors.New("nothing to check here: the driver lists no GPU"))
+		return cli.With(cli.NoGPU, "", errors.New("nothing to check here: the driver lists no GPU"))
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/cli"
 )
 
 // options are the command line.
@@ -44,20 +44,20 @@ func parseOptions(args []string, stderr io.Writer) (o options, err error) {
 }
 
 // run is the whole program: main without the process.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) exit.Code {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) cli.Code {
 	o, err := parseOptions(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {
-		return exit.OK
+		return cli.OK
 	}
 	if err != nil {
 		fmt.Fprintln(stderr, "gpu-check:", err)
-		return exit.Usage
+		return cli.Usage
 	}
 	if err := runChecks(ctx, o, stdout); err != nil {
 		fmt.Fprintln(stderr, "gpu-check:", err)
-		return exit.CodeOf(err)
+		return cli.CodeOf(err)
 	}
-	return exit.OK
+	return cli.OK
 }
 
 // runChecks runs every step, prints a line for each, and appends to the report. Without a driver or a GPU it does

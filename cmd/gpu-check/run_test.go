@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"gpu-cdi-plugin/internal/exit"
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/test/lib/suite"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -17,7 +17,7 @@ var shared *suite.Suite
 func TestMain(m *testing.M) { os.Exit(suite.Run(m, &shared)) }
 
 // check runs the program on a node.
-func check(t *testing.T, root, report string) (exit.Code, string) {
+func check(t *testing.T, root, report string) (cli.Code, string) {
 	t.Helper()
 	var out bytes.Buffer
 	code := run(t.Context(), []string{
@@ -42,7 +42,7 @@ func TestSimulatedNodes(t *testing.T) {
 			root := shared.Node(t, machine).Root()
 			code, out := check(t, root, report)
 			for _, line := range want {
-				if code != exit.OK || !strings.Contains(out, line) {
+				if code != cli.OK || !strings.Contains(out, line) {
 					t.Fatalf("want %q and exit status 0, got %d and\n%s", line, code, out)
 				}
 			}
@@ -74,8 +74,8 @@ func checkReport(t *testing.T, file string) {
 func TestWithoutADriverNoReportIsWritten(t *testing.T) {
 	report := filepath.Join(t.TempDir(), "hardware.md")
 	code, out := check(t, t.TempDir(), report)
-	if code != exit.NoDriver || !strings.Contains(out, "nothing to check here") {
-		t.Errorf("want exit status %d and the reason, got %d and\n%s", exit.NoDriver, code, out)
+	if code != cli.NoDriver || !strings.Contains(out, "nothing to check here") {
+		t.Errorf("want exit status %d and the reason, got %d and\n%s", cli.NoDriver, code, out)
 	}
 	if _, err := os.Stat(report); err == nil {
 		t.Error("a report was written")
@@ -89,7 +89,7 @@ func TestALostGPUIsAFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, out := check(t, n.Root(), filepath.Join(t.TempDir(), "hardware.md"))
-	if code == exit.OK || !strings.Contains(out, "FAILED        GPUs") {
+	if code == cli.OK || !strings.Contains(out, "FAILED        GPUs") {
 		t.Errorf("want a lost GPU to be a failure, got exit status %d and\n%s", code, out)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/sim"
 )
 
@@ -35,7 +34,7 @@ of real ones, but no driver serves them; to make them takes root (CAP_MKNOD).`,
 		Example: `  gpu-sim create /tmp/node --machine dgx-h100
   gpu-sim create /tmp/node --machine ./lab.yaml --lib-dir usr/lib64
   gpu-sim create /tmp/node --machine dgx-h100 --driver 590.44.01 --force   # the driver is upgraded`,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Interrupted),
 		Args:              oneDir,
 		ValidArgsFunction: completeDirs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -61,7 +60,7 @@ of real ones, but no driver serves them; to make them takes root (CAP_MKNOD).`,
 
 func (a *app) create(ctx context.Context, dir string, opts createOptions, out format) error {
 	if opts.Machine == "" {
-		return exit.With(exit.Usage, "",
+		return cli.With(cli.Usage, "",
 			errors.New("--machine is missing; there are "+strings.Join(sim.Machines(), ", ")))
 	}
 	m, err := sim.LoadMachine(opts.Machine)

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/sim"
 )
 
@@ -38,7 +37,7 @@ earlier one.`,
 		Args: faultKind,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.Annotations = cli.Statuses(exit.OK, exit.Failure, exit.Usage)
+	cmd.Annotations = cli.Statuses(cli.OK, cli.Failure, cli.Usage)
 	cmd.Annotations["usage"] = "gpu-sim fault DIR KIND [flags]"
 	cmd.AddCommand(lostCommand(), goneCommand(), failCommand(), hangCommand(), latencyCommand(), migCommand(),
 		kernelVersionCommand(), clearCommand())
@@ -64,7 +63,7 @@ func faultVerb(name, rest, short, long string, args int, do func(n *sim.Node, ar
 		Use:               name + " DIR",
 		Short:             short,
 		Long:              long,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		ValidArgsFunction: completeDirs,
 		Args: func(_ *cobra.Command, got []string) error {
 			if len(got) != 1+args {
@@ -157,7 +156,7 @@ func parseResult(s string) (int, error) {
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil {
-		return 0, exit.With(exit.Usage, "", fmt.Errorf("--return %q: want a number or one of %s",
+		return 0, cli.With(cli.Usage, "", fmt.Errorf("--return %q: want a number or one of %s",
 			s, strings.Join(resultNames(), ", ")))
 	}
 	return n, nil
@@ -169,7 +168,7 @@ func latencyCommand() *cobra.Command {
 		func(n *sim.Node, args []string) error {
 			d, err := time.ParseDuration(args[0])
 			if err != nil {
-				return exit.With(exit.Usage, "", fmt.Errorf("latency: %w", err))
+				return cli.With(cli.Usage, "", fmt.Errorf("latency: %w", err))
 			}
 			return n.SetLatency(d)
 		})
@@ -212,7 +211,7 @@ func clearCommand() *cobra.Command {
 			case gpu == sim.AnyGPU:
 				return n.Clear()
 			case gpu < 0:
-				return exit.With(exit.Usage, "", errors.New("--gpu: want an index of 0 or more, or -1"))
+				return cli.With(cli.Usage, "", errors.New("--gpu: want an index of 0 or more, or -1"))
 			}
 			return n.ClearGPU(gpu)
 		})

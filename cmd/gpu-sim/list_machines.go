@@ -7,7 +7,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/sim"
 )
 
@@ -28,7 +27,7 @@ func (a *app) listCommand() *cobra.Command {
 that come with gpu-sim are in sim/machines of the sources.`,
 		Example: `  gpu-sim list-machines -o name
   gpu-sim list-machines ./lab.yaml   # is the file valid?`,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		ValidArgsFunction: completeMachines,
 		RunE:              func(_ *cobra.Command, args []string) error { return a.listMachines(args, out) },
 	}

@@ -12,18 +12,17 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 )
 
 // version is set by the linker.
 var version string
 
 // meanings are the exit statuses in the help.
-var meanings = map[exit.Code]string{
-	exit.OK:          "done",
-	exit.Failure:     "an error; nothing was made or changed",
-	exit.Usage:       "usage error: an unknown machine, a malformed machine file, a GPU or profile that does not exist",
-	exit.Interrupted: "interrupted",
+var meanings = map[cli.Code]string{
+	cli.OK:          "done",
+	cli.Failure:     "an error; nothing was made or changed",
+	cli.Usage:       "usage error: an unknown machine, a malformed machine file, a GPU or profile that does not exist",
+	cli.Interrupted: "interrupted",
 }
 
 // app is what all verbs share.
@@ -46,14 +45,14 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	err = cli.Classify(err, errorTable)
 	switch {
 	case err == nil:
-		return int(exit.OK)
+		return int(cli.OK)
 	case ctx.Err() != nil:
-		err = exit.With(exit.Interrupted, "", errors.New("interrupted"))
-	case !a.started && exit.CodeOf(err) == exit.Failure:
-		err = exit.With(exit.Usage, cli.UsageHint(cmd), err)
+		err = cli.With(cli.Interrupted, "", errors.New("interrupted"))
+	case !a.started && cli.CodeOf(err) == cli.Failure:
+		err = cli.With(cli.Usage, cli.UsageHint(cmd), err)
 	}
 	cli.Report(a.stderr, err, wantsJSON(cmd))
-	return int(exit.CodeOf(err))
+	return int(cli.CodeOf(err))
 }
 
 // verbFirst turns "fault DIR lost" into "fault lost DIR", the order that cobra requires.
@@ -83,7 +82,7 @@ sysfs. The driver's library in it is a real shared library with NVML's functions
 		Example: `  gpu-sim create /tmp/node --machine dgx-h100
   gpu-cdi-plugin --root /tmp/node devices
   gpu-sim fault /tmp/node lost --gpu 3`,
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage, exit.Interrupted),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Interrupted),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,

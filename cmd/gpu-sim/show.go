@@ -8,7 +8,6 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/sim"
 )
 
@@ -30,7 +29,7 @@ func (a *app) showCommand() *cobra.Command {
 		Long: `Shows the machine, the driver and the GPUs of a simulated node, and its faults as in its state file. Lost
 GPUs are shown, GPUs that are gone are not.`,
 		Example:           "  gpu-sim show /tmp/node",
-		Annotations:       cli.Statuses(exit.OK, exit.Failure, exit.Usage),
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		Args:              oneDir,
 		ValidArgsFunction: completeDirs,
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/hook"
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/host"
 )
@@ -48,6 +47,13 @@ EXIT STATUS
 // version is set by the linker.
 var version = "unknown"
 
+// The exit statuses, as the usage lists them.
+const (
+	statusOK      = 0
+	statusFailure = 1
+	statusUsage   = 2
+)
+
 // deadline bounds the whole run, including the runtime's writing of the state. The hook takes milliseconds, but a file
 // system of the container may never respond, and runtimes wait for a hook without a limit.
 const deadline = 10 * time.Second
@@ -57,11 +63,11 @@ const heapLimit = 64 << 20
 
 func main() {
 	// If even the message about the deadline blocks.
-	time.AfterFunc(deadline+time.Second, func() { os.Exit(int(exit.Failure)) })
-	os.Exit(int(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)))
+	time.AfterFunc(deadline+time.Second, func() { os.Exit(statusFailure) })
+	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-func run(args []string, stdin *os.File, stdout, stderr io.Writer) exit.Code {
+func run(args []string, stdin *os.File, stdout, stderr io.Writer) int {
 	// The environment may be the image's: runc passes the container's to hooks that have none of their own.
 	os.Clearenv()
 	unix.Umask(0o022)
@@ -71,11 +77,11 @@ func run(args []string, stdin *os.File, stdout, stderr io.Writer) exit.Code {
 	debug.SetMemoryLimit(heapLimit)
 	if len(args) == 1 && (args[0] == "--help" || args[0] == "-h") {
 		fmt.Fprint(stdout, usage)
-		return exit.OK
+		return statusOK
 	}
 	if len(args) == 1 && args[0] == "--version" {
 		fmt.Fprintln(stdout, "prestart-hook", version)
-		return exit.OK
+		return statusOK
 	}
 	c, err := hookargs.Parse(args)
 	if err == nil && isTerminal(stdin) {
@@ -84,7 +90,7 @@ func run(args []string, stdin *os.File, stdout, stderr io.Writer) exit.Code {
 	if err != nil {
 		report(stderr, err)
 		fmt.Fprintln(stderr, `prestart-hook: this is an OCI hook for container runtimes; see "prestart-hook --help"`)
-		return exit.Usage
+		return statusUsage
 	}
 	warnings, err := createContainer(c, stdin)
 	for _, warning := range warnings {
@@ -92,9 +98,9 @@ func run(args []string, stdin *os.File, stdout, stderr io.Writer) exit.Code {
 	}
 	if err != nil {
 		report(stderr, err)
-		return exit.Failure
+		return statusFailure
 	}
-	return exit.OK
+	return statusOK
 }
 
 func isTerminal(f *os.File) bool {

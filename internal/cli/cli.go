@@ -1,5 +1,5 @@
-// Package cli has what the command lines of the project share: help that lists exit statuses, and reports of errors
-// with hints, for people or as JSON. It does not know what a verb does.
+// Package cli has what the command lines of the project share: exit statuses and hints on errors, help that lists the
+// statuses, and reports of errors for people or as JSON. It does not know what a verb does.
 package cli
 
 import (
@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"gpu-cdi-plugin/internal/exit"
 	"gpu-cdi-plugin/internal/near"
 )
 
@@ -21,7 +20,7 @@ import (
 const statusKey = "exit"
 
 // Statuses returns the annotation of a verb with the exit statuses that its help lists.
-func Statuses(codes ...exit.Code) map[string]string {
+func Statuses(codes ...Code) map[string]string {
 	var list []string
 	for _, c := range codes {
 		list = append(list, strconv.Itoa(int(c)))
@@ -31,7 +30,7 @@ func Statuses(codes ...exit.Code) map[string]string {
 
 // Help returns a help function, which prints the long text of a verb, its usage, and its exit statuses with their
 // meanings.
-func Help(meanings map[exit.Code]string) func(*cobra.Command, []string) {
+func Help(meanings map[Code]string) func(*cobra.Command, []string) {
 	return func(cmd *cobra.Command, _ []string) {
 		var b strings.Builder
 		b.WriteString(strings.TrimSpace(cmd.Long) + "\n\n" + cmd.UsageString())
@@ -39,7 +38,7 @@ func Help(meanings map[exit.Code]string) func(*cobra.Command, []string) {
 			b.WriteString("\nExit Status:\n")
 			for _, s := range list {
 				n, _ := strconv.Atoi(s)
-				fmt.Fprintf(&b, "  %3d  %s\n", n, meanings[exit.Code(n)])
+				fmt.Fprintf(&b, "  %3d  %s\n", n, meanings[Code(n)])
 			}
 		}
 		cmd.Print(b.String())
@@ -52,7 +51,7 @@ func HelpCommand(check cobra.PositionalArgs, complete cobra.CompletionFunc) *cob
 		Use:               "help [verb]",
 		Short:             "Help about a verb",
 		Long:              "Prints what a verb does, its flags and its exit statuses: the same as VERB --help.",
-		Annotations:       Statuses(exit.OK, exit.Usage),
+		Annotations:       Statuses(OK, Usage),
 		DisableAutoGenTag: true,
 		ValidArgsFunction: complete,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -61,7 +60,7 @@ func HelpCommand(check cobra.PositionalArgs, complete cobra.CompletionFunc) *cob
 				err = check(topic, rest)
 			}
 			if err != nil {
-				return exit.With(exit.Usage, UsageHint(cmd.Root()), err)
+				return With(Usage, UsageHint(cmd.Root()), err)
 			}
 			return topic.Help()
 		},
@@ -140,10 +139,10 @@ func ValueError(f *pflag.Flag, value string, err error) error {
 // Report prints an error with its hint, as text or as one line of JSON.
 func Report(w io.Writer, err error, asJSON bool) {
 	report := struct {
-		Error string    `json:"error"`
-		Code  exit.Code `json:"code"`
-		Hint  string    `json:"hint,omitempty"`
-	}{err.Error(), exit.CodeOf(err), exit.HintOf(err)}
+		Error string `json:"error"`
+		Code  Code   `json:"code"`
+		Hint  string `json:"hint,omitempty"`
+	}{err.Error(), CodeOf(err), HintOf(err)}
 	if asJSON {
 		e := json.NewEncoder(w)
 		e.SetEscapeHTML(false)

@@ -7,12 +7,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
-
-	"gpu-cdi-plugin/internal/exit"
 )
 
 func TestReport(t *testing.T) {
-	err := exit.With(exit.NoDriver, "install <one>", errors.New("no driver\nnone at all"))
+	err := With(NoDriver, "install <one>", errors.New("no driver\nnone at all"))
 	for name, c := range map[string]struct {
 		err    error
 		asJSON bool
@@ -34,10 +32,10 @@ func TestReport(t *testing.T) {
 }
 
 func TestHelpListsTheExitStatuses(t *testing.T) {
-	meanings := map[exit.Code]string{exit.OK: "done", exit.Interrupted: "interrupted"}
+	meanings := map[Code]string{OK: "done", Interrupted: "interrupted"}
 	root := &cobra.Command{Use: "program"}
 	root.AddCommand(&cobra.Command{
-		Use: "verb", Long: "Does it.", Annotations: Statuses(exit.OK, exit.Interrupted),
+		Use: "verb", Long: "Does it.", Annotations: Statuses(OK, Interrupted),
 		Run: func(*cobra.Command, []string) {},
 	})
 	root.SetHelpFunc(Help(meanings))
@@ -56,7 +54,7 @@ func TestHelpListsTheExitStatuses(t *testing.T) {
 		}
 	}
 	root.SetArgs([]string{"help", "nothing"})
-	if err := root.Execute(); exit.CodeOf(err) != exit.Usage || exit.HintOf(err) != "see program --help" {
-		t.Errorf("help about nothing: %v with hint %q", err, exit.HintOf(err))
+	if err := root.Execute(); CodeOf(err) != Usage || HintOf(err) != "see program --help" {
+		t.Errorf("help about nothing: %v with hint %q", err, HintOf(err))
 	}
 }

@@ -2,22 +2,20 @@ package cli
 
 import (
 	"errors"
-
-	"gpu-cdi-plugin/internal/exit"
 )
 
 // ErrorRow returns the exit status and the hint of an error that it knows. A program has one table of them, since the
 // libraries know neither.
-type ErrorRow func(error) (code exit.Code, hint string, ok bool)
+type ErrorRow func(error) (code Code, hint string, ok bool)
 
 // Sentinel is the row of the errors that wrap target.
-func Sentinel(target error, code exit.Code, hint string) ErrorRow {
-	return func(err error) (exit.Code, string, bool) { return code, hint, errors.Is(err, target) }
+func Sentinel(target error, code Code, hint string) ErrorRow {
+	return func(err error) (Code, string, bool) { return code, hint, errors.Is(err, target) }
 }
 
 // Typed is the row of the errors that are, or wrap, an E. Its hint may depend on what the error carries.
-func Typed[E error](describe func(E) (exit.Code, string)) ErrorRow {
-	return func(err error) (exit.Code, string, bool) {
+func Typed[E error](describe func(E) (Code, string)) ErrorRow {
+	return func(err error) (Code, string, bool) {
 		e, ok := errors.AsType[E](err)
 		if !ok {
 			return 0, "", false
@@ -29,12 +27,12 @@ func Typed[E error](describe func(E) (exit.Code, string)) ErrorRow {
 
 // Classify returns err with the exit status and the hint of the first row that knows it, unless it carries its own.
 func Classify(err error, table []ErrorRow) error {
-	if _, own := errors.AsType[*exit.Error](err); own {
+	if _, own := errors.AsType[*Error](err); own {
 		return err
 	}
 	for _, row := range table {
 		if code, hint, ok := row(err); ok {
-			return exit.With(code, hint, err)
+			return With(code, hint, err)
 		}
 	}
 	return err

@@ -1,5 +1,4 @@
-// Package exit has the exit statuses of the commands, and errors that carry one with a hint.
-package exit
+package cli
 
 import (
 	"context"
