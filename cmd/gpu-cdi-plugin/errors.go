@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,16 +24,16 @@ import (
 // errorTable gives the errors of the libraries, which know no exit status and no flag, their exit status and a hint
 // what to do. The rows are in the order of the exit statuses. The first row that matches counts, also for an error that
 // wraps or joins several. An error without a row ends with status 1 and no hint.
-var errorTable = []errorRow{
+var errorTable = []cli.ErrorRow{
 	// 1: an error
-	typed(func(e *node.TakenError) (cli.Code, string) {
+	cli.Typed(func(e *node.TakenError) (cli.Code, string) {
 		hint := hintClash(e.Conflicts[0])
 		if e.Path != "" {
 			hint += " and remove " + e.Path
 		}
 		return cli.Failure, hint
 	}),
-	typed(func(e *node.RequiredError) (cli.Code, string) {
+	cli.Typed(func(e *node.RequiredError) (cli.Code, string) {
 		if e.Missing == "" {
 			return cli.Failure, hintClash(e.Conflict)
 		}
@@ -42,61 +41,61 @@ var errorTable = []errorRow{
 			"makes any; its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
 	}),
 	// Before node.SpecError, which may wrap it.
-	sentinel(lock.ErrHeld, cli.Locked,
+	cli.Sentinel(lock.ErrHeld, cli.Locked,
 		"stop the other instance first; fuser, given the lock's path, names its process"),
-	typed(func(*node.SpecError) (cli.Code, string) {
+	cli.Typed(func(*node.SpecError) (cli.Code, string) {
 		return cli.Failure, "name a directory that can be made or written to, with --cdi-dir"
 	}),
-	typed(func(*node.KindError) (cli.Code, string) {
+	cli.Typed(func(*node.KindError) (cli.Code, string) {
 		return cli.Failure, "remove it by hand if it is not needed, or name another directory with --cdi-dir"
 	}),
-	typed(func(e *cdi.ClashError) (cli.Code, string) { return cli.Failure, hintClash(e.Clash) }),
-	typed(func(*cdi.OtherDriverError) (cli.Code, string) {
+	cli.Typed(func(e *cdi.ClashError) (cli.Code, string) { return cli.Failure, hintClash(e.Clash) }),
+	cli.Typed(func(*cdi.OtherDriverError) (cli.Code, string) {
 		return cli.Failure, "make a new config.json, then inject the devices"
 	}),
-	sentinel(cdi.ErrNothingOffered, cli.Failure,
+	cli.Sentinel(cdi.ErrNothingOffered, cli.Failure,
 		"gpu-cdi-plugin cdi generate --write makes the spec of this host's GPUs"),
-	sentinel(cdi.ErrStale, cli.Failure, "gpu-cdi-plugin cdi diff shows whether the spec is out of date"),
-	sentinel(metrics.ErrListen, cli.Failure,
+	cli.Sentinel(cdi.ErrStale, cli.Failure, "gpu-cdi-plugin cdi diff shows whether the spec is out of date"),
+	cli.Sentinel(metrics.ErrListen, cli.Failure,
 		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
-	sentinel(mps.ErrPIDNamespace, cli.Failure, "set hostPID: true in the pod's spec, or do not share GPUs by MPS"),
+	cli.Sentinel(mps.ErrPIDNamespace, cli.Failure, "set hostPID: true in the pod's spec, or do not share GPUs by MPS"),
 
 	// 2: a usage error
-	sentinel(cdi.ErrExtension, cli.Usage, ""),
-	sentinel(cdi.ErrBadName, cli.Usage, ""),
-	sentinel(plugin.ErrLongPath, cli.Usage, "give a directory with a shorter path, or a link to it"),
-	typed(func(e *resource.TooManyDevicesError) (cli.Code, string) { return cli.Usage, e.Advice }),
+	cli.Sentinel(cdi.ErrExtension, cli.Usage, ""),
+	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
+	cli.Sentinel(plugin.ErrLongPath, cli.Usage, "give a directory with a shorter path, or a link to it"),
+	cli.Typed(func(e *resource.TooManyDevicesError) (cli.Code, string) { return cli.Usage, e.Advice }),
 
 	// 10: no driver that can be used. All of these wrap gpu.ErrNoDriver, whose row is the last.
-	sentinel(driver.ErrOtherVersion, cli.NoDriver,
+	cli.Sentinel(driver.ErrOtherVersion, cli.NoDriver,
 		"reboot, or reload the kernel module, or install the libraries of its version"),
-	sentinel(driver.ErrDamaged, cli.NoDriver, "install the NVIDIA driver again"),
-	sentinel(driver.ErrNoCUDA, cli.NoDriver,
+	cli.Sentinel(driver.ErrDamaged, cli.NoDriver, "install the NVIDIA driver again"),
+	cli.Sentinel(driver.ErrNoCUDA, cli.NoDriver,
 		"install the NVIDIA driver again with its CUDA library, or leave compute out of --capabilities"),
-	sentinel(nvml.ErrLibraryNotFound, cli.NoDriver,
+	cli.Sentinel(nvml.ErrLibraryNotFound, cli.NoDriver,
 		"install the NVIDIA driver, or name its root with --driver-root or the library with --nvml-library; "+
 			"gpu-cdi-plugin cdi generate --explain lists where it was searched for"),
-	sentinel(nvml.ErrLibraryUnusable, cli.NoDriver,
+	cli.Sentinel(nvml.ErrLibraryUnusable, cli.NoDriver,
 		"name the libnvidia-ml.so.1 of the installed driver, built for this machine, or install the driver again if "+
 			"the file is damaged"),
-	sentinel(nvml.ErrLibraryConflict, cli.NoDriver,
+	cli.Sentinel(nvml.ErrLibraryConflict, cli.NoDriver,
 		"start the process again; it can use one NVIDIA driver library only"),
-	sentinel(nvml.ErrDriverNotLoaded, cli.NoDriver,
+	cli.Sentinel(nvml.ErrDriverNotLoaded, cli.NoDriver,
 		"load the kernel module (modprobe nvidia); if that fails, the kernel log has the reason (dmesg)"),
-	sentinel(nvml.ErrVersionMismatch, cli.NoDriver,
+	cli.Sentinel(nvml.ErrVersionMismatch, cli.NoDriver,
 		"reboot, or stop everything that uses the GPUs and reload the kernel modules"),
-	sentinel(nvml.ErrNoPermission, cli.NoDriver,
+	cli.Sentinel(nvml.ErrNoPermission, cli.NoDriver,
 		"run as root, or as a user who may open /dev/nvidiactl and /dev/nvidia*; a container must have these nodes"),
-	sentinel(gpu.ErrNotAnswering, cli.NoDriver,
+	cli.Sentinel(gpu.ErrNotAnswering, cli.NoDriver,
 		"see the kernel log (dmesg) for messages of NVRM; a GPU that hangs needs a reset or a reboot"),
-	sentinel(nvml.ErrDriverFailed, cli.NoDriver, "see the kernel log (dmesg) for messages of NVRM"),
-	sentinel(gpu.ErrNoDriver, cli.NoDriver, "install the NVIDIA driver, or name the directory that it is in with "+
+	cli.Sentinel(nvml.ErrDriverFailed, cli.NoDriver, "see the kernel log (dmesg) for messages of NVRM"),
+	cli.Sentinel(gpu.ErrNoDriver, cli.NoDriver, "install the NVIDIA driver, or name the directory that it is in with "+
 		"--driver-root (that of a driver container is usually /run/nvidia/driver)"),
 
 	// 11 to 13
-	sentinel(errNoGPU, cli.NoGPU,
+	cli.Sentinel(errNoGPU, cli.NoGPU,
 		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
-	sentinel(plugin.ErrNoKubelet, cli.Unreachable,
+	cli.Sentinel(plugin.ErrNoKubelet, cli.Unreachable,
 		"start the kubelet, which makes the directory, or name its own with --device-plugin-dir or "+
 			"--plugins-registry-dir"),
 }
@@ -120,38 +119,8 @@ var statuses = map[cli.Code]string{
 	cli.Interrupted: "interrupted",
 }
 
-// errorRow returns the exit status and the hint of an error, if it is the row's.
-type errorRow func(error) (code cli.Code, hint string, ok bool)
-
-// sentinel is the row of errors that wrap target.
-func sentinel(target error, code cli.Code, hint string) errorRow {
-	return func(err error) (cli.Code, string, bool) { return code, hint, errors.Is(err, target) }
-}
-
-// typed is the row of errors that are or wrap an E, whose fields the hint needs.
-func typed[E error](describe func(E) (cli.Code, string)) errorRow {
-	return func(err error) (cli.Code, string, bool) {
-		e, ok := errors.AsType[E](err)
-		if !ok {
-			return 0, "", false
-		}
-		code, hint := describe(e)
-		return code, hint, true
-	}
-}
-
 // classify returns err with the exit status and the hint of the table, unless it carries its own.
-func classify(err error) error {
-	if _, own := errors.AsType[*cli.Error](err); own {
-		return err
-	}
-	for _, row := range errorTable {
-		if code, hint, ok := row(err); ok {
-			return cli.With(code, hint, err)
-		}
-	}
-	return err
-}
+func classify(err error) error { return cli.Classify(err, errorTable) }
 
 // partly is the error of a verb that did a part of its work.
 func partly(hint, format string, args ...any) error {
