@@ -211,8 +211,8 @@ func (c *SpecDirs) locate(path string) (string, int) {
 	return filepath.Join(c.Dirs[priority], filepath.Base(path)), priority
 }
 
-// Taken are the names of the devices, without their kind, that engines take from the file at path.
-func (c *SpecDirs) Taken(path string) map[string]bool {
+// OfferedFrom are the names of the devices, without their kind, that engines take from the file at path.
+func (c *SpecDirs) OfferedFrom(path string) map[string]bool {
 	path, _ = c.locate(path)
 	names := map[string]bool{}
 	for _, f := range c.Files {

@@ -241,7 +241,7 @@ func TestClashes(t *testing.T) {
 			if len(got) == 0 || got[0] != c.want {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
-			taken := dirs.Taken(path)
+			taken := dirs.OfferedFrom(path)
 			if taken["a"] != (c.want.State == Available) || taken["x"] || strings.Contains(name, "link") == taken["b"] {
 				t.Errorf("engines take %v from the spec", taken)
 			}

@@ -31,8 +31,8 @@ func (e *TakenError) Error() string {
 
 // checkTaken returns a TakenError if there would be nothing to offer: an administrator has to decide which file to
 // remove.
-func (r *Reconciler) checkTaken(next *desired, catalogue *cdi.SpecDirs) error {
-	conflicts := r.ofDevices(catalogue.Clashes(r.opts.Path, next.spec), next.resources)
+func (r *Reconciler) checkTaken(next *desired, specDirs *cdi.SpecDirs) error {
+	conflicts := r.ofDevices(specDirs.Clashes(r.opts.Path, next.spec), next.resources)
 	devices := countHealthy(next.resources)
 	if devices == 0 || countHealthy(resource.MarkUnhealthy(next.resources, r.takenBy(conflicts))) > 0 {
 		return nil

@@ -70,12 +70,12 @@ func (r *Reconciler) start(ctx context.Context) error {
 		return err
 	}
 	r.noteLoadedLibrary()
-	catalogue := cdi.Load(r.opts.Dirs...)
-	if err := r.checkTaken(next, catalogue); err != nil {
+	specDirs := cdi.Load(r.opts.Dirs...)
+	if err := r.checkTaken(next, specDirs); err != nil {
 		return err
 	}
 	missing := r.missingFiles()
-	r.applied = r.apply(next, catalogue)
+	r.applied = r.apply(next, specDirs)
 	r.observe(began, r.applied.written, r.applied.failure())
 	if r.applied.err != nil {
 		return errors.Join(r.applied.err, removeFiles(missing))
@@ -185,10 +185,10 @@ func (r *Reconciler) follow(next *desired) error {
 		r.log.Info("the GPUs can be read")
 		r.failures = 0
 	}
-	catalogue := cdi.Load(r.opts.Dirs...)
+	specDirs := cdi.Load(r.opts.Dirs...)
 	before := r.State()
-	r.publish(r.intermediate(next, before, catalogue))
-	r.applied, r.desired = r.apply(next, catalogue), next
+	r.publish(r.intermediate(next, before, specDirs))
+	r.applied, r.desired = r.apply(next, specDirs), next
 	switch err := r.applied.failure(); {
 	case sameText(err, before.Err):
 	case err != nil:
@@ -226,12 +226,12 @@ func (r *Reconciler) retain(cause error) {
 	r.publish(next)
 }
 
-// apply writes the specs and the descriptors beside the other spec files that are in the catalogue.
-func (r *Reconciler) apply(want *desired, catalogue *cdi.SpecDirs) applied {
+// apply writes the specs and the descriptors beside the other spec files.
+func (r *Reconciler) apply(want *desired, specDirs *cdi.SpecDirs) applied {
 	a := applied{offered: map[string]bool{}}
 	for _, e := range r.extras {
 		spec := specOf(want.extras, e.file.kind)
-		err := a.add(e.file.apply(spec, catalogue))
+		err := a.add(e.file.apply(spec, specDirs))
 		if e.Required && err == nil {
 			err = e.checkOffered(spec, &a)
 		}
@@ -240,7 +240,7 @@ func (r *Reconciler) apply(want *desired, catalogue *cdi.SpecDirs) applied {
 		}
 		a.err = cmp.Or(a.err, err)
 	}
-	a.err = cmp.Or(a.add(r.spec.apply(want.spec, catalogue)), a.err)
+	a.err = cmp.Or(a.add(r.spec.apply(want.spec, specDirs)), a.err)
 	a.descriptors, a.descriptorErr = r.descriptors.apply(want.resources)
 	return a
 }
@@ -288,12 +288,12 @@ func (r *Reconciler) newState(d *desired) State {
 
 // intermediate is the state before the files are written: of the next devices those that are published already, and not
 // healthier than before.
-func (r *Reconciler) intermediate(next *desired, before State, catalogue *cdi.SpecDirs) State {
-	conflicts := catalogue.Clashes(r.opts.Path, next.spec)
+func (r *Reconciler) intermediate(next *desired, before State, specDirs *cdi.SpecDirs) State {
+	conflicts := specDirs.Clashes(r.opts.Path, next.spec)
 	resources := resource.MarkUnhealthy(onlyPublished(next.resources, before.Resources), r.takenBy(conflicts))
 	offered := maps.Clone(r.applied.offered)
 	for _, e := range r.extras {
-		for _, c := range catalogue.Clashes(e.file.path, specOf(next.extras, e.file.kind)) {
+		for _, c := range specDirs.Clashes(e.file.path, specOf(next.extras, e.file.kind)) {
 			if c.Lost() {
 				delete(offered, c.Name)
 			}
@@ -302,50 +302,6 @@ func (r *Reconciler) intermediate(next *desired, before State, catalogue *cdi.Sp
 	s := before
 	s.Snapshot, s.Resources = next.snapshot, r.withGrants(resources, next, offered)
 	return s
-}
-
-// withGrants returns the resources with what containers get for them: of the extras, the devices on offer.
-func (r *Reconciler) withGrants(
-	resources []resource.Resource, d *desired, offered map[string]bool,
-) []resource.Resource {
-	common := &resource.Grant{}
-	devices := map[string]*specs.ContainerEdits{}
-	if d.spec != nil {
-		addEdits(&common.Edits, &d.spec.ContainerEdits)
-		for i := range d.spec.Devices {
-			devices[d.spec.Devices[i].Name] = &d.spec.Devices[i].ContainerEdits
-		}
-	}
-	for _, extra := range d.extras {
-		addEdits(&common.Edits, &extra.ContainerEdits)
-		for i := range extra.Devices {
-			if name := extra.Kind + "=" + extra.Devices[i].Name; offered[name] {
-				common.CDIDevices = append(common.CDIDevices, name)
-				addEdits(&common.Edits, &extra.Devices[i].ContainerEdits)
-			}
-		}
-	}
-	granted := slices.Clone(resources)
-	for i := range granted {
-		granted[i].Grant = common
-		granted[i].Devices = slices.Clone(granted[i].Devices)
-		for j := range granted[i].Devices {
-			dev := &granted[i].Devices[j]
-			dev.Grant = &resource.Grant{CDIDevices: []string{r.qualified(dev)}}
-			if edits := devices[dev.UUID]; edits != nil {
-				dev.Grant.Edits = *edits
-			}
-			r.descriptors.addMount(&dev.Grant.Additional, dev.UUID)
-		}
-	}
-	return granted
-}
-
-// addEdits adds device nodes, mounts and variables. Nothing else of a spec can be given without CDI.
-func addEdits(to, edits *specs.ContainerEdits) {
-	to.DeviceNodes = append(to.DeviceNodes, edits.DeviceNodes...)
-	to.Mounts = append(to.Mounts, edits.Mounts...)
-	to.Env = append(to.Env, edits.Env...)
 }
 
 // publish makes s the state, and passes it on if it differs from the one before.
@@ -415,7 +371,7 @@ func (r *Reconciler) missingFiles() []string {
 	return list
 }
 
-// inLine is an error in one line, for the log.
+// oneLine is an error in one line, for the log.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 func sameText(a, b error) bool {

@@ -622,12 +622,12 @@ func TestADriverWhoseModuleIsNotReloadedMakesItsDevicesUnhealthy(t *testing.T) {
 	}
 }
 
-func TestTwoInventoriesDoNotKeepOneSpec(t *testing.T) {
+func TestTwoInstancesDoNotWriteOneSpec(t *testing.T) {
 	b := newFixture(t, "workstation")
 	b.start()
 	second := New(b.rec.opts)
 	if err := second.Start(t.Context()); !errors.Is(err, lock.ErrHeld) {
-		t.Errorf("a second inventory starts with the error %v", err)
+		t.Errorf("a second instance starts with the error %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

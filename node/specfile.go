@@ -97,16 +97,16 @@ func (f *specFile) restoreLock() error {
 	return f.lock.Renew()
 }
 
-// apply makes the file the desired spec, beside the other spec files of the catalogue; nil removes it. A name that
+// apply makes the file the desired spec, beside the other spec files of the specDirs; nil removes it. A name that
 // another file of the same priority defines is left out: with it in both, engines would offer neither, and the users of
 // the other file would lose their device too.
-func (f *specFile) apply(want *specs.Spec, catalogue *cdi.SpecDirs) appliedSpec {
+func (f *specFile) apply(want *specs.Spec, specDirs *cdi.SpecDirs) appliedSpec {
 	f.id = fileid.ID{}
 	if f.path == "" {
 		return appliedSpec{offered: qualifiedNames(want)}
 	}
-	a := appliedSpec{conflicts: catalogue.Clashes(f.path, want)}
-	if a.err = catalogue.Unread(f.path); a.err == nil {
+	a := appliedSpec{conflicts: specDirs.Clashes(f.path, want)}
+	if a.err = specDirs.Unread(f.path); a.err == nil {
 		a.written, a.err = f.put(cdi.Without(want, a.conflicts, cdi.Clash.Yields))
 	}
 	if a.err != nil {
@@ -213,7 +213,7 @@ func (f *specFile) unchangedNames(want *specs.Spec) map[string]bool {
 		!reflect.DeepEqual(want.ContainerEdits, disk.ContainerEdits) {
 		return names
 	}
-	taken := cdi.Load(f.dirs...).Taken(f.path)
+	taken := cdi.Load(f.dirs...).OfferedFrom(f.path)
 	for _, d := range disk.Devices {
 		names[disk.Kind+"="+d.Name] = taken[d.Name] && slices.ContainsFunc(want.Devices, func(w specs.Device) bool {
 			return w.Name == d.Name && reflect.DeepEqual(w.ContainerEdits, d.ContainerEdits)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -65,6 +66,12 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 		}
 		due.Reset(r.wait() - time.Since(began))
 	}
+}
+
+// changed reports whether something is not as it was at the last reconciliation.
+func (r *Reconciler) changed() bool {
+	return slices.ContainsFunc(r.specFiles(), (*specFile).changed) || r.descriptors.changed() ||
+		r.hostFingerprint() != r.fingerprint
 }
 
 // wait is the longest time between the starts of this reconciliation and the next.

@@ -31,7 +31,7 @@ type daemon struct {
 	app     *app
 	host    host.Host
 	rules   atomic.Pointer[resource.Config] // which devices are offered; a reload replaces them
-	driver  *nvml.Session
+	session *nvml.Session
 	node    *node.Reconciler
 	metrics *metrics.Metrics
 	systemd *sdnotify.Notifier
@@ -67,11 +67,11 @@ func (a *app) newDaemon(specPath, descriptorDir string, publish func(node.State)
 		systemd: sdnotify.New(a.env),
 		changed: wake.New(),
 	}
-	d.driver = a.newSession(h, func() { d.node.Trigger() })
+	d.session = a.newSession(h, func() { d.node.Trigger() })
 	rules := a.plugin.Config // a copy, since a reload changes the app's while a reconciliation reads these
 	d.rules.Store(&rules)
 	d.node = node.New(node.Options{
-		Host: h, Source: d.driver, Dirs: a.specDirs(h), Path: specPath, DescriptorDir: descriptorDir,
+		Host: h, Source: d.session, Dirs: a.specDirs(h), Path: specPath, DescriptorDir: descriptorDir,
 		Spec:    cdi.Options{Kind: a.CDIKind, HookPath: hook},
 		ByIndex: a.plugin.DeviceIDStrategy == config.ByIndex, Extras: a.configuredExtras(), Search: search,
 		AwaitDriver: !a.plugin.FailOnInitError,
@@ -112,10 +112,10 @@ func runAll(ctx context.Context, actors ...actor) error {
 // replaced it starts the program again.
 func (d *daemon) run(cmd *cobra.Command, actors ...actor) error {
 	defer d.app.hangups.stop()
-	endOpening := openInBackground(cmd.Context(), d.driver)
+	endOpening := openInBackground(cmd.Context(), d.session)
 	err := d.runActors(cmd, actors)
 	endOpening()
-	if closing := d.driver.Close(); closing != nil {
+	if closing := d.session.Close(); closing != nil {
 		d.app.log.Debug("the driver's library could not be closed: " + closing.Error())
 	}
 	if errors.Is(err, errRestart) || errors.Is(err, node.ErrDriverChanged) {

@@ -76,9 +76,9 @@ func (a *app) startDaemon(cmd *cobra.Command, _ []string) error {
 // service is the device plugin: a daemon that publishes the node's state to the kubelet.
 type service struct {
 	*daemon
-	plugin *plugin.Plugin
-	mps    *mps.Supervisor
-	links  atomic.Pointer[allocator.Node] // the GPUs of the last snapshot and their links
+	plugin      *plugin.Plugin
+	mps         *mps.Supervisor
+	connections atomic.Pointer[allocator.Node] // between the GPUs of the last snapshot
 
 	publishing sync.Mutex
 	state      node.State // the last of the node
@@ -135,7 +135,7 @@ func (s *service) pluginOptions() plugin.Options {
 			Strategies:       p.Strategy,
 			AnnotationPrefix: p.CDIAnnotationPrefix,
 			Preference: plugin.Preference{
-				Node: s.links.Load, Policy: p.Allocation.Policy, SharedPolicy: p.Allocation.SharedPolicy,
+				Node: s.connections.Load, Policy: p.Allocation.Policy, SharedPolicy: p.Allocation.SharedPolicy,
 			},
 		},
 		Log:      s.app.log,
@@ -167,7 +167,7 @@ func (o observer) Registered(resource string, err error) {
 
 // publish takes a state of the node. When it returns, no device that left the state can be allocated.
 func (s *service) publish(state node.State) {
-	s.updateLinks(state.Snapshot)
+	s.updateConnections(state.Snapshot)
 	s.publishing.Lock()
 	s.state = state
 	s.publishing.Unlock()
@@ -175,13 +175,13 @@ func (s *service) publish(state node.State) {
 	s.advertise()
 }
 
-// updateLinks prepares the answers to requests for the best connected GPUs.
-func (s *service) updateLinks(snapshot *gpu.Snapshot) {
-	links, err := s.links.Load().Renew(snapshot, s.app.plugin.Allocation.Weights)
+// updateConnections prepares the answers to requests for the best connected GPUs.
+func (s *service) updateConnections(snapshot *gpu.Snapshot) {
+	connections, err := s.connections.Load().Renew(snapshot, s.app.plugin.Allocation.Weights)
 	if err != nil {
 		s.app.log.Error("containers get any GPUs instead of the best connected ones: " + oneLine(err))
 	}
-	s.links.Store(links)
+	s.connections.Store(connections)
 }
 
 // advertise gives the last state to the kubelet, with the devices unhealthy whose MPS daemon does not answer.

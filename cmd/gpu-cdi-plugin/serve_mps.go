@@ -24,7 +24,7 @@ func (s *service) newSupervisor(h host.Host) *mps.Supervisor {
 		KubeletSocket: filepath.Join(s.app.plugin.DevicePluginDir, "kubelet.sock"),
 		Helper:        mps.Helper{Path: "/proc/self/exe", Args: []string{"gpu-cdi-plugin", mpsExec}},
 		Program:       func(context.Context) (mps.Program, error) { return s.mpsProgram(h) },
-		Modes:         s.driver,
+		Modes:         s.session,
 		Changed:       s.advertise,
 		Log:           s.app.log,
 	})

@@ -1,0 +1,53 @@
+package node
+
+import (
+	"slices"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/resource"
+)
+
+// withGrants returns the resources with what containers get for them: of the extras, the devices on offer.
+func (r *Reconciler) withGrants(
+	resources []resource.Resource, d *desired, offered map[string]bool,
+) []resource.Resource {
+	common := &resource.Grant{}
+	devices := map[string]*specs.ContainerEdits{}
+	if d.spec != nil {
+		addEdits(&common.Edits, &d.spec.ContainerEdits)
+		for i := range d.spec.Devices {
+			devices[d.spec.Devices[i].Name] = &d.spec.Devices[i].ContainerEdits
+		}
+	}
+	for _, extra := range d.extras {
+		addEdits(&common.Edits, &extra.ContainerEdits)
+		for i := range extra.Devices {
+			if name := extra.Kind + "=" + extra.Devices[i].Name; offered[name] {
+				common.CDIDevices = append(common.CDIDevices, name)
+				addEdits(&common.Edits, &extra.Devices[i].ContainerEdits)
+			}
+		}
+	}
+	granted := slices.Clone(resources)
+	for i := range granted {
+		granted[i].Grant = common
+		granted[i].Devices = slices.Clone(granted[i].Devices)
+		for j := range granted[i].Devices {
+			dev := &granted[i].Devices[j]
+			dev.Grant = &resource.Grant{CDIDevices: []string{r.qualified(dev)}}
+			if edits := devices[dev.UUID]; edits != nil {
+				dev.Grant.Edits = *edits
+			}
+			r.descriptors.addMount(&dev.Grant.Additional, dev.UUID)
+		}
+	}
+	return granted
+}
+
+// addEdits adds device nodes, mounts and variables. Nothing else of a spec can be given without CDI.
+func addEdits(to, edits *specs.ContainerEdits) {
+	to.DeviceNodes = append(to.DeviceNodes, edits.DeviceNodes...)
+	to.Mounts = append(to.Mounts, edits.Mounts...)
+	to.Env = append(to.Env, edits.Env...)
+}
