@@ -322,7 +322,12 @@ func TestAReplacedSocketIsRestored(t *testing.T) {
 	must(t, os.Rename(away, ownSocket(k)))
 	eventually(t, "the socket is back", func() bool {
 		now, err := os.Lstat(ownSocket(k))
-		return err == nil && !os.SameFile(now, foreign) && !os.SameFile(now, ours)
+		if err != nil || os.SameFile(now, foreign) || os.SameFile(now, ours) {
+			return false
+		}
+		// The file exists a moment before it accepts connections.
+		c, err := new(net.Dialer).DialContext(t.Context(), "unix", ownSocket(k))
+		return err == nil && c.Close() == nil
 	})
 	watchDevices(t, ownSocket(k))
 }
@@ -546,7 +551,7 @@ func TestInvalidResources(t *testing.T) {
 			resource.Resource{Name: gpus, Devices: []resource.Device{long}}, "64 characters",
 		},
 		"an ID that is empty":            {resource.Resource{Name: gpus, Devices: []resource.Device{empty}}, "no ID"},
-		"more than the kubelet can read": {replicasOf(8, 10000), "the kubelet takes 4194304"},
+		"more than the kubelet can read": {replicasOf(8, 10000), "the kubelet takes at most 4194304"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
