@@ -47,6 +47,7 @@ func (a *app) cdiWatch(cmd *cobra.Command) error {
 	if err := a.checkSafeDir(optionDir{"cdi-dir", a.CDIDir}); err != nil {
 		return err
 	}
+	d.everything = true
 	d.summary = func() []string {
 		state := d.node.State()
 		return []string{fmt.Sprintf("%s has %s", a.ownSpec(), plural(specDevices(&state), "device name"))}

@@ -86,6 +86,9 @@ func TestWatchFollowsMIGChanges(t *testing.T) {
 		}
 		return false
 	})
+	if log := strings.Join(s.messages(), "\n"); strings.Contains(log, "mig-strategy") {
+		t.Errorf("the log mentions an option that this verb does not have:\n%s", log)
+	}
 }
 
 func TestWatchAndServeDoNotWriteOneSpec(t *testing.T) {

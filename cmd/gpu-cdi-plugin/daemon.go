@@ -40,6 +40,8 @@ type daemon struct {
 	changed  wake.Chan          // something in the summary may have changed
 	findings []resource.Finding // of the configuration, that were logged
 
+	everything bool // all devices count, whatever the rules: without a kubelet there are no resources
+
 	// What serve adds. Each may be nil.
 	ready   func() error     // why it is not ready besides the node
 	summary func() []string  // what it reports besides the node
@@ -157,7 +159,11 @@ func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
 
 // build returns the resources by the current rules, and logs each finding when it begins and when it ends.
 func (d *daemon) build(snapshot *gpu.Snapshot) ([]resource.Resource, error) {
-	resources, findings, err := resource.Build(snapshot, *d.rules.Load())
+	rules := *d.rules.Load()
+	if d.everything {
+		rules = resource.Config{Resource: rules.Resource, MIGStrategy: resource.MIGMixed}
+	}
+	resources, findings, err := resource.Build(snapshot, rules)
 	for _, f := range findings {
 		switch {
 		case slices.Contains(d.findings, f):
