@@ -82,10 +82,11 @@ type PodStatus struct {
 	Name                   string
 	Phase, Reason, Message string
 	IP                     string
-	// Container is the container's ID, Running whether it runs, and Restarts how often it was restarted.
-	Container string
-	Running   bool
-	Restarts  int
+	// Container is the container's ID, Running whether it runs, Ready whether its readiness probe succeeds, and Restarts how
+	// often it was restarted.
+	Container      string
+	Running, Ready bool
+	Restarts       int
 	// Trouble is the kubelet's message on a container that does not run, or empty.
 	Trouble string
 	// ExitCode is that of a container that has ended, -1 before.
@@ -98,7 +99,12 @@ func (n *Node) Apply(p Pod) error {
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(n.Host(staticPods), p.Name+".yaml")
+	return n.applyManifest(p.Name, data)
+}
+
+// applyManifest writes the manifest of the pod with this name.
+func (n *Node) applyManifest(name string, data []byte) error {
+	file := filepath.Join(n.Host(staticPods), name+".yaml")
 	// Renamed, so that the kubelet never reads half of it.
 	if err := os.WriteFile(n.dir+"/pod", data, 0o644); err != nil {
 		return err
@@ -194,6 +200,7 @@ type podList struct {
 			ContainerStatuses             []struct {
 				ContainerID  string
 				RestartCount int
+				Ready        bool
 				State        struct {
 					Running    *struct{}
 					Terminated *struct{ ExitCode int }
@@ -217,7 +224,7 @@ func (l podList) statuses() map[string]PodStatus {
 		}
 		for _, c := range p.Status.ContainerStatuses {
 			s.Container = strings.TrimPrefix(c.ContainerID, "containerd://")
-			s.Running, s.Restarts = c.State.Running != nil, c.RestartCount
+			s.Running, s.Ready, s.Restarts = c.State.Running != nil, c.Ready, c.RestartCount
 			s.Trouble = strings.Join([]string{c.State.Waiting.Message, c.LastState.Terminated.Message}, " ")
 			if c.State.Terminated != nil {
 				s.ExitCode = c.State.Terminated.ExitCode

@@ -1,0 +1,121 @@
+package kubelet
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// pluginImage has the programs, and what deploy/daemonset.yaml runs besides them.
+const pluginImage = "localhost/gpu-cdi-plugin:test"
+
+// TestTheDaemonSetServesTheNode runs the pod of deploy/daemonset.yaml as a static pod. Only the image is another, and
+// the driver's root: the machine's GPUs are simulated.
+func TestTheDaemonSetServesTheNode(t *testing.T) {
+	gpus := simtest.Node(t, "pcie-quad")
+	if node == nil {
+		node = start(t)
+	}
+	f := &fixture{Node: node, gpus: gpus}
+	f.loadPluginImage(t)
+	t.Cleanup(func() {
+		if err := f.RemovePods(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	pod := f.daemonSetPod(t, map[string]string{"GPU_CDI_ROOT": gpus.Root(), "GPU_CDI_INSECURE_PATHS": "true"})
+	if err := f.applyManifest("gpu-cdi-plugin", pod); err != nil {
+		t.Fatal(err)
+	}
+	ready := func(s PodStatus) bool { return s.Ready }
+	s, err := f.Await(t.Context(), "gpu-cdi-plugin", "is ready", ready)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Restarts > 0 {
+		t.Errorf("the plugin was restarted %d times: %s", s.Restarts, s.Trouble)
+	}
+	all, err := f.Allocatable(t.Context())
+	if diff := cmp.Diff(len(f.uuids(t)), len(all[gpuName])); err != nil || diff != "" {
+		t.Fatalf("the kubelet's GPUs (-want +got): %v\n%s", err, diff)
+	}
+	p := newPod("gpu", gpuName, 2)
+	f.check(t, p, f.launch(t, p))
+	if spec, err := cdi.ReadFile(f.Host("/var/run/cdi/nvidia.com-gpu.json")); err != nil {
+		t.Error(err)
+	} else if got, want := spec.ContainerEdits.Hooks[0].Path, "/var/lib/gpu-cdi-plugin/bin/prestart-hook"; got != want {
+		t.Errorf("the spec's hook is %s, want %s", got, want)
+	}
+}
+
+// loadPluginImage loads pluginImage into the node.
+func (f *fixture) loadPluginImage(t *testing.T) {
+	t.Helper()
+	root := shared.Images.Copy(t, image.Glibc)
+	for _, name := range []string{"gpu-cdi-plugin", "prestart-hook"} {
+		if err := image.AddProgram(root, shared.Program(t, name), "/usr/local/bin/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"sh", "mkdir", "cp", "chmod", "mv", "chroot"} {
+		file, err := filepath.EvalSymlinks(testenv.Command(t, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = os.Remove(filepath.Join(root, "usr/bin", name))
+		if err := image.AddProgram(root, file, "/usr/bin/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.load(t.Context(), Image{pluginImage, root, []string{"true"}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// daemonSetPod returns the pod of the DaemonSet as JSON, with pluginImage and with variables for its containers.
+func (f *fixture) daemonSetPod(t *testing.T, variables map[string]string) []byte {
+	t.Helper()
+	data, err := os.ReadFile("../../deploy/daemonset.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var set struct {
+		Spec struct{ Template map[string]any }
+	}
+	if err := yaml.Unmarshal(data, &set); err != nil {
+		t.Fatal(err)
+	}
+	var env []any
+	for name, value := range variables {
+		env = append(env, map[string]any{"name": name, "value": value})
+	}
+	pod := set.Spec.Template
+	spec := pod["spec"].(map[string]any)
+	delete(spec, "nodeSelector") // the kubelet has no API server, and so no label
+	for _, list := range []string{"initContainers", "containers"} {
+		for _, c := range spec[list].([]any) {
+			container := c.(map[string]any)
+			container["image"], container["imagePullPolicy"], container["env"] = pluginImage, "Never", env
+		}
+	}
+	pod["apiVersion"], pod["kind"] = "v1", "Pod"
+	meta := pod["metadata"].(map[string]any)
+	meta["name"], meta["namespace"] = "gpu-cdi-plugin", "kube-system"
+	meta["annotations"] = map[string]any{"gpu-test/number": fmt.Sprint(numbers.Add(1))}
+	data, err = json.Marshal(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
