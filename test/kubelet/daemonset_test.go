@@ -34,7 +34,7 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	pod := f.daemonSetPod(t, map[string]string{"GPU_CDI_ROOT": gpus.Root(), "GPU_CDI_INSECURE_PATHS": "true"})
+	pod := f.daemonSetPod(t, map[string]string{"GPU_CDI_ROOT": gpus.Root()})
 	if err := f.applyManifest("gpu-cdi-plugin", pod); err != nil {
 		t.Fatal(err)
 	}
