@@ -129,10 +129,8 @@ func TestPrepareRefuses(t *testing.T) {
 // A directory that other users can change is not used, and nothing is made in it.
 func TestKeeperUsesOnlyRootsDirectories(t *testing.T) {
 	testenv.Root(t)
-	safe, err := os.MkdirTemp(
-		"/run",
-		"mps-test-",
-	) //nolint:usetesting // t.TempDir is in /tmp, where every user can write
+	//nolint:usetesting // t.TempDir is in /tmp, where every user can write
+	safe, err := os.MkdirTemp("/run", "mps-test-")
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(safe) })
 	above := filepath.Join(safe, "above")

@@ -298,10 +298,8 @@ func TestServeNeedsTheHostsPIDNamespaceForMPS(t *testing.T) {
 // The control program, its server and their libraries run as root.
 func TestMPSRunsOnlyFilesOfRoot(t *testing.T) {
 	testenv.Root(t)
-	safe, err := os.MkdirTemp(
-		"/run",
-		"mps-test-",
-	) //nolint:usetesting // t.TempDir is in /tmp, where every user can write
+	//nolint:usetesting // t.TempDir is in /tmp, where every user can write
+	safe, err := os.MkdirTemp("/run", "mps-test-")
 	mustDo(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(safe) })
 	dir := filepath.Join(safe, "driver")
