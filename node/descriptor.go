@@ -114,9 +114,9 @@ func (d *descriptors) addMount(to *specs.ContainerEdits, uuid string) {
 	}
 }
 
-// apply writes the descriptors of the devices and removes those of devices that are gone. It returns why devices have
-// no descriptor, by UUID, and all of that as one error.
-func (d *descriptors) apply(resources []resource.Resource) (map[string]error, error) {
+// apply writes the descriptors of the devices and removes those of devices that are not present. It returns why devices
+// have no descriptor, by UUID, and all of that as one error.
+func (d *descriptors) apply(resources []resource.Resource, present map[string]bool) (map[string]error, error) {
 	if d.dir == "" {
 		return nil, nil //nolint:nilnil // nothing failed
 	}
@@ -129,7 +129,7 @@ func (d *descriptors) apply(resources []resource.Resource) (map[string]error, er
 		}
 		return failed, err
 	}
-	errs := []error{d.removeOthers(wanted)}
+	errs := []error{d.removeOthers(present)}
 	for _, uuid := range slices.Sorted(maps.Keys(wanted)) {
 		if err := d.write(uuid, wanted[uuid]); err != nil {
 			failed[uuid] = err
@@ -204,8 +204,9 @@ func (d *descriptors) write(uuid string, want *Descriptor) error {
 	return nil
 }
 
-// removeOthers removes the descriptors of devices that are not wanted.
-func (d *descriptors) removeOthers(wanted map[string]*Descriptor) error {
+// removeOthers removes the descriptors of devices that are not present. A device that is present and no longer offered
+// keeps its descriptor, as it keeps its place in the spec: a container that has it may have to start again.
+func (d *descriptors) removeOthers(present map[string]bool) error {
 	entries, err := os.ReadDir(d.dir)
 	if err != nil {
 		return fmt.Errorf("list the device descriptors: %w", err)
@@ -214,7 +215,7 @@ func (d *descriptors) removeOthers(wanted map[string]*Descriptor) error {
 	for _, e := range entries {
 		uuid, isJSON := strings.CutSuffix(e.Name(), descriptorSuffix)
 		isDevice := strings.HasPrefix(uuid, "GPU-") || strings.HasPrefix(uuid, "MIG-")
-		if isJSON && isDevice && wanted[uuid] == nil {
+		if isJSON && isDevice && e.Type().IsRegular() && !present[uuid] {
 			errs = append(errs, os.Remove(filepath.Join(d.dir, e.Name())))
 		}
 	}
@@ -229,4 +230,16 @@ func (d *descriptors) changed() bool {
 		}
 	}
 	return false
+}
+
+// uuidsOf returns the UUIDs of the GPUs and MIG devices of a snapshot.
+func uuidsOf(s *gpu.Snapshot) map[string]bool {
+	uuids := map[string]bool{}
+	for i := range s.Devices {
+		uuids[s.Devices[i].UUID] = true
+		for j := range s.Devices[i].MIG {
+			uuids[s.Devices[i].MIG[j].UUID] = true
+		}
+	}
+	return uuids
 }

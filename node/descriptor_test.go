@@ -70,7 +70,7 @@ func TestADescriptorSaysWhatTheDeviceIsAndHowItIsShared(t *testing.T) {
 			d := &descriptors{dir: filepath.Join(t.TempDir(), "devices")}
 			must(t, d.acquire())
 			t.Cleanup(func() { must(t, d.release()) })
-			failed, err := d.apply([]resource.Resource{{Name: "nvidia.com/gpu", Devices: c.devices}})
+			failed, err := d.apply([]resource.Resource{{Name: "nvidia.com/gpu", Devices: c.devices}}, nil)
 			if err != nil || len(failed) > 0 {
 				t.Fatal(failed, err)
 			}
@@ -145,6 +145,29 @@ func TestDescriptorsFollowTheDevices(t *testing.T) {
 	b.counts(b.reconcile(), 3, 0)
 	if names := b.descriptorNames(); slices.Contains(names, gone) || !slices.Contains(names, "notes.txt") {
 		t.Errorf("after %s is gone there are %v", gone, names)
+	}
+}
+
+// A container that has the GPU may have to start again, and the spec has the GPU still.
+func TestAGPUThatIsNoLongerOfferedKeepsItsDescriptor(t *testing.T) {
+	b := newDescribedFixture(t)
+	b.start()
+	b.config.GPUs.Exclude = []resource.Selector{"2"}
+	b.counts(b.reconcile(), 3, 0)
+	if uuid := b.uuids()[2]; !slices.Contains(b.descriptorNames(), uuid) || !slices.Contains(b.disk(), uuid) {
+		t.Errorf("%s has no descriptor any more, or is not in the spec", uuid)
+	}
+}
+
+func TestAFailedStartLeavesNoDescriptor(t *testing.T) {
+	b := newDescribedFixture(t)
+	b.foreign(b.path, "0")
+	edit(t, b.path, "nvidia.com/gpu", "example.com/gpu")
+	if err := b.rec.Start(t.Context()); !isType[*KindError](err) {
+		t.Fatal(err)
+	}
+	if got := b.descriptorNames(); len(got) > 0 {
+		t.Errorf("there are descriptors: %v", got)
 	}
 }
 

@@ -27,7 +27,7 @@ type RequiredError struct {
 	Extra driver.Extra
 	// Conflict is the spec file that defines its name too, or the zero value if the host lacks the extra.
 	Conflict cdi.Clash
-	// Missing says what the host lacks.
+	// Missing lists what the host lacks.
 	Missing string
 }
 

@@ -7,8 +7,7 @@
 // spec on disk gives containers what it should: a new device is published after the spec has it, and one that is gone
 // leaves the published state before the spec loses it.
 //
-// The package asks the driver through a Source. Whoever gives devices to containers reads the published state and needs
-// nothing else of the node.
+// The package reads the GPUs through a Source. A door reads the published state and nothing else of the node.
 package node
 
 import (
@@ -81,7 +80,7 @@ type Options struct {
 	// Poll is how often the host's files are compared with the last fingerprint; 0 is a second. MIG changes are noticed
 	// this way alone, as is everything else where the user's inotify instances are used up.
 	Poll time.Duration
-	// Failures is the number of consecutive failed snapshots after which the devices are unhealthy; 0 is 3.
+	// Failures is the number of consecutive failed reconciliations after which the devices are unhealthy; 0 is 3.
 	Failures int
 	// Log gets what happens; nil is the default logger.
 	Log *slog.Logger
@@ -145,7 +144,7 @@ type Reconciler struct {
 	applied     applied         // what came of writing it
 	library     string          // the path of the driver's library at the last reconciliation
 	loaded      fileid.ID       // that file when the process loaded it
-	failures    int             // consecutive failed snapshots
+	failures    int             // consecutive failed reconciliations
 	broken      map[string]bool // the unusable driver libraries that were logged
 	fingerprint uint64          // of the host's files at the last reconciliation
 	logged      []cdi.Clash     // the conflicts that were logged

@@ -30,7 +30,7 @@ type desired struct {
 	leftOut   map[string]string // why devices are not in the spec, by UUID
 }
 
-// applied is what came of writing a desired state.
+// applied is the result of writing a desired state.
 type applied struct {
 	written     bool
 	offered     map[string]bool // the qualified names that engines take from our specs with the desired edits
@@ -75,11 +75,13 @@ func (r *Reconciler) start(ctx context.Context) error {
 		return err
 	}
 	missing := r.missingFiles()
-	r.applied = r.apply(next, specDirs)
-	r.observe(began, r.applied.written, r.applied.failure())
+	r.applied = r.applySpecs(next, specDirs)
 	if r.applied.err != nil {
+		r.observe(began, r.applied.written, r.applied.err)
 		return errors.Join(r.applied.err, removeFiles(missing))
 	}
+	r.applyDescriptors(next)
+	r.observe(began, r.applied.written, r.applied.failure())
 	r.logUnconfiguredExtras()
 	r.logConflicts(next)
 	r.desired = next
@@ -104,7 +106,6 @@ func (r *Reconciler) noteLoadedLibrary() {
 	if r.loaded.IsZero() {
 		r.library = r.opts.Source.Library()
 		r.loaded = fileid.Of(r.library)
-		r.fingerprint = r.hostFingerprint()
 	}
 }
 
@@ -112,6 +113,7 @@ func (r *Reconciler) noteLoadedLibrary() {
 // error is in the state.
 func (r *Reconciler) reconcile(ctx context.Context) error {
 	began := time.Now()
+	restored := r.restore()
 	r.library = r.opts.Source.Library()
 	r.fingerprint = r.hostFingerprint()
 	err := r.checkDriver()
@@ -131,8 +133,23 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	} else {
 		err = r.follow(next)
 	}
-	r.observe(began, r.applied.written, err)
+	r.observe(began, restored || r.applied.written, err)
 	return nil
+}
+
+// restore writes the last desired state again if a file has changed, and reports whether it wrote a spec. It does not
+// wait for the driver, which may take seconds to answer. No device becomes healthier by it.
+func (r *Reconciler) restore() (written bool) {
+	if r.desired == nil || !r.changed() {
+		return false
+	}
+	specDirs, before := cdi.Load(r.opts.Dirs...), r.State()
+	r.publish(r.intermediate(r.desired, before, specDirs))
+	r.apply(r.desired, specDirs)
+	next := r.newState(r.desired)
+	next.Resources, next.Err = onlyPublished(next.Resources, before.Resources), before.Err
+	r.publish(next)
+	return r.applied.written
 }
 
 // scan reads the node and returns the desired state.
@@ -178,24 +195,24 @@ type snapshotError struct{ error }
 
 func (e *snapshotError) Unwrap() error { return e.error }
 
-// follow publishes the state without what is gone or new, then writes the files, then publishes what is new. So a
-// published device is in the spec at any time.
+// follow first takes devices back that are gone, then writes the files, then publishes new devices. So a published
+// device is in the spec at any time.
 func (r *Reconciler) follow(next *desired) error {
 	if r.failures > 0 || r.desired == nil {
-		r.log.Info("the GPUs can be read")
+		r.log.Info("the node can be reconciled again")
 		r.failures = 0
 	}
 	specDirs := cdi.Load(r.opts.Dirs...)
 	before := r.State()
 	r.publish(r.intermediate(next, before, specDirs))
-	r.applied, r.desired = r.apply(next, specDirs), next
+	r.desired = next
+	r.apply(next, specDirs)
 	switch err := r.applied.failure(); {
 	case sameText(err, before.Err):
 	case err != nil:
-		r.log.Error("a CDI spec or descriptor is not as desired, and the devices that it concerns are unhealthy: " +
-			oneLine(err))
+		r.log.Error("a CDI spec or descriptor is not up to date, and its devices are unhealthy: " + oneLine(err))
 	default:
-		r.log.Info("the CDI specs and descriptors are as desired again")
+		r.log.Info("the CDI specs and descriptors are up to date again")
 	}
 	r.logConflicts(next)
 	r.publish(r.newState(next))
@@ -210,13 +227,13 @@ func (r *Reconciler) retain(cause error) {
 	before := r.State()
 	next := before
 	if r.desired != nil {
-		r.applied = r.apply(r.desired, cdi.Load(r.opts.Dirs...))
+		r.apply(r.desired, cdi.Load(r.opts.Dirs...))
 		r.logConflicts(r.desired)
 		next = r.newState(r.desired)
 	}
 	next.Err = errors.Join(cause, r.applied.failure())
 	if !sameText(next.Err, before.Err) {
-		r.log.Error("the GPUs cannot be read, and the last state is retained: "+oneLine(next.Err),
+		r.log.Error("the node cannot be reconciled, and the last state is retained: "+oneLine(next.Err),
 			"failures", r.failures)
 	}
 	_, passing := errors.AsType[*snapshotError](cause)
@@ -226,8 +243,17 @@ func (r *Reconciler) retain(cause error) {
 	r.publish(next)
 }
 
-// apply writes the specs and the descriptors beside the other spec files.
-func (r *Reconciler) apply(want *desired, specDirs *cdi.SpecDirs) applied {
+// apply writes the specs, beside the other spec files, and the descriptors.
+func (r *Reconciler) apply(want *desired, specDirs *cdi.SpecDirs) {
+	r.applied = r.applySpecs(want, specDirs)
+	r.applyDescriptors(want)
+}
+
+func (r *Reconciler) applyDescriptors(want *desired) {
+	r.applied.descriptors, r.applied.descriptorErr = r.descriptors.apply(want.resources, uuidsOf(want.snapshot))
+}
+
+func (r *Reconciler) applySpecs(want *desired, specDirs *cdi.SpecDirs) applied {
 	a := applied{offered: map[string]bool{}}
 	for _, e := range r.extras {
 		spec := specOf(want.extras, e.file.kind)
@@ -241,11 +267,10 @@ func (r *Reconciler) apply(want *desired, specDirs *cdi.SpecDirs) applied {
 		a.err = cmp.Or(a.err, err)
 	}
 	a.err = cmp.Or(a.add(r.spec.apply(want.spec, specDirs)), a.err)
-	a.descriptors, a.descriptorErr = r.descriptors.apply(want.resources)
 	return a
 }
 
-// add adds what came of writing a spec file.
+// add adds the result of writing a spec file.
 func (a *applied) add(f appliedSpec) error {
 	a.written = a.written || f.written
 	a.conflicts = append(a.conflicts, f.conflicts...)
@@ -253,10 +278,10 @@ func (a *applied) add(f appliedSpec) error {
 	return f.err
 }
 
-// failure is everything that is not as desired, or nil.
+// failure joins the errors of the specs and of the descriptors.
 func (a *applied) failure() error { return errors.Join(a.err, a.descriptorErr) }
 
-// newState is the state after a desired one was applied. A device is healthy in it if it is in the snapshot, engines
+// newState is the state after d was applied, by r.applied. A device is healthy in it if it is in the snapshot, engines
 // take it from our spec, and it has its descriptor.
 func (r *Reconciler) newState(d *desired) State {
 	a := &r.applied
@@ -289,8 +314,14 @@ func (r *Reconciler) newState(d *desired) State {
 // intermediate is the state before the files are written: of the next devices those that are published already, and not
 // healthier than before.
 func (r *Reconciler) intermediate(next *desired, before State, specDirs *cdi.SpecDirs) State {
-	conflicts := specDirs.Clashes(r.opts.Path, next.spec)
-	resources := resource.MarkUnhealthy(onlyPublished(next.resources, before.Resources), r.takenBy(conflicts))
+	taken, named := r.takenBy(specDirs.Clashes(r.opts.Path, next.spec)), qualifiedNames(next.spec)
+	resources := resource.MarkUnhealthy(onlyPublished(next.resources, before.Resources),
+		func(d *resource.Device) string {
+			if !named[r.qualified(d)] {
+				return cmp.Or(next.leftOut[d.UUID], "not in the CDI spec")
+			}
+			return taken(d)
+		})
 	offered := maps.Clone(r.applied.offered)
 	for _, e := range r.extras {
 		for _, c := range specDirs.Clashes(e.file.path, specOf(next.extras, e.file.kind)) {
@@ -310,7 +341,7 @@ func (r *Reconciler) publish(s State) {
 	before := r.state
 	r.state = s
 	r.mu.Unlock()
-	same := before.Snapshot != nil && reflect.DeepEqual(s.Snapshot.Links, before.Snapshot.Links) &&
+	same := before.Snapshot != nil && reflect.DeepEqual(s.Snapshot, before.Snapshot) &&
 		sameText(s.Err, before.Err) && slices.Equal(s.taken, before.taken) &&
 		reflect.DeepEqual(s.Resources, before.Resources)
 	if !same {

@@ -668,3 +668,53 @@ func TestWithoutASpecFileNothingIsWritten(t *testing.T) {
 		t.Errorf("the CDI directories have %v", got)
 	}
 }
+
+// The driver may take seconds to answer, and engines read the spec meanwhile.
+func TestADamagedSpecIsRestoredBeforeTheDriverAnswers(t *testing.T) {
+	b := newFixture(t, "pcie-quad")
+	b.start()
+	must(t, os.Remove(b.path))
+	b.source.mu.Lock() // the driver does not answer
+	done := make(chan error, 1)
+	go func() { done <- b.rec.reconcile(t.Context()) }()
+	late := time.Now().Add(10 * time.Second)
+	for len(b.disk()) == 0 {
+		if time.Now().After(late) {
+			t.Error("the spec was not restored")
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	b.source.mu.Unlock()
+	must(t, <-done)
+}
+
+// A spec that cannot be written is tried again after a pause, and not at each poll.
+func TestASpecThatCannotBeWrittenIsNoChange(t *testing.T) {
+	b := newFixture(t, "pcie-quad")
+	b.start()
+	must(t, os.Remove(b.path))
+	b.foreign(b.path, "0")
+	edit(t, b.path, "nvidia.com/gpu", "example.com/gpu")
+	if s := b.reconcile(); s.Err == nil {
+		t.Fatal("no error")
+	}
+	if b.rec.changed() {
+		t.Error("the failure counts as a change")
+	}
+}
+
+// A device whose node is gone leaves the published state before the spec loses it.
+func TestADeviceThatLeavesTheSpecIsUnhealthyBefore(t *testing.T) {
+	b := newFixture(t, "pcie-quad")
+	b.start()
+	s, err := b.node.Snapshot()
+	must(t, err)
+	gone := s.Devices[1]
+	must(t, os.Remove(filepath.Join(b.node.Root(), "dev", fmt.Sprintf("nvidia%d", gone.Minor))))
+	b.counts(b.reconcile(), 3, 1) // publish expects every healthy device to be in the specs
+	first := b.published[1]
+	if health(first.State)[gone.UUID] == "" || !slices.Contains(first.offered, cdi.DefaultKind+"="+gone.UUID) {
+		t.Errorf("%s is healthy in the first state, or left the spec before", gone.UUID)
+	}
+}

@@ -48,10 +48,10 @@ type specFile struct {
 	path, kind string
 	dirs       []string
 	log        *slog.Logger
-	id         fileid.ID // of the file when it was last as desired
+	id         fileid.ID // of the file after the last apply
 }
 
-// appliedSpec is what came of writing a spec.
+// appliedSpec is the result of writing a spec.
 type appliedSpec struct {
 	written   bool
 	offered   map[string]bool // the qualified names that engines take from the file with the desired edits
@@ -97,7 +97,7 @@ func (f *specFile) restoreLock() error {
 	return f.lock.Renew()
 }
 
-// apply makes the file the desired spec, beside the other spec files of the specDirs; nil removes it. A name that
+// apply makes the file the desired spec, beside the other spec files; nil removes it. A name that
 // another file of the same priority defines is left out: with it in both, engines would offer neither, and the users of
 // the other file would lose their device too.
 func (f *specFile) apply(want *specs.Spec, specDirs *cdi.SpecDirs) appliedSpec {
@@ -110,7 +110,7 @@ func (f *specFile) apply(want *specs.Spec, specDirs *cdi.SpecDirs) appliedSpec {
 		a.written, a.err = f.put(cdi.Without(want, a.conflicts, cdi.Clash.Yields))
 	}
 	if a.err != nil {
-		a.offered = f.unchangedNames(want)
+		f.id, a.offered = fileid.Of(f.path), f.unchangedNames(want)
 	} else {
 		a.offered = qualifiedNames(cdi.Without(want, a.conflicts, cdi.Clash.Lost))
 	}

@@ -32,7 +32,7 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, r.release()) }()
 	watcher := r.newWatcher()
 	defer watcher.close()
-	due := time.NewTimer(r.opts.Interval)
+	due := time.NewTimer(r.wait())
 	defer due.Stop()
 	poll := time.NewTicker(r.opts.Poll)
 	defer poll.Stop()

@@ -42,7 +42,8 @@ var errorTable = []cli.ErrorRow{
 	}),
 	// Before node.SpecError, which may wrap it.
 	cli.Sentinel(lock.ErrHeld, cli.Locked,
-		"stop the other instance first; fuser, given the lock's path, names its process"),
+		"stop the other instance, or give this one its own --cdi-kind, --state-dir and --runtime-dir; "+
+			"fuser with the lock's path names its process"),
 	cli.Typed(func(*node.SpecError) (cli.Code, string) {
 		return cli.Failure, "name a directory that can be made or written to, with --cdi-dir"
 	}),

@@ -110,11 +110,11 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	})
 	s.signal(syscall.SIGHUP)
 	// A reconciliation that began before may find that the directory is gone, which is another cause.
-	const lasting = "a CDI spec or descriptor is not as desired, and the devices that it concerns are unhealthy: engines do not read "
+	const lasting = "a CDI spec or descriptor is not up to date, and its devices are unhealthy: engines do not read "
 	s.says(lasting)
 	mustDo(t, os.Remove(dir))
 	s.signal(syscall.SIGHUP)
-	s.says("the CDI specs and descriptors are as desired again")
+	s.says("the CDI specs and descriptors are up to date again")
 
 	s.kubelet.Stop()
 	s.says("the kubelet no longer watches nvidia.com/mig-7g.80gb: ")
