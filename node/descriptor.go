@@ -193,7 +193,8 @@ func (d *descriptors) write(uuid string, want *Descriptor) error {
 		if err := os.Remove(path); err != nil {
 			return fmt.Errorf("write the descriptor of %s: %w", uuid, err)
 		}
-	} else if err == nil && info.Mode() == descriptorMode && info.Size() == int64(len(content)) {
+	} else if err == nil && info.Mode() == descriptorMode && info.Size() == int64(len(content)) &&
+		!othersCanChange(path) {
 		if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, content) {
 			return nil
 		}

@@ -14,6 +14,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // describedDevice is a GPU on NUMA node 1 that is not shared.
@@ -187,6 +188,10 @@ func TestADamagedDescriptorIsWrittenAgain(t *testing.T) {
 		"removed":      os.Remove,
 		"edited":       func(p string) error { return os.WriteFile(p, []byte("{}"), 0o644) },
 		"made private": func(p string) error { return os.Chmod(p, 0o600) },
+		"given to another user": func(p string) error {
+			testenv.Root(t)
+			return os.Chown(p, 1000, 1000)
+		},
 		// What a runtime makes of a path to mount that is missing.
 		"an empty directory": func(p string) error {
 			if err := os.Remove(p); err != nil {
@@ -207,7 +212,7 @@ func TestADamagedDescriptorIsWrittenAgain(t *testing.T) {
 			for {
 				info, err := os.Stat(path)
 				data, _ := os.ReadFile(path)
-				if err == nil && info.Mode() == 0o644 && string(data) == want {
+				if err == nil && info.Mode() == 0o644 && string(data) == want && !othersCanChange(path) {
 					return
 				}
 				if time.Now().After(late) {

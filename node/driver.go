@@ -20,8 +20,12 @@ var ErrDriverChanged = errors.New("the NVIDIA driver was replaced")
 // checkDriver returns an error if the driver's library is not the file that this process has loaded. It is
 // ErrDriverChanged only when a new process would work: the new libraries are complete, and the kernel module fits them.
 func (r *Reconciler) checkDriver() error {
-	if r.loaded.IsZero() || fileid.Of(r.library) == r.loaded {
+	now := fileid.Of(r.library)
+	switch {
+	case r.loaded.IsZero(), now == r.loaded:
 		return nil
+	case now.IsZero():
+		return errors.New("the driver is being replaced: its library was removed")
 	}
 	d, err := driver.Discover(r.opts.Host, "")
 	if err == nil {

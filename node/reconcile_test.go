@@ -718,3 +718,18 @@ func TestADeviceThatLeavesTheSpecIsUnhealthyBefore(t *testing.T) {
 		t.Errorf("%s is healthy in the first state, or left the spec before", gone.UUID)
 	}
 }
+
+// An upgrade may remove the old driver before it installs the new one, and a process without the library cannot start.
+func TestADriverWhoseLibraryIsRemovedIsWaitedFor(t *testing.T) {
+	b := newFixture(t, "workstation")
+	b.start()
+	library := b.rec.library
+	must(t, os.Rename(library, library+".away"))
+	s := b.reconcile()
+	b.counts(s, 0, 1)
+	if s.Err == nil || !strings.Contains(s.Err.Error(), "the driver is being replaced") {
+		t.Errorf("error %v", s.Err)
+	}
+	must(t, os.Rename(library+".away", library))
+	b.counts(b.reconcile(), 1, 0)
+}

@@ -117,8 +117,6 @@ const gcPercent = 25
 // run reconciles the node, and runs the actors beside that, until a signal. Where the driver or the configuration was
 // replaced it starts the program again.
 func (d *daemon) run(cmd *cobra.Command, actors ...actor) error {
-	// What is in use is 2 MB. Collecting the garbage of a reconciliation earlier takes no time that anybody notices.
-	debug.SetGCPercent(gcPercent)
 	defer d.app.hangups.stop()
 	endOpening := openInBackground(cmd.Context(), d.session)
 	err := d.runActors(cmd, actors)
@@ -152,6 +150,8 @@ func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
 		case err != nil:
 			return err
 		}
+		// What is in use from now on is 2 MB, so that collecting garbage earlier takes no time that anyone notices.
+		debug.SetGCPercent(gcPercent)
 		reload := func(ctx context.Context) error { return d.reload(ctx, cmd, d.app.hangups.c) }
 		return runAll(ctx, append(actors, d.node.Run, d.status, reload, d.watchdog)...)
 	})
