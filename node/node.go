@@ -66,6 +66,9 @@ type Options struct {
 	ByIndex bool
 	// Extras are what containers get besides GPUs. Their spec files are in the directory of Path.
 	Extras []Extra
+	// Check returns why containers must not be given the devices whatever the driver says, such as a hook that is gone.
+	// It is called at each reconciliation; nil checks nothing.
+	Check func() error
 	// Build returns the resources of a snapshot.
 	Build func(*gpu.Snapshot) ([]resource.Resource, error)
 	// Publish gets each state that differs from the one before, in order. It returns when the state is in effect.

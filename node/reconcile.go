@@ -154,6 +154,11 @@ func (r *Reconciler) restore() (written bool) {
 
 // scan reads the node and returns the desired state.
 func (r *Reconciler) scan(ctx context.Context) (*desired, error) {
+	if r.opts.Check != nil {
+		if err := r.opts.Check(); err != nil {
+			return nil, err
+		}
+	}
 	search := r.opts.Search
 	r.opts.Search = nil
 	if search == nil {

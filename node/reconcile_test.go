@@ -733,3 +733,17 @@ func TestADriverWhoseLibraryIsRemovedIsWaitedFor(t *testing.T) {
 	must(t, os.Rename(library+".away", library))
 	b.counts(b.reconcile(), 1, 0)
 }
+
+func TestAFailedCheckMakesTheDevicesUnhealthyUntilItPasses(t *testing.T) {
+	var failure error
+	b := newFixture(t, "pcie-quad", func(o *Options) { o.Check = func() error { return failure } })
+	b.start()
+	failure = errors.New("the hook is gone")
+	s := b.reconcile()
+	b.counts(s, 0, 4)
+	if s.Ready() == nil || health(s)[b.uuids()[0]] != "the hook is gone" {
+		t.Errorf("ready: %v; reasons: %v", s.Ready(), health(s))
+	}
+	failure = nil
+	b.counts(b.reconcile(), 4, 0)
+}
