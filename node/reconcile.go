@@ -96,6 +96,7 @@ func (r *Reconciler) awaitDriver(cause error) error {
 		return fmt.Errorf("make the resources of a node without a driver: %w", err)
 	}
 	r.noteLoadedLibrary()
+	r.logUnconfiguredExtras()
 	r.log.Warn("there is no usable NVIDIA driver yet, and no device is offered until there is one: " + oneLine(cause))
 	r.publish(State{Snapshot: &gpu.Snapshot{}, Resources: resources, Err: cause})
 	return nil
