@@ -134,7 +134,7 @@ func (f *specFile) put(spec *specs.Spec) (written bool, err error) {
 		return f.remove()
 	}
 	if old == nil || len(cdi.Diff(old, spec)) > 0 || id.Mode&readableMode != readableMode || othersCanChange(f.path) {
-		if id, err = f.write(old, spec); err != nil {
+		if id, err = f.write(id.IsZero(), old, spec); err != nil {
 			return false, err
 		}
 		written = true
@@ -162,15 +162,18 @@ func (f *specFile) read() (*specs.Spec, error) {
 	return spec, nil
 }
 
-func (f *specFile) write(old, want *specs.Spec) (fileid.ID, error) {
+func (f *specFile) write(missing bool, old, want *specs.Spec) (fileid.ID, error) {
 	if err := cdi.WriteFile(f.path, want); err != nil {
 		return fileid.ID{}, &SpecError{f.path, err}
 	}
-	what := "there was none that could be read"
-	if old != nil {
-		what = cmp.Or(summary(cdi.Diff(old, want)), "other users could not read it, or could change it")
+	reason := "it did not exist"
+	switch {
+	case old != nil:
+		reason = cmp.Or(summary(cdi.Diff(old, want)), "its owner or mode was wrong, or it was a link")
+	case !missing:
+		reason = "it could not be read"
 	}
-	f.log.Info(fmt.Sprintf("the CDI spec %s was written with %d devices: %s", f.path, len(want.Devices), what),
+	f.log.Info(fmt.Sprintf("the CDI spec %s was written with %d devices: %s", f.path, len(want.Devices), reason),
 		"path", f.path, "devices", len(want.Devices))
 	return writtenID(f.path), nil
 }
