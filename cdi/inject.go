@@ -147,7 +147,7 @@ func (c *SpecDirs) check(names []string) error {
 		if offer == nil && !slices.Contains(missing, name) {
 			missing = append(missing, name)
 		}
-		if offer != nil && offer.State == Conflict {
+		if offer != nil && offer.State == Conflicting {
 			return fmt.Errorf("device %s: %s and %s both define it, so it cannot be used: remove one of the two files",
 				name, offer.File, offer.Other)
 		}

@@ -50,8 +50,8 @@ const (
 	Available State = "available"
 	// Shadowed is a device that a file of a higher priority defines too: engines offer that one.
 	Shadowed State = "shadowed"
-	// Conflict is a device that two files of one priority define: engines offer neither, nor one of another priority.
-	Conflict State = "conflict"
+	// Conflicting is a device that two files of one priority define: engines offer neither, nor one of another priority.
+	Conflicting State = "conflict"
 )
 
 // Offer is a device that a file defines.
@@ -151,7 +151,7 @@ func resolveName(offers []Offer) {
 	for i := 1; i < len(offers); i++ {
 		if a, b := &offers[i-1], &offers[i]; a.priority == b.priority {
 			for j := range offers {
-				offers[j].State = Conflict
+				offers[j].State = Conflicting
 				offers[j].Other = cmp.Or(offers[j].Other, b.File)
 			}
 			a.Other, b.Other = b.File, a.File

@@ -130,18 +130,18 @@ func TestLoadAgreesWithTheLibrary(t *testing.T) {
 	}
 }
 
-func TestConflictsWith(t *testing.T) {
+func TestCheckConflicts(t *testing.T) {
 	r := newTree(t)
 	low, high, link := r.dir+"/etc", r.dir+"/run", r.dir+"/var-run"
 	r.must(os.Symlink("run", link))
 	ours := specWith(DefaultKind, "0", "GPU-a", "all")
-	type clash struct {
+	type testCase struct {
 		other string
 		spec  *specs.Spec
 		path  string
 		want  string // empty for none
 	}
-	for name, c := range map[string]clash{
+	for name, c := range map[string]testCase{
 		"another file of the directory": {
 			high + "/nvidia.yaml", specWith(DefaultKind, "x", "GPU-a"), high + "/ours.json", "neither",
 		},
@@ -177,7 +177,7 @@ func TestConflictsWith(t *testing.T) {
 			r.must(os.RemoveAll(low))
 			r.must(os.RemoveAll(high))
 			writeSpec(t, c.other, c.spec)
-			err := Load(low, high).ConflictsWith(c.path, ours)
+			err := Load(low, high).CheckConflicts(c.path, ours)
 			if c.want == "" {
 				if err != nil {
 					t.Errorf("unexpected: %v", err)
@@ -185,38 +185,38 @@ func TestConflictsWith(t *testing.T) {
 				return
 			}
 			checkError(t, err, c.other, DefaultKind+"=", c.want)
-			if clash, ok := errors.AsType[*ClashError](err); !ok || clash.Clash.File != c.other {
-				t.Errorf("error %v does not carry the clash with %s", err, c.other)
+			if conflict, ok := errors.AsType[*ConflictError](err); !ok || conflict.Conflict.File != c.other {
+				t.Errorf("error %v does not carry the conflict with %s", err, c.other)
 			}
 		})
 	}
 }
 
-func TestClashes(t *testing.T) {
+func TestConflicts(t *testing.T) {
 	r := newTree(t)
 	low, mid, high := r.dir+"/etc", r.dir+"/run", r.dir+"/more"
 	path := mid + "/ours.json"
 	for name, c := range map[string]struct {
 		others []string // files that define x.y/z=a
-		want   Clash
+		want   Conflict
 	}{
-		"a lower priority":  {[]string{low + "/1.json"}, Clash{File: low + "/1.json", State: Available}},
-		"a higher priority": {[]string{high + "/1.json"}, Clash{File: high + "/1.json", State: Shadowed}},
+		"a lower priority":  {[]string{low + "/1.json"}, Conflict{File: low + "/1.json", State: Available}},
+		"a higher priority": {[]string{high + "/1.json"}, Conflict{File: high + "/1.json", State: Shadowed}},
 		"the same directory": {
-			[]string{mid + "/1.json"}, Clash{File: mid + "/1.json", State: Conflict, yields: true},
+			[]string{mid + "/1.json"}, Conflict{File: mid + "/1.json", State: Conflicting, leftToOther: true},
 		},
 		"two of a lower priority": {
-			[]string{low + "/1.json", low + "/2.json"}, Clash{File: low + "/2.json", State: Conflict},
+			[]string{low + "/1.json", low + "/2.json"}, Conflict{File: low + "/2.json", State: Conflicting},
 		},
 		"two of a higher priority": {
-			[]string{high + "/1.json", high + "/2.json"}, Clash{File: high + "/1.json", State: Conflict},
+			[]string{high + "/1.json", high + "/2.json"}, Conflict{File: high + "/1.json", State: Conflicting},
 		},
 		"the same directory and a higher priority": {
 			[]string{mid + "/1.json", high + "/2.json"},
-			Clash{File: mid + "/1.json", State: Conflict, yields: true},
+			Conflict{File: mid + "/1.json", State: Conflicting, leftToOther: true},
 		},
-		"a link to the spec":             {[]string{"link"}, Clash{File: mid + "/link.json", State: Conflict}},
-		"a link from a higher directory": {[]string{"high link"}, Clash{File: high + "/link.json", State: Shadowed}},
+		"a link to the spec":             {[]string{"link"}, Conflict{File: mid + "/link.json", State: Conflicting}},
+		"a link from a higher directory": {[]string{"high link"}, Conflict{File: high + "/link.json", State: Shadowed}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, dir := range []string{low, mid, high} {
@@ -237,7 +237,7 @@ func TestClashes(t *testing.T) {
 			}
 			c.want.Name = "x.y/z=a"
 			dirs := Load(low, mid, high)
-			got := dirs.Clashes(path, ours)
+			got := dirs.Conflicts(path, ours)
 			if len(got) == 0 || got[0] != c.want {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
@@ -245,11 +245,11 @@ func TestClashes(t *testing.T) {
 			if taken["a"] != (c.want.State == Available) || taken["x"] || strings.Contains(name, "link") == taken["b"] {
 				t.Errorf("engines take %v from the spec", taken)
 			}
-			for _, none := range [][]Clash{
-				dirs.Clashes("", ours), dirs.Clashes(r.dir+"/elsewhere/x.json", ours), dirs.Clashes(path, nil),
+			for _, none := range [][]Conflict{
+				dirs.Conflicts("", ours), dirs.Conflicts(r.dir+"/elsewhere/x.json", ours), dirs.Conflicts(path, nil),
 			} {
 				if len(none) > 0 {
-					t.Errorf("a spec without a path or devices, or outside the directories, clashes: %+v", none)
+					t.Errorf("a spec without a path or devices, or outside the directories, has conflicts: %+v", none)
 				}
 			}
 		})

@@ -15,7 +15,7 @@ type TakenError struct {
 	// Devices counts the node's devices.
 	Devices int
 	// Conflicts are the names and the files that define them too.
-	Conflicts []cdi.Clash
+	Conflicts []cdi.Conflict
 	// Path is the node's own spec if there is one, or empty.
 	Path string
 }
@@ -32,7 +32,7 @@ func (e *TakenError) Error() string {
 // checkTaken returns a TakenError if there would be nothing to offer: an administrator has to decide which file to
 // remove.
 func (r *Reconciler) checkTaken(next *desired, specDirs *cdi.SpecDirs) error {
-	conflicts := r.ofDevices(specDirs.Clashes(r.opts.Path, next.spec), next.resources)
+	conflicts := r.ofDevices(specDirs.Conflicts(r.opts.Path, next.spec), next.resources)
 	devices := countHealthy(next.resources)
 	if devices == 0 || countHealthy(resource.MarkUnhealthy(next.resources, r.takenBy(conflicts))) > 0 {
 		return nil
@@ -45,10 +45,10 @@ func (r *Reconciler) checkTaken(next *desired, specDirs *cdi.SpecDirs) error {
 }
 
 // takenBy returns a function that returns which other file keeps a device from being given by its CDI name, or "".
-func (r *Reconciler) takenBy(conflicts []cdi.Clash) func(*resource.Device) string {
+func (r *Reconciler) takenBy(conflicts []cdi.Conflict) func(*resource.Device) string {
 	files := map[string]string{}
 	for _, c := range conflicts {
-		if c.Lost() {
+		if c.Unavailable() {
 			files[c.Name] = c.String()
 		}
 	}
@@ -61,18 +61,20 @@ func (r *Reconciler) qualified(d *resource.Device) string {
 }
 
 // ofDevices returns the conflicts that keep devices from being given by their CDI names.
-func (r *Reconciler) ofDevices(conflicts []cdi.Clash, resources []resource.Resource) []cdi.Clash {
+func (r *Reconciler) ofDevices(conflicts []cdi.Conflict, resources []resource.Resource) []cdi.Conflict {
 	names := map[string]bool{}
 	for _, res := range resources {
 		for j := range res.Devices {
 			names[r.qualified(&res.Devices[j])] = true
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(conflicts), func(c cdi.Clash) bool { return !c.Lost() || !names[c.Name] })
+	return slices.DeleteFunc(slices.Clone(conflicts), func(c cdi.Conflict) bool {
+		return !c.Unavailable() || !names[c.Name]
+	})
 }
 
 // linesByFile has a line for each file, with the names that it defines too.
-func linesByFile(conflicts []cdi.Clash) []string {
+func linesByFile(conflicts []cdi.Conflict) []string {
 	var files, lines []string
 	names := map[string][]string{}
 	for _, c := range conflicts {
@@ -101,16 +103,16 @@ func (r *Reconciler) logConflicts(d *desired) {
 }
 
 // missingIn returns the conflicts of list that are not in other.
-func missingIn(other, list []cdi.Clash) []cdi.Clash {
-	return slices.DeleteFunc(slices.Clone(list), func(c cdi.Clash) bool { return slices.Contains(other, c) })
+func missingIn(other, list []cdi.Conflict) []cdi.Conflict {
+	return slices.DeleteFunc(slices.Clone(list), func(c cdi.Conflict) bool { return slices.Contains(other, c) })
 }
 
 // logByFile calls log once for the conflicts that have the same file and the same effect.
-func (r *Reconciler) logByFile(d *desired, list []cdi.Clash, log func(file, names, effect string)) {
+func (r *Reconciler) logByFile(d *desired, list []cdi.Conflict, log func(file, names, effect string)) {
 	devices := r.ofDevices(list, d.resources)
-	effectOf := func(c cdi.Clash) string {
+	effectOf := func(c cdi.Conflict) string {
 		switch {
-		case !c.Lost():
+		case !c.Unavailable():
 			return "engines take these from this node's spec, and not from that file"
 		case slices.Contains(devices, c):
 			return "these devices are unhealthy"
@@ -122,7 +124,7 @@ func (r *Reconciler) logByFile(d *desired, list []cdi.Clash, log func(file, name
 	}
 	for len(list) > 0 {
 		first, effect := list[0], effectOf(list[0])
-		same := func(c cdi.Clash) bool { return c.File == first.File && effectOf(c) == effect }
+		same := func(c cdi.Conflict) bool { return c.File == first.File && effectOf(c) == effect }
 		var names []string
 		for _, c := range list {
 			if same(c) {

@@ -26,7 +26,7 @@ type Extra struct {
 type RequiredError struct {
 	Extra driver.Extra
 	// Conflict is the spec file that defines its name too, or the zero value if the host lacks the extra.
-	Conflict cdi.Clash
+	Conflict cdi.Conflict
 	// Missing lists what the host lacks.
 	Missing string
 }
@@ -65,7 +65,7 @@ func (e *extraFile) checkOffered(spec *specs.Spec, a *applied) error {
 		if a.offered[name] {
 			continue
 		}
-		at := slices.IndexFunc(a.conflicts, func(c cdi.Clash) bool { return c.Name == name && c.Lost() })
+		at := slices.IndexFunc(a.conflicts, func(c cdi.Conflict) bool { return c.Name == name && c.Unavailable() })
 		if at < 0 {
 			return &RequiredError{Extra: e.Extra.Extra, Missing: "it is not in its CDI spec " + e.file.path}
 		}

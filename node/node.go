@@ -150,7 +150,7 @@ type Reconciler struct {
 	failures    int             // consecutive failed reconciliations
 	broken      map[string]bool // the unusable driver libraries that were logged
 	fingerprint uint64          // of the host's files at the last reconciliation
-	logged      []cdi.Clash     // the conflicts that were logged
+	logged      []cdi.Conflict  // the conflicts that were logged
 }
 
 // New returns a Reconciler. Call it before the driver's library is loaded: it notes which file that is, so that a

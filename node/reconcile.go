@@ -34,7 +34,7 @@ type desired struct {
 type applied struct {
 	written     bool
 	offered     map[string]bool // the qualified names that engines take from our specs with the desired edits
-	conflicts   []cdi.Clash     // the desired names that other spec files define too
+	conflicts   []cdi.Conflict  // the desired names that other spec files define too
 	err         error           // why a spec is not as desired
 	requiredErr error           // why containers do not get a required extra
 
@@ -320,7 +320,7 @@ func (r *Reconciler) newState(d *desired) State {
 // intermediate is the state before the files are written: of the next devices those that are published already, and not
 // healthier than before.
 func (r *Reconciler) intermediate(next *desired, before State, specDirs *cdi.SpecDirs) State {
-	taken, named := r.takenBy(specDirs.Clashes(r.opts.Path, next.spec)), qualifiedNames(next.spec)
+	taken, named := r.takenBy(specDirs.Conflicts(r.opts.Path, next.spec)), qualifiedNames(next.spec)
 	resources := resource.MarkUnhealthy(onlyPublished(next.resources, before.Resources),
 		func(d *resource.Device) string {
 			if !named[r.qualified(d)] {
@@ -330,8 +330,8 @@ func (r *Reconciler) intermediate(next *desired, before State, specDirs *cdi.Spe
 		})
 	offered := maps.Clone(r.applied.offered)
 	for _, e := range r.extras {
-		for _, c := range specDirs.Clashes(e.file.path, specOf(next.extras, e.file.kind)) {
-			if c.Lost() {
+		for _, c := range specDirs.Conflicts(e.file.path, specOf(next.extras, e.file.kind)) {
+			if c.Unavailable() {
 				delete(offered, c.Name)
 			}
 		}

@@ -409,7 +409,7 @@ func TestALinkToOurSpecDoesNotHaveItWrittenForEver(t *testing.T) {
 	b.counts(b.reconcile(), 4, 0)
 }
 
-func TestClashesAreLoggedWhenTheyBeginAndWhenTheyEnd(t *testing.T) {
+func TestConflictsAreLoggedWhenTheyBeginAndWhenTheyEnd(t *testing.T) {
 	var log strings.Builder
 	b := newExtrasFixture(t, []string{"gds"}, gds)
 	b.rec.log = slog.New(slog.NewTextHandler(&log, nil))
@@ -457,7 +457,7 @@ func TestClashesAreLoggedWhenTheyBeginAndWhenTheyEnd(t *testing.T) {
 }
 
 // A device stays unhealthy for no longer than what takes its name is there, also where the driver does not answer.
-func TestAClashEndsWhileTheDriverDoesNotAnswer(t *testing.T) {
+func TestAConflictEndsWhileTheDriverDoesNotAnswer(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	b.start()
 	other := filepath.Join(b.dirs[1], "other.json")

@@ -55,7 +55,7 @@ type specFile struct {
 type appliedSpec struct {
 	written   bool
 	offered   map[string]bool // the qualified names that engines take from the file with the desired edits
-	conflicts []cdi.Clash     // the desired names that other files define too
+	conflicts []cdi.Conflict  // the desired names that other files define too
 	err       error           // why the file is not as desired
 }
 
@@ -105,14 +105,14 @@ func (f *specFile) apply(want *specs.Spec, specDirs *cdi.SpecDirs) appliedSpec {
 	if f.path == "" {
 		return appliedSpec{offered: qualifiedNames(want)}
 	}
-	a := appliedSpec{conflicts: specDirs.Clashes(f.path, want)}
+	a := appliedSpec{conflicts: specDirs.Conflicts(f.path, want)}
 	if a.err = specDirs.Unread(f.path); a.err == nil {
-		a.written, a.err = f.put(cdi.Without(want, a.conflicts, cdi.Clash.Yields))
+		a.written, a.err = f.put(cdi.Without(want, a.conflicts, cdi.Conflict.LeftToOther))
 	}
 	if a.err != nil {
 		f.id, a.offered = fileid.Of(f.path), f.unchangedNames(want)
 	} else {
-		a.offered = qualifiedNames(cdi.Without(want, a.conflicts, cdi.Clash.Lost))
+		a.offered = qualifiedNames(cdi.Without(want, a.conflicts, cdi.Conflict.Unavailable))
 	}
 	return a
 }

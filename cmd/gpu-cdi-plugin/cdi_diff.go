@@ -186,7 +186,7 @@ func (a *app) differences(f specFile) ([]cdi.Difference, error) {
 
 // yielding is the file as serve writes it: without the names that other files of its directory define.
 func (f specFile) yielding(dirs *cdi.SpecDirs) specFile {
-	return specFile{f.path, f.kind, cdi.Without(f.spec, dirs.Clashes(f.path, f.spec), cdi.Clash.Yields)}
+	return specFile{f.path, f.kind, cdi.Without(f.spec, dirs.Conflicts(f.path, f.spec), cdi.Conflict.LeftToOther)}
 }
 
 func comparisonView(c comparison) view {

@@ -196,7 +196,7 @@ func (a *app) write(h host.Host, files []specFile) error {
 		if f.spec == nil {
 			continue
 		}
-		if err := dirs.ConflictsWith(f.path, f.spec); err != nil {
+		if err := dirs.CheckConflicts(f.path, f.spec); err != nil {
 			return err
 		}
 	}

@@ -50,7 +50,7 @@ func catalogueError(c *cdi.SpecDirs) error {
 		}
 	}
 	for _, d := range c.Devices {
-		if d.State == cdi.Conflict {
+		if d.State == cdi.Conflicting {
 			lost[d.Name] = true
 		}
 	}

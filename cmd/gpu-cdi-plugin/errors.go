@@ -27,7 +27,7 @@ import (
 var errorTable = []cli.ErrorRow{
 	// 1: an error
 	cli.Typed(func(e *node.TakenError) (cli.Code, string) {
-		hint := hintClash(e.Conflicts[0])
+		hint := hintConflict(e.Conflicts[0])
 		if e.Path != "" {
 			hint += " and remove " + e.Path
 		}
@@ -35,7 +35,7 @@ var errorTable = []cli.ErrorRow{
 	}),
 	cli.Typed(func(e *node.RequiredError) (cli.Code, string) {
 		if e.Missing == "" {
-			return cli.Failure, hintClash(e.Conflict)
+			return cli.Failure, hintConflict(e.Conflict)
 		}
 		return cli.Failure, "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, mknod " +
 			"makes any; its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
@@ -50,7 +50,7 @@ var errorTable = []cli.ErrorRow{
 	cli.Typed(func(*node.KindError) (cli.Code, string) {
 		return cli.Failure, "remove it by hand if it is not needed, or name another directory with --cdi-dir"
 	}),
-	cli.Typed(func(e *cdi.ClashError) (cli.Code, string) { return cli.Failure, hintClash(e.Clash) }),
+	cli.Typed(func(e *cdi.ConflictError) (cli.Code, string) { return cli.Failure, hintConflict(e.Conflict) }),
 	cli.Typed(func(*cdi.OtherDriverError) (cli.Code, string) {
 		return cli.Failure, "make a new config.json, then inject the devices"
 	}),
@@ -101,8 +101,8 @@ var errorTable = []cli.ErrorRow{
 			"--plugins-registry-dir"),
 }
 
-// hintClash is what to do about another spec file that defines a name of ours.
-func hintClash(c cdi.Clash) string {
+// hintConflict is what to do about another spec file that defines a name of ours.
+func hintConflict(c cdi.Conflict) string {
 	return "remove " + c.File + ", or choose another kind with --cdi-kind VENDOR/CLASS"
 }
 

@@ -1,0 +1,124 @@
+package cdi
+
+import (
+	"cmp"
+	"path/filepath"
+	"slices"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// Conflict is a name of a spec that another file defines too.
+type Conflict struct {
+	// Name is the qualified name.
+	Name string
+	// File is the other file.
+	File string
+	// State is that of the spec's device of that name: Available if engines take it and hide the other file's, Shadowed
+	// if they take the other file's, and Conflicting if they take neither.
+	State State
+
+	leftToOther bool
+}
+
+// Unavailable reports whether engines do not take the spec's device.
+func (c Conflict) Unavailable() bool { return c.State != Available }
+
+// LeftToOther reports whether the spec must leave the name to the other file. Both have the same priority, and engines
+// take the other file's device only if the spec does not define the name.
+func (c Conflict) LeftToOther() bool { return c.leftToOther }
+
+// String names the other file and the device.
+func (c Conflict) String() string { return c.File + " defines " + c.Name + " too" }
+
+// ConflictError is that a spec is not written because another file defines one of its names.
+type ConflictError struct{ Conflict Conflict }
+
+// Error names the other file and the device, and what engines would do with both files.
+func (e *ConflictError) Error() string {
+	effect := map[State]string{
+		Conflicting: "engines would have neither",
+		Shadowed:    "engines would take that one",
+		Available:   "engines would no longer see that one",
+	}[e.Conflict.State]
+	return e.Conflict.String() + ": " + effect
+}
+
+// CheckConflicts returns a *ConflictError if another file defines one of the names of a spec that is to be written to
+// path. This includes a file of a lower priority, which the new one would hide: an administrator put it there. A path
+// outside the directories has no conflicts.
+func (c *SpecDirs) CheckConflicts(path string, spec *specs.Spec) error {
+	if list := c.Conflicts(path, spec); len(list) > 0 {
+		return &ConflictError{list[0]}
+	}
+	return nil
+}
+
+// Conflicts are the names of spec that other files define too, in the order of its devices, as if spec were in the file
+// at path. An empty path, a path outside the directories and a nil spec have no conflicts.
+func (c *SpecDirs) Conflicts(path string, spec *specs.Spec) []Conflict {
+	path, priority := c.locate(path)
+	if priority < 0 || spec == nil {
+		return nil
+	}
+	others := map[string][]Offer{}
+	for _, o := range c.Devices {
+		if o.File != path {
+			others[o.Name] = append(others[o.Name], o)
+		}
+	}
+	var list []Conflict
+	for i := range spec.Devices {
+		ours := Offer{Name: qualifiedName(spec.Kind, spec.Devices[i].Name), File: path, priority: priority}
+		if o := others[ours.Name]; len(o) > 0 {
+			list = append(list, conflictOf(ours, o))
+		}
+	}
+	return list
+}
+
+// conflictOf is the conflict of an offer with the others of its name.
+func conflictOf(ours Offer, others []Offer) Conflict {
+	all := append(slices.Clone(others), ours)
+	slices.SortStableFunc(all, func(a, b Offer) int { return b.priority - a.priority })
+	for i := range all {
+		all[i].State, all[i].Other = Available, ""
+	}
+	resolveName(all)
+	resolved := all[slices.IndexFunc(all, func(o Offer) bool { return o.File == ours.File })]
+	leftTo := func(o Offer) bool { return o.priority == ours.priority && !leadsTo(o.File, ours.File) }
+	return Conflict{
+		Name: ours.Name, File: cmp.Or(resolved.Other, others[0].File), State: resolved.State,
+		leftToOther: slices.ContainsFunc(others, leftTo),
+	}
+}
+
+// leadsTo reports whether a file is a link to another. It defines what the other file defines, so leaving a name out of
+// the other file does not help.
+func leadsTo(link, path string) bool {
+	target, err := filepath.EvalSymlinks(link)
+	if err != nil {
+		return false
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	return err == nil && target == filepath.Join(dir, filepath.Base(path))
+}
+
+// Without is a spec without the devices whose conflicts drop selects, or nil if no device is left.
+func Without(spec *specs.Spec, conflicts []Conflict, drop func(Conflict) bool) *specs.Spec {
+	dropped := map[string]bool{}
+	for _, c := range conflicts {
+		dropped[c.Name] = drop(c)
+	}
+	if spec == nil || len(dropped) == 0 {
+		return spec
+	}
+	less := *spec
+	less.Devices = slices.DeleteFunc(slices.Clone(spec.Devices), func(d specs.Device) bool {
+		return dropped[qualifiedName(spec.Kind, d.Name)]
+	})
+	if len(less.Devices) == 0 {
+		return nil
+	}
+	return &less
+}
