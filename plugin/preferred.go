@@ -31,7 +31,7 @@ type Preference struct {
 type preference struct {
 	pool   *allocator.Pool
 	policy allocator.Policy
-	// bySlices is set where MIG devices are packed: then it matters how many compute slices of a GPU are allocated.
+	// bySlices is set where MIG devices are packed, which depends on how many compute slices of a GPU are allocated.
 	bySlices bool
 }
 
@@ -101,7 +101,7 @@ func (s *server) GetPreferredAllocation(
 }
 
 // usedSlices returns the compute slices of each GPU that are allocated as MIG devices of other resources, if the policy
-// packs MIG devices. Without them only those of this resource count.
+// packs MIG devices. On an error it returns nil, and only those of this resource count.
 func (s *server) usedSlices(l *list) map[string]int {
 	if !l.prefer.bySlices || s.options.Preference.used == nil {
 		return nil

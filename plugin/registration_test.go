@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestRegistration has what an endpoint is to do after what it observes. Times are in milliseconds.
+// TestRegistration has the actions that follow from each observation. Times are in milliseconds.
 func TestRegistration(t *testing.T) {
 	type event struct {
 		at        int

@@ -36,7 +36,7 @@ type server struct {
 
 var _ v1beta1.DevicePluginServer = (*server)(nil)
 
-// list is one state of the resource's devices. Nothing in it changes.
+// list is one state of the resource's devices. It is immutable.
 type list struct {
 	resource resource.Resource
 	devices  map[string]*device
@@ -71,8 +71,8 @@ func newServer(r resource.Resource, o AllocateOptions, log *slog.Logger, observe
 	return s, nil
 }
 
-// update replaces the list. When it returns, a device that left the list cannot be allocated; the kubelet hears of it
-// at once. A list like the one before is nothing new to the kubelet, and is not sent. On an error the old list stays.
+// update replaces the list. When it returns, a device that left the list cannot be allocated. The new list is sent at
+// once. An equal list is not sent. On an error the old list stays.
 func (s *server) update(r resource.Resource) error {
 	s.updating.Lock()
 	defer s.updating.Unlock()
@@ -82,7 +82,7 @@ func (s *server) update(r resource.Resource) error {
 	}
 	old := s.list.Load()
 	if proto.Equal(old.message, next.message) {
-		// What only Allocate uses may differ: nothing is sent, and the streams go on waiting.
+		// Only what Allocate uses may differ: nothing is sent, and the streams keep waiting.
 		next.replaced = old.replaced
 		s.list.Store(next)
 		return nil
@@ -109,7 +109,7 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 			return nil, fmt.Errorf("list %s: %w", r.Name, err)
 		}
 		l.devices[d.ID] = &device{d, i, s.options.response(d.Grant)}
-		l.message.Devices[i] = listed(d)
+		l.message.Devices[i] = apiDevice(d)
 		if d.Healthy {
 			l.healthy++
 		}
@@ -123,8 +123,7 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 	return l, err
 }
 
-// checkID says what is wrong with a device's ID. The kubelet would take any, and count a device twice that it is told
-// of twice.
+// checkID validates a device ID. The kubelet would count a duplicate twice.
 func (l *list) checkID(id string) error {
 	switch {
 	case id == "":
@@ -137,9 +136,9 @@ func (l *list) checkID(id string) error {
 	return nil
 }
 
-// listed is the device as the kubelet is told. One that belongs to no NUMA node has no topology at all: the kubelet
-// never hands out a device whose topology is empty.
-func listed(d *resource.Device) *v1beta1.Device {
+// apiDevice converts a device to the API's type. A device without a NUMA node has no topology at all: the kubelet never
+// allocates a device whose topology is empty.
+func apiDevice(d *resource.Device) *v1beta1.Device {
 	m := &v1beta1.Device{ID: d.ID, Health: v1beta1.Unhealthy}
 	if d.Healthy {
 		m.Health = v1beta1.Healthy
@@ -150,7 +149,7 @@ func listed(d *resource.Device) *v1beta1.Device {
 	return m
 }
 
-// GetDevicePluginOptions tells the kubelet what to call.
+// GetDevicePluginOptions lists the optional calls that the kubelet may make.
 func (s *server) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
 	return options(), nil
 }
@@ -177,7 +176,7 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	}
 }
 
-// PreStartContainer does nothing: GetDevicePluginOptions does not ask for it.
+// PreStartContainer does nothing: GetDevicePluginOptions does not list it.
 func (s *server) PreStartContainer(
 	context.Context, *v1beta1.PreStartContainerRequest,
 ) (*v1beta1.PreStartContainerResponse, error) {
@@ -186,14 +185,14 @@ func (s *server) PreStartContainer(
 
 // streams are the ListAndWatch calls under way. Each has a number, counted from 1.
 type streams struct {
-	changed func() // called after each change; nil calls nobody
+	changed func() // called after each change; may be nil
 
 	mu      sync.Mutex
 	started uint64
 	open    map[uint64]struct{}
 }
 
-// enter notes a new stream. The function that it returns notes its end.
+// enter records a new stream. The function that it returns records its end.
 func (s *streams) enter() (leave func()) {
 	s.mu.Lock()
 	s.started++
@@ -203,16 +202,16 @@ func (s *streams) enter() (leave func()) {
 	}
 	s.open[number] = struct{}{}
 	s.mu.Unlock()
-	s.tell()
+	s.notify()
 	return func() {
 		s.mu.Lock()
 		delete(s.open, number)
 		s.mu.Unlock()
-		s.tell()
+		s.notify()
 	}
 }
 
-func (s *streams) tell() {
+func (s *streams) notify() {
 	if s.changed != nil {
 		s.changed()
 	}

@@ -237,7 +237,7 @@ func TestAllocate(t *testing.T) {
 				),
 			},
 		},
-		"the variable wins also if it is asked for first": {
+		"the variable has precedence in any order of the strategies": {
 			withNodes(gpusOf(1)), by(config.Envvar, config.DeviceSpecs),
 			[]string{uuid(0)},
 			&v1beta1.ContainerAllocateResponse{
@@ -294,9 +294,9 @@ func TestWhatAllocateRefuses(t *testing.T) {
 		o    AllocateOptions
 		ids  []string
 		code codes.Code
-		says string
+		text string
 	}{
-		"no device": {ill, by(config.CDICRI), nil, codes.InvalidArgument, "asks for no device"},
+		"no device": {ill, by(config.CDICRI), nil, codes.InvalidArgument, "requests no device"},
 		"unknown devices": {
 			ill,
 			by(config.CDICRI),
@@ -317,23 +317,23 @@ func TestWhatAllocateRefuses(t *testing.T) {
 			by(config.CDICRI),
 			[]string{uuid(1), uuid(0), uuid(1)},
 			codes.InvalidArgument,
-			`asked for twice: "` + uuid(1) + `"`,
+			`requested twice: "` + uuid(1) + `"`,
 		},
 		"more than a container may have": {
 			limited,
 			by(config.CDICRI),
 			[]string{uuid(0) + "::0", uuid(1) + "::0"},
 			codes.InvalidArgument,
-			"asks for 2 devices, and may have 1",
+			"requests 2 devices, and may have 1",
 		},
 		"a flood of long names": {ill, by(config.CDICRI), many, codes.NotFound, "and 12 more"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			resp, err := serverOf(t, c.r, c.o).Allocate(t.Context(), allocate(c.ids...))
-			if resp != nil || status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) ||
+			if resp != nil || status.Code(err) != c.code || !strings.Contains(err.Error(), c.text) ||
 				!strings.Contains(err.Error(), c.r.Name) {
-				t.Errorf("%v and %v, want %s and %q", resp, err, c.code, c.says)
+				t.Errorf("%v and %v, want %s and %q", resp, err, c.code, c.text)
 			}
 			if len(err.Error()) > 2000 {
 				t.Errorf("the message has %d bytes", len(err.Error()))
@@ -387,7 +387,7 @@ func TestADeviceThatLeftTheListIsNotAllocated(t *testing.T) {
 	}
 }
 
-func TestAListLikeTheOneBeforeIsNotSent(t *testing.T) {
+func TestAnEqualListIsNotSent(t *testing.T) {
 	s := serverOf(t, gpusOf(2), by(config.CDICRI))
 	replaced := s.list.Load().replaced
 	same := gpusOf(2)
@@ -395,7 +395,7 @@ func TestAListLikeTheOneBeforeIsNotSent(t *testing.T) {
 	must(t, s.update(same))
 	select {
 	case <-replaced:
-		t.Error("the kubelet is told of nothing new")
+		t.Error("an equal list is sent")
 	default:
 	}
 	if _, err := s.Allocate(t.Context(), allocate(uuid(0), uuid(1))); status.Code(err) != codes.InvalidArgument {

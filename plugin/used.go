@@ -21,9 +21,8 @@ import (
 const checkpointName = "kubelet_internal_checkpoint"
 
 // usedSlices returns the compute slices of each GPU, by its UUID, that pods have as MIG devices of other resources than
-// the named one. A request for a resource says nothing about the others, so this comes from the kubelet's checkpoint; a
-// pod that has ended may be in it until the kubelet gives the next device to a pod. Without a checkpoint there are
-// none.
+// the named one. The kubelet's request has no devices of other resources, so they are read from its checkpoint. A pod
+// that has ended may be in it until the kubelet's next allocation. Without a checkpoint the result is empty.
 func (p *Plugin) usedSlices(except string) (map[string]int, error) {
 	given, err := givenDevices(filepath.Join(cmp.Or(p.opts.Dir, v1beta1.DevicePluginPath), checkpointName))
 	if err != nil {
@@ -62,8 +61,8 @@ func computeSlices(d *resource.Device) int {
 // maxCheckpoint bounds how much of a checkpoint is read, in bytes. A pod's entry has a few kilobytes.
 const maxCheckpoint = 64 << 20
 
-// givenDevices reads the IDs of the devices that pods have, by resource, from a kubelet's checkpoint. Without one there
-// are none.
+// givenDevices reads the IDs of the devices that pods have, by resource, from a kubelet's checkpoint. Without a
+// checkpoint the result is empty.
 func givenDevices(path string) (map[string]map[string]bool, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {

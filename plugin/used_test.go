@@ -11,7 +11,7 @@ import (
 	"gpu-cdi-plugin/config"
 )
 
-// What pods have of the resource that is asked for is in the request already, so it must not count twice.
+// The request has the devices of its own resource already, so they must not be counted twice.
 func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
 	own, other := migOf(2), migOf(2)
 	other.Name = "nvidia.com/mig-2g.20gb"
@@ -42,7 +42,7 @@ func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
 	}
 }
 
-// A checkpoint is a value or an error, whatever is in it.
+// Every checkpoint is either parsed or an error.
 func FuzzCheckpoint(f *testing.F) {
 	f.Add(
 		[]byte(
