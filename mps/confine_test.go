@@ -47,36 +47,36 @@ func writableMounts(t *testing.T, pid int) []string {
 
 // startClient starts a client of a GPU's daemon as a user, and waits until a server answers it. It runs until end is
 // called or the test ends.
-func (k *testSupervisor) startClient(n int, uid uint32) (end func()) {
-	k.t.Helper()
-	must(k.t, os.Chmod(filepath.Dir(filepath.Dir(k.node.Root())), 0o755)) // users can run the driver's programs
-	must(k.t, os.Chmod(filepath.Dir(k.node.Root()), 0o755))
-	must(k.t, os.Chmod(k.opts.Dir, 0o755))
+func (s *testSupervisor) startClient(n int, uid uint32) (end func()) {
+	s.t.Helper()
+	must(s.t, os.Chmod(filepath.Dir(filepath.Dir(s.node.Root())), 0o755)) // users can run the driver's programs
+	must(s.t, os.Chmod(filepath.Dir(s.node.Root()), 0o755))
+	must(s.t, os.Chmod(s.opts.Dir, 0o755))
 	const script = `mount --bind "$0" /dev/shm && exec setpriv --reuid "$1" "$2" 600`
-	cmd := exec.Command("sh", "-c", script, filepath.Join(k.dir(n), shmName), fmt.Sprint(uid), k.node.MPSClient())
+	cmd := exec.Command("sh", "-c", script, filepath.Join(s.dir(n), shmName), fmt.Sprint(uid), s.node.MPSClient())
 	cmd.Env = []string{
-		"PATH=" + os.Getenv("PATH"), "LD_LIBRARY_PATH=" + filepath.Dir(k.node.Library()),
-		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(k.dir(n), pipeName),
+		"PATH=" + os.Getenv("PATH"), "LD_LIBRARY_PATH=" + filepath.Dir(s.node.Library()),
+		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(s.dir(n), pipeName),
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Setpgid: true, Pdeathsig: unix.SIGKILL}
-	cmd.Stderr = k.t.Output()
+	cmd.Stderr = s.t.Output()
 	out, err := cmd.StdoutPipe()
-	must(k.t, err)
-	must(k.t, cmd.Start())
+	must(s.t, err)
+	must(s.t, cmd.Start())
 	end = sync.OnceFunc(func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL); _ = cmd.Wait() })
-	k.t.Cleanup(end)
+	s.t.Cleanup(end)
 	_, err = out.Read(make([]byte, 1))
-	must(k.t, err)
+	must(s.t, err)
 	return end
 }
 
 func TestDaemonsAreConfined(t *testing.T) {
-	k := newTestKeeper(t)
-	k.start()
-	k.share(0)
-	daemon := k.awaitReady(0)
-	k.startClient(0, 1000)
-	c, err := k.control(t.Context(), k.dir(0))
+	s := newTestSupervisor(t)
+	s.start()
+	s.share(0)
+	daemon := s.awaitReady(0)
+	s.startClient(0, 1000)
+	c, err := s.control(t.Context(), s.dir(0))
 	must(t, err)
 	servers, err := c.servers(t.Context())
 	must(t, err)
@@ -108,7 +108,7 @@ func TestDaemonsAreConfined(t *testing.T) {
 			}
 		}
 		const flags = " rw,nosuid,nodev,noexec,relatime,nosymfollow"
-		paths := []string{"/dev/shm" + flags, k.dir(0) + "/log" + flags, k.dir(0) + "/pipe" + flags}
+		paths := []string{"/dev/shm" + flags, s.dir(0) + "/log" + flags, s.dir(0) + "/pipe" + flags}
 		if diff := cmp.Diff(paths, writableMounts(t, pid)); diff != "" {
 			t.Errorf("what process %d can write to (-want +got)\n%s", pid, diff)
 		}
@@ -116,7 +116,7 @@ func TestDaemonsAreConfined(t *testing.T) {
 
 	// It sees only what programs and the driver need.
 	root := fmt.Sprintf("/proc/%d/root", daemon)
-	entries, err := os.ReadDir(filepath.Join(root, k.dir(0)))
+	entries, err := os.ReadDir(filepath.Join(root, s.dir(0)))
 	must(t, err)
 	var names []string
 	for _, e := range entries {
@@ -150,8 +150,8 @@ func TestDaemonsAreConfined(t *testing.T) {
 
 // A container may have taken over the daemon.
 func TestConfinedProgramsCannotChangeTheNode(t *testing.T) {
-	k := newTestKeeper(t)
-	prepareGPU(t, k.opts.Dir, testGPU)
+	s := newTestSupervisor(t)
+	prepareGPU(t, s.opts.Dir, testGPU)
 	dir := t.TempDir()
 	script := filepath.Join(dir, "bin", "control")
 	must(t, os.Mkdir(filepath.Dir(script), 0o755))
@@ -168,7 +168,7 @@ try ls /proc/1/root/
 try nsenter -t 1 -m true
 try unshare -m true
 try test -e `+dir+`/secret
-try test -e `+k.opts.Dir+`/`+testGPU+`/daemon.json
+try test -e `+s.opts.Dir+`/`+testGPU+`/daemon.json
 cd "$CUDA_MPS_PIPE_DIRECTORY" && try touch ours
 cd "$CUDA_MPS_LOG_DIRECTORY" && try touch ours
 cd /dev/shm && try touch ours
@@ -177,11 +177,11 @@ echo end
 `), 0o755))
 	must(t, os.WriteFile(filepath.Join(dir, "secret"), nil, 0o644))
 	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin", "/usr/sbin", "/sbin"}, Driver: "1", Root: dir}
-	daemon, err := testHelper().startDaemon(filepath.Join(k.opts.Dir, testGPU), p)
+	daemon, err := testHelper().startDaemon(filepath.Join(s.opts.Dir, testGPU), p)
 	must(t, err)
 	<-daemon.done()
 	daemon.close()
-	text, err := os.ReadFile(filepath.Join(k.opts.Dir, testGPU, outputName))
+	text, err := os.ReadFile(filepath.Join(s.opts.Dir, testGPU, outputName))
 	must(t, err)
 	const want = `could touch ours
 could touch ours
@@ -196,7 +196,7 @@ end
 
 // A daemon must not hold volumes of pods, nor see later mounts, which it could write to.
 func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
-	k := newTestKeeper(t)
+	s := newTestSupervisor(t)
 	mount := func(name, at string) string {
 		must(t, os.Mkdir(filepath.Join(at, name), 0o755))
 		must(t, unix.Mount(name, filepath.Join(at, name), "tmpfs", 0, ""))
@@ -204,11 +204,11 @@ func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
 		return filepath.Join(at, name)
 	}
 	mount("volume", t.TempDir())
-	shown := mount("shown", filepath.Join(k.node.Root(), "usr"))
+	shown := mount("shown", filepath.Join(s.node.Root(), "usr"))
 	must(t, unix.Mount("", shown, "", unix.MS_SHARED, "")) // as systemd makes all
-	k.start()
-	k.share(0)
-	pid := k.awaitReady(0)
+	s.start()
+	s.share(0)
+	pid := s.awaitReady(0)
 	mount("late", shown)
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
 	must(t, err)
@@ -218,7 +218,7 @@ func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
 	}
 	here, err := os.ReadFile("/proc/thread-self/mountinfo")
 	must(t, err)
-	if strings.Count(string(here), k.dir(0)) != 1 {
+	if strings.Count(string(here), s.dir(0)) != 1 {
 		t.Errorf("the daemon's mounts are visible here:\n%s", here)
 	}
 }

@@ -127,7 +127,7 @@ func TestPrepareRefuses(t *testing.T) {
 }
 
 // A directory that other users can change is not used, and nothing is made in it.
-func TestKeeperUsesOnlyRootsDirectories(t *testing.T) {
+func TestSupervisorUsesOnlyRootsDirectories(t *testing.T) {
 	testenv.Root(t)
 	//nolint:usetesting // t.TempDir is in /tmp, where every user can write
 	safe, err := os.MkdirTemp("/run", "mps-test-")
@@ -150,16 +150,16 @@ func TestKeeperUsesOnlyRootsDirectories(t *testing.T) {
 			if insecure {
 				want = ""
 			}
-			k := New(Options{Dir: filepath.Join(run, "mps"), Insecure: insecure})
-			err := k.acquire()
+			s := New(Options{Dir: filepath.Join(run, "mps"), Insecure: insecure})
+			err := s.acquire()
 			if (err == nil) != (want == "") ||
 				err != nil && (!errors.Is(err, trust.ErrUnsafe) || !strings.Contains(err.Error(), want)) {
 				t.Errorf("%s, insecure %t: %v", name, insecure, err)
 			}
-			if _, made := os.Stat(k.opts.Dir); (made == nil) != (want == "") {
+			if _, made := os.Stat(s.opts.Dir); (made == nil) != (want == "") {
 				t.Errorf("%s, insecure %t: the directory: %v", name, insecure, made)
 			}
-			must(t, k.unlock())
+			must(t, s.unlock())
 		}
 	}
 }

@@ -51,11 +51,11 @@ func TestCheckPIDNamespace(t *testing.T) {
 	if err := CheckPIDNamespace(socket + ".not"); err != nil {
 		t.Errorf("without a kubelet: %v", err)
 	}
-	k := New(Options{Dir: filepath.Join(makeShortDir(t), "mps"), Insecure: true, KubeletSocket: socket})
-	if err := errors.Join(k.Claim(), k.unlock()); err != nil {
+	s := New(Options{Dir: filepath.Join(makeShortDir(t), "mps"), Insecure: true, KubeletSocket: socket})
+	if err := errors.Join(s.Claim(), s.unlock()); err != nil {
 		t.Error(err)
 	}
-	if _, err := os.Stat(k.opts.Dir); err != nil {
+	if _, err := os.Stat(s.opts.Dir); err != nil {
 		t.Error(err)
 	}
 }

@@ -90,10 +90,10 @@ func TestDaemons(t *testing.T) {
 
 func TestProblem(t *testing.T) {
 	half, third := resource.MPSLimits{MemoryBytes: 2 << 20}, resource.MPSLimits{MemoryBytes: 1 << 20}
-	k := New(Options{})
-	k.workers["GPU-1"] = &worker{ready: half}
-	k.workers["GPU-2"] = &worker{reason: "it is gone"}
-	k.workers["GPU-4"] = &worker{occupied: true}
+	s := New(Options{})
+	s.workers["GPU-1"] = &worker{ready: half}
+	s.workers["GPU-2"] = &worker{reason: "it is gone"}
+	s.workers["GPU-4"] = &worker{occupied: true}
 	const occupied = "its GPU is still shared by MPS until the last client has ended"
 	for name, c := range map[string]struct {
 		device resource.Device
@@ -107,7 +107,7 @@ func TestProblem(t *testing.T) {
 		"a GPU that is no longer shared":        {resource.Device{UUID: "GPU-4", Parent: "GPU-4"}, occupied},
 		"a MIG device of a GPU that was shared": {resource.Device{UUID: "MIG-1", Parent: "GPU-4"}, occupied},
 	} {
-		if got := k.Problem(&c.device); got != c.want {
+		if got := s.Problem(&c.device); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}

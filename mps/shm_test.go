@@ -143,50 +143,50 @@ func TestShmMustBeVisibleOnTheHost(t *testing.T) {
 
 // The daemon of one GPU must not hold the shm of another.
 func TestDaemonsHaveTheirOwnShm(t *testing.T) {
-	k := newTestKeeper(t)
-	k.start()
-	k.share(0)
-	k.awaitReady(0)
-	k.share(0, 1)
-	k.awaitReady(1)
-	file := filepath.Join(k.dir(1), shmName, "file")
+	s := newTestSupervisor(t)
+	s.start()
+	s.share(0)
+	s.awaitReady(0)
+	s.share(0, 1)
+	s.awaitReady(1)
+	file := filepath.Join(s.dir(1), shmName, "file")
 	must(t, os.WriteFile(file, nil, 0o600))
-	k.stop()
+	s.stop()
 
 	// The next plugin uses them as they are, with other limits too, and so does the next daemon.
-	k.renew(k.opts.Dir)
-	k.start()
-	k.share(0, 1)
-	k.awaitReady(0)
-	first := k.awaitReady(1)
+	s.renew(s.opts.Dir)
+	s.start()
+	s.share(0, 1)
+	s.awaitReady(0)
+	first := s.awaitReady(1)
 	more := half
 	more.SharedMemoryBytes = 4 * testShm
-	k.Set([]Daemon{{UUID: k.gpu(0), Limits: half}, {UUID: k.gpu(1), Limits: more}})
-	eventually(t, "more memory", func() bool { return k.problem(1, more) == "" })
+	s.Set([]Daemon{{UUID: s.gpu(0), Limits: half}, {UUID: s.gpu(1), Limits: more}})
+	eventually(t, "more memory", func() bool { return s.problem(1, more) == "" })
 	if size := statfs(t, filepath.Dir(file)).Blocks * uint64(statfs(t, file).Bsize); size != 4*testShm {
 		t.Errorf("shm has %d bytes", size)
 	}
 	must(t, unix.Kill(first, unix.SIGKILL))
-	eventually(t, "another daemon", func() bool { return k.problem(1, more) == "" && pidOf(t, k.dir(1)) != first })
+	eventually(t, "another daemon", func() bool { return s.problem(1, more) == "" && pidOf(t, s.dir(1)) != first })
 	if _, err := os.Lstat(file); err != nil {
 		t.Error(err)
 	}
-	mounts, err := os.ReadFile("/proc/" + strconv.Itoa(pidOf(t, k.dir(1))) + "/mountinfo")
+	mounts, err := os.ReadFile("/proc/" + strconv.Itoa(pidOf(t, s.dir(1))) + "/mountinfo")
 	must(t, err)
-	if !bytes.Contains(mounts, []byte(k.gpu(1))) || bytes.Contains(mounts, []byte(k.gpu(0))) {
+	if !bytes.Contains(mounts, []byte(s.gpu(1))) || bytes.Contains(mounts, []byte(s.gpu(0))) {
 		t.Errorf("the daemon of GPU 1 has\n%s", mounts)
 	}
 
 	// GPUs that are no longer shared are released, also one whose daemon a plugin was about to start when it was
 	// killed.
-	k.stop()
-	prepareGPU(t, k.opts.Dir, k.gpu(2))
-	must(t, k.modes.SetExclusive(t.Context(), k.gpu(2), true))
-	k.renew(k.opts.Dir)
-	k.start()
-	k.share()
+	s.stop()
+	prepareGPU(t, s.opts.Dir, s.gpu(2))
+	must(t, s.modes.SetExclusive(t.Context(), s.gpu(2), true))
+	s.renew(s.opts.Dir)
+	s.start()
+	s.share()
 	for n := range 3 {
-		eventually(t, "the release of each GPU", func() bool { return !prepared(k.dir(n)) && !k.modes.is(k.gpu(n)) })
+		eventually(t, "the release of each GPU", func() bool { return !prepared(s.dir(n)) && !s.modes.is(s.gpu(n)) })
 	}
 }
 

@@ -100,30 +100,30 @@ func New(o Options) *Supervisor {
 }
 
 // Set replaces the desired daemons. It does not wait for them.
-func (k *Supervisor) Set(daemons []Daemon) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	before := k.desired
+func (s *Supervisor) Set(daemons []Daemon) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.desired
 	var uuids []string
 	if before == nil {
-		uuids = k.leftovers()
+		uuids = s.leftovers()
 	}
-	k.desired = map[string]Daemon{}
+	s.desired = map[string]Daemon{}
 	for _, d := range daemons {
-		k.desired[d.UUID] = d
+		s.desired[d.UUID] = d
 		uuids = append(uuids, d.UUID)
 	}
 	for _, uuid := range uuids {
-		if k.workers[uuid] == nil {
-			k.workers[uuid] = newWorker(k, uuid)
+		if s.workers[uuid] == nil {
+			s.workers[uuid] = newWorker(s, uuid)
 		}
 	}
-	for uuid, w := range k.workers {
-		if k.desired[uuid] != before[uuid] {
+	for uuid, w := range s.workers {
+		if s.desired[uuid] != before[uuid] {
 			notify(w.kick)
 		}
 	}
-	notify(k.kick)
+	notify(s.kick)
 }
 
 // notify wakes the receiver of a channel with room for one; a notification that is pending already is enough.
@@ -136,16 +136,16 @@ func notify(c chan<- struct{}) {
 
 // Problem returns why MPS keeps a device from being allocated, or "". The daemon of a shared GPU must be ready with the
 // device's limits. A GPU that is no longer shared remains exclusive until the daemon's last client has ended.
-func (k *Supervisor) Problem(d *resource.Device) string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (s *Supervisor) Problem(d *resource.Device) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if d.MPS == nil {
-		if w := k.workers[d.Parent]; w != nil && w.occupied {
+		if w := s.workers[d.Parent]; w != nil && w.occupied {
 			return "its GPU is still shared by MPS until the last client has ended"
 		}
 		return ""
 	}
-	w := k.workers[d.UUID]
+	w := s.workers[d.UUID]
 	switch {
 	case w == nil:
 		return starting
@@ -156,27 +156,27 @@ func (k *Supervisor) Problem(d *resource.Device) string {
 }
 
 // Run runs the daemons until ctx ends. They continue after that.
-func (k *Supervisor) Run(ctx context.Context) error {
+func (s *Supervisor) Run(ctx context.Context) error {
 	var workers sync.WaitGroup
 	for {
-		for _, w := range k.unstarted() {
+		for _, w := range s.unstarted() {
 			workers.Go(func() { w.run(ctx) })
 		}
 		select {
-		case <-k.kick:
+		case <-s.kick:
 		case <-ctx.Done():
 			workers.Wait()
-			return k.unlock()
+			return s.unlock()
 		}
 	}
 }
 
 // unstarted returns the workers that Run has not started, and marks them as started.
-func (k *Supervisor) unstarted() []*worker {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (s *Supervisor) unstarted() []*worker {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var list []*worker
-	for _, w := range k.workers {
+	for _, w := range s.workers {
 		if !w.started {
 			w.started = true
 			list = append(list, w)
@@ -187,54 +187,54 @@ func (k *Supervisor) unstarted() []*worker {
 
 // Claim checks that MPS can be used here and reserves the directory until Run ends. The error is ErrPIDNamespace, or
 // lock.ErrHeld if another instance uses the directory. Problems of the directory itself are reported for each GPU.
-func (k *Supervisor) Claim() error {
-	if err := CheckPIDNamespace(k.opts.KubeletSocket); err != nil {
+func (s *Supervisor) Claim() error {
+	if err := CheckPIDNamespace(s.opts.KubeletSocket); err != nil {
 		return err
 	}
-	if err := k.acquire(); errors.Is(err, lock.ErrHeld) {
+	if err := s.acquire(); errors.Is(err, lock.ErrHeld) {
 		return err
 	}
 	return nil
 }
 
 // acquire reserves the directory for this instance.
-func (k *Supervisor) acquire() error {
-	k.files.Lock()
-	defer k.files.Unlock()
-	if k.lock != nil {
+func (s *Supervisor) acquire() error {
+	s.files.Lock()
+	defer s.files.Unlock()
+	if s.lock != nil {
 		return nil
 	}
-	err := trust.Dir(k.opts.Dir)
-	if err != nil && (!k.opts.Insecure || !errors.Is(err, trust.ErrUnsafe)) {
-		return fmt.Errorf("%s is not used for MPS, set another runtime-dir: %w", k.opts.Dir, err)
+	err := trust.Dir(s.opts.Dir)
+	if err != nil && (!s.opts.Insecure || !errors.Is(err, trust.ErrUnsafe)) {
+		return fmt.Errorf("%s is not used for MPS, set another runtime-dir: %w", s.opts.Dir, err)
 	}
-	if err := os.MkdirAll(k.opts.Dir, 0o755); err != nil {
+	if err := os.MkdirAll(s.opts.Dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory of MPS: %w", err)
 	}
-	if k.lock, err = lock.Acquire(filepath.Join(k.opts.Dir, lockName)); err != nil {
+	if s.lock, err = lock.Acquire(filepath.Join(s.opts.Dir, lockName)); err != nil {
 		return fmt.Errorf("share GPUs by MPS: %w", err)
 	}
 	return nil
 }
 
-func (k *Supervisor) unlock() error {
-	k.files.Lock()
-	defer k.files.Unlock()
-	if k.lock == nil {
+func (s *Supervisor) unlock() error {
+	s.files.Lock()
+	defer s.files.Unlock()
+	if s.lock == nil {
 		return nil
 	}
-	return k.lock.Release()
+	return s.lock.Release()
 }
 
 // leftovers are the GPUs that an earlier plugin prepared.
-func (k *Supervisor) leftovers() []string {
-	entries, err := os.ReadDir(k.opts.Dir)
+func (s *Supervisor) leftovers() []string {
+	entries, err := os.ReadDir(s.opts.Dir)
 	if err != nil {
 		return nil // MPS was never used
 	}
 	var uuids []string
 	for _, e := range entries {
-		if uuidForm.MatchString(e.Name()) && prepared(filepath.Join(k.opts.Dir, e.Name())) {
+		if uuidForm.MatchString(e.Name()) && prepared(filepath.Join(s.opts.Dir, e.Name())) {
 			uuids = append(uuids, e.Name())
 		}
 	}
@@ -242,34 +242,34 @@ func (k *Supervisor) leftovers() []string {
 }
 
 // desiredFor returns the desired daemon of a GPU, or nil.
-func (k *Supervisor) desiredFor(uuid string) *Daemon {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if d, ok := k.desired[uuid]; ok {
+func (s *Supervisor) desiredFor(uuid string) *Daemon {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d, ok := s.desired[uuid]; ok {
 		return &d
 	}
 	return nil
 }
 
 // control returns the control program, as it is installed now, for a GPU's daemon.
-func (k *Supervisor) control(ctx context.Context, dir string) (*control, error) {
-	k.mu.Lock()
-	p := k.program
-	k.mu.Unlock()
+func (s *Supervisor) control(ctx context.Context, dir string) (*control, error) {
+	s.mu.Lock()
+	p := s.program
+	s.mu.Unlock()
 	if _, err := os.Stat(p.Path); err != nil {
-		if p, err = k.opts.Program(ctx); err != nil {
+		if p, err = s.opts.Program(ctx); err != nil {
 			return nil, err
 		}
-		k.mu.Lock()
-		k.program = p
-		k.mu.Unlock()
+		s.mu.Lock()
+		s.program = p
+		s.mu.Unlock()
 	}
-	return &control{helper: k.opts.Helper, dir: dir, program: p}, nil
+	return &control{helper: s.opts.Helper, dir: dir, program: p}, nil
 }
 
 // linkLibraries updates the links to the driver's libraries for one worker at a time.
-func (k *Supervisor) linkLibraries(libraries map[string]string) error {
-	k.files.Lock()
-	defer k.files.Unlock()
-	return linkLibraries(k.opts.Dir, libraries)
+func (s *Supervisor) linkLibraries(libraries map[string]string) error {
+	s.files.Lock()
+	defer s.files.Unlock()
+	return linkLibraries(s.opts.Dir, libraries)
 }

@@ -97,9 +97,9 @@ type testSupervisor struct {
 }
 
 // gpu returns the UUID of the nth GPU.
-func (k *testSupervisor) gpu(n int) string { return k.node.Machine().GPUs[n].UUID }
+func (s *testSupervisor) gpu(n int) string { return s.node.Machine().GPUs[n].UUID }
 
-func (k *testSupervisor) dir(n int) string { return filepath.Join(k.opts.Dir, k.gpu(n)) }
+func (s *testSupervisor) dir(n int) string { return filepath.Join(s.opts.Dir, s.gpu(n)) }
 
 // The daemon prints both limits of memory alike, in gigabytes.
 var (
@@ -107,12 +107,12 @@ var (
 	lessThanHalf = resource.MPSLimits{MemoryBytes: 1100 << 20, ThreadPercent: 50, SharedMemoryBytes: testShm}
 )
 
-// newTestKeeper returns a supervisor that does not run yet.
-func newTestKeeper(t *testing.T) *testSupervisor {
+// newTestSupervisor returns a supervisor that does not run yet.
+func newTestSupervisor(t *testing.T) *testSupervisor {
 	t.Helper()
 	testenv.Root(t)
 	node := simtest.Node(t, "pcie-quad")
-	k := &testSupervisor{
+	s := &testSupervisor{
 		t: t, node: node, modes: &modes{exclusive: map[string]bool{}}, stop: func() {},
 		program: Program{
 			Path: node.MPSControl(), SearchPath: []string{filepath.Dir(node.MPSControl())}, Driver: "1",
@@ -120,86 +120,86 @@ func newTestKeeper(t *testing.T) *testSupervisor {
 			Libraries: map[string]string{"libnvidia-ml.so.1": node.Library()},
 		},
 	}
-	k.renew(makeShortDir(t))
+	s.renew(makeShortDir(t))
 	t.Cleanup(func() {
-		k.stop()
+		s.stop()
 		for n := range node.Machine().GPUs {
-			if r, err := readRecord(k.dir(n)); err == nil && r.matches() {
+			if r, err := readRecord(s.dir(n)); err == nil && r.matches() {
 				_ = unix.Kill(r.PID, unix.SIGKILL)
 			}
 		}
 	})
-	return k
+	return s
 }
 
 // renew replaces the supervisor by a new one for the directory.
-func (k *testSupervisor) renew(dir string) {
-	k.Supervisor = New(Options{
-		Dir: dir, Insecure: true, Helper: testHelper(), Modes: k.modes,
+func (s *testSupervisor) renew(dir string) {
+	s.Supervisor = New(Options{
+		Dir: dir, Insecure: true, Helper: testHelper(), Modes: s.modes,
 		Program: func(context.Context) (Program, error) {
-			_, err := os.Stat(k.program.Path)
-			return k.program, err
+			_, err := os.Stat(s.program.Path)
+			return s.program, err
 		},
 		Interval: 100 * time.Millisecond, Deadline: 2 * time.Second,
 	})
-	k.checkLog()
+	s.checkLog()
 }
 
 // checkLog checks each line of the log, and must be called before start. A line must be complete without its
 // attributes: it names the GPU, and the cause is in the message.
-func (k *testSupervisor) checkLog() {
+func (s *testSupervisor) checkLog() {
 	options := slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		switch {
 		case a.Key == slog.MessageKey && !strings.HasPrefix(a.Value.String(), "GPU-"):
-			k.t.Errorf("the log does not name the GPU: %q", a.Value)
+			s.t.Errorf("the log does not name the GPU: %q", a.Value)
 		case !slices.Contains([]string{slog.TimeKey, slog.LevelKey, slog.MessageKey, "gpu", "pid"}, a.Key):
-			k.t.Errorf("the attribute %s is not in the message: %q", a.Key, a.Value)
+			s.t.Errorf("the attribute %s is not in the message: %q", a.Key, a.Value)
 		}
 		return a
 	}}
-	k.opts.Log = slog.New(slog.NewTextHandler(k.t.Output(), &options))
+	s.opts.Log = slog.New(slog.NewTextHandler(s.t.Output(), &options))
 }
 
 // start runs the supervisor until stop or the end of the test.
-func (k *testSupervisor) start() {
-	ctx, cancel := context.WithCancel(k.t.Context())
+func (s *testSupervisor) start() {
+	ctx, cancel := context.WithCancel(s.t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- k.Run(ctx) }()
-	k.stop = sync.OnceFunc(func() {
+	go func() { ended <- s.Run(ctx) }()
+	s.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
-			k.t.Error(err)
+			s.t.Error(err)
 		}
 	})
 }
 
 // problem returns why the nth GPU's daemon cannot be used with these limits, or "".
-func (k *testSupervisor) problem(n int, limits resource.MPSLimits) string {
-	return k.Problem(&resource.Device{UUID: k.gpu(n), MPS: &limits})
+func (s *testSupervisor) problem(n int, limits resource.MPSLimits) string {
+	return s.Problem(&resource.Device{UUID: s.gpu(n), MPS: &limits})
 }
 
 // share sets the GPUs to share.
-func (k *testSupervisor) share(gpus ...int) {
+func (s *testSupervisor) share(gpus ...int) {
 	var list []Daemon
 	for _, n := range gpus {
-		list = append(list, Daemon{UUID: k.gpu(n), Limits: half})
+		list = append(list, Daemon{UUID: s.gpu(n), Limits: half})
 	}
-	k.Set(list)
+	s.Set(list)
 }
 
 // awaitReady waits until the GPU's daemon can be used, and returns its PID.
-func (k *testSupervisor) awaitReady(n int) int {
-	k.t.Helper()
-	eventually(k.t, "a daemon that can be used", func() bool { return k.problem(n, half) == "" })
-	r, err := readRecord(k.dir(n))
-	must(k.t, err)
+func (s *testSupervisor) awaitReady(n int) int {
+	s.t.Helper()
+	eventually(s.t, "a daemon that can be used", func() bool { return s.problem(n, half) == "" })
+	r, err := readRecord(s.dir(n))
+	must(s.t, err)
 	return r.PID
 }
 
 // awaitProblem waits until the GPU's daemon cannot be used for a reason that contains the text.
-func (k *testSupervisor) awaitProblem(n int, text string) {
-	k.t.Helper()
-	eventually(k.t, "the problem "+text, func() bool { return strings.Contains(k.problem(n, half), text) })
+func (s *testSupervisor) awaitProblem(n int, text string) {
+	s.t.Helper()
+	eventually(s.t, "the problem "+text, func() bool { return strings.Contains(s.problem(n, half), text) })
 }
 
 func eventually(t testing.TB, what string, ok func() bool) {
@@ -235,25 +235,25 @@ func TestHostilePipeDirectory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			k := newTestKeeper(t)
-			k.start()
-			k.share(0, 1)
-			first := k.awaitReady(0)
-			k.awaitReady(1)
-			control := filepath.Join(k.dir(0), pipeName, "control")
+			s := newTestSupervisor(t)
+			s.start()
+			s.share(0, 1)
+			first := s.awaitReady(0)
+			s.awaitReady(1)
+			control := filepath.Join(s.dir(0), pipeName, "control")
 			must(t, os.Remove(control))
 			must(
 				t,
 				os.WriteFile(
-					filepath.Join(k.dir(0), pipeName, "nvidia-cuda-mps-control.pid"),
+					filepath.Join(s.dir(0), pipeName, "nvidia-cuda-mps-control.pid"),
 					[]byte(strconv.Itoa(os.Getpid())),
 					0o644,
 				),
 			)
 			attack(t, control, filepath.Join(makeShortDir(t), "socket"))
-			k.awaitProblem(0, "does not answer")
-			k.awaitReady(1)
-			if again := k.awaitReady(0); again == first {
+			s.awaitProblem(0, "does not answer")
+			s.awaitReady(1)
+			if again := s.awaitReady(0); again == first {
 				t.Error("the unreachable daemon is used")
 			}
 		})
@@ -280,12 +280,12 @@ func listen(t *testing.T, path string, serve func(net.Conn)) {
 
 // The daemon runs as root and creates files in directories that containers can write to.
 func TestTheDaemonFollowsNoLink(t *testing.T) {
-	k := newTestKeeper(t)
+	s := newTestSupervisor(t)
 	dir := t.TempDir()
 	script := filepath.Join(dir, "bin", "control")
 	must(t, os.Mkdir(filepath.Dir(script), 0o755))
-	prepareGPU(t, k.opts.Dir, testGPU)
-	gpuDir := filepath.Join(k.opts.Dir, testGPU)
+	prepareGPU(t, s.opts.Dir, testGPU)
+	gpuDir := filepath.Join(s.opts.Dir, testGPU)
 	secret := filepath.Join(gpuDir, logName, "secret") // where it can write
 	must(t, os.WriteFile(secret, []byte("secret"), 0o644))
 	must(t, os.WriteFile(script, []byte(`#!/bin/sh
@@ -326,9 +326,9 @@ env | sed 's/=.*//' | sort | tr '\n' ' '
 
 // A container that answers in the daemon's place must not keep the host busy.
 func TestChangingAnswersAreNotChased(t *testing.T) {
-	k := newTestKeeper(t)
+	s := newTestSupervisor(t)
 	dir := t.TempDir()
-	script, asked := filepath.Join(dir, "bin", "control"), filepath.Join(k.dir(0), logName, "asked")
+	script, asked := filepath.Join(dir, "bin", "control"), filepath.Join(s.dir(0), logName, "asked")
 	must(t, os.Mkdir(filepath.Dir(script), 0o755))
 	must(t, os.WriteFile(script, []byte(`#!/bin/sh
 [ "$1" = -f ] && exec sleep 600
@@ -339,9 +339,9 @@ get_default_device*) [ $(grep -c "$command" `+asked+`) -gt 2 ] && [ $(($(grep -c
 get_default_active*) echo 50.0 ;;
 esac
 `), 0o755))
-	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
-	k.start()
-	k.share(0)
+	s.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
+	s.start()
+	s.share(0)
 	eventually(t, "a command", func() bool { _, err := os.Stat(asked); return err == nil })
 	time.Sleep(3 * time.Second)
 	text, err := os.ReadFile(asked)
@@ -352,22 +352,22 @@ esac
 }
 
 func TestAGPUHasOneDaemon(t *testing.T) {
-	k := newTestKeeper(t)
-	prepareGPU(t, k.opts.Dir, k.gpu(0))
-	must(t, linkLibraries(k.opts.Dir, k.program.Libraries))
-	first, err := testHelper().startDaemon(k.dir(0), k.program)
+	s := newTestSupervisor(t)
+	prepareGPU(t, s.opts.Dir, s.gpu(0))
+	must(t, linkLibraries(s.opts.Dir, s.program.Libraries))
+	first, err := testHelper().startDaemon(s.dir(0), s.program)
 	must(t, err)
 	defer first.close()
 	eventually(
 		t,
 		"a daemon",
-		func() bool { _, err := os.Stat(filepath.Join(k.dir(0), pipeName, "control")); return err == nil },
+		func() bool { _, err := os.Stat(filepath.Join(s.dir(0), pipeName, "control")); return err == nil },
 	)
-	second, err := testHelper().startDaemon(k.dir(0), k.program)
+	second, err := testHelper().startDaemon(s.dir(0), s.program)
 	must(t, err)
 	defer second.close()
 	<-second.done()
-	if text := outputTail(k.dir(0)); how(second) != "ended with status 1" ||
+	if text := outputTail(s.dir(0)); how(second) != "ended with status 1" ||
 		!strings.Contains(text, "is the GPU's daemon already") {
 		t.Errorf("it %s and printed %q", how(second), text)
 	}
@@ -376,44 +376,44 @@ func TestAGPUHasOneDaemon(t *testing.T) {
 	}
 }
 
-func TestKeeperAdoptsRunningDaemons(t *testing.T) {
-	k := newTestKeeper(t)
-	k.start()
-	k.share(0, 1, 2)
-	first, second := k.awaitReady(0), k.awaitReady(1)
-	k.awaitReady(2)
-	k.stop()
+func TestSupervisorAdoptsRunningDaemons(t *testing.T) {
+	s := newTestSupervisor(t)
+	s.start()
+	s.share(0, 1, 2)
+	first, second := s.awaitReady(0), s.awaitReady(1)
+	s.awaitReady(2)
+	s.stop()
 
 	// Meanwhile one daemon dies, and its PID passes to another process.
 	must(t, unix.Kill(second, unix.SIGKILL))
 	innocent := exec.Command("sleep", "600")
 	must(t, innocent.Start())
 	defer func() { _ = innocent.Process.Kill(); _ = innocent.Wait() }()
-	r, err := readRecord(k.dir(1))
+	r, err := readRecord(s.dir(1))
 	must(t, err)
 	r.PID = innocent.Process.Pid
-	must(t, r.write(k.dir(1)))
+	must(t, r.write(s.dir(1)))
 	// Another daemon dies, and its record is damaged.
-	third, err := readRecord(k.dir(2))
+	third, err := readRecord(s.dir(2))
 	must(t, err)
 	must(t, unix.Kill(third.PID, unix.SIGKILL))
-	must(t, os.WriteFile(filepath.Join(k.dir(2), recordName), []byte("{"), 0o600))
+	must(t, os.WriteFile(filepath.Join(s.dir(2), recordName), []byte("{"), 0o600))
 
-	k.renew(k.opts.Dir)
-	k.start()
-	k.share(0, 1, 2)
-	if now := k.awaitReady(0); now != first {
+	s.renew(s.opts.Dir)
+	s.start()
+	s.share(0, 1, 2)
+	if now := s.awaitReady(0); now != first {
 		t.Errorf("daemon %d, want %d still", now, first)
 	}
-	if now := k.awaitReady(1); now == innocent.Process.Pid {
+	if now := s.awaitReady(1); now == innocent.Process.Pid {
 		t.Error("another process was adopted")
 	}
-	k.awaitReady(2)
+	s.awaitReady(2)
 
 	// They are no longer desired.
-	k.share()
+	s.share()
 	for n := range 3 {
-		eventually(t, "the release of each GPU", func() bool { return !prepared(k.dir(n)) && !k.modes.is(k.gpu(n)) })
+		eventually(t, "the release of each GPU", func() bool { return !prepared(s.dir(n)) && !s.modes.is(s.gpu(n)) })
 	}
 	if err := innocent.Process.Signal(unix.Signal(0)); err != nil {
 		t.Errorf("the innocent process: %v", err)
@@ -433,99 +433,99 @@ func (m *lateModes) SetExclusive(ctx context.Context, uuid string, exclusive boo
 }
 
 // A plugin that is killed while it starts a daemon leaves one that appears after the next plugin has looked for it.
-func TestKeeperAdoptsADaemonThatAppearsLate(t *testing.T) {
-	k := newTestKeeper(t)
+func TestSupervisorAdoptsADaemonThatAppearsLate(t *testing.T) {
+	s := newTestSupervisor(t)
 	var late *process
-	k.opts.Modes = &lateModes{modes: k.modes, do: func() {
+	s.opts.Modes = &lateModes{modes: s.modes, do: func() {
 		var err error
-		if late, err = testHelper().startDaemon(k.dir(0), k.program); err != nil {
+		if late, err = testHelper().startDaemon(s.dir(0), s.program); err != nil {
 			t.Error(err)
 		}
-		for late.runs() && !recorded(k.dir(0)) {
+		for late.runs() && !recorded(s.dir(0)) {
 			time.Sleep(time.Millisecond)
 		}
 	}}
-	k.start()
-	k.share(0)
-	pid := k.awaitReady(0)
-	k.stop()
+	s.start()
+	s.share(0)
+	pid := s.awaitReady(0)
+	s.stop()
 	defer late.close()
 	if pid != late.pid {
 		t.Errorf("daemon %d, want the one that was there: %d", pid, late.pid)
 	}
 }
 
-func TestKeeperAdoptsNoZombie(t *testing.T) {
-	k := newTestKeeper(t)
-	prepareGPU(t, k.opts.Dir, k.gpu(0))
+func TestSupervisorAdoptsNoZombie(t *testing.T) {
+	s := newTestSupervisor(t)
+	prepareGPU(t, s.opts.Dir, s.gpu(0))
 	dead := exec.Command("sleep", "600")
 	must(t, dead.Start())
 	defer func() { _ = dead.Wait() }()
-	r, err := recordOf(dead.Process.Pid, k.program.Driver)
+	r, err := recordOf(dead.Process.Pid, s.program.Driver)
 	must(t, err)
-	must(t, r.write(k.dir(0)))
+	must(t, r.write(s.dir(0)))
 	must(t, dead.Process.Kill())
 	eventually(t, "a zombie", func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", dead.Process.Pid))
 		return err == nil && strings.Contains(string(stat), ") Z ")
 	})
-	k.start()
-	k.share(0)
-	if pid := k.awaitReady(0); pid == r.PID {
+	s.start()
+	s.share(0)
+	if pid := s.awaitReady(0); pid == r.PID {
 		t.Error("it was adopted")
 	}
 }
 
 // Of two instances that use the same directory by mistake, the second changes nothing.
-func TestOneKeeperForADirectory(t *testing.T) {
-	k := newTestKeeper(t)
-	k.start()
-	k.share(0)
-	pid := k.awaitReady(0)
-	second := New(k.opts)
+func TestOneSupervisorForADirectory(t *testing.T) {
+	s := newTestSupervisor(t)
+	s.start()
+	s.share(0)
+	pid := s.awaitReady(0)
+	second := New(s.opts)
 	if err := second.Claim(); !errors.Is(err, lock.ErrHeld) {
 		t.Errorf("Claim returns %v", err)
 	}
-	for _, list := range [][]Daemon{nil, {{UUID: k.gpu(1), Limits: half}}} {
+	for _, list := range [][]Daemon{nil, {{UUID: s.gpu(1), Limits: half}}} {
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		second = New(k.opts)
+		second = New(s.opts)
 		second.Set(list)
 		must(t, second.Run(ctx))
 		cancel()
 	}
-	if reason := second.Problem(&resource.Device{UUID: k.gpu(1), MPS: &half}); !strings.Contains(
+	if reason := second.Problem(&resource.Device{UUID: s.gpu(1), MPS: &half}); !strings.Contains(
 		reason,
 		lock.ErrHeld.Error(),
 	) {
 		t.Errorf("the GPU of the second is unhealthy because %q", reason)
 	}
-	if now := k.awaitReady(0); now != pid || !k.modes.is(k.gpu(0)) || k.modes.is(k.gpu(1)) {
-		t.Errorf("daemon %d, want %d as before, and modes %v", now, pid, k.modes.exclusive)
+	if now := s.awaitReady(0); now != pid || !s.modes.is(s.gpu(0)) || s.modes.is(s.gpu(1)) {
+		t.Errorf("daemon %d, want %d as before, and modes %v", now, pid, s.modes.exclusive)
 	}
 }
 
-func TestKeeperFollowsTheDesiredState(t *testing.T) {
-	k := newTestKeeper(t)
-	k.start()
-	k.share(0)
-	first := k.awaitReady(0)
-	if !k.modes.is(k.gpu(0)) || k.modes.is(k.gpu(1)) {
+func TestSupervisorFollowsTheDesiredState(t *testing.T) {
+	s := newTestSupervisor(t)
+	s.start()
+	s.share(0)
+	first := s.awaitReady(0)
+	if !s.modes.is(s.gpu(0)) || s.modes.is(s.gpu(1)) {
 		t.Error("the wrong GPUs are exclusive")
 	}
 
 	// Other limits.
-	k.Set([]Daemon{{UUID: k.gpu(0), Limits: lessThanHalf}})
-	eventually(t, "the other limits", func() bool { return k.problem(0, lessThanHalf) == "" })
-	text, err := os.ReadFile(filepath.Join(k.dir(0), outputName))
+	s.Set([]Daemon{{UUID: s.gpu(0), Limits: lessThanHalf}})
+	eventually(t, "the other limits", func() bool { return s.problem(0, lessThanHalf) == "" })
+	text, err := os.ReadFile(filepath.Join(s.dir(0), outputName))
 	must(t, err)
 	if !strings.Contains(string(text), "set_default_device_pinned_mem_limit 0 1100M") {
 		t.Errorf("the daemon did not get them: %s", text)
 	}
-	k.share(0)
+	s.share(0)
 
 	// A container changes them.
-	k.awaitReady(0)
-	c, err := k.control(t.Context(), k.dir(0))
+	s.awaitReady(0)
+	c, err := s.control(t.Context(), s.dir(0))
 	must(t, err)
 	_, err = c.ask(t.Context(), "set_default_active_thread_percentage 100")
 	must(t, err)
@@ -533,66 +533,66 @@ func TestKeeperFollowsTheDesiredState(t *testing.T) {
 
 	// It is killed and restarted; then the driver changes, and it is replaced.
 	must(t, unix.Kill(first, unix.SIGKILL))
-	k.awaitProblem(0, "was ended by signal SIGKILL")
-	second := k.awaitReady(0)
-	k.mu.Lock()
-	k.Supervisor.program.Driver = "2"
-	k.mu.Unlock()
+	s.awaitProblem(0, "was ended by signal SIGKILL")
+	second := s.awaitReady(0)
+	s.mu.Lock()
+	s.Supervisor.program.Driver = "2"
+	s.mu.Unlock()
 	eventually(t, "a daemon of the other driver", func() bool {
-		r, err := readRecord(k.dir(0))
+		r, err := readRecord(s.dir(0))
 		return err == nil && r.PID != second && r.Driver == "2"
 	})
-	k.awaitReady(0)
+	s.awaitReady(0)
 
 	// The daemon of an unhealthy GPU is left alone.
-	third := k.awaitReady(0)
-	k.Set([]Daemon{{UUID: k.gpu(0), Limits: half, Hold: true}, {UUID: k.gpu(1), Limits: half, Hold: true}})
+	third := s.awaitReady(0)
+	s.Set([]Daemon{{UUID: s.gpu(0), Limits: half, Hold: true}, {UUID: s.gpu(1), Limits: half, Hold: true}})
 	time.Sleep(300 * time.Millisecond)
-	if r, err := readRecord(k.dir(0)); err != nil || r.PID != third || prepared(k.dir(1)) {
-		t.Errorf("record %+v, %v, and one of the other GPU: %t", r, err, prepared(k.dir(1)))
+	if r, err := readRecord(s.dir(0)); err != nil || r.PID != third || prepared(s.dir(1)) {
+		t.Errorf("record %+v, %v, and one of the other GPU: %t", r, err, prepared(s.dir(1)))
 	}
 }
 
 func TestDaemonsThatCannotBeStarted(t *testing.T) {
 	for name, c := range map[string]struct {
-		spoil, mend func(k *testSupervisor) error
+		spoil, mend func(s *testSupervisor) error
 		want        string
 	}{
 		"no permission": {
-			func(k *testSupervisor) error {
-				k.modes.fail(errors.New("no permission to use the NVIDIA driver"))
+			func(s *testSupervisor) error {
+				s.modes.fail(errors.New("no permission to use the NVIDIA driver"))
 				return nil
 			},
-			func(k *testSupervisor) error { k.modes.fail(nil); return nil },
+			func(s *testSupervisor) error { s.modes.fail(nil); return nil },
 			"its MPS control daemon cannot be started: no permission to use the NVIDIA driver",
 		},
 		"a program that is gone": {
-			func(k *testSupervisor) error { return os.Rename(k.program.Path, k.program.Path+".gone") },
-			func(k *testSupervisor) error { return os.Rename(k.program.Path+".gone", k.program.Path) },
+			func(s *testSupervisor) error { return os.Rename(s.program.Path, s.program.Path+".gone") },
+			func(s *testSupervisor) error { return os.Rename(s.program.Path+".gone", s.program.Path) },
 			"its MPS control daemon cannot be started: stat ",
 		},
 		"a file that is not a program": {
-			func(k *testSupervisor) error {
-				return errors.Join(os.Rename(k.program.Path, k.program.Path+".not"), os.WriteFile(k.program.Path, nil, 0o755))
+			func(s *testSupervisor) error {
+				return errors.Join(os.Rename(s.program.Path, s.program.Path+".not"), os.WriteFile(s.program.Path, nil, 0o755))
 			},
-			func(k *testSupervisor) error { return os.Rename(k.program.Path+".not", k.program.Path) },
+			func(s *testSupervisor) error { return os.Rename(s.program.Path+".not", s.program.Path) },
 			"ended with status 1",
 		},
 		"a directory that is a link": {
-			func(k *testSupervisor) error { return os.Symlink("/", k.dir(0)) },
-			func(k *testSupervisor) error { return os.Remove(k.dir(0)) },
+			func(s *testSupervisor) error { return os.Symlink("/", s.dir(0)) },
+			func(s *testSupervisor) error { return os.Remove(s.dir(0)) },
 			"not a directory",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			k := newTestKeeper(t)
-			must(t, c.spoil(k))
-			k.start()
-			k.share(0)
-			k.awaitProblem(0, c.want)
-			must(t, c.mend(k))
-			k.awaitReady(0)
+			s := newTestSupervisor(t)
+			must(t, c.spoil(s))
+			s.start()
+			s.share(0)
+			s.awaitProblem(0, c.want)
+			must(t, c.mend(s))
+			s.awaitReady(0)
 		})
 	}
 }

@@ -56,10 +56,10 @@ type worker struct {
 	occupied bool               // the GPU can be used through a daemon only
 }
 
-func newWorker(k *Supervisor, uuid string) *worker {
-	dir := filepath.Join(k.opts.Dir, uuid)
+func newWorker(s *Supervisor, uuid string) *worker {
+	dir := filepath.Join(s.opts.Dir, uuid)
 	return &worker{
-		supervisor: k, uuid: uuid, dir: dir, log: k.opts.Log.With("gpu", uuid),
+		supervisor: s, uuid: uuid, dir: dir, log: s.opts.Log.With("gpu", uuid),
 		kick: make(chan struct{}, 1), reason: starting, occupied: prepared(dir),
 	}
 }

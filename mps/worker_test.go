@@ -14,13 +14,13 @@ import (
 
 // useScript replaces the control program by a script: the daemon sleeps, and the cases print the answers. They can
 // write to the directory that is returned.
-func (k *testSupervisor) useScript(cases string) (dir string) {
-	k.t.Helper()
-	dir = filepath.Join(k.dir(0), logName) // where a daemon can write
-	root := k.t.TempDir()
+func (s *testSupervisor) useScript(cases string) (dir string) {
+	s.t.Helper()
+	dir = filepath.Join(s.dir(0), logName) // where a daemon can write
+	root := s.t.TempDir()
 	script := filepath.Join(root, "bin", "control")
-	must(k.t, os.Mkdir(filepath.Dir(script), 0o755))
-	must(k.t, os.WriteFile(script, []byte(`#!/bin/sh
+	must(s.t, os.Mkdir(filepath.Dir(script), 0o755))
+	must(s.t, os.WriteFile(script, []byte(`#!/bin/sh
 cd "$CUDA_MPS_LOG_DIRECTORY"
 if [ "$1" = -f ]; then
 	date +%s%N >> started
@@ -33,38 +33,38 @@ get_default_device*) echo 1G ;;
 get_default_active*) echo 50.0 ;;
 esac
 `), 0o755))
-	k.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: root}
+	s.program = Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: root}
 	return dir
 }
 
 // replaceDriver changes the version of the driver, so that the worker requests the daemon's clients.
-func (k *testSupervisor) replaceDriver() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.Supervisor.program.Driver = "2"
+func (s *testSupervisor) replaceDriver() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.Supervisor.program.Driver = "2"
 }
 
 // Each answer arrives before the deadline, but not all of them together.
 func TestACheckHasOneDeadline(t *testing.T) {
 	t.Parallel()
-	k := newTestKeeper(t)
-	k.useScript(`get_server_list) seq 2 4 ;;
+	s := newTestSupervisor(t)
+	s.useScript(`get_server_list) seq 2 4 ;;
 get_client_list*) sleep 1.5 ;;`)
-	k.start()
-	k.share(0)
-	k.awaitReady(0)
-	k.replaceDriver()
-	k.awaitProblem(0, "does not answer: get_client_list")
+	s.start()
+	s.share(0)
+	s.awaitReady(0)
+	s.replaceDriver()
+	s.awaitProblem(0, "does not answer: get_client_list")
 }
 
 func TestTooManyServersAreRefused(t *testing.T) {
 	t.Parallel()
-	k := newTestKeeper(t)
-	dir := k.useScript(fmt.Sprintf(`get_server_list) seq 2 %d ;;
+	s := newTestSupervisor(t)
+	dir := s.useScript(fmt.Sprintf(`get_server_list) seq 2 %d ;;
 set_device*) : > asked ;;`, maxServers+2))
-	k.start()
-	k.share(0)
-	k.awaitProblem(0, "want at most 16 PIDs")
+	s.start()
+	s.share(0)
+	s.awaitProblem(0, "want at most 16 PIDs")
 	if _, err := os.Stat(filepath.Join(dir, "asked")); err == nil {
 		t.Error("a server was given limits")
 	}
@@ -72,21 +72,21 @@ set_device*) : > asked ;;`, maxServers+2))
 
 // A container delays an answer, and the daemon ends meanwhile.
 func TestADaemonEndsDuringARequest(t *testing.T) {
-	for command, lead := range map[string]func(k *testSupervisor){
-		"get_server_list":    func(k *testSupervisor) { k.replaceDriver() },
-		"quit":               func(k *testSupervisor) { k.replaceDriver() },
-		"set_default_device": func(k *testSupervisor) { k.Set([]Daemon{{UUID: k.gpu(0), Limits: lessThanHalf}}) },
+	for command, lead := range map[string]func(s *testSupervisor){
+		"get_server_list":    func(s *testSupervisor) { s.replaceDriver() },
+		"quit":               func(s *testSupervisor) { s.replaceDriver() },
+		"set_default_device": func(s *testSupervisor) { s.Set([]Daemon{{UUID: s.gpu(0), Limits: lessThanHalf}}) },
 	} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()
-			k := newTestKeeper(t)
-			k.opts.Deadline = time.Hour
-			dir := k.useScript(command + `*) [ -e stall ] && : > asked && exec sleep 600; : ;;`)
-			k.start()
-			k.share(0)
-			pid := k.awaitReady(0)
+			s := newTestSupervisor(t)
+			s.opts.Deadline = time.Hour
+			dir := s.useScript(command + `*) [ -e stall ] && : > asked && exec sleep 600; : ;;`)
+			s.start()
+			s.share(0)
+			pid := s.awaitReady(0)
 			must(t, os.WriteFile(filepath.Join(dir, "stall"), nil, 0o644))
-			lead(k)
+			lead(s)
 			eventually(
 				t,
 				"a command",
@@ -97,7 +97,7 @@ func TestADaemonEndsDuringARequest(t *testing.T) {
 			eventually(
 				t,
 				"another daemon",
-				func() bool { r, err := readRecord(k.dir(0)); return err == nil && r.PID != pid },
+				func() bool { r, err := readRecord(s.dir(0)); return err == nil && r.PID != pid },
 			)
 		})
 	}
@@ -106,11 +106,11 @@ func TestADaemonEndsDuringARequest(t *testing.T) {
 // A daemon that does not answer has its time to start, and after that some more.
 func TestASilentDaemonIsKilledAfterSomeTime(t *testing.T) {
 	t.Parallel()
-	k := newTestKeeper(t)
-	k.opts.Deadline = 100 * time.Millisecond
-	dir := k.useScript(`*) exit 1 ;;`)
-	k.start()
-	k.share(0)
+	s := newTestSupervisor(t)
+	s.opts.Deadline = 100 * time.Millisecond
+	dir := s.useScript(`*) exit 1 ;;`)
+	s.start()
+	s.share(0)
 	var starts []int64
 	eventually(t, "a second daemon", func() bool {
 		text, _ := os.ReadFile(filepath.Join(dir, "started"))
@@ -122,7 +122,7 @@ func TestASilentDaemonIsKilledAfterSomeTime(t *testing.T) {
 		}
 		return len(starts) > 1
 	})
-	if lived := time.Duration(starts[1] - starts[0]); lived < 2*patience*k.opts.Deadline {
+	if lived := time.Duration(starts[1] - starts[0]); lived < 2*patience*s.opts.Deadline {
 		t.Errorf("it was killed after %v", lived)
 	}
 }
@@ -138,19 +138,19 @@ func TestLimitsThatAreNotAccepted(t *testing.T) {
 	} {
 		t.Run(problem, func(t *testing.T) {
 			t.Parallel()
-			k := newTestKeeper(t)
-			k.useScript(cases)
-			k.start()
-			k.share(0)
-			k.awaitProblem(0, problem)
+			s := newTestSupervisor(t)
+			s.useScript(cases)
+			s.start()
+			s.share(0)
+			s.awaitProblem(0, problem)
 		})
 	}
 }
 
 func TestAMissingHelper(t *testing.T) {
-	k := newTestKeeper(t)
-	prepareGPU(t, k.opts.Dir, k.gpu(0))
-	p, err := Helper{Path: "/nowhere"}.startDaemon(k.dir(0), k.program)
+	s := newTestSupervisor(t)
+	prepareGPU(t, s.opts.Dir, s.gpu(0))
+	p, err := Helper{Path: "/nowhere"}.startDaemon(s.dir(0), s.program)
 	if p != nil || err == nil || !strings.Contains(err.Error(), "start the daemon: ") {
 		t.Errorf("process %v, error %v", p, err)
 	}
