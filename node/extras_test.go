@@ -15,7 +15,7 @@ import (
 	"gpu-cdi-plugin/sim/simtest"
 )
 
-// newExtrasFixture is an inventory on a node that has what is named, and one that keeps the extras.
+// newExtrasFixture returns a Reconciler of the extras on a node that has the named ones.
 func newExtrasFixture(t *testing.T, has []string, extras ...Extra) *fixture {
 	t.Helper()
 	b := newFixtureOn(t, simtest.Node(t, "pcie-quad", simtest.Extras(has...)), func(o *Options) { o.Extras = extras })
@@ -130,7 +130,7 @@ func TestARequiredChannelThatIsMissing(t *testing.T) {
 	b.hasExtras("nvidia.com/imex-channel=1")
 }
 
-// Another spec of the extra's kind costs what engines cannot take from ours, and no GPU.
+// Another spec of the extra's kind makes only the names unavailable that engines cannot take from ours, and no GPU.
 func TestAnotherSpecOfAnExtra(t *testing.T) {
 	both := Extra{Extra: driver.IMEX, Channels: []int{0, 1}}
 	for name, c := range map[string]struct {

@@ -42,7 +42,7 @@ func (s *nodeSource) Snapshot(context.Context) (*gpu.Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, i := range s.lost { // what nvml says of such a GPU
+	for _, i := range s.lost { // as nvml reports such a GPU
 		d := &snapshot.Devices[i]
 		*d = gpu.Device{Index: i, PCIBusID: d.PCIBusID, Minor: gpu.NoMinor, NUMANode: d.NUMANode, Error: "GPU is lost"}
 	}
@@ -55,7 +55,7 @@ func (s *nodeSource) set(err error, lost ...int) {
 	s.err, s.lost = err, lost
 }
 
-// bed is an inventory on a simulated node. At each publication it checks what must hold always.
+// fixture is a Reconciler on a simulated node. At each publication it checks what must always hold.
 type fixture struct {
 	t      *testing.T
 	node   *sim.Node
@@ -70,7 +70,7 @@ type fixture struct {
 	news      chan struct{}
 }
 
-// publication is a state and what engines could have been asked for when it was published.
+// publication is a state, and what engines offered when it was published.
 type publication struct {
 	State
 	offered []string
@@ -165,7 +165,7 @@ func (b *fixture) start() {
 	}
 }
 
-// reconcile takes one look, as Run does.
+// reconcile reconciles once, as Run does.
 func (b *fixture) reconcile() State {
 	b.t.Helper()
 	if err := b.rec.reconcile(b.t.Context()); err != nil {
@@ -174,7 +174,7 @@ func (b *fixture) reconcile() State {
 	return b.rec.State()
 }
 
-// run runs the inventory until the test ends.
+// run runs the Reconciler until the test ends.
 func (b *fixture) run() {
 	b.t.Helper()
 	ctx, cancel := context.WithCancel(b.t.Context())

@@ -25,7 +25,7 @@ import (
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
-// foreignFixture is an inventory between a CDI directory of lower and one of higher priority, and a plugin that serves
+// foreignFixture is a Reconciler between a CDI directory of lower and one of higher priority, and a plugin that serves
 // its devices to a kubelet.
 type foreignFixture struct {
 	*fixture
@@ -42,7 +42,7 @@ func newForeignFixture(t *testing.T, byIndex bool) *foreignFixture {
 	f.fixture = newFixtureOn(t, node, func(o *Options) {
 		o.Dirs = append(o.Dirs, filepath.Join(t.TempDir(), "high"))
 		o.Extras, o.ByIndex = []Extra{gds, channel1}, byIndex
-		o.Publish = func(s State) { // without the check at each publication: here somebody removes our spec at any time
+		o.Publish = func(s State) { // without the check at each publication: our spec may be removed at any time
 			if err := f.plugin.Update(s.Resources); err != nil {
 				t.Error(err)
 			}
@@ -83,7 +83,7 @@ func (f *foreignFixture) clear() {
 	f.source.set(nil)
 }
 
-// change draws what somebody else does to the CDI directories, or what happens to a GPU, and says it in words.
+// change draws a change of the CDI directories by another program or of a GPU, makes it, and returns its description.
 func (f *foreignFixture) change(t *rapid.T) string {
 	dir := rapid.SampledFrom(f.dirs).Draw(t, "dir")
 	path := filepath.Join(dir, rapid.SampledFrom([]string{"a.json", "b.yaml", "nvidia.com-gpu.yaml"}).Draw(t, "file"))
@@ -92,7 +92,8 @@ func (f *foreignFixture) change(t *rapid.T) string {
 	}).Draw(t, "kind")
 	what := rapid.SampledFrom([]string{
 		"names", "names", "names", "names", "copy", "ruin", "remove", "remove", "link", "directory", "dangling link",
-		"our spec is removed", "our spec is edited", "our spec is taken", "a GPU is lost", "the GPUs are back", "unreadable directory",
+		"our spec is removed", "our spec is edited", "our spec is taken", "a GPU is lost", "the GPUs are back",
+		"unreadable directory",
 	}).Draw(t, "what")
 	ours := filepath.Join(filepath.Dir(f.path), cdi.FileName(kind))
 	switch what {
@@ -183,8 +184,8 @@ func library(t *testing.T, dirs []string) *cdilib.Cache {
 	return cache
 }
 
-// possible is the library's view of the directories if all of our names were in our spec: what it has from it then is
-// what a foreign spec leaves to us. A link to our spec is copied as a link.
+// possible is the library's view of the directories if all of our names were in our spec: the names that it then takes
+// from our spec are those that foreign specs leave to us. A link to our spec is copied as a link.
 func (f *foreignFixture) possible(t *testing.T, scratch string) func(name string) bool {
 	t.Helper()
 	must(t, os.RemoveAll(scratch))
@@ -225,7 +226,7 @@ func (f *foreignFixture) possible(t *testing.T, scratch string) func(name string
 	}
 }
 
-// check compares what is listed with the answer of Allocate and with what engines do.
+// check compares the advertised devices with the responses of Allocate and with what engines do.
 func (f *foreignFixture) check(t *testing.T, scratch string) (problems []string) {
 	wrong := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	state := f.rec.State()
@@ -305,8 +306,8 @@ func allocate(t *testing.T, e *kubelettest.Endpoint, id string) ([]string, error
 	return names, err
 }
 
-// Whatever other spec files come, change and go: a device is healthy if and only if engines can give containers ours by
-// the name that they are given it by, and then Allocate answers with names that engines have from us.
+// With any other spec files, a device is healthy exactly when engines take the name that containers are given from our
+// spec. Allocate then returns only names that engines take from our specs.
 func TestWhatIsListedAsHealthyCanBeAllocatedBesideAnySpecs(t *testing.T) {
 	for name, byIndex := range map[string]bool{"by UUID": false, "by index": true} {
 		t.Run(name, func(t *testing.T) {
@@ -331,7 +332,7 @@ func checkBesideAnySpecs(t *testing.T, f *foreignFixture) {
 			)
 		}
 		var done []string
-		for range rapid.IntRange(1, 3).Draw(r, "looks") {
+		for range rapid.IntRange(1, 3).Draw(r, "reconciliations") {
 			for range rapid.IntRange(1, 4).Draw(r, "changes") {
 				done = append(done, f.change(r))
 			}

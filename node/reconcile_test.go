@@ -50,7 +50,7 @@ func TestNothingIsDoneWhereNothingChanged(t *testing.T) {
 	if n := len(b.published); n != 1 {
 		t.Errorf("%d states published, want 1", n)
 	}
-	// A spec that was written in another form says the same.
+	// The same spec in another form is not written again.
 	data, err := cdi.Marshal(b.rec.State().Spec, cdi.JSON)
 	if err != nil {
 		t.Fatal(err)
@@ -289,14 +289,14 @@ func TestAGPUThatIsGoneLeavesTheListAndTheSpec(t *testing.T) {
 	}
 }
 
-func TestTheLastStateIsKeptUntilTheDriverFailedThreeTimes(t *testing.T) {
+func TestTheLastStateIsRetainedUntilTheDriverFailedThreeTimes(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	b.start()
 	b.source.set(errors.New("no answer from the driver"))
 	for range 2 {
 		b.counts(b.reconcile(), 4, 0)
 	}
-	// The spec is still looked after.
+	// The spec is still reconciled.
 	must(t, os.Remove(b.path))
 	s := b.reconcile()
 	b.counts(s, 0, 4)
@@ -393,7 +393,8 @@ func TestATakenNameIsLeftToTheOtherSpec(t *testing.T) {
 	}
 }
 
-// What a link to our spec defines follows our spec: to leave its names out would bring them back, without end.
+// A link to our spec defines what our spec defines. Leaving the names out would remove the conflict, and the next
+// reconciliation would add them again, without end.
 func TestALinkToOurSpecDoesNotHaveItWrittenForEver(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	b.start()
@@ -456,7 +457,7 @@ func TestConflictsAreLoggedWhenTheyBeginAndWhenTheyEnd(t *testing.T) {
 	expect(end, 1)
 }
 
-// A device stays unhealthy for no longer than what takes its name is there, also where the driver does not answer.
+// A device is healthy again once the other file is gone, also where the driver does not answer.
 func TestAConflictEndsWhileTheDriverDoesNotAnswer(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	b.start()
@@ -469,7 +470,7 @@ func TestAConflictEndsWhileTheDriverDoesNotAnswer(t *testing.T) {
 	b.counts(b.reconcile(), 4, 0)
 }
 
-// What is right in a spec that cannot be put right can be given to containers.
+// A device whose edits are right can be allocated, although the rest of the spec is wrong and cannot be written.
 func TestADeviceThatIsRightInASpecThatCannotBeWrittenCanBeAllocated(t *testing.T) {
 	b := newFixture(t, "pcie-quad")
 	b.start()
@@ -562,17 +563,17 @@ func TestRunNoticesMIGChangesByTheHostsFiles(t *testing.T) {
 	)
 }
 
-func TestRunReconcilesWhenItIsKickedAndWhenItIsTime(t *testing.T) {
+func TestRunReconcilesWhenTriggeredAndAtTheInterval(t *testing.T) {
 	for name, c := range map[string]struct {
 		interval time.Duration
-		kick     bool
-	}{"kicked": {time.Hour, true}, "after the interval": {20 * time.Millisecond, false}} {
+		trigger  bool
+	}{"triggered": {time.Hour, true}, "after the interval": {20 * time.Millisecond, false}} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t, "pcie-quad", func(o *Options) { o.Interval = c.interval })
 			b.start()
 			b.run()
 			b.source.set(nil, 1)
-			if c.kick {
+			if c.trigger {
 				b.rec.Trigger()
 			}
 			b.wait("the lost GPU", func(s State) bool { good, bad := healthy(s); return good == 3 && bad == 1 })
