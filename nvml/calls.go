@@ -17,14 +17,14 @@ import (
 //     [timeoutError];
 //   - the library is not closed, which would free memory that the call uses.
 //
-// When the call returns, its answer is retained as the last one, and the subject can be asked again.
+// When the call returns, its answer is retained as the last one, and the next call about the subject can be made.
 //
 // A subject is the library, the driver, a GPU or a pair of GPUs, by a name that people can read.
 type calls struct {
-	mu       sync.Mutex
-	running  map[string]*call // by subject
-	answers  map[string]any   // the last answer of each subject, until the library is closed
-	returned func()           // see whenReturned
+	mu          sync.Mutex
+	running     map[string]*call // by subject
+	lastAnswers map[string]any   // by subject, until the library is closed
+	returned    func()           // see whenReturned
 }
 
 // call is a goroutine that calls one or more functions of the driver about a subject.
@@ -63,7 +63,7 @@ func ask[T any](
 		answer, _ := c.answer.(T)
 		return answer, c.err
 	}
-	last, known := cs.answers[subject].(T)
+	last, known := cs.lastAnswers[subject].(T)
 	switch {
 	case !known:
 		last, _ = c.partial.(T)
@@ -100,7 +100,7 @@ func (cs *calls) start(subject string, work func(*call) (any, error)) (c *call, 
 		return c, false, c.abandoned
 	}
 	if cs.running == nil {
-		cs.running, cs.answers = map[string]*call{}, map[string]any{}
+		cs.running, cs.lastAnswers = map[string]*call{}, map[string]any{}
 	}
 	c = &call{calls: cs, begun: time.Now(), done: make(chan struct{}), function: "its first call"}
 	cs.running[subject] = c
@@ -116,9 +116,9 @@ func (cs *calls) end(subject string, c *call, answer any, err error) {
 	c.answer, c.err = answer, err
 	delete(cs.running, subject)
 	if err == nil {
-		cs.answers[subject] = answer
+		cs.lastAnswers[subject] = answer
 	} else {
-		delete(cs.answers, subject)
+		delete(cs.lastAnswers, subject)
 	}
 	close(c.done)
 	abandoned, returned := c.abandoned, cs.returned
@@ -185,7 +185,7 @@ func (cs *calls) inFlight() []string {
 func (cs *calls) hasAnswered(subject string) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	_, known := cs.answers[subject]
+	_, known := cs.lastAnswers[subject]
 	return known
 }
 
@@ -200,5 +200,5 @@ func (cs *calls) whenReturned(f func()) {
 func (cs *calls) forget() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	clear(cs.answers)
+	clear(cs.lastAnswers)
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// The errors that callers tell apart. Each is wrapped with what it is about.
+// The errors that callers distinguish. Each is wrapped with its subject.
 var (
 	// ErrUnknownMachine is that there is no machine of that name.
 	ErrUnknownMachine = errors.New("unknown machine")

@@ -47,8 +47,8 @@ type Root struct {
 // Open opens the root at an absolute path, or the working directory, ".". It refuses the root of the calling process.
 // hostDev is the path of the host's /dev, which is never treated as the container's own.
 //
-// Symbolic links on the way are followed only if nobody but root and the caller could have made them. With another link
-// the owner of a directory above the root could lead the hook to another container, or to any mount of the host.
+// Symbolic links on the way are followed only if no user but root and the caller could have made them. With another
+// link the owner of a directory above the root could lead the hook to another container, or to any mount of the host.
 func Open(name, hostDev string) (*Root, error) {
 	var dir *os.File
 	var err error

@@ -19,67 +19,67 @@ static struct nvmlDevice_st devices[MAX_GPUS + CIS]; // the GPUs, then the MIG d
 static struct nvmlGpuInstance_st gpu_instances[GIS];
 static struct nvmlComputeInstance_st compute_instances[CIS];
 
-static size_t gi_place(struct target t) { return (size_t)t.slot * MAX_GI + t.gi; }
-static size_t ci_place(struct target t) { return gi_place(t) * MAX_CI + t.ci; }
+static size_t gi_index(struct target t) { return (size_t)t.slot * MAX_GI + t.gi; }
+static size_t ci_index(struct target t) { return gi_index(t) * MAX_CI + t.ci; }
 
-static struct target from_ci_place(size_t place)
+static struct target from_ci_index(size_t index)
 {
     return (struct target){
-        .slot = (unsigned int)(place / MAX_CI / MAX_GI),
-        .gi = (unsigned int)(place / MAX_CI % MAX_GI),
-        .ci = (unsigned int)(place % MAX_CI),
+        .slot = (unsigned int)(index / MAX_CI / MAX_GI),
+        .gi = (unsigned int)(index / MAX_CI % MAX_GI),
+        .ci = (unsigned int)(index % MAX_CI),
     };
 }
 
 // The index of a pointer in an array of bytes. False: it points elsewhere.
-static bool place_of(const void *pointer, const void *array, size_t size, size_t *place)
+static bool index_of(const void *pointer, const void *array, size_t size, size_t *index)
 {
     uintptr_t at = (uintptr_t)pointer, start = (uintptr_t)array;
     if (at < start || at - start >= size)
         return false;
-    *place = at - start;
+    *index = at - start;
     return true;
 }
 
 nvmlDevice_t device_handle(struct target t)
 {
-    size_t place = t.gi == NO_INSTANCE ? t.slot : (size_t)MAX_GPUS + ci_place(t);
-    return (nvmlDevice_t){&devices[place]};
+    size_t index = t.gi == NO_INSTANCE ? t.slot : (size_t)MAX_GPUS + ci_index(t);
+    return (nvmlDevice_t){&devices[index]};
 }
 
 bool device_target(nvmlDevice_t device, struct target *t)
 {
-    size_t place;
-    if (!place_of(device.handle, devices, sizeof(devices), &place))
+    size_t index;
+    if (!index_of(device.handle, devices, sizeof(devices), &index))
         return false;
-    if (place < MAX_GPUS)
-        *t = (struct target){(unsigned int)place, NO_INSTANCE, NO_INSTANCE};
+    if (index < MAX_GPUS)
+        *t = (struct target){(unsigned int)index, NO_INSTANCE, NO_INSTANCE};
     else
-        *t = from_ci_place(place - MAX_GPUS);
+        *t = from_ci_index(index - MAX_GPUS);
     return true;
 }
 
-nvmlGpuInstance_t gpu_instance_handle(struct target t) { return (nvmlGpuInstance_t){&gpu_instances[gi_place(t)]}; }
+nvmlGpuInstance_t gpu_instance_handle(struct target t) { return (nvmlGpuInstance_t){&gpu_instances[gi_index(t)]}; }
 
 bool gpu_instance_target(nvmlGpuInstance_t instance, struct target *t)
 {
-    size_t place;
-    if (!place_of(instance.handle, gpu_instances, sizeof(gpu_instances), &place))
+    size_t index;
+    if (!index_of(instance.handle, gpu_instances, sizeof(gpu_instances), &index))
         return false;
-    *t = (struct target){(unsigned int)(place / MAX_GI), (unsigned int)(place % MAX_GI), NO_INSTANCE};
+    *t = (struct target){(unsigned int)(index / MAX_GI), (unsigned int)(index % MAX_GI), NO_INSTANCE};
     return true;
 }
 
 nvmlComputeInstance_t compute_instance_handle(struct target t)
 {
-    return (nvmlComputeInstance_t){&compute_instances[ci_place(t)]};
+    return (nvmlComputeInstance_t){&compute_instances[ci_index(t)]};
 }
 
 bool compute_instance_target(nvmlComputeInstance_t instance, struct target *t)
 {
-    size_t place;
-    if (!place_of(instance.handle, compute_instances, sizeof(compute_instances), &place))
+    size_t index;
+    if (!index_of(instance.handle, compute_instances, sizeof(compute_instances), &index))
         return false;
-    *t = from_ci_place(place);
+    *t = from_ci_index(index);
     return true;
 }

@@ -22,7 +22,7 @@ __attribute__((format(printf, 2, 3))) static void add(struct answer *a, const ch
 }
 
 // Replies with a line, and logs it.
-__attribute__((format(printf, 2, 3))) static void tell(struct answer *a, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void reply(struct answer *a, const char *format, ...)
 {
     char text[MPS_MESSAGE];
     va_list arguments;
@@ -38,7 +38,7 @@ static struct server *named(struct answer *a, const char *argument)
 {
     struct server *s = server_by_pid(atoi(argument));
     if (s == NULL)
-        tell(a, "Server %d not found", atoi(argument));
+        reply(a, "Server %d not found", atoi(argument));
     return s;
 }
 
@@ -84,7 +84,7 @@ static void start(struct answer *a, const char *argument)
     const char *uid = mps_after(argument, "-uid");
     unsigned long value = uid != NULL ? strtoul(uid, &end, 10) : 0;
     if (uid == NULL || end == uid || *end != '\0')
-        tell(a, "A user id (UID) is required to start a new server");
+        reply(a, "A user id (UID) is required to start a new server");
     else if (server_of((uid_t)value) == NULL && !d.quitting)
         start_server((uid_t)value);
 }
@@ -105,7 +105,7 @@ static bool read_threads(const char *argument, double *threads)
 static void get_default_threads(struct answer *a, const char *argument)
 {
     (void)argument;
-    tell(a, "%.1f", d.threads);
+    reply(a, "%.1f", d.threads);
 }
 
 static void set_default_threads(struct answer *a, const char *argument)
@@ -125,7 +125,7 @@ static void get_threads(struct answer *a, const char *argument)
 {
     const struct server *s = named(a, argument);
     if (s != NULL)
-        tell(a, "%.1f", s->threads);
+        reply(a, "%.1f", s->threads);
 }
 
 // The limits of existing clients do not change.
@@ -135,11 +135,11 @@ static void set_threads(struct answer *a, const char *argument)
     if (s != NULL && read_threads(behind_server(argument), &s->threads) && s->fd >= 0)
         mps_sendf(s->fd, "threads %.1f", s->threads);
     if (s != NULL)
-        tell(a, "%.1f", s->threads);
+        reply(a, "%.1f", s->threads);
 }
 
 // Rounds down to whole gigabytes, as the real program does.
-static void tell_limit(struct answer *a, const long long *limits, const char *argument)
+static void reply_limit(struct answer *a, const long long *limits, const char *argument)
 {
     char *end;
     unsigned long device = strtoul(argument, &end, 10);
@@ -147,7 +147,7 @@ static void tell_limit(struct answer *a, const long long *limits, const char *ar
     if (limit == 0)
         say("No default pinned memory limit set for the device!");
     else
-        tell(a, limit >= 1024 ? "%lldG" : "%lldM", limit >= 1024 ? limit / 1024 : limit);
+        reply(a, limit >= 1024 ? "%lldG" : "%lldM", limit >= 1024 ? limit / 1024 : limit);
 }
 
 // Only an index counts: the real program accepts a UUID and ignores it. Returns the device, or MPS_DEVICES if there is
@@ -164,7 +164,7 @@ static unsigned int read_limit(long long *limits, const char *argument)
     return device;
 }
 
-static void get_default_limit(struct answer *a, const char *argument) { tell_limit(a, d.limits, argument); }
+static void get_default_limit(struct answer *a, const char *argument) { reply_limit(a, d.limits, argument); }
 
 static void set_default_limit(struct answer *a, const char *argument)
 {
@@ -176,7 +176,7 @@ static void get_limit(struct answer *a, const char *argument)
 {
     const struct server *s = named(a, argument);
     if (s != NULL)
-        tell_limit(a, s->limits, behind_server(argument));
+        reply_limit(a, s->limits, behind_server(argument));
 }
 
 static void set_limit(struct answer *a, const char *argument)
@@ -249,7 +249,7 @@ static void run_command(struct peer *p, const char *line)
             known = true;
         }
     if (!known)
-        tell(&a, "Unknown command \"%.*s\"", (int)strcspn(line, " "), line);
+        reply(&a, "Unknown command \"%.*s\"", (int)strcspn(line, " "), line);
     if (!mps_send(p->fd, a.text, a.length))
         close_peer(p);
 }
