@@ -52,7 +52,8 @@ imex: {channels: [1, 7], required: true}
 allocation:
   policy: numa
   shared-policy: pack
-  weights: {system: 1, node: 2, host-bridge: 3, multiple-switches: 4, single-switch: 5, same-board: 6, nvlink: 7, nvswitch: 8}
+  weights:
+    {system: 1, node: 2, host-bridge: 3, multiple-switches: 4, single-switch: 5, same-board: 6, nvlink: 7, nvswitch: 8}
 resource: example.com/gpu
 mig-strategy: mixed
 mps: true
@@ -79,18 +80,21 @@ func fullConfig() Config {
 	return Config{
 		Common: Common{
 			Root: "/host", DriverRoot: "/run/nvidia/driver", DevRoot: "/host", NVMLLibrary: "/host/libnvidia-ml.so.1",
-			CDIDir: "/etc/cdi", CDIKind: "example.com/gpu", HookPath: "/opt/prestart-hook", InsecurePaths: true, LogLevel: "debug", LogFormat: "json",
+			CDIDir: "/etc/cdi", CDIKind: "example.com/gpu", HookPath: "/opt/prestart-hook", InsecurePaths: true,
+			LogLevel: "debug", LogFormat: "json",
 		},
 		Plugin: Plugin{
 			DevicePluginDir: "/kubelet/device-plugins", PluginsRegistryDir: "/kubelet/plugins_registry",
-			Registration: RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other", Strategy: []Strategy{DeviceSpecs, Envvar},
-			DeviceIDStrategy: ByIndex, CDIAnnotationPrefix: "nvidia.cdi.k8s.io/",
-			GPUTimeout: Duration(90 * time.Second), FailOnInitError: true, Listen: "127.0.0.1:9400",
+			Registration: RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other",
+			Strategy: []Strategy{DeviceSpecs, Envvar}, DeviceIDStrategy: ByIndex,
+			CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", GPUTimeout: Duration(90 * time.Second), FailOnInitError: true,
+			Listen: "127.0.0.1:9400",
 			Extras: []Extra{GDS, NVSwitch}, IMEX: IMEX{Channels: []int{1, 7}, Required: true},
 			Allocation: Allocation{
 				Policy: allocator.NUMA, SharedPolicy: allocator.Pack,
 				Weights: allocator.Weights{
-					System: 1, Node: 2, HostBridge: 3, MultipleSwitches: 4, SingleSwitch: 5, SameBoard: 6, NVLink: 7, NVSwitch: 8,
+					System: 1, Node: 2, HostBridge: 3, MultipleSwitches: 4, SingleSwitch: 5, SameBoard: 6,
+					NVLink: 7, NVSwitch: 8,
 				},
 			},
 			Config: resource.Config{
@@ -108,11 +112,13 @@ func fullConfig() Config {
 					TimeSlicing: resource.TimeSlicing{
 						RenameByDefault: true, FailRequestsGreaterThanOne: true,
 						Resources: []resource.Replicated{{
-							Name: "example.com/h100", Devices: []resource.Selector{"0"}, Replicas: 4, Rename: "example.com/quarter",
+							Name: "example.com/h100", Devices: []resource.Selector{"0"}, Replicas: 4,
+							Rename: "example.com/quarter",
 						}},
 					},
 					MPS: resource.MPS{RenameByDefault: true, SharedMemoryMiB: 32, Resources: []resource.Replicated{{
-						Name: "example.com/h100", Devices: []resource.Selector{"1"}, Replicas: 2, Rename: "example.com/half",
+						Name: "example.com/h100", Devices: []resource.Selector{"1"}, Replicas: 2,
+						Rename: "example.com/half",
 					}}},
 				},
 			},
@@ -156,9 +162,11 @@ func TestFlagsYieldsOnlyKeysOfTheFile(t *testing.T) {
 		"null is no value":           {"cdi-dir: ~\nlisten:\n", map[string]string{}},
 		"an empty text is a value":   {"listen: ''\n", map[string]string{"listen": ""}},
 		"the default is a value too": {"cdi-dir: /var/run/cdi\n", map[string]string{"cdi-dir": "/var/run/cdi"}},
-		"JSON":                       {`{"strategy": ["envvar"], "gpus": {"include": [0]}}`, map[string]string{"strategy": "envvar"}},
-		"an alias has its value":     {"root: &a /x\ndev-root: *a\n", map[string]string{"root": "/x", "dev-root": "/x"}},
-		"a number is valid as text":  {"cdi-kind: 5\n", map[string]string{"cdi-kind": "5"}},
+		"JSON": {
+			`{"strategy": ["envvar"], "gpus": {"include": [0]}}`, map[string]string{"strategy": "envvar"},
+		},
+		"an alias has its value":    {"root: &a /x\ndev-root: *a\n", map[string]string{"root": "/x", "dev-root": "/x"}},
+		"a number is valid as text": {"cdi-kind: 5\n", map[string]string{"cdi-kind": "5"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := Parse([]byte(tt.file))
@@ -187,7 +195,8 @@ func TestParseReportsAllProblems(t *testing.T) {
 			},
 		},
 		"values of the wrong kind, and wrong values beside them": {
-			"strategy: {cdi-cri: 1}\ngpus: [0]\nroot: [a]\nmig-strategy: some\nsharing: {time-slicing: {rename-by-default: often}}\n",
+			"strategy: {cdi-cri: 1}\ngpus: [0]\nroot: [a]\nmig-strategy: some\n" +
+				"sharing: {time-slicing: {rename-by-default: often}}\n",
 			[]string{
 				"line 1: strategy: want a list, got keys and values", "line 2: gpus: want keys and values, got a list",
 				"line 3: root: want text, got a list",
@@ -281,7 +290,8 @@ func TestRequiredNeedsChannels(t *testing.T) {
 func TestListen(t *testing.T) {
 	for address, ok := range map[string]bool{
 		"": true, "127.0.0.1:9400": true, "[::1]:0": true, "localhost:65535": true, "0.0.0.0:9400": true,
-		"127.0.0.1": false, "9400": false, ":9400": false, "localhost:65536": false, "localhost:http": false, "::1:80": false,
+		"127.0.0.1": false, "9400": false, ":9400": false, "localhost:65536": false, "localhost:http": false,
+		"::1:80": false,
 	} {
 		if err := checkListen(address); (err == nil) != ok {
 			t.Errorf("%q: %v", address, err)
@@ -427,7 +437,8 @@ func TestThePublishedSchemaIsThisOne(t *testing.T) {
 func TestAnnotationPrefixes(t *testing.T) {
 	for prefix, valid := range map[string]bool{
 		"cdi.k8s.io/": true, "nvidia.cdi.k8s.io/": true, "example.com/gpu.": true, "a/" + strings.Repeat("x", 31): true,
-		"": false, "cdi.k8s.io": false, "/": false, "/x": false, "A.b/": false, "a.b/-x": false, "a b/": false, "a/b/": false,
+		"": false, "cdi.k8s.io": false, "/": false, "/x": false, "A.b/": false, "a.b/-x": false,
+		"a b/": false, "a/b/": false,
 		"a/" + strings.Repeat("x", 32): false, "a.b/x\n": false, "-a/": false, strings.Repeat("a", 253) + "/": false,
 	} {
 		c := Default()
@@ -452,36 +463,38 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 		file string
 		ok   bool
 	}{
-		"every key":                    {full, true},
-		"the document":                 {string(document), true},
-		"the default":                  {string(defaults), true},
-		"nothing":                      {"{}", true},
-		"an unknown key":               {"cdi_dir: /x", false},
-		"an unknown key below":         {"gpus: {only: []}", false},
-		"an unknown value":             {"mig-strategy: some", false},
-		"an unknown strategy":          {"strategy: [cdi]", false},
-		"no strategy":                  {"strategy: []", false},
-		"an extra twice":               {"extras: [gds, gds]", false},
-		"an unknown extra":             {"extras: [imex]", false},
-		"channels":                     {"imex: {channels: [0, 5]}", true},
-		"a negative channel":           {"imex: {channels: [-1]}", false},
-		"a channel twice":              {"imex: {channels: [1, 1]}", false},
-		"a text for a channel":         {"imex: {channels: [all]}", false},
-		"no driver needed":             {"fail-on-init-error: false", true},
-		"a time":                       {"gpu-timeout: 1m30s", true},
-		"a time without a unit":        {"gpu-timeout: 10", false},
-		"a text for a time":            {"gpu-timeout: soon", false},
-		"a strategy twice":             {"strategy: [envvar, envvar]", false},
-		"a text for a list":            {"strategy: envvar", true},
-		"a list with commas":           {"strategy: 'envvar, cdi-cri'\nextras: gds,nvswitch", true},
-		"an unknown one among commas":  {"strategy: envvar,cdi", false},
-		"an unknown extra as text":     {"extras: imex", false},
-		"no strategy as text":          {"strategy: ''", false},
-		"no extra as text":             {"extras: ''", true},
-		"a channel":                    {"imex: {channels: 5}", true},
-		"channels with commas":         {"imex: {channels: '0, 5'}", true},
-		"a channel that is too large":  {"imex: {channels: 1048576}", false},
-		"selectors with commas":        {"gpus: {include: 0, exclude: 'GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c,1:0'}", true},
+		"every key":                   {full, true},
+		"the document":                {string(document), true},
+		"the default":                 {string(defaults), true},
+		"nothing":                     {"{}", true},
+		"an unknown key":              {"cdi_dir: /x", false},
+		"an unknown key below":        {"gpus: {only: []}", false},
+		"an unknown value":            {"mig-strategy: some", false},
+		"an unknown strategy":         {"strategy: [cdi]", false},
+		"no strategy":                 {"strategy: []", false},
+		"an extra twice":              {"extras: [gds, gds]", false},
+		"an unknown extra":            {"extras: [imex]", false},
+		"channels":                    {"imex: {channels: [0, 5]}", true},
+		"a negative channel":          {"imex: {channels: [-1]}", false},
+		"a channel twice":             {"imex: {channels: [1, 1]}", false},
+		"a text for a channel":        {"imex: {channels: [all]}", false},
+		"no driver needed":            {"fail-on-init-error: false", true},
+		"a time":                      {"gpu-timeout: 1m30s", true},
+		"a time without a unit":       {"gpu-timeout: 10", false},
+		"a text for a time":           {"gpu-timeout: soon", false},
+		"a strategy twice":            {"strategy: [envvar, envvar]", false},
+		"a text for a list":           {"strategy: envvar", true},
+		"a list with commas":          {"strategy: 'envvar, cdi-cri'\nextras: gds,nvswitch", true},
+		"an unknown one among commas": {"strategy: envvar,cdi", false},
+		"an unknown extra as text":    {"extras: imex", false},
+		"no strategy as text":         {"strategy: ''", false},
+		"no extra as text":            {"extras: ''", true},
+		"a channel":                   {"imex: {channels: 5}", true},
+		"channels with commas":        {"imex: {channels: '0, 5'}", true},
+		"a channel that is too large": {"imex: {channels: 1048576}", false},
+		"selectors with commas": {
+			"gpus: {include: 0, exclude: 'GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c,1:0'}", true,
+		},
 		"a text for rules":             {"resources: {gpus: x}", false},
 		"a number for rules":           {"sharing: {time-slicing: {resources: 3}}", false},
 		"a rule without a name":        {"resources: {gpus: [{pattern: x}]}", false},

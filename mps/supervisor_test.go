@@ -573,7 +573,8 @@ func TestDaemonsThatCannotBeStarted(t *testing.T) {
 		},
 		"a file that is not a program": {
 			func(s *testSupervisor) error {
-				return errors.Join(os.Rename(s.program.Path, s.program.Path+".not"), os.WriteFile(s.program.Path, nil, 0o755))
+				return errors.Join(
+					os.Rename(s.program.Path, s.program.Path+".not"), os.WriteFile(s.program.Path, nil, 0o755))
 			},
 			func(s *testSupervisor) error { return os.Rename(s.program.Path+".not", s.program.Path) },
 			"ended with status 1",

@@ -128,7 +128,8 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			[]string{"nvidia.com/gpu: 6 7"},
 			func() (list []string) {
 				for i := range 6 {
-					list = append(list, fmt.Sprintf("GPU %d is in MIG mode and is not offered with mig-strategy none; set mig-strategy to single or mixed", i))
+					list = append(list, fmt.Sprintf("GPU %d is in MIG mode and is not offered with mig-strategy none; "+
+						"set mig-strategy to single or mixed", i))
 				}
 				return list
 			}(),
@@ -153,13 +154,15 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"2", "4"} },
 			[]string{"nvidia.com/gpu: 2:0! 4:0! 4:1! 4:2! 4:3! 4:4! 4:5! 4:6!"},
 			append(excluded(0, 1, 3, 5, 6, 7),
-				"mig-strategy single needs the same profile on all GPUs, and there are: 1g.10gb, 7g.80gb; partition them alike, or use mixed"),
+				"mig-strategy single needs the same profile on all GPUs, and there are: 1g.10gb, 7g.80gb; "+
+					"partition them alike, or use mixed"),
 		},
 		"whole GPUs besides MIG devices are unhealthy with mig-strategy single": {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"2", "6"} },
 			[]string{"nvidia.com/gpu: 2:0! 6!"},
 			append(excluded(0, 1, 3, 4, 5, 7),
-				"mig-strategy single needs the same profile on all GPUs, and there are: 7g.80gb, whole GPUs; partition them alike, or use mixed"),
+				"mig-strategy single needs the same profile on all GPUs, and there are: 7g.80gb, whole GPUs; "+
+					"partition them alike, or use mixed"),
 		},
 		"MIG devices of one profile are offered as GPUs with mig-strategy single": {
 			"mig-h100", func(c *Config) { c.MIGStrategy = MIGSingle; c.GPUs.Include = []Selector{"3", "4"} },
@@ -184,7 +187,8 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				c.GPUs.Exclude = []Selector{"2", "17"}
 			},
 			[]string{"nvidia.com/gpu: 0 3"},
-			append(excluded(1, 2), "gpus.include[2] matches nothing on this node", "gpus.exclude[1] matches nothing on this node"),
+			append(excluded(1, 2),
+				"gpus.include[2] matches nothing on this node", "gpus.exclude[1] matches nothing on this node"),
 		},
 		"the default resource is empty if all GPUs are excluded": {
 			"workstation", func(c *Config) { c.GPUs.Exclude = []Selector{"*"} },
@@ -193,10 +197,14 @@ func TestBuildOnKnownMachines(t *testing.T) {
 		},
 		"a rule names a model": {
 			"dgx-h100", func(c *Config) {
-				c.Names.GPUs = []Name{{"*A100*", "nvidia.com/a100"}, {"nvidia-h100-*", "nvidia.com/h100"}, {"*", "nvidia.com/other"}}
+				c.Names.GPUs = []Name{
+					{"*A100*", "nvidia.com/a100"}, {"nvidia-h100-*", "nvidia.com/h100"}, {"*", "nvidia.com/other"},
+				}
 			},
 			[]string{"nvidia.com/h100: 0 1 2 3 4 5 6 7"},
-			[]string{"resources.gpus[0] matches nothing on this node", "resources.gpus[2] matches nothing on this node"},
+			[]string{
+				"resources.gpus[0] matches nothing on this node", "resources.gpus[2] matches nothing on this node",
+			},
 		},
 		"the first matching rule names a profile": {
 			"mig-h100", func(c *Config) {
@@ -251,7 +259,9 @@ func TestBuildOnKnownMachines(t *testing.T) {
 		"shared and unshared devices of one resource are a problem": {
 			"pcie-quad", timeSlice(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2}),
 			[]string{"nvidia.com/gpu: 0 1::0 1::1 2 3"},
-			[]string{"nvidia.com/gpu has devices that are shared and devices that are not; set rename for the shared ones"},
+			[]string{
+				"nvidia.com/gpu has devices that are shared and devices that are not; set rename for the shared ones",
+			},
 		},
 		"a rule for a MIG resource shares its devices": {
 			"mig-h100", func(c *Config) {
@@ -269,12 +279,15 @@ func TestBuildOnKnownMachines(t *testing.T) {
 				"nvidia.com/mig-7g.80gb.shared: 2:0::0 2:0::1",
 			},
 			append(excluded(1, 3, 4, 5, 6, 7),
-				"sharing.time-slicing.resources[1] matches nothing on this node", "sharing.time-slicing.resources[3] matches nothing on this node"),
+				"sharing.time-slicing.resources[1] matches nothing on this node",
+				"sharing.time-slicing.resources[3] matches nothing on this node"),
 		},
 		"a rule for sharing refers to renamed resources": {
 			"workstation", func(c *Config) {
 				c.Names.GPUs = []Name{{"*", "nvidia.com/desk"}}
-				c.Sharing.TimeSlicing.Resources = []Replicated{{Name: "nvidia.com/gpu", Replicas: 2}, {Name: "nvidia.com/desk", Replicas: 2}}
+				c.Sharing.TimeSlicing.Resources = []Replicated{
+					{Name: "nvidia.com/gpu", Replicas: 2}, {Name: "nvidia.com/desk", Replicas: 2},
+				}
 			},
 			[]string{"nvidia.com/desk: 0::0 0::1"},
 			[]string{"sharing.time-slicing.resources[0] matches nothing on this node"},
@@ -310,9 +323,9 @@ func TestDevicesHaveTheFieldsOfTheSnapshot(t *testing.T) {
 	resources, _ := build(t, s, c)
 	whole, parent, mig := s.Devices[6], s.Devices[0], s.Devices[0].MIG[1]
 	want := Device{
-		ID: whole.UUID, UUID: whole.UUID, Parent: whole.UUID, Index: 6, MIGIndex: NoMIG, Replica: NoReplica, NUMANode: 1,
-		Healthy: true, Model: "NVIDIA H100 80GB HBM3", PCIBusID: "0000:d1:00.0", MemoryBytes: whole.MemoryBytes,
-		Minor: 6, GPUInstanceCap: gpu.NoMinor, ComputeInstanceCap: gpu.NoMinor,
+		ID: whole.UUID, UUID: whole.UUID, Parent: whole.UUID, Index: 6, MIGIndex: NoMIG, Replica: NoReplica,
+		NUMANode: 1, Healthy: true, Model: "NVIDIA H100 80GB HBM3", PCIBusID: "0000:d1:00.0",
+		MemoryBytes: whole.MemoryBytes, Minor: 6, GPUInstanceCap: gpu.NoMinor, ComputeInstanceCap: gpu.NoMinor,
 	}
 	if diff := cmp.Diff(want, find(t, resources, "nvidia.com/gpu", 0)); diff != "" {
 		t.Errorf("whole GPU: -want +got\n%s", diff)
@@ -320,7 +333,8 @@ func TestDevicesHaveTheFieldsOfTheSnapshot(t *testing.T) {
 	want = Device{
 		ID: mig.UUID + "::1", UUID: mig.UUID, Parent: parent.UUID, Index: 0, MIGIndex: 1, Replica: 1, NUMANode: 0,
 		Healthy: true, Model: "NVIDIA H100 80GB HBM3", Profile: "2g.20gb", PCIBusID: "0000:1b:00.0",
-		MemoryBytes: mig.MemoryBytes, Minor: 0, GPUInstanceCap: mig.GPUInstanceCap, ComputeInstanceCap: mig.ComputeInstanceCap,
+		MemoryBytes: mig.MemoryBytes, Minor: 0,
+		GPUInstanceCap: mig.GPUInstanceCap, ComputeInstanceCap: mig.ComputeInstanceCap,
 	}
 	if diff := cmp.Diff(want, find(t, resources, "nvidia.com/mig-2g.20gb", 1)); diff != "" {
 		t.Errorf("replica of a MIG device: -want +got\n%s", diff)
@@ -378,14 +392,16 @@ func TestBuildOnDamagedNodes(t *testing.T) {
 			allInMIGMode, func(c *Config) { c.GPUs.Include = []Selector{"1"} },
 			[]string{"nvidia.com/gpu:"},
 			slices.Concat(excluded(0),
-				[]string{"GPU 1 is in MIG mode and is not offered with mig-strategy none; set mig-strategy to single or mixed"},
+				[]string{"GPU 1 is in MIG mode and is not offered with mig-strategy none; " +
+					"set mig-strategy to single or mixed"},
 				excluded(2, 3)),
 		},
 		"a node without GPUs": {
 			func(s *gpu.Snapshot) { s.Devices = nil }, func(*Config) {}, []string{"nvidia.com/gpu:"}, nil,
 		},
 		"all replicas of an unreadable GPU are unhealthy": {
-			func(s *gpu.Snapshot) { s.Devices[1].Error = "GPU is lost" }, timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
+			func(s *gpu.Snapshot) { s.Devices[1].Error = "GPU is lost" },
+			timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
 			[]string{"nvidia.com/gpu: 0::0 0::1 1::0! 1::1! 2::0 2::1 3::0 3::1"},
 			[]string{"GPU 1 is unhealthy: cannot be read: GPU is lost"},
 		},
@@ -416,27 +432,33 @@ func TestBuildOnDamagedNodes(t *testing.T) {
 			}, func(c *Config) { c.MIGStrategy = MIGMixed },
 			[]string{"nvidia.com/gpu: 0! 2 3", "nvidia.com/mig-1g.10gb: 1:0 1:1!"},
 			[]string{
-				"GPU 0 is unhealthy: the minor number of its device node is unknown", "MIG device 1:1 is unhealthy: the minor numbers of its device nodes are unknown",
+				"GPU 0 is unhealthy: the minor number of its device node is unknown",
+				"MIG device 1:1 is unhealthy: the minor numbers of its device nodes are unknown",
 			},
 		},
 		"the first of two devices with the same UUID is offered": {
-			func(s *gpu.Snapshot) { s.Devices[2].UUID = s.Devices[0].UUID }, func(c *Config) { c.GPUs.Exclude = []Selector{"1", "3"} },
+			func(s *gpu.Snapshot) { s.Devices[2].UUID = s.Devices[0].UUID },
+			func(c *Config) { c.GPUs.Exclude = []Selector{"1", "3"} },
 			[]string{"nvidia.com/gpu: 0"},
-			slices.Concat(excluded(1), []string{"GPU 2 is not offered: another device has the same UUID GPU-0"}, excluded(3)),
+			slices.Concat(excluded(1),
+				[]string{"GPU 2 is not offered: another device has the same UUID GPU-0"}, excluded(3)),
 		},
 		"a UUID longer than a device ID is not offered": {
 			func(s *gpu.Snapshot) {
 				s.Devices[0].UUID = "GPU-" + strings.Repeat("0", 60)
 				s.Devices[1].UUID = "GPU-" + strings.Repeat("1", 59)
 				s.Devices[2].UUID = "GPU-" + strings.Repeat("2", 56)
-			}, timeSlice(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"0", "1", "2"}, Replicas: 10, Rename: "a.b/c"}),
+			}, timeSlice(Replicated{
+				Name: "nvidia.com/gpu", Devices: []Selector{"0", "1", "2"}, Replicas: 10, Rename: "a.b/c",
+			}),
 			[]string{
 				"a.b/c: 2::0 2::1 2::2 2::3 2::4 2::5 2::6 2::7 2::8 2::9",
 				"nvidia.com/gpu: 1 3",
 			},
 			[]string{
 				`GPU 0 is not offered: its UUID "GPU-` + strings.Repeat("0", 60) + `" has 64 characters, more than 63`,
-				"GPU-" + strings.Repeat("1", 59) + " is not shared: the IDs of 10 replicas would have 66 characters, more than 63",
+				"GPU-" + strings.Repeat("1", 59) + " is not shared: the IDs of 10 replicas would have 66 characters, " +
+					"more than 63",
 			},
 		},
 		"a profile without a valid resource name is not offered": {
@@ -445,8 +467,10 @@ func TestBuildOnDamagedNodes(t *testing.T) {
 			}, func(c *Config) { c.MIGStrategy = MIGMixed; c.GPUs.Include = []Selector{"0"} },
 			[]string{"nvidia.com/gpu:", "nvidia.com/mig-1g.12gb-me: 0:2", "nvidia.com/mig-1g.24gb.me.gfx: 0:1"},
 			append([]string{
-				`MIG device 0:0 is not offered: resource name "nvidia.com/mig-1g 10gb": the part after the slash may have letters, digits and - _ . between letters or digits`,
-				`MIG device 0:3 is not offered: resource name "nvidia.com/mig-` + strings.Repeat("x", 60) + `": the part after the slash has 64 characters, more than 63`,
+				`MIG device 0:0 is not offered: resource name "nvidia.com/mig-1g 10gb": ` +
+					`the part after the slash may have letters, digits and - _ . between letters or digits`,
+				`MIG device 0:3 is not offered: resource name "nvidia.com/mig-` + strings.Repeat("x", 60) + `": ` +
+					`the part after the slash has 64 characters, more than 63`,
 			}, excluded(1, 2, 3)...),
 		},
 	} {
@@ -489,8 +513,14 @@ func TestBuildFollowsARepartitionedNode(t *testing.T) {
 	}{
 		{func() {}, []string{"nvidia.com/gpu: 0 1"}},
 		{func() { inMIGMode(&s.Devices[0]) }, []string{"nvidia.com/gpu: 1"}},
-		{func() { inMIGMode(&s.Devices[0], "1g.10gb", "1g.10gb") }, []string{"nvidia.com/gpu: 1", "nvidia.com/mig-1g.10gb: 0:0 0:1"}},
-		{func() { s.Devices[0].MIG = nil; inMIGMode(&s.Devices[0], "7g.80gb") }, []string{"nvidia.com/gpu: 1", "nvidia.com/mig-7g.80gb: 0:0"}},
+		{
+			func() { inMIGMode(&s.Devices[0], "1g.10gb", "1g.10gb") },
+			[]string{"nvidia.com/gpu: 1", "nvidia.com/mig-1g.10gb: 0:0 0:1"},
+		},
+		{
+			func() { s.Devices[0].MIG = nil; inMIGMode(&s.Devices[0], "7g.80gb") },
+			[]string{"nvidia.com/gpu: 1", "nvidia.com/mig-7g.80gb: 0:0"},
+		},
 		{func() { s.Devices[0].MIG, s.Devices[0].MIGEnabled = nil, false }, []string{"nvidia.com/gpu: 0 1"}},
 	} {
 		step.change()

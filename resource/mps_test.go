@@ -57,9 +57,11 @@ func TestMPS(t *testing.T) {
 	}{
 		"each replica has a part of memory and threads, rounded down": {
 			machine: "dgx1-v100",
-			change:  shareByMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"0"}, Replicas: 3, Rename: "nvidia.com/third"}),
-			want:    []string{"nvidia.com/gpu: 1 2 3 4 5 6 7", "nvidia.com/third: 0::0 0::1 0::2 (at most 1)"},
-			limits:  []string{"nvidia.com/third: 0::0 5461/33 0::1 5461/33 0::2 5461/33"},
+			change: shareByMPS(Replicated{
+				Name: "nvidia.com/gpu", Devices: []Selector{"0"}, Replicas: 3, Rename: "nvidia.com/third",
+			}),
+			want:   []string{"nvidia.com/gpu: 1 2 3 4 5 6 7", "nvidia.com/third: 0::0 0::1 0::2 (at most 1)"},
+			limits: []string{"nvidia.com/third: 0::0 5461/33 0::1 5461/33 0::2 5461/33"},
 		},
 		"rename-by-default appends .shared to the name": {
 			machine: "workstation",
@@ -78,13 +80,17 @@ func TestMPS(t *testing.T) {
 				Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"2"}, Replicas: 17, Rename: "a.b/c"},
 			),
 			damage: func(s *gpu.Snapshot) {
-				s.Devices[0].ComputeCapability, s.Devices[1].ComputeCapability, s.Devices[2].ComputeCapability = "6.1", "6.1", ""
+				for i, capability := range []string{"6.1", "6.1", ""} {
+					s.Devices[i].ComputeCapability = capability
+				}
 			},
 			want:   []string{"a.b/c: 1::0 1::1 (at most 1)", "nvidia.com/gpu: 0 2 3"},
 			limits: []string{"a.b/c: 1::0 23034/0 1::1 23034/0"},
 			findings: []string{
-				"GPU-0 is not shared: MPS supports at most 16 clients on this GPU (compute capability 6.1), and there are 17 replicas",
-				"GPU-2 is not shared: MPS supports at most 16 clients on this GPU (compute capability unknown), and there are 17 replicas",
+				"GPU-0 is not shared: MPS supports at most 16 clients on this GPU (compute capability 6.1), " +
+					"and there are 17 replicas",
+				"GPU-2 is not shared: MPS supports at most 16 clients on this GPU (compute capability unknown), " +
+					"and there are 17 replicas",
 			},
 		},
 		"MIG devices are not shared": {
@@ -97,11 +103,13 @@ func TestMPS(t *testing.T) {
 			findings: append(excluded(0, 1, 3, 4, 5, 6, 7), "MIG-2-0 is not shared: MPS cannot share MIG devices"),
 		},
 		"a GPU of unknown memory size is not shared": {
-			machine:  "workstation",
-			change:   shareByMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
-			damage:   func(s *gpu.Snapshot) { s.Devices[0].MemoryBytes = 0 },
-			want:     []string{"nvidia.com/gpu: 0"},
-			findings: []string{"GPU-0 is not shared: its memory size is unknown, so containers cannot be limited to a part of it"},
+			machine: "workstation",
+			change:  shareByMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
+			damage:  func(s *gpu.Snapshot) { s.Devices[0].MemoryBytes = 0 },
+			want:    []string{"nvidia.com/gpu: 0"},
+			findings: []string{
+				"GPU-0 is not shared: its memory size is unknown, so containers cannot be limited to a part of it",
+			},
 		},
 		"an unreadable GPU retains its replicas": {
 			machine: "workstation",
@@ -117,13 +125,17 @@ func TestMPS(t *testing.T) {
 			machine: "pcie-quad",
 			change: func(c *Config) {
 				shareByMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1", "2"}, Replicas: 2})(c)
-				timeSlice(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"GPU-00000000-0000-0000-0000-000000000001"}, Replicas: 3})(c)
+				timeSlice(Replicated{
+					Name: "nvidia.com/gpu", Replicas: 3,
+					Devices: []Selector{"GPU-00000000-0000-0000-0000-000000000001"},
+				})(c)
 			},
 			damage: func(s *gpu.Snapshot) { s.Devices[1].UUID = "GPU-00000000-0000-0000-0000-000000000001" },
 			want:   []string{"nvidia.com/gpu: 0 1 2::0 2::1 3 (at most 1)"},
 			limits: []string{"nvidia.com/gpu: 2::0 23034/50 2::1 23034/50"},
 			findings: []string{
-				"GPU-00000000-0000-0000-0000-000000000001 is not shared: both sharing.time-slicing.resources[0] and sharing.mps.resources[0] match it",
+				"GPU-00000000-0000-0000-0000-000000000001 is not shared: " +
+					"both sharing.time-slicing.resources[0] and sharing.mps.resources[0] match it",
 				"nvidia.com/gpu has devices that are shared and devices that are not; set rename for the shared ones",
 			},
 		},
@@ -138,7 +150,8 @@ func TestMPS(t *testing.T) {
 			limits: []string{"nvidia.com/gpu: 1::0 23034/50 1::1 23034/50"},
 			findings: []string{
 				excluded(0)[0], excluded(3)[0],
-				"nvidia.com/gpu has devices shared by time-slicing and devices shared by MPS; set rename for one of them",
+				"nvidia.com/gpu has devices shared by time-slicing and devices shared by MPS; " +
+					"set rename for one of them",
 			},
 		},
 		"a GPU has at most 48 clients": {
@@ -149,7 +162,8 @@ func TestMPS(t *testing.T) {
 			},
 			want: []string{"nvidia.com/gpu: 1"},
 			findings: append(excluded(0, 2, 3),
-				"GPU-1 is not shared: MPS supports at most 48 clients on this GPU (compute capability 8.9), and there are 49 replicas"),
+				"GPU-1 is not shared: MPS supports at most 48 clients on this GPU (compute capability 8.9), "+
+					"and there are 49 replicas"),
 		},
 		"a rule that matches nothing is reported": {
 			machine:  "workstation",
@@ -201,7 +215,9 @@ func TestValidateMPS(t *testing.T) {
 		},
 		"rules without mps: true": {
 			off: true, mps: []Replicated{{Name: "a.b/e", Replicas: 2}},
-			want: []string{"sharing.mps.resources: needs mps: true: MPS is experimental and runs programs of the driver"},
+			want: []string{
+				"sharing.mps.resources: needs mps: true: MPS is experimental and runs programs of the driver",
+			},
 		},
 		"devices that time-slicing shares too": {
 			mps: []Replicated{
@@ -210,9 +226,12 @@ func TestValidateMPS(t *testing.T) {
 				{Name: "a.b/c", Replicas: 2},
 			},
 			want: []string{
-				"sharing.mps.resources[0]: sharing.time-slicing.resources[0] matches the same devices of a.b/c; a device is shared by one method only",
-				"sharing.mps.resources[1]: sharing.time-slicing.resources[1] matches the same devices of a.b/d; a device is shared by one method only",
-				"sharing.mps.resources[2]: sharing.time-slicing.resources[0] matches the same devices of a.b/c; a device is shared by one method only",
+				"sharing.mps.resources[0]: sharing.time-slicing.resources[0] matches the same devices of a.b/c; " +
+					"a device is shared by one method only",
+				"sharing.mps.resources[1]: sharing.time-slicing.resources[1] matches the same devices of a.b/d; " +
+					"a device is shared by one method only",
+				"sharing.mps.resources[2]: sharing.time-slicing.resources[0] matches the same devices of a.b/c; " +
+					"a device is shared by one method only",
 			},
 		},
 		"all kinds of problems in rules": {

@@ -37,19 +37,25 @@ func TestDecode(t *testing.T) {
 		text string
 		want file
 	}{
-		"nothing":              {"", file{}},
-		"a comment":            {"# x\n", file{}},
-		"null":                 {"names:\ncount: ~\n", file{}},
-		"lists":                {"names: [a, b]\nlevels: [1, 2]\n", file{Names: []string{"a", "b"}, Levels: []int{1, 2}}},
-		"lists with commas":    {"names: a, b\nlevels: 1,2\n", file{Names: []string{"a", "b"}, Levels: []int{1, 2}}},
-		"lists of one":         {"names: a\nlevels: 7\n", file{Names: []string{"a"}, Levels: []int{7}}},
-		"an empty text":        {"names: ''\n", file{Names: []string{}}},
-		"lists in lists":       {"matrix: [[1, 2], '3,4']\nrules: [{to: x,n: 1}]", file{Matrix: [][]int{{1, 2}, {3, 4}}, Rules: []rule{{To: []string{"x"}, N: 1}}}},
-		"a list by an alias":   {"name: &a x,y\nnames: *a\n", file{Name: "x,y", Names: []string{"x", "y"}}},
-		"a merge key":          {"deep: {<<: {to: a}, n: 3}\n", file{Below: Below{rule{[]string{"a"}, 3}}}},
-		"a number as text":     {"name: 5\n", file{Name: "5"}},
-		"a whole number":       {"count: 64.0\npick: 2\n", file{Count: 64, Pick: &two}},
-		"tables":               {"models: {a: {n: 1}}\nnodes: {0: x}\n", file{Models: map[string]rule{"a": {N: 1}}, Nodes: map[int]string{0: "x"}}},
+		"nothing":           {"", file{}},
+		"a comment":         {"# x\n", file{}},
+		"null":              {"names:\ncount: ~\n", file{}},
+		"lists":             {"names: [a, b]\nlevels: [1, 2]\n", file{Names: []string{"a", "b"}, Levels: []int{1, 2}}},
+		"lists with commas": {"names: a, b\nlevels: 1,2\n", file{Names: []string{"a", "b"}, Levels: []int{1, 2}}},
+		"lists of one":      {"names: a\nlevels: 7\n", file{Names: []string{"a"}, Levels: []int{7}}},
+		"an empty text":     {"names: ''\n", file{Names: []string{}}},
+		"lists in lists": {
+			"matrix: [[1, 2], '3,4']\nrules: [{to: x,n: 1}]",
+			file{Matrix: [][]int{{1, 2}, {3, 4}}, Rules: []rule{{To: []string{"x"}, N: 1}}},
+		},
+		"a list by an alias": {"name: &a x,y\nnames: *a\n", file{Name: "x,y", Names: []string{"x", "y"}}},
+		"a merge key":        {"deep: {<<: {to: a}, n: 3}\n", file{Below: Below{rule{[]string{"a"}, 3}}}},
+		"a number as text":   {"name: 5\n", file{Name: "5"}},
+		"a whole number":     {"count: 64.0\npick: 2\n", file{Count: 64, Pick: &two}},
+		"tables": {
+			"models: {a: {n: 1}}\nnodes: {0: x}\n",
+			file{Models: map[string]rule{"a": {N: 1}}, Nodes: map[int]string{0: "x"}},
+		},
 		"JSON":                 {`{"names": "a,b", "on-off": true}`, file{Names: []string{"a", "b"}, On: true}},
 		"comma in a list item": {"names: ['a,b']\n", file{Names: []string{"a,b"}}},
 	} {
@@ -70,24 +76,57 @@ func TestDecodeReportsAllProblems(t *testing.T) {
 		text string
 		want []string
 	}{
-		"no mapping":                     {"only text\n", []string{`line 1: want keys and values, got "only text"`}},
-		"a list of them":                 {"- name: a\n", []string{"line 1: want keys and values, got a list"}},
-		"two documents":                  {"name: a\n---\nname: b\n", []string{"more than one YAML document"}},
-		"no YAML":                        {"names: [\n", []string{"yaml: line 1: did not find expected node content"}},
-		"unknown keys":                   {"nam: a\ndeep: {tto: b}\nother: c\n", []string{"line 1: unknown key nam; did you mean name or names?", "line 2: unknown key deep.tto; did you mean to?", "line 3: unknown key other"}},
-		"another spelling":               {"on_off: true\n", []string{"line 1: unknown key on_off; did you mean on-off?"}},
+		"no mapping":     {"only text\n", []string{`line 1: want keys and values, got "only text"`}},
+		"a list of them": {"- name: a\n", []string{"line 1: want keys and values, got a list"}},
+		"two documents":  {"name: a\n---\nname: b\n", []string{"more than one YAML document"}},
+		"no YAML":        {"names: [\n", []string{"yaml: line 1: did not find expected node content"}},
+		"unknown keys": {
+			"nam: a\ndeep: {tto: b}\nother: c\n",
+			[]string{
+				"line 1: unknown key nam; did you mean name or names?",
+				"line 2: unknown key deep.tto; did you mean to?",
+				"line 3: unknown key other",
+			},
+		},
+		"another spelling": {
+			"on_off: true\n", []string{"line 1: unknown key on_off; did you mean on-off?"},
+		},
 		"a key twice":                    {"name: a\nname: b\n", []string{"line 2: duplicate key name"}},
 		"a number for a list of objects": {"rules: 3\n", []string{`line 1: rules: want a list, got "3"`}},
-		"keys for a list":                {"names: {a: b}\n", []string{"line 1: names: want a list, got keys and values"}},
-		"a list for a text":              {"name: [a]\n", []string{"line 1: name: want text, got a list"}},
-		"no numbers":                     {"count: x\nlevels: [1, y]\npick: []\n", []string{`line 1: count: want a whole number, got "x"`, `line 2: levels[1]: want a whole number, got "y"`, "line 3: pick: want a whole number, got a list"}},
-		"no number in a comma list":      {"levels: 1,y\n", []string{`line 1: levels[1]: want a whole number, got "y"`}},
-		"fractions":                      {"count: 1.5\nlevels: 1,2.5\n", []string{`line 1: count: want a whole number, got "1.5"`, `line 2: levels[1]: want a whole number, got "2.5"`}},
-		"neither true nor false":         {"on-off: maybe\n", []string{`line 1: on-off: want true or false, got "maybe"`}},
-		"a key that is no number":        {"nodes: {a: b}\n", []string{`line 1: nodes: want a whole number, got "a"`}},
-		"below":                          {"models: {m: {n: x}}\nrules: [{n: y}]\ndeep: 4\n", []string{`line 1: models.m.n: want a whole number, got "x"`, `line 2: rules[0].n: want a whole number, got "y"`, `line 3: deep: want keys and values, got "4"`}},
-		"a merge key":                    {"deep: {<<: {nn: 3}}\n", []string{"line 1: unknown key deep.nn"}},
-		"what is long":                   {"count: " + strings.Repeat("x", 100) + "\n", []string{`line 1: count: want a whole number, got "` + strings.Repeat("x", 40) + `..."`}},
+		"keys for a list": {
+			"names: {a: b}\n", []string{"line 1: names: want a list, got keys and values"},
+		},
+		"a list for a text": {"name: [a]\n", []string{"line 1: name: want text, got a list"}},
+		"no numbers": {
+			"count: x\nlevels: [1, y]\npick: []\n",
+			[]string{
+				`line 1: count: want a whole number, got "x"`,
+				`line 2: levels[1]: want a whole number, got "y"`,
+				"line 3: pick: want a whole number, got a list",
+			},
+		},
+		"no number in a comma list": {"levels: 1,y\n", []string{`line 1: levels[1]: want a whole number, got "y"`}},
+		"fractions": {
+			"count: 1.5\nlevels: 1,2.5\n",
+			[]string{
+				`line 1: count: want a whole number, got "1.5"`, `line 2: levels[1]: want a whole number, got "2.5"`,
+			},
+		},
+		"neither true nor false":  {"on-off: maybe\n", []string{`line 1: on-off: want true or false, got "maybe"`}},
+		"a key that is no number": {"nodes: {a: b}\n", []string{`line 1: nodes: want a whole number, got "a"`}},
+		"below": {
+			"models: {m: {n: x}}\nrules: [{n: y}]\ndeep: 4\n",
+			[]string{
+				`line 1: models.m.n: want a whole number, got "x"`,
+				`line 2: rules[0].n: want a whole number, got "y"`,
+				`line 3: deep: want keys and values, got "4"`,
+			},
+		},
+		"a merge key": {"deep: {<<: {nn: 3}}\n", []string{"line 1: unknown key deep.nn"}},
+		"what is long": {
+			"count: " + strings.Repeat("x", 100) + "\n",
+			[]string{`line 1: count: want a whole number, got "` + strings.Repeat("x", 40) + `..."`},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got file
@@ -114,7 +153,8 @@ func TestDecodeReturnsTheRestBesideProblems(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{
-		"names: a,b\nrules: [{to: x}]\n", "deep: &a {<<: *a}\n", "deep: &a [*a]\nnames: *a\n", "<<: [{name: a}, 3]\n", "matrix: '1,2'",
+		"names: a,b\nrules: [{to: x}]\n", "deep: &a {<<: *a}\n", "deep: &a [*a]\nnames: *a\n",
+		"<<: [{name: a}, 3]\n", "matrix: '1,2'",
 	} {
 		f.Add([]byte(seed))
 	}
