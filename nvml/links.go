@@ -181,7 +181,7 @@ func pathOf(level nvml.GpuTopologyLevel) gpu.PCIePath {
 }
 
 // failingGPUs finds the GPUs that make pairs fail, with an error of theirs: those whose pairs all fail while pairs of
-// other GPUs do not. If every pair fails, the cause is unknown; with two GPUs it always is.
+// other GPUs do not. If every pair fails, the cause is unknown. Two GPUs have only one pair.
 func failingGPUs(paths map[pair]pathReading) map[int]error {
 	good := map[int]bool{}
 	for p, r := range paths {
