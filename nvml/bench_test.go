@@ -29,13 +29,13 @@ func compareToFloor(b *testing.B, session *Session, read func() error) {
 	const rounds = 50
 	begin := time.Now()
 	for range rounds {
-		if session.driver.api.Init() != nvml.SUCCESS {
+		if session.library.api.Init() != nvml.SUCCESS {
 			b.Fatal("nvmlInit")
 		}
-		if _, code := session.driver.api.DeviceGetCount(); code != nvml.SUCCESS {
+		if _, code := session.library.api.DeviceGetCount(); code != nvml.SUCCESS {
 			b.Fatal("nvmlDeviceGetCount")
 		}
-		if session.driver.api.Shutdown() != nvml.SUCCESS {
+		if session.library.api.Shutdown() != nvml.SUCCESS {
 			b.Fatal("nvmlShutdown")
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 func readComputeMode(t *testing.T, session *Session, uuid string) nvml.ComputeMode {
 	t.Helper()
-	dev, code := session.driver.api.DeviceGetHandleByUUID(uuid)
+	dev, code := session.library.api.DeviceGetHandleByUUID(uuid)
 	if code != nvml.SUCCESS {
 		t.Fatal(code)
 	}
@@ -79,7 +79,7 @@ func TestSetExclusiveFails(t *testing.T) {
 	}
 	must(t, session.SetExclusive(t.Context(), node.Machine().GPUs[2].UUID, true))
 	must(t, node.Clear())
-	for session.driver.calls.outstanding() > 0 {
+	for session.library.calls.outstanding() > 0 {
 		time.Sleep(5 * time.Millisecond)
 	}
 }

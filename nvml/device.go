@@ -18,9 +18,9 @@ type gpuReading struct {
 // readGPU reads a GPU and waits for it until ctx ends. What only the kernel shows is not filled in; see addFromKernel.
 func (s *Session) readGPU(ctx context.Context, index int) gpuReading {
 	none := gpuReading{Device: gpu.Device{Index: index, Minor: gpu.NoMinor}}
-	d, subject := s.driver, fmt.Sprintf("GPU %d", index)
-	got, err := ask(ctx, &d.calls, subject, s.tolerated(), func(c *call) (gpuReading, error) {
-		r := gpuReader{d: d, c: c, got: none}
+	l, subject := s.library, fmt.Sprintf("GPU %d", index)
+	got, err := ask(ctx, &l.calls, subject, s.tolerated(), func(c *call) (gpuReading, error) {
+		r := gpuReader{library: l, c: c, got: none}
 		c.progress = func() any { return r.got }
 		err := r.read()
 		return r.got, err
@@ -36,15 +36,15 @@ func (s *Session) readGPU(ctx context.Context, index int) gpuReading {
 
 // gpuReader reads one GPU, which takes many functions of NVML, into got.
 type gpuReader struct {
-	d   *driver
-	c   *call
-	got gpuReading
+	library *library
+	c       *call
+	got     gpuReading
 }
 
 // read reads first what a GPU is identified by.
 func (r *gpuReader) read() error {
-	handle, err := invoke(r.d, r.c, "nvmlDeviceGetHandleByIndex", func() (nvml.Device, nvml.Return) {
-		return r.d.api.DeviceGetHandleByIndex(r.got.Index)
+	handle, err := invoke(r.library, r.c, "nvmlDeviceGetHandleByIndex", func() (nvml.Device, nvml.Return) {
+		return r.library.api.DeviceGetHandleByIndex(r.got.Index)
 	})
 	if err != nil {
 		return err
@@ -61,17 +61,17 @@ func (r *gpuReader) read() error {
 
 // readIdentity reads what every GPU has.
 func (r *gpuReader) readIdentity(dev nvml.Device) (err error) {
-	if r.got.UUID, err = invoke(r.d, r.c, "nvmlDeviceGetUUID", dev.GetUUID); err != nil {
+	if r.got.UUID, err = invoke(r.library, r.c, "nvmlDeviceGetUUID", dev.GetUUID); err != nil {
 		return err
 	}
-	pci, err := invoke(r.d, r.c, "nvmlDeviceGetPciInfo", dev.GetPciInfo)
+	pci, err := invoke(r.library, r.c, "nvmlDeviceGetPciInfo", dev.GetPciInfo)
 	if err != nil {
 		return err
 	}
 	if r.got.PCIBusID, err = busID(pci); err != nil {
 		return fmt.Errorf("nvmlDeviceGetPciInfo: %w", err)
 	}
-	minor, err := invoke(r.d, r.c, "nvmlDeviceGetMinorNumber", dev.GetMinorNumber)
+	minor, err := invoke(r.library, r.c, "nvmlDeviceGetMinorNumber", dev.GetMinorNumber)
 	if err != nil {
 		return err
 	}
@@ -81,16 +81,16 @@ func (r *gpuReader) readIdentity(dev nvml.Device) (err error) {
 
 // readProperties reads what a GPU or an old driver need not have.
 func (r *gpuReader) readProperties(dev nvml.Device) (err error) {
-	if r.got.Name, err = optional(invoke(r.d, r.c, "nvmlDeviceGetName", dev.GetName)); err != nil {
+	if r.got.Name, err = optional(invoke(r.library, r.c, "nvmlDeviceGetName", dev.GetName)); err != nil {
 		return err
 	}
-	memory, err := optional(invoke(r.d, r.c, "nvmlDeviceGetMemoryInfo", dev.GetMemoryInfo))
+	memory, err := optional(invoke(r.library, r.c, "nvmlDeviceGetMemoryInfo", dev.GetMemoryInfo))
 	if err != nil {
 		return err
 	}
 	r.got.MemoryBytes = memory.Total
 	const function = "nvmlDeviceGetCudaComputeCapability"
-	r.got.ComputeCapability, err = optional(invoke(r.d, r.c, function, func() (string, nvml.Return) {
+	r.got.ComputeCapability, err = optional(invoke(r.library, r.c, function, func() (string, nvml.Return) {
 		major, minor, code := dev.GetCudaComputeCapability()
 		return fmt.Sprintf("%d.%d", major, minor), code
 	}))

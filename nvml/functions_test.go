@@ -11,9 +11,9 @@ func TestNumberOfDriverCalls(t *testing.T) {
 		return
 	}
 	session, _ := openNode(t, createNode(t, "dgx-h100"))
-	calls, has := map[string]int{}, session.driver.has
+	calls, has := map[string]int{}, session.library.has
 	var mu sync.Mutex
-	session.driver.has = func(function string) bool { // is asked before each call
+	session.library.has = func(function string) bool { // is asked before each call
 		mu.Lock()
 		defer mu.Unlock()
 		calls[function]++

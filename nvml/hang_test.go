@@ -140,7 +140,7 @@ func TestPathsThatHang(t *testing.T) {
 						}
 					}
 				}
-				if n := session.driver.calls.outstanding(); n != 7 {
+				if n := session.library.calls.outstanding(); n != 7 {
 					t.Errorf("%d calls are outstanding, want the 7 of GPU %d", n, hung)
 				}
 				close(answer)
@@ -172,7 +172,7 @@ func TestCloseWithAnOutstandingCall(t *testing.T) {
 		answer := make(chan struct{})
 		device(server, 2).GetNameFunc = func() (string, nvml.Return) { <-answer; return "", nvml.SUCCESS }
 		readTopology(t, session, createHost(t, nil))
-		if err := session.Close(); err == nil || len(server.ShutdownCalls()) != 0 || session.driver == nil {
+		if err := session.Close(); err == nil || len(server.ShutdownCalls()) != 0 || session.library == nil {
 			t.Errorf("error %v, %d shutdowns; want an error and none", err, len(server.ShutdownCalls()))
 		}
 		close(answer)
@@ -213,22 +213,22 @@ func TestComputeModeThatHangs(t *testing.T) {
 func TestInitThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		session, server := openMock(t)
-		d := session.driver
-		d.initialised = false
+		l := session.library
+		l.initialised = false
 		answer := make(chan struct{})
 		server.InitFunc = func() nvml.Return { <-answer; return nvml.SUCCESS }
 		for range 2 {
-			err := d.initialise(withDeadline(t, time.Second), host.Host{})
+			err := l.initialise(withDeadline(t, time.Second), host.Host{})
 			if !errors.Is(err, gpu.ErrNotAnswering) || !strings.Contains(err.Error(), "(nvmlInit has not returned)") {
 				t.Errorf("got the error %v", err)
 			}
 		}
 		close(answer)
 		synctest.Wait()
-		if err := d.initialise(withDeadline(t, time.Second), host.Host{}); err != nil || len(server.InitCalls()) != 1 {
+		if err := l.initialise(withDeadline(t, time.Second), host.Host{}); err != nil || len(server.InitCalls()) != 1 {
 			t.Errorf("after the answer: error %v, %d calls of nvmlInit, want one", err, len(server.InitCalls()))
 		}
-		if err := session.Close(); err != nil || len(server.ShutdownCalls()) != 1 || d.initialised {
+		if err := session.Close(); err != nil || len(server.ShutdownCalls()) != 1 || l.initialised {
 			t.Errorf("error %v, %d shutdowns; want one", err, len(server.ShutdownCalls()))
 		}
 	})

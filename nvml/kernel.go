@@ -48,7 +48,7 @@ func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 		c.enter("read")
 		return readShort(path), nil
 	}
-	text, err := ask(ctx, &s.driver.calls, "information about "+d.PCIBusID, s.tolerated(), work)
+	text, err := ask(ctx, &s.library.calls, "information about "+d.PCIBusID, s.tolerated(), work)
 	if err != nil {
 		return
 	}

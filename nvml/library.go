@@ -11,8 +11,8 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// driver is the NVML library of the process.
-type driver struct {
+// library is the NVML library of the process.
+type library struct {
 	api   nvml.Interface
 	has   func(function string) bool // reports whether the library has a function
 	calls calls
@@ -26,29 +26,29 @@ const librarySubject = "library"
 // process holds the one library that a process can load: calls of NVML functions are bound to it.
 var process struct {
 	sync.Mutex
-	library sharedLibrary
-	driver  *driver
+	shared  sharedLibrary
+	library *library
 }
 
 // load loads the library at a path, which must be the one that the process has loaded before, if any. It is never
 // unloaded: the calls that are bound to it would then lead nowhere.
-func load(path string) (*driver, error) {
-	library, err := loadLibrary(path)
+func load(path string) (*library, error) {
+	shared, err := loadLibrary(path)
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", path, err)
 	}
 	process.Lock()
 	defer process.Unlock()
-	if process.driver == nil {
-		process.library = library
-		process.driver = &driver{api: nvml.New(nvml.WithLibraryPath(path)), has: library.hasFunction}
-		return process.driver, nil
+	if process.library == nil {
+		process.shared = shared
+		process.library = &library{api: nvml.New(nvml.WithLibraryPath(path)), has: shared.hasFunction}
+		return process.library, nil
 	}
-	defer library.close() // each dlopen needs its dlclose
-	if process.library != library {
-		return nil, fmt.Errorf("load %s: %w: %s", library.path(), ErrLibraryConflict, process.library.path())
+	defer shared.close() // each dlopen needs its dlclose
+	if process.shared != shared {
+		return nil, fmt.Errorf("load %s: %w: %s", shared.path(), ErrLibraryConflict, process.shared.path())
 	}
-	return process.driver, nil
+	return process.library, nil
 }
 
 // loadLibrary loads a library and checks that it is NVML: a call of a function that it lacks would end the process.
@@ -56,17 +56,17 @@ func loadLibrary(path string) (sharedLibrary, error) {
 	if err := checkLibrary(path, thisPlatform()); err != nil {
 		return sharedLibrary{}, err
 	}
-	library, err := dlopen(path)
+	shared, err := dlopen(path)
 	if err != nil {
 		return sharedLibrary{}, fmt.Errorf("%w: %w", ErrLibraryUnusable, err)
 	}
 	for _, function := range requiredFunctions() {
-		if !library.hasFunction(function) {
-			library.close()
+		if !shared.hasFunction(function) {
+			shared.close()
 			return sharedLibrary{}, fmt.Errorf("%w: it has no function %s", ErrLibraryUnusable, function)
 		}
 	}
-	return library, nil
+	return shared, nil
 }
 
 // requiredFunctions are those without which a GPU cannot be read. The library of an old driver may lack any other.
@@ -91,17 +91,17 @@ func (l sharedLibrary) hasFunction(function string) bool {
 func InFlight() []string {
 	process.Lock()
 	defer process.Unlock()
-	if process.driver == nil {
+	if process.library == nil {
 		return nil
 	}
-	return process.driver.calls.inFlight()
+	return process.library.calls.inFlight()
 }
 
 // invoke calls one function of NVML as part of c. Its error names the function.
-func invoke[T any](d *driver, c *call, function string, f func() (T, nvml.Return)) (T, error) {
+func invoke[T any](l *library, c *call, function string, f func() (T, nvml.Return)) (T, error) {
 	var none T
 	c.enter(function)
-	if !d.has(function) {
+	if !l.has(function) {
 		return none, &functionError{function, nvml.ERROR_FUNCTION_NOT_FOUND, "not in this version of the library"}
 	}
 	v, code := f()
@@ -117,27 +117,27 @@ func noValue(f func() nvml.Return) func() (struct{}, nvml.Return) {
 }
 
 // initialise calls nvmlInit, unless NVML is initialised: an earlier call may have succeeded after its caller gave up.
-func (d *driver) initialise(ctx context.Context, h host.Host) error {
-	_, err := ask(ctx, &d.calls, librarySubject, 0, func(c *call) (struct{}, error) {
-		if d.initialised {
+func (l *library) initialise(ctx context.Context, h host.Host) error {
+	_, err := ask(ctx, &l.calls, librarySubject, 0, func(c *call) (struct{}, error) {
+		if l.initialised {
 			return struct{}{}, nil
 		}
-		_, err := invoke(d, c, "nvmlInit", noValue(d.api.Init))
-		d.initialised = err == nil
+		_, err := invoke(l, c, "nvmlInit", noValue(l.api.Init))
+		l.initialised = err == nil
 		return struct{}{}, err
 	})
 	if hasCode(err, nvml.ERROR_LIB_RM_VERSION_MISMATCH) {
 		return fmt.Errorf("%w: the library is %s, the kernel module %s: %w",
-			ErrVersionMismatch, d.libraryVersion(ctx), kernelVersion(h), err)
+			ErrVersionMismatch, l.libraryVersion(ctx), kernelVersion(h), err)
 	}
 	return classify(err)
 }
 
 // libraryVersion is the driver version that the library belongs to. NVML returns it without being initialised, behind
 // the CUDA version: "13.580.126.09".
-func (d *driver) libraryVersion(ctx context.Context) string {
-	v, err := ask(ctx, &d.calls, librarySubject, 0, func(c *call) (string, error) {
-		return invoke(d, c, "nvmlSystemGetNVMLVersion", d.api.SystemGetNVMLVersion)
+func (l *library) libraryVersion(ctx context.Context) string {
+	v, err := ask(ctx, &l.calls, librarySubject, 0, func(c *call) (string, error) {
+		return invoke(l, c, "nvmlSystemGetNVMLVersion", l.api.SystemGetNVMLVersion)
 	})
 	if err != nil {
 		return "of an unknown version"
@@ -149,11 +149,11 @@ func (d *driver) libraryVersion(ctx context.Context) string {
 }
 
 // shutdown calls nvmlShutdown.
-func (d *driver) shutdown(ctx context.Context) error {
-	_, err := ask(ctx, &d.calls, librarySubject, 0, func(c *call) (struct{}, error) {
-		d.calls.forget() // handles are valid until now
-		d.initialised = false
-		return invoke(d, c, "nvmlShutdown", noValue(d.api.Shutdown))
+func (l *library) shutdown(ctx context.Context) error {
+	_, err := ask(ctx, &l.calls, librarySubject, 0, func(c *call) (struct{}, error) {
+		l.calls.forget() // handles are valid until now
+		l.initialised = false
+		return invoke(l, c, "nvmlShutdown", noValue(l.api.Shutdown))
 	})
 	return err
 }

@@ -46,17 +46,17 @@ type nvlink struct {
 
 // readNVLinks reads the NVLinks of a GPU and waits for them until ctx ends.
 func (s *Session) readNVLinks(ctx context.Context, index int, dev nvml.Device) ([]nvlink, error) {
-	d := s.driver
-	return ask(ctx, &d.calls, fmt.Sprintf("NVLinks of GPU %d", index), s.tolerated(), func(c *call) ([]nvlink, error) {
-		return d.nvlinks(c, dev)
+	l := s.library
+	return ask(ctx, &l.calls, fmt.Sprintf("NVLinks of GPU %d", index), s.tolerated(), func(c *call) ([]nvlink, error) {
+		return l.nvlinks(c, dev)
 	})
 }
 
-func (d *driver) nvlinks(c *call, dev nvml.Device) ([]nvlink, error) {
+func (l *library) nvlinks(c *call, dev nvml.Device) ([]nvlink, error) {
 	links := []nvlink{}
 	toSwitch := map[string]bool{} // by remote address
 	for port := range nvml.NVLINK_MAX_LINKS {
-		state, err := invoke(d, c, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
+		state, err := invoke(l, c, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
 			return dev.GetNvLinkState(port)
 		})
 		switch {
@@ -72,7 +72,7 @@ func (d *driver) nvlinks(c *call, dev nvml.Device) ([]nvlink, error) {
 		case state != nvml.FEATURE_ENABLED:
 			continue
 		}
-		link, err := d.nvlink(c, dev, port, toSwitch)
+		link, err := l.nvlink(c, dev, port, toSwitch)
 		if err != nil {
 			return nil, fmt.Errorf("NVLink %d: %w", port, err)
 		}
@@ -82,8 +82,8 @@ func (d *driver) nvlinks(c *call, dev nvml.Device) ([]nvlink, error) {
 }
 
 // nvlink reads where an active NVLink leads to. The kind of the remote device is read once for each device.
-func (d *driver) nvlink(c *call, dev nvml.Device, port int, toSwitch map[string]bool) (nvlink, error) {
-	pci, err := optional(invoke(d, c, "nvmlDeviceGetNvLinkRemotePciInfo", func() (nvml.PciInfo, nvml.Return) {
+func (l *library) nvlink(c *call, dev nvml.Device, port int, toSwitch map[string]bool) (nvlink, error) {
+	pci, err := optional(invoke(l, c, "nvmlDeviceGetNvLinkRemotePciInfo", func() (nvml.PciInfo, nvml.Return) {
 		return dev.GetNvLinkRemotePciInfo(port)
 	}))
 	if err != nil {
@@ -95,7 +95,7 @@ func (d *driver) nvlink(c *call, dev nvml.Device, port int, toSwitch map[string]
 	}
 	if _, known := toSwitch[remote]; !known || remote == "" {
 		const function = "nvmlDeviceGetNvLinkRemoteDeviceType"
-		kind, err := invoke(d, c, function, func() (nvml.IntNvLinkDeviceType, nvml.Return) {
+		kind, err := invoke(l, c, function, func() (nvml.IntNvLinkDeviceType, nvml.Return) {
 			return dev.GetNvLinkRemoteDeviceType(port)
 		})
 		if _, err := optional(kind, err); err != nil {
@@ -149,9 +149,9 @@ func (s *Session) readPath(ctx context.Context, p pair, handles []nvml.Device) p
 		return pathReading{err: errNotRead}
 	}
 	const function = "nvmlDeviceGetTopologyCommonAncestor"
-	d, subject := s.driver, fmt.Sprintf("GPUs %d and %d", p.a, p.b)
-	path, err := ask(ctx, &d.calls, subject, s.tolerated(), func(c *call) (gpu.PCIePath, error) {
-		level, err := invoke(d, c, function, func() (nvml.GpuTopologyLevel, nvml.Return) {
+	l, subject := s.library, fmt.Sprintf("GPUs %d and %d", p.a, p.b)
+	path, err := ask(ctx, &l.calls, subject, s.tolerated(), func(c *call) (gpu.PCIePath, error) {
+		level, err := invoke(l, c, function, func() (nvml.GpuTopologyLevel, nvml.Return) {
 			return handles[p.a].GetTopologyCommonAncestor(handles[p.b])
 		})
 		if err != nil { // a driver that does not know, as under a hypervisor, has answered too

@@ -12,7 +12,7 @@ import (
 
 // readMIG reads the MIG mode and, if it is on, the MIG devices.
 func (r *gpuReader) readMIG(dev nvml.Device) error {
-	mode, err := optional(invoke(r.d, r.c, "nvmlDeviceGetMigMode", func() (int, nvml.Return) {
+	mode, err := optional(invoke(r.library, r.c, "nvmlDeviceGetMigMode", func() (int, nvml.Return) {
 		current, _, code := dev.GetMigMode()
 		return current, code
 	}))
@@ -20,12 +20,12 @@ func (r *gpuReader) readMIG(dev nvml.Device) error {
 		return err
 	}
 	r.got.MIGEnabled = true
-	count, err := invoke(r.d, r.c, "nvmlDeviceGetMaxMigDeviceCount", dev.GetMaxMigDeviceCount)
+	count, err := invoke(r.library, r.c, "nvmlDeviceGetMaxMigDeviceCount", dev.GetMaxMigDeviceCount)
 	if err != nil {
 		return err
 	}
 	for i := range count {
-		handle, err := invoke(r.d, r.c, "nvmlDeviceGetMigDeviceHandleByIndex", func() (nvml.Device, nvml.Return) {
+		handle, err := invoke(r.library, r.c, "nvmlDeviceGetMigDeviceHandleByIndex", func() (nvml.Device, nvml.Return) {
 			return dev.GetMigDeviceHandleByIndex(i)
 		})
 		if hasCode(err, nvml.ERROR_NOT_FOUND, nvml.ERROR_INVALID_ARGUMENT) {
@@ -46,17 +46,17 @@ func (r *gpuReader) readMIG(dev nvml.Device) error {
 
 // migDevice reads a MIG device of the GPU, except its index and its capabilities.
 func (r *gpuReader) migDevice(parent, mig nvml.Device) (m gpu.MIGDevice, err error) {
-	if m.UUID, err = invoke(r.d, r.c, "nvmlDeviceGetUUID", mig.GetUUID); err != nil {
+	if m.UUID, err = invoke(r.library, r.c, "nvmlDeviceGetUUID", mig.GetUUID); err != nil {
 		return m, err
 	}
-	if m.GPUInstance, err = invoke(r.d, r.c, "nvmlDeviceGetGpuInstanceId", mig.GetGpuInstanceId); err != nil {
+	if m.GPUInstance, err = invoke(r.library, r.c, "nvmlDeviceGetGpuInstanceId", mig.GetGpuInstanceId); err != nil {
 		return m, err
 	}
-	m.ComputeInstance, err = invoke(r.d, r.c, "nvmlDeviceGetComputeInstanceId", mig.GetComputeInstanceId)
+	m.ComputeInstance, err = invoke(r.library, r.c, "nvmlDeviceGetComputeInstanceId", mig.GetComputeInstanceId)
 	if err != nil {
 		return m, err
 	}
-	attributes, err := invoke(r.d, r.c, "nvmlDeviceGetAttributes", mig.GetAttributes)
+	attributes, err := invoke(r.library, r.c, "nvmlDeviceGetAttributes", mig.GetAttributes)
 	if err != nil {
 		return m, err
 	}
@@ -68,7 +68,7 @@ func (r *gpuReader) migDevice(parent, mig nvml.Device) (m gpu.MIGDevice, err err
 // migProfile is the name of the device's profile: the end of the MIG device's name or, where a driver has no such name,
 // made from its size and the kind of its GPU instance.
 func (r *gpuReader) migProfile(parent, mig nvml.Device, gi int, a nvml.DeviceAttributes) (string, error) {
-	name, err := optional(invoke(r.d, r.c, "nvmlDeviceGetName", mig.GetName))
+	name, err := optional(invoke(r.library, r.c, "nvmlDeviceGetName", mig.GetName))
 	if err != nil {
 		return "", err
 	}
@@ -85,18 +85,18 @@ func (r *gpuReader) migProfile(parent, mig nvml.Device, gi int, a nvml.DeviceAtt
 
 // instanceKind is the number of the GPU instance's profile among NVML's NVML_GPU_INSTANCE_PROFILE_*.
 func (r *gpuReader) instanceKind(parent nvml.Device, gi int) (int, error) {
-	instance, err := invoke(r.d, r.c, "nvmlDeviceGetGpuInstanceById", func() (nvml.GpuInstance, nvml.Return) {
+	instance, err := invoke(r.library, r.c, "nvmlDeviceGetGpuInstanceById", func() (nvml.GpuInstance, nvml.Return) {
 		return parent.GetGpuInstanceById(gi)
 	})
 	if err != nil {
 		return 0, err
 	}
-	info, err := invoke(r.d, r.c, "nvmlGpuInstanceGetInfo", instance.GetInfo)
+	info, err := invoke(r.library, r.c, "nvmlGpuInstanceGetInfo", instance.GetInfo)
 	if err != nil {
 		return 0, err
 	}
 	for kind := range nvml.GPU_INSTANCE_PROFILE_COUNT {
-		profile, err := invoke(r.d, r.c, "nvmlDeviceGetGpuInstanceProfileInfo",
+		profile, err := invoke(r.library, r.c, "nvmlDeviceGetGpuInstanceProfileInfo",
 			func() (nvml.GpuInstanceProfileInfo, nvml.Return) { return parent.GetGpuInstanceProfileInfo(kind) })
 		switch {
 		case hasCode(err, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT):

@@ -28,7 +28,7 @@ func openMock(t testing.TB) (*Session, *mockserver.Server) {
 		fillMock(d.(*mockserver.Device), i)
 	}
 	session := NewSession(Options{Timeout: 2 * time.Second})
-	session.driver = &driver{api: server, has: func(string) bool { return true }, initialised: true}
+	session.library = &library{api: server, has: func(string) bool { return true }, initialised: true}
 	return session, server
 }
 
@@ -194,7 +194,7 @@ func TestMockAnswers(t *testing.T) {
 // The library of an old driver has only the functions that are required; no other is called.
 func TestMockOfAnOldDriver(t *testing.T) {
 	session, _ := openMock(t)
-	session.driver.has = func(function string) bool { return slices.Contains(requiredFunctions(), function) }
+	session.library.has = func(function string) bool { return slices.Contains(requiredFunctions(), function) }
 	s := readTopology(t, session, createHost(t, nil))
 	if len(s.Links) != 28 {
 		t.Errorf("%d links, want 28", len(s.Links))

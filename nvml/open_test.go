@@ -147,7 +147,7 @@ func TestCheckIsBeforeTheLibraryIsLoaded(t *testing.T) {
 		}
 		return refused
 	}}
-	if s, err := ReadDevices(t.Context(), opts); s != nil || !errors.Is(err, refused) || process.driver != nil {
+	if s, err := ReadDevices(t.Context(), opts); s != nil || !errors.Is(err, refused) || process.library != nil {
 		t.Errorf("got %v, error %v", s, err)
 	}
 }

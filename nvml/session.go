@@ -65,7 +65,7 @@ type Session struct {
 	opts Options
 
 	mu       sync.Mutex    // held while a snapshot is taken, and while the library is opened or closed
-	driver   *driver       // nil while the library is closed
+	library  *library      // nil while the library is closed
 	users    atomic.Int32  // goroutines that use driver without mu
 	last     *gpu.Snapshot // nil before the first
 	retained retainedLinks
@@ -173,7 +173,7 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 // mayHaveOtherGPUs reports whether the library must be opened again to see all GPUs: NVML counts them in nvmlInit only.
 // One that is removed later is a lost one, and one that is added is missing.
 func (s *Session) mayHaveOtherGPUs() bool {
-	return s.driver != nil && (s.known != knownGPUs(s.opts.Host) || s.last != nil && len(s.last.Devices) == 0)
+	return s.library != nil && (s.known != knownGPUs(s.opts.Host) || s.last != nil && len(s.last.Devices) == 0)
 }
 
 // unreadableGPUs lists the GPUs that could not be read, as text to compare.
@@ -193,7 +193,7 @@ func unreadableGPUs(snapshot *gpu.Snapshot) string {
 func (s *Session) SetExclusive(ctx context.Context, uuid string, exclusive bool) error {
 	s.mu.Lock()
 	err := s.open(ctx)
-	d := s.driver
+	l := s.library
 	s.users.Add(1) // with mu, so that the library is not closed
 	s.mu.Unlock()
 	defer s.users.Add(-1)
@@ -206,14 +206,14 @@ func (s *Session) SetExclusive(ctx context.Context, uuid string, exclusive bool)
 	}
 	waiting, cancel := context.WithTimeout(ctx, s.opts.Timeout)
 	defer cancel()
-	_, err = ask(waiting, &d.calls, "compute mode of "+uuid, 0, func(c *call) (struct{}, error) {
-		dev, err := invoke(d, c, "nvmlDeviceGetHandleByUUID", func() (nvml.Device, nvml.Return) {
-			return d.api.DeviceGetHandleByUUID(uuid)
+	_, err = ask(waiting, &l.calls, "compute mode of "+uuid, 0, func(c *call) (struct{}, error) {
+		dev, err := invoke(l, c, "nvmlDeviceGetHandleByUUID", func() (nvml.Device, nvml.Return) {
+			return l.api.DeviceGetHandleByUUID(uuid)
 		})
 		if err != nil {
 			return struct{}{}, err
 		}
-		return invoke(d, c, "nvmlDeviceSetComputeMode", noValue(func() nvml.Return { return dev.SetComputeMode(mode) }))
+		return invoke(l, c, "nvmlDeviceSetComputeMode", noValue(func() nvml.Return { return dev.SetComputeMode(mode) }))
 	})
 	switch {
 	case err == nil:
@@ -242,7 +242,7 @@ func (s *Session) read(ctx context.Context) (*gpu.Snapshot, []nvml.Device, error
 }
 
 func (s *Session) open(ctx context.Context) error {
-	if s.driver != nil {
+	if s.library != nil {
 		return nil
 	}
 	s.known = knownGPUs(s.opts.Host)
@@ -255,26 +255,26 @@ func (s *Session) open(ctx context.Context) error {
 			return err
 		}
 	}
-	d, err := load(path)
+	l, err := load(path)
 	if err != nil {
 		return err
 	}
 	waiting, cancel := context.WithTimeout(ctx, s.openTimeout())
 	defer cancel()
-	d.calls.whenReturned(s.opts.Returned)
-	if err := d.initialise(waiting, s.opts.Host); err != nil {
+	l.calls.whenReturned(s.opts.Returned)
+	if err := l.initialise(waiting, s.opts.Host); err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
 		return fmt.Errorf("initialise the NVIDIA driver library: %w", err)
 	}
-	s.driver = d
+	s.library = l
 	return nil
 }
 
 // close closes the library. If that cannot be done yet, the library stays open.
 func (s *Session) close() error {
-	if s.driver == nil {
+	if s.library == nil {
 		return nil
 	}
 	if s.busy() {
@@ -282,16 +282,16 @@ func (s *Session) close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.openTimeout())
 	defer cancel()
-	d := s.driver
-	s.driver = nil
-	if err := d.shutdown(ctx); err != nil {
+	l := s.library
+	s.library = nil
+	if err := l.shutdown(ctx); err != nil {
 		return fmt.Errorf("close the NVIDIA driver library: %w", err)
 	}
 	return nil
 }
 
 // busy reports whether closing the library would free memory that calls use.
-func (s *Session) busy() bool { return s.users.Load() > 0 || s.driver.calls.outstanding() > 0 }
+func (s *Session) busy() bool { return s.users.Load() > 0 || s.library.calls.outstanding() > 0 }
 
 // openTimeout is how long nvmlInit, nvmlShutdown and the driver's first answer may take. Once devices are offered, they
 // wait for that.
@@ -335,7 +335,7 @@ func (s *Session) links(ctx context.Context, snapshot *gpu.Snapshot, handles []n
 		}
 	}
 	before, now := &s.retained, time.Now()
-	hangs := func() bool { return s.driver.calls.outstanding() > 0 }
+	hangs := func() bool { return s.library.calls.outstanding() > 0 }
 	if slices.Equal(gpus, before.gpus) && now.Sub(before.read) < linksInterval && (!before.partial || hangs()) {
 		return before.links
 	}

@@ -67,7 +67,7 @@ func readNodeLinks(t *testing.T, node *sim.Node) []gpu.Link {
 // waitForReturns waits until no call is outstanding.
 func waitForReturns(t *testing.T, session *Session) {
 	t.Helper()
-	waitUntil(t, "all calls have returned", func() bool { return session.driver.calls.outstanding() == 0 })
+	waitUntil(t, "all calls have returned", func() bool { return session.library.calls.outstanding() == 0 })
 }
 
 func TestLinksOfTheGPUsThatThereAre(t *testing.T) {
@@ -105,7 +105,7 @@ func TestLinksThatHangStayAsTheyWere(t *testing.T) {
 			t.Errorf("while the links hang (-before +after):\n%s", diff)
 		}
 	}
-	if n := session.driver.calls.outstanding(); n != 8 {
+	if n := session.library.calls.outstanding(); n != 8 {
 		t.Errorf("%d calls are outstanding, want one for each GPU", n)
 	}
 	if log.String() != "" {
@@ -179,7 +179,7 @@ func TestSnapshotAfterAnErrorOfTheDriver(t *testing.T) {
 	fail(t, node, "nvmlDeviceGetCount", sim.AnyGPU, nvml.ERROR_UNKNOWN)
 	_, err := session.Snapshot(t.Context())
 	checkError(t, err, ErrDriverFailed, "read the driver: ")
-	if session.driver != nil || errors.Is(err, gpu.ErrNotAnswering) {
+	if session.library != nil || errors.Is(err, gpu.ErrNotAnswering) {
 		t.Errorf("the library is still open after %v", err)
 	}
 	must(t, node.Clear())

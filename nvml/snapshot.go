@@ -60,21 +60,21 @@ type systemReading struct {
 
 // readSystem waits longer for the driver's first answer, since nothing can be done without it.
 func (s *Session) readSystem(ctx context.Context) (systemReading, error) {
-	d, wait := s.driver, s.wait()
-	if !d.calls.hasAnswered(driverSubject) {
+	l, wait := s.library, s.wait()
+	if !l.calls.hasAnswered(driverSubject) {
 		wait = s.openTimeout()
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	got, err := ask(waiting, &d.calls, driverSubject, s.tolerated(), func(c *call) (r systemReading, err error) {
-		if r.driverVersion, err = invoke(d, c, "nvmlSystemGetDriverVersion", d.api.SystemGetDriverVersion); err != nil {
+	got, err := ask(waiting, &l.calls, driverSubject, s.tolerated(), func(c *call) (r systemReading, err error) {
+		if r.driverVersion, err = invoke(l, c, "nvmlSystemGetDriverVersion", l.api.SystemGetDriverVersion); err != nil {
 			return r, err
 		}
-		if r.gpus, err = invoke(d, c, "nvmlDeviceGetCount", d.api.DeviceGetCount); err != nil {
+		if r.gpus, err = invoke(l, c, "nvmlDeviceGetCount", l.api.DeviceGetCount); err != nil {
 			return r, err
 		}
 		// Only forward compatibility needs CUDA's version, so a driver without it is not refused.
-		cuda, err := invoke(d, c, "nvmlSystemGetCudaDriverVersion", d.api.SystemGetCudaDriverVersion)
+		cuda, err := invoke(l, c, "nvmlSystemGetCudaDriverVersion", l.api.SystemGetCudaDriverVersion)
 		if err == nil {
 			r.cudaVersion = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10) // NVML's number is 1000*major + 10*minor
 		}

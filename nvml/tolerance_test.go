@@ -25,7 +25,7 @@ func openTolerantMock(t *testing.T) (session *Session, server *mockserver.Server
 	returned = new(atomic.Int32)
 	session.opts.Host = createHost(t, nil)
 	session.opts.Timeout, session.opts.GPUTimeout = 30*time.Second, toleratedShare*tolerated
-	session.driver.calls.whenReturned(func() { returned.Add(1) })
+	session.library.calls.whenReturned(func() { returned.Add(1) })
 	return session, server, returned
 }
 
