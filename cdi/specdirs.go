@@ -260,12 +260,9 @@ func compareNames(a, b string) int {
 
 // digits is the number that s begins with, without leading zeros, or empty.
 func digits(s string) string {
-	n := 0
-	for n < len(s) && '0' <= s[n] && s[n] <= '9' {
-		n++
-	}
-	if n == 0 {
+	number := s[:len(s)-len(strings.TrimLeft(s, "0123456789"))]
+	if number == "" {
 		return ""
 	}
-	return cmp.Or(strings.TrimLeft(s[:n], "0"), "0")
+	return cmp.Or(strings.TrimLeft(number, "0"), "0")
 }

@@ -3,8 +3,9 @@ package driver
 import (
 	"path"
 	"slices"
-	"strconv"
 	"strings"
+
+	"gpu-cdi-plugin/internal/version"
 )
 
 // splitLibrary splits "libcuda.so.580.126.09" into "libcuda" and "580.126.09".
@@ -21,28 +22,22 @@ func IsVersion(s string) bool { return strings.Contains(s, ".") && isNumbers(s) 
 
 // VersionOf is the driver's version in the file name of one of its core libraries, or empty.
 func VersionOf(library string) string {
-	name, version, _ := splitLibrary(path.Base(library))
-	if slices.Contains(coreLibraries, name) && IsVersion(version) {
-		return version
+	name, suffix, _ := splitLibrary(path.Base(library))
+	if slices.Contains(coreLibraries, name) && IsVersion(suffix) {
+		return suffix
 	}
 	return ""
 }
 
 // isNumbers reports whether s is one or more numbers with dots between.
 func isNumbers(s string) bool {
-	for part := range strings.SplitSeq(s, ".") {
-		if part == "" || len(part) > 9 || strings.Trim(part, "0123456789") != "" {
-			return false
-		}
-	}
-	return true
+	_, err := version.Parse(s)
+	return err == nil
 }
 
-// compareVersions compares versions number by number.
+// compareVersions compares versions number by number. What is no version is less than any.
 func compareVersions(a, b string) int {
-	return slices.CompareFunc(strings.Split(a, "."), strings.Split(b, "."), func(x, y string) int {
-		m, _ := strconv.ParseUint(x, 10, 32)
-		n, _ := strconv.ParseUint(y, 10, 32)
-		return int(m) - int(n)
-	})
+	x, _ := version.Parse(a)
+	y, _ := version.Parse(b)
+	return slices.Compare(x, y)
 }

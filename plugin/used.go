@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -50,11 +51,8 @@ func (p *Plugin) usedSlices(except string) (map[string]int, error) {
 // computeSlices returns how many compute slices of its GPU a MIG device has, the number at the start of its profile's
 // name ("1c.3g.40gb" has 1, "2g.20gb" has 2), and 0 for a whole GPU.
 func computeSlices(d *resource.Device) int {
-	digits := 0
-	for digits < len(d.Profile) && d.Profile[digits] >= '0' && d.Profile[digits] <= '9' {
-		digits++
-	}
-	n, _ := strconv.Atoi(d.Profile[:digits]) // 0 where there is no number
+	number := d.Profile[:len(d.Profile)-len(strings.TrimLeft(d.Profile, "0123456789"))]
+	n, _ := strconv.Atoi(number) // 0 where there is no number
 	return n
 }
 

@@ -10,8 +10,9 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
+
+	"gpu-cdi-plugin/internal/version"
 )
 
 // Verb is the hook's first argument.
@@ -112,11 +113,11 @@ func (c *CreateContainer) parse(arg string) error {
 	switch name {
 	case "--driver-version":
 		c.DriverVersion = value
-		_, err := ParseVersion(value)
+		_, err := version.Parse(value)
 		return err
 	case "--cuda-version":
 		c.CUDAVersion = value
-		_, err := ParseVersion(value)
+		_, err := version.Parse(value)
 		return err
 	case "--libraries":
 		return c.parseLibraries(value)
@@ -178,20 +179,4 @@ func checkPath(p string) error {
 		return fmt.Errorf("%q is not a clean absolute path", p)
 	}
 	return nil
-}
-
-// ParseVersion splits a version into its numbers, which have at most 9 digits: "580.126.09" is 580, 126, 9.
-func ParseVersion(s string) ([]int, error) {
-	var numbers []int
-	for part := range strings.SplitSeq(s, ".") {
-		if part == "" || len(part) > 9 || strings.Trim(part, "0123456789") != "" {
-			return nil, fmt.Errorf("%q is not a version, such as 580.126.09", s)
-		}
-		n, err := strconv.Atoi(part)
-		if err != nil {
-			return nil, err
-		}
-		numbers = append(numbers, n)
-	}
-	return numbers, nil
 }

@@ -60,16 +60,6 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-func FuzzParseVersion(f *testing.F) {
-	f.Add("580.126.09")
-	f.Fuzz(func(t *testing.T, s string) {
-		numbers, err := ParseVersion(s)
-		if (numbers == nil) == (err == nil) || slices.ContainsFunc(numbers, func(n int) bool { return n < 0 }) {
-			t.Errorf("ParseVersion(%q) = %v, %v", s, numbers, err)
-		}
-	})
-}
-
 func FuzzParse(f *testing.F) {
 	f.Add("--libraries=/usr/lib:libcuda.so.1=libcuda.so.580", "--link=/a::b")
 	f.Add("--dri=0000:1b:00.0/card1", "--driver-version=580.126.09")
