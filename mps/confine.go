@@ -90,7 +90,7 @@ func (e *Entry) enterRoot(gpu *os.File) error {
 	return pivot(top)
 }
 
-// newRoot is a root directory under construction.
+// newRoot is a root directory under construction. Only this process sees it, so it is made by plain paths.
 type newRoot struct {
 	path  string
 	shown []string // files and directories of the node that appear in it, without links

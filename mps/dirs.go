@@ -88,6 +88,7 @@ func makeDirs(dir, uuid string) error {
 }
 
 // makeDir makes a directory, or takes over an existing one, with that mode and this process's user as the owner.
+// atomicfile.MakeDir would leave the mode and the owner of an existing one as they are.
 func makeDir(at int, name string, mode uint32) (*os.File, error) {
 	if err := unix.Mkdirat(at, name, mode); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, &os.PathError{Op: "mkdir", Path: name, Err: err}

@@ -208,6 +208,7 @@ func (s *Supervisor) acquire() error {
 	if err != nil && (!s.opts.Insecure || !errors.Is(err, trust.ErrUnsafe)) {
 		return fmt.Errorf("%s is not used for MPS, set another runtime-dir: %w", s.opts.Dir, err)
 	}
+	// Not atomicfile.MakeDirs: that follows no link of another user, which Insecure allows.
 	if err := os.MkdirAll(s.opts.Dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory of MPS: %w", err)
 	}
