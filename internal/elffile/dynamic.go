@@ -10,87 +10,42 @@ import (
 // Limits on the parts of a file, many times what real files have.
 const (
 	maxTable = 1 << 20 // bytes of the dynamic table, a driver's library has about 600
-	maxNames = 1024    // entries with one tag in it
-	minPath  = 2       // bytes of the loader's path including its NUL, as in Linux
-	maxPath  = 4096    // bytes of any name, PATH_MAX of Linux
+	maxName  = 4096    // bytes of a name, PATH_MAX of Linux
 
 	shortName = 256 // bytes of the first attempt to read a name
 )
 
 // SONAME is the library's name for the dynamic loader, empty if it has none.
 func (f *File) SONAME() (string, error) {
-	names, err := f.names(tagSONAME)
+	name, err := f.soname()
 	if err != nil {
 		return "", fmt.Errorf("read SONAME: %w", err)
 	}
-	if len(names) == 0 {
-		return "", nil
-	}
-	return names[len(names)-1], nil // the loader uses the last one
+	return name, nil
 }
 
-// Needed are the SONAMEs of the libraries that the file needs. A static program needs none.
-func (f *File) Needed() ([]string, error) {
-	names, err := f.names(tagNeeded)
-	if err != nil {
-		return nil, fmt.Errorf("read the names of needed libraries: %w", err)
-	}
-	return names, nil
-}
-
-// Interp is the path of a program's dynamic loader, empty for a library and a static program.
-func (f *File) Interp() (string, error) {
-	for _, s := range f.segments {
-		if s.kind != interpSegment {
-			continue
-		}
-		if s.size < minPath || s.size > maxPath {
-			return "", fmt.Errorf("the loader's path has %d bytes, allowed are %d to %d", s.size, minPath, maxPath)
-		}
-		path := f.room(s.size)
-		if err := f.read(path, s.offset); err != nil {
-			return "", fmt.Errorf("read the loader's path: %w", err)
-		}
-		if path[len(path)-1] != 0 {
-			return "", errors.New("the loader's path has no NUL at its end")
-		}
-		return string(path[:bytes.IndexByte(path, 0)]), nil
-	}
-	return "", nil
-}
-
-// names reads the strings of the entries with one tag in the dynamic table.
-func (f *File) names(of tag) ([]string, error) {
-	var at []uint64
+func (f *File) soname() (string, error) {
+	var at uint64
+	var has bool
 	var table segment // the string table
-	err := f.walk(func(t tag, value uint64) error {
+	err := f.walk(func(t tag, value uint64) {
 		switch t {
-		case of:
-			at = append(at, value)
+		case tagSONAME:
+			at, has = value, true // the loader uses the last one
 		case tagStrings:
 			table.addr = value
 		case tagSize:
 			table.size = value
 		}
-		if len(at) > maxNames {
-			return fmt.Errorf("more than %d entries with the tag %d", maxNames, of)
-		}
-		return nil
 	})
-	if err != nil || len(at) == 0 {
-		return nil, err
+	if err != nil || !has {
+		return "", err
 	}
 	var ok bool
 	if table.offset, ok = f.locate(table.addr, table.size); !ok {
-		return nil, fmt.Errorf("the string table of %d bytes at %#x is in no loaded segment", table.size, table.addr)
+		return "", fmt.Errorf("the string table of %d bytes at %#x is in no loaded segment", table.size, table.addr)
 	}
-	names := make([]string, len(at))
-	for i := range at {
-		if names[i], err = f.name(table, at[i]); err != nil {
-			return nil, err
-		}
-	}
-	return names, nil
+	return f.name(table, at)
 }
 
 // name reads the string at an offset in the string table.
@@ -98,7 +53,7 @@ func (f *File) name(table segment, at uint64) (string, error) {
 	if at >= table.size {
 		return "", fmt.Errorf("a name at %d in a string table of %d bytes", at, table.size)
 	}
-	for _, limit := range []uint64{shortName, maxPath} {
+	for _, limit := range []uint64{shortName, maxName} {
 		part := f.room(min(limit, table.size-at))
 		if err := f.read(part, table.offset+at); err != nil {
 			return "", err
@@ -107,11 +62,11 @@ func (f *File) name(table segment, at uint64) (string, error) {
 			return string(name), nil
 		}
 	}
-	return "", fmt.Errorf("a name at %d without a NUL in %d bytes", at, min(maxPath, table.size-at))
+	return "", fmt.Errorf("a name at %d without a NUL in %d bytes", at, min(maxName, table.size-at))
 }
 
 // walk calls visit for each entry of the dynamic table, if there is one.
-func (f *File) walk(visit func(t tag, value uint64) error) error {
+func (f *File) walk(visit func(t tag, value uint64)) error {
 	table := f.dynamic()
 	if table == nil {
 		return nil
@@ -134,9 +89,7 @@ func (f *File) walk(visit func(t tag, value uint64) error) error {
 			if t == tagEnd {
 				return nil
 			}
-			if err := visit(t, binary.LittleEndian.Uint64(part[8:])); err != nil {
-				return err
-			}
+			visit(t, binary.LittleEndian.Uint64(part[8:]))
 		}
 	}
 	return errors.New("the dynamic table has no end tag")

@@ -4,39 +4,19 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/binary"
-	"fmt"
 	"io"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"gpu-cdi-plugin/sim"
 )
 
-// fields are the results of all methods.
-type fields struct {
-	SONAME, Interp string
-	Needed         []string
-}
-
-func readFields(f *File) (a fields, err error) {
-	if a.SONAME, err = f.SONAME(); err != nil {
-		return a, err
-	}
-	if a.Needed, err = f.Needed(); err != nil {
-		return a, err
-	}
-	a.Interp, err = f.Interp()
-	return a, err
-}
-
-func readAllFields(data []byte) (fields, error) {
+func sonameOf(data []byte) (string, error) {
 	f, err := read(data)
 	if err != nil {
-		return fields{}, err
+		return "", err
 	}
-	return readFields(f)
+	return f.SONAME()
 }
 
 // dynamicTable returns the offset and the size of a simulated library's dynamic table.
@@ -65,17 +45,6 @@ func setEntry(t testing.TB, tag elf.DynTag, value uint64) func([]byte) []byte {
 // retag changes the tag of the first entry with that tag.
 func retag(t testing.TB, from, to elf.DynTag) func([]byte) []byte {
 	return func(data []byte) []byte { return set(entry(t, data, from), uint64(to))(data) }
-}
-
-// withInterp appends the path of a loader, and makes the last program header refer to it.
-func withInterp(path string) func([]byte) []byte {
-	return func(data []byte) []byte {
-		end := uint64(len(data))
-		set(program(last, pType), uint32(elf.PT_INTERP))(data)
-		set(program(last, pOffset), end)(data)
-		set(program(last, pSize), uint64(len(path)))(data)
-		return append(data, path...)
-	}
 }
 
 // withoutSections removes everything after the last segment, with the section headers.
@@ -109,56 +78,34 @@ func covered(data []byte) []byte {
 	return set(program(last, pOffset), uint64(end))(data)
 }
 
-func TestFields(t *testing.T) {
-	all := fields{SONAME: "libcuda.so.1", Needed: []string{"libc.so.6", "libm.so.6"}}
-	loader := "/lib64/ld-linux-x86-64.so.2"
-	withLoader := all
-	withLoader.Interp = loader
+func TestSONAME(t *testing.T) {
+	const soname = "libcuda.so.1"
 	long := strings.Repeat("x", 3000) + ".so"
-	many := make([]string, 300)
-	for i := range many {
-		many[i] = fmt.Sprintf("lib%d.so", i)
-	}
 	for name, c := range map[string]struct {
 		file []byte
-		want fields
+		want string
 	}{
-		"a library":                         {library(t), all},
-		"a library without section headers": {withoutSections(library(t)), all},
-		"program headers at the end":        {headersAtTheEnd(library(t)), all},
-		"a library without names":           {makeLibrary(t, sim.Library{}), fields{}},
-		"an empty name":                     {setEntry(t, elf.DT_SONAME, 0)(library(t)), fields{Needed: all.Needed}},
-		"a name of thousands of bytes":      {makeLibrary(t, sim.Library{SONAME: long}), fields{SONAME: long}},
-		"hundreds of needed libraries":      {makeLibrary(t, sim.Library{Needed: many}), fields{Needed: many}},
-		"two names, the last is used": {
-			retag(t, elf.DT_NEEDED, elf.DT_SONAME)(library(t)), fields{SONAME: "libcuda.so.1", Needed: all.Needed[1:]},
-		},
-		"two tables, the last is used": {twoTables(library(t)), all},
-		"a segment that covers another": {
-			covered(library(t)), fields{SONAME: "libover.so.1", Needed: all.Needed},
-		},
-		"no dynamic table": {
-			set(program(table, pType), uint32(elf.PT_NOTE))(library(t)), fields{},
-		},
-		"a program":                         {withInterp(loader + "\x00")(library(t)), withLoader},
-		"a program without section headers": {withInterp(loader + "\x00")(withoutSections(library(t))), withLoader},
-		"bytes after the loader's NUL":      {withInterp(loader + "\x00\x00x\x00")(library(t)), withLoader},
+		"a library":                         {library(t), soname},
+		"a library without section headers": {withoutSections(library(t)), soname},
+		"program headers at the end":        {headersAtTheEnd(library(t)), soname},
+		"a library without names":           {makeLibrary(t, sim.Library{}), ""},
+		"an empty name":                     {setEntry(t, elf.DT_SONAME, 0)(library(t)), ""},
+		"a name of thousands of bytes":      {makeLibrary(t, sim.Library{SONAME: long}), long},
+		"two names, the last is used":       {retag(t, elf.DT_NEEDED, elf.DT_SONAME)(library(t)), soname},
+		"two tables, the last is used":      {twoTables(library(t)), soname},
+		"a segment that covers another":     {covered(library(t)), "libover.so.1"},
+		"no dynamic table":                  {set(program(table, pType), uint32(elf.PT_NOTE))(library(t)), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := readAllFields(c.file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
+			if got, err := sonameOf(c.file); err != nil || got != c.want {
+				t.Errorf("got %q and the error %v, want %q", got, err, c.want)
 			}
 		})
 	}
 }
 
-func TestDamagedFieldsAreErrors(t *testing.T) {
+func TestADamagedSONAMEIsAnError(t *testing.T) {
 	size := uint64(len(library(t)))
-	tooMany := make([]string, maxNames+1)
 	for name, c := range map[string]struct {
 		file []byte
 		want string
@@ -206,25 +153,12 @@ func TestDamagedFieldsAreErrors(t *testing.T) {
 		},
 		"a name without an end": {unterminated(t, library(t)), "without a NUL"},
 		"a name above the limit": {
-			makeLibrary(t, sim.Library{SONAME: strings.Repeat("x", maxPath)}), "without a NUL in 4096 bytes",
-		},
-		"a needed library past the string table": {
-			setEntry(t, elf.DT_NEEDED, size)(library(t)), "needed libraries: a name at",
-		},
-		"too many needed libraries": {
-			makeLibrary(t, sim.Library{Needed: tooMany}), "more than 1024 entries with the tag 1",
-		},
-		"a loader whose path has no NUL": {
-			withInterp("/lib/ld.so")(library(t)), "the loader's path has no NUL at its end",
-		},
-		"a loader without a path": {withInterp("\x00")(library(t)), "the loader's path has 1 bytes"},
-		"a loader whose path has more than PATH_MAX": {
-			withInterp(strings.Repeat("/", maxPath) + "\x00")(library(t)), "the loader's path has 4097 bytes",
+			makeLibrary(t, sim.Library{SONAME: strings.Repeat("x", maxName)}), "without a NUL in 4096 bytes",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got, err := readAllFields(c.file); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %+v and the error %v, want %q in it", got, err, c.want)
+			if got, err := sonameOf(c.file); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %q and the error %v, want %q in it", got, err, c.want)
 			}
 		})
 	}
@@ -243,7 +177,7 @@ func unterminated(t testing.TB, data []byte) []byte {
 }
 
 func TestEveryChangedByteGivesAResultOrAnError(t *testing.T) {
-	whole := withInterp("/lib/ld.so\x00")(library(t))
+	whole := library(t)
 	for i := range whole {
 		for _, b := range []byte{0, 1, 0x7f, 0x80, 0xff} {
 			data := bytes.Clone(whole)
@@ -253,11 +187,7 @@ func TestEveryChangedByteGivesAResultOrAnError(t *testing.T) {
 				continue
 			}
 			soname, err := f.SONAME()
-			checkNames(t, err, soname)
-			needed, err := f.Needed()
-			checkNames(t, err, needed...)
-			interp, err := f.Interp()
-			checkNames(t, err, interp)
+			checkName(t, err, soname)
 		}
 	}
 }
@@ -277,7 +207,7 @@ func (c *counting) ReadAt(p []byte, off int64) (int, error) {
 func TestASONAMECostsThreeReads(t *testing.T) {
 	data := library(t)
 	r := &counting{ReaderAt: bytes.NewReader(data)}
-	f, err := Read(r, int64(len(data)), x86)
+	f, err := ReadLibrary(r, int64(len(data)), x86)
 	if err != nil {
 		t.Fatal(err)
 	}

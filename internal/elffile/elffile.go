@@ -1,5 +1,5 @@
-// Package elffile reads programs and shared libraries from hostile ELF files: whether a file is one for this machine
-// and complete, its SONAME, the libraries that it needs, the path of its dynamic loader, and notes.
+// Package elffile reads shared libraries from hostile ELF files: whether a file is one for this machine and complete,
+// its SONAME, and notes.
 //
 // It uses the program headers, as the dynamic loader does, so that both agree and a file without section headers can be
 // read. Only notes are found by section headers. Every number in a file is checked: reads are bounded and stay inside
@@ -24,12 +24,9 @@ var (
 	ErrTruncated = errors.New("the file is truncated")
 )
 
-// File is an open program or library whose headers have been checked. Its methods read from the file. It is not safe
-// for concurrent use.
+// File is an open library whose headers have been checked. Its methods read from the file. It is not safe for
+// concurrent use.
 type File struct {
-	// Type is Program or Library.
-	Type Type
-
 	r        io.ReaderAt
 	size     uint64
 	segments []segment
@@ -50,10 +47,10 @@ type segment struct {
 	offset, addr, size uint64
 }
 
-// Read reads the headers of a program or a library of size bytes. It checks that the file is for the machine and has
-// everything that a loader maps. Errors wrap ErrMachine, ErrTruncated or the error of the read, or none of them if the
-// file is damaged or no ELF file.
-func Read(r io.ReaderAt, size int64, machine Machine) (*File, error) {
+// ReadLibrary reads the headers of a shared library of size bytes; position-independent programs are accepted too. It
+// checks that the file is for the machine and has everything that a loader maps. Errors wrap ErrMachine, ErrTruncated
+// or the error of the read, or none of them if the file is damaged or no shared library.
+func ReadLibrary(r io.ReaderAt, size int64, machine Machine) (*File, error) {
 	f := &File{r: r, size: uint64(max(size, 0))}
 	head := f.buf[:min(uint64(len(f.buf)), f.size)]
 	if err := f.read(head, 0); err != nil {
@@ -67,18 +64,6 @@ func Read(r io.ReaderAt, size int64, machine Machine) (*File, error) {
 	}
 	if err := f.readSegments(head); err != nil {
 		return nil, err
-	}
-	return f, nil
-}
-
-// ReadLibrary is Read for a file that must be a shared library. Position-independent programs are accepted too.
-func ReadLibrary(r io.ReaderAt, size int64, machine Machine) (*File, error) {
-	f, err := Read(r, size, machine)
-	if err != nil {
-		return nil, err
-	}
-	if f.Type != Library {
-		return nil, fmt.Errorf("not a shared library but %s", f.Type)
 	}
 	return f, nil
 }
@@ -116,12 +101,11 @@ func (f *File) checkHeader(head []byte, machine Machine) error {
 		return ErrTruncated
 	}
 	le := binary.LittleEndian
-	f.Type = Type(le.Uint16(head[16:]))
 	if m := Machine(le.Uint16(head[18:])); m != machine {
 		return fmt.Errorf("%w: it is for %s, this machine is %s", ErrMachine, m, machine)
 	}
-	if f.Type != Library && f.Type != Program {
-		return fmt.Errorf("neither a program nor a shared library but %s", f.Type)
+	if t := le.Uint16(head[16:]); t != libraryType {
+		return fmt.Errorf("not a shared library but %s", typeName(t))
 	}
 	if err := checkVersion(le.Uint32(head[20:])); err != nil {
 		return err

@@ -168,7 +168,7 @@ func TestNoteOfACompiledLibrary(t *testing.T) {
 
 func TestNoteReturnsTheErrorOfTheDisk(t *testing.T) {
 	data := withNote(t)
-	f, err := Read(failing{bytes.NewReader(data), int64(len(data) - 1)}, int64(len(data)), x86)
+	f, err := ReadLibrary(failing{bytes.NewReader(data), int64(len(data) - 1)}, int64(len(data)), x86)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,6 @@ const noteType = 7
 const (
 	loadSegment    = 1
 	dynamicSegment = 2
-	interpSegment  = 3
 )
 
 // tag is the type of an entry in the dynamic table.
@@ -36,29 +35,22 @@ type tag int64
 
 const (
 	tagEnd     tag = 0
-	tagNeeded  tag = 1
 	tagStrings tag = 5 // the address of the string table
 	tagSize    tag = 10
 	tagSONAME  tag = 14
 )
 
-// Type is the type of an ELF file.
-type Type uint16
+// libraryType is the type of libraries and of position-independent programs, ET_DYN.
+const libraryType = 3
 
-// The types of files that can be loaded. Position-independent programs have the type of libraries.
-const (
-	Program Type = 2
-	Library Type = 3
-)
-
-// String is the type's name in the System V ABI.
-func (t Type) String() string {
+// typeName is the name of a file's type in the System V ABI.
+func typeName(t uint16) string {
 	switch t {
 	case 1:
 		return "ET_REL"
-	case Program:
+	case 2:
 		return "ET_EXEC"
-	case Library:
+	case libraryType:
 		return "ET_DYN"
 	case 4:
 		return "ET_CORE"
