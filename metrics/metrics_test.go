@@ -32,7 +32,7 @@ func get(t *testing.T, h http.Handler, method, path string) (status int, body st
 // scrape returns the page /metrics.
 func scrape(t *testing.T, m *Metrics) string {
 	t.Helper()
-	status, body := get(t, m.Handler(Checks{Healthy: succeed, Ready: succeed}), http.MethodGet, "/metrics")
+	status, body := get(t, m.handler(Checks{Healthy: succeed, Ready: succeed}), http.MethodGet, "/metrics")
 	if status != http.StatusOK {
 		t.Fatalf("status %d: %s", status, body)
 	}
@@ -182,7 +182,7 @@ func TestHealthAndReadiness(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			status, body := get(t, New(BuildInfo{}).Handler(c.checks), c.method, c.path)
+			status, body := get(t, New(BuildInfo{}).handler(c.checks), c.method, c.path)
 			if status != c.status || body != c.body {
 				t.Errorf("%d %q, want %d %q", status, body, c.status, c.body)
 			}

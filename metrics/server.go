@@ -41,7 +41,7 @@ func (m *Metrics) Listen(ctx context.Context, address string, c Checks, log *slo
 		return nil, fmt.Errorf("%w: %w", ErrListen, err)
 	}
 	return &Server{l, &http.Server{
-		Handler:           m.Handler(c),
+		Handler:           m.handler(c),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       5 * time.Second,
 		WriteTimeout:      30 * time.Second,
@@ -85,8 +85,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// Handler serves the requests for metrics and health.
-func (m *Metrics) Handler(c Checks) http.Handler {
+// handler serves the requests for metrics and health.
+func (m *Metrics) handler(c Checks) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	mux.Handle("GET /healthz", report(c.Healthy, nil))

@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dirs are the directories that a GPU's daemon shares with its clients.
-type Dirs struct {
+// gpuDirs are the directories that a GPU's daemon shares with its clients.
+type gpuDirs struct {
 	// Pipe has the daemon's sockets, Log its logs, and Shm is the /dev/shm of the daemon and its clients.
 	Pipe, Log, Shm string
 }
 
-// DirsOf returns the paths of a GPU's directories in Options.Dir.
-func DirsOf(dir, uuid string) Dirs {
-	return Dirs{
+// dirsOf returns the paths of a GPU's directories in Options.Dir.
+func dirsOf(dir, uuid string) gpuDirs {
+	return gpuDirs{
 		Pipe: filepath.Join(dir, uuid, pipeName),
 		Log:  filepath.Join(dir, uuid, logName),
 		Shm:  filepath.Join(dir, uuid, shmName),
@@ -62,7 +62,7 @@ func makeDirs(dir, uuid string) error {
 	if !uuidForm.MatchString(uuid) {
 		return fmt.Errorf("make the directories of %q: not the UUID of a GPU", uuid)
 	}
-	if n := len(DirsOf(dir, uuid).Pipe) + len(longestSocket); n > maxSocket {
+	if n := len(dirsOf(dir, uuid).Pipe) + len(longestSocket); n > maxSocket {
 		return fmt.Errorf("make the directories of %s: the paths of sockets in %s would have %d bytes, more than %d; "+
 			"set a shorter runtime-dir", uuid, dir, n, maxSocket)
 	}

@@ -37,7 +37,7 @@ type Program struct {
 // environment returns the program's environment for a GPU.
 func (p Program) environment(gpuDir string) []string {
 	dir, uuid := filepath.Split(gpuDir)
-	dirs := DirsOf(dir, uuid)
+	dirs := dirsOf(dir, uuid)
 	env := []string{
 		"CUDA_VISIBLE_DEVICES=" + uuid,
 		"CUDA_MPS_PIPE_DIRECTORY=" + dirs.Pipe,

@@ -11,8 +11,8 @@ import (
 // Where a container that shares a GPU by MPS finds the GPU's control daemon. CUDA looks for the shared memory at
 // /dev/shm.
 const (
-	PipePath = "/run/gpu/mps/pipe"
-	LogPath  = "/run/gpu/mps/log"
+	pipePath = "/run/gpu/mps/pipe"
+	logPath  = "/run/gpu/mps/log"
 
 	shmPath = "/dev/shm"
 )
@@ -28,13 +28,13 @@ func WithGrants(resources []resource.Resource, dir string) []resource.Resource {
 			if d.MPS == nil || d.Grant == nil {
 				continue
 			}
-			dirs, g := DirsOf(dir, d.UUID), *d.Grant
+			dirs, g := dirsOf(dir, d.UUID), *d.Grant
 			g.Additional.Mounts = append(slices.Clone(g.Additional.Mounts),
-				&specs.Mount{ContainerPath: PipePath, HostPath: dirs.Pipe, Options: []string{"ro"}},
-				&specs.Mount{ContainerPath: LogPath, HostPath: dirs.Log, Options: []string{"ro"}},
+				&specs.Mount{ContainerPath: pipePath, HostPath: dirs.Pipe, Options: []string{"ro"}},
+				&specs.Mount{ContainerPath: logPath, HostPath: dirs.Log, Options: []string{"ro"}},
 				&specs.Mount{ContainerPath: shmPath, HostPath: dirs.Shm})
 			g.Additional.Env = append(slices.Clone(g.Additional.Env),
-				"CUDA_MPS_PIPE_DIRECTORY="+PipePath, "CUDA_MPS_LOG_DIRECTORY="+LogPath)
+				"CUDA_MPS_PIPE_DIRECTORY="+pipePath, "CUDA_MPS_LOG_DIRECTORY="+logPath)
 			d.Grant = &g
 		}
 	}

@@ -19,13 +19,13 @@ import (
 // checkName is the first argument of a test binary that checks its PID namespace.
 const checkName = "check-pid-namespace"
 
-// checkPIDNamespace prints the result of CheckPIDNamespace for a socket, on which it listens itself if nothing else
-// does.
-func checkPIDNamespace(socket string) {
+// printPIDNamespaceCheck prints the result of checkPIDNamespace for a socket, on which it listens itself if nothing
+// else does.
+func printPIDNamespaceCheck(socket string) {
 	if l, err := net.Listen("unix", socket); err == nil {
 		defer l.Close()
 	}
-	fmt.Println(CheckPIDNamespace(socket))
+	fmt.Println(checkPIDNamespace(socket))
 }
 
 // A pod without hostPID has a PID namespace of its own. So has a node that is a container, with its kubelet in it.
@@ -35,7 +35,7 @@ func TestCheckPIDNamespace(t *testing.T) {
 	l, err := net.Listen("unix", socket)
 	must(t, err)
 	defer l.Close()
-	if err := CheckPIDNamespace(socket); err != nil {
+	if err := checkPIDNamespace(socket); err != nil {
 		t.Errorf("in the kubelet's namespace: %v", err)
 	}
 	for path, want := range map[string]string{
@@ -48,7 +48,7 @@ func TestCheckPIDNamespace(t *testing.T) {
 			t.Errorf("with %s in a namespace of its own: %q, %v; want %q", path, got, err, want)
 		}
 	}
-	if err := CheckPIDNamespace(socket + ".not"); err != nil {
+	if err := checkPIDNamespace(socket + ".not"); err != nil {
 		t.Errorf("without a kubelet: %v", err)
 	}
 	s := New(Options{Dir: filepath.Join(makeShortDir(t), "mps"), Insecure: true, KubeletSocket: socket})

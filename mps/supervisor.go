@@ -50,12 +50,12 @@ type ComputeModes interface {
 
 // Options are the parameters of a Supervisor. Dir, Helper, Program and Modes are required.
 type Options struct {
-	// Dir has a directory for each GPU; see DirsOf. Its path must be the same on the host, and only root may write to
+	// Dir has a directory for each GPU; see dirsOf. Its path must be the same on the host, and only root may write to
 	// it and to the directories above.
 	Dir string
 	// Insecure allows a Dir that other users can change.
 	Insecure bool
-	// KubeletSocket is the kubelet's socket for device plugins; see CheckPIDNamespace.
+	// KubeletSocket is the kubelet's socket for device plugins; see checkPIDNamespace.
 	KubeletSocket string
 	// Helper runs this program so that it becomes the control program.
 	Helper Helper
@@ -188,7 +188,7 @@ func (s *Supervisor) unstarted() []*worker {
 // Claim checks that MPS can be used here and reserves the directory until Run ends. The error is ErrPIDNamespace, or
 // lock.ErrHeld if another instance uses the directory. Problems of the directory itself are reported for each GPU.
 func (s *Supervisor) Claim() error {
-	if err := CheckPIDNamespace(s.opts.KubeletSocket); err != nil {
+	if err := checkPIDNamespace(s.opts.KubeletSocket); err != nil {
 		return err
 	}
 	if err := s.acquire(); errors.Is(err, lock.ErrHeld) {

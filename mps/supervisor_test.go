@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	if len(os.Args) > 2 && os.Args[1] == checkName {
-		checkPIDNamespace(os.Args[2])
+		printPIDNamespaceCheck(os.Args[2])
 		return
 	}
 	os.Exit(m.Run())

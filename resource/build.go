@@ -155,7 +155,7 @@ func (b *builder) migName(m *gpu.MIGDevice) string {
 // named returns the resource name of the first rule whose pattern matches the model or profile, or the default.
 func (b *builder) named(key string, rules []Name, text, defaultName string) string {
 	for i, r := range rules {
-		if r.Pattern.Matches(text) {
+		if r.Pattern.matches(text) {
 			b.used[item(key, i)] = true
 			return r.Name
 		}

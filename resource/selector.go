@@ -49,15 +49,15 @@ func (s Selector) matches(d *gpu.Device, m *gpu.MIGDevice) bool {
 	if uuidPrefix.MatchString(text) {
 		return strings.EqualFold(text, d.UUID) || m != nil && strings.EqualFold(text, m.UUID)
 	}
-	return Pattern(text).Matches(d.Name)
+	return Pattern(text).matches(d.Name)
 }
 
 // Pattern is text in which * is any text and ? any character. It matches a whole name regardless of case; a space and a
 // hyphen are equal, since node labels have product names with hyphens.
 type Pattern string
 
-// Matches reports whether the pattern matches the name.
-func (p Pattern) Matches(name string) bool { return glob(foldName(string(p)), foldName(name)) }
+// matches reports whether the pattern matches the name.
+func (p Pattern) matches(name string) bool { return glob(foldName(string(p)), foldName(name)) }
 
 func foldName(s string) []rune { return []rune(strings.ReplaceAll(strings.ToLower(s), " ", "-")) }
 

@@ -73,7 +73,7 @@ func TestPattern(t *testing.T) {
 		"letters of all scripts":        {"?", "ß", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := tt.pattern.Matches(tt.name); got != tt.want {
+			if got := tt.pattern.matches(tt.name); got != tt.want {
 				t.Errorf("%q and %q: %t", tt.pattern, tt.name, got)
 			}
 		})
@@ -93,7 +93,7 @@ func FuzzPattern(f *testing.F) {
 		expr := regexp.QuoteMeta(string(foldName(pattern)))
 		expr = strings.NewReplacer(`\*`, `.*`, `\?`, `.`).Replace(expr)
 		want := regexp.MustCompile(`(?s)^` + expr + `$`).MatchString(string(foldName(name)))
-		if got := Pattern(pattern).Matches(name); got != want {
+		if got := Pattern(pattern).matches(name); got != want {
 			t.Errorf("%q and %q: %t, the expression %s gives %t", pattern, name, got, expr, want)
 		}
 	})

@@ -20,8 +20,8 @@ import (
 var (
 	// ErrMachine means that a file is for another machine: another architecture, 32 bits, or the other byte order.
 	ErrMachine = errors.New("not for this machine")
-	// ErrTruncated means that a file ends before a part that its headers describe.
-	ErrTruncated = errors.New("the file is truncated")
+	// errTruncated means that a file ends before a part that its headers describe.
+	errTruncated = errors.New("the file is truncated")
 )
 
 // File is an open library whose headers have been checked. Its methods read from the file. It is not safe for
@@ -48,8 +48,8 @@ type segment struct {
 }
 
 // ReadLibrary reads the headers of a shared library of size bytes; position-independent programs are accepted too. It
-// checks that the file is for the machine and has everything that a loader maps. Errors wrap ErrMachine, ErrTruncated
-// or the error of the read, or none of them if the file is damaged or no shared library.
+// checks that the file is for the machine and has everything that a loader maps. Errors wrap ErrMachine or the error of
+// the read, or none of them if the file is damaged or no shared library.
 func ReadLibrary(r io.ReaderAt, size int64, machine Machine) (*File, error) {
 	f := &File{r: r, size: uint64(max(size, 0))}
 	head := f.buf[:min(uint64(len(f.buf)), f.size)]
@@ -74,7 +74,7 @@ func checkIdent(head []byte) error {
 		return errors.New("not an ELF file")
 	}
 	if len(head) < identSize {
-		return ErrTruncated
+		return errTruncated
 	}
 	switch class, order := head[4], head[5]; {
 	case class == class32:
@@ -98,7 +98,7 @@ func checkVersion(v uint32) error {
 
 func (f *File) checkHeader(head []byte, machine Machine) error {
 	if len(head) < headerSize {
-		return ErrTruncated
+		return errTruncated
 	}
 	le := binary.LittleEndian
 	if m := Machine(le.Uint16(head[18:])); m != machine {
@@ -113,7 +113,7 @@ func (f *File) checkHeader(head []byte, machine Machine) error {
 	t := sectionTable{le.Uint64(head[40:]), le.Uint16(head[58:]), le.Uint16(head[60:]), le.Uint16(head[62:])}
 	// A loader needs no section headers, but they are at the end: a file without them was cut.
 	if !f.has(t.offset, uint64(t.entrySize)*uint64(t.count)) {
-		return ErrTruncated
+		return errTruncated
 	}
 	f.sections = t
 	return nil
@@ -127,7 +127,7 @@ func (f *File) readSegments(head []byte) error {
 		return errors.New("no usable program headers")
 	}
 	if !f.has(at, n*programSize) {
-		return ErrTruncated
+		return errTruncated
 	}
 	var table []byte
 	if end := at + n*programSize; end <= uint64(len(head)) {
@@ -142,7 +142,7 @@ func (f *File) readSegments(head []byte) error {
 	for ; len(table) > 0; table = table[programSize:] {
 		s := segment{le.Uint32(table), le.Uint64(table[8:]), le.Uint64(table[16:]), le.Uint64(table[32:])}
 		if !f.has(s.offset, s.size) {
-			return ErrTruncated
+			return errTruncated
 		}
 		f.segments = append(f.segments, s)
 	}
@@ -167,7 +167,7 @@ func (f *File) read(p []byte, offset uint64) error {
 	case n == len(p):
 		return nil
 	case errors.Is(err, io.EOF):
-		return ErrTruncated // the file became shorter meanwhile
+		return errTruncated // the file became shorter meanwhile
 	}
 	return fmt.Errorf("read %d bytes at %d: %w", len(p), offset, err)
 }

@@ -70,11 +70,11 @@ func TestRead(t *testing.T) {
 		"a linker script": {
 			func([]byte) []byte { return []byte("/* GNU ld script */\nGROUP ( libm.so.6 )\n") }, "not an ELF file", nil,
 		},
-		"only the magic number":      {cut(4), "truncated", ErrTruncated},
-		"cut in the header":          {cut(40), "truncated", ErrTruncated},
-		"cut in the program headers": {cut(100), "truncated", ErrTruncated},
-		"cut in the last segment":    {cut(size / 2), "truncated", ErrTruncated},
-		"cut in the section headers": {cut(size - 1), "truncated", ErrTruncated},
+		"only the magic number":      {cut(4), "truncated", errTruncated},
+		"cut in the header":          {cut(40), "truncated", errTruncated},
+		"cut in the program headers": {cut(100), "truncated", errTruncated},
+		"cut in the last segment":    {cut(size / 2), "truncated", errTruncated},
+		"cut in the section headers": {cut(size - 1), "truncated", errTruncated},
 		"a 32-bit library": {
 			set(elf.EI_CLASS, uint8(elf.ELFCLASS32)), "it is a 32-bit file", ErrMachine,
 		},
@@ -99,21 +99,21 @@ func TestRead(t *testing.T) {
 		},
 		"no program headers":                 {set[uint16](56, 0), "no usable program headers", nil},
 		"program headers of another size":    {set[uint16](54, 57), "no usable program headers", nil},
-		"program headers past the end":       {set(32, uint64(size)), "truncated", ErrTruncated},
-		"program headers at 2^63":            {set[uint64](32, 1<<63), "truncated", ErrTruncated},
-		"program headers at the last number": {set(32, ^uint64(0)), "truncated", ErrTruncated},
-		"as many program headers as can be":  {set[uint16](56, 0xffff), "truncated", ErrTruncated},
+		"program headers past the end":       {set(32, uint64(size)), "truncated", errTruncated},
+		"program headers at 2^63":            {set[uint64](32, 1<<63), "truncated", errTruncated},
+		"program headers at the last number": {set(32, ^uint64(0)), "truncated", errTruncated},
+		"as many program headers as can be":  {set[uint16](56, 0xffff), "truncated", errTruncated},
 		"a segment that begins past the end": {
-			set(program(last, pOffset), uint64(size)+1), "truncated", ErrTruncated,
+			set(program(last, pOffset), uint64(size)+1), "truncated", errTruncated,
 		},
 		"a segment that ends past the end": {
-			set(program(0, pSize), uint64(size)+1), "truncated", ErrTruncated,
+			set(program(0, pSize), uint64(size)+1), "truncated", errTruncated,
 		},
-		"a segment at 2^63":                   {set[uint64](program(1, pOffset), 1<<63), "truncated", ErrTruncated},
-		"a segment of 2^64-1 bytes":           {set(program(1, pSize), ^uint64(0)), "truncated", ErrTruncated},
-		"a segment whose end overflows to 0":  {set(program(1, pSize), -uint64(size)), "truncated", ErrTruncated},
-		"section headers past the end":        {set[uint16](60, 0xffff), "truncated", ErrTruncated},
-		"section headers at the last number":  {set(40, ^uint64(0)), "truncated", ErrTruncated},
+		"a segment at 2^63":                   {set[uint64](program(1, pOffset), 1<<63), "truncated", errTruncated},
+		"a segment of 2^64-1 bytes":           {set(program(1, pSize), ^uint64(0)), "truncated", errTruncated},
+		"a segment whose end overflows to 0":  {set(program(1, pSize), -uint64(size)), "truncated", errTruncated},
+		"section headers past the end":        {set[uint16](60, 0xffff), "truncated", errTruncated},
+		"section headers at the last number":  {set(40, ^uint64(0)), "truncated", errTruncated},
 		"section headers that overlap others": {set[uint64](40, 0), "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -176,7 +176,7 @@ func TestReadOfAFileThatBecomesShorter(t *testing.T) {
 		if err == nil {
 			_, err = f.SONAME()
 		}
-		if !errors.Is(err, ErrTruncated) {
+		if !errors.Is(err, errTruncated) {
 			t.Fatalf("%d of %d bytes are left: %v", n, len(data), err)
 		}
 	}

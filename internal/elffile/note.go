@@ -81,7 +81,7 @@ func (f *File) part(offset, n, limit uint64) ([]byte, error) {
 		return nil, fmt.Errorf("%d bytes, the limit is %d", n, limit)
 	}
 	if !f.has(offset, n) {
-		return nil, ErrTruncated
+		return nil, errTruncated
 	}
 	data := make([]byte, n)
 	return data, f.read(data, offset)

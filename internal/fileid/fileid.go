@@ -15,9 +15,6 @@ type ID struct {
 // IsZero reports whether there is no file.
 func (id ID) IsZero() bool { return id == ID{} }
 
-// Same reports whether both are of the same file, in whatever state.
-func (id ID) Same(other ID) bool { return id.Dev == other.Dev && id.Ino == other.Ino }
-
 // Of returns the ID of the file at a path, after following links.
 func Of(path string) ID {
 	var s unix.Stat_t

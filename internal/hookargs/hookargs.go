@@ -15,8 +15,8 @@ import (
 	"gpu-cdi-plugin/internal/version"
 )
 
-// Verb is the hook's first argument.
-const Verb = "create-container"
+// verb is the hook's first argument.
+const verb = "create-container"
 
 // CreateContainer is the work of one run of the hook, for one container. Paths are absolute paths in the container,
 // without "." and "..".
@@ -57,7 +57,7 @@ type DRI struct {
 //	--link=PATH::TARGET
 //	--dri=PCI-ADDRESS/NODE,NODE
 func (c *CreateContainer) Args() []string {
-	args := []string{Verb}
+	args := []string{verb}
 	if c.DriverVersion != "" {
 		args = append(args, "--driver-version="+c.DriverVersion)
 	}
@@ -89,8 +89,8 @@ func (c *CreateContainer) Args() []string {
 
 // Parse decodes the arguments of Args. The error has all problems, each with its argument.
 func Parse(args []string) (*CreateContainer, error) {
-	if len(args) == 0 || args[0] != Verb {
-		return nil, fmt.Errorf("the first argument must be %q", Verb)
+	if len(args) == 0 || args[0] != verb {
+		return nil, fmt.Errorf("the first argument must be %q", verb)
 	}
 	c := &CreateContainer{}
 	var errs []error

@@ -53,7 +53,7 @@ func TestParseRefuses(t *testing.T) {
 		"a version with an over-long number": "--cuda-version=1.99999999999",
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got, err := Parse([]string{Verb, arg}); err == nil {
+			if got, err := Parse([]string{verb, arg}); err == nil {
 				t.Errorf("Parse(%q) = %+v, want an error", arg, got)
 			}
 		})
@@ -64,7 +64,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("--libraries=/usr/lib:libcuda.so.1=libcuda.so.580", "--link=/a::b")
 	f.Add("--dri=0000:1b:00.0/card1", "--driver-version=580.126.09")
 	f.Fuzz(func(t *testing.T, a, b string) {
-		got, err := Parse([]string{Verb, a, b})
+		got, err := Parse([]string{verb, a, b})
 		if (got == nil) == (err == nil) {
 			t.Fatalf("got %v and error %v, want exactly one", got, err)
 		}

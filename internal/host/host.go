@@ -103,19 +103,6 @@ func (h Host) Dev(elem ...string) string { return join(h.dev, "dev", elem) }
 // Driver is a path under the driver's root.
 func (h Host) Driver(elem ...string) string { return join(h.driver, "", elem) }
 
-// InContainer is a file's path in a container: the path on the host without the driver's root, dev root or root.
-func (h Host) InContainer(path string) string {
-	for _, root := range []string{h.driver, h.dev, h.root} {
-		if root == "/" {
-			continue
-		}
-		if rest, ok := strings.CutPrefix(path, root+"/"); ok {
-			return "/" + rest
-		}
-	}
-	return path
-}
-
 func join(root, top string, elem []string) string {
 	return filepath.Join(append([]string{root, top}, elem...)...)
 }

@@ -88,29 +88,3 @@ func TestWithLibrary(t *testing.T) {
 		}
 	}
 }
-
-func TestInContainer(t *testing.T) {
-	for name, c := range map[string]struct{ root, driver, dev, path, want string }{
-		"the machine itself": {"/", "", "", "/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.1"},
-		"a file of the driver's root": {
-			"/", "/run/nvidia/driver", "", "/run/nvidia/driver/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.1",
-		},
-		"a file outside the driver's root": {"/", "/run/nvidia/driver", "", "/usr/bin/x", "/usr/bin/x"},
-		"another directory with that prefix": {
-			"/", "/run/driver", "", "/run/driver2/usr/lib64/x", "/run/driver2/usr/lib64/x",
-		},
-		"a node of the dev root":        {"/", "/d", "/v", "/v/dev/nvidia0", "/dev/nvidia0"},
-		"a file of the root":            {"/n", "", "", "/n/etc/x", "/etc/x"},
-		"the driver's root in the root": {"/n", "/n/driver", "", "/n/driver/usr/bin/x", "/usr/bin/x"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			h, err := New(c.root, c.driver, c.dev)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := h.InContainer(c.path); got != c.want {
-				t.Errorf("InContainer(%q) = %q, want %q", c.path, got, c.want)
-			}
-		})
-	}
-}
