@@ -16,6 +16,7 @@ import (
 
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -77,7 +78,7 @@ type Options struct {
 // Supervisor runs the control daemons. Call Run once; the other methods may be called at any time.
 type Supervisor struct {
 	opts Options
-	kick chan struct{} // there may be workers to start
+	kick wake.Chan // there may be workers to start
 
 	mu      sync.Mutex
 	desired map[string]Daemon // by UUID; nil before the first Set
@@ -96,7 +97,7 @@ func New(o Options) *Supervisor {
 	if o.Changed == nil {
 		o.Changed = func() {}
 	}
-	return &Supervisor{opts: o, kick: make(chan struct{}, 1), workers: map[string]*worker{}}
+	return &Supervisor{opts: o, kick: wake.New(), workers: map[string]*worker{}}
 }
 
 // Set replaces the desired daemons. It does not wait for them.
@@ -120,18 +121,10 @@ func (s *Supervisor) Set(daemons []Daemon) {
 	}
 	for uuid, w := range s.workers {
 		if s.desired[uuid] != before[uuid] {
-			notify(w.kick)
+			w.kick.Wake()
 		}
 	}
-	notify(s.kick)
-}
-
-// notify wakes the receiver of a channel with room for one; a notification that is pending already is enough.
-func notify(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
+	s.kick.Wake()
 }
 
 // Problem returns why MPS keeps a device from being allocated, or "". The daemon of a shared GPU must be ready with the

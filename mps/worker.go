@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -34,7 +35,7 @@ type worker struct {
 	supervisor *Supervisor
 	uuid, dir  string
 	log        *slog.Logger
-	kick       chan struct{} // the desired state has changed
+	kick       wake.Chan // the desired state has changed
 
 	// Only run uses these.
 	proc         *process  // the daemon, or nil
@@ -60,7 +61,7 @@ func newWorker(s *Supervisor, uuid string) *worker {
 	dir := filepath.Join(s.opts.Dir, uuid)
 	return &worker{
 		supervisor: s, uuid: uuid, dir: dir, log: s.opts.Log.With("gpu", uuid),
-		kick: make(chan struct{}, 1), reason: starting, occupied: prepared(dir),
+		kick: wake.New(), reason: starting, occupied: prepared(dir),
 	}
 }
 
