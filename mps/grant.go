@@ -29,11 +29,11 @@ func WithGrants(resources []resource.Resource, dir string) []resource.Resource {
 				continue
 			}
 			dirs, g := dirsOf(dir, d.UUID), *d.Grant
-			g.Additional.Mounts = append(slices.Clone(g.Additional.Mounts),
+			g.Always.Mounts = append(slices.Clone(g.Always.Mounts),
 				&specs.Mount{ContainerPath: pipePath, HostPath: dirs.Pipe, Options: []string{"ro"}},
 				&specs.Mount{ContainerPath: logPath, HostPath: dirs.Log, Options: []string{"ro"}},
 				&specs.Mount{ContainerPath: shmPath, HostPath: dirs.Shm})
-			g.Additional.Env = append(slices.Clone(g.Additional.Env),
+			g.Always.Env = append(slices.Clone(g.Always.Env),
 				"CUDA_MPS_PIPE_DIRECTORY="+pipePath, "CUDA_MPS_LOG_DIRECTORY="+logPath)
 			d.Grant = &g
 		}

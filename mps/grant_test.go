@@ -13,7 +13,7 @@ import (
 func TestContainersThatShareAGPUByMPSGetItsDaemonsDirectories(t *testing.T) {
 	descriptor := &specs.Mount{HostPath: "/state/GPU-1.json", ContainerPath: "/run/gpu/devices/GPU-1.json"}
 	whole, shared := &resource.Grant{}, &resource.Grant{
-		Additional: specs.ContainerEdits{Mounts: []*specs.Mount{descriptor}},
+		Always: specs.ContainerEdits{Mounts: []*specs.Mount{descriptor}},
 	}
 	resources := []resource.Resource{{Devices: []resource.Device{
 		{UUID: "GPU-0", Grant: whole},
@@ -32,10 +32,10 @@ func TestContainersThatShareAGPUByMPSGetItsDaemonsDirectories(t *testing.T) {
 		},
 		Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/run/gpu/mps/pipe", "CUDA_MPS_LOG_DIRECTORY=/run/gpu/mps/log"},
 	}
-	if diff := cmp.Diff(want, got[1].Grant.Additional); diff != "" {
+	if diff := cmp.Diff(want, got[1].Grant.Always); diff != "" {
 		t.Errorf("the grant (-want +got):\n%s", diff)
 	}
-	if !slices.Equal(shared.Additional.Mounts, []*specs.Mount{descriptor}) {
+	if !slices.Equal(shared.Always.Mounts, []*specs.Mount{descriptor}) {
 		t.Error("the published grant was changed")
 	}
 }

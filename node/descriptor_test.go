@@ -128,7 +128,7 @@ func TestEveryPublishedDeviceHasItsDescriptorMounted(t *testing.T) {
 	s := b.rec.State()
 	b.counts(s, 4, 0)
 	for _, d := range s.Resources[0].Devices {
-		mounts := d.Grant.Additional.Mounts
+		mounts := d.Grant.Always.Mounts
 		if len(mounts) != 1 || mounts[0].HostPath != b.rec.descriptors.path(d.UUID) ||
 			mounts[0].ContainerPath != "/run/gpu/devices/"+d.UUID+".json" || !slices.Contains(mounts[0].Options, "ro") {
 			t.Errorf("%s has the mounts %+v", d.UUID, mounts)

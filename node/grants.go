@@ -15,17 +15,17 @@ func (r *Reconciler) withGrants(
 	common := &resource.Grant{}
 	devices := map[string]*specs.ContainerEdits{}
 	if d.spec != nil {
-		addEdits(&common.Edits, &d.spec.ContainerEdits)
+		addEdits(&common.WithoutCDI, &d.spec.ContainerEdits)
 		for i := range d.spec.Devices {
 			devices[d.spec.Devices[i].Name] = &d.spec.Devices[i].ContainerEdits
 		}
 	}
 	for _, extra := range d.extras {
-		addEdits(&common.Edits, &extra.ContainerEdits)
+		addEdits(&common.WithoutCDI, &extra.ContainerEdits)
 		for i := range extra.Devices {
 			if name := extra.Kind + "=" + extra.Devices[i].Name; offered[name] {
 				common.CDIDevices = append(common.CDIDevices, name)
-				addEdits(&common.Edits, &extra.Devices[i].ContainerEdits)
+				addEdits(&common.WithoutCDI, &extra.Devices[i].ContainerEdits)
 			}
 		}
 	}
@@ -37,9 +37,9 @@ func (r *Reconciler) withGrants(
 			dev := &granted[i].Devices[j]
 			dev.Grant = &resource.Grant{CDIDevices: []string{r.qualified(dev)}}
 			if edits := devices[dev.UUID]; edits != nil {
-				dev.Grant.Edits = *edits
+				dev.Grant.WithoutCDI = *edits
 			}
-			r.descriptors.addMount(&dev.Grant.Additional, dev.UUID)
+			r.descriptors.addMount(&dev.Grant.Always, dev.UUID)
 		}
 	}
 	return granted

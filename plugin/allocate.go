@@ -119,9 +119,9 @@ func (o *AllocateOptions) response(g *resource.Grant) *v1beta1.ContainerAllocate
 			resp.CdiDevices = append(resp.CdiDevices, &v1beta1.CDIDevice{Name: name})
 		}
 	}
-	addEdits(resp, &g.Additional)
+	addEdits(resp, &g.Always)
 	if o.has(config.DeviceSpecs) {
-		addEdits(resp, &g.Edits)
+		addEdits(resp, &g.WithoutCDI)
 	}
 	return resp
 }

@@ -34,7 +34,7 @@ func cdiNames(uuids ...string) []*v1beta1.CDIDevice {
 // withNodes gives the devices of a resource the device nodes, mounts and variables that CDI edits have for them.
 func withNodes(r resource.Resource) resource.Resource {
 	node := func(path string) *specs.DeviceNode { return &specs.DeviceNode{Path: path, Permissions: "rw"} }
-	r.Grant = &resource.Grant{Edits: specs.ContainerEdits{
+	r.Grant = &resource.Grant{WithoutCDI: specs.ContainerEdits{
 		Env:         []string{"NVIDIA_VISIBLE_DEVICES=void"},
 		DeviceNodes: []*specs.DeviceNode{{Path: "/dev/nvidiactl", HostPath: "/driver/dev/nvidiactl"}},
 		Mounts: []*specs.Mount{
@@ -48,7 +48,7 @@ func withNodes(r resource.Resource) resource.Resource {
 	}}
 	for i := range r.Devices {
 		g := *r.Devices[i].Grant
-		g.Edits.DeviceNodes = []*specs.DeviceNode{node(fmt.Sprintf("/dev/nvidia%d", i)), node("/dev/dri/card0")}
+		g.WithoutCDI.DeviceNodes = []*specs.DeviceNode{node(fmt.Sprintf("/dev/nvidia%d", i)), node("/dev/dri/card0")}
 		r.Devices[i].Grant = &g
 	}
 	return r
@@ -62,10 +62,10 @@ func withExtras(r resource.Resource) resource.Resource {
 	}
 	g.CDIDevices = []string{"nvidia.com/gds=all", "nvidia.com/imex-channel=0", "nvidia.com/imex-channel=7"}
 	for _, path := range []string{"/dev/nvidia-fs0", "/dev/channel0", "/dev/channel7"} {
-		g.Edits.DeviceNodes = append(g.Edits.DeviceNodes, &specs.DeviceNode{Path: path, Permissions: "rw"})
+		g.WithoutCDI.DeviceNodes = append(g.WithoutCDI.DeviceNodes, &specs.DeviceNode{Path: path, Permissions: "rw"})
 	}
-	g.Edits.Mounts = append(
-		g.Edits.Mounts,
+	g.WithoutCDI.Mounts = append(
+		g.WithoutCDI.Mounts,
 		&specs.Mount{ContainerPath: "/run/udev", HostPath: "/run/udev", Options: []string{"ro"}},
 	)
 	r.Grant = &g
@@ -76,14 +76,14 @@ func withExtras(r resource.Resource) resource.Resource {
 func withDescriptors(r resource.Resource) resource.Resource {
 	for i := range r.Devices {
 		g := *r.Devices[i].Grant
-		g.Additional.Mounts = []*specs.Mount{
+		g.Always.Mounts = []*specs.Mount{
 			{
 				HostPath:      "/state/" + r.Devices[i].UUID,
 				ContainerPath: "/run/gpu/devices/" + r.Devices[i].UUID,
 				Options:       []string{"ro"},
 			},
 		}
-		g.Additional.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=/pipe"}
+		g.Always.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=/pipe"}
 		r.Devices[i].Grant = &g
 	}
 	return r

@@ -6,10 +6,8 @@ import specs "tags.cncf.io/container-device-interface/specs-go"
 type Grant struct {
 	// CDIDevices are qualified CDI names, such as "nvidia.com/gpu=GPU-...".
 	CDIDevices []string
-	// Edits are the device nodes, mounts and variables that the CDI devices stand for, for runtimes that do not know
-	// CDI.
-	Edits specs.ContainerEdits
-	// Additional are the mounts and variables that a container gets besides its CDI devices, whatever its runtime
-	// knows.
-	Additional specs.ContainerEdits
+	// WithoutCDI are the device nodes, mounts and variables of the CDI devices, for runtimes without CDI.
+	WithoutCDI specs.ContainerEdits
+	// Always are the mounts and variables that a container gets besides, whatever its runtime.
+	Always specs.ContainerEdits
 }
