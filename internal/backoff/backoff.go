@@ -1,9 +1,9 @@
-// Package backoff makes the pauses between attempts that fail.
+// Package backoff computes the pauses between attempts that fail: they double up to a limit.
 package backoff
 
 import "time"
 
-// Backoff makes pauses that double from First to Last.
+// Backoff computes pauses that double from First to Last.
 type Backoff struct {
 	First, Last time.Duration
 	// Steady is how long a success must last for the pause after it to be First again.

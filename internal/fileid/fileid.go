@@ -1,4 +1,4 @@
-// Package fileid identifies files by stat(2), to notice changes without reading the files.
+// Package fileid identifies a file and its state by stat(2), so that a change is noticed without reading the file.
 package fileid
 
 import "golang.org/x/sys/unix"

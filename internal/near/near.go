@@ -1,4 +1,4 @@
-// Package near suggests known names for a misspelt one.
+// Package near suggests known names that are similar to a misspelt one.
 package near
 
 import (

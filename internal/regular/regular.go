@@ -1,5 +1,5 @@
-// Package regular reads regular files without ever waiting: opening a FIFO or a device in place of a file is an error,
-// and so is a file that is larger than expected.
+// Package regular opens and reads regular files only, and never waits: a FIFO or a device in place of a file is an
+// error, and so is a file that is larger than the caller's limit.
 package regular
 
 import (

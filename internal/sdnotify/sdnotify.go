@@ -1,4 +1,4 @@
-// Package sdnotify notifies systemd of a service's state: the protocol of sd_notify(3), one datagram for each message.
+// Package sdnotify notifies systemd of a service's state by the protocol of sd_notify(3).
 package sdnotify
 
 import (

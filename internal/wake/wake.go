@@ -1,4 +1,4 @@
-// Package wake wakes goroutines that wait for something to do.
+// Package wake has a channel that wakes a waiting goroutine without blocking the caller.
 package wake
 
 // Chan wakes the one goroutine that receives from it. Make it with New.

@@ -1,4 +1,4 @@
-// Package yamlfile decodes YAML files strictly and reports all problems for people.
+// Package yamlfile decodes YAML files strictly and reports all problems at once, each with its line.
 //
 // Unknown keys, duplicate keys and values of the wrong type are problems. A list of texts or numbers can be written as
 // "a,b" too.
