@@ -118,9 +118,12 @@ func (s *State) Remarks() []string {
 	return append(lines, s.taken...)
 }
 
-// Ready returns an error if the node has devices and none can be given to containers because of the spec files or of
-// the driver as a whole.
+// Ready returns an error before a state was published, and if the node has devices and none can be given to containers
+// because of the spec files or of the driver as a whole.
 func (s *State) Ready() error {
+	if s.Snapshot == nil {
+		return errors.New("the GPUs have not been read yet")
+	}
 	remarks := s.Remarks()
 	hasDevices := slices.ContainsFunc(s.Resources, func(r resource.Resource) bool { return len(r.Devices) > 0 })
 	if !hasDevices || len(remarks) == 0 || countHealthy(s.Resources) > 0 {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -17,8 +18,8 @@ func (a *app) watchCommand() *cobra.Command {
 SIGTERM or SIGINT: for podman, docker and containerd without Kubernetes. It writes a new spec when GPUs or MIG devices
 come or go, when the driver was replaced, and when the spec was changed or removed. The spec stays at the end.
 
-Metrics, readiness, SIGHUP and systemd (Type=notify) work as for serve. serve keeps the spec true as well, so only one
-of the two can run for the same spec.`,
+Metrics, SIGHUP and systemd (Type=notify) work as for serve. Ready means that the driver was read and that the spec is
+written, if the host has GPUs. serve keeps the spec true as well, so only one of the two can run for the same spec.`,
 		Example: `  gpu-cdi-plugin cdi watch
   gpu-cdi-plugin cdi watch --fail-on-init-error=false --listen 127.0.0.1:9400`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.NoDriver, cli.Locked,
@@ -48,11 +49,29 @@ func (a *app) cdiWatch(cmd *cobra.Command) error {
 		return err
 	}
 	d.everything = true
+	d.ready = func() error { return checkSpec(d.node.State()) }
 	d.summary = func() []string {
 		state := d.node.State()
 		return []string{fmt.Sprintf("%s has %s", a.ownSpec(), plural(specDevices(&state), "device name"))}
 	}
 	return d.run(cmd)
+}
+
+// checkSpec returns an error while the node has no spec, unless it has no device either. Whether an existing spec is as
+// it should be is in the state's own readiness.
+func checkSpec(s node.State) error {
+	if s.Snapshot == nil || s.Spec != nil {
+		return nil
+	}
+	if err := cmp.Or(s.Err, unreadableGPUs(s.Snapshot)); err != nil {
+		return fmt.Errorf("there is no CDI spec: %w", err)
+	}
+	for _, r := range s.Resources {
+		if len(r.Devices) > 0 {
+			return fmt.Errorf("there is no CDI spec: %s: %s", r.Devices[0].UUID, r.Devices[0].Reason)
+		}
+	}
+	return nil
 }
 
 func specDevices(s *node.State) int {

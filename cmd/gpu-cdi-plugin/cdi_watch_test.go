@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"net/http"
 	"os"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/sim"
 )
 
 // newWatched starts cdi watch on a simulated node.
@@ -107,6 +109,60 @@ func TestWatchAndServeDoNotWriteOneSpec(t *testing.T) {
 	if err := first.end(syscall.SIGTERM); err != nil {
 		t.Error(err)
 	}
+}
+
+// It is ready when the spec is written, not while it waits for the driver.
+func TestWatchIsNotReadyWithoutASpec(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		config, reason string
+		fault          func(*sim.Node) error
+	}{
+		"the driver hangs": {
+			"", "the GPUs have not been read yet",
+			func(n *sim.Node) error { return n.Hang("nvmlInit", sim.AnyGPU) },
+		},
+		"there is no driver": {
+			"fail-on-init-error: false", "there is no CDI spec: ",
+			func(n *sim.Node) error { return n.Fail("nvmlInit", sim.AnyGPU, 9) },
+		},
+		"no GPU can be read": {
+			"gpu-timeout: 3s", "there is no CDI spec: 4 of 4 GPUs could not be read",
+			func(n *sim.Node) error {
+				var errs []error
+				for i := range n.Machine().GPUs {
+					errs = append(errs, n.Lose(i))
+				}
+				return errors.Join(errs...)
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0\n"+c.config)
+			mustDo(t, c.fault(s.node))
+			s.startVerb(nil, "cdi", "watch")
+			waitFor(t, "a reason", func() bool {
+				body, status, _ := s.get("/readyz")
+				if status != http.StatusServiceUnavailable {
+					t.Fatalf("/readyz: %d %s", status, body)
+				}
+				return strings.Contains(body, c.reason)
+			})
+			mustDo(t, s.node.Clear())
+			waitFor(t, "readiness", func() bool { _, status, _ := s.get("/readyz"); return status == http.StatusOK })
+			s.waitForDevices(s.uuids()...)
+		})
+	}
+}
+
+// A node without a GPU needs no spec.
+func TestWatchIsReadyWithoutAGPU(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "workstation", "listen: 127.0.0.1:0")
+	mustDo(t, s.node.Remove(0))
+	s.startVerb(nil, "cdi", "watch")
+	waitFor(t, "readiness", func() bool { _, status, _ := s.get("/readyz"); return status == http.StatusOK })
 }
 
 func TestWatchReportsToSystemd(t *testing.T) {
