@@ -45,10 +45,8 @@ func (a *app) cdiWatch(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := a.checkSafeDir(optionDir{"cdi-dir", a.CDIDir}); err != nil {
-		return err
-	}
 	d.everything = true
+	d.admit = func(fresh *app) error { return fresh.checkSafeDir(optionDir{"cdi-dir", fresh.CDIDir}) }
 	d.ready = func() error { return checkSpec(d.node.State()) }
 	d.summary = func() []string {
 		state := d.node.State()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -163,6 +164,28 @@ func TestWatchIsReadyWithoutAGPU(t *testing.T) {
 	mustDo(t, s.node.Remove(0))
 	s.startVerb(nil, "cdi", "watch")
 	waitFor(t, "readiness", func() bool { _, status, _ := s.get("/readyz"); return status == http.StatusOK })
+}
+
+// The directories of serve's files do not concern it.
+func TestWatchReloadsWithoutTheDirectoriesOfServe(t *testing.T) {
+	t.Parallel()
+	s := newWatched(t, "workstation", "")
+	s.waitForDevices(s.uuids()...)
+	unused := filepath.Join(s.dir, "unused")
+	for i, dir := range []string{s.config, unused} { // the first one is a file, in which no directory can be made
+		s.configure("state-dir: " + dir + "\n")
+		s.signal(syscall.SIGHUP)
+		waitFor(t, "a restart", func() bool { return s.said("starting again, since ") == i+1 })
+		mustDo(t, os.Remove(s.spec))
+		s.waitForDevices(s.uuids()...) // the new program has read the configuration
+	}
+	if _, err := os.Stat(unused); err == nil {
+		t.Errorf("it made %s", unused)
+	}
+
+	s.configure("cdi-dir: [\n")
+	s.signal(syscall.SIGHUP)
+	waitFor(t, "a refusal", func() bool { return s.said("the configuration is invalid, and the old one stays in use") == 1 })
 }
 
 func TestWatchReportsToSystemd(t *testing.T) {

@@ -42,10 +42,10 @@ type daemon struct {
 
 	everything bool // all devices count, whatever the rules: without a kubelet there are no resources
 
-	// What serve adds. Each may be nil.
+	// What each verb sets.
 	ready   func() error     // why it is not ready besides the node
 	summary func() []string  // what it reports besides the node
-	admit   func(*app) error // why a new configuration cannot be used
+	admit   func(*app) error // why a configuration cannot be used, at the start and at each reload
 }
 
 // newDaemon joins the parts. publish gets each new state of the node.
@@ -119,7 +119,10 @@ const gcPercent = 25
 func (d *daemon) run(cmd *cobra.Command, actors ...actor) error {
 	defer d.app.hangups.stop()
 	endOpening := openInBackground(cmd.Context(), d.session)
-	err := d.runActors(cmd, actors)
+	err := d.admit(d.app)
+	if err == nil {
+		err = d.runActors(cmd, actors)
+	}
 	endOpening()
 	if closing := d.session.Close(); closing != nil {
 		d.app.log.Debug("the driver's library could not be closed: " + closing.Error())
@@ -192,9 +195,6 @@ func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
 		Healthy: d.node.Alive,
 		Ready: func() error {
 			state := d.node.State()
-			if d.ready == nil {
-				return state.Ready()
-			}
 			return errors.Join(d.ready(), state.Ready())
 		},
 		Remarks: func() []string {
@@ -245,9 +245,5 @@ func (d *daemon) status(ctx context.Context) error {
 // statusLine is the state in a line.
 func (d *daemon) statusLine() string {
 	state := d.node.State()
-	var parts []string
-	if d.summary != nil {
-		parts = d.summary()
-	}
-	return strings.Join(append(parts, state.Remarks()...), "; ")
+	return strings.Join(append(d.summary(), state.Remarks()...), "; ")
 }

@@ -94,12 +94,6 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err := s.plugin.Check(); err != nil { // before there is a spec that nobody serves
 		return err
 	}
-	if err := a.checkDirs(a.log); err != nil {
-		return err
-	}
-	if err := s.claimMPS(a); err != nil {
-		return err
-	}
 	return s.run(cmd, s.plugin.Run, s.mps.Run)
 }
 
@@ -110,7 +104,7 @@ func (a *app) newService() (*service, error) {
 		return nil, err
 	}
 	s.mps = s.newSupervisor(s.host)
-	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.claimMPS
+	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.checkConfig
 	s.plugin, err = plugin.New(s.pluginOptions())
 	return s, err
 }

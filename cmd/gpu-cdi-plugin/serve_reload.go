@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,11 +44,11 @@ func (d *daemon) reload(ctx context.Context, cmd *cobra.Command, hup <-chan os.S
 			d.app.log.Warn("the reload could not be reported to systemd: " + err.Error())
 		}
 		fresh, err := d.app.reread(cmd) //nolint:contextcheck // no verb is run
-		if err == nil && d.admit != nil {
-			err = d.admit(fresh)
-		}
 		if err == nil && !sameButRules(d.app, fresh) {
-			err = cmp.Or(fresh.checkHook(), fresh.checkDirs(d.app.log))
+			err = fresh.checkHook()
+		}
+		if err == nil {
+			err = d.admit(fresh)
 		}
 		switch {
 		case err != nil:
@@ -82,6 +81,17 @@ func (a *app) reread(cmd *cobra.Command) (*app, error) {
 		}
 	})
 	return fresh, errors.Join(append(errs, fresh.resolve(flags))...)
+}
+
+// checkConfig returns an error if the service cannot use a configuration. With new rules alone the directories are those
+// that it uses already.
+func (s *service) checkConfig(fresh *app) error {
+	if fresh == s.app || !sameButRules(s.app, fresh) {
+		if err := fresh.checkDirs(s.app.log); err != nil {
+			return err
+		}
+	}
+	return s.claimMPS(fresh)
 }
 
 // claimMPS refuses to share GPUs by MPS where another instance does so, which would end the service. Whether a
