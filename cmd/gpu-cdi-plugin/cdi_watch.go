@@ -6,8 +6,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
 )
 
 func (a *app) watchCommand() *cobra.Command {
@@ -38,14 +40,13 @@ written, if the host has GPUs. serve keeps the spec true as well, so only one of
 
 func (a *app) cdiWatch(cmd *cobra.Command) error {
 	var d *daemon
-	d, err := a.newDaemon(a.ownSpec(), "", func(state node.State) {
+	d, err := a.newDaemon(a.ownSpec(), "", allDevices, func(state node.State) {
 		d.metrics.Advertised(state)
 		d.changed.Wake()
 	})
 	if err != nil {
 		return err
 	}
-	d.everything = true
 	d.admit = func(fresh *app) error { return fresh.checkSafeDir(optionDir{"cdi-dir", fresh.CDIDir}) }
 	d.ready = func() error { return checkSpec(d.node.State()) }
 	d.summary = func() []string {
@@ -53,6 +54,11 @@ func (a *app) cdiWatch(cmd *cobra.Command) error {
 		return []string{fmt.Sprintf("%s has %s", a.ownSpec(), plural(specDevices(&state), "device name"))}
 	}
 	return d.run(cmd)
+}
+
+// allDevices are the rules without a kubelet: all GPUs and MIG devices are offered, whatever the configuration says.
+func allDevices(*app) resource.Config {
+	return resource.Config{Resource: config.Default().Plugin.Resource, MIGStrategy: resource.MIGMixed}
 }
 
 // checkSpec returns an error while the node has no spec, unless it has no device either. Whether an existing spec is as

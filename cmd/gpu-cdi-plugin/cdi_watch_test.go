@@ -166,6 +166,26 @@ func TestWatchIsReadyWithoutAGPU(t *testing.T) {
 	waitFor(t, "readiness", func() bool { _, status, _ := s.get("/readyz"); return status == http.StatusOK })
 }
 
+// It has no kubelet: the configuration's rules for the kubelet's resources do not concern it.
+func TestWatchIgnoresTheRulesOfResources(t *testing.T) {
+	t.Parallel()
+	const rules = "listen: 127.0.0.1:0\nresource: example.com/gpu\ngpus: {exclude: ['*']}\nmig-strategy: single\n"
+	s := newWatched(t, "pcie-quad", rules)
+	s.waitForDevices(s.uuids()...)
+	healthy := func() bool {
+		body, _, _ := s.get("/metrics")
+		return strings.Contains(body, `gpu_cdi_plugin_devices{health="healthy",resource="nvidia.com/gpu"} 4`+"\n")
+	}
+	waitFor(t, "4 healthy devices", healthy)
+
+	s.configure(rules + "sharing: {time-slicing: {resources: [{name: example.com/gpu, replicas: 50000}]}}\n")
+	s.look() // which waits for the reload
+	s.look() // and for a reconciliation with its rules
+	if !healthy() || s.said("no longer: ") > 0 {
+		t.Error("the rules for the kubelet's resources changed the devices")
+	}
+}
+
 // The directories of serve's files do not concern it.
 func TestWatchReloadsWithoutTheDirectoriesOfServe(t *testing.T) {
 	t.Parallel()

@@ -32,6 +32,7 @@ type daemon struct {
 	app     *app
 	host    host.Host
 	rules   atomic.Pointer[resource.Config] // which devices are offered; a reload replaces them
+	rulesOf func(*app) resource.Config      // the rules of the verb with this configuration
 	session *nvml.Session
 	node    *node.Reconciler
 	metrics *metrics.Metrics
@@ -40,16 +41,16 @@ type daemon struct {
 	changed  wake.Chan          // something in the summary may have changed
 	findings []resource.Finding // of the configuration, that were logged
 
-	everything bool // all devices count, whatever the rules: without a kubelet there are no resources
-
 	// What each verb sets.
 	ready   func() error     // why it is not ready besides the node
 	summary func() []string  // what it reports besides the node
 	admit   func(*app) error // why a configuration cannot be used, at the start and at each reload
 }
 
-// newDaemon joins the parts. publish gets each new state of the node.
-func (a *app) newDaemon(specPath, descriptorDir string, publish func(node.State)) (*daemon, error) {
+// newDaemon joins the parts. rulesOf returns a copy of the rules, since a reload changes the app's while a reconciliation
+// reads them. publish gets each new state of the node.
+func (a *app) newDaemon(specPath, descriptorDir string, rulesOf func(*app) resource.Config, publish func(node.State),
+) (*daemon, error) {
 	h, err := a.host()
 	if err != nil {
 		return nil, err
@@ -66,12 +67,13 @@ func (a *app) newDaemon(specPath, descriptorDir string, publish func(node.State)
 	d := &daemon{
 		app:     a,
 		host:    h,
+		rulesOf: rulesOf,
 		metrics: metrics.New(metrics.BuildInfo{Version: b.Version, Revision: b.Revision, GoVersion: b.Go}),
 		systemd: sdnotify.New(a.env),
 		changed: wake.New(),
 	}
 	d.session = a.newSession(h, func() { d.node.Trigger() })
-	rules := a.plugin.Config // a copy, since a reload changes the app's while a reconciliation reads these
+	rules := rulesOf(a)
 	d.rules.Store(&rules)
 	d.node = node.New(node.Options{
 		Host: h, Source: d.session, Dirs: a.specDirs(h), Path: specPath, DescriptorDir: descriptorDir,
@@ -162,11 +164,7 @@ func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
 
 // build returns the resources by the current rules, and logs each finding when it begins and when it ends.
 func (d *daemon) build(snapshot *gpu.Snapshot) ([]resource.Resource, error) {
-	rules := *d.rules.Load()
-	if d.everything {
-		rules = resource.Config{Resource: rules.Resource, MIGStrategy: resource.MIGMixed}
-	}
-	resources, findings, err := resource.Build(snapshot, rules)
+	resources, findings, err := resource.Build(snapshot, *d.rules.Load())
 	for _, f := range findings {
 		switch {
 		case slices.Contains(d.findings, f):

@@ -100,7 +100,8 @@ func (a *app) serve(cmd *cobra.Command) error {
 func (a *app) newService() (*service, error) {
 	s := &service{}
 	var err error
-	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), s.publish); err != nil {
+	rulesOf := func(a *app) resource.Config { return a.plugin.Config }
+	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), rulesOf, s.publish); err != nil {
 		return nil, err
 	}
 	s.mps = s.newSupervisor(s.host)

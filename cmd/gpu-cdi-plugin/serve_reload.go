@@ -56,7 +56,8 @@ func (d *daemon) reload(ctx context.Context, cmd *cobra.Command, hup <-chan os.S
 		case !sameButRules(d.app, fresh):
 			return errRestart
 		default:
-			d.rules.Store(&fresh.plugin.Config)
+			rules := d.rulesOf(fresh)
+			d.rules.Store(&rules)
 			d.app.plugin.Config = fresh.plugin.Config
 			d.app.log.Info("the configuration was read again")
 		}
