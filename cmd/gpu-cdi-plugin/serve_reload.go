@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -46,6 +47,9 @@ func (d *daemon) reload(ctx context.Context, cmd *cobra.Command, hup <-chan os.S
 		fresh, err := d.app.reread(cmd) //nolint:contextcheck // no verb is run
 		if err == nil && !sameButRules(d.app, fresh) {
 			err = fresh.checkHook()
+		}
+		if err == nil {
+			err = d.checkRules(fresh)
 		}
 		if err == nil {
 			err = d.admit(fresh)
@@ -102,6 +106,19 @@ func (s *service) claimMPS(fresh *app) error {
 		return nil
 	}
 	return s.mps.Claim()
+}
+
+// checkRules returns an error if the rules of a configuration do not fit the GPUs of the node.
+func (d *daemon) checkRules(fresh *app) error {
+	snapshot := d.node.State().Snapshot
+	if snapshot == nil {
+		return nil
+	}
+	_, _, err := resource.Build(snapshot, d.rulesOf(fresh))
+	if hint := cli.HintOf(classify(err)); hint != "" {
+		return fmt.Errorf("%w; %s", err, hint)
+	}
+	return err
 }
 
 // sameButRules reports whether two configurations differ in nothing but what is offered.

@@ -355,12 +355,19 @@ func TestServeReadsItsConfigurationAgain(t *testing.T) {
 		t.Errorf("%d registrations for a new list, want none", got-total)
 	}
 
-	s.configure("mig-strategy: sometimes")
-	s.signal(syscall.SIGHUP)
-	waitFor(t, "the complaint about the configuration", func() bool {
-		return strings.Contains(s.log.String(), "the configuration is invalid, and the old one stays in use")
-	})
-	s.listed(gpuResource, 6, 0)
+	const tooMany = "sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, replicas: 50000}]}}\n"
+	for i, config := range []string{
+		"mig-strategy: sometimes",
+		tooMany, // valid by itself, but too long a list with these GPUs
+		tooMany + "strategy: [envvar]\n",
+	} {
+		s.configure(config)
+		s.signal(syscall.SIGHUP)
+		waitFor(t, "the complaint about the configuration", func() bool {
+			return s.said("the configuration is invalid, and the old one stays in use") == i+1
+		})
+		s.listed(gpuResource, 6, 0)
+	}
 
 	// What cannot be changed under way makes the service begin anew.
 	s.configure("strategy: [envvar]")
