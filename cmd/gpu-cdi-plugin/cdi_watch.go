@@ -49,10 +49,7 @@ func (a *app) cdiWatch(cmd *cobra.Command) error {
 	}
 	d.admit = func(fresh *app) error { return fresh.checkSafeDir(optionDir{"cdi-dir", fresh.CDIDir}) }
 	d.ready = func() error { return checkSpec(d.node.State()) }
-	d.summary = func() []string {
-		state := d.node.State()
-		return []string{fmt.Sprintf("%s has %s", a.ownSpec(), plural(specDevices(&state), "device name"))}
-	}
+	d.summary = func() []string { return []string{countOffered(d.node.State()) + " in " + a.ownSpec()} }
 	return d.run(cmd)
 }
 
@@ -78,9 +75,16 @@ func checkSpec(s node.State) error {
 	return nil
 }
 
-func specDevices(s *node.State) int {
-	if s.Spec == nil {
-		return 0
+// countOffered is how many devices of the node containers can be given: "7 of 8 devices".
+func countOffered(s node.State) string {
+	all, healthy := 0, 0
+	for _, r := range s.Resources {
+		all += len(r.Devices)
+		for i := range r.Devices {
+			if r.Devices[i].Healthy {
+				healthy++
+			}
+		}
 	}
-	return len(s.Spec.Devices)
+	return fmt.Sprintf("%d of %s", healthy, plural(all, "device"))
 }

@@ -213,7 +213,16 @@ func TestWatchReportsToSystemd(t *testing.T) {
 	s := newServed(t, "pcie-quad", "")
 	address, until := systemd(t)
 	s.startVerb([]string{"NOTIFY_SOCKET=" + address}, "cdi", "watch")
-	until("READY=1")
+	until("READY=1\nSTATUS=4 of 4 devices in " + s.spec)
+	other := s.writeForeign(cdi.DefaultKind, s.uuids()[2])
+	until("STATUS=3 of 4 devices in " + s.spec + "; " + other)
+	mustDo(t, os.Remove(other))
+	until("STATUS=4 of 4 devices in " + s.spec)
+	dir := filepath.Dir(s.spec)
+	waitFor(t, "a file in the directory's place", func() bool { // watch makes the directory again
+		return errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)) == nil
+	})
+	until("STATUS=0 of 4 devices in " + s.spec)
 	if err := s.end(syscall.SIGTERM); err != nil {
 		t.Error(err)
 	}
