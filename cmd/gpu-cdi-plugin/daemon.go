@@ -130,8 +130,9 @@ func (d *daemon) run(cmd *cobra.Command, actors ...actor) error {
 		d.app.log.Debug("the driver's library could not be closed: " + closing.Error())
 	}
 	if errors.Is(err, errRestart) || errors.Is(err, node.ErrDriverChanged) {
-		if cmd.Context().Err() != nil || d.app.releaseSignals() { // releaseSignals ends the context
-			return nil // a signal came meanwhile, of which the next program would not know
+		// A signal that came before the release would be lost to the next program. One that comes later ends it.
+		if d.app.releaseSignals() || cmd.Context().Err() != nil {
+			return nil
 		}
 		d.app.log.Info("starting again, since " + err.Error())
 		return restart(d.app.env)
