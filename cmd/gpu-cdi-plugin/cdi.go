@@ -10,7 +10,7 @@ func (a *app) cdiCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cdi",
 		Short: "Write, check and use CDI specs",
-		Long: `Writes the CDI spec of this host's GPUs and keeps it true, checks it, compares it with the host, and puts
+		Long: `Writes the CDI spec of this host's GPUs and keeps it up to date, checks it, compares it with the host, and puts
 devices into bundles for runtimes without CDI.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,

@@ -42,7 +42,7 @@ func (s *served) waitForDevices(uuids ...string) {
 	})
 }
 
-func TestWatchKeepsTheSpecTrueWithoutAKubelet(t *testing.T) {
+func TestWatchKeepsTheSpecUpToDateWithoutAKubelet(t *testing.T) {
 	t.Parallel()
 	s := newWatched(t, "pcie-quad", "listen: 127.0.0.1:0\n")
 	s.waitForDevices(s.uuids()...)
@@ -179,9 +179,9 @@ func TestWatchIgnoresTheRulesOfResources(t *testing.T) {
 	waitFor(t, "4 healthy devices", healthy)
 
 	s.configure(rules + "sharing: {time-slicing: {resources: [{name: example.com/gpu, replicas: 50000}]}}\n")
-	s.look() // which waits for the reload
-	s.look() // and for a reconciliation with its rules
-	if !healthy() || s.said("no longer: ") > 0 {
+	s.reconcile() // which waits for the reload
+	s.reconcile() // and for a reconciliation with its rules
+	if !healthy() || s.countMessages("no longer: ") > 0 {
 		t.Error("the rules for the kubelet's resources changed the devices")
 	}
 }
@@ -195,7 +195,7 @@ func TestWatchReloadsWithoutTheDirectoriesOfServe(t *testing.T) {
 	for i, dir := range []string{s.config, unused} { // the first one is a file, in which no directory can be made
 		s.configure("state-dir: " + dir + "\n")
 		s.signal(syscall.SIGHUP)
-		waitFor(t, "a restart", func() bool { return s.said("starting again, since ") == i+1 })
+		waitFor(t, "a restart", func() bool { return s.countMessages("starting again, since ") == i+1 })
 		mustDo(t, os.Remove(s.spec))
 		s.waitForDevices(s.uuids()...) // the new program has read the configuration
 	}
@@ -205,7 +205,9 @@ func TestWatchReloadsWithoutTheDirectoriesOfServe(t *testing.T) {
 
 	s.configure("cdi-dir: [\n")
 	s.signal(syscall.SIGHUP)
-	waitFor(t, "a refusal", func() bool { return s.said("the configuration is invalid, and the old one stays in use") == 1 })
+	waitFor(t, "a refusal", func() bool {
+		return s.countMessages("the configuration is invalid, and the old one stays in use") == 1
+	})
 }
 
 func TestWatchReportsToSystemd(t *testing.T) {

@@ -184,7 +184,7 @@ func (d *daemon) build(snapshot *gpu.Snapshot) ([]resource.Resource, error) {
 	return resources, err
 }
 
-// listen returns the server of metrics and health; without --listen it serves nobody.
+// listen returns the server of metrics and health; without --listen it is disabled.
 func (d *daemon) listen(ctx context.Context) (*metrics.Server, error) {
 	address := d.app.plugin.Listen
 	if address == "" {

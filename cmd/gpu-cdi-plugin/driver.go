@@ -49,8 +49,8 @@ func (a *app) newSession(h host.Host, returned func()) *nvml.Session {
 	})
 }
 
-// openInBackground opens the driver while other work is done before the first snapshot, whose error an error is too.
-// end must be called before the session is closed. It does not wait for a driver that hangs.
+// openInBackground opens the driver while other work is done before the first snapshot, which returns the same
+// error. end must be called before the session is closed. It does not wait for a driver that hangs.
 func openInBackground(ctx context.Context, s *nvml.Session) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var opening sync.WaitGroup
@@ -79,7 +79,7 @@ func (a *app) logSlowCalls() *time.Timer {
 	})
 }
 
-// unread is the error of a snapshot with unreadable GPUs. It names them.
+// unreadableGPUs is the error of a snapshot with unreadable GPUs. It names them.
 func unreadableGPUs(s *gpu.Snapshot) error {
 	var which []string
 	for i := range s.Devices {

@@ -135,7 +135,7 @@ var hintedFlags = []string{
 }
 
 // withOptions adds the options that cmd was given as flags to the commands in the hint of err: without them those would
-// work on another node. Options of the environment or the file hold there too, and help needs none.
+// work on another node. Options of the environment or the file apply too, and help needs none.
 func (a *app) withOptions(cmd *cobra.Command, err error) error {
 	const program, generate = "gpu-cdi-plugin ", "cdi generate "
 	hint := cli.HintOf(err)

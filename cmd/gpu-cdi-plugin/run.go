@@ -85,7 +85,7 @@ func (a *app) rootCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gpu-cdi-plugin",
 		Short: "Gives containers their GPUs through CDI",
-		Long: `Lists the GPUs of a node, writes a CDI spec for them, keeps it true, and gives the GPUs to containers.
+		Long: `Lists the GPUs of a node, writes a CDI spec for them, keeps it up to date, and gives the GPUs to containers.
 
 Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR), then from the file of --config
 (cdi-dir: DIR). gpu-cdi-plugin config default prints a file with all of them.`,

@@ -24,8 +24,8 @@ func (a *app) serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve this host's GPUs to the kubelet",
-		Long: `Runs the device plugin: it advertises the GPUs to the kubelet and answers what a container gets for them. It
-writes their CDI spec to --cdi-dir and keeps it true; devices are in the spec before they are advertised.
+		Long: `Runs the device plugin: it advertises the GPUs to the kubelet and allocates them to containers. It writes
+their CDI spec to --cdi-dir and keeps it up to date; devices are in the spec before they are advertised.
 
 It runs until SIGTERM or SIGINT, then ends open calls and removes its sockets; the spec stays. It registers again when
 the kubelet restarts, and starts itself again when the driver was replaced. SIGHUP reads the configuration again; an
@@ -91,7 +91,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := s.plugin.Check(); err != nil { // before there is a spec that nobody serves
+	if err := s.plugin.Check(); err != nil { // before the spec is written
 		return err
 	}
 	return s.run(cmd, s.plugin.Run, s.mps.Run)
@@ -170,7 +170,7 @@ func (s *service) publish(state node.State) {
 	s.advertise()
 }
 
-// updateConnections prepares the answers to requests for the best connected GPUs.
+// updateConnections precomputes which GPUs are connected best.
 func (s *service) updateConnections(snapshot *gpu.Snapshot) {
 	connections, err := s.connections.Load().Renew(snapshot, s.app.plugin.Allocation.Weights)
 	if err != nil {
@@ -200,7 +200,7 @@ func (s *service) advertise() {
 	s.changed.Wake()
 }
 
-// resources are the states of the resources, in words.
+// resources are the states of the resources as text.
 func (s *service) resources() []string {
 	var parts []string
 	for _, r := range s.plugin.Status() {

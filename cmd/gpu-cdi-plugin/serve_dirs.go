@@ -12,12 +12,12 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 )
 
-// optionDir is a directory that serve writes to, and the option that names it.
+// optionDir is a directory that a daemon writes to, and the option that names it.
 type optionDir struct{ option, path string }
 
-// checkDirs says which of the directories that serve writes to while it runs others than root could change, or else
-// which of its own cannot be written to, before a container is refused for it. A full disk is none of these: that
-// passes, and what is on it already is served.
+// checkDirs returns an error if users other than root can change one of the directories that serve writes to, or if one
+// of its own directories cannot be written to. A full disk is only logged, since containers can start with what is on
+// it already.
 func (a *app) checkDirs(log *slog.Logger) error {
 	own := []optionDir{{"state-dir", a.descriptorDir()}}
 	if len(a.plugin.Sharing.MPS.Resources) > 0 {

@@ -22,8 +22,7 @@ func smallDisk(t *testing.T, dir string, flags uintptr) {
 	t.Cleanup(func() { mustDo(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 }
 
-// What cannot be written to would be seen when the first container is refused; it is said before the kubelet hears of
-// any device.
+// A directory that cannot be written to ends serve before it advertises a device, not when a container starts.
 func TestServeNeedsItsDirectories(t *testing.T) {
 	file := func(t *testing.T, dir string) { mustDo(t, os.WriteFile(dir, nil, 0o600)) }
 	readOnly := func(t *testing.T, dir string) { smallDisk(t, dir, unix.MS_RDONLY) }
@@ -57,13 +56,13 @@ func TestServeNeedsItsDirectories(t *testing.T) {
 				}
 			}
 			if _, err := os.Stat(s.spec); err == nil {
-				t.Error("there is a spec that nobody serves")
+				t.Error("there is a spec")
 			}
 		})
 	}
 }
 
-// A directory for MPS that nobody needs, and a disk that is full for now, are no reason to serve nothing.
+// A directory for MPS that is not used, and a disk that is full for now, are no reason to serve nothing.
 func TestServeGoesOnWithoutRoom(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")

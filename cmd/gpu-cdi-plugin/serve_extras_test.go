@@ -51,7 +51,7 @@ func TestServeGivesExtras(t *testing.T) {
 		return os.IsNotExist(err)
 	})
 
-	// One that is required takes the devices away with it, and who starts the plugin hears of it at once.
+	// Without a required channel no device can be allocated, and serve does not start.
 	s.configure("imex: {channels: [1], required: true}\n")
 	if err := s.end(syscall.SIGTERM); err != nil {
 		t.Error(err)

@@ -139,7 +139,7 @@ func TestServeSaysWhichDeviceAnotherSpecTakes(t *testing.T) {
 		t,
 		"dgx-h100",
 		"listen: 127.0.0.1:0\ngpu-timeout: 90s",
-	) // so that the next look is half a minute away
+	) // so that the next reconciliation is half a minute away
 	s.start()
 	e := s.listed(gpuResource, 8, 0)
 	taken, others := s.uuids()[3], slices.Delete(s.uuids(), 3, 4)

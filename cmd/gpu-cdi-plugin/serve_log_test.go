@@ -21,8 +21,8 @@ func (s *served) messages() []string {
 	return list
 }
 
-// said counts the messages that begin with the text.
-func (s *served) said(text string) int {
+// countMessages counts the messages that begin with the text.
+func (s *served) countMessages(text string) int {
 	n := 0
 	for _, m := range s.messages() {
 		if strings.HasPrefix(m, text) {
@@ -32,22 +32,23 @@ func (s *served) said(text string) int {
 	return n
 }
 
-// says waits until the log has said that, and expects that further looks at the node do not say it again.
-func (s *served) says(text string) {
+// logsOnce waits until the log has a message that begins with the text, and expects that further reconciliations do not
+// log it again.
+func (s *served) logsOnce(text string) {
 	s.t.Helper()
-	waitFor(s.t, text, func() bool { return s.said(text) > 0 })
-	s.look()
-	s.look()
-	n := s.said(text)
-	s.look()
-	s.look()
-	if again := s.said(text); again != n {
-		s.t.Errorf("the log says again what lasts, %d times and then %d: %s", n, again, text)
+	waitFor(s.t, text, func() bool { return s.countMessages(text) > 0 })
+	s.reconcile()
+	s.reconcile()
+	n := s.countMessages(text)
+	s.reconcile()
+	s.reconcile()
+	if again := s.countMessages(text); again != n {
+		s.t.Errorf("a message is repeated, %d times and then %d: %s", n, again, text)
 	}
 }
 
-// look has the plugin look at the node, and waits until it has.
-func (s *served) look() {
+// reconcile sends SIGHUP, after which the node is reconciled, and waits until the configuration was read again.
+func (s *served) reconcile() {
 	s.t.Helper()
 	const again = "the configuration was read again"
 	n := strings.Count(s.log.String(), again)
@@ -57,8 +58,8 @@ func (s *served) look() {
 
 var attribute = regexp.MustCompile(` ([a-z][a-z ]*|"[^"]+")=("(?:[^"\\]|\\.)*"|\S+)`)
 
-// wantReadable expects that each line of the log can be read without its attributes: these have numbers, and what the
-// message says too. A resource is named by its socket. The warning of --insecure-paths is the tests' own.
+// wantReadable expects that each line of the log can be read without its attributes: these are numbers or repeat a
+// part of the message. A resource is named by its socket. The warning of --insecure-paths is the tests' own.
 func (s *served) wantReadable() {
 	s.t.Helper()
 	numbers := regexp.MustCompile(`^\d+$`)
@@ -69,12 +70,12 @@ func (s *served) wantReadable() {
 		}
 		text := line[at[2]:at[3]]
 		if !strings.Contains(text, " ") || strings.HasSuffix(strings.Trim(text, `"`), ":") {
-			s.t.Errorf("a line of the log says nothing without its attributes: %s", line)
+			s.t.Errorf("a line of the log is not readable without its attributes: %s", line)
 		}
 		for _, a := range attribute.FindAllStringSubmatch(line[at[1]:], -1) {
 			if value := strings.Trim(a[2], `"`); a[1] != "resource" && !numbers.MatchString(value) &&
 				!strings.Contains(text, value) {
-				s.t.Errorf("only the attribute %s of this line says it: %s", a[1], line)
+				s.t.Errorf("only the attribute %s of this line has its value: %s", a[1], line)
 			}
 		}
 	}
@@ -86,21 +87,21 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	s := newServed(t, "mig-h100", "mig-strategy: mixed")
 	s.start()
 	s.listed(gpuResource, 2, 0)
-	s.says("GPU 3 is in MIG mode and has no MIG device")
-	s.says("the kubelet watches nvidia.com/mig-7g.80gb")
-	s.says("nvidia.com/mig-7g.80gb is registered with the kubelet")
+	s.logsOnce("GPU 3 is in MIG mode and has no MIG device")
+	s.logsOnce("the kubelet watches nvidia.com/mig-7g.80gb")
+	s.logsOnce("nvidia.com/mig-7g.80gb is registered with the kubelet")
 
 	mustDo(t, s.node.Lose(6))
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 1, 1)
-	s.says("GPU 6 is unhealthy: cannot be read: ")
+	s.logsOnce("GPU 6 is unhealthy: cannot be read: ")
 	mustDo(t, s.node.ClearGPU(6))
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 2, 0)
-	s.says("no longer: GPU 6 is unhealthy: cannot be read: ")
-	s.says("GPU 3 is in MIG mode and has no MIG device")
-	if n := s.said("no longer: GPU 3"); n != 0 {
-		t.Errorf("the log says %d times that GPU 3 has a MIG device", n)
+	s.logsOnce("no longer: GPU 6 is unhealthy: cannot be read: ")
+	s.logsOnce("GPU 3 is in MIG mode and has no MIG device")
+	if n := s.countMessages("no longer: GPU 3"); n != 0 {
+		t.Errorf("%d lines say that GPU 3 has a MIG device", n)
 	}
 
 	// The spec cannot be written: the directory is a file.
@@ -111,16 +112,16 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	s.signal(syscall.SIGHUP)
 	// A reconciliation that began before may find that the directory is gone, which is another cause.
 	const lasting = "a CDI spec or descriptor is not up to date, and its devices are unhealthy: engines do not read "
-	s.says(lasting)
+	s.logsOnce(lasting)
 	mustDo(t, os.Remove(dir))
 	s.signal(syscall.SIGHUP)
-	s.says("the CDI specs and descriptors are up to date again")
+	s.logsOnce("the CDI specs and descriptors are up to date again")
 
 	s.kubelet.Stop()
-	s.says("the kubelet no longer watches nvidia.com/mig-7g.80gb: ")
-	s.says("nvidia.com/mig-7g.80gb is not registered with the kubelet: ")
+	s.logsOnce("the kubelet no longer watches nvidia.com/mig-7g.80gb: ")
+	s.logsOnce("nvidia.com/mig-7g.80gb is not registered with the kubelet: ")
 	s.kubelet.Start()
-	waitFor(t, "a new connection", func() bool { return s.said("the kubelet watches nvidia.com/mig-7g.80gb") >= 2 })
+	waitFor(t, "a new connection", func() bool { return s.countMessages("the kubelet watches nvidia.com/mig-7g.80gb") >= 2 })
 
 	s.wantReadable()
 }
@@ -131,19 +132,19 @@ func TestServeLogsWhatMPSDoes(t *testing.T) {
 	s, uuid := newMPS(t, 2)
 	s.start()
 	s.listed(sharedResource, 2, 0)
-	s.says(uuid + ": its MPS control daemon is ready; each client may use ")
+	s.logsOnce(uuid + ": its MPS control daemon is ready; each client may use ")
 
 	mustDo(t, os.Rename(s.node.MPSControl(), s.node.MPSControl()+".gone"))
 	mustDo(t, syscall.Kill(s.daemon(uuid), syscall.SIGKILL))
-	s.says(uuid + ": its MPS control daemon was ended by signal SIGKILL")
-	s.says(uuid + ": its MPS control daemon cannot be started: ")
+	s.logsOnce(uuid + ": its MPS control daemon was ended by signal SIGKILL")
+	s.logsOnce(uuid + ": its MPS control daemon cannot be started: ")
 	mustDo(t, os.Rename(s.node.MPSControl()+".gone", s.node.MPSControl()))
 	s.listed(sharedResource, 2, 0)
 
 	s.configure("")
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 4, 0)
-	s.says(uuid + ": its MPS control daemon has ended as requested")
-	s.says(uuid + ": the GPU is no longer shared by MPS")
+	s.logsOnce(uuid + ": its MPS control daemon has ended as requested")
+	s.logsOnce(uuid + ": the GPU is no longer shared by MPS")
 	s.wantReadable()
 }

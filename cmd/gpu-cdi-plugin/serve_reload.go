@@ -22,8 +22,8 @@ var errRestart = errors.New("the configuration has changed")
 // hangups are the SIGHUPs of the process.
 type hangups struct{ c chan os.Signal }
 
-// listenForHangups begins before the configuration is read: until then a SIGHUP would end the process, and from then on
-// one means to read it again.
+// listenForHangups handles SIGHUP. Call it before the configuration is read: until then a SIGHUP ends the process, and
+// later it has the configuration read again.
 func listenForHangups() hangups {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, unix.SIGHUP)
@@ -99,8 +99,8 @@ func (s *service) checkConfig(fresh *app) error {
 	return s.claimMPS(fresh)
 }
 
-// claimMPS refuses to share GPUs by MPS where another instance does so, which would end the service. Whether a
-// directory for MPS is free that is not this one's yet is seen when the service has started again.
+// claimMPS refuses to share GPUs by MPS where another instance does so, which would end the service. A new
+// directory for MPS is claimed when the service has started again.
 func (s *service) claimMPS(fresh *app) error {
 	if len(fresh.plugin.Sharing.MPS.Resources) == 0 || fresh.mpsDir() != s.app.mpsDir() {
 		return nil
@@ -128,10 +128,10 @@ func sameButRules(a, b *app) bool {
 	return a.globals == b.globals && reflect.DeepEqual(x, y)
 }
 
-// restart replaces the process by one that begins anew: the same program with the same arguments and the same process
-// ID, so that who watches it sees no end. It returns only with an error.
+// restart re-executes the program with the same process ID, so that a supervisor sees no exit. It returns only with an
+// error.
 func restart(env []string) error {
-	// The new program inherits that, until it listens itself: it reads the configuration anew in any case.
+	// SIGHUP is ignored until the new program handles it. None is missed, since it reads the configuration at its start.
 	signal.Ignore(unix.SIGHUP)
 	err := unix.Exec("/proc/self/exe", os.Args, env)
 	return fmt.Errorf("start again: %w", err)

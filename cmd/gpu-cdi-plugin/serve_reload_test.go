@@ -14,7 +14,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// hold makes the configuration a pipe: who reads it from now on waits for what asked writes.
+// hold makes the configuration a pipe: a reader waits until answer writes to it.
 func (s *served) hold() {
 	s.t.Helper()
 	mustDo(s.t, os.Remove(s.config))
@@ -25,7 +25,7 @@ func (s *served) hold() {
 func (s *served) asked() *os.File {
 	s.t.Helper()
 	var pipe *os.File
-	waitFor(s.t, "a look at the configuration", func() bool {
+	waitFor(s.t, "a reader of the configuration", func() bool {
 		var err error
 		pipe, err = os.OpenFile(s.config, os.O_WRONLY|syscall.O_NONBLOCK, 0) // which fails without a reader
 		return err == nil
@@ -41,8 +41,8 @@ func (s *served) answer(pipe *os.File, config string) {
 	mustDo(s.t, pipe.Close())
 }
 
-// A signal to end that comes while the service ends to begin anew is not lost with the program that caught it.
-func TestServeEndsInsteadOfBeginningAnew(t *testing.T) {
+// A SIGTERM that comes while the service is about to restart ends it.
+func TestServeEndsInsteadOfRestarting(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "workstation", "")
 	s.start()
@@ -57,11 +57,11 @@ func TestServeEndsInsteadOfBeginningAnew(t *testing.T) {
 		t.Errorf("after SIGTERM: %v", err)
 	}
 	if strings.Contains(s.log.String(), "starting again") {
-		t.Error("it began anew")
+		t.Error("it restarted")
 	}
 }
 
-// A daemon that ends while nobody waits for it, since its parent begins anew, is no zombie for as long as that runs.
+// A daemon that ends while serve restarts is reaped by the new program.
 func TestServeTakesNoteOfDaemonsThatEndedMeanwhile(t *testing.T) {
 	t.Parallel()
 	s, uuid := newMPS(t, 2)
@@ -99,7 +99,7 @@ func TestServeRefusesToShareByMPSBesideAnother(t *testing.T) {
 	mustDo(t, err)
 	s.start()
 	s.listed(gpuResource, 4, 0)
-	for i, more := range []string{"", "strategy: [envvar]\n"} { // new rules, and what makes the service begin anew
+	for i, more := range []string{"", "strategy: [envvar]\n"} { // new rules, and what makes the service restart
 		s.configure(fmt.Sprintf(byMPS, 2) + more)
 		s.signal(syscall.SIGHUP)
 		waitFor(t, "the complaint about the configuration", func() bool {
@@ -112,8 +112,7 @@ func TestServeRefusesToShareByMPSBesideAnother(t *testing.T) {
 	s.listed(sharedResource, 2, 0)
 }
 
-// A reload does not write into the rules by which somebody looks at the node meanwhile, not even the first one. It is
-// the race detector that sees if it does.
+// A reload does not write to the rules that a reconciliation reads meanwhile. The race detector finds it if it does.
 func TestReloadLeavesTheRulesInUse(t *testing.T) {
 	t.Parallel()
 	a, log := newApp(), &logged{}

@@ -13,7 +13,7 @@ func TestServeDoesNotRegisterANameThatNoDeviceHas(t *testing.T) {
 	s := newServed(t, "pcie-quad", renamed)
 	s.start()
 	s.listed("nvidia.com/big", 4, 0)
-	// The resources of a look at the node are registered together; another look makes sure of it.
+	// The resources of a reconciliation are registered together, so a second one shows that none is missing.
 	s.configure("resources: {gpus: [{pattern: '*', name: nvidia.com/other}]}")
 	s.signal(syscall.SIGHUP)
 	s.listed("nvidia.com/other", 4, 0)

@@ -119,7 +119,7 @@ func (s *served) end(sig os.Signal) error {
 	return s.ended()
 }
 
-// ended returns what the plugin ends with, which was told to.
+// ended waits for the end of the process and returns its error.
 func (s *served) ended() error {
 	s.t.Helper()
 	select {
@@ -189,7 +189,7 @@ func (s *served) offered(names ...string) {
 	}
 }
 
-// waitFor waits for something that nobody tells of.
+// waitFor polls until a condition is met.
 func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	late := time.Now().Add(20 * time.Second)
@@ -253,7 +253,7 @@ func TestServeFollowsTheNode(t *testing.T) {
 	s.start()
 	s.listed(gpuResource, 8, 0)
 
-	// MIG is reconfigured: nobody tells, and nothing is restarted.
+	// MIG is reconfigured, without a signal or a restart.
 	mustDo(t, s.node.SetMIG(4, []string{"3g.40gb", "1g.10gb", "1g.10gb"}))
 	s.listed(gpuResource, 7, 0)
 	small := s.listed("nvidia.com/mig-1g.10gb", 2, 0)
@@ -317,7 +317,7 @@ func TestServeDoesNotWaitForAGPUThatHangs(t *testing.T) {
 	}
 }
 
-func TestServeBeginsAnewWithAnotherDriver(t *testing.T) {
+func TestServeRestartsWithAnotherDriver(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "")
 	s.start()
@@ -334,7 +334,7 @@ func TestServeBeginsAnewWithAnotherDriver(t *testing.T) {
 		log,
 		"the NVIDIA driver was replaced: the libraries are 590.44.01 now",
 	) {
-		t.Errorf("it does not say why it began anew")
+		t.Errorf("the log does not have the reason of the restart")
 	}
 	if err := s.end(syscall.SIGTERM); err != nil { // it is the same process
 		t.Error(err)
@@ -364,12 +364,12 @@ func TestServeReadsItsConfigurationAgain(t *testing.T) {
 		s.configure(config)
 		s.signal(syscall.SIGHUP)
 		waitFor(t, "the complaint about the configuration", func() bool {
-			return s.said("the configuration is invalid, and the old one stays in use") == i+1
+			return s.countMessages("the configuration is invalid, and the old one stays in use") == i+1
 		})
 		s.listed(gpuResource, 6, 0)
 	}
 
-	// What cannot be changed under way makes the service begin anew.
+	// A change of something else than rules makes the service restart.
 	s.configure("strategy: [envvar]")
 	s.signal(syscall.SIGHUP)
 	s.kubelet.WaitRegistrations(total + 1)
@@ -472,8 +472,8 @@ func TestServeAnswersForItsHealth(t *testing.T) {
 	})
 }
 
-// From the moment on that the configuration is read, a SIGHUP means to read it again, and never ends the process.
-func TestServeHearsAHangupWhileItStarts(t *testing.T) {
+// A SIGHUP while the configuration is read for the first time has it read again. It does not end the process.
+func TestServeHandlesSIGHUPDuringStart(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "workstation", "")
 	mustDo(t, os.Remove(s.config))

@@ -88,11 +88,11 @@ func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) 
 	if err != nil {
 		return nil, err
 	}
-	extras, looked, err := a.generateExtras(h)
+	extras, findings, err := a.generateExtras(h)
 	if err != nil {
 		return nil, err
 	}
-	return &generated{s, spec, extras, slices.Concat(d.Explain(c), devices, looked)}, nil
+	return &generated{s, spec, extras, slices.Concat(d.Explain(c), devices, findings)}, nil
 }
 
 // checkDevices returns an error if the spec has no device.
@@ -213,8 +213,8 @@ func (a *app) writtenExtras() []string {
 // generateExtras makes the specs of the configured extras, and what was searched for.
 func (a *app) generateExtras(h host.Host) (list []specFile, findings []driver.Finding, _ error) {
 	for _, e := range a.configuredExtras() {
-		found, looked := driver.DiscoverExtra(h, e.Extra, e.Channels)
-		findings = append(findings, looked...)
+		found, extraFindings := driver.DiscoverExtra(h, e.Extra, e.Channels)
+		findings = append(findings, extraFindings...)
 		f := specFile{path: a.extraPath(e.Extra), kind: e.Kind(a.CDIKind)}
 		spec, err := cdi.GenerateExtra(found, f.kind)
 		if err != nil {

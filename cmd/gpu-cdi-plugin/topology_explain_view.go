@@ -51,7 +51,7 @@ type scoredLink struct {
 	Score int `json:"score"`
 }
 
-// objectives are the policies in words.
+// objectives are the policies as text.
 var objectives = map[allocator.Policy]string{
 	allocator.Topology:  topologyObjective,
 	allocator.Partition: "the best set of the best division of all available GPUs into sets of this size",
