@@ -81,6 +81,7 @@ func (a *app) newDaemon(specPath, descriptorDir string, rulesOf func(*app) resou
 		ByIndex: a.plugin.DeviceIDStrategy == config.ByIndex, Extras: a.configuredExtras(), Search: search,
 		AwaitDriver: !a.plugin.FailOnInitError,
 		Interval:    min(reconcileInterval, nvml.SnapshotInterval(time.Duration(a.plugin.GPUTimeout))),
+		Check:       func() error { return cmp.Or(a.checkHook(), a.checkDriverRoot(h)) },
 		Build:       d.build, Publish: publish, Log: a.log, Observer: d.metrics,
 	})
 	return d, nil
