@@ -56,11 +56,11 @@ func (a *app) cdiWatch(cmd *cobra.Command) error {
 
 // allDevices are the rules without a kubelet: all GPUs and MIG devices are offered, whatever the configuration says.
 func allDevices(*app) resource.Config {
-	return resource.Config{Resource: config.Default().Plugin.Resource, MIGStrategy: resource.MIGMixed}
+	return resource.Config{Resource: config.Default().Resource, MIGStrategy: resource.MIGMixed}
 }
 
-// checkSpec returns an error while the node has no spec, unless it has no device either. Whether an existing spec is as
-// it should be is in the state's own readiness.
+// checkSpec returns an error while the node has no spec, unless it has no device either. State.Ready reports whether the
+// devices of an existing spec can be given to containers.
 func checkSpec(s node.State) error {
 	if s.Snapshot == nil || s.Spec != nil {
 		return nil
@@ -76,7 +76,7 @@ func checkSpec(s node.State) error {
 	return nil
 }
 
-// countOffered is how many devices of the node containers can be given: "7 of 8 devices".
+// countOffered returns how many of the node's devices can be given to containers: "7 of 8 devices".
 func countOffered(s node.State) string {
 	all, healthy := 0, 0
 	for _, r := range s.Resources {

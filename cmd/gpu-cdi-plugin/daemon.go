@@ -157,7 +157,7 @@ func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
 		case err != nil:
 			return err
 		}
-		// What is in use from now on is 2 MB, so that collecting garbage earlier takes no time that anyone notices.
+		// What is in use from now on is 2 MB. Collecting the garbage of a reconciliation earlier takes no noticeable time.
 		debug.SetGCPercent(gcPercent)
 		reload := func(ctx context.Context) error { return d.reload(ctx, cmd, d.app.hangups.c) }
 		return runAll(ctx, append(actors, d.node.Run, d.status, reload, d.watchdog)...)

@@ -99,8 +99,8 @@ func (s *service) checkConfig(fresh *app) error {
 	return s.claimMPS(fresh)
 }
 
-// claimMPS refuses to share GPUs by MPS where another instance does so, which would end the service. A new
-// directory for MPS is claimed when the service has started again.
+// claimMPS refuses to share GPUs by MPS where another instance does so, which would end the service. A new directory
+// for MPS is claimed when the service has started again.
 func (s *service) claimMPS(fresh *app) error {
 	if len(fresh.plugin.Sharing.MPS.Resources) == 0 || fresh.mpsDir() != s.app.mpsDir() {
 		return nil
