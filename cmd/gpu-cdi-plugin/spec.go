@@ -39,7 +39,7 @@ func (a *app) ownSpec() string { return filepath.Join(a.CDIDir, cdi.FileName(a.C
 
 // renewHint names the command that writes a spec file anew.
 func (a *app) renewHint(path string) string {
-	if path == a.ownSpec() {
+	if _, err := cdi.FormatOf(path); path == a.ownSpec() || err != nil { // no spec can be written to such a path
 		return "gpu-cdi-plugin cdi generate --write makes a new spec"
 	}
 	return "gpu-cdi-plugin cdi generate --file " + path + " makes a new spec of this host's GPUs"

@@ -48,7 +48,8 @@ func (a *app) checkHook() error {
 		return cli.With(cli.Failure, hint, fmt.Errorf("the hook %s would run as root: %w", path, err))
 	}
 	if info.Mode()&0o111 == 0 {
-		return cli.With(cli.Failure, "chmod 755 "+shellWord(path), fmt.Errorf("the hook %s is not executable", path))
+		hint := "name the program prestart-hook with --hook-path, or make it executable: chmod 755 " + shellWord(path)
+		return cli.With(cli.Failure, hint, fmt.Errorf("the hook %s is not executable", path))
 	}
 	return nil
 }

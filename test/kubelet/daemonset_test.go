@@ -7,11 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -31,6 +33,17 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 	f.loadPluginImage(t)
 	t.Cleanup(func() {
 		if err := f.RemovePods(context.Background()); err != nil {
+			t.Error(err)
+		}
+		// The kubelet forgets a pod before its containers have ended, and the next test starts a plugin too.
+		err := wait(context.Background(), 30*time.Second, "the pod's plugin has ended", func() error {
+			l, err := lock.Acquire(f.Host("/var/run/cdi/.nvidia.com-gpu.json.lock"))
+			if err != nil {
+				return err
+			}
+			return l.Release()
+		})
+		if err != nil {
 			t.Error(err)
 		}
 	})
