@@ -130,6 +130,17 @@ func serve(t *testing.T, k *kubelet, list []resource.Resource) (p *plugin.Plugin
 	return servePreferring(t, k, plugin.Preference{}, list)
 }
 
+// withCDINames gives each device its CDI name, as the node does when it publishes them.
+func withCDINames(list []resource.Resource) []resource.Resource {
+	for i := range list {
+		for j := range list[i].Devices {
+			d := &list[i].Devices[j]
+			d.Grant = &resource.Grant{CDIDevices: []string{gpuName + "=" + d.UUID}}
+		}
+	}
+	return list
+}
+
 // servePreferring does the same with a preference for GPUs.
 func servePreferring(
 	t *testing.T, k *kubelet, prefer plugin.Preference, list []resource.Resource,
@@ -141,7 +152,7 @@ func servePreferring(
 		Allocate: plugin.AllocateOptions{Strategies: []config.Strategy{config.CDICRI}, Preference: prefer},
 		Log:      slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
-	if err := errors.Join(err, p.Update(list)); err != nil {
+	if err := errors.Join(err, p.Update(withCDINames(list))); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -184,7 +195,7 @@ func TestTheKubeletCountsTheAdvertisedDevices(t *testing.T) {
 		{"a node has very many", gpus(256), 256, 256},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if err := p.Update(c.list); err != nil {
+			if err := p.Update(withCDINames(c.list)); err != nil {
 				t.Fatal(err)
 			}
 			k.awaitCounts(t, c.capacity, c.allocatable)
@@ -252,7 +263,7 @@ func TestUnhealthyDevicesAreNotAllocated(t *testing.T) {
 	k := newKubelet(t)
 	p, _ := serve(t, k, gpus(4))
 	k.awaitCounts(t, 4, 4)
-	if err := p.Update(gpus(4, 0, 2)); err != nil {
+	if err := p.Update(withCDINames(gpus(4, 0, 2))); err != nil {
 		t.Fatal(err)
 	}
 	k.awaitCounts(t, 4, 2)
