@@ -20,6 +20,7 @@ type TakenError struct {
 	Path string
 }
 
+// Error names the other files and the names that they define.
 func (e *TakenError) Error() string {
 	what := "the only device"
 	if e.Devices > 1 {

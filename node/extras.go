@@ -31,6 +31,7 @@ type RequiredError struct {
 	Missing string
 }
 
+// Error names the extra and what the host lacks, or the other file.
 func (e *RequiredError) Error() string {
 	if e.Missing != "" {
 		return fmt.Sprintf("%s is required: %s", e.Extra, e.Missing)

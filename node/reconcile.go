@@ -127,7 +127,7 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 		r.noteLoadedLibrary()
 	}
 	if ctx.Err() != nil {
-		return nil //nolint:nilerr // nobody reads a state after the end
+		return nil //nolint:nilerr // no state is published after the end
 	}
 	if err != nil {
 		r.retain(err)

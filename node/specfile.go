@@ -27,6 +27,7 @@ type SpecError struct {
 	Err  error
 }
 
+// Error is the text of the cause, which names the file.
 func (e *SpecError) Error() string { return e.Err.Error() }
 
 // Unwrap returns the cause.
@@ -37,6 +38,7 @@ type KindError struct {
 	Path, Kind, Want string
 }
 
+// Error names the file and both kinds.
 func (e *KindError) Error() string {
 	return fmt.Sprintf("write %s: it is a spec of kind %s, not %s", e.Path, e.Kind, e.Want)
 }

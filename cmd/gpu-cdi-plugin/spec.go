@@ -37,7 +37,7 @@ func (a *app) specDirs(h host.Host) []string {
 // ownSpec is the path of the spec that generate --write writes.
 func (a *app) ownSpec() string { return filepath.Join(a.CDIDir, cdi.FileName(a.CDIKind)) }
 
-// renewHint names the command that writes a spec file anew.
+// renewHint names the command that writes a new spec to path.
 func (a *app) renewHint(path string) string {
 	if _, err := cdi.FormatOf(path); path == a.ownSpec() || err != nil { // no spec can be written to such a path
 		return "gpu-cdi-plugin cdi generate --write makes a new spec"

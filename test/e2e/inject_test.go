@@ -18,7 +18,7 @@ import (
 
 var swapping = flag.Duration("swap", 20*time.Second, "duration of TestInjectWhileTheBundleIsSwapped")
 
-// user is the UID of a user who is not root.
+// user is a UID other than root's.
 const user = 1000
 
 // TestInjectWhileTheBundleIsSwapped injects as root into the bundle of a user, who keeps exchanging a directory on its
