@@ -19,14 +19,17 @@ static bool present;
 static void read_description(void)
 {
     static const char magic[] = "gpusim 1\n";
-    char *text = malloc(SECTION_SIZE);
+    size_t length = 0;
+    while (length < SECTION_SIZE && description[length] != '\0')
+        length++;
+    char *text = malloc(length + 1);
     if (text == NULL)
         return;
-    for (size_t i = 0; i < SECTION_SIZE; i++)
+    for (size_t i = 0; i < length; i++)
         text[i] = description[i];
     world_init(&described);
-    if (memcmp(text, magic, sizeof(magic) - 1) == 0)
-        world_read(&described, text, SECTION_SIZE);
+    if (length >= sizeof(magic) - 1 && memcmp(text, magic, sizeof(magic) - 1) == 0)
+        world_read(&described, text, length);
     free(text);
     present = described.machine.driver[0] != '\0'; // a description without a driver describes nothing
 }

@@ -39,7 +39,8 @@ void events_reset(void)
 {
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < MAX_SETS; i++)
-        sets[i] = (struct nvmlEventSet_st){0};
+        if (sets[i].id != 0) // a write to unused ones would give them memory
+            sets[i] = (struct nvmlEventSet_st){0};
     pthread_mutex_unlock(&lock);
 }
 

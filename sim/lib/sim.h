@@ -126,6 +126,7 @@ struct world {
 
 void world_init(struct world *w);
 struct world *world_new(const struct world *base);
+void world_free(struct world *w);
 void world_read(struct world *w, const char *text, size_t length);
 bool world_parse_bus(const char *text, unsigned int *domain, unsigned int *bus, unsigned int *device,
                      unsigned int *function);

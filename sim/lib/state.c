@@ -36,7 +36,7 @@ static bool same_stamp(const struct stamp *a, const struct stamp *b)
            same_time(a->modified, b->modified) && same_time(a->changed, b->changed);
 }
 
-// Reads at most STATE_MAX bytes of a regular file; the stamp is that of the file read.
+// Reads a regular file of at most STATE_MAX bytes; the stamp is that of the file read.
 static char *read_state(const char *path, size_t *length, struct stamp *stamp)
 {
     struct stat st;
@@ -44,11 +44,12 @@ static char *read_state(const char *path, size_t *length, struct stamp *stamp)
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
         return NULL;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && (text = malloc(STATE_MAX)) != NULL) {
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size <= STATE_MAX &&
+        (text = malloc((size_t)st.st_size + 1)) != NULL) {
         *stamp = stamp_of(&st);
         *length = 0;
         ssize_t got;
-        while (*length < STATE_MAX && (got = read(fd, text + *length, STATE_MAX - *length)) > 0)
+        while (*length < (size_t)st.st_size && (got = read(fd, text + *length, (size_t)st.st_size - *length)) > 0)
             *length += (size_t)got;
     }
     close(fd);
@@ -69,7 +70,7 @@ static struct world *read_world(const char *path, struct stamp *stamp)
 static void release_locked(struct world *w)
 {
     if (w != NULL && --w->references == 0)
-        free(w);
+        world_free(w);
 }
 
 // Returns the world as it is now, which the caller releases. NULL: no memory.

@@ -6,27 +6,46 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
-// Clears a world before records are read into it.
-void world_init(struct world *w)
+// Prepares a world of zeroed memory, before records are read into it.
+void world_init(struct world *w) { memset(w->topology, NVML_TOPOLOGY_SYSTEM, sizeof(w->topology)); }
+
+// Copies what is in use. Most of a world is not: it has room for the largest machine.
+static void copy(struct world *to, const struct world *from)
 {
-    memset(w, 0, sizeof(*w));
-    memset(w->topology, NVML_TOPOLOGY_SYSTEM, sizeof(w->topology));
+    to->latency_ns = from->latency_ns;
+    to->machine = from->machine;
+    for (size_t i = 0; i < MAX_GPUS; i++)
+        if (from->gpus[i].present) {
+            to->gpus[i] = from->gpus[i];
+            memcpy(to->topology[i], from->topology[i], sizeof(to->topology[i]));
+        }
+    to->mig_count = from->mig_count;
+    to->profile_count = from->profile_count;
+    to->fault_count = from->fault_count;
+    to->event_count = from->event_count;
+    memcpy(to->migs, from->migs, from->mig_count * sizeof(from->migs[0]));
+    memcpy(to->profiles, from->profiles, from->profile_count * sizeof(from->profiles[0]));
+    memcpy(to->faults, from->faults, from->fault_count * sizeof(from->faults[0]));
+    memcpy(to->events, from->events, from->event_count * sizeof(from->events[0]));
 }
 
-// A world with one reference: a copy of base, or an empty one.
+// A world with one reference: a copy of base, or an empty one. Its pages are its own: those that are not
+// used take no memory, and all of them leave the process with the world. A heap would keep them, one heap for each thread.
 struct world *world_new(const struct world *base)
 {
-    struct world *w = malloc(sizeof(*w));
-    if (w == NULL)
+    struct world *w = mmap(NULL, sizeof(*w), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (w == MAP_FAILED)
         return NULL;
+    world_init(w);
     if (base != NULL)
-        *w = *base;
-    else
-        world_init(w);
+        copy(w, base);
     w->references = 1;
     return w;
 }
+
+void world_free(struct world *w) { munmap(w, sizeof(*w)); }
 
 // Reads domain:bus:device.function with 4 to 8 digits of domain. If the text is malformed, the targets are unchanged.
 bool world_parse_bus(const char *text, unsigned int *domain, unsigned int *bus, unsigned int *device,

@@ -124,8 +124,8 @@ int main(int argc, char **argv)
     for (long rounds = strtol(argv[1], NULL, 10); rounds > 0; rounds--) {
         memcpy(text, original, size);
         size_t length = mutate(text, size);
-        free(read_exactly(rounds % 2 != 0 ? base : NULL, text, length));
+        world_free(read_exactly(rounds % 2 != 0 ? base : NULL, text, length));
     }
-    free(base);
+    world_free(base);
     return 0;
 }
