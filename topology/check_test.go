@@ -178,7 +178,7 @@ func checkPaths(t testing.TB, s *gpu.Snapshot, elements []element) {
 	t.Helper()
 	apart := map[[2]int]bool{}
 	scene := newScene(Node{Snapshot: s})
-	for _, p := range notInTree(scene.tree, scene.links) {
+	for _, p := range notInTree(scene.root, scene.links) {
 		apart[[2]int{s.Devices[p[0]].Index, s.Devices[p[1]].Index}] = true
 	}
 	type bar struct {

@@ -9,211 +9,186 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// draw writes the shapes of a scene at their positions.
-func draw(s *scene, p *positions) []byte {
-	b := &svg{}
-	b.begin(p.width, p.height, s.title(), s.description())
-	b.rect("page", box{w: p.width, h: p.height}, 0)
-	for i, g := range s.tree {
-		data := []attribute{{"numa", s.numaName(g)}, {"gpus", s.indices(g.gpus)}}
-		b.group("numa", s.numaName(g), data, func() { b.rect("frame", p.frames[i], 8) })
+// draw writes the shapes of a scene.
+func draw(s *scene) []byte {
+	l, b := newLayout(s), &svg{}
+	for _, numa := range s.root.children {
+		x0, x1 := l.extent(numa.gpus)
+		top, bottom := l.cards-pad, l.barY(numa.level+1)
+		b.group("numa", "", []attribute{{"numa", s.numaName(numa)}, {"gpus", s.indices(numa.gpus)}}, func() {
+			b.rect("frame", box{x0 - pad, top, x1 - x0 + 2*pad, bottom - top}, 8)
+		})
 	}
-	for _, bar := range p.bars {
-		drawBar(b, s, bar)
+	top := s.root
+	if len(top.children) == 1 {
+		top = top.children[0]
 	}
-	for i, f := range p.fabrics {
-		drawFabric(b, s, s.fabrics[i], f)
+	bottom := drawBars(b, s, l, top)
+	for i := range s.fabrics {
+		drawFabric(b, s, l, i)
 	}
-	drawNVLinks(b, p.nvlinks)
-	for i, c := range p.cards {
-		drawCard(b, s, s.gpu(i), c)
+	drawNVLinks(b, s, l)
+	for i, x := range l.x {
+		drawCard(b, s, i, box{x, l.cards, cardWidth, l.cardHeight})
 	}
-	drawLegend(b, s, p.legend)
-	room := p.width - 2*margin
-	b.text(text{class: "title", x: margin, y: margin + 14, size: 18, font: bold, value: fit(s.title(), room, 18, bold)})
-	b.text(text{class: "faint", x: margin, y: margin + 34, size: 12, value: fit(s.subtitle(), room, 12, plain)})
-	b.end()
-	return b.Bytes()
+	width := max(l.right, margin+minContent) + margin
+	room := width - 2*margin
+	bottom = drawLegend(b, s, room, bottom+3*barGap)
+	title, subtitle := s.title(), s.subtitle()
+	b.text(text{class: "title", x: margin, y: margin + 14, size: 18, font: bold, value: fit(title, room, 18, bold)})
+	b.text(text{class: "faint", x: margin, y: margin + 34, size: 12, value: fit(subtitle, room, 12, plain)})
+	return b.page(width, bottom+margin, title, subtitle)
 }
 
-// barLabels are what a bar stands for, from long to short.
-var barLabels = map[gpu.PCIePath][]string{
-	gpu.PathSameBoard:        {"one board (PSB)", "board", "PSB"},
-	gpu.PathSingleSwitch:     {"PCIe switch (PIX)", "PCIe switch", "PIX"},
-	gpu.PathMultipleSwitches: {"PCIe switches (PXB)", "PCIe switches", "PXB"},
-	gpu.PathHostBridge:       {"host bridge (PHB)", "host bridge", "PHB"},
+// barLabels are what a bar stands for.
+var barLabels = map[gpu.PCIePath]string{
+	gpu.PathSameBoard:        "one board (PSB)",
+	gpu.PathSingleSwitch:     "PCIe switch (PIX)",
+	gpu.PathMultipleSwitches: "PCIe switches (PXB)",
+	gpu.PathHostBridge:       "host bridge (PHB)",
 }
 
-func drawBar(b *svg, s *scene, bar bar) {
-	path, class := bar.group.path.String(), strings.ToLower(bar.group.path.String())
-	labels, gpus := barLabels[bar.group.path], s.gpuNames(bar.group.gpus)
-	switch bar.kind {
-	case numaBar:
-		name := s.numaName(bar.group)
-		class, labels = "node", []string{name, strings.ReplaceAll(name, "NUMA node", "NUMA")}
-		if bar.group.path == gpu.PathNode {
-			labels = append([]string{name + ", across its host bridges (NODE)", name + " (NODE)"}, labels...)
-		} else {
-			path = ""
+// drawBars draws the bar of a group below those of the groups in it, with a stem from each child. It returns the bar's
+// lower edge, or that of the card of a single GPU.
+func drawBars(b *svg, s *scene, l *layout, g *group) (bottom int) {
+	if len(g.children) == 0 {
+		return l.cards + l.cardHeight
+	}
+	var tops []int // of the stems
+	for _, c := range g.children {
+		tops = append(tops, drawBars(b, s, l, c))
+	}
+	x0, x1 := l.extent(g.gpus)
+	y := l.barY(g.level)
+	class, label, path := strings.ToLower(g.path.String()), barLabels[g.path], g.path.String()
+	switch g.level {
+	case s.root.level:
+		x0, x1, y = l.left, l.right, y+2*barGap // below the frames
+		class, label = "system", "between NUMA nodes (SYS)"
+		if g.path == gpu.PathUnknown {
+			label = "path between NUMA nodes unknown"
 		}
-	case systemBar:
-		class, gpus, labels = "system", "all GPUs", []string{"between NUMA nodes (SYS)", "SYS"}
-		if bar.group.path != gpu.PathSystem {
-			labels = []string{"path between NUMA nodes unknown", "path unknown", "?"}
+	case s.root.level - 1:
+		class, label = "node", s.numaName(g)
+		if g.path == gpu.PathNode {
+			label += " (NODE)"
 		}
 	}
-	data := []attribute{{"path", path}, {"gpus", s.indices(bar.group.gpus)}}
-	b.group("bar", labels[0]+": "+gpus, data, func() {
-		for i, part := range bar.parts {
-			if part.spine != nil {
-				b.path("spine", 8, part.spine.points()...)
-			}
-			for _, st := range part.stems {
-				b.path("stem", 0, st.points()...)
-			}
-			b.rect("bar "+class, part.box, 4)
-			var choices []string
-			if len(bar.parts) > 1 && bar.kind != systemBar {
-				for _, label := range labels {
-					choices = append(choices, fmt.Sprintf("%s, part %d of %d", label, i+1, len(bar.parts)))
-				}
-			}
-			label := choose(part.w-8, 11, plain, append(choices, labels...)...)
-			b.centred("on-bar", part.x+part.w/2, part.y+14, 11, plain, label)
+	b.group("bar", "", []attribute{{"path", path}, {"gpus", s.indices(g.gpus)}}, func() {
+		for i, c := range g.children {
+			c0, c1 := l.extent(c.gpus)
+			x := (c0 + c1) / 2
+			b.path("stem", 0, fmt.Sprintf("M%d %dL%d %d", x, tops[i], x, y))
 		}
+		b.rect("bar "+class, box{x0, y, x1 - x0, barHeight}, 4)
+		b.centred("on-bar", (x0+x1)/2, y+14, 11, plain, fit(label, x1-x0-8, 11, plain))
 	})
+	return y + barHeight
 }
 
-func (s stem) points() []point { return []point{{s.x, s.top}, {s.x, s.bottom}} }
-
-func drawFabric(b *svg, s *scene, f fabric, at fabricPosition) {
-	for _, u := range at.bundles {
-		links := f.ports[u.gpu]
-		index := strconv.Itoa(s.gpu(u.gpu).Index)
+// drawFabric draws a bar for the NVSwitches that connect GPUs, and the NVLinks of each GPU to them.
+func drawFabric(b *svg, s *scene, l *layout, fabric int) {
+	at, gpus := l.fabrics[fabric], s.fabrics[fabric]
+	y := l.fabricY(at.lane)
+	for _, p := range gpus {
+		links := 0 // as many as the widest link has
+		for _, other := range gpus {
+			if link := s.links.between(p, other); link.Switched {
+				links = max(links, link.NVLinks)
+			}
+		}
+		index, x := strconv.Itoa(s.gpu(p).Index), l.exit(s, p, toSwitches)
 		title := fmt.Sprintf("GPU %s: %s to the NVSwitches", index, plural(links, "NVLink"))
 		data := []attribute{{"gpus", index}, {"nvlinks", strconv.Itoa(links)}, {"switched", "true"}}
 		b.group("nvlink", title, data, func() {
-			b.path("nv", min(3+links*2/3, 16), u.points()...)
-			drawNumber(b, point{u.x, u.top + bundleHeight/2}, links)
+			b.path("nv", min(3+links*2/3, 16), fmt.Sprintf("M%d %dL%d %d", x, y+fabricHeight, x, l.cards))
+			drawNumber(b, x, l.bundles+bundleHeight/2, links)
 		})
 	}
-	title := "NVSwitches connect " + s.gpuNames(f.gpus) + ", with " + f.width() + " each"
-	b.group("nvswitch", title, []attribute{{"gpus", s.indices(f.gpus)}}, func() {
-		if last := len(at.bars) - 1; last > 0 {
-			x := at.bars[0].x + 4
-			b.path("nvspine", 8, point{x, at.bars[0].y + fabricHeight/2}, point{x, at.bars[last].y + fabricHeight/2})
-		}
-		for _, bar := range at.bars {
-			links := "NVSwitch, " + f.width()
-			label := choose(bar.w-8, 12, bold, links+" from each GPU", links, "NVSwitch", "NVS")
-			b.rect("fabric", bar, 6)
-			b.centred("on-fabric", bar.x+bar.w/2, bar.y+17, 12, bold, label)
-		}
+	b.group("nvswitch", "", []attribute{{"gpus", s.indices(gpus)}}, func() {
+		b.rect("fabric", box{at.x0, y, at.x1 - at.x0, fabricHeight}, 6)
+		b.centred("on-fabric", (at.x0+at.x1)/2, y+17, 12, bold, "NVSwitch")
 	})
 }
 
 // drawNVLinks draws the direct NVLinks. Their numbers come last, so that no other link covers them.
-func drawNVLinks(b *svg, list []nvlinkPosition) {
-	for _, at := range list {
-		l := at.link
-		stroke := min(2*l.NVLinks, 10)
-		title := fmt.Sprintf("GPU %d and GPU %d: %s", l.A, l.B, plural(l.NVLinks, "NVLink"))
-		data := []attribute{
-			{"gpus", fmt.Sprintf("%d %d", l.A, l.B)}, {"nvlinks", strconv.Itoa(l.NVLinks)}, {"switched", "false"},
-		}
+func drawNVLinks(b *svg, s *scene, l *layout) {
+	for i, pair := range s.direct {
+		link, at := s.links[pair], l.brackets[i]
+		y, stroke := l.bracketY(at.lane), min(2*link.NVLinks, 10)
+		title := fmt.Sprintf("GPU %d and GPU %d: %s", link.A, link.B, plural(link.NVLinks, "NVLink"))
+		gpus := fmt.Sprintf("%d %d", link.A, link.B)
+		data := []attribute{{"gpus", gpus}, {"nvlinks", strconv.Itoa(link.NVLinks)}, {"switched", "false"}}
 		b.group("nvlink", title, data, func() {
-			halo := slices.Clone(at.points) // ends above the cards
-			halo[0][1] -= pad + 2
-			halo[len(halo)-1][1] -= pad + 2
-			b.path("halo", stroke+4, halo...)
-			b.path("nv", stroke, at.points...)
+			drawBracket(b, "halo", stroke+4, at.x0, at.x1, y, l.cards-pad-2) // ends above the frames
+			drawBracket(b, "nv", stroke, at.x0, at.x1, y, l.cards)
 		})
 	}
-	for _, at := range list {
-		drawNumber(b, at.number, at.link.NVLinks)
+	for i, pair := range s.direct {
+		at := l.brackets[i]
+		drawNumber(b, (at.x0+at.x1)/2, l.bracketY(at.lane), s.links[pair].NVLinks)
 	}
+}
+
+// drawBracket draws a line up, to the right and down, with round corners.
+func drawBracket(b *svg, class string, stroke, x0, x1, top, bottom int) {
+	const r = 6 // radius
+	b.path(class, stroke, fmt.Sprintf("M%d %dL%d %dQ%d %d %d %dL%d %dQ%d %d %d %dL%d %d",
+		x0, bottom, x0, top+r, x0, top, x0+r, top, x1-r, top, x1, top, x1, top+r, x1, bottom))
 }
 
 // drawNumber draws the number of NVLinks in the middle of their line.
-func drawNumber(b *svg, at point, links int) {
+func drawNumber(b *svg, x, y, links int) {
 	label := strconv.Itoa(links)
-	w := textWidth(label, 11, bold) + 10
-	b.rect("pill", box{at[0] - w/2, at[1] - 7, w, 14}, 7)
-	b.centred("on-pill", at[0], at[1]+4, 11, bold, label)
+	w := textWidth(label, 11, bold) + 8
+	b.rect("pill", box{x - w/2, y - 7, w, 14}, 7)
+	b.centred("on-pill", x, y+4, 11, bold, label)
 }
 
-func drawCard(b *svg, s *scene, d *gpu.Device, at card) {
-	class, state := "card", "ok"
-	if !d.Usable() {
-		class, state = "card lost", "unusable"
+// drawLegend draws the text below the drawing: the unusable GPUs, the containers with their letters, and how to read
+// the drawing. It returns where the text ends.
+func drawLegend(b *svg, s *scene, width, y int) (bottom int) {
+	for _, d := range s.unusable() {
+		drawCross(b, margin+6, y+8, 4)
+		y = b.lines("bad", fmt.Sprintf("GPU %d is unusable: %s", d.Index, clean(d.Error)), margin+18, y, width-18) + 4
 	}
-	data := []attribute{{"gpu", strconv.Itoa(d.Index)}, {"pci", clean(d.PCIBusID)}, {"state", state}}
-	b.group("gpu", s.describeGPU(d), data, func() {
-		b.rect(class, at.box, 6)
-		if !d.Usable() {
-			drawCross(b, at.x+at.w-14, at.y+14, 5)
-		}
-		b.texts(at.texts, at.x, at.y)
-		drawBadges(b, at.badges, at.x, at.y)
-		for _, m := range at.migs {
-			id, profile := fmt.Sprintf("%d:%d", d.Index, m.device.Index), clean(m.device.Profile)
-			title := fmt.Sprintf("MIG device %s, %s, %s%s", id, profile, clean(m.device.UUID), s.heldBy(m.device.UUID))
-			b.group("mig", title, []attribute{{"mig", id}, {"profile", profile}}, func() {
-				b.rect("slice", box{at.x + m.x, at.y + m.y, m.w, m.h}, 3)
-				b.text(m.label.moved(at.x, at.y))
-				drawBadges(b, m.badges, at.x, at.y)
-			})
-		}
-	})
-}
-
-// describeGPU returns a GPU as text, with its holders.
-func (s *scene) describeGPU(d *gpu.Device) string {
-	parts := []string{"GPU " + strconv.Itoa(d.Index)}
-	for _, s := range []string{clean(d.Name), clean(d.PCIBusID)} {
-		if s != "" {
-			parts = append(parts, s)
-		}
-	}
-	if d.NUMANode >= 0 {
-		parts = append(parts, "NUMA node "+strconv.Itoa(d.NUMANode))
-	}
-	if !d.Usable() {
-		parts = append(parts, "unusable: "+clean(d.Error))
-	}
-	return strings.Join(parts, ", ") + s.heldBy(d.UUID)
-}
-
-func drawBadges(b *svg, at badges, dx, dy int) {
-	x, y := at.x+dx, at.y+dy
-	for _, badge := range at.list {
-		b.group("", "", nil, func() {
-			b.rect("badge pod"+strconv.Itoa(badge.pod%8), box{x + badge.x, y, badge.w, badge.h}, 7)
-			b.centred("on-badge", x+badge.x+badge.w/2, y+11, 10, bold, badge.letter)
+	for i, h := range s.holders {
+		b.group("holder", "", []attribute{{"holder", h.name}}, func() {
+			end := drawBadge(b, s, []use{{i, 1}}, margin, y+1, width) + 8
+			y = b.lines("plain", h.name+": "+h.devices, end, y, width+margin-end) + 4
 		})
 	}
-	b.text(at.rest.moved(x, y))
+	y += barGap
+	for _, note := range notes(s) {
+		y = b.lines("faint", note, margin, y, width)
+	}
+	return y
 }
 
-// drawCross marks what cannot be used.
-func drawCross(b *svg, x, y, r int) {
-	b.path("cross", 0, point{x - r, y - r}, point{x + r, y + r})
-	b.path("cross", 0, point{x - r, y + r}, point{x + r, y - r})
-}
-
-func drawLegend(b *svg, s *scene, l legend) {
-	for _, texts := range l.unusable {
-		drawCross(b, margin+6, texts[0].y-4, 4)
-		b.texts(texts, 0, 0)
+// notes returns what is unknown, how to read the drawing, and what it cannot show.
+func notes(s *scene) []string {
+	var notes []string
+	if s.HoldersUnknown != "" {
+		notes = append(notes, "The holders of the devices are unknown: "+clean(s.HoldersUnknown)+".")
 	}
-	for _, at := range l.pods {
-		p := s.pods[at.pod]
-		b.group("holder", p.name+" holds "+p.deviceText(), []attribute{{"pod", p.name}}, func() {
-			drawBadges(b, at.badge, 0, 0)
-			b.texts(at.texts, 0, 0)
-		})
+	if len(s.Snapshot.Devices) > 1 {
+		notes = append(notes, "PCIe: two GPUs are connected through the first bar below that spans both.")
 	}
-	b.texts(l.notes, 0, 0)
+	if len(s.fabrics) > 0 || len(s.direct) > 0 {
+		notes = append(notes, "NVLink: the number on a line is how many links it has.")
+	}
+	if slices.ContainsFunc(s.Snapshot.Devices, func(d gpu.Device) bool { return len(d.MIG) > 0 }) {
+		notes = append(notes, "MIG: a device is as high as its share of the GPU's memory.")
+	}
+	var pairs []string
+	for _, p := range notInTree(s.root, s.links) {
+		pairs = append(pairs, fmt.Sprintf("%d-%d %s", s.gpu(p[0]).Index, s.gpu(p[1]).Index, s.links[p].PCIe))
+	}
+	if len(pairs) > 0 {
+		notes = append(notes, "The driver's PCIe paths do not form a tree. These pairs are farther apart than drawn: "+
+			strings.Join(pairs, ", ")+".")
+	}
+	return notes
 }
 
 // indices returns GPUs by index, for a data attribute.

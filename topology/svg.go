@@ -16,9 +16,6 @@ var style string
 // box is a rectangle, in pixels from the picture's upper left corner.
 type box struct{ x, y, w, h int }
 
-// point is x and y in pixels.
-type point = [2]int
-
 // text is one line of text.
 type text struct {
 	class  string
@@ -27,11 +24,6 @@ type text struct {
 	font   font
 	anchor string // the point of the text that x is: "" is the start, or "middle" or "end"
 	value  string
-}
-
-func (t text) moved(dx, dy int) text {
-	t.x, t.y = t.x+dx, t.y+dy
-	return t
 }
 
 // attribute is a data attribute of a group: its name without "data-", and its value.
@@ -46,23 +38,23 @@ func escape(s string) string {
 	return strings.ReplaceAll(b.String(), "&#xA;", "\n")
 }
 
-// begin writes the head of the file. Screen readers read the title and the description.
-func (b *svg) begin(width, height int, title, description string) {
-	fmt.Fprintf(b, `<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="topology-title topology-desc"`+
-		` width="%d" height="%d" viewBox="0 0 %d %d">`+"\n", width, height, width, height)
-	fmt.Fprintf(b, "<title id=\"topology-title\">%s</title>\n", escape(title))
-	fmt.Fprintf(b, "<desc id=\"topology-desc\">%s</desc>\n", escape(description))
-	b.WriteString("<style>\n" + style + "</style>\n")
+// page returns an SVG file with the elements. Screen readers read the title and the description.
+func (b *svg) page(width, height int, title, description string) []byte {
+	var page svg
+	page.WriteString(`<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="topology-title"`)
+	fmt.Fprintf(&page, ` width="%d" height="%d" viewBox="0 0 %d %d">`+"\n", width, height, width, height)
+	fmt.Fprintf(&page, "<title id=\"topology-title\">%s</title>\n", escape(title))
+	fmt.Fprintf(&page, "<desc>%s</desc>\n", escape(description))
+	page.WriteString("<style>\n" + style + "</style>\n")
+	page.rect("page", box{w: width, h: height}, 0)
+	page.Write(b.Bytes())
+	page.WriteString("</svg>\n")
+	return page.Bytes()
 }
-
-func (b *svg) end() { b.WriteString("</svg>\n") }
 
 // group writes shapes that are one thing of the node. The class names the kind of thing.
 func (b *svg) group(class, title string, data []attribute, shapes func()) {
-	b.WriteString("<g")
-	if class != "" {
-		fmt.Fprintf(b, ` class="%s"`, class)
-	}
+	fmt.Fprintf(b, `<g class="%s"`, class)
 	for _, a := range data {
 		fmt.Fprintf(b, ` data-%s="%s"`, a[0], escape(a[1]))
 	}
@@ -83,40 +75,13 @@ func (b *svg) rect(class string, r box, radius int) {
 	b.WriteString("/>\n")
 }
 
-// path writes a line through points, with rounded corners. A stroke of 0 is the width of the class.
-func (b *svg) path(class string, stroke int, points ...point) {
-	fmt.Fprintf(b, `<path class="%s" d="`, class)
-	for i, at := range points {
-		switch {
-		case i == 0:
-			fmt.Fprintf(b, "M%d %d", at[0], at[1])
-		case i == len(points)-1:
-			fmt.Fprintf(b, "L%d %d", at[0], at[1])
-		default:
-			in, out := toward(at, points[i-1]), toward(at, points[i+1])
-			fmt.Fprintf(b, "L%d %dQ%d %d %d %d", in[0], in[1], at[0], at[1], out[0], out[1])
-		}
-	}
-	b.WriteString(`"`)
+// path writes a line, in the syntax of path data. A stroke of 0 is the width of the class.
+func (b *svg) path(class string, stroke int, data string) {
+	fmt.Fprintf(b, `<path class="%s" d="%s"`, class, data)
 	if stroke > 0 {
 		fmt.Fprintf(b, ` stroke-width="%d"`, stroke)
 	}
 	b.WriteString("/>\n")
-}
-
-// toward returns the point where the corner at from begins to be round: 6 pixels from it, but at most half the way to
-// the next one. The two points have one coordinate in common.
-func toward(from, to point) point {
-	const radius = 6
-	for i := range from {
-		d := to[i] - from[i]
-		step := min(max(d, -radius), radius)
-		if step*2 > d && d > 0 || step*2 < d && d < 0 {
-			step = d / 2
-		}
-		from[i] += step
-	}
-	return from
 }
 
 var fontClass = map[font]string{bold: " b", mono: " m"}
@@ -137,8 +102,11 @@ func (b *svg) centred(class string, x, y, size int, f font, value string) {
 	b.text(text{class: class, x: x, y: y, size: size, font: f, anchor: "middle", value: value})
 }
 
-func (b *svg) texts(list []text, dx, dy int) {
-	for _, t := range list {
-		b.text(t.moved(dx, dy))
+// lines writes a text in as many lines as it needs, at most 3, and returns where they end.
+func (b *svg) lines(class, value string, x, y, width int) (bottom int) {
+	for _, line := range wrap(value, width, 12, 3) {
+		b.text(text{class: class, x: x, y: y + 12, size: 12, value: line})
+		y += 18
 	}
+	return y
 }

@@ -1,11 +1,11 @@
 // Package topology draws a node as an SVG picture: its NUMA nodes, the PCIe and NVLink connections of its GPUs, their
-// MIG devices and health, and the pods that hold them.
+// MIG devices and health, and the containers that hold them.
 //
-// WriteSVG works in two steps, both pure functions: arrange finds the position of every box and line, draw writes the
+// WriteSVG works in two steps, both pure functions: newLayout finds where the GPUs and their links are, draw writes the
 // shapes. The same node gives the same bytes.
 //
-// The cards of the GPUs are in rows. Below a row are bars, one for each switch, bridge and NUMA node: two GPUs talk
-// over PCIe through the first bar below that spans both. Above a row are the NVLinks: a bracket for each pair that is
+// The cards of the GPUs are in one row. Below it are bars, one for each switch, bridge and NUMA node: two GPUs talk
+// over PCIe through the first bar below that spans both. Above it are the NVLinks: a bracket for each pair that is
 // linked directly, a bar for NVSwitches. Colour never carries a meaning alone. Every GPU, bar and NVLink is an element
 // with data attributes, so that a program can find it.
 //
@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gpu-cdi-plugin/gpu"
@@ -31,41 +32,9 @@ type Node struct {
 	HoldersUnknown string
 }
 
-// Holder is a container that holds devices.
-type Holder struct {
-	Namespace string `json:"namespace"`
-	Pod       string `json:"pod"`
-	Container string `json:"container"`
-	// Devices are device plugin IDs: UUIDs of GPUs and MIG devices, or of replicas ("UUID::n").
-	Devices []string `json:"devices"`
-}
-
-// DeviceHolders returns the holders of the node's devices, without devices of other resources.
-func (n Node) DeviceHolders() []Holder {
-	names := deviceNames(n.Snapshot)
-	list := []Holder{}
-	for _, h := range n.Holders {
-		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool {
-			_, ok := names[uuidOf(id)]
-			return !ok
-		})
-		if len(h.Devices) > 0 {
-			list = append(list, h)
-		}
-	}
-	return list
-}
-
-// uuidOf returns the UUID in a device plugin ID.
-func uuidOf(id string) string {
-	uuid, _, _ := strings.Cut(id, "::")
-	return uuid
-}
-
 // WriteSVG writes the picture of a node as an SVG file that needs no script, font or style sheet. The error is w's.
 func WriteSVG(w io.Writer, n Node) error {
-	s := newScene(n)
-	if _, err := w.Write(draw(s, arrange(s))); err != nil {
+	if _, err := w.Write(draw(newScene(n))); err != nil {
 		return fmt.Errorf("write the picture: %w", err)
 	}
 	return nil
@@ -75,32 +44,21 @@ func WriteSVG(w io.Writer, n Node) error {
 type scene struct {
 	Node
 	links   links
-	tree    []*group       // the NUMA nodes, with the groups in them
-	levels  []gpu.PCIePath // of the groups in NUMA nodes, from near to far
-	fabrics []fabric
+	root    *group // the NUMA nodes, with the groups in them
+	fabrics [][]int
 	direct  [][2]int // pairs with direct NVLinks
-	pods    []pod
+	holders []holder
 	uses    map[string][]use // by device UUID
-	small   bool             // cards are small
-
-	cardWidth, cardsPerRow int
 }
 
-// fullSize is the number of GPUs up to which the cards have their full size.
-const fullSize = 16
-
 func newScene(n Node) *scene {
-	s := &scene{Node: n, links: linksOf(n.Snapshot), cardWidth: 118, cardsPerRow: 8}
-	if len(n.Snapshot.Devices) > fullSize {
-		s.small, s.cardWidth, s.cardsPerRow = true, 68, 16
-	}
-	s.tree = numaGroups(n.Snapshot, s.links)
-	s.levels = levelsOf(s.tree)
+	s := &scene{Node: n, links: linksOf(n.Snapshot)}
+	s.root = treeOf(n.Snapshot, s.links)
 	s.fabrics = fabricsOf(s.links, len(n.Snapshot.Devices))
 	s.direct = slices.DeleteFunc(s.links.pairs(), func(p [2]int) bool {
 		return s.links[p].NVLinks <= 0 || s.links[p].Switched
 	})
-	s.pods, s.uses = podsOf(n)
+	s.holders, s.uses = holdersOf(n)
 	return s
 }
 
@@ -114,4 +72,77 @@ func (s *scene) unusable() []*gpu.Device {
 		}
 	}
 	return list
+}
+
+// title returns how many GPUs there are of each model, in the order of the first ones.
+func (s *scene) title() string {
+	var models []string
+	counts := map[string]int{}
+	for i := range s.Snapshot.Devices {
+		if name := clean(s.gpu(i).Name); name != "" {
+			if counts[name] == 0 {
+				models = append(models, name)
+			}
+			counts[name]++
+		}
+	}
+	for i, name := range models {
+		models[i] = fmt.Sprintf("%d × %s", counts[name], name)
+	}
+	if len(models) == 0 {
+		return plural(len(s.Snapshot.Devices), "GPU")
+	}
+	return strings.Join(models, ", ")
+}
+
+// subtitle returns the driver's version, and counts GPUs and containers.
+func (s *scene) subtitle() string {
+	var parts []string
+	if v := clean(s.Snapshot.DriverVersion); v != "" {
+		parts = append(parts, "driver "+v)
+	}
+	if v := clean(s.Snapshot.CUDAVersion); v != "" {
+		parts = append(parts, "CUDA "+v)
+	}
+	gpus := plural(len(s.Snapshot.Devices), "GPU")
+	if n := len(s.unusable()); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %s unusable", n, gpus))
+	} else {
+		parts = append(parts, gpus+" usable")
+	}
+	if s.HoldersUnknown == "" {
+		parts = append(parts, "devices held by "+plural(len(s.holders), "container"))
+	}
+	return strings.Join(parts, " · ")
+}
+
+// numaName names a group after the NUMA nodes of its GPUs.
+func (s *scene) numaName(g *group) string {
+	var nodes []int
+	for _, p := range g.gpus {
+		if n := s.gpu(p).NUMANode; n >= 0 {
+			nodes = append(nodes, n)
+		}
+	}
+	slices.Sort(nodes)
+	var names []string
+	for _, n := range slices.Compact(nodes) {
+		names = append(names, strconv.Itoa(n))
+	}
+	switch len(names) {
+	case 0:
+		return "NUMA unknown"
+	case 1:
+		return "NUMA node " + names[0]
+	default:
+		return "NUMA nodes " + strings.Join(names, ", ")
+	}
+}
+
+// plural returns a number and what it counts.
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }

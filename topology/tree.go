@@ -8,14 +8,6 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// group is a set of GPUs that are close to each other on PCIe, such as those below one switch.
-type group struct {
-	// path is the path between the children. It is PathUnknown for a single GPU, and where the driver reports no path.
-	path     gpu.PCIePath
-	gpus     []int // in drawing order
-	children []*group
-}
-
 // links are a snapshot's links by the positions of their GPUs, the lower one first. Links of GPUs that are not in the
 // snapshot are left out.
 type links map[[2]int]gpu.Link
@@ -36,25 +28,39 @@ func linksOf(s *gpu.Snapshot) links {
 	return ls
 }
 
-func (ls links) path(a, b int) gpu.PCIePath { return ls[[2]int{min(a, b), max(a, b)}].PCIe }
+func (ls links) between(a, b int) gpu.Link { return ls[[2]int{min(a, b), max(a, b)}] }
 
 // pairs returns the linked pairs, sorted.
-func (ls links) pairs() [][2]int { return slices.SortedFunc(maps.Keys(ls), comparePairs) }
+func (ls links) pairs() [][2]int {
+	return slices.SortedFunc(maps.Keys(ls), func(x, y [2]int) int { return slices.Compare(x[:], y[:]) })
+}
 
-func comparePairs(x, y [2]int) int { return slices.Compare(x[:], y[:]) }
+// group is a set of GPUs that are close to each other on PCIe, such as those below one switch.
+type group struct {
+	// path is the path between the children. It is PathUnknown for a single GPU, and where the driver reports no path.
+	path     gpu.PCIePath
+	gpus     []int // in drawing order
+	children []*group
+	level    int // higher than that of the children; 0 is a single GPU
+}
 
-// numaGroups derives a tree from the paths between the GPUs, by single linkage: two GPUs are in one group of a level if
-// a chain of pairs with at least that path connects them. The top groups are the NUMA nodes. Where the paths are not
-// those of a tree, notInTree returns the pairs that are farther apart than their group shows.
-func numaGroups(s *gpu.Snapshot, ls links) []*group {
-	groups := make([]*group, len(s.Devices))
-	for i := range groups {
-		groups[i] = &group{gpus: []int{i}}
+func newGroup(path gpu.PCIePath, children []*group) *group {
+	g := &group{path: path, children: children}
+	for _, c := range children {
+		g.gpus, g.level = append(g.gpus, c.gpus...), max(g.level, c.level+1)
 	}
-	for level := gpu.PathSameBoard; level >= gpu.PathNode; level-- {
-		groups = merge(groups, level, func(a, b int) bool {
-			if p := ls.path(a, b); p != gpu.PathUnknown || level != gpu.PathNode {
-				return p >= level
+	return g
+}
+
+// treeOf derives a tree from the paths between the GPUs, by single linkage: two GPUs are in one group if a chain of
+// pairs with at least the group's path connects them. The root's children are the NUMA nodes, all of one level. Where
+// the paths are not those of a tree, notInTree returns the pairs that are farther apart than their group shows.
+func treeOf(s *gpu.Snapshot, ls links) *group {
+	groups := singles(len(s.Devices))
+	for path := gpu.PathSameBoard; path >= gpu.PathNode; path-- {
+		groups = merge(groups, path, func(a, b int) bool {
+			if p := ls.between(a, b).PCIe; p != gpu.PathUnknown || path != gpu.PathNode {
+				return p >= path
 			}
 			// The driver reports no path: the kernel's NUMA nodes decide.
 			return max(s.Devices[a].NUMANode, gpu.NoNUMANode) == max(s.Devices[b].NUMANode, gpu.NoNUMANode)
@@ -63,150 +69,94 @@ func numaGroups(s *gpu.Snapshot, ls links) []*group {
 	for i, g := range groups {
 		switch {
 		case g.path != gpu.PathNode: // a NUMA node is drawn around a single GPU or switch too
-			groups[i] = &group{gpus: g.gpus, children: []*group{g}}
-		case !anyPair(g.gpus, g.gpus, func(a, b int) bool { return ls.path(a, b) == gpu.PathNode }):
+			groups[i] = newGroup(gpu.PathUnknown, []*group{g})
+		case !anyPair(g.gpus, g.gpus, func(a, b int) bool { return ls.between(a, b).PCIe == gpu.PathNode }):
 			g.path = gpu.PathUnknown
 		}
+	}
+	root := newGroup(gpu.PathUnknown, groups)
+	for _, numa := range groups {
+		numa.level = root.level - 1
+	}
+	if anyPair(root.gpus, root.gpus, func(a, b int) bool { return ls.between(a, b).PCIe == gpu.PathSystem }) {
+		root.path = gpu.PathSystem
+	}
+	return root
+}
+
+// fabricsOf returns the sets of GPUs that are connected by NVSwitches, of n GPUs.
+func fabricsOf(ls links, n int) [][]int {
+	var fabrics [][]int
+	for _, g := range merge(singles(n), gpu.PathUnknown, func(a, b int) bool {
+		l := ls.between(a, b)
+		return l.Switched && l.NVLinks > 0
+	}) {
+		if len(g.gpus) > 1 {
+			fabrics = append(fabrics, g.gpus)
+		}
+	}
+	return fabrics
+}
+
+// singles returns a group for each of n GPUs.
+func singles(n int) []*group {
+	groups := make([]*group, n)
+	for i := range groups {
+		groups[i] = &group{gpus: []int{i}}
 	}
 	return groups
 }
 
 // merge joins the groups that have a linked pair between them, directly or through others.
-func merge(groups []*group, level gpu.PCIePath, linked func(a, b int) bool) []*group {
-	var merged []*group
-	for rest := groups; len(rest) > 0; {
-		children := []*group{rest[0]}
-		rest = rest[1:]
-		for i := 0; i < len(children); i++ {
-			var others []*group
-			for _, g := range rest {
-				if anyPair(children[i].gpus, g.gpus, linked) {
-					children = append(children, g)
-				} else {
-					others = append(others, g)
-				}
+func merge(groups []*group, path gpu.PCIePath, linked func(a, b int) bool) []*group {
+	var sets [][]*group
+	for _, g := range groups {
+		set := []*group{g}
+		var others [][]*group
+		for _, other := range sets {
+			if slices.ContainsFunc(other, func(o *group) bool { return anyPair(g.gpus, o.gpus, linked) }) {
+				set = append(set, other...)
+			} else {
+				others = append(others, other)
 			}
-			rest = others
 		}
-		if len(children) == 1 {
-			merged = append(merged, children[0])
-			continue
-		}
-		slices.SortFunc(children, func(a, b *group) int { return cmp.Compare(slices.Min(a.gpus), slices.Min(b.gpus)) })
-		merged = append(merged, &group{path: level, gpus: flatten(children), children: children})
+		sets = append(others, set)
 	}
+	byFirst := func(a, b *group) int { return cmp.Compare(slices.Min(a.gpus), slices.Min(b.gpus)) }
+	var merged []*group
+	for _, set := range sets {
+		slices.SortFunc(set, byFirst)
+		if len(set) == 1 {
+			merged = append(merged, set[0])
+		} else {
+			merged = append(merged, newGroup(path, set))
+		}
+	}
+	slices.SortFunc(merged, byFirst)
 	return merged
 }
 
-// flatten returns the GPUs of groups in drawing order.
-func flatten(groups []*group) []int {
-	var gpus []int
-	for _, g := range groups {
-		gpus = append(gpus, g.gpus...)
-	}
-	return gpus
-}
-
 func anyPair(as, bs []int, linked func(a, b int) bool) bool {
-	for _, a := range as {
-		for _, b := range bs {
-			if linked(a, b) {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(as, func(a int) bool {
+		return slices.ContainsFunc(bs, func(b int) bool { return linked(a, b) })
+	})
 }
 
-// levelsOf returns the paths of the groups inside the NUMA nodes, from near to far.
-func levelsOf(tree []*group) []gpu.PCIePath {
-	var found []gpu.PCIePath
-	for _, numa := range tree {
-		for _, c := range numa.children {
-			c.walk(func(g *group) {
-				if g.path != gpu.PathUnknown && !slices.Contains(found, g.path) {
-					found = append(found, g.path)
-				}
-			})
-		}
-	}
-	slices.Sort(found)
-	slices.Reverse(found)
-	return found
-}
-
-// walk visits a group and all groups in it, the inner ones first.
-func (g *group) walk(do func(*group)) {
+// smallestWith returns the smallest group in g that has both GPUs.
+func (g *group) smallestWith(a, b int) *group {
 	for _, c := range g.children {
-		c.walk(do)
-	}
-	do(g)
-}
-
-// notInTree returns the pairs that are farther apart than the group shows that has both, sorted.
-func notInTree(tree []*group, ls links) [][2]int {
-	var pairs [][2]int
-	for _, numa := range tree {
-		numa.walk(func(g *group) {
-			shown := max(g.path, gpu.PathNode) // GPUs that only the kernel puts on one NUMA node are shown as PathNode
-			for i, c := range g.children {
-				for _, a := range c.gpus {
-					for _, b := range flatten(g.children[i+1:]) {
-						if p := ls.path(a, b); p != gpu.PathUnknown && p < shown {
-							pairs = append(pairs, [2]int{min(a, b), max(a, b)})
-						}
-					}
-				}
-			}
-		})
-	}
-	slices.SortFunc(pairs, comparePairs)
-	return pairs
-}
-
-// rowsOf divides a NUMA node's GPUs into rows of at most limit GPUs. It keeps groups together that fit into a row.
-func (g *group) rowsOf(limit int) [][]int {
-	var rows [][]int
-	for _, groups := range pack(g.split(limit), limit) {
-		rows = append(rows, flatten(groups))
-	}
-	return rows
-}
-
-// split divides a group into parts of at most limit GPUs.
-func (g *group) split(limit int) []*group {
-	if len(g.gpus) <= limit {
-		return []*group{g}
-	}
-	var parts []*group
-	for _, c := range g.children {
-		parts = append(parts, c.split(limit)...)
-	}
-	return parts
-}
-
-// pack divides groups, in order, into as few runs as possible with at most limit GPUs each, and as even as possible. A
-// group of more than limit GPUs gets a run of its own.
-func pack(groups []*group, limit int) [][]*group {
-	runs := packGreedily(groups, limit)
-	for l := 1; l < limit; l++ {
-		if even := packGreedily(groups, l); len(even) == len(runs) {
-			return even
+		if slices.Contains(c.gpus, a) && slices.Contains(c.gpus, b) {
+			return c.smallestWith(a, b)
 		}
 	}
-	return runs
+	return g
 }
 
-func packGreedily(groups []*group, limit int) [][]*group {
-	var runs [][]*group
-	size := 0
-	for i, g := range groups {
-		if i == 0 || size+len(g.gpus) > limit {
-			runs = append(runs, nil)
-			size = 0
-		}
-		runs[len(runs)-1] = append(runs[len(runs)-1], g)
-		size += len(g.gpus)
-	}
-	return runs
+// notInTree returns the pairs that are farther apart than the smallest group shows that has both, sorted.
+func notInTree(root *group, ls links) [][2]int {
+	return slices.DeleteFunc(ls.pairs(), func(p [2]int) bool {
+		g, path := root.smallestWith(p[0], p[1]), ls[p].PCIe
+		// GPUs that only the kernel puts on one NUMA node are shown as PathNode.
+		return path == gpu.PathUnknown || g == root || path >= max(g.path, gpu.PathNode)
+	})
 }

@@ -8,38 +8,6 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-func TestPack(t *testing.T) {
-	for name, c := range map[string]struct {
-		sizes []int
-		limit int
-		want  []int
-	}{
-		"no group":                     {nil, 8, nil},
-		"all in one run":               {[]int{4, 4}, 8, []int{2}},
-		"as few runs as possible":      {[]int{4, 4, 2}, 8, []int{1, 3}},
-		"none above the limit":         {[]int{3, 3, 3}, 8, []int{2, 3}},
-		"as even as that allows":       {[]int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 8, []int{5, 10}},
-		"one above the limit is alone": {[]int{2, 20, 2}, 8, []int{1, 2, 3}},
-		"the order stays the same":     {[]int{6, 6, 2}, 8, []int{1, 3}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var groups []*group
-			for _, size := range c.sizes {
-				groups = append(groups, &group{gpus: make([]int, size)})
-			}
-			var ends []int
-			end := 0
-			for _, run := range pack(groups, c.limit) {
-				end += len(run)
-				ends = append(ends, end)
-			}
-			if diff := cmp.Diff(c.want, ends); diff != "" {
-				t.Errorf("ends of the runs (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
 func TestTree(t *testing.T) {
 	for name, c := range map[string]struct {
 		s    *gpu.Snapshot
@@ -64,12 +32,8 @@ func TestTree(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []pathGroup
-			for _, top := range numaGroups(c.s, linksOf(c.s)) {
-				top.walk(func(g *group) {
-					if len(g.children) > 0 {
-						got = append(got, pathGroup{g.path.String(), g.gpus})
-					}
-				})
+			for _, numa := range treeOf(c.s, linksOf(c.s)).children {
+				got = append(got, pathGroups(numa)...)
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("groups (-want +got):\n%s", diff)
@@ -82,4 +46,16 @@ func TestTree(t *testing.T) {
 type pathGroup struct {
 	Path string
 	GPUs []int
+}
+
+// pathGroups returns a group and all groups in it, the inner ones first, without single GPUs.
+func pathGroups(g *group) []pathGroup {
+	var list []pathGroup
+	for _, c := range g.children {
+		list = append(list, pathGroups(c)...)
+	}
+	if len(g.children) > 0 {
+		list = append(list, pathGroup{g.path.String(), g.gpus})
+	}
+	return list
 }

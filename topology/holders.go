@@ -1,0 +1,115 @@
+package topology
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// Holder is a container that holds devices.
+type Holder struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container"`
+	// Devices are device plugin IDs: UUIDs of GPUs and MIG devices, or of replicas ("UUID::n").
+	Devices []string `json:"devices"`
+}
+
+// DeviceHolders returns the holders of the node's devices, without devices of other resources.
+func (n Node) DeviceHolders() []Holder {
+	onNode := map[string]bool{}
+	for uuid := range deviceNames(n.Snapshot) {
+		onNode[uuid] = true
+	}
+	list := []Holder{}
+	for _, h := range n.Holders {
+		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool { return !onNode[uuidOf(id)] })
+		if len(h.Devices) > 0 {
+			list = append(list, h)
+		}
+	}
+	return list
+}
+
+// uuidOf returns the UUID in a device plugin ID.
+func uuidOf(id string) string {
+	uuid, _, _ := strings.Cut(id, "::")
+	return uuid
+}
+
+// deviceNames yields the UUID and the name of each GPU and MIG device.
+func deviceNames(s *gpu.Snapshot) iter.Seq2[string, string] {
+	return func(yield func(uuid, name string) bool) {
+		for i := range s.Devices {
+			d := &s.Devices[i]
+			if d.UUID != "" && !yield(d.UUID, fmt.Sprintf("GPU %d", d.Index)) {
+				return
+			}
+			for _, m := range d.MIG {
+				if m.UUID != "" && !yield(m.UUID, fmt.Sprintf("MIG %d:%d", d.Index, m.Index)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// holder is a container that holds devices. In the picture it has a letter.
+type holder struct {
+	name    string // namespace/pod/container
+	pod     string
+	letter  string
+	devices string
+}
+
+// use is a container that holds a device, by its position in the list of holders, and how many replicas it holds.
+type use struct{ holder, replicas int }
+
+// holdersOf returns the containers that hold devices of the node, and the uses of each device by UUID.
+func holdersOf(n Node) (holders []holder, uses map[string][]use) {
+	uses = map[string][]use{}
+	for i, h := range n.DeviceHolders() {
+		replicas := map[string]int{}
+		for _, id := range h.Devices {
+			replicas[uuidOf(id)]++
+		}
+		var devices []string
+		for uuid, name := range deviceNames(n.Snapshot) {
+			switch count := replicas[uuid]; count {
+			case 0:
+				continue
+			case 1:
+				devices = append(devices, name)
+			default:
+				devices = append(devices, fmt.Sprintf("%s (%d times)", name, count))
+			}
+			uses[uuid] = append(uses[uuid], use{i, replicas[uuid]})
+		}
+		name := clean(h.Namespace + "/" + h.Pod + "/" + h.Container)
+		holders = append(holders, holder{name, clean(h.Pod), letter(i), strings.Join(devices, ", ")})
+	}
+	return holders, uses
+}
+
+// letter returns the letter of the n-th container: A to Z, then AA, AB and so on.
+func letter(n int) string {
+	if n < 26 {
+		return string(rune('A' + n))
+	}
+	return letter(n/26-1) + letter(n%26)
+}
+
+// heldBy returns the holders of a device as the end of a sentence, or "".
+func (s *scene) heldBy(uuid string) string {
+	var names []string
+	for _, u := range s.uses[uuid] {
+		names = append(names, s.holders[u.holder].name)
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return ", held by " + strings.Join(names, ", ")
+}
