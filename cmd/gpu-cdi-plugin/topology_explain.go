@@ -152,7 +152,23 @@ func explainRequest(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
 	if err != nil {
 		return nil, requestError(s, err)
 	}
-	return newExplanation(s, node, o, r, choices)
+	e := &explanation{
+		Policy: o.policy, Objective: objectives[allocator.Policy(o.policy)], Size: o.size,
+		Available: sortedGPUs(s, r.Available), Must: sortedGPUs(s, r.Must), RunnersUp: []rankedSet{},
+		weights: o.weights,
+	}
+	for i, c := range choices {
+		set, err := describeSet(s, node, o.weights, r.Available, c)
+		if err != nil {
+			return nil, fmt.Errorf("score the GPUs that are left: %w", err)
+		}
+		if i == 0 {
+			e.Chosen = set
+		} else {
+			e.RunnersUp = append(e.RunnersUp, set)
+		}
+	}
+	return e, nil
 }
 
 // wholeGPUs returns the GPUs that a container can get whole.
@@ -209,15 +225,6 @@ func requestError(s *gpu.Snapshot, err error) error {
 	for _, id := range r.IDs {
 		indexed.IDs = append(indexed.IDs, gpuName(findGPU(s, id)))
 	}
-	const notMIG = "; GPUs in MIG mode are not available"
-	hint := "name each GPU once"
-	switch {
-	case r.Reason == allocator.BadSize && r.Available == 0:
-		hint = "name GPUs with --available" + notMIG
-	case r.Reason == allocator.BadSize:
-		hint = fmt.Sprintf("request %d to %d, or name more GPUs with --available", max(r.Must, 1), r.Available) + notMIG
-	case r.Reason == allocator.NotAvailable:
-		hint = "name the GPUs of --must in --available too" + notMIG
-	}
-	return cli.With(cli.Usage, hint, fmt.Errorf("choose GPUs: %w", &indexed))
+	return cli.With(cli.Usage, "see --available and --must; GPUs in MIG mode are not available",
+		fmt.Errorf("choose GPUs: %w", &indexed))
 }

@@ -63,28 +63,7 @@ var objectives = map[allocator.Policy]string{
 const topologyObjective = "the highest score, then the best pairs and sets of 4 and 8 among those left " +
 	"(up to 16 GPUs), then their score"
 
-func newExplanation(
-	s *gpu.Snapshot, n *allocator.Node, o *explainOptions, r allocator.Request, found []allocator.Choice,
-) (*explanation, error) {
-	e := &explanation{
-		Policy: o.policy, Objective: objectives[allocator.Policy(o.policy)], Size: o.size,
-		Available: sortedGPUs(s, r.Available), Must: sortedGPUs(s, r.Must), RunnersUp: []rankedSet{},
-		weights: o.weights,
-	}
-	for i, c := range found {
-		set, err := describeSet(s, n, o.weights, r.Available, c)
-		if err != nil {
-			return nil, fmt.Errorf("score the GPUs that are left: %w", err)
-		}
-		if i == 0 {
-			e.Chosen = set
-		} else {
-			e.RunnersUp = append(e.RunnersUp, set)
-		}
-	}
-	return e, nil
-}
-
+// describeSet scores the pairs of a set, and the GPUs that it leaves of those available.
 func describeSet(
 	s *gpu.Snapshot, n *allocator.Node, w allocator.Weights, available []string, c allocator.Choice,
 ) (rankedSet, error) {
@@ -163,34 +142,31 @@ func (e *explanation) exactText() string {
 
 // sumText is a table of the pairs of the chosen set, by kind of link, whose scores add up to its own.
 func (e *explanation) sumText() string {
-	kinds := map[gpu.Link][]string{}
+	if len(e.Chosen.Pairs) == 0 {
+		return "A single GPU has no pairs and scores 0.\n"
+	}
+	pairs := map[gpu.Link][]string{} // by link, without its GPUs
+	var kinds []gpu.Link
 	for _, p := range e.Chosen.Pairs {
 		kind := p.Link
 		kind.A, kind.B = 0, 0
-		kinds[kind] = append(kinds[kind], fmt.Sprintf("%d-%d", p.A, p.B))
+		if pairs[kind] == nil {
+			kinds = append(kinds, kind)
+		}
+		pairs[kind] = append(pairs[kind], fmt.Sprintf("%d-%d", p.A, p.B))
 	}
-	if len(kinds) == 0 {
-		return "A single GPU has no pairs and scores 0.\n"
-	}
-	order := make([]gpu.Link, 0, len(kinds))
-	for kind := range kinds {
-		order = append(order, kind)
-	}
-	slices.SortStableFunc(order, func(a, b gpu.Link) int {
-		return cmp.Or(
-			cmp.Compare(e.weights.Score(b), e.weights.Score(a)), cmp.Compare(b.PCIe, a.PCIe),
-			cmp.Compare(b.NVLinks, a.NVLinks), strings.Compare(kinds[a][0], kinds[b][0]),
-		)
+	slices.SortStableFunc(kinds, func(a, b gpu.Link) int {
+		return cmp.Compare(e.weights.Score(b), e.weights.Score(a))
 	})
 	t := table{header: []string{"PAIRS", "LINK", "SCORE OF EACH", "TOGETHER", "WHICH"}}
-	for _, kind := range order {
-		pairs, which := len(kinds[kind]), strings.Join(kinds[kind], " ")
+	for _, kind := range kinds {
+		n, which := len(pairs[kind]), strings.Join(pairs[kind], " ")
 		const shown = 8
-		if pairs > shown+1 {
-			which = fmt.Sprintf("%s and %d more", strings.Join(kinds[kind][:shown], " "), pairs-shown)
+		if n > shown+1 {
+			which = fmt.Sprintf("%s and %d more", strings.Join(pairs[kind][:shown], " "), n-shown)
 		}
 		t.rows = append(t.rows, []string{
-			strconv.Itoa(pairs), linkText(kind), e.scoreText(kind), strconv.Itoa(pairs * e.weights.Score(kind)), which,
+			strconv.Itoa(n), linkText(kind), e.scoreText(kind), strconv.Itoa(n * e.weights.Score(kind)), which,
 		})
 	}
 	var b strings.Builder
@@ -201,17 +177,13 @@ func (e *explanation) sumText() string {
 
 // linkText describes a link, as in "NV18 by NVSwitch, SYS".
 func linkText(l gpu.Link) string {
-	path := l.PCIe.String()
-	if l.PCIe == gpu.PathUnknown {
-		path = "?"
-	}
 	switch {
 	case l.NVLinks == 0:
-		return path
+		return l.PCIe.String()
 	case l.Switched:
-		return fmt.Sprintf("NV%d by NVSwitch, %s", l.NVLinks, path)
+		return fmt.Sprintf("NV%d by NVSwitch, %s", l.NVLinks, l.PCIe)
 	default:
-		return fmt.Sprintf("NV%d, %s", l.NVLinks, path)
+		return fmt.Sprintf("NV%d, %s", l.NVLinks, l.PCIe)
 	}
 }
 

@@ -136,6 +136,7 @@ func TestExplanationStatesItsExactness(t *testing.T) {
 }
 
 func TestRequestsThatCannotBeFulfilledAreUsageErrors(t *testing.T) {
+	const notChosen = "see --available and --must; GPUs in MIG mode are not available"
 	for name, c := range map[string]struct {
 		options    explainOptions
 		want, hint string
@@ -143,25 +144,25 @@ func TestRequestsThatCannotBeFulfilledAreUsageErrors(t *testing.T) {
 		"more than there are": {
 			explainOptions{size: 8},
 			"7 are available",
-			"request 1 to 7, or name more GPUs with --available; GPUs in MIG mode are not available",
+			notChosen,
 		},
 		"fewer than must be": {
 			explainOptions{size: 1, must: []string{"0", "1"}},
 			"1 devices requested, but 2 must be included",
-			"request 2 to 7, or name more GPUs with --available; GPUs in MIG mode are not available",
+			notChosen,
 		},
 		"none are available": {
 			explainOptions{size: 1, available: []string{}},
 			"0 are available",
-			"name GPUs with --available; GPUs in MIG mode are not available",
+			notChosen,
 		},
 		"must be, but is not available": {
 			explainOptions{size: 1, available: []string{"GPU-1"}, must: []string{"2"}},
 			`not available: "GPU2"`,
-			"name the GPUs of --must in --available too; GPUs in MIG mode are not available",
+			notChosen,
 		},
 		"twice, by index and UUID": {
-			explainOptions{size: 1, available: []string{"1", "gpu-1"}}, `listed twice: "GPU1"`, "name each GPU once",
+			explainOptions{size: 1, available: []string{"1", "gpu-1"}}, `listed twice: "GPU1"`, notChosen,
 		},
 		"no GPU": {
 			explainOptions{size: 1, must: []string{"9"}},
