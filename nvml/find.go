@@ -13,6 +13,7 @@ import (
 	"gpu-cdi-plugin/internal/elffile"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/ldcache"
+	"gpu-cdi-plugin/internal/regular"
 )
 
 // libraryName is the SONAME of NVML's library.
@@ -25,37 +26,37 @@ const libraryName = "libnvidia-ml.so.1"
 //
 // The error wraps ErrLibraryNotFound or ErrLibraryUnusable.
 func Find(h host.Host, explicit string) (string, error) {
-	return find(h.DriverRoot(), explicit, thisPlatform(), loaderPath)
+	return find(h.DriverRoot(), explicit, loaderPath)
 }
 
-func find(root, explicit string, p platform, byLoader func(string, platform) string) (string, error) {
+func find(root, explicit string, byLoader func(name string) string) (string, error) {
 	if explicit != "" {
 		if !strings.Contains(explicit, "/") {
 			explicit = "./" + explicit // the loader would search its own directories for a name without a slash
 		}
-		if err := checkLibrary(explicit, p); err != nil {
+		if err := checkLibrary(explicit); err != nil {
 			return "", err
 		}
 		return explicit, nil
 	}
 	if root == "/" {
-		if path := byLoader(libraryName, p); path != "" {
+		if path := byLoader(libraryName); path != "" {
 			return path, nil
 		}
 	}
-	return findUnder(root, p)
+	return findUnder(root)
 }
 
 // findUnder searches the usual directories under a root. It skips a file that cannot be used, such as a 32-bit library
 // in usr/lib, and reports it if it finds no other.
-func findUnder(root string, p platform) (string, error) {
+func findUnder(root string) (string, error) {
 	var unusable []error
-	for _, dir := range host.LibraryDirs(p.multiarch) {
+	for _, dir := range host.LibraryDirs(multiarch()) {
 		path, err := securejoin.SecureJoin(root, filepath.Join(dir, libraryName))
 		if err != nil {
 			continue // a link that leads nowhere
 		}
-		err = checkLibrary(path, p)
+		err = checkLibrary(path)
 		if err == nil {
 			return path, nil
 		}
@@ -72,7 +73,7 @@ func findUnder(root string, p platform) (string, error) {
 // LibraryPaths lists the paths under the driver's root at which Find searches for the library.
 func LibraryPaths(h host.Host) []string {
 	var paths []string
-	for _, dir := range host.LibraryDirs(thisPlatform().multiarch) {
+	for _, dir := range host.LibraryDirs(multiarch()) {
 		paths = append(paths, h.Driver(dir, libraryName))
 	}
 	return paths
@@ -81,18 +82,18 @@ func LibraryPaths(h host.Host) []string {
 // loaderPath is the file that the dynamic loader would load by a name, or empty: the first usable one in
 // LD_LIBRARY_PATH, or else the one in /etc/ld.so.cache. The loader itself would run the library's constructors before
 // the file's owner could be checked.
-func loaderPath(name string, p platform) string {
-	return loaderPathIn(os.Getenv("LD_LIBRARY_PATH"), "/etc/ld.so.cache", name, p)
+func loaderPath(name string) string {
+	return loaderPathIn(os.Getenv("LD_LIBRARY_PATH"), "/etc/ld.so.cache", name)
 }
 
-func loaderPathIn(searchPath, cacheFile, name string, p platform) string {
+func loaderPathIn(searchPath, cacheFile, name string) string {
 	for _, dir := range strings.FieldsFunc(searchPath, func(r rune) bool { return r == ':' || r == ';' }) {
 		path, err := filepath.Abs(filepath.Join(dir, name))
-		if err == nil && checkLibrary(path, p) == nil {
+		if err == nil && checkLibrary(path) == nil {
 			return path
 		}
 	}
-	data, err := os.ReadFile(cacheFile)
+	data, err := regular.ReadFile(cacheFile, ldcache.MaxSize)
 	if err != nil {
 		return ""
 	}
@@ -102,47 +103,32 @@ func loaderPathIn(searchPath, cacheFile, name string, p platform) string {
 	}
 	flags, _ := ldcache.FlagsFor(runtime.GOARCH)
 	path, found := cache.Lookup(name, flags)
-	if !found || checkLibrary(path, p) != nil {
+	if !found || checkLibrary(path) != nil {
 		return ""
 	}
 	return path
 }
 
-// platform is what depends on the machine's architecture: the number in ELF headers and Debian's directory name.
-type platform struct {
-	machine   elffile.Machine
-	multiarch string
-}
-
-// thisPlatform is the platform of the running program. NVIDIA has drivers for these two.
-func thisPlatform() platform {
-	p := platform{elffile.MachineOf(runtime.GOARCH), "x86_64-linux-gnu"}
-	if p.machine == elffile.AArch64 {
-		p.multiarch = "aarch64-linux-gnu"
+// multiarch is Debian's name of this machine. NVIDIA has drivers for these two.
+func multiarch() string {
+	if runtime.GOARCH == "arm64" {
+		return "aarch64-linux-gnu"
 	}
-	return p
+	return "x86_64-linux-gnu"
 }
 
 // checkLibrary returns why a file cannot be loaded. The loader would map it, and a read from the mapping of a truncated
 // file kills the process.
-func checkLibrary(path string, p platform) error {
-	info, err := os.Stat(path)
+func checkLibrary(path string) error {
+	f, info, err := regular.Open(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return fmt.Errorf("%w: %w", ErrLibraryNotFound, err)
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrLibraryUnusable, err)
-	case info.IsDir():
-		return fmt.Errorf("%w: %s is a directory", ErrLibraryUnusable, path)
-	case !info.Mode().IsRegular():
-		return fmt.Errorf("%w: %s is not a regular file", ErrLibraryUnusable, path)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrLibraryUnusable, err)
 	}
 	defer f.Close()
-	if _, err := elffile.ReadLibrary(f, info.Size(), p.machine); err != nil {
+	if _, err := elffile.ReadLibrary(f, info.Size(), elffile.MachineOf(runtime.GOARCH)); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrLibraryUnusable, path, err)
 	}
 	return nil

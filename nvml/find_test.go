@@ -14,12 +14,12 @@ import (
 	"gpu-cdi-plugin/internal/ldcache"
 )
 
-var x86 = platform{elffile.X8664, "x86_64-linux-gnu"}
+var thisMachine = elffile.MachineOf(runtime.GOARCH)
 
-func noLoader(string, platform) string { return "" }
+func noLoader(string) string { return "" }
 
 func TestFindInADriverRoot(t *testing.T) {
-	good, other := string(createLibrary(elf.EM_X86_64)), string(createLibrary(elf.EM_386))
+	good, other := string(createLibrary(thisMachine)), string(createLibrary(elf.EM_386))
 	for name, c := range map[string]struct {
 		files map[string]string
 		links map[string]string
@@ -29,14 +29,14 @@ func TestFindInADriverRoot(t *testing.T) {
 			map[string]string{"usr/lib64/libnvidia-ml.so.1": good}, nil, "usr/lib64/libnvidia-ml.so.1",
 		},
 		"Debian": {
-			map[string]string{"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": good},
+			map[string]string{"usr/lib/" + multiarch() + "/libnvidia-ml.so.1": good},
 			nil,
-			"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+			"usr/lib/" + multiarch() + "/libnvidia-ml.so.1",
 		},
 		"Debian's own packages": {
-			map[string]string{"usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.580.1": good},
-			map[string]string{"usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1": "libnvidia-ml.so.580.1"},
-			"usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.580.1",
+			map[string]string{"usr/lib/" + multiarch() + "/nvidia/current/libnvidia-ml.so.580.1": good},
+			map[string]string{"usr/lib/" + multiarch() + "/nvidia/current/libnvidia-ml.so.1": "libnvidia-ml.so.580.1"},
+			"usr/lib/" + multiarch() + "/nvidia/current/libnvidia-ml.so.580.1",
 		},
 		"a container host": {
 			map[string]string{"usr/local/nvidia/lib64/libnvidia-ml.so.1": good},
@@ -54,8 +54,8 @@ func TestFindInADriverRoot(t *testing.T) {
 			"opt/libnvidia-ml.so.580.1",
 		},
 		"a 32-bit library is passed over": {
-			map[string]string{"usr/lib64/libnvidia-ml.so.1": other, "lib/x86_64-linux-gnu/libnvidia-ml.so.1": good},
-			nil, "lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+			map[string]string{"usr/lib64/libnvidia-ml.so.1": other, "lib/" + multiarch() + "/libnvidia-ml.so.1": good},
+			nil, "lib/" + multiarch() + "/libnvidia-ml.so.1",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -66,7 +66,7 @@ func TestFindInADriverRoot(t *testing.T) {
 				}
 				symlink(t, filepath.Join(root, link), target)
 			}
-			got, err := find(root, "", x86, noLoader)
+			got, err := find(root, "", noLoader)
 			if want := filepath.Join(root, c.want); err != nil || got != want {
 				t.Errorf("got %q and error %v, want %q", got, err, want)
 			}
@@ -75,7 +75,7 @@ func TestFindInADriverRoot(t *testing.T) {
 }
 
 func TestFindFails(t *testing.T) {
-	good := string(createLibrary(elf.EM_X86_64))
+	good := string(createLibrary(thisMachine))
 	files := map[string]string{"bad/usr/lib64/libnvidia-ml.so.1": good[:1000], "cut.so": good[:4000]}
 	root := createHost(t, files).Root()
 	for name, c := range map[string]struct {
@@ -92,7 +92,7 @@ func TestFindFails(t *testing.T) {
 		"an explicit one is not guessed": {root, "/none/lib.so", ErrLibraryNotFound, "/none/lib.so"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := find(c.root, c.explicit, x86, noLoader)
+			got, err := find(c.root, c.explicit, noLoader)
 			if got != "" {
 				t.Errorf("got %q and error %v", got, err)
 			}
@@ -102,9 +102,9 @@ func TestFindFails(t *testing.T) {
 }
 
 func TestFindWithTheLoader(t *testing.T) {
-	good := string(createLibrary(elf.EM_X86_64))
+	good := string(createLibrary(thisMachine))
 	inRoot := createHost(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": good}).Root()
-	loader := func(name string, _ platform) string { return "/of/the/loader/" + name }
+	loader := func(name string) string { return "/of/the/loader/" + name }
 	for name, c := range map[string]struct{ root, explicit, want string }{
 		"the host's own root": {"/", "", "/of/the/loader/" + libraryName},
 		"another root":        {inRoot, "", inRoot + "/usr/lib64/libnvidia-ml.so.1"},
@@ -113,7 +113,7 @@ func TestFindWithTheLoader(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := find(c.root, c.explicit, x86, loader)
+			got, err := find(c.root, c.explicit, loader)
 			if err != nil || got != c.want {
 				t.Errorf("got %q and error %v, want %q", got, err, c.want)
 			}
@@ -123,14 +123,9 @@ func TestFindWithTheLoader(t *testing.T) {
 
 // The library is found as the dynamic loader finds it, without loading it.
 func TestLoaderPath(t *testing.T) {
-	this := thisPlatform()
-	machine, other := elf.EM_X86_64, elf.EM_AARCH64
-	if this.machine == elffile.AArch64 {
-		machine, other = other, machine
-	}
 	dir := createHost(t, map[string]string{
-		"a/lib.so": string(createLibrary(machine)), "b/lib.so": string(createLibrary(machine)),
-		"bad/lib.so": string(createLibrary(other)), "empty/x": "",
+		"a/lib.so": string(createLibrary(thisMachine)), "b/lib.so": string(createLibrary(thisMachine)),
+		"bad/lib.so": string(createLibrary(elf.EM_386)), "empty/x": "",
 	}).Root()
 	flags, _ := ldcache.FlagsFor(runtime.GOARCH)
 	entry := func(path string, flags int32) ldcache.Entry {
@@ -161,7 +156,7 @@ func TestLoaderPath(t *testing.T) {
 		"in the cache, and gone":               {"", cacheWith(entry("/none", flags)), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := loaderPathIn(c.searchPath, c.cache, "lib.so", this)
+			got := loaderPathIn(c.searchPath, c.cache, "lib.so")
 			if c.want != "" {
 				c.want = dir + c.want
 			}
@@ -197,18 +192,18 @@ func TestCheckLibrary(t *testing.T) {
 		file []byte
 		want string // part of the error; empty if there is none
 	}{
-		"a library":           {createLibrary(elf.EM_X86_64), ""},
+		"a library":           {createLibrary(thisMachine), ""},
 		"a linker script":     {[]byte("/* GNU ld script */\nGROUP ( libm.so.6 )\n"), "not an ELF file"},
-		"another machine":     {createLibrary(elf.EM_ARM), "it is for EM_ARM, this machine is EM_X86_64"},
-		"a program":           {setByte(createLibrary(elf.EM_X86_64), 16, byte(elf.ET_EXEC)), "but ET_EXEC"},
-		"a truncated library": {createLibrary(elf.EM_X86_64)[:4095], "the file is truncated"},
+		"another machine":     {createLibrary(elf.EM_ARM), "it is for EM_ARM, this machine is " + thisMachine.String()},
+		"a program":           {setByte(createLibrary(thisMachine), 16, byte(elf.ET_EXEC)), "but ET_EXEC"},
+		"a truncated library": {createLibrary(thisMachine)[:4095], "the file is truncated"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")
 			if err := os.WriteFile(path, c.file, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			err := checkLibrary(path, x86)
+			err := checkLibrary(path)
 			if c.want == "" {
 				if err != nil {
 					t.Error(err)
@@ -240,7 +235,7 @@ func TestCheckLibraryOfWhatIsNoFile(t *testing.T) {
 		"a link that circles": {symlink(t, filepath.Join(dir, "loop"), "loop"), ErrLibraryUnusable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := checkLibrary(c.path, thisPlatform()); !errors.Is(err, c.want) {
+			if err := checkLibrary(c.path); !errors.Is(err, c.want) {
 				t.Errorf("got the error %v, want %v", err, c.want)
 			}
 		})

@@ -53,7 +53,7 @@ func load(path string) (*library, error) {
 
 // loadLibrary loads a library and checks that it is NVML: a call of a function that it lacks would end the process.
 func loadLibrary(path string) (sharedLibrary, error) {
-	if err := checkLibrary(path, thisPlatform()); err != nil {
+	if err := checkLibrary(path); err != nil {
 		return sharedLibrary{}, err
 	}
 	shared, err := dlopen(path)

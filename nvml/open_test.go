@@ -1,7 +1,6 @@
 package nvml
 
 import (
-	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
@@ -95,8 +94,8 @@ func TestOpenWhatIsNotNVML(t *testing.T) {
 	notELF := filepath.Join(dir, "text.so")
 	writeFile(t, notELF, "not a library")
 	empty := filepath.Join(dir, "empty.so")
-	writeFile(t, empty, string(createLibrary(elf.Machine(thisPlatform().machine))))
-	libm := loaderPath("libm.so.6", thisPlatform())
+	writeFile(t, empty, string(createLibrary(thisMachine)))
+	libm := loaderPath("libm.so.6")
 	for name, c := range map[string]struct{ path, text string }{
 		"another library":                   {libm, "it has no function nvmlInit"},
 		"a text file":                       {notELF, "not an ELF file"},

@@ -2,7 +2,7 @@ package elffile
 
 import (
 	"bytes"
-	"encoding/binary"
+	"debug/elf"
 	"errors"
 	"fmt"
 )
@@ -11,8 +11,6 @@ import (
 const (
 	maxTable = 1 << 20 // bytes of the dynamic table, a driver's library has about 600
 	maxName  = 4096    // bytes of a name, PATH_MAX of Linux
-
-	shortName = 256 // bytes of the first attempt to read a name
 )
 
 // SONAME is the library's name for the dynamic loader, empty if it has none.
@@ -25,94 +23,82 @@ func (f *File) SONAME() (string, error) {
 }
 
 func (f *File) soname() (string, error) {
-	var at uint64
-	var has bool
-	var table segment // the string table
-	err := f.walk(func(t tag, value uint64) {
-		switch t {
-		case tagSONAME:
-			at, has = value, true // the loader uses the last one
-		case tagStrings:
-			table.addr = value
-		case tagSize:
-			table.size = value
-		}
-	})
-	if err != nil || !has {
+	entries, err := f.dynamic()
+	if err != nil {
 		return "", err
 	}
-	var ok bool
-	if table.offset, ok = f.locate(table.addr, table.size); !ok {
-		return "", fmt.Errorf("the string table of %d bytes at %#x is in no loaded segment", table.size, table.addr)
-	}
-	return f.name(table, at)
-}
-
-// name reads the string at an offset in the string table.
-func (f *File) name(table segment, at uint64) (string, error) {
-	if at >= table.size {
-		return "", fmt.Errorf("a name at %d in a string table of %d bytes", at, table.size)
-	}
-	for _, limit := range []uint64{shortName, maxName} {
-		part := f.room(min(limit, table.size-at))
-		if err := f.read(part, table.offset+at); err != nil {
-			return "", err
-		}
-		if name, _, ended := bytes.Cut(part, []byte{0}); ended {
-			return string(name), nil
+	var at, addr, size uint64 // of the name in the string table, and of that table
+	var has bool
+	for _, e := range entries { // the loader uses the last of each
+		switch elf.DynTag(e.Tag) {
+		case elf.DT_SONAME:
+			at, has = e.Val, true
+		case elf.DT_STRTAB:
+			addr = e.Val
+		case elf.DT_STRSZ:
+			size = e.Val
 		}
 	}
-	return "", fmt.Errorf("a name at %d without a NUL in %d bytes", at, min(maxName, table.size-at))
+	if !has {
+		return "", nil
+	}
+	table, ok := f.locate(addr, size)
+	switch {
+	case !ok:
+		return "", fmt.Errorf("the string table of %d bytes at %#x is in no loaded segment", size, addr)
+	case at >= size:
+		return "", fmt.Errorf("a name at %d in a string table of %d bytes", at, size)
+	}
+	text, err := readValues[byte](f, table+at, min(maxName, size-at))
+	if err != nil {
+		return "", err
+	}
+	name, _, ended := bytes.Cut(text, []byte{0})
+	if !ended {
+		return "", fmt.Errorf("a name at %d without a NUL in %d bytes", at, len(text))
+	}
+	return string(name), nil
 }
 
-// walk calls visit for each entry of the dynamic table, if there is one.
-func (f *File) walk(visit func(t tag, value uint64)) error {
-	table := f.dynamic()
+// dynamic reads the entries of the dynamic table up to its end. Of several tables the loader uses the last. A file
+// without one has no entries.
+func (f *File) dynamic() ([]elf.Dyn64, error) {
+	var table *elf.Prog64
+	for i := range f.segments {
+		if elf.ProgType(f.segments[i].Type) == elf.PT_DYNAMIC {
+			table = &f.segments[i]
+		}
+	}
 	if table == nil {
-		return nil
+		return nil, nil
 	}
-	if table.size > maxTable {
-		return fmt.Errorf("a dynamic table of %d bytes, the limit is %d", table.size, maxTable)
+	if table.Filesz > maxTable {
+		return nil, fmt.Errorf("a dynamic table of %d bytes, the limit is %d", table.Filesz, maxTable)
 	}
-	offset, ok := f.locate(table.addr, table.size)
+	offset, ok := f.locate(table.Vaddr, table.Filesz)
 	if !ok {
-		return fmt.Errorf("the dynamic table of %d bytes at %#x is in no loaded segment", table.size, table.addr)
+		return nil, fmt.Errorf("the dynamic table of %d bytes at %#x is in no loaded segment", table.Filesz, table.Vaddr)
 	}
-	for done := uint64(0); done < table.size; {
-		part := f.room(min(uint64(len(f.buf)), table.size-done))
-		if err := f.read(part, offset+done); err != nil {
-			return err
-		}
-		done += uint64(len(part))
-		for ; len(part) >= entrySize; part = part[entrySize:] {
-			t := tag(binary.LittleEndian.Uint64(part))
-			if t == tagEnd {
-				return nil
-			}
-			visit(t, binary.LittleEndian.Uint64(part[8:]))
+	entries, err := readValues[elf.Dyn64](f, offset, table.Filesz/entrySize)
+	if err != nil {
+		return nil, err
+	}
+	for i, e := range entries {
+		if elf.DynTag(e.Tag) == elf.DT_NULL {
+			return entries[:i], nil
 		}
 	}
-	return errors.New("the dynamic table has no end tag")
-}
-
-// dynamic is the segment of the dynamic table, or nil. Of several the loader uses the last.
-func (f *File) dynamic() *segment {
-	for i := len(f.segments) - 1; i >= 0; i-- {
-		if f.segments[i].kind == dynamicSegment {
-			return &f.segments[i]
-		}
-	}
-	return nil
+	return nil, errors.New("the dynamic table has no end tag")
 }
 
 // locate returns the file offset of the n bytes that the loader maps at addr. A later segment covers an earlier one.
 func (f *File) locate(addr, n uint64) (offset uint64, ok bool) {
 	for i := len(f.segments) - 1; i >= 0; i-- {
 		s := &f.segments[i]
-		if s.kind != loadSegment || addr < s.addr || addr-s.addr >= s.size {
+		if elf.ProgType(s.Type) != elf.PT_LOAD || addr < s.Vaddr || addr-s.Vaddr >= s.Filesz {
 			continue
 		}
-		return s.offset + (addr - s.addr), n <= s.size-(addr-s.addr)
+		return s.Off + (addr - s.Vaddr), n <= s.Filesz-(addr-s.Vaddr)
 	}
 	return 0, false
 }

@@ -3,14 +3,13 @@
 //
 // It uses the program headers, as the dynamic loader does, so that both agree and a file without section headers can be
 // read. Only notes are found by section headers. Every number in a file is checked: reads are bounded and stay inside
-// the file. The standard library's debug/elf is not made for hostile files. It also reads every section header and
-// links decompressors, whose initialization costs time at each start of the program.
-//
-// The layout is that of the System V ABI, chapters 4 and 5, for 64-bit files.
+// the file. Of the standard library's debug/elf it uses the types. The reader there is not made for hostile files: it
+// reads and decompresses sections of any size.
 package elffile
 
 import (
 	"bytes"
+	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -24,127 +23,82 @@ var (
 	errTruncated = errors.New("the file is truncated")
 )
 
-// File is an open library whose headers have been checked. Its methods read from the file. It is not safe for
-// concurrent use.
+// Sizes in bytes of the structures of a 64-bit file.
+const (
+	headerSize  = 64
+	programSize = 56
+	sectionSize = 64
+	entrySize   = 16 // of the dynamic table
+)
+
+// File is an open library whose headers have been checked. Its methods read from the file.
 type File struct {
 	r        io.ReaderAt
 	size     uint64
-	segments []segment
-	sections sectionTable
-	// buf is reused by every read. The headers and the dynamic table of nearly all files fit.
-	buf [1024]byte
+	header   elf.Header64
+	segments []elf.Prog64
 }
 
-// sectionTable describes the section headers: where they are, and which section holds the names of all.
-type sectionTable struct {
-	offset                  uint64
-	entrySize, count, names uint16
-}
-
-// segment is a program header: size bytes at offset in the file, loaded at addr.
-type segment struct {
-	kind               uint32
-	offset, addr, size uint64
+// MachineOf is the machine of a GOARCH: arm64, or amd64 for every other value. NVIDIA has drivers for these two.
+func MachineOf(goarch string) elf.Machine {
+	if goarch == "arm64" {
+		return elf.EM_AARCH64
+	}
+	return elf.EM_X86_64
 }
 
 // ReadLibrary reads the headers of a shared library of size bytes; position-independent programs are accepted too. It
 // checks that the file is for the machine and has everything that a loader maps. Errors wrap ErrMachine or the error of
 // the read, or none of them if the file is damaged or no shared library.
-func ReadLibrary(r io.ReaderAt, size int64, machine Machine) (*File, error) {
+func ReadLibrary(r io.ReaderAt, size int64, machine elf.Machine) (*File, error) {
 	f := &File{r: r, size: uint64(max(size, 0))}
-	head := f.buf[:min(uint64(len(f.buf)), f.size)]
-	if err := f.read(head, 0); err != nil {
+	head, err := readValues[byte](f, 0, min(headerSize, f.size))
+	if err != nil {
 		return nil, err
 	}
-	if err := checkIdent(head); err != nil {
+	if !bytes.HasPrefix(head, []byte(elf.ELFMAG)) {
+		return nil, errors.New("not an ELF file")
+	}
+	if _, err := binary.Decode(head, binary.LittleEndian, &f.header); err != nil {
+		return nil, errTruncated
+	}
+	if err := f.checkHeader(machine); err != nil {
 		return nil, err
 	}
-	if err := f.checkHeader(head, machine); err != nil {
+	if f.segments, err = readValues[elf.Prog64](f, f.header.Phoff, uint64(f.header.Phnum)); err != nil {
 		return nil, err
 	}
-	if err := f.readSegments(head); err != nil {
-		return nil, err
+	for _, s := range f.segments {
+		if !f.has(s.Off, s.Filesz) {
+			return nil, errTruncated
+		}
 	}
 	return f, nil
 }
 
-// checkIdent checks the first bytes, which define the layout of the rest.
-func checkIdent(head []byte) error {
-	if !bytes.HasPrefix(head, []byte(magic)) {
-		return errors.New("not an ELF file")
-	}
-	if len(head) < identSize {
-		return errTruncated
-	}
-	switch class, order := head[4], head[5]; {
-	case class == class32:
+func (f *File) checkHeader(machine elf.Machine) error {
+	h := &f.header
+	class, order := elf.Class(h.Ident[elf.EI_CLASS]), elf.Data(h.Ident[elf.EI_DATA])
+	switch {
+	case class == elf.ELFCLASS32:
 		return fmt.Errorf("%w: it is a 32-bit file", ErrMachine)
-	case class != class64:
+	case class != elf.ELFCLASS64:
 		return fmt.Errorf("an ELF file of the unknown class %d", class)
-	case order == bigEndian:
+	case order == elf.ELFDATA2MSB:
 		return fmt.Errorf("%w: it is a big-endian file", ErrMachine)
-	case order != littleEndian:
+	case order != elf.ELFDATA2LSB:
 		return fmt.Errorf("an ELF file of the unknown byte order %d", order)
-	}
-	return checkVersion(uint32(head[6]))
-}
-
-func checkVersion(v uint32) error {
-	if v != version {
-		return fmt.Errorf("an ELF file of the unknown version %d", v)
-	}
-	return nil
-}
-
-func (f *File) checkHeader(head []byte, machine Machine) error {
-	if len(head) < headerSize {
+	case elf.Machine(h.Machine) != machine:
+		return fmt.Errorf("%w: it is for %s, this machine is %s", ErrMachine, elf.Machine(h.Machine), machine)
+	case elf.Type(h.Type) != elf.ET_DYN:
+		return fmt.Errorf("not a shared library but %s", elf.Type(h.Type))
+	case h.Ident[elf.EI_VERSION] != byte(elf.EV_CURRENT) || h.Version != uint32(elf.EV_CURRENT):
+		return errors.New("an ELF file of an unknown version")
+	case !f.has(h.Shoff, uint64(h.Shentsize)*uint64(h.Shnum)):
+		// A loader needs no section headers, but they are at the end: a file without them was cut.
 		return errTruncated
-	}
-	le := binary.LittleEndian
-	if m := Machine(le.Uint16(head[18:])); m != machine {
-		return fmt.Errorf("%w: it is for %s, this machine is %s", ErrMachine, m, machine)
-	}
-	if t := le.Uint16(head[16:]); t != libraryType {
-		return fmt.Errorf("not a shared library but %s", typeName(t))
-	}
-	if err := checkVersion(le.Uint32(head[20:])); err != nil {
-		return err
-	}
-	t := sectionTable{le.Uint64(head[40:]), le.Uint16(head[58:]), le.Uint16(head[60:]), le.Uint16(head[62:])}
-	// A loader needs no section headers, but they are at the end: a file without them was cut.
-	if !f.has(t.offset, uint64(t.entrySize)*uint64(t.count)) {
-		return errTruncated
-	}
-	f.sections = t
-	return nil
-}
-
-// readSegments reads the program headers, at most 65,535, and checks that the segments are in the file.
-func (f *File) readSegments(head []byte) error {
-	le := binary.LittleEndian
-	at, n := le.Uint64(head[32:]), uint64(le.Uint16(head[56:]))
-	if le.Uint16(head[54:]) != programSize || n == 0 {
+	case h.Phentsize != programSize || h.Phnum == 0:
 		return errors.New("no usable program headers")
-	}
-	if !f.has(at, n*programSize) {
-		return errTruncated
-	}
-	var table []byte
-	if end := at + n*programSize; end <= uint64(len(head)) {
-		table = head[at:end]
-	} else {
-		table = f.room(n * programSize)
-		if err := f.read(table, at); err != nil {
-			return err
-		}
-	}
-	f.segments = make([]segment, 0, n)
-	for ; len(table) > 0; table = table[programSize:] {
-		s := segment{le.Uint32(table), le.Uint64(table[8:]), le.Uint64(table[16:]), le.Uint64(table[32:])}
-		if !f.has(s.offset, s.size) {
-			return errTruncated
-		}
-		f.segments = append(f.segments, s)
 	}
 	return nil
 }
@@ -152,22 +106,19 @@ func (f *File) readSegments(head []byte) error {
 // has reports whether n bytes at that offset are in the file.
 func (f *File) has(offset, n uint64) bool { return offset <= f.size && n <= f.size-offset }
 
-// room returns a buffer of n bytes, valid until the next call.
-func (f *File) room(n uint64) []byte {
-	if n <= uint64(len(f.buf)) {
-		return f.buf[:n]
+// readValues reads n values at an offset in the file. The caller has checked n against a limit.
+func readValues[T any](f *File, offset, n uint64) ([]T, error) {
+	values := make([]T, n)
+	size := uint64(binary.Size(values))
+	if !f.has(offset, size) {
+		return nil, errTruncated
 	}
-	return make([]byte, n)
-}
-
-// read fills p from the file. The caller has checked with has that the file is that long.
-func (f *File) read(p []byte, offset uint64) error {
-	n, err := f.r.ReadAt(p, int64(offset))
+	err := binary.Read(io.NewSectionReader(f.r, int64(offset), int64(size)), binary.LittleEndian, values)
 	switch {
-	case n == len(p):
-		return nil
-	case errors.Is(err, io.EOF):
-		return errTruncated // the file became shorter meanwhile
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return nil, errTruncated // the file became shorter meanwhile
+	case err != nil:
+		return nil, fmt.Errorf("read %d bytes at %d: %w", size, offset, err)
 	}
-	return fmt.Errorf("read %d bytes at %d: %w", len(p), offset, err)
+	return values, nil
 }

@@ -13,7 +13,7 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-const x86 = X8664
+const x86 = elf.EM_X86_64
 
 // library makes a complete library for x86: headers, a segment with the strings, one with the dynamic table, and
 // section headers.
@@ -83,8 +83,8 @@ func TestRead(t *testing.T) {
 			set(elf.EI_DATA, uint8(elf.ELFDATA2MSB)), "it is a big-endian file", ErrMachine,
 		},
 		"an unknown byte order":              {set[uint8](elf.EI_DATA, 9), "unknown byte order 9", nil},
-		"another version in the first bytes": {set[uint8](elf.EI_VERSION, 2), "unknown version 2", nil},
-		"another version in the header":      {set[uint32](20, 3), "unknown version 3", nil},
+		"another version in the first bytes": {set[uint8](elf.EI_VERSION, 2), "unknown version", nil},
+		"another version in the header":      {set[uint32](20, 3), "unknown version", nil},
 		"another machine": {
 			set(18, uint16(elf.EM_AARCH64)), "it is for EM_AARCH64, this machine is EM_X86_64", ErrMachine,
 		},
@@ -173,35 +173,22 @@ func TestReadOfAFileThatBecomesShorter(t *testing.T) {
 	data := library(t)
 	for n := range data {
 		f, err := ReadLibrary(bytes.NewReader(data[:n]), int64(len(data)), x86)
+		soname := ""
 		if err == nil {
-			_, err = f.SONAME()
+			soname, err = f.SONAME()
 		}
-		if !errors.Is(err, errTruncated) {
-			t.Fatalf("%d of %d bytes are left: %v", n, len(data), err)
+		// The section headers at the end are not read.
+		if !errors.Is(err, errTruncated) && (err != nil || soname != "libcuda.so.1") {
+			t.Fatalf("%d of %d bytes are left: %q, %v", n, len(data), soname, err)
 		}
 	}
 }
 
-func TestNamesAreThoseOfTheStandardLibrary(t *testing.T) {
+func TestMachineOf(t *testing.T) {
 	for goarch, want := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
-		if got := MachineOf(goarch); got.String() != want.String() || uint16(got) != uint16(want) {
+		if got := MachineOf(goarch); got != want {
 			t.Errorf("%s is %s, want %s", goarch, got, want)
 		}
-	}
-	for _, want := range []elf.Machine{
-		elf.EM_386, elf.EM_PPC, elf.EM_PPC64, elf.EM_S390, elf.EM_ARM, elf.EM_RISCV, elf.EM_LOONGARCH,
-	} {
-		if got := Machine(want); got.String() != want.String() {
-			t.Errorf("machine %d is %s, want %s", want, got, want)
-		}
-	}
-	for _, want := range []elf.Type{elf.ET_REL, elf.ET_EXEC, elf.ET_DYN, elf.ET_CORE} {
-		if got := typeName(uint16(want)); got != want.String() {
-			t.Errorf("type %d is %s, want %s", want, got, want)
-		}
-	}
-	if got := Machine(9999).String() + ", " + typeName(77); got != "machine number 9999, the unknown type 77" {
-		t.Errorf("unknown numbers are %s", got)
 	}
 }
 

@@ -2,6 +2,7 @@ package elffile
 
 import (
 	"bytes"
+	"debug/elf"
 	"encoding/binary"
 	"fmt"
 )
@@ -24,6 +25,7 @@ func (f *File) Note(section, owner string) ([]byte, error) {
 		return nil, nil
 	}
 	// A note is the sizes of its name and descriptor, a type, and both, each padded to 4 bytes.
+	const noteHeaderSize = 12
 	if len(data) < noteHeaderSize {
 		return nil, fmt.Errorf("the section %s has %d bytes, fewer than a note", section, len(data))
 	}
@@ -47,42 +49,36 @@ func (f *File) Note(section, owner string) ([]byte, error) {
 // noteSection reads the section of notes with that name, nil if there is none. Notes are found by section, since they
 // need not be in a segment.
 func (f *File) noteSection(name string) ([]byte, error) {
-	h := f.sections
-	if h.count == 0 {
+	h := &f.header
+	if h.Shnum == 0 {
 		return nil, nil
 	}
-	if h.entrySize != sectionSize || h.count > maxSections || h.names >= h.count {
+	if h.Shentsize != sectionSize || h.Shnum > maxSections || h.Shstrndx >= h.Shnum {
 		return nil, fmt.Errorf("unusable section headers: %d of %d bytes, names in section %d",
-			h.count, h.entrySize, h.names)
+			h.Shnum, h.Shentsize, h.Shstrndx)
 	}
-	table, err := f.part(h.offset, uint64(h.count)*sectionSize, maxSections*sectionSize)
+	sections, err := readValues[elf.Section64](f, h.Shoff, uint64(h.Shnum))
 	if err != nil {
 		return nil, err
 	}
-	le := binary.LittleEndian
-	header := table[int(h.names)*sectionSize:]
-	names, err := f.part(le.Uint64(header[24:]), le.Uint64(header[32:]), maxSectionNames)
+	names, err := f.content(&sections[h.Shstrndx], maxSectionNames)
 	if err != nil {
 		return nil, fmt.Errorf("section names: %w", err)
 	}
-	for ; len(table) > 0; table = table[sectionSize:] {
-		at := uint64(le.Uint32(table))
-		isNamed := at < uint64(len(names)) && bytes.HasPrefix(names[at:], []byte(name+"\x00"))
-		if isNamed && le.Uint32(table[4:]) == noteType {
-			return f.part(le.Uint64(table[24:]), le.Uint64(table[32:]), maxNote)
+	for i := range sections {
+		s := &sections[i]
+		isNamed := uint64(s.Name) < uint64(len(names)) && bytes.HasPrefix(names[s.Name:], []byte(name+"\x00"))
+		if isNamed && elf.SectionType(s.Type) == elf.SHT_NOTE {
+			return f.content(s, maxNote)
 		}
 	}
 	return nil, nil
 }
 
-// part reads n bytes at an offset. More than limit bytes are an error.
-func (f *File) part(offset, n, limit uint64) ([]byte, error) {
-	if n > limit {
-		return nil, fmt.Errorf("%d bytes, the limit is %d", n, limit)
+// content reads a section. More than limit bytes are an error.
+func (f *File) content(s *elf.Section64, limit uint64) ([]byte, error) {
+	if s.Size > limit {
+		return nil, fmt.Errorf("%d bytes, the limit is %d", s.Size, limit)
 	}
-	if !f.has(offset, n) {
-		return nil, errTruncated
-	}
-	data := make([]byte, n)
-	return data, f.read(data, offset)
+	return readValues[byte](f, s.Off, s.Size)
 }

@@ -2,6 +2,7 @@ package elffile
 
 import (
 	"bytes"
+	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"os"
@@ -46,7 +47,7 @@ func addSection(data []byte, name string, content []byte) []byte {
 	for _, s := range []struct {
 		name, kind   uint32
 		offset, size int
-	}{{}, {0, 3, 0, len(names)}, {1, noteType, len(names), len(content)}} {
+	}{{}, {0, 3, 0, len(names)}, {1, uint32(elf.SHT_NOTE), len(names), len(content)}} {
 		raw := make([]byte, sectionSize)
 		le.PutUint32(raw, s.name)
 		le.PutUint32(raw[4:], s.kind)

@@ -65,7 +65,7 @@ func compare(t *testing.T, file string) bool {
 		}
 		return false
 	case peer.Class != elf.ELFCLASS64 || peer.Data != elf.ELFDATA2LSB ||
-		Machine(peer.Machine) != MachineOf(runtime.GOARCH):
+		peer.Machine != MachineOf(runtime.GOARCH):
 		if !errors.Is(ours, ErrMachine) {
 			t.Errorf("%s is for %s, %s: got %v", file, peer.Machine, peer.Class, ours)
 		}
