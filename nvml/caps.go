@@ -1,10 +1,8 @@
 package nvml
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -12,9 +10,10 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/regular"
 )
 
-// maxMinors is how many bytes of the file with the capabilities' minors are read. For eight GPUs with seven GPU
+// maxMinors is the size in bytes of the largest file of minors that is read. For eight GPUs with seven GPU
 // instances of seven compute instances each it has less than 20 KB.
 const maxMinors = 1 << 20
 
@@ -24,41 +23,37 @@ type capMinors map[string]int
 
 // readCapMinors reads the host's minors. A host without the file has none.
 func readCapMinors(h host.Host) (capMinors, error) {
-	f, err := os.Open(h.Proc("driver", "nvidia-caps", "mig-minors"))
+	path := h.Proc("driver", "nvidia-caps", "mig-minors")
+	data, err := regular.ReadFile(path, maxMinors)
 	if errors.Is(err, os.ErrNotExist) {
 		return capMinors{}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read MIG capabilities: %w", err)
 	}
-	defer f.Close()
-	minors, err := parseCapMinors(io.LimitReader(f, maxMinors))
+	minors, err := parseCapMinors(string(data))
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", f.Name(), err)
+		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	return minors, nil
 }
 
 // parseCapMinors parses lines of a name and a number.
-func parseCapMinors(r io.Reader) (capMinors, error) {
+func parseCapMinors(text string) (capMinors, error) {
 	minors := capMinors{}
-	lines := bufio.NewScanner(r)
-	for n := 1; lines.Scan(); n++ {
-		fields := strings.Fields(lines.Text())
+	for i, line := range strings.Split(text, "\n") {
+		fields := strings.Fields(line)
 		if len(fields) == 0 {
 			continue
 		}
 		if len(fields) != 2 {
-			return nil, fmt.Errorf("line %d: want a name and a number", n)
+			return nil, fmt.Errorf("line %d: want a name and a number", i+1)
 		}
 		minor, err := strconv.ParseUint(fields[1], 10, 20) // the kernel's minors have 20 bits
 		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", n, err)
+			return nil, fmt.Errorf("line %d: %w", i+1, err)
 		}
 		minors[fields[0]] = int(minor)
-	}
-	if err := lines.Err(); err != nil {
-		return nil, err
 	}
 	return minors, nil
 }

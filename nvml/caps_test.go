@@ -10,7 +10,7 @@ import (
 const someMinors = "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n\ngpu2/gi11/ci1/access 1013\n"
 
 func TestCapMinors(t *testing.T) {
-	caps, err := parseCapMinors(strings.NewReader(someMinors))
+	caps, err := parseCapMinors(someMinors)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,15 +30,14 @@ func TestCapMinors(t *testing.T) {
 
 func TestCapMinorsRefuses(t *testing.T) {
 	for name, text := range map[string]string{
-		"a name without a number":              "config 1\ngpu0/gi0/access\n",
-		"three fields":                         "gpu0/gi0/access 3 4\n",
-		"a negative minor":                     "config -1\n",
-		"a minor that the kernel cannot have":  "config 1048576\n",
-		"a minor in hexadecimal":               "config 0x1\n",
-		"a line longer than any name could be": strings.Repeat("x", 1<<17) + " 1\n",
+		"a name without a number":             "config 1\ngpu0/gi0/access\n",
+		"three fields":                        "gpu0/gi0/access 3 4\n",
+		"a negative minor":                    "config -1\n",
+		"a minor that the kernel cannot have": "config 1048576\n",
+		"a minor in hexadecimal":              "config 0x1\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got, err := parseCapMinors(strings.NewReader(text)); err == nil {
+			if got, err := parseCapMinors(text); err == nil {
 				t.Errorf("got %v, want an error", got)
 			}
 		})
@@ -64,7 +63,7 @@ func FuzzCapMinors(f *testing.F) {
 	f.Add(someMinors)
 	f.Add("gpu0/gi0/access")
 	f.Fuzz(func(t *testing.T, text string) {
-		got, err := parseCapMinors(strings.NewReader(text))
+		got, err := parseCapMinors(text)
 		if (got == nil) == (err == nil) {
 			t.Fatalf("got %v and error %v, want exactly one", got, err)
 		}

@@ -2,7 +2,6 @@ package nvml
 
 import (
 	"context"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,6 +11,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/regular"
 )
 
 // addFromKernel adds to the devices what the kernel shows and NVML does not: NUMA nodes, the device nodes of MIG
@@ -81,17 +81,10 @@ func knownGPUs(h host.Host) string {
 	return strings.Join(names, ",")
 }
 
-// readShort reads the first 4 KiB of a file of /sys or /proc, without white space around them.
+// readShort reads a file of /sys or /proc, without white space around it. It is empty if the file has more than 4 KiB or
+// cannot be read.
 func readShort(path string) string {
-	f, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, 4096))
-	if err != nil {
-		return ""
-	}
+	data, _ := regular.ReadFile(path, 4096)
 	return strings.TrimSpace(string(data))
 }
 

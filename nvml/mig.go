@@ -34,7 +34,7 @@ func (r *gpuReader) readMIG(dev nvml.Device) error {
 		if err != nil {
 			return fmt.Errorf("MIG device %d: %w", i, err)
 		}
-		m, err := r.migDevice(dev, handle)
+		m, err := r.migDevice(handle)
 		if err != nil {
 			return fmt.Errorf("MIG device %d: %w", i, err)
 		}
@@ -45,7 +45,7 @@ func (r *gpuReader) readMIG(dev nvml.Device) error {
 }
 
 // migDevice reads a MIG device of the GPU, except its index and its capabilities.
-func (r *gpuReader) migDevice(parent, mig nvml.Device) (m gpu.MIGDevice, err error) {
+func (r *gpuReader) migDevice(mig nvml.Device) (m gpu.MIGDevice, err error) {
 	if m.UUID, err = invoke(r.library, r.c, "nvmlDeviceGetUUID", mig.GetUUID); err != nil {
 		return m, err
 	}
@@ -61,87 +61,35 @@ func (r *gpuReader) migDevice(parent, mig nvml.Device) (m gpu.MIGDevice, err err
 		return m, err
 	}
 	m.MemoryBytes = attributes.MemorySizeMB << 20
-	m.Profile, err = r.migProfile(parent, mig, m.GPUInstance, attributes)
+	m.Profile, err = r.migProfile(mig, attributes)
 	return m, err
 }
 
-// migProfile is the name of the device's profile: the end of the MIG device's name or, where a driver has no such name,
-// made from its size and the kind of its GPU instance.
-func (r *gpuReader) migProfile(parent, mig nvml.Device, gi int, a nvml.DeviceAttributes) (string, error) {
+// migProfile is the name of the device's profile: the end of the MIG device's name or, where an old driver has no such
+// name, made from its size.
+func (r *gpuReader) migProfile(mig nvml.Device, a nvml.DeviceAttributes) (string, error) {
 	name, err := optional(invoke(r.library, r.c, "nvmlDeviceGetName", mig.GetName))
 	if err != nil {
 		return "", err
 	}
-	if profile, ok := profileOfName(name); ok {
+	if profile := name[strings.LastIndexByte(name, ' ')+1:]; profilePattern.MatchString(profile) {
 		return profile, nil
 	}
-	kind, err := r.instanceKind(parent, gi)
-	if err != nil {
-		return "", err
-	}
 	return profileName(int(a.ComputeInstanceSliceCount), int(a.GpuInstanceSliceCount),
-		migGigabytes(r.got.MemoryBytes, a.MemorySizeMB), kind), nil
-}
-
-// instanceKind is the number of the GPU instance's profile among NVML's NVML_GPU_INSTANCE_PROFILE_*.
-func (r *gpuReader) instanceKind(parent nvml.Device, gi int) (int, error) {
-	instance, err := invoke(r.library, r.c, "nvmlDeviceGetGpuInstanceById", func() (nvml.GpuInstance, nvml.Return) {
-		return parent.GetGpuInstanceById(gi)
-	})
-	if err != nil {
-		return 0, err
-	}
-	info, err := invoke(r.library, r.c, "nvmlGpuInstanceGetInfo", instance.GetInfo)
-	if err != nil {
-		return 0, err
-	}
-	for kind := range nvml.GPU_INSTANCE_PROFILE_COUNT {
-		profile, err := invoke(r.library, r.c, "nvmlDeviceGetGpuInstanceProfileInfo",
-			func() (nvml.GpuInstanceProfileInfo, nvml.Return) { return parent.GetGpuInstanceProfileInfo(kind) })
-		switch {
-		case hasCode(err, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT):
-		case err != nil:
-			return 0, err
-		case profile.Id == info.ProfileId:
-			return kind, nil
-		}
-	}
-	return 0, fmt.Errorf("GPU instance %d has profile %d, which the GPU does not list", gi, info.ProfileId)
+		migGigabytes(r.got.MemoryBytes, a.MemorySizeMB)), nil
 }
 
 // profilePattern matches NVIDIA's names of MIG profiles: compute slices where they are fewer than the GPU instance's,
 // GPU slices, memory, attributes.
 var profilePattern = regexp.MustCompile(`^([0-9]+c\.)?[0-9]+g\.[0-9]+gb([+-][a-z0-9.,]+)?$`)
 
-// profileOfName cuts the profile from the name of a MIG device, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
-func profileOfName(name string) (string, bool) {
-	profile := name[strings.LastIndexByte(name, ' ')+1:]
-	return profile, profilePattern.MatchString(profile)
-}
-
-// profileName makes a profile's name from slices, gigabytes and the kind of GPU instance (NVML_GPU_INSTANCE_PROFILE_*).
-func profileName(computeSlices, gpuSlices, gigabytes, kind int) string {
-	name := fmt.Sprintf("%dg.%dgb%s", gpuSlices, gigabytes, attributesOfKind(kind))
+// profileName makes a profile's name from slices and gigabytes.
+func profileName(computeSlices, gpuSlices, gigabytes int) string {
+	name := fmt.Sprintf("%dg.%dgb", gpuSlices, gigabytes)
 	if computeSlices != gpuSlices {
 		return fmt.Sprintf("%dc.%s", computeSlices, name)
 	}
 	return name
-}
-
-// attributesOfKind is the end of the profile's name: media extensions (me), none of them, all of them, or graphics.
-func attributesOfKind(kind int) string {
-	switch kind {
-	case nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1, nvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1:
-		return "+me"
-	case nvml.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME, nvml.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME:
-		return "+me.all"
-	case nvml.GPU_INSTANCE_PROFILE_1_SLICE_NO_ME, nvml.GPU_INSTANCE_PROFILE_2_SLICE_NO_ME:
-		return "-me"
-	case nvml.GPU_INSTANCE_PROFILE_1_SLICE_GFX, nvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX,
-		nvml.GPU_INSTANCE_PROFILE_3_SLICE_GFX, nvml.GPU_INSTANCE_PROFILE_4_SLICE_GFX:
-		return "+gfx"
-	}
-	return ""
 }
 
 // migGigabytes is the memory in a profile's name: the GPU's memory, in whole GiB, times the device's share of it,

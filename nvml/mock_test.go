@@ -211,33 +211,25 @@ func countLinks(s *gpu.Snapshot, a, b int) int {
 	return l.NVLinks
 }
 
-// A driver without MIG names is asked for the kind of the GPU instance.
+// A MIG device whose name has no profile is named by its size.
 func TestMockMIGProfileWithoutName(t *testing.T) {
 	session, server := openMock(t)
 	d := device(server, 5)
 	_, _ = d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
-	kind := nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1
-	info, _ := d.GetGpuInstanceProfileInfo(kind)
-	gi, _ := d.CreateGpuInstance(&info)
-	d.GetGpuInstanceByIdFunc = func(id int) (nvml.GpuInstance, nvml.Return) {
-		if id != 9 {
-			return nil, nvml.ERROR_NOT_FOUND
-		}
-		return gi, nvml.SUCCESS
-	}
+	const mib = 4864
 	d.GetMaxMigDeviceCountFunc = func() (int, nvml.Return) { return 7, nvml.SUCCESS }
 	d.GetMigDeviceHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
 		if i != 4 {
 			return nil, nvml.ERROR_NOT_FOUND
 		}
-		return createMIG("MIG-7f8c", 9, 0, "NVIDIA A100", info.MemorySizeMB), nvml.SUCCESS
+		return createMIG("MIG-7f8c", 9, 0, "NVIDIA A100", mib), nvml.SUCCESS
 	}
 	got := readTopology(t, session, createHost(t, map[string]string{
 		"proc/driver/nvidia-caps/mig-minors": "gpu5/gi9/access 300\ngpu5/gi9/ci0/access 301\n",
 	})).Devices[5]
 	want := []gpu.MIGDevice{{
-		Index: 4, UUID: "MIG-7f8c", Profile: "1g.5gb+me", GPUInstance: 9, ComputeInstance: 0,
-		GPUInstanceCap: 300, ComputeInstanceCap: 301, MemoryBytes: info.MemorySizeMB << 20,
+		Index: 4, UUID: "MIG-7f8c", Profile: "1g.5gb", GPUInstance: 9, ComputeInstance: 0,
+		GPUInstanceCap: 300, ComputeInstanceCap: 301, MemoryBytes: mib << 20,
 	}}
 	if diff := cmp.Diff(want, got.MIG); diff != "" || got.Error != "" {
 		t.Errorf("error %q, MIG devices (-want +got):\n%s", got.Error, diff)
