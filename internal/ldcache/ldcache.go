@@ -100,51 +100,21 @@ func (c *Cache) Lookup(name string, flags int32) (string, bool) {
 	return "", false
 }
 
-// Prepend inserts entries before all others. It removes the other entries that the loader treats as the same name and
-// flags, also those of glibc-hwcaps directories. Of several new entries with one name only the first is inserted.
+// Prepend inserts entries before all others. It removes the other entries of their names and flags, also those of
+// glibc-hwcaps directories. Of several new entries with one name only the first is inserted.
 func (c *Cache) Prepend(entries ...Entry) {
-	first := make([]Entry, 0, len(entries)+len(c.Entries))
+	type key struct {
+		name  string
+		flags int32
+	}
 	seen := make(map[key]bool, len(entries))
+	var first []Entry
 	for _, e := range entries {
-		if k := keyOf(e); !seen[k] {
+		if k := (key{e.Name, e.Flags}); !seen[k] {
 			seen[k] = true
 			first = append(first, e)
 		}
 	}
-	for _, e := range c.Entries {
-		if !seen[keyOf(e)] {
-			first = append(first, e)
-		}
-	}
-	c.Entries = first
-}
-
-// key is equal for entries that the loader treats as the same name.
-type key struct {
-	name  string
-	flags int32
-}
-
-// keyOf drops leading zeros from numbers in the name, since the loader compares numbers by value.
-func keyOf(e Entry) key {
-	k := key{e.Name, e.Flags}
-	for i := 0; i+1 < len(e.Name); i++ {
-		if e.Name[i] == '0' && isDigit(e.Name[i+1]) {
-			k.name = dropZeros(e.Name)
-			break
-		}
-	}
-	return k
-}
-
-func dropZeros(s string) string {
-	b := make([]byte, 0, len(s))
-	for i := range len(s) {
-		leading := s[i] == '0' && (len(b) == 0 || !isDigit(b[len(b)-1]))
-		if leading && i+1 < len(s) && isDigit(s[i+1]) {
-			continue
-		}
-		b = append(b, s[i])
-	}
-	return string(b)
+	others := slices.DeleteFunc(slices.Clone(c.Entries), func(e Entry) bool { return seen[key{e.Name, e.Flags}] })
+	c.Entries = append(first, others...)
 }

@@ -31,28 +31,35 @@ const (
 
 var le = binary.LittleEndian
 
-// Parse reads a cache in any of glibc's three layouts: new, old, and old followed by new, of which the new one is used.
-// It refuses a cache that the loader would ignore or could use only in part. Unknown sections of the extension block
-// are dropped. The strings of the result share one copy of data.
+// Parse reads a cache in the layout of glibc 2.2 and later, with the older one in front of it or without. It refuses a
+// cache that the loader would ignore or could use only in part. Unknown sections of the extension block are dropped. The
+// strings of the result share one copy of data.
 func Parse(data []byte) (*Cache, error) {
 	if len(data) > MaxSize {
 		return nil, fmt.Errorf("%w: %d bytes, the limit is %d", errFormat, len(data), MaxSize)
 	}
-	if hasMagic(data, magicNew) {
-		return parseNew(data, 0)
+	start := 0
+	if hasMagic(data, magicOld) {
+		n, err := count(data, 12, headerOld, entryOld)
+		if err != nil {
+			return nil, err
+		}
+		start = (headerOld + n*entryOld + 7) &^ 7
 	}
-	if !hasMagic(data, magicOld) || len(data) < headerOld {
+	if start > len(data) || !hasMagic(data[start:], magicNew) {
 		return nil, fmt.Errorf("%w: no known magic number", errFormat)
 	}
-	n, err := count(data, 12, headerOld, entryOld)
-	if err != nil {
+	c := &Cache{}
+	text := string(data)
+	if err := c.parseEntries(data[start:], text[start:]); err != nil {
 		return nil, err
 	}
-	end := headerOld + n*entryOld
-	if start := (end + 7) &^ 7; start < len(data) && hasMagic(data[start:], magicNew) {
-		return parseNew(data, start)
+	if at := le.Uint32(data[start+extensionAt:]); at != 0 {
+		if err := c.parseExtension(data, text, at); err != nil {
+			return nil, fmt.Errorf("extension block: %w", err)
+		}
 	}
-	return parseOld(data, n, end)
+	return c, nil
 }
 
 func hasMagic(data []byte, magic string) bool {
@@ -74,77 +81,39 @@ func count(data []byte, at, header, size int) (int, error) {
 	return int(n), nil
 }
 
-func parseOld(data []byte, n, end int) (*Cache, error) {
-	c := &Cache{Entries: make([]Entry, 0, n)}
-	strs := &texts{string(data[end:]), MaxSize}
-	for i := range n {
-		e, err := strs.entry(data[headerOld+i*entryOld:])
-		if err != nil {
-			return nil, fmt.Errorf("entry %d: %w", i, err)
-		}
-		c.Entries = append(c.Entries, e)
-	}
-	return c, nil
-}
-
-// parseNew reads the new layout at offset start. Offsets of entries are relative to start, those of the extension block
-// to the beginning of the file.
-func parseNew(file []byte, start int) (*Cache, error) {
-	data := file[start:]
+// parseEntries reads the entries. The offsets of their strings are relative to the header; text is data as a string.
+func (c *Cache) parseEntries(data []byte, text string) error {
 	n, err := count(data, countAt, headerNew, entryNew)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if endian := data[flagsAt]; endian != 0 && endian&endianMask != endianLittle {
-		return nil, fmt.Errorf("%w: not little-endian", errFormat)
+		return fmt.Errorf("%w: not little-endian", errFormat)
 	}
-	c := &Cache{Entries: make([]Entry, 0, n)}
-	strs := &texts{string(data), MaxSize}
-	for i := range n {
-		raw := data[headerNew+i*entryNew:]
-		e, err := strs.entry(raw)
-		if err != nil {
-			return nil, fmt.Errorf("entry %d: %w", i, err)
+	c.Entries = make([]Entry, n)
+	left := MaxSize // the strings of a hostile cache may overlap, and would need far more bytes when written
+	for i := range c.Entries {
+		e, raw := &c.Entries[i], data[headerNew+i*entryNew:]
+		if e.Name, err = stringAt(text, le.Uint32(raw[4:]), maxName); err != nil {
+			return fmt.Errorf("entry %d: name: %w", i, err)
 		}
-		e.OSVersion, e.HWCap = le.Uint32(raw[12:]), le.Uint64(raw[16:])
-		c.Entries = append(c.Entries, e)
-	}
-	if at := le.Uint32(data[extensionAt:]); at != 0 {
-		if err := c.parseExtension(file, at); err != nil {
-			return nil, fmt.Errorf("extension block: %w", err)
+		if e.Path, err = stringAt(text, le.Uint32(raw[8:]), maxPath); err != nil {
+			return fmt.Errorf("entry %d: path: %w", i, err)
 		}
+		if left -= len(e.Name) + len(e.Path); left < 0 {
+			return fmt.Errorf("%w: names and paths of more than %d bytes together", errFormat, MaxSize)
+		}
+		e.Flags, e.OSVersion, e.HWCap = int32(le.Uint32(raw)), le.Uint32(raw[12:]), le.Uint64(raw[16:])
 	}
-	return c, nil
+	return nil
 }
 
-// texts are the strings of entries. Those of a hostile cache may overlap, and would need far more bytes when written.
-// left is the number of bytes that are still allowed.
-type texts struct {
-	data string
-	left int
-}
-
-// entry reads the part of an entry that both layouts have.
-func (t *texts) entry(raw []byte) (e Entry, err error) {
-	e.Flags = int32(le.Uint32(raw))
-	if e.Name, err = text(t.data, le.Uint32(raw[4:]), maxName); err != nil {
-		return e, fmt.Errorf("name: %w", err)
-	}
-	if e.Path, err = text(t.data, le.Uint32(raw[8:]), maxPath); err != nil {
-		return e, fmt.Errorf("path: %w", err)
-	}
-	if t.left -= len(e.Name) + len(e.Path); t.left < 0 {
-		return e, fmt.Errorf("%w: names and paths of more than %d bytes together", errFormat, MaxSize)
-	}
-	return e, nil
-}
-
-// text returns the NUL-terminated string at an offset.
-func text(strs string, at uint32, limit int) (string, error) {
-	if int64(at) >= int64(len(strs)) {
+// stringAt returns the NUL-terminated string at an offset.
+func stringAt(text string, at uint32, limit int) (string, error) {
+	if int64(at) >= int64(len(text)) {
 		return "", fmt.Errorf("%w: offset %d is past the end", errFormat, at)
 	}
-	s := strs[at:]
+	s := text[at:]
 	s = s[:min(len(s), limit+1)]
 	n := strings.IndexByte(s, 0)
 	if n < 0 {
@@ -153,7 +122,9 @@ func text(strs string, at uint32, limit int) (string, error) {
 	return s[:n], nil
 }
 
-func (c *Cache) parseExtension(file []byte, at uint32) error {
+// parseExtension reads the extension block, whose offsets are relative to the beginning of the file; text is the file as
+// a string.
+func (c *Cache) parseExtension(file []byte, text string, at uint32) error {
 	block, err := part(file, at, extensionHeader)
 	if err != nil {
 		return err
@@ -172,8 +143,12 @@ func (c *Cache) parseExtension(file []byte, at uint32) error {
 	for ; len(sections) > 0; sections = sections[sectionSize:] {
 		tag := le.Uint32(sections)
 		data, err := part(file, le.Uint32(sections[8:]), le.Uint32(sections[12:]))
-		if err == nil {
-			err = c.parseSection(file, tag, data)
+		switch {
+		case err != nil:
+		case tag == tagGenerator:
+			c.Generator, _, _ = strings.Cut(string(data[:min(len(data), maxName)]), "\x00")
+		case tag == tagHWCaps:
+			c.HWCaps, err = parseHWCaps(data, text)
 		}
 		if err != nil {
 			return fmt.Errorf("section with tag %d: %w", tag, err)
@@ -182,38 +157,25 @@ func (c *Cache) parseExtension(file []byte, at uint32) error {
 	return nil
 }
 
-func (c *Cache) parseSection(file []byte, tag uint32, data []byte) error {
-	switch tag {
-	case tagGenerator:
-		c.Generator, _, _ = strings.Cut(string(data[:min(len(data), maxName)]), "\x00")
-	case tagHWCaps:
-		if len(data)%4 != 0 || len(data)/4 > maxHWCaps {
-			return fmt.Errorf("%w: %d bytes of names", errFormat, len(data))
-		}
-		c.HWCaps = make([]string, 0, len(data)/4)
-		for ; len(data) > 0; data = data[4:] {
-			name, err := hwcapName(file, le.Uint32(data))
-			if err != nil {
-				return err
-			}
-			c.HWCaps = append(c.HWCaps, name)
+// parseHWCaps reads a list of the offsets of names.
+func parseHWCaps(list []byte, text string) ([]string, error) {
+	if len(list)%4 != 0 || len(list)/4 > maxHWCaps {
+		return nil, fmt.Errorf("%w: %d bytes of names", errFormat, len(list))
+	}
+	names := make([]string, len(list)/4)
+	for i := range names {
+		var err error
+		if names[i], err = stringAt(text, le.Uint32(list[4*i:]), maxName); err != nil {
+			return nil, err
 		}
 	}
-	return nil
+	return names, nil
 }
 
-func hwcapName(file []byte, at uint32) (string, error) {
-	name, err := part(file, at, 1)
-	if err != nil {
-		return "", err
-	}
-	return text(string(name[:min(cap(name), maxName+1)]), 0, maxName)
-}
-
-// part returns size bytes of a file. Its capacity reaches to the end of the file.
+// part returns size bytes of a file.
 func part(file []byte, at, size uint32) ([]byte, error) {
 	if int64(at)+int64(size) > int64(len(file)) {
 		return nil, fmt.Errorf("%w: %d bytes at %d are past the end", errFormat, size, at)
 	}
-	return file[at:][: size : len(file)-int(at)], nil
+	return file[at:][:size], nil
 }
