@@ -1,7 +1,9 @@
 package cdi
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"maps"
 	"reflect"
 	"slices"
@@ -18,7 +20,7 @@ type Difference struct {
 	// Where is the part of the spec: "driver", "device 3 (GPU-...)", "all devices" (the edits that every container
 	// gets) or "spec".
 	Where string `json:"where"`
-	// What describes it, such as "gone" or "580.126.09 -> 585.10.02: 49 mounts and the hook changed".
+	// What describes it, such as "gone" or "580.126.09 -> 585.10.02".
 	What string `json:"what"`
 }
 
@@ -26,7 +28,8 @@ type Difference struct {
 func (d Difference) String() string { return d.Where + ": " + d.What }
 
 // Diff lists the differences of a written spec from the expected one, always in the same order. It is empty only if
-// engines do the same with both. Where an index and a UUID of one device differ alike, only the index is listed.
+// engines do the same with both. Of an index and a UUID that stand for one device only the index is listed. Names of
+// files that differ only in the driver's version are not listed: that the versions differ is one difference.
 func Diff(written, expected *specs.Spec) []Difference {
 	var list []Difference
 	before, after := strings.TrimPrefix(written.Version, "v"), strings.TrimPrefix(expected.Version, "v")
@@ -39,17 +42,28 @@ func Diff(written, expected *specs.Spec) []Difference {
 	if !maps.Equal(written.Annotations, expected.Annotations) {
 		list = append(list, Difference{"spec", "annotations changed"})
 	}
-	common := editChanges(&written.ContainerEdits, &expected.ContainerEdits)
 	if before, after := driverVersion(written), driverVersion(expected); before != after {
-		var caused changes
-		caused, common = common.split(before, after)
-		what := cmp.Or(before, "unknown") + " -> " + cmp.Or(after, "unknown") + ": " + caused.count()
-		list = append(list, Difference{"driver", what})
+		list = append(list, Difference{"driver", cmp.Or(before, "unknown") + " -> " + cmp.Or(after, "unknown")})
+		written = withVersion(written, before, after)
 	}
-	for _, c := range common {
-		list = append(list, Difference{allDevices, c.String()})
+	for _, what := range diffEdits(&written.ContainerEdits, &expected.ContainerEdits) {
+		list = append(list, Difference{allDevices, what})
 	}
 	return append(list, diffDevices(written, expected)...)
+}
+
+// withVersion is a spec with another version of the driver in the names of files. Without one of the versions, or if
+// the result is no spec, it is the spec itself.
+func withVersion(spec *specs.Spec, before, after string) *specs.Spec {
+	data, err := json.Marshal(spec)
+	if err != nil || before == "" || after == "" {
+		return spec
+	}
+	other := &specs.Spec{}
+	if err := json.Unmarshal(bytes.ReplaceAll(data, []byte(before), []byte(after)), other); err != nil {
+		return spec
+	}
+	return other
 }
 
 // WrittenHere reports whether this program wrote a spec: that of GPUs has its hook, and that of an extra is one that
@@ -90,80 +104,71 @@ func parseHook(args []string) *hookargs.CreateContainer {
 	return work
 }
 
-// deviceDiff compares the devices of two specs by name, in any order. The aliases are the UUIDs of indexes.
-type deviceDiff struct {
-	before, after           map[string]*specs.Device
-	aliasBefore, aliasAfter map[string]string
+// device is a device of a spec. In this program's specs each index is followed by the UUID of the same device: uuid is
+// that of an index, index that of a UUID.
+type device struct {
+	*specs.Device
+	uuid, index string
 }
 
+func devicesByName(spec *specs.Spec) map[string]device {
+	isIndex := func(name string) bool { return name != "" && strings.Trim(name, "0123456789:") == "" } // "3" or "0:1"
+	devices := map[string]device{}
+	for i := range spec.Devices {
+		d := device{Device: &spec.Devices[i]}
+		if i > 0 && !isIndex(d.Name) && d.Name != AllDevices {
+			previous := devices[spec.Devices[i-1].Name]
+			if isIndex(previous.Name) && reflect.DeepEqual(previous.ContainerEdits, d.ContainerEdits) &&
+				maps.Equal(previous.Annotations, d.Annotations) {
+				previous.uuid, d.index = d.Name, previous.Name
+				devices[previous.Name] = previous
+			}
+		}
+		devices[d.Name] = d
+	}
+	return devices
+}
+
+// diffDevices compares devices by name, in any order.
 func diffDevices(written, expected *specs.Spec) []Difference {
-	d := deviceDiff{devicesByName(written), devicesByName(expected), aliasesOf(written), aliasesOf(expected)}
-	names := maps.Clone(d.before)
-	maps.Copy(names, d.after)
-	listed := map[string][]string{} // the differences that were listed with the index of a UUID
+	before, after := devicesByName(written), devicesByName(expected)
+	names := maps.Clone(before)
+	maps.Copy(names, after)
 	var list []Difference
 	for _, name := range slices.SortedFunc(maps.Keys(names), compareNames) {
-		lines := d.lines(name)
-		if listed[name] != nil && slices.Equal(listed[name], lines) {
+		b, a := before[name], after[name]
+		if index := cmp.Or(b.index, a.index); index != "" {
+			inBoth := b.Device != nil && a.Device != nil
+			indexInBoth := before[index].Device != nil && after[index].Device != nil
+			if inBoth && b.index == a.index || !inBoth && !indexInBoth {
+				continue // what is listed of the index is true of the UUID
+			}
+		}
+		if b.uuid != "" && a.uuid != "" && b.uuid != a.uuid {
+			list = append(list, Difference{deviceNamed(name), "was " + b.uuid + ", is " + a.uuid})
 			continue
 		}
 		where := deviceNamed(name)
-		if alias := cmp.Or(d.aliasBefore[name], d.aliasAfter[name]); alias != "" && !d.reassigned(name) {
-			listed[alias] = lines
-			where += " (" + alias + ")"
+		if uuid := cmp.Or(b.uuid, a.uuid); uuid != "" {
+			where += " (" + uuid + ")"
 		}
-		for _, what := range lines {
+		for _, what := range diffDevice(b.Device, a.Device) {
 			list = append(list, Difference{where, what})
 		}
 	}
 	return list
 }
 
-// lines are the differences of one device.
-func (d *deviceDiff) lines(name string) []string {
-	before, after := d.before[name], d.after[name]
+func diffDevice(before, after *specs.Device) []string {
 	switch {
 	case after == nil:
 		return []string{"gone"}
 	case before == nil:
 		return []string{"new"}
-	case d.reassigned(name):
-		return []string{"was " + d.aliasBefore[name] + ", is " + d.aliasAfter[name]}
 	}
-	var lines []string
-	for _, c := range editChanges(&before.ContainerEdits, &after.ContainerEdits) {
-		lines = append(lines, c.String())
-	}
+	lines := diffEdits(&before.ContainerEdits, &after.ContainerEdits)
 	if !maps.Equal(before.Annotations, after.Annotations) {
 		lines = append(lines, "annotations changed")
 	}
 	return lines
-}
-
-// reassigned reports whether an index is now that of another device.
-func (d *deviceDiff) reassigned(name string) bool {
-	a, b := d.aliasBefore[name], d.aliasAfter[name]
-	return a != "" && b != "" && a != b
-}
-
-func devicesByName(spec *specs.Spec) map[string]*specs.Device {
-	m := map[string]*specs.Device{}
-	for i := range spec.Devices {
-		m[spec.Devices[i].Name] = &spec.Devices[i]
-	}
-	return m
-}
-
-// aliasesOf maps each index to the UUID of the same device, which follows it in this program's specs.
-func aliasesOf(spec *specs.Spec) map[string]string {
-	isIndex := func(name string) bool { return name != "" && strings.Trim(name, "0123456789:") == "" } // "3" or "0:1"
-	aliases := map[string]string{}
-	for i := 1; i < len(spec.Devices); i++ {
-		a, b := &spec.Devices[i-1], &spec.Devices[i]
-		if isIndex(a.Name) && !isIndex(b.Name) && b.Name != AllDevices &&
-			reflect.DeepEqual(a.ContainerEdits, b.ContainerEdits) {
-			aliases[a.Name] = b.Name
-		}
-	}
-	return aliases
 }

@@ -41,7 +41,7 @@ func TestDiff(t *testing.T) {
 		"nothing": {},
 		"the driver was upgraded": {
 			driver: func() *driver.Driver { return upgraded("585.10.02") },
-			want:   []string{"driver: 580.126.09 -> 585.10.02: 3 mounts and the hook changed"},
+			want:   []string{"driver: 580.126.09 -> 585.10.02"},
 		},
 		"the driver was upgraded and has another library": {
 			driver: func() *driver.Driver {
@@ -51,14 +51,14 @@ func TestDiff(t *testing.T) {
 				return d
 			},
 			want: []string{
-				"driver: 580.126.09 -> 585.10.02: 3 mounts and the hook changed",
+				"driver: 580.126.09 -> 585.10.02",
 				"all devices: mount /usr/lib64/libnew.so.585.10.02: new",
 			},
 		},
 		"the last GPU is gone": {
 			snapshot: func(s *gpu.Snapshot) { s.Devices = s.Devices[:1] },
 			want: []string{
-				"all devices: hook argument --dri 0000:02:00.0: gone",
+				"all devices: hook argument --dri=0000:02:00.0/card2: gone",
 				"device 1 (GPU-1): gone",
 				"device all: node /dev/dri/card2: gone", "device all: node /dev/nvidia5: gone",
 			},
@@ -66,7 +66,7 @@ func TestDiff(t *testing.T) {
 		"the first GPU is gone, so that the second has another index": {
 			snapshot: func(s *gpu.Snapshot) { s.Devices = s.Devices[1:]; s.Devices[0].Index = 0 },
 			want: []string{
-				"all devices: hook argument --dri 0000:01:00.0: gone",
+				"all devices: hook argument --dri=0000:01:00.0/card1,renderD128: gone",
 				"device 0: was GPU-0, is GPU-1", "device 1 (GPU-1): gone", "device GPU-0: gone",
 				"device all: node /dev/dri/card1: gone", "device all: node /dev/dri/renderD128: gone",
 				"device all: node /dev/nvidia4: gone",
@@ -76,7 +76,7 @@ func TestDiff(t *testing.T) {
 			snapshot: func(s *gpu.Snapshot) { s.Devices[1].Minor = 4; s.Devices = s.Devices[1:] },
 			change:   func(w *specs.Spec) { w.Devices = append(w.Devices[2:4:4], w.Devices[4]) },
 			want: []string{
-				"all devices: hook argument --dri 0000:01:00.0: gone",
+				"all devices: hook argument --dri=0000:01:00.0/card1,renderD128: gone",
 				"device 1 (GPU-1): node /dev/nvidia4: new", "device 1 (GPU-1): node /dev/nvidia5: gone",
 				"device all: node /dev/dri/card1: gone", "device all: node /dev/dri/renderD128: gone",
 				"device all: node /dev/nvidia5: gone",
@@ -85,7 +85,7 @@ func TestDiff(t *testing.T) {
 		"MIG was enabled": {
 			snapshot: func(s *gpu.Snapshot) { s.Devices[1] = twoGPUs(1).Devices[1] },
 			want: []string{
-				"all devices: hook argument --dri 0000:02:00.0: gone",
+				"all devices: hook argument --dri=0000:02:00.0/card2: gone",
 				"device 1 (GPU-1): gone", "device 1:0 (MIG-0): new",
 				"device all: node /dev/dri/card2: gone",
 				"device all: node /dev/nvidia-caps/nvidia-cap30: new",
@@ -108,7 +108,7 @@ func TestDiff(t *testing.T) {
 		},
 		"the hook has moved": {
 			options: Options{HookPath: "/opt/prestart-hook"},
-			want:    []string{"all devices: hook: path /usr/bin/prestart-hook -> /opt/prestart-hook"},
+			want:    []string{`all devices: hook 1: path "/usr/bin/prestart-hook" -> "/opt/prestart-hook"`},
 		},
 		"files moved, options and modes changed by hand": {
 			change: func(w *specs.Spec) {
@@ -123,13 +123,13 @@ func TestDiff(t *testing.T) {
 			},
 			want: []string{
 				"spec: cdiVersion 0.7.0 -> 0.5.0",
-				"all devices: environment variable X: gone",
-				"all devices: mount /run/nvidia-persistenced/socket: " +
-					"host path /elsewhere -> /run/nvidia-persistenced/socket",
-				"all devices: mount /usr/bin/nvidia-smi: options rw -> nodev,nosuid,rbind,ro,rprivate",
-				"all devices: hook: environment none -> PATH=/usr/sbin:/usr/bin:/sbin:/bin",
 				"all devices: additional group 44: gone",
-				"device 0 (GPU-0): node /dev/dri/card1: numbers 226:0 -> none, mode none -> 0666",
+				"all devices: environment variable X: gone",
+				`all devices: hook 1: env none -> ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]`,
+				"all devices: mount /run/nvidia-persistenced/socket: " +
+					`hostPath "/elsewhere" -> "/run/nvidia-persistenced/socket"`,
+				`all devices: mount /usr/bin/nvidia-smi: options ["rw"] -> ["nodev","nosuid","rbind","ro","rprivate"]`,
+				"device 0 (GPU-0): node /dev/dri/card1: fileMode none -> 438, major 226 -> none",
 			},
 		},
 	} {
