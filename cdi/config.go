@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,15 +24,19 @@ func editConfig(data []byte, edits *cdilib.ContainerEdits) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	old, err := parseConfig(data)
+	if err != nil {
+		return nil, err
+	}
 	config, err := parseConfig(data)
 	if err != nil {
 		return nil, err
 	}
-	before, err := toJSON(config)
-	if err != nil {
+	if err := applyEdits(old, config, edits); err != nil {
 		return nil, err
 	}
-	if err := applyEdits(config, edits); err != nil {
+	before, err := toJSON(old)
+	if err != nil {
 		return nil, err
 	}
 	after, err := toJSON(config)
@@ -61,48 +66,42 @@ func parseConfig(data []byte) (*oci.Spec, error) {
 	return &config, nil
 }
 
-// applyEdits applies edits as the CDI library does, but edits that were applied before change nothing.
-func applyEdits(config *oci.Spec, edits *cdilib.ContainerEdits) error {
-	before, after := driverOf(config), driverVersion(&specs.Spec{ContainerEdits: *edits.ContainerEdits})
+// applyEdits applies edits to a configuration as the CDI library does, but edits that were applied before change nothing.
+// The configuration is equal to old.
+func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits) error {
+	before, after := driverOf(old), driverVersion(&specs.Spec{ContainerEdits: *edits.ContainerEdits})
 	if before != "" && after != "" && before != after {
 		// The files have the version in their names, so the container would have both, and a hook for each.
 		return &OtherDriverError{before, after}
 	}
-	var mounts []oci.Mount
-	var devices []oci.LinuxDevice
-	if mounts = slices.Clone(config.Mounts); config.Linux != nil {
-		devices = slices.Clone(config.Linux.Devices)
-	}
-	var hooks []int
-	for _, list := range hookLists(config) {
-		hooks = append(hooks, len(*list))
-	}
-	rules := len(rulesOf(config))
-
 	if err := edits.Apply(config); err != nil {
 		return fmt.Errorf("%w: %w", ErrStale, err)
 	}
 	// The library appends hooks and cgroup rules even if they are there already.
-	for i, list := range hookLists(config) {
-		old := 0
-		if i < len(hooks) {
-			old = hooks[i]
+	lists := hookLists(config)
+	for i, list := range hookLists(old) {
+		n := len(*list)
+		*lists[i] = appendNew((*lists[i])[:n:n], (*lists[i])[n:])
+	}
+	if rules, n := rulesOf(config), len(rulesOf(old)); len(rules) > n {
+		effective := 0 // the first rule that no denial follows: the last rule that matches counts
+		for i, r := range rules[:n] {
+			if !r.Allow {
+				effective = i + 1
+			}
 		}
-		*list = appendNew((*list)[:old:old], (*list)[old:], nil)
+		list := appendNew(rules[effective:n:n], rules[n:])
+		config.Linux.Resources.Devices = append(rules[:effective:effective], list...)
 	}
-	if all := rulesOf(config); len(all) > rules {
-		config.Linux.Resources.Devices = appendNew(all[:rules:rules], all[rules:],
-			func(r oci.LinuxDeviceCgroup) bool { return !r.Allow })
-	}
-	// It moves mounts and devices that it adds again to the end. Mounts can hide each other: the library's order stays
-	// unless the old one has no path behind one that is in it either.
-	if config.Linux != nil {
-		config.Linux.Devices = inOrder(devices, config.Linux.Devices)
-	}
-	depth := func(m oci.Mount) int { return strings.Count(filepath.Clean(m.Destination), "/") } // the library's order
-	mounts = inOrder(mounts, config.Mounts)
+	// It moves mounts and devices that it adds again to the end. A mount on a directory above would hide an earlier one,
+	// so the old order of mounts stays only if the library would sort them that way.
+	depth := func(m oci.Mount) int { return strings.Count(filepath.Clean(m.Destination), "/") }
+	mounts := inOldOrder(old.Mounts, config.Mounts)
 	if slices.IsSortedFunc(mounts, func(a, b oci.Mount) int { return depth(a) - depth(b) }) {
 		config.Mounts = mounts
+	}
+	if old.Linux != nil {
+		config.Linux.Devices = inOldOrder(old.Linux.Devices, config.Linux.Devices)
 	}
 	return nil
 }
@@ -121,36 +120,33 @@ func driverOf(config *oci.Spec) string {
 	return driverVersion(&specs.Spec{ContainerEdits: edits})
 }
 
-// inOrder is the list after in which the elements that are in before too come first, in the order of before.
-func inOrder[T any](before, after []T) []T {
-	var list []T
+// inOldOrder is the list before if the list after has the same elements in any order, and otherwise the list after.
+func inOldOrder[T any](before, after []T) []T {
+	rest := slices.Clone(after)
 	for _, b := range before {
-		if i := slices.IndexFunc(after, func(a T) bool { return reflect.DeepEqual(a, b) }); i >= 0 {
-			list = append(list, after[i])
-			after = slices.Delete(slices.Clone(after), i, i+1)
+		i := slices.IndexFunc(rest, func(a T) bool { return reflect.DeepEqual(a, b) })
+		if i < 0 {
+			return after
 		}
+		rest = slices.Delete(rest, i, i+1)
 	}
-	return append(list, after...)
+	if len(rest) > 0 {
+		return after
+	}
+	return before
 }
 
-// appendNew appends the elements of more that the list does not have after its last barrier.
-func appendNew[T any](list, more []T, barrier func(T) bool) []T {
+// appendNew appends the elements of more that the list does not have.
+func appendNew[T any](list, more []T) []T {
 	for _, m := range more {
-		from := 0
-		for i := range list {
-			if barrier != nil && barrier(list[i]) {
-				from = i + 1
-			}
-		}
-		if !slices.ContainsFunc(list[from:], func(e T) bool { return reflect.DeepEqual(e, m) }) {
+		if !slices.ContainsFunc(list, func(e T) bool { return reflect.DeepEqual(e, m) }) {
 			list = append(list, m)
 		}
 	}
 	return list
 }
 
-// rulesOf are the rules of the device cgroup. The last rule that matches counts, so an allowance before a denial has no
-// effect.
+// rulesOf are the rules of the device cgroup.
 func rulesOf(config *oci.Spec) []oci.LinuxDeviceCgroup {
 	if config.Linux == nil || config.Linux.Resources == nil {
 		return nil
@@ -159,10 +155,7 @@ func rulesOf(config *oci.Spec) []oci.LinuxDeviceCgroup {
 }
 
 func hookLists(config *oci.Spec) []*[]oci.Hook {
-	h := config.Hooks
-	if h == nil {
-		return nil
-	}
+	h := cmp.Or(config.Hooks, &oci.Hooks{})
 	return []*[]oci.Hook{
 		&h.Prestart, //nolint:staticcheck // deprecated, but CDI specs may have them
 		&h.CreateRuntime, &h.CreateContainer, &h.StartContainer, &h.Poststart, &h.Poststop,

@@ -42,43 +42,35 @@ func decodeValue(dec *json.Decoder, depth int) (any, error) {
 	}
 	switch token {
 	case json.Delim('{'):
-		return decodeObject(dec, depth)
+		object := map[string]any{}
+		for dec.More() {
+			token, err := dec.Token()
+			if err != nil {
+				return nil, err
+			}
+			key, _ := token.(string) // the decoder accepts no other
+			if _, ok := object[key]; ok {
+				return nil, fmt.Errorf("an object has the key %.100q twice", key)
+			}
+			if object[key], err = decodeValue(dec, depth+1); err != nil {
+				return nil, err
+			}
+		}
+		_, err := dec.Token()
+		return object, err
 	case json.Delim('['):
-		return decodeList(dec, depth)
+		list := []any{}
+		for dec.More() {
+			v, err := decodeValue(dec, depth+1)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, v)
+		}
+		_, err := dec.Token()
+		return list, err
 	}
 	return token, nil
-}
-
-func decodeObject(dec *json.Decoder, depth int) (any, error) {
-	object := map[string]any{}
-	for dec.More() {
-		token, err := dec.Token()
-		if err != nil {
-			return nil, err
-		}
-		key, _ := token.(string) // the decoder accepts no other
-		if _, ok := object[key]; ok {
-			return nil, fmt.Errorf("an object has the key %.100q twice", key)
-		}
-		if object[key], err = decodeValue(dec, depth+1); err != nil {
-			return nil, err
-		}
-	}
-	_, err := dec.Token()
-	return object, err
-}
-
-func decodeList(dec *json.Decoder, depth int) (any, error) {
-	list := []any{}
-	for dec.More() {
-		v, err := decodeValue(dec, depth+1)
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, v)
-	}
-	_, err := dec.Token()
-	return list, err
 }
 
 // encodeJSON writes a value in the format of runtimes.

@@ -1,12 +1,14 @@
 package cdi
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/regular"
@@ -58,9 +60,7 @@ func ValidateFile(path string) ([]Problem, error) {
 // Validate checks a spec against the CDI library's rules and against this host: the files to mount exist, the nodes are
 // device nodes, and the hooks can be executed.
 func Validate(spec *specs.Spec) []Problem {
-	v := &validator{
-		seen: map[string]bool{}, driver: driverVersion(spec), driverFiles: map[string]bool{}, gone: map[string]bool{},
-	}
+	v := &validator{seen: map[string]bool{}, driver: driverVersion(spec)}
 	if err := checkSpec(spec); err != nil {
 		v.add("", "not a valid CDI spec: %v", err)
 	}
@@ -68,19 +68,13 @@ func Validate(spec *specs.Spec) []Problem {
 	for i := range spec.Devices {
 		v.checkEdits(deviceNamed(spec.Devices[i].Name), &spec.Devices[i].ContainerEdits)
 	}
-	v.joinMissing()
-	return v.problems
-}
-
-// joinMissing replaces the problems of the driver's missing files by one if most of them are missing, as after an
-// upgrade.
-func (v *validator) joinMissing() {
-	if 2*len(v.gone) <= len(v.driverFiles) || len(v.gone) < 2 {
-		return
+	if n := len(v.gone); n > 1 { // as after an upgrade
+		p := Problem{"driver", fmt.Sprintf("%d files of driver %s are gone, such as %s", n, v.driver, v.gone[0])}
+		v.problems = append([]Problem{p}, v.problems...)
+	} else if n == 1 {
+		v.add("driver", "%s is gone", v.gone[0])
 	}
-	v.problems = slices.DeleteFunc(v.problems, func(p Problem) bool { return v.gone[p.What] })
-	what := fmt.Sprintf("%d files of driver %s are gone", len(v.gone), v.driver)
-	v.problems = append([]Problem{{"driver", what}}, v.problems...)
+	return v.problems
 }
 
 // allDevices is where the edits of every container are.
@@ -91,10 +85,10 @@ func deviceNamed(name string) string { return "device " + name }
 type validator struct {
 	problems []Problem
 	seen     map[string]bool // the problems; a file is often in several devices
-	// driver is the version of the driver that the spec was made for, or empty. driverFiles are the mounts with that
-	// version in their paths, gone the problems of those that do not exist.
-	driver            string
-	driverFiles, gone map[string]bool
+	// driver is the version of the driver that the spec was made for, or empty. gone are the files with that version in
+	// their paths that do not exist.
+	driver string
+	gone   []string
 }
 
 func (v *validator) add(where, format string, args ...any) {
@@ -115,14 +109,13 @@ func (v *validator) checkEdits(where string, e *specs.ContainerEdits) {
 			continue
 		}
 		_, err := os.Stat(m.HostPath)
-		if err != nil {
+		isDrivers := v.driver != "" && strings.Contains(m.HostPath, v.driver)
+		switch {
+		case err == nil:
+		case !isDrivers || !errors.Is(err, fs.ErrNotExist):
 			v.add(where, "mount %s: %v", m.ContainerPath, err)
-		}
-		if v.driver != "" && strings.Contains(m.HostPath, v.driver) {
-			v.driverFiles[m.HostPath] = true
-			if errors.Is(err, fs.ErrNotExist) {
-				v.gone[fmt.Sprintf("mount %s: %v", m.ContainerPath, err)] = true
-			}
+		case !slices.Contains(v.gone, m.HostPath):
+			v.gone = append(v.gone, m.HostPath)
 		}
 	}
 	for _, h := range e.Hooks {
@@ -131,26 +124,21 @@ func (v *validator) checkEdits(where string, e *specs.ContainerEdits) {
 }
 
 func (v *validator) checkNode(where string, n *specs.DeviceNode) {
-	path := n.HostPath
-	if path == "" {
-		path = n.Path
-	}
+	path := cmp.Or(n.HostPath, n.Path)
 	info, err := os.Lstat(path)
-	switch {
-	case err != nil:
+	if err != nil {
 		v.add(where, "device node: %v", err)
-	case info.Mode()&fs.ModeDevice == 0 && n.Type != "p":
-		v.add(where, "device node: %s is %s", path, regular.TypeName(info.Mode()))
-	case n.Major != 0:
-		v.checkNumbers(where, path, n, info)
+		return
 	}
-}
-
-// checkNumbers compares the device numbers in a spec with those of the node. Some drivers' numbers change with every
-// boot.
-func (v *validator) checkNumbers(where, path string, n *specs.DeviceNode, info fs.FileInfo) {
-	var stat unix.Stat_t
-	if err := unix.Lstat(path, &stat); err != nil || info.Mode()&fs.ModeDevice == 0 {
+	if info.Mode()&fs.ModeDevice == 0 {
+		if n.Type != "p" {
+			v.add(where, "device node: %s is %s", path, regular.TypeName(info.Mode()))
+		}
+		return
+	}
+	// Some drivers' numbers change with every boot.
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || n.Major == 0 {
 		return
 	}
 	major, minor := int64(unix.Major(stat.Rdev)), int64(unix.Minor(stat.Rdev))
@@ -176,12 +164,7 @@ func (v *validator) checkHook(where string, h *specs.Hook) {
 // NamesGPUs reports whether the spec has devices that are named by the UUID of a GPU or MIG device, which
 // ValidateDevices can check.
 func NamesGPUs(spec *specs.Spec) bool {
-	for i := range spec.Devices {
-		if isUUID(spec.Devices[i].Name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(spec.Devices, func(d specs.Device) bool { return isUUID(d.Name) })
 }
 
 func isUUID(name string) bool {
