@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -24,8 +23,8 @@ func Discover(h host.Host, version string) (*Driver, error) {
 		err = cmp.Or(err, fmt.Errorf("%s is not a directory", h.DriverRoot()))
 		return nil, fmt.Errorf("%w: %w", gpu.ErrNoDriver, err)
 	}
-	r, m := newRoot(h.DriverRoot()), machineFor(runtime.GOARCH)
-	s := newLibraryScan(r, m, version)
+	r := newRoot(h.DriverRoot())
+	s := newLibraryScan(r, version)
 	s.run(h.Libraries())
 	if err := s.check(); err != nil {
 		return nil, err
@@ -36,7 +35,7 @@ func Discover(h host.Host, version string) (*Driver, error) {
 	d.Findings = append(d.Findings, findings...)
 	slices.SortStableFunc(d.Libraries, func(a, b Library) int { return strings.Compare(a.Path, b.Path) })
 
-	d.Files, findings = findFiles(r, m)
+	d.Files, findings = findFiles(r)
 	d.Findings = append(d.Findings, findings...)
 	firmware, findings := findFirmware(h, r, d.Version)
 	d.Files = append(d.Files, firmware...)
@@ -104,7 +103,7 @@ func (s *libraryScan) check() error {
 	for _, d := range s.dirs {
 		searched = append(searched, d.path)
 	}
-	for _, d := range host.LibraryDirs(s.machine.multiarch) {
+	for _, d := range host.LibraryDirs(multiarch()) {
 		if d = "/" + d; !slices.Contains(searched, d) {
 			searched = append(searched, d)
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -28,7 +29,7 @@ func TestDiscoverFindsLibraries(t *testing.T) {
 		want []string
 	}{
 		"in Debian's multiarch directory": {
-			func(r *tree) { r.core(multiarch, testVersion) }, core(multiarch),
+			func(r *tree) { r.core(multiarchDir, testVersion) }, core(multiarchDir),
 		},
 		"in /usr/lib64, as on Fedora": {
 			func(r *tree) { r.core("/usr/lib64", testVersion) }, core("/usr/lib64"),
@@ -40,7 +41,7 @@ func TestDiscoverFindsLibraries(t *testing.T) {
 			func(r *tree) { r.core("/usr/local/nvidia/lib64", testVersion) }, core("/usr/local/nvidia/lib64"),
 		},
 		"once, where /lib is a link to /usr/lib": {
-			func(r *tree) { r.core(multiarch, testVersion); r.link("/lib", "usr/lib") }, core(multiarch),
+			func(r *tree) { r.core(multiarchDir, testVersion); r.link("/lib", "usr/lib") }, core(multiarchDir),
 		},
 		"in a directory that only the loader's cache has": {
 			func(r *tree) {
@@ -68,7 +69,7 @@ func TestDiscoverFindsLibraries(t *testing.T) {
 		"behind the links of Debian's alternatives": {
 			func(r *tree) {
 				r.core("/usr/lib/nvidia/tesla-580", testVersion)
-				r.link(multiarch+"/libcuda.so.1", "/etc/alternatives/nvidia--libcuda.so.1")
+				r.link(multiarchDir+"/libcuda.so.1", "/etc/alternatives/nvidia--libcuda.so.1")
 				r.link("/etc/alternatives/nvidia--libcuda.so.1", "/usr/lib/nvidia/tesla-580/libcuda.so.1")
 			}, core("/usr/lib/nvidia/tesla-580"),
 		},
@@ -80,9 +81,9 @@ func TestDiscoverFindsLibraries(t *testing.T) {
 		},
 		"in two directories": {
 			func(r *tree) {
-				r.core(multiarch, testVersion)
+				r.core(multiarchDir, testVersion)
 				r.library("/usr/lib64/libnvidia-encode.so." + testVersion)
-			}, append(core(multiarch), "/usr/lib64/libnvidia-encode.so."+testVersion),
+			}, append(core(multiarchDir), "/usr/lib64/libnvidia-encode.so."+testVersion),
 		},
 		"with any name and the driver's version": {
 			func(r *tree) {
@@ -96,7 +97,7 @@ func TestDiscoverFindsLibraries(t *testing.T) {
 				r.core("/usr/lib64", testVersion)
 				r.library("/usr/lib64/libnvidia-egl-gbm.so.1.1.2")
 				r.library("/usr/lib64/libnvidia-egl-gbm.so.1.1.3")
-				r.library(multiarch + "/libnvidia-egl-gbm.so.1.1.4")
+				r.library(multiarchDir + "/libnvidia-egl-gbm.so.1.1.4")
 				r.library("/usr/lib64/libnvidia-egl-xcb.so.1.0.1")
 				r.library("/usr/lib64/libnvidia-egl-xcb.so.1.0.2")
 				r.library("/usr/lib64/libnvidia-egl-gbm.so.1.1.10")
@@ -168,8 +169,8 @@ func TestDiscoverInOtherDirectories(t *testing.T) {
 		}
 		return sorted(names)
 	}
-	want := files(multiarch[1:])
-	for _, dir := range []string{"usr/lib64", "usr/local/nvidia/lib64", multiarch[1:] + "/nvidia/current"} {
+	want := files(multiarchDir[1:])
+	for _, dir := range []string{"usr/lib64", "usr/local/nvidia/lib64", multiarchDir[1:] + "/nvidia/current"} {
 		if diff := cmp.Diff(want, files(dir)); diff != "" {
 			t.Errorf("files with the driver in %s (-multiarch +there):\n%s", dir, diff)
 		}
@@ -269,15 +270,15 @@ func TestDiscoverRefusesARootWithoutAUsableDriver(t *testing.T) {
 			gpu.ErrNoDriver,
 		},
 		"with libraries of another version only": {
-			func(r *tree) { r.core("/usr/lib64", "575.57.08"); r.core(multiarch, "570.1.2") },
+			func(r *tree) { r.core("/usr/lib64", "575.57.08"); r.core(multiarchDir, "570.1.2") },
 			[]string{"the driver is " + testVersion, "are 570.1.2, 575.57.08"},
 			ErrOtherVersion,
 		},
 		"with a libcuda that is text": {
 			func(r *tree) {
-				r.core(multiarch, testVersion)
+				r.core(multiarchDir, testVersion)
 				r.file(cuda, "#!/bin/sh", 0o755)
-				os.Remove(r.dir + multiarch + "/libcuda.so." + testVersion)
+				os.Remove(r.dir + multiarchDir + "/libcuda.so." + testVersion)
 			},
 			[]string{cuda, "not a usable ELF file"},
 			ErrDamaged,
@@ -366,7 +367,7 @@ func TestDiscoverRefusesARootThatIsNotThere(t *testing.T) {
 // writeForeign writes a library for another machine.
 func writeForeign(r *tree, p string) {
 	arch := "arm64"
-	if machineFor("").goarch == "arm64" {
+	if runtime.GOARCH == "arm64" {
 		arch = "amd64"
 	}
 	r.must(sim.Library{SONAME: "libx.so.1", Arch: arch}.WriteELF(r.path(p)))
@@ -400,7 +401,7 @@ func TestExplainMarksBrokenLibraries(t *testing.T) {
 	r.link("/usr/lib64/libnvidia-fbc.so", "libnvidia-fbc.so.1")                      // only linkers open it
 	writeForeign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)                   // for another machine
 	r.file("/usr/lib64/libnvidia-opencl.so."+testVersion, "damaged", 0o755)          // with a good copy
-	r.library(multiarch + "/libnvidia-opencl.so." + testVersion)                     //
+	r.library(multiarchDir + "/libnvidia-opencl.so." + testVersion)                  //
 	r.file("/usr/lib64/nvidia/xorg/nvidia_drv.so", "not ELF", 0o755)                 // a module of the X server
 	r.must(sim.Library{}.WriteELF(r.path("/usr/lib64/libnvidia-glsi.so.575.57.08"))) // of another version
 	d := r.discover(testVersion)
@@ -433,7 +434,7 @@ func TestFindingsSayWhatIsNotUsed(t *testing.T) {
 	writeForeign(r, "/usr/lib64/libnvidia-encode.so."+testVersion)
 	r.must(sim.Library{SONAME: "a,b=c.so.1"}.WriteELF(r.path("/usr/lib64/libnvidia-fbc.so." + testVersion)))
 	r.library("/usr/lib64/libnvidia-cfg.so.575.57.08")
-	r.core(multiarch, testVersion)
+	r.core(multiarchDir, testVersion)
 	d := r.discover(testVersion)
 	for name, want := range map[string]string{
 		"libnvcuvid.so." + testVersion:       "not a usable ELF file",

@@ -1,9 +1,8 @@
 package driver
 
 import (
-	"errors"
+	"fmt"
 	"io/fs"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,11 +49,7 @@ func Extras() []Extra {
 func (e Extra) HasNode(node string) bool {
 	r := e.row()
 	name := strings.TrimPrefix(node, "/dev/")
-	if slices.Contains(r.nodes, name) {
-		return true
-	}
-	number, ok := strings.CutPrefix(name, r.numbered)
-	return ok && r.numbered != "" && isNumbers(number)
+	return slices.Contains(r.nodes, name) || r.numbered != "" && isNumbered(name, r.numbered)
 }
 
 func (e Extra) row() *extraRow {
@@ -85,7 +80,8 @@ func DiscoverExtra(h host.Host, e Extra, channels []int) (*ExtraFiles, []Finding
 		}
 	}
 	for _, row := range e.row().files {
-		f, finding := row.find(h)
+		places := []place{{newRoot(h.DriverRoot()), row.path}, {newRoot(h.Root()), row.path}}
+		f, finding := findFile(Finding{Name: row.path, Kind: KindConfig}, places, row.check)
 		findings = append(findings, finding)
 		if finding.Used {
 			found.Files = append(found.Files, f)
@@ -103,35 +99,15 @@ func (r *extraRow) names(h host.Host, channels []int) []string {
 		}
 		return names
 	}
-	dir, prefix := path.Split(r.numbered)
-	there, _ := readNames(h.Dev(dir))
-	names := slices.Clone(r.nodes)
-	for _, name := range there {
-		if number, ok := strings.CutPrefix(name, prefix); ok && prefix != "" && isNumbers(number) {
-			names = append(names, dir+name)
-		}
+	if r.numbered == "" {
+		return r.nodes
 	}
-	return names
+	return slices.Concat(r.nodes, numberedNodes(h, r.numbered))
 }
 
-// find searches for the file below the driver's root, then on the host.
-func (r *extraFileRow) find(h host.Host) (File, Finding) {
-	f := File{Path: r.path, Kind: KindConfig, Capabilities: All}
-	finding := Finding{Name: r.path, Kind: KindConfig, Note: notFound}
-	for _, dir := range []string{h.DriverRoot(), h.Root()} {
-		real, info, err := newRoot(dir).stat(r.path)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			continue
-		case err != nil:
-			finding.Note = err.Error()
-		case info.Mode().Type() != r.mode:
-			finding.Path, finding.Note = real, regular.TypeName(info.Mode())+", not used"
-		default:
-			f.HostPath = real
-			finding.Path, finding.Used, finding.Note = real, true, ""
-			return f, finding
-		}
+func (r *extraFileRow) check(_ place, info fs.FileInfo) error {
+	if info.Mode().Type() != r.mode {
+		return fmt.Errorf("%s, not used", regular.TypeName(info.Mode()))
 	}
-	return f, finding
+	return nil
 }

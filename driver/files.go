@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -19,53 +18,62 @@ import (
 const notFound = "not found"
 
 // findFiles finds the files of the table, each in the first of its directories that has it.
-func findFiles(r root, m machine) ([]File, []Finding) {
+func findFiles(r root) ([]File, []Finding) {
 	var files []File
 	var findings []Finding
 	for _, row := range fileTable {
-		row.name = fill(row.name, "{machine}", m.name)
-		f, note := row.find(r)
-		findings = append(findings, Finding{
-			Name: row.name, Kind: row.kind, Capabilities: row.capabilities,
-			Path: f.HostPath, Used: note == "", Note: note,
-		})
-		if note == "" {
+		row.name = fill(row.name, "{machine}", machineName())
+		var places []place
+		for _, dir := range row.dirs {
+			places = append(places, place{r, under(dir, row.name)})
+		}
+		finding := Finding{Name: row.name, Kind: row.kind, Capabilities: row.capabilities}
+		f, finding := findFile(finding, places, row.check)
+		findings = append(findings, finding)
+		if finding.Used {
+			if row.target != "" {
+				f.Path = under(row.target, row.name)
+			}
 			files = append(files, f)
 		}
 	}
 	return files, findings
 }
 
-// find returns the file, or a note on why there is none. A file that cannot be used is in the note unless a later
-// directory has a better one.
-func (row fileRow) find(r root) (File, string) {
-	f, note := File{Kind: row.kind, Capabilities: row.capabilities}, notFound
-	for _, dir := range row.dirs {
-		at := under(dir, row.name)
-		real, info, err := r.stat(at)
+// place is a path below a root.
+type place struct {
+	root root
+	path string
+}
+
+// findFile finds a file at the first place where check accepts it, and completes the finding. A file that cannot be used
+// is in the note unless a later place has a better one.
+func findFile(finding Finding, places []place, check func(place, fs.FileInfo) error) (File, Finding) {
+	f := File{Kind: finding.Kind, Capabilities: finding.Capabilities}
+	finding.Note = notFound
+	for _, p := range places {
+		real, info, err := p.root.stat(p.path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err == nil {
-			err = row.check(r, at, info)
+			err = check(p, info)
 		}
-		if err != nil {
-			f.HostPath, note = real, err.Error()
-			continue
+		finding.Path = real
+		if err == nil {
+			f.Path, f.HostPath = p.path, real
+			finding.Used, finding.Note = true, ""
+			break
 		}
-		f.Path, f.HostPath = at, real
-		if row.target != "" {
-			f.Path = under(row.target, row.name)
-		}
-		return f, ""
+		finding.Note = err.Error()
 	}
-	return f, note
+	return f, finding
 }
 
-func (row fileRow) check(r root, at string, info fs.FileInfo) error {
+func (row fileRow) check(at place, info fs.FileInfo) error {
 	switch {
 	case row.name == mpsDir:
-		return checkMPS(r, at)
+		return checkMPS(at)
 	case row.kind == KindSocket && info.Mode().Type() != fs.ModeSocket,
 		row.kind != KindSocket && !info.Mode().IsRegular():
 		return fmt.Errorf("%s, not used", regular.TypeName(info.Mode()))
@@ -77,8 +85,8 @@ func (row fileRow) check(r root, at string, info fs.FileInfo) error {
 
 // checkMPS returns an error unless the directory belongs to root. Every user of the host can make a directory or a link
 // of that name in /tmp, and containers would get what it leads to, writable.
-func checkMPS(r root, at string) error {
-	info, err := os.Lstat(r.dir + at)
+func checkMPS(at place) error {
+	info, err := os.Lstat(at.root.dir + at.path)
 	if err != nil {
 		return err
 	}
@@ -88,21 +96,32 @@ func checkMPS(r root, at string) error {
 	return nil
 }
 
-// findFirmware finds the firmware of the driver's version in all directories that the kernel searches.
+// findFirmware finds the firmware of the driver's version in all directories that the kernel searches. A file that two
+// directories lead to is taken once.
 func findFirmware(h host.Host, r root, version string) ([]File, []Finding) {
 	var files []File
 	var findings []Finding
+	dirs, seen := firmwareDirsOf(h, version), map[string]bool{}
 	for _, pattern := range firmwareNames {
-		found := matches(r, pattern, firmwareDirsOf(h, version))
-		if len(found) == 0 {
+		before := len(files)
+		for _, dir := range dirs {
+			_, names, _ := r.names(dir)
+			for _, name := range names {
+				isFirmware, _ := path.Match(pattern, name)
+				real, info, err := r.stat(under(dir, name))
+				if !isFirmware || err != nil || !info.Mode().IsRegular() || seen[real] {
+					continue
+				}
+				seen[real] = true
+				f := File{Path: under(dir, name), HostPath: real, Kind: KindFirmware, Capabilities: All}
+				files = append(files, f)
+				findings = append(findings,
+					Finding{Name: name, Kind: KindFirmware, Capabilities: All, Path: real, Used: true})
+			}
+		}
+		if len(files) == before {
 			name := path.Join("nvidia", version, pattern)
 			findings = append(findings, Finding{Name: name, Kind: KindFirmware, Capabilities: All, Note: notFound})
-		}
-		for _, f := range found {
-			files = append(files, f)
-			findings = append(findings, Finding{
-				Name: path.Base(f.Path), Kind: KindFirmware, Capabilities: All, Path: f.HostPath, Used: true,
-			})
 		}
 	}
 	return files, findings
@@ -128,28 +147,4 @@ func firmwareDirsOf(h host.Host, version string) []string {
 		dirs[i] = path.Join(dirs[i], "nvidia", version)
 	}
 	return dirs
-}
-
-// matches are the regular files in the directories whose names match the pattern. A file that two directories lead to
-// is one of the first.
-func matches(r root, pattern string, dirs []string) []File {
-	var files []File
-	for _, dir := range dirs {
-		_, names, err := r.names(dir)
-		if err != nil {
-			continue
-		}
-		for _, name := range names {
-			if ok, _ := path.Match(pattern, name); !ok {
-				continue
-			}
-			real, info, err := r.stat(under(dir, name))
-			known := slices.ContainsFunc(files, func(f File) bool { return f.HostPath == real })
-			if err != nil || !info.Mode().IsRegular() || known {
-				continue
-			}
-			files = append(files, File{Path: under(dir, name), HostPath: real, Kind: KindFirmware, Capabilities: All})
-		}
-	}
-	return files
 }

@@ -3,7 +3,6 @@ package driver
 import (
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +16,7 @@ import (
 
 func TestDiscoverFindsFiles(t *testing.T) {
 	t.Parallel()
-	icd := "/vulkan/icd.d/nvidia_icd." + machineFor(runtime.GOARCH).name + ".json"
+	icd := "/vulkan/icd.d/nvidia_icd." + machineName() + ".json"
 	const firmware = "/lib/firmware/nvidia/" + testVersion
 	for name, c := range map[string]struct {
 		make func(*tree)

@@ -18,8 +18,8 @@ import (
 
 const testVersion = "580.126.09"
 
-// multiarch is where Debian has the libraries.
-var multiarch = "/usr/lib/" + machineFor(runtime.GOARCH).multiarch
+// multiarchDir is where Debian has the libraries.
+var multiarchDir = "/usr/lib/" + multiarch()
 
 // tree is a root directory with the files of a driver, which a test writes.
 type tree struct {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -21,7 +22,6 @@ import (
 // libraryScan searches for libraries, directory by directory.
 type libraryScan struct {
 	root    root
-	machine machine
 	version string // the driver's; if empty, found by the scan
 	rows    map[string]*libraryRow
 
@@ -51,9 +51,9 @@ type foundLibrary struct {
 	ignored []string
 }
 
-func newLibraryScan(r root, m machine, version string) *libraryScan {
+func newLibraryScan(r root, version string) *libraryScan {
 	s := &libraryScan{
-		root: r, machine: m, version: version,
+		root: r, version: version,
 		rows: map[string]*libraryRow{}, seen: map[string]bool{},
 		found: map[string]*foundLibrary{}, others: map[string][]string{},
 	}
@@ -72,7 +72,7 @@ func (s *libraryScan) run(first string) {
 	for _, dir := range s.cacheDirs() {
 		s.addDir(dir)
 	}
-	for _, dir := range host.LibraryDirs(s.machine.multiarch) {
+	for _, dir := range host.LibraryDirs(multiarch()) {
 		s.addDir("/" + dir)
 	}
 	if s.version == "" {
@@ -115,7 +115,7 @@ func (s *libraryScan) readCache(file string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	flags, _ := ldcache.FlagsFor(s.machine.goarch)
+	flags, _ := ldcache.FlagsFor(runtime.GOARCH)
 	var dirs []string
 	for _, e := range cache.Entries {
 		name, _, ok := splitLibrary(e.Name)
@@ -203,32 +203,18 @@ func (s *libraryScan) searchDir(d *libraryDir) {
 		row := s.rows[base]
 		switch {
 		case row != nil && row.ownVersion && isNumbers(suffix):
-			s.takeNewest(d, name, base, row)
+			s.take(d, base, name, row)
 		case suffix == s.version && suffix != "":
-			s.takeFirst(d, name, row)
+			s.take(d, name, name, row)
 		case row != nil && IsVersion(suffix) && !slices.Contains(s.others[base], suffix):
 			s.others[base] = append(s.others[base], suffix)
 		}
 	}
 }
 
-// takeFirst takes a library of the driver's version, of which the first usable copy counts.
-func (s *libraryScan) takeFirst(d *libraryDir, name string, row *libraryRow) {
-	f := s.inspect(s.pathIn(d, name), row)
-	first := s.found[name]
-	switch {
-	case first == nil || f.err == nil && first.err != nil:
-		s.found[name] = f
-		d.libraries++
-	case f.HostPath != first.HostPath:
-		first.ignored = append(first.ignored, f.HostPath)
-	}
-}
-
-// takeNewest takes a library with a version of its own, of which the newest usable one counts.
-func (s *libraryScan) takeNewest(d *libraryDir, name, base string, row *libraryRow) {
-	f := s.inspect(s.pathIn(d, name), row)
-	best := s.found[base]
+// take takes a library. Of several with one key the first usable one of the newest version counts.
+func (s *libraryScan) take(d *libraryDir, key, name string, row *libraryRow) {
+	f, best := s.inspect(s.pathIn(d, name), row), s.found[key]
 	if best != nil && f.HostPath == best.HostPath {
 		return
 	}
@@ -236,10 +222,10 @@ func (s *libraryScan) takeNewest(d *libraryDir, name, base string, row *libraryR
 	version := func(f *foundLibrary) string { _, v, _ := splitLibrary(path.Base(f.Path)); return v }
 	switch {
 	case best == nil:
-		s.found[base] = f
+		s.found[key] = f
 	case f.err == nil && (best.err != nil || compareVersions(version(f), version(best)) > 0):
 		f.ignored = append(f.ignored, best.HostPath)
-		s.found[base] = f
+		s.found[key] = f
 	default:
 		best.ignored = append(best.ignored, f.HostPath)
 	}
@@ -257,7 +243,7 @@ func (s *libraryScan) inspect(p string, row *libraryRow) *foundLibrary {
 		return f
 	}
 	f.Path, f.HostPath = s.root.inside(real), real
-	f.SONAME, f.err = readSONAME(real, s.machine)
+	f.SONAME, f.err = readSONAME(real)
 	if f.err == nil && !isPlain(f.Path) {
 		f.err = fmt.Errorf("its path %q has a character that the hook's arguments cannot carry", f.Path)
 	}
@@ -295,13 +281,13 @@ func linksOf(lib Library, row *libraryRow) []Link {
 
 // readSONAME reads the name that a shared library is loaded by; it is the file's own name if the library has none. The
 // error wraps elffile.ErrMachine if it is a library for another machine.
-func readSONAME(path string, m machine) (string, error) {
+func readSONAME(path string) (string, error) {
 	f, info, err := regular.Open(path)
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
-	soname, err := parseSONAME(f, info.Size(), m)
+	soname, err := parseSONAME(f, info.Size())
 	if err == nil && soname == "" {
 		soname = filepath.Base(path)
 	}
@@ -309,8 +295,8 @@ func readSONAME(path string, m machine) (string, error) {
 }
 
 // parseSONAME reads the SONAME of a library of size bytes; it is empty if the library has none.
-func parseSONAME(r io.ReaderAt, size int64, m machine) (string, error) {
-	f, err := elffile.ReadLibrary(r, size, elffile.MachineOf(m.goarch))
+func parseSONAME(r io.ReaderAt, size int64) (string, error) {
+	f, err := elffile.ReadLibrary(r, size, elffile.MachineOf(runtime.GOARCH))
 	if errors.Is(err, elffile.ErrMachine) {
 		return "", err
 	}

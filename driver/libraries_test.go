@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -24,7 +23,7 @@ func stub(t testing.TB, soname string) []byte {
 }
 
 func parse(data []byte) (string, error) {
-	return parseSONAME(bytes.NewReader(data), int64(len(data)), machineFor(runtime.GOARCH))
+	return parseSONAME(bytes.NewReader(data), int64(len(data)))
 }
 
 func TestParseSONAME(t *testing.T) {
@@ -37,12 +36,12 @@ func TestParseSONAME(t *testing.T) {
 
 // The C library of this system was made by another toolchain than the simulated ones.
 func TestReadSONAMEOfARealLibrary(t *testing.T) {
-	for _, dir := range []string{"/lib/" + machineFor(runtime.GOARCH).multiarch, "/lib64", "/usr/lib"} {
+	for _, dir := range []string{"/lib/" + multiarch(), "/lib64", "/usr/lib"} {
 		path, err := filepath.EvalSymlinks(filepath.Join(dir, "libc.so.6"))
 		if err != nil {
 			continue
 		}
-		got, err := readSONAME(path, machineFor(runtime.GOARCH))
+		got, err := readSONAME(path)
 		if got != "libc.so.6" || err != nil {
 			t.Errorf("%s: got %q, %v", path, got, err)
 		}
@@ -56,7 +55,7 @@ func TestReadSONAMEReturnsTheFileNameWithoutOne(t *testing.T) {
 	if err := os.WriteFile(path, stub(t, ""), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := readSONAME(path, machineFor(runtime.GOARCH)); got != "plugin.so" || err != nil {
+	if got, err := readSONAME(path); got != "plugin.so" || err != nil {
 		t.Errorf("got %q, %v", got, err)
 	}
 }
@@ -130,12 +129,11 @@ func FuzzDiscover(f *testing.F) {
 		r.link("/garbage", "usr/lib64/"+garbage+".so."+testVersion)
 		trees[core] = r
 	}
-	machine := machineFor(runtime.GOARCH)
 	f.Fuzz(func(t *testing.T, garbage, cache []byte, core bool) {
 		r := &tree{t, trees[core].dir}
 		r.must(os.WriteFile(r.dir+"/garbage", garbage, 0o755))
 		r.must(os.WriteFile(r.dir+"/etc/ld.so.cache", cache, 0o644))
-		s := newLibraryScan(newRoot(r.dir), machine, testVersion)
+		s := newLibraryScan(newRoot(r.dir), testVersion)
 		s.run("")
 		r.must(s.check())
 		d := s.driver()

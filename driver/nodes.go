@@ -22,20 +22,31 @@ func findNodes(h host.Host) (control, nodes []Node, findings []Finding) {
 			control = append(control, n)
 		}
 	}
-	for _, dir := range []struct{ path, prefix string }{{"", "nvidia"}, {"nvidia-caps", "nvidia-cap"}} {
-		names, _ := readNames(h.Dev(dir.path))
-		for _, name := range names {
-			number, ok := strings.CutPrefix(name, dir.prefix)
-			if !ok || !isNumbers(number) {
-				continue
-			}
-			if n, err := findNode(h, path.Join(dir.path, name), All); err == nil {
-				nodes = append(nodes, n)
-			}
+	for _, name := range slices.Concat(numberedNodes(h, "nvidia"), numberedNodes(h, "nvidia-caps/nvidia-cap")) {
+		if n, err := findNode(h, name, All); err == nil {
+			nodes = append(nodes, n)
 		}
 	}
 	slices.SortStableFunc(nodes, func(a, b Node) int { return strings.Compare(a.Path, b.Path) })
 	return control, nodes, findings
+}
+
+// numberedNodes are the names under /dev that are the prefix and a number.
+func numberedNodes(h host.Host, prefix string) []string {
+	dir, _ := path.Split(prefix)
+	there, _ := readNames(h.Dev(dir))
+	var names []string
+	for _, name := range there {
+		if isNumbered(dir+name, prefix) {
+			names = append(names, dir+name)
+		}
+	}
+	return names
+}
+
+func isNumbered(name, prefix string) bool {
+	number, ok := strings.CutPrefix(name, prefix)
+	return ok && isNumbers(number)
 }
 
 // findNode finds the character device of that name under /dev.

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
@@ -89,17 +88,16 @@ func (r root) names(dir string) (real string, names []string, err error) {
 	return real, names, err
 }
 
+// readNames lists a directory, sorted.
 func readNames(dir string) ([]string, error) {
-	f, err := os.Open(dir)
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	names, err := f.Readdirnames(-1)
-	if err != nil {
-		return nil, err
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
 	}
-	slices.Sort(names)
 	return names, nil
 }
 

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"io/fs"
+	"runtime"
 	"strings"
 )
 
@@ -103,26 +104,14 @@ var xorgModules = []xorgModule{
 	{"libglxserver_nvidia.so.{version}", "libglxserver_nvidia.so"},
 }
 
-// xorgSubdirs are below a library directory, xorgDirs below the root.
-var (
-	xorgSubdirs = []string{
-		"nvidia/xorg",
-		"xorg/modules/drivers",
-		"xorg/modules/extensions",
-		"xorg/modules/updates/drivers",
-		"xorg/modules/updates/extensions",
-	}
-	xorgDirs = []string{
-		"/usr/lib/xorg/modules/drivers",
-		"/usr/lib/xorg/modules/extensions",
-		"/usr/lib/xorg/modules/updates/drivers",
-		"/usr/lib/xorg/modules/updates/extensions",
-		"/usr/lib64/xorg/modules/drivers",
-		"/usr/lib64/xorg/modules/extensions",
-		"/usr/lib64/xorg/modules/updates/drivers",
-		"/usr/lib64/xorg/modules/updates/extensions",
-	}
-)
+// xorgDirs are where the modules are, below a directory with libraries.
+var xorgDirs = []string{
+	"nvidia/xorg",
+	"xorg/modules/drivers",
+	"xorg/modules/extensions",
+	"xorg/modules/updates/drivers",
+	"xorg/modules/updates/extensions",
+}
 
 // fileRow is a file of the driver that is not a library: name in the first of the directories that has it. It is
 // mounted at the path where it was found, or, with a target, in that directory, where the container's libraries search.
@@ -231,17 +220,16 @@ var extraTable = []extraRow{
 	{extra: NVSwitch, class: "nvswitch", nodes: []string{"nvidia-nvswitchctl"}, numbered: "nvidia-nvswitch"},
 }
 
-// machine is what depends on the architecture. NVIDIA has drivers for these two.
-type machine struct {
-	goarch, name, multiarch string
+// machineName is the name of this machine as uname prints it. NVIDIA has drivers for these two.
+func machineName() string {
+	if runtime.GOARCH == "arm64" {
+		return "aarch64"
+	}
+	return "x86_64"
 }
 
-func machineFor(goarch string) machine {
-	if goarch == "arm64" {
-		return machine{goarch, "aarch64", "aarch64-linux-gnu"}
-	}
-	return machine{goarch, "x86_64", "x86_64-linux-gnu"}
-}
+// multiarch is Debian's name of this machine.
+func multiarch() string { return machineName() + "-linux-gnu" }
 
 // fill replaces {key} in a pattern of the tables by its value, for alternating keys and values.
 func fill(pattern string, kv ...string) string {
