@@ -30,22 +30,14 @@ func Discover(h host.Host, version string) (*Driver, error) {
 		return nil, err
 	}
 	d := s.driver()
-	modules, findings := s.xorg()
-	d.Libraries = append(d.Libraries, modules...)
-	d.Findings = append(d.Findings, findings...)
+	s.addModules(d)
+	d.addFiles(r)
+	d.addFirmware(h, r)
+	d.addNodes(h)
+	d.addDRM(h)
 	slices.SortStableFunc(d.Libraries, func(a, b Library) int { return strings.Compare(a.Path, b.Path) })
-
-	d.Files, findings = findFiles(r)
-	d.Findings = append(d.Findings, findings...)
-	firmware, findings := findFirmware(h, r, d.Version)
-	d.Files = append(d.Files, firmware...)
-	d.Findings = append(d.Findings, findings...)
 	slices.SortStableFunc(d.Files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
-
-	d.Control, d.Nodes, findings = findNodes(h)
-	d.Findings = append(d.Findings, findings...)
-	d.DRM, findings = findDRM(h)
-	d.Findings = append(d.Findings, findings...)
+	slices.SortStableFunc(d.Nodes, func(a, b Node) int { return strings.Compare(a.Path, b.Path) })
 	return d, nil
 }
 

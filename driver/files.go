@@ -17,10 +17,8 @@ import (
 
 const notFound = "not found"
 
-// findFiles finds the files of the table, each in the first of its directories that has it.
-func findFiles(r root) ([]File, []Finding) {
-	var files []File
-	var findings []Finding
+// addFiles adds the files of the table, each in the first of its directories that has it.
+func (d *Driver) addFiles(r root) {
 	for _, row := range fileTable {
 		row.name = fill(row.name, "{machine}", machineName())
 		var places []place
@@ -29,15 +27,14 @@ func findFiles(r root) ([]File, []Finding) {
 		}
 		finding := Finding{Name: row.name, Kind: row.kind, Capabilities: row.capabilities}
 		f, finding := findFile(finding, places, row.check)
-		findings = append(findings, finding)
+		d.Findings = append(d.Findings, finding)
 		if finding.Used {
 			if row.target != "" {
 				f.Path = under(row.target, row.name)
 			}
-			files = append(files, f)
+			d.Files = append(d.Files, f)
 		}
 	}
-	return files, findings
 }
 
 // place is a path below a root.
@@ -96,14 +93,12 @@ func checkMPS(at place) error {
 	return nil
 }
 
-// findFirmware finds the firmware of the driver's version in all directories that the kernel searches. A file that two
+// addFirmware adds the firmware of the driver's version in all directories that the kernel searches. A file that two
 // directories lead to is taken once.
-func findFirmware(h host.Host, r root, version string) ([]File, []Finding) {
-	var files []File
-	var findings []Finding
-	dirs, seen := firmwareDirsOf(h, version), map[string]bool{}
+func (d *Driver) addFirmware(h host.Host, r root) {
+	dirs, seen := firmwareDirsOf(h, d.Version), map[string]bool{}
 	for _, pattern := range firmwareNames {
-		before := len(files)
+		before := len(d.Files)
 		for _, dir := range dirs {
 			_, names, _ := r.names(dir)
 			for _, name := range names {
@@ -113,18 +108,17 @@ func findFirmware(h host.Host, r root, version string) ([]File, []Finding) {
 					continue
 				}
 				seen[real] = true
-				f := File{Path: under(dir, name), HostPath: real, Kind: KindFirmware, Capabilities: All}
-				files = append(files, f)
-				findings = append(findings,
+				d.Files = append(d.Files,
+					File{Path: under(dir, name), HostPath: real, Kind: KindFirmware, Capabilities: All})
+				d.Findings = append(d.Findings,
 					Finding{Name: name, Kind: KindFirmware, Capabilities: All, Path: real, Used: true})
 			}
 		}
-		if len(files) == before {
-			name := path.Join("nvidia", version, pattern)
-			findings = append(findings, Finding{Name: name, Kind: KindFirmware, Capabilities: All, Note: notFound})
+		if len(d.Files) == before {
+			name := path.Join("nvidia", d.Version, pattern)
+			d.Findings = append(d.Findings, Finding{Name: name, Kind: KindFirmware, Capabilities: All, Note: notFound})
 		}
 	}
-	return files, findings
 }
 
 // firmwareDirsOf are the directories with firmware of a version, in the order in which the kernel searches them.

@@ -13,22 +13,20 @@ import (
 	"gpu-cdi-plugin/internal/regular"
 )
 
-// findNodes finds the control nodes, which are findings, and the nodes of GPUs and MIG devices.
-func findNodes(h host.Host) (control, nodes []Node, findings []Finding) {
+// addNodes adds the control nodes, which are findings, and the nodes of GPUs and MIG devices.
+func (d *Driver) addNodes(h host.Host) {
 	for _, c := range controlNodes {
 		n, err := findNode(h, c.name, c.capabilities)
-		findings = append(findings, n.finding(err))
+		d.Findings = append(d.Findings, n.finding(err))
 		if err == nil {
-			control = append(control, n)
+			d.Control = append(d.Control, n)
 		}
 	}
 	for _, name := range slices.Concat(numberedNodes(h, "nvidia"), numberedNodes(h, "nvidia-caps/nvidia-cap")) {
 		if n, err := findNode(h, name, All); err == nil {
-			nodes = append(nodes, n)
+			d.Nodes = append(d.Nodes, n)
 		}
 	}
-	slices.SortStableFunc(nodes, func(a, b Node) int { return strings.Compare(a.Path, b.Path) })
-	return control, nodes, findings
 }
 
 // numberedNodes are the names under /dev that are the prefix and a number.
@@ -76,10 +74,9 @@ func (n Node) finding(err error) Finding {
 	return f
 }
 
-// findDRM finds the nodes under /dev/dri of each of NVIDIA's PCI devices.
-func findDRM(h host.Host) (map[string][]Node, []Finding) {
-	drm := map[string][]Node{}
-	var findings []Finding
+// addDRM adds the nodes under /dev/dri of each of NVIDIA's PCI devices.
+func (d *Driver) addDRM(h host.Host) {
+	d.DRM = map[string][]Node{}
 	addresses, _ := readNames(h.Sys("bus/pci/devices"))
 	for _, address := range addresses {
 		names, err := readNames(h.Sys("bus/pci/devices", address, "drm"))
@@ -91,13 +88,12 @@ func findDRM(h host.Host) (map[string][]Node, []Finding) {
 				continue
 			}
 			n, err := findNode(h, path.Join("dri", name), UsesDRM)
-			findings = append(findings, n.finding(err))
+			d.Findings = append(d.Findings, n.finding(err))
 			if err == nil {
-				drm[address] = append(drm[address], n)
+				d.DRM[address] = append(d.DRM[address], n)
 			}
 		}
 	}
-	return drm, findings
 }
 
 func isNVIDIA(h host.Host, address string) bool {

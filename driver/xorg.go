@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// xorg finds the modules of the X server, each in the first directory that has it: below those with libraries of the
-// driver, then below the usual ones.
-func (s *libraryScan) xorg() (libraries []Library, findings []Finding) {
+// addModules adds the modules of the X server, each in the first directory that has it: below those with libraries of
+// the driver, then below the usual ones.
+func (s *libraryScan) addModules(d *Driver) {
 	var dirs []string
 	add := func(dir string) {
 		for _, sub := range xorgDirs {
 			dirs = append(dirs, under(dir, sub))
 		}
 	}
-	for _, d := range s.dirs {
-		if d.libraries > 0 {
-			add(d.path)
+	for _, dir := range s.dirs {
+		if dir.libraries > 0 {
+			add(dir.path)
 		}
 	}
 	add("/usr/lib")
@@ -39,13 +39,12 @@ func (s *libraryScan) xorg() (libraries []Library, findings []Finding) {
 				if m.link != "" {
 					f.Links = []Link{{path.Join(path.Dir(f.Path), m.link), path.Base(f.Path)}}
 				}
-				libraries = append(libraries, f.Library)
+				d.Libraries = append(d.Libraries, f.Library)
 				break
 			}
 		}
-		findings = append(findings, finding)
+		d.Findings = append(d.Findings, finding)
 	}
-	return libraries, findings
 }
 
 func isXorgModule(library string) bool {

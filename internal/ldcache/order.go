@@ -65,9 +65,6 @@ func char(c byte) int {
 // sorted returns the entries in the order that the loader's binary search needs. The sort is stable, so the first entry
 // of a name stays first.
 func (c *Cache) sorted() []Entry {
-	if slices.IsSortedFunc(c.Entries, compareEntries) {
-		return c.Entries
-	}
 	entries := slices.Clone(c.Entries)
 	slices.SortStableFunc(entries, compareEntries)
 	return entries
@@ -76,18 +73,11 @@ func (c *Cache) sorted() []Entry {
 // compareEntries is compare of elf/cache.c. Entries of glibc-hwcaps directories come before the others, since the
 // loader stops at the first of those.
 func compareEntries(a, b Entry) int {
-	if n := compareNames(b.Name, a.Name); n != 0 {
-		return n
-	}
-	if n := cmp.Compare(b.Flags, a.Flags); n != 0 {
-		return n
-	}
-	switch {
-	case a.isHWCap() == b.isHWCap():
-		return 0
-	case a.isHWCap():
-		return -1
-	default:
+	rank := func(e Entry) int {
+		if e.isHWCap() {
+			return 0
+		}
 		return 1
 	}
+	return cmp.Or(compareNames(b.Name, a.Name), cmp.Compare(b.Flags, a.Flags), rank(a)-rank(b))
 }
