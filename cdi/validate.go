@@ -69,7 +69,7 @@ func Validate(spec *specs.Spec) []Problem {
 		v.checkEdits(deviceNamed(spec.Devices[i].Name), &spec.Devices[i].ContainerEdits)
 	}
 	if n := len(v.gone); n > 1 { // as after an upgrade
-		p := Problem{"driver", fmt.Sprintf("%d files of driver %s are gone, such as %s", n, v.driver, v.gone[0])}
+		p := Problem{"driver", fmt.Sprintf("%d files of driver %s are gone", n, v.driver)}
 		v.problems = append([]Problem{p}, v.problems...)
 	} else if n == 1 {
 		v.add("driver", "%s is gone", v.gone[0])

@@ -26,9 +26,6 @@
 //
 // # Number of driver calls
 //
-// On a real node a call is an ioctl, so a reading makes none twice. [ReadDevices] makes 3, and 8 for each GPU (index to
-// handle, UUID, minor, PCI address, name, memory, compute capability, MIG mode). For a GPU in MIG mode it makes one
-// more, one for each possible MIG device, and 5 for each MIG device that exists. [ReadTopology] also makes one for each
-// pair of GPUs, and for each GPU one for each NVLink that it could have and one more, one for each active NVLink, and
-// one for each device that its NVLinks lead to. For eight H100 that is 67 and 423.
+// On a real node a call is an ioctl, so a reading makes none twice. For eight H100 [ReadDevices] makes 67 and
+// [ReadTopology], mostly for NVLinks, 423.
 package nvml

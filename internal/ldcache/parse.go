@@ -1,6 +1,7 @@
 package ldcache
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"strings"
@@ -31,22 +32,22 @@ const (
 
 var le = binary.LittleEndian
 
-// Parse reads a cache in the layout of glibc 2.2 and later, with the older one in front of it or without. It refuses a
-// cache that the loader would ignore or could use only in part. Unknown sections of the extension block are dropped. The
-// strings of the result share one copy of data.
+// Parse reads a cache in the layout of glibc 2.2 and later, with or without the older layout in front of it. It refuses
+// a cache that the loader would ignore or could use only in part. Unknown sections of the extension block are dropped.
+// The strings of the result share one copy of data.
 func Parse(data []byte) (*Cache, error) {
 	if len(data) > MaxSize {
 		return nil, fmt.Errorf("%w: %d bytes, the limit is %d", errFormat, len(data), MaxSize)
 	}
 	start := 0
-	if hasMagic(data, magicOld) {
+	if bytes.HasPrefix(data, []byte(magicOld)) {
 		n, err := count(data, 12, headerOld, entryOld)
 		if err != nil {
 			return nil, err
 		}
 		start = (headerOld + n*entryOld + 7) &^ 7
 	}
-	if start > len(data) || !hasMagic(data[start:], magicNew) {
+	if start > len(data) || !bytes.HasPrefix(data[start:], []byte(magicNew)) {
 		return nil, fmt.Errorf("%w: no known magic number", errFormat)
 	}
 	c := &Cache{}
@@ -60,10 +61,6 @@ func Parse(data []byte) (*Cache, error) {
 		}
 	}
 	return c, nil
-}
-
-func hasMagic(data []byte, magic string) bool {
-	return len(data) >= len(magic) && string(data[:len(magic)]) == magic
 }
 
 // count reads the number of entries at an offset, and checks that so many of that size follow the header.
