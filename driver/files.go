@@ -20,7 +20,7 @@ const notFound = "not found"
 // addFiles adds the files of the table, each in the first of its directories that has it.
 func (d *Driver) addFiles(r root) {
 	for _, row := range fileTable {
-		row.name = fill(row.name, "{machine}", machineName())
+		row.name = strings.ReplaceAll(row.name, "{machine}", machineName())
 		var places []place
 		for _, dir := range row.dirs {
 			places = append(places, place{r, under(dir, row.name)})
@@ -135,7 +135,7 @@ func firmwareDirsOf(h host.Host, version string) []string {
 		release = unix.ByteSliceToString(u.Release[:])
 	}
 	for _, dir := range firmwareDirs {
-		dirs = append(dirs, fill(dir, "{release}", release))
+		dirs = append(dirs, strings.ReplaceAll(dir, "{release}", release))
 	}
 	for i := range dirs {
 		dirs[i] = path.Join(dirs[i], "nvidia", version)

@@ -268,8 +268,9 @@ func linksOf(lib Library, row *libraryRow) []Link {
 		}
 	}
 	if row != nil {
+		names := strings.NewReplacer("{file}", file, "{soname}", lib.SONAME)
 		for _, l := range row.links {
-			links[dir+l.Path] = fill(l.Target, "{file}", file, "{soname}", lib.SONAME)
+			links[dir+l.Path] = names.Replace(l.Target)
 		}
 	}
 	var list []Link

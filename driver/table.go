@@ -3,7 +3,6 @@ package driver
 import (
 	"io/fs"
 	"runtime"
-	"strings"
 )
 
 // This file is the table of which files make a driver, where they are, and which capabilities they serve. The sources
@@ -230,11 +229,3 @@ func machineName() string {
 
 // multiarch is Debian's name of this machine.
 func multiarch() string { return machineName() + "-linux-gnu" }
-
-// fill replaces {key} in a pattern of the tables by its value, for alternating keys and values.
-func fill(pattern string, kv ...string) string {
-	for i := 0; i < len(kv); i += 2 {
-		pattern = strings.ReplaceAll(pattern, kv[i], kv[i+1])
-	}
-	return pattern
-}

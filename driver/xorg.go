@@ -25,7 +25,7 @@ func (s *libraryScan) addModules(d *Driver) {
 	add("/usr/lib")
 	add("/usr/lib64")
 	for _, m := range xorgModules {
-		name := fill(m.file, "{version}", s.version)
+		name := strings.ReplaceAll(m.file, "{version}", s.version)
 		finding := Finding{Name: name, Kind: KindLibrary, Capabilities: Display, Note: notFound}
 		for _, dir := range dirs {
 			at := under(dir, name)

@@ -2,15 +2,8 @@ package nvml
 
 /*
 #cgo LDFLAGS: -ldl
-#define _GNU_SOURCE
 #include <dlfcn.h>
-#include <link.h>
 #include <stdlib.h>
-
-static const char *loaded_from(void *handle) {
-	struct link_map *map = NULL;
-	return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != NULL ? map->l_name : NULL;
-}
 */
 import "C"
 
@@ -47,6 +40,3 @@ func (l sharedLibrary) has(symbol string) bool {
 	defer C.free(unsafe.Pointer(name))
 	return C.dlsym(l.handle, name) != nil
 }
-
-// path is the path of the file, or empty if the loader does not know.
-func (l sharedLibrary) path() string { return C.GoString(C.loaded_from(l.handle)) }

@@ -26,6 +26,7 @@ const librarySubject = "library"
 // process holds the one library that a process can load: calls of NVML functions are bound to it.
 var process struct {
 	sync.Mutex
+	path    string
 	shared  sharedLibrary
 	library *library
 }
@@ -40,13 +41,13 @@ func load(path string) (*library, error) {
 	process.Lock()
 	defer process.Unlock()
 	if process.library == nil {
-		process.shared = shared
+		process.path, process.shared = path, shared
 		process.library = &library{api: nvml.New(nvml.WithLibraryPath(path)), has: shared.hasFunction}
 		return process.library, nil
 	}
 	defer shared.close() // each dlopen needs its dlclose
 	if process.shared != shared {
-		return nil, fmt.Errorf("load %s: %w: %s", shared.path(), ErrLibraryConflict, process.shared.path())
+		return nil, fmt.Errorf("load %s: %w: %s", path, ErrLibraryConflict, process.path)
 	}
 	return process.library, nil
 }
