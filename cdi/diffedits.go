@@ -28,7 +28,7 @@ func diffEdits(before, after *specs.ContainerEdits) []string {
 	names := maps.Clone(b)
 	maps.Copy(names, a)
 	for _, name := range slices.SortedFunc(maps.Keys(names), compareNames) {
-		what := ""
+		var what string
 		switch {
 		case a[name] == nil:
 			what = "gone"
