@@ -9,5 +9,5 @@
 // that was removed, which a starting kubelet does. None of this disturbs streams that are open.
 //
 // The package does not call the driver and decides nothing about devices: it advertises what Update was given last, and
-// Allocate takes its response from that and from the CDI spec on disk.
+// Allocate takes its response from that.
 package plugin

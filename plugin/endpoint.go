@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -18,7 +20,7 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// endpoint serves a resource on a socket and registers it with the kubelet whenever that is needed. It is an actor.
+// endpoint serves a resource on a socket and keeps it registered with the kubelet. It is an actor.
 type endpoint struct {
 	name   string // the resource's
 	path   string // the socket's
@@ -28,34 +30,27 @@ type endpoint struct {
 	wake   wake.Chan
 
 	// Only the goroutine of run uses these.
-	grpc           *grpc.Server
-	serving        sync.WaitGroup // has a goroutine for each socket
-	lock           *lock.Lock
-	socket         *socket
-	registration   registration
-	lastStream     uint64       // the last ListAndWatch stream before the last Register call
-	result         chan outcome // of the Register call that is under way, or nil
-	cancelRegister context.CancelFunc
+	grpc    *grpc.Server
+	serving sync.WaitGroup // has a goroutine for each socket
+	lock    *lock.Lock
+	socket  *socket
 
 	mu     sync.Mutex
 	status Status // without the devices
-	warned string // the problem that was last logged as a warning
 }
 
-func newEndpoint(r resource.Resource, o *Options, w *dirWatch) (*endpoint, error) {
+func newEndpoint(r resource.Resource, o *Options) (*endpoint, error) {
 	server, err := newServer(r, o.Allocate, o.Log, o.Observer)
 	if err != nil {
 		return nil, err
 	}
-	e := &endpoint{
+	server.wake = wake.New()
+	return &endpoint{
 		name: r.Name, path: socketPath(o.dir(), r.Name), opts: o, server: server,
 		log:    o.Log.With("resource", r.Name),
-		wake:   wake.New(),
+		wake:   server.wake,
 		status: Status{Resource: r.Name, Problem: "it is not registered yet"},
-	}
-	server.streams.changed = e.wake.Wake
-	w.subscribe(e.wake)
-	return e, nil
+	}, nil
 }
 
 // maxRequest is the size of the largest request, in bytes. A kubelet that asks for a preferred allocation sends the IDs
@@ -71,221 +66,120 @@ func (e *endpoint) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, e.lock.Release()) }()
 	e.grpc = grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
 	v1beta1.RegisterDevicePluginServer(e.grpc, e.server)
-	discovered := e.opts.RegistryDir != ""
-	if discovered {
+	follow := e.stayRegistered
+	if e.opts.RegistryDir != "" {
 		pluginregistration.RegisterRegistrationServer(e.grpc, &discovery{endpoint: e})
+		follow = e.stayDiscovered
 	}
-	defer e.stop()
-	if err := e.serve(ctx); err != nil {
+	if err := e.listen(ctx); err != nil {
 		return fmt.Errorf("serve %s: %w", e.name, err)
 	}
-	e.registration = newRegistration(time.Now(), e.opts.StreamGrace, discovered)
+	defer e.stop()
+	if err := follow(ctx); ctx.Err() == nil {
+		return fmt.Errorf("serve %s: %w", e.name, err)
+	}
+	return nil
+}
+
+// forever is a limit that is never over.
+const forever time.Duration = math.MaxInt64
+
+// wait waits until done returns true, at most for the limit. Meanwhile it restores the socket and the lock; it returns
+// only when they are in place. The error is that ctx ended, or that another instance holds the lock.
+func (e *endpoint) wait(ctx context.Context, limit time.Duration, done func() bool) error {
+	timeout, over := time.After(limit), false
 	for {
-		next, err := e.reconcile(ctx, time.Now())
-		if err != nil {
-			return fmt.Errorf("serve %s: %w", e.name, err)
-		}
-		var due <-chan time.Time
-		if !next.IsZero() {
-			due = time.After(time.Until(next))
+		err := e.restore(ctx)
+		switch {
+		case errors.Is(err, lock.ErrHeld):
+			return err
+		case err != nil:
+			e.setProblem(err)
+		case done() || over:
+			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return ctx.Err()
+		case <-timeout:
+			over = true
 		case <-e.wake:
-		case <-due:
-		case o := <-e.result:
-			e.finishRegister(o)
 		}
 	}
 }
 
-// socketRetry is the pause after the socket could not be made.
-const socketRetry = time.Second
-
-// reconcile restores the socket and the lock, follows the kubelet, and returns when to do so again. An error means that
-// another instance holds the lock.
-func (e *endpoint) reconcile(ctx context.Context, now time.Time) (next time.Time, err error) {
-	// The kubelet's socket first: a kubelet that starts removes ours before it makes its own. So once its socket is
-	// seen, the check of ours finds that it was removed.
-	kubelet, missing := e.opts.findKubelet()
-	switch err := e.restoreSocket(ctx); {
-	case errors.Is(err, lock.ErrHeld):
-		return time.Time{}, err
-	case err != nil:
-		e.setProblem(err)
-		return now.Add(socketRetry), nil
-	}
-	streaming := e.server.streams.openAfter(e.lastStream)
-	do := e.registration.observe(observation{now: now, kubelet: kubelet, streaming: streaming})
-	switch {
-	case do.watchBegan:
-		e.watchBegan()
-	case do.watchEnded:
-		e.watchEnded(e.log.Warn, "the ListAndWatch stream ended")
-	case do.notWatched:
-		e.setProblem(errors.New("the kubelet did not call ListAndWatch after the registration"))
-	}
-	if missing != nil && e.registration.state != watched { // a watch may outlast the kubelet's socket
-		e.setProblem(missing)
-	}
-	if do.register {
-		e.beginRegister(ctx)
-	}
-	return do.next, nil
-}
-
-// findKubelet returns the ID of the kubelet's socket. The error is why there is none.
-func (o *Options) findKubelet() (socketID, error) {
-	if o.RegistryDir != "" {
-		return anyKubelet, nil
-	}
-	id, err := identify(o.kubeletSocket())
-	if err != nil {
-		return socketID{}, fmt.Errorf("find the kubelet's socket: %w", explainMissing(err))
-	}
-	return id, nil
-}
-
-// restoreSocket makes the lock's file and the socket again after they were removed.
-func (e *endpoint) restoreSocket(ctx context.Context) error {
+// restore makes the lock's file and the socket again after they were removed, and the socket after its server ended.
+func (e *endpoint) restore(ctx context.Context) error {
 	if err := e.lock.Renew(); err != nil {
 		return err
 	}
-	if e.socket.inPlace() {
+	if e.socket.inPlace() && !e.socket.ended.Load() {
 		return nil
 	}
-	if err := e.serve(ctx); err != nil {
+	if err := e.listen(ctx); err != nil {
 		return err
 	}
 	e.log.Info("the socket " + e.path + " was removed and is restored")
 	return nil
 }
 
-// serve serves on a new socket. Connections to the old one stay open.
-func (e *endpoint) serve(ctx context.Context) error {
+// listen serves on a new socket. Connections to the old one stay open.
+func (e *endpoint) listen(ctx context.Context) error {
 	s, err := listen(ctx, e.path)
 	if err != nil {
 		return err
 	}
-	old := e.socket
+	if e.socket != nil {
+		_ = e.socket.Close()
+	}
 	e.socket = s
 	e.serving.Go(func() {
-		// It returns when the socket is closed, which is no error, or the server is stopped.
-		_ = e.grpc.Serve(s)
+		_ = e.grpc.Serve(s) // returns when the socket is closed, or after an error such as a lack of memory
+		s.ended.Store(true)
+		e.wake.Wake()
 	})
-	if old != nil {
-		_ = old.Close()
-	}
 	return nil
 }
 
-// beginRegister begins a registration: a Register call, or a new socket where the kubelet discovers sockets.
-func (e *endpoint) beginRegister(ctx context.Context) {
-	e.stopRegister()
-	e.lastStream = e.server.streams.last()
-	e.result = make(chan outcome, 1)
-	ctx, e.cancelRegister = context.WithTimeoutCause(ctx, e.opts.RegisterTimeout, errors.New("no answer in time"))
-	if e.registration.discovered {
-		e.result <- outcome{delivered: true, err: e.serve(ctx)}
-		return
-	}
-	kubelet, result := e.registration.kubelet, e.result
-	unchanged := func() bool { now, _ := e.opts.findKubelet(); return now == kubelet }
-	go func() { result <- callRegister(ctx, e.opts.kubeletSocket(), e.path, e.name, unchanged) }()
-}
-
-// stopRegister cancels the Register call that is under way and waits for its end.
-func (e *endpoint) stopRegister() {
-	if e.result != nil {
-		e.cancelRegister()
-		<-e.result
-		e.result = nil
-	}
-}
-
-func (e *endpoint) finishRegister(o outcome) {
-	e.cancelRegister()
-	e.result = nil
-	e.registration.finished(time.Now(), o)
-	switch {
-	case o.err != nil:
-		e.refused(o.err)
-	case !e.registration.discovered:
-		e.accepted()
-	}
-}
-
-// stop ends the Register call and the streams, and waits for the other calls as long as DrainTimeout. It removes the
-// socket first, so that no new calls come.
+// stop ends the streams, and waits for the other calls as long as drainTimeout. It removes the socket first, so that no
+// new calls come.
 func (e *endpoint) stop() {
-	e.stopRegister()
-	if e.socket != nil {
-		if err := e.socket.remove(); err != nil {
+	if e.socket.inPlace() {
+		if err := os.Remove(e.path); err != nil {
 			e.log.Warn("the socket " + e.path + " could not be removed: " + err.Error())
 		}
 	}
-	e.server.drain()
-	force := time.AfterFunc(e.opts.DrainTimeout, e.grpc.Stop)
+	close(e.server.stopped)
+	force := time.AfterFunc(e.opts.drainTimeout, e.grpc.Stop)
 	e.grpc.GracefulStop()
 	force.Stop()
 	e.serving.Wait()
-	e.watchEnded(e.log.Info, "the plugin stopped")
 }
 
-// accepted records that the kubelet accepted the registration.
-func (e *endpoint) accepted() {
-	e.opts.Observer.Registered(e.name, nil)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.status.Registrations++
-	if !e.status.Watched {
-		e.status.Problem = "it is registered, and the kubelet has not called ListAndWatch yet"
-	}
-	log := e.log.Info
-	if e.warned != "" { // a kubelet that does not watch accepts every attempt
-		log = e.log.Debug
-	}
-	log(e.name+" is registered with the kubelet", "registrations", e.status.Registrations)
-}
-
-// refused records that a registration failed.
-func (e *endpoint) refused(err error) {
+// registered records the result of a registration.
+func (e *endpoint) registered(err error) {
 	e.opts.Observer.Registered(e.name, err)
-	e.setProblem(err)
-}
-
-func (e *endpoint) watchBegan() {
-	e.mu.Lock()
-	e.status.Watched, e.status.Problem, e.warned = true, "", ""
-	e.mu.Unlock()
-	e.opts.Observer.Watched(e.name, true)
-	l := e.server.list.Load()
-	e.log.Info("the kubelet watches "+e.name, "devices", len(l.devices), "healthy", l.healthy)
-}
-
-func (e *endpoint) watchEnded(log func(string, ...any), why string) {
-	e.mu.Lock()
-	was := e.status.Watched
-	e.status.Watched, e.status.Problem = false, why
-	e.mu.Unlock()
-	if was {
-		e.opts.Observer.Watched(e.name, false)
-		log("the kubelet no longer watches " + e.name + ": " + why)
+	if err != nil {
+		e.setProblem(err)
 	}
 }
 
-// setProblem records why the resource is not registered. The same problem is logged as a warning once.
+// setProblem records why the resource is not registered. It logs the same problem once.
 func (e *endpoint) setProblem(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.status.Problem = err.Error()
-	log := e.log.Warn
-	if e.warned == e.status.Problem {
-		log = e.log.Debug
+	if problem := err.Error(); problem != e.status.Problem {
+		e.status.Problem = problem
+		e.log.Warn(e.name + " is not registered with the kubelet: " + problem)
 	}
-	e.warned = e.status.Problem
-	log(e.name + " is not registered with the kubelet: " + e.status.Problem)
+}
+
+// setWatched records whether the kubelet watches the devices, and if not, why.
+func (e *endpoint) setWatched(watched bool, problem string) {
+	e.mu.Lock()
+	e.status.Watched, e.status.Problem = watched, problem
+	e.mu.Unlock()
+	e.opts.Observer.Watched(e.name, watched)
 }
 
 // currentStatus returns the status with the devices that are advertised now.

@@ -94,7 +94,7 @@ func serverOf(t testing.TB, r resource.Resource, o AllocateOptions) *server {
 func optionsFor(k *kubelettest.Kubelet) Options {
 	return Options{
 		Dir: k.Dir, Allocate: by(config.CDICRI), Log: quiet,
-		RegisterTimeout: 10 * time.Second, StreamGrace: 10 * time.Second, DrainTimeout: 10 * time.Second,
+		registerTimeout: 10 * time.Second, streamGrace: 10 * time.Second, drainTimeout: 10 * time.Second,
 	}
 }
 
@@ -111,11 +111,6 @@ func start(t testing.TB, o Options, resources ...resource.Resource) *running {
 	t.Helper()
 	p, err := New(o)
 	must(t, err)
-	return startPlugin(t, p, resources...)
-}
-
-func startPlugin(t testing.TB, p *Plugin, resources ...resource.Resource) *running {
-	t.Helper()
 	must(t, p.Update(resources))
 	ctx, cancel := context.WithCancel(t.Context())
 	r := &running{Plugin: p, t: t, cancel: cancel, ended: make(chan error, 1)}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,10 +15,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 
-	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -37,17 +38,16 @@ type Options struct {
 	RegistryDir string
 	// Allocate is how containers are given devices.
 	Allocate AllocateOptions
-	// RegisterTimeout is how long a kubelet may take to answer a Register call; 0 is 15 seconds. The kubelet takes 10
-	// to find out that it cannot reach the plugin.
-	RegisterTimeout time.Duration
-	// StreamGrace is how long after a registration the kubelet may take to call ListAndWatch; 0 is 3 seconds.
-	StreamGrace time.Duration
-	// DrainTimeout is how long calls under way may take when Run ends; 0 is 5 seconds.
-	DrainTimeout time.Duration
-	// Log is the logger; nil is slog.Default().
+	// Log is the logger.
 	Log *slog.Logger
 	// Observer is notified of what happens; nil is none.
 	Observer Observer
+
+	// Only tests set these; the zero value is the default.
+	registerTimeout time.Duration // for the answer to a Register call
+	streamGrace     time.Duration // between a registration and the call of ListAndWatch
+	drainTimeout    time.Duration // for the calls under way when Run ends
+	newWatcher      func() (*fsnotify.Watcher, error)
 }
 
 // Observer is notified of what happens, for metrics. Its methods return at once and may be called concurrently.
@@ -75,13 +75,11 @@ func (noObserver) Allocated(string, codes.Code, int, time.Duration) {}
 // Plugin serves the resources of a node. It is an actor: call Run once. Its other methods may be called concurrently,
 // and before and after Run.
 type Plugin struct {
-	opts  Options
-	watch *dirWatch
-	added wake.Chan // wakes Run for new endpoints
+	opts Options
 
 	mu        sync.Mutex
 	endpoints map[string]*endpoint
-	notRun    []*endpoint // those that Run has not started
+	start     func(*endpoint) // runs an endpoint; nil while Run does not
 }
 
 // New returns a Plugin. It checks the options and does not touch the host; the error may be ErrLongPath.
@@ -93,21 +91,17 @@ func New(o Options) (*Plugin, error) {
 	if err = errors.Join(err, checkLength(o.dir()), o.Allocate.validate()); err != nil {
 		return nil, fmt.Errorf("set up the device plugin: %w", err)
 	}
-	o.RegisterTimeout = cmp.Or(o.RegisterTimeout, 15*time.Second)
-	o.StreamGrace = cmp.Or(o.StreamGrace, 3*time.Second)
-	o.DrainTimeout = cmp.Or(o.DrainTimeout, 5*time.Second)
-	if o.Log == nil {
-		o.Log = slog.Default()
+	// The kubelet takes 10 seconds to find out that it cannot reach the plugin.
+	o.registerTimeout = cmp.Or(o.registerTimeout, 15*time.Second)
+	o.streamGrace = cmp.Or(o.streamGrace, 3*time.Second)
+	o.drainTimeout = cmp.Or(o.drainTimeout, 5*time.Second)
+	if o.newWatcher == nil {
+		o.newWatcher = fsnotify.NewWatcher
 	}
 	if o.Observer == nil {
 		o.Observer = noObserver{}
 	}
-	p := &Plugin{
-		opts:      o,
-		watch:     newDirWatch(o.dir(), o.Log),
-		added:     wake.New(),
-		endpoints: map[string]*endpoint{},
-	}
+	p := &Plugin{opts: o, endpoints: map[string]*endpoint{}}
 	p.opts.Allocate.Preference.used = p.usedSlices
 	return p, nil
 }
@@ -127,31 +121,29 @@ func (p *Plugin) Update(resources []resource.Resource) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error
-	current := map[string]bool{}
+	gone := maps.Clone(p.endpoints)
 	for i := range resources {
-		r := &resources[i]
-		current[r.Name] = true
-		errs = append(errs, p.update(r))
+		delete(gone, resources[i].Name)
+		errs = append(errs, p.update(resources[i]))
 	}
-	for name, e := range p.endpoints {
-		if !current[name] {
-			errs = append(errs, e.server.update(resource.Resource{Name: name}))
-		}
+	for name := range gone {
+		errs = append(errs, p.update(resource.Resource{Name: name}))
 	}
 	return errors.Join(errs...)
 }
 
-func (p *Plugin) update(r *resource.Resource) error {
+func (p *Plugin) update(r resource.Resource) error {
 	if e := p.endpoints[r.Name]; e != nil {
-		return e.server.update(*r)
+		return e.server.update(r)
 	}
-	e, err := newEndpoint(*r, &p.opts, p.watch)
+	e, err := newEndpoint(r, &p.opts)
 	if err != nil {
 		return err
 	}
 	p.endpoints[r.Name] = e
-	p.notRun = append(p.notRun, e)
-	p.added.Wake()
+	if p.start != nil {
+		p.start(e)
+	}
 	return nil
 }
 
@@ -177,24 +169,25 @@ func (p *Plugin) Run(ctx context.Context) error {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return p.watch.run(ctx) })
+	p.setStart(func(e *endpoint) { g.Go(func() error { return e.run(ctx) }) })
 	g.Go(func() error {
-		for {
-			p.mu.Lock()
-			endpoints := p.notRun
-			p.notRun = nil
-			p.mu.Unlock()
-			for _, e := range endpoints {
-				g.Go(func() error { return e.run(ctx) })
-			}
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-p.added:
-			}
-		}
+		p.watchDir(ctx)
+		p.setStart(nil)
+		return nil
 	})
 	return g.Wait()
+}
+
+// setStart sets how endpoints are run, and runs those that there are.
+func (p *Plugin) setStart(start func(*endpoint)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.start = start
+	for _, e := range p.endpoints {
+		if start != nil {
+			start(e)
+		}
+	}
 }
 
 // Status is the registration of a resource with the kubelet.
@@ -202,8 +195,6 @@ type Status struct {
 	Resource string
 	// Watched is true while the resource is registered and the kubelet watches its devices.
 	Watched bool
-	// Registrations counts the registrations that the kubelet accepted.
-	Registrations uint64
 	// Problem is why the resource is not connected.
 	Problem string
 	// Devices and Healthy count the devices that are advertised.

@@ -1,135 +1,139 @@
 package plugin
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"sync/atomic"
 	"time"
 
-	"gpu-cdi-plugin/internal/backoff"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
 const (
-	// The first pause between registrations is short: what fails while the kubelet starts may succeed a moment later.
+	// There is a pause before each registration. The first is short, and long enough for a kubelet that starts: the
+	// file of its socket is there some 20 microseconds before it listens. Later pauses double.
 	firstPause = time.Millisecond
 	lastPause  = 5 * time.Second
 	// steady is how long a watch must last for the pause after it to be the first again.
 	steady = 10 * time.Second
 )
 
-// registrationState is how far an endpoint's registration with the kubelet is.
-type registrationState int
+var errNotWatched = errors.New("the kubelet did not call ListAndWatch after the registration")
 
-const (
-	unregistered registrationState = iota // to be registered, at once or after a pause
-	registering                           // a Register call is under way
-	registered                            // the kubelet accepted, and is expected to call ListAndWatch
-	watched                               // the kubelet watches the devices
-)
-
-// registration decides when an endpoint registers with the kubelet. It does nothing itself: observe takes an
-// observation and returns the actions for the endpoint, finished takes the result of a Register call.
-type registration struct {
-	grace time.Duration // how long the kubelet may take to watch after the registration
-	// discovered is set if the kubelet discovers the endpoint's socket. Then there is no Register call; if the kubelet
-	// does not watch, the endpoint makes a new socket for it to discover.
-	discovered bool
-
-	state        registrationState
-	kubelet      socketID  // the kubelet's socket that the state is about
-	delivered    bool      // the last Register call may have reached that kubelet
-	due          time.Time // when to register, if unregistered, or when the grace ends, if registered
-	watchedSince time.Time
-	pauses       backoff.Backoff
-}
-
-// anyKubelet stands for a kubelet that discovers sockets. Its own socket does not matter.
-var anyKubelet = socketID{inode: 1}
-
-func newRegistration(now time.Time, grace time.Duration, discovered bool) registration {
-	r := registration{
-		grace: grace, discovered: discovered,
-		pauses: backoff.Backoff{First: firstPause, Last: lastPause, Steady: steady},
-	}
-	if discovered { // the first socket is there already
-		r.kubelet = anyKubelet
-		r.finished(now, outcome{delivered: true})
-	}
-	return r
-}
-
-// observation is what an endpoint observes of the kubelet.
-type observation struct {
-	now time.Time
-	// kubelet is the kubelet's socket; the zero value is none.
-	kubelet socketID
-	// streaming is true while a ListAndWatch stream is open that began after the last Register call.
-	streaming bool
-}
-
-// actions are what an endpoint is to do.
-type actions struct {
-	// register is to begin a registration, and to cancel one that is under way.
-	register bool
-	// The kubelet began to watch, ceased to, or did not begin in time.
-	watchBegan, watchEnded, notWatched bool
-	// next is when to observe again if nothing happens before; zero is never.
-	next time.Time
-}
-
-func (r *registration) observe(o observation) (do actions) {
-	if o.kubelet != r.kubelet {
-		r.kubelet = o.kubelet
-		if o.kubelet != (socketID{}) {
-			do.watchEnded = r.state == watched
-			r.delivered = false
-			r.state, r.due = unregistered, o.now
-			r.pauses.Reset()
+// stayRegistered registers with each kubelet, and again when it does not watch or its watch ended.
+func (e *endpoint) stayRegistered(ctx context.Context) error {
+	var (
+		socket  = e.opts.kubeletSocket()
+		kubelet socketID
+		reached bool // a Register call may have reached this kubelet
+		pause   time.Duration
+	)
+	exists := func() bool { return identify(socket) != socketID{} }
+	replaced := func() bool { return exists() && identify(socket) != kubelet }
+	// Before a call has reached this kubelet, a stream is an earlier kubelet's, which was slow to open it or does not
+	// end.
+	watching := func() bool { return reached && e.server.watched() }
+	decided := func() bool { return replaced() || watching() }
+	for {
+		switch current := identify(socket); current {
+		case socketID{}:
+			e.setProblem(fmt.Errorf("there is no socket %s; is the kubelet running?", socket))
+			if err := e.wait(ctx, forever, exists); err != nil {
+				return err
+			}
+			continue
+		case kubelet:
+		default:
+			kubelet, reached, pause = current, false, firstPause
+		}
+		// This also restores our socket, which a kubelet that starts removes before it makes its own.
+		if err := e.wait(ctx, pause, decided); err != nil {
+			return err
+		}
+		pause = min(2*pause, lastPause)
+		if identify(socket) != kubelet {
+			continue
+		}
+		if !watching() {
+			e.server.watchers.Store(new(atomic.Int32))
+			var err error
+			reached, err = e.register(ctx)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			e.registered(err)
+			if err != nil {
+				continue
+			}
+			if err := e.wait(ctx, e.opts.streamGrace, decided); err != nil {
+				return err
+			}
+		}
+		switch {
+		case replaced():
+		case watching():
+			began := time.Now()
+			if err := e.watch(ctx, func() bool { return replaced() || !watching() }); err != nil {
+				return err
+			}
+			if time.Since(began) >= steady {
+				pause = firstPause
+			}
+		default:
+			e.setProblem(errNotWatched)
 		}
 	}
-	// Before a Register call has reached this kubelet, a stream is an earlier kubelet's, which was slow to open it or
-	// does not end.
-	isWatched := o.streaming && r.delivered
+}
+
+// watch records that the kubelet watches the devices, until over returns true.
+func (e *endpoint) watch(ctx context.Context, over func() bool) error {
+	l := e.server.list.Load()
+	e.log.Info("the kubelet watches "+e.name, "devices", len(l.devices), "healthy", l.healthy)
+	e.setWatched(true, "")
+	err := e.wait(ctx, forever, over)
+	log, why := e.log.Warn, "the ListAndWatch stream ended"
+	if err != nil {
+		log, why = e.log.Info, "the plugin stopped"
+	}
+	e.setWatched(false, why)
+	log("the kubelet no longer watches " + e.name + ": " + why)
+	return err
+}
+
+// register calls the kubelet's Register. If reached is true, the kubelet may have accepted the registration in spite of
+// an error: its answer came too late, or one of 1.37 refuses what it accepted before.
+func (e *endpoint) register(ctx context.Context) (reached bool, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, e.opts.registerTimeout, errors.New("no answer in time"))
+	defer cancel()
+	kubelet := e.opts.kubeletSocket()
+	client, err := grpc.NewClient("passthrough:///localhost",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", kubelet)
+		}))
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = client.Close() }()
+	_, err = v1beta1.NewRegistrationClient(client).Register(ctx, &v1beta1.RegisterRequest{
+		Version: v1beta1.Version, Endpoint: filepath.Base(e.path), ResourceName: e.name, Options: options(),
+	})
 	switch {
-	case isWatched && r.state != watched:
-		do.watchBegan = true
-		r.state, r.watchedSince = watched, o.now
-	case !isWatched && r.state == watched && r.discovered:
-		do.watchEnded = true
-		r.state, r.due = registered, o.now.Add(r.grace) // the kubelet discovers the socket again when it is back
-		r.pauses.Reset()
-	case !isWatched && r.state == watched:
-		do.watchEnded = true
-		r.retry(o.now, o.now.Sub(r.watchedSince))
-	case r.state == registered && !o.now.Before(r.due):
-		do.notWatched = true
-		r.retry(o.now, 0)
+	case err == nil:
+		return true, nil
+	case status.Code(err) == codes.Unavailable: // from gRPC itself: there is no connection, or it broke
+		return false, fmt.Errorf("the kubelet at %s cannot be reached: %s; is it running?",
+			kubelet, status.Convert(err).Message())
+	case ctx.Err() != nil:
+		return true, fmt.Errorf("the kubelet at %s does not answer; its log may say why: %w",
+			kubelet, context.Cause(ctx))
 	}
-	if r.state == unregistered && r.kubelet != (socketID{}) && !o.now.Before(r.due) {
-		do.register = true
-		r.state, r.delivered = registering, false
-	}
-	if r.state == registered || r.state == unregistered && r.kubelet != (socketID{}) {
-		do.next = r.due
-	}
-	return do
-}
-
-func (r *registration) retry(now time.Time, success time.Duration) {
-	r.state, r.due = unregistered, now.Add(r.pauses.After(success))
-}
-
-// outcome is the result of a Register call.
-type outcome struct {
-	// delivered is true if the call may have reached the kubelet. In spite of an error it may have been accepted: the
-	// response came too late.
-	delivered bool
-	err       error
-}
-
-// finished takes the result of the Register call.
-func (r *registration) finished(now time.Time, o outcome) {
-	r.delivered = o.delivered
-	if o.err != nil {
-		r.retry(now, 0)
-		return
-	}
-	r.state, r.due = registered, now.Add(r.grace)
+	return true, fmt.Errorf("the kubelet at %s refuses: %s", kubelet, status.Convert(err).Message())
 }

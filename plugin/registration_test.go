@@ -1,172 +1,98 @@
 package plugin
 
 import (
+	"context"
 	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/test/lib/kubelettest"
 )
 
-// TestRegistration has the actions that follow from each observation. Times are in milliseconds.
-func TestRegistration(t *testing.T) {
-	type event struct {
-		at        int
-		kubelet   uint64 // the inode of its socket, or 0
-		streaming bool
-		// finished is the result of a Register call that finished before the observation.
-		finished *outcome
-		want     string // the actions, as text returns them
+func TestAMissingKubeletIsReported(t *testing.T) {
+	k := kubelettest.New(t)
+	p := start(t, optionsFor(k), gpusOf(1))
+	p.awaitProblem("is the kubelet running?")
+}
+
+// lateKubelet watches the devices and then answers the Register call with an error.
+type lateKubelet struct {
+	v1beta1.UnimplementedRegistrationServer
+
+	t      *testing.T
+	plugin string // its socket
+	calls  atomic.Int64
+}
+
+// Register returns an error.
+func (k *lateKubelet) Register(context.Context, *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
+	if k.calls.Add(1) == 1 {
+		watchDevices(k.t, k.plugin)
 	}
-	accepted := &outcome{delivered: true}
-	refused := &outcome{delivered: true, err: errors.New("refused")}
-	undelivered := &outcome{err: errors.New("connection refused")}
-	cases := map[string]struct {
-		discovered bool
-		events     []event
-	}{
-		"without a kubelet nothing is registered": {events: []event{
-			{at: 0}, {at: 1000}, {at: 2000, kubelet: 1, want: "register "},
-		}},
-		"a kubelet accepts and watches": {events: []event{
-			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, finished: accepted},
-			{at: 2, kubelet: 1, streaming: true, want: "watch began "},
-			{at: 60000, kubelet: 1, streaming: true},
-		}},
-		"a kubelet watches before it answers the Register call": {events: []event{
-			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, streaming: true},
-			{at: 2, kubelet: 1, streaming: true, finished: accepted, want: "watch began "},
-			{at: 20000, kubelet: 1, streaming: true},
-		}},
-		"a kubelet watches, and its answer to the Register call is lost": {events: []event{
-			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, streaming: true},
-			{at: 5000, kubelet: 1, streaming: true, finished: refused, want: "watch began "},
-			{at: 20000, kubelet: 1, streaming: true},
-		}},
-		"an earlier kubelet watches while the call does not reach this one": {events: []event{
-			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 2, want: "register "},
-			{at: 2, kubelet: 2, streaming: true},
-			{at: 2, kubelet: 2, streaming: true, finished: undelivered},
-			{at: 3, kubelet: 2, streaming: true, want: "register "},
-			{at: 4, kubelet: 2, finished: accepted},
-			{at: 5, kubelet: 2, streaming: true, want: "watch began "},
-		}},
-		"a kubelet that refuses is called again after pauses": {events: []event{
-			{at: 0, kubelet: 1, want: "register "},
-			{at: 0, kubelet: 1, finished: refused},
-			{at: 1, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, finished: refused},
-			{at: 1, kubelet: 1},
-			{at: 3, kubelet: 1, want: "register "},
-		}},
-		"a kubelet that accepts and does not watch is called again": {events: []event{
-			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, finished: accepted},
-			{at: 10000, kubelet: 1},
-			{at: 10001, kubelet: 1, want: "not watched "},
-			{at: 10002, kubelet: 1, want: "register "},
-		}},
-		"a stream that ends leads to a registration": {events: []event{
-			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, streaming: true, finished: accepted, want: "watch began "},
-			{at: 2, kubelet: 1, want: "watch ended "},
-			{at: 3, kubelet: 1, want: "register "},
-		}},
-		"after a kubelet ended the next one is waited for": {events: []event{
-			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, streaming: true, finished: accepted, want: "watch began "},
-			{at: 2, want: "watch ended "},
-			{at: 30000},
-			{at: 30001, kubelet: 2, want: "register "},
-		}},
-		"a new kubelet is called, although the stream of the earlier one is open": {events: []event{
-			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, streaming: true, finished: accepted, want: "watch began "},
-			{at: 2, kubelet: 2, streaming: true, want: "register watch ended "},
-		}},
-		"a kubelet whose socket was removed still watches": {events: []event{
-			{at: 0, kubelet: 1, want: "register "},
-			{at: 1, kubelet: 1, streaming: true, finished: accepted, want: "watch began "},
-			{at: 2, streaming: true},
-		}},
-		"a new kubelet is called at once, however often the earlier one refused": {events: []event{
-			{at: 0, kubelet: 1, want: "register "},
-			{at: 0, kubelet: 1, finished: refused},
-			{at: 9, kubelet: 1, want: "register "},
-			{at: 9, kubelet: 1, finished: refused},
-			{at: 9, kubelet: 2, want: "register "},
-		}},
-		"a kubelet that discovers sockets and does not watch is shown a new one": {discovered: true, events: []event{
-			{at: 0},
-			{at: 1, streaming: true, want: "watch began "},
-			{at: 2, want: "watch ended "},
-			{at: 9000},
-			{at: 9001, streaming: true, want: "watch began "},
-			{at: 9002, want: "watch ended "},
-			{at: 19002, want: "not watched "},
-			{at: 19003, want: "register "},
-			{at: 19003, finished: accepted},
-			{at: 29002},
-			{at: 29003, want: "not watched "},
-		}},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			begin := time.Now()
-			r := newRegistration(begin, 10*time.Second, c.discovered)
-			for i, e := range c.events {
-				now := begin.Add(time.Duration(e.at) * time.Millisecond)
-				if e.finished != nil {
-					r.finished(now, *e.finished)
-				}
-				o := observation{now: now, kubelet: socketID{inode: e.kubelet}, streaming: e.streaming}
-				if c.discovered {
-					o.kubelet = anyKubelet
-				}
-				if diff := cmp.Diff(e.want, text(r.observe(o))); diff != "" {
-					t.Errorf("event %d at %d ms (-want +got):\n%s", i+1, e.at, diff)
-				}
-			}
-		})
+	return nil, errors.New("device plugin already connected")
+}
+
+// Another registration would end the watch of this one.
+func TestAKubeletThatWatchesAndRefusesIsNotCalledAgain(t *testing.T) {
+	k := kubelettest.New(t)
+	l, err := net.Listen("unix", filepath.Join(k.Dir, kubelettest.Socket))
+	must(t, err)
+	late := &lateKubelet{t: t, plugin: ownSocket(k)}
+	server := grpc.NewServer()
+	v1beta1.RegisterRegistrationServer(server, late)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	p := start(t, optionsFor(k), gpusOf(1))
+	eventually(t, "the kubelet watches", func() bool { return p.Ready() == nil })
+	time.Sleep(100 * firstPause)
+	if n := late.calls.Load(); n != 1 {
+		t.Errorf("%d Register calls, want 1", n)
 	}
 }
 
-func text(do actions) string {
-	text := ""
-	for _, a := range []struct {
-		set  bool
-		name string
-	}{{do.register, "register "}, {do.watchBegan, "watch began "}, {do.watchEnded, "watch ended "}, {do.notWatched, "not watched "}} {
-		if a.set {
-			text += a.name
-		}
-	}
-	return text
+func TestAKubeletWithoutItsSocketStillWatches(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Start()
+	p := start(t, optionsFor(k), gpusOf(1))
+	k.WaitRegistered(gpus)
+	eventually(t, "the plugin is ready", func() bool { return p.Ready() == nil })
+	must(t, os.Remove(filepath.Join(k.Dir, kubelettest.Socket)))
+	time.Sleep(100 * firstPause)
+	must(t, p.Ready())
 }
 
-func TestThePauseAfterASteadyStreamIsTheFirst(t *testing.T) {
-	for name, c := range map[string]struct {
-		watched time.Duration
-		first   bool
-	}{"a steady stream": {steady, true}, "a short stream": {time.Second, false}} {
-		t.Run(name, func(t *testing.T) {
-			now, kubelet := time.Now(), socketID{inode: 1}
-			r := newRegistration(now, time.Minute, false)
-			for range 20 {
-				r.observe(observation{now: now, kubelet: kubelet})
-				r.finished(now, outcome{delivered: true, err: errors.New("refused")})
-				now = r.due
-			}
-			r.observe(observation{now: now, kubelet: kubelet, streaming: true})
-			now = now.Add(c.watched)
-			do := r.observe(observation{now: now, kubelet: kubelet})
-			if first := do.next.Sub(now) == firstPause; first != c.first {
-				t.Errorf("the pause is %s", do.next.Sub(now))
-			}
-		})
+func TestANewKubeletIsCalledAtOnceHoweverOftenTheLastRefused(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Refuse(errors.New("no"))
+	k.Start()
+	start(t, optionsFor(k), gpusOf(1))
+	const refusals = 12
+	k.WaitRegistrations(refusals)
+	pause := firstPause << refusals // until the next call
+	k.Refuse(nil)
+	begin := time.Now()
+	k.Restart()
+	k.WaitRegistered(gpus)
+	if took := time.Since(begin); took > pause/2 {
+		t.Errorf("it is registered after %s", took)
 	}
+}
+
+func TestASocketWhoseServerEndedIsRestored(t *testing.T) {
+	leaves(t)
+	k := kubelettest.New(t)
+	k.Start()
+	p := start(t, optionsFor(k), gpusOf(1))
+	k.WaitRegistered(gpus)
+	before := identify(ownSocket(k))
+	must(t, p.endpoints[gpus].socket.Close()) // as gRPC's server does after an error such as a lack of memory
+	eventually(t, "a new socket", func() bool { id := identify(ownSocket(k)); return id != socketID{} && id != before })
+	watchDevices(t, ownSocket(k))
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -26,12 +27,14 @@ type server struct {
 	options  AllocateOptions
 	log      *slog.Logger
 	observer Observer
-	streams  streams
 
 	updating sync.Mutex
 	list     atomic.Pointer[list]
-	draining chan struct{}
-	drain    func()
+	// watchers counts the open ListAndWatch streams that began after the last Register call. Each change wakes the
+	// endpoint.
+	watchers atomic.Pointer[atomic.Int32]
+	wake     wake.Chan
+	stopped  chan struct{} // closed to end the streams
 }
 
 var _ v1beta1.DevicePluginServer = (*server)(nil)
@@ -60,9 +63,9 @@ func newServer(r resource.Resource, o AllocateOptions, log *slog.Logger, observe
 		options:  o,
 		log:      log.With("resource", r.Name),
 		observer: observer,
-		draining: make(chan struct{}),
+		stopped:  make(chan struct{}),
 	}
-	s.drain = sync.OnceFunc(func() { close(s.draining) })
+	s.watchers.Store(new(atomic.Int32))
 	first, err := s.newList(r)
 	if err != nil {
 		return nil, err
@@ -160,7 +163,13 @@ func options() *v1beta1.DevicePluginOptions {
 
 // ListAndWatch sends the list, and each later one. A stream that is slower than the changes gets the newest list.
 func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
-	defer s.streams.enter()()
+	watchers := s.watchers.Load()
+	watchers.Add(1)
+	s.wake.Wake()
+	defer func() {
+		watchers.Add(-1)
+		s.wake.Wake()
+	}()
 	for {
 		l := s.list.Load()
 		if err := stream.Send(l.message); err != nil {
@@ -170,68 +179,11 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 		case <-l.replaced:
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
-		case <-s.draining:
+		case <-s.stopped:
 			return status.Error(codes.Unavailable, "the device plugin stops")
 		}
 	}
 }
 
-// PreStartContainer does nothing: GetDevicePluginOptions does not list it.
-func (s *server) PreStartContainer(
-	context.Context, *v1beta1.PreStartContainerRequest,
-) (*v1beta1.PreStartContainerResponse, error) {
-	return &v1beta1.PreStartContainerResponse{}, nil
-}
-
-// streams are the ListAndWatch calls under way. Each has a number, counted from 1.
-type streams struct {
-	changed func() // called after each change; may be nil
-
-	mu      sync.Mutex
-	started uint64
-	open    map[uint64]struct{}
-}
-
-// enter records a new stream. The function that it returns records its end.
-func (s *streams) enter() (leave func()) {
-	s.mu.Lock()
-	s.started++
-	number := s.started
-	if s.open == nil {
-		s.open = map[uint64]struct{}{}
-	}
-	s.open[number] = struct{}{}
-	s.mu.Unlock()
-	s.notify()
-	return func() {
-		s.mu.Lock()
-		delete(s.open, number)
-		s.mu.Unlock()
-		s.notify()
-	}
-}
-
-func (s *streams) notify() {
-	if s.changed != nil {
-		s.changed()
-	}
-}
-
-// last is the number of the stream that began last.
-func (s *streams) last() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.started
-}
-
-// openAfter reports whether a stream is open that began after the one of that number.
-func (s *streams) openAfter(number uint64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for n := range s.open {
-		if n > number {
-			return true
-		}
-	}
-	return false
-}
+// watched reports whether a stream is open that began after the last Register call.
+func (s *server) watched() bool { return s.watchers.Load().Load() > 0 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -50,50 +51,39 @@ func checkLength(dir string) error {
 	return nil
 }
 
-// socketID identifies a unix socket among all that were at the same path. The kernel may give a new file the inode of a
-// removed one, so the time of its creation is part of it.
+// socketID identifies a unix socket among all that were at the same path; the zero value is none. The kernel may give a
+// new file the inode of a removed one, so the time of its creation is part of it: nothing changes a socket's
+// modification time later.
 type socketID struct {
 	device, inode uint64
-	created       int64 // in nanoseconds; nothing changes a socket's modification time later
+	created       unix.Timespec
 }
 
-// identify returns the ID of the socket at a path. Anything else there is an error.
-func identify(path string) (socketID, error) {
-	info, err := os.Lstat(path)
-	if err != nil {
-		return socketID{}, err
+// identify returns the ID of the socket at a path, or the zero value if there is none.
+func identify(path string) socketID {
+	var s unix.Stat_t
+	if unix.Stat(path, &s) != nil || s.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return socketID{}
 	}
-	if info.Mode().Type() != fs.ModeSocket {
-		return socketID{}, fmt.Errorf("%s is not a socket: remove it", path)
-	}
-	s := info.Sys().(*syscall.Stat_t)
-	return socketID{device: s.Dev, inode: s.Ino, created: info.ModTime().UnixNano()}, nil
+	return socketID{s.Dev, s.Ino, s.Mtim}
 }
 
 // socket is a unix socket that is listened on.
 type socket struct {
 	*net.UnixListener
-	path string
-	id   socketID
+	path  string
+	id    socketID    // or none, if another program removed the socket at once
+	ended atomic.Bool // its server returned
 }
 
 // listen listens on a socket that only root can connect to. It replaces a socket that is there: the caller holds the
-// lock, so no other instance listens on it. Anything else at the path is an error. A kubelet that starts removes every
-// socket in its directory; if it removes this one before it could be identified, listen makes another.
+// lock, so no other instance listens on it. Anything else at the path is an error.
 func listen(ctx context.Context, path string) (*socket, error) {
-	for {
-		s, err := listenOnce(ctx, path)
-		if err == nil || ctx.Err() != nil || !errors.Is(err, errRemoved) {
-			return s, err
-		}
-	}
-}
-
-var errRemoved = errors.New("another program removed the socket at once")
-
-func listenOnce(ctx context.Context, path string) (*socket, error) {
-	_, err := identify(path)
-	if err == nil {
+	info, err := os.Lstat(path)
+	switch {
+	case err == nil && info.Mode().Type() != fs.ModeSocket:
+		err = fmt.Errorf("%s is not a socket: remove it", path)
+	case err == nil:
 		err = os.Remove(path)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -106,14 +96,7 @@ func listenOnce(ctx context.Context, path string) (*socket, error) {
 	}
 	u := l.(*net.UnixListener)
 	u.SetUnlinkOnClose(false)
-	id, err := identify(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = errRemoved
-	}
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, errors.Join(err, u.Close()))
-	}
-	return &socket{UnixListener: u, path: path, id: id}, nil
+	return &socket{UnixListener: u, path: path, id: identify(path)}, nil
 }
 
 // ownerOnly sets the mode of the socket's file before it has a name. A chmod afterwards would come too late.
@@ -125,38 +108,5 @@ func ownerOnly(_, _ string, c syscall.RawConn) error {
 	return chmod
 }
 
-// Accept returns every error as a temporary one, unless the socket is closed. gRPC's server closes its socket after any
-// other error, such as a lack of memory, and its file would stay without a listener.
-func (s *socket) Accept() (net.Conn, error) {
-	c, err := s.UnixListener.Accept()
-	return c, asTemporary(err)
-}
-
-func asTemporary(err error) error {
-	if err == nil || errors.Is(err, net.ErrClosed) {
-		return err
-	}
-	return temporary{err}
-}
-
-// temporary is an error after which gRPC's server accepts again.
-type temporary struct{ error }
-
-// Temporary is the method that gRPC's server looks for.
-func (temporary) Temporary() bool { return true }
-
-func (t temporary) Unwrap() error { return t.error }
-
 // inPlace reports whether the socket's file is still at its path.
-func (s *socket) inPlace() bool {
-	id, err := identify(s.path)
-	return err == nil && id == s.id
-}
-
-// remove removes the socket's file, unless another program replaced it. Call it before Close.
-func (s *socket) remove() error {
-	if !s.inPlace() {
-		return nil
-	}
-	return os.Remove(s.path)
-}
+func (s *socket) inPlace() bool { return s.id != socketID{} && identify(s.path) == s.id }

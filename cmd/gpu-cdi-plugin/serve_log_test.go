@@ -89,7 +89,6 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	s.listed(gpuResource, 2, 0)
 	s.logsOnce("GPU 3 is in MIG mode and has no MIG device")
 	s.logsOnce("the kubelet watches nvidia.com/mig-7g.80gb")
-	s.logsOnce("nvidia.com/mig-7g.80gb is registered with the kubelet")
 
 	mustDo(t, s.node.Lose(6))
 	s.signal(syscall.SIGHUP)

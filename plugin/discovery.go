@@ -1,0 +1,61 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// stayDiscovered follows a kubelet that discovers the socket in its registry directory. If the kubelet does not watch
+// in time, it gets a new socket to discover. After a watch it may discover the same socket again.
+func (e *endpoint) stayDiscovered(ctx context.Context) error {
+	pause := firstPause
+	for {
+		if err := e.wait(ctx, e.opts.streamGrace+pause, e.server.watched); err != nil {
+			return err
+		}
+		if e.server.watched() {
+			if err := e.watch(ctx, func() bool { return !e.server.watched() }); err != nil {
+				return err
+			}
+			pause = firstPause
+			continue
+		}
+		pause = min(2*pause, lastPause)
+		e.setProblem(errNotWatched)
+		if err := e.listen(ctx); err != nil {
+			e.setProblem(err)
+		}
+	}
+}
+
+// discovery is the service that a kubelet calls on a socket that it discovered.
+type discovery struct {
+	pluginregistration.UnimplementedRegistrationServer
+
+	endpoint *endpoint
+}
+
+var _ pluginregistration.RegistrationServer = (*discovery)(nil)
+
+// GetInfo describes the device plugin of the resource, which is on the same socket.
+func (d *discovery) GetInfo(context.Context, *pluginregistration.InfoRequest) (*pluginregistration.PluginInfo, error) {
+	return &pluginregistration.PluginInfo{
+		Type: pluginregistration.DevicePlugin, Name: d.endpoint.name, SupportedVersions: v1beta1.SupportedVersions[:],
+	}, nil
+}
+
+// NotifyRegistrationStatus records whether the kubelet accepted the plugin. A kubelet that refused tries again by
+// itself.
+func (d *discovery) NotifyRegistrationStatus(
+	_ context.Context, s *pluginregistration.RegistrationStatus,
+) (*pluginregistration.RegistrationStatusResponse, error) {
+	var err error
+	if !s.GetPluginRegistered() {
+		err = errors.New("the kubelet refused it: " + s.GetError())
+	}
+	d.endpoint.registered(err)
+	return &pluginregistration.RegistrationStatusResponse{}, nil
+}
