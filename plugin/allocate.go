@@ -5,9 +5,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -49,21 +49,6 @@ var extraVariables = map[string]string{
 
 func (o *AllocateOptions) has(s config.Strategy) bool { return slices.Contains(o.Strategies, s) }
 
-// validate returns all that is wrong.
-func (o *AllocateOptions) validate() error {
-	var errs []error
-	known := strings.Join(config.Strategies(), ", ")
-	if len(o.Strategies) == 0 {
-		errs = append(errs, fmt.Errorf("no strategy: want some of %s", known))
-	}
-	for _, s := range o.Strategies {
-		if !slices.Contains(config.Strategies(), string(s)) {
-			errs = append(errs, fmt.Errorf("strategy %q: want one of %s", s, known))
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // Allocate returns what each container gets for its devices, from the advertised list alone. The codes of its errors
 // are
 //
@@ -88,31 +73,80 @@ func (s *server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 	return resp, nil
 }
 
+// find returns the devices of the IDs in the order of the list, or an error that names every ID that cannot be
+// allocated.
+func (l *list) find(ids []string) ([]*device, error) {
+	name, limit := l.resource.Name, l.resource.Limit
+	if len(ids) == 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: a container requests no device", name)
+	}
+	if limit > 0 && len(ids) > limit {
+		return nil, status.Errorf(codes.InvalidArgument,
+			"allocate %s: a container requests %d devices, and may have %d; %s",
+			name, len(ids), limit, l.resource.LimitReason)
+	}
+	devices := make([]*device, 0, len(ids))
+	var unknown, unhealthy someOf
+	for _, id := range ids {
+		switch d := l.devices[id]; {
+		case d == nil:
+			unknown.add(id, "")
+		case !d.Healthy:
+			unhealthy.add(id, d.Reason)
+		default:
+			devices = append(devices, d)
+		}
+	}
+	switch {
+	case len(unknown) > 0:
+		return nil, status.Errorf(codes.NotFound, "allocate %s: no such device: %s", name, unknown)
+	case len(unhealthy) > 0:
+		return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: unhealthy: %s", name, unhealthy)
+	}
+	slices.SortFunc(devices, func(a, b *device) int { return a.index - b.index })
+	devices = slices.Compact(devices)
+	if len(devices) < len(ids) {
+		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: a container requests a device twice", name)
+	}
+	return devices, nil
+}
+
 // container returns the response for a container: what it gets for each of its devices, and the resource's extras.
 func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.ContainerAllocateResponse {
-	resp := &v1beta1.ContainerAllocateResponse{}
+	resp := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{}}
 	var names []string
-	for _, d := range distinct(devices) {
+	// Replicas of one GPU or MIG device are adjacent, and give a container what one of them gives.
+	for _, d := range slices.CompactFunc(devices, func(a, b *device) bool { return a.UUID == b.UUID }) {
 		merge(resp, d.response)
-		names = append(names, cdiDevices(d.Grant)...)
+		names = append(names, d.names...)
 	}
 	merge(resp, l.response)
 	if o.has(config.Envvar) {
-		setEnv(resp, visibleDevices, strings.Join(unqualified(names), ","))
+		resp.Envs[visibleDevices] = strings.Join(unqualified(names), ",")
 	}
 	if o.has(config.CDIAnnotations) {
-		key, value := o.annotation(l.resource.Name, append(names, cdiDevices(l.resource.Grant)...))
+		// A container with devices of several resources gets an annotation for each, so the key depends on the resource
+		// and on the devices.
+		value := strings.Join(append(names, l.names...), ",")
+		sum := sha256.Sum256([]byte(l.resource.Name + "\n" + value))
+		key := cmp.Or(o.AnnotationPrefix, cdiAnnotationPrefix) + annotationName + "_" + hex.EncodeToString(sum[:8])
 		resp.Annotations = map[string]string{key: value}
 	}
 	return resp
 }
 
-// response is what a container gets for one grant. Variables and annotations that name the devices of several grants
-// are not in it.
-func (o *AllocateOptions) response(g *resource.Grant) *v1beta1.ContainerAllocateResponse {
-	resp := &v1beta1.ContainerAllocateResponse{}
+// granted is what a container gets for a grant.
+type granted struct {
+	names    []string // of CDI devices
+	response *v1beta1.ContainerAllocateResponse
+}
+
+// granted converts a grant, which may be nil. Variables and annotations that name the devices of several grants are not
+// in the response.
+func (o *AllocateOptions) granted(g *resource.Grant) granted {
+	resp := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{}}
 	if g == nil {
-		return resp
+		return granted{response: resp}
 	}
 	if o.has(config.CDICRI) {
 		for _, name := range g.CDIDevices {
@@ -123,37 +157,29 @@ func (o *AllocateOptions) response(g *resource.Grant) *v1beta1.ContainerAllocate
 	if o.has(config.DeviceSpecs) {
 		addEdits(resp, &g.WithoutCDI)
 	}
-	return resp
+	return granted{g.CDIDevices, resp}
 }
 
-// extrasResponse is what every container gets besides its devices.
-func (o *AllocateOptions) extrasResponse(g *resource.Grant) *v1beta1.ContainerAllocateResponse {
-	resp := o.response(g)
+// extras converts the grant of the resource, which every container gets besides its devices.
+func (o *AllocateOptions) extras(g *resource.Grant) granted {
+	extras := o.granted(g)
 	if !o.has(config.Envvar) {
-		return resp
+		return extras
 	}
 	var channels []string
-	for _, name := range cdiDevices(g) {
+	for _, name := range extras.names {
 		kind, device, _ := strings.Cut(name, "=")
 		_, class, _ := strings.Cut(kind, "/")
 		if class == imexClass {
 			channels = append(channels, device)
 		} else if variable := extraVariables[class]; variable != "" {
-			setEnv(resp, variable, "enabled")
+			extras.response.Envs[variable] = "enabled"
 		}
 	}
 	if len(channels) > 0 {
-		setEnv(resp, imexChannels, strings.Join(channels, ","))
+		extras.response.Envs[imexChannels] = strings.Join(channels, ",")
 	}
-	return resp
-}
-
-// annotation names the CDI devices for a runtime that reads annotations. A container with devices of several resources
-// gets an annotation for each, so the key depends on the resource and on the devices.
-func (o *AllocateOptions) annotation(resourceName string, names []string) (key, value string) {
-	value = strings.Join(names, ",")
-	sum := sha256.Sum256([]byte(resourceName + "\n" + value))
-	return cmp.Or(o.AnnotationPrefix, cdiAnnotationPrefix) + annotationName + "_" + hex.EncodeToString(sum[:8]), value
+	return extras
 }
 
 // merge adds one response to another. Paths and variables that the other already has stay as they are.
@@ -173,43 +199,27 @@ func merge(to, from *v1beta1.ContainerAllocateResponse) {
 	}
 	for name, value := range from.GetEnvs() {
 		if _, set := to.Envs[name]; !set {
-			setEnv(to, name, value)
+			to.Envs[name] = value
 		}
 	}
 }
 
 // addEdits adds the device nodes, mounts and variables of CDI edits.
 func addEdits(to *v1beta1.ContainerAllocateResponse, edits *specs.ContainerEdits) {
-	from := &v1beta1.ContainerAllocateResponse{}
 	for _, n := range edits.DeviceNodes {
-		from.Devices = append(from.Devices, &v1beta1.DeviceSpec{ // with CDI's defaults
+		to.Devices = append(to.Devices, &v1beta1.DeviceSpec{ // with CDI's defaults
 			ContainerPath: n.Path, HostPath: cmp.Or(n.HostPath, n.Path), Permissions: cmp.Or(n.Permissions, "rwm"),
 		})
 	}
 	for _, m := range edits.Mounts {
-		from.Mounts = append(from.Mounts, &v1beta1.Mount{
+		to.Mounts = append(to.Mounts, &v1beta1.Mount{
 			ContainerPath: m.ContainerPath, HostPath: m.HostPath, ReadOnly: slices.Contains(m.Options, "ro"),
 		})
 	}
 	for _, e := range edits.Env {
 		name, value, _ := strings.Cut(e, "=")
-		setEnv(from, name, value)
+		to.Envs[name] = value
 	}
-	merge(to, from)
-}
-
-func setEnv(resp *v1beta1.ContainerAllocateResponse, name, value string) {
-	if resp.Envs == nil {
-		resp.Envs = map[string]string{}
-	}
-	resp.Envs[name] = value
-}
-
-func cdiDevices(g *resource.Grant) []string {
-	if g == nil {
-		return nil
-	}
-	return g.CDIDevices
 }
 
 // unqualified returns CDI names without their kind.
@@ -221,95 +231,30 @@ func unqualified(names []string) []string {
 	return devices
 }
 
-// find returns the devices of the IDs in the order of the list, or an error that names every ID that cannot be
-// allocated.
-func (l *list) find(ids []string) ([]*device, error) {
-	name, limit := l.resource.Name, l.resource.Limit
-	if len(ids) == 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: a container requests no device", name)
-	}
-	if limit > 0 && len(ids) > limit {
-		return nil, status.Errorf(codes.InvalidArgument,
-			"allocate %s: a container requests %d devices, and may have %d; %s",
-			name, len(ids), limit, l.resource.LimitReason)
-	}
-	devices, err := l.healthyDevices(ids)
-	if err != nil {
-		return nil, err
-	}
-	slices.SortFunc(devices, func(a, b *device) int { return a.index - b.index })
-	var twice someOf
-	for i := 1; i < len(devices); i++ {
-		if devices[i] == devices[i-1] {
-			twice.add(devices[i].ID, "")
-		}
-	}
-	if twice.n > 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: requested twice: %s", name, &twice)
-	}
-	return devices, nil
-}
+// someOf is a list of names. The caller chooses them, so a message has only a few, and only the beginning of a long one.
+// Real device IDs are shorter.
+type someOf []string
 
-func (l *list) healthyDevices(ids []string) ([]*device, error) {
-	devices := make([]*device, 0, len(ids))
-	var unknown, unhealthy someOf
-	for _, id := range ids {
-		switch d := l.devices[id]; {
-		case d == nil:
-			unknown.add(id, "")
-		case !d.Healthy:
-			unhealthy.add(id, d.Reason)
-		default:
-			devices = append(devices, d)
-		}
-	}
-	switch {
-	case unknown.n > 0:
-		return nil, status.Errorf(codes.NotFound, "allocate %s: no such device: %s", l.resource.Name, &unknown)
-	case unhealthy.n > 0:
-		return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: unhealthy: %s", l.resource.Name, &unhealthy)
-	}
-	return devices, nil
-}
-
-// distinct returns one device for each GPU or MIG device: the first of its replicas, which are adjacent in a list.
-func distinct(devices []*device) []*device {
-	return slices.CompactFunc(slices.Clone(devices), func(a, b *device) bool { return a.UUID == b.UUID })
-}
-
-// someOf is a list of names for a message: the first few, and how many there are.
-type someOf struct {
-	n    int
-	text strings.Builder
-}
-
-// The caller chooses the names, so a message has only a few of them, and only the beginning of a long one. Real device
-// IDs are shorter.
 const (
 	namesInMessage = 8
 	nameInMessage  = 80
 )
 
 func (s *someOf) add(name, reason string) {
-	s.n++
-	if s.n > namesInMessage {
-		return
-	}
-	if s.n > 1 {
-		s.text.WriteString(", ")
-	}
 	if len(name) > nameInMessage {
 		name = name[:nameInMessage] + "..."
 	}
-	fmt.Fprintf(&s.text, "%q", name)
+	text := strconv.Quote(name)
 	if reason != "" {
-		s.text.WriteString(" (" + reason + ")")
+		text += " (" + reason + ")"
 	}
+	*s = append(*s, text)
 }
 
-func (s *someOf) String() string {
-	if more := s.n - namesInMessage; more > 0 {
-		return fmt.Sprintf("%s and %d more", s.text.String(), more)
+// String returns the first names, and how many there are besides.
+func (s someOf) String() string {
+	if more := len(s) - namesInMessage; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(s[:namesInMessage], ", "), more)
 	}
-	return s.text.String()
+	return strings.Join(s, ", ")
 }

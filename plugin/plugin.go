@@ -84,11 +84,7 @@ type Plugin struct {
 
 // New returns a Plugin. It checks the options and does not touch the host; the error may be ErrLongPath.
 func New(o Options) (*Plugin, error) {
-	var err error
-	if o.dir() == "" {
-		err = errors.New("neither a device plugin directory nor a registry directory")
-	}
-	if err = errors.Join(err, checkLength(o.dir()), o.Allocate.validate()); err != nil {
+	if err := checkLength(o.dir()); err != nil {
 		return nil, fmt.Errorf("set up the device plugin: %w", err)
 	}
 	// The kubelet takes 10 seconds to find out that it cannot reach the plugin.
@@ -112,9 +108,9 @@ func (o *Options) dir() string { return cmp.Or(o.RegistryDir, o.Dir) }
 // kubeletSocket is the path of the socket that the kubelet takes Register calls on.
 func (o *Options) kubeletSocket() string { return filepath.Join(o.Dir, kubeletSocketName) }
 
-// Update replaces the devices of all resources. A new resource gets an endpoint; one that is gone keeps its endpoint,
-// with no devices, so that the kubelet learns at once that there are none. When Update returns, no device that is gone
-// can be allocated.
+// Update replaces the devices of all resources. These are of resource.Build, which checks names, IDs and sizes. A new
+// resource gets an endpoint; one that is gone keeps its endpoint, with no devices, so that the kubelet learns at once
+// that there are none. When Update returns, no device that is gone can be allocated.
 //
 // An error is about the resources that it names, which keep their devices; all others have their new ones.
 func (p *Plugin) Update(resources []resource.Resource) error {

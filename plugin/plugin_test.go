@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,7 +21,6 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/resource"
@@ -497,58 +495,14 @@ func TestAnInstanceThatLostItsLockEnds(t *testing.T) {
 	}
 }
 
-func TestInvalidOptions(t *testing.T) {
-	cases := map[string]struct {
-		o    Options
-		text string
-	}{
-		"no directory":        {Options{Allocate: by(config.CDICRI)}, "neither a device plugin directory"},
-		"no strategy":         {Options{Dir: "/x"}, "no strategy"},
-		"an unknown strategy": {Options{Dir: "/x", Allocate: by("volume-mounts")}, `strategy "volume-mounts"`},
+func TestAResourceThatCannotBeAdvertisedLeavesTheOthers(t *testing.T) {
+	p, err := New(optionsFor(kubelettest.New(t)))
+	must(t, err)
+	good := migOf(1)
+	if err := p.Update([]resource.Resource{gpusOf(257), good}); err == nil || !strings.Contains(err.Error(), gpus) {
+		t.Errorf("%v, want an error about %s", err, gpus)
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			if _, err := New(c.o); err == nil || !strings.Contains(err.Error(), c.text) {
-				t.Errorf("%v, want %q", err, c.text)
-			}
-		})
-	}
-}
-
-func TestInvalidResources(t *testing.T) {
-	long := gpuAt(0)
-	long.ID = strings.Repeat("x", 64)
-	empty := gpuAt(0)
-	empty.ID = ""
-	cases := map[string]struct {
-		r    resource.Resource
-		text string
-	}{
-		"a name that the kubelet refuses": {resource.Resource{Name: "gpu"}, "want VENDOR/NAME"},
-		"two devices of one ID": {
-			resource.Resource{Name: gpus, Devices: []resource.Device{gpuAt(0), gpuAt(0)}}, "two devices",
-		},
-		"an ID that is too long": {
-			resource.Resource{Name: gpus, Devices: []resource.Device{long}}, "64 characters",
-		},
-		"an ID that is empty":            {resource.Resource{Name: gpus, Devices: []resource.Device{empty}}, "no ID"},
-		"more than the kubelet can read": {replicasOf(8, 10000), "the kubelet takes at most 4194304"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			p, err := New(Options{Dir: "/plugins", Allocate: by(config.CDICRI), Log: quiet})
-			must(t, err)
-			good := migOf(1)
-			if err := p.Update([]resource.Resource{c.r, good}); err == nil || !strings.Contains(err.Error(), c.text) {
-				t.Errorf("%v, want %q", err, c.text)
-			}
-			names := []string{}
-			for _, s := range p.Status() {
-				names = append(names, s.Resource)
-			}
-			if !slices.Equal(names, []string{good.Name}) {
-				t.Errorf("the resources %v are served, want only the valid one", names)
-			}
-		})
+	if s := p.Status(); len(s) != 1 || s[0].Resource != good.Name {
+		t.Errorf("the resources %+v are served, want only the valid one", s)
 	}
 }

@@ -93,6 +93,12 @@ func TestASocketWhoseServerEndedIsRestored(t *testing.T) {
 	k.WaitRegistered(gpus)
 	before := identify(ownSocket(k))
 	must(t, p.endpoints[gpus].socket.Close()) // as gRPC's server does after an error such as a lack of memory
-	eventually(t, "a new socket", func() bool { id := identify(ownSocket(k)); return id != socketID{} && id != before })
+	eventually(t, "a new socket", func() bool {
+		if identify(ownSocket(k)) == before {
+			return false
+		}
+		c, err := net.Dial("unix", ownSocket(k))
+		return err == nil && c.Close() == nil
+	})
 	watchDevices(t, ownSocket(k))
 }

@@ -2,8 +2,6 @@ package plugin
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -46,15 +44,15 @@ type list struct {
 	healthy  int
 	prefer   preference
 	message  *v1beta1.ListAndWatchResponse
-	response *v1beta1.ContainerAllocateResponse // what every container gets besides its devices
-	replaced chan struct{}                      // closed when the server has another list
+	granted                // what every container gets besides its devices
+	replaced chan struct{} // closed when the server has another list
 }
 
 // device is a device of a list.
 type device struct {
 	*resource.Device
-	index    int                                // in the list
-	response *v1beta1.ContainerAllocateResponse // what a container gets for the device
+	index int // in the list
+	granted
 }
 
 // newServer returns a server with a first list. The options are valid.
@@ -96,47 +94,24 @@ func (s *server) update(r resource.Resource) error {
 }
 
 func (s *server) newList(r resource.Resource) (*list, error) {
-	if err := resource.CheckName(r.Name); err != nil {
-		return nil, err
-	}
 	l := &list{
 		resource: r,
 		devices:  make(map[string]*device, len(r.Devices)),
 		message:  &v1beta1.ListAndWatchResponse{Devices: make([]*v1beta1.Device, len(r.Devices))},
-		response: s.options.extrasResponse(r.Grant),
+		granted:  s.options.extras(r.Grant),
 		replaced: make(chan struct{}),
 	}
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		if err := l.checkID(d.ID); err != nil {
-			return nil, fmt.Errorf("list %s: %w", r.Name, err)
-		}
-		l.devices[d.ID] = &device{d, i, s.options.response(d.Grant)}
+		l.devices[d.ID] = &device{d, i, s.options.granted(d.Grant)}
 		l.message.Devices[i] = apiDevice(d)
 		if d.Healthy {
 			l.healthy++
 		}
 	}
-	if size := proto.Size(l.message); size > resource.MaxList {
-		return nil, fmt.Errorf("advertise %s: %d devices make a message of %d bytes, and the kubelet takes at most "+
-			"%d; lower the number of replicas", r.Name, len(r.Devices), size, resource.MaxList)
-	}
 	var err error
 	l.prefer, err = s.options.Preference.of(&l.resource)
 	return l, err
-}
-
-// checkID validates a device ID. The kubelet would count a duplicate twice.
-func (l *list) checkID(id string) error {
-	switch {
-	case id == "":
-		return errors.New("a device has no ID")
-	case len(id) > resource.MaxID:
-		return fmt.Errorf("device ID %q has %d characters, and %d are allowed", id, len(id), resource.MaxID)
-	case l.devices[id] != nil:
-		return fmt.Errorf("two devices have the ID %q", id)
-	}
-	return nil
 }
 
 // apiDevice converts a device to the API's type. A device without a NUMA node has no topology at all: the kubelet never
