@@ -9,9 +9,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc/codes"
-
-	"gpu-cdi-plugin/node"
 )
 
 const namespace = "gpu_cdi_plugin"
@@ -19,8 +18,7 @@ const namespace = "gpu_cdi_plugin"
 // Metrics has the metrics. It is an Observer of the plugin and of the node; Advertised takes what is advertised. Its
 // methods may be called concurrently.
 type Metrics struct {
-	registry *prometheus.Registry
-
+	registry      *prometheus.Registry
 	registrations *prometheus.CounterVec
 	connected     *prometheus.GaugeVec
 	reconnects    *prometheus.CounterVec
@@ -29,14 +27,17 @@ type Metrics struct {
 	allocateTime  *prometheus.HistogramVec
 	reconciles    *prometheus.CounterVec
 	specWrites    prometheus.Counter
-	specTime      prometheus.Histogram
+	specTime      prometheus.Observer
 	specSuccess   prometheus.Gauge
 	specStale     prometheus.Gauge
-
-	devices *deviceCollector
+	devices       *prometheus.GaugeVec
+	info          *prometheus.GaugeVec
+	transitions   *prometheus.CounterVec
+	readable      *prometheus.GaugeVec
 
 	mu            sync.Mutex
 	watchedBefore map[string]bool // the resources that the kubelet has watched so far
+	healthy       map[string]bool // by UUID of each advertised device
 }
 
 // BuildInfo has the labels of the metric build_info.
@@ -44,41 +45,53 @@ type BuildInfo struct{ Version, Revision, GoVersion string }
 
 // New returns the metrics with their initial values.
 func New(build BuildInfo) *Metrics {
-	perResource := []string{"resource"}
+	const perResource = "resource"
+	registry := prometheus.NewRegistry()
+	auto := promauto.With(registry)
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return auto.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
+	}
+	gauges := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return auto.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels)
+	}
+	histograms := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		return auto.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: namespace, Name: name, Help: help, Buckets: buckets,
+		}, labels)
+	}
 	m := &Metrics{
-		registry:      prometheus.NewRegistry(),
+		registry:      registry,
 		watchedBefore: map[string]bool{},
 		registrations: counters("registrations_total",
-			"Attempts to register a resource with the kubelet, by result.", "resource", "result"),
-		connected: prometheus.NewGaugeVec(gauge("stream_connected",
-			"Whether the kubelet watches the resource's devices, with a ListAndWatch stream (1)."), perResource),
+			"Attempts to register a resource with the kubelet, by result.", perResource, "result"),
+		connected: gauges("stream_connected",
+			"Whether the kubelet watches the resource's devices, with a ListAndWatch stream (1).", perResource),
 		reconnects: counters("stream_reconnects_total",
-			"ListAndWatch streams after the resource's first.", perResource...),
-		allocations: counters("allocations_total", "Allocate calls, by gRPC code.", "resource", "result"),
-		allocated:   counters("allocated_devices_total", "Devices that were allocated.", perResource...),
-		allocateTime: prometheus.NewHistogramVec(histogram("allocate_duration_seconds",
-			"Duration of Allocate calls.", fast), perResource),
-		reconciles: counters("reconciles_total", "Reconciliations, by result.", "result"),
-		specWrites: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "spec_writes_total", Help: "Times that the CDI spec was written or removed.",
-		}),
-		specTime: prometheus.NewHistogram(histogram("spec_generation_duration_seconds",
-			"Duration of reconciliations: reading the driver and correcting the CDI spec.", slow)),
-		specSuccess: prometheus.NewGauge(gauge("spec_last_success_timestamp_seconds",
-			"Time of the last successful reconciliation.")),
-		specStale: prometheus.NewGauge(gauge("spec_stale",
-			"Whether the last reconciliation failed, so that the CDI spec may be out of date (1).")),
-		devices: newDeviceCollector(),
+			"ListAndWatch streams after the resource's first.", perResource),
+		allocations:  counters("allocations_total", "Allocate calls, by gRPC code.", perResource, "result"),
+		allocated:    counters("allocated_devices_total", "Devices that were allocated.", perResource),
+		allocateTime: histograms("allocate_duration_seconds", "Duration of Allocate calls.", fast, perResource),
+		reconciles:   counters("reconciles_total", "Reconciliations, by result.", "result"),
+		specWrites: counters("spec_writes_total",
+			"Times that the CDI spec was written or removed.").WithLabelValues(),
+		specTime: histograms("spec_generation_duration_seconds",
+			"Duration of reconciliations: reading the driver and correcting the CDI spec.", slow).WithLabelValues(),
+		specSuccess: gauges("spec_last_success_timestamp_seconds",
+			"Time of the last successful reconciliation.").WithLabelValues(),
+		specStale: gauges("spec_stale",
+			"Whether the last reconciliation failed, so that the CDI spec may be out of date (1).").WithLabelValues(),
+		devices: gauges("devices", "Advertised devices, by health; each replica counts.", perResource, "health"),
+		info: gauges("device_info", "An advertised device.",
+			"uuid", perResource, "pci_bus_id", "product", "mig_profile", "numa_node", "replicas"),
+		transitions: counters("device_health_transitions_total", "Changes of a device's health, by the new health.",
+			"uuid", "to"),
+		readable: gauges("gpu_readable", "Whether a GPU of the driver can be read (1).",
+			"index", "pci_bus_id", "uuid"),
 	}
-	info := prometheus.NewGauge(prometheus.GaugeOpts{
-		Namespace: namespace, Name: "build_info", Help: "The version of the program.", ConstLabels: prometheus.Labels{
-			"version": build.Version, "revision": build.Revision, "goversion": build.GoVersion,
-		},
-	})
-	info.Set(1)
-	m.registry.MustRegister(info, m.registrations, m.connected, m.reconnects, m.allocations, m.allocated,
-		m.allocateTime, m.reconciles, m.specWrites, m.specTime, m.specSuccess, m.specStale, m.devices,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	gauges("build_info", "The version of the program.", "version", "revision", "goversion").
+		WithLabelValues(build.Version, build.Revision, build.GoVersion).Set(1)
+	registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	for _, result := range []string{success, failure} {
 		m.reconciles.WithLabelValues(result)
 	}
@@ -95,18 +108,6 @@ var (
 	fast = []float64{25e-6, 50e-6, 1e-4, 25e-5, 5e-4, 1e-3, 25e-4, 5e-3, 1e-2, 5e-2, .25, 1}
 	slow = []float64{1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, .1, .25, .5, 1, 5, 30}
 )
-
-func counters(name, help string, labels ...string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
-}
-
-func gauge(name, help string) prometheus.GaugeOpts {
-	return prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}
-}
-
-func histogram(name, help string, buckets []float64) prometheus.HistogramOpts {
-	return prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: buckets}
-}
 
 // Registered counts an attempt to register.
 func (m *Metrics) Registered(resource string, err error) {
@@ -157,18 +158,4 @@ func (m *Metrics) Reconciled(took time.Duration, written bool, err error) {
 	}
 	m.specStale.Set(0)
 	m.specSuccess.SetToCurrentTime()
-}
-
-// Advertised records what is advertised now. The counters of a new resource begin at 0.
-func (m *Metrics) Advertised(s node.State) {
-	for _, r := range s.Resources {
-		m.registrations.WithLabelValues(r.Name, success)
-		m.registrations.WithLabelValues(r.Name, failure)
-		m.connected.WithLabelValues(r.Name)
-		m.reconnects.WithLabelValues(r.Name)
-		m.allocations.WithLabelValues(r.Name, codes.OK.String())
-		m.allocated.WithLabelValues(r.Name)
-		m.allocateTime.WithLabelValues(r.Name)
-	}
-	m.devices.set(s.Resources, s.Snapshot)
 }

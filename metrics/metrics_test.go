@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -140,6 +141,29 @@ func TestDevicesAreCountedByHealth(t *testing.T) {
 	if strings.Contains(scrape(t, m), "GPU-a") {
 		t.Error("a device that is gone still has series")
 	}
+}
+
+func TestNoScrapeSeesAPartOfTheDevices(t *testing.T) {
+	m := New(BuildInfo{})
+	advertised := state(device("GPU-a", "GPU-a", true), device("GPU-b", "GPU-b", true))
+	m.Advertised(advertised)
+	done := make(chan struct{})
+	var advertising sync.WaitGroup
+	advertising.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				m.Advertised(advertised)
+			}
+		}
+	})
+	for range 100 {
+		expect(t, m, `gpu_cdi_plugin_devices{health="healthy",resource="nvidia.com/gpu"} 2`)
+	}
+	close(done)
+	advertising.Wait()
 }
 
 // A GPU whose UUID is unknown is not advertised; it is identified by its index and PCI address.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
@@ -88,7 +89,8 @@ func (s *Server) Run(ctx context.Context) error {
 // handler serves the requests for metrics and health.
 func (m *Metrics) handler(c Checks) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	mux.Handle("GET /metrics",
+		promhttp.HandlerFor(prometheus.GathererFunc(m.gather), promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	mux.Handle("GET /healthz", report(c.Healthy, nil))
 	mux.Handle("GET /readyz", report(c.Ready, c.Remarks))
 	return mux
