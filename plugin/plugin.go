@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -23,7 +22,7 @@ import (
 )
 
 var (
-	// ErrNoKubelet is that the kubelet's directory of sockets does not exist, so that no kubelet runs with it.
+	// ErrNoKubelet is that there is no directory of sockets, so that no kubelet runs with it.
 	ErrNoKubelet = errors.New("the kubelet cannot be reached")
 	// ErrLongPath is that sockets in the directory would have longer paths than the kernel allows.
 	ErrLongPath = errors.New("the path of the directory of sockets is too long")
@@ -146,13 +145,11 @@ func (p *Plugin) update(r resource.Resource) error {
 // Check returns ErrNoKubelet if there is no directory for the sockets, so that Run could not begin.
 func (p *Plugin) Check() error {
 	info, err := os.Stat(p.opts.dir())
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is not a directory", p.opts.dir())
+	}
+	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNoKubelet, err)
-	case err != nil:
-		return fmt.Errorf("find the kubelet: %w", err)
-	case !info.IsDir():
-		return fmt.Errorf("%w: %s is not a directory", ErrNoKubelet, p.opts.dir())
 	}
 	return nil
 }
@@ -174,15 +171,16 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// setStart sets how endpoints are run, and runs those that there are.
+// setStart sets how endpoints are run, and runs those that there are; nil runs none any more.
 func (p *Plugin) setStart(start func(*endpoint)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.start = start
+	if start == nil {
+		return
+	}
 	for _, e := range p.endpoints {
-		if start != nil {
-			start(e)
-		}
+		start(e)
 	}
 }
 
@@ -203,7 +201,9 @@ func (p *Plugin) Status() []Status {
 	defer p.mu.Unlock()
 	all := make([]Status, 0, len(p.endpoints))
 	for _, e := range p.endpoints {
-		all = append(all, e.currentStatus())
+		s, l := e.currentStatus(), e.server.list.Load()
+		s.Devices, s.Healthy = len(l.devices), l.healthy
+		all = append(all, s)
 	}
 	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.Resource, b.Resource) })
 	return all

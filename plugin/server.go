@@ -3,7 +3,6 @@ package plugin
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -26,8 +25,7 @@ type server struct {
 	log      *slog.Logger
 	observer Observer
 
-	updating sync.Mutex
-	list     atomic.Pointer[list]
+	list atomic.Pointer[list]
 	// watchers counts the open ListAndWatch streams that began after the last Register call. Each change wakes the
 	// endpoint.
 	watchers atomic.Pointer[atomic.Int32]
@@ -55,28 +53,17 @@ type device struct {
 	granted
 }
 
-// newServer returns a server with a first list. The options are valid.
+// newServer returns a server with a first list.
 func newServer(r resource.Resource, o AllocateOptions, log *slog.Logger, observer Observer) (*server, error) {
-	s := &server{
-		options:  o,
-		log:      log.With("resource", r.Name),
-		observer: observer,
-		stopped:  make(chan struct{}),
-	}
+	s := &server{options: o, log: log.With("resource", r.Name), observer: observer, stopped: make(chan struct{})}
 	s.watchers.Store(new(atomic.Int32))
-	first, err := s.newList(r)
-	if err != nil {
-		return nil, err
-	}
-	s.list.Store(first)
-	return s, nil
+	s.list.Store(&list{message: &v1beta1.ListAndWatchResponse{}, replaced: make(chan struct{})})
+	return s, s.update(r)
 }
 
-// update replaces the list. When it returns, a device that left the list cannot be allocated. The new list is sent at
-// once. An equal list is not sent. On an error the old list stays.
+// update replaces the list, one caller at a time. When it returns, a device that left the list cannot be allocated. The
+// new list is sent at once. An equal list is not sent. On an error the old list stays.
 func (s *server) update(r resource.Resource) error {
-	s.updating.Lock()
-	defer s.updating.Unlock()
 	next, err := s.newList(r)
 	if err != nil {
 		return err

@@ -5,16 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/internal/regular"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -33,13 +31,13 @@ func (p *Plugin) usedSlices(except string) (map[string]int, error) {
 	defer p.mu.Unlock()
 	used := map[string]int{}
 	for name, e := range p.endpoints {
-		if name == except || len(given[name]) == 0 {
+		if name == except {
 			continue
 		}
 		counted := map[string]bool{} // MIG devices, of which pods may have several replicas
 		devices := e.server.list.Load().resource.Devices
 		for i := range devices {
-			if d := &devices[i]; given[name][d.ID] && !counted[d.UUID] {
+			if d := &devices[i]; given[d.ID] && !counted[d.UUID] {
 				counted[d.UUID] = true
 				used[d.Parent] += computeSlices(d)
 			}
@@ -59,18 +57,13 @@ func computeSlices(d *resource.Device) int {
 // maxCheckpoint bounds how much of a checkpoint is read, in bytes. A pod's entry has a few kilobytes.
 const maxCheckpoint = 64 << 20
 
-// givenDevices reads the IDs of the devices that pods have, by resource, from a kubelet's checkpoint. Without a
-// checkpoint the result is empty.
-func givenDevices(path string) (map[string]map[string]bool, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+// givenDevices reads the IDs of the devices that pods have from a kubelet's checkpoint. Without a checkpoint the result
+// is empty.
+func givenDevices(path string) (map[string]bool, error) {
+	content, err := regular.ReadFile(path, maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
-		return map[string]map[string]bool{}, nil
+		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	content, err := io.ReadAll(io.LimitReader(f, maxCheckpoint))
 	if err != nil {
 		return nil, err
 	}
@@ -81,26 +74,22 @@ func givenDevices(path string) (map[string]map[string]bool, error) {
 	return given, nil
 }
 
-func parseCheckpoint(content []byte) (map[string]map[string]bool, error) {
+func parseCheckpoint(content []byte) (map[string]bool, error) {
 	var c struct {
 		Data struct {
 			PodDeviceEntries []struct {
-				ResourceName string
-				DeviceIDs    map[string][]string // by NUMA node
+				DeviceIDs map[string][]string // by NUMA node
 			}
 		}
 	}
 	if err := json.Unmarshal(content, &c); err != nil {
 		return nil, err
 	}
-	given := map[string]map[string]bool{}
+	given := map[string]bool{}
 	for _, e := range c.Data.PodDeviceEntries {
-		if given[e.ResourceName] == nil {
-			given[e.ResourceName] = map[string]bool{}
-		}
 		for _, ids := range e.DeviceIDs {
 			for _, id := range ids {
-				given[e.ResourceName][id] = true
+				given[id] = true
 			}
 		}
 	}

@@ -21,10 +21,6 @@ func Of(path string) ID {
 	if path == "" || unix.Stat(path, &s) != nil {
 		return ID{}
 	}
-	return of(&s)
-}
-
-func of(s *unix.Stat_t) ID {
 	links := uint64(s.Nlink) //nolint:unconvert // uint32 on arm64
 	return ID{s.Dev, s.Ino, s.Rdev, links, s.Size, s.Mode, s.Mtim, s.Ctim}
 }

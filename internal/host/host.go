@@ -88,9 +88,6 @@ func (h Host) Root() string { return h.root }
 // DriverRoot is the directory that the driver is installed under.
 func (h Host) DriverRoot() string { return h.driver }
 
-// DevRoot is the directory whose dev/ has the device nodes.
-func (h Host) DevRoot() string { return h.dev }
-
 // Proc is a path under /proc.
 func (h Host) Proc(elem ...string) string { return join(h.root, "proc", elem) }
 

@@ -57,7 +57,7 @@ func TestPaths(t *testing.T) {
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("paths (-want +got):\n%s", diff)
 			}
-			for _, root := range []string{h.Root(), h.DriverRoot(), h.DevRoot()} {
+			for _, root := range []string{h.Root(), h.DriverRoot(), h.Dev()} {
 				if !filepath.IsAbs(root) || filepath.Clean(root) != root {
 					t.Errorf("root %q is not a clean absolute path", root)
 				}
@@ -82,7 +82,7 @@ func TestWithLibrary(t *testing.T) {
 			t.Fatal(err)
 		}
 		h = h.WithLibrary(library)
-		if h.DriverRoot() != want || h.Libraries() != filepath.Dir(library) || h.Root() != "/" || h.DevRoot() != "/" {
+		if h.DriverRoot() != want || h.Libraries() != filepath.Dir(library) || h.Root() != "/" || h.Dev() != "/dev" {
 			t.Errorf("the driver of %s is under %s with libraries in %s; want %s",
 				library, h.DriverRoot(), h.Libraries(), want)
 		}
