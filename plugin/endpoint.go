@@ -16,7 +16,6 @@ import (
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"gpu-cdi-plugin/internal/lock"
-	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -27,7 +26,6 @@ type endpoint struct {
 	opts   *Options
 	log    *slog.Logger
 	server *server
-	wake   wake.Chan
 
 	// Only the goroutine of run uses these.
 	grpc    *grpc.Server
@@ -44,11 +42,9 @@ func newEndpoint(r resource.Resource, o *Options) (*endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	server.wake = wake.New()
 	return &endpoint{
 		name: r.Name, path: socketPath(o.dir(), r.Name), opts: o, server: server,
 		log:    o.Log.With("resource", r.Name),
-		wake:   server.wake,
 		status: Status{Resource: r.Name, Problem: "it is not registered yet"},
 	}, nil
 }
@@ -103,7 +99,7 @@ func (e *endpoint) wait(ctx context.Context, limit time.Duration, done func() bo
 			return ctx.Err()
 		case <-timeout:
 			over = true
-		case <-e.wake:
+		case <-e.server.wake:
 		}
 	}
 }
@@ -119,7 +115,7 @@ func (e *endpoint) restore(ctx context.Context) error {
 	if err := e.listen(ctx); err != nil {
 		return err
 	}
-	e.log.Info("the socket " + e.path + " was removed and is restored")
+	e.log.Info("the socket " + e.path + " is restored: it was removed or closed")
 	return nil
 }
 
@@ -136,7 +132,7 @@ func (e *endpoint) listen(ctx context.Context) error {
 	e.serving.Go(func() {
 		_ = e.grpc.Serve(s) // returns when the socket is closed, or after an error such as a lack of memory
 		s.ended.Store(true)
-		e.wake.Wake()
+		e.server.wake.Wake()
 	})
 	return nil
 }

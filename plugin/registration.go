@@ -27,7 +27,8 @@ const (
 
 var errNotWatched = errors.New("the kubelet did not call ListAndWatch after the registration")
 
-// stayRegistered registers with each kubelet, and again when it does not watch or its watch ended.
+// stayRegistered registers with each kubelet, and again when it does not watch or its watch ended. A watch may outlast
+// the kubelet's socket.
 func (e *endpoint) stayRegistered(ctx context.Context) error {
 	var (
 		socket  = e.opts.kubeletSocket()
@@ -36,7 +37,7 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 		pause   time.Duration
 	)
 	exists := func() bool { return identify(socket) != socketID{} }
-	replaced := func() bool { return exists() && identify(socket) != kubelet }
+	replaced := func() bool { now := identify(socket); return now != socketID{} && now != kubelet }
 	// Before a call has reached this kubelet, a stream is an earlier kubelet's, which was slow to open it or does not
 	// end.
 	watching := func() bool { return reached && e.server.watched() }

@@ -73,7 +73,7 @@ func TestANewKubeletIsCalledAtOnceHoweverOftenTheLastRefused(t *testing.T) {
 	k.Refuse(errors.New("no"))
 	k.Start()
 	start(t, optionsFor(k), gpusOf(1))
-	const refusals = 12
+	const refusals = 11
 	k.WaitRegistrations(refusals)
 	pause := firstPause << refusals // until the next call
 	k.Refuse(nil)

@@ -55,7 +55,10 @@ type device struct {
 
 // newServer returns a server with a first list.
 func newServer(r resource.Resource, o AllocateOptions, log *slog.Logger, observer Observer) (*server, error) {
-	s := &server{options: o, log: log.With("resource", r.Name), observer: observer, stopped: make(chan struct{})}
+	s := &server{
+		options: o, log: log.With("resource", r.Name), observer: observer,
+		wake: wake.New(), stopped: make(chan struct{}),
+	}
 	s.watchers.Store(new(atomic.Int32))
 	s.list.Store(&list{message: &v1beta1.ListAndWatchResponse{}, replaced: make(chan struct{})})
 	return s, s.update(r)

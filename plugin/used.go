@@ -62,7 +62,7 @@ const maxCheckpoint = 64 << 20
 func givenDevices(path string) (map[string]bool, error) {
 	content, err := regular.ReadFile(path, maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return map[string]bool{}, nil
 	}
 	if err != nil {
 		return nil, err

@@ -37,7 +37,7 @@ func (p *Plugin) watchDir(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-events:
-		case <-failures: // events were lost; what happened is checked anyway
+		case <-failures: //nolint:errcheck // events were lost; what happened is checked anyway
 		case <-time.After(poll):
 		}
 	}
@@ -47,6 +47,6 @@ func (p *Plugin) wakeAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range p.endpoints {
-		e.wake.Wake()
+		e.server.wake.Wake()
 	}
 }
