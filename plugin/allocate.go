@@ -22,7 +22,7 @@ import (
 
 // AllocateOptions are how containers are given devices.
 type AllocateOptions struct {
-	// Strategies are how a response names the devices; at least one.
+	// Strategies are how a response names the devices; at least one of config.Strategies.
 	Strategies []config.Strategy
 	// AnnotationPrefix begins the keys of annotations; empty is that of CDI, "cdi.k8s.io/".
 	AnnotationPrefix string
@@ -231,8 +231,8 @@ func unqualified(names []string) []string {
 	return devices
 }
 
-// someOf is a list of names. The caller chooses them, so a message has only a few, and only the beginning of a long one.
-// Real device IDs are shorter.
+// someOf is a list of names. The caller chooses them, so a message has only a few, and only the beginning of a long
+// one. Real device IDs are shorter.
 type someOf []string
 
 const (
