@@ -1,8 +1,8 @@
 // Package config defines the configuration file: the options of all verbs and those of the device plugin, with
 // defaults, validation, documentation and, in the tests, the JSON schema.
 //
-// It parses bytes, reads no files and knows no flags. That flags override the environment and the environment the file
-// is the command line's business.
+// It parses bytes and reads no files. That flags override the environment and the environment the file is the command
+// line's business.
 package config
 
 import (
@@ -87,9 +87,6 @@ const (
 	RegisterWatcher Registration = "watcher"
 )
 
-// Registrations returns the methods of registration.
-func Registrations() []string { return []string{string(RegisterKubelet), string(RegisterWatcher)} }
-
 // Strategy is a way in which a container gets its devices.
 type Strategy string
 
@@ -106,9 +103,7 @@ const (
 )
 
 // Strategies returns the strategies.
-func Strategies() []string {
-	return []string{string(CDICRI), string(CDIAnnotations), string(DeviceSpecs), string(Envvar)}
-}
+func Strategies() []string { return texts(CDICRI, CDIAnnotations, DeviceSpecs, Envvar) }
 
 // DeviceIDStrategy selects the names of devices for containers and runtimes.
 type DeviceIDStrategy string
@@ -120,9 +115,6 @@ const (
 	// ByIndex names a GPU by its index and a MIG device by GPU:INDEX.
 	ByIndex DeviceIDStrategy = "index"
 )
-
-// DeviceIDStrategies returns the strategies for names.
-func DeviceIDStrategies() []string { return []string{string(ByUUID), string(ByIndex)} }
 
 // Extra is a feature of the node that containers can get in addition to GPUs.
 type Extra string
@@ -138,11 +130,6 @@ const (
 	// NVSwitch are the switches between the GPUs.
 	NVSwitch Extra = "nvswitch"
 )
-
-// Extras returns the extras.
-func Extras() []string {
-	return []string{string(GDS), string(GDRCopy), string(MOFED), string(NVSwitch)}
-}
 
 // IMEX selects the channels through which GPUs of several nodes share memory.
 type IMEX struct {

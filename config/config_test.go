@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
-	"maps"
 	"os"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -146,35 +144,79 @@ func TestParseReadsEveryKey(t *testing.T) {
 	if len(zero) > 0 {
 		t.Errorf("the test's file has no value for %q", zero)
 	}
-	flags := maps.Collect(f.Flags())
-	if len(flags) != 25 || flags["strategy"] != "device-specs,envvar" || flags["mig-strategy"] != "mixed" {
-		t.Errorf("flags %q", flags)
+}
+
+func TestOptionsSetTheConfiguration(t *testing.T) {
+	c, want := Default(), fullConfig()
+	set := map[string]string{}
+	for _, o := range Options(&want) {
+		set[o.Name()] = o.String()
+	}
+	if len(set) != 25 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
+		t.Errorf("options %q", set)
+	}
+	for _, o := range Options(&c) {
+		if o.Usage() == "" {
+			t.Errorf("%s has no usage", o.Name())
+		}
+		if err := o.Set(set[o.Name()]); err != nil {
+			t.Error(err)
+		}
+	}
+	want.IMEX, want.Allocation, want.GPUs, want.Names, want.Sharing = c.IMEX, c.Allocation, c.GPUs, c.Names, c.Sharing
+	if diff := cmp.Diff(want, c); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
 	}
 }
 
-func TestFlagsYieldsOnlyKeysOfTheFile(t *testing.T) {
+func TestOptionsRefuseWrongValues(t *testing.T) {
+	c := Default()
+	got := map[string]string{}
+	for _, o := range Options(&c) {
+		if err := o.Set("wrong"); err != nil {
+			got[o.Name()] = err.Error()
+		}
+	}
+	want := map[string]string{
+		"insecure-paths":     `want true or false, got "wrong"`,
+		"log-level":          `unknown value "wrong"; known are debug, info, warn, error`,
+		"log-format":         `unknown value "wrong"; known are text, json`,
+		"registration":       `unknown value "wrong"; known are kubelet, watcher`,
+		"device-id-strategy": `unknown value "wrong"; known are uuid, index`,
+		"gpu-timeout":        `"wrong" is not a duration of more than 0, such as 10s or 1m30s`,
+		"fail-on-init-error": `want true or false, got "wrong"`,
+		"mig-strategy":       `unknown value "wrong"; known are none, single, mixed`,
+		"mps":                `want true or false, got "wrong"`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}
+
+func TestParseReturnsTheKeysOfTheFile(t *testing.T) {
 	for name, tt := range map[string]struct {
 		file string
-		want map[string]string
+		want []string
 	}{
-		"an empty file":              {"", map[string]string{}},
-		"a comment alone":            {"# nothing\n", map[string]string{}},
-		"null is no value":           {"cdi-dir: ~\nlisten:\n", map[string]string{}},
-		"an empty text is a value":   {"listen: ''\n", map[string]string{"listen": ""}},
-		"the default is a value too": {"cdi-dir: /var/run/cdi\n", map[string]string{"cdi-dir": "/var/run/cdi"}},
-		"JSON": {
-			`{"strategy": ["envvar"], "gpus": {"include": [0]}}`, map[string]string{"strategy": "envvar"},
-		},
-		"an alias has its value":    {"root: &a /x\ndev-root: *a\n", map[string]string{"root": "/x", "dev-root": "/x"}},
-		"a number is valid as text": {"cdi-kind: 5\n", map[string]string{"cdi-kind": "5"}},
+		"an empty file":              {"", nil},
+		"a comment alone":            {"# nothing\n", nil},
+		"null is no value":           {"cdi-dir: ~\nlisten:\nstrategy: ~\nroot: &a ~\ndev-root: *a\n", nil},
+		"an empty text is a value":   {"listen: ''\n", []string{"listen"}},
+		"the default is a value too": {"cdi-dir: /var/run/cdi\n", []string{"cdi-dir"}},
+		"JSON":                       {`{"strategy": ["envvar"], "gpus": {"include": [0]}}`, []string{"gpus", "strategy"}},
+		"an alias has its value":     {"root: &a /x\ndev-root: *a\n", []string{"dev-root", "root"}},
+		"a number is valid as text":  {"cdi-kind: 5\n", []string{"cdi-kind"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := Parse([]byte(tt.file))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(tt.want, maps.Collect(f.Flags())); diff != "" {
+			if diff := cmp.Diff(tt.want, f.Keys); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
+			}
+			if err := f.Config.Validate(); tt.want == nil && (err != nil || !reflect.DeepEqual(f.Config, Default())) {
+				t.Errorf("%v and %+v, want the default", err, f.Config)
 			}
 		})
 	}
@@ -573,14 +615,6 @@ func parseInstance(t *testing.T, text string) any {
 	return doc
 }
 
-func TestEveryFlagHasUsage(t *testing.T) {
-	for _, s := range new(Default()).scalars() {
-		if !slices.ContainsFunc(keys, func(k key) bool { return k.path == s.key }) || Usage(s.key) == "" {
-			t.Errorf("%s has no usage", s.key)
-		}
-	}
-}
-
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(full))
 	f.Add([]byte("cdi_dir: 1\nroot: [a]\n"))
@@ -593,11 +627,6 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("got %v and error %v, want exactly one", file, err)
 		}
 		if file != nil {
-			for name := range file.Flags() {
-				if name == "" {
-					t.Fatal("a flag without a name")
-				}
-			}
 			_ = file.Config.Validate()
 		}
 	})

@@ -28,15 +28,20 @@ type key struct {
 	example string
 }
 
-// Usage returns the usage text of a flag.
-func Usage(flag string) string { return keyOf(flag).usage }
-
 func keyOf(path string) key {
 	i := slices.IndexFunc(keys, func(k key) bool { return k.path == path })
 	if i < 0 {
 		return key{}
 	}
 	return keys[i]
+}
+
+func texts[T ~string](list ...T) []string {
+	var values []string
+	for _, value := range list {
+		values = append(values, string(value))
+	}
+	return values
 }
 
 // sentence returns the usage as a sentence, for the file and the schema.
@@ -103,8 +108,8 @@ var keys = []key{
 		path:  "insecure-paths",
 		usage: "allow programs, libraries and directories that other users can change, with a warning; for development",
 	},
-	{path: "log-level", usage: "minimum log `level`: debug, info, warn, error", values: LogLevels()},
-	{path: "log-format", usage: "log `format`: text, json", values: LogFormats()},
+	{path: "log-level", usage: "minimum log `level`: debug, info, warn, error", values: []string{"debug", "info", "warn", "error"}},
+	{path: "log-format", usage: "log `format`: text, json", values: []string{"text", "json"}},
 
 	{path: "device-plugin-dir", usage: "the kubelet's `directory` for the sockets of device plugins"},
 	{
@@ -112,7 +117,7 @@ var keys = []key{
 		usage: "the kubelet's `directory` for the sockets of plugins, used with registration watcher",
 	},
 	{
-		path: "registration", values: Registrations(),
+		path: "registration", values: texts(RegisterKubelet, RegisterWatcher),
 		usage: "`method` of registration: kubelet (call the kubelet's socket), watcher (create a socket in " +
 			"plugins-registry-dir)",
 	},
@@ -130,7 +135,7 @@ var keys = []key{
 		usage: "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar",
 	},
 	{
-		path: "device-id-strategy", values: DeviceIDStrategies(),
+		path: "device-id-strategy", values: texts(ByUUID, ByIndex),
 		usage: "`names` of devices in CDI names and variables: uuid, index (can change when a GPU is added or removed)",
 	},
 	{path: "cdi-annotation-prefix", usage: "`prefix` of annotations, used with strategy cdi-annotations"},
@@ -142,7 +147,7 @@ var keys = []key{
 	},
 	{path: "listen", usage: "`host:port` of the server for metrics and health (default: none)"},
 	{
-		path: "extras", values: Extras(),
+		path: "extras", values: texts(GDS, GDRCopy, MOFED, NVSwitch),
 		usage: "`list` of what containers get with a GPU if the host has it: gds, gdrcopy, mofed (InfiniBand), " +
 			"nvswitch (default: none)",
 	},

@@ -3,9 +3,8 @@ package config
 import (
 	"errors"
 	"fmt"
-	"iter"
+	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -20,8 +19,8 @@ const MaxFile = 1 << 20
 type File struct {
 	// Config has the file's values, and defaults for the other keys.
 	Config Config
-
-	keys map[string]yaml.Node // of the top level
+	// Keys are those of the top level that the file has a value for.
+	Keys []string
 }
 
 // Parse parses a configuration file in YAML, or JSON, as yamlfile.Decode does. The error has all problems, including
@@ -42,9 +41,11 @@ func Parse(data []byte) (*File, error) {
 	case document.Kind == 0: // the file is empty
 		return f, nil
 	}
-	if err := document.Decode(&f.keys); err != nil {
+	var keys map[string]yaml.Node
+	if err := document.Decode(&keys); err != nil {
 		return nil, err
 	}
+	f.Keys = slices.Sorted(maps.Keys(keys))
 	return f, nil
 }
 
@@ -69,63 +70,4 @@ func (c *Config) validateExcept(reported error) error {
 func isAbout(message, key string) bool {
 	rest, ok := strings.CutPrefix(message, key)
 	return ok && key != "" && rest != "" && strings.ContainsRune(" :.[", rune(rest[0]))
-}
-
-// Flags yields the values in the file that are flags too, by name and in a fixed order. Lists are joined by commas.
-func (f *File) Flags() iter.Seq2[string, string] {
-	return func(yield func(string, string) bool) {
-		for _, s := range f.Config.scalars() {
-			if f.Sets(s.key) && !yield(s.key, s.value) {
-				return
-			}
-		}
-	}
-}
-
-// Sets reports whether the file has a value other than null for a key of the top level.
-func (f *File) Sets(key string) bool {
-	n, ok := f.keys[key]
-	return ok && n.ShortTag() != "!!null"
-}
-
-type scalar struct{ key, value string }
-
-// scalars returns the keys that are flags too.
-func (c *Config) scalars() []scalar {
-	return []scalar{
-		{"root", c.Root},
-		{"driver-root", c.DriverRoot},
-		{"dev-root", c.DevRoot},
-		{"nvml-library", c.NVMLLibrary},
-		{"cdi-dir", c.CDIDir},
-		{"cdi-kind", c.CDIKind},
-		{"hook-path", c.HookPath},
-		{"insecure-paths", strconv.FormatBool(c.InsecurePaths)},
-		{"log-level", c.LogLevel},
-		{"log-format", c.LogFormat},
-		{"device-plugin-dir", c.DevicePluginDir},
-		{"plugins-registry-dir", c.PluginsRegistryDir},
-		{"registration", string(c.Registration)},
-		{"runtime-dir", c.RuntimeDir},
-		{"state-dir", c.StateDir},
-		{"strategy", Join(c.Strategy)},
-		{"device-id-strategy", string(c.DeviceIDStrategy)},
-		{"cdi-annotation-prefix", c.CDIAnnotationPrefix},
-		{"gpu-timeout", c.GPUTimeout.String()},
-		{"fail-on-init-error", strconv.FormatBool(c.FailOnInitError)},
-		{"listen", c.Listen},
-		{"extras", Join(c.Extras)},
-		{"resource", c.Resource},
-		{"mig-strategy", string(c.MIGStrategy)},
-		{"mps", strconv.FormatBool(c.MPS)},
-	}
-}
-
-// Join formats a list as the value of a flag.
-func Join[T ~string](list []T) string {
-	var names []string
-	for _, s := range list {
-		names = append(names, string(s))
-	}
-	return strings.Join(names, ",")
 }

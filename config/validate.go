@@ -23,30 +23,24 @@ func (c *Config) Validate() error {
 		notEmpty("root", c.Root),
 		notEmpty("cdi-dir", c.CDIDir),
 		checkKind(c.CDIKind),
-		known("log-level", c.LogLevel, LogLevels()),
-		known("log-format", c.LogFormat, LogFormats()),
+		known("log-level", c.LogLevel),
+		known("log-format", c.LogFormat),
 		notEmpty("device-plugin-dir", c.DevicePluginDir),
 		notEmpty("plugins-registry-dir", c.PluginsRegistryDir),
-		known("registration", string(c.Registration), Registrations()),
+		known("registration", c.Registration),
 		absolute("runtime-dir", c.RuntimeDir),
 		absolute("state-dir", c.StateDir),
 		checkStrategies(c.Strategy),
-		known("device-id-strategy", string(c.DeviceIDStrategy), DeviceIDStrategies()),
+		known("device-id-strategy", c.DeviceIDStrategy),
 		checkAnnotationPrefix(c.CDIAnnotationPrefix),
 		checkTimeout(c.GPUTimeout),
 		checkListen(c.Listen),
-		knownOnce("extras", c.Extras, Extras()),
+		knownOnce("extras", c.Extras),
 		checkIMEX(&c.IMEX),
 		checkAllocation(&c.Allocation),
 		c.Config.Validate(),
 	)
 }
-
-// LogLevels returns the levels of log messages, and LogFormats the formats.
-func LogLevels() []string { return []string{"debug", "info", "warn", "error"} }
-
-// LogFormats returns the formats of log messages.
-func LogFormats() []string { return []string{"text", "json"} }
 
 func notEmpty(key, value string) error {
 	if value == "" {
@@ -73,11 +67,11 @@ func checkTimeout(d Duration) error {
 	return nil
 }
 
-func known(key, value string, list []string) error {
-	if slices.Contains(list, value) {
-		return nil
+func known[T ~string](key string, value T) error {
+	if values := keyOf(key).values; !slices.Contains(values, string(value)) {
+		return fmt.Errorf("%s: unknown value %q; known are %s", key, value, strings.Join(values, ", "))
 	}
-	return fmt.Errorf("%s: unknown value %q; known are %s", key, value, strings.Join(list, ", "))
+	return nil
 }
 
 func checkKind(kind string) error {
@@ -92,7 +86,7 @@ func checkStrategies(list []Strategy) error {
 	if len(list) == 0 {
 		return errors.New("strategy is empty; containers would not get their devices")
 	}
-	return knownOnce("strategy", list, Strategies())
+	return knownOnce("strategy", list)
 }
 
 // prefixForm is a domain and the beginning of a name. The plugin appends up to 32 characters, and the name may have 63.
@@ -106,10 +100,10 @@ func checkAnnotationPrefix(prefix string) error {
 	return nil
 }
 
-func knownOnce[T ~string](key string, list []T, values []string) error {
+func knownOnce[T ~string](key string, list []T) error {
 	var errs []error
 	for i, s := range list {
-		errs = append(errs, known(key, string(s), values))
+		errs = append(errs, known(key, s))
 		if slices.Contains(list[:i], s) {
 			errs = append(errs, fmt.Errorf("%s: duplicate value %s", key, s))
 		}
@@ -135,8 +129,8 @@ func checkIMEX(x *IMEX) error {
 
 func checkAllocation(a *Allocation) error {
 	errs := []error{
-		known("allocation.policy", string(a.Policy), allocator.Policies()),
-		known("allocation.shared-policy", string(a.SharedPolicy), allocator.Policies()),
+		known("allocation.policy", a.Policy),
+		known("allocation.shared-policy", a.SharedPolicy),
 	}
 	for key, weight := range a.Weights.All() {
 		if weight < 0 || weight > allocator.MaxWeight {

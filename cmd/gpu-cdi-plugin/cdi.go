@@ -14,7 +14,7 @@ func (a *app) cdiCommand() *cobra.Command {
 devices into bundles for runtimes without CDI.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
-		RunE:        func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE:        help,
 	}
 	cmd.AddCommand(
 		a.generateCommand(),

@@ -78,7 +78,6 @@ configured and that the host has is a spec of its own kind: a document of its ow
 	a.addTimeout(cmd)
 	a.addExtras(cmd)
 	cmd.SetFlagErrorFunc(fileForFormat)
-	completeChoices(cmd, f, "output")
 	_ = cmd.MarkFlagFilename("file", "json", "yaml")
 	_ = cmd.RegisterFlagCompletionFunc("capabilities",
 		cobra.FixedCompletions(driver.CapabilityNames(), cobra.ShellCompDirectiveNoFileComp))

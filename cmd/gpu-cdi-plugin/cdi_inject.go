@@ -22,14 +22,12 @@ of --cdi-kind. It puts in all devices or none; devices that are in already stay 
 the files of another driver than the specs is an error: make a new config.json after an upgrade.`,
 		Example: `  gpu-cdi-plugin cdi inject --bundle . nvidia.com/gpu=0 nvidia.com/gpu=1
   gpu-cdi-plugin cdi inject --bundle /run/bundles/a all`,
-		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		Args:              someNames,
 		ValidArgsFunction: a.completeDevices,
 		RunE:              func(_ *cobra.Command, args []string) error { return a.cdiInject(bundle, args) },
 	}
 	cmd.Flags().StringVar(&bundle, "bundle", "", "`directory` of the bundle, which holds config.json")
 	_ = cmd.MarkFlagRequired("bundle")
-	_ = cmd.MarkFlagDirname("bundle")
 	return cmd
 }
 

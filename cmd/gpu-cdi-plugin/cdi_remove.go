@@ -23,7 +23,6 @@ another kind, and no file of an extra that another program wrote. If there is no
 nothing.`,
 		Example: `  gpu-cdi-plugin cdi remove
   gpu-cdi-plugin cdi remove -o json`,
-		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return a.cdiRemove(out) },

@@ -23,7 +23,7 @@ func (a *app) configCommand() *cobra.Command {
 One file has the options of all verbs and of the device plugin. Its JSON schema is specs/config.schema.json.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
-		RunE:        func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE:        help,
 	}
 	cmd.AddCommand(a.configDefaultCommand(), a.configViewCommand(), a.configValidateCommand())
 	return cmd
@@ -37,7 +37,6 @@ func (a *app) configDefaultCommand() *cobra.Command {
 		Long:  `Prints a configuration file with all keys and their defaults; in YAML, a comment explains each key.`,
 		Example: `  gpu-cdi-plugin config default > config.yaml
   gpu-cdi-plugin config view --config config.yaml`,
-		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return a.configDefault(out) },
@@ -72,13 +71,12 @@ each value.
 The flags of serve are accepted too: config view with the arguments of serve shows the configuration of serve.`,
 		Example: `  gpu-cdi-plugin config view --config config.yaml
   GPU_CDI_MIG_STRATEGY=mixed gpu-cdi-plugin config view -o table`,
-		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return a.configView(out) },
 	}
 	out.addFlags(cmd, "yaml", "json", "table")
-	a.addPluginFlags(cmd)
+	cmd.Flags().AddFlagSet(a.pluginFlags)
 	return cmd
 }
 
@@ -147,8 +145,7 @@ With -o json or yaml the result is printed for invalid configurations too, with 
 		Example: `  gpu-cdi-plugin config validate config.yaml
   gpu-cdi-plugin config validate config.yaml -o json | jq -r '.problems[]'
   gpu-cdi-plugin config validate --config /etc/gpu-cdi-plugin/config.yaml --mig-strategy mixed`,
-		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
-		Args:              a.configFile,
+		Args:              a.takeFile,
 		ValidArgsFunction: completeConfigFile,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			err := a.start(cmd)
@@ -161,7 +158,7 @@ With -o json or yaml the result is printed for invalid configurations too, with 
 		RunE: func(*cobra.Command, []string) error { return out.print(a.stdout, a.configResultView([]string{})) },
 	}
 	out.addFlags(cmd, "text", "json", "yaml")
-	a.addPluginFlags(cmd)
+	cmd.Flags().AddFlagSet(a.pluginFlags)
 	return cmd
 }
 
@@ -174,10 +171,10 @@ type configResult struct {
 
 func (a *app) configResultView(problems []string) view {
 	text := "the configuration is valid"
-	if a.Config != "" {
-		text = a.Config + ": " + text
+	if a.configFile != "" {
+		text = a.configFile + ": " + text
 	}
-	return view{data: configResult{a.Config, len(problems) == 0, problems}, table: table{rows: [][]string{{text}}}}
+	return view{data: configResult{a.configFile, len(problems) == 0, problems}, table: table{rows: [][]string{{text}}}}
 }
 
 func completeConfigFile(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -187,16 +184,16 @@ func completeConfigFile(_ *cobra.Command, args []string, _ string) ([]string, co
 	return []string{"yaml", "yml", "json"}, cobra.ShellCompDirectiveFilterFileExt
 }
 
-// configFile sets --config to the argument of validate. It runs before the options are resolved, so that the file is
+// takeFile sets --config to the argument of validate. It runs before the options are resolved, so that the file is
 // handled like any other.
-func (a *app) configFile(cmd *cobra.Command, args []string) error {
+func (a *app) takeFile(cmd *cobra.Command, args []string) error {
 	switch {
 	case len(args) == 0:
 		return nil
 	case len(args) > 1:
 		return fmt.Errorf("%s takes one file, got %q", cmd.CommandPath(), args)
 	case cmd.Flags().Changed("config"):
-		return fmt.Errorf("both --config %s and %s are given", a.Config, args[0])
+		return fmt.Errorf("both --config %s and %s are given", a.configFile, args[0])
 	}
 	return cmd.Flags().Set("config", args[0])
 }

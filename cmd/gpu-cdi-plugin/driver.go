@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +21,40 @@ import (
 
 // errNoGPU is that the driver works and has no GPU.
 var errNoGPU = errors.New("the NVIDIA driver has no GPU")
+
+// host returns the paths of the host's files. What is not configured is detected: with --nvml-library and no
+// --driver-root the driver is installed where that library is, its other libraries are searched for beside NVML's, and
+// the device nodes are in the driver's root if only that has them, as in a driver container.
+func (a *app) host() (host.Host, error) {
+	h, err := host.New(a.Root, a.DriverRoot, a.DevRoot)
+	if err != nil {
+		return host.Host{}, fmt.Errorf("locate the host's files: %w", err)
+	}
+	library := a.NVMLLibrary
+	if library == "" {
+		library, _ = nvml.Find(h, "") // opening the library reports the error
+	}
+	if library != "" {
+		if library, err = filepath.Abs(library); err != nil {
+			return host.Host{}, fmt.Errorf("locate the driver's library: %w", err)
+		}
+		if a.NVMLLibrary != "" && a.DriverRoot == "" {
+			h = h.WithLibrary(library)
+		} else {
+			h = h.WithLibraries(filepath.Dir(library))
+		}
+	}
+	if under := h.WithDevRoot(h.DriverRoot()); a.DevRoot == "" && !hasNodes(h) && hasNodes(under) {
+		h = under
+	}
+	return h, nil
+}
+
+// hasNodes reports whether the driver's device nodes exist.
+func hasNodes(h host.Host) bool {
+	_, err := os.Lstat(h.Dev("nvidiactl"))
+	return err == nil
+}
 
 // readDevices reads the host's GPUs from the driver. Without a GPU the error is errNoGPU.
 func (a *app) readDevices(ctx context.Context, h host.Host) (*gpu.Snapshot, error) {

@@ -27,7 +27,6 @@ func (o *output) addFlags(cmd *cobra.Command, formats ...string) {
 	o.format = formats[0]
 	f := cmd.Flags()
 	f.VarP(&choice{&o.format, formats}, "output", "o", "output `format`: "+strings.Join(formats, ", "))
-	completeChoices(cmd, f, "output")
 	if formats[0] == "table" {
 		f.BoolVar(&o.noHeaders, "no-headers", false, "print tables without their first line")
 	}

@@ -20,7 +20,8 @@ import (
 
 // app is what all verbs share: their options, their input and their output.
 type app struct {
-	globals
+	config.Common
+	configFile     string
 	plugin         config.Plugin
 	pluginFlags    *pflag.FlagSet
 	timeout        time.Duration     // of calls of the driver
@@ -37,20 +38,14 @@ type app struct {
 
 // newApp returns an app with the defaults of everything that can be configured.
 func newApp() *app {
+	c := config.Default()
 	a := &app{
-		globals: defaultGlobals, plugin: config.Default().Plugin, timeout: nvml.DefaultTimeout,
-		sources: map[string]string{}, warned: new(sync.Map),
+		Common: c.Common, plugin: c.Plugin, timeout: nvml.DefaultTimeout,
+		pluginFlags: pflag.NewFlagSet("plugin", pflag.ContinueOnError),
+		sources:     map[string]string{}, warned: new(sync.Map),
 	}
-	a.pluginFlags = newPluginFlags(&a.plugin)
+	addOptions(a.pluginFlags, &a.plugin)
 	return a
-}
-
-// options returns the flags whose values can also come from the environment and the file.
-func (a *app) options(cmd *cobra.Command) *pflag.FlagSet {
-	f := pflag.NewFlagSet("options", pflag.ContinueOnError)
-	f.AddFlagSet(cmd.Root().PersistentFlags())
-	f.AddFlagSet(a.pluginFlags)
-	return f
 }
 
 // run is the whole program: main without the process. It returns the exit status.
@@ -63,9 +58,6 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	defer a.releaseSignals()
 	root := a.rootCommand() //nolint:contextcheck // the verbs get ctx from cobra
 	root.SetArgs(args)
-	root.SetIn(stdin)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	err = classify(err)
 	switch {
@@ -92,17 +84,21 @@ Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Interrupted),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
-		DisableAutoGenTag: true,
 		Args:              cli.UnknownVerb,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE:              help,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.start(cmd) },
 	}
-	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.SetIn(a.stdin)
+	cmd.SetOut(a.stdout)
+	cmd.SetErr(a.stderr)
 	cmd.SetHelpFunc(cli.Help(statuses))
-	cmd.SetHelpCommand(cli.HelpCommand(cli.UnknownVerb, completeVerbs))
+	cmd.SetHelpCommand(cli.HelpCommand())
 	cmd.SetFlagErrorFunc(cli.FlagError)
 	cli.AddVersion(cmd, thisBuild().Version)
-	a.addFlags(cmd)
+	addOptions(cmd.PersistentFlags(), &a.Common)
+	cmd.PersistentFlags().StringVar(&a.configFile, "config", "",
+		"YAML `file` with these options and those of the device plugin")
+	_ = cmd.MarkPersistentFlagFilename("config", "yaml", "yml")
 	cmd.AddCommand(
 		a.devicesCommand(),
 		a.topologyCommand(),
@@ -111,10 +107,19 @@ Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR
 		mpsExecCommand(),
 		a.configCommand(),
 		a.versionCommand(),
-		a.completionCommand(),
 	)
+	cmd.InitDefaultCompletionCmd()
+	for _, verb := range cmd.Commands() {
+		if verb.Name() == "completion" {
+			verb.Args, verb.RunE = cli.UnknownVerb, help
+		}
+	}
+	completeFlags(cmd)
 	return cmd
 }
+
+// help is what a command does that only holds verbs.
+func help(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 
 // start prepares each verb: it resolves the options and makes the logger.
 func (a *app) start(cmd *cobra.Command) error {
@@ -125,13 +130,17 @@ func (a *app) start(cmd *cobra.Command) error {
 		return err
 	}
 	format := a.LogFormat
-	if !cmd.Flags().Changed("log-format") && wantsJSON(cmd, nil) {
+	if a.sources["log-format"] == "" && wantsJSON(cmd, nil) {
 		format = "json" // the error will be JSON: a reader of stderr finds nothing else there
 	}
 	a.log = newLogger(a.stderr, a.LogLevel, format)
 	a.warnUnknownEnv(a.options(cmd))
 	a.started = true
 	return nil
+}
+
+var logLevels = map[string]slog.Level{
+	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
 }
 
 func newLogger(w io.Writer, level, format string) *slog.Logger {

@@ -63,7 +63,7 @@ devices can be given to containers unless the GPUs themselves are at fault.`,
 		PersistentPreRunE: a.startDaemon,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return a.serve(cmd) },
 	}
-	a.addPluginFlags(cmd)
+	cmd.Flags().AddFlagSet(a.pluginFlags)
 	return cmd
 }
 

@@ -125,7 +125,7 @@ func (d *daemon) checkRules(fresh *app) error {
 func sameButRules(a, b *app) bool {
 	x, y := a.plugin, b.plugin
 	x.Config, y.Config = resource.Config{}, resource.Config{}
-	return a.globals == b.globals && reflect.DeepEqual(x, y)
+	return a.Common == b.Common && reflect.DeepEqual(x, y)
 }
 
 // restart re-executes the program with the same process ID, so that a supervisor sees no exit. It returns only with an

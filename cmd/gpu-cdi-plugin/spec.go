@@ -15,7 +15,6 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
@@ -178,8 +177,6 @@ type specFile struct {
 // addExtras adds the device plugin's flag for extras to a verb, so that it handles the same spec files as serve.
 func (a *app) addExtras(cmd *cobra.Command) {
 	cmd.Flags().AddFlag(a.pluginFlags.Lookup("extras"))
-	_ = cmd.RegisterFlagCompletionFunc("extras",
-		cobra.FixedCompletions(config.Extras(), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // extraPath is the path of the spec of an extra.

@@ -62,7 +62,6 @@ the policies spread and pack are the same as topology. -o name prints the CDI na
 	f.IntVar(&o.runnersUp, "runners-up", o.runnersUp,
 		fmt.Sprintf("`number` of next best sets to print, at most %d", maxRunnersUp))
 	_ = cmd.MarkFlagRequired("size")
-	completeChoices(cmd, f, "policy")
 	for _, name := range []string{"size", "runners-up"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}

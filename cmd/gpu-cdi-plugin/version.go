@@ -5,8 +5,6 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
-
-	"gpu-cdi-plugin/internal/cli"
 )
 
 // version is set by the linker. Without it, as after go install, the version is the module's.
@@ -29,7 +27,6 @@ func (a *app) versionCommand() *cobra.Command {
 		Long:  "Prints the version of this program, the revision of its source, and the version of Go that built it.",
 		Example: `  gpu-cdi-plugin version
   gpu-cdi-plugin version -o json`,
-		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage),
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(*cobra.Command, []string) error {

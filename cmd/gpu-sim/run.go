@@ -91,7 +91,7 @@ sysfs. The driver's library in it is a real shared library with NVML's functions
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.start(cmd) },
 	}
 	cmd.SetHelpFunc(cli.Help(meanings))
-	cmd.SetHelpCommand(cli.HelpCommand(cli.UnknownVerb, nil))
+	cmd.SetHelpCommand(cli.HelpCommand())
 	cmd.SetUsageTemplate(strings.Replace(cmd.UsageTemplate(), "{{.UseLine}}",
 		"{{if .Annotations.usage}}{{.Annotations.usage}}{{else}}{{.UseLine}}{{end}}", 1))
 	cmd.SetFlagErrorFunc(cli.FlagError)

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,36 +29,54 @@ func Statuses(codes ...Code) map[string]string {
 	return map[string]string{statusKey: strings.Join(list, " ")}
 }
 
+// helpWidth is the longest line of a help text.
+const helpWidth = 120
+
 // Help returns a help function, which prints the long text of a verb, its usage, and its exit statuses with their
-// meanings.
+// meanings. A verb without Statuses has OK, Failure and Usage.
 func Help(meanings map[Code]string) func(*cobra.Command, []string) {
 	return func(cmd *cobra.Command, _ []string) {
+		usage := cmd.UsageString()
+		for _, f := range []*pflag.FlagSet{cmd.LocalFlags(), cmd.InheritedFlags()} {
+			usage = strings.Replace(
+				usage,
+				strings.TrimSpace(f.FlagUsages()),
+				strings.TrimSpace(f.FlagUsagesWrapped(helpWidth)),
+				1,
+			)
+		}
 		var b strings.Builder
-		b.WriteString(strings.TrimSpace(cmd.Long) + "\n\n" + cmd.UsageString())
-		if list := strings.Fields(cmd.Annotations[statusKey]); len(list) > 0 {
-			b.WriteString("\nExit Status:\n")
-			for _, s := range list {
-				n, _ := strconv.Atoi(s)
-				fmt.Fprintf(&b, "  %3d  %s\n", n, meanings[Code(n)])
-			}
+		b.WriteString(strings.TrimSpace(cmd.Long) + "\n\n" + usage + "\nExit Status:\n")
+		for _, s := range strings.Fields(cmp.Or(cmd.Annotations[statusKey], "0 1 2")) {
+			n, _ := strconv.Atoi(s)
+			fmt.Fprintf(&b, "  %3d  %s\n", n, meanings[Code(n)])
 		}
 		cmd.Print(b.String())
 	}
 }
 
-// HelpCommand returns the verb help. check is the argument check of a command that only holds verbs.
-func HelpCommand(check cobra.PositionalArgs, complete cobra.CompletionFunc) *cobra.Command {
+// HelpCommand returns the verb help. Unlike cobra's, it returns an error about an unknown verb.
+func HelpCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:               "help [verb]",
-		Short:             "Help about a verb",
-		Long:              "Prints what a verb does, its flags and its exit statuses: the same as VERB --help.",
-		Annotations:       Statuses(OK, Usage),
-		DisableAutoGenTag: true,
-		ValidArgsFunction: complete,
+		Use:         "help [verb]",
+		Short:       "Help about a verb",
+		Long:        "Prints what a verb does, its flags and its exit statuses: the same as VERB --help.",
+		Annotations: Statuses(OK, Usage),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			var names []string
+			if topic, _, err := cmd.Root().Find(args); err == nil {
+				for _, verb := range topic.Commands() {
+					if verb.IsAvailableCommand() {
+						names = append(names, cobra.CompletionWithDesc(verb.Name(), verb.Short))
+					}
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			topic, rest, err := cmd.Root().Find(args)
-			if err == nil && topic.HasSubCommands() {
-				err = check(topic, rest)
+			if err == nil {
+				err = UnknownVerb(topic, rest)
 			}
 			if err != nil {
 				return With(Usage, UsageHint(cmd.Root()), err)
@@ -95,15 +114,15 @@ func UnknownVerb(cmd *cobra.Command, args []string) error {
 			}
 		}
 	}
-	meant := near.To(args[0], names)
-	if len(meant) == 0 {
-		meant = below
+	advice := near.Question(args[0], names)
+	switch {
+	case advice != "":
+	case len(below) > 0:
+		advice = "; did you mean " + strings.Join(below, " or ") + "?"
+	default:
+		advice = "; there are " + strings.Join(names, ", ")
 	}
-	if len(meant) > 0 {
-		return fmt.Errorf("unknown verb %q of %s; did you mean %s?",
-			args[0], cmd.CommandPath(), strings.Join(meant, " or "))
-	}
-	return fmt.Errorf("unknown verb %q of %s; there are %s", args[0], cmd.CommandPath(), strings.Join(names, ", "))
+	return fmt.Errorf("unknown verb %q of %s%s", args[0], cmd.CommandPath(), advice)
 }
 
 // FlagError improves the error of a flag: an unknown flag comes with similar ones, a wrong value with the values that

@@ -39,7 +39,7 @@ func TestHelpListsTheExitStatuses(t *testing.T) {
 		Run: func(*cobra.Command, []string) {},
 	})
 	root.SetHelpFunc(Help(meanings))
-	root.SetHelpCommand(HelpCommand(cobra.NoArgs, nil))
+	root.SetHelpCommand(HelpCommand())
 	for _, args := range [][]string{{"verb", "--help"}, {"help", "verb"}} {
 		var b strings.Builder
 		root.SetOut(&b)

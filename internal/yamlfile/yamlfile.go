@@ -1,7 +1,7 @@
 // Package yamlfile decodes YAML files strictly and reports all problems at once, each with its line.
 //
 // Unknown keys, duplicate keys and values of the wrong type are problems. A list of texts or numbers can be written as
-// "a,b" too.
+// "a,b" too. A key without a value (null) is as good as absent.
 package yamlfile
 
 import (
@@ -113,7 +113,7 @@ func (c *checker) value(path string, n *yaml.Node, t reflect.Type) {
 	}
 	kind := kindOf(t)
 	switch {
-	case target.ShortTag() == "!!null":
+	case isNull(n):
 	case t.Kind() == reflect.Slice && target.Kind == yaml.ScalarNode && isScalar(t.Elem()):
 		splitList(n, target)
 		c.list(path, n, t)
@@ -133,6 +133,7 @@ func (c *checker) value(path string, n *yaml.Node, t reflect.Type) {
 func (c *checker) object(path string, n *yaml.Node, t reflect.Type) {
 	known := fields(t)
 	seen := map[string]bool{}
+	withValue := n.Content[:0]
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
 		switch field, ok := known[key.Value]; {
@@ -147,7 +148,11 @@ func (c *checker) object(path string, n *yaml.Node, t reflect.Type) {
 			c.value(join(path, key.Value), value, field)
 		}
 		seen[key.Value] = true
+		if !isNull(value) {
+			withValue = append(withValue, key, value)
+		}
 	}
+	n.Content = withValue
 }
 
 // merge checks the value of a merge key: an object, or a list of them.
@@ -211,6 +216,13 @@ func join(path, key string) string {
 		return key
 	}
 	return path + "." + key
+}
+
+func isNull(n *yaml.Node) bool {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	return n.ShortTag() == "!!null"
 }
 
 func isScalar(t reflect.Type) bool { return kindOf(t) == yaml.ScalarNode }

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// choice is a flag with a fixed set of values.
+type choice struct {
+	value *string
+	known []string
+}
+
+var _ pflag.Value = (*choice)(nil)
+
+func (c *choice) String() string { return *c.value }
+
+// Type implements pflag.Value.
+func (c *choice) Type() string { return "string" }
+
+// Values returns the accepted values.
+func (c *choice) Values() []string { return c.known }
+
+// Set returns an error with the known values if the value is unknown.
+func (c *choice) Set(s string) error {
+	if !slices.Contains(c.known, s) {
+		return fmt.Errorf("unknown value %q; known are %s", s, strings.Join(c.known, ", "))
+	}
+	*c.value = s
+	return nil
+}
+
+// completeFlags adds shell completion for the values and the directories of the flags of cmd and of the verbs below it.
+func completeFlags(cmd *cobra.Command) {
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		word, _ := pflag.UnquoteUsage(f)
+		v, ok := f.Value.(interface{ Values() []string })
+		// A flag that several verbs have is completed already: that error does no harm.
+		switch {
+		case ok && len(v.Values()) > 0:
+			values := cobra.FixedCompletions(v.Values(), cobra.ShellCompDirectiveNoFileComp)
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, values)
+		case word == "directory":
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs))
+		}
+	})
+	for _, verb := range cmd.Commands() {
+		completeFlags(verb)
+	}
+}
