@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,11 +9,11 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/trust"
 )
 
 // diffOptions are the options of the verb cdi diff.
@@ -38,7 +37,7 @@ another program wrote is not compared.`,
   gpu-cdi-plugin cdi diff /etc/cdi/nvidia.yaml -o json`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.Differs, cli.NoDriver,
 			cli.NoGPU, cli.Interrupted),
-		Args:              oneFile,
+		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: completeSpecFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.cdiDiff(cmd.Context(), args, opts)
@@ -51,43 +50,28 @@ another program wrote is not compared.`,
 	return cmd
 }
 
-func oneFile(_ *cobra.Command, args []string) error {
-	if len(args) > 1 {
-		return fmt.Errorf("want one file, got %d", len(args))
-	}
-	return nil
-}
-
 // comparison is the verb's output as JSON.
 type comparison struct {
 	Path        string           `json:"path"`
 	Differences []cdi.Difference `json:"differences"`
-	foreign     []string         // files that another program wrote
 }
 
+// The differences of a file that is not compared.
+const (
+	notThere = "the file does not exist"
+	notOurs  = "not written by this program"
+)
+
 func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) error {
-	if len(args) > 0 { // a file that cannot be compared is reported even without a driver
-		_, why, err := readWritten(args[0])
-		if err != nil {
-			return cli.With(cli.Failure, a.renewHint(args[0]), err)
-		}
-		if why != "" {
-			c := comparison{Path: args[0], Differences: []cdi.Difference{{Where: "spec", What: why}}}
-			if why == notOurs {
-				c.foreign = args
-			}
-			return a.report(c, opts)
-		}
-	}
 	h, err := a.host()
 	if err != nil {
 		return err
 	}
 	g, err := a.generate(ctx, h, *opts.Capabilities)
-	if err != nil {
-		return err
+	if err == nil {
+		err = g.checkDevices(h)
 	}
-	if err := g.checkDevices(h); err != nil {
+	if err != nil {
 		return err
 	}
 	files := g.files(a.ownSpec(), a.CDIKind)
@@ -95,18 +79,20 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 		files = []specFile{expectedFor(files, args[0])}
 	}
 	c := comparison{Path: files[0].path, Differences: []cdi.Difference{}}
+	var paths []string // of the files that differ
+	hint := ""         // there is none for the spec of another program
 	dirs := cdi.Load(a.specDirs(h)...)
 	for _, f := range files {
-		more, err := a.differences(f)
-		if less := f.yielding(dirs); err == nil && len(more) > 0 && less.spec != f.spec {
-			more, err = a.differences(less)
-		}
+		list, err := a.differences(f, dirs)
 		if err != nil {
 			return cli.With(cli.Failure, a.renewHint(f.path), err)
 		}
-		for _, d := range more {
-			if d.What == notOurs {
-				c.foreign = append(c.foreign, f.path)
+		if len(list) > 0 {
+			paths = append(paths, f.path)
+		}
+		for _, d := range list {
+			if d.What != notOurs {
+				hint = a.renewHint(c.Path)
 			}
 			if f.kind != a.CDIKind {
 				d.Where = f.kind + " " + d.Where
@@ -114,29 +100,15 @@ func (a *app) cdiDiff(ctx context.Context, args []string, opts diffOptions) erro
 			c.Differences = append(c.Differences, d)
 		}
 	}
-	return cmp.Or(a.report(c, opts), g.checkComplete())
-}
-
-// report prints the differences. It returns an error if there are any.
-func (a *app) report(c comparison, opts diffOptions) error {
 	if err := opts.print(a.stdout, comparisonView(c)); err != nil {
 		return err
 	}
-	switch n := len(c.Differences); {
-	case n > 0 && n == len(c.foreign):
-		return cli.With(cli.Differs, "", fmt.Errorf("%s: %s", notOurs, strings.Join(c.foreign, ", ")))
-	case n > 0:
-		return cli.With(cli.Differs, a.mendHint(c.Path),
-			fmt.Errorf("%s is not what this host should have: %s", c.Path, plural(n, "difference")))
+	if n := len(c.Differences); n > 0 {
+		return cli.With(cli.Differs, hint,
+			fmt.Errorf("%s is not what this host should have: %s", strings.Join(paths, ", "), plural(n, "difference")))
 	}
-	return nil
+	return g.checkComplete()
 }
-
-// Reasons why a file cannot be compared. There is no advice for another program's spec.
-const (
-	notOurs  = "not written by this program"
-	notThere = "the file does not exist"
-)
 
 // expectedFor is what a file should be: the spec of its kind, or else that of the GPUs, which is the first.
 func expectedFor(files []specFile, path string) specFile {
@@ -150,43 +122,34 @@ func expectedFor(files []specFile, path string) specFile {
 	return f
 }
 
-// readWritten reads a spec file of this program, or returns why it cannot be compared.
-func readWritten(path string) (written *specs.Spec, why string, err error) {
-	written, err = cdi.ReadFile(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, notThere, nil
-	case err != nil:
-		return nil, "", err
-	case !cdi.WrittenHere(written):
-		return nil, notOurs, nil
-	}
-	return written, "", nil
-}
-
 // differences compares a file with what it should be. Only root may be able to change its hooks.
-func (a *app) differences(f specFile) ([]cdi.Difference, error) {
-	written, why, err := readWritten(f.path)
+func (a *app) differences(f specFile, dirs *cdi.SpecDirs) ([]cdi.Difference, error) {
+	written, err := cdi.ReadFile(f.path)
+	missing := errors.Is(err, fs.ErrNotExist)
+	what := ""
 	switch {
+	case missing && f.spec == nil:
+		return nil, nil
+	case missing:
+		what = notThere
 	case err != nil:
 		return nil, err
-	case why == notThere && f.spec == nil:
-		return nil, nil
-	case why != "":
-		return []cdi.Difference{{Where: "spec", What: why}}, nil
+	case !cdi.WrittenHere(written):
+		what = notOurs
 	case f.spec == nil:
-		return []cdi.Difference{{Where: "spec", What: "this host should have none"}}, nil
+		what = "this host should have none"
+	}
+	if what != "" {
+		return []cdi.Difference{{Where: "spec", What: what}}, nil
 	}
 	list := cdi.Diff(written, f.spec)
-	for _, p := range a.unsafeParts(f.path, written) {
+	if len(list) > 0 { // serve leaves out the names that other files of the directory define
+		list = cdi.Diff(written, cdi.Without(f.spec, dirs.Conflicts(f.path, f.spec), cdi.Conflict.LeftToOther))
+	}
+	for _, p := range a.unsafeParts(f.path, written, trust.RootFile) {
 		list = append(list, cdi.Difference(p))
 	}
 	return list, nil
-}
-
-// yielding is the file as serve writes it: without the names that other files of its directory define.
-func (f specFile) yielding(dirs *cdi.SpecDirs) specFile {
-	return specFile{f.path, f.kind, cdi.Without(f.spec, dirs.Conflicts(f.path, f.spec), cdi.Conflict.LeftToOther)}
 }
 
 func comparisonView(c comparison) view {

@@ -21,15 +21,11 @@ import (
 
 // generateOptions are the options of the verb cdi generate.
 type generateOptions struct {
-	// Format is json, yaml or table; empty is json for a spec and table with Explain.
-	Format string
-	// NoHeaders leaves out a table's first line.
-	NoHeaders bool
+	output
+	given func(flag string) bool
 	// Write writes the spec into --cdi-dir, File into a file; otherwise it is printed.
 	Write bool
 	File  string
-	// FileGiven is set by --file, even if File is empty, as with a variable of a script that is not set.
-	FileGiven bool
 	// Explain prints what was searched for in place of the spec.
 	Explain      bool
 	Capabilities *driver.Capabilities
@@ -62,18 +58,19 @@ configured and that the host has is a spec of its own kind: a document of its ow
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts.FileGiven = cmd.Flags().Changed("file")
+			opts.given = cmd.Flags().Changed
+			if opts.Explain && !opts.given("output") {
+				opts.format = "table"
+			}
 			return a.cdiGenerate(cmd.Context(), opts)
 		},
 	}
 	f := cmd.Flags()
-	f.VarP(&choice{&opts.Format, []string{"json", "yaml", "table"}}, "output", "o",
-		"output `format`: json, yaml; with --explain table, json, yaml")
-	f.BoolVar(&opts.NoHeaders, "no-headers", false, "print tables without their first line")
+	opts.addFlags(cmd, "json", "yaml", "table")
 	f.BoolVar(&opts.Write, "write", false, "write the spec into --cdi-dir and print the file's path")
 	f.StringVar(&opts.File, "file", "", "write the spec to a `file`, .json or .yaml, and print its path")
 	f.BoolVar(&opts.Explain, "explain", false,
-		"print what was searched for, and where it was found, instead of the spec")
+		"print what was searched for, and where it was found, instead of the spec; by default as a table")
 	opts.Capabilities = addCapabilities(f)
 	a.addTimeout(cmd)
 	a.addExtras(cmd)
@@ -94,48 +91,43 @@ func fileForFormat(cmd *cobra.Command, err error) error {
 }
 
 func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {
-	format, path, err := a.destination(opts)
+	path, err := a.destination(opts)
 	if err != nil {
 		return err
-	}
-	if path != "" {
-		if err := a.checkHook(); err != nil {
-			return err
-		}
-	}
-	if opts.Write {
-		if err := a.checkSafeDir(optionDir{"cdi-dir", a.CDIDir}); err != nil {
-			return err
-		}
 	}
 	h, err := a.host()
 	if err != nil {
 		return err
 	}
 	if path != "" {
-		if err := a.checkDriverRoot(h); err != nil {
-			return err
-		}
+		err = cmp.Or(a.checkHook(), a.checkDriverRoot(h))
 	}
-	g, err := a.generate(ctx, h, *opts.Capabilities)
-	if opts.Explain && errors.Is(err, nvml.ErrLibraryNotFound) {
-		return cmp.Or(a.printGenerated(&generated{findings: missingLibrary(h)}, opts, format, ""), err)
+	if opts.Write {
+		err = cmp.Or(err, a.checkDir("cdi-dir", a.CDIDir))
 	}
 	if err != nil {
 		return err
 	}
-	if err := g.checkDevices(h); err != nil {
-		if opts.Explain { // the table has the reasons
-			return cmp.Or(a.printGenerated(g, opts, format, ""), err)
-		}
-		return err
+	g, err := a.generate(ctx, h, *opts.Capabilities)
+	switch {
+	case err == nil:
+		err = g.checkDevices(h)
+	case opts.Explain && errors.Is(err, nvml.ErrLibraryNotFound):
+		g = &generated{findings: missingLibrary(h)}
 	}
-	if path != "" {
-		if err := a.write(h, g.files(path, a.CDIKind)); err != nil {
-			return err
-		}
+	if err == nil && path != "" {
+		err = a.write(h, g.files(path, a.CDIKind))
 	}
-	if err := a.printGenerated(g, opts, format, path); err != nil {
+	var printed error
+	switch {
+	case opts.Explain && g != nil: // it has the reasons of an error
+		printed = opts.print(a.stdout, explainView(g.findings))
+	case err == nil && path != "":
+		printed = a.printPaths(g.files(path, a.CDIKind))
+	case err == nil:
+		printed = a.printSpecs(g.files("", a.CDIKind), cdi.Format(opts.format))
+	}
+	if err = cmp.Or(printed, err); err != nil {
 		return err
 	}
 	return g.checkComplete()
@@ -150,14 +142,14 @@ func missingLibrary(h host.Host) []driver.Finding {
 	return findings
 }
 
-// destination checks the options together, and returns the format and the path of the spec.
-func (a *app) destination(opts generateOptions) (format cdi.Format, path string, err error) {
-	path, format = opts.File, cdi.Format(opts.Format)
+// destination checks the options together, and returns the path of the spec's file.
+func (a *app) destination(opts generateOptions) (path string, err error) {
+	path = opts.File
 	if opts.Write {
 		path = a.ownSpec()
 	}
 	switch {
-	case opts.FileGiven && opts.File == "":
+	case opts.given("file") && opts.File == "":
 		err = errors.New("--file is empty")
 	case opts.Write && opts.File != "":
 		err = errors.New("--write and --file exclude each other")
@@ -165,17 +157,15 @@ func (a *app) destination(opts generateOptions) (format cdi.Format, path string,
 		err = errors.New("--file is for one spec, and each extra has its own; " +
 			"use --write, with --cdi-dir for the directory")
 	case opts.Explain:
-	case opts.Format == "table":
+	case opts.format == "table":
 		err = errors.New("--output table needs --explain")
-	case path != "" && opts.Format != "":
+	case path != "" && opts.given("output"):
 		err = errors.New("--output is for what is printed; the format of a spec file is that of its extension")
-	case format == "":
-		format = cdi.JSON
 	}
 	if err == nil && path != "" {
 		_, err = cdi.FormatOf(path)
 	}
-	return format, path, cli.With(cli.Usage, "see gpu-cdi-plugin cdi generate --help", err)
+	return path, cli.With(cli.Usage, "see gpu-cdi-plugin cdi generate --help", err)
 }
 
 const hintSpecDir = "name a directory that can be made or written to, with --cdi-dir or --file"
@@ -224,24 +214,19 @@ func (a *app) writeFile(f specFile) error {
 	return nil
 }
 
-func (a *app) printGenerated(g *generated, opts generateOptions, format cdi.Format, path string) error {
-	switch {
-	case opts.Explain:
-		out := output{format: opts.Format, noHeaders: opts.NoHeaders}
-		return out.print(a.stdout, explainView(g.findings))
-	case path != "":
-		for _, f := range g.files(path, a.CDIKind) {
-			if f.spec == nil {
-				continue
-			}
-			if _, err := fmt.Fprintln(a.stdout, f.path); err != nil {
-				return fmt.Errorf("print the path %s: %w", f.path, err)
-			}
+func (a *app) printPaths(files []specFile) error {
+	v := view{}
+	for _, f := range files {
+		if f.spec != nil {
+			v.names = append(v.names, f.path)
 		}
-		return nil
 	}
+	return (&output{format: "name"}).print(a.stdout, v)
+}
+
+func (a *app) printSpecs(files []specFile, format cdi.Format) error {
 	var all []byte
-	for _, f := range g.files("", a.CDIKind) {
+	for _, f := range files {
 		if f.spec == nil {
 			continue
 		}

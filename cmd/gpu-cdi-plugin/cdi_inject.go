@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -9,6 +10,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/trust"
 )
 
 func (a *app) injectCommand() *cobra.Command {
@@ -47,8 +49,12 @@ func (a *app) cdiInject(bundle string, names []string) error {
 		return err
 	}
 	names = a.qualified(names)
-	if err := a.checkSpecs(cdi.Load(a.specDirs(h)...).FilesOf(names)); err != nil {
-		return err
+	for _, f := range cdi.Load(a.specDirs(h)...).FilesOf(names) {
+		// The runtime of the bundle runs the hooks with the rights of its caller, who may own them.
+		for _, p := range a.unsafeParts(f.Path, f.Spec, trust.File) {
+			return cli.With(cli.Failure, hintUnsafe,
+				fmt.Errorf("devices of %s are not put into the bundle: %v", f.Path, p))
+		}
 	}
 	changed, err := cdi.Inject(bundle, names, a.specDirs(h)...)
 	if errors.Is(err, cdi.ErrNoConfig) {

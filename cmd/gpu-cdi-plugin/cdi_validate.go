@@ -4,15 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"slices"
+	"sync"
 
 	"github.com/spf13/cobra"
-	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/trust"
 )
 
 func (a *app) validateCommand() *cobra.Command {
@@ -52,87 +51,63 @@ type verdict struct {
 }
 
 func (a *app) cdiValidate(ctx context.Context, files []string, out output) error {
+	hint := "gpu-cdi-plugin cdi list shows the spec files that there are"
 	if len(files) == 0 {
 		files = append([]string{a.ownSpec()}, a.extraFiles()...)
+		hint = a.renewHint(a.ownSpec())
 	}
-	stale, err := a.staleDevices(ctx, files)
-	if err != nil {
-		return err
-	}
-	verdicts, unread := a.validateFiles(files, stale)
-	if len(verdicts) > 0 {
-		if err := out.print(a.stdout, verdictsView(verdicts)); err != nil {
-			return err
-		}
-	}
-	if errors.Is(unread, fs.ErrNotExist) && slices.Equal(files, []string{a.ownSpec()}) {
-		return cli.With(cli.Failure, a.renewHint(a.ownSpec()), unread)
-	}
-	if unread != nil {
-		return cli.With(cli.Failure, "gpu-cdi-plugin cdi list shows the spec files that there are", unread)
-	}
-	return a.invalid(verdicts)
-}
-
-// validateFiles checks each file. The error is about those that cannot be read.
-func (a *app) validateFiles(files []string, stale map[string][]cdi.Problem) (verdicts []verdict, unread error) {
+	devices := sync.OnceValue(func() *gpu.Snapshot { return a.knownDevices(ctx) })
+	var verdicts []verdict
+	var unread error
+	var hintInvalid string
+	invalid := 0
 	for _, file := range files {
 		problems, err := cdi.ValidateFile(file)
 		if err != nil {
 			unread = errors.Join(unread, err)
 			continue
 		}
-		problems = append(append([]cdi.Problem{}, problems...), stale[file]...)
-		if spec, err := cdi.ReadFile(file); err == nil {
-			problems = append(problems, a.unsafeParts(file, spec)...)
+		spec, err := cdi.ReadFile(file) // a file that cannot be parsed has that problem
+		if err == nil {
+			problems = append(problems, a.unsafeParts(file, spec, trust.RootFile)...)
 		}
-		verdicts = append(verdicts, verdict{file, len(problems) == 0, problems})
-	}
-	return verdicts, unread
-}
-
-// invalid returns an error if some of the files are not valid.
-func (a *app) invalid(verdicts []verdict) error {
-	var bad []string
-	for _, v := range verdicts {
-		if !v.Valid {
-			bad = append(bad, v.Path)
+		if err == nil && cdi.NamesGPUs(spec) && devices() != nil {
+			problems = append(problems, cdi.ValidateDevices(spec, devices())...)
 		}
-	}
-	if len(bad) == 0 {
-		return nil
-	}
-	hint := a.mendHint(bad[0])
-	if spec, err := cdi.ReadFile(bad[0]); err == nil && !cdi.WrittenHere(spec) {
-		hint = bad[0] + " was " + notOurs
-	}
-	return cli.With(cli.Differs, hint,
-		fmt.Errorf("not valid on this host: %d of %s", len(bad), plural(len(verdicts), "spec file")))
-}
-
-// staleDevices returns the problems of devices that the driver does not have, by file. It reads the devices only if a
-// file names some by UUID. Files that cannot be read are left to validateFiles.
-func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cdi.Problem, error) {
-	named := map[string]*specs.Spec{}
-	for _, file := range files {
-		if spec, err := cdi.ReadFile(file); err == nil && cdi.NamesGPUs(spec) {
-			named[file] = spec
+		if len(problems) > 0 {
+			if invalid++; invalid == 1 && (err != nil || cdi.WrittenHere(spec)) {
+				hintInvalid = a.renewHint(file)
+			}
 		}
+		verdicts = append(verdicts, verdict{file, len(problems) == 0, append([]cdi.Problem{}, problems...)})
 	}
-	stale := map[string][]cdi.Problem{}
-	if len(named) == 0 {
-		return stale, nil
-	}
-	h, err := a.host()
-	if err != nil {
-		return nil, err
-	}
-	s, err := a.readDevices(ctx, h)
 	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		return context.Cause(ctx)
+	}
+	if len(verdicts) > 0 {
+		if err := out.print(a.stdout, verdictsView(verdicts)); err != nil {
+			return err
+		}
+	}
+	switch {
+	case unread != nil:
+		return cli.With(cli.Failure, hint, unread)
+	case invalid > 0:
+		return cli.With(cli.Differs, hintInvalid,
+			fmt.Errorf("not valid on this host: %d of %s", invalid, plural(len(verdicts), "spec file")))
+	}
+	return nil
+}
+
+// knownDevices reads the devices of the driver. If that is impossible it returns nil and logs a warning.
+func (a *app) knownDevices(ctx context.Context) *gpu.Snapshot {
+	h, err := a.host()
+	var s *gpu.Snapshot
+	if err == nil {
+		s, err = a.readDevices(ctx, h)
 	}
 	if errors.Is(err, errNoGPU) {
-		s, err = &gpu.Snapshot{}, nil
+		return &gpu.Snapshot{}
 	}
 	if err != nil {
 		why := oneLine(err)
@@ -140,12 +115,9 @@ func (a *app) staleDevices(ctx context.Context, files []string) (map[string][]cd
 			why += "; " + hint
 		}
 		a.log.Warn("the devices of the specs are not checked: " + why)
-		return stale, nil
+		return nil
 	}
-	for file, spec := range named {
-		stale[file] = cdi.ValidateDevices(spec, s)
-	}
-	return stale, nil
+	return s
 }
 
 func verdictsView(verdicts []verdict) view {

@@ -48,7 +48,7 @@ func (a *app) cdiWatch(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	d.admit = func(fresh *app) error { return fresh.checkSafeDir(optionDir{"cdi-dir", fresh.CDIDir}) }
+	d.admit = func(fresh *app) error { return fresh.checkDir("cdi-dir", fresh.CDIDir) }
 	d.ready = func() error { return checkSpec(d.node.State()) }
 	d.summary = func() []string { return []string{countOffered(d.node.State()) + " in " + a.ownSpec()} }
 	return d.run(cmd)

@@ -13,6 +13,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/metrics"
 	"gpu-cdi-plugin/mps"
 	"gpu-cdi-plugin/node"
@@ -26,6 +27,7 @@ import (
 // wraps or joins several. An error without a row ends with status 1 and no hint.
 var errorTable = []cli.ErrorRow{
 	// 1: an error
+	cli.Sentinel(trust.ErrUnsafe, cli.Failure, hintUnsafe),
 	cli.Typed(func(e *node.TakenError) (cli.Code, string) {
 		hint := hintConflict(e.Conflicts[0])
 		if e.Path != "" {

@@ -27,7 +27,7 @@ func (o *output) addFlags(cmd *cobra.Command, formats ...string) {
 	o.format = formats[0]
 	f := cmd.Flags()
 	f.VarP(&choice{&o.format, formats}, "output", "o", "output `format`: "+strings.Join(formats, ", "))
-	if formats[0] == "table" {
+	if slices.Contains(formats, "table") {
 		f.BoolVar(&o.noHeaders, "no-headers", false, "print tables without their first line")
 	}
 }

@@ -12,41 +12,35 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 )
 
-// optionDir is a directory that a daemon writes to, and the option that names it.
-type optionDir struct{ option, path string }
-
 // checkDirs returns an error if users other than root can change one of the directories that serve writes to, or if one
 // of its own directories cannot be written to. A full disk is only logged, since containers can start with what is on
 // it already.
 func (a *app) checkDirs(log *slog.Logger) error {
-	own := []optionDir{{"state-dir", a.descriptorDir()}}
-	if len(a.plugin.Sharing.MPS.Resources) > 0 {
-		own = append(own, optionDir{"runtime-dir", a.mpsDir()})
-	}
-	// MPS may come with a reload of the configuration.
-	all := []optionDir{
-		{"device-plugin-dir", a.plugin.DevicePluginDir}, {"state-dir", a.descriptorDir()}, {"runtime-dir", a.mpsDir()},
-	}
-	if a.servedSpec() != "" {
-		all = append(all, optionDir{"cdi-dir", a.CDIDir})
-	}
-	if a.plugin.Registration == config.RegisterWatcher {
-		all = append(all, optionDir{"plugins-registry-dir", a.plugin.PluginsRegistryDir})
-	}
 	var errs []error
-	for _, d := range all {
-		errs = append(errs, a.checkSafeDir(d))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	for _, d := range own {
-		errs = append(errs, checkDir(d.option, d.path, log))
+	for _, d := range []struct {
+		option, path string
+		used, own    bool
+	}{
+		{"device-plugin-dir", a.plugin.DevicePluginDir, true, false},
+		{"state-dir", a.descriptorDir(), true, true},
+		// MPS may come with a reload of the configuration.
+		{"runtime-dir", a.mpsDir(), true, len(a.plugin.Sharing.MPS.Resources) > 0},
+		{"cdi-dir", a.CDIDir, a.servedSpec() != "", false},
+		{"plugins-registry-dir", a.plugin.PluginsRegistryDir, a.plugin.Registration == config.RegisterWatcher, false},
+	} {
+		if !d.used {
+			continue
+		}
+		err := a.checkDir(d.option, d.path)
+		if err == nil && d.own {
+			err = checkWritable(d.option, d.path, log)
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-func checkDir(option, dir string, log *slog.Logger) error {
+func checkWritable(option, dir string, log *slog.Logger) error {
 	err := atomicfile.Check(dir)
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):

@@ -16,7 +16,11 @@ import (
 	"gpu-cdi-plugin/mps"
 )
 
-const hintInsecure = "; --insecure-paths allows it, for work from a source tree"
+const (
+	hintInsecure = "; --insecure-paths allows it, for work from a source tree"
+	hintUnsafe   = "give it and the directories above it to root (chown root:root, chmod go-w), or name another" +
+		hintInsecure
+)
 
 // check applies a check of the package trust to a path. With --insecure-paths a path that others can change is not an
 // error; it is logged once.
@@ -57,18 +61,21 @@ func (a *app) checkHook() error {
 // checkLibrary returns an error unless only root can change the driver's library: it is loaded into this process.
 func (a *app) checkLibrary(path string) error {
 	if err := a.check(trust.File, path); err != nil {
-		hint := "give the library and the directories above it to root (chown root:root, chmod go-w), " +
-			"or name another with --driver-root or --nvml-library" + hintInsecure
-		return cli.With(cli.Failure, hint, fmt.Errorf("the driver's library %s is not loaded: %w", path, err))
+		return fmt.Errorf("the driver's library %s is not loaded: %w", path, err)
 	}
 	return nil
 }
 
 // checkDriverRoot returns an error if others can change what is below the driver's root: containers get its files.
 func (a *app) checkDriverRoot(h host.Host) error {
-	if err := a.check(trust.Dir, h.DriverRoot()); errors.Is(err, trust.ErrUnsafe) {
-		hint := "give it and the directories above it to root (chown root:root, chmod go-w)" + hintInsecure
-		return cli.With(cli.Failure, hint, fmt.Errorf("the driver's root %s is not used: %w", h.DriverRoot(), err))
+	return a.checkDir("the driver's root", h.DriverRoot())
+}
+
+// checkDir returns an error if others can change what is in a directory, or put another in its place. Whether it exists
+// and can be written to is checked elsewhere.
+func (a *app) checkDir(name, path string) error {
+	if err := a.check(trust.Dir, path); errors.Is(err, trust.ErrUnsafe) {
+		return fmt.Errorf("%s %s is not used: %w", name, path, err)
 	}
 	return nil
 }
@@ -89,65 +96,26 @@ func (a *app) checkMPS(p mps.Program) error {
 	}
 	for _, file := range files {
 		if err := a.check(trust.File, file); err != nil {
-			hint := "give the driver's files and the directories above them to root (chown root:root, chmod go-w)" +
-				hintInsecure
-			return cli.With(cli.Failure, hint, fmt.Errorf("%s is not run for MPS: %w", file, err))
+			return fmt.Errorf("%s is not run for MPS: %w", file, err)
 		}
 	}
 	return nil
 }
 
-// checkSafeDir returns an error if others can change what is in a directory, or put another in its place.
-func (a *app) checkSafeDir(d optionDir) error {
-	err := a.check(trust.Dir, d.path)
-	if !errors.Is(err, trust.ErrUnsafe) {
-		return nil // whether it can be written to is checked elsewhere
-	}
-	hint := "name a directory that only root can write to, with --" + d.option + hintInsecure
-	return cli.With(cli.Failure, hint, fmt.Errorf("%s %s is not used: %w", d.option, d.path, err))
-}
-
-// mendHint is what to do about a spec file with problems. A hook that others can change is first, since without it no
-// new spec is written.
-func (a *app) mendHint(path string) string {
-	if err := a.checkHook(); errors.Is(err, trust.ErrUnsafe) {
-		return cli.HintOf(err)
-	}
-	return a.renewHint(path)
-}
-
-// unsafeParts are the problems of a spec file that others can change, and of its hooks that others than root can
-// change, unless --insecure-paths allows it.
-func (a *app) unsafeParts(file string, spec *specs.Spec) []cdi.Problem {
+// unsafeParts are the problems of a spec file that others can change, and of its hooks that are not trusted. A hook that
+// does not exist is none of them.
+func (a *app) unsafeParts(file string, spec *specs.Spec, trustedHook func(path string) error) []cdi.Problem {
 	var problems []cdi.Problem
 	if err := a.check(trust.File, file); errors.Is(err, trust.ErrUnsafe) {
 		problems = append(problems, cdi.Problem{Where: "spec", What: fmt.Sprintf("its hooks run as root, and %v", err)})
 	}
 	for _, path := range hookPaths(spec) {
-		err := a.check(trust.RootFile, path)
-		if !errors.Is(err, trust.ErrUnsafe) {
-			continue // a hook that does not exist is found by cdi.Validate
+		if err := a.check(trustedHook, path); errors.Is(err, trust.ErrUnsafe) {
+			what := fmt.Sprintf("engines run it as root, and %v", err)
+			problems = append(problems, cdi.Problem{Where: "hook " + path, What: what})
 		}
-		what := fmt.Sprintf("engines run it as root, and %v", err)
-		problems = append(problems, cdi.Problem{Where: "hook " + path, What: what})
 	}
 	return problems
-}
-
-// checkSpecs returns an error if others can change a spec or one of its hooks: the runtime of the bundle runs the hooks
-// with the rights of its caller.
-func (a *app) checkSpecs(files []*cdi.SpecFile) error {
-	for _, f := range files {
-		for _, path := range append([]string{f.Path}, hookPaths(f.Spec)...) {
-			err := a.check(trust.File, path)
-			if errors.Is(err, trust.ErrUnsafe) {
-				hint := "give it and the directories above it to root (chown root:root, chmod go-w)" + hintInsecure
-				return cli.With(cli.Failure, hint,
-					fmt.Errorf("devices of %s are not put into the bundle: %s: %w", f.Path, path, err))
-			}
-		}
-	}
-	return nil
 }
 
 // hookPaths are the paths of the hooks of a spec, each once.
