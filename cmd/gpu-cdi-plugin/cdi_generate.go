@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
@@ -55,8 +54,6 @@ configured and that the host has is a spec of its own kind: a document of its ow
   gpu-cdi-plugin cdi generate --explain`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.NoDriver, cli.NoGPU,
 			cli.Interrupted),
-		Args:              noArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts.given = cmd.Flags().Changed
 			if opts.Explain && !opts.given("output") {
@@ -74,20 +71,10 @@ configured and that the host has is a spec of its own kind: a document of its ow
 	opts.Capabilities = addCapabilities(f)
 	a.addTimeout(cmd)
 	a.addExtras(cmd)
-	cmd.SetFlagErrorFunc(fileForFormat)
 	_ = cmd.MarkFlagFilename("file", "json", "yaml")
 	_ = cmd.RegisterFlagCompletionFunc("capabilities",
 		cobra.FixedCompletions(driver.CapabilityNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
-}
-
-// fileForFormat gives a hint where --output names a file, as it does in other generators.
-func fileForFormat(cmd *cobra.Command, err error) error {
-	plain := cli.FlagError(cmd, err)
-	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok && e.GetFlag().Name == "output" {
-		return cli.With(cli.Usage, "to write the spec to a file, use --write or --file FILE", plain)
-	}
-	return plain
 }
 
 func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"strings"
+
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/cdi"
@@ -20,10 +22,8 @@ another file of the same directory does: then engines offer neither. A file that
 with its error.`,
 		Example: `  gpu-cdi-plugin cdi list
   gpu-cdi-plugin cdi list -o name`,
-		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial),
-		Args:              noArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(*cobra.Command, []string) error { return a.cdiList(out) },
+		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial),
+		RunE:        func(*cobra.Command, []string) error { return a.cdiList(out) },
 	}
 	out.addFlags(cmd, "table", "wide", "json", "yaml", "name")
 	return cmd
@@ -54,17 +54,17 @@ func catalogueError(c *cdi.SpecDirs) error {
 			lost[d.Name] = true
 		}
 	}
-	const hint = "repair or remove the files that the list names"
-	switch {
-	case unread > 0 && len(lost) > 0:
-		return partly(hint, "%s cannot be read, and %s defined twice",
-			plural(unread, "file"), plural(len(lost), "device"))
-	case unread > 0:
-		return partly(hint, "%s cannot be read", plural(unread, "file"))
-	case len(lost) > 0:
-		return partly(hint, "%s defined twice, so engines do not offer them", plural(len(lost), "device"))
+	var problems []string
+	if unread > 0 {
+		problems = append(problems, plural(unread, "file")+" cannot be read")
 	}
-	return nil
+	if len(lost) > 0 {
+		problems = append(problems, plural(len(lost), "device")+" defined twice, so engines do not offer them")
+	}
+	if problems == nil {
+		return nil
+	}
+	return partly("repair or remove the files that the list names", "%s", strings.Join(problems, "; "))
 }
 
 func catalogueView(c *cdi.SpecDirs) view {

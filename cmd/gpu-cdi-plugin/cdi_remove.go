@@ -23,9 +23,7 @@ another kind, and no file of an extra that another program wrote. If there is no
 nothing.`,
 		Example: `  gpu-cdi-plugin cdi remove
   gpu-cdi-plugin cdi remove -o json`,
-		Args:              noArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(*cobra.Command, []string) error { return a.cdiRemove(out) },
+		RunE: func(*cobra.Command, []string) error { return a.cdiRemove(out) },
 	}
 	out.addFlags(cmd, "name", "json", "yaml")
 	return cmd

@@ -27,7 +27,8 @@ that exist.`,
 		Example: `  gpu-cdi-plugin cdi validate
   gpu-cdi-plugin cdi validate /etc/cdi/*.yaml -o json`,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Differs),
-		ValidArgsFunction: completeSpecFiles,
+		Args:              cobra.ArbitraryArgs,
+		ValidArgsFunction: completeFiles("json", "yaml"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.cdiValidate(cmd.Context(), args, out)
 		},
@@ -36,11 +37,6 @@ that exist.`,
 	a.addExtras(cmd)
 	a.addTimeout(cmd)
 	return cmd
-}
-
-// completeSpecFiles completes the names of spec files.
-func completeSpecFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return []string{"json", "yaml"}, cobra.ShellCompDirectiveFilterFileExt
 }
 
 // verdict is the result for one file.

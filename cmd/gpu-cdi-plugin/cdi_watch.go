@@ -27,8 +27,6 @@ spec.`,
   gpu-cdi-plugin cdi watch --fail-on-init-error=false --listen 127.0.0.1:9400`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.NoDriver, cli.Locked,
 			cli.Interrupted),
-		Args:              noArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
 		PersistentPreRunE: a.startDaemon,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return a.cdiWatch(cmd) },
 	}

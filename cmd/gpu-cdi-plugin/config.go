@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -15,11 +17,8 @@ import (
 	"gpu-cdi-plugin/internal/near"
 )
 
-// The sources of a value, besides the names of the configuration file and of environment variables.
-const (
-	fromDefault = "default"
-	fromFlag    = "flag"
-)
+// fromFlag is the source of a value besides the configuration file and environment variables.
+const fromFlag = "flag"
 
 // addOptions adds a flag for each option of a part of the configuration.
 func addOptions(f *pflag.FlagSet, part any) {
@@ -132,7 +131,7 @@ func (a *app) warnUnknownEnv(flags *pflag.FlagSet) {
 		delete(unknown, envName(f.Name))
 		known = append(known, envName(f.Name))
 	})
-	for _, name := range sortedKeys(unknown) {
+	for _, name := range slices.Sorted(maps.Keys(unknown)) {
 		a.log.Warn("the environment variable " + name + " is ignored, since no option has this name" +
 			near.Question(name, known))
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -37,9 +36,7 @@ func (a *app) configDefaultCommand() *cobra.Command {
 		Long:  `Prints a configuration file with all keys and their defaults; in YAML, a comment explains each key.`,
 		Example: `  gpu-cdi-plugin config default > config.yaml
   gpu-cdi-plugin config view --config config.yaml`,
-		Args:              noArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(*cobra.Command, []string) error { return a.configDefault(out) },
+		RunE: func(*cobra.Command, []string) error { return a.configDefault(out) },
 	}
 	out.addFlags(cmd, "yaml", "json")
 	return cmd
@@ -71,9 +68,7 @@ each value.
 The flags of serve are accepted too: config view with the arguments of serve shows the configuration of serve.`,
 		Example: `  gpu-cdi-plugin config view --config config.yaml
   GPU_CDI_MIG_STRATEGY=mixed gpu-cdi-plugin config view -o table`,
-		Args:              noArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(*cobra.Command, []string) error { return a.configView(out) },
+		RunE: func(*cobra.Command, []string) error { return a.configView(out) },
 	}
 	out.addFlags(cmd, "yaml", "json", "table")
 	cmd.Flags().AddFlagSet(a.pluginFlags)
@@ -103,34 +98,15 @@ func (a *app) addRows(t *table, prefix string, n *yaml.Node) error {
 			}
 			continue
 		}
-		text, err := cell(value)
+		value.Style = yaml.FlowStyle
+		text, err := yaml.Marshal(value)
 		if err != nil {
 			return err
 		}
-		t.rows = append(t.rows, []string{path, orDash(text), a.source(path)})
+		key, _, _ := strings.Cut(path, ".")
+		t.rows = append(t.rows, []string{path, strings.TrimSpace(string(text)), cmp.Or(a.sources[key], "default")})
 	}
 	return nil
-}
-
-func (a *app) source(path string) string {
-	key, _, _ := strings.Cut(path, ".")
-	return cmp.Or(a.sources[key], fromDefault)
-}
-
-// cell formats a value for a table: text as it is, a list as JSON.
-func cell(n *yaml.Node) (string, error) {
-	if n.Kind == yaml.ScalarNode {
-		return n.Value, nil
-	}
-	if len(n.Content) == 0 {
-		return "", nil
-	}
-	var v any
-	if err := n.Decode(&v); err != nil {
-		return "", err
-	}
-	text, err := json.Marshal(v)
-	return string(text), err
 }
 
 func (a *app) configValidateCommand() *cobra.Command {
@@ -146,7 +122,7 @@ With -o json or yaml the result is printed for invalid configurations too, with 
   gpu-cdi-plugin config validate config.yaml -o json | jq -r '.problems[]'
   gpu-cdi-plugin config validate --config /etc/gpu-cdi-plugin/config.yaml --mig-strategy mixed`,
 		Args:              a.takeFile,
-		ValidArgsFunction: completeConfigFile,
+		ValidArgsFunction: completeFiles("yaml", "yml", "json"),
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			err := a.start(cmd)
 			if err != nil && out.format != "text" {
@@ -175,13 +151,6 @@ func (a *app) configResultView(problems []string) view {
 		text = a.configFile + ": " + text
 	}
 	return view{data: configResult{a.configFile, len(problems) == 0, problems}, table: table{rows: [][]string{{text}}}}
-}
-
-func completeConfigFile(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return []string{"yaml", "yml", "json"}, cobra.ShellCompDirectiveFilterFileExt
 }
 
 // takeFile sets --config to the argument of validate. It runs before the options are resolved, so that the file is

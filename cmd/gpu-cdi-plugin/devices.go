@@ -24,9 +24,7 @@ func (a *app) devicesCommand() *cobra.Command {
   gpu-cdi-plugin devices --driver-root /run/nvidia/driver`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.NoDriver, cli.NoGPU,
 			cli.Interrupted),
-		Args:              noArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return a.devices(cmd.Context(), out) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.devices(cmd.Context(), out) },
 	}
 	out.addFlags(cmd, "table", "wide", "json", "yaml", "name")
 	a.addTimeout(cmd)

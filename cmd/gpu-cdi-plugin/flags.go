@@ -34,8 +34,20 @@ func (c *choice) Set(s string) error {
 	return nil
 }
 
-// completeFlags adds shell completion for the values and the directories of the flags of cmd and of the verbs below it.
-func completeFlags(cmd *cobra.Command) {
+// completeFiles completes the names of files with these extensions.
+func completeFiles(extensions ...string) cobra.CompletionFunc {
+	return cobra.FixedCompletions(extensions, cobra.ShellCompDirectiveFilterFileExt)
+}
+
+// complete gives cmd and the verbs below it what most of them have: no arguments, and shell completion for the values
+// and the directories of flags.
+func complete(cmd *cobra.Command) {
+	if cmd.Args == nil {
+		cmd.Args = noArgs
+	}
+	if cmd.ValidArgsFunction == nil {
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	}
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		word, _ := pflag.UnquoteUsage(f)
 		v, ok := f.Value.(interface{ Values() []string })
@@ -49,6 +61,6 @@ func completeFlags(cmd *cobra.Command) {
 		}
 	})
 	for _, verb := range cmd.Commands() {
-		completeFlags(verb)
+		complete(verb)
 	}
 }

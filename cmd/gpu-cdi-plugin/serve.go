@@ -58,8 +58,6 @@ devices can be given to containers unless the GPUs themselves are at fault.`,
   gpu-cdi-plugin serve --mig-strategy mixed --strategy cdi-cri,device-specs`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.NoDriver, cli.Locked, cli.Unreachable,
 			cli.Interrupted),
-		Args:              noArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
 		PersistentPreRunE: a.startDaemon,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return a.serve(cmd) },
 	}

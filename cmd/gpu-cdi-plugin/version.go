@@ -27,8 +27,6 @@ func (a *app) versionCommand() *cobra.Command {
 		Long:  "Prints the version of this program, the revision of its source, and the version of Go that built it.",
 		Example: `  gpu-cdi-plugin version
   gpu-cdi-plugin version -o json`,
-		Args:              noArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(*cobra.Command, []string) error {
 			return out.print(a.stdout, versionView(thisBuild()))
 		},

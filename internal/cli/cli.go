@@ -129,7 +129,14 @@ func UnknownVerb(cmd *cobra.Command, args []string) error {
 // are allowed.
 func FlagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
-		return fmt.Errorf("--%s: %w", e.GetFlag().Name, ValueError(e.GetFlag(), e.GetValue(), e.Unwrap()))
+		name := e.GetFlag().Name
+		switch e.GetFlag().Value.Type() { // pflag's own errors name functions of Go
+		case "int":
+			return fmt.Errorf("--%s: want a whole number, got %q", name, e.GetValue())
+		case "bool":
+			return fmt.Errorf("--%s: want true or false, got %q", name, e.GetValue())
+		}
+		return fmt.Errorf("--%s: %w", name, e.Unwrap())
 	}
 	if e, ok := errors.AsType[*pflag.NotExistError](err); ok && e.GetSpecifiedShortnames() == "" {
 		var names []string
@@ -141,18 +148,6 @@ func FlagError(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w%s", err, near.Question("--"+e.GetSpecifiedName(), names))
 	}
 	return err
-}
-
-// ValueError is the error about a value that a flag refused with err.
-func ValueError(f *pflag.Flag, value string, err error) error {
-	switch f.Value.Type() {
-	case "int":
-		return fmt.Errorf("want a whole number, got %q", value)
-	case "bool":
-		return fmt.Errorf("want true or false, got %q", value)
-	default:
-		return err
-	}
 }
 
 // Report prints an error with its hint, as text or as one line of JSON.

@@ -1,7 +1,7 @@
 // Package yamlfile decodes YAML files strictly and reports all problems at once, each with its line.
 //
 // Unknown keys, duplicate keys and values of the wrong type are problems. A list of texts or numbers can be written as
-// "a,b" too. A key without a value (null) is as good as absent.
+// "a,b" too. A key without a value (null) is as good as absent. Merge keys (<<) are unknown.
 package yamlfile
 
 import (
@@ -22,34 +22,8 @@ import (
 	"gpu-cdi-plugin/internal/near"
 )
 
-// Problem is a key that cannot be decoded.
-type Problem struct {
-	// Line is the line in the file.
-	Line int
-	// Path is the key, such as "rules[0].name"; it is empty if the key itself is wrong.
-	Path string
-	// Text describes the problem.
-	Text string
-}
-
-// DecodeErrors are all problems of a document.
-type DecodeErrors []Problem
-
-// Error has a line for each problem.
-func (p DecodeErrors) Error() string {
-	var lines []string
-	for _, problem := range p {
-		text := problem.Text
-		if problem.Path != "" {
-			text = problem.Path + ": " + text
-		}
-		lines = append(lines, fmt.Sprintf("line %d: %s", problem.Line, text))
-	}
-	return strings.Join(lines, "\n")
-}
-
 // Decode decodes a YAML document into the struct that into points to, and returns the document too; its Kind is 0 if
-// the data is empty. If the error is DecodeErrors, into has the other values.
+// the data is empty. The error has all problems.
 func Decode(data []byte, into any) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	document := &yaml.Node{}
@@ -67,7 +41,7 @@ func Decode(data []byte, into any) (*yaml.Node, error) {
 	typeErr, isType := errors.AsType[*yaml.TypeError](err)
 	switch {
 	case len(c.problems) > 0:
-		return document, c.problems
+		return document, errors.Join(c.problems...)
 	case isType:
 		return document, Plain(typeErr)
 	}
@@ -91,15 +65,16 @@ func Plain(err *yaml.TypeError) error {
 
 // checker compares a document with the type that it is decoded into.
 type checker struct {
-	problems DecodeErrors
-	merges   int
+	problems []error
 }
 
-// maxMerges bounds the merge keys that are followed: a document can refer to itself.
-const maxMerges = 100
-
+// problem records a problem of the key at path, or of a key itself if path is empty.
 func (c *checker) problem(n *yaml.Node, path, format string, args ...any) {
-	c.problems = append(c.problems, Problem{Line: n.Line, Path: path, Text: fmt.Sprintf(format, args...)})
+	text := fmt.Sprintf(format, args...)
+	if path != "" {
+		text = path + ": " + text
+	}
+	c.problems = append(c.problems, fmt.Errorf("line %d: %s", n.Line, text))
 }
 
 // value checks a node that is decoded into a value of type t.
@@ -137,8 +112,6 @@ func (c *checker) object(path string, n *yaml.Node, t reflect.Type) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
 		switch field, ok := known[key.Value]; {
-		case key.ShortTag() == "!!merge":
-			c.merge(path, value, t)
 		case seen[key.Value]:
 			c.problem(key, "", "duplicate key %s", join(path, key.Value))
 		case !ok:
@@ -153,23 +126,6 @@ func (c *checker) object(path string, n *yaml.Node, t reflect.Type) {
 		}
 	}
 	n.Content = withValue
-}
-
-// merge checks the value of a merge key: an object, or a list of them.
-func (c *checker) merge(path string, n *yaml.Node, t reflect.Type) {
-	if n.Kind == yaml.AliasNode {
-		n = n.Alias
-	}
-	if c.merges++; c.merges > maxMerges {
-		return // the decoder refuses a document that contains itself
-	}
-	if n.Kind == yaml.SequenceNode {
-		for _, item := range n.Content {
-			c.merge(path, item, t)
-		}
-		return
-	}
-	c.value(path, n, t)
 }
 
 func (c *checker) table(path string, n *yaml.Node, t reflect.Type) {

@@ -49,7 +49,6 @@ func TestDecode(t *testing.T) {
 			file{Matrix: [][]int{{1, 2}, {3, 4}}, Rules: []rule{{To: []string{"x"}, N: 1}}},
 		},
 		"a list by an alias": {"name: &a x,y\nnames: *a\n", file{Name: "x,y", Names: []string{"x", "y"}}},
-		"a merge key":        {"deep: {<<: {to: a}, n: 3}\n", file{Below: Below{rule{[]string{"a"}, 3}}}},
 		"a number as text":   {"name: 5\n", file{Name: "5"}},
 		"a whole number":     {"count: 64.0\npick: 2\n", file{Count: 64, Pick: &two}},
 		"tables": {
@@ -122,7 +121,7 @@ func TestDecodeReportsAllProblems(t *testing.T) {
 				`line 3: deep: want keys and values, got "4"`,
 			},
 		},
-		"a merge key": {"deep: {<<: {nn: 3}}\n", []string{"line 1: unknown key deep.nn"}},
+		"a merge key": {"deep: {<<: {n: 3}}\n", []string{"line 1: unknown key deep.<<"}},
 		"what is long": {
 			"count: " + strings.Repeat("x", 100) + "\n",
 			[]string{`line 1: count: want a whole number, got "` + strings.Repeat("x", 40) + `..."`},
@@ -138,16 +137,6 @@ func TestDecodeReportsAllProblems(t *testing.T) {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
-	}
-}
-
-func TestDecodeReturnsTheRestBesideProblems(t *testing.T) {
-	var got file
-	if _, err := Decode([]byte("name: a\nnames: x,y\ncount: no\nother: 1\n"), &got); err == nil {
-		t.Fatal("no error")
-	}
-	if diff := cmp.Diff(file{Name: "a", Names: []string{"x", "y"}}, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 
