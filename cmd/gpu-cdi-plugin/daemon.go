@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"os/signal"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -120,7 +121,7 @@ const gcPercent = 25
 // run reconciles the node, and runs the actors beside that, until a signal. Where the driver or the configuration was
 // replaced it starts the program again.
 func (d *daemon) run(cmd *cobra.Command, actors ...actor) error {
-	defer d.app.hangups.stop()
+	defer signal.Stop(d.app.hangups)
 	endOpening := openInBackground(cmd.Context(), d.session)
 	err := d.admit(d.app)
 	if err == nil {
@@ -160,7 +161,7 @@ func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
 		// What is in use from now on is 2 MB, so that collecting earlier takes no noticeable time. Now it would delay the
 		// registration by 1 ms.
 		time.AfterFunc(time.Second, func() { debug.SetGCPercent(gcPercent) })
-		reload := func(ctx context.Context) error { return d.reload(ctx, cmd, d.app.hangups.c) }
+		reload := func(ctx context.Context) error { return d.reload(ctx, cmd) }
 		return runAll(ctx, append(actors, d.node.Run, d.status, reload, d.watchdog)...)
 	})
 }
@@ -217,19 +218,9 @@ func (d *daemon) watchdog(ctx context.Context) error {
 
 // status reports the summary to systemd whenever it changes.
 func (d *daemon) status(ctx context.Context) error {
-	failing := false
-	report := func(err error) {
-		switch {
-		case err != nil && !failing:
-			d.app.log.Warn("the state cannot be reported to systemd: " + err.Error())
-		case err == nil && failing:
-			d.app.log.Info("the state is reported to systemd again")
-		}
-		failing = err != nil
-	}
 	text := d.statusLine()
-	report(d.systemd.Ready(text))
-	defer func() { report(d.systemd.Stopping()) }()
+	d.reported(d.systemd.Ready(text))
+	defer func() { d.reported(d.systemd.Stopping()) }()
 	for {
 		select {
 		case <-ctx.Done():
@@ -238,8 +229,15 @@ func (d *daemon) status(ctx context.Context) error {
 		}
 		if next := d.statusLine(); next != text {
 			text = next
-			report(d.systemd.Status(text))
+			d.reported(d.systemd.Status(text))
 		}
+	}
+}
+
+// reported logs the error of a report to systemd.
+func (d *daemon) reported(err error) {
+	if err != nil {
+		d.app.log.Warn("the state cannot be reported to systemd: " + err.Error())
 	}
 }
 

@@ -1,12 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
@@ -130,38 +129,26 @@ func partly(hint, format string, args ...any) error {
 	return cli.With(cli.Partial, hint, fmt.Errorf(format, args...))
 }
 
-// hintedFlags are the options that decide on which node a command works, and with what result.
-var hintedFlags = []string{
-	"config", "root", "driver-root", "dev-root", "nvml-library", "cdi-dir", "cdi-kind", "hook-path", "insecure-paths",
-	"capabilities", "extras",
-}
-
 // withOptions adds the options that cmd was given as flags to the commands in the hint of err: without them those would
 // work on another node. Options of the environment or the file apply too, and help needs none.
-func (a *app) withOptions(cmd *cobra.Command, err error) error {
+func withOptions(cmd *cobra.Command, err error) error {
 	const program, generate = "gpu-cdi-plugin ", "cdi generate "
 	hint := cli.HintOf(err)
 	if strings.Contains(hint, "--help") || strings.Contains(hint, "config default") {
 		return err
 	}
-	for _, name := range slices.Backward(hintedFlags) { // each goes before those that are there already
-		f := cmd.Flags().Lookup(name)
-		if f == nil || !f.Changed || cmp.Or(a.sources[name], fromFlag) != fromFlag || f.Value.String() == "" {
-			continue
+	var global, local string
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		option := "--" + f.Name + "=" + shellWord(f.Value.String()) + " "
+		switch {
+		case f.Name == "capabilities" || f.Name == "extras":
+			local += option
+		case cmd.InheritedFlags().Lookup(f.Name) != nil && !strings.HasPrefix(f.Name, "log-"):
+			global += option
 		}
-		option := "--" + name + " " + shellWord(f.Value.String()) + " "
-		if f.Value.Type() == "bool" {
-			option = "--" + name + "=" + f.Value.String() + " "
-		}
-		if cmd.InheritedFlags().Lookup(name) != nil {
-			hint = strings.ReplaceAll(hint, program, program+option)
-		} else {
-			hint = strings.ReplaceAll(hint, generate, generate+option)
-		}
-	}
-	if hint == cli.HintOf(err) {
-		return err
-	}
+	})
+	hint = strings.ReplaceAll(hint, program, program+global)
+	hint = strings.ReplaceAll(hint, generate, generate+local)
 	return cli.With(cli.CodeOf(err), hint, err)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -29,10 +30,10 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	log            *slog.Logger
-	hangups        hangups     // of serve, which reads its configuration again
-	releaseSignals func() bool // see endAtSignal
-	warned         *sync.Map   // the paths that --insecure-paths allowed: each is logged once
-	started        bool        // the command line is valid: later errors are no usage errors
+	hangups        chan os.Signal // of serve, which reads its configuration again at each SIGHUP
+	releaseSignals func() bool    // see endAtSignal
+	warned         *sync.Map      // the paths that --insecure-paths allowed: each is logged once
+	started        bool           // the command line is valid: later errors are no usage errors
 }
 
 // newApp returns an app with the defaults of everything that can be configured.
@@ -67,7 +68,7 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	case !a.started && cli.CodeOf(err) == cli.Failure:
 		err = cli.With(cli.Usage, cli.UsageHint(cmd), err)
 	}
-	err = a.withOptions(cmd, err)
+	err = withOptions(cmd, err)
 	cli.Report(a.stderr, err, wantsJSON(cmd) || a.LogFormat == "json")
 	return int(cli.CodeOf(err))
 }
@@ -138,12 +139,10 @@ func (a *app) start(cmd *cobra.Command) error {
 	return nil
 }
 
-var logLevels = map[string]slog.Level{
-	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
-}
-
 func newLogger(w io.Writer, level, format string) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: logLevels[level]}
+	var minimum slog.Level
+	_ = minimum.UnmarshalText([]byte(level)) // it was validated
+	opts := &slog.HandlerOptions{Level: minimum}
 	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}

@@ -2,12 +2,15 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/config"
@@ -67,7 +70,9 @@ devices can be given to containers unless the GPUs themselves are at fault.`,
 
 // startDaemon begins a verb that reads its configuration again at SIGHUP.
 func (a *app) startDaemon(cmd *cobra.Command, _ []string) error {
-	a.hangups = listenForHangups()
+	// Until now a SIGHUP ends the process; from now on it has the configuration read again.
+	a.hangups = make(chan os.Signal, 1)
+	signal.Notify(a.hangups, unix.SIGHUP)
 	return a.start(cmd)
 }
 

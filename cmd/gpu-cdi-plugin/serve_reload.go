@@ -19,31 +19,16 @@ import (
 // errRestart ends the service so that it starts again with another configuration.
 var errRestart = errors.New("the configuration has changed")
 
-// hangups are the SIGHUPs of the process.
-type hangups struct{ c chan os.Signal }
-
-// listenForHangups handles SIGHUP. Call it before the configuration is read: until then a SIGHUP ends the process, and
-// later it has the configuration read again.
-func listenForHangups() hangups {
-	c := make(chan os.Signal, 1)
-	signal.Notify(c, unix.SIGHUP)
-	return hangups{c}
-}
-
-func (h hangups) stop() { signal.Stop(h.c) }
-
 // reload reads the configuration again at each SIGHUP. New rules of what is offered take effect at once; for any other
 // change the program starts again, which is errRestart.
-func (d *daemon) reload(ctx context.Context, cmd *cobra.Command, hup <-chan os.Signal) error {
+func (d *daemon) reload(ctx context.Context, cmd *cobra.Command) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-hup:
+		case <-d.app.hangups:
 		}
-		if err := d.systemd.Reloading(); err != nil {
-			d.app.log.Warn("the reload could not be reported to systemd: " + err.Error())
-		}
+		d.reported(d.systemd.Reloading())
 		fresh, err := d.app.reread(cmd) //nolint:contextcheck // no verb is run
 		if err == nil && !sameButRules(d.app, fresh) {
 			err = fresh.checkHook()
@@ -66,9 +51,7 @@ func (d *daemon) reload(ctx context.Context, cmd *cobra.Command, hup <-chan os.S
 			d.app.log.Info("the configuration was read again")
 		}
 		d.node.Trigger()
-		if err := d.systemd.Ready(d.statusLine()); err != nil {
-			d.app.log.Warn("the end of the reload could not be reported to systemd: " + err.Error())
-		}
+		d.reported(d.systemd.Ready(d.statusLine()))
 	}
 }
 

@@ -116,7 +116,7 @@ func TestServeRefusesToShareByMPSBesideAnother(t *testing.T) {
 func TestReloadLeavesTheRulesInUse(t *testing.T) {
 	t.Parallel()
 	a, log := newApp(), &logged{}
-	a.stderr = log
+	a.stderr, a.hangups = log, make(chan os.Signal)
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	mustDo(t, os.WriteFile(config, []byte("mig-strategy: mixed\n"), 0o600))
 	root := a.rootCommand()
@@ -128,10 +128,10 @@ func TestReloadLeavesTheRulesInUse(t *testing.T) {
 	mustDo(t, err)
 
 	ctx, cancel := context.WithCancel(t.Context())
-	hup, reloaded := make(chan os.Signal), make(chan error, 1)
+	reloaded := make(chan error, 1)
 	inUse := s.rules.Load()
-	go func() { reloaded <- s.reload(ctx, cmd, hup) }()
-	hup <- syscall.SIGHUP
+	go func() { reloaded <- s.reload(ctx, cmd) }()
+	a.hangups <- syscall.SIGHUP
 	_, _, err = resource.Build(&gpu.Snapshot{}, *inUse) // nothing orders it and what the reload writes
 	mustDo(t, err)
 	waitFor(t, "a reload", func() bool { return strings.Contains(log.String(), "the configuration was read again") })
