@@ -18,12 +18,8 @@ type key struct {
 	path string
 	// usage is the meaning. Back quotes mark the word for the value, as in the usage of flags.
 	usage string
-	// required is whether each item of the list must have the key.
-	required bool
 	// values are the accepted values; nil accepts any.
 	values []string
-	// minimum and maximum bound a number, or each number of a list. A maximum of 0 is none.
-	minimum, maximum int
 	// example is a value in YAML, for keys whose default shows too little.
 	example string
 }
@@ -156,7 +152,7 @@ var keys = []key{
 		example: "channels: [0]\nrequired: true",
 	},
 	{
-		path: "imex.channels", maximum: maxChannel,
+		path:  "imex.channels",
 		usage: "Numbers of the channels that each container with a device gets, if the host has them.",
 	},
 	{path: "imex.required", usage: "Whether all devices are unhealthy while the host lacks one of the channels."},
@@ -180,17 +176,14 @@ var keys = []key{
 		usage: "Scores for the connection of two GPUs: one for their nearest common point on PCIe, and one for each " +
 			"NVLink.",
 	},
-	{path: "allocation.weights.system", usage: "SYS: across the link between sockets.", maximum: allocator.MaxWeight},
-	{path: "allocation.weights.node", usage: "NODE: across host bridges of a NUMA node.", maximum: allocator.MaxWeight},
-	{path: "allocation.weights.host-bridge", usage: "PHB: through one host bridge.", maximum: allocator.MaxWeight},
-	{
-		path: "allocation.weights.multiple-switches", maximum: allocator.MaxWeight,
-		usage: "PXB: through several PCIe switches.",
-	},
-	{path: "allocation.weights.single-switch", usage: "PIX: through one PCIe switch.", maximum: allocator.MaxWeight},
-	{path: "allocation.weights.same-board", usage: "PSB: on one board.", maximum: allocator.MaxWeight},
-	{path: "allocation.weights.nvlink", usage: "Each NVLink between the two.", maximum: allocator.MaxWeight},
-	{path: "allocation.weights.nvswitch", usage: "Each NVLink through NVSwitches.", maximum: allocator.MaxWeight},
+	{path: "allocation.weights.system", usage: "SYS: across the link between sockets."},
+	{path: "allocation.weights.node", usage: "NODE: across host bridges of a NUMA node."},
+	{path: "allocation.weights.host-bridge", usage: "PHB: through one host bridge."},
+	{path: "allocation.weights.multiple-switches", usage: "PXB: through several PCIe switches."},
+	{path: "allocation.weights.single-switch", usage: "PIX: through one PCIe switch."},
+	{path: "allocation.weights.same-board", usage: "PSB: on one board."},
+	{path: "allocation.weights.nvlink", usage: "Each NVLink between the two."},
+	{path: "allocation.weights.nvswitch", usage: "Each NVLink through NVSwitches."},
 
 	{path: "resource", usage: "resource `name` of GPUs; resources of MIG devices have the same vendor"},
 	{
@@ -217,11 +210,11 @@ var keys = []key{
 		path:  "resources.gpus",
 		usage: "Rules for GPUs by product name; they apply to MIG devices with mig-strategy single.",
 	},
-	{path: "resources.gpus[].pattern", required: true, usage: "Pattern of the product name."},
-	{path: "resources.gpus[].name", required: true, usage: "Name of the resource."},
+	{path: "resources.gpus[].pattern", usage: "Pattern of the product name."},
+	{path: "resources.gpus[].name", usage: "Name of the resource."},
 	{path: "resources.mig", usage: "Rules for MIG devices by profile, with mig-strategy mixed."},
-	{path: "resources.mig[].pattern", required: true, usage: "Pattern of the profile, such as 1g.10gb."},
-	{path: "resources.mig[].name", required: true, usage: "Name of the resource."},
+	{path: "resources.mig[].pattern", usage: "Pattern of the profile, such as 1g.10gb."},
+	{path: "resources.mig[].name", usage: "Name of the resource."},
 	{
 		path:  "mps",
 		usage: "allow sharing.mps: run NVIDIA's MPS control daemon for each GPU that it shares (experimental)",
@@ -243,19 +236,13 @@ var keys = []key{
 			"compute.",
 	},
 	{path: "sharing.time-slicing.resources", usage: "Rules; the first one that matches a device applies."},
-	{
-		path: "sharing.time-slicing.resources[].name", required: true,
-		usage: "Resource that the devices would have without the rule.",
-	},
+	{path: "sharing.time-slicing.resources[].name", usage: "Resource that the devices would have without the rule."},
 	{
 		path: "sharing.time-slicing.resources[].devices",
 		usage: "Devices of the resource that are shared, selected as in gpus, or MIG devices by UUID or index (0:1); " +
 			"an empty list means all.",
 	},
-	{
-		path: "sharing.time-slicing.resources[].replicas", required: true, minimum: 2,
-		usage: "Number of replicas of each device, at least 2.",
-	},
+	{path: "sharing.time-slicing.resources[].replicas", usage: "Number of replicas of each device, at least 2."},
 	{path: "sharing.time-slicing.resources[].rename", usage: "Name of the resource of the replicas."},
 	{
 		path: "sharing.mps",
@@ -268,21 +255,18 @@ var keys = []key{
 		usage: "Whether the names of shared resources end in .shared unless a rule has a rename.",
 	},
 	{
-		path: "sharing.mps.shared-memory-mib", minimum: 1, maximum: resource.MaxSharedMemoryMiB,
+		path:  "sharing.mps.shared-memory-mib",
 		usage: "MiB of /dev/shm for each replica; the containers of a GPU share the sum.",
 	},
 	{path: "sharing.mps.resources", usage: "Rules; the first one that matches a GPU applies."},
-	{
-		path: "sharing.mps.resources[].name", required: true,
-		usage: "Resource that the GPUs would have without the rule.",
-	},
+	{path: "sharing.mps.resources[].name", usage: "Resource that the GPUs would have without the rule."},
 	{
 		path: "sharing.mps.resources[].devices",
 		usage: "GPUs of the resource that are shared, selected as in gpus; an empty list means all. A rule of " +
 			"time-slicing must not match them.",
 	},
 	{
-		path: "sharing.mps.resources[].replicas", required: true, minimum: 2,
+		path:  "sharing.mps.resources[].replicas",
 		usage: "Number of replicas of each GPU, 2 to 48, or to 16 before compute capability 7.0.",
 	},
 	{path: "sharing.mps.resources[].rename", usage: "Name of the resource of the replicas."},

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 
+	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -57,12 +58,13 @@ func schemaOf(v reflect.Value, path string) *schema {
 	case reflect.Slice:
 		s.Type = "array"
 		s.Items = schemaOf(reflect.Zero(v.Type().Elem()), path+"[]")
-		s.Items.Enum, s.Items.Maximum = k.values, k.maximum
+		_, maximum := bounds(path)
+		s.Items.Enum, s.Items.Maximum = k.values, maximum
 		s.UniqueItems = len(k.values) > 0 || v.Type().Elem().Kind() == reflect.Int
 		if v.Len() > 0 { // a list with a default must not be empty
 			s.MinItems, s.Default = 1, v.Interface()
 		}
-		s.allowText(v.Type().Elem(), k)
+		s.allowText(v.Type().Elem(), k, maximum)
 	case reflect.Bool:
 		s.Type = "boolean"
 		if v.Bool() {
@@ -71,7 +73,8 @@ func schemaOf(v reflect.Value, path string) *schema {
 	case reflect.Int64: // a Duration
 		s.Default, s.Pattern = v.Interface(), `^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$`
 	case reflect.Int:
-		s.Type, s.Minimum, s.Maximum = "integer", new(k.minimum), k.maximum
+		minimum, maximum := bounds(path)
+		s.Type, s.Minimum, s.Maximum = "integer", new(minimum), maximum
 		if v.Int() != 0 {
 			s.Default = v.Interface()
 		}
@@ -87,8 +90,23 @@ func schemaOf(v reflect.Value, path string) *schema {
 	return s
 }
 
+// bounds returns the limits of a number, or of each number of a list. A maximum of 0 is none.
+func bounds(path string) (minimum, maximum int) {
+	switch {
+	case path == "imex.channels":
+		return 0, maxChannel
+	case strings.HasPrefix(path, "allocation.weights."):
+		return 0, allocator.MaxWeight
+	case strings.HasSuffix(path, ".replicas"):
+		return 2, 0
+	case path == "sharing.mps.shared-memory-mib":
+		return 1, resource.MaxSharedMemoryMiB
+	}
+	return 0, 0
+}
+
 // allowText also accepts a list of texts or numbers as one text with commas, and a list of one number as that number.
-func (s *schema) allowText(item reflect.Type, k key) {
+func (s *schema) allowText(item reflect.Type, k key, maximum int) {
 	if item.Kind() != reflect.String && item.Kind() != reflect.Int {
 		return
 	}
@@ -101,7 +119,7 @@ func (s *schema) allowText(item reflect.Type, k key) {
 	one := strings.Join(k.values, "|")
 	if item.Kind() == reflect.Int {
 		one = "[0-9]+"
-		s.Minimum, s.Maximum = new(int), k.maximum
+		s.Minimum, s.Maximum = new(int), maximum
 	}
 	if isSelector {
 		return
@@ -125,7 +143,8 @@ func (s *schema) addFields(v reflect.Value, path string) {
 			at = path + "." + name
 		}
 		s.Properties[name] = schemaOf(value, at)
-		if keyOf(at).required {
+		// The keys of rules are required but for these.
+		if strings.Contains(at, "[]") && name != "devices" && name != "rename" {
 			s.Required = append(s.Required, name)
 		}
 	}
