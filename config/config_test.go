@@ -362,23 +362,20 @@ func TestTheDefaultIsValidAndItsDocumentRoundTrips(t *testing.T) {
 
 // Examples must be valid without their comment signs.
 func TestExamplesAreValid(t *testing.T) {
-	for _, k := range keys {
-		if k.example == "" {
-			continue
-		}
+	for path, example := range examples {
 		indent, text := "\n", ""
-		for name := range strings.SplitSeq(k.path, ".") {
+		for name := range strings.SplitSeq(path, ".") {
 			text += indent + name + ":"
 			indent += "  "
 		}
-		text += indent + strings.ReplaceAll(k.example, "\n", indent)
+		text += indent + strings.ReplaceAll(example, "\n", indent)
 		f, err := Parse([]byte(text))
 		if err == nil {
 			f.Config.MPS = true // documented as needed for sharing.mps
 			err = f.Config.Validate()
 		}
 		if err != nil {
-			t.Errorf("%s: %v\n%s", k.path, err, text)
+			t.Errorf("%s: %v\n%s", path, err, text)
 		}
 	}
 }

@@ -18,10 +18,6 @@ type key struct {
 	path string
 	// usage is the meaning. Back quotes mark the word for the value, as in the usage of flags.
 	usage string
-	// values are the accepted values; nil accepts any.
-	values []string
-	// example is a value in YAML, for keys whose default shows too little.
-	example string
 }
 
 func keyOf(path string) key {
@@ -74,9 +70,9 @@ func addComments(n *yaml.Node, prefix string) {
 		name, value := n.Content[i], n.Content[i+1]
 		k := keyOf(prefix + name.Value)
 		lines := []string{"# " + k.sentence()}
-		if k.example != "" {
+		if example := examples[k.path]; example != "" {
 			lines = append(lines, "# For example:")
-			for line := range strings.SplitSeq(k.example, "\n") {
+			for line := range strings.SplitSeq(example, "\n") {
 				lines = append(lines, "#   "+line)
 			}
 		}
@@ -87,187 +83,125 @@ func addComments(n *yaml.Node, prefix string) {
 
 // keys are all keys in the order of Config.
 var keys = []key{
-	{path: "root", usage: "`directory` with the host's /proc, /sys and /etc/cdi, and by default the driver"},
-	{
-		path:  "driver-root",
-		usage: "`directory` in which the driver is installed (default: root, or the one that nvml-library is in)",
-	},
-	{
-		path:  "dev-root",
-		usage: "`directory` whose dev/ has the device nodes (default: root, or driver-root if only that has them)",
-	},
-	{path: "nvml-library", usage: "`path` of libnvidia-ml.so.1 (default: detected)"},
-	{path: "cdi-dir", usage: "`directory` that specs are written to"},
-	{path: "cdi-kind", usage: "`vendor/class` of the devices in specs"},
-	{path: "hook-path", usage: "host `path` of prestart-hook, written into specs (default: beside this program)"},
-	{
-		path:  "insecure-paths",
-		usage: "allow programs, libraries and directories that other users can change, with a warning; for development",
-	},
-	{path: "log-level", usage: "minimum log `level`: debug, info, warn, error", values: []string{"debug", "info", "warn", "error"}},
-	{path: "log-format", usage: "log `format`: text, json", values: []string{"text", "json"}},
+	{"root", "`directory` with the host's /proc, /sys and /etc/cdi, and by default the driver"},
+	{"driver-root", "`directory` in which the driver is installed (default: root, or the one that nvml-library is in)"},
+	{"dev-root", "`directory` whose dev/ has the device nodes (default: root, or driver-root if only that has them)"},
+	{"nvml-library", "`path` of libnvidia-ml.so.1 (default: detected)"},
+	{"cdi-dir", "`directory` that specs are written to"},
+	{"cdi-kind", "`vendor/class` of the devices in specs"},
+	{"hook-path", "host `path` of prestart-hook, written into specs (default: beside this program)"},
+	{"insecure-paths", "allow programs, libraries and directories that other users can change, with a warning; for " +
+		"development"},
+	{"log-level", "minimum log `level`: debug, info, warn, error"},
+	{"log-format", "log `format`: text, json"},
 
-	{path: "device-plugin-dir", usage: "the kubelet's `directory` for the sockets of device plugins"},
-	{
-		path:  "plugins-registry-dir",
-		usage: "the kubelet's `directory` for the sockets of plugins, used with registration watcher",
-	},
-	{
-		path: "registration", values: texts(RegisterKubelet, RegisterWatcher),
-		usage: "`method` of registration: kubelet (call the kubelet's socket), watcher (create a socket in " +
-			"plugins-registry-dir)",
-	},
-	{
-		path:  "runtime-dir",
-		usage: "`directory` for the files of MPS daemons, in /run; the path must be the same on the host",
-	},
-	{
-		path: "state-dir",
-		usage: "`directory` for the descriptors of devices, which must survive a reboot; the path must be the same " +
-			"on the host",
-	},
-	{
-		path: "strategy", values: Strategies(),
-		usage: "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar",
-	},
-	{
-		path: "device-id-strategy", values: texts(ByUUID, ByIndex),
-		usage: "`names` of devices in CDI names and variables: uuid, index (can change when a GPU is added or removed)",
-	},
-	{path: "cdi-annotation-prefix", usage: "`prefix` of annotations, used with strategy cdi-annotations"},
-	{path: "gpu-timeout", usage: "`duration` after which a GPU that does not answer is unhealthy, at least 1s"},
-	{
-		path: "fail-on-init-error",
-		usage: "exit with an error if there is no usable driver at the start; false waits for it and advertises no " +
-			"device",
-	},
-	{path: "listen", usage: "`host:port` of the server for metrics and health (default: none)"},
-	{
-		path: "extras", values: texts(GDS, GDRCopy, MOFED, NVSwitch),
-		usage: "`list` of what containers get with a GPU if the host has it: gds, gdrcopy, mofed (InfiniBand), " +
-			"nvswitch (default: none)",
-	},
-	{
-		path: "imex", usage: "IMEX channels, through which GPUs of several nodes share memory.",
-		example: "channels: [0]\nrequired: true",
-	},
-	{
-		path:  "imex.channels",
-		usage: "Numbers of the channels that each container with a device gets, if the host has them.",
-	},
-	{path: "imex.required", usage: "Whether all devices are unhealthy while the host lacks one of the channels."},
+	{"device-plugin-dir", "the kubelet's `directory` for the sockets of device plugins"},
+	{"plugins-registry-dir", "the kubelet's `directory` for the sockets of plugins, used with registration watcher"},
+	{"registration", "`method` of registration: kubelet (call the kubelet's socket), watcher (create a socket in " +
+		"plugins-registry-dir)"},
+	{"runtime-dir", "`directory` for the files of MPS daemons, in /run; the path must be the same on the host"},
+	{"state-dir", "`directory` for the descriptors of devices, which must survive a reboot; the path must be the " +
+		"same on the host"},
+	{"strategy", "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar"},
+	{"device-id-strategy", "`names` of devices in CDI names and variables: uuid, index (can change when a GPU is " +
+		"added or removed)"},
+	{"cdi-annotation-prefix", "`prefix` of annotations, used with strategy cdi-annotations"},
+	{"gpu-timeout", "`duration` after which a GPU that does not answer is unhealthy, at least 1s"},
+	{"fail-on-init-error", "exit with an error if there is no usable driver at the start; false waits for it and " +
+		"advertises no device"},
+	{"listen", "`host:port` of the server for metrics and health (default: none)"},
+	{"extras", "`list` of what containers get with a GPU if the host has it: gds, gdrcopy, mofed (InfiniBand), " +
+		"nvswitch (default: none)"},
+	{"imex", "IMEX channels, through which GPUs of several nodes share memory."},
+	{"imex.channels", "Numbers of the channels that each container with a device gets, if the host has them."},
+	{"imex.required", "Whether all devices are unhealthy while the host lacks one of the channels."},
 
-	{
-		path: "allocation", usage: "Which of the available devices the kubelet should prefer.",
-		example: "policy: numa\nshared-policy: pack\nweights: {system: 1, nvlink: 200}",
-	},
-	{
-		path: "allocation.policy", values: allocator.Policies(),
-		usage: "Policy for GPUs: topology (best connected), partition (as NVIDIA's best effort), numa (fewest NUMA " +
-			"nodes, then topology).",
-	},
-	{
-		path: "allocation.shared-policy", values: allocator.Policies(),
-		usage: "Policy for replicas and MIG devices: spread (GPUs with the fewest in use), pack (the fullest GPUs " +
-			"that have room; MIG devices count by their compute slices), or one of the others.",
-	},
-	{
-		path: "allocation.weights",
-		usage: "Scores for the connection of two GPUs: one for their nearest common point on PCIe, and one for each " +
-			"NVLink.",
-	},
-	{path: "allocation.weights.system", usage: "SYS: across the link between sockets."},
-	{path: "allocation.weights.node", usage: "NODE: across host bridges of a NUMA node."},
-	{path: "allocation.weights.host-bridge", usage: "PHB: through one host bridge."},
-	{path: "allocation.weights.multiple-switches", usage: "PXB: through several PCIe switches."},
-	{path: "allocation.weights.single-switch", usage: "PIX: through one PCIe switch."},
-	{path: "allocation.weights.same-board", usage: "PSB: on one board."},
-	{path: "allocation.weights.nvlink", usage: "Each NVLink between the two."},
-	{path: "allocation.weights.nvswitch", usage: "Each NVLink through NVSwitches."},
+	{"allocation", "Which of the available devices the kubelet should prefer."},
+	{"allocation.policy", "Policy for GPUs: topology (best connected), partition (as NVIDIA's best effort), numa " +
+		"(fewest NUMA nodes, then topology)."},
+	{"allocation.shared-policy", "Policy for replicas and MIG devices: spread (GPUs with the fewest in use), pack " +
+		"(the fullest GPUs that have room; MIG devices count by their compute slices), or one of the others."},
+	{"allocation.weights", "Scores for the connection of two GPUs: one for their nearest common point on PCIe, and " +
+		"one for each NVLink."},
+	{"allocation.weights.system", "SYS: across the link between sockets."},
+	{"allocation.weights.node", "NODE: across host bridges of a NUMA node."},
+	{"allocation.weights.host-bridge", "PHB: through one host bridge."},
+	{"allocation.weights.multiple-switches", "PXB: through several PCIe switches."},
+	{"allocation.weights.single-switch", "PIX: through one PCIe switch."},
+	{"allocation.weights.same-board", "PSB: on one board."},
+	{"allocation.weights.nvlink", "Each NVLink between the two."},
+	{"allocation.weights.nvswitch", "Each NVLink through NVSwitches."},
 
-	{path: "resource", usage: "resource `name` of GPUs; resources of MIG devices have the same vendor"},
-	{
-		path: "mig-strategy", values: resource.MIGStrategies(),
-		usage: "`strategy` for GPUs in MIG mode: none, single (MIG devices as GPUs), mixed (a resource for each " +
-			"profile)",
-	},
-	{
-		path: "gpus",
-		usage: "The GPUs that are offered, with their MIG devices. A GPU is selected by its index, its UUID, or a " +
-			"pattern of its product name.",
-		example: "include: [0, 1, GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c]\nexclude: [\"*T400*\"]",
-	},
-	{path: "gpus.include", usage: "GPUs that are offered; an empty list means all."},
-	{path: "gpus.exclude", usage: "GPUs that are not offered even if they are included."},
-	{
-		path: "resources",
-		usage: "Names of resources. The first rule that matches a device names it; * in a pattern is any text, ? " +
-			"any character.",
-		example: "gpus:\n  - {pattern: \"*H100*\", name: nvidia.com/h100}\nmig:\n" +
-			"  - {pattern: \"1g.*\", name: nvidia.com/mig-small}",
-	},
-	{
-		path:  "resources.gpus",
-		usage: "Rules for GPUs by product name; they apply to MIG devices with mig-strategy single.",
-	},
-	{path: "resources.gpus[].pattern", usage: "Pattern of the product name."},
-	{path: "resources.gpus[].name", usage: "Name of the resource."},
-	{path: "resources.mig", usage: "Rules for MIG devices by profile, with mig-strategy mixed."},
-	{path: "resources.mig[].pattern", usage: "Pattern of the profile, such as 1g.10gb."},
-	{path: "resources.mig[].name", usage: "Name of the resource."},
-	{
-		path:  "mps",
-		usage: "allow sharing.mps: run NVIDIA's MPS control daemon for each GPU that it shares (experimental)",
-	},
-	{path: "sharing", usage: "Devices that several containers share."},
-	{
-		path:  "sharing.time-slicing",
-		usage: "Sharing in turns, without isolation: each container may use all of the memory.",
-		example: "rename-by-default: true\nresources:\n  - {name: nvidia.com/gpu, devices: [0, 1], replicas: 8}\n" +
-			"  - {name: nvidia.com/gpu, replicas: 4, rename: nvidia.com/gpu-quarter}",
-	},
-	{
-		path:  "sharing.time-slicing.rename-by-default",
-		usage: "Whether the names of shared resources end in .shared unless a rule has a rename.",
-	},
-	{
-		path: "sharing.time-slicing.fail-requests-greater-than-one",
-		usage: "Whether requests for more than one device of a shared resource are refused; more would give no more " +
-			"compute.",
-	},
-	{path: "sharing.time-slicing.resources", usage: "Rules; the first one that matches a device applies."},
-	{path: "sharing.time-slicing.resources[].name", usage: "Resource that the devices would have without the rule."},
-	{
-		path: "sharing.time-slicing.resources[].devices",
-		usage: "Devices of the resource that are shared, selected as in gpus, or MIG devices by UUID or index (0:1); " +
-			"an empty list means all.",
-	},
-	{path: "sharing.time-slicing.resources[].replicas", usage: "Number of replicas of each device, at least 2."},
-	{path: "sharing.time-slicing.resources[].rename", usage: "Name of the resource of the replicas."},
-	{
-		path: "sharing.mps",
-		usage: "Sharing at the same time, by CUDA's Multi-Process Service (MPS), with mps: true. Each container " +
-			"gets one replica, with its part of the memory and of the threads.",
-		example: "rename-by-default: true\nresources:\n  - {name: nvidia.com/gpu, devices: [2, 3], replicas: 4}",
-	},
-	{
-		path:  "sharing.mps.rename-by-default",
-		usage: "Whether the names of shared resources end in .shared unless a rule has a rename.",
-	},
-	{
-		path:  "sharing.mps.shared-memory-mib",
-		usage: "MiB of /dev/shm for each replica; the containers of a GPU share the sum.",
-	},
-	{path: "sharing.mps.resources", usage: "Rules; the first one that matches a GPU applies."},
-	{path: "sharing.mps.resources[].name", usage: "Resource that the GPUs would have without the rule."},
-	{
-		path: "sharing.mps.resources[].devices",
-		usage: "GPUs of the resource that are shared, selected as in gpus; an empty list means all. A rule of " +
-			"time-slicing must not match them.",
-	},
-	{
-		path:  "sharing.mps.resources[].replicas",
-		usage: "Number of replicas of each GPU, 2 to 48, or to 16 before compute capability 7.0.",
-	},
-	{path: "sharing.mps.resources[].rename", usage: "Name of the resource of the replicas."},
+	{"resource", "resource `name` of GPUs; resources of MIG devices have the same vendor"},
+	{"mig-strategy", "`strategy` for GPUs in MIG mode: none, single (MIG devices as GPUs), mixed (a resource for " +
+		"each profile)"},
+	{"gpus", "The GPUs that are offered, with their MIG devices. A GPU is selected by its index, its UUID, or a " +
+		"pattern of its product name."},
+	{"gpus.include", "GPUs that are offered; an empty list means all."},
+	{"gpus.exclude", "GPUs that are not offered even if they are included."},
+	{"resources", "Names of resources. The first rule that matches a device names it; * in a pattern is any text, ? " +
+		"any character."},
+	{"resources.gpus", "Rules for GPUs by product name; they apply to MIG devices with mig-strategy single."},
+	{"resources.gpus[].pattern", "Pattern of the product name."},
+	{"resources.gpus[].name", "Name of the resource."},
+	{"resources.mig", "Rules for MIG devices by profile, with mig-strategy mixed."},
+	{"resources.mig[].pattern", "Pattern of the profile, such as 1g.10gb."},
+	{"resources.mig[].name", "Name of the resource."},
+	{"mps", "allow sharing.mps: run NVIDIA's MPS control daemon for each GPU that it shares (experimental)"},
+	{"sharing", "Devices that several containers share."},
+	{"sharing.time-slicing", "Sharing in turns, without isolation: each container may use all of the memory."},
+	{"sharing.time-slicing.rename-by-default", "Whether the names of shared resources end in .shared unless a rule " +
+		"has a rename."},
+	{"sharing.time-slicing.fail-requests-greater-than-one", "Whether requests for more than one device of a shared " +
+		"resource are refused; more would give no more compute."},
+	{"sharing.time-slicing.resources", "Rules; the first one that matches a device applies."},
+	{"sharing.time-slicing.resources[].name", "Resource that the devices would have without the rule."},
+	{"sharing.time-slicing.resources[].devices", "Devices of the resource that are shared, selected as in gpus, or " +
+		"MIG devices by UUID or index (0:1); an empty list means all."},
+	{"sharing.time-slicing.resources[].replicas", "Number of replicas of each device, at least 2."},
+	{"sharing.time-slicing.resources[].rename", "Name of the resource of the replicas."},
+	{"sharing.mps", "Sharing at the same time, by CUDA's Multi-Process Service (MPS), with mps: true. Each container " +
+		"gets one replica, with its part of the memory and of the threads."},
+	{"sharing.mps.rename-by-default", "Whether the names of shared resources end in .shared unless a rule has a " +
+		"rename."},
+	{"sharing.mps.shared-memory-mib", "MiB of /dev/shm for each replica; the containers of a GPU share the sum."},
+	{"sharing.mps.resources", "Rules; the first one that matches a GPU applies."},
+	{"sharing.mps.resources[].name", "Resource that the GPUs would have without the rule."},
+	{"sharing.mps.resources[].devices", "GPUs of the resource that are shared, selected as in gpus; an empty list " +
+		"means all. A rule of time-slicing must not match them."},
+	{"sharing.mps.resources[].replicas", "Number of replicas of each GPU, 2 to 48, or to 16 before compute " +
+		"capability 7.0."},
+	{"sharing.mps.resources[].rename", "Name of the resource of the replicas."},
+}
+
+// values are the accepted values of a key, or of each item of its list; other keys accept any.
+var values = map[string][]string{
+	"log-level":                {"debug", "info", "warn", "error"},
+	"log-format":               {"text", "json"},
+	"registration":             texts(RegisterKubelet, RegisterWatcher),
+	"strategy":                 Strategies(),
+	"device-id-strategy":       texts(ByUUID, ByIndex),
+	"extras":                   texts(GDS, GDRCopy, MOFED, NVSwitch),
+	"allocation.policy":        allocator.Policies(),
+	"allocation.shared-policy": allocator.Policies(),
+	"mig-strategy":             resource.MIGStrategies(),
+}
+
+// examples are values in YAML, for keys whose default shows too little.
+var examples = map[string]string{
+	"imex":       "channels: [0]\nrequired: true",
+	"allocation": "policy: numa\nshared-policy: pack\nweights: {system: 1, nvlink: 200}",
+	"gpus": `include: [0, 1, GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c]
+exclude: ["*T400*"]`,
+	"resources": `gpus:
+  - {pattern: "*H100*", name: nvidia.com/h100}
+mig:
+  - {pattern: "1g.*", name: nvidia.com/mig-small}`,
+	"sharing.time-slicing": `rename-by-default: true
+resources:
+  - {name: nvidia.com/gpu, devices: [0, 1], replicas: 8}
+  - {name: nvidia.com/gpu, replicas: 4, rename: nvidia.com/gpu-quarter}`,
+	"sharing.mps": `rename-by-default: true
+resources:
+  - {name: nvidia.com/gpu, devices: [2, 3], replicas: 4}`,
 }

@@ -36,7 +36,7 @@ func (o Option) Name() string { return o.key.path }
 func (o Option) Usage() string { return o.key.usage }
 
 // Values are the accepted values, or those of a list; nil accepts any.
-func (o Option) Values() []string { return o.key.values }
+func (o Option) Values() []string { return values[o.key.path] }
 
 // Type is string, bool or duration.
 func (o Option) Type() string {
@@ -76,8 +76,8 @@ func (o Option) Set(text string) error {
 	case reflect.Slice:
 		o.setList(text)
 	default:
-		if values := o.key.values; values != nil && !slices.Contains(values, text) {
-			return fmt.Errorf("unknown value %q; known are %s", text, strings.Join(values, ", "))
+		if known := o.Values(); known != nil && !slices.Contains(known, text) {
+			return fmt.Errorf("unknown value %q; known are %s", text, strings.Join(known, ", "))
 		}
 		o.value.SetString(text)
 	}

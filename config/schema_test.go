@@ -49,8 +49,7 @@ func publishedSchema() ([]byte, error) {
 
 // schemaOf returns the schema for a path whose default is v.
 func schemaOf(v reflect.Value, path string) *schema {
-	k := keyOf(path)
-	s := &schema{Description: k.sentence(), Type: "string"}
+	s := &schema{Description: keyOf(path).sentence(), Type: "string"}
 	switch v.Kind() {
 	case reflect.Struct:
 		s.Type, s.Additional, s.Properties = "object", new(bool), map[string]*schema{}
@@ -59,12 +58,12 @@ func schemaOf(v reflect.Value, path string) *schema {
 		s.Type = "array"
 		s.Items = schemaOf(reflect.Zero(v.Type().Elem()), path+"[]")
 		_, maximum := bounds(path)
-		s.Items.Enum, s.Items.Maximum = k.values, maximum
-		s.UniqueItems = len(k.values) > 0 || v.Type().Elem().Kind() == reflect.Int
+		s.Items.Enum, s.Items.Maximum = values[path], maximum
+		s.UniqueItems = len(values[path]) > 0 || v.Type().Elem().Kind() == reflect.Int
 		if v.Len() > 0 { // a list with a default must not be empty
 			s.MinItems, s.Default = 1, v.Interface()
 		}
-		s.allowText(v.Type().Elem(), k, maximum)
+		s.allowText(v.Type().Elem(), values[path], maximum)
 	case reflect.Bool:
 		s.Type = "boolean"
 		if v.Bool() {
@@ -79,7 +78,7 @@ func schemaOf(v reflect.Value, path string) *schema {
 			s.Default = v.Interface()
 		}
 	default:
-		s.Enum = k.values
+		s.Enum = values[path]
 		if v.Type() == reflect.TypeFor[resource.Selector]() {
 			s.Type = []string{"string", "integer"} // an index needs no quotes
 		}
@@ -106,7 +105,7 @@ func bounds(path string) (minimum, maximum int) {
 }
 
 // allowText also accepts a list of texts or numbers as one text with commas, and a list of one number as that number.
-func (s *schema) allowText(item reflect.Type, k key, maximum int) {
+func (s *schema) allowText(item reflect.Type, known []string, maximum int) {
 	if item.Kind() != reflect.String && item.Kind() != reflect.Int {
 		return
 	}
@@ -116,7 +115,7 @@ func (s *schema) allowText(item reflect.Type, k key, maximum int) {
 		types = append(types, "integer")
 	}
 	s.Type = types
-	one := strings.Join(k.values, "|")
+	one := strings.Join(known, "|")
 	if item.Kind() == reflect.Int {
 		one = "[0-9]+"
 		s.Minimum, s.Maximum = new(int), maximum

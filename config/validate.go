@@ -68,8 +68,8 @@ func checkTimeout(d Duration) error {
 }
 
 func known[T ~string](key string, value T) error {
-	if values := keyOf(key).values; !slices.Contains(values, string(value)) {
-		return fmt.Errorf("%s: unknown value %q; known are %s", key, value, strings.Join(values, ", "))
+	if !slices.Contains(values[key], string(value)) {
+		return fmt.Errorf("%s: unknown value %q; known are %s", key, value, strings.Join(values[key], ", "))
 	}
 	return nil
 }
