@@ -46,7 +46,7 @@ func separate() error {
 // enterRoot changes the root directory to a new one with what programs need and the GPU's directories, and nothing
 // else: no volumes of pods, which would stay in use, and no sockets of other services, which obey root. Only the GPU's
 // pipe, log and shm are writable, and links in them are not followed.
-func (e *Entry) enterRoot(gpu *os.File) error {
+func (e *entry) enterRoot(gpu *os.File) error {
 	const options = "size=64k,nr_inodes=1024,mode=755"
 	if err := unix.Mount(shmSource, inProc(gpu), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount a root directory: %w", err)
@@ -58,15 +58,15 @@ func (e *Entry) enterRoot(gpu *os.File) error {
 	defer top.Close()
 	r := newRoot{path: inProc(top)}
 	roots := []string{"/"}
-	if e.DriverRoot != "" {
-		roots = append(roots, e.DriverRoot)
+	if e.Program.Root != "" {
+		roots = append(roots, e.Program.Root)
 	}
 	for _, root := range roots {
 		if err := r.showNeeded(root); err != nil {
 			return err
 		}
 	}
-	if err := r.show(filepath.Join(filepath.Dir(e.Dir), librariesName)); err != nil {
+	if err := r.linkLibraries(e.Program.Libraries); err != nil {
 		return err
 	}
 	paths := map[string]string{
@@ -89,6 +89,9 @@ func (e *Entry) enterRoot(gpu *os.File) error {
 	}
 	return pivot(top)
 }
+
+// librariesDir is a directory in the new root with links to the driver's libraries, where the loader searches for them.
+const librariesDir = "/libraries"
 
 // newRoot is a root directory under construction. Only this process sees it, so it is made by plain paths.
 type newRoot struct {
@@ -140,6 +143,23 @@ func (r *newRoot) show(path string) error {
 	r.shown = append(r.shown, real)
 	if err := unix.Mount(real, to, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("show %s: %w", real, err)
+	}
+	return nil
+}
+
+// linkLibraries makes the directory with links to the driver's libraries.
+func (r *newRoot) linkLibraries(libraries map[string]string) error {
+	dir := filepath.Join(r.path, librariesDir)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	for name, path := range libraries {
+		if name != filepath.Base(name) {
+			return fmt.Errorf("link the driver's library %s: %q is not a file name", path, name)
+		}
+		if err := os.Symlink(path, filepath.Join(dir, name)); err != nil {
+			return fmt.Errorf("link the driver's library %s: %w", name, err)
+		}
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ func TestDaemonsAreConfined(t *testing.T) {
 	s.share(0)
 	daemon := s.awaitReady(0)
 	s.startClient(0, 1000)
-	c, err := s.control(t.Context(), s.dir(0))
+	c, err := s.control(s.dir(0))
 	must(t, err)
 	servers, err := c.servers(t.Context())
 	must(t, err)
@@ -177,7 +177,7 @@ echo end
 `), 0o755))
 	must(t, os.WriteFile(filepath.Join(dir, "secret"), nil, 0o644))
 	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin", "/usr/sbin", "/sbin"}, Driver: "1", Root: dir}
-	daemon, err := testHelper().startDaemon(filepath.Join(s.opts.Dir, testGPU), p)
+	daemon, err := startTestDaemon(filepath.Join(s.opts.Dir, testGPU), p)
 	must(t, err)
 	<-daemon.done()
 	daemon.close()
@@ -220,5 +220,26 @@ func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
 	must(t, err)
 	if strings.Count(string(here), s.dir(0)) != 1 {
 		t.Errorf("the daemon's mounts are visible here:\n%s", here)
+	}
+}
+
+func TestLibrariesAreLinked(t *testing.T) {
+	libraries := map[string]string{"libcuda.so.1": "/d/libcuda.so.1", "libnew.so": "/e/libnew.so"}
+	r := newRoot{path: t.TempDir()}
+	must(t, r.linkLibraries(libraries))
+	got := map[string]string{}
+	entries, err := os.ReadDir(filepath.Join(r.path, librariesDir))
+	must(t, err)
+	for _, e := range entries {
+		got[e.Name()], _ = os.Readlink(filepath.Join(r.path, librariesDir, e.Name()))
+	}
+	if diff := cmp.Diff(libraries, got); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	for _, name := range []string{"../x", "", ".."} {
+		r := newRoot{path: t.TempDir()}
+		if err := r.linkLibraries(map[string]string{name: "/y"}); err == nil {
+			t.Errorf("%q is the name of a library", name)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -12,13 +13,9 @@ import (
 
 // control sends commands to one GPU's daemon. A method may send several; the caller's context bounds them together.
 type control struct {
-	helper  Helper
-	dir     string
+	helper  []string // Options.Helper
+	dir     string   // the GPU's
 	program Program
-}
-
-func (c *control) ask(ctx context.Context, format string, args ...any) (string, error) {
-	return c.helper.ask(ctx, c.dir, c.program, fmt.Sprintf(format, args...))
 }
 
 // limited reports whether the daemon gives servers that it starts from now on these limits.
@@ -27,16 +24,13 @@ func (c *control) limited(ctx context.Context, l resource.MPSLimits) (bool, erro
 	if err != nil {
 		return false, err
 	}
-	memory, err := parseMemoryLimit(answer)
-	if err != nil || !memory.matches(l.MemoryBytes>>20) || l.ThreadPercent == 0 {
-		return err == nil && memory.matches(l.MemoryBytes>>20), err
+	if is, err := isMemoryLimit(answer, l.MemoryBytes>>20); !is || l.ThreadPercent == 0 {
+		return is, err
 	}
-	answer, err = c.ask(ctx, "get_default_active_thread_percentage")
-	if err != nil {
+	if answer, err = c.ask(ctx, "get_default_active_thread_percentage"); err != nil {
 		return false, err
 	}
-	threads, err := parsePercentage(answer)
-	return err == nil && math.Abs(threads-float64(l.ThreadPercent)) < 0.5, err
+	return isPercentage(answer, l.ThreadPercent)
 }
 
 // limit sets the limits of the daemon and of its servers. Clients that are connected retain theirs.
@@ -50,28 +44,23 @@ func (c *control) limit(ctx context.Context, l resource.MPSLimits) error {
 		}
 	}
 	servers, err := c.servers(ctx)
-	for i := 0; err == nil && i < len(servers); i++ {
-		err = c.limitServer(ctx, servers[i], l)
-	}
 	if err != nil {
 		return err
+	}
+	for _, pid := range servers {
+		if _, err := c.ask(ctx, "set_device_pinned_mem_limit %d 0 %dM", pid, l.MemoryBytes>>20); err != nil {
+			return err
+		}
+		if l.ThreadPercent > 0 {
+			if _, err := c.ask(ctx, "set_active_thread_percentage %d %d", pid, l.ThreadPercent); err != nil {
+				return err
+			}
+		}
 	}
 	has, err := c.limited(ctx, l)
 	if err == nil && !has {
 		err = fmt.Errorf("it did not accept the limits %s", describe(l))
 	}
-	return err
-}
-
-// limitServer sets the limits of a server.
-func (c *control) limitServer(ctx context.Context, pid int, l resource.MPSLimits) error {
-	if _, err := c.ask(ctx, "set_device_pinned_mem_limit %d 0 %dM", pid, l.MemoryBytes>>20); err != nil {
-		return err
-	}
-	if l.ThreadPercent == 0 {
-		return nil
-	}
-	_, err := c.ask(ctx, "set_active_thread_percentage %d %d", pid, l.ThreadPercent)
 	return err
 }
 
@@ -100,12 +89,6 @@ func (c *control) busy(ctx context.Context) (bool, error) {
 		}
 	}
 	return false, nil
-}
-
-// quit sends the command to end.
-func (c *control) quit(ctx context.Context) error {
-	_, err := c.ask(ctx, "quit")
-	return err
 }
 
 // describe formats limits for a log.
@@ -143,41 +126,26 @@ func parsePIDs(answer string, most int) ([]int, error) {
 	return list, nil
 }
 
-// parsePercentage parses a percentage such as "33.0".
-func parsePercentage(answer string) (float64, error) {
+// sizeForm is the form of a limit of memory. An empty one is no limit.
+var sizeForm = regexp.MustCompile(`^([0-9]{1,14}[MG])?$`)
+
+// isMemoryLimit reports whether a daemon with a limit of so many MiB answers this. It prints "512M" or, rounded down from
+// 1024M on, "4G".
+func isMemoryLimit(answer string, mib uint64) (bool, error) {
+	answer = strings.TrimSpace(answer)
+	if !sizeForm.MatchString(answer) {
+		return false, fmt.Errorf("want a size such as 512M, got %s", excerpt(answer))
+	}
+	return answer == fmt.Sprintf("%dM", mib) || mib >= 1024 && answer == fmt.Sprintf("%dG", mib>>10), nil
+}
+
+// isPercentage reports whether an answer such as "33.0" is that percentage.
+func isPercentage(answer string, percent int) (bool, error) {
 	n, err := strconv.ParseFloat(strings.TrimSpace(answer), 64)
 	if err != nil || !(n > 0 && n <= 100) {
-		return 0, fmt.Errorf("want a percentage, got %s", excerpt(answer))
+		return false, fmt.Errorf("want a percentage, got %s", excerpt(answer))
 	}
-	return n, nil
-}
-
-// memoryLimit is a limit as the daemon prints it: "512M" or, rounded down from 1024M on, "4G". The zero value is no
-// limit.
-type memoryLimit struct {
-	n    uint64
-	unit byte
-}
-
-func parseMemoryLimit(answer string) (memoryLimit, error) {
-	text := strings.TrimSpace(answer)
-	if text == "" {
-		return memoryLimit{}, nil
-	}
-	digits, unit := text[:len(text)-1], text[len(text)-1]
-	n, err := strconv.ParseUint(digits, 10, 44)
-	if err != nil || unit != 'M' && unit != 'G' {
-		return memoryLimit{}, fmt.Errorf("want a size such as 512M, got %s", excerpt(answer))
-	}
-	return memoryLimit{n, unit}, nil
-}
-
-// matches reports whether a daemon with a limit of so many MiB prints this one.
-func (l memoryLimit) matches(mib uint64) bool {
-	if l.unit == 'G' {
-		return mib>>10 == l.n
-	}
-	return mib == l.n
+	return math.Abs(n-float64(percent)) < 0.5, nil
 }
 
 // excerpt quotes the beginning of a program's output for a message.

@@ -23,40 +23,37 @@ func TestParsePIDs(t *testing.T) {
 	}
 }
 
-func TestParsePercentage(t *testing.T) {
-	for answer, want := range map[string]float64{"50.0\n": 50, "100": 100, "0.5": 0.5} {
-		if got, err := parsePercentage(answer); got != want || err != nil {
-			t.Errorf("%q: %v, %v", answer, got, err)
+func TestIsPercentage(t *testing.T) {
+	for answer, want := range map[string]bool{"50.0\n": true, "50": true, "49.6": true, "49": false, "0.5": false, "100": false} {
+		if got, err := isPercentage(answer, 50); got != want || err != nil {
+			t.Errorf("%q: %t, %v", answer, got, err)
 		}
 	}
 	for _, answer := range []string{"", "0", "-5", "101", "NaN", "50%", "Unknown command"} {
-		if got, err := parsePercentage(answer); err == nil {
-			t.Errorf("%q: %v and no error", answer, got)
+		if got, err := isPercentage(answer, 50); got || err == nil {
+			t.Errorf("%q: %t and no error", answer, got)
 		}
 	}
 }
 
 // The real program prints sizes of a gigabyte and more in gigabytes, rounded down.
-func TestMemoryLimit(t *testing.T) {
+func TestIsMemoryLimit(t *testing.T) {
 	for answer, matching := range map[string]map[uint64]bool{
-		"":       {0: true, 512: false},
+		"":       {512: false},
 		"512M\n": {512: true, 513: false, 1024: false},
+		"0G":     {512: false},
 		"1G":     {1024: true, 1500: true, 2047: true, 2048: false, 1023: false},
 		"1500M":  {1500: true, 1501: false},
 	} {
-		l, err := parseMemoryLimit(answer)
-		if err != nil {
-			t.Errorf("%q: %v", answer, err)
-		}
 		for mib, want := range matching {
-			if l.matches(mib) != want {
-				t.Errorf("%q for %d MiB: %t", answer, mib, !want)
+			if got, err := isMemoryLimit(answer, mib); got != want || err != nil {
+				t.Errorf("%q for %d MiB: %t, %v", answer, mib, got, err)
 			}
 		}
 	}
 	for _, answer := range []string{"M", "512", "-1M", "1.5G", "512 MB", "512M 1G", "9999999999999999999G", "é"} {
-		if l, err := parseMemoryLimit(answer); err == nil {
-			t.Errorf("%q: %v and no error", answer, l)
+		if got, err := isMemoryLimit(answer, 512); got || err == nil {
+			t.Errorf("%q: %t and no error", answer, got)
 		}
 	}
 }
@@ -78,11 +75,11 @@ func FuzzAnswers(f *testing.F) {
 		if list, err := parsePIDs(answer, 4); err != nil && list != nil {
 			t.Errorf("%v and %v", list, err)
 		}
-		if n, err := parsePercentage(answer); (err == nil) != (n > 0 && n <= 100) {
-			t.Errorf("%v and %v", n, err)
+		if is, err := isPercentage(answer, 50); is && err != nil {
+			t.Errorf("%t and %v", is, err)
 		}
-		if l, err := parseMemoryLimit(answer); err != nil && l != (memoryLimit{}) {
-			t.Errorf("%v and %v", l, err)
+		if is, err := isMemoryLimit(answer, 512); is && (err != nil || strings.TrimSpace(answer) != "512M") {
+			t.Errorf("%t and %v", is, err)
 		}
 		for _, c := range excerpt(answer) {
 			if c < ' ' || c > '~' {

@@ -3,49 +3,31 @@ package mps
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// gpuDirs are the directories that a GPU's daemon shares with its clients.
-type gpuDirs struct {
-	// Pipe has the daemon's sockets, Log its logs, and Shm is the /dev/shm of the daemon and its clients.
-	Pipe, Log, Shm string
-}
-
-// dirsOf returns the paths of a GPU's directories in Options.Dir.
-func dirsOf(dir, uuid string) gpuDirs {
-	return gpuDirs{
-		Pipe: filepath.Join(dir, uuid, pipeName),
-		Log:  filepath.Join(dir, uuid, logName),
-		Shm:  filepath.Join(dir, uuid, shmName),
-	}
-}
-
-// librariesName is a directory in Options.Dir with links to the driver's libraries.
-const librariesName = "lib"
-
-// The names in a GPU's directory. Clients see the first three. Options.Dir has a file lockName too.
+// The names in a GPU's directory, which has the GPU's UUID as its name in Options.Dir.
 const (
-	pipeName   = "pipe"
-	logName    = "log"
-	shmName    = "shm"
-	recordName = "daemon.json"
-	lockName   = "lock"
-	outputName = "output.log"
+	pipeName   = "pipe"        // the daemon's sockets
+	logName    = "log"         // the daemon's logs
+	shmName    = "shm"         // the /dev/shm of the daemon and its clients
+	recordName = "daemon.json" // the daemon's process; see record
+	outputName = "output.log"  // what the daemon prints
 )
+
+// lockName is a file in Options.Dir that one supervisor at a time locks.
+const lockName = "lock"
 
 // uuidForm is the form of a GPU's UUID, which names its directory.
 var uuidForm = regexp.MustCompile(`^GPU-[0-9A-Za-z-]{1,59}$`)
 
 // The path of a socket may have maxSocket bytes: sun_path of unix(7), without the NUL.
 const (
-	longestSocket = "/control_privileged"
+	longestSocket = "control_privileged"
 	maxSocket     = 107
 )
 
@@ -62,7 +44,7 @@ func makeDirs(dir, uuid string) error {
 	if !uuidForm.MatchString(uuid) {
 		return fmt.Errorf("make the directories of %q: not the UUID of a GPU", uuid)
 	}
-	if n := len(dirsOf(dir, uuid).Pipe) + len(longestSocket); n > maxSocket {
+	if n := len(filepath.Join(dir, uuid, pipeName, longestSocket)); n > maxSocket {
 		return fmt.Errorf("make the directories of %s: the paths of sockets in %s would have %d bytes, more than %d; "+
 			"set a shorter runtime-dir", uuid, dir, n, maxSocket)
 	}
@@ -141,53 +123,4 @@ func outputTail(gpuDir string) string {
 	text := make([]byte, length)
 	n, _ := f.ReadAt(text, max(0, info.Size()-length))
 	return string(text[:n])
-}
-
-// linkLibraries updates the directory with links to the driver's libraries. Running daemons look there for the
-// libraries of their servers, so it is changed link by link.
-func linkLibraries(dir string, libraries map[string]string) error {
-	in := filepath.Join(dir, librariesName)
-	if len(libraries) == 0 {
-		return nil
-	}
-	if err := os.MkdirAll(in, 0o755); err != nil {
-		return fmt.Errorf("make the directory of libraries: %w", err)
-	}
-	for name, path := range libraries {
-		if err := link(in, name, path); err != nil {
-			return fmt.Errorf("link the driver's library %s: %w", name, err)
-		}
-	}
-	entries, err := os.ReadDir(in)
-	if err != nil {
-		return fmt.Errorf("read the directory of libraries: %w", err)
-	}
-	for _, e := range entries {
-		if libraries[e.Name()] != "" {
-			continue
-		}
-		if err := os.Remove(filepath.Join(in, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("remove a library of another driver: %w", err)
-		}
-	}
-	return nil
-}
-
-// link makes a link, or replaces it atomically.
-func link(in, name, target string) error {
-	if name == "" || strings.ContainsAny(name, "/\x00") {
-		return fmt.Errorf("%q is not a file name", name)
-	}
-	at := filepath.Join(in, name)
-	if now, err := os.Readlink(at); err == nil && now == target {
-		return nil
-	}
-	fresh := filepath.Join(in, "."+name)
-	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err := os.Symlink(target, fresh); err != nil {
-		return err
-	}
-	return os.Rename(fresh, at)
 }

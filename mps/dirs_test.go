@@ -144,20 +144,22 @@ func TestSupervisorUsesOnlyRootsDirectories(t *testing.T) {
 		"another user owns it":   {func() error { return os.Chown(above, 1000, 0) }, above + " belongs to user 1000"},
 		"the last one is a link": {func() error { return errors.Join(os.Symlink(safe, run), os.Lchown(run, 1000, 0)) }, run + " belongs to user 1000"},
 	} {
-		for _, insecure := range []bool{false, true} {
+		for mode, check := range map[string]func(func(string) error, string) error{
+			"strict": checkStrictly, "insecure": allowUnsafe,
+		} {
 			must(t, errors.Join(os.RemoveAll(above), os.Mkdir(above, 0o755), c.change()))
 			want := c.want
-			if insecure {
+			if mode == "insecure" {
 				want = ""
 			}
-			s := New(Options{Dir: filepath.Join(run, "mps"), Insecure: insecure})
+			s := New(Options{Dir: filepath.Join(run, "mps"), Check: check})
 			err := s.acquire()
 			if (err == nil) != (want == "") ||
 				err != nil && (!errors.Is(err, trust.ErrUnsafe) || !strings.Contains(err.Error(), want)) {
-				t.Errorf("%s, insecure %t: %v", name, insecure, err)
+				t.Errorf("%s, %s: %v", name, mode, err)
 			}
 			if _, made := os.Stat(s.opts.Dir); (made == nil) != (want == "") {
-				t.Errorf("%s, insecure %t: the directory: %v", name, insecure, made)
+				t.Errorf("%s, %s: the directory: %v", name, mode, made)
 			}
 			must(t, s.unlock())
 		}
@@ -184,29 +186,5 @@ func TestLogsAreBounded(t *testing.T) {
 		if info.Size() != want {
 			t.Errorf("%s has %d bytes, want %d", path, info.Size(), want)
 		}
-	}
-}
-
-func TestLibrariesAreLinked(t *testing.T) {
-	dir := t.TempDir()
-	in := filepath.Join(dir, librariesName)
-	for _, libraries := range []map[string]string{
-		{"libcuda.so.1": "/d/libcuda.so.1", "libold.so": "/d/libold.so"},
-		{"libcuda.so.1": "/e/libcuda.so.1", "libnew.so": "/e/libnew.so"},
-		{"libcuda.so.1": "/e/libcuda.so.1", "libnew.so": "/e/libnew.so"},
-	} {
-		must(t, linkLibraries(dir, libraries))
-		got := map[string]string{}
-		entries, err := os.ReadDir(in)
-		must(t, err)
-		for _, e := range entries {
-			got[e.Name()], _ = os.Readlink(filepath.Join(in, e.Name()))
-		}
-		if diff := cmp.Diff(libraries, got); diff != "" {
-			t.Errorf("-want +got\n%s", diff)
-		}
-	}
-	if err := linkLibraries(dir, map[string]string{"../x": "/y"}); err == nil {
-		t.Error("a name with a slash is a library's")
 	}
 }

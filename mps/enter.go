@@ -1,36 +1,35 @@
 package mps
 
 import (
-	"errors"
+	"encoding/json"
 	"fmt"
-	"io"
+	"io/fs"
 	"os"
-	"path/filepath"
 	"runtime"
 
 	"golang.org/x/sys/unix"
 )
 
-// Entry is how a process becomes the control program: a GPU's daemon, or a client that sends the daemon a command.
-type Entry struct {
+// entry is how a process becomes the control program. It is the argument of Enter, as JSON.
+type entry struct {
 	// Dir is the GPU's directory.
 	Dir string
-	// Start makes it the daemon. Driver is the version of its driver, for the record.
-	Start  bool
-	Driver string
-	// DriverRoot is the directory in which the driver is installed; empty means the root directory.
-	DriverRoot string
-	// Program is the path of nvidia-cuda-mps-control, and Env its whole environment: this process may need other
-	// libraries.
-	Program string
-	Env     []string
+	// Daemon makes it the GPU's daemon, instead of a client that sends the daemon commands.
+	Daemon  bool
+	Program Program
 }
 
-// Enter confines the process to what the program needs and becomes the program. It returns only with an error.
+// Enter confines the process to what the control program needs and becomes it. arg is the last argument that the
+// supervisor gave this process. Enter returns only with an error.
 //
 // The program sees the GPU's shm as /dev/shm. It follows no link in the directories that containers can change: it runs
 // as root and does not expect hostile directories.
-func Enter(e Entry) error {
+func Enter(arg string) error {
+	var e entry
+	if err := json.Unmarshal([]byte(arg), &e); err != nil {
+		return fmt.Errorf("read the argument: %w", err)
+	}
+	unix.Umask(0o022)
 	// Namespaces and capabilities belong to a thread, and the program gets those of the thread that calls exec.
 	runtime.LockOSThread()
 	if err := separate(); err != nil {
@@ -41,24 +40,24 @@ func Enter(e Entry) error {
 		return fmt.Errorf("enter %s: %w", e.Dir, err)
 	}
 	defer gpu.Close()
-	args, capabilities := []string{e.Program}, []int(nil)
-	if e.Start {
+	path := e.Program.Path
+	args, capabilities := []string{path}, []int(nil)
+	if e.Daemon {
 		args, capabilities = append(args, "-f"), daemonCapabilities
-		release, err := e.begin(gpu)
+		lock, err := e.begin(gpu)
 		if err != nil {
 			return err
 		}
-		defer release()
+		defer lock.Close() // by exec
 	}
 	if err := e.enterRoot(gpu); err != nil {
-		return fmt.Errorf("confine %s to %s: %w", e.Program, e.Dir, err)
+		return fmt.Errorf("confine %s to %s: %w", path, e.Dir, err)
 	}
 	if err := restrict(capabilities); err != nil {
-		return fmt.Errorf("confine %s: %w", e.Program, err)
+		return fmt.Errorf("confine %s: %w", path, err)
 	}
-	unix.Umask(0o022)
-	return fmt.Errorf("run %s, which must be in the driver's root or in a directory of the system: %w", e.Program,
-		unix.Exec(e.Program, args, e.Env))
+	return fmt.Errorf("run %s, which must be in the driver's root or in a directory of the system: %w", path,
+		unix.Exec(path, args, e.Program.environment(e.Dir)))
 }
 
 func openDir(at int, name string) (*os.File, error) {
@@ -73,11 +72,11 @@ func openDir(at int, name string) (*os.File, error) {
 func inProc(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
 // begin makes this process the GPU's daemon, unless there is one: it clears the pipe directory and writes the record.
-// The lock is held until exec.
-func (e Entry) begin(gpu *os.File) (release func(), err error) {
-	lock, err := os.OpenFile(filepath.Join(e.Dir, lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+// The GPU's directory is locked until the file that it returns is closed.
+func (e *entry) begin(gpu *os.File) (lock *os.File, err error) {
+	lock, err = os.Open(inProc(gpu))
 	if err != nil {
-		return nil, fmt.Errorf("lock the daemon: %w", err)
+		return nil, fmt.Errorf("lock %s: %w", e.Dir, err)
 	}
 	defer func() {
 		if err != nil {
@@ -85,7 +84,7 @@ func (e Entry) begin(gpu *os.File) (release func(), err error) {
 		}
 	}()
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, fmt.Errorf("lock %s, another start is in progress: %w", lock.Name(), err)
+		return nil, fmt.Errorf("lock %s, another start is in progress: %w", e.Dir, err)
 	}
 	if old, err := readRecord(e.Dir); err == nil && old.matches() {
 		return nil, fmt.Errorf("process %d is the GPU's daemon already", old.PID)
@@ -93,11 +92,11 @@ func (e Entry) begin(gpu *os.File) (release func(), err error) {
 	if err := clearDir(gpu, pipeName); err != nil {
 		return nil, fmt.Errorf("clear %s of %s: %w", pipeName, e.Dir, err)
 	}
-	r, err := recordOf(os.Getpid(), e.Driver)
+	r, err := recordOf(os.Getpid(), e.Program.Driver)
 	if err == nil {
 		err = r.write(e.Dir)
 	}
-	return func() { _ = lock.Close() }, err
+	return lock, err
 }
 
 // clearDir removes everything in a directory. The directory itself stays, since containers have it mounted.
@@ -112,23 +111,14 @@ func clearDir(gpu *os.File, name string) error {
 		return err
 	}
 	defer root.Close()
-	list, err := root.Open(".")
+	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
 		return err
 	}
-	defer list.Close()
-	for {
-		names, err := list.Readdirnames(256)
-		if errors.Is(err, io.EOF) || err == nil && len(names) == 0 {
-			return nil
-		}
-		if err != nil {
+	for _, e := range entries {
+		if err := root.RemoveAll(e.Name()); err != nil {
 			return err
 		}
-		for _, name := range names {
-			if err := root.RemoveAll(name); err != nil {
-				return err
-			}
-		}
 	}
+	return nil
 }

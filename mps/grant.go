@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"path/filepath"
 	"slices"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -13,8 +14,7 @@ import (
 const (
 	pipePath = "/run/gpu/mps/pipe"
 	logPath  = "/run/gpu/mps/log"
-
-	shmPath = "/dev/shm"
+	shmPath  = "/dev/shm"
 )
 
 // WithGrants returns the resources with what a client of an MPS control daemon needs in the grants of the devices that
@@ -28,11 +28,11 @@ func WithGrants(resources []resource.Resource, dir string) []resource.Resource {
 			if d.MPS == nil || d.Grant == nil {
 				continue
 			}
-			dirs, g := dirsOf(dir, d.UUID), *d.Grant
+			gpuDir, g := filepath.Join(dir, d.UUID), *d.Grant
 			g.Always.Mounts = append(slices.Clone(g.Always.Mounts),
-				&specs.Mount{ContainerPath: pipePath, HostPath: dirs.Pipe, Options: []string{"ro"}},
-				&specs.Mount{ContainerPath: logPath, HostPath: dirs.Log, Options: []string{"ro"}},
-				&specs.Mount{ContainerPath: shmPath, HostPath: dirs.Shm})
+				&specs.Mount{ContainerPath: pipePath, HostPath: filepath.Join(gpuDir, pipeName), Options: []string{"ro"}},
+				&specs.Mount{ContainerPath: logPath, HostPath: filepath.Join(gpuDir, logName), Options: []string{"ro"}},
+				&specs.Mount{ContainerPath: shmPath, HostPath: filepath.Join(gpuDir, shmName)})
 			g.Always.Env = append(slices.Clone(g.Always.Env),
 				"CUDA_MPS_PIPE_DIRECTORY="+pipePath, "CUDA_MPS_LOG_DIRECTORY="+logPath)
 			d.Grant = &g

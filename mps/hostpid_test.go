@@ -51,7 +51,7 @@ func TestCheckPIDNamespace(t *testing.T) {
 	if err := checkPIDNamespace(socket + ".not"); err != nil {
 		t.Errorf("without a kubelet: %v", err)
 	}
-	s := New(Options{Dir: filepath.Join(makeShortDir(t), "mps"), Insecure: true, KubeletSocket: socket})
+	s := New(Options{Dir: filepath.Join(makeShortDir(t), "mps"), Check: allowUnsafe, KubeletSocket: socket})
 	if err := errors.Join(s.Claim(), s.unlock()); err != nil {
 		t.Error(err)
 	}

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/regular"
 )
 
 // process is a daemon's process. A pidfd identifies it, so that its PID cannot come to mean another process.
@@ -75,16 +74,6 @@ func reap(pid int) string {
 	return "was ended by signal " + unix.SignalName(status.Signal())
 }
 
-// ReapChildren collects the exit statuses of children that ended while this program restarted itself by exec. It must
-// be called before a child is started.
-func ReapChildren() {
-	for {
-		if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid <= 0 && !errors.Is(err, unix.EINTR) {
-			return
-		}
-	}
-}
-
 // runs reports whether there is a process and it has not ended.
 func (p *process) runs() bool { return p != nil && p.ended.Err() == nil }
 
@@ -122,7 +111,6 @@ func (p *process) close() {
 	}
 	_ = p.pidfd.Close()
 	<-p.watched
-	p.setEnd(context.Canceled)
 }
 
 // record identifies the process of a GPU's daemon, for the next plugin. No container sees the file, and only root can
@@ -146,11 +134,11 @@ func recordOf(pid int, driver string) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	boot, err := bootID()
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return record{}, err
+		return record{}, fmt.Errorf("read the boot ID: %w", err)
 	}
-	return record{PID: pid, Started: started, Boot: boot, Driver: driver}, nil
+	return record{PID: pid, Started: started, Boot: strings.TrimSpace(string(boot)), Driver: driver}, nil
 }
 
 // write writes the record into a GPU's directory.
@@ -165,12 +153,7 @@ func (r record) write(gpuDir string) error {
 // readRecord reads the record in a GPU's directory. If there is none the error is fs.ErrNotExist.
 func readRecord(gpuDir string) (record, error) {
 	path := filepath.Join(gpuDir, recordName)
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return record{}, fmt.Errorf("read the record of a daemon: %w", err)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxRecord))
+	data, err := regular.ReadFile(path, maxRecord)
 	if err != nil {
 		return record{}, fmt.Errorf("read the record of a daemon: %w", err)
 	}
@@ -192,25 +175,11 @@ func parseRecord(data []byte) (record, error) {
 	return r, nil
 }
 
-// recorded reports whether a GPU's directory has a record, valid or not.
-func recorded(gpuDir string) bool {
-	_, err := os.Lstat(filepath.Join(gpuDir, recordName))
-	return !errors.Is(err, fs.ErrNotExist)
-}
-
 // matches reports whether the process with that PID is the recorded one. The caller has a pidfd of it, so the PID
 // cannot pass to another process afterwards.
 func (r record) matches() bool {
 	now, err := recordOf(r.PID, r.Driver)
 	return err == nil && now == r
-}
-
-func bootID() (string, error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read the boot ID: %w", err)
-	}
-	return strings.TrimSpace(string(data)), nil
 }
 
 // startTime is the start of a process in clock ticks since the boot.

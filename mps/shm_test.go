@@ -93,26 +93,6 @@ func TestClearDirSaysWhatStays(t *testing.T) {
 	}
 }
 
-func TestMountsOfAnAdministratorStay(t *testing.T) {
-	testenv.Root(t)
-	dir := makeShortDir(t)
-	must(t, makeDirs(dir, testGPU))
-	gpuDir := filepath.Join(dir, testGPU)
-	shm := filepath.Join(gpuDir, shmName)
-	must(t, unix.Mount("admin", shm, "tmpfs", 0, "size=8m"))
-	t.Cleanup(func() { must(t, unix.Unmount(shm, 0)) })
-	must(t, os.WriteFile(filepath.Join(shm, "admin"), nil, 0o600))
-	prepareGPU(t, dir, testGPU)
-	must(t, resizeShm(gpuDir, testShm))
-	must(t, unmountShm(gpuDir))
-	if size := statfs(t, shm).Blocks * uint64(statfs(t, shm).Bsize); size != 8<<20 {
-		t.Errorf("it has %d bytes", size)
-	}
-	if _, err := os.Lstat(filepath.Join(shm, "admin")); err != nil || prepared(gpuDir) {
-		t.Errorf("%v, prepared %t", err, prepared(gpuDir))
-	}
-}
-
 // runInPrivateNamespace runs f where the host does not see its mounts, as in a service with PrivateTmp=.
 func runInPrivateNamespace(t *testing.T, f func()) {
 	t.Helper()
@@ -195,38 +175,4 @@ func pidOf(t *testing.T, gpuDir string) int {
 	r, err := readRecord(gpuDir)
 	must(t, err)
 	return r.PID
-}
-
-func TestParseMount(t *testing.T) {
-	for line, want := range map[string]mount{
-		"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue": {
-			id: 36, dev: "98:0", path: "/mnt2", fsType: "ext3", source: "/dev/root",
-		},
-		"22 27 0:21 / /proc rw - proc proc rw":             {id: 22, dev: "0:21", path: "/proc", fsType: "proc", source: "proc"},
-		"1 2 0:3 / /run rw shared:5 master:1 - tmpfs x rw": {id: 1, dev: "0:3", path: "/run", fsType: "tmpfs", source: "x"},
-		`1 2 0:3 /a\040-\040b /c\134\011d\012 rw - tmpfs a\043b rw`: {
-			id: 1, dev: "0:3", path: "/c\\\td\n", fsType: "tmpfs", source: "a#b",
-		},
-	} {
-		got, err := parseMount(line)
-		if err != nil || got != want {
-			t.Errorf("%s: %+v, %v", line, got, err)
-		}
-	}
-	for _, line := range []string{"", "x 2 0:3 / /run rw - tmpfs x rw", "1 2 0:3 / /run - tmpfs x", "1 2 0:3 / /run rw"} {
-		if got, err := parseMount(line); err == nil {
-			t.Errorf("%q: %+v", line, got)
-		}
-	}
-}
-
-func FuzzParseMount(f *testing.F) {
-	f.Add("36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 shared:7 - ext3 /dev/root rw\n")
-	f.Add("1 2 0:3 /a\\040b / rw - tmpfs x rw")
-	f.Fuzz(func(t *testing.T, line string) {
-		m, err := parseMount(line)
-		if (err == nil) != (m.dev != "" && m.path != "" && m.fsType != "" && m.source != "") {
-			t.Errorf("%+v and %v", m, err)
-		}
-	})
 }

@@ -49,20 +49,18 @@ type ComputeModes interface {
 	SetExclusive(ctx context.Context, uuid string, exclusive bool) error
 }
 
-// Options are the parameters of a Supervisor. Dir, Helper, Program and Modes are required.
+// Options are the parameters of a Supervisor. All are required but Interval and Deadline.
 type Options struct {
-	// Dir has a directory for each GPU; see dirsOf. Its path must be the same on the host, and only root may write to
-	// it and to the directories above.
+	// Dir has a directory for each GPU; see dirs.go. Its path must be the same on the host.
 	Dir string
-	// Insecure allows a Dir that other users can change.
-	Insecure bool
 	// KubeletSocket is the kubelet's socket for device plugins; see checkPIDNamespace.
 	KubeletSocket string
-	// Helper runs this program so that it becomes the control program.
-	Helper Helper
-	// Program finds the driver's control program. It is called again when that file is gone. The program runs as root,
-	// so one that other users can change must be an error.
-	Program func(context.Context) (Program, error)
+	// Helper is the command line with which this program calls Enter. Enter's argument is appended.
+	Helper []string
+	// Program finds the driver's control program. It is called again when that file is gone.
+	Program func() (Program, error)
+	// Check applies a check of internal/trust to a path. Only root may change Dir and the programs that are run.
+	Check func(check func(path string) error, path string) error
 	// Modes makes a GPU exclusive while it has a daemon, so that no process uses it without MPS.
 	Modes ComputeModes
 	// Changed is called when the result of Problem may have changed.
@@ -71,8 +69,7 @@ type Options struct {
 	Interval time.Duration
 	// Deadline is for all requests of one check together; 0 is 5 seconds.
 	Deadline time.Duration
-	// Log is the logger; nil is the default one.
-	Log *slog.Logger
+	Log      *slog.Logger
 }
 
 // Supervisor runs the control daemons. Call Run once; the other methods may be called at any time.
@@ -81,23 +78,26 @@ type Supervisor struct {
 	kick wake.Chan // there may be workers to start
 
 	mu      sync.Mutex
-	desired map[string]Daemon // by UUID; nil before the first Set
+	desired map[string]Daemon // by UUID
 	workers map[string]*worker
-	program Program // the last one found
 
-	files sync.Mutex // guards lock and the directory of libraries
-	lock  *lock.Lock // of Options.Dir, or nil
+	setup   sync.Mutex // guards what follows
+	lock    *lock.Lock // of Options.Dir, or nil
+	program Program    // the last one found
 }
 
-// New returns a supervisor. It changes nothing.
+// New returns a supervisor, which knows the GPUs that an earlier plugin prepared. It changes nothing.
 func New(o Options) *Supervisor {
 	o.Interval = cmp.Or(o.Interval, 10*time.Second)
 	o.Deadline = cmp.Or(o.Deadline, 5*time.Second)
-	o.Log = cmp.Or(o.Log, slog.Default())
-	if o.Changed == nil {
-		o.Changed = func() {}
+	s := &Supervisor{opts: o, kick: wake.New(), workers: map[string]*worker{}}
+	entries, _ := os.ReadDir(o.Dir) // without the directory MPS was never used
+	for _, e := range entries {
+		if uuid := e.Name(); uuidForm.MatchString(uuid) && prepared(filepath.Join(o.Dir, uuid)) {
+			s.workers[uuid] = newWorker(s, uuid)
+		}
 	}
-	return &Supervisor{opts: o, kick: wake.New(), workers: map[string]*worker{}}
+	return s
 }
 
 // Set replaces the desired daemons. It does not wait for them.
@@ -105,18 +105,11 @@ func (s *Supervisor) Set(daemons []Daemon) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.desired
-	var uuids []string
-	if before == nil {
-		uuids = s.leftovers()
-	}
 	s.desired = map[string]Daemon{}
 	for _, d := range daemons {
 		s.desired[d.UUID] = d
-		uuids = append(uuids, d.UUID)
-	}
-	for _, uuid := range uuids {
-		if s.workers[uuid] == nil {
-			s.workers[uuid] = newWorker(s, uuid)
+		if s.workers[d.UUID] == nil {
+			s.workers[d.UUID] = newWorker(s, d.UUID)
 		}
 	}
 	for uuid, w := range s.workers {
@@ -148,34 +141,26 @@ func (s *Supervisor) Problem(d *resource.Device) string {
 	return w.reason
 }
 
-// Run runs the daemons until ctx ends. They continue after that.
+// Run runs the daemons from the first Set until ctx ends. They continue after that.
 func (s *Supervisor) Run(ctx context.Context) error {
 	var workers sync.WaitGroup
+	running := map[string]bool{}
 	for {
-		for _, w := range s.unstarted() {
-			workers.Go(func() { w.run(ctx) })
-		}
 		select {
 		case <-s.kick:
 		case <-ctx.Done():
 			workers.Wait()
 			return s.unlock()
 		}
-	}
-}
-
-// unstarted returns the workers that Run has not started, and marks them as started.
-func (s *Supervisor) unstarted() []*worker {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var list []*worker
-	for _, w := range s.workers {
-		if !w.started {
-			w.started = true
-			list = append(list, w)
+		s.mu.Lock()
+		for uuid, w := range s.workers {
+			if !running[uuid] {
+				running[uuid] = true
+				workers.Go(func() { w.run(ctx) })
+			}
 		}
+		s.mu.Unlock()
 	}
-	return list
 }
 
 // Claim checks that MPS can be used here and reserves the directory until Run ends. The error is ErrPIDNamespace, or
@@ -192,17 +177,17 @@ func (s *Supervisor) Claim() error {
 
 // acquire reserves the directory for this instance.
 func (s *Supervisor) acquire() error {
-	s.files.Lock()
-	defer s.files.Unlock()
+	s.setup.Lock()
+	defer s.setup.Unlock()
 	if s.lock != nil {
 		return nil
 	}
-	err := trust.Dir(s.opts.Dir)
-	if err != nil && (!s.opts.Insecure || !errors.Is(err, trust.ErrUnsafe)) {
+	if err := s.opts.Check(trust.Dir, s.opts.Dir); err != nil {
 		return fmt.Errorf("%s is not used for MPS, set another runtime-dir: %w", s.opts.Dir, err)
 	}
-	// Not atomicfile.MakeDirs: that follows no link of another user, which Insecure allows.
-	if err := os.MkdirAll(s.opts.Dir, 0o755); err != nil {
+	// Not atomicfile.MakeDirs: that follows no link of another user, which Check may allow.
+	err := os.MkdirAll(s.opts.Dir, 0o755)
+	if err != nil {
 		return fmt.Errorf("make the directory of MPS: %w", err)
 	}
 	if s.lock, err = lock.Acquire(filepath.Join(s.opts.Dir, lockName)); err != nil {
@@ -212,27 +197,12 @@ func (s *Supervisor) acquire() error {
 }
 
 func (s *Supervisor) unlock() error {
-	s.files.Lock()
-	defer s.files.Unlock()
+	s.setup.Lock()
+	defer s.setup.Unlock()
 	if s.lock == nil {
 		return nil
 	}
 	return s.lock.Release()
-}
-
-// leftovers are the GPUs that an earlier plugin prepared.
-func (s *Supervisor) leftovers() []string {
-	entries, err := os.ReadDir(s.opts.Dir)
-	if err != nil {
-		return nil // MPS was never used
-	}
-	var uuids []string
-	for _, e := range entries {
-		if uuidForm.MatchString(e.Name()) && prepared(filepath.Join(s.opts.Dir, e.Name())) {
-			uuids = append(uuids, e.Name())
-		}
-	}
-	return uuids
 }
 
 // desiredFor returns the desired daemon of a GPU, or nil.
@@ -246,24 +216,18 @@ func (s *Supervisor) desiredFor(uuid string) *Daemon {
 }
 
 // control returns the control program, as it is installed now, for a GPU's daemon.
-func (s *Supervisor) control(ctx context.Context, dir string) (*control, error) {
-	s.mu.Lock()
-	p := s.program
-	s.mu.Unlock()
-	if _, err := os.Stat(p.Path); err != nil {
-		if p, err = s.opts.Program(ctx); err != nil {
+func (s *Supervisor) control(gpuDir string) (*control, error) {
+	s.setup.Lock()
+	defer s.setup.Unlock()
+	if _, err := os.Stat(s.program.Path); err != nil {
+		p, err := s.opts.Program()
+		if err != nil {
 			return nil, err
 		}
-		s.mu.Lock()
+		if err := p.prepare(s.opts.Check); err != nil {
+			return nil, err
+		}
 		s.program = p
-		s.mu.Unlock()
 	}
-	return &control{helper: s.opts.Helper, dir: dir, program: p}, nil
-}
-
-// linkLibraries updates the links to the driver's libraries for one worker at a time.
-func (s *Supervisor) linkLibraries(libraries map[string]string) error {
-	s.files.Lock()
-	defer s.files.Unlock()
-	return linkLibraries(s.opts.Dir, libraries)
+	return &control{helper: s.opts.Helper, dir: gpuDir, program: s.program}, nil
 }

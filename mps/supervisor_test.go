@@ -3,7 +3,6 @@ package mps
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
 	"net"
@@ -20,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
@@ -31,7 +31,7 @@ const helperName = "mps-exec"
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == helperName {
-		fmt.Fprintln(os.Stderr, become(os.Args[2:]))
+		fmt.Fprintln(os.Stderr, Enter(os.Args[2]))
 		os.Exit(1)
 	}
 	if len(os.Args) > 2 && os.Args[1] == checkName {
@@ -41,22 +41,24 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func become(args []string) error {
-	var e Entry
-	f := flag.NewFlagSet(helperName, flag.ContinueOnError)
-	f.BoolVar(&e.Start, "start", false, "")
-	f.StringVar(&e.Driver, "driver", "", "")
-	f.StringVar(&e.DriverRoot, "driver-dir", "", "")
-	if err := f.Parse(args); err != nil {
-		return err
-	}
-	e.Dir, e.Program, e.Env = f.Arg(0), f.Arg(1), f.Args()[2:]
-	return Enter(e)
+var testHelper = []string{"mps.test", helperName}
+
+// startTestDaemon starts a GPU's daemon without a supervisor.
+func startTestDaemon(gpuDir string, p Program) (*process, error) {
+	c := &control{helper: testHelper, dir: gpuDir, program: p}
+	return c.startDaemon()
 }
 
-func testHelper() Helper {
-	return Helper{Path: "/proc/self/exe", Args: []string{"mps.test", helperName}}
+// allowUnsafe allows what others can change: tests are below /tmp.
+func allowUnsafe(check func(path string) error, path string) error {
+	if err := check(path); !errors.Is(err, trust.ErrUnsafe) {
+		return err
+	}
+	return nil
 }
+
+// checkStrictly allows nothing that others can change.
+func checkStrictly(check func(path string) error, path string) error { return check(path) }
 
 // modes records which GPUs are exclusive.
 type modes struct {
@@ -115,8 +117,7 @@ func newTestSupervisor(t *testing.T) *testSupervisor {
 	s := &testSupervisor{
 		t: t, node: node, modes: &modes{exclusive: map[string]bool{}}, stop: func() {},
 		program: Program{
-			Path: node.MPSControl(), SearchPath: []string{filepath.Dir(node.MPSControl())}, Driver: "1",
-			Root:      node.Root(),
+			Path: node.MPSControl(), Driver: "1", Root: node.Root(),
 			Libraries: map[string]string{"libnvidia-ml.so.1": node.Library()},
 		},
 	}
@@ -135,19 +136,18 @@ func newTestSupervisor(t *testing.T) *testSupervisor {
 // renew replaces the supervisor by a new one for the directory.
 func (s *testSupervisor) renew(dir string) {
 	s.Supervisor = New(Options{
-		Dir: dir, Insecure: true, Helper: testHelper(), Modes: s.modes,
-		Program: func(context.Context) (Program, error) {
+		Dir: dir, Check: allowUnsafe, Helper: testHelper, Modes: s.modes, Changed: func() {},
+		Program: func() (Program, error) {
 			_, err := os.Stat(s.program.Path)
 			return s.program, err
 		},
-		Interval: 100 * time.Millisecond, Deadline: 2 * time.Second,
+		Interval: 100 * time.Millisecond, Deadline: 2 * time.Second, Log: s.checkedLog(),
 	})
-	s.checkLog()
 }
 
-// checkLog checks each line of the log, and must be called before start. A line must be complete without its
-// attributes: it names the GPU, and the cause is in the message.
-func (s *testSupervisor) checkLog() {
+// checkedLog returns a log that checks each line. A line must be complete without its attributes: it names the GPU, and
+// the cause is in the message.
+func (s *testSupervisor) checkedLog() *slog.Logger {
 	options := slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		switch {
 		case a.Key == slog.MessageKey && !strings.HasPrefix(a.Value.String(), "GPU-"):
@@ -157,7 +157,7 @@ func (s *testSupervisor) checkLog() {
 		}
 		return a
 	}}
-	s.opts.Log = slog.New(slog.NewTextHandler(s.t.Output(), &options))
+	return slog.New(slog.NewTextHandler(s.t.Output(), &options))
 }
 
 // start runs the supervisor until stop or the end of the test.
@@ -306,7 +306,7 @@ env | sed 's/=.*//' | sort | tr '\n' ' '
 		must(t, unix.Mknod(filepath.Join(gpuDir, name, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 	}
 	p := Program{Path: script, SearchPath: []string{"/usr/bin", "/bin"}, Driver: "1", Root: dir}
-	daemon, err := testHelper().startDaemon(gpuDir, p)
+	daemon, err := startTestDaemon(gpuDir, p)
 	must(t, err)
 	<-daemon.done()
 	ended, printed := how(daemon), outputTail(gpuDir)
@@ -354,8 +354,7 @@ esac
 func TestAGPUHasOneDaemon(t *testing.T) {
 	s := newTestSupervisor(t)
 	prepareGPU(t, s.opts.Dir, s.gpu(0))
-	must(t, linkLibraries(s.opts.Dir, s.program.Libraries))
-	first, err := testHelper().startDaemon(s.dir(0), s.program)
+	first, err := startTestDaemon(s.dir(0), s.program)
 	must(t, err)
 	defer first.close()
 	eventually(
@@ -363,7 +362,7 @@ func TestAGPUHasOneDaemon(t *testing.T) {
 		"a daemon",
 		func() bool { _, err := os.Stat(filepath.Join(s.dir(0), pipeName, "control")); return err == nil },
 	)
-	second, err := testHelper().startDaemon(s.dir(0), s.program)
+	second, err := startTestDaemon(s.dir(0), s.program)
 	must(t, err)
 	defer second.close()
 	<-second.done()
@@ -438,10 +437,10 @@ func TestSupervisorAdoptsADaemonThatAppearsLate(t *testing.T) {
 	var late *process
 	s.opts.Modes = &lateModes{modes: s.modes, do: func() {
 		var err error
-		if late, err = testHelper().startDaemon(s.dir(0), s.program); err != nil {
+		if late, err = startTestDaemon(s.dir(0), s.program); err != nil {
 			t.Error(err)
 		}
-		for late.runs() && !recorded(s.dir(0)) {
+		for _, err := readRecord(s.dir(0)); late.runs() && err != nil; _, err = readRecord(s.dir(0)) {
 			time.Sleep(time.Millisecond)
 		}
 	}}
@@ -525,7 +524,7 @@ func TestSupervisorFollowsTheDesiredState(t *testing.T) {
 
 	// A container changes them.
 	s.awaitReady(0)
-	c, err := s.control(t.Context(), s.dir(0))
+	c, err := s.control(s.dir(0))
 	must(t, err)
 	_, err = c.ask(t.Context(), "set_default_active_thread_percentage 100")
 	must(t, err)
@@ -535,9 +534,7 @@ func TestSupervisorFollowsTheDesiredState(t *testing.T) {
 	must(t, unix.Kill(first, unix.SIGKILL))
 	s.awaitProblem(0, "was ended by signal SIGKILL")
 	second := s.awaitReady(0)
-	s.mu.Lock()
-	s.Supervisor.program.Driver = "2"
-	s.mu.Unlock()
+	s.replaceDriver()
 	eventually(t, "a daemon of the other driver", func() bool {
 		r, err := readRecord(s.dir(0))
 		return err == nil && r.PID != second && r.Driver == "2"

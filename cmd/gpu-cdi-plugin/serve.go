@@ -89,7 +89,6 @@ type service struct {
 }
 
 func (a *app) serve(cmd *cobra.Command) error {
-	mps.ReapChildren()
 	s, err := a.newService()
 	if err != nil {
 		return err
@@ -107,7 +106,7 @@ func (a *app) newService() (*service, error) {
 	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), rulesOf, s.publish); err != nil {
 		return nil, err
 	}
-	s.mps = s.newSupervisor(s.host)
+	s.mps = s.newSupervisor()
 	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.checkConfig
 	s.plugin, err = plugin.New(s.pluginOptions())
 	return s, err

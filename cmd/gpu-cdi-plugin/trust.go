@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -13,7 +12,6 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/trust"
-	"gpu-cdi-plugin/mps"
 )
 
 const (
@@ -76,28 +74,6 @@ func (a *app) checkDriverRoot(h host.Host) error {
 func (a *app) checkDir(name, path string) error {
 	if err := a.check(trust.Dir, path); errors.Is(err, trust.ErrUnsafe) {
 		return fmt.Errorf("%s %s is not used: %w", name, path, err)
-	}
-	return nil
-}
-
-// checkMPS returns an error unless only root can change the MPS control program, its server and their libraries: they
-// run as root.
-func (a *app) checkMPS(p mps.Program) error {
-	files := []string{p.Path}
-	for _, dir := range p.SearchPath {
-		server := filepath.Join(dir, mpsServer)
-		if _, err := os.Stat(server); err == nil {
-			files = append(files, server)
-			break
-		}
-	}
-	for _, library := range p.Libraries {
-		files = append(files, library)
-	}
-	for _, file := range files {
-		if err := a.check(trust.File, file); err != nil {
-			return fmt.Errorf("%s is not run for MPS: %w", file, err)
-		}
 	}
 	return nil
 }

@@ -1,0 +1,77 @@
+package mps
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gpu-cdi-plugin/internal/trust"
+)
+
+// ControlProgram is the file name of the control program. It runs serverProgram.
+const (
+	ControlProgram = "nvidia-cuda-mps-control"
+	serverProgram  = "nvidia-cuda-mps-server"
+)
+
+// Program is nvidia-cuda-mps-control.
+type Program struct {
+	// Path is the program's path on the host, without links.
+	Path string
+	// Driver is the version of the program's driver.
+	Driver string
+	// Root is the directory in which the driver is installed; empty means the root directory.
+	Root string
+	// Libraries are the paths of the driver's libraries by file name and SONAME, if the loader does not find them by
+	// itself. Their directories are not given to the loader: they may contain another C library than the host's.
+	Libraries map[string]string
+
+	// SearchPath has the directories in which the program searches for its server. The supervisor sets it.
+	SearchPath []string
+}
+
+// prepare sets the search path, and returns an error unless only root can change the program, its server and their
+// libraries: they run as root.
+func (p *Program) prepare(check func(check func(path string) error, path string) error) error {
+	files := []string{p.Path}
+	dirs := []string{filepath.Dir(p.Path)}
+	for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
+		dirs = append(dirs, filepath.Join(cmp.Or(p.Root, "/"), dir))
+	}
+	for _, dir := range dirs {
+		if check(trust.Dir, dir) == nil { // other users could put a server of their own into the rest
+			p.SearchPath = append(p.SearchPath, dir)
+		}
+	}
+	for _, dir := range p.SearchPath {
+		server := filepath.Join(dir, serverProgram)
+		if _, err := os.Stat(server); err == nil {
+			files = append(files, server)
+			break
+		}
+	}
+	for _, file := range slices.AppendSeq(files, maps.Values(p.Libraries)) {
+		if err := check(trust.File, file); err != nil {
+			return fmt.Errorf("%s is not run for MPS: %w", file, err)
+		}
+	}
+	return nil
+}
+
+// environment returns the program's environment for a GPU.
+func (p Program) environment(gpuDir string) []string {
+	env := []string{
+		"CUDA_VISIBLE_DEVICES=" + filepath.Base(gpuDir),
+		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(gpuDir, pipeName),
+		"CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(gpuDir, logName),
+		"PATH=" + strings.Join(p.SearchPath, ":"),
+	}
+	if len(p.Libraries) > 0 {
+		env = append(env, "LD_LIBRARY_PATH="+librariesDir)
+	}
+	return env
+}
