@@ -3,6 +3,7 @@ package hook
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -170,7 +171,9 @@ func TestMakePlan(t *testing.T) {
 			want: []string{"/drv/libcuda.so.1 -> libcuda.so.580.1"},
 		},
 		"musl with a path file that cannot be read": {
-			seen: observation{libraries: libs[:1], musl: true, cache: none, muslPath: content{err: rootfs.ErrTooLarge}},
+			seen: observation{
+				libraries: libs[:1], musl: true, cache: none, muslPath: content{err: errors.New("file too large")},
+			},
 			want: []string{
 				"/drv/libcuda.so.1 -> libcuda.so.580.1",
 				`/etc/ld-musl-x86_64.path: "/lib\n/usr/local/lib\n/usr/lib\n/drv\n"`,

@@ -66,7 +66,7 @@ func TestConfigMustBeARegularFile(t *testing.T) {
 		"a FIFO":       {func(path string) error { return unix.Mkfifo(path, 0o644) }, "a FIFO"},
 		"a link":       {func(path string) error { return os.Symlink(regular, path) }, "a symbolic link"},
 		"a directory":  {func(path string) error { return os.Mkdir(path, 0o755) }, "a directory"},
-		"a large file": {func(path string) error { return sparse(path, maxConfig+1) }, "too large"},
+		"a large file": {func(path string) error { return sparse(path, maxConfig+1) }, "bytes, the limit is"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bundle := t.TempDir()

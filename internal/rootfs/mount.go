@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"gpu-cdi-plugin/internal/regular"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -40,7 +42,7 @@ func (r *Root) mountFile(name string, data []byte, mode fs.FileMode) error {
 		return err
 	}
 	if info.IsDir() {
-		return fmt.Errorf("%w but %s", ErrNotRegular, typeName(info.Mode()))
+		return fmt.Errorf("%w but %s", ErrNotRegular, regular.TypeName(info.Mode()))
 	}
 	if !strings.HasPrefix(name, "/proc/") {
 		if err := refuseProc(target); err != nil {

@@ -1,12 +1,13 @@
 package rootfs
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+
+	"gpu-cdi-plugin/internal/regular"
 
 	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"golang.org/x/sys/unix"
@@ -68,7 +69,8 @@ func (r *Root) readFile(name string, limit int64, check func(*os.File) error) ([
 		return nil, err
 	}
 	defer closeQuietly(f)
-	return readAll(f, name, limit)
+	data, _, err := regular.Read(f, limit)
+	return data, err
 }
 
 // checkRootMount returns ErrVolume unless the file is on the root's own mount.
@@ -117,7 +119,8 @@ func ReadHostFile(name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer closeQuietly(f)
-	return readAll(f, name, limit)
+	data, _, err := regular.Read(f, limit)
+	return data, err
 }
 
 // openRegular opens a file for reading that is open with O_PATH. It must be a regular file.
@@ -127,33 +130,13 @@ func openRegular(f *os.File, name string) (*os.File, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("open %s: %w but %s", name, ErrNotRegular, typeName(info.Mode()))
+		return nil, fmt.Errorf("open %s: %w but %s", name, ErrNotRegular, regular.TypeName(info.Mode()))
 	}
 	file, err := pathrs.Reopen(f, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", name, err)
 	}
 	return file, nil
-}
-
-// readAll reads at most limit bytes. The file's size is only a hint: it is 0 in /proc, and may change.
-func readAll(f *os.File, name string, limit int64) ([]byte, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	var data bytes.Buffer
-	if info.Size() <= limit {
-		data.Grow(int(info.Size()) + bytes.MinRead)
-		_, err = data.ReadFrom(io.LimitReader(f, limit+1))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", name, err)
-	}
-	if max(info.Size(), int64(data.Len())) > limit {
-		return nil, fmt.Errorf("read %s: %w: more than %d bytes", name, ErrTooLarge, limit)
-	}
-	return data.Bytes(), nil
 }
 
 // ReadDir lists at most limit names of a directory on the root's own mount or in the container's own /dev, in the file
@@ -172,20 +155,4 @@ func (r *Root) ReadDir(name string, limit int) ([]string, error) {
 		return nil, fmt.Errorf("list %s: %w", name, err)
 	}
 	return names, nil
-}
-
-func typeName(mode fs.FileMode) string {
-	switch {
-	case mode.IsDir():
-		return "a directory"
-	case mode&fs.ModeSymlink != 0:
-		return "a symbolic link"
-	case mode&fs.ModeNamedPipe != 0:
-		return "a FIFO"
-	case mode&fs.ModeSocket != 0:
-		return "a socket"
-	case mode&fs.ModeDevice != 0:
-		return "a device"
-	}
-	return "of an unknown type"
 }

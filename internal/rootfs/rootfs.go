@@ -29,8 +29,6 @@ import (
 var (
 	// ErrNotRegular is the error of reading a file that is not a regular one.
 	ErrNotRegular = errors.New("not a regular file")
-	// ErrTooLarge is the error of reading a file that is larger than the limit.
-	ErrTooLarge = errors.New("file too large")
 	// ErrVolume is the error of reading or changing a file on a volume, or on any mount other than the root's own.
 	ErrVolume = errors.New("on another mount than the container's root")
 	// ErrShared is the error of mounting over a file on a mount with propagation.
