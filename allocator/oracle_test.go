@@ -207,9 +207,7 @@ func (o *oracle) node() *Node {
 	gpus, score := make([]nodeGPU, len(o.score)), newMatrix(len(o.score))
 	for a := range gpus {
 		gpus[a] = nodeGPU{fmt.Sprintf("GPU-%d", a), o.numa[a]}
-		for b, s := range o.score[a] {
-			score[a][b] = int32(s)
-		}
+		copy(score[a], o.score[a])
 	}
 	return newNode(gpus, score)
 }

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"cmp"
+	"math"
 	"math/bits"
 	"slices"
 )
@@ -9,56 +10,45 @@ import (
 // partitions finds the best partitions of sets into sets of a size. If the size does not divide the number of GPUs, one
 // set has the rest. One set of the full size contains must.
 type partitions struct {
-	table []int32
-	size  int
-	must  uint32
-	// best has the sum of the best partition of each set, plus known. It is 0 where it was not computed yet.
-	best []int32
+	*table
+	size int
+	must uint32
+	best []int // the sum of the best partition of each set, or unknown, or impossible
 }
 
 // In partitions.best.
 const (
-	impossible = 1 // there is no partition
-	known      = 2 // is added to the sum
+	unknown    = -1
+	impossible = math.MinInt / 2 // there is no partition; it stays far below all sums if scores are added
 )
 
-func newPartitions(table []int32, size int, must uint32) *partitions {
-	return &partitions{table: table, size: size, must: must, best: make([]int32, len(table))}
-}
-
-// sum returns the sum of the best partition of a set, and false if there is none.
-func (p *partitions) sum(x uint32) (int32, bool) {
+// sum returns the sum of the best partition of a set.
+func (p *partitions) sum(x uint32) int {
 	if x == 0 {
-		return 0, true
+		return 0
 	}
-	if p.best[x] == 0 {
-		p.best[x] = impossible
-		p.eachFirst(x, func(first uint32) {
-			if rest, ok := p.sum(x &^ first); ok {
-				p.best[x] = max(p.best[x], p.table[first]+rest+known)
-			}
-		})
+	if p.best[x] == unknown {
+		most := impossible
+		p.eachFirst(x, func(first uint32) { most = max(most, p.score[first]+p.sum(x&^first)) })
+		p.best[x] = most
 	}
-	return p.best[x] - known, p.best[x] != impossible
+	return p.best[x]
 }
 
-// eachFirst visits the sets that can contain the lowest GPU in a partition of x.
+// eachFirst visits the sets that can contain the lowest GPU in a partition of x. x has all of must or nothing of it.
 func (p *partitions) eachFirst(x uint32, visit func(uint32)) {
 	lowest := x & -x
-	eachSubset(x&^lowest, p.size-1, func(s uint32) {
-		if s |= lowest; s&p.must == 0 || s&p.must == p.must {
-			visit(s)
-		}
-	})
-	over := bits.OnesCount32(x) % p.size
-	if over == 0 {
-		return
+	others := x &^ lowest &^ p.must
+	if x&p.must != 0 {
+		with := lowest | p.must
+		p.eachSet(with, others, p.size-bits.OnesCount32(with), visit)
 	}
-	eachSubset(x&^lowest, over-1, func(s uint32) {
-		if s |= lowest; s&p.must == 0 {
-			visit(s)
+	if lowest&p.must == 0 {
+		p.eachSet(lowest, others, p.size-1, visit)
+		if over := bits.OnesCount32(x) % p.size; over > 0 {
+			p.eachSet(lowest, others, over-1, visit)
 		}
-	})
+	}
 }
 
 // first returns the best partition of x. Of several it is the first if the sets are enumerated in order: each with the
@@ -66,57 +56,47 @@ func (p *partitions) eachFirst(x uint32, visit func(uint32)) {
 func (p *partitions) first(x uint32) []uint32 {
 	var sets []uint32
 	for x != 0 {
-		best, _ := p.sum(x)
-		var set uint32
+		var first uint32
 		p.eachFirst(x, func(s uint32) {
-			rest, ok := p.sum(x &^ s)
-			if ok && p.table[s]+rest == best && (set == 0 || before(s, set)) {
-				set = s
+			best := p.score[s]+p.sum(x&^s) == p.sum(x)
+			if best && (first == 0 || set{uint64(s)}.before(set{uint64(first)})) {
+				first = s
 			}
 		})
-		sets = append(sets, set)
-		x &^= set
+		sets = append(sets, first)
+		x &^= first
 	}
 	return sets
 }
 
 // searchPartitions returns the best set by Partition, followed by the sets of the next best partitions, then by score.
-func (n *Node) searchPartitions(q query, k int) []found {
-	if q.size == 0 {
-		return []found{{exact: true}}
-	}
+func (t *table) searchPartitions(q query, k int) []found {
 	available, must := q.available.word(), q.must.word()
+	if q.size == 0 {
+		return []found{t.found(available, 0)}
+	}
+	p := &partitions{table: t, size: q.size, must: must, best: slices.Repeat([]int{unknown}, len(t.score))}
 	var best uint32
-	for _, s := range newPartitions(n.table, q.size, must).first(available) {
+	for _, s := range p.first(available) {
 		full := bits.OnesCount32(s) == q.size && s&must == must
-		if full && (best == 0 || n.table[s] > n.table[best]) {
+		if full && (best == 0 || t.score[s] > t.score[best]) {
 			best = s
 		}
 	}
-	sets := []uint32{best}
-	if k > 1 {
-		type ranked struct {
-			set        uint32
-			sum, score int32
-		}
-		p := newPartitions(n.table, q.size, 0)
-		var others []ranked
-		eachSubset(q.from.word()&^must, q.size-q.must.len(), func(s uint32) {
-			if s |= must; s != best {
-				rest, _ := p.sum(available &^ s)
-				others = append(others, ranked{s, n.table[s] + rest, n.table[s]})
-			}
-		})
-		slices.SortStableFunc(others, func(a, b ranked) int {
-			return cmp.Or(cmp.Compare(b.sum, a.sum), cmp.Compare(b.score, a.score))
-		})
-		for _, r := range others[:min(k-1, len(others))] {
-			sets = append(sets, r.set)
+	all := []found{t.found(available, best)}
+	if k == 1 {
+		return all
+	}
+	var others []found
+	from := q.from.word()
+	for s := range uint32(len(t.score)) {
+		if s != best && s&must == must && s&^from == 0 && bits.OnesCount32(s) == q.size {
+			others = append(others, t.found(available, s))
 		}
 	}
-	answers := make([]found, len(sets))
-	for i, x := range sets {
-		answers[i] = found{set: set{uint64(x)}, score: int(n.table[x]), exact: true}
-	}
-	return answers
+	sum := func(f found) int { return f.score + p.sum(available&^f.set.word()) }
+	slices.SortStableFunc(others, func(a, b found) int {
+		return cmp.Or(cmp.Compare(sum(b), sum(a)), cmp.Compare(b.score, a.score))
+	})
+	return append(all, others[:min(k-1, len(others))]...)
 }

@@ -14,8 +14,6 @@
 // The package imports the model, gpu, and nothing else of the project. It does not know the kubelet.
 package allocator
 
-import "slices"
-
 // Policy is the objective by which devices are chosen. Its parts are in order of importance: a later one only decides
 // between sets that are equal by all earlier ones. The last part of each policy is the order of the GPUs: of two sets,
 // the one with the first GPU that is in only one of them.
@@ -67,6 +65,3 @@ const (
 func Policies() []string {
 	return []string{string(Topology), string(Partition), string(NUMA), string(Spread), string(Pack)}
 }
-
-// valid reports whether the policy is one of Policies.
-func (p Policy) valid() bool { return slices.Contains(Policies(), string(p)) }

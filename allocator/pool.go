@@ -72,20 +72,24 @@ func (p *Pool) Choose(policy Policy, r Request) (Choice, error) {
 // of the next best partitions. They are k in all, or as many as there are. If a GPU has several devices there is one
 // answer.
 func (p *Pool) Rank(policy Policy, r Request, k int) ([]Choice, error) {
-	if !policy.valid() {
+	if !slices.Contains(Policies(), string(policy)) {
 		return nil, fmt.Errorf("unknown allocation policy %q", policy)
 	}
-	q, err := p.resolve(r)
+	states, err := p.resolve(r)
 	if err != nil {
 		return nil, err
 	}
 	if p.shared {
-		return []Choice{p.chooseShared(policy, q)}, nil
+		return []Choice{p.chooseShared(policy, r, states)}, nil
 	}
-	found := p.node.rank(policy, p.query(q), max(k, 1))
+	q := p.query(r.Size, states)
+	found := p.node.rank(policy, q, max(k, 1))
 	all := make([]Choice, len(found))
 	for i, f := range found {
-		all[i] = Choice{IDs: make([]string, 0, r.Size), Score: f.score, Exact: f.exact, Bound: f.bound}
+		all[i] = Choice{
+			IDs: make([]string, 0, r.Size), Score: f.score, Next: f.next,
+			LeftScore: p.node.scoreOf(q.available.difference(f.set)), Exact: f.exact, Bound: f.bound,
+		}
 		for _, g := range f.set.members() {
 			all[i].IDs = append(all[i].IDs, p.devices[p.perGPU[g][0]].ID)
 		}
@@ -94,9 +98,9 @@ func (p *Pool) Rank(policy Policy, r Request, k int) ([]Choice, error) {
 }
 
 // query returns the request by the node's GPUs, if each has one device.
-func (p *Pool) query(r *resolved) query {
-	q := query{size: r.size}
-	for i, s := range r.state {
+func (p *Pool) query(size int, states []state) query {
+	q := query{size: size}
+	for i, s := range states {
 		if s != unavailable {
 			q.available.add(p.parent[i])
 		}
@@ -106,65 +110,4 @@ func (p *Pool) query(r *resolved) query {
 	}
 	q.from = q.available
 	return q
-}
-
-// chooseShared is Choose if GPUs have several devices.
-func (p *Pool) chooseShared(policy Policy, r *resolved) Choice {
-	s := p.newSharing(r)
-	none := make([]int, len(p.perGPU))
-	var c Choice
-	switch {
-	case policy == Pack && !p.replicas:
-		c.Exact = s.pack()
-	case policy == Spread && !p.replicas:
-		c.Exact, c.Bound = s.spread(Topology, s.used, none)
-	case policy == Spread:
-		c.Exact, c.Bound = s.spread(Topology, none, s.used)
-	case policy == Pack:
-		fullestFirst := make([]int, len(s.used))
-		for g := range s.used {
-			fullestFirst[g] = -s.used[g]
-		}
-		c.Exact, c.Bound = s.spread(Topology, none, fullestFirst)
-	default:
-		c.Exact, c.Bound = s.spread(policy, none, none)
-	}
-	var gpus set
-	var chosen []int
-	for g, count := range s.taken {
-		if count > 0 {
-			gpus.add(g)
-			chosen = append(chosen, p.pick(r, g, count)...)
-		}
-	}
-	slices.Sort(chosen)
-	for _, i := range chosen {
-		c.IDs = append(c.IDs, p.devices[i].ID)
-	}
-	c.Score = p.node.scoreOf(gpus)
-	return c
-}
-
-// pick returns count devices of a GPU: those that must be included, then those of which it has picked the fewest
-// replicas, in order.
-func (p *Pool) pick(r *resolved, g, count int) []int {
-	var picked []int
-	isPicked := map[int]bool{}
-	times := map[string]int{} // by UUID
-	pick := func(state state, atMost int) {
-		for _, i := range p.perGPU[g] {
-			uuid := p.devices[i].UUID
-			if len(picked) == count || r.state[i] != state || isPicked[i] || times[uuid] > atMost {
-				continue
-			}
-			picked = append(picked, i)
-			isPicked[i] = true
-			times[uuid]++
-		}
-	}
-	pick(included, count)
-	for round := 0; len(picked) < count; round++ {
-		pick(available, round)
-	}
-	return picked
 }

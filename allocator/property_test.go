@@ -33,27 +33,13 @@ func check(t rapid.TB, n *Node, o *oracle, p problem) {
 		if err != nil {
 			t.Fatalf("%s %+v: %v", policy, p, err)
 		}
-		if diff := cmp.Diff(Choice{IDs: uuids(n, want...), Score: o.sum(want), Exact: true}, c); diff != "" {
+		left := minus(p.available, want)
+		wantChoice := Choice{
+			IDs: uuids(n, want...), Score: o.sum(want), Next: o.next(left), LeftScore: o.sum(left), Exact: true,
+		}
+		if diff := cmp.Diff(wantChoice, c); diff != "" {
 			t.Fatalf("%s %+v: want %v (-want +got):\n%s", policy, p, want, diff)
 		}
-	}
-}
-
-func TestNext(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		o := drawOracle(t, upTo(t, 0, 10, "GPUs"))
-		x := drawProblem(t, len(o.score)).available
-		n := o.node()
-		if next, err := n.Next(uuids(n, x...)); err != nil || next != o.next(x) {
-			t.Errorf("%v: %d, %v, want %d", x, next, err, o.next(x))
-		}
-	})
-	n := fabric(4, 8, 4)
-	if next, err := n.Next(n.UUIDs()); err != nil || next != -1 {
-		t.Errorf("of 32 GPUs: %d, %v", next, err)
-	}
-	if _, err := n.Next([]string{"?"}); err == nil {
-		t.Error("no error for an unknown GPU")
 	}
 }
 
@@ -113,7 +99,11 @@ func TestTopologyIsTheBestOf16(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := exact.best(bitsOf(p.available), bitsOf(p.must), size)
-			wantChoice := Choice{IDs: uuids(n, indicesOf(want)...), Score: exact.score[want], Exact: true}
+			left := bitsOf(p.available) &^ want
+			wantChoice := Choice{
+				IDs: uuids(n, indicesOf(want)...), Score: exact.score[want],
+				Next: exact.next(left), LeftScore: exact.score[left], Exact: true,
+			}
 			if diff := cmp.Diff(wantChoice, c); diff != "" {
 				t.Errorf("%s, %+v (-want +got):\n%s", name, p, diff)
 			}

@@ -1,10 +1,6 @@
 package allocator
 
-import (
-	"fmt"
-	"strconv"
-	"strings"
-)
+import "fmt"
 
 // Request asks a Pool for devices.
 type Request struct {
@@ -23,6 +19,9 @@ type Choice struct {
 	IDs []string
 	// Score is the score of the set of GPUs that the devices belong to.
 	Score int
+	// Next is what the next requests could get of the other available GPUs: L in Topology. It is -1 on nodes of more
+	// than 16 GPUs. LeftScore is the score of the other available GPUs. Both are for pools of whole GPUs.
+	Next, LeftScore int
 	// Exact is set if no other set is better by the policy. If not, the Score of another set can be higher by Bound at
 	// most.
 	Exact bool
@@ -34,11 +33,11 @@ type Reason int
 
 // The reasons.
 const (
-	// Unknown: IDs are not in the pool.
+	// Unknown: an ID is not in the pool.
 	Unknown Reason = iota + 1
-	// Twice: IDs are in a list more than once.
+	// Twice: an ID is in a list more than once.
 	Twice
-	// NotAvailable: IDs that must be included are not available.
+	// NotAvailable: an ID that must be included is not available.
 	NotAvailable
 	// Unusable: IDs are unusable, but must be included or are needed to reach the size.
 	Unusable
@@ -56,17 +55,17 @@ type RequestError struct {
 	Size, Available, Must int
 }
 
-// Error names the first few of the IDs, each cut to a length that every real ID has: they come from the caller.
+// Error cuts an ID that is longer than every real one: it comes from the caller.
 func (e *RequestError) Error() string {
 	switch {
 	case e.Reason == Unknown:
-		return "no such device: " + e.names()
+		return fmt.Sprintf("no such device: %.80q", e.IDs[0])
 	case e.Reason == Twice:
-		return "listed twice: " + e.names()
+		return fmt.Sprintf("listed twice: %.80q", e.IDs[0])
 	case e.Reason == NotAvailable:
-		return "must be included, but not available: " + e.names()
+		return fmt.Sprintf("must be included, but not available: %.80q", e.IDs[0])
 	case e.Reason == Unusable:
-		return fmt.Sprintf("%d devices requested, which is not possible without unusable ones: %s", e.Size, e.names())
+		return fmt.Sprintf("%d devices requested, which is not possible without unusable ones: %q", e.Size, e.IDs)
 	case e.Size < 0:
 		return fmt.Sprintf("%d devices requested", e.Size)
 	case e.Size < e.Must:
@@ -74,28 +73,6 @@ func (e *RequestError) Error() string {
 	default:
 		return fmt.Sprintf("%d devices requested, but %d are available", e.Size, e.Available)
 	}
-}
-
-func (e *RequestError) names() string {
-	const most, longest = 8, 80
-	var names []string
-	for _, id := range e.IDs[:min(len(e.IDs), most)] {
-		if len(id) > longest {
-			id = id[:longest] + "..."
-		}
-		names = append(names, strconv.Quote(id))
-	}
-	if more := len(e.IDs) - len(names); more > 0 {
-		names = append(names, fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(names, ", ")
-}
-
-// resolved is a request that is valid, by the indices of the pool's devices.
-type resolved struct {
-	state []state // of each device
-	size  int
-	used  map[string]int // Request.Used
 }
 
 // state is the state of a device in a request.
@@ -107,53 +84,39 @@ const (
 	included // it must be in the answer
 )
 
-// resolve validates a request. The error is a *RequestError.
-func (p *Pool) resolve(r Request) (*resolved, error) {
-	q := &resolved{state: make([]state, len(p.devices)), size: r.Size, used: r.Used}
-	fail := func(why Reason, ids []string) (*resolved, error) {
+// resolve validates a request and returns the state of each device. The error is a *RequestError.
+func (p *Pool) resolve(r Request) ([]state, error) {
+	states := make([]state, len(p.devices))
+	fail := func(why Reason, ids ...string) ([]state, error) {
 		return nil, &RequestError{Reason: why, IDs: ids, Size: r.Size, Available: len(r.Available), Must: len(r.Must)}
 	}
-	var unknown, missing, twice []string
-	for _, list := range [][]string{r.Available, r.Must} {
-		for _, id := range list {
-			if _, ok := p.index[id]; !ok {
-				unknown = append(unknown, id)
-			}
-		}
-	}
-	if len(unknown) > 0 {
-		return fail(Unknown, unknown)
-	}
 	for _, id := range r.Available {
-		if s := &q.state[p.index[id]]; *s == available {
-			twice = append(twice, id)
-		} else {
-			*s = available
+		i, ok := p.index[id]
+		switch {
+		case !ok:
+			return fail(Unknown, id)
+		case states[i] == available:
+			return fail(Twice, id)
 		}
-	}
-	if len(twice) > 0 {
-		return fail(Twice, twice)
+		states[i] = available
 	}
 	for _, id := range r.Must {
-		switch s := &q.state[p.index[id]]; *s {
-		case unavailable:
-			missing = append(missing, id)
-		case available:
-			*s = included
-		case included:
-			twice = append(twice, id)
+		i, ok := p.index[id]
+		switch {
+		case !ok:
+			return fail(Unknown, id)
+		case states[i] == unavailable:
+			return fail(NotAvailable, id)
+		case states[i] == included:
+			return fail(Twice, id)
 		}
+		states[i] = included
 	}
-	switch {
-	case len(missing) > 0:
-		return fail(NotAvailable, missing)
-	case len(twice) > 0:
-		return fail(Twice, twice)
-	case r.Size < len(r.Must) || r.Size > len(r.Available):
-		return fail(BadSize, nil)
+	if r.Size < len(r.Must) || r.Size > len(r.Available) {
+		return fail(BadSize)
 	}
 	var unusable, needed []string
-	for i, s := range q.state {
+	for i, s := range states {
 		if s == unavailable || p.parent[i] != noParent {
 			continue
 		}
@@ -161,13 +124,13 @@ func (p *Pool) resolve(r Request) (*resolved, error) {
 		if s == included {
 			needed = append(needed, p.devices[i].ID)
 		}
-		q.state[i] = unavailable
+		states[i] = unavailable
 	}
 	switch {
 	case len(needed) > 0:
-		return fail(Unusable, needed)
+		return fail(Unusable, needed...)
 	case r.Size > len(r.Available)-len(unusable):
-		return fail(Unusable, unusable)
+		return fail(Unusable, unusable...)
 	}
-	return q, nil
+	return states, nil
 }

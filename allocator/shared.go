@@ -2,9 +2,33 @@ package allocator
 
 import (
 	"cmp"
-	"math/bits"
 	"slices"
 )
+
+// chooseShared is Choose if GPUs have several devices.
+func (p *Pool) chooseShared(policy Policy, r Request, states []state) Choice {
+	s := p.newSharing(r, states)
+	var c Choice
+	if policy == Pack && !p.replicas {
+		c.Exact = s.pack()
+	} else {
+		c.Exact, c.Bound = s.spread(policy)
+	}
+	var gpus set
+	var chosen []int
+	for g, count := range s.taken {
+		if count > 0 {
+			gpus.add(g)
+			chosen = append(chosen, p.pick(states, g, count)...)
+		}
+	}
+	slices.Sort(chosen)
+	for _, i := range chosen {
+		c.IDs = append(c.IDs, p.devices[i].ID)
+	}
+	c.Score = p.node.scoreOf(gpus)
+	return c
+}
 
 // sharing finds how many devices a request takes of each GPU. Its slices are by GPU.
 type sharing struct {
@@ -17,14 +41,14 @@ type sharing struct {
 	left             int   // devices still to take
 }
 
-func (p *Pool) newSharing(r *resolved) *sharing {
+func (p *Pool) newSharing(r Request, states []state) *sharing {
 	n := len(p.node.gpus)
 	s := &sharing{
-		pool: p, free: make([]int, n), must: make([]int, n), used: make([]int, n), slices: make([]int, n), left: r.size,
+		pool: p, free: make([]int, n), must: make([]int, n), used: make([]int, n), slices: make([]int, n), left: r.Size,
 	}
 	for g, devices := range p.perGPU {
 		for _, i := range devices {
-			switch r.state[i] {
+			switch states[i] {
 			case included:
 				s.must[g]++
 				s.free[g]++
@@ -35,71 +59,53 @@ func (p *Pool) newSharing(r *resolved) *sharing {
 			}
 		}
 		s.used[g] = len(devices) - s.free[g]
-		s.slices[g] += r.used[p.node.gpus[g].uuid]
+		s.slices[g] += r.Used[p.node.gpus[g].uuid]
 		s.left -= s.must[g]
 	}
 	s.taken = slices.Clone(s.must)
 	return s
 }
 
-func (s *sharing) take(g int) {
-	s.taken[g]++
-	s.left--
-}
-
-// spread takes a device of each of the GPUs with the lowest load, again and again. When fewer devices are left to take
-// than GPUs have the lowest load, the GPUs without a device in the answer come first, among these the lowest in order,
-// and then the best by the policy. It reports whether the choice of GPUs is exact, and the bound of their score.
-func (s *sharing) spread(policy Policy, load, order []int) (exact bool, bound int) {
-	load = slices.Clone(load)
-	for g, m := range s.must {
-		load[g] += m
+// spread takes a device of each of the GPUs with the lowest load, again and again. Of GPUs with the same load, those
+// without a device in the answer come first, among these the lowest in order, and then the best by the policy. It
+// reports whether the choice of GPUs is exact, and the bound of their score.
+func (s *sharing) spread(policy Policy) (exact bool, bound int) {
+	load, order := slices.Clone(s.must), make([]int, len(s.must))
+	for g, used := range s.used {
+		switch {
+		case policy == Spread && s.pool.replicas:
+			order[g] = used
+		case policy == Spread:
+			load[g] += used
+		case policy == Pack:
+			order[g] = -used
+		}
 	}
+	exact = true
 	for s.left > 0 {
-		var lowest []int // GPUs
+		var gpus []int // that come first
+		var lowest [3]int
 		for g := range load {
-			switch {
-			case s.taken[g] == s.free[g]:
-			case len(lowest) == 0 || load[g] < load[lowest[0]]:
-				lowest = append(lowest[:0], g)
-			case load[g] == load[lowest[0]]:
-				lowest = append(lowest, g)
+			if s.taken[g] == s.free[g] {
+				continue
+			}
+			key := [3]int{load[g], min(s.taken[g], 1), order[g]}
+			c := slices.Compare(key[:], lowest[:])
+			if len(gpus) == 0 || c < 0 {
+				gpus, lowest = []int{g}, key
+			} else if c == 0 {
+				gpus = append(gpus, g)
 			}
 		}
-		if len(lowest) > s.left {
-			return s.takeSome(policy, lowest, order)
-		}
-		for _, g := range lowest {
-			s.take(g)
-			load[g]++
-		}
-	}
-	return true, 0
-}
-
-// takeSome takes a device each of as many of the GPUs as are left to take.
-func (s *sharing) takeSome(policy Policy, gpus, order []int) (exact bool, bound int) {
-	exact = true
-	slices.SortStableFunc(gpus, func(a, b int) int {
-		return cmp.Or(cmp.Compare(min(s.taken[a], 1), min(s.taken[b], 1)), cmp.Compare(order[a], order[b]))
-	})
-	for len(gpus) > 0 && s.left > 0 {
-		first := gpus[0]
-		equal := slices.IndexFunc(gpus, func(g int) bool {
-			return order[g] != order[first] || (s.taken[g] > 0) != (s.taken[first] > 0)
-		})
-		if equal < 0 {
-			equal = len(gpus)
-		}
-		part := gpus[:equal]
-		gpus = gpus[equal:]
-		if len(part) > s.left && s.taken[first] == 0 {
-			f := s.best(policy, part)
+		if len(gpus) > s.left && s.taken[gpus[0]] == 0 {
+			f := s.best(policy, gpus)
 			exact, bound = f.exact, f.bound
-			part = slices.DeleteFunc(part, func(g int) bool { return !f.set.contains(g) })
+			gpus = slices.DeleteFunc(gpus, func(g int) bool { return !f.set.contains(g) })
 		}
-		for _, g := range part[:min(len(part), s.left)] {
-			s.take(g)
+		for _, g := range gpus[:min(len(gpus), s.left)] {
+			s.taken[g]++
+			s.left--
+			load[g]++
 		}
 	}
 	return exact, bound
@@ -128,7 +134,8 @@ func (s *sharing) best(policy Policy, others []int) found {
 // choice of GPUs is exact.
 func (s *sharing) pack() (exact bool) {
 	// The GPUs of the devices that must be included come first.
-	var x, others set
+	var x set
+	var others []int
 	need := s.left
 	for g := range s.free {
 		switch {
@@ -136,80 +143,74 @@ func (s *sharing) pack() (exact bool) {
 			x.add(g)
 			need -= s.free[g] - s.must[g]
 		case s.free[g] > 0:
-			others.add(g)
+			others = append(others, g)
 		}
 	}
-	exact = true
-	switch {
-	case need <= 0:
-	case s.pool.node.table == nil:
-		x = s.fillGPUs(x, others, need)
-		exact = x.len() == 1
-	default:
-		x = s.bestToPack(x, others, need)
+	most := slices.Clone(others)
+	slices.SortStableFunc(most, func(a, b int) int { return cmp.Compare(s.free[b], s.free[a]) })
+	count := 0
+	for have := 0; have < need; count++ {
+		have += s.free[most[count]]
 	}
-	gpus := x.members()
+	exact = count <= 1 || s.pool.node.table != nil
+	for ; !exact && count > 1; count-- { // there are too many sets to compare
+		g := slices.MaxFunc(others, func(a, b int) int {
+			return cmp.Or(s.free[a]-s.free[b], s.pool.node.scoreWith(x, a)-s.pool.node.scoreWith(x, b))
+		})
+		x.add(g)
+		need -= s.free[g]
+		others = slices.DeleteFunc(others, func(other int) bool { return other == g })
+	}
+	gpus := s.bestToPack(x, others, count, need).members()
 	slices.SortStableFunc(gpus, func(a, b int) int { return cmp.Compare(s.free[a], s.free[b]) })
 	for _, g := range gpus {
-		for s.left > 0 && s.taken[g] < s.free[g] {
-			s.take(g)
-		}
+		some := min(s.left, s.free[g]-s.taken[g])
+		s.taken[g] += some
+		s.left -= some
 	}
 	return exact
 }
 
-// bestToPack compares all sets of as few other GPUs as have the needed devices, and returns the best with must.
-func (s *sharing) bestToPack(must, others set, need int) set {
-	var free []int
-	for _, g := range others.members() {
-		free = append(free, s.free[g])
-	}
-	slices.Sort(free)
-	count := 0
-	for most := 0; most < need; count++ {
-		most += free[len(free)-1-count]
-	}
-	sum := func(values []int, x uint32) int {
-		sum := 0
-		for ; x != 0; x &= x - 1 {
-			sum += values[bits.TrailingZeros32(x)]
-		}
-		return sum
-	}
-	var best uint32
-	var bestCost [3]int
-	eachSubset(others.word(), count, func(x uint32) {
-		over := sum(s.free, x) - need
-		if over < 0 {
+// bestToPack compares all sets of count other GPUs that have the needed devices, and returns the best with base.
+func (s *sharing) bestToPack(base set, others []int, count, need int) set {
+	var best set
+	var bestCost []int
+	var try func(x set, others []int, count, over, inUse int)
+	try = func(x set, others []int, count, over, inUse int) {
+		if count == 0 {
+			cost := []int{-inUse, over, -s.pool.node.scoreOf(x)}
+			if over >= 0 && (bestCost == nil || slices.Compare(cost, bestCost) < 0) {
+				best, bestCost = x, cost
+			}
 			return
 		}
-		all := x | must.word()
-		cost := [3]int{-sum(s.slices, x), over, -int(s.pool.node.table[all])}
-		c := slices.Compare(cost[:], bestCost[:])
-		if best == 0 || c < 0 || c == 0 && before(all, best) {
-			best, bestCost = all, cost
+		for i, g := range others[:len(others)-count+1] {
+			with := x
+			with.add(g)
+			try(with, others[i+1:], count-1, over+s.free[g], inUse+s.slices[g])
 		}
-	})
-	return set{uint64(best)}
+	}
+	try(base, others, count, -need, 0)
+	return best
 }
 
-// fillGPUs adds the GPU with the most free devices to x until one has enough for the rest: then the fullest of those.
-func (s *sharing) fillGPUs(x, others set, need int) set {
-	for need > 0 {
-		gpus := others.members()
-		best := slices.MinFunc(gpus, func(a, b int) int {
-			fitsA, fitsB := s.free[a] >= need, s.free[b] >= need
-			connected := cmp.Compare(s.pool.node.scoreWith(x, b), s.pool.node.scoreWith(x, a))
-			switch {
-			case fitsA && fitsB:
-				return cmp.Or(cmp.Compare(s.slices[b], s.slices[a]), cmp.Compare(s.free[a], s.free[b]), connected)
-			default: // a GPU that has enough has more than one that has not
-				return cmp.Or(cmp.Compare(s.free[b], s.free[a]), connected)
+// pick returns count devices of a GPU: those that must be included, then those of which it has picked the fewest
+// replicas, in order.
+func (p *Pool) pick(states []state, g, count int) []int {
+	var picked []int
+	before := map[int]int{}   // of each device: how many replicas come before it
+	times := map[string]int{} // by UUID
+	for _, state := range []state{included, available} {
+		for _, i := range p.perGPU[g] {
+			if states[i] == state {
+				uuid := p.devices[i].UUID
+				picked, before[i] = append(picked, i), times[uuid]
+				times[uuid]++
 			}
-		})
-		x.add(best)
-		others.remove(best)
-		need -= s.free[best]
+		}
 	}
-	return x
+	slices.SortStableFunc(picked, func(a, b int) int {
+		return cmp.Or(cmp.Compare(states[b], states[a]), cmp.Compare(before[a], before[b]))
+	})
+	return picked[:count]
 }

@@ -1,19 +1,16 @@
 package allocator
 
 import (
-	"errors"
-	"fmt"
 	"iter"
 
 	"gpu-cdi-plugin/gpu"
 )
 
-// MaxWeight is the highest weight. With it, the score of two GPUs with as many NVLinks as there can be is below
-// maxScore.
+// MaxWeight is the highest weight.
 const MaxWeight = 10_000
 
 // Weights are the scores of connections. A pair of GPUs has the weight of its nearest common point on PCIe, plus the
-// weight of an NVLink for each NVLink between the two. They have no unit; only their proportions matter.
+// weight of an NVLink for each NVLink between the two. They are from 0 to MaxWeight, and have no unit.
 //
 //	connection                                    key                 default
 //	unknown                                                                 0
@@ -68,41 +65,19 @@ func (w Weights) All() iter.Seq2[string, int] {
 	}
 }
 
-// Validate returns an error for each weight that is not from 0 to MaxWeight, with its key.
-func (w Weights) Validate() error {
-	var errs []error
-	for key, weight := range w.All() {
-		if weight < 0 || weight > MaxWeight {
-			errs = append(errs, fmt.Errorf("%s: %d is not a number from 0 to %d", key, weight, MaxWeight))
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // Score returns the score of a link.
 func (w Weights) Score(l gpu.Link) int {
 	perNVLink := w.NVLink
 	if l.Switched {
 		perNVLink = w.NVSwitch
 	}
-	return w.path(l.PCIe) + l.NVLinks*perNVLink
-}
-
-func (w Weights) path(p gpu.PCIePath) int {
-	switch p {
-	case gpu.PathSystem:
-		return w.System
-	case gpu.PathNode:
-		return w.Node
-	case gpu.PathHostBridge:
-		return w.HostBridge
-	case gpu.PathMultipleSwitches:
-		return w.MultipleSwitches
-	case gpu.PathSingleSwitch:
-		return w.SingleSwitch
-	case gpu.PathSameBoard:
-		return w.SameBoard
-	default:
-		return 0
+	path := map[gpu.PCIePath]int{
+		gpu.PathSystem:           w.System,
+		gpu.PathNode:             w.Node,
+		gpu.PathHostBridge:       w.HostBridge,
+		gpu.PathMultipleSwitches: w.MultipleSwitches,
+		gpu.PathSingleSwitch:     w.SingleSwitch,
+		gpu.PathSameBoard:        w.SameBoard,
 	}
+	return path[l.PCIe] + l.NVLinks*perNVLink
 }

@@ -174,7 +174,7 @@ func (s *service) publish(state node.State) {
 
 // updateConnections precomputes which GPUs are connected best.
 func (s *service) updateConnections(snapshot *gpu.Snapshot) {
-	connections, err := s.connections.Load().Renew(snapshot, s.app.plugin.Allocation.Weights)
+	connections, err := allocator.NewNode(snapshot, s.app.plugin.Allocation.Weights)
 	if err != nil {
 		s.app.log.Error("containers get any GPUs instead of the best connected ones: " + oneLine(err))
 	}

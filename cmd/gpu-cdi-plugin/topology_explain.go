@@ -157,10 +157,7 @@ func explainRequest(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
 		weights: o.weights,
 	}
 	for i, c := range choices {
-		set, err := describeSet(s, node, o.weights, r.Available, c)
-		if err != nil {
-			return nil, fmt.Errorf("score the GPUs that are left: %w", err)
-		}
+		set := describeSet(s, o.weights, r.Available, c)
 		if i == 0 {
 			e.Chosen = set
 		} else {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -64,18 +63,14 @@ const topologyObjective = "the highest score, then the best pairs and sets of 4 
 	"(up to 16 GPUs), then their score"
 
 // describeSet scores the pairs of a set, and the GPUs that it leaves of those available.
-func describeSet(
-	s *gpu.Snapshot, n *allocator.Node, w allocator.Weights, available []string, c allocator.Choice,
-) (rankedSet, error) {
+func describeSet(s *gpu.Snapshot, w allocator.Weights, available []string, c allocator.Choice) rankedSet {
 	left := slices.DeleteFunc(slices.Clone(available), func(id string) bool { return slices.Contains(c.IDs, id) })
-	score, err := n.Score(left)
-	next, errNext := n.Next(left)
 	set := rankedSet{
 		Devices: sortedGPUs(s, c.IDs), NUMANodes: []int{}, Score: c.Score, Exact: c.Exact, Bound: c.Bound,
-		Pairs: []scoredLink{}, Left: sortedGPUs(s, left), LeftScore: score,
+		Pairs: []scoredLink{}, Left: sortedGPUs(s, left), LeftScore: c.LeftScore,
 	}
-	if next >= 0 {
-		set.Next = &next
+	if c.Next >= 0 {
+		set.Next = &c.Next
 	}
 	for i, d := range set.Devices {
 		set.NUMANodes = append(set.NUMANodes, findGPU(s, d.UUID).NUMANode)
@@ -89,7 +84,7 @@ func describeSet(
 	}
 	slices.Sort(set.NUMANodes)
 	set.NUMANodes = slices.Compact(set.NUMANodes)
-	return set, errors.Join(err, errNext)
+	return set
 }
 
 // sortedGPUs returns the GPUs with these UUIDs, by index.

@@ -15,7 +15,7 @@ import (
 // largeNode returns a node that is searched as if it had too many GPUs for a table. So the oracle can check it.
 func largeNode(o *oracle) *Node {
 	n := o.node()
-	n.table, n.next, n.tree = nil, nil, newTree(n.score)
+	n.table, n.pairs = nil, sortedPairs(n.score)
 	return n
 }
 
@@ -69,12 +69,12 @@ func TestLargeNodeWithTreeIsAnsweredExactly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := drawTree(t, upTo(t, 1, 10, "GPUs"))
 		n, p := largeNode(o), drawProblem(t, len(o.score))
-		if !n.tree.exact {
-			t.Fatal("the tree is not exact")
-		}
 		want := o.withoutNext(p)
-		wantFound := found{set: setOf(want), score: o.sum(want), exact: true}
-		if f := n.searchLarge(Topology, p.query()); f != wantFound {
+		wantFound := found{set: setOf(want), score: o.sum(want), next: -1, exact: true}
+		for _, g := range want {
+			wantFound.taken += n.scoreWith(setOf(p.available), g)
+		}
+		if f := n.search(Topology, p.query()); f != wantFound {
 			t.Fatalf("%+v: %+v, want %+v", p, f, wantFound)
 		}
 	})
@@ -86,7 +86,7 @@ func TestLargeNodeWithoutTreeIsAnsweredWithinTheBound(t *testing.T) {
 		o := drawOracle(t, upTo(t, 1, 11, "GPUs"))
 		n, p := largeNode(o), drawProblem(t, len(o.score))
 		policy := rapid.SampledFrom([]Policy{Topology, NUMA}).Draw(t, "policy")
-		f, want := n.searchLarge(policy, p.query()), o.topology(p, policy == NUMA)
+		f, want := n.search(policy, p.query()), o.topology(p, policy == NUMA)
 		x, best := f.set.members(), o.sum(want)
 		switch {
 		case !p.fulfils(x) || f.score != o.sum(x) || policy == NUMA && o.nodes(x) != o.nodes(want):
@@ -110,7 +110,7 @@ func TestLargeNodeUsesFewestNUMANodes(t *testing.T) {
 		if p.size == 0 {
 			t.Skip("no GPU is requested")
 		}
-		f, want := n.searchLarge(NUMA, p.query()), o.topology(p, true)
+		f, want := n.search(NUMA, p.query()), o.topology(p, true)
 		x := f.set.members()
 		if o.nodes(x) != o.nodes(want) || f.nodes != o.nodes(x) || f.score != o.sum(want) || !f.exact || !p.fulfils(x) {
 			t.Errorf("%+v: %v %+v, want %v with the score %d", p, x, f, want, o.sum(want))
@@ -141,8 +141,8 @@ func TestLargeNodeBoundsUntriedNUMANodes(t *testing.T) {
 		o.numa[g] = g / 2
 	}
 	n := o.node()
-	f := n.searchLarge(NUMA, query{available: setOf(allIndices(64)), from: setOf(allIndices(64)), size: 8})
-	best := n.searchLarge(Topology, query{available: setOf(allIndices(64)), from: setOf(allIndices(64)), size: 8})
+	f := n.search(NUMA, query{available: setOf(allIndices(64)), from: setOf(allIndices(64)), size: 8})
+	best := n.search(Topology, query{available: setOf(allIndices(64)), from: setOf(allIndices(64)), size: 8})
 	if f.nodes != 4 || f.exact || f.score+f.bound < best.score {
 		t.Errorf("%+v; on any NUMA nodes %+v", f, best)
 	}
@@ -203,7 +203,9 @@ func TestPCIeFabricOf128IsAnsweredExactly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := gocmp.Diff(Choice{IDs: uuids(n, 0, 1, 4, 5), Score: 2*50 + 4*30, Exact: true}, c); diff != "" {
+	if diff := gocmp.Diff(Choice{
+		IDs: uuids(n, 0, 1, 4, 5), Score: 2*50 + 4*30, Next: -1, LeftScore: 2*50 + 4*10, Exact: true,
+	}, c); diff != "" {
 		t.Errorf("choice (-want +got):\n%s", diff)
 	}
 }
