@@ -64,13 +64,10 @@ func (p *Preference) node(r *resource.Resource) (*allocator.Node, error) {
 		}
 	}
 	unconnected := &gpu.Snapshot{}
-	seen := map[string]bool{}
-	for i := range r.Devices {
-		if d := &r.Devices[i]; !seen[d.Parent] {
-			seen[d.Parent] = true
-			g := gpu.Device{Index: d.Index, UUID: d.Parent, NUMANode: d.NUMANode}
-			unconnected.Devices = append(unconnected.Devices, g)
-		}
+	for i := range r.Devices { // devices of the same GPU count once
+		d := &r.Devices[i]
+		g := gpu.Device{Index: d.Index, UUID: d.Parent, NUMANode: d.NUMANode}
+		unconnected.Devices = append(unconnected.Devices, g)
 	}
 	return allocator.NewNode(unconnected, allocator.DefaultWeights())
 }
