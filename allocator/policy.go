@@ -1,7 +1,7 @@
 // Package allocator chooses the best devices for a container, by pure functions on a gpu.Snapshot.
 //
-// A Node is made when the GPUs or their links change, a Pool when the devices of a resource change. Both are immutable
-// and safe for concurrent use. They answer requests without a driver call, a file or a lock.
+// A Node is made of a snapshot, and a Pool of the devices of a resource. Both are immutable and safe for concurrent use.
+// They answer requests without a driver call, a file or a lock.
 //
 // # Scores
 //

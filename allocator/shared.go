@@ -195,22 +195,27 @@ func (s *sharing) bestToPack(base set, others []int, count, need int) set {
 }
 
 // pick returns count devices of a GPU: those that must be included, then those of which it has picked the fewest
-// replicas, in order.
+// replicas, in order. It makes them unavailable.
 func (p *Pool) pick(states []state, g, count int) []int {
 	var picked []int
-	before := map[int]int{}   // of each device: how many replicas come before it
 	times := map[string]int{} // by UUID
-	for _, state := range []state{included, available} {
-		for _, i := range p.perGPU[g] {
-			if states[i] == state {
-				uuid := p.devices[i].UUID
-				picked, before[i] = append(picked, i), times[uuid]
-				times[uuid]++
-			}
+	pick := func(i int) {
+		picked, states[i] = append(picked, i), unavailable
+		times[p.devices[i].UUID]++
+	}
+	for _, i := range p.perGPU[g] {
+		if states[i] == included {
+			pick(i)
 		}
 	}
-	slices.SortStableFunc(picked, func(a, b int) int {
-		return cmp.Or(cmp.Compare(states[b], states[a]), cmp.Compare(before[a], before[b]))
-	})
-	return picked[:count]
+	for len(picked) < count {
+		next := -1
+		for _, i := range p.perGPU[g] {
+			if states[i] == available && (next < 0 || times[p.devices[i].UUID] < times[p.devices[next].UUID]) {
+				next = i
+			}
+		}
+		pick(next)
+	}
+	return picked
 }
