@@ -72,56 +72,25 @@ func validateKind(kind string) error {
 	return nil
 }
 
-// candidate is a GPU or MIG device of the snapshot.
-type candidate struct {
-	label       string      // such as "GPU 3"
-	index, uuid string      // its names
-	gpu         *gpu.Device // itself, or the GPU that it is a part of
-	graphics    bool        // whether it can draw, and so has use for DRM nodes
-	nodeNames   []string    // under /dev
-	problem     string      // why it cannot be offered; empty if it can
+// nodeNames are the device nodes that a device needs, under /dev. A MIG device needs the GPU's node and those of its two
+// instances, by which the driver decides what a process may use.
+func nodeNames(a *gpu.Allocatable) []string {
+	names := []string{"nvidia" + strconv.Itoa(a.GPU.Minor)}
+	if a.MIG != nil {
+		const instance = "nvidia-caps/nvidia-cap"
+		names = append(names,
+			instance+strconv.Itoa(a.MIG.GPUInstanceCap), instance+strconv.Itoa(a.MIG.ComputeInstanceCap))
+	}
+	return names
 }
 
-// candidatesOf lists the devices of a GPU: itself, or in MIG mode its MIG devices.
-func candidatesOf(d *gpu.Device) []candidate {
-	c := candidate{
-		label: "GPU " + strconv.Itoa(d.Index), index: strconv.Itoa(d.Index), uuid: d.UUID, gpu: d, graphics: true,
-		nodeNames: []string{"nvidia" + strconv.Itoa(d.Minor)},
+// hasGraphics reports whether a device can draw, and so has use for DRM nodes: a whole GPU, and a MIG device whose
+// profile has the attribute gfx, as "1g.24gb+me,gfx" has.
+func hasGraphics(a *gpu.Allocatable) bool {
+	if a.MIG == nil {
+		return true
 	}
-	switch {
-	case !d.Usable():
-		c.problem = "cannot be read: " + d.Error
-	case d.MIGEnabled && len(d.MIG) == 0:
-		c.problem = "MIG is enabled and it has no MIG device"
-	case d.MIGEnabled:
-		var list []candidate
-		for i := range d.MIG {
-			list = append(list, migCandidate(c, &d.MIG[i]))
-		}
-		return list
-	}
-	return []candidate{c}
-}
-
-// migCandidate is a MIG device of a GPU. It needs the GPU's node and those of its two instances, by which the driver
-// decides what a process may use.
-func migCandidate(parent candidate, m *gpu.MIGDevice) candidate {
-	c := parent
-	c.index, c.uuid = fmt.Sprintf("%s:%d", parent.index, m.Index), m.UUID
-	c.label = fmt.Sprintf("MIG device %s (%s)", c.index, m.Profile)
-	c.graphics = hasGraphics(m.Profile)
-	if m.GPUInstanceCap == gpu.NoMinor || m.ComputeInstanceCap == gpu.NoMinor {
-		c.problem = "the minor numbers of its nodes in /dev/nvidia-caps are not known"
-	}
-	const instance = "nvidia-caps/nvidia-cap"
-	c.nodeNames = append(slices.Clone(parent.nodeNames),
-		instance+strconv.Itoa(m.GPUInstanceCap), instance+strconv.Itoa(m.ComputeInstanceCap))
-	return c
-}
-
-// hasGraphics reports whether a MIG profile has the attribute gfx, as "1g.24gb+me,gfx" has.
-func hasGraphics(profile string) bool {
-	_, attributes, _ := strings.Cut(profile, "+")
+	_, attributes, _ := strings.Cut(a.MIG.Profile, "+")
 	isSeparator := func(r rune) bool { return strings.ContainsRune("+,.", r) }
 	return slices.Contains(strings.FieldsFunc(attributes, isSeparator), "gfx")
 }
@@ -144,9 +113,9 @@ func offersOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([]offer
 	var findings []driver.Finding
 	owners := map[string]string{} // of the names that are taken
 	for i := range s.Devices {
-		for _, device := range candidatesOf(&s.Devices[i]) {
-			f := driver.Finding{Name: device.label, Kind: driver.KindDevice, UUID: device.uuid}
-			o, err := device.offer(nodes, owners)
+		for _, a := range s.Devices[i].Allocatables() {
+			f := driver.Finding{Name: a.Label(), Kind: driver.KindDevice, UUID: a.UUID()}
+			o, err := newOffer(&a, nodes, owners)
 			if err != nil {
 				f.Note = err.Error()
 				findings = append(findings, f)
@@ -154,9 +123,9 @@ func offersOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([]offer
 			}
 			f.Path, f.Used = o.nodes[0].HostPath, true
 			findings = append(findings, f)
-			if drm := d.DRM[device.gpu.PCIBusID]; device.graphics && len(drm) > 0 && c.Needs(driver.UsesDRM) {
+			if drm := d.DRM[a.GPU.PCIBusID]; hasGraphics(&a) && len(drm) > 0 && c.Needs(driver.UsesDRM) {
 				o.nodes = append(o.nodes, drm...)
-				o.drm = device.gpu.PCIBusID
+				o.drm = a.GPU.PCIBusID
 			}
 			offers = append(offers, o)
 		}
@@ -164,14 +133,14 @@ func offersOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([]offer
 	return offers, findings
 }
 
-// offer is the device with its nodes. The error is why it cannot be offered: it has a problem, a node is missing, or
+// newOffer is a device with its nodes. The error is why it cannot be offered: it has a problem, a node is missing, or
 // one of its names cannot be used or is taken.
-func (c *candidate) offer(nodes map[string]driver.Node, owners map[string]string) (offer, error) {
-	o := offer{names: []string{c.index, c.uuid}}
-	if c.problem != "" {
-		return o, errors.New(c.problem)
+func newOffer(a *gpu.Allocatable, nodes map[string]driver.Node, owners map[string]string) (offer, error) {
+	o := offer{names: []string{a.IndexName(), a.UUID()}}
+	if a.Problem != "" {
+		return o, errors.New(a.Problem)
 	}
-	for _, name := range c.nodeNames {
+	for _, name := range nodeNames(a) {
 		n, ok := nodes[path.Join("/dev", name)]
 		if !ok {
 			return o, fmt.Errorf("no device node /dev/%s", name)
@@ -187,7 +156,7 @@ func (c *candidate) offer(nodes map[string]driver.Node, owners map[string]string
 		}
 	}
 	for _, name := range o.names {
-		owners[name] = c.label
+		owners[name] = a.Label()
 	}
 	return o, nil
 }

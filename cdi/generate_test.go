@@ -174,7 +174,7 @@ func TestGenerateOffers(t *testing.T) {
 		"no GPU in MIG mode without MIG devices": {
 			change: func(s *gpu.Snapshot, _ *driver.Driver) { s.Devices[0].MIGEnabled = true },
 			want:   onlySecond,
-			notes:  map[string]string{"GPU 0": "MIG is enabled and it has no MIG device"},
+			notes:  map[string]string{"GPU 0": "is in MIG mode and has no MIG device"},
 		},
 		"no MIG device whose nodes are unknown or missing": {
 			migs: 2, change: func(s *gpu.Snapshot, _ *driver.Driver) {
@@ -186,7 +186,7 @@ func TestGenerateOffers(t *testing.T) {
 				"all": "dri/card1 dri/renderD128 nvidia4",
 			},
 			notes: map[string]string{
-				"MIG device 1:0 (1g.10gb)": "are not known",
+				"MIG device 1:0 (1g.10gb)": "has device nodes in /dev/nvidia-caps whose minor numbers are unknown",
 				"MIG device 1:1 (1g.10gb)": "no device node /dev/nvidia-caps/nvidia-cap99",
 			},
 		},
@@ -414,7 +414,7 @@ func TestGenerateWithoutADevice(t *testing.T) {
 		{Name: "GPU 0", Kind: driver.KindDevice, UUID: s.Devices[0].UUID, Note: "cannot be read: GPU is lost"},
 		{
 			Name: "GPU 1", Kind: driver.KindDevice, UUID: s.Devices[1].UUID,
-			Note: "MIG is enabled and it has no MIG device",
+			Note: "is in MIG mode and has no MIG device",
 		},
 	}
 	if diff := cmp.Diff(want, findings); diff != "" {

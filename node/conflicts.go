@@ -58,7 +58,11 @@ func (r *Reconciler) takenBy(conflicts []cdi.Conflict) func(*resource.Device) st
 
 // qualified is the CDI name by which containers are given the device.
 func (r *Reconciler) qualified(d *resource.Device) string {
-	return r.opts.Spec.Kind + "=" + d.CDIName(r.opts.ByIndex)
+	name := d.UUID
+	if r.opts.ByIndex {
+		name = d.IndexName
+	}
+	return r.opts.Spec.Kind + "=" + name
 }
 
 // ofDevices returns the conflicts that keep devices from being given by their CDI names.

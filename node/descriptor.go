@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -160,12 +159,11 @@ func describe(resources []resource.Resource) map[string]*Descriptor {
 
 func newDescriptor(d *resource.Device, resourceName string) *Descriptor {
 	desc := &Descriptor{
-		Version: 1, UUID: d.UUID, Resource: resourceName, Index: strconv.Itoa(d.Index), Model: d.Model,
+		Version: 1, UUID: d.UUID, Resource: resourceName, Index: d.IndexName, Model: d.Model,
 		Profile: d.Profile, PCIBusID: d.PCIBusID, MemoryBytes: d.MemoryBytes,
 	}
 	if d.MIGIndex != resource.NoMIG {
 		desc.Parent = d.Parent
-		desc.Index += ":" + strconv.Itoa(d.MIGIndex)
 	}
 	if d.NUMANode != gpu.NoNUMANode {
 		desc.NUMANode = &d.NUMANode

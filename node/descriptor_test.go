@@ -20,7 +20,7 @@ import (
 // describedDevice is a GPU on NUMA node 1 that is not shared.
 func describedDevice() resource.Device {
 	return resource.Device{
-		ID: "GPU-4", UUID: "GPU-4", Parent: "GPU-4", Index: 4, MIGIndex: resource.NoMIG, Replica: resource.NoReplica,
+		ID: "GPU-4", UUID: "GPU-4", Parent: "GPU-4", Index: 4, IndexName: "4", MIGIndex: resource.NoMIG, Replica: resource.NoReplica,
 		NUMANode: 1, Healthy: true, Model: "NVIDIA H100 80GB HBM3", PCIBusID: "0000:05:00.0", MemoryBytes: 80 << 30,
 	}
 }
@@ -36,6 +36,7 @@ func TestADescriptorSaysWhatTheDeviceIsAndHowItIsShared(t *testing.T) {
 	}
 	mig := describedDevice()
 	mig.ID, mig.UUID, mig.MIGIndex, mig.Profile, mig.MemoryBytes = "MIG-1", "MIG-1", 2, "1g.10gb", 10<<30
+	mig.IndexName = "4:2"
 	alone := describedDevice()
 	alone.NUMANode = gpu.NoNUMANode
 	const whole = `"version":1,"uuid":"GPU-4","resource":"nvidia.com/gpu","index":"4","model":"NVIDIA H100 80GB HBM3",` +

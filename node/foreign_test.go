@@ -234,8 +234,8 @@ func (f *foreignFixture) check(t *testing.T, scratch string) (problems []string)
 	for _, r := range state.Resources {
 		e := f.kubelet.WaitRegistered(r.Name)
 		for _, d := range r.Devices {
-			given := d.CDIName(f.rec.opts.ByIndex)
-			name := cdi.DefaultKind + "=" + given
+			name := f.rec.qualified(&d)
+			given := strings.TrimPrefix(name, cdi.DefaultKind+"=")
 			found := engine.GetDevice(name)
 			right := found != nil && found.GetSpec().GetPath() == f.path && sameEdits(found, state.Spec, given)
 			lost := strings.Contains(d.Reason, "GPU is lost")

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/config"
-	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
@@ -30,7 +30,7 @@ func gpuAt(n int) resource.Device {
 	return resource.Device{
 		ID: uuid(n), UUID: uuid(n), Parent: uuid(n), Index: n, MIGIndex: resource.NoMIG, Replica: resource.NoReplica,
 		NUMANode: n / 4, Healthy: true, Model: "NVIDIA H100 80GB HBM3", PCIBusID: fmt.Sprintf("0000:%02x:00.0", n+1),
-		MemoryBytes: 80 << 30, Minor: n, GPUInstanceCap: gpu.NoMinor, ComputeInstanceCap: gpu.NoMinor,
+		MemoryBytes: 80 << 30, IndexName: strconv.Itoa(n),
 		Grant: grantOf(uuid(n)),
 	}
 }

@@ -91,7 +91,7 @@ func withDescriptors(r resource.Resource) resource.Resource {
 // byIndex names the CDI devices of a resource by index.
 func byIndex(r resource.Resource) resource.Resource {
 	for i := range r.Devices {
-		r.Devices[i].Grant = grantOf(r.Devices[i].CDIName(true))
+		r.Devices[i].Grant = grantOf(r.Devices[i].IndexName)
 	}
 	return r
 }

@@ -66,16 +66,20 @@ func (b *builder) addDevices(s *gpu.Snapshot) {
 		switch {
 		case !b.selected(d):
 			b.note(about, "is excluded by gpus.include or gpus.exclude")
-		case !d.MIGEnabled:
-			b.addGPU(about, d)
-		case b.config.MIGStrategy == MIGNone:
+			continue
+		case d.MIGEnabled && b.config.MIGStrategy == MIGNone:
 			b.problem(about, "is in MIG mode and is not offered with mig-strategy none; "+
 				"set mig-strategy to single or mixed")
-		case len(d.MIG) == 0:
-			b.note(about, "is in MIG mode and has no MIG device")
-		default:
-			for j := range d.MIG {
-				b.addMIG(d, &d.MIG[j])
+			continue
+		}
+		for _, a := range d.Allocatables() {
+			switch {
+			case d.MIGEnabled && a.MIG == nil:
+				b.note(about, "%s", a.Problem)
+			case a.MIG != nil && b.config.MIGStrategy == MIGMixed:
+				b.add(&a, b.migName(a.MIG))
+			default:
+				b.add(&a, b.gpuName(d))
 			}
 		}
 	}
@@ -102,48 +106,6 @@ func (b *builder) anyMatches(key string, list []Selector, d *gpu.Device, m *gpu.
 
 func item(key string, i int) string { return key + "[" + strconv.Itoa(i) + "]" }
 
-func (b *builder) addGPU(about string, d *gpu.Device) {
-	device := whole(d)
-	if d.Minor == gpu.NoMinor {
-		device.fail("the minor number of its device node is unknown")
-	}
-	b.add(about, plan{device: device, resource: b.gpuName(d), gpu: d})
-}
-
-// whole returns a GPU as a device. A MIG device starts from that of its GPU.
-func whole(d *gpu.Device) Device {
-	device := Device{
-		ID: d.UUID, UUID: d.UUID, Parent: d.UUID, Index: d.Index, MIGIndex: NoMIG, Replica: NoReplica,
-		NUMANode: d.NUMANode, Healthy: true, Model: d.Name, PCIBusID: d.PCIBusID, MemoryBytes: d.MemoryBytes,
-		Minor: d.Minor, GPUInstanceCap: gpu.NoMinor, ComputeInstanceCap: gpu.NoMinor,
-	}
-	if !d.Usable() {
-		device.fail("cannot be read: " + d.Error)
-	}
-	return device
-}
-
-// fail makes a device unhealthy. The first reason wins.
-func (d *Device) fail(reason string) {
-	d.Healthy = false
-	d.Reason = cmp.Or(d.Reason, reason)
-}
-
-func (b *builder) addMIG(d *gpu.Device, m *gpu.MIGDevice) {
-	device := whole(d)
-	device.ID, device.UUID, device.MIGIndex = m.UUID, m.UUID, m.Index
-	device.Profile, device.MemoryBytes = m.Profile, m.MemoryBytes
-	device.GPUInstanceCap, device.ComputeInstanceCap = m.GPUInstanceCap, m.ComputeInstanceCap
-	if d.Minor == gpu.NoMinor || m.GPUInstanceCap == gpu.NoMinor || m.ComputeInstanceCap == gpu.NoMinor {
-		device.fail("the minor numbers of its device nodes are unknown")
-	}
-	name := b.gpuName(d)
-	if b.config.MIGStrategy == MIGMixed {
-		name = b.migName(m)
-	}
-	b.add(fmt.Sprintf("MIG device %d:%d", d.Index, m.Index), plan{device: device, resource: name, gpu: d, mig: m})
-}
-
 func (b *builder) gpuName(d *gpu.Device) string {
 	return b.named("resources.gpus", b.config.Names.GPUs, d.Name, b.config.Resource)
 }
@@ -164,16 +126,29 @@ func (b *builder) named(key string, rules []Name, text, defaultName string) stri
 }
 
 // add plans a device unless it cannot be advertised to the kubelet.
-func (b *builder) add(about string, p plan) {
+func (b *builder) add(a *gpu.Allocatable, resource string) {
+	p := plan{device: newDevice(a), resource: resource, gpu: a.GPU, mig: a.MIG}
 	if err := b.checkAdvertisable(&p); err != nil {
-		b.problem(about, "is not offered: %v", err)
+		b.problem(a.Label(), "is not offered: %v", err)
 		return
 	}
 	b.seen[p.device.UUID] = true
 	if !p.device.Healthy {
-		b.problem(about, "is unhealthy: %s", p.device.Reason)
+		b.problem(a.Label(), "is unhealthy: %s", p.device.Reason)
 	}
 	b.plans = append(b.plans, p)
+}
+
+func newDevice(a *gpu.Allocatable) Device {
+	d := Device{
+		ID: a.UUID(), UUID: a.UUID(), Parent: a.GPU.UUID, IndexName: a.IndexName(), Index: a.GPU.Index, MIGIndex: NoMIG,
+		Replica: NoReplica, NUMANode: a.GPU.NUMANode, Healthy: a.Problem == "", Reason: a.Problem, Model: a.GPU.Name,
+		PCIBusID: a.GPU.PCIBusID, MemoryBytes: a.GPU.MemoryBytes,
+	}
+	if a.MIG != nil {
+		d.MIGIndex, d.Profile, d.MemoryBytes = a.MIG.Index, a.MIG.Profile, a.MIG.MemoryBytes
+	}
+	return d
 }
 
 func (b *builder) checkAdvertisable(p *plan) error {

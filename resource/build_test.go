@@ -325,7 +325,7 @@ func TestDevicesHaveTheFieldsOfTheSnapshot(t *testing.T) {
 	want := Device{
 		ID: whole.UUID, UUID: whole.UUID, Parent: whole.UUID, Index: 6, MIGIndex: NoMIG, Replica: NoReplica,
 		NUMANode: 1, Healthy: true, Model: "NVIDIA H100 80GB HBM3", PCIBusID: "0000:d1:00.0",
-		MemoryBytes: whole.MemoryBytes, Minor: 6, GPUInstanceCap: gpu.NoMinor, ComputeInstanceCap: gpu.NoMinor,
+		MemoryBytes: whole.MemoryBytes, IndexName: "6",
 	}
 	if diff := cmp.Diff(want, find(t, resources, "nvidia.com/gpu", 0)); diff != "" {
 		t.Errorf("whole GPU: -want +got\n%s", diff)
@@ -333,8 +333,7 @@ func TestDevicesHaveTheFieldsOfTheSnapshot(t *testing.T) {
 	want = Device{
 		ID: mig.UUID + "::1", UUID: mig.UUID, Parent: parent.UUID, Index: 0, MIGIndex: 1, Replica: 1, NUMANode: 0,
 		Healthy: true, Model: "NVIDIA H100 80GB HBM3", Profile: "2g.20gb", PCIBusID: "0000:1b:00.0",
-		MemoryBytes: mig.MemoryBytes, Minor: 0,
-		GPUInstanceCap: mig.GPUInstanceCap, ComputeInstanceCap: mig.ComputeInstanceCap,
+		MemoryBytes: mig.MemoryBytes, IndexName: "0:1",
 	}
 	if diff := cmp.Diff(want, find(t, resources, "nvidia.com/mig-2g.20gb", 1)); diff != "" {
 		t.Errorf("replica of a MIG device: -want +got\n%s", diff)
@@ -432,8 +431,8 @@ func TestBuildOnDamagedNodes(t *testing.T) {
 			}, func(c *Config) { c.MIGStrategy = MIGMixed },
 			[]string{"nvidia.com/gpu: 0! 2 3", "nvidia.com/mig-1g.10gb: 1:0 1:1!"},
 			[]string{
-				"GPU 0 is unhealthy: the minor number of its device node is unknown",
-				"MIG device 1:1 is unhealthy: the minor numbers of its device nodes are unknown",
+				"GPU 0 is unhealthy: has a device node whose minor number is unknown",
+				"MIG device 1:1 (1g.10gb) is unhealthy: has device nodes in /dev/nvidia-caps whose minor numbers are unknown",
 			},
 		},
 		"the first of two devices with the same UUID is offered": {
@@ -467,9 +466,10 @@ func TestBuildOnDamagedNodes(t *testing.T) {
 			}, func(c *Config) { c.MIGStrategy = MIGMixed; c.GPUs.Include = []Selector{"0"} },
 			[]string{"nvidia.com/gpu:", "nvidia.com/mig-1g.12gb-me: 0:2", "nvidia.com/mig-1g.24gb.me.gfx: 0:1"},
 			append([]string{
-				`MIG device 0:0 is not offered: resource name "nvidia.com/mig-1g 10gb": ` +
+				`MIG device 0:0 (1g 10gb) is not offered: resource name "nvidia.com/mig-1g 10gb": ` +
 					`the part after the slash may have letters, digits and - _ . between letters or digits`,
-				`MIG device 0:3 is not offered: resource name "nvidia.com/mig-` + strings.Repeat("x", 60) + `": ` +
+				"MIG device 0:3 (" + strings.Repeat("x", 60) + `) is not offered: resource name "nvidia.com/mig-` +
+					strings.Repeat("x", 60) + `": ` +
 					`the part after the slash has 64 characters, more than 63`,
 			}, excluded(1, 2, 3)...),
 		},

@@ -1,10 +1,6 @@
 package resource
 
-import (
-	"fmt"
-	"slices"
-	"strconv"
-)
+import "slices"
 
 // Resource is an extended resource with its devices.
 type Resource struct {
@@ -29,6 +25,8 @@ type Device struct {
 	Parent string
 	// Index is the driver's index of the GPU, and MIGIndex that of the MIG device on it, or NoMIG.
 	Index, MIGIndex int
+	// IndexName is the device's name by index, as in CDI specs: "3", or "0:1" for a MIG device.
+	IndexName string
 	// Replica is the index of the replica from 0, or NoReplica if the device is not shared.
 	Replica int
 	// NUMANode is that of the GPU. With gpu.NoNUMANode the device is advertised without a topology.
@@ -42,9 +40,6 @@ type Device struct {
 	PCIBusID string
 	// MemoryBytes is the memory of the GPU or of the MIG device, in bytes.
 	MemoryBytes uint64
-	// Minor is the N of the GPU's /dev/nvidiaN. GPUInstanceCap and ComputeInstanceCap are those of the MIG device's
-	// /dev/nvidia-caps/nvidia-capN. Each may be gpu.NoMinor.
-	Minor, GPUInstanceCap, ComputeInstanceCap int
 	// MPS has the limits of a container on a GPU that is shared by MPS, and is nil for other devices.
 	MPS *MPSLimits
 	// Grant is what a container gets for the device, or nil before the node has published it.
@@ -66,18 +61,6 @@ const (
 	NoReplica = -1
 	NoMIG     = -1
 )
-
-// CDIName returns the device's name in CDI specs and variables: its UUID or, by index, "3", or "0:1" for a MIG device.
-func (d *Device) CDIName(byIndex bool) string {
-	switch {
-	case !byIndex:
-		return d.UUID
-	case d.MIGIndex == NoMIG:
-		return strconv.Itoa(d.Index)
-	default:
-		return fmt.Sprintf("%d:%d", d.Index, d.MIGIndex)
-	}
-}
 
 // Shared reports whether other containers may have the same GPU or MIG device.
 func (d *Device) Shared() bool { return d.Replica != NoReplica }

@@ -1,6 +1,7 @@
 package resource
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -115,7 +116,9 @@ func (b *builder) requireUniform() {
 	}
 	names := strings.Join(slices.Sorted(maps.Keys(kinds)), ", ")
 	for i := range b.plans {
-		b.plans[i].device.fail("mig-strategy single needs the same profile on all GPUs, and there are: " + names)
+		d := &b.plans[i].device
+		d.Healthy = false
+		d.Reason = cmp.Or(d.Reason, "mig-strategy single needs the same profile on all GPUs, and there are: "+names)
 	}
 	b.problem("mig-strategy", "single needs the same profile on all GPUs, and there are: %s; "+
 		"partition them alike, or use mixed", names)

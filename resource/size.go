@@ -53,8 +53,10 @@ type TooManyDevicesError struct {
 	Resource string
 	// Devices is their number, and Bytes the size of their list.
 	Devices, Bytes int
-	// Advice is what to change in the configuration.
-	Advice string
+	// Shared is how many GPUs and MIG devices have replicas, by the rules with the key Rules in the configuration. About
+	// Replicas of each would fit. All are empty if none is shared.
+	Shared, Replicas int
+	Rules            string
 }
 
 // Error describes the size.
@@ -77,14 +79,9 @@ func checkSize(name string, plans []plan) error {
 	if bytes <= MaxList {
 		return nil
 	}
-	err := &TooManyDevicesError{
-		Resource: name, Devices: count, Bytes: bytes,
-		Advice: "give some of the devices another resource name with resources.gpus or resources.mig",
-	}
+	err := &TooManyDevicesError{Resource: name, Devices: count, Bytes: bytes, Shared: shared, Rules: key}
 	if shared > 0 {
-		err.Advice = fmt.Sprintf("lower replicas in %s for %s to about %d for each of the %d shared devices, "+
-			"or share them under several names",
-			key, name, max(2, MaxList/(bytes/count)/shared), shared)
+		err.Replicas = max(2, MaxList/(bytes/count)/shared)
 	}
 	return err
 }

@@ -65,13 +65,12 @@ func TestAListThatIsTooLargeIsRefused(t *testing.T) {
 	if want := "resource nvidia.com/gpu: a list of 160000 devices takes "; !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %q", err, want)
 	}
-	var advice int
-	if _, scanErr := fmt.Sscanf(tooMany.Advice, "lower replicas in sharing.time-slicing.resources for nvidia.com/gpu to about %d for each of the 16 shared devices", &advice); scanErr != nil {
-		t.Fatalf("%v in %q", scanErr, tooMany.Advice)
+	if tooMany.Rules != "sharing.time-slicing.resources" || tooMany.Shared != 16 {
+		t.Errorf("%d devices are shared by %s", tooMany.Shared, tooMany.Rules)
 	}
-	resources, _ := build(t, s, share(advice))
+	resources, _ := build(t, s, share(tooMany.Replicas))
 	if size := realSize(resources[0]); size > MaxList || size < MaxList*9/10 {
-		t.Errorf("with %d replicas, as advised, the list has %d bytes", advice, size)
+		t.Errorf("with %d replicas the list has %d bytes", tooMany.Replicas, size)
 	}
 }
 
@@ -82,7 +81,7 @@ func TestAListOfTooManyWholeDevicesIsRefused(t *testing.T) {
 	}
 	_, _, err := Build(s, defaults())
 	tooMany, ok := errors.AsType[*TooManyDevicesError](err)
-	if !ok || !strings.Contains(tooMany.Advice, "another resource name") {
+	if !ok || tooMany.Shared != 0 || tooMany.Rules != "" {
 		t.Errorf("got %v", err)
 	}
 }

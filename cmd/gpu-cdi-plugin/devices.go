@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -83,26 +84,31 @@ func devicesView(s *gpu.Snapshot, kind string) view {
 	}
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		add := func(index, name, uuid string, memory uint64, mig, status string) {
+		add := func(index, name, uuid string, memory uint64, mig, problem string) {
 			v.table.rows = append(v.table.rows, []string{
-				index, orDash(name), orDash(uuid), gibibytes(memory), number(d.NUMANode), mig, status,
+				index, orDash(name), orDash(uuid), gibibytes(memory), number(d.NUMANode), mig, cmp.Or(problem, "ok"),
 				number(d.Minor), orDash(d.PCIBusID), orDash(d.ComputeCapability),
 			})
-			// The names are those of what a container can get: not a GPU in MIG mode, whose MIG devices follow.
-			if d.Usable() && mig != "on" {
-				v.names = append(v.names, kind+"="+uuid)
-			}
 		}
-		mig, status := "off", "ok"
+		allocatable := d.Allocatables()
+		mig, problem := "off", ""
 		switch {
 		case !d.Usable():
-			mig, status = "-", "error: "+d.Error
+			mig = "-"
 		case d.MIGEnabled:
 			mig = "on"
 		}
-		add(strconv.Itoa(d.Index), d.Name, d.UUID, d.MemoryBytes, mig, status)
-		for _, m := range d.MIG {
-			add(fmt.Sprintf("%d:%d", d.Index, m.Index), "MIG "+m.Profile, m.UUID, m.MemoryBytes, "-", "ok")
+		if allocatable[0].MIG == nil || !d.Usable() {
+			problem = allocatable[0].Problem
+		}
+		add(strconv.Itoa(d.Index), d.Name, d.UUID, d.MemoryBytes, mig, problem)
+		for _, a := range allocatable {
+			if m := a.MIG; m != nil {
+				add(a.IndexName(), "MIG "+m.Profile, m.UUID, m.MemoryBytes, "-", a.Problem)
+			}
+			if a.Problem == "" {
+				v.names = append(v.names, kind+"="+a.UUID())
+			}
 		}
 	}
 	return v

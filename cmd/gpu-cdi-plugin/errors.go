@@ -66,7 +66,13 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(cdi.ErrExtension, cli.Usage, ""),
 	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
 	cli.Sentinel(plugin.ErrLongPath, cli.Usage, "give a directory with a shorter path, or a link to it"),
-	cli.Typed(func(e *resource.TooManyDevicesError) (cli.Code, string) { return cli.Usage, e.Advice }),
+	cli.Typed(func(e *resource.TooManyDevicesError) (cli.Code, string) {
+		if e.Shared == 0 {
+			return cli.Usage, "give some of the devices another resource name with resources.gpus or resources.mig"
+		}
+		return cli.Usage, fmt.Sprintf("lower replicas in %s for %s to about %d for each of the %d shared devices, "+
+			"or share them under several names", e.Rules, e.Resource, e.Replicas, e.Shared)
+	}),
 
 	// 10: no driver that can be used. All of these wrap gpu.ErrNoDriver, whose row is the last.
 	cli.Sentinel(driver.ErrOtherVersion, cli.NoDriver,

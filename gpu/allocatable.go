@@ -1,0 +1,66 @@
+package gpu
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// Allocatable is what a container can be given: a whole GPU, or a MIG device of a GPU in MIG mode.
+type Allocatable struct {
+	// GPU is the whole GPU, or the one that the MIG device is on.
+	GPU *Device
+	// MIG is nil for a whole GPU.
+	MIG *MIGDevice
+	// Problem is why no container can be given the device, as text that follows its label. It is empty if one can.
+	Problem string
+}
+
+// Allocatables lists what containers can be given of the GPU: itself or, in MIG mode, its MIG devices. A GPU in MIG mode
+// without MIG devices is listed itself, with that problem.
+func (d *Device) Allocatables() []Allocatable {
+	problem := ""
+	switch {
+	case !d.Usable():
+		problem = "cannot be read: " + d.Error
+	case d.MIGEnabled && len(d.MIG) == 0:
+		problem = "is in MIG mode and has no MIG device"
+	case d.Minor == NoMinor:
+		problem = "has a device node whose minor number is unknown"
+	}
+	if !d.MIGEnabled || len(d.MIG) == 0 {
+		return []Allocatable{{GPU: d, Problem: problem}}
+	}
+	var list []Allocatable
+	for i := range d.MIG {
+		a := Allocatable{GPU: d, MIG: &d.MIG[i], Problem: problem}
+		if problem == "" && (a.MIG.GPUInstanceCap == NoMinor || a.MIG.ComputeInstanceCap == NoMinor) {
+			a.Problem = "has device nodes in /dev/nvidia-caps whose minor numbers are unknown"
+		}
+		list = append(list, a)
+	}
+	return list
+}
+
+// UUID is that of the GPU or of the MIG device. It is empty for a GPU whose UUID is unknown.
+func (a *Allocatable) UUID() string {
+	if a.MIG != nil {
+		return a.MIG.UUID
+	}
+	return a.GPU.UUID
+}
+
+// IndexName names the device by index: "3", or "0:1" for a MIG device.
+func (a *Allocatable) IndexName() string {
+	if a.MIG != nil {
+		return fmt.Sprintf("%d:%d", a.GPU.Index, a.MIG.Index)
+	}
+	return strconv.Itoa(a.GPU.Index)
+}
+
+// Label names the device for people: "GPU 3", or "MIG device 0:1 (1g.10gb)".
+func (a *Allocatable) Label() string {
+	if a.MIG != nil {
+		return fmt.Sprintf("MIG device %s (%s)", a.IndexName(), a.MIG.Profile)
+	}
+	return "GPU " + a.IndexName()
+}
