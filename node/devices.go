@@ -3,55 +3,8 @@ package node
 import (
 	"slices"
 
-	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/resource"
 )
-
-// withLastNames gives unreadable GPUs the UUIDs and other properties that they had: a GPU that has fallen off the bus
-// does not even return its UUID, and would otherwise look like one that was removed.
-func withLastNames(before, now *gpu.Snapshot) *gpu.Snapshot {
-	if before == nil {
-		return now
-	}
-	named := *now
-	named.Devices = slices.Clone(now.Devices)
-	for i := range named.Devices {
-		d := &named.Devices[i]
-		if d.Usable() {
-			continue
-		}
-		if last := lastSeen(before, now, d); last != nil {
-			index, err := d.Index, d.Error
-			*d = *last
-			d.Index, d.Error = index, err
-		}
-	}
-	return &named
-}
-
-// lastSeen finds an unreadable GPU in the snapshot before: by its UUID or its PCI address, or by its index if both are
-// unknown and no other GPU has the UUID of the one that had that index.
-func lastSeen(before, now *gpu.Snapshot, d *gpu.Device) *gpu.Device {
-	find := func(same func(*gpu.Device) bool) *gpu.Device {
-		for i := range before.Devices {
-			if same(&before.Devices[i]) {
-				return &before.Devices[i]
-			}
-		}
-		return nil
-	}
-	switch {
-	case d.UUID != "":
-		return find(func(o *gpu.Device) bool { return o.UUID == d.UUID })
-	case d.PCIBusID != "":
-		return find(func(o *gpu.Device) bool { return o.PCIBusID == d.PCIBusID })
-	}
-	old := find(func(o *gpu.Device) bool { return o.Index == d.Index })
-	if old == nil || slices.ContainsFunc(now.Devices, func(n gpu.Device) bool { return n.UUID == old.UUID }) {
-		return nil
-	}
-	return old
-}
 
 // onlyPublished returns the resources with those devices that were published before, none of them healthier than
 // before.

@@ -3,14 +3,10 @@ package node
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"regexp"
-	"strings"
 
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/fileid"
-	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/kernel"
 )
 
 // ErrDriverChanged is that the driver's library on disk is not the one that the process has loaded, and that the loaded
@@ -34,37 +30,10 @@ func (r *Reconciler) checkDriver() error {
 	if err != nil {
 		return fmt.Errorf("the driver is being replaced: %w", err)
 	}
-	module := moduleVersion(r.opts.Host)
+	module := kernel.DriverVersion(r.opts.Host)
 	if module != "" && module != d.Version {
 		return fmt.Errorf("the driver's libraries are %s now, the loaded kernel module is %s: "+
 			"reload the module, or reboot", d.Version, module)
 	}
 	return fmt.Errorf("%w: the libraries are %s now", ErrDriverChanged, d.Version)
-}
-
-var versionPattern = regexp.MustCompile(`\b[0-9]+\.[0-9]+(\.[0-9]+)?\b`)
-
-// moduleVersion is the version of the loaded NVIDIA kernel module, or empty if the host does not report it.
-func moduleVersion(h host.Host) string {
-	for _, path := range []string{h.Sys("module", "nvidia", "version"), h.Proc("driver", "nvidia", "version")} {
-		line, _, _ := strings.Cut(readShort(path), "\n")
-		if v := versionPattern.FindString(line); v != "" {
-			return v
-		}
-	}
-	return ""
-}
-
-// readShort returns the first 4 KiB of a file, or nothing.
-func readShort(path string) string {
-	f, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, 4096))
-	if err != nil {
-		return ""
-	}
-	return string(data)
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/kernel"
 )
 
 // hostFingerprint is a hash of what the host's files say about the GPUs, of the other spec files, and of the
@@ -21,7 +22,7 @@ import (
 func (r *Reconciler) hostFingerprint() uint64 {
 	sum := fnv.New64a()
 	h := r.opts.Host
-	fmt.Fprintln(sum, fileid.Of(r.library), moduleVersion(h))
+	fmt.Fprintln(sum, fileid.Of(r.library), kernel.DriverVersion(h))
 	for _, dir := range r.opts.Dirs {
 		writeDir(sum, dir, func(name string) bool {
 			return slices.Contains([]string{".json", ".yaml"}, filepath.Ext(name)) && !r.owns(filepath.Join(dir, name))
@@ -33,7 +34,7 @@ func (r *Reconciler) hostFingerprint() uint64 {
 		writeDir(sum, dir, all)
 	}
 	writeTree(sum, h.Proc("driver", "nvidia", "capabilities"))
-	fmt.Fprintln(sum, readShort(h.Proc("driver", "nvidia-caps", "mig-minors")))
+	fmt.Fprintln(sum, kernel.Read(h.Proc("driver", "nvidia-caps", "mig-minors")))
 	r.writeExtras(sum)
 	return sum.Sum64()
 }

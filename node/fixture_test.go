@@ -42,9 +42,8 @@ func (s *nodeSource) Snapshot(context.Context) (*gpu.Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, i := range s.lost { // as nvml reports such a GPU
-		d := &snapshot.Devices[i]
-		*d = gpu.Device{Index: i, PCIBusID: d.PCIBusID, Minor: gpu.NoMinor, NUMANode: d.NUMANode, Error: "GPU is lost"}
+	for _, i := range s.lost {
+		snapshot.Devices[i].Error = "GPU is lost"
 	}
 	return snapshot, nil
 }

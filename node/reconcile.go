@@ -169,7 +169,6 @@ func (r *Reconciler) scan(ctx context.Context) (*desired, error) {
 	if err != nil {
 		return nil, &snapshotError{err}
 	}
-	snapshot = withLastNames(r.State().Snapshot, snapshot)
 	files, err := search.Driver(snapshot.DriverVersion)
 	if err == nil {
 		err = files.Check(r.opts.Spec.Capabilities)

@@ -11,7 +11,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
-	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/kernel"
 )
 
 // addFromKernel adds to the devices what the kernel shows and NVML does not: NUMA nodes, the device nodes of MIG
@@ -46,7 +46,7 @@ func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 	path := s.opts.Host.Proc("driver", "nvidia", "gpus", d.PCIBusID, "information")
 	work := func(c *call) (string, error) {
 		c.enter("read")
-		return readShort(path), nil
+		return kernel.Read(path), nil
 	}
 	text, err := ask(ctx, &s.library.calls, "information about "+d.PCIBusID, s.tolerated(), work)
 	if err != nil {
@@ -81,17 +81,10 @@ func knownGPUs(h host.Host) string {
 	return strings.Join(names, ",")
 }
 
-// readShort reads a file of /sys or /proc, without white space around it. It is empty if the file has more than 4 KiB or
-// cannot be read.
-func readShort(path string) string {
-	data, _ := regular.ReadFile(path, 4096)
-	return strings.TrimSpace(string(data))
-}
-
 // numaNode is the NUMA node that the device at the PCI address is attached to. NVML's nvmlDeviceGetNumaNodeId is
 // something else: the node that the GPU's memory makes where that is a NUMA node of its own.
 func numaNode(h host.Host, pciBusID string) int {
-	n, err := strconv.Atoi(readShort(h.Sys("bus", "pci", "devices", pciBusID, "numa_node")))
+	n, err := strconv.Atoi(kernel.Read(h.Sys("bus", "pci", "devices", pciBusID, "numa_node")))
 	if err != nil || n < 0 {
 		return gpu.NoNUMANode
 	}
@@ -107,9 +100,9 @@ func gpuAddresses(h host.Host) []string {
 	var addresses []string
 	for _, e := range entries {
 		dir := h.Sys("bus", "pci", "devices", e.Name())
-		class := readShort(filepath.Join(dir, "class"))
+		class := kernel.Read(filepath.Join(dir, "class"))
 		isGPU := strings.HasPrefix(class, "0x0300") || strings.HasPrefix(class, "0x0302") // VGA or 3D controller
-		if isGPU && readShort(filepath.Join(dir, "vendor")) == "0x10de" {
+		if isGPU && kernel.Read(filepath.Join(dir, "vendor")) == "0x10de" {
 			addresses = append(addresses, e.Name())
 		}
 	}
@@ -137,20 +130,6 @@ func fillAddresses(devices []gpu.Device, all []string) {
 	for i := range devices {
 		devices[i].PCIBusID = filled[i]
 	}
-}
-
-// kernelVersion is the version of the loaded kernel module, or "of an unknown version".
-func kernelVersion(h host.Host) string {
-	if v := readShort(h.Sys("module", "nvidia", "version")); v != "" {
-		return v
-	}
-	line, _, _ := strings.Cut(readShort(h.Proc("driver", "nvidia", "version")), "\n")
-	for field := range strings.FieldsSeq(line) {
-		if strings.Trim(field, "0123456789.") == "" && strings.Contains(field, ".") {
-			return field
-		}
-	}
-	return "of an unknown version"
 }
 
 // sysfsPath is how far apart two GPUs are on PCIe, by their positions in the tree of sysfs, and by their NUMA nodes

@@ -73,27 +73,3 @@ func TestFillAddresses(t *testing.T) {
 		})
 	}
 }
-
-func TestKernelVersion(t *testing.T) {
-	const sys, proc = "sys/module/nvidia/version", "proc/driver/nvidia/version"
-	for name, c := range map[string]struct {
-		files map[string]string
-		want  string
-	}{
-		"the module's version": {map[string]string{sys: "580.126.09\n"}, "580.126.09"},
-		"the driver's line": {map[string]string{
-			proc: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08  Sat May 24 07:01:00 UTC 2025\n" +
-				"GCC version:  gcc version 12.2.0\n",
-		}, "575.57.08"},
-		"the open module's line": {map[string]string{
-			proc: "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65  Release Build  (dvs-builder)\n",
-		}, "580.65"},
-		"no module": {nil, "of an unknown version"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := kernelVersion(createHost(t, c.files)); got != c.want {
-				t.Errorf("got %q, want %q", got, c.want)
-			}
-		})
-	}
-}

@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/kernel"
 )
 
 // library is the NVML library of the process.
@@ -129,7 +131,7 @@ func (l *library) initialise(ctx context.Context, h host.Host) error {
 	})
 	if hasCode(err, nvml.ERROR_LIB_RM_VERSION_MISMATCH) {
 		return fmt.Errorf("%w: the library is %s, the kernel module %s: %w",
-			ErrVersionMismatch, l.libraryVersion(ctx), kernelVersion(h), err)
+			ErrVersionMismatch, l.libraryVersion(ctx), cmp.Or(kernel.DriverVersion(h), "of an unknown version"), err)
 	}
 	return classify(err)
 }

@@ -139,7 +139,8 @@ func (s *Session) Open(ctx context.Context) error {
 // [gpu.ErrNotAnswering] if the driver has not answered for a share of Options.GPUTimeout.
 //
 // Once the driver has answered, Snapshot waits at most one second for GPUs that do not answer, and one for their links.
-// Such a GPU is as it was last read until its call is older than a share of Options.GPUTimeout.
+// Such a GPU is as it was last read until its call is older than a share of Options.GPUTimeout. An unreadable GPU has
+// the UUID and the other properties that it had in the session's snapshot before.
 func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,6 +167,7 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("read the links of the GPUs: %w", context.Cause(ctx))
 	}
+	nameUnreadable(snapshot, s.last)
 	s.last = snapshot
 	return snapshot, nil
 }

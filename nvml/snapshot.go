@@ -3,6 +3,7 @@ package nvml
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -84,4 +85,42 @@ func (s *Session) readSystem(ctx context.Context) (systemReading, error) {
 		return got, context.Cause(ctx)
 	}
 	return got, classify(err)
+}
+
+// nameUnreadable gives unreadable GPUs the UUIDs and other properties that they had in the snapshot before, which may be
+// nil: a GPU that has fallen off the bus does not even return its UUID, and would otherwise look like one that was
+// removed.
+func nameUnreadable(now, before *gpu.Snapshot) {
+	if before == nil {
+		return
+	}
+	for i := range now.Devices {
+		d := &now.Devices[i]
+		if d.Usable() {
+			continue
+		}
+		if last := findBefore(now, before, d); last != nil {
+			index, err := d.Index, d.Error
+			*d = *last
+			d.Index, d.Error = index, err
+		}
+	}
+}
+
+// findBefore finds an unreadable GPU in the snapshot before: by its UUID or its PCI address, or by its index if both are
+// unknown and no other GPU has the UUID of the one that had that index.
+func findBefore(now, before *gpu.Snapshot, d *gpu.Device) *gpu.Device {
+	at := slices.IndexFunc(before.Devices, func(o gpu.Device) bool {
+		switch {
+		case d.UUID != "":
+			return o.UUID == d.UUID
+		case d.PCIBusID != "":
+			return o.PCIBusID == d.PCIBusID
+		}
+		return o.Index == d.Index && !slices.ContainsFunc(now.Devices, func(n gpu.Device) bool { return n.UUID == o.UUID })
+	})
+	if at < 0 {
+		return nil
+	}
+	return &before.Devices[at]
 }

@@ -1,0 +1,38 @@
+// Package kernel reads what the kernel reports in /sys and /proc.
+package kernel
+
+import (
+	"io"
+	"os"
+	"regexp"
+	"strings"
+
+	"gpu-cdi-plugin/internal/host"
+)
+
+// Read returns the first 4 KiB of a file of /sys or /proc, without white space around them, or nothing.
+func Read(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, 4096))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}
+
+var version = regexp.MustCompile(`\b[0-9]+\.[0-9]+(\.[0-9]+)?\b`)
+
+// DriverVersion is the version of the loaded NVIDIA kernel module, or empty if the host does not report it.
+func DriverVersion(h host.Host) string {
+	for _, path := range []string{h.Sys("module", "nvidia", "version"), h.Proc("driver", "nvidia", "version")} {
+		line, _, _ := strings.Cut(Read(path), "\n")
+		if v := version.FindString(line); v != "" {
+			return v
+		}
+	}
+	return ""
+}
