@@ -57,30 +57,11 @@ func (s Selector) matches(d *gpu.Device, m *gpu.MIGDevice) bool {
 type Pattern string
 
 // matches reports whether the pattern matches the name.
-func (p Pattern) matches(name string) bool { return glob(foldName(string(p)), foldName(name)) }
+func (p Pattern) matches(name string) bool {
+	expr := strings.NewReplacer(`\*`, `.*`, `\?`, `.`).Replace(regexp.QuoteMeta(foldName(string(p))))
+	return regexp.MustCompile(`(?s)^` + expr + `$`).MatchString(foldName(name))
+}
 
-func foldName(s string) []rune { return []rune(strings.ReplaceAll(strings.ToLower(s), " ", "-")) }
-
-// glob takes time len(pattern) x len(name) at worst: only the last star is ever retried.
-func glob(pattern, name []rune) bool {
-	p, n, star, retry := 0, 0, -1, 0
-	for n < len(name) {
-		switch {
-		case p < len(pattern) && pattern[p] == '*':
-			star, retry = p, n
-			p++
-		case p < len(pattern) && (pattern[p] == '?' || pattern[p] == name[n]):
-			p++
-			n++
-		case star >= 0:
-			retry++
-			p, n = star+1, retry
-		default:
-			return false
-		}
-	}
-	for p < len(pattern) && pattern[p] == '*' {
-		p++
-	}
-	return p == len(pattern)
+func foldName(s string) string {
+	return strings.ToValidUTF8(strings.ReplaceAll(strings.ToLower(s), " ", "-"), "\uFFFD")
 }
