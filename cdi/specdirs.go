@@ -195,8 +195,7 @@ func (c *SpecDirs) FilesOf(names []string) []*SpecFile {
 
 // file is the file that offers a device, which must be offered.
 func (c *SpecDirs) file(name string) *SpecFile {
-	offer := c.offer(name)
-	return &c.Files[slices.IndexFunc(c.Files, func(f SpecFile) bool { return f.Path == offer.File })]
+	return c.FileAt(c.offer(name).File)
 }
 
 // locate is a path with its directory as Dirs names it, and the directory's index in Dirs, or -1.
@@ -211,20 +210,28 @@ func (c *SpecDirs) locate(path string) (string, int) {
 	return filepath.Join(c.Dirs[priority], filepath.Base(path)), priority
 }
 
+// FileAt is the file at path, or nil.
+func (c *SpecDirs) FileAt(path string) *SpecFile {
+	path, _ = c.locate(path)
+	at := slices.IndexFunc(c.Files, func(f SpecFile) bool { return f.Path == path })
+	if at < 0 {
+		return nil
+	}
+	return &c.Files[at]
+}
+
 // OfferedFrom are the names of the devices, without their kind, that engines take from the file at path.
 func (c *SpecDirs) OfferedFrom(path string) map[string]bool {
-	path, _ = c.locate(path)
 	names := map[string]bool{}
-	for _, f := range c.Files {
-		if f.Path != path || f.Spec == nil {
-			continue
-		}
-		for i := range f.Spec.Devices {
-			name := f.Spec.Devices[i].Name
-			names[name] = slices.ContainsFunc(c.Devices, func(o Offer) bool {
-				return o.File == path && o.State == Available && o.Name == qualifiedName(f.Kind, name)
-			})
-		}
+	f := c.FileAt(path)
+	if f == nil || f.Spec == nil {
+		return names
+	}
+	for i := range f.Spec.Devices {
+		name := f.Spec.Devices[i].Name
+		names[name] = slices.ContainsFunc(c.Devices, func(o Offer) bool {
+			return o.File == f.Path && o.State == Available && o.Name == qualifiedName(f.Kind, name)
+		})
 	}
 	return names
 }

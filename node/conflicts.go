@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -28,21 +29,6 @@ func (e *TakenError) Error() string {
 	}
 	return fmt.Sprintf("other CDI spec files define the names of %s of this node: %s",
 		what, strings.Join(linesByFile(e.Conflicts), "; "))
-}
-
-// checkTaken returns a TakenError if there would be nothing to offer: an administrator has to decide which file to
-// remove.
-func (r *Reconciler) checkTaken(next *desired, specDirs *cdi.SpecDirs) error {
-	conflicts := r.ofDevices(specDirs.Conflicts(r.opts.Path, next.spec), next.resources)
-	devices := countHealthy(next.resources)
-	if devices == 0 || countHealthy(resource.MarkUnhealthy(next.resources, r.takenBy(conflicts))) > 0 {
-		return nil
-	}
-	err := &TakenError{Devices: devices, Conflicts: conflicts}
-	if _, missing := cdi.ReadFile(r.opts.Path); missing == nil {
-		err.Path = r.opts.Path
-	}
-	return err
 }
 
 // takenBy returns a function that returns which other file keeps a device from being given by its CDI name, or "".
@@ -94,51 +80,42 @@ func linesByFile(conflicts []cdi.Conflict) []string {
 	return lines
 }
 
-// logConflicts logs a conflict when it begins and when it ends.
-func (r *Reconciler) logConflicts(d *desired) {
-	before, now := r.logged, r.applied.conflicts
-	r.logged = now
-	r.logByFile(d, missingIn(before, now), func(file, names, effect string) {
-		r.log.Warn(fmt.Sprintf("%s defines %s too: %s; remove that file, or give this node's devices another CDI kind",
-			file, names, effect))
-	})
-	r.logByFile(d, missingIn(now, before), func(file, names, _ string) {
-		r.log.Info(fmt.Sprintf("%s and this node's spec no longer both define %s", file, names))
-	})
-}
-
-// missingIn returns the conflicts of list that are not in other.
-func missingIn(other, list []cdi.Conflict) []cdi.Conflict {
-	return slices.DeleteFunc(slices.Clone(list), func(c cdi.Conflict) bool { return slices.Contains(other, c) })
-}
-
-// logByFile calls log once for the conflicts that have the same file and the same effect.
-func (r *Reconciler) logByFile(d *desired, list []cdi.Conflict, log func(file, names, effect string)) {
-	devices := r.ofDevices(list, d.resources)
-	effectOf := func(c cdi.Conflict) string {
+// conflictRemarks are the conflicts of a plan, those with the same file and the same effect in one sentence.
+func (r *Reconciler) conflictRemarks(p *plan) []remark {
+	type group struct {
+		file, effect string
+		level        slog.Level
+	}
+	var groups []group
+	names := map[group][]string{}
+	conflicts := p.conflicts()
+	devices := r.ofDevices(conflicts, p.resources)
+	for _, c := range conflicts {
+		g := group{file: c.File, level: slog.LevelWarn}
 		switch {
 		case !c.Unavailable():
-			return "engines take these from this node's spec, and not from that file"
+			g.effect = "engines take these from this node's spec, and not from that file"
 		case slices.Contains(devices, c):
-			return "these devices are unhealthy"
+			g.effect, g.level = "these devices are unhealthy", slog.LevelError
 		case strings.HasPrefix(c.Name, r.opts.Spec.Kind+"="):
-			return "engines do not take these names from this node's spec; the kubelet's allocations do not need them"
+			g.effect = "engines do not take these names from this node's spec; the kubelet's allocations do not need them"
 		default:
-			return "containers do not get these"
+			g.effect = "containers do not get these"
 		}
-	}
-	for len(list) > 0 {
-		first, effect := list[0], effectOf(list[0])
-		same := func(c cdi.Conflict) bool { return c.File == first.File && effectOf(c) == effect }
-		var names []string
-		for _, c := range list {
-			if same(c) {
-				names = append(names, c.Name)
-			}
+		if names[g] == nil {
+			groups = append(groups, g)
 		}
-		log(first.File, abbreviate(names), effect)
-		list = slices.DeleteFunc(list, same)
+		names[g] = append(names[g], c.Name)
 	}
+	var list []remark
+	for _, g := range groups {
+		list = append(list, remark{
+			key: g.file + ": " + g.effect, level: g.level,
+			text:   fmt.Sprintf("%s defines %s too: %s", g.file, abbreviate(names[g]), g.effect),
+			advice: "remove that file, or give this node's devices another CDI kind",
+		})
+	}
+	return list
 }
 
 // abbreviate joins a list for a line of a log: the first few, and how many more there are.

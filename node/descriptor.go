@@ -15,8 +15,6 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/atomicfile"
-	"gpu-cdi-plugin/internal/fileid"
-	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -67,10 +65,8 @@ type MPSLimits struct {
 
 // descriptors are the descriptor files. Without a directory there are none.
 type descriptors struct {
-	fileLock
-
-	dir     string
-	written map[string]fileid.ID // of the files when they were last as desired, by UUID
+	dir  string
+	lock fileLock
 }
 
 const (
@@ -78,27 +74,15 @@ const (
 	descriptorMode   = 0o644 // not every container runs as root
 )
 
-func (d *descriptors) acquire() error {
-	if d.dir == "" {
-		return nil
+func newDescriptors(dir string) *descriptors {
+	if dir == "" {
+		return &descriptors{}
 	}
-	if err := os.MkdirAll(d.dir, 0o755); err != nil {
-		return fmt.Errorf("write the device descriptors: %w", err)
-	}
-	l, err := lock.Acquire(filepath.Join(d.dir, ".lock"))
-	if err != nil {
-		return fmt.Errorf("write the device descriptors: %w", err)
-	}
-	d.lock = l
-	return nil
-}
-
-// restoreLock makes the directory and the lock's file again if they were removed.
-func (d *descriptors) restoreLock() error {
-	if err := os.MkdirAll(d.dir, 0o755); err != nil {
-		return fmt.Errorf("write the device descriptors: %w", err)
-	}
-	return d.lock.Renew()
+	return &descriptors{dir, fileLock{
+		path:    filepath.Join(dir, ".lock"),
+		makeDir: func(dir string) error { return os.MkdirAll(dir, 0o755) },
+		wrap:    func(err error) error { return fmt.Errorf("write the device descriptors: %w", err) },
+	}}
 }
 
 func (d *descriptors) path(uuid string) string { return filepath.Join(d.dir, uuid+descriptorSuffix) }
@@ -113,16 +97,14 @@ func (d *descriptors) addMount(to *specs.ContainerEdits, uuid string) {
 	}
 }
 
-// apply writes the descriptors of the devices and removes those of devices that are not present. It returns why devices
+// write writes the descriptors of the devices and removes those of devices that are not present. It returns why devices
 // have no descriptor, by UUID, and all of that as one error.
-func (d *descriptors) apply(resources []resource.Resource, present map[string]bool) (map[string]error, error) {
+func (d *descriptors) write(wanted map[string]*Descriptor, present map[string]bool) (map[string]error, error) {
 	if d.dir == "" {
 		return nil, nil //nolint:nilnil // nothing failed
 	}
 	failed := map[string]error{}
-	d.written = map[string]fileid.ID{}
-	wanted := describe(resources)
-	if err := d.restoreLock(); err != nil {
+	if err := d.lock.hold(); err != nil {
 		for uuid := range wanted {
 			failed[uuid] = err
 		}
@@ -130,12 +112,10 @@ func (d *descriptors) apply(resources []resource.Resource, present map[string]bo
 	}
 	errs := []error{d.removeOthers(present)}
 	for _, uuid := range slices.Sorted(maps.Keys(wanted)) {
-		if err := d.write(uuid, wanted[uuid]); err != nil {
+		if err := d.writeFile(uuid, wanted[uuid]); err != nil {
 			failed[uuid] = err
 			errs = append(errs, err)
-			continue
 		}
-		d.written[uuid] = writtenID(d.path(uuid))
 	}
 	return failed, errors.Join(errs...)
 }
@@ -177,9 +157,9 @@ func newDescriptor(d *resource.Device, resourceName string) *Descriptor {
 	return desc
 }
 
-// write writes a descriptor unless the file has its content already. A runtime that was asked to mount a file that was
+// writeFile writes a descriptor unless the file has its content already. A runtime that was asked to mount a file that was
 // missing may have made an empty directory in its place.
-func (d *descriptors) write(uuid string, want *Descriptor) error {
+func (d *descriptors) writeFile(uuid string, want *Descriptor) error {
 	content, err := json.MarshalIndent(want, "", "  ")
 	if err != nil {
 		return fmt.Errorf("write the descriptor of %s: %w", uuid, err)
@@ -219,16 +199,6 @@ func (d *descriptors) removeOthers(present map[string]bool) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// changed reports whether a file is not the one of the last apply.
-func (d *descriptors) changed() bool {
-	for uuid, id := range d.written {
-		if fileid.Of(d.path(uuid)) != id {
-			return true
-		}
-	}
-	return false
 }
 
 // uuidsOf returns the UUIDs of the GPUs and MIG devices of a snapshot.

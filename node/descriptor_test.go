@@ -69,10 +69,9 @@ func TestADescriptorSaysWhatTheDeviceIsAndHowItIsShared(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			d := &descriptors{dir: filepath.Join(t.TempDir(), "devices")}
-			must(t, d.acquire())
-			t.Cleanup(func() { must(t, d.release()) })
-			failed, err := d.apply([]resource.Resource{{Name: "nvidia.com/gpu", Devices: c.devices}}, nil)
+			d := newDescriptors(filepath.Join(t.TempDir(), "devices"))
+			t.Cleanup(func() { must(t, d.lock.release()) })
+			failed, err := d.write(describe([]resource.Resource{{Name: "nvidia.com/gpu", Devices: c.devices}}), nil)
 			if err != nil || len(failed) > 0 {
 				t.Fatal(failed, err)
 			}
@@ -203,7 +202,7 @@ func TestADamagedDescriptorIsWrittenAgain(t *testing.T) {
 		"with its directory": func(p string) error { return os.Rename(filepath.Dir(p), filepath.Dir(p)+".old") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newDescribedFixture(t, func(o *Options) { o.Poll = 20 * time.Millisecond })
+			b := newDescribedFixture(t, func(o *Options) { o.poll = 20 * time.Millisecond })
 			b.start()
 			path := b.rec.descriptors.path(b.uuids()[1])
 			want := string(read(t, path))

@@ -13,6 +13,14 @@ import (
 // kernel module fits the new one. A process cannot load a second NVML library, so it has to start again.
 var ErrDriverChanged = errors.New("the NVIDIA driver was replaced")
 
+// findLibrary finds the driver's library. The first one that is found is the one that the process loads.
+func (r *Reconciler) findLibrary() {
+	r.library = r.opts.Source.Library()
+	if r.loaded.IsZero() {
+		r.loaded = fileid.Of(r.library)
+	}
+}
+
 // checkDriver returns an error if the driver's library is not the file that this process has loaded. It is
 // ErrDriverChanged only when a new process would work: the new libraries are complete, and the kernel module fits them.
 func (r *Reconciler) checkDriver() error {

@@ -2,7 +2,6 @@ package node
 
 import (
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -11,6 +10,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/host"
 )
 
 // Extra is something that containers with a device get besides it, where the node has it.
@@ -39,117 +39,76 @@ func (e *RequiredError) Error() string {
 	return fmt.Sprintf("%s is required: %s", e.Extra, e.Conflict)
 }
 
-// extraFile is an extra and its spec on disk.
-type extraFile struct {
-	Extra
-	file   *specFile
-	logged string // what was last logged about the extra
+// Generate makes the spec of the extra, beside GPUs of the kind gpus; nil without a device. The findings are what was
+// searched for.
+func (e *Extra) Generate(h host.Host, gpus string) (*specs.Spec, []driver.Finding, error) {
+	found, findings := driver.DiscoverExtra(h, e.Extra, e.Channels)
+	spec, err := cdi.GenerateExtra(found, e.Kind(gpus))
+	if err != nil {
+		return nil, nil, fmt.Errorf("make the spec of %s: %w", e.Extra, err)
+	}
+	if len(spec.Devices) == 0 {
+		return nil, findings, nil
+	}
+	return spec, findings, nil
 }
 
-func newExtraFiles(o *Options) []*extraFile {
-	var list []*extraFile
-	for _, e := range o.Extras {
-		kind := e.Kind(o.Spec.Kind)
-		file := &specFile{path: fileIn(o, kind), dirs: o.Dirs, kind: kind, log: o.Log}
-		list = append(list, &extraFile{Extra: e, file: file})
-	}
-	return list
-}
-
-// checkOffered returns an error unless engines take all devices of the extra's spec from our file.
-func (e *extraFile) checkOffered(spec *specs.Spec, a *applied) error {
-	if spec == nil {
-		return nil
-	}
-	for i := range spec.Devices {
-		name := spec.Kind + "=" + spec.Devices[i].Name
-		if a.offered[name] {
-			continue
+// addExtras adds the specs of those extras that the node has. A required one that is missing is a RequiredError.
+func (r *Reconciler) addExtras(d *desired) error {
+	for i := range r.opts.Extras {
+		e := &r.opts.Extras[i]
+		spec, findings, err := e.Generate(r.opts.Host, r.opts.Spec.Kind)
+		if err != nil {
+			return err
 		}
-		at := slices.IndexFunc(a.conflicts, func(c cdi.Conflict) bool { return c.Name == name && c.Unavailable() })
-		if at < 0 {
-			return &RequiredError{Extra: e.Extra.Extra, Missing: "it is not in its CDI spec " + e.file.path}
+		nodes, missing := countNodes(findings)
+		if e.Required && missing != "" {
+			return &RequiredError{Extra: e.Extra, Missing: missing}
 		}
-		return &RequiredError{Extra: e.Extra.Extra, Conflict: a.conflicts[at]}
+		text := fmt.Sprintf("containers get %s (device nodes: %d)", e.Extra, nodes)
+		if nodes == 0 {
+			text = fmt.Sprintf("containers do not get %s, since there is no device node", e.Extra)
+		}
+		if missing != "" {
+			text += "; " + missing
+		}
+		d.remarks = append(d.remarks, remark{key: string(e.Extra), text: text})
+		if spec != nil {
+			d.specs[spec.Kind] = spec
+		}
 	}
 	return nil
 }
 
-// findExtras returns the specs of those extras that the node has. A required one that is missing is a RequiredError.
-func (r *Reconciler) findExtras() ([]*specs.Spec, error) {
-	var list []*specs.Spec
-	for _, e := range r.extras {
-		found, findings := driver.DiscoverExtra(r.opts.Host, e.Extra.Extra, e.Channels)
-		if missing := missingNodes(findings); e.Required && missing != "" {
-			return nil, &RequiredError{Extra: e.Extra.Extra, Missing: missing}
-		}
-		r.logExtra(e, found, findings)
-		spec, err := cdi.GenerateExtra(found, e.file.kind)
-		if err != nil {
-			return nil, err
-		}
-		if len(spec.Devices) > 0 {
-			list = append(list, spec)
-		}
-	}
-	return list, nil
-}
-
-// logExtra logs what the node has of an extra, when that changes.
-func (r *Reconciler) logExtra(e *extraFile, found *driver.ExtraFiles, findings []driver.Finding) {
-	text := fmt.Sprintf("containers get %s (device nodes: %d)", e.Extra.Extra, len(found.Nodes))
-	if len(found.Nodes) == 0 {
-		text = fmt.Sprintf("containers do not get %s, since there is no device node", e.Extra.Extra)
-	}
-	if missing := missingNodes(findings); missing != "" {
-		text += "; " + missing
-	}
-	if text != e.logged {
-		e.logged = text
-		r.log.Info(text)
-	}
-}
-
-// missingNodes is what is wrong with the device nodes, or empty.
-func missingNodes(findings []driver.Finding) string {
+// countNodes counts the device nodes of an extra, and says what is wrong with the others.
+func countNodes(findings []driver.Finding) (found int, missing string) {
 	var words []string
 	for _, f := range findings {
-		if f.Kind == driver.KindNode && !f.Used {
+		switch {
+		case f.Kind != driver.KindNode:
+		case f.Used:
+			found++
+		default:
 			words = append(words, f.Name+": "+f.Note)
 		}
 	}
-	return strings.Join(words, "; ")
+	return found, strings.Join(words, "; ")
 }
 
-// writeExtras adds the files of the extras to a fingerprint.
-func (r *Reconciler) writeExtras(w io.Writer) {
-	for _, e := range r.extras {
-		found, _ := driver.DiscoverExtra(r.opts.Host, e.Extra.Extra, e.Channels)
-		fmt.Fprintln(w, e.Extra.Extra, found.Nodes, found.Files)
-	}
-}
-
-// logUnconfiguredExtras logs the specs of extras that are no longer configured. They stay on disk: a container that was
-// given the extra cannot start again without its spec.
-func (r *Reconciler) logUnconfiguredExtras() {
+// unconfiguredExtras are remarks on the specs of extras that are no longer configured. They stay on disk: a container
+// that was given the extra cannot start again without its spec.
+func (r *Reconciler) unconfiguredExtras() []remark {
+	var list []remark
 	for _, e := range driver.Extras() {
 		kind := e.Kind(r.opts.Spec.Kind)
 		path := fileIn(&r.opts, kind)
-		if path == "" || r.owns(path) || fileid.Of(path).IsZero() {
+		if slices.ContainsFunc(r.files, func(f *specFile) bool { return f.kind == kind }) || fileid.Of(path).IsZero() {
 			continue
 		}
 		if spec, err := cdi.ReadFile(path); err == nil && spec.Kind == kind && cdi.WroteExtra(e, spec) {
-			r.log.Info(fmt.Sprintf("%s is not configured, and its CDI spec %s stays until it is removed by hand",
-				e, path))
+			text := fmt.Sprintf("%s is not configured, and its CDI spec %s stays until it is removed by hand", e, path)
+			list = append(list, remark{key: text, text: text})
 		}
 	}
-}
-
-// specOf is the spec of a kind, or nil.
-func specOf(list []*specs.Spec, kind string) *specs.Spec {
-	at := slices.IndexFunc(list, func(s *specs.Spec) bool { return s.Kind == kind })
-	if at < 0 {
-		return nil
-	}
-	return list[at]
+	return list
 }

@@ -85,7 +85,7 @@ func TestRunNoticesExtras(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newExtrasFixture(t, []string{"gds", "imex"}, gds, channel1)
-			b.rec.opts.Poll = 5 * time.Millisecond
+			b.rec.opts.poll = 5 * time.Millisecond
 			b.start()
 			spec := filepath.Join(b.dirs[1], "nvidia.com-gds.json")
 			before := [2]fileid.ID{fileid.Of(spec), fileid.Of(filepath.Join(b.dirs[1], "nvidia.com-imex-channel.json"))}

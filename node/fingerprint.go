@@ -13,20 +13,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/kernel"
 )
 
-// hostFingerprint is a hash of what the host's files say about the GPUs, of the other spec files, and of the
-// descriptors. It changes when a reconciliation may have something to do.
-func (r *Reconciler) hostFingerprint() uint64 {
+// inputFingerprint is a hash of what a reconciliation reads: what the host's files say about the GPUs, and the spec files
+// of others. It is taken before the reading, so that a change meanwhile leads to another reconciliation.
+func (r *Reconciler) inputFingerprint() uint64 {
 	sum := fnv.New64a()
 	h := r.opts.Host
 	fmt.Fprintln(sum, fileid.Of(r.library), kernel.DriverVersion(h))
 	for _, dir := range r.opts.Dirs {
-		writeDir(sum, dir, func(name string) bool {
-			return slices.Contains([]string{".json", ".yaml"}, filepath.Ext(name)) && !r.owns(filepath.Join(dir, name))
-		})
+		writeDir(sum, dir, func(name string) bool { return isJSONOrYAML(name) && !r.owns(filepath.Join(dir, name)) })
 	}
 	writeDir(sum, h.Dev(), func(name string) bool { return strings.HasPrefix(name, "nvidia") })
 	all := func(string) bool { return true }
@@ -35,8 +34,31 @@ func (r *Reconciler) hostFingerprint() uint64 {
 	}
 	writeTree(sum, h.Proc("driver", "nvidia", "capabilities"))
 	fmt.Fprintln(sum, kernel.Read(h.Proc("driver", "nvidia-caps", "mig-minors")))
-	r.writeExtras(sum)
+	for _, e := range r.opts.Extras {
+		found, _ := driver.DiscoverExtra(h, e.Extra, e.Channels)
+		fmt.Fprintln(sum, e.Extra, found.Nodes, found.Files)
+	}
 	return sum.Sum64()
+}
+
+// outputFingerprint is a hash of what a reconciliation writes: our specs and the descriptors. It is taken after the
+// writing.
+func (r *Reconciler) outputFingerprint() uint64 {
+	sum := fnv.New64a()
+	for _, f := range r.files {
+		fmt.Fprintln(sum, fileid.Of(f.path))
+	}
+	writeDir(sum, r.opts.DescriptorDir, isJSONOrYAML)
+	return sum.Sum64()
+}
+
+// owns reports whether the file is one of the reconciler's specs.
+func (r *Reconciler) owns(path string) bool {
+	return slices.ContainsFunc(r.files, func(f *specFile) bool { return f.path == path })
+}
+
+func isJSONOrYAML(name string) bool {
+	return slices.Contains([]string{".json", ".yaml"}, filepath.Ext(name))
 }
 
 // writeDir adds the entries of a directory: of regular files, and of links to them, the identity of their content; of

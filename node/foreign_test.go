@@ -207,12 +207,8 @@ func (f *foreignFixture) possible(t *testing.T, scratch string) func(name string
 			}
 		}
 	}
-	state := f.rec.State()
 	ours := map[string]bool{}
-	for _, s := range append([]*specs.Spec{state.Spec}, f.rec.desired.extras...) {
-		if s == nil {
-			continue
-		}
+	for _, s := range f.rec.plan.specs {
 		path := filepath.Join(copied[1], cdi.FileName(s.Kind))
 		if old, err := cdi.ReadFile(path); err != nil || old.Kind == s.Kind { // else it is not ours to write
 			must(t, cdi.WriteFile(path, s))
@@ -259,7 +255,7 @@ func (f *foreignFixture) check(t *testing.T, scratch string) (problems []string)
 					wrong("%s: Allocate answers %s, which engines do not take from our specs", name, n)
 				}
 			}
-			if want := wantedExtras(f.rec.desired.extras, possible); err == nil && !slices.Equal(names[1:], want) {
+			if want := wantedExtras(f.rec, possible); err == nil && !slices.Equal(names[1:], want) {
 				wrong("%s: containers get %v besides, want %v", name, names[1:], want)
 			}
 		}
@@ -268,9 +264,13 @@ func (f *foreignFixture) check(t *testing.T, scratch string) (problems []string)
 }
 
 // wantedExtras are the names of extras that foreign specs leave to us.
-func wantedExtras(extras []*specs.Spec, possible func(string) bool) []string {
+func wantedExtras(r *Reconciler, possible func(string) bool) []string {
 	var names []string
-	for _, spec := range extras {
+	for _, f := range r.files[1:] {
+		spec := r.plan.specs[f.kind]
+		if spec == nil {
+			continue
+		}
 		for _, d := range spec.Devices {
 			if name := spec.Kind + "=" + d.Name; possible(name) {
 				names = append(names, name)

@@ -14,13 +14,17 @@ func (r *Reconciler) withGrants(
 ) []resource.Resource {
 	common := &resource.Grant{}
 	devices := map[string]*specs.ContainerEdits{}
-	if d.spec != nil {
-		addEdits(&common.WithoutCDI, &d.spec.ContainerEdits)
-		for i := range d.spec.Devices {
-			devices[d.spec.Devices[i].Name] = &d.spec.Devices[i].ContainerEdits
+	if spec := d.specs[r.opts.Spec.Kind]; spec != nil {
+		addEdits(&common.WithoutCDI, &spec.ContainerEdits)
+		for i := range spec.Devices {
+			devices[spec.Devices[i].Name] = &spec.Devices[i].ContainerEdits
 		}
 	}
-	for _, extra := range d.extras {
+	for _, f := range r.files {
+		extra := d.specs[f.kind]
+		if f.extra == nil || extra == nil {
+			continue
+		}
 		addEdits(&common.WithoutCDI, &extra.ContainerEdits)
 		for i := range extra.Devices {
 			if name := extra.Kind + "=" + extra.Devices[i].Name; offered[name] {

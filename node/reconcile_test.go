@@ -94,7 +94,7 @@ func TestStartRefuses(t *testing.T) {
 		},
 		"a name of an extra that is required": {
 			func(b *fixture) {
-				b.rec.extras[0].Required = true
+				b.rec.files[1].extra.Required = true
 				other := filepath.Join(b.dirs[1], "gds.yaml")
 				b.foreign(other, "all")
 				edit(b.t, other, "nvidia.com/gpu", "nvidia.com/gds")
@@ -117,14 +117,14 @@ func TestStartRefuses(t *testing.T) {
 		},
 		"a directory that cannot be written to": {
 			func(b *fixture) {
-				b.rec.spec.path, b.rec.spec.dirs = "/proc/self/fd/nvidia.com-gpu.json", []string{"/proc/self/fd"}
+				b.rec.files[0] = newSpecFile("/proc/self/fd/nvidia.com-gpu.json", cdi.DefaultKind, nil)
 			},
 			[]string{"reconcile the node: lock /proc/self/fd"},
 			isType[*SpecError],
 		},
 		"a directory whose parent is missing": {
 			func(b *fixture) {
-				b.rec.spec.path, b.rec.spec.dirs = "/nonexistent/cdi/x.json", []string{"/nonexistent/cdi"}
+				b.rec.files[0] = newSpecFile("/nonexistent/cdi/x.json", cdi.DefaultKind, nil)
 			},
 			[]string{"make the spec directory"},
 			isType[*SpecError],
@@ -350,8 +350,11 @@ func TestAnotherSpecTakesADevice(t *testing.T) {
 			if reason := health(s)[uuid]; c.bad > 0 && reason != why {
 				t.Errorf("it is unhealthy for the reason %q", reason)
 			}
-			if remarks := s.Remarks(); s.Err != nil || s.Ready() != nil ||
-				c.bad > 0 != slices.Equal(remarks, []string{why}) {
+			effect := ": engines take these from this node's spec, and not from that file"
+			if c.bad > 0 {
+				effect = ": these devices are unhealthy"
+			}
+			if remarks := s.Remarks(); s.Err != nil || s.Ready() != nil || !slices.Equal(remarks, []string{why + effect}) {
 				t.Errorf("error %v, ready %v, remarks %q", s.Err, s.Ready(), remarks)
 			}
 			must(t, os.Remove(other))
@@ -427,11 +430,10 @@ func TestConflictsAreLoggedWhenTheyBeginAndWhenTheyEnd(t *testing.T) {
 		low + " defines nvidia.com/gpu=" + b.uuids()[2] + " too: engines take these from this node's spec, and not from that file",
 		extra + " defines nvidia.com/gds=all too: containers do not get these",
 	}
-	end := []string{
-		both + " and this node's spec no longer both define nvidia.com/gpu=" + b.uuids()[0] + ", nvidia.com/gpu=" + b.uuids()[1],
-		both + " and this node's spec no longer both define nvidia.com/gpu=0, nvidia.com/gpu=all",
-		low + " and this node's spec no longer both define nvidia.com/gpu=" + b.uuids()[2],
-		extra + " and this node's spec no longer both define nvidia.com/gds=all",
+	var end []string
+	for i, line := range begin {
+		begin[i] = `msg="` + line
+		end = append(end, `msg="no longer: `+strings.TrimSuffix(line, "; remove that file"))
 	}
 	expect := func(lines []string, times int) {
 		t.Helper()
@@ -495,7 +497,7 @@ func TestRunNotices(t *testing.T) {
 	ways := map[string]func(*Options){
 		"by inotify": func(*Options) {},
 		"by polling, since there are no inotify instances left": func(o *Options) {
-			o.Poll = 20 * time.Millisecond
+			o.poll = 20 * time.Millisecond
 			o.newWatcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
 		},
 	}
@@ -553,7 +555,7 @@ func (b *fixture) specIsWhole() bool {
 }
 
 func TestRunNoticesMIGChangesByTheHostsFiles(t *testing.T) {
-	b := newFixture(t, "dgx-h100", func(o *Options) { o.Poll = 20 * time.Millisecond })
+	b := newFixture(t, "dgx-h100", func(o *Options) { o.poll = 20 * time.Millisecond })
 	b.start()
 	b.run()
 	must(t, b.node.SetMIG(1, []string{"1g.10gb", "1g.10gb"}))
@@ -589,7 +591,7 @@ func (b *fixture) upgrade(version string) {
 }
 
 func TestADriverThatWasReplacedEndsRun(t *testing.T) {
-	b := newFixture(t, "workstation", func(o *Options) { o.Poll = 20 * time.Millisecond })
+	b := newFixture(t, "workstation", func(o *Options) { o.poll = 20 * time.Millisecond })
 	b.start()
 	done := make(chan error, 1)
 	go func() { done <- b.rec.Run(t.Context()) }()
@@ -634,7 +636,7 @@ func TestTwoInstancesDoNotWriteOneSpec(t *testing.T) {
 	cancel()
 	must(t, b.rec.Run(ctx))
 	must(t, second.Start(t.Context()))
-	must(t, second.spec.release())
+	must(t, second.release())
 	if got := tree(t, b.dirs); !slices.Equal(got, []string{b.path}) {
 		t.Errorf("the CDI directories have %v", got)
 	}

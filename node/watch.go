@@ -5,13 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 )
 
 const (
+	// pollInterval is how often the host's files are compared with the last fingerprints. MIG changes are noticed this
+	// way alone, as is everything else where the user's inotify instances are used up.
+	pollInterval = time.Second
 	// retryAfter is when a failed reconciliation is tried again, at the latest.
 	retryAfter = 5 * time.Second
 	// stuckAfter is how long a reconciliation may take. The driver's own deadlines are a quarter of it.
@@ -30,19 +32,33 @@ func (r *Reconciler) Alive() error {
 // Run reconciles until ctx ends. It returns nil or ErrDriverChanged.
 func (r *Reconciler) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, r.release()) }()
-	watcher := r.newWatcher()
-	defer watcher.close()
+	// Where the user's inotify instances are used up, polling has to do.
+	watcher, watchErr := r.opts.newWatcher()
+	if watchErr != nil {
+		r.logPolling(watchErr)
+		watcher = &fsnotify.Watcher{}
+	} else {
+		defer watcher.Close()
+	}
+	watch := func() {
+		if watchErr != nil {
+			return
+		}
+		for _, dir := range r.watchedDirs() { // again and again, for directories that are made or replaced later
+			_ = watcher.Add(dir) // where that fails, polling notices changes
+		}
+	}
 	due := time.NewTimer(r.wait())
 	defer due.Stop()
-	poll := time.NewTicker(r.opts.Poll)
+	poll := time.NewTicker(r.opts.poll)
 	defer poll.Stop()
-	watcher.follow(r.watchedDirs())
+	watch()
 	if r.changed() { // since Start, before anything was watched
 		r.Trigger()
 	}
 	for {
 		r.heartbeat.Store(time.Now().UnixNano())
-		watcher.follow(r.watchedDirs())
+		watch()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -52,11 +68,11 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 			if !r.changed() {
 				continue
 			}
-		case <-watcher.events:
+		case <-watcher.Events:
 			if !r.changed() {
 				continue
 			}
-		case err := <-watcher.errors:
+		case err := <-watcher.Errors:
 			r.logPolling(err)
 			continue
 		}
@@ -70,9 +86,11 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 
 // changed reports whether something is not as it was at the last reconciliation.
 func (r *Reconciler) changed() bool {
-	return slices.ContainsFunc(r.specFiles(), (*specFile).changed) || r.descriptors.changed() ||
-		r.hostFingerprint() != r.fingerprint
+	return r.inputFingerprint() != r.inputs || r.outputFingerprint() != r.outputs
 }
+
+// noteFiles notes the files that a reconciliation begins with.
+func (r *Reconciler) noteFiles() { r.inputs, r.outputs = r.inputFingerprint(), r.outputFingerprint() }
 
 // wait is the longest time between the starts of this reconciliation and the next.
 func (r *Reconciler) wait() time.Duration {
@@ -91,39 +109,7 @@ func (r *Reconciler) watchedDirs() []string {
 	return dirs
 }
 
-// watcher is an inotify watcher, or nothing where the user's inotify instances are used up: then polling has to do.
-type watcher struct {
-	inotify *fsnotify.Watcher
-	events  chan fsnotify.Event
-	errors  chan error
-}
-
-func (r *Reconciler) newWatcher() *watcher {
-	w, err := r.opts.newWatcher()
-	if err != nil {
-		r.logPolling(err)
-		return &watcher{}
-	}
-	return &watcher{w, w.Events, w.Errors}
-}
-
 func (r *Reconciler) logPolling(err error) {
 	r.log.Warn("the kernel does not report changes of the host's files, so they are polled: "+err.Error(),
-		"every", r.opts.Poll)
-}
-
-// follow watches the directories. It is called again and again, for directories that are made or replaced later.
-func (w *watcher) follow(dirs []string) {
-	if w.inotify == nil {
-		return
-	}
-	for _, dir := range dirs {
-		_ = w.inotify.Add(dir) // where that fails, polling notices changes
-	}
-}
-
-func (w *watcher) close() {
-	if w.inotify != nil {
-		_ = w.inotify.Close()
-	}
+		"every", r.opts.poll)
 }

@@ -73,6 +73,7 @@ func migOf(n int) resource.Resource {
 			d := gpuAt(i)
 			d.UUID = fmt.Sprintf("MIG-00000000-0000-0000-%04d-%012d", i, j)
 			d.ID, d.MIGIndex, d.Profile, d.Grant = d.UUID, j, "1g.10gb", grantOf(d.UUID)
+			d.IndexName = fmt.Sprintf("%d:%d", i, j)
 			r.Devices = append(r.Devices, d)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os/signal"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -39,8 +38,7 @@ type daemon struct {
 	metrics *metrics.Metrics
 	systemd *sdnotify.Notifier
 
-	changed  wake.Chan          // something in the summary may have changed
-	findings []resource.Finding // of the configuration, that were logged
+	changed wake.Chan // something in the summary may have changed
 
 	// What each verb sets.
 	ready   func() error     // why it is not ready besides the node
@@ -83,7 +81,10 @@ func (a *app) newDaemon(specPath, descriptorDir string, rulesOf func(*app) resou
 		AwaitDriver: !a.plugin.FailOnInitError,
 		Interval:    min(reconcileInterval, nvml.SnapshotInterval(time.Duration(a.plugin.GPUTimeout))),
 		Check:       func() error { return cmp.Or(a.checkHook(), a.checkDriverRoot(h)) },
-		Build:       d.build, Publish: publish, Log: a.log, Observer: d.metrics,
+		Build: func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
+			return resource.Build(s, *d.rules.Load())
+		},
+		Publish: publish, Log: a.log, Observer: d.metrics,
 	})
 	return d, nil
 }
@@ -164,27 +165,6 @@ func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
 		reload := func(ctx context.Context) error { return d.reload(ctx, cmd) }
 		return runAll(ctx, append(actors, d.node.Run, d.status, reload, d.watchdog)...)
 	})
-}
-
-// build returns the resources by the current rules, and logs each finding when it begins and when it ends.
-func (d *daemon) build(snapshot *gpu.Snapshot) ([]resource.Resource, error) {
-	resources, findings, err := resource.Build(snapshot, *d.rules.Load())
-	for _, f := range findings {
-		switch {
-		case slices.Contains(d.findings, f):
-		case f.Problem:
-			d.app.log.Warn(f.String())
-		default:
-			d.app.log.Info(f.String())
-		}
-	}
-	for _, f := range d.findings {
-		if !slices.Contains(findings, f) {
-			d.app.log.Info("no longer: " + f.String())
-		}
-	}
-	d.findings = findings
-	return resources, err
 }
 
 // listen returns the server of metrics and health; without --listen it is disabled.

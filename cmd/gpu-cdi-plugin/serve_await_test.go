@@ -72,7 +72,7 @@ func TestServeAwaitsTheDriver(t *testing.T) {
 			if got := s.prefers(e, 2, 1, 2, 3); !slices.Equal(got, []int{2, 3}) {
 				t.Errorf("GPUs %v are preferred", got)
 			}
-			if n := strings.Count(s.log.String(), "there is no usable NVIDIA driver yet"); n > 1 {
+			if n := s.countMessages("there is no usable NVIDIA driver yet"); n > 1 {
 				t.Errorf("the log says %d times that there is no driver", n)
 			}
 			if err := s.end(syscall.SIGTERM); err != nil || s.process.Pid != process {

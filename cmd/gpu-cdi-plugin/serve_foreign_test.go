@@ -96,7 +96,8 @@ func TestServeGivesAllDevicesWhereAnotherSpecDefinesOtherNames(t *testing.T) {
 	s.listed(gpuResource, 8, 0)
 	for _, name := range []string{"0", cdi.AllDevices} {
 		path := s.writeForeign(cdi.DefaultKind, name)
-		begin, end := path+" defines "+cdi.DefaultKind+"="+name+" too", path+" and this node's spec no longer both define "+cdi.DefaultKind+"="+name
+		begin := `msg="` + path + " defines " + cdi.DefaultKind + "=" + name + " too"
+		end := strings.Replace(begin, path, "no longer: "+path, 1)
 		waitFor(t, "a warning", func() bool { return strings.Contains(s.log.String(), begin) })
 		s.signal(syscall.SIGHUP) // reconciles once more
 		s.allocate(s.listed(gpuResource, 8, 0), s.uuids()...)

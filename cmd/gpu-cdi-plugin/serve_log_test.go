@@ -114,7 +114,7 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	s.logsOnce(lasting)
 	mustDo(t, os.Remove(dir))
 	s.signal(syscall.SIGHUP)
-	s.logsOnce("the CDI specs and descriptors are up to date again")
+	s.logsOnce("no longer: " + lasting)
 
 	s.kubelet.Stop()
 	s.logsOnce("the kubelet no longer watches nvidia.com/mig-7g.80gb: ")

@@ -210,17 +210,12 @@ func (a *app) writtenExtras() []string {
 // generateExtras makes the specs of the configured extras, and what was searched for.
 func (a *app) generateExtras(h host.Host) (list []specFile, findings []driver.Finding, _ error) {
 	for _, e := range a.configuredExtras() {
-		found, extraFindings := driver.DiscoverExtra(h, e.Extra, e.Channels)
-		findings = append(findings, extraFindings...)
-		f := specFile{path: a.extraPath(e.Extra), kind: e.Kind(a.CDIKind)}
-		spec, err := cdi.GenerateExtra(found, f.kind)
+		spec, extraFindings, err := e.Generate(h, a.CDIKind)
 		if err != nil {
-			return nil, nil, fmt.Errorf("make the spec of %s: %w", e.Extra, err)
+			return nil, nil, err
 		}
-		if len(spec.Devices) > 0 {
-			f.spec = spec
-		}
-		list = append(list, f)
+		findings = append(findings, extraFindings...)
+		list = append(list, specFile{a.extraPath(e.Extra), e.Kind(a.CDIKind), spec})
 	}
 	return list, findings, nil
 }

@@ -1,0 +1,71 @@
+package node
+
+import (
+	"errors"
+	"path/filepath"
+
+	"gpu-cdi-plugin/internal/lock"
+)
+
+// fileLock keeps other instances from writing the same files. An empty path locks nothing.
+type fileLock struct {
+	path    string
+	makeDir func(dir string) error
+	wrap    func(error) error // adds what the lock is for
+	lock    *lock.Lock        // nil while it is not held
+}
+
+// hold takes the lock, or takes it again if its file or directory was removed.
+func (l *fileLock) hold() error {
+	if l.path == "" {
+		return nil
+	}
+	err := l.makeDir(filepath.Dir(l.path))
+	switch {
+	case err != nil:
+	case l.lock != nil:
+		err = l.lock.Renew()
+	default:
+		l.lock, err = lock.Acquire(l.path)
+	}
+	if err != nil {
+		return l.wrap(err)
+	}
+	return nil
+}
+
+func (l *fileLock) release() error {
+	if l.lock == nil {
+		return nil
+	}
+	err := l.lock.Release()
+	l.lock = nil
+	return err
+}
+
+// locks are those of all files.
+func (r *Reconciler) locks() []*fileLock {
+	list := []*fileLock{&r.descriptors.lock}
+	for _, f := range r.files {
+		list = append(list, &f.lock)
+	}
+	return list
+}
+
+// acquire takes all locks. After an error none is held.
+func (r *Reconciler) acquire() error {
+	for _, l := range r.locks() {
+		if err := l.hold(); err != nil {
+			return errors.Join(err, r.release())
+		}
+	}
+	return nil
+}
+
+func (r *Reconciler) release() error {
+	var errs []error
+	for _, l := range r.locks() {
+		errs = append(errs, l.release())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,132 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/resource"
+)
+
+// State is what the node has and offers. It is not changed after it was published.
+type State struct {
+	// Snapshot is the last one that could be taken. A GPU that stopped answering keeps its UUID in it.
+	Snapshot *gpu.Snapshot
+	// Spec is the desired CDI spec, or nil without a device.
+	Spec *specs.Spec
+	// Resources are the devices on offer, with what a container gets for each. A device is healthy only if containers
+	// can be given it.
+	Resources []resource.Resource
+	// Err is why the state is not the desired one, or nil. It does not concern names that other spec files define.
+	Err error
+
+	remarks []remark
+	offered map[string]bool // the qualified names that engines take from our specs with the desired edits
+}
+
+// remark is a sentence about the node as it is now.
+type remark struct {
+	// key identifies what it is about: a remark with the same key replaces it.
+	key string
+	// level is Error for what keeps devices from containers that are not at fault themselves, Warn for what else is
+	// wrong, and Info for what an administrator may want to know.
+	level        slog.Level
+	text, advice string
+}
+
+// newRemark is a remark about an error that keeps devices from containers.
+func newRemark(key, text string, err error) remark {
+	return remark{key: key, level: slog.LevelError, text: text + ": " + strings.ReplaceAll(err.Error(), "\n", "; ")}
+}
+
+// logRemarks logs which remarks are new and which have ended.
+func logRemarks(log *slog.Logger, before, now []remark) {
+	for _, m := range now {
+		if slices.Contains(before, m) {
+			continue
+		}
+		line := m.text
+		if m.advice != "" {
+			line += "; " + m.advice
+		}
+		log.Log(context.Background(), m.level, line)
+	}
+	for _, m := range before {
+		if !slices.ContainsFunc(now, func(n remark) bool { return n.key == m.key }) {
+			log.Info("no longer: " + m.text)
+		}
+	}
+}
+
+// Remarks are what is wrong on the node, a line each.
+func (s *State) Remarks() []string { return s.remarksFrom(slog.LevelWarn) }
+
+func (s *State) remarksFrom(level slog.Level) []string {
+	var lines []string
+	for _, m := range s.remarks {
+		if m.level >= level {
+			lines = append(lines, m.text)
+		}
+	}
+	return lines
+}
+
+// Ready returns an error before a state was published, and if the node has devices and none can be given to containers
+// because of the spec files or of the driver as a whole.
+func (s *State) Ready() error {
+	if s.Snapshot == nil {
+		return errors.New("the GPUs have not been read yet")
+	}
+	reasons := s.remarksFrom(slog.LevelError)
+	hasDevices := slices.ContainsFunc(s.Resources, func(r resource.Resource) bool { return len(r.Devices) > 0 })
+	if !hasDevices || len(reasons) == 0 || countHealthy(s.Resources) > 0 {
+		return nil
+	}
+	return fmt.Errorf("no device can be given to containers: %s", strings.Join(reasons, "; "))
+}
+
+// countHealthy counts the healthy devices, the replicas of one device once.
+func countHealthy(resources []resource.Resource) int {
+	uuids := map[string]bool{}
+	for _, r := range resources {
+		for j := range r.Devices {
+			if r.Devices[j].Healthy {
+				uuids[r.Devices[j].UUID] = true
+			}
+		}
+	}
+	return len(uuids)
+}
+
+// onlyPublished returns the resources with those devices that were published before, none of them healthier than
+// before.
+func onlyPublished(next, before []resource.Resource) []resource.Resource {
+	published := map[[2]string]resource.Device{}
+	for _, r := range before {
+		for _, d := range r.Devices {
+			published[[2]string{r.Name, d.ID}] = d
+		}
+	}
+	list := slices.Clone(next)
+	for i := range list {
+		r := &list[i]
+		devices := r.Devices
+		r.Devices = []resource.Device{}
+		for _, d := range devices {
+			old, ok := published[[2]string{r.Name, d.ID}]
+			if ok && d.Healthy && !old.Healthy {
+				d.Healthy, d.Reason = false, old.Reason
+			}
+			if ok {
+				r.Devices = append(r.Devices, d)
+			}
+		}
+	}
+	return list
+}
