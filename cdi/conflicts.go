@@ -18,15 +18,11 @@ type Conflict struct {
 	// if they take the other file's, and Conflicting if they take neither.
 	State State
 
-	leftToOther bool
+	leftToOther bool // whether Without leaves the name to the other file
 }
 
 // Unavailable reports whether engines do not take the spec's device.
 func (c Conflict) Unavailable() bool { return c.State != Available }
-
-// LeftToOther reports whether the spec must leave the name to the other file. Both have the same priority, and engines
-// take the other file's device only if the spec does not define the name.
-func (c Conflict) LeftToOther() bool { return c.leftToOther }
 
 // String names the other file and the device.
 func (c Conflict) String() string { return c.File + " defines " + c.Name + " too" }
@@ -104,18 +100,19 @@ func leadsTo(link, path string) bool {
 	return err == nil && target == filepath.Join(dir, filepath.Base(path))
 }
 
-// Without is a spec without the devices whose conflicts drop selects, or nil if no device is left.
-func Without(spec *specs.Spec, conflicts []Conflict, drop func(Conflict) bool) *specs.Spec {
-	dropped := map[string]bool{}
+// Without is a spec without the names that it must leave to another file of the same priority: with a name in both,
+// engines would offer neither. It is nil if no device is left.
+func Without(spec *specs.Spec, conflicts []Conflict) *specs.Spec {
+	left := map[string]bool{}
 	for _, c := range conflicts {
-		dropped[c.Name] = drop(c)
+		left[c.Name] = c.leftToOther
 	}
-	if spec == nil || len(dropped) == 0 {
+	if spec == nil || len(left) == 0 {
 		return spec
 	}
 	less := *spec
 	less.Devices = slices.DeleteFunc(slices.Clone(spec.Devices), func(d specs.Device) bool {
-		return dropped[qualifiedName(spec.Kind, d.Name)]
+		return left[qualifiedName(spec.Kind, d.Name)]
 	})
 	if len(less.Devices) == 0 {
 		return nil

@@ -220,18 +220,14 @@ func (c *SpecDirs) FileAt(path string) *SpecFile {
 	return &c.Files[at]
 }
 
-// OfferedFrom are the names of the devices, without their kind, that engines take from the file at path.
+// OfferedFrom are the qualified names that engines take from the file at path.
 func (c *SpecDirs) OfferedFrom(path string) map[string]bool {
+	path, _ = c.locate(path)
 	names := map[string]bool{}
-	f := c.FileAt(path)
-	if f == nil || f.Spec == nil {
-		return names
-	}
-	for i := range f.Spec.Devices {
-		name := f.Spec.Devices[i].Name
-		names[name] = slices.ContainsFunc(c.Devices, func(o Offer) bool {
-			return o.File == f.Path && o.State == Available && o.Name == qualifiedName(f.Kind, name)
-		})
+	for _, o := range c.Devices {
+		if o.File == path && o.State == Available {
+			names[o.Name] = true
+		}
 	}
 	return names
 }

@@ -242,7 +242,8 @@ func TestConflicts(t *testing.T) {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
 			taken := dirs.OfferedFrom(path)
-			if taken["a"] != (c.want.State == Available) || taken["x"] || strings.Contains(name, "link") == taken["b"] {
+			if taken["x.y/z=a"] != (c.want.State == Available) || taken["x.y/z=x"] ||
+				strings.Contains(name, "link") == taken["x.y/z=b"] {
 				t.Errorf("engines take %v from the spec", taken)
 			}
 			for _, none := range [][]Conflict{

@@ -3,6 +3,7 @@ package node
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 
@@ -27,19 +28,15 @@ func (e *TakenError) Error() string {
 	if e.Devices > 1 {
 		what = fmt.Sprintf("all %d devices", e.Devices)
 	}
-	return fmt.Sprintf("other CDI spec files define the names of %s of this node: %s",
-		what, strings.Join(linesByFile(e.Conflicts), "; "))
-}
-
-// takenBy returns a function that returns which other file keeps a device from being given by its CDI name, or "".
-func (r *Reconciler) takenBy(conflicts []cdi.Conflict) func(*resource.Device) string {
-	files := map[string]string{}
-	for _, c := range conflicts {
-		if c.Unavailable() {
-			files[c.Name] = c.String()
-		}
+	names := map[string][]string{}
+	for _, c := range e.Conflicts {
+		names[c.File] = append(names[c.File], c.Name)
 	}
-	return func(d *resource.Device) string { return files[r.qualified(d)] }
+	var lines []string
+	for _, file := range slices.Sorted(maps.Keys(names)) {
+		lines = append(lines, fmt.Sprintf("%s defines %s too", file, abbreviate(names[file], 8, ", ")))
+	}
+	return fmt.Sprintf("other CDI spec files define the names of %s of this node: %s", what, strings.Join(lines, "; "))
 }
 
 // qualified is the CDI name by which containers are given the device.
@@ -52,32 +49,16 @@ func (r *Reconciler) qualified(d *resource.Device) string {
 }
 
 // ofDevices returns the conflicts that keep devices from being given by their CDI names.
-func (r *Reconciler) ofDevices(conflicts []cdi.Conflict, resources []resource.Resource) []cdi.Conflict {
+func (r *Reconciler) ofDevices(p *plan) []cdi.Conflict {
 	names := map[string]bool{}
-	for _, res := range resources {
+	for _, res := range p.resources {
 		for j := range res.Devices {
 			names[r.qualified(&res.Devices[j])] = true
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(conflicts), func(c cdi.Conflict) bool {
+	return slices.DeleteFunc(slices.Clone(p.conflicts), func(c cdi.Conflict) bool {
 		return !c.Unavailable() || !names[c.Name]
 	})
-}
-
-// linesByFile has a line for each file, with the names that it defines too.
-func linesByFile(conflicts []cdi.Conflict) []string {
-	var files, lines []string
-	names := map[string][]string{}
-	for _, c := range conflicts {
-		if names[c.File] == nil {
-			files = append(files, c.File)
-		}
-		names[c.File] = append(names[c.File], c.Name)
-	}
-	for _, file := range files {
-		lines = append(lines, fmt.Sprintf("%s defines %s too", file, abbreviate(names[file])))
-	}
-	return lines
 }
 
 // conflictRemarks are the conflicts of a plan, those with the same file and the same effect in one sentence.
@@ -88,9 +69,8 @@ func (r *Reconciler) conflictRemarks(p *plan) []remark {
 	}
 	var groups []group
 	names := map[group][]string{}
-	conflicts := p.conflicts()
-	devices := r.ofDevices(conflicts, p.resources)
-	for _, c := range conflicts {
+	devices := r.ofDevices(p)
+	for _, c := range p.conflicts {
 		g := group{file: c.File, level: slog.LevelWarn}
 		switch {
 		case !c.Unavailable():
@@ -111,7 +91,7 @@ func (r *Reconciler) conflictRemarks(p *plan) []remark {
 	for _, g := range groups {
 		list = append(list, remark{
 			key: g.file + ": " + g.effect, level: g.level,
-			text:   fmt.Sprintf("%s defines %s too: %s", g.file, abbreviate(names[g]), g.effect),
+			text:   fmt.Sprintf("%s defines %s too: %s", g.file, abbreviate(names[g], 8, ", "), g.effect),
 			advice: "remove that file, or give this node's devices another CDI kind",
 		})
 	}
@@ -119,10 +99,13 @@ func (r *Reconciler) conflictRemarks(p *plan) []remark {
 }
 
 // abbreviate joins a list for a line of a log: the first few, and how many more there are.
-func abbreviate(list []string) string {
-	const most = 8
-	if len(list) > most {
-		list = append(slices.Clone(list[:most]), fmt.Sprintf("and %d more", len(list)-most))
+func abbreviate[T any](list []T, most int, separator string) string {
+	var words []string
+	for _, item := range list[:min(most, len(list))] {
+		words = append(words, fmt.Sprint(item))
 	}
-	return strings.Join(list, ", ")
+	if len(list) > most {
+		words = append(words, fmt.Sprintf("and %d more", len(list)-most))
+	}
+	return strings.Join(words, separator)
 }

@@ -112,9 +112,9 @@ func (d *descriptors) write(wanted map[string]*Descriptor, present map[string]bo
 	}
 	errs := []error{d.removeOthers(present)}
 	for _, uuid := range slices.Sorted(maps.Keys(wanted)) {
-		if err := d.writeFile(uuid, wanted[uuid]); err != nil {
-			failed[uuid] = err
-			errs = append(errs, err)
+		if err := writeDescriptor(d.path(uuid), wanted[uuid]); err != nil {
+			failed[uuid] = fmt.Errorf("write the descriptor of %s: %w", uuid, err)
+			errs = append(errs, failed[uuid])
 		}
 	}
 	return failed, errors.Join(errs...)
@@ -157,30 +157,26 @@ func newDescriptor(d *resource.Device, resourceName string) *Descriptor {
 	return desc
 }
 
-// writeFile writes a descriptor unless the file has its content already. A runtime that was asked to mount a file that was
-// missing may have made an empty directory in its place.
-func (d *descriptors) writeFile(uuid string, want *Descriptor) error {
+// writeDescriptor writes a descriptor unless the file has its content already. A runtime that was asked to mount a file that
+// was missing may have made an empty directory in its place.
+func writeDescriptor(path string, want *Descriptor) error {
 	content, err := json.MarshalIndent(want, "", "  ")
 	if err != nil {
-		return fmt.Errorf("write the descriptor of %s: %w", uuid, err)
+		return err
 	}
 	content = append(content, '\n')
-	path := d.path(uuid)
 	info, err := os.Lstat(path)
-	if err == nil && info.IsDir() {
+	switch {
+	case err == nil && info.IsDir():
 		if err := os.Remove(path); err != nil {
-			return fmt.Errorf("write the descriptor of %s: %w", uuid, err)
+			return err
 		}
-	} else if err == nil && info.Mode() == descriptorMode && info.Size() == int64(len(content)) &&
-		!othersCanChange(path) {
-		if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, content) {
+	case err == nil && info.Mode() == descriptorMode && info.Size() == int64(len(content)) && !othersCanChange(path):
+		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
 			return nil
 		}
 	}
-	if err := atomicfile.Write(path, content, descriptorMode); err != nil {
-		return fmt.Errorf("write the descriptor of %s: %w", uuid, err)
-	}
-	return nil
+	return atomicfile.Write(path, content, descriptorMode)
 }
 
 // removeOthers removes the descriptors of devices that are not present. A device that is present and no longer offered

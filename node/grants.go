@@ -10,7 +10,7 @@ import (
 
 // withGrants returns the resources with what containers get for them: of the extras, the devices on offer.
 func (r *Reconciler) withGrants(
-	resources []resource.Resource, d *desired, offered map[string]bool,
+	resources []resource.Resource, d *desired, offered func(name string) bool,
 ) []resource.Resource {
 	common := &resource.Grant{}
 	devices := map[string]*specs.ContainerEdits{}
@@ -27,7 +27,7 @@ func (r *Reconciler) withGrants(
 		}
 		addEdits(&common.WithoutCDI, &extra.ContainerEdits)
 		for i := range extra.Devices {
-			if name := extra.Kind + "=" + extra.Devices[i].Name; offered[name] {
+			if name := extra.Kind + "=" + extra.Devices[i].Name; offered(name) {
 				common.CDIDevices = append(common.CDIDevices, name)
 				addEdits(&common.WithoutCDI, &extra.Devices[i].ContainerEdits)
 			}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -28,7 +29,11 @@ type desired struct {
 type plan struct {
 	*desired
 	files       []plannedFile          // as those of the Reconciler
+	conflicts   []cdi.Conflict         // the desired names that other spec files define too
 	descriptors map[string]*Descriptor // by UUID
+	// names are the qualified names of the desired specs. Each has the reason for which engines do not take it from our
+	// file with the desired edits, or nothing if they do.
+	names map[string]string
 
 	written        bool             // a spec was written or removed
 	descriptorErrs map[string]error // why devices have no descriptor, by UUID
@@ -38,49 +43,62 @@ type plan struct {
 // plannedFile is a spec file with what it should have.
 type plannedFile struct {
 	*specFile
-	spec      *specs.Spec     // the desired one, or nil
-	conflicts []cdi.Conflict  // the names of spec that other files define too
-	content   *specs.Spec     // spec without the names that are left to other files; nil removes the file
+	content   *specs.Spec     // the desired spec without the names that are left to other files; nil removes the file
 	old       *specs.Spec     // what the file has, or nil if that is no spec
-	offered   map[string]bool // the qualified names that engines take from the file with the desired edits
-	unchanged map[string]bool // those that they take if the file stays as it is
+	unchanged map[string]bool // the qualified names that engines take as desired if the file stays as it is
 	err       error           // why the file is not as desired
 	created   bool            // by writing the plan
 }
 
 // newPlan plans the files for a desired state beside the spec files that there are.
 func (r *Reconciler) newPlan(want *desired, dirs *cdi.SpecDirs) *plan {
-	p := &plan{desired: want, descriptors: describe(want.resources)}
+	p := &plan{desired: want, descriptors: describe(want.resources), names: map[string]string{}}
 	for _, f := range r.files {
-		p.files = append(p.files, f.plan(want.specs[f.kind], dirs))
+		p.add(f, want.specs[f.kind], dirs)
 	}
 	return p
 }
 
-// plan plans the file for a spec. A name that another file of the same priority defines is left out: with it in both,
-// engines would offer neither, and the users of the other file would lose their device too.
-func (f *specFile) plan(spec *specs.Spec, dirs *cdi.SpecDirs) plannedFile {
-	p := plannedFile{specFile: f, spec: spec, offered: qualifiedNames(spec)}
-	if f.path == "" {
-		return p
+// add plans a file for a spec, which may be nil.
+func (p *plan) add(file *specFile, spec *specs.Spec, dirs *cdi.SpecDirs) {
+	if spec != nil {
+		for _, d := range spec.Devices {
+			p.names[spec.Kind+"="+d.Name] = ""
+		}
 	}
-	p.conflicts = dirs.Conflicts(f.path, spec)
-	p.content = cdi.Without(spec, p.conflicts, cdi.Conflict.LeftToOther)
-	p.offered = qualifiedNames(cdi.Without(spec, p.conflicts, cdi.Conflict.Unavailable))
-	if file := dirs.FileAt(f.path); file != nil {
-		p.old = file.Spec
+	p.files = append(p.files, plannedFile{specFile: file})
+	if file.path == "" {
+		return
 	}
-	p.unchanged = unchangedNames(p.old, spec, dirs.OfferedFrom(f.path))
-	if p.old != nil && p.old.Kind != f.kind {
-		p.fail(&KindError{f.path, p.old.Kind, f.kind})
-	} else if err := dirs.Unread(f.path); err != nil {
-		p.fail(err)
+	conflicts := dirs.Conflicts(file.path, spec)
+	p.conflicts = append(p.conflicts, conflicts...)
+	for _, c := range conflicts {
+		if c.Unavailable() {
+			p.names[c.Name] = c.String()
+		}
 	}
-	return p
+	f := &p.files[len(p.files)-1]
+	f.content = cdi.Without(spec, conflicts)
+	if there := dirs.FileAt(file.path); there != nil {
+		f.old = there.Spec
+	}
+	f.unchanged = unchangedNames(f.old, spec, dirs.OfferedFrom(file.path))
+	if f.old != nil && f.old.Kind != file.kind {
+		p.fail(f, &KindError{file.path, f.old.Kind, file.kind})
+	} else if err := dirs.Unread(file.path); err != nil {
+		p.fail(f, err)
+	}
 }
 
-// fail notes why the file stays as it is.
-func (f *plannedFile) fail(err error) { f.err, f.offered = err, f.unchanged }
+// fail notes why a file stays as it is.
+func (p *plan) fail(f *plannedFile, err error) {
+	f.err = err
+	for name, reason := range p.names {
+		if strings.HasPrefix(name, f.kind+"=") && !f.unchanged[name] {
+			p.names[name] = cmp.Or(reason, err.Error())
+		}
+	}
+}
 
 // unchangedNames are the qualified names of the devices that a file has with the desired edits and that engines take
 // from it.
@@ -91,39 +109,12 @@ func unchangedNames(old, want *specs.Spec, taken map[string]bool) map[string]boo
 		return names
 	}
 	for _, d := range old.Devices {
-		names[old.Kind+"="+d.Name] = taken[d.Name] && slices.ContainsFunc(want.Devices, func(w specs.Device) bool {
+		name := old.Kind + "=" + d.Name
+		names[name] = taken[name] && slices.ContainsFunc(want.Devices, func(w specs.Device) bool {
 			return w.Name == d.Name && reflect.DeepEqual(w.ContainerEdits, d.ContainerEdits)
 		})
 	}
 	return names
-}
-
-func qualifiedNames(s *specs.Spec) map[string]bool {
-	names := map[string]bool{}
-	if s != nil {
-		for i := range s.Devices {
-			names[s.Kind+"="+s.Devices[i].Name] = true
-		}
-	}
-	return names
-}
-
-// offered are the qualified names that engines take from our specs with the desired edits.
-func (p *plan) offered() map[string]bool {
-	all := map[string]bool{}
-	for i := range p.files {
-		maps.Copy(all, p.files[i].offered)
-	}
-	return all
-}
-
-// conflicts are the desired names that other spec files define too.
-func (p *plan) conflicts() []cdi.Conflict {
-	var list []cdi.Conflict
-	for i := range p.files {
-		list = append(list, p.files[i].conflicts...)
-	}
-	return list
 }
 
 // requiredErr is why containers do not get a required extra, or nil.
@@ -136,8 +127,11 @@ func (p *plan) requiredErr() error {
 		if f.err != nil {
 			return f.err
 		}
-		if at := slices.IndexFunc(f.conflicts, cdi.Conflict.Unavailable); at >= 0 {
-			return &RequiredError{Extra: f.extra.Extra, Conflict: f.conflicts[at]}
+		at := slices.IndexFunc(p.conflicts, func(c cdi.Conflict) bool {
+			return c.Unavailable() && strings.HasPrefix(c.Name, f.kind+"=")
+		})
+		if at >= 0 {
+			return &RequiredError{Extra: f.extra.Extra, Conflict: p.conflicts[at]}
 		}
 	}
 	return nil
@@ -159,9 +153,8 @@ func (p *plan) err() error { return errors.Join(p.specErr(), p.descriptorErr) }
 // checkTaken returns a TakenError if there would be nothing to offer: an administrator has to decide which file to
 // remove.
 func (r *Reconciler) checkTaken(p *plan) error {
-	conflicts := r.ofDevices(p.conflicts(), p.resources)
-	devices := countHealthy(p.resources)
-	if devices == 0 || countHealthy(resource.MarkUnhealthy(p.resources, r.takenBy(conflicts))) > 0 {
+	conflicts, devices := r.ofDevices(p), countHealthy(p.resources)
+	if devices == 0 || len(conflicts) < devices {
 		return nil
 	}
 	err := &TakenError{Devices: devices, Conflicts: conflicts}
@@ -174,30 +167,29 @@ func (r *Reconciler) checkTaken(p *plan) error {
 // judge returns the resources of a plan with the reasons for which containers cannot be given devices. A device is
 // healthy if it is in the snapshot, engines take it from our spec, and it has its descriptor.
 func (r *Reconciler) judge(p *plan) []resource.Resource {
-	taken, offered, requiredErr, specErr := r.takenBy(p.conflicts()), p.offered(), p.requiredErr(), p.specErr()
+	requiredErr := p.requiredErr()
 	return resource.MarkUnhealthy(p.resources, func(d *resource.Device) string {
-		switch descriptorErr := p.descriptorErrs[d.UUID]; {
+		reason, inSpec := p.names[r.qualified(d)]
+		switch {
 		case requiredErr != nil:
 			return requiredErr.Error()
-		case offered[r.qualified(d)] && descriptorErr != nil:
-			return descriptorErr.Error()
-		case offered[r.qualified(d)]:
-			return ""
-		case specErr != nil:
-			return cmp.Or(p.leftOut[d.UUID], taken(d), specErr.Error())
-		default:
-			return cmp.Or(p.leftOut[d.UUID], taken(d), "not in the CDI spec")
+		case !inSpec:
+			return cmp.Or(p.leftOut[d.UUID], "not in the CDI spec")
+		case reason == "" && p.descriptorErrs[d.UUID] != nil:
+			return p.descriptorErrs[d.UUID].Error()
 		}
+		return reason
 	})
 }
 
 // stateOf is the state in which a plan was written as far as possible.
 func (r *Reconciler) stateOf(p *plan) State {
-	s := State{Snapshot: p.snapshot, Spec: p.specs[r.opts.Spec.Kind], Err: p.err(), offered: p.offered()}
-	s.Resources = r.withGrants(r.judge(p), p.desired, s.offered)
+	s := State{Snapshot: p.snapshot, Spec: p.specs[r.opts.Spec.Kind], Err: p.err(), names: p.names}
+	s.Resources = r.withGrants(r.judge(p), p.desired, s.offers)
 	s.remarks = slices.Concat(p.remarks, r.conflictRemarks(p))
 	if s.Err != nil {
-		s.remarks = append(s.remarks, newRemark("specs", "a CDI spec or descriptor is not up to date, and its devices are unhealthy", s.Err))
+		s.remarks = append(s.remarks, newRemark("specs",
+			"a CDI spec or descriptor is not up to date, and its devices are unhealthy", s.Err))
 	}
 	return s
 }
@@ -206,8 +198,8 @@ func (r *Reconciler) stateOf(p *plan) State {
 // is healthier than before.
 func (r *Reconciler) stateBetween(before State, p *plan) State {
 	s := before
-	s.Snapshot, s.offered = p.snapshot, p.offered()
-	maps.DeleteFunc(s.offered, func(name string, _ bool) bool { return !before.offered[name] })
-	s.Resources = r.withGrants(onlyPublished(r.judge(p), before.Resources), p.desired, s.offered)
+	s.Snapshot, s.names = p.snapshot, maps.Clone(p.names)
+	maps.DeleteFunc(s.names, func(name, _ string) bool { return !before.offers(name) })
+	s.Resources = r.withGrants(onlyPublished(r.judge(p), before.Resources), p.desired, s.offers)
 	return s
 }

@@ -251,8 +251,7 @@ func (r *Reconciler) publish(s State) {
 	r.mu.Unlock()
 	logRemarks(r.log, before.remarks, s.remarks)
 	same := before.Snapshot != nil && reflect.DeepEqual(s.Snapshot, before.Snapshot) &&
-		sameText(s.Err, before.Err) && slices.Equal(s.remarks, before.remarks) &&
-		reflect.DeepEqual(s.Resources, before.Resources)
+		slices.Equal(s.remarks, before.remarks) && reflect.DeepEqual(s.Resources, before.Resources)
 	if !same {
 		r.opts.Publish(s)
 	}
@@ -262,13 +261,6 @@ func (r *Reconciler) observe(began time.Time, written bool, err error) {
 	if r.opts.Observer != nil {
 		r.opts.Observer.Reconciled(time.Since(began), written, err)
 	}
-}
-
-func sameText(a, b error) bool {
-	if a == nil || b == nil {
-		return a == nil && b == nil
-	}
-	return a.Error() == b.Error()
 }
 
 // fileIn is the path of a kind's spec beside the GPUs' spec, or empty without one.

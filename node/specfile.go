@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -43,11 +42,7 @@ type specFile struct {
 	lock       fileLock
 }
 
-// newSpecFile is the file of a kind's spec, at that path or beside that of the GPUs.
 func newSpecFile(path, kind string, extra *Extra) *specFile {
-	if path == "" {
-		return &specFile{kind: kind, extra: extra}
-	}
 	return &specFile{path, kind, extra, fileLock{
 		path:    lockPath(path),
 		makeDir: makeDir,
@@ -60,6 +55,9 @@ const readableMode = 0o444
 
 // lockPath is the lock of the instance that writes a spec.
 func lockPath(path string) string {
+	if path == "" {
+		return ""
+	}
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".lock")
 }
 
@@ -72,7 +70,7 @@ func (r *Reconciler) writeSpecs(p *plan) {
 		}
 		written, err := r.writeSpec(f)
 		if err != nil {
-			f.fail(err)
+			p.fail(f, err)
 		}
 		p.written = p.written || written
 	}
@@ -101,7 +99,7 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 	case f.old == nil:
 		reason = "it could not be read"
 	case len(cdi.Diff(f.old, f.content)) > 0:
-		reason = summary(cdi.Diff(f.old, f.content))
+		reason = abbreviate(cdi.Diff(f.old, f.content), 5, "; ")
 	case id.Mode&readableMode != readableMode || othersCanChange(f.path):
 		reason = "its owner or mode was wrong, or it was a link"
 	default:
@@ -144,17 +142,4 @@ func makeDir(dir string) error {
 		return fmt.Errorf("make the spec directory: %w", err)
 	}
 	return nil
-}
-
-// summary is a list of differences in a line of a log.
-func summary(list []cdi.Difference) string {
-	const most = 5
-	var words []string
-	for _, d := range list[:min(most, len(list))] {
-		words = append(words, d.String())
-	}
-	if len(list) > most {
-		words = append(words, fmt.Sprintf("and %d more", len(list)-most))
-	}
-	return strings.Join(words, "; ")
 }

@@ -27,7 +27,13 @@ type State struct {
 	Err error
 
 	remarks []remark
-	offered map[string]bool // the qualified names that engines take from our specs with the desired edits
+	names   map[string]string // as those of the planned files
+}
+
+// offers reports whether engines take a qualified name from our specs with the desired edits.
+func (s *State) offers(name string) bool {
+	reason, inSpec := s.names[name]
+	return inSpec && reason == ""
 }
 
 // remark is a sentence about the node as it is now.

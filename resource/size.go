@@ -2,10 +2,7 @@ package resource
 
 import (
 	"fmt"
-	"math/bits"
 	"strconv"
-
-	"gpu-cdi-plugin/gpu"
 )
 
 // MaxID is the maximum length of a device ID, in bytes, as documented in the API's Device.
@@ -14,38 +11,24 @@ const MaxID = 63
 // MaxList is the maximum size of a list of devices, in bytes: the kubelet uses gRPC's default limit for messages.
 const MaxList = 4 << 20
 
-// maxReplicas is how many replicas of one GPU fit in a list, with any topology.
+// maxReplicas is how many replicas of one GPU fit in a list.
 const maxReplicas = MaxList / 80
 
 // replicaID returns the device ID of a replica.
 func replicaID(uuid string, n int) string { return uuid + "::" + strconv.Itoa(n) }
 
-// listSize returns the size of the device in a ListAndWatchResponse, in bytes. It assumes that the device is unhealthy,
-// so that a change of health never makes a list too large, and that the IDs of all replicas are as long as the last
-// one.
+// deviceBytes is what a device takes in a ListAndWatchResponse besides its ID: at most 15 bytes with the health
+// "Unhealthy", and 10 with the topology.
+const deviceBytes = 25
+
+// listSize returns the maximum size of the device in a ListAndWatchResponse, in bytes.
 func (p *plan) listSize() int {
 	id := len(p.device.UUID)
 	if p.replicas > 0 {
 		id = len(replicaID(p.device.UUID, p.replicas-1))
 	}
-	return max(1, p.replicas) * field(field(id)+field(len("Unhealthy"))+topologySize(p.device.NUMANode))
+	return max(1, p.replicas) * (id + deviceBytes)
 }
-
-// topologySize returns the size of the field for the NUMA node, in bytes. The number 0 is not encoded.
-func topologySize(node int) int {
-	switch node {
-	case gpu.NoNUMANode:
-		return 0
-	case 0:
-		return field(field(0))
-	}
-	return field(field(1 + varint(node)))
-}
-
-// field returns the size of a protobuf field with n bytes and a number below 16.
-func field(n int) int { return 1 + varint(n) + n }
-
-func varint(n int) int { return max(1, (bits.Len64(uint64(n))+6)/7) }
 
 // TooManyDevicesError is that a resource has more devices than the kubelet can receive.
 type TooManyDevicesError struct {

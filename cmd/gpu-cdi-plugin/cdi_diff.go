@@ -144,7 +144,7 @@ func (a *app) differences(f specFile, dirs *cdi.SpecDirs) ([]cdi.Difference, err
 	}
 	list := cdi.Diff(written, f.spec)
 	if len(list) > 0 { // serve leaves out the names that other files of the directory define
-		list = cdi.Diff(written, cdi.Without(f.spec, dirs.Conflicts(f.path, f.spec), cdi.Conflict.LeftToOther))
+		list = cdi.Diff(written, cdi.Without(f.spec, dirs.Conflicts(f.path, f.spec)))
 	}
 	for _, p := range a.unsafeParts(f.path, written, trust.RootFile) {
 		list = append(list, cdi.Difference(p))
