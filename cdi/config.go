@@ -66,8 +66,8 @@ func parseConfig(data []byte) (*oci.Spec, error) {
 	return &config, nil
 }
 
-// applyEdits applies edits to a configuration as the CDI library does, but edits that were applied before change nothing.
-// The configuration is equal to old.
+// applyEdits applies edits to a configuration, which is equal to old, as the CDI library does. Edits that were applied
+// before change nothing.
 func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits) error {
 	before, after := driverOf(old), driverVersion(&specs.Spec{ContainerEdits: *edits.ContainerEdits})
 	if before != "" && after != "" && before != after {

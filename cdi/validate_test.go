@@ -171,6 +171,30 @@ func TestValidateFindsMissingFiles(t *testing.T) {
 	}
 }
 
+func TestValidateCountsTheMissingFilesOfADriver(t *testing.T) {
+	t.Parallel()
+	mount := func(name string) *specs.Mount {
+		return &specs.Mount{
+			HostPath:      "/gone/" + name + ".so." + testVersion,
+			ContainerPath: "/lib/" + name + ".so." + testVersion,
+		}
+	}
+	spec := specWith(DefaultKind, "0", "1")
+	for i := range spec.Devices { // a file in several devices counts once
+		spec.Devices[i].ContainerEdits.Mounts = []*specs.Mount{mount("libcuda")}
+	}
+	spec.ContainerEdits.Mounts = []*specs.Mount{mount("libcuda")}
+	want := []Problem{{"driver", "/gone/libcuda.so." + testVersion + " is gone"}}
+	if diff := cmp.Diff(want, Validate(spec)); diff != "" {
+		t.Errorf("with one file (-want +got):\n%s", diff)
+	}
+	spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts, mount("libnvidia-ml"))
+	want = []Problem{{"driver", "2 files of driver " + testVersion + " are gone"}}
+	if diff := cmp.Diff(want, Validate(spec)); diff != "" {
+		t.Errorf("with two files (-want +got):\n%s", diff)
+	}
+}
+
 func TestValidateDevices(t *testing.T) {
 	t.Parallel()
 	node := &gpu.Snapshot{Devices: []gpu.Device{

@@ -43,8 +43,8 @@ type place struct {
 	path string
 }
 
-// findFile finds a file at the first place where check accepts it, and completes the finding. A file that cannot be used
-// is in the note unless a later place has a better one.
+// findFile finds a file at the first place where check accepts it, and completes the finding. A file that cannot be
+// used is in the note unless a later place has a better one.
 func findFile(finding Finding, places []place, check func(place, fs.FileInfo) error) (File, Finding) {
 	f := File{Kind: finding.Kind, Capabilities: finding.Capabilities}
 	finding.Note = notFound

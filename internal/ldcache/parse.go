@@ -119,8 +119,8 @@ func stringAt(text string, at uint32, limit int) (string, error) {
 	return s[:n], nil
 }
 
-// parseExtension reads the extension block, whose offsets are relative to the beginning of the file; text is the file as
-// a string.
+// parseExtension reads the extension block, whose offsets are relative to the beginning of the file; text is the file
+// as a string.
 func (c *Cache) parseExtension(file []byte, text string, at uint32) error {
 	block, err := part(file, at, extensionHeader)
 	if err != nil {
