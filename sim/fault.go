@@ -75,8 +75,9 @@ func (n *Node) callFault(function string, gpu int, effect pair) error {
 func (n *Node) addFault(f record, replaces func(record) bool) error {
 	return n.updateState(func(records []record) ([]record, error) {
 		records = without(records, func(r record) bool { return r.name == "fault" && replaces(r) })
-		if len(records) >= maxFaults {
-			return nil, fmt.Errorf("the node has %d faults, which is the most; clear some", len(records))
+		faults := len(records) - len(without(records, func(r record) bool { return r.name == "fault" }))
+		if faults >= maxFaults {
+			return nil, fmt.Errorf("the node has %d faults, which is the most; clear some", faults)
 		}
 		return append(records, f), nil
 	})
@@ -96,7 +97,7 @@ func (n *Node) SetLatency(d time.Duration) error {
 	})
 }
 
-// Clear clears all faults, and restores the MIG devices and the kernel version that the node was made with.
+// Clear clears all faults and events, and restores the MIG devices and the kernel version that the node was made with.
 func (n *Node) Clear() error {
 	if err := n.updateState(func([]record) ([]record, error) { return nil, nil }); err != nil {
 		return err

@@ -48,7 +48,8 @@ func (n *Node) changeMIG(g *GPU) error {
 		records = without(records, func(r record) bool { return isMIG(r, g.Index) })
 		records = append(records, newRecord("gpu", "index", g.Index, "mig", g.MIGMode),
 			newRecord("clearmig", "gpu", g.Index))
-		return append(records, describeMIG(g.Index, g.MIG)...), nil
+		records = append(records, describeMIG(g.Index, g.MIG)...)
+		return addEvent(records, Event{GPU: g.Index, Type: EventMIGChange}.record()), nil
 	})
 	if err != nil {
 		return err

@@ -40,7 +40,7 @@ earlier one.`,
 	cmd.Annotations = cli.Statuses(cli.OK, cli.Failure, cli.Usage)
 	cmd.Annotations["usage"] = "gpu-sim fault DIR KIND [flags]"
 	cmd.AddCommand(lostCommand(), goneCommand(), failCommand(), hangCommand(), latencyCommand(), migCommand(),
-		kernelVersionCommand(), clearCommand())
+		kernelVersionCommand(), xidCommand(), eventCommand(), clearCommand())
 	return cmd
 }
 

@@ -123,4 +123,5 @@ void call_end(struct call *c)
 {
     if (c->world != NULL)
         world_release(c->world);
+    c->world = NULL;
 }

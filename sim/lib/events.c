@@ -1,14 +1,13 @@
 // Event sets. Events are in the state file: each has a sequence number that only grows, and a set returns those after
-// the registration of the GPU with it, in their order. Waiting polls the state file, so it holds no lock, and a freed
-// set or a shutdown ends it.
+// the registration of the GPU with it, in their order. A wait holds no lock; a change of the state file, a freed set and
+// a shutdown end it.
 #define _GNU_SOURCE
 #include "sim.h"
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
-enum { MAX_SETS = 256, POLL_NS = 10000000 };
+enum { MAX_SETS = 256 };
 
 struct nvmlEventSet_st {
     uint64_t id; // 0: free
@@ -22,9 +21,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct nvmlEventSet_st sets[MAX_SETS];
 static uint64_t last_id;
 
-static const uint64_t SUPPORTED = nvmlEventTypeXidCriticalError | nvmlEventTypeSingleBitEccError |
-                                  nvmlEventTypeDoubleBitEccError | nvmlEventTypePState | nvmlEventTypeClock |
-                                  nvmlEventMigConfigChange;
+static const uint64_t ALL_GPUS = nvmlEventTypeXidCriticalError | nvmlEventTypePState | nvmlEventTypeClock;
+static const uint64_t ECC = nvmlEventTypeSingleBitEccError | nvmlEventTypeDoubleBitEccError;
+// The types that driver 575 added.
+static const uint64_t NEWER = nvmlEventTypeGpuUnavailableError | nvmlEventTypeGpuRecoveryAction;
+static const uint64_t NEWER_ECC = nvmlEventTypeSingleBitEccErrorStorm | nvmlEventTypeDramRetirementEvent |
+                                  nvmlEventTypeDramRetirementFailure | nvmlEventTypeNonFatalPoisonError |
+                                  nvmlEventTypeFatalPoisonError;
 
 // The set of a handle, or NULL if it is not a handle of a set. The lock must be held.
 static struct nvmlEventSet_st *find_set(nvmlEventSet_t set)
@@ -42,6 +45,7 @@ void events_reset(void)
         if (sets[i].id != 0) // a write to unused ones would give them memory
             sets[i] = (struct nvmlEventSet_st){0};
     pthread_mutex_unlock(&lock);
+    watch_notify();
 }
 
 NVML_API nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
@@ -68,18 +72,18 @@ NVML_API nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
     if (s != NULL)
         *s = (struct nvmlEventSet_st){0};
     pthread_mutex_unlock(&lock);
+    watch_notify();
     return s != NULL ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-static bool supports_ecc(const struct gpu *g) { return gpu_is_data_center(g); }
-
-static uint64_t supported_types(const struct gpu *g)
+static uint64_t supported_types(const struct call *c)
 {
-    uint64_t mask = SUPPORTED;
-    if (!supports_ecc(g))
-        mask &= ~(uint64_t)(nvmlEventTypeSingleBitEccError | nvmlEventTypeDoubleBitEccError);
-    if (g->mig == MIG_UNSUPPORTED)
-        mask &= ~(uint64_t)nvmlEventMigConfigChange;
+    bool newer = driver_branch(c->world) >= 575, ecc = gpu_is_data_center(c->gpu);
+    uint64_t mask = ALL_GPUS;
+    mask |= newer ? NEWER : 0;
+    mask |= ecc ? ECC : 0;
+    mask |= newer && ecc ? NEWER_ECC : 0;
+    mask |= c->gpu->mig != MIG_UNSUPPORTED ? (uint64_t)nvmlEventMigConfigChange : 0;
     return mask;
 }
 
@@ -87,11 +91,11 @@ NVML_API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsi
 {
     ENTER_DEVICE(c, device, FEATURE);
     REQUIRE(types != NULL);
-    *types = supported_types(c.gpu);
+    *types = supported_types(&c);
     return NVML_SUCCESS;
 }
 
-static uint64_t last_sequence(const struct world *w)
+uint64_t last_event(const struct world *w)
 {
     uint64_t last = 0;
     for (size_t i = 0; i < w->event_count; i++)
@@ -103,13 +107,13 @@ static uint64_t last_sequence(const struct world *w)
 NVML_API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
 {
     ENTER_DEVICE(c, device, FEATURE);
-    if ((types & ~supported_types(c.gpu)) != 0)
+    if ((types & ~supported_types(&c)) != 0)
         return NVML_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&lock);
     struct nvmlEventSet_st *s = find_set(set);
     if (s != NULL) {
         if (s->gpus[c.slot].mask == 0)
-            s->gpus[c.slot].after = last_sequence(c.world);
+            s->gpus[c.slot].after = last_event(c.world);
         s->gpus[c.slot].mask |= types;
     }
     pthread_mutex_unlock(&lock);
@@ -122,7 +126,7 @@ static const struct event *next_event(const struct world *w, const struct nvmlEv
     const struct event *next = NULL;
     for (size_t i = 0; i < w->event_count; i++) {
         const struct event *e = &w->events[i];
-        if ((s->gpus[e->gpu].mask & e->type) != 0 && e->sequence > s->gpus[e->gpu].after &&
+        if (!e->system && (s->gpus[e->gpu].mask & e->type) != 0 && e->sequence > s->gpus[e->gpu].after &&
             (next == NULL || e->sequence < next->sequence))
             next = e;
     }
@@ -137,11 +141,14 @@ static bool has_lost_gpu(const struct world *w, const struct nvmlEventSet_st *s)
     return false;
 }
 
+// A lost GPU hides the events of the other GPUs in its set, as with the real driver.
 static nvmlReturn_t take_event(const struct world *w, struct nvmlEventSet_st *s, nvmlEventData_t *data)
 {
+    if (has_lost_gpu(w, s))
+        return NVML_ERROR_GPU_IS_LOST;
     const struct event *e = next_event(w, s);
     if (e == NULL)
-        return has_lost_gpu(w, s) ? NVML_ERROR_GPU_IS_LOST : NVML_ERROR_TIMEOUT;
+        return NVML_ERROR_TIMEOUT;
     s->gpus[e->gpu].after = e->sequence;
     *data = (nvmlEventData_t){
         .device = device_handle((struct target){e->gpu, NO_INSTANCE, NO_INSTANCE}),
@@ -153,50 +160,61 @@ static nvmlReturn_t take_event(const struct world *w, struct nvmlEventSet_st *s,
     return NVML_SUCCESS;
 }
 
-// Checks once: an event, a lost GPU, or TIMEOUT if there is neither. The set must still be the one that the wait began
-// with.
-static nvmlReturn_t poll_set(nvmlEventSet_t set, uint64_t *id, nvmlEventData_t *data)
+struct wait {
+    nvmlEventSet_t set;
+    uint64_t id; // of the set that the wait began with; 0: it begins
+    nvmlEventData_t *data;
+};
+
+static nvmlReturn_t poll_set(void *argument)
 {
+    struct wait *wait = argument;
     struct world *w = world_acquire();
     nvmlReturn_t result = NVML_ERROR_INVALID_ARGUMENT;
     if (w == NULL)
         return NVML_ERROR_MEMORY;
     pthread_mutex_lock(&lock);
-    struct nvmlEventSet_st *s = find_set(set);
-    if (s != NULL && (*id == 0 || *id == s->id)) {
-        *id = s->id;
-        result = take_event(w, s, data);
+    struct nvmlEventSet_st *s = find_set(wait->set);
+    if (s != NULL && (wait->id == 0 || wait->id == s->id)) {
+        wait->id = s->id;
+        result = take_event(w, s, wait->data);
     }
     pthread_mutex_unlock(&lock);
     world_release(w);
     return result;
 }
 
-static nvmlReturn_t wait_for_event(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
+// Calls poll until its result is not TIMEOUT, the time is over, or the library is shut down.
+nvmlReturn_t wait_for_event(nvmlReturn_t (*poll)(void *), void *argument, unsigned int timeout_ms)
 {
-    uint64_t id = 0, end = monotonic_ns() + (uint64_t)timeout_ms * 1000000;
-    REQUIRE(data != NULL);
-    for (;;) {
-        nvmlReturn_t result = poll_set(set, &id, data);
-        uint64_t now = monotonic_ns();
-        if (result != NVML_ERROR_TIMEOUT || now >= end)
-            return result;
-        uint64_t pause = end - now < POLL_NS ? end - now : POLL_NS;
-        struct timespec t = {0, (long)pause};
-        nanosleep(&t, NULL);
-        if (!session_active())
-            return NVML_ERROR_UNINITIALIZED;
+    uint64_t end = monotonic_ns() + (uint64_t)timeout_ms * 1000000;
+    nvmlReturn_t result = poll(argument);
+    if (result != NVML_ERROR_TIMEOUT || timeout_ms == 0)
+        return result;
+    uint64_t seen = watch_start();
+    while ((result = poll(argument)) == NVML_ERROR_TIMEOUT && monotonic_ns() < end) {
+        seen = watch_wait(seen, end);
+        if (!session_active()) {
+            result = NVML_ERROR_UNINITIALIZED;
+            break;
+        }
     }
+    watch_stop();
+    return result;
 }
 
 NVML_API nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
 {
     ENTER(c);
-    return wait_for_event(set, data, timeout_ms);
+    REQUIRE(data != NULL);
+    call_end(&c); // a wait holds no world
+    return wait_for_event(poll_set, &(struct wait){.set = set, .data = data}, timeout_ms);
 }
 
 NVML_API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
 {
     ENTER(c);
-    return wait_for_event(set, data, timeout_ms);
+    REQUIRE(data != NULL);
+    call_end(&c); // a wait holds no world
+    return wait_for_event(poll_set, &(struct wait){.set = set, .data = data}, timeout_ms);
 }

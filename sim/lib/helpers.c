@@ -3,6 +3,7 @@
 #include "sim.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 // Copies a string to a caller's buffer of a given length, whole or not at all.
@@ -72,3 +73,6 @@ bool gpu_is_data_center(const struct gpu *g)
 {
     return strstr(g->name, "GeForce") == NULL && strstr(g->name, "RTX") == NULL && strstr(g->name, "Quadro") == NULL;
 }
+
+// The driver's major version, such as 580.
+unsigned int driver_branch(const struct world *w) { return (unsigned int)strtoul(w->machine.driver, NULL, 10); }

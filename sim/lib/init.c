@@ -41,8 +41,10 @@ NVML_API nvmlReturn_t nvmlShutdown(void)
     ENTER(c);
     if (!session_close(&last))
         return NVML_ERROR_UNINITIALIZED;
-    if (last)
+    if (last) {
         events_reset();
+        system_events_reset();
+    }
     return NVML_SUCCESS;
 }
 

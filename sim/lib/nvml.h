@@ -61,6 +61,10 @@ typedef struct {
 } nvmlEventSet_t;
 
 typedef struct {
+    struct nvmlSystemEventSet_st *handle;
+} nvmlSystemEventSet_t;
+
+typedef struct {
     struct nvmlUnit_st *handle;
 } nvmlUnit_t;
 

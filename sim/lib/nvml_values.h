@@ -187,5 +187,53 @@ typedef struct {
 #define nvmlEventTypeXidCriticalError 0x8LL
 #define nvmlEventTypeClock 0x10LL
 #define nvmlEventMigConfigChange 0x100LL
+#define nvmlEventTypeSingleBitEccErrorStorm 0x200LL
+#define nvmlEventTypeDramRetirementEvent 0x400LL
+#define nvmlEventTypeDramRetirementFailure 0x800LL
+#define nvmlEventTypeNonFatalPoisonError 0x1000LL
+#define nvmlEventTypeFatalPoisonError 0x2000LL
+#define nvmlEventTypeGpuUnavailableError 0x4000LL
+#define nvmlEventTypeGpuRecoveryAction 0x8000LL
+
+#define nvmlSystemEventTypeGpuDriverUnbind 0x1LL
+#define nvmlSystemEventTypeGpuDriverBind 0x2LL
+
+typedef struct {
+    unsigned int version;
+    nvmlSystemEventSet_t set;
+} nvmlSystemEventSetCreateRequest_v1_t;
+typedef nvmlSystemEventSetCreateRequest_v1_t nvmlSystemEventSetCreateRequest_t;
+#define nvmlSystemEventSetCreateRequest_v1 NVML_STRUCT_VERSION(SystemEventSetCreateRequest, 1)
+
+typedef struct {
+    unsigned int version;
+    nvmlSystemEventSet_t set;
+} nvmlSystemEventSetFreeRequest_v1_t;
+typedef nvmlSystemEventSetFreeRequest_v1_t nvmlSystemEventSetFreeRequest_t;
+#define nvmlSystemEventSetFreeRequest_v1 NVML_STRUCT_VERSION(SystemEventSetFreeRequest, 1)
+
+typedef struct {
+    unsigned int version;
+    unsigned long long eventTypes;
+    nvmlSystemEventSet_t set;
+} nvmlSystemRegisterEventRequest_v1_t;
+typedef nvmlSystemRegisterEventRequest_v1_t nvmlSystemRegisterEventRequest_t;
+#define nvmlSystemRegisterEventRequest_v1 NVML_STRUCT_VERSION(SystemRegisterEventRequest, 1)
+
+typedef struct {
+    unsigned long long eventType;
+    unsigned int gpuId;
+} nvmlSystemEventData_v1_t;
+
+typedef struct {
+    unsigned int version;
+    unsigned int timeoutms;
+    nvmlSystemEventSet_t set;
+    nvmlSystemEventData_v1_t *data;
+    unsigned int dataSize;
+    unsigned int numEvent;
+} nvmlSystemEventSetWaitRequest_v1_t;
+typedef nvmlSystemEventSetWaitRequest_v1_t nvmlSystemEventSetWaitRequest_t;
+#define nvmlSystemEventSetWaitRequest_v1 NVML_STRUCT_VERSION(SystemEventSetWaitRequest, 1)
 
 #endif

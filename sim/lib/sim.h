@@ -105,6 +105,7 @@ struct fault {
 };
 
 struct event {
+    bool system; // of system event sets: a GPU was bound or unbound
     uint64_t sequence, type, data;
     unsigned int gpu, gi, ci;
 };
@@ -124,7 +125,7 @@ struct world {
     struct event events[MAX_EVENTS];
 };
 
-void world_init(struct world *w);
+void world_init(struct world *w); // which must be all zeros
 struct world *world_new(const struct world *base);
 void world_free(struct world *w);
 void world_read(struct world *w, const char *text, size_t length);
@@ -163,7 +164,7 @@ nvmlReturn_t call_start(struct call *c); // without the check that the library i
 nvmlReturn_t call_begin(struct call *c);
 nvmlReturn_t call_slot(struct call *c, unsigned int slot);
 nvmlReturn_t call_device(struct call *c, nvmlDevice_t device, enum handle_kind kind);
-void call_end(struct call *c);
+void call_end(struct call *c); // may be called twice
 
 // ENTER starts a call in an API function, and returns from the function on an error.
 #define TRY(expression)                       \
@@ -229,9 +230,21 @@ const struct mig *world_mig(const struct world *w, struct target t);
 uint64_t monotonic_ns(void);
 void sleep_ns(uint64_t ns);
 
-// --- events.c
+unsigned int driver_branch(const struct world *w);
+
+// --- watch.c: waiting for a change of the state file
+
+uint64_t watch_start(void);
+uint64_t watch_wait(uint64_t seen, uint64_t deadline);
+void watch_stop(void);
+void watch_notify(void);
+
+// --- events.c, system_events.c
 
 void events_reset(void);
+void system_events_reset(void);
+uint64_t last_event(const struct world *w);
+nvmlReturn_t wait_for_event(nvmlReturn_t (*poll)(void *), void *argument, unsigned int timeout_ms);
 
 // --- board.c: values of an architecture's boards, and the readings of an idle one
 

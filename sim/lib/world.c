@@ -304,6 +304,8 @@ static void read_event(struct world *w, const struct record *r)
     record_number(r, "data", UINT64_MAX, &e.data);
     record_uint(r, "gi", &e.gi);
     record_uint(r, "ci", &e.ci);
+    uint64_t system = 0;
+    e.system = record_number(r, "system", 1, &system) && system == 1;
     w->events[w->event_count++] = e;
 }
 

@@ -247,7 +247,7 @@ func (n *node) probe(t testing.TB, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a case. If it fails, the test ends with its output.
+// run runs a case and logs its output. If it fails, the test ends.
 func run(t testing.TB, cmd *exec.Cmd) {
 	t.Helper()
 	out, err := cmd.CombinedOutput()
@@ -255,4 +255,5 @@ func run(t testing.TB, cmd *exec.Cmd) {
 		shown := cmd.Args[3:min(len(cmd.Args), 10)]
 		t.Fatalf("%s: %v\n%s", strings.Join(shown, " "), err, out)
 	}
+	t.Logf("%s", out)
 }

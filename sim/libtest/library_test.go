@@ -20,7 +20,7 @@ func TestLibrary(t *testing.T) {
 	for _, name := range []string{
 		"lifecycle", "reload", "strings", "identity", "lookup", "numbers", "arguments_checked", "mig_devices", "mig_instances",
 		"mig_off", "topology", "nvlink", "no_nvlink", "telemetry", "field_values", "events", "events_waiting",
-		"faults", "lost", "hang",
+		"faults", "lost", "hang", "event_data", "lost_in_a_set", "system_events",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -36,9 +36,11 @@ func TestConsumerCard(t *testing.T) {
 	run(t, n.probe(t, "consumer_card"))
 }
 
-// TestLatency measures times, so it runs without sanitizers and not in parallel.
-func TestLatency(t *testing.T) {
-	run(t, newTestNode(t, plain).probe(t, "latency"))
+// TestMeasured has the cases that measure times and memory, so they run without sanitizers and not in parallel.
+func TestMeasured(t *testing.T) {
+	for _, name := range []string{"latency", "event_wakes", "flat_memory"} {
+		t.Run(name, func(t *testing.T) { run(t, newTestNode(t, plain).probe(t, name)) })
+	}
 }
 
 func TestThreads(t *testing.T) {
