@@ -113,14 +113,15 @@ func (n *Node) Clear() error {
 	return nil
 }
 
-// ClearGPU clears the faults of one GPU, and restores the MIG devices that it was made with.
+// ClearGPU clears the faults of one GPU, its changed values and its processes, and restores the MIG devices that it was made with.
 func (n *Node) ClearGPU(gpu int) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
 	}
 	err := n.updateState(func(records []record) ([]record, error) {
 		return without(records, func(r record) bool {
-			return isMIG(r, gpu) || r.name == "fault" && r.has("gpu", gpu)
+			return isMIG(r, gpu) || r.has("gpu", gpu) &&
+				slices.Contains([]string{"fault", "set", "process", "account"}, r.name)
 		}), nil
 	})
 	if err != nil {

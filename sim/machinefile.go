@@ -252,14 +252,12 @@ func (b *builder) pciID(path, s string) uint32 {
 }
 
 func (b *builder) memory(path, s string) uint64 {
-	digits := strings.TrimRight(s, "MGiB")
-	unit, ok := map[string]uint64{"": 1, "MiB": mib, "GiB": 1 << 30}[s[len(digits):]]
-	n, err := strconv.ParseUint(digits, 10, 64)
-	if !ok || err != nil || n == 0 || n > math.MaxInt64/unit {
+	bytes, err := ParseMemory(s)
+	if err != nil || bytes == 0 || bytes > math.MaxInt64 {
 		b.addProblem(path, "%q is not an amount of memory such as 81559MiB", s)
 		return 0
 	}
-	return n * unit
+	return bytes
 }
 
 func (b *builder) buildGPUs(models map[string]Model) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -81,10 +83,13 @@ func (s *served) daemon(uuid string) int {
 	return 0
 }
 
-// computeMode returns the compute mode of the simulated driver, a digit.
-func (s *served) computeMode(uuid string) string {
-	mode, _ := os.ReadFile(filepath.Join(s.node.Root(), "run/gpu-sim/compute-mode."+uuid))
-	return string(mode)
+// computeMode returns the compute mode of the simulated driver.
+func (s *served) computeMode(uuid string) uint64 {
+	s.t.Helper()
+	index := slices.IndexFunc(s.node.Machine().GPUs, func(g sim.GPU) bool { return g.UUID == uuid })
+	values, err := s.node.Values(index)
+	mustDo(s.t, err)
+	return values["compute-mode"]
 }
 
 // allocateOne allocates one device and returns the response.
@@ -142,8 +147,8 @@ func TestServeSharesByMPS(t *testing.T) {
 	memory := s.node.Machine().GPUs[1].MemoryBytes >> 20 / 4 << 20
 	limit := fmt.Sprintf("uuid=%s pinned_mem_limit=%d", uuid, memory)
 	s.wantClient(answer, "active_thread_percentage=25.0", limit)
-	if mode := s.computeMode(uuid); mode != "3" {
-		t.Errorf("the GPU's compute mode is %q, want exclusive", mode)
+	if mode := s.computeMode(uuid); mode != 3 {
+		t.Errorf("the GPU's compute mode is %d, want exclusive", mode)
 	}
 	for _, m := range answer.GetMounts() {
 		if strings.HasSuffix(m.GetContainerPath(), ".json") {
@@ -220,7 +225,7 @@ func TestServeSharesByMPS(t *testing.T) {
 	)
 	mustDo(t, client.Process.Kill())
 	_ = client.Wait()
-	waitFor(t, "the end of the daemon", func() bool { return s.daemon(uuid) == 0 && s.computeMode(uuid) == "0" })
+	waitFor(t, "the end of the daemon", func() bool { return s.daemon(uuid) == 0 && s.computeMode(uuid) == 0 })
 	s.listed(gpuResource, 4, 0)
 }
 

@@ -40,7 +40,8 @@ earlier one.`,
 	cmd.Annotations = cli.Statuses(cli.OK, cli.Failure, cli.Usage)
 	cmd.Annotations["usage"] = "gpu-sim fault DIR KIND [flags]"
 	cmd.AddCommand(lostCommand(), goneCommand(), failCommand(), hangCommand(), latencyCommand(), migCommand(),
-		kernelVersionCommand(), xidCommand(), eventCommand(), clearCommand())
+		kernelVersionCommand(), xidCommand(), eventCommand(), setCommand(), processCommand(),
+		clearCommand())
 	return cmd
 }
 

@@ -23,9 +23,13 @@ var eventTypes = map[string]sim.EventType{
 func xidCommand() *cobra.Command {
 	var instance instanceFlag
 	var count int
-	cmd := faultVerb("xid", " GPU CODE [--instance GI[:CI]] [--count N]", "Report an XID error",
+	cmd := faultVerb(
+		"xid",
+		" GPU CODE [--instance GI[:CI]] [--count N]",
+		"Report an XID error",
 		`Event sets in which the GPU is registered return the event at once; sets that are made later do not. The GPU itself
-does not change: 'gpu-sim fault DIR set' changes what it reports, 'lost' makes it fall off the bus.`, 2,
+does not change: 'gpu-sim fault DIR set' changes what it reports, 'lost' makes it fall off the bus.`,
+		2,
 		func(n *sim.Node, args []string) error {
 			gpu, err := parseIndex("GPU", args[0])
 			if err != nil {
@@ -40,7 +44,8 @@ does not change: 'gpu-sim fault DIR set' changes what it reports, 'lost' makes i
 			}
 			event := sim.Event{GPU: gpu, Type: sim.EventXID, Data: uint64(code), Instance: instance.Instance}
 			return n.Report(slices.Repeat([]sim.Event{event}, count)...)
-		})
+		},
+	)
 	cmd.Example = `  gpu-sim fault /tmp/node xid 3 79
   gpu-sim fault /tmp/node xid 0 31 --instance 2:0   # of the MIG device in GPU instance 2, compute instance 0
   gpu-sim fault /tmp/node xid 1 45 --count 100`
@@ -54,16 +59,21 @@ func eventCommand() *cobra.Command {
 	var kind string
 	var data uint64
 	names := slices.Sorted(maps.Keys(eventTypes))
-	cmd := needGPU(faultVerb("event", " --gpu N --type TYPE [--data N]", "Report an event other than an XID",
+	cmd := needGPU(faultVerb(
+		"event",
+		" --gpu N --type TYPE [--data N]",
+		"Report an event other than an XID",
 		`Event sets in which the GPU is registered return the event at once. 'gpu-sim fault DIR set' reports the event of what
-it changes by itself, so this is for events without a change.`, 0,
+it changes by itself, so this is for events without a change.`,
+		0,
 		func(n *sim.Node, _ []string) error {
 			t, ok := eventTypes[kind]
 			if !ok {
 				return usage("--type %q: want one of %s", kind, strings.Join(names, ", "))
 			}
 			return n.Report(sim.Event{GPU: gpu, Type: t, Data: data})
-		}), &gpu)
+		},
+	), &gpu)
 	cmd.Example = `  gpu-sim fault /tmp/node event --gpu 3 --type unavailable
   gpu-sim fault /tmp/node event --gpu 3 --type recovery-action --data 1`
 	cmd.Flags().StringVar(&kind, "type", "", "`type` of the event: "+strings.Join(names, ", "))
@@ -73,7 +83,9 @@ it changes by itself, so this is for events without a change.`, 0,
 	return cmd
 }
 
-func usage(format string, args ...any) error { return cli.With(cli.Usage, "", fmt.Errorf(format, args...)) }
+func usage(format string, args ...any) error {
+	return cli.With(cli.Usage, "", fmt.Errorf(format, args...))
+}
 
 // parseIndex reads a number of 0 or more; name is what the usage calls it.
 func parseIndex(name, text string) (int, error) {

@@ -19,8 +19,13 @@ const struct board *board_of(const struct gpu *g)
     return &boards[1];
 }
 
-// The power limit in milliwatts.
-unsigned int gpu_power_limit(const struct gpu *g) { return g->power > 0 ? g->power : 300000; }
+// Power limits are in milliwatts.
+unsigned int gpu_default_power_limit(const struct gpu *g) { return g->power > 0 ? g->power : 300000; }
+
+unsigned int gpu_power_limit(const struct gpu *g)
+{
+    return (unsigned int)gpu_value(g, POWER_LIMIT, gpu_default_power_limit(g));
+}
 
 // The power drawn in milliwatts; a little different on each GPU.
 unsigned int gpu_power_draw(const struct gpu *g, unsigned int slot)
@@ -29,7 +34,10 @@ unsigned int gpu_power_draw(const struct gpu *g, unsigned int slot)
 }
 
 // The temperature in degrees Celsius.
-int gpu_temperature(unsigned int slot) { return 29 + (int)(slot * 3 % 7); }
+int gpu_temperature(const struct gpu *g, unsigned int slot)
+{
+    return (int)gpu_value(g, TEMPERATURE, 29 + slot * 3 % 7);
+}
 
 // The energy drawn in millijoules, since the machine started.
 uint64_t gpu_energy(const struct gpu *g, unsigned int slot)

@@ -59,7 +59,7 @@ static nvmlReturn_t link_state(const struct gpu *g, nvmlFieldValue_t *f)
 {
     if (f->scopeId >= gpu_port_count(g))
         return gpu_port_count(g) > 0 ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
-    return put_u32(f, active_port(g, f->scopeId) != NULL);
+    return put_u32(f, gpu_link_up(g, f->scopeId));
 }
 
 static nvmlReturn_t link_version(const struct gpu *g, nvmlFieldValue_t *f)
@@ -93,20 +93,51 @@ static nvmlReturn_t nvlink_field(const struct gpu *g, nvmlFieldValue_t *f)
     }
 }
 
-// Counters of errors, which are all zero, if the GPU has the counted unit.
+// The counts of ECC errors: the totals, and all of them in the device memory.
+static uint64_t ecc_count(const struct gpu *g, unsigned int id)
+{
+    switch (id) {
+    case NVML_FI_DEV_ECC_SBE_VOL_TOTAL:
+    case NVML_FI_DEV_ECC_SBE_VOL_DEV:
+        return gpu_value(g, ECC_CORRECTED, 0);
+    case NVML_FI_DEV_ECC_DBE_VOL_TOTAL:
+    case NVML_FI_DEV_ECC_DBE_VOL_DEV:
+        return gpu_value(g, ECC_UNCORRECTED, 0);
+    case NVML_FI_DEV_ECC_SBE_AGG_TOTAL:
+    case NVML_FI_DEV_ECC_SBE_AGG_DEV:
+        return gpu_value(g, ECC_CORRECTED_AGGREGATE, 0);
+    case NVML_FI_DEV_ECC_DBE_AGG_TOTAL:
+    case NVML_FI_DEV_ECC_DBE_AGG_DEV:
+        return gpu_value(g, ECC_UNCORRECTED_AGGREGATE, 0);
+    default:
+        return 0;
+    }
+}
+
+// Ampere and later remap rows of memory; earlier data-center GPUs retire pages.
+static nvmlReturn_t memory_field(const struct gpu *g, nvmlFieldValue_t *f)
+{
+    static const enum value retired[] = {RETIRED_SINGLE_BIT, RETIRED_DOUBLE_BIT, RETIREMENT_PENDING};
+    static const enum value remapped[] = {REMAPPED_CORRECTABLE, REMAPPED_UNCORRECTABLE, REMAP_PENDING, REMAP_FAILED};
+    bool ampere = g->arch >= NVML_DEVICE_ARCH_AMPERE;
+    if (!gpu_is_data_center(g))
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (f->fieldId <= NVML_FI_DEV_ECC_DBE_AGG_CBU)
+        return put_u64(f, ecc_count(g, f->fieldId));
+    if (f->fieldId <= NVML_FI_DEV_RETIRED_PENDING)
+        return ampere ? NVML_ERROR_NOT_SUPPORTED
+                      : put_u64(f, gpu_value(g, retired[f->fieldId - NVML_FI_DEV_RETIRED_SBE], 0));
+    return ampere ? put_u32(f, (unsigned int)gpu_value(g, remapped[f->fieldId - NVML_FI_DEV_REMAPPED_COR], 0))
+                  : NVML_ERROR_NOT_SUPPORTED;
+}
+
+// Counters of errors, if the GPU has the counted unit.
 static nvmlReturn_t error_field(const struct gpu *g, nvmlFieldValue_t *f)
 {
-    static const struct {
-        unsigned int first, last;
-    } ecc = {NVML_FI_DEV_ECC_SBE_VOL_TOTAL, NVML_FI_DEV_ECC_DBE_AGG_CBU};
     unsigned int id = f->fieldId;
-    bool ampere = g->arch >= NVML_DEVICE_ARCH_AMPERE, server = gpu_is_data_center(g);
-    if (id >= ecc.first && id <= ecc.last)
-        return server ? put_u64(f, 0) : NVML_ERROR_NOT_SUPPORTED;
-    if (id >= NVML_FI_DEV_RETIRED_SBE && id <= NVML_FI_DEV_RETIRED_PENDING)
-        return server && !ampere ? put_u64(f, 0) : NVML_ERROR_NOT_SUPPORTED;
-    if (id >= NVML_FI_DEV_REMAPPED_COR && id <= NVML_FI_DEV_REMAPPED_FAILURE)
-        return server && ampere ? put_u32(f, 0) : NVML_ERROR_NOT_SUPPORTED;
+    if ((id >= NVML_FI_DEV_ECC_SBE_VOL_TOTAL && id <= NVML_FI_DEV_RETIRED_PENDING) ||
+        (id >= NVML_FI_DEV_REMAPPED_COR && id <= NVML_FI_DEV_REMAPPED_FAILURE))
+        return memory_field(g, f);
     if ((id >= NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L0 && id <= NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL) ||
         (id >= NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY && id <= NVML_FI_DEV_NVLINK_ERROR_DL_CRC))
         return gpu_port_count(g) > 0 ? put_u64(f, 0) : NVML_ERROR_NOT_SUPPORTED;
@@ -125,6 +156,7 @@ static nvmlReturn_t power_field(const struct call *c, nvmlFieldValue_t *f)
         return put_u32(f, board_of(c->gpu)->power_min);
     case NVML_FI_DEV_POWER_MAX_LIMIT:
     case NVML_FI_DEV_POWER_DEFAULT_LIMIT:
+        return put_u32(f, gpu_default_power_limit(c->gpu));
     case NVML_FI_DEV_POWER_CURRENT_LIMIT:
     case NVML_FI_DEV_POWER_REQUESTED_LIMIT:
         return put_u32(f, gpu_power_limit(c->gpu));
@@ -136,6 +168,22 @@ static nvmlReturn_t power_field(const struct call *c, nvmlFieldValue_t *f)
     }
 }
 
+// The recovery action, which driver 570 added, and two fields that say the same of two actions.
+static nvmlReturn_t recovery_field(const struct call *c, nvmlFieldValue_t *f)
+{
+    unsigned int action = (unsigned int)gpu_value(c->gpu, RECOVERY_ACTION, 0);
+    if (driver_branch(c->world) < 570)
+        return NVML_ERROR_NOT_SUPPORTED;
+    switch (f->fieldId) {
+    case NVML_FI_DEV_RESET_STATUS:
+        return put_u32(f, action == 1);
+    case NVML_FI_DEV_DRAIN_AND_RESET_STATUS:
+        return put_u32(f, action == 4);
+    default:
+        return put_u32(f, action);
+    }
+}
+
 static nvmlReturn_t read_field(const struct call *c, nvmlFieldValue_t *f)
 {
     switch (f->fieldId) {
@@ -143,13 +191,16 @@ static nvmlReturn_t read_field(const struct call *c, nvmlFieldValue_t *f)
     case NVML_FI_DEV_ECC_PENDING:
         return gpu_is_data_center(c->gpu) ? put_u32(f, 1) : NVML_ERROR_NOT_SUPPORTED;
     case NVML_FI_DEV_MEMORY_TEMP:
-        return gpu_is_data_center(c->gpu) ? put_u32(f, (unsigned int)gpu_temperature(c->slot) + 6)
+        return gpu_is_data_center(c->gpu) ? put_u32(f, (unsigned int)gpu_temperature(c->gpu, c->slot) + 6)
                                           : NVML_ERROR_NOT_SUPPORTED;
     case NVML_FI_DEV_PCIE_REPLAY_COUNTER:
     case NVML_FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER:
     case NVML_FI_DEV_C2C_LINK_COUNT:
-    case NVML_FI_DEV_GET_GPU_RECOVERY_ACTION:
         return put_u32(f, 0);
+    case NVML_FI_DEV_RESET_STATUS:
+    case NVML_FI_DEV_DRAIN_AND_RESET_STATUS:
+    case NVML_FI_DEV_GET_GPU_RECOVERY_ACTION:
+        return recovery_field(c, f);
     default:
         return power_field(c, f);
     }

@@ -57,6 +57,13 @@ unsigned int gpu_active_ports(const struct gpu *g)
     return n;
 }
 
+// Whether an NVLink of the GPU is up.
+bool gpu_link_up(const struct gpu *g, unsigned int port)
+{
+    return g->ports[port].type != NVML_NVLINK_DEVICE_TYPE_UNKNOWN &&
+           (gpu_value(g, LINKS_DOWN, 0) & 1ULL << port) == 0;
+}
+
 // Whether the GPU registers with a fabric manager, which Hopper and later do behind NVSwitches.
 bool gpu_on_fabric(const struct gpu *g)
 {

@@ -1,4 +1,4 @@
-// Memory sizes, and memory errors, of which a simulated GPU has none.
+// Memory sizes, and memory errors.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -9,13 +9,25 @@ static uint64_t reserved_memory(uint64_t total) { return total / 128 >> 20 << 20
 
 static uint64_t total_memory(const struct call *c) { return c->mig != NULL ? c->mig->memory : c->gpu->memory; }
 
+static nvmlMemory_v2_t memory_of(const struct call *c)
+{
+    nvmlMemory_v2_t m = {.version = nvmlMemory_v2, .total = total_memory(c)};
+    uint64_t used = process_memory(c) + (c->mig == NULL ? gpu_value(c->gpu, MEMORY_USED, 0) : 0);
+    uint64_t reserved = c->mig == NULL ? gpu_value(c->gpu, MEMORY_RESERVED, reserved_memory(m.total))
+                                       : reserved_memory(m.total);
+    m.reserved = reserved < m.total ? reserved : m.total;
+    m.used = used < m.total - m.reserved ? used : m.total - m.reserved;
+    m.free = m.total - m.reserved - m.used;
+    return m;
+}
+
 // The first version counts reserved memory as used.
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     ENTER_DEVICE(c, device, EITHER);
     REQUIRE(memory != NULL);
-    uint64_t total = total_memory(&c), reserved = reserved_memory(total);
-    *memory = (nvmlMemory_t){.total = total, .free = total - reserved, .used = reserved};
+    nvmlMemory_v2_t m = memory_of(&c);
+    *memory = (nvmlMemory_t){.total = m.total, .free = m.free, .used = m.reserved + m.used};
     return NVML_SUCCESS;
 }
 
@@ -24,11 +36,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory
     ENTER_DEVICE(c, device, EITHER);
     REQUIRE(memory != NULL);
     TRY(check_version(memory->version, nvmlMemory_v2));
-    uint64_t total = total_memory(&c), reserved = reserved_memory(total);
-    memory->total = total;
-    memory->reserved = reserved;
-    memory->free = total - reserved;
-    memory->used = 0;
+    *memory = memory_of(&c);
     return NVML_SUCCESS;
 }
 
@@ -72,9 +80,22 @@ static nvmlReturn_t put_ecc_count(const struct call *c, nvmlMemoryErrorType_t ty
 {
     REQUIRE(count != NULL && (unsigned int)type < NVML_MEMORY_ERROR_TYPE_COUNT &&
             (unsigned int)counter < NVML_ECC_COUNTER_TYPE_COUNT);
+    static const enum value values[2][2] = {
+        {ECC_CORRECTED, ECC_CORRECTED_AGGREGATE},
+        {ECC_UNCORRECTED, ECC_UNCORRECTED_AGGREGATE},
+    };
     TRY(require_ecc(c));
-    *count = 0;
+    *count = gpu_value(c->gpu, values[type][counter], 0);
     return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceClearEccErrorCounts(nvmlDevice_t device, nvmlEccCounterType_t counter)
+{
+    ENTER_DEVICE(c, device, FEATURE);
+    REQUIRE((unsigned int)counter < NVML_ECC_COUNTER_TYPE_COUNT);
+    TRY(require_ecc(&c));
+    TRY(value_unset(c.slot, counter == NVML_VOLATILE_ECC ? ECC_CORRECTED : ECC_CORRECTED_AGGREGATE));
+    return value_unset(c.slot, counter == NVML_VOLATILE_ECC ? ECC_UNCORRECTED : ECC_UNCORRECTED_AGGREGATE);
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t type,
@@ -90,7 +111,10 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlM
 {
     ENTER_DEVICE(c, device, EITHER);
     REQUIRE((unsigned int)location < NVML_MEMORY_LOCATION_COUNT);
-    return put_ecc_count(&c, type, counter, count);
+    TRY(put_ecc_count(&c, type, counter, count));
+    if (location != NVML_MEMORY_LOCATION_DRAM)
+        *count = 0;
+    return NVML_SUCCESS;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetDetailedEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t type,
@@ -101,6 +125,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetDetailedEccErrors(nvmlDevice_t device, nvmlMe
     REQUIRE(counts != NULL);
     TRY(put_ecc_count(&c, type, counter, &total));
     memset(counts, 0, sizeof(*counts));
+    counts->deviceMemory = total;
     return NVML_SUCCESS;
 }
 
@@ -118,7 +143,10 @@ NVML_API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned in
     ENTER_DEVICE(c, device, FEATURE);
     REQUIRE(correctable != NULL && uncorrectable != NULL && pending != NULL && failed != NULL);
     TRY(require_remapping(&c, true));
-    *correctable = *uncorrectable = *pending = *failed = 0;
+    *correctable = (unsigned int)gpu_value(c.gpu, REMAPPED_CORRECTABLE, 0);
+    *uncorrectable = (unsigned int)gpu_value(c.gpu, REMAPPED_UNCORRECTABLE, 0);
+    *pending = (unsigned int)gpu_value(c.gpu, REMAP_PENDING, 0);
+    *failed = (unsigned int)gpu_value(c.gpu, REMAP_FAILED, 0);
     return NVML_SUCCESS;
 }
 
@@ -128,6 +156,10 @@ NVML_API nvmlReturn_t nvmlDeviceGetRemappedRows_v2(nvmlDevice_t device, nvmlRema
     REQUIRE(info != NULL);
     TRY(require_remapping(&c, true));
     memset(info, 0, sizeof(*info));
+    info->corrActiveRemaps = (unsigned int)gpu_value(c.gpu, REMAPPED_CORRECTABLE, 0);
+    info->uncActiveRemaps = (unsigned int)gpu_value(c.gpu, REMAPPED_UNCORRECTABLE, 0);
+    info->bPending = (unsigned int)gpu_value(c.gpu, REMAP_PENDING, 0);
+    info->bFailureOccurred = (unsigned int)gpu_value(c.gpu, REMAP_FAILED, 0);
     return NVML_SUCCESS;
 }
 
@@ -141,11 +173,23 @@ NVML_API nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvm
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t put_retired_pages(const struct call *c, nvmlPageRetirementCause_t cause, unsigned int *count)
+// The pages that were retired for a cause: the first ones of a MiB of memory of its own.
+static nvmlReturn_t put_retired_pages(const struct call *c, nvmlPageRetirementCause_t cause, unsigned int *count,
+                                      unsigned long long *addresses, unsigned long long *timestamps)
 {
+    enum { PAGE = 64 << 10, RETIRED_AT = 1700000000 };
     REQUIRE(count != NULL && (unsigned int)cause < NVML_PAGE_RETIREMENT_CAUSE_COUNT);
     TRY(require_remapping(c, false));
-    *count = 0;
+    bool double_bit = cause == NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR;
+    unsigned int room = *count;
+    *count = (unsigned int)gpu_value(c->gpu, double_bit ? RETIRED_DOUBLE_BIT : RETIRED_SINGLE_BIT, 0);
+    if (*count > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned int i = 0; i < *count && addresses != NULL; i++) {
+        addresses[i] = (unsigned long long)cause << 20 | (unsigned long long)i * PAGE;
+        if (timestamps != NULL)
+            timestamps[i] = RETIRED_AT;
+    }
     return NVML_SUCCESS;
 }
 
@@ -153,8 +197,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRet
                                                 unsigned int *count, unsigned long long *addresses)
 {
     ENTER_DEVICE(c, device, FEATURE);
-    (void)addresses;
-    return put_retired_pages(&c, cause, count);
+    return put_retired_pages(&c, cause, count, addresses, NULL);
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, nvmlPageRetirementCause_t cause,
@@ -162,9 +205,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, nvmlPage
                                                    unsigned long long *timestamps)
 {
     ENTER_DEVICE(c, device, FEATURE);
-    (void)addresses;
-    (void)timestamps;
-    return put_retired_pages(&c, cause, count);
+    return put_retired_pages(&c, cause, count, addresses, timestamps);
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, nvmlEnableState_t *pending)
@@ -172,6 +213,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device
     ENTER_DEVICE(c, device, FEATURE);
     REQUIRE(pending != NULL);
     TRY(require_remapping(&c, false));
-    *pending = NVML_FEATURE_DISABLED;
+    *pending = gpu_value(c.gpu, RETIREMENT_PENDING, 0) != 0 ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
     return NVML_SUCCESS;
 }

@@ -38,7 +38,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int
     ENTER_DEVICE(c, device, FEATURE);
     REQUIRE(state != NULL);
     TRY(find_port(&c, link, &port));
-    *state = is_active(port) ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
+    *state = gpu_link_up(c.gpu, link) ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
     return NVML_SUCCESS;
 }
 
@@ -161,9 +161,10 @@ static nvmlGpuFabricInfo_v3_t fabric_of(const struct gpu *g)
     info.status = NVML_SUCCESS;
     info.state = NVML_GPU_FABRIC_STATE_NOT_SUPPORTED;
     if (gpu_on_fabric(g)) {
-        info.state = NVML_GPU_FABRIC_STATE_COMPLETED;
-        info.healthMask = 2; // degraded bandwidth: false
-        info.healthSummary = NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY;
+        info.status = (nvmlReturn_t)gpu_value(g, FABRIC_STATUS, NVML_SUCCESS);
+        info.state = (nvmlGpuFabricState_t)gpu_value(g, FABRIC_STATE, NVML_GPU_FABRIC_STATE_COMPLETED);
+        info.healthMask = (unsigned int)gpu_value(g, FABRIC_HEALTH_MASK, 2); // degraded bandwidth: false
+        info.healthSummary = (unsigned char)gpu_value(g, FABRIC_HEALTH, NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY);
     }
     return info;
 }

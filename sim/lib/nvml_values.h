@@ -59,6 +59,16 @@ typedef nvmlMarginTemperature_v1_t nvmlMarginTemperature_t;
 
 #define nvmlClocksEventReasonGpuIdle 0x1LL
 
+#define NVML_POWER_SCOPE_GPU 0U
+typedef unsigned char nvmlPowerScopeType_t;
+
+typedef struct {
+    unsigned int version;
+    nvmlPowerScopeType_t powerScope;
+    unsigned int powerValueMw;
+} nvmlPowerValue_v2_t;
+#define nvmlPowerValue_v2 NVML_STRUCT_VERSION(PowerValue, 2)
+
 typedef enum {
     NVML_PCIE_UTIL_TX_BYTES = 0,
     NVML_PCIE_UTIL_RX_BYTES = 1,
@@ -67,6 +77,8 @@ typedef enum {
 
 typedef enum {
     NVML_COMPUTEMODE_DEFAULT = 0,
+    NVML_COMPUTEMODE_EXCLUSIVE_THREAD = 1,
+    NVML_COMPUTEMODE_PROHIBITED = 2,
     NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3,
     NVML_COMPUTEMODE_COUNT = 4,
 } nvmlComputeMode_t;
@@ -135,8 +147,16 @@ typedef struct {
 #define NVML_FI_DEV_ECC_CURRENT 1
 #define NVML_FI_DEV_ECC_PENDING 2
 #define NVML_FI_DEV_ECC_SBE_VOL_TOTAL 3
+#define NVML_FI_DEV_ECC_DBE_VOL_TOTAL 4
+#define NVML_FI_DEV_ECC_SBE_AGG_TOTAL 5
+#define NVML_FI_DEV_ECC_DBE_AGG_TOTAL 6
+#define NVML_FI_DEV_ECC_SBE_VOL_DEV 11
+#define NVML_FI_DEV_ECC_DBE_VOL_DEV 12
+#define NVML_FI_DEV_ECC_SBE_AGG_DEV 22
+#define NVML_FI_DEV_ECC_DBE_AGG_DEV 23
 #define NVML_FI_DEV_ECC_DBE_AGG_CBU 28
 #define NVML_FI_DEV_RETIRED_SBE 29
+#define NVML_FI_DEV_RETIRED_DBE 30
 #define NVML_FI_DEV_RETIRED_PENDING 31
 #define NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L0 32
 #define NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL 59
@@ -151,6 +171,8 @@ typedef struct {
 #define NVML_FI_DEV_NVLINK_SPEED_MBPS_L6 132
 #define NVML_FI_DEV_NVLINK_SPEED_MBPS_L11 137
 #define NVML_FI_DEV_REMAPPED_COR 142
+#define NVML_FI_DEV_REMAPPED_UNC 143
+#define NVML_FI_DEV_REMAPPED_PENDING 144
 #define NVML_FI_DEV_REMAPPED_FAILURE 145
 #define NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID 146
 #define NVML_FI_DEV_NVSWITCH_CONNECTED_LINK_COUNT 147
@@ -170,6 +192,8 @@ typedef struct {
 #define NVML_FI_DEV_POWER_CURRENT_LIMIT 190
 #define NVML_FI_DEV_ENERGY 191
 #define NVML_FI_DEV_POWER_REQUESTED_LIMIT 192
+#define NVML_FI_DEV_RESET_STATUS 226
+#define NVML_FI_DEV_DRAIN_AND_RESET_STATUS 227
 #define NVML_FI_DEV_GET_GPU_RECOVERY_ACTION 230
 #define NVML_FI_MAX 308
 

@@ -110,7 +110,7 @@ bool record_number(const struct record *r, const char *key, uint64_t max, uint64
     const char *start = text;
     for (; *text != '\0'; text++) {
         int digit = hex_digit(*text);
-        if (digit < 0 || digit >= base || number > (max - (uint64_t)digit) / (uint64_t)base)
+        if (digit < 0 || digit >= base || (uint64_t)digit > max || number > (max - (uint64_t)digit) / (uint64_t)base)
             return false;
         number = number * (uint64_t)base + (uint64_t)digit;
     }

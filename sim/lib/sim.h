@@ -25,6 +25,7 @@ enum {
     MAX_STARTS = 16, // places that a GPU instance may take
     MAX_FAULTS = 256,
     MAX_EVENTS = 256,
+    MAX_PROCESSES = 256, // on all GPUs together
     TEXT_MAX = 96, // of every string in a description, with the final NUL
 };
 
@@ -61,6 +62,14 @@ struct port {
     unsigned int domain, bus, device, function;
 };
 
+// What the state file can change of a GPU.
+enum value {
+#define VALUE(constant, name, after_reset, max, meaning) constant,
+#include "values.h"
+#undef VALUE
+    VALUE_COUNT,
+};
+
 struct gpu {
     bool present, lost, gone;
     char uuid[TEXT_MAX], name[TEXT_MAX], serial[TEXT_MAX], board[TEXT_MAX], vbios[TEXT_MAX], brand[TEXT_MAX];
@@ -75,6 +84,8 @@ struct gpu {
     enum mig_mode mig;
     unsigned int max_mig;
     struct port ports[NVML_NVLINK_MAX_LINKS];
+    uint64_t changed; // a bit for each value that the state file has
+    uint64_t values[VALUE_COUNT];
 };
 
 struct mig {
@@ -110,6 +121,15 @@ struct event {
     unsigned int gpu, gi, ci;
 };
 
+enum process_type { PROCESS_COMPUTE, PROCESS_GRAPHICS, PROCESS_MPS };
+
+struct process {
+    enum process_type type;
+    unsigned int gpu, gi, ci, pid;
+    uint64_t start;  // when it was started, as field 22 of /proc/PID/stat; 0: unknown
+    uint64_t memory; // bytes
+};
+
 // One consistent state of the machine. It is immutable, and shared by calls.
 struct world {
     unsigned int references;
@@ -118,11 +138,13 @@ struct world {
     struct gpu gpus[MAX_GPUS]; // by the description's index
     // Nearest common point of each pair on PCIe; 0 (the same board) on the diagonal.
     unsigned char topology[MAX_GPUS][MAX_GPUS];
-    size_t mig_count, profile_count, fault_count, event_count;
+    size_t mig_count, profile_count, fault_count, event_count, process_count, account_count;
     struct mig migs[MAX_MIGS]; // by GPU, then by index
     struct profile profiles[MAX_PROFILES];
     struct fault faults[MAX_FAULTS];
     struct event events[MAX_EVENTS];
+    struct process processes[MAX_PROCESSES];
+    struct process accounts[MAX_PROCESSES]; // the accounting buffers
 };
 
 void world_init(struct world *w); // which must be all zeros
@@ -226,11 +248,28 @@ unsigned int gpu_port_count(const struct gpu *g);
 unsigned int nvlink_version_code(unsigned int major);
 bool gpu_on_fabric(const struct gpu *g);
 bool gpu_is_data_center(const struct gpu *g);
+bool gpu_link_up(const struct gpu *g, unsigned int port);
 const struct mig *world_mig(const struct world *w, struct target t);
 uint64_t monotonic_ns(void);
 void sleep_ns(uint64_t ns);
 
 unsigned int driver_branch(const struct world *w);
+
+// --- edit.c, values.c: changes of the state
+
+nvmlReturn_t state_edit(bool (*drop)(const struct record *, const void *), const void *argument, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void values_read(struct gpu *g, const struct record *r);
+uint64_t gpu_value(const struct gpu *g, enum value v, uint64_t otherwise);
+nvmlReturn_t value_set(unsigned int slot, enum value v, uint64_t number);
+nvmlReturn_t value_unset(unsigned int slot, enum value v);
+nvmlReturn_t accounts_clear(unsigned int slot);
+bool removed_by_reset(const struct record *r, const void *slot);
+
+// --- processes.c
+
+uint64_t process_memory(const struct call *c);
+bool gpu_has_process(const struct world *w, unsigned int slot);
 
 // --- watch.c: waiting for a change of the state file
 
@@ -257,8 +296,9 @@ struct board {
 };
 const struct board *board_of(const struct gpu *g);
 unsigned int gpu_power_limit(const struct gpu *g);
+unsigned int gpu_default_power_limit(const struct gpu *g);
 unsigned int gpu_power_draw(const struct gpu *g, unsigned int slot);
-int gpu_temperature(unsigned int slot);
+int gpu_temperature(const struct gpu *g, unsigned int slot);
 uint64_t gpu_energy(const struct gpu *g, unsigned int slot);
 
 #endif

@@ -7,7 +7,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperat
 {
     ENTER_DEVICE(c, device, FEATURE);
     REQUIRE(sensor == NVML_TEMPERATURE_GPU);
-    return put_uint(degrees, (unsigned int)gpu_temperature(c.slot));
+    return put_uint(degrees, (unsigned int)gpu_temperature(c.gpu, c.slot));
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
@@ -16,7 +16,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTempera
     REQUIRE(temperature != NULL);
     TRY(check_version(temperature->version, nvmlTemperature_v1));
     REQUIRE(temperature->sensorType == NVML_TEMPERATURE_GPU);
-    temperature->temperature = gpu_temperature(c.slot);
+    temperature->temperature = gpu_temperature(c.gpu, c.slot);
     return NVML_SUCCESS;
 }
 
@@ -43,7 +43,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMa
     REQUIRE(margin != NULL);
     TRY(check_version(margin->version, nvmlMarginTemperature_v1));
     margin->marginTemperature =
-        (int)thresholds[NVML_TEMPERATURE_THRESHOLD_GPU_MAX] - gpu_temperature(c.slot);
+        (int)thresholds[NVML_TEMPERATURE_THRESHOLD_GPU_MAX] - gpu_temperature(c.gpu, c.slot);
     return NVML_SUCCESS;
 }
 
@@ -70,7 +70,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetPowerManagementLimit(nvmlDevice_t device, uns
 NVML_API nvmlReturn_t nvmlDeviceGetPowerManagementDefaultLimit(nvmlDevice_t device, unsigned int *milliwatts)
 {
     ENTER_DEVICE(c, device, FEATURE);
-    return put_uint(milliwatts, gpu_power_limit(c.gpu));
+    return put_uint(milliwatts, gpu_default_power_limit(c.gpu));
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned int *milliwatts)
@@ -84,7 +84,30 @@ NVML_API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t 
 {
     ENTER_DEVICE(c, device, FEATURE);
     TRY(put_uint(min, board_of(c.gpu)->power_min));
-    return put_uint(max, gpu_power_limit(c.gpu));
+    return put_uint(max, gpu_default_power_limit(c.gpu));
+}
+
+static nvmlReturn_t set_power_limit(const struct call *c, unsigned int milliwatts)
+{
+    REQUIRE(milliwatts >= board_of(c->gpu)->power_min && milliwatts <= gpu_default_power_limit(c->gpu));
+    if (milliwatts == gpu_default_power_limit(c->gpu))
+        return value_unset(c->slot, POWER_LIMIT);
+    return value_set(c->slot, POWER_LIMIT, milliwatts);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned int milliwatts)
+{
+    ENTER_DEVICE(c, device, FEATURE);
+    return set_power_limit(&c, milliwatts);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, nvmlPowerValue_v2_t *power)
+{
+    ENTER_DEVICE(c, device, FEATURE);
+    REQUIRE(power != NULL);
+    TRY(check_version(power->version, nvmlPowerValue_v2));
+    REQUIRE(power->powerScope == NVML_POWER_SCOPE_GPU);
+    return set_power_limit(&c, power->powerValueMw);
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *millijoules)

@@ -29,6 +29,10 @@ static void copy(struct world *to, const struct world *from)
     memcpy(to->profiles, from->profiles, from->profile_count * sizeof(from->profiles[0]));
     memcpy(to->faults, from->faults, from->fault_count * sizeof(from->faults[0]));
     memcpy(to->events, from->events, from->event_count * sizeof(from->events[0]));
+    to->process_count = from->process_count;
+    to->account_count = from->account_count;
+    memcpy(to->processes, from->processes, from->process_count * sizeof(from->processes[0]));
+    memcpy(to->accounts, from->accounts, from->account_count * sizeof(from->accounts[0]));
 }
 
 // A world with one reference: a copy of base, or an empty one. Its pages are its own: those that are not
@@ -295,6 +299,13 @@ static void read_fault(struct world *w, const struct record *r)
     w->faults[w->fault_count++] = f;
 }
 
+static void read_values(struct world *w, const struct record *r)
+{
+    unsigned int slot;
+    if (read_slot(r, "gpu", &slot) && w->gpus[slot].present)
+        values_read(&w->gpus[slot], r);
+}
+
 static void read_event(struct world *w, const struct record *r)
 {
     struct event e = {.gi = UINT32_MAX, .ci = UINT32_MAX};
@@ -309,12 +320,38 @@ static void read_event(struct world *w, const struct record *r)
     w->events[w->event_count++] = e;
 }
 
+// Reads a process, as it is on a GPU or in an accounting buffer.
+static void read_process(struct process *list, size_t *count, const struct record *r)
+{
+    static const char *const types[] = {"compute", "graphics", "mps"};
+    struct process p = {.gi = UINT32_MAX, .ci = UINT32_MAX};
+    uint64_t pid;
+    const char *type = record_string(r, "type");
+    if (!read_slot(r, "gpu", &p.gpu) || !record_number(r, "pid", INT32_MAX, &pid) || *count >= MAX_PROCESSES)
+        return;
+    p.pid = (unsigned int)pid;
+    for (unsigned int i = 0; type != NULL && i < 3; i++)
+        if (strcmp(type, types[i]) == 0)
+            p.type = (enum process_type)i;
+    record_number(r, "start", UINT64_MAX, &p.start);
+    record_number(r, "memory", UINT64_MAX, &p.memory);
+    record_uint(r, "gi", &p.gi);
+    record_uint(r, "ci", &p.ci);
+    list[(*count)++] = p;
+}
+
 static void read_state_record(struct world *w, const struct record *r)
 {
     if (record_is(r, "fault"))
         read_fault(w, r);
     else if (record_is(r, "event"))
         read_event(w, r);
+    else if (record_is(r, "set"))
+        read_values(w, r);
+    else if (record_is(r, "process"))
+        read_process(w->processes, &w->process_count, r);
+    else if (record_is(r, "account"))
+        read_process(w->accounts, &w->account_count, r);
     else if (record_is(r, "latency"))
         record_number(r, "ns", 60000000000ULL, &w->latency_ns);
     else if (record_is(r, "clearmig"))

@@ -21,6 +21,7 @@ func TestLibrary(t *testing.T) {
 		"lifecycle", "reload", "strings", "identity", "lookup", "numbers", "arguments_checked", "mig_devices", "mig_instances",
 		"mig_off", "topology", "nvlink", "no_nvlink", "telemetry", "field_values", "events", "events_waiting",
 		"faults", "lost", "hang", "event_data", "lost_in_a_set", "system_events",
+		"health_values", "processes", "settings",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -34,6 +35,22 @@ func TestConsumerCard(t *testing.T) {
 	n := newNode(t, asan, consumerMachine)
 	n.addNodes(t, "nvidia0")
 	run(t, n.probe(t, "consumer_card"))
+}
+
+// TestOlderMemory has a GPU that retires pages of memory, as before Ampere.
+func TestOlderMemory(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, asan, strings.Replace(testMachine, "arch=9", "arch=5", 1))
+	n.addNodes(t, testMachineNodes...)
+	run(t, n.probe(t, "older_memory"))
+}
+
+// TestReadOnlyState checks that functions that change a GPU fail where the node's state cannot be written.
+func TestReadOnlyState(t *testing.T) {
+	t.Parallel()
+	n := newTestNode(t, asan)
+	n.setState(t, "")
+	run(t, asNobody(n.probe(t, "read_only")))
 }
 
 // TestMeasured has the cases that measure times and memory, so they run without sanitizers and not in parallel.

@@ -32,11 +32,11 @@ void case_faults(void)
     nvmlGpuTopologyLevel_t level;
     nvmlDevice_t part = mig(3, 0);
     set_state("fault function=nvmlDeviceGetTopologyCommonAncestor gpu=2 return=17\n"
-              "fault function=nvmlDeviceResetGpuLockedClocks gpu=1 return=8\n"
+              "fault function=nvmlDeviceSetDefaultFanSpeed gpu=1 return=8\n"
               "fault function=nvmlDeviceGetUUID gpu=3 return=21\n");
     WANT(NVML_ERROR_OPERATING_SYSTEM, NV(nvmlDeviceGetTopologyCommonAncestor)(gpu(1), gpu(2), &level));
-    WANT(NVML_ERROR_INSUFFICIENT_POWER, NV(nvmlDeviceResetGpuLockedClocks)(gpu(1)));
-    WANT(NVML_ERROR_NOT_SUPPORTED, NV(nvmlDeviceResetGpuLockedClocks)(gpu(0)));
+    WANT(NVML_ERROR_INSUFFICIENT_POWER, NV(nvmlDeviceSetDefaultFanSpeed_v2)(gpu(1), 0));
+    WANT(NVML_ERROR_NOT_SUPPORTED, NV(nvmlDeviceSetDefaultFanSpeed_v2)(gpu(0), 0));
     WANT(NVML_ERROR_NO_DATA, NV(nvmlDeviceGetUUID)(part, text, sizeof(text)));
     // A fault with a malformed or unknown GPU has no effect.
     set_state("fault function=* gpu=x return=999\nfault function=* gpu=128 return=999\nfault gpu=127 kind=lost\n");

@@ -74,6 +74,16 @@ void set_state(const char *text)
     CHECK(rename(next, state_path) == 0);
 }
 
+const char *state_text(void)
+{
+    static char text[1 << 16];
+    FILE *f = fopen(state_path, "r");
+    CHECK(f != NULL);
+    text[fread(text, 1, sizeof(text) - 1, f)] = '\0';
+    fclose(f);
+    return text;
+}
+
 double seconds(void)
 {
     struct timespec t;

@@ -49,6 +49,7 @@ nvmlDevice_t mig(unsigned int gpu_index, unsigned int index);
 
 // Replaces the node's state file as gpu-sim does; NULL removes it. The path comes from the command line.
 void set_state(const char *text);
+const char *state_text(void);
 double seconds(void);
 
 extern int argument_count;

@@ -1,0 +1,107 @@
+package sim
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+)
+
+// maxProcesses is how many processes the library reads.
+const maxProcesses = 256
+
+// ProcessType says in which of the driver's lists a process is.
+type ProcessType string
+
+// The driver's lists of processes.
+const (
+	ComputeProcess  ProcessType = "compute"
+	GraphicsProcess ProcessType = "graphics"
+	MPSProcess      ProcessType = "mps"
+)
+
+// Process is a process that uses a GPU. It exists: the driver lists it until it ends.
+type Process struct {
+	PID         int
+	Type        ProcessType
+	MemoryBytes uint64
+	// Instance is the MIG device that it uses, or nil.
+	Instance *Instance
+}
+
+// AddProcess puts a running process on a GPU, instead of what it had there.
+func (n *Node) AddProcess(gpu int, p Process) error {
+	if err := n.checkGPU(gpu); err != nil {
+		return err
+	}
+	if !slices.Contains([]ProcessType{ComputeProcess, GraphicsProcess, MPSProcess}, p.Type) {
+		return invalid("process type %q: want compute, graphics or mps", p.Type)
+	}
+	if total := n.machine.GPUs[gpu].MemoryBytes; p.MemoryBytes > total {
+		return invalid("%d bytes of memory: GPU %d has %d", p.MemoryBytes, gpu, total)
+	}
+	if p.Instance != nil {
+		if err := n.checkInstance(gpu, *p.Instance); err != nil {
+			return err
+		}
+	}
+	start, err := startTime(p.PID)
+	if err != nil {
+		return err
+	}
+	fields := append([]any{"gpu", gpu, "pid", p.PID, "start", start}, "type", p.Type, "memory", p.MemoryBytes)
+	return n.updateState(func(records []record) ([]record, error) {
+		records = withoutProcess(records, gpu, p.PID)
+		for _, name := range []string{"process", "account"} {
+			r := newRecord(name, fields...)
+			r.pairs = append(r.pairs, p.Instance.pairs()...)
+			if name == "process" || valuesOf(records, gpu)[accountingMode] != 0 {
+				records = append(records, r)
+			}
+		}
+		if len(records)-len(without(records, func(r record) bool { return r.name == "process" })) > maxProcesses {
+			return nil, invalid("more than %d processes on the GPUs", maxProcesses)
+		}
+		return records, nil
+	})
+}
+
+// RemoveProcess removes a process from a GPU, as if it had closed it.
+func (n *Node) RemoveProcess(gpu, pid int) error {
+	if err := n.checkGPU(gpu); err != nil {
+		return err
+	}
+	return n.updateState(func(records []record) ([]record, error) {
+		left := withoutProcess(records, gpu, pid)
+		if len(left) == len(records) {
+			return nil, invalid("process %d is not on GPU %d", pid, gpu)
+		}
+		return left, nil
+	})
+}
+
+func withoutProcess(records []record, gpu, pid int) []record {
+	return without(records, func(r record) bool {
+		return r.name == "process" && r.has("gpu", gpu) && r.has("pid", pid)
+	})
+}
+
+// startTime returns when a process was started, field 22 of its stat file, so that another with its pid is not taken
+// for it.
+func startTime(pid int) (uint64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, invalid("no process %d runs", pid)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read when process %d was started: %w", pid, err)
+	}
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
+	if len(fields) < 20 {
+		return 0, fmt.Errorf("read when process %d was started: %q has too few fields", pid, text)
+	}
+	return strconv.ParseUint(string(fields[19]), 10, 64)
+}
