@@ -47,7 +47,7 @@ func separate() error {
 // else: no volumes of pods, which would stay in use, and no sockets of other services, which obey root. Only the GPU's
 // pipe, log and shm are writable, and links in them are not followed.
 func (e *entry) enterRoot(gpu *os.File) error {
-	const options = "size=64k,nr_inodes=1024,mode=755"
+	const options = "size=1m,nr_inodes=1024,mode=755"
 	if err := unix.Mount(shmSource, inProc(gpu), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount a root directory: %w", err)
 	}

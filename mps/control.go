@@ -129,8 +129,8 @@ func parsePIDs(answer string, most int) ([]int, error) {
 // sizeForm is the form of a limit of memory. An empty one is no limit.
 var sizeForm = regexp.MustCompile(`^([0-9]{1,14}[MG])?$`)
 
-// isMemoryLimit reports whether a daemon with a limit of so many MiB answers this. It prints "512M" or, rounded down from
-// 1024M on, "4G".
+// isMemoryLimit reports whether a daemon with a limit of so many MiB answers this. It prints "512M" or, rounded down
+// from 1024M on, "4G".
 func isMemoryLimit(answer string, mib uint64) (bool, error) {
 	answer = strings.TrimSpace(answer)
 	if !sizeForm.MatchString(answer) {

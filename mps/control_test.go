@@ -24,7 +24,9 @@ func TestParsePIDs(t *testing.T) {
 }
 
 func TestIsPercentage(t *testing.T) {
-	for answer, want := range map[string]bool{"50.0\n": true, "50": true, "49.6": true, "49": false, "0.5": false, "100": false} {
+	for answer, want := range map[string]bool{
+		"50.0\n": true, "50": true, "49.6": true, "49": false, "0.5": false, "100": false,
+	} {
 		if got, err := isPercentage(answer, 50); got != want || err != nil {
 			t.Errorf("%q: %t, %v", answer, got, err)
 		}

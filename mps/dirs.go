@@ -34,13 +34,6 @@ const (
 // prepare makes a GPU's directories, with the right owners and modes and never through a link, and mounts its shm with
 // that size in bytes. Every user may connect in pipe, which only root may change.
 func prepare(dir, uuid string, shm uint64) error {
-	if err := makeDirs(dir, uuid); err != nil {
-		return err
-	}
-	return mountShm(filepath.Join(dir, uuid), shm)
-}
-
-func makeDirs(dir, uuid string) error {
 	if !uuidForm.MatchString(uuid) {
 		return fmt.Errorf("make the directories of %q: not the UUID of a GPU", uuid)
 	}
@@ -66,7 +59,7 @@ func makeDirs(dir, uuid string) error {
 		}
 		_ = d.Close()
 	}
-	return nil
+	return mountShm(filepath.Join(dir, uuid), shm)
 }
 
 // makeDir makes a directory, or takes over an existing one, with that mode and this process's user as the owner.

@@ -1,11 +1,10 @@
 // Package mps runs the control daemons of NVIDIA's Multi-Process Service (MPS), one for each GPU that is shared by it.
 //
-//	k := mps.New(mps.Options{Dir: "/run/gpu-cdi-plugin/mps", ...})
-//	k.Set(mps.Daemons(resources)) // now, and whenever they change
-//	err = k.Run(ctx)
+//	s := mps.New(mps.Options{Dir: "/run/gpu-cdi-plugin/mps", ...})
+//	s.Set(mps.Daemons(resources)) // now, and whenever they change
+//	err = s.Run(ctx)
 //
-// A worker for each GPU observes its daemon, decides on one action with a pure function (plan.go) and takes it. No
-// worker waits for another.
+// A worker for each GPU reconciles its daemon (worker.go), step by step. No worker waits for another.
 //
 // The daemons outlive the plugin, since containers continue without it: each runs in a session of its own, and a record
 // of its process is on disk before it starts to run. The next plugin adopts the recorded process if it is still the

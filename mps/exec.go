@@ -20,18 +20,16 @@ import (
 // This is the only file of the product that runs programs. It runs this program itself, which confines itself and
 // becomes nvidia-cuda-mps-control (see Enter).
 
-// command returns a command that becomes nvidia-cuda-mps-control for a GPU: the daemon, or the client that sends it
-// commands. It has a session of its own, so that a daemon outlives the plugin.
-func (c *control) command(ctx context.Context, daemon bool) (*exec.Cmd, error) {
+const ownProgram = "/proc/self/exe"
+
+// setUp has a command that runs this program become nvidia-cuda-mps-control for the GPU: the daemon, or the client that
+// sends it commands. It has a session of its own, so that a daemon outlives the plugin.
+func (c *control) setUp(cmd *exec.Cmd, daemon bool) error {
 	arg, err := json.Marshal(entry{Dir: c.dir, Daemon: daemon, Program: c.program})
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(ctx, "/proc/self/exe")
 	cmd.Args = append(slices.Clone(c.helper), string(arg))
 	cmd.Env = []string{}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	return cmd, nil
+	return err
 }
 
 // startDaemon starts the GPU's daemon. It is a child of this process until that ends.
@@ -42,8 +40,8 @@ func (c *control) startDaemon() (*process, error) {
 		return nil, fmt.Errorf("open the daemon's output: %w", err)
 	}
 	defer output.Close()
-	cmd, err := c.command(context.Background(), true)
-	if err != nil {
+	cmd := exec.Command(ownProgram)
+	if err := c.setUp(cmd, true); err != nil {
 		return nil, err
 	}
 	cmd.Stdout, cmd.Stderr = output, output
@@ -69,13 +67,13 @@ const (
 func (c *control) ask(ctx context.Context, format string, args ...any) (string, error) {
 	command := fmt.Sprintf(format, args...)
 	var answer, errorText limitedBuffer
-	cmd, err := c.command(ctx, false)
-	if err != nil {
+	cmd := exec.CommandContext(ctx, ownProgram)
+	if err := c.setUp(cmd, false); err != nil {
 		return "", err
 	}
 	cmd.Stdin = strings.NewReader(command + "\n")
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &answer, &errorText, killDelay
-	err = cmd.Run()
+	err := cmd.Run()
 	switch {
 	case answer.exceeded:
 		err = fmt.Errorf("the answer has more than %d bytes", maxAnswer)

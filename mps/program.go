@@ -30,11 +30,12 @@ type Program struct {
 	// itself. Their directories are not given to the loader: they may contain another C library than the host's.
 	Libraries map[string]string
 
-	// SearchPath has the directories in which the program searches for its server. The supervisor sets it.
+	// SearchPath has the directories in which the program searches for its server. The supervisor adds those of the
+	// driver.
 	SearchPath []string
 }
 
-// prepare sets the search path, and returns an error unless only root can change the program, its server and their
+// prepare completes the search path, and returns an error unless only root can change the program, its server and their
 // libraries: they run as root.
 func (p *Program) prepare(check func(check func(path string) error, path string) error) error {
 	files := []string{p.Path}

@@ -177,10 +177,8 @@ func (w *worker) start(ctx context.Context, desired *Daemon) (time.Duration, err
 // maintain gives a running daemon the desired limits. It ends one that is not desired, or that belongs to another
 // driver version than the installed one, as soon as it has no clients.
 func (w *worker) maintain(ctx context.Context, desired *Daemon) (time.Duration, error) {
-	// One deadline is for all requests together, however many answers a container delays.
-	ctx, cancel := context.WithTimeout(ctx, w.supervisor.opts.Deadline)
+	ctx, cancel := w.requestContext(ctx)
 	defer cancel()
-	defer context.AfterFunc(w.proc.ended, cancel)()
 	c, err := w.supervisor.control(w.dir)
 	busy, limited := true, false
 	if err == nil && (desired == nil || c.program.Driver != w.driver) {
@@ -211,6 +209,14 @@ func (w *worker) maintain(ctx context.Context, desired *Daemon) (time.Duration, 
 		return w.supervisor.opts.Interval, nil
 	}
 	return retryInterval, nil
+}
+
+// requestContext is for all requests of one step. It ends at the deadline, however many answers a container delays, and
+// when the daemon's process ends.
+func (w *worker) requestContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, w.supervisor.opts.Deadline)
+	stop := context.AfterFunc(w.proc.ended, cancel)
+	return ctx, func() { stop(); cancel() }
 }
 
 // handleSilence waits for a daemon that does not answer because of err, and kills it after a while unless it has
