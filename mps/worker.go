@@ -190,10 +190,9 @@ func (w *worker) maintain(ctx context.Context, desired *Daemon) (time.Duration, 
 	if err != nil {
 		return w.handleSilence(err)
 	}
-	w.answered, w.silent = true, time.Time{}
+	w.answered, w.silent, w.ending = true, time.Time{}, !busy
 	switch {
 	case !busy:
-		w.ending = true
 		if _, err := c.ask(ctx, "quit"); err != nil {
 			return retryInterval, fmt.Errorf("its MPS control daemon does not end: %w", err)
 		}

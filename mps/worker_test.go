@@ -188,7 +188,7 @@ func TestADaemonWithClientsIsNotEnded(t *testing.T) {
 func TestRestartsHaveAPause(t *testing.T) {
 	t.Parallel()
 	s := newTestSupervisor(t)
-	s.opts.Interval = 2 * time.Second
+	s.opts.Interval = 4 * time.Second
 	s.start()
 	s.share(0)
 	for _, c := range []struct{ ran, least, most time.Duration }{
