@@ -232,15 +232,19 @@ func TestParseReportsAllProblems(t *testing.T) {
 			[]string{
 				"line 1: unknown key cdi_dir; did you mean cdi-dir?", "line 2: unknown key gpus.only",
 				"line 3: unknown key sharing.time-slicing.resources[0].nam; did you mean name?",
+				`sharing.time-slicing.resources[0].name: resource name "": want VENDOR/NAME, such as nvidia.com/gpu`,
+				"sharing.time-slicing.resources[0].replicas: want 2 or more, got 0",
 			},
 		},
-		"values of the wrong kind": {
-			"strategy: {cdi-cri: 1}\ngpus: [0]\nroot: [a]\nmig-strategy: none\n" +
+		"values of the wrong kind, and wrong values beside them": {
+			"gpu-timeout: 0\nstrategy: {cdi-cri: 1}\ngpus: [0]\nroot: [a]\nmig-strategy: some\n" +
 				"sharing: {time-slicing: {rename-by-default: often}}\n",
 			[]string{
-				"line 1: strategy: want a list, got keys and values", "line 2: gpus: want keys and values, got a list",
-				"line 3: root: want text, got a list",
-				`line 5: sharing.time-slicing.rename-by-default: want true or false, got "often"`,
+				`line 1: gpu-timeout: want a duration of more than 0, such as 10s or 1m30s, got "0"`,
+				"line 2: strategy: want a list, got keys and values", "line 3: gpus: want keys and values, got a list",
+				"line 4: root: want text, got a list",
+				`line 6: sharing.time-slicing.rename-by-default: want true or false, got "often"`,
+				`mig-strategy: unknown value "some"; known are none, single, mixed`,
 			},
 		},
 		"values of the wrong kind below": {
@@ -248,6 +252,7 @@ func TestParseReportsAllProblems(t *testing.T) {
 			[]string{
 				`line 1: sharing.time-slicing.resources[0].replicas: want a whole number, got "two"`,
 				"line 2: root: want text, got a list",
+				"sharing.time-slicing.resources[0].replicas: want 2 or more, got 0",
 			},
 		},
 		"a key twice":    {"root: /a\nroot: /b\n", []string{"line 2: duplicate key root"}},

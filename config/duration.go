@@ -4,14 +4,16 @@ import (
 	"encoding"
 	"fmt"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // Duration is a duration such as 10s or 1m30s, in the file and as a flag.
 type Duration time.Duration
 
 var (
-	_ encoding.TextMarshaler   = Duration(0)
-	_ encoding.TextUnmarshaler = (*Duration)(nil)
+	_ encoding.TextMarshaler = Duration(0)
+	_ yaml.Unmarshaler       = (*Duration)(nil)
 )
 
 // String formats the duration as time.Duration does.
@@ -33,5 +35,10 @@ func (d *Duration) Set(text string) error {
 // MarshalText implements encoding.TextMarshaler.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (d *Duration) UnmarshalText(text []byte) error { return d.Set(string(text)) }
+// UnmarshalYAML implements yaml.Unmarshaler.
+func (d *Duration) UnmarshalYAML(n *yaml.Node) error {
+	if err := d.Set(n.Value); err != nil {
+		return &yaml.TypeError{Errors: []string{fmt.Sprintf("line %d: %v", n.Line, err)}}
+	}
+	return nil
+}

@@ -14,7 +14,7 @@ type Option struct {
 	value reflect.Value // the field
 }
 
-// Options returns the options in a struct of the configuration, to which part points. To set them sets its fields.
+// Options returns the options in a struct of the configuration, to which part points. Set sets the struct's field.
 func Options(part any) []Option {
 	var list []Option
 	for field, value := range reflect.ValueOf(part).Elem().Fields() {

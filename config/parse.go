@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -21,17 +22,21 @@ type File struct {
 	Keys []string
 }
 
-// Parse parses a configuration file in YAML, or JSON, as yamlfile.Decode does. An empty file is valid.
+// Parse parses a configuration file in YAML, or JSON, as yamlfile.Decode does. An empty file is valid. The error has all
+// problems, including those that Config.Validate finds in what could be decoded.
 //
-// The values are not validated: flags and the environment may override them.
+// A file that can be read is not validated: flags and the environment may override its values.
 func Parse(data []byte) (*File, error) {
 	if len(data) > MaxFile {
 		return nil, fmt.Errorf("larger than %d bytes", MaxFile)
 	}
 	f := &File{Config: Default()}
 	document, err := yamlfile.Decode(data, &f.Config)
-	if err != nil {
+	switch {
+	case document == nil:
 		return nil, err
+	case err != nil:
+		return nil, errors.Join(err, f.Config.Validate())
 	}
 	var keys map[string]yaml.Node
 	if document.Kind != 0 { // the file is not empty

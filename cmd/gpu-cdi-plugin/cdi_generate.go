@@ -202,13 +202,13 @@ func (a *app) writeFile(f specFile) error {
 }
 
 func (a *app) printPaths(files []specFile) error {
-	v := view{}
+	out, v := output{format: "name"}, view{}
 	for _, f := range files {
 		if f.spec != nil {
 			v.names = append(v.names, f.path)
 		}
 	}
-	return (&output{format: "name"}).print(a.stdout, v)
+	return out.print(a.stdout, v)
 }
 
 func (a *app) printSpecs(files []specFile, format cdi.Format) error {

@@ -39,8 +39,8 @@ func completeFiles(extensions ...string) cobra.CompletionFunc {
 	return cobra.FixedCompletions(extensions, cobra.ShellCompDirectiveFilterFileExt)
 }
 
-// complete gives cmd and the verbs below it what most of them have: no arguments, and shell completion for the values
-// and the directories of flags.
+// complete gives cmd and the verbs below it what most of them have: no arguments, and shell completion for flags with a
+// fixed set of values and for those whose usage calls the value a directory.
 func complete(cmd *cobra.Command) {
 	if cmd.Args == nil {
 		cmd.Args = noArgs
@@ -48,7 +48,7 @@ func complete(cmd *cobra.Command) {
 	if cmd.ValidArgsFunction == nil {
 		cmd.ValidArgsFunction = cobra.NoFileCompletions
 	}
-	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+	completeFlag := func(f *pflag.Flag) {
 		word, _ := pflag.UnquoteUsage(f)
 		v, ok := f.Value.(interface{ Values() []string })
 		// A flag that several verbs have is completed already: that error does no harm.
@@ -59,7 +59,9 @@ func complete(cmd *cobra.Command) {
 		case word == "directory":
 			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs))
 		}
-	})
+	}
+	cmd.PersistentFlags().VisitAll(completeFlag)
+	cmd.Flags().VisitAll(completeFlag)
 	for _, verb := range cmd.Commands() {
 		complete(verb)
 	}

@@ -47,7 +47,7 @@ func Help(meanings map[Code]string) func(*cobra.Command, []string) {
 		}
 		var b strings.Builder
 		b.WriteString(strings.TrimSpace(cmd.Long) + "\n\n" + usage + "\nExit Status:\n")
-		for _, s := range strings.Fields(cmp.Or(cmd.Annotations[statusKey], "0 1 2")) {
+		for s := range strings.FieldsSeq(cmp.Or(cmd.Annotations[statusKey], "0 1 2")) {
 			n, _ := strconv.Atoi(s)
 			fmt.Fprintf(&b, "  %3d  %s\n", n, meanings[Code(n)])
 		}

@@ -23,7 +23,7 @@ import (
 )
 
 // Decode decodes a YAML document into the struct that into points to, and returns the document too; its Kind is 0 if
-// the data is empty. The error has all problems.
+// the data is empty. The error has all problems; unless the document is nil, into has the other values.
 func Decode(data []byte, into any) (*yaml.Node, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	document := &yaml.Node{}

@@ -140,6 +140,16 @@ func TestDecodeReportsAllProblems(t *testing.T) {
 	}
 }
 
+func TestDecodeReturnsTheRestBesideProblems(t *testing.T) {
+	var got file
+	if _, err := Decode([]byte("name: a\nnames: x,y\ncount: no\nother: 1\n"), &got); err == nil {
+		t.Fatal("no error")
+	}
+	if diff := cmp.Diff(file{Name: "a", Names: []string{"x", "y"}}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{
 		"names: a,b\nrules: [{to: x}]\n", "deep: &a {<<: *a}\n", "deep: &a [*a]\nnames: *a\n",
