@@ -72,8 +72,8 @@ func validateKind(kind string) error {
 	return nil
 }
 
-// nodeNames are the device nodes that a device needs, under /dev. A MIG device needs the GPU's node and those of its two
-// instances, by which the driver decides what a process may use.
+// nodeNames are the device nodes that a device needs, under /dev. A MIG device needs the GPU's node and those of its
+// two instances, by which the driver decides what a process may use.
 func nodeNames(a *gpu.Allocatable) []string {
 	names := []string{"nvidia" + strconv.Itoa(a.GPU.Minor)}
 	if a.MIG != nil {

@@ -15,8 +15,8 @@ type Allocatable struct {
 	Problem string
 }
 
-// Allocatables lists what containers can be given of the GPU: itself or, in MIG mode, its MIG devices. A GPU in MIG mode
-// without MIG devices is listed itself, with that problem.
+// Allocatables lists what containers can be given of the GPU: itself or, in MIG mode, its MIG devices. A GPU in MIG
+// mode without MIG devices is listed itself, with that problem.
 func (d *Device) Allocatables() []Allocatable {
 	problem := ""
 	switch {

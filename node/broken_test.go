@@ -36,7 +36,8 @@ func TestBrokenLibraries(t *testing.T) {
 	must(t, os.WriteFile(optix, whole, 0o755))
 	b.counts(b.reconcile(), 4, 0)
 	b.counts(b.reconcile(), 4, 0)
-	if got := log.String(); strings.Count(got, "no longer: containers go without the driver library "+optix) != 1 || strings.Contains(got, "WARN") {
+	if got := log.String(); strings.Count(got, "no longer: containers go without the driver library "+optix) != 1 ||
+		strings.Contains(got, "WARN") {
 		t.Errorf("its end was not logged once:\n%s", got)
 	}
 

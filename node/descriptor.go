@@ -157,8 +157,8 @@ func newDescriptor(d *resource.Device, resourceName string) *Descriptor {
 	return desc
 }
 
-// writeDescriptor writes a descriptor unless the file has its content already. A runtime that was asked to mount a file that
-// was missing may have made an empty directory in its place.
+// writeDescriptor writes a descriptor unless the file has its content already. A runtime that was asked to mount a file
+// that was missing may have made an empty directory in its place.
 func writeDescriptor(path string, want *Descriptor) error {
 	content, err := json.MarshalIndent(want, "", "  ")
 	if err != nil {

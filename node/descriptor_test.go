@@ -20,7 +20,8 @@ import (
 // describedDevice is a GPU on NUMA node 1 that is not shared.
 func describedDevice() resource.Device {
 	return resource.Device{
-		ID: "GPU-4", UUID: "GPU-4", Parent: "GPU-4", Index: 4, IndexName: "4", MIGIndex: resource.NoMIG, Replica: resource.NoReplica,
+		ID: "GPU-4", UUID: "GPU-4", Parent: "GPU-4", Index: 4, IndexName: "4",
+		MIGIndex: resource.NoMIG, Replica: resource.NoReplica,
 		NUMANode: 1, Healthy: true, Model: "NVIDIA H100 80GB HBM3", PCIBusID: "0000:05:00.0", MemoryBytes: 80 << 30,
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"gpu-cdi-plugin/internal/kernel"
 )
 
-// inputFingerprint is a hash of what a reconciliation reads: what the host's files say about the GPUs, and the spec files
-// of others. It is taken before the reading, so that a change meanwhile leads to another reconciliation.
+// inputFingerprint is a hash of what a reconciliation reads: what the host's files say about the GPUs, and the spec
+// files of others. It is taken before the reading, so that a change meanwhile leads to another reconciliation.
 func (r *Reconciler) inputFingerprint() uint64 {
 	sum := fnv.New64a()
 	h := r.opts.Host

@@ -3,8 +3,8 @@
 //
 // A Reconciler scans the node when something has changed (the CDI directories, the driver's files, the device nodes),
 // when it is triggered, and at an interval of at most 30 seconds. Each time it computes the desired state, compares it
-// with the files on disk, writes the difference, and publishes the resulting State. A device is healthy in that state if
-// engines take it from the spec on disk with the desired edits: a new device is published after the spec has it, and a
+// with the files on disk, writes the difference, and publishes the resulting State. A device is healthy in that state
+// if engines take it from the spec on disk with the desired edits: a new device is published after the spec has it, and a
 // device that is gone leaves the published state before the spec loses it.
 //
 // The package reads the GPUs through a Source. A door reads the published state and nothing else of the node.

@@ -113,8 +113,8 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// apply makes the files what is desired. It first takes devices back that are gone; the caller then publishes new ones. So
-// a published device is in the spec at any time.
+// apply makes the files what is desired. It first takes devices back that are gone; the caller then publishes new ones.
+// So a published device is in the spec at any time.
 func (r *Reconciler) apply(want *desired) {
 	p := r.newPlan(want, cdi.Load(r.opts.Dirs...))
 	r.publish(r.stateBetween(r.State(), p))
@@ -226,7 +226,7 @@ func brokenLibraries(findings []driver.Finding) []remark {
 func asRemarks(findings []resource.Finding) []remark {
 	var list []remark
 	for _, f := range findings {
-		m := remark{key: f.String(), text: f.String()}
+		m := remark{key: f.Text, text: f.Text}
 		if f.Problem {
 			m.level = slog.LevelWarn
 		}

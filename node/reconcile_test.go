@@ -425,9 +425,11 @@ func TestConflictsAreLoggedWhenTheyBeginAndWhenTheyEnd(t *testing.T) {
 	b.foreign(extra, "all")
 	edit(t, extra, "nvidia.com/gpu", "nvidia.com/gds")
 	begin := []string{
-		both + " defines nvidia.com/gpu=" + b.uuids()[0] + ", nvidia.com/gpu=" + b.uuids()[1] + " too: these devices are unhealthy; remove that file",
+		both + " defines nvidia.com/gpu=" + b.uuids()[0] + ", nvidia.com/gpu=" + b.uuids()[1] +
+			" too: these devices are unhealthy; remove that file",
 		both + " defines nvidia.com/gpu=0, nvidia.com/gpu=all too: engines do not take these names from this node's spec",
-		low + " defines nvidia.com/gpu=" + b.uuids()[2] + " too: engines take these from this node's spec, and not from that file",
+		low + " defines nvidia.com/gpu=" + b.uuids()[2] +
+			" too: engines take these from this node's spec, and not from that file",
 		extra + " defines nvidia.com/gds=all too: containers do not get these",
 	}
 	var end []string

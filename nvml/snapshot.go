@@ -87,8 +87,8 @@ func (s *Session) readSystem(ctx context.Context) (systemReading, error) {
 	return got, classify(err)
 }
 
-// nameUnreadable gives unreadable GPUs the UUIDs and other properties that they had in the snapshot before, which may be
-// nil: a GPU that has fallen off the bus does not even return its UUID, and would otherwise look like one that was
+// nameUnreadable gives unreadable GPUs the UUIDs and other properties that they had in the snapshot before, if there is
+// one: a GPU that has fallen off the bus does not even return its UUID, and would otherwise look like one that was
 // removed.
 func nameUnreadable(now, before *gpu.Snapshot) {
 	if before == nil {
@@ -107,8 +107,8 @@ func nameUnreadable(now, before *gpu.Snapshot) {
 	}
 }
 
-// findBefore finds an unreadable GPU in the snapshot before: by its UUID or its PCI address, or by its index if both are
-// unknown and no other GPU has the UUID of the one that had that index.
+// findBefore finds an unreadable GPU in the snapshot before: by its UUID or its PCI address, or by its index if both
+// are unknown and no other GPU has the UUID of the one that had that index.
 func findBefore(now, before *gpu.Snapshot, d *gpu.Device) *gpu.Device {
 	at := slices.IndexFunc(before.Devices, func(o gpu.Device) bool {
 		switch {

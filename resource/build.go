@@ -50,12 +50,12 @@ type builder struct {
 	used     map[string]bool // keys of the rules and selectors that matched a device
 }
 
-func (b *builder) note(about, format string, args ...any) {
-	b.findings = append(b.findings, Finding{About: about, Text: fmt.Sprintf(format, args...)})
+func (b *builder) note(about, text string) {
+	b.findings = append(b.findings, Finding{Text: about + " " + text})
 }
 
 func (b *builder) problem(about, format string, args ...any) {
-	b.findings = append(b.findings, Finding{About: about, Text: fmt.Sprintf(format, args...), Problem: true})
+	b.findings = append(b.findings, Finding{Text: about + " " + fmt.Sprintf(format, args...), Problem: true})
 }
 
 // addDevices plans the devices that the filter and the MIG strategy allow.
@@ -75,7 +75,7 @@ func (b *builder) addDevices(s *gpu.Snapshot) {
 		for _, a := range d.Allocatables() {
 			switch {
 			case d.MIGEnabled && a.MIG == nil:
-				b.note(about, "%s", a.Problem)
+				b.note(about, a.Problem)
 			case a.MIG != nil && b.config.MIGStrategy == MIGMixed:
 				b.add(&a, b.migName(a.MIG))
 			default:

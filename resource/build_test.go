@@ -44,7 +44,7 @@ func build(t testing.TB, s *gpu.Snapshot, c Config) ([]Resource, []string) {
 	}
 	var texts []string
 	for _, f := range findings {
-		texts = append(texts, f.String())
+		texts = append(texts, f.Text)
 	}
 	checkInvariants(t, resources)
 	return resources, texts
@@ -536,8 +536,8 @@ func TestFindingsAreProblemsOrNotes(t *testing.T) {
 	s.Devices[1].Error = "GPU is lost"
 	_, findings, err := Build(s, changed(func(c *Config) { c.GPUs.Exclude = []Selector{"0"} }))
 	want := []Finding{
-		{About: "GPU 0", Text: "is excluded by gpus.include or gpus.exclude"},
-		{About: "GPU 1", Text: "is unhealthy: cannot be read: GPU is lost", Problem: true},
+		{Text: "GPU 0 is excluded by gpus.include or gpus.exclude"},
+		{Text: "GPU 1 is unhealthy: cannot be read: GPU is lost", Problem: true},
 	}
 	if diff := cmp.Diff(want, findings); diff != "" || err != nil {
 		t.Errorf("%v -want +got\n%s", err, diff)

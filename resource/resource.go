@@ -86,13 +86,8 @@ func MarkUnhealthy(resources []Resource, reason func(*Device) string) []Resource
 
 // Finding is a remark about how the configuration applies to the node.
 type Finding struct {
-	// About is the GPU, the MIG device, the resource or the key of the configuration.
-	About string
-	// Text is the rest of the sentence that begins with About.
+	// Text is a sentence that begins with the GPU, the MIG device, the resource or the key of the configuration.
 	Text string
 	// Problem is whether a device is not offered as it was probably intended.
 	Problem bool
 }
-
-// String returns the finding as a sentence.
-func (f Finding) String() string { return f.About + " " + f.Text }
