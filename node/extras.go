@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -33,10 +34,7 @@ type RequiredError struct {
 
 // Error names the extra and what the host lacks, or the other file.
 func (e *RequiredError) Error() string {
-	if e.Missing != "" {
-		return fmt.Sprintf("%s is required: %s", e.Extra, e.Missing)
-	}
-	return fmt.Sprintf("%s is required: %s", e.Extra, e.Conflict)
+	return fmt.Sprintf("%s is required: %s", e.Extra, cmp.Or(e.Missing, e.Conflict.String()))
 }
 
 // Generate makes the spec of the extra, beside GPUs of the kind gpus; nil without a device. The findings are what was

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -53,6 +52,9 @@ func newRemark(key, text string, err error) remark {
 
 // logRemarks logs which remarks are new and which have ended.
 func logRemarks(log *slog.Logger, before, now []remark) {
+	write := map[slog.Level]func(msg string, args ...any){
+		slog.LevelError: log.Error, slog.LevelWarn: log.Warn, slog.LevelInfo: log.Info,
+	}
 	for _, m := range now {
 		if slices.Contains(before, m) {
 			continue
@@ -61,7 +63,7 @@ func logRemarks(log *slog.Logger, before, now []remark) {
 		if m.advice != "" {
 			line += "; " + m.advice
 		}
-		log.Log(context.Background(), m.level, line)
+		write[m.level](line)
 	}
 	for _, m := range before {
 		if !slices.ContainsFunc(now, func(n remark) bool { return n.key == m.key }) {

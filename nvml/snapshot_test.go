@@ -24,18 +24,21 @@ func TestUnreadableGPUsHaveTheirLastNames(t *testing.T) {
 	for name, c := range map[string]struct{ before, now, want []gpu.Device }{
 		"in the first snapshot": {nil, []gpu.Device{lost(0, "", "")}, []gpu.Device{lost(0, "", "")}},
 		"by UUID": {
-			before, []gpu.Device{lost(0, "GPU-b", ""), before[0]},
+			before,
+			[]gpu.Device{lost(0, "GPU-b", ""), before[0]},
 			[]gpu.Device{named(0, "GPU-b", "0000:02:00.0"), before[0]},
 		},
 		"by PCI address": {
 			before, []gpu.Device{lost(0, "", "0000:02:00.0")}, []gpu.Device{named(0, "GPU-b", "0000:02:00.0")},
 		},
 		"by index": {
-			before, []gpu.Device{before[0], lost(1, "", "")},
+			before,
+			[]gpu.Device{before[0], lost(1, "", "")},
 			[]gpu.Device{before[0], named(1, "GPU-b", "0000:02:00.0")},
 		},
 		"not by index if another GPU has that UUID": {
-			before, []gpu.Device{lost(0, "", ""), readable(1, "GPU-a", "0000:01:00.0")},
+			before,
+			[]gpu.Device{lost(0, "", ""), readable(1, "GPU-a", "0000:01:00.0")},
 			[]gpu.Device{lost(0, "", ""), readable(1, "GPU-a", "0000:01:00.0")},
 		},
 		"of a GPU that was not there": {
