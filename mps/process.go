@@ -74,6 +74,16 @@ func reap(pid int) string {
 	return "was ended by signal " + unix.SignalName(status.Signal())
 }
 
+// ReapChildren collects the exit statuses of children that ended while this program restarted itself by exec. It must
+// be called before a child is started.
+func ReapChildren() {
+	for {
+		if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid <= 0 && !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
+}
+
 // runs reports whether there is a process and it has not ended.
 func (p *process) runs() bool { return p != nil && p.ended.Err() == nil }
 

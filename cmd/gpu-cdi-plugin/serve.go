@@ -89,6 +89,7 @@ type service struct {
 }
 
 func (a *app) serve(cmd *cobra.Command) error {
+	mps.ReapChildren()
 	s, err := a.newService()
 	if err != nil {
 		return err

@@ -55,10 +55,11 @@ func (s *served) refusedUnhealthy(e *kubelettest.Endpoint, id string) string {
 // ask returns what the server of --listen answers.
 func (s *served) ask(path string) (string, int) {
 	s.t.Helper()
-	_, address, found := strings.Cut(s.log.String(), "address=")
-	if !found {
-		s.t.Fatal("it does not say where it listens")
-	}
+	var address string
+	waitFor(s.t, "the address that it listens on", func() (found bool) {
+		_, address, found = strings.Cut(s.log.String(), "address=")
+		return found && strings.Contains(address, "\n")
+	})
 	address, _, _ = strings.Cut(address, "\n")
 	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "http://"+address+path, nil)
 	mustDo(s.t, err)
