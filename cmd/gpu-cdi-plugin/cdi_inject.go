@@ -44,9 +44,9 @@ func (a *app) cdiInject(bundle string, names []string) error {
 	names = a.qualified(names)
 	for _, f := range cdi.Load(a.specDirs(h)...).FilesOf(names) {
 		// The runtime of the bundle runs the hooks with the rights of its caller, who may own them.
-		for _, p := range a.unsafeParts(f.Path, f.Spec, trust.File) {
+		if unsafe := a.unsafeParts(f.Path, f.Spec, trust.File); len(unsafe) > 0 {
 			return cli.With(cli.Failure, hintUnsafe,
-				fmt.Errorf("devices of %s are not put into the bundle: %v", f.Path, p))
+				fmt.Errorf("devices of %s are not put into the bundle: %v", f.Path, unsafe[0]))
 		}
 	}
 	changed, err := cdi.Inject(bundle, names, a.specDirs(h)...)

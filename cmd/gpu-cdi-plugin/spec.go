@@ -99,22 +99,19 @@ func (g *generated) checkDevices(h host.Host) error {
 	if len(g.spec.Devices) > 0 {
 		return nil
 	}
-	why := "the driver has none"
 	var reasons []string
 	for _, f := range g.findings {
 		if f.Kind == driver.KindDevice {
 			reasons = append(reasons, f.Name+": "+f.Note)
 		}
 	}
-	if len(reasons) > 0 {
-		why = strings.Join(reasons, "; ")
-	}
 	hint := "gpu-cdi-plugin devices shows the GPUs as the driver reports them, " +
 		"gpu-cdi-plugin cdi generate --explain what was left out and why"
 	if !hasNodes(h) {
 		hint = hintDevRoot(h)
 	}
-	return cli.With(cli.NoGPU, hint, fmt.Errorf("no GPU can be offered: %s", why))
+	return cli.With(cli.NoGPU, hint, fmt.Errorf("no GPU can be offered: %s",
+		cmp.Or(strings.Join(reasons, "; "), "the driver has none")))
 }
 
 // hintDevRoot is what to do if the driver's device nodes are not found.

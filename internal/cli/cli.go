@@ -38,12 +38,8 @@ func Help(meanings map[Code]string) func(*cobra.Command, []string) {
 	return func(cmd *cobra.Command, _ []string) {
 		usage := cmd.UsageString()
 		for _, f := range []*pflag.FlagSet{cmd.LocalFlags(), cmd.InheritedFlags()} {
-			usage = strings.Replace(
-				usage,
-				strings.TrimSpace(f.FlagUsages()),
-				strings.TrimSpace(f.FlagUsagesWrapped(helpWidth)),
-				1,
-			)
+			plain, wrapped := strings.TrimSpace(f.FlagUsages()), strings.TrimSpace(f.FlagUsagesWrapped(helpWidth))
+			usage = strings.Replace(usage, plain, wrapped, 1)
 		}
 		var b strings.Builder
 		b.WriteString(strings.TrimSpace(cmd.Long) + "\n\n" + usage + "\nExit Status:\n")
