@@ -1,11 +1,15 @@
 // Package node reconciles a node: the GPUs that it has, the CDI specs and device descriptors on disk, and the devices
 // that can be given to containers.
 //
-// A Reconciler scans the node when something has changed (the CDI directories, the driver's files, the device nodes),
-// when it is triggered, and at an interval of at most 30 seconds. Each time it computes the desired state, compares it
-// with the files on disk, writes the difference, and publishes the resulting State. A device is healthy in that state
-// if engines take it from the spec on disk with the desired edits: a new device is published after the spec has it, and a
-// device that is gone leaves the published state before the spec loses it.
+// A Reconciler works when something has changed (the CDI directories, the driver's files, the device nodes), when it is
+// triggered, and at an interval of at most 30 seconds. Each time it goes through four steps:
+//   - scan reads the node and returns what is desired;
+//   - newPlan plans the files for that beside the spec files of others, and writes nothing;
+//   - writeSpecs and writeDescriptors write the difference to the disk;
+//   - stateOf makes the State that is published, of the plan less what could not be written (pure).
+//
+// A device is healthy in a State if engines take it from the spec on disk with the desired edits: a new device is
+// published after the spec has it, and a device that is gone leaves the published state before the spec loses it.
 //
 // The package reads the GPUs through a Source. A door reads the published state and nothing else of the node.
 package node

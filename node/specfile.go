@@ -42,6 +42,7 @@ type specFile struct {
 	lock       fileLock
 }
 
+// newSpecFile returns the file of a spec of that kind.
 func newSpecFile(path, kind string, extra *Extra) *specFile {
 	return &specFile{path, kind, extra, fileLock{
 		path:    lockPath(path),
