@@ -45,11 +45,11 @@ func (l *fileLock) release() error {
 
 // locks are those of all files.
 func (r *Reconciler) locks() []*fileLock {
-	list := []*fileLock{&r.descriptors.lock}
+	var list []*fileLock
 	for _, f := range r.files {
 		list = append(list, &f.lock)
 	}
-	return list
+	return append(list, &r.descriptors.lock)
 }
 
 // acquire takes all locks. After an error none is held.

@@ -75,7 +75,7 @@ func (b *builder) addDevices(s *gpu.Snapshot) {
 		for _, a := range d.Allocatables() {
 			switch {
 			case d.MIGEnabled && a.MIG == nil:
-				b.note(about, a.Problem)
+				b.findings = append(b.findings, Finding{Text: about + " " + a.Problem, Problem: !d.Usable()})
 			case a.MIG != nil && b.config.MIGStrategy == MIGMixed:
 				b.add(&a, b.migName(a.MIG))
 			default:

@@ -534,10 +534,16 @@ func TestBuildFollowsARepartitionedNode(t *testing.T) {
 func TestFindingsAreProblemsOrNotes(t *testing.T) {
 	s := loadSnapshot(t, "pcie-quad")
 	s.Devices[1].Error = "GPU is lost"
-	_, findings, err := Build(s, changed(func(c *Config) { c.GPUs.Exclude = []Selector{"0"} }))
+	s.Devices[2].MIGEnabled = true
+	s.Devices[3].MIGEnabled, s.Devices[3].Error = true, "GPU is lost"
+	_, findings, err := Build(s, changed(func(c *Config) {
+		c.GPUs.Exclude, c.MIGStrategy = []Selector{"0"}, MIGMixed
+	}))
 	want := []Finding{
 		{Text: "GPU 0 is excluded by gpus.include or gpus.exclude"},
 		{Text: "GPU 1 is unhealthy: cannot be read: GPU is lost", Problem: true},
+		{Text: "GPU 2 is in MIG mode and has no MIG device"},
+		{Text: "GPU 3 cannot be read: GPU is lost", Problem: true},
 	}
 	if diff := cmp.Diff(want, findings); diff != "" || err != nil {
 		t.Errorf("%v -want +got\n%s", err, diff)
