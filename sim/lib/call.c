@@ -98,6 +98,11 @@ nvmlReturn_t call_begin(struct call *c)
 // Continues a call that is for one GPU.
 nvmlReturn_t call_slot(struct call *c, unsigned int slot)
 {
+    if (reset_by_file_if_due(c->world, slot)) {
+        call_end(c);
+        if ((c->world = world_acquire()) == NULL)
+            return NVML_ERROR_MEMORY;
+    }
     TRY(admit(c, (int)slot));
     c->slot = slot;
     c->gpu = &c->world->gpus[slot];

@@ -13,6 +13,9 @@ static nvmlReturn_t open_driver(struct call *c)
     const struct machine *m = &c->world->machine;
     if (m->kernel[0] != '\0' && strcmp(m->kernel, m->driver) != 0)
         return NVML_ERROR_LIB_RM_VERSION_MISMATCH;
+    for (unsigned int slot = 0; slot < MAX_GPUS; slot++)
+        if (c->world->gpus[slot].present)
+            reset_by_file(c->world, slot);
     session_open(c->world);
     return NVML_SUCCESS;
 }

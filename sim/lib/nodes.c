@@ -43,18 +43,34 @@ bool node_path(char *to, size_t size, const char *path)
 }
 
 // 0 if the node can be opened, otherwise the error. A node without a driver (ENXIO, ENODEV) counts as open, since the
-// kernel checks the permission first.
-static int open_node(const char *path, int access)
+// kernel checks the permission first; its descriptor has O_PATH, which /proc shows like any other.
+static int hold_node(const char *path, int access, int *fd)
 {
     char full[PATH_MAX];
     if (!node_path(full, sizeof(full), path))
         return ENAMETOOLONG;
-    int fd = open(full, access | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd >= 0) {
-        close(fd);
+    *fd = open(full, access | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (*fd >= 0)
         return 0;
-    }
-    return errno == ENXIO || errno == ENODEV ? 0 : errno;
+    if (errno != ENXIO && errno != ENODEV)
+        return errno;
+    *fd = open(full, O_PATH | O_CLOEXEC);
+    return 0;
+}
+
+static int open_node(const char *path, int access)
+{
+    int fd = -1, error = hold_node(path, access, &fd);
+    if (fd >= 0)
+        close(fd);
+    return error;
+}
+
+int control_node_hold(void)
+{
+    int fd = -1;
+    hold_node("/dev/nvidiactl", O_RDWR, &fd);
+    return fd;
 }
 
 nvmlReturn_t control_node_access(void)
@@ -70,11 +86,11 @@ nvmlReturn_t control_node_access(void)
     }
 }
 
-bool gpu_node_opens(const struct gpu *g)
+bool gpu_node_hold(const struct gpu *g, int *fd)
 {
     char path[64];
     snprintf(path, sizeof(path), "/dev/nvidia%u", g->minor);
-    return open_node(path, O_RDWR) == 0;
+    return hold_node(path, O_RDWR, fd) == 0;
 }
 
 bool mig_nodes_open(const struct mig *m)

@@ -163,7 +163,8 @@ void world_release(struct world *w);
 // Full path of a file of the node: root + path. False: too long.
 bool node_path(char *to, size_t size, const char *path);
 nvmlReturn_t control_node_access(void);
-bool gpu_node_opens(const struct gpu *g);
+int control_node_hold(void); // a descriptor for as long as the library is initialized
+bool gpu_node_hold(const struct gpu *g, int *fd); // false: this process cannot open it
 bool mig_nodes_open(const struct mig *m);
 
 // --- call.c: the steps of every call
@@ -270,6 +271,11 @@ bool removed_by_reset(const struct record *r, const void *slot);
 
 uint64_t process_memory(const struct call *c);
 bool gpu_has_process(const struct world *w, unsigned int slot);
+
+// --- reset.c
+
+bool reset_by_file(const struct world *w, unsigned int slot);
+bool reset_by_file_if_due(const struct world *w, unsigned int slot);
 
 // --- watch.c: waiting for a change of the state file
 

@@ -75,6 +75,7 @@ static int list_gpus(void)
 }
 
 #include "smi_table.h"
+#include "smi_change.h"
 
 enum { MAX_QUERY = 64 };
 
@@ -164,12 +165,15 @@ static void usage(void)
          "          --query-gpu=FIELD,... Print the fields of each GPU.\n"
          "          --format=csv[,noheader][,nounits]\n"
          "                                How to print them.\n"
+         "    -r,   --gpu-reset           Reset the GPUs that -i names, or all.\n"
+         "    -pm,  --persistence-mode=   Set persistence mode: 0 (off) or 1 (on).\n"
+         "    -i,   --id=                 The GPUs, by index, UUID or PCI address, separated by commas.\n"
          "    no option                   Show a summary of the GPUs.\n\n"
          "Fields:");
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         printf("    %s\n", fields[i].name);
     puts("\nExit status: 0 success, 2 invalid argument, 6 no GPU, 9 driver not loaded, 12 library not found, 15 a GPU "
-         "is lost;\nother errors of the library by their number, 255 for unknown ones.");
+         "is lost;\nother errors of the library by their number, 255 for unknown ones and a reset that failed.");
 }
 
 // The value of "--name=value", or NULL if the argument is not of that name.
@@ -181,47 +185,114 @@ static char *option_value(char *argument, const char *name)
     return argument + length + 1;
 }
 
-enum command { SUMMARY, LIST, QUERY };
+enum command { SUMMARY, LIST, QUERY, RESET, PERSISTENCE };
 
-static int run(enum command command, const struct query *q)
+struct options {
+    enum command command;
+    struct query query;
+    bool formatted, persistence;
+    char *ids; // of -i, or NULL
+};
+
+static int change(const struct options *o)
+{
+    struct selection s = {0};
+    int status = select_gpus(o->ids, &s);
+    if (status != 0)
+        return status;
+    return o->command == RESET ? reset_gpus(&s) : set_persistence(&s, o->persistence);
+}
+
+static int run(const struct options *o)
 {
     int status = initialize();
     if (status != 0)
         return status;
-    status = command == LIST ? list_gpus() : command == QUERY ? run_query(q) : summary();
+    switch (o->command) {
+    case LIST:
+        status = list_gpus();
+        break;
+    case QUERY:
+        status = run_query(&o->query);
+        break;
+    case RESET:
+    case PERSISTENCE:
+        status = change(o);
+        break;
+    default:
+        status = summary();
+    }
     CALL(nvmlShutdown);
     return status;
 }
 
+static bool is_option(const char *argument, const char *brief, const char *full)
+{
+    return strcmp(argument, brief) == 0 || strcmp(argument, full) == 0;
+}
+
+// The value of an option: "--name=VALUE", or the argument after "-n". NULL: it is another option.
+static char *value_of(char **argv, int *i, const char *brief, const char *full)
+{
+    char *value = option_value(argv[*i], full);
+    if (value == NULL && strcmp(argv[*i], brief) == 0 && argv[*i + 1] != NULL)
+        value = argv[++*i];
+    return value;
+}
+
+static bool parse_state(const char *text, bool *on)
+{
+    *on = strcmp(text, "1") == 0 || strcasecmp(text, "ENABLED") == 0;
+    if (*on || strcmp(text, "0") == 0 || strcasecmp(text, "DISABLED") == 0)
+        return true;
+    printf("\"%s\" is not a valid persistence mode: want 0 or 1.\n\n", text);
+    return false;
+}
+
+// Reads one option. False: it is malformed, and an error was printed.
+static bool parse_option(char **argv, int *i, struct options *o)
+{
+    char *value;
+    if (is_option(argv[*i], "-L", "--list-gpus")) {
+        o->command = LIST;
+    } else if (is_option(argv[*i], "-r", "--gpu-reset")) {
+        o->command = RESET;
+    } else if ((value = value_of(argv, i, "-i", "--id")) != NULL) {
+        o->ids = value;
+    } else if ((value = value_of(argv, i, "-pm", "--persistence-mode")) != NULL) {
+        o->command = PERSISTENCE;
+        return parse_state(value, &o->persistence);
+    } else if ((value = option_value(argv[*i], "--query-gpu")) != NULL) {
+        o->command = QUERY;
+        return parse_fields(value, &o->query);
+    } else if ((value = option_value(argv[*i], "--format")) != NULL) {
+        o->formatted = true;
+        return parse_format(value, &o->query);
+    } else {
+        printf("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n");
+        return false;
+    }
+    return true;
+}
+
 int main(int argc, char **argv)
 {
-    enum command command = SUMMARY;
-    struct query q = {0};
-    bool formatted = false;
+    struct options o = {.command = SUMMARY};
     for (int i = 1; i < argc; i++) {
-        char *value;
-        if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0) {
+        if (is_option(argv[i], "-h", "--help")) {
             usage();
             return 0;
         }
-        if (strcmp(argv[i], "-L") == 0 || strcmp(argv[i], "--list-gpus") == 0) {
-            command = LIST;
-        } else if ((value = option_value(argv[i], "--query-gpu")) != NULL) {
-            command = QUERY;
-            if (!parse_fields(value, &q))
-                return EXIT_INVALID;
-        } else if ((value = option_value(argv[i], "--format")) != NULL) {
-            formatted = true;
-            if (!parse_format(value, &q))
-                return EXIT_INVALID;
-        } else {
-            printf("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n");
+        if (!parse_option(argv, &i, &o))
             return EXIT_INVALID;
-        }
     }
-    if ((command == QUERY) != formatted) {
+    if ((o.command == QUERY) != o.formatted) {
         puts("\"--query-gpu\" and \"--format\" go together. Please run 'nvidia-smi -h' for help.\n");
         return EXIT_INVALID;
     }
-    return run(command, &q);
+    if (o.ids != NULL && o.command != RESET && o.command != PERSISTENCE) {
+        puts("\"--id\" is for --gpu-reset and --persistence-mode here. Please run 'nvidia-smi -h' for help.\n");
+        return EXIT_INVALID;
+    }
+    return run(&o);
 }

@@ -44,7 +44,9 @@ enum { TEXT = 256 };
     X(nvmlDeviceGetEnforcedPowerLimit, (nvmlDevice_t, unsigned int *))                                       \
     X(nvmlDeviceGetUtilizationRates, (nvmlDevice_t, nvmlUtilization_t *))                                    \
     X(nvmlDeviceGetCudaComputeCapability, (nvmlDevice_t, int *, int *))                                      \
-    X(gpuSimGetBusId, (unsigned int, char *, unsigned int))
+    X(nvmlDeviceSetPersistenceMode, (nvmlDevice_t, nvmlEnableState_t))                                       \
+    X(gpuSimGetBusId, (unsigned int, char *, unsigned int))                                                  \
+    X(gpuSimReset, (unsigned int))
 
 #define DECLARE(name, arguments) static nvmlReturn_t(*p_##name) arguments;
 FUNCTIONS(DECLARE)

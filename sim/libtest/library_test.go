@@ -2,6 +2,7 @@ package libtest
 
 import (
 	"bufio"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,7 +22,7 @@ func TestLibrary(t *testing.T) {
 		"lifecycle", "reload", "strings", "identity", "lookup", "numbers", "arguments_checked", "mig_devices", "mig_instances",
 		"mig_off", "topology", "nvlink", "no_nvlink", "telemetry", "field_values", "events", "events_waiting",
 		"faults", "lost", "hang", "event_data", "lost_in_a_set", "system_events",
-		"health_values", "processes", "settings",
+		"health_values", "processes", "settings", "reset",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -43,6 +44,17 @@ func TestOlderMemory(t *testing.T) {
 	n := newNode(t, asan, strings.Replace(testMachine, "arch=9", "arch=5", 1))
 	n.addNodes(t, testMachineNodes...)
 	run(t, n.probe(t, "older_memory"))
+}
+
+// TestResetFile checks that a write to the PCI device's reset file in sysfs resets the GPU.
+func TestResetFile(t *testing.T) {
+	t.Parallel()
+	n := newTestNode(t, asan)
+	file := n.path("sys/bus/pci/devices/0000:1b:00.0/reset")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o200)); err != nil {
+		t.Fatal(err)
+	}
+	run(t, n.probe(t, "reset_file", file))
 }
 
 // TestReadOnlyState checks that functions that change a GPU fail where the node's state cannot be written.

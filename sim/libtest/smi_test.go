@@ -34,6 +34,10 @@ func smi(t *testing.T, n *node, f *flavour, args ...string) (int, string) {
 // clock matches the first line of the summary.
 var clock = regexp.MustCompile(`(?m)^(Mon|Tue|Wed|Thu|Fri|Sat|Sun) .*\n`)
 
+// idle is the state in which nothing but a fault keeps GPUs from being reset.
+const idle = "set gpu=0 persistence-mode=0\nset gpu=1 persistence-mode=0\nset gpu=2 persistence-mode=0\n" +
+	"set gpu=3 persistence-mode=0\n"
+
 // TestSMI compares the output of nvidia-smi with golden files.
 func TestSMI(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -63,10 +67,27 @@ func TestSMI(t *testing.T) {
 		"query, no format":  {"", "--query-gpu=index", 2},
 		"query, wrong form": {"", "--query-gpu=index --format=xml", 2},
 		"wrong option":      {"", "--nonsense", 2},
-		"help":              {"", "--help", 0},
-		"driver not loaded": {"fault function=nvmlInit return=9\n", "", 9},
-		"version mismatch":  {"machine kernel=575.57.08\n", "-L", 18},
-		"no permission":     {"fault function=nvmlInit return=4\n", "-L", 4},
+		"reset":             {idle + "set gpu=1 recovery-action=1\n", "--gpu-reset -i 1", 0},
+		"reset by UUID":     {idle, "-r --id=GPU-00000001-0000-4000-8000-000000000001", 0},
+		"reset by address":  {idle, "-r -i 0000:1b:00.0,0000:43:00.0", 0},
+		"reset of all":      {idle, "-r", 0},
+		"reset, in use":     {"", "--gpu-reset -i 1", 255},
+		"reset, two in use": {"", "--gpu-reset -i 0,1", 255},
+		"reset, not supported": {
+			"set gpu=1 reset-result=2\n", "--gpu-reset -i 1", 3,
+		},
+		"reset, needs peers":    {"set gpu=1 reset-result=3\n", "--gpu-reset -i 1", 255},
+		"reset, one of two":     {idle + "set gpu=1 reset-result=1\n", "--gpu-reset -i 0,1", 255},
+		"reset, lost":           {"fault gpu=1 kind=lost\n", "--gpu-reset -i 1", 15},
+		"reset, no such GPU":    {"", "--gpu-reset -i 7", 6},
+		"persistence off":       {"", "-pm 0 -i 1", 0},
+		"persistence on again":  {"", "--persistence-mode=1 --id=1", 0},
+		"persistence, nonsense": {"", "-pm maybe", 2},
+		"id alone":              {"", "-i 1", 2},
+		"help":                  {"", "--help", 0},
+		"driver not loaded":     {"fault function=nvmlInit return=9\n", "", 9},
+		"version mismatch":      {"machine kernel=575.57.08\n", "-L", 18},
+		"no permission":         {"fault function=nvmlInit return=4\n", "-L", 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -311,3 +311,99 @@ void case_read_only(void)
     OK(NV(nvmlDeviceGetPersistenceMode)(device, &state));
     CHECK(state == NVML_FEATURE_ENABLED);
 }
+
+static nvmlReturn_t reset(unsigned int index)
+{
+    return ((nvmlReturn_t(*)(unsigned int))symbol("gpuSimReset"))(index);
+}
+
+static void check_refusals(void)
+{
+    char state[256];
+    set_state("set gpu=0 recovery-action=1\n");
+    WANT(NVML_ERROR_IN_USE, reset(0)); // persistence mode is on
+    OK(NV(nvmlDeviceSetPersistenceMode)(gpu(0), NVML_FEATURE_DISABLED));
+    pid_t user = fork();
+    if (user == 0) {
+        OK(NV(nvmlShutdown)()); // the descriptors that it has inherited are closed
+        init();
+        pause();
+    }
+    usleep(300000);
+    WANT(NVML_ERROR_IN_USE, reset(0)); // another process has its node open
+    CHECK(kill(user, SIGKILL) == 0 && waitpid(user, NULL, 0) == user);
+    pid_t worker = sleeper();
+    snprintf(state, sizeof(state), "set gpu=0 persistence-mode=0\nprocess gpu=0 pid=%d memory=1\n", worker);
+    set_state(state);
+    WANT(NVML_ERROR_IN_USE, reset(0)); // a process uses it
+    CHECK(kill(worker, SIGKILL) == 0 && waitpid(worker, NULL, 0) == worker);
+    OK(reset(0));
+    set_state("set gpu=0 persistence-mode=0\nset gpu=0 reset-result=2\n");
+    WANT(NVML_ERROR_NOT_SUPPORTED, reset(0));
+    set_state("set gpu=0 persistence-mode=0\nset gpu=0 reset-result=3\n");
+    WANT(NVML_ERROR_RESET_TYPE_NOT_SUPPORTED, reset(0));
+    set_state("set gpu=0 persistence-mode=0\nset gpu=0 reset-result=1\nset gpu=0 reset-tries=2\n");
+    WANT(NVML_ERROR_IN_USE, reset(0));
+    WANT(NVML_ERROR_IN_USE, reset(0));
+    OK(reset(0));
+    SAME("set gpu=0 persistence-mode=0\n", state_text());
+    set_state("set gpu=0 persistence-mode=0\nset gpu=0 reset-delay=300\n");
+    double start = seconds();
+    OK(reset(0));
+    CHECK(seconds() - start >= 0.3);
+    set_state("fault gpu=0 kind=lost\n");
+    WANT(NVML_ERROR_GPU_IS_LOST, reset(0));
+    WANT(NVML_ERROR_INVALID_ARGUMENT, reset(9));
+}
+
+// What a reset clears, what it leaves, and why it is refused.
+void case_reset(void)
+{
+    char uuid[96];
+    unsigned int count;
+    nvmlDevice_t part;
+    init();
+    check_refusals();
+    set_state("set gpu=0 persistence-mode=0\nset gpu=0 recovery-action=4\nset gpu=0 ecc-uncorrected=1\n"
+              "set gpu=0 ecc-uncorrected-aggregate=2\nset gpu=0 remap-pending=1\nset gpu=0 remap-failed=1\n"
+              "set gpu=0 links-down=1\nset gpu=0 compute-mode=3\nset gpu=0 power-limit=400000\n"
+              "set gpu=0 temperature=93\nset gpu=1 remap-pending=1\nprocess gpu=0 pid=1 start=1\nlatency ns=1\n");
+    OK(reset(0));
+    SAME("set gpu=0 persistence-mode=0\nset gpu=0 ecc-uncorrected-aggregate=2\nset gpu=0 remap-failed=1\n"
+         "set gpu=0 temperature=93\nset gpu=1 remap-pending=1\nlatency ns=1\n", state_text());
+    OK(NV(nvmlDeviceGetUUID)(gpu(0), uuid, sizeof(uuid)));
+    SAME("GPU-00000000-0000-4000-8000-000000000000", uuid);
+    set_state("set gpu=0 persistence-mode=0\nset gpu=0 recovery-action=2\n"); // needs a reboot
+    OK(reset(0));
+    CHECK(field_number(gpu(0), NVML_FI_DEV_GET_GPU_RECOVERY_ACTION) == 2);
+    // MIG mode stays, the MIG devices go.
+    set_state("set gpu=3 persistence-mode=0\n");
+    OK(NV(nvmlDeviceGetMigDeviceHandleByIndex)(gpu(3), 0, &part));
+    OK(reset(3));
+    OK(NV(nvmlDeviceGetMaxMigDeviceCount)(gpu(3), &count));
+    CHECK(count == 7);
+    WANT(NVML_ERROR_NOT_FOUND, NV(nvmlDeviceGetMigDeviceHandleByIndex)(gpu(3), 0, &part));
+}
+
+// Arguments: the reset file of GPU 0.
+void case_reset_file(void)
+{
+    init();
+    nvmlDevice_t device = gpu(0);
+    for (int i = 0; i < 2; i++) {
+        set_state("set gpu=0 recovery-action=1\nset gpu=1 recovery-action=1\n");
+        CHECK(field_number(device, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION) == 1);
+        FILE *f = fopen(arguments[0], "w");
+        CHECK(f != NULL && fputs("1\n", f) >= 0 && fclose(f) == 0);
+        if (i == 0)
+            usleep(2000); // calls look for it once a millisecond
+        else
+            OK(NV(nvmlShutdown)());
+        if (i == 1)
+            init(); // which always looks for it
+        CHECK(field_number(device, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION) == 0);
+        CHECK(field_number(gpu(1), NVML_FI_DEV_GET_GPU_RECOVERY_ACTION) == 1);
+        f = fopen(arguments[0], "r");
+        CHECK(f != NULL && fgetc(f) == EOF && fclose(f) == 0);
+    }
+}
