@@ -27,15 +27,18 @@ var functionPattern = regexp.MustCompile(`^nvml[A-Z][A-Za-z0-9]*(_v[0-9]+)?$`)
 func (n *Node) Lose(gpu int) error { return n.gpuFault(gpu, "lost") }
 
 // Remove removes a GPU from the enumeration, which changes the indices of those after it. Its files stay.
-func (n *Node) Remove(gpu int) error { return n.gpuFault(gpu, "gone") }
+func (n *Node) Remove(gpu int) error { return n.gpuFault(gpu, kindGone) }
 
 func (n *Node) gpuFault(gpu int, kind string) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
 	}
-	return n.addFault(newRecord("fault", "gpu", gpu, "kind", kind), func(r record) bool {
-		_, ok := r.get("kind")
-		return ok && r.has("gpu", gpu)
+	return n.updateState(func(records []record) ([]record, error) {
+		if now := detached(records)[gpu]; now != "" {
+			return nil, invalid("GPU %d is %s", gpu, now)
+		}
+		return replaceFault(records, newRecord("fault", "gpu", gpu, "kind", kind),
+			func(r record) bool { return isKind(r, gpu) })
 	})
 }
 
@@ -73,14 +76,16 @@ func (n *Node) callFault(function string, gpu int, effect pair) error {
 
 // addFault adds a fault and removes those that it replaces.
 func (n *Node) addFault(f record, replaces func(record) bool) error {
-	return n.updateState(func(records []record) ([]record, error) {
-		records = without(records, func(r record) bool { return r.name == "fault" && replaces(r) })
-		faults := len(records) - len(without(records, func(r record) bool { return r.name == "fault" }))
-		if faults >= maxFaults {
-			return nil, fmt.Errorf("the node has %d faults, which is the most; clear some", faults)
-		}
-		return append(records, f), nil
-	})
+	return n.updateState(func(records []record) ([]record, error) { return replaceFault(records, f, replaces) })
+}
+
+func replaceFault(records []record, f record, replaces func(record) bool) ([]record, error) {
+	records = without(records, func(r record) bool { return r.name == "fault" && replaces(r) })
+	faults := len(records) - len(without(records, func(r record) bool { return r.name == "fault" }))
+	if faults >= maxFaults {
+		return nil, fmt.Errorf("the node has %d faults, which is the most; clear some", faults)
+	}
+	return append(records, f), nil
 }
 
 // SetLatency makes every call to the driver take that long, at most a minute; 0 clears the fault.
@@ -98,36 +103,65 @@ func (n *Node) SetLatency(d time.Duration) error {
 }
 
 // Clear clears all faults and events, and restores the MIG devices and the kernel version that the node was made with.
+// GPUs that were unbound or unplugged come back as by Bind and Plug.
 func (n *Node) Clear() error {
-	if err := n.updateState(func([]record) ([]record, error) { return nil, nil }); err != nil {
+	var back map[int]string
+	err := n.updateState(func(records []record) (left []record, _ error) {
+		back = detached(records)
+		for gpu := range back {
+			left = addEvent(left, systemEvent(gpu, systemBind))
+		}
+		return left, nil
+	})
+	if err != nil {
 		return err
 	}
 	if err := n.writeKernelVersion(n.driver); err != nil {
 		return err
 	}
 	for i := range n.machine.GPUs {
-		if err := n.replaceMIGNodes(&n.machine.GPUs[i]); err != nil {
+		if err := n.restoreFiles(&n.machine.GPUs[i], back[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// ClearGPU clears the faults of one GPU, its changed values and its processes, and restores the MIG devices that it was made with.
+// ClearGPU clears the faults of one GPU, its changed values and its processes, and restores the MIG devices that it was
+// made with.
 func (n *Node) ClearGPU(gpu int) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
 	}
+	var back string
 	err := n.updateState(func(records []record) ([]record, error) {
-		return without(records, func(r record) bool {
+		back = detached(records)[gpu]
+		left := without(records, func(r record) bool {
 			return isMIG(r, gpu) || r.has("gpu", gpu) &&
 				slices.Contains([]string{"fault", "set", "process", "account"}, r.name)
-		}), nil
+		})
+		if back != "" {
+			left = addEvent(left, systemEvent(gpu, systemBind))
+		}
+		return left, nil
 	})
 	if err != nil {
 		return err
 	}
-	return n.replaceMIGNodes(&n.machine.GPUs[gpu])
+	return n.restoreFiles(&n.machine.GPUs[gpu], back)
+}
+
+// restoreFiles restores the files of a GPU that faults change. back is what it was until now, if it was detached.
+func (n *Node) restoreFiles(g *GPU, back string) error {
+	if back != "" {
+		if err := n.restore(g, back); err != nil {
+			return err
+		}
+	}
+	if err := n.makeResetFile(g, ResetWorks); err != nil {
+		return err
+	}
+	return n.replaceMIGNodes(g)
 }
 
 func (n *Node) checkGPU(index int) error {
@@ -167,7 +201,7 @@ func (n *Node) Snapshot() (*gpu.Snapshot, error) {
 	}
 	s := m.Snapshot(n.driver)
 	for i := range slices.Backward(m.GPUs) {
-		if slices.ContainsFunc(records, func(r record) bool { return r.has("kind", "gone") && r.has("gpu", i) }) {
+		if slices.Contains([]string{kindGone, kindUnbound, kindUnplugged}, kindOf(records, i)) {
 			s = dropDevice(s, i)
 		}
 	}

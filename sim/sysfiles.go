@@ -77,6 +77,8 @@ func (p plan) addPCI(dir string, d pciDevice) {
 	if d.irq != "" {
 		text("irq", "%s", d.irq)
 		text("boot_vga", "%d", map[bool]int{true: 1}[d.boot])
+		text("reset_method", "flr bus")
+		p[dir+"/reset"] = entry{mode: 0o200}
 	}
 	text("uevent", "DRIVER=%s\nPCI_CLASS=%X\nPCI_ID=%04X:%04X\nPCI_SUBSYS_ID=%04X:%04X\nPCI_SLOT_NAME=%s",
 		d.driver, d.class, d.id&0xffff, d.id>>16, d.subsystem&0xffff, d.subsystem>>16, d.bus)

@@ -28,11 +28,23 @@ func (a *app) faultCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fault",
 		Short: "Add or clear faults of a simulated node",
-		Long: `Changes a simulated node while programs use it. They see the fault on their next call of the library.
-Faults last until they are cleared. A fault of the same kind for the same GPU or function replaces an
-earlier one.`,
-		Example: `  gpu-sim fault /tmp/node lost --gpu 3
+		Long: `Changes a simulated node while programs use it. They see the fault on their next call of the library, and a wait
+for events ends at once. Faults last until they are cleared. A fault of the same kind for the same GPU or function
+replaces an earlier one; events add up.`,
+		Example: `  gpu-sim fault /tmp/node lost --gpu 3                             # it falls off the bus
+  gpu-sim fault /tmp/node gone --gpu 3                             # it is no longer enumerated
+  gpu-sim fault /tmp/node unplug --gpu 3                           # and plug: hot-plug, with uevents
+  gpu-sim fault /tmp/node unbind --gpu 3                           # and bind: the driver, with uevents
+  gpu-sim fault /tmp/node xid 3 79                                 # an XID error
+  gpu-sim fault /tmp/node event --gpu 3 --type unavailable         # another event
+  gpu-sim fault /tmp/node set --gpu 3 recovery-action=reset        # health and settings
+  gpu-sim fault /tmp/node process --gpu 3 --pid 4711 --memory 2GiB
+  gpu-sim fault /tmp/node reset --gpu 3 --result busy --tries 3    # how resets end
+  gpu-sim fault /tmp/node mig --gpu 0 --profiles 3g.40gb,1g.10gb
+  gpu-sim fault /tmp/node fail --function nvmlDeviceGetUUID --return unknown --gpu 2
   gpu-sim fault /tmp/node hang --function nvmlDeviceGetTemperature
+  gpu-sim fault /tmp/node latency 50us
+  gpu-sim fault /tmp/node kernel-version 575.57.08
   gpu-sim fault /tmp/node clear`,
 		Args: faultKind,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -41,7 +53,8 @@ earlier one.`,
 	cmd.Annotations["usage"] = "gpu-sim fault DIR KIND [flags]"
 	cmd.AddCommand(lostCommand(), goneCommand(), failCommand(), hangCommand(), latencyCommand(), migCommand(),
 		kernelVersionCommand(), xidCommand(), eventCommand(), setCommand(), processCommand(),
-		clearCommand())
+		resetCommand(), clearCommand())
+	cmd.AddCommand(attachCommands()...)
 	return cmd
 }
 

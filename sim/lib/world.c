@@ -289,7 +289,8 @@ static void read_fault(struct world *w, const struct record *r)
     const char *kind = record_string(r, "kind");
     if (kind != NULL && f.gpu >= 0) {
         w->gpus[slot].lost |= strcmp(kind, "lost") == 0;
-        w->gpus[slot].gone |= strcmp(kind, "gone") == 0;
+        w->gpus[slot].gone |=
+            strcmp(kind, "gone") == 0 || strcmp(kind, "unbound") == 0 || strcmp(kind, "unplugged") == 0;
     }
     if (!record_text(r, "function", f.function, sizeof(f.function)) || w->fault_count >= MAX_FAULTS)
         return;

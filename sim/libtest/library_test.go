@@ -167,6 +167,11 @@ func TestEnumeration(t *testing.T) {
 		"GPUs that are gone are not counted": {
 			func(t *testing.T, n *node) { n.setState(t, "fault gpu=0 kind=gone\n") }, "5 2 3",
 		},
+		"GPUs without a driver and GPUs that are unplugged are not counted": {
+			func(t *testing.T, n *node) {
+				n.setState(t, "fault gpu=0 kind=unbound\nfault gpu=2 kind=unplugged\n")
+			}, "5 3",
+		},
 		"a minor that changed": {
 			func(t *testing.T, n *node) { n.setState(t, "gpu index=1 minor=2\ngpu index=2 minor=77\n") }, "0 2 3",
 		},

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/sim"
+)
+
+func resetCommand() *cobra.Command {
+	var gpu int
+	var result string
+	var f sim.ResetFault
+	results := sim.ResetResults()
+	cmd := needGPU(
+		faultVerb(
+			"reset",
+			" --gpu N --result RESULT [--tries N] [--delay DURATION]",
+			"Set how resets of a GPU end",
+			`Sets how 'nvidia-smi --gpu-reset' ends; it does not reset the GPU. Without a fault a reset works as soon as nobody uses
+the GPU and its persistence mode is off. The results are:
+
+  works          after --delay; clears what resets clear, and leaves the UUID
+  busy           refused: in use by another client
+  not-supported  refused, as in virtual machines; the reset file of the PCI device is missing
+  needs-peers    refused, as on NVSwitch machines before Hopper
+  hangs          never returns; opening the reset file of the PCI device for writing blocks`,
+			0,
+			func(n *sim.Node, _ []string) error {
+				f.Result = sim.ResetResult(result)
+				return n.SetReset(gpu, f)
+			},
+		),
+		&gpu,
+	)
+	cmd.Example = `  gpu-sim fault /tmp/node reset --gpu 3 --result busy --tries 3
+  gpu-sim fault /tmp/node reset --gpu 3 --result works --delay 20s
+  gpu-sim fault /tmp/node reset --gpu 3 --result not-supported`
+	cmd.Flags().StringVar(&result, "result", "", "`result` of resets: "+strings.Join(results, ", "))
+	cmd.Flags().IntVar(&f.Tries, "tries", 0, "after how `many` resets they work again; 0 is never")
+	cmd.Flags().DurationVar(&f.Delay, "delay", 0, "how `long` a reset takes")
+	_ = cmd.MarkFlagRequired("result")
+	_ = cmd.RegisterFlagCompletionFunc("result", cobra.FixedCompletions(results, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// attachCommands are the verbs for GPUs that the driver or the machine loses and gets again.
+func attachCommands() []*cobra.Command {
+	const uevents = `
+
+The kernel's uevents go to the reader of the datagram socket run/gpu-sim/uevents.sock in DIR, if there is one, and in
+text to run/gpu-sim/uevents.`
+	var verbs []*cobra.Command
+	for _, v := range []struct {
+		name, short, long string
+		do                func(n *sim.Node, gpu int) error
+	}{
+		{
+			"unbind", "Unbind the driver from a GPU",
+			`The GPU is no longer enumerated, calls on it return NVML_ERROR_GPU_IS_LOST, and sysfs shows it without a driver. System
+event sets return the event.` + uevents, (*sim.Node).Unbind,
+		},
+		{"bind", "Bind the driver to a GPU again", "Undoes unbind." + uevents, (*sim.Node).Bind},
+		{
+			"unplug", "Remove a GPU from the PCI bus",
+			"As unbind, and the GPU's PCI device is no longer in sysfs. Its /dev/nvidiaN stays." + uevents, (*sim.Node).Unplug,
+		},
+		{"plug", "Put a GPU on the PCI bus again", "Undoes unplug." + uevents, (*sim.Node).Plug},
+	} {
+		var gpu int
+		cmd := needGPU(faultVerb(v.name, " --gpu N", v.short, v.long, 0,
+			func(n *sim.Node, _ []string) error { return v.do(n, gpu) }), &gpu)
+		cmd.Example = "  gpu-sim fault /tmp/node " + v.name + " --gpu 3"
+		verbs = append(verbs, cmd)
+	}
+	return verbs
+}

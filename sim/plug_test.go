@@ -1,0 +1,200 @@
+package sim
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// headings returns the first lines of the messages that a reader gets now.
+func headings(t *testing.T, source *net.UnixConn) (list []string) {
+	t.Helper()
+	buffer := make([]byte, 4096)
+	for {
+		if err := source.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		size, err := source.Read(buffer)
+		if err != nil {
+			return list
+		}
+		heading, _, _ := strings.Cut(string(buffer[:size]), "\x00")
+		list = append(list, heading)
+	}
+}
+
+// TestDetachedGPUs checks the files, the library, the events and the uevents of GPUs that go and come back.
+func TestDetachedGPUs(t *testing.T) {
+	n := makeNode(t, "dgx-h100", Options{})
+	before := tree(t, n.Root())
+	source, err := n.Uevents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer source.Close()
+	g := n.Machine().GPUs[3]
+	pci := strings.TrimPrefix(g.sysDir(), "sys")
+	card, render := pci+"/drm/"+g.Card, pci+"/drm/"+g.Render
+	for name, c := range map[string]struct {
+		leave, comeBack, clear func() error
+		inSysfs                bool
+		left, back             []string
+	}{
+		"unbound": {
+			func() error { return n.Unbind(3) }, func() error { return n.Bind(3) }, n.Clear, true,
+			[]string{"remove@" + render, "remove@" + card, "unbind@" + pci},
+			[]string{"add@" + card, "add@" + render, "bind@" + pci},
+		},
+		"unplugged": {
+			func() error { return n.Unplug(3) },
+			func() error { return n.Plug(3) },
+			func() error { return n.ClearGPU(3) },
+			false,
+			[]string{"remove@" + render, "remove@" + card, "unbind@" + pci, "remove@" + pci},
+			[]string{"add@" + pci, "add@" + card, "add@" + render, "bind@" + pci},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, restore := range []func() error{c.comeBack, c.clear} {
+				if err := c.leave(); err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(c.left, headings(t, source)); diff != "" {
+					t.Errorf("uevents of a GPU that leaves (-want +got):\n%s", diff)
+				}
+				checkList(t, n)
+				files := tree(t, n.Root())
+				if _, ok := files[g.sysDir()+"/vendor"]; ok != c.inSysfs {
+					t.Errorf("sysfs has the PCI device: %v, want %v", ok, c.inSysfs)
+				}
+				if _, ok := files[g.sysDir()+"/driver"]; ok {
+					t.Error("sysfs has the driver of the PCI device")
+				}
+				if _, ok := files["dev/nvidia3"]; !ok {
+					t.Error("the device node is gone")
+				}
+				if err := c.leave(); !isInvalid(err) {
+					t.Errorf("twice: the error is %v, want an InvalidError", err)
+				}
+				if err := n.Lose(3); !isInvalid(err) {
+					t.Errorf("a GPU that is %s is lost: the error is %v, want an InvalidError", name, err)
+				}
+				if err := restore(); err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(c.back, headings(t, source)); diff != "" {
+					t.Errorf("uevents of a GPU that comes back (-want +got):\n%s", diff)
+				}
+				if err := c.comeBack(); !isInvalid(err) {
+					t.Errorf("back twice: the error is %v, want an InvalidError", err)
+				}
+				after := tree(t, n.Root())
+				for _, own := range []string{"lock", "uevents", "uevents.sock", "state"} {
+					delete(after, ownDir+"/"+own)
+					delete(before, ownDir+"/"+own)
+				}
+				if diff := cmp.Diff(before, after); diff != "" {
+					t.Errorf("after it came back (-before +after):\n%s", diff)
+				}
+			}
+			if got := state(t, n); !strings.Contains(got, "type=1 system=1") &&
+				!strings.Contains(got, "type=2 system=1") {
+				t.Errorf("no system events in the state %q", got)
+			}
+			if err := n.Clear(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestUevent checks the text of a message and its record.
+func TestUevent(t *testing.T) {
+	n := makeNode(t, "dgx-h100", Options{PlainNodes: true})
+	if err := n.Unplug(0); err != nil { // without a reader
+		t.Fatal(err)
+	}
+	source, err := n.Uevents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer source.Close()
+	if err := n.Plug(0); err != nil {
+		t.Fatal(err)
+	}
+	buffer := make([]byte, 4096)
+	size, err := source.Read(buffer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := strings.TrimPrefix(n.Machine().GPUs[0].sysDir(), "sys")
+	want := strings.Join([]string{
+		"add@" + path, "ACTION=add", "DEVPATH=" + path, "SUBSYSTEM=pci", "PCI_CLASS=30200", "PCI_ID=10DE:2330",
+		"PCI_SUBSYS_ID=10DE:16C1", "PCI_SLOT_NAME=0000:1b:00.0",
+		"MODALIAS=pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00", "SEQNUM=N", "",
+	}, "\n")
+	seqnum := regexp.MustCompile(`SEQNUM=\d+`)
+	got := seqnum.ReplaceAllString(strings.ReplaceAll(string(buffer[:size]), "\x00", "\n"), "SEQNUM=N")
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	record := must(os.ReadFile(filepath.Join(n.Root(), ueventLog)))
+	if count := strings.Count(string(record), "SEQNUM="); count != 8 {
+		t.Errorf("the record has %d uevents, want 8", count)
+	}
+}
+
+func TestResetFaults(t *testing.T) {
+	n := makeNode(t, "dgx-h100", Options{PlainNodes: true})
+	file := filepath.Join(n.Root(), "sys/bus/pci/devices", n.Machine().GPUs[2].Bus, "reset")
+	for name, c := range map[string]struct {
+		fault ResetFault
+		want  string
+		mode  os.FileMode
+	}{
+		"works":          {ResetFault{Result: ResetWorks}, "", 0o200},
+		"takes long":     {ResetFault{Result: ResetWorks, Delay: 20 * time.Second}, "set gpu=2 reset-delay=20000\n", 0o200},
+		"busy":           {ResetFault{Result: ResetBusy}, "set gpu=2 reset-result=1\n", 0o200},
+		"busy at first":  {ResetFault{Result: ResetBusy, Tries: 3}, "set gpu=2 reset-result=1\nset gpu=2 reset-tries=3\n", 0o200},
+		"not supported":  {ResetFault{Result: ResetNotSupported}, "set gpu=2 reset-result=2\n", 0},
+		"needs peers":    {ResetFault{Result: ResetNeedsPeers}, "set gpu=2 reset-result=3\n", 0o200},
+		"never returns":  {ResetFault{Result: ResetHangs}, "set gpu=2 reset-result=4\n", os.ModeNamedPipe | 0o200},
+		"no more faults": {ResetFault{Result: ResetWorks}, "", 0o200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := n.SetReset(2, c.fault); err != nil {
+				t.Fatal(err)
+			}
+			if got := state(t, n); got != c.want {
+				t.Errorf("state is %q, want %q", got, c.want)
+			}
+			info, err := os.Lstat(file)
+			if (err == nil) != (c.mode != 0) || err == nil && info.Mode() != c.mode {
+				t.Errorf("the reset file is %v, error %v; want mode %v", info, err, c.mode)
+			}
+			if err := n.Clear(); err != nil {
+				t.Fatal(err)
+			}
+			if info, err := os.Lstat(file); err != nil || info.Mode() != 0o200 {
+				t.Errorf("after Clear the reset file is %v, error %v", info, err)
+			}
+		})
+	}
+	for name, err := range map[string]error{
+		"a GPU behind the last":   n.SetReset(8, ResetFault{Result: ResetBusy}),
+		"an unknown result":       n.SetReset(0, ResetFault{Result: "burns"}),
+		"tries that work":         n.SetReset(0, ResetFault{Result: ResetWorks, Tries: 1}),
+		"a negative number":       n.SetReset(0, ResetFault{Result: ResetBusy, Tries: -1}),
+		"a reset of over an hour": n.SetReset(0, ResetFault{Result: ResetWorks, Delay: 2 * time.Hour}),
+	} {
+		if !isInvalid(err) {
+			t.Errorf("%s: the error is %v, want an InvalidError", name, err)
+		}
+	}
+}
