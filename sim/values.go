@@ -181,7 +181,7 @@ func parseValue(g *GPU, name, text string) (*uint64, error) {
 		return nil, err
 	}
 	if text == Default {
-		return nil, nil
+		return nil, nil //nolint:nilnil // the default has no number
 	}
 	if number, ok := valueNames[name][text]; ok {
 		return &number, nil
