@@ -147,7 +147,7 @@ func TestSupervisorUsesOnlyRootsDirectories(t *testing.T) {
 		for mode, check := range map[string]func(func(string) error, string) error{
 			"strict": checkStrictly, "insecure": allowUnsafe,
 		} {
-			must(t, errors.Join(os.RemoveAll(above), os.Mkdir(above, 0o755), c.change()))
+			must(t, errors.Join(os.RemoveAll(above), os.RemoveAll(filepath.Join(safe, "mps")), os.Mkdir(above, 0o755), c.change()))
 			want := c.want
 			if mode == "insecure" {
 				want = ""
