@@ -43,8 +43,8 @@ func (e *ConflictError) Error() string {
 // CheckConflicts returns a *ConflictError if another file defines one of the names of a spec that is to be written to
 // path. This includes a file of a lower priority, which the new one would hide: an administrator put it there. A path
 // outside the directories has no conflicts.
-func (c *SpecDirs) CheckConflicts(path string, spec *specs.Spec) error {
-	if list := c.Conflicts(path, spec); len(list) > 0 {
+func (d *SpecDirs) CheckConflicts(path string, spec *specs.Spec) error {
+	if list := d.Conflicts(path, spec); len(list) > 0 {
 		return &ConflictError{list[0]}
 	}
 	return nil
@@ -52,20 +52,20 @@ func (c *SpecDirs) CheckConflicts(path string, spec *specs.Spec) error {
 
 // Conflicts are the names of spec that other files define too, in the order of its devices, as if spec were in the file
 // at path. An empty path, a path outside the directories and a nil spec have no conflicts.
-func (c *SpecDirs) Conflicts(path string, spec *specs.Spec) []Conflict {
-	path, priority := c.locate(path)
+func (d *SpecDirs) Conflicts(path string, spec *specs.Spec) []Conflict {
+	path, priority := d.locate(path)
 	if priority < 0 || spec == nil {
 		return nil
 	}
-	others := map[string][]Offer{}
-	for _, o := range c.Devices {
+	others := map[string][]Definition{}
+	for _, o := range d.Devices {
 		if o.File != path {
 			others[o.Name] = append(others[o.Name], o)
 		}
 	}
 	var list []Conflict
 	for i := range spec.Devices {
-		ours := Offer{Name: qualifiedName(spec.Kind, spec.Devices[i].Name), File: path, priority: priority}
+		ours := Definition{Name: qualifiedName(spec.Kind, spec.Devices[i].Name), File: path, priority: priority}
 		if o := others[ours.Name]; len(o) > 0 {
 			list = append(list, conflictOf(ours, o))
 		}
@@ -73,16 +73,16 @@ func (c *SpecDirs) Conflicts(path string, spec *specs.Spec) []Conflict {
 	return list
 }
 
-// conflictOf is the conflict of an offer with the others of its name.
-func conflictOf(ours Offer, others []Offer) Conflict {
+// conflictOf is the conflict of a definition with the others of its name.
+func conflictOf(ours Definition, others []Definition) Conflict {
 	all := append(slices.Clone(others), ours)
-	slices.SortStableFunc(all, func(a, b Offer) int { return b.priority - a.priority })
+	slices.SortStableFunc(all, func(a, b Definition) int { return b.priority - a.priority })
 	for i := range all {
 		all[i].State, all[i].Other = Available, ""
 	}
 	resolveName(all)
-	resolved := all[slices.IndexFunc(all, func(o Offer) bool { return o.File == ours.File })]
-	leftTo := func(o Offer) bool { return o.priority == ours.priority && !leadsTo(o.File, ours.File) }
+	resolved := all[slices.IndexFunc(all, func(o Definition) bool { return o.File == ours.File })]
+	leftTo := func(o Definition) bool { return o.priority == ours.priority && !leadsTo(o.File, ours.File) }
 	return Conflict{
 		Name: ours.Name, File: cmp.Or(resolved.Other, others[0].File), State: resolved.State,
 		leftToOther: slices.ContainsFunc(others, leftTo),

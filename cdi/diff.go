@@ -47,7 +47,7 @@ func Diff(written, expected *specs.Spec) []Difference {
 		written = withVersion(written, before, after)
 	}
 	for _, what := range diffEdits(&written.ContainerEdits, &expected.ContainerEdits) {
-		list = append(list, Difference{allDevices, what})
+		list = append(list, Difference{commonWhere, what})
 	}
 	return append(list, diffDevices(written, expected)...)
 }

@@ -34,8 +34,8 @@ func fileOptions() []string { return []string{"ro", "nosuid", "nodev", "rbind", 
 func socketOptions() []string { return []string{"nosuid", "nodev", "noexec", "rbind", "rprivate"} }
 
 // commonEdits are what every container gets once, however many devices it has.
-func commonEdits(s *gpu.Snapshot, d *driver.Driver, o Options, offers []offer) (specs.ContainerEdits, error) {
-	var control []driver.Node
+func commonEdits(s *gpu.Snapshot, d *driver.Driver, o Options, devices []namedDevice) (specs.ContainerEdits, error) {
+	var control []driver.DeviceNode
 	for _, n := range d.Control {
 		if o.Capabilities.Needs(n.Capabilities) {
 			control = append(control, n)
@@ -63,7 +63,7 @@ func commonEdits(s *gpu.Snapshot, d *driver.Driver, o Options, offers []offer) (
 	slices.SortStableFunc(mounts, byPath)
 	mounts = slices.CompactFunc(mounts, func(a, b *specs.Mount) bool { return byPath(a, b) == 0 })
 
-	args := hookWork(s, d, o.Capabilities, libraries, offers).Args()
+	args := hookWork(s, d, o.Capabilities, libraries, devices).Args()
 	if _, err := hookargs.Parse(args); err != nil { // a SONAME or path with a separator would be read as something else
 		return specs.ContainerEdits{}, fmt.Errorf("write the arguments of the hook: %w", err)
 	}
@@ -81,7 +81,7 @@ func commonEdits(s *gpu.Snapshot, d *driver.Driver, o Options, offers []offer) (
 
 // hookWork is what the hook does in every container.
 func hookWork(
-	s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities, libraries []driver.Library, offers []offer,
+	s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities, libraries []driver.Library, devices []namedDevice,
 ) *hookargs.CreateContainer {
 	work := &hookargs.CreateContainer{Params: true, EGLProfile: c.Needs(driver.Graphics | driver.Display)}
 	if c.Needs(driver.UsesCUDA) && driver.IsVersion(d.Version) {
@@ -100,7 +100,7 @@ func hookWork(
 	}
 	for i := range s.Devices {
 		address := s.Devices[i].PCIBusID
-		if !slices.ContainsFunc(offers, func(o offer) bool { return address != "" && o.drm == address }) {
+		if !slices.ContainsFunc(devices, func(n namedDevice) bool { return address != "" && n.drm == address }) {
 			continue
 		}
 		dri := hookargs.DRI{PCIBusID: address}
@@ -114,9 +114,9 @@ func hookWork(
 
 // deviceNodes are the nodes sorted by path. They have no device numbers: those of nvidia-uvm and nvidia-caps are
 // dynamic, and a spec that holds them is wrong after a reboot.
-func deviceNodes(nodes []driver.Node) []*specs.DeviceNode {
+func deviceNodes(nodes []driver.DeviceNode) []*specs.DeviceNode {
 	nodes = slices.Clone(nodes)
-	slices.SortStableFunc(nodes, func(a, b driver.Node) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortStableFunc(nodes, func(a, b driver.DeviceNode) int { return strings.Compare(a.Path, b.Path) })
 	var list []*specs.DeviceNode
 	for _, n := range nodes {
 		dn := &specs.DeviceNode{Path: n.Path, Permissions: nodePermissions, FileMode: containerMode(n)}
@@ -133,7 +133,7 @@ func deviceNodes(nodes []driver.Node) []*specs.DeviceNode {
 // DRM nodes are for groups of the host ("video", "render") that a container does not have. A container that has the GPU
 // may use them as any user: the device cgroup is what grants or denies. Unlike an additional group this works with
 // readers of CDI 0.5.0, such as podman 4.
-func containerMode(n driver.Node) *fs.FileMode {
+func containerMode(n driver.DeviceNode) *fs.FileMode {
 	const all = fs.FileMode(0o666)
 	if n.Capabilities != driver.UsesDRM || n.Mode&all == all {
 		return nil

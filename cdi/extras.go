@@ -34,7 +34,7 @@ func extraDevices(f *driver.ExtraFiles) []specs.Device {
 		for _, n := range f.Nodes {
 			list = append(list, specs.Device{
 				Name:           strings.TrimPrefix(path.Base(n.Path), "channel"),
-				ContainerEdits: specs.ContainerEdits{DeviceNodes: deviceNodes([]driver.Node{n})},
+				ContainerEdits: specs.ContainerEdits{DeviceNodes: deviceNodes([]driver.DeviceNode{n})},
 			})
 		}
 		return list
@@ -58,7 +58,7 @@ func WroteExtra(e driver.Extra, spec *specs.Spec) bool {
 				return false
 			}
 			hostPath := cmp.Or(n.HostPath, n.Path)
-			f.Nodes = append(f.Nodes, driver.Node{Path: n.Path, HostPath: hostPath, Capabilities: driver.All})
+			f.Nodes = append(f.Nodes, driver.DeviceNode{Path: n.Path, HostPath: hostPath, Capabilities: driver.All})
 		}
 		for _, m := range edits.Mounts {
 			f.Files = append(f.Files, driver.File{Path: m.ContainerPath, HostPath: m.HostPath})

@@ -48,12 +48,12 @@ func Generate(s *gpu.Snapshot, d *driver.Driver, o Options) (*specs.Spec, []driv
 	if !filepath.IsAbs(o.HookPath) {
 		return nil, nil, fmt.Errorf("hook path %q is not absolute", o.HookPath)
 	}
-	offers, findings := offersOf(s, d, o.Capabilities)
-	common, err := commonEdits(s, d, o, offers)
+	devices, findings := namedDevicesOf(s, d, o.Capabilities)
+	common, err := commonEdits(s, d, o, devices)
 	if err != nil {
 		return nil, nil, err
 	}
-	spec := &specs.Spec{Kind: o.Kind, Devices: devicesOf(offers), ContainerEdits: common}
+	spec := &specs.Spec{Kind: o.Kind, Devices: specDevices(devices), ContainerEdits: common}
 	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil {
 		return nil, nil, fmt.Errorf("choose the CDI version: %w", err)
 	}
@@ -95,89 +95,91 @@ func hasGraphics(a *gpu.Allocatable) bool {
 	return slices.Contains(strings.FieldsFunc(attributes, isSeparator), "gfx")
 }
 
-// offer is a device of the spec.
-type offer struct {
+// namedDevice is a device of the spec with its names.
+type namedDevice struct {
 	names []string // its index and its UUID
-	nodes []driver.Node
+	nodes []driver.DeviceNode
 	// drm is the PCI address of the GPU whose DRM nodes are among the nodes; empty without.
 	drm string
 }
 
-// offersOf decides which devices of the node the spec offers.
-func offersOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([]offer, []driver.Finding) {
-	nodes := map[string]driver.Node{}
+// namedDevicesOf decides which devices of the node the spec offers.
+func namedDevicesOf(s *gpu.Snapshot, d *driver.Driver, c driver.Capabilities) ([]namedDevice, []driver.Finding) {
+	nodes := map[string]driver.DeviceNode{}
 	for _, n := range d.Nodes {
 		nodes[n.Path] = n
 	}
-	var offers []offer
+	var devices []namedDevice
 	var findings []driver.Finding
-	owners := map[string]string{} // of the names that are taken
+	owners := map[string]string{} // of the names that are used
 	for i := range s.Devices {
 		for _, a := range s.Devices[i].Allocatables() {
 			f := driver.Finding{Name: a.Label(), Kind: driver.KindDevice, UUID: a.UUID()}
-			o, err := newOffer(&a, nodes, owners)
+			dev, err := newNamedDevice(&a, nodes, owners)
 			if err != nil {
 				f.Note = err.Error()
 				findings = append(findings, f)
 				continue
 			}
-			f.Path, f.Used = o.nodes[0].HostPath, true
+			f.Path, f.Used = dev.nodes[0].HostPath, true
 			findings = append(findings, f)
 			if drm := d.DRM[a.GPU.PCIBusID]; hasGraphics(&a) && len(drm) > 0 && c.Needs(driver.UsesDRM) {
-				o.nodes = append(o.nodes, drm...)
-				o.drm = a.GPU.PCIBusID
+				dev.nodes = append(dev.nodes, drm...)
+				dev.drm = a.GPU.PCIBusID
 			}
-			offers = append(offers, o)
+			devices = append(devices, dev)
 		}
 	}
-	return offers, findings
+	return devices, findings
 }
 
-// newOffer is a device with its nodes. The error is why it cannot be offered: it has a problem, a node is missing, or
-// one of its names cannot be used or is taken.
-func newOffer(a *gpu.Allocatable, nodes map[string]driver.Node, owners map[string]string) (offer, error) {
-	o := offer{names: []string{a.IndexName(), a.UUID()}}
+// newNamedDevice is a device with its nodes. The error is why it cannot be offered: it is unusable, a node is missing,
+// or one of its names is invalid or another device's.
+func newNamedDevice(
+	a *gpu.Allocatable, nodes map[string]driver.DeviceNode, owners map[string]string,
+) (namedDevice, error) {
+	dev := namedDevice{names: []string{a.IndexName(), a.UUID()}}
 	if a.Problem != "" {
-		return o, errors.New(a.Problem)
+		return dev, errors.New(a.Problem)
 	}
 	for _, name := range nodeNames(a) {
 		n, ok := nodes[path.Join("/dev", name)]
 		if !ok {
-			return o, fmt.Errorf("no device node /dev/%s", name)
+			return dev, fmt.Errorf("no device node /dev/%s", name)
 		}
-		o.nodes = append(o.nodes, n)
+		dev.nodes = append(dev.nodes, n)
 	}
-	for _, name := range o.names {
+	for _, name := range dev.names {
 		if err := parser.ValidateDeviceName(name); err != nil {
-			return o, fmt.Errorf("its name %q cannot be used: %w", name, err)
+			return dev, fmt.Errorf("its name %q cannot be used: %w", name, err)
 		}
 		if owner, ok := owners[name]; ok {
-			return o, fmt.Errorf("its name %s is that of %s", name, owner)
+			return dev, fmt.Errorf("its name %s is that of %s", name, owner)
 		}
 	}
-	for _, name := range o.names {
+	for _, name := range dev.names {
 		owners[name] = a.Label()
 	}
-	return o, nil
+	return dev, nil
 }
 
-// devicesOf are the devices of the spec: each name of each offer, then all of them as one.
-func devicesOf(offers []offer) []specs.Device {
-	if len(offers) == 0 {
+// specDevices are the devices of the spec: each name of each device, then all of them as one.
+func specDevices(devices []namedDevice) []specs.Device {
+	if len(devices) == 0 {
 		return nil
 	}
 	var list []specs.Device
-	add := func(name string, nodes []driver.Node) {
+	add := func(name string, nodes []driver.DeviceNode) {
 		edits := specs.ContainerEdits{DeviceNodes: deviceNodes(nodes)}
 		list = append(list, specs.Device{Name: name, ContainerEdits: edits})
 	}
-	all := map[string]driver.Node{}
-	for _, o := range offers {
-		for _, n := range o.nodes {
+	all := map[string]driver.DeviceNode{}
+	for _, dev := range devices {
+		for _, n := range dev.nodes {
 			all[n.Path] = n
 		}
-		for _, name := range o.names {
-			add(name, o.nodes)
+		for _, name := range dev.names {
+			add(name, dev.nodes)
 		}
 	}
 	add(AllDevices, slices.Collect(maps.Values(all)))

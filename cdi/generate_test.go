@@ -38,12 +38,12 @@ func twoGPUs(migs int) *gpu.Snapshot {
 
 // testDriver is the driver of a host with twoGPUs' GPUs.
 func testDriver() *driver.Driver {
-	d := &driver.Driver{Version: testVersion, DRM: map[string][]driver.Node{
+	d := &driver.Driver{Version: testVersion, DRM: map[string][]driver.DeviceNode{
 		"0000:01:00.0": {drmNode("card1", 0o660), drmNode("renderD128", 0o666)},
 		"0000:02:00.0": {drmNode("card2", 0o660)},
 	}}
-	node := func(name string, use driver.Capabilities) driver.Node {
-		return driver.Node{Path: "/dev/" + name, HostPath: "/dev/" + name, Mode: 0o666, Capabilities: use}
+	node := func(name string, use driver.Capabilities) driver.DeviceNode {
+		return driver.DeviceNode{Path: "/dev/" + name, HostPath: "/dev/" + name, Mode: 0o666, Capabilities: use}
 	}
 	for _, n := range []string{
 		"nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap31", "nvidia-caps/nvidia-cap32", "nvidia-caps/nvidia-cap33",
@@ -51,7 +51,7 @@ func testDriver() *driver.Driver {
 	} {
 		d.Nodes = append(d.Nodes, node(n, driver.All))
 	}
-	d.Control = []driver.Node{
+	d.Control = []driver.DeviceNode{
 		node("nvidiactl", driver.All),
 		node("nvidia-uvm", driver.UsesCUDA),
 		node("nvidia-uvm-tools", driver.Compute),
@@ -76,9 +76,9 @@ func testDriver() *driver.Driver {
 	return d
 }
 
-func drmNode(name string, mode fs.FileMode) driver.Node {
+func drmNode(name string, mode fs.FileMode) driver.DeviceNode {
 	p := "/dev/dri/" + name
-	return driver.Node{Path: p, HostPath: p, Mode: mode, Capabilities: driver.UsesDRM}
+	return driver.DeviceNode{Path: p, HostPath: p, Mode: mode, Capabilities: driver.UsesDRM}
 }
 
 func mustGenerate(t testing.TB, s *gpu.Snapshot, d *driver.Driver, o Options) *specs.Spec {
@@ -354,7 +354,7 @@ func TestGenerateOpensDRMNodesToAllUsers(t *testing.T) {
 
 func TestGenerateWritesHostPathsUnderAnotherRoot(t *testing.T) {
 	d := testDriver()
-	for _, nodes := range [][]driver.Node{d.Control, d.Nodes} {
+	for _, nodes := range [][]driver.DeviceNode{d.Control, d.Nodes} {
 		for i := range nodes {
 			nodes[i].HostPath = "/elsewhere" + nodes[i].Path
 		}

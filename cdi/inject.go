@@ -114,22 +114,22 @@ func readConfig(dir *os.File) ([]byte, fs.FileInfo, error) {
 }
 
 // edits are those of the devices, those that each spec has for all devices first, put together as the CDI library does.
-func (c *SpecDirs) edits(names []string) (*cdilib.ContainerEdits, error) {
-	if err := c.check(names); err != nil {
+func (d *SpecDirs) edits(names []string) (*cdilib.ContainerEdits, error) {
+	if err := d.check(names); err != nil {
 		return nil, err
 	}
 	edits := &cdilib.ContainerEdits{}
 	specSeen := map[string]bool{}
 	for _, name := range names {
-		f := c.file(name)
+		f := d.file(name)
 		if !specSeen[f.Path] {
 			specSeen[f.Path] = true
 			edits = edits.Append(&cdilib.ContainerEdits{ContainerEdits: &f.Spec.ContainerEdits})
 		}
 		_, _, device := parser.ParseDevice(name)
 		for i := range f.Spec.Devices {
-			if d := &f.Spec.Devices[i]; d.Name == device {
-				edits = edits.Append(&cdilib.ContainerEdits{ContainerEdits: &d.ContainerEdits})
+			if dev := &f.Spec.Devices[i]; dev.Name == device {
+				edits = edits.Append(&cdilib.ContainerEdits{ContainerEdits: &dev.ContainerEdits})
 			}
 		}
 	}
@@ -137,36 +137,36 @@ func (c *SpecDirs) edits(names []string) (*cdilib.ContainerEdits, error) {
 }
 
 // check returns an error unless all devices can be injected.
-func (c *SpecDirs) check(names []string) error {
+func (d *SpecDirs) check(names []string) error {
 	var missing []string
 	for _, name := range names {
 		if _, _, _, err := parser.ParseQualifiedName(name); err != nil {
 			return fmt.Errorf("device %q: %w: %w", name, ErrBadName, err)
 		}
-		offer := c.offer(name)
-		if offer == nil && !slices.Contains(missing, name) {
+		found := d.definition(name)
+		if found == nil && !slices.Contains(missing, name) {
 			missing = append(missing, name)
 		}
-		if offer != nil && offer.State == Conflicting {
+		if found != nil && found.State == Conflicting {
 			return fmt.Errorf("device %s: %s and %s both define it, so it cannot be used: remove one of the two files",
-				name, offer.File, offer.Other)
+				name, found.File, found.Other)
 		}
 	}
 	if len(missing) > 0 {
-		return c.unknown(missing)
+		return d.unknown(missing)
 	}
 	return nil
 }
 
 // unknown is the error about devices that do not exist. It lists those of the same kinds that exist, or else the kinds,
 // and the spec files that cannot be read.
-func (c *SpecDirs) unknown(missing []string) error {
+func (d *SpecDirs) unknown(missing []string) error {
 	what := "device " + missing[0] + " does not exist"
 	if len(missing) > 1 {
 		what = "devices " + strings.Join(missing, ", ") + " do not exist"
 	}
 	var likely, kinds []string
-	for _, name := range c.Names() {
+	for _, name := range d.Names() {
 		kind, device, _ := strings.Cut(name, "=")
 		if slices.ContainsFunc(missing, func(m string) bool { return strings.HasPrefix(m, kind+"=") }) {
 			likely = append(likely, device)
@@ -181,13 +181,13 @@ func (c *SpecDirs) unknown(missing []string) error {
 	case len(kinds) > 0:
 		what += "; there are devices of the kind " + strings.Join(kinds, ", ")
 	}
-	for _, f := range c.Files {
+	for _, f := range d.Files {
 		if f.Error != "" {
 			what += "; a spec file cannot be read: " + f.Error
 		}
 	}
 	if len(kinds) == 0 {
-		return fmt.Errorf("%s: %w in %s", what, ErrNothingOffered, strings.Join(c.Dirs, ", "))
+		return fmt.Errorf("%s: %w in %s", what, ErrNothingOffered, strings.Join(d.Dirs, ", "))
 	}
 	return errors.New(what)
 }

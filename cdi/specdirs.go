@@ -21,7 +21,7 @@ type SpecDirs struct {
 	// Files are the spec files, by directory and name.
 	Files []SpecFile `json:"files"`
 	// Devices has a row for each device of each file, sorted by name, then by priority from the highest.
-	Devices []Offer `json:"devices"`
+	Devices []Definition `json:"devices"`
 
 	unread    error // of the first directory that cannot be read
 	unreadDir int   // the index of that directory
@@ -54,8 +54,8 @@ const (
 	Conflicting State = "conflict"
 )
 
-// Offer is a device that a file defines.
-type Offer struct {
+// Definition is a device that a file defines. Its State is whether engines offer it.
+type Definition struct {
 	// Name is the qualified name, such as "nvidia.com/gpu=0".
 	Name  string `json:"name"`
 	File  string `json:"file"`
@@ -68,9 +68,9 @@ type Offer struct {
 
 // dirIndex is the index of a directory in Dirs, or -1. It may have another name there: on most hosts /run/cdi is
 // /var/run/cdi.
-func (c *SpecDirs) dirIndex(dir string) int {
+func (d *SpecDirs) dirIndex(dir string) int {
 	info, err := os.Stat(dir)
-	return slices.IndexFunc(c.Dirs, func(known string) bool {
+	return slices.IndexFunc(d.Dirs, func(known string) bool {
 		if known == dir {
 			return true
 		}
@@ -83,38 +83,38 @@ func (c *SpecDirs) dirIndex(dir string) int {
 // directory that does not exist is empty; any other failure is the Error of a file. Like the CDI library it stops at a
 // directory that cannot be read.
 func Load(dirs ...string) *SpecDirs {
-	c := &SpecDirs{}
+	d := &SpecDirs{}
 	for _, dir := range dirs {
-		if dir = filepath.Clean(dir); c.dirIndex(dir) < 0 {
-			c.Dirs = append(c.Dirs, dir)
-			if c.unread == nil {
-				c.loadDir(dir, len(c.Dirs)-1)
+		if dir = filepath.Clean(dir); d.dirIndex(dir) < 0 {
+			d.Dirs = append(d.Dirs, dir)
+			if d.unread == nil {
+				d.loadDir(dir, len(d.Dirs)-1)
 			}
 		}
 	}
-	slices.SortStableFunc(c.Devices, func(a, b Offer) int {
+	slices.SortStableFunc(d.Devices, func(a, b Definition) int {
 		return cmp.Or(compareNames(a.Name, b.Name), b.priority-a.priority, strings.Compare(a.File, b.File))
 	})
-	c.resolve()
-	return c
+	d.resolve()
+	return d
 }
 
-func (c *SpecDirs) loadDir(dir string, priority int) {
+func (d *SpecDirs) loadDir(dir string, priority int) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		c.Files = append(c.Files, SpecFile{Path: dir, Priority: priority, Error: err.Error()})
-		c.unread, c.unreadDir = err, priority
+		d.Files = append(d.Files, SpecFile{Path: dir, Priority: priority, Error: err.Error()})
+		d.unread, d.unreadDir = err, priority
 		return
 	}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		if _, err := FormatOf(path); err == nil && !e.IsDir() {
-			c.loadFile(path, priority)
+			d.loadFile(path, priority)
 		}
 	}
 }
 
-func (c *SpecDirs) loadFile(path string, priority int) {
+func (d *SpecDirs) loadFile(path string, priority int) {
 	f := SpecFile{Path: path, Priority: priority}
 	spec, err := ReadFile(path)
 	if err != nil {
@@ -123,36 +123,36 @@ func (c *SpecDirs) loadFile(path string, priority int) {
 		f.Spec, f.Kind, f.Version, f.Devices = spec, spec.Kind, spec.Version, len(spec.Devices)
 		for i := range spec.Devices {
 			name := qualifiedName(spec.Kind, spec.Devices[i].Name)
-			c.Devices = append(c.Devices, Offer{Name: name, File: path, State: Available, priority: priority})
+			d.Devices = append(d.Devices, Definition{Name: name, File: path, State: Available, priority: priority})
 		}
 	}
-	c.Files = append(c.Files, f)
+	d.Files = append(d.Files, f)
 }
 
 // resolve sets the states. The devices are sorted, so that those of one name are neighbours, the highest priority
 // first.
-func (c *SpecDirs) resolve() {
-	for i := 0; i < len(c.Devices); {
+func (d *SpecDirs) resolve() {
+	for i := 0; i < len(d.Devices); {
 		n := i + 1
-		for n < len(c.Devices) && c.Devices[n].Name == c.Devices[i].Name {
+		for n < len(d.Devices) && d.Devices[n].Name == d.Devices[i].Name {
 			n++
 		}
-		resolveName(c.Devices[i:n])
+		resolveName(d.Devices[i:n])
 		i = n
 	}
 }
 
-// resolveName sets the states of the offers of one name as the CDI library does: if two have one priority, none of that
+// resolveName sets the states of the definitions of one name as the CDI library does: if two have one priority, none of that
 // name can be used, whatever its priority.
-func resolveName(offers []Offer) {
-	for i := 1; i < len(offers); i++ {
-		offers[i].State, offers[i].Other = Shadowed, offers[0].File
+func resolveName(definitions []Definition) {
+	for i := 1; i < len(definitions); i++ {
+		definitions[i].State, definitions[i].Other = Shadowed, definitions[0].File
 	}
-	for i := 1; i < len(offers); i++ {
-		if a, b := &offers[i-1], &offers[i]; a.priority == b.priority {
-			for j := range offers {
-				offers[j].State = Conflicting
-				offers[j].Other = cmp.Or(offers[j].Other, b.File)
+	for i := 1; i < len(definitions); i++ {
+		if a, b := &definitions[i-1], &definitions[i]; a.priority == b.priority {
+			for j := range definitions {
+				definitions[j].State = Conflicting
+				definitions[j].Other = cmp.Or(definitions[j].Other, b.File)
 			}
 			a.Other, b.Other = b.File, a.File
 		}
@@ -160,9 +160,9 @@ func resolveName(offers []Offer) {
 }
 
 // Names are the qualified names that can be injected.
-func (c *SpecDirs) Names() []string {
+func (d *SpecDirs) Names() []string {
 	var names []string
-	for _, o := range c.Devices {
+	for _, o := range d.Devices {
 		if o.State == Available {
 			names = append(names, o.Name)
 		}
@@ -170,61 +170,62 @@ func (c *SpecDirs) Names() []string {
 	return names
 }
 
-// offer is the device of the highest priority with that name, or nil.
-func (c *SpecDirs) offer(name string) *Offer {
-	i := slices.IndexFunc(c.Devices, func(o Offer) bool { return o.Name == name })
+// definition is the one of the highest priority that has the name, or nil.
+func (d *SpecDirs) definition(name string) *Definition {
+	i := slices.IndexFunc(d.Devices, func(o Definition) bool { return o.Name == name })
 	if i < 0 {
 		return nil
 	}
-	return &c.Devices[i]
+	return &d.Devices[i]
 }
 
-// FilesOf are the files that offer the devices, each once. Devices that do not exist have none.
-func (c *SpecDirs) FilesOf(names []string) []*SpecFile {
+// FilesOf are the files that define the devices, each once: of several, the one of the highest priority. Devices that
+// do not exist have none.
+func (d *SpecDirs) FilesOf(names []string) []*SpecFile {
 	var files []*SpecFile
 	for _, name := range names {
-		if c.offer(name) == nil {
+		if d.definition(name) == nil {
 			continue
 		}
-		if f := c.file(name); !slices.Contains(files, f) {
+		if f := d.file(name); !slices.Contains(files, f) {
 			files = append(files, f)
 		}
 	}
 	return files
 }
 
-// file is the file that offers a device, which must be offered.
-func (c *SpecDirs) file(name string) *SpecFile {
-	return c.FileAt(c.offer(name).File)
+// file is the file of the definition of a device, which must have one.
+func (d *SpecDirs) file(name string) *SpecFile {
+	return d.FileAt(d.definition(name).File)
 }
 
 // locate is a path with its directory as Dirs names it, and the directory's index in Dirs, or -1.
-func (c *SpecDirs) locate(path string) (string, int) {
+func (d *SpecDirs) locate(path string) (string, int) {
 	priority := -1
 	if path != "" {
-		priority = c.dirIndex(filepath.Dir(path))
+		priority = d.dirIndex(filepath.Dir(path))
 	}
 	if priority < 0 {
 		return path, priority
 	}
-	return filepath.Join(c.Dirs[priority], filepath.Base(path)), priority
+	return filepath.Join(d.Dirs[priority], filepath.Base(path)), priority
 }
 
 // FileAt is the file at path, or nil.
-func (c *SpecDirs) FileAt(path string) *SpecFile {
-	path, _ = c.locate(path)
-	at := slices.IndexFunc(c.Files, func(f SpecFile) bool { return f.Path == path })
+func (d *SpecDirs) FileAt(path string) *SpecFile {
+	path, _ = d.locate(path)
+	at := slices.IndexFunc(d.Files, func(f SpecFile) bool { return f.Path == path })
 	if at < 0 {
 		return nil
 	}
-	return &c.Files[at]
+	return &d.Files[at]
 }
 
 // OfferedFrom are the qualified names that engines take from the file at path.
-func (c *SpecDirs) OfferedFrom(path string) map[string]bool {
-	path, _ = c.locate(path)
+func (d *SpecDirs) OfferedFrom(path string) map[string]bool {
+	path, _ = d.locate(path)
 	names := map[string]bool{}
-	for _, o := range c.Devices {
+	for _, o := range d.Devices {
 		if o.File == path && o.State == Available {
 			names[o.Name] = true
 		}
@@ -234,12 +235,12 @@ func (c *SpecDirs) OfferedFrom(path string) map[string]bool {
 
 // Unread returns an error if engines do not read the file at path, because they stop at a directory of a lower priority
 // that cannot be read.
-func (c *SpecDirs) Unread(path string) error {
-	if _, priority := c.locate(path); c.unread == nil || priority < c.unreadDir {
+func (d *SpecDirs) Unread(path string) error {
+	if _, priority := d.locate(path); d.unread == nil || priority < d.unreadDir {
 		return nil
 	}
 	return fmt.Errorf("engines do not read %s, since they stop at the CDI directory %s: make it a directory "+
-		"or remove it: %w", path, c.Dirs[c.unreadDir], c.unread)
+		"or remove it: %w", path, d.Dirs[d.unreadDir], d.unread)
 }
 
 func qualifiedName(kind, device string) string {

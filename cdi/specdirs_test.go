@@ -241,10 +241,10 @@ func TestConflicts(t *testing.T) {
 			if len(got) == 0 || got[0] != c.want {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
-			taken := dirs.OfferedFrom(path)
-			if taken["x.y/z=a"] != (c.want.State == Available) || taken["x.y/z=x"] ||
-				strings.Contains(name, "link") == taken["x.y/z=b"] {
-				t.Errorf("engines take %v from the spec", taken)
+			offered := dirs.OfferedFrom(path)
+			if offered["x.y/z=a"] != (c.want.State == Available) || offered["x.y/z=x"] ||
+				strings.Contains(name, "link") == offered["x.y/z=b"] {
+				t.Errorf("engines take %v from the spec", offered)
 			}
 			for _, none := range [][]Conflict{
 				dirs.Conflicts("", ours), dirs.Conflicts(r.dir+"/elsewhere/x.json", ours), dirs.Conflicts(path, nil),

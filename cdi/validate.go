@@ -64,7 +64,7 @@ func Validate(spec *specs.Spec) []Problem {
 	if err := checkSpec(spec); err != nil {
 		v.add("", "not a valid CDI spec: %v", err)
 	}
-	v.checkEdits(allDevices, &spec.ContainerEdits)
+	v.checkEdits(commonWhere, &spec.ContainerEdits)
 	for i := range spec.Devices {
 		v.checkEdits(deviceNamed(spec.Devices[i].Name), &spec.Devices[i].ContainerEdits)
 	}
@@ -77,8 +77,8 @@ func Validate(spec *specs.Spec) []Problem {
 	return v.problems
 }
 
-// allDevices is where the edits of every container are.
-const allDevices = "all devices"
+// commonWhere is the Where of the edits that every container gets.
+const commonWhere = "all devices"
 
 func deviceNamed(name string) string { return "device " + name }
 

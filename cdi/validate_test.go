@@ -155,7 +155,7 @@ func TestValidateFindsMissingFiles(t *testing.T) {
 	r.file("/libcuda.so", "", 0o644)
 	d := &driver.Driver{
 		Libraries: []driver.Library{{Path: "/usr/lib64/libcuda.so", HostPath: r.dir + "/libcuda.so"}},
-		Nodes: []driver.Node{
+		Nodes: []driver.DeviceNode{
 			{Path: "/dev/nvidia4", HostPath: "/dev/null", Mode: 0o666, Capabilities: driver.All},
 			{Path: "/dev/nvidia5", HostPath: "/dev/zero", Mode: 0o666, Capabilities: driver.All},
 		},

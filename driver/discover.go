@@ -37,7 +37,7 @@ func Discover(h host.Host, version string) (*Driver, error) {
 	d.addDRM(h)
 	slices.SortStableFunc(d.Libraries, func(a, b Library) int { return strings.Compare(a.Path, b.Path) })
 	slices.SortStableFunc(d.Files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
-	slices.SortStableFunc(d.Nodes, func(a, b Node) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortStableFunc(d.Nodes, func(a, b DeviceNode) int { return strings.Compare(a.Path, b.Path) })
 	return d, nil
 }
 

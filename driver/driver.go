@@ -28,9 +28,9 @@ type Driver struct {
 	// Files are the driver's other files: programs, configuration, firmware, sockets.
 	Files []File
 	// Control are the device nodes under /dev that belong to no GPU, Nodes those of GPUs and MIG devices without DRM's.
-	Control, Nodes []Node
+	Control, Nodes []DeviceNode
 	// DRM has the nodes under /dev/dri of each GPU, by PCI address as sysfs writes it.
-	DRM map[string][]Node
+	DRM map[string][]DeviceNode
 	// Findings are everything that was searched for, found or not, in the order of the search.
 	Findings []Finding
 
@@ -89,8 +89,8 @@ type File struct {
 	Capabilities   Capabilities
 }
 
-// Node is a character device.
-type Node struct {
+// DeviceNode is a character device.
+type DeviceNode struct {
 	Path, HostPath string
 	// Mode is the node's permission bits on the host.
 	Mode         fs.FileMode

@@ -63,7 +63,7 @@ func (e Extra) row() *extraRow {
 // ExtraFiles are what a host has of an extra. Without a node containers cannot get it.
 type ExtraFiles struct {
 	Extra Extra
-	Nodes []Node
+	Nodes []DeviceNode
 	Files []File
 }
 

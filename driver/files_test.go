@@ -184,7 +184,7 @@ func TestDiscoverFindsNodes(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("nodes (-want +got):\n%s", diff)
 	}
-	wantDRM := map[string][]Node{"0000:1b:00.0": {
+	wantDRM := map[string][]DeviceNode{"0000:1b:00.0": {
 		{"/dev/dri/card1", r.dir + "/dev/dri/card1", 0o660, UsesDRM},
 		{"/dev/dri/renderD129", r.dir + "/dev/dri/renderD129", 0o660, UsesDRM},
 	}}

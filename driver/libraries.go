@@ -27,7 +27,7 @@ type libraryScan struct {
 
 	dirs []*libraryDir
 	seen map[string]bool // real paths of dirs
-	// found is by file name, for libraries with a version of their own by library.
+	// found is keyed by file name; with ownVersion, by library name.
 	found map[string]*foundLibrary
 	// others are the driver versions of libraries that were not taken, by library.
 	others map[string][]string
@@ -64,7 +64,7 @@ func newLibraryScan(r root, version string) *libraryScan {
 }
 
 // run searches the directories: first, a path on the host that may be empty; then those in the loader's cache and the
-// usual ones. The directories that links in one lead to follow it.
+// usual ones. Each directory is followed by those to which its links lead.
 func (s *libraryScan) run(first string) {
 	if first != "" && (s.root.dir == "/" || strings.HasPrefix(first, s.root.dir+"/")) {
 		s.addDir(s.root.inside(first))

@@ -48,8 +48,8 @@ func isNumbered(name, prefix string) bool {
 }
 
 // findNode finds the character device of that name under /dev.
-func findNode(h host.Host, name string, c Capabilities) (Node, error) {
-	n := Node{Path: path.Join("/dev", name), HostPath: h.Dev(name), Capabilities: c}
+func findNode(h host.Host, name string, c Capabilities) (DeviceNode, error) {
+	n := DeviceNode{Path: path.Join("/dev", name), HostPath: h.Dev(name), Capabilities: c}
 	info, err := os.Lstat(n.HostPath) // engines do not follow a link either
 	if err != nil {
 		return n, err
@@ -61,7 +61,7 @@ func findNode(h host.Host, name string, c Capabilities) (Node, error) {
 	return n, nil
 }
 
-func (n Node) finding(err error) Finding {
+func (n DeviceNode) finding(err error) Finding {
 	f := Finding{Name: n.Path, Kind: KindNode, Capabilities: n.Capabilities, Used: err == nil}
 	switch {
 	case err == nil:
@@ -76,7 +76,7 @@ func (n Node) finding(err error) Finding {
 
 // addDRM adds the nodes under /dev/dri of each of NVIDIA's PCI devices.
 func (d *Driver) addDRM(h host.Host) {
-	d.DRM = map[string][]Node{}
+	d.DRM = map[string][]DeviceNode{}
 	addresses, _ := readNames(h.Sys("bus/pci/devices"))
 	for _, address := range addresses {
 		names, err := readNames(h.Sys("bus/pci/devices", address, "drm"))

@@ -34,22 +34,22 @@ func (a *app) cdiList(out output) error {
 	if err != nil {
 		return err
 	}
-	c := cdi.Load(a.specDirs(h)...)
-	if err := out.print(a.stdout, catalogueView(c)); err != nil {
+	dirs := cdi.Load(a.specDirs(h)...)
+	if err := out.print(a.stdout, specDirsView(dirs)); err != nil {
 		return err
 	}
-	return catalogueError(c)
+	return specDirsError(dirs)
 }
 
-// catalogueError returns an error if engines do not offer all that is in the spec directories.
-func catalogueError(c *cdi.SpecDirs) error {
+// specDirsError returns an error if engines do not offer all that is in the spec directories.
+func specDirsError(dirs *cdi.SpecDirs) error {
 	unread, lost := 0, map[string]bool{}
-	for _, f := range c.Files {
+	for _, f := range dirs.Files {
 		if f.Error != "" {
 			unread++
 		}
 	}
-	for _, d := range c.Devices {
+	for _, d := range dirs.Devices {
 		if d.State == cdi.Conflicting {
 			lost[d.Name] = true
 		}
@@ -67,18 +67,18 @@ func catalogueError(c *cdi.SpecDirs) error {
 	return partly("repair or remove the files that the list names", "%s", strings.Join(problems, "; "))
 }
 
-func catalogueView(c *cdi.SpecDirs) view {
+func specDirsView(dirs *cdi.SpecDirs) view {
 	t := table{header: []string{"NAME", "STATE", "FILE", "OTHER FILE"}, wide: 3}
-	for _, d := range c.Devices {
+	for _, d := range dirs.Devices {
 		t.rows = append(t.rows, []string{d.Name, string(d.State), d.File, orDash(d.Other)})
 	}
-	for _, f := range c.Files {
+	for _, f := range dirs.Files {
 		if f.Error != "" {
 			t.rows = append(t.rows, []string{"-", "error: " + f.Error, f.Path, "-"})
 		}
 	}
-	data := *c // with empty lists in place of null
-	data.Files = append([]cdi.SpecFile{}, c.Files...)
-	data.Devices = append([]cdi.Offer{}, c.Devices...)
-	return view{data: data, table: t, names: c.Names()}
+	data := *dirs // with empty lists in place of null
+	data.Files = append([]cdi.SpecFile{}, dirs.Files...)
+	data.Devices = append([]cdi.Definition{}, dirs.Devices...)
+	return view{data: data, table: t, names: dirs.Names()}
 }
