@@ -6,7 +6,7 @@ import (
 )
 
 // fabric returns a node with PCIe switches, all of the same size.
-func fabric(perSwitch, perNode, nodes int) *Node {
+func fabric(perSwitch, perNode, nodes int) *GPUs {
 	o := newOracle(perNode * nodes).withScores(func(a, b int) int {
 		switch {
 		case a/perSwitch == b/perSwitch:
@@ -26,7 +26,7 @@ func fabric(perSwitch, perNode, nodes int) *Node {
 func BenchmarkChoose(b *testing.B) {
 	for _, c := range []struct {
 		name  string
-		node  *Node
+		node  *GPUs
 		sizes []int
 	}{
 		{"dgx1-v100", machine(b, "dgx1-v100"), []int{1, 2, 4, 8}},
@@ -64,7 +64,7 @@ func BenchmarkPackMIG(b *testing.B) {
 	}
 }
 
-func BenchmarkNewNode(b *testing.B) {
+func BenchmarkNewGPUs(b *testing.B) {
 	for _, name := range []string{"dgx-h100", "hgx-16"} {
 		o := oracleOf(machine(b, name))
 		b.Run(name, func(b *testing.B) {

@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// maxGPUs is the most GPUs of a Node. The driver has minor numbers for 248 (kernel-open's nv-chardev-numbers.h).
+	// maxGPUs is the most GPUs of a node. The driver has minor numbers for 248 (kernel-open's nv-chardev-numbers.h).
 	maxGPUs = 256
-	// tableGPUs is the most GPUs for which a Node has the score of every set: 2^16 numbers.
+	// tableGPUs is the most GPUs for which a table has the score of every set: 2^16 numbers.
 	tableGPUs = 16
 )
 
-// Node has the usable GPUs of a node and the scores of their pairs. It is immutable.
-type Node struct {
-	gpus  []nodeGPU
-	index map[string]int // of gpus, by UUID
+// GPUs are the usable GPUs of a node, with the scores of their pairs. They are immutable.
+type GPUs struct {
+	list  []usableGPU
+	index map[string]int // of list, by UUID
 	score [][]int        // of each pair
 	numa  []set          // the GPUs of each NUMA node; those of unknown NUMA nodes count as being on one
 	whole *Pool          // the GPUs as devices
@@ -27,16 +27,16 @@ type Node struct {
 	pairs []pair // with more GPUs: those with the highest score first
 }
 
-// nodeGPU is a GPU of a Node.
-type nodeGPU struct {
+// usableGPU is a GPU that could be read.
+type usableGPU struct {
 	uuid     string
 	numaNode int
 }
 
-// NewNode prepares the GPUs of a snapshot that could be read, in the snapshot's order. It leaves out GPUs without a
+// NewGPUs prepares the GPUs of a snapshot that could be read, in the snapshot's order. It leaves out GPUs without a
 // UUID or with that of an earlier one. It returns an error if there are too many GPUs.
-func NewNode(s *gpu.Snapshot, w Weights) (*Node, error) {
-	var gpus []nodeGPU
+func NewGPUs(s *gpu.Snapshot, w Weights) (*GPUs, error) {
+	var gpus []usableGPU
 	byIndex, seen := map[int]int{}, map[string]bool{"": true}
 	for i := range s.Devices {
 		d := &s.Devices[i]
@@ -44,7 +44,7 @@ func NewNode(s *gpu.Snapshot, w Weights) (*Node, error) {
 			continue
 		}
 		seen[d.UUID], byIndex[d.Index] = true, len(gpus)
-		gpus = append(gpus, nodeGPU{d.UUID, d.NUMANode})
+		gpus = append(gpus, usableGPU{d.UUID, d.NUMANode})
 	}
 	if len(gpus) > maxGPUs {
 		return nil, fmt.Errorf("prepare %d GPUs for allocation: at most %d are supported", len(gpus), maxGPUs)
@@ -58,7 +58,7 @@ func NewNode(s *gpu.Snapshot, w Weights) (*Node, error) {
 			score[b][a] = score[a][b]
 		}
 	}
-	return newNode(gpus, score), nil
+	return newGPUs(gpus, score), nil
 }
 
 func newMatrix(n int) [][]int {
@@ -69,8 +69,8 @@ func newMatrix(n int) [][]int {
 	return rows
 }
 
-func newNode(gpus []nodeGPU, score [][]int) *Node {
-	n := &Node{gpus: gpus, index: map[string]int{}, score: score}
+func newGPUs(gpus []usableGPU, score [][]int) *GPUs {
+	n := &GPUs{list: gpus, index: map[string]int{}, score: score}
 	var devices []Device
 	var order []int // of the NUMA nodes
 	for g, d := range gpus {
@@ -94,25 +94,25 @@ func newNode(gpus []nodeGPU, score [][]int) *Node {
 }
 
 // UUIDs returns the UUIDs of the node's GPUs, in order.
-func (n *Node) UUIDs() []string {
-	uuids := make([]string, len(n.gpus))
-	for g := range n.gpus {
-		uuids[g] = n.gpus[g].uuid
+func (n *GPUs) UUIDs() []string {
+	uuids := make([]string, len(n.list))
+	for g := range n.list {
+		uuids[g] = n.list[g].uuid
 	}
 	return uuids
 }
 
 // Pair returns the score of two GPUs, by their positions in UUIDs.
-func (n *Node) Pair(a, b int) int { return n.score[a][b] }
+func (n *GPUs) Pair(a, b int) int { return n.score[a][b] }
 
 // Choose answers a request for whole GPUs, whose IDs are UUIDs. See Pool.Choose.
-func (n *Node) Choose(p Policy, r Request) (Choice, error) { return n.whole.Choose(p, r) }
+func (n *GPUs) Choose(p Policy, r Request) (Choice, error) { return n.whole.Choose(p, r) }
 
 // Rank answers a request for whole GPUs with the best k sets. See Pool.Rank.
-func (n *Node) Rank(p Policy, r Request, k int) ([]Choice, error) { return n.whole.Rank(p, r, k) }
+func (n *GPUs) Rank(p Policy, r Request, k int) ([]Choice, error) { return n.whole.Rank(p, r, k) }
 
 // scoreOf returns the score of a set.
-func (n *Node) scoreOf(x set) int {
+func (n *GPUs) scoreOf(x set) int {
 	if n.table != nil {
 		return n.table.score[x.word()]
 	}
@@ -124,7 +124,7 @@ func (n *Node) scoreOf(x set) int {
 }
 
 // scoreWith returns the sum of the scores of a GPU with each GPU of a set.
-func (n *Node) scoreWith(x set, g int) int {
+func (n *GPUs) scoreWith(x set, g int) int {
 	sum, row := 0, n.score[g]
 	for i, w := range x {
 		for ; w != 0; w &= w - 1 {

@@ -203,20 +203,20 @@ func allIndices(n int) []int {
 }
 
 // node returns a node with the oracle's scores.
-func (o *oracle) node() *Node {
-	gpus, score := make([]nodeGPU, len(o.score)), newMatrix(len(o.score))
+func (o *oracle) node() *GPUs {
+	gpus, score := make([]usableGPU, len(o.score)), newMatrix(len(o.score))
 	for a := range gpus {
-		gpus[a] = nodeGPU{fmt.Sprintf("GPU-%d", a), o.numa[a]}
+		gpus[a] = usableGPU{fmt.Sprintf("GPU-%d", a), o.numa[a]}
 		copy(score[a], o.score[a])
 	}
-	return newNode(gpus, score)
+	return newGPUs(gpus, score)
 }
 
 // oracleOf returns an oracle with a node's scores.
-func oracleOf(n *Node) *oracle {
-	o := newOracle(len(n.gpus)).withScores(n.Pair)
-	for g := range n.gpus {
-		o.numa[g] = n.gpus[g].numaNode
+func oracleOf(n *GPUs) *oracle {
+	o := newOracle(len(n.list)).withScores(n.Pair)
+	for g := range n.list {
+		o.numa[g] = n.list[g].numaNode
 	}
 	return o
 }
@@ -259,7 +259,7 @@ func drawProblem(t *rapid.T, n int) problem {
 	return p
 }
 
-func (p *problem) request(n *Node) Request {
+func (p *problem) request(n *GPUs) Request {
 	return Request{Available: uuids(n, p.available...), Must: uuids(n, p.must...), Size: p.size}
 }
 

@@ -1,6 +1,6 @@
 // Package allocator chooses the best devices for a container, by pure functions on a gpu.Snapshot.
 //
-// A Node is made of a snapshot, and a Pool of the devices of a resource. Both are immutable and safe for concurrent use.
+// GPUs are made of a snapshot, and a Pool of the devices of a resource. Both are immutable and safe for concurrent use.
 // They answer requests without a driver call, a file or a lock.
 //
 // # Scores

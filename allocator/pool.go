@@ -23,13 +23,13 @@ type Device struct {
 
 // Pool has the devices of a resource. It is immutable.
 type Pool struct {
-	node    *Node
+	gpus    *GPUs
 	devices []Device
 	index   map[string]int // of devices, by ID
 	parent  []int          // of each device: the GPU's index in the node, or noParent
 	perGPU  [][]int        // the usable devices of each GPU of the node
-	// shared is set if a GPU has several devices, replicas if some of them are replicas.
-	shared, replicas bool
+	// several is set if a GPU has several devices, replicas if some of them are replicas.
+	several, replicas bool
 }
 
 // noParent is the parent of an unusable device.
@@ -37,13 +37,13 @@ const noParent = -1
 
 // NewPool prepares devices with distinct IDs, in the order of preference among equals. Devices whose parent is not in
 // the node, because it could not be read, are unusable.
-func NewPool(n *Node, devices []Device) *Pool {
+func NewPool(n *GPUs, devices []Device) *Pool {
 	p := &Pool{
-		node:    n,
+		gpus:    n,
 		devices: slices.Clone(devices),
 		index:   make(map[string]int, len(devices)),
 		parent:  make([]int, len(devices)),
-		perGPU:  make([][]int, len(n.gpus)),
+		perGPU:  make([][]int, len(n.list)),
 	}
 	for i := range p.devices {
 		d := &p.devices[i]
@@ -53,7 +53,7 @@ func NewPool(n *Node, devices []Device) *Pool {
 		if g, ok := n.index[d.Parent]; ok && !d.Unusable {
 			p.parent[i] = g
 			p.perGPU[g] = append(p.perGPU[g], i)
-			p.shared = p.shared || len(p.perGPU[g]) > 1
+			p.several = p.several || len(p.perGPU[g]) > 1
 		}
 	}
 	return p
@@ -79,16 +79,16 @@ func (p *Pool) Rank(policy Policy, r Request, k int) ([]Choice, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.shared {
+	if p.several {
 		return []Choice{p.chooseShared(policy, r, states)}, nil
 	}
 	q := p.query(r.Size, states)
-	found := p.node.rank(policy, q, max(k, 1))
+	found := p.gpus.rank(policy, q, max(k, 1))
 	all := make([]Choice, len(found))
 	for i, f := range found {
 		all[i] = Choice{
 			IDs: make([]string, 0, r.Size), Score: f.score, Next: f.next,
-			LeftScore: p.node.scoreOf(q.available.difference(f.set)), Exact: f.exact, Bound: f.bound,
+			LeftScore: p.gpus.scoreOf(q.available.difference(f.set)), Exact: f.exact, Bound: f.bound,
 		}
 		for _, g := range f.set.members() {
 			all[i].IDs = append(all[i].IDs, p.devices[p.perGPU[g][0]].ID)

@@ -16,29 +16,29 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-func machine(t testing.TB, name string) *Node {
+func machine(t testing.TB, name string) *GPUs {
 	t.Helper()
 	m, err := sim.LoadMachine(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := NewNode(m.Snapshot(sim.DefaultDriver), DefaultWeights())
+	n, err := NewGPUs(m.Snapshot(sim.DefaultDriver), DefaultWeights())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return n
 }
 
-func uuids(n *Node, gpus ...int) []string {
+func uuids(n *GPUs, gpus ...int) []string {
 	ids := make([]string, 0, len(gpus))
 	for _, g := range gpus {
-		ids = append(ids, n.gpus[g].uuid)
+		ids = append(ids, n.list[g].uuid)
 	}
 	return ids
 }
 
 // islands returns a node of two islands of four GPUs each, with NVLinks between the GPUs of an island.
-func islands() *Node {
+func islands() *GPUs {
 	return newOracle(8).withScores(func(a, b int) int {
 		if a/4 == b/4 {
 			return 1210
@@ -50,7 +50,7 @@ func islands() *Node {
 func TestRequestsLeaveIslandsWhole(t *testing.T) {
 	two, mesh, quad := islands(), machine(t, "dgx1-v100"), machine(t, "pcie-quad")
 	cases := map[string]struct {
-		node  *Node
+		node  *GPUs
 		sizes []int
 		want  [][]int
 	}{
@@ -64,7 +64,7 @@ func TestRequestsLeaveIslandsWhole(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			free := allIndices(len(c.node.gpus))
+			free := allIndices(len(c.node.list))
 			var got [][]int
 			for _, size := range c.sizes {
 				choice, err := c.node.Choose(Topology, Request{Available: uuids(c.node, free...), Size: size})
@@ -89,8 +89,8 @@ func TestRequestsLeaveIslandsWhole(t *testing.T) {
 func TestSmallRequestsLeaveAHalfWhole(t *testing.T) {
 	for _, name := range []string{"dgx1-v100", "dgx-h100", "dgx-a100", "hgx-16"} {
 		n := machine(t, name)
-		half := len(n.gpus) / 2
-		best := oracleOf(n).bestOf(allIndices(len(n.gpus)), half)
+		half := len(n.list) / 2
+		best := oracleOf(n).bestOf(allIndices(len(n.list)), half)
 		for _, sizes := range [][]int{{1, 1, 2}, {2, 2}, {1, 2, 1}, {2, 1, 1}} {
 			if name == "dgx1-v100" && len(sizes) == 2 {
 				continue
@@ -269,7 +269,7 @@ func TestNodeFollowsTheSnapshot(t *testing.T) {
 	s.Devices[7].UUID = s.Devices[0].UUID
 	s.Links[0].NVLinks = 0
 	s.Links = append(s.Links, gpu.Link{A: 1, B: 1, NVLinks: 1}, gpu.Link{A: 0, B: 99, NVLinks: 1})
-	n, err := NewNode(s, DefaultWeights())
+	n, err := NewGPUs(s, DefaultWeights())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +284,7 @@ func TestNewNodeRefusesTooManyGPUs(t *testing.T) {
 		s.Devices[i].Index, s.Devices[i].UUID = i, strconv.Itoa(i)
 	}
 	const want = "257 GPUs for allocation: at most 256"
-	if n, err := NewNode(s, DefaultWeights()); n != nil || err == nil || !strings.Contains(err.Error(), want) {
+	if n, err := NewGPUs(s, DefaultWeights()); n != nil || err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v and error %v, want one with %q", n, err, want)
 	}
 }

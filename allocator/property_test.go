@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 }
 
 // check compares the answers of the policies for whole GPUs with the oracle's.
-func check(t rapid.TB, n *Node, o *oracle, p problem) {
+func check(t rapid.TB, n *GPUs, o *oracle, p problem) {
 	t.Helper()
 	for policy, want := range map[Policy][]int{
 		Topology:  o.topology(p, false),
@@ -69,12 +69,12 @@ func TestTopologyIsTheBestOnLargerRandomNodes(t *testing.T) {
 func TestAnswersAreTheBestOnMachines(t *testing.T) {
 	for _, name := range sim.Machines() {
 		n := machine(t, name)
-		if len(n.gpus) > 8 { // the oracle takes too long: see TestTopologyIsTheBestOf16
+		if len(n.list) > 8 { // the oracle takes too long: see TestTopologyIsTheBestOf16
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
 			o := oracleOf(n)
-			rapid.Check(t, func(t *rapid.T) { check(t, n, o, drawProblem(t, len(n.gpus))) })
+			rapid.Check(t, func(t *rapid.T) { check(t, n, o, drawProblem(t, len(n.list))) })
 		})
 	}
 }

@@ -14,20 +14,20 @@ type query struct {
 
 // found is a set of GPUs that answers a query.
 type found struct {
-	set   set
-	nodes int // the number of NUMA nodes, if it counts
-	score int
-	next  int // L in Topology of what is left, or -1 on nodes without a table
-	taken int // the score with all available GPUs: the lower, the better connected is what is left
-	exact bool
-	bound int // see Choice
+	set       set
+	numaNodes int // the number of NUMA nodes, if it counts
+	score     int
+	next      int // L in Topology of what is left, or -1 on nodes without a table
+	cost      int // the score with all available GPUs: the lower, the better connected is what is left
+	exact     bool
+	bound     int // see Choice
 }
 
 // compare is negative if a is better. No two sets are equal.
 func (a *found) compare(b *found) int {
 	c := cmp.Or(
-		cmp.Compare(a.nodes, b.nodes), cmp.Compare(b.score, a.score), cmp.Compare(b.next, a.next),
-		cmp.Compare(a.taken, b.taken),
+		cmp.Compare(a.numaNodes, b.numaNodes), cmp.Compare(b.score, a.score), cmp.Compare(b.next, a.next),
+		cmp.Compare(a.cost, b.cost),
 	)
 	switch {
 	case c != 0 || a.set == b.set:
@@ -45,7 +45,7 @@ func (a *found) compare(b *found) int {
 // A set other than the best set x lacks a GPU of x. For each GPU of x, the best set without it, but with the GPUs of x
 // before it, answers another query, and the best of these is the second (Murty, An Algorithm for Ranking all the
 // Assignments in Order of Increasing Cost, 1968). The query of the second best set is then divided in the same way.
-func (n *Node) rank(p Policy, q query, k int) []found {
+func (n *GPUs) rank(p Policy, q query, k int) []found {
 	if p == Partition && n.table != nil {
 		return n.table.searchPartitions(q, k)
 	}
@@ -82,7 +82,7 @@ func (n *Node) rank(p Policy, q query, k int) []found {
 }
 
 // search returns the best set of GPUs by a policy. Partition is Topology here.
-func (n *Node) search(p Policy, q query) found {
+func (n *GPUs) search(p Policy, q query) found {
 	switch {
 	case p == NUMA:
 		return n.searchNUMA(q)
@@ -95,20 +95,21 @@ func (n *Node) search(p Policy, q query) found {
 	}
 }
 
-// maxNUMASets is the most sets of NUMA nodes that a request tries on a node without a table.
+// maxNUMASets is the most sets of NUMA nodes that a request tries on a node without a table. The number is arbitrary:
+// each set costs a search of the tree, so it bounds the time. What it leaves out is in Choice.Bound.
 const maxNUMASets = 32
 
 // searchNUMA tries the sets of NUMA nodes that are as small as possible.
-func (n *Node) searchNUMA(q query) found {
+func (n *GPUs) searchNUMA(q query) found {
 	// The NUMA nodes of what must be included are used in any case. Of the others those with most GPUs come first.
 	var forced set
 	var others []set
-	nodes := 0
+	numaNodes := 0
 	for _, node := range n.numa {
 		switch usable := node.intersection(q.from); {
 		case node.intersection(q.must) != set{}:
 			forced = forced.union(usable)
-			nodes++
+			numaNodes++
 		case usable != set{}:
 			others = append(others, usable)
 		}
@@ -138,7 +139,7 @@ func (n *Node) searchNUMA(q query) found {
 		all := n.search(Topology, q)
 		most = all.score + all.bound
 	}
-	best.nodes = nodes + count
+	best.numaNodes = numaNodes + count
 	best.bound = most - best.score
 	best.exact = best.bound == 0
 	return best

@@ -15,18 +15,18 @@ func (p *Pool) chooseShared(policy Policy, r Request, states []state) Choice {
 		c.Exact, c.Bound = s.spread(policy)
 	}
 	var gpus set
-	var chosen []int
-	for g, count := range s.taken {
+	var indexes []int
+	for g, count := range s.chosen {
 		if count > 0 {
 			gpus.add(g)
-			chosen = append(chosen, p.pick(states, g, count)...)
+			indexes = append(indexes, p.pick(states, g, count)...)
 		}
 	}
-	slices.Sort(chosen)
-	for _, i := range chosen {
+	slices.Sort(indexes)
+	for _, i := range indexes {
 		c.IDs = append(c.IDs, p.devices[i].ID)
 	}
-	c.Score = p.node.scoreOf(gpus)
+	c.Score = p.gpus.scoreOf(gpus)
 	return c
 }
 
@@ -37,12 +37,12 @@ type sharing struct {
 	// available.
 	free, must, used []int
 	slices           []int // compute slices in use by MIG devices of this pool and others
-	taken            []int // devices in the answer
+	chosen           []int // devices in the answer
 	left             int   // devices still to take
 }
 
 func (p *Pool) newSharing(r Request, states []state) *sharing {
-	n := len(p.node.gpus)
+	n := len(p.gpus.list)
 	s := &sharing{
 		pool: p, free: make([]int, n), must: make([]int, n), used: make([]int, n), slices: make([]int, n), left: r.Size,
 	}
@@ -59,10 +59,10 @@ func (p *Pool) newSharing(r Request, states []state) *sharing {
 			}
 		}
 		s.used[g] = len(devices) - s.free[g]
-		s.slices[g] += r.Used[p.node.gpus[g].uuid]
+		s.slices[g] += r.Used[p.gpus.list[g].uuid]
 		s.left -= s.must[g]
 	}
-	s.taken = slices.Clone(s.must)
+	s.chosen = slices.Clone(s.must)
 	return s
 }
 
@@ -86,10 +86,10 @@ func (s *sharing) spread(policy Policy) (exact bool, bound int) {
 		var gpus []int // that come first
 		var lowest [3]int
 		for g := range load {
-			if s.taken[g] == s.free[g] {
+			if s.chosen[g] == s.free[g] {
 				continue
 			}
-			key := [3]int{load[g], min(s.taken[g], 1), order[g]}
+			key := [3]int{load[g], min(s.chosen[g], 1), order[g]}
 			c := slices.Compare(key[:], lowest[:])
 			if len(gpus) == 0 || c < 0 {
 				gpus, lowest = []int{g}, key
@@ -97,13 +97,13 @@ func (s *sharing) spread(policy Policy) (exact bool, bound int) {
 				gpus = append(gpus, g)
 			}
 		}
-		if len(gpus) > s.left && s.taken[gpus[0]] == 0 {
+		if len(gpus) > s.left && s.chosen[gpus[0]] == 0 {
 			f := s.best(policy, gpus)
 			exact, bound = f.exact, f.bound
 			gpus = slices.DeleteFunc(gpus, func(g int) bool { return !f.set.contains(g) })
 		}
 		for _, g := range gpus[:min(len(gpus), s.left)] {
-			s.taken[g]++
+			s.chosen[g]++
 			s.left--
 			load[g]++
 		}
@@ -114,8 +114,8 @@ func (s *sharing) spread(policy Policy) (exact bool, bound int) {
 // best returns the best set of the GPUs in the answer and as many of others as devices are left to take.
 func (s *sharing) best(policy Policy, others []int) found {
 	var q query
-	for g := range s.taken {
-		if s.taken[g] > 0 {
+	for g := range s.chosen {
+		if s.chosen[g] > 0 {
 			q.must.add(g)
 		}
 		if s.free[g] > 0 {
@@ -127,7 +127,7 @@ func (s *sharing) best(policy Policy, others []int) found {
 		q.from.add(g)
 	}
 	q.size = q.must.len() + s.left
-	return s.pool.node.rank(policy, q, 1)[0]
+	return s.pool.gpus.rank(policy, q, 1)[0]
 }
 
 // pack takes the devices of as few GPUs as possible, by the objective of Pack for MIG devices. It reports whether the
@@ -152,10 +152,10 @@ func (s *sharing) pack() (exact bool) {
 	for have := 0; have < need; count++ {
 		have += s.free[most[count]]
 	}
-	exact = count <= 1 || s.pool.node.table != nil
+	exact = count <= 1 || s.pool.gpus.table != nil
 	for ; !exact && count > 1; count-- { // there are too many sets to compare
 		g := slices.MaxFunc(others, func(a, b int) int {
-			return cmp.Or(s.free[a]-s.free[b], s.pool.node.scoreWith(x, a)-s.pool.node.scoreWith(x, b))
+			return cmp.Or(s.free[a]-s.free[b], s.pool.gpus.scoreWith(x, a)-s.pool.gpus.scoreWith(x, b))
 		})
 		x.add(g)
 		need -= s.free[g]
@@ -164,8 +164,8 @@ func (s *sharing) pack() (exact bool) {
 	gpus := s.bestToPack(x, others, count, need).members()
 	slices.SortStableFunc(gpus, func(a, b int) int { return cmp.Compare(s.free[a], s.free[b]) })
 	for _, g := range gpus {
-		some := min(s.left, s.free[g]-s.taken[g])
-		s.taken[g] += some
+		some := min(s.left, s.free[g]-s.chosen[g])
+		s.chosen[g] += some
 		s.left -= some
 	}
 	return exact
@@ -178,7 +178,7 @@ func (s *sharing) bestToPack(base set, others []int, count, need int) set {
 	var try func(x set, others []int, count, over, inUse int)
 	try = func(x set, others []int, count, over, inUse int) {
 		if count == 0 {
-			cost := []int{-inUse, over, -s.pool.node.scoreOf(x)}
+			cost := []int{-inUse, over, -s.pool.gpus.scoreOf(x)}
 			if over >= 0 && (bestCost == nil || slices.Compare(cost, bestCost) < 0) {
 				best, bestCost = x, cost
 			}

@@ -42,10 +42,10 @@ func (s *sharingProblem) pool() (*Pool, Request) {
 	r := Request{Size: s.size, Used: map[string]int{}}
 	var devices []Device
 	for g, total := range s.total {
-		r.Used[n.gpus[g].uuid] = s.others[g]
+		r.Used[n.list[g].uuid] = s.others[g]
 		for i := range total {
 			d := Device{
-				ID: fmt.Sprintf("%d::%d", g, i), Parent: n.gpus[g].uuid, Replica: s.replicas, Slices: s.slices[g],
+				ID: fmt.Sprintf("%d::%d", g, i), Parent: n.list[g].uuid, Replica: s.replicas, Slices: s.slices[g],
 			}
 			d.UUID = d.ID
 			if s.replicas {
@@ -61,7 +61,7 @@ func (s *sharingProblem) pool() (*Pool, Request) {
 		}
 	}
 	p := NewPool(n, devices)
-	p.shared = true // also if no GPU has two devices
+	p.several = true // also if no GPU has two devices
 	return p, r
 }
 
@@ -129,7 +129,7 @@ func (s *sharingProblem) check(t rapid.TB, policy Policy) {
 			t.Fatalf("%s %+v: %s is listed twice or not available", policy, r, id)
 		}
 		seen[id] = true
-		x[p.node.index[p.devices[p.index[id]].Parent]]++
+		x[p.gpus.index[p.devices[p.index[id]].Parent]]++
 	}
 	for _, id := range r.Must {
 		if !seen[id] {
@@ -162,7 +162,7 @@ func TestPackOnALargeNode(t *testing.T) {
 	for g := range gpus {
 		for i := range each {
 			id := fmt.Sprintf("MIG-%d-%d", g, i)
-			devices = append(devices, Device{ID: id, UUID: id, Parent: n.gpus[g].uuid})
+			devices = append(devices, Device{ID: id, UUID: id, Parent: n.list[g].uuid})
 		}
 	}
 	p := NewPool(n, devices)
@@ -203,11 +203,11 @@ func TestPackOnALargeNode(t *testing.T) {
 }
 
 // replicas returns 64 replicas of each GPU of a node.
-func replicas(t testing.TB, n *Node) (*Pool, []string) {
+func replicas(t testing.TB, n *GPUs) (*Pool, []string) {
 	t.Helper()
 	var devices []Device
 	var ids []string
-	for _, g := range n.gpus {
+	for _, g := range n.list {
 		for i := range 64 {
 			d := Device{ID: fmt.Sprintf("%s::%d", g.uuid, i), UUID: g.uuid, Parent: g.uuid, Replica: true}
 			devices, ids = append(devices, d), append(ids, d.ID)
@@ -217,10 +217,10 @@ func replicas(t testing.TB, n *Node) (*Pool, []string) {
 }
 
 // migDevices returns seven MIG devices on each GPU of a node.
-func migDevices(n *Node) (*Pool, []string) {
+func migDevices(n *GPUs) (*Pool, []string) {
 	var devices []Device
 	var ids []string
-	for _, g := range n.gpus {
+	for _, g := range n.list {
 		for i := range 7 {
 			d := Device{ID: fmt.Sprintf("MIG-%s-%d", g.uuid, i), Parent: g.uuid}
 			d.UUID = d.ID

@@ -16,7 +16,7 @@ func newTable(score [][]int) *table {
 	n := len(score)
 	t := &table{score: make([]int, 1<<n), next: make([]int, 1<<n), alike: make([]uint32, n)}
 	for x := uint32(1); x < 1<<n; x++ {
-		// The lowest GPU of a set is in one of its best pairs, or in none.
+		// In the best disjoint pairs the lowest GPU has one of the others as partner, or none.
 		first, rest := bits.TrailingZeros32(x), x&(x-1)
 		t.score[x], t.next[x] = t.score[rest], t.next[rest]
 		for r := rest; r != 0; r &= r - 1 {
@@ -77,8 +77,8 @@ func (t *table) search(q query) found {
 // found returns the set x of the available GPUs.
 func (t *table) found(available, x uint32) found {
 	rest := available &^ x
-	taken := t.score[available] + t.score[x] - t.score[rest]
-	return found{set: set{uint64(x)}, score: t.score[x], next: t.next[rest], taken: taken, exact: true}
+	cost := t.score[available] + t.score[x] - t.score[rest]
+	return found{set: set{uint64(x)}, score: t.score[x], next: t.next[rest], cost: cost, exact: true}
 }
 
 // eachSet visits the unions of base and size of the free GPUs, in order. Of sets that differ only in GPUs that are

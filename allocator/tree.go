@@ -29,35 +29,35 @@ func sortedPairs(score [][]int) []pair {
 type share struct {
 	ok    bool
 	score int // by u
-	taken int // the score with all available GPUs: the lower, the better connected is what is left
+	cost  int // the score with all available GPUs: the lower, the better connected is what is left
 	set   set
 }
 
 // searchTree returns the best set by u, or one with a higher score by s.
-func (n *Node) searchTree(q query) found {
+func (n *GPUs) searchTree(q query) found {
 	x, most := n.bestByTree(q)
 	score := n.scoreOf(x)
 	if score < most && q.size > q.must.len() {
 		x, score = n.grow(q, x, score)
 	}
-	taken := 0
+	cost := 0
 	for _, g := range x.members() {
-		taken += n.scoreWith(q.available, g)
+		cost += n.scoreWith(q.available, g)
 	}
-	return found{set: x, score: score, next: -1, taken: taken, exact: score == most, bound: most - score}
+	return found{set: x, score: score, next: -1, cost: cost, exact: score == most, bound: most - score}
 }
 
 // bestByTree returns the best set by u, and its score by u. It merges the clusters with the highest score first, as
 // Kruskal's algorithm does.
-func (n *Node) bestByTree(q query) (set, int) {
+func (n *GPUs) bestByTree(q query) (set, int) {
 	gpus := q.from.members()
 	if len(gpus) == 0 {
 		return set{}, 0
 	}
-	cluster := make([]int, len(n.gpus))    // of each GPU: one GPU of its cluster
-	shares := make([][]share, len(n.gpus)) // of each cluster: those of 0, 1, 2 GPUs and so on
+	cluster := make([]int, len(n.list))    // of each GPU: one GPU of its cluster
+	shares := make([][]share, len(n.list)) // of each cluster: those of 0, 1, 2 GPUs and so on
 	for _, g := range gpus {
-		one := share{ok: true, taken: n.scoreWith(q.available, g)}
+		one := share{ok: true, cost: n.scoreWith(q.available, g)}
 		one.set.add(g)
 		cluster[g], shares[g] = g, []share{{ok: !q.must.contains(g)}, one}
 	}
@@ -85,9 +85,9 @@ func join(a, b []share, score, size int) []share {
 			if !a[i].ok || !b[j].ok {
 				continue
 			}
-			s := share{ok: true, score: a[i].score + b[j].score + i*j*score, taken: a[i].taken + b[j].taken}
+			s := share{ok: true, score: a[i].score + b[j].score + i*j*score, cost: a[i].cost + b[j].cost}
 			best := &both[i+j]
-			better := cmp.Or(cmp.Compare(s.score, best.score), cmp.Compare(best.taken, s.taken))
+			better := cmp.Or(cmp.Compare(s.score, best.score), cmp.Compare(best.cost, s.cost))
 			if best.ok && better < 0 {
 				continue
 			}
@@ -102,10 +102,10 @@ func join(a, b []share, score, size int) []share {
 
 // grow returns x, or a set with a higher score that grows from a single GPU by the one that adds most. A pair is always
 // the best.
-func (n *Node) grow(q query, x set, score int) (set, int) {
+func (n *GPUs) grow(q query, x set, score int) (set, int) {
 	for _, first := range q.from.difference(q.must).members() {
 		var grown set
-		with := make([]int, len(n.gpus)) // the score of each GPU with the set
+		with := make([]int, len(n.list)) // the score of each GPU with the set
 		add := func(g int) {
 			grown.add(g)
 			for other, s := range n.score[g] {

@@ -13,7 +13,7 @@ import (
 )
 
 // largeNode returns a node that is searched as if it had too many GPUs for a table. So the oracle can check it.
-func largeNode(o *oracle) *Node {
+func largeNode(o *oracle) *GPUs {
 	n := o.node()
 	n.table, n.pairs = nil, sortedPairs(n.score)
 	return n
@@ -72,7 +72,7 @@ func TestLargeNodeWithTreeIsAnsweredExactly(t *testing.T) {
 		want := o.withoutNext(p)
 		wantFound := found{set: setOf(want), score: o.sum(want), next: -1, exact: true}
 		for _, g := range want {
-			wantFound.taken += n.scoreWith(setOf(p.available), g)
+			wantFound.cost += n.scoreWith(setOf(p.available), g)
 		}
 		if f := n.search(Topology, p.query()); f != wantFound {
 			t.Fatalf("%+v: %+v, want %+v", p, f, wantFound)
@@ -112,7 +112,7 @@ func TestLargeNodeUsesFewestNUMANodes(t *testing.T) {
 		}
 		f, want := n.search(NUMA, p.query()), o.topology(p, true)
 		x := f.set.members()
-		if o.nodes(x) != o.nodes(want) || f.nodes != o.nodes(x) || f.score != o.sum(want) || !f.exact || !p.fulfils(x) {
+		if o.nodes(x) != o.nodes(want) || f.numaNodes != o.nodes(x) || f.score != o.sum(want) || !f.exact || !p.fulfils(x) {
 			t.Errorf("%+v: %v %+v, want %v with the score %d", p, x, f, want, o.sum(want))
 		}
 	})
@@ -143,7 +143,7 @@ func TestLargeNodeBoundsUntriedNUMANodes(t *testing.T) {
 	n := o.node()
 	f := n.search(NUMA, query{available: setOf(allIndices(64)), from: setOf(allIndices(64)), size: 8})
 	best := n.search(Topology, query{available: setOf(allIndices(64)), from: setOf(allIndices(64)), size: 8})
-	if f.nodes != 4 || f.exact || f.score+f.bound < best.score {
+	if f.numaNodes != 4 || f.exact || f.score+f.bound < best.score {
 		t.Errorf("%+v; on any NUMA nodes %+v", f, best)
 	}
 }
@@ -169,7 +169,7 @@ func TestRankReturnsTheBestSetsInOrder(t *testing.T) {
 		slices.SortFunc(want, func(a, b [2]int) int { return cmp.Or(a[0]-b[0], b[1]-a[1]) })
 		k := rapid.IntRange(1, 6).Draw(t, "ranks")
 		want = want[:min(k, len(want))]
-		for name, n := range map[string]*Node{"small": o.node(), "large": largeNode(o)} {
+		for name, n := range map[string]*GPUs{"small": o.node(), "large": largeNode(o)} {
 			var got [][2]int
 			seen := map[set]bool{}
 			for _, f := range n.rank(policy, p.query(), k) {

@@ -61,12 +61,12 @@ func serveBenchmark(setting string) error {
 		if err != nil {
 			return err
 		}
-		node, err := allocator.NewNode(snapshot, allocator.DefaultWeights())
+		node, err := allocator.NewGPUs(snapshot, allocator.DefaultWeights())
 		if err != nil {
 			return err
 		}
 		served = r
-		o.Allocate.Preference.Node = func() *allocator.Node { return node }
+		o.Allocate.Preference.GPUs = func() *allocator.GPUs { return node }
 	}
 	p, err := New(o)
 	if err != nil {

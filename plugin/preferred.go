@@ -17,9 +17,9 @@ import (
 
 // Preference configures which of the available devices GetPreferredAllocation returns.
 type Preference struct {
-	// Node returns how the GPUs are connected. It is called at each Update. Where Node is nil, or returns nil, all GPUs
+	// GPUs returns how the GPUs are connected. It is called at each Update. Where it is nil, or returns nil, all GPUs
 	// count as equally well connected.
-	Node func() *allocator.Node
+	GPUs func() *allocator.GPUs
 	// Policy is for GPUs, and SharedPolicy for replicas and MIG devices. Empty means allocator.Topology and
 	// allocator.Spread.
 	Policy, SharedPolicy allocator.Policy
@@ -37,7 +37,7 @@ type preference struct {
 
 // of returns the preference for a resource.
 func (p *Preference) of(r *resource.Resource) (preference, error) {
-	node, err := p.node(r)
+	gpus, err := p.gpus(r)
 	if err != nil {
 		return preference{}, fmt.Errorf("advertise %s: %w", r.Name, err)
 	}
@@ -54,13 +54,13 @@ func (p *Preference) of(r *resource.Resource) (preference, error) {
 			policy = cmp.Or(p.SharedPolicy, allocator.Spread)
 		}
 	}
-	return preference{allocator.NewPool(node, devices), policy, mig && policy == allocator.Pack}, nil
+	return preference{allocator.NewPool(gpus, devices), policy, mig && policy == allocator.Pack}, nil
 }
 
-func (p *Preference) node(r *resource.Resource) (*allocator.Node, error) {
-	if p.Node != nil {
-		if n := p.Node(); n != nil {
-			return n, nil
+func (p *Preference) gpus(r *resource.Resource) (*allocator.GPUs, error) {
+	if p.GPUs != nil {
+		if gpus := p.GPUs(); gpus != nil {
+			return gpus, nil
 		}
 	}
 	unconnected := &gpu.Snapshot{}
@@ -69,7 +69,7 @@ func (p *Preference) node(r *resource.Resource) (*allocator.Node, error) {
 		g := gpu.Device{Index: d.Index, UUID: d.Parent, NUMANode: d.NUMANode}
 		unconnected.Devices = append(unconnected.Devices, g)
 	}
-	return allocator.NewNode(unconnected, allocator.DefaultWeights())
+	return allocator.NewGPUs(unconnected, allocator.DefaultWeights())
 }
 
 // GetPreferredAllocation chooses the best of the available devices by the policy. The codes of its errors are

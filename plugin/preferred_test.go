@@ -45,7 +45,7 @@ func TestPreferredAllocation(t *testing.T) {
 			r: gpusOf(8), available: all(gpusOf(8)), must: []string{uuid(5)}, size: 2, want: []string{uuid(0), uuid(5)},
 		},
 		"the best connected of the available": {
-			r: quad.resource, policy: Preference{Node: quad.node}, available: quad.ids(1, 2, 3), size: 2,
+			r: quad.resource, policy: Preference{GPUs: quad.node}, available: quad.ids(1, 2, 3), size: 2,
 			want: quad.ids(2, 3),
 		},
 		"replicas are spread over GPUs": {
@@ -135,16 +135,16 @@ func TestPreferredAllocation(t *testing.T) {
 // machineGPUs has the GPUs of a simulated machine and their links.
 type machineGPUs struct {
 	resource resource.Resource
-	node     func() *allocator.Node
+	node     func() *allocator.GPUs
 }
 
 func machineOf(t testing.TB, name string) machineGPUs {
 	t.Helper()
 	snapshot, r, err := benchMachine(name)
 	must(t, err)
-	n, err := allocator.NewNode(snapshot, allocator.DefaultWeights())
+	n, err := allocator.NewGPUs(snapshot, allocator.DefaultWeights())
 	must(t, err)
-	return machineGPUs{r, func() *allocator.Node { return n }}
+	return machineGPUs{r, func() *allocator.GPUs { return n }}
 }
 
 func (m *machineGPUs) ids(indices ...int) []string {

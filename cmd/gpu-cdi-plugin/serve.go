@@ -81,7 +81,7 @@ type service struct {
 	*daemon
 	plugin      *plugin.Plugin
 	mps         *mps.Supervisor
-	connections atomic.Pointer[allocator.Node] // between the GPUs of the last snapshot
+	connections atomic.Pointer[allocator.GPUs] // between the GPUs of the last snapshot
 
 	publishing sync.Mutex
 	state      node.State // the last of the node
@@ -133,7 +133,7 @@ func (s *service) pluginOptions() plugin.Options {
 			Strategies:       p.Strategy,
 			AnnotationPrefix: p.CDIAnnotationPrefix,
 			Preference: plugin.Preference{
-				Node: s.connections.Load, Policy: p.Allocation.Policy, SharedPolicy: p.Allocation.SharedPolicy,
+				GPUs: s.connections.Load, Policy: p.Allocation.Policy, SharedPolicy: p.Allocation.SharedPolicy,
 			},
 		},
 		Log:      s.app.log,
@@ -175,7 +175,7 @@ func (s *service) publish(state node.State) {
 
 // updateConnections precomputes which GPUs are connected best.
 func (s *service) updateConnections(snapshot *gpu.Snapshot) {
-	connections, err := allocator.NewNode(snapshot, s.app.plugin.Allocation.Weights)
+	connections, err := allocator.NewGPUs(snapshot, s.app.plugin.Allocation.Weights)
 	if err != nil {
 		s.app.log.Error("containers get any GPUs instead of the best connected ones: " + oneLine(err))
 	}

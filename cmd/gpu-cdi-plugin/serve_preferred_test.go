@@ -90,7 +90,7 @@ func (s *served) prefersTheBest(e *kubelettest.Endpoint, first, others []int) {
 	s.t.Helper()
 	known, err := s.node.Snapshot()
 	mustDo(s.t, err)
-	node, err := allocator.NewNode(known, allocator.DefaultWeights())
+	node, err := allocator.NewGPUs(known, allocator.DefaultWeights())
 	mustDo(s.t, err)
 	uuids := func(gpus []int) (list []string) {
 		for _, g := range gpus {

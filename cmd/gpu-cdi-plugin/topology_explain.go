@@ -143,11 +143,11 @@ func explainRequest(s *gpu.Snapshot, o *explainOptions) (*explanation, error) {
 			r.Available = append(r.Available, d.UUID)
 		}
 	}
-	node, err := allocator.NewNode(s, o.weights)
+	gpus, err := allocator.NewGPUs(s, o.weights)
 	if err != nil {
 		return nil, err
 	}
-	choices, err := node.Rank(allocator.Policy(o.policy), r, 1+o.runnersUp)
+	choices, err := gpus.Rank(allocator.Policy(o.policy), r, 1+o.runnersUp)
 	if err != nil {
 		return nil, requestError(s, err)
 	}

@@ -43,7 +43,7 @@ func simulate(name string, share float64) ([]result, error) {
 		return nil, err
 	}
 	s := simulated.Snapshot(sim.DefaultDriver)
-	node, err := allocator.NewNode(s, allocator.DefaultWeights())
+	node, err := allocator.NewGPUs(s, allocator.DefaultWeights())
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ func simulate(name string, share float64) ([]result, error) {
 
 // chooseWith returns a chooser that asks the allocator. It remembers the answers, since the same few requests are asked
 // thousands of times a day.
-func chooseWith(n *allocator.Node, p allocator.Policy) chooser {
+func chooseWith(n *allocator.GPUs, p allocator.Policy) chooser {
 	type question struct {
 		available set
 		size      int

@@ -21,7 +21,7 @@ func TestContainersGetThePreferredGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	snapshot := machine.Snapshot(sim.DefaultDriver)
-	node, err := allocator.NewNode(snapshot, allocator.DefaultWeights())
+	node, err := allocator.NewGPUs(snapshot, allocator.DefaultWeights())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestContainersGetThePreferredGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := newKubelet(t)
-	servePreferring(t, k, plugin.Preference{Node: func() *allocator.Node { return node }}, list)
+	servePreferring(t, k, plugin.Preference{GPUs: func() *allocator.GPUs { return node }}, list)
 	k.awaitCounts(t, 8, 8)
 	var want [][]string
 	for _, pair := range [][]int{{2, 3}, {0, 1}, {6, 7}, {4, 5}} {

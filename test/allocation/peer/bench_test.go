@@ -42,7 +42,7 @@ type figures map[string][]time.Duration
 
 // add measures one request.
 func (f figures) measure(
-	b *testing.B, name string, n *allocator.Node, p allocator.Policy, q question,
+	b *testing.B, name string, n *allocator.GPUs, p allocator.Policy, q question,
 ) allocator.Choice {
 	r := q.request(n)
 	begin := time.Now()
@@ -153,7 +153,7 @@ func BenchmarkFabric(b *testing.B) {
 	}
 }
 
-func benchmarkFabric(b *testing.B, n *allocator.Node, policy allocator.Policy, size int) {
+func benchmarkFabric(b *testing.B, n *allocator.GPUs, policy allocator.Policy, size int) {
 	random := rand.New(rand.NewPCG(128, uint64(size)))
 	f := figures{}
 	score, bound, share := 0, 0, 0.0

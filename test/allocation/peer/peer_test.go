@@ -42,7 +42,7 @@ func randomQuestion(random *rand.Rand, gpus int) question {
 	return q
 }
 
-func (q question) request(n *allocator.Node) allocator.Request {
+func (q question) request(n *allocator.GPUs) allocator.Request {
 	r, uuids := allocator.Request{Size: q.size}, n.UUIDs()
 	for _, i := range q.available {
 		r.Available = append(r.Available, uuids[i])
@@ -78,7 +78,7 @@ func bitsOf(indices []int) (set int) {
 	return set
 }
 
-func choose(t testing.TB, n *allocator.Node, p allocator.Policy, q question) (allocator.Choice, []int) {
+func choose(t testing.TB, n *allocator.GPUs, p allocator.Policy, q question) (allocator.Choice, []int) {
 	t.Helper()
 	c, err := n.Choose(p, q.request(n))
 	if err != nil {
@@ -93,9 +93,9 @@ func choose(t testing.TB, n *allocator.Node, p allocator.Policy, q question) (al
 	return c, chosen
 }
 
-func newNode(t testing.TB, s *gpu.Snapshot, w allocator.Weights) *allocator.Node {
+func newNode(t testing.TB, s *gpu.Snapshot, w allocator.Weights) *allocator.GPUs {
 	t.Helper()
-	n, err := allocator.NewNode(s, w)
+	n, err := allocator.NewGPUs(s, w)
 	if err != nil {
 		t.Fatal(err)
 	}
