@@ -139,8 +139,8 @@ func newNamedDevice(
 	a *gpu.Allocatable, nodes map[string]driver.DeviceNode, owners map[string]string,
 ) (namedDevice, error) {
 	dev := namedDevice{names: []string{a.IndexName(), a.UUID()}}
-	if a.Problem != "" {
-		return dev, errors.New(a.Problem)
+	if a.Reason != "" {
+		return dev, errors.New(a.Reason)
 	}
 	for _, name := range nodeNames(a) {
 		n, ok := nodes[path.Join("/dev", name)]

@@ -183,12 +183,12 @@ func Default() Config {
 				Resource:    "nvidia.com/gpu",
 				MIGStrategy: resource.MIGNone,
 				GPUs:        resource.Filter{Include: []resource.Selector{}, Exclude: []resource.Selector{}},
-				Names:       resource.Names{GPUs: []resource.Name{}, MIG: []resource.Name{}},
+				Names:       resource.Names{GPUs: []resource.NameRule{}, MIG: []resource.NameRule{}},
 				Sharing: resource.Sharing{
-					TimeSlicing: resource.TimeSlicing{Resources: []resource.Replicated{}},
+					TimeSlicing: resource.TimeSlicing{Resources: []resource.SharingRule{}},
 					MPS: resource.MPS{
 						SharedMemoryMiB: resource.DefaultSharedMemoryMiB,
-						Resources:       []resource.Replicated{},
+						Resources:       []resource.SharingRule{},
 					},
 				},
 			},

@@ -102,19 +102,19 @@ func fullConfig() Config {
 					Exclude: []resource.Selector{"*T400*"},
 				},
 				Names: resource.Names{
-					GPUs: []resource.Name{{Pattern: "*H100*", Name: "example.com/h100"}},
-					MIG:  []resource.Name{{Pattern: "1g.*", Name: "example.com/small"}},
+					GPUs: []resource.NameRule{{Pattern: "*H100*", Name: "example.com/h100"}},
+					MIG:  []resource.NameRule{{Pattern: "1g.*", Name: "example.com/small"}},
 				},
 				MPS: true,
 				Sharing: resource.Sharing{
 					TimeSlicing: resource.TimeSlicing{
 						RenameByDefault: true, FailRequestsGreaterThanOne: true,
-						Resources: []resource.Replicated{{
+						Resources: []resource.SharingRule{{
 							Name: "example.com/h100", Devices: []resource.Selector{"0"}, Replicas: 4,
 							Rename: "example.com/quarter",
 						}},
 					},
-					MPS: resource.MPS{RenameByDefault: true, SharedMemoryMiB: 32, Resources: []resource.Replicated{{
+					MPS: resource.MPS{RenameByDefault: true, SharedMemoryMiB: 32, Resources: []resource.SharingRule{{
 						Name: "example.com/h100", Devices: []resource.Selector{"1"}, Replicas: 2,
 						Rename: "example.com/half",
 					}}},

@@ -11,30 +11,30 @@ type Allocatable struct {
 	GPU *Device
 	// MIG is nil for a whole GPU.
 	MIG *MIGDevice
-	// Problem is why no container can be given the device, as text that follows its label. It is empty if one can.
-	Problem string
+	// Reason is why no container can be given the device, as text that follows its label. It is empty if one can.
+	Reason string
 }
 
 // Allocatables lists what containers can be given of the GPU: itself or, in MIG mode, its MIG devices. A GPU in MIG
-// mode without MIG devices is listed itself, with that problem.
+// mode without MIG devices is listed itself, with that reason.
 func (d *Device) Allocatables() []Allocatable {
-	problem := ""
+	reason := ""
 	switch {
 	case !d.Usable():
-		problem = "cannot be read: " + d.Error
+		reason = "cannot be read: " + d.Error
 	case d.MIGEnabled && len(d.MIG) == 0:
-		problem = "is in MIG mode and has no MIG device"
+		reason = "is in MIG mode and has no MIG device"
 	case d.Minor == NoMinor:
-		problem = "has a device node whose minor number is unknown"
+		reason = "has a device node whose minor number is unknown"
 	}
 	if !d.MIGEnabled || len(d.MIG) == 0 {
-		return []Allocatable{{GPU: d, Problem: problem}}
+		return []Allocatable{{GPU: d, Reason: reason}}
 	}
 	var list []Allocatable
 	for i := range d.MIG {
-		a := Allocatable{GPU: d, MIG: &d.MIG[i], Problem: problem}
-		if problem == "" && (a.MIG.GPUInstanceCap == NoMinor || a.MIG.ComputeInstanceCap == NoMinor) {
-			a.Problem = "has device nodes in /dev/nvidia-caps whose minor numbers are unknown"
+		a := Allocatable{GPU: d, MIG: &d.MIG[i], Reason: reason}
+		if reason == "" && (a.MIG.GPUInstanceCap == NoMinor || a.MIG.ComputeInstanceCap == NoMinor) {
+			a.Reason = "has device nodes in /dev/nvidia-caps whose minor numbers are unknown"
 		}
 		list = append(list, a)
 	}

@@ -52,7 +52,7 @@ func TestAllocatables(t *testing.T) {
 				if a.GPU != &c.device {
 					t.Errorf("%s has another GPU", a.Label())
 				}
-				got = append(got, a.Label(), a.UUID(), a.IndexName(), a.Problem)
+				got = append(got, a.Label(), a.UUID(), a.IndexName(), a.Reason)
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("-want +got\n%s", diff)

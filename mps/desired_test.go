@@ -29,7 +29,7 @@ func TestDaemons(t *testing.T) {
 	}
 }
 
-func TestProblem(t *testing.T) {
+func TestReason(t *testing.T) {
 	half, third := resource.MPSLimits{MemoryBytes: 2 << 20}, resource.MPSLimits{MemoryBytes: 1 << 20}
 	s := New(Options{})
 	s.workers["GPU-1"] = &worker{ready: half}
@@ -53,7 +53,7 @@ func TestProblem(t *testing.T) {
 		"a GPU that is no longer shared":        {resource.Device{UUID: "GPU-4", Parent: "GPU-4"}, occupied},
 		"a MIG device of a GPU that was shared": {resource.Device{UUID: "MIG-1", Parent: "GPU-4"}, occupied},
 	} {
-		if got := s.Problem(&c.device); got != c.want {
+		if got := s.Reason(&c.device); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}

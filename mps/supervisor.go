@@ -63,7 +63,7 @@ type Options struct {
 	Check func(check func(path string) error, path string) error
 	// Modes makes a GPU exclusive while it has a daemon, so that no process uses it without MPS.
 	Modes ComputeModes
-	// Changed is called when the result of Problem may have changed.
+	// Changed is called when the result of Reason may have changed.
 	Changed func()
 	// Interval is how often a daemon is checked; 0 is 10 seconds. Its end is noticed at once.
 	Interval time.Duration
@@ -120,9 +120,9 @@ func (s *Supervisor) Set(daemons []Daemon) {
 	s.kick.Wake()
 }
 
-// Problem returns why MPS keeps a device from being allocated, or "". The daemon of a shared GPU must be ready with the
+// Reason returns why MPS keeps a device from being allocated, or "". The daemon of a shared GPU must be ready with the
 // device's limits. A GPU that is no longer shared remains exclusive until the daemon's last client has ended.
-func (s *Supervisor) Problem(d *resource.Device) string {
+func (s *Supervisor) Reason(d *resource.Device) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d.MPS == nil {

@@ -175,7 +175,7 @@ func (s *testSupervisor) start() {
 
 // problem returns why the nth GPU's daemon cannot be used with these limits, or "".
 func (s *testSupervisor) problem(n int, limits resource.MPSLimits) string {
-	return s.Problem(&resource.Device{UUID: s.gpu(n), MPS: &limits})
+	return s.Reason(&resource.Device{UUID: s.gpu(n), MPS: &limits})
 }
 
 // share sets the GPUs to share.
@@ -492,7 +492,7 @@ func TestOneSupervisorForADirectory(t *testing.T) {
 		must(t, second.Run(ctx))
 		cancel()
 	}
-	if reason := second.Problem(&resource.Device{UUID: s.gpu(1), MPS: &half}); !strings.Contains(
+	if reason := second.Reason(&resource.Device{UUID: s.gpu(1), MPS: &half}); !strings.Contains(
 		reason,
 		lock.ErrHeld.Error(),
 	) {

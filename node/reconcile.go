@@ -227,7 +227,7 @@ func asRemarks(findings []resource.Finding) []remark {
 	var list []remark
 	for _, f := range findings {
 		m := remark{key: f.Text, text: f.Text}
-		if f.Problem {
+		if f.Severe {
 			m.level = slog.LevelWarn
 		}
 		list = append(list, m)

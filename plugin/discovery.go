@@ -24,9 +24,9 @@ func (e *endpoint) stayDiscovered(ctx context.Context) error {
 			continue
 		}
 		pause = min(2*pause, lastPause)
-		e.setProblem(errNotWatched)
+		e.setReason(errNotWatched)
 		if err := e.listen(ctx); err != nil {
-			e.setProblem(err)
+			e.setReason(err)
 		}
 	}
 }

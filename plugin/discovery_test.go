@@ -76,7 +76,7 @@ func TestAKubeletDiscoversTheSocket(t *testing.T) {
 	eventually(t, "the refusal is reported", func() bool {
 		notify(t, c, &pluginregistration.RegistrationStatus{Error: "no room"})
 		s := p.Status()[0]
-		return strings.Contains(s.Problem, "no room") && !s.Watched
+		return strings.Contains(s.Reason, "no room") && !s.Watched
 	})
 	// A kubelet that does not connect is shown new sockets.
 	for range 3 {

@@ -45,7 +45,7 @@ func newEndpoint(r resource.Resource, o *Options) (*endpoint, error) {
 	return &endpoint{
 		name: r.Name, path: socketPath(o.dir(), r.Name), opts: o, server: server,
 		log:    o.Log.With("resource", r.Name),
-		status: Status{Resource: r.Name, Problem: "it is not registered yet"},
+		status: Status{Resource: r.Name, Reason: "it is not registered yet"},
 	}, nil
 }
 
@@ -90,7 +90,7 @@ func (e *endpoint) wait(ctx context.Context, limit time.Duration, done func() bo
 		case errors.Is(err, lock.ErrHeld):
 			return err
 		case err != nil:
-			e.setProblem(err)
+			e.setReason(err)
 		case done() || over:
 			return nil
 		}
@@ -156,24 +156,24 @@ func (e *endpoint) stop() {
 func (e *endpoint) registered(err error) {
 	e.opts.Observer.Registered(e.name, err)
 	if err != nil {
-		e.setProblem(err)
+		e.setReason(err)
 	}
 }
 
-// setProblem records why the resource is not registered. It logs the same problem once.
-func (e *endpoint) setProblem(err error) {
+// setReason records why the resource is not registered. It logs the same reason once.
+func (e *endpoint) setReason(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if problem := err.Error(); problem != e.status.Problem {
-		e.status.Problem = problem
-		e.log.Warn(e.name + " is not registered with the kubelet: " + problem)
+	if reason := err.Error(); reason != e.status.Reason {
+		e.status.Reason = reason
+		e.log.Warn(e.name + " is not registered with the kubelet: " + reason)
 	}
 }
 
 // setWatched records whether the kubelet watches the devices, and if not, why.
-func (e *endpoint) setWatched(watched bool, problem string) {
+func (e *endpoint) setWatched(watched bool, reason string) {
 	e.mu.Lock()
-	e.status.Watched, e.status.Problem = watched, problem
+	e.status.Watched, e.status.Reason = watched, reason
 	e.mu.Unlock()
 	e.opts.Observer.Watched(e.name, watched)
 }

@@ -189,8 +189,8 @@ type Status struct {
 	Resource string
 	// Watched is true while the resource is registered and the kubelet watches its devices.
 	Watched bool
-	// Problem is why the resource is not connected.
-	Problem string
+	// Reason is why the kubelet does not watch, or empty.
+	Reason string
 	// Devices and Healthy count the devices that are advertised.
 	Devices, Healthy int
 }
@@ -219,7 +219,7 @@ func (p *Plugin) Ready() error {
 	var errs []error
 	for _, s := range all {
 		if !s.Watched {
-			errs = append(errs, fmt.Errorf("the kubelet does not watch %s: %s", s.Resource, s.Problem))
+			errs = append(errs, fmt.Errorf("the kubelet does not watch %s: %s", s.Resource, s.Reason))
 		}
 	}
 	return errors.Join(errs...)

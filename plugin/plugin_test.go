@@ -170,7 +170,7 @@ func TestAnEndpointRegistersAgain(t *testing.T) {
 // awaitProblem waits until the problem of the first resource has a text.
 func (r *running) awaitProblem(text string) {
 	r.t.Helper()
-	eventually(r.t, "the problem is reported", func() bool { return strings.Contains(r.Status()[0].Problem, text) })
+	eventually(r.t, "the problem is reported", func() bool { return strings.Contains(r.Status()[0].Reason, text) })
 }
 
 // leaveSocket leaves a socket that no process listens on.

@@ -34,7 +34,7 @@ func benchMachine(machine string) (*gpu.Snapshot, resource.Resource, error) {
 		if err != nil {
 			return nil, resource.Resource{}, err
 		}
-		c.Sharing.TimeSlicing.Resources = []resource.Replicated{{Name: gpus, Replicas: n}}
+		c.Sharing.TimeSlicing.Resources = []resource.SharingRule{{Name: gpus, Replicas: n}}
 	}
 	s := m.Snapshot("580.126.09")
 	built, _, err := resource.Build(s, c)

@@ -45,7 +45,7 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 	for {
 		switch current := identify(socket); current {
 		case socketID{}:
-			e.setProblem(fmt.Errorf("there is no socket %s; is the kubelet running?", socket))
+			e.setReason(fmt.Errorf("there is no socket %s; is the kubelet running?", socket))
 			if err := e.wait(ctx, forever, exists); err != nil {
 				return err
 			}
@@ -88,7 +88,7 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 				pause = firstPause
 			}
 		default:
-			e.setProblem(errNotWatched)
+			e.setReason(errNotWatched)
 		}
 	}
 }

@@ -12,11 +12,11 @@ import (
 )
 
 // Build returns the resources that the node offers, sorted by name. The configuration must be valid: see
-// Config.Validate. Config.Resource is among the resources without a device too, so that the kubelet reports 0 of them,
-// unless rules give all of its devices other names.
+// Config.Validate. Config.Resource is returned even without devices (the kubelet then reports 0), unless rules rename
+// all of them.
 //
 // A device that cannot be allocated is advertised as unhealthy with the reason, not omitted: the kubelet of 1.36 can
-// crash when a device of a running pod disappears.
+// crash when a device of a running pod disappears. A GPU in MIG mode is omitted: what is advertised is its MIG devices.
 //
 // The error is a TooManyDevicesError.
 func Build(s *gpu.Snapshot, c Config) ([]Resource, []Finding, error) {
@@ -55,7 +55,7 @@ func (b *builder) note(about, text string) {
 }
 
 func (b *builder) problem(about, format string, args ...any) {
-	b.findings = append(b.findings, Finding{Text: about + " " + fmt.Sprintf(format, args...), Problem: true})
+	b.findings = append(b.findings, Finding{Text: about + " " + fmt.Sprintf(format, args...), Severe: true})
 }
 
 // addDevices plans the devices that the filter and the MIG strategy allow.
@@ -75,7 +75,7 @@ func (b *builder) addDevices(s *gpu.Snapshot) {
 		for _, a := range d.Allocatables() {
 			switch {
 			case d.MIGEnabled && a.MIG == nil:
-				b.findings = append(b.findings, Finding{Text: about + " " + a.Problem, Problem: !d.Usable()})
+				b.findings = append(b.findings, Finding{Text: about + " " + a.Reason, Severe: !d.Usable()})
 			case a.MIG != nil && b.config.MIGStrategy == MIGMixed:
 				b.add(&a, b.migName(a.MIG))
 			default:
@@ -115,7 +115,7 @@ func (b *builder) migName(m *gpu.MIGDevice) string {
 }
 
 // named returns the resource name of the first rule whose pattern matches the model or profile, or the default.
-func (b *builder) named(key string, rules []Name, text, defaultName string) string {
+func (b *builder) named(key string, rules []NameRule, text, defaultName string) string {
 	for i, r := range rules {
 		if r.Pattern.matches(text) {
 			b.used[item(key, i)] = true
@@ -142,7 +142,7 @@ func (b *builder) add(a *gpu.Allocatable, resource string) {
 func newDevice(a *gpu.Allocatable) Device {
 	d := Device{
 		ID: a.UUID(), UUID: a.UUID(), Parent: a.GPU.UUID, IndexName: a.IndexName(), Index: a.GPU.Index, MIGIndex: NoMIG,
-		Replica: NoReplica, NUMANode: a.GPU.NUMANode, Healthy: a.Problem == "", Reason: a.Problem, Model: a.GPU.Name,
+		Replica: NoReplica, NUMANode: a.GPU.NUMANode, Healthy: a.Reason == "", Reason: a.Reason, Model: a.GPU.Name,
 		PCIBusID: a.GPU.PCIBusID, MemoryBytes: a.GPU.MemoryBytes,
 	}
 	if a.MIG != nil {
@@ -206,8 +206,8 @@ func (b *builder) allRenamed() bool {
 func expand(name string, plans []plan) Resource {
 	r := Resource{Name: name, Devices: []Device{}}
 	for _, p := range plans {
-		if p.method != nil && p.method.limit != "" {
-			r.Limit, r.LimitReason = 1, p.method.limit
+		if p.method != nil && p.method.limitReason != "" {
+			r.Limit, r.LimitReason = 1, p.method.limitReason
 		}
 		if p.replicas == 0 {
 			r.Devices = append(r.Devices, p.device)

@@ -107,7 +107,7 @@ func formatResources(resources []Resource) []string {
 }
 
 // timeSlice sets the rules of time-slicing.
-func timeSlice(list ...Replicated) func(*Config) {
+func timeSlice(list ...SharingRule) func(*Config) {
 	return func(c *Config) { c.Sharing.TimeSlicing.Resources = list }
 }
 
@@ -197,7 +197,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 		},
 		"a rule names a model": {
 			"dgx-h100", func(c *Config) {
-				c.Names.GPUs = []Name{
+				c.Names.GPUs = []NameRule{
 					{"*A100*", "nvidia.com/a100"}, {"nvidia-h100-*", "nvidia.com/h100"}, {"*", "nvidia.com/other"},
 				}
 			},
@@ -210,7 +210,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			"mig-h100", func(c *Config) {
 				c.MIGStrategy = MIGMixed
 				c.GPUs.Include = []Selector{"0", "5"}
-				c.Names.MIG = []Name{{"1g.10gb", "nvidia.com/small"}, {"1g.*", "nvidia.com/small-special"}}
+				c.Names.MIG = []NameRule{{"1g.10gb", "nvidia.com/small"}, {"1g.*", "nvidia.com/small-special"}}
 			},
 			[]string{
 				"nvidia.com/gpu:",
@@ -225,14 +225,14 @@ func TestBuildOnKnownMachines(t *testing.T) {
 		"a rule for a model names its MIG devices with mig-strategy single": {
 			"mig-h100", func(c *Config) {
 				c.MIGStrategy, c.GPUs.Include = MIGSingle, []Selector{"2"}
-				c.Names.GPUs = []Name{{"*h100*", "nvidia.com/h100"}}
-				c.Names.MIG = []Name{{"*", "nvidia.com/slice"}}
+				c.Names.GPUs = []NameRule{{"*h100*", "nvidia.com/h100"}}
+				c.Names.MIG = []NameRule{{"*", "nvidia.com/slice"}}
 			},
 			[]string{"nvidia.com/h100: 2:0"},
 			append(excluded(0, 1, 3, 4, 5, 6, 7), "resources.mig[0] matches nothing on this node"),
 		},
 		"replicas": {
-			"workstation", timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: 3}),
+			"workstation", timeSlice(SharingRule{Name: "nvidia.com/gpu", Replicas: 3}),
 			[]string{"nvidia.com/gpu: 0::0 0::1 0::2"},
 			nil,
 		},
@@ -240,7 +240,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			"workstation", func(c *Config) {
 				c.Sharing.TimeSlicing = TimeSlicing{
 					RenameByDefault: true, FailRequestsGreaterThanOne: true,
-					Resources: []Replicated{{Name: "nvidia.com/gpu", Replicas: 2}},
+					Resources: []SharingRule{{Name: "nvidia.com/gpu", Replicas: 2}},
 				}
 			},
 			[]string{"nvidia.com/gpu.shared: 0::0 0::1 (at most 1)"},
@@ -248,7 +248,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 		},
 		"each rule has its own replicas and name": {
 			"pcie-quad", func(c *Config) {
-				c.Sharing.TimeSlicing = TimeSlicing{RenameByDefault: true, Resources: []Replicated{
+				c.Sharing.TimeSlicing = TimeSlicing{RenameByDefault: true, Resources: []SharingRule{
 					{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2},
 					{Name: "nvidia.com/gpu", Devices: []Selector{"2", "1"}, Replicas: 3, Rename: "nvidia.com/third"},
 				}}
@@ -257,7 +257,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 			nil,
 		},
 		"shared and unshared devices of one resource are a problem": {
-			"pcie-quad", timeSlice(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2}),
+			"pcie-quad", timeSlice(SharingRule{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2}),
 			[]string{"nvidia.com/gpu: 0 1::0 1::1 2 3"},
 			[]string{
 				"nvidia.com/gpu has devices that are shared and devices that are not; set rename for the shared ones",
@@ -266,7 +266,7 @@ func TestBuildOnKnownMachines(t *testing.T) {
 		"a rule for a MIG resource shares its devices": {
 			"mig-h100", func(c *Config) {
 				c.MIGStrategy, c.GPUs.Include = MIGMixed, []Selector{"0", "2"}
-				c.Sharing.TimeSlicing = TimeSlicing{RenameByDefault: true, Resources: []Replicated{
+				c.Sharing.TimeSlicing = TimeSlicing{RenameByDefault: true, Resources: []SharingRule{
 					{Name: "nvidia.com/mig-7g.80gb", Replicas: 2},
 					{Name: "nvidia.com/mig-3g.40gb", Devices: []Selector{"0:1"}, Replicas: 2},
 					{Name: "nvidia.com/mig-2g.20gb", Devices: []Selector{"0:1"}, Replicas: 2},
@@ -284,8 +284,8 @@ func TestBuildOnKnownMachines(t *testing.T) {
 		},
 		"a rule for sharing refers to renamed resources": {
 			"workstation", func(c *Config) {
-				c.Names.GPUs = []Name{{"*", "nvidia.com/desk"}}
-				c.Sharing.TimeSlicing.Resources = []Replicated{
+				c.Names.GPUs = []NameRule{{"*", "nvidia.com/desk"}}
+				c.Sharing.TimeSlicing.Resources = []SharingRule{
 					{Name: "nvidia.com/gpu", Replicas: 2}, {Name: "nvidia.com/desk", Replicas: 2},
 				}
 			},
@@ -318,7 +318,7 @@ func TestDevicesHaveTheFieldsOfTheSnapshot(t *testing.T) {
 	s := loadSnapshot(t, "mig-h100")
 	c := changed(func(c *Config) {
 		c.MIGStrategy = MIGMixed
-		c.Sharing.TimeSlicing.Resources = []Replicated{{Name: "nvidia.com/mig-2g.20gb", Replicas: 2}}
+		c.Sharing.TimeSlicing.Resources = []SharingRule{{Name: "nvidia.com/mig-2g.20gb", Replicas: 2}}
 	})
 	resources, _ := build(t, s, c)
 	whole, parent, mig := s.Devices[6], s.Devices[0], s.Devices[0].MIG[1]
@@ -353,7 +353,7 @@ func TestBuildIsDeterministicAndPure(t *testing.T) {
 	s, untouched := loadSnapshot(t, "mig-h100"), loadSnapshot(t, "mig-h100")
 	c := changed(func(c *Config) {
 		c.MIGStrategy = MIGMixed
-		c.Sharing.TimeSlicing.Resources = []Replicated{{Name: "nvidia.com/mig-1g.10gb", Replicas: 3}}
+		c.Sharing.TimeSlicing.Resources = []SharingRule{{Name: "nvidia.com/mig-1g.10gb", Replicas: 3}}
 	})
 	first, findings := build(t, s, c)
 	for range 20 {
@@ -400,7 +400,7 @@ func TestBuildOnDamagedNodes(t *testing.T) {
 		},
 		"all replicas of an unreadable GPU are unhealthy": {
 			func(s *gpu.Snapshot) { s.Devices[1].Error = "GPU is lost" },
-			timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
+			timeSlice(SharingRule{Name: "nvidia.com/gpu", Replicas: 2}),
 			[]string{"nvidia.com/gpu: 0::0 0::1 1::0! 1::1! 2::0 2::1 3::0 3::1"},
 			[]string{"GPU 1 is unhealthy: cannot be read: GPU is lost"},
 		},
@@ -447,7 +447,7 @@ func TestBuildOnDamagedNodes(t *testing.T) {
 				s.Devices[0].UUID = "GPU-" + strings.Repeat("0", 60)
 				s.Devices[1].UUID = "GPU-" + strings.Repeat("1", 59)
 				s.Devices[2].UUID = "GPU-" + strings.Repeat("2", 56)
-			}, timeSlice(Replicated{
+			}, timeSlice(SharingRule{
 				Name: "nvidia.com/gpu", Devices: []Selector{"0", "1", "2"}, Replicas: 10, Rename: "a.b/c",
 			}),
 			[]string{
@@ -541,9 +541,9 @@ func TestFindingsAreProblemsOrNotes(t *testing.T) {
 	}))
 	want := []Finding{
 		{Text: "GPU 0 is excluded by gpus.include or gpus.exclude"},
-		{Text: "GPU 1 is unhealthy: cannot be read: GPU is lost", Problem: true},
+		{Text: "GPU 1 is unhealthy: cannot be read: GPU is lost", Severe: true},
 		{Text: "GPU 2 is in MIG mode and has no MIG device"},
-		{Text: "GPU 3 cannot be read: GPU is lost", Problem: true},
+		{Text: "GPU 3 cannot be read: GPU is lost", Severe: true},
 	}
 	if diff := cmp.Diff(want, findings); diff != "" || err != nil {
 		t.Errorf("%v -want +got\n%s", err, diff)

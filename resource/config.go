@@ -44,13 +44,13 @@ type Filter struct {
 // Names are rules for resource names. The first one that matches a device applies.
 type Names struct {
 	// GPUs has patterns of product names. They apply to GPUs and, with MIGSingle, to MIG devices.
-	GPUs []Name `yaml:"gpus" json:"gpus"`
+	GPUs []NameRule `yaml:"gpus" json:"gpus"`
 	// MIG has patterns of MIG profiles, such as "1g.*". They apply with MIGMixed.
-	MIG []Name `yaml:"mig" json:"mig"`
+	MIG []NameRule `yaml:"mig" json:"mig"`
 }
 
-// Name is a rule: devices that match the pattern have this resource name.
-type Name struct {
+// NameRule is a rule for names: devices that match the pattern have this resource name.
+type NameRule struct {
 	Pattern Pattern `yaml:"pattern" json:"pattern"`
 	Name    string  `yaml:"name" json:"name"`
 }
@@ -70,7 +70,7 @@ type TimeSlicing struct {
 	// more compute.
 	FailRequestsGreaterThanOne bool `yaml:"fail-requests-greater-than-one" json:"fail-requests-greater-than-one"`
 	// Resources are the rules. The first one that matches a device applies.
-	Resources []Replicated `yaml:"resources" json:"resources"`
+	Resources []SharingRule `yaml:"resources" json:"resources"`
 }
 
 // MPS offers replicas of GPUs through CUDA's Multi-Process Service: the processes of all containers run at the same
@@ -82,11 +82,11 @@ type MPS struct {
 	// SharedMemoryMiB is each replica's part, in MiB, of the /dev/shm that a GPU's containers share.
 	SharedMemoryMiB int `yaml:"shared-memory-mib" json:"shared-memory-mib"`
 	// Resources are the rules. The first one that matches a GPU applies.
-	Resources []Replicated `yaml:"resources" json:"resources"`
+	Resources []SharingRule `yaml:"resources" json:"resources"`
 }
 
-// Replicated is a rule for sharing.
-type Replicated struct {
+// SharingRule is a rule for sharing.
+type SharingRule struct {
 	// Name is the resource that the devices would have without the rule.
 	Name string `yaml:"name" json:"name"`
 	// Devices selects devices of the resource; an empty list means all.
@@ -115,10 +115,10 @@ const (
 // method is a method of sharing devices, with its rules.
 type method struct {
 	key             string
-	rules           []Replicated
+	rules           []SharingRule
 	renameByDefault bool
-	// limit is why a container may have only one replica; empty means that it may have more.
-	limit string
+	// limitReason is why a container may have only one replica; empty means that it may have more.
+	limitReason string
 }
 
 // methods returns all methods of sharing.
@@ -126,16 +126,16 @@ func (s *Sharing) methods() []method {
 	t, m := &s.TimeSlicing, &s.MPS
 	slicing := method{key: timeSlicingKey, rules: t.Resources, renameByDefault: t.RenameByDefault}
 	if t.FailRequestsGreaterThanOne {
-		slicing.limit = "more replicas give no more of a GPU"
+		slicing.limitReason = "more replicas give no more of a GPU"
 	}
 	return []method{slicing, {
 		key: mpsKey, rules: m.Resources, renameByDefault: m.RenameByDefault,
-		limit: "a process can use one MPS control daemon only",
+		limitReason: "a process can use one MPS control daemon only",
 	}}
 }
 
 // target returns the resource name of a rule's replicas.
-func (m *method) target(r *Replicated) string {
+func (m *method) target(r *SharingRule) string {
 	switch {
 	case r.Rename != "":
 		return r.Rename

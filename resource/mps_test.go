@@ -11,7 +11,7 @@ import (
 )
 
 // shareByMPS sets the rules of MPS.
-func shareByMPS(list ...Replicated) func(*Config) {
+func shareByMPS(list ...SharingRule) func(*Config) {
 	return func(c *Config) { c.MPS, c.Sharing.MPS.Resources = true, list }
 }
 
@@ -33,7 +33,7 @@ func formatLimits(resources []Resource) []string {
 }
 
 func TestSharedMemoryGrowsWithReplicas(t *testing.T) {
-	c := changed(shareByMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 3}))
+	c := changed(shareByMPS(SharingRule{Name: "nvidia.com/gpu", Replicas: 3}))
 	c.Sharing.MPS.SharedMemoryMiB = 5
 	resources, _, err := Build(loadSnapshot(t, "workstation"), c)
 	if err != nil {
@@ -57,7 +57,7 @@ func TestMPS(t *testing.T) {
 	}{
 		"each replica has a part of memory and threads, rounded down": {
 			machine: "dgx1-v100",
-			change: shareByMPS(Replicated{
+			change: shareByMPS(SharingRule{
 				Name: "nvidia.com/gpu", Devices: []Selector{"0"}, Replicas: 3, Rename: "nvidia.com/third",
 			}),
 			want:   []string{"nvidia.com/gpu: 1 2 3 4 5 6 7", "nvidia.com/third: 0::0 0::1 0::2 (at most 1)"},
@@ -66,7 +66,7 @@ func TestMPS(t *testing.T) {
 		"rename-by-default appends .shared to the name": {
 			machine: "workstation",
 			change: func(c *Config) {
-				shareByMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2})(c)
+				shareByMPS(SharingRule{Name: "nvidia.com/gpu", Replicas: 2})(c)
 				c.Sharing.MPS.RenameByDefault = true
 			},
 			want:   []string{"nvidia.com/gpu.shared: 0::0 0::1 (at most 1)"},
@@ -75,9 +75,9 @@ func TestMPS(t *testing.T) {
 		"a GPU before Volta has no thread limit and at most 16 clients": {
 			machine: "pcie-quad",
 			change: shareByMPS(
-				Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"0"}, Replicas: 17, Rename: "a.b/c"},
-				Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2, Rename: "a.b/c"},
-				Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"2"}, Replicas: 17, Rename: "a.b/c"},
+				SharingRule{Name: "nvidia.com/gpu", Devices: []Selector{"0"}, Replicas: 17, Rename: "a.b/c"},
+				SharingRule{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2, Rename: "a.b/c"},
+				SharingRule{Name: "nvidia.com/gpu", Devices: []Selector{"2"}, Replicas: 17, Rename: "a.b/c"},
 			),
 			damage: func(s *gpu.Snapshot) {
 				for i, capability := range []string{"6.1", "6.1", ""} {
@@ -97,14 +97,14 @@ func TestMPS(t *testing.T) {
 			machine: "mig-h100",
 			change: func(c *Config) {
 				c.MIGStrategy, c.GPUs.Include = MIGMixed, []Selector{"2"}
-				shareByMPS(Replicated{Name: "nvidia.com/mig-7g.80gb", Replicas: 2})(c)
+				shareByMPS(SharingRule{Name: "nvidia.com/mig-7g.80gb", Replicas: 2})(c)
 			},
 			want:     []string{"nvidia.com/gpu:", "nvidia.com/mig-7g.80gb: 2:0"},
 			findings: append(excluded(0, 1, 3, 4, 5, 6, 7), "MIG-2-0 is not shared: MPS cannot share MIG devices"),
 		},
 		"a GPU of unknown memory size is not shared": {
 			machine: "workstation",
-			change:  shareByMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
+			change:  shareByMPS(SharingRule{Name: "nvidia.com/gpu", Replicas: 2}),
 			damage:  func(s *gpu.Snapshot) { s.Devices[0].MemoryBytes = 0 },
 			want:    []string{"nvidia.com/gpu: 0"},
 			findings: []string{
@@ -113,7 +113,7 @@ func TestMPS(t *testing.T) {
 		},
 		"an unreadable GPU retains its replicas": {
 			machine: "workstation",
-			change:  shareByMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 2}),
+			change:  shareByMPS(SharingRule{Name: "nvidia.com/gpu", Replicas: 2}),
 			damage: func(s *gpu.Snapshot) {
 				s.Devices[0].MemoryBytes, s.Devices[0].ComputeCapability, s.Devices[0].Error = 0, "", "GPU is lost"
 			},
@@ -124,8 +124,8 @@ func TestMPS(t *testing.T) {
 		"a GPU that rules of two methods match is not shared": {
 			machine: "pcie-quad",
 			change: func(c *Config) {
-				shareByMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1", "2"}, Replicas: 2})(c)
-				timeSlice(Replicated{
+				shareByMPS(SharingRule{Name: "nvidia.com/gpu", Devices: []Selector{"1", "2"}, Replicas: 2})(c)
+				timeSlice(SharingRule{
 					Name: "nvidia.com/gpu", Replicas: 3,
 					Devices: []Selector{"GPU-00000000-0000-0000-0000-000000000001"},
 				})(c)
@@ -143,8 +143,8 @@ func TestMPS(t *testing.T) {
 			machine: "pcie-quad",
 			change: func(c *Config) {
 				c.GPUs.Include = []Selector{"1", "2"}
-				shareByMPS(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2})(c)
-				timeSlice(Replicated{Name: "nvidia.com/gpu", Devices: []Selector{"2"}, Replicas: 2})(c)
+				shareByMPS(SharingRule{Name: "nvidia.com/gpu", Devices: []Selector{"1"}, Replicas: 2})(c)
+				timeSlice(SharingRule{Name: "nvidia.com/gpu", Devices: []Selector{"2"}, Replicas: 2})(c)
 			},
 			want:   []string{"nvidia.com/gpu: 1::0 1::1 2::0 2::1 (at most 1)"},
 			limits: []string{"nvidia.com/gpu: 1::0 23034/50 1::1 23034/50"},
@@ -158,7 +158,7 @@ func TestMPS(t *testing.T) {
 			machine: "pcie-quad",
 			change: func(c *Config) {
 				c.GPUs.Include = []Selector{"1"}
-				shareByMPS(Replicated{Name: "nvidia.com/gpu", Replicas: 49})(c)
+				shareByMPS(SharingRule{Name: "nvidia.com/gpu", Replicas: 49})(c)
 			},
 			want: []string{"nvidia.com/gpu: 1"},
 			findings: append(excluded(0, 2, 3),
@@ -167,7 +167,7 @@ func TestMPS(t *testing.T) {
 		},
 		"a rule that matches nothing is reported": {
 			machine:  "workstation",
-			change:   shareByMPS(Replicated{Name: "nvidia.com/other", Replicas: 2}),
+			change:   shareByMPS(SharingRule{Name: "nvidia.com/other", Replicas: 2}),
 			want:     []string{"nvidia.com/gpu: 0"},
 			findings: []string{"sharing.mps.resources[0] matches nothing on this node"},
 		},
@@ -201,26 +201,26 @@ func TestMPS(t *testing.T) {
 }
 
 func TestValidateMPS(t *testing.T) {
-	slicing := []Replicated{
+	slicing := []SharingRule{
 		{Name: "a.b/c", Devices: []Selector{"0", "1"}, Replicas: 2},
 		{Name: "a.b/d", Replicas: 2},
 	}
 	for name, tt := range map[string]struct {
 		off  bool
-		mps  []Replicated
+		mps  []SharingRule
 		want []string
 	}{
 		"rules for other devices and other resources": {
-			mps: []Replicated{{Name: "a.b/c", Devices: []Selector{"2"}, Replicas: 48}, {Name: "a.b/e", Replicas: 2}},
+			mps: []SharingRule{{Name: "a.b/c", Devices: []Selector{"2"}, Replicas: 48}, {Name: "a.b/e", Replicas: 2}},
 		},
 		"rules without mps: true": {
-			off: true, mps: []Replicated{{Name: "a.b/e", Replicas: 2}},
+			off: true, mps: []SharingRule{{Name: "a.b/e", Replicas: 2}},
 			want: []string{
 				"sharing.mps.resources: needs mps: true: MPS is experimental and runs programs of the driver",
 			},
 		},
 		"devices that time-slicing shares too": {
-			mps: []Replicated{
+			mps: []SharingRule{
 				{Name: "a.b/c", Devices: []Selector{"3", "1"}, Replicas: 2},
 				{Name: "a.b/d", Devices: []Selector{"5"}, Replicas: 2},
 				{Name: "a.b/c", Replicas: 2},
@@ -235,7 +235,7 @@ func TestValidateMPS(t *testing.T) {
 			},
 		},
 		"all kinds of problems in rules": {
-			mps: []Replicated{
+			mps: []SharingRule{
 				{Name: "a.b/e", Replicas: 49},
 				{Name: "e", Replicas: 1, Devices: []Selector{""}},
 				{Name: "a.b/e", Replicas: 2, Rename: "x"},

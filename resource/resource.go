@@ -65,8 +65,7 @@ const (
 // Shared reports whether other containers may have the same GPU or MIG device.
 func (d *Device) Shared() bool { return d.Replica != NoReplica }
 
-// MarkUnhealthy returns the resources with each healthy device marked as unhealthy for which reason returns one. The
-// argument is not changed.
+// MarkUnhealthy marks each healthy device unhealthy for which reason is not empty. It changes the returned copy only.
 func MarkUnhealthy(resources []Resource, reason func(*Device) string) []Resource {
 	list := slices.Clone(resources)
 	for i := range list {
@@ -88,6 +87,6 @@ func MarkUnhealthy(resources []Resource, reason func(*Device) string) []Resource
 type Finding struct {
 	// Text is a sentence that begins with the GPU, the MIG device, the resource or the key of the configuration.
 	Text string
-	// Problem is whether a device is not offered as it was probably intended.
-	Problem bool
+	// Severe is whether a device is not offered as it was probably intended.
+	Severe bool
 }

@@ -26,10 +26,10 @@ func (b *builder) share() {
 
 // sharingRule returns the rule for a device, and its method. With rules of two methods there is none: neither has
 // precedence.
-func (b *builder) sharingRule(methods []method, p *plan) (*method, *Replicated) {
+func (b *builder) sharingRule(methods []method, p *plan) (*method, *SharingRule) {
 	var matching []string
 	var found *method
-	var rule *Replicated
+	var rule *SharingRule
 	for i := range methods {
 		if n := b.firstMatch(&methods[i], p); n >= 0 {
 			matching = append(matching, item(methods[i].key, n))
@@ -60,7 +60,7 @@ func (b *builder) firstMatch(m *method, p *plan) int {
 }
 
 // shareOne makes replicas of a device, or returns why it cannot be shared.
-func (b *builder) shareOne(p *plan, m *method, r *Replicated) error {
+func (b *builder) shareOne(p *plan, m *method, r *SharingRule) error {
 	if n := len(replicaID(p.device.UUID, r.Replicas-1)); n > MaxID {
 		return fmt.Errorf("the IDs of %d replicas would have %d characters, more than %d", r.Replicas, n, MaxID)
 	}

@@ -50,7 +50,7 @@ func TestListSizeIsAtLeastTheSizeOfTheMessage(t *testing.T) {
 func TestAListThatIsTooLargeIsRefused(t *testing.T) {
 	s := loadSnapshot(t, "hgx-16")
 	share := func(n int) Config {
-		return changed(timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: n}))
+		return changed(timeSlice(SharingRule{Name: "nvidia.com/gpu", Replicas: n}))
 	}
 	_, _, err := Build(s, share(10_000))
 	tooMany, ok := errors.AsType[*TooManyDevicesError](err)
@@ -85,12 +85,12 @@ func TestAListOfTooManyWholeDevicesIsRefused(t *testing.T) {
 func TestTheMaximumOfReplicas(t *testing.T) {
 	s := loadSnapshot(t, "workstation")
 	s.Devices[0].NUMANode = 1 << 30
-	resources, _ := build(t, s, changed(timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: maxReplicas})))
+	resources, _ := build(t, s, changed(timeSlice(SharingRule{Name: "nvidia.com/gpu", Replicas: maxReplicas})))
 	if size := realSize(resources[0]); size > MaxList {
 		t.Errorf("%d replicas take %d bytes", maxReplicas, size)
 	}
 	for _, n := range []int{-1, 0, 1, maxReplicas + 1, 1 << 62} {
-		c := changed(timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: n}))
+		c := changed(timeSlice(SharingRule{Name: "nvidia.com/gpu", Replicas: n}))
 		if err := c.Validate(); err == nil {
 			t.Errorf("%d replicas are accepted", n)
 		}
@@ -100,7 +100,7 @@ func TestTheMaximumOfReplicas(t *testing.T) {
 func BenchmarkBuild(b *testing.B) {
 	for name, c := range map[string]Config{
 		"whole":       defaults(),
-		"16 replicas": changed(timeSlice(Replicated{Name: "nvidia.com/gpu", Replicas: 16})),
+		"16 replicas": changed(timeSlice(SharingRule{Name: "nvidia.com/gpu", Replicas: 16})),
 	} {
 		b.Run(name, func(b *testing.B) {
 			s := loadSnapshot(b, "hgx-16")

@@ -38,7 +38,7 @@ func (p *problems) addSelectors(key string, list []Selector) {
 	}
 }
 
-func (p *problems) addNames(key string, rules []Name) {
+func (p *problems) addNames(key string, rules []NameRule) {
 	for i, r := range rules {
 		item := fmt.Sprintf("%s[%d]", key, i)
 		if strings.TrimSpace(string(r.Pattern)) == "" {
@@ -61,7 +61,7 @@ func (p *problems) addSharing(c *Config) {
 	}
 	for i, r := range c.Sharing.MPS.Resources {
 		sliced := c.Sharing.TimeSlicing.Resources
-		if j := slices.IndexFunc(sliced, func(t Replicated) bool { return overlap(&t, &r) }); j >= 0 {
+		if j := slices.IndexFunc(sliced, func(t SharingRule) bool { return overlap(&t, &r) }); j >= 0 {
 			p.add(item(mpsKey, i), fmt.Errorf("%s matches the same devices of %s; "+
 				"a device is shared by one method only", item(timeSlicingKey, j), r.Name))
 		}
@@ -78,20 +78,20 @@ func (p *problems) addRules(m *method) {
 		}
 		p.add(key+".replicas", checkReplicas(r.Replicas))
 		p.addSelectors(key+".devices", r.Devices)
-		if j := slices.IndexFunc(m.rules[:i], func(e Replicated) bool { return hides(&e, r) }); j >= 0 {
+		if j := slices.IndexFunc(m.rules[:i], func(e SharingRule) bool { return hides(&e, r) }); j >= 0 {
 			p.add(key, fmt.Errorf("has no effect: %s matches all devices of %s", item(m.key, j), r.Name))
 		}
 	}
 }
 
 // overlap reports whether two rules match the same devices, as far as that is known without a node.
-func overlap(a, b *Replicated) bool {
+func overlap(a, b *SharingRule) bool {
 	same := func(s Selector) bool { return slices.Contains(b.Devices, s) }
 	return a.Name == b.Name && (len(a.Devices) == 0 || len(b.Devices) == 0 || slices.ContainsFunc(a.Devices, same))
 }
 
 // hides reports whether an earlier rule matches everything that a later one does.
-func hides(earlier, later *Replicated) bool {
+func hides(earlier, later *SharingRule) bool {
 	return earlier.Name == later.Name && len(earlier.Devices) == 0
 }
 

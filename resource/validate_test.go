@@ -13,10 +13,10 @@ func TestValidateReportsAllProblemsWithTheirKeys(t *testing.T) {
 		MIGStrategy: "mixd",
 		GPUs:        Filter{Include: []Selector{"0", ""}, Exclude: []Selector{"GPU-1"}},
 		Names: Names{
-			GPUs: []Name{{"*", "a.b/c"}, {"", "c"}},
-			MIG:  []Name{{"1g.*", "a.b/c+d"}},
+			GPUs: []NameRule{{"*", "a.b/c"}, {"", "c"}},
+			MIG:  []NameRule{{"1g.*", "a.b/c+d"}},
 		},
-		Sharing: Sharing{TimeSlicing: TimeSlicing{RenameByDefault: true, Resources: []Replicated{
+		Sharing: Sharing{TimeSlicing: TimeSlicing{RenameByDefault: true, Resources: []SharingRule{
 			{Name: "a.b/" + strings.Repeat("x", 60), Replicas: 2},
 			{Name: "a.b/c", Replicas: 1, Devices: []Selector{"MIG-x"}, Rename: "d"},
 			{Name: "a.b/c", Replicas: 2},

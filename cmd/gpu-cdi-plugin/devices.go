@@ -99,14 +99,14 @@ func devicesView(s *gpu.Snapshot, kind string) view {
 			mig = "on"
 		}
 		if allocatable[0].MIG == nil || !d.Usable() {
-			problem = allocatable[0].Problem
+			problem = allocatable[0].Reason
 		}
 		add(strconv.Itoa(d.Index), d.Name, d.UUID, d.MemoryBytes, mig, problem)
 		for _, a := range allocatable {
 			if m := a.MIG; m != nil {
-				add(a.IndexName(), "MIG "+m.Profile, m.UUID, m.MemoryBytes, "-", a.Problem)
+				add(a.IndexName(), "MIG "+m.Profile, m.UUID, m.MemoryBytes, "-", a.Reason)
 			}
-			if a.Problem == "" {
+			if a.Reason == "" {
 				v.names = append(v.names, kind+"="+a.UUID())
 			}
 		}

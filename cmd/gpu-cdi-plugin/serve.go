@@ -187,7 +187,7 @@ func (s *service) advertise() {
 	s.publishing.Lock()
 	defer s.publishing.Unlock()
 	state := s.state
-	state.Resources = mps.WithGrants(resource.MarkUnhealthy(state.Resources, s.mps.Problem), s.app.mpsDir())
+	state.Resources = mps.WithGrants(resource.MarkUnhealthy(state.Resources, s.mps.Reason), s.app.mpsDir())
 	refused := ""
 	if err := s.plugin.Update(state.Resources); err != nil {
 		refused = oneLine(err)
