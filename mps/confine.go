@@ -56,7 +56,7 @@ func (e *entry) enterRoot(gpu *os.File) error {
 		return err
 	}
 	defer top.Close()
-	r := newRoot{path: inProc(top)}
+	r := rootBuilder{path: inProc(top)}
 	roots := []string{"/"}
 	if e.Program.Root != "" {
 		roots = append(roots, e.Program.Root)
@@ -93,14 +93,14 @@ func (e *entry) enterRoot(gpu *os.File) error {
 // librariesDir is a directory in the new root with links to the driver's libraries, where the loader searches for them.
 const librariesDir = "/libraries"
 
-// newRoot is a root directory under construction. Only this process sees it, so it is made by plain paths.
-type newRoot struct {
+// rootBuilder makes a root directory. Only this process sees it, so plain paths do.
+type rootBuilder struct {
 	path  string
 	shown []string // files and directories of the node that appear in it, without links
 }
 
 // showNeeded shows what matches needed below a root directory.
-func (r *newRoot) showNeeded(root string) error {
+func (r *rootBuilder) showNeeded(root string) error {
 	for _, pattern := range needed {
 		names, err := fs.Glob(os.DirFS(root), pattern)
 		if err != nil {
@@ -117,7 +117,7 @@ func (r *newRoot) showNeeded(root string) error {
 
 // show makes a file of the node, or a directory with the mounts below it, appear under the same path. A missing one is
 // skipped.
-func (r *newRoot) show(path string) error {
+func (r *rootBuilder) show(path string) error {
 	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -148,7 +148,7 @@ func (r *newRoot) show(path string) error {
 }
 
 // linkLibraries makes the directory with links to the driver's libraries.
-func (r *newRoot) linkLibraries(libraries map[string]string) error {
+func (r *rootBuilder) linkLibraries(libraries map[string]string) error {
 	dir := filepath.Join(r.path, librariesDir)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
@@ -184,7 +184,7 @@ func makeLike(path, other string) error {
 }
 
 // has reports whether a path, or a directory above it, is shown.
-func (r *newRoot) has(path string) bool {
+func (r *rootBuilder) has(path string) bool {
 	isIn := func(dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
 	return slices.ContainsFunc(r.shown, isIn)
 }

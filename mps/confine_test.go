@@ -225,7 +225,7 @@ func TestDaemonsHaveNoMountsOfTheNode(t *testing.T) {
 
 func TestLibrariesAreLinked(t *testing.T) {
 	libraries := map[string]string{"libcuda.so.1": "/d/libcuda.so.1", "libnew.so": "/e/libnew.so"}
-	r := newRoot{path: t.TempDir()}
+	r := rootBuilder{path: t.TempDir()}
 	must(t, r.linkLibraries(libraries))
 	got := map[string]string{}
 	entries, err := os.ReadDir(filepath.Join(r.path, librariesDir))
@@ -237,7 +237,7 @@ func TestLibrariesAreLinked(t *testing.T) {
 		t.Errorf("-want +got\n%s", diff)
 	}
 	for _, name := range []string{"../x", "", ".."} {
-		r := newRoot{path: t.TempDir()}
+		r := rootBuilder{path: t.TempDir()}
 		if err := r.linkLibraries(map[string]string{name: "/y"}); err == nil {
 			t.Errorf("%q is the name of a library", name)
 		}

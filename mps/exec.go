@@ -32,7 +32,7 @@ func (c *control) setUp(cmd *exec.Cmd, daemon bool) error {
 	return err
 }
 
-// startDaemon starts the GPU's daemon. It is a child of this process until that ends.
+// startDaemon starts the GPU's daemon. It is a child of this process until this process ends.
 func (c *control) startDaemon() (*process, error) {
 	const flags = os.O_WRONLY | os.O_CREATE | os.O_TRUNC | os.O_APPEND | unix.O_NOFOLLOW
 	output, err := os.OpenFile(filepath.Join(c.dir, outputName), flags, 0o600)

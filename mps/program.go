@@ -37,7 +37,7 @@ type Program struct {
 
 // prepare completes the search path, and returns an error unless only root can change the program, its server and their
 // libraries: they run as root.
-func (p *Program) prepare(check func(check func(path string) error, path string) error) error {
+func (p *Program) prepare(check TrustCheck) error {
 	files := []string{p.Path}
 	dirs := []string{filepath.Dir(p.Path)}
 	for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"} {

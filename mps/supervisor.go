@@ -49,6 +49,9 @@ type ComputeModes interface {
 	SetExclusive(ctx context.Context, uuid string, exclusive bool) error
 }
 
+// TrustCheck applies trusted, a check of internal/trust, to a path. It may allow what trusted refuses.
+type TrustCheck func(trusted func(path string) error, path string) error
+
 // Options are the parameters of a Supervisor. All are required but Interval and Deadline.
 type Options struct {
 	// Dir has a directory for each GPU; see dirs.go. Its path must be the same on the host.
@@ -59,8 +62,8 @@ type Options struct {
 	Helper []string
 	// Program finds the driver's control program. It is called again when that file is gone.
 	Program func() (Program, error)
-	// Check applies a check of internal/trust to a path. Only root may change Dir and the programs that are run.
-	Check func(check func(path string) error, path string) error
+	// Check is applied to Dir and to the programs that are run: only root may change them.
+	Check TrustCheck
 	// Modes makes a GPU exclusive while it has a daemon, so that no process uses it without MPS.
 	Modes ComputeModes
 	// Changed is called when the result of Reason may have changed.
@@ -75,7 +78,7 @@ type Options struct {
 // Supervisor runs the control daemons. Call Run once; the other methods may be called at any time.
 type Supervisor struct {
 	opts Options
-	kick wake.Chan // there may be workers to start
+	wake wake.Chan // there may be workers to start
 
 	mu      sync.Mutex
 	desired map[string]Daemon // by UUID
@@ -90,7 +93,7 @@ type Supervisor struct {
 func New(o Options) *Supervisor {
 	o.Interval = cmp.Or(o.Interval, 10*time.Second)
 	o.Deadline = cmp.Or(o.Deadline, 5*time.Second)
-	s := &Supervisor{opts: o, kick: wake.New(), workers: map[string]*worker{}}
+	s := &Supervisor{opts: o, wake: wake.New(), workers: map[string]*worker{}}
 	entries, _ := os.ReadDir(o.Dir) // without the directory MPS was never used
 	for _, e := range entries {
 		if uuid := e.Name(); uuidForm.MatchString(uuid) && prepared(filepath.Join(o.Dir, uuid)) {
@@ -114,10 +117,10 @@ func (s *Supervisor) Set(daemons []Daemon) {
 	}
 	for uuid, w := range s.workers {
 		if s.desired[uuid] != before[uuid] {
-			w.kick.Wake()
+			w.wake.Wake()
 		}
 	}
-	s.kick.Wake()
+	s.wake.Wake()
 }
 
 // Reason returns why MPS keeps a device from being allocated, or "". The daemon of a shared GPU must be ready with the
@@ -147,7 +150,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	running := map[string]bool{}
 	for {
 		select {
-		case <-s.kick:
+		case <-s.wake:
 		case <-ctx.Done():
 			workers.Wait()
 			return s.unlock()

@@ -18,12 +18,15 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// starting is the reason of a GPU whose daemon has not answered yet.
-const starting = "its MPS control daemon is starting"
+// Reasons of a GPU without a daemon that answers.
+const (
+	starting   = "its MPS control daemon is starting"
+	notRunning = "its MPS control daemon is not running"
+)
 
 const (
-	// startInterval is the time between checks of a daemon that has just been started, and retryInterval the one after
-	// a problem.
+	// startInterval is the time between checks of a daemon that has just been started, and retryInterval the time until
+	// a step's result is checked.
 	startInterval = 50 * time.Millisecond
 	retryInterval = time.Second
 	// patience is how many deadlines a daemon may be silent.
@@ -35,7 +38,7 @@ type worker struct {
 	supervisor *Supervisor
 	uuid, dir  string
 	log        *slog.Logger
-	kick       wake.Chan // the desired state has changed
+	wake       wake.Chan // the desired state has changed
 
 	// Only run uses these.
 	proc     *process  // the daemon, or nil
@@ -55,7 +58,7 @@ func newWorker(s *Supervisor, uuid string) *worker {
 	dir := filepath.Join(s.opts.Dir, uuid)
 	return &worker{
 		supervisor: s, uuid: uuid, dir: dir, log: s.opts.Log.With("gpu", uuid),
-		kick: wake.New(), reason: starting, occupied: prepared(dir),
+		wake: wake.New(), reason: starting, occupied: prepared(dir),
 	}
 }
 
@@ -68,7 +71,7 @@ func (w *worker) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.kick:
+		case <-w.wake:
 		case <-w.proc.done():
 		case <-timer.C:
 		}
@@ -201,8 +204,8 @@ func (w *worker) maintain(ctx context.Context, desired *Daemon) (time.Duration, 
 		if w.setReason(text, resource.MPSLimits{}) {
 			w.log.Info(w.uuid+": "+text, "pid", w.proc.pid)
 		}
-	// The daemon's answer is rounded, so it proves less than that the same limits were set.
 	case !limited || w.reason != "" || w.ready != desired.Limits:
+		// They are set again unless this plugin set these very limits: the daemon's answer is rounded and proves less.
 		return retryInterval, w.makeReady(ctx, c, desired.Limits)
 	default:
 		return w.supervisor.opts.Interval, nil
@@ -275,7 +278,7 @@ func (w *worker) release(ctx context.Context) error {
 		return fmt.Errorf("the GPU cannot be released for use without MPS: %w", err)
 	}
 	w.log.Info(w.uuid + ": the GPU is no longer shared by MPS")
-	w.setReason(starting, resource.MPSLimits{})
+	w.setReason(notRunning, resource.MPSLimits{})
 	return nil
 }
 

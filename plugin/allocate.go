@@ -111,7 +111,8 @@ func (l *list) find(ids []string) ([]*device, error) {
 	return devices, nil
 }
 
-// container returns the response for a container: what it gets for each of its devices, and the resource's extras.
+// container returns the response for a container: what it gets for each of its devices, and what every container
+// gets besides.
 func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.ContainerAllocateResponse {
 	resp := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{}}
 	var names []string
@@ -120,14 +121,14 @@ func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.Contain
 		merge(resp, d.response)
 		names = append(names, d.names...)
 	}
-	merge(resp, l.response)
+	merge(resp, l.common.response)
 	if o.has(config.Envvar) {
 		resp.Envs[visibleDevices] = strings.Join(unqualified(names), ",")
 	}
 	if o.has(config.CDIAnnotations) {
 		// A container with devices of several resources gets an annotation for each, so the key depends on the resource
 		// and on the devices.
-		value := strings.Join(append(names, l.names...), ",")
+		value := strings.Join(append(names, l.common.names...), ",")
 		sum := sha256.Sum256([]byte(l.resource.Name + "\n" + value))
 		key := cmp.Or(o.AnnotationPrefix, cdiAnnotationPrefix) + annotationName + "_" + hex.EncodeToString(sum[:8])
 		resp.Annotations = map[string]string{key: value}
@@ -135,18 +136,18 @@ func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.Contain
 	return resp
 }
 
-// granted is what a container gets for a grant.
-type granted struct {
+// part is the part of a response for one grant.
+type part struct {
 	names    []string // of CDI devices
 	response *v1beta1.ContainerAllocateResponse
 }
 
-// granted converts a grant, which may be nil. Variables and annotations that name the devices of several grants are not
+// partOf converts a grant, which may be nil. Variables and annotations that name the devices of several grants are not
 // in the response.
-func (o *AllocateOptions) granted(g *resource.Grant) granted {
+func (o *AllocateOptions) partOf(g *resource.Grant) part {
 	resp := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{}}
 	if g == nil {
-		return granted{response: resp}
+		return part{response: resp}
 	}
 	if o.has(config.CDICRI) {
 		for _, name := range g.CDIDevices {
@@ -157,29 +158,29 @@ func (o *AllocateOptions) granted(g *resource.Grant) granted {
 	if o.has(config.DeviceSpecs) {
 		addEdits(resp, &g.WithoutCDI)
 	}
-	return granted{g.CDIDevices, resp}
+	return part{g.CDIDevices, resp}
 }
 
-// extras converts the grant of the resource, which every container gets besides its devices.
-func (o *AllocateOptions) extras(g *resource.Grant) granted {
-	extras := o.granted(g)
+// commonPart converts the grant of the resource, which every container gets besides its devices.
+func (o *AllocateOptions) commonPart(g *resource.Grant) part {
+	common := o.partOf(g)
 	if !o.has(config.Envvar) {
-		return extras
+		return common
 	}
 	var channels []string
-	for _, name := range extras.names {
+	for _, name := range common.names {
 		kind, device, _ := strings.Cut(name, "=")
 		_, class, _ := strings.Cut(kind, "/")
 		if class == imexClass {
 			channels = append(channels, device)
 		} else if variable := extraVariables[class]; variable != "" {
-			extras.response.Envs[variable] = "enabled"
+			common.response.Envs[variable] = "enabled"
 		}
 	}
 	if len(channels) > 0 {
-		extras.response.Envs[imexChannels] = strings.Join(channels, ",")
+		common.response.Envs[imexChannels] = strings.Join(channels, ",")
 	}
-	return extras
+	return common
 }
 
 // merge adds one response to another. Paths and variables that the other already has stay as they are.

@@ -11,19 +11,16 @@ import (
 // stayDiscovered follows a kubelet that discovers the socket in its registry directory. If the kubelet does not watch
 // in time, it gets a new socket to discover. After a watch it may discover the same socket again.
 func (e *endpoint) stayDiscovered(ctx context.Context) error {
-	pause := firstPause
 	for {
-		if err := e.wait(ctx, e.opts.streamGrace+pause, e.server.watched); err != nil {
+		if err := e.maintainUntil(ctx, e.opts.streamGrace, e.server.watched); err != nil {
 			return err
 		}
 		if e.server.watched() {
 			if err := e.watch(ctx, func() bool { return !e.server.watched() }); err != nil {
 				return err
 			}
-			pause = firstPause
 			continue
 		}
-		pause = min(2*pause, lastPause)
 		e.setReason(errNotWatched)
 		if err := e.listen(ctx); err != nil {
 			e.setReason(err)

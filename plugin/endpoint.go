@@ -80,9 +80,9 @@ func (e *endpoint) run(ctx context.Context) (err error) {
 // forever is a limit that is never over.
 const forever time.Duration = math.MaxInt64
 
-// wait waits until done returns true, at most for the limit. Meanwhile it restores the socket and the lock; it returns
-// only when they are in place. The error is that ctx ended, or that another instance holds the lock.
-func (e *endpoint) wait(ctx context.Context, limit time.Duration, done func() bool) error {
+// maintainUntil restores the socket and the lock until done returns true, at most for the limit. It returns only when
+// they are in place. The error is that ctx ended, or that another instance holds the lock.
+func (e *endpoint) maintainUntil(ctx context.Context, limit time.Duration, done func() bool) error {
 	timeout, over := time.After(limit), false
 	for {
 		err := e.restore(ctx)

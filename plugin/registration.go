@@ -21,7 +21,8 @@ const (
 	// file of its socket is there some 20 microseconds before it listens. Later pauses double.
 	firstPause = time.Millisecond
 	lastPause  = 5 * time.Second
-	// steady is how long a watch must last for the pause after it to be the first again.
+	// steady is how long a watch must last for the pause after it to be the first again. A kubelet that ends every watch
+	// at once gets longer pauses.
 	steady = 10 * time.Second
 )
 
@@ -46,7 +47,7 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 		switch current := identify(socket); current {
 		case socketID{}:
 			e.setReason(fmt.Errorf("there is no socket %s; is the kubelet running?", socket))
-			if err := e.wait(ctx, forever, exists); err != nil {
+			if err := e.maintainUntil(ctx, forever, exists); err != nil {
 				return err
 			}
 			continue
@@ -55,7 +56,7 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 			kubelet, reached, pause = current, false, firstPause
 		}
 		// This also restores our socket, which a kubelet that starts removes before it makes its own.
-		if err := e.wait(ctx, pause, decided); err != nil {
+		if err := e.maintainUntil(ctx, pause, decided); err != nil {
 			return err
 		}
 		pause = min(2*pause, lastPause)
@@ -73,7 +74,7 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 			if err != nil {
 				continue
 			}
-			if err := e.wait(ctx, e.opts.streamGrace, decided); err != nil {
+			if err := e.maintainUntil(ctx, e.opts.streamGrace, decided); err != nil {
 				return err
 			}
 		}
@@ -98,7 +99,7 @@ func (e *endpoint) watch(ctx context.Context, over func() bool) error {
 	l := e.server.list.Load()
 	e.log.Info("the kubelet watches "+e.name, "devices", len(l.devices), "healthy", l.healthy)
 	e.setWatched(true, "")
-	err := e.wait(ctx, forever, over)
+	err := e.maintainUntil(ctx, forever, over)
 	log, why := e.log.Warn, "the ListAndWatch stream ended"
 	if err != nil {
 		log, why = e.log.Info, "the plugin stopped"

@@ -26,10 +26,10 @@ type server struct {
 	observer Observer
 
 	list atomic.Pointer[list]
-	// watchers counts the open ListAndWatch streams that began after the last Register call. Each change wakes the
-	// endpoint.
+	// watchers counts the open ListAndWatch streams that began after the last Register call. It is replaced at each
+	// Register, so older streams no longer count.
 	watchers atomic.Pointer[atomic.Int32]
-	wake     wake.Chan
+	wake     wake.Chan     // the socket or the watchers may have changed
 	stopped  chan struct{} // closed to end the streams
 }
 
@@ -42,7 +42,7 @@ type list struct {
 	healthy  int
 	prefer   preference
 	message  *v1beta1.ListAndWatchResponse
-	granted                // what every container gets besides its devices
+	common   part          // what every container gets besides its devices
 	replaced chan struct{} // closed when the server has another list
 }
 
@@ -50,7 +50,7 @@ type list struct {
 type device struct {
 	*resource.Device
 	index int // in the list
-	granted
+	part
 }
 
 // newServer returns a server with a first list.
@@ -88,12 +88,12 @@ func (s *server) newList(r resource.Resource) (*list, error) {
 		resource: r,
 		devices:  make(map[string]*device, len(r.Devices)),
 		message:  &v1beta1.ListAndWatchResponse{Devices: make([]*v1beta1.Device, len(r.Devices))},
-		granted:  s.options.extras(r.Grant),
+		common:   s.options.commonPart(r.Grant),
 		replaced: make(chan struct{}),
 	}
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		l.devices[d.ID] = &device{d, i, s.options.granted(d.Grant)}
+		l.devices[d.ID] = &device{d, i, s.options.partOf(d.Grant)}
 		l.message.Devices[i] = apiDevice(d)
 		if d.Healthy {
 			l.healthy++
