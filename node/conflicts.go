@@ -11,10 +11,10 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// TakenError is that other CDI spec files define the names of all of the node's devices, so that none could be given to
-// containers.
+// TakenError is that other CDI spec files define the names of all of the node's healthy devices, so that none could be
+// given to containers.
 type TakenError struct {
-	// Devices counts the node's devices.
+	// Devices counts the node's healthy devices.
 	Devices int
 	// Conflicts are the names and the files that define them too.
 	Conflicts []cdi.Conflict
@@ -24,9 +24,9 @@ type TakenError struct {
 
 // Error names the other files and the names that they define.
 func (e *TakenError) Error() string {
-	what := "the only device"
+	what := "the only healthy device"
 	if e.Devices > 1 {
-		what = fmt.Sprintf("all %d devices", e.Devices)
+		what = fmt.Sprintf("all %d healthy devices", e.Devices)
 	}
 	names := map[string][]string{}
 	for _, c := range e.Conflicts {
@@ -39,8 +39,8 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("other CDI spec files define the names of %s of this node: %s", what, strings.Join(lines, "; "))
 }
 
-// qualified is the CDI name by which containers are given the device.
-func (r *Reconciler) qualified(d *resource.Device) string {
+// cdiName is the CDI name by which containers are given the device.
+func (r *Reconciler) cdiName(d *resource.Device) string {
 	name := d.UUID
 	if r.opts.ByIndex {
 		name = d.IndexName
@@ -48,12 +48,12 @@ func (r *Reconciler) qualified(d *resource.Device) string {
 	return r.opts.Spec.Kind + "=" + name
 }
 
-// ofDevices returns the conflicts that keep devices from being given by their CDI names.
-func (r *Reconciler) ofDevices(p *plan) []cdi.Conflict {
+// deviceConflicts returns the conflicts that keep devices from being given by their CDI names.
+func (r *Reconciler) deviceConflicts(p *plan) []cdi.Conflict {
 	names := map[string]bool{}
 	for _, res := range p.resources {
 		for j := range res.Devices {
-			names[r.qualified(&res.Devices[j])] = true
+			names[r.cdiName(&res.Devices[j])] = true
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(p.conflicts), func(c cdi.Conflict) bool {
@@ -69,7 +69,7 @@ func (r *Reconciler) conflictRemarks(p *plan) []remark {
 	}
 	var groups []group
 	names := map[group][]string{}
-	devices := r.ofDevices(p)
+	devices := r.deviceConflicts(p)
 	for _, c := range p.conflicts {
 		g := group{file: c.File, level: slog.LevelWarn}
 		switch {

@@ -230,7 +230,7 @@ func (f *foreignFixture) check(t *testing.T, scratch string) (problems []string)
 	for _, r := range state.Resources {
 		e := f.kubelet.WaitRegistered(r.Name)
 		for _, d := range r.Devices {
-			name := f.rec.qualified(&d)
+			name := f.rec.cdiName(&d)
 			given := strings.TrimPrefix(name, cdi.DefaultKind+"=")
 			found := engine.GetDevice(name)
 			right := found != nil && found.GetSpec().GetPath() == f.path && sameEdits(found, state.Spec, given)

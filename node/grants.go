@@ -8,7 +8,8 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// withGrants returns the resources with what containers get for them: of the extras, the devices on offer.
+// withGrants returns the resources with the grants of containers. Of an extra they have only devices that engines take
+// from our spec.
 func (r *Reconciler) withGrants(
 	resources []resource.Resource, d *desired, offered func(name string) bool,
 ) []resource.Resource {
@@ -39,7 +40,7 @@ func (r *Reconciler) withGrants(
 		granted[i].Devices = slices.Clone(granted[i].Devices)
 		for j := range granted[i].Devices {
 			dev := &granted[i].Devices[j]
-			dev.Grant = &resource.Grant{CDIDevices: []string{r.qualified(dev)}}
+			dev.Grant = &resource.Grant{CDIDevices: []string{r.cdiName(dev)}}
 			if edits := devices[dev.UUID]; edits != nil {
 				dev.Grant.WithoutCDI = *edits
 			}

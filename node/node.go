@@ -94,7 +94,7 @@ type Reconciler struct {
 	log         *slog.Logger
 	files       []*specFile // that of the GPUs, then those of the extras in the order of the options
 	descriptors *descriptors
-	trigger     wake.Chan
+	wake        wake.Chan    // to reconcile soon
 	heartbeat   atomic.Int64 // when Run last continued, in Unix nanoseconds
 
 	mu    sync.Mutex
@@ -127,7 +127,7 @@ func New(o Options) *Reconciler {
 		log:         o.Log,
 		files:       []*specFile{newSpecFile(o.Path, o.Spec.Kind, nil)},
 		descriptors: newDescriptors(o.DescriptorDir),
-		trigger:     wake.New(),
+		wake:        wake.New(),
 	}
 	for i := range o.Extras {
 		kind := o.Extras[i].Kind(o.Spec.Kind)
@@ -146,4 +146,4 @@ func (r *Reconciler) State() State {
 }
 
 // Trigger asks for a reconciliation soon. It does not wait for it.
-func (r *Reconciler) Trigger() { r.trigger.Wake() }
+func (r *Reconciler) Trigger() { r.wake.Wake() }

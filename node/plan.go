@@ -102,7 +102,7 @@ func (p *plan) fail(f *plannedFile, err error) {
 
 // unchangedNames are the qualified names of the devices that a file has with the desired edits and that engines take
 // from it.
-func unchangedNames(old, want *specs.Spec, taken map[string]bool) map[string]bool {
+func unchangedNames(old, want *specs.Spec, offered map[string]bool) map[string]bool {
 	names := map[string]bool{}
 	if old == nil || want == nil || old.Kind != want.Kind ||
 		!reflect.DeepEqual(want.ContainerEdits, old.ContainerEdits) {
@@ -110,7 +110,7 @@ func unchangedNames(old, want *specs.Spec, taken map[string]bool) map[string]boo
 	}
 	for _, d := range old.Devices {
 		name := old.Kind + "=" + d.Name
-		names[name] = taken[name] && slices.ContainsFunc(want.Devices, func(w specs.Device) bool {
+		names[name] = offered[name] && slices.ContainsFunc(want.Devices, func(w specs.Device) bool {
 			return w.Name == d.Name && reflect.DeepEqual(w.ContainerEdits, d.ContainerEdits)
 		})
 	}
@@ -153,7 +153,7 @@ func (p *plan) err() error { return errors.Join(p.specErr(), p.descriptorErr) }
 // checkTaken returns a TakenError if there would be nothing to offer: an administrator has to decide which file to
 // remove.
 func (r *Reconciler) checkTaken(p *plan) error {
-	conflicts, devices := r.ofDevices(p), countHealthy(p.resources)
+	conflicts, devices := r.deviceConflicts(p), countHealthy(p.resources)
 	if devices == 0 || len(conflicts) < devices {
 		return nil
 	}
@@ -169,7 +169,7 @@ func (r *Reconciler) checkTaken(p *plan) error {
 func (r *Reconciler) judge(p *plan) []resource.Resource {
 	requiredErr := p.requiredErr()
 	return resource.MarkUnhealthy(p.resources, func(d *resource.Device) string {
-		reason, inSpec := p.names[r.qualified(d)]
+		reason, inSpec := p.names[r.cdiName(d)]
 		switch {
 		case requiredErr != nil:
 			return requiredErr.Error()
@@ -188,8 +188,7 @@ func (r *Reconciler) stateOf(p *plan) State {
 	s.Resources = r.withGrants(r.judge(p), p.desired, s.offers)
 	s.remarks = slices.Concat(p.remarks, r.conflictRemarks(p))
 	if s.Err != nil {
-		s.remarks = append(s.remarks, newRemark("specs",
-			"a CDI spec or descriptor is not up to date, and its devices are unhealthy", s.Err))
+		s.remarks = append(s.remarks, newRemark("specs", "some devices are unhealthy", s.Err))
 	}
 	return s
 }

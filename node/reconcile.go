@@ -139,9 +139,8 @@ func (r *Reconciler) restore() (written bool) {
 	return r.plan.written
 }
 
-// retain keeps the last desired state while the node cannot be read. Devices are unhealthy at once if containers could
-// not start with them, since the driver's files are broken, and after some consecutive failures if only the driver did
-// not answer.
+// retain keeps the last desired state while the node cannot be read. Devices are unhealthy at once if the driver's files
+// are broken or the driver has not answered for too long, and after maxFailures if a snapshot failed otherwise.
 func (r *Reconciler) retain(cause error) {
 	r.failures++
 	next := r.State()
@@ -183,22 +182,22 @@ func (r *Reconciler) scan(ctx context.Context) (*desired, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec, devices, err := cdi.Generate(snapshot, files, r.opts.Spec)
+	spec, findings, err := cdi.Generate(snapshot, files, r.opts.Spec)
 	if err != nil {
 		return nil, err
 	}
-	resources, findings, err := r.opts.Build(snapshot)
+	resources, ofResources, err := r.opts.Build(snapshot)
 	if err != nil {
 		return nil, fmt.Errorf("make the resources of the node's GPUs: %w", err)
 	}
 	want := &desired{
 		snapshot: snapshot, specs: map[string]*specs.Spec{}, resources: resources, leftOut: map[string]string{},
-		remarks: slices.Concat(brokenLibraries(files.Explain(r.opts.Spec.Capabilities)), asRemarks(findings)),
+		remarks: slices.Concat(brokenLibraries(files.Explain(r.opts.Spec.Capabilities)), asRemarks(ofResources)),
 	}
 	if len(spec.Devices) > 0 {
 		want.specs[spec.Kind] = spec
 	}
-	for _, f := range devices {
+	for _, f := range findings {
 		want.leftOut[f.UUID] = f.Note
 	}
 	if err := r.addExtras(want); err != nil {

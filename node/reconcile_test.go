@@ -73,7 +73,7 @@ func TestStartRefuses(t *testing.T) {
 	}{
 		"the names of all devices in another file of our directory": {
 			func(b *fixture) { b.foreign(filepath.Join(b.dirs[1], "other.yaml"), b.uuids()...) },
-			[]string{"define the names of all 4 devices", "other.yaml defines nvidia.com/gpu=GPU-"},
+			[]string{"define the names of all 4 healthy devices", "other.yaml defines nvidia.com/gpu=GPU-"},
 			isType[*TakenError],
 		},
 		"the names of all devices in two files": {
@@ -659,7 +659,7 @@ func TestAlive(t *testing.T) {
 	b.start()
 	must(t, b.rec.Alive())
 	b.rec.heartbeat.Add(-int64(3 * time.Minute))
-	if err := b.rec.Alive(); err == nil || err.Error() != "no reconciliation has ended for 3m0s" {
+	if err := b.rec.Alive(); err == nil || err.Error() != "the reconciler has been stuck for 3m0s" {
 		t.Errorf("after three minutes: %v", err)
 	}
 }

@@ -22,7 +22,8 @@ type State struct {
 	// Resources are the devices on offer, with what a container gets for each. A device is healthy only if containers
 	// can be given it.
 	Resources []resource.Resource
-	// Err is why the state is not the desired one, or nil. It does not concern names that other spec files define.
+	// Err is why the state is not the desired one, or nil. It does not concern names that other spec files define, except
+	// those of a required extra.
 	Err error
 
 	remarks []remark

@@ -26,7 +26,7 @@ func (r *Reconciler) Alive() error {
 	if still < stuckAfter {
 		return nil
 	}
-	return fmt.Errorf("no reconciliation has ended for %s", still.Round(time.Second))
+	return fmt.Errorf("the reconciler has been stuck for %s", still.Round(time.Second))
 }
 
 // Run reconciles until ctx ends. It returns nil or ErrDriverChanged.
@@ -62,7 +62,7 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-r.trigger:
+		case <-r.wake:
 		case <-due.C:
 		case <-poll.C:
 			if !r.changed() {

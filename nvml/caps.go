@@ -66,9 +66,9 @@ func (c capMinors) minor(format string, ids ...any) int {
 	return gpu.NoMinor
 }
 
-// addCapabilities adds to the MIG devices of each GPU the minors of the nodes that grant access to them. If these
+// addCapMinors adds to the MIG devices of each GPU the minors of the nodes that grant access to them. If these
 // cannot be read, no GPU with MIG devices can be used.
-func addCapabilities(h host.Host, devices []gpu.Device) {
+func addCapMinors(h host.Host, devices []gpu.Device) {
 	if !slices.ContainsFunc(devices, func(d gpu.Device) bool { return len(d.MIG) > 0 }) {
 		return
 	}

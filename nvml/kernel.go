@@ -18,7 +18,7 @@ import (
 // devices, and the identity of GPUs that could not be read.
 func (s *Session) addFromKernel(ctx context.Context, devices []gpu.Device) {
 	h := s.opts.Host
-	addCapabilities(h, devices)
+	addCapMinors(h, devices)
 	if slices.ContainsFunc(devices, func(d gpu.Device) bool { return d.PCIBusID == "" }) {
 		fillAddresses(devices, gpuAddresses(h))
 	}

@@ -44,16 +44,18 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Shares of Options.GPUTimeout. A snapshot is taken each third of it, and a call is tolerated for a quarter of it. So
+// Divisors of Options.GPUTimeout. A snapshot is taken each third of it, and a call is tolerated for a quarter of it. So
 // the second snapshot after a GPU stops answering reports it, after two thirds of the time at most. The rest is slack
 // for a busy machine.
 const (
-	snapshotShare  = 3
-	toleratedShare = 4
+	snapshotsPerTimeout = 3
+	toleratedDivisor    = 4
 )
 
 // SnapshotInterval is how often a session must take a snapshot to keep to [Options.GPUTimeout].
-func SnapshotInterval(gpuTimeout time.Duration) time.Duration { return gpuTimeout / snapshotShare }
+func SnapshotInterval(gpuTimeout time.Duration) time.Duration {
+	return gpuTimeout / snapshotsPerTimeout
+}
 
 // maxWait is how long a session's snapshot waits for the GPUs, and then for their links.
 const maxWait = time.Second
@@ -66,11 +68,11 @@ type Session struct {
 
 	mu       sync.Mutex    // held while a snapshot is taken, and while the library is opened or closed
 	library  *library      // nil while the library is closed
-	users    atomic.Int32  // goroutines that use driver without mu
+	users    atomic.Int32  // goroutines that use library without mu
 	last     *gpu.Snapshot // nil before the first
 	retained retainedLinks
 	// known are the GPUs that the kernel module knew when the library was opened, unreadable those that could not be
-	// read then. If they change, the library is opened again.
+	// read at the last snapshot without abandoned calls. If they change, the library is opened again.
 	known, unreadable string
 }
 
@@ -136,10 +138,11 @@ func (s *Session) Open(ctx context.Context) error {
 
 // Snapshot reads the GPUs and their links. A GPU that cannot be read is in the snapshot with its error. A host without
 // GPUs has an empty snapshot. An error is about the driver as a whole and wraps [gpu.ErrNoDriver], and
-// [gpu.ErrNotAnswering] if the driver has not answered for a share of Options.GPUTimeout.
+// [gpu.ErrNotAnswering] if the driver does not answer in time. Once it has answered, that is a quarter of
+// Options.GPUTimeout.
 //
 // Once the driver has answered, Snapshot waits at most one second for GPUs that do not answer, and one for their links.
-// Such a GPU is as it was last read until its call is older than a share of Options.GPUTimeout. An unreadable GPU has
+// Such a GPU is as it was last read until its call is older than a quarter of Options.GPUTimeout. An unreadable GPU has
 // the UUID and the other properties that it had in the session's snapshot before.
 func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	s.mu.Lock()
@@ -173,7 +176,7 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 }
 
 // mayHaveOtherGPUs reports whether the library must be opened again to see all GPUs: NVML counts them in nvmlInit only.
-// One that is removed later is a lost one, and one that is added is missing.
+// Until it is opened again, a removed GPU reads as lost and an added one does not appear.
 func (s *Session) mayHaveOtherGPUs() bool {
 	return s.library != nil && (s.known != knownGPUs(s.opts.Host) || s.last != nil && len(s.last.Devices) == 0)
 }
@@ -305,7 +308,7 @@ func (s *Session) openTimeout() time.Duration {
 }
 
 // tolerated is how long a call may hang before its subject is unreadable although it could be read before.
-func (s *Session) tolerated() time.Duration { return s.opts.GPUTimeout / toleratedShare }
+func (s *Session) tolerated() time.Duration { return s.opts.GPUTimeout / toleratedDivisor }
 
 // wait is how long to wait for the GPUs, or for their links.
 func (s *Session) wait() time.Duration {

@@ -24,7 +24,7 @@ func openTolerantMock(t *testing.T) (session *Session, server *mockserver.Server
 	session, server = openMock(t)
 	returned = new(atomic.Int32)
 	session.opts.Host = createHost(t, nil)
-	session.opts.Timeout, session.opts.GPUTimeout = 30*time.Second, toleratedShare*tolerated
+	session.opts.Timeout, session.opts.GPUTimeout = 30*time.Second, toleratedDivisor*tolerated
 	session.library.calls.whenReturned(func() { returned.Add(1) })
 	return session, server, returned
 }

@@ -44,7 +44,7 @@ another program wrote is not compared.`,
 		},
 	}
 	opts.addFlags(cmd, "table", "json", "yaml")
-	opts.Capabilities = addCapabilities(cmd.Flags())
+	opts.Capabilities = addCapabilitiesFlag(cmd.Flags())
 	a.addTimeout(cmd)
 	a.addExtras(cmd)
 	return cmd

@@ -68,7 +68,7 @@ configured and that the host has is a spec of its own kind: a document of its ow
 	f.StringVar(&opts.File, "file", "", "write the spec to a `file`, .json or .yaml, and print its path")
 	f.BoolVar(&opts.Explain, "explain", false,
 		"print what was searched for, and where it was found, instead of the spec; by default as a table")
-	opts.Capabilities = addCapabilities(f)
+	opts.Capabilities = addCapabilitiesFlag(f)
 	a.addTimeout(cmd)
 	a.addExtras(cmd)
 	_ = cmd.MarkFlagFilename("file", "json", "yaml")

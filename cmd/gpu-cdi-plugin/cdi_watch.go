@@ -41,7 +41,7 @@ func (a *app) cdiWatch(cmd *cobra.Command) error {
 	var d *daemon
 	d, err := a.newDaemon(a.ownSpec(), "", watchRules, func(state node.State) {
 		d.metrics.Advertised(state)
-		d.changed.Wake()
+		d.wake.Wake()
 	})
 	if err != nil {
 		return err

@@ -38,7 +38,7 @@ type daemon struct {
 	metrics *metrics.Metrics
 	systemd *sdnotify.Notifier
 
-	changed wake.Chan // something in the summary may have changed
+	wake wake.Chan // something in the summary may have changed
 
 	// What each verb sets.
 	ready   func() error     // why it is not ready besides the node
@@ -69,7 +69,7 @@ func (a *app) newDaemon(specPath, descriptorDir string, rulesOf func(*app) resou
 		rulesOf: rulesOf,
 		metrics: metrics.New(metrics.BuildInfo{Version: b.Version, Revision: b.Revision, GoVersion: b.Go}),
 		systemd: sdnotify.New(a.env),
-		changed: wake.New(),
+		wake:    wake.New(),
 	}
 	d.session = a.newSession(h, func() { d.node.Trigger() })
 	rules := rulesOf(a)
@@ -133,7 +133,7 @@ func (d *daemon) run(cmd *cobra.Command, actors ...actor) error {
 		d.app.log.Debug("the driver's library could not be closed: " + closing.Error())
 	}
 	if errors.Is(err, errRestart) || errors.Is(err, node.ErrDriverChanged) {
-		// A signal that came before the release would be lost to the next program. One that comes later ends it.
+		// A signal before the release means: end. After it, signals kill the process.
 		if d.app.releaseSignals() || cmd.Context().Err() != nil {
 			return nil
 		}
@@ -205,7 +205,7 @@ func (d *daemon) status(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-d.changed:
+		case <-d.wake:
 		}
 		if next := d.statusLine(); next != text {
 			text = next

@@ -100,7 +100,7 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(gpu.ErrNoDriver, cli.NoDriver, "install the NVIDIA driver, or name the directory that it is in with "+
 		"--driver-root (that of a driver container is usually /run/nvidia/driver)"),
 
-	// 11 to 13
+	// 11 and 13; 12, another instance, is above
 	cli.Sentinel(errNoGPU, cli.NoGPU,
 		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
 	cli.Sentinel(plugin.ErrNoKubelet, cli.Unreachable,

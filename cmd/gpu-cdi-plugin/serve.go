@@ -155,12 +155,12 @@ var _ plugin.Observer = observer{}
 
 func (o observer) Watched(resource string, watched bool) {
 	o.Metrics.Watched(resource, watched)
-	o.daemon.changed.Wake()
+	o.daemon.wake.Wake()
 }
 
 func (o observer) Registered(resource string, err error) {
 	o.Metrics.Registered(resource, err)
-	o.daemon.changed.Wake()
+	o.daemon.wake.Wake()
 }
 
 // publish takes a state of the node. When it returns, no device that left the state can be allocated.
@@ -200,7 +200,7 @@ func (s *service) advertise() {
 	}
 	s.refused = refused
 	s.metrics.Advertised(state)
-	s.changed.Wake()
+	s.wake.Wake()
 }
 
 // resources are the states of the resources as text.

@@ -224,7 +224,7 @@ func TestServeDoesNotStartWhereAnotherSpecTakesAllDevices(t *testing.T) {
 	if err := s.ended(); err == nil || !strings.Contains(err.Error(), "exit status 1") {
 		t.Errorf("it ended with %v", err)
 	}
-	for _, want := range []string{path, "remove " + path, "--cdi-kind", "8 devices"} {
+	for _, want := range []string{path, "remove " + path, "--cdi-kind", "8 healthy devices"} {
 		if !strings.Contains(s.log.String(), want) {
 			t.Errorf("the log has no %q", want)
 		}

@@ -44,8 +44,8 @@ func (a *app) renewHint(path string) string {
 	return "gpu-cdi-plugin cdi generate --file " + path + " makes a new spec of this host's GPUs"
 }
 
-// addCapabilities adds the flag for the capabilities of the driver that containers get.
-func addCapabilities(f *pflag.FlagSet) *driver.Capabilities {
+// addCapabilitiesFlag adds the flag for the capabilities of the driver that containers get.
+func addCapabilitiesFlag(f *pflag.FlagSet) *driver.Capabilities {
 	c := driver.All
 	f.Var(&c, "capabilities",
 		"`list` of what containers use the GPUs for: compute, utility, graphics, video, display, ngx, all")
@@ -83,15 +83,15 @@ func (a *app) generate(ctx context.Context, h host.Host, c driver.Capabilities) 
 	if err != nil {
 		return nil, err
 	}
-	spec, devices, err := cdi.Generate(s, d, cdi.Options{Kind: a.CDIKind, HookPath: hook, Capabilities: c})
+	spec, findings, err := cdi.Generate(s, d, cdi.Options{Kind: a.CDIKind, HookPath: hook, Capabilities: c})
 	if err != nil {
 		return nil, err
 	}
-	extras, findings, err := a.generateExtras(h)
+	extras, ofExtras, err := a.generateExtras(h)
 	if err != nil {
 		return nil, err
 	}
-	return &generated{s, spec, extras, slices.Concat(d.Explain(c), devices, findings)}, nil
+	return &generated{s, spec, extras, slices.Concat(d.Explain(c), findings, ofExtras)}, nil
 }
 
 // checkDevices returns an error if the spec has no device.
