@@ -88,16 +88,19 @@ func (c *control) ask(ctx context.Context, format string, args ...any) (string, 
 	return answer.String(), nil
 }
 
-// limitedBuffer refuses more than maxAnswer bytes.
+// limitedBuffer refuses more than maxAnswer bytes. It does not embed its buffer, whose ReadFrom would have no limit.
 type limitedBuffer struct {
-	bytes.Buffer
+	buffer   bytes.Buffer
 	exceeded bool
 }
 
 func (l *limitedBuffer) Write(b []byte) (int, error) {
-	if l.Len()+len(b) > maxAnswer {
+	if l.buffer.Len()+len(b) > maxAnswer {
 		l.exceeded = true
 		return 0, errors.New("too much output")
 	}
-	return l.Buffer.Write(b)
+	return l.buffer.Write(b)
 }
+
+// String is what was written.
+func (l *limitedBuffer) String() string { return l.buffer.String() }
