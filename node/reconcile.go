@@ -38,8 +38,8 @@ func (r *Reconciler) Start(ctx context.Context) error {
 func (r *Reconciler) start(ctx context.Context) error {
 	began := time.Now()
 	r.heartbeat.Store(began.UnixNano())
-	r.noteFiles()
-	want, err := r.scan(ctx)
+	r.inputs = r.inputFingerprint()
+	want, err := r.scan(ctx, r.opts.Search)
 	if r.opts.AwaitDriver && errors.Is(err, gpu.ErrNoDriver) && ctx.Err() == nil {
 		return r.awaitDriver(err)
 	}
@@ -87,16 +87,16 @@ func (r *Reconciler) notReconciled(cause error) remark {
 // error is in the state.
 func (r *Reconciler) reconcile(ctx context.Context) error {
 	began := time.Now()
-	restored := r.restore()
+	written := r.restore()
 	r.findLibrary()
-	r.noteFiles()
+	r.inputs = r.inputFingerprint()
 	err := r.checkDriver()
 	if errors.Is(err, ErrDriverChanged) {
 		return err
 	}
 	var want *desired
 	if err == nil {
-		want, err = r.scan(ctx)
+		want, err = r.scan(ctx, nil)
 	}
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // no state is published after the end
@@ -107,9 +107,9 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 		r.failures = 0
 		r.apply(want)
 		r.publish(r.stateOf(r.plan))
-		err = r.plan.err()
+		written, err = written || r.plan.written, r.plan.err()
 	}
-	r.observe(began, restored || r.plan != nil && r.plan.written, err)
+	r.observe(began, written, err)
 	return nil
 }
 
@@ -128,24 +128,23 @@ func (r *Reconciler) writeDescriptors(p *plan) {
 	r.outputs = r.outputFingerprint()
 }
 
-// restore writes the last desired state again if a file has changed, and reports whether it wrote a spec. It does not
-// wait for the driver, which may take seconds to answer. No device becomes healthier by it.
+// restore writes the last desired state again if a file has changed or could not be written, and reports whether it
+// wrote a spec. It does not wait for the driver, which may take seconds to answer. No device becomes healthier by it.
 func (r *Reconciler) restore() (written bool) {
-	if r.plan == nil || !r.changed() {
+	if r.plan == nil || !r.changed() && r.plan.err() == nil {
 		return false
 	}
 	r.apply(r.plan.desired)
-	r.publish(r.stateBetween(r.State(), r.plan))
+	r.publish(r.stateBetween(r.State(), r.plan)) // less what could not be written
 	return r.plan.written
 }
 
-// retain keeps the last desired state while the node cannot be read. Devices are unhealthy at once if the driver's files
-// are broken or the driver has not answered for too long, and after maxFailures if a snapshot failed otherwise.
+// retain keeps the last desired state while the node cannot be read. Devices are unhealthy at once if the driver's
+// files are broken or the driver has not answered for too long, and after maxFailures if a snapshot failed otherwise.
 func (r *Reconciler) retain(cause error) {
 	r.failures++
 	next := r.State()
 	if r.plan != nil {
-		r.apply(r.plan.desired)
 		next = r.stateOf(r.plan)
 		next.Err = errors.Join(cause, next.Err)
 		next.remarks = append([]remark{r.notReconciled(cause)}, next.remarks...)
@@ -159,15 +158,14 @@ func (r *Reconciler) retain(cause error) {
 	r.publish(next)
 }
 
-// scan reads the node and returns the desired state.
-func (r *Reconciler) scan(ctx context.Context) (*desired, error) {
+// scan reads the node and returns the desired state. A search for the driver's files that has begun already is used;
+// nil begins one.
+func (r *Reconciler) scan(ctx context.Context, search *driver.Search) (*desired, error) {
 	if r.opts.Check != nil {
 		if err := r.opts.Check(); err != nil {
 			return nil, err
 		}
 	}
-	search := r.opts.Search
-	r.opts.Search = nil
 	if search == nil {
 		search = driver.Begin(r.opts.Host)
 	}

@@ -84,13 +84,11 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 	}
 }
 
-// changed reports whether something is not as it was at the last reconciliation.
+// changed reports whether something is not as it was at the last reconciliation. Nothing is written before the first
+// plan.
 func (r *Reconciler) changed() bool {
-	return r.inputFingerprint() != r.inputs || r.outputFingerprint() != r.outputs
+	return r.inputFingerprint() != r.inputs || r.plan != nil && r.outputFingerprint() != r.outputs
 }
-
-// noteFiles notes the files that a reconciliation begins with.
-func (r *Reconciler) noteFiles() { r.inputs, r.outputs = r.inputFingerprint(), r.outputFingerprint() }
 
 // wait is the longest time between the starts of this reconciliation and the next.
 func (r *Reconciler) wait() time.Duration {
