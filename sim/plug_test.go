@@ -3,6 +3,7 @@ package sim
 import (
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -196,5 +197,38 @@ func TestResetFaults(t *testing.T) {
 		if !isInvalid(err) {
 			t.Errorf("%s: the error is %v, want an InvalidError", name, err)
 		}
+	}
+}
+
+// TestResetOfMIG checks that a reset by nvidia-smi removes the MIG devices of a GPU everywhere, and Clear restores them.
+func TestResetOfMIG(t *testing.T) {
+	n := makeNode(t, "mig-h100", Options{PlainNodes: true})
+	before := tree(t, n.Root())
+	for _, args := range [][]string{{"-pm", "0", "-i", "0"}, {"--gpu-reset", "-i", "0"}} {
+		cmd := exec.Command(n.SMI(), args...)
+		cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(n.Library()))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	checkList(t, n)
+	s := must(n.Snapshot())
+	if !s.Devices[0].MIGEnabled || len(s.Devices[0].MIG) != 0 {
+		t.Errorf("GPU 0 has MIG mode %v and %d MIG devices, want none", s.Devices[0].MIGEnabled, len(s.Devices[0].MIG))
+	}
+	files := tree(t, n.Root())
+	checkCaps(t, s, files)
+	for file := range files {
+		if strings.HasPrefix(file, "proc/driver/nvidia/capabilities/gpu0/mig/gi") {
+			t.Errorf("%s is left", file)
+		}
+	}
+	if err := n.Clear(); err != nil {
+		t.Fatal(err)
+	}
+	after := tree(t, n.Root())
+	delete(after, ownDir+"/lock")
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("after Clear (-before +after):\n%s", diff)
 	}
 }

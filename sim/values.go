@@ -88,11 +88,18 @@ func (n *Node) set(gpu int, values map[string]string, events bool) error {
 		if !slices.ContainsFunc(Values(), func(v Value) bool { return v.Name == name }) {
 			return invalid("unknown value %q; known are %s", name, strings.Join(valueList(), ", "))
 		}
+		if err := checkFeature(g, name); err != nil {
+			return err
+		}
+		numbers[name] = nil
+		if text == Default {
+			continue
+		}
 		number, err := parseValue(g, name, text)
 		if err != nil {
 			return err
 		}
-		numbers[name] = number
+		numbers[name] = &number
 	}
 	return n.updateState(func(records []record) ([]record, error) {
 		old := valuesOf(records, gpu)
@@ -175,19 +182,10 @@ func addValueEvents(records []record, gpu int, before, after map[string]uint64) 
 	return records
 }
 
-// parseValue returns the number of a text, or nil for the default.
-func parseValue(g *GPU, name, text string) (*uint64, error) {
-	if err := checkFeature(g, name); err != nil {
-		return nil, err
-	}
-	if text == Default {
-		return nil, nil //nolint:nilnil // the default has no number
-	}
+func parseValue(g *GPU, name, text string) (number uint64, err error) {
 	if number, ok := valueNames[name][text]; ok {
-		return &number, nil
+		return number, nil
 	}
-	var number uint64
-	var err error
 	switch {
 	case name == linksDown:
 		number, err = parseLinks(g, text)
@@ -199,16 +197,16 @@ func parseValue(g *GPU, name, text string) (*uint64, error) {
 		}
 	}
 	if err != nil {
-		return nil, invalid("%s=%s: %w", name, text, err)
+		return 0, invalid("%s=%s: %w", name, text, err)
 	}
 	limit := allValues()[slices.IndexFunc(allValues(), func(v Value) bool { return v.Name == name })].max
 	if strings.HasPrefix(name, "memory-") {
 		limit = g.MemoryBytes
 	}
 	if number > limit {
-		return nil, invalid("%s=%s: want at most %d", name, text, limit)
+		return 0, invalid("%s=%s: want at most %d", name, text, limit)
 	}
-	return &number, nil
+	return number, nil
 }
 
 func wantedValue(name string) string {

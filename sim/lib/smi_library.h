@@ -45,6 +45,10 @@ enum { TEXT = 256 };
     X(nvmlDeviceGetUtilizationRates, (nvmlDevice_t, nvmlUtilization_t *))                                    \
     X(nvmlDeviceGetCudaComputeCapability, (nvmlDevice_t, int *, int *))                                      \
     X(nvmlDeviceSetPersistenceMode, (nvmlDevice_t, nvmlEnableState_t))                                       \
+    X(nvmlDeviceGetComputeMode, (nvmlDevice_t, nvmlComputeMode_t *))                                         \
+    X(nvmlDeviceGetComputeRunningProcesses_v3, (nvmlDevice_t, unsigned int *, nvmlProcessInfo_t *))          \
+    X(nvmlDeviceGetGraphicsRunningProcesses_v3, (nvmlDevice_t, unsigned int *, nvmlProcessInfo_t *))         \
+    X(nvmlDeviceGetMPSComputeRunningProcesses_v3, (nvmlDevice_t, unsigned int *, nvmlProcessInfo_t *))       \
     X(gpuSimGetBusId, (unsigned int, char *, unsigned int))                                                  \
     X(gpuSimReset, (unsigned int))
 

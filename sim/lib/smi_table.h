@@ -4,6 +4,7 @@
 
 #include "smi_fields.h"
 
+#include <stdint.h>
 #include <string.h>
 #include <time.h>
 
@@ -41,6 +42,20 @@ static void cell(char *to, reader read, nvmlDevice_t device, unsigned int index,
     snprintf(to, 32, "%.20s%s", result == NVML_SUCCESS ? text : "N/A", result == NVML_SUCCESS ? unit : "");
 }
 
+static const char *compute_mode(nvmlDevice_t device)
+{
+    nvmlComputeMode_t mode = NVML_COMPUTEMODE_DEFAULT;
+    CALL(nvmlDeviceGetComputeMode, device, &mode);
+    switch (mode) {
+    case NVML_COMPUTEMODE_EXCLUSIVE_PROCESS:
+        return "E. Process";
+    case NVML_COMPUTEMODE_PROHIBITED:
+        return "Prohibited";
+    default:
+        return "Default";
+    }
+}
+
 static void print_gpu(nvmlDevice_t device, unsigned int index)
 {
     char name[TEXT] = "", bus[32], ecc[32], temperature[32], draw[32], limit[32], used[32], total[32], busy[32];
@@ -66,7 +81,7 @@ static void print_gpu(nvmlDevice_t device, unsigned int index)
     printf("| %3u  %-27.27s%7s |   %16s %3s | %20s |\n", index, name, persistence ? "On " : "Off", bus,
            display ? "On" : "Off", ecc);
     printf("| %-4s %4s    P%-2u      %10s / %5s | %9s / %9s | %8s %11s |\n", fan_text, temperature,
-           (unsigned int)state, draw, limit, used, total, busy, "Default");
+           (unsigned int)state, draw, limit, used, total, busy, compute_mode(device));
     printf("|                                         |                        | %20s |\n" LINE_GPU "\n", mig);
 }
 
@@ -116,9 +131,79 @@ static void print_migs(const nvmlDevice_t *devices, const bool *open, unsigned i
             each_mig(devices[i], i, print_mig);
 }
 
+enum { MAX_SHOWN = 64 };
+
+// The first argument of a process, or what else is known of its name.
+static void process_name(unsigned int pid, char name[TEXT])
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%u/cmdline", pid);
+    FILE *f = fopen(path, "r");
+    size_t size = f != NULL ? fread(name, 1, TEXT - 1, f) : 0;
+    name[size] = '\0';
+    if (f != NULL)
+        fclose(f);
+    if (name[0] == '\0')
+        snprintf(name, TEXT, "[Not Found]");
+}
+
+static void instance_text(char to[16], unsigned int id)
+{
+    if (id == UINT32_MAX)
+        snprintf(to, 16, "N/A");
+    else
+        snprintf(to, 16, "%u", id);
+}
+
+// Prints the processes of one list, and returns how many.
+static unsigned int print_list(unsigned int gpu, const char *type, nvmlReturn_t result, unsigned int count,
+                               const nvmlProcessInfo_t *list)
+{
+    if (result != NVML_SUCCESS)
+        return 0;
+    for (unsigned int i = 0; i < count; i++) {
+        char name[TEXT], gi[16], ci[16], memory[32];
+        process_name(list[i].pid, name);
+        instance_text(gi, list[i].gpuInstanceId);
+        instance_text(ci, list[i].computeInstanceId);
+        snprintf(memory, sizeof(memory), "%lluMiB", list[i].usedGpuMemory >> 20);
+        printf("|  %3u  %4s %4s  %15u  %5s   %-36.36s%10s |\n", gpu, gi, ci, list[i].pid, type, name, memory);
+    }
+    return count;
+}
+
+static unsigned int print_processes_of(nvmlDevice_t device, unsigned int gpu)
+{
+    nvmlProcessInfo_t list[MAX_SHOWN];
+    unsigned int count = MAX_SHOWN, printed = 0;
+    nvmlReturn_t result = CALL(nvmlDeviceGetGraphicsRunningProcesses_v3, device, &count, list);
+    printed += print_list(gpu, "G", result, count, list);
+    count = MAX_SHOWN;
+    result = CALL(nvmlDeviceGetComputeRunningProcesses_v3, device, &count, list);
+    printed += print_list(gpu, "C", result, count, list);
+    count = MAX_SHOWN;
+    result = CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3, device, &count, list);
+    return printed + print_list(gpu, "M+C", result, count, list);
+}
+
+static void print_processes(const nvmlDevice_t *devices, const bool *open, unsigned int count)
+{
+    unsigned int printed = 0;
+    puts("\n" LINE_ALL "\n"
+         "| Processes:                                                                              |\n"
+         "|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |\n"
+         "|        ID   ID                                                               Usage      |\n"
+         "|=========================================================================================|");
+    for (unsigned int i = 0; i < count; i++)
+        if (open[i])
+            printed += print_processes_of(devices[i], i);
+    if (printed == 0)
+        puts("|  No running processes found                                                             |");
+    puts(LINE_ALL);
+}
+
 static int summary(void)
 {
-    enum { MAX_SHOWN = 64 };
     nvmlDevice_t devices[MAX_SHOWN];
     bool open[MAX_SHOWN];
     unsigned int count = 0;
@@ -138,12 +223,7 @@ static int summary(void)
         if (open[i])
             print_gpu(devices[i], i);
     print_migs(devices, open, count);
-    puts("\n" LINE_ALL "\n"
-         "| Processes:                                                                              |\n"
-         "|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |\n"
-         "|        ID   ID                                                               Usage      |\n"
-         "|=========================================================================================|\n"
-         "|  No running processes found                                                             |\n" LINE_ALL);
+    print_processes(devices, open, count);
     return status;
 }
 

@@ -77,10 +77,12 @@ func TestThreads(t *testing.T) {
 		t.Parallel()
 		run(t, newTestNode(t, asan).probe(t, "threads"))
 	})
-	t.Run("no race", func(t *testing.T) {
-		t.Parallel()
-		run(t, newTestNode(t, tsan).probe(t, "threads"))
-	})
+	for _, name := range []string{"threads", "events_waiting", "settings"} {
+		t.Run("no race in "+name, func(t *testing.T) {
+			t.Parallel()
+			run(t, newTestNode(t, tsan).probe(t, name))
+		})
+	}
 }
 
 // TestInit checks the result of nvmlInit, a number of nvmlReturn_t.

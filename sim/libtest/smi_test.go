@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -38,6 +39,9 @@ var clock = regexp.MustCompile(`(?m)^(Mon|Tue|Wed|Thu|Fri|Sat|Sun) .*\n`)
 const idle = "set gpu=0 persistence-mode=0\nset gpu=1 persistence-mode=0\nset gpu=2 persistence-mode=0\n" +
 	"set gpu=3 persistence-mode=0\n"
 
+// ownProcess matches the number and the name of this process in a summary.
+var ownProcess = regexp.MustCompile(`(?m)^(\|  +\d+ +\S+ +\S+) +\d+( +[CG]   ).{36}`)
+
 // TestSMI compares the output of nvidia-smi with golden files.
 func TestSMI(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -47,6 +51,10 @@ func TestSMI(t *testing.T) {
 	}{
 		"summary":           {"", "", 0},
 		"summary, one lost": {"fault gpu=1 kind=lost\n", "", 15},
+		"summary, one busy": {
+			"set gpu=0 compute-mode=3\nprocess gpu=0 pid=PID type=compute memory=2147483648\n" +
+				"process gpu=3 pid=PID type=graphics memory=1048576 gi=7 ci=0\n", "", 0,
+		},
 		"list":              {"", "-L", 0},
 		"list, long option": {"", "--list-gpus", 0},
 		"list, one lost":    {"fault gpu=1 kind=lost\n", "-L", 15},
@@ -92,12 +100,13 @@ func TestSMI(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newTestNode(t, asan)
-			n.setState(t, test.state)
+			n.setState(t, strings.ReplaceAll(test.state, "PID", strconv.Itoa(os.Getpid())))
 			status, out := smi(t, n, asan, strings.Fields(test.args)...)
 			if status != test.status {
 				t.Errorf("exit status %d, want %d", status, test.status)
 			}
-			golden(t, name, clock.ReplaceAllString(out, ""))
+			out = clock.ReplaceAllString(out, "")
+			golden(t, name, ownProcess.ReplaceAllString(out, "${1} PID${2}NAME"))
 		})
 	}
 }
