@@ -10,7 +10,15 @@
 //
 // A machine is a YAML file; [Machines] lists those that come with the package. The library file contains the
 // description of the machine, so a node's directory can be moved, and its library can be mounted into a container.
-// Faults and MIG changes are in the file run/gpu-sim/state, which the library checks on every call.
+// Faults, events, settings and MIG changes are in the file run/gpu-sim/state, which the library checks on every call:
+//
+//	err = node.XID(3, 79, nil) // ends the waits of event sets at once
+//	err = node.Set(3, map[string]string{"recovery-action": "reset", "remap-pending": "1"})
+//	err = node.SetReset(3, sim.ResetFault{Result: sim.ResetBusy, Tries: 2}) // by nvidia-smi
+//	source, err := node.Uevents() // each Read is a message of the kernel
+//	err = node.Unplug(3)
+//
+// lib/README.md says what of this is as in the real driver, and what is an approximation.
 //
 // The product does not import the package. It starts no process other than the C compiler.
 package sim

@@ -75,7 +75,15 @@ func (n *Node) attach(gpu int, kind string) error {
 	if err != nil {
 		return err
 	}
-	return n.restore(&n.machine.GPUs[gpu], kind)
+	g := &n.machine.GPUs[gpu]
+	if err := n.restore(g, kind); err != nil {
+		return err
+	}
+	values, err := n.Values(gpu)
+	if err != nil {
+		return err
+	}
+	return n.makeResetFile(g, resetResults[values["reset-result"]%uint64(len(resetResults))])
 }
 
 // restore makes the files of a GPU that was unbound or unplugged, and sends the uevents.

@@ -187,6 +187,13 @@ func TestResetFaults(t *testing.T) {
 			}
 		})
 	}
+	// A GPU that comes back has the reset file that its fault asks for.
+	if err := first(n.SetReset(2, ResetFault{Result: ResetHangs}), n.Unplug(2), n.Plug(2)); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Lstat(file); err != nil || info.Mode() != os.ModeNamedPipe|0o200 {
+		t.Errorf("after Plug the reset file is %v, error %v", info, err)
+	}
 	for name, err := range map[string]error{
 		"a GPU behind the last":   n.SetReset(8, ResetFault{Result: ResetBusy}),
 		"an unknown result":       n.SetReset(0, ResetFault{Result: "burns"}),
