@@ -46,7 +46,8 @@ type ResetFault struct {
 }
 
 // SetReset sets how resets of a GPU end. The PCI device's reset file in sysfs cannot do all that nvidia-smi can: it is
-// missing if resets are not supported, an open for writing blocks if they hang, and else a write resets the GPU.
+// missing if resets are not supported, an open for writing blocks if they hang, and else a write resets the GPU. For
+// writes that block for a time or fail there is ServePCIReset.
 func (n *Node) SetReset(gpu int, f ResetFault) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
