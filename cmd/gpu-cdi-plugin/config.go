@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/config"
@@ -31,9 +30,9 @@ func addOptions(f *pflag.FlagSet, part any) {
 }
 
 // options returns the flags whose values can also come from the environment and the file.
-func (a *app) options(cmd *cobra.Command) *pflag.FlagSet {
+func (a *app) options() *pflag.FlagSet {
 	f := pflag.NewFlagSet("options", pflag.ContinueOnError)
-	f.AddFlagSet(cmd.Root().PersistentFlags())
+	f.AddFlagSet(a.commonFlags)
 	f.AddFlagSet(a.pluginFlags)
 	return f
 }

@@ -162,8 +162,7 @@ func (d *daemon) runActors(cmd *cobra.Command, actors []actor) error {
 		// What is in use from now on is 2 MB, so that collecting earlier takes no noticeable time. Now it would delay the
 		// registration by 1 ms.
 		time.AfterFunc(time.Second, func() { debug.SetGCPercent(gcPercent) })
-		reload := func(ctx context.Context) error { return d.reload(ctx, cmd) }
-		return runAll(ctx, append(actors, d.node.Run, d.status, reload, d.watchdog)...)
+		return runAll(ctx, append(actors, d.node.Run, d.status, d.reload, d.watchdog)...)
 	})
 }
 

@@ -23,6 +23,7 @@ type app struct {
 	config.Common
 	configFile     string
 	plugin         config.Plugin
+	commonFlags    *pflag.FlagSet
 	pluginFlags    *pflag.FlagSet
 	timeout        time.Duration     // of calls of the driver
 	sources        map[string]string // where the value of a key comes from; a default has no entry
@@ -41,9 +42,13 @@ func newApp() *app {
 	c := config.Default()
 	a := &app{
 		Common: c.Common, plugin: c.Plugin, timeout: nvml.DefaultTimeout,
+		commonFlags: pflag.NewFlagSet("common", pflag.ContinueOnError),
 		pluginFlags: pflag.NewFlagSet("plugin", pflag.ContinueOnError),
 		sources:     map[string]string{}, warned: new(sync.Map),
 	}
+	addOptions(a.commonFlags, &a.Common)
+	a.commonFlags.StringVar(&a.configFile, "config", "",
+		"YAML `file` with these options and those of the device plugin")
 	addOptions(a.pluginFlags, &a.plugin)
 	return a
 }
@@ -95,9 +100,7 @@ Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR
 	cmd.SetHelpCommand(cli.HelpCommand())
 	cmd.SetFlagErrorFunc(cli.FlagError)
 	cli.AddVersion(cmd, thisBuild().Version)
-	addOptions(cmd.PersistentFlags(), &a.Common)
-	cmd.PersistentFlags().StringVar(&a.configFile, "config", "",
-		"YAML `file` with these options and those of the device plugin")
+	cmd.PersistentFlags().AddFlagSet(a.commonFlags)
 	_ = cmd.MarkPersistentFlagFilename("config", "yaml", "yml")
 	cmd.AddCommand(
 		a.devicesCommand(),
@@ -123,7 +126,7 @@ func help(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 
 // start prepares each verb: it resolves the options and makes the logger.
 func (a *app) start(cmd *cobra.Command) error {
-	if err := a.resolve(a.options(cmd)); err != nil {
+	if err := a.resolve(a.options()); err != nil {
 		return err
 	}
 	if err := cmd.ValidateRequiredFlags(); err != nil { // cobra does it only after start
@@ -134,7 +137,7 @@ func (a *app) start(cmd *cobra.Command) error {
 		format = "json" // the error will be JSON: a reader of stderr finds nothing else there
 	}
 	a.log = newLogger(a.stderr, a.LogLevel, format)
-	a.warnUnknownEnv(a.options(cmd))
+	a.warnUnknownEnv(a.options())
 	a.started = true
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"os/signal"
 	"reflect"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
@@ -21,7 +20,7 @@ var errRestart = errors.New("the configuration has changed")
 
 // reload reads the configuration again at each SIGHUP. New rules of what is offered take effect at once; for any other
 // change the program starts again, which is errRestart.
-func (d *daemon) reload(ctx context.Context, cmd *cobra.Command) error {
+func (d *daemon) reload(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -29,7 +28,7 @@ func (d *daemon) reload(ctx context.Context, cmd *cobra.Command) error {
 		case <-d.app.hangups:
 		}
 		d.reported(d.systemd.Reloading())
-		fresh, err := d.app.reread(cmd) //nolint:contextcheck // no verb is run
+		fresh, err := d.app.reread()
 		if err == nil && !sameButRules(d.app, fresh) {
 			err = fresh.checkHook()
 		}
@@ -57,13 +56,13 @@ func (d *daemon) reload(ctx context.Context, cmd *cobra.Command) error {
 
 // reread is an app with the configuration as it is now: the flags are those of the command line still, the environment
 // too, and the file is read again.
-func (a *app) reread(cmd *cobra.Command) (*app, error) {
+func (a *app) reread() (*app, error) {
 	fresh := newApp()
 	fresh.env, fresh.stdin, fresh.stdout, fresh.stderr = a.env, a.stdin, a.stdout, a.stderr
 	fresh.log, fresh.warned = a.log, a.warned
-	flags := fresh.options(fresh.rootCommand())
+	flags := fresh.options() // a command would stay in cobra's list of completions for ever
 	var errs []error
-	a.options(cmd).VisitAll(func(f *pflag.Flag) {
+	a.options().VisitAll(func(f *pflag.Flag) {
 		if a.sources[f.Name] == fromFlag {
 			errs = append(errs, flags.Set(f.Name, f.Value.String()))
 		}

@@ -130,7 +130,7 @@ func TestReloadLeavesTheRulesInUse(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	reloaded := make(chan error, 1)
 	inUse := s.rules.Load()
-	go func() { reloaded <- s.reload(ctx, cmd) }()
+	go func() { reloaded <- s.reload(ctx) }()
 	a.hangups <- syscall.SIGHUP
 	_, _, err = resource.Build(&gpu.Snapshot{}, *inUse) // nothing orders it and what the reload writes
 	mustDo(t, err)
