@@ -1,0 +1,146 @@
+package health
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Action is what an event or a finding means for a device.
+type Action string
+
+// The actions, from the least to the most severe.
+const (
+	// None means nothing for the device.
+	None Action = "none"
+	// Application ends an application on the device, which stays healthy.
+	Application Action = "application"
+	// Probe means nothing by itself: the device is suspect until its probes are clean.
+	Probe Action = "probe"
+	// Reset, Reboot and Service are what the device needs: a reset, a reboot of the node, or a person.
+	Reset   Action = "reset"
+	Reboot  Action = "reboot"
+	Service Action = "service"
+)
+
+var severity = []Action{None, Application, Probe, Reset, Reboot, Service}
+
+// worse reports whether a is more severe than b.
+func (a Action) worse(b Action) bool { return slices.Index(severity, a) > slices.Index(severity, b) }
+
+// UnmarshalText parses an action.
+func (a *Action) UnmarshalText(text []byte) error {
+	if !slices.Contains(severity, Action(text)) {
+		return fmt.Errorf("action %q: want none, application, probe, reset, reboot or service", text)
+	}
+	*a = Action(text)
+	return nil
+}
+
+// Rule is what events of an XID mean.
+type Rule struct {
+	Action Action
+	// Count is how many events within Within the action takes; fewer are only counted. 0 and 1 are the first.
+	Count  int
+	Within time.Duration
+}
+
+// MaxCount is the largest Rule.Count.
+const MaxCount = 1000
+
+//go:embed xids.tsv
+var catalogueText string
+
+// catalogued is an XID of NVIDIA's catalogue.
+type catalogued struct {
+	action Action
+	name   string
+}
+
+// actions are NVIDIA's immediate actions in our terms.
+var actions = map[string]Action{
+	"IGNORE":            None,
+	"RESTART_APP":       Application,
+	"RESET_GPU":         Reset,
+	"RESTART_BM":        Reboot,
+	"RESTART_VM":        Reboot,
+	"CHECK_MECHANICALS": Service,
+	"UPDATE_SWFW":       Service,
+	"CONTACT_SUPPORT":   Service,
+	"CHECK_UVM":         None, // an effect of another error, which has its own event
+	"XID_154":           None, // reports the recovery action, which is asked for after each event
+	"WORKFLOW_XID_45":   None, // an effect of another error, or the end of an application
+	// A reset is needed if a row was remapped or a page retired, which probes see.
+	"WORKFLOW_XID_48":     Probe,
+	"WORKFLOW_NVLINK_ERR": Probe, // links that stay down are seen by probes
+	// The action depends on a part of the kernel's message that NVML does not pass on.
+	"WORKFLOW_NVLINK5_ERR": Reset,
+}
+
+// catalogue is NVIDIA's catalogue by code.
+var catalogue = parseCatalogue(catalogueText)
+
+func parseCatalogue(text string) map[uint64]catalogued {
+	all := map[uint64]catalogued{}
+	for line := range strings.Lines(text) {
+		fields := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		code, err := strconv.ParseUint(fields[0], 10, 64)
+		if err == nil && len(fields) == 3 {
+			all[code] = catalogued{actions[fields[1]], fields[2]}
+		}
+	}
+	return all
+}
+
+// actionOf is the catalogue's action for a code. One that is not in it is unused, or new: probes have to tell.
+func actionOf(code uint64) Action {
+	if c, ok := catalogue[code]; ok {
+		return c.action
+	}
+	return Probe
+}
+
+// XIDName is the code with what it is, such as "XID 79 (GPU has fallen off the bus)".
+func XIDName(code uint64) string {
+	text := "XID " + strconv.FormatUint(code, 10)
+	if name := catalogue[code].name; name != "" {
+		text += " (" + name + ")"
+	}
+	return text
+}
+
+// Recovery is the recovery action that the driver reports for a GPU: NVML's nvmlDeviceGpuRecoveryAction_t.
+type Recovery int
+
+// NoRecovery is the recovery action of a driver that does not report one.
+const NoRecovery Recovery = -1
+
+var recoveries = []struct {
+	action Action
+	text   string
+}{
+	{None, ""},
+	{Reset, "the driver asks for a reset of the GPU"},
+	{Reboot, "the driver asks for a reboot of the node"},
+	{Reset, "the driver asks to end the GPU's peer-to-peer traffic"},
+	{Reset, "the driver asks to end what uses the GPU, and for a reset"},
+	{Service, "the driver asks to recover the IMEX domain"},
+	{Reset, "the driver asks for a reset of the GPU's bus"},
+	{Reboot, "the driver asks for a reboot of the node"},
+}
+
+// Finding is what the recovery action says of a GPU, and whether it says anything: one that is not known, as of a newer
+// driver, is not healthy.
+func (r Recovery) Finding() (Finding, bool) {
+	switch {
+	case r == 0 || r == NoRecovery:
+		return Finding{}, false
+	case r > 0 && int(r) < len(recoveries):
+		return Finding{Text: recoveries[r].text, Action: recoveries[r].action}, true
+	default:
+		return Finding{Text: fmt.Sprintf("the driver asks for recovery action %d, which is not known", r), Action: Service}, true
+	}
+}

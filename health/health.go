@@ -1,0 +1,460 @@
+// Package health decides which devices are healthy. Events and probes of GPUs go in; a state with its reason and its
+// remedy comes out for each device.
+//
+// A Machine is pure: it touches nothing and has no clock. Each input has its time, in the order of the inputs. The
+// package knows XIDs and the recovery action, and nothing else of NVIDIA's.
+package health
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// State is the health of a device. Only a healthy device is given to containers.
+type State string
+
+// The states.
+const (
+	Healthy State = "healthy"
+	// Suspect is a device about which something was reported that says nothing by itself. Probes decide. It is not given
+	// to containers: they would lose work that no one can bring back, while a device that is held back for some seconds
+	// costs little.
+	Suspect State = "suspect"
+	// Unhealthy is a device that needs its Remedy, or whose probes do not pass.
+	Unhealthy State = "unhealthy"
+	// Recovering is a device whose probes pass again, but not yet for long enough.
+	Recovering State = "recovering"
+	// Cordoned is a device that an administrator took out of service.
+	Cordoned State = "cordoned"
+)
+
+// NoInstance is the ID of the instance of a device or event that is a whole GPU's.
+const NoInstance = -1
+
+// Device is a GPU, or a MIG device of one.
+type Device struct {
+	// UUID is the device's, and GPU that of the GPU that it is on, or its own.
+	UUID, GPU string
+	// GPUInstance and ComputeInstance are a MIG device's, or NoInstance.
+	GPUInstance, ComputeInstance int
+}
+
+// Event is an XID of a GPU.
+type Event struct {
+	// GPU is the UUID.
+	GPU string
+	// GPUInstance and ComputeInstance are what of the GPU the event concerns, or NoInstance for all of it.
+	GPUInstance, ComputeInstance int
+	XID                          uint64
+	// Recovery is the GPU's recovery action after the event, or NoRecovery if it is unknown.
+	Recovery Recovery
+}
+
+// Finding is what a probe found wrong with a GPU.
+type Finding struct {
+	// Text is a part of a sentence, such as "a row remapping is pending".
+	Text string
+	// Action is what the GPU needs; None if the finding can pass by itself.
+	Action Action
+}
+
+// Probes are the result of all probes of a GPU at one time.
+type Probes struct {
+	// GPU is the UUID.
+	GPU string
+	// Lost is whether the GPU did not answer at all. One that answers again was initialised anew, as by a reset.
+	Lost     bool
+	Recovery Recovery
+	Findings []Finding
+}
+
+// Status is the health of a device at one time.
+type Status struct {
+	UUID  string `json:"uuid"`
+	State State  `json:"state"`
+	// Reason is why the device is not healthy, as a part of a sentence.
+	Reason string `json:"reason,omitempty"`
+	// Remedy is what it needs.
+	Remedy Action `json:"remedy,omitempty"`
+	// Since is when the device came to its State.
+	Since time.Time `json:"since"`
+	// XIDs counts the events of each code.
+	XIDs map[uint64]int `json:"xids,omitempty"`
+}
+
+// Transition is a change of a device's state or reason.
+type Transition struct {
+	UUID     string
+	From, To State
+	Reason   string
+	Remedy   Action
+	Time     time.Time
+}
+
+// Rules are what a Machine works with.
+type Rules struct {
+	// XIDs are the administrator's rules. They overrule the catalogue and the recovery action.
+	XIDs map[uint64]Rule
+	// CleanFor is how long probes must pass before a device is healthy again; 0 is DefaultCleanFor. Each relapse within
+	// an hour doubles it, up to 64 times.
+	CleanFor time.Duration
+}
+
+// DefaultCleanFor is Rules.CleanFor unless it is configured.
+const DefaultCleanFor = 5 * time.Second
+
+const (
+	relapseWithin = time.Hour
+	maxDoublings  = 6
+	maxCodes      = 64  // per device
+	maxAbsent     = 256 // devices that are not there and are remembered
+)
+
+// Machine has the health of all devices. Use one goroutine at a time.
+type Machine struct {
+	rules   Rules
+	entries map[string]*entry // by UUID, also of devices that are not there now
+}
+
+// entry is what is known about a device.
+type entry struct {
+	device  Device
+	present bool
+	seen    time.Time // when it was last present
+
+	state   State // without regard to cordon
+	reason  string
+	remedy  Action
+	since   time.Time
+	byEvent bool // whether an event made it unhealthy, so that clean probes alone do not prove the contrary
+	lost    bool // whether it did not answer at the last probe
+	reset   bool // whether it was reset since it became unhealthy
+
+	cordon      string // why an administrator took it out of service; empty if not
+	cordonSince time.Time
+
+	clean     time.Time // since when all probes pass; zero if they do not
+	relapses  int
+	recovered time.Time // when it last became healthy
+
+	codes map[uint64]*occurrences
+}
+
+// occurrences are the events of an XID.
+type occurrences struct {
+	count  int
+	recent []time.Time // as many of the last ones as the rule counts
+}
+
+// New returns a machine without devices.
+func New(rules Rules) *Machine {
+	rules.CleanFor = cmp.Or(rules.CleanFor, DefaultCleanFor)
+	return &Machine{rules: rules, entries: map[string]*entry{}}
+}
+
+// SetDevices tells the machine which devices there are. A new one is healthy. One that comes back is as it was.
+func (m *Machine) SetDevices(now time.Time, devices []Device) {
+	for _, e := range m.entries {
+		e.present = false
+	}
+	for _, d := range devices {
+		e := m.entries[d.UUID]
+		if e == nil {
+			e = &entry{state: Healthy, since: now, codes: map[uint64]*occurrences{}}
+			m.entries[d.UUID] = e
+		}
+		e.device, e.present, e.seen = d, true, now
+	}
+	m.forget()
+}
+
+// forget drops the devices that were absent for longest, if there are too many of them.
+func (m *Machine) forget() {
+	var absent []*entry
+	for _, e := range m.entries {
+		if !e.present {
+			absent = append(absent, e)
+		}
+	}
+	slices.SortFunc(absent, func(a, b *entry) int {
+		return cmp.Or(a.seen.Compare(b.seen), strings.Compare(a.device.UUID, b.device.UUID))
+	})
+	for _, e := range absent[:max(0, len(absent)-maxAbsent)] {
+		delete(m.entries, e.device.UUID)
+	}
+}
+
+// Event counts an event and returns the transitions that it causes. First is whether the code is new on one of the
+// devices that it concerns.
+func (m *Machine) Event(now time.Time, ev Event) (transitions []Transition, first bool) {
+	for _, e := range m.concerned(ev) {
+		before := e.condition()
+		o := e.codes[ev.XID]
+		if o == nil {
+			if len(e.codes) >= maxCodes {
+				continue
+			}
+			o = &occurrences{}
+			e.codes[ev.XID] = o
+			first = true
+		}
+		o.count++
+		if f := m.verdict(now, o, ev); f.Action.worse(Application) {
+			e.fault(now, f, true)
+		}
+		transitions = e.changed(now, before, transitions)
+	}
+	return transitions, first
+}
+
+// concerned are the devices that an event hits, sorted: the MIG devices of its instance, or the GPU and all on it.
+func (m *Machine) concerned(ev Event) []*entry {
+	return m.matching(func(d *Device) bool {
+		switch {
+		case d.GPU != ev.GPU:
+			return false
+		case ev.GPUInstance == NoInstance:
+			return true
+		default:
+			return d.GPUInstance == ev.GPUInstance &&
+				(ev.ComputeInstance == NoInstance || d.ComputeInstance == ev.ComputeInstance)
+		}
+	})
+}
+
+// verdict is what an event means: by the administrator's rule or, without one, by the recovery action or, where the
+// driver does not report that, by the catalogue.
+func (m *Machine) verdict(now time.Time, o *occurrences, ev Event) Finding {
+	if rule, ok := m.rules.XIDs[ev.XID]; ok {
+		if !o.reaches(now, rule) {
+			return Finding{Action: None}
+		}
+		text := XIDName(ev.XID)
+		if rule.Count > 1 {
+			text = fmt.Sprintf("%s, %d times within %s", text, rule.Count, rule.Within)
+		}
+		return Finding{text, rule.Action}
+	}
+	switch f, ok := ev.Recovery.Finding(); {
+	case ok:
+		return Finding{XIDName(ev.XID) + "; " + f.Text, f.Action}
+	case ev.Recovery == NoRecovery:
+		return Finding{XIDName(ev.XID), actionOf(ev.XID)}
+	default:
+		return Finding{Action: None}
+	}
+}
+
+// reaches adds an event and reports whether the rule's action takes place.
+func (o *occurrences) reaches(now time.Time, r Rule) bool {
+	count := min(max(r.Count, 1), MaxCount)
+	o.recent = append(o.recent, now)
+	if len(o.recent) > count {
+		o.recent = slices.Delete(o.recent, 0, len(o.recent)-count)
+	}
+	return len(o.recent) == count && (count == 1 || now.Sub(o.recent[0]) <= r.Within)
+}
+
+// fault makes a device suspect or unhealthy, unless something worse is known of it.
+func (e *entry) fault(now time.Time, f Finding, byEvent bool) {
+	e.clean = time.Time{}
+	to := Unhealthy
+	if f.Action == Probe {
+		to = Suspect
+	}
+	switch {
+	case e.state == Unhealthy && !f.Action.worse(e.remedy):
+		return
+	case e.state == Suspect && to == Suspect:
+		return
+	}
+	if e.state == Healthy {
+		if now.Sub(e.recovered) > relapseWithin {
+			e.relapses = 0
+		}
+		e.relapses++
+	}
+	if e.state != to {
+		e.since = now
+	}
+	e.state, e.reason, e.remedy, e.byEvent, e.reset = to, f.Text, f.Action, byEvent && to == Unhealthy, false
+}
+
+// Probed takes the result of a GPU's probes and returns the transitions of the GPU and its MIG devices.
+func (m *Machine) Probed(now time.Time, p Probes) []Transition {
+	findings := p.Findings
+	if f, ok := p.Recovery.Finding(); ok {
+		findings = append(slices.Clone(findings), f)
+	}
+	var worst *Finding
+	for i := range findings {
+		if worst == nil || findings[i].Action.worse(worst.Action) {
+			worst = &findings[i]
+		}
+	}
+	var transitions []Transition
+	for _, e := range m.of(p.GPU) {
+		before := e.condition()
+		if e.lost && !p.Lost {
+			e.reset = true
+		}
+		e.lost = p.Lost
+		if worst != nil {
+			e.failed(now, *worst)
+		} else {
+			e.passed(now, p.Recovery, m.rules.CleanFor)
+		}
+		transitions = e.changed(now, before, transitions)
+	}
+	return transitions
+}
+
+// failed takes a finding. One that is the latest reason for the state replaces it also by a less severe one: it was
+// found now.
+func (e *entry) failed(now time.Time, f Finding) {
+	if e.state == Unhealthy && !e.byEvent {
+		e.clean, e.reason, e.remedy, e.reset = time.Time{}, f.Text, f.Action, false
+		return
+	}
+	if f.Action == Probe {
+		f.Action = None
+	}
+	e.fault(now, f, false)
+}
+
+// passed takes clean probes. They prove a device healthy unless an event asked for more: then the device must have been
+// reset, or the driver must report that no recovery action is needed.
+func (e *entry) passed(now time.Time, r Recovery, cleanFor time.Duration) {
+	if e.state == Healthy || e.state == Unhealthy && e.byEvent && !e.reset && r != 0 {
+		return
+	}
+	if e.clean.IsZero() {
+		e.clean = now
+	}
+	if e.state != Recovering {
+		e.state, e.since, e.byEvent = Recovering, now, false
+	}
+	wait := cleanFor << min(max(e.relapses-1, 0), maxDoublings)
+	if now.Sub(e.clean) >= wait {
+		e.state, e.reason, e.remedy, e.since, e.recovered = Healthy, "", None, now, now
+	}
+}
+
+// WasReset tells the machine that a GPU was reset. Clean probes then make it healthy, whatever was reported before.
+func (m *Machine) WasReset(gpu string) {
+	for _, e := range m.of(gpu) {
+		if e.remedy == Reset || !e.remedy.worse(Reset) {
+			e.reset = true
+		}
+	}
+}
+
+// Suspect makes a device suspect until its probes are clean.
+func (m *Machine) Suspect(now time.Time, uuid, reason string) []Transition {
+	e := m.entries[uuid]
+	if e == nil {
+		return nil
+	}
+	before := e.condition()
+	e.fault(now, Finding{reason, Probe}, false)
+	return e.changed(now, before, nil)
+}
+
+// Cordon takes a device out of service, and with a GPU its MIG devices, until Uncordon. It reports whether the device is
+// known.
+func (m *Machine) Cordon(now time.Time, uuid, reason string) ([]Transition, bool) {
+	return m.setCordon(now, uuid, cmp.Or(reason, "no reason was given"))
+}
+
+// Uncordon ends Cordon.
+func (m *Machine) Uncordon(now time.Time, uuid string) ([]Transition, bool) {
+	return m.setCordon(now, uuid, "")
+}
+
+func (m *Machine) setCordon(now time.Time, uuid, reason string) (transitions []Transition, known bool) {
+	for _, e := range m.matching(func(d *Device) bool { return d.UUID == uuid || d.GPU == uuid }) {
+		before := e.condition()
+		e.cordon, e.cordonSince = reason, now
+		transitions = e.changed(now, before, transitions)
+		known = true
+	}
+	return transitions, known
+}
+
+// Statuses are those of the devices that are there, by UUID.
+func (m *Machine) Statuses() map[string]Status {
+	all := map[string]Status{}
+	for uuid, e := range m.entries {
+		if e.present {
+			all[uuid] = e.status()
+		}
+	}
+	return all
+}
+
+// Settled reports whether all devices are healthy or cordoned, so that probes need not be frequent.
+func (m *Machine) Settled() bool {
+	for _, e := range m.entries {
+		if e.present && e.state != Healthy {
+			return false
+		}
+	}
+	return true
+}
+
+func (e *entry) status() Status {
+	c := e.condition()
+	s := Status{UUID: e.device.UUID, State: c.state, Reason: c.reason, Remedy: e.remedy, Since: e.since}
+	if c.state == Cordoned {
+		s.Since = e.cordonSince
+	}
+	if len(e.codes) > 0 {
+		s.XIDs = map[uint64]int{}
+		for code, o := range e.codes {
+			s.XIDs[code] = o.count
+		}
+	}
+	return s
+}
+
+// condition is what a device's transitions are about.
+type condition struct {
+	state  State
+	reason string
+}
+
+func (e *entry) condition() condition {
+	if e.cordon != "" {
+		return condition{Cordoned, "cordoned: " + e.cordon}
+	}
+	return condition{e.state, e.reason}
+}
+
+// changed adds the transition from the condition before, if there is one.
+func (e *entry) changed(now time.Time, before condition, list []Transition) []Transition {
+	after := e.condition()
+	if after == before {
+		return list
+	}
+	return append(list, Transition{e.device.UUID, before.state, after.state, after.reason, e.remedy, now})
+}
+
+// of are the GPU and its MIG devices, as far as they are there.
+func (m *Machine) of(gpu string) []*entry {
+	return m.matching(func(d *Device) bool { return d.GPU == gpu })
+}
+
+// matching returns the devices that are there and wanted, by UUID.
+func (m *Machine) matching(wanted func(*Device) bool) []*entry {
+	var list []*entry
+	for _, uuid := range slices.Sorted(maps.Keys(m.entries)) {
+		if e := m.entries[uuid]; e.present && wanted(&e.device) {
+			list = append(list, e)
+		}
+	}
+	return list
+}

@@ -1,0 +1,457 @@
+package health
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+const (
+	gpuA, gpuB   = "GPU-a", "GPU-b"
+	migA1, migA2 = "MIG-a1", "MIG-a2"
+)
+
+// node is a machine with a clock. GPU a has two MIG devices, and GPU b none.
+type node struct {
+	*Machine
+	now time.Time
+}
+
+func newNode(t *testing.T, rules Rules) *node {
+	t.Helper()
+	n := &node{New(rules), start}
+	n.setDevices()
+	return n
+}
+
+func (n *node) setDevices() {
+	n.SetDevices(n.now, []Device{
+		{migA1, gpuA, 1, 0}, {migA2, gpuA, 2, 0}, {gpuB, gpuB, NoInstance, NoInstance},
+	})
+}
+
+func (n *node) after(d time.Duration) *node {
+	n.now = n.now.Add(d)
+	return n
+}
+
+func (n *node) xid(gpu string, code uint64, r Recovery) *node {
+	n.Event(n.now, Event{gpu, NoInstance, NoInstance, code, r})
+	return n
+}
+
+func (n *node) clean(gpu string, r Recovery) *node {
+	n.Probed(n.now, Probes{GPU: gpu, Recovery: r})
+	return n
+}
+
+func (n *node) found(gpu, text string, a Action) *node {
+	n.Probed(n.now, Probes{GPU: gpu, Recovery: NoRecovery, Findings: []Finding{{text, a}}})
+	return n
+}
+
+func (n *node) lost(gpu string) *node {
+	n.Probed(n.now, Probes{GPU: gpu, Lost: true, Recovery: NoRecovery, Findings: []Finding{{"does not answer", Reboot}}})
+	return n
+}
+
+// restart makes a new machine of the record.
+func (n *node) restart(t *testing.T, from, to Identity) *node {
+	t.Helper()
+	data, err := n.Record(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := &node{New(n.rules), n.now}
+	if err := next.Restore(data, to); err != nil {
+		t.Fatal(err)
+	}
+	next.setDevices()
+	return next
+}
+
+func TestStateOfADevice(t *testing.T) {
+	boot, rebooted := Identity{"1", "580"}, Identity{"2", "580"}
+	for name, c := range map[string]struct {
+		do     func(t *testing.T, n *node) *node
+		rules  Rules
+		state  State
+		reason string // a part of it
+		remedy Action
+	}{
+		"a new device is healthy": {
+			do: func(_ *testing.T, n *node) *node { return n }, state: Healthy,
+		},
+		"an application's fault leaves the device healthy": {
+			do: func(_ *testing.T, n *node) *node { return n.xid(gpuB, 31, NoRecovery).xid(gpuB, 13, NoRecovery) }, state: Healthy,
+		},
+		"a code that needs a reset makes it unhealthy": {
+			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 95, NoRecovery) },
+			state: Unhealthy, reason: "XID 95 (uncontained ECC error)", remedy: Reset,
+		},
+		"clean probes alone do not undo a code that needs a reset": {
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 95, NoRecovery).clean(gpuB, NoRecovery).after(time.Hour).clean(gpuB, NoRecovery)
+			},
+			state: Unhealthy, reason: "XID 95", remedy: Reset,
+		},
+		"after a reset probes must be clean for a time": {
+			do: func(_ *testing.T, n *node) *node {
+				n.xid(gpuB, 95, NoRecovery).WasReset(gpuB)
+				return n.clean(gpuB, NoRecovery).after(4*time.Second).clean(gpuB, NoRecovery)
+			},
+			state: Recovering, reason: "XID 95", remedy: Reset,
+		},
+		"after a reset and clean probes it is healthy": {
+			do: func(_ *testing.T, n *node) *node {
+				n.xid(gpuB, 95, NoRecovery).WasReset(gpuB)
+				return n.clean(gpuB, NoRecovery).after(5*time.Second).clean(gpuB, NoRecovery)
+			},
+			state: Healthy,
+		},
+		"a reset does not help a device that needs a reboot": {
+			do: func(_ *testing.T, n *node) *node {
+				n.xid(gpuB, 79, NoRecovery).WasReset(gpuB)
+				return n.clean(gpuB, NoRecovery).after(time.Hour).clean(gpuB, NoRecovery)
+			},
+			state: Unhealthy, reason: "fallen off the bus", remedy: Reboot,
+		},
+		"a lost GPU that answers again was initialised anew": {
+			do: func(_ *testing.T, n *node) *node {
+				n.xid(gpuB, 79, NoRecovery).lost(gpuB).after(time.Minute)
+				return n.clean(gpuB, NoRecovery).after(5*time.Second).clean(gpuB, NoRecovery)
+			},
+			state: Healthy,
+		},
+		"the driver's recovery action none overrules the catalogue": {
+			do: func(_ *testing.T, n *node) *node { return n.xid(gpuB, 95, 0) }, state: Healthy,
+		},
+		"the driver's recovery action overrules a harmless code": {
+			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 45, 2) },
+			state: Unhealthy, reason: "XID 45 (an application's channel was cleaned up); the driver asks for a reboot", remedy: Reboot,
+		},
+		"a recovery action that is not known is not healthy": {
+			do:    func(_ *testing.T, n *node) *node { return n.clean(gpuB, 99) },
+			state: Unhealthy, reason: "recovery action 99, which is not known", remedy: Service,
+		},
+		"the recovery action none lifts what an event reported": {
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 95, 1).clean(gpuB, 0).after(5*time.Second).clean(gpuB, 0)
+			},
+			state: Healthy,
+		},
+		"an administrator's rule overrules the driver": {
+			rules: Rules{XIDs: map[uint64]Rule{31: {Action: Service}}},
+			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 31, 0) },
+			state: Unhealthy, reason: "XID 31", remedy: Service,
+		},
+		"an administrator's rule can ignore a code": {
+			rules: Rules{XIDs: map[uint64]Rule{95: {Action: None}}},
+			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 95, 1) }, state: Healthy,
+		},
+		"fewer events than a rule counts do nothing": {
+			rules: Rules{XIDs: map[uint64]Rule{74: {Reset, 3, 10 * time.Minute}}},
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 74, 0).after(6*time.Minute).xid(gpuB, 74, 0).after(6*time.Minute).xid(gpuB, 74, 0)
+			},
+			state: Healthy,
+		},
+		"as many events as a rule counts take effect": {
+			rules: Rules{XIDs: map[uint64]Rule{74: {Reset, 3, 10 * time.Minute}}},
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 74, 0).after(4*time.Minute).xid(gpuB, 74, 0).after(4*time.Minute).xid(gpuB, 74, 0)
+			},
+			state: Unhealthy, reason: "NVLink error), 3 times within 10m0s", remedy: Reset,
+		},
+		"a code that says nothing by itself makes it suspect": {
+			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 48, NoRecovery) },
+			state: Suspect, reason: "XID 48 (double bit ECC error)", remedy: Probe,
+		},
+		"a code that is not in the catalogue makes it suspect": {
+			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 999, NoRecovery) },
+			state: Suspect, reason: "XID 999", remedy: Probe,
+		},
+		"a suspect becomes healthy by clean probes": {
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 48, NoRecovery).clean(gpuB, NoRecovery).after(5*time.Second).clean(gpuB, NoRecovery)
+			},
+			state: Healthy,
+		},
+		"a suspect becomes unhealthy by a finding": {
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 48, NoRecovery).found(gpuB, "a row remapping is pending", Reset)
+			},
+			state: Unhealthy, reason: "a row remapping is pending", remedy: Reset,
+		},
+		"a finding that is gone ends by itself": {
+			do: func(_ *testing.T, n *node) *node {
+				return n.found(gpuB, "NVLink 3 is down", None).after(time.Second).clean(gpuB, 0).after(5*time.Second).clean(gpuB, 0)
+			},
+			state: Healthy,
+		},
+		"the latest finding is the reason": {
+			do: func(_ *testing.T, n *node) *node {
+				return n.found(gpuB, "a row remapping is pending", Reset).found(gpuB, "NVLink 3 is down", None)
+			},
+			state: Unhealthy, reason: "NVLink 3 is down", remedy: None,
+		},
+		"the more severe of an event and a finding is the reason": {
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 79, NoRecovery).found(gpuB, "NVLink 3 is down", None)
+			},
+			state: Unhealthy, reason: "XID 79", remedy: Reboot,
+		},
+		"a flapping link is held back for longer each time": {
+			do: func(_ *testing.T, n *node) *node {
+				for range 4 {
+					n.found(gpuB, "NVLink 3 is down", None).after(time.Second).clean(gpuB, 0).after(time.Minute).clean(gpuB, 0)
+				}
+				return n.found(gpuB, "NVLink 3 is down", None).clean(gpuB, 0).after(79*time.Second).clean(gpuB, 0)
+			},
+			state: Recovering, reason: "NVLink 3 is down",
+		},
+		"after an hour a relapse is the first one": {
+			do: func(_ *testing.T, n *node) *node {
+				for range 4 {
+					n.found(gpuB, "NVLink 3 is down", None).after(time.Second).clean(gpuB, 0).after(time.Minute).clean(gpuB, 0)
+				}
+				n.after(2*time.Hour).found(gpuB, "NVLink 3 is down", None)
+				return n.clean(gpuB, 0).after(5*time.Second).clean(gpuB, 0)
+			},
+			state: Healthy,
+		},
+		"a cordon hides the state": {
+			do: func(_ *testing.T, n *node) *node {
+				n.Cordon(n.now, gpuB, "a fan is loud")
+				return n.xid(gpuB, 95, NoRecovery)
+			},
+			state: Cordoned, reason: "cordoned: a fan is loud", remedy: Reset,
+		},
+		"uncordon shows the state again": {
+			do: func(_ *testing.T, n *node) *node {
+				n.Cordon(n.now, gpuB, "")
+				n.xid(gpuB, 95, NoRecovery).Uncordon(n.now, gpuB)
+				return n
+			},
+			state: Unhealthy, reason: "XID 95", remedy: Reset,
+		},
+		"a restart of the program changes nothing": {
+			do: func(t *testing.T, n *node) *node {
+				return n.xid(gpuB, 95, NoRecovery).restart(t, boot, boot).clean(gpuB, NoRecovery)
+			},
+			state: Unhealthy, reason: "XID 95", remedy: Reset,
+		},
+		"after a reboot an unhealthy device is probed first": {
+			do: func(t *testing.T, n *node) *node {
+				return n.xid(gpuB, 79, NoRecovery).restart(t, boot, rebooted)
+			},
+			state: Suspect, reason: "XID 79", remedy: Probe,
+		},
+		"after a reboot clean probes make it healthy": {
+			do: func(t *testing.T, n *node) *node {
+				return n.xid(gpuB, 79, NoRecovery).restart(t, boot, rebooted).
+					clean(gpuB, NoRecovery).after(5*time.Second).clean(gpuB, NoRecovery)
+			},
+			state: Healthy,
+		},
+		"a cordon holds after a reboot": {
+			do: func(t *testing.T, n *node) *node {
+				n.Cordon(n.now, gpuB, "a fan is loud")
+				return n.restart(t, boot, rebooted)
+			},
+			state: Cordoned, reason: "a fan is loud",
+		},
+		"a device that comes back is as it was": {
+			do: func(_ *testing.T, n *node) *node {
+				n.xid(gpuB, 95, NoRecovery).SetDevices(n.now, nil)
+				n.setDevices()
+				return n
+			},
+			state: Unhealthy, reason: "XID 95", remedy: Reset,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := c.do(t, newNode(t, c.rules))
+			got := n.Statuses()[gpuB]
+			if got.State != c.state || !strings.Contains(got.Reason, c.reason) || (got.Reason == "") != (c.reason == "") {
+				t.Errorf("the device is %s (%s), want %s (%s)", got.State, got.Reason, c.state, c.reason)
+			}
+			if c.remedy != "" && got.Remedy != c.remedy {
+				t.Errorf("its remedy is %q, want %q", got.Remedy, c.remedy)
+			}
+			for _, other := range []string{migA1, migA2} {
+				if s := n.Statuses()[other]; s.State != Healthy {
+					t.Errorf("another GPU's device %s is %s", other, s.State)
+				}
+			}
+		})
+	}
+}
+
+func TestWhatAnEventConcerns(t *testing.T) {
+	for name, c := range map[string]struct {
+		event Event
+		want  []string
+	}{
+		"an event of a GPU concerns all its MIG devices": {
+			Event{gpuA, NoInstance, NoInstance, 95, NoRecovery}, []string{migA1, migA2},
+		},
+		"an event of a GPU instance concerns its devices":    {Event{gpuA, 2, NoInstance, 95, NoRecovery}, []string{migA2}},
+		"an event of a compute instance concerns it":         {Event{gpuA, 1, 0, 95, NoRecovery}, []string{migA1}},
+		"an event of another compute instance concerns none": {Event{gpuA, 1, 3, 95, NoRecovery}, nil},
+		"an event of an unknown GPU concerns none":           {Event{"GPU-z", NoInstance, NoInstance, 95, NoRecovery}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, Rules{})
+			transitions, first := n.Event(n.now, c.event)
+			var got []string
+			for _, tr := range transitions {
+				got = append(got, tr.UUID)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" || first != (c.want != nil) {
+				t.Errorf("transitions (-want +got), first %t:\n%s", first, diff)
+			}
+		})
+	}
+}
+
+// 672 events in 3 hours made 288 healthy nodes look broken in the field.
+func TestXID45DoesNotMakeAnyDeviceUnhealthy(t *testing.T) {
+	n := newNode(t, Rules{})
+	for range 672 {
+		n.after(3*time.Hour/672).xid(gpuA, 45, NoRecovery).xid(gpuB, 45, NoRecovery)
+	}
+	for uuid, s := range n.Statuses() {
+		if s.State != Healthy || s.XIDs[45] != 672 {
+			t.Errorf("%s is %s after %d events", uuid, s.State, s.XIDs[45])
+		}
+	}
+}
+
+func TestManyEventsAreCountedAndReportedOnce(t *testing.T) {
+	n := newNode(t, Rules{XIDs: map[uint64]Rule{31: {Reset, 1000, time.Nanosecond}}})
+	reported := 0
+	for i := range 800_000 {
+		if _, first := n.Event(n.now, Event{gpuB, NoInstance, NoInstance, uint64(i % 29), NoRecovery}); first {
+			reported++
+		}
+	}
+	if reported != 29 {
+		t.Errorf("%d events were new, want 29", reported)
+	}
+	for i := range uint64(100_000) {
+		n.Event(n.now, Event{gpuB, NoInstance, NoInstance, i, NoRecovery})
+	}
+	if got := len(n.entries[gpuB].codes); got != maxCodes {
+		t.Errorf("%d codes are remembered, want %d", got, maxCodes)
+	}
+}
+
+func TestDevicesThatAreAbsentAreForgottenAtLast(t *testing.T) {
+	m := New(Rules{})
+	for i := range 1000 {
+		m.SetDevices(start.Add(time.Duration(i)*time.Second), []Device{{fmt.Sprint("GPU-", i), fmt.Sprint("GPU-", i), -1, -1}})
+	}
+	if len(m.entries) != maxAbsent+1 || m.entries["GPU-999"] == nil || m.entries["GPU-998"] == nil {
+		t.Errorf("%d devices are remembered, want %d", len(m.entries), maxAbsent+1)
+	}
+}
+
+// Random faults and repairs: in the end what was repaired is healthy, and what was not is not.
+func TestSoak(t *testing.T) {
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		n := newNode(t, Rules{})
+		broken := map[string]func(){} // by GPU; the repair
+		repairs := []func(gpu string) func(){
+			func(gpu string) func() { n.xid(gpu, 95, NoRecovery); return func() { n.WasReset(gpu) } },
+			func(gpu string) func() { n.lost(gpu); return func() {} },
+			func(gpu string) func() { n.found(gpu, "NVLink 3 is down", None); return func() {} },
+			func(gpu string) func() { n.xid(gpu, 48, NoRecovery); return func() {} },
+		}
+		for range 10_000 {
+			n.after(time.Duration(r.IntN(20)) * time.Second)
+			gpu := []string{gpuA, gpuB}[r.IntN(2)]
+			switch r.IntN(4) {
+			case 0:
+				if broken[gpu] == nil {
+					broken[gpu] = repairs[r.IntN(len(repairs))](gpu)
+				}
+			case 1:
+				if repair := broken[gpu]; repair != nil {
+					repair()
+					delete(broken, gpu)
+				}
+			case 2:
+				n.xid(gpu, []uint64{13, 31, 43, 45}[r.IntN(4)], NoRecovery)
+			case 3:
+				if broken[gpu] == nil {
+					n.clean(gpu, NoRecovery)
+				}
+			}
+			if broken[gpu] != nil {
+				for uuid, s := range n.Statuses() {
+					if n.entries[uuid].device.GPU == gpu && s.State == Healthy {
+						t.Fatalf("seed %d: %s is healthy, and was not repaired", seed, uuid)
+					}
+				}
+			}
+		}
+		for gpu := range broken {
+			broken[gpu]()
+		}
+		for _, gpu := range []string{gpuA, gpuB} {
+			n.clean(gpu, NoRecovery).after(time.Hour).clean(gpu, NoRecovery)
+		}
+		for uuid, s := range n.Statuses() {
+			if s.State != Healthy {
+				t.Errorf("seed %d: %s is %s (%s) after all repairs", seed, uuid, s.State, s.Reason)
+			}
+		}
+	}
+}
+
+func TestEveryActionOfTheCatalogueIsKnown(t *testing.T) {
+	if len(catalogue) < 90 {
+		t.Fatalf("the catalogue has %d codes", len(catalogue))
+	}
+	for code, c := range catalogue {
+		if c.action == "" {
+			t.Errorf("XID %d has no action", code)
+		}
+	}
+	for code, want := range map[uint64]Action{13: Application, 43: None, 79: Reboot, 95: Reset, 48: Probe, 54: Service, 150: Reset} {
+		if got := actionOf(code); got != want {
+			t.Errorf("XID %d means %s, want %s", code, got, want)
+		}
+	}
+}
+
+func FuzzRestore(f *testing.F) {
+	n := &node{New(Rules{}), start}
+	n.setDevices()
+	n.xid(gpuA, 95, NoRecovery).Cordon(start, gpuB, "x")
+	data, err := n.Record(Identity{"1", "580"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	f.Add([]byte(`{"version":1,"devices":[{"uuid":"GPU-b","state":"cordoned"}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		m := New(Rules{})
+		if err := m.Restore(data, Identity{"2", "580"}); err != nil && len(m.entries) > 0 {
+			t.Error("a record that was refused has left devices")
+		}
+		m.SetDevices(start, []Device{{gpuB, gpuB, NoInstance, NoInstance}})
+		m.Probed(start, Probes{GPU: gpuB})
+		if _, err := m.Record(Identity{"2", "580"}); err != nil {
+			t.Error(err)
+		}
+	})
+}

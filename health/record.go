@@ -1,0 +1,106 @@
+package health
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Identity is what a recorded state was found with.
+type Identity struct {
+	// Boot is the kernel's boot ID, and Driver the driver's version.
+	Boot   string `json:"boot"`
+	Driver string `json:"driver"`
+}
+
+const recordVersion = 1
+
+// record is the state of a machine in a file.
+type record struct {
+	Version int `json:"version"`
+	Identity
+	Devices []recordedDevice `json:"devices"`
+}
+
+type recordedDevice struct {
+	UUID            string         `json:"uuid"`
+	GPU             string         `json:"gpu"`
+	GPUInstance     int            `json:"gpuInstance"`
+	ComputeInstance int            `json:"computeInstance"`
+	Seen            time.Time      `json:"seen"`
+	State           State          `json:"state"`
+	Reason          string         `json:"reason,omitempty"`
+	Remedy          Action         `json:"remedy,omitempty"`
+	Since           time.Time      `json:"since"`
+	ByEvent         bool           `json:"byEvent,omitempty"`
+	Lost            bool           `json:"lost,omitempty"`
+	Reset           bool           `json:"reset,omitempty"`
+	Cordon          string         `json:"cordon,omitempty"`
+	CordonSince     time.Time      `json:"cordonSince,omitzero"`
+	Relapses        int            `json:"relapses,omitempty"`
+	Recovered       time.Time      `json:"recovered,omitzero"`
+	XIDs            map[uint64]int `json:"xids,omitempty"`
+}
+
+// Record returns the machine's state as JSON, for Restore.
+func (m *Machine) Record(id Identity) ([]byte, error) {
+	r := record{Version: recordVersion, Identity: id, Devices: []recordedDevice{}}
+	for _, uuid := range slices.Sorted(maps.Keys(m.entries)) {
+		e := m.entries[uuid]
+		r.Devices = append(r.Devices, recordedDevice{
+			UUID: uuid, GPU: e.device.GPU, GPUInstance: e.device.GPUInstance, ComputeInstance: e.device.ComputeInstance,
+			Seen: e.seen, State: e.state, Reason: e.reason, Remedy: e.remedy, Since: e.since, ByEvent: e.byEvent,
+			Lost: e.lost, Reset: e.reset, Cordon: e.cordon, CordonSince: e.cordonSince, Relapses: e.relapses, Recovered: e.recovered,
+			XIDs: e.status().XIDs,
+		})
+	}
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("record the health of the devices: %w", err)
+	}
+	return append(data, '\n'), nil
+}
+
+// Restore sets the state of a new machine to a recorded one. What it is worth depends on where it was found:
+//
+//   - A cordon holds until it is lifted.
+//   - With the same boot and driver a device is as it was recorded. What was recovering is so from the start.
+//   - After a reboot, or with another driver, the remedy may have been applied: what was not healthy is suspect, and
+//     probes decide.
+//
+// A device that is not there is remembered by its UUID, which no other GPU has. After an error the machine is as it was.
+func (m *Machine) Restore(data []byte, now Identity) error {
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return fmt.Errorf("restore the health of the devices: %w", err)
+	}
+	if r.Version != recordVersion {
+		return fmt.Errorf("restore the health of the devices: version %d is not known", r.Version)
+	}
+	entries := map[string]*entry{}
+	for _, d := range r.Devices {
+		if d.UUID == "" || !slices.Contains([]State{Healthy, Suspect, Unhealthy, Recovering}, d.State) {
+			return fmt.Errorf("restore the health of the devices: device %q has state %q", d.UUID, d.State)
+		}
+		e := &entry{
+			device: Device{d.UUID, d.GPU, d.GPUInstance, d.ComputeInstance}, seen: d.Seen,
+			state: d.State, reason: d.Reason, remedy: d.Remedy, since: d.Since, byEvent: d.ByEvent, lost: d.Lost,
+			reset: d.Reset, cordon: d.Cordon, cordonSince: d.CordonSince, relapses: d.Relapses, recovered: d.Recovered,
+			codes: map[uint64]*occurrences{},
+		}
+		if r.Identity != now && e.state != Healthy {
+			e.state, e.remedy, e.byEvent, e.lost = Suspect, Probe, false, false
+		}
+		for code, n := range d.XIDs {
+			if len(e.codes) < maxCodes {
+				e.codes[code] = &occurrences{count: n}
+			}
+		}
+		entries[d.UUID] = e
+	}
+	m.entries = entries
+	m.forget()
+	return nil
+}
