@@ -62,14 +62,13 @@ type Finding struct {
 	Action Action
 }
 
-// Probes are the result of all probes of a GPU at one time.
-type Probes struct {
-	// GPU is the UUID.
-	GPU string
-	// Lost is whether the GPU did not answer at all. One that answers again was initialised anew, as by a reset.
-	Lost     bool
-	Recovery Recovery
-	Findings []Finding
+// probes are the result of a probe of a GPU.
+type probes struct {
+	gpu string // UUID
+	// lost is whether the GPU did not answer at all. One that answers again was initialised anew, as by a reset.
+	lost     bool
+	recovery Recovery
+	findings []Finding
 }
 
 // Status is the health of a device at one time.
@@ -118,6 +117,8 @@ const (
 type Machine struct {
 	rules   Rules
 	entries map[string]*entry // by UUID, also of devices that are not there now
+	// baselines are what probes of GPUs are compared with, by UUID.
+	baselines map[string]*baseline
 }
 
 // entry is what is known about a device.
@@ -153,7 +154,7 @@ type occurrences struct {
 // New returns a machine without devices.
 func New(rules Rules) *Machine {
 	rules.CleanFor = cmp.Or(rules.CleanFor, DefaultCleanFor)
-	return &Machine{rules: rules, entries: map[string]*entry{}}
+	return &Machine{rules: rules, entries: map[string]*entry{}, baselines: map[string]*baseline{}}
 }
 
 // SetDevices tells the machine which devices there are. A new one is healthy. One that comes back is as it was.
@@ -185,6 +186,7 @@ func (m *Machine) forget() {
 	})
 	for _, e := range absent[:max(0, len(absent)-maxAbsent)] {
 		delete(m.entries, e.device.UUID)
+		delete(m.baselines, e.device.UUID)
 	}
 }
 
@@ -284,10 +286,10 @@ func (e *entry) fault(now time.Time, f Finding, byEvent bool) {
 	e.state, e.reason, e.remedy, e.byEvent, e.reset = to, f.Text, f.Action, byEvent && to == Unhealthy, false
 }
 
-// Probed takes the result of a GPU's probes and returns the transitions of the GPU and its MIG devices.
-func (m *Machine) Probed(now time.Time, p Probes) []Transition {
-	findings := p.Findings
-	if f, ok := p.Recovery.Finding(); ok {
+// probed takes the result of a probe and returns the transitions of the GPU and its MIG devices.
+func (m *Machine) probed(now time.Time, p probes) []Transition {
+	findings := p.findings
+	if f, ok := p.recovery.Finding(); ok {
 		findings = append(slices.Clone(findings), f)
 	}
 	var worst *Finding
@@ -297,16 +299,16 @@ func (m *Machine) Probed(now time.Time, p Probes) []Transition {
 		}
 	}
 	var transitions []Transition
-	for _, e := range m.of(p.GPU) {
+	for _, e := range m.of(p.gpu) {
 		before := e.condition()
-		if e.lost && !p.Lost {
+		if e.lost && !p.lost {
 			e.reset = true
 		}
-		e.lost = p.Lost
+		e.lost = p.lost
 		if worst != nil {
 			e.failed(now, *worst)
 		} else {
-			e.passed(now, p.Recovery, m.rules.CleanFor)
+			e.passed(now, p.recovery, m.rules.CleanFor)
 		}
 		transitions = e.changed(now, before, transitions)
 	}
@@ -319,9 +321,6 @@ func (e *entry) failed(now time.Time, f Finding) {
 	if e.state == Unhealthy && !e.byEvent {
 		e.clean, e.reason, e.remedy, e.reset = time.Time{}, f.Text, f.Action, false
 		return
-	}
-	if f.Action == Probe {
-		f.Action = None
 	}
 	e.fault(now, f, false)
 }

@@ -47,17 +47,17 @@ func (n *node) xid(gpu string, code uint64, r Recovery) *node {
 }
 
 func (n *node) clean(gpu string, r Recovery) *node {
-	n.Probed(n.now, Probes{GPU: gpu, Recovery: r})
+	n.probed(n.now, probes{gpu: gpu, recovery: r})
 	return n
 }
 
 func (n *node) found(gpu, text string, a Action) *node {
-	n.Probed(n.now, Probes{GPU: gpu, Recovery: NoRecovery, Findings: []Finding{{text, a}}})
+	n.probed(n.now, probes{gpu: gpu, recovery: NoRecovery, findings: []Finding{{text, a}}})
 	return n
 }
 
 func (n *node) lost(gpu string) *node {
-	n.Probed(n.now, Probes{GPU: gpu, Lost: true, Recovery: NoRecovery, Findings: []Finding{{"does not answer", Reboot}}})
+	n.probed(n.now, probes{gpu: gpu, lost: true, recovery: NoRecovery, findings: []Finding{{"does not answer", Reboot}}})
 	return n
 }
 
@@ -449,7 +449,7 @@ func FuzzRestore(f *testing.F) {
 			t.Error("a record that was refused has left devices")
 		}
 		m.SetDevices(start, []Device{{gpuB, gpuB, NoInstance, NoInstance}})
-		m.Probed(start, Probes{GPU: gpuB})
+		m.probed(start, probes{gpu: gpuB})
 		if _, err := m.Record(Identity{"2", "580"}); err != nil {
 			t.Error(err)
 		}

@@ -22,6 +22,8 @@ type record struct {
 	Version int `json:"version"`
 	Identity
 	Devices []recordedDevice `json:"devices"`
+	// Baselines are those of the GPUs' probes, by UUID. They hold for the same boot and driver.
+	Baselines map[string]*baseline `json:"baselines,omitempty"`
 }
 
 type recordedDevice struct {
@@ -46,7 +48,7 @@ type recordedDevice struct {
 
 // Record returns the machine's state as JSON, for Restore.
 func (m *Machine) Record(id Identity) ([]byte, error) {
-	r := record{Version: recordVersion, Identity: id, Devices: []recordedDevice{}}
+	r := record{Version: recordVersion, Identity: id, Devices: []recordedDevice{}, Baselines: m.baselines}
 	for _, uuid := range slices.Sorted(maps.Keys(m.entries)) {
 		e := m.entries[uuid]
 		r.Devices = append(r.Devices, recordedDevice{
@@ -101,6 +103,11 @@ func (m *Machine) Restore(data []byte, now Identity) error {
 		entries[d.UUID] = e
 	}
 	m.entries = entries
+	for uuid, b := range r.Baselines {
+		if b != nil && r.Identity == now {
+			m.baselines[uuid] = b
+		}
+	}
 	m.forget()
 	return nil
 }

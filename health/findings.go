@@ -1,0 +1,60 @@
+package health
+
+import (
+	"fmt"
+	"math/bits"
+	"time"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// baseline is what a GPU's probes are compared with.
+type baseline struct {
+	// NVLinks are those that have been up: others may not be connected.
+	NVLinks uint64 `json:"nvLinks"`
+	// UncorrectedECC is the count at the last probe.
+	UncorrectedECC uint64 `json:"uncorrectedECC"`
+}
+
+// shutdownMargin is how many degrees below its shutdown temperature a GPU is too hot.
+const shutdownMargin = 2
+
+// findings are what a probe shows to be wrong, compared with the baseline, which it updates.
+func (b *baseline) findings(p *gpu.Probe) []Finding {
+	if p.Error != "" {
+		return []Finding{{"it does not answer: " + p.Error, None}}
+	}
+	var list []Finding
+	add := func(wrong bool, action Action, format string, args ...any) {
+		if wrong {
+			list = append(list, Finding{fmt.Sprintf(format, args...), action})
+		}
+	}
+	down := b.NVLinks &^ p.NVLinks
+	add(p.RemapFailed, Service, "a row of its memory could not be remapped")
+	add(p.RemapPending, Reset, "a row of its memory is remapped at the next reset")
+	add(p.RetirementPending, Reset, "a page of its memory is retired at the next reset")
+	add(p.UncorrectedECC > b.UncorrectedECC, Probe, "its memory had %d uncorrected errors since the last probe",
+		p.UncorrectedECC-b.UncorrectedECC)
+	add(down != 0, None, "%d of its %d NVLinks are down", bits.OnesCount64(down), bits.OnesCount64(b.NVLinks|p.NVLinks))
+	add(p.Fabric == gpu.FabricStarting, None, "the fabric manager has not configured it yet")
+	add(p.Fabric == gpu.FabricFailed, Reset, "it could not be made a part of the NVSwitches' fabric")
+	add(p.ShutdownTemperature > 0 && p.Temperature >= p.ShutdownTemperature-shutdownMargin, None,
+		"its temperature is %d degrees, and it shuts down at %d", p.Temperature, p.ShutdownTemperature)
+	b.NVLinks |= p.NVLinks
+	b.UncorrectedECC = p.UncorrectedECC
+	return list
+}
+
+// Probe takes a probe of a GPU and returns the transitions of the GPU and its MIG devices.
+func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
+	b := m.baselines[p.UUID]
+	if b == nil {
+		// Errors of before the first probe have had their events, and a reset does not take their count back.
+		b = &baseline{UncorrectedECC: p.UncorrectedECC}
+		m.baselines[p.UUID] = b
+	}
+	return m.probed(now, probes{
+		gpu: p.UUID, lost: p.Error != "", recovery: Recovery(p.RecoveryAction), findings: b.findings(p),
+	})
+}

@@ -1,0 +1,68 @@
+package health
+
+import (
+	"testing"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+func TestFindingsOfAProbe(t *testing.T) {
+	first := gpu.Probe{UUID: gpuB, NVLinks: 0b1111, UncorrectedECC: 7, ShutdownTemperature: 92, Temperature: 60}
+	for name, c := range map[string]struct {
+		change func(*gpu.Probe)
+		text   string
+		action Action
+	}{
+		"nothing has changed": {func(*gpu.Probe) {}, "", ""},
+		"the GPU is lost": {
+			func(p *gpu.Probe) { p.Error = "GPU is lost" }, "it does not answer: GPU is lost", None,
+		},
+		"a row remapping is pending": {
+			func(p *gpu.Probe) { p.RemapPending = true }, "a row of its memory is remapped at the next reset", Reset,
+		},
+		"a row remapping has failed": {
+			func(p *gpu.Probe) { p.RemapPending, p.RemapFailed = true, true },
+			"a row of its memory could not be remapped", Service,
+		},
+		"a page retirement is pending": {
+			func(p *gpu.Probe) { p.RetirementPending = true }, "a page of its memory is retired at the next reset", Reset,
+		},
+		"uncorrected errors rise": {
+			func(p *gpu.Probe) { p.UncorrectedECC = 9 }, "its memory had 2 uncorrected errors since the last probe", Probe,
+		},
+		"the driver has started to count anew": {func(p *gpu.Probe) { p.UncorrectedECC = 1 }, "", ""},
+		"an NVLink that was up is down": {
+			func(p *gpu.Probe) { p.NVLinks = 0b1101 }, "1 of its 4 NVLinks are down", None,
+		},
+		"an NVLink comes up": {func(p *gpu.Probe) { p.NVLinks = 0b11111 }, "", ""},
+		"the fabric manager is still busy": {
+			func(p *gpu.Probe) { p.Fabric = gpu.FabricStarting }, "the fabric manager has not configured it yet", None,
+		},
+		"the GPU cannot join the fabric": {
+			func(p *gpu.Probe) { p.Fabric = gpu.FabricFailed }, "it could not be made a part of the NVSwitches' fabric", Reset,
+		},
+		"the GPU is part of the fabric": {func(p *gpu.Probe) { p.Fabric = gpu.FabricCompleted }, "", ""},
+		"the GPU is about to shut down": {
+			func(p *gpu.Probe) { p.Temperature = 90 }, "its temperature is 90 degrees, and it shuts down at 92", None,
+		},
+		"the GPU is hot": {func(p *gpu.Probe) { p.Temperature = 89 }, "", ""},
+		"the driver asks for a reset": {
+			func(p *gpu.Probe) { p.RecoveryAction = 1 }, "the driver asks for a reset of the GPU", Reset,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, Rules{})
+			now := first
+			n.Probe(n.now, &now)
+			if s := n.Statuses()[gpuB]; s.State != Healthy {
+				t.Fatalf("the device is %s (%s) after the first probe", s.State, s.Reason)
+			}
+			c.change(&now)
+			n.Probe(n.now, &now)
+			got := n.Statuses()[gpuB]
+			if got.Reason != c.text || (got.State == Healthy) != (c.text == "") || c.text != "" && got.Remedy != c.action {
+				t.Errorf("the device is %s (%q, %s), want %q, %s", got.State, got.Reason, got.Remedy, c.text, c.action)
+			}
+		})
+	}
+}
