@@ -69,3 +69,19 @@ const (
 	// EventSource is that events of the GPU begin or cease to be received.
 	EventSource EventKind = "source"
 )
+
+// Use is what uses a device at one time.
+type Use struct {
+	// Processes have a compute or graphics context on the device, by PID.
+	Processes []Process
+	// MemoryUsed is the memory in bytes that is neither free nor reserved by the driver.
+	MemoryUsed uint64
+}
+
+// Process is a process with a context on a device.
+type Process struct {
+	// PID is the process ID in the host's namespace.
+	PID int
+	// MemoryBytes is the memory that it has on the device, or 0 if the driver does not report it.
+	MemoryBytes uint64
+}

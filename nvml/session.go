@@ -33,13 +33,15 @@ type Options struct {
 	// Timeout is how long nvmlInit may take and then the first answers of the driver, of all GPUs together, and about
 	// all links together. 0 is DefaultTimeout.
 	Timeout time.Duration
-	// GPUTimeout, Returned and Log are for a [Session].
+	// GPUTimeout, Returned, Events and Log are for a [Session].
 	//
 	// GPUTimeout is how long a GPU may not answer before a snapshot has it as unreadable, if a snapshot is taken each
 	// [SnapshotInterval].
 	GPUTimeout time.Duration
 	// Returned is called when an abandoned call has returned, so that GPUs may be readable again. It may be nil.
 	Returned func()
+	// Events, if it is not nil, gets the events of the GPUs from the first snapshot on, from several goroutines at once.
+	Events func(gpu.Event)
 	// Log gets warnings about links that cannot be read.
 	Log *slog.Logger
 }
@@ -71,6 +73,7 @@ type Session struct {
 	users    atomic.Int32  // goroutines that use library without mu
 	last     *gpu.Snapshot // nil before the first
 	retained retainedLinks
+	watchers *watchers // nil while no events are received
 	// known are the GPUs that the kernel module knew when the library was opened, unreadable those that could not be
 	// read at the last snapshot without abandoned calls. If they change, the library is opened again.
 	known, unreadable string
@@ -172,6 +175,7 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	}
 	nameUnreadable(snapshot, s.last)
 	s.last = snapshot
+	s.watch(snapshot)
 	return snapshot, nil
 }
 
@@ -196,25 +200,12 @@ func unreadableGPUs(snapshot *gpu.Snapshot) string {
 // GPU is named by its UUID. The driver keeps the mode until it releases the GPU. The error wraps [ErrNoPermission] if
 // the process may not change the mode, which only root may. A snapshot does not wait for it.
 func (s *Session) SetExclusive(ctx context.Context, uuid string, exclusive bool) error {
-	s.mu.Lock()
-	err := s.open(ctx)
-	l := s.library
-	s.users.Add(1) // with mu, so that the library is not closed
-	s.mu.Unlock()
-	defer s.users.Add(-1)
-	if err != nil {
-		return err
-	}
 	mode := nvml.COMPUTEMODE_DEFAULT
 	if exclusive {
 		mode = nvml.COMPUTEMODE_EXCLUSIVE_PROCESS
 	}
-	waiting, cancel := context.WithTimeout(ctx, s.opts.Timeout)
-	defer cancel()
-	_, err = ask(waiting, &l.calls, "compute mode of "+uuid, 0, func(c *call) (struct{}, error) {
-		dev, err := invoke(l, c, "nvmlDeviceGetHandleByUUID", func() (nvml.Device, nvml.Return) {
-			return l.api.DeviceGetHandleByUUID(uuid)
-		})
+	_, err := withLibrary(ctx, s, "compute mode of "+uuid, func(l *library, c *call) (struct{}, error) {
+		dev, err := l.deviceByUUID(c, uuid)
 		if err != nil {
 			return struct{}{}, err
 		}
@@ -282,11 +273,12 @@ func (s *Session) close() error {
 	if s.library == nil {
 		return nil
 	}
-	if s.busy() {
-		return errors.New("close the NVIDIA driver library: calls have not returned")
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.openTimeout())
 	defer cancel()
+	if s.watchers != nil && !s.watchers.end(ctx) || s.busy() {
+		return errors.New("close the NVIDIA driver library: calls have not returned")
+	}
+	s.watchers = nil
 	l := s.library
 	s.library = nil
 	if err := l.shutdown(ctx); err != nil {

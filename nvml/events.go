@@ -1,0 +1,227 @@
+package nvml
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// eventWait is how long a call waits for an event. The library cannot be closed meanwhile.
+const eventWait = 500 * time.Millisecond
+
+// How long events of a GPU are not waited for after an error: the driver returns that a GPU is lost at once, again and
+// again.
+const (
+	minEventPause = time.Second
+	maxEventPause = 30 * time.Second
+)
+
+// eventKinds are the events that are received, as far as the GPU has them.
+var eventKinds = map[uint64]gpu.EventKind{
+	nvml.EventTypeXidCriticalError:    gpu.EventXID,
+	nvml.EventTypeDoubleBitEccError:   gpu.EventECC,
+	nvml.EventTypeGpuRecoveryAction:   gpu.EventRecovery,
+	nvml.EventTypeGpuUnavailableError: gpu.EventUnavailable,
+	nvml.EventMigConfigChange:         gpu.EventMIG,
+}
+
+// watchers receive the events of the GPUs while the library is open: a goroutine with an event set for each GPU, since a
+// set with a lost GPU returns nothing but that GPU's error.
+type watchers struct {
+	library *library
+	receive func(gpu.Event)
+	stop    chan struct{}
+	ended   sync.WaitGroup
+	gpus    map[string]bool // by UUID
+}
+
+// watch receives the events of the usable GPUs of a snapshot, until the library is closed.
+func (s *Session) watch(snapshot *gpu.Snapshot) {
+	if s.opts.Events == nil {
+		return
+	}
+	if s.watchers == nil {
+		s.watchers = &watchers{
+			library: s.library, receive: s.opts.Events, stop: make(chan struct{}), gpus: map[string]bool{},
+		}
+	}
+	w := s.watchers
+	if w.stopped() {
+		return // until the library could be closed
+	}
+	for i := range snapshot.Devices {
+		uuid := snapshot.Devices[i].UUID
+		if snapshot.Devices[i].Usable() && !w.gpus[uuid] {
+			w.gpus[uuid] = true
+			w.ended.Go(func() { w.watch(uuid) })
+		}
+	}
+}
+
+// end stops receiving events and reports whether all goroutines have ended before ctx did. It may be called again.
+func (w *watchers) end(ctx context.Context) bool {
+	if !w.stopped() {
+		close(w.stop)
+	}
+	ended := make(chan struct{})
+	go func() {
+		w.ended.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (w *watchers) stopped() bool {
+	select {
+	case <-w.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// watch receives the events of one GPU until it is stopped.
+func (w *watchers) watch(uuid string) {
+	var reported string
+	for pause := minEventPause; !w.stopped(); pause = min(2*pause, maxEventPause) {
+		began := time.Now()
+		err := w.receiveUntilError(uuid, func() {
+			if reported != "" {
+				reported = ""
+				w.receive(w.sourceEvent(uuid, nil))
+			}
+		})
+		if w.stopped() {
+			return
+		}
+		if time.Since(began) > maxEventPause {
+			pause = minEventPause
+		}
+		if err != nil && err.Error() != reported {
+			reported = err.Error()
+			w.receive(w.sourceEvent(uuid, err))
+		}
+		select {
+		case <-w.stop:
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (w *watchers) sourceEvent(uuid string, err error) gpu.Event {
+	return gpu.Event{
+		GPU: uuid, GPUInstance: gpu.NoInstance, ComputeInstance: gpu.NoInstance,
+		Kind: gpu.EventSource, RecoveryAction: gpu.NoRecoveryAction, Err: err,
+	}
+}
+
+// receiveUntilError makes an event set of the GPU and receives its events. It returns nil if it was stopped, or if the
+// GPU has no events.
+func (w *watchers) receiveUntilError(uuid string, works func()) error {
+	set, dev, err := w.newSet(uuid)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		_, _ = receiveCall(w, uuid, time.Second, func(c *call) (nvml.EventData, error) {
+			_, err := invoke(w.library, c, "nvmlEventSetFree", noValue(set.Free))
+			return nvml.EventData{}, err
+		})
+	}()
+	works()
+	for !w.stopped() {
+		got, err := receiveCall(w, uuid, 4*eventWait, func(c *call) (nvml.EventData, error) {
+			return invoke(w.library, c, "nvmlEventSetWait", func() (nvml.EventData, nvml.Return) {
+				return set.Wait(uint32(eventWait.Milliseconds()))
+			})
+		})
+		switch {
+		case hasCode(err, nvml.ERROR_TIMEOUT):
+		case err != nil:
+			return err
+		default:
+			w.receiveOne(uuid, dev, &got)
+		}
+	}
+	return nil
+}
+
+// newSet makes an event set with the events of a GPU.
+func (w *watchers) newSet(uuid string) (nvml.EventSet, nvml.Device, error) {
+	type result struct {
+		set nvml.EventSet
+		dev nvml.Device
+	}
+	l := w.library
+	r, err := receiveCall(w, uuid, maxEventPause, func(c *call) (r result, err error) {
+		if r.dev, err = l.deviceByUUID(c, uuid); err != nil {
+			return r, err
+		}
+		supported, err := invoke(l, c, "nvmlDeviceGetSupportedEventTypes", r.dev.GetSupportedEventTypes)
+		if err != nil {
+			return r, err
+		}
+		var wanted uint64
+		for kind := range eventKinds {
+			wanted |= kind & supported
+		}
+		if r.set, err = invoke(l, c, "nvmlEventSetCreate", l.api.EventSetCreate); err != nil {
+			return r, err
+		}
+		_, err = invoke(l, c, "nvmlDeviceRegisterEvents", noValue(func() nvml.Return {
+			return r.dev.RegisterEvents(wanted, r.set)
+		}))
+		if err != nil {
+			_ = r.set.Free()
+		}
+		return r, err
+	})
+	return r.set, r.dev, err
+}
+
+// receiveCall calls the driver about the events of a GPU.
+func receiveCall[T any](w *watchers, uuid string, limit time.Duration, work func(*call) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	return ask(ctx, &w.library.calls, "events of "+uuid, 0, work)
+}
+
+// receiveOne passes an event on, with what the driver recommends after it.
+func (w *watchers) receiveOne(uuid string, dev nvml.Device, e *nvml.EventData) {
+	kind, ok := eventKinds[e.EventType]
+	if !ok {
+		return
+	}
+	ev := gpu.Event{
+		GPU: uuid, GPUInstance: instance(e.GpuInstanceId), ComputeInstance: instance(e.ComputeInstanceId), Kind: kind,
+	}
+	if kind == gpu.EventXID {
+		ev.XID = e.EventData
+	}
+	action, err := receiveCall(w, uuid, eventWait, func(c *call) (int, error) {
+		return w.library.recoveryAction(c, dev)
+	})
+	if err != nil {
+		action = gpu.NoRecoveryAction
+	}
+	ev.RecoveryAction = action
+	w.receive(ev)
+}
+
+// instance is the ID of an instance in an event; all bits are set for none.
+func instance(id uint32) int {
+	if id == ^uint32(0) {
+		return gpu.NoInstance
+	}
+	return int(id)
+}

@@ -1,0 +1,83 @@
+package nvml
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"gpu-cdi-plugin/gpu"
+)
+
+// Use reads what uses a GPU or MIG device, named by its UUID. It does not wait for a snapshot.
+func (s *Session) Use(ctx context.Context, uuid string) (gpu.Use, error) {
+	use, err := withLibrary(ctx, s, "use of "+uuid, func(l *library, c *call) (gpu.Use, error) {
+		dev, err := l.deviceByUUID(c, uuid)
+		if err != nil {
+			return gpu.Use{}, err
+		}
+		return l.use(c, dev)
+	})
+	if err != nil {
+		return gpu.Use{}, fmt.Errorf("read what uses %s: %w", uuid, err)
+	}
+	return use, nil
+}
+
+func (l *library) deviceByUUID(c *call, uuid string) (nvml.Device, error) {
+	return invoke(l, c, "nvmlDeviceGetHandleByUUID", func() (nvml.Device, nvml.Return) {
+		return l.api.DeviceGetHandleByUUID(uuid)
+	})
+}
+
+func (l *library) use(c *call, dev nvml.Device) (gpu.Use, error) {
+	byPID := map[int]gpu.Process{}
+	for function, list := range map[string]func() ([]nvml.ProcessInfo, nvml.Return){
+		"nvmlDeviceGetComputeRunningProcesses":    dev.GetComputeRunningProcesses,
+		"nvmlDeviceGetGraphicsRunningProcesses":   dev.GetGraphicsRunningProcesses,
+		"nvmlDeviceGetMPSComputeRunningProcesses": dev.GetMPSComputeRunningProcesses,
+	} {
+		found, err := optional(invoke(l, c, function, list))
+		if err != nil {
+			return gpu.Use{}, err
+		}
+		for _, p := range found {
+			memory := p.UsedGpuMemory
+			if memory == math.MaxUint64 { // NVML's value for "not available"
+				memory = 0
+			}
+			pid := int(p.Pid)
+			byPID[pid] = gpu.Process{PID: pid, MemoryBytes: max(memory, byPID[pid].MemoryBytes)}
+		}
+	}
+	memory, err := optional(invoke(l, c, "nvmlDeviceGetMemoryInfo_v2", dev.GetMemoryInfo_v2))
+	if err != nil {
+		return gpu.Use{}, err
+	}
+	use := gpu.Use{MemoryUsed: memory.Used}
+	for _, p := range byPID {
+		use.Processes = append(use.Processes, p)
+	}
+	slices.SortFunc(use.Processes, func(a, b gpu.Process) int { return cmp.Compare(a.PID, b.PID) })
+	return use, nil
+}
+
+// withLibrary calls the driver about a subject, with the library open. It does not wait for a snapshot.
+func withLibrary[T any](ctx context.Context, s *Session, subject string, work func(*library, *call) (T, error)) (T, error) {
+	s.mu.Lock()
+	err := s.open(ctx)
+	l := s.library
+	s.users.Add(1) // with mu, so that the library is not closed
+	s.mu.Unlock()
+	defer s.users.Add(-1)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	waiting, cancel := context.WithTimeout(ctx, s.opts.Timeout)
+	defer cancel()
+	return ask(waiting, &l.calls, subject, 0, func(c *call) (T, error) { return work(l, c) })
+}
