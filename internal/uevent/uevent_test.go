@@ -1,0 +1,69 @@
+package uevent
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+)
+
+// messages is a source of messages.
+type messages []string
+
+func (m *messages) Read(p []byte) (int, error) {
+	if len(*m) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, (*m)[0])
+	*m = (*m)[1:]
+	return n, nil
+}
+
+func TestWatch(t *testing.T) {
+	fields := func(list ...string) string { return strings.Join(list, "\x00") + "\x00" }
+	const header = "add@/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
+	for name, c := range map[string]struct {
+		message string
+		want    int
+	}{
+		"a GPU is added": {fields(header, "ACTION=add", "SUBSYSTEM=pci", "PCI_CLASS=30200", "PCI_SLOT_NAME=0000:01:00.0"), 1},
+		"a GPU is bound": {fields(header, "ACTION=bind", "DRIVER=nvidia", "SUBSYSTEM=pci", "PCI_CLASS=30000"), 1},
+		"a network card": {fields(header, "ACTION=add", "SUBSYSTEM=pci", "PCI_CLASS=20000"), 0},
+		"an old bridge":  {fields(header, "ACTION=add", "SUBSYSTEM=pci", "PCI_CLASS=60400"), 0},
+		"a USB device":   {fields(header, "ACTION=add", "SUBSYSTEM=usb", "PCI_CLASS=30200"), 0},
+		"no variables":   {header, 0},
+		"nothing":        {"", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := 0
+			err := Watch(&messages{c.message}, func() { got++ })
+			if got != c.want || !errors.Is(err, io.EOF) {
+				t.Errorf("%d changes and error %v, want %d and the end of the source", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestListenEndsWhenItIsClosed(t *testing.T) {
+	source, err := Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() { ended <- Watch(source, func() {}) }()
+	if err := source.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; err == nil {
+		t.Error("watching a closed source ended without an error")
+	}
+}
+
+func FuzzAboutGPU(f *testing.F) {
+	f.Add([]byte("add@/x\x00SUBSYSTEM=pci\x00PCI_CLASS=30200\x00"))
+	f.Fuzz(func(t *testing.T, message []byte) {
+		if aboutGPU(message) && !strings.Contains(string(message), "pci") {
+			t.Error("a message without pci is about a GPU on PCI")
+		}
+	})
+}
