@@ -22,7 +22,7 @@ const shutdownMargin = 2
 // findings are what a probe shows to be wrong, compared with the baseline, which it updates.
 func (b *baseline) findings(p *gpu.Probe) []Finding {
 	if p.Error != "" {
-		return []Finding{{"it does not answer: " + p.Error, None}}
+		return []Finding{{"it does not answer", None}}
 	}
 	var list []Finding
 	add := func(wrong bool, action Action, format string, args ...any) {

@@ -15,7 +15,7 @@ func TestFindingsOfAProbe(t *testing.T) {
 	}{
 		"nothing has changed": {func(*gpu.Probe) {}, "", ""},
 		"the GPU is lost": {
-			func(p *gpu.Probe) { p.Error = "GPU is lost" }, "it does not answer: GPU is lost", None,
+			func(p *gpu.Probe) { p.Error = "GPU is lost" }, "it does not answer", None,
 		},
 		"a row remapping is pending": {
 			func(p *gpu.Probe) { p.RemapPending = true }, "a row of its memory is remapped at the next reset", Reset,

@@ -31,6 +31,10 @@ func (m *Metrics) Advertised(s node.State) {
 	before := m.healthy
 	m.healthy = map[string]bool{}
 	m.devices.Reset()
+	m.state.Reset()
+	for uuid, h := range s.Health {
+		m.state.WithLabelValues(uuid, string(h.State)).Set(1)
+	}
 	m.info.Reset()
 	for i := range s.Resources {
 		m.advertised(&s.Resources[i], before)

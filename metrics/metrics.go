@@ -4,6 +4,7 @@
 package metrics
 
 import (
+	"strconv"
 	"sync"
 	"time"
 
@@ -26,6 +27,9 @@ type Metrics struct {
 	allocated     *prometheus.CounterVec
 	allocateTime  *prometheus.HistogramVec
 	reconciles    *prometheus.CounterVec
+	xids          *prometheus.CounterVec
+	events        *prometheus.GaugeVec
+	state         *prometheus.GaugeVec
 	specWrites    prometheus.Counter
 	specTime      prometheus.Observer
 	specSuccess   prometheus.Gauge
@@ -72,6 +76,10 @@ func New(build BuildInfo) *Metrics {
 		allocated:    counters("allocated_devices_total", "Devices that were allocated.", perResource),
 		allocateTime: histograms("allocate_duration_seconds", "Duration of Allocate calls.", fast, perResource),
 		reconciles:   counters("reconciles_total", "Reconciliations, by result.", "result"),
+		xids:         counters("gpu_xids_total", "XIDs that the driver reported for a GPU, by code.", "uuid", "xid"),
+		events: gauges("gpu_events_received",
+			"Whether the driver's events of a GPU are received (1). Without them only probes see its faults.", "uuid"),
+		state: gauges("device_state", "The health of a device (1 for its state).", "uuid", "state"),
 		specWrites: counters("spec_writes_total",
 			"Times that the CDI spec was written or removed.").WithLabelValues(),
 		specTime: histograms("spec_generation_duration_seconds",
@@ -143,6 +151,20 @@ func (m *Metrics) Allocated(resource string, code codes.Code, devices int, took 
 	if code == codes.OK {
 		m.allocated.WithLabelValues(resource).Add(float64(devices))
 	}
+}
+
+// Event counts an XID of a GPU.
+func (m *Metrics) Event(gpuUUID string, xid uint64) {
+	m.xids.WithLabelValues(gpuUUID, strconv.FormatUint(xid, 10)).Inc()
+}
+
+// EventSource records whether the events of a GPU are received.
+func (m *Metrics) EventSource(gpuUUID string, received bool) {
+	value := 0.0
+	if received {
+		value = 1
+	}
+	m.events.WithLabelValues(gpuUUID).Set(value)
 }
 
 // Reconciled records a reconciliation: its duration, whether it wrote or removed the CDI spec, and its error.

@@ -44,7 +44,7 @@ func TestBrokenLibraries(t *testing.T) {
 	must(t, os.Remove(library("libcuda")))
 	s := b.reconcile()
 	b.counts(s, 0, 4)
-	for uuid, reason := range health(s) {
+	for uuid, reason := range reasons(s) {
 		if !strings.Contains(reason, "no usable NVIDIA driver for compute") {
 			t.Errorf("%s is unhealthy for the reason %q", uuid, reason)
 		}

@@ -244,7 +244,7 @@ func TestADeviceWithoutItsDescriptorIsUnhealthy(t *testing.T) {
 	b.start()
 	s := b.rec.State()
 	b.counts(s, 3, 1)
-	if reason := health(s)[b.uuids()[1]]; !strings.Contains(reason, "write the descriptor of "+b.uuids()[1]) {
+	if reason := reasons(s)[b.uuids()[1]]; !strings.Contains(reason, "write the descriptor of "+b.uuids()[1]) {
 		t.Errorf("it is unhealthy for the reason %q", reason)
 	}
 	must(t, os.RemoveAll(path))

@@ -122,7 +122,7 @@ func TestARequiredChannelThatIsMissing(t *testing.T) {
 	must(t, os.Rename(b.channel(), b.channel()+".away"))
 	s := b.reconcile()
 	b.counts(s, 0, 4)
-	if why := health(s)[b.node.Machine().GPUs[0].UUID]; !strings.Contains(why, "imex is required") {
+	if why := reasons(s)[b.node.Machine().GPUs[0].UUID]; !strings.Contains(why, "imex is required") {
 		t.Errorf("the devices are unhealthy because %q", why)
 	}
 	must(t, os.Rename(b.channel()+".away", b.channel()))
@@ -180,7 +180,7 @@ func TestAnotherSpecTakesAChannelThatIsRequired(t *testing.T) {
 	s := b.reconcile()
 	b.counts(s, 0, 4)
 	why := "imex is required: " + other + " defines nvidia.com/imex-channel=1 too"
-	if got := health(s)[b.uuids()[0]]; got != why || s.Ready() == nil {
+	if got := reasons(s)[b.uuids()[0]]; got != why || s.Ready() == nil {
 		t.Errorf("the devices are unhealthy because %q; readiness: %v", got, s.Ready())
 	}
 	must(t, os.Remove(other))

@@ -114,7 +114,7 @@ func (b *fixture) publish(s State) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.published = append(b.published, publication{s, offered})
-	for uuid, health := range health(s) {
+	for uuid, health := range reasons(s) {
 		if health == "" && b.rec.opts.Path != "" && !slices.Contains(offered, cdi.DefaultKind+"="+uuid) {
 			b.t.Errorf("%s is listed as healthy and is not offered by the CDI specs", uuid)
 		}
@@ -131,8 +131,8 @@ func (b *fixture) publish(s State) {
 	}
 }
 
-// health is the reason for which each device is unhealthy, by UUID; it is empty for a healthy one.
-func health(s State) map[string]string {
+// reasons has the reason for which each device is unhealthy, by UUID; it is empty for a healthy one.
+func reasons(s State) map[string]string {
 	m := map[string]string{}
 	for _, r := range s.Resources {
 		for _, d := range r.Devices {
@@ -147,7 +147,7 @@ func health(s State) map[string]string {
 
 // healthy counts devices.
 func healthy(s State) (good, bad int) {
-	for _, reason := range health(s) {
+	for _, reason := range reasons(s) {
 		if reason == "" {
 			good++
 		} else {
@@ -195,7 +195,7 @@ func (b *fixture) wait(what string, wanted func(State) bool) {
 		select {
 		case <-b.news:
 		case <-late:
-			b.t.Fatalf("%s did not happen; the state is %+v", what, health(b.rec.State()))
+			b.t.Fatalf("%s did not happen; the state is %+v", what, reasons(b.rec.State()))
 		}
 	}
 }
@@ -204,7 +204,7 @@ func (b *fixture) wait(what string, wanted func(State) bool) {
 func (b *fixture) counts(s State, good, bad int) {
 	b.t.Helper()
 	if g, u := healthy(s); g != good || u != bad {
-		b.t.Errorf("%d healthy and %d unhealthy devices, want %d and %d: %v", g, u, good, bad, health(s))
+		b.t.Errorf("%d healthy and %d unhealthy devices, want %d and %d: %v", g, u, good, bad, reasons(s))
 	}
 }
 

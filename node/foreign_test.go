@@ -156,7 +156,7 @@ func (f *foreignFixture) isDir(path string) bool {
 // names are some that our specs have, and one that they have not.
 func (f *foreignFixture) names() []string {
 	list := []string{"0", "1", "0:0", "all", "other"}
-	for uuid := range health(f.rec.State()) {
+	for uuid := range reasons(f.rec.State()) {
 		list = append(list, uuid)
 	}
 	slices.Sort(list)
@@ -328,7 +328,7 @@ func checkBesideAnySpecs(t *testing.T, f *foreignFixture) {
 				"after all foreign specs are gone %d devices are healthy and %d are not: %v",
 				good,
 				bad,
-				health(f.rec.State()),
+				reasons(f.rec.State()),
 			)
 		}
 		var done []string

@@ -17,6 +17,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"io"
 	"log/slog"
 	"path/filepath"
 	"sync"
@@ -82,6 +83,10 @@ type Options struct {
 	Log *slog.Logger
 	// Observer may be nil.
 	Observer Observer
+	// Health is how the health of the devices is watched; nil leaves it to the snapshots alone.
+	Health *Health
+	// Uevents opens a source of the kernel's messages about devices that come and go; nil polls for them alone.
+	Uevents func() (io.ReadCloser, error)
 
 	// For tests.
 	poll       time.Duration
@@ -97,8 +102,12 @@ type Reconciler struct {
 	wake        wake.Chan    // to reconcile soon
 	heartbeat   atomic.Int64 // when Run last continued, in Unix nanoseconds
 
-	mu    sync.Mutex
-	state State // the last that was published
+	monitor *monitor // nil without Options.Health
+
+	publishing sync.Mutex // held while a state is made, published and passed on
+	mu         sync.Mutex
+	state      State // the last that was published
+	reconciled State // the same without the health of the devices
 
 	// The goroutine of Start, and then of Run, alone uses what follows.
 	plan     *plan     // the last that was written; nil until the node has had a driver
@@ -133,6 +142,9 @@ func New(o Options) *Reconciler {
 		kind := o.Extras[i].Kind(o.Spec.Kind)
 		r.files = append(r.files, newSpecFile(fileIn(&o, kind), kind, &r.opts.Extras[i]))
 	}
+	if o.Health != nil {
+		r.monitor = newMonitor(o.Health, o.Log, bootID(o.Host), r.republish)
+	}
 	r.findLibrary()
 	r.heartbeat.Store(time.Now().UnixNano())
 	return r
@@ -143,6 +155,17 @@ func (r *Reconciler) State() State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.state
+}
+
+// Receive takes an event of the driver. It returns when the state that follows is published. Call it after Start has
+// begun.
+func (r *Reconciler) Receive(e gpu.Event) {
+	if e.Kind == gpu.EventMIG {
+		r.Trigger()
+	}
+	if r.monitor != nil {
+		r.monitor.receive(e)
+	}
 }
 
 // Trigger asks for a reconciliation soon. It does not wait for it.

@@ -25,7 +25,7 @@ func TestADeviceOutsideTheSpecHasTheGeneratorsReason(t *testing.T) {
 		if i == 1 {
 			want = "no device node /dev/" + missing
 		}
-		if got := health(b.rec.State())[s.Devices[i].UUID]; got != want {
+		if got := reasons(b.rec.State())[s.Devices[i].UUID]; got != want {
 			t.Errorf("GPU %d is unhealthy because of %q, want %q", i, got, want)
 		}
 	}

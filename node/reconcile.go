@@ -58,6 +58,9 @@ func (r *Reconciler) start(ctx context.Context) error {
 	r.writeDescriptors(p)
 	r.observe(began, p.written, p.err())
 	r.plan = p
+	if r.monitor != nil {
+		r.monitor.restore(p.snapshot)
+	}
 	r.publish(r.stateOf(p))
 	return nil
 }
@@ -117,7 +120,10 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 // So a published device is in the spec at any time.
 func (r *Reconciler) apply(want *desired) {
 	p := r.newPlan(want, cdi.Load(r.opts.Dirs...))
-	r.publish(r.stateBetween(r.State(), p))
+	if r.monitor != nil {
+		r.monitor.setDevices(want.snapshot)
+	}
+	r.publish(r.stateBetween(r.reconciled, p))
 	r.writeSpecs(p)
 	r.writeDescriptors(p)
 	r.plan = p
@@ -135,7 +141,7 @@ func (r *Reconciler) restore() (written bool) {
 		return false
 	}
 	r.apply(r.plan.desired)
-	r.publish(r.stateBetween(r.State(), r.plan)) // less what could not be written
+	r.publish(r.stateBetween(r.reconciled, r.plan)) // less what could not be written
 	return r.plan.written
 }
 
@@ -143,7 +149,7 @@ func (r *Reconciler) restore() (written bool) {
 // files are broken or the driver has not answered for too long, and after maxFailures if a snapshot failed otherwise.
 func (r *Reconciler) retain(cause error) {
 	r.failures++
-	next := r.State()
+	next := r.reconciled
 	if r.plan != nil {
 		next = r.stateOf(r.plan)
 		next.Err = errors.Join(cause, next.Err)
@@ -240,8 +246,32 @@ type snapshotError struct{ error }
 
 func (e *snapshotError) Unwrap() error { return e.error }
 
-// publish makes s the state, and passes it on if it differs from the one before.
+// publish makes s the state, with the health of the devices, and passes it on if it differs from the one before.
 func (r *Reconciler) publish(s State) {
+	r.publishing.Lock()
+	defer r.publishing.Unlock()
+	r.mu.Lock()
+	r.reconciled = s
+	r.mu.Unlock()
+	r.publishWithHealth(s)
+}
+
+// republish publishes the state of the last reconciliation with the health that the devices have now.
+func (r *Reconciler) republish() {
+	r.publishing.Lock()
+	defer r.publishing.Unlock()
+	r.mu.Lock()
+	s := r.reconciled
+	r.mu.Unlock()
+	if s.Snapshot != nil {
+		r.publishWithHealth(s)
+	}
+}
+
+func (r *Reconciler) publishWithHealth(s State) {
+	if r.monitor != nil {
+		s = r.monitor.apply(s)
+	}
 	r.mu.Lock()
 	before := r.state
 	r.state = s

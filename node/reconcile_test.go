@@ -267,7 +267,7 @@ func TestALostGPUIsUnhealthyAndTheOthersAreServed(t *testing.T) {
 	b.source.set(nil, 3)
 	s := b.reconcile()
 	b.counts(s, 7, 1)
-	if reason := health(s)[uuid]; !strings.Contains(reason, "GPU is lost") {
+	if reason := reasons(s)[uuid]; !strings.Contains(reason, "GPU is lost") {
 		t.Errorf("GPU 3 is unhealthy for the reason %q", reason)
 	}
 	if slices.Contains(b.disk(), uuid) {
@@ -284,7 +284,7 @@ func TestAGPUThatIsGoneLeavesTheListAndTheSpec(t *testing.T) {
 	must(t, b.node.Remove(3))
 	s := b.reconcile()
 	b.counts(s, 7, 0)
-	if _, listed := health(s)[uuid]; listed || slices.Contains(b.disk(), uuid) {
+	if _, listed := reasons(s)[uuid]; listed || slices.Contains(b.disk(), uuid) {
 		t.Errorf("%s is listed: %t; in the spec: %v", uuid, listed, b.disk())
 	}
 }
@@ -300,7 +300,7 @@ func TestTheLastStateIsRetainedUntilTheDriverFailedThreeTimes(t *testing.T) {
 	must(t, os.Remove(b.path))
 	s := b.reconcile()
 	b.counts(s, 0, 4)
-	for _, reason := range health(s) {
+	for _, reason := range reasons(s) {
 		if reason != "no answer from the driver" {
 			t.Errorf("reason %q", reason)
 		}
@@ -347,7 +347,7 @@ func TestAnotherSpecTakesADevice(t *testing.T) {
 			s := b.reconcile()
 			b.counts(s, c.good, c.bad)
 			why := other + " defines nvidia.com/gpu=" + uuid + " too"
-			if reason := health(s)[uuid]; c.bad > 0 && reason != why {
+			if reason := reasons(s)[uuid]; c.bad > 0 && reason != why {
 				t.Errorf("it is unhealthy for the reason %q", reason)
 			}
 			effect := ": engines take these from this node's spec, and not from that file"
@@ -488,7 +488,7 @@ func TestADeviceThatIsRightInASpecThatCannotBeWrittenCanBeAllocated(t *testing.T
 	if s.Err == nil {
 		t.Fatal("no error")
 	}
-	for uuid, reason := range health(s) {
+	for uuid, reason := range reasons(s) {
 		if reason != "" && reason != s.Err.Error() {
 			t.Errorf("%s is unhealthy for the reason %q, and the error is %v", uuid, reason, s.Err)
 		}
@@ -719,7 +719,7 @@ func TestADeviceThatLeavesTheSpecIsUnhealthyBefore(t *testing.T) {
 	must(t, os.Remove(filepath.Join(b.node.Root(), "dev", fmt.Sprintf("nvidia%d", gone.Minor))))
 	b.counts(b.reconcile(), 3, 1) // publish expects every healthy device to be in the specs
 	first := b.published[1]
-	if health(first.State)[gone.UUID] == "" || !slices.Contains(first.offered, cdi.DefaultKind+"="+gone.UUID) {
+	if reasons(first.State)[gone.UUID] == "" || !slices.Contains(first.offered, cdi.DefaultKind+"="+gone.UUID) {
 		t.Errorf("%s is healthy in the first state, or left the spec before", gone.UUID)
 	}
 }
@@ -746,8 +746,8 @@ func TestAFailedCheckMakesTheDevicesUnhealthyUntilItPasses(t *testing.T) {
 	failure = errors.New("the hook is gone")
 	s := b.reconcile()
 	b.counts(s, 0, 4)
-	if s.Ready() == nil || health(s)[b.uuids()[0]] != "the hook is gone" {
-		t.Errorf("ready: %v; reasons: %v", s.Ready(), health(s))
+	if s.Ready() == nil || reasons(s)[b.uuids()[0]] != "the hook is gone" {
+		t.Errorf("ready: %v; reasons: %v", s.Ready(), reasons(s))
 	}
 	failure = nil
 	b.counts(b.reconcile(), 4, 0)

@@ -10,6 +10,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -22,6 +23,8 @@ type State struct {
 	// Resources are the devices on offer, with what a container gets for each. A device is healthy only if containers
 	// can be given it.
 	Resources []resource.Resource
+	// Health has the health of each device, by UUID. It is nil if it is not watched.
+	Health map[string]health.Status
 	// Err is why the state is not the desired one, or nil. It does not concern names that other spec files define, except
 	// those of a required extra.
 	Err error

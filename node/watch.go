@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"gpu-cdi-plugin/internal/uevent"
 )
 
 const (
@@ -32,6 +35,16 @@ func (r *Reconciler) Alive() error {
 // Run reconciles until ctx ends. It returns nil or ErrDriverChanged.
 func (r *Reconciler) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, r.release()) }()
+	ctx, cancel := context.WithCancel(ctx)
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	defer cancel()
+	if r.monitor != nil {
+		beside.Go(func() { r.monitor.run(ctx) })
+	}
+	if r.opts.Uevents != nil {
+		beside.Go(func() { r.watchUevents(ctx) })
+	}
 	// Where the user's inotify instances are used up, polling has to do.
 	watcher, watchErr := r.opts.newWatcher()
 	if watchErr != nil {
@@ -81,6 +94,19 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 			return err
 		}
 		due.Reset(r.wait() - time.Since(began))
+	}
+}
+
+// watchUevents reconciles when the kernel reports that a GPU came or went. Without these messages polling has to do.
+func (r *Reconciler) watchUevents(ctx context.Context) {
+	source, err := r.opts.Uevents()
+	if err == nil {
+		stop := context.AfterFunc(ctx, func() { _ = source.Close() })
+		defer stop()
+		err = uevent.Watch(source, r.Trigger)
+	}
+	if ctx.Err() == nil {
+		r.log.Warn("GPUs that are plugged in or out are noticed by polling alone: " + err.Error())
 	}
 }
 

@@ -91,7 +91,7 @@ func (w *watchers) stopped() bool {
 
 // watch receives the events of one GPU until it is stopped.
 func (w *watchers) watch(uuid string) {
-	var reported string
+	reported := "not known yet" // why events are not received, or nothing
 	for pause := minEventPause; !w.stopped(); pause = min(2*pause, maxEventPause) {
 		began := time.Now()
 		err := w.receiveUntilError(uuid, func() {

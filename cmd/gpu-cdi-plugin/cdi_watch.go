@@ -39,7 +39,7 @@ spec.`,
 
 func (a *app) cdiWatch(cmd *cobra.Command) error {
 	var d *daemon
-	d, err := a.newDaemon(a.ownSpec(), "", watchRules, func(state node.State) {
+	d, err := a.newDaemon(a.ownSpec(), "", "", watchRules, func(state node.State) {
 		d.metrics.Advertised(state)
 		d.wake.Wake()
 	})

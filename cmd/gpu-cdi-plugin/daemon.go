@@ -20,6 +20,7 @@ import (
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/sdnotify"
+	"gpu-cdi-plugin/internal/uevent"
 	"gpu-cdi-plugin/internal/wake"
 	"gpu-cdi-plugin/metrics"
 	"gpu-cdi-plugin/node"
@@ -48,7 +49,8 @@ type daemon struct {
 
 // newDaemon joins the parts. rulesOf returns a copy of the rules, since a reload changes the app's while a reconciliation
 // reads them. publish gets each new state of the node.
-func (a *app) newDaemon(specPath, descriptorDir string, rulesOf func(*app) resource.Config, publish func(node.State),
+func (a *app) newDaemon(
+	specPath, descriptorDir, healthRecord string, rulesOf func(*app) resource.Config, publish func(node.State),
 ) (*daemon, error) {
 	h, err := a.host()
 	if err != nil {
@@ -71,7 +73,7 @@ func (a *app) newDaemon(specPath, descriptorDir string, rulesOf func(*app) resou
 		systemd: sdnotify.New(a.env),
 		wake:    wake.New(),
 	}
-	d.session = a.newSession(h, func() { d.node.Trigger() })
+	d.session = a.newSession(h, func() { d.node.Trigger() }, func(e gpu.Event) { d.node.Receive(e) })
 	rules := rulesOf(a)
 	d.rules.Store(&rules)
 	d.node = node.New(node.Options{
@@ -84,7 +86,8 @@ func (a *app) newDaemon(specPath, descriptorDir string, rulesOf func(*app) resou
 		Build: func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
 			return resource.Build(s, *d.rules.Load())
 		},
-		Publish: publish, Log: a.log, Observer: d.metrics,
+		Publish: publish, Log: a.log, Observer: d.metrics, Uevents: uevent.Listen,
+		Health: &node.Health{Prober: d.session, Path: healthRecord, Observer: d.metrics},
 	})
 	return d, nil
 }

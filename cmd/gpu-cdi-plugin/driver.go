@@ -77,11 +77,12 @@ func (a *app) readDriver(ctx context.Context, h host.Host,
 	return s, err
 }
 
-// newSession opens the driver when it is needed and keeps it open. Returned is called when a GPU may be readable again.
-func (a *app) newSession(h host.Host, returned func()) *nvml.Session {
+// newSession opens the driver when it is needed and keeps it open. Returned is called when a GPU may be readable again,
+// and events gets the events of the GPUs.
+func (a *app) newSession(h host.Host, returned func(), events func(gpu.Event)) *nvml.Session {
 	return nvml.NewSession(nvml.Options{
 		Host: h, Library: a.NVMLLibrary, Check: a.checkLibrary,
-		GPUTimeout: time.Duration(a.plugin.GPUTimeout), Returned: returned, Log: a.log,
+		GPUTimeout: time.Duration(a.plugin.GPUTimeout), Returned: returned, Events: events, Log: a.log,
 	})
 }
 

@@ -104,7 +104,7 @@ func (a *app) newService() (*service, error) {
 	s := &service{}
 	var err error
 	rulesOf := func(a *app) resource.Config { return a.plugin.Config }
-	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), rulesOf, s.publish); err != nil {
+	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), a.healthRecord(), rulesOf, s.publish); err != nil {
 		return nil, err
 	}
 	s.mps = s.newSupervisor()
@@ -124,6 +124,9 @@ func (a *app) servedSpec() string {
 
 // descriptorDir has the files that describe devices to containers.
 func (a *app) descriptorDir() string { return filepath.Join(a.plugin.StateDir, "devices") }
+
+// healthRecord is the file with the health of the devices, which survives a restart and a reboot.
+func (a *app) healthRecord() string { return filepath.Join(a.plugin.StateDir, "health.json") }
 
 func (s *service) pluginOptions() plugin.Options {
 	p := &s.app.plugin

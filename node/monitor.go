@@ -1,0 +1,325 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/kernel"
+	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/resource"
+)
+
+// Prober reads what the driver reports about the health of the GPUs of the last snapshot.
+type Prober interface {
+	Probes(ctx context.Context) ([]gpu.Probe, error)
+}
+
+// HealthObserver receives what happens to the health of devices, for metrics.
+type HealthObserver interface {
+	// Event gets each XID of a GPU.
+	Event(gpuUUID string, xid uint64)
+	// EventSource gets whether the events of a GPU are received.
+	EventSource(gpuUUID string, received bool)
+}
+
+const (
+	// probeInterval is how often healthy GPUs are probed, and suspectInterval how often others are.
+	probeInterval   = 5 * time.Second
+	suspectInterval = time.Second
+	// recordInterval is how often counters are written to the record if no state changes.
+	recordInterval = time.Minute
+	maxRecord      = 4 << 20 // bytes of a record that is read
+)
+
+// Health is how the health of the devices is watched.
+type Health struct {
+	Prober Prober
+	Rules  health.Rules
+	// Path is the file with the record of the devices' health, for the next start. Empty means that there is none.
+	Path string
+	// Observer may be nil.
+	Observer HealthObserver
+}
+
+// monitor has the health of the devices. It takes the driver's events when they happen, probes the GPUs, and records
+// the result for the next start.
+type monitor struct {
+	Health
+	log      *slog.Logger
+	changed  func() // publishes the health
+	bootID   string
+	probeNow wake.Chan
+
+	mu       sync.Mutex
+	machine  *health.Machine
+	names    map[string]string // what people call a device, such as "GPU 3", by UUID
+	sources  map[string]error  // why the events of a GPU are not received, by UUID
+	driver   string            // the driver's version
+	recorded []byte            // the last record that was read or written
+	moved    bool              // whether a state has changed since
+}
+
+func newMonitor(h *Health, log *slog.Logger, bootID string, changed func()) *monitor {
+	return &monitor{
+		Health: *h, log: log, changed: changed, bootID: bootID, probeNow: wake.New(),
+		machine: health.New(h.Rules), sources: map[string]error{},
+	}
+}
+
+// restore takes the record of the process before, and then the devices that there are.
+func (m *monitor) restore(s *gpu.Snapshot) {
+	m.mu.Lock()
+	m.driver = s.DriverVersion
+	m.mu.Unlock()
+	if m.Path != "" {
+		m.readRecord()
+	}
+	m.setDevices(s)
+}
+
+func (m *monitor) readRecord() {
+	data, err := regular.ReadFile(m.Path, maxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err == nil {
+		err = m.machine.Restore(data, health.Identity{Boot: m.bootID, Driver: m.driver})
+	}
+	if err == nil {
+		m.recorded = data
+		return
+	}
+	aside := m.Path + ".damaged"
+	m.log.Error("the recorded health of the devices cannot be used; all devices start as healthy: "+err.Error(),
+		"set aside as", aside)
+	if err := os.Rename(m.Path, aside); err != nil {
+		m.log.Error("the recorded health of the devices cannot be set aside: " + err.Error())
+	}
+}
+
+func (m *monitor) setDevices(s *gpu.Snapshot) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var devices []health.Device
+	m.names = map[string]string{}
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		if d.UUID == "" {
+			continue
+		}
+		m.names[d.UUID] = fmt.Sprintf("GPU %d", d.Index)
+		devices = append(devices, health.Device{
+			UUID: d.UUID, GPU: d.UUID, GPUInstance: health.NoInstance, ComputeInstance: health.NoInstance,
+		})
+		for j := range d.MIG {
+			mig := &d.MIG[j]
+			m.names[mig.UUID] = fmt.Sprintf("MIG device %d:%d", d.Index, mig.Index)
+			devices = append(devices, health.Device{
+				UUID: mig.UUID, GPU: d.UUID, GPUInstance: mig.GPUInstance, ComputeInstance: mig.ComputeInstance,
+			})
+		}
+	}
+	m.machine.SetDevices(time.Now(), devices)
+}
+
+// receive takes an event of the driver. Its caller waits until the state that follows is published.
+func (m *monitor) receive(e gpu.Event) {
+	switch e.Kind {
+	case gpu.EventXID:
+		m.receiveXID(e)
+	case gpu.EventSource:
+		m.setSource(e)
+	default: // what it means for the device is in the driver's answers
+	}
+	m.probeNow.Wake()
+}
+
+func (m *monitor) receiveXID(e gpu.Event) {
+	if m.Observer != nil {
+		m.Observer.Event(e.GPU, e.XID)
+	}
+	m.mu.Lock()
+	transitions, first := m.machine.Event(time.Now(), health.Event{
+		GPU: e.GPU, GPUInstance: e.GPUInstance, ComputeInstance: e.ComputeInstance, XID: e.XID,
+		Recovery: health.Recovery(e.RecoveryAction),
+	})
+	name := m.names[e.GPU]
+	m.mu.Unlock()
+	if first && len(transitions) == 0 {
+		m.log.Info(fmt.Sprintf("%s reported %s; its devices stay as they are, and further events of this code are counted",
+			name, health.XIDName(e.XID)), "gpu", e.GPU, "xid", e.XID)
+	}
+	m.report(transitions)
+}
+
+func (m *monitor) setSource(e gpu.Event) {
+	if m.Observer != nil {
+		m.Observer.EventSource(e.GPU, e.Err == nil)
+	}
+	m.mu.Lock()
+	if e.Err == nil || m.sources[e.GPU] == nil { // the first error says most
+		m.sources[e.GPU] = e.Err
+	}
+	m.mu.Unlock()
+	m.changed()
+}
+
+// report logs transitions and publishes the state that follows from them.
+func (m *monitor) report(transitions []health.Transition) {
+	if len(transitions) == 0 {
+		return
+	}
+	m.mu.Lock()
+	m.moved = true
+	m.mu.Unlock()
+	m.changed()
+	for _, t := range transitions {
+		text, level := describeHealth(t.To, t.Reason, t.Remedy), slog.LevelWarn
+		switch t.To {
+		case health.Healthy:
+			text, level = "healthy again", slog.LevelInfo
+		case health.Recovering:
+			text, level = "recovering: its probes pass; the fault was: "+t.Reason, slog.LevelInfo
+		}
+		m.log.Log(context.Background(), level, m.name(t.UUID)+" is "+text, "device", t.UUID, "was", t.From)
+	}
+}
+
+func (m *monitor) name(uuid string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.names[uuid]
+}
+
+// describeHealth is the rest of a sentence about a device.
+func describeHealth(s health.State, reason string, remedy health.Action) string {
+	text := string(s) + ": " + reason
+	if s == health.Cordoned {
+		text = reason
+	}
+	needs := map[health.Action]string{
+		health.Reset: "a reset", health.Reboot: "a reboot of the node", health.Service: "service",
+	}
+	if n := needs[remedy]; n != "" && s == health.Unhealthy {
+		text += "; it needs " + n
+	}
+	return text
+}
+
+// apply returns a state with the health of the devices.
+func (m *monitor) apply(s State) State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s.Health = m.machine.Statuses()
+	s.Resources = resource.MarkUnhealthy(s.Resources, func(d *resource.Device) string {
+		h, known := s.Health[d.UUID]
+		if !known || h.State == health.Healthy {
+			return ""
+		}
+		return describeHealth(h.State, h.Reason, h.Remedy)
+	})
+	s.remarks = slices.Clone(s.remarks)
+	for _, uuid := range slices.Sorted(maps.Keys(m.sources)) {
+		if err := m.sources[uuid]; err != nil {
+			text := fmt.Sprintf("events of %s are not received, and its faults are noticed by probes alone", m.names[uuid])
+			r := newRemark("events of "+uuid, text, err)
+			r.level = slog.LevelWarn
+			s.remarks = append(s.remarks, r)
+		}
+	}
+	return s
+}
+
+// run probes the GPUs and writes the record until ctx ends.
+func (m *monitor) run(ctx context.Context) {
+	timer := time.NewTimer(m.interval())
+	defer timer.Stop()
+	due := time.Now().Add(recordInterval)
+	for {
+		select {
+		case <-ctx.Done():
+			m.write()
+			return
+		case <-m.probeNow:
+		case <-timer.C:
+		}
+		m.probe(ctx)
+		if m.hasMoved() || time.Now().After(due) {
+			m.write()
+			due = time.Now().Add(recordInterval)
+		}
+		timer.Reset(m.interval())
+	}
+}
+
+// probe probes the GPUs. While the driver as a whole does not answer, nothing is known about them.
+func (m *monitor) probe(ctx context.Context) {
+	probes, err := m.Prober.Probes(ctx)
+	if err != nil || ctx.Err() != nil {
+		return
+	}
+	var transitions []health.Transition
+	m.mu.Lock()
+	for i := range probes {
+		transitions = append(transitions, m.machine.Probe(time.Now(), &probes[i])...)
+	}
+	m.mu.Unlock()
+	m.report(transitions)
+}
+
+// interval is the time to the next probes.
+func (m *monitor) interval() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.machine.Settled() {
+		return probeInterval
+	}
+	return suspectInterval
+}
+
+func (m *monitor) hasMoved() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.moved
+}
+
+// write writes the record, if it differs from the last one.
+func (m *monitor) write() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.Path == "" {
+		return
+	}
+	data, err := m.machine.Record(health.Identity{Boot: m.bootID, Driver: m.driver})
+	if err == nil && !slices.Equal(data, m.recorded) {
+		err = atomicfile.Write(m.Path, data, recordMode)
+	}
+	if err != nil {
+		m.log.Error("the health of the devices is not recorded for the next start: " + err.Error())
+		return
+	}
+	m.recorded, m.moved = data, false
+}
+
+// recordMode lets every user read the record: `devices` shows it.
+const recordMode = 0o644
+
+// bootID is the kernel's ID of the time since it was booted.
+func bootID(h host.Host) string {
+	return kernel.Read(h.Proc("sys", "kernel", "random", "boot_id"))
+}

@@ -1,0 +1,188 @@
+package nvml
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/sim"
+)
+
+// newEventSession is newTestSession with the events of the node, after a first snapshot.
+func newEventSession(t *testing.T, machine string) (*Session, *sim.Node, chan gpu.Event) {
+	t.Helper()
+	session, node, _ := newTestSession(t, machine)
+	events := make(chan gpu.Event, 1000)
+	session.opts.Events = func(e gpu.Event) { events <- e }
+	takeSnapshot(t, session)
+	for range node.Machine().GPUs {
+		if e := nextEvent(t, events); e.Kind != gpu.EventSource || e.Err != nil {
+			t.Fatalf("the first event is %+v, want that events are received", e)
+		}
+	}
+	return session, node, events
+}
+
+func nextEvent(t *testing.T, events chan gpu.Event) gpu.Event {
+	t.Helper()
+	select {
+	case e := <-events:
+		return e
+	case <-time.After(20 * time.Second):
+		t.Fatal("there is no event")
+		return gpu.Event{}
+	}
+}
+
+func uuidOf(node *sim.Node, index int) string { return node.Machine().GPUs[index].UUID }
+
+func TestEventsAreReceived(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	_, node, events := newEventSession(t, "mig-h100")
+	must(t, node.XID(2, 79, nil))
+	want := gpu.Event{GPU: uuidOf(node, 2), GPUInstance: gpu.NoInstance, ComputeInstance: gpu.NoInstance, Kind: gpu.EventXID, XID: 79}
+	if diff := cmp.Diff(want, nextEvent(t, events)); diff != "" {
+		t.Errorf("an XID of a GPU (-want +got):\n%s", diff)
+	}
+	must(t, node.SetSilently(2, map[string]string{"recovery-action": "reboot"}))
+	must(t, node.XID(2, 31, nil))
+	want.XID, want.RecoveryAction = 31, 2
+	if diff := cmp.Diff(want, nextEvent(t, events)); diff != "" {
+		t.Errorf("an XID of a GPU that needs a reboot (-want +got):\n%s", diff)
+	}
+	must(t, node.Fail("nvmlDeviceGetFieldValues", 2, 3)) // NVML_ERROR_NOT_SUPPORTED
+	must(t, node.XID(2, 31, nil))
+	want.RecoveryAction = gpu.NoRecoveryAction
+	if diff := cmp.Diff(want, nextEvent(t, events)); diff != "" {
+		t.Errorf("an XID with an older driver (-want +got):\n%s", diff)
+	}
+	snapshot, err := node.Snapshot()
+	must(t, err)
+	mig := snapshot.Devices[0].MIG[0]
+	must(t, node.XID(0, 94, &sim.Instance{GPU: mig.GPUInstance, Compute: mig.ComputeInstance}))
+	want = gpu.Event{
+		GPU: uuidOf(node, 0), GPUInstance: mig.GPUInstance, ComputeInstance: mig.ComputeInstance,
+		Kind: gpu.EventXID, XID: 94,
+	}
+	if diff := cmp.Diff(want, nextEvent(t, events)); diff != "" {
+		t.Errorf("an XID of a MIG device (-want +got):\n%s", diff)
+	}
+}
+
+// A set with a lost GPU returns that error at once, again and again.
+func TestALostGPUNeitherHidesEventsNorSpins(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	_, node, events := newEventSession(t, "dgx-h100")
+	must(t, node.Lose(1))
+	if e := nextEvent(t, events); e.Kind != gpu.EventSource || e.Err == nil || e.GPU != uuidOf(node, 1) {
+		t.Errorf("the event is %+v, want that events of the lost GPU are not received", e)
+	}
+	for i := range node.Machine().GPUs {
+		if i != 1 {
+			must(t, node.XID(i, 79, nil))
+			if e := nextEvent(t, events); e.Kind != gpu.EventXID || e.GPU != uuidOf(node, i) {
+				t.Errorf("the event is %+v, want the XID of GPU %d", e, i)
+			}
+		}
+	}
+	time.Sleep(2 * time.Second)
+	if n := len(events); n > 1 { // the error of the next attempt has another text
+		t.Errorf("%d more events in two seconds; the first is %+v", n, <-events)
+	}
+	must(t, node.Clear())
+	for e := nextEvent(t, events); e.Err != nil; e = nextEvent(t, events) {
+	}
+	must(t, node.XID(1, 31, nil))
+	if e := nextEvent(t, events); e.XID != 31 || e.GPU != uuidOf(node, 1) {
+		t.Errorf("the event is %+v, want the XID of the GPU that came back", e)
+	}
+}
+
+func TestEventsAreReceivedAfterTheLibraryWasClosed(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, events := newEventSession(t, "pcie-quad")
+	must(t, session.Close())
+	must(t, node.XID(1, 31, nil)) // nobody receives it, and it is not reported later
+	takeSnapshot(t, session)
+	for range node.Machine().GPUs {
+		if e := nextEvent(t, events); e.Kind != gpu.EventSource || e.Err != nil {
+			t.Errorf("the event is %+v, want that events are received", e)
+		}
+	}
+	must(t, node.XID(1, 32, nil))
+	if e := nextEvent(t, events); e.XID != 32 {
+		t.Errorf("the event is %+v, want XID 32", e)
+	}
+}
+
+// A call that does not return must not be interrupted by the end of the library.
+func TestTheLibraryStaysOpenWhileAWaitForEventsHangs(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, events := newEventSession(t, "pcie-quad")
+	must(t, node.Hang("nvmlEventSetWait_v2", sim.AnyGPU))
+	for range node.Machine().GPUs {
+		if e := nextEvent(t, events); e.Kind != gpu.EventSource || e.Err == nil {
+			t.Errorf("the event is %+v, want that events are not received", e)
+		}
+	}
+	if err := session.Close(); err == nil {
+		t.Error("the library was closed while a call was in it")
+	}
+	must(t, node.Clear())
+	deadline := time.Now().Add(20 * time.Second)
+	for session.Close() != nil {
+		if time.Now().After(deadline) {
+			t.Fatal("the library cannot be closed after the call has returned")
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func TestProbes(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, _ := newTestSession(t, "dgx-h100")
+	takeSnapshot(t, session)
+	probe := func() []gpu.Probe {
+		t.Helper()
+		list, err := session.Probes(t.Context())
+		must(t, err)
+		return list
+	}
+	before := probe()
+	want := gpu.Probe{
+		UUID: uuidOf(node, 3), NVLinks: 1<<18 - 1, Fabric: gpu.FabricCompleted, ShutdownTemperature: 92,
+		Temperature: before[3].Temperature,
+	}
+	if diff := cmp.Diff(want, before[3]); diff != "" || want.Temperature == 0 {
+		t.Errorf("a healthy GPU (-want +got):\n%s", diff)
+	}
+	must(t, node.Set(3, map[string]string{
+		"recovery-action": "99", "remap-pending": "1", "remap-failed": "1", "ecc-uncorrected": "7",
+		"links-down": "0,4", "fabric-state": "in-progress", "temperature": "91",
+	}))
+	want.RecoveryAction, want.RemapPending, want.RemapFailed, want.UncorrectedECC = 99, true, true, 7
+	want.NVLinks, want.Fabric, want.Temperature = 1<<18-1-1-1<<4, gpu.FabricStarting, 91
+	got := probe()
+	if diff := cmp.Diff(want, got[3]); diff != "" {
+		t.Errorf("an unhealthy GPU (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(before[4], got[4]); diff != "" {
+		t.Errorf("its neighbour has changed (-want +got):\n%s", diff)
+	}
+	must(t, node.Lose(3))
+	if got := probe(); got[3].Error == "" || got[4].Error != "" {
+		t.Errorf("the errors of a lost GPU and its neighbour are %q and %q", got[3].Error, got[4].Error)
+	}
+}
