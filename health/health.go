@@ -87,11 +87,8 @@ type Status struct {
 
 // Transition is a change of a device's state or reason.
 type Transition struct {
-	UUID     string
-	From, To State
-	Reason   string
-	Remedy   Action
-	Time     time.Time
+	From State
+	To   Status
 }
 
 // Rules are what a Machine works with.
@@ -208,7 +205,7 @@ func (m *Machine) Event(now time.Time, ev Event) (transitions []Transition, firs
 		if f := m.verdict(now, o, ev); f.Action.worse(Application) {
 			e.fault(now, f, true)
 		}
-		transitions = e.changed(now, before, transitions)
+		transitions = e.changed(before, transitions)
 	}
 	return transitions, first
 }
@@ -310,7 +307,7 @@ func (m *Machine) probed(now time.Time, p probes) []Transition {
 		} else {
 			e.passed(now, p.recovery, m.rules.CleanFor)
 		}
-		transitions = e.changed(now, before, transitions)
+		transitions = e.changed(before, transitions)
 	}
 	return transitions
 }
@@ -360,7 +357,7 @@ func (m *Machine) Suspect(now time.Time, uuid, reason string) []Transition {
 	}
 	before := e.condition()
 	e.fault(now, Finding{reason, Probe}, false)
-	return e.changed(now, before, nil)
+	return e.changed(before, nil)
 }
 
 // Cordon takes a device out of service, and with a GPU its MIG devices, until Uncordon. It reports whether the device is
@@ -378,7 +375,7 @@ func (m *Machine) setCordon(now time.Time, uuid, reason string) (transitions []T
 	for _, e := range m.matching(func(d *Device) bool { return d.UUID == uuid || d.GPU == uuid }) {
 		before := e.condition()
 		e.cordon, e.cordonSince = reason, now
-		transitions = e.changed(now, before, transitions)
+		transitions = e.changed(before, transitions)
 		known = true
 	}
 	return transitions, known
@@ -420,6 +417,25 @@ func (e *entry) status() Status {
 	return s
 }
 
+// String describes the state as the rest of a sentence about the device, such as "unhealthy: XID 95 (uncontained ECC
+// error); it needs a reset".
+func (s Status) String() string {
+	switch s.State {
+	case Healthy:
+		return string(Healthy)
+	case Cordoned:
+		return s.Reason
+	case Recovering:
+		return "recovering: its probes pass; the fault was: " + s.Reason
+	}
+	text := string(s.State) + ": " + s.Reason
+	needs := map[Action]string{Reset: "a reset", Reboot: "a reboot of the node", Service: "service"}
+	if n := needs[s.Remedy]; n != "" {
+		text += "; it needs " + n
+	}
+	return text
+}
+
 // condition is what a device's transitions are about.
 type condition struct {
 	state  State
@@ -434,12 +450,12 @@ func (e *entry) condition() condition {
 }
 
 // changed adds the transition from the condition before, if there is one.
-func (e *entry) changed(now time.Time, before condition, list []Transition) []Transition {
+func (e *entry) changed(before condition, list []Transition) []Transition {
 	after := e.condition()
 	if after == before {
 		return list
 	}
-	return append(list, Transition{e.device.UUID, before.state, after.state, after.reason, e.remedy, now})
+	return append(list, Transition{before.state, e.status()})
 }
 
 // of are the GPU and its MIG devices, as far as they are there.

@@ -312,7 +312,7 @@ func TestWhatAnEventConcerns(t *testing.T) {
 			transitions, first := n.Event(n.now, c.event)
 			var got []string
 			for _, tr := range transitions {
-				got = append(got, tr.UUID)
+				got = append(got, tr.To.UUID)
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" || first != (c.want != nil) {
 				t.Errorf("transitions (-want +got), first %t:\n%s", first, diff)

@@ -17,6 +17,19 @@ type Identity struct {
 
 const recordVersion = 1
 
+// Recorded returns the states of a record, by UUID, as they would be restored now.
+func Recorded(data []byte, now Identity) (map[string]Status, error) {
+	m := New(Rules{})
+	if err := m.Restore(data, now); err != nil {
+		return nil, err
+	}
+	all := map[string]Status{}
+	for uuid, e := range m.entries {
+		all[uuid] = e.status()
+	}
+	return all, nil
+}
+
 // record is the state of a machine in a file.
 type record struct {
 	Version int `json:"version"`

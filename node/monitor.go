@@ -41,7 +41,6 @@ const (
 	suspectInterval = time.Second
 	// recordInterval is how often counters are written to the record if no state changes.
 	recordInterval = time.Minute
-	maxRecord      = 4 << 20 // bytes of a record that is read
 )
 
 // Health is how the health of the devices is watched.
@@ -54,27 +53,30 @@ type Health struct {
 	Observer HealthObserver
 }
 
+// MaxHealthRecord is the size in bytes of the largest record that is read.
+const MaxHealthRecord = 4 << 20
+
 // monitor has the health of the devices. It takes the driver's events when they happen, probes the GPUs, and records
 // the result for the next start.
 type monitor struct {
 	Health
 	log      *slog.Logger
 	changed  func() // publishes the health
-	bootID   string
+	host     host.Host
 	probeNow wake.Chan
 
 	mu       sync.Mutex
 	machine  *health.Machine
 	names    map[string]string // what people call a device, such as "GPU 3", by UUID
 	sources  map[string]error  // why the events of a GPU are not received, by UUID
-	driver   string            // the driver's version
+	identity health.Identity   // of the record
 	recorded []byte            // the last record that was read or written
 	moved    bool              // whether a state has changed since
 }
 
-func newMonitor(h *Health, log *slog.Logger, bootID string, changed func()) *monitor {
+func newMonitor(h *Health, log *slog.Logger, host host.Host, changed func()) *monitor {
 	return &monitor{
-		Health: *h, log: log, changed: changed, bootID: bootID, probeNow: wake.New(),
+		Health: *h, log: log, changed: changed, host: host, probeNow: wake.New(),
 		machine: health.New(h.Rules), sources: map[string]error{},
 	}
 }
@@ -82,7 +84,7 @@ func newMonitor(h *Health, log *slog.Logger, bootID string, changed func()) *mon
 // restore takes the record of the process before, and then the devices that there are.
 func (m *monitor) restore(s *gpu.Snapshot) {
 	m.mu.Lock()
-	m.driver = s.DriverVersion
+	m.identity = HealthIdentity(m.host, s.DriverVersion)
 	m.mu.Unlock()
 	if m.Path != "" {
 		m.readRecord()
@@ -91,14 +93,14 @@ func (m *monitor) restore(s *gpu.Snapshot) {
 }
 
 func (m *monitor) readRecord() {
-	data, err := regular.ReadFile(m.Path, maxRecord)
+	data, err := regular.ReadFile(m.Path, MaxHealthRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err == nil {
-		err = m.machine.Restore(data, health.Identity{Boot: m.bootID, Driver: m.driver})
+		err = m.machine.Restore(data, m.identity)
 	}
 	if err == nil {
 		m.recorded = data
@@ -189,14 +191,14 @@ func (m *monitor) report(transitions []health.Transition) {
 	m.mu.Unlock()
 	m.changed()
 	for _, t := range transitions {
-		text, level := describeHealth(t.To, t.Reason, t.Remedy), slog.LevelWarn
-		switch t.To {
+		text, level := t.To.String(), slog.LevelWarn
+		switch t.To.State {
 		case health.Healthy:
 			text, level = "healthy again", slog.LevelInfo
 		case health.Recovering:
-			text, level = "recovering: its probes pass; the fault was: "+t.Reason, slog.LevelInfo
+			level = slog.LevelInfo
 		}
-		m.log.Log(context.Background(), level, m.name(t.UUID)+" is "+text, "device", t.UUID, "was", t.From)
+		m.log.Log(context.Background(), level, m.name(t.To.UUID)+" is "+text, "device", t.To.UUID, "was", t.From)
 	}
 }
 
@@ -204,21 +206,6 @@ func (m *monitor) name(uuid string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.names[uuid]
-}
-
-// describeHealth is the rest of a sentence about a device.
-func describeHealth(s health.State, reason string, remedy health.Action) string {
-	text := string(s) + ": " + reason
-	if s == health.Cordoned {
-		text = reason
-	}
-	needs := map[health.Action]string{
-		health.Reset: "a reset", health.Reboot: "a reboot of the node", health.Service: "service",
-	}
-	if n := needs[remedy]; n != "" && s == health.Unhealthy {
-		text += "; it needs " + n
-	}
-	return text
 }
 
 // apply returns a state with the health of the devices.
@@ -231,7 +218,7 @@ func (m *monitor) apply(s State) State {
 		if !known || h.State == health.Healthy {
 			return ""
 		}
-		return describeHealth(h.State, h.Reason, h.Remedy)
+		return h.String()
 	})
 	s.remarks = slices.Clone(s.remarks)
 	for _, uuid := range slices.Sorted(maps.Keys(m.sources)) {
@@ -305,7 +292,7 @@ func (m *monitor) write() {
 	if m.Path == "" {
 		return
 	}
-	data, err := m.machine.Record(health.Identity{Boot: m.bootID, Driver: m.driver})
+	data, err := m.machine.Record(m.identity)
 	if err == nil && !slices.Equal(data, m.recorded) {
 		err = atomicfile.Write(m.Path, data, recordMode)
 	}
@@ -319,7 +306,7 @@ func (m *monitor) write() {
 // recordMode lets every user read the record: `devices` shows it.
 const recordMode = 0o644
 
-// bootID is the kernel's ID of the time since it was booted.
-func bootID(h host.Host) string {
-	return kernel.Read(h.Proc("sys", "kernel", "random", "boot_id"))
+// HealthIdentity is what a record of the health of a host's devices is compared with.
+func HealthIdentity(h host.Host, driverVersion string) health.Identity {
+	return health.Identity{Boot: kernel.Read(h.Proc("sys", "kernel", "random", "boot_id")), Driver: driverVersion}
 }

@@ -143,7 +143,7 @@ func New(o Options) *Reconciler {
 		r.files = append(r.files, newSpecFile(fileIn(&o, kind), kind, &r.opts.Extras[i]))
 	}
 	if o.Health != nil {
-		r.monitor = newMonitor(o.Health, o.Log, bootID(o.Host), r.republish)
+		r.monitor = newMonitor(o.Health, o.Log, o.Host, r.republish)
 	}
 	r.findLibrary()
 	r.heartbeat.Store(time.Now().UnixNano())

@@ -3,13 +3,20 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/node"
 )
 
 func (a *app) devicesCommand() *cobra.Command {
@@ -17,7 +24,8 @@ func (a *app) devicesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "List the GPUs and MIG devices of this host",
-		Long: `Lists the GPUs and MIG devices that the driver reports. Unreadable GPUs are listed with their error.
+		Long: `Lists the GPUs and MIG devices that the driver reports. Unreadable GPUs are listed with their error. Where serve
+runs, or did, STATUS has what it knows about the health of the others: see --state-dir in the configuration file.
 
 -o name prints the CDI names of those that containers can get: no GPUs in MIG mode, but their MIG devices.`,
 		Example: `  gpu-cdi-plugin devices
@@ -41,7 +49,7 @@ func (a *app) devices(ctx context.Context, out output) error {
 	if err != nil {
 		return err
 	}
-	if err := out.print(a.stdout, devicesView(s, a.CDIKind)); err != nil {
+	if err := out.print(a.stdout, devicesView(s, a.recordedHealth(h, s.DriverVersion), a.CDIKind)); err != nil {
 		return err
 	}
 	if !hasNodes(h) {
@@ -50,11 +58,31 @@ func (a *app) devices(ctx context.Context, out output) error {
 	return unreadableGPUs(s)
 }
 
+// recordedHealth is what serve has recorded of the devices' health, by UUID. There is none where serve does not run.
+func (a *app) recordedHealth(h host.Host, driverVersion string) map[string]health.Status {
+	path := a.healthRecord()
+	data, err := regular.ReadFile(path, node.MaxHealthRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	err = cmp.Or(err, a.check(trust.File, path))
+	var all map[string]health.Status
+	if err == nil {
+		all, err = health.Recorded(data, node.HealthIdentity(h, driverVersion))
+	}
+	if err != nil {
+		a.log.Warn("the health that serve has recorded is not shown: " + err.Error())
+	}
+	return all
+}
+
 // deviceList is the result of devices as JSON.
 type deviceList struct {
 	DriverVersion string       `json:"driverVersion"`
 	CUDAVersion   string       `json:"cudaVersion"`
 	Devices       []deviceJSON `json:"devices"`
+	// Health is what serve has recorded, by UUID.
+	Health map[string]health.Status `json:"health,omitempty"`
 }
 
 // deviceJSON is a device with all keys, also those of empty values.
@@ -74,9 +102,9 @@ func deviceObjects(devices []gpu.Device) []deviceJSON {
 	return list
 }
 
-func devicesView(s *gpu.Snapshot, kind string) view {
+func devicesView(s *gpu.Snapshot, recorded map[string]health.Status, kind string) view {
 	v := view{
-		data: deviceList{s.DriverVersion, s.CUDAVersion, deviceObjects(s.Devices)},
+		data: deviceList{s.DriverVersion, s.CUDAVersion, deviceObjects(s.Devices), recorded},
 		table: table{
 			header: []string{"INDEX", "NAME", "UUID", "MEMORY", "NUMA", "MIG", "STATUS", "MINOR", "PCI", "COMPUTE"},
 			wide:   7,
@@ -85,6 +113,9 @@ func devicesView(s *gpu.Snapshot, kind string) view {
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		add := func(index, name, uuid string, memory uint64, mig, problem string) {
+			if h, known := recorded[uuid]; known && h.State != health.Healthy {
+				problem = cmp.Or(problem, h.String())
+			}
 			v.table.rows = append(v.table.rows, []string{
 				index, orDash(name), orDash(uuid), gibibytes(memory), number(d.NUMANode), mig, cmp.Or(problem, "ok"),
 				number(d.Minor), orDash(d.PCIBusID), orDash(d.ComputeCapability),

@@ -42,7 +42,7 @@ func snapshot() *gpu.Snapshot {
 
 func TestViews(t *testing.T) {
 	for name, v := range map[string]view{
-		"devices":  devicesView(snapshot(), "nvidia.com/gpu"),
+		"devices":  devicesView(snapshot(), nil, "nvidia.com/gpu"),
 		"topology": topologyView(topology.Node{Snapshot: snapshot(), HoldersUnknown: "there is no kubelet"}),
 	} {
 		for _, format := range []string{"table", "wide", "json", "yaml", "name"} {
