@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -62,6 +63,8 @@ type Plugin struct {
 	CDIAnnotationPrefix string `yaml:"cdi-annotation-prefix" json:"cdi-annotation-prefix"`
 	// GPUTimeout is how long a GPU may not answer before it is unhealthy.
 	GPUTimeout Duration `yaml:"gpu-timeout" json:"gpu-timeout"`
+	// Health decides when a device is unhealthy.
+	Health Health `yaml:"health" json:"health"`
 	// FailOnInitError is whether to exit with an error if there is no driver at the start, instead of waiting for it.
 	FailOnInitError bool `yaml:"fail-on-init-error" json:"fail-on-init-error"`
 	// Listen is HOST:PORT of the server for metrics and health; empty means none.
@@ -139,6 +142,32 @@ type IMEX struct {
 	Required bool `yaml:"required" json:"required"`
 }
 
+// Health decides when a device is unhealthy, and when it is healthy again.
+type Health struct {
+	// CleanFor is how long the probes of a device must pass before it is healthy again.
+	CleanFor Duration `yaml:"clean-for" json:"clean-for"`
+	// XIDs are rules that overrule NVIDIA's catalogue and the driver's recovery action.
+	XIDs []XIDRule `yaml:"xids" json:"xids"`
+}
+
+// XIDRule is what events of an XID mean for a device.
+type XIDRule struct {
+	XID    int           `yaml:"xid" json:"xid"`
+	Action health.Action `yaml:"action" json:"action"`
+	// Count events within Within are needed; 0 and 1 are one.
+	Count  int      `yaml:"count,omitempty" json:"count,omitempty"`
+	Within Duration `yaml:"within,omitempty" json:"within,omitempty"`
+}
+
+// Rules returns the rules as the health package takes them.
+func (h *Health) Rules() health.Rules {
+	r := health.Rules{CleanFor: time.Duration(h.CleanFor), XIDs: map[uint64]health.Rule{}}
+	for _, x := range h.XIDs {
+		r.XIDs[uint64(x.XID)] = health.Rule{Action: x.Action, Count: x.Count, Within: time.Duration(x.Within)}
+	}
+	return r
+}
+
 // Allocation ranks the available devices.
 type Allocation struct {
 	// Policy is for GPUs, SharedPolicy for replicas and MIG devices.
@@ -171,6 +200,7 @@ func Default() Config {
 			DeviceIDStrategy:    ByUUID,
 			CDIAnnotationPrefix: "cdi.k8s.io/",
 			GPUTimeout:          Duration(10 * time.Second),
+			Health:              Health{CleanFor: Duration(health.DefaultCleanFor), XIDs: []XIDRule{}},
 			FailOnInitError:     true,
 			Extras:              []Extra{},
 			IMEX:                IMEX{Channels: []int{}},

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"reflect"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -43,6 +45,11 @@ strategy: [device-specs, envvar]
 device-id-strategy: index
 cdi-annotation-prefix: nvidia.cdi.k8s.io/
 gpu-timeout: 1m30s
+health:
+  clean-for: 30s
+  xids:
+  - {xid: 48, action: reset, count: 2, within: 1h}
+  - {xid: 74, action: service, count: 3, within: 10m}
 fail-on-init-error: true
 listen: 127.0.0.1:9400
 extras: [gds, nvswitch]
@@ -86,6 +93,10 @@ func fullConfig() Config {
 			Registration: RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other",
 			Strategy: []Strategy{DeviceSpecs, Envvar}, DeviceIDStrategy: ByIndex,
 			CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", GPUTimeout: Duration(90 * time.Second), FailOnInitError: true,
+			Health: Health{CleanFor: Duration(30 * time.Second), XIDs: []XIDRule{
+				{XID: 48, Action: health.Reset, Count: 2, Within: Duration(time.Hour)},
+				{XID: 74, Action: health.Service, Count: 3, Within: Duration(10 * time.Minute)},
+			}},
 			Listen: "127.0.0.1:9400",
 			Extras: []Extra{GDS, NVSwitch}, IMEX: IMEX{Channels: []int{1, 7}, Required: true},
 			Allocation: Allocation{
@@ -164,6 +175,7 @@ func TestOptionsSetTheConfiguration(t *testing.T) {
 		}
 	}
 	want.IMEX, want.Allocation, want.GPUs, want.Names, want.Sharing = c.IMEX, c.Allocation, c.GPUs, c.Names, c.Sharing
+	want.Health = c.Health
 	if diff := cmp.Diff(want, c); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
@@ -315,6 +327,25 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		t.Fatal("no error")
 	}
 	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}
+
+func TestRulesForXIDs(t *testing.T) {
+	c := Default()
+	c.Health.XIDs = []XIDRule{
+		{XID: 0, Action: health.Reset}, {XID: 48, Action: "panic"}, {XID: 48, Action: health.None, Count: -1},
+		{XID: 74, Action: health.Reset, Count: 3}, {XID: 79, Action: health.Reset, Within: 1},
+	}
+	want := []string{
+		"health.xids[0].xid 0: want a code of 1 or more",
+		`health.xids[1].action: unknown value "panic"; known are none, application, probe, reset, reboot, service`,
+		"health.xids[2].xid 48: another rule has it",
+		"health.xids[2].count -1: want 1 to 1000",
+		"health.xids[3]: count and within are given together, for more than one event",
+		"health.xids[4]: count and within are given together, for more than one event",
+	}
+	if diff := cmp.Diff(strings.Join(want, "\n"), fmt.Sprint(c.Validate())); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
 }
@@ -552,6 +583,14 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 		"a whole number with a point":  {"sharing: {mps: {shared-memory-mib: 64.0}}", true},
 		"too much shared memory":       {"sharing: {mps: {shared-memory-mib: 1048577}}", false},
 		"an MPS rule without replicas": {"mps: true\nsharing: {mps: {resources: [{name: a.b/c}]}}", false},
+		"a rule for an XID":            {"health: {xids: [{xid: 48, action: reset}]}", true},
+		"a rule with a threshold": {
+			"health: {xids: [{xid: 74, action: reset, count: 3, within: 10m}]}", true,
+		},
+		"an unknown action":            {"health: {xids: [{xid: 48, action: panic}]}", false},
+		"a rule without an action":     {"health: {xids: [{xid: 48}]}", false},
+		"a rule without an XID":        {"health: {xids: [{action: reset}]}", false},
+		"too many events":              {"health: {xids: [{xid: 74, action: reset, count: 1001, within: 10m}]}", false},
 		"some weights":                 {"allocation: {weights: {nvlink: 0, system: 10000}}", true},
 		"a weight that is too large":   {"allocation: {weights: {nvlink: 10001}}", false},
 		"a negative weight":            {"allocation: {weights: {nvlink: -1}}", false},

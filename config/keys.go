@@ -9,6 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -107,6 +108,15 @@ var keys = []key{
 		"added or removed)"},
 	{"cdi-annotation-prefix", "`prefix` of annotations, used with strategy cdi-annotations"},
 	{"gpu-timeout", "`duration` after which a GPU that does not answer is unhealthy, at least 1s"},
+	{"health", "When a device is unhealthy, and when it is healthy again."},
+	{"health.clean-for", "How long the probes of a device must pass before it is healthy again; twice as long after each " +
+		"relapse within an hour."},
+	{"health.xids", "Rules for XIDs of the driver. They overrule NVIDIA's catalogue and the driver's recovery action."},
+	{"health.xids[].xid", "Code of the XID."},
+	{"health.xids[].action", "What it means for the device: none, application (it stays healthy), probe (probes decide), " +
+		"reset, reboot, service."},
+	{"health.xids[].count", "Number of events that are needed, if more than one."},
+	{"health.xids[].within", "Duration within which that many events must happen."},
 	{"fail-on-init-error", "exit with an error if there is no usable driver at the start; false waits for it and " +
 		"advertises no device"},
 	{"listen", "`host:port` of the server for metrics and health (default: none)"},
@@ -185,11 +195,13 @@ var values = map[string][]string{
 	"allocation.policy":        allocator.Policies(),
 	"allocation.shared-policy": allocator.Policies(),
 	"mig-strategy":             resource.MIGStrategies(),
+	"health.xids[].action":     health.Actions(),
 }
 
 // examples are values in YAML, for keys whose default shows too little.
 var examples = map[string]string{
 	"imex":       "channels: [0]\nrequired: true",
+	"health":     "xids:\n  - {xid: 48, action: reset}\n  - {xid: 74, action: reset, count: 3, within: 10m}",
 	"allocation": "policy: numa\nshared-policy: pack\nweights: {system: 1, nvlink: 200}",
 	"gpus": `include: [0, 1, GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c]
 exclude: ["*T400*"]`,

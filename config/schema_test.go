@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -100,6 +102,10 @@ func bounds(path string) (minimum, maximum int) {
 		return 2, 0
 	case path == "sharing.mps.shared-memory-mib":
 		return 1, resource.MaxSharedMemoryMiB
+	case path == "health.xids[].xid":
+		return 1, 0
+	case path == "health.xids[].count":
+		return 0, health.MaxCount
 	}
 	return 0, 0
 }
@@ -143,7 +149,8 @@ func (s *schema) addFields(v reflect.Value, path string) {
 		}
 		s.Properties[name] = schemaOf(value, at)
 		// The keys of rules are required but for these.
-		if strings.Contains(at, "[]") && name != "devices" && name != "rename" {
+		optional := []string{"devices", "rename", "count", "within"}
+		if strings.Contains(at, "[]") && !slices.Contains(optional, name) {
 			s.Required = append(s.Required, name)
 		}
 	}

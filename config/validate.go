@@ -15,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
 	"gpu-cdi-plugin/allocator"
+	"gpu-cdi-plugin/health"
 )
 
 // Validate reports all problems of the configuration that do not depend on the node. Each message begins with the key.
@@ -34,6 +35,7 @@ func (c *Config) Validate() error {
 		known("device-id-strategy", c.DeviceIDStrategy),
 		checkAnnotationPrefix(c.CDIAnnotationPrefix),
 		checkTimeout(c.GPUTimeout),
+		checkHealth(&c.Health),
 		checkListen(c.Listen),
 		knownOnce("extras", c.Extras),
 		checkIMEX(&c.IMEX),
@@ -65,6 +67,32 @@ func checkTimeout(d Duration) error {
 		return fmt.Errorf("gpu-timeout %v: want %v or more", d, minTimeout)
 	}
 	return nil
+}
+
+func checkHealth(h *Health) error {
+	var errs []error
+	seen := map[int]bool{}
+	for i, x := range h.XIDs {
+		at := fmt.Sprintf("health.xids[%d]", i)
+		switch {
+		case x.XID < 1:
+			errs = append(errs, fmt.Errorf("%s.xid %d: want a code of 1 or more", at, x.XID))
+		case seen[x.XID]:
+			errs = append(errs, fmt.Errorf("%s.xid %d: another rule has it", at, x.XID))
+		}
+		seen[x.XID] = true
+		if !slices.Contains(health.Actions(), string(x.Action)) {
+			errs = append(errs, fmt.Errorf("%s.action: unknown value %q; known are %s", at, x.Action,
+				strings.Join(health.Actions(), ", ")))
+		}
+		if x.Count < 0 || x.Count > health.MaxCount {
+			errs = append(errs, fmt.Errorf("%s.count %d: want 1 to %d", at, x.Count, health.MaxCount))
+		}
+		if (x.Count > 1) != (x.Within > 0) {
+			errs = append(errs, fmt.Errorf("%s: count and within are given together, for more than one event", at))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func known[T ~string](key string, value T) error {

@@ -28,17 +28,17 @@ const (
 
 var severity = []Action{None, Application, Probe, Reset, Reboot, Service}
 
+// Actions returns the actions.
+func Actions() []string {
+	var list []string
+	for _, a := range severity {
+		list = append(list, string(a))
+	}
+	return list
+}
+
 // worse reports whether a is more severe than b.
 func (a Action) worse(b Action) bool { return slices.Index(severity, a) > slices.Index(severity, b) }
-
-// UnmarshalText parses an action.
-func (a *Action) UnmarshalText(text []byte) error {
-	if !slices.Contains(severity, Action(text)) {
-		return fmt.Errorf("action %q: want none, application, probe, reset, reboot or service", text)
-	}
-	*a = Action(text)
-	return nil
-}
 
 // Rule is what events of an XID mean.
 type Rule struct {
