@@ -211,15 +211,7 @@ func (s *Session) SetExclusive(ctx context.Context, uuid string, exclusive bool)
 		}
 		return invoke(l, c, "nvmlDeviceSetComputeMode", noValue(func() nvml.Return { return dev.SetComputeMode(mode) }))
 	})
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		err = context.Cause(ctx)
-	case hasCode(err, nvml.ERROR_NO_PERMISSION):
-		err = fmt.Errorf("%w: %w", ErrNoPermission, err)
-	}
-	return fmt.Errorf("set the compute mode of %s: %w", uuid, err)
+	return settingError(ctx, "set the compute mode of "+uuid, err)
 }
 
 // Close closes the library. While a call has not returned the library stays open, and that is the error.
