@@ -11,13 +11,14 @@ import (
 // errNotWhole is that a setting of a MIG device was asked for.
 var errNotWhole = errors.New("only a whole GPU has settings, not a MIG device")
 
-// RestoreDefaults puts the settings of a whole GPU, named by its UUID, back to their defaults: application clocks, locked
-// clocks, power limit, compute mode, volatile ECC error counts and the processes in its accounting. If exclusive is set,
-// the compute mode EXCLUSIVE_PROCESS stands for the default, which MPS needs. What the GPU does not support is skipped.
+// RestoreDefaults puts the settings of a whole GPU, named by its UUID, back to their defaults: application clocks,
+// locked clocks, power limit, compute mode, volatile ECC error counts and the processes in its accounting. If exclusive
+// is set, the compute mode EXCLUSIVE_PROCESS stands for the default, which MPS needs. What the GPU does not support is
+// skipped.
 //
-// It returns what was not at its default, such as "power limit 200 W instead of 350 W", also with an error. NVML does not
-// report locked clocks: they are always unlocked, and never returned. The error wraps [ErrNoPermission] if the process
-// may not change settings, which only root may. A snapshot does not wait for it.
+// It returns what was not at its default, such as "power limit 200 W instead of 350 W", also with an error. NVML does
+// not report locked clocks: they are always unlocked, and never returned. The error wraps [ErrNoPermission] if the
+// process may not change settings, which only root may. A snapshot does not wait for it.
 func (s *Session) RestoreDefaults(ctx context.Context, uuid string, exclusive bool) (changed []string, err error) {
 	changed, err = withLibrary(ctx, s, "settings of "+uuid, func(l *library, c *call) ([]string, error) {
 		dev, err := l.wholeGPU(c, uuid)
@@ -34,9 +35,9 @@ func (s *Session) RestoreDefaults(ctx context.Context, uuid string, exclusive bo
 	return changed, settingError(ctx, "restore the settings of "+uuid, err)
 }
 
-// SetPersistence sets the persistence mode of a whole GPU, named by its UUID, and returns whether that changed it. While
-// the mode is on, the persistence daemon or the kernel module keeps the GPU in use, and a reset is refused. A GPU or driver
-// without the mode is left alone.
+// SetPersistence sets the persistence mode of a whole GPU, named by its UUID, and returns whether that changed it.
+// While the mode is on, the persistence daemon or the kernel module keeps the GPU in use, and a reset is refused. A GPU
+// or driver without the mode is left alone.
 func (s *Session) SetPersistence(ctx context.Context, uuid string, on bool) (changed bool, err error) {
 	want := nvml.FEATURE_DISABLED
 	if on {

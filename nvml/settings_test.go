@@ -72,7 +72,9 @@ func (m *mockSettings) on(d *mockserver.Device) {
 			}
 		})
 	}
-	d.GetAccountingModeFunc = func() (nvml.EnableState, nvml.Return) { return m.accounting, m.fails["GetAccountingMode"] }
+	d.GetAccountingModeFunc = func() (nvml.EnableState, nvml.Return) {
+		return m.accounting, m.fails["GetAccountingMode"]
+	}
 	d.GetAccountingPidsFunc = func() ([]int, nvml.Return) { return m.pids, nvml.SUCCESS }
 	d.ClearAccountingPidsFunc = func() nvml.Return { return change("ClearAccountingPids", func() { m.pids = nil }) }
 	d.GetPersistenceModeFunc = func() (nvml.EnableState, nvml.Return) {
@@ -106,20 +108,23 @@ func TestRestoreDefaults(t *testing.T) {
 				"volatile ECC error counts 7 (corrected) and 0 (uncorrected)", "accounting of 2 processes",
 			},
 			append([]string{
-				"ClearAccountingPids", "ClearEccErrorCounts", "ResetApplicationsClocks", "SetComputeMode", "SetPowerManagementLimit",
+				"ClearAccountingPids", "ClearEccErrorCounts", "ResetApplicationsClocks", "SetComputeMode",
+				"SetPowerManagementLimit",
 			}, unlock...), "",
 		},
 		"the compute mode that MPS needs": {
 			func(m *mockSettings) { m.mode = nvml.COMPUTEMODE_EXCLUSIVE_PROCESS }, true, nil, unlock, "",
 		},
 		"MPS needs another compute mode": {
-			func(*mockSettings) {}, true, []string{"compute mode DEFAULT instead of EXCLUSIVE_PROCESS"},
+			func(*mockSettings) {}, true,
+			[]string{"compute mode DEFAULT instead of EXCLUSIVE_PROCESS"},
 			append([]string{"SetComputeMode"}, unlock...), "",
 		},
 		"a GPU that supports nothing": {
 			func(m *mockSettings) {
 				for _, function := range []string{
-					"GetApplicationsClock", "ResetGpuLockedClocks", "ResetMemoryLockedClocks", "GetPowerManagementLimit",
+					"GetApplicationsClock", "ResetGpuLockedClocks", "ResetMemoryLockedClocks",
+					"GetPowerManagementLimit",
 					"GetComputeMode", "GetTotalEccErrors", "GetAccountingMode",
 				} {
 					m.fails[function] = notSupported
@@ -163,7 +168,9 @@ func TestRestoreDefaults(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if again, err := session.RestoreDefaults(t.Context(), uuid, c.exclusive); len(m.fails) == 0 && len(again) > 0 || err != nil {
+			if again, err := session.RestoreDefaults(t.Context(), uuid, c.exclusive); len(m.fails) == 0 &&
+				len(again) > 0 ||
+				err != nil {
 				t.Errorf("again: %v, error %v", again, err)
 			}
 		})
@@ -202,13 +209,17 @@ func TestSetPersistence(t *testing.T) {
 		fails       nvml.Return
 		err         error
 	}{
-		{on: true}, {on: false, changed: true}, {on: false}, {on: true, changed: true},
+		{on: true},
+		{on: false, changed: true},
+		{on: false},
+		{on: true, changed: true},
 		{on: false, fails: nvml.ERROR_NOT_SUPPORTED},
 		{on: false, fails: nvml.ERROR_NO_PERMISSION, err: ErrNoPermission},
 	} {
 		m.fails["GetPersistenceMode"] = c.fails
 		changed, err := session.SetPersistence(t.Context(), device(server, 0).UUID, c.on)
-		if changed != c.changed || !errors.Is(err, c.err) || c.fails == 0 && (m.persistence == nvml.FEATURE_ENABLED) != c.on {
+		if changed != c.changed || !errors.Is(err, c.err) ||
+			c.fails == 0 && (m.persistence == nvml.FEATURE_ENABLED) != c.on {
 			t.Errorf("%+v: changed %t, error %v, mode %d", c, changed, err, m.persistence)
 		}
 	}

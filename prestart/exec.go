@@ -1,0 +1,115 @@
+package prestart
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"gpu-cdi-plugin/internal/trust"
+)
+
+// This is the only file of the package that runs programs: the driver's nvidia-smi, and what an administrator has
+// configured. Both are checked to be root's alone, and get an environment of their own.
+
+// Program is a program that runs as root.
+type Program struct {
+	// Path is the program's, absolute and without links in Root.
+	Path string
+	Args []string
+	// Env is added to the environment, which has PATH and LC_ALL and nothing of this process's.
+	Env []string
+	// Root is the directory that is the program's root directory; empty is this process's.
+	Root string
+	// Timeout is how long it may run, besides the deadline of what it is part of; 0 is 10 s.
+	Timeout time.Duration
+}
+
+const (
+	defaultTimeout = 10 * time.Second
+	// killDelay is how long a program may take to end after it was killed.
+	killDelay = time.Second
+	maxOutput = 64 << 10 // bytes; what follows is dropped
+)
+
+// exec runs the administrator's program.
+func (x *run) exec(ctx context.Context) (string, error) {
+	p := x.rules.Exec
+	if p.Path == "" {
+		return "", errNotDue
+	}
+	p.Env = append([]string{
+		"GPU_DEVICE_UUID=" + x.d.UUID,
+		"GPU_UUID=" + x.d.GPU,
+		"GPU_PCI_BUS_ID=" + x.d.PCIBusID,
+		"GPU_POLICY=" + string(x.rules.Policy),
+		"GPU_SHARED=" + x.shared,
+	}, p.Env...)
+	output, status, err := p.run(ctx, x.opts.Check)
+	if err == nil && status != 0 {
+		err = fmt.Errorf("exit status %d", status)
+	}
+	if err != nil {
+		return "", fmt.Errorf("run %s: %w%s", p.Path, err, quoted(output))
+	}
+	return strings.TrimSpace(output), nil
+}
+
+// quoted is the output of a program for an error: its end says why it failed.
+func quoted(output string) string {
+	const most = 300
+	text := plain(output[max(0, len(output)-most):])
+	if text == "" {
+		return ""
+	}
+	return ": " + text
+}
+
+// run runs the program and returns what it wrote, also with an error, and its exit status, which is -1 after a signal.
+// When ctx or the program's time ends, the program and what it started in its process group are killed; run returns
+// once it has ended, which a hanging driver can prevent.
+func (p *Program) run(ctx context.Context, check func(string) error) (output string, status int, err error) {
+	if check == nil {
+		check = trust.RootFile
+	}
+	if !filepath.IsAbs(p.Path) || filepath.Clean(p.Path) != p.Path {
+		return "", 0, fmt.Errorf("%q is not the absolute path of a program", p.Path)
+	}
+	if err := check(filepath.Join("/", p.Root, p.Path)); err != nil {
+		return "", 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(p.Timeout, defaultTimeout))
+	defer cancel()
+	var buffer boundedBuffer
+	cmd := exec.CommandContext(ctx, p.Path, p.Args...)
+	cmd.Dir = "/"
+	cmd.Env = append(
+		[]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"},
+		p.Env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Chroot: p.Root}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &buffer, &buffer, killDelay
+	err = cmd.Run()
+	exit, exited := errors.AsType[*exec.ExitError](err)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		err = fmt.Errorf("killed, since it took too long: %w", context.Cause(ctx))
+	case exited:
+		return buffer.String(), exit.ExitCode(), nil
+	}
+	return buffer.String(), 0, err
+}
+
+// boundedBuffer takes the first maxOutput bytes and drops the others.
+type boundedBuffer struct{ bytes.Buffer }
+
+func (b *boundedBuffer) Write(data []byte) (int, error) {
+	_, err := b.Buffer.Write(data[:min(len(data), maxOutput-b.Len())])
+	return len(data), err
+}

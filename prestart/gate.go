@@ -1,0 +1,100 @@
+package prestart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// gate keeps calls of the driver and resets apart: a reset is refused while a process has the driver open. Any number
+// of calls can be made at once, and any number of GPUs reset at once.
+type gate struct {
+	mu            sync.Mutex
+	calls, resets int
+	// turning is whether the driver is being released or reopened.
+	turning bool
+	changed chan struct{} // closed at the next change; nil if nobody waits
+}
+
+// use calls the driver. It waits for resets.
+func (g *gate) use(ctx context.Context, call func() error) error {
+	err := g.enter(ctx, func() bool { return g.resets == 0 }, func() { g.calls++ })
+	if err != nil {
+		return err
+	}
+	defer g.change(func() { g.calls-- })
+	return call()
+}
+
+// gather is how long a reset, which takes seconds, waits for preparations that begin at the same time, as those of a
+// pod with several GPUs: the GPUs that are checked before the first reset begins are reset together.
+const gather = 100 * time.Millisecond
+
+// reset resets a GPU. It waits for calls. Before the first of several resets at one time the driver is released, and
+// reopened after the last.
+func (g *gate) reset(ctx context.Context, release, reopen, work func() error) error {
+	sleep(ctx, gather)
+	first := false
+	err := g.enter(ctx, func() bool { return g.calls == 0 && !g.turning }, func() {
+		g.resets++
+		first = g.resets == 1
+		g.turning = first
+	})
+	if err != nil {
+		return err
+	}
+	if first {
+		err = release()
+		g.change(func() { g.turning = false })
+	}
+	if err == nil {
+		err = work()
+	}
+	last := false
+	g.change(func() {
+		if last = g.resets == 1; last {
+			g.turning = true
+		} else {
+			g.resets--
+		}
+	})
+	if last {
+		err = errors.Join(err, reopen())
+		g.change(func() { g.turning, g.resets = false, 0 })
+	}
+	return err
+}
+
+// enter makes a change as soon as it may be made.
+func (g *gate) enter(ctx context.Context, may func() bool, change func()) error {
+	for {
+		g.mu.Lock()
+		if may() {
+			change()
+			g.mu.Unlock()
+			return nil
+		}
+		if g.changed == nil {
+			g.changed = make(chan struct{})
+		}
+		changed := g.changed
+		g.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the preparation of other GPUs: %w", context.Cause(ctx))
+		}
+	}
+}
+
+func (g *gate) change(change func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	change()
+	if g.changed != nil {
+		close(g.changed)
+		g.changed = nil
+	}
+}

@@ -1,0 +1,140 @@
+package prestart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/host"
+)
+
+// orphaned reports whether the process was left behind by a container that is gone. The rule is made so that it can
+// never be true for a container that runs:
+//
+// A container runs as long as its first process. Runtimes (runc, crun) start that, and each process of an exec, as the
+// leader of a session; it cannot cease to be one. So the container is gone if, in its cgroup and below, no process is
+// the leader of a session, and no process belongs to a session whose leader still exists, be it in another cgroup. As
+// long as a session has a process, its leader's PID is not given to another one, so an existing PID is the leader.
+//
+// Besides, no process of the cgroup may be process 1 of a PID namespace: the kernel ends such a namespace with it, so
+// what a container with its own namespace leaves behind is being ended already. So this finds what stays of containers
+// that share the PID namespace of their host or pod, when the runtime did not end it.
+//
+// A process without a container's cgroup is none. Where containers are nested, the outermost counts. The list of
+// processes is not read at one time, but a first process is older than what it started, so it cannot be missed for
+// being new. Nothing enters the cgroup of a container without a first process: runtimes refuse an exec.
+//
+// That the cgroup was removed proves nothing more: the kernel does not remove one that has a living process.
+func (p *process) orphaned(h host.Host) (bool, error) {
+	groups, err := p.cgroups()
+	if err != nil {
+		return false, err
+	}
+	container, ok := groups.container()
+	if !ok {
+		return false, nil
+	}
+	dir, err := os.Open(h.Proc())
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return false, err
+	}
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		alive, err := showsLife(h, pid, container)
+		if alive || err != nil {
+			return false, err
+		}
+	}
+	groups, err = p.cgroups() // it may have been moved meanwhile
+	return err == nil && groups.within(container), err
+}
+
+// showsLife reports whether a process proves that a container runs.
+func showsLife(h host.Host, pid int, container string) (bool, error) {
+	p, err := openProcess(h, pid)
+	if errors.Is(err, errEnded) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer p.close()
+	groups, err := p.cgroups()
+	if errors.Is(err, errEnded) || err == nil && !groups.within(container) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	s, err := p.status()
+	switch {
+	case errors.Is(err, errEnded):
+		return false, nil
+	case err != nil:
+		return false, err
+	case s.first || s.session == 0: // 0 is a leader outside the PID namespace of /proc
+		return true, nil
+	}
+	leader, err := openProcess(h, s.session)
+	if errors.Is(err, errEnded) {
+		return false, nil
+	}
+	if err == nil {
+		leader.close()
+	}
+	return true, err
+}
+
+// How long a process may take to end after SIGTERM, and after SIGKILL.
+const (
+	termWait = 2 * time.Second
+	killWait = 2 * time.Second
+)
+
+// end ends the process: by SIGTERM, and by SIGKILL if that does not do it.
+func (p *process) end(ctx context.Context) error {
+	for _, step := range []struct {
+		signal unix.Signal
+		wait   time.Duration
+	}{{unix.SIGTERM, termWait}, {unix.SIGKILL, killWait}} {
+		if err := p.signal(step.signal); err != nil {
+			if errors.Is(err, unix.ESRCH) {
+				return nil
+			}
+			return fmt.Errorf("send %s: %w", unix.SignalName(step.signal), err)
+		}
+		for end := time.Now().Add(step.wait); time.Now().Before(end); {
+			if _, err := p.status(); errors.Is(err, errEnded) {
+				return nil
+			}
+			if !sleep(ctx, 10*time.Millisecond) {
+				return context.Cause(ctx)
+			}
+		}
+	}
+	return errors.New("it does not end although it was killed: the driver may hang in it, and the GPU need a reset")
+}
+
+// signal sends a signal to the process and, after its end, to no other: the kernel takes the open directory in /proc
+// for a pidfd (pidfd_send_signal(2)).
+func (p *process) signal(s unix.Signal) error {
+	dir, err := p.dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return unix.PidfdSendSignal(int(dir.Fd()), s, nil, 0)
+}

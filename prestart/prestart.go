@@ -1,0 +1,443 @@
+// Package prestart prepares a device for the container that is about to get it: it checks that the device is healthy
+// and that nothing uses it and, by policy, puts its settings back and resets the GPU. A device that does not pass is
+// not given to the container.
+//
+// The package knows no door and does not call the driver: [Options] has what it needs. Outside the host's PID namespace
+// the driver shows no processes of others, so only the memory that they use is checked.
+package prestart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/backoff"
+	"gpu-cdi-plugin/internal/host"
+)
+
+// Policy is what is done with a device before a container gets it. Each includes those before it.
+type Policy string
+
+// The policies.
+const (
+	None  Policy = "none"
+	Check Policy = "check" // the device is healthy and unused
+	Clean Policy = "clean" // its settings are at their defaults
+	Reset Policy = "reset" // it was reset
+)
+
+// includes reports whether the policy does what another does.
+func (p Policy) includes(other Policy) bool {
+	order := map[Policy]int{None: 0, Check: 1, Clean: 2, Reset: 3}
+	return order[p] >= order[other]
+}
+
+// DefaultMemoryTolerance is the memory, in bytes, that may be used on a device without processes. NVML's "used" leaves
+// out what the driver reserves; drivers report some MiB on an idle GPU and tens of MiB with a console on it. The
+// context of a process takes more, and is found by the process besides.
+const DefaultMemoryTolerance = 256 << 20
+
+// Rules are what a resource's devices are prepared by.
+type Rules struct {
+	Policy Policy
+	// Strict refuses a device that the policy is to reset and that cannot be. Without it, such a device is cleaned.
+	Strict bool
+	// KillOrphans ends processes on the device whose container is gone.
+	KillOrphans bool
+	// Programs may use the device by the names of their executables; see [DefaultPrograms]. Only processes of the host
+	// and privileged ones are excused by their name.
+	Programs []string
+	// MemoryTolerance is the memory in bytes that may be in use; see [DefaultMemoryTolerance].
+	MemoryTolerance uint64
+	// Exec is an administrator's program that runs last, also with the policy None. An empty Path is none. Its failure
+	// refuses the device.
+	Exec Program
+}
+
+// DefaultRules are those of a resource without its own.
+func DefaultRules() Rules {
+	return Rules{Policy: Check, Programs: DefaultPrograms(), MemoryTolerance: DefaultMemoryTolerance}
+}
+
+// Device is a device that a container is about to get.
+type Device struct {
+	// UUID is the device's, and GPU that of the GPU that it is on, or its own.
+	UUID, GPU string
+	// PCIBusID is the GPU's address, such as "0000:17:00.0".
+	PCIBusID string
+	// Driver is the version of the driver, which decides what a GPU supports.
+	Driver string
+	// Nodes are the paths of the GPU's device nodes on the host. A refused reset names who has one open.
+	Nodes []string
+	// SharesMemory is whether a MIG device has its memory together with others: they have the same GPU instance.
+	SharesMemory bool
+	// Exclusive is whether the GPU's compute mode is to be EXCLUSIVE_PROCESS, as MPS needs.
+	Exclusive bool
+}
+
+// whole reports whether the device is all of its GPU.
+func (d *Device) whole() bool { return d.UUID == d.GPU }
+
+// Driver is what the driver is asked for. UUIDs name devices. nvml.Session implements it.
+type Driver interface {
+	// Use returns what uses a device.
+	Use(ctx context.Context, uuid string) (gpu.Use, error)
+	// RestoreDefaults puts the settings of a GPU back and returns what was not at its default.
+	RestoreDefaults(ctx context.Context, uuid string, exclusive bool) ([]string, error)
+	// SetPersistence sets the persistence mode of a GPU and returns whether that changed it.
+	SetPersistence(ctx context.Context, uuid string, on bool) (bool, error)
+	// Release closes the driver, so that this process does not keep a GPU from its reset. No method of Driver or State
+	// is called by this package until Reopen, and the driver must stay closed until then whoever else uses it.
+	Release(ctx context.Context) error
+	// Reopen ends Release.
+	Reopen(ctx context.Context) error
+}
+
+// State is what the node knows about its devices.
+type State interface {
+	// Healthy probes a device and returns why a container must not have it, or nil.
+	Healthy(ctx context.Context, uuid string) error
+	// Shared returns why other containers may use the same device, such as "it has 4 replicas", or "". It says nothing
+	// of the other MIG devices of a GPU.
+	Shared(ctx context.Context, uuid string) (reason string, err error)
+	// WasReset is called after a GPU was reset, before it is probed again.
+	WasReset(uuid string)
+}
+
+// Options are what a Runner works with. All but Resetter are needed.
+type Options struct {
+	Host   host.Host
+	Driver Driver
+	State  State
+	// Resetter resets GPUs. Without it no GPU can be reset.
+	Resetter Resetter
+	// Check refuses programs that others than root could change. Nil is trust.RootFile.
+	Check func(path string) error
+	// Settle is how long processes and memory of a container that has just ended may stay on its device; 0 is 5 s.
+	Settle time.Duration
+}
+
+const defaultSettle = 5 * time.Second
+
+// Runner prepares devices. Its methods may be called by several goroutines at once.
+type Runner struct {
+	opts Options
+	gate gate
+
+	mu sync.Mutex
+	// running has the devices that are being prepared, by UUID. A channel is closed at the end.
+	running map[string]chan struct{}
+	// cannot has the GPUs that cannot be reset, by UUID.
+	cannot map[string]verdict
+}
+
+// New returns a Runner.
+func New(opts Options) *Runner {
+	if opts.Settle == 0 {
+		opts.Settle = defaultSettle
+	}
+	return &Runner{opts: opts, running: map[string]chan struct{}{}, cannot: map[string]verdict{}}
+}
+
+// Run prepares a device, which may be done any number of times. It returns when ctx ends whatever the driver does, and
+// ctx should have a deadline; then steps that have not returned go on, and until they have, the device is refused. An
+// error is an *[Error]: the device must not be given to the container.
+func (r *Runner) Run(ctx context.Context, d Device, rules Rules) (Record, error) {
+	x := &run{Runner: r, d: d, rules: rules, excused: map[int]bool{}}
+	x.record = Record{UUID: d.UUID, Policy: rules.Policy, Time: time.Now()}
+	x.begin("wait")
+	if err := r.lock(ctx, d.UUID); err != nil {
+		return x.end(fmt.Errorf("the device is still being prepared for an earlier request: %w", err))
+	}
+	ended := make(chan error, 1)
+	go func() {
+		err := x.steps(ctx)
+		r.unlock(d.UUID)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		return x.end(err)
+	case <-ctx.Done():
+	}
+	select { // a step that heeds ctx has the better error
+	case err := <-ended:
+		return x.end(err)
+	case <-time.After(abandonAfter):
+		return x.end(fmt.Errorf("no answer in time: %w", context.Cause(ctx)))
+	}
+}
+
+// abandonAfter is how long Run waits for a step to return after ctx has ended.
+const abandonAfter = 200 * time.Millisecond
+
+func (r *Runner) lock(ctx context.Context, uuid string) error {
+	for {
+		r.mu.Lock()
+		other := r.running[uuid]
+		if other == nil {
+			r.running[uuid] = make(chan struct{})
+			r.mu.Unlock()
+			return nil
+		}
+		r.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (r *Runner) unlock(uuid string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.running[uuid])
+	delete(r.running, uuid)
+}
+
+// run is the preparation of one device.
+type run struct {
+	*Runner
+	recorder
+	d     Device
+	rules Rules
+	// shared is why other containers may use the device, or empty.
+	shared string
+	// excused has the PIDs of the known programs on the device.
+	excused map[int]bool
+	// persistent is whether persistence mode was switched off and is to be on again.
+	persistent bool
+}
+
+// steps runs all steps and stops at the first that fails.
+func (x *run) steps(ctx context.Context) error {
+	if !x.rules.Policy.includes(Check) {
+		return x.step(ctx, "exec", x.exec)
+	}
+	// The driver is used in one piece, so that several GPUs are prepared at once: if another GPU's reset could come
+	// between two steps, each would wait for the resets of all others.
+	err := x.gate.use(ctx, func() error {
+		for _, s := range []step{
+			{"sharing", x.checkSharing},
+			{"health", x.checkHealth},
+			{"orphans", x.endOrphans},
+			{"processes", x.checkProcesses},
+			{"memory", x.checkMemory},
+			{"settings", x.restoreSettings},
+			{"persistence", x.endPersistence},
+		} {
+			if err := x.step(ctx, s.name, s.do); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		err = x.step(ctx, "reset", x.reset)
+	}
+	x.restorePersistence(ctx)
+	if err == nil {
+		err = x.step(ctx, "exec", x.exec)
+	}
+	return err
+}
+
+// step is a step by its name in the record. It returns what it found or did.
+type step struct {
+	name string
+	do   func(context.Context) (note string, err error)
+}
+
+// errNotDue is returned by a step that the policy does not have; nothing is recorded.
+var errNotDue = errors.New("not a step of the policy")
+
+// skippedError is the result of a step that cannot be done for a device.
+type skippedError string
+
+// Error is why.
+func (s skippedError) Error() string { return string(s) }
+
+func (x *run) checkSharing(ctx context.Context) (string, error) {
+	var err error
+	x.shared, err = x.opts.State.Shared(ctx, x.d.UUID)
+	if err != nil {
+		return "", fmt.Errorf("find who else may use it: %w", err)
+	}
+	return x.shared, nil
+}
+
+func (x *run) checkHealth(ctx context.Context) (string, error) {
+	return "", x.opts.State.Healthy(ctx, x.d.UUID)
+}
+
+// unseen is why the processes on the device are not looked at, or empty.
+func (x *run) unseen() string {
+	if x.shared != "" {
+		return "the device is shared: " + x.shared
+	}
+	if err := seesAll(x.opts.Host); err != nil {
+		return "other processes cannot be seen: " + err.Error()
+	}
+	return ""
+}
+
+// endOrphans ends the processes on the device whose container is gone.
+func (x *run) endOrphans(ctx context.Context) (string, error) {
+	if !x.rules.KillOrphans {
+		return "", errNotDue
+	}
+	if why := x.unseen(); why != "" {
+		return "", skippedError(why)
+	}
+	left, _, err := x.leftovers(ctx)
+	if err != nil {
+		return "", err
+	}
+	var ended []string
+	for _, p := range left {
+		defer p.close()
+		name := p.String()
+		orphan, err := p.orphaned(x.opts.Host)
+		if err == nil && orphan {
+			err = p.end(ctx)
+			ended = append(ended, "ended "+name+", whose container is gone")
+		}
+		if err != nil && !errors.Is(err, errEnded) {
+			return "", fmt.Errorf("end %s, if its container is gone: %w", name, err)
+		}
+	}
+	return strings.Join(ended, "; "), nil
+}
+
+// checkProcesses passes if no process uses the device but known programs. Processes that have just been ended are
+// waited for.
+func (x *run) checkProcesses(ctx context.Context) (string, error) {
+	if why := x.unseen(); why != "" {
+		return "", skippedError(why)
+	}
+	return "", x.settle(ctx, func(ctx context.Context) error {
+		left, names, err := x.leftovers(ctx)
+		for _, p := range left {
+			names = append(names, p.String())
+			p.close()
+		}
+		if err == nil && len(names) > 0 {
+			err = settlingError{errors.New(list(names) + " still uses it: end it, or wait until it has ended")}
+		}
+		return err
+	})
+}
+
+// leftovers are the processes on the device that must not be there: those that can be opened, and the names of others.
+// The caller closes them.
+func (x *run) leftovers(ctx context.Context) (left []*process, others []string, err error) {
+	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, one := range use.Processes {
+		p, err := openProcess(x.opts.Host, one.PID)
+		switch {
+		case err != nil: // the driver has not noticed its end yet, or reports a wrong PID
+			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))
+		case p.known(x.rules.Programs):
+			x.excused[one.PID] = true
+			p.close()
+		default:
+			left = append(left, p)
+		}
+	}
+	return left, others, nil
+}
+
+// checkMemory passes if the memory in use is that of known programs and at most the tolerance.
+func (x *run) checkMemory(ctx context.Context) (string, error) {
+	switch {
+	case x.shared != "":
+		return "", skippedError("the device is shared: " + x.shared)
+	case x.d.SharesMemory:
+		return "", skippedError("the device has its memory together with other MIG devices")
+	}
+	var used uint64
+	err := x.settle(ctx, func(ctx context.Context) error {
+		use, err := x.opts.Driver.Use(ctx, x.d.UUID)
+		if err != nil {
+			return err
+		}
+		used = use.MemoryUsed
+		for _, p := range use.Processes {
+			if !x.excused[p.PID] {
+				continue
+			}
+			if p.MemoryBytes == 0 {
+				return skippedError(fmt.Sprintf("the driver does not report the memory of process %d", p.PID))
+			}
+			used -= min(used, p.MemoryBytes)
+		}
+		if used > x.rules.MemoryTolerance {
+			return settlingError{fmt.Errorf("%d MiB are in use without a process, more than %d MiB: reset the GPU",
+				used>>20, x.rules.MemoryTolerance>>20)}
+		}
+		return nil
+	})
+	if err != nil || used == 0 {
+		return "", err
+	}
+	return fmt.Sprintf("%d MiB in use", used>>20), nil
+}
+
+// settlingError is an error that may pass by itself.
+type settlingError struct{ error }
+
+// settle repeats a check while it returns settlingError, for as long as Options.Settle.
+func (x *run) settle(ctx context.Context, check func(context.Context) error) error {
+	pause := backoff.Backoff{First: 20 * time.Millisecond, Last: 500 * time.Millisecond, Steady: time.Hour}
+	for end := time.Now().Add(x.opts.Settle); ; {
+		err := check(ctx)
+		again, ok := errors.AsType[settlingError](err)
+		if !ok {
+			return err
+		}
+		wait := pause.After(0)
+		if time.Now().Add(wait).After(end) || !sleep(ctx, wait) {
+			return again.error
+		}
+	}
+}
+
+// sleep reports whether the time has passed before ctx ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (x *run) restoreSettings(ctx context.Context) (string, error) {
+	if !x.rules.Policy.includes(Clean) {
+		return "", errNotDue
+	}
+	if reason := x.others(); reason != "" {
+		return "", skippedError(reason)
+	}
+	changed, err := x.opts.Driver.RestoreDefaults(ctx, x.d.GPU, x.d.Exclusive)
+	return strings.Join(changed, "; "), err
+}
+
+// others is why the whole GPU is not this container's alone, or empty.
+func (x *run) others() string {
+	switch {
+	case !x.d.whole():
+		return "the device is a part of a GPU"
+	case x.shared != "":
+		return "the device is shared: " + x.shared
+	}
+	return ""
+}

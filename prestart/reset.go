@@ -1,0 +1,185 @@
+package prestart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"gpu-cdi-plugin/internal/backoff"
+)
+
+// Resetter resets GPUs.
+type Resetter interface {
+	// Reset resets a whole GPU that no process of this node is known to use. It returns when ctx ends.
+	Reset(ctx context.Context, d Device) (Outcome, error)
+}
+
+// Outcome is how a reset ended.
+type Outcome int
+
+// The outcomes. All but ResetDone come with an error that says why.
+const (
+	ResetFailed       Outcome = iota
+	ResetDone                 // the GPU was reset
+	ResetBusy                 // a process has the GPU open, or the GPU is still busy: a later try may succeed
+	ResetNotSupported         // the GPU or the machine has no reset, as virtual machines
+	ResetRefused              // the GPU cannot be reset alone or as it is used: by NVSwitches, or as the primary GPU
+)
+
+// verdict is that a GPU cannot be reset, as long as the driver is the same.
+type verdict struct {
+	driver string
+	why    string
+}
+
+// Times around a reset.
+const (
+	// resetReserve is what is left of the deadline for the probes after a reset.
+	resetReserve = 2 * time.Second
+	// How long reopening the driver may take, and switching persistence mode on again, which waits for the resets of
+	// other GPUs. Both are done after the deadline too.
+	reopenLimit      = 10 * time.Second
+	persistenceLimit = 30 * time.Second
+)
+
+// notPossible is why the GPU is not to be reset, without trying; or empty.
+func (x *run) notPossible() string {
+	if reason := x.others(); reason != "" {
+		return reason
+	}
+	if x.opts.Resetter == nil {
+		return "there is nothing that resets GPUs"
+	}
+	if why := x.cannotReset(&x.d); why != "" {
+		return why + " (tried before)"
+	}
+	return ""
+}
+
+// endPersistence switches persistence mode off before a reset: the mode keeps the GPU in use.
+func (x *run) endPersistence(ctx context.Context) (string, error) {
+	if x.rules.Policy != Reset || x.notPossible() != "" {
+		return "", errNotDue
+	}
+	changed, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, false)
+	if err != nil { // the reset shows whether that matters
+		return "", skippedError("persistence mode cannot be switched off: " + err.Error())
+	}
+	x.persistent = changed
+	return "", nil
+}
+
+// restorePersistence switches persistence mode on if endPersistence has switched it off, also after the deadline.
+func (x *run) restorePersistence(ctx context.Context) {
+	if !x.persistent {
+		return
+	}
+	x.persistent = false
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), persistenceLimit)
+	defer cancel()
+	err := x.gate.use(ctx, func() error {
+		_, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, true)
+		return err
+	})
+	if err != nil {
+		x.warn("persistence mode is off and cannot be switched on again: " + err.Error())
+	}
+}
+
+// reset resets the GPU and probes it again.
+func (x *run) reset(ctx context.Context) (string, error) {
+	if x.rules.Policy != Reset {
+		return "", errNotDue
+	}
+	if why := x.notPossible(); why != "" {
+		return "", x.notReset(why)
+	}
+	outcome := ResetFailed
+	err := x.gate.reset(ctx,
+		func() error { return x.opts.Driver.Release(ctx) },
+		func() error {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenLimit)
+			defer cancel()
+			return x.opts.Driver.Reopen(ctx)
+		},
+		func() error {
+			var err error
+			outcome, err = x.tryReset(ctx)
+			return err
+		})
+	switch {
+	case err == nil:
+		x.opts.State.WasReset(x.d.GPU)
+		x.restorePersistence(ctx)
+		return "", x.answers(ctx)
+	case outcome == ResetNotSupported || outcome == ResetRefused:
+		x.remember(&x.d, err)
+		return "", x.notReset(err.Error())
+	case outcome == ResetBusy:
+		if users, errUsers := holders(x.opts.Host, x.d.Nodes); errUsers == nil && len(users) > 0 {
+			err = fmt.Errorf("%w; open in %s: end what is not needed", err, list(users))
+		}
+	}
+	return "", err
+}
+
+// cannotReset is why the GPU cannot be reset by what was tried before with the same driver, or empty.
+func (r *Runner) cannotReset(d *Device) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if v := r.cannot[d.GPU]; v.driver == d.Driver {
+		return v.why
+	}
+	return ""
+}
+
+func (r *Runner) remember(d *Device, why error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cannot[d.GPU] = verdict{d.Driver, why.Error()}
+}
+
+// notReset is the result of a reset that cannot be made: the step is skipped or, with Rules.Strict, failed.
+func (x *run) notReset(why string) error {
+	if x.rules.Strict {
+		return errors.New("the GPU must be reset and cannot be: " + why)
+	}
+	return skippedError("not reset: " + why)
+}
+
+// tryReset resets the GPU, again and again while it is busy.
+func (x *run) tryReset(ctx context.Context) (Outcome, error) {
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-min(resetReserve, time.Until(deadline)/4)))
+		defer cancel()
+	}
+	pause := backoff.Backoff{First: 200 * time.Millisecond, Last: 2 * time.Second, Steady: time.Hour}
+	for {
+		outcome, err := x.opts.Resetter.Reset(ctx, x.d)
+		switch {
+		case outcome == ResetDone:
+			return outcome, nil
+		case err == nil:
+			err = errors.New("no reason is known")
+		}
+		if outcome != ResetBusy || !sleep(ctx, pause.After(0)) {
+			return outcome, err
+		}
+	}
+}
+
+// answers waits until the GPU answers after its reset and is healthy.
+func (x *run) answers(ctx context.Context) error {
+	pause := backoff.Backoff{First: 50 * time.Millisecond, Last: time.Second, Steady: time.Hour}
+	for {
+		err := x.gate.use(ctx, func() error { return x.opts.State.Healthy(ctx, x.d.UUID) })
+		if err == nil {
+			return nil
+		}
+		if !sleep(ctx, pause.After(0)) {
+			return fmt.Errorf("after the reset: %w", err)
+		}
+	}
+}

@@ -1,0 +1,489 @@
+package prestart
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/internal/host"
+)
+
+func TestReset(t *testing.T) {
+	cleaned := []string{"restore exclusive=false"}
+	release := append(cleaned[:1:1], "released true")
+	for name, c := range map[string]struct {
+		outcomes   []Outcome
+		persistent bool
+		strict     bool
+		limit      time.Duration
+		result     Result
+		err        string
+		calls      []string
+	}{
+		"it works": {
+			outcomes: []Outcome{ResetDone}, result: OK,
+			calls: append(release[:2:2], "reset", "released false", "was reset"),
+		},
+		"persistence mode is off meanwhile": {
+			outcomes: []Outcome{ResetDone}, persistent: true, result: OK,
+			calls: []string{
+				cleaned[0], "persistence false", "released true", "reset", "released false", "was reset",
+				"persistence true",
+			},
+		},
+		"persistence mode is on again after a failure": {
+			outcomes: []Outcome{ResetFailed}, persistent: true, result: Failed, err: "(reset): it broke",
+			calls: []string{
+				cleaned[0], "persistence false", "released true", "reset", "released false", "persistence true",
+			},
+		},
+		"the GPU is busy at first": {
+			outcomes: []Outcome{ResetBusy, ResetBusy, ResetDone}, result: OK,
+			calls: append(release[:2:2], "reset", "reset", "reset", "released false", "was reset"),
+		},
+		"the GPU stays busy until the deadline": {
+			outcomes: []Outcome{ResetBusy}, limit: 500 * time.Millisecond, result: Failed,
+			err:   "(reset): in use by another client",
+			calls: append(release[:2:2], "reset", "reset", "released false"),
+		},
+		"not supported": {
+			outcomes: []Outcome{ResetNotSupported}, result: Skipped,
+			calls: append(release[:2:2], "reset", "released false"),
+		},
+		"not supported, and strict": {
+			outcomes: []Outcome{ResetNotSupported}, strict: true, result: Failed,
+			err:   "(reset): the GPU must be reset and cannot be: Not Supported",
+			calls: append(release[:2:2], "reset", "released false"),
+		},
+		"refused": {
+			outcomes: []Outcome{ResetRefused}, result: Skipped,
+			calls: append(release[:2:2], "reset", "released false"),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &fakeNode{persistent: c.persistent}
+			r := newRunner(t, f)
+			r.opts.Resetter = &fakeReset{node: f, outcomes: c.outcomes}
+			if c.limit == 0 {
+				c.limit = 20 * time.Second
+			}
+			rec, err := r.Run(within(t, c.limit), device, Rules{Policy: Reset, Strict: c.strict})
+			checkError(t, err, c.err)
+			if last := rec.Steps[len(rec.Steps)-1]; last.Name != "reset" || last.Result != c.result {
+				t.Errorf("the last step is %+v", last)
+			}
+			if diff := cmp.Diff(c.calls, f.log); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
+			}
+			if f.released || f.persistent != c.persistent {
+				t.Errorf("afterwards released %t, persistent %t", f.released, f.persistent)
+			}
+		})
+	}
+}
+
+func TestResetThatIsNotSupportedIsRemembered(t *testing.T) {
+	f := &fakeNode{}
+	reset := &fakeReset{node: f, outcomes: []Outcome{ResetNotSupported}}
+	r := newRunner(t, f)
+	r.opts.Resetter = reset
+	newer := device
+	newer.Driver = "590.1"
+	for _, c := range []struct {
+		device Device
+		strict bool
+		calls  int
+		note   string
+	}{
+		{device, false, 1, "not reset: Not Supported"},
+		{device, false, 1, "not reset: Not Supported (tried before)"},
+		{device, true, 1, "the GPU must be reset and cannot be: Not Supported (tried before)"},
+		{newer, false, 2, "not reset: Not Supported"},
+		{newer, false, 2, "not reset: Not Supported (tried before)"},
+	} {
+		rec, err := r.Run(t.Context(), c.device, Rules{Policy: Reset, Strict: c.strict})
+		last := rec.Steps[len(rec.Steps)-1]
+		if (err != nil) != c.strict || reset.calls != c.calls || last.Note != c.note {
+			t.Errorf("%+v: error %v, %d resets, step %+v", c, err, reset.calls, last)
+		}
+	}
+}
+
+// A GPU that does not come back is not given away, nor is one whose driver could not be released reset.
+func TestAfterReset(t *testing.T) {
+	f := &fakeNode{}
+	r := newRunner(t, f)
+	r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
+	r.opts.State = &unhealthyAfterReset{fakeNode: f}
+	_, err := r.Run(within(t, time.Second), device, Rules{Policy: Reset})
+	checkError(t, err, "(reset): after the reset: lost")
+}
+
+type unhealthyAfterReset struct{ *fakeNode }
+
+func (u *unhealthyAfterReset) WasReset(string) { u.healthErr = errors.New("lost") }
+
+func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
+	h := realHost(t)
+	node := filepath.Join(t.TempDir(), "nvidia0")
+	open, err := os.Create(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sleep", "1000")
+	cmd.ExtraFiles = []*os.File{open}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	f := &fakeNode{}
+	r := newRunner(t, f)
+	r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetBusy}}
+	d := device
+	d.Nodes = []string{"/dev/nvidia-none", node}
+	_, err = r.Run(within(t, 300*time.Millisecond), d, Rules{Policy: Reset})
+	this, other := fmt.Sprintf(
+		"process %d (this program)",
+		os.Getpid(),
+	), fmt.Sprintf(
+		"process %d (sleep, ",
+		cmd.Process.Pid,
+	)
+	checkError(t, err, "in use by another client; open in ")
+	checkError(t, err, this)
+	checkError(t, err, other)
+	_ = open.Close()
+	if users, err := holders(h, []string{node}); err != nil || len(users) != 1 || !strings.HasPrefix(users[0], other) {
+		t.Errorf("open in %v, error %v", users, err)
+	}
+}
+
+func TestSMI(t *testing.T) {
+	const all = `[ "$*" = "--gpu-reset -i 0000:17:00.0" ] || exit 9; `
+	for name, c := range map[string]struct {
+		script string
+		want   Outcome
+		err    string
+	}{
+		"done": {
+			all + "echo 'GPU 00000000:17:00.0 was successfully reset.'; echo 'All done.'", ResetDone, "",
+		},
+		"done, in other words": {all + "echo 'GPU was re-initialised.'", ResetDone, ""},
+		"NVLink is only mentioned": {
+			all + "echo 'GPU X was successfully reset. NVLinks are being trained'", ResetDone, "",
+		},
+		"in use": {
+			all + `printf 'The following GPUs could not be reset:\n  GPU 00000000:17:00.0: In use by another client\n` +
+				`\n1 device is currently being used by one or more other processes (e.g. Fabric Manager, ...).'; ` +
+				`exit 255`, ResetBusy, "nvidia-smi: GPU 00000000:17:00.0: In use by another client",
+		},
+		"in use, with an old driver": {
+			"echo 'GPU 00000000:17:00.0 is currently in use by another process.'; exit 255",
+			ResetBusy, "in use by another process",
+		},
+		"in use, but status 0": {
+			"echo 'GPU 00000000:17:00.0 is currently in use by another process.'",
+			ResetBusy, "in use by another process",
+		},
+		"not supported": {
+			`printf 'The following GPUs could not be reset:\n  GPU 00000000:17:00.0: Not Supported\n'; exit 255`,
+			ResetNotSupported, "nvidia-smi: GPU 00000000:17:00.0: Not Supported",
+		},
+		"not supported, by the status alone": {"exit 3", ResetNotSupported, "nvidia-smi ended with status 3"},
+		"the primary GPU": {
+			`echo "GPU Reset couldn't run because GPU 00000000:17:00.0 is the primary GPU."; exit 255`,
+			ResetRefused, "is the primary GPU",
+		},
+		"linked to others": {
+			"echo 'All GPUs that are connected by NVLink must be reset together.' >&2; exit 255",
+			ResetRefused, "NVLink",
+		},
+		"no permission": {
+			"echo 'Unable to reset: Insufficient Permissions' >&2; exit 4", ResetFailed,
+			"nvidia-smi ended with status 4: Unable to reset: Insufficient Permissions",
+		},
+		"its environment is its own": {
+			`env | cut -d= -f1 | sort | tr '\n' ' '; exit 7`,
+			ResetFailed, "status 7: LC_ALL PATH PWD", // the shell adds PWD
+		},
+		"too much output": {"yes | head -c 10000000; exit 255", ResetFailed, "ended with status 255: y y"},
+		"killed":          {"kill -9 $$", ResetFailed, "ended with status -1"},
+		"it hangs":        {"sleep 1000 & sleep 1000", ResetFailed, "killed, since it took too long"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := smiReset(t, c.script)
+			got, err := r.Reset(within(t, 2*time.Second), device)
+			if got != c.want {
+				t.Errorf("outcome %d, want %d", got, c.want)
+			}
+			checkError(t, err, c.err)
+			if len(r.running) > 0 {
+				t.Errorf("still running: %v", r.running)
+			}
+		})
+	}
+}
+
+// writeScript writes a shell script.
+func writeScript(t testing.TB, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func accept(string) error { return nil }
+
+func smiReset(t testing.TB, script string) *DriverReset {
+	t.Helper()
+	path := writeScript(t, script)
+	return &DriverReset{
+		Host: realHost(t), Check: accept,
+		Find: func() (Program, bool) { return Program{Path: path}, true },
+	}
+}
+
+func TestSMIOfOthersIsNotRun(t *testing.T) {
+	mark := filepath.Join(t.TempDir(), "ran")
+	r := smiReset(t, "touch "+mark)
+	r.Check = nil
+	path, _ := r.Find()
+	if err := os.Chmod(path.Path, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.Reset(t.Context(), device)
+	if got != ResetFailed {
+		t.Errorf("outcome %d", got)
+	}
+	checkError(t, err, "others can change it")
+	if _, err := os.Stat(mark); err == nil {
+		t.Error("it ran")
+	}
+}
+
+// A reset that does not return does not pile up.
+func TestStuckReset(t *testing.T) {
+	r := smiReset(t, "true")
+	r.begin(device.GPU)
+	got, err := r.Reset(t.Context(), device)
+	if got != ResetFailed {
+		t.Errorf("outcome %d", got)
+	}
+	checkError(t, err, "an earlier reset of the GPU has not returned: the node may need a reboot")
+	r.end(device.GPU)
+	if got, err := r.Reset(t.Context(), device); got != ResetDone {
+		t.Errorf("outcome %d, error %v", got, err)
+	}
+}
+
+func TestPCIReset(t *testing.T) {
+	realHost(t)
+	for name, c := range map[string]struct {
+		files map[string]string
+		open  bool
+		nodes bool
+		want  Outcome
+		err   string
+	}{
+		"it works": {map[string]string{"reset": "", "boot_vga": "0\n"}, false, true, ResetDone, ""},
+		"no file":  {nil, false, true, ResetNotSupported, "the PCI device has no reset"},
+		"the primary GPU": {
+			map[string]string{"reset": "", "boot_vga": "1\n"}, false, true, ResetRefused, "primary",
+		},
+		"a process has it":      {map[string]string{"reset": ""}, true, true, ResetBusy, "the GPU is in use"},
+		"its nodes are unknown": {map[string]string{"reset": ""}, false, false, ResetFailed, "unknown"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			h, err := host.New(root, "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := h.Sys("bus/pci/devices", device.PCIBusID)
+			for _, d := range []string{dir, h.Dev()} {
+				if err := os.MkdirAll(d, 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.Symlink("/proc", h.Proc()); err != nil {
+				t.Fatal(err)
+			}
+			for file, text := range c.files {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			d := device
+			node, err := os.Create(h.Dev("nvidia0"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !c.open {
+				_ = node.Close()
+			} else {
+				defer node.Close()
+			}
+			if c.nodes {
+				d.Nodes = []string{node.Name()}
+			}
+			r := &DriverReset{Host: h, Find: func() (Program, bool) { return Program{}, false }}
+			got, err := r.Reset(t.Context(), d)
+			checkError(t, err, c.err)
+			written, _ := os.ReadFile(filepath.Join(dir, "reset"))
+			if got != c.want || (string(written) == "1") != (c.want == ResetDone) {
+				t.Errorf("outcome %d, want %d; written %q", got, c.want, written)
+			}
+		})
+	}
+	d := device
+	d.Nodes = []string{"/dev/nvidia0"}
+	r := &DriverReset{Host: fakeProc(t), Find: func() (Program, bool) { return Program{}, false }}
+	if got, err := r.Reset(t.Context(), d); got != ResetFailed || !errors.Is(err, errNotHost) {
+		t.Errorf("where other processes cannot be seen: outcome %d, error %v", got, err)
+	}
+}
+
+func TestExec(t *testing.T) {
+	for name, c := range map[string]struct {
+		script string
+		policy Policy
+		check  func(string) error
+		note   string
+		err    string
+	}{
+		"it passes, with the device in its environment": {
+			script: `echo "$GPU_DEVICE_UUID $GPU_PCI_BUS_ID $GPU_POLICY"; pwd`, policy: Check, check: accept,
+			note: uuid + " 0000:17:00.0 check /",
+		},
+		"also with the policy none": {script: "echo fine", policy: None, check: accept, note: "fine"},
+		"its failure refuses the device, with its last words": {
+			script: "echo first; printf 'scrub: \\033[31mverify error\\n' >&2; exit 3", policy: Check, check: accept,
+			err: "(exec): run PROGRAM: exit status 3: first scrub:  [31mverify error",
+		},
+		"it takes too long":    {script: "sleep 1000 & sleep 1000", policy: Check, check: accept, err: "took too long"},
+		"it belongs to others": {script: "true", policy: Check, err: "others can change it"},
+		"it does not run after a failure": {
+			script: "touch $0.ran", policy: Check, check: accept, err: "(health): lost",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &fakeNode{}
+			if strings.Contains(c.err, "lost") {
+				f.healthErr = errors.New("lost")
+			}
+			r := newRunner(t, f)
+			r.opts.Check = c.check
+			path := writeScript(t, c.script)
+			if c.check == nil {
+				if err := os.Chmod(path, 0o777); err != nil {
+					t.Fatal(err)
+				}
+			}
+			began := time.Now()
+			rec, err := r.Run(t.Context(), device, Rules{
+				Policy: c.policy, Exec: Program{Path: path, Timeout: 500 * time.Millisecond},
+			})
+			checkError(t, err, strings.ReplaceAll(c.err, "PROGRAM", path))
+			last := rec.Steps[len(rec.Steps)-1]
+			if err == nil && (last.Name != "exec" || last.Note != c.note) {
+				t.Errorf("the last step is %+v", last)
+			}
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("it took %s", took)
+			}
+			if _, err := os.Stat(path + ".ran"); err == nil {
+				t.Error("it ran")
+			}
+		})
+	}
+	f := &fakeNode{}
+	_, err := newRunner(t, f).Run(t.Context(), device, Rules{Exec: Program{Path: "bin/sh"}})
+	checkError(t, err, `"bin/sh" is not the absolute path of a program`)
+}
+
+func FuzzParseReset(f *testing.F) {
+	for _, text := range []string{
+		"GPU 00000000:17:00.0 was successfully reset.\nAll done.\n", "GPU 00000000:17:00.0: In use by another client",
+		"GPU 00000000:17:00.0: Not Supported", "", "\xff\n\x00nvlink",
+	} {
+		f.Add(text, 0)
+		f.Add(text, 255)
+	}
+	f.Fuzz(func(t *testing.T, output string, status int) {
+		outcome, err := parseReset(output, status)
+		if (outcome == ResetDone) != (err == nil) {
+			t.Errorf("outcome %d, error %v", outcome, err)
+		}
+		if outcome == ResetDone && status != 0 {
+			t.Errorf("done with status %d", status)
+		}
+		if err != nil && (len(err.Error()) > 2*maxText || strings.ContainsAny(err.Error(), "\n\x00\x1b")) {
+			t.Errorf("the error is %q", err)
+		}
+	})
+}
+
+func FuzzParseCgroups(f *testing.F) {
+	id := strings.Repeat("0a", 32)
+	for text, want := range map[string]string{
+		"0::/\n":                  "",
+		"0::/../" + id + "\n":     "/../" + id,
+		"5:devices:/docker/" + id: "/docker/" + id,
+		"0::/kubepods.slice/cri-containerd-" + id + ".scope/x (deleted)\n":  "/kubepods.slice/cri-containerd-" + id + ".scope",
+		"0::/kubepods/pod1/" + id + "/docker/" + id:                         "/kubepods/pod1/" + id,
+		"0::/system.slice/sshd.service\n":                                   "",
+		"0::/" + id + "0\n0::/x" + id + "\n0::/" + strings.ToUpper("0a"+id): "",
+	} {
+		f.Add(text)
+		container, ok := parseCgroups(text).container()
+		if _, path, _ := strings.Cut(container, ":/"); ok != (want != "") || ok && "/"+path != want {
+			f.Errorf("%q: container %q, want %q", text, container, want)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		groups := parseCgroups(text)
+		for _, one := range groups {
+			if !strings.HasPrefix(one.path, "/") {
+				t.Errorf("path %q", one.path)
+			}
+		}
+		container, ok := groups.container()
+		if ok && (!groups.within(container) || !groups.inContainer()) || !ok && container != "" {
+			t.Errorf("container %q, %t", container, ok)
+		}
+		if groups.String() == "" {
+			t.Error("no name")
+		}
+	})
+}
+
+func FuzzParseStatus(f *testing.F) {
+	own, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(string(own))
+	if s, err := parseStatus(string(own)); err != nil || s.first || len(s.uids) != 4 || s.session == 0 {
+		f.Errorf("own status %+v, error %v", s, err)
+	}
+	f.Add("Name:\tX\nState:\tS\nUid:\t0\nCapEff:\t0\nNSpid:\t7\t1\nNSsid:\t" + strconv.Itoa(1<<40) + "\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := parseStatus(text)
+		if (err == nil) == (s.state == 0) {
+			t.Errorf("status %+v, error %v", s, err)
+		}
+	})
+}
