@@ -1,7 +1,6 @@
 package prestart
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -101,15 +100,16 @@ func (p *Program) run(ctx context.Context, check func(string) error) (output str
 	case err != nil && ctx.Err() != nil:
 		err = fmt.Errorf("killed, since it took too long: %w", context.Cause(ctx))
 	case exited:
-		return buffer.String(), exit.ExitCode(), nil
+		return string(buffer.text), exit.ExitCode(), nil
 	}
-	return buffer.String(), 0, err
+	return string(buffer.text), 0, err
 }
 
-// boundedBuffer takes the first maxOutput bytes and drops the others.
-type boundedBuffer struct{ bytes.Buffer }
+// boundedBuffer takes the first maxOutput bytes and drops the others. It has no other method than Write to take them:
+// io.Copy would use it.
+type boundedBuffer struct{ text []byte }
 
 func (b *boundedBuffer) Write(data []byte) (int, error) {
-	_, err := b.Buffer.Write(data[:min(len(data), maxOutput-b.Len())])
-	return len(data), err
+	b.text = append(b.text, data[:min(len(data), maxOutput-len(b.text))]...)
+	return len(data), nil
 }

@@ -10,16 +10,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/internal/backoff"
 	"gpu-cdi-plugin/internal/host"
 )
 
-// Policy is what is done with a device before a container gets it. Each includes those before it.
+// Policy is what is done with a device before a container gets it.
 type Policy string
 
 // The policies.
@@ -30,10 +30,12 @@ const (
 	Reset Policy = "reset" // it was reset
 )
 
+// Policies lists the policies. Each does what those before it do.
+func Policies() []Policy { return []Policy{None, Check, Clean, Reset} }
+
 // includes reports whether the policy does what another does.
 func (p Policy) includes(other Policy) bool {
-	order := map[Policy]int{None: 0, Check: 1, Clean: 2, Reset: 3}
-	return order[p] >= order[other]
+	return slices.Index(Policies(), p) >= slices.Index(Policies(), other)
 }
 
 // DefaultMemoryTolerance is the memory, in bytes, that may be used on a device without processes. NVML's "used" leaves
@@ -210,12 +212,18 @@ type run struct {
 	shared string
 	// excused has the PIDs of the known programs on the device.
 	excused map[int]bool
+	// dirty is what only a reset can clean, or nil.
+	dirty    error
+	wasReset bool
 	// persistent is whether persistence mode was switched off and is to be on again.
 	persistent bool
 }
 
 // steps runs all steps and stops at the first that fails.
 func (x *run) steps(ctx context.Context) error {
+	if !slices.Contains(Policies(), x.rules.Policy) {
+		return fmt.Errorf("there is no policy %q", x.rules.Policy)
+	}
 	if !x.rules.Policy.includes(Check) {
 		return x.step(ctx, "exec", x.exec)
 	}
@@ -241,6 +249,9 @@ func (x *run) steps(ctx context.Context) error {
 		err = x.step(ctx, "reset", x.reset)
 	}
 	x.restorePersistence(ctx)
+	if err == nil && x.wasReset {
+		err = x.gate.use(ctx, func() error { return x.step(ctx, "memory", x.checkMemory) })
+	}
 	if err == nil {
 		err = x.step(ctx, "exec", x.exec)
 	}
@@ -261,164 +272,6 @@ type skippedError string
 
 // Error is why.
 func (s skippedError) Error() string { return string(s) }
-
-func (x *run) checkSharing(ctx context.Context) (string, error) {
-	var err error
-	x.shared, err = x.opts.State.Shared(ctx, x.d.UUID)
-	if err != nil {
-		return "", fmt.Errorf("find who else may use it: %w", err)
-	}
-	return x.shared, nil
-}
-
-func (x *run) checkHealth(ctx context.Context) (string, error) {
-	return "", x.opts.State.Healthy(ctx, x.d.UUID)
-}
-
-// unseen is why the processes on the device are not looked at, or empty.
-func (x *run) unseen() string {
-	if x.shared != "" {
-		return "the device is shared: " + x.shared
-	}
-	if err := seesAll(x.opts.Host); err != nil {
-		return "other processes cannot be seen: " + err.Error()
-	}
-	return ""
-}
-
-// endOrphans ends the processes on the device whose container is gone.
-func (x *run) endOrphans(ctx context.Context) (string, error) {
-	if !x.rules.KillOrphans {
-		return "", errNotDue
-	}
-	if why := x.unseen(); why != "" {
-		return "", skippedError(why)
-	}
-	left, _, err := x.leftovers(ctx)
-	if err != nil {
-		return "", err
-	}
-	var ended []string
-	for _, p := range left {
-		defer p.close()
-		name := p.String()
-		orphan, err := p.orphaned(x.opts.Host)
-		if err == nil && orphan {
-			err = p.end(ctx)
-			ended = append(ended, "ended "+name+", whose container is gone")
-		}
-		if err != nil && !errors.Is(err, errEnded) {
-			return "", fmt.Errorf("end %s, if its container is gone: %w", name, err)
-		}
-	}
-	return strings.Join(ended, "; "), nil
-}
-
-// checkProcesses passes if no process uses the device but known programs. Processes that have just been ended are
-// waited for.
-func (x *run) checkProcesses(ctx context.Context) (string, error) {
-	if why := x.unseen(); why != "" {
-		return "", skippedError(why)
-	}
-	return "", x.settle(ctx, func(ctx context.Context) error {
-		left, names, err := x.leftovers(ctx)
-		for _, p := range left {
-			names = append(names, p.String())
-			p.close()
-		}
-		if err == nil && len(names) > 0 {
-			err = settlingError{errors.New(list(names) + " still uses it: end it, or wait until it has ended")}
-		}
-		return err
-	})
-}
-
-// leftovers are the processes on the device that must not be there: those that can be opened, and the names of others.
-// The caller closes them.
-func (x *run) leftovers(ctx context.Context) (left []*process, others []string, err error) {
-	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, one := range use.Processes {
-		p, err := openProcess(x.opts.Host, one.PID)
-		switch {
-		case err != nil: // the driver has not noticed its end yet, or reports a wrong PID
-			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))
-		case p.known(x.rules.Programs):
-			x.excused[one.PID] = true
-			p.close()
-		default:
-			left = append(left, p)
-		}
-	}
-	return left, others, nil
-}
-
-// checkMemory passes if the memory in use is that of known programs and at most the tolerance.
-func (x *run) checkMemory(ctx context.Context) (string, error) {
-	switch {
-	case x.shared != "":
-		return "", skippedError("the device is shared: " + x.shared)
-	case x.d.SharesMemory:
-		return "", skippedError("the device has its memory together with other MIG devices")
-	}
-	var used uint64
-	err := x.settle(ctx, func(ctx context.Context) error {
-		use, err := x.opts.Driver.Use(ctx, x.d.UUID)
-		if err != nil {
-			return err
-		}
-		used = use.MemoryUsed
-		for _, p := range use.Processes {
-			if !x.excused[p.PID] {
-				continue
-			}
-			if p.MemoryBytes == 0 {
-				return skippedError(fmt.Sprintf("the driver does not report the memory of process %d", p.PID))
-			}
-			used -= min(used, p.MemoryBytes)
-		}
-		if used > x.rules.MemoryTolerance {
-			return settlingError{fmt.Errorf("%d MiB are in use without a process, more than %d MiB: reset the GPU",
-				used>>20, x.rules.MemoryTolerance>>20)}
-		}
-		return nil
-	})
-	if err != nil || used == 0 {
-		return "", err
-	}
-	return fmt.Sprintf("%d MiB in use", used>>20), nil
-}
-
-// settlingError is an error that may pass by itself.
-type settlingError struct{ error }
-
-// settle repeats a check while it returns settlingError, for as long as Options.Settle.
-func (x *run) settle(ctx context.Context, check func(context.Context) error) error {
-	pause := backoff.Backoff{First: 20 * time.Millisecond, Last: 500 * time.Millisecond, Steady: time.Hour}
-	for end := time.Now().Add(x.opts.Settle); ; {
-		err := check(ctx)
-		again, ok := errors.AsType[settlingError](err)
-		if !ok {
-			return err
-		}
-		wait := pause.After(0)
-		if time.Now().Add(wait).After(end) || !sleep(ctx, wait) {
-			return again.error
-		}
-	}
-}
-
-// sleep reports whether the time has passed before ctx ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
 
 func (x *run) restoreSettings(ctx context.Context) (string, error) {
 	if !x.rules.Policy.includes(Clean) {

@@ -97,7 +97,9 @@ func TestPolicies(t *testing.T) {
 			want: append(shared[:4:4], "settings skipped", "reset failed"),
 			err:  "(reset): the GPU must be reset and cannot be: the device is shared: MPS",
 		},
-		"an unknown policy does nothing": {rules: Rules{Policy: "?"}},
+		"an unknown policy refuses": {
+			rules: Rules{Policy: "?"}, want: []string{"wait failed"}, err: `there is no policy "?"`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := c.device

@@ -71,7 +71,7 @@ type status struct {
 
 func parseStatus(text string) (status, error) {
 	var s status
-	seen := 0
+	seen := map[string]bool{}
 	for line := range strings.Lines(text) {
 		key, value, _ := strings.Cut(line, ":")
 		fields := strings.Fields(value)
@@ -96,9 +96,9 @@ func parseStatus(text string) (status, error) {
 		if err != nil {
 			return status{}, fmt.Errorf("%s of a process: %w", key, err)
 		}
-		seen++
+		seen[key] = true
 	}
-	if seen != 5 {
+	if len(seen) != 5 {
 		return status{}, errors.New("the status of a process is not complete")
 	}
 	return s, nil

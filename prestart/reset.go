@@ -57,9 +57,12 @@ func (x *run) notPossible() string {
 	return ""
 }
 
+// resetDue reports whether the GPU is to be reset.
+func (x *run) resetDue() bool { return x.rules.Policy == Reset && x.notPossible() == "" }
+
 // endPersistence switches persistence mode off before a reset: the mode keeps the GPU in use.
 func (x *run) endPersistence(ctx context.Context) (string, error) {
-	if x.rules.Policy != Reset || x.notPossible() != "" {
+	if !x.resetDue() {
 		return "", errNotDue
 	}
 	changed, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, false)
@@ -110,6 +113,7 @@ func (x *run) reset(ctx context.Context) (string, error) {
 		})
 	switch {
 	case err == nil:
+		x.wasReset = true
 		x.opts.State.WasReset(x.d.GPU)
 		x.restorePersistence(ctx)
 		return "", x.answers(ctx)
@@ -140,8 +144,12 @@ func (r *Runner) remember(d *Device, why error) {
 	r.cannot[d.GPU] = verdict{d.Driver, why.Error()}
 }
 
-// notReset is the result of a reset that cannot be made: the step is skipped or, with Rules.Strict, failed.
+// notReset is the result of a reset that cannot be made: the step is skipped or, with Rules.Strict or if only a reset
+// can clean the device, failed.
 func (x *run) notReset(why string) error {
+	if x.dirty != nil {
+		return fmt.Errorf("%w, and the GPU cannot be reset: %s", x.dirty, why)
+	}
 	if x.rules.Strict {
 		return errors.New("the GPU must be reset and cannot be: " + why)
 	}

@@ -78,7 +78,7 @@ func TestReset(t *testing.T) {
 			}
 			rec, err := r.Run(within(t, c.limit), device, Rules{Policy: Reset, Strict: c.strict})
 			checkError(t, err, c.err)
-			if last := rec.Steps[len(rec.Steps)-1]; last.Name != "reset" || last.Result != c.result {
+			if last := resetStep(rec); last.Result != c.result {
 				t.Errorf("the last step is %+v", last)
 			}
 			if diff := cmp.Diff(c.calls, f.log); diff != "" {
@@ -89,6 +89,15 @@ func TestReset(t *testing.T) {
 			}
 		})
 	}
+}
+
+func resetStep(rec Record) Step {
+	for _, s := range rec.Steps {
+		if s.Name == "reset" {
+			return s
+		}
+	}
+	return Step{}
 }
 
 func TestResetThatIsNotSupportedIsRemembered(t *testing.T) {
@@ -255,6 +264,49 @@ func smiReset(t testing.TB, script string) *DriverReset {
 	}
 }
 
+// GPUs that are reset at the same time are reset by one nvidia-smi, and each gets its own answer.
+func TestSMIOfSeveralGPUs(t *testing.T) {
+	r := smiReset(t, `echo "$3" >>$0.log
+echo 'GPU 00000000:17:00.0 was successfully reset.'
+echo 'The following GPUs could not be reset:'
+echo '  GPU 00000000:18:00.0: In use by another client'
+echo '  GPU 00000000:19:00.0: Not Supported'
+echo '  GPU 00000000:1A:00.0: Unknown Error'
+echo
+echo '1 device is currently being used by one or more other processes (e.g., Fabric Manager).'
+exit 255`)
+	type result struct {
+		address string
+		outcome Outcome
+	}
+	results := make(chan result)
+	want := map[string]Outcome{
+		"0000:17:00.0": ResetDone, "0000:18:00.0": ResetBusy, "00000000:19:00.0": ResetNotSupported,
+		"0000:1a:00.0": ResetFailed, "0001:17:00.0": ResetBusy, // which has no line of its own
+	}
+	for address := range want {
+		go func() {
+			outcome, _ := r.Reset(t.Context(), Device{GPU: "GPU-" + address, PCIBusID: address})
+			results <- result{address, outcome}
+		}()
+	}
+	for range want {
+		if got := <-results; got.outcome != want[got.address] {
+			t.Errorf("%s: outcome %d, want %d", got.address, got.outcome, want[got.address])
+		}
+	}
+	path, _ := r.Find()
+	log, err := os.ReadFile(path.Path + ".log")
+	if err != nil || strings.Count(string(log), "\n") != 1 || strings.Count(string(log), ",") != len(want)-1 {
+		t.Errorf("runs: %q, error %v", log, err)
+	}
+	got, err := r.Reset(t.Context(), Device{GPU: "GPU", PCIBusID: "0000:17:00"})
+	if got != ResetFailed {
+		t.Errorf("an address that is none: outcome %d", got)
+	}
+	checkError(t, err, `the PCI address "0000:17:00", which is none`)
+}
+
 func TestSMIOfOthersIsNotRun(t *testing.T) {
 	mark := filepath.Join(t.TempDir(), "ran")
 	r := smiReset(t, "touch "+mark)
@@ -276,13 +328,13 @@ func TestSMIOfOthersIsNotRun(t *testing.T) {
 // A reset that does not return does not pile up.
 func TestStuckReset(t *testing.T) {
 	r := smiReset(t, "true")
-	r.begin(device.GPU)
+	r.running = map[string]bool{device.GPU: true}
 	got, err := r.Reset(t.Context(), device)
 	if got != ResetFailed {
 		t.Errorf("outcome %d", got)
 	}
 	checkError(t, err, "an earlier reset of the GPU has not returned: the node may need a reboot")
-	r.end(device.GPU)
+	r.running = nil
 	if got, err := r.Reset(t.Context(), device); got != ResetDone {
 		t.Errorf("outcome %d, error %v", got, err)
 	}
@@ -410,8 +462,16 @@ func TestExec(t *testing.T) {
 		})
 	}
 	f := &fakeNode{}
-	_, err := newRunner(t, f).Run(t.Context(), device, Rules{Exec: Program{Path: "bin/sh"}})
+	_, err := newRunner(t, f).Run(t.Context(), device, Rules{Policy: None, Exec: Program{Path: "bin/sh"}})
 	checkError(t, err, `"bin/sh" is not the absolute path of a program`)
+}
+
+func TestOutputIsBounded(t *testing.T) {
+	p := Program{Path: writeScript(t, "yes | head -c 10000000; exit 3")}
+	output, status, err := p.run(t.Context(), accept)
+	if len(output) != maxOutput || status != 3 || err != nil {
+		t.Errorf("%d bytes, status %d, error %v", len(output), status, err)
+	}
 }
 
 func FuzzParseReset(f *testing.F) {
@@ -423,11 +483,11 @@ func FuzzParseReset(f *testing.F) {
 		f.Add(text, 255)
 	}
 	f.Fuzz(func(t *testing.T, output string, status int) {
-		outcome, err := parseReset(output, status)
+		outcome, err := parseReset(output, status, device.PCIBusID)
 		if (outcome == ResetDone) != (err == nil) {
 			t.Errorf("outcome %d, error %v", outcome, err)
 		}
-		if outcome == ResetDone && status != 0 {
+		if outcome == ResetDone && status != 0 && !strings.Contains(strings.ToLower(output), "successfully reset") {
 			t.Errorf("done with status %d", status)
 		}
 		if err != nil && (len(err.Error()) > 2*maxText || strings.ContainsAny(err.Error(), "\n\x00\x1b")) {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +19,9 @@ import (
 
 // DriverReset resets GPUs by the driver's own nvidia-smi or, where the driver has none, by the kernel's reset of PCI
 // devices.
+//
+// Each nvidia-smi has all GPUs open and so keeps others from a reset. Therefore one runs at a time, for all GPUs that
+// wait for a reset then.
 type DriverReset struct {
 	Host host.Host
 	// Find returns nvidia-smi, or false if the driver has none.
@@ -26,89 +31,148 @@ type DriverReset struct {
 
 	mu      sync.Mutex
 	running map[string]bool // GPUs whose reset has not returned, by UUID
+	next    *batch          // GPUs that wait for nvidia-smi; nil if none does
+	smi     sync.Mutex      // held while nvidia-smi runs
 }
 
 var _ Resetter = (*DriverReset)(nil)
 
+// batch are GPUs that are reset by one nvidia-smi.
+type batch struct {
+	requests []*request
+	done     chan struct{}
+}
+
+// request is the reset of one GPU. Outcome and err are set when it is done.
+type request struct {
+	ctx     context.Context
+	d       *Device
+	outcome Outcome
+	err     error
+}
+
 // Reset resets a GPU. A reset that does not return keeps later ones of the same GPU from being tried.
 func (r *DriverReset) Reset(ctx context.Context, d Device) (Outcome, error) {
-	if !r.begin(d.GPU) {
-		return ResetFailed, errors.New("an earlier reset of the GPU has not returned: the node may need a reboot")
+	if _, ok := parseAddress(d.PCIBusID); !ok {
+		return ResetFailed, fmt.Errorf("the GPU has the PCI address %q, which is none", d.PCIBusID)
 	}
-	type result struct {
-		outcome Outcome
-		err     error
+	one := &request{ctx: ctx, d: &d}
+	done, err := r.start(one) //nolint:contextcheck // nvidia-smi runs until the last of several requests ends
+	if err != nil {
+		return ResetFailed, err
 	}
-	done := make(chan result, 1)
-	go func() {
-		outcome, err := r.reset(ctx, d)
-		r.end(d.GPU)
-		done <- result{outcome, err}
-	}()
 	select {
-	case got := <-done:
-		return got.outcome, got.err
+	case <-done:
+		return one.outcome, one.err
 	case <-ctx.Done():
 	}
 	select {
-	case got := <-done:
-		return got.outcome, got.err
+	case <-done:
+		return one.outcome, one.err
 	case <-time.After(stuckAfter):
 		return ResetFailed, fmt.Errorf("the reset has not returned: %w", context.Cause(ctx))
 	}
 }
 
-func (r *DriverReset) begin(gpu string) bool {
+const (
+	// stuckAfter is how long a killed nvidia-smi may take to end.
+	stuckAfter = time.Second
+	// longestReset is how long nvidia-smi may run if nobody has a deadline.
+	longestReset = time.Minute
+)
+
+// start starts a reset and returns what is closed when it is done.
+func (r *DriverReset) start(one *request) (chan struct{}, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.running[gpu] {
-		return false
+	if r.running[one.d.GPU] {
+		return nil, errors.New("an earlier reset of the GPU has not returned: the node may need a reboot")
 	}
 	if r.running == nil {
 		r.running = map[string]bool{}
 	}
-	r.running[gpu] = true
-	return true
+	r.running[one.d.GPU] = true
+	program, ok := r.Find()
+	if !ok {
+		done := make(chan struct{})
+		go func() {
+			one.outcome, one.err = r.byPCI(one.d)
+			r.ended(one)
+			close(done)
+		}()
+		return done, nil
+	}
+	if r.next == nil {
+		r.next = &batch{done: make(chan struct{})}
+		go r.run(r.next, program)
+	}
+	r.next.requests = append(r.next.requests, one)
+	return r.next.done, nil
 }
 
-func (r *DriverReset) end(gpu string) {
+func (r *DriverReset) ended(requests ...*request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.running, gpu)
+	for _, one := range requests {
+		delete(r.running, one.d.GPU)
+	}
 }
 
-// stuckAfter is how long a killed nvidia-smi may take to end.
-const stuckAfter = time.Second
-
-func (r *DriverReset) reset(ctx context.Context, d Device) (Outcome, error) {
-	if d.PCIBusID == "" {
-		return ResetFailed, errors.New("the PCI address of the GPU is unknown")
+// run resets the GPUs of a batch, as soon as it is its turn.
+func (r *DriverReset) run(b *batch, smi Program) {
+	r.smi.Lock()
+	defer r.smi.Unlock()
+	time.Sleep(gather)
+	r.mu.Lock()
+	r.next = nil
+	r.mu.Unlock()
+	defer close(b.done)
+	defer r.ended(b.requests...)
+	var wanted []*request
+	for _, one := range b.requests {
+		one.outcome, one.err = ResetFailed, context.Cause(one.ctx)
+		if one.err == nil {
+			wanted = append(wanted, one)
+		}
 	}
-	if smi, ok := r.Find(); ok {
-		return r.bySMI(ctx, smi, d.PCIBusID)
+	if len(wanted) > 0 {
+		r.runSMI(wanted, smi)
 	}
-	return r.byPCI(&d)
 }
 
-func (r *DriverReset) bySMI(ctx context.Context, smi Program, address string) (Outcome, error) {
-	if deadline, ok := ctx.Deadline(); ok && smi.Timeout == 0 {
-		smi.Timeout = time.Until(deadline)
+// runSMI runs nvidia-smi until the last request ends: it is not cut short for one GPU that others wait for too.
+func (r *DriverReset) runSMI(requests []*request, smi Program) {
+	var addresses []string
+	var until time.Time
+	for _, one := range requests {
+		addresses = append(addresses, one.d.PCIBusID)
+		if deadline, ok := one.ctx.Deadline(); ok && deadline.After(until) {
+			until = deadline
+		}
 	}
-	smi.Args = append([]string{"--gpu-reset", "-i", address}, smi.Args...)
+	if until.IsZero() {
+		until = time.Now().Add(longestReset)
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), until)
+	defer cancel()
+	smi.Args = append([]string{"--gpu-reset", "-i", strings.Join(addresses, ",")}, smi.Args...)
+	smi.Timeout = longestReset
 	output, status, err := smi.run(ctx, r.Check)
-	if err != nil {
-		return ResetFailed, fmt.Errorf("run %s: %w%s", smi.Path, err, quoted(output))
+	for _, one := range requests {
+		if err != nil {
+			one.err = fmt.Errorf("run %s: %w%s", smi.Path, err, quoted(output))
+		} else {
+			one.outcome, one.err = parseReset(output, status, one.d.PCIBusID)
+		}
 	}
-	return parseReset(output, status)
 }
 
 // statusNotSupported is nvidia-smi's exit status for "the requested operation is not available on target device" (its
 // manual, RETURN VALUE).
 const statusNotSupported = 3
 
-// resetTexts are what nvidia-smi writes about a GPU that was not reset, in lower case, as seen with drivers from 418 to
-// 580. The exit status is 255 for most of them. The first that occurs counts: the long text about processes that use a
-// GPU mentions other reasons as examples.
+// resetTexts are what nvidia-smi writes in a line about a GPU that was not reset, in lower case, as reported for
+// drivers from 418 to 580. The exit status is 255 for most of them.
 var resetTexts = []struct {
 	text    string
 	outcome Outcome
@@ -125,16 +189,30 @@ var resetTexts = []struct {
 	{"does not support", ResetNotSupported},
 }
 
-// parseReset tells from the output and exit status of nvidia-smi how a reset ended. The output has no defined form:
-// what is unknown is a failure.
-func parseReset(output string, status int) (Outcome, error) {
-	lower := strings.ToLower(output)
-	if status == 0 && strings.Contains(lower, "successfully reset") {
-		return ResetDone, nil
+// parseReset tells from the output and exit status of nvidia-smi how the reset of one of the GPUs ended. The output has
+// no defined form: what is unknown is a failure.
+func parseReset(output string, status int, address string) (Outcome, error) {
+	var own, general []string // lines about the GPU, and about none in particular
+	for line := range strings.Lines(output) {
+		switch this, anyone := mentions(line, address); {
+		case this:
+			own = append(own, line)
+		case !anyone:
+			general = append(general, line)
+		}
 	}
-	for _, row := range resetTexts {
-		if strings.Contains(lower, row.text) {
-			return row.outcome, errors.New("nvidia-smi: " + firstReason(output, row.text))
+	if len(own) == 0 {
+		own = general
+	}
+	for _, line := range own {
+		lower := strings.ToLower(line)
+		if strings.Contains(lower, "successfully reset") {
+			return ResetDone, nil
+		}
+		for _, row := range resetTexts {
+			if strings.Contains(lower, row.text) {
+				return row.outcome, errors.New("nvidia-smi: " + plain(line))
+			}
 		}
 	}
 	switch status {
@@ -147,14 +225,27 @@ func parseReset(output string, status int) (Outcome, error) {
 	}
 }
 
-// firstReason is the line of the output that has a text, which is in lower case.
-func firstReason(output, text string) string {
-	for line := range strings.Lines(output) {
-		if strings.Contains(strings.ToLower(line), text) {
-			return plain(line)
-		}
+// addressPattern is a PCI address: domain, bus, device and function. NVML and nvidia-smi write domains of 8 digits.
+var addressPattern = regexp.MustCompile(`([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])`)
+
+// parseAddress returns a PCI address in the one form that is compared.
+func parseAddress(text string) (string, bool) {
+	m := addressPattern.FindStringSubmatch(text)
+	if m == nil || m[0] != text {
+		return "", false
 	}
-	return plain(output)
+	domain, err := strconv.ParseUint(m[1], 16, 32)
+	return strings.ToLower(fmt.Sprintf("%x:%s:%s.%s", domain, m[2], m[3], m[4])), err == nil
+}
+
+// mentions reports whether a line has a PCI address, and whether it has any.
+func mentions(line, address string) (this, anyone bool) {
+	want, _ := parseAddress(address)
+	for _, found := range addressPattern.FindAllString(line, -1) {
+		got, ok := parseAddress(found)
+		this, anyone = this || ok && got == want, anyone || ok
+	}
+	return this, anyone
 }
 
 // byPCI resets a GPU by the file reset of its PCI device. The kernel does not ask who uses the device, so the GPU must

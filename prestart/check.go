@@ -1,0 +1,178 @@
+package prestart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"gpu-cdi-plugin/internal/backoff"
+)
+
+func (x *run) checkSharing(ctx context.Context) (string, error) {
+	var err error
+	x.shared, err = x.opts.State.Shared(ctx, x.d.UUID)
+	if err != nil {
+		return "", fmt.Errorf("find who else may use it: %w", err)
+	}
+	return x.shared, nil
+}
+
+func (x *run) checkHealth(ctx context.Context) (string, error) {
+	return "", x.opts.State.Healthy(ctx, x.d.UUID)
+}
+
+// unseen is why the processes on the device are not looked at, or empty.
+func (x *run) unseen() string {
+	if x.shared != "" {
+		return "the device is shared: " + x.shared
+	}
+	if err := seesAll(x.opts.Host); err != nil {
+		return "other processes cannot be seen: " + err.Error()
+	}
+	return ""
+}
+
+// endOrphans ends the processes on the device whose container is gone.
+func (x *run) endOrphans(ctx context.Context) (string, error) {
+	if !x.rules.KillOrphans {
+		return "", errNotDue
+	}
+	if why := x.unseen(); why != "" {
+		return "", skippedError(why)
+	}
+	left, _, err := x.leftovers(ctx)
+	if err != nil {
+		return "", err
+	}
+	var ended []string
+	for _, p := range left {
+		defer p.close()
+		name := p.String()
+		orphan, err := p.orphaned(x.opts.Host)
+		if err == nil && orphan {
+			err = p.end(ctx)
+			ended = append(ended, "ended "+name+", whose container is gone")
+		}
+		if err != nil && !errors.Is(err, errEnded) {
+			return "", fmt.Errorf("end %s, if its container is gone: %w", name, err)
+		}
+	}
+	return strings.Join(ended, "; "), nil
+}
+
+// checkProcesses passes if no process uses the device but known programs. Processes that have just been ended are
+// waited for.
+func (x *run) checkProcesses(ctx context.Context) (string, error) {
+	if why := x.unseen(); why != "" {
+		return "", skippedError(why)
+	}
+	return "", x.settle(ctx, func(ctx context.Context) error {
+		left, names, err := x.leftovers(ctx)
+		for _, p := range left {
+			names = append(names, p.String())
+			p.close()
+		}
+		if err == nil && len(names) > 0 {
+			err = settlingError{errors.New(list(names) + " still uses it: end it, or wait until it has ended")}
+		}
+		return err
+	})
+}
+
+// leftovers are the processes on the device that must not be there: those that can be opened, and the names of others.
+// The caller closes them.
+func (x *run) leftovers(ctx context.Context) (left []*process, others []string, err error) {
+	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, one := range use.Processes {
+		p, err := openProcess(x.opts.Host, one.PID)
+		switch {
+		case err != nil: // the driver has not noticed its end yet, or reports a wrong PID
+			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))
+		case p.known(x.rules.Programs):
+			x.excused[one.PID] = true
+			p.close()
+		default:
+			left = append(left, p)
+		}
+	}
+	return left, others, nil
+}
+
+// checkMemory passes if the memory in use is that of known programs and at most the tolerance, or will be reset.
+func (x *run) checkMemory(ctx context.Context) (string, error) {
+	switch {
+	case x.shared != "":
+		return "", skippedError("the device is shared: " + x.shared)
+	case x.d.SharesMemory:
+		return "", skippedError("the device has its memory together with other MIG devices")
+	}
+	var used uint64
+	err := x.settle(ctx, func(ctx context.Context) error {
+		use, err := x.opts.Driver.Use(ctx, x.d.UUID)
+		if err != nil {
+			return err
+		}
+		used = use.MemoryUsed
+		unknown := 0
+		for _, p := range use.Processes {
+			if x.excused[p.PID] {
+				used -= min(used, p.MemoryBytes)
+				if p.MemoryBytes == 0 {
+					unknown = p.PID
+				}
+			}
+		}
+		switch {
+		case used <= x.rules.MemoryTolerance:
+			return nil
+		case unknown != 0:
+			return skippedError(fmt.Sprintf("the driver does not report the memory of process %d", unknown))
+		case x.wasReset:
+			return settlingError{fmt.Errorf("%d MiB are in use although the GPU was reset", used>>20)}
+		case x.resetDue():
+			x.dirty = fmt.Errorf("%d MiB are in use without a process", used>>20)
+			return nil
+		default:
+			return settlingError{fmt.Errorf("%d MiB are in use without a process, more than %d MiB: reset the GPU",
+				used>>20, x.rules.MemoryTolerance>>20)}
+		}
+	})
+	if err != nil || used == 0 {
+		return "", err
+	}
+	return fmt.Sprintf("%d MiB in use", used>>20), nil
+}
+
+// settlingError is an error that may pass by itself.
+type settlingError struct{ error }
+
+// settle repeats a check while it returns settlingError, for as long as Options.Settle.
+func (x *run) settle(ctx context.Context, check func(context.Context) error) error {
+	pause := backoff.Backoff{First: 20 * time.Millisecond, Last: 500 * time.Millisecond, Steady: time.Hour}
+	for end := time.Now().Add(x.opts.Settle); ; {
+		err := check(ctx)
+		again, ok := errors.AsType[settlingError](err)
+		if !ok {
+			return err
+		}
+		wait := pause.After(0)
+		if time.Now().Add(wait).After(end) || !sleep(ctx, wait) {
+			return again.error
+		}
+	}
+}
+
+// sleep reports whether the time has passed before ctx ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
