@@ -46,9 +46,13 @@ func (x *run) endOrphans(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	defer func() {
+		for _, p := range left {
+			p.close()
+		}
+	}()
 	var ended []string
 	for _, p := range left {
-		defer p.close()
 		name := p.String()
 		orphan, err := p.orphaned(x.opts.Host)
 		if err == nil && orphan {

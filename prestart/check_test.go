@@ -1,7 +1,9 @@
 package prestart
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -185,6 +187,30 @@ func TestOrphans(t *testing.T) {
 				start(t, below, &syscall.SysProcAttr{Setsid: true}, "sleep", "1000")
 				return leaveBehind(t, cgroup, "sleep 1000 >&- 2>&- & echo $!")
 			}, containerName("6"), false,
+		},
+		"the first process of the container has ended, but not its threads, as far as can be seen": {
+			func(t *testing.T, cgroup string) int {
+				dir, err := os.Open(cgroup)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer dir.Close()
+				cmd := exec.Command("sh", "-c", "sleep 1000 >&- 2>&- & echo $!")
+				cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+				out, err := cmd.StdoutPipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = cmd.Wait() }) // until then it is a zombie
+				var pid int
+				if _, err := fmt.Fscan(out, &pid); err != nil {
+					t.Fatal(err)
+				}
+				return pid
+			}, containerName("8"), false,
 		},
 		"it is process 1 of a PID namespace": {
 			func(t *testing.T, cgroup string) int {

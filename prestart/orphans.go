@@ -19,7 +19,8 @@ import (
 // A container runs as long as its first process. Runtimes (runc, crun) start that, and each process of an exec, as the
 // leader of a session; it cannot cease to be one. So the container is gone if, in its cgroup and below, no process is
 // the leader of a session, and no process belongs to a session whose leader still exists, be it in another cgroup. As
-// long as a session has a process, its leader's PID is not given to another one, so an existing PID is the leader.
+// long as a session has a process, its leader's PID is not given to another one, so an existing PID is the leader. One
+// that has ended and was not collected counts as existing: only its main thread may have ended.
 //
 // Besides, no process of the cgroup may be process 1 of a PID namespace: the kernel ends such a namespace with it, so
 // what a container with its own namespace leaves behind is being ended already. So this finds what stays of containers
@@ -62,7 +63,7 @@ func (p *process) orphaned(h host.Host) (bool, error) {
 	return err == nil && groups.within(container), err
 }
 
-// showsLife reports whether a process proves that a container runs.
+// showsLife reports whether a process shows that a container may run.
 func showsLife(h host.Host, pid int, container string) (bool, error) {
 	p, err := openProcess(h, pid)
 	if errors.Is(err, errEnded) {
@@ -117,7 +118,7 @@ func (p *process) end(ctx context.Context) error {
 			return fmt.Errorf("send %s: %w", unix.SignalName(step.signal), err)
 		}
 		for end := time.Now().Add(step.wait); time.Now().Before(end); {
-			if _, err := p.status(); errors.Is(err, errEnded) {
+			if p.ended() {
 				return nil
 			}
 			if !sleep(ctx, 10*time.Millisecond) {

@@ -56,7 +56,8 @@ type Rules struct {
 	// MemoryTolerance is the memory in bytes that may be in use; see [DefaultMemoryTolerance].
 	MemoryTolerance uint64
 	// Exec is an administrator's program that runs last, also with the policy None. An empty Path is none. Its failure
-	// refuses the device.
+	// refuses the device. Its environment has GPU_DEVICE_UUID, GPU_UUID, GPU_PCI_BUS_ID, GPU_POLICY and GPU_SHARED,
+	// which is why others may use the device, or empty.
 	Exec Program
 }
 
@@ -170,7 +171,7 @@ func (r *Runner) Run(ctx context.Context, d Device, rules Rules) (Record, error)
 	case err := <-ended:
 		return x.end(err)
 	case <-time.After(abandonAfter):
-		return x.end(fmt.Errorf("no answer in time: %w", context.Cause(ctx)))
+		return x.end(fmt.Errorf("it has not returned in time: %w", context.Cause(ctx)))
 	}
 }
 

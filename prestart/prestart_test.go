@@ -142,7 +142,7 @@ func TestDriverHangs(t *testing.T) {
 	r := newRunner(t, f)
 	began := time.Now()
 	rec, err := r.Run(within(t, 100*time.Millisecond), device, Rules{Policy: Reset})
-	checkError(t, err, uuid+" is not ready for a container (processes): no answer in time: context deadline exceeded")
+	checkError(t, err, uuid+" is not ready for a container (processes): it has not returned in time: context deadline exceeded")
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("it took %s", took)
 	}
@@ -216,6 +216,7 @@ func TestGate(t *testing.T) {
 		d.UUID = "GPU-" + string(rune('a'+i))
 		d.GPU = d.UUID
 		go func() {
+			time.Sleep(time.Duration(i) * 5 * time.Millisecond) // a preparation is much quicker here
 			_, err := r.Run(t.Context(), d, Rules{Policy: Reset})
 			errs <- err
 		}()

@@ -109,11 +109,13 @@ func (p *process) status() (status, error) {
 	if err != nil {
 		return status{}, err
 	}
-	s, err := parseStatus(text)
-	if err == nil && (s.state == 'Z' || s.state == 'X') {
-		err = errEnded
-	}
-	return s, err
+	return parseStatus(text)
+}
+
+// ended reports whether the process has ended, also if its parent has not collected it yet.
+func (p *process) ended() bool {
+	s, err := p.status()
+	return errors.Is(err, errEnded) || err == nil && (s.state == 'Z' || s.state == 'X')
 }
 
 func (p *process) cgroups() (cgroups, error) {

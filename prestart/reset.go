@@ -115,7 +115,6 @@ func (x *run) reset(ctx context.Context) (string, error) {
 	case err == nil:
 		x.wasReset = true
 		x.opts.State.WasReset(x.d.GPU)
-		x.restorePersistence(ctx)
 		return "", x.answers(ctx)
 	case outcome == ResetNotSupported || outcome == ResetRefused:
 		x.remember(&x.d, err)

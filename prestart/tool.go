@@ -83,6 +83,7 @@ const (
 
 // start starts a reset and returns what is closed when it is done.
 func (r *DriverReset) start(one *request) (chan struct{}, error) {
+	program, ok := r.Find()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.running[one.d.GPU] {
@@ -92,7 +93,6 @@ func (r *DriverReset) start(one *request) (chan struct{}, error) {
 		r.running = map[string]bool{}
 	}
 	r.running[one.d.GPU] = true
-	program, ok := r.Find()
 	if !ok {
 		done := make(chan struct{})
 		go func() {
