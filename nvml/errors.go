@@ -25,6 +25,8 @@ var (
 	ErrVersionMismatch error = driverError("NVIDIA library and kernel module have different versions")
 	// ErrNoPermission is that the process may not use the driver, or may not change a setting of a GPU.
 	ErrNoPermission error = driverError("no permission to use the NVIDIA driver")
+	// ErrReleased is that the session has released the driver; see [Session.Release].
+	ErrReleased error = driverError("the NVIDIA driver is released for now")
 	// ErrDriverFailed is that the driver answered with any other error.
 	ErrDriverFailed error = driverError("the NVIDIA driver failed")
 )

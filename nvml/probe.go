@@ -16,7 +16,7 @@ import (
 func (s *Session) Probes(ctx context.Context) ([]gpu.Probe, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.last == nil {
+	if s.last == nil || s.released {
 		return nil, nil
 	}
 	if err := s.open(ctx); err != nil {

@@ -74,6 +74,7 @@ type Session struct {
 	last     *gpu.Snapshot // nil before the first
 	retained retainedLinks
 	watchers *watchers // nil while no events are received
+	released bool      // see Release
 	// known are the GPUs that the kernel module knew when the library was opened, unreadable those that could not be
 	// read at the last snapshot without abandoned calls. If they change, the library is opened again.
 	known, unreadable string
@@ -150,6 +151,9 @@ func (s *Session) Open(ctx context.Context) error {
 func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.released && s.last != nil {
+		return s.last, nil
+	}
 	if s.mayHaveOtherGPUs() {
 		_ = s.close() //nolint:contextcheck // has a deadline of its own
 	}
@@ -230,7 +234,10 @@ func (s *Session) read(ctx context.Context) (*gpu.Snapshot, []nvml.Device, error
 }
 
 func (s *Session) open(ctx context.Context) error {
-	if s.library != nil {
+	switch {
+	case s.released:
+		return ErrReleased
+	case s.library != nil:
 		return nil
 	}
 	s.known = knownGPUs(s.opts.Host)

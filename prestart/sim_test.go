@@ -32,8 +32,7 @@ type simulated struct {
 	reset []string // the UUIDs of GPUs that were reset
 }
 
-func (s *simulated) Release(context.Context) error    { return s.Close() }
-func (s *simulated) Reopen(ctx context.Context) error { return s.Open(ctx) }
+var _ prestart.Driver = (*nvml.Session)(nil)
 
 func (s *simulated) Shared(context.Context, string) (string, error) { return "", nil }
 
@@ -84,6 +83,16 @@ func TestSimulatedDriver(t *testing.T) {
 	t.Cleanup(func() { must(t, s.Close()) })
 	s.gpus, err = s.Snapshot(t.Context())
 	must(t, err)
+	others := make(chan struct{}) // uses of the driver that know nothing of resets
+	t.Cleanup(func() { <-others })
+	go func() {
+		defer close(others)
+		for t.Context().Err() == nil {
+			_, _ = s.Snapshot(t.Context())
+			_, _ = s.Probes(t.Context())
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
 	runner := prestart.New(prestart.Options{
 		Host: own, Driver: s, State: s, Settle: 300 * time.Millisecond,
 		Resetter: &prestart.DriverReset{

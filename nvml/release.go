@@ -1,0 +1,50 @@
+package nvml
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// releasePoll is how often Release looks whether the calls of others have returned.
+const releasePoll = 10 * time.Millisecond
+
+// Release closes the library and keeps it closed until Reopen: a GPU is not reset, nor a driver unloaded, while a
+// process has it open. It waits for calls that have not returned; if they do not before ctx ends, the library is not
+// released. Meanwhile Snapshot returns the snapshot before, Probes returns none, and the other methods return
+// [ErrReleased].
+func (s *Session) Release(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		s.released = true
+		err := s.close() //nolint:contextcheck // has a deadline of its own
+		if err != nil && ctx.Err() != nil {
+			s.released = false
+		}
+		s.mu.Unlock()
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("release the NVIDIA driver: %w (%w)", err, context.Cause(ctx))
+		}
+		select {
+		case <-time.After(releasePoll):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Reopen ends Release and opens the library. Events of the GPUs are received again.
+func (s *Session) Reopen(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.released = false
+	if err := s.open(ctx); err != nil {
+		return err
+	}
+	if s.last != nil {
+		s.watch(s.last) //nolint:contextcheck // events are received until the library is closed
+	}
+	return nil
+}

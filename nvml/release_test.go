@@ -1,0 +1,70 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+)
+
+func TestRelease(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	node := createNode(t, "pcie-quad")
+	session, _ := openNode(t, node)
+	before, err := session.Snapshot(t.Context())
+	must(t, err)
+	uuid := before.Devices[1].UUID
+	must(t, session.Release(t.Context()))
+	if session.library != nil || len(InFlight()) > 0 {
+		t.Errorf("the library is open: %v", InFlight())
+	}
+	if err := session.Open(t.Context()); !errors.Is(err, ErrReleased) {
+		t.Errorf("open: %v", err)
+	}
+	if _, err := session.Use(t.Context(), uuid); !errors.Is(err, ErrReleased) {
+		t.Errorf("use: %v", err)
+	}
+	if probes, err := session.Probes(t.Context()); len(probes) > 0 || err != nil {
+		t.Errorf("probes %v, error %v", probes, err)
+	}
+	if now, err := session.Snapshot(t.Context()); now != before || err != nil {
+		t.Errorf("snapshot %v, error %v", now, err)
+	}
+	must(t, session.Release(t.Context()))
+	must(t, session.Reopen(t.Context()))
+	if _, err := session.Use(t.Context(), uuid); err != nil {
+		t.Error(err)
+	}
+	now, err := session.Snapshot(t.Context())
+	must(t, err)
+	compareToNode(t, node, now)
+}
+
+// A driver that hangs is not released, and can be used afterwards.
+func TestReleaseWaitsForCalls(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	node := createNode(t, "pcie-quad")
+	session, _ := openNode(t, node)
+	uuid := node.Machine().GPUs[1].UUID
+	must(t, node.Hang("nvmlDeviceGetMemoryInfo_v2", 1))
+	used := make(chan error)
+	go func() {
+		_, err := session.Use(t.Context(), uuid)
+		used <- err
+	}()
+	waitUntil(t, "the call hangs", func() bool { return len(InFlight()) > 0 })
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := session.Release(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("released a driver that hangs: %v", err)
+	}
+	must(t, session.Open(t.Context()))
+	time.AfterFunc(100*time.Millisecond, func() { _ = node.Clear() })
+	must(t, session.Release(t.Context()))
+	must(t, <-used)
+	must(t, session.Reopen(t.Context()))
+}
