@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"gpu-cdi-plugin/internal/backoff"
 )
 
 func (x *run) checkSharing(ctx context.Context) (string, error) {
@@ -157,15 +155,14 @@ type settlingError struct{ error }
 
 // settle repeats a check while it returns settlingError, for as long as Options.Settle.
 func (x *run) settle(ctx context.Context, check func(context.Context) error) error {
-	pause := backoff.Backoff{First: 20 * time.Millisecond, Last: 500 * time.Millisecond, Steady: time.Hour}
-	for end := time.Now().Add(x.opts.Settle); ; {
+	end := time.Now().Add(x.opts.Settle)
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := check(ctx)
 		again, ok := errors.AsType[settlingError](err)
 		if !ok {
 			return err
 		}
-		wait := pause.After(0)
-		if time.Now().Add(wait).After(end) || !sleep(ctx, wait) {
+		if time.Now().Add(pause).After(end) || !sleep(ctx, pause) {
 			return again.error
 		}
 	}

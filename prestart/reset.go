@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"gpu-cdi-plugin/internal/backoff"
 )
 
 // Resetter resets GPUs.
@@ -162,8 +160,7 @@ func (x *run) tryReset(ctx context.Context) (Outcome, error) {
 		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-min(resetReserve, time.Until(deadline)/4)))
 		defer cancel()
 	}
-	pause := backoff.Backoff{First: 200 * time.Millisecond, Last: 2 * time.Second, Steady: time.Hour}
-	for {
+	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		outcome, err := x.opts.Resetter.Reset(ctx, x.d)
 		switch {
 		case outcome == ResetDone:
@@ -171,7 +168,7 @@ func (x *run) tryReset(ctx context.Context) (Outcome, error) {
 		case err == nil:
 			err = errors.New("no reason is known")
 		}
-		if outcome != ResetBusy || !sleep(ctx, pause.After(0)) {
+		if outcome != ResetBusy || !sleep(ctx, pause) {
 			return outcome, err
 		}
 	}
@@ -179,13 +176,12 @@ func (x *run) tryReset(ctx context.Context) (Outcome, error) {
 
 // answers waits until the GPU answers after its reset and is healthy.
 func (x *run) answers(ctx context.Context) error {
-	pause := backoff.Backoff{First: 50 * time.Millisecond, Last: time.Second, Steady: time.Hour}
-	for {
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		err := x.gate.use(ctx, func() error { return x.opts.State.Healthy(ctx, x.d.UUID) })
 		if err == nil {
 			return nil
 		}
-		if !sleep(ctx, pause.After(0)) {
+		if !sleep(ctx, pause) {
 			return fmt.Errorf("after the reset: %w", err)
 		}
 	}
