@@ -10,6 +10,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -65,6 +66,8 @@ type Plugin struct {
 	GPUTimeout Duration `yaml:"gpu-timeout" json:"gpu-timeout"`
 	// Health decides when a device is unhealthy.
 	Health Health `yaml:"health" json:"health"`
+	// PreStart is how devices are prepared before a container starts with them.
+	PreStart PreStart `yaml:"prestart" json:"prestart"`
 	// FailOnInitError is whether to exit with an error if there is no driver at the start, instead of waiting for it.
 	FailOnInitError bool `yaml:"fail-on-init-error" json:"fail-on-init-error"`
 	// Listen is HOST:PORT of the server for metrics and health; empty means none.
@@ -168,6 +171,47 @@ func (h *Health) Rules() health.Rules {
 	return r
 }
 
+// PreStart is how devices are prepared before a container starts with them.
+type PreStart struct {
+	// Policy is what is done with a device.
+	Policy prestart.Policy `yaml:"policy" json:"policy"`
+	// Strict refuses a device that policy reset is to reset and that cannot be.
+	Strict bool `yaml:"strict" json:"strict"`
+	// KillOrphans ends processes on the device whose container is gone.
+	KillOrphans bool `yaml:"kill-orphans" json:"kill-orphans"`
+	// Programs may use a device that is to be unused.
+	Programs []string `yaml:"programs" json:"programs"`
+	// MemoryToleranceMiB is the memory that may be in use on an unused device.
+	MemoryToleranceMiB int `yaml:"memory-tolerance-mib" json:"memory-tolerance-mib"`
+	// Exec is the path of a program that runs last, or empty.
+	Exec string `yaml:"exec" json:"exec"`
+	// ExecTimeout is how long it may run.
+	ExecTimeout Duration `yaml:"exec-timeout" json:"exec-timeout"`
+	// Resources have policies of their own.
+	Resources []PreStartRule `yaml:"resources" json:"resources"`
+}
+
+// PreStartRule is the policy of a resource.
+type PreStartRule struct {
+	Name   string          `yaml:"name" json:"name"`
+	Policy prestart.Policy `yaml:"policy" json:"policy"`
+}
+
+// RulesOf returns the rules for a resource.
+func (p *PreStart) RulesOf(resourceName string) prestart.Rules {
+	r := prestart.Rules{
+		Policy: p.Policy, Strict: p.Strict, KillOrphans: p.KillOrphans, Programs: p.Programs,
+		MemoryTolerance: uint64(p.MemoryToleranceMiB) << 20,
+		Exec:            prestart.Program{Path: p.Exec, Timeout: time.Duration(p.ExecTimeout)},
+	}
+	for _, rule := range p.Resources {
+		if rule.Name == resourceName {
+			r.Policy = rule.Policy
+		}
+	}
+	return r
+}
+
 // Allocation ranks the available devices.
 type Allocation struct {
 	// Policy is for GPUs, SharedPolicy for replicas and MIG devices.
@@ -201,9 +245,13 @@ func Default() Config {
 			CDIAnnotationPrefix: "cdi.k8s.io/",
 			GPUTimeout:          Duration(10 * time.Second),
 			Health:              Health{CleanFor: Duration(health.DefaultCleanFor), XIDs: []XIDRule{}},
-			FailOnInitError:     true,
-			Extras:              []Extra{},
-			IMEX:                IMEX{Channels: []int{}},
+			PreStart: PreStart{
+				Policy: prestart.Check, Programs: prestart.DefaultPrograms(), ExecTimeout: Duration(10 * time.Second),
+				MemoryToleranceMiB: prestart.DefaultMemoryTolerance >> 20, Resources: []PreStartRule{},
+			},
+			FailOnInitError: true,
+			Extras:          []Extra{},
+			IMEX:            IMEX{Channels: []int{}},
 			Allocation: Allocation{
 				Policy:       allocator.Topology,
 				SharedPolicy: allocator.Spread,

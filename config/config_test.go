@@ -17,6 +17,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -50,6 +51,16 @@ health:
   xids:
   - {xid: 48, action: reset, count: 2, within: 1h}
   - {xid: 74, action: service, count: 3, within: 10m}
+prestart:
+  policy: reset
+  strict: true
+  kill-orphans: true
+  programs: [dcgm]
+  memory-tolerance-mib: 100
+  exec: /opt/check
+  exec-timeout: 3s
+  resources:
+  - {name: nvidia.com/gpu, policy: clean}
 fail-on-init-error: true
 listen: 127.0.0.1:9400
 extras: [gds, nvswitch]
@@ -93,6 +104,11 @@ func fullConfig() Config {
 			Registration: RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other",
 			Strategy: []Strategy{DeviceSpecs, Envvar}, DeviceIDStrategy: ByIndex,
 			CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", GPUTimeout: Duration(90 * time.Second), FailOnInitError: true,
+			PreStart: PreStart{
+				Policy: prestart.Reset, Strict: true, KillOrphans: true, Programs: []string{"dcgm"},
+				MemoryToleranceMiB: 100, Exec: "/opt/check", ExecTimeout: Duration(3 * time.Second),
+				Resources: []PreStartRule{{Name: "nvidia.com/gpu", Policy: prestart.Clean}},
+			},
 			Health: Health{CleanFor: Duration(30 * time.Second), XIDs: []XIDRule{
 				{XID: 48, Action: health.Reset, Count: 2, Within: Duration(time.Hour)},
 				{XID: 74, Action: health.Service, Count: 3, Within: Duration(10 * time.Minute)},
@@ -175,7 +191,7 @@ func TestOptionsSetTheConfiguration(t *testing.T) {
 		}
 	}
 	want.IMEX, want.Allocation, want.GPUs, want.Names, want.Sharing = c.IMEX, c.Allocation, c.GPUs, c.Names, c.Sharing
-	want.Health = c.Health
+	want.Health, want.PreStart = c.Health, c.PreStart
 	if diff := cmp.Diff(want, c); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
@@ -308,6 +324,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		`device-id-strategy: unknown value ""; known are uuid, index`,
 		`cdi-annotation-prefix "": want a domain and a slash, such as cdi.k8s.io/, and at most 31 characters after it`,
 		"gpu-timeout 0s: want 1s or more",
+		`prestart.policy: unknown value ""; known are none, check, clean, reset`,
 		`listen ":9400": want a host; use 0.0.0.0:9400 or [::]:9400 for all addresses of the node`,
 		`extras: unknown value "rdma"; known are gds, gdrcopy, mofed, nvswitch`,
 		"extras: duplicate value gds",
@@ -591,6 +608,10 @@ func TestTheSchemaAndTheProgramAgree(t *testing.T) {
 		"a rule without an action":     {"health: {xids: [{xid: 48}]}", false},
 		"a rule without an XID":        {"health: {xids: [{action: reset}]}", false},
 		"too many events":              {"health: {xids: [{xid: 74, action: reset, count: 1001, within: 10m}]}", false},
+		"a policy for all devices":     {"prestart: {policy: clean}", true},
+		"an unknown policy for them":   {"prestart: {policy: wash}", false},
+		"a policy for a resource":      {"prestart: {resources: [{name: nvidia.com/gpu, policy: reset}]}", true},
+		"too much tolerance":           {"prestart: {memory-tolerance-mib: 1048577}", false},
 		"some weights":                 {"allocation: {weights: {nvlink: 0, system: 10000}}", true},
 		"a weight that is too large":   {"allocation: {weights: {nvlink: 10001}}", false},
 		"a negative weight":            {"allocation: {weights: {nvlink: -1}}", false},

@@ -10,6 +10,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -117,6 +118,20 @@ var keys = []key{
 		"reset, reboot, service."},
 	{"health.xids[].count", "Number of events that are needed, if more than one."},
 	{"health.xids[].within", "Duration within which that many events must happen."},
+	{"prestart", "What is done with a device before a container starts with it. A device that does not pass is not given " +
+		"to the container, which starts again later."},
+	{"prestart.policy", "Policy: none, check (the device is healthy and nothing uses it), clean (also its settings are put " +
+		"back to their defaults), reset (also the GPU is reset, if the container has it alone)."},
+	{"prestart.strict", "Whether a device is refused that policy reset is to reset and that cannot be; otherwise it is cleaned."},
+	{"prestart.kill-orphans", "Whether processes on the device are ended whose container is gone."},
+	{"prestart.programs", "Names of programs of the host that may use a device."},
+	{"prestart.memory-tolerance-mib", "MiB that may be in use on a device without processes."},
+	{"prestart.exec", "Program that runs last, with the device in its environment (GPU_DEVICE_UUID, GPU_UUID, " +
+		"GPU_PCI_BUS_ID, GPU_POLICY, GPU_SHARED); its failure refuses the device."},
+	{"prestart.exec-timeout", "How long that program may run."},
+	{"prestart.resources", "Policies of resources that have their own."},
+	{"prestart.resources[].name", "Name of the resource."},
+	{"prestart.resources[].policy", "Policy of the resource."},
 	{"fail-on-init-error", "exit with an error if there is no usable driver at the start; false waits for it and " +
 		"advertises no device"},
 	{"listen", "`host:port` of the server for metrics and health (default: none)"},
@@ -186,21 +201,24 @@ var keys = []key{
 
 // values are the accepted values of a key, or of each item of its list; other keys accept any.
 var values = map[string][]string{
-	"log-level":                {"debug", "info", "warn", "error"},
-	"log-format":               {"text", "json"},
-	"registration":             texts(RegisterKubelet, RegisterWatcher),
-	"strategy":                 Strategies(),
-	"device-id-strategy":       texts(ByUUID, ByIndex),
-	"extras":                   texts(GDS, GDRCopy, MOFED, NVSwitch),
-	"allocation.policy":        allocator.Policies(),
-	"allocation.shared-policy": allocator.Policies(),
-	"mig-strategy":             resource.MIGStrategies(),
-	"health.xids[].action":     health.Actions(),
+	"log-level":                   {"debug", "info", "warn", "error"},
+	"log-format":                  {"text", "json"},
+	"registration":                texts(RegisterKubelet, RegisterWatcher),
+	"strategy":                    Strategies(),
+	"device-id-strategy":          texts(ByUUID, ByIndex),
+	"extras":                      texts(GDS, GDRCopy, MOFED, NVSwitch),
+	"allocation.policy":           allocator.Policies(),
+	"allocation.shared-policy":    allocator.Policies(),
+	"mig-strategy":                resource.MIGStrategies(),
+	"health.xids[].action":        health.Actions(),
+	"prestart.policy":             texts(prestart.Policies()...),
+	"prestart.resources[].policy": texts(prestart.Policies()...),
 }
 
 // examples are values in YAML, for keys whose default shows too little.
 var examples = map[string]string{
 	"imex":       "channels: [0]\nrequired: true",
+	"prestart":   "policy: clean\nresources:\n  - {name: nvidia.com/gpu, policy: reset}",
 	"health":     "xids:\n  - {xid: 48, action: reset}\n  - {xid: 74, action: reset, count: 3, within: 10m}",
 	"allocation": "policy: numa\nshared-policy: pack\nweights: {system: 1, nvlink: 200}",
 	"gpus": `include: [0, 1, GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c]

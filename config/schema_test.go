@@ -104,6 +104,8 @@ func bounds(path string) (minimum, maximum int) {
 		return 1, resource.MaxSharedMemoryMiB
 	case path == "health.xids[].xid":
 		return 1, 0
+	case path == "prestart.memory-tolerance-mib":
+		return 0, maxToleranceMiB
 	case path == "health.xids[].count":
 		return 0, health.MaxCount
 	}

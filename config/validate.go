@@ -16,6 +16,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/resource"
 )
 
 // Validate reports all problems of the configuration that do not depend on the node. Each message begins with the key.
@@ -36,6 +37,7 @@ func (c *Config) Validate() error {
 		checkAnnotationPrefix(c.CDIAnnotationPrefix),
 		checkTimeout(c.GPUTimeout),
 		checkHealth(&c.Health),
+		checkPreStart(&c.PreStart),
 		checkListen(c.Listen),
 		knownOnce("extras", c.Extras),
 		checkIMEX(&c.IMEX),
@@ -94,6 +96,29 @@ func checkHealth(h *Health) error {
 	}
 	return errors.Join(errs...)
 }
+
+func checkPreStart(p *PreStart) error {
+	errs := []error{known("prestart.policy", p.Policy)}
+	if p.MemoryToleranceMiB < 0 || p.MemoryToleranceMiB > maxToleranceMiB {
+		errs = append(errs, fmt.Errorf("prestart.memory-tolerance-mib %d: want 0 to %d", p.MemoryToleranceMiB, maxToleranceMiB))
+	}
+	if p.Exec != "" && !filepath.IsAbs(p.Exec) {
+		errs = append(errs, fmt.Errorf("prestart.exec %q: want an absolute path", p.Exec))
+	}
+	for i, r := range p.Resources {
+		if err := resource.CheckName(r.Name); err != nil {
+			errs = append(errs, fmt.Errorf("prestart.resources[%d].name: %w", i, err))
+		}
+		if !slices.Contains(values["prestart.policy"], string(r.Policy)) {
+			errs = append(errs, fmt.Errorf("prestart.resources[%d].policy: unknown value %q; known are %s", i, r.Policy,
+				strings.Join(values["prestart.policy"], ", ")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// maxToleranceMiB is more memory than a GPU has.
+const maxToleranceMiB = 1 << 20
 
 func known[T ~string](key string, value T) error {
 	if !slices.Contains(values[key], string(value)) {

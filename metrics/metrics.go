@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"gpu-cdi-plugin/prestart"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
@@ -29,6 +31,7 @@ type Metrics struct {
 	reconciles    *prometheus.CounterVec
 	xids          *prometheus.CounterVec
 	events        *prometheus.GaugeVec
+	prestart      *prometheus.HistogramVec
 	state         *prometheus.GaugeVec
 	specWrites    prometheus.Counter
 	specTime      prometheus.Observer
@@ -79,6 +82,8 @@ func New(build BuildInfo) *Metrics {
 		xids:         counters("gpu_xids_total", "XIDs that the driver reported for a GPU, by code.", "uuid", "xid"),
 		events: gauges("gpu_events_received",
 			"Whether the driver's events of a GPU are received (1). Without them only probes see its faults.", "uuid"),
+		prestart: histograms("prestart_seconds",
+			"Duration of the steps that prepare a device for a container.", slow, "step", "result"),
 		state: gauges("device_state", "The health of a device (1 for its state).", "uuid", "state"),
 		specWrites: counters("spec_writes_total",
 			"Times that the CDI spec was written or removed.").WithLabelValues(),
@@ -156,6 +161,13 @@ func (m *Metrics) Allocated(resource string, code codes.Code, devices int, took 
 // Event counts an XID of a GPU.
 func (m *Metrics) Event(gpuUUID string, xid uint64) {
 	m.xids.WithLabelValues(gpuUUID, strconv.FormatUint(xid, 10)).Inc()
+}
+
+// Prepared records what was done to prepare a device for a container.
+func (m *Metrics) Prepared(r *prestart.Record) {
+	for _, s := range r.Steps {
+		m.prestart.WithLabelValues(s.Name, string(s.Result)).Observe(s.Duration.Seconds())
+	}
 }
 
 // EventSource records whether the events of a GPU are received.

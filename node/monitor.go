@@ -22,9 +22,9 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// Prober reads what the driver reports about the health of the GPUs of the last snapshot.
+// Prober reads what the driver reports about the health of GPUs of the last snapshot: those with these UUIDs, or all.
 type Prober interface {
-	Probes(ctx context.Context) ([]gpu.Probe, error)
+	Probes(ctx context.Context, uuids ...string) ([]gpu.Probe, error)
 }
 
 // HealthObserver receives what happens to the health of devices, for metrics.
@@ -245,7 +245,7 @@ func (m *monitor) run(ctx context.Context) {
 		case <-m.probeNow:
 		case <-timer.C:
 		}
-		m.probe(ctx)
+		_ = m.probe(ctx) // while the driver as a whole does not answer, nothing is known about the GPUs
 		if m.hasMoved() || time.Now().After(due) {
 			m.write()
 			due = time.Now().Add(recordInterval)
@@ -254,11 +254,14 @@ func (m *monitor) run(ctx context.Context) {
 	}
 }
 
-// probe probes the GPUs. While the driver as a whole does not answer, nothing is known about them.
-func (m *monitor) probe(ctx context.Context) {
-	probes, err := m.Prober.Probes(ctx)
-	if err != nil || ctx.Err() != nil {
-		return
+// probe probes GPUs by their UUIDs, or all.
+func (m *monitor) probe(ctx context.Context, uuids ...string) error {
+	probes, err := m.Prober.Probes(ctx, uuids...)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("probe the GPUs: %w", err)
 	}
 	var transitions []health.Transition
 	m.mu.Lock()
@@ -267,6 +270,29 @@ func (m *monitor) probe(ctx context.Context) {
 	}
 	m.mu.Unlock()
 	m.report(transitions)
+	return nil
+}
+
+// check probes a GPU and returns why a device on it is not healthy, or nil.
+func (m *monitor) check(ctx context.Context, gpuUUID, uuid string) error {
+	if err := m.probe(ctx, gpuUUID); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch s, known := m.machine.Statuses()[uuid]; {
+	case !known:
+		return errors.New("the driver does not have it")
+	case s.State != health.Healthy:
+		return errors.New("it is " + s.String())
+	}
+	return nil
+}
+
+func (m *monitor) wasReset(gpuUUID string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.machine.WasReset(gpuUUID)
 }
 
 // interval is the time to the next probes.

@@ -168,5 +168,14 @@ func (r *Reconciler) Receive(e gpu.Event) {
 	}
 }
 
+// CheckHealth probes a GPU now, and returns why a device on it is not healthy, or nil. Both are named by UUIDs, and are the
+// same for a whole GPU. It needs Options.Health.
+func (r *Reconciler) CheckHealth(ctx context.Context, gpuUUID, uuid string) error {
+	return r.monitor.check(ctx, gpuUUID, uuid)
+}
+
+// WasReset notes that a GPU was reset, which is what it may have needed. It needs Options.Health.
+func (r *Reconciler) WasReset(gpuUUID string) { r.monitor.wasReset(gpuUUID) }
+
 // Trigger asks for a reconciliation soon. It does not wait for it.
 func (r *Reconciler) Trigger() { r.wake.Wake() }

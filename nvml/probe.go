@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -11,9 +12,9 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// Probes reads the health of the GPUs of the last snapshot, in its order. It waits one second for GPUs that do not answer.
-// An error is about the driver as a whole.
-func (s *Session) Probes(ctx context.Context) ([]gpu.Probe, error) {
+// Probes reads the health of GPUs of the last snapshot, in its order: of those with these UUIDs, or of all. It waits one
+// second for GPUs that do not answer. An error is about the driver as a whole.
+func (s *Session) Probes(ctx context.Context, uuids ...string) ([]gpu.Probe, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.last == nil || s.released {
@@ -24,10 +25,14 @@ func (s *Session) Probes(ctx context.Context) ([]gpu.Probe, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.wait())
 	defer cancel()
-	probes := make([]gpu.Probe, len(s.last.Devices))
+	devices := slices.Clone(s.last.Devices)
+	if len(uuids) > 0 {
+		devices = slices.DeleteFunc(devices, func(d gpu.Device) bool { return !slices.Contains(uuids, d.UUID) })
+	}
+	probes := make([]gpu.Probe, len(devices))
 	var all sync.WaitGroup
 	for i := range probes {
-		all.Go(func() { probes[i] = s.probe(ctx, &s.last.Devices[i]) })
+		all.Go(func() { probes[i] = s.probe(ctx, &devices[i]) })
 	}
 	all.Wait()
 	return probes, nil

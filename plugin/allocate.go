@@ -28,6 +28,9 @@ type AllocateOptions struct {
 	AnnotationPrefix string
 	// Preference is which devices GetPreferredAllocation recommends.
 	Preference Preference
+	// PreStart prepares the devices of a container of a resource, before it starts and each time that it starts again. An
+	// error keeps it from starting. Nil prepares nothing, and the kubelet does not ask for it.
+	PreStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
 }
 
 const (

@@ -102,7 +102,7 @@ const cannedSocket = "canned.sock"
 
 // GetDevicePluginOptions is as empty as the plugin's.
 func (c *canned) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
-	return options(), nil
+	return new(AllocateOptions).calls(), nil
 }
 
 // Allocate returns the stored response. It stores the first one.

@@ -125,7 +125,7 @@ func (e *endpoint) register(ctx context.Context) (reached bool, err error) {
 	}
 	defer func() { _ = client.Close() }()
 	_, err = v1beta1.NewRegistrationClient(client).Register(ctx, &v1beta1.RegisterRequest{
-		Version: v1beta1.Version, Endpoint: filepath.Base(e.path), ResourceName: e.name, Options: options(),
+		Version: v1beta1.Version, Endpoint: filepath.Base(e.path), ResourceName: e.name, Options: e.server.options.calls(),
 	})
 	switch {
 	case err == nil:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -119,11 +120,40 @@ func apiDevice(d *resource.Device) *v1beta1.Device {
 
 // GetDevicePluginOptions lists the optional calls that the kubelet may make.
 func (s *server) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
-	return options(), nil
+	return s.options.calls(), nil
 }
 
-func options() *v1beta1.DevicePluginOptions {
-	return &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true}
+// calls are the optional calls that the kubelet may make.
+func (o *AllocateOptions) calls() *v1beta1.DevicePluginOptions {
+	return &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: o.PreStart != nil}
+}
+
+// preStartTimeout is how long a container's devices may be prepared. The kubelet waits 30 seconds.
+const preStartTimeout = 25 * time.Second
+
+// PreStartContainer prepares the devices of a container. The codes of its errors are those of Allocate, and
+// FailedPrecondition for devices that a container must not get as they are.
+func (s *server) PreStartContainer(
+	ctx context.Context, req *v1beta1.PreStartContainerRequest,
+) (*v1beta1.PreStartContainerResponse, error) {
+	l := s.list.Load()
+	found, err := l.find(req.GetDevicesIds())
+	if err == nil && s.options.PreStart != nil {
+		devices := make([]*resource.Device, len(found))
+		for i, d := range found {
+			devices[i] = d.Device
+		}
+		ctx, cancel := context.WithTimeout(ctx, preStartTimeout)
+		defer cancel()
+		if failed := s.options.PreStart(ctx, l.resource.Name, devices); failed != nil {
+			err = status.Error(codes.FailedPrecondition, failed.Error())
+		}
+	}
+	if err != nil {
+		s.log.Warn("a container was not started: " + status.Convert(err).Message())
+		return nil, err
+	}
+	return &v1beta1.PreStartContainerResponse{}, nil
 }
 
 // ListAndWatch sends the list, and each later one. A stream that is slower than the changes gets the newest list.

@@ -138,6 +138,7 @@ func (s *service) pluginOptions() plugin.Options {
 			Preference: plugin.Preference{
 				GPUs: s.connections.Load, Policy: p.Allocation.Policy, SharedPolicy: p.Allocation.SharedPolicy,
 			},
+			PreStart: s.newPreparer().prepare,
 		},
 		Log:      s.app.log,
 		Observer: observer{s.metrics, s.daemon},
@@ -168,10 +169,13 @@ func (o observer) Registered(resource string, err error) {
 
 // publish takes a state of the node. When it returns, no device that left the state can be allocated.
 func (s *service) publish(state node.State) {
-	s.updateConnections(state.Snapshot)
 	s.publishing.Lock()
+	same := state.Snapshot == s.state.Snapshot // as after an event
 	s.state = state
 	s.publishing.Unlock()
+	if !same {
+		s.updateConnections(state.Snapshot)
+	}
 	s.mps.Set(mps.Daemons(state.Resources))
 	s.advertise()
 }

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"gpu-cdi-plugin/driver"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/prestart"
+	"gpu-cdi-plugin/resource"
+)
+
+// preparer prepares devices before containers start with them.
+type preparer struct {
+	*service
+	runner *prestart.Runner
+}
+
+func (s *service) newPreparer() *preparer {
+	p := &preparer{service: s}
+	check := func(path string) error { return s.app.check(trust.RootFile, path) }
+	p.runner = prestart.New(prestart.Options{
+		Host: s.host, Driver: s.session, State: p, Check: check,
+		Resetter: &prestart.DriverReset{Host: s.host, Find: p.findSMI, Check: check},
+	})
+	return p
+}
+
+// findSMI finds the driver's own tool, which resets GPUs.
+func (p *preparer) findSMI() (prestart.Program, bool) {
+	d, err := driver.Discover(p.host, "")
+	if err != nil {
+		return prestart.Program{}, false
+	}
+	at := slices.IndexFunc(d.Files, func(f driver.File) bool { return filepath.Base(f.Path) == "nvidia-smi" })
+	if at < 0 {
+		return prestart.Program{}, false
+	}
+	return prestart.Program{Path: d.Files[at].Path, Root: p.host.DriverRoot()}, true
+}
+
+// prepare prepares the devices of a container of a resource, all at once.
+func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*resource.Device) error {
+	rules := p.app.plugin.PreStart.RulesOf(resourceName)
+	var all errgroup.Group
+	prepared := map[string]bool{}
+	for _, d := range devices {
+		if prepared[d.UUID] { // another replica of it
+			continue
+		}
+		prepared[d.UUID] = true
+		all.Go(func() error {
+			record, err := p.runner.Run(ctx, p.deviceOf(d), rules)
+			p.metrics.Prepared(&record)
+			p.log(resourceName, &record)
+			return err
+		})
+	}
+	return all.Wait()
+}
+
+func (p *preparer) log(resourceName string, r *prestart.Record) {
+	var steps []string
+	for _, s := range r.Steps {
+		text := s.Name + " " + string(s.Result)
+		if s.Note != "" {
+			text += " (" + s.Note + ")"
+		}
+		steps = append(steps, text)
+	}
+	log, text := p.app.log.Debug, "was prepared for a container"
+	if r.Error != "" {
+		log, text = p.app.log.Warn, "is not given to a container"
+	}
+	log(r.UUID+" "+text+" of "+resourceName+": "+strings.Join(steps, ", "), "took", r.Duration)
+}
+
+func (p *preparer) deviceOf(d *resource.Device) prestart.Device {
+	device := prestart.Device{
+		UUID: d.UUID, GPU: d.Parent, PCIBusID: d.PCIBusID, Exclusive: d.MPS != nil,
+		Nodes: []string{p.host.Dev("nvidia" + strconv.Itoa(p.minorOf(d.Parent)))},
+	}
+	if s := p.node.State().Snapshot; s != nil {
+		device.Driver = s.DriverVersion
+		for i := range s.Devices {
+			instances := map[int]int{} // MIG devices of each GPU instance
+			for _, m := range s.Devices[i].MIG {
+				instances[m.GPUInstance]++
+			}
+			for _, m := range s.Devices[i].MIG {
+				device.SharesMemory = device.SharesMemory || m.UUID == d.UUID && instances[m.GPUInstance] > 1
+			}
+		}
+	}
+	return device
+}
+
+// minorOf is the minor number of a GPU's node.
+func (p *preparer) minorOf(gpuUUID string) int {
+	s := p.node.State().Snapshot
+	if at := slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.UUID == gpuUUID }); at >= 0 {
+		return s.Devices[at].Minor
+	}
+	return gpu.NoMinor
+}
+
+// Healthy implements prestart.State.
+func (p *preparer) Healthy(ctx context.Context, uuid string) error {
+	d := p.find(uuid)
+	if d == nil {
+		return errors.New("it is no longer offered")
+	}
+	return p.node.CheckHealth(ctx, d.Parent, uuid)
+}
+
+// Shared implements prestart.State.
+func (p *preparer) Shared(_ context.Context, uuid string) (string, error) {
+	replicas := 0
+	for _, r := range p.node.State().Resources {
+		for i := range r.Devices {
+			if r.Devices[i].UUID == uuid && r.Devices[i].Shared() {
+				replicas++
+			}
+		}
+	}
+	if replicas == 0 {
+		return "", nil
+	}
+	return fmt.Sprintf("it has %s", plural(replicas, "replica")), nil
+}
+
+// WasReset implements prestart.State.
+func (p *preparer) WasReset(uuid string) { p.node.WasReset(uuid) }
+
+// find returns a device of the published state, or nil.
+func (p *preparer) find(uuid string) *resource.Device {
+	for _, r := range p.node.State().Resources {
+		for i := range r.Devices {
+			if r.Devices[i].UUID == uuid {
+				return &r.Devices[i]
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// preStart prepares devices as the kubelet does before a container, and returns why it was refused, or nothing.
+func (s *served) preStart(e *kubelettest.Endpoint, ids ...string) string {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 30*time.Second)
+	defer cancel()
+	_, err := e.Client.PreStartContainer(ctx, &v1beta1.PreStartContainerRequest{DevicesIds: ids})
+	if err != nil && status.Code(err) != codes.FailedPrecondition {
+		s.t.Errorf("prepare %v: %v, want FailedPrecondition", ids, err)
+	}
+	return status.Convert(err).Message()
+}
+
+func (s *served) wantReady(e *kubelettest.Endpoint, ids ...string) {
+	s.t.Helper()
+	if refused := s.preStart(e, ids...); refused != "" {
+		s.t.Errorf("%v are refused: %s", ids, refused)
+	}
+}
+
+func (s *served) wantRefused(e *kubelettest.Endpoint, id, why string) {
+	s.t.Helper()
+	if refused := s.preStart(e, id); !strings.Contains(refused, id) || !strings.Contains(refused, why) {
+		s.t.Errorf("%s is refused for %q, want %q", id, refused, why)
+	}
+}
+
+// leftOver starts a process that a container left on a GPU.
+func (s *served) leftOver(gpu int) *exec.Cmd {
+	s.t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	mustDo(s.t, cmd.Start())
+	s.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	mustDo(s.t, s.node.AddProcess(gpu, sim.Process{PID: cmd.Process.Pid, Type: sim.ComputeProcess, MemoryBytes: 1 << 30}))
+	return cmd
+}
+
+func TestServeGivesNoContainerAGPUThatIsUsed(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0")
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	s.wantReady(e, s.uuids()...)
+	cmd := s.leftOver(1)
+	// The node's /proc has no processes, so only the memory is seen.
+	s.wantRefused(e, s.uuids()[1], "1024 MiB are in use without a process")
+	s.wantReady(e, s.uuids()[0], s.uuids()[2])
+	mustDo(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	mustDo(t, s.node.RemoveProcess(1, cmd.Process.Pid))
+	s.wantReady(e, s.uuids()[1])
+	s.wantReady(e, s.uuids()[1]) // a container that starts again
+	if text, _ := s.ask("/metrics"); !strings.Contains(text, `gpu_cdi_plugin_prestart_seconds_count{result="failed",step="memory"} 1`) {
+		t.Error("the metrics do not show the refusal")
+	}
+}
+
+func TestServeGivesNoContainerAGPUThatIsUnhealthy(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "")
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	mustDo(t, s.node.SetSilently(2, map[string]string{"remap-pending": "1"}))
+	s.wantRefused(e, s.uuids()[2], "a row of its memory is remapped at the next reset")
+	s.onlyUnhealthy(2) // the check found it, and all know
+}
+
+func TestServePutsAGPUsSettingsBack(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "dgx-h100", "prestart: {policy: clean}")
+	s.start()
+	e := s.listed(gpuResource, 8, 0)
+	mustDo(t, s.node.Set(3, map[string]string{"power-limit": "400000", "compute-mode": "prohibited"}))
+	s.wantReady(e, s.uuids()[3])
+	values, err := s.node.Values(3)
+	mustDo(t, err)
+	if values["compute-mode"] != 0 || values["power-limit"] == 400000 {
+		t.Errorf("the settings are %v, want the defaults", values)
+	}
+}
+
+// addLoader copies what a program of the node needs to run in the node's root directory.
+func (s *served) addLoader(program string) {
+	s.t.Helper()
+	out, err := exec.Command("ldd", filepath.Join(s.node.Root(), program)).Output()
+	mustDo(s.t, err)
+	for _, path := range regexp.MustCompile(`/[^ ]+`).FindAllString(string(out), -1) {
+		data, err := os.ReadFile(path)
+		mustDo(s.t, err)
+		at := filepath.Join(s.node.Root(), path)
+		mustDo(s.t, os.MkdirAll(filepath.Dir(at), 0o755))
+		mustDo(s.t, os.WriteFile(at, data, 0o755))
+	}
+}
+
+func TestServeResetsAGPU(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t) // nvidia-smi runs in the driver's root directory
+	s := newServed(t, "dgx-h100", "prestart: {policy: reset}")
+	s.addLoader("usr/bin/nvidia-smi")
+	s.start()
+	e := s.listed(gpuResource, 8, 0)
+	// Memory that no process has comes back by a reset alone.
+	mustDo(t, s.node.Set(3, map[string]string{"memory-used": "2GiB"}))
+	s.wantReady(e, s.uuids()[3], s.uuids()[4])
+	values, err := s.node.Values(3)
+	mustDo(t, err)
+	if values["memory-used"] != 0 {
+		t.Errorf("the GPU was not reset: %v", values)
+	}
+	s.listed(gpuResource, 8, 0)
+	mustDo(t, s.node.XID(3, 79, nil)) // its events are received after the reset
+	s.logs("GPU 3 reported XID 79")
+}
+
+// A policy that asks for nothing must not keep a container from starting.
+func TestServeAsksForNothingWithoutAPolicy(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "prestart: {policy: none}")
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	s.leftOver(1)
+	s.wantReady(e, s.uuids()[1])
+}
