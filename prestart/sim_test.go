@@ -203,7 +203,7 @@ func TestSimulatedDriver(t *testing.T) {
 		f, err := os.Open(s.device(4).Nodes[0])
 		must(t, err)
 		defer f.Close()
-		_, err = run(t, 4, prestart.Reset, 4*time.Second)
+		_, err = run(t, 4, prestart.Reset, 2*time.Second)
 		wantError(t, err, "(reset): nvidia-smi: GPU ")
 		wantError(t, err, "In use by another client; open in ")
 		wantError(t, err, fmt.Sprintf("process %d (this program)", os.Getpid()))
@@ -226,9 +226,9 @@ func TestSimulatedDriver(t *testing.T) {
 	t.Run("a reset that never returns", func(t *testing.T) {
 		must(t, node.SetReset(6, sim.ResetFault{Result: sim.ResetHangs}))
 		began := time.Now()
-		_, err := run(t, 6, prestart.Reset, 4*time.Second)
+		_, err := run(t, 6, prestart.Reset, 2*time.Second)
 		wantError(t, err, "(reset): run "+node.SMI()+": killed, since it took too long")
-		if took := time.Since(began); took > 4500*time.Millisecond {
+		if took := time.Since(began); took > 2500*time.Millisecond {
 			t.Errorf("it took %s", took)
 		}
 		must(t, node.ClearGPU(6))
