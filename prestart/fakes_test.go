@@ -140,7 +140,7 @@ func realHost(t testing.TB) host.Host {
 		t.Fatal(err)
 	}
 	if err := seesAll(h); err != nil {
-		testenv.Skip(t, err.Error())
+		t.Skip(err)
 	}
 	return h
 }

@@ -142,7 +142,8 @@ func TestDriverHangs(t *testing.T) {
 	r := newRunner(t, f)
 	began := time.Now()
 	rec, err := r.Run(within(t, 100*time.Millisecond), device, Rules{Policy: Reset})
-	checkError(t, err, uuid+" is not ready for a container (processes): it has not returned in time: context deadline exceeded")
+	const late = " is not ready for a container (processes): it has not returned in time: context deadline exceeded"
+	checkError(t, err, uuid+late)
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("it took %s", took)
 	}

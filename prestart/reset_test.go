@@ -502,7 +502,7 @@ func FuzzParseCgroups(f *testing.F) {
 		"0::/\n":                  "",
 		"0::/../" + id + "\n":     "/../" + id,
 		"5:devices:/docker/" + id: "/docker/" + id,
-		"0::/kubepods.slice/cri-containerd-" + id + ".scope/x (deleted)\n":  "/kubepods.slice/cri-containerd-" + id + ".scope",
+		"0::/kubepods.slice/docker-" + id + ".scope/x (deleted)\n":          "/kubepods.slice/docker-" + id + ".scope",
 		"0::/kubepods/pod1/" + id + "/docker/" + id:                         "/kubepods/pod1/" + id,
 		"0::/system.slice/sshd.service\n":                                   "",
 		"0::/" + id + "0\n0::/x" + id + "\n0::/" + strings.ToUpper("0a"+id): "",

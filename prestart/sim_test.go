@@ -155,7 +155,7 @@ func TestSimulatedDriver(t *testing.T) {
 		rec, err := run(t, 2, prestart.Clean, long)
 		must(t, err)
 		note := rec.Steps[len(rec.Steps)-1].Note
-		for _, want := range []string{"power limit 200 W", "345 MHz", "compute mode PROHIBITED", "counts 3 (corrected)"} {
+		for _, want := range []string{"power limit 200 W", "345 MHz", "mode PROHIBITED", "counts 3 (corrected)"} {
 			if !strings.Contains(note, want) {
 				t.Errorf("%q is not in %q", want, note)
 			}
