@@ -41,13 +41,9 @@ func (r *Reconciler) inputFingerprint() uint64 {
 	return sum.Sum64()
 }
 
-// outputFingerprint is a hash of what a reconciliation writes: our specs and the descriptors. It is taken after the
-// writing.
-func (r *Reconciler) outputFingerprint() uint64 {
+// descriptorFingerprint is a hash of the descriptors. It is taken after they were written.
+func (r *Reconciler) descriptorFingerprint() uint64 {
 	sum := fnv.New64a()
-	for _, f := range r.files {
-		fmt.Fprintln(sum, fileid.Of(f.path))
-	}
 	writeDir(sum, r.opts.DescriptorDir, isJSONOrYAML)
 	return sum.Sum64()
 }

@@ -110,12 +110,12 @@ type Reconciler struct {
 	reconciled State // the same without the health of the devices
 
 	// The goroutine of Start, and then of Run, alone uses what follows.
-	plan     *plan     // the last that was written; nil until the node has had a driver
-	library  string    // the path of the driver's library at the last reconciliation
-	loaded   fileid.ID // that file when the process loaded it
-	failures int       // consecutive failed reconciliations
-	inputs   uint64    // the fingerprint of what the last reconciliation read, before it
-	outputs  uint64    // the fingerprint of what it wrote, after it
+	plan               *plan     // the last that was written; nil until the node has had a driver
+	library            string    // the path of the driver's library at the last reconciliation
+	loaded             fileid.ID // that file when the process loaded it
+	failures           int       // consecutive failed reconciliations
+	inputs             uint64    // the fingerprint of what the last reconciliation read, before it
+	descriptorsWritten uint64    // the fingerprint of the descriptors after they were written
 }
 
 // New returns a Reconciler. Call it before the driver's library is loaded: it notes which file that is, so that a

@@ -188,7 +188,7 @@ func (r *Reconciler) stateOf(p *plan) State {
 	s.Resources = r.withGrants(r.judge(p), p.desired, s.offers)
 	s.remarks = slices.Concat(p.remarks, r.conflictRemarks(p))
 	if s.Err != nil {
-		s.remarks = append(s.remarks, newRemark("specs", "some devices are unhealthy", s.Err))
+		s.remarks = append(s.remarks, newRemark("specs", "a CDI spec or descriptor is not up to date", s.Err))
 	}
 	return s
 }

@@ -46,7 +46,7 @@ func (r *Reconciler) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p := r.newPlan(want, cdi.Load(r.opts.Dirs...))
+	p := r.newPlan(want, r.loadSpecs())
 	if err := r.checkTaken(p); err != nil {
 		return err
 	}
@@ -79,11 +79,12 @@ func (r *Reconciler) awaitDriver(cause error) error {
 
 // notReconciled is the remark about an error of a scan.
 func (r *Reconciler) notReconciled(cause error) remark {
-	text := "the node cannot be reconciled, and the last state is retained"
-	if r.plan == nil && errors.Is(cause, gpu.ErrNoDriver) {
-		text = "there is no usable NVIDIA driver yet, and no device is offered until there is one"
+	if r.plan == nil && errors.Is(cause, gpu.ErrNoDriver) { // as on a node without GPUs
+		m := newRemark("scan", "there is no usable NVIDIA driver yet, and no device is offered until there is one", cause)
+		m.level = slog.LevelWarn
+		return m
 	}
-	return newRemark("scan", text, cause)
+	return newRemark("scan", "the node cannot be reconciled, and the last state is retained", cause)
 }
 
 // reconcile makes the files and the published state what the node has. It returns ErrDriverChanged or nil; any other
@@ -119,7 +120,7 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 // apply makes the files what is desired. It first takes devices back that are gone; the caller then publishes new ones.
 // So a published device is in the spec at any time.
 func (r *Reconciler) apply(want *desired) {
-	p := r.newPlan(want, cdi.Load(r.opts.Dirs...))
+	p := r.newPlan(want, r.loadSpecs())
 	if r.monitor != nil {
 		r.monitor.setDevices(want.snapshot)
 	}
@@ -131,7 +132,7 @@ func (r *Reconciler) apply(want *desired) {
 
 func (r *Reconciler) writeDescriptors(p *plan) {
 	p.descriptorErrs, p.descriptorErr = r.descriptors.write(p.descriptors, uuidsOf(p.snapshot))
-	r.outputs = r.outputFingerprint()
+	r.descriptorsWritten = r.descriptorFingerprint()
 }
 
 // restore writes the last desired state again if a file has changed or could not be written, and reports whether it

@@ -752,3 +752,29 @@ func TestAFailedCheckMakesTheDevicesUnhealthyUntilItPasses(t *testing.T) {
 	failure = nil
 	b.counts(b.reconcile(), 4, 0)
 }
+
+// Another program may write our file between the reading of all specs and the writing of ours.
+func TestAChangeOfTheSpecDuringAReconciliationIsNoticed(t *testing.T) {
+	for name, change := range map[string]func(path string) error{
+		"another spec": func(path string) error {
+			return os.WriteFile(path, []byte(`{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": []}`), 0o644)
+		},
+		"no spec": os.Remove,
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t, "pcie-quad")
+			b.start()
+			if b.rec.changed() {
+				t.Fatal("something has changed after the start")
+			}
+			p := b.rec.newPlan(b.rec.plan.desired, b.rec.loadSpecs())
+			if err := change(b.path); err != nil {
+				t.Fatal(err)
+			}
+			b.rec.writeSpecs(p)
+			if !b.rec.changed() && len(cdi.Load(b.dirs...).Names()) == 0 {
+				t.Error("the change is not noticed")
+			}
+		})
+	}
+}

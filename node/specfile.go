@@ -40,11 +40,23 @@ type specFile struct {
 	path, kind string
 	extra      *Extra // nil for that of the GPUs
 	lock       fileLock
+	id         fileid.ID // of the file that the plan was made with or, if it was written since, of that one
 }
+
+// loadSpecs reads all spec files. Whatever changes one of ours from now on leads to another reconciliation.
+func (r *Reconciler) loadSpecs() *cdi.SpecDirs {
+	for _, f := range r.files {
+		f.id = fileid.Of(f.path)
+	}
+	return cdi.Load(r.opts.Dirs...)
+}
+
+// changed reports whether the file is another than the plan was made with, or than was written since.
+func (f *specFile) changed() bool { return f.path != "" && fileid.Of(f.path) != f.id }
 
 // newSpecFile returns the file of a spec of that kind.
 func newSpecFile(path, kind string, extra *Extra) *specFile {
-	return &specFile{path, kind, extra, fileLock{
+	return &specFile{path: path, kind: kind, extra: extra, lock: fileLock{
 		path:    lockPath(path),
 		makeDir: makeDir,
 		wrap:    func(err error) error { return &SpecError{path, err} },
@@ -90,6 +102,7 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 		if err := atomicfile.Remove(f.path); err != nil {
 			return false, &SpecError{f.path, fmt.Errorf("remove the spec without devices: %w", err)}
 		}
+		f.id = fileid.ID{}
 		r.log.Info("the CDI spec "+f.path+" was removed, since it would have no device", "path", f.path)
 		return true, nil
 	}
@@ -110,6 +123,9 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 		return false, &SpecError{f.path, err}
 	}
 	f.created = id.IsZero()
+	if f.id = fileid.Of(f.path); f.id.IsZero() {
+		f.id = fileid.ID{Ino: ^uint64(0)} // it is gone already, which is a change
+	}
 	r.log.Info(fmt.Sprintf("the CDI spec %s was written with %d devices: %s", f.path, len(f.content.Devices), reason),
 		"path", f.path, "devices", len(f.content.Devices))
 	return true, nil

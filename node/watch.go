@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -113,7 +114,8 @@ func (r *Reconciler) watchUevents(ctx context.Context) {
 // changed reports whether something is not as it was at the last reconciliation. Nothing is written before the first
 // plan.
 func (r *Reconciler) changed() bool {
-	return r.inputFingerprint() != r.inputs || r.plan != nil && r.outputFingerprint() != r.outputs
+	return r.inputFingerprint() != r.inputs || r.plan != nil && (slices.ContainsFunc(r.files, (*specFile).changed) ||
+		r.descriptorFingerprint() != r.descriptorsWritten)
 }
 
 // wait is the longest time between the starts of this reconciliation and the next.

@@ -110,7 +110,7 @@ func TestServeLogsWhatLastsOnce(t *testing.T) {
 	})
 	s.signal(syscall.SIGHUP)
 	// A reconciliation that began before may find that the directory is gone, which is another cause.
-	const lasting = "some devices are unhealthy: engines do not read "
+	const lasting = "a CDI spec or descriptor is not up to date: engines do not read "
 	s.logsOnce(lasting)
 	mustDo(t, os.Remove(dir))
 	s.signal(syscall.SIGHUP)
