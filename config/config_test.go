@@ -351,8 +351,11 @@ func TestValidateReportsAllProblems(t *testing.T) {
 func TestRulesForXIDs(t *testing.T) {
 	c := Default()
 	c.Health.XIDs = []XIDRule{
-		{XID: 0, Action: health.Reset}, {XID: 48, Action: "panic"}, {XID: 48, Action: health.None, Count: -1},
-		{XID: 74, Action: health.Reset, Count: 3}, {XID: 79, Action: health.Reset, Within: 1},
+		{XID: 0, Action: health.Reset},
+		{XID: 48, Action: "panic"},
+		{XID: 48, Action: health.None, Count: -1},
+		{XID: 74, Action: health.Reset, Count: 3},
+		{XID: 79, Action: health.Reset, Within: 1},
 	}
 	want := []string{
 		"health.xids[0].xid 0: want a code of 1 or more",

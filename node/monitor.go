@@ -191,14 +191,14 @@ func (m *monitor) report(transitions []health.Transition) {
 	m.mu.Unlock()
 	m.changed()
 	for _, t := range transitions {
-		text, level := t.To.String(), slog.LevelWarn
+		text, log := t.To.String(), m.log.Warn
 		switch t.To.State {
 		case health.Healthy:
-			text, level = "healthy again", slog.LevelInfo
+			text, log = "healthy again", m.log.Info
 		case health.Recovering:
-			level = slog.LevelInfo
+			log = m.log.Info
 		}
-		m.log.Log(context.Background(), level, m.name(t.To.UUID)+" is "+text, "device", t.To.UUID, "was", t.From)
+		log(m.name(t.To.UUID)+" is "+text, "device", t.To.UUID, "was", t.From)
 	}
 }
 

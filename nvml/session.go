@@ -179,7 +179,7 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	}
 	nameUnreadable(snapshot, s.last)
 	s.last = snapshot
-	s.watch(snapshot)
+	s.watch(snapshot) //nolint:contextcheck // events are received until the library is closed
 	return snapshot, nil
 }
 
