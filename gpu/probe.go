@@ -10,6 +10,10 @@ type Probe struct {
 	UUID string
 	// Error is why the GPU does not answer; all else is then unknown.
 	Error string
+	// Lost is whether the driver reports that the GPU is lost, or that it has no such GPU. Error is then set too.
+	Lost bool
+	// MIGEnabled is whether the GPU is in MIG mode.
+	MIGEnabled bool
 	// RecoveryAction is NVML's nvmlDeviceGpuRecoveryAction_t, or NoRecoveryAction. Drivers add values.
 	RecoveryAction int
 	// RemapPending is whether a row of the memory is remapped at the next reset, and RemapFailed whether a row could not
