@@ -22,26 +22,30 @@ const shutdownMargin = 2
 // findings are what a probe shows to be wrong, compared with the baseline, which it updates.
 func (b *baseline) findings(p *gpu.Probe) []Finding {
 	if p.Error != "" {
-		return []Finding{{"it does not answer", None}}
+		return []Finding{{Text: "it does not answer", Action: None}}
+	}
+	if p.MIGEnabled {
+		b.NVLinks = 0 // enabling MIG takes them down on some GPUs, and MIG devices have none
 	}
 	var list []Finding
 	add := func(wrong bool, action Action, format string, args ...any) {
 		if wrong {
-			list = append(list, Finding{fmt.Sprintf(format, args...), action})
+			list = append(list, Finding{Text: fmt.Sprintf(format, args...), Action: action})
 		}
 	}
 	down := b.NVLinks &^ p.NVLinks
 	add(p.RemapFailed, Service, "a row of its memory could not be remapped")
 	add(p.RemapPending, Reset, "a row of its memory is remapped at the next reset")
 	add(p.RetirementPending, Reset, "a page of its memory is retired at the next reset")
-	add(p.UncorrectedECC > b.UncorrectedECC, Probe, "its memory had %d uncorrected errors since the last probe",
-		p.UncorrectedECC-b.UncorrectedECC)
+	add(p.UncorrectedECC > b.UncorrectedECC, Probe, "its memory had uncorrected errors since the last probe")
 	add(down != 0, None, "%d of its %d NVLinks are down", bits.OnesCount64(down), bits.OnesCount64(b.NVLinks|p.NVLinks))
-	add(p.Fabric == gpu.FabricStarting, None, "the fabric manager has not configured it yet")
-	add(p.Fabric == gpu.FabricFailed, Reset, "it could not be made a part of the NVSwitches' fabric")
+	add(p.Fabric == gpu.FabricStarting && !p.MIGEnabled, None, "the fabric manager has not configured it yet")
+	add(p.Fabric == gpu.FabricFailed && !p.MIGEnabled, Reset, "it could not be made a part of the NVSwitches' fabric")
 	add(p.ShutdownTemperature > 0 && p.Temperature >= p.ShutdownTemperature-shutdownMargin, None,
-		"its temperature is %d degrees, and it shuts down at %d", p.Temperature, p.ShutdownTemperature)
-	b.NVLinks |= p.NVLinks
+		"it is about to shut down from heat, at %d degrees", p.ShutdownTemperature)
+	if !p.MIGEnabled {
+		b.NVLinks |= p.NVLinks
+	}
 	b.UncorrectedECC = p.UncorrectedECC
 	return list
 }
@@ -55,6 +59,6 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 		m.baselines[p.UUID] = b
 	}
 	return m.probed(now, probes{
-		gpu: p.UUID, lost: p.Error != "", recovery: Recovery(p.RecoveryAction), findings: b.findings(p),
+		gpu: p.UUID, lost: p.Lost, recovery: Recovery(p.RecoveryAction), findings: b.findings(p),
 	})
 }

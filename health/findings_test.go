@@ -15,7 +15,7 @@ func TestFindingsOfAProbe(t *testing.T) {
 	}{
 		"nothing has changed": {func(*gpu.Probe) {}, "", ""},
 		"the GPU is lost": {
-			func(p *gpu.Probe) { p.Error = "GPU is lost" }, "it does not answer", None,
+			func(p *gpu.Probe) { p.Error, p.Lost = "GPU is lost", true }, "it does not answer", None,
 		},
 		"a row remapping is pending": {
 			func(p *gpu.Probe) { p.RemapPending = true }, "a row of its memory is remapped at the next reset", Reset,
@@ -28,13 +28,15 @@ func TestFindingsOfAProbe(t *testing.T) {
 			func(p *gpu.Probe) { p.RetirementPending = true }, "a page of its memory is retired at the next reset", Reset,
 		},
 		"uncorrected errors rise": {
-			func(p *gpu.Probe) { p.UncorrectedECC = 9 }, "its memory had 2 uncorrected errors since the last probe", Probe,
+			func(p *gpu.Probe) { p.UncorrectedECC = 9 }, "its memory had uncorrected errors since the last probe", Probe,
 		},
 		"the driver has started to count anew": {func(p *gpu.Probe) { p.UncorrectedECC = 1 }, "", ""},
 		"an NVLink that was up is down": {
 			func(p *gpu.Probe) { p.NVLinks = 0b1101 }, "1 of its 4 NVLinks are down", None,
 		},
-		"an NVLink comes up": {func(p *gpu.Probe) { p.NVLinks = 0b11111 }, "", ""},
+		"MIG takes the NVLinks down": {func(p *gpu.Probe) { p.NVLinks, p.MIGEnabled = 0, true }, "", ""},
+		"the GPU has an error":       {func(p *gpu.Probe) { p.Error = "unknown error" }, "it does not answer", None},
+		"an NVLink comes up":         {func(p *gpu.Probe) { p.NVLinks = 0b11111 }, "", ""},
 		"the fabric manager is still busy": {
 			func(p *gpu.Probe) { p.Fabric = gpu.FabricStarting }, "the fabric manager has not configured it yet", None,
 		},
@@ -43,7 +45,7 @@ func TestFindingsOfAProbe(t *testing.T) {
 		},
 		"the GPU is part of the fabric": {func(p *gpu.Probe) { p.Fabric = gpu.FabricCompleted }, "", ""},
 		"the GPU is about to shut down": {
-			func(p *gpu.Probe) { p.Temperature = 90 }, "its temperature is 90 degrees, and it shuts down at 92", None,
+			func(p *gpu.Probe) { p.Temperature = 90 }, "it is about to shut down from heat, at 92 degrees", None,
 		},
 		"the GPU is hot": {func(p *gpu.Probe) { p.Temperature = 89 }, "", ""},
 		"the driver asks for a reset": {

@@ -60,6 +60,8 @@ type Finding struct {
 	Text string
 	// Action is what the GPU needs; None if the finding can pass by itself.
 	Action Action
+
+	byRule bool // whether an administrator's rule says so
 }
 
 // probes are the result of a probe of a GPU.
@@ -105,6 +107,7 @@ const DefaultCleanFor = 5 * time.Second
 
 const (
 	relapseWithin = time.Hour
+	settlesWithin = time.Minute // after a reset
 	maxDoublings  = 6
 	maxCodes      = 64  // per device
 	maxAbsent     = 256 // devices that are not there and are remembered
@@ -129,8 +132,10 @@ type entry struct {
 	remedy  Action
 	since   time.Time
 	byEvent bool // whether an event made it unhealthy, so that clean probes alone do not prove the contrary
-	lost    bool // whether it did not answer at the last probe
+	byRule  bool // whether that was by an administrator's rule, so that the driver does not prove it either
+	lost    bool // whether it was lost at the last probe
 	reset   bool // whether it was reset since it became unhealthy
+	resetAt time.Time
 
 	cordon      string // why an administrator took it out of service; empty if not
 	cordonSince time.Time
@@ -154,7 +159,8 @@ func New(rules Rules) *Machine {
 	return &Machine{rules: rules, entries: map[string]*entry{}, baselines: map[string]*baseline{}}
 }
 
-// SetDevices tells the machine which devices there are. A new one is healthy. One that comes back is as it was.
+// SetDevices tells the machine which devices there are. A new one is healthy, or as its GPU is. One that comes back is as
+// it was. List a GPU before its MIG devices.
 func (m *Machine) SetDevices(now time.Time, devices []Device) {
 	for _, e := range m.entries {
 		e.present = false
@@ -162,12 +168,22 @@ func (m *Machine) SetDevices(now time.Time, devices []Device) {
 	for _, d := range devices {
 		e := m.entries[d.UUID]
 		if e == nil {
-			e = &entry{state: Healthy, since: now, codes: map[uint64]*occurrences{}}
+			e = newEntry(now, m.entries[d.GPU])
 			m.entries[d.UUID] = e
 		}
 		e.device, e.present, e.seen = d, true, now
 	}
 	m.forget()
+}
+
+// newEntry returns a new device. What is wrong with its GPU, if that is another entry, is wrong with it too.
+func newEntry(now time.Time, parent *entry) *entry {
+	e := &entry{state: Healthy, since: now}
+	if parent != nil {
+		*e = *parent
+	}
+	e.codes = map[uint64]*occurrences{}
+	return e
 }
 
 // forget drops the devices that were absent for longest, if there are too many of them.
@@ -194,12 +210,11 @@ func (m *Machine) Event(now time.Time, ev Event) (transitions []Transition, firs
 		before := e.condition()
 		o := e.codes[ev.XID]
 		if o == nil {
-			if len(e.codes) >= maxCodes {
-				continue
-			}
 			o = &occurrences{}
-			e.codes[ev.XID] = o
-			first = true
+			if len(e.codes) < maxCodes {
+				e.codes[ev.XID] = o
+				first = true
+			}
 		}
 		o.count++
 		if f := m.verdict(now, o, ev); f.Action.worse(Application) {
@@ -210,19 +225,17 @@ func (m *Machine) Event(now time.Time, ev Event) (transitions []Transition, firs
 	return transitions, first
 }
 
-// concerned are the devices that an event hits, sorted: the MIG devices of its instance, or the GPU and all on it.
+// concerned are the devices that an event hits, sorted: the MIG devices of its instance, or the GPU and all on it. An
+// event of an instance that is not known concerns the whole GPU.
 func (m *Machine) concerned(ev Event) []*entry {
-	return m.matching(func(d *Device) bool {
-		switch {
-		case d.GPU != ev.GPU:
-			return false
-		case ev.GPUInstance == NoInstance:
-			return true
-		default:
-			return d.GPUInstance == ev.GPUInstance &&
-				(ev.ComputeInstance == NoInstance || d.ComputeInstance == ev.ComputeInstance)
-		}
+	ofInstance := m.matching(func(d *Device) bool {
+		return d.GPU == ev.GPU && ev.GPUInstance != NoInstance && d.GPUInstance == ev.GPUInstance &&
+			(ev.ComputeInstance == NoInstance || d.ComputeInstance == ev.ComputeInstance)
 	})
+	if len(ofInstance) > 0 {
+		return ofInstance
+	}
+	return m.of(ev.GPU)
 }
 
 // verdict is what an event means: by the administrator's rule or, without one, by the recovery action or, where the
@@ -236,13 +249,13 @@ func (m *Machine) verdict(now time.Time, o *occurrences, ev Event) Finding {
 		if rule.Count > 1 {
 			text = fmt.Sprintf("%s, %d times within %s", text, rule.Count, rule.Within)
 		}
-		return Finding{text, rule.Action}
+		return Finding{text, rule.Action, true}
 	}
 	switch f, ok := ev.Recovery.Finding(); {
 	case ok:
-		return Finding{XIDName(ev.XID) + "; " + f.Text, f.Action}
+		return Finding{Text: XIDName(ev.XID) + "; " + f.Text, Action: f.Action}
 	case ev.Recovery == NoRecovery:
-		return Finding{XIDName(ev.XID), actionOf(ev.XID)}
+		return Finding{Text: XIDName(ev.XID), Action: actionOf(ev.XID)}
 	default:
 		return Finding{Action: None}
 	}
@@ -271,7 +284,9 @@ func (e *entry) fault(now time.Time, f Finding, byEvent bool) {
 	case e.state == Suspect && to == Suspect:
 		return
 	}
-	if e.state == Healthy {
+	// A GPU that was just reset trains its links and joins the fabric anew.
+	settling := f.Action == None && now.Sub(e.resetAt) < settlesWithin
+	if e.state == Healthy && !settling {
 		if now.Sub(e.recovered) > relapseWithin {
 			e.relapses = 0
 		}
@@ -280,7 +295,8 @@ func (e *entry) fault(now time.Time, f Finding, byEvent bool) {
 	if e.state != to {
 		e.since = now
 	}
-	e.state, e.reason, e.remedy, e.byEvent, e.reset = to, f.Text, f.Action, byEvent && to == Unhealthy, false
+	e.state, e.reason, e.remedy, e.reset = to, f.Text, f.Action, false
+	e.byEvent, e.byRule = byEvent && to == Unhealthy, f.byRule && to == Unhealthy
 }
 
 // probed takes the result of a probe and returns the transitions of the GPU and its MIG devices.
@@ -323,16 +339,16 @@ func (e *entry) failed(now time.Time, f Finding) {
 }
 
 // passed takes clean probes. They prove a device healthy unless an event asked for more: then the device must have been
-// reset, or the driver must report that no recovery action is needed.
+// reset or, but for a rule of the administrator, the driver must report that no recovery action is needed.
 func (e *entry) passed(now time.Time, r Recovery, cleanFor time.Duration) {
-	if e.state == Healthy || e.state == Unhealthy && e.byEvent && !e.reset && r != 0 {
+	if e.state == Healthy || e.state == Unhealthy && e.byEvent && !e.reset && (r != 0 || e.byRule) {
 		return
 	}
 	if e.clean.IsZero() {
 		e.clean = now
 	}
 	if e.state != Recovering {
-		e.state, e.since, e.byEvent = Recovering, now, false
+		e.state, e.since, e.byEvent, e.byRule = Recovering, now, false, false
 	}
 	wait := cleanFor << min(max(e.relapses-1, 0), maxDoublings)
 	if now.Sub(e.clean) >= wait {
@@ -340,12 +356,11 @@ func (e *entry) passed(now time.Time, r Recovery, cleanFor time.Duration) {
 	}
 }
 
-// WasReset tells the machine that a GPU was reset. Clean probes then make it healthy, whatever was reported before.
-func (m *Machine) WasReset(gpu string) {
+// WasReset tells the machine that a GPU was reset. Clean probes then make it healthy, unless it needs more than that.
+func (m *Machine) WasReset(now time.Time, gpu string) {
 	for _, e := range m.of(gpu) {
-		if e.remedy == Reset || !e.remedy.worse(Reset) {
-			e.reset = true
-		}
+		e.resetAt, e.relapses = now, 0
+		e.reset = e.reset || !e.remedy.worse(Reset)
 	}
 }
 
@@ -356,7 +371,7 @@ func (m *Machine) Suspect(now time.Time, uuid, reason string) []Transition {
 		return nil
 	}
 	before := e.condition()
-	e.fault(now, Finding{reason, Probe}, false)
+	e.fault(now, Finding{Text: reason, Action: Probe}, false)
 	return e.changed(before, nil)
 }
 
@@ -392,10 +407,12 @@ func (m *Machine) Statuses() map[string]Status {
 	return all
 }
 
-// Settled reports whether all devices are healthy or cordoned, so that probes need not be frequent.
+// Settled reports whether frequent probes would change nothing: each device is healthy, cordoned, or waits for a reboot
+// or a person.
 func (m *Machine) Settled() bool {
 	for _, e := range m.entries {
-		if e.present && e.state != Healthy {
+		waits := e.cordon != "" || e.state == Unhealthy && e.byEvent && e.remedy.worse(Reset)
+		if e.present && e.state != Healthy && !waits {
 			return false
 		}
 	}

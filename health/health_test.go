@@ -52,12 +52,12 @@ func (n *node) clean(gpu string, r Recovery) *node {
 }
 
 func (n *node) found(gpu, text string, a Action) *node {
-	n.probed(n.now, probes{gpu: gpu, recovery: NoRecovery, findings: []Finding{{text, a}}})
+	n.probed(n.now, probes{gpu: gpu, recovery: NoRecovery, findings: []Finding{{Text: text, Action: a}}})
 	return n
 }
 
 func (n *node) lost(gpu string) *node {
-	n.probed(n.now, probes{gpu: gpu, lost: true, recovery: NoRecovery, findings: []Finding{{"does not answer", Reboot}}})
+	n.probed(n.now, probes{gpu: gpu, lost: true, recovery: NoRecovery, findings: []Finding{{Text: "does not answer", Action: Reboot}}})
 	return n
 }
 
@@ -103,21 +103,21 @@ func TestStateOfADevice(t *testing.T) {
 		},
 		"after a reset probes must be clean for a time": {
 			do: func(_ *testing.T, n *node) *node {
-				n.xid(gpuB, 95, NoRecovery).WasReset(gpuB)
+				n.xid(gpuB, 95, NoRecovery).WasReset(n.now, gpuB)
 				return n.clean(gpuB, NoRecovery).after(4*time.Second).clean(gpuB, NoRecovery)
 			},
 			state: Recovering, reason: "XID 95", remedy: Reset,
 		},
 		"after a reset and clean probes it is healthy": {
 			do: func(_ *testing.T, n *node) *node {
-				n.xid(gpuB, 95, NoRecovery).WasReset(gpuB)
+				n.xid(gpuB, 95, NoRecovery).WasReset(n.now, gpuB)
 				return n.clean(gpuB, NoRecovery).after(5*time.Second).clean(gpuB, NoRecovery)
 			},
 			state: Healthy,
 		},
 		"a reset does not help a device that needs a reboot": {
 			do: func(_ *testing.T, n *node) *node {
-				n.xid(gpuB, 79, NoRecovery).WasReset(gpuB)
+				n.xid(gpuB, 79, NoRecovery).WasReset(n.now, gpuB)
 				return n.clean(gpuB, NoRecovery).after(time.Hour).clean(gpuB, NoRecovery)
 			},
 			state: Unhealthy, reason: "fallen off the bus", remedy: Reboot,
@@ -243,9 +243,57 @@ func TestStateOfADevice(t *testing.T) {
 		},
 		"a restart of the program changes nothing": {
 			do: func(t *testing.T, n *node) *node {
-				return n.xid(gpuB, 95, NoRecovery).restart(t, boot, boot).clean(gpuB, NoRecovery)
+				return n.xid(gpuB, 79, NoRecovery).restart(t, boot, boot).clean(gpuB, NoRecovery)
+			},
+			state: Unhealthy, reason: "XID 79", remedy: Reboot,
+		},
+		"a device that may have been reset before the restart must be clean for long": {
+			do: func(t *testing.T, n *node) *node {
+				return n.xid(gpuB, 95, NoRecovery).restart(t, boot, boot).
+					clean(gpuB, NoRecovery).after(319*time.Second).clean(gpuB, NoRecovery)
+			},
+			state: Recovering, reason: "XID 95", remedy: Reset,
+		},
+		"a device that was clean for long after the restart is healthy": {
+			do: func(t *testing.T, n *node) *node {
+				return n.xid(gpuB, 95, NoRecovery).restart(t, boot, boot).
+					clean(gpuB, NoRecovery).after(320*time.Second).clean(gpuB, NoRecovery)
+			},
+			state: Healthy,
+		},
+		"a GPU that did not answer for a time was not reset by that": {
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 95, NoRecovery).found(gpuB, "it does not answer", None).after(time.Minute).
+					clean(gpuB, NoRecovery).after(time.Hour).clean(gpuB, NoRecovery)
 			},
 			state: Unhealthy, reason: "XID 95", remedy: Reset,
+		},
+		"clean probes do not undo an administrator's rule": {
+			rules: Rules{XIDs: map[uint64]Rule{31: {Action: Reset}}},
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 31, 0).clean(gpuB, 0).after(time.Hour).clean(gpuB, 0)
+			},
+			state: Unhealthy, reason: "XID 31", remedy: Reset,
+		},
+		"what comes up again after a reset is no relapse": {
+			do: func(_ *testing.T, n *node) *node {
+				for range 9 {
+					n.WasReset(n.now, gpuB)
+					n.found(gpuB, "the fabric manager has not configured it yet", None).after(3 * time.Second)
+					n.clean(gpuB, 0).after(5*time.Second).clean(gpuB, 0)
+				}
+				return n
+			},
+			state: Healthy,
+		},
+		"a code beyond those that are counted takes effect": {
+			do: func(_ *testing.T, n *node) *node {
+				for code := range uint64(maxCodes) {
+					n.xid(gpuB, 1000+code, 0)
+				}
+				return n.xid(gpuB, 79, NoRecovery)
+			},
+			state: Unhealthy, reason: "XID 79", remedy: Reboot,
 		},
 		"after a reboot an unhealthy device is probed first": {
 			do: func(t *testing.T, n *node) *node {
@@ -302,10 +350,10 @@ func TestWhatAnEventConcerns(t *testing.T) {
 		"an event of a GPU concerns all its MIG devices": {
 			Event{gpuA, NoInstance, NoInstance, 95, NoRecovery}, []string{migA1, migA2},
 		},
-		"an event of a GPU instance concerns its devices":    {Event{gpuA, 2, NoInstance, 95, NoRecovery}, []string{migA2}},
-		"an event of a compute instance concerns it":         {Event{gpuA, 1, 0, 95, NoRecovery}, []string{migA1}},
-		"an event of another compute instance concerns none": {Event{gpuA, 1, 3, 95, NoRecovery}, nil},
-		"an event of an unknown GPU concerns none":           {Event{"GPU-z", NoInstance, NoInstance, 95, NoRecovery}, nil},
+		"an event of a GPU instance concerns its devices":  {Event{gpuA, 2, NoInstance, 95, NoRecovery}, []string{migA2}},
+		"an event of a compute instance concerns it":       {Event{gpuA, 1, 0, 95, NoRecovery}, []string{migA1}},
+		"an event of an unknown instance concerns the GPU": {Event{gpuA, 1, 3, 95, NoRecovery}, []string{migA1, migA2}},
+		"an event of an unknown GPU concerns none":         {Event{"GPU-z", NoInstance, NoInstance, 95, NoRecovery}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, Rules{})
@@ -318,6 +366,50 @@ func TestWhatAnEventConcerns(t *testing.T) {
 				t.Errorf("transitions (-want +got), first %t:\n%s", first, diff)
 			}
 		})
+	}
+}
+
+func TestANewMIGDeviceIsAsItsGPU(t *testing.T) {
+	gpu := Device{gpuA, gpuA, NoInstance, NoInstance}
+	for name, c := range map[string]struct {
+		do   func(m *Machine)
+		want State
+	}{
+		"healthy":   {func(*Machine) {}, Healthy},
+		"unhealthy": {func(m *Machine) { m.Event(start, Event{gpuA, NoInstance, NoInstance, 79, NoRecovery}) }, Unhealthy},
+		"cordoned":  {func(m *Machine) { m.Cordon(start, gpuA, "x") }, Cordoned},
+	} {
+		m := New(Rules{})
+		m.SetDevices(start, []Device{gpu})
+		c.do(m)
+		m.SetDevices(start, []Device{gpu, {migA1, gpuA, 1, 0}})
+		if s := m.Statuses()[migA1]; s.State != c.want || s.UUID != migA1 {
+			t.Errorf("on a GPU that is %s: %+v", name, s)
+		}
+		if s := m.Statuses()[gpuA]; s.UUID != gpuA {
+			t.Errorf("the GPU is %+v", s)
+		}
+	}
+}
+
+// Frequent probes are for what they can change.
+func TestSettled(t *testing.T) {
+	n := newNode(t, Rules{})
+	for _, c := range []struct {
+		what string
+		do   func()
+		want bool
+	}{
+		{"all are healthy", func() {}, true},
+		{"one is suspect", func() { n.xid(gpuB, 48, NoRecovery) }, false},
+		{"it waits for a reboot", func() { n.xid(gpuB, 79, NoRecovery) }, true},
+		{"another needs a reset", func() { n.xid(gpuA, 95, NoRecovery) }, false},
+		{"that one is cordoned", func() { n.Cordon(n.now, gpuA, "") }, true},
+	} {
+		c.do()
+		if got := n.Settled(); got != c.want {
+			t.Errorf("%s: settled %t, want %t", c.what, got, c.want)
+		}
 	}
 }
 
@@ -370,7 +462,7 @@ func TestSoak(t *testing.T) {
 		n := newNode(t, Rules{})
 		broken := map[string]func(){} // by GPU; the repair
 		repairs := []func(gpu string) func(){
-			func(gpu string) func() { n.xid(gpu, 95, NoRecovery); return func() { n.WasReset(gpu) } },
+			func(gpu string) func() { n.xid(gpu, 95, NoRecovery); return func() { n.WasReset(n.now, gpu) } },
 			func(gpu string) func() { n.lost(gpu); return func() {} },
 			func(gpu string) func() { n.found(gpu, "NVLink 3 is down", None); return func() {} },
 			func(gpu string) func() { n.xid(gpu, 48, NoRecovery); return func() {} },

@@ -50,6 +50,7 @@ type recordedDevice struct {
 	Remedy          Action         `json:"remedy,omitempty"`
 	Since           time.Time      `json:"since"`
 	ByEvent         bool           `json:"byEvent,omitempty"`
+	ByRule          bool           `json:"byRule,omitempty"`
 	Lost            bool           `json:"lost,omitempty"`
 	Reset           bool           `json:"reset,omitempty"`
 	Cordon          string         `json:"cordon,omitempty"`
@@ -66,7 +67,7 @@ func (m *Machine) Record(id Identity) ([]byte, error) {
 		e := m.entries[uuid]
 		r.Devices = append(r.Devices, recordedDevice{
 			UUID: uuid, GPU: e.device.GPU, GPUInstance: e.device.GPUInstance, ComputeInstance: e.device.ComputeInstance,
-			Seen: e.seen, State: e.state, Reason: e.reason, Remedy: e.remedy, Since: e.since, ByEvent: e.byEvent,
+			Seen: e.seen, State: e.state, Reason: e.reason, Remedy: e.remedy, Since: e.since, ByEvent: e.byEvent, ByRule: e.byRule,
 			Lost: e.lost, Reset: e.reset, Cordon: e.cordon, CordonSince: e.cordonSince, Relapses: e.relapses, Recovered: e.recovered,
 			XIDs: e.status().XIDs,
 		})
@@ -81,7 +82,9 @@ func (m *Machine) Record(id Identity) ([]byte, error) {
 // Restore sets the state of a new machine to a recorded one. What it is worth depends on where it was found:
 //
 //   - A cordon holds until it is lifted.
-//   - With the same boot and driver a device is as it was recorded. What was recovering is so from the start.
+//   - With the same boot and driver a device is as it was recorded. What was recovering is so from the start. One that
+//     needs a reset may have been reset by somebody, since that needs this program to end: it becomes healthy after
+//     clean probes for 64 times as long as usual.
 //   - After a reboot, or with another driver, the remedy may have been applied: what was not healthy is suspect, and
 //     probes decide.
 //
@@ -101,12 +104,15 @@ func (m *Machine) Restore(data []byte, now Identity) error {
 		}
 		e := &entry{
 			device: Device{d.UUID, d.GPU, d.GPUInstance, d.ComputeInstance}, seen: d.Seen,
-			state: d.State, reason: d.Reason, remedy: d.Remedy, since: d.Since, byEvent: d.ByEvent, lost: d.Lost,
+			state: d.State, reason: d.Reason, remedy: d.Remedy, since: d.Since, byEvent: d.ByEvent, byRule: d.ByRule, lost: d.Lost,
 			reset: d.Reset, cordon: d.Cordon, cordonSince: d.CordonSince, relapses: d.Relapses, recovered: d.Recovered,
 			codes: map[uint64]*occurrences{},
 		}
 		if r.Identity != now && e.state != Healthy {
-			e.state, e.remedy, e.byEvent, e.lost = Suspect, Probe, false, false
+			e.state, e.remedy, e.byEvent, e.byRule, e.lost = Suspect, Probe, false, false, false
+		}
+		if e.state == Unhealthy && e.byEvent && e.remedy == Reset && !e.reset {
+			e.reset, e.relapses = true, maxDoublings+1
 		}
 		for code, n := range d.XIDs {
 			if len(e.codes) < maxCodes {

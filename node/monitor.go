@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,6 +40,8 @@ const (
 	// probeInterval is how often healthy GPUs are probed, and suspectInterval how often others are.
 	probeInterval   = 5 * time.Second
 	suspectInterval = time.Second
+	// minProbePause is the shortest time between two probes.
+	minProbePause = 200 * time.Millisecond
 	// recordInterval is how often counters are written to the record if no state changes.
 	recordInterval = time.Minute
 )
@@ -69,40 +72,30 @@ type monitor struct {
 	machine  *health.Machine
 	names    map[string]string // what people call a device, such as "GPU 3", by UUID
 	sources  map[string]error  // why the events of a GPU are not received, by UUID
+	restored bool              // whether the record was read: before that none is written
 	identity health.Identity   // of the record
-	recorded []byte            // the last record that was read or written
-	moved    bool              // whether a state has changed since
+	moved    bool              // whether a state has changed since the record was written
+	reported map[string]string // the reasons that were logged of each device since it was healthy, by UUID
+
+	writing   sync.Mutex // held while the record is written
+	recorded  []byte     // the last record that was read or written
+	unwritten string     // why the last one could not be written
 }
 
 func newMonitor(h *Health, log *slog.Logger, host host.Host, changed func()) *monitor {
 	return &monitor{
 		Health: *h, log: log, changed: changed, host: host, probeNow: wake.New(),
-		machine: health.New(h.Rules), sources: map[string]error{},
+		machine: health.New(h.Rules), sources: map[string]error{}, reported: map[string]string{},
 	}
 }
 
-// restore takes the record of the process before, and then the devices that there are.
-func (m *monitor) restore(s *gpu.Snapshot) {
-	m.mu.Lock()
-	m.identity = HealthIdentity(m.host, s.DriverVersion)
-	m.mu.Unlock()
-	if m.Path != "" {
-		m.readRecord()
-	}
-	m.setDevices(s)
-}
-
+// readRecord takes the record of the process before.
 func (m *monitor) readRecord() {
 	data, err := regular.ReadFile(m.Path, MaxHealthRecord)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if err == nil {
 		err = m.machine.Restore(data, m.identity)
 	}
-	if err == nil {
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		m.recorded = data
 		return
 	}
@@ -114,9 +107,17 @@ func (m *monitor) readRecord() {
 	}
 }
 
+// setDevices takes the devices that there are. The first ones are as they were recorded.
 func (m *monitor) setDevices(s *gpu.Snapshot) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if !m.restored {
+		m.restored = true
+		m.identity = HealthIdentity(m.host, s.DriverVersion)
+		if m.Path != "" {
+			m.readRecord()
+		}
+	}
 	var devices []health.Device
 	m.names = map[string]string{}
 	for i := range s.Devices {
@@ -186,26 +187,34 @@ func (m *monitor) report(transitions []health.Transition) {
 	if len(transitions) == 0 {
 		return
 	}
-	m.mu.Lock()
-	m.moved = true
-	m.mu.Unlock()
 	m.changed()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, t := range transitions {
-		text, log := t.To.String(), m.log.Warn
-		switch t.To.State {
-		case health.Healthy:
-			text, log = "healthy again", m.log.Info
-		case health.Recovering:
-			log = m.log.Info
-		}
-		log(m.name(t.To.UUID)+" is "+text, "device", t.To.UUID, "was", t.From)
+		m.reportOne(&t)
 	}
 }
 
-func (m *monitor) name(uuid string) string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.names[uuid]
+// reportOne logs a transition. A fault that comes and goes before the device is healthy again is logged once, and not
+// recorded each time.
+func (m *monitor) reportOne(t *health.Transition) {
+	uuid, text := t.To.UUID, t.To.String()
+	m.moved = m.moved || t.To.State != health.Recovering && t.From != health.Recovering || t.To.State == health.Healthy
+	log := m.log.Warn
+	switch t.To.State {
+	case health.Healthy:
+		delete(m.reported, uuid)
+		text, log = "healthy again", m.log.Info
+	case health.Recovering:
+		log = m.log.Info
+	}
+	if strings.Contains(m.reported[uuid], text+"\n") {
+		return
+	}
+	if t.To.State != health.Healthy {
+		m.reported[uuid] += text + "\n"
+	}
+	log(m.names[uuid]+" is "+text, "device", uuid, "was", t.From)
 }
 
 // apply returns a state with the health of the devices.
@@ -237,14 +246,20 @@ func (m *monitor) run(ctx context.Context) {
 	timer := time.NewTimer(m.interval())
 	defer timer.Stop()
 	due := time.Now().Add(recordInterval)
+	var probed time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			m.write()
 			return
 		case <-m.probeNow:
+			if early := minProbePause - time.Since(probed); early > 0 { // a container can cause events in a loop
+				timer.Reset(early)
+				continue
+			}
 		case <-timer.C:
 		}
+		probed = time.Now()
 		_ = m.probe(ctx) // while the driver as a whole does not answer, nothing is known about the GPUs
 		if m.hasMoved() || time.Now().After(due) {
 			m.write()
@@ -292,7 +307,7 @@ func (m *monitor) check(ctx context.Context, gpuUUID, uuid string) error {
 func (m *monitor) wasReset(gpuUUID string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.machine.WasReset(gpuUUID)
+	m.machine.WasReset(time.Now(), gpuUUID)
 }
 
 // interval is the time to the next probes.
@@ -311,22 +326,27 @@ func (m *monitor) hasMoved() bool {
 	return m.moved
 }
 
-// write writes the record, if it differs from the last one.
+// write writes the record, if it differs from the last one. What waits for the disk does not hold mu.
 func (m *monitor) write() {
+	m.writing.Lock()
+	defer m.writing.Unlock()
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.Path == "" {
+	data, err := m.machine.Record(m.identity)
+	restored := m.restored
+	m.moved = false
+	m.mu.Unlock()
+	if m.Path == "" || !restored {
 		return
 	}
-	data, err := m.machine.Record(m.identity)
 	if err == nil && !slices.Equal(data, m.recorded) {
 		err = atomicfile.Write(m.Path, data, recordMode)
 	}
-	if err != nil {
-		m.log.Error("the health of the devices is not recorded for the next start: " + err.Error())
-		return
+	if err == nil {
+		m.recorded, m.unwritten = data, ""
+	} else if err.Error() != m.unwritten {
+		m.unwritten = err.Error()
+		m.log.Error("the health of the devices is not recorded for the next start: " + m.unwritten)
 	}
-	m.recorded, m.moved = data, false
 }
 
 // recordMode lets every user read the record: `devices` shows it.

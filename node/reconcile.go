@@ -59,7 +59,7 @@ func (r *Reconciler) start(ctx context.Context) error {
 	r.observe(began, p.written, p.err())
 	r.plan = p
 	if r.monitor != nil {
-		r.monitor.restore(p.snapshot)
+		r.monitor.setDevices(p.snapshot)
 	}
 	r.publish(r.stateOf(p))
 	return nil

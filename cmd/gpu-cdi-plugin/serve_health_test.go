@@ -71,7 +71,7 @@ func TestServeRemembersAnUnhealthyGPU(t *testing.T) {
 	record := filepath.Join(s.dir, "state", "health.json")
 	waitFor(t, "the record", func() bool {
 		data, err := os.ReadFile(record)
-		return err == nil && strings.Count(string(data), `"state": "unhealthy"`) == 2
+		return err == nil && strings.Count(string(data), `"remedy": "reset"`) == 2
 	})
 	_ = s.end(syscall.SIGKILL)
 	s.start()

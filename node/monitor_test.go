@@ -1,0 +1,95 @@
+package node
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
+)
+
+// noProbes is a driver that reports nothing about the health of GPUs.
+type noProbes struct{}
+
+func (noProbes) Probes(context.Context, ...string) ([]gpu.Probe, error) { return nil, nil }
+
+// watchHealth makes a reconciler watch the health of the devices, with a record.
+func watchHealth(path string) func(*Options) {
+	return func(o *Options) { o.Health = &Health{Prober: noProbes{}, Path: path} }
+}
+
+func xid(gpuUUID string, code uint64) gpu.Event {
+	return gpu.Event{
+		GPU: gpuUUID, GPUInstance: gpu.NoInstance, ComputeInstance: gpu.NoInstance,
+		Kind: gpu.EventXID, XID: code, RecoveryAction: gpu.NoRecoveryAction,
+	}
+}
+
+func TestAnEventIsPublishedWithoutAReconciliation(t *testing.T) {
+	b := newFixture(t, "pcie-quad", watchHealth(""))
+	b.start()
+	b.counts(b.rec.State(), 4, 0)
+	b.rec.Receive(xid(b.uuids()[2], 95))
+	s := b.rec.State()
+	b.counts(s, 3, 1)
+	if why := reasons(s)[b.uuids()[2]]; !strings.Contains(why, "XID 95") || s.Health[b.uuids()[2]].State != health.Unhealthy {
+		t.Errorf("the GPU is unhealthy for %q, and its health is %+v", why, s.Health[b.uuids()[2]])
+	}
+	b.counts(b.reconcile(), 3, 1) // reconciling does not undo it
+}
+
+// A driver that comes late must not make all GPUs healthy, nor empty the record.
+func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
+	record := filepath.Join(t.TempDir(), "health.json")
+	before := newFixture(t, "pcie-quad", watchHealth(record))
+	before.start()
+	before.rec.Receive(xid(before.uuids()[1], 79))
+	before.rec.monitor.write()
+	want, err := os.ReadFile(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	b := newFixtureOn(t, before.node, watchHealth(record), func(o *Options) { o.AwaitDriver = true })
+	b.source.set(gpu.ErrNoDriver)
+	b.start()
+	b.rec.monitor.write()
+	if got, err := os.ReadFile(record); err != nil || string(got) != string(want) {
+		t.Errorf("without a driver the record is %s, error %v", got, err)
+	}
+	b.source.set(nil)
+	b.counts(b.reconcile(), 3, 1)
+}
+
+// A container can cause events as fast as it likes.
+func TestEventsInALoopDoNotCauseProbesInALoop(t *testing.T) {
+	prober := &countingProber{}
+	b := newFixture(t, "pcie-quad", func(o *Options) { o.Health = &Health{Prober: prober} })
+	b.start()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		b.rec.monitor.run(ctx)
+		close(ended)
+	}()
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		b.rec.Receive(xid(b.uuids()[0], 31))
+	}
+	cancel()
+	<-ended
+	if prober.count > 8 {
+		t.Errorf("%d probes in a second", prober.count)
+	}
+}
+
+// countingProber counts probes. One goroutine uses it.
+type countingProber struct{ count int }
+
+func (c *countingProber) Probes(context.Context, ...string) ([]gpu.Probe, error) {
+	c.count++
+	return nil, nil
+}
