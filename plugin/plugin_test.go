@@ -235,6 +235,24 @@ func TestARegisterCallWithoutAnAnswerTimesOut(t *testing.T) {
 	must(t, p.stop())
 }
 
+// The kubelet connects to the plugin's socket before it answers, and one that hangs may be replaced.
+func TestACallWithoutAnAnswerDelaysNothing(t *testing.T) {
+	leaves(t)
+	k := kubelettest.New(t)
+	hung, err := net.Listen("unix", filepath.Join(k.Dir, kubelettest.Socket))
+	must(t, err)
+	o := optionsFor(k)
+	o.registerTimeout = time.Minute
+	start(t, o, gpusOf(1))
+	called, err := hung.Accept()
+	must(t, err)
+	must(t, os.Remove(ownSocket(k)))
+	eventually(t, "the socket is back", func() bool { _, err := os.Lstat(ownSocket(k)); return err == nil })
+	k.Start() // in the place of the socket that hangs
+	k.WaitRegistered(gpus)
+	must(t, errors.Join(called.Close(), hung.Close()))
+}
+
 // A kubelet that ends may accept a registration and watch when the next kubelet has started. If the first call to the
 // next one fails, it must be called again, although the earlier one watches.
 func TestAnEarlierKubeletThatWatchesDoesNotHideTheNext(t *testing.T) {

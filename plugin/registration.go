@@ -65,13 +65,13 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 		}
 		if !watching() {
 			e.server.watchers.Store(new(atomic.Int32))
-			var err error
-			reached, err = e.register(ctx)
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			e.registered(err)
+			answer, err := e.register(ctx, replaced)
 			if err != nil {
+				return err
+			}
+			reached = answer.reached
+			e.registered(answer.err)
+			if answer.err != nil {
 				continue
 			}
 			if err := e.maintainUntil(ctx, e.opts.streamGrace, decided); err != nil {
@@ -109,9 +109,31 @@ func (e *endpoint) watch(ctx context.Context, over func() bool) error {
 	return err
 }
 
-// register calls the kubelet's Register. If reached is true, the kubelet may have accepted the registration in spite of
-// an error: its answer came too late, or one of 1.37 refuses what it accepted before.
-func (e *endpoint) register(ctx context.Context) (reached bool, err error) {
+// answer is the result of a Register call.
+type answer struct {
+	// reached is whether the kubelet may have accepted the registration, in spite of an error: its answer came too late,
+	// or one of 1.37 refuses what it accepted before.
+	reached bool
+	err     error
+}
+
+// register calls the kubelet's Register, and meanwhile restores the socket and the lock: the kubelet connects to the
+// socket before it answers. It cancels the call once another kubelet has replaced this one. The error is that of
+// maintainUntil.
+func (e *endpoint) register(ctx context.Context, replaced func() bool) (answer, error) {
+	calling, cancel := context.WithCancelCause(ctx)
+	answers := make(chan answer, 1)
+	go func() {
+		answers <- e.callRegister(calling)
+		e.server.wake.Wake()
+	}()
+	err := e.maintainUntil(ctx, forever, func() bool { return len(answers) > 0 || replaced() })
+	cancel(errors.New("another kubelet replaced it"))
+	return <-answers, err
+}
+
+// callRegister calls the kubelet's Register.
+func (e *endpoint) callRegister(ctx context.Context) answer {
 	ctx, cancel := context.WithTimeoutCause(ctx, e.opts.registerTimeout, errors.New("no answer in time"))
 	defer cancel()
 	kubelet := e.opts.kubeletSocket()
@@ -121,7 +143,7 @@ func (e *endpoint) register(ctx context.Context) (reached bool, err error) {
 			return new(net.Dialer).DialContext(ctx, "unix", kubelet)
 		}))
 	if err != nil {
-		return false, err
+		return answer{err: err}
 	}
 	defer func() { _ = client.Close() }()
 	_, err = v1beta1.NewRegistrationClient(client).Register(ctx, &v1beta1.RegisterRequest{
@@ -129,13 +151,13 @@ func (e *endpoint) register(ctx context.Context) (reached bool, err error) {
 	})
 	switch {
 	case err == nil:
-		return true, nil
+		return answer{reached: true}
 	case status.Code(err) == codes.Unavailable: // from gRPC itself: there is no connection, or it broke
-		return false, fmt.Errorf("the kubelet at %s cannot be reached: %s; is it running?",
-			kubelet, status.Convert(err).Message())
+		return answer{err: fmt.Errorf("the kubelet at %s cannot be reached: %s; is it running?",
+			kubelet, status.Convert(err).Message())}
 	case ctx.Err() != nil:
-		return true, fmt.Errorf("the kubelet at %s does not answer; its log may say why: %w",
-			kubelet, context.Cause(ctx))
+		return answer{true, fmt.Errorf("the kubelet at %s does not answer; its log may say why: %w",
+			kubelet, context.Cause(ctx))}
 	}
-	return true, fmt.Errorf("the kubelet at %s refuses: %s", kubelet, status.Convert(err).Message())
+	return answer{true, fmt.Errorf("the kubelet at %s refuses: %s", kubelet, status.Convert(err).Message())}
 }
