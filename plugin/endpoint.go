@@ -49,12 +49,20 @@ func newEndpoint(r resource.Resource, o *Options) (*endpoint, error) {
 	}, nil
 }
 
+// stopped is the reason of an endpoint that has stopped.
+const stopped = "the plugin stopped"
+
 // maxRequest is the size of the largest request, in bytes. A kubelet that asks for a preferred allocation sends the IDs
 // of all devices.
 const maxRequest = 2 * resource.MaxList
 
 // run serves until ctx ends. Then it ends the calls under way and removes the socket and the lock.
 func (e *endpoint) run(ctx context.Context) (err error) {
+	defer func() {
+		e.mu.Lock()
+		e.status.Reason = stopped // whatever it was about to do
+		e.mu.Unlock()
+	}()
 	e.lock, err = lock.Acquire(filepath.Join(filepath.Dir(e.path), "."+filepath.Base(e.path)+".lock"))
 	if err != nil {
 		return fmt.Errorf("serve %s: %w", e.name, err)

@@ -102,7 +102,7 @@ func (e *endpoint) watch(ctx context.Context, over func() bool) error {
 	err := e.maintainUntil(ctx, forever, over)
 	log, why := e.log.Warn, "the ListAndWatch stream ended"
 	if err != nil {
-		log, why = e.log.Info, "the plugin stopped"
+		log, why = e.log.Info, stopped
 	}
 	e.setWatched(false, why)
 	log("the kubelet no longer watches " + e.name + ": " + why)

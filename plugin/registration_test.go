@@ -22,6 +22,14 @@ func TestAMissingKubeletIsReported(t *testing.T) {
 	p.awaitProblem("is the kubelet running?")
 }
 
+func TestAPluginThatStopsBeforeItIsWatchedSaysThatItStopped(t *testing.T) {
+	k := kubelettest.New(t)
+	p := start(t, optionsFor(k), gpusOf(1))
+	p.awaitProblem("is the kubelet running?")
+	must(t, p.stop())
+	p.awaitProblem("the plugin stopped")
+}
+
 // lateKubelet watches the devices and then answers the Register call with an error.
 type lateKubelet struct {
 	v1beta1.UnimplementedRegistrationServer
