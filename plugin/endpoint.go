@@ -165,7 +165,16 @@ func (e *endpoint) registered(err error) {
 	e.opts.Observer.Registered(e.name, err)
 	if err != nil {
 		e.setReason(err)
+		return
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	// A kubelet that did not watch is called again and again, which is reported once.
+	if e.status.Watched || e.status.Reason == errNotWatched.Error() {
+		return
+	}
+	e.status.Reason = "registered, and the kubelet has not called ListAndWatch yet"
+	e.log.Info(e.name + " is registered with the kubelet")
 }
 
 // setReason records why the resource is not registered. It logs the same reason once.

@@ -3,9 +3,11 @@ package plugin
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,6 +30,21 @@ func TestAPluginThatStopsBeforeItIsWatchedSaysThatItStopped(t *testing.T) {
 	p.awaitProblem("is the kubelet running?")
 	must(t, p.stop())
 	p.awaitProblem("the plugin stopped")
+}
+
+func TestAnAcceptedRegistrationIsReported(t *testing.T) {
+	k := kubelettest.New(t)
+	k.Unwatch(true)
+	log := &lockedLog{}
+	o := optionsFor(k)
+	o.streamGrace, o.Log = time.Minute, slog.New(slog.NewTextHandler(log, nil))
+	p := start(t, o, gpusOf(1))
+	p.awaitProblem("is the kubelet running?")
+	k.Start()
+	p.awaitProblem("registered, and the kubelet has not called ListAndWatch yet")
+	if want := `level=INFO msg="` + gpus + ` is registered with the kubelet"`; !strings.Contains(log.String(), want) {
+		t.Errorf("the log has no %s:\n%s", want, log)
+	}
 }
 
 // lateKubelet watches the devices and then answers the Register call with an error.
