@@ -93,12 +93,14 @@ const forever time.Duration = math.MaxInt64
 func (e *endpoint) maintainUntil(ctx context.Context, limit time.Duration, done func() bool) error {
 	timeout, over := time.After(limit), false
 	for {
+		var retry <-chan time.Time
 		err := e.restore(ctx)
 		switch {
 		case errors.Is(err, lock.ErrHeld):
 			return err
 		case err != nil:
 			e.setReason(err)
+			retry = time.After(time.Second) // nothing may report that there are file descriptors or space again
 		case done() || over:
 			return nil
 		}
@@ -107,6 +109,7 @@ func (e *endpoint) maintainUntil(ctx context.Context, limit time.Duration, done 
 			return ctx.Err()
 		case <-timeout:
 			over = true
+		case <-retry:
 		case <-e.server.wake:
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"google.golang.org/grpc"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -126,4 +127,34 @@ func TestASocketWhoseServerEndedIsRestored(t *testing.T) {
 		return err == nil && c.Close() == nil
 	})
 	watchDevices(t, ownSocket(k))
+}
+
+// As after a lack of space or of file descriptors, nothing reports that the socket can be made again.
+func TestASocketThatCannotBeMadeIsSoonTriedAgain(t *testing.T) {
+	leaves(t)
+	k := kubelettest.New(t)
+	o := optionsFor(k)
+	o.newWatcher = silentWatcher
+	k.Start()
+	p := start(t, o, gpusOf(1))
+	k.WaitRegistered(gpus)
+	must(t, os.Remove(ownSocket(k)))
+	must(t, os.WriteFile(ownSocket(k), nil, 0o600))
+	p.wakeAll()
+	p.awaitProblem("is not a socket")
+	must(t, os.Remove(ownSocket(k)))
+	begin := time.Now()
+	eventually(t, "the socket is back", func() bool { return identify(ownSocket(k)) != socketID{} })
+	if took := time.Since(begin); took > pollWatched/2 {
+		t.Errorf("it is back after %s", took)
+	}
+}
+
+// silentWatcher returns a watcher that reports nothing.
+func silentWatcher() (*fsnotify.Watcher, error) {
+	w, err := fsnotify.NewWatcher()
+	if err == nil {
+		w.Events, w.Errors = make(chan fsnotify.Event), make(chan error)
+	}
+	return w, err
 }
