@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -334,17 +335,55 @@ func TestAReplacedSocketIsRestored(t *testing.T) {
 }
 
 func TestWithoutInotifyTheDirectoryIsPolled(t *testing.T) {
+	cases := map[string]func() (*fsnotify.Watcher, error){
+		"no instance is left": func() (*fsnotify.Watcher, error) {
+			return nil, os.NewSyscallError("inotify_init1", syscall.EMFILE)
+		},
+		"the directory cannot be added": func() (*fsnotify.Watcher, error) {
+			w, err := silentWatcher()
+			if err != nil {
+				return nil, err
+			}
+			return w, w.Close()
+		},
+	}
+	for name, newWatcher := range cases {
+		t.Run(name, func(t *testing.T) {
+			leaves(t)
+			k := kubelettest.New(t)
+			o := optionsFor(k)
+			log := &lockedLog{}
+			o.newWatcher, o.Log = newWatcher, slog.New(slog.NewTextHandler(log, nil))
+			start(t, o, gpusOf(1))
+			k.Start()
+			k.WaitRegistered(gpus)
+			k.Restart()
+			k.WaitRegistered(gpus)
+			if n := strings.Count(log.String(), "the kernel does not report changes"); n != 1 {
+				t.Errorf("%d warnings, want 1:\n%s", n, log)
+			}
+		})
+	}
+}
+
+func TestInotifyIsTriedAgain(t *testing.T) {
 	leaves(t)
 	k := kubelettest.New(t)
 	o := optionsFor(k)
+	var tries atomic.Int32
 	o.newWatcher = func() (*fsnotify.Watcher, error) {
-		return nil, os.NewSyscallError("inotify_init1", syscall.EMFILE)
+		if tries.Add(1) < 3 {
+			return nil, os.NewSyscallError("inotify_init1", syscall.EMFILE)
+		}
+		return fsnotify.NewWatcher()
 	}
 	start(t, o, gpusOf(1))
+	eventually(t, "a watcher is made", func() bool { return tries.Load() == 3 })
 	k.Start()
 	k.WaitRegistered(gpus)
-	k.Restart()
-	k.WaitRegistered(gpus)
+	if n := tries.Load(); n != 3 {
+		t.Errorf("%d watchers are made, want 3", n)
+	}
 }
 
 func TestASecondInstanceEnds(t *testing.T) {

@@ -2,7 +2,9 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -17,20 +19,32 @@ const (
 // watchDir wakes all endpoints after every change in the directory of the sockets, until ctx ends. They share one
 // watcher, since the number of inotify instances is limited, often to 128.
 func (p *Plugin) watchDir(ctx context.Context) {
-	var events <-chan fsnotify.Event
-	var failures <-chan error
-	watcher, err := p.opts.newWatcher()
-	if err == nil {
-		defer func() { _ = watcher.Close() }()
-		events, failures = watcher.Events, watcher.Errors
-	} else {
-		p.opts.Log.Warn(fmt.Sprintf("the kernel does not report changes in %s, so they are polled for every %s; "+
-			"raise fs.inotify.max_user_instances if that is the limit: %v", p.opts.dir(), pollUnwatched, err))
-	}
+	var (
+		watcher  *fsnotify.Watcher
+		events   <-chan fsnotify.Event
+		failures <-chan error
+		warned   bool
+	)
 	for {
-		poll := pollUnwatched
-		if watcher != nil && watcher.Add(p.opts.dir()) == nil { // each time, since the directory may be a new one
-			poll = pollWatched
+		var err error
+		if watcher == nil {
+			if watcher, err = p.opts.newWatcher(); err == nil {
+				defer func() { _ = watcher.Close() }()
+				events, failures = watcher.Events, watcher.Errors
+			}
+		}
+		if err == nil {
+			err = watcher.Add(p.opts.dir()) // each time, since the directory may be a new one
+		}
+		poll := pollWatched
+		if err != nil {
+			poll = pollUnwatched
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !warned {
+			warned = true
+			p.opts.Log.Warn(fmt.Sprintf("the kernel does not report changes in %s, so they are polled for every %s until "+
+				"it does; raise fs.inotify.max_user_instances or fs.inotify.max_user_watches if that is the limit: %v",
+				p.opts.dir(), pollUnwatched, err))
 		}
 		p.wakeAll() // also for what happened before the directory was watched
 		select {
