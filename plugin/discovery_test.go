@@ -65,10 +65,10 @@ func TestAKubeletDiscoversTheSocket(t *testing.T) {
 	o.Observer = &accepted
 	p := start(t, o, gpusOf(2))
 	another := func(before socketID) func() bool {
-		return func() bool { id := identify(ownSocket(k)); return id != socketID{} && id != before }
+		return func() bool { id := socketAt(ownSocket(k)); return id != socketID{} && id != before }
 	}
 	eventually(t, "the socket is there", another(socketID{}))
-	first := identify(ownSocket(k))
+	first := socketAt(ownSocket(k))
 	k.Start() // it removes the socket, as a kubelet does in its own directory
 	eventually(t, "the socket is back", another(first))
 
@@ -80,7 +80,7 @@ func TestAKubeletDiscoversTheSocket(t *testing.T) {
 	})
 	// A kubelet that does not connect is shown new sockets.
 	for range 3 {
-		eventually(t, "a new socket", another(identify(ownSocket(k))))
+		eventually(t, "a new socket", another(socketAt(ownSocket(k))))
 	}
 
 	eventually(t, "the kubelet connects", func() bool { return k.Connect(gpus, ownSocket(k)) == nil })

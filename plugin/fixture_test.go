@@ -201,6 +201,12 @@ func ownSocket(k *kubelettest.Kubelet) string {
 	return filepath.Join(k.Dir, "gpu-cdi-nvidia-com-gpu.sock")
 }
 
+// socketAt returns the ID of the socket at a path, or the zero value.
+func socketAt(path string) socketID {
+	id, _ := identify(path)
+	return id
+}
+
 // allocated is what the kubelet gets as the answer to a call.
 func allocated(s *server, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	resp, err := s.Allocate(context.Background(), r)

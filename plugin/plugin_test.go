@@ -140,7 +140,16 @@ func TestAnEndpointRegistersAgain(t *testing.T) {
 			k.Stop()
 			path := filepath.Join(k.Dir, kubelettest.Socket)
 			must(t, os.WriteFile(path, nil, 0o600))
+			p.awaitProblem(path + " is not a socket: remove it")
+			must(t, os.Remove(path))
 			p.awaitProblem("there is no socket " + path)
+			k.Start()
+		},
+		"the kubelet's socket is a link that leads to itself": func(t *testing.T, k *kubelettest.Kubelet, p *running) {
+			k.Stop()
+			path := filepath.Join(k.Dir, kubelettest.Socket)
+			must(t, os.Symlink(kubelettest.Socket, path))
+			p.awaitProblem(path + ": too many levels of symbolic links")
 			must(t, os.Remove(path))
 			k.Start()
 		},

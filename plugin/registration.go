@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"path/filepath"
 	"sync/atomic"
@@ -37,22 +38,22 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 		reached bool // a Register call may have reached this kubelet
 		pause   time.Duration
 	)
-	exists := func() bool { return identify(socket) != socketID{} }
-	replaced := func() bool { now := identify(socket); return now != socketID{} && now != kubelet }
+	replaced := func() bool { now, err := identify(socket); return err == nil && now != kubelet }
 	// Before a call has reached this kubelet, a stream is an earlier kubelet's, which was slow to open it or does not
 	// end.
 	watching := func() bool { return reached && e.server.watched() }
 	decided := func() bool { return replaced() || watching() }
 	for {
-		switch current := identify(socket); current {
-		case socketID{}:
-			e.setReason(fmt.Errorf("there is no socket %s; is the kubelet running?", socket))
-			if err := e.maintainUntil(ctx, forever, exists); err != nil {
+		current, missing := identify(socket)
+		if missing != nil {
+			e.setReason(noKubelet(socket, missing))
+			changed := func() bool { _, err := identify(socket); return err == nil || err.Error() != missing.Error() }
+			if err := e.maintainUntil(ctx, forever, changed); err != nil {
 				return err
 			}
 			continue
-		case kubelet:
-		default:
+		}
+		if current != kubelet {
 			kubelet, reached, pause = current, false, firstPause
 		}
 		// This also restores our socket, which a kubelet that starts removes before it makes its own.
@@ -60,7 +61,7 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 			return err
 		}
 		pause = min(2*pause, lastPause)
-		if identify(socket) != kubelet {
+		if now, err := identify(socket); err != nil || now != kubelet {
 			continue
 		}
 		if !watching() {
@@ -92,6 +93,14 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 			e.setReason(errNotWatched)
 		}
 	}
+}
+
+// noKubelet returns the reason of an endpoint that does not find the kubelet's socket.
+func noKubelet(socket string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("there is no socket %s; is the kubelet running?", socket)
+	}
+	return fmt.Errorf("find the kubelet: %w", err)
 }
 
 // watch records that the kubelet watches the devices, until over returns true.

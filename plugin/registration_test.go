@@ -117,10 +117,10 @@ func TestASocketWhoseServerEndedIsRestored(t *testing.T) {
 	k.Start()
 	p := start(t, optionsFor(k), gpusOf(1))
 	k.WaitRegistered(gpus)
-	before := identify(ownSocket(k))
+	before := socketAt(ownSocket(k))
 	must(t, p.endpoints[gpus].socket.Close()) // as gRPC's server does after an error such as a lack of memory
 	eventually(t, "a new socket", func() bool {
-		if identify(ownSocket(k)) == before {
+		if socketAt(ownSocket(k)) == before {
 			return false
 		}
 		c, err := net.Dial("unix", ownSocket(k))
@@ -144,7 +144,7 @@ func TestASocketThatCannotBeMadeIsSoonTriedAgain(t *testing.T) {
 	p.awaitProblem("is not a socket")
 	must(t, os.Remove(ownSocket(k)))
 	begin := time.Now()
-	eventually(t, "the socket is back", func() bool { return identify(ownSocket(k)) != socketID{} })
+	eventually(t, "the socket is back", func() bool { return socketAt(ownSocket(k)) != socketID{} })
 	if took := time.Since(begin); took > pollWatched/2 {
 		t.Errorf("it is back after %s", took)
 	}

@@ -59,14 +59,19 @@ type socketID struct {
 	created       unix.Timespec
 }
 
-// identify returns the ID of the socket at a path, or the zero value if there is none.
-func identify(path string) socketID {
+// identify returns the ID of the socket at a path. With an error it is the zero value.
+func identify(path string) (socketID, error) {
 	var s unix.Stat_t
-	if unix.Stat(path, &s) != nil || s.Mode&unix.S_IFMT != unix.S_IFSOCK {
-		return socketID{}
+	if err := unix.Stat(path, &s); err != nil {
+		return socketID{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	return socketID{s.Dev, s.Ino, s.Mtim}
+	if s.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return socketID{}, notSocket(path)
+	}
+	return socketID{s.Dev, s.Ino, s.Mtim}, nil
 }
+
+func notSocket(path string) error { return fmt.Errorf("%s is not a socket: remove it", path) }
 
 // socket is a unix socket that is listened on.
 type socket struct {
@@ -82,7 +87,7 @@ func listen(ctx context.Context, path string) (*socket, error) {
 	info, err := os.Lstat(path)
 	switch {
 	case err == nil && info.Mode().Type() != fs.ModeSocket:
-		err = fmt.Errorf("%s is not a socket: remove it", path)
+		err = notSocket(path)
 	case err == nil:
 		err = os.Remove(path)
 	}
@@ -96,7 +101,8 @@ func listen(ctx context.Context, path string) (*socket, error) {
 	}
 	u := l.(*net.UnixListener)
 	u.SetUnlinkOnClose(false)
-	return &socket{UnixListener: u, path: path, id: identify(path)}, nil
+	id, _ := identify(path)
+	return &socket{UnixListener: u, path: path, id: id}, nil
 }
 
 // ownerOnly sets the mode of the socket's file before it has a name. A chmod afterwards would come too late.
@@ -109,4 +115,7 @@ func ownerOnly(_, _ string, c syscall.RawConn) error {
 }
 
 // inPlace reports whether the socket's file is still at its path.
-func (s *socket) inPlace() bool { return s.id != socketID{} && identify(s.path) == s.id }
+func (s *socket) inPlace() bool {
+	id, err := identify(s.path)
+	return err == nil && id == s.id
+}
