@@ -107,9 +107,14 @@ func (l *list) find(ids []string) ([]*device, error) {
 		return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: unhealthy: %s", name, unhealthy)
 	}
 	slices.SortFunc(devices, func(a, b *device) int { return a.index - b.index })
-	devices = slices.Compact(devices)
-	if len(devices) < len(ids) {
-		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: a container requests a device twice", name)
+	var twice someOf
+	for i, d := range devices[1:] {
+		if d == devices[i] {
+			twice.add(d.ID, "")
+		}
+	}
+	if len(twice) > 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: listed twice: %s", name, twice)
 	}
 	return devices, nil
 }

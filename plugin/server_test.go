@@ -316,7 +316,7 @@ func TestWhatAllocateRefuses(t *testing.T) {
 			by(config.CDICRI),
 			[]string{uuid(1), uuid(0), uuid(1)},
 			codes.InvalidArgument,
-			"requests a device twice",
+			`listed twice: "` + uuid(1) + `"`,
 		},
 		"more than a container may have": {
 			limited,
