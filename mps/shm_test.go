@@ -93,6 +93,29 @@ func TestClearDirSaysWhatStays(t *testing.T) {
 	}
 }
 
+// An administrator can give a GPU another file system as its shm.
+func TestMountsOfAnAdministratorStay(t *testing.T) {
+	testenv.Root(t)
+	dir := makeShortDir(t)
+	original, gpuDir := filepath.Join(dir, "original"), filepath.Join(dir, testGPU)
+	shm := filepath.Join(gpuDir, shmName)
+	must(t, os.MkdirAll(shm, 0o755))
+	must(t, os.Mkdir(original, 0o755))
+	must(t, unix.Mount("admin", original, "tmpfs", 0, "size=8m"))
+	t.Cleanup(func() { must(t, unix.Unmount(original, 0)) })
+	must(t, unix.Mount(original, shm, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(shm, 0)) })
+	must(t, os.WriteFile(filepath.Join(shm, "admin"), nil, 0o600))
+	prepareGPU(t, dir, testGPU)
+	must(t, unmountShm(gpuDir))
+	if size := statfs(t, original).Blocks * uint64(statfs(t, original).Bsize); size != 8<<20 {
+		t.Errorf("it has %d bytes", size)
+	}
+	if _, err := os.Lstat(filepath.Join(shm, "admin")); err != nil || prepared(gpuDir) {
+		t.Errorf("%v, prepared %t", err, prepared(gpuDir))
+	}
+}
+
 // runInPrivateNamespace runs f where the host does not see its mounts, as in a service with PrivateTmp=.
 func runInPrivateNamespace(t *testing.T, f func()) {
 	t.Helper()

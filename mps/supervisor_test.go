@@ -419,6 +419,28 @@ func TestSupervisorAdoptsRunningDaemons(t *testing.T) {
 	}
 }
 
+// The record is enough to know a GPU that an earlier plugin shared.
+func TestAGPUWithoutItsShmIsReleased(t *testing.T) {
+	s := newTestSupervisor(t)
+	s.start()
+	s.share(0)
+	s.awaitReady(0)
+	s.stop()
+	daemon, err := readRecord(s.dir(0))
+	must(t, err)
+	must(t, unmountShm(s.dir(0)))
+	s.renew(s.opts.Dir)
+	if reason := s.Reason(&resource.Device{UUID: "MIG-1", Parent: s.gpu(0)}); reason == "" {
+		t.Error("a device of the GPU is healthy before the release")
+	}
+	s.start()
+	s.share()
+	eventually(t, "the release of the GPU", func() bool { return !prepared(s.dir(0)) && !s.modes.is(s.gpu(0)) })
+	if daemon.matches() {
+		t.Error("the daemon runs")
+	}
+}
+
 // lateModes calls do once, before a GPU becomes exclusive.
 type lateModes struct {
 	*modes
