@@ -221,13 +221,15 @@ func (w *worker) requestContext(ctx context.Context) (context.Context, context.C
 	return ctx, func() { stop(); cancel() }
 }
 
-// handleSilence waits for a daemon that does not answer because of err, and kills it after a while unless it has
-// servers: these may have clients.
+// handleSilence waits for a daemon that does not answer because of err, and ends it after a while unless it has servers:
+// these may have clients. The daemon has one deadline to end by itself.
 func (w *worker) handleSilence(err error) (time.Duration, error) {
 	if w.silent.IsZero() {
 		w.silent = time.Now()
 	}
-	exhausted := time.Since(w.silent) >= patience*w.supervisor.opts.Deadline
+	deadline := w.supervisor.opts.Deadline
+	silence := time.Since(w.silent)
+	exhausted := silence >= patience*deadline
 	switch {
 	case !exhausted && !w.answered:
 		return startInterval, nil
@@ -235,9 +237,13 @@ func (w *worker) handleSilence(err error) (time.Duration, error) {
 		return retryInterval, fmt.Errorf("its MPS control daemon does not answer: %w", err)
 	}
 	w.ending = true
-	w.fail(fmt.Errorf("its MPS control daemon does not answer and has no server, so it is killed: %w", err))
-	if err := w.proc.signal(unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-		return retryInterval, fmt.Errorf("its MPS control daemon cannot be killed: %w", err)
+	w.fail(fmt.Errorf("its MPS control daemon does not answer and has no server, so it is ended: %w", err))
+	signal := unix.SIGTERM
+	if silence >= (patience+1)*deadline {
+		signal = unix.SIGKILL
+	}
+	if err := w.proc.signal(signal); err != nil && !errors.Is(err, unix.ESRCH) {
+		return retryInterval, fmt.Errorf("its MPS control daemon cannot be ended: %w", err)
 	}
 	return retryInterval, nil
 }

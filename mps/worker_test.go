@@ -1,8 +1,12 @@
 package mps
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -104,7 +108,7 @@ func TestADaemonEndsDuringARequest(t *testing.T) {
 }
 
 // A daemon that does not answer has its time to start.
-func TestASilentDaemonIsKilledAfterSomeTime(t *testing.T) {
+func TestASilentDaemonIsEndedAfterSomeTime(t *testing.T) {
 	t.Parallel()
 	s := newTestSupervisor(t)
 	s.opts.Deadline = 100 * time.Millisecond
@@ -123,7 +127,46 @@ func TestASilentDaemonIsKilledAfterSomeTime(t *testing.T) {
 		return len(starts) > 1
 	})
 	if lived := time.Duration(starts[1] - starts[0]); lived < patience*s.opts.Deadline {
-		t.Errorf("it was killed after %v", lived)
+		t.Errorf("it was ended after %v", lived)
+	}
+}
+
+// A daemon that does not answer can end by itself before it is killed.
+func TestASilentDaemonIsTerminatedThenKilled(t *testing.T) {
+	deadline := time.Hour
+	s := New(Options{Dir: t.TempDir(), Deadline: deadline, Changed: func() {}, Log: slog.New(slog.DiscardHandler)})
+	for script, want := range map[string]string{
+		"echo; exec cat":               "was ended by signal SIGTERM",
+		"trap '' TERM; echo; exec cat": "was ended by signal SIGKILL",
+	} {
+		cmd := exec.Command("sh", "-c", script)
+		stdin, err := cmd.StdinPipe() // cat waits for it
+		must(t, err)
+		defer stdin.Close()
+		stdout, err := cmd.StdoutPipe()
+		must(t, err)
+		must(t, cmd.Start())
+		_, err = stdout.Read(make([]byte, 1)) // the signal is ignored from now on
+		must(t, err)
+		p, err := openProcess(cmd.Process.Pid, nil)
+		must(t, err)
+		defer p.close()
+		w := newWorker(s, testGPU)
+		w.take(p, "1")
+		for n := time.Duration(0); p.runs() && n <= patience+1; n++ {
+			w.silent = time.Now().Add(-n * deadline)
+			_, _ = w.handleSilence(errors.New("no answer"))
+			if want := n >= patience; w.ending != want {
+				t.Errorf("after %d deadlines: ending is %t", n, w.ending)
+			}
+			select {
+			case <-p.done():
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+		if got := fmt.Sprint(context.Cause(p.ended)); got != want {
+			t.Errorf("it %s, want: it %s", got, want)
+		}
 	}
 }
 
