@@ -3,6 +3,7 @@ package mps
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -148,4 +149,17 @@ func TestProcess(t *testing.T) {
 	if none.close(); none.runs() || none.done() != nil {
 		t.Error("no process runs")
 	}
+}
+
+// ReapChildren reaps any child, so no other test may run at the same time.
+func TestReapChildren(t *testing.T) {
+	left := exec.Command("true")
+	must(t, left.Start())
+	defer func() { _ = left.Wait() }()
+	eventually(t, "the end of what was left", func() bool {
+		ReapChildren()
+		_, err := os.Stat(fmt.Sprintf("/proc/%d", left.Process.Pid))
+		return err != nil
+	})
+	ReapChildren() // without a child
 }
