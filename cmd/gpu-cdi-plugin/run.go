@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -74,7 +75,7 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 		err = cli.With(cli.Usage, cli.UsageHint(cmd), err)
 	}
 	err = withOptions(cmd, err)
-	cli.Report(a.stderr, err, wantsJSON(cmd) || a.LogFormat == "json")
+	cli.Report(a.stderr, err, wantsJSON(cmd, args) || a.LogFormat == "json")
 	return int(cli.CodeOf(err))
 }
 
@@ -133,7 +134,7 @@ func (a *app) start(cmd *cobra.Command) error {
 		return err
 	}
 	format := a.LogFormat
-	if a.sources["log-format"] == "" && wantsJSON(cmd) {
+	if a.sources["log-format"] == "" && wantsJSON(cmd, nil) {
 		format = "json" // the error will be JSON: a reader of stderr finds nothing else there
 	}
 	a.log = newLogger(a.stderr, a.LogLevel, format)
@@ -152,10 +153,21 @@ func newLogger(w io.Writer, level, format string) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// wantsJSON reports whether --output json was given.
-func wantsJSON(cmd *cobra.Command) bool {
-	f := cmd.Flags().Lookup("output")
-	return f != nil && f.Changed && f.Value.String() == "json"
+// wantsJSON reports whether --output json was given. If the flags could not be parsed, it searches the arguments, so that
+// a program that reads JSON can read that error too.
+func wantsJSON(cmd *cobra.Command, args []string) bool {
+	if f := cmd.Flags().Lookup("output"); f != nil && f.Changed {
+		return f.Value.String() == "json"
+	}
+	for i, arg := range args {
+		switch arg {
+		case "-ojson", "-o=json", "--output=json":
+			return true
+		case "-o", "--output":
+			return slices.Equal(args[i+1:min(i+2, len(args))], []string{"json"})
+		}
+	}
+	return false
 }
 
 // noArgs is the argument check of a verb without arguments.
