@@ -47,10 +47,9 @@ type verdict struct {
 }
 
 func (a *app) cdiValidate(ctx context.Context, files []string, out output) error {
-	hint := "gpu-cdi-plugin cdi list shows the spec files that there are"
-	if len(files) == 0 {
+	written := len(files) == 0
+	if written {
 		files = append([]string{a.ownSpec()}, a.extraFiles()...)
-		hint = a.renewHint(a.ownSpec())
 	}
 	devices := sync.OnceValue(func() *gpu.Snapshot { return a.knownDevices(ctx) })
 	var verdicts []verdict
@@ -86,8 +85,10 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out output) error
 		}
 	}
 	switch {
+	case unread != nil && written:
+		return cli.With(cli.Failure, a.renewHint(a.ownSpec()), unread)
 	case unread != nil:
-		return cli.With(cli.Failure, hint, unread)
+		return cli.With(cli.Failure, "gpu-cdi-plugin cdi list shows the spec files that there are", unread)
 	case invalid > 0:
 		return cli.With(cli.Differs, hintInvalid,
 			fmt.Errorf("not valid on this host: %d of %s", invalid, plural(len(verdicts), "spec file")))

@@ -19,6 +19,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/trust"
 )
 
 const hookName = "prestart-hook"
@@ -36,8 +37,11 @@ func (a *app) specDirs(h host.Host) []string {
 // ownSpec is the path of the spec that generate --write writes.
 func (a *app) ownSpec() string { return filepath.Join(a.CDIDir, cdi.FileName(a.CDIKind)) }
 
-// renewHint names the command that writes a new spec to path.
+// renewHint names the command that writes a new spec to path. If that would refuse the hook, the hook is first.
 func (a *app) renewHint(path string) string {
+	if err := a.checkHook(); errors.Is(err, trust.ErrUnsafe) {
+		return cli.HintOf(err)
+	}
 	if _, err := cdi.FormatOf(path); path == a.ownSpec() || err != nil { // no spec can be written to such a path
 		return "gpu-cdi-plugin cdi generate --write makes a new spec"
 	}
