@@ -280,7 +280,13 @@ func TestParseReportsAllProblems(t *testing.T) {
 			[]string{
 				`line 1: sharing.time-slicing.resources[0].replicas: want a whole number, got "two"`,
 				"line 2: root: want text, got a list",
-				"sharing.time-slicing.resources[0].replicas: want 2 or more, got 0",
+			},
+		},
+		"a wrong value whose key begins like that of a value of the wrong kind": {
+			"mps: x\nresource: [a]\nresources: {mig: [{pattern: a, name: b}]}\n",
+			[]string{
+				`line 1: mps: want true or false, got "x"`, "line 2: resource: want text, got a list",
+				`resources.mig[0].name: resource name "b": want VENDOR/NAME, such as nvidia.com/gpu`,
 			},
 		},
 		"a key twice":    {"root: /a\nroot: /b\n", []string{"line 2: duplicate key root"}},

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -36,7 +38,7 @@ func Parse(data []byte) (*File, error) {
 	case document == nil:
 		return nil, err
 	case err != nil:
-		return nil, errors.Join(err, f.Config.Validate())
+		return nil, errors.Join(err, f.Config.validateExcept(err))
 	}
 	var keys map[string]yaml.Node
 	if document.Kind != 0 { // the file is not empty
@@ -46,4 +48,27 @@ func Parse(data []byte) (*File, error) {
 	}
 	f.Keys = slices.Sorted(maps.Keys(keys))
 	return f, nil
+}
+
+// undecodedKey finds the keys in the messages of yamlfile.Decode about values.
+var undecodedKey = regexp.MustCompile(`(?m)^line \d+: (\S+): want `)
+
+// validateExcept returns the problems that Validate finds, except in keys that could not be decoded: their values here
+// are not those of the file.
+func (c *Config) validateExcept(undecoded error) error {
+	invalid := c.Validate()
+	if invalid == nil {
+		return nil
+	}
+	problems := strings.Split(invalid.Error(), "\n")
+	for _, key := range undecodedKey.FindAllStringSubmatch(undecoded.Error(), -1) {
+		problems = slices.DeleteFunc(problems, func(problem string) bool {
+			rest, ok := strings.CutPrefix(problem, key[1])
+			return ok && strings.IndexAny(rest, " :.[") == 0 // not a longer key that begins like this one
+		})
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(problems, "\n"))
 }
