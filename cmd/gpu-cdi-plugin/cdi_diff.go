@@ -37,7 +37,7 @@ another program wrote is not compared.`,
   gpu-cdi-plugin cdi diff /etc/cdi/nvidia.yaml -o json`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.Differs, cli.NoDriver,
 			cli.NoGPU, cli.Interrupted),
-		Args:              cobra.MaximumNArgs(1),
+		Args:              oneFile,
 		ValidArgsFunction: completeFiles("json", "yaml"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.cdiDiff(cmd.Context(), args, opts)

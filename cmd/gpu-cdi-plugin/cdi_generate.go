@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
@@ -71,10 +72,20 @@ configured and that the host has is a spec of its own kind: a document of its ow
 	opts.Capabilities = addCapabilitiesFlag(f)
 	a.addTimeout(cmd)
 	a.addExtras(cmd)
+	cmd.SetFlagErrorFunc(outputIsNoFile)
 	_ = cmd.MarkFlagFilename("file", "json", "yaml")
 	_ = cmd.RegisterFlagCompletionFunc("capabilities",
 		cobra.FixedCompletions(driver.CapabilityNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
+}
+
+// outputIsNoFile adds a hint where --output names a file, as it does for nvidia-ctk cdi generate.
+func outputIsNoFile(cmd *cobra.Command, err error) error {
+	improved := cli.FlagError(cmd, err)
+	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok && e.GetFlag().Name == "output" {
+		return cli.With(cli.Usage, "to write the spec to a file, use --write or --file FILE", improved)
+	}
+	return improved
 }
 
 func (a *app) cdiGenerate(ctx context.Context, opts generateOptions) error {

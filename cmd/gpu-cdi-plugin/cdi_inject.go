@@ -24,13 +24,20 @@ of --cdi-kind. It puts in all devices or none; devices that are in already stay 
 the files of another driver than the specs is an error: make a new config.json after an upgrade.`,
 		Example: `  gpu-cdi-plugin cdi inject --bundle . nvidia.com/gpu=0 nvidia.com/gpu=1
   gpu-cdi-plugin cdi inject --bundle /run/bundles/a all`,
-		Args:              cobra.MinimumNArgs(1),
+		Args:              someNames,
 		ValidArgsFunction: a.completeDevices,
 		RunE:              func(_ *cobra.Command, args []string) error { return a.cdiInject(bundle, args) },
 	}
 	cmd.Flags().StringVar(&bundle, "bundle", "", "`directory` of the bundle, which holds config.json")
 	_ = cmd.MarkFlagRequired("bundle")
 	return cmd
+}
+
+func someNames(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return nil
+	}
+	return cli.With(cli.Usage, "gpu-cdi-plugin cdi list -o name lists the devices", errors.New("name at least one device"))
 }
 
 func (a *app) cdiInject(bundle string, names []string) error {

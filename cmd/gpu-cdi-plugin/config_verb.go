@@ -157,10 +157,8 @@ func (a *app) configResultView(problems []string) view {
 // handled like any other.
 func (a *app) takeFile(cmd *cobra.Command, args []string) error {
 	switch {
-	case len(args) == 0:
-		return nil
-	case len(args) > 1:
-		return fmt.Errorf("%s takes one file, got %q", cmd.CommandPath(), args)
+	case len(args) != 1:
+		return oneFile(cmd, args)
 	case cmd.Flags().Changed("config"):
 		return fmt.Errorf("both --config %s and %s are given", a.configFile, args[0])
 	}

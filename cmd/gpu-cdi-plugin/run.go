@@ -153,8 +153,8 @@ func newLogger(w io.Writer, level, format string) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// wantsJSON reports whether --output json was given. If the flags could not be parsed, it searches the arguments, so that
-// a program that reads JSON can read that error too.
+// wantsJSON reports whether --output json was given. If the flags could not be parsed, it searches the arguments, so
+// that a program that reads JSON can read that error too.
 func wantsJSON(cmd *cobra.Command, args []string) bool {
 	if f := cmd.Flags().Lookup("output"); f != nil && f.Changed {
 		return f.Value.String() == "json"
@@ -176,4 +176,12 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	return fmt.Errorf("%s takes no arguments, got %q", cmd.CommandPath(), args)
+}
+
+// oneFile is the argument check of a verb with a file that may be left out.
+func oneFile(cmd *cobra.Command, args []string) error {
+	if len(args) <= 1 {
+		return nil
+	}
+	return fmt.Errorf("%s takes one file, got %q", cmd.CommandPath(), args)
 }
