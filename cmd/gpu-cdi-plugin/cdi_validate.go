@@ -70,7 +70,9 @@ func (a *app) cdiValidate(ctx context.Context, files []string, out output) error
 			problems = append(problems, cdi.ValidateDevices(spec, devices())...)
 		}
 		if len(problems) > 0 {
-			if invalid++; invalid == 1 && (err != nil || cdi.WrittenHere(spec)) {
+			if invalid++; invalid == 1 && err == nil && !cdi.WrittenHere(spec) {
+				hintInvalid = file + " was " + notOurs
+			} else if invalid == 1 {
 				hintInvalid = a.renewHint(file)
 			}
 		}
