@@ -38,7 +38,7 @@ another program wrote is not compared.`,
 		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Partial, cli.Differs, cli.NoDriver,
 			cli.NoGPU, cli.Interrupted),
 		Args:              oneFile,
-		ValidArgsFunction: completeFiles("json", "yaml"),
+		ValidArgsFunction: completeFile("json", "yaml"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.cdiDiff(cmd.Context(), args, opts)
 		},

@@ -122,7 +122,7 @@ With -o json or yaml the result is printed for invalid configurations too, with 
   gpu-cdi-plugin config validate config.yaml -o json | jq -r '.problems[]'
   gpu-cdi-plugin config validate --config /etc/gpu-cdi-plugin/config.yaml --mig-strategy mixed`,
 		Args:              a.takeFile,
-		ValidArgsFunction: completeFiles("yaml", "yml", "json"),
+		ValidArgsFunction: completeFile("yaml", "yml", "json"),
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			err := a.start(cmd)
 			if err != nil && out.format != "text" {

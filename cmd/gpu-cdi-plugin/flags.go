@@ -39,6 +39,16 @@ func completeFiles(extensions ...string) cobra.CompletionFunc {
 	return cobra.FixedCompletions(extensions, cobra.ShellCompDirectiveFilterFileExt)
 }
 
+// completeFile completes the name of one file.
+func completeFile(extensions ...string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return completeFiles(extensions...)(cmd, args, prefix)
+	}
+}
+
 // complete gives cmd and the verbs below it what most of them have: no arguments, and shell completion for flags with a
 // fixed set of values and for those whose usage calls the value a directory.
 func complete(cmd *cobra.Command) {
