@@ -126,7 +126,7 @@ func (r *Reconciler) writeSpec(f *plannedFile) (written bool, err error) {
 	if f.id = fileid.Of(f.path); f.id.IsZero() {
 		f.id = fileid.ID{Ino: ^uint64(0)} // it is gone already, which is a change
 	}
-	r.log.Info(fmt.Sprintf("the CDI spec %s was written with %d devices: %s", f.path, len(f.content.Devices), reason),
+	r.log.Info(fmt.Sprintf("the CDI spec %s was written: %s", f.path, reason),
 		"path", f.path, "devices", len(f.content.Devices))
 	return true, nil
 }

@@ -70,8 +70,8 @@ var errorTable = []cli.ErrorRow{
 		if e.Shared == 0 {
 			return cli.Usage, "give some of the devices another resource name with resources.gpus or resources.mig"
 		}
-		return cli.Usage, fmt.Sprintf("lower replicas in %s for %s to about %d for each of the %d shared devices, "+
-			"or share them under several names", e.Rules, e.Resource, e.Replicas, e.Shared)
+		return cli.Usage, fmt.Sprintf("lower replicas in %s for %s to about %d for each shared device, "+
+			"or share them under several names", e.Rules, e.Resource, e.Replicas)
 	}),
 
 	// 10: no driver that can be used. All of these wrap gpu.ErrNoDriver, whose row is the last.
