@@ -38,7 +38,7 @@ func TestGoldenExtras(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if problems := Validate(spec); len(problems) > 0 {
+		if problems := validate(spec); len(problems) > 0 {
 			t.Errorf("%s: %v", extra, problems)
 		}
 		data, err := Marshal(spec, JSON)

@@ -96,14 +96,14 @@ func TestGoldenFilesAreOfMachines(t *testing.T) {
 	}
 }
 
-// Validate finds no problem in the spec of a simulated node, with the path of a program that exists as its hook.
+// validate finds no problem in the spec of a simulated node, with the path of a program that exists as its hook.
 func TestGeneratedSpecsAreValid(t *testing.T) {
 	n := simtest.Node(t, "mig-h100")
 	spec, err := cdilib.ParseSpec(generate(t, n, Options{HookPath: n.SMI()}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if problems := Validate(spec); len(problems) > 0 {
+	if problems := validate(spec); len(problems) > 0 {
 		t.Errorf("problems: %v", problems)
 	}
 }

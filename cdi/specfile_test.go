@@ -177,11 +177,11 @@ func FuzzReadFile(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// Diff and Validate accept what engines read.
+		// Diff and validate accept what engines read.
 		if diff := Diff(spec, spec); len(diff) > 0 {
 			t.Errorf("a spec differs from itself: %v", diff)
 		}
-		Validate(spec)
+		validate(spec)
 		if err := checkSpec(spec); err != nil {
 			t.Errorf("the library takes the spec, checkSpec does not: %v", err)
 		}

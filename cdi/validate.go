@@ -32,7 +32,7 @@ func (p Problem) String() string {
 	return p.Where + ": " + p.What
 }
 
-// ValidateFile checks that engines can read a spec file, and its content as Validate does. It returns an error if the
+// ValidateFile checks that engines can read a spec file, and its content as validate does. It returns an error if the
 // file does not exist or this process may not read it; a malformed file is a problem.
 func ValidateFile(path string) ([]Problem, error) {
 	info, err := os.Stat(path)
@@ -54,12 +54,12 @@ func ValidateFile(path string) ([]Problem, error) {
 	case err != nil:
 		return append(problems, Problem{What: err.Error()}), nil //nolint:nilerr // it is in the problems
 	}
-	return append(problems, Validate(spec)...), nil
+	return append(problems, validate(spec)...), nil
 }
 
-// Validate checks a spec against the CDI library's rules and against this host: the files to mount exist, the nodes are
+// validate checks a spec against the CDI library's rules and against this host: the files to mount exist, the nodes are
 // device nodes, and the hooks can be executed.
-func Validate(spec *specs.Spec) []Problem {
+func validate(spec *specs.Spec) []Problem {
 	v := &validator{seen: map[string]bool{}, driver: driverVersion(spec)}
 	if err := checkSpec(spec); err != nil {
 		v.add("", "not a valid CDI spec: %v", err)
@@ -172,7 +172,7 @@ func isUUID(name string) bool {
 }
 
 // ValidateDevices checks that a node has the GPUs and MIG devices that a spec names by UUID, and that containers can
-// use them. It is pure; Validate checks the rest.
+// use them. It is pure; ValidateFile checks the rest.
 func ValidateDevices(spec *specs.Spec, s *gpu.Snapshot) []Problem {
 	why := unusable(s)
 	var problems []Problem

@@ -83,7 +83,7 @@ func TestValidate(t *testing.T) {
 				for _, w := range c.want {
 					want = append(want, where+": "+w)
 				}
-				for _, p := range Validate(spec) {
+				for _, p := range validate(spec) {
 					got = append(got, p.String())
 				}
 				if diff := cmp.Diff(want, got); diff != "" {
@@ -99,7 +99,7 @@ func TestValidateReportsAProblemOnce(t *testing.T) {
 	for i := range spec.Devices {
 		spec.Devices[i].ContainerEdits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/nvidia77"}}
 	}
-	if got := Validate(spec); len(got) != 1 || got[0].Where != "device 0" {
+	if got := validate(spec); len(got) != 1 || got[0].Where != "device 0" {
 		t.Errorf("problems %v", got)
 	}
 }
@@ -161,12 +161,12 @@ func TestValidateFindsMissingFiles(t *testing.T) {
 		},
 	}
 	spec := mustGenerate(t, twoGPUs(0), d, Options{HookPath: r.dir + "/hook"})
-	if problems := Validate(spec); len(problems) > 0 {
+	if problems := validate(spec); len(problems) > 0 {
 		t.Fatalf("a new spec has problems: %v", problems)
 	}
 	r.must(os.Remove(d.Libraries[0].HostPath))
 	r.must(os.Remove(r.dir + "/hook"))
-	if problems := Validate(spec); len(problems) != 2 {
+	if problems := validate(spec); len(problems) != 2 {
 		t.Errorf("problems %v, want one for the library and one for the hook", problems)
 	}
 }
@@ -185,12 +185,12 @@ func TestValidateCountsTheMissingFilesOfADriver(t *testing.T) {
 	}
 	spec.ContainerEdits.Mounts = []*specs.Mount{mount("libcuda")}
 	want := []Problem{{"driver", "/gone/libcuda.so." + testVersion + " is gone"}}
-	if diff := cmp.Diff(want, Validate(spec)); diff != "" {
+	if diff := cmp.Diff(want, validate(spec)); diff != "" {
 		t.Errorf("with one file (-want +got):\n%s", diff)
 	}
 	spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts, mount("libnvidia-ml"))
 	want = []Problem{{"driver", "2 files of driver " + testVersion + " are gone"}}
-	if diff := cmp.Diff(want, Validate(spec)); diff != "" {
+	if diff := cmp.Diff(want, validate(spec)); diff != "" {
 		t.Errorf("with two files (-want +got):\n%s", diff)
 	}
 }

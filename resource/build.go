@@ -159,8 +159,8 @@ func (b *builder) checkAdvertisable(p *plan) error {
 			cmp.Or(p.device.PCIBusID, "unknown"), p.device.Reason)
 	case uuid == "":
 		return errors.New("it has no UUID")
-	case len(uuid) > MaxID:
-		return fmt.Errorf("its UUID %q has %d characters, more than %d", uuid, len(uuid), MaxID)
+	case len(uuid) > maxID:
+		return fmt.Errorf("its UUID %q has %d characters, more than %d", uuid, len(uuid), maxID)
 	case b.seen[uuid]:
 		return fmt.Errorf("another device has the same UUID %s", uuid)
 	}

@@ -71,7 +71,7 @@ func checkInvariants(t testing.TB, resources []Resource) {
 				t.Errorf("%s is in %s and in %s", d.UUID, other, r.Name)
 			}
 			uuids[d.UUID] = r.Name
-			if d.ID == "" || len(d.ID) > MaxID {
+			if d.ID == "" || len(d.ID) > maxID {
 				t.Errorf("the ID %q has %d characters", d.ID, len(d.ID))
 			}
 			if d.Healthy != (d.Reason == "") {

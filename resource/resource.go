@@ -17,7 +17,7 @@ type Resource struct {
 
 // Device is a device of the kubelet: a GPU, a MIG device, or a replica of one.
 type Device struct {
-	// ID is the device ID: the UUID, or "UUID::REPLICA". It has at most MaxID bytes.
+	// ID is the device ID: the UUID, or "UUID::REPLICA". It has at most 63 bytes.
 	ID string
 	// UUID is "GPU-..." or "MIG-...".
 	UUID string

@@ -61,8 +61,8 @@ func (b *builder) firstMatch(m *method, p *plan) int {
 
 // shareOne makes replicas of a device, or returns why it cannot be shared.
 func (b *builder) shareOne(p *plan, m *method, r *SharingRule) error {
-	if n := len(replicaID(p.device.UUID, r.Replicas-1)); n > MaxID {
-		return fmt.Errorf("the IDs of %d replicas would have %d characters, more than %d", r.Replicas, n, MaxID)
+	if n := len(replicaID(p.device.UUID, r.Replicas-1)); n > maxID {
+		return fmt.Errorf("the IDs of %d replicas would have %d characters, more than %d", r.Replicas, n, maxID)
 	}
 	if m.key == mpsKey {
 		limits, err := mpsLimits(p, r.Replicas, b.config.Sharing.MPS.SharedMemoryMiB)

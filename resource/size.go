@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// MaxID is the maximum length of a device ID, in bytes, as documented in the API's Device.
-const MaxID = 63
+// maxID is the maximum length of a device ID, in bytes, as documented in the API's Device.
+const maxID = 63
 
 // MaxList is the maximum size of a list of devices, in bytes: the kubelet uses gRPC's default limit for messages.
 const MaxList = 4 << 20

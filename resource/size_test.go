@@ -27,7 +27,7 @@ func realSize(r Resource) int {
 }
 
 func TestListSizeIsAtLeastTheSizeOfTheMessage(t *testing.T) {
-	uuid := "GPU-" + strings.Repeat("0", MaxID-len("GPU-::1000"))
+	uuid := "GPU-" + strings.Repeat("0", maxID-len("GPU-::1000"))
 	for name, tt := range map[string]struct{ numa, replicas int }{
 		"a whole GPU without a NUMA node": {gpu.NoNUMANode, 0},
 		"on node 0":                       {0, 0},
