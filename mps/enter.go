@@ -2,6 +2,7 @@ package mps
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -19,6 +20,9 @@ type entry struct {
 	Program Program
 }
 
+// ErrArgument is that the argument of Enter is malformed.
+var ErrArgument = errors.New("the argument does not say how to become the MPS control program")
+
 // Enter confines the process to what the control program needs and becomes it. arg is the last argument that the
 // supervisor gave this process. Enter returns only with an error.
 //
@@ -27,7 +31,7 @@ type entry struct {
 func Enter(arg string) error {
 	var e entry
 	if err := json.Unmarshal([]byte(arg), &e); err != nil {
-		return fmt.Errorf("read the argument: %w", err)
+		return fmt.Errorf("%w: %w", ErrArgument, err)
 	}
 	unix.Umask(0o022)
 	// Namespaces and capabilities belong to a thread, and the program gets those of the thread that calls exec.

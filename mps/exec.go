@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,6 +26,16 @@ const ownProgram = "/proc/self/exe"
 // setUp has a command that runs this program become nvidia-cuda-mps-control for the GPU: the daemon, or the client that
 // sends it commands. It has a session of its own, so that a daemon outlives the plugin.
 func (c *control) setUp(cmd *exec.Cmd, daemon bool) error {
+	p := c.program
+	paths := slices.Concat([]string{c.dir, p.Path, p.Root}, p.SearchPath)
+	for name, path := range p.Libraries {
+		paths = append(paths, name, path)
+	}
+	for _, path := range paths {
+		if !utf8.ValidString(path) {
+			return fmt.Errorf("run %s: the path %q is not UTF-8, which MPS needs", ControlProgram, path)
+		}
+	}
 	arg, err := json.Marshal(entry{Dir: c.dir, Daemon: daemon, Program: c.program})
 	cmd.Args = append(slices.Clone(c.helper), string(arg))
 	cmd.Env = []string{}

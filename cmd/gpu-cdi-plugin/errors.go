@@ -65,6 +65,7 @@ var errorTable = []cli.ErrorRow{
 	// 2: a usage error
 	cli.Sentinel(cdi.ErrExtension, cli.Usage, ""),
 	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
+	cli.Sentinel(mps.ErrArgument, cli.Usage, ""),
 	cli.Sentinel(plugin.ErrLongPath, cli.Usage, "give a directory with a shorter path, or a link to it"),
 	cli.Typed(func(e *resource.TooManyDevicesError) (cli.Code, string) {
 		if e.Shared == 0 {
