@@ -218,12 +218,12 @@ func TestRequestsWithoutAnswer(t *testing.T) {
 		"more included than requested": {
 			Request{Available: id(0, 3), Must: id(0, 3), Size: 1},
 			BadSize, nil,
-			"1 devices requested, but 2 must be included",
+			"1 device requested, but 2 must be included",
 		},
 		"more than available": {
 			Request{Available: id(0), Size: 2},
 			BadSize, nil,
-			"2 devices requested, but 1 are available",
+			"2 devices requested, but 1 is available",
 		},
 		"a negative size": {Request{Available: id(0), Size: -1}, BadSize, nil, "-1 devices requested"},
 		"an unhealthy one included": {

@@ -57,6 +57,13 @@ type RequestError struct {
 
 // Error cuts an ID that is longer than every real one: it comes from the caller.
 func (e *RequestError) Error() string {
+	requested, are := fmt.Sprintf("%d devices requested", e.Size), "are"
+	if e.Size == 1 {
+		requested = "1 device requested"
+	}
+	if e.Available == 1 {
+		are = "is"
+	}
 	switch {
 	case e.Reason == Unknown:
 		return fmt.Sprintf("no such device: %.80q", e.IDs[0])
@@ -65,13 +72,13 @@ func (e *RequestError) Error() string {
 	case e.Reason == NotAvailable:
 		return fmt.Sprintf("must be included, but not available: %.80q", e.IDs[0])
 	case e.Reason == Unusable:
-		return fmt.Sprintf("%d devices requested, which is not possible without unusable ones: %q", e.Size, e.IDs)
+		return fmt.Sprintf("%s, which is not possible without unusable ones: %q", requested, e.IDs)
 	case e.Size < 0:
-		return fmt.Sprintf("%d devices requested", e.Size)
+		return requested
 	case e.Size < e.Must:
-		return fmt.Sprintf("%d devices requested, but %d must be included", e.Size, e.Must)
+		return fmt.Sprintf("%s, but %d must be included", requested, e.Must)
 	default:
-		return fmt.Sprintf("%d devices requested, but %d are available", e.Size, e.Available)
+		return fmt.Sprintf("%s, but %d %s available", requested, e.Available, are)
 	}
 }
 

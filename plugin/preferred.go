@@ -124,7 +124,7 @@ func (l *list) preferenceStatus(err error) error {
 		for _, id := range wrong.IDs {
 			unhealthy.add(id, l.devices[id].Reason)
 		}
-		return status.Errorf(codes.FailedPrecondition, "prefer %s: a request for %d devices needs unhealthy ones: %s",
+		return status.Errorf(codes.FailedPrecondition, "prefer %s: a request for %d needs unhealthy devices: %s",
 			name, wrong.Size, &unhealthy)
 	}
 	return status.Errorf(codes.InvalidArgument, "prefer %s: %v", name, err)

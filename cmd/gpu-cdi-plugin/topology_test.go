@@ -148,7 +148,7 @@ func TestRequestsThatCannotBeFulfilledAreUsageErrors(t *testing.T) {
 		},
 		"fewer than must be": {
 			explainOptions{size: 1, must: []string{"0", "1"}},
-			"1 devices requested, but 2 must be included",
+			"1 device requested, but 2 must be included",
 			notChosen,
 		},
 		"none are available": {
