@@ -37,7 +37,8 @@ func someNames(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return nil
 	}
-	return cli.With(cli.Usage, "gpu-cdi-plugin cdi list -o name lists the devices", errors.New("name at least one device"))
+	return cli.With(cli.Usage, "gpu-cdi-plugin cdi list -o name lists the devices",
+		errors.New("name at least one device"))
 }
 
 func (a *app) cdiInject(bundle string, names []string) error {
