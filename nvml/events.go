@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -34,30 +35,35 @@ var eventKinds = map[uint64]gpu.EventKind{
 type watchers struct {
 	library *library
 	receive func(gpu.Event)
-	stop    chan struct{}
-	ended   sync.WaitGroup
 	gpus    map[string]bool // by UUID
+	running sync.WaitGroup
+	stop    chan struct{} // closed when the goroutines are to end
+	ended   chan struct{} // closed when they have ended
 }
 
-// watch receives the events of the usable GPUs of a snapshot, until the library is closed.
-func (s *Session) watch(snapshot *gpu.Snapshot) {
-	if s.opts.Events == nil {
+// errWatchStopped is why events are not received while the library could not be closed.
+var errWatchStopped = errors.New("the library was to be closed and is still in use")
+
+// watch receives the events of the usable GPUs of the last snapshot, if the library is open, until it is closed.
+func (s *Session) watch() {
+	if s.opts.Events == nil || s.library == nil || s.last == nil {
 		return
 	}
-	if s.watchers == nil {
+	if s.watchers == nil || isClosed(s.watchers.ended) {
 		s.watchers = &watchers{
-			library: s.library, receive: s.opts.Events, stop: make(chan struct{}), gpus: map[string]bool{},
+			library: s.library, receive: s.opts.Events, gpus: map[string]bool{},
+			stop: make(chan struct{}), ended: make(chan struct{}),
 		}
 	}
-	w := s.watchers
+	w, snapshot := s.watchers, s.last
 	if w.stopped() {
-		return // until the library could be closed
+		return // the next snapshot tries again
 	}
 	for i := range snapshot.Devices {
 		uuid := snapshot.Devices[i].UUID
 		if snapshot.Devices[i].Usable() && !w.gpus[uuid] {
 			w.gpus[uuid] = true
-			w.ended.Go(func() { w.watch(uuid) })
+			w.running.Go(func() { w.watch(uuid) })
 		}
 	}
 }
@@ -66,23 +72,40 @@ func (s *Session) watch(snapshot *gpu.Snapshot) {
 func (w *watchers) end(ctx context.Context) bool {
 	if !w.stopped() {
 		close(w.stop)
+		go w.awaitEnd(ctx)
 	}
-	ended := make(chan struct{})
-	go func() {
-		w.ended.Wait()
-		close(ended)
-	}()
 	select {
-	case <-ended:
+	case <-w.ended:
 		return true
 	case <-ctx.Done():
 		return false
 	}
 }
 
-func (w *watchers) stopped() bool {
+// awaitEnd waits for the goroutines. If they have not ended before ctx, the library stays open without its events, and
+// that is reported.
+func (w *watchers) awaitEnd(ctx context.Context) {
+	defer close(w.ended)
+	all := make(chan struct{})
+	go func() {
+		w.running.Wait()
+		close(all)
+	}()
 	select {
-	case <-w.stop:
+	case <-all:
+	case <-ctx.Done():
+		for uuid := range w.gpus {
+			w.receive(w.sourceEvent(uuid, errWatchStopped))
+		}
+		<-all
+	}
+}
+
+func (w *watchers) stopped() bool { return isClosed(w.stop) }
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
 		return true
 	default:
 		return false
@@ -95,7 +118,7 @@ func (w *watchers) watch(uuid string) {
 	for pause := minEventPause; !w.stopped(); pause = min(2*pause, maxEventPause) {
 		began := time.Now()
 		err := w.receiveUntilError(uuid, func() {
-			if reported != "" {
+			if reported != "" && !w.stopped() {
 				reported = ""
 				w.receive(w.sourceEvent(uuid, nil))
 			}

@@ -1,6 +1,9 @@
 package nvml
 
 import (
+	"context"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -185,4 +188,95 @@ func TestProbes(t *testing.T) {
 	if got := probe(); got[3].Error == "" || got[4].Error != "" {
 		t.Errorf("the errors of a lost GPU and its neighbour are %q and %q", got[3].Error, got[4].Error)
 	}
+}
+
+// expectSources waits until the events of all GPUs are received, or of none.
+func expectSources(t *testing.T, node *sim.Node, events chan gpu.Event, received bool) {
+	t.Helper()
+	for left := len(node.Machine().GPUs); left > 0; {
+		if e := nextEvent(t, events); e.Kind == gpu.EventSource && (e.Err == nil) == received {
+			left--
+		}
+	}
+}
+
+// expectXID reports an XID and waits for it.
+func expectXID(t *testing.T, node *sim.Node, events chan gpu.Event, index int, xid uint64) {
+	t.Helper()
+	must(t, node.XID(index, xid, nil))
+	for {
+		if e := nextEvent(t, events); e.Kind == gpu.EventXID && e.XID == xid {
+			return
+		}
+	}
+}
+
+func TestEventsAreReceivedWhileTheLibraryIsInUse(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, events := newEventSession(t, "pcie-quad")
+	must(t, node.Hang("nvmlDeviceGetMemoryInfo_v2", 1))
+	used := make(chan error)
+	go func() {
+		_, err := session.Use(t.Context(), uuidOf(node, 1))
+		used <- err
+	}()
+	waitUntil(t, "the call hangs", func() bool {
+		return slices.ContainsFunc(InFlight(), func(c string) bool { return strings.Contains(c, "use of") })
+	})
+	if session.Close() == nil {
+		t.Error("the library was closed while a call was in it")
+	}
+	expectXID(t, node, events, 2, 31)
+	must(t, node.Clear())
+	must(t, <-used)
+}
+
+// A wait for events that hangs ends the receiving of all events, and then the library cannot be closed.
+func TestEventsAreReceivedAfterAReleaseThatFailed(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, events := newEventSession(t, "pcie-quad")
+	must(t, node.Hang("nvmlEventSetWait_v2", sim.AnyGPU))
+	time.Sleep(2 * eventWait) // until the wait of before has returned
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if session.Release(ctx) == nil {
+		t.Error("the library was closed while a call was in it")
+	}
+	must(t, node.Clear())
+	expectSources(t, node, events, true)
+	expectXID(t, node, events, 2, 31)
+}
+
+// Events that their receiver does not take in time keep the library open. They are then reported as not received, and
+// received again as soon as they can be.
+func TestEventsAfterACloseThatFailed(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, events := newEventSession(t, "pcie-quad")
+	session.opts.GPUTimeout = 2 * time.Second
+	taken := make(chan struct{})
+	receive := session.opts.Events
+	must(t, session.Close())
+	session.opts.Events = func(e gpu.Event) {
+		receive(e)
+		if e.Kind == gpu.EventXID && e.XID == 31 {
+			<-taken
+		}
+	}
+	takeSnapshot(t, session)
+	expectXID(t, node, events, 1, 31)
+	if session.Close() == nil {
+		t.Error("the library was closed while an event was received")
+	}
+	expectSources(t, node, events, false)
+	close(taken)
+	waitUntil(t, "the goroutines have ended", func() bool { return isClosed(session.watchers.ended) })
+	takeSnapshot(t, session)
+	expectSources(t, node, events, true)
+	expectXID(t, node, events, 2, 32)
 }

@@ -20,6 +20,7 @@ func (s *Session) Release(ctx context.Context) error {
 		err := s.close() //nolint:contextcheck // has a deadline of its own
 		if err != nil && ctx.Err() != nil {
 			s.released = false
+			s.watch() //nolint:contextcheck // events are received until the library is closed
 		}
 		s.mu.Unlock()
 		switch {
@@ -43,8 +44,6 @@ func (s *Session) Reopen(ctx context.Context) error {
 	if err := s.open(ctx); err != nil {
 		return err
 	}
-	if s.last != nil {
-		s.watch(s.last) //nolint:contextcheck // events are received until the library is closed
-	}
+	s.watch() //nolint:contextcheck // events are received until the library is closed
 	return nil
 }

@@ -179,7 +179,7 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	}
 	nameUnreadable(snapshot, s.last)
 	s.last = snapshot
-	s.watch(snapshot) //nolint:contextcheck // events are received until the library is closed
+	s.watch() //nolint:contextcheck // events are received until the library is closed
 	return snapshot, nil
 }
 
@@ -267,17 +267,26 @@ func (s *Session) open(ctx context.Context) error {
 	return nil
 }
 
-// close closes the library. If that cannot be done yet, the library stays open.
+var errInUse = errors.New("close the NVIDIA driver library: calls have not returned")
+
+// close closes the library. If that cannot be done yet, the library stays open, perhaps without events until the next
+// watch.
 func (s *Session) close() error {
 	if s.library == nil {
 		return nil
 	}
+	if s.busy() { // events are received meanwhile
+		return errInUse
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.openTimeout())
 	defer cancel()
-	if s.watchers != nil && !s.watchers.end(ctx) || s.busy() {
-		return errors.New("close the NVIDIA driver library: calls have not returned")
+	if s.watchers != nil && !s.watchers.end(ctx) {
+		return errInUse
 	}
 	s.watchers = nil
+	if s.busy() { // a wait for events was abandoned
+		return errInUse
+	}
 	l := s.library
 	s.library = nil
 	if err := l.shutdown(ctx); err != nil {
