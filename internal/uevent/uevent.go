@@ -6,6 +6,7 @@ package uevent
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -21,6 +22,9 @@ const kernelGroup = 1
 // before it.
 const MaxMessage = 8192
 
+// bufferBytes holds the messages of a node whose GPUs and their functions all come at once.
+const bufferBytes = 1 << 20
+
 // Listen returns a source of the kernel's messages. Each Read returns one.
 func Listen() (io.ReadCloser, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
@@ -29,6 +33,10 @@ func Listen() (io.ReadCloser, error) {
 		return nil, fmt.Errorf("listen to the kernel's uevents: %w", err)
 	}
 	file := os.NewFile(uintptr(fd), "uevents")
+	// Only CAP_NET_ADMIN may exceed the limit of the host. A smaller buffer will do too, see Watch.
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bufferBytes) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, bufferBytes)
+	}
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: kernelGroup}); err != nil {
 		_ = file.Close()
 		return nil, fmt.Errorf("listen to the kernel's uevents: %w", err)
@@ -37,15 +45,16 @@ func Listen() (io.ReadCloser, error) {
 }
 
 // Watch calls changed for each message about a GPU on PCI until the source ends, and returns its error. A message that is
-// forged does no more than that.
+// forged does no more than that. Where the kernel has dropped messages, one of them may have been about a GPU.
 func Watch(source io.Reader, changed func()) error {
 	message := make([]byte, MaxMessage)
 	for {
 		n, err := source.Read(message)
-		if aboutGPU(message[:n]) {
+		dropped := errors.Is(err, unix.ENOBUFS)
+		if dropped || aboutGPU(message[:n]) {
 			changed()
 		}
-		if err != nil {
+		if err != nil && !dropped {
 			return fmt.Errorf("read the kernel's uevents: %w", err)
 		}
 	}

@@ -3,8 +3,11 @@ package uevent
 import (
 	"errors"
 	"io"
+	"os"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // messages is a source of messages.
@@ -41,6 +44,24 @@ func TestWatch(t *testing.T) {
 				t.Errorf("%d changes and error %v, want %d and the end of the source", got, err, c.want)
 			}
 		})
+	}
+}
+
+// overflow is a source that has dropped messages.
+type overflow struct{ rest messages }
+
+func (o *overflow) Read(p []byte) (int, error) {
+	if o.rest == nil {
+		o.rest = messages{"add@/x\x00SUBSYSTEM=pci\x00PCI_CLASS=30200\x00"}
+		return 0, &os.PathError{Op: "read", Path: "uevents", Err: unix.ENOBUFS}
+	}
+	return o.rest.Read(p)
+}
+
+func TestWatchAfterAnOverflow(t *testing.T) {
+	got := 0
+	if err := Watch(&overflow{}, func() { got++ }); got != 2 || !errors.Is(err, io.EOF) {
+		t.Errorf("%d changes and error %v, want one for the dropped messages and one for the next", got, err)
 	}
 }
 
