@@ -86,6 +86,9 @@ type Use struct {
 type Process struct {
 	// PID is the process ID in the host's namespace.
 	PID int
+	// Compute, Graphics and MPS are the kinds of context that it has: MPS is that of a client of CUDA's Multi-Process
+	// Service.
+	Compute, Graphics, MPS bool
 	// MemoryBytes is the memory that it has on the device, or 0 if the driver does not report it.
 	MemoryBytes uint64
 }

@@ -35,12 +35,25 @@ func (l *library) deviceByUUID(c *call, uuid string) (nvml.Device, error) {
 
 func (l *library) use(c *call, dev nvml.Device) (gpu.Use, error) {
 	byPID := map[int]gpu.Process{}
-	for function, list := range map[string]func() ([]nvml.ProcessInfo, nvml.Return){
-		"nvmlDeviceGetComputeRunningProcesses":    dev.GetComputeRunningProcesses,
-		"nvmlDeviceGetGraphicsRunningProcesses":   dev.GetGraphicsRunningProcesses,
-		"nvmlDeviceGetMPSComputeRunningProcesses": dev.GetMPSComputeRunningProcesses,
+	for _, kind := range []struct {
+		function string
+		list     func() ([]nvml.ProcessInfo, nvml.Return)
+		mark     func(*gpu.Process)
+	}{
+		{
+			"nvmlDeviceGetComputeRunningProcesses", dev.GetComputeRunningProcesses,
+			func(p *gpu.Process) { p.Compute = true },
+		},
+		{
+			"nvmlDeviceGetGraphicsRunningProcesses", dev.GetGraphicsRunningProcesses,
+			func(p *gpu.Process) { p.Graphics = true },
+		},
+		{
+			"nvmlDeviceGetMPSComputeRunningProcesses", dev.GetMPSComputeRunningProcesses,
+			func(p *gpu.Process) { p.MPS = true },
+		},
 	} {
-		found, err := optional(invoke(l, c, function, list))
+		found, err := optional(invoke(l, c, kind.function, kind.list))
 		if err != nil {
 			return gpu.Use{}, err
 		}
@@ -49,8 +62,10 @@ func (l *library) use(c *call, dev nvml.Device) (gpu.Use, error) {
 			if memory == math.MaxUint64 { // NVML's value for "not available"
 				memory = 0
 			}
-			pid := int(p.Pid)
-			byPID[pid] = gpu.Process{PID: pid, MemoryBytes: max(memory, byPID[pid].MemoryBytes)}
+			process := byPID[int(p.Pid)]
+			process.PID, process.MemoryBytes = int(p.Pid), max(memory, process.MemoryBytes)
+			kind.mark(&process)
+			byPID[process.PID] = process
 		}
 	}
 	memory, err := optional(invoke(l, c, "nvmlDeviceGetMemoryInfo_v2", dev.GetMemoryInfo_v2))

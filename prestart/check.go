@@ -64,7 +64,7 @@ func (x *run) endOrphans(ctx context.Context) (string, error) {
 	return strings.Join(ended, "; "), nil
 }
 
-// checkProcesses passes if no process uses the device but known programs. Processes that have just been ended are
+// checkProcesses passes if no process uses the device but known programs and a desktop's. Processes that have just been ended are
 // waited for.
 func (x *run) checkProcesses(ctx context.Context) (string, error) {
 	if why := x.unseen(); why != "" {
@@ -77,7 +77,8 @@ func (x *run) checkProcesses(ctx context.Context) (string, error) {
 			p.close()
 		}
 		if err == nil && len(names) > 0 {
-			err = settlingError{errors.New(list(names) + " still uses it: end it, or wait until it has ended")}
+			err = settlingError{errors.New(list(names) + " still uses it: end it, or wait until it has ended; " +
+				"if it may stay, add its program to those that may use the device")}
 		}
 		return err
 	})
@@ -95,7 +96,8 @@ func (x *run) leftovers(ctx context.Context) (left []*process, others []string, 
 		switch {
 		case err != nil: // the driver has not noticed its end yet, or reports a wrong PID
 			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))
-		case p.known(x.rules.Programs):
+		case one.Graphics && !one.Compute && !one.MPS && p.ofHost(), // a desktop's, which may be any program
+			p.known(x.rules.Programs):
 			x.excused[one.PID] = true
 			p.close()
 		default:
@@ -105,13 +107,16 @@ func (x *run) leftovers(ctx context.Context) (left []*process, others []string, 
 	return left, others, nil
 }
 
-// checkMemory passes if the memory in use is that of known programs and at most the tolerance, or will be reset.
+// checkMemory passes if the memory in use is that of known programs and at most the tolerance, or will be reset. Where
+// the processes cannot be seen, it may be that of a desktop or a monitoring agent: then the policy Check passes.
 func (x *run) checkMemory(ctx context.Context) (string, error) {
 	switch {
 	case x.shared != "":
 		return "", skippedError("the device is shared: " + x.shared)
 	case x.d.SharesMemory:
 		return "", skippedError("the device has its memory together with other MIG devices")
+	case x.rules.Policy == Check && x.unseen() != "":
+		return "", skippedError(x.unseen())
 	}
 	var used uint64
 	err := x.settle(ctx, func(ctx context.Context) error {
@@ -140,8 +145,12 @@ func (x *run) checkMemory(ctx context.Context) (string, error) {
 			x.dirty = fmt.Errorf("%d MiB are in use without a process", used>>20)
 			return nil
 		default:
-			return settlingError{fmt.Errorf("%d MiB are in use without a process, more than %d MiB: reset the GPU",
-				used>>20, x.rules.MemoryTolerance>>20)}
+			do := "reset the GPU"
+			if x.unseen() != "" {
+				do += ", or run this program in the host's PID namespace to see the processes"
+			}
+			return settlingError{fmt.Errorf("%d MiB are in use without a process, more than %d MiB: %s",
+				used>>20, x.rules.MemoryTolerance>>20, do)}
 		}
 	})
 	if err != nil || used == 0 {

@@ -41,8 +41,17 @@ func TestKnownPrograms(t *testing.T) {
 		program string
 		cgroup  string // name; empty is that of the test
 		attr    syscall.SysProcAttr
-		want    bool // whether the device is given away
+		context gpu.Process // kinds of context; the zero value is Compute
+		want    bool        // whether the device is given away
 	}{
+		"a desktop's program": {program: "firefox", context: gpu.Process{Graphics: true}, want: true},
+		"a desktop's program that computes too": {
+			program: "firefox", context: gpu.Process{Graphics: true, Compute: true},
+		},
+		"a client of MPS that draws": {program: "firefox", context: gpu.Process{Graphics: true, MPS: true}},
+		"a container's program that draws": {
+			program: "firefox", cgroup: containerName("d"), context: gpu.Process{Graphics: true},
+		},
 		"a program that nobody knows":  {program: "python3"},
 		"a display server of the host": {program: "Xorg", want: true},
 		"a display server of a user": {
@@ -80,9 +89,9 @@ func TestKnownPrograms(t *testing.T) {
 			}
 			attr := c.attr
 			pid := start(t, cgroup, &attr, copyProgram(t, c.program), "1000").Process.Pid
-			f := &fakeNode{use: gpu.Use{
-				Processes: []gpu.Process{{PID: pid, MemoryBytes: 1 << 30}}, MemoryUsed: 1<<30 + 5<<20,
-			}}
+			c.context.PID, c.context.MemoryBytes = pid, 1<<30
+			c.context.Compute = c.context.Compute || !c.context.Graphics
+			f := &fakeNode{use: gpu.Use{Processes: []gpu.Process{c.context}, MemoryUsed: 1<<30 + 5<<20}}
 			rec, err := newRunner(t, f).Run(t.Context(), device, DefaultRules())
 			want := ""
 			if !c.want {

@@ -3,7 +3,8 @@
 // not given to the container.
 //
 // The package knows no door and does not call the driver: [Options] has what it needs. Outside the host's PID namespace
-// the driver shows no processes of others, so only the memory that they use is checked.
+// the driver shows no processes of others, so the policies above Check refuse a device for its used memory alone, and
+// Check does not.
 package prestart
 
 import (
@@ -211,7 +212,7 @@ type run struct {
 	rules Rules
 	// shared is why other containers may use the device, or empty.
 	shared string
-	// excused has the PIDs of the known programs on the device.
+	// excused has the PIDs of the processes that may be on the device.
 	excused map[int]bool
 	// dirty is what only a reset can clean, or nil.
 	dirty    error

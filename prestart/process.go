@@ -161,20 +161,21 @@ func (p *process) known(programs []string) bool {
 	if err != nil || !slices.Contains(programs, path.Base(strings.TrimSuffix(program, " (deleted)"))) {
 		return false
 	}
-	groups, err := p.cgroups()
-	if err != nil || len(groups) == 0 {
+	if !p.hasNamespace("user", initialUser) {
 		return false
 	}
-	s, err := p.status()
-	if err != nil {
-		return false
-	}
-	hostUser := p.hasNamespace("user", initialUser)
-	if hostUser && p.hasNamespace("pid", initialPID) && !groups.inContainer() {
+	if p.ofHost() && p.hasNamespace("pid", initialPID) {
 		return true
 	}
-	root := !slices.ContainsFunc(s.uids, func(uid string) bool { return uid != "0" })
-	return hostUser && root && s.capabilities&(1<<unix.CAP_SYS_ADMIN) != 0
+	s, err := p.status()
+	root := err == nil && !slices.ContainsFunc(s.uids, func(uid string) bool { return uid != "0" })
+	return root && s.capabilities&(1<<unix.CAP_SYS_ADMIN) != 0
+}
+
+// ofHost reports whether the process is in no container's cgroup.
+func (p *process) ofHost() bool {
+	groups, err := p.cgroups()
+	return err == nil && len(groups) > 0 && !groups.inContainer()
 }
 
 // The namespaces that the kernel begins with, which are the host's. Their numbers are fixed (linux/nsfs.h,

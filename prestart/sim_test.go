@@ -140,6 +140,27 @@ func TestSimulatedDriver(t *testing.T) {
 		_, err = run(t, 1, prestart.Check, long)
 		must(t, err)
 	})
+	t.Run("the kinds of context", func(t *testing.T) {
+		own := sim.Process{PID: os.Getpid(), MemoryBytes: 1 << 30}
+		for _, c := range []struct {
+			kind sim.ProcessType
+			want gpu.Process
+		}{
+			{sim.ComputeProcess, gpu.Process{Compute: true}},
+			{sim.GraphicsProcess, gpu.Process{Graphics: true}},
+			{sim.MPSProcess, gpu.Process{MPS: true}},
+		} {
+			own.Type = c.kind
+			must(t, node.AddProcess(1, own))
+			use, err := s.Use(t.Context(), s.device(1).UUID)
+			must(t, err)
+			c.want.PID, c.want.MemoryBytes = own.PID, own.MemoryBytes
+			if diff := cmp.Diff([]gpu.Process{c.want}, use.Processes); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", c.kind, diff)
+			}
+			must(t, node.ClearGPU(1))
+		}
+	})
 	t.Run("memory that no process has", func(t *testing.T) {
 		must(t, node.Set(1, map[string]string{"memory-used": "300MiB", "memory-reserved": "2GiB"}))
 		_, err := run(t, 1, prestart.Clean, long)

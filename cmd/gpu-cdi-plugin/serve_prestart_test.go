@@ -57,7 +57,7 @@ func (s *served) leftOver(gpu int) *exec.Cmd {
 
 func TestServeGivesNoContainerAGPUThatIsUsed(t *testing.T) {
 	t.Parallel()
-	s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0")
+	s := newServed(t, "pcie-quad", "listen: 127.0.0.1:0\nprestart: {policy: clean}")
 	s.start()
 	e := s.listed(gpuResource, 4, 0)
 	s.wantReady(e, s.uuids()...)
