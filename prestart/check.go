@@ -64,8 +64,8 @@ func (x *run) endOrphans(ctx context.Context) (string, error) {
 	return strings.Join(ended, "; "), nil
 }
 
-// checkProcesses passes if no process uses the device but known programs and a desktop's. Processes that have just been ended are
-// waited for.
+// checkProcesses passes if no process uses the device but known programs and a desktop's. Processes that have just been
+// ended are waited for.
 func (x *run) checkProcesses(ctx context.Context) (string, error) {
 	if why := x.unseen(); why != "" {
 		return "", skippedError(why)

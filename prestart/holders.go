@@ -15,8 +15,9 @@ import (
 )
 
 // holders lists the processes that have one of the device nodes open, such as "process 4711 (nv-hostengine, cgroup
-// /system.slice/nvidia-dcgm.service)", sorted by PID. The error is that processes could not be inspected.
-func holders(h host.Host, nodes []string) ([]string, error) {
+// /system.slice/nvidia-dcgm.service)", sorted by PID, without those that are excepted. The error is that a path is no
+// device node or that processes could not be inspected.
+func holders(h host.Host, nodes []string, except ...int) ([]string, error) {
 	if err := seesAll(h); err != nil {
 		return nil, err
 	}
@@ -27,14 +28,18 @@ func holders(h host.Host, nodes []string) ([]string, error) {
 	numbers := map[uint64]bool{}
 	for _, node := range nodes {
 		var st unix.Stat_t
-		if unix.Stat(node, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR {
-			numbers[st.Rdev] = true
+		switch err := unix.Stat(node, &st); {
+		case err != nil:
+			return nil, &os.PathError{Op: "stat", Path: node, Err: err}
+		case st.Mode&unix.S_IFMT != unix.S_IFCHR:
+			return nil, fmt.Errorf("%s is no device node", node)
 		}
+		numbers[st.Rdev] = true
 	}
 	var pids []int
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
+		if err != nil || slices.Contains(except, pid) {
 			continue
 		}
 		holds, err := holdsAny(h, pid, nodes, numbers)

@@ -75,7 +75,8 @@ type Device struct {
 	PCIBusID string
 	// Driver is the version of the driver, which decides what a GPU supports.
 	Driver string
-	// Nodes are the paths of the GPU's device nodes on the host. A refused reset names who has one open.
+	// Nodes are the paths of the GPU's device nodes on the host, or none if they are unknown. A GPU of which a process
+	// has one open is not reset.
 	Nodes []string
 	// SharesMemory is whether a MIG device has its memory together with others: they have the same GPU instance.
 	SharesMemory bool

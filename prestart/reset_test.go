@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestReset(t *testing.T) {
@@ -144,10 +146,7 @@ func (u *unhealthyAfterReset) WasReset(string) { u.healthErr = errors.New("lost"
 func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	h := realHost(t)
 	node := filepath.Join(t.TempDir(), "nvidia0")
-	open, err := os.Create(node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	open := makeNode(t, node)
 	cmd := exec.Command("sleep", "1000")
 	cmd.ExtraFiles = []*os.File{open}
 	if err := cmd.Start(); err != nil {
@@ -158,8 +157,8 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	r := newRunner(t, f)
 	r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetBusy}}
 	d := device
-	d.Nodes = []string{"/dev/nvidia-none", node}
-	_, err = r.Run(within(t, 300*time.Millisecond), d, Rules{Policy: Reset})
+	d.Nodes = []string{node}
+	_, err := r.Run(within(t, 300*time.Millisecond), d, Rules{Policy: Reset})
 	this, other := fmt.Sprintf(
 		"process %d (this program)",
 		os.Getpid(),
@@ -174,6 +173,21 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	if users, err := holders(h, []string{node}); err != nil || len(users) != 1 || !strings.HasPrefix(users[0], other) {
 		t.Errorf("open in %v, error %v", users, err)
 	}
+}
+
+// makeNode makes a device node that nobody has open, that of /dev/full, and opens it.
+func makeNode(t testing.TB, path string) *os.File {
+	t.Helper()
+	testenv.Root(t)
+	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 7))); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		testenv.Skip(t, "needs to open device nodes: "+err.Error())
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	return f
 }
 
 func TestSMI(t *testing.T) {
@@ -342,20 +356,23 @@ func TestStuckReset(t *testing.T) {
 
 func TestPCIReset(t *testing.T) {
 	realHost(t)
+	const node, none = "nvidia0", ""
 	for name, c := range map[string]struct {
 		files map[string]string
 		open  bool
-		nodes bool
+		node  string // in /dev
 		want  Outcome
 		err   string
 	}{
-		"it works": {map[string]string{"reset": "", "boot_vga": "0\n"}, false, true, ResetDone, ""},
-		"no file":  {nil, false, true, ResetNotSupported, "the PCI device has no reset"},
+		"it works": {map[string]string{"reset": "", "boot_vga": "0\n"}, false, node, ResetDone, ""},
+		"no file":  {nil, false, node, ResetNotSupported, "the PCI device has no reset"},
 		"the primary GPU": {
-			map[string]string{"reset": "", "boot_vga": "1\n"}, false, true, ResetRefused, "primary",
+			map[string]string{"reset": "", "boot_vga": "1\n"}, false, node, ResetRefused, "primary",
 		},
-		"a process has it":      {map[string]string{"reset": ""}, true, true, ResetBusy, "the GPU is in use"},
-		"its nodes are unknown": {map[string]string{"reset": ""}, false, false, ResetFailed, "unknown"},
+		"a process has it":      {map[string]string{"reset": ""}, true, node, ResetBusy, "the GPU is in use"},
+		"its nodes are unknown": {map[string]string{"reset": ""}, false, none, ResetFailed, "unknown"},
+		"its node is missing":   {map[string]string{"reset": ""}, false, "nvidia-1", ResetFailed, "nvidia-1: no such"},
+		"its node is a file":    {map[string]string{"reset": ""}, false, "file", ResetFailed, "is no device node"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
@@ -378,17 +395,14 @@ func TestPCIReset(t *testing.T) {
 				}
 			}
 			d := device
-			node, err := os.Create(h.Dev("nvidia0"))
-			if err != nil {
+			if err := os.WriteFile(h.Dev("file"), nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if !c.open {
+			if node := makeNode(t, h.Dev("nvidia0")); !c.open {
 				_ = node.Close()
-			} else {
-				defer node.Close()
 			}
-			if c.nodes {
-				d.Nodes = []string{node.Name()}
+			if c.node != none {
+				d.Nodes = []string{h.Dev(c.node)}
 			}
 			r := &DriverReset{Host: h, Find: func() (Program, bool) { return Program{}, false }}
 			got, err := r.Reset(t.Context(), d)

@@ -86,11 +86,13 @@ func (p *preparer) log(resourceName string, r *prestart.Record) {
 func (p *preparer) deviceOf(d *resource.Device) prestart.Device {
 	device := prestart.Device{
 		UUID: d.UUID, GPU: d.Parent, PCIBusID: d.PCIBusID, Exclusive: d.MPS != nil,
-		Nodes: []string{p.host.Dev("nvidia" + strconv.Itoa(p.minorOf(d.Parent)))},
 	}
 	if s := p.node.State().Snapshot; s != nil {
 		device.Driver = s.DriverVersion
 		for i := range s.Devices {
+			if one := &s.Devices[i]; one.UUID == d.Parent && one.Minor != gpu.NoMinor {
+				device.Nodes = []string{p.host.Dev("nvidia" + strconv.Itoa(one.Minor))}
+			}
 			instances := map[int]int{} // MIG devices of each GPU instance
 			for _, m := range s.Devices[i].MIG {
 				instances[m.GPUInstance]++
@@ -101,15 +103,6 @@ func (p *preparer) deviceOf(d *resource.Device) prestart.Device {
 		}
 	}
 	return device
-}
-
-// minorOf is the minor number of a GPU's node.
-func (p *preparer) minorOf(gpuUUID string) int {
-	s := p.node.State().Snapshot
-	if at := slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.UUID == gpuUUID }); at >= 0 {
-		return s.Devices[at].Minor
-	}
-	return gpu.NoMinor
 }
 
 // Healthy implements prestart.State.
