@@ -241,6 +241,7 @@ func (x *run) steps(ctx context.Context) error {
 			{"memory", x.checkMemory},
 			{"settings", x.restoreSettings},
 			{"persistence", x.endPersistence},
+			{"reset", x.checkHolders},
 		} {
 			if err := x.step(ctx, s.name, s.do); err != nil {
 				return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 )
 
@@ -96,19 +97,7 @@ func (x *run) reset(ctx context.Context) (string, error) {
 	if why := x.notPossible(); why != "" {
 		return "", x.notReset(why)
 	}
-	outcome := ResetFailed
-	err := x.gate.reset(ctx,
-		func() error { return x.opts.Driver.Release(ctx) },
-		func() error {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenLimit)
-			defer cancel()
-			return x.opts.Driver.Reopen(ctx)
-		},
-		func() error {
-			var err error
-			outcome, err = x.tryReset(ctx)
-			return err
-		})
+	outcome, err := x.tryUntilReset(ctx)
 	switch {
 	case err == nil:
 		x.wasReset = true
@@ -153,23 +142,63 @@ func (x *run) notReset(why string) error {
 	return skippedError("not reset: " + why)
 }
 
-// tryReset resets the GPU, again and again while it is busy.
-func (x *run) tryReset(ctx context.Context) (Outcome, error) {
+// checkHolders passes if no process but this one has the GPU open: it could not be reset. It is a part of the reset that
+// is done before the driver is released. Processes that are about to close the GPU are waited for.
+func (x *run) checkHolders(ctx context.Context) (string, error) {
+	if !x.resetDue() {
+		return "", errNotDue
+	}
+	err := x.settle(ctx, func(context.Context) error {
+		users, err := holders(x.opts.Host, x.d.Nodes, os.Getpid())
+		if err != nil || len(users) == 0 { // where it cannot be told, the reset shows it
+			return errNotDue
+		}
+		return settlingError{fmt.Errorf("%s has the GPU open, so it cannot be reset: end it", list(users))}
+	})
+	return "", err
+}
+
+// tryUntilReset resets the GPU, again and again while it is busy. Between the tries the driver is open, and other GPUs
+// are prepared.
+func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
+	reserved := ctx
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-min(resetReserve, time.Until(deadline)/4)))
+		reserved, cancel = context.WithDeadline(ctx, deadline.Add(-min(resetReserve, time.Until(deadline)/4)))
 		defer cancel()
 	}
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
-		outcome, err := x.opts.Resetter.Reset(ctx, x.d)
-		switch {
-		case outcome == ResetDone:
-			return outcome, nil
-		case err == nil:
-			err = errors.New("no reason is known")
-		}
-		if outcome != ResetBusy || !sleep(ctx, pause) {
+		outcome := ResetFailed
+		reopened := true
+		err := x.gate.reset(reserved,
+			func() error { return x.opts.Driver.Release(reserved) },
+			func() error {
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenLimit)
+				defer cancel()
+				err := x.opts.Driver.Reopen(ctx)
+				reopened = err == nil
+				return err
+			},
+			func() error {
+				var err error
+				outcome, err = x.opts.Resetter.Reset(reserved, x.d)
+				if err == nil && outcome != ResetDone {
+					err = errors.New("no reason is known")
+				}
+				return err
+			})
+		if outcome != ResetBusy || !reopened || !sleep(reserved, pause) {
 			return outcome, err
+		}
+		held := x.gate.use(reserved, func() error {
+			_, err := x.checkHolders(reserved)
+			return err
+		})
+		switch {
+		case reserved.Err() != nil:
+			return outcome, err
+		case !errors.Is(held, errNotDue):
+			return ResetFailed, held
 		}
 	}
 }

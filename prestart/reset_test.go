@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,6 +22,7 @@ import (
 func TestReset(t *testing.T) {
 	cleaned := []string{"restore exclusive=false"}
 	release := append(cleaned[:1:1], "released true")
+	try := []string{"released true", "reset", "released false"}
 	for name, c := range map[string]struct {
 		outcomes   []Outcome
 		persistent bool
@@ -49,12 +51,12 @@ func TestReset(t *testing.T) {
 		},
 		"the GPU is busy at first": {
 			outcomes: []Outcome{ResetBusy, ResetBusy, ResetDone}, result: OK,
-			calls: append(release[:2:2], "reset", "reset", "reset", "released false", "was reset"),
+			calls: slices.Concat(cleaned, try, try, try, []string{"was reset"}),
 		},
 		"the GPU stays busy until the deadline": {
 			outcomes: []Outcome{ResetBusy}, limit: 500 * time.Millisecond, result: Failed,
 			err:   "(reset): in use by another client",
-			calls: append(release[:2:2], "reset", "reset", "released false"),
+			calls: slices.Concat(cleaned, try, try),
 		},
 		"not supported": {
 			outcomes: []Outcome{ResetNotSupported}, result: Skipped,
@@ -146,9 +148,8 @@ func (u *unhealthyAfterReset) WasReset(string) { u.healthErr = errors.New("lost"
 func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	h := realHost(t)
 	node := filepath.Join(t.TempDir(), "nvidia0")
-	open := makeNode(t, node)
 	cmd := exec.Command("sleep", "1000")
-	cmd.ExtraFiles = []*os.File{open}
+	cmd.ExtraFiles = []*os.File{makeNode(t, node)}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -158,21 +159,20 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetBusy}}
 	d := device
 	d.Nodes = []string{node}
-	_, err := r.Run(within(t, 300*time.Millisecond), d, Rules{Policy: Reset})
-	this, other := fmt.Sprintf(
-		"process %d (this program)",
-		os.Getpid(),
-	), fmt.Sprintf(
-		"process %d (sleep, ",
-		cmd.Process.Pid,
-	)
-	checkError(t, err, "in use by another client; open in ")
-	checkError(t, err, this)
-	checkError(t, err, other)
-	_ = open.Close()
-	if users, err := holders(h, []string{node}); err != nil || len(users) != 1 || !strings.HasPrefix(users[0], other) {
+	other := fmt.Sprintf("process %d (sleep, ", cmd.Process.Pid)
+	if users, err := holders(h, d.Nodes, os.Getpid()); err != nil || len(users) != 1 ||
+		!strings.HasPrefix(users[0], other) {
 		t.Errorf("open in %v, error %v", users, err)
 	}
+	_, err := r.Run(within(t, 5*time.Second), d, Rules{Policy: Reset})
+	checkError(t, err, "(reset): "+other)
+	checkError(t, err, "has the GPU open, so it cannot be reset: end it")
+	if diff := cmp.Diff([]string{"restore exclusive=false"}, f.log); diff != "" {
+		t.Errorf("other GPUs are disturbed (-want +got):\n%s", diff)
+	}
+	_ = cmd.Process.Kill()
+	_, err = r.Run(within(t, time.Second), d, Rules{Policy: Reset})
+	checkError(t, err, fmt.Sprintf("in use by another client; open in process %d (this program)", os.Getpid()))
 }
 
 // makeNode makes a device node that nobody has open, that of /dev/full, and opens it.
