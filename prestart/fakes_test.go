@@ -120,6 +120,8 @@ type fakeReset struct {
 	calls    int
 }
 
+func (f *fakeReset) Ready(Device) error { return nil }
+
 func (f *fakeReset) Reset(ctx context.Context, _ Device) (Outcome, error) {
 	f.node.do("reset")
 	sleep(ctx, f.takes)

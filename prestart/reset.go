@@ -10,6 +10,8 @@ import (
 
 // Resetter resets GPUs.
 type Resetter interface {
+	// Ready returns why a reset of the GPU would not be tried now, or nil. It is asked before the driver is released.
+	Ready(d Device) error
 	// Reset resets a whole GPU that no process of this node is known to use. It returns when ctx ends.
 	Reset(ctx context.Context, d Device) (Outcome, error)
 }
@@ -142,11 +144,14 @@ func (x *run) notReset(why string) error {
 	return skippedError("not reset: " + why)
 }
 
-// checkHolders passes if no process but this one has the GPU open: it could not be reset. It is a part of the reset that
-// is done before the driver is released. Processes that are about to close the GPU are waited for.
+// checkHolders passes if a reset can be tried and no process but this one has the GPU open. It is a part of the reset
+// that is done before the driver is released. Processes that are about to close the GPU are waited for.
 func (x *run) checkHolders(ctx context.Context) (string, error) {
 	if !x.resetDue() {
 		return "", errNotDue
+	}
+	if err := x.opts.Resetter.Ready(x.d); err != nil {
+		return "", err
 	}
 	err := x.settle(ctx, func(context.Context) error {
 		users, err := holders(x.opts.Host, x.d.Nodes, os.Getpid())

@@ -354,6 +354,35 @@ func TestStuckReset(t *testing.T) {
 	}
 }
 
+// An nvidia-smi that hangs does not make other GPUs look stuck.
+func TestStuckSMI(t *testing.T) {
+	r := smiReset(t, "true")
+	r.smi.Lock()
+	r.runs("0000:18:00.0", time.Now().Add(time.Minute))
+	if err := r.Ready(device); err != nil {
+		t.Errorf("while nvidia-smi runs: %v", err)
+	}
+	const hangs = "nvidia-smi still resets 0000:18:00.0"
+	_, err := r.Reset(within(t, 50*time.Millisecond), device)
+	checkError(t, err, hangs)
+	r.runs("0000:18:00.0", time.Now().Add(-killDelay-stuckAfter))
+	began := time.Now()
+	checkError(t, r.Ready(device), hangs)
+	f := &fakeNode{}
+	runner := newRunner(t, f)
+	runner.opts.Resetter = r
+	_, err = runner.Run(within(t, 5*time.Second), device, Rules{Policy: Reset})
+	checkError(t, err, "(reset): "+hangs)
+	if slices.Contains(f.log, "released true") || time.Since(began) > time.Second {
+		t.Errorf("after %s, calls %v", time.Since(began), f.log)
+	}
+	r.runs("", time.Time{})
+	r.smi.Unlock()
+	if got, err := r.Reset(within(t, 5*time.Second), device); got != ResetDone {
+		t.Errorf("after its end: outcome %d, error %v", got, err)
+	}
+}
+
 func TestPCIReset(t *testing.T) {
 	realHost(t)
 	const node, none = "nvidia0", ""

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -33,6 +34,8 @@ type DriverReset struct {
 	running map[string]bool // GPUs whose reset has not returned, by UUID
 	next    *batch          // GPUs that wait for nvidia-smi; nil if none does
 	smi     sync.Mutex      // held while nvidia-smi runs
+	resets  string          // the PCI addresses of the GPUs that it resets; empty if it does not run
+	killed  time.Time       // when it is killed
 }
 
 var _ Resetter = (*DriverReset)(nil)
@@ -51,7 +54,29 @@ type request struct {
 	err     error
 }
 
-// Reset resets a GPU. A reset that does not return keeps later ones of the same GPU from being tried.
+// Ready implements Resetter. A reset that does not return keeps later ones of the same GPU from being tried, and an
+// nvidia-smi that does not end after it was killed those of all GPUs.
+func (r *DriverReset) Ready(d Device) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ready(d)
+}
+
+func (r *DriverReset) ready(d Device) error {
+	switch {
+	case r.running[d.GPU]:
+		return errors.New("an earlier reset of the GPU has not returned: the node may need a reboot")
+	case r.resets != "" && time.Since(r.killed) > killDelay+stuckAfter:
+		return r.hangs()
+	}
+	return nil
+}
+
+func (r *DriverReset) hangs() error {
+	return fmt.Errorf("nvidia-smi still resets %s: if it does not end, the node may need a reboot", r.resets)
+}
+
+// Reset resets a GPU.
 func (r *DriverReset) Reset(ctx context.Context, d Device) (Outcome, error) {
 	if _, ok := parseAddress(d.PCIBusID); !ok {
 		return ResetFailed, fmt.Errorf("the GPU has the PCI address %q, which is none", d.PCIBusID)
@@ -65,6 +90,9 @@ func (r *DriverReset) Reset(ctx context.Context, d Device) (Outcome, error) {
 	case <-done:
 		return one.outcome, one.err
 	case <-ctx.Done():
+	}
+	if err := r.withdraw(one); err != nil {
+		return ResetFailed, fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
 	select {
 	case <-done:
@@ -86,8 +114,8 @@ func (r *DriverReset) start(one *request) (chan struct{}, error) {
 	program, ok := r.Find()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.running[one.d.GPU] {
-		return nil, errors.New("an earlier reset of the GPU has not returned: the node may need a reboot")
+	if err := r.ready(*one.d); err != nil {
+		return nil, err
 	}
 	if r.running == nil {
 		r.running = map[string]bool{}
@@ -108,6 +136,19 @@ func (r *DriverReset) start(one *request) (chan struct{}, error) {
 	}
 	r.next.requests = append(r.next.requests, one)
 	return r.next.done, nil
+}
+
+// withdraw takes back a request that waits for nvidia-smi, and returns what it waited for. It returns nil if nvidia-smi
+// has the request.
+func (r *DriverReset) withdraw(one *request) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.next == nil || !slices.Contains(r.next.requests, one) || r.resets == "" {
+		return nil
+	}
+	r.next.requests = slices.DeleteFunc(r.next.requests, func(other *request) bool { return other == one })
+	delete(r.running, one.d.GPU)
+	return r.hangs()
 }
 
 func (r *DriverReset) ended(requests ...*request) {
@@ -150,9 +191,11 @@ func (r *DriverReset) runSMI(requests []*request, smi Program) {
 			until = deadline
 		}
 	}
-	if until.IsZero() {
-		until = time.Now().Add(longestReset)
+	if longest := time.Now().Add(longestReset); until.IsZero() || until.After(longest) {
+		until = longest
 	}
+	r.runs(strings.Join(addresses, ", "), until)
+	defer r.runs("", time.Time{})
 	ctx, cancel := context.WithDeadline(context.Background(), until)
 	defer cancel()
 	smi.Args = append([]string{"--gpu-reset", "-i", strings.Join(addresses, ",")}, smi.Args...)
@@ -165,6 +208,13 @@ func (r *DriverReset) runSMI(requests []*request, smi Program) {
 			one.outcome, one.err = parseReset(output, status, one.d.PCIBusID)
 		}
 	}
+}
+
+// runs notes for which GPUs nvidia-smi runs, and until when.
+func (r *DriverReset) runs(resets string, until time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.resets, r.killed = resets, until
 }
 
 // statusNotSupported is nvidia-smi's exit status for "the requested operation is not available on target device" (its
