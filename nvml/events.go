@@ -228,6 +228,9 @@ func (w *watchers) receiveOne(uuid string, dev nvml.Device, e *nvml.EventData) {
 	ev := gpu.Event{
 		GPU: uuid, GPUInstance: instance(e.GpuInstanceId), ComputeInstance: instance(e.ComputeInstanceId), Kind: kind,
 	}
+	if !w.library.has("nvmlEventSetWait_v2") { // the first version returns no IDs
+		ev.GPUInstance, ev.ComputeInstance = gpu.NoInstance, gpu.NoInstance
+	}
 	if kind == gpu.EventXID {
 		ev.XID = e.EventData
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/gpu"
@@ -185,8 +186,86 @@ func TestProbes(t *testing.T) {
 		t.Errorf("its neighbour has changed (-want +got):\n%s", diff)
 	}
 	must(t, node.Lose(3))
-	if got := probe(); got[3].Error == "" || got[4].Error != "" {
-		t.Errorf("the errors of a lost GPU and its neighbour are %q and %q", got[3].Error, got[4].Error)
+	for _, when := range []string{"lost", "lost, and unreadable in the snapshot"} {
+		if got := probe(); got[3].Error == "" || !got[3].Lost || got[4].Error != "" || got[4].Lost {
+			t.Errorf("a GPU that is %s: %+v; its neighbour: %+v", when, got[3], got[4])
+		}
+		takeSnapshot(t, session)
+	}
+}
+
+// A code that is not about the GPU as a whole leaves one reading unknown.
+func TestProbesWithFunctionsThatFail(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, _ := newTestSession(t, "mig-h100")
+	const mig, plain = 0, 2
+	must(t, node.DisableMIG(plain))
+	takeSnapshot(t, session)
+	for _, g := range []int{mig, plain} {
+		must(t, node.Set(g, map[string]string{"recovery-action": "99", "remap-pending": "1", "ecc-uncorrected": "7"}))
+	}
+	probe := func(g int) gpu.Probe {
+		t.Helper()
+		list, err := session.Probes(t.Context(), uuidOf(node, g))
+		must(t, err)
+		list[0].Temperature = 0 // it changes
+		return list[0]
+	}
+	for _, g := range []int{mig, plain} {
+		before := probe(g)
+		if before.Error != "" || before.UncorrectedECC != 7 || before.MIGEnabled != (g == mig) {
+			t.Fatalf("GPU %d is %+v", g, before)
+		}
+		for function, unknown := range map[string]func(p *gpu.Probe){
+			"nvmlDeviceGetFieldValues":               func(p *gpu.Probe) { p.RecoveryAction = gpu.NoRecoveryAction },
+			"nvmlDeviceGetRemappedRows":              func(p *gpu.Probe) { p.RemapPending = false },
+			"nvmlDeviceGetRetiredPagesPendingStatus": func(*gpu.Probe) {},
+			"nvmlDeviceGetTotalEccErrors":            func(*gpu.Probe) {},
+			"nvmlDeviceGetNvLinkState":               func(*gpu.Probe) {},
+			"nvmlDeviceGetGpuFabricInfo":             func(p *gpu.Probe) { p.Fabric = gpu.NoFabric },
+			"nvmlDeviceGetMigMode":                   func(*gpu.Probe) {},
+			"nvmlDeviceGetTemperature":               func(*gpu.Probe) {},
+			"nvmlDeviceGetTemperatureThreshold":      func(p *gpu.Probe) { p.ShutdownTemperature = 0 },
+		} {
+			fail(t, node, function, g, nvml.ERROR_UNKNOWN)
+			want := before
+			unknown(&want)
+			if diff := cmp.Diff(want, probe(g)); diff != "" {
+				t.Errorf("%s of GPU %d fails (-want +got):\n%s", function, g, diff)
+			}
+			fail(t, node, function, g, nvml.SUCCESS)
+		}
+	}
+	for code, lost := range map[nvml.Return]bool{
+		nvml.ERROR_NOT_FOUND: true, nvml.ERROR_GPU_IS_LOST: true, nvml.ERROR_UNKNOWN: false,
+	} {
+		fail(t, node, "nvmlDeviceGetHandleByUUID", plain, code)
+		if got := probe(plain); got.Error == "" || got.Lost != lost {
+			t.Errorf("a handle with the code %v: %+v", code, got)
+		}
+	}
+	fail(t, node, "nvmlDeviceGetHandleByUUID", plain, nvml.SUCCESS)
+	fail(t, node, "nvmlDeviceGetTemperature", plain, nvml.ERROR_RESET_REQUIRED)
+	if got := probe(plain); got.Error == "" || got.Lost {
+		t.Errorf("a GPU that needs a reset: %+v", got)
+	}
+}
+
+// Before nvmlEventSetWait_v2 an event did not name an instance.
+func TestEventsOfAnOldDriverNameNoInstance(t *testing.T) {
+	session, server := openMock(t)
+	session.library.has = func(function string) bool { return function == "nvmlEventSetWait" }
+	var got gpu.Event
+	w := &watchers{library: session.library, receive: func(e gpu.Event) { got = e }}
+	w.receiveOne("GPU-1", device(server, 1), &nvml.EventData{EventType: nvml.EventTypeXidCriticalError, EventData: 31})
+	want := gpu.Event{
+		GPU: "GPU-1", GPUInstance: gpu.NoInstance, ComputeInstance: gpu.NoInstance, Kind: gpu.EventXID, XID: 31,
+		RecoveryAction: gpu.NoRecoveryAction,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 

@@ -32,28 +32,39 @@ func (s *Session) Probes(ctx context.Context, uuids ...string) ([]gpu.Probe, err
 	probes := make([]gpu.Probe, len(devices))
 	var all sync.WaitGroup
 	for i := range probes {
-		all.Go(func() { probes[i] = s.probe(ctx, &devices[i]) })
+		last := s.probed[devices[i].UUID]
+		all.Go(func() { probes[i] = s.probe(ctx, &devices[i], last) })
 	}
 	all.Wait()
+	if s.probed == nil {
+		s.probed = map[string]gpu.Probe{}
+	}
+	for _, p := range probes {
+		if p.Error == "" {
+			s.probed[p.UUID] = p
+		}
+	}
 	return probes, nil
 }
 
-// probe reads the health of a GPU.
-func (s *Session) probe(ctx context.Context, d *gpu.Device) gpu.Probe {
+// probe reads the health of a GPU, also of one that the last snapshot could not read: it may be lost.
+func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.Probe {
 	l := s.library
-	p := gpu.Probe{UUID: d.UUID, RecoveryAction: gpu.NoRecoveryAction}
-	if !d.Usable() {
-		p.Error = d.Error
-		return p
+	none := gpu.Probe{UUID: d.UUID, Error: d.Error, MIGEnabled: d.MIGEnabled, RecoveryAction: gpu.NoRecoveryAction}
+	if d.UUID == "" {
+		return none
 	}
 	got, err := ask(ctx, &l.calls, "health of "+d.UUID, s.tolerated(), func(c *call) (gpu.Probe, error) {
-		got := p
-		err := (&prober{l, c, &got}).read()
-		return got, err
+		p := prober{library: l, c: c, last: last, got: none}
+		err := p.read()
+		return p.got, err
 	})
 	if err != nil {
-		p.Error = err.Error()
-		return p
+		none.Error = err.Error()
+		none.Lost = hasCode(err, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_NOT_FOUND)
+	}
+	if err != nil || !d.Usable() {
+		return none
 	}
 	return got
 }
@@ -61,21 +72,22 @@ func (s *Session) probe(ctx context.Context, d *gpu.Device) gpu.Probe {
 // prober reads the health of one GPU.
 type prober struct {
 	*library
-	c   *call
-	got *gpu.Probe
+	c    *call
+	last gpu.Probe // the probe before, or nothing
+	got  gpu.Probe
 }
 
 func (p *prober) read() error {
-	dev, err := invoke(p.library, p.c, "nvmlDeviceGetHandleByUUID", func() (nvml.Device, nvml.Return) {
-		return p.api.DeviceGetHandleByUUID(p.got.UUID)
-	})
+	dev, err := p.deviceByUUID(p.c, p.got.UUID)
 	if err != nil {
 		return err
 	}
-	if p.got.RecoveryAction, err = p.recoveryAction(p.c, dev); err != nil {
+	if p.got.RecoveryAction, err = p.recoveryAction(p.c, dev); endsProbe(err) {
 		return err
 	}
-	for _, read := range []func(nvml.Device) error{p.readMemory, p.readNVLinks, p.readFabric, p.readTemperature} {
+	for _, read := range []func(nvml.Device) error{
+		p.readMIGMode, p.readMemory, p.readNVLinks, p.readFabric, p.readTemperature,
+	} {
 		if err := read(dev); err != nil {
 			return err
 		}
@@ -83,15 +95,29 @@ func (p *prober) read() error {
 	return nil
 }
 
-// recoveryAction is the driver's verdict about a GPU.
+// endsProbe reports whether an error is about the GPU as a whole. All others concern one reading.
+func endsProbe(err error) bool {
+	return hasCode(err, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_RESET_REQUIRED)
+}
+
+// reading calls a function for one reading, which is unknown if the function fails. Its error ends the probe.
+func reading[T any](p *prober, unknown T, function string, f func() (T, nvml.Return)) (T, error) {
+	v, err := invoke(p.library, p.c, function, f)
+	switch {
+	case endsProbe(err):
+		return v, err
+	case err != nil:
+		return unknown, nil
+	}
+	return v, nil
+}
+
+// recoveryAction is the driver's verdict about a GPU, or gpu.NoRecoveryAction.
 func (l *library) recoveryAction(c *call, dev nvml.Device) (int, error) {
 	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 	_, err := invoke(l, c, "nvmlDeviceGetFieldValues", noValue(func() nvml.Return { return dev.GetFieldValues(values) }))
-	if _, err := optional(0, err); err != nil {
+	if err != nil || nvml.Return(values[0].NvmlReturn) != nvml.SUCCESS { // such as an older driver
 		return gpu.NoRecoveryAction, err
-	}
-	if err != nil || nvml.Return(values[0].NvmlReturn) != nvml.SUCCESS {
-		return gpu.NoRecoveryAction, nil //nolint:nilerr // an older driver
 	}
 	return fieldInt(&values[0]), nil
 }
@@ -111,24 +137,38 @@ func fieldInt(v *nvml.FieldValue) int {
 	}
 }
 
-// readMemory reads what is wrong with the memory.
+func (p *prober) readMIGMode(dev nvml.Device) error {
+	unknown := nvml.DEVICE_MIG_DISABLE
+	if p.got.MIGEnabled { // at the last snapshot
+		unknown = nvml.DEVICE_MIG_ENABLE
+	}
+	mode, err := reading(p, unknown, "nvmlDeviceGetMigMode", func() (int, nvml.Return) {
+		current, _, code := dev.GetMigMode()
+		return current, code
+	})
+	p.got.MIGEnabled = mode == nvml.DEVICE_MIG_ENABLE
+	return err
+}
+
+// readMemory reads what is wrong with the memory. The count of its errors is as before if it is unknown, since less
+// would be a count from anew.
 func (p *prober) readMemory(dev nvml.Device) error {
 	type rows struct{ pending, failed bool }
-	remapped, err := optional(invoke(p.library, p.c, "nvmlDeviceGetRemappedRows", func() (rows, nvml.Return) {
+	remapped, err := reading(p, rows{}, "nvmlDeviceGetRemappedRows", func() (rows, nvml.Return) {
 		_, _, pending, failed, code := dev.GetRemappedRows()
 		return rows{pending, failed}, code
-	}))
+	})
 	if err != nil {
 		return err
 	}
-	const function = "nvmlDeviceGetRetiredPagesPendingStatus"
-	retired, err := optional(invoke(p.library, p.c, function, dev.GetRetiredPagesPendingStatus))
+	retired, err := reading(p, nvml.FEATURE_DISABLED, "nvmlDeviceGetRetiredPagesPendingStatus",
+		dev.GetRetiredPagesPendingStatus)
 	if err != nil {
 		return err
 	}
-	ecc, err := optional(invoke(p.library, p.c, "nvmlDeviceGetTotalEccErrors", func() (uint64, nvml.Return) {
+	ecc, err := reading(p, p.last.UncorrectedECC, "nvmlDeviceGetTotalEccErrors", func() (uint64, nvml.Return) {
 		return dev.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
-	}))
+	})
 	if err != nil {
 		return err
 	}
@@ -137,8 +177,10 @@ func (p *prober) readMemory(dev nvml.Device) error {
 	return nil
 }
 
+// readNVLinks reads which NVLinks are up. One whose state is unknown is as before, since it need not be down.
 func (p *prober) readNVLinks(dev nvml.Device) error {
 	for port := range nvml.NVLINK_MAX_LINKS {
+		bit := uint64(1) << port
 		state, err := invoke(p.library, p.c, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
 			return dev.GetNvLinkState(port)
 		})
@@ -149,17 +191,19 @@ func (p *prober) readNVLinks(dev nvml.Device) error {
 			if port == 0 {
 				return nil // no NVLink at all
 			}
-		case err != nil:
+		case endsProbe(err):
 			return fmt.Errorf("NVLink %d: %w", port, err)
+		case err != nil:
+			p.got.NVLinks |= p.last.NVLinks & bit
 		case state == nvml.FEATURE_ENABLED:
-			p.got.NVLinks |= 1 << port
+			p.got.NVLinks |= bit
 		}
 	}
 	return nil
 }
 
 func (p *prober) readFabric(dev nvml.Device) error {
-	info, err := optional(invoke(p.library, p.c, "nvmlDeviceGetGpuFabricInfo", dev.GetGpuFabricInfo))
+	info, err := reading(p, nvml.GpuFabricInfo{}, "nvmlDeviceGetGpuFabricInfo", dev.GetGpuFabricInfo)
 	if err != nil {
 		return err
 	}
@@ -175,15 +219,15 @@ func (p *prober) readFabric(dev nvml.Device) error {
 }
 
 func (p *prober) readTemperature(dev nvml.Device) error {
-	now, err := optional(invoke(p.library, p.c, "nvmlDeviceGetTemperature", func() (uint32, nvml.Return) {
+	now, err := reading(p, 0, "nvmlDeviceGetTemperature", func() (uint32, nvml.Return) {
 		return dev.GetTemperature(nvml.TEMPERATURE_GPU)
-	}))
+	})
 	if err != nil {
 		return err
 	}
-	shutdown, err := optional(invoke(p.library, p.c, "nvmlDeviceGetTemperatureThreshold", func() (uint32, nvml.Return) {
+	shutdown, err := reading(p, 0, "nvmlDeviceGetTemperatureThreshold", func() (uint32, nvml.Return) {
 		return dev.GetTemperatureThreshold(nvml.TEMPERATURE_THRESHOLD_SHUTDOWN)
-	}))
+	})
 	if err != nil {
 		return err
 	}

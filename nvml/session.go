@@ -73,8 +73,9 @@ type Session struct {
 	users    atomic.Int32  // goroutines that use library without mu
 	last     *gpu.Snapshot // nil before the first
 	retained retainedLinks
-	watchers *watchers // nil while no events are received
-	released bool      // see Release
+	probed   map[string]gpu.Probe // the last probes, by UUID
+	watchers *watchers            // nil while no events are received
+	released bool                 // see Release
 	// known are the GPUs that the kernel module knew when the library was opened, unreadable those that could not be
 	// read at the last snapshot without abandoned calls. If they change, the library is opened again.
 	known, unreadable string
