@@ -310,6 +310,7 @@ func TestParseReportsAllProblems(t *testing.T) {
 func TestValidateReportsAllProblems(t *testing.T) {
 	c := Config{Common: Common{CDIKind: "gpu", LogLevel: "loud"}, Plugin: Plugin{
 		Strategy: []Strategy{"cdi", CDICRI, CDICRI}, Listen: ":9400", StateDir: "state",
+		Health: Health{CleanFor: Duration(time.Hour + 1)},
 		Extras: []Extra{"rdma", GDS, GDS}, IMEX: IMEX{Channels: []int{3, -1, maxChannel + 1, 3}},
 		Allocation: Allocation{Policy: "best", Weights: allocator.Weights{Node: -1, NVLink: allocator.MaxWeight + 1}},
 		Config:     resource.Config{Resource: "gpu"},
@@ -330,7 +331,9 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		`device-id-strategy: unknown value ""; known are uuid, index`,
 		`cdi-annotation-prefix "": want a domain and a slash, such as cdi.k8s.io/, and at most 31 characters after it`,
 		"gpu-timeout 0s: want 1s or more",
+		"health.clean-for 1h0m0.000000001s: want more than 0 and at most 1h0m0s",
 		`prestart.policy: unknown value ""; known are none, check, clean, reset`,
+		"prestart.exec-timeout 0s: want more than 0 and at most 1h0m0s",
 		`listen ":9400": want a host; use 0.0.0.0:9400 or [::]:9400 for all addresses of the node`,
 		`extras: unknown value "rdma"; known are gds, gdrcopy, mofed, nvswitch`,
 		"extras: duplicate value gds",

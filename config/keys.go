@@ -110,8 +110,8 @@ var keys = []key{
 	{"cdi-annotation-prefix", "`prefix` of annotations, used with strategy cdi-annotations"},
 	{"gpu-timeout", "`duration` after which a GPU that does not answer is unhealthy, at least 1s"},
 	{"health", "When a device is unhealthy, and when it is healthy again."},
-	{"health.clean-for", "How long the probes of a device must pass before it is healthy again; twice as long after each " +
-		"relapse within an hour."},
+	{"health.clean-for", "How long the probes of a device must pass before it is healthy again; at most 1h; twice as long " +
+		"after each relapse within an hour."},
 	{"health.xids", "Rules for XIDs of the driver. They overrule NVIDIA's catalogue and the driver's recovery action."},
 	{"health.xids[].xid", "Code of the XID."},
 	{"health.xids[].action", "What it means for the device: none, application (it stays healthy), probe (probes decide), " +
@@ -128,7 +128,7 @@ var keys = []key{
 	{"prestart.memory-tolerance-mib", "MiB that may be in use on a device without processes."},
 	{"prestart.exec", "Program that runs last, with the device in its environment (GPU_DEVICE_UUID, GPU_UUID, " +
 		"GPU_PCI_BUS_ID, GPU_POLICY, GPU_SHARED); its failure refuses the device."},
-	{"prestart.exec-timeout", "How long that program may run."},
+	{"prestart.exec-timeout", "How long that program may run, at most 1h."},
 	{"prestart.resources", "Policies of resources that have their own."},
 	{"prestart.resources[].name", "Name of the resource."},
 	{"prestart.resources[].policy", "Policy of the resource."},

@@ -71,8 +71,18 @@ func checkTimeout(d Duration) error {
 	return nil
 }
 
+// maxWait is the longest time that a device waits for anything: more is a mistake, such as h for s.
+const maxWait = time.Hour
+
+func checkWait(key string, d Duration) error {
+	if d <= 0 || d > Duration(maxWait) {
+		return fmt.Errorf("%s %v: want more than 0 and at most %v", key, d, maxWait)
+	}
+	return nil
+}
+
 func checkHealth(h *Health) error {
-	var errs []error
+	errs := []error{checkWait("health.clean-for", h.CleanFor)}
 	seen := map[int]bool{}
 	for i, x := range h.XIDs {
 		at := fmt.Sprintf("health.xids[%d]", i)
@@ -98,7 +108,7 @@ func checkHealth(h *Health) error {
 }
 
 func checkPreStart(p *PreStart) error {
-	errs := []error{known("prestart.policy", p.Policy)}
+	errs := []error{known("prestart.policy", p.Policy), checkWait("prestart.exec-timeout", p.ExecTimeout)}
 	if p.MemoryToleranceMiB < 0 || p.MemoryToleranceMiB > maxToleranceMiB {
 		errs = append(errs, fmt.Errorf("prestart.memory-tolerance-mib %d: want 0 to %d", p.MemoryToleranceMiB, maxToleranceMiB))
 	}
