@@ -205,6 +205,27 @@ func (r *Runner) unlock(uuid string) {
 	delete(r.running, uuid)
 }
 
+// Wait waits until no device is being prepared, also for steps that go on after Run has returned, or until ctx ends. A
+// program that ends during a reset would leave the persistence mode of the GPU off.
+func (r *Runner) Wait(ctx context.Context) {
+	for {
+		var one chan struct{}
+		r.mu.Lock()
+		for _, one = range r.running {
+			break
+		}
+		r.mu.Unlock()
+		if one == nil {
+			return
+		}
+		select {
+		case <-one:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // run is the preparation of one device.
 type run struct {
 	*Runner

@@ -12,7 +12,8 @@ import (
 type Resetter interface {
 	// Ready returns why a reset of the GPU would not be tried now, or nil. It is asked before the driver is released.
 	Ready(d Device) error
-	// Reset resets a whole GPU that no process of this node is known to use. It returns when ctx ends.
+	// Reset resets a whole GPU that no process of this node is known to use. It returns at the deadline of ctx; if ctx is
+	// canceled, a reset that began is still waited for.
 	Reset(ctx context.Context, d Device) (Outcome, error)
 }
 

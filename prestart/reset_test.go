@@ -1,6 +1,7 @@
 package prestart
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -380,6 +381,34 @@ func TestStuckSMI(t *testing.T) {
 	r.smi.Unlock()
 	if got, err := r.Reset(within(t, 5*time.Second), device); got != ResetDone {
 		t.Errorf("after its end: outcome %d, error %v", got, err)
+	}
+}
+
+// A program that ends waits for a reset that began, and leaves persistence mode on.
+func TestWait(t *testing.T) {
+	f := &fakeNode{persistent: true}
+	r := newRunner(t, f)
+	reset := smiReset(t, "touch $0.began; sleep 1; touch $0.ended")
+	r.opts.Resetter = reset
+	script, _ := reset.Find()
+	ctx, cancel := context.WithCancel(within(t, 20*time.Second))
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := os.Stat(script.Path + ".began"); err == nil {
+				cancel()
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	_, err := r.Run(ctx, device, Rules{Policy: Reset})
+	checkError(t, err, "context canceled")
+	short := within(t, 10*time.Millisecond)
+	if r.Wait(short); short.Err() == nil {
+		t.Error("a reset is not waited for")
+	}
+	r.Wait(t.Context())
+	if _, err := os.Stat(script.Path + ".ended"); err != nil || !f.persistent || f.released {
+		t.Errorf("nvidia-smi: %v; persistence mode %t, released %t", err, f.persistent, f.released)
 	}
 }
 

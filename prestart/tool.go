@@ -94,10 +94,14 @@ func (r *DriverReset) Reset(ctx context.Context, d Device) (Outcome, error) {
 	if err := r.withdraw(one); err != nil {
 		return ResetFailed, fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
+	wait := stuckAfter // a reset that began goes on until the deadline, also if ctx is canceled
+	if deadline, ok := ctx.Deadline(); ok {
+		wait += max(0, time.Until(deadline))
+	}
 	select {
 	case <-done:
 		return one.outcome, one.err
-	case <-time.After(stuckAfter):
+	case <-time.After(wait):
 		return ResetFailed, fmt.Errorf("the reset has not returned: %w", context.Cause(ctx))
 	}
 }

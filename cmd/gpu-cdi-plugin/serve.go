@@ -80,6 +80,7 @@ func (a *app) startDaemon(cmd *cobra.Command, _ []string) error {
 type service struct {
 	*daemon
 	plugin      *plugin.Plugin
+	preparer    *preparer
 	mps         *mps.Supervisor
 	connections atomic.Pointer[allocator.GPUs] // between the GPUs of the last snapshot
 
@@ -97,7 +98,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err := s.plugin.Check(); err != nil { // before the spec is written
 		return err
 	}
-	return s.run(cmd, s.plugin.Run, s.mps.Run)
+	return s.run(cmd, s.runPlugin, s.mps.Run)
 }
 
 func (a *app) newService() (*service, error) {
@@ -109,6 +110,7 @@ func (a *app) newService() (*service, error) {
 	}
 	s.mps = s.newSupervisor()
 	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.checkConfig
+	s.preparer = s.newPreparer()
 	s.plugin, err = plugin.New(s.pluginOptions())
 	return s, err
 }
@@ -138,7 +140,7 @@ func (s *service) pluginOptions() plugin.Options {
 			Preference: plugin.Preference{
 				GPUs: s.connections.Load, Policy: p.Allocation.Policy, SharedPolicy: p.Allocation.SharedPolicy,
 			},
-			PreStart: s.newPreparer().prepare,
+			PreStart: s.preparer.prepare,
 		},
 		Log:      s.app.log,
 		Observer: observer{s.metrics, s.daemon},

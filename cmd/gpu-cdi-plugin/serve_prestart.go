@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -32,6 +33,18 @@ func (s *service) newPreparer() *preparer {
 		Resetter: &prestart.DriverReset{Host: s.host, Find: p.findSMI, Check: check},
 	})
 	return p
+}
+
+// waitPreparations is how long the end of the program waits for resets: Kubernetes kills a pod 30 s after SIGTERM.
+const waitPreparations = 20 * time.Second
+
+// runPlugin runs the plugin and, after it has ended, waits for the preparations that have not.
+func (s *service) runPlugin(ctx context.Context) error {
+	err := s.plugin.Run(ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), waitPreparations)
+	defer cancel()
+	s.preparer.runner.Wait(ctx)
+	return err
 }
 
 // findSMI finds the driver's own tool, which resets GPUs.
