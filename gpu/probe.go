@@ -21,9 +21,10 @@ type Probe struct {
 	RemapPending, RemapFailed bool
 	// RetirementPending is whether a page of the memory is retired at the next reset; older GPUs do so.
 	RetirementPending bool
-	// UncorrectedECC counts the uncorrected errors of the memory since the driver was loaded.
+	// UncorrectedECC counts the uncorrected errors of the memory since the driver was loaded. It is as in the probe before
+	// if it could not be read.
 	UncorrectedECC uint64
-	// NVLinks has a bit for each NVLink that is up.
+	// NVLinks has a bit for each NVLink that is up, or that was up in the probe before if its state could not be read.
 	NVLinks uint64
 	// Fabric is the state of the GPU on a machine with NVSwitches.
 	Fabric Fabric
