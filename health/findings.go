@@ -16,13 +16,16 @@ type baseline struct {
 	UncorrectedECC uint64 `json:"uncorrectedECC"`
 }
 
+// NotAnswering is the reason of a device whose GPU does not answer.
+const NotAnswering = "it does not answer"
+
 // shutdownMargin is how many degrees below its shutdown temperature a GPU is too hot.
 const shutdownMargin = 2
 
 // findings are what a probe shows to be wrong, compared with the baseline, which it updates.
 func (b *baseline) findings(p *gpu.Probe) []Finding {
 	if p.Error != "" {
-		return []Finding{{Text: "it does not answer", Action: None}}
+		return []Finding{{Text: NotAnswering, Action: None}}
 	}
 	if p.MIGEnabled {
 		b.NVLinks = 0 // enabling MIG takes them down on some GPUs, and MIG devices have none

@@ -165,7 +165,7 @@ func (m *monitor) receiveXID(e gpu.Event) {
 	m.mu.Unlock()
 	if first && len(transitions) == 0 {
 		m.log.Info(fmt.Sprintf("%s reported %s; its devices stay as they are, and further events of this code are counted",
-			name, health.XIDName(e.XID)), "gpu", e.GPU, "xid", e.XID)
+			name, health.XIDName(e.XID)))
 	}
 	m.report(transitions)
 }
@@ -208,13 +208,13 @@ func (m *monitor) reportOne(t *health.Transition) {
 	case health.Recovering:
 		log = m.log.Info
 	}
-	if strings.Contains(m.reported[uuid], text+"\n") {
+	if strings.Contains(m.reported[uuid], text+"\n") || t.To.Reason == health.NotAnswering { // the snapshot says more
 		return
 	}
 	if t.To.State != health.Healthy {
 		m.reported[uuid] += text + "\n"
 	}
-	log(m.names[uuid]+" is "+text, "device", uuid, "was", t.From)
+	log(m.names[uuid] + " is " + text)
 }
 
 // apply returns a state with the health of the devices.

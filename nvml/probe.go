@@ -59,6 +59,9 @@ func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.
 		err := p.read()
 		return p.got, err
 	})
+	if err == nil {
+		got.NVLinks, err = s.probeNVLinks(ctx, d.UUID, last.NVLinks)
+	}
 	if err != nil {
 		none.Error = err.Error()
 		none.Lost = hasCode(err, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_NOT_FOUND)
@@ -67,6 +70,24 @@ func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.
 		return none
 	}
 	return got
+}
+
+// probeNVLinks reads which NVLinks of a GPU are up. They are as before if that is unknown, also if the call hangs: a GPU
+// whose links cannot be read can be used.
+func (s *Session) probeNVLinks(ctx context.Context, uuid string, before uint64) (uint64, error) {
+	l := s.library
+	links, err := ask(ctx, &l.calls, "NVLink states of "+uuid, s.tolerated(), func(c *call) (uint64, error) {
+		p := prober{library: l, c: c, last: gpu.Probe{NVLinks: before}}
+		dev, err := l.deviceByUUID(c, uuid)
+		if err == nil {
+			err = p.readNVLinks(dev)
+		}
+		return p.got.NVLinks, err
+	})
+	if err != nil && !endsProbe(err) {
+		return before, nil
+	}
+	return links, err
 }
 
 // prober reads the health of one GPU.
@@ -86,7 +107,7 @@ func (p *prober) read() error {
 		return err
 	}
 	for _, read := range []func(nvml.Device) error{
-		p.readMIGMode, p.readMemory, p.readNVLinks, p.readFabric, p.readTemperature,
+		p.readMIGMode, p.readMemory, p.readFabric, p.readTemperature,
 	} {
 		if err := read(dev); err != nil {
 			return err

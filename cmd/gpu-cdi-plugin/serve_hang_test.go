@@ -259,10 +259,10 @@ func TestServeNamesAGPUWithoutUUID(t *testing.T) {
 	s.listed(gpuResource, 8, 0)
 }
 
-// Calls about links that hang delay nothing: a GPU that is lost or recovers meanwhile is advertised at once.
+// Calls about links that hang delay nothing: a GPU that is lost or recovers meanwhile is advertised as such.
 func TestServeReconcilesWhileLinksHang(t *testing.T) {
 	t.Parallel()
-	s := newServed(t, "dgx-h100", "")
+	s := newServed(t, "dgx-h100", "health: {clean-for: 1ms}")
 	mustDo(t, s.node.Hang("nvmlDeviceGetNvLinkState", sim.AnyGPU))
 	s.start()
 	s.listed(gpuResource, 8, 0)
