@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -87,8 +88,12 @@ type PodStatus struct {
 	Container      string
 	Running, Ready bool
 	Restarts       int
-	// Trouble is the kubelet's message on a container that does not run, or empty.
-	Trouble string
+	// Waiting is the kubelet's reason why the container waits, and Trouble its message on a container that does not run.
+	// Both may be empty.
+	Waiting, Trouble string
+	// Health has the container's devices with the kubelet's words for their health, such as "GPU-1=Healthy
+	// GPU-2=Unhealthy".
+	Health string
 	// ExitCode is that of a container that has ended, -1 before.
 	ExitCode int
 }
@@ -204,10 +209,13 @@ type podList struct {
 				State        struct {
 					Running    *struct{}
 					Terminated *struct{ ExitCode int }
-					Waiting    struct{ Message string }
+					Waiting    struct{ Reason, Message string }
 				}
 				LastState struct {
 					Terminated struct{ Message string }
+				}
+				AllocatedResourcesStatus []struct {
+					Resources []struct{ ResourceID, Health string }
 				}
 			}
 		}
@@ -225,10 +233,19 @@ func (l podList) statuses() map[string]PodStatus {
 		for _, c := range p.Status.ContainerStatuses {
 			s.Container = strings.TrimPrefix(c.ContainerID, "containerd://")
 			s.Running, s.Ready, s.Restarts = c.State.Running != nil, c.Ready, c.RestartCount
+			s.Waiting = c.State.Waiting.Reason
 			s.Trouble = strings.Join([]string{c.State.Waiting.Message, c.LastState.Terminated.Message}, " ")
 			if c.State.Terminated != nil {
 				s.ExitCode = c.State.Terminated.ExitCode
 			}
+			var health []string
+			for _, resource := range c.AllocatedResourcesStatus {
+				for _, d := range resource.Resources {
+					health = append(health, d.ResourceID+"="+d.Health)
+				}
+			}
+			slices.Sort(health)
+			s.Health = strings.Join(health, " ")
 		}
 		pods[name] = s
 	}

@@ -1,0 +1,157 @@
+package kubelet
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	// verbose makes the plugin log each preparation.
+	verbose = "--log-level=debug"
+	// clean is a policy that refuses a GPU for its memory alone: the plugin sees no processes of a simulated machine.
+	clean = "prestart: {policy: clean}"
+)
+
+// TestAPodIsRefusedUntilItsGPUIsClean requests all GPUs, one of which has memory in use. The pod's status has the
+// cause, and the pod starts by itself when the memory is free.
+func TestAPodIsRefusedUntilItsGPUIsClean(t *testing.T) {
+	f := setUp(t, "pcie-quad", writeConfig(t, clean))
+	all := f.uuids(t)
+	f.awaitDevices(t, gpuName, all)
+	f.set(t, all[2], map[string]string{"memory-used": "2GiB"})
+	p := newPod("waiting", gpuName, len(all))
+	if err := f.Apply(p); err != nil {
+		t.Fatal(err)
+	}
+	f.awaitNotPrepared(t, p, all[2], "2048 MiB are in use")
+	f.set(t, all[2], map[string]string{"memory-used": "default"})
+	s, err := f.Await(t.Context(), p.Name, "runs", func(s PodStatus) bool { return s.Running })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Restarts > 0 {
+		t.Errorf("the container was restarted: %+v", s)
+	}
+	if ids := f.given(t, p); !slices.Equal(ids, slices.Sorted(slices.Values(all))) {
+		t.Errorf("the pod has %v, want %v", ids, all)
+	}
+}
+
+// TestDevicesArePreparedAgainForARestartedContainer kills a container. The kubelet starts it again with the same GPU,
+// which is prepared again, and is refused while it is not clean.
+func TestDevicesArePreparedAgainForARestartedContainer(t *testing.T) {
+	f := setUp(t, "pcie-quad", verbose, writeConfig(t, clean))
+	f.awaitDevices(t, gpuName, f.uuids(t))
+	p := newPod("again", gpuName, 1)
+	first := f.launch(t, p)
+	ids := f.check(t, p, first)
+	if n := f.prepared(ids[0]); n != 1 {
+		t.Errorf("the GPU was prepared %d times for a container that started once", n)
+	}
+	f.killContainer(t, first)
+	second := f.awaitOther(t, p, first)
+	if n := f.prepared(ids[0]); n != 2 {
+		t.Errorf("the GPU was prepared %d times for a container that started twice", n)
+	}
+	f.check(t, p, second)
+
+	f.set(t, ids[0], map[string]string{"memory-used": "1GiB"})
+	f.killContainer(t, second)
+	f.awaitNotPrepared(t, p, ids[0], "1024 MiB are in use")
+	f.set(t, ids[0], map[string]string{"memory-used": "default"})
+	third := f.awaitOther(t, p, second)
+	if after := f.check(t, p, third); !slices.Equal(after, ids) {
+		t.Errorf("the pod had %v and has %v", ids, after)
+	}
+}
+
+// TestARestartedContainerWaitsForAnUnhealthyGPU kills a container whose GPU is unhealthy. It starts again when the GPU
+// is healthy.
+func TestARestartedContainerWaitsForAnUnhealthyGPU(t *testing.T) {
+	f := setUp(t, "pcie-quad")
+	f.awaitDevices(t, gpuName, f.uuids(t))
+	p := newPod("again", gpuName, 1)
+	first := f.launch(t, p)
+	ids := f.check(t, p, first)
+	f.set(t, ids[0], map[string]string{"recovery-action": "reset"})
+	f.awaitHealth(t, p, ids[0]+"=Unhealthy")
+	f.killContainer(t, first)
+	f.awaitNotPrepared(t, p, ids[0], "unhealthy: the driver asks for a reset of the GPU; it needs a reset")
+	f.set(t, ids[0], map[string]string{"recovery-action": "none"})
+	if after := f.check(t, p, f.awaitOther(t, p, first)); !slices.Equal(after, ids) {
+		t.Errorf("the pod had %v and has %v", ids, after)
+	}
+}
+
+// TestANeighbourOnASharedGPUIsLeftAlone starts a second pod on a GPU that a first one uses. Whatever the policy is, the
+// GPU is neither reset nor are its settings changed.
+func TestANeighbourOnASharedGPUIsLeftAlone(t *testing.T) {
+	f := setUp(t, "pcie-quad", writeConfig(t, `
+gpus: {include: [0]}
+prestart: {policy: reset}
+sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}
+`))
+	gpu := f.uuids(t)[0]
+	f.awaitDevices(t, gpuName, []string{gpu + "::0", gpu + "::1"})
+	a := newPod("a", gpuName, 1)
+	sa := f.launch(t, a)
+	ids := f.check(t, a, sa)
+	f.set(t, gpu, map[string]string{"memory-used": "2GiB", "power-limit": "200000"})
+	before := f.values(t, 0)
+	b := newPod("b", gpuName, 1)
+	checkDisjoint(t, ids, f.check(t, b, f.launch(t, b)))
+	if diff := cmp.Diff(before, f.values(t, 0)); diff != "" {
+		t.Errorf("the GPU was changed for the second pod (-before +after):\n%s", diff)
+	}
+	f.checkUnchanged(t, a, sa, ids)
+}
+
+func (f *fixture) values(t *testing.T, gpu int) map[string]uint64 {
+	t.Helper()
+	values, err := f.gpus.Values(gpu)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return values
+}
+
+// awaitNotPrepared waits until a pod's status says that a device is not given to its container, and why.
+func (f *fixture) awaitNotPrepared(t *testing.T, p Pod, uuid, why string) {
+	t.Helper()
+	s, err := f.Await(t.Context(), p.Name, "shows that "+uuid+" is not given to it", func(s PodStatus) bool {
+		return strings.Contains(s.Trouble, uuid) && strings.Contains(s.Trouble, why)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Running || s.Waiting != "CreateContainerConfigError" {
+		t.Errorf("the pod is %+v", s)
+	}
+}
+
+// prepared returns how often a device was prepared with success.
+func (f *fixture) prepared(uuid string) int {
+	return strings.Count(f.plugin.Log(), uuid+" was prepared for a container of "+gpuName)
+}
+
+func (f *fixture) killContainer(t *testing.T, s PodStatus) {
+	t.Helper()
+	if err := f.ctr(t.Context(), "tasks", "kill", "--signal", "SIGKILL", s.Container); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// awaitOther waits until a pod runs another container than before.
+func (f *fixture) awaitOther(t *testing.T, p Pod, before PodStatus) PodStatus {
+	t.Helper()
+	s, err := f.Await(t.Context(), p.Name, "runs again", func(s PodStatus) bool {
+		return s.Running && s.Container != before.Container
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
