@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -47,7 +49,8 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	pod := f.daemonSetPod(t, map[string]string{"GPU_CDI_ROOT": gpus.Root()})
+	file := strings.TrimPrefix(writeConfig(t, clean), "--config=")
+	pod := f.daemonSetPod(t, map[string]string{"GPU_CDI_ROOT": gpus.Root(), "GPU_CDI_CONFIG": file})
 	if err := f.applyManifest("gpu-cdi-plugin", pod); err != nil {
 		t.Fatal(err)
 	}
@@ -70,6 +73,45 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 	} else if got, want := spec.ContainerEdits.Hooks[0].Path, "/var/lib/gpu-cdi-plugin/bin/prestart-hook"; got != want {
 		t.Errorf("the spec's hook is %s, want %s", got, want)
 	}
+	f.checkHostPID(t, s)
+	dirty := f.freeGPUs(t)[0]
+	f.set(t, dirty, map[string]string{"memory-used": "2GiB"})
+	waiting := newPod("waiting", gpuName, 2)
+	if err := f.Apply(waiting); err != nil {
+		t.Fatal(err)
+	}
+	f.awaitNotPrepared(t, waiting, dirty, "2048 MiB are in use")
+}
+
+// checkHostPID checks that the plugin's pod is in the PID namespace of the kubelet: in another it would see neither the
+// processes that are left over on a GPU nor the clients of MPS.
+func (f *fixture) checkHostPID(t *testing.T, s PodStatus) {
+	t.Helper()
+	want, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", f.ns.first.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.TrimSpace(f.inPod(t, s, "chroot", "/host", "readlink", "/proc/self/ns/pid"))
+	if got != want {
+		t.Errorf("the plugin's PID namespace is %s, and the kubelet's is %s", got, want)
+	}
+}
+
+// freeGPUs returns the UUIDs of the GPUs that no pod has.
+func (f *fixture) freeGPUs(t *testing.T) []string {
+	t.Helper()
+	pods, err := f.Assigned(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(f.uuids(t), func(uuid string) bool {
+		for _, devices := range pods {
+			if slices.Contains(devices[gpuName], uuid) {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // loadPluginImage loads pluginImage into the node.
