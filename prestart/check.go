@@ -140,7 +140,8 @@ func (x *run) checkMemory(ctx context.Context) (string, error) {
 		case unknown != 0:
 			return skippedError(fmt.Sprintf("the driver does not report the memory of process %d", unknown))
 		case x.wasReset:
-			return settlingError{fmt.Errorf("%d MiB are in use although the GPU was reset", used>>20)}
+			return settlingError{fmt.Errorf(
+				"%d MiB are in use although the GPU was reset: find by nvidia-smi what uses them", used>>20)}
 		case x.resetDue():
 			x.dirty = fmt.Errorf("%d MiB are in use without a process", used>>20)
 			return nil

@@ -3,8 +3,8 @@
 // not given to the container.
 //
 // The package knows no door and does not call the driver: [Options] has what it needs. Outside the host's PID namespace
-// the driver shows no processes of others, so the policies above Check refuse a device for its used memory alone, and
-// Check does not.
+// the driver shows no processes of others, so the policies above Check judge a device's use by its memory alone, and
+// Check does not look at it.
 package prestart
 
 import (

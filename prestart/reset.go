@@ -110,7 +110,11 @@ func (x *run) reset(ctx context.Context) (string, error) {
 		x.remember(&x.d, err)
 		return "", x.notReset(err.Error())
 	case outcome == ResetBusy:
-		if users, errUsers := holders(x.opts.Host, x.d.Nodes); errUsers == nil && len(users) > 0 {
+		users, unknown := holders(x.opts.Host, x.d.Nodes)
+		switch {
+		case unknown != nil:
+			err = fmt.Errorf("%w; who has it open is unknown: %w", err, unknown)
+		case len(users) > 0:
 			err = fmt.Errorf("%w; open in %s: end what is not needed", err, list(users))
 		}
 	}
@@ -217,7 +221,7 @@ func (x *run) answers(ctx context.Context) error {
 			return nil
 		}
 		if !sleep(ctx, pause) {
-			return fmt.Errorf("after the reset: %w", err)
+			return fmt.Errorf("after the reset: %w; if this stays, reboot the node", err)
 		}
 	}
 }

@@ -102,7 +102,8 @@ func (r *DriverReset) Reset(ctx context.Context, d Device) (Outcome, error) {
 	case <-done:
 		return one.outcome, one.err
 	case <-time.After(wait):
-		return ResetFailed, fmt.Errorf("the reset has not returned: %w", context.Cause(ctx))
+		return ResetFailed, fmt.Errorf("the reset has not returned: %w; if it does not end, reboot the node",
+			context.Cause(ctx))
 	}
 }
 
@@ -311,7 +312,7 @@ func (r *DriverReset) byPCI(d *Device) (Outcome, error) {
 		return ResetRefused, errors.New("it is the primary GPU")
 	}
 	if len(d.Nodes) == 0 {
-		return ResetFailed, errors.New("the device nodes of the GPU are unknown, so it may be in use")
+		return ResetFailed, errors.New("the device nodes of the GPU are unknown, so it may be in use: reload the driver")
 	}
 	switch users, err := holders(r.Host, d.Nodes); {
 	case err != nil:
