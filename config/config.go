@@ -51,7 +51,8 @@ type Plugin struct {
 	PluginsRegistryDir string `yaml:"plugins-registry-dir" json:"plugins-registry-dir"`
 	// Registration is the method of registration with the kubelet.
 	Registration Registration `yaml:"registration" json:"registration"`
-	// RuntimeDir has files that need not survive a reboot: those that MPS daemons share with their clients.
+	// RuntimeDir has files that need not survive a reboot: the control socket, and what MPS daemons share
+	// with their clients.
 	RuntimeDir string `yaml:"runtime-dir" json:"runtime-dir"`
 	// StateDir has files that must survive a reboot: the descriptors of devices, which the kubelet mounts again into a
 	// container that restarts, without a new allocation.

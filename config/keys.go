@@ -101,7 +101,7 @@ var keys = []key{
 	{"plugins-registry-dir", "the kubelet's `directory` for the sockets of plugins, used with registration watcher"},
 	{"registration", "`method` of registration: kubelet (call the kubelet's socket), watcher (create a socket in " +
 		"plugins-registry-dir)"},
-	{"runtime-dir", "`directory` for the files of MPS daemons, in /run; the path must be the same on the host"},
+	{"runtime-dir", "`directory` for the control socket and the files of MPS daemons, in /run; the path must be the same on the host"},
 	{"state-dir", "`directory` for the descriptors of devices, which must survive a reboot; the path must be the " +
 		"same on the host"},
 	{"strategy", "`list` of ways to give containers their devices: cdi-cri, cdi-annotations, device-specs, envvar"},

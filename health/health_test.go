@@ -342,6 +342,63 @@ func TestStateOfADevice(t *testing.T) {
 	}
 }
 
+func TestANewMIGDeviceOfACordonedGPUIsCordoned(t *testing.T) {
+	m := New(Rules{})
+	m.SetDevices(start, []Device{{gpuA, gpuA, NoInstance, NoInstance}})
+	m.Cordon(start, gpuA, "a fan is loud")
+	m.SetDevices(start, []Device{{gpuA, gpuA, NoInstance, NoInstance}, {migA1, gpuA, 1, 0}})
+	if s := m.Statuses()[migA1]; s.State != Cordoned || s.Reason != "cordoned: a fan is loud" {
+		t.Errorf("it is %s", s)
+	}
+}
+
+// A cordon can be set and lifted in a record, which keeps all else.
+func TestEditCordon(t *testing.T) {
+	id := Identity{"1", "580"}
+	n := newNode(t, Rules{}).xid(gpuB, 95, NoRecovery)
+	data, err := n.Record(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edit := func(d Device, reason string) map[string]Status {
+		t.Helper()
+		if data, err = EditCordon(data, Identity{}, start, d, reason); err != nil {
+			t.Fatal(err)
+		}
+		all, err := Recorded(data, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	other := Device{"GPU-c", "GPU-c", NoInstance, NoInstance}
+	all := edit(other, "it is new")
+	if all["GPU-c"].Reason != "cordoned: it is new" || all[gpuB].State != Unhealthy {
+		t.Errorf("after the cordon of a new device: %v", all)
+	}
+	all = edit(Device{UUID: gpuA}, "a fan is loud") // with its MIG devices
+	if all[migA1].State != Cordoned || all[migA2].State != Cordoned || all[gpuB].State != Unhealthy {
+		t.Errorf("after the cordon of a GPU: %v", all)
+	}
+	all = edit(Device{UUID: gpuB}, "a fan is loud")
+	if all[gpuB].State != Cordoned {
+		t.Errorf("after a cordon: %v", all[gpuB])
+	}
+	all = edit(Device{UUID: gpuB}, "")
+	if all[gpuB].State != Unhealthy || all[gpuB].Remedy != Reset {
+		t.Errorf("after the cordon was lifted: %v", all[gpuB])
+	}
+	data = nil
+	if all = edit(other, "the first"); len(all) != 1 || all["GPU-c"].State != Cordoned {
+		t.Errorf("a record that begins anew: %v", all)
+	}
+	for _, damaged := range []string{"{", `{"version": 2}`} {
+		if data, err := EditCordon([]byte(damaged), id, start, other, "x"); err == nil || data != nil {
+			t.Errorf("%s: %s, %v", damaged, data, err)
+		}
+	}
+}
+
 func TestWhatAnEventConcerns(t *testing.T) {
 	for name, c := range map[string]struct {
 		event Event

@@ -72,11 +72,52 @@ func (m *Machine) Record(id Identity) ([]byte, error) {
 			XIDs: e.status().XIDs,
 		})
 	}
+	return r.encode()
+}
+
+func parseRecord(data []byte) (record, error) {
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return record{}, err
+	}
+	if r.Version != recordVersion {
+		return record{}, fmt.Errorf("version %d is not known", r.Version)
+	}
+	return r, nil
+}
+
+func (r *record) encode() ([]byte, error) {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("record the health of the devices: %w", err)
 	}
 	return append(data, '\n'), nil
+}
+
+// EditCordon returns a record with the cordon of a device, and with a GPU those of its MIG devices, set to a reason or, if
+// that is empty, lifted. A device that the record does not have is added as healthy. Without data the record begins anew,
+// as that of a driver and boot.
+func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string) ([]byte, error) {
+	r := record{Version: recordVersion, Identity: id}
+	if len(data) > 0 {
+		var err error
+		if r, err = parseRecord(data); err != nil {
+			return nil, fmt.Errorf("read the recorded health of the devices: %w", err)
+		}
+	}
+	known := func(e recordedDevice) bool { return e.UUID == d.UUID }
+	if !slices.ContainsFunc(r.Devices, known) {
+		r.Devices = append(r.Devices, recordedDevice{
+			UUID: d.UUID, GPU: d.GPU, GPUInstance: d.GPUInstance, ComputeInstance: d.ComputeInstance,
+			Seen: now, State: Healthy, Since: now,
+		})
+	}
+	for i := range r.Devices {
+		if e := &r.Devices[i]; e.UUID == d.UUID || e.GPU == d.UUID {
+			e.Cordon, e.CordonSince = reason, now
+		}
+	}
+	return r.encode()
 }
 
 // Restore sets the state of a new machine to a recorded one. What it is worth depends on where it was found:
@@ -90,12 +131,9 @@ func (m *Machine) Record(id Identity) ([]byte, error) {
 //
 // A device that is not there is remembered by its UUID, which no other GPU has. After an error the machine is as it was.
 func (m *Machine) Restore(data []byte, now Identity) error {
-	var r record
-	if err := json.Unmarshal(data, &r); err != nil {
+	r, err := parseRecord(data)
+	if err != nil {
 		return fmt.Errorf("restore the health of the devices: %w", err)
-	}
-	if r.Version != recordVersion {
-		return fmt.Errorf("restore the health of the devices: version %d is not known", r.Version)
 	}
 	entries := map[string]*entry{}
 	for _, d := range r.Devices {

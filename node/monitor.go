@@ -250,7 +250,7 @@ func (m *monitor) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			m.write()
+			m.record()
 			return
 		case <-m.probeNow:
 			if early := minProbePause - time.Since(probed); early > 0 { // a container can cause events in a loop
@@ -262,7 +262,7 @@ func (m *monitor) run(ctx context.Context) {
 		probed = time.Now()
 		_ = m.probe(ctx) // while the driver as a whole does not answer, nothing is known about the GPUs
 		if m.hasMoved() || time.Now().After(due) {
-			m.write()
+			m.record()
 			due = time.Now().Add(recordInterval)
 		}
 		timer.Reset(m.interval())
@@ -310,6 +310,22 @@ func (m *monitor) wasReset(gpuUUID string) {
 	m.machine.WasReset(time.Now(), gpuUUID)
 }
 
+// cordon takes a device out of service, or brings it back if the reason is empty. The record has it when cordon returns.
+func (m *monitor) cordon(uuid, reason string) error {
+	m.mu.Lock()
+	change := func() ([]health.Transition, bool) { return m.machine.Cordon(time.Now(), uuid, reason) }
+	if reason == "" {
+		change = func() ([]health.Transition, bool) { return m.machine.Uncordon(time.Now(), uuid) }
+	}
+	transitions, known := change()
+	m.mu.Unlock()
+	if !known {
+		return errors.New("the driver does not have " + uuid)
+	}
+	m.report(transitions)
+	return m.write()
+}
+
 // interval is the time to the next probes.
 func (m *monitor) interval() time.Duration {
 	m.mu.Lock()
@@ -326,8 +342,22 @@ func (m *monitor) hasMoved() bool {
 	return m.moved
 }
 
+// record writes the record, and logs why it cannot be written.
+func (m *monitor) record() {
+	err := m.write()
+	m.writing.Lock()
+	defer m.writing.Unlock()
+	switch {
+	case err == nil:
+		m.unwritten = ""
+	case err.Error() != m.unwritten:
+		m.unwritten = err.Error()
+		m.log.Error(m.unwritten)
+	}
+}
+
 // write writes the record, if it differs from the last one. What waits for the disk does not hold mu.
-func (m *monitor) write() {
+func (m *monitor) write() error {
 	m.writing.Lock()
 	defer m.writing.Unlock()
 	m.mu.Lock()
@@ -336,17 +366,37 @@ func (m *monitor) write() {
 	m.moved = false
 	m.mu.Unlock()
 	if m.Path == "" || !restored {
-		return
+		return nil
 	}
 	if err == nil && !slices.Equal(data, m.recorded) {
 		err = atomicfile.Write(m.Path, data, recordMode)
 	}
-	if err == nil {
-		m.recorded, m.unwritten = data, ""
-	} else if err.Error() != m.unwritten {
-		m.unwritten = err.Error()
-		m.log.Error("the health of the devices is not recorded for the next start: " + m.unwritten)
+	if err != nil {
+		return fmt.Errorf("the health of the devices is not recorded for the next start: %w", err)
 	}
+	m.recorded = data
+	return nil
+}
+
+// EditHealthRecord changes the record of the devices' health while no Reconciler uses it. Both directories are those of
+// the Reconciler's options. The error wraps lock.ErrHeld if there is one. Edit gets no data where there is no record.
+func EditHealthRecord(descriptorDir, path string, edit func(data []byte) ([]byte, error)) error {
+	l := newDescriptors(descriptorDir).lock
+	l.wrap = func(err error) error { return fmt.Errorf("edit the recorded health of the devices: %w", err) }
+	if err := l.hold(); err != nil {
+		return err
+	}
+	data, err := regular.ReadFile(path, MaxHealthRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err == nil {
+		data, err = edit(data)
+	}
+	if err == nil {
+		err = atomicfile.Write(path, data, recordMode)
+	}
+	return errors.Join(err, l.release())
 }
 
 // recordMode lets every user read the record: `devices` shows it.

@@ -48,7 +48,7 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 	before := newFixture(t, "pcie-quad", watchHealth(record))
 	before.start()
 	before.rec.Receive(xid(before.uuids()[1], 79))
-	before.rec.monitor.write()
+	before.rec.monitor.record()
 	want, err := os.ReadFile(record)
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 	b := newFixtureOn(t, before.node, watchHealth(record), func(o *Options) { o.AwaitDriver = true })
 	b.source.set(gpu.ErrNoDriver)
 	b.start()
-	b.rec.monitor.write()
+	b.rec.monitor.record()
 	if got, err := os.ReadFile(record); err != nil || string(got) != string(want) {
 		t.Errorf("without a driver the record is %s, error %v", got, err)
 	}

@@ -177,5 +177,14 @@ func (r *Reconciler) CheckHealth(ctx context.Context, gpuUUID, uuid string) erro
 // WasReset notes that a GPU was reset, which is what it may have needed. It needs Options.Health.
 func (r *Reconciler) WasReset(gpuUUID string) { r.monitor.wasReset(gpuUUID) }
 
+// Cordon takes a device out of service for a reason, and with a GPU its MIG devices, until Uncordon. When it returns the
+// state is published and on record: after an error it may not survive a restart. It needs Options.Health.
+func (r *Reconciler) Cordon(uuid, reason string) error {
+	return r.monitor.cordon(uuid, cmp.Or(reason, "no reason was given"))
+}
+
+// Uncordon ends Cordon.
+func (r *Reconciler) Uncordon(uuid string) error { return r.monitor.cordon(uuid, "") }
+
 // Trigger asks for a reconciliation soon. It does not wait for it.
 func (r *Reconciler) Trigger() { r.wake.Wake() }

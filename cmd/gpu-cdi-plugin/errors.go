@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/control"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
@@ -61,6 +62,8 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(metrics.ErrListen, cli.Failure,
 		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
 	cli.Sentinel(mps.ErrPIDNamespace, cli.Failure, "set hostPID: true in the pod's spec, or do not share GPUs by MPS"),
+	cli.Sentinel(control.ErrNotAllowed, cli.Failure, "run as root, or as the user that serve runs as"),
+	cli.Sentinel(errUnknownDevice, cli.Failure, "gpu-cdi-plugin devices lists the devices of this host"),
 
 	// 2: a usage error
 	cli.Sentinel(cdi.ErrExtension, cli.Usage, ""),
@@ -104,6 +107,8 @@ var errorTable = []cli.ErrorRow{
 	// 11 and 13; 12, another instance, is above
 	cli.Sentinel(errNoGPU, cli.NoGPU,
 		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
+	cli.Sentinel(control.ErrNoServer, cli.Unreachable,
+		"start gpu-cdi-plugin serve, or name the directory that it was given with --runtime-dir"),
 	cli.Sentinel(plugin.ErrNoKubelet, cli.Unreachable,
 		"start the kubelet, which makes the directory, or name its own with --device-plugin-dir or "+
 			"--plugins-registry-dir"),
@@ -124,7 +129,7 @@ var statuses = map[cli.Code]string{
 	cli.NoDriver:    "there is no NVIDIA driver, or it cannot be used",
 	cli.NoGPU:       "there is a driver, but no GPU",
 	cli.Locked:      "another instance is running",
-	cli.Unreachable: "there is no kubelet, or it cannot be reached",
+	cli.Unreachable: "there is no kubelet, or no serve, or it cannot be reached",
 	cli.Interrupted: "interrupted",
 }
 

@@ -105,6 +105,7 @@ Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR
 	_ = cmd.MarkPersistentFlagFilename("config", "yaml", "yml")
 	cmd.AddCommand(
 		a.devicesCommand(),
+		a.deviceCommand(),
 		a.topologyCommand(),
 		a.cdiCommand(),
 		a.serveCommand(),

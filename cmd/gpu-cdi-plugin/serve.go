@@ -54,6 +54,8 @@ define all devices, as the vendor's own spec does, serve does not start.
 A GPU that does not answer is unhealthy after --gpu-timeout; the others are served. Without a driver serve exits, or
 waits for one with --fail-on-init-error=false.
 
+At the socket control.sock in --runtime-dir, root and the user of serve can take devices out of service: see device.
+
 --listen serves /metrics, /healthz and /readyz. Ready means that all resources are registered and watched, and that the
 devices can be given to containers unless the GPUs themselves are at fault.`,
 		Example: `  gpu-cdi-plugin serve
@@ -98,7 +100,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err := s.plugin.Check(); err != nil { // before the spec is written
 		return err
 	}
-	return s.run(cmd, s.runPlugin, s.mps.Run)
+	return s.run(cmd, s.runPlugin, s.mps.Run, s.newControl().Run)
 }
 
 func (a *app) newService() (*service, error) {

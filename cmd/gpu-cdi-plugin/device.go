@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/control"
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/node"
+)
+
+func (a *app) deviceCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "device",
+		Short: "Take devices out of service and bring them back",
+		Long: `The verbs of an administrator. They ask the serve of this host, at the socket control.sock in its --runtime-dir, which
+only root and the user of serve may use. DEVICE is a UUID, the index of a GPU (3) or that of a MIG device (3:0), as
+gpu-cdi-plugin devices lists them.`,
+		Annotations: cli.Statuses(cli.OK, cli.Usage),
+		Args:        cli.UnknownVerb,
+		RunE:        help,
+	}
+	for _, option := range []string{"runtime-dir", "state-dir"} {
+		cmd.PersistentFlags().AddFlag(a.pluginFlags.Lookup(option))
+	}
+	cmd.AddCommand(a.cordonCommand(), a.uncordonCommand())
+	return cmd
+}
+
+func (a *app) cordonCommand() *cobra.Command {
+	var reason string
+	cmd := &cobra.Command{
+		Use:   "cordon DEVICE --reason TEXT",
+		Short: "Take a device out of service",
+		Long: `Takes a device out of service, and with a GPU its MIG devices: it stays advertised, as unhealthy, and no container
+gets it until device uncordon. Containers that have it keep it. devices shows the reason.
+
+A cordon survives restarts of serve and of the host. Where no serve runs, it is written to the record in --state-dir,
+and the next serve finds it there.`,
+		Example: `  gpu-cdi-plugin device cordon 3 --reason "a fan is loud, ticket 4711"
+  gpu-cdi-plugin device cordon GPU-8f6c3a1e-0000-4000-8000-000000000001 --reason maintenance`,
+		Annotations:       deviceStatuses(cli.NoDriver, cli.NoGPU, cli.Locked),
+		Args:              oneDevice,
+		ValidArgsFunction: a.completeDevice,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.setCordon(cmd.Context(), control.Request{Act: control.Cordon, Device: args[0], Reason: reason})
+		},
+	}
+	cmd.Flags().StringVar(&reason, "reason", "", "why, as one line of `text` (required)")
+	_ = cmd.MarkFlagRequired("reason")
+	a.addTimeout(cmd)
+	return cmd
+}
+
+func (a *app) uncordonCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "uncordon DEVICE",
+		Short: "Bring a device back into service",
+		Long: `Ends device cordon, for a GPU also that of its MIG devices. The device is then as healthy as its probes and events
+say. Where no serve runs, the record in --state-dir is changed, and the next serve finds it there.`,
+		Example:           `  gpu-cdi-plugin device uncordon 3`,
+		Annotations:       deviceStatuses(cli.NoDriver, cli.NoGPU, cli.Locked),
+		Args:              oneDevice,
+		ValidArgsFunction: a.completeDevice,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.setCordon(cmd.Context(), control.Request{Act: control.Uncordon, Device: args[0]})
+		},
+	}
+	a.addTimeout(cmd)
+	return cmd
+}
+
+// deviceStatuses are the exit statuses of the verbs that ask serve.
+func deviceStatuses(more ...cli.Code) map[string]string {
+	return cli.Statuses(slices.Concat([]cli.Code{cli.OK, cli.Failure, cli.Usage}, more, []cli.Code{cli.Interrupted})...)
+}
+
+func oneDevice(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("%s: want one device, a UUID or an index, got %q", cmd.CommandPath(), args)
+	}
+	return nil
+}
+
+// setCordon has serve set or lift a cordon, or does it in the record where no serve runs.
+func (a *app) setCordon(ctx context.Context, r control.Request) error {
+	err := a.ask(ctx, r)
+	if !errors.Is(err, control.ErrNoServer) {
+		return err
+	}
+	if err := a.checkDir("state-dir", a.descriptorDir()); err != nil {
+		return err
+	}
+	what := ""
+	edit := func(data []byte) ([]byte, error) {
+		d, id, err := a.recordedDevice(ctx, data, r.Device)
+		if err != nil {
+			return nil, err
+		}
+		what = d.UUID + " is " + string(r.Act) + "ed"
+		return health.EditCordon(data, id, time.Now(), d, r.Reason)
+	}
+	if err := node.EditHealthRecord(a.descriptorDir(), a.healthRecord(), edit); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(a.stdout, "%s in %s: no serve runs here, and the next one finds it there\n", what, a.healthRecord())
+	return err
+}
+
+// ask sends a request to serve and prints what was done.
+func (a *app) ask(ctx context.Context, r control.Request) error {
+	if err := r.Check(); err != nil {
+		return cli.With(cli.Usage, "", err)
+	}
+	if err := a.checkDir("runtime-dir", a.plugin.RuntimeDir); err != nil { // another program could answer
+		return err
+	}
+	progress := func(text string) { fmt.Fprintln(a.stderr, text) }
+	result, err := control.Send(ctx, a.plugin.RuntimeDir, r, progress)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(a.stdout, result)
+	return err
+}
+
+// recordedDevice finds a device by its UUID in a record or else, by its UUID or index, in what the driver has. The
+// identity is for a new record.
+func (a *app) recordedDevice(ctx context.Context, data []byte, name string) (health.Device, health.Identity, error) {
+	if len(data) > 0 {
+		recorded, err := health.Recorded(data, health.Identity{})
+		if err != nil {
+			return health.Device{}, health.Identity{}, err
+		}
+		if _, known := recorded[name]; known {
+			return health.Device{UUID: name}, health.Identity{}, nil
+		}
+	}
+	h, err := a.host()
+	if err != nil {
+		return health.Device{}, health.Identity{}, err
+	}
+	s, err := a.readDevices(ctx, h)
+	if err != nil {
+		return health.Device{}, health.Identity{}, err
+	}
+	d, _, err := findDevice(s, name)
+	return d, node.HealthIdentity(h, s.DriverVersion), err
+}
+
+// findDevice finds a GPU or a MIG device by its UUID or index. The title is what people call it, such as "GPU 3".
+func findDevice(s *gpu.Snapshot, name string) (d health.Device, title string, err error) {
+	for i := range s.Devices {
+		one := &s.Devices[i]
+		index := fmt.Sprint(one.Index)
+		if one.UUID != "" && (name == one.UUID || name == index) {
+			return health.Device{
+				UUID: one.UUID, GPU: one.UUID, GPUInstance: health.NoInstance, ComputeInstance: health.NoInstance,
+			}, "GPU " + index, nil
+		}
+		for j := range one.MIG {
+			m := &one.MIG[j]
+			if index := fmt.Sprintf("%s:%d", index, m.Index); name == m.UUID || name == index {
+				return health.Device{
+					UUID: m.UUID, GPU: one.UUID, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance,
+				}, "MIG device " + index, nil
+			}
+		}
+	}
+	return d, "", fmt.Errorf("%w %q", errUnknownDevice, name)
+}
+
+// errUnknownDevice is that the host has no such device.
+var errUnknownDevice = errors.New("the driver of this host has no device")
+
+// completeDevice completes the UUIDs of the devices that serve has recorded.
+func (a *app) completeDevice(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	var list []string
+	if len(args) == 0 && a.resolve(a.options(cmd)) == nil {
+		data, err := regular.ReadFile(a.healthRecord(), node.MaxHealthRecord)
+		if err == nil {
+			recorded, _ := health.Recorded(data, health.Identity{})
+			list = slices.Sorted(maps.Keys(recorded))
+		}
+	}
+	return slices.DeleteFunc(list, func(uuid string) bool { return !strings.HasPrefix(uuid, prefix) }),
+		cobra.ShellCompDirectiveNoFileComp
+}

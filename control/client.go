@@ -1,0 +1,96 @@
+package control
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+)
+
+// ErrNoServer is that no program answers at the socket.
+var ErrNoServer = errors.New("no program answers at the control socket")
+
+// ErrNotAllowed is that this process's user may not ask.
+var ErrNotAllowed = errors.New("only root may use the control socket")
+
+// RefusedError is why the program did not do what it was asked for.
+type RefusedError struct{ Reason string }
+
+// Error is the reason.
+func (e *RefusedError) Error() string { return e.Reason }
+
+// Send sends a request to the program that serves the socket in a directory and returns the sentence about what was
+// done. Progress gets sentences about what goes on. The error wraps ErrNoServer if there is no such program, then nothing
+// was done; and it is a *RefusedError if the program answered with an error.
+func Send(ctx context.Context, dir string, r Request, progress func(string)) (string, error) {
+	if err := r.Check(); err != nil {
+		return "", err
+	}
+	body, err := json.Marshal(r)
+	if err != nil {
+		return "", fmt.Errorf("make the request: %w", err)
+	}
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", SocketPath(dir))
+		},
+	}}
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://control/v1", bytes.NewReader(body))
+	if err != nil {
+		return "", fmt.Errorf("make the request: %w", err)
+	}
+	answer, err := client.Do(q)
+	switch {
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return "", fmt.Errorf("%w %s", ErrNoServer, SocketPath(dir))
+	case errors.Is(err, fs.ErrPermission):
+		return "", fmt.Errorf("%w %s", ErrNotAllowed, SocketPath(dir))
+	case err != nil:
+		return "", fmt.Errorf("ask at %s: %w", SocketPath(dir), err)
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(answer.Body, maxLine))
+		return "", &RefusedError{strings.TrimSpace(string(text))}
+	}
+	result, err := readAnswer(answer.Body, progress)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return result, err
+}
+
+// readAnswer reads the lines of an answer.
+func readAnswer(from io.Reader, progress func(string)) (string, error) {
+	lines := bufio.NewScanner(from)
+	lines.Buffer(nil, maxLine)
+	for lines.Scan() {
+		var m message
+		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
+			return "", fmt.Errorf("read the answer: %w", err)
+		}
+		switch {
+		case m.Error != "":
+			return "", &RefusedError{m.Error}
+		case m.Result != "":
+			return m.Result, nil
+		}
+		progress(m.Progress)
+	}
+	err := lines.Err()
+	if err == nil {
+		err = errors.New("the program ended before it answered")
+	}
+	return "", fmt.Errorf("read the answer: %w", err)
+}

@@ -1,0 +1,120 @@
+// Package control is how an administrator reaches a program that runs: requests over a unix socket that only root and
+// the program's own user can use. Requests and answers are JSON over HTTP; an answer may come with lines of progress.
+//
+// The package carries requests. It does not know what they do, nor any door: [Handler] does.
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Act is what a request asks for.
+type Act string
+
+// The acts.
+const (
+	// Cordon takes a device out of service for a reason until Uncordon.
+	Cordon   Act = "cordon"
+	Uncordon Act = "uncordon"
+)
+
+// acts has, for each act, what its requests must and may have.
+var acts = map[Act]struct{ device, reason, options bool }{
+	Cordon:   {device: true, reason: true},
+	Uncordon: {device: true},
+}
+
+// Request is what an administrator asks for.
+type Request struct {
+	Act Act `json:"act"`
+	// Device is a UUID or an index, such as "3" or "3:0" for a MIG device.
+	Device string `json:"device,omitempty"`
+	// Reason is one line of text.
+	Reason string `json:"reason,omitempty"`
+}
+
+// The largest texts of a request, in bytes.
+const (
+	MaxDevice = 100
+	MaxReason = 500
+)
+
+// Check returns an error if the request is none.
+func (r *Request) Check() error {
+	needs, known := acts[r.Act]
+	switch {
+	case !known:
+		return fmt.Errorf("there is no act %q", r.Act)
+	case needs.device != (r.Device != ""):
+		return fmt.Errorf("%s: want a device: %t", r.Act, needs.device)
+	case needs.reason != (r.Reason != ""):
+		return fmt.Errorf("%s: want a reason: %t", r.Act, needs.reason)
+	}
+	return errors.Join(checkText("device", r.Device, MaxDevice), checkText("reason", r.Reason, MaxReason))
+}
+
+func checkText(name, text string, most int) error {
+	if len(text) > most {
+		return fmt.Errorf("the %s has %d bytes, and at most %d are possible", name, len(text), most)
+	}
+	notPrinted := func(c rune) bool { return !unicode.IsPrint(c) }
+	if !utf8.ValidString(text) || strings.ContainsFunc(text, notPrinted) || strings.TrimSpace(text) != text {
+		return fmt.Errorf("the %s %q is not one line of text", name, text)
+	}
+	return nil
+}
+
+// maxRequest is the size in bytes of the largest request that is read, and maxLine that of a line of an answer.
+const (
+	maxRequest = 16 << 10
+	maxLine    = 64 << 10
+)
+
+// parseRequest reads a request, which must be all that there is to read.
+func parseRequest(from io.Reader) (Request, error) {
+	data, err := io.ReadAll(from)
+	if err != nil {
+		return Request{}, fmt.Errorf("read the request: %w", err)
+	}
+	var r Request
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil {
+		return Request{}, fmt.Errorf("read the request: %w", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return Request{}, errors.New("read the request: something follows it")
+	}
+	if err := r.Check(); err != nil {
+		return Request{}, fmt.Errorf("the request is wrong: %w", err)
+	}
+	return r, nil
+}
+
+// message is a line of an answer. The last one has Result or Error.
+type message struct {
+	// Progress is a sentence about what goes on.
+	Progress string `json:"progress,omitempty"`
+	// Result is a sentence about what was done.
+	Result string `json:"result,omitempty"`
+	// Error is why it was not done.
+	Error string `json:"error,omitempty"`
+}
+
+// Handler does what requests ask for. Handle may be called by several goroutines at once. Its context ends when the
+// client goes. It returns a sentence about what was done. Progress takes a sentence about what goes on.
+type Handler interface {
+	Handle(ctx context.Context, r Request, progress func(string)) (result string, err error)
+}
+
+// SocketPath is the path of the socket in a directory.
+func SocketPath(dir string) string { return filepath.Join(dir, "control.sock") }
