@@ -25,12 +25,15 @@ const (
 	// Cordon takes a device out of service for a reason until Uncordon.
 	Cordon   Act = "cordon"
 	Uncordon Act = "uncordon"
+	// Reset resets a GPU that nobody holds. With Wait it waits for that.
+	Reset Act = "reset"
 )
 
 // acts has, for each act, what its requests must and may have.
 var acts = map[Act]struct{ device, reason, options bool }{
 	Cordon:   {device: true, reason: true},
 	Uncordon: {device: true},
+	Reset:    {device: true, options: true},
 }
 
 // Request is what an administrator asks for.
@@ -40,6 +43,10 @@ type Request struct {
 	Device string `json:"device,omitempty"`
 	// Reason is one line of text.
 	Reason string `json:"reason,omitempty"`
+	// Wait is whether to wait until nobody holds the device.
+	Wait bool `json:"wait,omitempty"`
+	// Force is whether to go on although processes hold it that are in no container.
+	Force bool `json:"force,omitempty"`
 }
 
 // The largest texts of a request, in bytes.
@@ -58,6 +65,8 @@ func (r *Request) Check() error {
 		return fmt.Errorf("%s: want a device: %t", r.Act, needs.device)
 	case needs.reason != (r.Reason != ""):
 		return fmt.Errorf("%s: want a reason: %t", r.Act, needs.reason)
+	case !needs.options && (r.Wait || r.Force):
+		return fmt.Errorf("%s: neither waits nor is forced", r.Act)
 	}
 	return errors.Join(checkText("device", r.Device, MaxDevice), checkText("reason", r.Reason, MaxReason))
 }

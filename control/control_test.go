@@ -208,6 +208,7 @@ func TestWrongRequests(t *testing.T) {
 		`{"act":"shut"}`:                `there is no act "shut"`,
 		`{"act":"cordon","device":"1"}`: "want a reason",
 		`{"act":"uncordon","device":"1","reason":"x"}`:           "want a reason: false",
+		`{"act":"uncordon","device":"1","force":true}`:           "neither waits nor is forced",
 		`{"act":"uncordon"}`:                                     "want a device",
 		`{"act":"uncordon","device":"1\n"}`:                      "not one line",
 		`{"act":"uncordon","device":"1","x":1}`:                  "unknown field",
@@ -225,6 +226,7 @@ func long(n int) string { return strings.Repeat("1", n) }
 func FuzzParseRequest(f *testing.F) {
 	f.Add([]byte(`{"act":"cordon","device":"3:0","reason":"a fan is loud"}`))
 	f.Add([]byte(`{"act":"uncordon","device":"GPU-1"}`))
+	f.Add([]byte(`{"act":"reset","device":"1","wait":true,"force":true}`))
 	f.Add([]byte(`{"act":`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, err := parseRequest(bytes.NewReader(data))

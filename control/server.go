@@ -45,21 +45,18 @@ const (
 // that has it, is logged, and Run tries again: GPUs can be given to containers without it.
 func (s *Server) Run(ctx context.Context) error {
 	logged := ""
-	for {
+	for ctx.Err() == nil {
 		err := s.serve(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if text := err.Error(); text != logged {
+		if text := err.Error(); text != logged && ctx.Err() == nil {
 			logged = text
 			s.Log.Warn("administrators cannot reach this program, and it tries again: " + text)
 		}
 		select {
 		case <-time.After(cmp.Or(s.retry, retryAfter)):
 		case <-ctx.Done():
-			return nil
 		}
 	}
+	return nil
 }
 
 // serve makes the socket and serves. It always returns an error.
@@ -107,8 +104,7 @@ func (s *Server) serve(ctx context.Context) error {
 	if server.Shutdown(drain) != nil {
 		_ = server.Close()
 	}
-	<-done
-	return context.Cause(ctx)
+	return <-done
 }
 
 // listen listens on a socket that only its owner can connect to. It replaces a socket that is there: the caller holds

@@ -407,6 +407,17 @@ func (m *Machine) Statuses() map[string]Status {
 	return all
 }
 
+// Beneath is the status of a device without regard to a cordon, and false for one that is not there.
+func (m *Machine) Beneath(uuid string) (Status, bool) {
+	e := m.entries[uuid]
+	if e == nil || !e.present {
+		return Status{}, false
+	}
+	s := e.status()
+	s.State, s.Reason, s.Since = e.state, e.reason, e.since
+	return s, true
+}
+
 // Settled reports whether frequent probes would change nothing: each device is healthy, cordoned, or waits for a reboot
 // or a person.
 func (m *Machine) Settled() bool {

@@ -304,6 +304,23 @@ func (m *monitor) check(ctx context.Context, gpuUUID, uuid string) error {
 	return nil
 }
 
+// checkReset probes a GPU after a reset and returns why it is not as it should be, or nil. One that recovers is: what is
+// left is to wait.
+func (m *monitor) checkReset(ctx context.Context, uuid string) error {
+	if err := m.probe(ctx, uuid); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch s, known := m.machine.Beneath(uuid); {
+	case !known:
+		return errors.New("the driver does not have it")
+	case s.State != health.Healthy && s.State != health.Recovering:
+		return errors.New("it is " + s.String())
+	}
+	return nil
+}
+
 func (m *monitor) wasReset(gpuUUID string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

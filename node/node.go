@@ -174,6 +174,12 @@ func (r *Reconciler) CheckHealth(ctx context.Context, gpuUUID, uuid string) erro
 	return r.monitor.check(ctx, gpuUUID, uuid)
 }
 
+// CheckReset probes a GPU that was reset, and returns why it is neither healthy nor recovering, or nil. Whether it is
+// cordoned does not matter. It needs Options.Health.
+func (r *Reconciler) CheckReset(ctx context.Context, uuid string) error {
+	return r.monitor.checkReset(ctx, uuid)
+}
+
 // WasReset notes that a GPU was reset, which is what it may have needed. It needs Options.Health.
 func (r *Reconciler) WasReset(gpuUUID string) { r.monitor.wasReset(gpuUUID) }
 

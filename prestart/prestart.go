@@ -153,15 +153,21 @@ func New(opts Options) *Runner {
 // error is an *[Error]: the device must not be given to the container.
 func (r *Runner) Run(ctx context.Context, d Device, rules Rules) (Record, error) {
 	x := &run{Runner: r, d: d, rules: rules, excused: map[int]bool{}}
-	x.record = Record{UUID: d.UUID, Policy: rules.Policy, Time: time.Now()}
+	x.healthy = func(ctx context.Context) error { return r.opts.State.Healthy(ctx, d.UUID) }
+	return r.perform(ctx, x, x.steps)
+}
+
+// perform runs steps on a device and records them. No other steps run on it meanwhile.
+func (r *Runner) perform(ctx context.Context, x *run, steps func(context.Context) error) (Record, error) {
+	x.record = Record{UUID: x.d.UUID, Policy: x.rules.Policy, Time: time.Now()}
 	x.begin("wait")
-	if err := r.lock(ctx, d.UUID); err != nil {
+	if err := r.lock(ctx, x.d.UUID); err != nil {
 		return x.end(fmt.Errorf("the device is still being prepared for an earlier request: %w", err))
 	}
 	ended := make(chan error, 1)
 	go func() {
-		err := x.steps(ctx)
-		r.unlock(d.UUID)
+		err := steps(ctx)
+		r.unlock(x.d.UUID)
 		ended <- err
 	}()
 	select {
@@ -232,6 +238,10 @@ type run struct {
 	recorder
 	d     Device
 	rules Rules
+	// healthy probes the device after a reset.
+	healthy func(context.Context) error
+	// manual is whether an administrator asked for the reset: what was tried before does not keep it from being tried.
+	manual bool
 	// shared is why other containers may use the device, or empty.
 	shared string
 	// excused has the PIDs of the processes that may be on the device.

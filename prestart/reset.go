@@ -53,7 +53,7 @@ func (x *run) notPossible() string {
 	if x.opts.Resetter == nil {
 		return "there is nothing that resets GPUs"
 	}
-	if why := x.cannotReset(&x.d); why != "" {
+	if why := x.cannotReset(&x.d); why != "" && !x.manual {
 		return why + " (tried before)"
 	}
 	return ""
@@ -216,7 +216,7 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 // answers waits until the GPU answers after its reset and is healthy.
 func (x *run) answers(ctx context.Context) error {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := x.gate.use(ctx, func() error { return x.opts.State.Healthy(ctx, x.d.UUID) })
+		err := x.gate.use(ctx, func() error { return x.healthy(ctx) })
 		if err == nil {
 			return nil
 		}

@@ -33,7 +33,7 @@ gpu-cdi-plugin devices lists them.`,
 	for _, option := range []string{"runtime-dir", "state-dir"} {
 		cmd.PersistentFlags().AddFlag(a.pluginFlags.Lookup(option))
 	}
-	cmd.AddCommand(a.cordonCommand(), a.uncordonCommand())
+	cmd.AddCommand(a.cordonCommand(), a.uncordonCommand(), a.resetCommand())
 	return cmd
 }
 
@@ -77,6 +77,36 @@ say. Where no serve runs, the record in --state-dir is changed, and the next ser
 		},
 	}
 	a.addTimeout(cmd)
+	return cmd
+}
+
+func (a *app) resetCommand() *cobra.Command {
+	r := control.Request{Act: control.Reset}
+	cmd := &cobra.Command{
+		Use:   "reset DEVICE",
+		Short: "Reset a GPU that nobody holds",
+		Long: `Resets a whole GPU, by nvidia-smi or, if the driver has none, by the kernel: serve cordons it, resets it, probes it
+and uncordons it. One that was cordoned stays so. The driver is closed meanwhile, for all GPUs.
+
+While the kubelet or the driver says that a container holds the GPU, it is not reset: that is an error, or with --wait
+is waited for, and who holds it is printed. So is a process on the GPU that is in no container, unless --force is given;
+the driver may refuse the reset then. Programs that prestart.programs lists are left out. An interrupt ends the waiting,
+but not a reset that has begun.
+
+A GPU in MIG mode may lose its MIG devices by the reset. Some machines cannot reset one GPU: virtual ones, and those
+with NVSwitches. The error says so.`,
+		Example: `  gpu-cdi-plugin device reset 3
+  gpu-cdi-plugin device reset GPU-8f6c3a1e-0000-4000-8000-000000000001 --wait`,
+		Annotations:       deviceStatuses(cli.Unreachable),
+		Args:              oneDevice,
+		ValidArgsFunction: a.completeDevice,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.Device = args[0]
+			return a.ask(cmd.Context(), r)
+		},
+	}
+	cmd.Flags().BoolVar(&r.Wait, "wait", false, "wait until nobody holds the GPU")
+	cmd.Flags().BoolVar(&r.Force, "force", false, "reset it although processes use it that are in no container")
 	return cmd
 }
 

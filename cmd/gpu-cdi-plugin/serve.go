@@ -84,6 +84,7 @@ type service struct {
 	plugin      *plugin.Plugin
 	preparer    *preparer
 	mps         *mps.Supervisor
+	preparer    *preparer
 	connections atomic.Pointer[allocator.GPUs] // between the GPUs of the last snapshot
 
 	publishing sync.Mutex
@@ -110,7 +111,7 @@ func (a *app) newService() (*service, error) {
 	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), a.healthRecord(), rulesOf, s.publish); err != nil {
 		return nil, err
 	}
-	s.mps = s.newSupervisor()
+	s.mps, s.preparer = s.newSupervisor(), s.newPreparer()
 	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.checkConfig
 	s.preparer = s.newPreparer()
 	s.plugin, err = plugin.New(s.pluginOptions())

@@ -4,21 +4,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
 
 	"gpu-cdi-plugin/control"
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/prestart"
+	"gpu-cdi-plugin/topology/holders"
 )
 
 // administrator does what administrators ask serve for.
 type administrator struct {
 	*service
+	resetting sync.Map // the UUIDs of GPUs that are being reset
 }
 
 var _ control.Handler = (*administrator)(nil)
 
 // newControl returns the server of the control socket.
 func (s *service) newControl() *control.Server {
-	return &control.Server{Dir: s.app.plugin.RuntimeDir, Handler: &administrator{s}, Log: s.app.log}
+	return &control.Server{Dir: s.app.plugin.RuntimeDir, Handler: &administrator{service: s}, Log: s.app.log}
 }
 
 // Handle implements control.Handler.
@@ -32,6 +43,8 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 		return fmt.Sprintf("%s (%s) is cordoned", title, d.UUID), a.node.Cordon(d.UUID, r.Reason)
 	case control.Uncordon:
 		return fmt.Sprintf("%s (%s) is uncordoned", title, d.UUID), a.node.Uncordon(d.UUID)
+	case control.Reset:
+		return a.reset(ctx, r, d, title, progress)
 	default:
 		return "", fmt.Errorf("serve does not know the act %q", r.Act)
 	}
@@ -44,4 +57,141 @@ func (a *administrator) find(name string) (health.Device, string, error) {
 		return health.Device{}, "", errors.New("the GPUs have not been read yet")
 	}
 	return findDevice(s, name)
+}
+
+const (
+	// holdersInterval is how often a reset that waits asks who holds the GPU, and repeatAfter how often it says so if it
+	// is the same.
+	holdersInterval = time.Second
+	repeatAfter     = time.Minute
+	// resetLimit is how long a reset and its probes may take.
+	resetLimit = time.Minute
+)
+
+// reset resets a GPU that nobody holds and that nobody gets meanwhile.
+func (a *administrator) reset(
+	ctx context.Context, r control.Request, d health.Device, title string, progress func(string),
+) (result string, err error) {
+	if d.UUID != d.GPU {
+		return "", fmt.Errorf("%s is a part of a GPU: reset the GPU %s", title, d.GPU)
+	}
+	if _, busy := a.resetting.LoadOrStore(d.UUID, true); busy {
+		return "", fmt.Errorf("%s is being reset already", title)
+	}
+	defer a.resetting.Delete(d.UUID)
+	state := a.node.State()
+	one := gpuOf(state.Snapshot, d.UUID)
+	if one == nil {
+		return "", fmt.Errorf("%s is gone", title)
+	}
+	if state.Health[d.UUID].State != health.Cordoned {
+		for _, m := range one.MIG {
+			if state.Health[m.UUID].State == health.Cordoned {
+				return "", fmt.Errorf("MIG device %s of %s is cordoned, which would be lost: cordon the GPU first", m.UUID, title)
+			}
+		}
+		if err := a.node.Cordon(d.UUID, "an administrator resets it"); err != nil {
+			return "", err
+		}
+		defer func() {
+			if lifting := a.node.Uncordon(d.UUID); lifting != nil {
+				err = errors.Join(err, fmt.Errorf("uncordon %s: %w", title, lifting))
+			}
+		}()
+	}
+	if err := a.awaitFree(ctx, r, one, title, progress); err != nil {
+		return "", err
+	}
+	progress(title + " is being reset")
+	// A reset that has begun goes on without the client.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resetLimit)
+	defer cancel()
+	defer a.node.Trigger()
+	device := prestart.Device{
+		UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Driver: state.Snapshot.DriverVersion,
+		Nodes: []string{a.host.Dev("nvidia" + strconv.Itoa(one.Minor))},
+	}
+	probe := func(ctx context.Context) error { return a.node.CheckReset(ctx, d.UUID) }
+	if err := a.preparer.runner.Reset(ctx, device, probe); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s (%s) was reset", title, d.UUID), nil
+}
+
+func gpuOf(s *gpu.Snapshot, uuid string) *gpu.Device {
+	at := slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.UUID == uuid })
+	if at < 0 {
+		return nil
+	}
+	return &s.Devices[at]
+}
+
+// awaitFree returns nil when nobody holds a GPU. Otherwise it returns an error or, with Wait, waits.
+func (a *administrator) awaitFree(
+	ctx context.Context, r control.Request, d *gpu.Device, title string, progress func(string),
+) error {
+	said, at := "", time.Time{}
+	for {
+		held, err := a.heldBy(ctx, d, r.Force)
+		text := title + " is held by " + strings.Join(held, ", ")
+		switch {
+		case ctx.Err() != nil:
+			return fmt.Errorf("wait until nobody holds %s: %w", title, context.Cause(ctx))
+		case err != nil:
+			text = fmt.Sprintf("who holds %s is not known: %v", title, err)
+		case len(held) == 0:
+			return nil
+		}
+		if !r.Wait {
+			return errors.New(text + "; --wait waits until it is free")
+		}
+		if text != said || time.Since(at) > repeatAfter {
+			progress("waiting: " + text)
+			said, at = text, time.Now()
+		}
+		select {
+		case <-time.After(holdersInterval):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// heldBy lists who holds a GPU or a MIG device of it: containers by the kubelet, and processes by the driver. Processes
+// that are in no container are left out with force.
+func (a *administrator) heldBy(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
+	list, err := holders.List(ctx, a.podResources())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without a kubelet there are no pods
+		return nil, err
+	}
+	uuids := []string{d.UUID}
+	for _, m := range d.MIG {
+		uuids = append(uuids, m.UUID)
+	}
+	var held []string
+	for _, h := range list {
+		if slices.ContainsFunc(h.Devices, func(id string) bool {
+			uuid, _, _ := strings.Cut(id, "::") // of a replica
+			return slices.Contains(uuids, uuid)
+		}) {
+			held = append(held, fmt.Sprintf("container %s of pod %s/%s", h.Container, h.Namespace, h.Pod))
+		}
+	}
+	programs := a.app.plugin.PreStart.RulesOf("").Programs
+	for _, uuid := range uuids {
+		containers, others, err := a.preparer.runner.Users(ctx, uuid, programs)
+		if err != nil {
+			return nil, err
+		}
+		held = append(held, containers...)
+		if !force {
+			held = append(held, others...)
+		}
+	}
+	slices.Sort(held)
+	return slices.Compact(held), nil
+}
+
+// podResources is the kubelet's socket that lists the devices of pods, beside the directory of device plugins.
+func (a *administrator) podResources() string {
+	return filepath.Join(filepath.Dir(filepath.Clean(a.app.plugin.DevicePluginDir)), "pod-resources", "kubelet.sock")
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -10,8 +11,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // device runs a verb of an administrator and returns its exit status and what it prints.
@@ -126,4 +131,107 @@ func TestServeCordonsMIGDevices(t *testing.T) {
 		}
 		return len(list) == 3
 	})
+}
+
+// startBesideKubelet starts serve with the kubelet's directories as on a node, and returns the PodResources socket.
+func (s *served) startBesideKubelet() string {
+	s.t.Helper()
+	root, err := os.MkdirTemp("", "kubelet") //nolint:usetesting // t.TempDir may be too long for the path of a socket
+	mustDo(s.t, err)
+	s.t.Cleanup(func() { _ = os.RemoveAll(root) })
+	plugins := filepath.Join(root, "device-plugins")
+	mustDo(s.t, os.Symlink(s.kubelet.Dir, plugins))
+	mustDo(s.t, os.Mkdir(filepath.Join(root, "pod-resources"), 0o755))
+	s.startVerb(nil, "serve", "--device-plugin-dir", plugins,
+		"--runtime-dir", filepath.Join(s.dir, "run"), "--state-dir", filepath.Join(s.dir, "state"))
+	return filepath.Join(root, "pod-resources", "kubelet.sock")
+}
+
+func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t) // nvidia-smi runs in the driver's root directory
+	s := newServed(t, "dgx-h100", "")
+	s.addLoader("usr/bin/nvidia-smi")
+	socket := s.startBesideKubelet()
+	s.withoutRecoveryAction()
+	s.listed(gpuResource, 8, 0)
+	s.awaitControl()
+	s.fails(13, "no program answers at the control socket", "reset", "3", "--runtime-dir", filepath.Join(s.dir, "none"))
+	s.fails(1, `no device "9"`, "reset", "9")
+
+	// An XID that only a reset repairs, and a container that has the GPU.
+	mustDo(t, s.node.XID(3, 95, nil))
+	s.onlyUnhealthy(3)
+	mustDo(t, s.node.Set(3, map[string]string{"memory-used": "2GiB"}))
+	pods := &kubelettest.PodResources{}
+	pods.Pods = append(pods.Pods, kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[3]))
+	stop, err := pods.Serve(socket)
+	mustDo(t, err)
+	s.fails(1, "GPU 3 is held by container main of pod ns/job", "reset", "3")
+	s.fails(1, "GPU 3 is held by container main of pod ns/job", "reset", "3", "--force")
+	s.logs("GPU 3 is cordoned: an administrator resets it")
+
+	// An interrupt ends the waiting, and the cordon with it.
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	code, _, stderr := s.deviceUntil(ctx, "reset", "3", "--wait")
+	if want := "waiting: GPU 3 is held by container main of pod ns/job\n"; code != 130 || strings.Count(stderr, want) != 1 {
+		t.Errorf("exit %d, %q, want one %q", code, stderr, want)
+	}
+	waitFor(t, "the end of the cordon", func() bool {
+		data, err := os.ReadFile(filepath.Join(s.dir, "state", "health.json"))
+		return err == nil && !strings.Contains(string(data), `"cordon"`)
+	})
+
+	// While one waits, the GPU is cordoned, and another is refused. When the container ends the GPU is reset.
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.does("GPU 3 ("+s.uuids()[3]+") was reset", "reset", s.uuids()[3], "--wait")
+	}()
+	waitFor(t, "the second cordon", func() bool {
+		return strings.Count(s.log.String(), "GPU 3 is cordoned: an administrator resets it") >= 4
+	})
+	s.fails(1, "GPU 3 is being reset already", "reset", "3")
+	stop()
+	pods = &kubelettest.PodResources{}
+	stop, err = pods.Serve(socket)
+	mustDo(t, err)
+	defer stop()
+	<-done
+	values, err := s.node.Values(3)
+	mustDo(t, err)
+	if values["memory-used"] != 0 {
+		t.Errorf("the GPU was not reset: %v", values)
+	}
+	s.listed(gpuResource, 8, 0)
+	s.logs("GPU 3 is healthy again")
+
+	// What was cordoned before stays so.
+	s.does("is cordoned", "cordon", "5", "--reason", "a fan is loud")
+	s.does("was reset", "reset", "5")
+	s.onlyUnhealthy(5)
+}
+
+func TestServeDoesNotResetWhatItMustNot(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "mig-h100", "mig-strategy: mixed")
+	s.start()
+	const small = "nvidia.com/mig-1g.10gb"
+	mustDo(t, s.node.SetMIG(0, []string{"1g.10gb", "1g.10gb"}))
+	for i := 1; i < len(s.node.Machine().GPUs); i++ {
+		mustDo(t, s.node.SetMIG(i, nil))
+	}
+	s.listed(small, 2, 0)
+	s.awaitControl()
+	s.fails(1, "MIG device 0:1 is a part of a GPU: reset the GPU GPU-", "reset", "0:1")
+	s.does("MIG device 0:1", "cordon", "0:1", "--reason", "x")
+	s.fails(1, "of GPU 0 is cordoned, which would be lost: cordon the GPU first", "reset", "0")
+	s.does("MIG device 0:1", "uncordon", "0:1")
+
+	// A process of which it is not known whether it is a container's: the node's /proc has none.
+	cmd := s.leftOver(0)
+	s.fails(1, fmt.Sprintf("GPU 0 is held by process %d (not in ", cmd.Process.Pid), "reset", "0")
+	s.fails(1, fmt.Sprintf("GPU 0 is held by process %d (not in ", cmd.Process.Pid), "reset", "0", "--force")
+	s.listed(small, 2, 0) // the cordon was lifted
 }
