@@ -27,6 +27,9 @@ const (
 	Uncordon Act = "uncordon"
 	// Reset resets a GPU that nobody holds. With Wait it waits for that.
 	Reset Act = "reset"
+	// Release closes the driver until Reopen.
+	Release Act = "release"
+	Reopen  Act = "reopen"
 )
 
 // acts has, for each act, what its requests must and may have.
@@ -34,6 +37,8 @@ var acts = map[Act]struct{ device, reason, options bool }{
 	Cordon:   {device: true, reason: true},
 	Uncordon: {device: true},
 	Reset:    {device: true, options: true},
+	Release:  {},
+	Reopen:   {},
 }
 
 // Request is what an administrator asks for.

@@ -209,6 +209,7 @@ func TestWrongRequests(t *testing.T) {
 		`{"act":"cordon","device":"1"}`: "want a reason",
 		`{"act":"uncordon","device":"1","reason":"x"}`:           "want a reason: false",
 		`{"act":"uncordon","device":"1","force":true}`:           "neither waits nor is forced",
+		`{"act":"release","device":"1"}`:                         "want a device: false",
 		`{"act":"uncordon"}`:                                     "want a device",
 		`{"act":"uncordon","device":"1\n"}`:                      "not one line",
 		`{"act":"uncordon","device":"1","x":1}`:                  "unknown field",

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -188,7 +189,8 @@ func (s *Server) handler() http.Handler {
 
 func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer *unix.Ucred) {
 	log := s.Log.With("act", r.Act, "device", r.Device, "uid", peer.Uid, "gid", peer.Gid, "pid", peer.Pid)
-	log.Info(fmt.Sprintf("an administrator asks for: %s %s", r.Act, r.Device), "reason", r.Reason)
+	what := strings.TrimSpace(string(r.Act) + " " + r.Device)
+	log.Info("an administrator asks for: "+what, "reason", r.Reason, "wait", r.Wait, "force", r.Force)
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Time{}) // it was for the request; with it the context would end
 	send := func(m message) {
@@ -200,7 +202,7 @@ func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer 
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	result, err := s.Handler.Handle(q.Context(), r, func(text string) { send(message{Progress: text}) })
 	if err != nil {
-		log.Warn(fmt.Sprintf("what an administrator asked for was not done: %s %s: %v", r.Act, r.Device, err))
+		log.Warn("what an administrator asked for was not done: " + what + ": " + err.Error())
 		send(message{Error: err.Error()})
 		return
 	}

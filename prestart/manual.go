@@ -46,3 +46,24 @@ func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (con
 	}
 	return containers, others, err
 }
+
+// WithoutDriver closes the driver while work runs, as for a reset: calls of the driver and the first of several resets
+// wait for it. Ctx limits how long it takes to close the driver. Work reports whether to open the driver again; without
+// that no device can be prepared any more. If the driver cannot be closed, work is not run.
+func (r *Runner) WithoutDriver(ctx context.Context, work func() (reopen bool)) error {
+	again := true
+	return r.gate.reset(ctx,
+		func() error { return r.opts.Driver.Release(ctx) },
+		func() error {
+			if !again {
+				return nil
+			}
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenLimit)
+			defer cancel()
+			return r.opts.Driver.Reopen(ctx)
+		},
+		func() error {
+			again = work()
+			return nil
+		})
+}

@@ -81,3 +81,21 @@ func TestUsers(t *testing.T) {
 		t.Error("the driver's error is lost")
 	}
 }
+
+func TestWithoutDriver(t *testing.T) {
+	f := &fakeNode{}
+	r := newRunner(t, f)
+	err := r.WithoutDriver(t.Context(), func() bool {
+		_, err := r.Run(within(t, 200*time.Millisecond), device, Rules{Policy: Check})
+		checkError(t, err, "wait for the preparation of other GPUs")
+		return true
+	})
+	checkError(t, err, "")
+	if _, err := r.Run(within(t, 5*time.Second), device, Rules{Policy: Check}); err != nil {
+		t.Error(err)
+	}
+	checkError(t, r.WithoutDriver(t.Context(), func() bool { return false }), "")
+	if diff := cmp.Diff([]string{"released true", "released false", "released true"}, f.log); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}

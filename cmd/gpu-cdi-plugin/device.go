@@ -22,7 +22,7 @@ import (
 func (a *app) deviceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "device",
-		Short: "Take devices out of service and bring them back",
+		Short: "Take devices out of service, reset them, release the driver",
 		Long: `The verbs of an administrator. They ask the serve of this host, at the socket control.sock in its --runtime-dir, which
 only root and the user of serve may use. DEVICE is a UUID, the index of a GPU (3) or that of a MIG device (3:0), as
 gpu-cdi-plugin devices lists them.`,
@@ -33,7 +33,8 @@ gpu-cdi-plugin devices lists them.`,
 	for _, option := range []string{"runtime-dir", "state-dir"} {
 		cmd.PersistentFlags().AddFlag(a.pluginFlags.Lookup(option))
 	}
-	cmd.AddCommand(a.cordonCommand(), a.uncordonCommand(), a.resetCommand())
+	cmd.AddCommand(a.cordonCommand(), a.uncordonCommand(), a.resetCommand(),
+		a.releaseCommand(), a.reopenCommand())
 	return cmd
 }
 
@@ -108,6 +109,37 @@ with NVSwitches. The error says so.`,
 	cmd.Flags().BoolVar(&r.Wait, "wait", false, "wait until nobody holds the GPU")
 	cmd.Flags().BoolVar(&r.Force, "force", false, "reset it although processes use it that are in no container")
 	return cmd
+}
+
+func (a *app) releaseCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "release",
+		Short: "Close the driver, so that it can be unloaded or upgraded",
+		Long: `Has serve close the driver's library, so that the kernel module can be unloaded without stopping serve. The devices
+stay advertised, but no container starts with one: the kubelet is told why. Their health is not probed.
+
+This ends with device reopen, when the kernel module was loaded again, when the driver was replaced, and when serve
+starts again. Containers, MPS daemons and other programs that use the driver are not ended.`,
+		Example: `  gpu-cdi-plugin device release
+  gpu-cdi-plugin device release && rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia`,
+		Annotations: deviceStatuses(cli.Unreachable),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.ask(cmd.Context(), control.Request{Act: control.Release})
+		},
+	}
+}
+
+func (a *app) reopenCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:         "reopen",
+		Short:       "End device release",
+		Long:        `Has serve open the driver's library again after device release.`,
+		Example:     `  gpu-cdi-plugin device reopen`,
+		Annotations: deviceStatuses(cli.Unreachable),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.ask(cmd.Context(), control.Request{Act: control.Reopen})
+		},
+	}
 }
 
 // deviceStatuses are the exit statuses of the verbs that ask serve.

@@ -54,7 +54,8 @@ define all devices, as the vendor's own spec does, serve does not start.
 A GPU that does not answer is unhealthy after --gpu-timeout; the others are served. Without a driver serve exits, or
 waits for one with --fail-on-init-error=false.
 
-At the socket control.sock in --runtime-dir, root and the user of serve can take devices out of service: see device.
+At the socket control.sock in --runtime-dir, root and the user of serve can take devices out of service, reset them and
+release the driver: see gpu-cdi-plugin device.
 
 --listen serves /metrics, /healthz and /readyz. Ready means that all resources are registered and watched, and that the
 devices can be given to containers unless the GPUs themselves are at fault.`,
@@ -84,7 +85,7 @@ type service struct {
 	plugin      *plugin.Plugin
 	preparer    *preparer
 	mps         *mps.Supervisor
-	preparer    *preparer
+	releaser    *releaser
 	connections atomic.Pointer[allocator.GPUs] // between the GPUs of the last snapshot
 
 	publishing sync.Mutex
@@ -101,7 +102,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err := s.plugin.Check(); err != nil { // before the spec is written
 		return err
 	}
-	return s.run(cmd, s.runPlugin, s.mps.Run, s.newControl().Run)
+	return s.run(cmd, s.runPlugin, s.mps.Run, s.newControl().Run, s.releaser.run)
 }
 
 func (a *app) newService() (*service, error) {
@@ -111,9 +112,8 @@ func (a *app) newService() (*service, error) {
 	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), a.healthRecord(), rulesOf, s.publish); err != nil {
 		return nil, err
 	}
-	s.mps, s.preparer = s.newSupervisor(), s.newPreparer()
+	s.mps, s.preparer, s.releaser = s.newSupervisor(), s.newPreparer(), newReleaser(s)
 	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.checkConfig
-	s.preparer = s.newPreparer()
 	s.plugin, err = plugin.New(s.pluginOptions())
 	return s, err
 }
@@ -224,6 +224,9 @@ func (s *service) resources() []string {
 			text += ", not connected to the kubelet"
 		}
 		parts = append(parts, text)
+	}
+	if err := s.releaser.reason(); err != nil {
+		parts = append(parts, err.Error())
 	}
 	return parts
 }

@@ -34,6 +34,12 @@ func (s *service) newControl() *control.Server {
 
 // Handle implements control.Handler.
 func (a *administrator) Handle(ctx context.Context, r control.Request, progress func(string)) (string, error) {
+	switch r.Act {
+	case control.Release:
+		return "the NVIDIA driver is released: device reopen opens it again", a.releaser.release(ctx)
+	case control.Reopen:
+		return "the NVIDIA driver is opened again", a.releaser.reopen(ctx)
+	}
 	d, title, err := a.find(r.Device)
 	if err != nil {
 		return "", err
@@ -74,6 +80,9 @@ func (a *administrator) reset(
 ) (result string, err error) {
 	if d.UUID != d.GPU {
 		return "", fmt.Errorf("%s is a part of a GPU: reset the GPU %s", title, d.GPU)
+	}
+	if err := a.releaser.reason(); err != nil {
+		return "", err
 	}
 	if _, busy := a.resetting.LoadOrStore(d.UUID, true); busy {
 		return "", fmt.Errorf("%s is being reset already", title)

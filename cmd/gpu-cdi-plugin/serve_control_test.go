@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
@@ -234,4 +235,100 @@ func TestServeDoesNotResetWhatItMustNot(t *testing.T) {
 	s.fails(1, fmt.Sprintf("GPU 0 is held by process %d (not in ", cmd.Process.Pid), "reset", "0")
 	s.fails(1, fmt.Sprintf("GPU 0 is held by process %d (not in ", cmd.Process.Pid), "reset", "0", "--force")
 	s.listed(small, 2, 0) // the cordon was lifted
+}
+
+func TestServeReleasesTheDriver(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "")
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	s.awaitControl()
+	open := func() bool {
+		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.process.Pid))
+		mustDo(t, err)
+		for _, fd := range fds {
+			if target, _ := os.Readlink(fd); strings.HasPrefix(target, filepath.Join(s.node.Root(), "dev", "nvidia")) {
+				return true
+			}
+		}
+		return false
+	}
+	if !open() {
+		t.Error("no device node is open, and the test shows nothing")
+	}
+	s.fails(1, "the NVIDIA driver is not released", "reopen")
+	s.does("the NVIDIA driver is released", "release")
+	if open() {
+		t.Error("the released driver has a device node open")
+	}
+	s.logs("the NVIDIA driver is released: its devices stay advertised")
+	const why = "an administrator has released the NVIDIA driver: gpu-cdi-plugin device reopen opens it again"
+	if refused := s.preStart(e, s.uuids()[1]); refused != why {
+		t.Errorf("refused for %q, want %q", refused, why)
+	}
+	s.fails(1, why, "release")
+	s.fails(1, why, "reset", "1")
+	s.does("is cordoned", "cordon", "2", "--reason", "x") // needs no driver
+	s.onlyUnhealthy(2)
+	s.does("is uncordoned", "uncordon", "2")
+
+	// No fault is noticed, and no device leaves, until it is reopened.
+	mustDo(t, s.node.SetSilently(3, map[string]string{"remap-pending": "1"}))
+	mustDo(t, s.node.Lose(0))
+	s.signal(syscall.SIGHUP)
+	s.logs("the configuration was read again")
+	time.Sleep(2 * time.Second)
+	s.listed(gpuResource, 4, 0)
+	mustDo(t, s.node.ClearGPU(0))
+	s.does("the NVIDIA driver is opened again", "reopen")
+	s.onlyUnhealthy(3)
+	s.wantReady(e, s.uuids()[1])
+	mustDo(t, s.node.XID(1, 43, nil)) // events are received again
+	s.logs("GPU 1 reported XID 43")
+
+	// The kernel module is loaded again.
+	version := s.node.Driver()
+	s.does("the NVIDIA driver is released", "release")
+	files := []string{"sys/module/nvidia/version", "proc/driver/nvidia/version"}
+	for _, f := range files {
+		path := filepath.Join(s.node.Root(), f)
+		if err := os.Rename(path, path+".away"); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(3 * time.Second)
+	if refused := s.preStart(e, s.uuids()[1]); refused != why {
+		t.Errorf("refused for %q, want %q", refused, why)
+	}
+	for _, f := range files {
+		path := filepath.Join(s.node.Root(), f)
+		if err := os.Rename(path+".away", path); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+	s.logs("the NVIDIA kernel module was loaded again, which ends the release")
+	waitFor(t, "a device of driver "+version, func() bool { return s.preStart(e, s.uuids()[1]) == "" })
+
+	// The driver is replaced.
+	s.does("the NVIDIA driver is released", "release")
+	_, err := sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Driver: "590.44.01", Force: true})
+	mustDo(t, err)
+	s.logs("the NVIDIA driver was replaced: the libraries are 590.44.01 now")
+	waitFor(t, "a device of the new driver", func() bool {
+		e = s.listed(gpuResource, 4, 0)
+		return s.tryPreStart(e, s.uuids()[1]) == nil
+	})
+	s.awaitControl()
+
+	// The end of serve does not open it again.
+	s.does("the NVIDIA driver is released", "release")
+	mustDo(t, s.end(syscall.SIGTERM))
+}
+
+// tryPreStart is preStart for a plugin that may be starting again.
+func (s *served) tryPreStart(e *kubelettest.Endpoint, ids ...string) error {
+	ctx, cancel := context.WithTimeout(s.t.Context(), 30*time.Second)
+	defer cancel()
+	_, err := e.Client.PreStartContainer(ctx, &v1beta1.PreStartContainerRequest{DevicesIds: ids})
+	return err
 }

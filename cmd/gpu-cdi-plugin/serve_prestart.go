@@ -62,6 +62,9 @@ func (p *preparer) findSMI() (prestart.Program, bool) {
 
 // prepare prepares the devices of a container of a resource, all at once.
 func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*resource.Device) error {
+	if err := p.releaser.reason(); err != nil {
+		return err
+	}
 	rules := p.app.plugin.PreStart.RulesOf(resourceName)
 	var all errgroup.Group
 	prepared := map[string]bool{}

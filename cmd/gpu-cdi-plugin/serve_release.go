@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gpu-cdi-plugin/internal/kernel"
+)
+
+// releaser closes the driver's library for an administrator. It is an actor.
+type releaser struct {
+	*service
+	current  atomic.Pointer[release] // nil while the driver is not released
+	requests chan *release
+}
+
+// release is one release of the driver.
+type release struct {
+	began chan error    // gets one value: why the driver is not released, or nil
+	end   func()        // asks for the end
+	asked chan struct{} // closed by end
+	done  chan struct{} // closed after the end
+	err   error         // why the driver cannot be opened again; after done
+}
+
+func newReleaser(s *service) *releaser { return &releaser{service: s, requests: make(chan *release)} }
+
+var (
+	errReleased = errors.New("an administrator has released the NVIDIA driver: " +
+		"gpu-cdi-plugin device reopen opens it again")
+	errNotReleased = errors.New("the NVIDIA driver is not released")
+)
+
+const (
+	// releaseLimit is how long it may take until nothing uses the driver.
+	releaseLimit = 30 * time.Second
+	// releasePoll is how often a released driver is looked at: whether its kernel module was loaded again.
+	releasePoll = time.Second
+)
+
+// reason is why no device can be prepared now, or nil.
+func (r *releaser) reason() error {
+	if r.current.Load() != nil {
+		return errReleased
+	}
+	return nil
+}
+
+// release closes the driver's library.
+func (r *releaser) release(ctx context.Context) error {
+	asked := make(chan struct{})
+	one := &release{
+		began: make(chan error, 1), asked: asked, end: sync.OnceFunc(func() { close(asked) }), done: make(chan struct{}),
+	}
+	if !r.current.CompareAndSwap(nil, one) {
+		return errReleased
+	}
+	select {
+	case r.requests <- one:
+		return <-one.began
+	case <-ctx.Done():
+		r.current.Store(nil)
+		return context.Cause(ctx)
+	}
+}
+
+// reopen ends a release.
+func (r *releaser) reopen(ctx context.Context) error {
+	one := r.current.Load()
+	if one == nil {
+		return errNotReleased
+	}
+	one.end()
+	select {
+	case <-one.done:
+		return one.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// run carries out releases until ctx ends. The driver is then not opened again: a module that is being unloaded would be
+// loaded by that.
+func (r *releaser) run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case one := <-r.requests:
+			r.hold(ctx, one)
+		}
+	}
+}
+
+func (r *releaser) hold(ctx context.Context, one *release) {
+	defer close(one.done)
+	defer r.current.Store(nil)
+	limited, cancel := context.WithTimeout(ctx, releaseLimit)
+	defer cancel()
+	held := false
+	err := r.preparer.runner.WithoutDriver(limited, func() bool {
+		held = true
+		one.began <- nil
+		r.app.log.Warn("the NVIDIA driver is released: its devices stay advertised, and no container starts with one, " +
+			"until gpu-cdi-plugin device reopen or until the driver is loaded again")
+		r.wake.Wake()
+		return r.awaitEnd(ctx, one)
+	})
+	if !held {
+		one.began <- err
+		return
+	}
+	one.err = err
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err != nil:
+		r.app.log.Error("the NVIDIA driver cannot be opened again, and this is tried at each reconciliation: " + oneLine(err))
+	default:
+		r.app.log.Info("the NVIDIA driver is opened again")
+	}
+	r.node.Trigger()
+	r.wake.Wake()
+}
+
+// awaitEnd waits until an administrator ends a release, or until the kernel module was loaded again. A replaced library
+// makes the program start again. It returns false if ctx ends.
+func (r *releaser) awaitEnd(ctx context.Context, one *release) bool {
+	poll := time.NewTicker(releasePoll)
+	defer poll.Stop()
+	before, gone := kernel.DriverVersion(r.host), false
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-one.asked:
+			return true
+		case <-poll.C:
+		}
+		now := kernel.DriverVersion(r.host)
+		switch {
+		case before == "": // the host does not report it
+		case now == "":
+			gone = true
+		case gone || now != before:
+			r.app.log.Info("the NVIDIA kernel module was loaded again, which ends the release")
+			return true
+		}
+	}
+}
