@@ -54,6 +54,21 @@ type Request struct {
 	Force bool `json:"force,omitempty"`
 }
 
+// String is the request for people, such as "cordon 3 (a fan is loud)".
+func (r *Request) String() string {
+	text := strings.TrimSpace(string(r.Act) + " " + r.Device)
+	if r.Reason != "" {
+		text += " (" + r.Reason + ")"
+	}
+	if r.Wait {
+		text += ", wait"
+	}
+	if r.Force {
+		text += ", force"
+	}
+	return text
+}
+
 // The largest texts of a request, in bytes.
 const (
 	MaxDevice = 100

@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -165,7 +164,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("POST /v1", func(w http.ResponseWriter, q *http.Request) {
 		peer, _ := q.Context().Value(peerKey{}).(*unix.Ucred)
 		if !allowed(peer) {
-			s.Log.Warn("a request of an administrator was refused: only root and this program's user may ask", "peer", peer)
+			s.Log.Warn(fmt.Sprintf("a request was refused: only root and this program's user may ask, not %+v", peer))
 			http.Error(w, "only root and the user of this program may ask", http.StatusForbidden)
 			return
 		}
@@ -189,8 +188,8 @@ func (s *Server) handler() http.Handler {
 
 func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer *unix.Ucred) {
 	log := s.Log.With("act", r.Act, "device", r.Device, "uid", peer.Uid, "gid", peer.Gid, "pid", peer.Pid)
-	what := strings.TrimSpace(string(r.Act) + " " + r.Device)
-	log.Info("an administrator asks for: "+what, "reason", r.Reason, "wait", r.Wait, "force", r.Force)
+	what := r.String()
+	log.Info(fmt.Sprintf("an administrator, user %d with process %d, asks for: %s", peer.Uid, peer.Pid, what))
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Time{}) // it was for the request; with it the context would end
 	send := func(m message) {

@@ -78,7 +78,7 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	s.does("GPU 2 ("+s.uuids()[2]+") is cordoned", "cordon", "2", "--reason", "a fan is loud")
 	s.onlyUnhealthy(2)
 	s.logs("GPU 2 is cordoned: a fan is loud")
-	s.logs("an administrator asks for: cordon 2")
+	s.logs("asks for: cordon 2 (a fan is loud)")
 	s.wantRefused(e, s.uuids()[2], "(cordoned: a fan is loud)")
 	s.fails(1, `the driver of this host has no device`, "cordon", "7", "--reason", "x")
 
@@ -137,7 +137,7 @@ func TestServeCordonsMIGDevices(t *testing.T) {
 // startBesideKubelet starts serve with the kubelet's directories as on a node, and returns the PodResources socket.
 func (s *served) startBesideKubelet() string {
 	s.t.Helper()
-	root, err := os.MkdirTemp("", "kubelet") //nolint:usetesting // t.TempDir may be too long for the path of a socket
+	root, err := os.MkdirTemp("", "kubelet")
 	mustDo(s.t, err)
 	s.t.Cleanup(func() { _ = os.RemoveAll(root) })
 	plugins := filepath.Join(root, "device-plugins")
