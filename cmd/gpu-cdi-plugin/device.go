@@ -248,7 +248,8 @@ var errUnknownDevice = errors.New("the driver of this host has no device")
 // completeDevice completes the UUIDs of the devices that serve has recorded.
 func (a *app) completeDevice(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	var list []string
-	if len(args) == 0 && a.resolve(a.options(cmd)) == nil {
+	if len(args) == 0 {
+		_ = a.start(cmd) // for the path of the record; a required flag may still follow
 		data, err := regular.ReadFile(a.healthRecord(), node.MaxHealthRecord)
 		if err == nil {
 			recorded, _ := health.Recorded(data, health.Identity{})
