@@ -138,20 +138,21 @@ func (s *server) PreStartContainer(
 ) (*v1beta1.PreStartContainerResponse, error) {
 	l := s.list.Load()
 	found, err := l.find(req.GetDevicesIds())
-	if err == nil && s.options.PreStart != nil {
-		devices := make([]*resource.Device, len(found))
-		for i, d := range found {
-			devices[i] = d.Device
-		}
-		ctx, cancel := context.WithTimeout(ctx, preStartTimeout)
-		defer cancel()
-		if failed := s.options.PreStart(ctx, l.resource.Name, devices); failed != nil {
-			err = status.Error(codes.FailedPrecondition, failed.Error())
-		}
-	}
 	if err != nil {
 		s.log.Warn("a container was not started: " + status.Convert(err).Message())
 		return nil, err
+	}
+	if s.options.PreStart == nil {
+		return &v1beta1.PreStartContainerResponse{}, nil
+	}
+	devices := make([]*resource.Device, len(found))
+	for i, d := range found {
+		devices[i] = d.Device
+	}
+	ctx, cancel := context.WithTimeout(ctx, preStartTimeout)
+	defer cancel()
+	if err := s.options.PreStart(ctx, l.resource.Name, devices); err != nil { // which has logged it
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	return &v1beta1.PreStartContainerResponse{}, nil
 }
