@@ -126,7 +126,8 @@ func TestASilentDaemonIsEndedAfterSomeTime(t *testing.T) {
 		}
 		return len(starts) > 1
 	})
-	if lived := time.Duration(starts[1] - starts[0]); lived < patience*s.opts.Deadline {
+	// The second daemon may have noted its time sooner after its start than the first.
+	if lived := time.Duration(starts[1] - starts[0]); lived < (patience-1)*s.opts.Deadline {
 		t.Errorf("it was ended after %v", lived)
 	}
 }
