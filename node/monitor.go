@@ -208,7 +208,8 @@ func (m *monitor) reportOne(t *health.Transition) {
 	case health.Recovering:
 		log = m.log.Info
 	}
-	if strings.Contains(m.reported[uuid], text+"\n") || t.To.Reason == health.NotAnswering { // the snapshot says more
+	again := strings.Contains(m.reported[uuid], text+"\n") && t.To.State != health.Cordoned
+	if again || t.To.Reason == health.NotAnswering { // of which the snapshot says more
 		return
 	}
 	if t.To.State != health.Healthy {
