@@ -63,10 +63,12 @@ func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.
 		got.NVLinks, err = s.probeNVLinks(ctx, d.UUID, last.NVLinks)
 	}
 	if err != nil {
-		none.Error = err.Error()
-		none.Lost = hasCode(err, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_NOT_FOUND)
+		failed := none // an abandoned call reads none still
+		failed.Error = err.Error()
+		failed.Lost = hasCode(err, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_NOT_FOUND)
+		return failed
 	}
-	if err != nil || !d.Usable() {
+	if !d.Usable() {
 		return none
 	}
 	return got
