@@ -348,6 +348,7 @@ func TestEventsAfterACloseThatFailed(t *testing.T) {
 		}
 	}
 	takeSnapshot(t, session)
+	expectSources(t, node, events, true)
 	expectXID(t, node, events, 1, 31)
 	if session.Close() == nil {
 		t.Error("the library was closed while an event was received")
