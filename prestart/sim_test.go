@@ -20,6 +20,7 @@ import (
 	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // simulated is a simulated driver with the session that reads it.
@@ -74,7 +75,7 @@ func TestSimulatedDriver(t *testing.T) {
 	own, err := host.New("", "", "")
 	must(t, err)
 	if link, err := os.Readlink("/proc/self/ns/pid"); err != nil || link != "pid:[4026531836]" {
-		t.Skip("needs the host's PID namespace")
+		testenv.Skip(t, "needs the host's PID namespace")
 	}
 	node := simtest.Node(t, "dgx-h100", simtest.PlainNodes())
 	root, err := host.New(node.Root(), "", "")
