@@ -608,8 +608,13 @@ func FuzzParseStatus(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(string(own))
-	if s, err := parseStatus(string(own)); err != nil || s.first || len(s.uids) != 4 || s.session == 0 {
-		f.Errorf("own status %+v, error %v", s, err)
+	session, err := unix.Getsid(0) // 0 too, where the session's leader is outside this PID namespace
+	if err != nil {
+		f.Fatal(err)
+	}
+	s, err := parseStatus(string(own))
+	if err != nil || s.first != (os.Getpid() == 1) || len(s.uids) != 4 || s.session != session {
+		f.Errorf("own status %+v, error %v, want session %d", s, err, session)
 	}
 	f.Add("Name:\tX\nState:\tS\nUid:\t0\nCapEff:\t0\nNSpid:\t7\t1\nNSsid:\t" + strconv.Itoa(1<<40) + "\n")
 	f.Fuzz(func(t *testing.T, text string) {
