@@ -159,21 +159,32 @@ func New(rules Rules) *Machine {
 	return &Machine{rules: rules, entries: map[string]*entry{}, baselines: map[string]*baseline{}}
 }
 
-// SetDevices tells the machine which devices there are. A new one is healthy, or as its GPU is. One that comes back is as
-// it was. List a GPU before its MIG devices.
+// SetDevices tells the machine which devices there are. A new one is healthy, or as its GPU is, as is a MIG device that
+// was created again. Any other that comes back is as it was. List a GPU before its MIG devices.
 func (m *Machine) SetDevices(now time.Time, devices []Device) {
-	for _, e := range m.entries {
-		e.present = false
+	before := map[string]bool{}
+	for uuid, e := range m.entries {
+		before[uuid], e.present = e.present, false
 	}
 	for _, d := range devices {
 		e := m.entries[d.UUID]
-		if e == nil {
-			e = newEntry(now, m.entries[d.GPU])
+		if e == nil || !before[d.UUID] && before[d.GPU] {
+			e = m.created(now, d)
 			m.entries[d.UUID] = e
 		}
 		e.device, e.present, e.seen = d, true, now
 	}
 	m.forget()
+}
+
+// created returns the entry of a device that is new, or of a MIG device that was destroyed and created again while its
+// GPU was there: what it had is gone, and only an administrator ends a cordon.
+func (m *Machine) created(now time.Time, d Device) *entry {
+	e := newEntry(now, m.entries[d.GPU])
+	if old := m.entries[d.UUID]; old != nil {
+		e.cordon, e.cordonSince = old.cordon, old.cordonSince
+	}
+	return e
 }
 
 // newEntry returns a new device. What is wrong with its GPU, if that is another entry, is wrong with it too.
@@ -387,13 +398,22 @@ func (m *Machine) Uncordon(now time.Time, uuid string) ([]Transition, bool) {
 }
 
 func (m *Machine) setCordon(now time.Time, uuid, reason string) (transitions []Transition, known bool) {
-	for _, e := range m.matching(func(d *Device) bool { return d.UUID == uuid || d.GPU == uuid }) {
+	wanted := func(d *Device) bool { return d.UUID == uuid || d.GPU == uuid }
+	if len(m.matching(wanted)) == 0 {
+		return nil, false
+	}
+	for _, id := range slices.Sorted(maps.Keys(m.entries)) {
+		e := m.entries[id]
+		if !wanted(&e.device) {
+			continue
+		}
 		before := e.condition()
 		e.cordon, e.cordonSince = reason, now
-		transitions = e.changed(before, transitions)
-		known = true
+		if e.present { // others are MIG devices that may be created again
+			transitions = e.changed(before, transitions)
+		}
 	}
-	return transitions, known
+	return transitions, true
 }
 
 // Statuses are those of the devices that are there, by UUID.

@@ -342,16 +342,6 @@ func TestStateOfADevice(t *testing.T) {
 	}
 }
 
-func TestANewMIGDeviceOfACordonedGPUIsCordoned(t *testing.T) {
-	m := New(Rules{})
-	m.SetDevices(start, []Device{{gpuA, gpuA, NoInstance, NoInstance}})
-	m.Cordon(start, gpuA, "a fan is loud")
-	m.SetDevices(start, []Device{{gpuA, gpuA, NoInstance, NoInstance}, {migA1, gpuA, 1, 0}})
-	if s := m.Statuses()[migA1]; s.State != Cordoned || s.Reason != "cordoned: a fan is loud" {
-		t.Errorf("it is %s", s)
-	}
-}
-
 // A cordon can be set and lifted in a record, which keeps all else.
 func TestEditCordon(t *testing.T) {
 	id := Identity{"1", "580"}
@@ -426,8 +416,9 @@ func TestWhatAnEventConcerns(t *testing.T) {
 	}
 }
 
+// It does not matter whether there was a MIG device with the same UUID before.
 func TestANewMIGDeviceIsAsItsGPU(t *testing.T) {
-	gpu := Device{gpuA, gpuA, NoInstance, NoInstance}
+	gpu, mig := Device{gpuA, gpuA, NoInstance, NoInstance}, Device{migA1, gpuA, 1, 0}
 	for name, c := range map[string]struct {
 		do   func(m *Machine)
 		want State
@@ -435,16 +426,58 @@ func TestANewMIGDeviceIsAsItsGPU(t *testing.T) {
 		"healthy":   {func(*Machine) {}, Healthy},
 		"unhealthy": {func(m *Machine) { m.Event(start, Event{gpuA, NoInstance, NoInstance, 79, NoRecovery}) }, Unhealthy},
 		"cordoned":  {func(m *Machine) { m.Cordon(start, gpuA, "x") }, Cordoned},
+		"no longer cordoned": {func(m *Machine) {
+			m.Cordon(start, gpuA, "x")
+			m.Uncordon(start, gpuA)
+		}, Healthy},
+	} {
+		for _, before := range [][]Device{{gpu}, {gpu, mig}} {
+			m := New(Rules{})
+			m.SetDevices(start, before)
+			m.SetDevices(start, []Device{gpu})
+			c.do(m)
+			m.SetDevices(start, []Device{gpu, mig})
+			if s := m.Statuses()[migA1]; s.State != c.want || s.UUID != migA1 {
+				t.Errorf("on a GPU that is %s, after %v: %+v", name, before, s)
+			}
+			if s := m.Statuses()[gpuA]; s.UUID != gpuA {
+				t.Errorf("the GPU is %+v", s)
+			}
+		}
+	}
+}
+
+func TestAMIGDeviceThatReturns(t *testing.T) {
+	gpu, mig := Device{gpuA, gpuA, NoInstance, NoInstance}, Device{migA1, gpuA, 1, 0}
+	for name, c := range map[string]struct {
+		do      func(m *Machine)
+		without []Device // while it is gone
+		want    State
+	}{
+		"a fault stays if the GPU was gone too": {
+			func(m *Machine) { m.Event(start, Event{gpuA, 1, 0, 95, NoRecovery}) }, nil, Unhealthy,
+		},
+		"a fault goes if it was created again": {
+			func(m *Machine) { m.Event(start, Event{gpuA, 1, 0, 95, NoRecovery}) }, []Device{gpu}, Healthy,
+		},
+		"a cordon stays": {
+			func(m *Machine) { m.Cordon(start, migA1, "x") }, []Device{gpu}, Cordoned,
+		},
+		"a cordon that ended with the GPU's while it was gone": {
+			func(m *Machine) {
+				m.Cordon(start, gpuA, "x")
+				m.SetDevices(start, []Device{gpu})
+				m.Uncordon(start, gpuA)
+			}, []Device{gpu}, Healthy,
+		},
 	} {
 		m := New(Rules{})
-		m.SetDevices(start, []Device{gpu})
+		m.SetDevices(start, []Device{gpu, mig})
 		c.do(m)
-		m.SetDevices(start, []Device{gpu, {migA1, gpuA, 1, 0}})
-		if s := m.Statuses()[migA1]; s.State != c.want || s.UUID != migA1 {
-			t.Errorf("on a GPU that is %s: %+v", name, s)
-		}
-		if s := m.Statuses()[gpuA]; s.UUID != gpuA {
-			t.Errorf("the GPU is %+v", s)
+		m.SetDevices(start, c.without)
+		m.SetDevices(start, []Device{gpu, mig})
+		if s := m.Statuses()[migA1]; s.State != c.want {
+			t.Errorf("%s: %+v", name, s)
 		}
 	}
 }
