@@ -152,11 +152,18 @@ func checkStrategies(list []Strategy) error {
 	return knownOnce("strategy", list)
 }
 
-// prefixForm is a domain and the beginning of a name. The plugin appends up to 32 characters, and the name may have 63.
-var prefixForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?/([a-zA-Z0-9][-_.a-zA-Z0-9]{0,30})?$`)
+// prefixForm is a domain and the beginning of a name.
+var prefixForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/([a-zA-Z0-9][-_.a-zA-Z0-9]*)?$`)
+
+// The most characters of a domain, and of the beginning of a name: the plugin appends up to 32, and a name may have 63.
+const (
+	maxPrefixDomain = 252
+	maxPrefixName   = 31
+)
 
 func checkAnnotationPrefix(prefix string) error {
-	if !prefixForm.MatchString(prefix) {
+	domain, name, _ := strings.Cut(prefix, "/")
+	if !prefixForm.MatchString(prefix) || len(domain) > maxPrefixDomain || len(name) > maxPrefixName {
 		return fmt.Errorf("cdi-annotation-prefix %q: want a domain and a slash, such as cdi.k8s.io/, "+
 			"and at most 31 characters after it", prefix)
 	}

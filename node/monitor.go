@@ -175,11 +175,14 @@ func (m *monitor) setSource(e gpu.Event) {
 		m.Observer.EventSource(e.GPU, e.Err == nil)
 	}
 	m.mu.Lock()
-	if e.Err == nil || m.sources[e.GPU] == nil { // the first error says most
+	before := m.sources[e.GPU]
+	if e.Err == nil || before == nil { // the first error says most
 		m.sources[e.GPU] = e.Err
 	}
 	m.mu.Unlock()
-	m.changed()
+	if e.Err != nil || before != nil {
+		m.changed()
+	}
 }
 
 // report logs transitions and publishes the state that follows from them.

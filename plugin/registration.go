@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// There is a pause before each registration. The first is short, and long enough for a kubelet that starts: the
-	// file of its socket is there some 20 microseconds before it listens. Later pauses double.
+	// There is a pause before each registration with a kubelet that was not there from the start. The first is short, and
+	// long enough for a kubelet that starts: the file of its socket is there some 20 microseconds before it listens. Later
+	// pauses double.
 	firstPause = time.Millisecond
 	lastPause  = 5 * time.Second
 	// steady is how long a watch must last for the pause after it to be the first again. A kubelet that ends every watch
@@ -33,10 +34,10 @@ var errNotWatched = errors.New("the kubelet did not call ListAndWatch after the 
 // the kubelet's socket.
 func (e *endpoint) stayRegistered(ctx context.Context) error {
 	var (
-		socket  = e.opts.kubeletSocket()
-		kubelet socketID
-		reached bool // a Register call may have reached this kubelet
-		pause   time.Duration
+		socket     = e.opts.kubeletSocket()
+		kubelet, _ = identify(socket)
+		reached    bool // a Register call may have reached this kubelet
+		pause      time.Duration
 	)
 	replaced := func() bool { now, err := identify(socket); return err == nil && now != kubelet }
 	// Before a call has reached this kubelet, a stream is an earlier kubelet's, which was slow to open it or does not
@@ -60,7 +61,7 @@ func (e *endpoint) stayRegistered(ctx context.Context) error {
 		if err := e.maintainUntil(ctx, pause, decided); err != nil {
 			return err
 		}
-		pause = min(2*pause, lastPause)
+		pause = min(max(2*pause, firstPause), lastPause)
 		if now, err := identify(socket); err != nil || now != kubelet {
 			continue
 		}
