@@ -197,6 +197,12 @@ func TestOrphans(t *testing.T) {
 				return leaveBehind(t, cgroup, "sleep 1000 >&- 2>&- & echo $!")
 			}, containerName("6"), false,
 		},
+		"a process of the container has another session, without a leader": { // as an exec of crun
+			func(t *testing.T, cgroup string) int {
+				leaveBehind(t, cgroup, "sleep 1000 >&- 2>&- & echo $!")
+				return leaveBehind(t, cgroup, "sleep 1000 >&- 2>&- & echo $!")
+			}, containerName("9"), false,
+		},
 		"the first process of the container has ended, but not its threads, as far as can be seen": {
 			func(t *testing.T, cgroup string) int {
 				dir, err := os.Open(cgroup)

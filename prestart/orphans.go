@@ -16,11 +16,16 @@ import (
 // orphaned reports whether the process was left behind by a container that is gone. The rule is made so that it can
 // never be true for a container that runs:
 //
-// A container runs as long as its first process. Runtimes (runc, crun) start that, and each process of an exec, as the
-// leader of a session; it cannot cease to be one. So the container is gone if, in its cgroup and below, no process is
-// the leader of a session, and no process belongs to a session whose leader still exists, be it in another cgroup. As
-// long as a session has a process, its leader's PID is not given to another one, so an existing PID is the leader. One
-// that has ended and was not collected counts as existing: only its main thread may have ended.
+// A container runs as long as its first process. Runtimes (runc, crun) start that as the leader of a session; it cannot
+// cease to be one. So the container is gone if, in its cgroup and below, no process belongs to a session whose leader
+// still exists, be it in another cgroup. As long as a session has a process, its leader's PID is not given to another
+// one, so an existing PID is the leader. One that has ended and was not collected counts as existing: only its main
+// thread may have ended.
+//
+// The process of an exec may outlive the first process. With runc it leads a session. With crun it has a session without
+// a leader, unless it has a terminal: an intermediate process makes the session and ends at once. So nothing is an orphan
+// while the container has processes of two sessions, either of which may be an exec's. If a single session without a
+// leader is left, be it an exec's, the first process has ended and with it the container.
 //
 // Besides, no process of the cgroup may be process 1 of a PID namespace: the kernel ends such a namespace with it, so
 // what a container with its own namespace leaves behind is being ended already. So this finds what stays of containers
@@ -40,6 +45,10 @@ func (p *process) orphaned(h host.Host) (bool, error) {
 	if !ok {
 		return false, nil
 	}
+	own, err := p.status()
+	if err != nil || own.session == 0 { // 0 is a leader outside the PID namespace of /proc
+		return false, err
+	}
 	dir, err := os.Open(h.Proc())
 	if err != nil {
 		return false, err
@@ -54,17 +63,25 @@ func (p *process) orphaned(h host.Host) (bool, error) {
 		if err != nil {
 			continue
 		}
-		alive, err := showsLife(h, pid, container)
+		alive, err := showsLife(h, pid, container, own.session)
 		if alive || err != nil {
 			return false, err
 		}
+	}
+	leader, err := openProcess(h, own.session)
+	if err == nil {
+		leader.close()
+	}
+	if !errors.Is(err, errEnded) {
+		return false, err
 	}
 	groups, err = p.cgroups() // it may have been moved meanwhile
 	return err == nil && groups.within(container), err
 }
 
-// showsLife reports whether a process shows that a container may run.
-func showsLife(h host.Host, pid int, container string) (bool, error) {
+// showsLife reports whether a process shows that a container may run: it is in the container, and in another session
+// than the one that may have been left behind, or process 1 of a PID namespace.
+func showsLife(h host.Host, pid int, container string, session int) (bool, error) {
 	p, err := openProcess(h, pid)
 	if errors.Is(err, errEnded) {
 		return false, nil
@@ -81,22 +98,10 @@ func showsLife(h host.Host, pid int, container string) (bool, error) {
 		return false, err
 	}
 	s, err := p.status()
-	switch {
-	case errors.Is(err, errEnded):
-		return false, nil
-	case err != nil:
-		return false, err
-	case s.first || s.session == 0: // 0 is a leader outside the PID namespace of /proc
-		return true, nil
-	}
-	leader, err := openProcess(h, s.session)
 	if errors.Is(err, errEnded) {
 		return false, nil
 	}
-	if err == nil {
-		leader.close()
-	}
-	return true, err
+	return s.first || s.session != session, err
 }
 
 // How long a process may take to end after SIGTERM, and after SIGKILL.
