@@ -120,7 +120,7 @@ type fakeReset struct {
 	calls    int
 }
 
-func (f *fakeReset) Ready(Device) error { return nil }
+func (f *fakeReset) Ready() error { return nil }
 
 func (f *fakeReset) Reset(ctx context.Context, _ Device) (Outcome, error) {
 	f.node.do("reset")

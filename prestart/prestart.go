@@ -8,6 +8,7 @@
 package prestart
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -149,26 +150,35 @@ func New(opts Options) *Runner {
 }
 
 // Run prepares a device, which may be done any number of times. It returns when ctx ends whatever the driver does, and
-// ctx should have a deadline; then steps that have not returned go on, and until they have, the device is refused. An
-// error is an *[Error]: the device must not be given to the container.
+// ctx should have a deadline; then steps and resets that have not ended go on, and until they have, the device is
+// refused. An error is an *[Error]: the device must not be given to the container.
 func (r *Runner) Run(ctx context.Context, d Device, rules Rules) (Record, error) {
 	x := &run{Runner: r, d: d, rules: rules, excused: map[int]bool{}}
 	x.healthy = func(ctx context.Context) error { return r.opts.State.Healthy(ctx, d.UUID) }
 	return r.perform(ctx, x, x.steps)
 }
 
-// perform runs steps on a device and records them. No other steps run on it meanwhile.
+// perform runs steps on a device and records them. No other steps run on it until they and its reset have ended, also
+// after perform has returned.
 func (r *Runner) perform(ctx context.Context, x *run, steps func(context.Context) error) (Record, error) {
 	x.record = Record{UUID: x.d.UUID, Policy: x.rules.Policy, Time: time.Now()}
 	x.begin("wait")
-	if err := r.lock(ctx, x.d.UUID); err != nil {
-		return x.end(fmt.Errorf("the device is still being prepared for an earlier request: %w", err))
+	if err := r.lock(ctx, &x.d); err != nil {
+		return x.end(fmt.Errorf("an earlier preparation or reset of it has not ended: %w", err))
 	}
 	ended := make(chan error, 1)
 	go func() {
 		err := steps(ctx)
-		r.unlock(x.d.UUID)
+		if x.resetting == nil {
+			r.unlock(x.d.UUID)
+			ended <- err
+			return
+		}
 		ended <- err
+		<-x.resetting
+		x.resetting = nil
+		x.restorePersistence(ctx)
+		r.unlock(x.d.UUID)
 	}()
 	select {
 	case err := <-ended:
@@ -186,12 +196,13 @@ func (r *Runner) perform(ctx context.Context, x *run, steps func(context.Context
 // abandonAfter is how long Run waits for a step to return after ctx has ended.
 const abandonAfter = 200 * time.Millisecond
 
-func (r *Runner) lock(ctx context.Context, uuid string) error {
+// lock waits until nothing is done with the device nor, for a MIG device, with its GPU.
+func (r *Runner) lock(ctx context.Context, d *Device) error {
 	for {
 		r.mu.Lock()
-		other := r.running[uuid]
+		other := cmp.Or(r.running[d.UUID], r.running[d.GPU])
 		if other == nil {
-			r.running[uuid] = make(chan struct{})
+			r.running[d.UUID] = make(chan struct{})
 			r.mu.Unlock()
 			return nil
 		}
@@ -251,6 +262,8 @@ type run struct {
 	wasReset bool
 	// persistent is whether persistence mode was switched off and is to be on again.
 	persistent bool
+	// resetting is closed when the reset that was abandoned has ended. It is nil if none was.
+	resetting <-chan struct{}
 }
 
 // steps runs all steps and stops at the first that fails.

@@ -151,7 +151,7 @@ func TestDriverHangs(t *testing.T) {
 		t.Errorf("steps (-want +got):\n%s", diff)
 	}
 	_, err = r.Run(within(t, 100*time.Millisecond), device, Rules{Policy: Check})
-	checkError(t, err, "(wait): the device is still being prepared for an earlier request")
+	checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
 	other := device
 	other.UUID, other.GPU = "GPU-other", "GPU-other"
 	if _, err := r.Run(t.Context(), other, Rules{Policy: None}); err != nil {

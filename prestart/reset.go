@@ -10,12 +10,26 @@ import (
 
 // Resetter resets GPUs.
 type Resetter interface {
-	// Ready returns why a reset of the GPU would not be tried now, or nil. It is asked before the driver is released.
-	Ready(d Device) error
-	// Reset resets a whole GPU that no process of this node is known to use. It returns at the deadline of ctx; if ctx is
-	// canceled, a reset that began is still waited for.
+	// Ready returns why no reset would be tried now, or nil. It is asked before the driver is released.
+	Ready() error
+	// Reset resets a whole GPU that no process of this node is known to use. At the deadline of ctx a reset that began is
+	// abandoned, with an *[AbandonedError]; if ctx is canceled, it is still waited for.
 	Reset(ctx context.Context, d Device) (Outcome, error)
 }
+
+// AbandonedError is that a reset has not ended in time. It goes on: the GPU must not be used until Ended is closed.
+type AbandonedError struct {
+	Ended <-chan struct{}
+	Err   error // why it was not waited for any longer
+}
+
+// Error says that the reset goes on.
+func (e *AbandonedError) Error() string {
+	return fmt.Sprintf("the reset has not ended: %v; no container gets the GPU until it has", e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *AbandonedError) Unwrap() error { return e.Err }
 
 // Outcome is how a reset ended.
 type Outcome int
@@ -75,9 +89,10 @@ func (x *run) endPersistence(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// restorePersistence switches persistence mode on if endPersistence has switched it off, also after the deadline.
+// restorePersistence switches persistence mode on if endPersistence has switched it off, also after the deadline. While
+// an abandoned reset goes on it does nothing.
 func (x *run) restorePersistence(ctx context.Context) {
-	if !x.persistent {
+	if !x.persistent || x.resetting != nil {
 		return
 	}
 	x.persistent = false
@@ -101,6 +116,9 @@ func (x *run) reset(ctx context.Context) (string, error) {
 		return "", x.notReset(why)
 	}
 	outcome, err := x.tryUntilReset(ctx)
+	if abandoned, ok := errors.AsType[*AbandonedError](err); ok {
+		x.resetting = abandoned.Ended
+	}
 	switch {
 	case err == nil:
 		x.wasReset = true
@@ -155,7 +173,7 @@ func (x *run) checkHolders(ctx context.Context) (string, error) {
 	if !x.resetDue() {
 		return "", errNotDue
 	}
-	if err := x.opts.Resetter.Ready(x.d); err != nil {
+	if err := x.opts.Resetter.Ready(); err != nil {
 		return "", err
 	}
 	err := x.settle(ctx, func(context.Context) error {

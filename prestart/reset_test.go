@@ -241,7 +241,6 @@ func TestSMI(t *testing.T) {
 		},
 		"too much output": {"yes | head -c 10000000; exit 255", ResetFailed, "ended with status 255: y y"},
 		"killed":          {"kill -9 $$", ResetFailed, "ended with status -1"},
-		"it hangs":        {"sleep 1000 & sleep 1000", ResetFailed, "killed, since it took too long"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -251,9 +250,6 @@ func TestSMI(t *testing.T) {
 				t.Errorf("outcome %d, want %d", got, c.want)
 			}
 			checkError(t, err, c.err)
-			if len(r.running) > 0 {
-				t.Errorf("still running: %v", r.running)
-			}
 		})
 	}
 }
@@ -340,19 +336,50 @@ func TestSMIOfOthersIsNotRun(t *testing.T) {
 	}
 }
 
-// A reset that does not return does not pile up.
-func TestStuckReset(t *testing.T) {
-	r := smiReset(t, "true")
-	r.running = map[string]bool{device.GPU: true}
-	got, err := r.Reset(t.Context(), device)
-	if got != ResetFailed {
-		t.Errorf("outcome %d", got)
+// A reset that takes longer than its request is not interrupted, and no container gets the GPU or a part of it before it
+// has ended, whatever the policy is.
+func TestAbandonedReset(t *testing.T) {
+	f := &fakeNode{persistent: true}
+	r := newRunner(t, f)
+	reset := smiReset(t, "touch $0.began; while [ ! -e $0.go ]; do sleep 0.01; done; touch $0.ended")
+	r.opts.Resetter = reset
+	script, _ := reset.Find()
+	_, err := r.Run(within(t, 2*time.Second), device, Rules{Policy: Reset})
+	checkError(t, err, "(reset): the reset has not ended: context deadline exceeded; no container gets the GPU")
+	if _, err := os.Stat(script.Path + ".began"); err != nil {
+		t.Fatal(err)
 	}
-	checkError(t, err, "an earlier reset of the GPU has not returned: the node may need a reboot")
-	r.running = nil
-	if got, err := r.Reset(t.Context(), device); got != ResetDone {
-		t.Errorf("outcome %d, error %v", got, err)
+	part, other := device, device
+	part.UUID = "MIG-1"
+	for _, d := range []Device{device, part} {
+		_, err := r.Run(within(t, 50*time.Millisecond), d, Rules{Policy: None})
+		checkError(t, err, "(wait): an earlier preparation or reset of it has not ended")
 	}
+	other.UUID, other.GPU, other.PCIBusID = "GPU-2", "GPU-2", "0000:18:00.0"
+	_, err = r.Run(within(t, 5*time.Second), other, Rules{Policy: Check})
+	checkError(t, err, "")
+	_, err = r.Run(within(t, 5*time.Second), other, Rules{Policy: Reset})
+	checkError(t, err, "(reset): nvidia-smi still resets 0000:17:00.0")
+	if f.persistent {
+		t.Error("the GPU's persistence mode is set while it is reset")
+	}
+	if err := os.WriteFile(script.Path+".go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.Wait(within(t, 10*time.Second))
+	if _, err := os.Stat(script.Path + ".ended"); err != nil || !f.persistent || f.released {
+		t.Errorf("nvidia-smi: %v; persistence mode %t, released %t", err, f.persistent, f.released)
+	}
+	_, err = r.Run(within(t, 10*time.Second), device, Rules{Policy: Reset})
+	checkError(t, err, "")
+}
+
+// An nvidia-smi that hangs is killed at last.
+func TestHangingSMI(t *testing.T) {
+	r := smiReset(t, "sleep 1000 & sleep 1000")
+	r.longest = 200 * time.Millisecond
+	_, err := r.Reset(within(t, 10*time.Second), device)
+	checkError(t, err, "killed, since it took too long")
 }
 
 // An nvidia-smi that hangs does not make other GPUs look stuck.
@@ -360,15 +387,15 @@ func TestStuckSMI(t *testing.T) {
 	r := smiReset(t, "true")
 	r.smi.Lock()
 	r.runs("0000:18:00.0", time.Now().Add(time.Minute))
-	if err := r.Ready(device); err != nil {
+	if err := r.Ready(); err != nil {
 		t.Errorf("while nvidia-smi runs: %v", err)
 	}
 	const hangs = "nvidia-smi still resets 0000:18:00.0"
 	_, err := r.Reset(within(t, 50*time.Millisecond), device)
 	checkError(t, err, hangs)
-	r.runs("0000:18:00.0", time.Now().Add(-killDelay-stuckAfter))
+	r.runs("0000:18:00.0", time.Now())
 	began := time.Now()
-	checkError(t, r.Ready(device), hangs)
+	checkError(t, r.Ready(), hangs)
 	f := &fakeNode{}
 	runner := newRunner(t, f)
 	runner.opts.Resetter = r

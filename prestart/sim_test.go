@@ -244,17 +244,22 @@ func TestSimulatedDriver(t *testing.T) {
 		})
 		s.gpus.DriverVersion += ".1" // forgets what was not supported
 	}
-	t.Run("a reset that never returns", func(t *testing.T) {
-		must(t, node.SetReset(6, sim.ResetFault{Result: sim.ResetHangs}))
+	t.Run("a reset that takes longer than the request", func(t *testing.T) {
+		must(t, node.Set(6, map[string]string{"memory-used": "1GiB"}))
+		must(t, node.SetReset(6, sim.ResetFault{Result: sim.ResetWorks, Delay: 4 * time.Second}))
 		began := time.Now()
 		_, err := run(t, 6, prestart.Reset, 2*time.Second)
-		wantError(t, err, "(reset): run "+node.SMI()+": killed, since it took too long")
+		wantError(t, err, "(reset): the reset has not ended: context deadline exceeded")
 		if took := time.Since(began); took > 2500*time.Millisecond {
 			t.Errorf("it took %s", took)
 		}
-		must(t, node.ClearGPU(6))
-		_, err = run(t, 6, prestart.Reset, long)
+		_, err = run(t, 6, prestart.Check, 100*time.Millisecond)
+		wantError(t, err, "(wait): an earlier preparation or reset of it has not ended")
+		rec, err := run(t, 6, prestart.Check, long) // after the reset, which was not interrupted
 		must(t, err)
+		if took := time.Since(began); took < 4*time.Second || len(rec.Steps) != 4 || rec.Steps[3].Note != "" {
+			t.Errorf("after %s: %+v", took, rec.Steps)
+		}
 	})
 	t.Run("a GPU that is lost", func(t *testing.T) {
 		must(t, node.Lose(7))

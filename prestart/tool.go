@@ -1,6 +1,7 @@
 package prestart
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +23,7 @@ import (
 // devices.
 //
 // Each nvidia-smi has all GPUs open and so keeps others from a reset. Therefore one runs at a time, for all GPUs that
-// wait for a reset then.
+// wait for a reset then. It is not ended with its requests, since that could leave a GPU between two steps of a reset.
 type DriverReset struct {
 	Host host.Host
 	// Find returns nvidia-smi, or false if the driver has none.
@@ -30,12 +31,13 @@ type DriverReset struct {
 	// Check refuses programs that others than root could change. Nil is trust.RootFile.
 	Check func(path string) error
 
+	longest time.Duration // how long nvidia-smi may run; 0 is longestReset
+
 	mu      sync.Mutex
-	running map[string]bool // GPUs whose reset has not returned, by UUID
-	next    *batch          // GPUs that wait for nvidia-smi; nil if none does
-	smi     sync.Mutex      // held while nvidia-smi runs
-	resets  string          // the PCI addresses of the GPUs that it resets; empty if it does not run
-	killed  time.Time       // when it is killed
+	next    *batch     // GPUs that wait for nvidia-smi; nil if none does
+	smi     sync.Mutex // held while nvidia-smi runs
+	resets  string     // the PCI addresses of the GPUs that it resets; empty if it does not run
+	overdue time.Time  // when all requests for these resets have been abandoned
 }
 
 var _ Resetter = (*DriverReset)(nil)
@@ -54,19 +56,15 @@ type request struct {
 	err     error
 }
 
-// Ready implements Resetter. A reset that does not return keeps later ones of the same GPU from being tried, and an
-// nvidia-smi that does not end after it was killed those of all GPUs.
-func (r *DriverReset) Ready(d Device) error {
+// Ready implements Resetter. An nvidia-smi that was abandoned keeps resets of all GPUs from being tried.
+func (r *DriverReset) Ready() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.ready(d)
+	return r.ready()
 }
 
-func (r *DriverReset) ready(d Device) error {
-	switch {
-	case r.running[d.GPU]:
-		return errors.New("an earlier reset of the GPU has not returned: the node may need a reboot")
-	case r.resets != "" && time.Since(r.killed) > killDelay+stuckAfter:
+func (r *DriverReset) ready() error {
+	if r.resets != "" && time.Now().After(r.overdue) {
 		return r.hangs()
 	}
 	return nil
@@ -94,43 +92,34 @@ func (r *DriverReset) Reset(ctx context.Context, d Device) (Outcome, error) {
 	if err := r.withdraw(one); err != nil {
 		return ResetFailed, fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
-	wait := stuckAfter // a reset that began goes on until the deadline, also if ctx is canceled
+	wait := 2 * gather // nvidia-smi is not run for a request that has ended
 	if deadline, ok := ctx.Deadline(); ok {
-		wait += max(0, time.Until(deadline))
+		wait = max(wait, time.Until(deadline)) // a reset that began is waited for, also if ctx is canceled
 	}
 	select {
 	case <-done:
 		return one.outcome, one.err
 	case <-time.After(wait):
-		return ResetFailed, fmt.Errorf("the reset has not returned: %w; if it does not end, reboot the node",
-			context.Cause(ctx))
+		return ResetFailed, &AbandonedError{Ended: done, Err: context.Cause(ctx)}
 	}
 }
 
-const (
-	// stuckAfter is how long a killed nvidia-smi may take to end.
-	stuckAfter = time.Second
-	// longestReset is how long nvidia-smi may run if nobody has a deadline.
-	longestReset = time.Minute
-)
+// longestReset is how long nvidia-smi may run before it is killed. A reset takes seconds, up to a minute with all GPUs
+// of a large machine. One that hangs keeps all GPUs from being reset.
+const longestReset = 5 * time.Minute
 
 // start starts a reset and returns what is closed when it is done.
 func (r *DriverReset) start(one *request) (chan struct{}, error) {
 	program, ok := r.Find()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.ready(*one.d); err != nil {
+	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	if r.running == nil {
-		r.running = map[string]bool{}
-	}
-	r.running[one.d.GPU] = true
 	if !ok {
 		done := make(chan struct{})
 		go func() {
 			one.outcome, one.err = r.byPCI(one.d)
-			r.ended(one)
 			close(done)
 		}()
 		return done, nil
@@ -152,16 +141,7 @@ func (r *DriverReset) withdraw(one *request) error {
 		return nil
 	}
 	r.next.requests = slices.DeleteFunc(r.next.requests, func(other *request) bool { return other == one })
-	delete(r.running, one.d.GPU)
 	return r.hangs()
-}
-
-func (r *DriverReset) ended(requests ...*request) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, one := range requests {
-		delete(r.running, one.d.GPU)
-	}
 }
 
 // run resets the GPUs of a batch, as soon as it is its turn.
@@ -173,7 +153,6 @@ func (r *DriverReset) run(b *batch, smi Program) {
 	r.next = nil
 	r.mu.Unlock()
 	defer close(b.done)
-	defer r.ended(b.requests...)
 	var wanted []*request
 	for _, one := range b.requests {
 		one.outcome, one.err = ResetFailed, context.Cause(one.ctx)
@@ -186,26 +165,24 @@ func (r *DriverReset) run(b *batch, smi Program) {
 	}
 }
 
-// runSMI runs nvidia-smi until the last request ends: it is not cut short for one GPU that others wait for too.
+// runSMI runs nvidia-smi for requests, also after they have been abandoned.
 func (r *DriverReset) runSMI(requests []*request, smi Program) {
 	var addresses []string
-	var until time.Time
+	var last time.Time
 	for _, one := range requests {
 		addresses = append(addresses, one.d.PCIBusID)
-		if deadline, ok := one.ctx.Deadline(); ok && deadline.After(until) {
-			until = deadline
+		if deadline, ok := one.ctx.Deadline(); ok && deadline.After(last) {
+			last = deadline
 		}
 	}
-	if longest := time.Now().Add(longestReset); until.IsZero() || until.After(longest) {
-		until = longest
+	smi.Timeout = cmp.Or(r.longest, longestReset)
+	if last.IsZero() {
+		last = time.Now().Add(smi.Timeout)
 	}
-	r.runs(strings.Join(addresses, ", "), until)
+	r.runs(strings.Join(addresses, ", "), last)
 	defer r.runs("", time.Time{})
-	ctx, cancel := context.WithDeadline(context.Background(), until)
-	defer cancel()
 	smi.Args = append([]string{"--gpu-reset", "-i", strings.Join(addresses, ",")}, smi.Args...)
-	smi.Timeout = longestReset
-	output, status, err := smi.run(ctx, r.Check)
+	output, status, err := smi.run(context.Background(), r.Check)
 	for _, one := range requests {
 		if err != nil {
 			one.err = fmt.Errorf("run %s: %w%s", smi.Path, err, quoted(output))
@@ -215,11 +192,11 @@ func (r *DriverReset) runSMI(requests []*request, smi Program) {
 	}
 }
 
-// runs notes for which GPUs nvidia-smi runs, and until when.
-func (r *DriverReset) runs(resets string, until time.Time) {
+// runs notes for which GPUs nvidia-smi runs, and when it is overdue.
+func (r *DriverReset) runs(resets string, overdue time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.resets, r.killed = resets, until
+	r.resets, r.overdue = resets, overdue
 }
 
 // statusNotSupported is nvidia-smi's exit status for "the requested operation is not available on target device" (its
