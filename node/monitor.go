@@ -231,6 +231,7 @@ func (m *monitor) apply(s State) State {
 		if !known || h.State == health.Healthy {
 			return ""
 		}
+		d.Fault = h.State != health.Cordoned
 		return h.String()
 	})
 	s.remarks = slices.Clone(s.remarks)

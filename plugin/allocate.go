@@ -29,7 +29,8 @@ type AllocateOptions struct {
 	// Preference is which devices GetPreferredAllocation recommends.
 	Preference Preference
 	// PreStart prepares the devices of a container of a resource, before it starts and each time that it starts again. An
-	// error keeps it from starting. Nil prepares nothing, and the kubelet does not ask for it.
+	// error keeps it from starting; it must be one for devices that are unhealthy and stay so. Nil prepares nothing, and
+	// the kubelet does not ask for it.
 	PreStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
 }
 
@@ -64,6 +65,9 @@ func (s *server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 	resp := &v1beta1.AllocateResponse{}
 	for _, c := range req.GetContainerRequests() {
 		devices, err := l.find(c.GetDevicesIds())
+		if err == nil {
+			err = l.checkHealth(devices)
+		}
 		if err != nil {
 			s.log.Warn("an allocation was refused: " + status.Convert(err).Message())
 			s.observer.Allocated(l.resource.Name, status.Code(err), 0, time.Since(begin))
@@ -76,8 +80,8 @@ func (s *server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 	return resp, nil
 }
 
-// find returns the devices of the IDs in the order of the list, or an error that names every ID that cannot be
-// allocated.
+// find returns the devices of the IDs in the order of the list, or an error that names every ID that is not advertised or
+// is there twice.
 func (l *list) find(ids []string) ([]*device, error) {
 	name, limit := l.resource.Name, l.resource.Limit
 	if len(ids) == 0 {
@@ -89,22 +93,16 @@ func (l *list) find(ids []string) ([]*device, error) {
 			name, len(ids), limit, l.resource.LimitReason)
 	}
 	devices := make([]*device, 0, len(ids))
-	var unknown, unhealthy someOf
+	var unknown someOf
 	for _, id := range ids {
-		switch d := l.devices[id]; {
-		case d == nil:
-			unknown.add(id, "")
-		case !d.Healthy:
-			unhealthy.add(id, d.Reason)
-		default:
+		if d := l.devices[id]; d != nil {
 			devices = append(devices, d)
+		} else {
+			unknown.add(id, "")
 		}
 	}
-	switch {
-	case len(unknown) > 0:
+	if len(unknown) > 0 {
 		return nil, status.Errorf(codes.NotFound, "allocate %s: no such device: %s", name, unknown)
-	case len(unhealthy) > 0:
-		return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: unhealthy: %s", name, unhealthy)
 	}
 	slices.SortFunc(devices, func(a, b *device) int { return a.index - b.index })
 	var twice someOf
@@ -117,6 +115,20 @@ func (l *list) find(ids []string) ([]*device, error) {
 		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: listed twice: %s", name, twice)
 	}
 	return devices, nil
+}
+
+// checkHealth returns an error that names every device that is not healthy.
+func (l *list) checkHealth(devices []*device) error {
+	var unhealthy someOf
+	for _, d := range devices {
+		if !d.Healthy {
+			unhealthy.add(d.ID, d.Reason)
+		}
+	}
+	if len(unhealthy) > 0 {
+		return status.Errorf(codes.FailedPrecondition, "allocate %s: unhealthy: %s", l.resource.Name, unhealthy)
+	}
+	return nil
 }
 
 // container returns the response for a container: what it gets for each of its devices, and what every container

@@ -1,6 +1,8 @@
 package plugin
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -338,6 +340,38 @@ func TestWhatAllocateRefuses(t *testing.T) {
 				t.Errorf("the message has %d bytes", len(err.Error()))
 			}
 		})
+	}
+}
+
+// A container starts again on devices that it has: whether it may is decided by who prepares them.
+func TestPreStartOfAnUnhealthyDevice(t *testing.T) {
+	r := gpusOf(2)
+	r.Devices[1].Healthy, r.Devices[1].Reason = false, "XID 95"
+	o := by(config.CDICRI)
+	var asked []string
+	var refused error
+	o.PreStart = func(_ context.Context, resourceName string, devices []*resource.Device) error {
+		for _, d := range devices {
+			asked = append(asked, fmt.Sprint(resourceName, " ", d.ID, " ", d.Reason))
+		}
+		return refused
+	}
+	prepare := func(ids ...string) error {
+		_, err := serverOf(t, r, o).PreStartContainer(t.Context(), &v1beta1.PreStartContainerRequest{DevicesIds: ids})
+		return err
+	}
+	must(t, prepare(uuid(1)))
+	if want := []string{r.Name + " " + uuid(1) + " XID 95"}; !slices.Equal(asked, want) {
+		t.Errorf("asked for %q, want %q", asked, want)
+	}
+	refused = errors.New("it is cordoned")
+	if err := prepare(uuid(0)); status.Code(err) != codes.FailedPrecondition ||
+		!strings.Contains(err.Error(), "it is cordoned") {
+		t.Errorf("error %v", err)
+	}
+	asked = nil
+	if err := prepare("GPU-that-is-gone"); status.Code(err) != codes.NotFound || asked != nil {
+		t.Errorf("error %v, asked for %q", err, asked)
 	}
 }
 

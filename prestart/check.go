@@ -1,6 +1,7 @@
 package prestart
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,8 +18,14 @@ func (x *run) checkSharing(ctx context.Context) (string, error) {
 	return x.shared, nil
 }
 
+// checkHealth passes if the device is healthy, or if a reset that is due may heal it: after that it is probed again.
 func (x *run) checkHealth(ctx context.Context) (string, error) {
-	return "", x.opts.State.Healthy(ctx, x.d.UUID)
+	err := x.opts.State.Healthy(ctx, x.d.UUID)
+	if _, ok := errors.AsType[*NeedsResetError](err); ok && x.resetDue() {
+		x.dirty = err
+		return err.Error(), nil
+	}
+	return "", err
 }
 
 // unseen is why the processes on the device are not looked at, or empty.
@@ -143,7 +150,7 @@ func (x *run) checkMemory(ctx context.Context) (string, error) {
 			return settlingError{fmt.Errorf(
 				"%d MiB are in use although the GPU was reset: find by nvidia-smi what uses them", used>>20)}
 		case x.resetDue():
-			x.dirty = fmt.Errorf("%d MiB are in use without a process", used>>20)
+			x.dirty = cmp.Or(x.dirty, fmt.Errorf("%d MiB are in use without a process", used>>20))
 			return nil
 		default:
 			do := "reset the GPU"

@@ -105,7 +105,8 @@ type Driver interface {
 
 // State is what the node knows about its devices.
 type State interface {
-	// Healthy probes a device and returns why a container must not have it, or nil.
+	// Healthy probes a device and returns why a container must not have it, or nil. It is a *[NeedsResetError] if a reset
+	// of the GPU may end that.
 	Healthy(ctx context.Context, uuid string) error
 	// Shared returns why other containers may use the same device, such as "it has 4 replicas", or "". It says nothing
 	// of the other MIG devices of a GPU.
@@ -113,6 +114,15 @@ type State interface {
 	// WasReset is called after a GPU was reset, before it is probed again.
 	WasReset(uuid string)
 }
+
+// NeedsResetError is why a device is not healthy that a reset of its GPU may heal.
+type NeedsResetError struct{ Err error }
+
+// Error is why.
+func (e *NeedsResetError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *NeedsResetError) Unwrap() error { return e.Err }
 
 // Options are what a Runner works with. All but Resetter are needed.
 type Options struct {

@@ -142,6 +142,44 @@ func TestAfterReset(t *testing.T) {
 	checkError(t, err, "(reset): after the reset: lost")
 }
 
+// A GPU is reset although it is unhealthy, if that may heal it and the reset is due.
+func TestUnhealthyGPU(t *testing.T) {
+	const why = "it is unhealthy: XID 95"
+	heals := &NeedsResetError{Err: errors.New(why)}
+	part := device
+	part.UUID = "MIG-1"
+	for name, c := range map[string]struct {
+		device  Device
+		policy  Policy
+		err     error
+		outcome Outcome
+		want    string
+	}{
+		"a reset heals it":          {device, Reset, heals, ResetDone, ""},
+		"it needs more":             {device, Reset, errors.New(why), ResetDone, "(health): " + why},
+		"it is not to be reset":     {device, Clean, heals, ResetDone, "(health): " + why},
+		"a part of a GPU":           {part, Reset, heals, ResetDone, "(health): " + why},
+		"it cannot be reset":        {device, Reset, heals, ResetNotSupported, "(reset): " + why + ", and the GPU cannot be reset"},
+		"nothing is asked about it": {device, None, heals, ResetDone, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fakeNode{healthErr: c.err}
+			r := newRunner(t, f)
+			r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{c.outcome}}
+			r.opts.State = &healthyAfterReset{fakeNode: f}
+			rec, err := r.Run(within(t, 5*time.Second), c.device, Rules{Policy: c.policy})
+			checkError(t, err, c.want)
+			if c.want == "" && c.policy == Reset && rec.Steps[1].Note != why {
+				t.Errorf("steps %+v", rec.Steps)
+			}
+		})
+	}
+}
+
+type healthyAfterReset struct{ *fakeNode }
+
+func (h *healthyAfterReset) WasReset(string) { h.healthErr = nil }
+
 type unhealthyAfterReset struct{ *fakeNode }
 
 func (u *unhealthyAfterReset) WasReset(string) { u.healthErr = errors.New("lost") }

@@ -34,6 +34,8 @@ type Device struct {
 	// Healthy is whether the device can be allocated. If not, Reason is why, as a part of a sentence.
 	Healthy bool
 	Reason  string
+	// Fault is whether Reason is nothing but a fault of the device itself, from which it may recover.
+	Fault bool
 	// Model is the GPU's product name, and Profile the MIG device's profile, or empty.
 	Model, Profile string
 	// PCIBusID is the GPU's address in the form of sysfs, such as "0000:3b:00.0".

@@ -79,7 +79,7 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	s.onlyUnhealthy(2)
 	s.logs("GPU 2 is cordoned: a fan is loud")
 	s.logs("asks for: cordon 2 (a fan is loud)")
-	s.wantRefused(e, s.uuids()[2], "(cordoned: a fan is loud)")
+	s.wantRefused(e, s.uuids()[2], "is not ready for a container: cordoned: a fan is loud")
 	s.fails(1, `the driver of this host has no device`, "cordon", "7", "--reason", "x")
 
 	// It was on record at once.

@@ -264,11 +264,14 @@ func TestServeNeedsPermissionForMPS(t *testing.T) {
 	mustDo(t, s.node.Fail("nvmlDeviceSetComputeMode", 1, noPermission))
 	s.start()
 	s.listed(gpuResource, 3, 0)
-	s.listed(sharedResource, 0, 2)
+	e := s.listed(sharedResource, 0, 2)
 	waitFor(t, "a message", func() bool {
 		return strings.Contains(s.log.String(), "its MPS control daemon cannot be started") &&
 			strings.Contains(s.log.String(), "no permission to use the NVIDIA driver")
 	})
+	mustDo(t, s.node.Set(1, map[string]string{"recovery-action": "reset"}))
+	s.logs("GPU 1 is unhealthy: the driver asks for a reset of the GPU")
+	s.wantRefused(e, uuid+"::0", "is not ready for a container: its MPS control daemon cannot be started")
 	if s.daemon(uuid) != 0 {
 		t.Error("there is a daemon")
 	}

@@ -14,6 +14,7 @@ import (
 
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/resource"
@@ -65,6 +66,13 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 	if err := p.releaser.reason(); err != nil {
 		return err
 	}
+	for _, d := range devices {
+		if why := p.unfit(d); why != "" {
+			err := fmt.Errorf("%s is not ready for a container: %s", d.ID, why)
+			p.app.log.Warn(err.Error(), "resource", resourceName)
+			return err
+		}
+	}
 	rules := p.app.plugin.PreStart.RulesOf(resourceName)
 	var all errgroup.Group
 	prepared := map[string]bool{}
@@ -81,6 +89,15 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 		})
 	}
 	return all.Wait()
+}
+
+// unfit is why a container must not have a device whatever its policy does, or empty. Faults of the device are a matter
+// of the policy.
+func (p *preparer) unfit(d *resource.Device) string {
+	if !d.Healthy && !d.Fault {
+		return d.Reason
+	}
+	return p.mps.Reason(d)
 }
 
 func (p *preparer) log(resourceName string, r *prestart.Record) {
@@ -127,7 +144,11 @@ func (p *preparer) Healthy(ctx context.Context, uuid string) error {
 	if d == nil {
 		return errors.New("it is no longer offered")
 	}
-	return p.node.CheckHealth(ctx, d.Parent, uuid)
+	err := p.node.CheckHealth(ctx, d.Parent, uuid)
+	if h := p.node.State().Health[uuid]; err != nil && h.State == health.Unhealthy && h.Remedy == health.Reset {
+		return &prestart.NeedsResetError{Err: err}
+	}
+	return err
 }
 
 // Shared implements prestart.State.

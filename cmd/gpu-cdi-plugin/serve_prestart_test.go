@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -133,12 +134,37 @@ func TestServeResetsAGPU(t *testing.T) {
 	s.logs("GPU 3 reported XID 79")
 }
 
-// A policy that asks for nothing must not keep a container from starting.
+// A GPU that needs a reset is given to a container after it.
+func TestServeHealsAGPUByAReset(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	s := newServed(t, "dgx-h100", "prestart: {policy: reset}\nhealth: {clean-for: 100ms}")
+	s.addLoader("usr/bin/nvidia-smi")
+	s.start()
+	e := s.listed(gpuResource, 8, 0)
+	mustDo(t, s.node.Set(3, map[string]string{"recovery-action": "reset"}))
+	s.onlyUnhealthy(3)
+	s.wantReady(e, s.uuids()[3])
+	s.listed(gpuResource, 8, 0)
+	mustDo(t, s.node.Set(3, map[string]string{"recovery-action": "reboot"}))
+	s.onlyUnhealthy(3)
+	s.wantRefused(e, s.uuids()[3], "(health): it is unhealthy: the driver asks for a reboot of the node")
+}
+
+// A policy that asks for nothing must not keep a container from starting, unless the device is not its own to get.
 func TestServeAsksForNothingWithoutAPolicy(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "prestart: {policy: none}")
 	s.start()
 	e := s.listed(gpuResource, 4, 0)
 	s.leftOver(1)
+	mustDo(t, s.node.Set(1, map[string]string{"recovery-action": "reset"}))
+	s.onlyUnhealthy(1)
 	s.wantReady(e, s.uuids()[1])
+	s.awaitControl()
+	s.does("is cordoned", "cordon", "1", "--reason", "a fan is loud")
+	s.wantRefused(e, s.uuids()[1], "is not ready for a container: cordoned: a fan is loud")
+	s.writeForeign(cdi.DefaultKind, s.uuids()[2])
+	s.listed(gpuResource, 2, 2)
+	s.wantRefused(e, s.uuids()[2], "foreign.json")
 }
