@@ -198,6 +198,13 @@ type PreStartRule struct {
 	Policy prestart.Policy `yaml:"policy" json:"policy"`
 }
 
+// RefusesParts reports whether replicas and MIG devices of a resource are always refused: policy reset cannot reset them,
+// and Strict refuses what it cannot reset.
+func (p *PreStart) RefusesParts(resourceName string) bool {
+	r := p.RulesOf(resourceName)
+	return r.Strict && r.Policy == prestart.Reset
+}
+
 // RulesOf returns the rules for a resource.
 func (p *PreStart) RulesOf(resourceName string) prestart.Rules {
 	r := prestart.Rules{

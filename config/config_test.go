@@ -52,7 +52,7 @@ health:
   - {xid: 48, action: reset, count: 2, within: 1h}
   - {xid: 74, action: service, count: 3, within: 10m}
 prestart:
-  policy: reset
+  policy: clean
   strict: true
   kill-orphans: true
   programs: [dcgm]
@@ -60,7 +60,7 @@ prestart:
   exec: /opt/check
   exec-timeout: 3s
   resources:
-  - {name: nvidia.com/gpu, policy: clean}
+  - {name: nvidia.com/gpu, policy: reset}
 fail-on-init-error: true
 listen: 127.0.0.1:9400
 extras: [gds, nvswitch]
@@ -105,9 +105,9 @@ func fullConfig() Config {
 			Strategy: []Strategy{DeviceSpecs, Envvar}, DeviceIDStrategy: ByIndex,
 			CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", GPUTimeout: Duration(90 * time.Second), FailOnInitError: true,
 			PreStart: PreStart{
-				Policy: prestart.Reset, Strict: true, KillOrphans: true, Programs: []string{"dcgm"},
+				Policy: prestart.Clean, Strict: true, KillOrphans: true, Programs: []string{"dcgm"},
 				MemoryToleranceMiB: 100, Exec: "/opt/check", ExecTimeout: Duration(3 * time.Second),
-				Resources: []PreStartRule{{Name: "nvidia.com/gpu", Policy: prestart.Clean}},
+				Resources: []PreStartRule{{Name: "nvidia.com/gpu", Policy: prestart.Reset}},
 			},
 			Health: Health{CleanFor: Duration(30 * time.Second), XIDs: []XIDRule{
 				{XID: 48, Action: health.Reset, Count: 2, Within: Duration(time.Hour)},
@@ -388,6 +388,44 @@ func TestRequiredNeedsChannels(t *testing.T) {
 	c.IMEX.Channels = []int{0}
 	if err := c.Validate(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Policy reset cannot reset replicas, so with strict no container would get one.
+func TestStrictResetOfReplicas(t *testing.T) {
+	const gpu, other = "a.b/gpu", "a.b/other.shared" // the names of the replicas
+	for name, tt := range map[string]struct {
+		policy  prestart.Policy
+		strict  bool
+		rules   []PreStartRule
+		refused []string
+	}{
+		"all resources":              {prestart.Reset, true, nil, []string{gpu, other}},
+		"one resource":               {prestart.Reset, true, []PreStartRule{{gpu, prestart.Clean}}, []string{other}},
+		"one resource of its own":    {prestart.Check, true, []PreStartRule{{other, prestart.Reset}}, []string{other}},
+		"the name without replicas":  {prestart.Check, true, []PreStartRule{{"a.b/other", prestart.Reset}}, nil},
+		"no resource without strict": {prestart.Reset, false, nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := Default()
+			c.PreStart.Policy, c.PreStart.Strict, c.PreStart.Resources = tt.policy, tt.strict, tt.rules
+			c.MPS = true
+			c.Sharing.TimeSlicing.Resources = []resource.SharingRule{{Name: gpu, Replicas: 2}}
+			c.Sharing.MPS.Resources = []resource.SharingRule{{Name: "a.b/other", Replicas: 2}}
+			c.Sharing.MPS.RenameByDefault = true
+			want := ""
+			for _, name := range tt.refused {
+				want += "prestart.strict: no container would get a replica of " + name + ", since policy reset " +
+					"cannot reset them: give the resource another policy in prestart.resources\n"
+			}
+			got := ""
+			if err := c.Validate(); err != nil {
+				got = err.Error() + "\n"
+			}
+			if got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
 	}
 }
 

@@ -38,6 +38,7 @@ func (c *Config) Validate() error {
 		checkTimeout(c.GPUTimeout),
 		checkHealth(&c.Health),
 		checkPreStart(&c.PreStart),
+		checkReplicasGiven(c),
 		checkListen(c.Listen),
 		knownOnce("extras", c.Extras),
 		checkIMEX(&c.IMEX),
@@ -122,6 +123,18 @@ func checkPreStart(p *PreStart) error {
 		if !slices.Contains(values["prestart.policy"], string(r.Policy)) {
 			errs = append(errs, fmt.Errorf("prestart.resources[%d].policy: unknown value %q; known are %s", i, r.Policy,
 				strings.Join(values["prestart.policy"], ", ")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkReplicasGiven returns an error for replicas that no container would ever get.
+func checkReplicasGiven(c *Config) error {
+	var errs []error
+	for _, name := range c.Sharing.Names() {
+		if c.PreStart.RefusesParts(name) {
+			errs = append(errs, fmt.Errorf("prestart.strict: no container would get a replica of %s, since policy reset "+
+				"cannot reset them: give the resource another policy in prestart.resources", name))
 		}
 	}
 	return errors.Join(errs...)

@@ -1,5 +1,7 @@
 package resource
 
+import "slices"
+
 // Config selects the devices that are offered, and their resource names. Its keys are those of the configuration file.
 type Config struct {
 	// Resource is the resource name of GPUs without a rule. The resources of MIG devices have the same vendor.
@@ -132,6 +134,18 @@ func (s *Sharing) methods() []method {
 		key: mpsKey, rules: m.Resources, renameByDefault: m.RenameByDefault,
 		limitReason: "a process can use one MPS control daemon only",
 	}}
+}
+
+// Names are the resource names of all replicas, sorted.
+func (s *Sharing) Names() []string {
+	var names []string
+	for _, m := range s.methods() {
+		for i := range m.rules {
+			names = append(names, m.target(&m.rules[i]))
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // target returns the resource name of a rule's replicas.

@@ -181,6 +181,7 @@ func (s *service) publish(state node.State) {
 	if !same {
 		s.updateConnections(state.Snapshot)
 	}
+	s.preparer.warnOfParts(state.Resources)
 	s.mps.Set(mps.Daemons(state.Resources))
 	s.advertise()
 }

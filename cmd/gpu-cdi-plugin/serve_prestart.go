@@ -24,16 +24,31 @@ import (
 type preparer struct {
 	*service
 	runner *prestart.Runner
+	warned map[string]bool // resources that warnOfParts has warned of
 }
 
 func (s *service) newPreparer() *preparer {
-	p := &preparer{service: s}
+	p := &preparer{service: s, warned: map[string]bool{}}
 	check := func(path string) error { return s.app.check(trust.RootFile, path) }
 	p.runner = prestart.New(prestart.Options{
 		Host: s.host, Driver: s.session, State: p, Check: check,
 		Resetter: &prestart.DriverReset{Host: s.host, Find: p.findSMI, Check: check},
 	})
 	return p
+}
+
+// warnOfParts warns once of each resource with MIG devices that no container would ever get. That there are some is known
+// only here; the same for replicas is an error of the configuration.
+func (p *preparer) warnOfParts(resources []resource.Resource) {
+	for _, r := range resources {
+		part := func(d resource.Device) bool { return d.UUID != d.Parent }
+		if p.warned[r.Name] || !p.app.plugin.PreStart.RefusesParts(r.Name) || !slices.ContainsFunc(r.Devices, part) {
+			continue
+		}
+		p.warned[r.Name] = true
+		p.app.log.Warn("no container gets a MIG device of " + r.Name + ", since policy reset cannot reset them and " +
+			"prestart.strict is set: give the resource another policy in prestart.resources")
+	}
 }
 
 // waitPreparations is how long the end of the program waits for resets: Kubernetes kills a pod 30 s after SIGTERM.

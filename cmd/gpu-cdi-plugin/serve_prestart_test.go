@@ -151,6 +151,21 @@ func TestServeHealsAGPUByAReset(t *testing.T) {
 	s.wantRefused(e, s.uuids()[3], "(health): it is unhealthy: the driver asks for a reboot of the node")
 }
 
+// With strict, policy reset never gives a MIG device to a container, which is said when there is one.
+func TestServeWarnsOfMIGDevicesThatAreRefused(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "mig-h100", `mig-strategy: mixed
+prestart: {policy: reset, strict: true, resources: [{name: nvidia.com/mig-1g.10gb, policy: clean}]}`)
+	s.start()
+	s.logs("no container gets a MIG device of nvidia.com/mig-7g.80gb, since policy reset cannot reset them")
+	s.listed("nvidia.com/mig-7g.80gb", 1, 0)
+	for _, m := range s.messages() {
+		if strings.Contains(m, "no container gets") && strings.Contains(m, "nvidia.com/mig-1g.10gb,") {
+			t.Errorf("the resource has a policy of its own: %s", m)
+		}
+	}
+}
+
 // A policy that asks for nothing must not keep a container from starting, unless the device is not its own to get.
 func TestServeAsksForNothingWithoutAPolicy(t *testing.T) {
 	t.Parallel()
