@@ -73,21 +73,10 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 	for {
 		r.heartbeat.Store(time.Now().UnixNano())
 		watch()
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-r.wake:
-		case <-due.C:
-		case <-poll.C:
-			if !r.changed() {
-				continue
+		if !r.awaitReason(ctx, due.C, poll.C, watcher) {
+			if ctx.Err() != nil {
+				return nil
 			}
-		case <-watcher.Events:
-			if !r.changed() {
-				continue
-			}
-		case err := <-watcher.Errors:
-			r.logPolling(err)
 			continue
 		}
 		began := time.Now()
@@ -95,6 +84,27 @@ func (r *Reconciler) Run(ctx context.Context) (err error) {
 			return err
 		}
 		due.Reset(r.wait() - time.Since(began))
+	}
+}
+
+// awaitReason waits until something happens, and reports whether it is a reason to reconcile.
+func (r *Reconciler) awaitReason(
+	ctx context.Context, due, poll <-chan time.Time, watcher *fsnotify.Watcher,
+) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-r.wake:
+		return true
+	case <-due:
+		return true
+	case <-poll:
+		return r.changed()
+	case <-watcher.Events:
+		return r.changed()
+	case err := <-watcher.Errors:
+		r.logPolling(err)
+		return false
 	}
 }
 

@@ -30,40 +30,57 @@ const (
 
 var errNotWatched = errors.New("the kubelet did not call ListAndWatch after the registration")
 
-// stayRegistered registers with each kubelet, and again when it does not watch or its watch ended. A watch may outlast
-// the kubelet's socket.
+// stayRegistered registers with each kubelet.
 func (e *endpoint) stayRegistered(ctx context.Context) error {
-	var (
-		socket     = e.opts.kubeletSocket()
-		kubelet, _ = identify(socket)
-		reached    bool // a Register call may have reached this kubelet
-		pause      time.Duration
-	)
+	socket := e.opts.kubeletSocket()
+	first, _ := identify(socket)
+	for {
+		kubelet, err := e.awaitKubelet(ctx, socket)
+		if err != nil {
+			return err
+		}
+		pause := firstPause
+		if kubelet == first {
+			pause = 0
+		}
+		if err := e.stayRegisteredWith(ctx, socket, kubelet, pause); err != nil {
+			return err
+		}
+	}
+}
+
+// awaitKubelet waits until the kubelet's socket is there.
+func (e *endpoint) awaitKubelet(ctx context.Context, socket string) (socketID, error) {
+	for {
+		kubelet, missing := identify(socket)
+		if missing == nil {
+			return kubelet, nil
+		}
+		e.setReason(noKubelet(socket, missing))
+		changed := func() bool { _, err := identify(socket); return err == nil || err.Error() != missing.Error() }
+		if err := e.maintainUntil(ctx, forever, changed); err != nil {
+			return socketID{}, err
+		}
+	}
+}
+
+// stayRegisteredWith registers with a kubelet, and again when it does not watch or its watch ended, until its socket is
+// gone or another kubelet's. A watch may outlast the socket.
+func (e *endpoint) stayRegisteredWith(ctx context.Context, socket string, kubelet socketID, pause time.Duration) error {
+	reached := false // a Register call may have reached this kubelet
 	replaced := func() bool { now, err := identify(socket); return err == nil && now != kubelet }
 	// Before a call has reached this kubelet, a stream is an earlier kubelet's, which was slow to open it or does not
 	// end.
 	watching := func() bool { return reached && e.server.watched() }
 	decided := func() bool { return replaced() || watching() }
 	for {
-		current, missing := identify(socket)
-		if missing != nil {
-			e.setReason(noKubelet(socket, missing))
-			changed := func() bool { _, err := identify(socket); return err == nil || err.Error() != missing.Error() }
-			if err := e.maintainUntil(ctx, forever, changed); err != nil {
-				return err
-			}
-			continue
-		}
-		if current != kubelet {
-			kubelet, reached, pause = current, false, firstPause
-		}
 		// This also restores our socket, which a kubelet that starts removes before it makes its own.
 		if err := e.maintainUntil(ctx, pause, decided); err != nil {
 			return err
 		}
 		pause = min(max(2*pause, firstPause), lastPause)
 		if now, err := identify(socket); err != nil || now != kubelet {
-			continue
+			return nil
 		}
 		if !watching() {
 			e.server.watchers.Store(new(atomic.Int32))

@@ -29,6 +29,7 @@ var (
 // a MIG profile or a function that does not exist.
 type InvalidError struct{ cause error }
 
+// Error says what cannot be met.
 func (e *InvalidError) Error() string { return e.cause.Error() }
 
 // Unwrap returns the cause, which may be ErrUnknownMachine or ErrMachineFile.

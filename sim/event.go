@@ -96,6 +96,7 @@ func (n *Node) checkInstance(gpu int, want Instance) error {
 	return invalid("GPU %d has no MIG instance %s", gpu, want)
 }
 
+// String is the ID of the GPU instance, with a colon and that of the compute instance if there is one.
 func (i Instance) String() string {
 	if i.Compute < 0 {
 		return strconv.Itoa(i.GPU)
