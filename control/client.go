@@ -56,6 +56,8 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 		return "", fmt.Errorf("%w %s", ErrNoServer, SocketPath(dir))
 	case errors.Is(err, fs.ErrPermission):
 		return "", fmt.Errorf("%w %s", ErrNotAllowed, SocketPath(dir))
+	case ended(err):
+		return "", fmt.Errorf("ask at %s: %w", SocketPath(dir), errEnded)
 	case err != nil:
 		return "", fmt.Errorf("ask at %s: %w", SocketPath(dir), err)
 	}
@@ -69,6 +71,13 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 		err = context.Cause(ctx)
 	}
 	return result, err
+}
+
+// errEnded is that the program ended, or closed the connection.
+var errEnded = errors.New("the program ended before it answered")
+
+func ended(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
 // readAnswer reads the lines of an answer.
@@ -89,8 +98,8 @@ func readAnswer(from io.Reader, progress func(string)) (string, error) {
 		progress(m.Progress)
 	}
 	err := lines.Err()
-	if err == nil {
-		err = errors.New("the program ended before it answered")
+	if err == nil || ended(err) {
+		err = errEnded
 	}
 	return "", fmt.Errorf("read the answer: %w", err)
 }

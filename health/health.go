@@ -139,6 +139,7 @@ type entry struct {
 
 	cordon      string // why an administrator took it out of service; empty if not
 	cordonSince time.Time
+	heldSince   time.Time // since when it is held back for a reset of its GPU; zero if it is not
 
 	clean     time.Time // since when all probes pass; zero if they do not
 	relapses  int
@@ -387,7 +388,7 @@ func (m *Machine) Suspect(now time.Time, uuid, reason string) []Transition {
 }
 
 // Cordon takes a device out of service, and with a GPU its MIG devices, until Uncordon. It reports whether the device is
-// known.
+// there.
 func (m *Machine) Cordon(now time.Time, uuid, reason string) ([]Transition, bool) {
 	return m.setCordon(now, uuid, cmp.Or(reason, "no reason was given"))
 }
@@ -397,23 +398,49 @@ func (m *Machine) Uncordon(now time.Time, uuid string) ([]Transition, bool) {
 	return m.setCordon(now, uuid, "")
 }
 
-func (m *Machine) setCordon(now time.Time, uuid, reason string) (transitions []Transition, known bool) {
-	wanted := func(d *Device) bool { return d.UUID == uuid || d.GPU == uuid }
-	if len(m.matching(wanted)) == 0 {
-		return nil, false
+func (m *Machine) setCordon(now time.Time, uuid, reason string) ([]Transition, bool) {
+	return m.setWithMIG(uuid, func(e *entry) { e.cordon, e.cordonSince = reason, now })
+}
+
+// HoldForReset takes a GPU and its MIG devices out of service until EndHold. This is apart from a cordon, which neither
+// sets nor lifts it. It reports whether the GPU is there.
+func (m *Machine) HoldForReset(now time.Time, gpu string) ([]Transition, bool) {
+	return m.setWithMIG(gpu, func(e *entry) { e.heldSince = now })
+}
+
+// EndHold ends HoldForReset.
+func (m *Machine) EndHold(gpu string) []Transition {
+	transitions, _ := m.setWithMIG(gpu, func(e *entry) { e.heldSince = time.Time{} })
+	return transitions
+}
+
+// Held lists the UUIDs of the GPUs that are held back for a reset.
+func (m *Machine) Held() []string {
+	gpus := map[string]bool{}
+	for _, e := range m.entries {
+		if !e.heldSince.IsZero() {
+			gpus[e.device.GPU] = true
+		}
 	}
+	return slices.Sorted(maps.Keys(gpus))
+}
+
+// setWithMIG changes a device and, with a GPU, its MIG devices: also those that are not there now and may come back. It
+// reports whether any of them is there.
+func (m *Machine) setWithMIG(uuid string, set func(*entry)) (transitions []Transition, present bool) {
 	for _, id := range slices.Sorted(maps.Keys(m.entries)) {
 		e := m.entries[id]
-		if !wanted(&e.device) {
+		if id != uuid && e.device.GPU != uuid {
 			continue
 		}
 		before := e.condition()
-		e.cordon, e.cordonSince = reason, now
-		if e.present { // others are MIG devices that may be created again
+		set(e)
+		if e.present {
 			transitions = e.changed(before, transitions)
+			present = true
 		}
 	}
-	return transitions, true
+	return transitions, present
 }
 
 // Statuses are those of the devices that are there, by UUID.
@@ -427,7 +454,7 @@ func (m *Machine) Statuses() map[string]Status {
 	return all
 }
 
-// Beneath is the status of a device without regard to a cordon, and false for one that is not there.
+// Beneath is the status of a device without regard to a cordon or HoldForReset, and false for one that is not there.
 func (m *Machine) Beneath(uuid string) (Status, bool) {
 	e := m.entries[uuid]
 	if e == nil || !e.present {
@@ -442,7 +469,7 @@ func (m *Machine) Beneath(uuid string) (Status, bool) {
 // or a person.
 func (m *Machine) Settled() bool {
 	for _, e := range m.entries {
-		waits := e.cordon != "" || e.state == Unhealthy && e.byEvent && e.remedy.worse(Reset)
+		waits := e.condition().state == Cordoned || e.state == Unhealthy && e.byEvent && e.remedy.worse(Reset)
 		if e.present && e.state != Healthy && !waits {
 			return false
 		}
@@ -453,8 +480,11 @@ func (m *Machine) Settled() bool {
 func (e *entry) status() Status {
 	c := e.condition()
 	s := Status{UUID: e.device.UUID, State: c.state, Reason: c.reason, Remedy: e.remedy, Since: e.since}
-	if c.state == Cordoned {
+	switch {
+	case e.cordon != "":
 		s.Since = e.cordonSince
+	case c.state == Cordoned:
+		s.Since = e.heldSince
 	}
 	if len(e.codes) > 0 {
 		s.XIDs = map[uint64]int{}
@@ -491,8 +521,11 @@ type condition struct {
 }
 
 func (e *entry) condition() condition {
-	if e.cordon != "" {
+	switch {
+	case e.cordon != "":
 		return condition{Cordoned, "cordoned: " + e.cordon}
+	case !e.heldSince.IsZero():
+		return condition{Cordoned, "cordoned: an administrator resets it"}
 	}
 	return condition{e.state, e.reason}
 }

@@ -342,6 +342,54 @@ func TestStateOfADevice(t *testing.T) {
 	}
 }
 
+// A reset takes a GPU with its MIG devices out of service, and leaves their cordons alone. A reset can remove MIG
+// devices, which come back later.
+func TestHoldForReset(t *testing.T) {
+	gpu, mig := Device{gpuA, gpuA, NoInstance, NoInstance}, Device{migA1, gpuA, 1, 0}
+	m := New(Rules{})
+	m.SetDevices(start, []Device{gpu, mig})
+	m.SetDevices(start, []Device{gpu})
+	want := func(when, gpuReason, migReason string) {
+		t.Helper()
+		m.SetDevices(start, []Device{gpu, mig})
+		all := m.Statuses()
+		if all[gpuA].Reason != gpuReason || all[migA1].Reason != migReason {
+			t.Errorf("%s: %q and %q, want %q and %q", when, all[gpuA].Reason, all[migA1].Reason, gpuReason, migReason)
+		}
+		m.SetDevices(start, []Device{gpu})
+	}
+	const held = "cordoned: an administrator resets it"
+	if list, known := m.HoldForReset(start.Add(time.Hour), gpuA); len(list) != 1 || !known {
+		t.Errorf("transitions %v, known %t", list, known)
+	}
+	want("held", held, held)
+	if s := m.Statuses()[gpuA]; s.State != Cordoned || s.Since != start.Add(time.Hour) {
+		t.Errorf("the GPU is %+v", s)
+	}
+	m.Cordon(start, gpuA, "x")
+	want("held and cordoned", "cordoned: x", "cordoned: x")
+	m.Uncordon(start, gpuA)
+	want("uncordoned", held, held)
+	m.Cordon(start, migA1, "y")
+
+	data, err := m.Record(Identity{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m = New(Rules{})
+	if err := m.Restore(data, Identity{}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{gpuA}, m.Held()); diff != "" {
+		t.Errorf("held after a restart: %s", diff)
+	}
+	m.EndHold(gpuA)
+	want("ended", "", "cordoned: y")
+	if held := m.Held(); len(held) > 0 {
+		t.Errorf("after the end %v are held", held)
+	}
+}
+
 // A cordon can be set and lifted in a record, which keeps all else.
 func TestEditCordon(t *testing.T) {
 	id := Identity{"1", "580"}
@@ -495,6 +543,8 @@ func TestSettled(t *testing.T) {
 		{"it waits for a reboot", func() { n.xid(gpuB, 79, NoRecovery) }, true},
 		{"another needs a reset", func() { n.xid(gpuA, 95, NoRecovery) }, false},
 		{"that one is cordoned", func() { n.Cordon(n.now, gpuA, "") }, true},
+		{"it is uncordoned", func() { n.Uncordon(n.now, gpuA) }, false},
+		{"it waits for its reset", func() { n.HoldForReset(n.now, gpuA) }, true},
 	} {
 		c.do()
 		if got := n.Settled(); got != c.want {

@@ -55,6 +55,7 @@ type recordedDevice struct {
 	Reset           bool           `json:"reset,omitempty"`
 	Cordon          string         `json:"cordon,omitempty"`
 	CordonSince     time.Time      `json:"cordonSince,omitzero"`
+	HeldSince       time.Time      `json:"heldSince,omitzero"`
 	Relapses        int            `json:"relapses,omitempty"`
 	Recovered       time.Time      `json:"recovered,omitzero"`
 	XIDs            map[uint64]int `json:"xids,omitempty"`
@@ -68,7 +69,7 @@ func (m *Machine) Record(id Identity) ([]byte, error) {
 		r.Devices = append(r.Devices, recordedDevice{
 			UUID: uuid, GPU: e.device.GPU, GPUInstance: e.device.GPUInstance, ComputeInstance: e.device.ComputeInstance,
 			Seen: e.seen, State: e.state, Reason: e.reason, Remedy: e.remedy, Since: e.since, ByEvent: e.byEvent, ByRule: e.byRule,
-			Lost: e.lost, Reset: e.reset, Cordon: e.cordon, CordonSince: e.cordonSince, Relapses: e.relapses, Recovered: e.recovered,
+			Lost: e.lost, Reset: e.reset, Cordon: e.cordon, CordonSince: e.cordonSince, HeldSince: e.heldSince, Relapses: e.relapses, Recovered: e.recovered,
 			XIDs: e.status().XIDs,
 		})
 	}
@@ -114,7 +115,7 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 	}
 	for i := range r.Devices {
 		if e := &r.Devices[i]; e.UUID == d.UUID || e.GPU == d.UUID {
-			e.Cordon, e.CordonSince = reason, now
+			e.Cordon, e.CordonSince, e.HeldSince = reason, now, time.Time{}
 		}
 	}
 	return r.encode()
@@ -122,7 +123,7 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 
 // Restore sets the state of a new machine to a recorded one. What it is worth depends on where it was found:
 //
-//   - A cordon holds until it is lifted.
+//   - A cordon holds until it is lifted. So does HoldForReset, which the caller ends: no reset goes on.
 //   - With the same boot and driver a device is as it was recorded. What was recovering is so from the start. One that
 //     needs a reset may have been reset by somebody, since that needs this program to end: it becomes healthy after
 //     clean probes for 64 times as long as usual.
@@ -143,7 +144,7 @@ func (m *Machine) Restore(data []byte, now Identity) error {
 		e := &entry{
 			device: Device{d.UUID, d.GPU, d.GPUInstance, d.ComputeInstance}, seen: d.Seen,
 			state: d.State, reason: d.Reason, remedy: d.Remedy, since: d.Since, byEvent: d.ByEvent, byRule: d.ByRule, lost: d.Lost,
-			reset: d.Reset, cordon: d.Cordon, cordonSince: d.CordonSince, relapses: d.Relapses, recovered: d.Recovered,
+			reset: d.Reset, cordon: d.Cordon, cordonSince: d.CordonSince, heldSince: d.HeldSince, relapses: d.Relapses, recovered: d.Recovered,
 			codes: map[uint64]*occurrences{},
 		}
 		if r.Identity != now && e.state != Healthy {

@@ -97,6 +97,7 @@ func (m *monitor) readRecord() {
 	}
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		m.recorded = data
+		m.endRecordedHolds()
 		return
 	}
 	aside := m.Path + ".damaged"
@@ -104,6 +105,15 @@ func (m *monitor) readRecord() {
 		"set aside as", aside)
 	if err := os.Rename(m.Path, aside); err != nil {
 		m.log.Error("the recorded health of the devices cannot be set aside: " + err.Error())
+	}
+}
+
+// endRecordedHolds brings the GPUs back that the process before held back for a reset, which it did not end.
+func (m *monitor) endRecordedHolds() {
+	for _, gpuUUID := range m.machine.Held() {
+		m.machine.EndHold(gpuUUID)
+		m.moved = true
+		m.log.Warn(gpuUUID + " is no longer cordoned for a reset: this program ended before the reset, which is not repeated")
 	}
 }
 
@@ -332,20 +342,43 @@ func (m *monitor) wasReset(gpuUUID string) {
 	m.machine.WasReset(time.Now(), gpuUUID)
 }
 
-// cordon takes a device out of service, or brings it back if the reason is empty. The record has it when cordon returns.
-func (m *monitor) cordon(uuid, reason string) error {
-	m.mu.Lock()
-	change := func() ([]health.Transition, bool) { return m.machine.Cordon(time.Now(), uuid, reason) }
-	if reason == "" {
-		change = func() ([]health.Transition, bool) { return m.machine.Uncordon(time.Now(), uuid) }
+// cordon sets or lifts a cordon. The record has it when cordon returns.
+func (m *monitor) cordon(uuid string, set func(*health.Machine) ([]health.Transition, bool)) error {
+	if err := m.change(uuid, set); err != nil {
+		return err
 	}
-	transitions, known := change()
+	return m.write()
+}
+
+// holdForReset takes a GPU out of service for a reset. The record has it for people who read it: the next process ends
+// it.
+func (m *monitor) holdForReset(gpuUUID string) error {
+	err := m.change(gpuUUID, func(machine *health.Machine) ([]health.Transition, bool) {
+		return machine.HoldForReset(time.Now(), gpuUUID)
+	})
+	if err == nil {
+		m.record()
+	}
+	return err
+}
+
+func (m *monitor) endHold(gpuUUID string) {
+	_ = m.change(gpuUUID, func(machine *health.Machine) ([]health.Transition, bool) {
+		return machine.EndHold(gpuUUID), true
+	})
+	m.record()
+}
+
+// change changes the machine and reports what follows.
+func (m *monitor) change(uuid string, change func(*health.Machine) ([]health.Transition, bool)) error {
+	m.mu.Lock()
+	transitions, present := change(m.machine)
 	m.mu.Unlock()
-	if !known {
+	m.report(transitions)
+	if !present {
 		return errors.New("the driver does not have " + uuid)
 	}
-	m.report(transitions)
-	return m.write()
+	return nil
 }
 
 // interval is the time to the next probes.

@@ -29,6 +29,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/wake"
@@ -186,11 +187,24 @@ func (r *Reconciler) WasReset(gpuUUID string) { r.monitor.wasReset(gpuUUID) }
 // Cordon takes a device out of service for a reason, and with a GPU its MIG devices, until Uncordon. When it returns the
 // state is published and on record: after an error it may not survive a restart. It needs Options.Health.
 func (r *Reconciler) Cordon(uuid, reason string) error {
-	return r.monitor.cordon(uuid, cmp.Or(reason, "no reason was given"))
+	return r.monitor.cordon(uuid, func(m *health.Machine) ([]health.Transition, bool) {
+		return m.Cordon(time.Now(), uuid, reason)
+	})
 }
 
 // Uncordon ends Cordon.
-func (r *Reconciler) Uncordon(uuid string) error { return r.monitor.cordon(uuid, "") }
+func (r *Reconciler) Uncordon(uuid string) error {
+	return r.monitor.cordon(uuid, func(m *health.Machine) ([]health.Transition, bool) {
+		return m.Uncordon(time.Now(), uuid)
+	})
+}
+
+// HoldForReset takes a GPU and its MIG devices out of service until EndHold or the end of this process. A cordon neither
+// sets nor lifts it. When it returns the state is published. It needs Options.Health.
+func (r *Reconciler) HoldForReset(gpuUUID string) error { return r.monitor.holdForReset(gpuUUID) }
+
+// EndHold ends HoldForReset.
+func (r *Reconciler) EndHold(gpuUUID string) { r.monitor.endHold(gpuUUID) }
 
 // Trigger asks for a reconciliation soon. It does not wait for it.
 func (r *Reconciler) Trigger() { r.wake.Wake() }

@@ -48,7 +48,11 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 	case control.Cordon:
 		return fmt.Sprintf("%s (%s) is cordoned", title, d.UUID), a.node.Cordon(d.UUID, r.Reason)
 	case control.Uncordon:
-		return fmt.Sprintf("%s (%s) is uncordoned", title, d.UUID), a.node.Uncordon(d.UUID)
+		text := fmt.Sprintf("%s (%s) is uncordoned", title, d.UUID)
+		if _, resetting := a.resetting.Load(d.GPU); resetting {
+			text += ", and is back in service when the reset of its GPU has ended"
+		}
+		return text, a.node.Uncordon(d.UUID)
 	case control.Reset:
 		return a.reset(ctx, r, d, title, progress)
 	default:
@@ -77,7 +81,7 @@ const (
 // reset resets a GPU that nobody holds and that nobody gets meanwhile.
 func (a *administrator) reset(
 	ctx context.Context, r control.Request, d health.Device, title string, progress func(string),
-) (result string, err error) {
+) (string, error) {
 	if d.UUID != d.GPU {
 		return "", fmt.Errorf("%s is a part of a GPU: reset the GPU %s", title, d.GPU)
 	}
@@ -93,21 +97,10 @@ func (a *administrator) reset(
 	if one == nil {
 		return "", fmt.Errorf("%s is gone", title)
 	}
-	if state.Health[d.UUID].State != health.Cordoned {
-		for _, m := range one.MIG {
-			if state.Health[m.UUID].State == health.Cordoned {
-				return "", fmt.Errorf("MIG device %s of %s is cordoned, which would be lost: cordon the GPU first", m.UUID, title)
-			}
-		}
-		if err := a.node.Cordon(d.UUID, "an administrator resets it"); err != nil {
-			return "", err
-		}
-		defer func() {
-			if lifting := a.node.Uncordon(d.UUID); lifting != nil {
-				err = errors.Join(err, fmt.Errorf("uncordon %s: %w", title, lifting))
-			}
-		}()
+	if err := a.node.HoldForReset(d.UUID); err != nil {
+		return "", err
 	}
+	defer a.node.EndHold(d.UUID)
 	if err := a.awaitFree(ctx, r, one, title, progress); err != nil {
 		return "", err
 	}

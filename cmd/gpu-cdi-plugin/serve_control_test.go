@@ -181,7 +181,7 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	}
 	waitFor(t, "the end of the cordon", func() bool {
 		data, err := os.ReadFile(filepath.Join(s.dir, "state", "health.json"))
-		return err == nil && !strings.Contains(string(data), `"cordon"`)
+		return err == nil && !strings.Contains(string(data), `"heldSince"`)
 	})
 
 	// While one waits, the GPU is cordoned, and another is refused. When the container ends the GPU is reset.
@@ -214,6 +214,68 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	s.onlyUnhealthy(5)
 }
 
+// A reset that waits holds its GPU back no longer than this serve runs, and neither sets nor lifts a cordon.
+func TestServeEndsTheCordonOfAReset(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "")
+	socket := s.startBesideKubelet()
+	s.listed(gpuResource, 4, 0)
+	s.awaitControl()
+	pods := &kubelettest.PodResources{}
+	pods.Pods = append(pods.Pods, kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[3]))
+	stop, err := pods.Serve(socket)
+	mustDo(t, err)
+	defer stop()
+	waits := func(ctx context.Context, until string) <-chan struct{} {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if code, _, stderr := s.deviceUntil(ctx, "reset", "3", "--wait"); code == 0 || !strings.Contains(stderr, until) {
+				t.Errorf("exit %d, %q, want %q", code, stderr, until)
+			}
+		}()
+		s.onlyUnhealthy(3)
+		return done
+	}
+	const why = "cordoned: an administrator resets it"
+	recorded := func() string {
+		data, _ := os.ReadFile(filepath.Join(s.dir, "state", "health.json"))
+		return string(data)
+	}
+
+	// Serve is killed, and starts again.
+	done := waits(t.Context(), "the program ended before it answered")
+	waitFor(t, "the record", func() bool { return strings.Contains(recorded(), "heldSince") })
+	_ = s.end(syscall.SIGKILL)
+	<-done
+	s.start()
+	s.listed(gpuResource, 4, 0)
+	s.logs(s.uuids()[3] + " is no longer cordoned for a reset: this program ended before the reset")
+	waitFor(t, "the record", func() bool { return !strings.Contains(recorded(), "heldSince") })
+	mustDo(t, s.end(syscall.SIGTERM))
+
+	// An administrator's own cordon outlives the reset.
+	socket = s.startBesideKubelet()
+	s.listed(gpuResource, 4, 0)
+	s.awaitControl()
+	stopAgain, err := pods.Serve(socket)
+	mustDo(t, err)
+	defer stopAgain()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done = waits(ctx, "waiting: GPU 3 is held by container main")
+	s.does("is uncordoned, and is back in service when the reset of its GPU has ended", "uncordon", "3")
+	s.onlyUnhealthy(3)
+	s.logs("GPU 3 is " + why)
+	s.does("is cordoned", "cordon", "3", "--reason", "a fan is loud")
+	cancel()
+	<-done
+	waitFor(t, "the end of the reset", func() bool { return !strings.Contains(recorded(), "heldSince") })
+	s.onlyUnhealthy(3)
+	s.does("is uncordoned", "uncordon", "3")
+	s.listed(gpuResource, 4, 0)
+}
+
 func TestServeDoesNotResetWhatItMustNot(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "mig-h100", "mig-strategy: mixed")
@@ -227,14 +289,12 @@ func TestServeDoesNotResetWhatItMustNot(t *testing.T) {
 	s.awaitControl()
 	s.fails(1, "MIG device 0:1 is a part of a GPU: reset the GPU GPU-", "reset", "0:1")
 	s.does("MIG device 0:1", "cordon", "0:1", "--reason", "x")
-	s.fails(1, "of GPU 0 is cordoned, which would be lost: cordon the GPU first", "reset", "0")
-	s.does("MIG device 0:1", "uncordon", "0:1")
 
 	// A process of which it is not known whether it is a container's: the node's /proc has none.
 	cmd := s.leftOver(0)
 	s.fails(1, fmt.Sprintf("GPU 0 is held by process %d (not in ", cmd.Process.Pid), "reset", "0")
 	s.fails(1, fmt.Sprintf("GPU 0 is held by process %d (not in ", cmd.Process.Pid), "reset", "0", "--force")
-	s.listed(small, 2, 0) // the cordon was lifted
+	s.listed(small, 1, 1) // the GPU is back, and its MIG device is cordoned as before
 }
 
 func TestServeReleasesTheDriver(t *testing.T) {
