@@ -11,8 +11,11 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"syscall"
+	"time"
+	"unicode"
 )
 
 // ErrNoServer is that no program answers at the socket.
@@ -27,6 +30,9 @@ type RefusedError struct{ Reason string }
 // Error is the reason.
 func (e *RefusedError) Error() string { return e.Reason }
 
+// aliveTime is how long the program may take to begin with its answer. The answer itself may take any time.
+const aliveTime = 10 * time.Second
+
 // Send sends a request to the program that serves the socket in a directory and returns the sentence about what was
 // done. Progress gets sentences about what goes on. The error wraps ErrNoServer if there is no such program, then nothing
 // was done; and it is a *RefusedError if the program answered with an error.
@@ -39,9 +45,10 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 		return "", fmt.Errorf("make the request: %w", err)
 	}
 	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
+		DisableKeepAlives:     true,
+		ResponseHeaderTimeout: aliveTime,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", SocketPath(dir))
+			return dial(ctx, SocketPath(dir))
 		},
 	}}
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://control/v1", bytes.NewReader(body))
@@ -59,12 +66,15 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 	case ended(err):
 		return "", fmt.Errorf("ask at %s: %w", SocketPath(dir), errEnded)
 	case err != nil:
+		if request, ok := errors.AsType[*url.Error](err); ok {
+			err = request.Err // without "Post" and the URL
+		}
 		return "", fmt.Errorf("ask at %s: %w", SocketPath(dir), err)
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(answer.Body, maxLine))
-		return "", &RefusedError{strings.TrimSpace(string(text))}
+		return "", &RefusedError{plain(strings.TrimSpace(string(text)))}
 	}
 	result, err := readAnswer(answer.Body, progress)
 	if err != nil && ctx.Err() != nil {
@@ -73,8 +83,31 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 	return result, err
 }
 
-// errEnded is that the program ended, or closed the connection.
-var errEnded = errors.New("the program ended before it answered")
+// dial connects to a program of root or of this process's user.
+func dial(ctx context.Context, path string) (net.Conn, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if peer := peerOf(c); !allowed(peer) {
+		_ = c.Close()
+		return nil, fmt.Errorf("another user's program listens there: %+v", peer)
+	}
+	return c, nil
+}
+
+// plain returns a text without what could control a terminal. It may have several lines.
+func plain(text string) string {
+	return strings.Map(func(c rune) rune {
+		if c != '\n' && !unicode.IsPrint(c) {
+			return unicode.ReplacementChar
+		}
+		return c
+	}, text)
+}
+
+// errEnded is that the program ended, or has too many connections.
+var errEnded = errors.New("the program closed the connection before it answered")
 
 func ended(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
@@ -91,11 +124,11 @@ func readAnswer(from io.Reader, progress func(string)) (string, error) {
 		}
 		switch {
 		case m.Error != "":
-			return "", &RefusedError{m.Error}
+			return "", &RefusedError{plain(m.Error)}
 		case m.Result != "":
-			return m.Result, nil
+			return plain(m.Result), nil
 		}
-		progress(m.Progress)
+		progress(plain(m.Progress))
 	}
 	err := lines.Err()
 	if err == nil || ended(err) {

@@ -70,7 +70,13 @@ func await(t *testing.T, what string, done func() bool) {
 
 func awaitSocket(t *testing.T, dir string) {
 	t.Helper()
-	await(t, "the socket", func() bool { _, err := os.Lstat(SocketPath(dir)); return err == nil })
+	await(t, "the socket", func() bool {
+		c, err := net.Dial("unix", SocketPath(dir))
+		if err == nil {
+			_ = c.Close()
+		}
+		return err == nil
+	})
 }
 
 func none(string) {}
@@ -115,6 +121,7 @@ func TestRequest(t *testing.T) {
 
 // A request that waits for long is not ended by the time that its reading may take, and ends when its client goes.
 func TestTheRequestEndsWithItsClient(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	began, ended := make(chan struct{}), make(chan struct{})
 	serve(t, dir, func(ctx context.Context, _ Request, _ func(string)) (string, error) {

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -37,8 +38,8 @@ const (
 	requestTime = 5 * time.Second
 	// drainTime is how long requests under way may take when Run ends.
 	drainTime = 2 * time.Second
-	// maxRequests is how many requests are answered at once.
-	maxRequests = 16
+	// maxConnections is how many connections are served at once; others are closed. A reset of each GPU may be waiting.
+	maxConnections = 64
 )
 
 // Run serves until ctx ends and then removes the socket. What keeps the socket from being made, as another instance
@@ -81,15 +82,30 @@ func (s *Server) serve(ctx context.Context) error {
 	defer os.Remove(SocketPath(s.Dir)) // while the lock is held: the socket is ours
 	ctx, end := context.WithCancel(ctx)
 	defer end()
+	var open atomic.Int64
 	server := &http.Server{
 		Handler:           s.handler(),
 		ReadHeaderTimeout: requestTime,
 		ReadTimeout:       requestTime,
+		WriteTimeout:      requestTime,
 		IdleTimeout:       requestTime,
 		MaxHeaderBytes:    8 << 10,
 		ErrorLog:          slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
-		ConnContext:       withPeer,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, peerKey{}, peerOf(c))
+		},
+		ConnState: func(c net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				if open.Add(1) > maxConnections {
+					_ = c.Close()
+				}
+			case http.StateClosed:
+				open.Add(-1)
+			default:
+			}
+		},
 	}
 	server.SetKeepAlivesEnabled(false)
 	done := make(chan error, 1)
@@ -136,43 +152,36 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 	return l, nil
 }
 
-// peerKey is the key of a connection's peer in its context: a *unix.Ucred, or none if it is not known.
+// peerKey is the key of a connection's peer in its context.
 type peerKey struct{}
 
-func withPeer(ctx context.Context, c net.Conn) context.Context {
+// peerOf is the process that connected or, for a client, that listens; nil if it is not known.
+func peerOf(c net.Conn) *unix.Ucred {
 	raw, err := c.(*net.UnixConn).SyscallConn()
 	if err != nil {
-		return ctx
+		return nil
 	}
 	var peer *unix.Ucred
 	if raw.Control(func(fd uintptr) {
 		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}) != nil || err != nil {
-		return ctx
+		return nil
 	}
-	return context.WithValue(ctx, peerKey{}, peer)
+	return peer
 }
 
-// allowed reports whether a peer may ask: root and this process's user.
+// allowed reports whether a peer may ask and may answer: root and this process's user.
 func allowed(peer *unix.Ucred) bool {
 	return peer != nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid())
 }
 
 func (s *Server) handler() http.Handler {
-	slots := make(chan struct{}, maxRequests)
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1", func(w http.ResponseWriter, q *http.Request) {
 		peer, _ := q.Context().Value(peerKey{}).(*unix.Ucred)
 		if !allowed(peer) {
 			s.Log.Warn(fmt.Sprintf("a request was refused: only root and this program's user may ask, not %+v", peer))
 			http.Error(w, "only root and the user of this program may ask", http.StatusForbidden)
-			return
-		}
-		select {
-		case slots <- struct{}{}:
-			defer func() { <-slots }()
-		default:
-			http.Error(w, "too many requests at once", http.StatusServiceUnavailable)
 			return
 		}
 		r, err := parseRequest(http.MaxBytesReader(w, q.Body, maxRequest))
@@ -199,8 +208,14 @@ func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer 
 		}
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
+	_ = conn.Flush() // the client knows from it that this program is alive
 	result, err := s.Handler.Handle(q.Context(), r, func(text string) { send(message{Progress: text}) })
-	if err != nil {
+	switch {
+	case err != nil && errors.Is(err, context.Cause(q.Context())):
+		log.Info("what an administrator asked for was not done, since the client or this program has ended: " + what)
+		send(message{Error: "the program that was asked is ending"})
+		return
+	case err != nil:
 		log.Warn("what an administrator asked for was not done: " + what + ": " + err.Error())
 		send(message{Error: err.Error()})
 		return

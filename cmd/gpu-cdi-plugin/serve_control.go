@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -74,8 +73,9 @@ const (
 	// is the same.
 	holdersInterval = time.Second
 	repeatAfter     = time.Minute
-	// resetLimit is how long a reset and its probes may take.
-	resetLimit = time.Minute
+	// holdersLimit is how long the answer may take, and resetLimit how long a reset and its probes may.
+	holdersLimit = 10 * time.Second
+	resetLimit   = time.Minute
 )
 
 // reset resets a GPU that nobody holds and that nobody gets meanwhile.
@@ -111,7 +111,7 @@ func (a *administrator) reset(
 	defer a.node.Trigger()
 	device := prestart.Device{
 		UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Driver: state.Snapshot.DriverVersion,
-		Nodes: []string{a.host.Dev("nvidia" + strconv.Itoa(one.Minor))},
+		Nodes: a.nodesOf(one),
 	}
 	probe := func(ctx context.Context) error { return a.node.CheckReset(ctx, d.UUID) }
 	if err := a.preparer.runner.Reset(ctx, device, probe); err != nil {
@@ -161,6 +161,8 @@ func (a *administrator) awaitFree(
 // heldBy lists who holds a GPU or a MIG device of it: containers by the kubelet, and processes by the driver. Processes
 // that are in no container are left out with force.
 func (a *administrator) heldBy(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, holdersLimit) // the driver may hang, or be released
+	defer cancel()
 	list, err := holders.List(ctx, a.podResources())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without a kubelet there are no pods
 		return nil, err

@@ -244,7 +244,7 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	}
 
 	// Serve is killed, and starts again.
-	done := waits(t.Context(), "the program ended before it answered")
+	done := waits(t.Context(), "the program closed the connection before it answered")
 	waitFor(t, "the record", func() bool { return strings.Contains(recorded(), "heldSince") })
 	_ = s.end(syscall.SIGKILL)
 	<-done
@@ -273,6 +273,17 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	waitFor(t, "the end of the reset", func() bool { return !strings.Contains(recorded(), "heldSince") })
 	s.onlyUnhealthy(3)
 	s.does("is uncordoned", "uncordon", "3")
+	s.listed(gpuResource, 4, 0)
+
+	// While the driver is released, a reset that waits says so.
+	ctx, cancel = context.WithCancel(t.Context())
+	defer cancel()
+	done = waits(ctx, "waiting: who holds GPU 3 is not known: wait for the preparation of other GPUs")
+	s.does("is released", "release")
+	time.Sleep(holdersLimit + 2*time.Second)
+	cancel()
+	<-done
+	s.does("is opened again", "reopen")
 	s.listed(gpuResource, 4, 0)
 }
 
@@ -383,6 +394,28 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	// The end of serve does not open it again.
 	s.does("the NVIDIA driver is released", "release")
 	mustDo(t, s.end(syscall.SIGTERM))
+}
+
+// A release that was interrupted is not made later.
+func TestServeForgetsAReleaseThatWasInterrupted(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "")
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	s.awaitControl()
+	mustDo(t, s.node.Hang("nvmlDeviceGetName", 0)) // the driver cannot be closed while a call is under way
+	s.onlyUnhealthy(0)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if code, _, stderr := s.deviceUntil(ctx, "release"); code != 130 {
+		t.Errorf("exit %d, %q", code, stderr)
+	}
+	s.logs("was not done, since the client or this program has ended: release")
+	s.wantReady(e, s.uuids()[1])
+	mustDo(t, s.node.Clear())
+	s.listed(gpuResource, 4, 0)
+	s.wantReady(e, s.uuids()[0])
+	s.fails(1, "the NVIDIA driver is not released", "reopen")
 }
 
 // tryPreStart is preStart for a plugin that may be starting again.

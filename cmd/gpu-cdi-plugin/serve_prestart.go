@@ -138,8 +138,8 @@ func (p *preparer) deviceOf(d *resource.Device) prestart.Device {
 	if s := p.node.State().Snapshot; s != nil {
 		device.Driver = s.DriverVersion
 		for i := range s.Devices {
-			if one := &s.Devices[i]; one.UUID == d.Parent && one.Minor != gpu.NoMinor {
-				device.Nodes = []string{p.host.Dev("nvidia" + strconv.Itoa(one.Minor))}
+			if one := &s.Devices[i]; one.UUID == d.Parent {
+				device.Nodes = p.nodesOf(one)
 			}
 			instances := map[int]int{} // MIG devices of each GPU instance
 			for _, m := range s.Devices[i].MIG {
@@ -151,6 +151,14 @@ func (p *preparer) deviceOf(d *resource.Device) prestart.Device {
 		}
 	}
 	return device
+}
+
+// nodesOf are the paths of the device nodes of a GPU, or none if they are unknown.
+func (s *service) nodesOf(d *gpu.Device) []string {
+	if d.Minor == gpu.NoMinor {
+		return nil
+	}
+	return []string{s.host.Dev("nvidia" + strconv.Itoa(d.Minor))}
 }
 
 // Healthy implements prestart.State.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,11 +18,11 @@ type releaser struct {
 
 // release is one release of the driver.
 type release struct {
-	began chan error    // gets one value: why the driver is not released, or nil
-	end   func()        // asks for the end
-	asked chan struct{} // closed by end
-	done  chan struct{} // closed after the end
-	err   error         // why the driver cannot be opened again; after done
+	began chan error      // gets one value: why the driver is not released, or nil
+	wants context.Context // ends when the driver is to be opened again
+	end   func()          // ends wants
+	done  chan struct{}   // closed after the end
+	err   error           // why the driver cannot be opened again; after done
 }
 
 func newReleaser(s *service) *releaser { return &releaser{service: s, requests: make(chan *release)} }
@@ -49,20 +48,26 @@ func (r *releaser) reason() error {
 	return nil
 }
 
-// release closes the driver's library.
+// release closes the driver's library. If ctx ends before that is done, it is opened again.
 func (r *releaser) release(ctx context.Context) error {
-	asked := make(chan struct{})
-	one := &release{
-		began: make(chan error, 1), asked: asked, end: sync.OnceFunc(func() { close(asked) }), done: make(chan struct{}),
-	}
+	wants, end := context.WithCancel(context.WithoutCancel(ctx))
+	one := &release{began: make(chan error, 1), wants: wants, end: end, done: make(chan struct{})}
 	if !r.current.CompareAndSwap(nil, one) {
 		return errReleased
 	}
 	select {
 	case r.requests <- one:
-		return <-one.began
 	case <-ctx.Done():
 		r.current.Store(nil)
+		close(one.done)
+		return context.Cause(ctx)
+	}
+	select {
+	case err := <-one.began:
+		return err
+	case <-ctx.Done():
+		one.end()
+		<-one.done
 		return context.Cause(ctx)
 	}
 }
@@ -100,14 +105,15 @@ func (r *releaser) hold(ctx context.Context, one *release) {
 	defer r.current.Store(nil)
 	limited, cancel := context.WithTimeout(ctx, releaseLimit)
 	defer cancel()
-	held := false
+	defer context.AfterFunc(one.wants, cancel)()
+	held, loaded := false, kernel.DriverVersion(r.host) // once it is released, an administrator may unload it
 	err := r.preparer.runner.WithoutDriver(limited, func() bool {
 		held = true
 		one.began <- nil
 		r.app.log.Warn("the NVIDIA driver is released: its devices stay advertised, and no container starts with one, " +
 			"until gpu-cdi-plugin device reopen or until the driver is loaded again")
 		r.wake.Wake()
-		return r.awaitEnd(ctx, one)
+		return r.awaitEnd(ctx, one, loaded)
 	})
 	if !held {
 		one.began <- err
@@ -126,17 +132,17 @@ func (r *releaser) hold(ctx context.Context, one *release) {
 	r.wake.Wake()
 }
 
-// awaitEnd waits until an administrator ends a release, or until the kernel module was loaded again. A replaced library
-// makes the program start again. It returns false if ctx ends.
-func (r *releaser) awaitEnd(ctx context.Context, one *release) bool {
+// awaitEnd waits until an administrator ends a release, or until the kernel module was loaded again; before is its
+// version before the release. A replaced library makes the program start again. It returns false if ctx ends.
+func (r *releaser) awaitEnd(ctx context.Context, one *release, before string) bool {
 	poll := time.NewTicker(releasePoll)
 	defer poll.Stop()
-	before, gone := kernel.DriverVersion(r.host), false
+	gone := false
 	for {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-one.asked:
+		case <-one.wants.Done():
 			return true
 		case <-poll.C:
 		}

@@ -31,7 +31,7 @@ func Acquire(path string) (*Lock, error) {
 
 func acquire(path string) (*os.File, error) {
 	for {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 		if err != nil {
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}

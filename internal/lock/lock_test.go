@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func must(t *testing.T, err error) {
@@ -87,6 +89,14 @@ func TestRenew(t *testing.T) {
 		t.Errorf("releasing the lost lock released the other one: %v", err)
 	}
 	must(t, second.Release())
+}
+
+func TestAPipeDoesNotBlock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	must(t, unix.Mkfifo(path, 0o600))
+	l, err := Acquire(path)
+	must(t, err)
+	must(t, l.Release())
 }
 
 func TestAcquireRefusesPathsThatAreNoFile(t *testing.T) {
