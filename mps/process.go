@@ -114,6 +114,15 @@ func (p *process) hasChildren() bool {
 	return err != nil || strings.TrimSpace(string(data)) != ""
 }
 
+// hasShm reports whether a daemon has the GPU's shm as /dev/shm, or may have it.
+func (p *process) hasShm(gpuDir string) bool {
+	var own, current unix.Stat_t
+	err := errors.Join(
+		unix.Stat(fmt.Sprintf("/proc/%d/root/dev/shm", p.pid), &own),
+		unix.Lstat(filepath.Join(gpuDir, shmName), &current))
+	return err != nil || own.Dev == current.Dev && own.Ino == current.Ino
+}
+
 // close releases the handle. The process continues.
 func (p *process) close() {
 	if p == nil {

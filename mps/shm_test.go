@@ -193,6 +193,27 @@ func TestDaemonsHaveTheirOwnShm(t *testing.T) {
 	}
 }
 
+// A daemon whose shm was unmounted cannot serve new containers. It ends after its last client.
+func TestADaemonWithoutItsShmIsRestarted(t *testing.T) {
+	t.Parallel()
+	s := newTestSupervisor(t)
+	s.start()
+	s.share(0)
+	pid := s.awaitReady(0)
+	end := s.startClient(0, 0)
+	must(t, unmountShm(s.dir(0)))
+	s.awaitProblem(0, "was unmounted: it is restarted when its last client has ended")
+	if now := pidOf(t, s.dir(0)); now != pid || prepared(s.dir(0)) && statfs(t, filepath.Join(s.dir(0), shmName)).Type == unix.TMPFS_MAGIC {
+		t.Errorf("daemon %d, want %d without a new shm", now, pid)
+	}
+	end()
+	eventually(t, "another daemon", func() bool { return pidOf(t, s.dir(0)) != pid })
+	s.awaitReady(0)
+	if statfs(t, filepath.Join(s.dir(0), shmName)).Type != unix.TMPFS_MAGIC {
+		t.Error("shm is not mounted again")
+	}
+}
+
 func pidOf(t *testing.T, gpuDir string) int {
 	t.Helper()
 	r, err := readRecord(gpuDir)

@@ -177,18 +177,19 @@ func (w *worker) start(ctx context.Context, desired *Daemon) (time.Duration, err
 	return startInterval, nil
 }
 
-// maintain gives a running daemon the desired limits. It ends one that is not desired, or that belongs to another
-// driver version than the installed one, as soon as it has no clients.
+// maintain gives a running daemon the desired limits. It ends one that is not desired, that belongs to another driver
+// version than the installed one, or whose shm was unmounted, as soon as it has no clients.
 func (w *worker) maintain(ctx context.Context, desired *Daemon) (time.Duration, error) {
 	ctx, cancel := w.requestContext(ctx)
 	defer cancel()
 	c, err := w.supervisor.control(w.dir)
-	busy, limited := true, false
-	if err == nil && (desired == nil || c.program.Driver != w.driver) {
-		busy, err = c.busy(ctx)
-	}
+	busy, limited, hasShm := true, false, true
 	if err == nil && desired != nil {
 		limited, err = c.limited(ctx, desired.Limits)
+		hasShm = err != nil || w.proc.hasShm(w.dir)
+	}
+	if err == nil && (desired == nil || c.program.Driver != w.driver || !hasShm) {
+		busy, err = c.busy(ctx)
 	}
 	if err != nil {
 		return w.handleSilence(err)
@@ -204,6 +205,9 @@ func (w *worker) maintain(ctx context.Context, desired *Daemon) (time.Duration, 
 		if w.setReason(text, resource.MPSLimits{}) {
 			w.log.Info(w.uuid+": "+text, "pid", w.proc.pid)
 		}
+	case !hasShm:
+		return retryInterval, fmt.Errorf("its MPS control daemon has another /dev/shm than new containers would have, since "+
+			"%s was unmounted: it is restarted when its last client has ended", filepath.Join(w.dir, shmName))
 	case !limited || w.reason != "" || w.ready != desired.Limits:
 		// They are set again unless this plugin set these very limits: the daemon's answer is rounded and proves less.
 		return retryInterval, w.makeReady(ctx, c, desired.Limits)

@@ -29,6 +29,7 @@ func openMock(t testing.TB) (*Session, *mockserver.Server) {
 	}
 	session := NewSession(Options{Timeout: 2 * time.Second})
 	session.library = &library{api: server, has: func(string) bool { return true }, initialised: true}
+	session.loaded = session.library
 	return session, server
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"gpu-cdi-plugin/sim"
 )
 
 func TestRelease(t *testing.T) {
@@ -40,6 +42,32 @@ func TestRelease(t *testing.T) {
 	now, err := session.Snapshot(t.Context())
 	must(t, err)
 	compareToNode(t, node, now)
+}
+
+// A driver whose library does not close or open is not released: it may have the GPUs open.
+func TestReleaseWaitsForShutdown(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	node := createNode(t, "pcie-quad")
+	session := NewSession(Options{Host: createNodeHost(t, node), Timeout: 100 * time.Millisecond})
+	must(t, session.Open(t.Context()))
+	for _, function := range []string{"nvmlShutdown", "nvmlInit_v2"} {
+		must(t, node.Hang(function, sim.AnyGPU))
+		_ = session.Open(t.Context())
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		if err := session.Release(ctx); err == nil {
+			t.Errorf("released while %v", InFlight())
+		}
+		must(t, node.Clear())
+		must(t, session.Release(t.Context()))
+		if calls := InFlight(); len(calls) > 0 {
+			t.Errorf("released while %v", calls)
+		}
+		must(t, session.Reopen(t.Context()))
+		must(t, session.Close())
+	}
 }
 
 // A driver that hangs is not released, and can be used afterwards.

@@ -70,6 +70,7 @@ type Session struct {
 
 	mu       sync.Mutex    // held while a snapshot is taken, and while the library is opened or closed
 	library  *library      // nil while the library is closed
+	loaded   *library      // that of the process, open or not; nil before it is loaded
 	users    atomic.Int32  // goroutines that use library without mu
 	last     *gpu.Snapshot // nil before the first
 	retained retainedLinks
@@ -255,6 +256,7 @@ func (s *Session) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.loaded = l
 	waiting, cancel := context.WithTimeout(ctx, s.openTimeout())
 	defer cancel()
 	l.calls.whenReturned(s.opts.Returned)
@@ -271,13 +273,14 @@ func (s *Session) open(ctx context.Context) error {
 var errInUse = errors.New("close the NVIDIA driver library: calls have not returned")
 
 // close closes the library. If that cannot be done yet, the library stays open, perhaps without events until the next
-// watch.
+// watch. A library that is being opened or closed by a call that has not returned is not closed either: it has the
+// driver's files open.
 func (s *Session) close() error {
-	if s.library == nil {
-		return nil
-	}
-	if s.busy() { // events are received meanwhile
+	switch {
+	case s.busy(): // events are received meanwhile
 		return errInUse
+	case s.library == nil:
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.openTimeout())
 	defer cancel()
@@ -297,7 +300,9 @@ func (s *Session) close() error {
 }
 
 // busy reports whether closing the library would free memory that calls use.
-func (s *Session) busy() bool { return s.users.Load() > 0 || s.library.calls.outstanding() > 0 }
+func (s *Session) busy() bool {
+	return s.users.Load() > 0 || s.loaded != nil && s.loaded.calls.outstanding() > 0
+}
 
 // openTimeout is how long nvmlInit, nvmlShutdown and the driver's first answer may take. Once devices are offered, they
 // wait for that.
