@@ -25,7 +25,7 @@ const (
 	// Cordon takes a device out of service for a reason until Uncordon.
 	Cordon   Act = "cordon"
 	Uncordon Act = "uncordon"
-	// Reset resets a GPU that nobody holds. With Wait it waits for that.
+	// Reset resets a GPU that is not in use. With Wait it waits for that.
 	Reset Act = "reset"
 	// Release closes the driver until Reopen.
 	Release Act = "release"
@@ -48,9 +48,9 @@ type Request struct {
 	Device string `json:"device,omitempty"`
 	// Reason is one line of text.
 	Reason string `json:"reason,omitempty"`
-	// Wait is whether to wait until nobody holds the device.
+	// Wait is whether to wait until the device is not in use.
 	Wait bool `json:"wait,omitempty"`
-	// Force is whether to go on although processes hold it that are in no container.
+	// Force is whether to reset it although processes outside containers use it.
 	Force bool `json:"force,omitempty"`
 }
 

@@ -3,6 +3,7 @@ package health
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 	"time"
 
 	"gpu-cdi-plugin/gpu"
@@ -64,4 +65,69 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 	return m.probed(now, probes{
 		gpu: p.UUID, lost: p.Lost, recovery: Recovery(p.RecoveryAction), findings: b.findings(p),
 	})
+}
+
+// probes are the result of a probe of a GPU.
+type probes struct {
+	gpu string // UUID
+	// lost is whether the GPU did not answer at all. One that answers again was initialised again, as by a reset.
+	lost     bool
+	recovery Recovery
+	findings []Finding
+}
+
+// probed takes the result of a probe and returns the transitions of the GPU and its MIG devices.
+func (m *Machine) probed(now time.Time, p probes) []Transition {
+	findings := p.findings
+	if f, ok := p.recovery.Finding(); ok {
+		findings = append(slices.Clone(findings), f)
+	}
+	var worst *Finding
+	for i := range findings {
+		if worst == nil || findings[i].Action.worse(worst.Action) {
+			worst = &findings[i]
+		}
+	}
+	var transitions []Transition
+	for _, e := range m.of(p.gpu) {
+		before := e.condition()
+		if e.lost && !p.lost {
+			e.reset = true
+		}
+		e.lost = p.lost
+		if worst != nil {
+			e.failed(now, *worst)
+		} else {
+			e.passed(now, p.recovery, m.rules.CleanFor)
+		}
+		transitions = e.changed(before, transitions)
+	}
+	return transitions
+}
+
+// failed takes a finding. It replaces the one of an earlier probe, even if that was worse.
+func (e *entry) failed(now time.Time, f Finding) {
+	if e.state == Unhealthy && !e.byEvent {
+		e.clean, e.reason, e.remedy, e.reset = time.Time{}, f.Text, f.Action, false
+		return
+	}
+	e.fault(now, f, false)
+}
+
+// passed takes clean probes. They prove a device healthy unless an event made it unhealthy. Then it must also have been
+// reset, or the driver must report that no recovery action is needed; the latter does not lift an administrator's rule.
+func (e *entry) passed(now time.Time, r Recovery, cleanFor time.Duration) {
+	if e.state == Healthy || e.state == Unhealthy && e.byEvent && !e.reset && (r != 0 || e.byRule) {
+		return
+	}
+	if e.clean.IsZero() {
+		e.clean = now
+	}
+	if e.state != Recovering {
+		e.state, e.since, e.byEvent, e.byRule = Recovering, now, false, false
+	}
+	wait := cleanFor << min(max(e.relapses-1, 0), maxDoublings)
+	if now.Sub(e.clean) >= wait {
+		e.state, e.reason, e.remedy, e.since, e.recovered = Healthy, "", None, now, now
+	}
 }

@@ -30,7 +30,7 @@ func TestFindingsOfAProbe(t *testing.T) {
 		"uncorrected errors rise": {
 			func(p *gpu.Probe) { p.UncorrectedECC = 9 }, "its memory had uncorrected errors since the last probe", Probe,
 		},
-		"the driver has started to count anew": {func(p *gpu.Probe) { p.UncorrectedECC = 1 }, "", ""},
+		"the driver has started to count again": {func(p *gpu.Probe) { p.UncorrectedECC = 1 }, "", ""},
 		"an NVLink that was up is down": {
 			func(p *gpu.Probe) { p.NVLinks = 0b1101 }, "1 of its 4 NVLinks are down", None,
 		},

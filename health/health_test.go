@@ -122,7 +122,7 @@ func TestStateOfADevice(t *testing.T) {
 			},
 			state: Unhealthy, reason: "fallen off the bus", remedy: Reboot,
 		},
-		"a lost GPU that answers again was initialised anew": {
+		"a lost GPU that answers again was initialised again": {
 			do: func(_ *testing.T, n *node) *node {
 				n.xid(gpuB, 79, NoRecovery).lost(gpuB).after(time.Minute)
 				return n.clean(gpuB, NoRecovery).after(5*time.Second).clean(gpuB, NoRecovery)
@@ -428,7 +428,7 @@ func TestEditCordon(t *testing.T) {
 	}
 	data = nil
 	if all = edit(other, "the first"); len(all) != 1 || all["GPU-c"].State != Cordoned {
-		t.Errorf("a record that begins anew: %v", all)
+		t.Errorf("a new record: %v", all)
 	}
 	for _, damaged := range []string{"{", `{"version": 2}`} {
 		if data, err := EditCordon([]byte(damaged), id, start, other, "x"); err == nil || data != nil {

@@ -96,8 +96,8 @@ func (r *record) encode() ([]byte, error) {
 }
 
 // EditCordon returns a record with the cordon of a device, and with a GPU those of its MIG devices, set to a reason or, if
-// that is empty, lifted. A device that the record does not have is added as healthy. Without data the record begins anew,
-// as that of a driver and boot.
+// that is empty, lifted. A device that the record does not have is added as healthy. Without data it is a new record, with
+// that identity.
 func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string) ([]byte, error) {
 	r := record{Version: recordVersion, Identity: id}
 	if len(data) > 0 {
@@ -125,8 +125,8 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 //
 //   - A cordon holds until it is lifted. So does HoldForReset, which the caller ends: no reset goes on.
 //   - With the same boot and driver a device is as it was recorded. What was recovering is so from the start. One that
-//     needs a reset may have been reset by somebody, since that needs this program to end: it becomes healthy after
-//     clean probes for 64 times as long as usual.
+//     needs a reset may have been reset by hand, for which this program had to end: it becomes healthy after clean probes
+//     for 64 times as long as usual.
 //   - After a reboot, or with another driver, the remedy may have been applied: what was not healthy is suspect, and
 //     probes decide.
 //

@@ -174,7 +174,7 @@ func (p *prober) readMIGMode(dev nvml.Device) error {
 }
 
 // readMemory reads what is wrong with the memory. The count of its errors is as before if it is unknown, since less
-// would be a count from anew.
+// would be a new count.
 func (p *prober) readMemory(dev nvml.Device) error {
 	type rows struct{ pending, failed bool }
 	remapped, err := reading(p, rows{}, "nvmlDeviceGetRemappedRows", func() (rows, nvml.Return) {

@@ -66,7 +66,7 @@ func (c cgroup) inContainer() bool {
 	})
 }
 
-// String is the path that tells most: that of a container or else the longest.
+// String is the path that says most: that of a container or else the longest.
 func (c cgroups) String() string {
 	best := cgroup{path: "/"}
 	for _, one := range c {

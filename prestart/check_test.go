@@ -52,7 +52,7 @@ func TestKnownPrograms(t *testing.T) {
 		"a container's program that draws": {
 			program: "firefox", cgroup: containerName("d"), context: gpu.Process{Graphics: true},
 		},
-		"a program that nobody knows":  {program: "python3"},
+		"an unknown program":           {program: "python3"},
 		"a display server of the host": {program: "Xorg", want: true},
 		"a display server of a user": {
 			program: "gnome-shell", attr: syscall.SysProcAttr{Credential: nobody}, want: true,

@@ -15,7 +15,7 @@ type gate struct {
 	calls, resets int
 	// turning is whether the driver is being released or reopened.
 	turning bool
-	changed chan struct{} // closed at the next change; nil if nobody waits
+	changed chan struct{} // closed at the next change; nil if nothing waits
 }
 
 // use calls the driver. It waits for resets.

@@ -41,7 +41,7 @@ func TestPolicies(t *testing.T) {
 			want:  []string{"sharing ok", "health ok", "processes failed"},
 			err:   "(processes): nvmlDeviceGetHandleByUUID: GPU is lost",
 		},
-		"check refuses a GPU if nobody knows who shares it": {
+		"check refuses a GPU if it is unknown whether it is shared": {
 			node:  &fakeNode{sharedErr: errors.New("the kubelet does not answer")},
 			rules: Rules{Policy: Check},
 			want:  []string{"sharing failed"},

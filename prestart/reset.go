@@ -131,7 +131,7 @@ func (x *run) reset(ctx context.Context) (string, error) {
 		users, unknown := holders(x.opts.Host, x.d.Nodes)
 		switch {
 		case unknown != nil:
-			err = fmt.Errorf("%w; who has it open is unknown: %w", err, unknown)
+			err = fmt.Errorf("%w; the processes that have it open are unknown: %w", err, unknown)
 		case len(users) > 0:
 			err = fmt.Errorf("%w; open in %s: end what is not needed", err, list(users))
 		}
@@ -178,7 +178,7 @@ func (x *run) checkHolders(ctx context.Context) (string, error) {
 	}
 	err := x.settle(ctx, func(context.Context) error {
 		users, err := holders(x.opts.Host, x.d.Nodes, os.Getpid())
-		if err != nil || len(users) == 0 { // where it cannot be told, the reset shows it
+		if err != nil || len(users) == 0 { // where it is unknown, the reset shows it
 			return errNotDue
 		}
 		return settlingError{fmt.Errorf("%s has the GPU open, so it cannot be reset: end it", list(users))}

@@ -214,7 +214,7 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	checkError(t, err, fmt.Sprintf("in use by another client; open in process %d (this program)", os.Getpid()))
 }
 
-// makeNode makes a device node that nobody has open, that of /dev/full, and opens it.
+// makeNode makes a device node that no process has open, that of /dev/full, and opens it.
 func makeNode(t testing.TB, path string) *os.File {
 	t.Helper()
 	testenv.Root(t)

@@ -227,7 +227,7 @@ func TestSimulatedDriver(t *testing.T) {
 		defer f.Close()
 		_, err = run(t, 4, prestart.Reset, 2*time.Second)
 		wantError(t, err, "(reset): nvidia-smi: GPU ")
-		wantError(t, err, "In use by another client; who has it open is unknown: ")
+		wantError(t, err, "In use by another client; the processes that have it open are unknown: ")
 	})
 	for _, result := range []sim.ResetResult{sim.ResetNotSupported, sim.ResetNeedsPeers} {
 		must(t, node.SetReset(5, sim.ResetFault{Result: result}))

@@ -221,7 +221,7 @@ var resetTexts = []struct {
 	{"does not support", ResetNotSupported},
 }
 
-// parseReset tells from the output and exit status of nvidia-smi how the reset of one of the GPUs ended. The output has
+// parseReset reads from the output and exit status of nvidia-smi how the reset of one of the GPUs ended. The output has
 // no defined form: what is unknown is a failure.
 func parseReset(output string, status int, address string) (Outcome, error) {
 	var own, general []string // lines about the GPU, and about none in particular

@@ -85,14 +85,14 @@ func (a *app) resetCommand() *cobra.Command {
 	r := control.Request{Act: control.Reset}
 	cmd := &cobra.Command{
 		Use:   "reset DEVICE",
-		Short: "Reset a GPU that nobody holds",
+		Short: "Reset a GPU that is not in use",
 		Long: `Resets a whole GPU, by nvidia-smi or, if the driver has none, by the kernel: serve cordons it, resets it, probes it
 and uncordons it. One that was cordoned stays so. The driver is closed meanwhile, for all GPUs.
 
-While the kubelet or the driver says that a container holds the GPU, it is not reset: that is an error, or with --wait
-is waited for, and who holds it is printed. So is a process on the GPU that is in no container, unless --force is given;
-the driver may refuse the reset then. Programs that prestart.programs lists are left out. An interrupt ends the waiting,
-but not a reset that has begun.
+A GPU that a container uses, by what the kubelet or the driver reports, is not reset: the container is printed, and the
+verb fails or, with --wait, waits. The same holds for processes outside containers, unless --force is given; the driver
+may refuse the reset then. Programs that prestart.programs lists are left out. An interrupt ends the waiting, but not a
+reset that has begun.
 
 A GPU in MIG mode may lose its MIG devices by the reset. Some machines cannot reset one GPU: virtual ones, and those
 with NVSwitches. The error says so.`,
@@ -106,8 +106,8 @@ with NVSwitches. The error says so.`,
 			return a.ask(cmd.Context(), r)
 		},
 	}
-	cmd.Flags().BoolVar(&r.Wait, "wait", false, "wait until nobody holds the GPU")
-	cmd.Flags().BoolVar(&r.Force, "force", false, "reset it although processes use it that are in no container")
+	cmd.Flags().BoolVar(&r.Wait, "wait", false, "wait until the GPU is not in use")
+	cmd.Flags().BoolVar(&r.Force, "force", false, "reset it although processes outside containers use it")
 	return cmd
 }
 
@@ -116,7 +116,7 @@ func (a *app) releaseCommand() *cobra.Command {
 		Use:   "release",
 		Short: "Close the driver, so that it can be unloaded or upgraded",
 		Long: `Has serve close the driver's library, so that the kernel module can be unloaded without stopping serve. The devices
-stay advertised, but no container starts with one: the kubelet is told why. Their health is not probed.
+stay advertised, but no container starts with one, and the kubelet gets the reason. Their health is not probed.
 
 This ends with device reopen, when the kernel module was loaded again, when the driver was replaced, and when serve
 starts again. Containers, MPS daemons and other programs that use the driver are not ended.`,

@@ -69,16 +69,16 @@ func (a *administrator) find(name string) (health.Device, string, error) {
 }
 
 const (
-	// holdersInterval is how often a reset that waits asks who holds the GPU, and repeatAfter how often it says so if it
-	// is the same.
-	holdersInterval = time.Second
-	repeatAfter     = time.Minute
-	// holdersLimit is how long the answer may take, and resetLimit how long a reset and its probes may.
-	holdersLimit = 10 * time.Second
-	resetLimit   = time.Minute
+	// usersInterval is how often a reset that waits asks what uses the GPU, and repeatAfter how often it reports that if
+	// it is the same.
+	usersInterval = time.Second
+	repeatAfter   = time.Minute
+	// usersLimit is how long the answer may take, and resetLimit how long a reset and its probes may.
+	usersLimit = 10 * time.Second
+	resetLimit = time.Minute
 )
 
-// reset resets a GPU that nobody holds and that nobody gets meanwhile.
+// reset resets a GPU that is not in use, and that no container gets meanwhile.
 func (a *administrator) reset(
 	ctx context.Context, r control.Request, d health.Device, title string, progress func(string),
 ) (string, error) {
@@ -128,40 +128,40 @@ func gpuOf(s *gpu.Snapshot, uuid string) *gpu.Device {
 	return &s.Devices[at]
 }
 
-// awaitFree returns nil when nobody holds a GPU. Otherwise it returns an error or, with Wait, waits.
+// awaitFree returns nil when a GPU is not in use. Otherwise it returns an error or, with Wait, waits.
 func (a *administrator) awaitFree(
 	ctx context.Context, r control.Request, d *gpu.Device, title string, progress func(string),
 ) error {
 	said, at := "", time.Time{}
 	for {
-		held, err := a.heldBy(ctx, d, r.Force)
-		text := title + " is held by " + strings.Join(held, ", ")
+		users, err := a.usersOf(ctx, d, r.Force)
+		text := title + " is in use by " + strings.Join(users, ", ")
 		switch {
 		case ctx.Err() != nil:
-			return fmt.Errorf("wait until nobody holds %s: %w", title, context.Cause(ctx))
+			return fmt.Errorf("wait until %s is not in use: %w", title, context.Cause(ctx))
 		case err != nil:
-			text = fmt.Sprintf("who holds %s is not known: %v", title, err)
-		case len(held) == 0:
+			text = fmt.Sprintf("it is unknown what uses %s: %v", title, err)
+		case len(users) == 0:
 			return nil
 		}
 		if !r.Wait {
-			return errors.New(text + "; --wait waits until it is free")
+			return errors.New(text + "; --wait waits until it is not in use")
 		}
 		if text != said || time.Since(at) > repeatAfter {
 			progress("waiting: " + text)
 			said, at = text, time.Now()
 		}
 		select {
-		case <-time.After(holdersInterval):
+		case <-time.After(usersInterval):
 		case <-ctx.Done():
 		}
 	}
 }
 
-// heldBy lists who holds a GPU or a MIG device of it: containers by the kubelet, and processes by the driver. Processes
-// that are in no container are left out with force.
-func (a *administrator) heldBy(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, holdersLimit) // the driver may hang, or be released
+// usersOf lists what uses a GPU or a MIG device of it: containers by the kubelet, and processes by the driver. Processes
+// outside containers are left out with force.
+func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, usersLimit) // the driver may hang, or be released
 	defer cancel()
 	list, err := holders.List(ctx, a.podResources())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without a kubelet there are no pods
@@ -171,13 +171,13 @@ func (a *administrator) heldBy(ctx context.Context, d *gpu.Device, force bool) (
 	for _, m := range d.MIG {
 		uuids = append(uuids, m.UUID)
 	}
-	var held []string
+	var users []string
 	for _, h := range list {
 		if slices.ContainsFunc(h.Devices, func(id string) bool {
 			uuid, _, _ := strings.Cut(id, "::") // of a replica
 			return slices.Contains(uuids, uuid)
 		}) {
-			held = append(held, fmt.Sprintf("container %s of pod %s/%s", h.Container, h.Namespace, h.Pod))
+			users = append(users, fmt.Sprintf("container %s of pod %s/%s", h.Container, h.Namespace, h.Pod))
 		}
 	}
 	programs := a.app.plugin.PreStart.RulesOf("").Programs
@@ -186,13 +186,13 @@ func (a *administrator) heldBy(ctx context.Context, d *gpu.Device, force bool) (
 		if err != nil {
 			return nil, err
 		}
-		held = append(held, containers...)
+		users = append(users, containers...)
 		if !force {
-			held = append(held, others...)
+			users = append(users, others...)
 		}
 	}
-	slices.Sort(held)
-	return slices.Compact(held), nil
+	slices.Sort(users)
+	return slices.Compact(users), nil
 }
 
 // podResources is the kubelet's socket that lists the devices of pods, beside the directory of device plugins.

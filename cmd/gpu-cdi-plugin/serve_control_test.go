@@ -168,15 +168,15 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	pods.Pods = append(pods.Pods, kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[3]))
 	stop, err := pods.Serve(socket)
 	mustDo(t, err)
-	s.fails(1, "GPU 3 is held by container main of pod ns/job", "reset", "3")
-	s.fails(1, "GPU 3 is held by container main of pod ns/job", "reset", "3", "--force")
+	s.fails(1, "GPU 3 is in use by container main of pod ns/job", "reset", "3")
+	s.fails(1, "GPU 3 is in use by container main of pod ns/job", "reset", "3", "--force")
 	s.logs("GPU 3 is cordoned: an administrator resets it")
 
 	// An interrupt ends the waiting, and the cordon with it.
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	code, _, stderr := s.deviceUntil(ctx, "reset", "3", "--wait")
-	if want := "waiting: GPU 3 is held by container main of pod ns/job\n"; code != 130 || strings.Count(stderr, want) != 1 {
+	if want := "waiting: GPU 3 is in use by container main of pod ns/job\n"; code != 130 || strings.Count(stderr, want) != 1 {
 		t.Errorf("exit %d, %q, want one %q", code, stderr, want)
 	}
 	waitFor(t, "the end of the cordon", func() bool {
@@ -263,7 +263,7 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	defer stopAgain()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	done = waits(ctx, "waiting: GPU 3 is held by container main")
+	done = waits(ctx, "waiting: GPU 3 is in use by container main")
 	s.does("is uncordoned, and is back in service when the reset of its GPU has ended", "uncordon", "3")
 	s.onlyUnhealthy(3)
 	s.logs("GPU 3 is " + why)
@@ -278,9 +278,9 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	// While the driver is released, a reset that waits says so.
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
-	done = waits(ctx, "waiting: who holds GPU 3 is not known: wait for the preparation of other GPUs")
+	done = waits(ctx, "waiting: it is unknown what uses GPU 3: wait for the preparation of other GPUs")
 	s.does("is released", "release")
-	time.Sleep(holdersLimit + 2*time.Second)
+	time.Sleep(usersLimit + 2*time.Second)
 	cancel()
 	<-done
 	s.does("is opened again", "reopen")
@@ -303,8 +303,8 @@ func TestServeDoesNotResetWhatItMustNot(t *testing.T) {
 
 	// A process of which it is not known whether it is a container's: the node's /proc has none.
 	cmd := s.leftOver(0)
-	s.fails(1, fmt.Sprintf("GPU 0 is held by process %d (not in ", cmd.Process.Pid), "reset", "0")
-	s.fails(1, fmt.Sprintf("GPU 0 is held by process %d (not in ", cmd.Process.Pid), "reset", "0", "--force")
+	s.fails(1, fmt.Sprintf("GPU 0 is in use by process %d (not in ", cmd.Process.Pid), "reset", "0")
+	s.fails(1, fmt.Sprintf("GPU 0 is in use by process %d (not in ", cmd.Process.Pid), "reset", "0", "--force")
 	s.listed(small, 1, 1) // the GPU is back, and its MIG device is cordoned as before
 }
 

@@ -18,7 +18,7 @@ func resetCommand() *cobra.Command {
 			"reset",
 			" --gpu N --result RESULT [--tries N] [--delay DURATION]",
 			"Set how resets of a GPU end",
-			`Sets how 'nvidia-smi --gpu-reset' ends; it does not reset the GPU. Without a fault a reset works as soon as nobody uses
+			`Sets how 'nvidia-smi --gpu-reset' ends; it does not reset the GPU. Without a fault a reset works as soon as nothing uses
 the GPU and its persistence mode is off. The results are:
 
   works          after --delay; clears what resets clear, and leaves the UUID

@@ -1,0 +1,81 @@
+package health
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Event counts an event and returns the transitions that it causes. First is whether the code is new on one of the
+// devices that it concerns.
+func (m *Machine) Event(now time.Time, ev Event) (transitions []Transition, first bool) {
+	for _, e := range m.concerned(ev) {
+		before := e.condition()
+		o := e.codes[ev.XID]
+		if o == nil {
+			o = &occurrences{}
+			if len(e.codes) < maxCodes {
+				e.codes[ev.XID] = o
+				first = true
+			}
+		}
+		o.count++
+		if f := m.verdict(now, o, ev); f.Action.worse(Application) {
+			e.fault(now, f, true)
+		}
+		transitions = e.changed(before, transitions)
+	}
+	return transitions, first
+}
+
+// concerned are the devices that an event affects: the MIG devices of its instance or, if that is unknown, the GPU and
+// its MIG devices.
+func (m *Machine) concerned(ev Event) []*entry {
+	ofInstance := m.matching(func(d *Device) bool {
+		return d.GPU == ev.GPU && ev.GPUInstance != NoInstance && d.GPUInstance == ev.GPUInstance &&
+			(ev.ComputeInstance == NoInstance || d.ComputeInstance == ev.ComputeInstance)
+	})
+	if len(ofInstance) > 0 {
+		return ofInstance
+	}
+	return m.of(ev.GPU)
+}
+
+// verdict is what an event means: by the administrator's rule or, without one, by the recovery action or, where the
+// driver does not report that, by the catalogue.
+func (m *Machine) verdict(now time.Time, o *occurrences, ev Event) Finding {
+	if rule, ok := m.rules.XIDs[ev.XID]; ok {
+		if !o.reaches(now, rule) {
+			return Finding{Action: None}
+		}
+		text := XIDName(ev.XID)
+		if rule.Count > 1 {
+			text = fmt.Sprintf("%s, %d times within %s", text, rule.Count, rule.Within)
+		}
+		return Finding{text, rule.Action, true}
+	}
+	switch f, ok := ev.Recovery.Finding(); {
+	case ok:
+		return Finding{Text: XIDName(ev.XID) + "; " + f.Text, Action: f.Action}
+	case ev.Recovery == NoRecovery:
+		return Finding{Text: XIDName(ev.XID), Action: actionOf(ev.XID)}
+	default:
+		return Finding{Action: None}
+	}
+}
+
+// occurrences are the events of an XID.
+type occurrences struct {
+	count  int
+	recent []time.Time // as many of the last ones as the rule counts
+}
+
+// reaches adds an event and reports whether the rule's action takes place.
+func (o *occurrences) reaches(now time.Time, r Rule) bool {
+	count := min(max(r.Count, 1), MaxCount)
+	o.recent = append(o.recent, now)
+	if len(o.recent) > count {
+		o.recent = slices.Delete(o.recent, 0, len(o.recent)-count)
+	}
+	return len(o.recent) == count && (count == 1 || now.Sub(o.recent[0]) <= r.Within)
+}

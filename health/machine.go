@@ -1,0 +1,265 @@
+package health
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Rules are what a Machine works with.
+type Rules struct {
+	// XIDs are the administrator's rules. They overrule the catalogue and the recovery action.
+	XIDs map[uint64]Rule
+	// CleanFor is how long probes must pass before a device is healthy again; 0 is DefaultCleanFor. Each relapse within
+	// an hour doubles it, up to 64 times.
+	CleanFor time.Duration
+}
+
+// DefaultCleanFor is Rules.CleanFor unless it is configured.
+const DefaultCleanFor = 5 * time.Second
+
+const (
+	relapseWithin = time.Hour
+	settlesWithin = time.Minute // after a reset
+	maxDoublings  = 6
+	maxCodes      = 64  // per device
+	maxAbsent     = 256 // devices that are not there and are remembered
+)
+
+// Machine has the health of all devices. Use one goroutine at a time.
+type Machine struct {
+	rules   Rules
+	entries map[string]*entry // by UUID, also of devices that are not there now
+	// baselines are what probes of GPUs are compared with, by UUID.
+	baselines map[string]*baseline
+}
+
+// entry is what is known about a device.
+type entry struct {
+	device  Device
+	present bool
+	seen    time.Time // when it was last present
+
+	state   State // without regard to cordon
+	reason  string
+	remedy  Action
+	since   time.Time
+	byEvent bool // whether an event made it unhealthy, so that clean probes alone do not prove the contrary
+	byRule  bool // whether that was by an administrator's rule, so that the driver does not prove it either
+	lost    bool // whether it was lost at the last probe
+	reset   bool // whether it was reset since it became unhealthy
+	resetAt time.Time
+
+	cordon      string // why an administrator took it out of service; empty if not
+	cordonSince time.Time
+	heldSince   time.Time // since when it is held back for a reset of its GPU; zero if it is not
+
+	clean     time.Time // since when all probes pass; zero if they do not
+	relapses  int
+	recovered time.Time // when it last became healthy
+
+	codes map[uint64]*occurrences
+}
+
+// New returns a machine without devices.
+func New(rules Rules) *Machine {
+	rules.CleanFor = cmp.Or(rules.CleanFor, DefaultCleanFor)
+	return &Machine{rules: rules, entries: map[string]*entry{}, baselines: map[string]*baseline{}}
+}
+
+// SetDevices sets the devices that are there. A new one is healthy, or as its GPU is; so is a MIG device that was created
+// again. Any other that comes back is as it was. List a GPU before its MIG devices.
+func (m *Machine) SetDevices(now time.Time, devices []Device) {
+	before := map[string]bool{}
+	for uuid, e := range m.entries {
+		before[uuid], e.present = e.present, false
+	}
+	for _, d := range devices {
+		e := m.entries[d.UUID]
+		if e == nil || !before[d.UUID] && before[d.GPU] {
+			e = m.created(now, d)
+			m.entries[d.UUID] = e
+		}
+		e.device, e.present, e.seen = d, true, now
+	}
+	m.forget()
+}
+
+// created returns the entry of a device that is new, or of a MIG device that was destroyed and created again while its
+// GPU was there: what it had is gone, and only an administrator ends a cordon.
+func (m *Machine) created(now time.Time, d Device) *entry {
+	e := newEntry(now, m.entries[d.GPU])
+	if old := m.entries[d.UUID]; old != nil {
+		e.cordon, e.cordonSince = old.cordon, old.cordonSince
+	}
+	return e
+}
+
+// newEntry returns a new device. What is wrong with its GPU, if that is another entry, is wrong with it too.
+func newEntry(now time.Time, parent *entry) *entry {
+	e := &entry{state: Healthy, since: now}
+	if parent != nil {
+		*e = *parent
+	}
+	e.codes = map[uint64]*occurrences{}
+	return e
+}
+
+// forget drops the devices that were absent for longest, if there are too many of them.
+func (m *Machine) forget() {
+	var absent []*entry
+	for _, e := range m.entries {
+		if !e.present {
+			absent = append(absent, e)
+		}
+	}
+	slices.SortFunc(absent, func(a, b *entry) int {
+		return cmp.Or(a.seen.Compare(b.seen), strings.Compare(a.device.UUID, b.device.UUID))
+	})
+	for _, e := range absent[:max(0, len(absent)-maxAbsent)] {
+		delete(m.entries, e.device.UUID)
+		delete(m.baselines, e.device.UUID)
+	}
+}
+
+// fault makes a device suspect or unhealthy, unless something worse is known of it.
+func (e *entry) fault(now time.Time, f Finding, byEvent bool) {
+	e.clean = time.Time{}
+	to := Unhealthy
+	if f.Action == Probe {
+		to = Suspect
+	}
+	switch {
+	case e.state == Unhealthy && !f.Action.worse(e.remedy):
+		return
+	case e.state == Suspect && to == Suspect:
+		return
+	}
+	// A GPU that was just reset trains its links and joins the fabric again.
+	settling := f.Action == None && now.Sub(e.resetAt) < settlesWithin
+	if e.state == Healthy && !settling {
+		if now.Sub(e.recovered) > relapseWithin {
+			e.relapses = 0
+		}
+		e.relapses++
+	}
+	if e.state != to {
+		e.since = now
+	}
+	e.state, e.reason, e.remedy, e.reset = to, f.Text, f.Action, false
+	e.byEvent, e.byRule = byEvent && to == Unhealthy, f.byRule && to == Unhealthy
+}
+
+// WasReset notes that a GPU was reset. Clean probes then make it healthy, unless it needs more than that.
+func (m *Machine) WasReset(now time.Time, gpu string) {
+	for _, e := range m.of(gpu) {
+		e.resetAt, e.relapses = now, 0
+		e.reset = e.reset || !e.remedy.worse(Reset)
+	}
+}
+
+// Suspect makes a device suspect until its probes are clean.
+func (m *Machine) Suspect(now time.Time, uuid, reason string) []Transition {
+	e := m.entries[uuid]
+	if e == nil {
+		return nil
+	}
+	before := e.condition()
+	e.fault(now, Finding{Text: reason, Action: Probe}, false)
+	return e.changed(before, nil)
+}
+
+// Statuses are those of the devices that are there, by UUID.
+func (m *Machine) Statuses() map[string]Status {
+	all := map[string]Status{}
+	for uuid, e := range m.entries {
+		if e.present {
+			all[uuid] = e.status()
+		}
+	}
+	return all
+}
+
+// Beneath is the status of a device without regard to a cordon or HoldForReset, and false for one that is not there.
+func (m *Machine) Beneath(uuid string) (Status, bool) {
+	e := m.entries[uuid]
+	if e == nil || !e.present {
+		return Status{}, false
+	}
+	s := e.status()
+	s.State, s.Reason, s.Since = e.state, e.reason, e.since
+	return s, true
+}
+
+// Settled reports whether frequent probes would change nothing: each device is healthy, cordoned, or waits for a reboot
+// or a person.
+func (m *Machine) Settled() bool {
+	for _, e := range m.entries {
+		waits := e.condition().state == Cordoned || e.state == Unhealthy && e.byEvent && e.remedy.worse(Reset)
+		if e.present && e.state != Healthy && !waits {
+			return false
+		}
+	}
+	return true
+}
+
+func (e *entry) status() Status {
+	c := e.condition()
+	s := Status{UUID: e.device.UUID, State: c.state, Reason: c.reason, Remedy: e.remedy, Since: e.since}
+	switch {
+	case e.cordon != "":
+		s.Since = e.cordonSince
+	case c.state == Cordoned:
+		s.Since = e.heldSince
+	}
+	if len(e.codes) > 0 {
+		s.XIDs = map[uint64]int{}
+		for code, o := range e.codes {
+			s.XIDs[code] = o.count
+		}
+	}
+	return s
+}
+
+// condition is what a device's transitions are about.
+type condition struct {
+	state  State
+	reason string
+}
+
+func (e *entry) condition() condition {
+	switch {
+	case e.cordon != "":
+		return condition{Cordoned, "cordoned: " + e.cordon}
+	case !e.heldSince.IsZero():
+		return condition{Cordoned, "cordoned: an administrator resets it"}
+	}
+	return condition{e.state, e.reason}
+}
+
+// changed adds the transition from the condition before, if there is one.
+func (e *entry) changed(before condition, list []Transition) []Transition {
+	after := e.condition()
+	if after == before {
+		return list
+	}
+	return append(list, Transition{before.state, e.status()})
+}
+
+// of are the GPU and its MIG devices, as far as they are there.
+func (m *Machine) of(gpu string) []*entry {
+	return m.matching(func(d *Device) bool { return d.GPU == gpu })
+}
+
+// matching returns the devices that are there and wanted, by UUID.
+func (m *Machine) matching(wanted func(*Device) bool) []*entry {
+	var list []*entry
+	for _, uuid := range slices.Sorted(maps.Keys(m.entries)) {
+		if e := m.entries[uuid]; e.present && wanted(&e.device) {
+			list = append(list, e)
+		}
+	}
+	return list
+}
