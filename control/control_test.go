@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/testenv"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -23,28 +25,10 @@ func (h handler) Handle(ctx context.Context, r Request, progress func(string)) (
 	return h(ctx, r, progress)
 }
 
-// logs is a log that can be read while it is written.
-type logs struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // serve serves at the socket of a directory until end is called.
-func serve(t *testing.T, dir string, h handler) (log *logs, end func()) {
+func serve(t *testing.T, dir string, h handler) (log *testenv.Log, end func()) {
 	t.Helper()
-	log = &logs{}
+	log = &testenv.Log{}
 	s := &Server{Dir: dir, Handler: h, Log: slog.New(slog.NewTextHandler(log, nil)), retry: 10 * time.Millisecond}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -59,18 +43,9 @@ func serve(t *testing.T, dir string, h handler) (log *logs, end func()) {
 	return log, end
 }
 
-func await(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for late := time.Now().Add(10 * time.Second); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(late) {
-			t.Fatalf("%s did not happen", what)
-		}
-	}
-}
-
 func awaitSocket(t *testing.T, dir string) {
 	t.Helper()
-	await(t, "the socket", func() bool {
+	testenv.Eventually(t, "the socket", func() bool {
 		c, err := net.Dial("unix", SocketPath(dir))
 		if err == nil {
 			_ = c.Close()
@@ -156,13 +131,13 @@ func TestOneInstanceHasTheSocket(t *testing.T) {
 	_, end := serve(t, dir, answer("first"))
 	awaitSocket(t, dir)
 	log, _ := serve(t, dir, answer("second"))
-	await(t, "the warning", func() bool { return strings.Contains(log.String(), "another instance holds it") })
+	testenv.Eventually(t, "the warning", func() bool { return strings.Contains(log.String(), "another instance holds it") })
 	r := Request{Act: Uncordon, Device: "1"}
 	if got, err := Send(t.Context(), dir, r, none); got != "first" || err != nil {
 		t.Errorf("%q, %v", got, err)
 	}
 	end()
-	await(t, "an answer of the second", func() bool {
+	testenv.Eventually(t, "an answer of the second", func() bool {
 		got, _ := Send(t.Context(), dir, r, none)
 		return got == "second"
 	})
@@ -183,7 +158,7 @@ func TestASocketThatWasLeftIsReplaced(t *testing.T) {
 		t.Errorf("at a socket that was left: %v", err)
 	}
 	serve(t, dir, func(context.Context, Request, func(string)) (string, error) { return "new", nil })
-	await(t, "an answer", func() bool {
+	testenv.Eventually(t, "an answer", func() bool {
 		got, _ := Send(t.Context(), dir, Request{Act: Uncordon, Device: "1"}, none)
 		return got == "new"
 	})

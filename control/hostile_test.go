@@ -160,7 +160,7 @@ func TestThousandsOfConnections(t *testing.T) {
 	for _, c := range all {
 		_ = c.Close()
 	}
-	await(t, "an answer", func() bool {
+	testenv.Eventually(t, "an answer", func() bool {
 		got, _ := Send(t.Context(), dir, Request{Act: Uncordon, Device: "1"}, none)
 		return got == "done"
 	})

@@ -202,14 +202,7 @@ func (s *testSupervisor) awaitProblem(n int, text string) {
 	eventually(s.t, "the problem "+text, func() bool { return strings.Contains(s.problem(n, half), text) })
 }
 
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for begin := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(begin) > 40*time.Second {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
+var eventually = testenv.Eventually
 
 // What is put into a GPU's pipe directory affects neither the host nor other GPUs, and not for long.
 func TestHostilePipeDirectory(t *testing.T) {

@@ -175,12 +175,4 @@ func truncate(t testing.TB, path string) {
 	must(t, os.Truncate(path, info.Size()/2))
 }
 
-// waitUntil polls until a condition holds.
-func waitUntil(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited too long until %s", what)
-		}
-	}
-}
+var waitUntil = testenv.Eventually

@@ -1,13 +1,11 @@
 package nvml
 
 import (
-	"bytes"
 	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,30 +15,13 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
-// syncBuffer is a buffer that several goroutines can use.
-type syncBuffer struct {
-	mu sync.Mutex
-	bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.Buffer.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.Buffer.String()
-}
-
 // newTestSession creates a simulated node and a session of it.
-func newTestSession(t *testing.T, machine string) (*Session, *sim.Node, *syncBuffer) {
+func newTestSession(t *testing.T, machine string) (*Session, *sim.Node, *testenv.Log) {
 	t.Helper()
-	node, log := createNode(t, machine), &syncBuffer{}
+	node, log := createNode(t, machine), &testenv.Log{}
 	session := NewSession(Options{
 		Host: createNodeHost(t, node), Timeout: 20 * time.Second, GPUTimeout: 10 * time.Second,
 		Log: slog.New(slog.NewTextHandler(log, nil)),

@@ -18,6 +18,7 @@ import (
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 const gpus = "nvidia.com/gpu"
@@ -145,15 +146,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// eventually waits until ok returns true.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for begin := time.Now(); !ok(); time.Sleep(time.Millisecond) {
-		if time.Since(begin) > 20*time.Second {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
+var eventually = testenv.Eventually
 
 // leaves fails the test if at its end goroutines of the plugin, of gRPC or of fsnotify are left. Call it first.
 func leaves(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -26,6 +25,7 @@ import (
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestDevicesAreRegisteredAndAdvertised(t *testing.T) {
@@ -197,7 +197,7 @@ func TestAKubeletThatNeverWatchesIsCalledAgain(t *testing.T) {
 	k.Start()
 	o := optionsFor(k)
 	o.streamGrace = 20 * time.Millisecond
-	log := &lockedLog{}
+	log := &testenv.Log{}
 	o.Log = slog.New(slog.NewTextHandler(log, nil))
 	p := start(t, o, gpusOf(1))
 	k.WaitRegistrations(4)
@@ -212,24 +212,6 @@ func TestAKubeletThatNeverWatchesIsCalledAgain(t *testing.T) {
 	eventually(t, "it is logged", func() bool {
 		return strings.Contains(log.String(), `msg="the kubelet watches `+gpus+`"`)
 	})
-}
-
-// lockedLog is a log that may be read while it is written to.
-type lockedLog struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lockedLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 func TestARegisterCallWithoutAnAnswerTimesOut(t *testing.T) {
@@ -361,7 +343,7 @@ func TestWithoutInotifyTheDirectoryIsPolled(t *testing.T) {
 			leaves(t)
 			k := kubelettest.New(t)
 			o := optionsFor(k)
-			log := &lockedLog{}
+			log := &testenv.Log{}
 			o.newWatcher, o.Log = newWatcher, slog.New(slog.NewTextHandler(log, nil))
 			start(t, o, gpusOf(1))
 			k.Start()

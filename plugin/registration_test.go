@@ -17,6 +17,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 func TestAMissingKubeletIsReported(t *testing.T) {
@@ -36,7 +37,7 @@ func TestAPluginThatStopsBeforeItIsWatchedSaysThatItStopped(t *testing.T) {
 func TestAnAcceptedRegistrationIsReported(t *testing.T) {
 	k := kubelettest.New(t)
 	k.Unwatch(true)
-	log := &lockedLog{}
+	log := &testenv.Log{}
 	o := optionsFor(k)
 	o.streamGrace, o.Log = time.Minute, slog.New(slog.NewTextHandler(log, nil))
 	p := start(t, o, gpusOf(1))

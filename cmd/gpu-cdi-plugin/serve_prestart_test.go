@@ -1,18 +1,15 @@
 package main
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/sim"
@@ -23,9 +20,7 @@ import (
 // preStart prepares devices as the kubelet does before a container, and returns why it was refused, or nothing.
 func (s *served) preStart(e *kubelettest.Endpoint, ids ...string) string {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), 30*time.Second)
-	defer cancel()
-	_, err := e.Client.PreStartContainer(ctx, &v1beta1.PreStartContainerRequest{DevicesIds: ids})
+	err := s.tryPreStart(e, ids...)
 	if err != nil && status.Code(err) != codes.FailedPrecondition {
 		s.t.Errorf("prepare %v: %v, want FailedPrecondition", ids, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // hold makes the configuration a pipe: a reader waits until answer writes to it.
@@ -115,7 +116,7 @@ func TestServeRefusesToShareByMPSBesideAnother(t *testing.T) {
 // A reload does not write to the rules that a reconciliation reads meanwhile. The race detector finds it if it does.
 func TestReloadLeavesTheRulesInUse(t *testing.T) {
 	t.Parallel()
-	a, log := newApp(), &logged{}
+	a, log := newApp(), &testenv.Log{}
 	a.stderr, a.hangups = log, make(chan os.Signal)
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	mustDo(t, os.WriteFile(config, []byte("mig-strategy: mixed\n"), 0o600))

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"gpu-cdi-plugin/sim"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/kubelettest"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // served is a plugin that serves a simulated node, in a process of its own as on a real node, and a kubelet.
@@ -32,27 +32,9 @@ type served struct {
 	dir     string
 	spec    string
 	config  string // the file of --config
-	log     *logged
+	log     *testenv.Log
 	process *os.Process
 	done    chan error
-}
-
-// logged is what the plugin logs; it can be read while that goes on.
-type logged struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // newServed makes a node and a kubelet. The plugin is started by start.
@@ -60,7 +42,7 @@ func newServed(t *testing.T, machine, config string) *served {
 	t.Helper()
 	dir := t.TempDir()
 	s := &served{
-		t: t, node: simtest.Node(t, machine), kubelet: kubelettest.New(t), dir: dir, log: &logged{},
+		t: t, node: simtest.Node(t, machine), kubelet: kubelettest.New(t), dir: dir, log: &testenv.Log{},
 		spec:   filepath.Join(dir, "cdi", cdi.FileName(cdi.DefaultKind)),
 		config: filepath.Join(dir, "config.yaml"),
 	}
@@ -189,17 +171,7 @@ func (s *served) offered(names ...string) {
 	}
 }
 
-// waitFor polls until a condition is met.
-func waitFor(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	late := time.Now().Add(20 * time.Second)
-	for !done() {
-		if time.Now().After(late) {
-			t.Fatalf("%s did not happen", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-}
+var waitFor = testenv.Eventually
 
 func mustDo(t *testing.T, err error) {
 	t.Helper()

@@ -1,4 +1,4 @@
-// Package testenv checks what tests need of the machine: root, programs, namespaces.
+// Package testenv checks what tests need of the machine: root, programs, namespaces. It also has what tests wait with.
 //
 // A test that cannot run is skipped with a reason. With CI=true in the environment it fails instead, since everything
 // is installed there.
