@@ -15,6 +15,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/regular"
 	"gpu-cdi-plugin/node"
 )
@@ -172,8 +173,12 @@ func (a *app) setCordon(ctx context.Context, r control.Request) error {
 		what = d.UUID + " is " + string(r.Act) + "ed"
 		return health.EditCordon(data, id, time.Now(), d, r.Reason)
 	}
-	if err := node.EditHealthRecord(a.descriptorDir(), a.healthRecord(), edit); err != nil {
-		return err
+	switch editing := node.EditHealthRecord(a.descriptorDir(), a.healthRecord(), edit); {
+	case errors.Is(editing, lock.ErrHeld):
+		return cli.With(cli.Locked, "name the --runtime-dir of the serve that runs; if its control.sock was removed, restart it",
+			fmt.Errorf("%w, but a serve uses %s", err, a.plugin.StateDir))
+	case editing != nil:
+		return editing
 	}
 	_, err = fmt.Fprintf(a.stdout, "%s in %s: no serve runs here, and the next one finds it there\n", what, a.healthRecord())
 	return err

@@ -105,7 +105,7 @@ func (r *releaser) hold(ctx context.Context, one *release) {
 	defer r.current.Store(nil)
 	limited, cancel := context.WithTimeout(ctx, releaseLimit)
 	defer cancel()
-	defer context.AfterFunc(one.wants, cancel)()
+	defer context.AfterFunc(one.wants, cancel)()        //nolint:contextcheck // an interrupted request ends it too
 	held, loaded := false, kernel.DriverVersion(r.host) // once it is released, an administrator may unload it
 	err := r.preparer.runner.WithoutDriver(limited, func() bool {
 		held = true
