@@ -69,8 +69,8 @@ func (m *Machine) Record(id Identity) ([]byte, error) {
 		r.Devices = append(r.Devices, recordedDevice{
 			UUID: uuid, GPU: e.device.GPU, GPUInstance: e.device.GPUInstance, ComputeInstance: e.device.ComputeInstance,
 			Seen: e.seen, State: e.state, Reason: e.reason, Remedy: e.remedy, Since: e.since, ByEvent: e.byEvent, ByRule: e.byRule,
-			Lost: e.lost, Reset: e.reset, Cordon: e.cordon, CordonSince: e.cordonSince, HeldSince: e.heldSince, Relapses: e.relapses, Recovered: e.recovered,
-			XIDs: e.status().XIDs,
+			Lost: e.lost, Reset: e.reset, Cordon: e.cordon, CordonSince: e.cordonSince, HeldSince: e.heldSince,
+			Relapses: e.relapses, Recovered: e.recovered, XIDs: e.status().XIDs,
 		})
 	}
 	return r.encode()
@@ -144,8 +144,8 @@ func (m *Machine) Restore(data []byte, now Identity) error {
 		e := &entry{
 			device: Device{d.UUID, d.GPU, d.GPUInstance, d.ComputeInstance}, seen: d.Seen,
 			state: d.State, reason: d.Reason, remedy: d.Remedy, since: d.Since, byEvent: d.ByEvent, byRule: d.ByRule, lost: d.Lost,
-			reset: d.Reset, cordon: d.Cordon, cordonSince: d.CordonSince, heldSince: d.HeldSince, relapses: d.Relapses, recovered: d.Recovered,
-			codes: map[uint64]*occurrences{},
+			reset: d.Reset, cordon: d.Cordon, cordonSince: d.CordonSince, heldSince: d.HeldSince, relapses: d.Relapses,
+			recovered: d.Recovered, codes: map[uint64]*occurrences{},
 		}
 		if r.Identity != now && e.state != Healthy {
 			e.state, e.remedy, e.byEvent, e.byRule, e.lost = Suspect, Probe, false, false, false
