@@ -210,8 +210,9 @@ func (m *monitor) apply(s State) State {
 	})
 	s.remarks = slices.Clone(s.remarks)
 	for _, uuid := range slices.Sorted(maps.Keys(m.sources)) {
-		if err := m.sources[uuid]; err != nil {
-			text := fmt.Sprintf("events of %s are not received, and its faults are noticed by probes alone", m.names[uuid])
+		name, present := m.names[uuid]
+		if err := m.sources[uuid]; err != nil && present {
+			text := fmt.Sprintf("events of %s are not received, and its faults are noticed by probes alone", name)
 			r := newRemark("events of "+uuid, text, err)
 			r.level = slog.LevelWarn
 			s.remarks = append(s.remarks, r)

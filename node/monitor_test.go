@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,6 +64,25 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 	}
 	b.source.set(nil)
 	b.counts(b.reconcile(), 3, 1)
+}
+
+// The waits for events of a GPU that is gone end with an error, which is no reason for a warning for ever.
+func TestOnlyEventsOfGPUsThatAreThereAreMissed(t *testing.T) {
+	b := newFixture(t, "pcie-quad", watchHealth(""))
+	b.start()
+	b.rec.Receive(gpu.Event{GPU: b.uuids()[2], Kind: gpu.EventSource, Err: errors.New("GPU is lost")})
+	remarks := func(s State) string { return strings.Join(s.Remarks(), "; ") }
+	if text := remarks(b.rec.State()); !strings.Contains(text, "events of GPU 2 are not received") {
+		t.Errorf("the remarks are %q", text)
+	}
+	must(t, b.node.Remove(2))
+	if text := remarks(b.reconcile()); text != "" {
+		t.Errorf("the remarks of a node without the GPU are %q", text)
+	}
+	must(t, b.node.Clear())
+	if text := remarks(b.reconcile()); !strings.Contains(text, "events of GPU 2 are not received") {
+		t.Errorf("the remarks are %q when it is back", text)
+	}
 }
 
 // A container can cause events as fast as it likes.
