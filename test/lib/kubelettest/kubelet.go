@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -287,6 +289,13 @@ func (k *Kubelet) LastRegistration() time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.asked
+}
+
+// Resources returns the resources whose plugins have registered, sorted.
+func (k *Kubelet) Resources() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Sorted(maps.Keys(k.endpoints))
 }
 
 // Devices returns the devices of a resource, or nil if its plugin is not connected.

@@ -1,0 +1,39 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"gpu-cdi-plugin/sim"
+)
+
+// A wait for events can return at once, for ever, that the GPU is lost, although all else about the GPU works. That costs
+// no noticeable time: less than 1 % of a processor on an idle machine.
+func TestServeDoesNotSpinWhileWaitsForEventsFail(t *testing.T) {
+	t.Parallel()
+	const (
+		gpuIsLost = 15 // NVML_ERROR_GPU_IS_LOST
+		length    = 10 * time.Second
+		limit     = length / 20 // one GPU's waits alone would take more than half of length
+	)
+	s := startServe(t, "dgx-h100", "")
+	s.must(s.node.Fail("nvmlEventSetWait", sim.AnyGPU, gpuIsLost))
+	gpus := len(s.node.Machine().GPUs)
+	s.await("the events of no GPU are received", func() string {
+		if n := s.number(s.readMetrics(), "gpu_cdi_plugin_gpu_events_received{"); n != 0 || len(s.healthy()) != gpus {
+			return fmt.Sprintf("those of %d GPUs are, and %d are healthy", n, len(s.healthy()))
+		}
+		return ""
+	})
+	before := s.processorTime()
+	time.Sleep(length)
+	used := s.processorTime() - before
+	t.Logf("serve has used the processor for %v in %v", used, length)
+	if used > limit {
+		t.Errorf("serve has used the processor for %v in %v, want at most %v", used, length, limit)
+	}
+	if n := len(s.healthy()); n != gpus {
+		t.Errorf("%d of %d GPUs are healthy, although their probes pass", n, gpus)
+	}
+}
