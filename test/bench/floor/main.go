@@ -1,13 +1,16 @@
 // Command floor opens the driver's library and exits. No program that uses the driver can take less.
 //
-//	floor LIBRARY [wait|events]
+//	floor LIBRARY [wait|events|check UUID]
 //
 // With wait it exits at the end of its standard input. With events it also prints when it receives an XID, in
-// nanoseconds since 1970.
+// nanoseconds since 1970. With check it reads for each line of its input what a check of a GPU needs, and prints how
+// long that took, in nanoseconds.
 package main
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -44,15 +47,34 @@ func run(args []string) error {
 	if err := driver.Open(context.Background()); err != nil {
 		return err
 	}
-	if events {
+	check := len(args) > 2 && args[1] == "check"
+	if events || check {
 		if _, err := driver.Snapshot(context.Background()); err != nil {
 			return err
 		}
 	}
-	if len(args) > 1 {
+	switch {
+	case check:
+		lines := bufio.NewScanner(os.Stdin)
+		for lines.Scan() {
+			begin := time.Now()
+			if err := readForCheck(driver, args[2]); err != nil {
+				return err
+			}
+			fmt.Println(time.Since(begin).Nanoseconds())
+		}
+	case len(args) > 1:
 		if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
 			return err
 		}
 	}
 	return driver.Close()
+}
+
+// readForCheck reads the health of a GPU, its processes, and then its memory, which comes with the processes.
+func readForCheck(driver *nvml.Session, uuid string) error {
+	_, probing := driver.Probes(context.Background(), uuid)
+	_, processes := driver.Use(context.Background(), uuid)
+	_, memory := driver.Use(context.Background(), uuid)
+	return errors.Join(probing, processes, memory)
 }
