@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -94,17 +95,18 @@ func (s *served) await(what string, problem func() string) {
 	}
 }
 
-// healthy are the UUIDs of the devices that are healthy for the kubelet.
+// healthy are the UUIDs of the devices that are healthy for the kubelet, with all their replicas.
 func (s *served) healthy() (uuids []string) {
+	all := map[string]bool{}
 	for _, resource := range s.kubelet.Resources() {
 		for _, d := range s.kubelet.Devices(resource) {
-			if uuid, _, _ := strings.Cut(d.GetID(), "::"); d.GetHealth() == v1beta1.Healthy { // of a replica
-				uuids = append(uuids, uuid)
-			}
+			uuid, _, _ := strings.Cut(d.GetID(), "::") // of a replica
+			before, another := all[uuid]
+			all[uuid] = d.GetHealth() == v1beta1.Healthy && (before || !another)
 		}
 	}
-	slices.Sort(uuids)
-	return slices.Compact(uuids)
+	maps.DeleteFunc(all, func(_ string, healthy bool) bool { return !healthy })
+	return slices.Sorted(maps.Keys(all))
 }
 
 // usage is what a process uses.
