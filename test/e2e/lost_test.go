@@ -15,7 +15,7 @@ func TestServeDoesNotSpinWhileWaitsForEventsFail(t *testing.T) {
 	const (
 		gpuIsLost = 15 // NVML_ERROR_GPU_IS_LOST
 		length    = 10 * time.Second
-		limit     = length / 20 // one GPU's waits alone would take more than half of length
+		limit     = length / 20 // a wait for each GPU every 10 ms takes a third of length
 	)
 	s := startServe(t, "dgx-h100", "")
 	s.must(s.node.Fail("nvmlEventSetWait", sim.AnyGPU, gpuIsLost))
