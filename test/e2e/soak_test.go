@@ -57,8 +57,8 @@ func TestSoak(t *testing.T) {
 	for what, c := range map[string]struct{ first, last, slack int }{
 		"goroutines":                    {first.Goroutines, last.Goroutines, 2},
 		"file descriptors":              {first.Descriptors, last.Descriptors, 2},
-		"threads":                       {first.Threads, last.Threads, 3},
-		"kilobytes of anonymous memory": {first.Anonymous, last.Anonymous, 1500},
+		"threads":                       {first.Threads, last.Threads, 10}, // on a busy machine more calls coincide
+		"kilobytes of anonymous memory": {first.Anonymous, last.Anonymous, 2000},
 	} {
 		if c.last > c.first+c.slack {
 			t.Errorf("%d %s after the first phase, and %d after the last", c.first, what, c.last)
