@@ -11,6 +11,7 @@ import (
 
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/resource"
 )
 
 // noProbes is a driver that reports nothing about the health of GPUs.
@@ -112,4 +113,21 @@ type countingProber struct{ count int }
 func (c *countingProber) Probes(context.Context, ...string) ([]gpu.Probe, error) {
 	c.count++
 	return nil, nil
+}
+
+// The health of a GPU that is not offered is published too: metrics and the API server have it.
+func TestTheHealthOfAnExcludedGPUIsPublished(t *testing.T) {
+	b := newFixture(t, "pcie-quad", watchHealth(""))
+	b.config.GPUs.Exclude = []resource.Selector{"2"}
+	b.start()
+	b.rec.Receive(xid(b.uuids()[2], 95))
+	if last := b.published[len(b.published)-1]; last.Health[b.uuids()[2]].State != health.Unhealthy {
+		t.Errorf("the published health is %+v", last.Health[b.uuids()[2]])
+	}
+	before := len(b.published)
+	b.rec.Receive(xid(b.uuids()[2], 95)) // it is counted
+	b.reconcile()
+	if n := len(b.published) - before; n != 0 {
+		t.Errorf("%d states were published although nothing has changed", n)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -279,11 +281,15 @@ func (r *Reconciler) publishWithHealth(s State) {
 	r.mu.Unlock()
 	logRemarks(r.log, before.remarks, s.remarks)
 	same := before.Snapshot != nil && reflect.DeepEqual(s.Snapshot, before.Snapshot) &&
-		slices.Equal(s.remarks, before.remarks) && reflect.DeepEqual(s.Resources, before.Resources)
+		slices.Equal(s.remarks, before.remarks) && reflect.DeepEqual(s.Resources, before.Resources) &&
+		maps.EqualFunc(s.Health, before.Health, sameHealth) // also of devices that are not offered
 	if !same {
 		r.opts.Publish(s)
 	}
 }
+
+// sameHealth ignores the counts of XIDs.
+func sameHealth(a, b health.Status) bool { return a.State == b.State && a.String() == b.String() }
 
 func (r *Reconciler) observe(began time.Time, written bool, err error) {
 	if r.opts.Observer != nil {
