@@ -1,0 +1,170 @@
+package kubeapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/wake"
+)
+
+// ConditionType is the type of the node condition.
+const ConditionType = "GPUsHealthy"
+
+// condition is a condition of a Node, as the API server has it.
+type condition struct {
+	Type           string    `json:"type"`
+	Status         string    `json:"status"` // True, False or Unknown
+	LastHeartbeat  time.Time `json:"lastHeartbeatTime"`
+	LastTransition time.Time `json:"lastTransitionTime"`
+	Reason         string    `json:"reason"`
+	Message        string    `json:"message"`
+}
+
+// conditionOf returns the condition of a node's devices. Its time is that of the device's change that made it so, which
+// a restart of the process does not alter. A cordoned device is no fault.
+func conditionOf(devices []device, driver error) condition {
+	c := condition{Type: ConditionType, Status: "Unknown"}
+	switch {
+	case errors.Is(driver, gpu.ErrNoDriver), driver != nil && len(devices) == 0:
+		c.Reason, c.Message = "DriverNotUsable", shorten(strings.ReplaceAll(driver.Error(), "\n", "; "))
+		return c
+	case len(devices) == 0:
+		c.Reason, c.Message = "NoGPUs", "the node has no GPU"
+		return c
+	}
+	var faults, cordons []string
+	remedies := map[health.Action]bool{}
+	var faulty, changed time.Time // since when a device is at fault, and when the last one changed
+	for i := range devices {
+		d := &devices[i]
+		if d.Since.After(changed) {
+			changed = d.Since
+		}
+		list := &faults
+		switch {
+		case d.State == health.Healthy:
+			continue
+		case d.State == health.Cordoned:
+			list = &cordons
+		default:
+			remedies[d.Remedy] = true
+			if faulty.IsZero() || d.Since.Before(faulty) {
+				faulty = d.Since
+			}
+		}
+		if !d.asGPU {
+			*list = append(*list, d.sentence())
+		}
+	}
+	switch {
+	case len(remedies) > 0:
+		c.Status, c.Reason, c.LastTransition = "False", reasonOf(remedies), faulty
+	case len(cordons) > 0:
+		c.Status, c.Reason, c.LastTransition = "True", "GPUsCordoned", changed
+		faults = []string{"all GPUs that are not cordoned are healthy"}
+	default:
+		c.Status, c.Reason, c.LastTransition = "True", "AllGPUsHealthy", changed
+		faults = []string{"all GPUs are healthy"}
+	}
+	c.Message = shorten(strings.Join(append(faults, cordons...), "; "))
+	return c
+}
+
+// reasonOf is the reason for the most severe of the remedies.
+func reasonOf(remedies map[health.Action]bool) string {
+	switch {
+	case remedies[health.Service]:
+		return "ServiceNeeded"
+	case remedies[health.Reboot]:
+		return "RebootNeeded"
+	case remedies[health.Reset]:
+		return "ResetNeeded"
+	default: // probes decide when the devices are healthy again
+		return "GPUsUnhealthy"
+	}
+}
+
+// conditions sends the last condition of a node.
+type conditions struct {
+	do     request
+	node   string
+	timing timing
+	wake   wake.Chan
+
+	mu   sync.Mutex
+	last condition
+
+	sent condition
+	at   time.Time // of sent
+}
+
+// set takes the condition as it is now.
+func (c *conditions) set(next condition, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch before := c.last; {
+	case before.Status == next.Status:
+		next.LastTransition = before.LastTransition
+	case before.Status != "" || next.LastTransition.IsZero():
+		next.LastTransition = now
+	}
+	if next != c.last {
+		c.last = next
+		c.wake.Wake()
+	}
+}
+
+// send sends the condition if it has changed or if it is time to, and returns when to be called again at the latest.
+func (c *conditions) send(ctx context.Context) (time.Duration, error) {
+	c.mu.Lock()
+	next := c.last
+	c.mu.Unlock()
+	now := time.Now()
+	pause := now.Sub(c.at)
+	switch {
+	case next.Status == "":
+		return c.timing.heartbeat, nil
+	case pause < c.timing.between:
+		return c.timing.between - pause, nil
+	case next == c.sent && pause < c.timing.heartbeat:
+		return c.timing.heartbeat - pause, nil
+	}
+	sent := next
+	sent.LastHeartbeat, sent.LastTransition = seconds(now), seconds(next.LastTransition)
+	var patch struct {
+		Status struct {
+			// The API server merges the list by type, so that other conditions stay.
+			Conditions []condition `json:"conditions"`
+		} `json:"status"`
+	}
+	patch.Status.Conditions = []condition{sent}
+	path := "/api/v1/nodes/" + url.PathEscape(c.node) + "/status"
+	if err := c.do(ctx, http.MethodPatch, path, asStrategicMerge, patch); err != nil {
+		return 0, fmt.Errorf("set the condition %s of node %s: %w", ConditionType, c.node, err)
+	}
+	c.sent, c.at = next, now
+	return c.timing.heartbeat, nil
+}
+
+// seconds is a time as the API server writes it.
+func seconds(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
+
+// maxMessage is the size in bytes of the longest message.
+const maxMessage = 1024
+
+// shorten returns a text of at most maxMessage bytes.
+func shorten(text string) string {
+	if len(text) <= maxMessage {
+		return text
+	}
+	const end = "..."
+	return strings.ToValidUTF8(text[:maxMessage-len(end)], "") + end
+}

@@ -1,0 +1,109 @@
+package kubeapi
+
+import (
+	"fmt"
+
+	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/node"
+)
+
+// device is a GPU or a MIG device with its health.
+type device struct {
+	health.Status
+	name string // such as "GPU 3"
+	mig  bool
+	// asGPU is whether it is a MIG device that is as its GPU, which is listed before it.
+	asGPU bool
+}
+
+// sentence is the device's health as a sentence.
+func (d *device) sentence() string { return d.name + " is " + d.String() }
+
+// devicesOf returns the devices of a state in the order of the driver. A GPU whose UUID is not known has an empty one.
+func devicesOf(s *node.State) []device {
+	if s.Snapshot == nil {
+		return nil
+	}
+	var list []device
+	for i := range s.Snapshot.Devices {
+		g := &s.Snapshot.Devices[i]
+		one := device{name: fmt.Sprintf("GPU %d", g.Index)}
+		status, known := s.Health[g.UUID]
+		switch {
+		case known:
+			one.Status = status
+		case g.Usable():
+			continue
+		default:
+			one.Status = health.Status{State: health.Unhealthy, Reason: "it cannot be read", Remedy: health.None}
+		}
+		list = append(list, one)
+		for j := range g.MIG {
+			m := &g.MIG[j]
+			if status, known := s.Health[m.UUID]; known {
+				list = append(list, device{
+					Status: status, name: fmt.Sprintf("MIG device %d:%d", g.Index, m.Index),
+					mig: true, asGPU: status.String() == one.String(),
+				})
+			}
+		}
+	}
+	return list
+}
+
+// eventSince returns the Event for a device's change from a status, and whether the status is to be remembered. Suspect
+// and recovering are steps on the way, which take seconds: what counts is what comes of them.
+func (d *device) eventSince(before health.Status) (e event, final bool) {
+	switch {
+	case d.State == before.State && d.String() == before.String():
+		return event{}, false
+	case d.State == health.Cordoned:
+		return event{normal, "GPUCordoned", d.sentence()}, true
+	case before.State == health.Cordoned && d.State == health.Unhealthy:
+		return event{warning, "GPUUncordoned", d.name + " is not cordoned any more: it is " + d.String()}, true
+	case before.State == health.Cordoned:
+		return event{normal, "GPUUncordoned", d.name + " is not cordoned any more: it is " + d.String()}, true
+	case d.State == health.Unhealthy:
+		return event{warning, "GPUUnhealthy", d.sentence()}, true
+	case d.State == health.Healthy:
+		return event{normal, "GPUHealthy", d.name + " is healthy again"}, true
+	default:
+		return event{}, false
+	}
+}
+
+// changes has the statuses that were reported of devices.
+type changes map[string]health.Status
+
+// events returns the Events for what has changed since the last call. A device that is new has none, and a MIG device
+// none that its GPU has too.
+func (c changes) events(devices []device) []event {
+	var list []event
+	ofGPU := false // whether the last GPU has an event
+	there := map[string]bool{}
+	for i := range devices {
+		d := &devices[i]
+		there[d.UUID] = true
+		before, known := c[d.UUID]
+		if !known {
+			c[d.UUID] = d.Status
+			before = d.Status
+		}
+		e, changed := d.eventSince(before)
+		if changed {
+			c[d.UUID] = d.Status
+		}
+		if changed && !(d.asGPU && ofGPU) {
+			list = append(list, e)
+		}
+		if !d.mig {
+			ofGPU = changed
+		}
+	}
+	for uuid := range c {
+		if !there[uuid] {
+			delete(c, uuid)
+		}
+	}
+	return list
+}

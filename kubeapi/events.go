@@ -1,0 +1,199 @@
+package kubeapi
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"gpu-cdi-plugin/internal/wake"
+)
+
+// component is the source of Events.
+const component = "gpu-cdi-plugin"
+
+// The types of Events.
+const (
+	normal  = "Normal"
+	warning = "Warning"
+)
+
+// event is what an Event says.
+type event struct{ kind, reason, message string }
+
+const (
+	// maxRecords is how many different Events are kept, to be sent or to be counted when they are repeated.
+	maxRecords = 256
+	// repeatWithin is how long an Event is counted: the API server forgets it after an hour by default.
+	repeatWithin = time.Hour
+	// burst requests may be sent at once. The others keep a distance of timing.distance.
+	burst = 25
+	// namespace is that of Events about objects without a namespace.
+	namespace = "default"
+)
+
+// record is an Event that the API server has or is to have.
+type record struct {
+	event
+	name        string // of the object
+	first, last time.Time
+	count, sent int  // how often it happened, and the count that the API server has
+	created     bool // whether the API server has the object
+}
+
+// events sends Events about a Node. Those that are repeated before they could be sent are counted, so that what waits is
+// bounded, and so are the requests.
+type events struct {
+	do     request
+	node   string
+	timing timing
+	log    *slog.Logger
+	wake   wake.Chan
+
+	mu      sync.Mutex
+	records []*record
+	added   int64 // how many records there have been
+	dropped int
+
+	due time.Time // of the next request, if all had kept their distance
+}
+
+// add records that an Event has happened.
+func (e *events) add(ev event, now time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	defer e.wake.Wake()
+	ev.message = shorten(ev.message)
+	e.records = slices.DeleteFunc(e.records, func(r *record) bool {
+		return r.count == r.sent && now.Sub(r.last) > repeatWithin
+	})
+	for _, r := range e.records {
+		if r.event == ev && now.Sub(r.first) < repeatWithin {
+			r.last = now
+			r.count++
+			return
+		}
+	}
+	if len(e.records) == maxRecords {
+		at := slices.IndexFunc(e.records, func(r *record) bool { return r.count == r.sent })
+		if at < 0 {
+			e.dropped++
+			return
+		}
+		e.records = slices.Delete(e.records, at, at+1)
+	}
+	e.added++ // so that two of the same time have two names
+	name := fmt.Sprintf("%s.%x", e.node, now.UnixNano()+e.added)
+	e.records = append(e.records, &record{event: ev, name: name, first: now, last: now, count: 1})
+}
+
+// next returns a copy of a record to send, a new one before a repeated one, and where it belongs.
+func (e *events) next() (r record, to *record) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.dropped > 0 {
+		e.log.Warn(fmt.Sprintf("%d Events are lost: too many wait for the API server", e.dropped))
+		e.dropped = 0
+	}
+	for _, one := range e.records {
+		if one.count > one.sent && (to == nil || one.sent == 0 && to.sent > 0) {
+			to = one
+		}
+	}
+	if to == nil {
+		return record{}, nil
+	}
+	return *to, to
+}
+
+// send sends what waits, as far as the rate allows it, and returns when to be called again at the latest.
+func (e *events) send(ctx context.Context) (time.Duration, error) {
+	for {
+		r, to := e.next()
+		if to == nil {
+			return time.Hour, nil
+		}
+		if wait := e.wait(time.Now()); wait > 0 {
+			return wait, nil
+		}
+		err := e.sendOne(ctx, &r)
+		refused := answered(err, http.StatusBadRequest, http.StatusUnprocessableEntity)
+		if refused { // this one alone is at fault, and the others do not wait for it
+			e.log.Warn("an Event is not reported to the API server: "+err.Error(), "event", r.message)
+		}
+		e.mu.Lock()
+		to.created = r.created
+		if err == nil || refused {
+			to.sent = r.count
+		}
+		e.mu.Unlock()
+		if err != nil && !refused {
+			return 0, err
+		}
+	}
+}
+
+// wait returns how long the next request has to wait. If it need not, it is counted.
+func (e *events) wait(now time.Time) time.Duration {
+	if e.due.Before(now) {
+		e.due = now
+	}
+	if early := e.due.Sub(now) - (burst-1)*e.timing.distance; early > 0 {
+		return early
+	}
+	e.due = e.due.Add(e.timing.distance)
+	return 0
+}
+
+// sendOne creates an Event, or updates the count of one that was created. One that has expired is created anew. The name
+// is the same each time, so that a creation whose answer was lost makes no second one.
+func (e *events) sendOne(ctx context.Context, r *record) error {
+	collection := "/api/v1/namespaces/" + namespace + "/events"
+	if r.created {
+		update := map[string]any{"count": r.count, "lastTimestamp": seconds(r.last)}
+		err := e.do(ctx, http.MethodPatch, collection+"/"+url.PathEscape(r.name), asStrategicMerge, update)
+		if !answered(err, http.StatusNotFound) {
+			return e.wrap(err)
+		}
+		r.created = false
+	}
+	err := e.do(ctx, http.MethodPost, collection, asJSON, e.object(r))
+	if r.created = err == nil || answered(err, http.StatusConflict); r.created {
+		return nil
+	}
+	return e.wrap(err)
+}
+
+func (e *events) wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("report an Event about node %s: %w", e.node, err)
+}
+
+// object returns the Event of core/v1: those of events.k8s.io/v1 have neither count nor the first and last time, which
+// tools that list and export Events show. The kubelet's Events are such too, and like them it has the Node's name as the
+// UID, by which `kubectl describe node` finds them.
+func (e *events) object(r *record) map[string]any {
+	return map[string]any{
+		"apiVersion": "v1",
+		"kind":       "Event",
+		"metadata":   map[string]string{"name": r.name, "namespace": namespace},
+		"involvedObject": map[string]string{
+			"apiVersion": "v1", "kind": "Node", "name": e.node, "uid": e.node,
+		},
+		"type":               r.kind,
+		"reason":             r.reason,
+		"message":            r.message,
+		"source":             map[string]string{"component": component, "host": e.node},
+		"reportingComponent": component,
+		"reportingInstance":  e.node,
+		"count":              r.count,
+		"firstTimestamp":     seconds(r.first),
+		"lastTimestamp":      seconds(r.last),
+	}
+}

@@ -1,0 +1,180 @@
+// Package kubeapi reports the health of a node's devices to the Kubernetes API server: by Events about the Node, and by
+// a condition of it.
+//
+// It works with the credentials that the kubelet gives to a pod. Nothing waits for the API server: [Reporter.Publish]
+// only notes what is to be sent. The requests are made with net/http and a few objects of our own: client-go would add
+// 17 MB to the program, and the types of k8s.io/api alone 5 MB.
+package kubeapi
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"gpu-cdi-plugin/internal/wake"
+	"gpu-cdi-plugin/node"
+)
+
+// Options are what a Reporter works with.
+type Options struct {
+	// Events and Condition are what is reported.
+	Events, Condition bool
+	// Credentials is the directory with the token and the ca.crt of a service account.
+	Credentials string
+	// Env has the variables KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT, which the kubelet sets, and NODE_NAME.
+	Env []string
+	Log *slog.Logger
+
+	timing timing // for tests
+}
+
+// timing is how often there are requests, and how long they may take.
+type timing struct {
+	request time.Duration // how long one may take, with its connection
+	// firstPause is the time after the first failure, and longestPause that after many.
+	firstPause, longestPause time.Duration
+	// heartbeat is how often the condition is sent if it does not change, and between how often at most.
+	heartbeat, between time.Duration
+	distance           time.Duration // between two requests for Events after a burst
+}
+
+var defaultTiming = timing{
+	request:    10 * time.Second,
+	firstPause: time.Second, longestPause: 5 * time.Minute,
+	heartbeat: 5 * time.Minute, between: 5 * time.Second,
+	distance: 10 * time.Second,
+}
+
+// request sends an object to the API server and returns nil if it took it. It is client.do.
+type request func(ctx context.Context, method, path, contentType string, object any) error
+
+// Reporter reports the states that it gets to the API server.
+type Reporter struct {
+	opts       Options
+	timing     timing
+	events     *events
+	conditions *conditions
+	reported   changes
+}
+
+// New returns a Reporter. Where the API server cannot be reached, since there are no credentials, it logs a warning, and
+// the Reporter reports nothing: devices are given to containers all the same.
+func New(o Options) *Reporter {
+	r := &Reporter{opts: o, timing: cmp.Or(o.timing, defaultTiming), reported: changes{}}
+	if !o.Events && !o.Condition {
+		return r
+	}
+	c, nodeName, err := o.client()
+	if err != nil {
+		o.Log.Warn("the health of the GPUs is not reported to the API server, and will not be until this program is " +
+			"started with the credentials of a service account: " + err.Error())
+		r.opts.Events, r.opts.Condition = false, false
+		return r
+	}
+	r.events = &events{do: c.do, node: nodeName, timing: r.timing, log: o.Log, wake: wake.New()}
+	r.conditions = &conditions{do: c.do, node: nodeName, timing: r.timing, wake: wake.New()}
+	return r
+}
+
+// client returns a client of the API server, and the node's name.
+func (o *Options) client() (*client, string, error) {
+	env := map[string]string{}
+	for _, kv := range o.Env {
+		if name, value, ok := strings.Cut(kv, "="); ok {
+			env[name] = value
+		}
+	}
+	const host, port, nodeName = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "NODE_NAME"
+	for _, name := range []string{host, port, nodeName} {
+		if env[name] == "" {
+			return nil, "", fmt.Errorf("the environment variable %s is not set", name)
+		}
+	}
+	c := &client{
+		address: net.JoinHostPort(env[host], env[port]),
+		dir:     o.Credentials,
+		timeout: cmp.Or(o.timing, defaultTiming).request,
+	}
+	_, _, err := c.credentials()
+	return c, env[nodeName], err
+}
+
+// Publish takes a state of the node. It waits for nothing. Calls must not overlap.
+func (r *Reporter) Publish(s node.State) {
+	if !r.opts.Events && !r.opts.Condition {
+		return
+	}
+	now := time.Now()
+	devices := devicesOf(&s)
+	if r.opts.Events {
+		for _, e := range r.reported.events(devices) {
+			r.events.add(e, now)
+		}
+	}
+	if r.opts.Condition {
+		r.conditions.set(conditionOf(devices, s.Err), now)
+	}
+}
+
+// WasReset takes that a GPU was reset, by its name in the log, such as "GPU 3".
+func (r *Reporter) WasReset(name string) {
+	if r.opts.Events {
+		r.events.add(event{normal, "GPUReset", name + " was reset"}, time.Now())
+	}
+}
+
+// Run sends what is to be reported until ctx ends.
+func (r *Reporter) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	if r.opts.Events {
+		running.Go(func() { r.keep(ctx, "an Event", r.events.wake, r.events.send) })
+	}
+	if r.opts.Condition {
+		running.Go(func() { r.keep(ctx, "the node condition "+ConditionType, r.conditions.wake, r.conditions.send) })
+	}
+	running.Wait()
+	return nil
+}
+
+// keep calls send when it is woken and after the time that send returned, until ctx ends. After an error it waits, each
+// time twice as long.
+func (r *Reporter) keep(
+	ctx context.Context, what string, woken wake.Chan, send func(context.Context) (time.Duration, error),
+) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	listen, pause, logged := woken, r.timing.firstPause, ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-listen:
+		case <-timer.C:
+		}
+		next, err := send(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			if logged != "" {
+				r.opts.Log.Info("no longer: " + what + " cannot be reported to the API server")
+			}
+			listen, pause, logged = woken, r.timing.firstPause, ""
+		default:
+			if logged != err.Error() {
+				logged = err.Error()
+				r.opts.Log.Warn(what + " cannot be reported to the API server, and this is tried again: " + logged)
+			}
+			// Nodes that lost the API server together do not come back together.
+			next = pause/2 + rand.N(pause)
+			listen, pause = nil, min(2*pause, r.timing.longestPause)
+		}
+		timer.Reset(next)
+	}
+}
