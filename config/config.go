@@ -67,6 +67,10 @@ type Plugin struct {
 	GPUTimeout Duration `yaml:"gpu-timeout" json:"gpu-timeout"`
 	// Health decides when a device is unhealthy.
 	Health Health `yaml:"health" json:"health"`
+	// ReportHealth lists what the API server gets of the health of the devices.
+	ReportHealth []HealthReport `yaml:"report-health" json:"report-health"`
+	// ServiceAccountDir has the token and the ca.crt of a service account.
+	ServiceAccountDir string `yaml:"service-account-dir" json:"service-account-dir"`
 	// PreStart is how devices are prepared before a container starts with them.
 	PreStart PreStart `yaml:"prestart" json:"prestart"`
 	// FailOnInitError is whether to exit with an error if there is no driver at the start, instead of waiting for it.
@@ -121,6 +125,17 @@ const (
 	ByUUID DeviceIDStrategy = "uuid"
 	// ByIndex names a GPU by its index and a MIG device by GPU:INDEX.
 	ByIndex DeviceIDStrategy = "index"
+)
+
+// HealthReport is a way to report the health of the devices to the API server.
+type HealthReport string
+
+// The reports.
+const (
+	// ReportEvents are Events about the Node when a device becomes unhealthy or healthy again.
+	ReportEvents HealthReport = "events"
+	// ReportCondition is a condition of the Node.
+	ReportCondition HealthReport = "node-condition"
 )
 
 // Extra is a feature of the node that containers can get in addition to GPUs.
@@ -253,6 +268,8 @@ func Default() Config {
 			CDIAnnotationPrefix: "cdi.k8s.io/",
 			GPUTimeout:          Duration(10 * time.Second),
 			Health:              Health{CleanFor: Duration(health.DefaultCleanFor), XIDs: []XIDRule{}},
+			ReportHealth:        []HealthReport{},
+			ServiceAccountDir:   "/var/run/secrets/kubernetes.io/serviceaccount",
 			PreStart: PreStart{
 				Policy: prestart.Check, Programs: prestart.DefaultPrograms(), ExecTimeout: Duration(10 * time.Second),
 				MemoryToleranceMiB: prestart.DefaultMemoryTolerance >> 20, Resources: []PreStartRule{},

@@ -51,6 +51,8 @@ health:
   xids:
   - {xid: 48, action: reset, count: 2, within: 1h}
   - {xid: 74, action: service, count: 3, within: 10m}
+report-health: [events, node-condition]
+service-account-dir: /run/account
 prestart:
   policy: clean
   strict: true
@@ -104,6 +106,7 @@ func fullConfig() Config {
 			Registration: RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other",
 			Strategy: []Strategy{DeviceSpecs, Envvar}, DeviceIDStrategy: ByIndex,
 			CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", GPUTimeout: Duration(90 * time.Second), FailOnInitError: true,
+			ReportHealth: []HealthReport{ReportEvents, ReportCondition}, ServiceAccountDir: "/run/account",
 			PreStart: PreStart{
 				Policy: prestart.Clean, Strict: true, KillOrphans: true, Programs: []string{"dcgm"},
 				MemoryToleranceMiB: 100, Exec: "/opt/check", ExecTimeout: Duration(3 * time.Second),
@@ -179,7 +182,7 @@ func TestOptionsSetTheConfiguration(t *testing.T) {
 	for _, o := range Options(&want) {
 		set[o.Name()] = o.String()
 	}
-	if len(set) != 25 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
+	if len(set) != 27 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
 		t.Errorf("options %q", set)
 	}
 	for _, o := range Options(&c) {
@@ -310,7 +313,7 @@ func TestParseReportsAllProblems(t *testing.T) {
 func TestValidateReportsAllProblems(t *testing.T) {
 	c := Config{Common: Common{CDIKind: "gpu", LogLevel: "loud"}, Plugin: Plugin{
 		Strategy: []Strategy{"cdi", CDICRI, CDICRI}, Listen: ":9400", StateDir: "state",
-		Health: Health{CleanFor: Duration(time.Hour + 1)},
+		Health: Health{CleanFor: Duration(time.Hour + 1)}, ReportHealth: []HealthReport{"condition"},
 		Extras: []Extra{"rdma", GDS, GDS}, IMEX: IMEX{Channels: []int{3, -1, maxChannel + 1, 3}},
 		Allocation: Allocation{Policy: "best", Weights: allocator.Weights{Node: -1, NVLink: allocator.MaxWeight + 1}},
 		Config:     resource.Config{Resource: "gpu"},
@@ -332,6 +335,8 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		`cdi-annotation-prefix "": want a domain and a slash, such as cdi.k8s.io/, and at most 31 characters after it`,
 		"gpu-timeout 0s: want 1s or more",
 		"health.clean-for 1h0m0.000000001s: want more than 0 and at most 1h0m0s",
+		`report-health: unknown value "condition"; known are events, node-condition`,
+		"service-account-dir is empty",
 		`prestart.policy: unknown value ""; known are none, check, clean, reset`,
 		"prestart.exec-timeout 0s: want more than 0 and at most 1h0m0s",
 		`listen ":9400": want a host; use 0.0.0.0:9400 or [::]:9400 for all addresses of the node`,

@@ -118,6 +118,9 @@ var keys = []key{
 		"reset, reboot, service."},
 	{"health.xids[].count", "Number of events that are needed, if more than one."},
 	{"health.xids[].within", "Duration within which that many events must happen."},
+	{"report-health", "`list` of what the API server gets of the health of the devices: events, node-condition (default: " +
+		"none)"},
+	{"service-account-dir", "`directory` with the token and ca.crt of the service account that report-health uses"},
 	{"prestart", "What is done with a device before a container starts with it. A device that does not pass is not given " +
 		"to the container, which starts again later."},
 	{"prestart.policy", "Policy: none, check (the device is healthy and nothing uses it), clean (also its settings are put " +
@@ -210,6 +213,7 @@ var values = map[string][]string{
 	"allocation.policy":           allocator.Policies(),
 	"allocation.shared-policy":    allocator.Policies(),
 	"mig-strategy":                resource.MIGStrategies(),
+	"report-health":               texts(ReportEvents, ReportCondition),
 	"health.xids[].action":        health.Actions(),
 	"prestart.policy":             texts(prestart.Policies()...),
 	"prestart.resources[].policy": texts(prestart.Policies()...),

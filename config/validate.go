@@ -37,6 +37,8 @@ func (c *Config) Validate() error {
 		checkAnnotationPrefix(c.CDIAnnotationPrefix),
 		checkTimeout(c.GPUTimeout),
 		checkHealth(&c.Health),
+		knownOnce("report-health", c.ReportHealth),
+		notEmpty("service-account-dir", c.ServiceAccountDir),
 		checkPreStart(&c.PreStart),
 		checkReplicasGiven(c),
 		checkListen(c.Listen),

@@ -16,6 +16,7 @@ import (
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/kubeapi"
 	"gpu-cdi-plugin/metrics"
 	"gpu-cdi-plugin/mps"
 	"gpu-cdi-plugin/node"
@@ -57,6 +58,9 @@ waits for one with --fail-on-init-error=false.
 At the socket control.sock in --runtime-dir, root and the user of serve can take devices out of service, reset them and
 release the driver: see gpu-cdi-plugin device.
 
+In a pod, --report-health reports the health of the devices to the API server: events are Events about the Node, and
+node-condition is its condition ` + kubeapi.ConditionType + `. The node's name comes from the variable NODE_NAME.
+
 --listen serves /metrics, /healthz and /readyz. Ready means that all resources are registered and watched, and that the
 devices can be given to containers unless the GPUs themselves are at fault.`,
 		Example: `  gpu-cdi-plugin serve
@@ -86,6 +90,7 @@ type service struct {
 	preparer    *preparer
 	mps         *mps.Supervisor
 	releaser    *releaser
+	reporter    *kubeapi.Reporter
 	connections atomic.Pointer[allocator.GPUs] // between the GPUs of the last snapshot
 
 	publishing sync.Mutex
@@ -102,7 +107,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err := s.plugin.Check(); err != nil { // before the spec is written
 		return err
 	}
-	return s.run(cmd, s.runPlugin, s.mps.Run, s.newControl().Run, s.releaser.run)
+	return s.run(cmd, s.runPlugin, s.mps.Run, s.newControl().Run, s.releaser.run, s.reporter.Run)
 }
 
 func (a *app) newService() (*service, error) {
@@ -112,10 +117,20 @@ func (a *app) newService() (*service, error) {
 	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), a.healthRecord(), rulesOf, s.publish); err != nil {
 		return nil, err
 	}
-	s.mps, s.preparer, s.releaser = s.newSupervisor(), s.newPreparer(), newReleaser(s)
+	s.mps, s.preparer, s.releaser, s.reporter = s.newSupervisor(), s.newPreparer(), newReleaser(s), a.newReporter()
 	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.checkConfig
 	s.plugin, err = plugin.New(s.pluginOptions())
 	return s, err
+}
+
+// newReporter returns what reports the health of the devices to the API server.
+func (a *app) newReporter() *kubeapi.Reporter {
+	reports := slices.Contains[[]config.HealthReport]
+	return kubeapi.New(kubeapi.Options{
+		Events:      reports(a.plugin.ReportHealth, config.ReportEvents),
+		Condition:   reports(a.plugin.ReportHealth, config.ReportCondition),
+		Credentials: a.plugin.ServiceAccountDir, Env: a.env, Log: a.log,
+	})
 }
 
 // servedSpec is the spec file, or empty if no container is given a CDI name.
@@ -184,6 +199,7 @@ func (s *service) publish(state node.State) {
 	s.preparer.warnOfParts(state.Resources)
 	s.mps.Set(mps.Daemons(state.Resources))
 	s.advertise()
+	s.reporter.Publish(state)
 }
 
 // updateConnections precomputes which GPUs are connected best.

@@ -117,6 +117,7 @@ func (a *administrator) reset(
 	if err := a.preparer.runner.Reset(ctx, device, probe); err != nil {
 		return "", err
 	}
+	a.reporter.WasReset(title)
 	return fmt.Sprintf("%s (%s) was reset", title, d.UUID), nil
 }
 
