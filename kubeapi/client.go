@@ -83,9 +83,8 @@ func (c *client) credentials() (token string, ca *x509.CertPool, err error) {
 	return token, ca, nil
 }
 
-// do sends an object and returns nil if the API server took it. Requests are minutes apart, so each has a connection of
-// its own, with the credentials as they are now. A proxy is not used, and a redirection is not followed: neither may get
-// the token.
+// do sends an object and returns nil if the API server took it. Requests are rare, so each has a connection of its own,
+// with the credentials as they are now. No proxy is used and no redirection followed: neither may get the token.
 func (c *client) do(ctx context.Context, method, path, contentType string, object any) error {
 	token, ca, err := c.credentials()
 	if err != nil {

@@ -45,8 +45,8 @@ type record struct {
 	created     bool // whether the API server has the object
 }
 
-// events sends Events about a Node. Those that are repeated before they could be sent are counted, so that what waits is
-// bounded, and so are the requests.
+// events sends Events about a Node. An Event that is repeated is counted, so that what waits is bounded, and so are the
+// requests.
 type events struct {
 	do     request
 	node   string
@@ -149,8 +149,8 @@ func (e *events) wait(now time.Time) time.Duration {
 	return 0
 }
 
-// sendOne creates an Event, or updates the count of one that was created. One that has expired is created anew. The name
-// is the same each time, so that a creation whose answer was lost makes no second one.
+// sendOne creates an Event, or updates the count of one that was created. One that has expired is created anew. It keeps
+// its name, so that a creation whose answer was lost makes no second one.
 func (e *events) sendOne(ctx context.Context, r *record) error {
 	collection := "/api/v1/namespaces/" + namespace + "/events"
 	if r.created {
@@ -176,8 +176,8 @@ func (e *events) wrap(err error) error {
 }
 
 // object returns the Event of core/v1: those of events.k8s.io/v1 have neither count nor the first and last time, which
-// tools that list and export Events show. The kubelet's Events are such too, and like them it has the Node's name as the
-// UID, by which `kubectl describe node` finds them.
+// tools that list and export Events show. The kubelet uses core/v1 too. As in its Events, the UID is the Node's name, by
+// which `kubectl describe node` finds them.
 func (e *events) object(r *record) map[string]any {
 	return map[string]any{
 		"apiVersion": "v1",

@@ -63,8 +63,8 @@ type Reporter struct {
 	reported   changes
 }
 
-// New returns a Reporter. Where the API server cannot be reached, since there are no credentials, it logs a warning, and
-// the Reporter reports nothing: devices are given to containers all the same.
+// New returns a Reporter. Without credentials it logs a warning, and the Reporter reports nothing: devices are given to
+// containers all the same.
 func New(o Options) *Reporter {
 	r := &Reporter{opts: o, timing: cmp.Or(o.timing, defaultTiming), reported: changes{}}
 	if !o.Events && !o.Condition {

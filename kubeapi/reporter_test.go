@@ -171,7 +171,8 @@ func TestABadAPIServer(t *testing.T) {
 		"409": {fail(http.StatusConflict, "the object has been modified"), "answers 409: the object has been modified"},
 		"500": {fail(http.StatusInternalServerError, "etcd"), "the API server answers 500: etcd"},
 		"not a Status": {
-			func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }, "answers 502: 502 Bad Gateway",
+			func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) },
+			"answers 502: 502 Bad Gateway",
 		},
 		"a huge answer": {func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusInternalServerError)
