@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,14 +53,8 @@ func (e *statusError) Error() string {
 
 // answered reports whether an error is the API server's answer with one of these status codes.
 func answered(err error, codes ...int) bool {
-	if status, ok := errors.AsType[*statusError](err); ok {
-		for _, code := range codes {
-			if status.code == code {
-				return true
-			}
-		}
-	}
-	return false
+	status, ok := errors.AsType[*statusError](err)
+	return ok && slices.Contains(codes, status.code)
 }
 
 // credentials reads the token and the certificates that the API server's own must be signed by. The kubelet replaces

@@ -49,10 +49,10 @@ func conditionOf(devices []device, driver error) condition {
 			changed = d.Since
 		}
 		list := &faults
-		switch {
-		case d.State == health.Healthy:
+		switch d.State {
+		case health.Healthy:
 			continue
-		case d.State == health.Cordoned:
+		case health.Cordoned:
 			list = &cordons
 		default:
 			remedies[d.Remedy] = true

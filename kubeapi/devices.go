@@ -93,7 +93,7 @@ func (c changes) events(devices []device) []event {
 		if changed {
 			c[d.UUID] = d.Status
 		}
-		if changed && !(d.asGPU && ofGPU) {
+		if changed && (!d.asGPU || !ofGPU) {
 			list = append(list, e)
 		}
 		if !d.mig {

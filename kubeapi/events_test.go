@@ -52,7 +52,9 @@ func newTestReporter(t *testing.T, log *slog.Logger) (*Reporter, *fakeAPI) {
 	go func() { done <- r.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		<-done
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
 	})
 	return r, api
 }

@@ -202,7 +202,7 @@ func (s *Server) serve(w http.ResponseWriter, q *http.Request) {
 	name, one := strings.CutPrefix(q.URL.Path, events+"/")
 	switch {
 	case q.Header.Get("Authorization") != "Bearer "+s.token:
-		Fail(w, http.StatusUnauthorized, "Unauthorized")
+		Fail(w, http.StatusUnauthorized, "the token is not valid")
 	case q.Header.Get("Content-Type") != want:
 		Fail(w, http.StatusUnsupportedMediaType, q.Method+" of "+q.Header.Get("Content-Type"))
 	case q.Method == http.MethodPost && q.URL.Path == events:
