@@ -74,6 +74,10 @@ func TestTheDaemonSetServesTheNode(t *testing.T) {
 		t.Errorf("the spec's hook is %s, want %s", got, want)
 	}
 	f.checkHostPID(t, s)
+	// It reads the credentials through the node's root.
+	if got := f.inPod(t, s, "sh", "-c", `chroot /host cat "$GPU_CDI_SERVICE_ACCOUNT_DIR/token"`); got != "gpu-cdi-plugin" {
+		t.Errorf("the token is %q", got)
+	}
 	dirty := f.freeGPUs(t)[0]
 	f.set(t, dirty, map[string]string{"memory-used": "2GiB"})
 	waiting := newPod("waiting", gpuName, 2)
@@ -158,10 +162,14 @@ func (f *fixture) daemonSetPod(t *testing.T, variables map[string]string) []byte
 	pod := set.Spec.Template
 	spec := pod["spec"].(map[string]any)
 	delete(spec, "nodeSelector") // the kubelet has no API server, and so no label
+	patched := f.reportHealth(t, spec)
 	for _, list := range []string{"initContainers", "containers"} {
 		for _, c := range spec[list].([]any) {
 			container := c.(map[string]any)
 			container["image"], container["imagePullPolicy"], container["env"] = pluginImage, "Never", env
+			if container["name"] == "serve" {
+				container["env"] = slices.Concat(env, patched)
+			}
 		}
 	}
 	pod["apiVersion"], pod["kind"] = "v1", "Pod"
@@ -173,4 +181,37 @@ func (f *fixture) daemonSetPod(t *testing.T, variables map[string]string) []byte
 		t.Fatal(err)
 	}
 	return data
+}
+
+// reportHealth applies deploy/report-health-patch.yaml to a pod without its variables, which it returns. The kubelet has
+// no API server, and so no projected volume: it is a downwardAPI volume with a label of the pod as the token.
+func (f *fixture) reportHealth(t *testing.T, pod map[string]any) []any {
+	t.Helper()
+	data, err := os.ReadFile("../../deploy/report-health-patch.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type spec struct {
+		Containers []struct {
+			Env          []any
+			VolumeMounts []any `yaml:"volumeMounts"`
+		}
+		Volumes []struct{ Name string }
+	}
+	var patch struct {
+		Spec struct{ Template struct{ Spec spec } }
+	}
+	text := strings.ReplaceAll(string(data), "kubernetes.io~projected", "kubernetes.io~downward-api")
+	if err := yaml.Unmarshal([]byte(text), &patch); err != nil {
+		t.Fatal(err)
+	}
+	from := patch.Spec.Template.Spec
+	label := map[string]any{"fieldPath": "metadata.labels['app.kubernetes.io/name']"}
+	pod["volumes"] = append(pod["volumes"].([]any), map[string]any{
+		"name":        from.Volumes[0].Name,
+		"downwardAPI": map[string]any{"items": []any{map[string]any{"path": "token", "fieldRef": label}}},
+	})
+	serve := pod["containers"].([]any)[0].(map[string]any)
+	serve["volumeMounts"] = append(serve["volumeMounts"].([]any), from.Containers[0].VolumeMounts...)
+	return from.Containers[0].Env
 }
