@@ -51,18 +51,20 @@ func devicesOf(s *node.State) []device {
 	return list
 }
 
-// eventSince returns the Event for a device's change from a status, and whether the status is to be remembered. Suspect
+// eventSince returns the Event for a device's change since the status that was reported last, if there is one. Suspect
 // and recovering are steps on the way, which take seconds: what counts is what comes of them.
-func (d *device) eventSince(before health.Status) (e event, final bool) {
+func (d *device) eventSince(before health.Status) (e event, changed bool) {
 	switch {
 	case d.State == before.State && d.String() == before.String():
 		return event{}, false
 	case d.State == health.Cordoned:
 		return event{normal, "GPUCordoned", d.sentence()}, true
-	case before.State == health.Cordoned && d.State == health.Unhealthy:
-		return event{warning, "GPUUncordoned", d.name + " is not cordoned any more: it is " + d.String()}, true
 	case before.State == health.Cordoned:
-		return event{normal, "GPUUncordoned", d.name + " is not cordoned any more: it is " + d.String()}, true
+		e = event{normal, "GPUUncordoned", d.name + " is not cordoned any more: it is " + d.String()}
+		if d.State == health.Unhealthy {
+			e.kind = warning
+		}
+		return e, true
 	case d.State == health.Unhealthy:
 		return event{warning, "GPUUnhealthy", d.sentence()}, true
 	case d.State == health.Healthy:
@@ -72,7 +74,7 @@ func (d *device) eventSince(before health.Status) (e event, final bool) {
 	}
 }
 
-// changes has the statuses that were reported of devices.
+// changes has the status that was reported last of each device, by UUID.
 type changes map[string]health.Status
 
 // events returns the Events for what has changed since the last call. A device that is new has none, and a MIG device
