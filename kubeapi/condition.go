@@ -55,7 +55,11 @@ func conditionOf(devices []device, driver error) condition {
 		case health.Cordoned:
 			list = &cordons
 		default:
-			remedies[d.Remedy] = true
+			remedy := d.Remedy
+			if d.State == health.Recovering { // it has had its remedy
+				remedy = health.Probe
+			}
+			remedies[remedy] = true
 			if faulty.IsZero() || d.Since.Before(faulty) {
 				faulty = d.Since
 			}

@@ -79,6 +79,10 @@ func TestTheConditionNamesTheDevicesAndWhatTheyNeed(t *testing.T) {
 			stateOf(at(1, health.Suspect, "XID 74 (NVLink error)", health.Probe)), "False", "GPUsUnhealthy",
 			"GPU 0 is suspect: XID 74 (NVLink error)", 1,
 		},
+		"what recovers has had its remedy": {
+			stateOf(at(1, health.Recovering, "XID 95 (uncontained ECC error)", health.Reset)), "False", "GPUsUnhealthy",
+			"GPU 0 is recovering: its probes pass; the fault was: XID 95 (uncontained ECC error)", 1,
+		},
 		"a cordoned GPU is no fault": {
 			stateOf(good, cordoned), "True", "GPUsCordoned",
 			"all GPUs that are not cordoned are healthy; GPU 1 is cordoned: a fan is loud", 30,
