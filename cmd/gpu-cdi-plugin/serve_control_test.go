@@ -161,7 +161,7 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	s.fails(1, `no device "9"`, "reset", "9")
 
 	// An XID that only a reset repairs, and a container that has the GPU.
-	mustDo(t, s.node.XID(3, 95, nil))
+	s.xid(3, 95, nil)
 	s.onlyUnhealthy(3)
 	mustDo(t, s.node.Set(3, map[string]string{"memory-used": "2GiB"}))
 	pods := &kubelettest.PodResources{}
@@ -354,8 +354,7 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	s.does("the NVIDIA driver is opened again", "reopen")
 	s.onlyUnhealthy(3)
 	s.wantReady(e, s.uuids()[1])
-	mustDo(t, s.node.XID(1, 43, nil)) // events are received again
-	s.logs("GPU 1 reported XID 43")
+	s.xid(1, 43, nil) // events are received again
 
 	// The kernel module is loaded again.
 	version := s.node.Driver()

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -19,6 +21,21 @@ const notSupported = 3 // NVML_ERROR_NOT_SUPPORTED
 func (s *served) withoutRecoveryAction() {
 	s.t.Helper()
 	mustDo(s.t, s.node.Fail("nvmlDeviceGetFieldValues", sim.AnyGPU, notSupported))
+}
+
+// xid reports an XID that is new for the device, again until serve has received it: before it waits for events, soon
+// after it has opened the driver, they are lost.
+func (s *served) xid(gpu int, code uint64, instance *sim.Instance) {
+	s.t.Helper()
+	logged := func() int { return strings.Count(s.log.String(), fmt.Sprintf("XID %d", code)) }
+	before, due := logged(), time.Now()
+	waitFor(s.t, fmt.Sprintf("XID %d of GPU %d", code, gpu), func() bool {
+		if now := time.Now(); now.After(due) {
+			mustDo(s.t, s.node.XID(gpu, code, instance))
+			due = now.Add(200 * time.Millisecond)
+		}
+		return logged() > before
+	})
 }
 
 // onlyUnhealthy waits until one GPU is unhealthy and all others are healthy.
@@ -46,7 +63,7 @@ func TestServeTakesAnUnhealthyGPUAloneOutOfService(t *testing.T) {
 	s.start()
 	s.listed(gpuResource, 8, 0)
 	s.withoutRecoveryAction()
-	mustDo(t, s.node.XID(3, 95, nil))
+	s.xid(3, 95, nil)
 	s.onlyUnhealthy(3)
 	s.logs("GPU 3 is unhealthy: XID 95 (uncontained ECC error); it needs a reset")
 }
@@ -58,7 +75,7 @@ func TestServeRemembersAnUnhealthyGPU(t *testing.T) {
 	s.withoutRecoveryAction()
 	s.start()
 	s.listed(gpuResource, 4, 0)
-	mustDo(t, s.node.XID(2, 95, nil))
+	s.xid(2, 95, nil)
 	s.onlyUnhealthy(2)
 	mustDo(t, s.end(syscall.SIGTERM))
 	s.kubelet.WaitGone(gpuResource)
@@ -66,7 +83,7 @@ func TestServeRemembersAnUnhealthyGPU(t *testing.T) {
 	s.onlyUnhealthy(2)
 
 	// After a kill as well: the record was written when the state changed.
-	mustDo(t, s.node.XID(1, 95, nil))
+	s.xid(1, 95, nil)
 	s.listed(gpuResource, 2, 2)
 	record := filepath.Join(s.dir, "state", "health.json")
 	waitFor(t, "the record", func() bool {
@@ -123,6 +140,7 @@ func TestServeDoesNotBlameAGPUForItsApplications(t *testing.T) {
 	s.withoutRecoveryAction()
 	s.start()
 	s.listed(gpuResource, 4, 0)
+	s.xid(0, 69, nil)
 	for _, code := range []uint64{13, 31, 43, 45} {
 		for range 50 {
 			mustDo(t, s.node.XID(0, code, nil))
@@ -130,12 +148,12 @@ func TestServeDoesNotBlameAGPUForItsApplications(t *testing.T) {
 	}
 	waitFor(t, "200 counted events", func() bool {
 		text, status := s.ask("/metrics")
-		return status == http.StatusOK && strings.Count(text, "gpu_cdi_plugin_gpu_xids_total{") == 4 &&
+		return status == http.StatusOK && strings.Count(text, "gpu_cdi_plugin_gpu_xids_total{") == 5 &&
 			strings.Count(text, "\"} 50\n") == 4
 	})
 	s.listed(gpuResource, 4, 0)
-	if n := strings.Count(s.log.String(), "GPU 0 reported XID"); n != 4 {
-		t.Errorf("the log has %d lines about 4 kinds of events", n)
+	if n := strings.Count(s.log.String(), "GPU 0 reported XID"); n != 5 {
+		t.Errorf("the log has %d lines about 5 kinds of events", n)
 	}
 }
 
@@ -171,7 +189,7 @@ func TestServeTakesAMIGDeviceAloneOutOfService(t *testing.T) {
 		total = len(list)
 		return total > 0
 	})
-	mustDo(t, s.node.XID(0, 95, &sim.Instance{GPU: mig.GPUInstance, Compute: mig.ComputeInstance}))
+	s.xid(0, 95, &sim.Instance{GPU: mig.GPUInstance, Compute: mig.ComputeInstance})
 	s.kubelet.WaitFor(resource, func(list []*v1beta1.Device) bool {
 		unhealthy := 0
 		for _, d := range list {

@@ -38,13 +38,13 @@ func TestServeReportsHealthToTheAPIServer(t *testing.T) {
 	events()
 
 	api.Rotate("second")
-	mustDo(t, s.node.XID(3, 95, nil))
+	s.xid(3, 95, nil)
 	const unhealthy = "GPU 3 is unhealthy: XID 95 (uncontained ECC error); it needs a reset"
 	s.logs(unhealthy)
 	events("Warning GPUUnhealthy " + unhealthy)
 	condition("False", "ResetNeeded", unhealthy)
 
-	mustDo(t, s.node.XID(2, 79, nil)) // it is not offered
+	s.xid(2, 79, nil) // it is not offered
 	const lost = "GPU 2 is unhealthy: XID 79 (GPU has fallen off the bus); it needs a reboot of the node"
 	condition("False", "RebootNeeded", lost+"; "+unhealthy)
 	events("Warning GPUUnhealthy "+unhealthy, "Warning GPUUnhealthy "+lost)
@@ -65,7 +65,7 @@ func TestServeWithoutCredentialsServes(t *testing.T) {
 		"GPU_CDI_SERVICE_ACCOUNT_DIR="+filepath.Join(s.dir, "none"))
 	s.listed(gpuResource, 4, 0)
 	s.withoutRecoveryAction()
-	mustDo(t, s.node.XID(3, 95, nil))
+	s.xid(3, 95, nil)
 	s.onlyUnhealthy(3)
 	mustDo(t, s.end(syscall.SIGTERM))
 	if n := strings.Count(s.log.String(), "API server"); n != 1 {
@@ -83,7 +83,7 @@ func TestServeDoesNotWaitForTheAPIServer(t *testing.T) {
 	s.withoutRecoveryAction()
 	s.start(append(api.Env(), "GPU_CDI_SERVICE_ACCOUNT_DIR="+api.Dir)...)
 	s.listed(gpuResource, 4, 0)
-	mustDo(t, s.node.XID(3, 95, nil))
+	s.xid(3, 95, nil)
 	s.onlyUnhealthy(3)
 	waitFor(t, "a request", func() bool { return api.Requests() > 0 })
 	mustDo(t, s.end(syscall.SIGTERM))
