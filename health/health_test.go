@@ -323,6 +323,43 @@ func TestStateOfADevice(t *testing.T) {
 			},
 			state: Unhealthy, reason: "XID 95", remedy: Reset,
 		},
+		"what was found on a device makes it suspect, whatever the probes say": {
+			do: func(_ *testing.T, n *node) *node {
+				n.Suspect(n.now, gpuB, "process 4711 uses it")
+				return n.clean(gpuB, NoRecovery).after(time.Hour).clean(gpuB, NoRecovery)
+			},
+			state: Suspect, reason: "process 4711 uses it",
+		},
+		"it is healthy as soon as nothing is found": {
+			do: func(_ *testing.T, n *node) *node {
+				n.Suspect(n.now, gpuB, "process 4711 uses it")
+				n.Suspect(n.now, gpuB, "")
+				return n
+			},
+			state: Healthy,
+		},
+		"what was found last is the reason": {
+			do: func(_ *testing.T, n *node) *node {
+				n.Suspect(n.now, gpuB, "process 4711 uses it")
+				n.Suspect(n.now, gpuB, "2048 MiB are in use")
+				return n
+			},
+			state: Suspect, reason: "2048 MiB",
+		},
+		"a fault is worse than what was found": {
+			do: func(_ *testing.T, n *node) *node {
+				n.Suspect(n.now, gpuB, "process 4711 uses it")
+				return n.xid(gpuB, 95, NoRecovery)
+			},
+			state: Unhealthy, reason: "XID 95", remedy: Reset,
+		},
+		"what was found is there after a restart and a reboot": {
+			do: func(t *testing.T, n *node) *node {
+				n.Suspect(n.now, gpuB, "process 4711 uses it")
+				return n.restart(t, boot, rebooted)
+			},
+			state: Suspect, reason: "process 4711 uses it",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := c.do(t, newNode(t, c.rules))
@@ -550,6 +587,35 @@ func TestSettled(t *testing.T) {
 		if got := n.Settled(); got != c.want {
 			t.Errorf("%s: settled %t, want %t", c.what, got, c.want)
 		}
+	}
+}
+
+func TestSuspect(t *testing.T) {
+	n := newNode(t, Rules{})
+	found := func(reason string) []Transition { return n.after(time.Minute).Suspect(n.now, gpuB, reason) }
+	first := found("a")
+	if len(first) != 1 || first[0].From != Healthy || first[0].To.State != Suspect || !first[0].To.Since.Equal(n.now) {
+		t.Errorf("at the first time: %+v", first)
+	}
+	if !n.Settled() {
+		t.Error("frequent probes are asked for, which change nothing")
+	}
+	since := n.now
+	if again := found("a"); again != nil {
+		t.Errorf("again: %+v", again)
+	}
+	if other := found("b"); len(other) != 1 || !other[0].To.Since.Equal(since) {
+		t.Errorf("another reason: %+v, want since %s", other, since)
+	}
+	if end := found(""); len(end) != 1 || end[0].To.State != Healthy || !end[0].To.Since.Equal(n.now) {
+		t.Errorf("at the end: %+v", end)
+	}
+	end := n.now
+	if again, s := found(""), n.Statuses()[gpuB]; again != nil || !s.Since.Equal(end) {
+		t.Errorf("without a reason: %+v, healthy since %s, want %s", again, s.Since, end)
+	}
+	if absent := n.Suspect(n.now, "GPU-c", "a"); absent != nil {
+		t.Errorf("a device that is not there: %+v", absent)
 	}
 }
 

@@ -55,6 +55,8 @@ type entry struct {
 	cordon      string // why an administrator took it out of service; empty if not
 	cordonSince time.Time
 	heldSince   time.Time // since when it is held back for a reset of its GPU; zero if it is not
+	dirty       string    // what was found on it after its last container; empty if nothing
+	dirtySince  time.Time
 
 	clean     time.Time // since when all probes pass; zero if they do not
 	relapses  int
@@ -103,7 +105,7 @@ func newEntry(now time.Time, parent *entry) *entry {
 	if parent != nil {
 		*e = *parent
 	}
-	e.codes = map[uint64]*occurrences{}
+	e.codes, e.dirty = map[uint64]*occurrences{}, "" // what uses the GPU does not use its MIG devices
 	return e
 }
 
@@ -160,14 +162,18 @@ func (m *Machine) WasReset(now time.Time, gpu string) {
 	}
 }
 
-// Suspect makes a device suspect until its probes are clean.
+// Suspect makes a device that is healthy otherwise suspect for what was found on it, until it is called with an empty
+// reason. Probes have no part in that.
 func (m *Machine) Suspect(now time.Time, uuid, reason string) []Transition {
 	e := m.entries[uuid]
-	if e == nil {
+	if e == nil || !e.present {
 		return nil
 	}
 	before := e.condition()
-	e.fault(now, Finding{Text: reason, Action: Probe}, false)
+	if (e.dirty == "") != (reason == "") {
+		e.dirtySince = now
+	}
+	e.dirty = reason
 	return e.changed(before, nil)
 }
 
@@ -213,6 +219,8 @@ func (e *entry) status() Status {
 		s.Since = e.cordonSince
 	case c.state == Cordoned:
 		s.Since = e.heldSince
+	case e.state == Healthy && e.dirtySince.After(e.since):
+		s.Since = e.dirtySince
 	}
 	if len(e.codes) > 0 {
 		s.XIDs = map[uint64]int{}
@@ -235,6 +243,8 @@ func (e *entry) condition() condition {
 		return condition{Cordoned, "cordoned: " + e.cordon}
 	case !e.heldSince.IsZero():
 		return condition{Cordoned, "cordoned: an administrator resets it"}
+	case e.state == Healthy && e.dirty != "":
+		return condition{Suspect, e.dirty}
 	}
 	return condition{e.state, e.reason}
 }

@@ -56,6 +56,8 @@ type recordedDevice struct {
 	Cordon          string         `json:"cordon,omitempty"`
 	CordonSince     time.Time      `json:"cordonSince,omitzero"`
 	HeldSince       time.Time      `json:"heldSince,omitzero"`
+	Dirty           string         `json:"dirty,omitempty"`
+	DirtySince      time.Time      `json:"dirtySince,omitzero"`
 	Relapses        int            `json:"relapses,omitempty"`
 	Recovered       time.Time      `json:"recovered,omitzero"`
 	XIDs            map[uint64]int `json:"xids,omitempty"`
@@ -70,7 +72,7 @@ func (m *Machine) Record(id Identity) ([]byte, error) {
 			UUID: uuid, GPU: e.device.GPU, GPUInstance: e.device.GPUInstance, ComputeInstance: e.device.ComputeInstance,
 			Seen: e.seen, State: e.state, Reason: e.reason, Remedy: e.remedy, Since: e.since, ByEvent: e.byEvent, ByRule: e.byRule,
 			Lost: e.lost, Reset: e.reset, Cordon: e.cordon, CordonSince: e.cordonSince, HeldSince: e.heldSince,
-			Relapses: e.relapses, Recovered: e.recovered, XIDs: e.status().XIDs,
+			Dirty: e.dirty, DirtySince: e.dirtySince, Relapses: e.relapses, Recovered: e.recovered, XIDs: e.status().XIDs,
 		})
 	}
 	return r.encode()
@@ -123,7 +125,8 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 
 // Restore sets the state of a new machine to a recorded one. What it is worth depends on where it was found:
 //
-//   - A cordon holds until it is lifted. So does HoldForReset, which the caller ends: no reset goes on.
+//   - A cordon holds until it is lifted. So does HoldForReset, which the caller ends: no reset goes on. What was found on
+//     a device after its last container holds until a check finds nothing.
 //   - With the same boot and driver a device is as it was recorded. What was recovering is so from the start. One that
 //     needs a reset may have been reset by hand, for which this program had to end: it becomes healthy after clean probes
 //     for 64 times as long as usual.
@@ -144,8 +147,8 @@ func (m *Machine) Restore(data []byte, now Identity) error {
 		e := &entry{
 			device: Device{d.UUID, d.GPU, d.GPUInstance, d.ComputeInstance}, seen: d.Seen,
 			state: d.State, reason: d.Reason, remedy: d.Remedy, since: d.Since, byEvent: d.ByEvent, byRule: d.ByRule, lost: d.Lost,
-			reset: d.Reset, cordon: d.Cordon, cordonSince: d.CordonSince, heldSince: d.HeldSince, relapses: d.Relapses,
-			recovered: d.Recovered, codes: map[uint64]*occurrences{},
+			reset: d.Reset, cordon: d.Cordon, cordonSince: d.CordonSince, heldSince: d.HeldSince, dirty: d.Dirty,
+			dirtySince: d.DirtySince, relapses: d.Relapses, recovered: d.Recovered, codes: map[uint64]*occurrences{},
 		}
 		if r.Identity != now && e.state != Healthy {
 			e.state, e.remedy, e.byEvent, e.byRule, e.lost = Suspect, Probe, false, false, false

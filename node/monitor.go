@@ -37,6 +37,9 @@ const (
 	suspectInterval = time.Second
 	// minProbePause is the shortest time between two probes.
 	minProbePause = 200 * time.Millisecond
+	// maxReported bounds the reasons that are remembered of a device, in bytes: those with the process IDs of a program
+	// that is started again and again have no end.
+	maxReported = 4 << 10
 	// recordInterval is how often counters are written to the record if no state changes.
 	recordInterval = time.Minute
 )
@@ -190,6 +193,9 @@ func (m *monitor) reportOne(t *health.Transition) {
 		return
 	}
 	if t.To.State != health.Healthy {
+		if len(m.reported[uuid]) > maxReported {
+			m.reported[uuid] = ""
+		}
 		m.reported[uuid] += text + "\n"
 	}
 	log(m.names[uuid] + " is " + text)
@@ -305,6 +311,14 @@ func (m *monitor) wasReset(gpuUUID string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.machine.WasReset(time.Now(), gpuUUID)
+}
+
+// suspect makes a device suspect for what was found on it, or no longer if the reason is empty.
+func (m *monitor) suspect(uuid, reason string) {
+	m.mu.Lock()
+	transitions := m.machine.Suspect(time.Now(), uuid, reason)
+	m.mu.Unlock()
+	m.report(transitions)
 }
 
 // interval is the time to the next probes.

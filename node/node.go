@@ -206,5 +206,9 @@ func (r *Reconciler) HoldForReset(gpuUUID string) error { return r.monitor.holdF
 // EndHold ends HoldForReset.
 func (r *Reconciler) EndHold(gpuUUID string) { r.monitor.endHold(gpuUUID) }
 
+// Suspect makes a device suspect for what was found on it after its last container, as a part of a sentence, until Suspect
+// is called with an empty reason. It needs Options.Health.
+func (r *Reconciler) Suspect(uuid, reason string) { r.monitor.suspect(uuid, reason) }
+
 // Trigger asks for a reconciliation soon. It does not wait for it.
 func (r *Reconciler) Trigger() { r.wake.Wake() }
