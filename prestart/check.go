@@ -104,7 +104,7 @@ func (x *run) leftovers(ctx context.Context) (left []*process, others []string, 
 		case err != nil: // the driver has not noticed its end yet, or reports a wrong PID
 			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))
 		case one.Graphics && !one.Compute && !one.MPS && p.ofHost(), // a desktop's, which may be any program
-			p.known(x.rules.Programs):
+			p.known(x.rules.Programs), x.early && x.willEnd(p):
 			x.excused[one.PID] = true
 			p.close()
 		default:
@@ -167,20 +167,19 @@ func (x *run) checkMemory(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d MiB in use", used>>20), nil
 }
 
-// settlingError is an error that may pass by itself.
+// settlingError is what was found on a device. It may pass by itself.
 type settlingError struct{ error }
 
 // settle repeats a check while it returns settlingError, for as long as Options.Settle.
 func (x *run) settle(ctx context.Context, check func(context.Context) error) error {
+	if x.early {
+		return check(ctx)
+	}
 	end := time.Now().Add(x.opts.Settle)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := check(ctx)
-		again, ok := errors.AsType[settlingError](err)
-		if !ok {
+		if _, ok := errors.AsType[settlingError](err); !ok || time.Now().Add(pause).After(end) || !sleep(ctx, pause) {
 			return err
-		}
-		if time.Now().Add(pause).After(end) || !sleep(ctx, pause) {
-			return again.error
 		}
 	}
 }

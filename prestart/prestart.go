@@ -171,7 +171,7 @@ func (r *Runner) Run(ctx context.Context, d Device, rules Rules) (Record, error)
 // perform runs steps on a device and records them. No other steps run on it until they and its reset have ended, also
 // after perform has returned.
 func (r *Runner) perform(ctx context.Context, x *run, steps func(context.Context) error) (Record, error) {
-	x.record = Record{UUID: x.d.UUID, Policy: x.rules.Policy, Time: time.Now()}
+	x.record = Record{UUID: x.d.UUID, Policy: x.rules.Policy, Time: time.Now(), Steps: []Step{}}
 	x.begin("wait")
 	if err := r.lock(ctx, &x.d); err != nil {
 		return x.end(fmt.Errorf("an earlier preparation or reset of it has not ended: %w", err))
@@ -263,6 +263,8 @@ type run struct {
 	healthy func(context.Context) error
 	// manual is whether an administrator asked for the reset: what was tried before does not keep it from being tried.
 	manual bool
+	// early is whether no container waits for the device: what is found on it is returned at once.
+	early bool
 	// shared is why other containers may use the device, or empty.
 	shared string
 	// excused has the PIDs of the processes that may be on the device.

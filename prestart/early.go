@@ -1,0 +1,39 @@
+package prestart
+
+import (
+	"context"
+	"errors"
+)
+
+// FindUse returns why Run would refuse a device that no container has for what uses it, or an empty text. It changes
+// nothing, judges what it finds at once, and leaves out what Run would do away with: orphans and memory, if the rules say
+// so. It does not look at the device's health. No preparation of the device runs meanwhile. An error is that it is not
+// known what uses the device. FindUse returns when ctx ends, which should have a deadline.
+func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found string, err error) {
+	x := &run{Runner: r, d: d, rules: rules, early: true, excused: map[int]bool{}}
+	_, err = r.perform(ctx, x, func(ctx context.Context) error {
+		return x.gate.use(ctx, func() error {
+			for _, s := range []step{
+				{"sharing", x.checkSharing}, {"processes", x.checkProcesses}, {"memory", x.checkMemory},
+			} {
+				if err := x.step(ctx, s.name, s.do); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	if use, ok := errors.AsType[settlingError](err); ok {
+		return plain(use.Error()), nil
+	}
+	return "", err
+}
+
+// willEnd reports whether Run would end the process.
+func (x *run) willEnd(p *process) bool {
+	if !x.rules.KillOrphans {
+		return false
+	}
+	orphan, err := p.orphaned(x.opts.Host)
+	return err == nil && orphan
+}
