@@ -26,7 +26,7 @@ func (n Node) DeviceHolders() []Holder {
 	}
 	list := []Holder{}
 	for _, h := range n.Holders {
-		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool { return !onNode[uuidOf(id)] })
+		h.Devices = slices.DeleteFunc(slices.Clone(h.Devices), func(id string) bool { return !onNode[UUIDOf(id)] })
 		if len(h.Devices) > 0 {
 			list = append(list, h)
 		}
@@ -34,8 +34,8 @@ func (n Node) DeviceHolders() []Holder {
 	return list
 }
 
-// uuidOf returns the UUID in a device plugin ID.
-func uuidOf(id string) string {
+// UUIDOf returns the UUID in a device plugin ID.
+func UUIDOf(id string) string {
 	uuid, _, _ := strings.Cut(id, "::")
 	return uuid
 }
@@ -74,7 +74,7 @@ func holdersOf(n Node) (holders []holder, uses map[string][]use) {
 	for i, h := range n.DeviceHolders() {
 		replicas := map[string]int{}
 		for _, id := range h.Devices {
-			replicas[uuidOf(id)]++
+			replicas[UUIDOf(id)]++
 		}
 		var devices []string
 		for uuid, name := range deviceNames(n.Snapshot) {

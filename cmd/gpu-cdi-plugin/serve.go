@@ -107,7 +107,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err := s.plugin.Check(); err != nil { // before the spec is written
 		return err
 	}
-	return s.run(cmd, s.runPlugin, s.mps.Run, s.newControl().Run, s.releaser.run, s.reporter.Run)
+	return s.run(cmd, s.runPlugin, s.mps.Run, s.newControl().Run, s.releaser.run, s.reporter.Run, s.newFreed().run)
 }
 
 func (a *app) newService() (*service, error) {

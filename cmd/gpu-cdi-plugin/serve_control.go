@@ -15,6 +15,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/prestart"
+	"gpu-cdi-plugin/topology"
 	"gpu-cdi-plugin/topology/holders"
 )
 
@@ -175,8 +176,7 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 	var users []string
 	for _, h := range list {
 		if slices.ContainsFunc(h.Devices, func(id string) bool {
-			uuid, _, _ := strings.Cut(id, "::") // of a replica
-			return slices.Contains(uuids, uuid)
+			return slices.Contains(uuids, topology.UUIDOf(id))
 		}) {
 			users = append(users, fmt.Sprintf("container %s of pod %s/%s", h.Container, h.Namespace, h.Pod))
 		}
@@ -197,6 +197,6 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 }
 
 // podResources is the kubelet's socket that lists the devices of pods, beside the directory of device plugins.
-func (a *administrator) podResources() string {
-	return filepath.Join(filepath.Dir(filepath.Clean(a.app.plugin.DevicePluginDir)), "pod-resources", "kubelet.sock")
+func (s *service) podResources() string {
+	return filepath.Join(filepath.Dir(filepath.Clean(s.app.plugin.DevicePluginDir)), "pod-resources", "kubelet.sock")
 }

@@ -1,11 +1,17 @@
 package kubelet
 
 import (
+	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/sim"
 )
 
 const (
@@ -84,6 +90,61 @@ func TestARestartedContainerWaitsForAnUnhealthyGPU(t *testing.T) {
 	if after := f.check(t, p, f.awaitOther(t, p, first)); !slices.Equal(after, ids) {
 		t.Errorf("the pod had %v and has %v", ids, after)
 	}
+}
+
+// TestAGPUIsCheckedAfterItsPod leaves a process on the GPU of a pod that ends. The GPU is unhealthy before another pod
+// asks for it, and healthy when the process has ended.
+func TestAGPUIsCheckedAfterItsPod(t *testing.T) {
+	f := setUp(t, "pcie-quad", writeConfig(t, clean))
+	all := f.uuids(t)
+	f.awaitDevices(t, gpuName, all)
+	p := newPod("leaves", gpuName, 1)
+	ids := f.check(t, p, f.launch(t, p))
+	left := f.leaveProcess(t, ids[0])
+	time.Sleep(6 * time.Second) // the plugin asks every 5 s which devices pods have
+	f.awaitDevices(t, gpuName, all)
+	if err := f.Remove(t.Context(), p.Name); err != nil {
+		t.Fatal(err)
+	}
+	f.awaitDevices(t, gpuName, slices.DeleteFunc(slices.Clone(all), func(uuid string) bool { return uuid == ids[0] }))
+	f.expectRefusal(t, newPod("early", gpuName, len(all)))
+	if err := left.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	f.awaitDevices(t, gpuName, all)
+	next := newPod("next", gpuName, len(all))
+	f.check(t, next, f.launch(t, next))
+}
+
+// leaveProcess starts a program on the node that uses a GPU.
+func (f *fixture) leaveProcess(t *testing.T, uuid string) *Daemon {
+	t.Helper()
+	d := f.NewDaemon("left", "/bin/sleep", "1000")
+	if err := d.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Kill() })
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := 0 // in the node's PID namespace
+	for line := range strings.Lines(string(status)) {
+		if pids, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			fields := strings.Fields(pids)
+			pid, err = strconv.Atoi(fields[len(fields)-1])
+		}
+	}
+	if err == nil {
+		err = f.ns.within(func() error {
+			process := sim.Process{PID: pid, Type: sim.ComputeProcess, MemoryBytes: 1 << 30}
+			return f.gpus.AddProcess(slices.Index(f.uuids(t), uuid), process)
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 // TestANeighbourOnASharedGPUIsLeftAlone starts a second pod on a GPU that a first one uses. Whatever the policy is, the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"sync"
 
 	"google.golang.org/grpc"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -13,14 +14,34 @@ import (
 type PodResources struct {
 	podresources.UnimplementedPodResourcesListerServer
 
-	Pods []*podresources.PodResources
+	Pods []*podresources.PodResources // while it serves, Set changes them
 	Err  error
+
+	mu    sync.Mutex
+	lists int
+}
+
+// Set replaces the pods.
+func (p *PodResources) Set(pods ...*podresources.PodResources) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Pods = pods
+}
+
+// Lists is how often the pods were listed.
+func (p *PodResources) Lists() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lists
 }
 
 // List returns the pods and the error.
 func (p *PodResources) List(
 	context.Context, *podresources.ListPodResourcesRequest,
 ) (*podresources.ListPodResourcesResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lists++
 	return &podresources.ListPodResourcesResponse{PodResources: p.Pods}, p.Err
 }
 

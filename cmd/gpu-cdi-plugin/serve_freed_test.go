@@ -1,0 +1,109 @@
+package main
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"gpu-cdi-plugin/test/lib/kubelettest"
+)
+
+// startBeside starts the plugin beside a kubelet with pods.
+func (s *served) startBeside(p *kubelettest.PodResources) {
+	s.t.Helper()
+	stop, err := p.Serve(s.startBesideKubelet())
+	mustDo(s.t, err)
+	s.t.Cleanup(stop)
+}
+
+// rounds waits until the plugin has asked for the pods so many times more.
+func (s *served) rounds(p *kubelettest.PodResources, n int) {
+	s.t.Helper()
+	want := p.Lists() + n
+	waitFor(s.t, "a question for the pods", func() bool { return p.Lists() >= want })
+}
+
+// A GPU that is still in use after its pod is suspect before another pod asks for it, and nothing is done about it.
+func TestServeChecksAGPUAfterItsPod(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "prestart: {policy: clean}")
+	pods := &kubelettest.PodResources{}
+	s.startBeside(pods)
+	s.listed(gpuResource, 4, 0)
+	pod := func(gpu int) *podresources.PodResources {
+		return kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[gpu])
+	}
+	pods.Set(pod(1), pod(2))
+	cmd, slow := s.leftOver(1), s.leftOver(2)
+	s.leftOver(3) // which no pod has had
+	mustDo(t, s.node.SetSilently(1, map[string]string{"power-limit": "200000"}))
+	s.rounds(pods, 3)
+	s.listed(gpuResource, 4, 0)
+
+	pods.Set()
+	s.rounds(pods, 1)
+	time.Sleep(time.Second) // it has been checked
+	mustDo(t, slow.Process.Kill())
+	_ = slow.Wait()
+	s.onlyUnhealthy(1)
+	s.logs("GPU 1 is suspect: 1024 MiB are in use without a process, more than 256 MiB")
+	if values, err := s.node.Values(1); err != nil || values["power-limit"] != 200000 {
+		t.Errorf("the settings of the GPU are %v, error %v", values, err)
+	}
+	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("the process was ended: %v", err)
+	}
+
+	// A pod that gets it all the same is refused by what it finds itself.
+	pods.Set(pod(1))
+	e := s.listed(gpuResource, 4, 0)
+	s.wantRefused(e, s.uuids()[1], "(memory): 1024 MiB are in use")
+	pods.Set()
+	s.onlyUnhealthy(1)
+
+	mustDo(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	s.listed(gpuResource, 4, 0)
+	s.logs("GPU 1 is healthy again")
+	if strings.Contains(s.log.String(), "GPU 2 is suspect") {
+		t.Error("a process that took a second to end made GPU 2 suspect")
+	}
+}
+
+// What was found is known to the next process, which checks it again; without a policy it does not count.
+func TestServeChecksAGPUAfterItsPodOverARestart(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "prestart: {policy: clean}")
+	pods := &kubelettest.PodResources{}
+	s.startBeside(pods)
+	s.listed(gpuResource, 4, 0)
+	pods.Set(kubelettest.Pod("ns", "job", "main", gpuResource, s.uuids()[1], s.uuids()[2]))
+	first, second := s.leftOver(1), s.leftOver(2)
+	s.rounds(pods, 1)
+	pods.Set()
+	s.listed(gpuResource, 2, 2)
+	mustDo(t, s.end(syscall.SIGTERM))
+	s.kubelet.WaitGone(gpuResource)
+	mustDo(t, first.Process.Kill())
+	_ = first.Wait()
+
+	s.startBeside(pods)
+	s.listed(gpuResource, 2, 2)
+	s.onlyUnhealthy(2)
+	mustDo(t, s.end(syscall.SIGTERM))
+	s.kubelet.WaitGone(gpuResource)
+
+	asked := pods.Lists()
+	s.configure("prestart: {policy: none}")
+	s.startBeside(pods)
+	s.listed(gpuResource, 4, 0)
+	if err := second.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("the process was ended: %v", err)
+	}
+	if n := pods.Lists(); n != asked {
+		t.Errorf("the pods were asked for %d times without a policy", n-asked)
+	}
+}
