@@ -2,6 +2,7 @@ package prestart
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -42,6 +43,32 @@ const (
 	Failed  Result = "failed"
 	Skipped Result = "skipped"
 )
+
+// MaxRecords is the size in bytes of the largest records that are read.
+const MaxRecords = 4 << 20
+
+// ParseRecords parses records as JSON, the last of each device by UUID.
+func ParseRecords(data []byte) (map[string]Record, error) {
+	var all map[string]Record
+	if err := json.Unmarshal(data, &all); err != nil {
+		return nil, fmt.Errorf("parse the records of preparations: %w", err)
+	}
+	return all, nil
+}
+
+// String says when the device was prepared, by which policy, for how long, and with which result, such as
+// "2026-01-02T03:04:05Z check ok 12ms" or "2026-01-02T03:04:05Z check failed (memory) 5s".
+func (r *Record) String() string {
+	result := string(OK)
+	if r.Error != "" {
+		result = string(Failed)
+		if last := len(r.Steps) - 1; last >= 0 {
+			result += " (" + r.Steps[last].Name + ")"
+		}
+	}
+	return fmt.Sprintf("%s %s %s %s",
+		r.Time.UTC().Format(time.RFC3339), r.Policy, result, r.Duration.Round(time.Millisecond))
+}
 
 // Error is why a device was refused, in one line.
 type Error struct {

@@ -13,10 +13,10 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/cli"
-	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/regular"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/prestart"
 )
 
 func (a *app) devicesCommand() *cobra.Command {
@@ -25,7 +25,9 @@ func (a *app) devicesCommand() *cobra.Command {
 		Use:   "devices",
 		Short: "List the GPUs and MIG devices of this host",
 		Long: `Lists the GPUs and MIG devices that the driver reports. Unreadable GPUs are listed with their error. Where serve
-runs, or did, STATUS has what it knows about the health of the others: see --state-dir in the configuration file.
+runs, or did, STATUS has what it knows about the health of the others: see --state-dir in the configuration file. With
+-o wide, PRESTART has the last preparation of a device for a container: when it began, the policy, the result with the
+step that failed, and how long it took. JSON and YAML have all its steps.
 
 -o name prints the CDI names of those that containers can get: no GPUs in MIG mode, but their MIG devices.`,
 		Example: `  gpu-cdi-plugin devices
@@ -49,7 +51,12 @@ func (a *app) devices(ctx context.Context, out output) error {
 	if err != nil {
 		return err
 	}
-	if err := out.print(a.stdout, devicesView(s, a.recordedHealth(h, s.DriverVersion), a.CDIKind)); err != nil {
+	recordedHealth := recorded(a, a.healthRecord(), "the devices' health", node.MaxHealthRecord,
+		func(data []byte) (map[string]health.Status, error) {
+			return health.Recorded(data, node.HealthIdentity(h, s.DriverVersion))
+		})
+	preparations := recorded(a, a.preparations(), "their last preparations", prestart.MaxRecords, prestart.ParseRecords)
+	if err := out.print(a.stdout, devicesView(s, recordedHealth, preparations, a.CDIKind)); err != nil {
 		return err
 	}
 	if !hasNodes(h) {
@@ -58,20 +65,21 @@ func (a *app) devices(ctx context.Context, out output) error {
 	return unreadableGPUs(s)
 }
 
-// recordedHealth is what serve has recorded of the devices' health, by UUID. There is none where serve does not run.
-func (a *app) recordedHealth(h host.Host, driverVersion string) map[string]health.Status {
-	path := a.healthRecord()
-	data, err := regular.ReadFile(path, node.MaxHealthRecord)
+// recorded is what serve has recorded of the devices in a file of at most limit bytes, by UUID. There is none where serve
+// does not run.
+func recorded[T any](
+	a *app, path, what string, limit int64, parse func([]byte) (map[string]T, error),
+) (all map[string]T) {
+	data, err := regular.ReadFile(path, limit)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	err = cmp.Or(err, a.check(trust.File, path))
-	var all map[string]health.Status
 	if err == nil {
-		all, err = health.Recorded(data, node.HealthIdentity(h, driverVersion))
+		all, err = parse(data)
 	}
 	if err != nil {
-		a.log.Warn("the health that serve has recorded is not shown: " + err.Error())
+		a.log.Warn("what serve has recorded of " + what + " is not shown: " + err.Error())
 	}
 	return all
 }
@@ -83,6 +91,8 @@ type deviceList struct {
 	Devices       []deviceJSON `json:"devices"`
 	// Health is what serve has recorded, by UUID.
 	Health map[string]health.Status `json:"health,omitempty"`
+	// PreStart has the last preparations for containers that serve has recorded, by UUID.
+	PreStart map[string]prestart.Record `json:"preStart,omitempty"`
 }
 
 // deviceJSON is a device with all keys, also those of empty values.
@@ -102,12 +112,16 @@ func deviceObjects(devices []gpu.Device) []deviceJSON {
 	return list
 }
 
-func devicesView(s *gpu.Snapshot, recorded map[string]health.Status, kind string) view {
+func devicesView(
+	s *gpu.Snapshot, recorded map[string]health.Status, prepared map[string]prestart.Record, kind string,
+) view {
 	v := view{
-		data: deviceList{s.DriverVersion, s.CUDAVersion, deviceObjects(s.Devices), recorded},
+		data: deviceList{s.DriverVersion, s.CUDAVersion, deviceObjects(s.Devices), recorded, prepared},
 		table: table{
-			header: []string{"INDEX", "NAME", "UUID", "MEMORY", "NUMA", "MIG", "STATUS", "MINOR", "PCI", "COMPUTE"},
-			wide:   7,
+			header: []string{
+				"INDEX", "NAME", "UUID", "MEMORY", "NUMA", "MIG", "STATUS", "MINOR", "PCI", "COMPUTE", "PRESTART",
+			},
+			wide: 7,
 		},
 	}
 	for i := range s.Devices {
@@ -116,9 +130,13 @@ func devicesView(s *gpu.Snapshot, recorded map[string]health.Status, kind string
 			if h, known := recorded[uuid]; known && h.State != health.Healthy {
 				problem = cmp.Or(problem, h.String())
 			}
+			last := "-"
+			if r, known := prepared[uuid]; known {
+				last = r.String()
+			}
 			v.table.rows = append(v.table.rows, []string{
 				index, orDash(name), orDash(uuid), gibibytes(memory), number(d.NUMANode), mig, cmp.Or(problem, "ok"),
-				number(d.Minor), orDash(d.PCIBusID), orDash(d.ComputeCapability),
+				number(d.Minor), orDash(d.PCIBusID), orDash(d.ComputeCapability), last,
 			})
 		}
 		allocatable := d.Allocatables()

@@ -88,6 +88,7 @@ type service struct {
 	*daemon
 	plugin      *plugin.Plugin
 	preparer    *preparer
+	prepared    *prepared
 	mps         *mps.Supervisor
 	releaser    *releaser
 	reporter    *kubeapi.Reporter
@@ -107,7 +108,8 @@ func (a *app) serve(cmd *cobra.Command) error {
 	if err := s.plugin.Check(); err != nil { // before the spec is written
 		return err
 	}
-	return s.run(cmd, s.runPlugin, s.mps.Run, s.newControl().Run, s.releaser.run, s.reporter.Run, s.newFreed().run)
+	return s.run(cmd, s.runPlugin, s.mps.Run, s.newControl().Run, s.releaser.run, s.reporter.Run, s.newFreed().run,
+		s.prepared.run)
 }
 
 func (a *app) newService() (*service, error) {
@@ -117,7 +119,8 @@ func (a *app) newService() (*service, error) {
 	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), a.healthRecord(), rulesOf, s.publish); err != nil {
 		return nil, err
 	}
-	s.mps, s.preparer, s.releaser, s.reporter = s.newSupervisor(), s.newPreparer(), newReleaser(s), a.newReporter()
+	s.mps, s.preparer, s.prepared = s.newSupervisor(), s.newPreparer(), newPrepared(s)
+	s.releaser, s.reporter = newReleaser(s), a.newReporter()
 	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.checkConfig
 	s.plugin, err = plugin.New(s.pluginOptions())
 	return s, err

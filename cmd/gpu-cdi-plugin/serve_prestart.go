@@ -100,6 +100,7 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 			record, err := p.runner.Run(ctx, p.deviceOf(d), rules)
 			p.metrics.Prepared(&record)
 			p.log(resourceName, &record)
+			p.prepared.add(record)
 			return err
 		})
 	}

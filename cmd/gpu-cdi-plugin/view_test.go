@@ -8,11 +8,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/topology"
 )
 
@@ -40,9 +43,32 @@ func snapshot() *gpu.Snapshot {
 	}
 }
 
+// recordedStatuses and preparations are what serve has recorded of the snapshot's devices.
+var (
+	recordedStatuses = map[string]health.Status{"MIG-c": {
+		UUID: "MIG-c", State: health.Suspect, Reason: "process 4711 (python3, cgroup /) still uses it", Remedy: health.None,
+		Since: time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC),
+	}}
+	preparations = map[string]prestart.Record{
+		"GPU-a": {
+			UUID: "GPU-a", Policy: prestart.Clean, Time: time.Date(2026, 1, 2, 4, 4, 5, 6, time.FixedZone("", 3600)),
+			Duration: 12345 * time.Microsecond,
+			Steps:    []prestart.Step{{Name: "settings", Result: prestart.OK, Note: "a clock", Duration: time.Millisecond}},
+		},
+		"MIG-c": {
+			UUID: "MIG-c", Policy: prestart.Check, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+			Duration: 5 * time.Second, Error: "MIG-c is not ready for a container (memory): 2048 MiB are in use",
+			Steps: []prestart.Step{
+				{Name: "health", Result: prestart.OK, Duration: time.Millisecond},
+				{Name: "memory", Result: prestart.Failed, Note: "2048 MiB are in use", Duration: 4999 * time.Millisecond},
+			},
+		},
+	}
+)
+
 func TestViews(t *testing.T) {
 	for name, v := range map[string]view{
-		"devices":  devicesView(snapshot(), nil, "nvidia.com/gpu"),
+		"devices":  devicesView(snapshot(), recordedStatuses, preparations, "nvidia.com/gpu"),
 		"topology": topologyView(topology.Node{Snapshot: snapshot(), HoldersUnknown: "there is no kubelet"}),
 	} {
 		for _, format := range []string{"table", "wide", "json", "yaml", "name"} {

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// devices shows the last preparation of each device, of this serve and of the ones before, and none of a device that is
+// no longer offered.
+func TestDevicesShowsTheLastPreparations(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "prestart: {policy: clean}")
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	shown := func(want ...string) {
+		t.Helper()
+		out := ""
+		defer func() {
+			if t.Failed() {
+				t.Log(out)
+			}
+		}()
+		waitFor(t, "the last preparations", func() bool {
+			out = s.devices("-o", "wide", "--no-headers")
+			for i, line := range strings.Split(strings.TrimSpace(out), "\n") {
+				if ok, err := regexp.MatchString("  "+want[i]+"$", line); err != nil || !ok {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	const when, took = `\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`, ` [0-9.]+m?s`
+	shown("-", "-", "-", "-")
+	s.wantReady(e, s.uuids()[0])
+	mustDo(t, s.node.Set(1, map[string]string{"memory-used": "2GiB"}))
+	s.wantRefused(e, s.uuids()[1], "2048 MiB are in use")
+	ok, failed := when+" clean ok"+took, when+` clean failed \(memory\)`+took
+	shown(ok, failed, "-", "-")
+
+	// The next serve goes on from there.
+	mustDo(t, s.end(syscall.SIGTERM))
+	s.kubelet.WaitGone(gpuResource)
+	s.configure("prestart: {policy: check}")
+	s.start()
+	e = s.listed(gpuResource, 4, 0)
+	s.wantReady(e, s.uuids()[2])
+	shown(ok, failed, when+" check ok"+took, "-")
+	mustDo(t, s.end(syscall.SIGTERM))
+	s.kubelet.WaitGone(gpuResource)
+	s.configure("gpus: {exclude: [1]}\nprestart: {policy: check}")
+	s.start()
+	e = s.listed(gpuResource, 3, 0)
+	s.wantReady(e, s.uuids()[0])
+	shown(when+" check ok"+took, "-", when+" check ok"+took, "-")
+
+	// A damaged file is replaced.
+	for _, damaged := range []string{"{", "null"} {
+		mustDo(t, os.WriteFile(filepath.Join(s.dir, "state", "prestart.json"), []byte(damaged), 0o644))
+		shown("-", "-", "-", "-")
+		s.wantReady(e, s.uuids()[3])
+		shown("-", "-", "-", when+" check ok"+took)
+	}
+}
+
+// devices runs the verb devices and returns what it prints.
+func (s *served) devices(args ...string) string {
+	s.t.Helper()
+	exe, err := os.Executable()
+	mustDo(s.t, err)
+	cmd := exec.Command(exe)
+	cmd.Args = append([]string{"gpu-cdi-plugin", "--root", s.node.Root(), "devices"}, args...)
+	cmd.Env = append(os.Environ(), insecure, "GPU_CDI_STATE_DIR="+filepath.Join(s.dir, "state"))
+	out, err := cmd.Output()
+	mustDo(s.t, err)
+	return string(out)
+}
