@@ -79,7 +79,7 @@ func (e *endpoint) stayRegisteredWith(ctx context.Context, socket string, kubele
 			return err
 		}
 		pause = min(max(2*pause, firstPause), lastPause)
-		if now, err := identify(socket); err != nil || now != kubelet {
+		if now, _ := identify(socket); now != kubelet {
 			return nil
 		}
 		if !watching() {
