@@ -93,8 +93,8 @@ func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits) error {
 		list := appendNew(rules[effective:n:n], rules[n:])
 		config.Linux.Resources.Devices = append(rules[:effective:effective], list...)
 	}
-	// It moves mounts and devices that it adds again to the end. A mount on a directory above would hide an earlier one,
-	// so the old order of mounts stays only if the library would sort them that way.
+	// It moves mounts and devices that it adds again to the end. A mount on a directory above would hide an earlier
+	// one, so the old order of mounts stays only if the library would sort them that way.
 	depth := func(m oci.Mount) int { return strings.Count(filepath.Clean(m.Destination), "/") }
 	mounts := inOldOrder(old.Mounts, config.Mounts)
 	if slices.IsSortedFunc(mounts, func(a, b oci.Mount) int { return depth(a) - depth(b) }) {

@@ -50,7 +50,8 @@ const (
 	Available State = "available"
 	// Shadowed is a device that a file of a higher priority defines too: engines offer that one.
 	Shadowed State = "shadowed"
-	// Conflicting is a device that two files of one priority define: engines offer neither, nor one of another priority.
+	// Conflicting is a device that two files of one priority define: engines offer neither, nor one of another
+	// priority.
 	Conflicting State = "conflict"
 )
 
@@ -142,8 +143,8 @@ func (d *SpecDirs) resolve() {
 	}
 }
 
-// resolveName sets the states of the definitions of one name as the CDI library does: if two have one priority, none of that
-// name can be used, whatever its priority.
+// resolveName sets the states of the definitions of one name as the CDI library does: if two have one priority, none of
+// that name can be used, whatever its priority.
 func resolveName(definitions []Definition) {
 	for i := 1; i < len(definitions); i++ {
 		definitions[i].State, definitions[i].Other = Shadowed, definitions[0].File

@@ -213,8 +213,8 @@ type PreStartRule struct {
 	Policy prestart.Policy `yaml:"policy" json:"policy"`
 }
 
-// RefusesParts reports whether replicas and MIG devices of a resource are always refused: policy reset cannot reset them,
-// and Strict refuses what it cannot reset.
+// RefusesParts reports whether replicas and MIG devices of a resource are always refused: policy reset cannot reset
+// them, and Strict refuses what it cannot reset.
 func (p *PreStart) RefusesParts(resourceName string) bool {
 	r := p.RulesOf(resourceName)
 	return r.Strict && r.Policy == prestart.Reset

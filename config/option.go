@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// Option is a key whose value is one text: all but objects and lists of them. It can be set by a flag or a variable too.
+// Option is a key whose value is one text: all but objects and lists of them. It can be set by a flag or a variable
+// too.
 type Option struct {
 	key   key
 	value reflect.Value // the field

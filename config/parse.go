@@ -24,8 +24,8 @@ type File struct {
 	Keys []string
 }
 
-// Parse parses a configuration file in YAML, or JSON, as yamlfile.Decode does. An empty file is valid. The error has all
-// problems, including those that Config.Validate finds in what could be decoded.
+// Parse parses a configuration file in YAML, or JSON, as yamlfile.Decode does. An empty file is valid. The error has
+// all problems, including those that Config.Validate finds in what could be decoded.
 //
 // A file that can be read is not validated: flags and the environment may override its values.
 func Parse(data []byte) (*File, error) {

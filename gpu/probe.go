@@ -16,13 +16,13 @@ type Probe struct {
 	MIGEnabled bool
 	// RecoveryAction is NVML's nvmlDeviceGpuRecoveryAction_t, or NoRecoveryAction. Drivers add values.
 	RecoveryAction int
-	// RemapPending is whether a row of the memory is remapped at the next reset, and RemapFailed whether a row could not
-	// be remapped.
+	// RemapPending is whether a row of the memory is remapped at the next reset, and RemapFailed whether a row could
+	// not be remapped.
 	RemapPending, RemapFailed bool
 	// RetirementPending is whether a page of the memory is retired at the next reset; older GPUs do so.
 	RetirementPending bool
-	// UncorrectedECC counts the uncorrected errors of the memory since the driver was loaded. It is as in the probe before
-	// if it could not be read.
+	// UncorrectedECC counts the uncorrected errors of the memory since the driver was loaded. It is as in the probe
+	// before if it could not be read.
 	UncorrectedECC uint64
 	// NVLinks has a bit for each NVLink that is up, or that was up in the probe before if its state could not be read.
 	NVLinks uint64

@@ -26,8 +26,8 @@ const (
 	shmPerInode = 4096
 )
 
-// mountShm mounts a GPU's shm with a size in bytes. If it is mounted it gets that size, unless it contains more. What an
-// administrator mounted there stays as it is.
+// mountShm mounts a GPU's shm with a size in bytes. If it is mounted it gets that size, unless it contains more. What
+// an administrator mounted there stays as it is.
 func mountShm(gpuDir string, bytes uint64) error {
 	dir, mounted, err := openShm(gpuDir)
 	if err != nil {

@@ -225,8 +225,8 @@ func (w *worker) requestContext(ctx context.Context) (context.Context, context.C
 	return ctx, func() { stop(); cancel() }
 }
 
-// handleSilence waits for a daemon that does not answer because of err, and ends it after a while unless it has servers:
-// these may have clients. The daemon has one deadline to end by itself.
+// handleSilence waits for a daemon that does not answer because of err, and ends it after a while unless it has
+// servers: these may have clients. The daemon has one deadline to end by itself.
 func (w *worker) handleSilence(err error) (time.Duration, error) {
 	if w.silent.IsZero() {
 		w.silent = time.Now()

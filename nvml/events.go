@@ -30,8 +30,8 @@ var eventKinds = map[uint64]gpu.EventKind{
 	nvml.EventMigConfigChange:         gpu.EventMIG,
 }
 
-// watchers receive the events of the GPUs while the library is open: a goroutine with an event set for each GPU, since a
-// set with a lost GPU returns nothing but that GPU's error.
+// watchers receive the events of the GPUs while the library is open: a goroutine with an event set for each GPU, since
+// a set with a lost GPU returns nothing but that GPU's error.
 type watchers struct {
 	library *library
 	receive func(gpu.Event)

@@ -12,8 +12,8 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// Probes reads the health of GPUs of the last snapshot, in its order: of those with these UUIDs, or of all. It waits one
-// second for GPUs that do not answer. An error is about the driver as a whole.
+// Probes reads the health of GPUs of the last snapshot, in its order: of those with these UUIDs, or of all. It waits
+// one second for GPUs that do not answer. An error is about the driver as a whole.
 func (s *Session) Probes(ctx context.Context, uuids ...string) ([]gpu.Probe, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,8 +74,8 @@ func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.
 	return got
 }
 
-// probeNVLinks reads which NVLinks of a GPU are up. They are as before if that is unknown, also if the call hangs: a GPU
-// whose links cannot be read can be used.
+// probeNVLinks reads which NVLinks of a GPU are up. They are as before if that is unknown, also if the call hangs: a
+// GPU whose links cannot be read can be used.
 func (s *Session) probeNVLinks(ctx context.Context, uuid string, before uint64) (uint64, error) {
 	l := s.library
 	links, err := ask(ctx, &l.calls, "NVLink states of "+uuid, s.tolerated(), func(c *call) (uint64, error) {

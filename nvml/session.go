@@ -40,7 +40,8 @@ type Options struct {
 	GPUTimeout time.Duration
 	// Returned is called when an abandoned call has returned, so that GPUs may be readable again. It may be nil.
 	Returned func()
-	// Events, if it is not nil, gets the events of the GPUs from the first snapshot on, from several goroutines at once.
+	// Events, if it is not nil, gets the events of the GPUs from the first snapshot on, from several goroutines at
+	// once.
 	Events func(gpu.Event)
 	// Log gets warnings about links that cannot be read.
 	Log *slog.Logger

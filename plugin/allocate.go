@@ -28,9 +28,9 @@ type AllocateOptions struct {
 	AnnotationPrefix string
 	// Preference is which devices GetPreferredAllocation recommends.
 	Preference Preference
-	// PreStart prepares the devices of a container of a resource, before it starts and each time that it starts again. An
-	// error keeps it from starting; it must be one for devices that are unhealthy and stay so. Nil prepares nothing, and
-	// the kubelet does not ask for it.
+	// PreStart prepares the devices of a container of a resource, before it starts and each time that it starts again.
+	// An error keeps it from starting; it must be one for devices that are unhealthy and stay so. Nil prepares nothing,
+	// and the kubelet does not ask for it.
 	PreStart func(ctx context.Context, resourceName string, devices []*resource.Device) error
 }
 
@@ -80,8 +80,8 @@ func (s *server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 	return resp, nil
 }
 
-// find returns the devices of the IDs in the order of the list, or an error that names every ID that is not advertised or
-// is there twice.
+// find returns the devices of the IDs in the order of the list, or an error that names every ID that is not advertised
+// or is there twice.
 func (l *list) find(ids []string) ([]*device, error) {
 	name, limit := l.resource.Name, l.resource.Limit
 	if len(ids) == 0 {

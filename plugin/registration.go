@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// There is a pause before each registration with a kubelet that was not there from the start. The first is short, and
-	// long enough for a kubelet that starts: the file of its socket is there some 20 microseconds before it listens. Later
-	// pauses double.
+	// There is a pause before each registration with a kubelet that was not there from the start. The first is short,
+	// and long enough for a kubelet that starts: the file of its socket is there some 20 microseconds before it
+	// listens. Later pauses double.
 	firstPause = time.Millisecond
 	lastPause  = 5 * time.Second
-	// steady is how long a watch must last for the pause after it to be the first again. A kubelet that ends every watch
-	// at once gets longer pauses.
+	// steady is how long a watch must last for the pause after it to be the first again. A kubelet that ends every
+	// watch at once gets longer pauses.
 	steady = 10 * time.Second
 )
 
@@ -138,8 +138,8 @@ func (e *endpoint) watch(ctx context.Context, over func() bool) error {
 
 // answer is the result of a Register call.
 type answer struct {
-	// reached is whether the kubelet may have accepted the registration, in spite of an error: its answer came too late,
-	// or one of 1.37 refuses what it accepted before.
+	// reached is whether the kubelet may have accepted the registration, in spite of an error: its answer came too
+	// late, or one of 1.37 refuses what it accepted before.
 	reached bool
 	err     error
 }

@@ -131,8 +131,9 @@ func (o *AllocateOptions) calls() *v1beta1.DevicePluginOptions {
 // preStartTimeout is how long a container's devices may be prepared. The kubelet waits 30 seconds.
 const preStartTimeout = 25 * time.Second
 
-// PreStartContainer prepares the devices of a container, also those that have become unhealthy since Allocate. The codes
-// of its errors are those of Allocate, with FailedPrecondition for devices that a container must not get as they are.
+// PreStartContainer prepares the devices of a container, also those that have become unhealthy since Allocate. The
+// codes of its errors are those of Allocate, with FailedPrecondition for devices that a container must not get as they
+// are.
 func (s *server) PreStartContainer(
 	ctx context.Context, req *v1beta1.PreStartContainerRequest,
 ) (*v1beta1.PreStartContainerResponse, error) {

@@ -36,8 +36,8 @@ type TooManyDevicesError struct {
 	Resource string
 	// Devices is their number, and Bytes the size of their list.
 	Devices, Bytes int
-	// Shared is how many GPUs and MIG devices have replicas, by the rules with the key Rules in the configuration. About
-	// Replicas of each would fit. All are empty if none is shared.
+	// Shared is how many GPUs and MIG devices have replicas, by the rules with the key Rules in the configuration.
+	// About Replicas of each would fit. All are empty if none is shared.
 	Shared, Replicas int
 	Rules            string
 }

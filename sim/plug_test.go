@@ -207,7 +207,8 @@ func TestResetFaults(t *testing.T) {
 	}
 }
 
-// TestResetOfMIG checks that a reset by nvidia-smi removes the MIG devices of a GPU everywhere, and Clear restores them.
+// TestResetOfMIG checks that a reset by nvidia-smi removes the MIG devices of a GPU everywhere, and Clear restores
+// them.
 func TestResetOfMIG(t *testing.T) {
 	n := makeNode(t, "mig-h100", Options{PlainNodes: true})
 	before := tree(t, n.Root())

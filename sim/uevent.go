@@ -21,7 +21,8 @@ const (
 // ueventTimeout is how long a reader with a full queue may take.
 const ueventTimeout = 5 * time.Second
 
-// uevent is a message of the kernel about a device. The text has the order of kobject_uevent_env in lib/kobject_uevent.c.
+// uevent is a message of the kernel about a device. The text has the order of kobject_uevent_env in
+// lib/kobject_uevent.c.
 type uevent struct {
 	action, devpath, subsystem string
 	env                        []string // what the device adds

@@ -18,8 +18,8 @@ import (
 // kernelGroup is the multicast group of the kernel's own messages. Group 2 has those of udev.
 const kernelGroup = 1
 
-// MaxMessage is the size of the largest message in bytes: the kernel's buffer for the variables is 2 KiB, and the path is
-// before it.
+// MaxMessage is the size of the largest message in bytes: the kernel's buffer for the variables is 2 KiB, and the path
+// is before it.
 const MaxMessage = 8192
 
 // bufferBytes holds the messages of a node whose GPUs and their functions all come at once.
@@ -44,8 +44,8 @@ func Listen() (io.ReadCloser, error) {
 	return file, nil
 }
 
-// Watch calls changed for each message about a GPU on PCI until the source ends, and returns its error. A message that is
-// forged does no more than that. Where the kernel has dropped messages, one of them may have been about a GPU.
+// Watch calls changed for each message about a GPU on PCI until the source ends, and returns its error. A message that
+// is forged does no more than that. Where the kernel has dropped messages, one of them may have been about a GPU.
 func Watch(source io.Reader, changed func()) error {
 	message := make([]byte, MaxMessage)
 	for {

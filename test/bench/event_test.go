@@ -14,8 +14,8 @@ import (
 	"gpu-cdi-plugin/test/lib/proc"
 )
 
-// BenchmarkEvent measures from an XID until the kubelet has a list with that GPU as unhealthy. "behind" is the time since
-// another program received the same event from the driver. NVIDIA's plugin is measured beside it.
+// BenchmarkEvent measures from an XID until the kubelet has a list with that GPU as unhealthy. "behind" is the time
+// since another program received the same event from the driver. NVIDIA's plugin is measured beside it.
 func BenchmarkEvent(b *testing.B) {
 	const (
 		rounds       = 20

@@ -8,8 +8,8 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// A wait for events can return at once, for ever, that the GPU is lost, although all else about the GPU works. That costs
-// no noticeable time: less than 1 % of a processor on an idle machine.
+// A wait for events can return at once, for ever, that the GPU is lost, although all else about the GPU works. That
+// costs no noticeable time: less than 1 % of a processor on an idle machine.
 func TestServeDoesNotSpinWhileWaitsForEventsFail(t *testing.T) {
 	t.Parallel()
 	const (

@@ -36,8 +36,8 @@ health:
 `
 
 // TestSoak makes random faults of all kinds and repairs them, on the shipped program. When all are repaired all devices
-// are healthy, and the program has not grown. The faults come in three phases: what the first takes, such as the threads
-// of calls that hang at the same time, the others may not add to.
+// are healthy, and the program has not grown. The faults come in three phases: what the first takes, such as the
+// threads of calls that hang at the same time, the others may not add to.
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	s := &soak{
@@ -83,7 +83,8 @@ type fault struct {
 	reset bool // only a reset repairs it
 }
 
-// makeFaults makes faults of random GPUs and repairs some. In the middle it waits until all agree about what is healthy.
+// makeFaults makes faults of random GPUs and repairs some. In the middle it waits until all agree about what is
+// healthy.
 func (s *soak) makeFaults() {
 	s.Helper()
 	const steps = 20
@@ -185,8 +186,8 @@ func (s *soak) faults() []*fault {
 	}
 }
 
-// detach has serve reconcile after a GPU was unbound or unplugged, as uevents do, which it does not get from a simulated
-// node.
+// detach has serve reconcile after a GPU was unbound or unplugged, as uevents do, which it does not get from a
+// simulated node.
 func (s *soak) detach(err error) error {
 	return errors.Join(err, s.process.Signal(syscall.SIGHUP))
 }

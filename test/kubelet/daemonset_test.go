@@ -183,8 +183,8 @@ func (f *fixture) daemonSetPod(t *testing.T, variables map[string]string) []byte
 	return data
 }
 
-// reportHealth applies deploy/report-health-patch.yaml to a pod without its variables, which it returns. The kubelet has
-// no API server, and so no projected volume: it is a downwardAPI volume with a label of the pod as the token.
+// reportHealth applies deploy/report-health-patch.yaml to a pod without its variables, which it returns. The kubelet
+// has no API server, and so no projected volume: it is a downwardAPI volume with a label of the pod as the token.
 func (f *fixture) reportHealth(t *testing.T, pod map[string]any) []any {
 	t.Helper()
 	data, err := os.ReadFile("../../deploy/report-health-patch.yaml")

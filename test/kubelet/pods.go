@@ -83,13 +83,13 @@ type PodStatus struct {
 	Name                   string
 	Phase, Reason, Message string
 	IP                     string
-	// Container is the container's ID, Running whether it runs, Ready whether its readiness probe succeeds, and Restarts how
-	// often it was restarted.
+	// Container is the container's ID, Running whether it runs, Ready whether its readiness probe succeeds, and
+	// Restarts how often it was restarted.
 	Container      string
 	Running, Ready bool
 	Restarts       int
-	// Waiting is the kubelet's reason why the container waits, and Trouble its message on a container that does not run.
-	// Both may be empty.
+	// Waiting is the kubelet's reason why the container waits, and Trouble its message on a container that does not
+	// run. Both may be empty.
 	Waiting, Trouble string
 	// Health has the container's devices with the kubelet's words for their health, such as "GPU-1=Healthy
 	// GPU-2=Unhealthy".
