@@ -165,7 +165,8 @@ type IMEX struct {
 type Health struct {
 	// CleanFor is how long the probes of a device must pass before it is healthy again.
 	CleanFor Duration `yaml:"clean-for" json:"clean-for"`
-	// XIDs are rules that overrule NVIDIA's catalogue and the driver's recovery action.
+	// XIDs are rules that decide about events of their XIDs, before the driver's recovery action and NVIDIA's catalogue.
+	// What the driver still asks for at the next probe counts all the same.
 	XIDs []XIDRule `yaml:"xids" json:"xids"`
 }
 
@@ -173,7 +174,7 @@ type Health struct {
 type XIDRule struct {
 	XID    int           `yaml:"xid" json:"xid"`
 	Action health.Action `yaml:"action" json:"action"`
-	// Count events within Within are needed; 0 and 1 are one.
+	// Count is how many events within Within are needed. 0 is 1.
 	Count  int      `yaml:"count,omitempty" json:"count,omitempty"`
 	Within Duration `yaml:"within,omitempty" json:"within,omitempty"`
 }

@@ -112,7 +112,8 @@ var keys = []key{
 	{"health", "When a device is unhealthy, and when it is healthy again."},
 	{"health.clean-for", "How long the probes of a device must pass before it is healthy again; at most 1h; twice as long " +
 		"after each relapse within an hour."},
-	{"health.xids", "Rules for XIDs of the driver. They overrule NVIDIA's catalogue and the driver's recovery action."},
+	{"health.xids", "Rules for XIDs of the driver. A rule decides about events of its XID, before the driver's recovery " +
+		"action and NVIDIA's catalogue. What the driver still asks for at the next probe counts all the same."},
 	{"health.xids[].xid", "Code of the XID."},
 	{"health.xids[].action", "What it means for the device: none, application (it stays healthy), probe (probes decide), " +
 		"reset, reboot, service."},

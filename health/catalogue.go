@@ -43,7 +43,7 @@ func (a Action) worse(b Action) bool { return slices.Index(severity, a) > slices
 // Rule is what events of an XID mean.
 type Rule struct {
 	Action Action
-	// Count is how many events within Within the action takes; fewer are only counted. 0 and 1 are the first.
+	// The action is taken at the Count-th event within Within; fewer are only counted. 0 is 1.
 	Count  int
 	Within time.Duration
 }

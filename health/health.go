@@ -49,9 +49,9 @@ type Event struct {
 	Recovery Recovery
 }
 
-// Finding is what a probe found wrong with a GPU.
+// Finding is what is wrong with a GPU, and what it needs.
 type Finding struct {
-	// Text is a part of a sentence, such as "a row remapping is pending".
+	// Text is a part of a sentence, such as "a row of its memory could not be remapped".
 	Text string
 	// Action is what the GPU needs; None if the finding can pass by itself.
 	Action Action

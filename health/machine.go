@@ -10,7 +10,8 @@ import (
 
 // Rules are what a Machine works with.
 type Rules struct {
-	// XIDs are the administrator's rules. They overrule the catalogue and the recovery action.
+	// XIDs are the administrator's rules, by code. A rule decides about an event of its XID, before the recovery action and
+	// the catalogue. What the driver still asks for at the next probe counts all the same.
 	XIDs map[uint64]Rule
 	// CleanFor is how long probes must pass before a device is healthy again; 0 is DefaultCleanFor. Each relapse within
 	// an hour doubles it, up to 64 times.

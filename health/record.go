@@ -125,11 +125,11 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 
 // Restore sets the state of a new machine to a recorded one. What it is worth depends on where it was found:
 //
-//   - A cordon holds until it is lifted. So does HoldForReset, which the caller ends: no reset goes on. What was found on
-//     a device after its last container holds until a check finds nothing.
+//   - A cordon stays until it is lifted, and HoldForReset until EndHold. Whether a reset that the process before has begun
+//     still goes on is not known. What was found on a device after its last container stays until a check finds nothing.
 //   - With the same boot and driver a device is as it was recorded. What was recovering is so from the start. One that
-//     needs a reset may have been reset by hand, for which this program had to end: it becomes healthy after clean probes
-//     for 64 times as long as usual.
+//     needs a reset may have been reset by hand while this program did not run: it becomes healthy after clean probes for
+//     64 times as long as usual.
 //   - After a reboot, or with another driver, the remedy may have been applied: what was not healthy is suspect, and
 //     probes decide.
 //

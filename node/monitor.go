@@ -117,7 +117,7 @@ func (m *monitor) setDevices(s *gpu.Snapshot) {
 	m.machine.SetDevices(time.Now(), devices)
 }
 
-// receive takes an event of the driver. Its caller waits until the state that follows is published.
+// receive takes an event of the driver. It returns when the state that follows is published.
 func (m *monitor) receive(e gpu.Event) {
 	switch e.Kind {
 	case gpu.EventXID:

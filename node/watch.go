@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// pollInterval is how often the host's files are compared with the last fingerprints. MIG changes are noticed this
-	// way alone, as is everything else where the user's inotify instances are used up.
+	// pollInterval is how often the host's files are compared with the last fingerprints. This also notices MIG changes
+	// of which the driver sends no event, and everything else where the user's inotify instances are used up.
 	pollInterval = time.Second
 	// retryAfter is when a failed reconciliation is tried again, at the latest.
 	retryAfter = 5 * time.Second
