@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"gpu-cdi-plugin/gpu"
 )
 
 // Action is what an event or a finding means for a device.
@@ -112,13 +114,8 @@ func XIDName(code uint64) string {
 	return text
 }
 
-// Recovery is the recovery action that the driver reports for a GPU: NVML's nvmlDeviceGpuRecoveryAction_t.
-type Recovery int
-
-// NoRecovery is the recovery action of a driver that does not report one.
-const NoRecovery Recovery = -1
-
-var recoveries = []struct {
+// recoveryActions are what the driver's recovery actions mean, by NVML's nvmlDeviceGpuRecoveryAction_t.
+var recoveryActions = []struct {
 	action Action
 	text   string
 }{
@@ -132,15 +129,17 @@ var recoveries = []struct {
 	{Reboot, "the driver asks for a reboot of the node"},
 }
 
-// Finding is what the recovery action says of a GPU, and whether it says anything: one that is not known, as of a newer
-// driver, is not healthy.
-func (r Recovery) Finding() (Finding, bool) {
+// recoveryFinding is what a recovery action says of a GPU, and whether it says anything: a GPU with one that is not known,
+// as of a newer driver, is not healthy.
+func recoveryFinding(action int) (Finding, bool) {
 	switch {
-	case r == 0 || r == NoRecovery:
+	case action == 0 || action == gpu.NoRecoveryAction:
 		return Finding{}, false
-	case r > 0 && int(r) < len(recoveries):
-		return Finding{Text: recoveries[r].text, Action: recoveries[r].action}, true
+	case action > 0 && action < len(recoveryActions):
+		known := recoveryActions[action]
+		return Finding{Text: known.text, Action: known.action}, true
 	default:
-		return Finding{Text: fmt.Sprintf("the driver asks for recovery action %d, which is not known", r), Action: Service}, true
+		text := fmt.Sprintf("the driver asks for recovery action %d, which is not known", action)
+		return Finding{Text: text, Action: Service}, true
 	}
 }

@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"gpu-cdi-plugin/gpu"
 )
 
-// Event counts an event and returns the transitions that it causes. First is whether the code is new on one of the
+// Event counts an EventXID and returns the transitions that it causes. First is whether the code is new on one of the
 // devices that it concerns.
-func (m *Machine) Event(now time.Time, ev Event) (transitions []Transition, first bool) {
+func (m *Machine) Event(now time.Time, ev gpu.Event) (transitions []Transition, first bool) {
 	for _, e := range m.concerned(ev) {
 		before := e.condition()
 		o := e.codes[ev.XID]
@@ -30,10 +32,10 @@ func (m *Machine) Event(now time.Time, ev Event) (transitions []Transition, firs
 
 // concerned are the devices that an event affects: the MIG devices of its instance or, if that is unknown, the GPU and
 // its MIG devices.
-func (m *Machine) concerned(ev Event) []*entry {
+func (m *Machine) concerned(ev gpu.Event) []*entry {
 	ofInstance := m.matching(func(d *Device) bool {
-		return d.GPU == ev.GPU && ev.GPUInstance != NoInstance && d.GPUInstance == ev.GPUInstance &&
-			(ev.ComputeInstance == NoInstance || d.ComputeInstance == ev.ComputeInstance)
+		return d.GPU == ev.GPU && ev.GPUInstance != gpu.NoInstance && d.GPUInstance == ev.GPUInstance &&
+			(ev.ComputeInstance == gpu.NoInstance || d.ComputeInstance == ev.ComputeInstance)
 	})
 	if len(ofInstance) > 0 {
 		return ofInstance
@@ -43,7 +45,7 @@ func (m *Machine) concerned(ev Event) []*entry {
 
 // verdict is what an event means: by the administrator's rule or, without one, by the recovery action or, where the
 // driver does not report that, by the catalogue.
-func (m *Machine) verdict(now time.Time, o *occurrences, ev Event) Finding {
+func (m *Machine) verdict(now time.Time, o *occurrences, ev gpu.Event) Finding {
 	if rule, ok := m.rules.XIDs[ev.XID]; ok {
 		if !o.reaches(now, rule) {
 			return Finding{Action: None}
@@ -54,10 +56,10 @@ func (m *Machine) verdict(now time.Time, o *occurrences, ev Event) Finding {
 		}
 		return Finding{text, rule.Action, true}
 	}
-	switch f, ok := ev.Recovery.Finding(); {
+	switch f, ok := recoveryFinding(ev.RecoveryAction); {
 	case ok:
 		return Finding{Text: XIDName(ev.XID) + "; " + f.Text, Action: f.Action}
-	case ev.Recovery == NoRecovery:
+	case ev.RecoveryAction == gpu.NoRecoveryAction:
 		return Finding{Text: XIDName(ev.XID), Action: actionOf(ev.XID)}
 	default:
 		return Finding{Action: None}

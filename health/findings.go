@@ -3,7 +3,6 @@ package health
 import (
 	"fmt"
 	"math/bits"
-	"slices"
 	"time"
 
 	"gpu-cdi-plugin/gpu"
@@ -62,25 +61,9 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 		b = &baseline{UncorrectedECC: p.UncorrectedECC}
 		m.baselines[p.UUID] = b
 	}
-	return m.probed(now, probes{
-		gpu: p.UUID, lost: p.Lost, recovery: Recovery(p.RecoveryAction), findings: b.findings(p),
-	})
-}
-
-// probes are the result of a probe of a GPU.
-type probes struct {
-	gpu string // UUID
-	// lost is whether the GPU did not answer at all. One that answers again was initialised again, as by a reset.
-	lost     bool
-	recovery Recovery
-	findings []Finding
-}
-
-// probed takes the result of a probe and returns the transitions of the GPU and its MIG devices.
-func (m *Machine) probed(now time.Time, p probes) []Transition {
-	findings := p.findings
-	if f, ok := p.recovery.Finding(); ok {
-		findings = append(slices.Clone(findings), f)
+	findings := b.findings(p)
+	if f, ok := recoveryFinding(p.RecoveryAction); ok {
+		findings = append(findings, f)
 	}
 	var worst *Finding
 	for i := range findings {
@@ -89,16 +72,16 @@ func (m *Machine) probed(now time.Time, p probes) []Transition {
 		}
 	}
 	var transitions []Transition
-	for _, e := range m.of(p.gpu) {
+	for _, e := range m.of(p.UUID) {
 		before := e.condition()
-		if e.lost && !p.lost {
+		if e.lost && !p.Lost { // it was initialised again, as by a reset
 			e.reset = true
 		}
-		e.lost = p.lost
+		e.lost = p.Lost
 		if worst != nil {
 			e.failed(now, *worst)
 		} else {
-			e.passed(now, p.recovery, m.rules.CleanFor)
+			e.passed(now, p.RecoveryAction, m.rules.CleanFor)
 		}
 		transitions = e.changed(before, transitions)
 	}
@@ -116,8 +99,8 @@ func (e *entry) failed(now time.Time, f Finding) {
 
 // passed takes clean probes. They prove a device healthy unless an event made it unhealthy. Then it must also have been
 // reset, or the driver must report that no recovery action is needed; the latter does not lift an administrator's rule.
-func (e *entry) passed(now time.Time, r Recovery, cleanFor time.Duration) {
-	if e.state == Healthy || e.state == Unhealthy && e.byEvent && !e.reset && (r != 0 || e.byRule) {
+func (e *entry) passed(now time.Time, recoveryAction int, cleanFor time.Duration) {
+	if e.state == Healthy || e.state == Unhealthy && e.byEvent && !e.reset && (recoveryAction != 0 || e.byRule) {
 		return
 	}
 	if e.clean.IsZero() {

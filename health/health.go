@@ -27,26 +27,12 @@ const (
 	Cordoned State = "cordoned"
 )
 
-// NoInstance is the ID of the instance of a device or event that is a whole GPU's.
-const NoInstance = -1
-
 // Device is a GPU, or a MIG device of one.
 type Device struct {
 	// UUID is the device's, and GPU that of the GPU that it is on, or its own.
 	UUID, GPU string
-	// GPUInstance and ComputeInstance are a MIG device's, or NoInstance.
+	// GPUInstance and ComputeInstance are a MIG device's, or gpu.NoInstance.
 	GPUInstance, ComputeInstance int
-}
-
-// Event is an XID of a GPU.
-type Event struct {
-	// GPU is the UUID.
-	GPU string
-	// GPUInstance and ComputeInstance are what of the GPU the event concerns, or NoInstance for all of it.
-	GPUInstance, ComputeInstance int
-	XID                          uint64
-	// Recovery is the GPU's recovery action after the event, or NoRecovery if it is unknown.
-	Recovery Recovery
 }
 
 // Finding is what is wrong with a GPU, and what it needs.

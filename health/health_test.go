@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/gpu"
 )
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -15,6 +17,8 @@ var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 const (
 	gpuA, gpuB   = "GPU-a", "GPU-b"
 	migA1, migA2 = "MIG-a1", "MIG-a2"
+
+	noInstance, noRecovery = gpu.NoInstance, gpu.NoRecoveryAction
 )
 
 // node is a machine with a clock. GPU a has two MIG devices, and GPU b none.
@@ -32,7 +36,7 @@ func newNode(t *testing.T, rules Rules) *node {
 
 func (n *node) setDevices() {
 	n.SetDevices(n.now, []Device{
-		{migA1, gpuA, 1, 0}, {migA2, gpuA, 2, 0}, {gpuB, gpuB, NoInstance, NoInstance},
+		{migA1, gpuA, 1, 0}, {migA2, gpuA, 2, 0}, {gpuB, gpuB, noInstance, noInstance},
 	})
 }
 
@@ -41,25 +45,40 @@ func (n *node) after(d time.Duration) *node {
 	return n
 }
 
-func (n *node) xid(gpu string, code uint64, r Recovery) *node {
-	n.Event(n.now, Event{gpu, NoInstance, NoInstance, code, r})
+func (n *node) xid(uuid string, code uint64, recoveryAction int) *node {
+	n.Event(n.now, event(uuid, noInstance, noInstance, code, recoveryAction))
 	return n
 }
 
-func (n *node) clean(gpu string, r Recovery) *node {
-	n.probed(n.now, probes{gpu: gpu, recovery: r})
+func event(uuid string, gpuInstance, computeInstance int, code uint64, recoveryAction int) gpu.Event {
+	return gpu.Event{
+		GPU: uuid, GPUInstance: gpuInstance, ComputeInstance: computeInstance,
+		Kind: gpu.EventXID, XID: code, RecoveryAction: recoveryAction,
+	}
+}
+
+// clean probes a GPU with an NVLink, which is up.
+func (n *node) clean(uuid string, recoveryAction int) *node {
+	n.Probe(n.now, &gpu.Probe{UUID: uuid, RecoveryAction: recoveryAction, NVLinks: 1})
 	return n
 }
 
-func (n *node) found(gpu, text string, a Action) *node {
-	n.probed(n.now, probes{gpu: gpu, recovery: NoRecovery, findings: []Finding{{Text: text, Action: a}}})
+// found probes a GPU with a fault, whose NVLink was up before.
+func (n *node) found(uuid string, fault func(*gpu.Probe)) *node {
+	if n.baselines[uuid] == nil {
+		n.baselines[uuid] = &baseline{NVLinks: 1}
+	}
+	p := gpu.Probe{UUID: uuid, RecoveryAction: noRecovery, NVLinks: 1}
+	fault(&p)
+	n.Probe(n.now, &p)
 	return n
 }
 
-func (n *node) lost(gpu string) *node {
-	n.probed(n.now, probes{gpu: gpu, lost: true, recovery: NoRecovery, findings: []Finding{{Text: "does not answer", Action: Reboot}}})
-	return n
-}
+func lost(p *gpu.Probe)           { p.Error, p.Lost = "GPU is lost", true }
+func notAnswering(p *gpu.Probe)   { p.Error = "unknown error" }
+func linkDown(p *gpu.Probe)       { p.NVLinks = 0 }
+func remapPending(p *gpu.Probe)   { p.RemapPending = true }
+func fabricStarting(p *gpu.Probe) { p.Fabric = gpu.FabricStarting }
 
 // restart makes a new machine of the record.
 func (n *node) restart(t *testing.T, from, to Identity) *node {
@@ -89,43 +108,43 @@ func TestStateOfADevice(t *testing.T) {
 			do: func(_ *testing.T, n *node) *node { return n }, state: Healthy,
 		},
 		"an application's fault leaves the device healthy": {
-			do: func(_ *testing.T, n *node) *node { return n.xid(gpuB, 31, NoRecovery).xid(gpuB, 13, NoRecovery) }, state: Healthy,
+			do: func(_ *testing.T, n *node) *node { return n.xid(gpuB, 31, noRecovery).xid(gpuB, 13, noRecovery) }, state: Healthy,
 		},
 		"a code that needs a reset makes it unhealthy": {
-			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 95, NoRecovery) },
+			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 95, noRecovery) },
 			state: Unhealthy, reason: "XID 95 (uncontained ECC error)", remedy: Reset,
 		},
 		"clean probes alone do not undo a code that needs a reset": {
 			do: func(_ *testing.T, n *node) *node {
-				return n.xid(gpuB, 95, NoRecovery).clean(gpuB, NoRecovery).after(time.Hour).clean(gpuB, NoRecovery)
+				return n.xid(gpuB, 95, noRecovery).clean(gpuB, noRecovery).after(time.Hour).clean(gpuB, noRecovery)
 			},
 			state: Unhealthy, reason: "XID 95", remedy: Reset,
 		},
 		"after a reset probes must be clean for a time": {
 			do: func(_ *testing.T, n *node) *node {
-				n.xid(gpuB, 95, NoRecovery).WasReset(n.now, gpuB)
-				return n.clean(gpuB, NoRecovery).after(4*time.Second).clean(gpuB, NoRecovery)
+				n.xid(gpuB, 95, noRecovery).WasReset(n.now, gpuB)
+				return n.clean(gpuB, noRecovery).after(4*time.Second).clean(gpuB, noRecovery)
 			},
 			state: Recovering, reason: "XID 95", remedy: Reset,
 		},
 		"after a reset and clean probes it is healthy": {
 			do: func(_ *testing.T, n *node) *node {
-				n.xid(gpuB, 95, NoRecovery).WasReset(n.now, gpuB)
-				return n.clean(gpuB, NoRecovery).after(5*time.Second).clean(gpuB, NoRecovery)
+				n.xid(gpuB, 95, noRecovery).WasReset(n.now, gpuB)
+				return n.clean(gpuB, noRecovery).after(5*time.Second).clean(gpuB, noRecovery)
 			},
 			state: Healthy,
 		},
 		"a reset does not help a device that needs a reboot": {
 			do: func(_ *testing.T, n *node) *node {
-				n.xid(gpuB, 79, NoRecovery).WasReset(n.now, gpuB)
-				return n.clean(gpuB, NoRecovery).after(time.Hour).clean(gpuB, NoRecovery)
+				n.xid(gpuB, 79, noRecovery).WasReset(n.now, gpuB)
+				return n.clean(gpuB, noRecovery).after(time.Hour).clean(gpuB, noRecovery)
 			},
 			state: Unhealthy, reason: "fallen off the bus", remedy: Reboot,
 		},
 		"a lost GPU that answers again was initialised again": {
 			do: func(_ *testing.T, n *node) *node {
-				n.xid(gpuB, 79, NoRecovery).lost(gpuB).after(time.Minute)
-				return n.clean(gpuB, NoRecovery).after(5*time.Second).clean(gpuB, NoRecovery)
+				n.xid(gpuB, 79, noRecovery).found(gpuB, lost).after(time.Minute)
+				return n.clean(gpuB, noRecovery).after(5*time.Second).clean(gpuB, noRecovery)
 			},
 			state: Healthy,
 		},
@@ -170,58 +189,58 @@ func TestStateOfADevice(t *testing.T) {
 			state: Unhealthy, reason: "NVLink error), 3 times within 10m0s", remedy: Reset,
 		},
 		"a code that says nothing by itself makes it suspect": {
-			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 48, NoRecovery) },
+			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 48, noRecovery) },
 			state: Suspect, reason: "XID 48 (double bit ECC error)", remedy: Probe,
 		},
 		"a code that is not in the catalogue makes it suspect": {
-			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 999, NoRecovery) },
+			do:    func(_ *testing.T, n *node) *node { return n.xid(gpuB, 999, noRecovery) },
 			state: Suspect, reason: "XID 999", remedy: Probe,
 		},
 		"a suspect becomes healthy by clean probes": {
 			do: func(_ *testing.T, n *node) *node {
-				return n.xid(gpuB, 48, NoRecovery).clean(gpuB, NoRecovery).after(5*time.Second).clean(gpuB, NoRecovery)
+				return n.xid(gpuB, 48, noRecovery).clean(gpuB, noRecovery).after(5*time.Second).clean(gpuB, noRecovery)
 			},
 			state: Healthy,
 		},
 		"a suspect becomes unhealthy by a finding": {
 			do: func(_ *testing.T, n *node) *node {
-				return n.xid(gpuB, 48, NoRecovery).found(gpuB, "a row remapping is pending", Reset)
+				return n.xid(gpuB, 48, noRecovery).found(gpuB, remapPending)
 			},
-			state: Unhealthy, reason: "a row remapping is pending", remedy: Reset,
+			state: Unhealthy, reason: "a row of its memory is remapped", remedy: Reset,
 		},
 		"a finding that is gone ends by itself": {
 			do: func(_ *testing.T, n *node) *node {
-				return n.found(gpuB, "NVLink 3 is down", None).after(time.Second).clean(gpuB, 0).after(5*time.Second).clean(gpuB, 0)
+				return n.found(gpuB, linkDown).after(time.Second).clean(gpuB, 0).after(5*time.Second).clean(gpuB, 0)
 			},
 			state: Healthy,
 		},
 		"the latest finding is the reason": {
 			do: func(_ *testing.T, n *node) *node {
-				return n.found(gpuB, "a row remapping is pending", Reset).found(gpuB, "NVLink 3 is down", None)
+				return n.found(gpuB, remapPending).found(gpuB, linkDown)
 			},
-			state: Unhealthy, reason: "NVLink 3 is down", remedy: None,
+			state: Unhealthy, reason: "1 of its 1 NVLinks are down", remedy: None,
 		},
 		"the more severe of an event and a finding is the reason": {
 			do: func(_ *testing.T, n *node) *node {
-				return n.xid(gpuB, 79, NoRecovery).found(gpuB, "NVLink 3 is down", None)
+				return n.xid(gpuB, 79, noRecovery).found(gpuB, linkDown)
 			},
 			state: Unhealthy, reason: "XID 79", remedy: Reboot,
 		},
-		"a flapping link is held back for longer each time": {
+		"a flapping link must be up for longer each time": {
 			do: func(_ *testing.T, n *node) *node {
 				for range 4 {
-					n.found(gpuB, "NVLink 3 is down", None).after(time.Second).clean(gpuB, 0).after(time.Minute).clean(gpuB, 0)
+					n.found(gpuB, linkDown).after(time.Second).clean(gpuB, 0).after(time.Minute).clean(gpuB, 0)
 				}
-				return n.found(gpuB, "NVLink 3 is down", None).clean(gpuB, 0).after(79*time.Second).clean(gpuB, 0)
+				return n.found(gpuB, linkDown).clean(gpuB, 0).after(79*time.Second).clean(gpuB, 0)
 			},
-			state: Recovering, reason: "NVLink 3 is down",
+			state: Recovering, reason: "1 of its 1 NVLinks are down",
 		},
 		"after an hour a relapse is the first one": {
 			do: func(_ *testing.T, n *node) *node {
 				for range 4 {
-					n.found(gpuB, "NVLink 3 is down", None).after(time.Second).clean(gpuB, 0).after(time.Minute).clean(gpuB, 0)
+					n.found(gpuB, linkDown).after(time.Second).clean(gpuB, 0).after(time.Minute).clean(gpuB, 0)
 				}
-				n.after(2*time.Hour).found(gpuB, "NVLink 3 is down", None)
+				n.after(2*time.Hour).found(gpuB, linkDown)
 				return n.clean(gpuB, 0).after(5*time.Second).clean(gpuB, 0)
 			},
 			state: Healthy,
@@ -229,42 +248,42 @@ func TestStateOfADevice(t *testing.T) {
 		"a cordon hides the state": {
 			do: func(_ *testing.T, n *node) *node {
 				n.Cordon(n.now, gpuB, "a fan is loud")
-				return n.xid(gpuB, 95, NoRecovery)
+				return n.xid(gpuB, 95, noRecovery)
 			},
 			state: Cordoned, reason: "cordoned: a fan is loud", remedy: Reset,
 		},
 		"uncordon shows the state again": {
 			do: func(_ *testing.T, n *node) *node {
 				n.Cordon(n.now, gpuB, "")
-				n.xid(gpuB, 95, NoRecovery).Uncordon(n.now, gpuB)
+				n.xid(gpuB, 95, noRecovery).Uncordon(n.now, gpuB)
 				return n
 			},
 			state: Unhealthy, reason: "XID 95", remedy: Reset,
 		},
 		"a restart of the program changes nothing": {
 			do: func(t *testing.T, n *node) *node {
-				return n.xid(gpuB, 79, NoRecovery).restart(t, boot, boot).clean(gpuB, NoRecovery)
+				return n.xid(gpuB, 79, noRecovery).restart(t, boot, boot).clean(gpuB, noRecovery)
 			},
 			state: Unhealthy, reason: "XID 79", remedy: Reboot,
 		},
 		"a device that may have been reset before the restart must be clean for long": {
 			do: func(t *testing.T, n *node) *node {
-				return n.xid(gpuB, 95, NoRecovery).restart(t, boot, boot).
-					clean(gpuB, NoRecovery).after(319*time.Second).clean(gpuB, NoRecovery)
+				return n.xid(gpuB, 95, noRecovery).restart(t, boot, boot).
+					clean(gpuB, noRecovery).after(319*time.Second).clean(gpuB, noRecovery)
 			},
 			state: Recovering, reason: "XID 95", remedy: Reset,
 		},
 		"a device that was clean for long after the restart is healthy": {
 			do: func(t *testing.T, n *node) *node {
-				return n.xid(gpuB, 95, NoRecovery).restart(t, boot, boot).
-					clean(gpuB, NoRecovery).after(320*time.Second).clean(gpuB, NoRecovery)
+				return n.xid(gpuB, 95, noRecovery).restart(t, boot, boot).
+					clean(gpuB, noRecovery).after(320*time.Second).clean(gpuB, noRecovery)
 			},
 			state: Healthy,
 		},
 		"a GPU that did not answer for a time was not reset by that": {
 			do: func(_ *testing.T, n *node) *node {
-				return n.xid(gpuB, 95, NoRecovery).found(gpuB, "it does not answer", None).after(time.Minute).
-					clean(gpuB, NoRecovery).after(time.Hour).clean(gpuB, NoRecovery)
+				return n.xid(gpuB, 95, noRecovery).found(gpuB, notAnswering).after(time.Minute).
+					clean(gpuB, noRecovery).after(time.Hour).clean(gpuB, noRecovery)
 			},
 			state: Unhealthy, reason: "XID 95", remedy: Reset,
 		},
@@ -279,7 +298,7 @@ func TestStateOfADevice(t *testing.T) {
 			do: func(_ *testing.T, n *node) *node {
 				for range 9 {
 					n.WasReset(n.now, gpuB)
-					n.found(gpuB, "the fabric manager has not configured it yet", None).after(3 * time.Second)
+					n.found(gpuB, fabricStarting).after(3 * time.Second)
 					n.clean(gpuB, 0).after(5*time.Second).clean(gpuB, 0)
 				}
 				return n
@@ -291,20 +310,20 @@ func TestStateOfADevice(t *testing.T) {
 				for code := range uint64(maxCodes) {
 					n.xid(gpuB, 1000+code, 0)
 				}
-				return n.xid(gpuB, 79, NoRecovery)
+				return n.xid(gpuB, 79, noRecovery)
 			},
 			state: Unhealthy, reason: "XID 79", remedy: Reboot,
 		},
 		"after a reboot an unhealthy device is probed first": {
 			do: func(t *testing.T, n *node) *node {
-				return n.xid(gpuB, 79, NoRecovery).restart(t, boot, rebooted)
+				return n.xid(gpuB, 79, noRecovery).restart(t, boot, rebooted)
 			},
 			state: Suspect, reason: "XID 79", remedy: Probe,
 		},
 		"after a reboot clean probes make it healthy": {
 			do: func(t *testing.T, n *node) *node {
-				return n.xid(gpuB, 79, NoRecovery).restart(t, boot, rebooted).
-					clean(gpuB, NoRecovery).after(5*time.Second).clean(gpuB, NoRecovery)
+				return n.xid(gpuB, 79, noRecovery).restart(t, boot, rebooted).
+					clean(gpuB, noRecovery).after(5*time.Second).clean(gpuB, noRecovery)
 			},
 			state: Healthy,
 		},
@@ -317,7 +336,7 @@ func TestStateOfADevice(t *testing.T) {
 		},
 		"a device that comes back is as it was": {
 			do: func(_ *testing.T, n *node) *node {
-				n.xid(gpuB, 95, NoRecovery).SetDevices(n.now, nil)
+				n.xid(gpuB, 95, noRecovery).SetDevices(n.now, nil)
 				n.setDevices()
 				return n
 			},
@@ -326,7 +345,7 @@ func TestStateOfADevice(t *testing.T) {
 		"what was found on a device makes it suspect, whatever the probes say": {
 			do: func(_ *testing.T, n *node) *node {
 				n.Suspect(n.now, gpuB, "process 4711 uses it")
-				return n.clean(gpuB, NoRecovery).after(time.Hour).clean(gpuB, NoRecovery)
+				return n.clean(gpuB, noRecovery).after(time.Hour).clean(gpuB, noRecovery)
 			},
 			state: Suspect, reason: "process 4711 uses it",
 		},
@@ -349,7 +368,7 @@ func TestStateOfADevice(t *testing.T) {
 		"a fault is worse than what was found": {
 			do: func(_ *testing.T, n *node) *node {
 				n.Suspect(n.now, gpuB, "process 4711 uses it")
-				return n.xid(gpuB, 95, NoRecovery)
+				return n.xid(gpuB, 95, noRecovery)
 			},
 			state: Unhealthy, reason: "XID 95", remedy: Reset,
 		},
@@ -382,7 +401,7 @@ func TestStateOfADevice(t *testing.T) {
 // A reset takes a GPU with its MIG devices out of service, and leaves their cordons alone. A reset can remove MIG
 // devices, which come back later.
 func TestHoldForReset(t *testing.T) {
-	gpu, mig := Device{gpuA, gpuA, NoInstance, NoInstance}, Device{migA1, gpuA, 1, 0}
+	gpu, mig := Device{gpuA, gpuA, noInstance, noInstance}, Device{migA1, gpuA, 1, 0}
 	m := New(Rules{})
 	m.SetDevices(start, []Device{gpu, mig})
 	m.SetDevices(start, []Device{gpu})
@@ -430,7 +449,7 @@ func TestHoldForReset(t *testing.T) {
 // A cordon can be set and lifted in a record, which keeps all else.
 func TestEditCordon(t *testing.T) {
 	id := Identity{"1", "580"}
-	n := newNode(t, Rules{}).xid(gpuB, 95, NoRecovery)
+	n := newNode(t, Rules{}).xid(gpuB, 95, noRecovery)
 	data, err := n.Record(id)
 	if err != nil {
 		t.Fatal(err)
@@ -446,7 +465,7 @@ func TestEditCordon(t *testing.T) {
 		}
 		return all
 	}
-	other := Device{"GPU-c", "GPU-c", NoInstance, NoInstance}
+	other := Device{"GPU-c", "GPU-c", noInstance, noInstance}
 	all := edit(other, "it is new")
 	if all["GPU-c"].Reason != "cordoned: it is new" || all[gpuB].State != Unhealthy {
 		t.Errorf("after the cordon of a new device: %v", all)
@@ -476,16 +495,16 @@ func TestEditCordon(t *testing.T) {
 
 func TestWhatAnEventConcerns(t *testing.T) {
 	for name, c := range map[string]struct {
-		event Event
+		event gpu.Event
 		want  []string
 	}{
 		"an event of a GPU concerns all its MIG devices": {
-			Event{gpuA, NoInstance, NoInstance, 95, NoRecovery}, []string{migA1, migA2},
+			event(gpuA, noInstance, noInstance, 95, noRecovery), []string{migA1, migA2},
 		},
-		"an event of a GPU instance concerns its devices":  {Event{gpuA, 2, NoInstance, 95, NoRecovery}, []string{migA2}},
-		"an event of a compute instance concerns it":       {Event{gpuA, 1, 0, 95, NoRecovery}, []string{migA1}},
-		"an event of an unknown instance concerns the GPU": {Event{gpuA, 1, 3, 95, NoRecovery}, []string{migA1, migA2}},
-		"an event of an unknown GPU concerns none":         {Event{"GPU-z", NoInstance, NoInstance, 95, NoRecovery}, nil},
+		"an event of a GPU instance concerns its devices":  {event(gpuA, 2, noInstance, 95, noRecovery), []string{migA2}},
+		"an event of a compute instance concerns it":       {event(gpuA, 1, 0, 95, noRecovery), []string{migA1}},
+		"an event of an unknown instance concerns the GPU": {event(gpuA, 1, 3, 95, noRecovery), []string{migA1, migA2}},
+		"an event of an unknown GPU concerns none":         {event("GPU-z", noInstance, noInstance, 95, noRecovery), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, Rules{})
@@ -503,13 +522,13 @@ func TestWhatAnEventConcerns(t *testing.T) {
 
 // It does not matter whether there was a MIG device with the same UUID before.
 func TestANewMIGDeviceIsAsItsGPU(t *testing.T) {
-	gpu, mig := Device{gpuA, gpuA, NoInstance, NoInstance}, Device{migA1, gpuA, 1, 0}
+	gpu, mig := Device{gpuA, gpuA, noInstance, noInstance}, Device{migA1, gpuA, 1, 0}
 	for name, c := range map[string]struct {
 		do   func(m *Machine)
 		want State
 	}{
 		"healthy":   {func(*Machine) {}, Healthy},
-		"unhealthy": {func(m *Machine) { m.Event(start, Event{gpuA, NoInstance, NoInstance, 79, NoRecovery}) }, Unhealthy},
+		"unhealthy": {func(m *Machine) { m.Event(start, event(gpuA, noInstance, noInstance, 79, noRecovery)) }, Unhealthy},
 		"cordoned":  {func(m *Machine) { m.Cordon(start, gpuA, "x") }, Cordoned},
 		"no longer cordoned": {func(m *Machine) {
 			m.Cordon(start, gpuA, "x")
@@ -533,17 +552,17 @@ func TestANewMIGDeviceIsAsItsGPU(t *testing.T) {
 }
 
 func TestAMIGDeviceThatReturns(t *testing.T) {
-	gpu, mig := Device{gpuA, gpuA, NoInstance, NoInstance}, Device{migA1, gpuA, 1, 0}
+	gpu, mig := Device{gpuA, gpuA, noInstance, noInstance}, Device{migA1, gpuA, 1, 0}
 	for name, c := range map[string]struct {
 		do      func(m *Machine)
 		without []Device // while it is gone
 		want    State
 	}{
 		"a fault stays if the GPU was gone too": {
-			func(m *Machine) { m.Event(start, Event{gpuA, 1, 0, 95, NoRecovery}) }, nil, Unhealthy,
+			func(m *Machine) { m.Event(start, event(gpuA, 1, 0, 95, noRecovery)) }, nil, Unhealthy,
 		},
 		"a fault goes if it was created again": {
-			func(m *Machine) { m.Event(start, Event{gpuA, 1, 0, 95, NoRecovery}) }, []Device{gpu}, Healthy,
+			func(m *Machine) { m.Event(start, event(gpuA, 1, 0, 95, noRecovery)) }, []Device{gpu}, Healthy,
 		},
 		"a cordon stays": {
 			func(m *Machine) { m.Cordon(start, migA1, "x") }, []Device{gpu}, Cordoned,
@@ -576,9 +595,9 @@ func TestSettled(t *testing.T) {
 		want bool
 	}{
 		{"all are healthy", func() {}, true},
-		{"one is suspect", func() { n.xid(gpuB, 48, NoRecovery) }, false},
-		{"it waits for a reboot", func() { n.xid(gpuB, 79, NoRecovery) }, true},
-		{"another needs a reset", func() { n.xid(gpuA, 95, NoRecovery) }, false},
+		{"one is suspect", func() { n.xid(gpuB, 48, noRecovery) }, false},
+		{"it waits for a reboot", func() { n.xid(gpuB, 79, noRecovery) }, true},
+		{"another needs a reset", func() { n.xid(gpuA, 95, noRecovery) }, false},
 		{"that one is cordoned", func() { n.Cordon(n.now, gpuA, "") }, true},
 		{"it is uncordoned", func() { n.Uncordon(n.now, gpuA) }, false},
 		{"it waits for its reset", func() { n.HoldForReset(n.now, gpuA) }, true},
@@ -623,7 +642,7 @@ func TestSuspect(t *testing.T) {
 func TestXID45DoesNotMakeAnyDeviceUnhealthy(t *testing.T) {
 	n := newNode(t, Rules{})
 	for range 672 {
-		n.after(3*time.Hour/672).xid(gpuA, 45, NoRecovery).xid(gpuB, 45, NoRecovery)
+		n.after(3*time.Hour/672).xid(gpuA, 45, noRecovery).xid(gpuB, 45, noRecovery)
 	}
 	for uuid, s := range n.Statuses() {
 		if s.State != Healthy || s.XIDs[45] != 672 {
@@ -636,7 +655,7 @@ func TestManyEventsAreCountedAndReportedOnce(t *testing.T) {
 	n := newNode(t, Rules{XIDs: map[uint64]Rule{31: {Reset, 1000, time.Nanosecond}}})
 	reported := 0
 	for i := range 800_000 {
-		if _, first := n.Event(n.now, Event{gpuB, NoInstance, NoInstance, uint64(i % 29), NoRecovery}); first {
+		if _, first := n.Event(n.now, event(gpuB, noInstance, noInstance, uint64(i%29), noRecovery)); first {
 			reported++
 		}
 	}
@@ -644,7 +663,7 @@ func TestManyEventsAreCountedAndReportedOnce(t *testing.T) {
 		t.Errorf("%d events were new, want 29", reported)
 	}
 	for i := range uint64(100_000) {
-		n.Event(n.now, Event{gpuB, NoInstance, NoInstance, i, NoRecovery})
+		n.Event(n.now, event(gpuB, noInstance, noInstance, i, noRecovery))
 	}
 	if got := len(n.entries[gpuB].codes); got != maxCodes {
 		t.Errorf("%d codes are remembered, want %d", got, maxCodes)
@@ -668,10 +687,10 @@ func TestSoak(t *testing.T) {
 		n := newNode(t, Rules{})
 		broken := map[string]func(){} // by GPU; the repair
 		repairs := []func(gpu string) func(){
-			func(gpu string) func() { n.xid(gpu, 95, NoRecovery); return func() { n.WasReset(n.now, gpu) } },
-			func(gpu string) func() { n.lost(gpu); return func() {} },
-			func(gpu string) func() { n.found(gpu, "NVLink 3 is down", None); return func() {} },
-			func(gpu string) func() { n.xid(gpu, 48, NoRecovery); return func() {} },
+			func(gpu string) func() { n.xid(gpu, 95, noRecovery); return func() { n.WasReset(n.now, gpu) } },
+			func(gpu string) func() { n.found(gpu, lost); return func() {} },
+			func(gpu string) func() { n.found(gpu, linkDown); return func() {} },
+			func(gpu string) func() { n.xid(gpu, 48, noRecovery); return func() {} },
 		}
 		for range 10_000 {
 			n.after(time.Duration(r.IntN(20)) * time.Second)
@@ -687,10 +706,10 @@ func TestSoak(t *testing.T) {
 					delete(broken, gpu)
 				}
 			case 2:
-				n.xid(gpu, []uint64{13, 31, 43, 45}[r.IntN(4)], NoRecovery)
+				n.xid(gpu, []uint64{13, 31, 43, 45}[r.IntN(4)], noRecovery)
 			case 3:
 				if broken[gpu] == nil {
-					n.clean(gpu, NoRecovery)
+					n.clean(gpu, noRecovery)
 				}
 			}
 			if broken[gpu] != nil {
@@ -705,7 +724,7 @@ func TestSoak(t *testing.T) {
 			broken[gpu]()
 		}
 		for _, gpu := range []string{gpuA, gpuB} {
-			n.clean(gpu, NoRecovery).after(time.Hour).clean(gpu, NoRecovery)
+			n.clean(gpu, noRecovery).after(time.Hour).clean(gpu, noRecovery)
 		}
 		for uuid, s := range n.Statuses() {
 			if s.State != Healthy {
@@ -734,7 +753,7 @@ func TestEveryActionOfTheCatalogueIsKnown(t *testing.T) {
 func FuzzRestore(f *testing.F) {
 	n := &node{New(Rules{}), start}
 	n.setDevices()
-	n.xid(gpuA, 95, NoRecovery).Cordon(start, gpuB, "x")
+	n.xid(gpuA, 95, noRecovery).Cordon(start, gpuB, "x")
 	data, err := n.Record(Identity{"1", "580"})
 	if err != nil {
 		f.Fatal(err)
@@ -746,8 +765,8 @@ func FuzzRestore(f *testing.F) {
 		if err := m.Restore(data, Identity{"2", "580"}); err != nil && len(m.entries) > 0 {
 			t.Error("a record that was refused has left devices")
 		}
-		m.SetDevices(start, []Device{{gpuB, gpuB, NoInstance, NoInstance}})
-		m.probed(start, probes{gpu: gpuB})
+		m.SetDevices(start, []Device{{gpuB, gpuB, noInstance, noInstance}})
+		m.Probe(start, &gpu.Probe{UUID: gpuB})
 		if _, err := m.Record(Identity{"2", "580"}); err != nil {
 			t.Error(err)
 		}

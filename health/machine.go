@@ -93,20 +93,14 @@ func (m *Machine) SetDevices(now time.Time, devices []Device) {
 // created returns the entry of a device that is new, or of a MIG device that was destroyed and created again while its
 // GPU was there: what it had is gone, and only an administrator ends a cordon.
 func (m *Machine) created(now time.Time, d Device) *entry {
-	e := newEntry(now, m.entries[d.GPU])
-	if old := m.entries[d.UUID]; old != nil {
-		e.cordon, e.cordonSince = old.cordon, old.cordonSince
-	}
-	return e
-}
-
-// newEntry returns a new device. What is wrong with its GPU, if that is another entry, is wrong with it too.
-func newEntry(now time.Time, parent *entry) *entry {
 	e := &entry{state: Healthy, since: now}
-	if parent != nil {
+	if parent := m.entries[d.GPU]; parent != nil { // what is wrong with the GPU is wrong with it too
 		*e = *parent
 	}
 	e.codes, e.dirty = map[uint64]*occurrences{}, "" // what uses the GPU does not use its MIG devices
+	if old := m.entries[d.UUID]; old != nil {
+		e.cordon, e.cordonSince = old.cordon, old.cordonSince
+	}
 	return e
 }
 

@@ -104,7 +104,7 @@ func (m *monitor) setDevices(s *gpu.Snapshot) {
 		}
 		m.names[d.UUID] = fmt.Sprintf("GPU %d", d.Index)
 		devices = append(devices, health.Device{
-			UUID: d.UUID, GPU: d.UUID, GPUInstance: health.NoInstance, ComputeInstance: health.NoInstance,
+			UUID: d.UUID, GPU: d.UUID, GPUInstance: gpu.NoInstance, ComputeInstance: gpu.NoInstance,
 		})
 		for j := range d.MIG {
 			mig := &d.MIG[j]
@@ -134,10 +134,7 @@ func (m *monitor) receiveXID(e gpu.Event) {
 		m.Observer.Event(e.GPU, e.XID)
 	}
 	m.mu.Lock()
-	transitions, first := m.machine.Event(time.Now(), health.Event{
-		GPU: e.GPU, GPUInstance: e.GPUInstance, ComputeInstance: e.ComputeInstance, XID: e.XID,
-		Recovery: health.Recovery(e.RecoveryAction),
-	})
+	transitions, first := m.machine.Event(time.Now(), e)
 	name := m.names[e.GPU]
 	m.mu.Unlock()
 	if first && len(transitions) == 0 {

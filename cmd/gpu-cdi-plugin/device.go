@@ -232,7 +232,7 @@ func findDevice(s *gpu.Snapshot, name string) (d health.Device, title string, er
 		index := fmt.Sprint(one.Index)
 		if one.UUID != "" && (name == one.UUID || name == index) {
 			return health.Device{
-				UUID: one.UUID, GPU: one.UUID, GPUInstance: health.NoInstance, ComputeInstance: health.NoInstance,
+				UUID: one.UUID, GPU: one.UUID, GPUInstance: gpu.NoInstance, ComputeInstance: gpu.NoInstance,
 			}, "GPU " + index, nil
 		}
 		for j := range one.MIG {
