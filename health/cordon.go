@@ -19,18 +19,18 @@ func (m *Machine) Uncordon(now time.Time, uuid string) ([]Transition, bool) {
 }
 
 func (m *Machine) setCordon(now time.Time, uuid, reason string) ([]Transition, bool) {
-	return m.setWithMIG(uuid, func(e *entry) { e.cordon, e.cordonSince = reason, now })
+	return m.setWithMIG(uuid, func(e *entry) { e.Cordon, e.CordonSince = reason, now })
 }
 
 // HoldForReset takes a GPU and its MIG devices out of service until EndHold. This is apart from a cordon, which neither
 // sets nor lifts it. It reports whether the GPU is there.
 func (m *Machine) HoldForReset(now time.Time, gpu string) ([]Transition, bool) {
-	return m.setWithMIG(gpu, func(e *entry) { e.heldSince = now })
+	return m.setWithMIG(gpu, func(e *entry) { e.HeldSince = now })
 }
 
 // EndHold ends HoldForReset.
 func (m *Machine) EndHold(gpu string) []Transition {
-	transitions, _ := m.setWithMIG(gpu, func(e *entry) { e.heldSince = time.Time{} })
+	transitions, _ := m.setWithMIG(gpu, func(e *entry) { e.HeldSince = time.Time{} })
 	return transitions
 }
 
@@ -38,8 +38,8 @@ func (m *Machine) EndHold(gpu string) []Transition {
 func (m *Machine) Held() []string {
 	gpus := map[string]bool{}
 	for _, e := range m.entries {
-		if !e.heldSince.IsZero() {
-			gpus[e.device.GPU] = true
+		if !e.HeldSince.IsZero() {
+			gpus[e.GPU] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(gpus))
@@ -50,7 +50,7 @@ func (m *Machine) Held() []string {
 func (m *Machine) setWithMIG(uuid string, set func(*entry)) (transitions []Transition, present bool) {
 	for _, id := range slices.Sorted(maps.Keys(m.entries)) {
 		e := m.entries[id]
-		if id != uuid && e.device.GPU != uuid {
+		if id != uuid && e.GPU != uuid {
 			continue
 		}
 		before := e.condition()

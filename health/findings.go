@@ -74,10 +74,10 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 	var transitions []Transition
 	for _, e := range m.of(p.UUID) {
 		before := e.condition()
-		if e.lost && !p.Lost { // it was initialised again, as by a reset
-			e.reset = true
+		if e.Lost && !p.Lost { // it was initialised again, as by a reset
+			e.Reset = true
 		}
-		e.lost = p.Lost
+		e.Lost = p.Lost
 		if worst != nil {
 			e.failed(now, *worst)
 		} else {
@@ -90,8 +90,8 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 
 // failed takes a finding. It replaces the one of an earlier probe, even if that was worse.
 func (e *entry) failed(now time.Time, f Finding) {
-	if e.state == Unhealthy && !e.byEvent {
-		e.clean, e.reason, e.remedy, e.reset = time.Time{}, f.Text, f.Action, false
+	if e.State == Unhealthy && !e.ByEvent {
+		e.clean, e.Reason, e.Remedy, e.Reset = time.Time{}, f.Text, f.Action, false
 		return
 	}
 	e.fault(now, f, false)
@@ -100,17 +100,20 @@ func (e *entry) failed(now time.Time, f Finding) {
 // passed takes clean probes. They prove a device healthy unless an event made it unhealthy. Then it must also have been
 // reset, or the driver must report that no recovery action is needed; the latter does not lift an administrator's rule.
 func (e *entry) passed(now time.Time, recoveryAction int, cleanFor time.Duration) {
-	if e.state == Healthy || e.state == Unhealthy && e.byEvent && !e.reset && (recoveryAction != 0 || e.byRule) {
+	if e.State == Healthy || e.State == Unhealthy && e.ByEvent && !e.Reset && (recoveryAction != 0 || e.ByRule) {
 		return
 	}
 	if e.clean.IsZero() {
 		e.clean = now
 	}
-	if e.state != Recovering {
-		e.state, e.since, e.byEvent, e.byRule = Recovering, now, false, false
+	if e.State != Recovering {
+		e.State, e.Since, e.ByEvent, e.ByRule = Recovering, now, false, false
 	}
-	wait := cleanFor << min(max(e.relapses-1, 0), maxDoublings)
-	if now.Sub(e.clean) >= wait {
-		e.state, e.reason, e.remedy, e.since, e.recovered = Healthy, "", None, now, now
+	doublings := min(max(e.Relapses-1, 0), maxDoublings)
+	if e.Unproven {
+		doublings = maxDoublings
+	}
+	if now.Sub(e.clean) >= cleanFor<<doublings {
+		e.State, e.Reason, e.Remedy, e.Since, e.Recovered = Healthy, "", None, now, now
 	}
 }

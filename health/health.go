@@ -29,10 +29,12 @@ const (
 
 // Device is a GPU, or a MIG device of one.
 type Device struct {
-	// UUID is the device's, and GPU that of the GPU that it is on, or its own.
-	UUID, GPU string
-	// GPUInstance and ComputeInstance are a MIG device's, or gpu.NoInstance.
-	GPUInstance, ComputeInstance int
+	UUID string `json:"uuid"`
+	// GPU is the UUID of the GPU that it is on, or its own.
+	GPU string `json:"gpu"`
+	// GPUInstance and ComputeInstance are the IDs of a MIG device's instances, or gpu.NoInstance.
+	GPUInstance     int `json:"gpuInstance"`
+	ComputeInstance int `json:"computeInstance"`
 }
 
 // Finding is what is wrong with a GPU, and what it needs.

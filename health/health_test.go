@@ -446,6 +446,58 @@ func TestHoldForReset(t *testing.T) {
 	}
 }
 
+// The names in the record stay: the next version reads it.
+func TestTheRecordKeepsItsFormat(t *testing.T) {
+	const data = `{
+  "version": 1,
+  "boot": "1",
+  "driver": "580",
+  "devices": [
+    {
+      "uuid": "MIG-a1",
+      "gpu": "GPU-a",
+      "gpuInstance": 1,
+      "computeInstance": 2,
+      "seen": "2026-01-02T03:04:05Z",
+      "state": "unhealthy",
+      "reason": "a fault",
+      "remedy": "reboot",
+      "since": "2026-01-02T03:04:05Z",
+      "byEvent": true,
+      "byRule": true,
+      "lost": true,
+      "reset": true,
+      "cordon": "a fan is loud",
+      "cordonSince": "2026-01-02T03:04:05Z",
+      "heldSince": "2026-01-02T03:04:05Z",
+      "dirty": "process 4711 uses it",
+      "dirtySince": "2026-01-02T03:04:05Z",
+      "relapses": 7,
+      "recovered": "2026-01-02T03:04:05Z",
+      "unproven": true,
+      "xids": {
+        "79": 3
+      }
+    }
+  ],
+  "baselines": {
+    "GPU-a": {
+      "nvLinks": 3,
+      "uncorrectedECC": 4
+    }
+  }
+}
+`
+	m := New(Rules{})
+	if err := m.Restore([]byte(data), Identity{"1", "580"}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := m.Record(Identity{"1", "580"})
+	if diff := cmp.Diff(data, string(got)); diff != "" || err != nil {
+		t.Errorf("error %v, (-want +got):\n%s", err, diff)
+	}
+}
+
 // A cordon can be set and lifted in a record, which keeps all else.
 func TestEditCordon(t *testing.T) {
 	id := Identity{"1", "580"}
@@ -714,7 +766,7 @@ func TestSoak(t *testing.T) {
 			}
 			if broken[gpu] != nil {
 				for uuid, s := range n.Statuses() {
-					if n.entries[uuid].device.GPU == gpu && s.State == Healthy {
+					if n.entries[uuid].GPU == gpu && s.State == Healthy {
 						t.Fatalf("seed %d: %s is healthy, and was not repaired", seed, uuid)
 					}
 				}

@@ -39,31 +39,11 @@ type Machine struct {
 
 // entry is what is known about a device.
 type entry struct {
-	device  Device
+	recordedState
 	present bool
-	seen    time.Time // when it was last present
-
-	state   State // without regard to cordon
-	reason  string
-	remedy  Action
-	since   time.Time
-	byEvent bool // whether an event made it unhealthy, so that clean probes alone do not prove the contrary
-	byRule  bool // whether that was by an administrator's rule, so that the driver does not prove it either
-	lost    bool // whether it was lost at the last probe
-	reset   bool // whether it was reset since it became unhealthy
 	resetAt time.Time
-
-	cordon      string // why an administrator took it out of service; empty if not
-	cordonSince time.Time
-	heldSince   time.Time // since when it is held back for a reset of its GPU; zero if it is not
-	dirty       string    // what was found on it after its last container; empty if nothing
-	dirtySince  time.Time
-
-	clean     time.Time // since when all probes pass; zero if they do not
-	relapses  int
-	recovered time.Time // when it last became healthy
-
-	codes map[uint64]*occurrences
+	clean   time.Time // since when all probes pass; zero if they do not
+	codes   map[uint64]*occurrences
 }
 
 // New returns a machine without devices.
@@ -85,7 +65,7 @@ func (m *Machine) SetDevices(now time.Time, devices []Device) {
 			e = m.created(now, d)
 			m.entries[d.UUID] = e
 		}
-		e.device, e.present, e.seen = d, true, now
+		e.Device, e.present, e.Seen = d, true, now
 	}
 	m.forget()
 }
@@ -93,13 +73,13 @@ func (m *Machine) SetDevices(now time.Time, devices []Device) {
 // created returns the entry of a device that is new, or of a MIG device that was destroyed and created again while its
 // GPU was there: what it had is gone, and only an administrator ends a cordon.
 func (m *Machine) created(now time.Time, d Device) *entry {
-	e := &entry{state: Healthy, since: now}
+	e := &entry{recordedState: recordedState{State: Healthy, Since: now}}
 	if parent := m.entries[d.GPU]; parent != nil { // what is wrong with the GPU is wrong with it too
 		*e = *parent
 	}
-	e.codes, e.dirty = map[uint64]*occurrences{}, "" // what uses the GPU does not use its MIG devices
+	e.codes, e.LeftInUse = map[uint64]*occurrences{}, "" // what uses the GPU does not use its MIG devices
 	if old := m.entries[d.UUID]; old != nil {
-		e.cordon, e.cordonSince = old.cordon, old.cordonSince
+		e.Cordon, e.CordonSince = old.Cordon, old.CordonSince
 	}
 	return e
 }
@@ -113,11 +93,11 @@ func (m *Machine) forget() {
 		}
 	}
 	slices.SortFunc(absent, func(a, b *entry) int {
-		return cmp.Or(a.seen.Compare(b.seen), strings.Compare(a.device.UUID, b.device.UUID))
+		return cmp.Or(a.Seen.Compare(b.Seen), strings.Compare(a.UUID, b.UUID))
 	})
 	for _, e := range absent[:max(0, len(absent)-maxAbsent)] {
-		delete(m.entries, e.device.UUID)
-		delete(m.baselines, e.device.UUID)
+		delete(m.entries, e.UUID)
+		delete(m.baselines, e.UUID)
 	}
 }
 
@@ -129,31 +109,31 @@ func (e *entry) fault(now time.Time, f Finding, byEvent bool) {
 		to = Suspect
 	}
 	switch {
-	case e.state == Unhealthy && !f.Action.worse(e.remedy):
+	case e.State == Unhealthy && !f.Action.worse(e.Remedy):
 		return
-	case e.state == Suspect && to == Suspect:
+	case e.State == Suspect && to == Suspect:
 		return
 	}
 	// A GPU that was just reset trains its links and joins the fabric again.
 	settling := f.Action == None && now.Sub(e.resetAt) < settlesWithin
-	if e.state == Healthy && !settling {
-		if now.Sub(e.recovered) > relapseWithin {
-			e.relapses = 0
+	if e.State == Healthy && !settling {
+		if now.Sub(e.Recovered) > relapseWithin {
+			e.Relapses, e.Unproven = 0, false
 		}
-		e.relapses++
+		e.Relapses++
 	}
-	if e.state != to {
-		e.since = now
+	if e.State != to {
+		e.Since = now
 	}
-	e.state, e.reason, e.remedy, e.reset = to, f.Text, f.Action, false
-	e.byEvent, e.byRule = byEvent && to == Unhealthy, f.byRule && to == Unhealthy
+	e.State, e.Reason, e.Remedy, e.Reset = to, f.Text, f.Action, false
+	e.ByEvent, e.ByRule = byEvent && to == Unhealthy, f.byRule && to == Unhealthy
 }
 
 // WasReset notes that a GPU was reset. Clean probes then make it healthy, unless it needs more than that.
 func (m *Machine) WasReset(now time.Time, gpu string) {
 	for _, e := range m.of(gpu) {
-		e.resetAt, e.relapses = now, 0
-		e.reset = e.reset || !e.remedy.worse(Reset)
+		e.resetAt, e.Relapses, e.Unproven = now, 0, false
+		e.Reset = e.Reset || !e.Remedy.worse(Reset)
 	}
 }
 
@@ -165,10 +145,10 @@ func (m *Machine) Suspect(now time.Time, uuid, reason string) []Transition {
 		return nil
 	}
 	before := e.condition()
-	if (e.dirty == "") != (reason == "") {
-		e.dirtySince = now
+	if (e.LeftInUse == "") != (reason == "") {
+		e.LeftInUseSince = now
 	}
-	e.dirty = reason
+	e.LeftInUse = reason
 	return e.changed(before, nil)
 }
 
@@ -190,7 +170,7 @@ func (m *Machine) Beneath(uuid string) (Status, bool) {
 		return Status{}, false
 	}
 	s := e.status()
-	s.State, s.Reason, s.Since = e.state, e.reason, e.since
+	s.State, s.Reason, s.Since = e.State, e.Reason, e.Since
 	return s, true
 }
 
@@ -198,8 +178,8 @@ func (m *Machine) Beneath(uuid string) (Status, bool) {
 // or a person.
 func (m *Machine) Settled() bool {
 	for _, e := range m.entries {
-		waits := e.condition().state == Cordoned || e.state == Unhealthy && e.byEvent && e.remedy.worse(Reset)
-		if e.present && e.state != Healthy && !waits {
+		waits := e.condition().state == Cordoned || e.State == Unhealthy && e.ByEvent && e.Remedy.worse(Reset)
+		if e.present && e.State != Healthy && !waits {
 			return false
 		}
 	}
@@ -208,14 +188,14 @@ func (m *Machine) Settled() bool {
 
 func (e *entry) status() Status {
 	c := e.condition()
-	s := Status{UUID: e.device.UUID, State: c.state, Reason: c.reason, Remedy: e.remedy, Since: e.since}
+	s := Status{UUID: e.UUID, State: c.state, Reason: c.reason, Remedy: e.Remedy, Since: e.Since}
 	switch {
-	case e.cordon != "":
-		s.Since = e.cordonSince
+	case e.Cordon != "":
+		s.Since = e.CordonSince
 	case c.state == Cordoned:
-		s.Since = e.heldSince
-	case e.state == Healthy && e.dirtySince.After(e.since):
-		s.Since = e.dirtySince
+		s.Since = e.HeldSince
+	case e.State == Healthy && e.LeftInUseSince.After(e.Since):
+		s.Since = e.LeftInUseSince
 	}
 	if len(e.codes) > 0 {
 		s.XIDs = map[uint64]int{}
@@ -234,14 +214,14 @@ type condition struct {
 
 func (e *entry) condition() condition {
 	switch {
-	case e.cordon != "":
-		return condition{Cordoned, "cordoned: " + e.cordon}
-	case !e.heldSince.IsZero():
+	case e.Cordon != "":
+		return condition{Cordoned, "cordoned: " + e.Cordon}
+	case !e.HeldSince.IsZero():
 		return condition{Cordoned, "cordoned: an administrator resets it"}
-	case e.state == Healthy && e.dirty != "":
-		return condition{Suspect, e.dirty}
+	case e.State == Healthy && e.LeftInUse != "":
+		return condition{Suspect, e.LeftInUse}
 	}
-	return condition{e.state, e.reason}
+	return condition{e.State, e.Reason}
 }
 
 // changed adds the transition from the condition before, if there is one.
@@ -262,7 +242,7 @@ func (m *Machine) of(gpu string) []*entry {
 func (m *Machine) matching(wanted func(*Device) bool) []*entry {
 	var list []*entry
 	for _, uuid := range slices.Sorted(maps.Keys(m.entries)) {
-		if e := m.entries[uuid]; e.present && wanted(&e.device) {
+		if e := m.entries[uuid]; e.present && wanted(&e.Device) {
 			list = append(list, e)
 		}
 	}

@@ -39,28 +39,38 @@ type record struct {
 	Baselines map[string]*baseline `json:"baselines,omitempty"`
 }
 
+// recordedDevice is an entry in a record.
 type recordedDevice struct {
-	UUID            string         `json:"uuid"`
-	GPU             string         `json:"gpu"`
-	GPUInstance     int            `json:"gpuInstance"`
-	ComputeInstance int            `json:"computeInstance"`
-	Seen            time.Time      `json:"seen"`
-	State           State          `json:"state"`
-	Reason          string         `json:"reason,omitempty"`
-	Remedy          Action         `json:"remedy,omitempty"`
-	Since           time.Time      `json:"since"`
-	ByEvent         bool           `json:"byEvent,omitempty"`
-	ByRule          bool           `json:"byRule,omitempty"`
-	Lost            bool           `json:"lost,omitempty"`
-	Reset           bool           `json:"reset,omitempty"`
-	Cordon          string         `json:"cordon,omitempty"`
-	CordonSince     time.Time      `json:"cordonSince,omitzero"`
-	HeldSince       time.Time      `json:"heldSince,omitzero"`
-	Dirty           string         `json:"dirty,omitempty"`
-	DirtySince      time.Time      `json:"dirtySince,omitzero"`
-	Relapses        int            `json:"relapses,omitempty"`
-	Recovered       time.Time      `json:"recovered,omitzero"`
-	XIDs            map[uint64]int `json:"xids,omitempty"`
+	recordedState
+	XIDs map[uint64]int `json:"xids,omitempty"` // how many events there were of each code
+}
+
+// recordedState is what is known about a device and outlives the process.
+type recordedState struct {
+	Device
+	Seen time.Time `json:"seen"` // when it was last present
+
+	State   State     `json:"state"` // without regard to a cordon
+	Reason  string    `json:"reason,omitempty"`
+	Remedy  Action    `json:"remedy,omitempty"`
+	Since   time.Time `json:"since"`
+	ByEvent bool      `json:"byEvent,omitempty"` // whether an event made it unhealthy: clean probes do not prove the contrary
+	ByRule  bool      `json:"byRule,omitempty"`  // whether that was by a rule: the driver does not prove it either
+	Lost    bool      `json:"lost,omitempty"`    // whether it was lost at the last probe
+	Reset   bool      `json:"reset,omitempty"`   // whether it was reset since it became unhealthy
+
+	Cordon      string    `json:"cordon,omitempty"` // why an administrator took it out of service; empty if not
+	CordonSince time.Time `json:"cordonSince,omitzero"`
+	HeldSince   time.Time `json:"heldSince,omitzero"` // since when it is held for a reset of its GPU; zero if it is not
+
+	// LeftInUse is what was found on it after its last container; empty if nothing.
+	LeftInUse      string    `json:"dirty,omitempty"`
+	LeftInUseSince time.Time `json:"dirtySince,omitzero"`
+
+	Relapses  int       `json:"relapses,omitempty"`
+	Recovered time.Time `json:"recovered,omitzero"` // when it last became healthy
+	// Unproven is whether a reset was only assumed, so that probes must pass for the longest time. It ends as Relapses do.
+	Unproven bool `json:"unproven,omitempty"`
 }
 
 // Record returns the machine's state as JSON, for Restore.
@@ -68,12 +78,7 @@ func (m *Machine) Record(id Identity) ([]byte, error) {
 	r := record{Version: recordVersion, Identity: id, Devices: []recordedDevice{}, Baselines: m.baselines}
 	for _, uuid := range slices.Sorted(maps.Keys(m.entries)) {
 		e := m.entries[uuid]
-		r.Devices = append(r.Devices, recordedDevice{
-			UUID: uuid, GPU: e.device.GPU, GPUInstance: e.device.GPUInstance, ComputeInstance: e.device.ComputeInstance,
-			Seen: e.seen, State: e.state, Reason: e.reason, Remedy: e.remedy, Since: e.since, ByEvent: e.byEvent, ByRule: e.byRule,
-			Lost: e.lost, Reset: e.reset, Cordon: e.cordon, CordonSince: e.cordonSince, HeldSince: e.heldSince,
-			Dirty: e.dirty, DirtySince: e.dirtySince, Relapses: e.relapses, Recovered: e.recovered, XIDs: e.status().XIDs,
-		})
+		r.Devices = append(r.Devices, recordedDevice{e.recordedState, e.status().XIDs})
 	}
 	return r.encode()
 }
@@ -110,10 +115,9 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 	}
 	known := func(e recordedDevice) bool { return e.UUID == d.UUID }
 	if !slices.ContainsFunc(r.Devices, known) {
-		r.Devices = append(r.Devices, recordedDevice{
-			UUID: d.UUID, GPU: d.GPU, GPUInstance: d.GPUInstance, ComputeInstance: d.ComputeInstance,
-			Seen: now, State: Healthy, Since: now,
-		})
+		r.Devices = append(r.Devices, recordedDevice{recordedState: recordedState{
+			Device: d, Seen: now, State: Healthy, Since: now,
+		}})
 	}
 	for i := range r.Devices {
 		if e := &r.Devices[i]; e.UUID == d.UUID || e.GPU == d.UUID {
@@ -144,17 +148,12 @@ func (m *Machine) Restore(data []byte, now Identity) error {
 		if d.UUID == "" || !slices.Contains([]State{Healthy, Suspect, Unhealthy, Recovering}, d.State) {
 			return fmt.Errorf("restore the health of the devices: device %q has state %q", d.UUID, d.State)
 		}
-		e := &entry{
-			device: Device{d.UUID, d.GPU, d.GPUInstance, d.ComputeInstance}, seen: d.Seen,
-			state: d.State, reason: d.Reason, remedy: d.Remedy, since: d.Since, byEvent: d.ByEvent, byRule: d.ByRule, lost: d.Lost,
-			reset: d.Reset, cordon: d.Cordon, cordonSince: d.CordonSince, heldSince: d.HeldSince, dirty: d.Dirty,
-			dirtySince: d.DirtySince, relapses: d.Relapses, recovered: d.Recovered, codes: map[uint64]*occurrences{},
+		e := &entry{recordedState: d.recordedState, codes: map[uint64]*occurrences{}}
+		if r.Identity != now && e.State != Healthy {
+			e.State, e.Remedy, e.ByEvent, e.ByRule, e.Lost = Suspect, Probe, false, false, false
 		}
-		if r.Identity != now && e.state != Healthy {
-			e.state, e.remedy, e.byEvent, e.byRule, e.lost = Suspect, Probe, false, false, false
-		}
-		if e.state == Unhealthy && e.byEvent && e.remedy == Reset && !e.reset {
-			e.reset, e.relapses = true, maxDoublings+1
+		if e.State == Unhealthy && e.ByEvent && e.Remedy == Reset && !e.Reset {
+			e.Reset, e.Unproven = true, true
 		}
 		for code, n := range d.XIDs {
 			if len(e.codes) < maxCodes {
