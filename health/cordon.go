@@ -34,7 +34,7 @@ func (m *Machine) EndHold(gpu string) []Transition {
 	return transitions
 }
 
-// Held lists the UUIDs of the GPUs that are held back for a reset.
+// Held lists the UUIDs of the GPUs that are held for a reset, also of those that are not there.
 func (m *Machine) Held() []string {
 	gpus := map[string]bool{}
 	for _, e := range m.entries {

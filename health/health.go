@@ -15,15 +15,15 @@ type State string
 // The states.
 const (
 	Healthy State = "healthy"
-	// Suspect is a device about which something was reported that proves nothing, and probes decide; or one that was found
-	// in use after its last container, until it is not. A container on a bad device would lose its work, while a device
+	// Suspect is a device about which something was reported that proves nothing, and probes decide; or one that is in use
+	// after its last container. A container on a bad device would lose its work, while a device
 	// that is missing for some seconds costs little.
 	Suspect State = "suspect"
 	// Unhealthy is a device that needs its Remedy, or whose probes do not pass.
 	Unhealthy State = "unhealthy"
 	// Recovering is a device whose probes pass again, but not yet for long enough.
 	Recovering State = "recovering"
-	// Cordoned is a device that an administrator took out of service.
+	// Cordoned is a device that an administrator took out of service, or one that is held for a reset by one.
 	Cordoned State = "cordoned"
 )
 

@@ -344,37 +344,37 @@ func TestStateOfADevice(t *testing.T) {
 		},
 		"what was found on a device makes it suspect, whatever the probes say": {
 			do: func(_ *testing.T, n *node) *node {
-				n.Suspect(n.now, gpuB, "process 4711 uses it")
+				n.SetLeftInUse(n.now, gpuB, "process 4711 uses it")
 				return n.clean(gpuB, noRecovery).after(time.Hour).clean(gpuB, noRecovery)
 			},
 			state: Suspect, reason: "process 4711 uses it",
 		},
 		"it is healthy as soon as nothing is found": {
 			do: func(_ *testing.T, n *node) *node {
-				n.Suspect(n.now, gpuB, "process 4711 uses it")
-				n.Suspect(n.now, gpuB, "")
+				n.SetLeftInUse(n.now, gpuB, "process 4711 uses it")
+				n.SetLeftInUse(n.now, gpuB, "")
 				return n
 			},
 			state: Healthy,
 		},
 		"what was found last is the reason": {
 			do: func(_ *testing.T, n *node) *node {
-				n.Suspect(n.now, gpuB, "process 4711 uses it")
-				n.Suspect(n.now, gpuB, "2048 MiB are in use")
+				n.SetLeftInUse(n.now, gpuB, "process 4711 uses it")
+				n.SetLeftInUse(n.now, gpuB, "2048 MiB are in use")
 				return n
 			},
 			state: Suspect, reason: "2048 MiB",
 		},
 		"a fault is worse than what was found": {
 			do: func(_ *testing.T, n *node) *node {
-				n.Suspect(n.now, gpuB, "process 4711 uses it")
+				n.SetLeftInUse(n.now, gpuB, "process 4711 uses it")
 				return n.xid(gpuB, 95, noRecovery)
 			},
 			state: Unhealthy, reason: "XID 95", remedy: Reset,
 		},
 		"what was found is there after a restart and a reboot": {
 			do: func(t *testing.T, n *node) *node {
-				n.Suspect(n.now, gpuB, "process 4711 uses it")
+				n.SetLeftInUse(n.now, gpuB, "process 4711 uses it")
 				return n.restart(t, boot, rebooted)
 			},
 			state: Suspect, reason: "process 4711 uses it",
@@ -414,7 +414,7 @@ func TestHoldForReset(t *testing.T) {
 		}
 		m.SetDevices(start, []Device{gpu})
 	}
-	const held = "cordoned: an administrator resets it"
+	const held = "held for a reset by an administrator"
 	if list, known := m.HoldForReset(start.Add(time.Hour), gpuA); len(list) != 1 || !known {
 		t.Errorf("transitions %v, known %t", list, known)
 	}
@@ -639,36 +639,39 @@ func TestAMIGDeviceThatReturns(t *testing.T) {
 }
 
 // Frequent probes are for what they can change.
-func TestSettled(t *testing.T) {
+func TestNeedsFrequentProbes(t *testing.T) {
 	n := newNode(t, Rules{})
 	for _, c := range []struct {
 		what string
 		do   func()
 		want bool
 	}{
-		{"all are healthy", func() {}, true},
-		{"one is suspect", func() { n.xid(gpuB, 48, noRecovery) }, false},
-		{"it waits for a reboot", func() { n.xid(gpuB, 79, noRecovery) }, true},
-		{"another needs a reset", func() { n.xid(gpuA, 95, noRecovery) }, false},
-		{"that one is cordoned", func() { n.Cordon(n.now, gpuA, "") }, true},
-		{"it is uncordoned", func() { n.Uncordon(n.now, gpuA) }, false},
-		{"it waits for its reset", func() { n.HoldForReset(n.now, gpuA) }, true},
+		{"all are healthy", func() {}, false},
+		{"one is suspect", func() { n.xid(gpuB, 48, noRecovery) }, true},
+		{"it waits for a reboot", func() { n.xid(gpuB, 79, noRecovery) }, false},
+		{"another needs a reset", func() { n.xid(gpuA, 95, noRecovery) }, true},
+		{"that one is cordoned", func() { n.Cordon(n.now, gpuA, "") }, false},
+		{"it is uncordoned", func() { n.Uncordon(n.now, gpuA) }, true},
+		{"it waits for its reset", func() { n.HoldForReset(n.now, gpuA) }, false},
 	} {
 		c.do()
-		if got := n.Settled(); got != c.want {
-			t.Errorf("%s: settled %t, want %t", c.what, got, c.want)
+		if got := n.NeedsFrequentProbes(); got != c.want {
+			t.Errorf("%s: %t, want %t", c.what, got, c.want)
 		}
 	}
 }
 
-func TestSuspect(t *testing.T) {
+func TestSetLeftInUse(t *testing.T) {
 	n := newNode(t, Rules{})
-	found := func(reason string) []Transition { return n.after(time.Minute).Suspect(n.now, gpuB, reason) }
+	found := func(reason string) []Transition { return n.after(time.Minute).SetLeftInUse(n.now, gpuB, reason) }
 	first := found("a")
 	if len(first) != 1 || first[0].From != Healthy || first[0].To.State != Suspect || !first[0].To.Since.Equal(n.now) {
 		t.Errorf("at the first time: %+v", first)
 	}
-	if !n.Settled() {
+	if !n.LeftInUse(gpuB) || n.LeftInUse(migA1) || n.LeftInUse("GPU-c") {
+		t.Error("another device is marked, or this one is not")
+	}
+	if n.NeedsFrequentProbes() {
 		t.Error("frequent probes are asked for, which change nothing")
 	}
 	since := n.now
@@ -685,7 +688,14 @@ func TestSuspect(t *testing.T) {
 	if again, s := found(""), n.Statuses()[gpuB]; again != nil || !s.Since.Equal(end) {
 		t.Errorf("without a reason: %+v, healthy since %s, want %s", again, s.Since, end)
 	}
-	if absent := n.Suspect(n.now, "GPU-c", "a"); absent != nil {
+	n.xid(gpuB, 48, noRecovery) // suspect by an event
+	if n.LeftInUse(gpuB) {
+		t.Error("after the end and an event the device is marked")
+	}
+	if found("a"); !n.LeftInUse(gpuB) {
+		t.Error("a device that is suspect by an event is not marked")
+	}
+	if absent := n.SetLeftInUse(n.now, "GPU-c", "a"); absent != nil {
 		t.Errorf("a device that is not there: %+v", absent)
 	}
 }

@@ -23,7 +23,7 @@ const DefaultCleanFor = 5 * time.Second
 
 const (
 	relapseWithin = time.Hour
-	settlesWithin = time.Minute // after a reset
+	afterReset    = time.Minute // while a GPU trains its links and joins the fabric again
 	maxDoublings  = 6
 	maxCodes      = 64  // per device
 	maxAbsent     = 256 // devices that are not there and are remembered
@@ -114,9 +114,8 @@ func (e *entry) fault(now time.Time, f Finding, byEvent bool) {
 	case e.State == Suspect && to == Suspect:
 		return
 	}
-	// A GPU that was just reset trains its links and joins the fabric again.
-	settling := f.Action == None && now.Sub(e.resetAt) < settlesWithin
-	if e.State == Healthy && !settling {
+	ofReset := f.Action == None && now.Sub(e.resetAt) < afterReset
+	if e.State == Healthy && !ofReset {
 		if now.Sub(e.Recovered) > relapseWithin {
 			e.Relapses, e.Unproven = 0, false
 		}
@@ -137,9 +136,9 @@ func (m *Machine) WasReset(now time.Time, gpu string) {
 	}
 }
 
-// Suspect makes a device that is healthy otherwise suspect for what was found on it, until it is called with an empty
-// reason. Probes have no part in that.
-func (m *Machine) Suspect(now time.Time, uuid, reason string) []Transition {
+// SetLeftInUse marks a device as in use after its last container, for a reason, or with an empty reason no longer. One
+// that is healthy otherwise is suspect while it is marked, whatever its probes find.
+func (m *Machine) SetLeftInUse(now time.Time, uuid, reason string) []Transition {
 	e := m.entries[uuid]
 	if e == nil || !e.present {
 		return nil
@@ -150,6 +149,12 @@ func (m *Machine) Suspect(now time.Time, uuid, reason string) []Transition {
 	}
 	e.LeftInUse = reason
 	return e.changed(before, nil)
+}
+
+// LeftInUse reports whether a device is marked by SetLeftInUse, whatever its state is.
+func (m *Machine) LeftInUse(uuid string) bool {
+	e := m.entries[uuid]
+	return e != nil && e.present && e.LeftInUse != ""
 }
 
 // Statuses are those of the devices that are there, by UUID.
@@ -163,8 +168,9 @@ func (m *Machine) Statuses() map[string]Status {
 	return all
 }
 
-// Beneath is the status of a device without regard to a cordon or HoldForReset, and false for one that is not there.
-func (m *Machine) Beneath(uuid string) (Status, bool) {
+// StatusWithoutCordon is the status of a device without regard to a cordon, HoldForReset or SetLeftInUse, and false for one
+// that is not there.
+func (m *Machine) StatusWithoutCordon(uuid string) (Status, bool) {
 	e := m.entries[uuid]
 	if e == nil || !e.present {
 		return Status{}, false
@@ -174,16 +180,16 @@ func (m *Machine) Beneath(uuid string) (Status, bool) {
 	return s, true
 }
 
-// Settled reports whether frequent probes would change nothing: each device is healthy, cordoned, or waits for a reboot
-// or a person.
-func (m *Machine) Settled() bool {
+// NeedsFrequentProbes reports whether probes may soon change a state: that of a device that is not healthy, but for one
+// that is cordoned, held for a reset, or waits for a reboot or a person.
+func (m *Machine) NeedsFrequentProbes() bool {
 	for _, e := range m.entries {
 		waits := e.condition().state == Cordoned || e.State == Unhealthy && e.ByEvent && e.Remedy.worse(Reset)
 		if e.present && e.State != Healthy && !waits {
-			return false
+			return true
 		}
 	}
-	return true
+	return false
 }
 
 func (e *entry) status() Status {
@@ -217,7 +223,7 @@ func (e *entry) condition() condition {
 	case e.Cordon != "":
 		return condition{Cordoned, "cordoned: " + e.Cordon}
 	case !e.HeldSince.IsZero():
-		return condition{Cordoned, "cordoned: an administrator resets it"}
+		return condition{Cordoned, "held for a reset by an administrator"}
 	case e.State == Healthy && e.LeftInUse != "":
 		return condition{Suspect, e.LeftInUse}
 	}

@@ -15,8 +15,7 @@ func (m *monitor) cordon(uuid string, set func(*health.Machine) ([]health.Transi
 	return m.write()
 }
 
-// holdForReset takes a GPU out of service for a reset. The record has it for people who read it: the next process ends
-// it.
+// holdForReset takes a GPU out of service for a reset. It is recorded so that `devices` shows it; the next process ends it.
 func (m *monitor) holdForReset(gpuUUID string) error {
 	err := m.change(gpuUUID, func(machine *health.Machine) ([]health.Transition, bool) {
 		return machine.HoldForReset(time.Now(), gpuUUID)

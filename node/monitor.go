@@ -295,7 +295,7 @@ func (m *monitor) checkReset(ctx context.Context, uuid string) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	switch s, known := m.machine.Beneath(uuid); {
+	switch s, known := m.machine.StatusWithoutCordon(uuid); {
 	case !known:
 		return errors.New("the driver does not have it")
 	case s.State != health.Healthy && s.State != health.Recovering:
@@ -310,20 +310,25 @@ func (m *monitor) wasReset(gpuUUID string) {
 	m.machine.WasReset(time.Now(), gpuUUID)
 }
 
-// suspect makes a device suspect for what was found on it, or no longer if the reason is empty.
-func (m *monitor) suspect(uuid, reason string) {
+func (m *monitor) setLeftInUse(uuid, reason string) {
 	m.mu.Lock()
-	transitions := m.machine.Suspect(time.Now(), uuid, reason)
+	transitions := m.machine.SetLeftInUse(time.Now(), uuid, reason)
 	m.mu.Unlock()
 	m.report(transitions)
+}
+
+func (m *monitor) leftInUse(uuid string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.machine.LeftInUse(uuid)
 }
 
 // interval is the time to the next probes.
 func (m *monitor) interval() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.machine.Settled() {
-		return probeInterval
+	if m.machine.NeedsFrequentProbes() {
+		return suspectInterval
 	}
-	return suspectInterval
+	return probeInterval
 }

@@ -206,9 +206,12 @@ func (r *Reconciler) HoldForReset(gpuUUID string) error { return r.monitor.holdF
 // EndHold ends HoldForReset.
 func (r *Reconciler) EndHold(gpuUUID string) { r.monitor.endHold(gpuUUID) }
 
-// Suspect makes a device suspect for what was found on it after its last container, as a part of a sentence, until Suspect
-// is called with an empty reason. It needs Options.Health.
-func (r *Reconciler) Suspect(uuid, reason string) { r.monitor.suspect(uuid, reason) }
+// SetLeftInUse marks a device as in use after its last container, for a reason that is a part of a sentence, or with an
+// empty reason no longer. One that is healthy otherwise is suspect while it is marked. It needs Options.Health.
+func (r *Reconciler) SetLeftInUse(uuid, reason string) { r.monitor.setLeftInUse(uuid, reason) }
+
+// LeftInUse reports whether a device is marked by SetLeftInUse, also by a process before this one. It needs Options.Health.
+func (r *Reconciler) LeftInUse(uuid string) bool { return r.monitor.leftInUse(uuid) }
 
 // Trigger asks for a reconciliation soon. It does not wait for it.
 func (r *Reconciler) Trigger() { r.wake.Wake() }

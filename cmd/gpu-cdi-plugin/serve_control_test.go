@@ -170,7 +170,7 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 	mustDo(t, err)
 	s.fails(1, "GPU 3 is in use by container main of pod ns/job", "reset", "3")
 	s.fails(1, "GPU 3 is in use by container main of pod ns/job", "reset", "3", "--force")
-	s.logs("GPU 3 is cordoned: an administrator resets it")
+	s.logs("GPU 3 is held for a reset by an administrator")
 
 	// An interrupt ends the waiting, and the cordon with it.
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
@@ -191,7 +191,7 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 		s.does("GPU 3 ("+s.uuids()[3]+") was reset", "reset", s.uuids()[3], "--wait")
 	}()
 	waitFor(t, "the second cordon", func() bool {
-		return strings.Count(s.log.String(), "GPU 3 is cordoned: an administrator resets it") >= 4
+		return strings.Count(s.log.String(), "GPU 3 is held for a reset by an administrator") >= 4
 	})
 	s.fails(1, "GPU 3 is being reset already", "reset", "3")
 	stop()
@@ -237,7 +237,7 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 		s.onlyUnhealthy(3)
 		return done
 	}
-	const why = "cordoned: an administrator resets it"
+	const why = "held for a reset by an administrator"
 	recorded := func() string {
 		data, _ := os.ReadFile(filepath.Join(s.dir, "state", "health.json"))
 		return string(data)

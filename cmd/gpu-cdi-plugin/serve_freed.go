@@ -67,7 +67,7 @@ func (f *freed) round(ctx context.Context) {
 			if uuid := topology.UUIDOf(id); devices[uuid] != nil {
 				delete(devices, uuid)
 				f.due[uuid] = ""
-				f.node.Suspect(uuid, "") // from now on it is for PreStartContainer to refuse it
+				f.node.SetLeftInUse(uuid, "") // from now on it is for PreStartContainer to refuse it
 			}
 		}
 	}
@@ -87,7 +87,7 @@ func (f *freed) devices() map[string]*freedDevice {
 		for i := range r.Devices {
 			d := &r.Devices[i]
 			if rules.Policy == prestart.None {
-				f.node.Suspect(d.UUID, "")
+				f.node.SetLeftInUse(d.UUID, "")
 			} else if list[d.UUID] == nil {
 				list[d.UUID] = &freedDevice{d, rules}
 			}
@@ -121,11 +121,11 @@ func (f *freed) judge(uuid, found string) {
 	defer f.mu.Unlock()
 	if found == "" {
 		delete(f.due, uuid)
-		f.node.Suspect(uuid, "")
+		f.node.SetLeftInUse(uuid, "")
 		return
 	}
 	if f.due[uuid] != "" || f.node.State().Health[uuid].State == health.Suspect {
-		f.node.Suspect(uuid, found)
+		f.node.SetLeftInUse(uuid, found)
 	}
 	f.due[uuid] = found
 }
