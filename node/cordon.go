@@ -12,7 +12,7 @@ func (m *monitor) cordon(uuid string, set func(*health.Machine) ([]health.Transi
 	if err := m.change(uuid, set); err != nil {
 		return err
 	}
-	return m.write()
+	return m.save()
 }
 
 // holdForReset takes a GPU out of service for a reset. It is recorded so that `devices` shows it; the next process ends it.
@@ -21,7 +21,7 @@ func (m *monitor) holdForReset(gpuUUID string) error {
 		return machine.HoldForReset(time.Now(), gpuUUID)
 	})
 	if err == nil {
-		m.record()
+		m.saveOrLog()
 	}
 	return err
 }
@@ -30,7 +30,7 @@ func (m *monitor) endHold(gpuUUID string) {
 	_ = m.change(gpuUUID, func(machine *health.Machine) ([]health.Transition, bool) {
 		return machine.EndHold(gpuUUID), true
 	})
-	m.record()
+	m.saveOrLog()
 }
 
 // change changes the machine and reports what follows.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,14 +18,18 @@ import (
 // MaxHealthRecord is the size in bytes of the largest record that is read.
 const MaxHealthRecord = 4 << 20
 
-// readRecord takes the record of the process before.
-func (m *monitor) readRecord() {
+// loadRecord takes the record of the process before. It needs the names of the devices.
+func (m *monitor) loadRecord(driverVersion string) {
+	m.loaded, m.identity = true, HealthIdentity(m.host, driverVersion)
+	if m.Path == "" {
+		return
+	}
 	data, err := regular.ReadFile(m.Path, MaxHealthRecord)
 	if err == nil {
 		err = m.machine.Restore(data, m.identity)
 	}
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		m.recorded = data
+		m.saved = data
 		m.endRecordedHolds()
 		return
 	}
@@ -36,54 +41,55 @@ func (m *monitor) readRecord() {
 	}
 }
 
-// endRecordedHolds brings the GPUs back that the process before held back for a reset, which it did not end.
+// endRecordedHolds brings the GPUs back that the process before held for a reset when it ended.
 func (m *monitor) endRecordedHolds() {
 	for _, gpuUUID := range m.machine.Held() {
 		m.machine.EndHold(gpuUUID)
-		m.moved = true
-		m.log.Warn(gpuUUID + " is no longer cordoned for a reset: this program ended before the reset, which is not repeated")
+		m.unsaved = true
+		m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is no longer held for a reset, since this program ended meanwhile: " +
+			"ask for the reset again if it is still needed")
 	}
 }
 
-func (m *monitor) hasMoved() bool {
+func (m *monitor) hasUnsaved() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.moved
+	return m.unsaved
 }
 
-// record writes the record, and logs why it cannot be written.
-func (m *monitor) record() {
-	err := m.write()
-	m.writing.Lock()
-	defer m.writing.Unlock()
+// saveOrLog writes the record, and logs why it cannot be written.
+func (m *monitor) saveOrLog() {
+	err := m.save()
+	m.saving.Lock()
+	defer m.saving.Unlock()
 	switch {
 	case err == nil:
-		m.unwritten = ""
-	case err.Error() != m.unwritten:
-		m.unwritten = err.Error()
-		m.log.Error(m.unwritten)
+		m.saveError = ""
+	case err.Error() != m.saveError:
+		m.saveError = err.Error()
+		m.log.Error(m.saveError)
 	}
 }
 
-// write writes the record, if it differs from the last one. What waits for the disk does not hold mu.
-func (m *monitor) write() error {
-	m.writing.Lock()
-	defer m.writing.Unlock()
+// save writes the record, if it differs from the last one. What waits for the disk does not hold mu.
+func (m *monitor) save() error {
+	m.saving.Lock()
+	defer m.saving.Unlock()
 	m.mu.Lock()
 	data, err := m.machine.Record(m.identity)
-	restored := m.restored
-	m.moved = false
+	loaded := m.loaded
+	m.unsaved = false
 	m.mu.Unlock()
-	if m.Path == "" || !restored {
+	if m.Path == "" || !loaded {
 		return nil
 	}
-	if err == nil && !slices.Equal(data, m.recorded) {
+	if err == nil && !slices.Equal(data, m.saved) {
 		err = atomicfile.Write(m.Path, data, recordMode)
 	}
 	if err != nil {
 		return fmt.Errorf("the health of the devices is not recorded for the next start: %w", err)
 	}
-	m.recorded = data
+	m.saved = data
 	return nil
 }
 

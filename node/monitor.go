@@ -37,15 +37,15 @@ const (
 	suspectInterval = time.Second
 	// minProbePause is the shortest time between two probes.
 	minProbePause = 200 * time.Millisecond
-	// maxReported bounds the reasons that are remembered of a device, in bytes: those with the process IDs of a program
+	// maxLogged bounds the reasons that are remembered of a device, in bytes: those with the process IDs of a program
 	// that is started again and again have no end.
-	maxReported = 4 << 10
-	// recordInterval is how often counters are written to the record if no state changes.
-	recordInterval = time.Minute
+	maxLogged = 4 << 10
+	// saveInterval is how often counters are saved if no state changes.
+	saveInterval = time.Minute
 )
 
-// Health is how the health of the devices is watched.
-type Health struct {
+// HealthOptions are how the health of the devices is watched.
+type HealthOptions struct {
 	Prober Prober
 	Rules  health.Rules
 	// Path is the file with the record of the devices' health, for the next start. Empty means that there is none.
@@ -57,30 +57,30 @@ type Health struct {
 // monitor has the health of the devices. It takes the driver's events when they happen, probes the GPUs, and records
 // the result for the next start.
 type monitor struct {
-	Health
+	HealthOptions
 	log      *slog.Logger
 	changed  func() // publishes the health
 	host     host.Host
 	probeNow wake.Chan
 
-	mu       sync.Mutex
-	machine  *health.Machine
-	names    map[string]string // what people call a device, such as "GPU 3", by UUID
-	sources  map[string]error  // why the events of a GPU are not received, by UUID
-	restored bool              // whether the record was read: before that none is written
-	identity health.Identity   // of the record
-	moved    bool              // whether a state has changed since the record was written
-	reported map[string]string // the reasons that were logged of each device since it was healthy, by UUID
+	mu            sync.Mutex
+	machine       *health.Machine
+	names         map[string]string // what people call a device, such as "GPU 3", by UUID
+	sources       map[string]error  // why the events of a GPU are not received, by UUID
+	loaded        bool              // whether the record was read: before that none is written
+	identity      health.Identity   // of the record
+	unsaved       bool              // whether the record lacks a transition that is worth saving
+	loggedReasons map[string]string // the reasons that were logged of each device since it was healthy, by UUID
 
-	writing   sync.Mutex // held while the record is written
-	recorded  []byte     // the last record that was read or written
-	unwritten string     // why the last one could not be written
+	saving    sync.Mutex // held while the record is written
+	saved     []byte     // the last record that was read or written
+	saveError string     // why the last one could not be written
 }
 
-func newMonitor(h *Health, log *slog.Logger, host host.Host, changed func()) *monitor {
+func newMonitor(h *HealthOptions, log *slog.Logger, host host.Host, changed func()) *monitor {
 	return &monitor{
-		Health: *h, log: log, changed: changed, host: host, probeNow: wake.New(),
-		machine: health.New(h.Rules), sources: map[string]error{}, reported: map[string]string{},
+		HealthOptions: *h, log: log, changed: changed, host: host, probeNow: wake.New(),
+		machine: health.New(h.Rules), sources: map[string]error{}, loggedReasons: map[string]string{},
 	}
 }
 
@@ -88,33 +88,35 @@ func newMonitor(h *Health, log *slog.Logger, host host.Host, changed func()) *mo
 func (m *monitor) setDevices(s *gpu.Snapshot) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.restored {
-		m.restored = true
-		m.identity = HealthIdentity(m.host, s.DriverVersion)
-		if m.Path != "" {
-			m.readRecord()
-		}
-	}
 	var devices []health.Device
-	m.names = map[string]string{}
+	devices, m.names = healthDevices(s)
+	if !m.loaded {
+		m.loadRecord(s.DriverVersion)
+	}
+	m.machine.SetDevices(time.Now(), devices)
+}
+
+// healthDevices are the devices of a snapshot, a GPU before its MIG devices, and what people call them, by UUID.
+func healthDevices(s *gpu.Snapshot) (devices []health.Device, names map[string]string) {
+	names = map[string]string{}
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		if d.UUID == "" {
 			continue
 		}
-		m.names[d.UUID] = fmt.Sprintf("GPU %d", d.Index)
+		names[d.UUID] = fmt.Sprintf("GPU %d", d.Index)
 		devices = append(devices, health.Device{
 			UUID: d.UUID, GPU: d.UUID, GPUInstance: gpu.NoInstance, ComputeInstance: gpu.NoInstance,
 		})
 		for j := range d.MIG {
 			mig := &d.MIG[j]
-			m.names[mig.UUID] = fmt.Sprintf("MIG device %d:%d", d.Index, mig.Index)
+			names[mig.UUID] = fmt.Sprintf("MIG device %d:%d", d.Index, mig.Index)
 			devices = append(devices, health.Device{
 				UUID: mig.UUID, GPU: d.UUID, GPUInstance: mig.GPUInstance, ComputeInstance: mig.ComputeInstance,
 			})
 		}
 	}
-	m.machine.SetDevices(time.Now(), devices)
+	return devices, names
 }
 
 // receive takes an event of the driver. It returns when the state that follows is published.
@@ -168,38 +170,43 @@ func (m *monitor) report(transitions []health.Transition) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, t := range transitions {
-		m.reportOne(&t)
+		m.unsaved = m.unsaved || worthSaving(&t)
+		m.logTransition(&t)
 	}
 }
 
-// reportOne logs a transition. A fault that comes and goes before the device is healthy again is logged once, and not
-// recorded each time.
-func (m *monitor) reportOne(t *health.Transition) {
+// worthSaving reports whether a transition is saved at once. One to or from Recovering is not, unless the device is then
+// healthy: otherwise a fault that comes and goes would be saved each time.
+func worthSaving(t *health.Transition) bool {
+	return t.To.State == health.Healthy || t.From != health.Recovering && t.To.State != health.Recovering
+}
+
+// logTransition logs a transition. A fault that comes and goes before the device is healthy again is logged once.
+func (m *monitor) logTransition(t *health.Transition) {
 	uuid, text := t.To.UUID, t.To.String()
-	m.moved = m.moved || t.To.State != health.Recovering && t.From != health.Recovering || t.To.State == health.Healthy
 	log := m.log.Warn
 	switch t.To.State {
 	case health.Healthy:
-		delete(m.reported, uuid)
+		delete(m.loggedReasons, uuid)
 		text, log = "healthy again", m.log.Info
 	case health.Recovering:
 		log = m.log.Info
 	}
-	again := strings.Contains(m.reported[uuid], text+"\n") && t.To.State != health.Cordoned
+	again := strings.Contains(m.loggedReasons[uuid], text+"\n") && t.To.State != health.Cordoned
 	if again || t.To.Reason == health.NotAnswering { // of which the snapshot says more
 		return
 	}
 	if t.To.State != health.Healthy {
-		if len(m.reported[uuid]) > maxReported {
-			m.reported[uuid] = ""
+		if len(m.loggedReasons[uuid]) > maxLogged {
+			m.loggedReasons[uuid] = ""
 		}
-		m.reported[uuid] += text + "\n"
+		m.loggedReasons[uuid] += text + "\n"
 	}
 	log(m.names[uuid] + " is " + text)
 }
 
-// apply returns a state with the health of the devices.
-func (m *monitor) apply(s State) State {
+// withHealth returns a state with the health of the devices.
+func (m *monitor) withHealth(s State) State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s.Health = m.machine.Statuses()
@@ -208,7 +215,7 @@ func (m *monitor) apply(s State) State {
 		if !known || h.State == health.Healthy {
 			return ""
 		}
-		d.Fault = h.State != health.Cordoned
+		d.Fault = h.State != health.Cordoned // of the copy: it goes with the reason
 		return h.String()
 	})
 	s.remarks = slices.Clone(s.remarks)
@@ -224,16 +231,16 @@ func (m *monitor) apply(s State) State {
 	return s
 }
 
-// run probes the GPUs and writes the record until ctx ends.
+// run probes the GPUs and saves their health until ctx ends.
 func (m *monitor) run(ctx context.Context) {
 	timer := time.NewTimer(m.interval())
 	defer timer.Stop()
-	due := time.Now().Add(recordInterval)
+	due := time.Now().Add(saveInterval)
 	var probed time.Time
 	for {
 		select {
 		case <-ctx.Done():
-			m.record()
+			m.saveOrLog()
 			return
 		case <-m.probeNow:
 			if early := minProbePause - time.Since(probed); early > 0 { // a container can cause events in a loop
@@ -244,9 +251,9 @@ func (m *monitor) run(ctx context.Context) {
 		}
 		probed = time.Now()
 		_ = m.probe(ctx) // while the driver as a whole does not answer, nothing is known about the GPUs
-		if m.hasMoved() || time.Now().After(due) {
-			m.record()
-			due = time.Now().Add(recordInterval)
+		if m.hasUnsaved() || time.Now().After(due) {
+			m.saveOrLog()
+			due = time.Now().Add(saveInterval)
 		}
 		timer.Reset(m.interval())
 	}
@@ -273,32 +280,33 @@ func (m *monitor) probe(ctx context.Context, uuids ...string) error {
 
 // check probes a GPU and returns why a device on it is not healthy, or nil.
 func (m *monitor) check(ctx context.Context, gpuUUID, uuid string) error {
-	if err := m.probe(ctx, gpuUUID); err != nil {
-		return err
+	status := func() (health.Status, bool) {
+		s, known := m.machine.Statuses()[uuid]
+		return s, known
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch s, known := m.machine.Statuses()[uuid]; {
-	case !known:
-		return errors.New("the driver does not have it")
-	case s.State != health.Healthy:
-		return errors.New("it is " + s.String())
-	}
-	return nil
+	return m.checkState(ctx, gpuUUID, status, health.Healthy)
 }
 
 // checkReset probes a GPU after a reset and returns why it is not as it should be, or nil. One that recovers is: what is
 // left is to wait.
 func (m *monitor) checkReset(ctx context.Context, uuid string) error {
-	if err := m.probe(ctx, uuid); err != nil {
+	status := func() (health.Status, bool) { return m.machine.StatusWithoutCordon(uuid) }
+	return m.checkState(ctx, uuid, status, health.Healthy, health.Recovering)
+}
+
+// checkState probes a GPU and returns nil if a device's state is then a wanted one, or what it is.
+func (m *monitor) checkState(
+	ctx context.Context, gpuUUID string, status func() (health.Status, bool), wanted ...health.State,
+) error {
+	if err := m.probe(ctx, gpuUUID); err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	switch s, known := m.machine.StatusWithoutCordon(uuid); {
+	switch s, known := status(); {
 	case !known:
 		return errors.New("the driver does not have it")
-	case s.State != health.Healthy && s.State != health.Recovering:
+	case !slices.Contains(wanted, s.State):
 		return errors.New("it is " + s.String())
 	}
 	return nil

@@ -21,7 +21,7 @@ func (noProbes) Probes(context.Context, ...string) ([]gpu.Probe, error) { return
 
 // watchHealth makes a reconciler watch the health of the devices, with a record.
 func watchHealth(path string) func(*Options) {
-	return func(o *Options) { o.Health = &Health{Prober: noProbes{}, Path: path} }
+	return func(o *Options) { o.Health = &HealthOptions{Prober: noProbes{}, Path: path} }
 }
 
 func xid(gpuUUID string, code uint64) gpu.Event {
@@ -50,7 +50,7 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 	before := newFixture(t, "pcie-quad", watchHealth(record))
 	before.start()
 	before.rec.Receive(xid(before.uuids()[1], 79))
-	before.rec.monitor.record()
+	before.rec.monitor.saveOrLog()
 	want, err := os.ReadFile(record)
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 	b := newFixtureOn(t, before.node, watchHealth(record), func(o *Options) { o.AwaitDriver = true })
 	b.source.set(gpu.ErrNoDriver)
 	b.start()
-	b.rec.monitor.record()
+	b.rec.monitor.saveOrLog()
 	if got, err := os.ReadFile(record); err != nil || string(got) != string(want) {
 		t.Errorf("without a driver the record is %s, error %v", got, err)
 	}
@@ -89,7 +89,7 @@ func TestOnlyEventsOfGPUsThatAreThereAreMissed(t *testing.T) {
 // A container can cause events as fast as it likes.
 func TestEventsInALoopDoNotCauseProbesInALoop(t *testing.T) {
 	prober := &countingProber{}
-	b := newFixture(t, "pcie-quad", func(o *Options) { o.Health = &Health{Prober: prober} })
+	b := newFixture(t, "pcie-quad", func(o *Options) { o.Health = &HealthOptions{Prober: prober} })
 	b.start()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})

@@ -85,7 +85,7 @@ type Options struct {
 	// Observer may be nil.
 	Observer Observer
 	// Health is how the health of the devices is watched; nil leaves it to the snapshots alone.
-	Health *Health
+	Health *HealthOptions
 	// Uevents opens a source of the kernel's messages about devices that come and go; nil polls for them alone.
 	Uevents func() (io.ReadCloser, error)
 

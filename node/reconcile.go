@@ -93,7 +93,7 @@ func (r *Reconciler) notReconciled(cause error) remark {
 // error is in the state.
 func (r *Reconciler) reconcile(ctx context.Context) error {
 	began := time.Now()
-	written := r.restore()
+	written := r.rewriteFiles()
 	r.findLibrary()
 	r.inputs = r.inputFingerprint()
 	err := r.checkDriver()
@@ -111,7 +111,7 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 		r.retain(err)
 	} else {
 		r.failures = 0
-		r.apply(want)
+		r.writePlan(want)
 		r.publish(r.stateOf(r.plan))
 		written, err = written || r.plan.written, r.plan.err()
 	}
@@ -119,9 +119,9 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// apply makes the files what is desired. It first takes devices back that are gone; the caller then publishes new ones.
+// writePlan makes the files what is desired. It first takes devices back that are gone; the caller then publishes new ones.
 // So a published device is in the spec at any time.
-func (r *Reconciler) apply(want *desired) {
+func (r *Reconciler) writePlan(want *desired) {
 	p := r.newPlan(want, r.loadSpecs())
 	if r.monitor != nil {
 		r.monitor.setDevices(want.snapshot)
@@ -137,13 +137,13 @@ func (r *Reconciler) writeDescriptors(p *plan) {
 	r.descriptorsWritten = r.descriptorFingerprint()
 }
 
-// restore writes the last desired state again if a file has changed or could not be written, and reports whether it
+// rewriteFiles writes the last desired state again if a file has changed or could not be written, and reports whether it
 // wrote a spec. It does not wait for the driver, which may take seconds to answer. No device becomes healthier by it.
-func (r *Reconciler) restore() (written bool) {
+func (r *Reconciler) rewriteFiles() (written bool) {
 	if r.plan == nil || !r.changed() && r.plan.err() == nil {
 		return false
 	}
-	r.apply(r.plan.desired)
+	r.writePlan(r.plan.desired)
 	r.publish(r.stateBetween(r.reconciled, r.plan)) // less what could not be written
 	return r.plan.written
 }
@@ -273,7 +273,7 @@ func (r *Reconciler) republish() {
 
 func (r *Reconciler) publishWithHealth(s State) {
 	if r.monitor != nil {
-		s = r.monitor.apply(s)
+		s = r.monitor.withHealth(s)
 	}
 	r.mu.Lock()
 	before := r.state

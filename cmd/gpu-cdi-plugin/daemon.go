@@ -87,7 +87,9 @@ func (a *app) newDaemon(
 			return resource.Build(s, *d.rules.Load())
 		},
 		Publish: publish, Log: a.log, Observer: d.metrics, Uevents: uevent.Listen,
-		Health: &node.Health{Prober: d.session, Rules: a.plugin.Health.Rules(), Path: healthRecord, Observer: d.metrics},
+		Health: &node.HealthOptions{
+			Prober: d.session, Rules: a.plugin.Health.Rules(), Path: healthRecord, Observer: d.metrics,
+		},
 	})
 	return d, nil
 }

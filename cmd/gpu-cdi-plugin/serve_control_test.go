@@ -250,7 +250,7 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	<-done
 	s.start()
 	s.listed(gpuResource, 4, 0)
-	s.logs(s.uuids()[3] + " is no longer cordoned for a reset: this program ended before the reset")
+	s.logs("GPU 3 is no longer held for a reset, since this program ended meanwhile")
 	waitFor(t, "the record", func() bool { return !strings.Contains(recorded(), "heldSince") })
 	mustDo(t, s.end(syscall.SIGTERM))
 
