@@ -129,8 +129,8 @@ var recoveryActions = []struct {
 	{Reboot, "the driver asks for a reboot of the node"},
 }
 
-// recoveryFinding is what a recovery action says of a GPU, and whether it says anything: a GPU with one that is not known,
-// as of a newer driver, is not healthy.
+// recoveryFinding is what a recovery action says of a GPU, and whether it says anything: a GPU with one that is not
+// known, as of a newer driver, is not healthy.
 func recoveryFinding(action int) (Finding, bool) {
 	switch {
 	case action == 0 || action == gpu.NoRecoveryAction:

@@ -10,8 +10,8 @@ import (
 
 // Rules are what a Machine works with.
 type Rules struct {
-	// XIDs are the administrator's rules, by code. A rule decides about an event of its XID, before the recovery action and
-	// the catalogue. What the driver still asks for at the next probe counts all the same.
+	// XIDs are the administrator's rules, by code. A rule decides about an event of its XID, before the recovery action
+	// and the catalogue. What the driver still asks for at the next probe counts all the same.
 	XIDs map[uint64]Rule
 	// CleanFor is how long probes must pass before a device is healthy again; 0 is DefaultCleanFor. Each relapse within
 	// an hour doubles it, up to 64 times.
@@ -114,8 +114,8 @@ func (e *entry) fault(now time.Time, f Finding, byEvent bool) {
 	case e.State == Suspect && to == Suspect:
 		return
 	}
-	ofReset := f.Action == None && now.Sub(e.resetAt) < afterReset
-	if e.State == Healthy && !ofReset {
+	passing := f.Action == None && now.Sub(e.resetAt) < afterReset // no relapse
+	if e.State == Healthy && !passing {
 		if now.Sub(e.Recovered) > relapseWithin {
 			e.Relapses, e.Unproven = 0, false
 		}
@@ -168,8 +168,8 @@ func (m *Machine) Statuses() map[string]Status {
 	return all
 }
 
-// StatusWithoutCordon is the status of a device without regard to a cordon, HoldForReset or SetLeftInUse, and false for one
-// that is not there.
+// StatusWithoutCordon is the status of a device without regard to a cordon, HoldForReset or SetLeftInUse, and false for
+// one that is not there.
 func (m *Machine) StatusWithoutCordon(uuid string) (Status, bool) {
 	e := m.entries[uuid]
 	if e == nil || !e.present {

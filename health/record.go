@@ -54,8 +54,8 @@ type recordedState struct {
 	Reason  string    `json:"reason,omitempty"`
 	Remedy  Action    `json:"remedy,omitempty"`
 	Since   time.Time `json:"since"`
-	ByEvent bool      `json:"byEvent,omitempty"` // whether an event made it unhealthy: clean probes do not prove the contrary
-	ByRule  bool      `json:"byRule,omitempty"`  // whether that was by a rule: the driver does not prove it either
+	ByEvent bool      `json:"byEvent,omitempty"` // whether an event made it unhealthy: clean probes alone do not end that
+	ByRule  bool      `json:"byRule,omitempty"`  // whether that was by a rule: the driver does not end it either
 	Lost    bool      `json:"lost,omitempty"`    // whether it was lost at the last probe
 	Reset   bool      `json:"reset,omitempty"`   // whether it was reset since it became unhealthy
 
@@ -103,8 +103,8 @@ func (r *record) encode() ([]byte, error) {
 }
 
 // EditCordon returns a record with the cordon of a device, and with a GPU those of its MIG devices, set to a reason or, if
-// that is empty, lifted. A device that the record does not have is added as healthy. Without data it is a new record, with
-// that identity.
+// that is empty, lifted. It also ends HoldForReset of these devices, as nothing that runs holds them. A device that the
+// record does not have is added as healthy. Without data it is a new record, with that identity.
 func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string) ([]byte, error) {
 	r := record{Version: recordVersion, Identity: id}
 	if len(data) > 0 {
@@ -129,11 +129,11 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 
 // Restore sets the state of a new machine to a recorded one. What it is worth depends on where it was found:
 //
-//   - A cordon stays until it is lifted, and HoldForReset until EndHold. Whether a reset that the process before has begun
-//     still goes on is not known. What was found on a device after its last container stays until a check finds nothing.
+//   - A cordon stays until it is lifted, and HoldForReset until EndHold: whether a reset of the process before goes on
+//     is not known. What was found on a device after its last container stays until a check finds nothing.
 //   - With the same boot and driver a device is as it was recorded. What was recovering is so from the start. One that
-//     needs a reset may have been reset by hand while this program did not run: it becomes healthy after clean probes for
-//     64 times as long as usual.
+//     needs a reset may have been reset by hand while this program did not run: it becomes healthy after clean probes
+//     for 64 times as long as usual.
 //   - After a reboot, or with another driver, the remedy may have been applied: what was not healthy is suspect, and
 //     probes decide.
 //

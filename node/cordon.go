@@ -15,7 +15,8 @@ func (m *monitor) cordon(uuid string, set func(*health.Machine) ([]health.Transi
 	return m.save()
 }
 
-// holdForReset takes a GPU out of service for a reset. It is recorded so that `devices` shows it; the next process ends it.
+// holdForReset takes a GPU out of service for a reset. It is recorded for people who read that; the next process ends
+// it.
 func (m *monitor) holdForReset(gpuUUID string) error {
 	err := m.change(gpuUUID, func(machine *health.Machine) ([]health.Transition, bool) {
 		return machine.HoldForReset(time.Now(), gpuUUID)

@@ -46,8 +46,8 @@ func (m *monitor) endRecordedHolds() {
 	for _, gpuUUID := range m.machine.Held() {
 		m.machine.EndHold(gpuUUID)
 		m.unsaved = true
-		m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is no longer held for a reset, since this program ended meanwhile: " +
-			"ask for the reset again if it is still needed")
+		m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is no longer held for a reset, since this program ended " +
+			"meanwhile: ask for the reset again if it is still needed")
 	}
 }
 

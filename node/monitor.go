@@ -175,8 +175,8 @@ func (m *monitor) report(transitions []health.Transition) {
 	}
 }
 
-// worthSaving reports whether a transition is saved at once. One to or from Recovering is not, unless the device is then
-// healthy: otherwise a fault that comes and goes would be saved each time.
+// worthSaving reports whether a transition is saved at once. One to or from Recovering is not, unless the device is
+// healthy then: a fault that comes and goes would be saved each time.
 func worthSaving(t *health.Transition) bool {
 	return t.To.State == health.Healthy || t.From != health.Recovering && t.To.State != health.Recovering
 }

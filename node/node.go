@@ -210,7 +210,7 @@ func (r *Reconciler) EndHold(gpuUUID string) { r.monitor.endHold(gpuUUID) }
 // empty reason no longer. One that is healthy otherwise is suspect while it is marked. It needs Options.Health.
 func (r *Reconciler) SetLeftInUse(uuid, reason string) { r.monitor.setLeftInUse(uuid, reason) }
 
-// LeftInUse reports whether a device is marked by SetLeftInUse, also by a process before this one. It needs Options.Health.
+// LeftInUse reports whether a device is marked by SetLeftInUse, also by the process before. It needs Options.Health.
 func (r *Reconciler) LeftInUse(uuid string) bool { return r.monitor.leftInUse(uuid) }
 
 // Trigger asks for a reconciliation soon. It does not wait for it.

@@ -119,8 +119,8 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// writePlan makes the files what is desired. It first takes devices back that are gone; the caller then publishes new ones.
-// So a published device is in the spec at any time.
+// writePlan makes the files what is desired. It first takes devices back that are gone; the caller then publishes new
+// ones. So a published device is in the spec at any time.
 func (r *Reconciler) writePlan(want *desired) {
 	p := r.newPlan(want, r.loadSpecs())
 	if r.monitor != nil {
@@ -137,8 +137,8 @@ func (r *Reconciler) writeDescriptors(p *plan) {
 	r.descriptorsWritten = r.descriptorFingerprint()
 }
 
-// rewriteFiles writes the last desired state again if a file has changed or could not be written, and reports whether it
-// wrote a spec. It does not wait for the driver, which may take seconds to answer. No device becomes healthier by it.
+// rewriteFiles writes the last desired state again if a file has changed or could not be written, and reports whether
+// it wrote a spec. It does not wait for the driver, which may take seconds to answer. No device becomes healthier by it.
 func (r *Reconciler) rewriteFiles() (written bool) {
 	if r.plan == nil || !r.changed() && r.plan.err() == nil {
 		return false
