@@ -51,6 +51,12 @@ func (m *monitor) endRecordedHolds() {
 	}
 }
 
+// worthSaving reports whether a transition is saved at once. One to or from Recovering is not, unless the device is
+// healthy then: a fault that comes and goes would be saved each time.
+func worthSaving(t *health.Transition) bool {
+	return t.To.State == health.Healthy || t.From != health.Recovering && t.To.State != health.Recovering
+}
+
 func (m *monitor) hasUnsaved() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -175,12 +175,6 @@ func (m *monitor) report(transitions []health.Transition) {
 	}
 }
 
-// worthSaving reports whether a transition is saved at once. One to or from Recovering is not, unless the device is
-// healthy then: a fault that comes and goes would be saved each time.
-func worthSaving(t *health.Transition) bool {
-	return t.To.State == health.Healthy || t.From != health.Recovering && t.To.State != health.Recovering
-}
-
 // logTransition logs a transition. A fault that comes and goes before the device is healthy again is logged once.
 func (m *monitor) logTransition(t *health.Transition) {
 	uuid, text := t.To.UUID, t.To.String()

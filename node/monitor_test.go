@@ -131,3 +131,22 @@ func TestTheHealthOfAnExcludedGPUIsPublished(t *testing.T) {
 		t.Errorf("%d states were published although nothing has changed", n)
 	}
 }
+
+// A link that flaps must not have the record written each second.
+func TestWhichTransitionsAreSavedAtOnce(t *testing.T) {
+	for _, c := range []struct {
+		from, to health.State
+		want     bool
+	}{
+		{health.Healthy, health.Unhealthy, true},
+		{health.Unhealthy, health.Unhealthy, true}, // for another reason
+		{health.Unhealthy, health.Recovering, false},
+		{health.Recovering, health.Unhealthy, false},
+		{health.Recovering, health.Healthy, true},
+		{health.Suspect, health.Healthy, true},
+	} {
+		if got := worthSaving(&health.Transition{From: c.from, To: health.Status{State: c.to}}); got != c.want {
+			t.Errorf("from %s to %s: %t, want %t", c.from, c.to, got, c.want)
+		}
+	}
+}
