@@ -313,6 +313,9 @@ func TestParseReportsAllProblems(t *testing.T) {
 func TestValidateReportsAllProblems(t *testing.T) {
 	c := Config{Common: Common{CDIKind: "gpu", LogLevel: "loud"}, Plugin: Plugin{
 		Strategy: []Strategy{"cdi", CDICRI, CDICRI}, Listen: ":9400", StateDir: "state",
+		PreStart: PreStart{
+			Programs: []string{"Xorg", "/bin/x"}, Resources: []PreStartRule{{"a.b/c", "none"}, {"a.b/c", "check"}},
+		},
 		Health: Health{CleanFor: Duration(time.Hour + 1)}, ReportHealth: []HealthReport{"condition"},
 		Extras: []Extra{"rdma", GDS, GDS}, IMEX: IMEX{Channels: []int{3, -1, maxChannel + 1, 3}},
 		Allocation: Allocation{Policy: "best", Weights: allocator.Weights{Node: -1, NVLink: allocator.MaxWeight + 1}},
@@ -333,12 +336,14 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		"strategy: duplicate value cdi-cri",
 		`device-id-strategy: unknown value ""; known are uuid, index`,
 		`cdi-annotation-prefix "": want a domain and a slash, such as cdi.k8s.io/, and at most 31 characters after it`,
-		"gpu-timeout 0s: want 1s or more",
+		"gpu-timeout 0s: want 1s to 1h0m0s",
 		"health.clean-for 1h0m0.000000001s: want more than 0 and at most 1h0m0s",
 		`report-health: unknown value "condition"; known are events, node-condition`,
 		"service-account-dir is empty",
 		`prestart.policy: unknown value ""; known are none, check, clean, reset`,
 		"prestart.exec-timeout 0s: want more than 0 and at most 1h0m0s",
+		`prestart.programs[1] "/bin/x": want the name of an executable without its directory`,
+		"prestart.resources[1].name a.b/c: another entry has it",
 		`listen ":9400": want a host; use 0.0.0.0:9400 or [::]:9400 for all addresses of the node`,
 		`extras: unknown value "rdma"; known are gds, gdrcopy, mofed, nvswitch`,
 		"extras: duplicate value gds",

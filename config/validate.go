@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
@@ -68,8 +69,8 @@ func absolute(key, dir string) error {
 const minTimeout = time.Second
 
 func checkTimeout(d Duration) error {
-	if d < Duration(minTimeout) {
-		return fmt.Errorf("gpu-timeout %v: want %v or more", d, minTimeout)
+	if d < Duration(minTimeout) || d > Duration(maxWait) {
+		return fmt.Errorf("gpu-timeout %v: want %v to %v", d, minTimeout, maxWait)
 	}
 	return nil
 }
@@ -118,10 +119,21 @@ func checkPreStart(p *PreStart) error {
 	if p.Exec != "" && !filepath.IsAbs(p.Exec) {
 		errs = append(errs, fmt.Errorf("prestart.exec %q: want an absolute path", p.Exec))
 	}
+	for i, name := range p.Programs {
+		if name == "" || strings.ContainsFunc(name, func(r rune) bool { return r == '/' || unicode.IsControl(r) }) {
+			errs = append(errs, fmt.Errorf("prestart.programs[%d] %q: want the name of an executable without its directory",
+				i, name))
+		}
+	}
+	seen := map[string]bool{}
 	for i, r := range p.Resources {
 		if err := resource.CheckName(r.Name); err != nil {
 			errs = append(errs, fmt.Errorf("prestart.resources[%d].name: %w", i, err))
 		}
+		if seen[r.Name] {
+			errs = append(errs, fmt.Errorf("prestart.resources[%d].name %s: another entry has it", i, r.Name))
+		}
+		seen[r.Name] = true
 		if !slices.Contains(values["prestart.policy"], string(r.Policy)) {
 			errs = append(errs, fmt.Errorf("prestart.resources[%d].policy: unknown value %q; known are %s", i, r.Policy,
 				strings.Join(values["prestart.policy"], ", ")))
