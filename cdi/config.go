@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
@@ -20,6 +21,9 @@ import (
 // It compares the configuration before and after the CDI library's edits, and applies the difference to the JSON of the
 // file, so that keys which the library does not know stay.
 func editConfig(data []byte, edits *cdilib.ContainerEdits) ([]byte, error) {
+	if !utf8.Valid(data) { // decoding would replace the wrong bytes, such as those of a mount's path
+		return nil, errors.New("not JSON: it is not UTF-8")
+	}
 	original, err := decodeJSON(data)
 	if err != nil {
 		return nil, err

@@ -140,3 +140,18 @@ func containerMode(n driver.DeviceNode) *fs.FileMode {
 	}
 	return new(all)
 }
+
+// HookPaths are the paths of the hooks of a spec, each once.
+func HookPaths(spec *specs.Spec) []string {
+	hooks := slices.Clone(spec.ContainerEdits.Hooks)
+	for i := range spec.Devices {
+		hooks = append(hooks, spec.Devices[i].ContainerEdits.Hooks...)
+	}
+	var paths []string
+	for _, h := range hooks {
+		if !slices.Contains(paths, h.Path) {
+			paths = append(paths, h.Path)
+		}
+	}
+	return paths
+}

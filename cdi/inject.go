@@ -44,36 +44,60 @@ func (e *OtherDriverError) Error() string {
 }
 
 // Inject puts devices into the bundle's config.json, as an engine with CDI would. Names are qualified; dirs are the
-// spec directories from the lowest priority to the highest. It reports whether the file changed: devices that are in it
-// already change nothing.
-//
-// It puts in all devices or none. Parts of config.json that this program does not know stay, and so do the file's mode
-// and owner. A bundle with the files of another driver than the specs is an *OtherDriverError: the container would get
-// those of both. An error about an unknown device lists those that exist. Errors wrap ErrNoConfig, ErrBadName,
-// ErrNothingOffered or ErrStale where one of these is the cause.
-//
-// The bundle may belong to another user than the caller. Its directory is opened once, by a path whose links only root
-// or the caller could have made, and all work is done on that handle, even if another directory takes its place.
+// spec directories from the lowest priority to the highest. It reports whether the file changed. What it does to the
+// content is that of EditConfig, and how it replaces the file that of EditBundle, with the errors of both.
 func Inject(bundle string, names []string, dirs ...string) (bool, error) {
 	edits, err := Load(dirs...).edits(names)
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
+	return EditBundle(bundle, func(config []byte) ([]byte, error) { return editConfig(config, edits) })
+}
+
+// EditConfig returns a config.json with devices put into it, or nil if they are in it already. Names are qualified.
+//
+// It puts in all devices or none. Parts of config.json that this program does not know stay. A configuration with the
+// files of another driver than the specs is an *OtherDriverError: the container would get those of both. An error about
+// an unknown device lists those that exist. Errors wrap ErrBadName, ErrNothingOffered or ErrStale where one of these is
+// the cause.
+func (d *SpecDirs) EditConfig(config []byte, names []string) ([]byte, error) {
+	edits, err := d.edits(names)
+	if err != nil {
+		return nil, err
+	}
+	return editConfig(config, edits)
+}
+
+// EditBundle replaces the bundle's config.json by what edit makes of it; nil leaves the file as it is. It reports
+// whether the file changed. Its mode and owner stay. A missing file is ErrNoConfig.
+//
+// The bundle may belong to another user than the caller. Its directory is opened once, by a path whose links only root
+// or the caller could have made, and all work is done on that handle, even if another directory takes its place.
+// config.json is opened once too, and read as it was then.
+func EditBundle(bundle string, edit func(config []byte) ([]byte, error)) (bool, error) {
 	dir, err := trust.OpenDir(bundle)
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
 	defer dir.Close()
-	data, info, err := readConfig(dir)
+	f, err := openConfig(dir)
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
-	after, err := editConfig(data, edits)
+	defer f.Close()
+	data, info, err := regular.Read(f, maxConfig)
 	if err != nil {
-		return false, fmt.Errorf("inject devices: %s: %w", filepath.Join(bundle, configName), err)
+		return false, fmt.Errorf("inject devices: %w", err)
+	}
+	after, err := edit(data)
+	if err != nil {
+		return false, fmt.Errorf("inject devices: %s: %w", f.Name(), err)
 	}
 	if after == nil {
 		return false, nil
+	}
+	if err := checkOwn(f, dir); err != nil {
+		return false, fmt.Errorf("inject devices: %w", err)
 	}
 	if err := atomicfile.WriteLike(dir, configName, after, info); err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
@@ -81,36 +105,35 @@ func Inject(bundle string, names []string, dirs ...string) (bool, error) {
 	return true, nil
 }
 
-// readConfig reads config.json in a bundle. It refuses a symbolic link, a hard link, and a file of another owner than
-// the bundle's: with these the bundle's owner could have this process read and replace a file elsewhere.
-func readConfig(dir *os.File) ([]byte, fs.FileInfo, error) {
+// openConfig opens config.json in a bundle, without following a link and without waiting for the writer of a FIFO.
+func openConfig(dir *os.File) (*os.File, error) {
 	path := filepath.Join(dir.Name(), configName)
 	fd, err := unix.Openat(int(dir.Fd()), configName, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ELOOP):
-		return nil, nil, fmt.Errorf("%s is a symbolic link, not a regular file", path)
+		return nil, fmt.Errorf("%s is a symbolic link, not a regular file", path)
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, nil, fmt.Errorf("%w: %w", ErrNoConfig, &fs.PathError{Op: "open", Path: path, Err: err})
+		return nil, fmt.Errorf("%w: %w", ErrNoConfig, &fs.PathError{Op: "open", Path: path, Err: err})
 	case err != nil:
-		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: err}
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	data, info, err := regular.Read(f, maxConfig)
-	if err != nil {
-		return nil, nil, err
-	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// checkOwn refuses to replace a hard link, and a file of another owner than the bundle's: with these the bundle's owner
+// could have this process read a file elsewhere, and write its content into the bundle.
+func checkOwn(f, dir *os.File) error {
 	var file, bundle unix.Stat_t
-	if err := errors.Join(unix.Fstat(fd, &file), unix.Fstat(int(dir.Fd()), &bundle)); err != nil {
-		return nil, nil, fmt.Errorf("stat %s and its directory: %w", path, err)
+	if err := errors.Join(unix.Fstat(int(f.Fd()), &file), unix.Fstat(int(dir.Fd()), &bundle)); err != nil {
+		return fmt.Errorf("stat %s and its directory: %w", f.Name(), err)
 	}
 	switch {
 	case file.Nlink != 1:
-		return nil, nil, fmt.Errorf("%s has %d names (hard links), want one", path, file.Nlink)
+		return fmt.Errorf("%s has %d names (hard links), want one", f.Name(), file.Nlink)
 	case file.Uid != bundle.Uid:
-		return nil, nil, fmt.Errorf("%s belongs to user %d, its bundle to user %d", path, file.Uid, bundle.Uid)
+		return fmt.Errorf("%s belongs to user %d, its bundle to user %d", f.Name(), file.Uid, bundle.Uid)
 	}
-	return data, info, nil
+	return nil
 }
 
 // edits are those of the devices, those that each spec has for all devices first, put together as the CDI library does.

@@ -393,6 +393,9 @@ func TestInjectRefuses(t *testing.T) {
 			[]string{`the key "process" twice`},
 			nil,
 		},
+		"not UTF-8": {
+			overwrite("{\"process\": {\"cwd\": \"/\xff\"}}"), []string{"0"}, []string{"not UTF-8"}, nil,
+		},
 		"other JSON": {overwrite(`{"process": 7}`), []string{"0"}, []string{"not an OCI configuration"}, nil},
 		"no process": {overwrite(`{"ociVersion": "1.0.2"}`), []string{"0"}, []string{"no process"}, nil},
 	} {

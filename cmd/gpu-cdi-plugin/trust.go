@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -85,26 +84,11 @@ func (a *app) unsafeParts(file string, spec *specs.Spec, trustedHook func(path s
 	if err := a.check(trust.File, file); errors.Is(err, trust.ErrUnsafe) {
 		problems = append(problems, cdi.Problem{Where: "spec", What: fmt.Sprintf("its hooks run as root, and %v", err)})
 	}
-	for _, path := range hookPaths(spec) {
+	for _, path := range cdi.HookPaths(spec) {
 		if err := a.check(trustedHook, path); errors.Is(err, trust.ErrUnsafe) {
 			what := fmt.Sprintf("engines run it as root, and %v", err)
 			problems = append(problems, cdi.Problem{Where: "hook " + path, What: what})
 		}
 	}
 	return problems
-}
-
-// hookPaths are the paths of the hooks of a spec, each once.
-func hookPaths(spec *specs.Spec) []string {
-	hooks := slices.Clone(spec.ContainerEdits.Hooks)
-	for i := range spec.Devices {
-		hooks = append(hooks, spec.Devices[i].ContainerEdits.Hooks...)
-	}
-	var paths []string
-	for _, h := range hooks {
-		if !slices.Contains(paths, h.Path) {
-			paths = append(paths, h.Path)
-		}
-	}
-	return paths
 }
