@@ -1,0 +1,88 @@
+// Package inject gives containers of runtimes without CDI the devices that their annotations name, by putting them into
+// config.json before the container is created. It is the same work as that of an engine with CDI, and cdi does it.
+//
+//	annotations cdi.k8s.io/* --requested--> names --policy--> allowed names --cdi--> config.json
+//
+// Whoever may write a container's annotations may ask for devices, and the policy of the node (policy.go) decides which
+// ones are given. The environment of the container, which is the image's, is not read. Everything is given or nothing:
+// an error leaves config.json as it was.
+//
+// [Injector.Config] is for engines with precreate hooks, [Injector.Bundle] for a program in front of a runtime, whose
+// command line ParseCommand reads.
+package inject
+
+import (
+	"errors"
+	"fmt"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/trust"
+)
+
+// maxEdited is the size in bytes of the largest config.json that gets devices: editing takes 60 times its memory. Real
+// ones have less than 100 KB.
+const maxEdited = 4 << 20
+
+// Injector has the paths of the node's files.
+type Injector struct {
+	// PolicyFile is the policy. It need not exist.
+	PolicyFile string
+	// CDIDirs are the directories of CDI specs, from the lowest priority to the highest.
+	CDIDirs []string
+}
+
+// Config returns a config.json with the devices that its annotations name, or nil if it has them already or names none.
+func (i Injector) Config(config []byte) ([]byte, error) {
+	names, err := requested(config)
+	if err != nil || len(names) == 0 {
+		return nil, err
+	}
+	if len(config) > maxEdited {
+		return nil, fmt.Errorf("device %s is not given: config.json has %d bytes, the limit is %d",
+			names[0], len(config), maxEdited)
+	}
+	p, err := readPolicy(i.PolicyFile)
+	if err != nil {
+		return nil, fmt.Errorf("device %s is not given: %w", names[0], err)
+	}
+	dirs := cdi.Load(i.CDIDirs...)
+	for _, name := range names {
+		if err := p.check(name, fileOf(dirs, name)); err != nil {
+			return nil, fmt.Errorf("device %s is not given: %w in %s", name, err, i.PolicyFile)
+		}
+	}
+	if err := checkTrust(dirs.FilesOf(names)); err != nil {
+		return nil, err
+	}
+	return dirs.EditConfig(config, names)
+}
+
+// Bundle puts the devices that the annotations of a bundle's config.json name into it. The bundle may belong to another
+// user.
+func (i Injector) Bundle(dir string) error {
+	_, err := cdi.EditBundle(dir, i.Config)
+	return err
+}
+
+// fileOf is the spec file of a device, or nil if no file defines it.
+func fileOf(dirs *cdi.SpecDirs, name string) *cdi.SpecFile {
+	if files := dirs.FilesOf([]string{name}); len(files) > 0 {
+		return files[0]
+	}
+	return nil
+}
+
+// checkTrust returns an error if others can change a spec file or a hook of it: the runtime runs these hooks as root.
+func checkTrust(files []*cdi.SpecFile) error {
+	for _, f := range files {
+		if err := trust.File(f.Path); errors.Is(err, trust.ErrUnsafe) {
+			return fmt.Errorf("devices of %s are not given: its hooks run as root, and %w", f.Path, err)
+		}
+		for _, hook := range cdi.HookPaths(f.Spec) {
+			if err := trust.File(hook); errors.Is(err, trust.ErrUnsafe) {
+				return fmt.Errorf("devices of %s are not given: its hook %s runs as root, and %w", f.Path, hook, err)
+			}
+		}
+	}
+	return nil
+}

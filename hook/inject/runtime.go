@@ -1,0 +1,158 @@
+package inject
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gpu-cdi-plugin/internal/trust"
+)
+
+// Command is what the command line of an OCI runtime says.
+type Command struct {
+	// Verb is empty if there is none, as in "runc --version".
+	Verb string
+	// Bundle is the directory of a container's config.json. It may be relative.
+	Bundle string
+	// Log is the file for messages, empty if there is none. LogFormat is "json", "text" or empty.
+	Log, LogFormat string
+}
+
+// Creates reports whether the command makes a container of a bundle.
+func (c Command) Creates() bool { return c.Verb == "create" || c.Verb == "run" }
+
+// takesValue are the options of runc, crun and youki whose value can be the next argument, without hyphens.
+var takesValue = []string{
+	"log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager", // before the verb
+	"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds", // of create and run
+}
+
+// hasNone are their options without a value, or with one after "=" only.
+var hasNone = []string{
+	"debug", "systemd-cgroup", "help", "h", "?", "usage", "version", "v", "V", // before the verb
+	"detach", "d", "keep", "no-pivot", "no-new-keyring", "no-subreaper", // of create and run
+}
+
+// ParseCommand reads the arguments of a runtime, without its name. It knows the options that runc, crun and youki have
+// before the verb and those of create and run; behind any other verb it reads nothing. It returns an error where it
+// cannot tell what the verb or the bundle is: the container would start without its devices.
+func ParseCommand(args []string) (Command, error) {
+	c := Command{Bundle: "."}
+	for i := 0; i < len(args); i++ {
+		arg := args[i]
+		switch {
+		case c.Verb != "" && (!c.Creates() || arg == "--"):
+			return c, nil
+		case !strings.HasPrefix(arg, "-") || arg == "-":
+			c.Verb = cmp.Or(c.Verb, arg) // behind it, the container's ID
+			continue
+		}
+		name, value, hasValue := splitOption(arg)
+		switch known := slices.Contains(hasNone, name); {
+		case slices.Contains(takesValue, name) && !hasValue:
+			if i++; i == len(args) {
+				return c, nil // the runtime says what is wrong
+			}
+			value = args[i]
+		case !known && c.Verb == "" && !hasValue:
+			return c, fmt.Errorf("option %.100q before the verb is unknown: "+
+				"write it with its value, as in --option=value", arg)
+		case !known && !hasValue && !strings.HasPrefix(arg, "--"):
+			return c, fmt.Errorf("option %.100q is unknown: write each option by itself", arg)
+		}
+		if err := c.set(name, value); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// splitOption splits an argument into the option's long name and its value. Runc takes one hyphen for two; crun takes
+// long names that are cut off, and a value behind a short name, as in -bDIR.
+func splitOption(arg string) (name, value string, hasValue bool) {
+	name, value, hasValue = strings.Cut(strings.TrimLeft(arg, "-"), "=")
+	isLong := slices.Contains(takesValue, name) || slices.Contains(hasNone, name)
+	if !isLong && !strings.HasPrefix(arg, "--") && strings.ContainsAny(name[:min(1, len(name))], "bf") {
+		return name[:1], arg[2:], true
+	}
+	for _, long := range []string{"bundle", "config"} {
+		if !isLong && len(name) > 1 && strings.HasPrefix(long, name) {
+			name = long
+		}
+	}
+	return name, value, hasValue
+}
+
+func (c *Command) set(name, value string) error {
+	switch name {
+	case "bundle", "b":
+		c.Bundle = value
+	case "help", "h", "?", "usage":
+		c.Verb = "help"
+	case "log":
+		c.Log = value
+	case "log-format":
+		c.LogFormat = value
+	case "config", "f":
+		if value != "config.json" {
+			return fmt.Errorf("option --config %.100q: devices can only be put into config.json", value)
+		}
+	}
+	return nil
+}
+
+// Runtimes are the runtimes that are looked for, and their directories, in this order.
+var (
+	runtimeNames = []string{"runc", "crun"}
+	runtimeDirs  = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+)
+
+// Runtime is the path of the runtime that the policy names, or else of the first that is found. Only root can change
+// it, and it is not the program that is running. A policy with a mistake is an error for a command that makes a
+// container. Others use what is right in it: it must be possible to end containers.
+func (i Injector) Runtime(c Command) (string, error) {
+	p, err := readAll(i.PolicyFile)
+	if p == nil || err != nil && c.Creates() {
+		return "", fmt.Errorf("find the runtime: policy %s: %w", i.PolicyFile, err)
+	}
+	if filepath.IsAbs(p.Runtime) {
+		return p.Runtime, checkRuntime(p.Runtime)
+	}
+	for _, name := range runtimeNames {
+		for _, dir := range runtimeDirs {
+			path := filepath.Join(dir, name)
+			err := checkRuntime(path)
+			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errSelf) {
+				continue
+			}
+			return path, err
+		}
+	}
+	return "", fmt.Errorf("there is no %s in %s; name the runtime in %s",
+		strings.Join(runtimeNames, " or "), strings.Join(runtimeDirs, ", "), i.PolicyFile)
+}
+
+var errSelf = errors.New("it is this program")
+
+func checkRuntime(path string) error {
+	if err := trust.RootFile(path); err != nil {
+		return fmt.Errorf("the runtime %s is not run: %w", path, err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	self, err := os.Stat("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	if os.SameFile(info, self) {
+		return fmt.Errorf("the runtime %s is not run: %w", path, errSelf)
+	}
+	return nil
+}
