@@ -1,4 +1,6 @@
-// Command prestart-hook is an OCI hook that prepares a container's root for the GPUs that the container was given.
+// Command prestart-hook is an OCI hook that prepares a container's root for the GPUs that the container was given. For
+// runtimes without CDI it also gives containers the devices that their annotations name: as a precreate hook, and, under
+// the name gpu-cdi-runtime, in front of a runtime.
 package main
 
 import (
@@ -14,19 +16,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/hook"
+	"gpu-cdi-plugin/hook/inject"
 	"gpu-cdi-plugin/internal/hookargs"
 	"gpu-cdi-plugin/internal/host"
 )
 
 const usage = `Usage: prestart-hook create-container [FLAG]...
+       prestart-hook precreate
+       gpu-cdi-runtime [RUNTIME OPTION]... VERB [OPTION]...
 
-An OCI hook for the createContainer stage. "gpu-cdi-plugin cdi generate" writes it, with its flags, into CDI specs.
-Container runtimes run it with the OCI state on standard input. It is not meant to be run by hand.
+An OCI hook. Runtimes and engines run it, in one of three positions. It is not meant to be run by hand.
 
-It makes the links and the loader cache by which programs in the container find the driver's libraries. It never
-runs another program, never leaves the container's root, and changes nothing that is right already.
-
-Flags (paths are those in the container):
+create-container, a hook of the createContainer stage with the OCI state on standard input. "gpu-cdi-plugin cdi
+generate" writes it, with its flags, into CDI specs. It makes the links and the loader cache by which programs in the
+container find the driver's libraries. It never runs another program, never leaves the container's root, and changes
+nothing that is right already. Flags (paths are those in the container):
   --libraries=DIR:SONAME=FILE,...   driver libraries for the loader cache, which are mounted in DIR
   --link=PATH::TARGET               make a symbolic link
   --dri=PCI-ADDRESS/NODE,...        a GPU's nodes in /dev/dri, for the links in /dev/dri/by-path
@@ -35,14 +39,42 @@ Flags (paths are those in the container):
   --mask-params                     show ModifyDeviceFiles: 0 in /proc/driver/nvidia/params
   --egl-profile                     limit EGL to the container's GPUs
 
+precreate, a hook of the precreate stage of podman and CRI-O: config.json on standard input, and on standard output the
+same with the devices that its annotations name.
+
+gpu-cdi-runtime, this program under that name, in front of runc, crun or youki: for "create" and "run" it puts the
+devices that the annotations name into the bundle's config.json. Then, and for every other verb at once, it becomes the
+runtime, with the same arguments, environment and files.
+
+An annotation whose key begins with cdi.k8s.io/ has qualified names of CDI devices, separated by commas:
+  cdi.k8s.io/gpu: nvidia.com/gpu=0,nvidia.com/gpu=1
+The specs are those in /etc/cdi and /var/run/cdi. Variables such as NVIDIA_VISIBLE_DEVICES give nothing. A container
+without such an annotation stays as it is.
+
+POLICY
+  /etc/gpu-cdi-plugin/hook.yaml, which only root can change. It need not exist. Keys:
+  kinds     list of the CDI kinds that annotations may name; without it, those whose specs gpu-cdi-plugin wrote
+  devices   list of the qualified names that annotations may name; without it, all of the kinds
+  runtime   path of the runtime behind gpu-cdi-runtime; without it, the first runc or else crun in the standard
+            directories
+
   --help, --version
 
 EXIT STATUS
   0  done; warnings are on standard error
-  1  the container would not work: its root was not found, is not a mount point, or is in the host's mount namespace;
-     its programs would not find the driver's libraries; or the hook took longer than 10 seconds
+  1  create-container: the container would not work: its root was not found, is not a mount point, or is in the host's
+     mount namespace; or its programs would not find the driver's libraries
+     precreate, gpu-cdi-runtime: an annotated device cannot be given, or may not be; nothing was changed
+     each: it took longer than 10 seconds
   2  wrong arguments
+  gpu-cdi-runtime otherwise has the exit status of the runtime
 `
+
+// The names of this program.
+const (
+	hookName    = "prestart-hook"
+	runtimeName = "gpu-cdi-runtime"
+)
 
 // version is set by the linker.
 var version = "unknown"
@@ -64,37 +96,56 @@ const heapLimit = 64 << 20
 func main() {
 	// If even the message about the deadline blocks.
 	time.AfterFunc(deadline+time.Second, func() { os.Exit(statusFailure) })
-	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	in := inject.Injector{
+		PolicyFile: "/etc/gpu-cdi-plugin/hook.yaml",
+		CDIDirs:    []string{"/etc/cdi", "/var/run/cdi"}, // as engines read them
+	}
+	os.Exit(run(in, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 
-func run(args []string, stdin *os.File, stdout, stderr io.Writer) int {
+// run picks the position. The first argument is the program's name.
+func run(in inject.Injector, args []string, stdin *os.File, stdout, stderr io.Writer) int {
+	if isRuntime(args) {
+		return runRuntime(in, args[1:], stderr)
+	}
+	return runHook(in, args[1:], stdin, stdout, stderr)
+}
+
+func runHook(in inject.Injector, args []string, stdin *os.File, stdout, stderr io.Writer) int {
 	// The environment may be the image's: runc passes the container's to hooks that have none of their own.
 	os.Clearenv()
 	unix.Umask(0o022)
 	// A runtime that does not read warnings must not make the hook fail.
 	signal.Ignore(unix.SIGPIPE)
-	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(heapLimit)
 	if len(args) == 1 && (args[0] == "--help" || args[0] == "-h") {
 		fmt.Fprint(stdout, usage)
 		return statusOK
 	}
 	if len(args) == 1 && args[0] == "--version" {
-		fmt.Fprintln(stdout, "prestart-hook", version)
+		fmt.Fprintln(stdout, hookName, version)
 		return statusOK
 	}
-	c, err := hookargs.Parse(args)
+	isPrecreate := len(args) > 0 && args[0] == "precreate"
+	var c *hookargs.CreateContainer
+	var err error
+	switch {
+	case !isPrecreate:
+		c, err = hookargs.Parse(args)
+	case len(args) > 1:
+		err = errors.New("precreate has no arguments")
+	}
 	if err == nil && isTerminal(stdin) {
-		err = errors.New("standard input is a terminal, expected the OCI state from a container runtime")
+		err = errors.New("standard input is a terminal, expected JSON from a container runtime")
 	}
 	if err != nil {
 		report(stderr, err)
 		fmt.Fprintln(stderr, `prestart-hook: this is an OCI hook for container runtimes; see "prestart-hook --help"`)
 		return statusUsage
 	}
-	warnings, err := createContainer(c, stdin)
-	for _, warning := range warnings {
-		report(stderr, warning)
+	if isPrecreate {
+		err = precreate(in, stdin, stdout)
+	} else {
+		err = createContainer(c, stdin, stderr)
 	}
 	if err != nil {
 		report(stderr, err)
@@ -108,21 +159,54 @@ func isTerminal(f *os.File) bool {
 	return err == nil
 }
 
-func createContainer(c *hookargs.CreateContainer, stdin io.Reader) (warnings []error, err error) {
+func createContainer(c *hookargs.CreateContainer, stdin io.Reader, stderr io.Writer) error {
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(heapLimit)
 	end := time.After(deadline)
 	state, err := within(end, "read the OCI state from standard input", func() (*hook.State, error) {
 		return hook.ReadState(stdin)
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	h, err := host.New("/", "/", "/")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return within(end, "prepare the container's root", func() ([]error, error) {
+	warnings, err := within(end, "prepare the container's root", func() ([]error, error) {
 		return hook.CreateContainer(c, state, h)
 	})
+	for _, warning := range warnings {
+		report(stderr, warning)
+	}
+	return err
+}
+
+// maxConfig is the size in bytes of the largest config.json that precreate reads. runc has no limit.
+const maxConfig = 64 << 20
+
+// precreate copies a config.json, with the devices that its annotations name. On an error it writes nothing.
+func precreate(in inject.Injector, stdin io.Reader, stdout io.Writer) error {
+	end := time.After(deadline)
+	config, err := within(end, "read config.json from standard input", func() ([]byte, error) {
+		data, err := io.ReadAll(io.LimitReader(stdin, maxConfig+1))
+		if err == nil && len(data) > maxConfig {
+			err = fmt.Errorf("larger than %d bytes", maxConfig)
+		}
+		return data, err
+	})
+	if err != nil {
+		return fmt.Errorf("config.json on standard input: %w", err)
+	}
+	changed, err := within(end, "put devices into config.json", func() ([]byte, error) { return in.Config(config) })
+	if err != nil {
+		return fmt.Errorf("config.json on standard input: %w", oneLine(err))
+	}
+	if changed != nil {
+		config = changed
+	}
+	_, err = within(end, "write config.json to standard output", func() (int, error) { return stdout.Write(config) })
+	return err
 }
 
 // within returns the result of act, or an error when end fires. It then abandons act, which ends with the process.
@@ -147,6 +231,18 @@ func within[T any](end <-chan time.Time, name string, act func() (T, error)) (re
 // report writes a line for each problem in err.
 func report(w io.Writer, err error) {
 	for line := range strings.SplitSeq(strings.TrimSpace(err.Error()), "\n") {
-		fmt.Fprintln(w, "prestart-hook:", line)
+		fmt.Fprintf(w, "%s: %s\n", hookName, line)
 	}
+}
+
+// maxLine is the length in bytes of the longest message in one line. Engines show one.
+const maxLine = 2000
+
+// oneLine is the text of an error in one line.
+func oneLine(err error) error {
+	text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
+	if len(text) > maxLine {
+		text = strings.ToValidUTF8(text[:maxLine], "") + "..."
+	}
+	return errors.New(text)
 }

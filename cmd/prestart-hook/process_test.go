@@ -14,6 +14,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"gpu-cdi-plugin/hook/inject"
 	"gpu-cdi-plugin/internal/ldcache"
 	testimage "gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -38,11 +41,24 @@ var built = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
-	status := m.Run()
+	// In scripts, both programs have the policy and the specs of the directory that NODE names.
+	program := func() {
+		dir := os.Getenv("NODE")
+		in := inject.Injector{PolicyFile: dir + "/hook.yaml", CDIDirs: []string{dir + "/cdi"}}
+		os.Exit(run(in, os.Args, os.Stdin, os.Stdout, os.Stderr))
+	}
+	testscript.Main(cleaning{m}, map[string]func(){hookName: program, runtimeName: program})
+}
+
+// cleaning removes the built hook after the tests.
+type cleaning struct{ *testing.M }
+
+func (c cleaning) Run() int {
+	status := c.M.Run()
 	if path, err := built(); err == nil {
 		_ = os.RemoveAll(filepath.Dir(path))
 	}
-	os.Exit(status)
+	return status
 }
 
 func hookBinary(t testing.TB) string {
@@ -179,11 +195,13 @@ func TestArgumentsAndStates(t *testing.T) {
 		status int
 		want   string
 	}{
-		"no arguments":    {nil, "", 2, `the first argument must be "create-container"`},
-		"an unknown verb": {[]string{"install"}, "", 2, "--help"},
-		"an unknown flag": {[]string{"create-container", "--shell"}, "", 2, "--shell"},
-		"no state":        {[]string{"create-container"}, "", 1, "OCI state: the input is empty"},
-		"a damaged state": {[]string{"create-container"}, "{", 1, "OCI state"},
+		"no arguments":             {nil, "", 2, `the first argument must be "create-container"`},
+		"an unknown verb":          {[]string{"install"}, "", 2, "--help"},
+		"an argument of precreate": {[]string{"precreate", "x"}, "{}", 2, "precreate has no arguments"},
+		"precreate, no input":      {[]string{"precreate"}, "", 1, "config.json on standard input: read the annotations"},
+		"an unknown flag":          {[]string{"create-container", "--shell"}, "", 2, "--shell"},
+		"no state":                 {[]string{"create-container"}, "", 1, "OCI state: the input is empty"},
+		"a damaged state":          {[]string{"create-container"}, "{", 1, "OCI state"},
 		"the root is /": {
 			[]string{"create-container"}, `{"id":"x","root":"/"}`, 1, `"/" cannot be a container's root`,
 		},

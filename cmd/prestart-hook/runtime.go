@@ -1,0 +1,82 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/hook/inject"
+	"gpu-cdi-plugin/internal/trust"
+)
+
+// The runtime must replace the main thread, which alone has the signal that the caller set for its own death.
+func init() {
+	if isRuntime(os.Args) {
+		runtime.LockOSThread()
+	}
+}
+
+func isRuntime(args []string) bool { return len(args) > 0 && filepath.Base(args[0]) == runtimeName }
+
+// runRuntime becomes the runtime, after it has put devices into the bundle of a command that makes a container. It
+// returns only with an error. Until then it changes nothing that the runtime inherits, such as the environment and the
+// umask. Of ignored signals SIGHUP and SIGINT stay so; others get their default action, as in every program of Go.
+func runRuntime(in inject.Injector, args []string, stderr io.Writer) int {
+	c, err := inject.ParseCommand(args)
+	var path string
+	if err == nil {
+		path, err = within(time.After(deadline), "put devices into the bundle "+c.Bundle, func() (string, error) {
+			path, err := in.Runtime(c)
+			if err == nil && c.Creates() {
+				err = in.Bundle(c.Bundle)
+			}
+			return path, err
+		})
+	}
+	if err == nil {
+		err = unix.Exec(path, append([]string{path}, args...), os.Environ())
+		err = fmt.Errorf("run the runtime %s: %w", path, err)
+	}
+	err = fmt.Errorf("%s: %w", runtimeName, oneLine(err))
+	fmt.Fprintln(stderr, err)
+	writeLog(c, err)
+	return statusFailure
+}
+
+// writeLog appends an error to the runtime's log file: containerd and podman show the last line of it. There is no
+// second place to report what goes wrong here.
+func writeLog(c inject.Command, problem error) {
+	path := strings.TrimPrefix(c.Log, "file:") // crun takes that, and journald: and syslog:
+	if path == "" || strings.HasPrefix(path, "journald:") || strings.HasPrefix(path, "syslog:") {
+		return
+	}
+	now := time.Now().UTC().Format(time.RFC3339)
+	line := fmt.Sprintf("time=%q level=error msg=%q\n", now, problem)
+	if c.LogFormat == "json" {
+		data, _ := json.Marshal(map[string]string{"level": "error", "msg": problem.Error(), "time": now})
+		line = string(data) + "\n"
+	}
+	// The directory may be a user's bundle, and a link in it could lead to any file.
+	dir, err := trust.OpenDir(filepath.Dir(path))
+	if err != nil {
+		return
+	}
+	defer dir.Close()
+	const flags = unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+	fd, err := unix.Openat(int(dir.Fd()), filepath.Base(path), flags, 0o644)
+	if err != nil {
+		return
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+		_, _ = f.WriteString(line)
+	}
+}

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// fakeRuntime prints its arguments, and the GPUs in the bundle at the time.
+const fakeRuntime = `#!/bin/sh
+echo "$*"
+grep -hos '/dev/nvidia[0-9]' config.json */config.json | sed 's/^/sees /'
+exit 0
+`
+
+// spec has two devices of this project, by its hook.
+const spec = `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [
+	{"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/dev/null"}]}},
+	{"name": "1", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia1", "hostPath": "/dev/null"}]}}
+], "containerEdits": {"hooks": [{"hookName": "createContainer", "path": "/usr/bin/prestart-hook",
+	"args": ["prestart-hook", "create-container", "--mask-params"], "env": ["PATH=/usr/bin"]}]}}
+`
+
+const foreignSpec = `{"cdiVersion": "0.5.0", "kind": "their.com/disk", "devices": [
+	{"name": "all", "containerEdits": {"env": ["DISK=all"]}}]}
+`
+
+// makeNode writes a node's files: specs and a runtime.
+func makeNode(dir, runtime string) error {
+	path := filepath.Join(dir, "runtime")
+	return errors.Join(os.Chmod(dir, 0o755), os.Mkdir(filepath.Join(dir, "cdi"), 0o755),
+		os.WriteFile(filepath.Join(dir, "cdi/ours.json"), []byte(spec), 0o644),
+		os.WriteFile(filepath.Join(dir, "cdi/theirs.json"), []byte(foreignSpec), 0o644),
+		os.WriteFile(path, []byte(runtime), 0o755),
+		os.WriteFile(filepath.Join(dir, "right.yaml"), fmt.Appendf(nil, "runtime: %s\n", path), 0o644),
+		os.WriteFile(filepath.Join(dir, "wrong.yaml"), fmt.Appendf(nil, "kind: []\nruntime: %s\n", path), 0o644),
+		os.WriteFile(filepath.Join(dir, "hook.yaml"), fmt.Appendf(nil, "runtime: %s\n", path), 0o644))
+}
+
+func TestScripts(t *testing.T) {
+	needRoot(t)
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("NODE", env.WorkDir)
+			return makeNode(env.WorkDir, fakeRuntime)
+		},
+	})
+}
