@@ -42,7 +42,7 @@ nothing that is right already. Flags (paths are those in the container):
 precreate, a hook of the precreate stage of podman and CRI-O: config.json on standard input, and on standard output the
 same with the devices that its annotations name.
 
-gpu-cdi-runtime, this program under that name, in front of runc, crun or youki: for "create" and "run" it puts the
+gpu-cdi-runtime, this program under that name, in front of runc or crun: for "create" and "run" it puts the
 devices that the annotations name into the bundle's config.json. Then, and for every other verb at once, it becomes the
 runtime, with the same arguments, environment and files.
 
@@ -188,7 +188,7 @@ const maxConfig = 64 << 20
 // precreate copies a config.json, with the devices that its annotations name. On an error it writes nothing.
 func precreate(in inject.Injector, stdin io.Reader, stdout io.Writer) error {
 	end := time.After(deadline)
-	config, err := within(end, "read config.json from standard input", func() ([]byte, error) {
+	config, err := within(end, "read it", func() ([]byte, error) {
 		data, err := io.ReadAll(io.LimitReader(stdin, maxConfig+1))
 		if err == nil && len(data) > maxConfig {
 			err = fmt.Errorf("larger than %d bytes", maxConfig)
@@ -198,7 +198,7 @@ func precreate(in inject.Injector, stdin io.Reader, stdout io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("config.json on standard input: %w", err)
 	}
-	changed, err := within(end, "put devices into config.json", func() ([]byte, error) { return in.Config(config) })
+	changed, err := within(end, "put devices into it", func() ([]byte, error) { return in.Config(config) })
 	if err != nil {
 		return fmt.Errorf("config.json on standard input: %w", oneLine(err))
 	}

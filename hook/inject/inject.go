@@ -54,7 +54,19 @@ func (i Injector) Config(config []byte) ([]byte, error) {
 	if err := checkTrust(dirs.FilesOf(names)); err != nil {
 		return nil, err
 	}
-	return dirs.EditConfig(config, names)
+	after, err := dirs.EditConfig(config, names)
+	if errors.Is(err, cdi.ErrStale) { // it names a file, and not the device
+		return nil, fmt.Errorf("%s cannot be given: %w", describe(names), err)
+	}
+	return after, err
+}
+
+// describe names the first device, and counts the others.
+func describe(names []string) string {
+	if len(names) == 1 {
+		return "device " + names[0]
+	}
+	return fmt.Sprintf("device %s and %d more", names[0], len(names)-1)
 }
 
 // Bundle puts the devices that the annotations of a bundle's config.json name into it. The bundle may belong to another

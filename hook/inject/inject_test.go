@@ -138,6 +138,15 @@ var attacks = map[string]attack{
 			maxEdited,
 		) + `"`, nil, "the limit is 4194304",
 	},
+	"a device whose node is gone": {
+		`"cdi.k8s.io/a": "nvidia.com/gpu=0,nvidia.com/gpu=1"`,
+		func(n *node) {
+			spec := ownSpec("/usr/bin/prestart-hook")
+			spec.Devices[1].ContainerEdits.DeviceNodes[0].HostPath = "/dev/not-there"
+			n.must(cdi.WriteFile(n.dir+"/cdi/ours.json", spec))
+		},
+		"device nvidia.com/gpu=0 and 1 more cannot be given: the CDI specs do not fit this host",
+	},
 	"an annotation twice": {
 		`"cdi.k8s.io/a": "nvidia.com/gpu=0", "cdi.k8s.io/a": "nvidia.com/gpu=1"`, nil, `the key "cdi.k8s.io/a" twice`,
 	},

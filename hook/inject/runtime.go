@@ -26,7 +26,7 @@ type Command struct {
 // Creates reports whether the command makes a container of a bundle.
 func (c Command) Creates() bool { return c.Verb == "create" || c.Verb == "run" }
 
-// takesValue are the options of runc, crun and youki whose value can be the next argument, without hyphens.
+// takesValue are the options of runc and crun whose value can be the next argument, without hyphens.
 var takesValue = []string{
 	"log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager", // before the verb
 	"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds", // of create and run
@@ -38,8 +38,8 @@ var hasNone = []string{
 	"detach", "d", "keep", "no-pivot", "no-new-keyring", "no-subreaper", // of create and run
 }
 
-// ParseCommand reads the arguments of a runtime, without its name. It knows the options that runc, crun and youki have
-// before the verb and those of create and run; behind any other verb it reads nothing. It returns an error where it
+// ParseCommand reads the arguments of a runtime, without its name. It knows the options that runc and crun have before
+// the verb and those of create and run; behind any other verb it reads nothing. It returns an error where it
 // cannot tell what the verb or the bundle is: the container would start without its devices.
 func ParseCommand(args []string) (Command, error) {
 	c := Command{Bundle: "."}
