@@ -27,15 +27,16 @@ const unified = "/sys/fs/cgroup/unified"
 
 // namespace is the script of the first process in a mount and a PID namespace of its own. When it ends, the kernel ends
 // podman's remaining processes, so that none writes into a directory that a test removes. Its arguments are the CDI
-// directory in place of the host's, or nothing, then the arrangement of control groups, then the command.
+// directory in place of the host's, or nothing, then a directory whose files are added to /etc, or nothing, then the
+// arrangement of control groups, then the command.
 //
 // podman 4 reads CDI specs from /etc/cdi and /var/run/cdi, which no flag changes. With a private /run (the state of
 // mount and of the runtimes) and /dev/shm (podman's locks) engines can run in parallel and leave nothing on the host.
 // mount -n does not write to the host's /run/mount.
 const namespace = `
 set -e
-cdi=$1 cgroup=$2
-shift 2
+cdi=$1 etc=$2 cgroup=$3
+shift 3
 mount -n -t tmpfs tmpfs /run
 if [ -n "$cdi" ]; then
 	mount -t tmpfs tmpfs /dev/shm
@@ -43,6 +44,7 @@ if [ -n "$cdi" ]; then
 	mount --bind "$cdi" /run/cdi
 	if [ -d /etc/cdi ]; then mount -t tmpfs tmpfs /etc/cdi; fi
 fi
+if [ -n "$etc" ]; then mount -t overlay -o "lowerdir=$etc:/etc" overlay /etc; fi
 case $cgroup in
 v1-of-hybrid) umount /sys/fs/cgroup/unified ;;
 v2-of-hybrid) mount --rbind /sys/fs/cgroup/unified /sys/fs/cgroup ;;
@@ -50,18 +52,18 @@ esac
 "$@"
 `
 
-// inNamespace returns the command that runs args with the CDI directory cdi in place of the host's, unless it is empty,
-// and with version c of control groups.
-func inNamespace(t testing.TB, cdi string, c Cgroup, args ...string) []string {
+// inNamespace returns the command that runs args with the CDI directory cdi in place of the host's and the files of the
+// directory etc in /etc, unless they are empty, and with version c of control groups.
+func inNamespace(t testing.TB, cdi, etc string, c Cgroup, args ...string) []string {
 	t.Helper()
 	cgroup := arrangement(t, c)
-	if cdi == "" && cgroup == "" {
+	if cdi == "" && etc == "" && cgroup == "" {
 		return args
 	}
 	unshare := testenv.Command(t, "unshare")
 	return append([]string{
 		unshare, "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc",
-		"sh", "-c", namespace, "sh", cdi, cgroup,
+		"sh", "-c", namespace, "sh", cdi, etc, cgroup,
 	}, args...)
 }
 

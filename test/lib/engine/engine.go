@@ -6,7 +6,10 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -26,6 +29,9 @@ type Container struct {
 	ReadOnly bool
 	// Mknod lets the container make device nodes; the device cgroup still decides which it can open.
 	Mknod bool
+	// Annotations are the container's, and Env are variables of its program.
+	Annotations map[string]string
+	Env         []string
 }
 
 // Engine runs containers. Run waits for the container's end. If the container could not be started, the result is the
@@ -46,6 +52,8 @@ const timeout = 2 * time.Minute
 // Bare is an OCI runtime by itself, without CDI: devices are injected into the bundle before it starts.
 type Bare struct {
 	Runtime string // "runc" or "crun"
+	// Wrapper is the path of gpu-cdi-runtime, which is called in place of the runtime and runs it; empty without.
+	Wrapper string
 	Cgroup  Cgroup
 	Images  *Images
 	// Inject injects devices into a bundle's config.json.
@@ -53,19 +61,48 @@ type Bare struct {
 }
 
 // String names the runtime and the control groups, as in "runc on cgroup v2".
-func (b *Bare) String() string { return fmt.Sprintf("%s on %s", b.Runtime, b.Cgroup) }
+func (b *Bare) String() string {
+	return fmt.Sprintf("%s on %s", runtimeName(b.Runtime, b.Wrapper), b.Cgroup)
+}
 
 // Run runs a container in a fresh bundle, on a fresh copy of its image.
 func (b *Bare) Run(t testing.TB, c Container) proc.Result {
 	t.Helper()
-	return b.Start(t, b.Bundle(t, b.Images.Copy(t, c.Image), c))
+	bundle := b.Bundle(t, b.Images.Copy(t, c.Image), c)
+	if b.Wrapper == "" {
+		return b.Start(t, bundle)
+	}
+	bundle.Runtime = b.Wrapper
+	return execute(t, inNamespace(t, c.CDIDir, policyFor(t, b.Runtime), b.Cgroup, bundle.Command()...))
+}
+
+func runtimeName(runtime, wrapper string) string {
+	if wrapper != "" {
+		return filepath.Base(wrapper) + " and " + runtime
+	}
+	return runtime
+}
+
+// policyFor makes a directory for /etc with the policy that has gpu-cdi-runtime run that runtime.
+func policyFor(t testing.TB, runtime string) string {
+	t.Helper()
+	etc := t.TempDir()
+	policy := "runtime: " + testenv.Command(t, runtime) + "\n"
+	err := errors.Join(os.Mkdir(filepath.Join(etc, "gpu-cdi-plugin"), 0o755),
+		os.WriteFile(filepath.Join(etc, "gpu-cdi-plugin/hook.yaml"), []byte(policy), 0o644))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return etc
 }
 
 // Bundle makes a bundle of a container with a root file system and its devices.
 func (b *Bare) Bundle(t testing.TB, rootfs string, c Container) *image.Bundle {
 	t.Helper()
 	bundle, err := image.NewBundle(t.Context(), testenv.Command(t, b.Runtime), t.TempDir(),
-		image.BundleOptions{Root: rootfs, ReadOnly: c.ReadOnly, Args: c.Args, Mknod: c.Mknod})
+		image.BundleOptions{
+			Root: rootfs, ReadOnly: c.ReadOnly, Args: c.Args, Mknod: c.Mknod, Annotations: c.Annotations, Env: c.Env,
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +115,7 @@ func (b *Bare) Bundle(t testing.TB, rootfs string, c Container) *image.Bundle {
 // Start runs a bundle and waits for its end.
 func (b *Bare) Start(t testing.TB, bundle *image.Bundle) proc.Result {
 	t.Helper()
-	return execute(t, inNamespace(t, "", b.Cgroup, bundle.Command()...))
+	return execute(t, inNamespace(t, "", "", b.Cgroup, bundle.Command()...))
 }
 
 func execute(t testing.TB, args []string) proc.Result {

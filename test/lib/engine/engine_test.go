@@ -54,9 +54,13 @@ func inject(t testing.TB, bundle, cdiDir string, names []string) {
 func engines() []Engine {
 	var all []Engine
 	for _, runtime := range []string{"runc", "crun"} {
-		all = append(all, &Bare{runtime, V1, images, inject}, &Podman{runtime, V1, images})
+		all = append(all, bare(runtime, V1), &Podman{Runtime: runtime, Cgroup: V1, Images: images})
 	}
-	return append(all, &Bare{"runc", V2, images, inject}, &Podman{"runc", V2, images})
+	return append(all, bare("runc", V2), &Podman{Runtime: "runc", Cgroup: V2, Images: images})
+}
+
+func bare(runtime string, c Cgroup) *Bare {
+	return &Bare{Runtime: runtime, Cgroup: c, Images: images, Inject: inject}
 }
 
 // TestEngines checks the engines for the end-to-end tests: they run the images, and give access to the devices of a CDI

@@ -85,7 +85,7 @@ func (im *Images) imported(t testing.TB, kind image.Kind) string {
 		t.Fatal(err)
 	}
 	args := append(podman(t, store), "load", "--input", archive)
-	if res := execute(t, inNamespace(t, t.TempDir(), V1, args...)); res.Code != 0 {
+	if res := execute(t, inNamespace(t, t.TempDir(), "", V1, args...)); res.Code != 0 {
 		t.Fatalf("import the image %s: %v", kind, res)
 	}
 	im.store[kind] = true

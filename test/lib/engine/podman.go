@@ -14,20 +14,37 @@ import (
 // Podman is podman with one runtime.
 type Podman struct {
 	Runtime string // "runc" or "crun"
-	Cgroup  Cgroup
-	Images  *Images
+	// Wrapper is the path of gpu-cdi-runtime, which podman runs in place of the runtime; empty without.
+	Wrapper string
+	// Hooks is a directory of OCI hooks in podman's format; empty without.
+	Hooks  string
+	Cgroup Cgroup
+	Images *Images
 }
 
 // String names the engine, its runtime and the control groups, as in "podman with crun on cgroup v2".
-func (p *Podman) String() string { return fmt.Sprintf("podman with %s on %s", p.Runtime, p.Cgroup) }
+func (p *Podman) String() string {
+	name := runtimeName(p.Runtime, p.Wrapper)
+	if p.Hooks != "" {
+		name += " and hooks"
+	}
+	return fmt.Sprintf("podman with %s on %s", name, p.Cgroup)
+}
 
 // Run runs a container with `podman run`.
 func (p *Podman) Run(t testing.TB, c Container) proc.Result {
 	t.Helper()
 	store := p.Images.imported(t, c.Image)
 	dir := t.TempDir()
-	args := append(podman(t, dir), "--storage-opt", "additionalimagestore="+filepath.Join(store, "graph"),
-		"--runtime", testenv.Command(t, p.Runtime), "run", "--rm", "--network=none", "--log-driver=k8s-file",
+	runtime, etc := testenv.Command(t, p.Runtime), ""
+	if p.Wrapper != "" {
+		runtime, etc = p.Wrapper, policyFor(t, p.Runtime)
+	}
+	args := append(podman(t, dir), "--storage-opt", "additionalimagestore="+filepath.Join(store, "graph"))
+	if p.Hooks != "" {
+		args = append(args, "--hooks-dir", p.Hooks)
+	}
+	args = append(args, "--runtime", runtime, "run", "--rm", "--network=none", "--log-driver=k8s-file",
 		// A machine without CAP_SYS_RESOURCE cannot raise limits; podman's own defaults would.
 		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024",
 		"--cgroup-parent="+cgroupParent(),
@@ -36,6 +53,12 @@ func (p *Podman) Run(t testing.TB, c Container) proc.Result {
 	for _, name := range c.Devices {
 		args = append(args, "--device="+name)
 	}
+	for key, value := range c.Annotations {
+		args = append(args, "--annotation", key+"="+value)
+	}
+	for _, variable := range c.Env {
+		args = append(args, "--env", variable)
+	}
 	if c.ReadOnly {
 		args = append(args, "--read-only")
 	}
@@ -43,7 +66,7 @@ func (p *Podman) Run(t testing.TB, c Container) proc.Result {
 		args = append(args, "--cap-add=MKNOD")
 	}
 	args = append(append(args, imageName(c.Image)), c.Args...)
-	return execute(t, inNamespace(t, c.CDIDir, p.Cgroup, args...))
+	return execute(t, inNamespace(t, c.CDIDir, etc, p.Cgroup, args...))
 }
 
 // podman returns the start of every command line: a store in dir, and no use of systemd.

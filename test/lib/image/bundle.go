@@ -22,6 +22,9 @@ type BundleOptions struct {
 	Args     []string
 	// Mknod lets the container make device nodes; the device cgroup still decides which it can open.
 	Mknod bool
+	// Annotations are the container's, and Env are variables of its program besides the sample's.
+	Annotations map[string]string
+	Env         []string
 }
 
 // Bundle is a container on disk for one runtime. It can be run again and again.
@@ -48,6 +51,8 @@ func NewBundle(ctx context.Context, runtime, dir string, o BundleOptions) (*Bund
 func (o *BundleOptions) configure(s *specs.Spec) error {
 	s.Root = &specs.Root{Path: o.Root, Readonly: o.ReadOnly}
 	s.Process.Args, s.Process.Terminal = o.Args, false
+	s.Process.Env = append(s.Process.Env, o.Env...)
+	s.Annotations = o.Annotations
 	// A machine without CAP_SYS_RESOURCE cannot raise limits.
 	s.Process.Rlimits = nil
 	if o.Mknod {

@@ -1,0 +1,115 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/image"
+)
+
+// annotations asks for devices, each in an annotation of its own: podman's --annotation splits values at commas.
+func annotations(devices ...string) map[string]string {
+	all := map[string]string{}
+	for i, name := range devices {
+		all[fmt.Sprintf("cdi.k8s.io/gpu%d", i)] = name
+	}
+	return all
+}
+
+// annotated are the engines that give containers devices by annotations alone: those behind gpu-cdi-runtime, and podman
+// with a precreate hook.
+func annotated(t *testing.T) []engine.Engine {
+	t.Helper()
+	hook := shared.Program(t, "prestart-hook")
+	wrapper := filepath.Join(t.TempDir(), "gpu-cdi-runtime")
+	hooks := t.TempDir()
+	config, err := json.Marshal(map[string]any{
+		"version": "1.0.0",
+		"hook": map[string]any{
+			"path": hook, "args": []string{"prestart-hook", "precreate"}, "env": []string{"PATH=/usr/sbin:/usr/bin"},
+		},
+		"when":   map[string]any{"annotations": map[string]string{`^cdi\.k8s\.io/`: ".*"}},
+		"stages": []string{"precreate"},
+	})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(hooks, "gpu.json"), config, 0o644)
+	}
+	if err == nil {
+		err = os.Symlink(hook, wrapper)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []engine.Engine
+	for _, e := range shared.Runtimes() {
+		all = append(all,
+			&engine.Bare{Runtime: e.Runtime, Wrapper: wrapper, Cgroup: e.Cgroup, Images: e.Images},
+			&engine.Podman{Runtime: e.Runtime, Wrapper: wrapper, Cgroup: e.Cgroup, Images: e.Images},
+			&engine.Podman{Runtime: e.Runtime, Hooks: hooks, Cgroup: e.Cgroup, Images: e.Images})
+	}
+	return all
+}
+
+// TestAnnotations gives containers GPUs by an annotation, without a request of the engine.
+func TestAnnotations(t *testing.T) {
+	t.Parallel()
+	n := shared.Node(t, "dgx-h100")
+	const listFails = "not found" // without a GPU there is no nvidia-smi
+	all := requests(t, n)
+	for _, e := range annotated(t) {
+		for _, request := range []string{"a UUID", "two devices"} {
+			t.Run(e.String()+"/"+request, func(t *testing.T) {
+				t.Parallel()
+				res := e.Run(t, engine.Container{
+					Image: image.Glibc, Args: smi(t, n), CDIDir: n.CDIDir,
+					Annotations: annotations(names(all[request].names...)...),
+				})
+				checkList(t, res, all[request].want)
+			})
+		}
+		t.Run(e.String()+"/the image's wish", func(t *testing.T) {
+			t.Parallel()
+			res := e.Run(t, engine.Container{
+				Image: image.Glibc, Args: append(smi(t, n)[:2], "ls /dev/nvidia*; "+inContainer(t, n, n.SMI())+" -L"),
+				CDIDir: n.CDIDir, Env: []string{"NVIDIA_VISIBLE_DEVICES=all"},
+			})
+			if res.Code == 0 || !strings.Contains(res.Stderr, listFails) || strings.Contains(res.Stdout, "nvidia") {
+				t.Errorf("a container without an annotation: %v", res)
+			}
+		})
+		t.Run(e.String()+"/the exit status", func(t *testing.T) {
+			t.Parallel()
+			res := e.Run(t, engine.Container{
+				Image: image.Glibc, Args: []string{"sh", "-c", "exit 7"}, CDIDir: n.CDIDir,
+				Annotations: annotations("nvidia.com/gpu=0"),
+			})
+			if res.Code != 7 {
+				t.Errorf("want exit status 7, got %v", res)
+			}
+		})
+		t.Run(e.String()+"/refused", func(t *testing.T) {
+			t.Parallel()
+			for name, want := range map[string]string{
+				"nvidia.com/gpu=9":    "device nvidia.com/gpu=9 does not exist",
+				"a.b/c=0":             "device a.b/c=0 does not exist",
+				"nvidia.com/gpu=../0": `device "nvidia.com/gpu=../0"`,
+			} {
+				res := e.Run(t, engine.Container{
+					Image: image.Glibc, Args: []string{"sh", "-c", "echo started"}, CDIDir: n.CDIDir,
+					Annotations: annotations("nvidia.com/gpu=0", name),
+				})
+				if p, ok := e.(*engine.Podman); ok && p.Hooks != "" {
+					want = "precreate" // podman 4 does not show a hook's message
+				}
+				if res.Code == 0 || strings.Contains(res.Stdout, "started") || !strings.Contains(res.Stderr, want) {
+					t.Errorf("%s: want an error with %q, got %v", name, want, res)
+				}
+			}
+		})
+	}
+}
