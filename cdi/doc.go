@@ -7,6 +7,6 @@
 //	err = cdi.WriteFile(path, spec)
 //
 // Generate is a pure function: the same snapshot, files and options give the same spec, byte for byte. WriteFile, which
-// replaces one spec, and EditBundle, which replaces one config.json, change the node. Both leave the old file or the new
-// one, whole. The package does not call the driver and runs nothing.
+// replaces one spec, and EditBundle, which replaces one config.json, change the node. Both leave the old file or the
+// new one, whole. The package does not call the driver and runs nothing.
 package cdi

@@ -120,8 +120,9 @@ func openConfig(dir *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// checkOwn refuses to replace what is no longer config.json, a hard link, and a file of another owner than the bundle's:
-// with these the bundle's owner could have this process read a file elsewhere, and write its content into the bundle.
+// checkOwn refuses to replace what is no longer config.json, a hard link, and a file of another owner than the
+// bundle's: with these the bundle's owner could have this process read a file elsewhere, and write its content into the
+// bundle.
 func checkOwn(f, dir *os.File) error {
 	var file, bundle unix.Stat_t
 	if err := errors.Join(unix.Fstat(int(f.Fd()), &file), unix.Fstat(int(dir.Fd()), &bundle)); err != nil {

@@ -1,6 +1,6 @@
 // Command prestart-hook is an OCI hook that prepares a container's root for the GPUs that the container was given. For
-// runtimes without CDI it also gives containers the devices that their annotations name: as a precreate hook, and, under
-// the name gpu-cdi-runtime, in front of a runtime.
+// runtimes without CDI it also gives containers the devices that their annotations name: as a precreate hook, and,
+// under the name gpu-cdi-runtime, in front of a runtime.
 package main
 
 import (

@@ -60,7 +60,7 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// ownSpec is a spec as this project writes it: it has the project's hook. Its node is the null device under other names.
+// ownSpec is a spec as this project writes it: it has the project's hook. Its nodes are the null device.
 func ownSpec(hook string) *specs.Spec {
 	work := hookargs.CreateContainer{DriverVersion: "580.1", Params: true}
 	node := func(name string) specs.Device {
@@ -115,10 +115,13 @@ func TestReadPolicy(t *testing.T) {
 		make func(path string)
 		err  string
 	}{
-		"a file":              {func(path string) { must(os.WriteFile(path, []byte("kinds: [a.b/c]"), 0o644)) }, ""},
-		"no file":             {func(string) {}, ""},
-		"no directory":        {func(path string) { must(os.Remove(filepath.Dir(path))) }, ""},
-		"another user's file": {func(path string) { must(os.WriteFile(path, nil, 0o644)); must(os.Chown(path, 1000, 0)) }, "belongs to user 1000"},
+		"a file":       {func(path string) { must(os.WriteFile(path, []byte("kinds: [a.b/c]"), 0o644)) }, ""},
+		"no file":      {func(string) {}, ""},
+		"no directory": {func(path string) { must(os.Remove(filepath.Dir(path))) }, ""},
+		"another user's file": {
+			func(path string) { must(os.WriteFile(path, nil, 0o644)); must(os.Chown(path, 1000, 0)) },
+			"belongs to user 1000",
+		},
 		"a file that a group can write": {
 			func(path string) { must(os.WriteFile(path, nil, 0o644)); must(os.Chmod(path, 0o664)) }, "group 0 can write",
 		},
