@@ -153,8 +153,9 @@ func TestTheRuntimeDiesWithItsParent(t *testing.T) {
 	}
 }
 
-// A bundle on a file system that does not answer, or an input that does not end, must not hold up the engine.
+// An input that does not end must not hold up the engine.
 func TestPrecreateDoesNotWaitForEver(t *testing.T) {
+	t.Parallel()
 	needRoot(t)
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -123,18 +123,30 @@ func (i Injector) Runtime(c Command) (string, error) {
 	if filepath.IsAbs(p.Runtime) {
 		return p.Runtime, checkRuntime(p.Runtime)
 	}
+	path, err := findRuntime(runtimeDirs)
+	if path == "" {
+		err = fmt.Errorf("there is no %s in %s; name the runtime in %s",
+			strings.Join(runtimeNames, " or "), strings.Join(runtimeDirs, ", "), i.PolicyFile)
+	}
+	return path, err
+}
+
+// findRuntime returns the first runtime in the directories that is not this program, with an error if others can change
+// it. Without one the path is empty.
+func findRuntime(dirs []string) (string, error) {
 	for _, name := range runtimeNames {
-		for _, dir := range runtimeDirs {
+		for _, dir := range dirs {
 			path := filepath.Join(dir, name)
-			err := checkRuntime(path)
-			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errSelf) {
+			// The check would first refuse a directory that others can write to, such as Debian's /usr/local/sbin.
+			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			return path, err
+			if err := checkRuntime(path); !errors.Is(err, errSelf) {
+				return path, err
+			}
 		}
 	}
-	return "", fmt.Errorf("there is no %s in %s; name the runtime in %s",
-		strings.Join(runtimeNames, " or "), strings.Join(runtimeDirs, ", "), i.PolicyFile)
+	return "", nil
 }
 
 var errSelf = errors.New("it is this program")

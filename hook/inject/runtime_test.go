@@ -122,13 +122,50 @@ func TestRuntime(t *testing.T) {
 }
 
 // Without a policy the first runtime is taken that is not this program.
-func TestRuntimeIsFound(t *testing.T) {
+func TestFindRuntime(t *testing.T) {
 	testenv.Root(t)
-	want := testenv.Command(t, "runc")
-	got, err := Injector{PolicyFile: filepath.Join(t.TempDir(), "none")}.Runtime(Command{Verb: "create"})
-	if err != nil || got != want {
-		t.Errorf("got %q, %v, want %q", got, err, want)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
+	for name, tc := range map[string]struct {
+		make      func(top string) error // in its directories a and b
+		want, err string
+	}{
+		"none":             {func(string) error { return nil }, "", ""},
+		"runc":             {func(top string) error { return touch(top + "/b/runc") }, "b/runc", ""},
+		"two":              {func(top string) error { return touch(top+"/a/runc", top+"/b/runc") }, "a/runc", ""},
+		"runc behind crun": {func(top string) error { return touch(top+"/a/crun", top+"/b/runc") }, "b/runc", ""},
+		"crun behind this program": {func(top string) error {
+			return errors.Join(os.Symlink(self, top+"/a/runc"), touch(top+"/b/crun"))
+		}, "b/crun", ""},
+		"behind a directory of others": {func(top string) error {
+			return errors.Join(os.Chmod(top+"/a", 0o777), touch(top+"/b/runc"))
+		}, "b/runc", ""},
+		"in a directory of others": {func(top string) error {
+			return errors.Join(os.Chmod(top+"/a", 0o777), touch(top+"/a/runc", top+"/b/runc"))
+		}, "a/runc", "every user can write"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			top := t.TempDir()
+			if err := errors.Join(os.Mkdir(top+"/a", 0o755), os.Mkdir(top+"/b", 0o755), tc.make(top)); err != nil {
+				t.Fatal(err)
+			}
+			got, err := findRuntime([]string{top + "/a", top + "/b"})
+			checkError(t, err, tc.err)
+			if strings.TrimPrefix(got, top+"/") != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func touch(paths ...string) error {
+	var errs []error
+	for _, path := range paths {
+		errs = append(errs, os.WriteFile(path, nil, 0o755))
+	}
+	return errors.Join(errs...)
 }
 
 // What runc starts must be what ParseCommand has read.
