@@ -55,12 +55,15 @@ func TestAnnotationsInContainerd(t *testing.T) {
 	}
 	run := func(device string) proc.Result {
 		t.Helper()
+		last := device[len(device)-1:]
 		args := append([]string{
 			testenv.Command(t, "unshare"), "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
 			"--mount-proc", "sh", "-c", withContainerd, "sh", n.CDIDir, shared.NodePeer(t, "containerd"),
 			shared.NodePeer(t, "ctr"), "run", "--rm", "--runc-binary", wrapper, "--env", "PATH=/usr/sbin:/usr/bin",
-			"--annotation", "cdi.k8s.io/a=" + device, "--rootfs", shared.Images.Copy(t, image.Glibc),
-			fmt.Sprintf("gpu-test-%d-%s", os.Getpid(), device[len(device)-1:]),
+			"--annotation", "cdi.k8s.io/a=" + device,
+			// Below the cgroup that the suite removes at its end.
+			"--cgroup", fmt.Sprintf("/gpu-test-%d/ctr-%s", os.Getpid(), last),
+			"--rootfs", shared.Images.Copy(t, image.Glibc), fmt.Sprintf("gpu-test-%d-%s", os.Getpid(), last),
 		}, smi(t, n)...)
 		res, err := proc.Run(t.Context(), proc.Cmd{Args: args})
 		if err != nil {
