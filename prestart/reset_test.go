@@ -424,14 +424,14 @@ func TestHangingSMI(t *testing.T) {
 func TestStuckSMI(t *testing.T) {
 	r := smiReset(t, "true")
 	r.smi.Lock()
-	r.runs("0000:18:00.0", time.Now().Add(time.Minute))
+	r.setRunning("0000:18:00.0", time.Now().Add(time.Minute))
 	if err := r.Ready(); err != nil {
 		t.Errorf("while nvidia-smi runs: %v", err)
 	}
 	const hangs = "nvidia-smi still resets 0000:18:00.0"
 	_, err := r.Reset(within(t, 50*time.Millisecond), device)
 	checkError(t, err, hangs)
-	r.runs("0000:18:00.0", time.Now())
+	r.setRunning("0000:18:00.0", time.Now())
 	began := time.Now()
 	checkError(t, r.Ready(), hangs)
 	f := &fakeNode{}
@@ -442,7 +442,7 @@ func TestStuckSMI(t *testing.T) {
 	if slices.Contains(f.log, "released true") || time.Since(began) > time.Second {
 		t.Errorf("after %s, calls %v", time.Since(began), f.log)
 	}
-	r.runs("", time.Time{})
+	r.setRunning("", time.Time{})
 	r.smi.Unlock()
 	if got, err := r.Reset(within(t, 5*time.Second), device); got != ResetDone {
 		t.Errorf("after its end: outcome %d, error %v", got, err)
