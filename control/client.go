@@ -22,7 +22,7 @@ import (
 var ErrNoServer = errors.New("no program answers at the control socket")
 
 // ErrNotAllowed is that this process's user may not ask.
-var ErrNotAllowed = errors.New("only root may use the control socket")
+var ErrNotAllowed = errors.New("only root and the program's own user may use the control socket")
 
 // RefusedError is why the program did not do what it was asked for.
 type RefusedError struct{ Reason string }

@@ -75,16 +75,20 @@ const (
 	MaxReason = 500
 )
 
-// Check returns an error if the request is none.
+// Check returns an error if the request is not valid.
 func (r *Request) Check() error {
 	needs, known := acts[r.Act]
 	switch {
 	case !known:
 		return fmt.Errorf("there is no act %q", r.Act)
-	case needs.device != (r.Device != ""):
-		return fmt.Errorf("%s: want a device: %t", r.Act, needs.device)
-	case needs.reason != (r.Reason != ""):
-		return fmt.Errorf("%s: want a reason: %t", r.Act, needs.reason)
+	case needs.device && r.Device == "":
+		return fmt.Errorf("%s: name a device", r.Act)
+	case !needs.device && r.Device != "":
+		return fmt.Errorf("%s: takes no device", r.Act)
+	case needs.reason && r.Reason == "":
+		return fmt.Errorf("%s: give a reason", r.Act)
+	case !needs.reason && r.Reason != "":
+		return fmt.Errorf("%s: takes no reason", r.Act)
 	case !needs.options && (r.Wait || r.Force):
 		return fmt.Errorf("%s: neither waits nor is forced", r.Act)
 	}

@@ -82,6 +82,25 @@ func (s *Server) serve(ctx context.Context) error {
 	defer os.Remove(SocketPath(s.Dir)) // while the lock is held: the socket is ours
 	ctx, end := context.WithCancel(ctx)
 	defer end()
+	server := s.newHTTPServer(ctx)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	select {
+	case err := <-done:
+		return fmt.Errorf("serve the control socket: %w", err)
+	case <-ctx.Done():
+	}
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+	defer cancel()
+	if server.Shutdown(drain) != nil {
+		_ = server.Close()
+	}
+	return <-done
+}
+
+// newHTTPServer returns the server of one socket, with bounds for its connections. The contexts of requests are made
+// from ctx.
+func (s *Server) newHTTPServer(ctx context.Context) *http.Server {
 	var open atomic.Int64
 	server := &http.Server{
 		Handler:           s.handler(),
@@ -108,19 +127,7 @@ func (s *Server) serve(ctx context.Context) error {
 		},
 	}
 	server.SetKeepAlivesEnabled(false)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	select {
-	case err := <-done:
-		return fmt.Errorf("serve the control socket: %w", err)
-	case <-ctx.Done():
-	}
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
-	defer cancel()
-	if server.Shutdown(drain) != nil {
-		_ = server.Close()
-	}
-	return <-done
+	return server
 }
 
 // listen listens on a socket that only its owner can connect to. It replaces a socket that is there: the caller holds
@@ -180,8 +187,8 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("POST /v1", func(w http.ResponseWriter, q *http.Request) {
 		peer, _ := q.Context().Value(peerKey{}).(*unix.Ucred)
 		if !allowed(peer) {
-			s.Log.Warn(fmt.Sprintf("a request was refused: only root and this program's user may ask, not %+v", peer))
-			http.Error(w, "only root and the user of this program may ask", http.StatusForbidden)
+			s.Log.Warn(fmt.Sprintf("a request was refused: %v, not %+v", ErrNotAllowed, peer))
+			http.Error(w, ErrNotAllowed.Error(), http.StatusForbidden)
 			return
 		}
 		r, err := parseRequest(http.MaxBytesReader(w, q.Body, maxRequest))
