@@ -110,7 +110,8 @@ func plain(text string) string {
 var errEnded = errors.New("the program closed the connection before it answered")
 
 func ended(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // it closed before the request was written
 }
 
 // readAnswer reads the lines of an answer.
