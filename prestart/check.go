@@ -22,14 +22,14 @@ func (x *run) checkSharing(ctx context.Context) (string, error) {
 func (x *run) checkHealth(ctx context.Context) (string, error) {
 	err := x.opts.State.Healthy(ctx, x.d.UUID)
 	if _, ok := errors.AsType[*NeedsResetError](err); ok && x.resetDue() {
-		x.dirty = err
+		x.needsReset = err
 		return err.Error(), nil
 	}
 	return "", err
 }
 
-// unseen is why the processes on the device are not looked at, or empty.
-func (x *run) unseen() string {
+// whyNotSeen is why the processes on the device are not looked at, or empty.
+func (x *run) whyNotSeen() string {
 	if x.shared != "" {
 		return "the device is shared: " + x.shared
 	}
@@ -44,7 +44,7 @@ func (x *run) endOrphans(ctx context.Context) (string, error) {
 	if !x.rules.KillOrphans {
 		return "", errNotDue
 	}
-	if why := x.unseen(); why != "" {
+	if why := x.whyNotSeen(); why != "" {
 		return "", skippedError(why)
 	}
 	left, _, err := x.leftovers(ctx)
@@ -74,17 +74,17 @@ func (x *run) endOrphans(ctx context.Context) (string, error) {
 // checkProcesses passes if no process uses the device but known programs and a desktop's. Processes that have just been
 // ended are waited for.
 func (x *run) checkProcesses(ctx context.Context) (string, error) {
-	if why := x.unseen(); why != "" {
+	if why := x.whyNotSeen(); why != "" {
 		return "", skippedError(why)
 	}
-	return "", x.settle(ctx, func(ctx context.Context) error {
+	return "", x.awaitUnused(ctx, func(ctx context.Context) error {
 		left, names, err := x.leftovers(ctx)
 		for _, p := range left {
 			names = append(names, p.String())
 			p.close()
 		}
 		if err == nil && len(names) > 0 {
-			err = settlingError{errors.New(list(names) + " still uses it: end it, or wait until it has ended; " +
+			err = inUseError{errors.New(list(names) + " still uses it: end it, or wait until it has ended; " +
 				"if it may stay, add its program to those that may use the device")}
 		}
 		return err
@@ -104,7 +104,7 @@ func (x *run) leftovers(ctx context.Context) (left []*process, others []string, 
 		case err != nil: // the driver has not noticed its end yet, or reports a wrong PID
 			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))
 		case one.Graphics && !one.Compute && !one.MPS && p.ofHost(), // a desktop's, which may be any program
-			p.known(x.rules.Programs), x.early && x.willEnd(p):
+			p.known(x.rules.Programs), x.onlyLook && x.willEnd(p):
 			x.excused[one.PID] = true
 			p.close()
 		default:
@@ -122,43 +122,24 @@ func (x *run) checkMemory(ctx context.Context) (string, error) {
 		return "", skippedError("the device is shared: " + x.shared)
 	case x.d.SharesMemory:
 		return "", skippedError("the device has its memory together with other MIG devices")
-	case x.rules.Policy == Check && x.unseen() != "":
-		return "", skippedError(x.unseen())
+	case x.rules.Policy == Check && x.whyNotSeen() != "":
+		return "", skippedError(x.whyNotSeen())
 	}
 	var used uint64
-	err := x.settle(ctx, func(ctx context.Context) error {
-		use, err := x.opts.Driver.Use(ctx, x.d.UUID)
-		if err != nil {
-			return err
-		}
-		used = use.MemoryUsed
-		unknown := 0
-		for _, p := range use.Processes {
-			if x.excused[p.PID] {
-				used -= min(used, p.MemoryBytes)
-				if p.MemoryBytes == 0 {
-					unknown = p.PID
-				}
-			}
-		}
+	err := x.awaitUnused(ctx, func(ctx context.Context) error {
+		var unknown int
+		var err error
+		used, unknown, err = x.memoryInUse(ctx)
 		switch {
-		case used <= x.rules.MemoryTolerance:
-			return nil
+		case err != nil || used <= x.rules.MemoryTolerance:
+			return err
 		case unknown != 0:
 			return skippedError(fmt.Sprintf("the driver does not report the memory of process %d", unknown))
-		case x.wasReset:
-			return settlingError{fmt.Errorf(
-				"%d MiB are in use although the GPU was reset: find by nvidia-smi what uses them", used>>20)}
-		case x.resetDue():
-			x.dirty = cmp.Or(x.dirty, fmt.Errorf("%d MiB are in use without a process", used>>20))
+		case x.resetDue() && !x.wasReset:
+			x.needsReset = cmp.Or(x.needsReset, fmt.Errorf("%d MiB are in use without a process", used>>20))
 			return nil
 		default:
-			do := "reset the GPU"
-			if x.unseen() != "" {
-				do += ", or run this program in the host's PID namespace to see the processes"
-			}
-			return settlingError{fmt.Errorf("%d MiB are in use without a process, more than %d MiB: %s",
-				used>>20, x.rules.MemoryTolerance>>20, do)}
+			return x.memoryError(used)
 		}
 	})
 	if err != nil || used == 0 {
@@ -167,18 +148,48 @@ func (x *run) checkMemory(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d MiB in use", used>>20), nil
 }
 
-// settlingError is what was found on a device. It may pass by itself.
-type settlingError struct{ error }
+// memoryInUse is the memory in bytes that is in use on the device without that of the excused processes, and the PID of
+// one of these whose memory the driver does not report, or 0.
+func (x *run) memoryInUse(ctx context.Context) (used uint64, unknown int, err error) {
+	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
+	used = use.MemoryUsed
+	for _, p := range use.Processes {
+		if x.excused[p.PID] {
+			used -= min(used, p.MemoryBytes)
+			if p.MemoryBytes == 0 {
+				unknown = p.PID
+			}
+		}
+	}
+	return used, unknown, err
+}
 
-// settle repeats a check while it returns settlingError, for as long as Options.Settle.
-func (x *run) settle(ctx context.Context, check func(context.Context) error) error {
-	if x.early {
+// memoryError is that memory in bytes is in use that must not be, and what to do about it.
+func (x *run) memoryError(used uint64) error {
+	if x.wasReset {
+		return inUseError{fmt.Errorf(
+			"%d MiB are in use although the GPU was reset: find by nvidia-smi what uses them", used>>20)}
+	}
+	do := "reset the GPU"
+	if x.whyNotSeen() != "" {
+		do += ", or run this program in the host's PID namespace to see the processes"
+	}
+	return inUseError{fmt.Errorf("%d MiB are in use without a process, more than %d MiB: %s",
+		used>>20, x.rules.MemoryTolerance>>20, do)}
+}
+
+// inUseError is what uses a device. It may end by itself.
+type inUseError struct{ error }
+
+// awaitUnused repeats a check while it returns inUseError, for as long as Options.AwaitUnused.
+func (x *run) awaitUnused(ctx context.Context, check func(context.Context) error) error {
+	if x.onlyLook {
 		return check(ctx)
 	}
-	end := time.Now().Add(x.opts.Settle)
+	end := time.Now().Add(x.opts.AwaitUnused)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := check(ctx)
-		if _, ok := errors.AsType[settlingError](err); !ok || time.Now().Add(pause).After(end) || !sleep(ctx, pause) {
+		if _, ok := errors.AsType[inUseError](err); !ok || time.Now().Add(pause).After(end) || !sleep(ctx, pause) {
 			return err
 		}
 	}

@@ -123,7 +123,7 @@ func TestProcessesThatEndNow(t *testing.T) {
 	cmd := start(t, "", nil, "sleep", "1000")
 	f := &fakeNode{use: gpu.Use{Processes: []gpu.Process{{PID: cmd.Process.Pid}}, MemoryUsed: 1 << 30}}
 	r := newRunner(t, f)
-	r.opts.Settle = 10 * time.Second
+	r.opts.AwaitUnused = 10 * time.Second
 	time.AfterFunc(50*time.Millisecond, func() {
 		_ = cmd.Process.Kill()
 		f.set(gpu.Use{MemoryUsed: 1 << 30})
@@ -256,7 +256,7 @@ func TestOrphans(t *testing.T) {
 				t.Errorf("without kill-orphans: error %v, runs %t", err, runs(pid))
 			}
 			rules.KillOrphans = true
-			r.opts.Settle = 500 * time.Millisecond
+			r.opts.AwaitUnused = 500 * time.Millisecond
 			rec, err := r.Run(t.Context(), device, rules)
 			if !c.ended {
 				checkError(t, err, "still uses it")

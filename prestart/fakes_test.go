@@ -150,7 +150,7 @@ func realHost(t testing.TB) host.Host {
 // newRunner returns a runner on this machine's processes.
 func newRunner(t testing.TB, f *fakeNode) *Runner {
 	t.Helper()
-	return New(Options{Host: realHost(t), Driver: f, State: f, Settle: 300 * time.Millisecond})
+	return New(Options{Host: realHost(t), Driver: f, State: f, AwaitUnused: 300 * time.Millisecond})
 }
 
 func containerName(c string) string { return "cri-containerd-" + strings.Repeat(c, 64) + ".scope" }

@@ -84,7 +84,8 @@ func (g *gate) enter(ctx context.Context, may func() bool, change func()) error 
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("wait for the preparation of other GPUs: %w", context.Cause(ctx))
+			return fmt.Errorf("wait until the driver is free (it is released, or a GPU is prepared or reset): %w",
+				context.Cause(ctx))
 		}
 	}
 }
@@ -97,4 +98,25 @@ func (g *gate) change(change func()) {
 		close(g.changed)
 		g.changed = nil
 	}
+}
+
+// WithoutDriver closes the driver while work runs, as for a reset: calls of the driver and the first of several resets
+// wait for it. Ctx limits how long it takes to close the driver. Work reports whether to open the driver again; without
+// that no device can be prepared any more. If the driver cannot be closed, work is not run.
+func (r *Runner) WithoutDriver(ctx context.Context, work func() (reopen bool)) error {
+	again := true
+	return r.gate.reset(ctx,
+		func() error { return r.opts.Driver.Release(ctx) },
+		func() error {
+			if !again {
+				return nil
+			}
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenLimit)
+			defer cancel()
+			return r.opts.Driver.Reopen(ctx)
+		},
+		func() error {
+			again = work()
+			return nil
+		})
 }

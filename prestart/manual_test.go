@@ -87,7 +87,7 @@ func TestWithoutDriver(t *testing.T) {
 	r := newRunner(t, f)
 	err := r.WithoutDriver(t.Context(), func() bool {
 		_, err := r.Run(within(t, 200*time.Millisecond), device, Rules{Policy: Check})
-		checkError(t, err, "wait for the preparation of other GPUs")
+		checkError(t, err, "wait until the driver is free")
 		return true
 	})
 	checkError(t, err, "")

@@ -2,9 +2,9 @@
 // and that nothing uses it and, by policy, puts its settings back and resets the GPU. A device that does not pass is
 // not given to the container.
 //
-// The package knows no door and does not call the driver: [Options] has what it needs. Outside the host's PID namespace
-// the driver shows no processes of others, so the policies above Check judge a device's use by its memory alone, and
-// Check does not look at it.
+// The package knows no door and calls the driver only through [Options].Driver. Outside the host's PID namespace the
+// driver shows no processes of others: then the policies above Check judge a device's use by its memory alone, and Check
+// skips the memory too.
 package prestart
 
 import (
@@ -133,11 +133,11 @@ type Options struct {
 	Resetter Resetter
 	// Check refuses programs that others than root could change. Nil is trust.RootFile.
 	Check func(path string) error
-	// Settle is how long processes and memory of a container that has just ended may stay on its device; 0 is 5 s.
-	Settle time.Duration
+	// AwaitUnused is how long processes and memory of a container that has just ended may stay on its device; 0 is 5 s.
+	AwaitUnused time.Duration
 }
 
-const defaultSettle = 5 * time.Second
+const defaultAwaitUnused = 5 * time.Second
 
 // Runner prepares devices. Its methods may be called by several goroutines at once.
 type Runner struct {
@@ -153,8 +153,8 @@ type Runner struct {
 
 // New returns a Runner.
 func New(opts Options) *Runner {
-	if opts.Settle == 0 {
-		opts.Settle = defaultSettle
+	if opts.AwaitUnused == 0 {
+		opts.AwaitUnused = defaultAwaitUnused
 	}
 	return &Runner{opts: opts, running: map[string]chan struct{}{}, cannot: map[string]verdict{}}
 }
@@ -263,15 +263,15 @@ type run struct {
 	healthy func(context.Context) error
 	// manual is whether an administrator asked for the reset: what was tried before does not keep it from being tried.
 	manual bool
-	// early is whether no container waits for the device: what is found on it is returned at once.
-	early bool
+	// onlyLook is whether no container waits for the device: what uses it is returned at once, and nothing is changed.
+	onlyLook bool
 	// shared is why other containers may use the device, or empty.
 	shared string
 	// excused has the PIDs of the processes that may be on the device.
 	excused map[int]bool
-	// dirty is what only a reset can clean, or nil.
-	dirty    error
-	wasReset bool
+	// needsReset is what only a reset can mend, or nil.
+	needsReset error
+	wasReset   bool
 	// persistent is whether persistence mode was switched off and is to be on again.
 	persistent bool
 	// resetting is closed when the reset that was abandoned has ended. It is nil if none was.
@@ -297,13 +297,13 @@ func (x *run) steps(ctx context.Context) error {
 			{"memory", x.checkMemory},
 			{"settings", x.restoreSettings},
 			{"persistence", x.endPersistence},
-			{"reset", x.checkHolders},
 		} {
 			if err := x.step(ctx, s.name, s.do); err != nil {
 				return err
 			}
 		}
-		return nil
+		x.begin("reset") // x.reset records it, unless this fails
+		return x.checkHolders(ctx)
 	})
 	if err == nil {
 		err = x.step(ctx, "reset", x.reset)
@@ -337,15 +337,15 @@ func (x *run) restoreSettings(ctx context.Context) (string, error) {
 	if !x.rules.Policy.includes(Clean) {
 		return "", errNotDue
 	}
-	if reason := x.others(); reason != "" {
-		return "", skippedError(reason)
+	if why := x.whyNotAlone(); why != "" {
+		return "", skippedError(why)
 	}
 	changed, err := x.opts.Driver.RestoreDefaults(ctx, x.d.GPU, x.d.Exclusive)
 	return strings.Join(changed, "; "), err
 }
 
-// others is why the whole GPU is not this container's alone, or empty.
-func (x *run) others() string {
+// whyNotAlone is why the whole GPU is not this container's alone, or empty.
+func (x *run) whyNotAlone() string {
 	switch {
 	case !x.d.whole():
 		return "the device is a part of a GPU"

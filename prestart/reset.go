@@ -17,7 +17,8 @@ type Resetter interface {
 	Reset(ctx context.Context, d Device) (Outcome, error)
 }
 
-// AbandonedError is that a reset has not ended in time. It goes on: the GPU must not be used until Ended is closed.
+// AbandonedError is that a reset has not ended in time. It goes on, also if this process ends before it: the GPU must
+// not be used until Ended is closed.
 type AbandonedError struct {
 	Ended <-chan struct{}
 	Err   error // why it was not waited for any longer
@@ -25,7 +26,7 @@ type AbandonedError struct {
 
 // Error says that the reset goes on.
 func (e *AbandonedError) Error() string {
-	return fmt.Sprintf("the reset has not ended: %v; no container gets the GPU until it has", e.Err)
+	return fmt.Sprintf("the reset has not ended: %v; until it has, this program gives the GPU to no container", e.Err)
 }
 
 // Unwrap returns the cause.
@@ -59,22 +60,24 @@ const (
 	persistenceLimit = 30 * time.Second
 )
 
-// notPossible is why the GPU is not to be reset, without trying; or empty.
-func (x *run) notPossible() string {
-	if reason := x.others(); reason != "" {
-		return reason
+// whyNotReset is why the GPU cannot be reset, as far as that is known without trying; or empty.
+func (x *run) whyNotReset() string {
+	if why := x.whyNotAlone(); why != "" {
+		return why
 	}
 	if x.opts.Resetter == nil {
 		return "there is nothing that resets GPUs"
 	}
-	if why := x.cannotReset(&x.d); why != "" && !x.manual {
-		return why + " (tried before)"
+	x.Runner.mu.Lock()
+	defer x.Runner.mu.Unlock()
+	if v := x.cannot[x.d.GPU]; v.driver == x.d.Driver && v.why != "" && !x.manual {
+		return v.why + " (tried before)"
 	}
 	return ""
 }
 
 // resetDue reports whether the GPU is to be reset.
-func (x *run) resetDue() bool { return x.rules.Policy == Reset && x.notPossible() == "" }
+func (x *run) resetDue() bool { return x.rules.Policy == Reset && x.whyNotReset() == "" }
 
 // endPersistence switches persistence mode off before a reset: the mode keeps the GPU in use.
 func (x *run) endPersistence(ctx context.Context) (string, error) {
@@ -112,8 +115,8 @@ func (x *run) reset(ctx context.Context) (string, error) {
 	if x.rules.Policy != Reset {
 		return "", errNotDue
 	}
-	if why := x.notPossible(); why != "" {
-		return "", x.notReset(why)
+	if why := x.whyNotReset(); why != "" {
+		return "", x.withoutReset(why)
 	}
 	outcome, err := x.tryUntilReset(ctx)
 	if abandoned, ok := errors.AsType[*AbandonedError](err); ok {
@@ -126,7 +129,7 @@ func (x *run) reset(ctx context.Context) (string, error) {
 		return "", x.answers(ctx)
 	case outcome == ResetNotSupported || outcome == ResetRefused:
 		x.remember(&x.d, err)
-		return "", x.notReset(err.Error())
+		return "", x.withoutReset(err.Error())
 	case outcome == ResetBusy:
 		users, unknown := holders(x.opts.Host, x.d.Nodes)
 		switch {
@@ -139,27 +142,17 @@ func (x *run) reset(ctx context.Context) (string, error) {
 	return "", err
 }
 
-// cannotReset is why the GPU cannot be reset by what was tried before with the same driver, or empty.
-func (r *Runner) cannotReset(d *Device) string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if v := r.cannot[d.GPU]; v.driver == d.Driver {
-		return v.why
-	}
-	return ""
-}
-
 func (r *Runner) remember(d *Device, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.cannot[d.GPU] = verdict{d.Driver, why.Error()}
 }
 
-// notReset is the result of a reset that cannot be made: the step is skipped or, with Rules.Strict or if only a reset
-// can clean the device, failed.
-func (x *run) notReset(why string) error {
-	if x.dirty != nil {
-		return fmt.Errorf("%w, and the GPU cannot be reset: %s", x.dirty, why)
+// withoutReset is the result of a reset that cannot be made: the step is skipped or, with Rules.Strict or if only a
+// reset can mend the device, failed.
+func (x *run) withoutReset(why string) error {
+	if x.needsReset != nil {
+		return fmt.Errorf("%w, and the GPU cannot be reset: %s", x.needsReset, why)
 	}
 	if x.rules.Strict {
 		return errors.New("the GPU must be reset and cannot be: " + why)
@@ -169,21 +162,20 @@ func (x *run) notReset(why string) error {
 
 // checkHolders passes if a reset can be tried and no process but this one has the GPU open. It is a part of the reset
 // that is done before the driver is released. Processes that are about to close the GPU are waited for.
-func (x *run) checkHolders(ctx context.Context) (string, error) {
+func (x *run) checkHolders(ctx context.Context) error {
 	if !x.resetDue() {
-		return "", errNotDue
+		return nil
 	}
 	if err := x.opts.Resetter.Ready(); err != nil {
-		return "", err
+		return err
 	}
-	err := x.settle(ctx, func(context.Context) error {
+	return x.awaitUnused(ctx, func(context.Context) error {
 		users, err := holders(x.opts.Host, x.d.Nodes, os.Getpid())
 		if err != nil || len(users) == 0 { // where it is unknown, the reset shows it
-			return errNotDue
+			return nil
 		}
-		return settlingError{fmt.Errorf("%s has the GPU open, so it cannot be reset: end it", list(users))}
+		return inUseError{fmt.Errorf("%s has the GPU open, so it cannot be reset: end it", list(users))}
 	})
-	return "", err
 }
 
 // tryUntilReset resets the GPU, again and again while it is busy. Between the tries the driver is open, and other GPUs
@@ -218,15 +210,12 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 		if outcome != ResetBusy || !reopened || !sleep(reserved, pause) {
 			return outcome, err
 		}
-		held := x.gate.use(reserved, func() error {
-			_, err := x.checkHolders(reserved)
-			return err
-		})
+		open := x.gate.use(reserved, func() error { return x.checkHolders(reserved) })
 		switch {
 		case reserved.Err() != nil:
 			return outcome, err
-		case !errors.Is(held, errNotDue):
-			return ResetFailed, held
+		case open != nil:
+			return ResetFailed, open
 		}
 	}
 }

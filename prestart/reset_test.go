@@ -383,7 +383,7 @@ func TestAbandonedReset(t *testing.T) {
 	r.opts.Resetter = reset
 	script, _ := reset.Find()
 	_, err := r.Run(within(t, 2*time.Second), device, Rules{Policy: Reset})
-	checkError(t, err, "(reset): the reset has not ended: context deadline exceeded; no container gets the GPU")
+	checkError(t, err, "(reset): the reset has not ended: context deadline exceeded; until it has, this program gives the GPU to no container")
 	if _, err := os.Stat(script.Path + ".began"); err != nil {
 		t.Fatal(err)
 	}

@@ -95,7 +95,7 @@ func TestSimulatedDriver(t *testing.T) {
 		}
 	}()
 	runner := prestart.New(prestart.Options{
-		Host: own, Driver: s, State: s, Settle: 300 * time.Millisecond,
+		Host: own, Driver: s, State: s, AwaitUnused: 300 * time.Millisecond,
 		Resetter: &prestart.DriverReset{
 			Host: own, Check: func(string) error { return nil },
 			Find: func() (prestart.Program, bool) {

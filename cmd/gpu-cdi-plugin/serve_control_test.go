@@ -278,7 +278,7 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	// While the driver is released, a reset that waits says so.
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
-	done = waits(ctx, "waiting: it is unknown what uses GPU 3: wait for the preparation of other GPUs")
+	done = waits(ctx, "waiting: it is unknown what uses GPU 3: wait until the driver is free")
 	s.does("is released", "release")
 	time.Sleep(usersLimit + 2*time.Second)
 	cancel()

@@ -15,11 +15,14 @@ func TestFindUse(t *testing.T) {
 		pid := start(t, "", nil, "sleep", "1000").Process.Pid
 		return gpu.Use{Processes: []gpu.Process{{PID: pid, Compute: true, MemoryBytes: 1 << 30}}, MemoryUsed: 1 << 30}
 	}
-	orphan := func(t *testing.T) gpu.Use {
-		t.Helper()
-		pid := leaveBehind(t, makeCgroup(t, containerName("e")), "sleep 1000 >&- 2>&- & echo $!")
-		time.Sleep(50 * time.Millisecond) // the script's program starts
-		return gpu.Use{Processes: []gpu.Process{{PID: pid, Compute: true, MemoryBytes: 1 << 30}}, MemoryUsed: 1 << 30}
+	// Each has a container of its own: a process that was killed stays in its cgroup until it is collected.
+	orphan := func(container string) func(*testing.T) gpu.Use {
+		return func(t *testing.T) gpu.Use {
+			t.Helper()
+			pid := leaveBehind(t, makeCgroup(t, containerName(container)), "sleep 1000 >&- 2>&- & echo $!")
+			time.Sleep(50 * time.Millisecond) // the script's program starts
+			return gpu.Use{Processes: []gpu.Process{{PID: pid, Compute: true, MemoryBytes: 1 << 30}}, MemoryUsed: 1 << 30}
+		}
 	}
 	memory := func(*testing.T) gpu.Use { return gpu.Use{MemoryUsed: 2 << 30} }
 	for name, c := range map[string]struct {
@@ -31,8 +34,8 @@ func TestFindUse(t *testing.T) {
 		"nothing uses it":                     {rules: Rules{Policy: Clean}, use: func(*testing.T) gpu.Use { return gpu.Use{} }},
 		"a process":                           {rules: Rules{Policy: Check}, use: process, want: "(sleep, cgroup "},
 		"a process, and a reset would follow": {rules: Rules{Policy: Reset}, use: process, want: "still uses it"},
-		"an orphan":                           {rules: Rules{Policy: Check}, use: orphan, want: "still uses it"},
-		"an orphan that would be ended":       {rules: Rules{Policy: Check, KillOrphans: true}, use: orphan},
+		"an orphan":                           {rules: Rules{Policy: Check}, use: orphan("e"), want: "still uses it"},
+		"an orphan that would be ended":       {rules: Rules{Policy: Check, KillOrphans: true}, use: orphan("f")},
 		"a process that would not be ended": {
 			rules: Rules{Policy: Check, KillOrphans: true}, use: process, want: "still uses it",
 		},
@@ -43,7 +46,7 @@ func TestFindUse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := &fakeNode{use: c.use(t), shared: c.shared, healthErr: errors.New("it is suspect")}
 			r := newRunner(t, f)
-			r.opts.Settle = time.Hour // no container waits
+			r.opts.AwaitUnused = time.Hour // no container waits
 			r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
 			found, err := r.FindUse(within(t, 10*time.Second), device, c.rules)
 			if err != nil {

@@ -10,7 +10,7 @@ import (
 // so. It does not look at the device's health. No preparation of the device runs meanwhile. An error is that it is not
 // known what uses the device. FindUse returns when ctx ends, which should have a deadline.
 func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found string, err error) {
-	x := &run{Runner: r, d: d, rules: rules, early: true, excused: map[int]bool{}}
+	x := &run{Runner: r, d: d, rules: rules, onlyLook: true, excused: map[int]bool{}}
 	_, err = r.perform(ctx, x, func(ctx context.Context) error {
 		return x.gate.use(ctx, func() error {
 			for _, s := range []step{
@@ -23,7 +23,7 @@ func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found stri
 			return nil
 		})
 	})
-	if use, ok := errors.AsType[settlingError](err); ok {
+	if use, ok := errors.AsType[inUseError](err); ok {
 		return plain(use.Error()), nil
 	}
 	return "", err
@@ -36,4 +36,26 @@ func (x *run) willEnd(p *process) bool {
 	}
 	orphan, err := p.orphaned(x.opts.Host)
 	return err == nil && orphan
+}
+
+// Users returns the processes on a device, a text for each: those of containers, or of which that cannot be ruled out,
+// and those of the host. Programs that may use the device are left out.
+func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (containers, others []string, err error) {
+	x := &run{Runner: r, d: Device{UUID: uuid}, rules: Rules{Programs: programs}, excused: map[int]bool{}}
+	var left []*process
+	err = r.gate.use(ctx, func() error {
+		left, containers, err = x.leftovers(ctx)
+		return err
+	})
+	blind := seesAll(r.opts.Host) != nil // a PID of the driver is then another process here
+	for _, p := range left {
+		groups, err := p.cgroups()
+		if blind || err != nil || len(groups) == 0 || groups.inContainer() {
+			containers = append(containers, p.String())
+		} else {
+			others = append(others, p.String())
+		}
+		p.close()
+	}
+	return containers, others, err
 }
