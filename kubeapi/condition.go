@@ -30,56 +30,69 @@ type condition struct {
 
 // conditionOf returns the condition of a node's devices. Its time is that of the device's change that made it so, which
 // a restart of the process does not alter. A cordoned device is no fault.
-func conditionOf(devices []device, driver error) condition {
+func conditionOf(devices []device, stateErr error) condition {
 	c := condition{Type: ConditionType, Status: "Unknown"}
 	switch {
-	case errors.Is(driver, gpu.ErrNoDriver), driver != nil && len(devices) == 0:
-		c.Reason, c.Message = "DriverNotUsable", shorten(strings.ReplaceAll(driver.Error(), "\n", "; "))
+	case errors.Is(stateErr, gpu.ErrNoDriver), stateErr != nil && len(devices) == 0:
+		c.Reason, c.Message = "DriverNotUsable", shorten(strings.ReplaceAll(stateErr.Error(), "\n", "; "))
 		return c
 	case len(devices) == 0:
 		c.Reason, c.Message = "NoGPUs", "the node has no GPU"
 		return c
 	}
-	var faults, cordons []string
-	remedies := map[health.Action]bool{}
-	var faulty, changed time.Time // since when a device is at fault, and when the last one changed
+	f := faultsOf(devices)
+	switch {
+	case len(f.remedies) > 0:
+		c.Status, c.Reason, c.LastTransition = "False", reasonOf(f.remedies), f.since
+		c.Message = strings.Join(append(f.sentences, f.cordons...), "; ")
+	case len(f.cordons) > 0:
+		c.Status, c.Reason, c.LastTransition = "True", "GPUsCordoned", f.changed
+		c.Message = strings.Join(append([]string{"all GPUs that are not cordoned are healthy"}, f.cordons...), "; ")
+	default:
+		c.Status, c.Reason, c.LastTransition = "True", "AllGPUsHealthy", f.changed
+		c.Message = "all GPUs are healthy"
+	}
+	c.Message = shorten(c.Message)
+	return c
+}
+
+// faults are what is wrong with devices.
+type faults struct {
+	remedies  map[health.Action]bool // what the devices that are at fault need
+	sentences []string               // about these, and cordons about the cordoned ones
+	cordons   []string
+	since     time.Time // since when one is at fault
+	changed   time.Time // when the state of a device changed last
+}
+
+func faultsOf(devices []device) faults {
+	f := faults{remedies: map[health.Action]bool{}}
 	for i := range devices {
 		d := &devices[i]
-		if d.Since.After(changed) {
-			changed = d.Since
+		if d.Since.After(f.changed) {
+			f.changed = d.Since
 		}
-		list := &faults
+		list := &f.sentences
 		switch d.State {
 		case health.Healthy:
 			continue
 		case health.Cordoned:
-			list = &cordons
+			list = &f.cordons
 		default:
 			remedy := d.Remedy
 			if d.State == health.Recovering { // it has had its remedy
 				remedy = health.Probe
 			}
-			remedies[remedy] = true
-			if faulty.IsZero() || d.Since.Before(faulty) {
-				faulty = d.Since
+			f.remedies[remedy] = true
+			if f.since.IsZero() || d.Since.Before(f.since) {
+				f.since = d.Since
 			}
 		}
 		if !d.asGPU {
 			*list = append(*list, d.sentence())
 		}
 	}
-	switch {
-	case len(remedies) > 0:
-		c.Status, c.Reason, c.LastTransition = "False", reasonOf(remedies), faulty
-	case len(cordons) > 0:
-		c.Status, c.Reason, c.LastTransition = "True", "GPUsCordoned", changed
-		faults = []string{"all GPUs that are not cordoned are healthy"}
-	default:
-		c.Status, c.Reason, c.LastTransition = "True", "AllGPUsHealthy", changed
-		faults = []string{"all GPUs are healthy"}
-	}
-	c.Message = shorten(strings.Join(append(faults, cordons...), "; "))
-	return c
+	return f
 }
 
 // reasonOf is the reason for the most severe of the remedies.

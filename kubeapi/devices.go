@@ -74,26 +74,27 @@ func (d *device) eventSince(before health.Status) (e event, changed bool) {
 	}
 }
 
-// changes has the status that was reported last of each device, by UUID.
-type changes map[string]health.Status
+// lastReported is the status that was reported last of each device, by UUID. GPUs whose UUID is not known share one: it
+// is the same for all, that they cannot be read.
+type lastReported map[string]health.Status
 
 // events returns the Events for what has changed since the last call. A device that is new has none, and a MIG device
 // none that its GPU has too.
-func (c changes) events(devices []device) []event {
+func (l lastReported) events(devices []device) []event {
 	var list []event
 	ofGPU := false // whether the last GPU has an event
 	there := map[string]bool{}
 	for i := range devices {
 		d := &devices[i]
 		there[d.UUID] = true
-		before, known := c[d.UUID]
+		before, known := l[d.UUID]
 		if !known {
-			c[d.UUID] = d.Status
+			l[d.UUID] = d.Status
 			before = d.Status
 		}
 		e, changed := d.eventSince(before)
 		if changed {
-			c[d.UUID] = d.Status
+			l[d.UUID] = d.Status
 		}
 		if changed && (!d.asGPU || !ofGPU) {
 			list = append(list, e)
@@ -102,9 +103,9 @@ func (c changes) events(devices []device) []event {
 			ofGPU = changed
 		}
 	}
-	for uuid := range c {
+	for uuid := range l {
 		if !there[uuid] {
-			delete(c, uuid)
+			delete(l, uuid)
 		}
 	}
 	return list

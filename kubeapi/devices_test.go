@@ -62,7 +62,7 @@ func TestEventsAreThoseThatAPersonCaresAbout(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			reported := changes{}
+			reported := lastReported{}
 			var got []event
 			for _, s := range c.states {
 				got = append(got, reported.events(devicesOf(&s))...)

@@ -43,7 +43,7 @@ func (f *fakeAPI) do(_ context.Context, method, path, _ string, object any) erro
 func newTestReporter(t *testing.T, log *slog.Logger) (*Reporter, *fakeAPI) {
 	api := &fakeAPI{counts: map[string]int{}}
 	r := &Reporter{
-		opts: Options{Events: true, Condition: true, Log: log}, timing: defaultTiming, reported: changes{},
+		log: log, timing: defaultTiming, reported: lastReported{},
 		events:     &events{do: api.do, node: "n", timing: defaultTiming, log: log, wake: make(chan struct{}, 1)},
 		conditions: &conditions{do: noRequest, node: "n", timing: defaultTiming, wake: make(chan struct{}, 1)},
 	}

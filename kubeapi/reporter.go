@@ -56,17 +56,17 @@ type request func(ctx context.Context, method, path, contentType string, object 
 
 // Reporter reports the states that it gets to the API server.
 type Reporter struct {
-	opts       Options
+	log        *slog.Logger
 	timing     timing
-	events     *events
-	conditions *conditions
-	reported   changes
+	events     *events     // nil if Events are not reported
+	conditions *conditions // nil if the condition is not
+	reported   lastReported
 }
 
 // New returns a Reporter. Without credentials it logs a warning, and the Reporter reports nothing: devices are given to
 // containers all the same.
 func New(o Options) *Reporter {
-	r := &Reporter{opts: o, timing: cmp.Or(o.timing, defaultTiming), reported: changes{}}
+	r := &Reporter{log: o.Log, timing: cmp.Or(o.timing, defaultTiming), reported: lastReported{}}
 	if !o.Events && !o.Condition {
 		return r
 	}
@@ -74,11 +74,14 @@ func New(o Options) *Reporter {
 	if err != nil {
 		o.Log.Warn("the health of the GPUs is not reported to the API server, and will not be until this program is " +
 			"started with the credentials of a service account: " + err.Error())
-		r.opts.Events, r.opts.Condition = false, false
 		return r
 	}
-	r.events = &events{do: c.do, node: nodeName, timing: r.timing, log: o.Log, wake: wake.New()}
-	r.conditions = &conditions{do: c.do, node: nodeName, timing: r.timing, wake: wake.New()}
+	if o.Events {
+		r.events = &events{do: c.do, node: nodeName, timing: r.timing, log: o.Log, wake: wake.New()}
+	}
+	if o.Condition {
+		r.conditions = &conditions{do: c.do, node: nodeName, timing: r.timing, wake: wake.New()}
+	}
 	return r
 }
 
@@ -107,24 +110,24 @@ func (o *Options) client() (*client, string, error) {
 
 // Publish takes a state of the node. It waits for nothing. Calls must not overlap.
 func (r *Reporter) Publish(s node.State) {
-	if !r.opts.Events && !r.opts.Condition {
+	if r.events == nil && r.conditions == nil {
 		return
 	}
 	now := time.Now()
 	devices := devicesOf(&s)
-	if r.opts.Events {
+	if r.events != nil {
 		for _, e := range r.reported.events(devices) {
 			r.events.add(e, now)
 		}
 	}
-	if r.opts.Condition {
+	if r.conditions != nil {
 		r.conditions.set(conditionOf(devices, s.Err), now)
 	}
 }
 
 // WasReset takes that a GPU was reset, by its name in the log, such as "GPU 3".
 func (r *Reporter) WasReset(name string) {
-	if r.opts.Events {
+	if r.events != nil {
 		r.events.add(event{normal, "GPUReset", name + " was reset"}, time.Now())
 	}
 }
@@ -132,10 +135,10 @@ func (r *Reporter) WasReset(name string) {
 // Run sends what is to be reported until ctx ends.
 func (r *Reporter) Run(ctx context.Context) error {
 	var running sync.WaitGroup
-	if r.opts.Events {
+	if r.events != nil {
 		running.Go(func() { r.keep(ctx, "an Event", r.events.wake, r.events.send) })
 	}
-	if r.opts.Condition {
+	if r.conditions != nil {
 		running.Go(func() { r.keep(ctx, "the node condition "+ConditionType, r.conditions.wake, r.conditions.send) })
 	}
 	running.Wait()
@@ -163,13 +166,13 @@ func (r *Reporter) keep(
 			return
 		case err == nil:
 			if logged != "" {
-				r.opts.Log.Info("no longer: " + what + " cannot be reported to the API server")
+				r.log.Info("no longer: " + what + " cannot be reported to the API server")
 			}
 			listen, pause, logged = woken, r.timing.firstPause, ""
 		default:
 			if logged != err.Error() {
 				logged = err.Error()
-				r.opts.Log.Warn(what + " cannot be reported to the API server, and this is tried again: " + logged)
+				r.log.Warn(what + " cannot be reported to the API server, and this is tried again: " + logged)
 			}
 			// Nodes that lost the API server together do not come back together.
 			next = pause/2 + rand.N(pause)
