@@ -245,7 +245,7 @@ func (s *service) resources() []string {
 		}
 		parts = append(parts, text)
 	}
-	if err := s.releaser.reason(); err != nil {
+	if err := s.releaser.checkOpen(); err != nil {
 		parts = append(parts, err.Error())
 	}
 	return parts

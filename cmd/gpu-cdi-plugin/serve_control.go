@@ -86,7 +86,7 @@ func (a *administrator) reset(
 	if d.UUID != d.GPU {
 		return "", fmt.Errorf("%s is a part of a GPU: reset the GPU %s", title, d.GPU)
 	}
-	if err := a.releaser.reason(); err != nil {
+	if err := a.releaser.checkOpen(); err != nil {
 		return "", err
 	}
 	if _, busy := a.resetting.LoadOrStore(d.UUID, true); busy {

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/topology"
@@ -17,12 +16,12 @@ import (
 // another container is to get it. It is an actor.
 type freed struct {
 	*preparer
-	mu sync.Mutex
-	// due has the devices that a container had and that were not found unused since: by UUID, what the last check found.
-	due map[string]string
+	mu sync.Mutex // held by checks, which run at once
+	// toCheck has the devices to check, by UUID: those that a container had. The value is what the last check found.
+	toCheck map[string]string
 }
 
-func (s *service) newFreed() *freed { return &freed{preparer: s.preparer, due: map[string]string{}} }
+func (s *service) newFreed() *freed { return &freed{preparer: s.preparer, toCheck: map[string]string{}} }
 
 const (
 	// freedInterval is how often the kubelet is asked which devices containers have.
@@ -53,8 +52,14 @@ type freedDevice struct {
 // round asks the kubelet once which devices containers have, and checks those that they have no longer.
 func (f *freed) round(ctx context.Context) {
 	devices := f.devices()
-	maps.DeleteFunc(f.due, func(uuid, _ string) bool { _, offered := devices[uuid]; return !offered })
-	if len(devices) == 0 || f.releaser.reason() != nil {
+	for uuid, d := range devices {
+		if d.rules.Policy == prestart.None { // it is not checked, so a finding of before a reload would stay
+			f.node.SetLeftInUse(uuid, "")
+			delete(devices, uuid)
+		}
+	}
+	maps.DeleteFunc(f.toCheck, func(uuid, _ string) bool { return devices[uuid] == nil })
+	if len(devices) == 0 || f.releaser.checkOpen() != nil {
 		return
 	}
 	list, err := holders.List(ctx, f.podResources())
@@ -66,31 +71,26 @@ func (f *freed) round(ctx context.Context) {
 		for _, id := range h.Devices {
 			if uuid := topology.UUIDOf(id); devices[uuid] != nil {
 				delete(devices, uuid)
-				f.due[uuid] = ""
+				f.toCheck[uuid] = ""
 				f.node.SetLeftInUse(uuid, "") // from now on it is for PreStartContainer to refuse it
 			}
 		}
 	}
-	known := f.node.State().Health
 	maps.DeleteFunc(devices, func(uuid string, _ *freedDevice) bool {
-		_, due := f.due[uuid]
-		return !due && known[uuid].State != health.Suspect // as after a restart
+		_, had := f.toCheck[uuid]
+		return !had && !f.node.LeftInUse(uuid) // as it was found before a restart
 	})
 	f.check(ctx, devices)
 }
 
-// devices are those that are checked, by UUID. What was found on the others does not count.
+// devices are those that are offered, by UUID.
 func (f *freed) devices() map[string]*freedDevice {
 	list := map[string]*freedDevice{}
 	for _, r := range f.node.State().Resources {
 		rules := f.app.plugin.PreStart.RulesOf(r.Name)
 		for i := range r.Devices {
 			d := &r.Devices[i]
-			if rules.Policy == prestart.None {
-				f.node.SetLeftInUse(d.UUID, "")
-			} else if list[d.UUID] == nil {
-				list[d.UUID] = &freedDevice{d, rules}
-			}
+			list[d.UUID] = &freedDevice{d, rules} // of the replicas of a device, one
 		}
 	}
 	return list
@@ -120,12 +120,12 @@ func (f *freed) judge(uuid, found string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if found == "" {
-		delete(f.due, uuid)
+		delete(f.toCheck, uuid)
 		f.node.SetLeftInUse(uuid, "")
 		return
 	}
-	if f.due[uuid] != "" || f.node.State().Health[uuid].State == health.Suspect {
+	if f.toCheck[uuid] != "" || f.node.LeftInUse(uuid) {
 		f.node.SetLeftInUse(uuid, found)
 	}
-	f.due[uuid] = found
+	f.toCheck[uuid] = found
 }

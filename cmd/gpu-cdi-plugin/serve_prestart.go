@@ -51,7 +51,7 @@ func (p *preparer) warnOfParts(resources []resource.Resource) {
 	}
 }
 
-// waitPreparations is how long the end of the program waits for resets: Kubernetes kills a pod 30 s after SIGTERM.
+// waitPreparations is how long the end of the program waits for preparations: Kubernetes kills a pod 30 s after SIGTERM.
 const waitPreparations = 20 * time.Second
 
 // runPlugin runs the plugin and, after it has ended, waits for the preparations that have not.
@@ -78,11 +78,11 @@ func (p *preparer) findSMI() (prestart.Program, bool) {
 
 // prepare prepares the devices of a container of a resource, all at once.
 func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*resource.Device) error {
-	if err := p.releaser.reason(); err != nil {
+	if err := p.releaser.checkOpen(); err != nil {
 		return err
 	}
 	for _, d := range devices {
-		if why := p.unfit(d); why != "" {
+		if why := p.whyNotReady(d); why != "" {
 			err := fmt.Errorf("%s is not ready for a container: %s", d.ID, why)
 			p.app.log.Warn(err.Error(), "resource", resourceName)
 			return err
@@ -107,9 +107,9 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 	return all.Wait()
 }
 
-// unfit is why a container must not have a device whatever its policy does, or empty. Faults of the device are a matter
+// whyNotReady is why a container must not have a device whatever its policy does, or empty. Faults of the device are a matter
 // of the policy.
-func (p *preparer) unfit(d *resource.Device) string {
+func (p *preparer) whyNotReady(d *resource.Device) string {
 	if !d.Healthy && !d.Fault {
 		return d.Reason
 	}

@@ -18,11 +18,11 @@ type releaser struct {
 
 // release is one release of the driver.
 type release struct {
-	began chan error      // gets one value: why the driver is not released, or nil
-	wants context.Context // ends when the driver is to be opened again
-	end   func()          // ends wants
-	done  chan struct{}   // closed after the end
-	err   error           // why the driver cannot be opened again; after done
+	began    chan error      // gets one value: why the driver is not released, or nil
+	released context.Context // the driver stays released until this ends
+	end      func()          // ends released
+	done     chan struct{}   // closed after the end
+	err      error           // why the driver cannot be opened again; after done
 }
 
 func newReleaser(s *service) *releaser { return &releaser{service: s, requests: make(chan *release)} }
@@ -40,8 +40,8 @@ const (
 	releasePoll = time.Second
 )
 
-// reason is why no device can be prepared now, or nil.
-func (r *releaser) reason() error {
+// checkOpen returns errReleased while the driver is released: no device can be prepared then.
+func (r *releaser) checkOpen() error {
 	if r.current.Load() != nil {
 		return errReleased
 	}
@@ -50,8 +50,8 @@ func (r *releaser) reason() error {
 
 // release closes the driver's library. If ctx ends before that is done, it is opened again.
 func (r *releaser) release(ctx context.Context) error {
-	wants, end := context.WithCancel(context.WithoutCancel(ctx))
-	one := &release{began: make(chan error, 1), wants: wants, end: end, done: make(chan struct{})}
+	released, end := context.WithCancel(context.WithoutCancel(ctx))
+	one := &release{began: make(chan error, 1), released: released, end: end, done: make(chan struct{})}
 	if !r.current.CompareAndSwap(nil, one) {
 		return errReleased
 	}
@@ -95,27 +95,29 @@ func (r *releaser) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case one := <-r.requests:
-			r.hold(ctx, one)
+			r.keepReleased(ctx, one)
 		}
 	}
 }
 
-func (r *releaser) hold(ctx context.Context, one *release) {
+// keepReleased carries out one release.
+func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	defer close(one.done)
 	defer r.current.Store(nil)
 	limited, cancel := context.WithTimeout(ctx, releaseLimit)
 	defer cancel()
-	defer context.AfterFunc(one.wants, cancel)()        //nolint:contextcheck // an interrupted request ends it too
-	held, loaded := false, kernel.DriverVersion(r.host) // once it is released, an administrator may unload it
+	stop := context.AfterFunc(one.released, cancel) //nolint:contextcheck // an interrupted request ends the wait too
+	defer stop()
+	closed, loaded := false, kernel.DriverVersion(r.host) // once it is closed, an administrator may unload it
 	err := r.preparer.runner.WithoutDriver(limited, func() bool {
-		held = true
+		closed = true
 		one.began <- nil
 		r.app.log.Warn("the NVIDIA driver is released: its devices stay advertised, and no container starts with one, " +
 			"until gpu-cdi-plugin device reopen or until the driver is loaded again")
 		r.wake.Wake()
 		return r.awaitEnd(ctx, one, loaded)
 	})
-	if !held {
+	if !closed {
 		one.began <- err
 		return
 	}
@@ -142,7 +144,7 @@ func (r *releaser) awaitEnd(ctx context.Context, one *release, before string) bo
 		select {
 		case <-ctx.Done():
 			return false
-		case <-one.wants.Done():
+		case <-one.released.Done():
 			return true
 		case <-poll.C:
 		}
