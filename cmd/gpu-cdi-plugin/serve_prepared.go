@@ -22,7 +22,7 @@ type prepared struct {
 	wake wake.Chan
 
 	mu    sync.Mutex
-	fresh map[string]prestart.Record // not written yet, by UUID
+	fresh map[string]prestart.Record // since the last write, by UUID
 }
 
 func newPrepared(s *service) *prepared {
@@ -41,24 +41,27 @@ func (p *prepared) add(r prestart.Record) {
 }
 
 func (p *prepared) run(ctx context.Context) error {
+	unsaved := map[string]prestart.Record{}
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-p.wake:
 		}
-		if err := p.write(); err != nil {
-			p.app.log.Warn("the last preparations of devices are not recorded: " + err.Error())
+		p.mu.Lock()
+		maps.Copy(unsaved, p.fresh)
+		clear(p.fresh)
+		p.mu.Unlock()
+		if err := p.write(unsaved); err != nil {
+			p.app.log.Warn("the last preparations of devices are not recorded until the next one: " + err.Error())
+			continue
 		}
+		clear(unsaved)
 	}
 	return nil
 }
 
-// write adds the new records to those in the file, and drops those of devices that are no longer offered.
-func (p *prepared) write() error {
-	p.mu.Lock()
-	fresh := p.fresh
-	p.fresh = map[string]prestart.Record{}
-	p.mu.Unlock()
+// write adds new records to those in the file, and drops those of devices that are no longer offered.
+func (p *prepared) write(fresh map[string]prestart.Record) error {
 	if len(fresh) == 0 {
 		return nil
 	}

@@ -66,6 +66,16 @@ func TestDevicesShowsTheLastPreparations(t *testing.T) {
 		s.wantReady(e, s.uuids()[3])
 		shown("-", "-", "-", when+" check ok"+took)
 	}
+
+	// What cannot be written is written with the next preparation.
+	path := filepath.Join(s.dir, "state", "prestart.json")
+	mustDo(t, os.Remove(path))
+	mustDo(t, os.Mkdir(path, 0o755))
+	s.wantReady(e, s.uuids()[0])
+	s.logs("the last preparations of devices are not recorded until the next one")
+	mustDo(t, os.Remove(path))
+	s.wantReady(e, s.uuids()[2])
+	shown(when+" check ok"+took, "-", when+" check ok"+took, "-")
 }
 
 // devices runs the verb devices and returns what it prints.
