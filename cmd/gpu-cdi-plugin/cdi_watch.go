@@ -39,7 +39,7 @@ spec.`,
 
 func (a *app) cdiWatch(cmd *cobra.Command) error {
 	var d *daemon
-	d, err := a.newDaemon(a.ownSpec(), "", "", watchRules, func(state node.State) {
+	d, err := a.newDaemon(a.ownSpec(), "", "", watchOffer, func(state node.State) {
 		d.metrics.Advertised(state)
 		d.wake.Wake()
 	})
@@ -52,8 +52,8 @@ func (a *app) cdiWatch(cmd *cobra.Command) error {
 	return d.run(cmd)
 }
 
-// watchRules are the rules without a kubelet: all GPUs and MIG devices are offered, whatever the configuration says.
-func watchRules(*app) resource.Config {
+// watchOffer is what is offered without a kubelet: all GPUs and MIG devices, whatever the configuration says.
+func watchOffer(*app) resource.Config {
 	return resource.Config{Resource: config.Default().Resource, MIGStrategy: resource.MIGMixed}
 }
 

@@ -32,8 +32,8 @@ import (
 type daemon struct {
 	app     *app
 	host    host.Host
-	rules   atomic.Pointer[resource.Config] // which devices are offered; a reload replaces them
-	rulesOf func(*app) resource.Config      // the rules of the verb with this configuration
+	offer   atomic.Pointer[resource.Config] // which devices are offered; a reload replaces it
+	offerOf func(*app) resource.Config      // what the verb offers with this configuration
 	session *nvml.Session
 	node    *node.Reconciler
 	metrics *metrics.Metrics
@@ -47,10 +47,10 @@ type daemon struct {
 	admit   func(*app) error // why a configuration cannot be used, at the start and at each reload
 }
 
-// newDaemon joins the parts. rulesOf returns a copy of the rules, since a reload changes the app's while a reconciliation
-// reads them. publish gets each new state of the node.
+// newDaemon joins the parts. offerOf returns a copy of the app's, since a reload changes that while a reconciliation
+// reads it. publish gets each new state of the node.
 func (a *app) newDaemon(
-	specPath, descriptorDir, healthRecord string, rulesOf func(*app) resource.Config, publish func(node.State),
+	specPath, descriptorDir, healthRecord string, offerOf func(*app) resource.Config, publish func(node.State),
 ) (*daemon, error) {
 	h, err := a.host()
 	if err != nil {
@@ -68,14 +68,14 @@ func (a *app) newDaemon(
 	d := &daemon{
 		app:     a,
 		host:    h,
-		rulesOf: rulesOf,
+		offerOf: offerOf,
 		metrics: metrics.New(metrics.BuildInfo{Version: b.Version, Revision: b.Revision, GoVersion: b.Go}),
 		systemd: sdnotify.New(a.env),
 		wake:    wake.New(),
 	}
 	d.session = a.newSession(h, func() { d.node.Trigger() }, func(e gpu.Event) { d.node.Receive(e) })
-	rules := rulesOf(a)
-	d.rules.Store(&rules)
+	offer := offerOf(a)
+	d.offer.Store(&offer)
 	d.node = node.New(node.Options{
 		Host: h, Source: d.session, Dirs: a.specDirs(h), Path: specPath, DescriptorDir: descriptorDir,
 		Spec:    cdi.Options{Kind: a.CDIKind, HookPath: hook},
@@ -84,7 +84,7 @@ func (a *app) newDaemon(
 		Interval:    min(reconcileInterval, nvml.SnapshotInterval(time.Duration(a.plugin.GPUTimeout))),
 		Check:       func() error { return cmp.Or(a.checkHook(), a.checkDriverRoot(h)) },
 		Build: func(s *gpu.Snapshot) ([]resource.Resource, []resource.Finding, error) {
-			return resource.Build(s, *d.rules.Load())
+			return resource.Build(s, *d.offer.Load())
 		},
 		Publish: publish, Log: a.log, Observer: d.metrics, Uevents: uevent.Listen,
 		Health: &node.HealthOptions{

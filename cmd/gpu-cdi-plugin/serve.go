@@ -115,8 +115,8 @@ func (a *app) serve(cmd *cobra.Command) error {
 func (a *app) newService() (*service, error) {
 	s := &service{}
 	var err error
-	rulesOf := func(a *app) resource.Config { return a.plugin.Config }
-	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), a.healthRecord(), rulesOf, s.publish); err != nil {
+	offerOf := func(a *app) resource.Config { return a.plugin.Config }
+	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), a.healthRecord(), offerOf, s.publish); err != nil {
 		return nil, err
 	}
 	s.mps, s.preparer, s.prepared = s.newSupervisor(), s.newPreparer(), newPrepared(s)

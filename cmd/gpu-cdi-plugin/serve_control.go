@@ -53,10 +53,8 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 			text += ", and is back in service when the reset of its GPU has ended"
 		}
 		return text, a.node.Uncordon(d.UUID)
-	case control.Reset:
+	default: // control.Reset, since the server has checked the request
 		return a.reset(ctx, r, d, title, progress)
-	default:
-		return "", fmt.Errorf("serve does not know the act %q", r.Act)
 	}
 }
 
@@ -122,6 +120,7 @@ func (a *administrator) reset(
 	return fmt.Sprintf("%s (%s) was reset", title, d.UUID), nil
 }
 
+// gpuOf returns a GPU by its UUID, or nil.
 func gpuOf(s *gpu.Snapshot, uuid string) *gpu.Device {
 	at := slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.UUID == uuid })
 	if at < 0 {

@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 
-	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/mps"
 )
 
@@ -33,17 +31,16 @@ func (s *service) mpsProgram() (mps.Program, error) {
 	if snapshot == nil {
 		return mps.Program{}, errors.New("the driver has not been read yet")
 	}
-	d, err := driver.Discover(s.host, snapshot.DriverVersion)
+	d, file, err := s.driverProgram(snapshot.DriverVersion, mps.ControlProgram)
 	if err != nil {
-		return mps.Program{}, fmt.Errorf("find %s: %w", mps.ControlProgram, err)
+		return mps.Program{}, err
 	}
 	root := s.host.DriverRoot()
-	at := slices.IndexFunc(d.Files, func(f driver.File) bool { return filepath.Base(f.Path) == mps.ControlProgram })
-	if at < 0 {
+	if file == nil {
 		return mps.Program{}, fmt.Errorf("the driver in %s has no %s: install its compute utilities, "+
 			"or share the GPUs by time-slicing", root, mps.ControlProgram)
 	}
-	p := mps.Program{Path: d.Files[at].HostPath, Driver: d.Version}
+	p := mps.Program{Path: file.HostPath, Driver: d.Version}
 	if root == "/" {
 		return p, nil // the loader finds the libraries
 	}

@@ -65,15 +65,24 @@ func (s *service) runPlugin(ctx context.Context) error {
 
 // findSMI finds the driver's own tool, which resets GPUs.
 func (p *preparer) findSMI() (prestart.Program, bool) {
-	d, err := driver.Discover(p.host, "")
+	_, file, err := p.driverProgram("", "nvidia-smi")
+	if err != nil || file == nil {
+		return prestart.Program{}, false
+	}
+	return prestart.Program{Path: file.Path, Root: p.host.DriverRoot()}, true
+}
+
+// driverProgram finds the files of a driver and, among them, a program: nil if this driver has none.
+func (s *service) driverProgram(version, name string) (*driver.Driver, *driver.File, error) {
+	d, err := driver.Discover(s.host, version)
 	if err != nil {
-		return prestart.Program{}, false
+		return nil, nil, fmt.Errorf("find %s: %w", name, err)
 	}
-	at := slices.IndexFunc(d.Files, func(f driver.File) bool { return filepath.Base(f.Path) == "nvidia-smi" })
+	at := slices.IndexFunc(d.Files, func(f driver.File) bool { return filepath.Base(f.Path) == name })
 	if at < 0 {
-		return prestart.Program{}, false
+		return d, nil, nil
 	}
-	return prestart.Program{Path: d.Files[at].Path, Root: p.host.DriverRoot()}, true
+	return d, &d.Files[at], nil
 }
 
 // prepare prepares the devices of a container of a resource, all at once.
@@ -138,17 +147,15 @@ func (p *preparer) deviceOf(d *resource.Device) prestart.Device {
 	}
 	if s := p.node.State().Snapshot; s != nil {
 		device.Driver = s.DriverVersion
-		for i := range s.Devices {
-			if one := &s.Devices[i]; one.UUID == d.Parent {
-				device.Nodes = p.nodesOf(one)
-			}
+		if one := gpuOf(s, d.Parent); one != nil {
+			device.Nodes = p.nodesOf(one)
 			instances := map[int]int{} // MIG devices of each GPU instance
-			for _, m := range s.Devices[i].MIG {
+			for _, m := range one.MIG {
 				instances[m.GPUInstance]++
 			}
-			for _, m := range s.Devices[i].MIG {
-				device.SharesMemory = device.SharesMemory || m.UUID == d.UUID && instances[m.GPUInstance] > 1
-			}
+			device.SharesMemory = slices.ContainsFunc(one.MIG, func(m gpu.MIGDevice) bool {
+				return m.UUID == d.UUID && instances[m.GPUInstance] > 1
+			})
 		}
 	}
 	return device

@@ -18,7 +18,7 @@ import (
 // errRestart ends the service so that it starts again with another configuration.
 var errRestart = errors.New("the configuration has changed")
 
-// reload reads the configuration again at each SIGHUP. New rules of what is offered take effect at once; for any other
+// reload reads the configuration again at each SIGHUP. Another offer of devices takes effect at once; for any other
 // change the program starts again, which is errRestart.
 func (d *daemon) reload(ctx context.Context) error {
 	for {
@@ -29,11 +29,11 @@ func (d *daemon) reload(ctx context.Context) error {
 		}
 		d.reported(d.systemd.Reloading())
 		fresh, err := d.app.reread()
-		if err == nil && !sameButRules(d.app, fresh) {
+		if err == nil && !sameButOffer(d.app, fresh) {
 			err = fresh.checkHook()
 		}
 		if err == nil {
-			err = d.checkRules(fresh)
+			err = d.checkOffer(fresh)
 		}
 		if err == nil {
 			err = d.admit(fresh)
@@ -41,11 +41,11 @@ func (d *daemon) reload(ctx context.Context) error {
 		switch {
 		case err != nil:
 			d.app.log.Error("the configuration is invalid, and the old one stays in use: " + oneLine(err))
-		case !sameButRules(d.app, fresh):
+		case !sameButOffer(d.app, fresh):
 			return errRestart
 		default:
-			rules := d.rulesOf(fresh)
-			d.rules.Store(&rules)
+			offer := d.offerOf(fresh)
+			d.offer.Store(&offer)
 			d.app.plugin.Config = fresh.plugin.Config
 			d.app.log.Info("the configuration was read again")
 		}
@@ -70,10 +70,10 @@ func (a *app) reread() (*app, error) {
 	return fresh, errors.Join(append(errs, fresh.resolve(flags))...)
 }
 
-// checkConfig returns an error if the service cannot use a configuration. With new rules alone the directories are those
-// that it uses already.
+// checkConfig returns an error if the service cannot use a configuration. With another offer alone the directories are
+// those that it uses already.
 func (s *service) checkConfig(fresh *app) error {
-	if fresh == s.app || !sameButRules(s.app, fresh) {
+	if fresh == s.app || !sameButOffer(s.app, fresh) {
 		if err := fresh.checkDirs(s.app.log); err != nil {
 			return err
 		}
@@ -90,21 +90,21 @@ func (s *service) claimMPS(fresh *app) error {
 	return s.mps.Claim()
 }
 
-// checkRules returns an error if the rules of a configuration do not fit the GPUs of the node.
-func (d *daemon) checkRules(fresh *app) error {
+// checkOffer returns an error if what a configuration offers does not fit the GPUs of the node.
+func (d *daemon) checkOffer(fresh *app) error {
 	snapshot := d.node.State().Snapshot
 	if snapshot == nil {
 		return nil
 	}
-	_, _, err := resource.Build(snapshot, d.rulesOf(fresh))
+	_, _, err := resource.Build(snapshot, d.offerOf(fresh))
 	if hint := cli.HintOf(classify(err)); hint != "" {
 		return fmt.Errorf("%w; %s", err, hint)
 	}
 	return err
 }
 
-// sameButRules reports whether two configurations differ in nothing but what is offered.
-func sameButRules(a, b *app) bool {
+// sameButOffer reports whether two configurations differ in nothing but what is offered.
+func sameButOffer(a, b *app) bool {
 	x, y := a.plugin, b.plugin
 	x.Config, y.Config = resource.Config{}, resource.Config{}
 	return a.Common == b.Common && reflect.DeepEqual(x, y)

@@ -100,7 +100,7 @@ func TestServeRefusesToShareByMPSBesideAnother(t *testing.T) {
 	mustDo(t, err)
 	s.start()
 	s.listed(gpuResource, 4, 0)
-	for i, more := range []string{"", "strategy: [envvar]\n"} { // new rules, and what makes the service restart
+	for i, more := range []string{"", "strategy: [envvar]\n"} { // a new offer, and what makes the service restart
 		s.configure(fmt.Sprintf(byMPS, 2) + more)
 		s.signal(syscall.SIGHUP)
 		waitFor(t, "the complaint about the configuration", func() bool {
@@ -113,8 +113,8 @@ func TestServeRefusesToShareByMPSBesideAnother(t *testing.T) {
 	s.listed(sharedResource, 2, 0)
 }
 
-// A reload does not write to the rules that a reconciliation reads meanwhile. The race detector finds it if it does.
-func TestReloadLeavesTheRulesInUse(t *testing.T) {
+// A reload does not write to the offer that a reconciliation reads meanwhile. The race detector finds it if it does.
+func TestReloadLeavesTheOfferInUse(t *testing.T) {
 	t.Parallel()
 	a, log := newApp(), &testenv.Log{}
 	a.stderr, a.hangups = log, make(chan os.Signal)
@@ -130,7 +130,7 @@ func TestReloadLeavesTheRulesInUse(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	reloaded := make(chan error, 1)
-	inUse := s.rules.Load()
+	inUse := s.offer.Load()
 	go func() { reloaded <- s.reload(ctx) }()
 	a.hangups <- syscall.SIGHUP
 	_, _, err = resource.Build(&gpu.Snapshot{}, *inUse) // nothing orders it and what the reload writes
