@@ -58,10 +58,10 @@ type Plugin struct {
 	// container that restarts, without a new allocation.
 	StateDir string `yaml:"state-dir" json:"state-dir"`
 	// Strategy lists the ways in which a container gets its devices.
-	Strategy []Strategy `yaml:"strategy" json:"strategy"`
+	Strategy []resource.Strategy `yaml:"strategy" json:"strategy"`
 	// DeviceIDStrategy selects the names of devices for containers and runtimes.
 	DeviceIDStrategy DeviceIDStrategy `yaml:"device-id-strategy" json:"device-id-strategy"`
-	// CDIAnnotationPrefix is the beginning of annotation keys with CDIAnnotations.
+	// CDIAnnotationPrefix is the beginning of annotation keys with resource.CDIAnnotations.
 	CDIAnnotationPrefix string `yaml:"cdi-annotation-prefix" json:"cdi-annotation-prefix"`
 	// GPUTimeout is how long a GPU may not answer before it is unhealthy.
 	GPUTimeout Duration `yaml:"gpu-timeout" json:"gpu-timeout"`
@@ -97,24 +97,6 @@ const (
 	// RegisterWatcher creates a socket where the kubelet's plugin watcher finds it.
 	RegisterWatcher Registration = "watcher"
 )
-
-// Strategy is a way in which a container gets its devices.
-type Strategy string
-
-// The strategies.
-const (
-	// CDICRI names CDI devices in the field of AllocateResponse for them.
-	CDICRI Strategy = "cdi-cri"
-	// CDIAnnotations names CDI devices in annotations, for older kubelets and engines.
-	CDIAnnotations Strategy = "cdi-annotations"
-	// DeviceSpecs returns device nodes and mounts, for kubelets and engines without CDI.
-	DeviceSpecs Strategy = "device-specs"
-	// Envvar names the devices in NVIDIA_VISIBLE_DEVICES, for NVIDIA's own runtime.
-	Envvar Strategy = "envvar"
-)
-
-// Strategies returns the strategies.
-func Strategies() []string { return texts(CDICRI, CDIAnnotations, DeviceSpecs, Envvar) }
 
 // DeviceIDStrategy selects the names of devices for containers and runtimes.
 type DeviceIDStrategy string
@@ -264,7 +246,7 @@ func Default() Config {
 			Registration:        RegisterKubelet,
 			RuntimeDir:          "/run/gpu-cdi-plugin",
 			StateDir:            "/var/lib/gpu-cdi-plugin",
-			Strategy:            []Strategy{CDICRI},
+			Strategy:            []resource.Strategy{resource.CDICRI},
 			DeviceIDStrategy:    ByUUID,
 			CDIAnnotationPrefix: "cdi.k8s.io/",
 			GPUTimeout:          Duration(10 * time.Second),

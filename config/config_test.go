@@ -104,7 +104,7 @@ func fullConfig() Config {
 		Plugin: Plugin{
 			DevicePluginDir: "/kubelet/device-plugins", PluginsRegistryDir: "/kubelet/plugins_registry",
 			Registration: RegisterWatcher, RuntimeDir: "/run/other", StateDir: "/var/other",
-			Strategy: []Strategy{DeviceSpecs, Envvar}, DeviceIDStrategy: ByIndex,
+			Strategy: []resource.Strategy{resource.DeviceSpecs, resource.Envvar}, DeviceIDStrategy: ByIndex,
 			CDIAnnotationPrefix: "nvidia.cdi.k8s.io/", GPUTimeout: Duration(90 * time.Second), FailOnInitError: true,
 			ReportHealth: []HealthReport{ReportEvents, ReportCondition}, ServiceAccountDir: "/run/account",
 			PreStart: PreStart{
@@ -312,7 +312,7 @@ func TestParseReportsAllProblems(t *testing.T) {
 
 func TestValidateReportsAllProblems(t *testing.T) {
 	c := Config{Common: Common{CDIKind: "gpu", LogLevel: "loud"}, Plugin: Plugin{
-		Strategy: []Strategy{"cdi", CDICRI, CDICRI}, Listen: ":9400", StateDir: "state",
+		Strategy: []resource.Strategy{"cdi", resource.CDICRI, resource.CDICRI}, Listen: ":9400", StateDir: "state",
 		PreStart: PreStart{
 			Programs: []string{"Xorg", "/bin/x"}, Resources: []PreStartRule{{"a.b/c", "none"}, {"a.b/c", "check"}},
 		},

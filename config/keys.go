@@ -208,7 +208,7 @@ var values = map[string][]string{
 	"log-level":                   {"debug", "info", "warn", "error"},
 	"log-format":                  {"text", "json"},
 	"registration":                texts(RegisterKubelet, RegisterWatcher),
-	"strategy":                    Strategies(),
+	"strategy":                    resource.Strategies(),
 	"device-id-strategy":          texts(ByUUID, ByIndex),
 	"extras":                      texts(GDS, GDRCopy, MOFED, NVSwitch),
 	"allocation.policy":           allocator.Policies(),

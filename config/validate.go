@@ -172,7 +172,7 @@ func checkKind(kind string) error {
 	return nil
 }
 
-func checkStrategies(list []Strategy) error {
+func checkStrategies(list []resource.Strategy) error {
 	if len(list) == 0 {
 		return errors.New("strategy is empty; containers would not get their devices")
 	}

@@ -19,8 +19,8 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
-	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/plugin"
+	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim/simtest"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
@@ -50,7 +50,7 @@ func newForeignFixture(t *testing.T, byIndex bool) *foreignFixture {
 	})
 	var err error
 	f.plugin, err = plugin.New(plugin.Options{Dir: f.kubelet.Dir, Log: f.rec.log, Allocate: plugin.AllocateOptions{
-		Strategies: []config.Strategy{config.CDICRI},
+		Strategies: []resource.Strategy{resource.CDICRI},
 	}})
 	must(t, err)
 	f.kubelet.Start()

@@ -16,14 +16,13 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/resource"
 )
 
 // AllocateOptions are how containers are given devices.
 type AllocateOptions struct {
-	// Strategies are how a response names the devices; at least one of config.Strategies.
-	Strategies []config.Strategy
+	// Strategies are how a response names the devices; at least one of resource.Strategies.
+	Strategies []resource.Strategy
 	// AnnotationPrefix begins the keys of annotations; empty is that of CDI, "cdi.k8s.io/".
 	AnnotationPrefix string
 	// Preference is which devices GetPreferredAllocation recommends.
@@ -51,7 +50,7 @@ var extraVariables = map[string]string{
 	"nvswitch": "NVIDIA_NVSWITCH",
 }
 
-func (o *AllocateOptions) has(s config.Strategy) bool { return slices.Contains(o.Strategies, s) }
+func (o *AllocateOptions) has(s resource.Strategy) bool { return slices.Contains(o.Strategies, s) }
 
 // Allocate returns what each container gets for its devices, from the advertised list alone. The codes of its errors
 // are
@@ -142,10 +141,10 @@ func (o *AllocateOptions) container(l *list, devices []*device) *v1beta1.Contain
 		names = append(names, d.names...)
 	}
 	merge(resp, l.common.response)
-	if o.has(config.Envvar) {
+	if o.has(resource.Envvar) {
 		resp.Envs[visibleDevices] = strings.Join(unqualified(names), ",")
 	}
-	if o.has(config.CDIAnnotations) {
+	if o.has(resource.CDIAnnotations) {
 		// A container with devices of several resources gets an annotation for each, so the key depends on the resource
 		// and on the devices.
 		value := strings.Join(append(names, l.common.names...), ",")
@@ -169,13 +168,13 @@ func (o *AllocateOptions) partOf(g *resource.Grant) part {
 	if g == nil {
 		return part{response: resp}
 	}
-	if o.has(config.CDICRI) {
+	if o.has(resource.CDICRI) {
 		for _, name := range g.CDIDevices {
 			resp.CdiDevices = append(resp.CdiDevices, &v1beta1.CDIDevice{Name: name})
 		}
 	}
 	addEdits(resp, &g.Always)
-	if o.has(config.DeviceSpecs) {
+	if o.has(resource.DeviceSpecs) {
 		addEdits(resp, &g.WithoutCDI)
 	}
 	return part{g.CDIDevices, resp}
@@ -184,7 +183,7 @@ func (o *AllocateOptions) partOf(g *resource.Grant) part {
 // commonPart converts the grant of the resource, which every container gets besides its devices.
 func (o *AllocateOptions) commonPart(g *resource.Grant) part {
 	common := o.partOf(g)
-	if !o.has(config.Envvar) {
+	if !o.has(resource.Envvar) {
 		return common
 	}
 	var channels []string

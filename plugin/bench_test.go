@@ -19,7 +19,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/allocator"
-	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 )
@@ -53,7 +52,7 @@ func serveBenchmark(setting string) error {
 	strategies, machine, _ := strings.Cut(strategies, ":")
 	o := Options{Dir: dir, Log: quiet}
 	for s := range strings.SplitSeq(strategies, ",") {
-		o.Allocate.Strategies = append(o.Allocate.Strategies, config.Strategy(s))
+		o.Allocate.Strategies = append(o.Allocate.Strategies, resource.Strategy(s))
 	}
 	served := gpusOf(8)
 	if machine != "" {

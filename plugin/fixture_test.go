@@ -15,7 +15,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/test/lib/kubelettest"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -83,7 +82,7 @@ func migOf(n int) resource.Resource {
 
 var quiet = slog.New(slog.DiscardHandler)
 
-func by(s ...config.Strategy) AllocateOptions { return AllocateOptions{Strategies: s} }
+func by(s ...resource.Strategy) AllocateOptions { return AllocateOptions{Strategies: s} }
 
 func serverOf(t testing.TB, r resource.Resource, o AllocateOptions) *server {
 	t.Helper()
@@ -95,7 +94,7 @@ func serverOf(t testing.TB, r resource.Resource, o AllocateOptions) *server {
 // optionsFor returns the options of a plugin for the kubelet.
 func optionsFor(k *kubelettest.Kubelet) Options {
 	return Options{
-		Dir: k.Dir, Allocate: by(config.CDICRI), Log: quiet,
+		Dir: k.Dir, Allocate: by(resource.CDICRI), Log: quiet,
 		registerTimeout: 10 * time.Second, streamGrace: 10 * time.Second, drainTimeout: 10 * time.Second,
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/allocator"
-	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -115,7 +114,7 @@ func TestPreferredAllocation(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			a := by(config.CDICRI)
+			a := by(resource.CDICRI)
 			a.Preference = c.policy
 			resp, err := serverOf(t, c.r, a).GetPreferredAllocation(t.Context(), prefer(c.available, c.must, c.size))
 			if c.text != "" {

@@ -16,7 +16,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -120,34 +119,34 @@ func TestAllocate(t *testing.T) {
 		want *v1beta1.ContainerAllocateResponse
 	}{
 		"CDI names are in the list's order, whatever the request's is": {
-			gpusOf(8), by(config.CDICRI),
+			gpusOf(8), by(resource.CDICRI),
 			[]string{uuid(5), uuid(1)},
 			&v1beta1.ContainerAllocateResponse{CdiDevices: cdiNames(uuid(1), uuid(5))},
 		},
 		"replicas of one GPU are one CDI device": {
-			replicasOf(2, 3), by(config.CDICRI),
+			replicasOf(2, 3), by(resource.CDICRI),
 			[]string{uuid(0) + "::2", uuid(1) + "::0", uuid(0) + "::0"},
 			&v1beta1.ContainerAllocateResponse{CdiDevices: cdiNames(uuid(0), uuid(1))},
 		},
 		"MIG devices have their own UUIDs": {
-			migOf(1), by(config.CDICRI),
+			migOf(1), by(resource.CDICRI),
 			[]string{"MIG-00000000-0000-0000-0000-000000000001"},
 			&v1beta1.ContainerAllocateResponse{CdiDevices: cdiNames("MIG-00000000-0000-0000-0000-000000000001")},
 		},
 		"an annotation": {
-			gpusOf(2), by(config.CDIAnnotations),
+			gpusOf(2), by(resource.CDIAnnotations),
 			[]string{uuid(0), uuid(1)},
 			&v1beta1.ContainerAllocateResponse{Annotations: annotation},
 		},
 		"a variable": {
-			gpusOf(2), by(config.Envvar),
+			gpusOf(2), by(resource.Envvar),
 			[]string{uuid(1), uuid(0)},
 			&v1beta1.ContainerAllocateResponse{
 				Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0) + "," + uuid(1)},
 			},
 		},
 		"device nodes and mounts": {
-			withNodes(gpusOf(2)), by(config.DeviceSpecs),
+			withNodes(gpusOf(2)), by(resource.DeviceSpecs),
 			[]string{uuid(1), uuid(0)},
 			&v1beta1.ContainerAllocateResponse{
 				Envs:    map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"},
@@ -156,7 +155,7 @@ func TestAllocate(t *testing.T) {
 			},
 		},
 		"names by index": {
-			byIndex(gpusOf(8)), by(config.CDICRI, config.Envvar),
+			byIndex(gpusOf(8)), by(resource.CDICRI, resource.Envvar),
 			[]string{uuid(5), uuid(1)},
 			&v1beta1.ContainerAllocateResponse{
 				CdiDevices: []*v1beta1.CDIDevice{{Name: gpus + "=1"}, {Name: gpus + "=5"}},
@@ -164,7 +163,7 @@ func TestAllocate(t *testing.T) {
 			},
 		},
 		"names of MIG devices by index": {
-			byIndex(migOf(2)), by(config.CDICRI, config.Envvar),
+			byIndex(migOf(2)), by(resource.CDICRI, resource.Envvar),
 			[]string{migOf(2).Devices[3].ID},
 			&v1beta1.ContainerAllocateResponse{
 				CdiDevices: []*v1beta1.CDIDevice{
@@ -173,7 +172,7 @@ func TestAllocate(t *testing.T) {
 			},
 		},
 		"an annotation with another prefix": {
-			gpusOf(2), withPrefix("nvidia.cdi.k8s.io/x-", by(config.CDIAnnotations)),
+			gpusOf(2), withPrefix("nvidia.cdi.k8s.io/x-", by(resource.CDIAnnotations)),
 			[]string{uuid(0), uuid(1)},
 			&v1beta1.ContainerAllocateResponse{Annotations: map[string]string{
 				"nvidia.cdi.k8s.io/x-gpu-cdi-plugin_2f0a1db264dce49d": gpus + "=" + uuid(
@@ -184,7 +183,7 @@ func TestAllocate(t *testing.T) {
 			}},
 		},
 		"everything at once, and the variable wins over the spec's": {
-			withNodes(gpusOf(2)), by(config.DeviceSpecs, config.CDICRI, config.CDIAnnotations, config.Envvar),
+			withNodes(gpusOf(2)), by(resource.DeviceSpecs, resource.CDICRI, resource.CDIAnnotations, resource.Envvar),
 			[]string{uuid(0), uuid(1)},
 			&v1beta1.ContainerAllocateResponse{
 				Envs:    map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0) + "," + uuid(1)},
@@ -192,7 +191,7 @@ func TestAllocate(t *testing.T) {
 			},
 		},
 		"extras by their CDI names": {
-			withExtras(gpusOf(2)), by(config.CDICRI),
+			withExtras(gpusOf(2)), by(resource.CDICRI),
 			[]string{uuid(1)},
 			&v1beta1.ContainerAllocateResponse{
 				CdiDevices: append(
@@ -206,7 +205,7 @@ func TestAllocate(t *testing.T) {
 			},
 		},
 		"extras in the annotation": {
-			withExtras(gpusOf(2)), by(config.CDIAnnotations),
+			withExtras(gpusOf(2)), by(resource.CDIAnnotations),
 			[]string{uuid(1)},
 			&v1beta1.ContainerAllocateResponse{
 				Annotations: map[string]string{"cdi.k8s.io/gpu-cdi-plugin_7801ddb31753e6c9": gpus + "=" + uuid(1) +
@@ -214,7 +213,7 @@ func TestAllocate(t *testing.T) {
 			},
 		},
 		"extras as nodes, mounts and variables": {
-			withExtras(withNodes(gpusOf(1))), by(config.DeviceSpecs, config.Envvar),
+			withExtras(withNodes(gpusOf(1))), by(resource.DeviceSpecs, resource.Envvar),
 			[]string{uuid(0)},
 			&v1beta1.ContainerAllocateResponse{
 				Envs: map[string]string{
@@ -239,7 +238,7 @@ func TestAllocate(t *testing.T) {
 			},
 		},
 		"the variable has precedence in any order of the strategies": {
-			withNodes(gpusOf(1)), by(config.Envvar, config.DeviceSpecs),
+			withNodes(gpusOf(1)), by(resource.Envvar, resource.DeviceSpecs),
 			[]string{uuid(0)},
 			&v1beta1.ContainerAllocateResponse{
 				Envs:    map[string]string{"NVIDIA_VISIBLE_DEVICES": uuid(0)},
@@ -254,7 +253,7 @@ func TestAllocate(t *testing.T) {
 		ids  []string
 		want *v1beta1.ContainerAllocateResponse
 	}{
-		withDescriptors(replicasOf(2, 2)), by(config.CDICRI),
+		withDescriptors(replicasOf(2, 2)), by(resource.CDICRI),
 		[]string{uuid(1) + "::1", uuid(1) + "::0", uuid(0) + "::0"},
 		&v1beta1.ContainerAllocateResponse{
 			CdiDevices: cdiNames(uuid(0), uuid(1)),
@@ -297,37 +296,37 @@ func TestWhatAllocateRefuses(t *testing.T) {
 		code codes.Code
 		text string
 	}{
-		"no device": {ill, by(config.CDICRI), nil, codes.InvalidArgument, "requests no device"},
+		"no device": {ill, by(resource.CDICRI), nil, codes.InvalidArgument, "requests no device"},
 		"unknown devices": {
 			ill,
-			by(config.CDICRI),
+			by(resource.CDICRI),
 			[]string{"a", uuid(0), "b"},
 			codes.NotFound,
 			`no such device: "a", "b"`,
 		},
-		"an empty ID": {ill, by(config.CDICRI), []string{""}, codes.NotFound, `no such device: ""`},
+		"an empty ID": {ill, by(resource.CDICRI), []string{""}, codes.NotFound, `no such device: ""`},
 		"an unhealthy device": {
 			ill,
-			by(config.CDICRI),
+			by(resource.CDICRI),
 			[]string{uuid(1), uuid(2)},
 			codes.FailedPrecondition,
 			`unhealthy: "` + uuid(2) + `" (fell off the bus)`,
 		},
 		"a device twice": {
 			ill,
-			by(config.CDICRI),
+			by(resource.CDICRI),
 			[]string{uuid(1), uuid(0), uuid(1)},
 			codes.InvalidArgument,
 			`listed twice: "` + uuid(1) + `"`,
 		},
 		"more than a container may have": {
 			limited,
-			by(config.CDICRI),
+			by(resource.CDICRI),
 			[]string{uuid(0) + "::0", uuid(1) + "::0"},
 			codes.InvalidArgument,
 			"requests 2 devices, and may have 1",
 		},
-		"a flood of long names": {ill, by(config.CDICRI), many, codes.NotFound, "and 12 more"},
+		"a flood of long names": {ill, by(resource.CDICRI), many, codes.NotFound, "and 12 more"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -347,7 +346,7 @@ func TestWhatAllocateRefuses(t *testing.T) {
 func TestPreStartOfAnUnhealthyDevice(t *testing.T) {
 	r := gpusOf(2)
 	r.Devices[1].Healthy, r.Devices[1].Reason = false, "XID 95"
-	o := by(config.CDICRI)
+	o := by(resource.CDICRI)
 	var asked []string
 	var refused error
 	o.PreStart = func(_ context.Context, resourceName string, devices []*resource.Device) error {
@@ -376,7 +375,7 @@ func TestPreStartOfAnUnhealthyDevice(t *testing.T) {
 }
 
 func TestOneCallForSeveralContainers(t *testing.T) {
-	s := serverOf(t, withExtras(gpusOf(3)), by(config.CDICRI))
+	s := serverOf(t, withExtras(gpusOf(3)), by(resource.CDICRI))
 	want := &v1beta1.AllocateResponse{}
 	ask := &v1beta1.AllocateRequest{}
 	for i := range 3 {
@@ -395,7 +394,7 @@ func TestOneCallForSeveralContainers(t *testing.T) {
 }
 
 func TestAllocateFollowsTheLastUpdate(t *testing.T) {
-	s := serverOf(t, gpusOf(1), by(config.CDICRI))
+	s := serverOf(t, gpusOf(1), by(resource.CDICRI))
 	for _, r := range []resource.Resource{withExtras(gpusOf(1)), gpusOf(1), byIndex(gpusOf(1))} {
 		must(t, s.update(r))
 		want := slices.Clone(r.Devices[0].Grant.CDIDevices)
@@ -415,7 +414,7 @@ func TestAllocateFollowsTheLastUpdate(t *testing.T) {
 }
 
 func TestADeviceThatLeftTheListIsNotAllocated(t *testing.T) {
-	s := serverOf(t, gpusOf(2), by(config.CDICRI))
+	s := serverOf(t, gpusOf(2), by(resource.CDICRI))
 	must(t, s.update(gpusOf(1)))
 	if _, err := s.Allocate(t.Context(), allocate(uuid(1))); status.Code(err) != codes.NotFound {
 		t.Errorf("%v, want %s", err, codes.NotFound)
@@ -423,7 +422,7 @@ func TestADeviceThatLeftTheListIsNotAllocated(t *testing.T) {
 }
 
 func TestAnEqualListIsNotSent(t *testing.T) {
-	s := serverOf(t, gpusOf(2), by(config.CDICRI))
+	s := serverOf(t, gpusOf(2), by(resource.CDICRI))
 	replaced := s.list.Load().replaced
 	same := gpusOf(2)
 	same.Limit = 1
@@ -449,7 +448,7 @@ func FuzzRequests(f *testing.F) {
 		must(f, err)
 		f.Add(data)
 	}
-	s := serverOf(f, gpusOf(2), by(config.CDICRI, config.Envvar, config.CDIAnnotations))
+	s := serverOf(f, gpusOf(2), by(resource.CDICRI, resource.Envvar, resource.CDIAnnotations))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var a v1beta1.AllocateRequest
 		if proto.Unmarshal(data, &a) == nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"gpu-cdi-plugin/config"
+	"gpu-cdi-plugin/resource"
 )
 
 func TestSocketPath(t *testing.T) {
@@ -39,8 +39,8 @@ func TestALongDirectoryPathIsRefused(t *testing.T) {
 	const most = 77
 	deepest := "/" + strings.Repeat("d", most-1)
 	for name, in := range map[string]func(dir string) Options{
-		"the kubelet's": func(dir string) Options { return Options{Dir: dir, Allocate: by(config.CDICRI)} },
-		"the registry":  func(dir string) Options { return Options{RegistryDir: dir, Allocate: by(config.CDICRI)} },
+		"the kubelet's": func(dir string) Options { return Options{Dir: dir, Allocate: by(resource.CDICRI)} },
+		"the registry":  func(dir string) Options { return Options{RegistryDir: dir, Allocate: by(resource.CDICRI)} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := New(in(deepest))

@@ -6,9 +6,9 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"gpu-cdi-plugin/resource"
 
-	"gpu-cdi-plugin/config"
+	"github.com/google/go-cmp/cmp"
 )
 
 // The request has the devices of its own resource already, so they must not be counted twice.
@@ -23,8 +23,8 @@ func TestUsedSlicesAreThoseOfOtherResources(t *testing.T) {
 	dir := t.TempDir()
 	p := &Plugin{opts: Options{Dir: dir}, endpoints: map[string]*endpoint{
 		own.Name: {
-			server: serverOf(t, own, by(config.CDICRI)),
-		}, other.Name: {server: serverOf(t, other, by(config.CDICRI))},
+			server: serverOf(t, own, by(resource.CDICRI)),
+		}, other.Name: {server: serverOf(t, other, by(resource.CDICRI))},
 	}}
 	entry := func(resource, id string) string {
 		return fmt.Sprintf(`{"ResourceName":%q,"DeviceIDs":{"0":["%s"]}}`, resource, id)

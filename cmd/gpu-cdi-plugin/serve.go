@@ -138,8 +138,8 @@ func (a *app) newReporter() *kubeapi.Reporter {
 
 // servedSpec is the spec file, or empty if no container is given a CDI name.
 func (a *app) servedSpec() string {
-	uses := slices.Contains[[]config.Strategy]
-	if uses(a.plugin.Strategy, config.CDICRI) || uses(a.plugin.Strategy, config.CDIAnnotations) {
+	uses := slices.Contains[[]resource.Strategy]
+	if uses(a.plugin.Strategy, resource.CDICRI) || uses(a.plugin.Strategy, resource.CDIAnnotations) {
 		return a.ownSpec()
 	}
 	return ""

@@ -16,7 +16,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 
-	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/plugin"
 	"gpu-cdi-plugin/resource"
 )
@@ -149,7 +148,7 @@ func servePreferring(
 	logs := &bytes.Buffer{}
 	p, err := plugin.New(plugin.Options{
 		Dir:      k.dir,
-		Allocate: plugin.AllocateOptions{Strategies: []config.Strategy{config.CDICRI}, Preference: prefer},
+		Allocate: plugin.AllocateOptions{Strategies: []resource.Strategy{resource.CDICRI}, Preference: prefer},
 		Log:      slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err := errors.Join(err, p.Update(withCDINames(list))); err != nil {
