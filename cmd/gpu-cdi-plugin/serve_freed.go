@@ -21,7 +21,9 @@ type freed struct {
 	toCheck map[string]string
 }
 
-func (s *service) newFreed() *freed { return &freed{preparer: s.preparer, toCheck: map[string]string{}} }
+func (s *service) newFreed() *freed {
+	return &freed{preparer: s.preparer, toCheck: map[string]string{}}
+}
 
 const (
 	// freedInterval is how often the kubelet is asked which devices containers have.
