@@ -1,6 +1,8 @@
 package prestart
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -16,8 +18,8 @@ import (
 
 // holders lists the processes that have one of the device nodes open, such as "process 4711 (nv-hostengine, cgroup
 // /system.slice/nvidia-dcgm.service)", sorted by PID, without those that are excepted. The error is that a path is no
-// device node or that processes could not be inspected.
-func holders(h host.Host, nodes []string, except ...int) ([]string, error) {
+// device node, that processes could not be inspected, or that ctx has ended.
+func holders(ctx context.Context, h host.Host, nodes []string, except ...int) ([]string, error) {
 	if err := seesAll(h); err != nil {
 		return nil, err
 	}
@@ -43,7 +45,7 @@ func holders(h host.Host, nodes []string, except ...int) ([]string, error) {
 			continue
 		}
 		holds, err := holdsAny(h, pid, nodes, numbers)
-		if err != nil {
+		if err = cmp.Or(err, context.Cause(ctx)); err != nil {
 			return nil, err
 		}
 		if holds {
@@ -67,8 +69,8 @@ func holders(h host.Host, nodes []string, except ...int) ([]string, error) {
 	return list, nil
 }
 
-// holdsAny reports whether a process has one of the nodes open, by its path or, since containers may have it elsewhere
-// in /dev, by its device numbers.
+// holdsAny reports whether a process has one of the nodes open, by its device numbers: a path alone proves nothing, since
+// everyone can have a file of that name in a mount namespace of their own.
 func holdsAny(h host.Host, pid int, nodes []string, numbers map[uint64]bool) (bool, error) {
 	dir := h.Proc(strconv.Itoa(pid), "fd")
 	fds, err := os.ReadDir(dir)
@@ -84,14 +86,30 @@ func holdsAny(h host.Host, pid int, nodes []string, numbers map[uint64]bool) (bo
 		if err != nil {
 			continue // closed meanwhile
 		}
-		if slices.Contains(nodes, target) {
-			return true, nil
+		named := func(node string) bool { return filepath.Base(node) == filepath.Base(target) }
+		if !strings.HasPrefix(target, "/dev/") && !slices.ContainsFunc(nodes, named) {
+			continue // most files
 		}
-		var st unix.Stat_t // of other files it could wait, as on a network's file system
-		if strings.HasPrefix(target, "/dev/") && unix.Stat(path, &st) == nil &&
-			st.Mode&unix.S_IFMT == unix.S_IFCHR && numbers[st.Rdev] {
+		// A file system in a network answers from its cache, so that this does not wait for a server that is gone.
+		var st unix.Statx_t
+		err = unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+		if err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && numbers[unix.Mkdev(st.Rdev_major, st.Rdev_minor)] &&
+			!onlyPath(h.Proc(strconv.Itoa(pid), "fdinfo", fd.Name())) {
 			return true, nil
 		}
 	}
 	return false, nil
+}
+
+// onlyPath reports by the fdinfo of a file (proc_pid_fdinfo(5)) whether it was opened by O_PATH: that does not open the
+// device, and needs no right to it.
+func onlyPath(fdinfo string) bool {
+	text, _ := os.ReadFile(fdinfo)
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "flags:"); ok {
+			flags, err := strconv.ParseUint(strings.TrimSpace(value), 8, 64)
+			return err == nil && flags&unix.O_PATH != 0
+		}
+	}
+	return false
 }

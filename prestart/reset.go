@@ -131,7 +131,7 @@ func (x *run) reset(ctx context.Context) (string, error) {
 		x.remember(&x.d, err)
 		return "", x.withoutReset(err.Error())
 	case outcome == ResetBusy:
-		users, unknown := holders(x.opts.Host, x.d.Nodes)
+		users, unknown := holders(ctx, x.opts.Host, x.d.Nodes)
 		switch {
 		case unknown != nil:
 			err = fmt.Errorf("%w; the processes that have it open are unknown: %w", err, unknown)
@@ -169,8 +169,8 @@ func (x *run) checkHolders(ctx context.Context) error {
 	if err := x.opts.Resetter.Ready(); err != nil {
 		return err
 	}
-	return x.awaitUnused(ctx, func(context.Context) error {
-		users, _ := holders(x.opts.Host, x.d.Nodes, os.Getpid()) // where they are unknown, the reset shows it
+	return x.awaitUnused(ctx, func(ctx context.Context) error {
+		users, _ := holders(ctx, x.opts.Host, x.d.Nodes, os.Getpid()) // where they are unknown, the reset shows it
 		if len(users) == 0 {
 			return nil
 		}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -199,7 +200,7 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	d := device
 	d.Nodes = []string{node}
 	other := fmt.Sprintf("process %d (sleep, ", cmd.Process.Pid)
-	if users, err := holders(h, d.Nodes, os.Getpid()); err != nil || len(users) != 1 ||
+	if users, err := holders(t.Context(), h, d.Nodes, os.Getpid()); err != nil || len(users) != 1 ||
 		!strings.HasPrefix(users[0], other) {
 		t.Errorf("open in %v, error %v", users, err)
 	}
@@ -212,6 +213,59 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	_ = cmd.Process.Kill()
 	_, err = r.Run(within(t, time.Second), d, Rules{Policy: Reset})
 	checkError(t, err, fmt.Sprintf("in use by another client; open in process %d (this program)", os.Getpid()))
+}
+
+// What others than root can do does not keep a GPU from its reset: a file with the path of its node in a mount namespace
+// of one's own, and the node opened by O_PATH, which needs no right to it.
+func TestOnlyAnOpenDeviceHoldsTheGPU(t *testing.T) {
+	h := realHost(t)
+	dir := t.TempDir()
+	node := filepath.Join(dir, "nvidia0")
+	_ = makeNode(t, node).Close()
+	held := func() []string {
+		users, err := holders(t.Context(), h, []string{node}, os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return users
+	}
+	file := start(t, "", &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS},
+		"sh", "-c", fmt.Sprintf("mount -t tmpfs none %s && echo > %s && exec sleep 1000 < %[2]s", dir, node))
+	for began := time.Now(); !hasOpen(file.Process.Pid, 0, node); time.Sleep(time.Millisecond) {
+		if time.Since(began) > 10*time.Second {
+			t.Fatal("the shell has not opened its file")
+		}
+	}
+	hold := func(flags int) {
+		fd, err := unix.Open(node, flags, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(fd), node)
+		defer f.Close()
+		cmd := exec.Command("sleep", "1000")
+		cmd.ExtraFiles = []*os.File{f}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	}
+	hold(unix.O_PATH)
+	if users := held(); len(users) > 0 {
+		t.Errorf("the GPU is held by %v", users)
+	}
+	hold(unix.O_RDONLY)
+	if users := held(); len(users) != 1 {
+		t.Errorf("an open node: the GPU is held by %v", users)
+	}
+	if _, err := holders(within(t, 0), h, []string{node}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("after the deadline: %v", err)
+	}
+}
+
+func hasOpen(pid, fd int, path string) bool {
+	target, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd))
+	return target == path
 }
 
 // makeNode makes a device node that no process has open, that of /dev/full, and opens it.

@@ -112,7 +112,7 @@ func (r *DriverReset) start(one *request) (chan struct{}, error) {
 	if !ok {
 		done := make(chan struct{})
 		go func() {
-			one.outcome, one.err = r.byPCI(one.d)
+			one.outcome, one.err = r.byPCI(one.ctx, one.d)
 			close(done)
 		}()
 		return done, nil
