@@ -181,7 +181,8 @@ func (x *run) memoryError(used uint64) error {
 // inUseError is what uses a device. It may end by itself.
 type inUseError struct{ error }
 
-// awaitUnused repeats a check while it returns inUseError, for as long as Options.AwaitUnused.
+// awaitUnused repeats a check while it returns inUseError, for as long as Options.AwaitUnused. It must be called in
+// gate.use: between the checks, GPUs can be reset.
 func (x *run) awaitUnused(ctx context.Context, check func(context.Context) error) error {
 	if x.onlyLook {
 		return check(ctx)
@@ -189,7 +190,7 @@ func (x *run) awaitUnused(ctx context.Context, check func(context.Context) error
 	end := time.Now().Add(x.opts.AwaitUnused)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := check(ctx)
-		if _, ok := errors.AsType[inUseError](err); !ok || time.Now().Add(pause).After(end) || !sleep(ctx, pause) {
+		if _, ok := errors.AsType[inUseError](err); !ok || time.Now().Add(pause).After(end) || !x.gate.pause(ctx, pause) {
 			return err
 		}
 	}

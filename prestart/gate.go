@@ -13,6 +13,7 @@ import (
 type gate struct {
 	mu            sync.Mutex
 	calls, resets int
+	waiting       int // resets that wait for calls; new calls wait for them
 	// turning is whether the driver is being released or reopened.
 	turning bool
 	changed chan struct{} // closed at the next change; nil if nothing waits
@@ -20,12 +21,26 @@ type gate struct {
 
 // use calls the driver. It waits for resets.
 func (g *gate) use(ctx context.Context, call func() error) error {
-	err := g.enter(ctx, func() bool { return g.resets == 0 }, func() { g.calls++ })
-	if err != nil {
+	if err := g.beginCall(ctx); err != nil {
 		return err
 	}
 	defer g.change(func() { g.calls-- })
 	return call()
+}
+
+func (g *gate) beginCall(ctx context.Context) error {
+	return g.enter(ctx, func() bool { return g.resets == 0 && g.waiting == 0 }, func() { g.calls++ })
+}
+
+// pause is called in use, to let resets begin for a time. It reports whether the driver may be called again: not after
+// the end of ctx.
+func (g *gate) pause(ctx context.Context, d time.Duration) bool {
+	g.change(func() { g.calls-- })
+	if sleep(ctx, d) && g.beginCall(ctx) == nil {
+		return true
+	}
+	g.change(func() { g.calls++ }) // which use takes back
+	return false
 }
 
 // gather is how long a reset, which takes seconds, waits for preparations that begin at the same time, as those of a
@@ -37,17 +52,20 @@ const gather = 100 * time.Millisecond
 func (g *gate) reset(ctx context.Context, release, reopen, work func() error) error {
 	sleep(ctx, gather)
 	first := false
+	g.change(func() { g.waiting++ })
 	err := g.enter(ctx, func() bool { return g.calls == 0 && !g.turning }, func() {
 		g.resets++
 		first = g.resets == 1
 		g.turning = first
 	})
+	g.change(func() { g.waiting-- })
 	if err != nil {
 		return err
 	}
 	if first {
-		err = release()
-		g.change(func() { g.turning = false })
+		if err = release(); err == nil { // otherwise no other reset begins before the driver is reopened
+			g.change(func() { g.turning = false })
+		}
 	}
 	if err == nil {
 		err = work()

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -258,5 +261,111 @@ func TestGateGivesUpWithItsContext(t *testing.T) {
 	err = g.reset(t.Context(), step("release", errors.New("busy")), step("reopen", nil), step("work", nil))
 	if err == nil || strings.Join(order, " ") != "release reopen" {
 		t.Errorf("error %v, order %v", err, order)
+	}
+}
+
+// Calls that begin one after the other do not keep a reset from beginning.
+func TestAWaitingResetGoesBeforeNewCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g gate
+		var mu sync.Mutex
+		var order []string
+		step := func(name string, takes time.Duration) func() error {
+			return func() error {
+				time.Sleep(takes)
+				mu.Lock()
+				defer mu.Unlock()
+				order = append(order, name)
+				return nil
+			}
+		}
+		nothing := step("", 0)
+		var all sync.WaitGroup
+		all.Go(func() { _ = g.use(t.Context(), step("call", time.Second)) })
+		synctest.Wait()
+		all.Go(func() { _ = g.reset(t.Context(), nothing, nothing, step("reset", 0)) })
+		time.Sleep(500 * time.Millisecond)
+		gaveUp, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		all.Go(func() { _ = g.use(t.Context(), step("later call", 0)) })
+		if err := g.reset(gaveUp, nothing, nothing, nothing); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v", err)
+		}
+		all.Wait()
+		if got := strings.Join(order, ", "); got != "call, , reset, , later call" {
+			t.Errorf("order %q", got)
+		}
+	})
+}
+
+// While a device is waited for, others can be reset. The driver is not called meanwhile.
+func TestWaitingForADeviceLetsOthersBeReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeNode{use: gpu.Use{MemoryUsed: 1 << 30}}
+		r := newRunner(t, f)
+		r.opts.AwaitUnused = 5 * time.Second
+		refused := make(chan time.Time)
+		go func() {
+			_, err := r.Run(t.Context(), device, Rules{Policy: Clean})
+			checkError(t, err, "(memory): 1024 MiB are in use")
+			refused <- time.Now()
+		}()
+		synctest.Wait()
+		began := time.Now()
+		err := r.WithoutDriver(t.Context(), func() bool { time.Sleep(time.Second); return true })
+		checkError(t, err, "")
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("the driver was released after %s", took)
+		}
+		if took := (<-refused).Sub(began); took < 4*time.Second || took > 6*time.Second {
+			t.Errorf("refused after %s", took)
+		}
+		go func() {
+			_, err := r.Run(within(t, time.Second), device, Rules{Policy: Clean})
+			checkError(t, err, "(memory): 1024 MiB are in use")
+			refused <- time.Now()
+		}()
+		synctest.Wait()
+		err = r.WithoutDriver(t.Context(), func() bool { <-refused; return true })
+		checkError(t, err, "")
+		if r.gate.calls != 0 {
+			t.Errorf("%d calls after a deadline in a pause", r.gate.calls)
+		}
+	})
+}
+
+// A reset never runs while the driver is open, also if it could not be released for the reset before.
+func TestEachResetReleasesTheDriver(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context()) // resets begin at once or not at all
+	cancel()
+	var g gate
+	var released atomic.Bool
+	var releases, resets atomic.Int64
+	release := func() error {
+		if releases.Add(1)%2 == 0 {
+			return errors.New("busy")
+		}
+		released.Store(true)
+		return nil
+	}
+	reopen := func() error { released.Store(false); return nil }
+	work := func() error {
+		resets.Add(1)
+		if !released.Load() {
+			t.Error("a GPU is reset while the driver is open")
+		}
+		return nil
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 20_000 {
+				_ = g.reset(ended, release, reopen, work)
+			}
+		})
+	}
+	all.Wait()
+	if resets.Load() == 0 {
+		t.Error("no reset began")
 	}
 }
