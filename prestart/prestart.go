@@ -284,38 +284,47 @@ func (x *run) steps(ctx context.Context) error {
 		return fmt.Errorf("there is no policy %q", x.rules.Policy)
 	}
 	if !x.rules.Policy.includes(Check) {
-		return x.step(ctx, "exec", x.exec)
+		if x.rules.Exec.Path == "" {
+			return nil
+		}
+		return x.withDriver(ctx, step{"sharing", x.checkSharing}, step{"exec", x.exec})
 	}
 	// The driver is used in one piece, so that several GPUs are prepared at once: if another GPU's reset could come
 	// between two steps, each would wait for the resets of all others.
-	err := x.gate.use(ctx, func() error {
-		for _, s := range []step{
-			{"sharing", x.checkSharing},
-			{"health", x.checkHealth},
-			{"orphans", x.endOrphans},
-			{"processes", x.checkProcesses},
-			{"memory", x.checkMemory},
-			{"settings", x.restoreSettings},
-			{"persistence", x.endPersistence},
-		} {
-			if err := x.step(ctx, s.name, s.do); err != nil {
-				return err
-			}
-		}
-		x.begin("reset") // x.reset records it, unless this fails
-		return x.checkHolders(ctx)
-	})
+	err := x.withDriver(ctx,
+		step{"sharing", x.checkSharing},
+		step{"health", x.checkHealth},
+		step{"orphans", x.endOrphans},
+		step{"processes", x.checkProcesses},
+		step{"memory", x.checkMemory},
+		step{"settings", x.restoreSettings},
+		step{"persistence", x.endPersistence},
+		step{"reset", x.checkBeforeReset},
+	)
 	if err == nil {
 		err = x.step(ctx, "reset", x.reset)
 	}
 	x.restorePersistence(ctx)
 	if err == nil && x.wasReset {
-		err = x.gate.use(ctx, func() error { return x.step(ctx, "memory", x.checkMemory) })
+		err = x.withDriver(ctx, step{"memory", x.checkMemory})
 	}
-	if err == nil {
-		err = x.step(ctx, "exec", x.exec)
+	if err == nil && x.rules.Exec.Path != "" { // nvidia-smi in it, say, would open a GPU that is being reset
+		err = x.withDriver(ctx, step{"exec", x.exec})
 	}
 	return err
+}
+
+// withDriver runs steps that use the driver, and stops at the first that fails. Before that it waits for resets.
+func (x *run) withDriver(ctx context.Context, steps ...step) error {
+	x.begin("wait")
+	return x.gate.use(ctx, func() error {
+		for _, s := range steps {
+			if err := x.step(ctx, s.name, s.do); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // step is a step by its name in the record. It returns what it found or did.

@@ -1,6 +1,7 @@
 package prestart
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -176,6 +177,11 @@ func (x *run) checkHolders(ctx context.Context) error {
 		}
 		return inUseError{fmt.Errorf("%s has the GPU open, so it cannot be reset: end it", list(users))}
 	})
+}
+
+// checkBeforeReset is the first part of the step reset. The second records the step, unless this one fails.
+func (x *run) checkBeforeReset(ctx context.Context) (string, error) {
+	return "", cmp.Or(x.checkHolders(ctx), errNotDue)
 }
 
 // tryUntilReset resets the GPU, again and again while it is busy. Between the tries the driver is open, and other GPUs

@@ -657,6 +657,45 @@ func TestExec(t *testing.T) {
 	checkError(t, err, `"bin/sh" is not the absolute path of a program`)
 }
 
+// The administrator's program gets to know of other users of the device with each policy, and is not run while a GPU is
+// reset.
+func TestExecWithEachPolicy(t *testing.T) {
+	f := &fakeNode{shared: "it has 4 replicas"}
+	r := newRunner(t, f)
+	r.opts.Check = accept
+	for _, p := range []Policy{None, Check, Clean} {
+		rules := Rules{Policy: p, Exec: Program{Path: writeScript(t, `echo "$GPU_SHARED"`)}}
+		rec, err := r.Run(t.Context(), device, rules)
+		checkError(t, err, "")
+		if last := rec.Steps[len(rec.Steps)-1]; last.Name != "exec" || last.Note != f.shared {
+			t.Errorf("%s: the last step is %+v", p, last)
+		}
+		err = r.WithoutDriver(t.Context(), func() bool {
+			_, err := r.Run(within(t, 200*time.Millisecond), device, rules)
+			checkError(t, err, "(wait): wait")
+			return true
+		})
+		checkError(t, err, "")
+	}
+	rules := Rules{Policy: Reset, Exec: Program{Path: writeScript(t, "touch $0.runs; sleep 0.5; touch $0.ended")}}
+	ran := make(chan error)
+	go func() { _, err := r.Run(t.Context(), device, rules); ran <- err }()
+	for !exists(rules.Exec.Path + ".runs") {
+		time.Sleep(time.Millisecond)
+	}
+	err := r.WithoutDriver(t.Context(), func() bool { return exists(rules.Exec.Path + ".ended") })
+	checkError(t, err, "")
+	checkError(t, <-ran, "")
+	if f.released {
+		t.Error("the driver was released while the program ran")
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
 func TestOutputIsBounded(t *testing.T) {
 	p := Program{Path: writeScript(t, "yes | head -c 10000000; exit 3")}
 	output, status, err := p.run(t.Context(), accept)

@@ -12,16 +12,8 @@ import (
 func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found string, err error) {
 	x := &run{Runner: r, d: d, rules: rules, onlyLook: true, excused: map[int]bool{}}
 	_, err = r.perform(ctx, x, func(ctx context.Context) error {
-		return x.gate.use(ctx, func() error {
-			for _, s := range []step{
-				{"sharing", x.checkSharing}, {"processes", x.checkProcesses}, {"memory", x.checkMemory},
-			} {
-				if err := x.step(ctx, s.name, s.do); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		return x.withDriver(ctx,
+			step{"sharing", x.checkSharing}, step{"processes", x.checkProcesses}, step{"memory", x.checkMemory})
 	})
 	if use, ok := errors.AsType[inUseError](err); ok {
 		return plain(use.Error()), nil
