@@ -359,23 +359,12 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	// The kernel module is loaded again.
 	version := s.node.Driver()
 	s.does("the NVIDIA driver is released", "release")
-	files := []string{"sys/module/nvidia/version", "proc/driver/nvidia/version"}
-	for _, f := range files {
-		path := filepath.Join(s.node.Root(), f)
-		if err := os.Rename(path, path+".away"); err != nil && !os.IsNotExist(err) {
-			t.Fatal(err)
-		}
-	}
+	load := s.unloadModule()
 	time.Sleep(3 * time.Second)
 	if refused := s.preStart(e, s.uuids()[1]); refused != why {
 		t.Errorf("refused for %q, want %q", refused, why)
 	}
-	for _, f := range files {
-		path := filepath.Join(s.node.Root(), f)
-		if err := os.Rename(path+".away", path); err != nil && !os.IsNotExist(err) {
-			t.Fatal(err)
-		}
-	}
+	load()
 	s.logs("the NVIDIA kernel module was loaded again, which ends the release")
 	waitFor(t, "a device of driver "+version, func() bool { return s.preStart(e, s.uuids()[1]) == "" })
 
@@ -393,6 +382,43 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	// The end of serve does not open it again.
 	s.does("the NVIDIA driver is released", "release")
 	mustDo(t, s.end(syscall.SIGTERM))
+}
+
+// unloadModule makes the node report no kernel module until load.
+func (s *served) unloadModule() (load func()) {
+	s.t.Helper()
+	rename := func(from, to string) {
+		for _, f := range []string{"sys/module/nvidia/version", "proc/driver/nvidia/version"} {
+			path := filepath.Join(s.node.Root(), f)
+			if err := os.Rename(path+from, path+to); err != nil && !os.IsNotExist(err) {
+				s.t.Fatal(err)
+			}
+		}
+	}
+	rename("", ".away")
+	return func() { rename(".away", "") }
+}
+
+// A module that was unloaded and loaded has initialized the GPUs: what a reset heals is healthy when its probes pass.
+func TestServeTakesAReloadOfTheModuleForAReset(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "")
+	s.withoutRecoveryAction()
+	s.start()
+	s.listed(gpuResource, 4, 0)
+	s.awaitControl()
+	for _, end := range []string{"by the module", "by reopen"} {
+		s.xid(2, 95, nil)
+		s.onlyUnhealthy(2)
+		s.does("the NVIDIA driver is released", "release")
+		load := s.unloadModule()
+		time.Sleep(2 * time.Second)
+		if end == "by reopen" {
+			s.does("the NVIDIA driver is opened again", "reopen")
+		}
+		load()
+		s.listed(gpuResource, 4, 0)
+	}
 }
 
 // A release that was interrupted is not made later.

@@ -108,14 +108,16 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	defer cancel()
 	stop := context.AfterFunc(one.released, cancel) //nolint:contextcheck // an interrupted request ends the wait too
 	defer stop()
-	closed, loaded := false, kernel.DriverVersion(r.host) // once it is closed, an administrator may unload it
-	err := r.preparer.runner.WithoutDriver(limited, func() bool {
+	closed, reloaded := false, false
+	loaded := kernel.DriverVersion(r.host) // once it is closed, an administrator may unload it
+	err := r.preparer.runner.WithoutDriver(limited, func() (reopen bool) {
 		closed = true
 		one.began <- nil
 		r.app.log.Warn("the NVIDIA driver is released: its devices stay advertised, and no container starts with one, " +
 			"until gpu-cdi-plugin device reopen or until the driver is loaded again")
 		r.wake.Wake()
-		return r.awaitEnd(ctx, one, loaded)
+		reopen, reloaded = r.awaitEnd(ctx, one, loaded)
+		return reopen
 	})
 	if !closed {
 		one.began <- err
@@ -130,32 +132,38 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	default:
 		r.app.log.Info("the NVIDIA driver is opened again")
 	}
+	if s := r.node.State().Snapshot; reloaded && s != nil { // a module that is loaded initializes the GPUs
+		for i := range s.Devices {
+			r.node.WasReset(s.Devices[i].UUID)
+		}
+	}
 	r.node.Trigger()
 	r.wake.Wake()
 }
 
 // awaitEnd waits until an administrator ends a release, or until the kernel module was loaded again; before is its
-// version before the release. A replaced library makes the program start again. It returns false if ctx ends.
-func (r *releaser) awaitEnd(ctx context.Context, one *release, before string) bool {
+// version before the release. A replaced library makes the program start again. It returns whether to open the driver,
+// which is false if ctx ends, and whether the module was unloaded or replaced.
+func (r *releaser) awaitEnd(ctx context.Context, one *release, before string) (reopen, reloaded bool) {
 	poll := time.NewTicker(releasePoll)
 	defer poll.Stop()
-	gone := false
 	for {
+		ended := false
 		select {
 		case <-ctx.Done():
-			return false
+			return false, false
 		case <-one.released.Done():
-			return true
+			ended = true
 		case <-poll.C:
 		}
-		now := kernel.DriverVersion(r.host)
+		now := kernel.DriverVersion(r.host) // always empty where the host does not report it
+		reloaded = reloaded || now != before
 		switch {
-		case before == "": // the host does not report it
-		case now == "":
-			gone = true
-		case gone || now != before:
+		case ended:
+			return true, reloaded
+		case reloaded && now != "":
 			r.app.log.Info("the NVIDIA kernel module was loaded again, which ends the release")
-			return true
+			return true, true
 		}
 	}
 }
