@@ -29,8 +29,9 @@ type condition struct {
 }
 
 // conditionOf returns the condition of a node's devices. Its time is that of the device's change that made it so, which
-// a restart of the process does not alter. A cordoned device is no fault.
-func conditionOf(devices []device, stateErr error) condition {
+// a restart of the process does not alter. A cordoned device is no fault. An error of the state for which no device is
+// offered makes the condition unknown, unless a fault is known.
+func conditionOf(devices []device, stateErr error, offered bool) condition {
 	c := condition{Type: ConditionType, Status: "Unknown"}
 	switch {
 	case errors.Is(stateErr, gpu.ErrNoDriver), stateErr != nil && len(devices) == 0:
@@ -45,6 +46,8 @@ func conditionOf(devices []device, stateErr error) condition {
 	case len(f.remedies) > 0:
 		c.Status, c.Reason, c.LastTransition = "False", reasonOf(f.remedies), f.since
 		c.Message = strings.Join(append(f.sentences, f.cordons...), "; ")
+	case stateErr != nil && !offered:
+		c.Reason, c.Message = "NotReconciled", strings.ReplaceAll(stateErr.Error(), "\n", "; ")
 	case len(f.cordons) > 0:
 		c.Status, c.Reason, c.LastTransition = "True", "GPUsCordoned", f.changed
 		c.Message = strings.Join(append([]string{"all GPUs that are not cordoned are healthy"}, f.cordons...), "; ")

@@ -12,6 +12,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
 )
 
 var start = time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
@@ -31,6 +32,8 @@ func stateOf(gpus ...health.Status) node.State {
 		h.UUID = fmt.Sprintf("GPU-%d", i)
 		s.Snapshot.Devices = append(s.Snapshot.Devices, gpu.Device{Index: i, UUID: h.UUID})
 		s.Health[h.UUID] = h
+		d := resource.Device{UUID: h.UUID, Healthy: h.State == health.Healthy}
+		s.Resources = append(s.Resources, resource.Resource{Devices: []resource.Device{d}})
 	}
 	return s
 }
@@ -58,6 +61,11 @@ func TestTheConditionNamesTheDevicesAndWhatTheyNeed(t *testing.T) {
 	hangs.Err = gpu.ErrNotAnswering
 	otherError := stateOf(good)
 	otherError.Err = errors.New("write the spec: no space left on device")
+	noneOffered, faultBefore := stateOf(good), stateOf(reset)
+	for _, s := range []*node.State{&noneOffered, &faultBefore} {
+		s.Err = errors.New("the driver is being replaced:\nits library was removed")
+		s.Resources[0].Devices[0].Healthy = false
+	}
 	for name, c := range map[string]struct {
 		state                   node.State
 		status, reason, message string
@@ -105,6 +113,13 @@ func TestTheConditionNamesTheDevicesAndWhatTheyNeed(t *testing.T) {
 			hangs, "Unknown", "DriverNotUsable", "no usable NVIDIA driver: it does not answer", -1,
 		},
 		"another error is none of the GPUs'": {otherError, "True", "AllGPUsHealthy", "all GPUs are healthy", 0},
+		"an error for which no device is offered": {
+			noneOffered, "Unknown", "NotReconciled", "the driver is being replaced:; its library was removed", -1,
+		},
+		"such an error after a fault": {
+			faultBefore, "False", "ResetNeeded",
+			"GPU 0 is unhealthy: XID 95 (uncontained ECC error); it needs a reset", 20,
+		},
 		"no GPU": {
 			node.State{Snapshot: &gpu.Snapshot{}}, "Unknown", "NoGPUs", "the node has no GPU", -1,
 		},
@@ -115,7 +130,7 @@ func TestTheConditionNamesTheDevicesAndWhatTheyNeed(t *testing.T) {
 			if c.minutes >= 0 {
 				want.LastTransition = start.Add(time.Duration(c.minutes) * time.Minute)
 			}
-			if diff := cmp.Diff(want, conditionOf(devicesOf(&c.state), c.state.Err)); diff != "" {
+			if diff := cmp.Diff(want, conditionOf(devicesOf(&c.state), c.state.Err, offersAny(c.state.Resources))); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -125,7 +140,7 @@ func TestTheConditionNamesTheDevicesAndWhatTheyNeed(t *testing.T) {
 func TestALongMessageIsShortened(t *testing.T) {
 	t.Parallel()
 	s := stateOf(at(0, health.Unhealthy, strings.Repeat("é", 1000), health.None))
-	c := conditionOf(devicesOf(&s), nil)
+	c := conditionOf(devicesOf(&s), nil, true)
 	if len(c.Message) > maxMessage || !strings.HasSuffix(c.Message, "é...") {
 		t.Errorf("%d bytes: %s", len(c.Message), c.Message)
 	}
@@ -137,7 +152,7 @@ func TestTheTransitionTimeFollowsTheStatus(t *testing.T) {
 	c := &conditions{wake: make(chan struct{}, 1)}
 	set := func(minutes int, gpus ...health.Status) time.Time {
 		s := stateOf(gpus...)
-		c.set(conditionOf(devicesOf(&s), nil), start.Add(time.Duration(minutes)*time.Minute))
+		c.set(conditionOf(devicesOf(&s), nil, true), start.Add(time.Duration(minutes)*time.Minute))
 		return c.last.LastTransition
 	}
 	link := func(minutes int) health.Status { return at(minutes, health.Unhealthy, "a link is down", health.None) }

@@ -2,9 +2,11 @@ package kubeapi
 
 import (
 	"fmt"
+	"slices"
 
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/node"
+	"gpu-cdi-plugin/resource"
 )
 
 // device is a GPU or a MIG device with its health.
@@ -49,6 +51,13 @@ func devicesOf(s *node.State) []device {
 		}
 	}
 	return list
+}
+
+// offersAny reports whether containers can get a device.
+func offersAny(resources []resource.Resource) bool {
+	return slices.ContainsFunc(resources, func(r resource.Resource) bool {
+		return slices.ContainsFunc(r.Devices, func(d resource.Device) bool { return d.Healthy })
+	})
 }
 
 // eventSince returns the Event for a device's change since the status that was reported last, if there is one. Suspect

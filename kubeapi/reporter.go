@@ -121,7 +121,7 @@ func (r *Reporter) Publish(s node.State) {
 		}
 	}
 	if r.conditions != nil {
-		r.conditions.set(conditionOf(devices, s.Err), now)
+		r.conditions.set(conditionOf(devices, s.Err, offersAny(s.Resources)), now)
 	}
 }
 

@@ -202,7 +202,6 @@ func (s *service) publish(state node.State) {
 	s.preparer.warnOfParts(state.Resources)
 	s.mps.Set(mps.Daemons(state.Resources))
 	s.advertise()
-	s.reporter.Publish(state)
 }
 
 // updateConnections precomputes which GPUs are connected best.
@@ -214,7 +213,8 @@ func (s *service) updateConnections(snapshot *gpu.Snapshot) {
 	s.connections.Store(connections)
 }
 
-// advertise gives the last state to the kubelet, with the devices unhealthy whose MPS daemon does not answer.
+// advertise gives the last state to the kubelet and to the reporter, with the devices unhealthy whose MPS daemon does not
+// answer.
 func (s *service) advertise() {
 	s.publishing.Lock()
 	defer s.publishing.Unlock()
@@ -232,6 +232,10 @@ func (s *service) advertise() {
 	}
 	s.refused = refused
 	s.metrics.Advertised(state)
+	if err := s.releaser.checkOpen(); err != nil { // meanwhile no fault is noticed
+		state.Err = fmt.Errorf("%w: %w", gpu.ErrNoDriver, err)
+	}
+	s.reporter.Publish(state)
 	s.wake.Wake()
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -55,6 +56,32 @@ func TestServeReportsHealthToTheAPIServer(t *testing.T) {
 	events("Warning GPUUnhealthy "+unhealthy, "Warning GPUUnhealthy "+lost,
 		"Normal GPUCordoned GPU 0 is cordoned: a fan is loud",
 		"Normal GPUUncordoned GPU 0 is not cordoned any more: it is healthy")
+}
+
+// While the driver is released, or its library is gone, the condition does not say that the GPUs are healthy.
+func TestServeReportsThatItDoesNotKnowTheHealth(t *testing.T) {
+	t.Parallel()
+	api := apiservertest.New(t)
+	s := newServed(t, "pcie-quad", "report-health: [node-condition]\n")
+	s.start(append(api.Env(), "GPU_CDI_SERVICE_ACCOUNT_DIR="+api.Dir)...)
+	condition := func(status, reason, message string) {
+		t.Helper()
+		waitFor(t, "the condition "+status+" "+message, func() bool {
+			c := api.Condition("GPUsHealthy")
+			return c != nil && c.Status == status && c.Reason == reason && strings.Contains(c.Message, message)
+		})
+	}
+	condition("True", "AllGPUsHealthy", "all GPUs are healthy")
+	s.awaitControl()
+	s.does("the NVIDIA driver is released", "release")
+	condition("Unknown", "DriverNotUsable", "no usable NVIDIA driver: an administrator has released the NVIDIA driver")
+	s.does("the NVIDIA driver is opened again", "reopen")
+	condition("True", "AllGPUsHealthy", "all GPUs are healthy")
+
+	mustDo(t, os.Rename(s.node.Library(), s.node.Library()+".away"))
+	condition("Unknown", "NotReconciled", "the driver is being replaced: its library was removed")
+	mustDo(t, os.Rename(s.node.Library()+".away", s.node.Library()))
+	condition("True", "AllGPUsHealthy", "all GPUs are healthy")
 }
 
 // Without the credentials of a pod serve says so once, and serves.

@@ -103,6 +103,7 @@ func (r *releaser) run(ctx context.Context) error {
 // keepReleased carries out one release.
 func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	defer close(one.done)
+	defer r.advertise()
 	defer r.current.Store(nil)
 	limited, cancel := context.WithTimeout(ctx, releaseLimit)
 	defer cancel()
@@ -115,7 +116,7 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 		one.began <- nil
 		r.app.log.Warn("the NVIDIA driver is released: its devices stay advertised, and no container starts with one, " +
 			"until gpu-cdi-plugin device reopen or until the driver is loaded again")
-		r.wake.Wake()
+		r.advertise()
 		reopen, reloaded = r.awaitEnd(ctx, one, loaded)
 		return reopen
 	})
@@ -138,7 +139,6 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 		}
 	}
 	r.node.Trigger()
-	r.wake.Wake()
 }
 
 // awaitEnd waits until an administrator ends a release, or until the kernel module was loaded again; before is its
