@@ -90,6 +90,7 @@ type service struct {
 	preparer    *preparer
 	prepared    *prepared
 	mps         *mps.Supervisor
+	withoutMPS  sync.Map // the UUIDs of GPUs that are reset and have no MPS control daemon meanwhile
 	releaser    *releaser
 	reporter    *kubeapi.Reporter
 	connections atomic.Pointer[allocator.GPUs] // between the GPUs of the last snapshot
@@ -200,8 +201,18 @@ func (s *service) publish(state node.State) {
 		s.updateConnections(state.Snapshot)
 	}
 	s.preparer.warnOfParts(state.Resources)
-	s.mps.Set(mps.Daemons(state.Resources))
+	s.setDaemons()
 	s.advertise()
+}
+
+// setDaemons has the MPS control daemons started that the last state needs, and the others ended.
+func (s *service) setDaemons() {
+	s.publishing.Lock()
+	defer s.publishing.Unlock()
+	s.mps.Set(slices.DeleteFunc(mps.Daemons(s.state.Resources), func(d mps.Daemon) bool {
+		_, without := s.withoutMPS.Load(d.UUID)
+		return without
+	}))
 }
 
 // updateConnections precomputes which GPUs are connected best.

@@ -15,6 +15,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/prestart"
+	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/topology"
 	"gpu-cdi-plugin/topology/holders"
 )
@@ -72,6 +73,8 @@ const (
 	// it is the same.
 	usersInterval = time.Second
 	repeatAfter   = time.Minute
+	// mpsInterval is how often a reset looks whether the MPS control daemon has ended.
+	mpsInterval = 100 * time.Millisecond
 	// usersLimit is how long the answer may take, and resetLimit how long a reset and its probes may.
 	usersLimit = 10 * time.Second
 	resetLimit = time.Minute
@@ -108,6 +111,11 @@ func (a *administrator) reset(
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resetLimit)
 	defer cancel()
 	defer a.node.Trigger()
+	startMPS, err := a.endMPS(ctx, d.UUID)
+	defer startMPS()
+	if err != nil {
+		return "", fmt.Errorf("reset %s: %w", title, err)
+	}
 	device := prestart.Device{
 		UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Driver: state.Snapshot.DriverVersion,
 		Nodes: a.nodesOf(one),
@@ -118,6 +126,28 @@ func (a *administrator) reset(
 	}
 	a.reporter.WasReset(title)
 	return fmt.Sprintf("%s (%s) was reset", title, d.UUID), nil
+}
+
+// endMPS ends the MPS control daemon of a GPU, if it has one: the servers of the daemon have the GPU open, also without
+// clients. Start has it started again.
+func (a *administrator) endMPS(ctx context.Context, uuid string) (start func(), err error) {
+	a.withoutMPS.Store(uuid, true)
+	a.setDaemons()
+	start = func() {
+		a.withoutMPS.Delete(uuid)
+		a.setDaemons()
+	}
+	for {
+		why := a.mps.Reason(&resource.Device{UUID: uuid, Parent: uuid})
+		if why == "" {
+			return start, nil
+		}
+		select {
+		case <-time.After(mpsInterval):
+		case <-ctx.Done():
+			return start, fmt.Errorf("%s: %w", why, context.Cause(ctx))
+		}
+	}
 }
 
 // gpuOf returns a GPU by its UUID, or nil.

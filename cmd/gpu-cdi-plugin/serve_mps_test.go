@@ -229,6 +229,24 @@ func TestServeSharesByMPS(t *testing.T) {
 	s.listed(gpuResource, 4, 0)
 }
 
+// A reset by hand ends the GPU's daemon, whose servers have the GPU open, and starts another.
+func TestServeResetsAGPUThatMPSShares(t *testing.T) {
+	t.Parallel()
+	s, uuid := newMPS(t, 2)
+	s.addLoader("usr/bin/nvidia-smi")
+	s.start()
+	e := s.listed(sharedResource, 2, 0)
+	s.awaitControl()
+	s.wantClient(s.allocateOne(e, uuid+"::1"), "uuid="+uuid) // starts a server, which stays
+	before := s.daemon(uuid)
+	s.does("was reset", "reset", "1")
+	s.listed(sharedResource, 2, 0)
+	if now := s.daemon(uuid); now == before || now == 0 || s.computeMode(uuid) != 3 {
+		t.Errorf("daemon %d after %d, compute mode %d", now, before, s.computeMode(uuid))
+	}
+	s.wantClient(s.allocateOne(e, uuid+"::1"), "uuid="+uuid)
+}
+
 // A plugin that restarts by exec is still the parent of the daemons.
 func TestServeRestartsBesideMPS(t *testing.T) {
 	t.Parallel()
