@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,6 +36,7 @@ type fakeNode struct {
 	changed    []string
 	changeErr  error
 	persistent bool
+	persistErr error         // of switching it on
 	hang       chan struct{} // calls of Use wait for it, if it is not nil
 	released   bool
 	log        []string
@@ -79,6 +81,10 @@ func (f *fakeNode) RestoreDefaults(_ context.Context, uuid string, exclusive boo
 func (f *fakeNode) SetPersistence(_ context.Context, _ string, on bool) (bool, error) {
 	f.called()
 	f.mu.Lock()
+	if on && f.persistErr != nil {
+		f.mu.Unlock()
+		return false, f.persistErr
+	}
 	changed := f.persistent != on
 	f.persistent = on
 	f.mu.Unlock()
@@ -150,7 +156,9 @@ func realHost(t testing.TB) host.Host {
 // newRunner returns a runner on this machine's processes.
 func newRunner(t testing.TB, f *fakeNode) *Runner {
 	t.Helper()
-	return New(Options{Host: realHost(t), Driver: f, State: f, AwaitUnused: 300 * time.Millisecond})
+	return New(Options{
+		Host: realHost(t), Driver: f, State: f, AwaitUnused: 300 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
+	})
 }
 
 func containerName(c string) string { return "cri-containerd-" + strings.Repeat(c, 64) + ".scope" }

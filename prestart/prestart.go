@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -135,6 +136,8 @@ type Options struct {
 	Check func(path string) error
 	// AwaitUnused is how long processes and memory of a container that has just ended may stay on its device; 0 is 5 s.
 	AwaitUnused time.Duration
+	// Log gets warnings that are not about a container.
+	Log *slog.Logger
 }
 
 const defaultAwaitUnused = 5 * time.Second

@@ -130,15 +130,6 @@ func (r *recorder) add(result Result, note string) {
 	r.record.Steps = append(r.record.Steps, Step{r.name, result, plain(note), time.Since(r.began)})
 }
 
-// warn adds a note to the last step.
-func (r *recorder) warn(note string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if last := len(r.record.Steps) - 1; !r.ended && last >= 0 {
-		r.record.Steps[last].Note = plain(strings.TrimPrefix(r.record.Steps[last].Note+"; "+note, "; "))
-	}
-}
-
 // end returns the record. An error is that of the current step.
 func (r *recorder) end(err error) (Record, error) {
 	r.mu.Lock()

@@ -106,8 +106,9 @@ func (x *run) restorePersistence(ctx context.Context) {
 		_, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, true)
 		return err
 	})
-	if err != nil {
-		x.warn("persistence mode is off and cannot be switched on again: " + err.Error())
+	if err != nil { // the record may have been returned already
+		x.opts.Log.Warn("the persistence mode of " + x.d.GPU + " was switched off for a reset and cannot be switched on " +
+			"again (nvidia-smi -i " + x.d.GPU + " -pm 1 does that): " + plain(err.Error()))
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -464,6 +465,32 @@ func TestAbandonedReset(t *testing.T) {
 	}
 	_, err = r.Run(within(t, 10*time.Second), device, Rules{Policy: Reset})
 	checkError(t, err, "")
+}
+
+// That persistence mode stays off is logged, also when the record of the reset was returned long ago.
+func TestPersistenceModeThatStaysOffIsLogged(t *testing.T) {
+	for name, abandoned := range map[string]bool{"at once": false, "after an abandoned reset": true} {
+		t.Run(name, func(t *testing.T) {
+			f := &fakeNode{persistent: true, persistErr: errors.New("Unknown\nError")}
+			r := newRunner(t, f)
+			var log testenv.Log
+			r.opts.Log = slog.New(slog.NewTextHandler(&log, nil))
+			script := "true"
+			if abandoned {
+				script = "sleep 2"
+			}
+			r.opts.Resetter = smiReset(t, script)
+			_, err := r.Run(within(t, time.Second), device, Rules{Policy: Reset})
+			if abandoned != (err != nil) {
+				t.Errorf("error %v", err)
+			}
+			r.Wait(within(t, 10*time.Second))
+			if want := "persistence mode of " + uuid + " was switched off"; !strings.Contains(log.String(), want) ||
+				!strings.Contains(log.String(), ": Unknown Error") {
+				t.Errorf("the log is %q", &log)
+			}
+		})
+	}
 }
 
 // An nvidia-smi that hangs is killed at last.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -95,7 +96,7 @@ func TestSimulatedDriver(t *testing.T) {
 		}
 	}()
 	runner := prestart.New(prestart.Options{
-		Host: own, Driver: s, State: s, AwaitUnused: 300 * time.Millisecond,
+		Host: own, Driver: s, State: s, AwaitUnused: 300 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
 		Resetter: &prestart.DriverReset{
 			Host: own, Check: func(string) error { return nil },
 			Find: func() (prestart.Program, bool) {

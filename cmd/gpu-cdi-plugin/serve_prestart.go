@@ -32,7 +32,7 @@ func (s *service) newPreparer() *preparer {
 	check := func(path string) error { return s.app.check(trust.RootFile, path) }
 	p.runner = prestart.New(prestart.Options{
 		Host: s.host, Driver: s.session, State: p, Check: check,
-		Resetter: &prestart.DriverReset{Host: s.host, Find: p.findSMI, Check: check},
+		Resetter: &prestart.DriverReset{Host: s.host, Find: p.findSMI, Check: check}, Log: s.app.log,
 	})
 	return p
 }
