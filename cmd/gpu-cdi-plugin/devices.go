@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -26,8 +27,8 @@ func (a *app) devicesCommand() *cobra.Command {
 		Short: "List the GPUs and MIG devices of this host",
 		Long: `Lists the GPUs and MIG devices that the driver reports. Unreadable GPUs are listed with their error. Where serve
 runs, or did, STATUS has what it knows about the health of the others: see --state-dir in the configuration file. With
--o wide, PRESTART has the last preparation of a device for a container: when it began, the policy, the result with the
-step that failed, and how long it took. JSON and YAML have all its steps.
+-o wide, SINCE has since when that is so, and PRESTART the last preparation of a device for a container: when it began,
+the policy, the result with the step that failed, and how long it took. JSON and YAML have all its steps.
 
 -o name prints the CDI names of those that containers can get: no GPUs in MIG mode, but their MIG devices.`,
 		Example: `  gpu-cdi-plugin devices
@@ -119,7 +120,7 @@ func devicesView(
 		data: deviceList{s.DriverVersion, s.CUDAVersion, deviceObjects(s.Devices), recorded, prepared},
 		table: table{
 			header: []string{
-				"INDEX", "NAME", "UUID", "MEMORY", "NUMA", "MIG", "STATUS", "MINOR", "PCI", "COMPUTE", "PRESTART",
+				"INDEX", "NAME", "UUID", "MEMORY", "NUMA", "MIG", "STATUS", "SINCE", "MINOR", "PCI", "COMPUTE", "PRESTART",
 			},
 			wide: 7,
 		},
@@ -127,16 +128,19 @@ func devicesView(
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		add := func(index, name, uuid string, memory uint64, mig, problem string) {
-			if h, known := recorded[uuid]; known && h.State != health.Healthy {
-				problem = cmp.Or(problem, h.String())
+			since, last := "-", "-"
+			if h, known := recorded[uuid]; known && problem == "" {
+				since = h.Since.UTC().Format(time.RFC3339)
+				if h.State != health.Healthy {
+					problem = h.String()
+				}
 			}
-			last := "-"
 			if r, known := prepared[uuid]; known {
 				last = r.String()
 			}
 			v.table.rows = append(v.table.rows, []string{
 				index, orDash(name), orDash(uuid), gibibytes(memory), number(d.NUMANode), mig, cmp.Or(problem, "ok"),
-				number(d.Minor), orDash(d.PCIBusID), orDash(d.ComputeCapability), last,
+				since, number(d.Minor), orDash(d.PCIBusID), orDash(d.ComputeCapability), last,
 			})
 		}
 		allocatable := d.Allocatables()
