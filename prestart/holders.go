@@ -69,8 +69,8 @@ func holders(ctx context.Context, h host.Host, nodes []string, except ...int) ([
 	return list, nil
 }
 
-// holdsAny reports whether a process has one of the nodes open, by its device numbers: a path alone proves nothing, since
-// everyone can have a file of that name in a mount namespace of their own.
+// holdsAny reports whether a process has one of the nodes open, by its device numbers: a path alone proves nothing,
+// since everyone can have a file of that name in a mount namespace of their own.
 func holdsAny(h host.Host, pid int, nodes []string, numbers map[uint64]bool) (bool, error) {
 	dir := h.Proc(strconv.Itoa(pid), "fd")
 	fds, err := os.ReadDir(dir)

@@ -216,8 +216,8 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	checkError(t, err, fmt.Sprintf("in use by another client; open in process %d (this program)", os.Getpid()))
 }
 
-// What others than root can do does not keep a GPU from its reset: a file with the path of its node in a mount namespace
-// of one's own, and the node opened by O_PATH, which needs no right to it.
+// What others than root can do does not keep a GPU from its reset: a file with the path of its node in a mount
+// namespace of one's own, and the node opened by O_PATH, which needs no right to it.
 func TestOnlyAnOpenDeviceHoldsTheGPU(t *testing.T) {
 	h := realHost(t)
 	dir := t.TempDir()
