@@ -1,10 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -69,6 +71,27 @@ func TestServeGivesNoContainerAGPUThatIsUsed(t *testing.T) {
 	if text, _ := s.ask("/metrics"); !strings.Contains(text, `gpu_cdi_plugin_prestart_seconds_count{result="failed",step="memory"} 1`) {
 		t.Error("the metrics do not show the refusal")
 	}
+}
+
+// Where serve sees the processes of the host, it names the one that uses a GPU.
+func TestServeNamesTheProcessThatUsesAGPU(t *testing.T) {
+	t.Parallel()
+	if own, err := os.Readlink("/proc/self/ns/pid"); err != nil || own != "pid:[4026531836]" {
+		testenv.Skip(t, "needs the host's PID namespace")
+	}
+	s := newServed(t, "pcie-quad", "")
+	showProcess := func(name string) {
+		mustDo(t, os.Symlink(filepath.Join("/proc", name), filepath.Join(s.node.Root(), "proc", name)))
+	}
+	showProcess("self")
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	s.wantReady(e, s.uuids()[1])
+	cmd := s.leftOver(1)
+	showProcess(strconv.Itoa(cmd.Process.Pid))
+	s.wantRefused(e, s.uuids()[1], fmt.Sprintf("(processes): process %d (sleep, cgroup ", cmd.Process.Pid))
+	mustDo(t, s.node.RemoveProcess(1, cmd.Process.Pid))
+	s.wantReady(e, s.uuids()[1])
 }
 
 func TestServeGivesNoContainerAGPUThatIsUnhealthy(t *testing.T) {
