@@ -115,23 +115,21 @@ func isClosed(c <-chan struct{}) bool {
 // watch receives the events of one GPU until it is stopped.
 func (w *watchers) watch(uuid string) {
 	reported := "not known yet" // why events are not received, or nothing
+	report := func(err error) {
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if text != reported && !w.stopped() {
+			reported = text
+			w.receive(w.sourceEvent(uuid, err))
+		}
+	}
 	for pause := minEventPause; !w.stopped(); pause = min(2*pause, maxEventPause) {
 		began := time.Now()
-		err := w.receiveUntilError(uuid, func() {
-			if reported != "" && !w.stopped() {
-				reported = ""
-				w.receive(w.sourceEvent(uuid, nil))
-			}
-		})
-		if w.stopped() {
-			return
-		}
+		report(w.receiveUntilError(uuid, report))
 		if time.Since(began) > maxEventPause {
 			pause = minEventPause
-		}
-		if err != nil && err.Error() != reported {
-			reported = err.Error()
-			w.receive(w.sourceEvent(uuid, err))
 		}
 		select {
 		case <-w.stop:
@@ -148,35 +146,64 @@ func (w *watchers) sourceEvent(uuid string, err error) gpu.Event {
 	}
 }
 
-// receiveUntilError makes an event set of the GPU and receives its events. It returns nil if it was stopped, or if the
-// GPU has no events.
-func (w *watchers) receiveUntilError(uuid string, works func()) error {
+// receiveUntilError makes an event set of the GPU and receives its events. It reports when they are received and, while
+// the driver does not answer, why they are not. It returns nil only if it was stopped.
+func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 	set, dev, err := w.newSet(uuid)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		_, _ = receiveCall(w, uuid, time.Second, func(c *call) (nvml.EventData, error) {
+		_, _ = receiveCall(w, eventsSubject(uuid), time.Second, func(c *call) (nvml.EventData, error) {
 			_, err := invoke(w.library, c, "nvmlEventSetFree", noValue(set.Free))
 			return nvml.EventData{}, err
 		})
 	}()
-	works()
+	report(nil)
 	for !w.stopped() {
-		got, err := receiveCall(w, uuid, 4*eventWait, func(c *call) (nvml.EventData, error) {
-			return invoke(w.library, c, "nvmlEventSetWait", func() (nvml.EventData, nvml.Return) {
-				return set.Wait(uint32(eventWait.Milliseconds()))
-			})
-		})
+		c, returned := w.wait(uuid, set)
+		if returned {
+			report(nil)
+		} else {
+			report(&timeoutError{"nvmlEventSetWait"})
+			select {
+			case <-c.done: // perhaps with the XID at which the driver stalled
+			case <-w.stop:
+				go w.receiveLate(uuid, c)
+				return nil
+			}
+		}
+		got, _ := c.answer.(nvml.EventData)
 		switch {
-		case hasCode(err, nvml.ERROR_TIMEOUT):
-		case err != nil:
-			return err
+		case hasCode(c.err, nvml.ERROR_TIMEOUT):
+		case c.err != nil:
+			return c.err
 		default:
 			w.receiveOne(uuid, dev, &got)
 		}
 	}
 	return nil
+}
+
+// wait waits for an event. A call that does not return in time is abandoned.
+func (w *watchers) wait(uuid string, set nvml.EventSet) (c *call, returned bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), 4*eventWait)
+	defer cancel()
+	return w.library.calls.do(ctx, eventsSubject(uuid), func(c *call) (any, error) {
+		return invoke(w.library, c, "nvmlEventSetWait", func() (nvml.EventData, nvml.Return) {
+			return set.Wait(uint32(eventWait.Milliseconds()))
+		})
+	})
+}
+
+// receiveLate passes on the event of an abandoned wait that returns after watching has stopped. It calls nothing, since
+// the library may then be closed, which frees the set.
+func (w *watchers) receiveLate(uuid string, c *call) {
+	<-c.done
+	got, _ := c.answer.(nvml.EventData)
+	if ev, ok := w.event(uuid, &got); ok && c.err == nil {
+		w.receive(ev)
+	}
 }
 
 // newSet makes an event set with the events of a GPU.
@@ -186,7 +213,7 @@ func (w *watchers) newSet(uuid string) (nvml.EventSet, nvml.Device, error) {
 		dev nvml.Device
 	}
 	l := w.library
-	r, err := receiveCall(w, uuid, maxEventPause, func(c *call) (r result, err error) {
+	r, err := receiveCall(w, eventsSubject(uuid), maxEventPause, func(c *call) (r result, err error) {
 		if r.dev, err = l.deviceByUUID(c, uuid); err != nil {
 			return r, err
 		}
@@ -212,21 +239,37 @@ func (w *watchers) newSet(uuid string) (nvml.EventSet, nvml.Device, error) {
 	return r.set, r.dev, err
 }
 
+func eventsSubject(uuid string) string { return "events of " + uuid }
+
 // receiveCall calls the driver about the events of a GPU.
-func receiveCall[T any](w *watchers, uuid string, limit time.Duration, work func(*call) (T, error)) (T, error) {
+func receiveCall[T any](w *watchers, subject string, limit time.Duration, work func(*call) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	return ask(ctx, &w.library.calls, "events of "+uuid, 0, work)
+	return ask(ctx, &w.library.calls, subject, 0, work)
 }
 
-// receiveOne passes an event on, with what the driver recommends after it.
+// receiveOne passes an event on, with what the driver recommends after it. That is a subject of its own, so that no wait
+// for events takes its answer.
 func (w *watchers) receiveOne(uuid string, dev nvml.Device, e *nvml.EventData) {
-	kind, ok := eventKinds[e.EventType]
+	ev, ok := w.event(uuid, e)
 	if !ok {
 		return
 	}
+	action, err := receiveCall(w, "recovery action of "+uuid, eventWait, func(c *call) (int, error) {
+		return w.library.recoveryAction(c, dev)
+	})
+	if err == nil {
+		ev.RecoveryAction = action
+	}
+	w.receive(ev)
+}
+
+// event is an event without what the driver recommends after it, and false if it is of no kind that is received.
+func (w *watchers) event(uuid string, e *nvml.EventData) (gpu.Event, bool) {
+	kind, ok := eventKinds[e.EventType]
 	ev := gpu.Event{
 		GPU: uuid, GPUInstance: instance(e.GpuInstanceId), ComputeInstance: instance(e.ComputeInstanceId), Kind: kind,
+		RecoveryAction: gpu.NoRecoveryAction,
 	}
 	if !w.library.has("nvmlEventSetWait_v2") { // the first version returns no IDs
 		ev.GPUInstance, ev.ComputeInstance = gpu.NoInstance, gpu.NoInstance
@@ -234,14 +277,7 @@ func (w *watchers) receiveOne(uuid string, dev nvml.Device, e *nvml.EventData) {
 	if kind == gpu.EventXID {
 		ev.XID = e.EventData
 	}
-	action, err := receiveCall(w, uuid, eventWait, func(c *call) (int, error) {
-		return w.library.recoveryAction(c, dev)
-	})
-	if err != nil {
-		action = gpu.NoRecoveryAction
-	}
-	ev.RecoveryAction = action
-	w.receive(ev)
+	return ev, ok
 }
 
 // instance is the ID of an instance in an event; all bits are set for none.

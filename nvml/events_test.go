@@ -279,13 +279,19 @@ func expectSources(t *testing.T, node *sim.Node, events chan gpu.Event, received
 	}
 }
 
-// expectXID reports an XID and waits for it.
-func expectXID(t *testing.T, node *sim.Node, events chan gpu.Event, index int, xid uint64) {
+// sendXID reports an XID and waits for it.
+func sendXID(t *testing.T, node *sim.Node, events chan gpu.Event, index int, xid uint64) {
 	t.Helper()
 	must(t, node.XID(index, xid, nil))
+	expectXID(t, events, xid)
+}
+
+// expectXID waits for an XID.
+func expectXID(t *testing.T, events chan gpu.Event, xid uint64) gpu.Event {
+	t.Helper()
 	for {
 		if e := nextEvent(t, events); e.Kind == gpu.EventXID && e.XID == xid {
-			return
+			return e
 		}
 	}
 }
@@ -307,7 +313,7 @@ func TestEventsAreReceivedWhileTheLibraryIsInUse(t *testing.T) {
 	if session.Close() == nil {
 		t.Error("the library was closed while a call was in it")
 	}
-	expectXID(t, node, events, 2, 31)
+	sendXID(t, node, events, 2, 31)
 	must(t, node.Clear())
 	must(t, <-used)
 }
@@ -327,7 +333,37 @@ func TestEventsAreReceivedAfterAReleaseThatFailed(t *testing.T) {
 	}
 	must(t, node.Clear())
 	expectSources(t, node, events, true)
-	expectXID(t, node, events, 2, 31)
+	sendXID(t, node, events, 2, 31)
+}
+
+// A driver may stall at an XID. The wait that returns late has it, also if watching was stopped meanwhile.
+func TestEventsOfAWaitThatHangsAreReceived(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, events := newEventSession(t, "pcie-quad")
+	const wait = "nvmlEventSetWait_v2"
+	must(t, node.Hang(wait, sim.AnyGPU))
+	expectSources(t, node, events, false)
+	must(t, node.XID(1, 95, nil))
+	fail(t, node, wait, sim.AnyGPU, nvml.SUCCESS)
+	if e := expectXID(t, events, 95); e.GPU != uuidOf(node, 1) || e.RecoveryAction != 0 {
+		t.Errorf("the event is %+v", e)
+	}
+	must(t, node.XID(1, 31, nil))
+	if e := expectXID(t, events, 31); e.GPU != uuidOf(node, 1) {
+		t.Errorf("the event is %+v", e)
+	}
+	must(t, node.Hang(wait, sim.AnyGPU))
+	time.Sleep(2 * eventWait) // until the wait of before has returned
+	must(t, node.XID(2, 94, nil))
+	if session.Close() == nil {
+		t.Error("the library was closed while a call was in it")
+	}
+	fail(t, node, wait, sim.AnyGPU, nvml.SUCCESS)
+	if e := expectXID(t, events, 94); e.GPU != uuidOf(node, 2) || e.RecoveryAction != gpu.NoRecoveryAction {
+		t.Errorf("the event is %+v", e)
+	}
 }
 
 // Events that their receiver does not take in time keep the library open. They are then reported as not received, and
@@ -349,7 +385,7 @@ func TestEventsAfterACloseThatFailed(t *testing.T) {
 	}
 	takeSnapshot(t, session)
 	expectSources(t, node, events, true)
-	expectXID(t, node, events, 1, 31)
+	sendXID(t, node, events, 1, 31)
 	if session.Close() == nil {
 		t.Error("the library was closed while an event was received")
 	}
@@ -358,5 +394,5 @@ func TestEventsAfterACloseThatFailed(t *testing.T) {
 	waitUntil(t, "the goroutines have ended", func() bool { return isClosed(session.watchers.ended) })
 	takeSnapshot(t, session)
 	expectSources(t, node, events, true)
-	expectXID(t, node, events, 2, 32)
+	sendXID(t, node, events, 2, 32)
 }
