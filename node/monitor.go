@@ -40,6 +40,9 @@ const (
 	// maxLogged bounds the reasons that are remembered of a device, in bytes: those with the process IDs of a program
 	// that is started again and again have no end.
 	maxLogged = 4 << 10
+	// maxGap is how long the driver's library may be closed before it is logged that events were missed: most resets are
+	// shorter.
+	maxGap = 10 * time.Second
 	// saveInterval is how often counters are saved if no state changes.
 	saveInterval = time.Minute
 )
@@ -66,7 +69,8 @@ type monitor struct {
 	mu            sync.Mutex
 	machine       *health.Machine
 	names         map[string]string // what people call a device, such as "GPU 3", by UUID
-	sources       map[string]error  // why the events of a GPU are not received, by UUID
+	sources       map[string]error  // why the events of a GPU are not received, by UUID, but for a closed library
+	closed        time.Time         // since when the library has been closed; zero if it is not
 	loaded        bool              // whether the record was read: before that none is written
 	identity      health.Identity   // of the record
 	unsaved       bool              // whether the record lacks a transition that is worth saving
@@ -150,6 +154,13 @@ func (m *monitor) setSource(e gpu.Event) {
 	if m.Observer != nil {
 		m.Observer.EventSource(e.GPU, e.Err == nil)
 	}
+	if errors.Is(e.Err, gpu.ErrLibraryClosed) {
+		m.beginGap()
+		return
+	}
+	if e.Err == nil {
+		m.endGap()
+	}
 	m.mu.Lock()
 	before := m.sources[e.GPU]
 	if e.Err == nil || before == nil { // the first error says most
@@ -159,6 +170,26 @@ func (m *monitor) setSource(e gpu.Event) {
 	if e.Err != nil || before != nil {
 		m.changed()
 	}
+}
+
+// beginGap notes that the driver's library is closed: the events of no GPU are received.
+func (m *monitor) beginGap() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed.IsZero() {
+		m.closed = time.Now()
+	}
+}
+
+// endGap notes that the library is open, and logs it if events were not received for long.
+func (m *monitor) endGap() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if gap := time.Since(m.closed); gap > maxGap && !m.closed.IsZero() {
+		m.log.Warn(fmt.Sprintf("events of the GPUs were not received for %s, while the driver's library was closed: "+
+			`see lines with "NVRM: Xid" in the kernel's log for XIDs of that time`, gap.Round(time.Second)))
+	}
+	m.closed = time.Time{}
 }
 
 // report logs transitions and publishes the state that follows from them.

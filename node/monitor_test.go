@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // noProbes is a driver that reports nothing about the health of GPUs.
@@ -83,6 +85,31 @@ func TestOnlyEventsOfGPUsThatAreThereAreMissed(t *testing.T) {
 	must(t, b.node.Clear())
 	if text := remarks(b.reconcile()); !strings.Contains(text, "events of GPU 2 are not received") {
 		t.Errorf("the remarks are %q when it is back", text)
+	}
+}
+
+// The library is closed for each reset of a GPU, which is worth a line only if it lasts.
+func TestEventsThatWereMissedForLongAreLoggedOnce(t *testing.T) {
+	log := &testenv.Log{}
+	b := newFixture(t, "pcie-quad", watchHealth(""), func(o *Options) { o.Log = slog.New(slog.NewTextHandler(log, nil)) })
+	b.start()
+	for lasts, lines := range map[time.Duration]int{0: 0, 23 * time.Second: 1} {
+		before := log.String()
+		for _, err := range []error{gpu.ErrLibraryClosed, nil} {
+			for _, uuid := range b.uuids() {
+				b.rec.Receive(gpu.Event{GPU: uuid, Kind: gpu.EventSource, Err: err})
+			}
+			if s := b.rec.State(); len(s.Remarks()) > 0 {
+				t.Errorf("the remarks are %q", s.Remarks())
+			}
+			if err != nil {
+				b.rec.monitor.closed = b.rec.monitor.closed.Add(-lasts)
+			}
+		}
+		got := strings.TrimPrefix(log.String(), before)
+		if strings.Count(got, "\n") != lines || strings.Contains(got, "not received for 23s") != (lines > 0) {
+			t.Errorf("after %v the log has\n%s", lasts, got)
+		}
 	}
 }
 

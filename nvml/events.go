@@ -82,10 +82,15 @@ func (w *watchers) end(ctx context.Context) bool {
 	}
 }
 
-// awaitEnd waits for the goroutines. If they have not ended before ctx, the library stays open without its events, and
-// that is reported.
+// awaitEnd waits for the goroutines and reports that events are not received any more: because the library is about to be
+// closed or, if they have not ended before ctx, although it stays open.
 func (w *watchers) awaitEnd(ctx context.Context) {
 	defer close(w.ended)
+	report := func(err error) {
+		for uuid := range w.gpus {
+			w.receive(w.sourceEvent(uuid, err))
+		}
+	}
 	all := make(chan struct{})
 	go func() {
 		w.running.Wait()
@@ -93,10 +98,9 @@ func (w *watchers) awaitEnd(ctx context.Context) {
 	}()
 	select {
 	case <-all:
+		report(gpu.ErrLibraryClosed)
 	case <-ctx.Done():
-		for uuid := range w.gpus {
-			w.receive(w.sourceEvent(uuid, errWatchStopped))
-		}
+		report(errWatchStopped)
 		<-all
 	}
 }

@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -108,12 +109,53 @@ func TestALostGPUNeitherHidesEventsNorSpins(t *testing.T) {
 	}
 }
 
+// A lost GPU is no reason to close the library soon, and then only once.
+func TestALostGPUHidesNoEventsOfTheOthers(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, events := newEventSession(t, "pcie-quad")
+	must(t, node.Lose(1))
+	expect := func(wantClosed bool) {
+		t.Helper()
+		xids, closed := 0, false
+		for xid := range uint64(20) {
+			must(t, node.XID(0, 100+xid, nil))
+			takeSnapshot(t, session)
+		}
+		for end := time.After(time.Second); ; {
+			select {
+			case e := <-events:
+				if e.Kind == gpu.EventXID {
+					xids++
+				}
+				closed = closed || e.GPU == uuidOf(node, 0) && errors.Is(e.Err, gpu.ErrLibraryClosed)
+				continue
+			case <-end:
+			}
+			break
+		}
+		if closed != wantClosed || !closed && xids < 20 {
+			t.Errorf("%d of 20 XIDs, reported that the library is closed: %t, want %t", xids, closed, wantClosed)
+		}
+	}
+	expect(false)
+	session.unreadableSince = time.Now().Add(-reopenAfter)
+	expect(true)
+	expect(false)
+}
+
 func TestEventsAreReceivedAfterTheLibraryWasClosed(t *testing.T) {
 	if !runAlone(t) {
 		return
 	}
 	session, node, events := newEventSession(t, "pcie-quad")
 	must(t, session.Close())
+	for range node.Machine().GPUs {
+		if e := nextEvent(t, events); e.Kind != gpu.EventSource || !errors.Is(e.Err, gpu.ErrLibraryClosed) {
+			t.Errorf("the event is %+v, want that events are not received", e)
+		}
+	}
 	must(t, node.XID(1, 31, nil)) // nobody receives it, and it is not reported later
 	takeSnapshot(t, session)
 	for range node.Machine().GPUs {
@@ -357,8 +399,8 @@ func TestEventsOfAWaitThatHangsAreReceived(t *testing.T) {
 	must(t, node.Hang(wait, sim.AnyGPU))
 	time.Sleep(2 * eventWait) // until the wait of before has returned
 	must(t, node.XID(2, 94, nil))
-	if session.Close() == nil {
-		t.Error("the library was closed while a call was in it")
+	if !session.watchers.end(t.Context()) || session.Close() == nil {
+		t.Error("watching goes on, or the library was closed while a call was in it")
 	}
 	fail(t, node, wait, sim.AnyGPU, nvml.SUCCESS)
 	if e := expectXID(t, events, 94); e.GPU != uuidOf(node, 2) || e.RecoveryAction != gpu.NoRecoveryAction {

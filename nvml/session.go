@@ -41,7 +41,7 @@ type Options struct {
 	// Returned is called when an abandoned call has returned, so that GPUs may be readable again. It may be nil.
 	Returned func()
 	// Events, if it is not nil, gets the events of the GPUs from the first snapshot on, from several goroutines at
-	// once.
+	// once. The library is closed after they have returned, so they must not use the session.
 	Events func(gpu.Event)
 	// Log gets warnings about links that cannot be read.
 	Log *slog.Logger
@@ -78,9 +78,12 @@ type Session struct {
 	probed   map[string]gpu.Probe // the last probes, by UUID
 	watchers *watchers            // nil while no events are received
 	released bool                 // see Release
-	// known are the GPUs that the kernel module knew when the library was opened, unreadable those that could not be
-	// read at the last snapshot without abandoned calls. If they change, the library is opened again.
-	known, unreadable string
+	// known are the GPUs that the kernel module knew when the library was opened. If they change, it is opened again.
+	known string
+	// unreadable are the GPUs that could not be read at the last snapshot without abandoned calls, and unreadableSince is
+	// since when: zero if the library was opened again for them.
+	unreadable      string
+	unreadableSince time.Time
 }
 
 // NewSession returns a session that has not opened the library yet.
@@ -161,13 +164,10 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 		_ = s.close() //nolint:contextcheck // has a deadline of its own
 	}
 	snapshot, handles, err := s.read(ctx)
-	if err == nil && !s.busy() {
-		if now := unreadableGPUs(snapshot); now != s.unreadable {
-			s.unreadable = now
-			if now != "" { // opening the library again may help
-				_ = s.close() //nolint:contextcheck // has a deadline of its own
-				snapshot, handles, err = s.read(ctx)
-			}
+	if err == nil && s.mayBecomeReadable(snapshot) {
+		_ = s.close() //nolint:contextcheck // has a deadline of its own
+		if snapshot, handles, err = s.read(ctx); err == nil {
+			s.unreadable = unreadableGPUs(snapshot)
 		}
 	}
 	if err != nil {
@@ -190,6 +190,27 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 // Until it is opened again, a removed GPU reads as lost and an added one does not appear.
 func (s *Session) mayHaveOtherGPUs() bool {
 	return s.library != nil && (s.known != knownGPUs(s.opts.Host) || s.last != nil && len(s.last.Devices) == 0)
+}
+
+// reopenAfter is after how long the library is opened again for GPUs that cannot be read. Faults of several GPUs come
+// within seconds, and while the library is closed, no events are received.
+const reopenAfter = 10 * time.Second
+
+// mayBecomeReadable reports whether the library must be opened again for GPUs that cannot be read, which is once: a GPU
+// that was lost and has come back, or one that was removed without the kernel module showing it, reads as lost until
+// then.
+func (s *Session) mayBecomeReadable(snapshot *gpu.Snapshot) bool {
+	if s.busy() {
+		return false
+	}
+	if now := unreadableGPUs(snapshot); now != s.unreadable {
+		s.unreadable, s.unreadableSince = now, time.Now()
+	}
+	if s.unreadable == "" || s.unreadableSince.IsZero() || time.Since(s.unreadableSince) < reopenAfter {
+		return false
+	}
+	s.unreadableSince = time.Time{}
+	return true
 }
 
 // unreadableGPUs lists the GPUs that could not be read, as text to compare.

@@ -137,7 +137,9 @@ func TestSnapshotFollowsTheGPUs(t *testing.T) {
 	}
 	compare("at first", 4)
 	must(t, node.Remove(1))
-	compare("a GPU is removed, and so lost", 3)
+	compare("a GPU is removed, which the kernel does not show, and so lost", 4)
+	session.unreadableSince = time.Now().Add(-reopenAfter)
+	compare("it is lost for some time", 3)
 	must(t, node.Clear())
 	compare("a GPU is added, which the kernel does not show yet", 3)
 	must(t, os.Mkdir(filepath.Join(node.Root(), "proc/driver/nvidia/gpus/0000:ff:00.0"), 0o755))
@@ -145,6 +147,7 @@ func TestSnapshotFollowsTheGPUs(t *testing.T) {
 	for i := range 4 {
 		must(t, node.Remove(i))
 	}
+	must(t, session.Close())
 	compare("all GPUs are removed", 0)
 	must(t, node.Clear())
 	compare("they are added", 4)

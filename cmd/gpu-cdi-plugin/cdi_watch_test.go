@@ -52,7 +52,7 @@ func TestWatchKeepsTheSpecUpToDateWithoutAKubelet(t *testing.T) {
 	mustDo(t, os.WriteFile(s.spec, []byte("{"), 0o644))
 	s.waitForDevices(s.uuids()...)
 	all := s.uuids()
-	mustDo(t, s.node.Remove(3))
+	mustDo(t, s.node.Unplug(3))
 	s.signal(syscall.SIGHUP)
 	s.waitForDevices(all[:3]...)
 

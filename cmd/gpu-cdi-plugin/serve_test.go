@@ -248,7 +248,7 @@ func TestServeFollowsTheNode(t *testing.T) {
 	s.listed(gpuResource, 8, 0)
 
 	// A GPU is gone.
-	mustDo(t, s.node.Remove(7))
+	mustDo(t, s.node.Unplug(7))
 	s.signal(syscall.SIGHUP)
 	s.listed(gpuResource, 7, 0)
 	waitFor(t, "a spec without it", func() bool {
