@@ -77,10 +77,14 @@ const (
 
 // Use is what uses a device at one time.
 type Use struct {
-	// Processes have a compute or graphics context on the device, by PID.
-	Processes []Process
-	// MemoryUsed is the memory in bytes that is neither free nor reserved by the driver.
-	MemoryUsed uint64
+	// Processes have a compute or graphics context on the device, by PID. ProcessesUnknown is whether the driver does not
+	// report those with a compute context, as in some virtual machines.
+	Processes        []Process
+	ProcessesUnknown bool
+	// MemoryUsed is the memory in bytes that is neither free nor reserved by the driver. MemoryUnknown is whether the
+	// driver does not report it, as for a GPU without memory of its own.
+	MemoryUsed    uint64
+	MemoryUnknown bool
 }
 
 // Process is a process with a context on a device.

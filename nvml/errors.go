@@ -58,10 +58,15 @@ func hasCode(err error, codes ...nvml.Return) bool {
 
 // optional drops the error that the GPU or the driver does not support the function. The value is then the zero value.
 func optional[T any](v T, err error) (T, error) {
-	if hasCode(err, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND) {
+	if isNotSupported(err) {
 		return v, nil
 	}
 	return v, err
+}
+
+// isNotSupported reports whether err is that the GPU or the driver does not support the function.
+func isNotSupported(err error) bool {
+	return hasCode(err, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND)
 }
 
 // classify wraps the error of a call about the driver as a whole.

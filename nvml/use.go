@@ -33,7 +33,10 @@ func (l *library) deviceByUUID(c *call, uuid string) (nvml.Device, error) {
 	})
 }
 
+const computeProcesses = "nvmlDeviceGetComputeRunningProcesses"
+
 func (l *library) use(c *call, dev nvml.Device) (gpu.Use, error) {
+	var use gpu.Use
 	byPID := map[int]gpu.Process{}
 	for _, kind := range []struct {
 		function string
@@ -41,7 +44,7 @@ func (l *library) use(c *call, dev nvml.Device) (gpu.Use, error) {
 		mark     func(*gpu.Process)
 	}{
 		{
-			"nvmlDeviceGetComputeRunningProcesses", dev.GetComputeRunningProcesses,
+			computeProcesses, dev.GetComputeRunningProcesses,
 			func(p *gpu.Process) { p.Compute = true },
 		},
 		{
@@ -53,8 +56,11 @@ func (l *library) use(c *call, dev nvml.Device) (gpu.Use, error) {
 			func(p *gpu.Process) { p.MPS = true },
 		},
 	} {
-		found, err := optional(invoke(l, c, kind.function, kind.list))
-		if err != nil {
+		found, err := invoke(l, c, kind.function, kind.list)
+		switch {
+		case isNotSupported(err): // all drivers that report processes report those with a compute context
+			use.ProcessesUnknown = use.ProcessesUnknown || kind.function == computeProcesses
+		case err != nil:
 			return gpu.Use{}, err
 		}
 		for _, p := range found {
@@ -68,16 +74,29 @@ func (l *library) use(c *call, dev nvml.Device) (gpu.Use, error) {
 			byPID[process.PID] = process
 		}
 	}
-	memory, err := optional(invoke(l, c, "nvmlDeviceGetMemoryInfo_v2", dev.GetMemoryInfo_v2))
+	var err error
+	if use.MemoryUsed, err = l.memoryUsed(c, dev); isNotSupported(err) {
+		use.MemoryUnknown, err = true, nil
+	}
 	if err != nil {
 		return gpu.Use{}, err
 	}
-	use := gpu.Use{MemoryUsed: memory.Used}
 	for _, p := range byPID {
 		use.Processes = append(use.Processes, p)
 	}
 	slices.SortFunc(use.Processes, func(a, b gpu.Process) int { return cmp.Compare(a.PID, b.PID) })
 	return use, nil
+}
+
+// memoryUsed is the memory in use without what the driver reserves. Drivers before 510 have the first version of the
+// function only. There it does not count reserved memory; with later ones it does.
+func (l *library) memoryUsed(c *call, dev nvml.Device) (uint64, error) {
+	memory, err := invoke(l, c, "nvmlDeviceGetMemoryInfo_v2", dev.GetMemoryInfo_v2)
+	if !isNotSupported(err) {
+		return memory.Used, err
+	}
+	first, err := invoke(l, c, "nvmlDeviceGetMemoryInfo", dev.GetMemoryInfo)
+	return first.Used, err
 }
 
 // withLibrary calls the driver about a subject, with the library open. It does not wait for a snapshot.

@@ -111,7 +111,10 @@ func (x *run) leftovers(ctx context.Context) (left []*process, others []string, 
 			left = append(left, p)
 		}
 	}
-	return left, others, nil
+	if use.ProcessesUnknown && len(left)+len(others) == 0 {
+		err = skippedError("the driver does not report the processes on the device")
+	}
+	return left, others, err
 }
 
 // checkMemory passes if the memory in use is that of known programs and at most the tolerance, or will be reset. Where
@@ -152,6 +155,9 @@ func (x *run) checkMemory(ctx context.Context) (string, error) {
 // one of these whose memory the driver does not report, or 0.
 func (x *run) memoryInUse(ctx context.Context) (used uint64, unknown int, err error) {
 	use, err := x.opts.Driver.Use(ctx, x.d.UUID)
+	if err == nil && use.MemoryUnknown {
+		err = skippedError("the driver does not report the memory in use")
+	}
 	used = use.MemoryUsed
 	for _, p := range use.Processes {
 		if x.excused[p.PID] {

@@ -74,6 +74,15 @@ func TestPolicies(t *testing.T) {
 			device: mig, node: &fakeNode{use: gpu.Use{MemoryUsed: 40 << 30}}, rules: Rules{Policy: Check},
 			want: []string{"sharing ok", "health ok", "processes ok", "memory skipped"},
 		},
+		"check skips what the driver does not report": {
+			node: &fakeNode{use: gpu.Use{ProcessesUnknown: true, MemoryUnknown: true}}, rules: Rules{Policy: Check},
+			want: []string{"sharing ok", "health ok", "processes skipped", "memory skipped"},
+		},
+		"check refuses a process where the driver reports some": {
+			node:  &fakeNode{use: gpu.Use{ProcessesUnknown: true, Processes: []gpu.Process{{Graphics: true}}}},
+			rules: Rules{Policy: Check}, want: []string{"sharing ok", "health ok", "processes failed"},
+			err: "(processes): process 0 (not in /proc) still uses it",
+		},
 		"clean restores the settings": {
 			node:  &fakeNode{changed: []string{"compute mode PROHIBITED instead of DEFAULT"}},
 			rules: Rules{Policy: Clean},
