@@ -12,6 +12,8 @@ type Probe struct {
 	Error string
 	// Lost is whether the driver reports that the GPU is lost, or that it has no such GPU. Error is then set too.
 	Lost bool
+	// NeedsReset is whether the driver reports that the GPU cannot be used before a reset. Error is then set too.
+	NeedsReset bool
 	// MIGEnabled is whether the GPU is in MIG mode.
 	MIGEnabled bool
 	// RecoveryAction is NVML's nvmlDeviceGpuRecoveryAction_t, or NoRecoveryAction. Drivers add values.

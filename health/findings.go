@@ -16,7 +16,7 @@ type baseline struct {
 	UncorrectedECC uint64 `json:"uncorrectedECC"`
 }
 
-// NotAnswering is the reason of a device whose GPU does not answer.
+// NotAnswering is the reason of a device whose GPU does not answer, for a cause that is not known.
 const NotAnswering = "it does not answer"
 
 // shutdownMargin is how many degrees below its shutdown temperature a GPU is too hot.
@@ -24,7 +24,12 @@ const shutdownMargin = 2
 
 // findings are what a probe shows to be wrong, compared with the baseline, which it updates.
 func (b *baseline) findings(p *gpu.Probe) []Finding {
-	if p.Error != "" {
+	switch {
+	case p.NeedsReset:
+		return []Finding{{Text: "the driver cannot use it before a reset", Action: Reset}}
+	case p.Lost: // which is lifted if it answers again all the same
+		return []Finding{{Text: "the driver has lost it, as when it falls off the bus", Action: Reboot}}
+	case p.Error != "":
 		return []Finding{{Text: NotAnswering, Action: None}}
 	}
 	if p.MIGEnabled {

@@ -15,7 +15,11 @@ func TestFindingsOfAProbe(t *testing.T) {
 	}{
 		"nothing has changed": {func(*gpu.Probe) {}, "", ""},
 		"the GPU is lost": {
-			func(p *gpu.Probe) { p.Error, p.Lost = "GPU is lost", true }, "it does not answer", None,
+			func(p *gpu.Probe) { p.Error, p.Lost = "GPU is lost", true }, "the driver has lost it, as when it falls off the bus", Reboot,
+		},
+		"the GPU needs a reset": {
+			func(p *gpu.Probe) { p.Error, p.NeedsReset = "GPU requires reset", true },
+			"the driver cannot use it before a reset", Reset,
 		},
 		"a row remapping is pending": {
 			func(p *gpu.Probe) { p.RemapPending = true }, "a row of its memory is remapped at the next reset", Reset,

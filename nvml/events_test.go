@@ -290,7 +290,7 @@ func TestProbesWithFunctionsThatFail(t *testing.T) {
 	}
 	fail(t, node, "nvmlDeviceGetHandleByUUID", plain, nvml.SUCCESS)
 	fail(t, node, "nvmlDeviceGetTemperature", plain, nvml.ERROR_RESET_REQUIRED)
-	if got := probe(plain); got.Error == "" || got.Lost {
+	if got := probe(plain); got.Error == "" || got.Lost || !got.NeedsReset {
 		t.Errorf("a GPU that needs a reset: %+v", got)
 	}
 }

@@ -66,6 +66,7 @@ func (s *Session) probe(ctx context.Context, d *gpu.Device, last gpu.Probe) gpu.
 		failed := none // an abandoned call reads none still
 		failed.Error = err.Error()
 		failed.Lost = hasCode(err, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_NOT_FOUND)
+		failed.NeedsReset = hasCode(err, nvml.ERROR_RESET_REQUIRED)
 		return failed
 	}
 	if !d.Usable() {

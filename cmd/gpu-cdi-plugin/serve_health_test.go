@@ -121,6 +121,7 @@ func TestServeTakesAGPUBackIntoService(t *testing.T) {
 
 	mustDo(t, s.node.Lose(6))
 	s.onlyUnhealthy(6)
+	s.logs("GPU 6 is unhealthy: the driver has lost it, as when it falls off the bus; it needs a reboot of the node")
 	mustDo(t, s.node.ClearGPU(6))
 	s.listed(gpuResource, 8, 0)
 	s.logs("GPU 6 is healthy again")

@@ -163,6 +163,11 @@ func TestServeHealsAGPUByAReset(t *testing.T) {
 	s.onlyUnhealthy(3)
 	s.wantReady(e, s.uuids()[3])
 	s.listed(gpuResource, 8, 0)
+	mustDo(t, s.node.Fail("nvmlDeviceGetTemperature", 3, 16)) // NVML_ERROR_RESET_REQUIRED
+	s.onlyUnhealthy(3)
+	s.logs("GPU 3 is unhealthy: the driver cannot use it before a reset; it needs a reset")
+	s.wantReady(e, s.uuids()[3])
+	s.listed(gpuResource, 8, 0)
 	mustDo(t, s.node.Set(3, map[string]string{"recovery-action": "reboot"}))
 	s.onlyUnhealthy(3)
 	s.wantRefused(e, s.uuids()[3], "(health): it is unhealthy: the driver asks for a reboot of the node")

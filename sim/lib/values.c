@@ -75,12 +75,15 @@ static bool reset_satisfies(uint64_t action)
     }
 }
 
-// Whether a reset of the GPU removes a record: a value that it clears, a process, its MIG devices.
+// Whether a reset of the GPU removes a record: a value that it clears, a process, its MIG devices, and a failure with
+// RESET_REQUIRED.
 bool removed_by_reset(const struct record *r, const void *slot)
 {
     uint64_t action;
     if (!of_gpu(r, *(const unsigned int *)slot))
         return false;
+    if (record_is(r, "fault"))
+        return record_number(r, "return", 999, &action) && action == NVML_ERROR_RESET_REQUIRED;
     if (!record_is(r, "set"))
         return record_is(r, "process") || record_is(r, "account") || record_is(r, "mig") || record_is(r, "clearmig");
     for (unsigned int v = 0; v < VALUE_COUNT; v++) {
