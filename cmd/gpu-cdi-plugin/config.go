@@ -3,7 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 
@@ -12,7 +14,6 @@ import (
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/near"
-	"gpu-cdi-plugin/internal/regular"
 )
 
 // fromFlag is the source of a value besides the configuration file and environment variables.
@@ -85,7 +86,12 @@ func (a *app) configuration() config.Config {
 
 // readConfig reads the file of --config.
 func readConfig(path string) (*config.File, error) {
-	data, err := regular.ReadFile(path, config.MaxFile)
+	var data []byte
+	f, err := os.Open(path)
+	if err == nil {
+		defer f.Close()
+		data, err = io.ReadAll(io.LimitReader(f, config.MaxFile+1))
+	}
 	if err != nil {
 		return nil, cli.With(cli.Usage, "set --config or "+envName("config")+" to a readable file",
 			fmt.Errorf("read the configuration: %w", err))
