@@ -23,7 +23,7 @@ func (m *Machine) Event(now time.Time, ev gpu.Event) (transitions []Transition, 
 		}
 		o.count++
 		if f := m.verdict(now, o, ev); f.Action.worse(Application) {
-			e.fault(now, f, true)
+			e.reported(now, f)
 		}
 		transitions = e.changed(before, transitions)
 	}

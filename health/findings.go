@@ -80,7 +80,7 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 	for _, e := range m.of(p.UUID) {
 		before := e.condition()
 		if e.Lost && !p.Lost { // it was initialised again, as by a reset
-			e.Reset = true
+			e.Event, e.Rule = Finding{}, Finding{}
 		}
 		e.Lost = p.Lost
 		if worst != nil {
@@ -93,26 +93,34 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 	return transitions
 }
 
-// failed takes a finding. It replaces the one of an earlier probe, even if that was worse.
+// failed takes a finding. It replaces the one of an earlier probe, even if that was worse, but not an event's unless it is
+// worse.
 func (e *entry) failed(now time.Time, f Finding) {
-	if e.State == Unhealthy && !e.ByEvent {
-		e.clean, e.Reason, e.Remedy, e.Reset = time.Time{}, f.Text, f.Action, false
-		return
+	if needed := e.needed(); !f.Action.worse(needed.Action) {
+		f = needed
 	}
-	e.fault(now, f, false)
+	e.fault(now, f)
 }
 
-// passed takes clean probes. They prove a device healthy unless an event made it unhealthy. Then it must also have been
-// reset, or the driver must report that no recovery action is needed; the latter does not lift an administrator's rule.
+// passed takes clean probes. They prove a device healthy unless it needs something by an event. That is lifted by what it
+// needs, or if the driver reports that no recovery action is needed; the latter does not lift an administrator's rule.
 func (e *entry) passed(now time.Time, recoveryAction int, cleanFor time.Duration) {
-	if e.State == Healthy || e.State == Unhealthy && e.ByEvent && !e.Reset && (recoveryAction != 0 || e.ByRule) {
+	if recoveryAction == 0 {
+		e.Event = Finding{}
+	}
+	needed := e.needed()
+	switch {
+	case e.State == Healthy:
+		return
+	case needed.Action != "":
+		e.Reason, e.Remedy = needed.Text, needed.Action // a finding of a probe may have been worse
 		return
 	}
 	if e.clean.IsZero() {
 		e.clean = now
 	}
 	if e.State != Recovering {
-		e.State, e.Since, e.ByEvent, e.ByRule = Recovering, now, false, false
+		e.State, e.Since = Recovering, now
 	}
 	doublings := min(max(e.Relapses-1, 0), maxDoublings)
 	if e.Unproven {

@@ -40,9 +40,9 @@ type Device struct {
 // Finding is what is wrong with a GPU, and what it needs.
 type Finding struct {
 	// Text is a part of a sentence, such as "a row of its memory could not be remapped".
-	Text string
+	Text string `json:"text"`
 	// Action is what the GPU needs; None if the finding can pass by itself.
-	Action Action
+	Action Action `json:"action"`
 
 	byRule bool // whether an administrator's rule says so
 }

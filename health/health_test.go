@@ -78,6 +78,8 @@ func lost(p *gpu.Probe)           { p.Error, p.Lost = "GPU is lost", true }
 func notAnswering(p *gpu.Probe)   { p.Error = "unknown error" }
 func linkDown(p *gpu.Probe)       { p.NVLinks = 0 }
 func remapPending(p *gpu.Probe)   { p.RemapPending = true }
+func remapFailed(p *gpu.Probe)    { p.RemapFailed = true }
+func fabricFailed(p *gpu.Probe)   { p.Fabric = gpu.FabricFailed }
 func fabricStarting(p *gpu.Probe) { p.Fabric = gpu.FabricStarting }
 
 // restart makes a new machine of the record.
@@ -225,6 +227,47 @@ func TestStateOfADevice(t *testing.T) {
 				return n.xid(gpuB, 79, noRecovery).found(gpuB, linkDown)
 			},
 			state: Unhealthy, reason: "XID 79", remedy: Reboot,
+		},
+		"an event counts also if a finding that needs as much was there before": {
+			do: func(_ *testing.T, n *node) *node {
+				return n.found(gpuB, fabricFailed).xid(gpuB, 95, noRecovery).
+					clean(gpuB, noRecovery).after(time.Hour).clean(gpuB, noRecovery)
+			},
+			state: Unhealthy, reason: "XID 95", remedy: Reset,
+		},
+		"a rule counts also if the driver has asked for as much before": {
+			rules: Rules{XIDs: map[uint64]Rule{94: {Action: Reset}}},
+			do: func(_ *testing.T, n *node) *node {
+				return n.clean(gpuB, 1).xid(gpuB, 94, 1).clean(gpuB, 0).after(time.Hour).clean(gpuB, 0)
+			},
+			state: Unhealthy, reason: "XID 94", remedy: Reset,
+		},
+		"a rule still counts when a worse finding has passed": {
+			rules: Rules{XIDs: map[uint64]Rule{94: {Action: Reset}}},
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 94, 0).clean(gpuB, 2).clean(gpuB, 0).after(time.Hour).clean(gpuB, 0)
+			},
+			state: Unhealthy, reason: "XID 94", remedy: Reset,
+		},
+		"a rule still counts when a worse event has come": {
+			rules: Rules{XIDs: map[uint64]Rule{94: {Action: Reset}}},
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 94, 0).xid(gpuB, 79, 2).clean(gpuB, 0).after(time.Hour).clean(gpuB, 0)
+			},
+			state: Unhealthy, reason: "XID 94", remedy: Reset,
+		},
+		"a worse finding is the reason until it has passed": {
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 95, noRecovery).found(gpuB, remapFailed)
+			},
+			state: Unhealthy, reason: "could not be remapped", remedy: Service,
+		},
+		"an event after a reset needs another one": {
+			do: func(_ *testing.T, n *node) *node {
+				n.xid(gpuB, 95, noRecovery).WasReset(n.now, gpuB)
+				return n.xid(gpuB, 95, noRecovery).clean(gpuB, noRecovery).after(time.Hour).clean(gpuB, noRecovery)
+			},
+			state: Unhealthy, reason: "XID 95", remedy: Reset,
 		},
 		"a flapping link must be up for longer each time": {
 			do: func(_ *testing.T, n *node) *node {
@@ -463,10 +506,15 @@ func TestTheRecordKeepsItsFormat(t *testing.T) {
       "reason": "a fault",
       "remedy": "reboot",
       "since": "2026-01-02T03:04:05Z",
-      "byEvent": true,
-      "byRule": true,
+      "event": {
+        "text": "XID 79",
+        "action": "reboot"
+      },
+      "rule": {
+        "text": "XID 94",
+        "action": "reset"
+      },
       "lost": true,
-      "reset": true,
       "cordon": "a fan is loud",
       "cordonSince": "2026-01-02T03:04:05Z",
       "heldSince": "2026-01-02T03:04:05Z",

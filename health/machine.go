@@ -101,17 +101,32 @@ func (m *Machine) forget() {
 	}
 }
 
-// fault makes a device suspect or unhealthy, unless something worse is known of it.
-func (e *entry) fault(now time.Time, f Finding, byEvent bool) {
+// reported takes what an event means. It is remembered until it is lifted, also if something worse is known now.
+func (e *entry) reported(now time.Time, f Finding) {
+	if f.Action.worse(Probe) {
+		source := &e.Event
+		if f.byRule {
+			source = &e.Rule
+		}
+		if f.Action.worse(source.Action) {
+			*source = f
+		}
+	}
+	if e.State == Unhealthy && !f.Action.worse(e.Remedy) {
+		e.clean = time.Time{}
+		return
+	}
+	e.fault(now, f)
+}
+
+// fault makes a device suspect or unhealthy. One that is unhealthy stays so.
+func (e *entry) fault(now time.Time, f Finding) {
 	e.clean = time.Time{}
 	to := Unhealthy
-	if f.Action == Probe {
+	if f.Action == Probe && e.State != Unhealthy {
 		to = Suspect
 	}
-	switch {
-	case e.State == Unhealthy && !f.Action.worse(e.Remedy):
-		return
-	case e.State == Suspect && to == Suspect:
+	if e.State == Suspect && to == Suspect {
 		return
 	}
 	passing := f.Action == None && now.Sub(e.resetAt) < afterReset // no relapse
@@ -124,16 +139,27 @@ func (e *entry) fault(now time.Time, f Finding, byEvent bool) {
 	if e.State != to {
 		e.Since = now
 	}
-	e.State, e.Reason, e.Remedy, e.Reset = to, f.Text, f.Action, false
-	e.ByEvent, e.ByRule = byEvent && to == Unhealthy, f.byRule && to == Unhealthy
+	e.State, e.Reason, e.Remedy = to, f.Text, f.Action
 }
 
 // WasReset notes that a GPU was reset. Clean probes then make it healthy, unless it needs more than that.
 func (m *Machine) WasReset(now time.Time, gpu string) {
 	for _, e := range m.of(gpu) {
 		e.resetAt, e.Relapses, e.Unproven = now, 0, false
-		e.Reset = e.Reset || !e.Remedy.worse(Reset)
+		for _, f := range []*Finding{&e.Event, &e.Rule} {
+			if !f.Action.worse(Reset) {
+				*f = Finding{}
+			}
+		}
 	}
+}
+
+// needed is what a device needs by events, whatever probes find; its Action is empty if that is nothing.
+func (e *entry) needed() Finding {
+	if e.Rule.Action.worse(e.Event.Action) {
+		return e.Rule
+	}
+	return e.Event
 }
 
 // SetLeftInUse marks a device as in use after its last container, for a reason, or with an empty reason no longer. One
@@ -184,7 +210,7 @@ func (m *Machine) StatusWithoutCordon(uuid string) (Status, bool) {
 // that is cordoned, held for a reset, or waits for a reboot or a person.
 func (m *Machine) NeedsFrequentProbes() bool {
 	for _, e := range m.entries {
-		waits := e.condition().state == Cordoned || e.State == Unhealthy && e.ByEvent && e.Remedy.worse(Reset)
+		waits := e.condition().state == Cordoned || e.needed().Action.worse(Reset)
 		if e.present && e.State != Healthy && !waits {
 			return true
 		}

@@ -50,14 +50,15 @@ type recordedState struct {
 	Device
 	Seen time.Time `json:"seen"` // when it was last present
 
-	State   State     `json:"state"` // without regard to a cordon
-	Reason  string    `json:"reason,omitempty"`
-	Remedy  Action    `json:"remedy,omitempty"`
-	Since   time.Time `json:"since"`
-	ByEvent bool      `json:"byEvent,omitempty"` // whether an event made it unhealthy: clean probes alone do not end that
-	ByRule  bool      `json:"byRule,omitempty"`  // whether that was by a rule: the driver does not end it either
-	Lost    bool      `json:"lost,omitempty"`    // whether it was lost at the last probe
-	Reset   bool      `json:"reset,omitempty"`   // whether it was reset since it became unhealthy
+	State  State     `json:"state"` // without regard to a cordon
+	Reason string    `json:"reason,omitempty"`
+	Remedy Action    `json:"remedy,omitempty"`
+	Since  time.Time `json:"since"`
+	// Event is what it needs by its events, and Rule by an administrator's rule; zero if nothing. Clean probes alone do not
+	// end either, and the driver does not end what a rule says.
+	Event Finding `json:"event,omitzero"`
+	Rule  Finding `json:"rule,omitzero"`
+	Lost  bool    `json:"lost,omitempty"` // whether it was lost at the last probe
 
 	Cordon      string    `json:"cordon,omitempty"` // why an administrator took it out of service; empty if not
 	CordonSince time.Time `json:"cordonSince,omitzero"`
@@ -150,10 +151,10 @@ func (m *Machine) Restore(data []byte, now Identity) error {
 		}
 		e := &entry{recordedState: d.recordedState, codes: map[uint64]*occurrences{}}
 		if r.Identity != now && e.State != Healthy {
-			e.State, e.Remedy, e.ByEvent, e.ByRule, e.Lost = Suspect, Probe, false, false, false
+			e.State, e.Remedy, e.Event, e.Rule, e.Lost = Suspect, Probe, Finding{}, Finding{}, false
 		}
-		if e.State == Unhealthy && e.ByEvent && e.Remedy == Reset && !e.Reset {
-			e.Reset, e.Unproven = true, true
+		if e.needed().Action == Reset {
+			e.Event, e.Rule, e.Unproven = Finding{}, Finding{}, true
 		}
 		for code, n := range d.XIDs {
 			if len(e.codes) < maxCodes {
