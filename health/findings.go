@@ -79,10 +79,10 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 	var transitions []Transition
 	for _, e := range m.of(p.UUID) {
 		before := e.condition()
-		if e.Lost && !p.Lost { // it was initialised again, as by a reset
-			e.Event, e.Rule = Finding{}, Finding{}
+		if e.Lost && p.Error == "" && !e.Event.Action.worse(Reboot) { // it was initialised again, as by a reset or a reboot
+			e.Event = Finding{}
 		}
-		e.Lost = p.Lost
+		e.Lost = p.Lost || e.Lost && p.Error != ""
 		if worst != nil {
 			e.failed(now, *worst)
 		} else {

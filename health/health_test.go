@@ -150,6 +150,27 @@ func TestStateOfADevice(t *testing.T) {
 			},
 			state: Healthy,
 		},
+		"a lost GPU that only gives another error does not answer again": {
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 95, noRecovery).found(gpuB, lost).found(gpuB, notAnswering)
+			},
+			state: Unhealthy, reason: "XID 95", remedy: Reset,
+		},
+		"a lost GPU that answers again may still need service": {
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 54, noRecovery).found(gpuB, lost).
+					clean(gpuB, noRecovery).after(time.Hour).clean(gpuB, noRecovery)
+			},
+			state: Unhealthy, reason: "XID 54", remedy: Service,
+		},
+		"a lost GPU that answers again still needs what a rule says": {
+			rules: Rules{XIDs: map[uint64]Rule{94: {Action: Service}}},
+			do: func(_ *testing.T, n *node) *node {
+				return n.xid(gpuB, 94, noRecovery).found(gpuB, lost).
+					clean(gpuB, noRecovery).after(time.Hour).clean(gpuB, noRecovery)
+			},
+			state: Unhealthy, reason: "XID 94", remedy: Service,
+		},
 		"the driver's recovery action none overrules the catalogue": {
 			do: func(_ *testing.T, n *node) *node { return n.xid(gpuB, 95, 0) }, state: Healthy,
 		},
