@@ -122,11 +122,8 @@ func (e *entry) passed(now time.Time, recoveryAction int, cleanFor time.Duration
 	if e.State != Recovering {
 		e.State, e.Since = Recovering, now
 	}
-	doublings := min(max(e.Relapses-1, 0), maxDoublings)
-	if e.Unproven {
-		doublings = maxDoublings
-	}
-	if now.Sub(e.clean) >= cleanFor<<doublings {
+	wait := cleanFor << min(max(e.Relapses-1, 0), maxDoublings)
+	if now.Sub(e.clean) >= wait {
 		e.State, e.Reason, e.Remedy, e.Since, e.Recovered = Healthy, "", None, now, now
 	}
 }

@@ -330,19 +330,19 @@ func TestStateOfADevice(t *testing.T) {
 			},
 			state: Unhealthy, reason: "XID 79", remedy: Reboot,
 		},
-		"a device that may have been reset before the restart must be clean for long": {
+		"a restart is no reset": {
 			do: func(t *testing.T, n *node) *node {
 				return n.xid(gpuB, 95, noRecovery).restart(t, boot, boot).
-					clean(gpuB, noRecovery).after(319*time.Second).clean(gpuB, noRecovery)
+					clean(gpuB, noRecovery).after(time.Hour).clean(gpuB, noRecovery)
 			},
-			state: Recovering, reason: "XID 95", remedy: Reset,
+			state: Unhealthy, reason: "XID 95", remedy: Reset,
 		},
-		"a device that was clean for long after the restart is healthy": {
+		"a restart does not lift a rule": {
+			rules: Rules{XIDs: map[uint64]Rule{94: {Action: Reset}}},
 			do: func(t *testing.T, n *node) *node {
-				return n.xid(gpuB, 95, noRecovery).restart(t, boot, boot).
-					clean(gpuB, noRecovery).after(320*time.Second).clean(gpuB, noRecovery)
+				return n.xid(gpuB, 94, 0).restart(t, boot, boot).clean(gpuB, 0).after(time.Hour).clean(gpuB, 0)
 			},
-			state: Healthy,
+			state: Unhealthy, reason: "XID 94", remedy: Reset,
 		},
 		"a GPU that did not answer for a time was not reset by that": {
 			do: func(_ *testing.T, n *node) *node {
@@ -543,7 +543,6 @@ func TestTheRecordKeepsItsFormat(t *testing.T) {
       "dirtySince": "2026-01-02T03:04:05Z",
       "relapses": 7,
       "recovered": "2026-01-02T03:04:05Z",
-      "unproven": true,
       "xids": {
         "79": 3
       }

@@ -132,7 +132,7 @@ func (e *entry) fault(now time.Time, f Finding) {
 	passing := f.Action == None && now.Sub(e.resetAt) < afterReset // no relapse
 	if e.State == Healthy && !passing {
 		if now.Sub(e.Recovered) > relapseWithin {
-			e.Relapses, e.Unproven = 0, false
+			e.Relapses = 0
 		}
 		e.Relapses++
 	}
@@ -145,7 +145,7 @@ func (e *entry) fault(now time.Time, f Finding) {
 // WasReset notes that a GPU was reset. Clean probes then make it healthy, unless it needs more than that.
 func (m *Machine) WasReset(now time.Time, gpu string) {
 	for _, e := range m.of(gpu) {
-		e.resetAt, e.Relapses, e.Unproven = now, 0, false
+		e.resetAt, e.Relapses = now, 0
 		for _, f := range []*Finding{&e.Event, &e.Rule} {
 			if !f.Action.worse(Reset) {
 				*f = Finding{}

@@ -70,8 +70,6 @@ type recordedState struct {
 
 	Relapses  int       `json:"relapses,omitempty"`
 	Recovered time.Time `json:"recovered,omitzero"` // when it last became healthy
-	// Unproven is whether a reset was only assumed, so that probes must pass for the longest time. It ends as Relapses do.
-	Unproven bool `json:"unproven,omitempty"`
 }
 
 // Record returns the machine's state as JSON, for Restore.
@@ -132,9 +130,7 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 //
 //   - A cordon stays until it is lifted, and HoldForReset until EndHold: whether a reset of the process before goes on
 //     is not known. What was found on a device after its last container stays until a check finds nothing.
-//   - With the same boot and driver a device is as it was recorded. What was recovering is so from the start. One that
-//     needs a reset may have been reset by hand while this program did not run: it becomes healthy after clean probes
-//     for 64 times as long as usual.
+//   - With the same boot and driver a device is as it was recorded. What was recovering is so from the start.
 //   - After a reboot, or with another driver, the remedy may have been applied: what was not healthy is suspect, and
 //     probes decide.
 //
@@ -152,9 +148,6 @@ func (m *Machine) Restore(data []byte, now Identity) error {
 		e := &entry{recordedState: d.recordedState, codes: map[uint64]*occurrences{}}
 		if r.Identity != now && e.State != Healthy {
 			e.State, e.Remedy, e.Event, e.Rule, e.Lost = Suspect, Probe, Finding{}, Finding{}, false
-		}
-		if e.needed().Action == Reset {
-			e.Event, e.Rule, e.Unproven = Finding{}, Finding{}, true
 		}
 		for code, n := range d.XIDs {
 			if len(e.codes) < maxCodes {
