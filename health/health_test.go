@@ -676,29 +676,34 @@ func TestAMIGDeviceThatReturns(t *testing.T) {
 	for name, c := range map[string]struct {
 		do      func(m *Machine)
 		without []Device // while it is gone
-		want    State
+		// unreadable are the GPUs that cannot be read meanwhile.
+		unreadable []string
+		want       State
 	}{
 		"a fault stays if the GPU was gone too": {
-			func(m *Machine) { m.Event(start, event(gpuA, 1, 0, 95, noRecovery)) }, nil, Unhealthy,
+			func(m *Machine) { m.Event(start, event(gpuA, 1, 0, 95, noRecovery)) }, nil, nil, Unhealthy,
+		},
+		"a fault stays if the GPU could not be read": {
+			func(m *Machine) { m.Event(start, event(gpuA, 1, 0, 95, noRecovery)) }, []Device{gpu}, []string{gpuA}, Unhealthy,
 		},
 		"a fault goes if it was created again": {
-			func(m *Machine) { m.Event(start, event(gpuA, 1, 0, 95, noRecovery)) }, []Device{gpu}, Healthy,
+			func(m *Machine) { m.Event(start, event(gpuA, 1, 0, 95, noRecovery)) }, []Device{gpu}, nil, Healthy,
 		},
 		"a cordon stays": {
-			func(m *Machine) { m.Cordon(start, migA1, "x") }, []Device{gpu}, Cordoned,
+			func(m *Machine) { m.Cordon(start, migA1, "x") }, []Device{gpu}, nil, Cordoned,
 		},
 		"a cordon that ended with the GPU's while it was gone": {
 			func(m *Machine) {
 				m.Cordon(start, gpuA, "x")
 				m.SetDevices(start, []Device{gpu})
 				m.Uncordon(start, gpuA)
-			}, []Device{gpu}, Healthy,
+			}, []Device{gpu}, nil, Healthy,
 		},
 	} {
 		m := New(Rules{})
 		m.SetDevices(start, []Device{gpu, mig})
 		c.do(m)
-		m.SetDevices(start, c.without)
+		m.SetDevices(start, c.without, c.unreadable...)
 		m.SetDevices(start, []Device{gpu, mig})
 		if s := m.Statuses()[migA1]; s.State != c.want {
 			t.Errorf("%s: %+v", name, s)

@@ -40,10 +40,11 @@ type Machine struct {
 // entry is what is known about a device.
 type entry struct {
 	recordedState
-	present bool
-	resetAt time.Time
-	clean   time.Time // since when all probes pass; zero if they do not
-	codes   map[uint64]*occurrences
+	present    bool
+	unreadable bool // whether it is a GPU that could not be read, whose MIG devices are not known
+	resetAt    time.Time
+	clean      time.Time // since when all probes pass; zero if they do not
+	codes      map[uint64]*occurrences
 }
 
 // New returns a machine without devices.
@@ -53,11 +54,12 @@ func New(rules Rules) *Machine {
 }
 
 // SetDevices sets the devices that are there. A new one is healthy, or as its GPU is; so is a MIG device that was created
-// again. Any other that comes back is as it was. List a GPU before its MIG devices.
-func (m *Machine) SetDevices(now time.Time, devices []Device) {
+// again. Any other that comes back is as it was. List a GPU before its MIG devices. Those of unreadable GPUs, which are
+// given by UUID, are not known.
+func (m *Machine) SetDevices(now time.Time, devices []Device, unreadable ...string) {
 	before := map[string]bool{}
 	for uuid, e := range m.entries {
-		before[uuid], e.present = e.present, false
+		before[uuid], e.present = e.present && !e.unreadable, false
 	}
 	for _, d := range devices {
 		e := m.entries[d.UUID]
@@ -66,6 +68,7 @@ func (m *Machine) SetDevices(now time.Time, devices []Device) {
 			m.entries[d.UUID] = e
 		}
 		e.Device, e.present, e.Seen = d, true, now
+		e.unreadable = slices.Contains(unreadable, d.UUID)
 	}
 	m.forget()
 }

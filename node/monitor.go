@@ -94,10 +94,16 @@ func (m *monitor) setDevices(s *gpu.Snapshot) {
 	defer m.mu.Unlock()
 	var devices []health.Device
 	devices, m.names = healthDevices(s)
+	var unreadable []string
+	for i := range s.Devices {
+		if d := &s.Devices[i]; !d.Usable() {
+			unreadable = append(unreadable, d.UUID)
+		}
+	}
 	if !m.loaded {
 		m.loadRecord(s.DriverVersion)
 	}
-	m.machine.SetDevices(time.Now(), devices)
+	m.machine.SetDevices(time.Now(), devices, unreadable...)
 }
 
 // healthDevices are the devices of a snapshot, a GPU before its MIG devices, and what people call them, by UUID.

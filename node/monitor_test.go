@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,6 +68,30 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 	}
 	b.source.set(nil)
 	b.counts(b.reconcile(), 3, 1)
+}
+
+// A GPU that cannot be read when the program starts has no MIG devices in the snapshot.
+func TestAMIGDeviceIsAsRecordedWhenItsGPUAnswersAtLast(t *testing.T) {
+	record := filepath.Join(t.TempDir(), "health.json")
+	before := newFixture(t, "mig-h100", watchHealth(record))
+	before.start()
+	snapshot := before.rec.State().Snapshot
+	one := &snapshot.Devices[0]
+	mig := one.MIG[0]
+	e := xid(one.UUID, 95)
+	e.GPUInstance, e.ComputeInstance = mig.GPUInstance, mig.ComputeInstance
+	before.rec.Receive(e)
+	before.rec.monitor.saveOrLog()
+
+	b := newFixtureOn(t, before.node, watchHealth(record))
+	unread := *snapshot
+	unread.Devices = slices.Clone(snapshot.Devices)
+	unread.Devices[0].Error, unread.Devices[0].MIG = "timed out", nil
+	b.rec.monitor.setDevices(&unread)
+	b.rec.monitor.setDevices(snapshot)
+	if s := b.rec.monitor.machine.Statuses()[mig.UUID]; s.State != health.Unhealthy {
+		t.Errorf("the MIG device is %+v", s)
+	}
 }
 
 // The waits for events of a GPU that is gone end with an error, which is no reason for a warning for ever.
