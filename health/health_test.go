@@ -2,7 +2,6 @@ package health
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -812,60 +811,6 @@ func TestDevicesThatAreAbsentAreForgottenAtLast(t *testing.T) {
 	}
 	if len(m.entries) != maxAbsent+1 || m.entries["GPU-999"] == nil || m.entries["GPU-998"] == nil {
 		t.Errorf("%d devices are remembered, want %d", len(m.entries), maxAbsent+1)
-	}
-}
-
-// Random faults and repairs: in the end what was repaired is healthy, and what was not is not.
-func TestSoak(t *testing.T) {
-	for seed := range uint64(20) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		n := newNode(t, Rules{})
-		broken := map[string]func(){} // by GPU; the repair
-		repairs := []func(gpu string) func(){
-			func(gpu string) func() { n.xid(gpu, 95, noRecovery); return func() { n.WasReset(n.now, gpu) } },
-			func(gpu string) func() { n.found(gpu, lost); return func() {} },
-			func(gpu string) func() { n.found(gpu, linkDown); return func() {} },
-			func(gpu string) func() { n.xid(gpu, 48, noRecovery); return func() {} },
-		}
-		for range 10_000 {
-			n.after(time.Duration(r.IntN(20)) * time.Second)
-			gpu := []string{gpuA, gpuB}[r.IntN(2)]
-			switch r.IntN(4) {
-			case 0:
-				if broken[gpu] == nil {
-					broken[gpu] = repairs[r.IntN(len(repairs))](gpu)
-				}
-			case 1:
-				if repair := broken[gpu]; repair != nil {
-					repair()
-					delete(broken, gpu)
-				}
-			case 2:
-				n.xid(gpu, []uint64{13, 31, 43, 45}[r.IntN(4)], noRecovery)
-			case 3:
-				if broken[gpu] == nil {
-					n.clean(gpu, noRecovery)
-				}
-			}
-			if broken[gpu] != nil {
-				for uuid, s := range n.Statuses() {
-					if n.entries[uuid].GPU == gpu && s.State == Healthy {
-						t.Fatalf("seed %d: %s is healthy, and was not repaired", seed, uuid)
-					}
-				}
-			}
-		}
-		for gpu := range broken {
-			broken[gpu]()
-		}
-		for _, gpu := range []string{gpuA, gpuB} {
-			n.clean(gpu, noRecovery).after(time.Hour).clean(gpu, noRecovery)
-		}
-		for uuid, s := range n.Statuses() {
-			if s.State != Healthy {
-				t.Errorf("seed %d: %s is %s (%s) after all repairs", seed, uuid, s.State, s.Reason)
-			}
-		}
 	}
 }
 
