@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,9 +29,13 @@ type nodeSource struct {
 	node *sim.Node
 	lost []int // indices of GPUs that no longer answer
 	err  error // of the driver as a whole
+
+	released atomic.Bool
 }
 
 func (s *nodeSource) Library() string { return s.node.Library() }
+
+func (s *nodeSource) Released() bool { return s.released.Load() }
 
 func (s *nodeSource) Snapshot(context.Context) (*gpu.Snapshot, error) {
 	s.mu.Lock()

@@ -96,6 +96,13 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	written := r.rewriteFiles()
 	r.findLibrary()
 	r.inputs = r.inputFingerprint()
+	if r.plan != nil && r.opts.Source.Released() { // the driver may be unloaded or replaced meanwhile
+		if r.failures == 0 {
+			r.publish(r.stateOf(r.plan))
+		}
+		r.observe(began, written, r.plan.err())
+		return nil
+	}
 	err := r.checkDriver()
 	if errors.Is(err, ErrDriverChanged) {
 		return err

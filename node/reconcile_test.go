@@ -627,6 +627,27 @@ func TestADriverWhoseModuleIsNotReloadedMakesItsDevicesUnhealthy(t *testing.T) {
 	}
 }
 
+// An administrator releases the driver to replace it.
+func TestAReleasedDriverIsNotLookedAt(t *testing.T) {
+	b := newFixture(t, "workstation")
+	b.start()
+	b.source.released.Store(true)
+	b.source.set(errors.New("the driver was used"))
+	must(t, os.Remove(b.node.Library()))
+	b.counts(b.reconcile(), 1, 0)
+	must(t, os.RemoveAll(b.dirs[1]))
+	b.counts(b.reconcile(), 1, 0)
+	if !b.specIsWhole() {
+		t.Error("the spec is not whole")
+	}
+	b.upgrade("590.44.01")
+	b.counts(b.reconcile(), 1, 0)
+	b.source.released.Store(false)
+	if err := b.rec.reconcile(t.Context()); !errors.Is(err, ErrDriverChanged) {
+		t.Errorf("after the release: %v", err)
+	}
+}
+
 func TestTwoInstancesDoNotWriteOneSpec(t *testing.T) {
 	b := newFixture(t, "workstation")
 	b.start()

@@ -36,6 +36,13 @@ func (s *Session) Release(ctx context.Context) error {
 	}
 }
 
+// Released reports whether Release is in effect.
+func (s *Session) Released() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.released
+}
+
 // Reopen ends Release and opens the library. Events of the GPUs are received again.
 func (s *Session) Reopen(ctx context.Context) error {
 	s.mu.Lock()

@@ -356,11 +356,14 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	s.wantReady(e, s.uuids()[1])
 	s.xid(1, 43, nil) // events are received again
 
-	// The kernel module is loaded again.
+	// The kernel module is loaded again; the library is not there meanwhile.
 	version := s.node.Driver()
 	s.does("the NVIDIA driver is released", "release")
-	load := s.unloadModule()
+	library, err := filepath.Rel(s.node.Root(), s.node.Library())
+	mustDo(t, err)
+	load := s.unloadModule(library)
 	time.Sleep(3 * time.Second)
+	s.onlyUnhealthy(3) // as before
 	if refused := s.preStart(e, s.uuids()[1]); refused != why {
 		t.Errorf("refused for %q, want %q", refused, why)
 	}
@@ -370,7 +373,7 @@ func TestServeReleasesTheDriver(t *testing.T) {
 
 	// The driver is replaced.
 	s.does("the NVIDIA driver is released", "release")
-	_, err := sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Driver: "590.44.01", Force: true})
+	_, err = sim.Create(t.Context(), s.node.Root(), s.node.Machine(), sim.Options{Driver: "590.44.01", Force: true})
 	mustDo(t, err)
 	s.logs("the NVIDIA driver was replaced: the libraries are 590.44.01 now")
 	waitFor(t, "a device of the new driver", func() bool {
@@ -384,11 +387,11 @@ func TestServeReleasesTheDriver(t *testing.T) {
 	mustDo(t, s.end(syscall.SIGTERM))
 }
 
-// unloadModule makes the node report no kernel module until load.
-func (s *served) unloadModule() (load func()) {
+// unloadModule makes the node report no kernel module until load, and takes other files away too.
+func (s *served) unloadModule(others ...string) (load func()) {
 	s.t.Helper()
 	rename := func(from, to string) {
-		for _, f := range []string{"sys/module/nvidia/version", "proc/driver/nvidia/version"} {
+		for _, f := range append(others, "sys/module/nvidia/version", "proc/driver/nvidia/version") {
 			path := filepath.Join(s.node.Root(), f)
 			if err := os.Rename(path+from, path+to); err != nil && !os.IsNotExist(err) {
 				s.t.Fatal(err)
