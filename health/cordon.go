@@ -2,29 +2,38 @@ package health
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
 )
 
-// Cordon takes a device out of service, and with a GPU its MIG devices, until Uncordon. It reports whether the device is
-// there.
-func (m *Machine) Cordon(now time.Time, uuid, reason string) ([]Transition, bool) {
+// Cordon takes a device out of service, and with a GPU its MIG devices, until Uncordon. The device need not be there, but
+// known.
+func (m *Machine) Cordon(now time.Time, uuid, reason string) ([]Transition, error) {
 	return m.setCordon(now, uuid, cmp.Or(reason, "no reason was given"))
 }
 
-// Uncordon ends Cordon.
-func (m *Machine) Uncordon(now time.Time, uuid string) ([]Transition, bool) {
+// Uncordon ends Cordon. It returns an error for a MIG device of a GPU that is cordoned.
+func (m *Machine) Uncordon(now time.Time, uuid string) ([]Transition, error) {
+	if e := m.entries[uuid]; e != nil && e.GPU != uuid {
+		if parent := m.entries[e.GPU]; parent != nil && parent.Cordon != "" {
+			return nil, fmt.Errorf("%s is a part of GPU %s, which is cordoned: uncordon the GPU", uuid, e.GPU)
+		}
+	}
 	return m.setCordon(now, uuid, "")
 }
 
-func (m *Machine) setCordon(now time.Time, uuid, reason string) ([]Transition, bool) {
+func (m *Machine) setCordon(now time.Time, uuid, reason string) ([]Transition, error) {
 	return m.setWithMIG(uuid, func(e *entry) { e.Cordon, e.CordonSince = reason, now })
 }
 
+// Knows reports whether a device is there, or was and is remembered.
+func (m *Machine) Knows(uuid string) bool { return m.entries[uuid] != nil }
+
 // HoldForReset takes a GPU and its MIG devices out of service until EndHold. This is apart from a cordon, which neither
-// sets nor lifts it. It reports whether the GPU is there.
-func (m *Machine) HoldForReset(now time.Time, gpu string) ([]Transition, bool) {
+// sets nor lifts it. The GPU need not be there, but known.
+func (m *Machine) HoldForReset(now time.Time, gpu string) ([]Transition, error) {
 	return m.setWithMIG(gpu, func(e *entry) { e.HeldSince = now })
 }
 
@@ -46,19 +55,24 @@ func (m *Machine) Held() []string {
 }
 
 // setWithMIG changes a device and, with a GPU, its MIG devices: also those that are not there now and may come back. It
-// reports whether any of them is there.
-func (m *Machine) setWithMIG(uuid string, set func(*entry)) (transitions []Transition, present bool) {
+// returns an error if nothing is known of any of them.
+func (m *Machine) setWithMIG(uuid string, set func(*entry)) ([]Transition, error) {
+	var transitions []Transition
+	known := false
 	for _, id := range slices.Sorted(maps.Keys(m.entries)) {
 		e := m.entries[id]
 		if id != uuid && e.GPU != uuid {
 			continue
 		}
+		known = true
 		before := e.condition()
 		set(e)
 		if e.present {
 			transitions = e.changed(before, transitions)
-			present = true
 		}
 	}
-	return transitions, present
+	if !known {
+		return nil, fmt.Errorf("nothing is known of a device %s", uuid)
+	}
+	return transitions, nil
 }

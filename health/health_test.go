@@ -478,8 +478,8 @@ func TestHoldForReset(t *testing.T) {
 		m.SetDevices(start, []Device{gpu})
 	}
 	const held = "held for a reset by an administrator"
-	if list, known := m.HoldForReset(start.Add(time.Hour), gpuA); len(list) != 1 || !known {
-		t.Errorf("transitions %v, known %t", list, known)
+	if list, err := m.HoldForReset(start.Add(time.Hour), gpuA); len(list) != 1 || err != nil {
+		t.Errorf("transitions %v, error %v", list, err)
 	}
 	want("held", held, held)
 	if s := m.Statuses()[gpuA]; s.State != Cordoned || s.Since != start.Add(time.Hour) {
@@ -565,6 +565,40 @@ func TestTheRecordKeepsItsFormat(t *testing.T) {
 	}
 }
 
+func TestUncordonOfAMIGDevice(t *testing.T) {
+	gpu, mig := Device{gpuA, gpuA, noInstance, noInstance}, Device{migA1, gpuA, 1, 0}
+	m := New(Rules{})
+	m.SetDevices(start, []Device{gpu, mig})
+	m.Cordon(start, gpuA, "a fan is loud")
+	const want = "MIG-a1 is a part of GPU GPU-a, which is cordoned: uncordon the GPU"
+	if list, err := m.Uncordon(start, migA1); err == nil || err.Error() != want || list != nil {
+		t.Errorf("transitions %v, error %v, want %s", list, err, want)
+	}
+	if s := m.Statuses()[migA1]; s.State != Cordoned {
+		t.Errorf("with its GPU cordoned: %+v", s)
+	}
+	m.Uncordon(start, gpuA)
+	m.Cordon(start, migA1, "y")
+	if _, err := m.Uncordon(start, migA1); err != nil || m.Statuses()[migA1].State != Healthy {
+		t.Errorf("error %v, %+v", err, m.Statuses()[migA1])
+	}
+}
+
+func TestCordonOfADeviceThatIsNotThere(t *testing.T) {
+	n := newNode(t, Rules{})
+	n.SetDevices(n.now, nil)
+	if list, err := n.Cordon(n.now, gpuB, "x"); err != nil || list != nil || !n.Knows(gpuB) {
+		t.Errorf("transitions %v, error %v, known %t", list, err, n.Knows(gpuB))
+	}
+	n.setDevices()
+	if s := n.Statuses()[gpuB]; s.State != Cordoned {
+		t.Errorf("when it is back: %+v", s)
+	}
+	if _, err := n.Cordon(n.now, "GPU-z", "x"); err == nil || n.Knows("GPU-z") {
+		t.Errorf("a device of which nothing is known: error %v, known %t", err, n.Knows("GPU-z"))
+	}
+}
+
 // A cordon can be set and lifted in a record, which keeps all else.
 func TestEditCordon(t *testing.T) {
 	id := Identity{"1", "580"}
@@ -592,6 +626,9 @@ func TestEditCordon(t *testing.T) {
 	all = edit(Device{UUID: gpuA}, "a fan is loud") // with its MIG devices
 	if all[migA1].State != Cordoned || all[migA2].State != Cordoned || all[gpuB].State != Unhealthy {
 		t.Errorf("after the cordon of a GPU: %v", all)
+	}
+	if _, err := EditCordon(data, id, start, Device{UUID: migA1}, ""); err == nil {
+		t.Error("a MIG device of a cordoned GPU is uncordoned")
 	}
 	all = edit(Device{UUID: gpuB}, "a fan is loud")
 	if all[gpuB].State != Cordoned {

@@ -79,7 +79,11 @@ func (m *Machine) Record(id Identity) ([]byte, error) {
 		e := m.entries[uuid]
 		r.Devices = append(r.Devices, recordedDevice{e.recordedState, e.status().XIDs})
 	}
-	return r.encode()
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("record the health of the devices: %w", err)
+	}
+	return append(data, '\n'), nil
 }
 
 func parseRecord(data []byte) (record, error) {
@@ -93,37 +97,38 @@ func parseRecord(data []byte) (record, error) {
 	return r, nil
 }
 
-func (r *record) encode() ([]byte, error) {
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return nil, fmt.Errorf("record the health of the devices: %w", err)
-	}
-	return append(data, '\n'), nil
-}
-
 // EditCordon returns a record with the cordon of a device, and with a GPU those of its MIG devices, set to a reason or, if
-// that is empty, lifted. It also ends HoldForReset of these devices, as nothing that runs holds them. A device that the
-// record does not have is added as healthy. Without data it is a new record, with that identity.
+// that is empty, lifted as by Uncordon. It also ends HoldForReset of these devices, as nothing that runs holds them. A
+// device that the record does not have is added, as healthy or as its GPU. Without data it is a new record, with that
+// identity.
 func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string) ([]byte, error) {
-	r := record{Version: recordVersion, Identity: id}
+	m := New(Rules{})
 	if len(data) > 0 {
-		var err error
-		if r, err = parseRecord(data); err != nil {
+		r, err := parseRecord(data)
+		if err != nil {
 			return nil, fmt.Errorf("read the recorded health of the devices: %w", err)
 		}
-	}
-	known := func(e recordedDevice) bool { return e.UUID == d.UUID }
-	if !slices.ContainsFunc(r.Devices, known) {
-		r.Devices = append(r.Devices, recordedDevice{recordedState: recordedState{
-			Device: d, Seen: now, State: Healthy, Since: now,
-		}})
-	}
-	for i := range r.Devices {
-		if e := &r.Devices[i]; e.UUID == d.UUID || e.GPU == d.UUID {
-			e.Cordon, e.CordonSince, e.HeldSince = reason, now, time.Time{}
+		id = r.Identity
+		if err := m.Restore(data, id); err != nil {
+			return nil, err
 		}
 	}
-	return r.encode()
+	if m.entries[d.UUID] == nil {
+		e := m.created(now, d)
+		e.Device, e.Seen = d, now
+		m.entries[d.UUID] = e
+	}
+	var err error
+	if reason == "" {
+		_, err = m.Uncordon(now, d.UUID)
+	} else {
+		_, err = m.Cordon(now, d.UUID, reason)
+	}
+	if err != nil {
+		return nil, err
+	}
+	m.EndHold(d.UUID)
+	return m.Record(id)
 }
 
 // Restore sets the state of a new machine to a recorded one. What it is worth depends on where it was found:

@@ -283,17 +283,14 @@ func (s *soak) reset(g *soakGPU) {
 	g.lift(func(n need) bool { return n.action == Reset })
 }
 
-// setCordon cordons or uncordons a GPU, or a MIG device of a GPU that is not cordoned.
+// setCordon cordons or uncordons a GPU or a MIG device.
 func (s *soak) setCordon(g *soakGPU, cordoned bool) {
 	i := s.IntN(len(g.devices))
-	if i > 0 && g.devices[0].cordoned {
-		i = 0
-	}
 	uuid := g.devices[i].UUID
 	if cordoned {
 		s.machine.Cordon(s.now, uuid, "maintenance")
-	} else {
-		s.machine.Uncordon(s.now, uuid)
+	} else if s.machine.Uncordon(s.now, uuid); i > 0 && g.devices[0].cordoned {
+		return // that is refused
 	}
 	for j, d := range g.devices {
 		if i == 0 || i == j {

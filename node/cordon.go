@@ -1,15 +1,14 @@
 package node
 
 import (
-	"errors"
 	"time"
 
 	"gpu-cdi-plugin/health"
 )
 
 // cordon sets or lifts a cordon. The record has it when cordon returns.
-func (m *monitor) cordon(uuid string, set func(*health.Machine) ([]health.Transition, bool)) error {
-	if err := m.change(uuid, set); err != nil {
+func (m *monitor) cordon(set func(*health.Machine) ([]health.Transition, error)) error {
+	if err := m.change(set); err != nil {
 		return err
 	}
 	return m.save()
@@ -18,7 +17,7 @@ func (m *monitor) cordon(uuid string, set func(*health.Machine) ([]health.Transi
 // holdForReset takes a GPU out of service for a reset. It is recorded for people who read that; the next process ends
 // it.
 func (m *monitor) holdForReset(gpuUUID string) error {
-	err := m.change(gpuUUID, func(machine *health.Machine) ([]health.Transition, bool) {
+	err := m.change(func(machine *health.Machine) ([]health.Transition, error) {
 		return machine.HoldForReset(time.Now(), gpuUUID)
 	})
 	if err == nil {
@@ -28,20 +27,23 @@ func (m *monitor) holdForReset(gpuUUID string) error {
 }
 
 func (m *monitor) endHold(gpuUUID string) {
-	_ = m.change(gpuUUID, func(machine *health.Machine) ([]health.Transition, bool) {
-		return machine.EndHold(gpuUUID), true
+	_ = m.change(func(machine *health.Machine) ([]health.Transition, error) {
+		return machine.EndHold(gpuUUID), nil
 	})
 	m.saveOrLog()
 }
 
-// change changes the machine and reports what follows.
-func (m *monitor) change(uuid string, change func(*health.Machine) ([]health.Transition, bool)) error {
+func (m *monitor) knows(uuid string) bool {
 	m.mu.Lock()
-	transitions, present := change(m.machine)
+	defer m.mu.Unlock()
+	return m.machine.Knows(uuid)
+}
+
+// change changes the machine and reports what follows.
+func (m *monitor) change(change func(*health.Machine) ([]health.Transition, error)) error {
+	m.mu.Lock()
+	transitions, err := change(m.machine)
 	m.mu.Unlock()
 	m.report(transitions)
-	if !present {
-		return errors.New("the driver does not have " + uuid)
-	}
-	return nil
+	return err
 }

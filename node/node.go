@@ -186,17 +186,20 @@ func (r *Reconciler) CheckReset(ctx context.Context, uuid string) error {
 // WasReset notes that a GPU was reset, which is what it may have needed. It needs Options.Health.
 func (r *Reconciler) WasReset(gpuUUID string) { r.monitor.wasReset(gpuUUID) }
 
+// Knows reports whether a device can be cordoned: it is there, or was and is remembered. It needs Options.Health.
+func (r *Reconciler) Knows(uuid string) bool { return r.monitor.knows(uuid) }
+
 // Cordon takes a device out of service for a reason, and with a GPU its MIG devices, until Uncordon. When it returns the
 // state is published and on record: after an error it may not survive a restart. It needs Options.Health.
 func (r *Reconciler) Cordon(uuid, reason string) error {
-	return r.monitor.cordon(uuid, func(m *health.Machine) ([]health.Transition, bool) {
+	return r.monitor.cordon(func(m *health.Machine) ([]health.Transition, error) {
 		return m.Cordon(time.Now(), uuid, reason)
 	})
 }
 
-// Uncordon ends Cordon.
+// Uncordon ends Cordon. It returns an error for a MIG device of a GPU that is cordoned.
 func (r *Reconciler) Uncordon(uuid string) error {
-	return r.monitor.cordon(uuid, func(m *health.Machine) ([]health.Transition, bool) {
+	return r.monitor.cordon(func(m *health.Machine) ([]health.Transition, error) {
 		return m.Uncordon(time.Now(), uuid)
 	})
 }

@@ -103,6 +103,13 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 	s.awaitControl()
 	s.does("GPU 1 ("+s.uuids()[1]+") is uncordoned", "uncordon", s.uuids()[1])
 	s.listed(gpuResource, 4, 0)
+
+	// One that is not there can be cordoned too.
+	mustDo(t, s.node.Unplug(3))
+	s.listed(gpuResource, 3, 0)
+	s.does("is not there now ("+s.uuids()[3]+") is cordoned", "cordon", s.uuids()[3], "--reason", "x")
+	mustDo(t, s.node.Plug(3))
+	s.onlyUnhealthy(3)
 }
 
 // A cordoned GPU takes its MIG devices along, also those that are made later.
