@@ -186,6 +186,13 @@ func (m *Machine) LeftInUse(uuid string) bool {
 	return e != nil && e.present && e.LeftInUse != ""
 }
 
+// SuspectAll makes the devices that are there suspect for a reason, as a part of a sentence, until their probes pass.
+func (m *Machine) SuspectAll(now time.Time, reason string) {
+	for _, e := range m.matching(func(*Device) bool { return true }) {
+		e.fault(now, Finding{Text: reason, Action: Probe})
+	}
+}
+
 // Statuses are those of the devices that are there, by UUID.
 func (m *Machine) Statuses() map[string]Status {
 	all := map[string]Status{}

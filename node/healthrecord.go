@@ -18,11 +18,12 @@ import (
 // MaxHealthRecord is the size in bytes of the largest record that is read.
 const MaxHealthRecord = 4 << 20
 
-// loadRecord takes the record of the process before. It needs the names of the devices.
-func (m *monitor) loadRecord(driverVersion string) {
+// loadRecord takes the record of the process before, and reports whether that can be used, if there is one. It needs the
+// names of the devices.
+func (m *monitor) loadRecord(driverVersion string) (usable bool) {
 	m.loaded, m.identity = true, HealthIdentity(m.host, driverVersion)
 	if m.Path == "" {
-		return
+		return true
 	}
 	data, err := regular.ReadFile(m.Path, MaxHealthRecord)
 	if err == nil {
@@ -31,14 +32,15 @@ func (m *monitor) loadRecord(driverVersion string) {
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		m.saved = data
 		m.endRecordedHolds()
-		return
+		return true
 	}
 	aside := m.Path + ".damaged"
-	m.log.Error("the recorded health of the devices cannot be used; all devices start as healthy: "+err.Error(),
+	m.log.Error("the recorded health of the devices cannot be used; cordons are lost, and probes decide: "+err.Error(),
 		"set aside as", aside)
 	if err := os.Rename(m.Path, aside); err != nil {
 		m.log.Error("the recorded health of the devices cannot be set aside: " + err.Error())
 	}
+	return false
 }
 
 // endRecordedHolds brings the GPUs back that the process before held for a reset when it ended.

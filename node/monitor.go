@@ -100,10 +100,11 @@ func (m *monitor) setDevices(s *gpu.Snapshot) {
 			unreadable = append(unreadable, d.UUID)
 		}
 	}
-	if !m.loaded {
-		m.loadRecord(s.DriverVersion)
-	}
+	usable := m.loaded || m.loadRecord(s.DriverVersion)
 	m.machine.SetDevices(time.Now(), devices, unreadable...)
+	if !usable {
+		m.machine.SuspectAll(time.Now(), "its recorded health cannot be used")
+	}
 }
 
 // healthDevices are the devices of a snapshot, a GPU before its MIG devices, and what people call them, by UUID.

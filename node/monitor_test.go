@@ -70,6 +70,26 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 	b.counts(b.reconcile(), 3, 1)
 }
 
+// It is not known which devices were unhealthy. A node without a record is new.
+func TestDevicesAreSuspectWithoutAUsableRecord(t *testing.T) {
+	dir := t.TempDir()
+	good, bad := filepath.Join(dir, "none"), filepath.Join(dir, "health.json")
+	must(t, os.WriteFile(bad, []byte(`{"version": 2}`), 0o644))
+	for path, want := range map[string]health.State{good: health.Healthy, bad: health.Suspect} {
+		b := newFixture(t, "pcie-quad", watchHealth(path))
+		b.start()
+		s := b.reconcile()
+		for _, uuid := range b.uuids() {
+			if got := s.Health[uuid]; got.State != want {
+				t.Errorf("%s: %+v, want %s", path, got, want)
+			}
+		}
+	}
+	if _, err := os.Stat(bad + ".damaged"); err != nil {
+		t.Error(err)
+	}
+}
+
 // A GPU that cannot be read when the program starts has no MIG devices in the snapshot.
 func TestAMIGDeviceIsAsRecordedWhenItsGPUAnswersAtLast(t *testing.T) {
 	record := filepath.Join(t.TempDir(), "health.json")
