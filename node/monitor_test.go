@@ -47,6 +47,20 @@ func TestAnEventIsPublishedWithoutAReconciliation(t *testing.T) {
 	b.counts(b.reconcile(), 3, 1) // reconciling does not undo it
 }
 
+// The driver's events begin with the first snapshot, before the first state is published.
+func TestAnEventDuringTheStartCounts(t *testing.T) {
+	during := &eventAtReconciliation{}
+	b := newFixture(t, "pcie-quad", watchHealth(""), func(o *Options) { o.Observer = during })
+	during.send = func() { b.rec.Receive(xid(b.uuids()[2], 95)) }
+	b.start()
+	b.counts(b.rec.State(), 3, 1)
+}
+
+// eventAtReconciliation sends an event when a reconciliation is observed.
+type eventAtReconciliation struct{ send func() }
+
+func (e *eventAtReconciliation) Reconciled(time.Duration, bool, error) { e.send() }
+
 // A driver that comes late must not make all GPUs healthy, nor empty the record.
 func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 	record := filepath.Join(t.TempDir(), "health.json")

@@ -48,6 +48,7 @@ func (r *Reconciler) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.setDevices(want)
 	p := r.newPlan(want, r.loadSpecs())
 	if err := r.checkTaken(p); err != nil {
 		return err
@@ -60,11 +61,15 @@ func (r *Reconciler) start(ctx context.Context) error {
 	r.writeDescriptors(p)
 	r.observe(began, p.written, p.err())
 	r.plan = p
-	if r.monitor != nil {
-		r.monitor.setDevices(p.snapshot)
-	}
 	r.publish(r.stateOf(p))
 	return nil
+}
+
+// setDevices gives the monitor the devices of a scan. Call it at once: it drops events of GPUs that it does not have.
+func (r *Reconciler) setDevices(want *desired) {
+	if r.monitor != nil {
+		r.monitor.setDevices(want.snapshot)
+	}
 }
 
 // awaitDriver publishes the resources without devices. The specs on disk stay as they are until there is a driver.
@@ -129,10 +134,8 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 // writePlan makes the files what is desired. It first takes devices back that are gone; the caller then publishes new
 // ones. So a published device is in the spec at any time.
 func (r *Reconciler) writePlan(want *desired) {
+	r.setDevices(want)
 	p := r.newPlan(want, r.loadSpecs())
-	if r.monitor != nil {
-		r.monitor.setDevices(want.snapshot)
-	}
 	r.publish(r.stateBetween(r.reconciled, p))
 	r.writeSpecs(p)
 	r.writeDescriptors(p)
