@@ -67,7 +67,7 @@ func (m *Machine) SetDevices(now time.Time, devices []Device, unreadable ...stri
 			e = m.created(now, d)
 			m.entries[d.UUID] = e
 		}
-		e.Device, e.present, e.Seen = d, true, now
+		e.Device, e.present, e.Seen = d, true, now.Truncate(24*time.Hour)
 		e.unreadable = slices.Contains(unreadable, d.UUID)
 	}
 	m.forget()

@@ -48,7 +48,7 @@ type recordedDevice struct {
 // recordedState is what is known about a device and outlives the process.
 type recordedState struct {
 	Device
-	Seen time.Time `json:"seen"` // when it was last present
+	Seen time.Time `json:"seen"` // the day on which it was last present: a time would change the record each minute
 
 	State  State     `json:"state"` // without regard to a cordon
 	Reason string    `json:"reason,omitempty"`

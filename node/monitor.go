@@ -281,6 +281,9 @@ func (m *monitor) run(ctx context.Context) {
 			}
 		case <-timer.C:
 		}
+		if m.hasUnsaved() { // by an event; the driver may not answer the probe for long
+			m.saveOrLog()
+		}
 		probed = time.Now()
 		_ = m.probe(ctx) // while the driver as a whole does not answer, nothing is known about the GPUs
 		if m.hasUnsaved() || time.Now().After(due) {

@@ -84,6 +84,41 @@ func TestTheRecordIsReadWhenTheDriverComes(t *testing.T) {
 	b.counts(b.reconcile(), 3, 1)
 }
 
+// A driver that hangs must not keep a state from the record.
+func TestAnEventIsRecordedBeforeTheProbe(t *testing.T) {
+	record := filepath.Join(t.TempDir(), "health.json")
+	b := newFixture(t, "pcie-quad", func(o *Options) { o.Health = &HealthOptions{Prober: hangingProber{}, Path: record} })
+	b.start()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		b.rec.monitor.run(ctx)
+		close(ended)
+	}()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	b.rec.Receive(xid(b.uuids()[2], 95))
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		data, err := os.ReadFile(record)
+		if err == nil && strings.Contains(string(data), "XID 95") {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the record is %s, error %v", data, err)
+		}
+	}
+}
+
+// hangingProber does not answer.
+type hangingProber struct{}
+
+func (hangingProber) Probes(ctx context.Context, _ ...string) ([]gpu.Probe, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
 // It is not known which devices were unhealthy. A node without a record is new.
 func TestDevicesAreSuspectWithoutAUsableRecord(t *testing.T) {
 	dir := t.TempDir()
