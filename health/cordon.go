@@ -8,18 +8,22 @@ import (
 	"time"
 )
 
-// Cordon takes a device out of service, and with a GPU its MIG devices, until Uncordon. The device need not be there, but
-// known.
+// Cordon takes a device out of service, and with a GPU its MIG devices, until Uncordon. The device need not be there,
+// but known.
 func (m *Machine) Cordon(now time.Time, uuid, reason string) ([]Transition, error) {
 	return m.setCordon(now, uuid, cmp.Or(reason, "no reason was given"))
 }
 
-// Uncordon ends Cordon. It returns an error for a MIG device of a GPU that is cordoned.
+// Uncordon ends Cordon. It returns an error for a MIG device of a GPU that is cordoned. NVLinks of a GPU that are down
+// when its cordon ends are no fault from then on: whoever took it out of service knows of them.
 func (m *Machine) Uncordon(now time.Time, uuid string) ([]Transition, error) {
 	if e := m.entries[uuid]; e != nil && e.GPU != uuid {
 		if parent := m.entries[e.GPU]; parent != nil && parent.Cordon != "" {
 			return nil, fmt.Errorf("%s is a part of GPU %s, which is cordoned: uncordon the GPU", uuid, e.GPU)
 		}
+	}
+	if b := m.baselines[uuid]; b != nil && m.entries[uuid] != nil && m.entries[uuid].Cordon != "" {
+		b.NVLinks = 0
 	}
 	return m.setCordon(now, uuid, "")
 }

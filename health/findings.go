@@ -79,7 +79,7 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 	var transitions []Transition
 	for _, e := range m.of(p.UUID) {
 		before := e.condition()
-		if e.Lost && p.Error == "" && !e.Event.Action.worse(Reboot) { // it was initialised again, as by a reset or a reboot
+		if e.Lost && p.Error == "" && !e.Event.Action.worse(Reboot) { // it was initialised again, as by a reboot
 			e.Event = Finding{}
 		}
 		e.Lost = p.Lost || e.Lost && p.Error != ""
@@ -93,8 +93,8 @@ func (m *Machine) Probe(now time.Time, p *gpu.Probe) []Transition {
 	return transitions
 }
 
-// failed takes a finding. It replaces the one of an earlier probe, even if that was worse, but not an event's unless it is
-// worse.
+// failed takes a finding. It replaces the one of an earlier probe, even if that was worse, but not what an event has
+// reported unless it is worse than that.
 func (e *entry) failed(now time.Time, f Finding) {
 	if needed := e.needed(); !f.Action.worse(needed.Action) {
 		f = needed
@@ -102,8 +102,8 @@ func (e *entry) failed(now time.Time, f Finding) {
 	e.fault(now, f)
 }
 
-// passed takes clean probes. They prove a device healthy unless it needs something by an event. That is lifted by what it
-// needs, or if the driver reports that no recovery action is needed; the latter does not lift an administrator's rule.
+// passed takes clean probes. They prove a device healthy unless it needs something by an event. That ends with what it
+// needs, or if the driver reports that no recovery action is needed, which does not end what a rule says.
 func (e *entry) passed(now time.Time, recoveryAction int, cleanFor time.Duration) {
 	if recoveryAction == 0 {
 		e.Event = Finding{}

@@ -62,6 +62,12 @@ func (n *node) clean(uuid string, recoveryAction int) *node {
 	return n
 }
 
+// noLinks probes a GPU without an NVLink that is up.
+func (n *node) noLinks(uuid string) *node {
+	n.Probe(n.now, &gpu.Probe{UUID: uuid})
+	return n
+}
+
 // found probes a GPU with a fault, whose NVLink was up before.
 func (n *node) found(uuid string, fault func(*gpu.Probe)) *node {
 	if n.baselines[uuid] == nil {
@@ -310,15 +316,15 @@ func TestStateOfADevice(t *testing.T) {
 		},
 		"a cordon hides the state": {
 			do: func(_ *testing.T, n *node) *node {
-				n.Cordon(n.now, gpuB, "a fan is loud")
+				_, _ = n.Cordon(n.now, gpuB, "a fan is loud")
 				return n.xid(gpuB, 95, noRecovery)
 			},
 			state: Cordoned, reason: "cordoned: a fan is loud", remedy: Reset,
 		},
 		"uncordon shows the state again": {
 			do: func(_ *testing.T, n *node) *node {
-				n.Cordon(n.now, gpuB, "")
-				n.xid(gpuB, 95, noRecovery).Uncordon(n.now, gpuB)
+				_, _ = n.Cordon(n.now, gpuB, "")
+				_, _ = n.xid(gpuB, 95, noRecovery).Uncordon(n.now, gpuB)
 				return n
 			},
 			state: Unhealthy, reason: "XID 95", remedy: Reset,
@@ -390,9 +396,38 @@ func TestStateOfADevice(t *testing.T) {
 			},
 			state: Healthy,
 		},
+		"a link that is still down after a reboot is a fault": {
+			do: func(t *testing.T, n *node) *node {
+				return n.clean(gpuB, 0).restart(t, boot, rebooted).noLinks(gpuB)
+			},
+			state: Unhealthy, reason: "1 of its 1 NVLinks are down",
+		},
+		"uncorrected errors are counted anew after a reboot": {
+			do: func(t *testing.T, n *node) *node {
+				n = n.clean(gpuB, 0).restart(t, boot, rebooted)
+				n.Probe(n.now, &gpu.Probe{UUID: gpuB, NVLinks: 1, UncorrectedECC: 5})
+				return n
+			},
+			state: Healthy,
+		},
+		"a link that is down when the GPU is uncordoned is no fault": {
+			do: func(_ *testing.T, n *node) *node {
+				_, _ = n.clean(gpuB, 0).noLinks(gpuB).Cordon(n.now, gpuB, "its peer was removed")
+				_, _ = n.noLinks(gpuB).Uncordon(n.now, gpuB)
+				return n.noLinks(gpuB).after(5 * time.Second).noLinks(gpuB)
+			},
+			state: Healthy,
+		},
+		"uncordon of a GPU that is not cordoned does not excuse its links": {
+			do: func(_ *testing.T, n *node) *node {
+				_, _ = n.clean(gpuB, 0).noLinks(gpuB).Uncordon(n.now, gpuB)
+				return n.noLinks(gpuB).after(5 * time.Second).noLinks(gpuB)
+			},
+			state: Unhealthy, reason: "1 of its 1 NVLinks are down",
+		},
 		"a cordon holds after a reboot": {
 			do: func(t *testing.T, n *node) *node {
-				n.Cordon(n.now, gpuB, "a fan is loud")
+				_, _ = n.Cordon(n.now, gpuB, "a fan is loud")
 				return n.restart(t, boot, rebooted)
 			},
 			state: Cordoned, reason: "a fan is loud",
@@ -485,11 +520,11 @@ func TestHoldForReset(t *testing.T) {
 	if s := m.Statuses()[gpuA]; s.State != Cordoned || s.Since != start.Add(time.Hour) {
 		t.Errorf("the GPU is %+v", s)
 	}
-	m.Cordon(start, gpuA, "x")
+	_, _ = m.Cordon(start, gpuA, "x")
 	want("held and cordoned", "cordoned: x", "cordoned: x")
-	m.Uncordon(start, gpuA)
+	_, _ = m.Uncordon(start, gpuA)
 	want("uncordoned", held, held)
-	m.Cordon(start, migA1, "y")
+	_, _ = m.Cordon(start, migA1, "y")
 
 	data, err := m.Record(Identity{})
 	if err != nil {
@@ -579,7 +614,7 @@ func TestUncordonOfAMIGDevice(t *testing.T) {
 	gpu, mig := Device{gpuA, gpuA, noInstance, noInstance}, Device{migA1, gpuA, 1, 0}
 	m := New(Rules{})
 	m.SetDevices(start, []Device{gpu, mig})
-	m.Cordon(start, gpuA, "a fan is loud")
+	_, _ = m.Cordon(start, gpuA, "a fan is loud")
 	const want = "MIG-a1 is a part of GPU GPU-a, which is cordoned: uncordon the GPU"
 	if list, err := m.Uncordon(start, migA1); err == nil || err.Error() != want || list != nil {
 		t.Errorf("transitions %v, error %v, want %s", list, err, want)
@@ -587,8 +622,8 @@ func TestUncordonOfAMIGDevice(t *testing.T) {
 	if s := m.Statuses()[migA1]; s.State != Cordoned {
 		t.Errorf("with its GPU cordoned: %+v", s)
 	}
-	m.Uncordon(start, gpuA)
-	m.Cordon(start, migA1, "y")
+	_, _ = m.Uncordon(start, gpuA)
+	_, _ = m.Cordon(start, migA1, "y")
 	if _, err := m.Uncordon(start, migA1); err != nil || m.Statuses()[migA1].State != Healthy {
 		t.Errorf("error %v, %+v", err, m.Statuses()[migA1])
 	}
@@ -695,10 +730,10 @@ func TestANewMIGDeviceIsAsItsGPU(t *testing.T) {
 	}{
 		"healthy":   {func(*Machine) {}, Healthy},
 		"unhealthy": {func(m *Machine) { m.Event(start, event(gpuA, noInstance, noInstance, 79, noRecovery)) }, Unhealthy},
-		"cordoned":  {func(m *Machine) { m.Cordon(start, gpuA, "x") }, Cordoned},
+		"cordoned":  {func(m *Machine) { _, _ = m.Cordon(start, gpuA, "x") }, Cordoned},
 		"no longer cordoned": {func(m *Machine) {
-			m.Cordon(start, gpuA, "x")
-			m.Uncordon(start, gpuA)
+			_, _ = m.Cordon(start, gpuA, "x")
+			_, _ = m.Uncordon(start, gpuA)
 		}, Healthy},
 	} {
 		for _, before := range [][]Device{{gpu}, {gpu, mig}} {
@@ -736,13 +771,13 @@ func TestAMIGDeviceThatReturns(t *testing.T) {
 			func(m *Machine) { m.Event(start, event(gpuA, 1, 0, 95, noRecovery)) }, []Device{gpu}, nil, Healthy,
 		},
 		"a cordon stays": {
-			func(m *Machine) { m.Cordon(start, migA1, "x") }, []Device{gpu}, nil, Cordoned,
+			func(m *Machine) { _, _ = m.Cordon(start, migA1, "x") }, []Device{gpu}, nil, Cordoned,
 		},
 		"a cordon that ended with the GPU's while it was gone": {
 			func(m *Machine) {
-				m.Cordon(start, gpuA, "x")
+				_, _ = m.Cordon(start, gpuA, "x")
 				m.SetDevices(start, []Device{gpu})
-				m.Uncordon(start, gpuA)
+				_, _ = m.Uncordon(start, gpuA)
 			}, []Device{gpu}, nil, Healthy,
 		},
 	} {
@@ -769,9 +804,9 @@ func TestNeedsFrequentProbes(t *testing.T) {
 		{"one is suspect", func() { n.xid(gpuB, 48, noRecovery) }, true},
 		{"it waits for a reboot", func() { n.xid(gpuB, 79, noRecovery) }, false},
 		{"another needs a reset", func() { n.xid(gpuA, 95, noRecovery) }, true},
-		{"that one is cordoned", func() { n.Cordon(n.now, gpuA, "") }, false},
-		{"it is uncordoned", func() { n.Uncordon(n.now, gpuA) }, true},
-		{"it waits for its reset", func() { n.HoldForReset(n.now, gpuA) }, false},
+		{"that one is cordoned", func() { _, _ = n.Cordon(n.now, gpuA, "") }, false},
+		{"it is uncordoned", func() { _, _ = n.Uncordon(n.now, gpuA) }, true},
+		{"it waits for its reset", func() { _, _ = n.HoldForReset(n.now, gpuA) }, false},
 	} {
 		c.do()
 		if got := n.NeedsFrequentProbes(); got != c.want {
@@ -881,7 +916,7 @@ func TestEveryActionOfTheCatalogueIsKnown(t *testing.T) {
 func FuzzRestore(f *testing.F) {
 	n := &node{New(Rules{}), start}
 	n.setDevices()
-	n.xid(gpuA, 95, noRecovery).Cordon(start, gpuB, "x")
+	_, _ = n.xid(gpuA, 95, noRecovery).Cordon(start, gpuB, "x")
 	data, err := n.Record(Identity{"1", "580"})
 	if err != nil {
 		f.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 )
@@ -35,7 +36,7 @@ type record struct {
 	Version int `json:"version"`
 	Identity
 	Devices []recordedDevice `json:"devices"`
-	// Baselines are those of the GPUs' probes, by UUID. They hold for the same boot and driver.
+	// Baselines are those of the GPUs' probes, by UUID.
 	Baselines map[string]*baseline `json:"baselines,omitempty"`
 }
 
@@ -54,8 +55,8 @@ type recordedState struct {
 	Reason string    `json:"reason,omitempty"`
 	Remedy Action    `json:"remedy,omitempty"`
 	Since  time.Time `json:"since"`
-	// Event is what it needs by its events, and Rule by an administrator's rule; zero if nothing. Clean probes alone do not
-	// end either, and the driver does not end what a rule says.
+	// Event is what it needs by its events, and Rule by an administrator's rule; zero if nothing. Clean probes alone end
+	// neither, and the driver does not end what a rule says.
 	Event Finding `json:"event,omitzero"`
 	Rule  Finding `json:"rule,omitzero"`
 	Lost  bool    `json:"lost,omitempty"` // whether it was lost at the last probe
@@ -137,7 +138,7 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 //     is not known. What was found on a device after its last container stays until a check finds nothing.
 //   - With the same boot and driver a device is as it was recorded. What was recovering is so from the start.
 //   - After a reboot, or with another driver, the remedy may have been applied: what was not healthy is suspect, and
-//     probes decide.
+//     probes decide. NVLinks that were up before are still expected to be.
 //
 // A device that is not there is remembered by its UUID, which no other GPU has. After an error the machine is as it was.
 func (m *Machine) Restore(data []byte, now Identity) error {
@@ -163,9 +164,13 @@ func (m *Machine) Restore(data []byte, now Identity) error {
 	}
 	m.entries = entries
 	for uuid, b := range r.Baselines {
-		if b != nil && r.Identity == now {
-			m.baselines[uuid] = b
+		if b == nil {
+			continue
 		}
+		if r.Identity != now {
+			b.UncorrectedECC = math.MaxUint64 // the count begins anew
+		}
+		m.baselines[uuid] = b
 	}
 	m.forget()
 	return nil

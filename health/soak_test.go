@@ -53,8 +53,9 @@ type soak struct {
 type soakGPU struct {
 	probe   gpu.Probe // what the driver reports now
 	devices []*soakDevice
-	broken  bool // whether the last probe had a fault
-	lost    bool // whether the GPU was lost and has not answered since
+	links   uint64 // those that should be up
+	broken  bool   // whether the last probe had a fault
+	lost    bool   // whether the GPU was lost and has not answered since
 }
 
 // soakDevice is a GPU or a MIG device of the model.
@@ -173,7 +174,7 @@ func (s *soak) fault(g *soakGPU) {
 // faulty reports whether a probe of a GPU has a fault that does not pass with the next one.
 func (g *soakGPU) faulty() bool {
 	p := &g.probe
-	ofWhole := p.NVLinks != 15 || p.Fabric == gpu.FabricStarting || p.Fabric == gpu.FabricFailed
+	ofWhole := g.links&^p.NVLinks != 0 || p.Fabric == gpu.FabricStarting || p.Fabric == gpu.FabricFailed
 	return p.Error != "" || p.RemapPending || p.RemapFailed || p.RetirementPending || p.RecoveryAction > 0 ||
 		p.Temperature == p.ShutdownTemperature || ofWhole && !p.MIGEnabled
 }
@@ -240,6 +241,7 @@ func (s *soak) probe(g *soakGPU) {
 	}
 	s.machine.Probe(s.now, &p)
 	g.broken = g.faulty()
+	g.links |= p.NVLinks
 	if p.Error == "" && g.lost {
 		g.lift(func(n need) bool { return !n.byRule && n.action != Service })
 	}
@@ -287,9 +289,17 @@ func (s *soak) reset(g *soakGPU) {
 func (s *soak) setCordon(g *soakGPU, cordoned bool) {
 	i := s.IntN(len(g.devices))
 	uuid := g.devices[i].UUID
-	if cordoned {
-		s.machine.Cordon(s.now, uuid, "maintenance")
-	} else if s.machine.Uncordon(s.now, uuid); i > 0 && g.devices[0].cordoned {
+	ofCordonedGPU := i > 0 && g.devices[0].cordoned
+	switch {
+	case cordoned:
+		_, _ = s.machine.Cordon(s.now, uuid, "maintenance")
+	case i == 0 && g.devices[0].cordoned:
+		g.links = 0
+		_, _ = s.machine.Uncordon(s.now, uuid)
+	default:
+		_, _ = s.machine.Uncordon(s.now, uuid)
+	}
+	if !cordoned && ofCordonedGPU {
 		return // that is refused
 	}
 	for j, d := range g.devices {

@@ -18,7 +18,7 @@ import (
 // MaxHealthRecord is the size in bytes of the largest record that is read.
 const MaxHealthRecord = 4 << 20
 
-// loadRecord takes the record of the process before, and reports whether that can be used, if there is one. It needs the
+// loadRecord takes the record of the process before, if there is one, and reports whether it can be used. It needs the
 // names of the devices.
 func (m *monitor) loadRecord(driverVersion string) (usable bool) {
 	m.loaded, m.identity = true, HealthIdentity(m.host, driverVersion)
