@@ -76,6 +76,10 @@ func TestUsers(t *testing.T) {
 		!strings.HasPrefix(others[0], fmt.Sprintf("process %d (sleep, cgroup ", other)) {
 		t.Errorf("containers %q, others %q, error %v", containers, others, err)
 	}
+	f.set(gpu.Use{ProcessesUnknown: true})
+	if containers, others, err := r.Users(t.Context(), uuid, nil); err != nil || len(containers)+len(others) > 0 {
+		t.Errorf("where processes are not reported: containers %q, others %q, error %v", containers, others, err)
+	}
 	f.useErr = errors.New("GPU is lost")
 	if _, _, err := r.Users(t.Context(), uuid, nil); err == nil {
 		t.Error("the driver's error is lost")
