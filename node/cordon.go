@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"time"
 
 	"gpu-cdi-plugin/health"
@@ -11,7 +12,10 @@ func (m *monitor) cordon(set func(*health.Machine) ([]health.Transition, error))
 	if err := m.change(set); err != nil {
 		return err
 	}
-	return m.save()
+	if err := m.save(); err != nil {
+		return fmt.Errorf("it is done, but would not survive a restart now: %w", err)
+	}
+	return nil
 }
 
 // holdForReset takes a GPU out of service for a reset. It is recorded for people who read that; the next process ends

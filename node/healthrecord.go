@@ -95,6 +95,9 @@ func (m *monitor) save() error {
 		err = atomicfile.Write(m.Path, data, recordMode)
 	}
 	if err != nil {
+		m.mu.Lock()
+		m.unsaved = true // until the next probe
+		m.mu.Unlock()
 		return fmt.Errorf("the health of the devices is not recorded for the next start: %w", err)
 	}
 	m.saved = data

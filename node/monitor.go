@@ -93,7 +93,9 @@ func (m *monitor) setDevices(s *gpu.Snapshot) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var devices []health.Device
+	before := m.names
 	devices, m.names = healthDevices(s)
+	m.logGone(before)
 	var unreadable []string
 	for i := range s.Devices {
 		if d := &s.Devices[i]; !d.Usable() {
@@ -104,6 +106,21 @@ func (m *monitor) setDevices(s *gpu.Snapshot) {
 	m.machine.SetDevices(time.Now(), devices, unreadable...)
 	if !usable {
 		m.machine.SuspectAll(time.Now(), "its recorded health cannot be used")
+	}
+}
+
+// logGone logs which GPUs are gone and which are new, since the devices had these names.
+func (m *monitor) logGone(before map[string]string) {
+	isGPU := func(name string) bool { return strings.HasPrefix(name, "GPU ") }
+	for _, uuid := range slices.Sorted(maps.Keys(before)) {
+		if name := before[uuid]; isGPU(name) && m.names[uuid] == "" {
+			m.log.Warn(name + " is gone: the driver does not have " + uuid + " any more")
+		}
+	}
+	for _, uuid := range slices.Sorted(maps.Keys(m.names)) {
+		if name := m.names[uuid]; before != nil && isGPU(name) && before[uuid] == "" {
+			m.log.Info(name + " is new: " + uuid)
+		}
 	}
 }
 

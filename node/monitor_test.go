@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -108,6 +109,50 @@ func TestAnEventIsRecordedBeforeTheProbe(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatalf("the record is %s, error %v", data, err)
 		}
+	}
+}
+
+// A full disk has space again at some time.
+func TestARecordThatCannotBeWrittenIsWrittenLater(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	record := filepath.Join(dir, "health.json")
+	must(t, os.Mkdir(dir, 0o755))
+	b := newFixture(t, "pcie-quad", watchHealth(record))
+	b.start()
+	must(t, os.RemoveAll(dir))
+	must(t, os.WriteFile(dir, nil, 0o644))
+	err := b.rec.Cordon(b.uuids()[1], "a fan is loud")
+	if err == nil || !strings.HasPrefix(err.Error(), "it is done, but would not survive a restart now: ") {
+		t.Errorf("the error is %v", err)
+	}
+	must(t, os.Remove(dir))
+	must(t, os.Mkdir(dir, 0o755))
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { b.rec.monitor.run(ctx) })
+	b.rec.monitor.probeNow.Wake()
+	testenv.Eventually(t, "the record has the cordon", func() bool {
+		data, err := os.ReadFile(record)
+		return err == nil && strings.Contains(string(data), "a fan is loud")
+	})
+}
+
+func TestAGPUThatGoesAndComesIsLogged(t *testing.T) {
+	log := &testenv.Log{}
+	b := newFixture(t, "pcie-quad", watchHealth(""), func(o *Options) { o.Log = slog.New(slog.NewTextHandler(log, nil)) })
+	b.start()
+	gone, back := "GPU 2 is gone: the driver does not have "+b.uuids()[2], "GPU 2 is new: "+b.uuids()[2]
+	must(t, b.node.Remove(2))
+	b.reconcile()
+	if text := log.String(); strings.Count(text, " is gone") != 1 || !strings.Contains(text, gone) {
+		t.Errorf("no line %q in\n%s", gone, text)
+	}
+	must(t, b.node.Clear())
+	b.reconcile()
+	if text := log.String(); strings.Count(text, " is new") != 1 || !strings.Contains(text, back) {
+		t.Errorf("no line %q in\n%s", back, text)
 	}
 }
 
