@@ -83,7 +83,7 @@ func TestRequest(t *testing.T) {
 	if refused, ok := errors.AsType[*RefusedError](err); !ok || refused.Reason != "it is\nnot there" {
 		t.Errorf("error %v", err)
 	}
-	for _, want := range []string{"user 0 with process ", "asks for: cordon 3:0 (<noise>)", "uid=0", "was not done: uncordon 1"} {
+	for _, want := range []string{"user 0 with process ", "asks for: cordon 3:0 (<noise>)", "uid=0", "failed: uncordon 1"} {
 		if os.Geteuid() == 0 && !strings.Contains(log.String(), want) {
 			t.Errorf("the log does not have %q:\n%s", want, log)
 		}

@@ -187,7 +187,11 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("POST /v1", func(w http.ResponseWriter, q *http.Request) {
 		peer, _ := q.Context().Value(peerKey{}).(*unix.Ucred)
 		if !allowed(peer) {
-			s.Log.Warn(fmt.Sprintf("a request was refused: %v, not %+v", ErrNotAllowed, peer))
+			var from []any
+			if peer != nil {
+				from = []any{"uid", peer.Uid, "pid", peer.Pid}
+			}
+			s.Log.Warn("a request was refused: "+ErrNotAllowed.Error(), from...)
 			http.Error(w, ErrNotAllowed.Error(), http.StatusForbidden)
 			return
 		}
@@ -223,7 +227,7 @@ func (s *Server) answer(w http.ResponseWriter, q *http.Request, r Request, peer 
 		send(message{Error: "the program that was asked is ending"})
 		return
 	case err != nil:
-		log.Warn("what an administrator asked for was not done: " + what + ": " + err.Error())
+		log.Warn("what an administrator asked for failed: " + what + ": " + err.Error())
 		send(message{Error: err.Error()})
 		return
 	}

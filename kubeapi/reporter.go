@@ -170,8 +170,8 @@ func (r *Reporter) keep(
 			}
 			listen, pause, logged = woken, r.timing.firstPause, ""
 		default:
-			if logged != err.Error() {
-				logged = err.Error()
+			if text := excerpt(err); logged != text {
+				logged = text
 				r.log.Warn(what + " cannot be reported to the API server, and this is tried again: " + logged)
 			}
 			// Nodes that lost the API server together do not come back together.
