@@ -402,7 +402,7 @@ func TestStateOfADevice(t *testing.T) {
 			},
 			state: Unhealthy, reason: "1 of its 1 NVLinks are down",
 		},
-		"uncorrected errors are counted anew after a reboot": {
+		"the count of uncorrected errors begins at 0 after a reboot": {
 			do: func(t *testing.T, n *node) *node {
 				n = n.clean(gpuB, 0).restart(t, boot, rebooted)
 				n.Probe(n.now, &gpu.Probe{UUID: gpuB, NVLinks: 1, UncorrectedECC: 5})
@@ -470,7 +470,7 @@ func TestStateOfADevice(t *testing.T) {
 			},
 			state: Unhealthy, reason: "XID 95", remedy: Reset,
 		},
-		"what was found is there after a restart and a reboot": {
+		"a device in use stays suspect after a restart and a reboot": {
 			do: func(t *testing.T, n *node) *node {
 				n.SetLeftInUse(n.now, gpuB, "process 4711 uses it")
 				return n.restart(t, boot, rebooted)

@@ -55,8 +55,8 @@ type recordedState struct {
 	Reason string    `json:"reason,omitempty"`
 	Remedy Action    `json:"remedy,omitempty"`
 	Since  time.Time `json:"since"`
-	// Event is what it needs by its events, and Rule by an administrator's rule; zero if nothing. Clean probes alone end
-	// neither, and the driver does not end what a rule says.
+	// Event is what it needs by its events, and Rule by an administrator's rule; zero if nothing. Clean probes alone
+	// end neither, and the driver does not end what a rule says.
 	Event Finding `json:"event,omitzero"`
 	Rule  Finding `json:"rule,omitzero"`
 	Lost  bool    `json:"lost,omitempty"` // whether it was lost at the last probe
@@ -98,9 +98,9 @@ func parseRecord(data []byte) (record, error) {
 	return r, nil
 }
 
-// EditCordon returns a record with the cordon of a device, and with a GPU those of its MIG devices, set to a reason or, if
-// that is empty, lifted as by Uncordon. It also ends HoldForReset of these devices, as nothing that runs holds them. A
-// device that the record does not have is added, as healthy or as its GPU. Without data it is a new record, with that
+// EditCordon returns a record with the cordon of a device, and with a GPU those of its MIG devices, set to a reason or,
+// if that is empty, lifted as by Uncordon. It also ends HoldForReset of these devices, as nothing that runs holds them.
+// A device that the record does not have is added, as healthy or as its GPU. Without data it is a new record, with that
 // identity.
 func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string) ([]byte, error) {
 	m := New(Rules{})
@@ -136,11 +136,13 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 //
 //   - A cordon stays until it is lifted, and HoldForReset until EndHold: whether a reset of the process before goes on
 //     is not known. What was found on a device after its last container stays until a check finds nothing.
-//   - With the same boot and driver a device is as it was recorded. What was recovering is so from the start.
+//   - With the same boot and driver a device is as it was recorded. One that was recovering begins to recover
+//     again.
 //   - After a reboot, or with another driver, the remedy may have been applied: what was not healthy is suspect, and
 //     probes decide. NVLinks that were up before are still expected to be.
 //
-// A device that is not there is remembered by its UUID, which no other GPU has. After an error the machine is as it was.
+// A device that is not there is remembered by its UUID, which no other GPU has. After an error the machine is as it
+// was.
 func (m *Machine) Restore(data []byte, now Identity) error {
 	r, err := parseRecord(data)
 	if err != nil {
@@ -168,7 +170,7 @@ func (m *Machine) Restore(data []byte, now Identity) error {
 			continue
 		}
 		if r.Identity != now {
-			b.UncorrectedECC = math.MaxUint64 // the count begins anew
+			b.UncorrectedECC = math.MaxUint64 // the count begins at 0
 		}
 		m.baselines[uuid] = b
 	}

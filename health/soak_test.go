@@ -329,7 +329,7 @@ func (s *soak) restartFrom(boot int) {
 	}
 }
 
-// reboot reboots the node for service: what its events need is done, and all probes decide anew.
+// reboot reboots the node for service: what its events need is done, and probes decide about all devices.
 func (s *soak) reboot() {
 	s.boot++
 	s.restartFrom(s.boot - 1)

@@ -149,8 +149,8 @@ func (e *events) wait(now time.Time) time.Duration {
 	return 0
 }
 
-// sendOne creates an Event, or updates the count of one that was created. One that has expired is created anew. It keeps
-// its name, so that a creation whose answer was lost makes no second one.
+// sendOne creates an Event, or updates the count of one that was created. One that has expired is created again. It
+// keeps its name, so that a creation whose answer was lost makes no second one.
 func (e *events) sendOne(ctx context.Context, r *record) error {
 	collection := "/api/v1/namespaces/" + namespace + "/events"
 	if r.created {
@@ -176,8 +176,8 @@ func (e *events) wrap(err error) error {
 }
 
 // object returns the Event of core/v1: those of events.k8s.io/v1 have neither count nor the first and last time, which
-// tools that list and export Events show. The kubelet uses core/v1 too. As in its Events, the UID is the Node's name, by
-// which `kubectl describe node` finds them.
+// tools that list and export Events show. The kubelet uses core/v1 too. As in its Events, the UID is the Node's name,
+// by which `kubectl describe node` finds them.
 func (e *events) object(r *record) map[string]any {
 	return map[string]any{
 		"apiVersion": "v1",

@@ -80,7 +80,7 @@ func (p *process) orphaned(h host.Host) (bool, error) {
 }
 
 // showsLife reports whether a process shows that a container may run: it is in the container, and in another session
-// than the one that may have been left behind, or process 1 of a PID namespace.
+// than the possible orphan, or process 1 of a PID namespace.
 func showsLife(h host.Host, pid int, container string, session int) (bool, error) {
 	p, err := openProcess(h, pid)
 	if errors.Is(err, errEnded) {

@@ -28,7 +28,7 @@ if [ -d /sys/fs/cgroup/unified ]; then umount -n /sys/fs/cgroup/unified || exit;
 exec "$@"`
 
 // The rule for orphans rests on what runtimes do: a container that shares the host's PID namespace runs, then has only
-// an exec and what its first process left behind, and then only that.
+// an exec and orphans of its first process, and then only these orphans.
 func TestOrphansOfRuntimes(t *testing.T) {
 	for _, runtime := range []string{"runc", "crun"} {
 		t.Run(runtime, func(t *testing.T) {

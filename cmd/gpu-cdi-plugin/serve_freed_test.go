@@ -73,7 +73,7 @@ func TestServeChecksAGPUAfterItsPod(t *testing.T) {
 	}
 }
 
-// What was found is known to the next process, which checks it again; without a policy it does not count.
+// A device that is suspect because it is in use stays so after a restart, and is checked again. Policy none ends that.
 func TestServeChecksAGPUAfterItsPodOverARestart(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "pcie-quad", "prestart: {policy: clean}")

@@ -74,7 +74,7 @@ func (p *prepared) write(fresh map[string]prestart.Record) error {
 		maps.Copy(all, recorded)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		p.app.log.Warn("the last preparations of devices are recorded anew: " + err.Error())
+		p.app.log.Warn("the recorded preparations of devices cannot be used, and a new record begins: " + err.Error())
 	}
 	maps.DeleteFunc(all, func(uuid string, _ prestart.Record) bool { return p.preparer.find(uuid) == nil })
 	maps.Copy(all, fresh)

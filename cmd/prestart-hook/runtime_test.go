@@ -178,7 +178,7 @@ func TestPrecreateDoesNotWaitForEver(t *testing.T) {
 	}
 }
 
-// TestPrecreateOfALargeConfig is about the bound: what is read is checked in time, and what is more is refused.
+// TestPrecreateOfALargeConfig: the largest config.json is edited before the deadline, and a larger one is refused.
 func TestPrecreateOfALargeConfig(t *testing.T) {
 	needRoot(t)
 	for name, tc := range map[string]struct {
