@@ -126,13 +126,3 @@ func message(answer *http.Response) string {
 	_ = json.Unmarshal(data, &status)
 	return cmp.Or(shorten(status.Message), answer.Status)
 }
-
-// excerpt is the text of an error for the log. An error may quote a whole answer.
-func excerpt(err error) string {
-	const most = 300
-	text := err.Error()
-	if len(text) > most {
-		text = strings.ToValidUTF8(text[:most], "") + " ..."
-	}
-	return text
-}

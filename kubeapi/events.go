@@ -123,7 +123,7 @@ func (e *events) send(ctx context.Context) (time.Duration, error) {
 		err := e.sendOne(ctx, &r)
 		refused := answered(err, http.StatusBadRequest, http.StatusUnprocessableEntity)
 		if refused { // this one alone is at fault, and the others do not wait for it
-			e.log.Warn("an Event is not reported to the API server: "+excerpt(err), "event", r.message)
+			e.log.Warn("an Event is not reported to the API server: "+shorten(err.Error()), "event", r.message)
 		}
 		e.mu.Lock()
 		to.created = r.created

@@ -170,7 +170,7 @@ func (r *Reporter) keep(
 			}
 			listen, pause, logged = woken, r.timing.firstPause, ""
 		default:
-			if text := excerpt(err); logged != text {
+			if text := shorten(err.Error()); logged != text {
 				logged = text
 				r.log.Warn(what + " cannot be reported to the API server, and this is tried again: " + logged)
 			}

@@ -186,6 +186,15 @@ func TestABadAPIServer(t *testing.T) {
 		"huge headers": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X", strings.Repeat("x", 1<<20))
 		}, "server response headers exceeded"},
+		"an answer that is not HTTP": {func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer conn.Close()
+			_, _ = conn.Write([]byte(strings.Repeat("x", 3000) + "\r\n\r\n"))
+		}, "malformed HTTP"},
 		"it hangs": {nil, "context deadline exceeded"},
 		"it closes the connection": {
 			func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF",
@@ -214,6 +223,9 @@ func TestABadAPIServer(t *testing.T) {
 			waitFor(t, "the end of the warning", func() bool {
 				return strings.Contains(l.String(), "no longer: the node condition GPUsHealthy cannot be reported")
 			})
+			if strings.Contains(l.String(), strings.Repeat("x", 2000)) {
+				t.Error("a whole answer is in the log")
+			}
 			if n := strings.Count(l.String(), "level=WARN"); n > 4 {
 				t.Errorf("%d warnings:\n%s", n, l)
 			}
