@@ -133,7 +133,7 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	default:
 		r.app.log.Info("the NVIDIA driver is opened again")
 	}
-	if s := r.node.State().Snapshot; reloaded && s != nil { // loading a module initializes the GPUs
+	if s := r.node.State().Snapshot; reloaded && s != nil { // loading a module initialises the GPUs
 		for i := range s.Devices {
 			r.node.WasReset(s.Devices[i].UUID)
 		}
