@@ -35,15 +35,15 @@ func (m *Machine) setCordon(now time.Time, uuid, reason string) ([]Transition, e
 // Knows reports whether a device is there, or was and is remembered.
 func (m *Machine) Knows(uuid string) bool { return m.entries[uuid] != nil }
 
-// HoldForReset takes a GPU and its MIG devices out of service until EndHold. This is apart from a cordon, which neither
-// sets nor lifts it. The GPU need not be there, but known.
-func (m *Machine) HoldForReset(now time.Time, gpu string) ([]Transition, error) {
-	return m.setWithMIG(gpu, func(e *entry) { e.HeldSince = now })
+// HoldForReset takes a GPU and its MIG devices out of service for a reset until EndHold. The reason is a part of a
+// sentence. This is apart from a cordon, which neither sets nor lifts it. The GPU need not be there, but known.
+func (m *Machine) HoldForReset(now time.Time, gpu, reason string) ([]Transition, error) {
+	return m.setWithMIG(gpu, func(e *entry) { e.Hold, e.HeldSince = reason, now })
 }
 
 // EndHold ends HoldForReset.
 func (m *Machine) EndHold(gpu string) []Transition {
-	transitions, _ := m.setWithMIG(gpu, func(e *entry) { e.HeldSince = time.Time{} })
+	transitions, _ := m.setWithMIG(gpu, func(e *entry) { e.Hold, e.HeldSince = "", time.Time{} })
 	return transitions
 }
 

@@ -513,7 +513,7 @@ func TestHoldForReset(t *testing.T) {
 		m.SetDevices(start, []Device{gpu})
 	}
 	const held = "held for a reset by an administrator"
-	if list, err := m.HoldForReset(start.Add(time.Hour), gpuA); len(list) != 1 || err != nil {
+	if list, err := m.HoldForReset(start.Add(time.Hour), gpuA, held); len(list) != 1 || err != nil {
 		t.Errorf("transitions %v, error %v", list, err)
 	}
 	want("held", held, held)
@@ -806,7 +806,7 @@ func TestNeedsFrequentProbes(t *testing.T) {
 		{"another needs a reset", func() { n.xid(gpuA, 95, noRecovery) }, true},
 		{"that one is cordoned", func() { _, _ = n.Cordon(n.now, gpuA, "") }, false},
 		{"it is uncordoned", func() { _, _ = n.Uncordon(n.now, gpuA) }, true},
-		{"it waits for its reset", func() { _, _ = n.HoldForReset(n.now, gpuA) }, false},
+		{"it waits for its reset", func() { _, _ = n.HoldForReset(n.now, gpuA, "x") }, false},
 	} {
 		c.do()
 		if got := n.NeedsFrequentProbes(); got != c.want {

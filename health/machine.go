@@ -259,7 +259,7 @@ func (e *entry) condition() condition {
 	case e.Cordon != "":
 		return condition{Cordoned, "cordoned: " + e.Cordon}
 	case !e.HeldSince.IsZero():
-		return condition{Cordoned, "held for a reset by an administrator"}
+		return condition{Cordoned, e.Hold}
 	case e.State == Healthy && e.LeftInUse != "":
 		return condition{Suspect, e.LeftInUse}
 	}

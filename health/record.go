@@ -63,7 +63,8 @@ type recordedState struct {
 
 	Cordon      string    `json:"cordon,omitempty"` // why an administrator took it out of service; empty if not
 	CordonSince time.Time `json:"cordonSince,omitzero"`
-	HeldSince   time.Time `json:"heldSince,omitzero"` // since when it is held for a reset of its GPU; zero if it is not
+	Hold        string    `json:"hold,omitempty"`     // why it is held for a reset of its GPU
+	HeldSince   time.Time `json:"heldSince,omitzero"` // since when; zero if it is not held
 
 	// LeftInUse is what was found on it after its last container; empty if nothing.
 	LeftInUse      string    `json:"dirty,omitempty"`
@@ -99,8 +100,7 @@ func parseRecord(data []byte) (record, error) {
 }
 
 // EditCordon returns a record with the cordon of a device, and with a GPU those of its MIG devices, set to a reason or,
-// if that is empty, lifted as by Uncordon. It also ends HoldForReset of these devices, as nothing that runs holds them.
-// A device that the record does not have is added, as healthy or as its GPU. Without data it is a new record, with that
+// if that is empty, lifted as by Uncordon. HoldForReset stays, for the next process to end. A device that the record does not have is added, as healthy or as its GPU. Without data it is a new record, with that
 // identity.
 func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string) ([]byte, error) {
 	m := New(Rules{})
@@ -128,7 +128,6 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 	if err != nil {
 		return nil, err
 	}
-	m.EndHold(d.UUID)
 	return m.Record(id)
 }
 

@@ -1,7 +1,9 @@
 package node
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"gpu-cdi-plugin/health"
@@ -19,10 +21,13 @@ func (m *monitor) cordon(set func(*health.Machine) ([]health.Transition, error))
 }
 
 // holdForReset takes a GPU out of service for a reset. It is recorded for people who read that; the next process ends
-// it.
+// it, when the reset has ended.
 func (m *monitor) holdForReset(gpuUUID string) error {
 	err := m.change(func(machine *health.Machine) ([]health.Transition, error) {
-		return machine.HoldForReset(time.Now(), gpuUUID)
+		if slices.Contains(m.earlier, gpuUUID) {
+			return nil, errors.New(m.names[gpuUUID] + " is " + earlierReset)
+		}
+		return machine.HoldForReset(time.Now(), gpuUUID, "held for a reset by an administrator")
 	})
 	if err == nil {
 		m.saveOrLog()

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"time"
 
 	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/atomicfile"
@@ -31,7 +32,7 @@ func (m *monitor) loadRecord(driverVersion string) (usable bool) {
 	}
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		m.saved = data
-		m.endRecordedHolds()
+		m.takeOverHolds()
 		return true
 	}
 	aside := m.Path + ".damaged"
@@ -43,13 +44,66 @@ func (m *monitor) loadRecord(driverVersion string) (usable bool) {
 	return false
 }
 
-// endRecordedHolds brings the GPUs back that the process before held for a reset when it ended.
-func (m *monitor) endRecordedHolds() {
+// earlierReset is why a GPU is held that an nvidia-smi still resets which the process before has started.
+const earlierReset = "held for a reset that has not ended: nvidia-smi, which this program started before it was " +
+	"restarted, still runs"
+
+// takeOverHolds brings the GPUs back that the process before held for a reset when it ended, but for those whose reset
+// goes on.
+func (m *monitor) takeOverHolds() {
+	if m.EarlierResets != nil {
+		var err error
+		if m.earlier, err = m.EarlierResets(); err != nil {
+			m.log.Error(err.Error())
+		}
+	}
 	for _, gpuUUID := range m.machine.Held() {
 		m.machine.EndHold(gpuUUID)
 		m.unsaved = true
+		if slices.Contains(m.earlier, gpuUUID) {
+			continue
+		}
 		m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is no longer held for a reset, since this program ended " +
 			"meanwhile: ask for the reset again if it is still needed")
+	}
+}
+
+// holdEarlier holds the GPUs whose reset by the process before goes on, as soon as they are known.
+func (m *monitor) holdEarlier() {
+	for _, gpuUUID := range m.earlier {
+		if slices.Contains(m.machine.Held(), gpuUUID) {
+			continue
+		}
+		if _, err := m.machine.HoldForReset(time.Now(), gpuUUID, earlierReset); err == nil {
+			m.unsaved = true
+			m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is " + earlierReset)
+		}
+	}
+}
+
+// endedEarlier returns the GPUs whose reset by the process before has ended.
+func (m *monitor) endedEarlier() []string {
+	m.mu.Lock()
+	held := slices.Clone(m.earlier)
+	m.mu.Unlock()
+	if len(held) == 0 {
+		return nil
+	}
+	running, err := m.EarlierResets()
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(held, func(uuid string) bool { return slices.Contains(running, uuid) })
+}
+
+// endEarlier ends the holds of GPUs whose reset by the process before has ended.
+func (m *monitor) endEarlier(gpuUUIDs []string) {
+	for _, gpuUUID := range gpuUUIDs {
+		m.mu.Lock()
+		m.earlier = slices.DeleteFunc(m.earlier, func(uuid string) bool { return uuid == gpuUUID })
+		m.mu.Unlock()
+		m.log.Info(cmp.Or(m.names[gpuUUID], gpuUUID) + " is no longer held: its reset has ended")
+		m.endHold(gpuUUID)
 	}
 }
 

@@ -53,6 +53,9 @@ type HealthOptions struct {
 	Rules  health.Rules
 	// Path is the file with the record of the devices' health, for the next start. Empty means that there is none.
 	Path string
+	// EarlierResets returns the GPUs, by UUID, whose reset goes on although the process has ended that began it. Nil means
+	// that there are none.
+	EarlierResets func() ([]string, error)
 	// Observer may be nil.
 	Observer HealthObserver
 }
@@ -73,6 +76,7 @@ type monitor struct {
 	closed        time.Time         // since when the library has been closed; zero if it is not
 	loaded        bool              // whether the record was read: before that none is written
 	identity      health.Identity   // of the record
+	earlier       []string          // the GPUs that are held for a reset that the process before began, by UUID
 	unsaved       bool              // whether the record lacks a transition that is worth saving
 	loggedReasons map[string]string // the reasons that were logged of each device since it was healthy, by UUID
 
@@ -104,6 +108,7 @@ func (m *monitor) setDevices(s *gpu.Snapshot) {
 	}
 	usable := m.loaded || m.loadRecord(s.DriverVersion)
 	m.machine.SetDevices(time.Now(), devices, unreadable...)
+	m.holdEarlier()
 	if !usable {
 		m.machine.SuspectAll(time.Now(), "its recorded health cannot be used")
 	}
@@ -302,7 +307,9 @@ func (m *monitor) run(ctx context.Context) {
 			m.saveOrLog()
 		}
 		probed = time.Now()
+		ended := m.endedEarlier()
 		_ = m.probe(ctx) // while the driver as a whole does not answer, nothing is known about the GPUs
+		m.endEarlier(ended)
 		if m.hasUnsaved() || time.Now().After(due) {
 			m.saveOrLog()
 			due = time.Now().Add(saveInterval)
@@ -387,7 +394,7 @@ func (m *monitor) leftInUse(uuid string) bool {
 func (m *monitor) interval() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.machine.NeedsFrequentProbes() {
+	if m.machine.NeedsFrequentProbes() || len(m.earlier) > 0 {
 		return suspectInterval
 	}
 	return probeInterval

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
 )
 
@@ -28,6 +29,8 @@ type Program struct {
 	Root string
 	// Timeout is how long it may run, besides the deadline of what it is part of; 0 is 10 s.
 	Timeout time.Duration
+
+	inherits []*lock.Lock // which it holds too, until it ends
 }
 
 const (
@@ -91,6 +94,9 @@ func (p *Program) run(ctx context.Context, check func(string) error) (output str
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Chroot: p.Root}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &buffer, &buffer, killDelay
+	for _, l := range p.inherits {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, l.File())
+	}
 	err = cmd.Run()
 	exit, exited := errors.AsType[*exec.ExitError](err)
 	switch {

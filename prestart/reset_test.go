@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -527,6 +528,40 @@ func TestStuckSMI(t *testing.T) {
 	r.smi.Unlock()
 	if got, err := r.Reset(within(t, 5*time.Second), device); got != ResetDone {
 		t.Errorf("after its end: outcome %d, error %v", got, err)
+	}
+}
+
+// An nvidia-smi that outlived the process that started it keeps all GPUs from being reset until it has ended.
+func TestSMIOfAnEarlierProcess(t *testing.T) {
+	const other = "GPU-8f6c3a1e-0000-4000-8000-000000000002"
+	r := smiReset(t, `[ "$(readlink /proc/$$/fd/3)" = "${0%program}locks/`+uuid+`" ] || exit 7`)
+	program, _ := r.Find()
+	r.LockDir = filepath.Join(filepath.Dir(program.Path), "locks")
+	if got, err := r.Reset(within(t, 5*time.Second), device); got != ResetDone { // without a directory
+		t.Fatalf("outcome %d, error %v", got, err)
+	}
+	l, err := lock.Acquire(filepath.Join(r.LockDir, other))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if uuids, err := r.Earlier(); err != nil || !slices.Equal(uuids, []string{other}) {
+		t.Errorf("%v, %v, want %s", uuids, err, other)
+	}
+	checkError(t, r.Ready(), "nvidia-smi still resets "+other)
+	_, err = r.Reset(within(t, 5*time.Second), device)
+	checkError(t, err, "nvidia-smi still resets "+other)
+	if err := l.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if uuids, err := r.Earlier(); err != nil || len(uuids) > 0 {
+		t.Errorf("after its end: %v, %v", uuids, err)
+	}
+	if got, err := r.Reset(within(t, 5*time.Second), device); got != ResetDone {
+		t.Errorf("after its end: outcome %d, error %v", got, err)
+	}
+	r.setRunning("0000:17:00.0", time.Now().Add(time.Minute)) // its own locks
+	if err := r.Ready(); err != nil {
+		t.Errorf("while its own nvidia-smi runs: %v", err)
 	}
 }
 

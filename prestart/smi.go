@@ -23,6 +23,8 @@ type DriverReset struct {
 	Find func() (Program, bool)
 	// Check refuses programs that others than root could change. Nil is trust.RootFile.
 	Check func(path string) error
+	// LockDir is a directory for the locks of GPUs that nvidia-smi resets; see [DriverReset.Earlier]. Empty means none.
+	LockDir string
 
 	longest time.Duration // how long nvidia-smi may run; 0 is longestReset
 
@@ -49,7 +51,8 @@ type request struct {
 	err     error
 }
 
-// Ready implements Resetter. An nvidia-smi that was abandoned keeps resets of all GPUs from being tried.
+// Ready implements Resetter. An nvidia-smi that was abandoned, or that an earlier process has started, keeps resets of all
+// GPUs from being tried.
 func (r *DriverReset) Ready() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -58,13 +61,17 @@ func (r *DriverReset) Ready() error {
 
 func (r *DriverReset) ready() error {
 	if r.running != "" && time.Now().After(r.overdue) {
-		return r.hangs()
+		return hangs(r.running)
 	}
-	return nil
+	earlier, err := r.earlier()
+	if len(earlier) > 0 {
+		err = hangs(strings.Join(earlier, ", "))
+	}
+	return err
 }
 
-func (r *DriverReset) hangs() error {
-	return fmt.Errorf("nvidia-smi still resets %s: if it does not end, the node may need a reboot", r.running)
+func hangs(gpus string) error {
+	return fmt.Errorf("nvidia-smi still resets %s: if it does not end, the node may need a reboot", gpus)
 }
 
 // Reset resets a GPU.
@@ -134,7 +141,7 @@ func (r *DriverReset) withdraw(one *request) error {
 		return nil
 	}
 	r.next.requests = slices.DeleteFunc(r.next.requests, func(other *request) bool { return other == one })
-	return r.hangs()
+	return hangs(r.running)
 }
 
 // runBatch resets the GPUs of a batch, as soon as it is its turn.
@@ -174,8 +181,15 @@ func (r *DriverReset) callSMI(requests []*request, smi Program) {
 	}
 	r.setRunning(strings.Join(addresses, ", "), last)
 	defer r.setRunning("", time.Time{})
-	smi.Args = append([]string{"--gpu-reset", "-i", strings.Join(addresses, ",")}, smi.Args...)
-	output, status, err := smi.run(context.Background(), r.Check)
+	var output string
+	var status int
+	locks, err := r.lock(requests)
+	if err == nil {
+		smi.Args = append([]string{"--gpu-reset", "-i", strings.Join(addresses, ",")}, smi.Args...)
+		smi.inherits = locks
+		output, status, err = smi.run(context.Background(), r.Check)
+	}
+	unlock(locks)
 	for _, one := range requests {
 		if err != nil {
 			one.err = fmt.Errorf("run %s: %w%s", smi.Path, err, quoted(output))

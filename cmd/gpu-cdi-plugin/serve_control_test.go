@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -292,6 +293,80 @@ func TestServeEndsTheCordonOfAReset(t *testing.T) {
 	<-done
 	s.does("is opened again", "reopen")
 	s.listed(gpuResource, 4, 0)
+}
+
+// A reset goes on when serve is killed. The next serve holds its GPU until nvidia-smi has ended.
+func TestServeHoldsAGPUWhoseResetOutlivedTheServeBefore(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	for name, reset := range map[string]struct {
+		config string
+		begin  func(*served, *kubelettest.Endpoint)
+	}{
+		"for an administrator": {"", func(s *served, _ *kubelettest.Endpoint) { _, _, _ = s.device("reset", "3") }},
+		"for a container": {
+			"prestart: {policy: reset}", func(s *served, e *kubelettest.Endpoint) { _ = s.tryPreStart(e, s.uuids()[3]) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServed(t, "pcie-quad", reset.config)
+			s.addLoader("usr/bin/nvidia-smi")
+			s.start()
+			e := s.listed(gpuResource, 4, 0)
+			s.awaitControl()
+			mustDo(t, s.node.Set(3, map[string]string{"memory-used": "2GiB"}))
+			mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks, Delay: time.Hour}))
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				reset.begin(s, e)
+			}()
+			smi := s.childNamed("nvidia-smi")
+			defer func() { _ = syscall.Kill(smi, syscall.SIGKILL) }()
+			_ = s.end(syscall.SIGKILL)
+			<-done
+
+			s.does("is cordoned in ", "cordon", "2", "--reason", "x") // without serve, which ends no hold
+			s.does("is uncordoned in ", "uncordon", "2")
+			s.start()
+			s.onlyUnhealthy(3)
+			const why = "held for a reset that has not ended: nvidia-smi, which this program started before it was restarted"
+			s.logs("GPU 3 is " + why)
+			e = s.listed(gpuResource, 3, 1)
+			s.wantRefused(e, s.uuids()[3], "is not ready for a container: "+why)
+			s.awaitControl()
+			s.fails(1, "GPU 3 is "+why, "reset", "3")
+			s.fails(1, "nvidia-smi still resets "+s.uuids()[3], "reset", "1")
+			s.fails(1, "GPU 3 is "+why, "reset", "3", "--force")
+			s.onlyUnhealthy(3)
+
+			mustDo(t, syscall.Kill(smi, syscall.SIGKILL))
+			mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))
+			s.listed(gpuResource, 4, 0)
+			s.logs("GPU 3 is no longer held: its reset has ended")
+			s.does("was reset", "reset", "3")
+			s.listed(gpuResource, 4, 0)
+		})
+	}
+}
+
+// childNamed waits for a child process of serve with a command, and returns its PID.
+func (s *served) childNamed(command string) (pid int) {
+	s.t.Helper()
+	waitFor(s.t, command, func() bool {
+		stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+		for _, path := range stats {
+			stat, _ := os.ReadFile(path)
+			rest, ours := strings.CutPrefix(string(stat), filepath.Base(filepath.Dir(path))+" ("+command+") ")
+			if fields := strings.Fields(rest); ours && len(fields) > 1 && fields[1] == strconv.Itoa(s.process.Pid) {
+				pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(path)))
+				return true
+			}
+		}
+		return false
+	})
+	return pid
 }
 
 func TestServeDoesNotResetWhatItMustNot(t *testing.T) {

@@ -30,9 +30,12 @@ type preparer struct {
 func (s *service) newPreparer() *preparer {
 	p := &preparer{service: s, warned: map[string]bool{}}
 	check := func(path string) error { return s.app.check(trust.RootFile, path) }
+	resetter := &prestart.DriverReset{
+		Host: s.host, Find: p.findSMI, Check: check, LockDir: filepath.Join(s.app.plugin.StateDir, "resets"),
+	}
+	s.earlierResets = resetter.Earlier
 	p.runner = prestart.New(prestart.Options{
-		Host: s.host, Driver: s.session, State: p, Check: check,
-		Resetter: &prestart.DriverReset{Host: s.host, Find: p.findSMI, Check: check}, Log: s.app.log,
+		Host: s.host, Driver: s.session, State: p, Check: check, Resetter: resetter, Log: s.app.log,
 	})
 	return p
 }

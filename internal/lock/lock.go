@@ -1,5 +1,5 @@
-// Package lock lets one process at a time do something on a node. The kernel releases a lock when its process ends, so
-// a lock is never stale.
+// Package lock lets one process at a time do something on a node. The kernel releases a lock when its process ends, and
+// all that have inherited its file, so a lock is never stale.
 package lock
 
 import (
@@ -50,6 +50,23 @@ func acquire(path string) (*os.File, error) {
 	}
 }
 
+// IsHeld reports whether a process holds the lock at path. While it looks, another cannot acquire it.
+func IsHeld(path string) (bool, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look at lock %s: %w", path, err)
+	}
+	defer f.Close()
+	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
+		return false, fmt.Errorf("look at lock %s: %w", path, err)
+	}
+	return err != nil, nil
+}
+
 // isAt reports whether f is the file at path.
 func isAt(f *os.File, path string) bool {
 	own, err := f.Stat()
@@ -59,6 +76,9 @@ func isAt(f *os.File, path string) bool {
 	current, err := os.Lstat(path)
 	return err == nil && os.SameFile(own, current)
 }
+
+// File is the locked file. A program that inherits it holds the lock until it ends, also if this process ends before.
+func (l *Lock) File() *os.File { return l.file }
 
 // Renew creates and locks the file again if it was removed. If another process has locked a new one meanwhile, the
 // error wraps ErrHeld and the lock is lost.

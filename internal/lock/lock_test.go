@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -89,6 +90,38 @@ func TestRenew(t *testing.T) {
 		t.Errorf("releasing the lost lock released the other one: %v", err)
 	}
 	must(t, second.Release())
+}
+
+// A program that inherits the lock keeps it when the process that acquired it has ended.
+func TestAProgramInheritsTheLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	want := func(want bool) {
+		t.Helper()
+		if held, err := IsHeld(path); held != want || err != nil {
+			t.Errorf("held %t, error %v, want %t", held, err, want)
+		}
+	}
+	want(false)
+	l, err := Acquire(path)
+	must(t, err)
+	cmd := exec.Command("cat")
+	cmd.ExtraFiles = []*os.File{l.File()}
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	must(t, l.File().Close()) // as when the process is killed
+	want(true)
+	if _, err := Acquire(path); !errors.Is(err, ErrHeld) {
+		t.Errorf("acquired although a program has it: %v", err)
+	}
+	must(t, in.Close())
+	must(t, cmd.Wait())
+	want(false)
+	must(t, os.Remove(path))
+	must(t, os.Symlink("elsewhere", path))
+	if _, err := IsHeld(path); err == nil {
+		t.Error("a link was followed")
+	}
 }
 
 func TestAPipeDoesNotBlock(t *testing.T) {
