@@ -46,6 +46,7 @@ type daemon struct {
 	summary       func() []string          // what it reports besides the node
 	admit         func(*app) error         // why a configuration cannot be used, at the start and at each reload
 	earlierResets func() ([]string, error) // node.HealthOptions.EarlierResets, where the health is recorded
+	released      func() <-chan struct{}   // is closed at the end of device release; nil while there is none
 }
 
 // newDaemon joins the parts. offerOf returns a copy of the app's, since a reload changes that while a reconciliation
@@ -73,6 +74,8 @@ func (a *app) newDaemon(
 		metrics: metrics.New(metrics.BuildInfo{Version: b.Version, Revision: b.Revision, GoVersion: b.Go}),
 		systemd: sdnotify.New(a.env),
 		wake:    wake.New(),
+
+		released: func() <-chan struct{} { return nil },
 	}
 	d.session = a.newSession(h, func() { d.node.Trigger() }, func(e gpu.Event) { d.node.Receive(e) })
 	offer := offerOf(a)

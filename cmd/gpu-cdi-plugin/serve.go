@@ -123,6 +123,7 @@ func (a *app) newService() (*service, error) {
 	s.mps, s.preparer, s.prepared = s.newSupervisor(), s.newPreparer(), newPrepared(s)
 	s.releaser, s.reporter = newReleaser(s), a.newReporter()
 	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.checkConfig
+	s.released = s.releaser.released
 	s.plugin, err = plugin.New(s.pluginOptions())
 	return s, err
 }

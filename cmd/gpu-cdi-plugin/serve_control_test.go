@@ -484,6 +484,49 @@ func (s *served) unloadModule(others ...string) (load func()) {
 	return func() { rename(".away", "") }
 }
 
+// A configuration that makes serve start again waits for the end of a release: the start would open the driver.
+func TestServeStaysReleasedWhenTheConfigurationChanges(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "")
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	s.awaitControl()
+	s.does("the NVIDIA driver is released", "release")
+	s.configure("strategy: [envvar]\n")
+	for i := range 2 {
+		s.signal(syscall.SIGHUP)
+		waitFor(t, "the log", func() bool {
+			return s.countMessages("the old configuration stays in use until the driver is no longer released") == i+1
+		})
+	}
+	const why = "an administrator has released the NVIDIA driver"
+	if refused := s.preStart(e, s.uuids()[1]); !strings.HasPrefix(refused, why) {
+		t.Errorf("refused for %q, want %q", refused, why)
+	}
+	s.listed(gpuResource, 4, 0)
+	if strings.Contains(s.log.String(), "starting again") {
+		t.Error("it started again")
+	}
+
+	// What is wrong by then does not end serve.
+	s.configure("strategy: [nonsense]\n")
+	s.does("the NVIDIA driver is opened again", "reopen")
+	s.logs("the configuration is invalid, and the old one stays in use")
+	s.does("the NVIDIA driver is released", "release")
+	s.configure("strategy: [envvar]\n")
+	s.signal(syscall.SIGHUP)
+	waitFor(t, "the log", func() bool {
+		return s.countMessages("the old configuration stays in use until the driver is no longer released") == 3
+	})
+	total := s.kubelet.Registrations()
+	s.does("the NVIDIA driver is opened again", "reopen")
+	s.logs("starting again, since the configuration has changed")
+	s.kubelet.WaitRegistrations(total + 1)
+	if names := s.allocate(s.listed(gpuResource, 4, 0), s.uuids()[1]); len(names) > 0 {
+		t.Errorf("the old configuration is in use: %v", names)
+	}
+}
+
 // A module that was unloaded and loaded has initialized the GPUs: what a reset heals is healthy when its probes pass.
 func TestServeTakesAReloadOfTheModuleForAReset(t *testing.T) {
 	t.Parallel()

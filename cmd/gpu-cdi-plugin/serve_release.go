@@ -48,6 +48,14 @@ func (r *releaser) checkOpen() error {
 	return nil
 }
 
+// released returns what is closed at the end of the release, or nil while the driver is not released.
+func (r *releaser) released() <-chan struct{} {
+	if one := r.current.Load(); one != nil {
+		return one.done
+	}
+	return nil
+}
+
 // release closes the driver's library. If ctx ends before that is done, it is opened again.
 func (r *releaser) release(ctx context.Context) error {
 	released, end := context.WithCancel(context.WithoutCancel(ctx))

@@ -19,14 +19,18 @@ import (
 var errRestart = errors.New("the configuration has changed")
 
 // reload reads the configuration again at each SIGHUP. Another offer of devices takes effect at once; for any other
-// change the program starts again, which is errRestart.
+// change the program starts again, which is errRestart. While the driver is released that would open it, so the
+// configuration is read again after the release.
 func (d *daemon) reload(ctx context.Context) error {
+	var released <-chan struct{}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-d.app.hangups:
+		case <-released:
 		}
+		released = nil
 		d.reported(d.systemd.Reloading())
 		fresh, err := d.app.reread()
 		if err == nil && !sameButOffer(d.app, fresh) {
@@ -42,7 +46,11 @@ func (d *daemon) reload(ctx context.Context) error {
 		case err != nil:
 			d.app.log.Error("the configuration is invalid, and the old one stays in use: " + oneLine(err))
 		case !sameButOffer(d.app, fresh):
-			return errRestart
+			if released = d.released(); released == nil {
+				return errRestart
+			}
+			d.app.log.Warn("the old configuration stays in use until the driver is no longer released: the new one needs " +
+				"a restart of this program, which would open the driver (gpu-cdi-plugin device reopen)")
 		default:
 			offer := d.offerOf(fresh)
 			d.offer.Store(&offer)
