@@ -187,6 +187,12 @@ func (x *run) memoryError(used uint64) error {
 // inUseError is what uses a device. It may end by itself.
 type inUseError struct{ error }
 
+// InUse reports whether an error of a Runner is that something uses the device and is to be ended: the error names it.
+func InUse(err error) bool {
+	_, is := errors.AsType[inUseError](err)
+	return is
+}
+
 // awaitUnused repeats a check while it returns inUseError, for as long as Options.AwaitUnused. It must be called in
 // gate.use: between the checks, GPUs can be reset.
 func (x *run) awaitUnused(ctx context.Context, check func(context.Context) error) error {
@@ -196,7 +202,7 @@ func (x *run) awaitUnused(ctx context.Context, check func(context.Context) error
 	end := time.Now().Add(x.opts.AwaitUnused)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := check(ctx)
-		if _, ok := errors.AsType[inUseError](err); !ok || time.Now().Add(pause).After(end) || !x.gate.pause(ctx, pause) {
+		if !InUse(err) || time.Now().Add(pause).After(end) || !x.gate.pause(ctx, pause) {
 			return err
 		}
 	}

@@ -138,7 +138,7 @@ func (x *run) reset(ctx context.Context) (string, error) {
 		case unknown != nil:
 			err = fmt.Errorf("%w; the processes that have it open are unknown: %w", err, unknown)
 		case len(users) > 0:
-			err = fmt.Errorf("%w; open in %s: end what is not needed", err, list(users))
+			err = inUseError{fmt.Errorf("%w: %s has the GPU open: end it", err, list(users))}
 		}
 	}
 	return "", err

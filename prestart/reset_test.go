@@ -214,7 +214,7 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	}
 	_ = cmd.Process.Kill()
 	_, err = r.Run(within(t, time.Second), d, Rules{Policy: Reset})
-	checkError(t, err, fmt.Sprintf("in use by another client; open in process %d (this program)", os.Getpid()))
+	checkError(t, err, fmt.Sprintf("in use by another client: process %d (this program) has the GPU open: end it", os.Getpid()))
 }
 
 // What others than root can do does not keep a GPU from its reset: a file with the path of its node in a mount

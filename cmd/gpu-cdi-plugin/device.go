@@ -91,9 +91,9 @@ func (a *app) resetCommand() *cobra.Command {
 and uncordons it. One that was cordoned stays so. The driver is closed meanwhile, for all GPUs.
 
 A GPU that a container uses, by what the kubelet or the driver reports, is not reset: the container is printed, and the
-verb fails or, with --wait, waits. The same holds for processes outside containers, unless --force is given; the driver
-may refuse the reset then. Programs that prestart.programs lists are left out. An interrupt ends the waiting, but not a
-reset that has begun.
+verb fails or, with --wait, waits. The same holds for processes outside containers, unless --force is given. That does
+not end them, and the driver refuses to reset a GPU that a process has open. Programs that prestart.programs lists are
+left out. An interrupt ends the waiting, but not a reset that has begun.
 
 A GPU in MIG mode may lose its MIG devices by the reset. Some machines cannot reset one GPU: virtual ones, and those
 with NVSwitches. The error says so.`,

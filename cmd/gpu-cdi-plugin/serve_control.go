@@ -124,7 +124,11 @@ func (a *administrator) reset(
 		Nodes: a.nodesOf(one),
 	}
 	probe := func(ctx context.Context) error { return a.node.CheckReset(ctx, d.UUID) }
-	if err := a.preparer.runner.Reset(ctx, device, probe); err != nil {
+	err = a.preparer.runner.Reset(ctx, device, probe)
+	if r.Force && prestart.InUse(err) {
+		err = fmt.Errorf("%w; --force does not do that", err)
+	}
+	if err != nil {
 		return "", err
 	}
 	a.reporter.WasReset(title)

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/sim"
@@ -367,6 +368,45 @@ func (s *served) childNamed(command string) (pid int) {
 		return false
 	})
 	return pid
+}
+
+// A driver refuses to reset a GPU that a process has open. With --force serve asks it all the same.
+func TestServeNamesWhatKeepsAGPUFromAForcedReset(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	if own, err := os.Readlink("/proc/self/ns/pid"); err != nil || own != "pid:[4026531836]" {
+		testenv.Skip(t, "needs the host's PID namespace")
+	}
+	s := newServed(t, "pcie-quad", "")
+	s.addLoader("usr/bin/nvidia-smi")
+	s.showProcess("self")
+	path := filepath.Join(s.node.Root(), "dev", fmt.Sprintf("nvidia%d", s.node.Machine().GPUs[3].Minor))
+	mustDo(t, os.Remove(path))
+	mustDo(t, unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 7)))) // /dev/full, which can be opened
+	s.start()
+	s.listed(gpuResource, 4, 0)
+	s.awaitControl()
+	open, err := os.Open(path)
+	mustDo(t, err)
+	defer open.Close()
+	cmd := s.leftOver(3, open)
+	s.showProcess(strconv.Itoa(cmd.Process.Pid))
+	name := fmt.Sprintf("process %d (sleep, cgroup ", cmd.Process.Pid)
+	s.fails(1, "GPU 3 is in use by "+name, "reset", "3")
+	mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetBusy}))
+	code, _, stderr := s.device("reset", "3", "--force")
+	const what = "has the GPU open, so it cannot be reset: end it; --force does not do that"
+	if code != 1 || !strings.Contains(stderr, name) || !strings.Contains(stderr, what) {
+		t.Errorf("exit %d, %q, want %q and %q", code, stderr, name, what)
+	}
+	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("the process was ended: %v", err)
+	}
+	mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))
+	mustDo(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	mustDo(t, s.node.RemoveProcess(3, cmd.Process.Pid))
+	s.does("was reset", "reset", "3", "--force")
 }
 
 func TestServeDoesNotResetWhatItMustNot(t *testing.T) {

@@ -43,10 +43,11 @@ func (s *served) wantRefused(e *kubelettest.Endpoint, id, why string) {
 	}
 }
 
-// leftOver starts a process that a container left on a GPU.
-func (s *served) leftOver(gpu int) *exec.Cmd {
+// leftOver starts a process that a container left on a GPU. It has files open.
+func (s *served) leftOver(gpu int, files ...*os.File) *exec.Cmd {
 	s.t.Helper()
 	cmd := exec.Command("sleep", "1000")
+	cmd.ExtraFiles = files
 	mustDo(s.t, cmd.Start())
 	s.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	mustDo(s.t, s.node.AddProcess(gpu, sim.Process{PID: cmd.Process.Pid, Type: sim.ComputeProcess, MemoryBytes: 1 << 30}))
@@ -73,6 +74,12 @@ func TestServeGivesNoContainerAGPUThatIsUsed(t *testing.T) {
 	}
 }
 
+// showProcess shows a process of this machine in the node's /proc, by its PID or as "self".
+func (s *served) showProcess(name string) {
+	s.t.Helper()
+	mustDo(s.t, os.Symlink(filepath.Join("/proc", name), filepath.Join(s.node.Root(), "proc", name)))
+}
+
 // Where serve sees the processes of the host, it names the one that uses a GPU.
 func TestServeNamesTheProcessThatUsesAGPU(t *testing.T) {
 	t.Parallel()
@@ -80,15 +87,12 @@ func TestServeNamesTheProcessThatUsesAGPU(t *testing.T) {
 		testenv.Skip(t, "needs the host's PID namespace")
 	}
 	s := newServed(t, "pcie-quad", "")
-	showProcess := func(name string) {
-		mustDo(t, os.Symlink(filepath.Join("/proc", name), filepath.Join(s.node.Root(), "proc", name)))
-	}
-	showProcess("self")
+	s.showProcess("self")
 	s.start()
 	e := s.listed(gpuResource, 4, 0)
 	s.wantReady(e, s.uuids()[1])
 	cmd := s.leftOver(1)
-	showProcess(strconv.Itoa(cmd.Process.Pid))
+	s.showProcess(strconv.Itoa(cmd.Process.Pid))
 	s.wantRefused(e, s.uuids()[1], fmt.Sprintf("(processes): process %d (sleep, cgroup ", cmd.Process.Pid))
 	mustDo(t, s.node.RemoveProcess(1, cmd.Process.Pid))
 	s.wantReady(e, s.uuids()[1])
