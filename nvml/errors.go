@@ -50,6 +50,11 @@ type functionError struct {
 // Error names the function.
 func (e *functionError) Error() string { return e.function + ": " + e.text }
 
+// Is reports whether the error is gpu.ErrResetRequired.
+func (e *functionError) Is(target error) bool {
+	return target == gpu.ErrResetRequired && e.code == nvml.ERROR_RESET_REQUIRED
+}
+
 // hasCode reports whether err is one of the codes, returned by an NVML function.
 func hasCode(err error, codes ...nvml.Return) bool {
 	e, ok := errors.AsType[*functionError](err)

@@ -80,6 +80,10 @@ func TestUsers(t *testing.T) {
 	if containers, others, err := r.Users(t.Context(), uuid, nil); err != nil || len(containers)+len(others) > 0 {
 		t.Errorf("where processes are not reported: containers %q, others %q, error %v", containers, others, err)
 	}
+	f.useErr = fmt.Errorf("read what uses it: %w", gpu.ErrResetRequired)
+	if _, _, err := r.Users(t.Context(), uuid, nil); err != nil {
+		t.Errorf("before a reset that the driver asks for: %v", err)
+	}
 	f.useErr = errors.New("GPU is lost")
 	if _, _, err := r.Users(t.Context(), uuid, nil); err == nil {
 		t.Error("the driver's error is lost")

@@ -91,7 +91,7 @@ func (d *Device) whole() bool { return d.UUID == d.GPU }
 
 // Driver is what the driver is asked for. UUIDs name devices. nvml.Session implements it.
 type Driver interface {
-	// Use returns what uses a device.
+	// Use returns what uses a device. Errors of this method and the next two may wrap gpu.ErrResetRequired.
 	Use(ctx context.Context, uuid string) (gpu.Use, error)
 	// RestoreDefaults puts the settings of a GPU back and returns what was not at its default.
 	RestoreDefaults(ctx context.Context, uuid string, exclusive bool) ([]string, error)
@@ -322,7 +322,7 @@ func (x *run) withDriver(ctx context.Context, steps ...step) error {
 	x.begin("wait")
 	return x.gate.use(ctx, func() error {
 		for _, s := range steps {
-			if err := x.step(ctx, s.name, s.do); err != nil {
+			if err := x.step(ctx, s.name, x.unlessReset(s.do)); err != nil {
 				return err
 			}
 		}
@@ -330,11 +330,27 @@ func (x *run) withDriver(ctx context.Context, steps ...step) error {
 	})
 }
 
-// step is a step by its name in the record. It returns what it found or did.
+// unlessReset has a step skipped that the driver refuses before a reset of the GPU, if the GPU is to be reset now. A
+// process that the step would have found keeps the GPU from its reset.
+func (x *run) unlessReset(do stepFunc) stepFunc {
+	return func(ctx context.Context) (string, error) {
+		note, err := do(ctx)
+		if errors.Is(err, gpu.ErrResetRequired) && x.resetDue() && !x.wasReset {
+			x.needsReset = cmp.Or(x.needsReset, err)
+			err = skippedError(err.Error())
+		}
+		return note, err
+	}
+}
+
+// step is a step by its name in the record.
 type step struct {
 	name string
-	do   func(context.Context) (note string, err error)
+	do   stepFunc
 }
+
+// stepFunc does a step and returns what it found or did.
+type stepFunc = func(context.Context) (note string, err error)
 
 // errNotDue is returned by a step that the policy does not have; nothing is recorded.
 var errNotDue = errors.New("not a step of the policy")

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/test/lib/testenv"
@@ -178,6 +179,36 @@ func TestUnhealthyGPU(t *testing.T) {
 		})
 	}
 }
+
+// A driver that refuses the steps before a reset asks for the reset, unless there is none.
+func TestResetThatTheDriverRequires(t *testing.T) {
+	const why = "read what uses it: the GPU requires a reset"
+	for name, c := range map[string]struct {
+		policy  Policy
+		outcome Outcome
+		want    string
+	}{
+		"it is reset":           {Reset, ResetDone, ""},
+		"it is not to be reset": {Clean, ResetDone, "(processes): " + why},
+		"it cannot be reset":    {Reset, ResetNotSupported, "(reset): " + why + ", and the GPU cannot be reset"},
+		"it is reset in vain":   {Reset, ResetDone, "(memory): " + why},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fakeNode{useErr: fmt.Errorf("read what uses it: %w", gpu.ErrResetRequired)}
+			r := newRunner(t, f)
+			r.opts.Resetter = &fakeReset{node: f, outcomes: []Outcome{c.outcome}}
+			if c.want == "" {
+				r.opts.State = &readableAfterReset{f}
+			}
+			_, err := r.Run(within(t, 5*time.Second), device, Rules{Policy: c.policy})
+			checkError(t, err, c.want)
+		})
+	}
+}
+
+type readableAfterReset struct{ *fakeNode }
+
+func (r *readableAfterReset) WasReset(string) { r.useErr = nil }
 
 type healthyAfterReset struct{ *fakeNode }
 

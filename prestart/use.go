@@ -3,6 +3,8 @@ package prestart
 import (
 	"context"
 	"errors"
+
+	"gpu-cdi-plugin/gpu"
 )
 
 // FindUse returns why Run would refuse a device that no container has for what uses it, or an empty text. It changes
@@ -37,7 +39,8 @@ func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (con
 	var left []*process
 	err = r.gate.use(ctx, func() error {
 		left, containers, err = x.leftovers(ctx)
-		if _, ok := errors.AsType[skippedError](err); ok { // what has the GPU open keeps it from a reset all the same
+		_, unknown := errors.AsType[skippedError](err)
+		if unknown || errors.Is(err, gpu.ErrResetRequired) { // what has the GPU open keeps it from a reset all the same
 			err = nil
 		}
 		return err

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -175,6 +176,44 @@ func TestServeHealsAGPUByAReset(t *testing.T) {
 	mustDo(t, s.node.Set(3, map[string]string{"recovery-action": "reboot"}))
 	s.onlyUnhealthy(3)
 	s.wantRefused(e, s.uuids()[3], "(health): it is unhealthy: the driver asks for a reboot of the node")
+}
+
+// A driver may answer any call with "GPU requires reset": then the steps before the reset do not refuse the GPU.
+func TestServeResetsAGPUThatTheDriverDoesNotUseBefore(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	s := newServed(t, "dgx-h100", "prestart: {policy: reset}\nhealth: {clean-for: 100ms}")
+	s.addLoader("usr/bin/nvidia-smi")
+	s.start()
+	e := s.listed(gpuResource, 8, 0)
+	for _, function := range []string{
+		"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetPowerManagementLimit",
+		"nvmlDeviceGetHandleByUUID",
+	} {
+		mustDo(t, s.node.SetSilently(3, map[string]string{"persistence-mode": "0"})) // it could not be switched off
+		mustDo(t, s.node.Fail(function, 3, 16)) // NVML_ERROR_RESET_REQUIRED
+		if refused := s.preStart(e, s.uuids()[3]); refused != "" {
+			t.Errorf("%s: refused: %s", function, refused)
+		}
+		faults, err := s.node.Faults()
+		mustDo(t, err)
+		if len(faults) > 1 { // the mode stays
+			t.Errorf("%s: the GPU was not reset: %v", function, faults)
+			mustDo(t, s.node.ClearGPU(3))
+		}
+		e = s.listed(gpuResource, 8, 0)
+	}
+
+	// A GPU that cannot be read at all is for an administrator to reset.
+	for _, function := range []string{"nvmlDeviceGetName", "nvmlDeviceGetHandleByUUID"} {
+		mustDo(t, s.node.Fail(function, 3, 16))
+	}
+	s.signal(syscall.SIGHUP)
+	s.logs("GPU 3 is unhealthy: cannot be read: nvmlDeviceGetName")
+	s.wantRefused(e, s.uuids()[3], "cannot be read: nvmlDeviceGetName: GPU requires reset")
+	s.awaitControl()
+	s.does("was reset", "reset", "3")
+	s.listed(gpuResource, 8, 0)
 }
 
 // With strict, policy reset never gives a MIG device to a container, which is said when there is one.
