@@ -544,6 +544,30 @@ func TestHoldForReset(t *testing.T) {
 	}
 }
 
+// That a GPU cannot be reset is recorded, and forgotten when it is reset, with another driver and after a reboot.
+func TestCannotReset(t *testing.T) {
+	id, why := Identity{"1", "580"}, "Not Supported"
+	n := newNode(t, Rules{})
+	n.SetCannotReset(gpuB, why)
+	if got, other := n.CannotReset(gpuB), n.CannotReset(gpuA); got != why || other != "" {
+		t.Errorf("%q and %q, want %q and nothing", got, other, why)
+	}
+	data, err := n.Record(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for now, want := range map[Identity]string{id: why, {"1", "590"}: "", {"2", "580"}: ""} {
+		m := New(Rules{})
+		if err := m.Restore(data, now); err != nil || m.CannotReset(gpuB) != want {
+			t.Errorf("%+v: %q, error %v, want %q", now, m.CannotReset(gpuB), err, want)
+		}
+	}
+	n.WasReset(n.now, gpuB)
+	if got := n.CannotReset(gpuB); got != "" {
+		t.Errorf("after a reset: %q", got)
+	}
+}
+
 func TestTheRecordDoesNotChangeWithTheTime(t *testing.T) {
 	n := newNode(t, Rules{}).clean(gpuB, 0)
 	before, err := n.Record(Identity{})
@@ -582,7 +606,9 @@ func TestTheRecordKeepsItsFormat(t *testing.T) {
       "lost": true,
       "cordon": "a fan is loud",
       "cordonSince": "2026-01-02T03:04:05Z",
+      "hold": "held for a reset",
       "heldSince": "2026-01-02T03:04:05Z",
+      "cannotReset": "Not Supported",
       "dirty": "process 4711 uses it",
       "dirtySince": "2026-01-02T03:04:05Z",
       "relapses": 7,

@@ -80,7 +80,7 @@ func (m *Machine) created(now time.Time, d Device) *entry {
 	if parent := m.entries[d.GPU]; parent != nil { // what is wrong with the GPU is wrong with it too
 		*e = *parent
 	}
-	e.codes, e.LeftInUse = map[uint64]*occurrences{}, "" // what uses the GPU does not use its MIG devices
+	e.codes, e.LeftInUse, e.CannotReset = map[uint64]*occurrences{}, "", "" // which are those of the GPU alone
 	if old := m.entries[d.UUID]; old != nil {
 		e.Cordon, e.CordonSince = old.Cordon, old.CordonSince
 	}
@@ -148,13 +148,28 @@ func (e *entry) fault(now time.Time, f Finding) {
 // WasReset notes that a GPU was reset. Clean probes then make it healthy, unless it needs more than that.
 func (m *Machine) WasReset(now time.Time, gpu string) {
 	for _, e := range m.of(gpu) {
-		e.resetAt, e.Relapses = now, 0
+		e.resetAt, e.Relapses, e.CannotReset = now, 0, ""
 		for _, f := range []*Finding{&e.Event, &e.Rule} {
 			if !f.Action.worse(Reset) {
 				*f = Finding{}
 			}
 		}
 	}
+}
+
+// SetCannotReset notes why a GPU cannot be reset. It may be asked to again after another reset, or with another driver.
+func (m *Machine) SetCannotReset(gpu, reason string) {
+	if e := m.entries[gpu]; e != nil {
+		e.CannotReset = reason
+	}
+}
+
+// CannotReset is why a GPU cannot be reset, or empty.
+func (m *Machine) CannotReset(gpu string) string {
+	if e := m.entries[gpu]; e != nil {
+		return e.CannotReset
+	}
+	return ""
 }
 
 // needed is what a device needs by events, whatever probes find; its Action is empty if that is nothing.

@@ -63,8 +63,9 @@ type recordedState struct {
 
 	Cordon      string    `json:"cordon,omitempty"` // why an administrator took it out of service; empty if not
 	CordonSince time.Time `json:"cordonSince,omitzero"`
-	Hold        string    `json:"hold,omitempty"`     // why it is held for a reset of its GPU
-	HeldSince   time.Time `json:"heldSince,omitzero"` // since when; zero if it is not held
+	Hold        string    `json:"hold,omitempty"`        // why it is held for a reset of its GPU
+	HeldSince   time.Time `json:"heldSince,omitzero"`    // since when; zero if it is not held
+	CannotReset string    `json:"cannotReset,omitempty"` // why resets of the GPU are refused; empty if they are not known to be
 
 	// LeftInUse is what was found on it after its last container; empty if nothing.
 	LeftInUse      string    `json:"dirty,omitempty"`
@@ -138,7 +139,7 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 //   - With the same boot and driver a device is as it was recorded. One that was recovering begins to recover
 //     again.
 //   - After a reboot, or with another driver, the remedy may have been applied: what was not healthy is suspect, and
-//     probes decide. NVLinks that were up before are still expected to be.
+//     probes decide. NVLinks that were up before are still expected to be. A GPU that could not be reset may be now.
 //
 // A device that is not there is remembered by its UUID, which no other GPU has. After an error the machine is as it
 // was.
@@ -155,6 +156,9 @@ func (m *Machine) Restore(data []byte, now Identity) error {
 		e := &entry{recordedState: d.recordedState, codes: map[uint64]*occurrences{}}
 		if r.Identity != now && e.State != Healthy {
 			e.State, e.Remedy, e.Event, e.Rule, e.Lost = Suspect, Probe, Finding{}, Finding{}, false
+		}
+		if r.Identity != now {
+			e.CannotReset = ""
 		}
 		for code, n := range d.XIDs {
 			if len(e.codes) < maxCodes {

@@ -377,6 +377,19 @@ func (m *monitor) wasReset(gpuUUID string) {
 	m.machine.WasReset(time.Now(), gpuUUID)
 }
 
+func (m *monitor) cannotReset(gpuUUID string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.machine.CannotReset(gpuUUID)
+}
+
+func (m *monitor) setCannotReset(gpuUUID, reason string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.machine.SetCannotReset(gpuUUID, reason)
+	m.unsaved = true
+}
+
 func (m *monitor) setLeftInUse(uuid, reason string) {
 	m.mu.Lock()
 	transitions := m.machine.SetLeftInUse(time.Now(), uuid, reason)

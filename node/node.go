@@ -186,6 +186,15 @@ func (r *Reconciler) CheckReset(ctx context.Context, uuid string) error {
 // WasReset notes that a GPU was reset, which is what it may have needed. It needs Options.Health.
 func (r *Reconciler) WasReset(gpuUUID string) { r.monitor.wasReset(gpuUUID) }
 
+// SetCannotReset notes why a GPU cannot be reset, until it is reset, the driver changes or the node reboots. It needs
+// Options.Health.
+func (r *Reconciler) SetCannotReset(gpuUUID, reason string) {
+	r.monitor.setCannotReset(gpuUUID, reason)
+}
+
+// CannotReset returns the reason of SetCannotReset, also by the process before, or an empty text. It needs Options.Health.
+func (r *Reconciler) CannotReset(gpuUUID string) string { return r.monitor.cannotReset(gpuUUID) }
+
 // Knows reports whether a device can be cordoned: it is there, or was and is remembered. It needs Options.Health.
 func (r *Reconciler) Knows(uuid string) bool { return r.monitor.knows(uuid) }
 

@@ -23,7 +23,7 @@ import (
 
 const uuid = "GPU-8f6c3a1e-0000-4000-8000-000000000001"
 
-var device = Device{UUID: uuid, GPU: uuid, PCIBusID: "0000:17:00.0", Driver: "580.95.05"}
+var device = Device{UUID: uuid, GPU: uuid, PCIBusID: "0000:17:00.0"}
 
 // fakeNode is a driver and a node's state, with one GPU.
 type fakeNode struct {
@@ -39,6 +39,7 @@ type fakeNode struct {
 	persistErr error         // of switching it on
 	hang       chan struct{} // calls of Use wait for it, if it is not nil
 	released   bool
+	cannot     string // be reset, and why
 	log        []string
 }
 
@@ -112,6 +113,8 @@ func (f *fakeNode) Healthy(context.Context, string) error {
 
 func (f *fakeNode) Shared(context.Context, string) (string, error) { return f.shared, f.sharedErr }
 func (f *fakeNode) WasReset(string)                                { f.do("was reset") }
+func (f *fakeNode) CannotReset(string) string                      { return f.cannot }
+func (f *fakeNode) SetCannotReset(_, why string)                   { f.cannot = why }
 
 var (
 	_ Driver = (*fakeNode)(nil)

@@ -75,8 +75,6 @@ type Device struct {
 	UUID, GPU string
 	// PCIBusID is the GPU's address, such as "0000:17:00.0".
 	PCIBusID string
-	// Driver is the version of the driver, which decides what a GPU supports.
-	Driver string
 	// Nodes are the paths of the GPU's device nodes on the host, or none if they are unknown. A GPU of which a process
 	// has one open is not reset.
 	Nodes []string
@@ -114,6 +112,10 @@ type State interface {
 	Shared(ctx context.Context, uuid string) (reason string, err error)
 	// WasReset is called after a GPU was reset, before it is probed again.
 	WasReset(uuid string)
+	// CannotReset returns what SetCannotReset was called with, until the driver changes or the GPU is reset, or "".
+	CannotReset(uuid string) string
+	// SetCannotReset is called after a reset of a GPU was refused for a reason that lasts.
+	SetCannotReset(uuid, reason string)
 }
 
 // NeedsResetError is why a device is not healthy that a reset of its GPU may heal.
@@ -150,8 +152,6 @@ type Runner struct {
 	mu sync.Mutex
 	// running has the devices that are being prepared, by UUID. A channel is closed at the end.
 	running map[string]chan struct{}
-	// cannot has the GPUs that cannot be reset, by UUID.
-	cannot map[string]verdict
 }
 
 // New returns a Runner.
@@ -159,7 +159,7 @@ func New(opts Options) *Runner {
 	if opts.AwaitUnused == 0 {
 		opts.AwaitUnused = defaultAwaitUnused
 	}
-	return &Runner{opts: opts, running: map[string]chan struct{}{}, cannot: map[string]verdict{}}
+	return &Runner{opts: opts, running: map[string]chan struct{}{}}
 }
 
 // Run prepares a device, which may be done any number of times. It returns when ctx ends whatever the driver does, and

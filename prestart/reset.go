@@ -45,12 +45,6 @@ const (
 	ResetRefused              // the GPU cannot be reset alone or as it is used: by NVSwitches, or as the primary GPU
 )
 
-// verdict is that a GPU cannot be reset, as long as the driver is the same.
-type verdict struct {
-	driver string
-	why    string
-}
-
 // Times around a reset.
 const (
 	// resetReserve is what is left of the deadline for the probes after a reset.
@@ -69,10 +63,8 @@ func (x *run) whyNotReset() string {
 	if x.opts.Resetter == nil {
 		return "there is nothing that resets GPUs"
 	}
-	x.Runner.mu.Lock()
-	defer x.Runner.mu.Unlock()
-	if v := x.cannot[x.d.GPU]; v.driver == x.d.Driver && v.why != "" && !x.manual {
-		return v.why + " (tried before)"
+	if why := x.opts.State.CannotReset(x.d.GPU); why != "" && !x.manual {
+		return why + " (tried before)"
 	}
 	return ""
 }
@@ -130,7 +122,7 @@ func (x *run) reset(ctx context.Context) (string, error) {
 		x.opts.State.WasReset(x.d.GPU)
 		return "", x.answers(ctx)
 	case outcome == ResetNotSupported || outcome == ResetRefused:
-		x.remember(&x.d, err)
+		x.opts.State.SetCannotReset(x.d.GPU, plain(err.Error()))
 		return "", x.withoutReset(err.Error())
 	case outcome == ResetBusy:
 		users, unknown := holders(ctx, x.opts.Host, x.d.Nodes)
@@ -142,12 +134,6 @@ func (x *run) reset(ctx context.Context) (string, error) {
 		}
 	}
 	return "", err
-}
-
-func (r *Runner) remember(d *Device, why error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.cannot[d.GPU] = verdict{d.Driver, why.Error()}
 }
 
 // withoutReset is the result of a reset that cannot be made: the step is skipped or, with Rules.Strict or if only a

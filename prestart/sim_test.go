@@ -30,8 +30,9 @@ type simulated struct {
 	node *sim.Node
 	gpus *gpu.Snapshot
 
-	mu    sync.Mutex
-	reset []string // the UUIDs of GPUs that were reset
+	mu     sync.Mutex
+	reset  []string // the UUIDs of GPUs that were reset
+	cannot string   // be reset, and why; one GPU at a time
 }
 
 var _ prestart.Driver = (*nvml.Session)(nil)
@@ -42,6 +43,18 @@ func (s *simulated) WasReset(uuid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reset = append(s.reset, uuid)
+}
+
+func (s *simulated) CannotReset(string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cannot
+}
+
+func (s *simulated) SetCannotReset(_, why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cannot = why
 }
 
 func (s *simulated) Healthy(ctx context.Context, uuid string) error {
@@ -64,7 +77,7 @@ func (s *simulated) Healthy(ctx context.Context, uuid string) error {
 func (s *simulated) device(i int) prestart.Device {
 	d := &s.gpus.Devices[i]
 	return prestart.Device{
-		UUID: d.UUID, GPU: d.UUID, PCIBusID: d.PCIBusID, Driver: s.gpus.DriverVersion,
+		UUID: d.UUID, GPU: d.UUID, PCIBusID: d.PCIBusID,
 		Nodes: []string{filepath.Join(s.node.Root(), "dev", fmt.Sprintf("nvidia%d", d.Minor))},
 	}
 }
@@ -243,7 +256,7 @@ func TestSimulatedDriver(t *testing.T) {
 			_, err := run(t, 5, prestart.Reset, long)
 			wantError(t, err, "(reset): the GPU must be reset and cannot be: nvidia-smi: ")
 		})
-		s.gpus.DriverVersion += ".1" // forgets what was not supported
+		s.SetCannotReset("", "") // as with another driver
 	}
 	t.Run("a reset that takes longer than the request", func(t *testing.T) {
 		must(t, node.Set(6, map[string]string{"memory-used": "1GiB"}))

@@ -120,8 +120,7 @@ func (a *administrator) reset(
 		return "", fmt.Errorf("reset %s: %w", title, err)
 	}
 	device := prestart.Device{
-		UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Driver: state.Snapshot.DriverVersion,
-		Nodes: a.nodesOf(one),
+		UUID: d.UUID, GPU: d.UUID, PCIBusID: one.PCIBusID, Nodes: a.nodesOf(one),
 	}
 	probe := func(ctx context.Context) error { return a.node.CheckReset(ctx, d.UUID) }
 	err = a.preparer.runner.Reset(ctx, device, probe)

@@ -149,7 +149,6 @@ func (p *preparer) deviceOf(d *resource.Device) prestart.Device {
 		UUID: d.UUID, GPU: d.Parent, PCIBusID: d.PCIBusID, Exclusive: d.MPS != nil,
 	}
 	if s := p.node.State().Snapshot; s != nil {
-		device.Driver = s.DriverVersion
 		if one := gpuOf(s, d.Parent); one != nil {
 			device.Nodes = p.nodesOf(one)
 			instances := map[int]int{} // MIG devices of each GPU instance
@@ -203,6 +202,12 @@ func (p *preparer) Shared(_ context.Context, uuid string) (string, error) {
 
 // WasReset implements prestart.State.
 func (p *preparer) WasReset(uuid string) { p.node.WasReset(uuid) }
+
+// CannotReset implements prestart.State.
+func (p *preparer) CannotReset(uuid string) string { return p.node.CannotReset(uuid) }
+
+// SetCannotReset implements prestart.State.
+func (p *preparer) SetCannotReset(uuid, reason string) { p.node.SetCannotReset(uuid, reason) }
 
 // find returns a device of the published state, or nil.
 func (p *preparer) find(uuid string) *resource.Device {

@@ -156,6 +156,31 @@ func TestServeResetsAGPU(t *testing.T) {
 	s.xid(3, 79, nil) // its events are received after the reset
 }
 
+// That a GPU cannot be reset is remembered across a restart, until it is reset all the same.
+func TestServeRemembersWhichGPUCannotBeReset(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	s := newServed(t, "pcie-quad", "prestart: {policy: reset, strict: true}")
+	s.addLoader("usr/bin/nvidia-smi")
+	mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetNotSupported}))
+	s.start()
+	e := s.listed(gpuResource, 4, 0)
+	s.wantRefused(e, s.uuids()[3], "(reset): the GPU must be reset and cannot be: nvidia-smi: ")
+	waitFor(t, "the record", func() bool {
+		data, err := os.ReadFile(filepath.Join(s.dir, "state", "health.json"))
+		return err == nil && strings.Contains(string(data), "Not Supported")
+	})
+	_ = s.end(syscall.SIGKILL)
+	mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks}))
+	s.start()
+	e = s.listed(gpuResource, 4, 0)
+	s.wantRefused(e, s.uuids()[3], "Not Supported (tried before)")
+	s.wantReady(e, s.uuids()[2])
+	s.awaitControl()
+	s.does("was reset", "reset", "3")
+	s.wantReady(e, s.uuids()[3])
+}
+
 // A GPU that needs a reset is given to a container after it.
 func TestServeHealsAGPUByAReset(t *testing.T) {
 	t.Parallel()
@@ -191,7 +216,7 @@ func TestServeResetsAGPUThatTheDriverDoesNotUseBefore(t *testing.T) {
 		"nvmlDeviceGetHandleByUUID",
 	} {
 		mustDo(t, s.node.SetSilently(3, map[string]string{"persistence-mode": "0"})) // it could not be switched off
-		mustDo(t, s.node.Fail(function, 3, 16)) // NVML_ERROR_RESET_REQUIRED
+		mustDo(t, s.node.Fail(function, 3, 16))                                      // NVML_ERROR_RESET_REQUIRED
 		if refused := s.preStart(e, s.uuids()[3]); refused != "" {
 			t.Errorf("%s: refused: %s", function, refused)
 		}
