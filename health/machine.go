@@ -80,7 +80,7 @@ func (m *Machine) created(now time.Time, d Device) *entry {
 	if parent := m.entries[d.GPU]; parent != nil { // what is wrong with the GPU is wrong with it too
 		*e = *parent
 	}
-	e.codes, e.LeftInUse, e.CannotReset = map[uint64]*occurrences{}, "", "" // which are those of the GPU alone
+	e.codes, e.LeftInUse, e.CannotReset = map[uint64]*occurrences{}, "", "" // these concern the GPU alone
 	if old := m.entries[d.UUID]; old != nil {
 		e.Cordon, e.CordonSince = old.Cordon, old.CordonSince
 	}

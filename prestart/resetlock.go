@@ -12,6 +12,7 @@ import (
 
 // An nvidia-smi goes on when the process ends that has started it. So it inherits a lock for each GPU that it resets:
 // files in DriverReset.LockDir with the UUIDs of the GPUs as their names. The kernel unlocks them when both have ended.
+// A reset by the PCI device's file needs none, since a process does not end during such a write.
 
 // Earlier returns the UUIDs of the GPUs that an nvidia-smi resets which a process before this one has started.
 func (r *DriverReset) Earlier() ([]string, error) {
