@@ -65,7 +65,7 @@ type recordedState struct {
 	CordonSince time.Time `json:"cordonSince,omitzero"`
 	Hold        string    `json:"hold,omitempty"`        // why it is held for a reset of its GPU
 	HeldSince   time.Time `json:"heldSince,omitzero"`    // since when; zero if it is not held
-	CannotReset string    `json:"cannotReset,omitempty"` // why resets of the GPU are refused; empty if they are not known to be
+	CannotReset string    `json:"cannotReset,omitempty"` // why resets of the GPU are refused; empty if not known
 
 	// LeftInUse is what was found on it after its last container; empty if nothing.
 	LeftInUse      string    `json:"dirty,omitempty"`
@@ -101,8 +101,8 @@ func parseRecord(data []byte) (record, error) {
 }
 
 // EditCordon returns a record with the cordon of a device, and with a GPU those of its MIG devices, set to a reason or,
-// if that is empty, lifted as by Uncordon. HoldForReset stays, for the next process to end. A device that the record does not have is added, as healthy or as its GPU. Without data it is a new record, with that
-// identity.
+// if that is empty, lifted as by Uncordon. HoldForReset stays, for the next process to end. A device that the record does
+// not have is added, as healthy or as its GPU. Without data it is a new record, with that identity.
 func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string) ([]byte, error) {
 	m := New(Rules{})
 	if len(data) > 0 {

@@ -53,8 +53,8 @@ type HealthOptions struct {
 	Rules  health.Rules
 	// Path is the file with the record of the devices' health, for the next start. Empty means that there is none.
 	Path string
-	// EarlierResets returns the GPUs, by UUID, whose reset goes on although the process has ended that began it. Nil means
-	// that there are none.
+	// EarlierResets returns the GPUs, by UUID, whose reset goes on although the process has ended that began it. Nil
+	// means that there are none.
 	EarlierResets func() ([]string, error)
 	// Observer may be nil.
 	Observer HealthObserver

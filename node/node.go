@@ -192,7 +192,7 @@ func (r *Reconciler) SetCannotReset(gpuUUID, reason string) {
 	r.monitor.setCannotReset(gpuUUID, reason)
 }
 
-// CannotReset returns the reason of SetCannotReset, also by the process before, or an empty text. It needs Options.Health.
+// CannotReset returns the reason of SetCannotReset, also by the process before, or "". It needs Options.Health.
 func (r *Reconciler) CannotReset(gpuUUID string) string { return r.monitor.cannotReset(gpuUUID) }
 
 // Knows reports whether a device can be cordoned: it is there, or was and is remembered. It needs Options.Health.

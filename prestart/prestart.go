@@ -335,7 +335,7 @@ func (x *run) withDriver(ctx context.Context, steps ...step) error {
 func (x *run) unlessReset(do stepFunc) stepFunc {
 	return func(ctx context.Context) (string, error) {
 		note, err := do(ctx)
-		if errors.Is(err, gpu.ErrResetRequired) && x.resetDue() && !x.wasReset {
+		if errors.Is(err, gpu.ErrResetRequired) && x.resetDue() && !x.wasReset && !x.onlyLook {
 			x.needsReset = cmp.Or(x.needsReset, err)
 			err = skippedError(err.Error())
 		}

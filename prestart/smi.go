@@ -51,8 +51,8 @@ type request struct {
 	err     error
 }
 
-// Ready implements Resetter. An nvidia-smi that was abandoned, or that an earlier process has started, keeps resets of all
-// GPUs from being tried.
+// Ready implements Resetter. An nvidia-smi that was abandoned, or that an earlier process has started, keeps resets of
+// all GPUs from being tried.
 func (r *DriverReset) Ready() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -70,12 +70,18 @@ func TestFindUse(t *testing.T) {
 }
 
 func TestWhatUsesADeviceIsNotKnown(t *testing.T) {
-	f := &fakeNode{useErr: errors.New("GPU is lost")}
-	found, err := newRunner(t, f).FindUse(t.Context(), device, DefaultRules())
-	if found != "" {
-		t.Errorf("found %q", found)
+	rules := DefaultRules()
+	rules.Policy = Reset
+	for _, why := range []error{errors.New("GPU is lost"), gpu.ErrResetRequired} {
+		f := &fakeNode{useErr: why}
+		r := newRunner(t, f)
+		r.opts.Resetter = &fakeReset{node: f}
+		found, err := r.FindUse(t.Context(), device, rules)
+		if found != "" {
+			t.Errorf("found %q", found)
+		}
+		checkError(t, err, why.Error())
 	}
-	checkError(t, err, "GPU is lost")
 }
 
 // A device is not looked at while it is prepared: its container may use it at once.
