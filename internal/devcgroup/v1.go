@@ -1,0 +1,69 @@
+package devcgroup
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// allowsAll reports whether a devices.list file is that of a cgroup that allows all devices. What such a cgroup denies
+// nevertheless cannot be read.
+func allowsAll(list string) bool { return strings.TrimSpace(list) == "a *:* rwm" }
+
+// allowByList adds the rules to the list of cgroup v1.
+//
+// The kernel keeps one entry for each device as it is written: "c 195:0" and "c 195:*" are two entries, and writing one
+// does not change the other. So what the entry of the same name lacks is what the rule adds, and what undo denies.
+func (c *cgroup) allowByList(change *Change, rules []Rule) error {
+	allow, err := c.dir.OpenFile("devices.allow", os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer allow.Close()
+	deny, err := c.dir.OpenFile("devices.deny", os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	var added []Rule
+	change.undo = append(change.undo, func() error {
+		defer deny.Close()
+		var errs []error
+		for _, r := range added {
+			if _, err := deny.WriteString(r.String()); err != nil {
+				errs = append(errs, fmt.Errorf("deny %q again: %w", r, err))
+			}
+		}
+		return errors.Join(errs...)
+	})
+	list, err := c.read("devices.list")
+	if err != nil {
+		return err
+	}
+	for _, r := range rules {
+		if r.Access = lacking(list, r); r.Access == "" {
+			continue
+		}
+		if _, err := allow.WriteString(r.String()); err != nil {
+			return fmt.Errorf("allow %q: %w", r, err)
+		}
+		added = append(added, r)
+	}
+	return nil
+}
+
+// lacking returns the access that a devices.list file does not have for the device of a rule by the device's own entry.
+func lacking(list string, r Rule) string {
+	access := r.Access
+	for line := range strings.Lines(list) {
+		if own, ok := strings.CutPrefix(line, r.device()+" "); ok {
+			access = strings.Map(func(letter rune) rune {
+				if strings.ContainsRune(own, letter) {
+					return -1
+				}
+				return letter
+			}, access)
+		}
+	}
+	return access
+}
