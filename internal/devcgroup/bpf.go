@@ -64,14 +64,14 @@ func openProgram(id uint32) (program, error) {
 
 // programInfo is the beginning of struct bpf_prog_info.
 type programInfo struct {
-	kind, id                uint32
-	tag                     [8]byte
-	jitedBytes, loadedBytes uint32
-	jited                   uint64
-	loaded                  *instruction
-	loadTime                uint64
-	user, maps              uint32
-	mapIDs                  uint64
+	_           [5]uint32 // type, ID, tag, size of the machine code
+	loadedBytes uint32
+	_           uint64 // machine code
+	loaded      *instruction
+	_           uint64 // time
+	_           uint32 // user
+	maps        uint32
+	_           uint64 // IDs of the maps
 }
 
 func (p program) info(info *programInfo) error {

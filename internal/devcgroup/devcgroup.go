@@ -12,6 +12,7 @@
 package devcgroup
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -70,7 +71,9 @@ func (c *Change) Undo() error {
 
 // Allow lets the process, and what it starts, use the devices of the rules. Nothing is done where nothing restricts
 // the process, and a second call with the same rules does nothing. If there is an error, what was done is undone.
-func Allow(host Host, pid int, rules []Rule) (*Change, error) {
+//
+// The context bounds the calls to systemd, which take at most 5 s; all else does not wait.
+func Allow(ctx context.Context, host Host, pid int, rules []Rule) (*Change, error) {
 	change := &Change{}
 	if len(rules) == 0 {
 		return change, nil
@@ -89,14 +92,15 @@ func Allow(host Host, pid int, rules []Rule) (*Change, error) {
 			c.close()
 		}
 	}()
-	if err := change.apply(host, pid, cgroups, rules); err != nil {
+	if err := change.apply(ctx, host, pid, cgroups, rules); err != nil {
 		return nil, errors.Join(err, change.Undo())
 	}
 	return change, nil
 }
 
-// apply changes the cgroups that restrict the process, after it has checked all of them.
-func (c *Change) apply(host Host, pid int, cgroups []*cgroup, rules []Rule) error {
+// apply changes the cgroups that restrict the process, after it has checked all of them. systemd comes first: it writes
+// a unit's whole list to the cgroup, or attaches another program, when the list changes.
+func (c *Change) apply(ctx context.Context, host Host, pid int, cgroups []*cgroup, rules []Rule) error {
 	var restricted []*cgroup
 	for _, cg := range cgroups {
 		is, err := cg.isRestricted()
@@ -112,11 +116,18 @@ func (c *Change) apply(host Host, pid int, cgroups []*cgroup, rules []Rule) erro
 		restricted = append(restricted, cg)
 	}
 	for _, cg := range restricted {
+		if unit := unitOf(cg.path); unit != "" {
+			if err := c.allowInUnit(ctx, host, cg.path, rules); err != nil {
+				return fmt.Errorf("add devices to systemd's unit %s, so that a daemon-reload keeps them: %w", unit, err)
+			}
+		}
+	}
+	for _, cg := range restricted {
 		if err := cg.allow(c, rules); err != nil {
 			return fmt.Errorf("add device rules to %s: %w", cg, err)
 		}
 	}
-	return nil
+	return c.noteInherited(cgroups)
 }
 
 const maxRead = 1 << 20 // bytes of a file of /proc/PID or of a cgroup

@@ -62,21 +62,18 @@ func find(proc string, pid int) ([]*cgroup, error) {
 		return nil, err
 	}
 	var found []*cgroup
-	for _, hierarchy := range []struct {
-		path    string
-		unified bool
-	}{{paths.devices, false}, {paths.unified, true}} {
-		if hierarchy.path == "" {
+	for _, c := range []cgroup{{path: paths.devices}, {path: paths.unified, unified: true}} {
+		if c.path == "" {
 			continue
 		}
-		opened, err := open(mounts, hierarchy.path, hierarchy.unified)
-		if err != nil && hierarchy.path != "/" { // the root cgroup of a hierarchy that is not mounted restricts nothing
+		if err := c.open(mounts); err == nil {
+			found = append(append(found, c.scope(mounts, pid)...), &c)
+		} else if c.path != "/" { // the root cgroup of a hierarchy that is not mounted restricts nothing
 			for _, c := range found {
 				c.close()
 			}
 			return nil, err
 		}
-		found = append(found, opened...)
 	}
 	return found, nil
 }
@@ -164,21 +161,36 @@ func parseMounts(table string) ([]mount, error) {
 // unescape restores the bytes that mountinfo writes in octal.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace
 
-// open opens a cgroup where it is mounted.
-func open(mounts []mount, name string, unified bool) ([]*cgroup, error) {
-	errs := []error{fmt.Errorf("open cgroup %s: its hierarchy is not mounted", name)}
+// open opens the cgroup where it is mounted.
+func (c *cgroup) open(mounts []mount) error {
+	errs := []error{fmt.Errorf("open %s: its hierarchy is not mounted", c)}
 	for _, m := range mounts {
-		below, ok := relative(m.root, name)
-		if !ok || m.unified != unified {
+		below, ok := relative(m.root, c.path)
+		if !ok || m.unified != c.unified {
 			continue
 		}
 		dir, err := m.open(below)
 		if err == nil {
-			return []*cgroup{{dir: dir, path: name, unified: unified}}, nil
+			c.dir = dir
+			return nil
 		}
 		errs = append(errs, err)
 	}
-	return nil, errors.Join(errs...)
+	return errors.Join(errs...)
+}
+
+// scope returns the container's scope if the container is in a cgroup below it, where crun puts it. systemd filters the
+// devices of the scope. A scope with other processes is not the container's.
+func (c *cgroup) scope(mounts []mount, pid int) []*cgroup {
+	parent := &cgroup{path: path.Dir(c.path), unified: c.unified}
+	if !strings.HasSuffix(parent.path, ".scope") || parent.open(mounts) != nil {
+		return nil
+	}
+	if parent.checkAlone(pid) != nil {
+		parent.close()
+		return nil
+	}
+	return []*cgroup{parent}
 }
 
 // relative returns the path of a cgroup below another one, "." if they are the same.
@@ -222,7 +234,7 @@ func (m mount) contains(dir *os.Root) error {
 	if m.unified {
 		magic = unix.CGROUP2_SUPER_MAGIC
 	}
-	if st.Dev != m.device || int64(fileSystem.Type) != magic {
+	if st.Dev != m.device || fileSystem.Type != magic {
 		return fmt.Errorf("%s is not in the cgroup file system that is mounted at %s", dir.Name(), m.point)
 	}
 	return nil

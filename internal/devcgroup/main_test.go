@@ -1,6 +1,7 @@
 package devcgroup
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"log"
@@ -57,7 +58,7 @@ func hook(does string) error {
 		var err error
 		switch what {
 		case "allow":
-			last, err = Allow(host, state.Pid, []Rule{gpu})
+			last, err = Allow(context.Background(), host, state.Pid, []Rule{gpu})
 		case "undo":
 			err = last.Undo()
 		}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // allowsAll reports whether a devices.list file is that of a cgroup that allows all devices. What such a cgroup denies
@@ -44,7 +46,9 @@ func (c *cgroup) allowByList(change *Change, rules []Rule) error {
 		if r.Access = lacking(list, r); r.Access == "" {
 			continue
 		}
-		if _, err := allow.WriteString(r.String()); err != nil {
+		if _, err := allow.WriteString(r.String()); errors.Is(err, unix.EPERM) {
+			return fmt.Errorf("allow %q: the cgroup above does not allow it: %w", r, err)
+		} else if err != nil {
 			return fmt.Errorf("allow %q: %w", r, err)
 		}
 		added = append(added, r)
@@ -57,13 +61,18 @@ func lacking(list string, r Rule) string {
 	access := r.Access
 	for line := range strings.Lines(list) {
 		if own, ok := strings.CutPrefix(line, r.device()+" "); ok {
-			access = strings.Map(func(letter rune) rune {
-				if strings.ContainsRune(own, letter) {
-					return -1
-				}
-				return letter
-			}, access)
+			access = without(access, own)
 		}
 	}
 	return access
+}
+
+// without returns the letters of access that are not in other.
+func without(access, other string) string {
+	return strings.Map(func(letter rune) rune {
+		if strings.ContainsRune(other, letter) {
+			return -1
+		}
+		return letter
+	}, access)
 }

@@ -2,7 +2,6 @@ package devcgroup
 
 import (
 	"fmt"
-	"os"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -52,7 +51,7 @@ func (c *cgroup) allowByFilter(change *Change, rules []Rule) error {
 		}
 		change.undo = append(change.undo, func() error { return replaceProgram(dir, next, current, flags) })
 	}
-	return c.noteInherited(change, dir, ids)
+	return nil
 }
 
 // prologue returns instructions that admit the devices of the rules, as the programs of runc do. Otherwise they fall
@@ -143,16 +142,28 @@ func unblind(code []instruction) []instruction {
 	return code
 }
 
-// noteInherited notes that programs of the cgroups above decide too, whatever the cgroup's own ones say.
-func (c *cgroup) noteInherited(change *Change, dir *os.File, own []uint32) error {
+// noteInherited notes that programs above the container's cgroups decide too. What they decide cannot be asked.
+func (c *Change) noteInherited(cgroups []*cgroup) error {
+	outer := slices.IndexFunc(cgroups, func(cg *cgroup) bool { return cg.unified })
+	if outer < 0 {
+		return nil
+	}
+	dir, err := cgroups[outer].dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	own, _, err := attachedPrograms(dir, 0)
+	if err != nil {
+		return err
+	}
 	all, _, err := attachedPrograms(dir, unix.BPF_F_QUERY_EFFECTIVE)
 	if err != nil {
 		return err
 	}
 	if above := len(all) - len(own); above > 0 {
-		change.Notes = append(change.Notes, fmt.Sprintf(
-			"%d BPF programs of cgroups above %s must admit the devices too: if they do not, opening them fails with EPERM",
-			above, c))
+		c.Notes = append(c.Notes, fmt.Sprintf("%d BPF programs above %s filter devices too: where they do not "+
+			"admit a device, opening it fails with EPERM", above, cgroups[outer]))
 	}
 	return nil
 }

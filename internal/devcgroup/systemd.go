@@ -1,0 +1,210 @@
+package devcgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
+)
+
+// systemdTimeout bounds all calls together. systemd answers in milliseconds, but not while it reloads its units.
+const systemdTimeout = 5 * time.Second
+
+// Names of org.freedesktop.systemd1(5).
+const (
+	systemdName    = "org.freedesktop.systemd1"
+	systemdObject  = "/org/freedesktop/systemd1"
+	systemdManager = "org.freedesktop.systemd1.Manager"
+	noSuchUnit     = "org.freedesktop.systemd1.NoSuchUnit"
+	getProperty    = "org.freedesktop.DBus.Properties.Get"
+)
+
+// deviceAllow is an entry of a unit's DeviceAllow.
+type deviceAllow struct{ Path, Access string }
+
+// unitOf returns the unit that a cgroup is named after, or "".
+func unitOf(cgroup string) string {
+	if name := path.Base(cgroup); strings.HasSuffix(name, ".scope") || strings.HasSuffix(name, ".service") {
+		return name
+	}
+	return ""
+}
+
+// systemd is a connection to the service manager.
+type systemd struct{ *dbus.Conn }
+
+// allowInUnit adds the devices to the unit of a cgroup. systemd writes the unit's list to the cgroup at once, and again
+// at each daemon-reload. Nothing is done if systemd does not run, does not know the unit, or has another cgroup for it:
+// other programs may give cgroups such names.
+func (c *Change) allowInUnit(ctx context.Context, host Host, cgroup string, rules []Rule) error {
+	ctx, cancel := context.WithTimeout(ctx, systemdTimeout)
+	defer cancel()
+	s, err := dialSystemd(ctx, host.Systemd)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	missing, err := s.missing(cgroup, rules)
+	if err != nil || len(missing) == 0 {
+		return err
+	}
+	type property struct {
+		Name  string
+		Value dbus.Variant
+	}
+	err = s.call(systemdObject, systemdManager+".SetUnitProperties", unitOf(cgroup), true, // until the next boot
+		[]property{{"DeviceAllow", dbus.MakeVariant(missing)}}).Err
+	if err != nil {
+		return fmt.Errorf("set DeviceAllow: %w", err)
+	}
+	return c.noteMissingLinks(s, host.Dev, missing)
+}
+
+// dialSystemd connects to systemd's own socket, which needs no message bus. The context's deadline is that of all calls.
+func dialSystemd(ctx context.Context, socket string) (systemd, error) {
+	raw, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return systemd{}, err
+	}
+	deadline, _ := ctx.Deadline()
+	conn, err := authenticate(raw.(*net.UnixConn), deadline)
+	if err != nil {
+		_ = raw.Close()
+		return systemd{}, fmt.Errorf("connect to systemd at %s: %w", socket, err)
+	}
+	return systemd{conn}, nil
+}
+
+func authenticate(raw *net.UnixConn, deadline time.Time) (*dbus.Conn, error) {
+	if err := errors.Join(raw.SetDeadline(deadline), checkPeer(raw)); err != nil {
+		return nil, err
+	}
+	conn, err := dbus.NewConn(raw)
+	if err != nil {
+		return nil, err
+	}
+	return conn, conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))})
+}
+
+// checkPeer returns an error unless root listens at the other end.
+func checkPeer(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	var peerErr error
+	if err := raw.Control(func(fd uintptr) {
+		peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return err
+	}
+	if peerErr != nil {
+		return peerErr
+	}
+	if peer.Uid != 0 {
+		return fmt.Errorf("user %d listens there, not root", peer.Uid)
+	}
+	return nil
+}
+
+func (s systemd) call(object dbus.ObjectPath, method string, arguments ...any) *dbus.Call {
+	return s.Object(systemdName, object).Call(method, 0, arguments...)
+}
+
+// missing returns the entries that the unit of a cgroup needs for the devices and does not have.
+func (s systemd) missing(cgroup string, rules []Rule) ([]deviceAllow, error) {
+	unit := unitOf(cgroup)
+	var object dbus.ObjectPath
+	err := s.call(systemdObject, systemdManager+".GetUnit", unit).Store(&object)
+	if reply := (dbus.Error{}); errors.As(err, &reply) && reply.Name == noSuchUnit {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the unit: %w", err)
+	}
+	kind := systemdName + ".Scope"
+	if strings.HasSuffix(unit, ".service") {
+		kind = systemdName + ".Service"
+	}
+	var own, policy string
+	var allowed []deviceAllow
+	if err := errors.Join(
+		s.call(object, getProperty, kind, "ControlGroup").Store(&own),
+		s.call(object, getProperty, kind, "DevicePolicy").Store(&policy),
+		s.call(object, getProperty, kind, "DeviceAllow").Store(&allowed),
+	); err != nil {
+		return nil, fmt.Errorf("read the unit's properties: %w", err)
+	}
+	// A unit with policy auto and no list may use all devices. An entry would take all others away.
+	if own != cgroup || policy == "auto" && len(allowed) == 0 {
+		return nil, nil
+	}
+	return lackingEntries(allowed, rules), nil
+}
+
+// lackingEntries returns the entries for the rules that are not in a unit's list. It names a device by the numbers, as
+// runc does: systemd 240 and later take them from the name, whether there is such a link or not.
+func lackingEntries(allowed []deviceAllow, rules []Rule) []deviceAllow {
+	var entries []deviceAllow
+	for _, r := range rules {
+		directory := "char"
+		if r.Type == 'b' {
+			directory = "block"
+		}
+		entry := deviceAllow{fmt.Sprintf("/dev/%s/%d:%d", directory, r.Major, r.Minor), r.Access}
+		for _, a := range allowed {
+			if a.Path == entry.Path {
+				entry.Access = without(entry.Access, a.Access)
+			}
+		}
+		if entry.Access != "" {
+			entry.Access = r.Access
+			entries = append(entries, entry)
+		}
+	}
+	return entries
+}
+
+// noteMissingLinks notes the entries that systemd before 240 ignores, since nothing is at their path.
+func (c *Change) noteMissingLinks(s systemd, dev string, entries []deviceAllow) error {
+	var version string
+	if err := s.call(systemdObject, getProperty, systemdManager, "Version").Store(&version); err != nil {
+		return fmt.Errorf("read systemd's version: %w", err)
+	}
+	if parseVersion(version) >= 240 {
+		return nil
+	}
+	for _, e := range entries {
+		link := filepath.Join(dev, strings.TrimPrefix(e.Path, "/dev/"))
+		if _, err := os.Stat(link); err != nil {
+			c.Notes = append(c.Notes, fmt.Sprintf("systemd %s needs the link %s: without it, the next "+
+				"`systemctl daemon-reload` takes the device from the container", version, link))
+		}
+	}
+	return nil
+}
+
+// parseVersion returns the first number in systemd's version, such as 252 of "v252.38-1~deb12u1".
+func parseVersion(version string) int {
+	isNoDigit := func(r rune) bool { return r < '0' || r > '9' }
+	digits := strings.TrimLeftFunc(version, isNoDigit)
+	if end := strings.IndexFunc(digits, isNoDigit); end >= 0 {
+		digits = digits[:end]
+	}
+	n, _ := strconv.Atoi(digits)
+	return n
+}

@@ -1,0 +1,266 @@
+package devcgroup
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+	"github.com/google/go-cmp/cmp"
+)
+
+// manager stands in for systemd: it answers on a socket of its own as systemd does on /run/systemd/private.
+type manager struct {
+	version string
+	units   map[string]*unit
+	silent  bool // does not answer any call
+
+	mutex sync.Mutex
+	calls []string // the methods that were called
+}
+
+type unit struct {
+	controlGroup, policy string
+	allow                []deviceAllow
+}
+
+// serve returns the socket.
+func (m *manager) serve(t *testing.T) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "private")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group sync.WaitGroup
+	group.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			group.Go(func() {
+				defer conn.Close()
+				if err := m.talk(conn); err != nil {
+					t.Log(err)
+				}
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		group.Wait()
+	})
+	return socket
+}
+
+// talk authenticates a client as sd-bus does, and answers its calls until it closes the connection.
+func (m *manager) talk(conn net.Conn) error {
+	in := bufio.NewReader(conn)
+	for {
+		text, err := in.ReadString('\n')
+		if err != nil {
+			return err
+		}
+		answer := "REJECTED EXTERNAL\r\n"
+		switch strings.Trim(text, "\x00\r\n") {
+		case "AUTH EXTERNAL":
+			answer = "DATA\r\n"
+		case "DATA":
+			answer = "OK 0123456789abcdef0123456789abcdef\r\n"
+		case "BEGIN":
+			return m.answer(in, conn)
+		}
+		if _, err := conn.Write([]byte(answer)); err != nil {
+			return err
+		}
+	}
+}
+
+func (m *manager) answer(in *bufio.Reader, conn net.Conn) error {
+	for {
+		request, err := dbus.DecodeMessage(in)
+		if err != nil {
+			return err
+		}
+		if m.silent {
+			continue
+		}
+		reply := &dbus.Message{Type: dbus.TypeMethodReply, Headers: map[dbus.HeaderField]dbus.Variant{
+			dbus.FieldReplySerial: dbus.MakeVariant(request.Serial()),
+		}}
+		body, err := m.call(request)
+		if failed := (dbus.Error{}); errors.As(err, &failed) {
+			reply.Type, body = dbus.TypeError, failed.Body
+			reply.Headers[dbus.FieldErrorName] = dbus.MakeVariant(failed.Name)
+		} else if err != nil {
+			return err
+		}
+		reply.Body = body
+		reply.Headers[dbus.FieldSignature] = dbus.MakeVariant(dbus.SignatureOf(body...))
+		if err := reply.EncodeTo(conn, binary.LittleEndian); err != nil {
+			return err
+		}
+	}
+}
+
+// call does what systemd does at a method call.
+func (m *manager) call(request *dbus.Message) ([]any, error) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	method := request.Headers[dbus.FieldMember].Value().(string)
+	path := request.Headers[dbus.FieldPath].Value().(dbus.ObjectPath)
+	m.calls = append(m.calls, method)
+	const units = "/org/freedesktop/systemd1/unit/"
+	switch method {
+	case "GetUnit":
+		name := request.Body[0].(string)
+		if m.units[name] == nil {
+			return nil, dbus.Error{Name: noSuchUnit, Body: []any{"Unit " + name + " not loaded."}}
+		}
+		return []any{dbus.ObjectPath(units + strings.ReplaceAll(strings.ReplaceAll(name, ".", "_2e"), "-", "_2d"))}, nil
+	case "Get":
+		var value any
+		switch name := strings.NewReplacer("_2e", ".", "_2d", "-").Replace(strings.TrimPrefix(string(path), units)); {
+		case request.Body[1] == "Version" && request.Body[0] == systemdManager:
+			value = m.version
+		case m.units[name] == nil || request.Body[0] != systemdName+".Scope":
+			return nil, dbus.Error{Name: "org.freedesktop.DBus.Error.UnknownInterface", Body: []any{"Unknown interface"}}
+		case request.Body[1] == "ControlGroup":
+			value = m.units[name].controlGroup
+		case request.Body[1] == "DevicePolicy":
+			value = m.units[name].policy
+		case request.Body[1] == "DeviceAllow":
+			value = m.units[name].allow
+		}
+		return []any{dbus.MakeVariant(value)}, nil
+	case "SetUnitProperties":
+		var name string
+		var runtime bool
+		var properties []struct {
+			Name  string
+			Value dbus.Variant
+		}
+		if err := dbus.Store(request.Body, &name, &runtime, &properties); err != nil {
+			return nil, err
+		}
+		var added []deviceAllow
+		if err := properties[0].Value.Store(&added); err != nil || !runtime || properties[0].Name != "DeviceAllow" {
+			return nil, dbus.Error{Name: "org.freedesktop.DBus.Error.InvalidArgs", Body: []any{"Invalid arguments"}}
+		}
+		m.units[name].allow = append(m.units[name].allow, added...)
+		return nil, nil
+	}
+	return nil, dbus.Error{Name: "org.freedesktop.DBus.Error.UnknownMethod", Body: []any{"Unknown method"}}
+}
+
+func TestSystemd(t *testing.T) {
+	null := deviceAllow{"/dev/char/1:3", "rwm"}
+	entry := deviceAllow{"/dev/char/195:7", "rw"}
+	for name, c := range map[string]struct {
+		unit    *unit // its cgroup is the container's unless it has one
+		version string
+		want    []deviceAllow
+		note    string
+		error   string
+	}{
+		"a list without the device": {unit: &unit{policy: "strict", allow: []deviceAllow{null}}, want: []deviceAllow{null, entry}},
+		"an empty list":             {unit: &unit{policy: "strict"}, want: []deviceAllow{entry}},
+		"a list with the device": {
+			unit: &unit{policy: "strict", allow: []deviceAllow{{"/dev/char/195:7", "r"}, {"/dev/char/195:7", "wm"}}},
+			want: []deviceAllow{{"/dev/char/195:7", "r"}, {"/dev/char/195:7", "wm"}},
+		},
+		// An entry would take all other devices away.
+		"a unit that may use all devices":        {unit: &unit{policy: "auto"}, want: nil},
+		"a unit with a list and the policy auto": {unit: &unit{policy: "auto", allow: []deviceAllow{null}}, want: []deviceAllow{null, entry}},
+		"a unit with another cgroup":             {unit: &unit{policy: "strict", controlGroup: "/x.scope"}, want: nil},
+		"a cgroup that is not of a unit":         {},
+		"a systemd that needs a link":            {unit: &unit{policy: "strict"}, version: "239 (239-82.el8)", want: []deviceAllow{entry}, note: "/char/195:7"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if c.version == "" {
+				c.version = "252.38-1~deb12u1"
+			}
+			dir := makeBelow(t, makeCgroup(t, true), "runc-1.scope")
+			restrict(t, dir, true)
+			m := &manager{version: c.version, units: map[string]*unit{}}
+			if c.unit != nil {
+				m.units["runc-1.scope"] = c.unit
+				if c.unit.controlGroup == "" {
+					c.unit.controlGroup = strings.TrimPrefix(dir, hierarchy(t, true))
+				}
+			}
+			h := Host{Proc: "/proc", Dev: t.TempDir(), Systemd: m.serve(t)}
+			pid := sleeper(t, dir)
+			change, err := Allow(t.Context(), h, pid, []Rule{gpu})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.unit != nil {
+				if diff := cmp.Diff(c.want, c.unit.allow); diff != "" {
+					t.Errorf("the unit's list (-want +got):\n%s", diff)
+				}
+			}
+			if got := strings.Join(change.Notes, ""); !strings.Contains(got, c.note) || (c.note == "") != (got == "") {
+				t.Errorf("notes %q, want %q", got, c.note)
+			}
+			if got := accesses(t, dir, 'c'); got != "rwb" {
+				t.Errorf("access %q", got)
+			}
+			m.calls = nil
+			if _, err := Allow(t.Context(), h, pid, []Rule{gpu}); err != nil || slices.Contains(m.calls, "SetUnitProperties") {
+				t.Errorf("the second call: error %v, calls %q", err, m.calls)
+			}
+		})
+	}
+}
+
+// TestSystemdFaults: without systemd's answer nothing is allowed.
+func TestSystemdFaults(t *testing.T) {
+	for name, c := range map[string]struct {
+		socket func(t *testing.T) string
+		want   string
+	}{
+		"no answer": {func(t *testing.T) string { return (&manager{silent: true}).serve(t) }, "i/o timeout"},
+		"nobody listens": {func(t *testing.T) string {
+			socket := filepath.Join(t.TempDir(), "private")
+			listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			listener.SetUnlinkOnClose(false)
+			_ = listener.Close()
+			return socket
+		}, "connection refused"},
+		"no socket": {func(t *testing.T) string {
+			file := filepath.Join(t.TempDir(), "private")
+			write(t, file, "")
+			return file
+		}, "connection refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := makeBelow(t, makeCgroup(t, true), "runc-1.scope")
+			restrict(t, dir, true)
+			before, _ := attached(t, dir)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := Allow(ctx, Host{Proc: "/proc", Dev: "/dev", Systemd: c.socket(t)}, sleeper(t, dir), []Rule{gpu})
+			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "runc-1.scope") {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+			if after, _ := attached(t, dir); !slices.Equal(after, before) {
+				t.Errorf("programs %v, want %v", after, before)
+			}
+		})
+	}
+}
