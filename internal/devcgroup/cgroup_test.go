@@ -225,10 +225,10 @@ func TestPrograms(t *testing.T) {
 				t.Errorf("access %q", got)
 			}
 			again := mustAllow(t, pid, Rule{'c', 195, 7, "rwm"})
-			mustUndo(t, again)
 			if now, _ := attached(t, dir); !slices.Equal(now, ids) {
 				t.Errorf("the second call changed programs %v to %v", ids, now)
 			}
+			mustUndo(t, again)
 			mustUndo(t, change)
 			after, flags := attached(t, dir)
 			if !slices.Equal(after, before) || flags != c.flags {

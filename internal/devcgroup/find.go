@@ -118,9 +118,6 @@ func checkPath(name string) error {
 	if !path.IsAbs(name) || path.Clean(name) != name {
 		return fmt.Errorf("cgroup %q is not in this process' cgroup namespace", name)
 	}
-	if strings.HasPrefix(name, "/../") || name == "/.." {
-		return fmt.Errorf("cgroup %q is not in this process' cgroup namespace", name)
-	}
 	return nil
 }
 
@@ -257,7 +254,7 @@ func (c *cgroup) checkAlone(pid int) error {
 		if err != nil {
 			return err
 		}
-		for _, process := range strings.Fields(list) {
+		for process := range strings.FieldsSeq(list) {
 			if process != strconv.Itoa(pid) {
 				return fmt.Errorf("process %s is in it too, so it is not the cgroup of a new container", process)
 			}

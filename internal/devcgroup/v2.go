@@ -118,25 +118,36 @@ func accessBits(access string) int32 {
 }
 
 // unblind makes instructions loadable that were read back from a kernel that hardens its compiler
-// (sysctl net.core.bpf_jit_harden). It splits each constant in two, and uses register 11, which programs may not, to
-// join the parts. Another register that the program does not use does as well.
+// (sysctl net.core.bpf_jit_harden). It splits each constant in two and joins the parts in register 11, which programs
+// may not use: one that the program does not use does as well. And it sets a register to zero by XOR with itself,
+// after which the verifier does not know the register's value.
 func unblind(code []instruction) []instruction {
-	const hidden = 11
+	const (
+		hidden = 11
+		xor    = unix.BPF_XOR | unix.BPF_X
+		class  = 0x07 // 32 or 64 bits
+	)
 	used := [16]bool{}
 	for _, i := range code {
 		used[i.registers&0xf], used[i.registers>>4] = true, true
 	}
-	spare := uint8(slices.Index(used[6:10], false) + 6)
-	if !used[hidden] || used[spare] {
-		return code
+	spare := uint8(hidden)
+	if n := slices.Index(used[6:10], false); n >= 0 {
+		spare = uint8(6 + n)
 	}
 	code = slices.Clone(code)
 	for n := range code {
-		if i := &code[n]; i.registers&0xf == hidden {
-			i.registers = i.registers&0xf0 | spare
+		i := &code[n]
+		destination, source := i.registers&0xf, i.registers>>4
+		if destination == hidden {
+			destination = spare
 		}
-		if i := &code[n]; i.registers>>4 == hidden {
-			i.registers = i.registers&0xf | spare<<4
+		if source == hidden {
+			source = spare
+		}
+		i.registers = destination | source<<4
+		if (i.code == xor|bpfALU64 || i.code == xor|unix.BPF_ALU) && destination == source {
+			*i = instruction{code: i.code&class | bpfMov | unix.BPF_K, registers: destination}
 		}
 	}
 	return code
