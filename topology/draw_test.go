@@ -65,12 +65,12 @@ func busy(t testing.TB) Node {
 	s := withLost(machine(t, "mig-h100"), 7, "GPU is lost: it has fallen off the bus or is otherwise inaccessible")
 	mig := func(i, j int) string { return s.Devices[i].MIG[j].UUID }
 	return Node{Snapshot: s, Holders: []Holder{
-		{"training", "llama-7b-worker-0", "trainer", []string{s.Devices[6].UUID}},
-		{"inference", "chat-5d8f7c9b6-x2x4k", "server", []string{mig(0, 0), mig(1, 2)}},
-		{"inference", "embed-0", "server", []string{mig(4, 0) + "::0", mig(4, 0) + "::1"}},
-		{"inference", "embed-0", "sidecar", []string{mig(4, 1)}},
-		{"notebooks", "jupyter-alice", "notebook", []string{mig(4, 0) + "::2"}},
-		{"storage", "cache-0", "cache", []string{"nvme-3"}},
+		{"training", "llama-7b-worker-0", "trainer", []string{s.Devices[6].UUID}, nil},
+		{"inference", "chat-5d8f7c9b6-x2x4k", "server", []string{mig(0, 0), mig(1, 2)}, nil},
+		{"inference", "embed-0", "server", []string{mig(4, 0) + "::0", mig(4, 0) + "::1"}, nil},
+		{"inference", "embed-0", "sidecar", []string{mig(4, 1)}, nil},
+		{"notebooks", "jupyter-alice", "notebook", []string{mig(4, 0) + "::2"}, nil},
+		{"storage", "cache-0", "cache", []string{"nvme-3"}, nil},
 	}}
 }
 
@@ -80,8 +80,8 @@ func documented(t testing.TB) Node {
 	s := machine(t, "dgx-h100")
 	id := func(i int) string { return s.Devices[i].UUID }
 	return Node{Snapshot: s, Holders: []Holder{
-		{"training", "llama-worker-0", "trainer", []string{id(0), id(1), id(2), id(3)}},
-		{"inference", "chat-0", "server", []string{id(4), id(5)}},
+		{"training", "llama-worker-0", "trainer", []string{id(0), id(1), id(2), id(3)}, nil},
+		{"inference", "chat-0", "server", []string{id(4), id(5)}, nil},
 	}}
 }
 

@@ -16,6 +16,13 @@ type Holder struct {
 	Container string `json:"container"`
 	// Devices are device plugin IDs: UUIDs of GPUs and MIG devices, or of replicas ("UUID::n").
 	Devices []string `json:"devices"`
+	// ByResource has the same IDs by the resource that they were allocated as.
+	ByResource map[string][]string `json:"-"`
+}
+
+// String names the container, such as "container main of pod default/train".
+func (h *Holder) String() string {
+	return fmt.Sprintf("container %s of pod %s/%s", h.Container, h.Namespace, h.Pod)
 }
 
 // DeviceHolders returns the holders of the node's devices, without devices of other resources.

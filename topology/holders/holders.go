@@ -25,6 +25,9 @@ const Socket = "/var/lib/kubelet/pod-resources/kubelet.sock"
 const (
 	timeout    = 5 * time.Second
 	mostAnswer = 16 << 20 // bytes; the limit of the kubelet's own clients
+	// retries has a call made again that the kubelet's rate limit has rejected: 10 calls at once, then 100 each second.
+	retries = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 5, "initialBackoff": "0.05s",
+		"maxBackoff": "0.5s", "backoffMultiplier": 2, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}`
 )
 
 // List returns the containers that hold devices, sorted by namespace, pod and container, from the kubelet at a
@@ -41,6 +44,7 @@ func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}),
+		grpc.WithDefaultServiceConfig(retries),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(mostAnswer)),
 	)
 	if err != nil {
@@ -54,14 +58,38 @@ func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 	return fromPods(resp.GetPodResources()), nil
 }
 
+// Others returns the containers that have a GPU or MIG device with one of the UUIDs, of any resource, without the
+// container that the kubelet starts: the one that has an ID of the request as a device of its resource. An init
+// container is not listed, but the container of its pod that gets its devices afterwards is: it is left out too.
+func Others(list []topology.Holder, resource string, ids, uuids []string) []topology.Holder {
+	var others []topology.Holder
+	for _, h := range list {
+		requested := slices.ContainsFunc(
+			h.ByResource[resource],
+			func(id string) bool { return slices.Contains(ids, id) },
+		)
+		has := slices.ContainsFunc(
+			h.Devices,
+			func(id string) bool { return slices.Contains(uuids, topology.UUIDOf(id)) },
+		)
+		if has && !requested {
+			others = append(others, h)
+		}
+	}
+	return others
+}
+
 // fromPods returns the containers that hold devices. The kubelet lists a device once for each of its NUMA nodes.
 func fromPods(pods []*podresources.PodResources) []topology.Holder {
 	list := []topology.Holder{}
 	for _, p := range pods {
 		for _, c := range p.GetContainers() {
-			h := topology.Holder{Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName()}
+			h := topology.Holder{
+				Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), ByResource: map[string][]string{},
+			}
 			for _, d := range c.GetDevices() {
 				h.Devices = append(h.Devices, d.GetDeviceIds()...)
+				h.ByResource[d.GetResourceName()] = append(h.ByResource[d.GetResourceName()], d.GetDeviceIds()...)
 			}
 			slices.Sort(h.Devices)
 			if h.Devices = slices.Compact(h.Devices); len(h.Devices) > 0 {

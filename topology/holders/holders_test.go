@@ -19,7 +19,7 @@ import (
 )
 
 func TestList(t *testing.T) {
-	twoContainers := kubelettest.Pod("a", "p", "z", "nvidia.com/gpu", "GPU-2", "GPU-1")
+	twoContainers := kubelettest.Pod("a", "p", "z", "nvidia.com/gpu", "GPU-1", "GPU-2")
 	twoContainers.Containers = append(twoContainers.Containers, &podresources.ContainerResources{
 		Name: "b",
 		Devices: []*podresources.ContainerDevices{ // one device on two NUMA nodes, and one of another resource
@@ -42,21 +42,76 @@ func TestList(t *testing.T) {
 		"sorted, each device once": {
 			[]*podresources.PodResources{kubelettest.Pod("b", "q", "c", "nvidia.com/gpu", "GPU-0::1"), twoContainers},
 			[]topology.Holder{
-				{Namespace: "a", Pod: "p", Container: "b", Devices: []string{"GPU-3", "eth1"}},
-				{Namespace: "a", Pod: "p", Container: "z", Devices: []string{"GPU-1", "GPU-2"}},
-				{Namespace: "b", Pod: "q", Container: "c", Devices: []string{"GPU-0::1"}},
+				{
+					Namespace: "a", Pod: "p", Container: "b", Devices: []string{"GPU-3", "eth1"},
+					ByResource: map[string][]string{"nvidia.com/gpu": {"GPU-3", "GPU-3"}, "example.com/nic": {"eth1"}},
+				},
+				holder("p", "z", "nvidia.com/gpu", "GPU-1", "GPU-2"),
+				{
+					Namespace: "b", Pod: "q", Container: "c", Devices: []string{"GPU-0::1"},
+					ByResource: map[string][]string{"nvidia.com/gpu": {"GPU-0::1"}},
+				},
 			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "a #?%20.sock")
-			serve(t, &kubelettest.PodResources{Pods: c.pods}, socket)
+			serve(t, &kubelettest.PodResources{Pods: c.pods, Busy: 2}, socket)
 			got, err := holders.List(t.Context(), socket)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("holders (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// holder is a container of namespace a with devices of one resource.
+func holder(pod, container, resource string, ids ...string) topology.Holder {
+	return topology.Holder{
+		Namespace: "a", Pod: pod, Container: container, Devices: ids, ByResource: map[string][]string{resource: ids},
+	}
+}
+
+func TestOthers(t *testing.T) {
+	const gpus, old = "nvidia.com/gpu", "acme.com/gpu"
+	two := holder("p", "c", gpus, "GPU-1")
+	two.Devices, two.ByResource[old] = []string{"GPU-1", "GPU-1"}, []string{"GPU-1"}
+	for name, c := range map[string]struct {
+		list []topology.Holder
+		ids  []string
+		want []string // pods
+	}{
+		"none": {nil, []string{"GPU-1"}, nil},
+		"the container itself": {
+			[]topology.Holder{holder("p", "c", gpus, "GPU-1", "GPU-2")}, []string{"GPU-1", "GPU-2"}, nil,
+		},
+		"the container itself, which has the GPU by two names": {[]topology.Holder{two}, []string{"GPU-1"}, nil},
+		"the container that gets a device of an init container": {
+			[]topology.Holder{holder("p", "c", gpus, "GPU-2")}, []string{"GPU-1", "GPU-2"}, nil,
+		},
+		"a container with another GPU": {[]topology.Holder{holder("q", "c", gpus, "GPU-3")}, []string{"GPU-1"}, nil},
+		"the GPU by another name, beside an init container that is not listed": {
+			[]topology.Holder{holder("q", "c", old, "GPU-1")}, []string{"GPU-1"}, []string{"q"},
+		},
+		"the GPU by another name in the same pod": {
+			[]topology.Holder{holder("p", "c", gpus, "GPU-1"), holder("p", "d", old, "GPU-1")}, []string{"GPU-1"}, []string{"p"},
+		},
+		"a replica and a MIG device": {
+			[]topology.Holder{
+				holder("p", "c", gpus, "GPU-1"), holder("q", "c", gpus, "GPU-1::0"), holder("r", "c", gpus, "MIG-1"),
+			}, []string{"GPU-1"}, []string{"q", "r"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, h := range holders.Others(c.list, gpus, c.ids, []string{"GPU-1", "MIG-1"}) {
+				got = append(got, h.Pod)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("others (-want +got):\n%s", diff)
 			}
 		})
 	}

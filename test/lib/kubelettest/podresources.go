@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -16,6 +18,7 @@ type PodResources struct {
 
 	Pods []*podresources.PodResources // while it serves, Set changes them
 	Err  error
+	Busy int // how many lists are rejected first, as by the kubelet's rate limit
 
 	mu    sync.Mutex
 	lists int
@@ -42,6 +45,10 @@ func (p *PodResources) List(
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lists++
+	if p.Busy > 0 {
+		p.Busy--
+		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	}
 	return &podresources.ListPodResourcesResponse{PodResources: p.Pods}, p.Err
 }
 
