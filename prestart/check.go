@@ -12,10 +12,13 @@ import (
 func (x *run) checkSharing(ctx context.Context) (string, error) {
 	var err error
 	x.shared, err = x.opts.State.Shared(ctx, x.d.UUID)
+	if err == nil && x.shared == "" && x.d.whole() && x.d.Others != nil && x.rules.Policy.includes(Clean) {
+		x.others, err = x.d.Others()
+	}
 	if err != nil {
 		return "", fmt.Errorf("find who else may use it: %w", err)
 	}
-	return x.shared, nil
+	return cmp.Or(x.shared, x.others), nil
 }
 
 // checkHealth passes if the device is healthy, or if a reset that is due may heal it: after that it is probed again.

@@ -48,7 +48,7 @@ func (x *run) exec(ctx context.Context) (string, error) {
 		"GPU_UUID=" + x.d.GPU,
 		"GPU_PCI_BUS_ID=" + x.d.PCIBusID,
 		"GPU_POLICY=" + string(x.rules.Policy),
-		"GPU_SHARED=" + x.shared,
+		"GPU_SHARED=" + cmp.Or(x.shared, x.others),
 	}, p.Env...)
 	output, status, err := p.run(ctx, x.opts.Check)
 	if err == nil && status != 0 {

@@ -82,6 +82,9 @@ type Device struct {
 	SharesMemory bool
 	// Exclusive is whether the GPU's compute mode is to be EXCLUSIVE_PROCESS, as MPS needs.
 	Exclusive bool
+	// Others returns which other containers have the GPU or a part of it all the same, or "": State.Shared knows only of
+	// those that may get it now. It is called before a whole GPU is changed, and must return soon. It may be nil.
+	Others func() (reason string, err error)
 }
 
 // whole reports whether the device is all of its GPU.
@@ -268,8 +271,8 @@ type run struct {
 	manual bool
 	// onlyLook is whether no container waits for the device: what uses it is returned at once, and nothing is changed.
 	onlyLook bool
-	// shared is why other containers may use the device, or empty.
-	shared string
+	// shared is why other containers may use the device, and others which have its GPU all the same, or empty.
+	shared, others string
 	// excused has the PIDs of the processes that may be on the device.
 	excused map[int]bool
 	// needsReset is what only a reset can mend, or nil.
@@ -377,8 +380,8 @@ func (x *run) whyNotAlone() string {
 	switch {
 	case !x.d.whole():
 		return "the device is a part of a GPU"
-	case x.shared != "":
-		return "the device is shared: " + x.shared
+	case x.shared != "" || x.others != "":
+		return "the device is shared: " + cmp.Or(x.shared, x.others)
 	}
 	return ""
 }

@@ -213,7 +213,7 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 		if slices.ContainsFunc(h.Devices, func(id string) bool {
 			return slices.Contains(uuids, topology.UUIDOf(id))
 		}) {
-			users = append(users, fmt.Sprintf("container %s of pod %s/%s", h.Container, h.Namespace, h.Pod))
+			users = append(users, h.String())
 		}
 	}
 	programs := a.app.plugin.PreStart.RulesOf("").Programs

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -18,6 +20,8 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/resource"
+	"gpu-cdi-plugin/topology"
+	"gpu-cdi-plugin/topology/holders"
 )
 
 // preparer prepares devices before containers start with them.
@@ -101,6 +105,7 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 		}
 	}
 	rules := p.app.plugin.PreStart.RulesOf(resourceName)
+	others := p.othersOf(ctx, resourceName, devices)
 	var all errgroup.Group
 	prepared := map[string]bool{}
 	for _, d := range devices {
@@ -108,8 +113,10 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 			continue
 		}
 		prepared[d.UUID] = true
+		device := p.deviceOf(d)
+		device.Others = func() (string, error) { return others(d) }
 		all.Go(func() error {
-			record, err := p.runner.Run(ctx, p.deviceOf(d), rules)
+			record, err := p.runner.Run(ctx, device, rules)
 			p.metrics.Prepared(&record)
 			p.log(resourceName, &record)
 			p.prepared.add(record)
@@ -117,6 +124,57 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 		})
 	}
 	return all.Wait()
+}
+
+// holdersLimit is how long a container waits for the kubelet to say which containers have which devices.
+const holdersLimit = 2 * time.Second
+
+// othersOf returns a function that says which other containers have a GPU of a request, or a part of it, for
+// prestart.Device.Others: those that got it in another form or under another name, before a reload or from another
+// plugin. The kubelet is asked once for all GPUs. Where it has no PodResources socket, there are none.
+func (p *preparer) othersOf(
+	ctx context.Context, resourceName string, requested []*resource.Device,
+) func(*resource.Device) (string, error) {
+	list := sync.OnceValues(func() ([]topology.Holder, error) {
+		ctx, cancel := context.WithTimeout(ctx, holdersLimit)
+		defer cancel()
+		list, err := holders.List(ctx, p.podResources())
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		return list, err
+	})
+	var ids []string
+	for _, d := range requested {
+		ids = append(ids, d.ID)
+	}
+	return func(d *resource.Device) (string, error) {
+		all, err := list()
+		if err != nil {
+			return "", err
+		}
+		var names []string
+		for _, h := range holders.Others(all, resourceName, ids, p.partsOf(d.Parent)) {
+			names = append(names, h.String())
+		}
+		if len(names) == 0 {
+			return "", nil
+		}
+		return strings.Join(names, ", ") + " has it or a part of it", nil
+	}
+}
+
+// partsOf are the UUIDs of a GPU and of its MIG devices.
+func (p *preparer) partsOf(gpuUUID string) []string {
+	uuids := []string{gpuUUID}
+	if s := p.node.State().Snapshot; s != nil {
+		if one := gpuOf(s, gpuUUID); one != nil {
+			for _, m := range one.MIG {
+				uuids = append(uuids, m.UUID)
+			}
+		}
+	}
+	return uuids
 }
 
 // whyNotReady is why a container must not have a device whatever its policy does, or empty. Faults of the device are a matter

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -272,4 +274,56 @@ func TestServeAsksForNothingWithoutAPolicy(t *testing.T) {
 	s.writeForeign(cdi.DefaultKind, s.uuids()[2])
 	s.listed(gpuResource, 2, 2)
 	s.wantRefused(e, s.uuids()[2], "foreign.json")
+}
+
+// A GPU that another container has by another name, or as a replica, keeps its settings. The kubelet is asked once for
+// all GPUs of a container; if it does not answer, the container waits.
+func TestServeLeavesAGPUThatAnotherContainerHas(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "prestart: {policy: clean}")
+	pods := &kubelettest.PodResources{}
+	socket := s.startBesideKubelet()
+	stop, err := pods.Serve(socket)
+	mustDo(t, err)
+	e := s.listed(gpuResource, 4, 0)
+	all := s.uuids()
+	pods.Set(
+		kubelettest.Pod("ns", "own", "main", gpuResource, all...),
+		kubelettest.Pod("ns", "renamed", "main", "acme.com/gpu", all[1]),
+		kubelettest.Pod("ns", "replica", "main", gpuResource, all[2]+"::0"),
+	)
+	limit := func(gpu int) uint64 {
+		values, err := s.node.Values(gpu)
+		mustDo(t, err)
+		return values["power-limit"]
+	}
+	for i := range all {
+		mustDo(t, s.node.Set(i, map[string]string{"power-limit": "200000"}))
+	}
+	before := pods.Lists()
+	s.wantReady(e, all...)
+	if n := pods.Lists() - before; n > 2 { // one may be for what containers have left
+		t.Errorf("the kubelet was asked %d times for one container", n)
+	}
+	for i, left := range []bool{false, true, true, false} {
+		if (limit(i) == 200000) != left {
+			t.Errorf("the power limit of GPU %d is %d; that it stays is %v", i, limit(i), left)
+		}
+	}
+	waitFor(t, "the records of the preparations", func() bool {
+		data, err := os.ReadFile(filepath.Join(s.dir, "state", "prestart.json"))
+		return err == nil &&
+			strings.Contains(string(data), "the device is shared: container main of pod ns/renamed has it")
+	})
+
+	stop()
+	hung, err := net.Listen("unix", socket)
+	mustDo(t, err)
+	began := time.Now()
+	s.wantRefused(e, all[0], "(sharing): find who else may use it: list the pods' devices from the kubelet's socket ")
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("a kubelet that does not answer was waited for %s", took)
+	}
+	mustDo(t, hung.Close())
+	s.wantReady(e, all[0]) // a node without PodResources
 }
