@@ -3,17 +3,17 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/near"
+	"gpu-cdi-plugin/internal/regular"
 )
 
 // fromFlag is the source of a value besides the configuration file and environment variables.
@@ -84,14 +84,12 @@ func (a *app) configuration() config.Config {
 	return config.Config{Common: a.Common, Plugin: a.plugin}
 }
 
+// configTime is how long a pipe as configuration is waited for.
+const configTime = 10 * time.Second
+
 // readConfig reads the file of --config.
 func readConfig(path string) (*config.File, error) {
-	var data []byte
-	f, err := os.Open(path)
-	if err == nil {
-		defer f.Close()
-		data, err = io.ReadAll(io.LimitReader(f, config.MaxFile+1))
-	}
+	data, err := regular.ReadInput(path, config.MaxFile+1, configTime)
 	if err != nil {
 		return nil, cli.With(cli.Usage, "set --config or "+envName("config")+" to a readable file",
 			fmt.Errorf("read the configuration: %w", err))

@@ -457,6 +457,8 @@ func TestServeHandlesSIGHUPDuringStart(t *testing.T) {
 		if s.kubelet.Registrations() == 0 {
 			s.signal(syscall.SIGHUP)
 		}
+		_, err = pipe.WriteString("{}\n")
+		mustDo(t, err)
 		mustDo(t, pipe.Close())
 		s.listed(gpuResource, 1, 0)
 	}

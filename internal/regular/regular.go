@@ -1,12 +1,14 @@
 // Package regular opens and reads regular files only, and never waits: a FIFO or a device in place of a file is an
-// error, and so is a file that is larger than the caller's limit.
+// error, and so is a file that is larger than the caller's limit. ReadInput alone reads others too, for a limited time.
 package regular
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -55,6 +57,56 @@ func Read(f *os.File, limit int64) ([]byte, fs.FileInfo, error) {
 		return nil, nil, err
 	}
 	return data, info, nil
+}
+
+// ReadInput reads what a user names as a file, which may be a pipe or a device too, as with a shell's <(command). It is
+// cut after limit bytes. A pipe must be written to its end within that time. An empty pipe is an error: most often it
+// was read before.
+func ReadInput(path string, limit int64, within time.Duration) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	_ = f.SetReadDeadline(time.Now().Add(within)) // an error with a regular file, which needs none
+	var data []byte
+	if err = awaitWriter(f, within); err == nil {
+		data, err = io.ReadAll(io.LimitReader(f, limit))
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, fmt.Errorf("read %s: it was not written to its end within %s: %w", path, within, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err == nil && len(data) == 0 && info.Mode().Type() == fs.ModeNamedPipe {
+		return nil, fmt.Errorf("read %s: the pipe is empty; a pipe can be read only once", path)
+	}
+	return data, nil
+}
+
+// awaitWriter waits until a file can be read: a FIFO without a writer seems to be at its end.
+func awaitWriter(f *os.File, within time.Duration) error {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	end := time.Now().Add(within)
+	var ready int
+	var failed error
+	err = conn.Control(func(fd uintptr) {
+		for {
+			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			ready, failed = unix.Poll(fds, int(max(0, time.Until(end)).Milliseconds()))
+			if !errors.Is(failed, unix.EINTR) {
+				return
+			}
+		}
+	})
+	if err == nil && failed == nil && ready == 0 {
+		failed = os.ErrDeadlineExceeded
+	}
+	return errors.Join(err, failed)
 }
 
 func stat(f *os.File) (fs.FileInfo, error) {
