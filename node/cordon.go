@@ -7,17 +7,49 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/regular"
 )
 
-// cordon sets or lifts a cordon. The record has it when cordon returns.
-func (m *monitor) cordon(set func(*health.Machine) ([]health.Transition, error)) error {
-	if err := m.change(set); err != nil {
+// cordon sets a cordon or, without a reason, lifts it. The record has it when cordon returns.
+func (m *monitor) cordon(uuid, reason string) error {
+	if loaded, err := m.cordonRecorded(uuid, reason); !loaded {
+		return err
+	}
+	err := m.change(func(machine *health.Machine) ([]health.Transition, error) {
+		if reason == "" {
+			return machine.Uncordon(time.Now(), uuid)
+		}
+		return machine.Cordon(time.Now(), uuid, reason)
+	})
+	if err != nil {
 		return err
 	}
 	if err := m.save(); err != nil {
 		return fmt.Errorf("it is done, but would not survive a restart now: %w", err)
 	}
 	return nil
+}
+
+// cordonRecorded does what cordon does in the record that is not loaded yet, as without a driver. Once it is loaded
+// nothing is done.
+func (m *monitor) cordonRecorded(uuid, reason string) (loaded bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock() // nothing else needs it yet
+	if m.loaded {
+		return true, nil
+	}
+	data, err := regular.ReadFile(m.Path, MaxHealthRecord)
+	if err == nil {
+		data, err = health.EditCordon(data, health.Identity{}, time.Now(), health.Device{UUID: uuid}, reason)
+	}
+	if err == nil {
+		err = atomicfile.Write(m.Path, data, recordMode)
+	}
+	if err != nil {
+		return false, fmt.Errorf("edit the recorded health of the devices: %w", err)
+	}
+	return false, nil
 }
 
 // holdForReset takes a GPU out of service for a reset. It is recorded for people who read that; the next process ends
@@ -45,7 +77,16 @@ func (m *monitor) endHold(gpuUUID string) {
 func (m *monitor) knows(uuid string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.machine.Knows(uuid)
+	if m.loaded {
+		return m.machine.Knows(uuid)
+	}
+	data, err := regular.ReadFile(m.Path, MaxHealthRecord)
+	if err != nil {
+		return false
+	}
+	recorded, err := health.Recorded(data, health.Identity{})
+	_, known := recorded[uuid]
+	return err == nil && known
 }
 
 // change changes the machine and reports what follows.

@@ -29,7 +29,6 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
-	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/internal/fileid"
 	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/wake"
@@ -195,23 +194,18 @@ func (r *Reconciler) SetCannotReset(gpuUUID, reason string) {
 // CannotReset returns the reason of SetCannotReset, also by the process before, or "". It needs Options.Health.
 func (r *Reconciler) CannotReset(gpuUUID string) string { return r.monitor.cannotReset(gpuUUID) }
 
-// Knows reports whether a device can be cordoned: it is there, or was and is remembered. It needs Options.Health.
+// Knows reports whether a device can be cordoned: it is there, or was and is remembered, also before the driver has
+// come. It needs Options.Health.
 func (r *Reconciler) Knows(uuid string) bool { return r.monitor.knows(uuid) }
 
-// Cordon takes a device out of service for a reason, and with a GPU its MIG devices, until Uncordon. When it returns the
-// state is published and on record: after an error it may not survive a restart. It needs Options.Health.
+// Cordon takes a device that Knows knows out of service for a reason, and with a GPU its MIG devices, until Uncordon. When
+// it returns the state is published and on record: after an error it may not survive a restart. It needs Options.Health.
 func (r *Reconciler) Cordon(uuid, reason string) error {
-	return r.monitor.cordon(func(m *health.Machine) ([]health.Transition, error) {
-		return m.Cordon(time.Now(), uuid, reason)
-	})
+	return r.monitor.cordon(uuid, cmp.Or(reason, "no reason was given"))
 }
 
 // Uncordon ends Cordon. It returns an error for a MIG device of a GPU that is cordoned.
-func (r *Reconciler) Uncordon(uuid string) error {
-	return r.monitor.cordon(func(m *health.Machine) ([]health.Transition, error) {
-		return m.Uncordon(time.Now(), uuid)
-	})
-}
+func (r *Reconciler) Uncordon(uuid string) error { return r.monitor.cordon(uuid, "") }
 
 // HoldForReset takes a GPU and its MIG devices out of service until EndHold or the end of this process. A cordon neither
 // sets nor lifts it. When it returns the state is published. It needs Options.Health.

@@ -42,7 +42,7 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 		return "the NVIDIA driver is opened again", a.releaser.reopen(ctx)
 	}
 	d, title, err := a.find(r.Device)
-	if errors.Is(err, errUnknownDevice) && r.Act != control.Reset && a.node.Knows(r.Device) {
+	if err != nil && r.Act != control.Reset && a.node.Knows(r.Device) {
 		d, title, err = health.Device{UUID: r.Device}, "the device that is not there now", nil
 	}
 	if err != nil {

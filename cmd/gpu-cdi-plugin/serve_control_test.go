@@ -115,6 +115,31 @@ func TestServeKeepsACordonOverARestart(t *testing.T) {
 }
 
 // A cordoned GPU takes its MIG devices along, also those that are made later.
+// A device on record can be cordoned before the driver has come, as without serve.
+func TestServeCordonsADeviceBeforeTheDriverComes(t *testing.T) {
+	t.Parallel()
+	s := newServed(t, "pcie-quad", "fail-on-init-error: false")
+	s.start()
+	s.listed(gpuResource, 4, 0)
+	s.awaitControl()
+	s.does("GPU 1 ("+s.uuids()[1]+") is cordoned", "cordon", "1", "--reason", "it is old")
+	uuids := s.uuids()
+	mustDo(t, s.end(syscall.SIGTERM))
+	s.kubelet.WaitGone(gpuResource)
+	mustDo(t, s.node.Fail("nvmlInit", sim.AnyGPU, 9))
+	s.start()
+	s.listed(gpuResource, 0, 0)
+	s.awaitControl()
+	s.does("is not there now ("+uuids[2]+") is cordoned", "cordon", uuids[2], "--reason", "a fan is loud")
+	s.does("is not there now ("+uuids[1]+") is uncordoned", "uncordon", uuids[1])
+	s.fails(1, "no device", "cordon", "GPU-unknown", "--reason", "x")
+	s.fails(1, "no device", "reset", uuids[2])
+	mustDo(t, s.node.Clear())
+	s.onlyUnhealthy(2)
+	s.does("GPU 2 ("+uuids[2]+") is uncordoned", "uncordon", "2")
+	s.listed(gpuResource, 4, 0)
+}
+
 func TestServeCordonsMIGDevices(t *testing.T) {
 	t.Parallel()
 	s := newServed(t, "mig-h100", "mig-strategy: mixed")
