@@ -21,6 +21,7 @@ import (
 	"gpu-cdi-plugin/mps"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/plugin"
+	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -88,7 +89,7 @@ type service struct {
 	*daemon
 	plugin      *plugin.Plugin
 	preparer    *preparer
-	prepared    *prepared
+	prepared    *prestart.RecordFile
 	mps         *mps.Supervisor
 	withoutMPS  sync.Map // the UUIDs of GPUs that are reset and have no MPS control daemon meanwhile
 	releaser    *releaser
@@ -110,7 +111,7 @@ func (a *app) serve(cmd *cobra.Command) error {
 		return err
 	}
 	return s.run(cmd, s.runPlugin, s.mps.Run, s.newControl().Run, s.releaser.run, s.reporter.Run, s.newFreed().run,
-		s.prepared.run)
+		s.prepared.Run)
 }
 
 func (a *app) newService() (*service, error) {
@@ -120,7 +121,9 @@ func (a *app) newService() (*service, error) {
 	if s.daemon, err = a.newDaemon(a.servedSpec(), a.descriptorDir(), a.healthRecord(), offerOf, s.publish); err != nil {
 		return nil, err
 	}
-	s.mps, s.preparer, s.prepared = s.newSupervisor(), s.newPreparer(), newPrepared(s)
+	s.mps, s.preparer = s.newSupervisor(), s.newPreparer()
+	offered := func(uuid string) bool { return s.preparer.find(uuid) != nil }
+	s.prepared = prestart.NewRecordFile(a.preparations(), offered, a.log)
 	s.releaser, s.reporter = newReleaser(s), a.newReporter()
 	s.ready, s.summary, s.admit = func() error { return s.plugin.Ready() }, s.resources, s.checkConfig
 	s.released = s.releaser.released
@@ -152,6 +155,9 @@ func (a *app) descriptorDir() string { return filepath.Join(a.plugin.StateDir, "
 
 // healthRecord is the file with the health of the devices, which survives a restart and a reboot.
 func (a *app) healthRecord() string { return filepath.Join(a.plugin.StateDir, "health.json") }
+
+// preparations is the file with the last preparation of each device for a container.
+func (a *app) preparations() string { return filepath.Join(a.plugin.StateDir, "prestart.json") }
 
 func (s *service) pluginOptions() plugin.Options {
 	p := &s.app.plugin

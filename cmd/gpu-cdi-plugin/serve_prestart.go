@@ -119,7 +119,7 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 			record, err := p.runner.Run(ctx, device, rules)
 			p.metrics.Prepared(&record)
 			p.log(resourceName, &record)
-			p.prepared.add(record)
+			p.prepared.Add(record)
 			return err
 		})
 	}
