@@ -1,6 +1,6 @@
 // Package prestart prepares a device for the container that is about to get it: it checks that the device is healthy
 // and that nothing uses it and, by policy, puts its settings back and resets the GPU. A device that does not pass is
-// not given to the container.
+// not given to the container. [Freed] checks a device after its last container.
 //
 // The package knows no door and calls the driver only through [Options].Driver. Outside the host's PID namespace the
 // driver shows no processes of others: then the policies above Check judge a device's use by its memory alone, and Check
