@@ -204,10 +204,7 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without a kubelet there are no pods
 		return nil, err
 	}
-	uuids := []string{d.UUID}
-	for _, m := range d.MIG {
-		uuids = append(uuids, m.UUID)
-	}
+	uuids := a.preparer.partsOf(d.UUID)
 	var users []string
 	for _, h := range list {
 		if slices.ContainsFunc(h.Devices, func(id string) bool {

@@ -153,14 +153,11 @@ func (p *preparer) othersOf(
 		if err != nil {
 			return "", err
 		}
-		var names []string
+		var has []string
 		for _, h := range holders.Others(all, resourceName, ids, p.partsOf(d.Parent)) {
-			names = append(names, h.String())
+			has = append(has, h.String()+" has it or a part of it")
 		}
-		if len(names) == 0 {
-			return "", nil
-		}
-		return strings.Join(names, ", ") + " has it or a part of it", nil
+		return strings.Join(has, ", "), nil
 	}
 }
 

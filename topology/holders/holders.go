@@ -64,14 +64,8 @@ func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 func Others(list []topology.Holder, resource string, ids, uuids []string) []topology.Holder {
 	var others []topology.Holder
 	for _, h := range list {
-		requested := slices.ContainsFunc(
-			h.ByResource[resource],
-			func(id string) bool { return slices.Contains(ids, id) },
-		)
-		has := slices.ContainsFunc(
-			h.Devices,
-			func(id string) bool { return slices.Contains(uuids, topology.UUIDOf(id)) },
-		)
+		requested := slices.ContainsFunc(h.ByResource[resource], func(id string) bool { return slices.Contains(ids, id) })
+		has := slices.ContainsFunc(h.Devices, func(id string) bool { return slices.Contains(uuids, topology.UUIDOf(id)) })
 		if has && !requested {
 			others = append(others, h)
 		}
