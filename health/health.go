@@ -59,6 +59,8 @@ type Status struct {
 	Since time.Time `json:"since"`
 	// XIDs counts the events of each code.
 	XIDs map[uint64]int `json:"xids,omitempty"`
+	// EventsMissed is why the events of a GPU are not received, or empty. Only probes see its faults meanwhile.
+	EventsMissed string `json:"eventsMissed,omitempty"`
 }
 
 // String describes the state as the rest of a sentence about the device, such as "unhealthy: XID 95 (uncontained ECC

@@ -670,6 +670,31 @@ func TestCordonOfADeviceThatIsNotThere(t *testing.T) {
 	}
 }
 
+// It is on record for people. The next process finds out for itself.
+func TestEventsMissedAreRecordedAndNotRestored(t *testing.T) {
+	id := Identity{"1", "580"}
+	n := newNode(t, Rules{})
+	for _, why := range []string{"nvmlEventSetCreate: Unknown Error", "GPU is lost"} {
+		if changed := n.SetEventsMissed(gpuB, why); changed != (why != "GPU is lost") {
+			t.Errorf("%s: changed is %t", why, changed)
+		}
+	}
+	data, err := n.Record(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := Recorded(data, id)
+	if err != nil || all[gpuB].EventsMissed != "nvmlEventSetCreate: Unknown Error" || all[gpuA].EventsMissed != "" {
+		t.Errorf("recorded: %v, error %v", all, err)
+	}
+	if next := n.restart(t, id, id); next.Statuses()[gpuB].EventsMissed != "" {
+		t.Error("the next process believes that events are missed")
+	}
+	if !n.SetEventsMissed(gpuB, "") || n.SetEventsMissed(gpuB, "") || n.Statuses()[gpuB].EventsMissed != "" {
+		t.Error("the events are still missed")
+	}
+}
+
 // A cordon can be set and lifted in a record, which keeps all else.
 func TestEditCordon(t *testing.T) {
 	id := Identity{"1", "580"}

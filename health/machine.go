@@ -35,6 +35,8 @@ type Machine struct {
 	entries map[string]*entry // by UUID, also of devices that are not there now
 	// baselines are what probes of GPUs are compared with, by UUID.
 	baselines map[string]*baseline
+	// eventsMissed is why the events of GPUs are not received, by UUID.
+	eventsMissed map[string]string
 }
 
 // entry is what is known about a device.
@@ -50,7 +52,9 @@ type entry struct {
 // New returns a machine without devices.
 func New(rules Rules) *Machine {
 	rules.CleanFor = cmp.Or(rules.CleanFor, DefaultCleanFor)
-	return &Machine{rules: rules, entries: map[string]*entry{}, baselines: map[string]*baseline{}}
+	return &Machine{
+		rules: rules, entries: map[string]*entry{}, baselines: map[string]*baseline{}, eventsMissed: map[string]string{},
+	}
 }
 
 // SetDevices sets the devices that are there. A new one is healthy, or as its GPU is; so is a MIG device that was created
@@ -101,6 +105,7 @@ func (m *Machine) forget() {
 	for _, e := range absent[:max(0, len(absent)-maxAbsent)] {
 		delete(m.entries, e.UUID)
 		delete(m.baselines, e.UUID)
+		delete(m.eventsMissed, e.UUID)
 	}
 }
 
@@ -213,10 +218,30 @@ func (m *Machine) Statuses() map[string]Status {
 	all := map[string]Status{}
 	for uuid, e := range m.entries {
 		if e.present {
-			all[uuid] = e.status()
+			all[uuid] = m.status(e)
 		}
 	}
 	return all
+}
+
+// status is that of a device, with what concerns the process alone.
+func (m *Machine) status(e *entry) Status {
+	s := e.status()
+	s.EventsMissed = m.eventsMissed[e.UUID]
+	return s
+}
+
+// SetEventsMissed notes why the events of a GPU are not received or, if that is empty, that they are. Of several reasons
+// the first is kept, which says most. It reports whether it has changed anything.
+func (m *Machine) SetEventsMissed(gpu, why string) (changed bool) {
+	before, missed := m.eventsMissed[gpu]
+	switch {
+	case why == "":
+		delete(m.eventsMissed, gpu)
+	case !missed:
+		m.eventsMissed[gpu] = why
+	}
+	return m.eventsMissed[gpu] != before
 }
 
 // StatusWithoutCordon is the status of a device without regard to a cordon, HoldForReset or SetLeftInUse, and false for

@@ -21,12 +21,17 @@ const recordVersion = 1
 // Recorded returns the states of a record, by UUID, as they would be restored now.
 func Recorded(data []byte, now Identity) (map[string]Status, error) {
 	m := New(Rules{})
-	if err := m.Restore(data, now); err != nil {
-		return nil, err
+	r, err := parseRecord(data)
+	if err == nil {
+		err = m.restore(&r, now)
 	}
+	if err != nil {
+		return nil, fmt.Errorf("read the recorded health of the devices: %w", err)
+	}
+	m.eventsMissed = r.EventsMissed
 	all := map[string]Status{}
 	for uuid, e := range m.entries {
-		all[uuid] = e.status()
+		all[uuid] = m.status(e)
 	}
 	return all, nil
 }
@@ -38,6 +43,9 @@ type record struct {
 	Devices []recordedDevice `json:"devices"`
 	// Baselines are those of the GPUs' probes, by UUID.
 	Baselines map[string]*baseline `json:"baselines,omitempty"`
+	// EventsMissed is why the events of GPUs are not received, by UUID. It is for people: the next process finds out for
+	// itself.
+	EventsMissed map[string]string `json:"eventsMissed,omitempty"`
 }
 
 // recordedDevice is an entry in a record.
@@ -77,7 +85,10 @@ type recordedState struct {
 
 // Record returns the machine's state as JSON, for Restore.
 func (m *Machine) Record(id Identity) ([]byte, error) {
-	r := record{Version: recordVersion, Identity: id, Devices: []recordedDevice{}, Baselines: m.baselines}
+	r := record{
+		Version: recordVersion, Identity: id, Devices: []recordedDevice{}, Baselines: m.baselines,
+		EventsMissed: m.eventsMissed,
+	}
 	for _, uuid := range slices.Sorted(maps.Keys(m.entries)) {
 		e := m.entries[uuid]
 		r.Devices = append(r.Devices, recordedDevice{e.recordedState, e.status().XIDs})
@@ -145,13 +156,20 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 // was.
 func (m *Machine) Restore(data []byte, now Identity) error {
 	r, err := parseRecord(data)
+	if err == nil {
+		err = m.restore(&r, now)
+	}
 	if err != nil {
 		return fmt.Errorf("restore the health of the devices: %w", err)
 	}
+	return nil
+}
+
+func (m *Machine) restore(r *record, now Identity) error {
 	entries := map[string]*entry{}
 	for _, d := range r.Devices {
 		if d.UUID == "" || !slices.Contains([]State{Healthy, Suspect, Unhealthy, Recovering}, d.State) {
-			return fmt.Errorf("restore the health of the devices: device %q has state %q", d.UUID, d.State)
+			return fmt.Errorf("device %q has state %q", d.UUID, d.State)
 		}
 		e := &entry{recordedState: d.recordedState, codes: map[uint64]*occurrences{}}
 		if r.Identity != now && e.State != Healthy {

@@ -32,8 +32,12 @@ func (m *Metrics) Advertised(s node.State) {
 	m.healthy = map[string]bool{}
 	m.devices.Reset()
 	m.state.Reset()
+	m.received.Reset()
 	for uuid, h := range s.Health {
 		m.state.WithLabelValues(uuid, string(h.State)).Set(1)
+		if _, isGPU := m.sources[uuid]; isGPU {
+			m.setReceived(uuid)
+		}
 	}
 	m.info.Reset()
 	for i := range s.Resources {

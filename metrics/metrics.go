@@ -8,12 +8,13 @@ import (
 	"sync"
 	"time"
 
-	"gpu-cdi-plugin/prestart"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc/codes"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/prestart"
 )
 
 const namespace = "gpu_cdi_plugin"
@@ -30,7 +31,8 @@ type Metrics struct {
 	allocateTime  *prometheus.HistogramVec
 	reconciles    *prometheus.CounterVec
 	xids          *prometheus.CounterVec
-	events        *prometheus.GaugeVec
+	events        *prometheus.CounterVec
+	received      *prometheus.GaugeVec
 	prestart      *prometheus.HistogramVec
 	state         *prometheus.GaugeVec
 	specWrites    prometheus.Counter
@@ -45,6 +47,7 @@ type Metrics struct {
 	mu            sync.Mutex
 	watchedBefore map[string]bool // the resources that the kubelet has watched so far
 	healthy       map[string]bool // by UUID of each advertised device
+	sources       map[string]bool // whether the events of a GPU are received, by UUID, also of one that is gone
 }
 
 // BuildInfo has the labels of the metric build_info.
@@ -69,6 +72,7 @@ func New(build BuildInfo) *Metrics {
 	m := &Metrics{
 		registry:      registry,
 		watchedBefore: map[string]bool{},
+		sources:       map[string]bool{},
 		registrations: counters("registrations_total",
 			"Attempts to register a resource with the kubelet, by result.", perResource, "result"),
 		connected: gauges("stream_connected",
@@ -80,7 +84,9 @@ func New(build BuildInfo) *Metrics {
 		allocateTime: histograms("allocate_duration_seconds", "Duration of Allocate calls.", fast, perResource),
 		reconciles:   counters("reconciles_total", "Reconciliations, by result.", "result"),
 		xids:         counters("gpu_xids_total", "XIDs that the driver reported for a GPU, by code.", "uuid", "xid"),
-		events: gauges("gpu_events_received",
+		events: counters("gpu_events_total",
+			"Events other than XIDs that the driver reported for a GPU, by kind.", "uuid", "event"),
+		received: gauges("gpu_events_received",
 			"Whether the driver's events of a GPU are received (1). Without them only probes see its faults.", "uuid"),
 		prestart: histograms("prestart_seconds",
 			"Duration of the steps that prepare a device for a container.", slow, "step", "result"),
@@ -158,9 +164,13 @@ func (m *Metrics) Allocated(resource string, code codes.Code, devices int, took 
 	}
 }
 
-// Event counts an XID of a GPU.
-func (m *Metrics) Event(gpuUUID string, xid uint64) {
-	m.xids.WithLabelValues(gpuUUID, strconv.FormatUint(xid, 10)).Inc()
+// Event counts an event of a GPU: an XID by its code, any other by its kind.
+func (m *Metrics) Event(e gpu.Event) {
+	if e.Kind == gpu.EventXID {
+		m.xids.WithLabelValues(e.GPU, strconv.FormatUint(e.XID, 10)).Inc()
+		return
+	}
+	m.events.WithLabelValues(e.GPU, string(e.Kind)).Inc()
 }
 
 // Prepared records what was done to prepare a device for a container.
@@ -172,11 +182,18 @@ func (m *Metrics) Prepared(r *prestart.Record) {
 
 // EventSource records whether the events of a GPU are received.
 func (m *Metrics) EventSource(gpuUUID string, received bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sources[gpuUUID] = received
+	m.setReceived(gpuUUID)
+}
+
+func (m *Metrics) setReceived(gpuUUID string) {
 	value := 0.0
-	if received {
+	if m.sources[gpuUUID] {
 		value = 1
 	}
-	m.events.WithLabelValues(gpuUUID).Set(value)
+	m.received.WithLabelValues(gpuUUID).Set(value)
 }
 
 // Reconciled records a reconciliation: its duration, whether it wrote or removed the CDI spec, and its error.

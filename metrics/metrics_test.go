@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
 	"gpu-cdi-plugin/node"
 	"gpu-cdi-plugin/resource"
 )
@@ -141,6 +142,45 @@ func TestDevicesAreCountedByHealth(t *testing.T) {
 	if strings.Contains(scrape(t, m), "GPU-a") {
 		t.Error("a device that is gone still has series")
 	}
+}
+
+// XIDs have a code, other events a kind.
+func TestEventsAreCounted(t *testing.T) {
+	m := New(BuildInfo{})
+	for _, kind := range []gpu.EventKind{gpu.EventXID, gpu.EventECC, gpu.EventMIG, gpu.EventECC} {
+		m.Event(gpu.Event{GPU: "GPU-a", Kind: kind, XID: 31})
+	}
+	expect(t, m,
+		`gpu_cdi_plugin_gpu_xids_total{uuid="GPU-a",xid="31"} 1`,
+		`gpu_cdi_plugin_gpu_events_total{event="uncorrected-ecc",uuid="GPU-a"} 2`,
+		`gpu_cdi_plugin_gpu_events_total{event="mig",uuid="GPU-a"} 1`,
+	)
+	if text := scrape(t, m); strings.Contains(text, `event="xid"`) {
+		t.Error("an XID is counted twice")
+	}
+}
+
+// A GPU that was taken out is no reason for an alarm.
+func TestTheEventsOfAGPUThatIsGoneAreNotMissed(t *testing.T) {
+	m := New(BuildInfo{})
+	advertise := func(uuids ...string) {
+		s := state()
+		s.Health = map[string]health.Status{}
+		for _, uuid := range uuids {
+			s.Health[uuid] = health.Status{State: health.Healthy}
+		}
+		m.Advertised(s)
+	}
+	m.EventSource("GPU-a", false)
+	m.EventSource("GPU-b", true)
+	advertise("GPU-a", "GPU-b", "MIG-c")
+	expect(t, m, `gpu_cdi_plugin_gpu_events_received{uuid="GPU-a"} 0`, `gpu_cdi_plugin_gpu_events_received{uuid="GPU-b"} 1`)
+	advertise("GPU-b")
+	if text := scrape(t, m); strings.Contains(text, "GPU-a") || strings.Contains(text, "received{uuid=\"MIG-c") {
+		t.Error("a GPU that is gone, or a MIG device, has a series")
+	}
+	advertise("GPU-a")
+	expect(t, m, `gpu_cdi_plugin_gpu_events_received{uuid="GPU-a"} 0`)
 }
 
 func TestNoScrapeSeesAPartOfTheDevices(t *testing.T) {

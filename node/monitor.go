@@ -25,8 +25,8 @@ type Prober interface {
 
 // HealthObserver receives what happens to the health of devices, for metrics.
 type HealthObserver interface {
-	// Event gets each XID of a GPU.
-	Event(gpuUUID string, xid uint64)
+	// Event gets each event of a GPU but gpu.EventSource.
+	Event(gpu.Event)
 	// EventSource gets whether the events of a GPU are received.
 	EventSource(gpuUUID string, received bool)
 }
@@ -43,6 +43,8 @@ const (
 	// maxGap is how long the driver's library may be closed before it is logged that events were missed: most resets are
 	// shorter.
 	maxGap = 10 * time.Second
+	// maxEarly bounds the XIDs that wait for their GPU to be known, which takes milliseconds.
+	maxEarly = 64
 	// saveInterval is how often counters are saved if no state changes.
 	saveInterval = time.Minute
 )
@@ -72,7 +74,8 @@ type monitor struct {
 	mu            sync.Mutex
 	machine       *health.Machine
 	names         map[string]string // what people call a device, such as "GPU 3", by UUID
-	sources       map[string]error  // why the events of a GPU are not received, by UUID, but for a closed library
+	early         []gpu.Event       // XIDs of GPUs that setDevices has not had yet
+	loggedEvents  map[string]bool   // the lines about the first event of each kind of a GPU
 	closed        time.Time         // since when the library has been closed; zero if it is not
 	loaded        bool              // whether the record was read: before that none is written
 	identity      health.Identity   // of the record
@@ -88,12 +91,20 @@ type monitor struct {
 func newMonitor(h *HealthOptions, log *slog.Logger, host host.Host, changed func()) *monitor {
 	return &monitor{
 		HealthOptions: *h, log: log, changed: changed, host: host, probeNow: wake.New(),
-		machine: health.New(h.Rules), sources: map[string]error{}, loggedReasons: map[string]string{},
+		machine: health.New(h.Rules), loggedEvents: map[string]bool{}, loggedReasons: map[string]string{},
 	}
 }
 
-// setDevices takes the devices that there are. The first ones are as they were recorded.
+// setDevices takes the devices that there are, then the XIDs that they have had since the snapshot. The first devices are
+// as they were recorded.
 func (m *monitor) setDevices(s *gpu.Snapshot) {
+	for _, e := range m.replaceDevices(s) {
+		m.receiveXID(e)
+	}
+}
+
+// replaceDevices returns the early events of the devices.
+func (m *monitor) replaceDevices(s *gpu.Snapshot) (early []gpu.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var devices []health.Device
@@ -112,6 +123,8 @@ func (m *monitor) setDevices(s *gpu.Snapshot) {
 	if !usable {
 		m.machine.SuspectAll(time.Now(), "its recorded health cannot be used")
 	}
+	early, m.early = m.early, nil
+	return slices.DeleteFunc(early, func(e gpu.Event) bool { return !m.machine.Knows(e.GPU) })
 }
 
 // logGone logs which GPUs are gone and which are new, since the devices had these names.
@@ -154,21 +167,47 @@ func healthDevices(s *gpu.Snapshot) (devices []health.Device, names map[string]s
 
 // receive takes an event of the driver. It returns when the state that follows is published.
 func (m *monitor) receive(e gpu.Event) {
+	if m.Observer != nil && e.Kind != gpu.EventSource {
+		m.Observer.Event(e)
+	}
 	switch e.Kind {
 	case gpu.EventXID:
 		m.receiveXID(e)
 	case gpu.EventSource:
 		m.setSource(e)
 	default: // what it means for the device is in the driver's answers
+		m.logFirst(e)
 	}
 	m.probeNow.Wake()
 }
 
-func (m *monitor) receiveXID(e gpu.Event) {
-	if m.Observer != nil {
-		m.Observer.Event(e.GPU, e.XID)
-	}
+// logFirst logs the first event of a kind of a GPU.
+func (m *monitor) logFirst(e gpu.Event) {
 	m.mu.Lock()
+	defer m.mu.Unlock()
+	line := fmt.Sprintf("%s reported %s; further events of this kind are counted", m.names[e.GPU], eventTexts[e.Kind])
+	if m.names[e.GPU] != "" && !m.loggedEvents[line] {
+		m.loggedEvents[line] = true
+		m.log.Info(line)
+	}
+}
+
+var eventTexts = map[gpu.EventKind]string{
+	gpu.EventECC:         "an uncorrected memory error, and probes decide about its devices",
+	gpu.EventRecovery:    "that its recovery action has changed",
+	gpu.EventUnavailable: "that it is not available, and probes decide about its devices",
+	gpu.EventMIG:         "that its MIG devices have changed",
+}
+
+func (m *monitor) receiveXID(e gpu.Event) {
+	m.mu.Lock()
+	if !m.machine.Knows(e.GPU) {
+		if len(m.early) < maxEarly {
+			m.early = append(m.early, e)
+		}
+		m.mu.Unlock()
+		return
+	}
 	transitions, first := m.machine.Event(time.Now(), e)
 	name := m.names[e.GPU]
 	m.mu.Unlock()
@@ -190,13 +229,15 @@ func (m *monitor) setSource(e gpu.Event) {
 	if e.Err == nil {
 		m.endGap()
 	}
-	m.mu.Lock()
-	before := m.sources[e.GPU]
-	if e.Err == nil || before == nil { // the first error says most
-		m.sources[e.GPU] = e.Err
+	why := ""
+	if e.Err != nil {
+		why = e.Err.Error()
 	}
+	m.mu.Lock()
+	changed := m.machine.SetEventsMissed(e.GPU, why)
+	m.unsaved = m.unsaved || changed
 	m.mu.Unlock()
-	if e.Err != nil || before != nil {
+	if changed {
 		m.changed()
 	}
 }
@@ -273,11 +314,10 @@ func (m *monitor) withHealth(s State) State {
 		return h.String()
 	})
 	s.remarks = slices.Clone(s.remarks)
-	for _, uuid := range slices.Sorted(maps.Keys(m.sources)) {
-		name, present := m.names[uuid]
-		if err := m.sources[uuid]; err != nil && present {
-			text := fmt.Sprintf("events of %s are not received, and its faults are noticed by probes alone", name)
-			r := newRemark("events of "+uuid, text, err)
+	for _, uuid := range slices.Sorted(maps.Keys(s.Health)) {
+		if why := s.Health[uuid].EventsMissed; why != "" {
+			const text = "events of %s are not received, and its faults are noticed by probes alone"
+			r := newRemark("events of "+uuid, fmt.Sprintf(text, m.names[uuid]), errors.New(why))
 			r.level = slog.LevelWarn
 			s.remarks = append(s.remarks, r)
 		}

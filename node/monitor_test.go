@@ -57,6 +57,82 @@ func TestAnEventDuringTheStartCounts(t *testing.T) {
 	b.counts(b.rec.State(), 3, 1)
 }
 
+// The driver's events begin before the devices of the first snapshot are known, and with an old driver nothing else
+// tells of an XID.
+func TestAnEventDuringTheFirstSnapshotCounts(t *testing.T) {
+	source := &eventInSnapshot{}
+	b := newFixture(t, "pcie-quad", watchHealth(""), func(o *Options) { source.Source, o.Source = o.Source, source })
+	source.send = func() {
+		b.rec.Receive(xid(b.uuids()[2], 95))
+		b.rec.Receive(xid("GPU-of-another-node", 95))
+	}
+	b.start()
+	b.counts(b.rec.State(), 3, 1)
+	if n := len(b.rec.monitor.early); n != 0 {
+		t.Errorf("%d events are kept", n)
+	}
+}
+
+// eventInSnapshot sends an event at the end of each snapshot.
+type eventInSnapshot struct {
+	Source
+	send func()
+}
+
+func (e *eventInSnapshot) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
+	s, err := e.Source.Snapshot(ctx)
+	e.send()
+	return s, err
+}
+
+// Whatever reports events without end, the log has a line for each kind, and all are counted.
+func TestEventsOfAllKindsAreCountedAndLoggedOnce(t *testing.T) {
+	log, counts := &testenv.Log{}, eventCounts{}
+	b := newFixture(t, "pcie-quad", func(o *Options) {
+		o.Log = slog.New(slog.NewTextHandler(log, nil))
+		o.Health = &HealthOptions{Prober: noProbes{}, Observer: counts}
+	})
+	b.start()
+	var events []gpu.Event
+	for code := range uint64(25) {
+		events = append(events, xid(b.uuids()[1], 1000+code))
+	}
+	for _, kind := range []gpu.EventKind{gpu.EventECC, gpu.EventRecovery, gpu.EventUnavailable, gpu.EventMIG} {
+		events = append(events, gpu.Event{GPU: b.uuids()[1], Kind: kind, RecoveryAction: 0})
+	}
+	before := log.String()
+	const each = 1000
+	for range each {
+		for _, e := range events {
+			e.RecoveryAction = 0 // whatever the codes are, the GPU needs nothing
+			b.rec.Receive(e)
+		}
+	}
+	if n := strings.Count(strings.TrimPrefix(log.String(), before), "\n"); n != len(events) {
+		t.Errorf("%d lines about %d kinds of events", n, len(events))
+	}
+	for _, line := range []string{"GPU 1 reported an uncorrected memory error", "GPU 1 reported that its MIG devices"} {
+		if !strings.Contains(log.String(), line) {
+			t.Errorf("the log has no line %q", line)
+		}
+	}
+	if len(counts) != len(events) {
+		t.Errorf("%d kinds are counted", len(counts))
+	}
+	for kind, n := range counts {
+		if n != each {
+			t.Errorf("%d of %d events %v are counted", n, each, kind)
+		}
+	}
+}
+
+// eventCounts counts events by kind and code.
+type eventCounts map[gpu.Event]int
+
+func (c eventCounts) Event(e gpu.Event) { c[gpu.Event{Kind: e.Kind, XID: e.XID}]++ }
+
+func (c eventCounts) EventSource(string, bool) {}
+
 // eventAtReconciliation sends an event when a reconciliation is observed.
 type eventAtReconciliation struct{ send func() }
 

@@ -131,8 +131,11 @@ func devicesView(
 			since, last := "-", "-"
 			if h, known := recorded[uuid]; known && problem == "" {
 				since = h.Since.UTC().Format(time.RFC3339)
-				if h.State != health.Healthy {
+				switch {
+				case h.State != health.Healthy:
 					problem = h.String()
+				case h.EventsMissed != "":
+					problem = "ok, but its events are not received: " + h.EventsMissed
 				}
 			}
 			if r, known := prepared[uuid]; known {

@@ -169,10 +169,13 @@ func TestServeReportsThatEventsAreNotReceived(t *testing.T) {
 	if text, _ := s.ask("/metrics"); strings.Count(text, "gpu_cdi_plugin_gpu_events_received{") != 4 {
 		t.Error("the metrics do not show the GPUs whose events are not received")
 	}
+	const shown = "ok, but its events are not received: nvmlEventSetCreate: "
+	waitFor(t, "devices shows that events are not received", func() bool { return strings.Count(s.devices(), shown) == 4 })
 	mustDo(t, s.node.Set(2, map[string]string{"remap-pending": "1"})) // no event
 	s.onlyUnhealthy(2)
 	mustDo(t, s.node.Clear())
 	s.logs("no longer: events of GPU 2 are not received")
+	waitFor(t, "devices shows that events are received", func() bool { return !strings.Contains(s.devices(), shown) })
 }
 
 // An XID of a MIG device leaves its siblings alone.

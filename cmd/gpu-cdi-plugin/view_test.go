@@ -45,10 +45,16 @@ func snapshot() *gpu.Snapshot {
 
 // recordedStatuses and preparations are what serve has recorded of the snapshot's devices.
 var (
-	recordedStatuses = map[string]health.Status{"MIG-c": {
-		UUID: "MIG-c", State: health.Suspect, Reason: "process 4711 (python3, cgroup /) still uses it", Remedy: health.None,
-		Since: time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC),
-	}}
+	recordedStatuses = map[string]health.Status{
+		"GPU-a": {
+			UUID: "GPU-a", State: health.Healthy, Since: time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC),
+			EventsMissed: "nvmlEventSetCreate: Unknown Error",
+		},
+		"MIG-c": {
+			UUID: "MIG-c", State: health.Suspect, Reason: "process 4711 (python3, cgroup /) still uses it", Remedy: health.None,
+			Since: time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC),
+		},
+	}
 	preparations = map[string]prestart.Record{
 		"GPU-a": {
 			UUID: "GPU-a", Policy: prestart.Clean, Time: time.Date(2026, 1, 2, 4, 4, 5, 6, time.FixedZone("", 3600)),
