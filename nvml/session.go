@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -80,10 +81,12 @@ type Session struct {
 	released bool                 // see Release
 	// known are the GPUs that the kernel module knew when the library was opened. If they change, it is opened again.
 	known string
-	// unreadable are the GPUs that could not be read at the last snapshot without abandoned calls, and unreadableSince is
-	// since when: zero if the library was opened again for them.
-	unreadable      string
-	unreadableSince time.Time
+	// unreadable are the GPUs that could not be read at the last snapshot without abandoned calls. At reopenAt the library
+	// is opened again for them, and then after reopenPause.
+	unreadable  string
+	reopenAt    time.Time
+	reopenPause time.Duration
+	seen        map[string]bool // the PCI addresses of the GPUs of all snapshots, as far as the kernel module has them
 }
 
 // NewSession returns a session that has not opened the library yet.
@@ -167,7 +170,7 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 	if err == nil && s.mayBecomeReadable(snapshot) {
 		_ = s.close() //nolint:contextcheck // has a deadline of its own
 		if snapshot, handles, err = s.read(ctx); err == nil {
-			s.unreadable = unreadableGPUs(snapshot)
+			s.unreadable = s.unreadableGPUs(snapshot)
 		}
 	}
 	if err != nil {
@@ -192,33 +195,50 @@ func (s *Session) mayHaveOtherGPUs() bool {
 	return s.library != nil && (s.known != knownGPUs(s.opts.Host) || s.last != nil && len(s.last.Devices) == 0)
 }
 
-// reopenAfter is after how long the library is opened again for GPUs that cannot be read. Faults of several GPUs come
-// within seconds, and while the library is closed, no events are received.
-const reopenAfter = 10 * time.Second
+// The library is opened again for GPUs that cannot be read: after minReopenPause, then after pauses that double. Faults
+// of several GPUs come within seconds, and while the library is closed, no events are received.
+const (
+	minReopenPause = 10 * time.Second
+	maxReopenPause = 10 * time.Minute
+)
 
-// mayBecomeReadable reports whether the library must be opened again for GPUs that cannot be read, which is once: a GPU
-// that was lost and has come back, or one that was removed without the kernel module showing it, reads as lost until
-// then.
+// mayBecomeReadable reports whether the library must be opened again for GPUs that cannot be read: a GPU that was lost
+// and has come back, or one that was removed without the kernel module showing it, reads as lost until then.
 func (s *Session) mayBecomeReadable(snapshot *gpu.Snapshot) bool {
 	if s.busy() {
 		return false
 	}
-	if now := unreadableGPUs(snapshot); now != s.unreadable {
-		s.unreadable, s.unreadableSince = now, time.Now()
+	now := time.Now()
+	if list := s.unreadableGPUs(snapshot); list != s.unreadable {
+		s.unreadable, s.reopenAt, s.reopenPause = list, now.Add(minReopenPause), minReopenPause
 	}
-	if s.unreadable == "" || s.unreadableSince.IsZero() || time.Since(s.unreadableSince) < reopenAfter {
+	if s.unreadable == "" || now.Before(s.reopenAt) {
 		return false
 	}
-	s.unreadableSince = time.Time{}
+	s.reopenPause = min(2*s.reopenPause, maxReopenPause)
+	s.reopenAt = now.Add(s.reopenPause)
 	return true
 }
 
-// unreadableGPUs lists the GPUs that could not be read, as text to compare.
-func unreadableGPUs(snapshot *gpu.Snapshot) string {
+// unreadableGPUs lists the GPUs that could not be read, as text to compare. So is one that was in a snapshot before, and
+// that the kernel module has and NVML does not: others it may never have, as in a container that gets some GPUs.
+func (s *Session) unreadableGPUs(snapshot *gpu.Snapshot) string {
 	var list []string
+	gone := map[string]bool{}
+	for address := range strings.FieldsFuncSeq(s.known, func(r rune) bool { return r == ',' }) {
+		gone[address] = s.seen[address]
+	}
+	s.seen = maps.Clone(gone)
 	for i := range snapshot.Devices {
-		if d := &snapshot.Devices[i]; !d.Usable() {
+		d := &snapshot.Devices[i]
+		s.seen[d.PCIBusID], gone[d.PCIBusID] = true, false
+		if !d.Usable() {
 			list = append(list, d.PCIBusID+" "+strconv.Itoa(d.Index))
+		}
+	}
+	for _, address := range slices.Sorted(maps.Keys(gone)) {
+		if gone[address] {
+			list = append(list, address)
 		}
 	}
 	return strings.Join(list, ",")
