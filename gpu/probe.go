@@ -56,7 +56,7 @@ type Event struct {
 	XID uint64
 	// RecoveryAction is as in Probe, after the event.
 	RecoveryAction int
-	// Err is, for EventSource, why events of the GPU are not received, or nil once they are.
+	// Err is, for EventSource, why events of the GPU are not received, or nil once they are. See also EventUnbind.
 	Err error
 }
 
@@ -75,6 +75,9 @@ const (
 	EventMIG         EventKind = "mig"
 	// EventSource is that events of the GPU begin or cease to be received.
 	EventSource EventKind = "source"
+	// EventUnbind is that the driver is about to be unbound from a GPU, which is not named. The kernel waits with that
+	// until no program has the GPU open. With Err, such events are not received.
+	EventUnbind EventKind = "unbind"
 )
 
 // Use is what uses a device at one time.

@@ -162,12 +162,28 @@ func (r *Reconciler) State() State {
 // Receive takes an event of the driver. It returns when the state that follows is published. Call it after Start has
 // begun.
 func (r *Reconciler) Receive(e gpu.Event) {
-	if e.Kind == gpu.EventMIG {
+	switch e.Kind {
+	case gpu.EventUnbind:
+		r.receiveUnbind(e.Err)
+		return
+	case gpu.EventMIG:
 		r.Trigger()
+	default:
 	}
 	if r.monitor != nil {
 		r.monitor.receive(e)
 	}
+}
+
+// receiveUnbind reconciles, since a GPU is to be unbound from the driver.
+func (r *Reconciler) receiveUnbind(err error) {
+	if err != nil {
+		r.log.Warn("the driver does not report that a GPU is to be unbound from it, which then waits until this program " +
+			"has closed the driver: " + err.Error())
+		return
+	}
+	r.log.Info("a GPU is being unbound from the driver, which waits for programs that have it open: it is closed")
+	r.Trigger()
 }
 
 // CheckHealth probes a GPU now, and returns why a device on it is not healthy, or nil. Both are named by UUIDs, and are the

@@ -31,10 +31,11 @@ var eventKinds = map[uint64]gpu.EventKind{
 }
 
 // watchers receive the events of the GPUs while the library is open: a goroutine with an event set for each GPU, since
-// a set with a lost GPU returns nothing but that GPU's error.
+// a set with a lost GPU returns nothing but that GPU's error, and one for those of the driver.
 type watchers struct {
 	library *library
 	receive func(gpu.Event)
+	unbind  func()          // called when the driver is about to be unbound from a GPU
 	gpus    map[string]bool // by UUID
 	running sync.WaitGroup
 	stop    chan struct{} // closed when the goroutines are to end
@@ -44,16 +45,25 @@ type watchers struct {
 // errWatchStopped is why events are not received while the library could not be closed.
 var errWatchStopped = errors.New("the library was to be closed and is still in use")
 
-// watch receives the events of the usable GPUs of the last snapshot, if the library is open, until it is closed.
-func (s *Session) watch() {
-	if s.opts.Events == nil || s.library == nil || s.last == nil {
+// watchDriver receives the events of the driver, if the library is open, until it is closed.
+func (s *Session) watchDriver() {
+	if s.opts.Events == nil || s.library == nil || s.watchers != nil && !isClosed(s.watchers.ended) {
 		return
 	}
-	if s.watchers == nil || isClosed(s.watchers.ended) {
-		s.watchers = &watchers{
-			library: s.library, receive: s.opts.Events, gpus: map[string]bool{},
-			stop: make(chan struct{}), ended: make(chan struct{}),
-		}
+	s.watchers = &watchers{
+		library: s.library, receive: s.opts.Events, gpus: map[string]bool{},
+		unbind: func() { s.unbinding.Store(true) },
+		stop:   make(chan struct{}), ended: make(chan struct{}),
+	}
+	s.watchers.running.Go(s.watchers.watchUnbind)
+}
+
+// watch receives the events of the driver and of the usable GPUs of the last snapshot, if the library is open, until it is
+// closed.
+func (s *Session) watch() {
+	s.watchDriver()
+	if s.watchers == nil || s.last == nil {
+		return
 	}
 	w, snapshot := s.watchers, s.last
 	if w.stopped() {
@@ -165,7 +175,9 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 	}()
 	report(nil)
 	for !w.stopped() {
-		c, returned := w.wait(uuid, set)
+		c, returned := w.wait(eventsSubject(uuid), "nvmlEventSetWait", func() (nvml.EventData, nvml.Return) {
+			return set.Wait(uint32(eventWait.Milliseconds()))
+		})
 		if returned {
 			report(nil)
 		} else {
@@ -189,15 +201,13 @@ func (w *watchers) receiveUntilError(uuid string, report func(error)) error {
 	return nil
 }
 
-// wait waits for an event. A call that does not return in time is abandoned.
-func (w *watchers) wait(uuid string, set nvml.EventSet) (c *call, returned bool) {
+// wait waits for an event, at most eventWait. A call that does not return in time is abandoned.
+func (w *watchers) wait(
+	subject, function string, f func() (nvml.EventData, nvml.Return),
+) (c *call, returned bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*eventWait)
 	defer cancel()
-	return w.library.calls.do(ctx, eventsSubject(uuid), func(c *call) (any, error) {
-		return invoke(w.library, c, "nvmlEventSetWait", func() (nvml.EventData, nvml.Return) {
-			return set.Wait(uint32(eventWait.Milliseconds()))
-		})
-	})
+	return w.library.calls.do(ctx, subject, func(c *call) (any, error) { return invoke(w.library, c, function, f) })
 }
 
 // receiveLate passes on the event of an abandoned wait that returns after watching has stopped. It calls nothing, since

@@ -76,6 +76,17 @@ func TestEventsAreReceived(t *testing.T) {
 	if diff := cmp.Diff(want, nextEvent(t, events)); diff != "" {
 		t.Errorf("an XID of a MIG device (-want +got):\n%s", diff)
 	}
+	for kind, report := range map[gpu.EventKind]func() error{
+		gpu.EventMIG:         func() error { return node.DisableMIG(1) },
+		gpu.EventECC:         func() error { return node.Set(1, map[string]string{"ecc-uncorrected": "7"}) },
+		gpu.EventRecovery:    func() error { return node.Set(1, map[string]string{"recovery-action": "reset"}) },
+		gpu.EventUnavailable: func() error { return node.Report(sim.Event{GPU: 1, Type: sim.EventUnavailable}) },
+	} {
+		must(t, report())
+		if e := nextEvent(t, events); e.Kind != kind || e.GPU != uuidOf(node, 1) {
+			t.Errorf("the event is %+v, want %s of GPU 1", e, kind)
+		}
+	}
 }
 
 // A set with a lost GPU returns that error at once, again and again.
@@ -151,6 +162,34 @@ func TestALostGPUHidesNoEventsOfTheOthers(t *testing.T) {
 		}
 		expect(true)
 		expect(false)
+	}
+}
+
+// The kernel waits with unbinding a GPU until the library is closed.
+func TestAGPUThatIsUnboundIsClosed(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, events := newEventSession(t, "pcie-quad")
+	must(t, node.Unbind(2)) // which does not wait for this process
+	for e := nextEvent(t, events); e.Kind != gpu.EventUnbind; e = nextEvent(t, events) {
+	}
+	must(t, node.Bind(2)) // the kernel's list is as before
+	began := time.Now()
+	if n := len(takeSnapshot(t, session).Devices); n != 4 {
+		t.Errorf("%d GPUs", n)
+	}
+	if session.unbinding.Load() || time.Since(began) > 3*eventWait {
+		t.Errorf("the library was not opened again, or after %v", time.Since(began))
+	}
+	for e := nextEvent(t, events); e.Kind != gpu.EventSource || e.Err != nil; e = nextEvent(t, events) {
+	}
+	sendXID(t, node, events, 2, 31)
+	must(t, node.Unbind(1)) // it is received again
+	for e := nextEvent(t, events); e.Kind != gpu.EventUnbind; e = nextEvent(t, events) {
+	}
+	if n := len(takeSnapshot(t, session).Devices); n != 3 {
+		t.Errorf("%d GPUs, want 3", n)
 	}
 }
 

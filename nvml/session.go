@@ -79,6 +79,8 @@ type Session struct {
 	probed   map[string]gpu.Probe // the last probes, by UUID
 	watchers *watchers            // nil while no events are received
 	released bool                 // see Release
+	// unbinding is whether the library must be opened again since a GPU is unbound from the driver.
+	unbinding atomic.Bool
 	// known are the GPUs that the kernel module knew when the library was opened. If they change, it is opened again.
 	known string
 	// unreadable are the GPUs that could not be read at the last snapshot without abandoned calls. At reopenAt the library
@@ -190,9 +192,11 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 }
 
 // mayHaveOtherGPUs reports whether the library must be opened again to see all GPUs: NVML counts them in nvmlInit only.
-// Until it is opened again, a removed GPU reads as lost and an added one does not appear.
+// Until it is opened again, a removed GPU reads as lost and an added one does not appear. A GPU that is being unbound
+// waits for the library to be closed, and cannot be opened again.
 func (s *Session) mayHaveOtherGPUs() bool {
-	return s.library != nil && (s.known != knownGPUs(s.opts.Host) || s.last != nil && len(s.last.Devices) == 0)
+	return s.library != nil && (s.unbinding.Load() || s.known != knownGPUs(s.opts.Host) ||
+		s.last != nil && len(s.last.Devices) == 0)
 }
 
 // The library is opened again for GPUs that cannot be read: after minReopenPause, then after pauses that double. Faults
@@ -285,6 +289,7 @@ func (s *Session) open(ctx context.Context) error {
 		return nil
 	}
 	s.known = knownGPUs(s.opts.Host)
+	s.unbinding.Store(false)
 	path, err := Find(s.opts.Host, s.opts.Library)
 	if err != nil {
 		return err
@@ -309,6 +314,7 @@ func (s *Session) open(ctx context.Context) error {
 		return fmt.Errorf("initialise the NVIDIA driver library: %w", err)
 	}
 	s.library = l
+	s.watchDriver() // at once: what is unbound from now on waits for the library to be closed
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"gpu-cdi-plugin/internal/atomicfile"
 )
@@ -34,7 +35,15 @@ func (n *Node) Unplug(gpu int) error { return n.detach(gpu, kindUnplugged) }
 // Plug undoes Unplug.
 func (n *Node) Plug(gpu int) error { return n.attach(gpu, kindUnplugged) }
 
-// detach changes the state, with a system event, then the files, then sends the uevents.
+// unbindWait is how long unbinding a GPU waits for programs that have it open, and unbindPoll how often it looks. The
+// real driver waits for ever, and looks as often.
+const (
+	unbindWait = 10 * time.Second
+	unbindPoll = 500 * time.Millisecond
+)
+
+// detach changes the state, with a system event, waits until no program has the GPU open, then changes the files, then
+// sends the uevents.
 func (n *Node) detach(gpu int, kind string) error {
 	if err := n.checkGPU(gpu); err != nil {
 		return err
@@ -51,6 +60,9 @@ func (n *Node) detach(gpu int, kind string) error {
 	if err != nil {
 		return err
 	}
+	for end := time.Now().Add(unbindWait); n.isOpen(g) && time.Now().Before(end); {
+		time.Sleep(unbindPoll)
+	}
 	if err := n.removeFiles(g, kind); err != nil {
 		return fmt.Errorf("remove the files of GPU %d: %w", gpu, err)
 	}
@@ -59,6 +71,20 @@ func (n *Node) detach(gpu int, kind string) error {
 		events = append(events, pciEvent("remove", g))
 	}
 	return n.sendUevents(events)
+}
+
+// isOpen reports whether another program has the GPU's device node open.
+func (n *Node) isOpen(g *GPU) bool {
+	node, err := os.Stat(filepath.Join(n.root, "dev", fmt.Sprintf("nvidia%d", g.Minor)))
+	if err != nil {
+		return false
+	}
+	files, _ := filepath.Glob("/proc/[1-9]*/fd/*")
+	own := fmt.Sprintf("/proc/%d/", os.Getpid())
+	return slices.ContainsFunc(files, func(file string) bool {
+		open, err := os.Stat(file)
+		return err == nil && !strings.HasPrefix(file, own) && os.SameFile(open, node)
+	})
 }
 
 func (n *Node) attach(gpu int, kind string) error {

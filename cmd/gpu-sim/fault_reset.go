@@ -58,8 +58,8 @@ text to run/gpu-sim/uevents.`
 	}{
 		{
 			"unbind", "Unbind the driver from a GPU",
-			`The GPU is no longer enumerated, calls on it return NVML_ERROR_GPU_IS_LOST, and sysfs shows it without a driver. System
-event sets return the event.` + uevents, (*sim.Node).Unbind,
+			`The GPU is no longer enumerated, calls on it return NVML_ERROR_GPU_IS_LOST, and system event sets return the event. When
+no program has the GPU open, or after 10 s, sysfs shows it without a driver.` + uevents, (*sim.Node).Unbind,
 		},
 		{"bind", "Bind the driver to a GPU again", "Undoes unbind." + uevents, (*sim.Node).Bind},
 		{

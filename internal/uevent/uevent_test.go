@@ -6,8 +6,11 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // messages is a source of messages.
@@ -77,6 +80,35 @@ func TestListenEndsWhenItIsClosed(t *testing.T) {
 	}
 	if err := <-ended; err == nil {
 		t.Error("watching a closed source ended without an error")
+	}
+}
+
+// Other devices are none of our business, whatever the kernel sends.
+func TestUeventsOfTheKernel(t *testing.T) {
+	testenv.NetworkNamespace(t)
+	source, err := Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	changes, ended := make(chan struct{}, 100), make(chan error)
+	go func() { ended <- Watch(source, func() { changes <- struct{}{} }) }()
+	const path = "/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
+	gpu := []string{"SUBSYSTEM=pci", "PCI_CLASS=30200", "PCI_SLOT_NAME=0000:01:00.0"}
+	testenv.SendUevent(t, "add@/devices/virtual/mem/null", "ACTION=add", "SUBSYSTEM=mem", "DEVNAME=null")
+	for _, action := range []string{"add", "bind", "unbind", "remove"} {
+		testenv.SendUevent(t, append([]string{action + "@" + path, "ACTION=" + action, "DEVPATH=" + path}, gpu...)...)
+	}
+	for range 4 {
+		select {
+		case <-changes:
+		case <-time.After(10 * time.Second):
+			t.Fatal("a uevent of a GPU is not noticed")
+		}
+	}
+	_ = source.Close()
+	<-ended
+	if n := len(changes); n > 0 {
+		t.Errorf("%d more changes", n)
 	}
 }
 
