@@ -160,7 +160,7 @@ func (r *Reconciler) State() State {
 }
 
 // Receive takes an event of the driver. It returns when the state that follows is published. Call it after Start has
-// begun.
+// begun, but for gpu.EventUnbind.
 func (r *Reconciler) Receive(e gpu.Event) {
 	switch e.Kind {
 	case gpu.EventUnbind:

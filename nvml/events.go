@@ -42,6 +42,9 @@ type watchers struct {
 	ended   chan struct{} // closed when they have ended
 }
 
+// errNoXIDs is why events of a GPU are not received whose driver reports none, as of GPUs that are too old.
+var errNoXIDs = errors.New("the driver reports no XIDs of this GPU")
+
 // errWatchStopped is why events are not received while the library could not be closed.
 var errWatchStopped = errors.New("the library was to be closed and is still in use")
 
@@ -238,6 +241,9 @@ func (w *watchers) newSet(uuid string) (nvml.EventSet, nvml.Device, error) {
 		var wanted uint64
 		for kind := range eventKinds {
 			wanted |= kind & supported
+		}
+		if wanted&nvml.EventTypeXidCriticalError == 0 {
+			return r, errNoXIDs
 		}
 		if r.set, err = invoke(l, c, "nvmlEventSetCreate", l.api.EventSetCreate); err != nil {
 			return r, err

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/gpu"
@@ -193,6 +194,42 @@ func TestAGPUThatIsUnboundIsClosed(t *testing.T) {
 	}
 }
 
+// An old driver is no reason for a message, and any other error is tried again.
+func TestUnbindingThatIsNotReported(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, events := newEventSession(t, "pcie-quad")
+	for code, reported := range map[nvml.Return]bool{nvml.ERROR_NOT_SUPPORTED: false, nvml.ERROR_UNKNOWN: true} {
+		must(t, session.Close())
+		fail(t, node, "nvmlSystemRegisterEvents", sim.AnyGPU, code)
+		takeSnapshot(t, session)
+		got := false
+		for end := time.After(500 * time.Millisecond); end != nil; {
+			select {
+			case e := <-events:
+				got = got || e.Kind == gpu.EventUnbind && e.Err != nil
+			case <-end:
+				end = nil
+			}
+		}
+		if got != reported {
+			t.Errorf("after the code %v a message is %t, want %t", code, got, reported)
+		}
+		must(t, node.Clear())
+	}
+	must(t, session.Close())
+	fail(t, node, "nvmlSystemRegisterEvents", sim.AnyGPU, nvml.ERROR_UNKNOWN)
+	takeSnapshot(t, session)
+	for e := nextEvent(t, events); e.Kind != gpu.EventUnbind; e = nextEvent(t, events) {
+	}
+	must(t, node.Clear())
+	time.Sleep(minEventPause + eventWait)
+	must(t, node.Unbind(2))
+	for e := nextEvent(t, events); e.Kind != gpu.EventUnbind || e.Err != nil; e = nextEvent(t, events) {
+	}
+}
+
 func TestEventsAreReceivedAfterTheLibraryWasClosed(t *testing.T) {
 	if !runAlone(t) {
 		return
@@ -359,6 +396,23 @@ func TestEventsOfAnOldDriverNameNoInstance(t *testing.T) {
 	}
 }
 
+// A driver takes an empty set of events without an error.
+func TestAGPUWithoutXIDsIsReported(t *testing.T) {
+	session, server := openMock(t)
+	d := device(server, 1)
+	d.GetSupportedEventTypesFunc = func() (uint64, nvml.Return) { return nvml.EventTypePState, nvml.SUCCESS }
+	d.RegisterEventsFunc = func(uint64, nvml.EventSet) nvml.Return { return nvml.SUCCESS }
+	server.EventSetCreateFunc = func() (nvml.EventSet, nvml.Return) { return &mock.EventSet{}, nvml.SUCCESS }
+	w := &watchers{library: session.library}
+	if _, _, err := w.newSet(d.UUID); !errors.Is(err, errNoXIDs) {
+		t.Errorf("the error is %v, want %v", err, errNoXIDs)
+	}
+	d.GetSupportedEventTypesFunc = func() (uint64, nvml.Return) { return nvml.EventTypeXidCriticalError, nvml.SUCCESS }
+	if _, _, err := w.newSet(d.UUID); err != nil {
+		t.Error(err)
+	}
+}
+
 // expectSources waits until the events of all GPUs are received, or of none.
 func expectSources(t *testing.T, node *sim.Node, events chan gpu.Event, received bool) {
 	t.Helper()
@@ -463,10 +517,10 @@ func TestEventsAfterACloseThatFailed(t *testing.T) {
 		return
 	}
 	session, node, events := newEventSession(t, "pcie-quad")
+	must(t, session.Close())
 	session.opts.GPUTimeout = 2 * time.Second
 	taken := make(chan struct{})
 	receive := session.opts.Events
-	must(t, session.Close())
 	session.opts.Events = func(e gpu.Event) {
 		receive(e)
 		if e.Kind == gpu.EventXID && e.XID == 31 {

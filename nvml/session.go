@@ -41,8 +41,9 @@ type Options struct {
 	GPUTimeout time.Duration
 	// Returned is called when an abandoned call has returned, so that GPUs may be readable again. It may be nil.
 	Returned func()
-	// Events, if it is not nil, gets the events of the GPUs from the first snapshot on, from several goroutines at
-	// once. The library is closed after they have returned, so they must not use the session.
+	// Events, if it is not nil, gets the events of the GPUs from the first snapshot on, and gpu.EventUnbind from the
+	// opening of the library on, from several goroutines at once. After gpu.EventUnbind, Snapshot closes the library and
+	// opens it again. It is closed after they have returned, so they must not use the session.
 	Events func(gpu.Event)
 	// Log gets warnings about links that cannot be read.
 	Log *slog.Logger

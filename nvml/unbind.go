@@ -12,19 +12,30 @@ import (
 // unbindSubject is the subject of calls about events of the driver.
 const unbindSubject = "events of the driver"
 
-// watchUnbind receives that the driver is about to be unbound from a GPU, until it is stopped. The kernel sends its
-// uevent only after that, and until then it waits for all programs that have the GPU open: without this event for ever.
-// Older drivers do not report it.
+// watchUnbind receives that the driver is about to be unbound from a GPU, until it has, or is stopped. The kernel sends
+// its uevent only after that, and until then it waits for all programs that have the GPU open: without this event for
+// ever. Older drivers do not report it.
 func (w *watchers) watchUnbind() {
-	failed := func(err error) {
-		if !isNotSupported(err) && !w.stopped() {
+	for pause := minEventPause; !w.stopped(); pause = min(2*pause, maxEventPause) {
+		err := w.receiveUnbind()
+		switch {
+		case err == nil || isNotSupported(err):
+			return
+		case pause == minEventPause && !w.stopped():
 			w.receive(gpu.Event{Kind: gpu.EventUnbind, Err: err})
 		}
+		select {
+		case <-w.stop:
+		case <-time.After(pause):
+		}
 	}
+}
+
+// receiveUnbind waits for the event and passes it on. It returns nil after that, and if it was stopped.
+func (w *watchers) receiveUnbind() error {
 	set, err := w.newSystemSet()
 	if err != nil {
-		failed(err)
-		return
+		return err
 	}
 	defer func() {
 		_, _ = receiveCall(w, unbindSubject, time.Second, func(c *call) (struct{}, error) {
@@ -39,19 +50,19 @@ func (w *watchers) watchUnbind() {
 			select {
 			case <-c.done:
 			case <-w.stop:
-				return
+				return nil
 			}
 		}
 		switch {
 		case c.err == nil:
 			w.unbind()
 			w.receive(gpu.Event{Kind: gpu.EventUnbind})
-			return // the library is about to be closed
+			return nil
 		case !hasCode(c.err, nvml.ERROR_TIMEOUT):
-			failed(c.err)
-			return
+			return c.err
 		}
 	}
+	return nil
 }
 
 // newSystemSet makes a system event set with the unbinding of GPUs.
