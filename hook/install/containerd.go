@@ -1,0 +1,286 @@
+package install
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"reflect"
+	"regexp"
+	"slices"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// The configuration of containerd. A drop-in would be the better place for our runtime, but only containerd 2 merges
+// tables of plugins: containerd 1 replaces the whole table of the CRI plugin by that of a drop-in.
+const (
+	containerdFile    = "/etc/containerd/config.toml"
+	containerdDropIns = "/etc/containerd/conf.d/*.toml"
+	containerdDropIn  = "/etc/containerd/conf.d/50-gpu-cdi-plugin.toml"
+)
+
+// The lines around our part of config.toml. The line break before the first belongs to it.
+const (
+	beginBlock = "\n# BEGIN gpu-cdi-plugin hook install\n"
+	endBlock   = "# END gpu-cdi-plugin hook install\n"
+)
+
+// Our changes of single lines of config.toml.
+const (
+	cdiWasOff    = "true # gpu-cdi-plugin hook install: was false"
+	cdiWasAbsent = "  enable_cdi = true # gpu-cdi-plugin hook install\n"
+)
+
+// layout is the layout of one version of config.toml.
+type layout struct {
+	version int64
+	cri     string // the table of the CRI plugin's runtimes
+}
+
+func layoutOf(config map[string]any) (layout, bool) {
+	version, _ := config["version"].(int64)
+	if version == 2 {
+		return layout{version, "io.containerd.grpc.v1.cri"}, true
+	}
+	return layout{version, "io.containerd.cri.v1.runtime"}, version > 2
+}
+
+func addContainerd(e *edit) error {
+	original, err := e.shared(containerdFile)
+	if err == nil {
+		err = e.addWrapper()
+	}
+	if err != nil {
+		return err
+	}
+	if original == nil {
+		e.record.Made = append(e.record.Made, containerdFile)
+		original = []byte("version = 2\n") // containerd 1 and 2 read it
+	}
+	text := withoutContainerd(original)
+	config, err := parseTOML(containerdFile, text)
+	if err != nil {
+		return err
+	}
+	l, ok := layoutOf(config)
+	if !ok {
+		return &SettingError{containerdFile, "is not of version 2 or later, which containerd config migrate makes"}
+	}
+	if get(config, append(l.runtimes(), runtimeName)...) != nil {
+		return &SettingError{containerdFile, "has another runtime " + runtimeName}
+	}
+	layers := []map[string]any{config}
+	imports := isImported(config)
+	for _, name := range e.matching(containerdDropIns) {
+		if !imports || name == containerdDropIn {
+			continue
+		}
+		layer, err := parseTOML(name, e.files[name].Data)
+		if err != nil {
+			return err
+		}
+		layers = append(layers, layer)
+	}
+	if l.version > 2 && imports {
+		return e.addContainerdDropIn(l, original, text, layers)
+	}
+	changed, err := l.edit(text, config, l.tables(e.wrapper(), layers))
+	if err != nil {
+		return err
+	}
+	if equal, err := sameTOML(original, changed); err != nil || equal {
+		changed = original // it stays where it is, even if others have added lines behind it
+		if err != nil {
+			return fmt.Errorf("%s: %w", containerdFile, err)
+		}
+	}
+	e.remove(containerdDropIn)
+	e.put(containerdFile, changed)
+	return nil
+}
+
+// addContainerdDropIn leaves config.toml as it is, without what an earlier version of it needed.
+func (e *edit) addContainerdDropIn(l layout, original, text []byte, layers []map[string]any) error {
+	content := fmt.Sprintf("version = %d\n\n%s", l.version, l.tables(e.wrapper(), layers))
+	for _, layer := range layers {
+		if get(layer, "plugins", l.cri, "enable_cdi") == false { // it is on by default
+			content = fmt.Sprintf("version = %d\n\n[plugins.%q]\n  enable_cdi = true\n\n%s",
+				l.version, l.cri, l.tables(e.wrapper(), layers))
+		}
+	}
+	if !bytes.Equal(original, text) {
+		e.put(containerdFile, text)
+	}
+	return e.own(containerdDropIn, header+content)
+}
+
+func removeContainerd(e *edit) error {
+	e.remove(containerdDropIn)
+	original, err := e.shared(containerdFile)
+	if err != nil || original == nil {
+		return err
+	}
+	text := withoutContainerd(original)
+	if e.record.made(containerdFile) && string(text) == "version = 2\n" {
+		text = nil
+	}
+	e.put(containerdFile, text)
+	return nil
+}
+
+// isImported reports whether config.toml has containerd read our drop-in.
+func isImported(config map[string]any) bool {
+	imports, _ := config["imports"].([]any)
+	return slices.ContainsFunc(imports, func(pattern any) bool {
+		text, _ := pattern.(string)
+		if !path.IsAbs(text) {
+			text = path.Join(path.Dir(containerdFile), text)
+		}
+		matches, err := path.Match(text, containerdDropIn)
+		return err == nil && matches
+	})
+}
+
+// shim is the runtime of containerd that runs runc, or a program like it.
+const shim = "io.containerd.runc.v2"
+
+// runtimes are the keys of the table of all runtimes.
+func (l layout) runtimes() []string { return []string{"plugins", l.cri, "containerd", "runtimes"} }
+
+// tables are those of our runtime. Its cgroups are as those of runc, which the kubelet was configured for. Of the
+// annotations it gets those that a device plugin has set, not those of the pod: whoever makes a pod could take any GPU.
+func (l layout) tables(wrapper string, layers []map[string]any) string {
+	table := fmt.Sprintf("plugins.%q.containerd.runtimes.%s", l.cri, runtimeName)
+	text := fmt.Sprintf("[%s]\n  runtime_type = %q\n"+
+		"  container_annotations = [\"cdi.k8s.io/*\"]\n\n[%s.options]\n  BinaryName = %q\n", table, shim, table, wrapper)
+	systemd := false
+	for _, layer := range layers {
+		if value, ok := get(layer, append(l.runtimes(), "runc", "options", "SystemdCgroup")...).(bool); ok {
+			systemd = value
+		}
+	}
+	if systemd {
+		text += "  SystemdCgroup = true\n"
+	}
+	return text
+}
+
+// edit returns the text of config.toml with our tables at its end and CDI enabled. Version 3 and later enable it by
+// default.
+func (l layout) edit(text []byte, config map[string]any, tables string) ([]byte, error) {
+	want, changed, enable := deepCopy(config), text, ""
+	enabled := get(config, "plugins", l.cri, "enable_cdi")
+	if enabled == false || enabled == nil && l.version == 2 {
+		set(want, true, "plugins", l.cri, "enable_cdi")
+		changed = l.enableCDI(text)
+		if bytes.Equal(changed, text) {
+			enable = fmt.Sprintf("[plugins.%q]\n  enable_cdi = true\n\n", l.cri)
+		}
+	}
+	if l.version == 2 && get(config, l.runtimes()...) == nil {
+		// Any table of a runtime replaces the default ones of containerd 1.
+		tables = fmt.Sprintf("[plugins.%q.containerd.runtimes.runc]\n  runtime_type = %q\n\n", l.cri, shim) + tables
+	}
+	ours, err := parseTOML("the tables of the runtime", []byte(tables))
+	if err != nil {
+		return nil, err
+	}
+	for name, runtime := range get(ours, l.runtimes()...).(map[string]any) {
+		set(want, runtime, append(l.runtimes(), name)...)
+	}
+	changed = slices.Concat(changed, []byte(beginBlock+enable+tables+endBlock))
+	got, err := parseTOML(containerdFile, changed)
+	if err == nil && !reflect.DeepEqual(got, want) {
+		err = errors.New("other settings would change")
+	}
+	if err != nil {
+		return nil, &SettingError{containerdFile, "has tables that our runtime cannot be added to: " + err.Error()}
+	}
+	return changed, nil
+}
+
+// enableCDI changes the line of enable_cdi in the table of the CRI plugin, or adds one behind the table's header.
+// Without such a header it changes nothing.
+func (l layout) enableCDI(text []byte) []byte {
+	name := regexp.QuoteMeta(l.cri)
+	header := regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*["']` + name + `["'][ \t]*\][^\n]*(\n|\z)`)
+	at := header.FindIndex(text)
+	if at == nil {
+		return text
+	}
+	table := text[at[1]:]
+	if next := regexp.MustCompile(`(?m)^[ \t]*\[`).FindIndex(table); next != nil {
+		table = table[:next[0]]
+	}
+	if off := regexp.MustCompile(`(?m)^[ \t]*enable_cdi[ \t]*=[ \t]*(false)[ \t]*$`).FindSubmatchIndex(table); off != nil {
+		return slices.Replace(slices.Clone(text), at[1]+off[2], at[1]+off[3], []byte(cdiWasOff)...)
+	}
+	return slices.Insert(slices.Clone(text), at[1], []byte(cdiWasAbsent)...)
+}
+
+// withoutContainerd is config.toml without what edit adds to it.
+func withoutContainerd(text []byte) []byte {
+	begin := bytes.Index(text, []byte(beginBlock))
+	if begin >= 0 {
+		if end := bytes.Index(text[begin:], []byte(endBlock)); end >= 0 {
+			rest := text[begin+end+len(endBlock):]
+			if len(rest) > 0 && !bytes.HasSuffix(text[:begin], []byte("\n")) {
+				begin++ // others have added lines: the first must not join the last one before
+			}
+			text = slices.Concat(text[:begin], rest)
+		}
+	}
+	text = bytes.Replace(text, []byte(cdiWasAbsent), nil, 1)
+	return bytes.Replace(text, []byte(cdiWasOff), []byte("false"), 1)
+}
+
+func parseTOML(name string, text []byte) (map[string]any, error) {
+	config := map[string]any{}
+	if err := toml.Unmarshal(text, &config); err != nil {
+		if e, ok := errors.AsType[*toml.DecodeError](err); ok {
+			row, column := e.Position()
+			return nil, fmt.Errorf("read %s: line %d, column %d: %w", name, row, column, err)
+		}
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	return config, nil
+}
+
+func sameTOML(a, b []byte) (bool, error) {
+	var x, y map[string]any
+	err := errors.Join(toml.Unmarshal(a, &x), toml.Unmarshal(b, &y))
+	return reflect.DeepEqual(x, y), err
+}
+
+// get is the value at a path of keys, nil if there is none.
+func get(table map[string]any, keys ...string) any {
+	for ; len(keys) > 1; keys = keys[1:] {
+		table, _ = table[keys[0]].(map[string]any)
+	}
+	return table[keys[0]]
+}
+
+// set sets the value at a path of keys. A value on the way that is no table is replaced.
+func set(table map[string]any, value any, keys ...string) {
+	for ; len(keys) > 1; keys = keys[1:] {
+		next, ok := table[keys[0]].(map[string]any)
+		if !ok {
+			next = map[string]any{}
+			table[keys[0]] = next
+		}
+		table = next
+	}
+	table[keys[0]] = value
+}
+
+func deepCopy(table map[string]any) map[string]any {
+	table = maps.Clone(table)
+	for key, value := range table {
+		if inner, ok := value.(map[string]any); ok {
+			table[key] = deepCopy(inner)
+		}
+	}
+	return table
+}

@@ -1,0 +1,270 @@
+package install
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"gpu-cdi-plugin/specs"
+)
+
+// Engine is what can be installed: the configuration of an engine, or a piece that several use.
+type Engine struct {
+	Name string
+	// Program is the engine's program, empty for a piece.
+	Program string
+	// Without says what the engine can do without it, and Gives what it gives.
+	Without, Gives string
+	// Restart is the service that reads the files only when it starts; empty without one.
+	Restart string
+
+	reads       []string // the files and patterns that decide what is written
+	add, remove func(*edit) error
+}
+
+// runtimeName is the name under which engines know gpu-cdi-runtime.
+const runtimeName = "gpu-cdi"
+
+// Paths on every host.
+const (
+	podmanHooks  = "/etc/gpu-cdi-plugin/hooks.d"
+	precreate    = podmanHooks + "/precreate.json"
+	podmanDropIn = "/etc/containers/containers.conf.d/50-gpu-cdi-plugin.conf"
+	crioDropIn   = "/etc/crio/crio.conf.d/50-gpu-cdi-plugin.conf"
+	// commonHooks is the directory that podman and CRI-O read unless they are configured otherwise; OpenShift
+	// configures adminHooks.
+	commonHooks = "/usr/share/containers/oci/hooks.d"
+	adminHooks  = "/etc/containers/oci/hooks.d"
+	liveHook    = "50-gpu-cdi-plugin.json"
+	daemonFile  = "/etc/docker/daemon.json"
+)
+
+// The files in which podman and CRI-O look for their settings. Later ones win.
+var (
+	podmanConfigs = []string{
+		"/usr/share/containers/containers.conf", "/usr/share/containers/containers.conf.d/*.conf",
+		"/etc/containers/containers.conf", "/etc/containers/containers.conf.d/*.conf",
+	}
+	crioConfigs = []string{"/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*"}
+)
+
+// Engines returns all engines and pieces.
+func Engines() []Engine {
+	return []Engine{
+		{
+			Name: "podman", Program: "podman",
+			Without: "--device (4.1 and later)", Gives: "--annotation, and --runtime " + runtimeName,
+			reads: append([]string{precreate}, podmanConfigs...), add: addPodman, remove: removePodman,
+		},
+		{
+			Name: "docker", Program: "dockerd", Restart: "docker",
+			Without: "--device (28.2 and later)", Gives: "--device from 25.0 on, and --runtime " + runtimeName,
+			reads: []string{daemonFile}, add: addDocker, remove: removeDocker,
+		},
+		{
+			Name: "containerd", Program: "containerd", Restart: "containerd",
+			Without: "CDI devices (2.0 and later)", Gives: "CDI devices in 1.7, and runtime handler " + runtimeName,
+			reads: []string{containerdFile, containerdDropIns}, add: addContainerd, remove: removeContainerd,
+		},
+		{
+			Name: "crio", Program: "crio", Restart: "crio",
+			Without: "CDI devices (1.23 and later)", Gives: "runtime handler " + runtimeName,
+			reads: crioConfigs, add: addCRIO, remove: removeCRIO,
+		},
+		{
+			Name: "live", Without: "-",
+			Gives: "a createRuntime hook for annotations in CRI-O, and in podman",
+			reads: append([]string{commonHooks + "/" + liveHook, adminHooks + "/" + liveHook}, crioConfigs...),
+			add:   addLive, remove: removeLive,
+		},
+		{
+			Name: "wrapper", Without: "-", Gives: "gpu-cdi-runtime for runc and crun without an engine",
+			add: func(e *edit) error { return e.addWrapper() }, remove: func(*edit) error { return nil },
+		},
+	}
+}
+
+// find returns the engines with these names, in the order of the table; unknown names are an error.
+func find(names []string) ([]Engine, error) {
+	var found []Engine
+	for _, engine := range Engines() {
+		if slices.Contains(names, engine.Name) {
+			found = append(found, engine)
+		}
+	}
+	for _, name := range names {
+		if !slices.ContainsFunc(found, func(e Engine) bool { return e.Name == name }) {
+			return nil, fmt.Errorf("%w %q", ErrUnknown, name)
+		}
+	}
+	return found, nil
+}
+
+// addPodman has podman read hooks from a directory of our own too. CRI-O may read the usual ones, and does not start
+// with a hook of the stage precreate.
+func addPodman(e *edit) error {
+	if err := e.addWrapper(); err != nil {
+		return err
+	}
+	dirs, file, err := e.hookDirs(podmanConfigs, podmanDropIn, "engine")
+	if err != nil {
+		return err
+	}
+	content := fmt.Sprintf("[engine.runtimes]\n%s = [%q]\n", runtimeName, e.wrapper())
+	switch {
+	case dirs == nil:
+		content = fmt.Sprintf("[engine]\nhooks_dir = [%q, %q]\n\n%s", commonHooks, podmanHooks, content)
+	case !slices.Contains(dirs, podmanHooks):
+		return &SettingError{file, "sets hooks_dir without " + podmanHooks}
+	}
+	if err := e.own(precreate, e.document(specs.Precreate)); err != nil {
+		return err
+	}
+	return e.own(podmanDropIn, header+content)
+}
+
+func removePodman(e *edit) error {
+	e.remove(precreate)
+	e.remove(podmanDropIn)
+	return nil
+}
+
+func addCRIO(e *edit) error {
+	if err := e.addWrapper(); err != nil {
+		return err
+	}
+	return e.own(crioDropIn, fmt.Sprintf("%s[crio.runtime.runtimes.%s]\nruntime_path = %q\nruntime_type = \"oci\"\n",
+		header, runtimeName, e.wrapper()))
+}
+
+func removeCRIO(e *edit) error {
+	e.remove(crioDropIn)
+	return nil
+}
+
+// addLive puts the hook where CRI-O reads it.
+func addLive(e *edit) error {
+	dirs, file, err := e.hookDirs(crioConfigs, "", "crio", "runtime")
+	if err != nil {
+		return err
+	}
+	for _, dir := range append(dirs, commonHooks) {
+		if dir != commonHooks && dir != adminHooks {
+			continue
+		}
+		if dirs != nil && !slices.Contains(dirs, dir) {
+			return &SettingError{file, "sets hooks_dir without " + commonHooks + " and " + adminHooks}
+		}
+		return e.own(dir+"/"+liveHook, e.document(specs.CreateRuntime))
+	}
+	return nil
+}
+
+func removeLive(e *edit) error {
+	e.remove(commonHooks + "/" + liveHook)
+	e.remove(adminHooks + "/" + liveHook)
+	return nil
+}
+
+// hookDirs returns the directories that the last of an engine's files sets as hooks_dir in a table, and that file.
+// Without such a file, or with no directories, it returns nil. Our own file does not count.
+func (e *edit) hookDirs(patterns []string, own string, table ...string) (dirs []string, file string, err error) {
+	for _, pattern := range patterns {
+		for _, path := range e.matching(pattern) {
+			if path == own {
+				continue
+			}
+			config, err := parseTOML(path, e.files[path].Data)
+			if err != nil {
+				return nil, "", err
+			}
+			list, ok := get(config, append(table, "hooks_dir")...).([]any)
+			if !ok {
+				continue
+			}
+			dirs, file = nil, path
+			for _, dir := range list { // podman 5 also has {append=true} here
+				if text, ok := dir.(string); ok {
+					dirs = append(dirs, text)
+				}
+			}
+		}
+	}
+	return dirs, file, nil
+}
+
+// document is a hook's document with the path of this host's hook.
+func (e *edit) document(text string) string {
+	quoted, _ := json.Marshal(e.hook) // a string
+	return strings.Replace(text, `"`+specs.HookPath+`"`, string(quoted), 1)
+}
+
+func addDocker(e *edit) error {
+	if err := e.addWrapper(); err != nil {
+		return err
+	}
+	original, err := e.shared(daemonFile)
+	if err != nil {
+		return err
+	}
+	if original == nil {
+		e.record.Made = append(e.record.Made, daemonFile)
+		original = []byte("{\n}\n")
+	}
+	var settings struct {
+		Features map[string]bool
+		Runtimes map[string]struct{ Path string }
+	}
+	if _, err := parseObject(original); err != nil {
+		return fmt.Errorf("read %s: %w", daemonFile, err)
+	}
+	if err := json.Unmarshal(original, &settings); err != nil {
+		return fmt.Errorf("read %s: %w", daemonFile, err)
+	}
+	cdi, isSet := settings.Features["cdi"]
+	runtime, exists := settings.Runtimes[runtimeName]
+	switch {
+	case isSet && !cdi:
+		return &SettingError{daemonFile, "sets features.cdi to false"}
+	case exists && runtime.Path != e.wrapper() && !slices.Contains(e.record.Daemon, runtimeKey):
+		return &SettingError{daemonFile, "has another runtime " + runtimeName}
+	case exists && isSet && runtime.Path == e.wrapper():
+		return nil
+	}
+	text := original
+	for _, setting := range [][2]string{
+		{"features.cdi", "true"}, {runtimeKey, fmt.Sprintf("{\"path\": %q}", e.wrapper())},
+	} {
+		var added []string
+		if text, added, err = setKey(text, strings.Split(setting[0], "."), setting[1]); err != nil {
+			return fmt.Errorf("change %s: %w", daemonFile, err)
+		}
+		e.record.Daemon = append(e.record.Daemon, added...)
+	}
+	e.put(daemonFile, text)
+	return nil
+}
+
+const runtimeKey = "runtimes." + runtimeName
+
+func removeDocker(e *edit) error {
+	original, err := e.shared(daemonFile)
+	keys := e.record.Daemon
+	e.record.Daemon = nil
+	if err != nil || original == nil {
+		return err
+	}
+	text := original
+	for _, key := range slices.Backward(keys) {
+		isObject := !strings.Contains(key, ".")
+		if text, err = removeKey(text, strings.Split(key, "."), isObject); err != nil {
+			return fmt.Errorf("change %s: %w", daemonFile, err)
+		}
+	}
+	if o, err := parseObject(text); err == nil && len(o.members) == 0 && e.record.made(daemonFile) {
+		text = nil
+	}
+	e.put(daemonFile, text)
+	return nil
+}

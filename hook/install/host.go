@@ -1,0 +1,168 @@
+package install
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/internal/trust"
+)
+
+// maxFile is the size in bytes of the largest file that is read.
+const maxFile = 4 << 20
+
+// Host is what a host has of the files that engines read, by their paths on the host.
+type Host struct {
+	root  string
+	files map[string]*File
+	ids   map[string]fileid.ID
+	isDir func(path string) bool
+}
+
+// Read reads the files of engines below a root directory, and the link beside the hook if there is one. The path of the
+// hook is not below root. A file that is neither a regular one nor a link to such a file is an error.
+func Read(root string, engines []string, hook string) (*Host, error) {
+	h := &Host{root: root, files: map[string]*File{}, ids: map[string]fileid.ID{}}
+	h.isDir = func(path string) bool {
+		info, err := os.Stat(h.real(path))
+		return err == nil && info.IsDir()
+	}
+	if err := h.read(recordFile); err != nil {
+		return nil, err
+	}
+	r, err := h.record()
+	if err != nil {
+		return nil, err
+	}
+	var patterns []string
+	if hook != "" {
+		patterns = append(patterns, path.Join(path.Dir(hook), wrapperName))
+	}
+	for _, name := range r.Made {
+		if path.Base(name) == wrapperName {
+			patterns = append(patterns, name)
+		}
+	}
+	for _, engine := range Engines() {
+		if slices.Contains(engines, engine.Name) {
+			patterns = append(patterns, engine.reads...)
+		}
+	}
+	for _, pattern := range patterns {
+		matches, err := filepath.Glob(h.real(pattern))
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", pattern, err)
+		}
+		for _, match := range matches {
+			if err := h.read(path.Join(path.Dir(pattern), path.Base(match))); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return h, nil
+}
+
+// real is the path in this process. That of the wrapper is beside the hook, whose path is not below root.
+func (h *Host) real(name string) string {
+	if path.Base(name) == wrapperName {
+		return name
+	}
+	return filepath.Join(h.root, name)
+}
+
+func (h *Host) read(name string) error {
+	at := h.real(name)
+	link, err := os.Readlink(at)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	f := &File{Link: link}
+	if path.Base(name) != wrapperName {
+		h.ids[name] = fileid.Of(at)
+		if f.Data, err = regular.ReadFile(at, maxFile); err != nil {
+			return fmt.Errorf("read %s: %w", name, err)
+		}
+	}
+	h.files[name] = f
+	return nil
+}
+
+// Apply makes the changes of a plan, all or none: if one fails, those before it are taken back. Missing directories are
+// made. A file that has changed since it was read is an error.
+func (p *Plan) Apply() error {
+	for i, c := range p.Changes {
+		err := p.host.apply(c)
+		if err == nil {
+			continue
+		}
+		for _, done := range slices.Backward(p.Changes[:i]) {
+			p.host.ids[done.Path] = fileid.Of(p.host.real(done.Path))
+			err = errors.Join(err, p.host.apply(Change{done.Path, done.After, done.Before}))
+		}
+		return errors.Join(err, p.host.rmdirs(p.mkdirs))
+	}
+	return p.host.rmdirs(p.rmdirs)
+}
+
+// rmdirs removes those of the directories that are empty, the longest paths first.
+func (h *Host) rmdirs(dirs []string) error {
+	var failed error
+	for _, dir := range slices.Backward(slices.Sorted(slices.Values(dirs))) {
+		err := unix.Rmdir(h.real(dir))
+		if err == nil || slices.Contains([]error{unix.ENOENT, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST}, err) {
+			continue
+		}
+		failed = errors.Join(failed, &fs.PathError{Op: "remove", Path: dir, Err: err})
+	}
+	return failed
+}
+
+func (h *Host) apply(c Change) error {
+	at := h.real(c.Path)
+	if path.Base(c.Path) != wrapperName && fileid.Of(at) != h.ids[c.Path] {
+		return fmt.Errorf("write %s: it has changed since it was read", at)
+	}
+	if c.After == nil {
+		return atomicfile.Remove(at)
+	}
+	if err := atomicfile.MakeDirs(filepath.Dir(at)); err != nil {
+		return err
+	}
+	if c.After.Link != "" {
+		return h.link(at, c.After.Link)
+	}
+	if c.Before == nil {
+		return atomicfile.Write(at, c.After.Data, 0o644)
+	}
+	dir, err := trust.OpenDir(filepath.Dir(at))
+	if err != nil {
+		return fmt.Errorf("write %s: %w", at, err)
+	}
+	defer dir.Close()
+	info, err := os.Lstat(at)
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteLike(dir, filepath.Base(at), c.After.Data, info)
+}
+
+func (h *Host) link(at, target string) error {
+	dir, err := trust.OpenDir(filepath.Dir(at))
+	if err != nil {
+		return fmt.Errorf("link %s: %w", at, err)
+	}
+	defer dir.Close()
+	if err := unix.Symlinkat(target, int(dir.Fd()), filepath.Base(at)); err != nil {
+		return &fs.PathError{Op: "link", Path: at, Err: err}
+	}
+	return nil
+}

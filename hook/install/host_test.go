@@ -1,0 +1,201 @@
+package install
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// root is a host in a directory, with a hook beside it.
+type root struct {
+	t         *testing.T
+	dir, hook string
+}
+
+func newRoot(t *testing.T) *root {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		testenv.Skip(t, "needs root")
+	}
+	r := &root{t, filepath.Join(t.TempDir(), "root"), ""}
+	r.hook = filepath.Join(filepath.Dir(r.dir), "sbin/prestart-hook")
+	r.write("../sbin/prestart-hook", "#!/bin/true\n", 0o755)
+	r.write("etc/docker/daemon.json", `{"debug": true}`, 0o600)
+	r.write("etc/containerd/config.toml", "version = 2", 0o640)
+	r.write("etc/crio/crio.conf", "[crio]\n", 0o644)
+	for _, name := range []string{"etc/docker/daemon.json", "etc/containerd/config.toml"} {
+		r.must(os.Chown(filepath.Join(r.dir, name), 12, 34))
+	}
+	return r
+}
+
+func (r *root) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *root) write(name, content string, mode fs.FileMode) {
+	r.t.Helper()
+	path := filepath.Join(r.dir, name)
+	r.must(os.MkdirAll(filepath.Dir(path), 0o755))
+	r.must(os.WriteFile(path, []byte(content), mode))
+}
+
+// snapshot describes all that is in the root and beside the hook.
+func (r *root) snapshot() map[string]string {
+	r.t.Helper()
+	all := map[string]string{}
+	r.must(filepath.WalkDir(filepath.Dir(r.dir), func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := os.Lstat(path)
+		if err != nil {
+			return err
+		}
+		st := info.Sys().(*syscall.Stat_t)
+		content, _ := os.Readlink(path)
+		if info.Mode().IsRegular() {
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			content = string(data)
+		}
+		all[path] = fmt.Sprintf("%v %d:%d %s", info.Mode(), st.Uid, st.Gid, content)
+		return nil
+	}))
+	return all
+}
+
+func everything() []string {
+	var names []string
+	for _, e := range Engines() {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+func (r *root) install() error {
+	h, err := Read(r.dir, everything(), r.hook)
+	if err != nil {
+		return err
+	}
+	p, err := h.Install(everything(), r.hook)
+	if err != nil {
+		return err
+	}
+	return p.Apply()
+}
+
+func (r *root) uninstall() error {
+	h, err := Read(r.dir, everything(), "")
+	if err != nil {
+		return err
+	}
+	p, err := h.Uninstall(everything())
+	if err != nil {
+		return err
+	}
+	return p.Apply()
+}
+
+func TestApply(t *testing.T) {
+	r := newRoot(t)
+	before := r.snapshot()
+	r.must(r.install())
+	installed := r.snapshot()
+	for name, want := range map[string]string{
+		"etc/docker/daemon.json":     "-rw------- 12:34 ",
+		"etc/containerd/config.toml": "-rw-r----- 12:34 ",
+		crioDropIn:                   "-rw-r--r-- 0:0 ",
+		precreate:                    "-rw-r--r-- 0:0 ",
+		filepath.Dir(precreate):      "drwxr-xr-x 0:0 ",
+		"../sbin/gpu-cdi-runtime":    "Lrwxrwxrwx 0:0 prestart-hook",
+	} {
+		path := filepath.Join(r.dir, name)
+		if !strings.HasPrefix(installed[path], want) || installed[path] == before[path] {
+			t.Errorf("%s: %q, want %q", path, installed[path], want)
+		}
+	}
+	r.must(r.install())
+	if diff := cmp.Diff(installed, r.snapshot()); diff != "" {
+		t.Errorf("a second Install (-before +after):\n%s", diff)
+	}
+	r.must(r.uninstall())
+	if diff := cmp.Diff(before, r.snapshot()); diff != "" {
+		t.Errorf("Uninstall (-before +after):\n%s", diff)
+	}
+}
+
+// If one file cannot be written, none is.
+func TestApplyTakesBackWhatItDid(t *testing.T) {
+	r := newRoot(t)
+	r.write("usr/share/containers", "a file in place of a directory", 0o644)
+	before := r.snapshot()
+	if err := r.install(); err == nil || !strings.Contains(err.Error(), "usr/share/containers") {
+		t.Errorf("got the error %v", err)
+	}
+	if diff := cmp.Diff(before, r.snapshot()); diff != "" {
+		t.Errorf("Install (-before +after):\n%s", diff)
+	}
+}
+
+func TestApplyToChangedFiles(t *testing.T) {
+	for _, name := range []string{daemonFile, crioDropIn} {
+		r := newRoot(t)
+		h, err := Read(r.dir, everything(), r.hook)
+		r.must(err)
+		p, err := h.Install(everything(), r.hook)
+		r.must(err)
+		r.write(name, "{}", 0o644)
+		before := r.snapshot()
+		if err := p.Apply(); err == nil || !strings.Contains(err.Error(), name+": it has changed since it was read") {
+			t.Errorf("got the error %v", err)
+		}
+		if diff := cmp.Diff(before, r.snapshot()); diff != "" {
+			t.Errorf("Install (-before +after):\n%s", diff)
+		}
+	}
+}
+
+// Read does not wait, and reads regular files of a limited size only.
+func TestReadOfHostileFiles(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(path string) error
+		want string
+	}{
+		"a FIFO":      {func(path string) error { return unix.Mkfifo(path, 0o644) }, "is a FIFO"},
+		"a directory": {func(path string) error { return os.Mkdir(path, 0o755) }, "is a directory"},
+		"a device":    {func(path string) error { return os.Symlink("/dev/zero", path) }, "is a character device"},
+		"a huge file": {func(path string) error {
+			return os.WriteFile(path, make([]byte, maxFile+1), 0o644)
+		}, "the limit is"},
+		"a dangling link": {func(path string) error { return os.Symlink("none", path) }, "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRoot(t)
+			path := filepath.Join(r.dir, daemonFile)
+			r.must(os.Remove(path))
+			r.must(c.make(path))
+			before := r.snapshot()
+			if err := r.install(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got the error %v, want %q", err, c.want)
+			}
+			if diff := cmp.Diff(before, r.snapshot()); diff != "" {
+				t.Errorf("Install (-before +after):\n%s", diff)
+			}
+		})
+	}
+}

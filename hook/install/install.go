@@ -1,0 +1,329 @@
+// Package install makes engines use prestart-hook and gpu-cdi-runtime: it plans the files of an engine's configuration
+// and writes them.
+//
+// A plan is a pure function of the files that [Read] found. [Plan.Apply] writes all files or none. Files of our own are
+// drop-ins; where an engine has none, its file gets our entries and keeps everything else byte for byte. A record says
+// what was there before, so that [Host.Uninstall] leaves the host as it was. Nothing is restarted.
+package install
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+)
+
+// header is the first line of our own files, by which they are known.
+const header = "# Written by gpu-cdi-plugin hook install; gpu-cdi-plugin hook uninstall removes it.\n"
+
+// wrapperName is the link to the hook that is the runtime.
+const wrapperName = "gpu-cdi-runtime"
+
+// recordFile says what Install did.
+const recordFile = "/var/lib/gpu-cdi-plugin/hook-install.json"
+
+// ErrUnknown is the name of an engine that is not among Engines.
+var ErrUnknown = errors.New("unknown engine")
+
+// ForeignError is a file that has the name of one of ours and is of another program.
+type ForeignError struct{ Path string }
+
+// Error names the file.
+func (e *ForeignError) Error() string { return e.Path + " is not of this program, and is not replaced" }
+
+// SettingError is a setting in an engine's file that contradicts what would be installed.
+type SettingError struct{ Path, Problem string }
+
+// Error names the file and the setting.
+func (e *SettingError) Error() string { return e.Path + " " + e.Problem }
+
+// File is a regular file, or a symbolic link if Link is not empty. Data of a link is that of the file it leads to.
+type File struct {
+	Data []byte
+	Link string
+}
+
+func (f *File) equal(other *File) bool {
+	if f == nil || other == nil {
+		return f == other
+	}
+	return f.Link == other.Link && (f.Link != "" || bytes.Equal(f.Data, other.Data))
+}
+
+// Change is a file before and after; nil is no file.
+type Change struct {
+	Path          string
+	Before, After *File
+}
+
+// Plan is what has to be written.
+type Plan struct {
+	// Wanted are the files of the engines, also those that are right already, in the order of their paths.
+	Wanted []Change
+	// Changes are the files that differ, with the record of them, in the order in which Apply writes them.
+	Changes []Change
+	// Restart has the names of the engines that have to be restarted.
+	Restart []string
+
+	host   *Host
+	mkdirs []string // made with the changes
+	rmdirs []string // removed after the changes if they are empty
+}
+
+// Dirs are the directories that Apply writes to.
+func (p *Plan) Dirs() []string {
+	var dirs []string
+	for _, c := range p.Changes {
+		dirs = append(dirs, path.Dir(p.host.real(c.Path)))
+	}
+	slices.Sort(dirs)
+	return slices.Compact(dirs)
+}
+
+// record says what Install has done.
+type record struct {
+	// Installed are the names of engines.
+	Installed []string `json:"installed"`
+	// Made are the files, links and directories that did not exist.
+	Made []string `json:"made,omitempty"`
+	// Daemon are the keys that were added to daemon.json.
+	Daemon []string `json:"daemonJSON,omitempty"`
+}
+
+func (r *record) made(path string) bool { return slices.Contains(r.Made, path) }
+
+// Installed returns the names of the engines that are installed.
+func (h *Host) Installed() ([]string, error) {
+	r, err := h.record()
+	return r.Installed, err
+}
+
+func (h *Host) record() (r record, err error) {
+	f := h.files[recordFile]
+	if f == nil {
+		return r, nil
+	}
+	if err := json.Unmarshal(f.Data, &r); err != nil {
+		return r, fmt.Errorf("read the record %s: %w", recordFile, err)
+	}
+	return r, nil
+}
+
+// Install plans the files of engines. The hook is an absolute path.
+func (h *Host) Install(engines []string, hook string) (*Plan, error) {
+	if strings.ContainsFunc(hook, func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }) {
+		return nil, fmt.Errorf("the path of the hook %q has characters that configuration files cannot have", hook)
+	}
+	found, err := find(engines)
+	if err != nil {
+		return nil, err
+	}
+	e, err := h.edit(hook)
+	if err != nil {
+		return nil, err
+	}
+	for _, engine := range found {
+		e.restart = engine.Restart
+		if err := engine.add(e); err != nil {
+			return nil, fmt.Errorf("install the hook for %s: %w", engine.Name, err)
+		}
+		if !slices.Contains(e.record.Installed, engine.Name) {
+			e.record.Installed = append(e.record.Installed, engine.Name)
+		}
+	}
+	slices.Sort(e.record.Installed)
+	return e.plan(), nil
+}
+
+// Uninstall plans the removal of what Install has done for engines. The wrapper goes with the last engine.
+func (h *Host) Uninstall(engines []string) (*Plan, error) {
+	found, err := find(engines)
+	if err != nil {
+		return nil, err
+	}
+	e, err := h.edit("")
+	if err != nil {
+		return nil, err
+	}
+	for _, engine := range found {
+		e.restart = engine.Restart
+		if err := engine.remove(e); err != nil {
+			return nil, fmt.Errorf("uninstall the hook for %s: %w", engine.Name, err)
+		}
+	}
+	isFound := func(name string) bool { return slices.Contains(engines, name) }
+	e.record.Installed = slices.DeleteFunc(e.record.Installed, isFound)
+	needed := slices.ContainsFunc(e.record.Installed, func(name string) bool { return name != "live" })
+	for _, name := range e.record.Made {
+		if f := e.files[name]; path.Base(name) == wrapperName && !needed && f != nil && f.Link != "" {
+			e.touch(name, nil, "")
+		}
+	}
+	p := e.plan()
+	for _, name := range e.record.Made {
+		if h.isDir(name) {
+			p.rmdirs = append(p.rmdirs, name)
+		}
+	}
+	return p, nil
+}
+
+// edit is the work on a plan: the files as they will be.
+type edit struct {
+	host   *Host
+	hook   string
+	record record
+	files  map[string]*File
+	// touched has the files that were considered, and for each what reads it only when it starts, or "".
+	touched map[string]string
+	restart string // that of the engine at work
+}
+
+func (h *Host) edit(hook string) (*edit, error) {
+	r, err := h.record()
+	if err != nil {
+		return nil, err
+	}
+	return &edit{host: h, hook: hook, files: maps.Clone(h.files), touched: map[string]string{}, record: r}, nil
+}
+
+// matching returns the paths of the files that match a pattern, sorted.
+func (e *edit) matching(pattern string) []string {
+	var paths []string
+	for name, f := range e.files {
+		if ok, err := path.Match(pattern, name); f != nil && err == nil && ok {
+			paths = append(paths, name)
+		}
+	}
+	slices.Sort(paths)
+	return paths
+}
+
+func (e *edit) touch(path string, f *File, restart string) {
+	e.touched[path] = restart
+	e.files[path] = f
+}
+
+// put writes a file; nil removes it.
+func (e *edit) put(path string, data []byte) {
+	if data == nil {
+		e.touch(path, nil, e.restart)
+		return
+	}
+	e.touch(path, &File{Data: data}, e.restart)
+}
+
+// shared is the content of a file that others write too, nil without one.
+func (e *edit) shared(path string) ([]byte, error) {
+	f := e.files[path]
+	switch {
+	case f == nil:
+		return nil, nil
+	case f.Link != "":
+		return nil, &SettingError{path, "is a symbolic link, which would be replaced"}
+	}
+	return f.Data, nil
+}
+
+// own writes a file of ours, unless it is of another program.
+func (e *edit) own(path, content string) error {
+	if f := e.files[path]; f != nil && !isOurs(f) {
+		return &ForeignError{path}
+	}
+	e.put(path, []byte(content))
+	return nil
+}
+
+// remove removes a file if it is ours.
+func (e *edit) remove(path string) {
+	if f := e.files[path]; f != nil && isOurs(f) {
+		e.touch(path, nil, e.restart)
+	}
+}
+
+// isOurs reports whether a file begins as our drop-ins do, or is a document for our hook.
+func isOurs(f *File) bool {
+	var document struct {
+		Hook struct{ Args []string }
+	}
+	return f.Link == "" && (bytes.HasPrefix(f.Data, []byte(header)) ||
+		json.Unmarshal(f.Data, &document) == nil && slices.Contains(document.Hook.Args, "prestart-hook"))
+}
+
+// wrapper is the path of gpu-cdi-runtime.
+func (e *edit) wrapper() string { return path.Join(path.Dir(e.hook), wrapperName) }
+
+func (e *edit) addWrapper() error {
+	name := e.wrapper()
+	f := e.files[name]
+	switch {
+	case f == nil:
+		if !e.record.made(name) {
+			e.record.Made = append(e.record.Made, name)
+		}
+		e.touch(name, &File{Link: path.Base(e.hook)}, "")
+	case f.Link != path.Base(e.hook) && f.Link != e.hook:
+		return &ForeignError{name}
+	default:
+		e.touched[name] = ""
+	}
+	return nil
+}
+
+// plan compares the files as they will be with those of the host.
+func (e *edit) plan() *Plan {
+	p := &Plan{host: e.host}
+	for _, name := range slices.Sorted(maps.Keys(e.touched)) {
+		c := Change{name, e.host.files[name], e.files[name]}
+		p.Wanted = append(p.Wanted, c)
+		if c.Before.equal(c.After) {
+			continue
+		}
+		p.Changes = append(p.Changes, c)
+		if restart := e.touched[name]; restart != "" && !slices.Contains(p.Restart, restart) {
+			p.Restart = append(p.Restart, restart)
+		}
+	}
+	e.planRecord(p)
+	return p
+}
+
+// planRecord adds the change of the record to a plan. When files come it is written before them, so that they can be
+// removed even after a power cut, and when the last of them go after that.
+func (e *edit) planRecord(p *Plan) {
+	isGone := func(name string) bool { f, known := e.files[name]; return known && f == nil }
+	e.record.Made = slices.DeleteFunc(e.record.Made, isGone)
+	before := e.host.files[recordFile]
+	if len(e.record.Installed) == 0 {
+		if before != nil {
+			p.Changes = append(p.Changes, Change{recordFile, before, nil})
+		}
+		return
+	}
+	p.mkdirs = e.missingDirs(recordFile)
+	for _, c := range p.Changes {
+		if c.After != nil && c.After.Link == "" { // the link's directory is the hook's
+			p.mkdirs = append(p.mkdirs, e.missingDirs(c.Path)...)
+		}
+	}
+	e.record.Made = append(e.record.Made, p.mkdirs...)
+	slices.Sort(e.record.Made)
+	e.record.Made = slices.Compact(e.record.Made)
+	data, _ := json.MarshalIndent(e.record, "", "  ") // a struct of strings
+	if after := (&File{Data: append(data, '\n')}); !before.equal(after) {
+		p.Changes = slices.Insert(p.Changes, 0, Change{recordFile, before, after})
+	}
+}
+
+// missingDirs are the directories above a file that do not exist yet.
+func (e *edit) missingDirs(name string) []string {
+	var dirs []string
+	for dir := path.Dir(name); dir != "/" && !e.host.isDir(dir); dir = path.Dir(dir) {
+		dirs = append(dirs, dir)
+	}
+	return dirs
+}

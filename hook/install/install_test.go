@@ -1,0 +1,341 @@
+package install
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/txtar"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+const testHook = "/usr/local/sbin/prestart-hook"
+
+// newHost returns a host with these files, where directories exist that have one.
+func newHost(files map[string]*File) *Host {
+	return &Host{files: files, isDir: func(name string) bool {
+		for file := range files {
+			if strings.HasPrefix(file, name+"/") {
+				return true
+			}
+		}
+		return false
+	}}
+}
+
+// after returns the host as it is after a plan.
+func after(h *Host, p *Plan) *Host {
+	files := maps.Clone(h.files)
+	for _, c := range p.Changes {
+		files[c.Path] = c.After
+		if c.After == nil {
+			delete(files, c.Path)
+		}
+	}
+	return newHost(files)
+}
+
+func texts(h *Host) map[string]string {
+	all := map[string]string{}
+	for name, f := range h.files {
+		all[name] = string(f.Data)
+		if f.Link != "" {
+			all[name] = "link to " + f.Link + "\n"
+		}
+	}
+	return all
+}
+
+func mustPlan(t *testing.T, p *Plan, err error) *Plan {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// Each file in testdata has an engine, a host before, in host/, and what is made and changed, in installed/. Hosts with
+// and without a line break at the end of their files are as before after the removal.
+func TestInstallAndUninstall(t *testing.T) {
+	cases, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(cases) == 0 {
+		t.Fatalf("%d golden files, %v", len(cases), err)
+	}
+	for _, golden := range cases {
+		t.Run(strings.TrimSuffix(filepath.Base(golden), ".txtar"), func(t *testing.T) {
+			archive, err := txtar.ParseFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			engines := strings.Fields(string(archive.Comment))
+			files, want := map[string]*File{}, map[string]string{}
+			var input []txtar.File
+			for _, f := range archive.Files {
+				if name, ok := strings.CutPrefix(f.Name, "host"); ok {
+					files[name] = &File{Data: f.Data}
+					input = append(input, f)
+				} else {
+					want[strings.TrimPrefix(f.Name, "installed")] = string(f.Data)
+				}
+			}
+			h := newHost(files)
+			p, err := h.Install(engines, testHook)
+			installed := after(h, mustPlan(t, p, err))
+			got := map[string]string{}
+			for name, text := range texts(installed) {
+				if f := files[name]; f == nil || string(f.Data) != text {
+					got[name] = text
+				}
+			}
+			if *update {
+				archive.Files = input
+				for _, name := range slices.Sorted(maps.Keys(got)) {
+					archive.Files = append(archive.Files, txtar.File{Name: "installed" + name, Data: []byte(got[name])})
+				}
+				if err := os.WriteFile(golden, txtar.Format(archive), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("made and changed (-want +got; -update writes the file):\n%s", diff)
+			}
+			p, err = installed.Install(engines, testHook)
+			if mustPlan(t, p, err); len(p.Changes) > 0 || len(p.Restart) > 0 {
+				t.Errorf("a second Install changes %v", p.Changes)
+			}
+			checkRemoved(t, h, engines)
+			for _, f := range files {
+				f.Data = []byte(strings.TrimSuffix(string(f.Data), "\n"))
+			}
+			checkRemoved(t, h, engines)
+		})
+	}
+}
+
+// checkRemoved checks that after Install and Uninstall everything is as before, also if the hook was elsewhere first.
+func checkRemoved(t *testing.T, before *Host, engines []string) {
+	t.Helper()
+	installed := before
+	for _, hook := range []string{"/opt/old/prestart-hook", testHook} {
+		p, err := installed.Install(engines, hook)
+		installed = after(installed, mustPlan(t, p, err))
+	}
+	p, err := installed.Uninstall(engines)
+	removed := after(installed, mustPlan(t, p, err))
+	if diff := cmp.Diff(texts(before), texts(removed)); diff != "" {
+		t.Errorf("Uninstall (-before +after):\n%s", diff)
+	}
+	p, err = removed.Uninstall(engines)
+	if mustPlan(t, p, err); len(p.Changes) > 0 {
+		t.Errorf("a second Uninstall changes %v", p.Changes)
+	}
+}
+
+func TestTheWrapperStaysUntilTheLastEngineIsUninstalled(t *testing.T) {
+	h := newHost(map[string]*File{})
+	p, err := h.Install([]string{"crio", "podman", "live"}, testHook)
+	h = after(h, mustPlan(t, p, err))
+	wrapper := path.Join(path.Dir(testHook), wrapperName)
+	for _, step := range []struct {
+		engine string
+		want   bool
+	}{{"podman", true}, {"crio", false}} {
+		p, err := h.Uninstall([]string{step.engine})
+		h = after(h, mustPlan(t, p, err))
+		if (h.files[wrapper] != nil) != step.want {
+			t.Errorf("after %s: the wrapper is %v", step.engine, h.files[wrapper])
+		}
+	}
+	if installed, err := h.Installed(); err != nil || !slices.Equal(installed, []string{"live"}) {
+		t.Errorf("installed: %v, %v", installed, err)
+	}
+}
+
+// A link that was there before Install stays.
+func TestAWrapperThatWasThere(t *testing.T) {
+	h := newHost(map[string]*File{"/usr/local/sbin/gpu-cdi-runtime": {Link: "prestart-hook"}})
+	checkRemoved(t, h, []string{"wrapper"})
+}
+
+// Only our entries go from files that others have changed since.
+func TestUninstallAfterChangesOfOthers(t *testing.T) {
+	for name, c := range map[string]struct {
+		engine, file, before string
+		change               func(installed string) string
+		want                 string // empty: no file
+	}{
+		"a key in a daemon.json that Install made": {
+			"docker", daemonFile, "",
+			func(s string) string { return strings.Replace(s, "{", `{"debug": true,`, 1) },
+			"{\"debug\": true\n}\n",
+		},
+		"daemon.json was written anew": {
+			"docker", daemonFile, `{"debug": false}`,
+			func(string) string {
+				return `{"runtimes":{"gpu-cdi":{"path":"/usr/local/sbin/gpu-cdi-runtime"}},` +
+					`"features":{"cdi":true,"x":true},"debug":true}`
+			},
+			`{"features":{"x":true},"debug":true}`,
+		},
+		"our keys are gone": {
+			"docker", daemonFile, "", func(string) string { return `{"debug": true}` }, `{"debug": true}`,
+		},
+		"lines behind our part of config.toml": {
+			"containerd", containerdFile, "version = 3",
+			func(s string) string { return s + "[debug]\nlevel = 'info'\n" },
+			"version = 3\n[debug]\nlevel = 'info'\n",
+		},
+		"a file of another program in place of ours": {
+			"crio", crioDropIn, "", func(string) string { return "[crio]\n" }, "[crio]\n",
+		},
+		"our file is gone": {"crio", crioDropIn, "", func(string) string { return "" }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(map[string]*File{})
+			if c.before != "" {
+				h.files[c.file] = &File{Data: []byte(c.before)}
+			}
+			p, err := h.Install([]string{c.engine}, testHook)
+			h = after(h, mustPlan(t, p, err))
+			changed := c.change(string(h.files[c.file].Data))
+			h.files[c.file] = &File{Data: []byte(changed)}
+			if changed == "" {
+				delete(h.files, c.file)
+			}
+			p, err = h.Uninstall([]string{c.engine})
+			h = after(h, mustPlan(t, p, err))
+			got := ""
+			if f := h.files[c.file]; f != nil {
+				got = string(f.Data)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", c.file, diff)
+			}
+		})
+	}
+}
+
+func TestRefused(t *testing.T) {
+	const containerd2 = "version = 2\n"
+	for name, c := range map[string]struct {
+		engine, file, content string
+		want                  string
+	}{
+		"no JSON":              {"docker", daemonFile, `{"debug": true,}`, "read /etc/docker/daemon.json: "},
+		"an empty daemon.json": {"docker", daemonFile, "", "read /etc/docker/daemon.json: it is no JSON object"},
+		"a list":               {"docker", daemonFile, "[]", "it is no JSON object"},
+		"two values":           {"docker", daemonFile, "{} {}", "more than one JSON value"},
+		"a key twice":          {"docker", daemonFile, `{"features": {}, "features": {}}`, `it has "features" twice`},
+		"runtimes is a list":   {"docker", daemonFile, `{"runtimes": []}`, "cannot unmarshal array"},
+		"runtimes is null":     {"docker", daemonFile, `{"runtimes": null}`, "runtimes: it is no JSON object"},
+		"CDI was switched off": {"docker", daemonFile, `{"features": {"cdi": false}}`, "sets features.cdi to false"},
+		"another runtime": {
+			"docker", daemonFile, `{"runtimes": {"gpu-cdi": {"path": "/x"}}}`, "another runtime gpu-cdi",
+		},
+		"no TOML":       {"containerd", containerdFile, "version = 2\n[a", "config.toml: line 2, column "},
+		"version 1":     {"containerd", containerdFile, `oom_score = 0`, "is not of version 2 or later"},
+		"inline tables": {"containerd", containerdFile, containerd2 + "plugins = {}", "cannot be added to"},
+		"another handler": {
+			"containerd", containerdFile,
+			containerd2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.gpu-cdi]", "has another runtime gpu-cdi",
+		},
+		"a drop-in":        {"crio", crioDropIn, "[crio]", crioDropIn + " is not of this program"},
+		"a document":       {"live", commonHooks + "/" + liveHook, "{}", "is not of this program"},
+		"no TOML of CRI-O": {"live", "/etc/crio/crio.conf", "[", "read /etc/crio/crio.conf: line 1"},
+		"CRI-O reads others": {
+			"live", "/etc/crio/crio.conf", "[crio.runtime]\nhooks_dir = ['/x']", "sets hooks_dir without ",
+		},
+		"podman reads others": {
+			"podman", "/etc/containers/containers.conf", "[engine]\nhooks_dir = ['/x', {append=true}]",
+			"/etc/containers/containers.conf sets hooks_dir without /etc/gpu-cdi-plugin/hooks.d",
+		},
+		"a program":         {"wrapper", "/usr/local/sbin/gpu-cdi-runtime", "\x7fELF", "is not of this program"},
+		"a broken record":   {"wrapper", recordFile, "{", "read the record " + recordFile},
+		"an unknown engine": {"lxc", "/x", "", `unknown engine "lxc"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(map[string]*File{c.file: {Data: []byte(c.content)}})
+			p, err := h.Install([]string{c.engine}, testHook)
+			if p != nil || err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got the error %v, want %q", err, c.want)
+			}
+		})
+	}
+	h := newHost(map[string]*File{daemonFile: {Link: "/srv/daemon.json", Data: []byte("{}")}})
+	if _, err := h.Install([]string{"docker"}, testHook); !errors.As(err, new(*SettingError)) {
+		t.Errorf("a daemon.json that is a link: %v", err)
+	}
+	if _, err := h.Install([]string{"wrapper"}, "/a\"b/prestart-hook"); err == nil {
+		t.Error("a hook with a quote in its path is installed")
+	}
+}
+
+// What setKey adds, removeKey removes, byte for byte; nothing else of a document changes.
+func FuzzDaemonJSON(f *testing.F) {
+	for _, document := range []string{
+		"{}", "{ }", "{\n}\n", `{"a":1}`, `{"features": {"a": true}}`,
+		"{\n\t\"runtimes\": {\n\t\t\"x\": {}\n\t},\n\t\"b\": [1, \"}\"]\n}",
+		`{"runtimes": {} }`, `{"\u0061" : {"b":"\"}"} , "c":null}`,
+	} {
+		f.Add([]byte(document))
+	}
+	f.Fuzz(func(t *testing.T, document []byte) {
+		h := newHost(map[string]*File{daemonFile: {Data: document}})
+		p, err := h.Install([]string{"docker"}, testHook)
+		if (p == nil) == (err == nil) {
+			t.Fatalf("both or neither: %v, %v", p, err)
+		}
+		if err != nil {
+			return
+		}
+		installed := after(h, p)
+		if _, err := parseObject(installed.files[daemonFile].Data); err != nil {
+			t.Fatalf("made of %q: %q: %v", document, installed.files[daemonFile].Data, err)
+		}
+		p, err = installed.Uninstall([]string{"docker"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := after(installed, p).files[daemonFile]; got == nil || string(got.Data) != string(document) {
+			t.Errorf("%q is %v after Install and Uninstall", document, got)
+		}
+	})
+}
+
+func FuzzContainerdConfig(f *testing.F) {
+	for _, text := range []string{
+		"version = 2", "version = 3\n", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n",
+		"version = 2\n[plugins.'io.containerd.grpc.v1.cri']",
+		"version = 2\na = '''\n[plugins.'io.containerd.grpc.v1.cri']\n'''\n",
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if strings.Contains(string(text), "gpu-cdi-plugin") {
+			return // what looks like ours goes
+		}
+		h := newHost(map[string]*File{containerdFile: {Data: text}})
+		p, err := h.Install([]string{"containerd"}, testHook)
+		if err != nil {
+			return
+		}
+		installed := after(h, p)
+		p, err = installed.Uninstall([]string{"containerd"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := after(installed, p).files[containerdFile]; got == nil || string(got.Data) != string(text) {
+			t.Errorf("%q is %v after Install and Uninstall", text, fmt.Sprint(got))
+		}
+	})
+}
