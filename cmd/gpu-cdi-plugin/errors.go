@@ -11,6 +11,7 @@ import (
 	"gpu-cdi-plugin/control"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/hook/install"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
@@ -63,12 +64,19 @@ var errorTable = []cli.ErrorRow{
 		"give an address of this host and a port that is free with --listen, such as 127.0.0.1:9400"),
 	cli.Sentinel(mps.ErrPIDNamespace, cli.Failure, "set hostPID: true in the pod's spec, or do not share GPUs by MPS"),
 	cli.Sentinel(control.ErrNotAllowed, cli.Failure, "run as root, or as the user that serve runs as"),
+	cli.Typed(func(*install.ForeignError) (cli.Code, string) {
+		return cli.Failure, "move it away if it is not needed; gpu-cdi-plugin hook print shows what would be in its place"
+	}),
+	cli.Typed(func(*install.SettingError) (cli.Code, string) {
+		return cli.Failure, "change that by hand, then install again"
+	}),
 	cli.Sentinel(errUnknownDevice, cli.Failure, "gpu-cdi-plugin devices lists the devices of this host"),
 
 	// 2: a usage error
 	cli.Sentinel(cdi.ErrExtension, cli.Usage, ""),
 	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
 	cli.Sentinel(mps.ErrArgument, cli.Usage, ""),
+	cli.Sentinel(install.ErrUnknown, cli.Usage, "gpu-cdi-plugin hook install without arguments lists them"),
 	cli.Sentinel(plugin.ErrLongPath, cli.Usage, "give a directory with a shorter path, or a link to it"),
 	cli.Typed(func(e *resource.TooManyDevicesError) (cli.Code, string) {
 		if e.Shared == 0 {

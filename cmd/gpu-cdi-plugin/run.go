@@ -108,6 +108,7 @@ Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR
 		a.deviceCommand(),
 		a.topologyCommand(),
 		a.cdiCommand(),
+		a.hookCommand(),
 		a.serveCommand(),
 		mpsExecCommand(),
 		a.configCommand(),
