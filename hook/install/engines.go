@@ -230,6 +230,7 @@ func addDocker(e *edit) error {
 	case exists && runtime.Path != e.wrapper() && !slices.Contains(e.record.Daemon, runtimeKey):
 		return &SettingError{daemonFile, "has another runtime " + runtimeName}
 	case exists && isSet && runtime.Path == e.wrapper():
+		e.put(daemonFile, original)
 		return nil
 	}
 	text := original

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +9,7 @@ import (
 
 	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/proc"
 )
 
 // annotations asks for devices, each in an annotation of its own: podman's --annotation splits values at commas.
@@ -21,30 +21,25 @@ func annotations(devices ...string) map[string]string {
 	return all
 }
 
-// annotated are the engines that give containers devices by annotations alone: those behind gpu-cdi-runtime, and podman
-// with a precreate hook.
-func annotated(t *testing.T) []engine.Engine {
+// hookInstalled runs hook install for an engine of a host, and returns the path of gpu-cdi-runtime.
+func hookInstalled(t *testing.T, root, engine string) (wrapper string) {
 	t.Helper()
-	hook := shared.Program(t, "prestart-hook")
-	wrapper := filepath.Join(t.TempDir(), "gpu-cdi-runtime")
-	hooks := t.TempDir()
-	config, err := json.Marshal(map[string]any{
-		"version": "1.0.0",
-		"hook": map[string]any{
-			"path": hook, "args": []string{"prestart-hook", "precreate"}, "env": []string{"PATH=/usr/sbin:/usr/bin"},
-		},
-		"when":   map[string]any{"annotations": map[string]string{`^cdi\.k8s\.io/`: ".*"}},
-		"stages": []string{"precreate"},
-	})
-	if err == nil {
-		err = os.WriteFile(filepath.Join(hooks, "gpu.json"), config, 0o644)
-	}
-	if err == nil {
-		err = os.Symlink(hook, wrapper)
-	}
-	if err != nil {
+	hook := filepath.Join(t.TempDir(), "prestart-hook")
+	if err := os.Symlink(shared.Program(t, "prestart-hook"), hook); err != nil {
 		t.Fatal(err)
 	}
+	proc.Must(t, 0, proc.Cmd{Args: []string{
+		shared.Program(t, "gpu-cdi-plugin"), "--root", root, "--hook-path", hook, "hook", "install", engine,
+	}})
+	return filepath.Join(filepath.Dir(hook), "gpu-cdi-runtime")
+}
+
+// annotated are the engines that give containers devices by annotations alone: those behind gpu-cdi-runtime, and podman
+// with the hook of hook install.
+func annotated(t *testing.T) []engine.Engine {
+	t.Helper()
+	root := t.TempDir()
+	wrapper, hooks := hookInstalled(t, root, "podman"), filepath.Join(root, "etc")
 	var all []engine.Engine
 	for _, e := range shared.Runtimes() {
 		all = append(all,

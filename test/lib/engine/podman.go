@@ -16,7 +16,7 @@ type Podman struct {
 	Runtime string // "runc" or "crun"
 	// Wrapper is the path of gpu-cdi-runtime, which podman runs in place of the runtime; empty without.
 	Wrapper string
-	// Hooks is a directory of OCI hooks in podman's format; empty without.
+	// Hooks is a directory whose files are added to /etc, with those of hook install podman; empty without.
 	Hooks  string
 	Cgroup Cgroup
 	Images *Images
@@ -36,14 +36,11 @@ func (p *Podman) Run(t testing.TB, c Container) proc.Result {
 	t.Helper()
 	store := p.Images.imported(t, c.Image)
 	dir := t.TempDir()
-	runtime, etc := testenv.Command(t, p.Runtime), ""
+	runtime, etc := testenv.Command(t, p.Runtime), p.Hooks
 	if p.Wrapper != "" {
 		runtime, etc = p.Wrapper, policyFor(t, p.Runtime)
 	}
 	args := append(podman(t, dir), "--storage-opt", "additionalimagestore="+filepath.Join(store, "graph"))
-	if p.Hooks != "" {
-		args = append(args, "--hooks-dir", p.Hooks)
-	}
 	args = append(args, "--runtime", runtime, "run", "--rm", "--network=none", "--log-driver=k8s-file",
 		// A machine without CAP_SYS_RESOURCE cannot raise limits; podman's own defaults would.
 		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024",
