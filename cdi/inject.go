@@ -51,7 +51,7 @@ func Inject(bundle string, names []string, dirs ...string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
-	return EditBundle(bundle, func(config []byte) ([]byte, error) { return editConfig(config, edits) })
+	return EditBundle(bundle, func(config []byte, _ uint32) ([]byte, error) { return editConfig(config, edits) })
 }
 
 // EditConfig returns a config.json with devices put into it, or nil if they are in it already. Names are qualified.
@@ -68,13 +68,14 @@ func (d *SpecDirs) EditConfig(config []byte, names []string) ([]byte, error) {
 	return editConfig(config, edits)
 }
 
-// EditBundle replaces the bundle's config.json by what edit makes of it; nil leaves the file as it is. It reports
-// whether the file changed. Its mode and owner stay. A missing file is ErrNoConfig.
+// EditBundle replaces the bundle's config.json by what edit makes of it; nil leaves the file as it is. Edit gets the
+// user ID of the bundle's owner too. EditBundle reports whether the file changed. Its mode and owner stay. A missing
+// file is ErrNoConfig.
 //
 // The bundle may belong to another user than the caller. Its directory is opened once, by a path whose links only root
 // or the caller could have made, and all work is done on that handle, even if another directory takes its place.
 // config.json is opened once too, and read as it was then.
-func EditBundle(bundle string, edit func(config []byte) ([]byte, error)) (bool, error) {
+func EditBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, error)) (bool, error) {
 	dir, err := trust.OpenDir(bundle)
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
@@ -89,7 +90,11 @@ func EditBundle(bundle string, edit func(config []byte) ([]byte, error)) (bool, 
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
-	after, err := edit(data)
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return false, fmt.Errorf("inject devices: %w", &fs.PathError{Op: "stat", Path: bundle, Err: err})
+	}
+	after, err := edit(data, st.Uid)
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %s: %w", f.Name(), err)
 	}

@@ -1,5 +1,7 @@
 // Package control is how an administrator reaches a program that runs: requests over a unix socket that only root and
 // the program's own user can use. Requests and answers are JSON over HTTP; an answer may come with lines of progress.
+// prestart-hook asks there too, which containers have which devices; it has a client of its own (hook/inject), since
+// net/http would double its size.
 //
 // The package carries requests. It does not know what they do, nor any door: [Handler] does.
 package control
@@ -30,18 +32,22 @@ const (
 	// Release closes the driver until Reopen.
 	Release Act = "release"
 	Reopen  Act = "reopen"
+	// Allocation asks which CDI devices the kubelet gave a container. The result is their qualified names, separated by
+	// commas. It is what prestart-hook asks, and no administrator.
+	Allocation Act = "allocation"
 )
 
 // acts has, for each act, what its requests must and may have.
-var acts = map[Act]struct{ device, reason, options bool }{
-	Cordon:   {device: true, reason: true},
-	Uncordon: {device: true},
-	Reset:    {device: true, options: true},
-	Release:  {},
-	Reopen:   {},
+var acts = map[Act]struct{ device, reason, options, container bool }{
+	Cordon:     {device: true, reason: true},
+	Uncordon:   {device: true},
+	Reset:      {device: true, options: true},
+	Release:    {},
+	Reopen:     {},
+	Allocation: {container: true},
 }
 
-// Request is what an administrator asks for.
+// Request is what an administrator, or prestart-hook, asks for.
 type Request struct {
 	Act Act `json:"act"`
 	// Device is a UUID or an index, such as "3" or "3:0" for a MIG device.
@@ -52,11 +58,18 @@ type Request struct {
 	Wait bool `json:"wait,omitempty"`
 	// Force is whether to reset it although processes outside containers use it.
 	Force bool `json:"force,omitempty"`
+	// Namespace, Pod and Container name a container of a pod.
+	Namespace string `json:"namespace,omitempty"`
+	Pod       string `json:"pod,omitempty"`
+	Container string `json:"container,omitempty"`
 }
 
 // String is the request for people, such as "cordon 3 (a fan is loud)".
 func (r *Request) String() string {
 	text := strings.TrimSpace(string(r.Act) + " " + r.Device)
+	if r.Container != "" {
+		text += " of container " + r.Container + " of pod " + r.Namespace + "/" + r.Pod
+	}
 	if r.Reason != "" {
 		text += " (" + r.Reason + ")"
 	}
@@ -73,6 +86,7 @@ func (r *Request) String() string {
 const (
 	MaxDevice = 100
 	MaxReason = 500
+	maxName   = 253 // of a pod
 )
 
 // Check returns an error if the request is not valid.
@@ -91,8 +105,14 @@ func (r *Request) Check() error {
 		return fmt.Errorf("%s: takes no reason", r.Act)
 	case !needs.options && (r.Wait || r.Force):
 		return fmt.Errorf("%s: neither waits nor is forced", r.Act)
+	case needs.container && (r.Namespace == "" || r.Pod == "" || r.Container == ""):
+		return fmt.Errorf("%s: name a container, its pod and its namespace", r.Act)
+	case !needs.container && r.Namespace+r.Pod+r.Container != "":
+		return fmt.Errorf("%s: takes no container", r.Act)
 	}
-	return errors.Join(checkText("device", r.Device, MaxDevice), checkText("reason", r.Reason, MaxReason))
+	return errors.Join(checkText("device", r.Device, MaxDevice), checkText("reason", r.Reason, MaxReason),
+		checkText("namespace", r.Namespace, maxName), checkText("pod", r.Pod, maxName),
+		checkText("container", r.Container, maxName))
 }
 
 func checkText(name, text string, most int) error {

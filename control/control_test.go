@@ -192,6 +192,8 @@ func TestWrongRequests(t *testing.T) {
 		`{"act":"uncordon","device":"1","reason":"x"}`:           "uncordon: takes no reason",
 		`{"act":"uncordon","device":"1","force":true}`:           "neither waits nor is forced",
 		`{"act":"release","device":"1"}`:                         "release: takes no device",
+		`{"act":"release","pod":"p"}`:                            "release: takes no container",
+		`{"act":"allocation","namespace":"ns","pod":"p"}`:        "allocation: name a container, its pod and its namespace",
 		`{"act":"uncordon"}`:                                     "uncordon: name a device",
 		`{"act":"uncordon","device":"1\n"}`:                      "not one line",
 		`{"act":"uncordon","device":"1","x":1}`:                  "unknown field",

@@ -40,6 +40,8 @@ func (a *administrator) Handle(ctx context.Context, r control.Request, progress 
 		return "the NVIDIA driver is released: device reopen opens it again", a.releaser.release(ctx)
 	case control.Reopen:
 		return "the NVIDIA driver is opened again", a.releaser.reopen(ctx)
+	case control.Allocation:
+		return a.allocation(ctx, r)
 	}
 	d, title, err := a.find(r.Device)
 	if err != nil && r.Act != control.Reset && a.node.Knows(r.Device) {

@@ -99,6 +99,8 @@ func main() {
 	in := inject.Injector{
 		PolicyFile: "/etc/gpu-cdi-plugin/hook.yaml",
 		CDIDirs:    []string{"/etc/cdi", "/var/run/cdi"}, // as engines read them
+		RuntimeDir: "/run/gpu-cdi-plugin",
+		PodLogs:    "/var/log/pods",
 	}
 	os.Exit(run(in, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }

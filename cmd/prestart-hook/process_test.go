@@ -44,7 +44,9 @@ func TestMain(m *testing.M) {
 	// In scripts, both programs have the policy and the specs of the directory that NODE names.
 	program := func() {
 		dir := os.Getenv("NODE")
-		in := inject.Injector{PolicyFile: dir + "/hook.yaml", CDIDirs: []string{dir + "/cdi"}}
+		in := inject.Injector{
+			PolicyFile: dir + "/hook.yaml", CDIDirs: []string{dir + "/cdi"}, RuntimeDir: dir + "/run", PodLogs: dir + "/pods",
+		}
 		os.Exit(run(in, os.Args, os.Stdin, os.Stdout, os.Stderr))
 	}
 	testscript.Main(cleaning{m}, map[string]func(){hookName: program, runtimeName: program})

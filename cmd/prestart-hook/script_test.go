@@ -1,13 +1,18 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"gpu-cdi-plugin/control"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // fakeRuntime prints its arguments, and the GPUs in the bundle at the time.
@@ -36,6 +41,9 @@ func makeNode(dir, runtime string) error {
 		os.WriteFile(filepath.Join(dir, "cdi/ours.json"), []byte(spec), 0o644),
 		os.WriteFile(filepath.Join(dir, "cdi/theirs.json"), []byte(foreignSpec), 0o644),
 		os.WriteFile(path, []byte(runtime), 0o755),
+		os.WriteFile(filepath.Join(dir, "allocated.yaml"), fmt.Appendf(nil, "allocated: true\nruntime: %s\n", path), 0o644),
+		os.WriteFile(filepath.Join(dir, "rules.yaml"), fmt.Appendf(nil,
+			"rules: [{annotations: {team: \"blue*\"}, bundle-owner: [0]}]\nruntime: %s\n", path), 0o644),
 		os.WriteFile(filepath.Join(dir, "right.yaml"), fmt.Appendf(nil, "runtime: %s\n", path), 0o644),
 		os.WriteFile(filepath.Join(dir, "wrong.yaml"), fmt.Appendf(nil, "kind: []\nruntime: %s\n", path), 0o644),
 		os.WriteFile(filepath.Join(dir, "hook.yaml"), fmt.Appendf(nil, "runtime: %s\n", path), 0o644))
@@ -49,7 +57,27 @@ func TestScripts(t *testing.T) {
 		RequireUniqueNames:  true,
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("NODE", env.WorkDir)
+			ctx, end := context.WithCancel(t.Context())
+			serve := control.Server{Dir: env.WorkDir + "/run", Handler: kubelet{}, Log: slog.New(slog.DiscardHandler)}
+			done := make(chan error, 1)
+			go func() { done <- serve.Run(ctx) }()
+			env.Defer(func() { end(); _ = <-done })
+			testenv.Eventually(t, "the control socket", func() bool {
+				_, err := os.Stat(control.SocketPath(serve.Dir))
+				return err == nil
+			})
 			return makeNode(env.WorkDir, fakeRuntime)
 		},
 	})
+}
+
+// kubelet is what "gpu-cdi-plugin serve" says that the kubelet gave: container main of pod team-a/job has GPU 0.
+type kubelet struct{}
+
+// Handle implements control.Handler.
+func (kubelet) Handle(_ context.Context, r control.Request, _ func(string)) (string, error) {
+	if r == (control.Request{Act: control.Allocation, Namespace: "team-a", Pod: "job", Container: "main"}) {
+		return "nvidia.com/gpu=0", nil
+	}
+	return "", errors.New("the kubelet gave it no device of this plugin")
 }

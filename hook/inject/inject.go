@@ -4,7 +4,8 @@
 //	annotations cdi.k8s.io/* --requested--> names --policy--> allowed names --cdi--> config.json
 //
 // Whoever may write a container's annotations may ask for devices, and the policy of the node (policy.go) decides which
-// ones are given. The environment of the container, which is the image's, is not read. Everything is given or nothing:
+// ones are given, and to which containers (rules.go). It can demand that they are those that the kubelet gave the
+// container (allocated.go). [Injector.Allowed] is the whole way from config.json to what is allowed. The environment of the container, which is the image's, is not read. Everything is given or nothing:
 // an error leaves config.json as it was.
 //
 // [Injector.Config] is for engines with precreate hooks, [Injector.Bundle] for a program in front of a runtime, whose
@@ -29,29 +30,25 @@ type Injector struct {
 	PolicyFile string
 	// CDIDirs are the directories of CDI specs, from the lowest priority to the highest.
 	CDIDirs []string
+	// RuntimeDir is the directory of the control socket of "gpu-cdi-plugin serve", and PodLogs that in which the kubelet
+	// has a directory for each pod. They are used only where the policy asks for what the kubelet gave a container.
+	RuntimeDir, PodLogs string
 }
 
 // Config returns a config.json with the devices that its annotations name, or nil if it has them already or names none.
-func (i Injector) Config(config []byte) ([]byte, error) {
-	names, err := requested(config)
+// There is no bundle, so its owner is unknown to the policy.
+func (i Injector) Config(config []byte) ([]byte, error) { return i.edit(config, nil) }
+
+// Bundle puts the devices that the annotations of a bundle's config.json name into it. The bundle may belong to another
+// user.
+func (i Injector) Bundle(dir string) error {
+	_, err := cdi.EditBundle(dir, func(config []byte, owner uint32) ([]byte, error) { return i.edit(config, &owner) })
+	return err
+}
+
+func (i Injector) edit(config []byte, owner *uint32) ([]byte, error) {
+	names, dirs, err := i.Allowed(config, owner)
 	if err != nil || len(names) == 0 {
-		return nil, err
-	}
-	if len(config) > maxEdited {
-		return nil, fmt.Errorf("device %s is not given: config.json has %d bytes, the limit is %d",
-			names[0], len(config), maxEdited)
-	}
-	p, err := readPolicy(i.PolicyFile)
-	if err != nil {
-		return nil, fmt.Errorf("device %s is not given: %w", names[0], err)
-	}
-	dirs := cdi.Load(i.CDIDirs...)
-	for _, name := range names {
-		if err := p.check(name, fileOf(dirs, name)); err != nil {
-			return nil, fmt.Errorf("device %s is not given: %w in %s", name, err, i.PolicyFile)
-		}
-	}
-	if err := checkTrust(dirs.FilesOf(names)); err != nil {
 		return nil, err
 	}
 	after, err := dirs.EditConfig(config, names)
@@ -61,19 +58,62 @@ func (i Injector) Config(config []byte) ([]byte, error) {
 	return after, err
 }
 
+// Allowed returns the names of the devices that the annotations of a config.json ask for, and the specs that define
+// them. If the policy does not allow all of them, or others can change one of the specs, it is an error. Owner is the
+// user ID of the bundle's owner, or nil if it is unknown. Without such an annotation there are no names, and nothing of
+// the node is read.
+func (i Injector) Allowed(config []byte, owner *uint32) ([]string, *cdi.SpecDirs, error) {
+	names, err := requested(config)
+	if err != nil || len(names) == 0 {
+		return nil, nil, err
+	}
+	if len(config) > maxEdited {
+		return nil, nil, fmt.Errorf("device %s is not given: config.json has %d bytes, the limit is %d",
+			names[0], len(config), maxEdited)
+	}
+	dirs := cdi.Load(i.CDIDirs...)
+	if err := i.applyPolicy(config, owner, names, dirs); err != nil {
+		return nil, nil, err
+	}
+	if err := checkTrust(dirs.FilesOf(names)); err != nil {
+		return nil, nil, err
+	}
+	return names, dirs, nil
+}
+
+func (i Injector) applyPolicy(config []byte, owner *uint32, names []string, dirs *cdi.SpecDirs) error {
+	p, err := readPolicy(i.PolicyFile)
+	if err != nil {
+		return fmt.Errorf("device %s is not given: %w", names[0], err)
+	}
+	c := &container{}
+	if p.asksWho() {
+		if c, err = readContainer(config, owner); err != nil {
+			return fmt.Errorf("device %s is not given: %w", names[0], err)
+		}
+	}
+	var allocated []string // those that the kubelet must have given
+	for _, name := range names {
+		must, err := p.check(c, name, fileOf(dirs, name))
+		if err != nil {
+			return fmt.Errorf("device %s is not given: %w in %s", name, err, i.PolicyFile)
+		}
+		if must {
+			allocated = append(allocated, name)
+		}
+	}
+	if len(allocated) > 0 {
+		return i.checkAllocated(c, allocated, dirs)
+	}
+	return nil
+}
+
 // describe names the first device, and counts the others.
 func describe(names []string) string {
 	if len(names) == 1 {
 		return "device " + names[0]
 	}
 	return fmt.Sprintf("device %s and %d more", names[0], len(names)-1)
-}
-
-// Bundle puts the devices that the annotations of a bundle's config.json name into it. The bundle may belong to another
-// user.
-func (i Injector) Bundle(dir string) error {
-	_, err := cdi.EditBundle(dir, i.Config)
-	return err
 }
 
 // fileOf is the spec file of a device, or nil if no file defines it.

@@ -278,7 +278,7 @@ func TestConfigIsReadOnce(t *testing.T) {
 	n.must(os.Mkdir(n.dir+"/bundle", 0o755))
 	n.write("bundle/config.json", config(`"cdi.k8s.io/a": "nvidia.com/gpu=0"`))
 	n.write("secret", "secret")
-	_, err := cdi.EditBundle(n.dir+"/bundle", func(data []byte) ([]byte, error) {
+	_, err := cdi.EditBundle(n.dir+"/bundle", func(data []byte, _ uint32) ([]byte, error) {
 		n.must(os.Remove(n.dir + "/bundle/config.json"))
 		n.must(os.Symlink("../secret", n.dir+"/bundle/config.json"))
 		return n.Config(data)

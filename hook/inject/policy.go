@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,12 +24,24 @@ const maxPolicy = 1 << 20
 // policy decides which devices containers get by annotations. The zero value allows all devices of the specs that this
 // project wrote, and no others.
 type policy struct {
+	// limits are those of every container.
+	limits `yaml:",inline"`
+	// Rules say which containers may ask: a device needs one that allows it. Nil lets all of them ask.
+	Rules []rule `yaml:"rules"`
 	// Runtime is the absolute path of the runtime behind gpu-cdi-runtime; empty is the first that is found.
 	Runtime string `yaml:"runtime"`
-	// Kinds are the CDI kinds that may be asked for, whoever wrote their specs; nil is those that this project wrote.
+	// Log is the absolute path of a file for errors and warnings, or "syslog"; empty is none.
+	Log string `yaml:"log"`
+}
+
+// limits say which devices may be asked for.
+type limits struct {
+	// Kinds are CDI kinds, whoever wrote their specs; nil is those that this project wrote.
 	Kinds []string `yaml:"kinds"`
-	// Devices are the qualified names that may be asked for; nil is all of the kinds.
+	// Devices are qualified names; nil is all of the kinds.
 	Devices []string `yaml:"devices"`
+	// Allocated is whether the kubelet must have given the devices to the container.
+	Allocated bool `yaml:"allocated"`
 }
 
 // parsePolicy reads a policy. Unknown keys and malformed names are errors. The policy is nil only if the data is no
@@ -43,44 +56,106 @@ func parsePolicy(data []byte) (*policy, error) {
 }
 
 func (p *policy) validate() error {
-	var problems []error
-	for _, kind := range p.Kinds {
-		// A kind is what stands before the name of a device.
-		if _, _, _, err := parser.ParseQualifiedName(kind + "=all"); err != nil || strings.Contains(kind, "=") {
-			problems = append(
-				problems,
-				fmt.Errorf("kinds: %.100q: want VENDOR/CLASS, such as %s", kind, cdi.DefaultKind),
-			)
-		}
-	}
-	for _, name := range p.Devices {
-		kind, _, _ := strings.Cut(name, "=")
-		if err := checkName(name); err != nil {
-			problems = append(problems, fmt.Errorf("devices: %.100q: want VENDOR/CLASS=NAME", name))
-		} else if p.Kinds != nil && !slices.Contains(p.Kinds, kind) {
-			problems = append(problems, fmt.Errorf("devices: %s is of none of the kinds", name))
+	problems := []error{p.limits.validate("", p.Kinds)}
+	for i := range p.Rules {
+		path := fmt.Sprintf("rules[%d].", i)
+		problems = append(problems, p.Rules[i].validate(path, p.Kinds))
+		for _, uid := range p.Rules[i].BundleOwner {
+			if uid < 0 {
+				problems = append(problems, fmt.Errorf("%sbundle-owner: %d is no user ID", path, uid))
+			}
 		}
 	}
 	if p.Runtime != "" && !filepath.IsAbs(p.Runtime) {
 		problems = append(problems, fmt.Errorf("runtime: %.100q: want an absolute path", p.Runtime))
 	}
+	if p.Log != "" && p.Log != syslog && !filepath.IsAbs(p.Log) {
+		problems = append(problems, fmt.Errorf("log: %.100q: want an absolute path, or %s", p.Log, syslog))
+	}
 	return errors.Join(problems...)
 }
 
-// check returns an error that ends in "allowed" unless a device, which the spec in a file defines, may be asked for.
-// Without a file the device does not exist.
-func (p *policy) check(name string, file *cdi.SpecFile) error {
+// validate checks the limits whose keys stand behind a path. Outer are the kinds of the whole policy.
+func (l *limits) validate(path string, outer []string) error {
+	var problems []error
+	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(path+format, args...)) }
+	for _, kind := range l.Kinds {
+		// A kind is what stands before the name of a device.
+		if _, _, _, err := parser.ParseQualifiedName(kind + "=all"); err != nil || strings.Contains(kind, "=") {
+			problem("kinds: %.100q: want VENDOR/CLASS, such as %s", kind, cdi.DefaultKind)
+		} else if outer != nil && !slices.Contains(outer, kind) {
+			problem("kinds: %s is of none of the kinds of the policy", kind)
+		}
+	}
+	kinds := l.Kinds
+	if kinds == nil {
+		kinds = outer
+	}
+	for _, name := range l.Devices {
+		kind, _, _ := strings.Cut(name, "=")
+		if err := checkName(name); err != nil {
+			problem("devices: %.100q: want VENDOR/CLASS=NAME", name)
+		} else if kinds != nil && !slices.Contains(kinds, kind) {
+			problem("devices: %s is of none of the kinds", name)
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// check returns an error unless the policy allows a container to have a device, which the spec in a file defines.
+// Without a file the device does not exist. Allocated reports whether the kubelet must have given the device to the
+// container too.
+func (p *policy) check(c *container, name string, file *cdi.SpecFile) (allocated bool, err error) {
+	if err := p.limits.check(name); err != nil {
+		return false, err
+	}
+	kind, _, _ := strings.Cut(name, "=")
+	foreign := file != nil && !cdi.WrittenHere(file.Spec) && !slices.Contains(p.Kinds, kind)
+	errForeign := func() error {
+		return fmt.Errorf("%s is of another program, whose kind %s is not allowed", file.Path, kind)
+	}
+	if p.Rules == nil {
+		if foreign {
+			return false, errForeign()
+		}
+		return p.Allocated, nil
+	}
+	var reasons []string
+	for i := range p.Rules {
+		r := &p.Rules[i]
+		err := cmp.Or(r.fits(c), r.check(name))
+		if err == nil && foreign && !slices.Contains(r.Kinds, kind) {
+			err = errForeign()
+		}
+		switch {
+		case err != nil:
+			reasons = append(reasons, fmt.Sprintf("rule %d: %v", i+1, err))
+		case !r.Allocated:
+			return p.Allocated, nil
+		default:
+			allocated = true
+		}
+	}
+	if allocated {
+		return true, nil
+	}
+	return false, fmt.Errorf("no rule allows it (%s)", cmp.Or(strings.Join(reasons, "; "), "there are none"))
+}
+
+// check returns an error unless a device is within the limits.
+func (l *limits) check(name string) error {
 	kind, _, _ := strings.Cut(name, "=")
 	switch {
-	case p.Kinds != nil && !slices.Contains(p.Kinds, kind):
+	case l.Kinds != nil && !slices.Contains(l.Kinds, kind):
 		return fmt.Errorf("kind %s is not allowed", kind)
-	case p.Kinds == nil && file != nil && !cdi.WrittenHere(file.Spec):
-		return fmt.Errorf("%s is of another program, whose kind %s is not allowed", file.Path, kind)
-	case p.Devices != nil && !slices.Contains(p.Devices, name):
+	case l.Devices != nil && !slices.Contains(l.Devices, name):
 		return errors.New("it is not among the devices that are allowed")
 	}
 	return nil
 }
+
+// asksWho reports whether the policy needs to know more of a container than its devices.
+func (p *policy) asksWho() bool { return p.Rules != nil || p.Allocated }
 
 // readPolicy reads the policy at path, which must be root's. Without a file it is the zero value.
 func readPolicy(path string) (*policy, error) {

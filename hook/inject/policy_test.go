@@ -3,6 +3,7 @@ package inject
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,7 +56,8 @@ func TestPolicy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			checkError(t, p.check(tc.device, tc.file), tc.err)
+			_, err = p.check(&container{}, tc.device, tc.file)
+			checkError(t, err, tc.err)
 		})
 	}
 }
@@ -89,11 +91,25 @@ func TestPoliciesWithMistakes(t *testing.T) {
 		"a device without a kind": {"devices: ['0']", `devices: "0": want VENDOR/CLASS=NAME`},
 		"a device of no kind":     {"kinds: [a.b/c]\ndevices: [d.e/f=0]", "devices: d.e/f=0 is of none of the kinds"},
 		"a relative runtime":      {"runtime: runc", `runtime: "runc": want an absolute path`},
-		"a list for the runtime":  {"runtime: [/usr/bin/runc]", "runtime: want text, got a list"},
-		"two documents":           {"kinds: []\n---\nkinds: []", "more than one YAML document"},
-		"not YAML":                {"kinds: [", "not YAML"},
-		"a list":                  {"- a", "want keys and values"},
-		"not UTF-8":               {"kinds: [\"\xff\"]", "not YAML"},
+		"a relative log":          {"log: hook.log", `log: "hook.log": want an absolute path, or syslog`},
+		"a kind in a rule":        {"rules: [{kinds: ['*']}]", `rules[0].kinds: "*": want VENDOR/CLASS`},
+		"a device in a rule":      {"rules: [{}, {devices: ['0']}]", `rules[1].devices: "0": want VENDOR/CLASS=NAME`},
+		"a kind that no container may ask for": {
+			"kinds: [a.b/c]\nrules: [{kinds: [d.e/f]}]", "rules[0].kinds: d.e/f is of none of the kinds of the policy",
+		},
+		"a device that no container may ask for": {
+			"kinds: [a.b/c]\nrules: [{devices: [d.e/f=0]}]", "rules[0].devices: d.e/f=0 is of none of the kinds",
+		},
+		"an unknown condition":   {"rules: [{annotation: {}}]", "unknown key rules[0].annotation"},
+		"a wrong condition":      {"rules: [{user-namespace: maybe}]", `rules[0].user-namespace: want true or false, got "maybe"`},
+		"an owner by name":       {"rules: [{bundle-owner: [root]}]", `rules[0].bundle-owner[0]: want a whole number`},
+		"a negative owner":       {"rules: [{bundle-owner: [-1]}]", "rules[0].bundle-owner: -1 is no user ID"},
+		"a rule that is a text":  {"rules: [all]", "rules[0]: want keys and values"},
+		"a list for the runtime": {"runtime: [/usr/bin/runc]", "runtime: want text, got a list"},
+		"two documents":          {"kinds: []\n---\nkinds: []", "more than one YAML document"},
+		"not YAML":               {"kinds: [", "not YAML"},
+		"a list":                 {"- a", "want keys and values"},
+		"not UTF-8":              {"kinds: [\"\xff\"]", "not YAML"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := parsePolicy([]byte(tc.policy))
@@ -151,6 +167,9 @@ func TestReadPolicy(t *testing.T) {
 
 func FuzzPolicy(f *testing.F) {
 	f.Add([]byte("kinds: [nvidia.com/gpu]\ndevices: nvidia.com/gpu=0\nruntime: /usr/bin/crun\n"))
+	f.Add(
+		[]byte("rules: [{annotations: {a: '*'}, user-namespace: true, bundle-owner: 0, allocated: true}]\nlog: syslog"),
+	)
 	f.Add([]byte("a: &a [*a]\nkinds: &b []\ndevices: *b"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p, err := parsePolicy(data)
@@ -167,6 +186,14 @@ func FuzzPolicy(f *testing.F) {
 		}
 		if p.Runtime != "" && !filepath.IsAbs(p.Runtime) {
 			t.Errorf("runtime %q", p.Runtime)
+		}
+		// No rule allows what is outside the limits of all, or undoes that it must be allocated.
+		const name = "nvidia.com/gpu=0"
+		allocated, err := p.check(&container{}, name, nil)
+		outside := p.Kinds != nil && !slices.Contains(p.Kinds, "nvidia.com/gpu") ||
+			p.Devices != nil && !slices.Contains(p.Devices, name)
+		if err == nil && (outside || p.Allocated && !allocated) {
+			t.Errorf("%s allows it", data)
 		}
 	})
 }

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"gpu-cdi-plugin/control"
+	"gpu-cdi-plugin/topology"
+	"gpu-cdi-plugin/topology/holders"
+)
+
+// allocation lists the CDI devices of a container, by the devices that the kubelet says it gave the container: those
+// devices themselves and, as Allocate gives them, the extras of each.
+func (a *administrator) allocation(ctx context.Context, r control.Request) (string, error) {
+	state := a.node.State()
+	if state.Snapshot == nil {
+		return "", errors.New("the GPUs have not been read yet")
+	}
+	list, err := holders.List(ctx, a.podResources())
+	if err != nil {
+		return "", err
+	}
+	var uuids []string
+	for _, h := range list {
+		if h.Namespace == r.Namespace && h.Pod == r.Pod && h.Container == r.Container {
+			for _, id := range h.Devices {
+				uuids = append(uuids, topology.UUIDOf(id))
+			}
+		}
+	}
+	var names []string
+	for _, res := range state.Resources {
+		for i := range res.Devices {
+			if d := &res.Devices[i]; slices.Contains(uuids, d.UUID) {
+				names = append(names, d.Grant.CDIDevices...)
+				names = append(names, res.Grant.CDIDevices...)
+			}
+		}
+	}
+	if len(names) == 0 {
+		return "", errors.New("the kubelet gave it no device of this plugin")
+	}
+	slices.Sort(names)
+	return strings.Join(slices.Compact(names), ","), nil
+}

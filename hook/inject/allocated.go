@@ -1,0 +1,199 @@
+package inject
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/cdi"
+)
+
+// pod is a container of a pod, as the engine has named it in annotations.
+type pod struct{ namespace, name, uid, container string }
+
+// podOf finds the pod of a container. The annotations are believed where they agree with linux.cgroupsPath, which
+// engines take from the kubelet and never from a container, an image or a checkpoint: the cgroup has the pod's UID, and
+// the kubelet has a directory for the logs of the pod with this namespace, name and UID.
+func (i Injector) podOf(c *container) (*pod, error) {
+	if c.owner != nil && *c.owner != 0 {
+		return nil, fmt.Errorf("its bundle belongs to user %d, who can name any pod", *c.owner)
+	}
+	p := &pod{}
+	for _, field := range []struct {
+		to               *string
+		containerd, crio string // the annotations
+	}{
+		{&p.namespace, "io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"},
+		{&p.name, "io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"},
+		{&p.uid, "io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"},
+		{&p.container, "io.kubernetes.cri.container-name", "io.kubernetes.container.name"},
+	} {
+		a, isContainerd := c.annotations[field.containerd]
+		b, isCRIO := c.annotations[field.crio]
+		switch {
+		case !isContainerd && !isCRIO:
+			return nil, fmt.Errorf("it is of no pod: it has neither the annotation %s nor %s", field.containerd, field.crio)
+		case isContainerd && isCRIO && a != b: // only one is the engine's
+			return nil, fmt.Errorf("its annotations %s and %s differ", field.containerd, field.crio)
+		case isContainerd:
+			*field.to = a
+		default:
+			*field.to = b
+		}
+		if !isPlainName(*field.to) {
+			return nil, fmt.Errorf("its annotations have the name %.100q of a pod", *field.to)
+		}
+	}
+	if !inPod(c.cgroup, p.uid) {
+		return nil, fmt.Errorf("its cgroup %.200q is not that of the pod with the UID %s in its annotations", c.cgroup, p.uid)
+	}
+	dir := filepath.Join(i.PodLogs, p.namespace+"_"+p.name+"_"+p.uid)
+	if info, err := os.Lstat(dir); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("the kubelet has no pod %s/%s with the UID %s: there is no directory %s",
+			p.namespace, p.name, p.uid, dir)
+	}
+	return p, nil
+}
+
+// isPlainName reports whether a text can be a name of Kubernetes: letters, digits, hyphens, and dots within.
+func isPlainName(text string) bool {
+	notPlain := func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '.'
+	}
+	return text != "" && len(text) <= 253 && !strings.HasPrefix(text, ".") && !strings.ContainsFunc(text, notPlain)
+}
+
+// inPod reports whether a cgroup of a container is below that of a pod: .../podUID/CONTAINER, or with systemd
+// ...-podUID.slice:PREFIX:CONTAINER, where the UID has underscores for its hyphens.
+func inPod(cgroup, uid string) bool {
+	if slice, _, isSystemd := strings.Cut(cgroup, ":"); isSystemd {
+		return strings.HasSuffix(slice, "-pod"+strings.ReplaceAll(uid, "-", "_")+".slice")
+	}
+	return slices.Contains(strings.Split(path.Dir(path.Clean(cgroup)), "/"), "pod"+uid)
+}
+
+// checkAllocated returns an error unless the kubelet has given all of the named devices to a container.
+func (i Injector) checkAllocated(c *container, names []string, dirs *cdi.SpecDirs) error {
+	p, err := i.podOf(c)
+	if err != nil {
+		return fmt.Errorf("device %s is not given: what the kubelet gave the container is unknown: %w", names[0], err)
+	}
+	given, err := i.allocated(p)
+	if err != nil {
+		return fmt.Errorf("device %s is not given: what the kubelet gave container %s of pod %s/%s is unknown: %w",
+			names[0], p.container, p.namespace, p.name, err)
+	}
+	for _, name := range names {
+		edits := editsOf(dirs, name)
+		same := func(other string) bool {
+			return other == name || edits != nil && reflect.DeepEqual(edits, editsOf(dirs, other))
+		}
+		if !slices.ContainsFunc(given, same) {
+			return fmt.Errorf("device %s is not given: the kubelet gave container %s of pod %s/%s only %s",
+				name, p.container, p.namespace, p.name, strings.Join(given, ", "))
+		}
+	}
+	return nil
+}
+
+// editsOf are those of a device, or nil if it does not exist. Two names of one device have the same.
+func editsOf(dirs *cdi.SpecDirs, name string) *specs.ContainerEdits {
+	file := fileOf(dirs, name)
+	if file == nil {
+		return nil
+	}
+	for i := range file.Spec.Devices {
+		if d := &file.Spec.Devices[i]; file.Spec.Kind+"="+d.Name == name {
+			return &d.ContainerEdits
+		}
+	}
+	return nil
+}
+
+const (
+	// allocatedTime is how long "gpu-cdi-plugin serve" may take for its answer.
+	allocatedTime = 2 * time.Second
+	// maxAnswer is the size in bytes of the longest answer.
+	maxAnswer = 128 << 10
+)
+
+// allocated asks "gpu-cdi-plugin serve" for the CDI devices that the kubelet gave a container, by their qualified names.
+func (i Injector) allocated(p *pod) ([]string, error) {
+	socket := filepath.Join(i.RuntimeDir, "control.sock")
+	request, err := json.Marshal(map[string]string{
+		"act": "allocation", "namespace": p.namespace, "pod": p.name, "container": p.container,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make the request: %w", err)
+	}
+	answer, err := post(socket, request)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ECONNREFUSED):
+		return nil, fmt.Errorf("gpu-cdi-plugin serve does not run: no program answers at %s", socket)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, fmt.Errorf("gpu-cdi-plugin serve did not answer at %s within %v", socket, allocatedTime)
+	case err != nil:
+		return nil, fmt.Errorf("ask gpu-cdi-plugin serve at %s: %w", socket, err)
+	}
+	var message struct{ Result, Error string }
+	if err := json.Unmarshal(answer, &message); err != nil {
+		return nil, fmt.Errorf("read the answer of gpu-cdi-plugin serve: %w", err)
+	}
+	switch {
+	case message.Error != "":
+		return nil, fmt.Errorf("gpu-cdi-plugin serve: %s", message.Error)
+	case message.Result == "":
+		return nil, errors.New("the answer of gpu-cdi-plugin serve is empty")
+	}
+	return strings.Split(message.Result, ","), nil
+}
+
+// post sends a request to the control socket, as package control does, and returns the body of the answer. With
+// net/http this program would have twice its size. In HTTP 1.0 an answer ends with its connection.
+func post(socket string, request []byte) ([]byte, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	f := os.NewFile(uintptr(fd), socket)
+	defer f.Close()
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err != nil {
+		return nil, os.NewSyscallError("connect", err)
+	}
+	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return nil, os.NewSyscallError("getsockopt", err)
+	}
+	if peer.Uid != 0 {
+		return nil, fmt.Errorf("user %d listens there, want root", peer.Uid)
+	}
+	if err := f.SetDeadline(time.Now().Add(allocatedTime)); err != nil {
+		return nil, err
+	}
+	const head = "POST /v1 HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+	if _, err := fmt.Fprintf(f, head, len(request), request); err != nil {
+		return nil, err
+	}
+	answer, err := io.ReadAll(io.LimitReader(f, maxAnswer))
+	if err != nil {
+		return nil, err
+	}
+	header, body, found := bytes.Cut(answer, []byte("\r\n\r\n"))
+	status, _, _ := bytes.Cut(header, []byte("\r\n"))
+	if fields := strings.Fields(string(status)); !found || len(fields) < 2 || fields[1] != "200" {
+		return nil, fmt.Errorf("it answers %.100q: %.500q", status, bytes.TrimSpace(body))
+	}
+	return body, nil
+}

@@ -1,0 +1,96 @@
+package inject
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/trust"
+)
+
+// syslog is the value of the policy's log key for the system's log.
+const syslog = "syslog"
+
+// syslogSocket is a variable for tests.
+var syslogSocket = "/dev/log"
+
+// Level is how bad a problem is.
+type Level string
+
+// The levels.
+const (
+	Warning Level = "warning"
+	Error   Level = "error"
+)
+
+// Log writes a problem in one line to the log that the policy names. Position is that of the hook; container is an ID,
+// or empty if it is unknown. Without a log in the policy it does nothing. The error is why the line was not written.
+//
+// A file must be root's own, in a directory that only root can change. Others could lead the line to any file.
+func (i Injector) Log(level Level, position, container string, problem error) error {
+	p, _ := readAll(i.PolicyFile) // a mistake elsewhere in the policy is what has to be logged
+	if p == nil || p.Log == "" {
+		return nil
+	}
+	line := fmt.Sprintf("level=%s position=%s container=%.100q msg=%.2000q", level, position, container, problem)
+	var err error
+	switch {
+	case p.Log == syslog:
+		err = toSyslog(level, line)
+	case filepath.IsAbs(p.Log):
+		err = toFile(p.Log, fmt.Sprintf("time=%s %s\n", time.Now().UTC().Format(time.RFC3339), line))
+	}
+	if err != nil {
+		return fmt.Errorf("write to the log %s: %w", p.Log, err)
+	}
+	return nil
+}
+
+func toFile(path, line string) error {
+	dir := filepath.Dir(path)
+	if err := trust.Dir(dir); err != nil {
+		return err
+	}
+	d, err := trust.OpenDirPath(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	const flags = unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+	fd, err := unix.Openat(int(d.Fd()), filepath.Base(path), flags, 0o600)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	var st unix.Stat_t
+	switch err := unix.Fstat(fd, &st); {
+	case err != nil:
+		return &os.PathError{Op: "stat", Path: path, Err: err}
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return fmt.Errorf("%s is not a regular file", path)
+	case st.Nlink != 1:
+		return fmt.Errorf("%s has %d names (hard links), want one", path, st.Nlink)
+	case int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0:
+		return fmt.Errorf("%w: %s belongs to user %d and has the mode %04o", trust.ErrUnsafe, path, st.Uid, st.Mode&0o7777)
+	}
+	_, err = f.WriteString(line)
+	return err
+}
+
+// Priorities of syslog: the facility of daemons, and the severity.
+var priorities = map[Level]int{Warning: 3<<3 | 4, Error: 3<<3 | 3}
+
+// toSyslog sends a line to the daemon at /dev/log, without waiting for it.
+func toSyslog(level Level, line string) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	text := fmt.Sprintf("<%d>%s gpu-cdi-hook[%d]: %s", priorities[level], time.Now().Format(time.Stamp), os.Getpid(), line)
+	return os.NewSyscallError("send to "+syslogSocket, unix.Sendto(fd, []byte(text), 0, &unix.SockaddrUnix{Name: syslogSocket}))
+}

@@ -1,0 +1,111 @@
+package inject
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// rule allows devices to the containers that meet all of its conditions.
+type rule struct {
+	// Annotations are keys with patterns of their values, in which "*" is any text. Nil is no condition.
+	Annotations map[string]string `yaml:"annotations"`
+	// UserNamespace is whether the container must have a user namespace or must have none; nil is no condition.
+	UserNamespace *bool `yaml:"user-namespace"`
+	// BundleOwner are the user IDs that the bundle may belong to; nil is no condition. Without a bundle none fits.
+	BundleOwner []int `yaml:"bundle-owner"`
+	limits      `yaml:",inline"`
+}
+
+// container is what the conditions of rules are about. All but the owner is from config.json.
+type container struct {
+	annotations map[string]string
+	cgroup      string
+	// The container has a user namespace. Its mapping may have the host's root.
+	userNamespace, hostRoot bool
+	// owner is the user that the bundle belongs to; nil without a bundle.
+	owner *uint32
+}
+
+// readContainer reads what conditions need. The name of a type in Go is in no error.
+func readContainer(config []byte, owner *uint32) (*container, error) {
+	var c struct {
+		Annotations map[string]string `json:"annotations"`
+		Linux       struct {
+			CgroupsPath string `json:"cgroupsPath"`
+			Namespaces  []struct {
+				Type string `json:"type"`
+			} `json:"namespaces"`
+			UIDMappings []struct {
+				HostID uint32 `json:"hostID"`
+			} `json:"uidMappings"`
+		} `json:"linux"`
+	}
+	if err := json.Unmarshal(config, &c); err != nil {
+		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			err = fmt.Errorf("%.100q has the wrong type", wrong.Field)
+		}
+		return nil, fmt.Errorf("read config.json: %w", err)
+	}
+	read := &container{annotations: c.Annotations, cgroup: c.Linux.CgroupsPath, owner: owner}
+	for _, n := range c.Linux.Namespaces {
+		read.userNamespace = read.userNamespace || n.Type == "user"
+	}
+	read.hostRoot = len(c.Linux.UIDMappings) == 0 // as in a namespace that exists
+	for _, m := range c.Linux.UIDMappings {
+		read.hostRoot = read.hostRoot || m.HostID == 0
+	}
+	return read, nil
+}
+
+// fits returns an error unless a container meets the conditions.
+func (r *rule) fits(c *container) error {
+	for _, key := range slices.Sorted(maps.Keys(r.Annotations)) {
+		if value, ok := c.annotations[key]; !ok {
+			return fmt.Errorf("the container has no annotation %q", key)
+		} else if !matches(r.Annotations[key], value) {
+			return fmt.Errorf("the annotation %q is %.100q", key, value)
+		}
+	}
+	switch {
+	case r.UserNamespace == nil:
+	case *r.UserNamespace && !c.userNamespace:
+		return errors.New("the container has no user namespace")
+	case *r.UserNamespace && c.hostRoot:
+		return errors.New("the host's root may be a user of the container's user namespace")
+	case !*r.UserNamespace && c.userNamespace:
+		return errors.New("the container has a user namespace")
+	}
+	switch {
+	case r.BundleOwner == nil:
+	case c.owner == nil:
+		return errors.New("the owner of the bundle is not known to a precreate hook")
+	case !slices.Contains(r.BundleOwner, int(*c.owner)):
+		return fmt.Errorf("the bundle belongs to user %d", *c.owner)
+	}
+	return nil
+}
+
+// matches reports whether a text is what a pattern says, in which "*" is any text.
+func matches(pattern, text string) bool {
+	parts := strings.Split(pattern, "*")
+	first, last := parts[0], parts[len(parts)-1]
+	if len(parts) == 1 {
+		return text == pattern
+	}
+	if len(text) < len(first)+len(last) || !strings.HasPrefix(text, first) || !strings.HasSuffix(text, last) {
+		return false
+	}
+	text = text[len(first) : len(text)-len(last)]
+	for _, part := range parts[1 : len(parts)-1] {
+		at := strings.Index(text, part)
+		if at < 0 {
+			return false
+		}
+		text = text[at+len(part):]
+	}
+	return true
+}
