@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -139,18 +138,22 @@ func runHook(in inject.Injector, args []string, stdin *os.File, stdout, stderr i
 	if err == nil && isTerminal(stdin) {
 		err = errors.New("standard input is a terminal, expected JSON from a container runtime")
 	}
+	problems := &problems{in: in, stderr: stderr, position: "create-container"}
+	if isPrecreate {
+		problems.position = "precreate"
+	}
 	if err != nil {
-		report(stderr, err)
+		problems.report(inject.Error, err)
 		fmt.Fprintln(stderr, `prestart-hook: this is an OCI hook for container runtimes; see "prestart-hook --help"`)
 		return statusUsage
 	}
 	if isPrecreate {
 		err = precreate(in, stdin, stdout)
 	} else {
-		err = createContainer(c, stdin, stderr)
+		err = createContainer(c, stdin, problems)
 	}
 	if err != nil {
-		report(stderr, err)
+		problems.report(inject.Error, err)
 		return statusFailure
 	}
 	return statusOK
@@ -161,7 +164,7 @@ func isTerminal(f *os.File) bool {
 	return err == nil
 }
 
-func createContainer(c *hookargs.CreateContainer, stdin io.Reader, stderr io.Writer) error {
+func createContainer(c *hookargs.CreateContainer, stdin io.Reader, problems *problems) error {
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(heapLimit)
 	end := time.After(deadline)
@@ -171,6 +174,7 @@ func createContainer(c *hookargs.CreateContainer, stdin io.Reader, stderr io.Wri
 	if err != nil {
 		return err
 	}
+	problems.container = state.ID
 	h, err := host.New("/", "/", "/")
 	if err != nil {
 		return err
@@ -179,7 +183,7 @@ func createContainer(c *hookargs.CreateContainer, stdin io.Reader, stderr io.Wri
 		return hook.CreateContainer(c, state, h)
 	})
 	for _, warning := range warnings {
-		report(stderr, warning)
+		problems.report(inject.Warning, warning)
 	}
 	return err
 }
@@ -228,23 +232,4 @@ func within[T any](end <-chan time.Time, name string, act func() (T, error)) (re
 	case <-end:
 		return result, fmt.Errorf("%s: not done after %v, abandoned", name, deadline)
 	}
-}
-
-// report writes a line for each problem in err.
-func report(w io.Writer, err error) {
-	for line := range strings.SplitSeq(strings.TrimSpace(err.Error()), "\n") {
-		fmt.Fprintf(w, "%s: %s\n", hookName, line)
-	}
-}
-
-// maxLine is the length in bytes of the longest message in one line. Engines show one.
-const maxLine = 2000
-
-// oneLine is the text of an error in one line.
-func oneLine(err error) error {
-	text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
-	if len(text) > maxLine {
-		text = strings.ToValidUTF8(text[:maxLine], "") + "..."
-	}
-	return errors.New(text)
 }

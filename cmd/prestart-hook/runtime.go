@@ -44,14 +44,19 @@ func runRuntime(in inject.Injector, args []string, stderr io.Writer) int {
 		err = unix.Exec(path, append([]string{path}, args...), os.Environ())
 		err = fmt.Errorf("run the runtime %s: %w", path, err)
 	}
-	err = fmt.Errorf("%s: %w", runtimeName, oneLine(err))
+	problem := oneLine(err)
+	err = fmt.Errorf("%s: %w", runtimeName, problem)
 	fmt.Fprintln(stderr, err)
 	writeLog(c, err)
+	problems := problems{in: in, position: runtimeName, container: c.ID}
+	if err := problems.log(inject.Error, problem); err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", runtimeName, err)
+	}
 	return statusFailure
 }
 
-// writeLog appends an error to the runtime's log file: containerd and podman show the last line of it. There is no
-// second place to report what goes wrong here.
+// writeLog appends an error to the runtime's log file: containerd and podman show the last line of it. What goes wrong
+// here is not reported: the policy's log has the error too.
 func writeLog(c inject.Command, problem error) {
 	path := strings.TrimPrefix(c.Log, "file:") // crun takes that, and journald: and syslog:
 	if path == "" || strings.HasPrefix(path, "journald:") || strings.HasPrefix(path, "syslog:") {

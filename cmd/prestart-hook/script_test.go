@@ -44,6 +44,7 @@ func makeNode(dir, runtime string) error {
 		os.WriteFile(filepath.Join(dir, "allocated.yaml"), fmt.Appendf(nil, "allocated: true\nruntime: %s\n", path), 0o644),
 		os.WriteFile(filepath.Join(dir, "rules.yaml"), fmt.Appendf(nil,
 			"rules: [{annotations: {team: \"blue*\"}, bundle-owner: [0]}]\nruntime: %s\n", path), 0o644),
+		os.WriteFile(filepath.Join(dir, "log.yaml"), fmt.Appendf(nil, "log: %s/log\nruntime: %s\n", dir, path), 0o644),
 		os.WriteFile(filepath.Join(dir, "right.yaml"), fmt.Appendf(nil, "runtime: %s\n", path), 0o644),
 		os.WriteFile(filepath.Join(dir, "wrong.yaml"), fmt.Appendf(nil, "kind: []\nruntime: %s\n", path), 0o644),
 		os.WriteFile(filepath.Join(dir, "hook.yaml"), fmt.Appendf(nil, "runtime: %s\n", path), 0o644))
@@ -61,7 +62,12 @@ func TestScripts(t *testing.T) {
 			serve := control.Server{Dir: env.WorkDir + "/run", Handler: kubelet{}, Log: slog.New(slog.DiscardHandler)}
 			done := make(chan error, 1)
 			go func() { done <- serve.Run(ctx) }()
-			env.Defer(func() { end(); _ = <-done })
+			env.Defer(func() {
+				end()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			})
 			testenv.Eventually(t, "the control socket", func() bool {
 				_, err := os.Stat(control.SocketPath(serve.Dir))
 				return err == nil

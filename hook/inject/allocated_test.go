@@ -47,7 +47,9 @@ func (n *node) serve(g given) {
 	go func() { done <- s.Run(ctx) }()
 	n.t.Cleanup(func() {
 		cancel()
-		_ = <-done
+		if err := <-done; err != nil {
+			n.t.Error(err)
+		}
 		if strings.Contains(log.String(), "administrator") {
 			n.t.Errorf("a hook is taken for an administrator: %s", log)
 		}

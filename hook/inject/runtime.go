@@ -19,6 +19,8 @@ type Command struct {
 	Verb string
 	// Bundle is the directory of a container's config.json. It may be relative.
 	Bundle string
+	// ID is the container's.
+	ID string
 	// Log is the file for messages, empty if there is none. LogFormat is "json", "text" or empty.
 	Log, LogFormat string
 }
@@ -47,9 +49,15 @@ func ParseCommand(args []string) (Command, error) {
 		arg := args[i]
 		switch {
 		case c.Verb != "" && (!c.Creates() || arg == "--"):
+			if c.Creates() && i+1 < len(args) {
+				c.ID = cmp.Or(c.ID, args[i+1])
+			}
 			return c, nil
 		case !strings.HasPrefix(arg, "-") || arg == "-":
-			c.Verb = cmp.Or(c.Verb, arg) // behind it, the container's ID
+			if c.Verb != "" {
+				c.ID = cmp.Or(c.ID, arg)
+			}
+			c.Verb = cmp.Or(c.Verb, arg)
 			continue
 		}
 		name, value, hasValue := splitOption(arg)

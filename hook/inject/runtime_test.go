@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,7 +29,8 @@ func TestParseCommand(t *testing.T) {
 		"create --bun /b x":    {Verb: "create", Bundle: "/b"},
 		"create x --bundle /b": {Verb: "create", Bundle: "/b"},
 		"create -b /a x -b /b": {Verb: "create", Bundle: "/b"},
-		"create -- --bundle":   {Verb: "create", Bundle: "."},
+		"create -- --bundle":   {Verb: "create", Bundle: ".", ID: "--bundle"},
+		"create x -- --bundle": {Verb: "create", Bundle: "."},
 		"create -b":            {Verb: "create", Bundle: "."},
 		"create --config=config.json -f config.json -b /b x": {Verb: "create", Bundle: "/b"},
 		"run -d --keep --no-pivot -b /b x":                   {Verb: "run", Bundle: "/b"},
@@ -49,6 +51,9 @@ func TestParseCommand(t *testing.T) {
 			"--pid-file /b/pidfile x": {Verb: "create", Bundle: "/b", Log: "/b/oci-log", LogFormat: "json"},
 	} {
 		t.Run(line, func(t *testing.T) {
+			if args := strings.Fields(line); want.Creates() && slices.Contains(args, "x") {
+				want.ID = "x"
+			}
 			got, err := ParseCommand(strings.Fields(line))
 			if err != nil || got != want {
 				t.Errorf("got %+v, %v, want %+v", got, err, want)
@@ -210,5 +215,7 @@ func parseAsRunc(args []string) (c Command, ok bool) {
 	)
 	verb.StringVar(&c.Bundle, "bundle", ".", "")
 	verb.StringVar(&c.Bundle, "b", ".", "")
-	return c, c.Creates() && verb.Parse(global.Args()[1:]) == nil && verb.NArg() == 1
+	ok = c.Creates() && verb.Parse(global.Args()[1:]) == nil && verb.NArg() == 1
+	c.ID = verb.Arg(0)
+	return c, ok
 }

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"gpu-cdi-plugin/hook/inject"
+)
+
+// problems reports what goes wrong in a run of the hook: on standard error, which engines show or not, and in the log
+// that the policy names.
+type problems struct {
+	in     inject.Injector
+	stderr io.Writer
+	// position is that of the hook, and container the ID, if it is known.
+	position, container string
+}
+
+// logTime is how long writing to the log may take. A file system or a daemon may not respond.
+const logTime = 500 * time.Millisecond
+
+// report writes a line for each problem in err. What cannot be written to the log stops no container.
+func (p *problems) report(level inject.Level, err error) {
+	for line := range strings.SplitSeq(strings.TrimSpace(err.Error()), "\n") {
+		fmt.Fprintf(p.stderr, "%s: %s\n", hookName, line)
+	}
+	if err := p.log(level, err); err != nil {
+		fmt.Fprintf(p.stderr, "%s: %s\n", hookName, err)
+	}
+}
+
+// log writes a line to the log that the policy names. The policy is read for it: without a problem it need not be.
+func (p *problems) log(level inject.Level, problem error) error {
+	done := make(chan error, 1)
+	go func() { done <- p.in.Log(level, p.position, p.container, oneLine(problem)) }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(logTime):
+		return fmt.Errorf("write to the log: not done after %v", logTime)
+	}
+}
+
+// maxLine is the length in bytes of the longest message in one line. Engines show one.
+const maxLine = 2000
+
+// oneLine is the text of an error in one line.
+func oneLine(err error) error {
+	text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
+	if len(text) > maxLine {
+		text = strings.ToValidUTF8(text[:maxLine], "") + "..."
+	}
+	return errors.New(text)
+}
