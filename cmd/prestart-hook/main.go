@@ -52,10 +52,14 @@ without such an annotation stays as it is.
 
 POLICY
   /etc/gpu-cdi-plugin/hook.yaml, which only root can change. It need not exist. Keys:
-  kinds     list of the CDI kinds that annotations may name; without it, those whose specs gpu-cdi-plugin wrote
-  devices   list of the qualified names that annotations may name; without it, all of the kinds
-  runtime   path of the runtime behind gpu-cdi-runtime; without it, the first runc or else crun in the standard
-            directories
+  kinds      list of the CDI kinds that annotations may name; without it, those whose specs gpu-cdi-plugin wrote
+  devices    list of the qualified names that annotations may name; without it, all of the kinds
+  allocated  true: only devices that the kubelet gave the container, as "gpu-cdi-plugin serve" says
+  rules      list of rules; with it, a device needs one that allows it. A rule has the three keys above and conditions:
+             annotations (keys with patterns of values), user-namespace (true or false), bundle-owner (user IDs)
+  runtime    path of the runtime behind gpu-cdi-runtime; without it, the first runc or else crun in the standard
+             directories
+  log        path of a file, or syslog, for errors and warnings; without it, they are on standard error alone
 
   --help, --version
 

@@ -44,7 +44,8 @@ func (i Injector) podOf(c *container) (*pod, error) {
 		b, isCRIO := c.annotations[field.crio]
 		switch {
 		case !isContainerd && !isCRIO:
-			return nil, fmt.Errorf("it is of no pod: it has neither the annotation %s nor %s", field.containerd, field.crio)
+			return nil, fmt.Errorf("it is of no pod: it has neither the annotation %s nor %s",
+				field.containerd, field.crio)
 		case isContainerd && isCRIO && a != b: // only one is the engine's
 			return nil, fmt.Errorf("its annotations %s and %s differ", field.containerd, field.crio)
 		case isContainerd:
@@ -57,7 +58,8 @@ func (i Injector) podOf(c *container) (*pod, error) {
 		}
 	}
 	if !inPod(c.cgroup, p.uid) {
-		return nil, fmt.Errorf("its cgroup %.200q is not that of the pod with the UID %s in its annotations", c.cgroup, p.uid)
+		return nil, fmt.Errorf("its cgroup %.200q is not that of the pod with the UID %s in its annotations",
+			c.cgroup, p.uid)
 	}
 	dir := filepath.Join(i.PodLogs, p.namespace+"_"+p.name+"_"+p.uid)
 	if info, err := os.Lstat(dir); err != nil || !info.IsDir() {
@@ -129,7 +131,7 @@ const (
 	maxAnswer = 128 << 10
 )
 
-// allocated asks "gpu-cdi-plugin serve" for the CDI devices that the kubelet gave a container, by their qualified names.
+// allocated asks "gpu-cdi-plugin serve" for the CDI devices that the kubelet gave a container, by qualified names.
 func (i Injector) allocated(p *pod) ([]string, error) {
 	socket := filepath.Join(i.RuntimeDir, "control.sock")
 	request, err := json.Marshal(map[string]string{

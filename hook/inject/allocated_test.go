@@ -126,16 +126,24 @@ func TestAllocated(t *testing.T) {
 		config string
 		want   string // of the error; empty if the container gets GPU 0
 	}{
-		"its own, by UUID":             {own("nvidia.com/gpu=GPU-0"), ""},
-		"its own, by index":            {own("nvidia.com/gpu=0"), ""},
-		"its own, with cgroupfs":       {podConfig("team-a", "job", uid, cgroupfs, asks("nvidia.com/gpu=0")), ""},
-		"its own, of CRI-O":            {crio(own("nvidia.com/gpu=0")), ""},
-		"annotations of both, alike":   {podConfig("team-a", "job", uid, systemd, asks("nvidia.com/gpu=0")+`, "io.kubernetes.pod.name": "job"`), ""},
-		"the smuggled GPU of another":  {own("nvidia.com/gpu=1"), "device nvidia.com/gpu=1 is not given: the kubelet gave container main of pod team-a/job only nvidia.com/gpu=GPU-0"},
-		"by UUID":                      {own("nvidia.com/gpu=GPU-1"), "device nvidia.com/gpu=GPU-1 is not given: the kubelet gave"},
-		"beside its own":               {own("nvidia.com/gpu=0,nvidia.com/gpu=1"), "device nvidia.com/gpu=1 is not given"},
-		"all":                          {own("nvidia.com/gpu=all"), "device nvidia.com/gpu=all is not given"},
-		"in an annotation of its own":  {podConfig("team-a", "job", uid, systemd, asks("nvidia.com/gpu=0")+`, "cdi.k8s.io/b": "nvidia.com/gpu=1"`), "device nvidia.com/gpu=1 is not given"},
+		"its own, by UUID":       {own("nvidia.com/gpu=GPU-0"), ""},
+		"its own, by index":      {own("nvidia.com/gpu=0"), ""},
+		"its own, with cgroupfs": {podConfig("team-a", "job", uid, cgroupfs, asks("nvidia.com/gpu=0")), ""},
+		"its own, of CRI-O":      {crio(own("nvidia.com/gpu=0")), ""},
+		"annotations of both, alike": {
+			podConfig("team-a", "job", uid, systemd, asks("nvidia.com/gpu=0")+`, "io.kubernetes.pod.name": "job"`), "",
+		},
+		"the smuggled GPU of another": {
+			own("nvidia.com/gpu=1"),
+			"device nvidia.com/gpu=1 is not given: the kubelet gave container main of pod team-a/job only nvidia.com/gpu=GPU-0",
+		},
+		"by UUID":        {own("nvidia.com/gpu=GPU-1"), "device nvidia.com/gpu=GPU-1 is not given"},
+		"beside its own": {own("nvidia.com/gpu=0,nvidia.com/gpu=1"), "device nvidia.com/gpu=1 is not given"},
+		"all":            {own("nvidia.com/gpu=all"), "device nvidia.com/gpu=all is not given"},
+		"in an annotation of its own": {
+			podConfig("team-a", "job", uid, systemd, asks("nvidia.com/gpu=0")+`, "cdi.k8s.io/b": "nvidia.com/gpu=1"`),
+			"device nvidia.com/gpu=1 is not given",
+		},
 		"a device that does not exist": {own("nvidia.com/gpu=9"), "device nvidia.com/gpu=9 is not given"},
 
 		"the name of another pod": {

@@ -5,8 +5,9 @@
 //
 // Whoever may write a container's annotations may ask for devices, and the policy of the node (policy.go) decides which
 // ones are given, and to which containers (rules.go). It can demand that they are those that the kubelet gave the
-// container (allocated.go). [Injector.Allowed] is the whole way from config.json to what is allowed. The environment of the container, which is the image's, is not read. Everything is given or nothing:
-// an error leaves config.json as it was.
+// container (allocated.go). [Injector.Allowed] is the whole way from config.json to what is allowed. The environment of
+// the container, which is the image's, is not read. Everything is given or nothing: an error leaves config.json as it
+// was. Log writes problems to the log that the policy names (log.go).
 //
 // [Injector.Config] is for engines with precreate hooks, [Injector.Bundle] for a program in front of a runtime, whose
 // command line ParseCommand reads.
@@ -30,8 +31,8 @@ type Injector struct {
 	PolicyFile string
 	// CDIDirs are the directories of CDI specs, from the lowest priority to the highest.
 	CDIDirs []string
-	// RuntimeDir is the directory of the control socket of "gpu-cdi-plugin serve", and PodLogs that in which the kubelet
-	// has a directory for each pod. They are used only where the policy asks for what the kubelet gave a container.
+	// RuntimeDir is the directory of the control socket of "gpu-cdi-plugin serve", and PodLogs that in which the
+	// kubelet has a directory for each pod. They are used only where the policy asks for what the kubelet gave.
 	RuntimeDir, PodLogs string
 }
 

@@ -75,7 +75,8 @@ func toFile(path, line string) error {
 	case st.Nlink != 1:
 		return fmt.Errorf("%s has %d names (hard links), want one", path, st.Nlink)
 	case int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0:
-		return fmt.Errorf("%w: %s belongs to user %d and has the mode %04o", trust.ErrUnsafe, path, st.Uid, st.Mode&0o7777)
+		return fmt.Errorf("%w: %s belongs to user %d and has the mode %04o",
+			trust.ErrUnsafe, path, st.Uid, st.Mode&0o7777)
 	}
 	_, err = f.WriteString(line)
 	return err
@@ -91,6 +92,8 @@ func toSyslog(level Level, line string) error {
 		return os.NewSyscallError("socket", err)
 	}
 	defer unix.Close(fd)
-	text := fmt.Sprintf("<%d>%s gpu-cdi-hook[%d]: %s", priorities[level], time.Now().Format(time.Stamp), os.Getpid(), line)
-	return os.NewSyscallError("send to "+syslogSocket, unix.Sendto(fd, []byte(text), 0, &unix.SockaddrUnix{Name: syslogSocket}))
+	now := time.Now().Format(time.Stamp)
+	text := fmt.Sprintf("<%d>%s gpu-cdi-hook[%d]: %s", priorities[level], now, os.Getpid(), line)
+	err = unix.Sendto(fd, []byte(text), 0, &unix.SockaddrUnix{Name: syslogSocket})
+	return os.NewSyscallError("send to "+syslogSocket, err)
 }

@@ -100,8 +100,10 @@ func TestPoliciesWithMistakes(t *testing.T) {
 		"a device that no container may ask for": {
 			"kinds: [a.b/c]\nrules: [{devices: [d.e/f=0]}]", "rules[0].devices: d.e/f=0 is of none of the kinds",
 		},
-		"an unknown condition":   {"rules: [{annotation: {}}]", "unknown key rules[0].annotation"},
-		"a wrong condition":      {"rules: [{user-namespace: maybe}]", `rules[0].user-namespace: want true or false, got "maybe"`},
+		"an unknown condition": {"rules: [{annotation: {}}]", "unknown key rules[0].annotation"},
+		"a wrong condition": {
+			"rules: [{user-namespace: maybe}]", `rules[0].user-namespace: want true or false, got "maybe"`,
+		},
 		"an owner by name":       {"rules: [{bundle-owner: [root]}]", `rules[0].bundle-owner[0]: want a whole number`},
 		"a negative owner":       {"rules: [{bundle-owner: [-1]}]", "rules[0].bundle-owner: -1 is no user ID"},
 		"a rule that is a text":  {"rules: [all]", "rules[0]: want keys and values"},

@@ -19,7 +19,7 @@ type bundle struct {
 const (
 	userNamespace = `"namespaces": [{"type": "mount"}, {"type": "user"}]`
 	mapped        = `, "uidMappings": [{"containerID": 0, "hostID": 100000, "size": 65536}]`
-	mapsRoot      = `, "uidMappings": [{"containerID": 1, "hostID": 100000, "size": 9}, {"containerID": 0, "hostID": 0, "size": 1}]`
+	mapsRoot      = `, "uidMappings": [{"containerID": 1, "hostID": 100000}, {"containerID": 0, "hostID": 0, "size": 1}]`
 )
 
 // of has a team in its annotations, and keys of linux.
@@ -63,26 +63,42 @@ rules:
 		"a value with a line break": {
 			teams, of(`blue\n`, ""), "nvidia.com/gpu=0", false, `rule 1: the annotation "team" is "blue\n"`,
 		},
-		"no rules":        {"rules: []", of("blue", ""), "nvidia.com/gpu=0", false, "no rule allows it (there are none)"},
-		"a null":          {"rules:", of("blue", ""), "nvidia.com/gpu=0", false, ""},
-		"an empty rule":   {"rules: [{}]", bundle{config: "{}"}, "nvidia.com/gpu=0", false, ""},
-		"every condition": {"rules: [{annotations: {team: blue}, bundle-owner: 0}]", of("blue", "").by(0), "nvidia.com/gpu=0", false, ""},
+		"no rules": {
+			"rules: []", of("blue", ""), "nvidia.com/gpu=0", false, "no rule allows it (there are none)",
+		},
+		"a null":        {"rules:", of("blue", ""), "nvidia.com/gpu=0", false, ""},
+		"an empty rule": {"rules: [{}]", bundle{config: "{}"}, "nvidia.com/gpu=0", false, ""},
+		"every condition": {
+			"rules: [{annotations: {team: blue}, bundle-owner: 0}]", of("blue", "").by(0), "nvidia.com/gpu=0", false, "",
+		},
 		"one condition of two": {
 			"rules: [{annotations: {team: blue}, bundle-owner: 0}]", of("blue", "").by(1), "nvidia.com/gpu=0", false,
 			"rule 1: the bundle belongs to user 1",
 		},
 
-		"a user namespace":             {isolated, of("", userNamespace+mapped), "nvidia.com/gpu=0", false, ""},
-		"none":                         {isolated, of("", ""), "nvidia.com/gpu=0", false, "rule 1: the container has no user namespace"},
-		"a mapping without one":        {isolated, of("", mapped[2:]), "nvidia.com/gpu=0", false, "has no user namespace"},
-		"one with the host's root":     {isolated, of("", userNamespace+mapsRoot), "nvidia.com/gpu=0", false, "the host's root may be a user"},
-		"one whose mapping is unknown": {isolated, of("", userNamespace), "nvidia.com/gpu=0", false, "the host's root may be a user"},
-		"none may be":                  {shared, of("", ""), "nvidia.com/gpu=0", false, ""},
-		"one where none may be":        {shared, of("", userNamespace+mapsRoot), "nvidia.com/gpu=0", false, "has a user namespace"},
+		"a user namespace": {isolated, of("", userNamespace+mapped), "nvidia.com/gpu=0", false, ""},
+		"none": {
+			isolated, of("", ""), "nvidia.com/gpu=0", false, "rule 1: the container has no user namespace",
+		},
+		"a mapping without one": {
+			isolated, of("", mapped[2:]), "nvidia.com/gpu=0", false, "has no user namespace",
+		},
+		"one with the host's root": {
+			isolated, of("", userNamespace+mapsRoot), "nvidia.com/gpu=0", false, "the host's root may be a user",
+		},
+		"one whose mapping is unknown": {
+			isolated, of("", userNamespace), "nvidia.com/gpu=0", false, "the host's root may be a user",
+		},
+		"none may be": {shared, of("", ""), "nvidia.com/gpu=0", false, ""},
+		"one where none may be": {
+			shared, of("", userNamespace+mapsRoot), "nvidia.com/gpu=0", false, "has a user namespace",
+		},
 
 		"a bundle of a user": {owners, of("", "").by(1000), "nvidia.com/gpu=0", false, ""},
-		"of another one":     {owners, of("", "").by(1001), "nvidia.com/gpu=0", false, "rule 1: the bundle belongs to user 1001"},
-		"no bundle":          {owners, of("", ""), "nvidia.com/gpu=0", false, "not known to a precreate hook"},
+		"of another one": {
+			owners, of("", "").by(1001), "nvidia.com/gpu=0", false, "rule 1: the bundle belongs to user 1001",
+		},
+		"no bundle": {owners, of("", ""), "nvidia.com/gpu=0", false, "not known to a precreate hook"},
 
 		"the limits of all": {
 			"devices: [nvidia.com/gpu=1]\nrules: [{devices: [nvidia.com/gpu=1]}]", of("", ""), "nvidia.com/gpu=0", false,
@@ -106,7 +122,9 @@ rules:
 		"by default not":          {"allocated: false", of("", ""), "nvidia.com/gpu=0", false, ""},
 		"allocated by a rule":     {"rules: [{allocated: true}]", of("", ""), "nvidia.com/gpu=0", true, ""},
 		"one rule of two without": {"rules: [{allocated: true}, {}]", of("", ""), "nvidia.com/gpu=0", false, ""},
-		"a rule does not undo it": {"allocated: true\nrules: [{allocated: false}]", of("", ""), "nvidia.com/gpu=0", true, ""},
+		"a rule does not undo it": {
+			"allocated: true\nrules: [{allocated: false}]", of("", ""), "nvidia.com/gpu=0", true, "",
+		},
 		"the rule that is not does not fit": {
 			"rules: [{allocated: true}, {bundle-owner: 0}]", of("", "").by(1), "nvidia.com/gpu=0", true, "",
 		},
