@@ -221,7 +221,8 @@ func TestAllocatedWithoutAnAnswer(t *testing.T) {
 		n.t.Cleanup(func() { _ = l.Close() })
 		go func() {
 			for c, err := l.Accept(); err == nil; c, err = l.Accept() {
-				_, _ = c.Read(make([]byte, 4096)) // the request
+				n.t.Cleanup(func() { _ = c.Close() }) // else the garbage collector closes it
+				_, _ = c.Read(make([]byte, 4096))     // the request
 				serve(c)
 			}
 		}()
