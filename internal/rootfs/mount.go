@@ -49,13 +49,21 @@ func (r *Root) mountFile(name string, data []byte, mode fs.FileMode) error {
 			return err
 		}
 	}
-	tmpfs, err := newTmpfs(len(data))
+	return r.mountAlone(target, len(data), 0, func(tmpfs *os.File, name string) error {
+		return create(tmpfs, name, data, mode)
+	})
+}
+
+// mountAlone mounts a read-only file over target. It is alone on a tmpfs of its own, in which mk makes it. without are
+// the attributes that the mount does not have.
+func (r *Root) mountAlone(target *os.File, size int, without uint64, mk func(tmpfs *os.File, name string) error) error {
+	tmpfs, err := newTmpfs(size, mountAttrs&^without)
 	if err != nil {
 		return fmt.Errorf("make a tmpfs: %w", err)
 	}
 	defer closeQuietly(tmpfs)
 	const fileName = "file"
-	if err := create(tmpfs, fileName, data, mode); err != nil {
+	if err := mk(tmpfs, fileName); err != nil {
 		return fmt.Errorf("write to a tmpfs: %w", err)
 	}
 	copyLabel(target, tmpfs, fileName)
@@ -68,7 +76,7 @@ func (r *Root) mountFile(name string, data []byte, mode fs.FileMode) error {
 	}
 	file := os.NewFile(uintptr(tree), fileName)
 	defer closeQuietly(file)
-	return attach(file, target)
+	return r.attach(file, target, mountAttrs&^without)
 }
 
 // refuseProc returns an error if a link of the image led into /proc. The runtime still writes to files there, for
@@ -99,7 +107,7 @@ func copyLabel(from, dir *os.File, name string) {
 func fdPath(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
 // newTmpfs returns a handle of a new tmpfs for one file of that size. It is not mounted anywhere.
-func newTmpfs(size int) (*os.File, error) {
+func newTmpfs(size int, attrs uint64) (*os.File, error) {
 	ctx, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("fsopen: %w", err)
@@ -113,7 +121,7 @@ func newTmpfs(size int) (*os.File, error) {
 	if err := unix.FsconfigCreate(ctx); err != nil {
 		return nil, fmt.Errorf("fsconfig: %w", err)
 	}
-	fd, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, mountAttrs)
+	fd, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, int(attrs))
 	if err != nil {
 		return nil, fmt.Errorf("fsmount: %w", err)
 	}
@@ -136,13 +144,21 @@ func (r *Root) openAttached(tmpfs *os.File, name string) (_ int, err error) {
 }
 
 // attach mounts the detached file over target. The mount is made read-only before it is visible.
-func attach(file, target *os.File) error {
-	attr := &unix.MountAttr{Attr_set: mountAttrs | unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE}
+func (r *Root) attach(file, target *os.File, attrs uint64) error {
+	attr := &unix.MountAttr{Attr_set: attrs | unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE}
 	err := unix.MountSetattr(int(file.Fd()), "", unix.AT_EMPTY_PATH, attr)
 	if err != nil && !errors.Is(err, unix.ENOSYS) { // before Linux 5.12
 		return fmt.Errorf("mount_setattr: %w", err)
 	}
-	return moveMount(file, target)
+	return r.moveMount(file, target)
+}
+
+// moveMount mounts a detached file or tree over to.
+func (r *Root) moveMount(from, to *os.File) error {
+	if err := moveMount(from, to); err != nil {
+		return err
+	}
+	return r.record("the mount at "+to.Name(), from, "", false)
 }
 
 func moveMount(from, to *os.File) error {

@@ -82,13 +82,21 @@ func (r *Root) checkRootMount(f *os.File) error {
 	return err
 }
 
-// checkOwnMount returns ErrVolume unless the directory is on the root's own mount or in the container's own /dev.
-func (r *Root) checkOwnMount(dir *os.File) error {
-	id, err := mountID(dir)
-	if err == nil && id != r.mount && id != r.dev {
+// checkOwnMount returns ErrVolume unless the file is on the root's own mount, in the container's own /dev, or on
+// another tmpfs of its own.
+func (r *Root) checkOwnMount(f *os.File) error {
+	id, err := mountID(f)
+	if err == nil && id != r.mount && id != r.dev && !r.isOwnTmpfs(f) {
 		err = ErrVolume
 	}
 	return err
+}
+
+func (r *Root) isOwnTmpfs(f *os.File) bool {
+	var fs unix.Statfs_t
+	var st unix.Stat_t
+	return r.onHost != nil && unix.Fstatfs(int(f.Fd()), &fs) == nil && fs.Type == unix.TMPFS_MAGIC &&
+		unix.Fstat(int(f.Fd()), &st) == nil && !r.onHost(st.Dev)
 }
 
 func checkCover(f *os.File) error {

@@ -40,7 +40,16 @@ type Root struct {
 	dir *os.File
 	// mount is the ID of the root's own mount. dev is that of the container's own /dev, or the same if it has none.
 	mount, dev uint64
+	// onHost reports whether the host has a file system mounted, by its device number. Without it no file system but
+	// those of mount and dev is the container's own.
+	onHost func(dev uint64) bool
+	// undo is what Undo takes back, nil before Record.
+	undo []change
 }
+
+// OwnTmpfs makes every tmpfs in the root the container's own that the host has mounted nowhere, such as at /run: the
+// runtime made it for this container. A volume in memory is mounted on the host too.
+func (r *Root) OwnTmpfs(onHost func(dev uint64) bool) { r.onHost = onHost }
 
 // Open opens the root at an absolute path, or the working directory, ".". It refuses the root of the calling process.
 // hostDev is the path of the host's /dev, which is never treated as the container's own.
@@ -106,8 +115,11 @@ func refuseOwnRoot(dir *os.File) error {
 	return nil
 }
 
-// Close closes the root's handle.
-func (r *Root) Close() error { return r.dir.Close() }
+// Close closes the root's handle, and those that Undo needs.
+func (r *Root) Close() error {
+	r.forget()
+	return r.dir.Close()
+}
 
 // lookupTries bounds the attempts of a lookup that concurrent renames or mounts disturb.
 const lookupTries = 128

@@ -778,7 +778,7 @@ func TestMountFileDoesNotPropagate(t *testing.T) {
 
 func mountAttached(t *testing.T, r *Root, name, data string) {
 	t.Helper()
-	tmpfs, err := newTmpfs(len(data))
+	tmpfs, err := newTmpfs(len(data), mountAttrs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -797,7 +797,7 @@ func mountAttached(t *testing.T, r *Root, name, data string) {
 		t.Fatal(err)
 	}
 	defer closeQuietly(target)
-	if err := attach(file, target); err != nil {
+	if err := r.attach(file, target, mountAttrs); err != nil {
 		t.Fatal(err)
 	}
 }

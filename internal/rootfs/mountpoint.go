@@ -1,0 +1,123 @@
+package rootfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+
+	"golang.org/x/sys/unix"
+)
+
+// CheckMountPoint returns an error if nothing can be mounted at a path: what is there, after following links, is not of
+// the same kind, is in /proc, or is on a mount with propagation; or nothing is there and MakeMountPoint cannot make it.
+// It changes nothing.
+func (r *Root) CheckMountPoint(name string, isDir bool) error {
+	f, err := r.open(name, unix.O_PATH)
+	if errors.Is(err, unix.ENOENT) {
+		if f, err = r.checkParent(name); err != nil {
+			return err
+		}
+		defer closeQuietly(f)
+		return refuseShared(f)
+	}
+	if err != nil {
+		return err
+	}
+	defer closeQuietly(f)
+	return checkTarget(f, isDir)
+}
+
+// checkTarget returns an error if nothing can be mounted over f.
+func checkTarget(f *os.File, isDir bool) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if isDir && !info.IsDir() {
+		return unix.ENOTDIR
+	}
+	if !isDir && info.IsDir() {
+		return unix.EISDIR
+	}
+	if err := refuseProc(f); err != nil {
+		return err
+	}
+	return refuseShared(f)
+}
+
+// checkParent opens the directory that something missing at a path would be made in, or the nearest directory above it
+// that exists. It returns ErrVolume where ownDir would.
+func (r *Root) checkParent(name string) (*os.File, error) {
+	for {
+		name = path.Dir(name)
+		dir, err := r.open(name, unix.O_PATH|unix.O_DIRECTORY)
+		if errors.Is(err, unix.ENOENT) && name != "/" {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := r.checkOwnMount(dir); err != nil {
+			closeQuietly(dir)
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		return dir, nil
+	}
+}
+
+// MakeMountPoint makes a directory or an empty file at a path, and missing directories above it, unless something is
+// there already.
+func (r *Root) MakeMountPoint(name string, isDir bool) error {
+	err := r.makeMountPoint(name, isDir)
+	if err != nil {
+		return fmt.Errorf("make the mount point %s: %w", name, err)
+	}
+	return nil
+}
+
+func (r *Root) makeMountPoint(name string, isDir bool) error {
+	f, err := r.open(name, unix.O_PATH)
+	if err == nil {
+		closeQuietly(f)
+		return nil
+	}
+	if !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	if isDir {
+		dir, err := r.ownDir(name)
+		if err == nil {
+			closeQuietly(dir)
+		}
+		return err
+	}
+	dir, err := r.ownDir(path.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer closeQuietly(dir)
+	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Openat(int(dir.Fd()), path.Base(name), flags, 0o644)
+	if err != nil { // EEXIST: a dangling link
+		return err
+	}
+	_ = unix.Close(fd)
+	return r.record("the mount point "+name, dir, path.Base(name), false)
+}
+
+// Mount mounts a detached tree, as of open_tree, at a path, after following links there.
+func (r *Root) Mount(tree *os.File, isDir bool, name string) error {
+	target, err := r.open(name, unix.O_PATH)
+	if err == nil {
+		defer closeQuietly(target)
+		err = checkTarget(target, isDir)
+	}
+	if err == nil {
+		err = r.moveMount(tree, target)
+	}
+	if err != nil {
+		return fmt.Errorf("mount at %s: %w", name, err)
+	}
+	return nil
+}

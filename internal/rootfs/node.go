@@ -1,0 +1,129 @@
+package rootfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+
+	"golang.org/x/sys/unix"
+)
+
+// Node is a device node.
+type Node struct {
+	// Mode has the type, S_IFCHR or S_IFBLK, and the permissions.
+	Mode uint32
+	// Device has the device numbers, as unix.Mkdev combines them.
+	Device uint64
+	// UID and GID are the owners as the host sees them.
+	UID, GID int
+}
+
+// HasNode reports whether a path is a node of that type and those numbers, without following a link there. On the
+// root's own mount and in the container's own /dev the permissions and the owners must be right too; elsewhere they are
+// a matter of the volume.
+func (r *Root) HasNode(name string, n Node) bool {
+	f, err := r.open(name, unix.O_PATH|unix.O_NOFOLLOW)
+	if err != nil {
+		return false
+	}
+	defer closeQuietly(f)
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return false
+	}
+	if st.Mode&unix.S_IFMT != n.Mode&unix.S_IFMT || st.Rdev != n.Device {
+		return false
+	}
+	owned := st.Mode == n.Mode && int(st.Uid) == n.UID && int(st.Gid) == n.GID
+	return owned || errors.Is(r.checkOwnMount(f), ErrVolume)
+}
+
+// CheckNode returns an error if MakeNode cannot make a node at a path. It changes nothing.
+func (r *Root) CheckNode(name string) error {
+	dir, err := r.checkParent(name)
+	if err != nil {
+		return err
+	}
+	defer closeQuietly(dir)
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(dir.Fd()), &fs); err != nil {
+		return fmt.Errorf("statfs: %w", err)
+	}
+	if fs.Flags&unix.ST_NODEV != 0 {
+		return fmt.Errorf("%s is mounted with nodev: no device could be opened there", dir.Name())
+	}
+	info, err := r.Lstat(name)
+	if err == nil && info.IsDir() {
+		return unix.EISDIR
+	}
+	return nil
+}
+
+// MakeNode makes a device node, and missing directories above it. It replaces a link or another file, but not a
+// directory or a mount point.
+func (r *Root) MakeNode(name string, n Node) error {
+	dir, err := r.ownDir(path.Dir(name))
+	if err != nil {
+		return fmt.Errorf("make the node %s: %w", name, err)
+	}
+	defer closeQuietly(dir)
+	err = replace(dir, path.Base(name), func(temp string) error { return mknod(dir, temp, n) })
+	if err == nil {
+		err = r.record("the node "+name, dir, path.Base(name), false)
+	}
+	if err != nil {
+		return fmt.Errorf("make the node %s: %w", name, err)
+	}
+	return nil
+}
+
+// mknod makes a node, and removes it again if it cannot get its owners and permissions. They are set by a handle: the
+// name could lead elsewhere by then.
+func mknod(dir *os.File, name string, n Node) error {
+	if err := unix.Mknodat(int(dir.Fd()), name, n.Mode&unix.S_IFMT, int(n.Device)); err != nil {
+		return err
+	}
+	f, err := openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW)
+	if err == nil {
+		defer closeQuietly(f)
+		err = own(f, n)
+	}
+	if err != nil {
+		return errors.Join(err, unix.Unlinkat(int(dir.Fd()), name, 0))
+	}
+	return nil
+}
+
+func own(f *os.File, n Node) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != n.Mode&unix.S_IFMT || st.Rdev != n.Device {
+		return errors.New("it was replaced while it was made")
+	}
+	if err := unix.Fchownat(int(f.Fd()), "", n.UID, n.GID, unix.AT_EMPTY_PATH); err != nil {
+		return fmt.Errorf("chown: %w", err)
+	}
+	if err := unix.Chmod(fdPath(f), n.Mode&^unix.S_IFMT); err != nil {
+		return fmt.Errorf("chmod: %w", err)
+	}
+	return nil
+}
+
+// MountNode mounts a device node over the file at name. The node is alone on a tmpfs of the host's user namespace: the
+// kernel opens no device on a file system of another.
+func (r *Root) MountNode(name string, n Node) error {
+	target, err := r.open(name, unix.O_PATH)
+	if err == nil {
+		defer closeQuietly(target)
+		err = r.mountAlone(target, 0, unix.MOUNT_ATTR_NODEV, func(tmpfs *os.File, name string) error {
+			return mknod(tmpfs, name, n)
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("mount the node %s: %w", name, err)
+	}
+	return nil
+}
