@@ -55,6 +55,11 @@ func CreateContainer(args *hookargs.CreateContainer, state *State, h host.Host) 
 		return nil, err
 	}
 	defer func() { _ = root.Close() }()
+	return Prepare(args, root, h)
+}
+
+// Prepare is CreateContainer for a root that is open, with the same results. It must be that of a container.
+func Prepare(args *hookargs.CreateContainer, root *rootfs.Root, h host.Host) (warnings []error, err error) {
 	arch, err := archFor(goarch)
 	if err != nil {
 		return nil, err

@@ -22,6 +22,8 @@ const (
 // State is the part of the OCI state that the hook uses.
 type State struct {
 	ID string `json:"id"`
+	// PID is the ID of the container's process as the hook sees it, 0 if the state has none.
+	PID int `json:"pid"`
 	// Bundle is the directory of config.json.
 	Bundle string `json:"bundle"`
 	// Root is the container's root as in config.json. crun and some others add it to the state, runc does not.

@@ -18,7 +18,7 @@ func TestReadState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (State{ID: "x", Bundle: "/b", Root: "/r"}); *s != want {
+	if want := (State{ID: "x", PID: 1, Bundle: "/b", Root: "/r"}); *s != want {
 		t.Errorf("got %+v, want %+v", *s, want)
 	}
 	for name, text := range map[string]string{

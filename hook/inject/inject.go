@@ -10,7 +10,7 @@
 // was. Log writes problems to the log that the policy names (log.go).
 //
 // [Injector.Config] is for engines with precreate hooks, [Injector.Bundle] for a program in front of a runtime, whose
-// command line ParseCommand reads.
+// command line ParseCommand reads, and [Injector.Change] for a container that exists already.
 package inject
 
 import (
@@ -45,6 +45,27 @@ func (i Injector) Config(config []byte) ([]byte, error) { return i.edit(config, 
 func (i Injector) Bundle(dir string) error {
 	_, err := cdi.EditBundle(dir, func(config []byte, owner uint32) ([]byte, error) { return i.edit(config, &owner) })
 	return err
+}
+
+// Change is what the annotations of a container that exists already ask for.
+type Change struct {
+	// Devices names the devices for messages, as "device nvidia.com/gpu=0 and 1 more".
+	Devices string
+	// Before is the bundle's config.json, and After the same with the devices: nil if nothing changes.
+	Before, After []byte
+}
+
+// Change is Bundle without a change of the bundle: it returns what config.json would be.
+func (i Injector) Change(dir string) (Change, error) {
+	c := Change{}
+	_, err := cdi.EditBundle(dir, func(config []byte, owner uint32) (_ []byte, err error) {
+		if c.After, err = i.edit(config, &owner); c.After != nil {
+			names, _ := requested(config)
+			c.Devices, c.Before = describe(names), config
+		}
+		return nil, err
+	})
+	return c, err
 }
 
 func (i Injector) edit(config []byte, owner *uint32) ([]byte, error) {
