@@ -43,12 +43,18 @@ const engineTimeout = 2 * time.Minute
 // where engines have their state. crun does not start with cgroup v2 mounted beside v1, so v2 is unmounted for it.
 func (e engine) run(t *testing.T, bundle, setup string) (stdout, stderr string, err error) {
 	t.Helper()
+	return e.runBy(t, bundle, setup, `exec "$0" "$@"`)
+}
+
+// runBy is run with the shell command that runs the engine, "$0" with "$@".
+func (e engine) runBy(t *testing.T, bundle, setup, command string) (stdout, stderr string, err error) {
+	t.Helper()
 	id := fmt.Sprintf("prestart-hook-test-%d-%d", os.Getpid(), containerID.Add(1))
 	script := "set -e\nmount -n -t tmpfs tmpfs /run\n" + setup + "\n"
 	if e.name == "crun" {
 		script += "umount /sys/fs/cgroup/unified 2>/dev/null || true\n"
 	}
-	script += `exec "$0" "$@"`
+	script += command
 	ctx, cancel := context.WithTimeout(t.Context(), engineTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", script, e.path, "run", "--bundle", bundle, id)

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -130,31 +131,34 @@ func runHook(in inject.Injector, args []string, stdin *os.File, stdout, stderr i
 		fmt.Fprintln(stdout, hookName, version)
 		return statusOK
 	}
-	isPrecreate := len(args) > 0 && args[0] == "precreate"
+	verb := ""
+	if len(args) > 0 && (args[0] == "precreate" || isLive(args)) {
+		verb = args[0]
+	}
 	var c *hookargs.CreateContainer
 	var err error
 	switch {
-	case !isPrecreate:
+	case verb == "":
 		c, err = hookargs.Parse(args)
 	case len(args) > 1:
-		err = errors.New("precreate has no arguments")
+		err = fmt.Errorf("%s has no arguments", verb)
 	}
 	if err == nil && isTerminal(stdin) {
 		err = errors.New("standard input is a terminal, expected JSON from a container runtime")
 	}
-	problems := &problems{in: in, stderr: stderr, position: "create-container"}
-	if isPrecreate {
-		problems.position = "precreate"
-	}
+	problems := &problems{in: in, stderr: stderr, position: cmp.Or(verb, "create-container")}
 	if err != nil {
 		problems.report(inject.Error, err)
 		fmt.Fprintln(stderr, `prestart-hook: this is an OCI hook for container runtimes; see "prestart-hook --help"`)
 		return statusUsage
 	}
-	if isPrecreate {
-		err = precreate(in, stdin, stdout)
-	} else {
+	switch {
+	case verb == "":
 		err = createContainer(c, stdin, problems)
+	case isLive(args):
+		err = createRuntime(in, stdin, problems)
+	default:
+		err = precreate(in, stdin, stdout)
 	}
 	if err != nil {
 		problems.report(inject.Error, err)

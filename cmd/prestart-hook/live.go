@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"time"
+
+	"gpu-cdi-plugin/hook"
+	"gpu-cdi-plugin/hook/inject"
+	"gpu-cdi-plugin/hook/live"
+	"gpu-cdi-plugin/internal/host"
+)
+
+// The live position enters the container's mount namespace on the main thread, whose namespaces /proc/self shows.
+func init() {
+	if len(os.Args) > 1 && isLive(os.Args[1:]) {
+		runtime.LockOSThread()
+	}
+}
+
+// isLive reports whether a hook's arguments, without the program's name, are those of the live position.
+func isLive(args []string) bool { return len(args) > 0 && args[0] == "create-runtime" }
+
+// createRuntime gives the created container of the state on stdin the devices that its annotations name.
+func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) error {
+	runtimeID := os.Getppid()
+	ctx, cancel := context.WithTimeoutCause(context.Background(), deadline, fmt.Errorf("not done after %v", deadline))
+	defer cancel()
+	end := time.After(deadline)
+	state, err := within(end, "read the OCI state from standard input", func() (*hook.State, error) {
+		return hook.ReadState(stdin)
+	})
+	if err != nil {
+		return err
+	}
+	problems.container = state.ID
+	change, err := within(end, "read the bundle and the CDI specs", func() (inject.Change, error) {
+		return in.Change(state.Bundle)
+	})
+	if err != nil {
+		return oneLine(err)
+	}
+	if change.After == nil { // no annotation asks for a device, or config.json has it
+		return nil
+	}
+	h, err := host.New("/", "/", "/")
+	if err != nil {
+		return err
+	}
+	// A call that does not return, such as on a dead file system, cannot be taken back: main ends the process then.
+	hangs := time.AfterFunc(deadline+time.Second/2, func() {
+		problems.report(inject.Error, fmt.Errorf("%s: not given after %v, abandoned", change.Devices, deadline))
+	})
+	defer hangs.Stop()
+	warnings, err := live.Give(ctx, live.Request{
+		State: state, Runtime: runtimeID, Before: change.Before, After: change.After,
+	}, h)
+	for _, warning := range warnings {
+		problems.report(inject.Warning, warning)
+	}
+	if err != nil {
+		return oneLine(fmt.Errorf("%s cannot be given: %w", change.Devices, err))
+	}
+	return nil
+}

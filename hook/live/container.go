@@ -1,0 +1,164 @@
+package live
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/hook"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/rootfs"
+)
+
+// mapOwners finds the host's IDs of the nodes' owners.
+func (c *container) mapOwners() error {
+	for _, n := range c.plan.nodes {
+		uid, err := c.uid.host(n.uid)
+		if err != nil {
+			return fmt.Errorf("device node %s: user %w", n.path, err)
+		}
+		gid, err := c.gid.host(n.gid)
+		if err != nil {
+			return fmt.Errorf("device node %s: group %w", n.path, err)
+		}
+		c.nodes = append(c.nodes, rootfs.Node{Mode: n.mode, Device: n.device, UID: uid, GID: gid})
+	}
+	return nil
+}
+
+// fileSystems returns a function that reports whether a file system is mounted in the mount namespace of this process.
+func fileSystems(h host.Host) (func(dev uint64) bool, error) {
+	data, err := rootfs.ReadHostFile(h.Proc("thread-self", "mountinfo"), maxMountinfo)
+	if err != nil {
+		return nil, err
+	}
+	mounted := map[uint64]bool{}
+	for line := range strings.Lines(string(data)) {
+		var id, parent, major, minor uint32
+		if _, err := fmt.Sscanf(line, "%d %d %d:%d", &id, &parent, &major, &minor); err != nil {
+			return nil, fmt.Errorf("read the mounts of the host: line %q", line)
+		}
+		mounted[unix.Mkdev(major, minor)] = true
+	}
+	return func(dev uint64) bool { return mounted[dev] }, nil
+}
+
+const maxMountinfo = 64 << 20 // bytes; a namespace has at most 100,000 mounts by default
+
+// check opens the container's root, and returns an error if something of the plan cannot be done there. It changes
+// nothing.
+func (c *container) check(onHost func(dev uint64) bool) (err error) {
+	if err := c.checkNotPivoted(); err != nil {
+		return err
+	}
+	if c.root, err = rootfs.Open(c.path, c.host.Dev()); err != nil {
+		return fmt.Errorf("open the container's root in the mount namespace of process %d: %w", c.pid, err)
+	}
+	if err := c.root.CheckContainer(); err != nil {
+		return fmt.Errorf("%s is not a container's root, nothing was changed: %w", c.path, err)
+	}
+	c.root.OwnTmpfs(onHost)
+	for i, n := range c.plan.nodes {
+		if c.root.HasNode(n.path, c.nodes[i]) {
+			continue
+		}
+		check := c.root.CheckNode
+		if c.users != nil {
+			check = func(name string) error { return c.root.CheckMountPoint(name, false) }
+		}
+		if err := check(n.path); err != nil {
+			return fmt.Errorf("device node %s cannot be made: %w", n.path, err)
+		}
+	}
+	for _, s := range c.sources {
+		if err := c.root.CheckMountPoint(s.target, s.isDir); err != nil {
+			return fmt.Errorf("%s cannot be mounted at %s: %w", s.source, s.target, err)
+		}
+	}
+	return nil
+}
+
+// checkNotPivoted returns an error unless the root of the mount namespace is the host's, as until the runtime pivots.
+func (c *container) checkNotPivoted() error {
+	inside, err := os.Stat("/")
+	if err != nil {
+		return err
+	}
+	if !os.SameFile(inside, c.hostRoot) {
+		return fmt.Errorf("process %d has another root than the host: "+
+			"the runtime runs this hook after the container has pivoted to its own", c.pid)
+	}
+	return nil
+}
+
+// apply makes the nodes and mounts, and does the createContainer work.
+func (c *container) apply(ctx context.Context, warnings *[]error) error {
+	for i, n := range c.plan.nodes {
+		if err := errors.Join(context.Cause(ctx), c.makeNode(n.path, c.nodes[i])); err != nil {
+			return err
+		}
+	}
+	for _, s := range c.sources {
+		if err := errors.Join(context.Cause(ctx), c.mount(s)); err != nil {
+			return fmt.Errorf("%s: %w", s.source, err)
+		}
+	}
+	for _, work := range c.plan.work {
+		err := c.asContainer(func() error {
+			more, err := hook.Prepare(work, c.root, c.host)
+			*warnings = append(*warnings, more...)
+			return errors.Join(context.Cause(ctx), err)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeNode makes a node, or mounts one: in a user namespace the kernel opens no device on the container's own file
+// systems.
+func (c *container) makeNode(name string, n rootfs.Node) error {
+	if c.root.HasNode(name, n) {
+		return nil
+	}
+	if c.users == nil {
+		return c.root.MakeNode(name, n)
+	}
+	if err := c.asContainer(func() error { return c.root.MakeMountPoint(name, false) }); err != nil {
+		return err
+	}
+	return c.root.MountNode(name, n)
+}
+
+func (c *container) mount(s source) error {
+	if err := c.asContainer(func() error { return c.root.MakeMountPoint(s.target, s.isDir) }); err != nil {
+		return err
+	}
+	return c.root.Mount(s.tree, s.isDir, s.target)
+}
+
+// asContainer runs act with the file system rights of the container's root: on a tmpfs of its user namespace no file
+// can be made for another user of the host. Without a user namespace that is this user.
+func (c *container) asContainer(act func() error) error {
+	if c.users == nil {
+		return act()
+	}
+	uid, err := c.uid.host(0)
+	if err != nil {
+		return fmt.Errorf("user %w", err)
+	}
+	gid, err := c.gid.host(0)
+	if err != nil {
+		return fmt.Errorf("group %w", err)
+	}
+	if err := errors.Join(unix.Setfsgid(gid), unix.Setfsuid(uid)); err != nil {
+		return fmt.Errorf("act as user %d: %w", uid, err)
+	}
+	err = act()
+	return errors.Join(err, unix.Setfsuid(os.Geteuid()), unix.Setfsgid(os.Getegid()))
+}

@@ -1,0 +1,179 @@
+// Package live gives devices to a container that a runtime has created and not started: the hook's position in the
+// createRuntime stage, and the deprecated prestart stage.
+//
+// [Give] gets the bundle's config.json, and the same with the devices that hook/inject put into it. The difference is
+// what the container gets, so all positions give the same. It works in this order:
+//
+//  1. makePlan turns the difference into device rules, device nodes, mounts and our createContainer work. It is a pure
+//     function. What cannot be given to a container that exists is an error.
+//  2. openProcess finds the container's process, and proves that the calling runtime made it (process.go).
+//  3. openSources copies the trees to mount, detached, in the host's mount namespace, with the options of the mounts.
+//  4. In the container's mount namespace every path of the plan is checked. Nothing has changed until here.
+//  5. The device cgroup gets its rules. They are first, since they leave nothing in the container's root.
+//  6. In the container's mount namespace, nodes and mounts are made, and then the createContainer work is done.
+//
+// An error after step 5 takes back what was done, the last first. Only what replaced another file stays, and what the
+// createContainer work wrote into the root: it is written again at the next start.
+//
+// The process has one thread that works: the main thread, which enters the container's mount namespace by setns and
+// comes back. It is that whose namespaces /proc/self shows, which hook and internal/rootfs rely on. Another process
+// would need all handles and a protocol, and another thread would have a /proc/self of its own. The mount namespace
+// is all that is entered: the process keeps the host's credentials, so nothing in the container can trace it, and its
+// own program, which is static, is all that it executes.
+package live
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/hook"
+	"gpu-cdi-plugin/internal/devcgroup"
+	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/rootfs"
+)
+
+// Request is a container and what it gets.
+type Request struct {
+	State *hook.State
+	// Runtime is the ID of this process' parent, read before anything else: it must be that of the container's process.
+	Runtime int
+	// Before is the bundle's config.json, and After the same with the devices.
+	Before, After []byte
+}
+
+// Give gives a container what After has and Before has not. The calling goroutine must be locked to the main thread,
+// and the process in the host's mount namespace. No step begins after ctx is done.
+//
+// Warnings are for what the container can start without. On an error nothing was changed, or it was taken back; an
+// error of taking it back is joined.
+func Give(ctx context.Context, r Request, h host.Host) (warnings []error, err error) {
+	p, err := makePlan(r.Before, r.After)
+	if err != nil {
+		return nil, err
+	}
+	path, err := rootPath(p.root, r.State.Bundle)
+	if err != nil {
+		return nil, err
+	}
+	process, err := openProcess(r.State.PID, r.Runtime, h)
+	if err != nil {
+		return nil, err
+	}
+	defer process.close()
+	sources, err := openSources(p.mounts, process.users)
+	if err != nil {
+		return nil, err
+	}
+	defer closeSources(sources)
+	c := &container{process: process, plan: p, sources: sources, host: h, path: path}
+	defer c.close()
+	if warnings, err = c.give(ctx); err != nil {
+		return nil, err
+	}
+	if len(p.variables) > 0 {
+		warnings = append(warnings, fmt.Errorf("variables of the CDI specs are not set, since the container has its "+
+			"environment already: %s", strings.Join(p.variables, ", ")))
+	}
+	return warnings, nil
+}
+
+// rootPath is the absolute path of a container's root from that in config.json.
+func rootPath(path, bundle string) (string, error) {
+	if !filepath.IsAbs(path) {
+		if !filepath.IsAbs(bundle) || !filepath.IsLocal(path) {
+			return "", fmt.Errorf("the root %q is not inside the bundle %q", path, bundle)
+		}
+		path = filepath.Join(bundle, path)
+	}
+	return path, nil
+}
+
+// container is a container that gets what a plan has.
+type container struct {
+	*process
+	plan    *plan
+	sources []source
+	host    host.Host
+	// path is that of the root, as the container's mount namespace has it before it pivots. root is nil before check.
+	path string
+	root *rootfs.Root
+	// nodes are those of the plan, with the host's IDs.
+	nodes []rootfs.Node
+}
+
+func (c *container) close() {
+	if c.root != nil {
+		_ = c.root.Close()
+	}
+}
+
+func (c *container) give(ctx context.Context) (warnings []error, err error) {
+	if err := c.mapOwners(); err != nil {
+		return nil, err
+	}
+	onHost, err := fileSystems(c.host)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.inside(func() error { return c.check(onHost) }); err != nil {
+		return nil, err
+	}
+	change, err := c.allow(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = c.inside(func() error {
+		c.root.Record()
+		err := c.apply(ctx, &warnings)
+		if err == nil {
+			err = c.checkAlive()
+		}
+		if err != nil {
+			err = errors.Join(err, c.root.Undo())
+		}
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, change.Undo())
+	}
+	for _, note := range change.Notes {
+		warnings = append(warnings, errors.New(note))
+	}
+	return warnings, nil
+}
+
+// allow adds the device rules. The process ran before and after: it was its cgroup.
+func (c *container) allow(ctx context.Context) (*devcgroup.Change, error) {
+	if err := errors.Join(context.Cause(ctx), c.checkAlive()); err != nil {
+		return nil, err
+	}
+	paths := devcgroup.Host{Proc: c.host.Proc(), Dev: c.host.Dev(), Systemd: "/run/systemd/private"}
+	change, err := devcgroup.Allow(ctx, paths, c.pid, c.plan.rules)
+	if err != nil {
+		return nil, fmt.Errorf("allow the container its devices: %w", err)
+	}
+	if err := c.checkAlive(); err != nil {
+		return nil, errors.Join(err, change.Undo())
+	}
+	return change, nil
+}
+
+// inside runs act in the container's mount namespace, and comes back. The working directory is "/" then.
+func (c *container) inside(act func() error) error {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	if err := unix.Setns(int(c.mounts.Fd()), unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("enter the mount namespace of process %d: %w", c.pid, err)
+	}
+	err := act()
+	if e := unix.Setns(int(c.own.Fd()), unix.CLONE_NEWNS); e != nil {
+		err = errors.Join(err, fmt.Errorf("return to the host's mount namespace: %w", e))
+	}
+	return err
+}

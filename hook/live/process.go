@@ -1,0 +1,235 @@
+package live
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/host"
+)
+
+// process is the first process of a container, which waits for the runtime's hooks. Everything is read by its directory
+// in /proc, which stays that of the process even if its ID is used again.
+type process struct {
+	pid   int
+	pidfd *os.File
+	dir   *os.File
+	// mounts is the process' mount namespace, and own that of this process.
+	mounts, own *os.File
+	// users is its user namespace, or nil if that is the host's.
+	users    *os.File
+	uid, gid idMap
+	// hostRoot is the root directory of this process.
+	hostRoot fs.FileInfo
+}
+
+// initialUserNamespace is the inode number of that namespace, USER_NS_INIT_INO of linux/nsfs.h.
+const initialUserNamespace = 0xEFFFFFFD
+
+// openProcess opens the process with that ID. It must be a child of the runtime that runs this hook, and have a mount
+// namespace of its own.
+func openProcess(pid, runtime int, h host.Host) (*process, error) {
+	if pid <= 1 {
+		return nil, fmt.Errorf("the state has the process ID %d, not the container's on the host", pid)
+	}
+	p := &process{pid: pid}
+	if err := p.open(runtime, h); err != nil {
+		p.close()
+		return nil, fmt.Errorf("process %d of the state: %w", pid, err)
+	}
+	return p, nil
+}
+
+func (p *process) open(runtime int, h host.Host) error {
+	fd, err := unix.PidfdOpen(p.pid, 0)
+	if err != nil {
+		return fmt.Errorf("pidfd_open: %w", err)
+	}
+	p.pidfd = os.NewFile(uintptr(fd), "pidfd")
+	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
+	if p.dir, err = os.OpenFile(h.Proc(strconv.Itoa(p.pid)), flags, 0); err != nil {
+		return err
+	}
+	// The directory is that of the process behind the pidfd: a process that runs keeps its ID.
+	if err := p.checkAlive(); err != nil {
+		return err
+	}
+	parent, err := p.parent()
+	if err != nil {
+		return err
+	}
+	if parent != runtime {
+		return fmt.Errorf("it is a child of process %d, and this hook of process %d: "+
+			"only the runtime that made the container may run the hook, without a shell between them", parent, runtime)
+	}
+	if err := p.openMounts(h); err != nil {
+		return err
+	}
+	return p.openUsers(h)
+}
+
+// openMounts opens the mount namespace. That it is not the host's is checked with the container's root.
+func (p *process) openMounts(h host.Host) (err error) {
+	if p.mounts, err = p.openFile("ns/mnt"); err != nil {
+		return err
+	}
+	if p.own, err = os.Open(h.Proc("thread-self", "ns", "mnt")); err != nil {
+		return err
+	}
+	if p.hostRoot, err = os.Stat("/"); err != nil {
+		return err
+	}
+	own, ownErr := p.own.Stat()
+	info, err := p.mounts.Stat()
+	switch {
+	case errors.Join(err, ownErr) != nil:
+		return errors.Join(err, ownErr)
+	case os.SameFile(info, own):
+		return errors.New("it is in the mount namespace of this hook: the container has none of its own, " +
+			"or the runtime runs hooks inside it")
+	}
+	return nil
+}
+
+// openUsers opens the user namespace, if it is not the host's, and reads its mappings.
+func (p *process) openUsers(h host.Host) error {
+	own, err := os.Open(h.Proc("thread-self", "ns", "user"))
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	users, err := p.openFile("ns/user")
+	if err != nil {
+		return err
+	}
+	ownID, err := inode(own)
+	if err != nil {
+		return errors.Join(err, users.Close())
+	}
+	id, err := inode(users)
+	if err != nil || id == ownID {
+		err = errors.Join(err, users.Close())
+	} else {
+		p.users = users
+	}
+	if ownID != initialUserNamespace {
+		err = errors.New("this hook runs in a user namespace, where no device nodes can be made: " +
+			"a rootless engine cannot use it")
+	}
+	if err == nil {
+		p.uid, err = p.readMap("uid_map")
+	}
+	if err == nil {
+		p.gid, err = p.readMap("gid_map")
+	}
+	return err
+}
+
+func inode(f *os.File) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0, &os.PathError{Op: "stat", Path: f.Name(), Err: err}
+	}
+	return st.Ino, nil
+}
+
+func (p *process) close() {
+	for _, f := range []*os.File{p.pidfd, p.dir, p.mounts, p.own, p.users} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// checkAlive returns an error if the process has ended.
+func (p *process) checkAlive() error {
+	fds := []unix.PollFd{{Fd: int32(p.pidfd.Fd()), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	if err != nil {
+		return fmt.Errorf("ask whether it still runs: %w", err)
+	}
+	if n > 0 {
+		return errors.New("it has ended")
+	}
+	return nil
+}
+
+func (p *process) openFile(name string) (*os.File, error) {
+	fd, err := unix.Openat(int(p.dir.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: p.dir.Name() + "/" + name, Err: err}
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// maxProcFile is in bytes. A mapping has at most 340 lines.
+const maxProcFile = 1 << 20
+
+func (p *process) read(name string) ([]byte, error) {
+	f, err := p.openFile(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxProcFile))
+}
+
+// parent is the ID of the process' parent, the fourth field of its stat file (proc_pid_stat(5)). The second is the
+// program's name in parentheses, which may have any characters.
+func (p *process) parent() (int, error) {
+	data, err := p.read("stat")
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	if len(fields) < 2 {
+		return 0, errors.New("its stat file has no parent")
+	}
+	return strconv.Atoi(fields[1])
+}
+
+// idMap has the lines of a uid_map or gid_map (user_namespaces(7)).
+type idMap []idRange
+
+type idRange struct{ inside, outside, size uint64 }
+
+func (p *process) readMap(name string) (idMap, error) {
+	data, err := p.read(name)
+	if err != nil {
+		return nil, err
+	}
+	m, err := parseMap(string(data))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return m, nil
+}
+
+func parseMap(text string) (idMap, error) {
+	var m idMap
+	for line := range strings.Lines(text) {
+		var r idRange
+		if _, err := fmt.Sscan(line, &r.inside, &r.outside, &r.size); err != nil {
+			return nil, fmt.Errorf("line %q: want three numbers", strings.TrimSpace(line))
+		}
+		m = append(m, r)
+	}
+	return m, nil
+}
+
+// host is the host's ID of an ID in the container.
+func (m idMap) host(id uint32) (int, error) {
+	for _, r := range m {
+		if n := uint64(id); n >= r.inside && n-r.inside < r.size {
+			return int(r.outside + n - r.inside), nil
+		}
+	}
+	return 0, fmt.Errorf("ID %d of the container is not mapped to one of the host", id)
+}

@@ -1,0 +1,80 @@
+package live
+
+import (
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/host"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+func TestOpenProcess(t *testing.T) {
+	h, err := host.New("/", "/", "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCreated(t, t.TempDir())
+	ended := newCreated(t, t.TempDir())
+	_ = ended.cmd.Process.Kill() // and not waited for: its ID is not used again
+	var info unix.Siginfo
+	if err := unix.Waitid(unix.P_PID, ended.cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
+	here := exec.Command("sleep", "600")
+	if err := here.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = here.Process.Kill(); _ = here.Wait() })
+	for name, tc := range map[string]struct {
+		pid, runtime int
+		want         string
+	}{
+		"a container":              {c.cmd.Process.Pid, os.Getpid(), ""},
+		"no process":               {0, os.Getpid(), "not the container's on the host"},
+		"process 1":                {1, os.Getpid(), "not the container's on the host"},
+		"a negative ID":            {-1, os.Getpid(), "not the container's on the host"},
+		"an ID that is not used":   {1 << 30, os.Getpid(), "pidfd_open: "},
+		"another runtime's":        {c.cmd.Process.Pid, os.Getppid(), "it is a child of process " + itoa(os.Getpid())},
+		"this process":             {os.Getpid(), os.Getpid(), "it is a child of process "},
+		"in the same mounts":       {here.Process.Pid, os.Getpid(), "in the mount namespace of this hook"},
+		"a process that has ended": {ended.cmd.Process.Pid, os.Getpid(), "it has ended"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := openProcess(tc.pid, tc.runtime, h)
+			if err == nil {
+				defer p.close()
+			}
+			if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestIDMap(t *testing.T) {
+	m, err := parseMap("         0     100000      1000\n      1000 5 1\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[uint32]int{}
+	for _, id := range []uint32{0, 999, 1000, 1001, 4294967295} {
+		if host, err := m.host(id); err == nil {
+			got[id] = host
+		}
+	}
+	if diff := gocmp.Diff(map[uint32]int{0: 100000, 999: 100999, 1000: 5}, got); diff != "" {
+		t.Error(diff)
+	}
+	for _, text := range []string{"0 1", "x", "\n", "0 -1 1"} {
+		if m, err := parseMap(text); err == nil {
+			t.Errorf("%q: %v", text, m)
+		}
+	}
+}

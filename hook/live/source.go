@@ -1,0 +1,92 @@
+package live
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// source is a mount whose detached copy of the host's tree is open. Until the copy is mounted it changes nothing, and
+// it is gone when it is closed.
+type source struct {
+	mount
+	tree  *os.File
+	isDir bool
+}
+
+// openSources opens the sources of all mounts, in the host's mount namespace. users is the container's user namespace,
+// or nil.
+func openSources(mounts []mount, users *os.File) ([]source, error) {
+	var sources []source
+	for _, m := range mounts {
+		s, err := openSource(m, users)
+		if err != nil {
+			closeSources(sources)
+			return nil, fmt.Errorf("mount of %s at %s: %w", m.source, m.target, err)
+		}
+		sources = append(sources, s)
+	}
+	return sources, nil
+}
+
+func closeSources(sources []source) {
+	for _, s := range sources {
+		_ = s.tree.Close()
+	}
+}
+
+func openSource(m mount, users *os.File) (source, error) {
+	flags := uint(unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC)
+	if m.recursive {
+		flags |= unix.AT_RECURSIVE
+	}
+	fd, err := unix.OpenTree(unix.AT_FDCWD, m.source, flags)
+	if err != nil {
+		return source{}, fmt.Errorf("open_tree: %w", err)
+	}
+	s := source{mount: m, tree: os.NewFile(uintptr(fd), m.source)}
+	info, err := s.tree.Stat()
+	if err == nil {
+		s.isDir = info.IsDir()
+		err = s.setAttributes(users)
+	}
+	if err != nil {
+		return source{}, errors.Join(err, s.tree.Close())
+	}
+	return s, nil
+}
+
+// setAttributes gives the tree its options. The copy of a shared mount is shared too: what the container mounts below it
+// would appear on the host. So it is at least a slave everywhere, as in a runtime's mount namespace.
+func (s source) setAttributes(users *os.File) error {
+	const top = uint(unix.AT_EMPTY_PATH)
+	propagation := top
+	if s.deep {
+		propagation |= unix.AT_RECURSIVE
+	}
+	err := s.set(top|unix.AT_RECURSIVE, unix.MountAttr{Propagation: unix.MS_SLAVE})
+	if err == nil {
+		err = s.set(propagation, unix.MountAttr{Propagation: s.propagation})
+	}
+	if err == nil {
+		err = s.set(top, unix.MountAttr{Attr_set: s.attributes})
+	}
+	if err != nil || !s.mapped || users == nil {
+		return err
+	}
+	// Few file systems of older kernels can do it. Without it the files belong to nobody in the container.
+	err = s.set(top, unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(users.Fd())})
+	if errors.Is(err, unix.EINVAL) {
+		return nil
+	}
+	return err
+}
+
+func (s source) set(flags uint, attr unix.MountAttr) error {
+	if err := unix.MountSetattr(int(s.tree.Fd()), "", flags, &attr); err != nil {
+		return fmt.Errorf("mount_setattr: %w", err) // ENOSYS before Linux 5.12
+	}
+	return nil
+}
