@@ -167,11 +167,13 @@ mkdir -p /run/etc/gpu-cdi-plugin; echo 'kinds: [test.com/gpu]' > /run/etc/gpu-cd
 mount -n -t overlay -o lowerdir=/run/etc:/etc overlay /etc
 %s
 `, b.dir, b.setup)
-	const command = `cat /proc/self/mountinfo >/run/before
+	// Mounts of other tests come and go.
+	command := fmt.Sprintf(`mounts() { grep -v -e /tmp/ /proc/self/mountinfo; grep -F %s /proc/self/mountinfo || true; }
+mounts >/run/before
 "$0" "$@" && rc=0 || rc=$?
-cat /proc/self/mountinfo >/run/after
+mounts >/run/after
 cmp /run/before /run/after || diff /run/before /run/after >&2
-exit $rc`
+exit $rc`, b.dir)
 	stdout, stderr, err = e.runBy(b.t, b.dir, setup, command)
 	if strings.Contains(stdout+stderr, "/run/before") {
 		b.t.Errorf("the mounts of the host have changed: %s%s", stdout, stderr)
@@ -189,6 +191,7 @@ func TestLive(t *testing.T) {
 		"the PID namespace of the host":   func(b *liveBundle) { b.hostPID = true },
 		"mounts of the host are shared":   func(b *liveBundle) { b.setup = "mount -n --make-rshared /" },
 		"mounts of the host are slaves":   func(b *liveBundle) { b.setup = "mount -n --make-rshared /; mount -n --make-rslave /" },
+		"a mount in a shared mount":       func(b *liveBundle) { b.useNestedMounts() },
 		"a tmpfs of the container's own":  func(b *liveBundle) { b.useTmpfs() },
 		"an image with links and a cache": func(b *liveBundle) { b.useLinks() },
 		"no tmpfs at /dev":                func(b *liveBundle) { b.usePlainDev() },
@@ -212,6 +215,23 @@ func TestLive(t *testing.T) {
 			})
 		}
 	}
+}
+
+// useNestedMounts has a mount whose mount point is in another one's directory, which is shared on the host.
+func (b *liveBundle) useNestedMounts() {
+	b.t.Helper()
+	if err := errors.Join(os.Mkdir(b.dir+"/drivers", 0o755),
+		os.WriteFile(b.dir+"/drivers/libcuda.so.580.1", nil, 0o644)); err != nil {
+		b.t.Fatal(err)
+	}
+	b.setup = "mount -n --make-rshared /"
+	b.edits = map[string]any{"mounts": []any{
+		map[string]any{"hostPath": b.dir + "/drivers", "containerPath": "/opt/driver", "options": []string{"rbind"}},
+		map[string]any{
+			"hostPath": b.dir + "/libcuda.so.580.1", "containerPath": "/opt/driver/libcuda.so.580.1",
+			"options": []string{"ro", "bind"},
+		},
+	}}
 }
 
 // useTmpfs mounts a tmpfs where the driver's files go, as engines do with /run.

@@ -52,6 +52,14 @@ type Request struct {
 // Warnings are for what the container can start without. On an error nothing was changed, or it was taken back; an
 // error of taking it back is joined.
 func Give(ctx context.Context, r Request, h host.Host) (warnings []error, err error) {
+	warnings, err = give(ctx, r, h)
+	if errors.Is(err, unix.ENOSYS) {
+		err = fmt.Errorf("%w: Linux 5.12 or newer is needed", err)
+	}
+	return warnings, err
+}
+
+func give(ctx context.Context, r Request, h host.Host) (warnings []error, err error) {
 	p, err := makePlan(r.Before, r.After)
 	if err != nil {
 		return nil, err
@@ -65,7 +73,10 @@ func Give(ctx context.Context, r Request, h host.Host) (warnings []error, err er
 		return nil, err
 	}
 	defer process.close()
-	sources, err := openSources(p.mounts, process.users)
+	if p.users != (process.users != nil) { // the policy may have decided by it
+		return nil, fmt.Errorf("config.json is not that of process %d: one of them has a user namespace", process.pid)
+	}
+	sources, err := openSources(p.mounts)
 	if err != nil {
 		return nil, err
 	}

@@ -64,11 +64,16 @@ func (c *created) end() {
 // give is Give, with this process as the runtime.
 func (c *created) give(ctx context.Context, change func(*oci.Spec)) ([]error, error) {
 	c.t.Helper()
+	before, after := configs(c.t, change)
+	return c.giveOf(ctx, before, after)
+}
+
+func (c *created) giveOf(ctx context.Context, before, after []byte) ([]error, error) {
+	c.t.Helper()
 	h, err := host.New("/", "/", "/")
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	before, after := configs(c.t, change)
 	var warnings []error
 	done := make(chan struct{})
 	go func() {
@@ -204,5 +209,17 @@ func TestGiveTakesBack(t *testing.T) {
 				t.Errorf("the mounts have changed:\n%s", mounts(t, pid))
 			}
 		})
+	}
+}
+
+// A policy may allow devices only in user namespaces. The owner of a bundle can exchange config.json.
+func TestGiveComparesTheUserNamespace(t *testing.T) {
+	c := newCreated(t, t.TempDir())
+	_, config := configs(t, func(c *oci.Spec) {
+		c.Linux.Namespaces = []oci.LinuxNamespace{{Type: oci.UserNamespace}}
+	})
+	_, err := c.giveOf(t.Context(), config, config)
+	if err == nil || !strings.Contains(err.Error(), "config.json is not that of process "+itoa(c.cmd.Process.Pid)) {
+		t.Error(err)
 	}
 }

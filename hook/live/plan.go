@@ -31,8 +31,9 @@ type plan struct {
 	// variables are the names of those that the container should have, and cannot get.
 	variables []string
 
-	// root is the path of the container's root as in config.json.
-	root string
+	// root is the path of the container's root as in config.json, and users whether it has a user namespace there.
+	root  string
+	users bool
 }
 
 // node is a device node. The owners are the container's IDs.
@@ -52,8 +53,6 @@ type mount struct {
 	// propagation is MS_PRIVATE or MS_SLAVE; deep includes the mounts below.
 	propagation uint64
 	deep        bool
-	// mapped shows the owners of files mapped by the container's user namespace, where the file system can.
-	mapped bool
 }
 
 // makePlan plans what turns a container with the config.json before into one with after. It is a pure function. An
@@ -68,7 +67,7 @@ func makePlan(before, after []byte) (*plan, error) {
 	}
 	fill(&old)
 	fill(&config)
-	p := &plan{root: old.Root.Path}
+	p := &plan{root: old.Root.Path, users: slices.ContainsFunc(old.Linux.Namespaces, isUser)}
 	var errs []error
 	for _, d := range added(old.Linux.Devices, config.Linux.Devices) {
 		errs = append(errs, p.addNode(d))
@@ -95,6 +94,8 @@ func makePlan(before, after []byte) (*plan, error) {
 	}
 	return p, nil
 }
+
+func isUser(n oci.LinuxNamespace) bool { return n.Type == oci.UserNamespace }
 
 // fill makes the parts that devices are in.
 func fill(c *oci.Spec) {
@@ -183,8 +184,9 @@ func (p *plan) addMount(o oci.Mount, old []oci.Mount) error {
 			m.propagation, m.deep = unix.MS_PRIVATE, option == "rprivate"
 		case "slave", "rslave":
 			m.propagation, m.deep = unix.MS_SLAVE, option == "rslave"
-		case "idmap", "ridmap": // from the CDI library, in a user namespace
-			m.mapped = true
+		case "idmap", "ridmap":
+			// The CDI library adds it in a user namespace. It would make the container's root the owner of the host's
+			// files, and with CAP_SYS_ADMIN in its namespace that can make a read-only mount writable.
 		default:
 			attribute, ok := attributes[option]
 			if !ok {

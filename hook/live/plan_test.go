@@ -39,8 +39,8 @@ func describe(p *plan) []string {
 		lines = append(lines, fmt.Sprintf("node %s mode %o device %#x of %d:%d", n.path, n.mode, n.device, n.uid, n.gid))
 	}
 	for _, m := range p.mounts {
-		lines = append(lines, fmt.Sprintf("mount %s at %s recursive %v attributes %#x propagation %#x deep %v mapped %v",
-			m.source, m.target, m.recursive, m.attributes, m.propagation, m.deep, m.mapped))
+		lines = append(lines, fmt.Sprintf("mount %s at %s recursive %v attributes %#x propagation %#x deep %v",
+			m.source, m.target, m.recursive, m.attributes, m.propagation, m.deep))
 	}
 	for _, w := range p.work {
 		lines = append(lines, "work "+strings.Join(w.Args(), " "))
@@ -93,16 +93,16 @@ func TestPlan(t *testing.T) {
 			func(c *oci.Spec) {
 				c.Mounts = append(c.Mounts, bind("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate", "ridmap"))
 			},
-			mount("recursive true attributes 0xf propagation 0x40000 deep true mapped true"),
+			mount("recursive true attributes 0xf propagation 0x40000 deep true"),
 		},
 		"a mount without options": {func(c *oci.Spec) {
 			m := bind("rw")
 			m.Type = "bind"
 			c.Mounts = append(c.Mounts, m)
-		}, mount("recursive false attributes 0x0 propagation 0x80000 deep true mapped false")},
+		}, mount("recursive false attributes 0x0 propagation 0x80000 deep true")},
 		"a mount of one file": {
 			func(c *oci.Spec) { c.Mounts = append(c.Mounts, bind("bind", "private")) },
-			mount("recursive false attributes 0x0 propagation 0x40000 deep false mapped false"),
+			mount("recursive false attributes 0x0 propagation 0x40000 deep false"),
 		},
 		"the project's hook, twice": {func(c *oci.Spec) {
 			c.Hooks.CreateContainer = append(c.Hooks.CreateContainer, ours("create-container", "--mask-params"),

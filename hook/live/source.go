@@ -16,12 +16,11 @@ type source struct {
 	isDir bool
 }
 
-// openSources opens the sources of all mounts, in the host's mount namespace. users is the container's user namespace,
-// or nil.
-func openSources(mounts []mount, users *os.File) ([]source, error) {
+// openSources opens the sources of all mounts, in the host's mount namespace.
+func openSources(mounts []mount) ([]source, error) {
 	var sources []source
 	for _, m := range mounts {
-		s, err := openSource(m, users)
+		s, err := openSource(m)
 		if err != nil {
 			closeSources(sources)
 			return nil, fmt.Errorf("mount of %s at %s: %w", m.source, m.target, err)
@@ -37,7 +36,7 @@ func closeSources(sources []source) {
 	}
 }
 
-func openSource(m mount, users *os.File) (source, error) {
+func openSource(m mount) (source, error) {
 	flags := uint(unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC)
 	if m.recursive {
 		flags |= unix.AT_RECURSIVE
@@ -50,7 +49,7 @@ func openSource(m mount, users *os.File) (source, error) {
 	info, err := s.tree.Stat()
 	if err == nil {
 		s.isDir = info.IsDir()
-		err = s.setAttributes(users)
+		err = s.setAttributes()
 	}
 	if err != nil {
 		return source{}, errors.Join(err, s.tree.Close())
@@ -60,7 +59,7 @@ func openSource(m mount, users *os.File) (source, error) {
 
 // setAttributes gives the tree its options. The copy of a shared mount is shared too: what the container mounts below it
 // would appear on the host. So it is at least a slave everywhere, as in a runtime's mount namespace.
-func (s source) setAttributes(users *os.File) error {
+func (s source) setAttributes() error {
 	const top = uint(unix.AT_EMPTY_PATH)
 	propagation := top
 	if s.deep {
@@ -73,20 +72,12 @@ func (s source) setAttributes(users *os.File) error {
 	if err == nil {
 		err = s.set(top, unix.MountAttr{Attr_set: s.attributes})
 	}
-	if err != nil || !s.mapped || users == nil {
-		return err
-	}
-	// Few file systems of older kernels can do it. Without it the files belong to nobody in the container.
-	err = s.set(top, unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(users.Fd())})
-	if errors.Is(err, unix.EINVAL) {
-		return nil
-	}
 	return err
 }
 
 func (s source) set(flags uint, attr unix.MountAttr) error {
 	if err := unix.MountSetattr(int(s.tree.Fd()), "", flags, &attr); err != nil {
-		return fmt.Errorf("mount_setattr: %w", err) // ENOSYS before Linux 5.12
+		return fmt.Errorf("mount_setattr: %w", err)
 	}
 	return nil
 }
