@@ -316,7 +316,7 @@ func TestTheBinaryIsSmall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if i.Size() > 4<<20 {
-		t.Errorf("the binary has %d bytes, want at most 4 MiB", i.Size())
+	if i.Size() > 6e6 {
+		t.Errorf("the binary has %d bytes, want at most 6 MB", i.Size())
 	}
 }

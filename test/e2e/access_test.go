@@ -30,7 +30,7 @@ func TestAccess(t *testing.T) {
 		t.Fatal(err)
 	}
 	const given = 5
-	for _, e := range shared.Engines() {
+	for _, e := range append(shared.Engines(), live(t)...) {
 		t.Run(e.String(), func(t *testing.T) {
 			t.Parallel()
 			var nodes []node
@@ -51,7 +51,7 @@ func TestMIGAccess(t *testing.T) {
 		t.Fatal(err)
 	}
 	given, nodes := migNodes(t, n, snapshot.Devices)
-	for _, e := range shared.Engines() {
+	for _, e := range append(shared.Engines(), live(t)...) {
 		t.Run(e.String(), func(t *testing.T) {
 			t.Parallel()
 			checkAccess(t, e, n, nodes, given)

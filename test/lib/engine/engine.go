@@ -8,10 +8,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"gpu-cdi-plugin/test/lib/image"
 	"gpu-cdi-plugin/test/lib/proc"
@@ -54,7 +58,10 @@ type Bare struct {
 	Runtime string // "runc" or "crun"
 	// Wrapper is the path of gpu-cdi-runtime, which is called in place of the runtime and runs it; empty without.
 	Wrapper string
-	Cgroup  Cgroup
+	// Hook is the path of prestart-hook, which the runtime runs in the createRuntime stage; empty without. The
+	// container's devices are then annotations.
+	Hook   string
+	Cgroup Cgroup
 	Images  *Images
 	// Inject injects devices into a bundle's config.json.
 	Inject func(t testing.TB, bundle, cdiDir string, names []string)
@@ -62,18 +69,53 @@ type Bare struct {
 
 // String names the runtime and the control groups, as in "runc on cgroup v2".
 func (b *Bare) String() string {
-	return fmt.Sprintf("%s on %s", runtimeName(b.Runtime, b.Wrapper), b.Cgroup)
+	name := runtimeName(b.Runtime, b.Wrapper)
+	if b.Hook != "" {
+		name += " and a createRuntime hook"
+	}
+	return fmt.Sprintf("%s on %s", name, b.Cgroup)
 }
 
 // Run runs a container in a fresh bundle, on a fresh copy of its image.
 func (b *Bare) Run(t testing.TB, c Container) proc.Result {
 	t.Helper()
+	if b.Hook != "" {
+		return b.runHook(t, c)
+	}
 	bundle := b.Bundle(t, b.Images.Copy(t, c.Image), c)
 	if b.Wrapper == "" {
 		return b.Start(t, bundle)
 	}
 	bundle.Runtime = b.Wrapper
 	return execute(t, inNamespace(t, c.CDIDir, policyFor(t, b.Runtime), b.Cgroup, bundle.Command()...))
+}
+
+// runHook runs a container whose devices are annotations, with a hook that gives them.
+func (b *Bare) runHook(t testing.TB, c Container) proc.Result {
+	t.Helper()
+	// crun discards the standard error of hooks, unless an annotation names a file.
+	log := filepath.Join(t.TempDir(), "hook-stderr")
+	all := map[string]string{"run.oci.hooks.stderr": log}
+	maps.Copy(all, c.Annotations)
+	if len(c.Devices) > 0 {
+		all["cdi.k8s.io/devices"] = strings.Join(c.Devices, ",")
+	}
+	c.Devices, c.Annotations = nil, all
+	bundle := b.Bundle(t, b.Images.Copy(t, c.Image), c)
+	err := bundle.Edit(func(s *specs.Spec) error {
+		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{
+			Path: b.Hook, Args: []string{"prestart-hook", "create-runtime"}, Env: []string{"PATH=/usr/sbin:/usr/bin"},
+		}}}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res := execute(t, inNamespace(t, c.CDIDir, "", b.Cgroup, bundle.Command()...))
+	if message, err := os.ReadFile(log); err == nil && res.Code != 0 {
+		res.Stderr += string(message)
+	}
+	return res
 }
 
 func runtimeName(runtime, wrapper string) string {
