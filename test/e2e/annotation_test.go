@@ -58,6 +58,11 @@ func live(t *testing.T) []engine.Engine {
 	for _, e := range shared.Runtimes() {
 		all = append(all, &engine.Bare{Runtime: e.Runtime, Hook: hook, Cgroup: e.Cgroup, Images: e.Images})
 	}
+	// Debian's runc is 1.1.
+	newer := shared.Peer(t, "runc")
+	for _, c := range []engine.Cgroup{engine.V1, engine.V2} {
+		all = append(all, &engine.Bare{Runtime: newer, Hook: hook, Cgroup: c, Images: shared.Images})
+	}
 	return all
 }
 
