@@ -217,6 +217,7 @@ func TestServeResetsAGPUForAnAdministrator(t *testing.T) {
 		data, err := os.ReadFile(filepath.Join(s.dir, "state", "health.json"))
 		return err == nil && !strings.Contains(string(data), `"heldSince"`)
 	})
+	s.logs("was not done, since the client or this program has ended: reset 3, wait")
 
 	// While one waits, the GPU is cordoned, and another is refused. When the container ends the GPU is reset.
 	done := make(chan struct{})
