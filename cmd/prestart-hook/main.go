@@ -101,10 +101,11 @@ func main() {
 	// If even the message about the deadline blocks.
 	time.AfterFunc(deadline+time.Second, func() { os.Exit(statusFailure) })
 	in := inject.Injector{
-		PolicyFile: "/etc/gpu-cdi-plugin/hook.yaml",
-		CDIDirs:    []string{"/etc/cdi", "/var/run/cdi"}, // as engines read them
-		RuntimeDir: "/run/gpu-cdi-plugin",
-		PodLogs:    "/var/log/pods",
+		PolicyFile:   "/etc/gpu-cdi-plugin/hook.yaml",
+		CDIDirs:      []string{"/etc/cdi", "/var/run/cdi"}, // as engines read them
+		RuntimeDir:   "/run/gpu-cdi-plugin",
+		PodLogs:      "/var/log/pods",
+		SyslogSocket: "/dev/log",
 	}
 	os.Exit(run(in, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }

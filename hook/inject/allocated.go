@@ -98,11 +98,7 @@ func (i Injector) checkAllocated(c *container, names []string, dirs *cdi.SpecDir
 			names[0], p.container, p.namespace, p.name, err)
 	}
 	for _, name := range names {
-		edits := editsOf(dirs, name)
-		same := func(other string) bool {
-			return other == name || edits != nil && reflect.DeepEqual(edits, editsOf(dirs, other))
-		}
-		if !slices.ContainsFunc(given, same) {
+		if !slices.ContainsFunc(given, func(other string) bool { return sameDevice(dirs, name, other) }) {
 			return fmt.Errorf("device %s is not given: the kubelet gave container %s of pod %s/%s only %s",
 				name, p.container, p.namespace, p.name, strings.Join(given, ", "))
 		}
@@ -110,14 +106,21 @@ func (i Injector) checkAllocated(c *container, names []string, dirs *cdi.SpecDir
 	return nil
 }
 
-// editsOf are those of a device, or nil if it does not exist. Two names of one device have the same.
-func editsOf(dirs *cdi.SpecDirs, name string) *specs.ContainerEdits {
+// sameDevice reports whether two names, such as an index and a UUID, are of one device: they have the same edits in one
+// file. With those of another file a container would get what that has for all of its devices, too.
+func sameDevice(dirs *cdi.SpecDirs, name, other string) bool {
 	file := fileOf(dirs, name)
-	if file == nil {
-		return nil
+	if name == other || file == nil || file != fileOf(dirs, other) {
+		return name == other // cdi reports one that does not exist
 	}
-	for i := range file.Spec.Devices {
-		if d := &file.Spec.Devices[i]; file.Spec.Kind+"="+d.Name == name {
+	a, b := editsOf(file.Spec, name), editsOf(file.Spec, other)
+	return a != nil && reflect.DeepEqual(a, b)
+}
+
+// editsOf are those of a device, or nil if it does not exist.
+func editsOf(spec *specs.Spec, name string) *specs.ContainerEdits {
+	for i := range spec.Devices {
+		if d := &spec.Devices[i]; spec.Kind+"="+d.Name == name {
 			return &d.ContainerEdits
 		}
 	}

@@ -199,6 +199,17 @@ func TestAllocated(t *testing.T) {
 	}
 }
 
+// A device of another spec with the same edits is not the one that the kubelet gave.
+func TestAllocatedFromAnotherSpec(t *testing.T) {
+	n := newPodNode(t)
+	n.serve(given{"team-a/job/main": "nvidia.com/gpu=GPU-0"})
+	spec := ownSpec(n.dir + "/prestart-hook")
+	spec.Kind, spec.ContainerEdits.Env = "their.com/disk", []string{"DISK=all"}
+	n.must(cdi.WriteFile(n.dir+"/cdi/theirs.json", spec))
+	_, err := n.Config([]byte(own("their.com/disk=0")))
+	checkError(t, err, "device their.com/disk=0 is not given: the kubelet gave container main of pod team-a/job only")
+}
+
 // A user who writes config.json can write the cgroup of any pod.
 func TestAllocatedInAUsersBundle(t *testing.T) {
 	n := newPodNode(t)

@@ -34,6 +34,8 @@ type Injector struct {
 	// RuntimeDir is the directory of the control socket of "gpu-cdi-plugin serve", and PodLogs that in which the
 	// kubelet has a directory for each pod. They are used only where the policy asks for what the kubelet gave.
 	RuntimeDir, PodLogs string
+	// SyslogSocket is where the syslog daemon receives datagrams. It is used only where the policy has it for a log.
+	SyslogSocket string
 }
 
 // Config returns a config.json with the devices that its annotations name, or nil if it has them already or names none.

@@ -14,9 +14,6 @@ import (
 // syslog is the value of the policy's log key for the system's log.
 const syslog = "syslog"
 
-// syslogSocket is a variable for tests.
-var syslogSocket = "/dev/log"
-
 // Level is how bad a problem is.
 type Level string
 
@@ -39,7 +36,7 @@ func (i Injector) Log(level Level, position, container string, problem error) er
 	var err error
 	switch {
 	case p.Log == syslog:
-		err = toSyslog(level, line)
+		err = toSyslog(i.SyslogSocket, level, line)
 	case filepath.IsAbs(p.Log):
 		err = toFile(p.Log, fmt.Sprintf("time=%s %s\n", time.Now().UTC().Format(time.RFC3339), line))
 	}
@@ -85,8 +82,8 @@ func toFile(path, line string) error {
 // Priorities of syslog: the facility of daemons, and the severity.
 var priorities = map[Level]int{Warning: 3<<3 | 4, Error: 3<<3 | 3}
 
-// toSyslog sends a line to the daemon at /dev/log, without waiting for it.
-func toSyslog(level Level, line string) error {
+// toSyslog sends a line to the daemon at a socket, without waiting for it.
+func toSyslog(socket string, level Level, line string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return os.NewSyscallError("socket", err)
@@ -94,6 +91,6 @@ func toSyslog(level Level, line string) error {
 	defer unix.Close(fd)
 	now := time.Now().Format(time.Stamp)
 	text := fmt.Sprintf("<%d>%s gpu-cdi-hook[%d]: %s", priorities[level], now, os.Getpid(), line)
-	err = unix.Sendto(fd, []byte(text), 0, &unix.SockaddrUnix{Name: syslogSocket})
-	return os.NewSyscallError("send to "+syslogSocket, err)
+	err = unix.Sendto(fd, []byte(text), 0, &unix.SockaddrUnix{Name: socket})
+	return os.NewSyscallError("send to "+socket, err)
 }

@@ -86,10 +86,9 @@ func TestLogToAHostileFile(t *testing.T) {
 func TestLogToSyslog(t *testing.T) {
 	n := newNode(t)
 	n.write("hook.yaml", "log: syslog")
-	defer func(path string) { syslogSocket = path }(syslogSocket)
-	syslogSocket = n.dir + "/dev-log"
-	checkError(t, n.Log(Error, "precreate", "", errHostile), "write to the log syslog: send to "+syslogSocket)
-	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: syslogSocket, Net: "unixgram"})
+	n.SyslogSocket = n.dir + "/dev-log"
+	checkError(t, n.Log(Error, "precreate", "", errHostile), "write to the log syslog: send to "+n.SyslogSocket)
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: n.SyslogSocket, Net: "unixgram"})
 	n.must(err)
 	defer func() { _ = c.Close() }()
 	n.must(n.Log(Warning, "precreate", "c1", errHostile))
