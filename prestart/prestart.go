@@ -82,8 +82,8 @@ type Device struct {
 	SharesMemory bool
 	// Exclusive is whether the GPU's compute mode is to be EXCLUSIVE_PROCESS, as MPS needs.
 	Exclusive bool
-	// Others returns which other containers have the GPU or a part of it all the same, or "": State.Shared knows only of
-	// those that may get it now. It is called before a whole GPU is changed, and must return soon. It may be nil.
+	// Others returns which other containers have the GPU all the same, or "": State.Shared knows only of those that may
+	// get it now. It is called before a whole GPU is changed, and must return soon. It may be nil.
 	Others func() (reason string, err error)
 }
 

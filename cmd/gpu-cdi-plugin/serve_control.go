@@ -206,7 +206,10 @@ func (a *administrator) usersOf(ctx context.Context, d *gpu.Device, force bool) 
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without a kubelet there are no pods
 		return nil, err
 	}
-	uuids := a.preparer.partsOf(d.UUID)
+	uuids := []string{d.UUID}
+	for _, m := range d.MIG {
+		uuids = append(uuids, m.UUID)
+	}
 	var users []string
 	for _, h := range list {
 		if slices.ContainsFunc(h.Devices, func(id string) bool {

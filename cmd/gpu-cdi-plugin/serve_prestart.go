@@ -129,9 +129,10 @@ func (p *preparer) prepare(ctx context.Context, resourceName string, devices []*
 // holdersLimit is how long a container waits for the kubelet to say which containers have which devices.
 const holdersLimit = 2 * time.Second
 
-// othersOf returns a function that says which other containers have a GPU of a request, or a part of it, for
-// prestart.Device.Others: those that got it in another form or under another name, before a reload or from another
-// plugin. The kubelet is asked once for all GPUs. Where it has no PodResources socket, there are none.
+// othersOf returns a function that says which other containers have a GPU of a request, for prestart.Device.Others: those
+// that got it as a replica or under another name, before a reload or from another plugin. No container has a MIG device
+// of it, since GPUs in MIG mode are not offered whole. The kubelet is asked once for all GPUs. Where it has no
+// PodResources socket, there are none.
 func (p *preparer) othersOf(
 	ctx context.Context, resourceName string, requested []*resource.Device,
 ) func(*resource.Device) (string, error) {
@@ -154,24 +155,11 @@ func (p *preparer) othersOf(
 			return "", err
 		}
 		var has []string
-		for _, h := range holders.Others(all, resourceName, ids, p.partsOf(d.Parent)) {
-			has = append(has, h.String()+" has it or a part of it")
+		for _, h := range holders.Others(all, resourceName, ids, d.UUID) {
+			has = append(has, h.String()+" has it")
 		}
 		return strings.Join(has, ", "), nil
 	}
-}
-
-// partsOf are the UUIDs of a GPU and of its MIG devices.
-func (p *preparer) partsOf(gpuUUID string) []string {
-	uuids := []string{gpuUUID}
-	if s := p.node.State().Snapshot; s != nil {
-		if one := gpuOf(s, gpuUUID); one != nil {
-			for _, m := range one.MIG {
-				uuids = append(uuids, m.UUID)
-			}
-		}
-	}
-	return uuids
 }
 
 // whyNotReady is why a container must not have a device whatever its policy does, or empty. Faults of the device are a matter

@@ -58,14 +58,14 @@ func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 	return fromPods(resp.GetPodResources()), nil
 }
 
-// Others returns the containers that have a GPU or MIG device with one of the UUIDs, of any resource, without the
-// container that the kubelet starts: the one that has an ID of the request as a device of its resource. An init
-// container is not listed, but the container of its pod that gets its devices afterwards is: it is left out too.
-func Others(list []topology.Holder, resource string, ids, uuids []string) []topology.Holder {
+// Others returns the containers that have a GPU or a replica of it, of any resource, without the container that the
+// kubelet starts: the one that has an ID of the request as a device of its resource. An init container is not listed,
+// but the container of its pod that gets its devices afterwards is: it is left out too.
+func Others(list []topology.Holder, resource string, ids []string, uuid string) []topology.Holder {
 	var others []topology.Holder
 	for _, h := range list {
 		requested := slices.ContainsFunc(h.ByResource[resource], func(id string) bool { return slices.Contains(ids, id) })
-		has := slices.ContainsFunc(h.Devices, func(id string) bool { return slices.Contains(uuids, topology.UUIDOf(id)) })
+		has := slices.ContainsFunc(h.Devices, func(id string) bool { return topology.UUIDOf(id) == uuid })
 		if has && !requested {
 			others = append(others, h)
 		}

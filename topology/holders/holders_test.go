@@ -99,15 +99,15 @@ func TestOthers(t *testing.T) {
 		"the GPU by another name in the same pod": {
 			[]topology.Holder{holder("p", "c", gpus, "GPU-1"), holder("p", "d", old, "GPU-1")}, []string{"GPU-1"}, []string{"p"},
 		},
-		"a replica and a MIG device": {
+		"replicas of it": {
 			[]topology.Holder{
-				holder("p", "c", gpus, "GPU-1"), holder("q", "c", gpus, "GPU-1::0"), holder("r", "c", gpus, "MIG-1"),
+				holder("p", "c", gpus, "GPU-1"), holder("q", "c", gpus, "GPU-1::0"), holder("r", "c", old, "GPU-1::1"),
 			}, []string{"GPU-1"}, []string{"q", "r"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, h := range holders.Others(c.list, gpus, c.ids, []string{"GPU-1", "MIG-1"}) {
+			for _, h := range holders.Others(c.list, gpus, c.ids, "GPU-1") {
 				got = append(got, h.Pod)
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
