@@ -21,12 +21,9 @@ const recordVersion = 1
 // Recorded returns the states of a record, by UUID, as they would be restored now.
 func Recorded(data []byte, now Identity) (map[string]Status, error) {
 	m := New(Rules{})
-	r, err := parseRecord(data)
-	if err == nil {
-		err = m.restore(&r, now)
-	}
+	r, err := m.restore(data, now)
 	if err != nil {
-		return nil, fmt.Errorf("read the recorded health of the devices: %w", err)
+		return nil, err
 	}
 	m.eventsMissed = r.EventsMissed
 	all := map[string]Status{}
@@ -155,21 +152,19 @@ func EditCordon(data []byte, id Identity, now time.Time, d Device, reason string
 // A device that is not there is remembered by its UUID, which no other GPU has. After an error the machine is as it
 // was.
 func (m *Machine) Restore(data []byte, now Identity) error {
-	r, err := parseRecord(data)
-	if err == nil {
-		err = m.restore(&r, now)
-	}
-	if err != nil {
-		return fmt.Errorf("restore the health of the devices: %w", err)
-	}
-	return nil
+	_, err := m.restore(data, now)
+	return err
 }
 
-func (m *Machine) restore(r *record, now Identity) error {
+func (m *Machine) restore(data []byte, now Identity) (record, error) {
+	r, err := parseRecord(data)
+	if err != nil {
+		return r, fmt.Errorf("restore the health of the devices: %w", err)
+	}
 	entries := map[string]*entry{}
 	for _, d := range r.Devices {
 		if d.UUID == "" || !slices.Contains([]State{Healthy, Suspect, Unhealthy, Recovering}, d.State) {
-			return fmt.Errorf("device %q has state %q", d.UUID, d.State)
+			return r, fmt.Errorf("restore the health of the devices: device %q has state %q", d.UUID, d.State)
 		}
 		e := &entry{recordedState: d.recordedState, codes: map[uint64]*occurrences{}}
 		if r.Identity != now && e.State != Healthy {
@@ -196,5 +191,5 @@ func (m *Machine) restore(r *record, now Identity) error {
 		m.baselines[uuid] = b
 	}
 	m.forget()
-	return nil
+	return r, nil
 }

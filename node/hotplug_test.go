@@ -25,10 +25,10 @@ func TestGPUsThatComeAndGoAreNoticedWithinASecond(t *testing.T) {
 	<-listening
 	good, _ := healthy(b.rec.State())
 	snapshot := b.rec.State().Snapshot
-	const mig = 0 // GPU 2 has no MIG devices afterwards
-	must(t, b.node.DisableMIG(2))
-	b.rec.Receive(gpu.Event{GPU: b.uuids()[2], Kind: gpu.EventMIG})
-	all := good - len(snapshot.Devices[2].MIG) + 1
+	const mig, whole = 0, 2
+	must(t, b.node.DisableMIG(whole))
+	b.rec.Receive(gpu.Event{GPU: b.uuids()[whole], Kind: gpu.EventMIG})
+	all := good - len(snapshot.Devices[whole].MIG) + 1
 	b.within(time.Second, "a GPU without MIG devices", all)
 	for _, step := range []struct {
 		what   string
@@ -40,7 +40,7 @@ func TestGPUsThatComeAndGoAreNoticedWithinASecond(t *testing.T) {
 		{"the GPU is unplugged", b.node.Unplug, all - 1},
 		{"the GPU is plugged in", b.node.Plug, all},
 	} {
-		must(t, step.change(2))
+		must(t, step.change(whole))
 		b.within(time.Second, step.what, step.want)
 	}
 	must(t, b.node.Unplug(mig))

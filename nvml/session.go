@@ -97,7 +97,7 @@ func NewSession(opts Options) *Session {
 	if opts.Timeout == 0 {
 		opts.Timeout = DefaultTimeout
 	}
-	return &Session{opts: opts}
+	return &Session{opts: opts, seen: map[string]bool{}}
 }
 
 // ReadDevices reads the GPUs once, without links, and closes the library. A GPU that cannot be read is in the snapshot
@@ -228,21 +228,19 @@ func (s *Session) mayBecomeReadable(snapshot *gpu.Snapshot) bool {
 // unreadableGPUs lists the GPUs that could not be read, as text to compare. So is one that was in a snapshot before, and
 // that the kernel module has and NVML does not: others it may never have, as in a container that gets some GPUs.
 func (s *Session) unreadableGPUs(snapshot *gpu.Snapshot) string {
+	known := strings.Split(s.known, ",")
+	maps.DeleteFunc(s.seen, func(address string, _ bool) bool { return !slices.Contains(known, address) })
 	var list []string
-	gone := map[string]bool{}
-	for address := range strings.FieldsFuncSeq(s.known, func(r rune) bool { return r == ',' }) {
-		gone[address] = s.seen[address]
-	}
-	s.seen = maps.Clone(gone)
+	there := map[string]bool{}
 	for i := range snapshot.Devices {
 		d := &snapshot.Devices[i]
-		s.seen[d.PCIBusID], gone[d.PCIBusID] = true, false
+		s.seen[d.PCIBusID], there[d.PCIBusID] = true, true
 		if !d.Usable() {
 			list = append(list, d.PCIBusID+" "+strconv.Itoa(d.Index))
 		}
 	}
-	for _, address := range slices.Sorted(maps.Keys(gone)) {
-		if gone[address] {
+	for _, address := range slices.Sorted(maps.Keys(s.seen)) {
+		if !there[address] {
 			list = append(list, address)
 		}
 	}

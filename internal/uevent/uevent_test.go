@@ -106,7 +106,9 @@ func TestUeventsOfTheKernel(t *testing.T) {
 		}
 	}
 	_ = source.Close()
-	<-ended
+	if err := <-ended; err == nil {
+		t.Error("watching a closed source ended without an error")
+	}
 	if n := len(changes); n > 0 {
 		t.Errorf("%d more changes", n)
 	}
