@@ -74,7 +74,7 @@ func Engines() []Engine {
 		},
 		{
 			Name: "live", Without: "-",
-			Gives: "a createRuntime hook for annotations in CRI-O, and in podman",
+			Gives: "a createRuntime hook for annotations in CRI-O, podman",
 			reads: append([]string{commonHooks + "/" + liveHook, adminHooks + "/" + liveHook}, crioConfigs...),
 			add:   addLive, remove: removeLive,
 		},
@@ -212,15 +212,9 @@ func addDocker(e *edit) error {
 		e.record.Made = append(e.record.Made, daemonFile)
 		original = []byte("{\n}\n")
 	}
-	var settings struct {
-		Features map[string]bool
-		Runtimes map[string]struct{ Path string }
-	}
-	if _, err := parseObject(original); err != nil {
-		return fmt.Errorf("read %s: %w", daemonFile, err)
-	}
-	if err := json.Unmarshal(original, &settings); err != nil {
-		return fmt.Errorf("read %s: %w", daemonFile, err)
+	settings, err := readDaemon(original)
+	if err != nil {
+		return err
 	}
 	cdi, isSet := settings.Features["cdi"]
 	runtime, exists := settings.Runtimes[runtimeName]
@@ -241,7 +235,11 @@ func addDocker(e *edit) error {
 		if text, added, err = setKey(text, strings.Split(setting[0], "."), setting[1]); err != nil {
 			return fmt.Errorf("change %s: %w", daemonFile, err)
 		}
-		e.record.Daemon = append(e.record.Daemon, added...)
+		for _, key := range added {
+			if !slices.Contains(e.record.Daemon, key) {
+				e.record.Daemon = append(e.record.Daemon, key)
+			}
+		}
 	}
 	e.put(daemonFile, text)
 	return nil
@@ -249,21 +247,44 @@ func addDocker(e *edit) error {
 
 const runtimeKey = "runtimes." + runtimeName
 
+// daemonSettings are the parts of daemon.json that matter here.
+type daemonSettings struct {
+	Features map[string]bool
+	Runtimes map[string]struct{ Path string }
+}
+
+func readDaemon(text []byte) (s daemonSettings, err error) {
+	if _, err = parseObject(text); err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	if err != nil {
+		return s, fmt.Errorf("read %s: %w", daemonFile, err)
+	}
+	return s, nil
+}
+
 func removeDocker(e *edit) error {
 	original, err := e.shared(daemonFile)
 	keys := e.record.Daemon
 	e.record.Daemon = nil
-	if err != nil || original == nil {
+	if err != nil || original == nil || keys == nil {
+		return err
+	}
+	settings, err := readDaemon(original)
+	if err != nil {
 		return err
 	}
 	text := original
 	for _, key := range slices.Backward(keys) {
+		if key == "features.cdi" && !settings.Features["cdi"] {
+			continue // someone has switched it off since
+		}
 		isObject := !strings.Contains(key, ".")
 		if text, err = removeKey(text, strings.Split(key, "."), isObject); err != nil {
 			return fmt.Errorf("change %s: %w", daemonFile, err)
 		}
 	}
-	if o, err := parseObject(text); err == nil && len(o.members) == 0 && e.record.made(daemonFile) {
+	if isEmptyObject(text) && e.record.made(daemonFile) {
 		text = nil
 	}
 	e.put(daemonFile, text)

@@ -187,6 +187,10 @@ func TestUninstallAfterChangesOfOthers(t *testing.T) {
 			},
 			`{"features":{"x":true},"debug":true}`,
 		},
+		"CDI was switched off": {
+			"docker", daemonFile, `{"a":1}`, func(s string) string { return strings.Replace(s, "true", "false", 1) },
+			`{"features": {"cdi": false},"a":1}`,
+		},
 		"our keys are gone": {
 			"docker", daemonFile, "", func(string) string { return `{"debug": true}` }, `{"debug": true}`,
 		},

@@ -144,7 +144,7 @@ func removeKey(document []byte, path []string, ifEmpty bool) ([]byte, error) {
 	}
 	value := document[m.value:m.end]
 	if len(path) == 1 {
-		if inner, err := parseObject(value); ifEmpty && (err != nil || len(inner.members) > 0) {
+		if ifEmpty && !isEmptyObject(value) {
 			return document, nil
 		}
 		return o.remove(path[0]), nil
@@ -154,4 +154,9 @@ func removeKey(document []byte, path []string, ifEmpty bool) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %w", path[0], err)
 	}
 	return slices.Replace(slices.Clone(document), m.value, m.end, inner...), nil
+}
+
+func isEmptyObject(document []byte) bool {
+	o, err := parseObject(document)
+	return err == nil && len(o.members) == 0
 }
