@@ -28,7 +28,7 @@ const runtimeName = "gpu-cdi"
 
 // Paths on every host.
 const (
-	podmanHooks  = "/etc/gpu-cdi-plugin/hooks.d"
+	podmanHooks  = "/etc/containers/oci/gpu-cdi-plugin.d"
 	precreate    = podmanHooks + "/precreate.json"
 	podmanDropIn = "/etc/containers/containers.conf.d/50-gpu-cdi-plugin.conf"
 	crioDropIn   = "/etc/crio/crio.conf.d/50-gpu-cdi-plugin.conf"
@@ -102,7 +102,8 @@ func find(names []string) ([]Engine, error) {
 }
 
 // addPodman has podman read hooks from a directory of our own too. CRI-O may read the usual ones, and does not start
-// with a hook of the stage precreate.
+// with a hook of the stage precreate. Every user can read /etc/containers; podman starts no container, also not for an
+// ordinary user, if it cannot read a directory of hooks.
 func addPodman(e *edit) error {
 	if err := e.addWrapper(); err != nil {
 		return err

@@ -261,7 +261,7 @@ func TestRefused(t *testing.T) {
 		},
 		"podman reads others": {
 			"podman", "/etc/containers/containers.conf", "[engine]\nhooks_dir = ['/x', {append=true}]",
-			"/etc/containers/containers.conf sets hooks_dir without /etc/gpu-cdi-plugin/hooks.d",
+			"/etc/containers/containers.conf sets hooks_dir without /etc/containers/oci/gpu-cdi-plugin.d",
 		},
 		"a program":         {"wrapper", "/usr/local/sbin/gpu-cdi-runtime", "\x7fELF", "is not of this program"},
 		"a broken record":   {"wrapper", recordFile, "{", "read the record " + recordFile},
@@ -342,4 +342,16 @@ func FuzzContainerdConfig(f *testing.F) {
 			t.Errorf("%q is %v after Install and Uninstall", text, fmt.Sprint(got))
 		}
 	})
+}
+
+// A second Install does not move our part of config.toml behind the lines that others have added.
+func TestASecondInstallLeavesLinesOfOthers(t *testing.T) {
+	h := newHost(map[string]*File{containerdFile: {Data: []byte("version = 3\n")}})
+	p, err := h.Install([]string{"containerd"}, testHook)
+	h = after(h, mustPlan(t, p, err))
+	h.files[containerdFile].Data = append(h.files[containerdFile].Data, "[debug]\nlevel = 'info'\n"...)
+	p, err = h.Install([]string{"containerd"}, testHook)
+	if mustPlan(t, p, err); len(p.Changes) > 0 {
+		t.Errorf("it changes %v", p.Changes)
+	}
 }

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/hook/install"
+	"gpu-cdi-plugin/internal/cli"
+)
+
+func (a *app) hookInstallCommand() *cobra.Command {
+	var out output
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use:   "install ENGINE...",
+		Short: "Configure engines for annotations",
+		Long: `Configures engines, prints which files it has made and changed, and says which engine has to be restarted; it restarts
+none. Without arguments it changes nothing and prints what each engine would get.
+
+  podman      a precreate hook in /etc/containers/oci/gpu-cdi-plugin.d, and a drop-in by which podman reads it
+  docker      in /etc/docker/daemon.json the feature cdi, and the runtime gpu-cdi
+  containerd  the runtime gpu-cdi: a drop-in where config.toml is of version 3 or later and imports conf.d, or else
+              a part of config.toml; with version 2 also enable_cdi
+  crio        a drop-in with the runtime handler gpu-cdi
+  live        a createRuntime hook for CRI-O and podman, beside their own hooks
+  wrapper     gpu-cdi-runtime alone, for runc and crun without an engine; the engines have it too
+
+gpu-cdi-runtime is made as a link beside prestart-hook. What is in a file already stays, byte for byte. All files are
+written or none; a file of another program with one of our names, a setting that contradicts and a file that cannot
+be read are errors. A second call changes nothing.`,
+		Example: `  gpu-cdi-plugin hook install
+  gpu-cdi-plugin hook install podman
+  gpu-cdi-plugin hook install docker containerd --dry-run`,
+		ValidArgsFunction: completeEngines,
+		Args:              cobra.ArbitraryArgs,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.Join(a.printEngines(out), cli.With(cli.Usage, "name one or more of them: gpu-cdi-plugin "+
+					"hook install ENGINE...", errors.New("nothing is installed: no engine was named")))
+			}
+			return a.hookInstall(args, out, dryRun)
+		},
+	}
+	out.addFlags(cmd, "table", "json", "yaml")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print the difference of each file and change nothing")
+	return cmd
+}
+
+// printEngines prints what there is to install, and on which engines of this host it is.
+func (a *app) printEngines(out output) error {
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	files, err := install.Read(h.Root(), []string{}, "")
+	if err != nil {
+		return err
+	}
+	installed, err := files.Installed()
+	if err != nil {
+		return err
+	}
+	type row struct {
+		Engine    string `json:"engine"`
+		Found     bool   `json:"found"`
+		Installed bool   `json:"installed"`
+		Without   string `json:"without"`
+		Gives     string `json:"gives"`
+	}
+	t := table{header: []string{"ENGINE", "FOUND", "INSTALLED", "HAS WITHOUT IT", "GETS BY IT"}}
+	var rows []row
+	for _, e := range install.Engines() {
+		r := row{e.Name, hasProgram(h.Root(), e.Program), slices.Contains(installed, e.Name), e.Without, e.Gives}
+		found := yesNo(r.Found)
+		if e.Program == "" {
+			found = "-"
+		}
+		rows = append(rows, r)
+		t.rows = append(t.rows, []string{r.Engine, found, yesNo(r.Installed), r.Without, r.Gives})
+	}
+	return out.print(a.stdout, view{data: map[string][]row{"engines": rows}, table: t})
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// hasProgram reports whether a host has a program in one of the standard directories.
+func hasProgram(root, name string) bool {
+	return name != "" && slices.ContainsFunc([]string{"usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin"},
+		func(dir string) bool {
+			_, err := os.Stat(filepath.Join(root, dir, name))
+			return err == nil
+		})
+}
+
+func (a *app) hookInstall(engines []string, out output, dryRun bool) error {
+	p, err := a.planInstall(engines)
+	if err == nil && !dryRun {
+		err = a.checkHook()
+	}
+	if err != nil {
+		return err
+	}
+	return a.applyHook(p, out, dryRun)
+}

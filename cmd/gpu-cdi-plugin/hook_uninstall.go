@@ -1,0 +1,46 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/hook/install"
+)
+
+func (a *app) hookUninstallCommand() *cobra.Command {
+	var out output
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use:   "uninstall [ENGINE...]",
+		Short: "Take back what hook install has done",
+		Long: `Removes what hook install has written for these engines, or for all. Files that it made go; others are as they were,
+byte for byte, or without our entries if they have been changed since. Uninstall before prestart-hook is removed: podman
+starts no container with a hook that does not exist.`,
+		Example: `  gpu-cdi-plugin hook uninstall
+  gpu-cdi-plugin hook uninstall docker --dry-run`,
+		ValidArgsFunction: completeEngines,
+		Args:              cobra.ArbitraryArgs,
+		RunE:              func(_ *cobra.Command, args []string) error { return a.hookUninstall(args, out, dryRun) },
+	}
+	out.addFlags(cmd, "table", "json", "yaml")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print the difference of each file and change nothing")
+	return cmd
+}
+
+func (a *app) hookUninstall(engines []string, out output, dryRun bool) error {
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	if len(engines) == 0 {
+		engines = engineNames()
+	}
+	files, err := install.Read(h.Root(), engines, "")
+	if err != nil {
+		return err
+	}
+	p, err := files.Uninstall(engines)
+	if err != nil {
+		return err
+	}
+	return a.applyHook(p, out, dryRun)
+}
