@@ -98,7 +98,10 @@ func (b *liveBundle) spec() map[string]any {
 			map[string]any{"name": "0", "containerEdits": map[string]any{
 				"deviceNodes": []any{node("/dev/nvidia0", "nvidia0"), node("/dev/dri/zero", "zero")},
 			}},
-			map[string]any{"name": "1", "containerEdits": map[string]any{"deviceNodes": []any{node("/dev/nvidia1", "nvidia1")}}},
+			map[string]any{
+				"name":           "1",
+				"containerEdits": map[string]any{"deviceNodes": []any{node("/dev/nvidia1", "nvidia1")}},
+			},
 		},
 	}
 }
@@ -185,12 +188,12 @@ func TestLive(t *testing.T) {
 	for name, change := range map[string]func(*liveBundle){
 		"a container":                     func(*liveBundle) {},
 		"a read-only root":                func(b *liveBundle) { b.readonly = true },
-		"a user namespace":                func(b *liveBundle) { b.firstID = 100000; chown(b.t, b.root, b.firstID) },
-		"a user namespace and read-only":  func(b *liveBundle) { b.firstID, b.readonly = 100000, true; chown(b.t, b.root, b.firstID) },
+		"a user namespace":                func(b *liveBundle) { b.useUsers() },
+		"a user namespace and read-only":  func(b *liveBundle) { b.readonly = true; b.useUsers() },
 		"the prestart stage":              func(b *liveBundle) { b.stage = "prestart" },
 		"the PID namespace of the host":   func(b *liveBundle) { b.hostPID = true },
 		"mounts of the host are shared":   func(b *liveBundle) { b.setup = "mount -n --make-rshared /" },
-		"mounts of the host are slaves":   func(b *liveBundle) { b.setup = "mount -n --make-rshared /; mount -n --make-rslave /" },
+		"mounts of the host are slaves":   func(b *liveBundle) { b.setup = "mount -n --make-rslave /" },
 		"a mount in a shared mount":       func(b *liveBundle) { b.useNestedMounts() },
 		"a tmpfs of the container's own":  func(b *liveBundle) { b.useTmpfs() },
 		"an image with links and a cache": func(b *liveBundle) { b.useLinks() },
@@ -215,6 +218,12 @@ func TestLive(t *testing.T) {
 			})
 		}
 	}
+}
+
+func (b *liveBundle) useUsers() {
+	b.t.Helper()
+	b.firstID = 100000
+	chown(b.t, b.root, b.firstID)
 }
 
 // useNestedMounts has a mount whose mount point is in another one's directory, which is shared on the host.

@@ -1,6 +1,6 @@
 // Command prestart-hook is an OCI hook that prepares a container's root for the GPUs that the container was given. For
-// runtimes without CDI it also gives containers the devices that their annotations name: as a precreate hook, and,
-// under the name gpu-cdi-runtime, in front of a runtime.
+// runtimes without CDI it also gives containers the devices that their annotations name: as a precreate hook, as a
+// createRuntime hook, and, under the name gpu-cdi-runtime, in front of a runtime.
 package main
 
 import (
@@ -23,9 +23,10 @@ import (
 
 const usage = `Usage: prestart-hook create-container [FLAG]...
        prestart-hook precreate
+       prestart-hook create-runtime
        gpu-cdi-runtime [RUNTIME OPTION]... VERB [OPTION]...
 
-An OCI hook. Runtimes and engines run it, in one of three positions. It is not meant to be run by hand.
+An OCI hook. Runtimes and engines run it, in one of four positions. It is not meant to be run by hand.
 
 create-container, a hook of the createContainer stage with the OCI state on standard input. "gpu-cdi-plugin cdi
 generate" writes it, with its flags, into CDI specs. It makes the links and the loader cache by which programs in the
@@ -39,8 +40,13 @@ nothing that is right already. Flags (paths are those in the container):
   --mask-params                     show ModifyDeviceFiles: 0 in /proc/driver/nvidia/params
   --egl-profile                     limit EGL to the container's GPUs
 
-precreate, a hook of the precreate stage of podman and CRI-O: config.json on standard input, and on standard output the
+precreate, a hook of the precreate stage of podman: config.json on standard input, and on standard output the
 same with the devices that its annotations name.
+
+create-runtime, a hook of the createRuntime stage, or of the deprecated prestart stage, with the OCI state on standard
+input. It gives the created container the devices that the annotations of the bundle's config.json name: rules of the
+device cgroup, device nodes, mounts, and the work of create-container. It gives all or nothing. Variables of the specs
+cannot be given then, so use one of the other two positions where you can. It needs Linux 5.12.
 
 gpu-cdi-runtime, this program under that name, in front of runc or crun: for "create" and "run" it puts the
 devices that the annotations name into the bundle's config.json. Then, and for every other verb at once, it becomes the
@@ -68,7 +74,8 @@ EXIT STATUS
   0  done; warnings are on standard error
   1  create-container: the container would not work: its root was not found, is not a mount point, or is in the host's
      mount namespace; or its programs would not find the driver's libraries
-     precreate, gpu-cdi-runtime: an annotated device cannot be given, or may not be; nothing was changed
+     precreate, create-runtime, gpu-cdi-runtime: an annotated device cannot be given, or may not be; nothing was
+     changed, or it was taken back
      each: it took longer than 10 seconds
   2  wrong arguments
   gpu-cdi-runtime otherwise has the exit status of the runtime

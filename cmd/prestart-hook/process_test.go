@@ -200,10 +200,17 @@ func TestArgumentsAndStates(t *testing.T) {
 		"no arguments":             {nil, "", 2, `the first argument must be "create-container"`},
 		"an unknown verb":          {[]string{"install"}, "", 2, "--help"},
 		"an argument of precreate": {[]string{"precreate", "x"}, "{}", 2, "precreate has no arguments"},
-		"precreate, no input":      {[]string{"precreate"}, "", 1, "config.json on standard input: read the annotations"},
-		"an unknown flag":          {[]string{"create-container", "--shell"}, "", 2, "--shell"},
-		"no state":                 {[]string{"create-container"}, "", 1, "OCI state: the input is empty"},
-		"a damaged state":          {[]string{"create-container"}, "{", 1, "OCI state"},
+		"an argument of create-runtime": {
+			[]string{"create-runtime", "x"}, "{}", 2, "create-runtime has no arguments",
+		},
+		"create-runtime, no input": {[]string{"create-runtime"}, "", 1, "OCI state: the input is empty"},
+		"create-runtime, no bundle": {
+			[]string{"create-runtime"}, `{"id":"x","pid":1,"bundle":"/none"}`, 1, "open /none: no such file",
+		},
+		"precreate, no input": {[]string{"precreate"}, "", 1, "config.json on standard input: read the annotations"},
+		"an unknown flag":     {[]string{"create-container", "--shell"}, "", 2, "--shell"},
+		"no state":            {[]string{"create-container"}, "", 1, "OCI state: the input is empty"},
+		"a damaged state":     {[]string{"create-container"}, "{", 1, "OCI state"},
 		"the root is /": {
 			[]string{"create-container"}, `{"id":"x","root":"/"}`, 1, `"/" cannot be a container's root`,
 		},

@@ -36,7 +36,10 @@ func describe(p *plan) []string {
 		lines = append(lines, "rule "+r.String())
 	}
 	for _, n := range p.nodes {
-		lines = append(lines, fmt.Sprintf("node %s mode %o device %#x of %d:%d", n.path, n.mode, n.device, n.uid, n.gid))
+		lines = append(
+			lines,
+			fmt.Sprintf("node %s mode %o device %#x of %d:%d", n.path, n.mode, n.device, n.uid, n.gid),
+		)
 	}
 	for _, m := range p.mounts {
 		lines = append(lines, fmt.Sprintf("mount %s at %s recursive %v attributes %#x propagation %#x deep %v",
@@ -65,7 +68,13 @@ func ours(args ...string) oci.Hook {
 
 func TestPlan(t *testing.T) {
 	rule := func(kind, access string) oci.LinuxDeviceCgroup {
-		return oci.LinuxDeviceCgroup{Allow: true, Type: kind, Major: new(int64(195)), Minor: new(int64(3)), Access: access}
+		return oci.LinuxDeviceCgroup{
+			Allow:  true,
+			Type:   kind,
+			Major:  new(int64(195)),
+			Minor:  new(int64(3)),
+			Access: access,
+		}
 	}
 	mount := func(rest string) []string { return []string{"mount /host/lib at /lib/x " + rest} }
 	for name, tc := range map[string]struct {

@@ -125,3 +125,27 @@ func TestAnnotations(t *testing.T) {
 		})
 	}
 }
+
+// TestPodmanCreateRuntimeHook gives podman's containers a GPU after they are created. With a read-only root podman
+// mounts a tmpfs at /run, where sockets of the driver go.
+func TestPodmanCreateRuntimeHook(t *testing.T) {
+	t.Parallel()
+	n := shared.Node(t, "dgx-h100")
+	root := t.TempDir()
+	hookInstalled(t, root, "live")
+	hooks := filepath.Join(root, "etc")
+	request := requests(t, n)["a UUID"]
+	for _, e := range shared.Runtimes() {
+		for name, readOnly := range map[string]bool{"": false, "/read-only": true} {
+			p := &engine.Podman{Runtime: e.Runtime, Hooks: hooks, Cgroup: e.Cgroup, Images: e.Images}
+			t.Run(p.String()+name, func(t *testing.T) {
+				t.Parallel()
+				res := p.Run(t, engine.Container{
+					Image: image.Glibc, Args: smi(t, n), CDIDir: n.CDIDir, ReadOnly: readOnly,
+					Annotations: annotations(names(request.names...)...),
+				})
+				checkList(t, res, request.want)
+			})
+		}
+	}
+}

@@ -62,7 +62,7 @@ type Bare struct {
 	// container's devices are then annotations.
 	Hook   string
 	Cgroup Cgroup
-	Images  *Images
+	Images *Images
 	// Inject injects devices into a bundle's config.json.
 	Inject func(t testing.TB, bundle, cdiDir string, names []string)
 }
