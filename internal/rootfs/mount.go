@@ -132,7 +132,7 @@ func newTmpfs(size int, attrs uint64) (*os.File, error) {
 // meanwhile. That has no effect: lookups start at the root's handle, below that mount, and the container does not run
 // yet.
 func (r *Root) openAttached(tmpfs *os.File, name string) (_ int, err error) {
-	if err := moveMount(tmpfs, r.dir); err != nil {
+	if err := r.moveMount(tmpfs, r.dir); err != nil {
 		return -1, err
 	}
 	defer func() {
@@ -150,19 +150,19 @@ func (r *Root) attach(file, target *os.File, attrs uint64) error {
 	if err != nil && !errors.Is(err, unix.ENOSYS) { // before Linux 5.12
 		return fmt.Errorf("mount_setattr: %w", err)
 	}
-	return r.moveMount(file, target)
+	return r.mountOver(file, target)
 }
 
-// moveMount mounts a detached file or tree over to.
-func (r *Root) moveMount(from, to *os.File) error {
-	if err := moveMount(from, to); err != nil {
+// mountOver mounts a detached file or tree over to, and remembers it for Undo.
+func (r *Root) mountOver(from, to *os.File) error {
+	if err := r.moveMount(from, to); err != nil {
 		return err
 	}
 	return r.record("the mount at "+to.Name(), from, "", false)
 }
 
-func moveMount(from, to *os.File) error {
-	if err := refuseShared(to); err != nil {
+func (r *Root) moveMount(from, to *os.File) error {
+	if err := r.refuseShared(to); err != nil {
 		return err
 	}
 	const flags = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
@@ -174,21 +174,41 @@ func moveMount(from, to *os.File) error {
 
 // refuseShared returns ErrShared if a mount over f would propagate to other mount namespaces. It would appear on the
 // host if the image leads to a volume with mount propagation.
-func refuseShared(f *os.File) error {
+func (r *Root) refuseShared(f *os.File) error {
 	id, err := mountID(f)
 	if err != nil {
 		return err
 	}
-	mounts, err := ReadHostFile("/proc/thread-self/mountinfo", maxMountinfo)
+	// The table of a host with 1,000 mounts takes a millisecond, so it is read once. Nothing else mounts here meanwhile:
+	// the container does not run yet.
+	shared, known := r.shared[id]
+	if !known {
+		if err := r.readMounts(); err != nil {
+			return err
+		}
+		if shared, known = r.shared[id]; !known {
+			return errors.New("the mount that the file is on is not in mountinfo")
+		}
+	}
+	if shared {
+		return ErrShared
+	}
+	return nil
+}
+
+// readMounts reads which mounts of the mount namespace have propagation, by their IDs.
+func (r *Root) readMounts() error {
+	table, err := ReadHostFile("/proc/thread-self/mountinfo", maxMountinfo)
 	if err != nil {
 		return err
 	}
-	mount := findMount(mounts, id)
-	if mount == "" {
-		return errors.New("the mount that the file is on is not in mountinfo")
-	}
-	if optional, _, _ := strings.Cut(mount, " - "); strings.Contains(optional, " shared:") {
-		return ErrShared
+	r.shared = map[uint64]bool{}
+	for line := range strings.Lines(string(table)) {
+		number, rest, _ := strings.Cut(line, " ")
+		optional, _, _ := strings.Cut(rest, " - ")
+		if id, err := strconv.ParseUint(number, 10, 64); err == nil {
+			r.shared[id] = strings.Contains(optional, " shared:")
+		}
 	}
 	return nil
 }

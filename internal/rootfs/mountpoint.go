@@ -19,31 +19,36 @@ func (r *Root) CheckMountPoint(name string, isDir bool) error {
 			return err
 		}
 		defer closeQuietly(f)
-		return refuseShared(f)
+		return r.refuseShared(f)
 	}
 	if err != nil {
 		return err
 	}
 	defer closeQuietly(f)
-	return checkTarget(f, isDir)
+	if err := r.checkTarget(f, isDir); err != nil {
+		return err
+	}
+	return r.refuseShared(f)
 }
 
-// checkTarget returns an error if nothing can be mounted over f.
-func checkTarget(f *os.File, isDir bool) error {
+// checkTarget returns an error if f is not what a file or a directory can be mounted over.
+func (r *Root) checkTarget(f *os.File, isDir bool) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	if isDir && !info.IsDir() {
-		return unix.ENOTDIR
-	}
-	if !isDir && info.IsDir() {
-		return unix.EISDIR
-	}
-	if err := refuseProc(f); err != nil {
+	root, err := r.dir.Stat()
+	switch {
+	case err != nil:
 		return err
+	case isDir && !info.IsDir():
+		return unix.ENOTDIR
+	case !isDir && info.IsDir():
+		return unix.EISDIR
+	case os.SameFile(info, root): // by a link of the image
+		return errors.New("it leads to the container's root")
 	}
-	return refuseShared(f)
+	return refuseProc(f)
 }
 
 // checkParent opens the directory that something missing at a path would be made in, or the nearest directory above it
@@ -111,10 +116,10 @@ func (r *Root) Mount(tree *os.File, isDir bool, name string) error {
 	target, err := r.open(name, unix.O_PATH)
 	if err == nil {
 		defer closeQuietly(target)
-		err = checkTarget(target, isDir)
+		err = r.checkTarget(target, isDir)
 	}
 	if err == nil {
-		err = r.moveMount(tree, target)
+		err = r.mountOver(tree, target)
 	}
 	if err != nil {
 		return fmt.Errorf("mount at %s: %w", name, err)

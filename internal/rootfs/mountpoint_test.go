@@ -104,6 +104,14 @@ func TestMountRefuses(t *testing.T) {
 			t.Errorf("mount at %s: %v, want %q", name, err, want)
 		}
 	}
+	w.link("/", "/top")
+	for _, err := range []error{
+		w.root.CheckMountPoint("/top", true), w.root.Mount(openTree(t, w.canary+"/dir"), true, "/top"),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "it leads to the container's root") {
+			t.Errorf("over the root: %v", err)
+		}
+	}
 	if err := w.root.CheckMountPoint("/file", true); !errors.Is(err, unix.ENOTDIR) {
 		t.Errorf("a directory over a file: %v", err)
 	}

@@ -43,6 +43,8 @@ type Root struct {
 	// onHost reports whether the host has a file system mounted, by its device number. Without it no file system but
 	// those of mount and dev is the container's own.
 	onHost func(dev uint64) bool
+	// shared are the mounts that were there when one was first asked for, and whether they have propagation.
+	shared map[uint64]bool
 	// undo is what Undo takes back, nil before Record.
 	undo []change
 }

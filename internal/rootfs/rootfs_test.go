@@ -769,6 +769,7 @@ func TestMountFileDoesNotPropagate(t *testing.T) {
 	if err := unix.Mount("", w.dir+"/volume", "", unix.MS_SLAVE, ""); err != nil {
 		t.Fatal(err)
 	}
+	w.reopen(t, "/dev")
 	if err := w.root.MountFile("/etc/ld.so.cache", []byte("new"), 0o444); err != nil {
 		t.Error(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,8 +24,7 @@ type change struct {
 // an error. What was replaced stays replaced. The mount namespace of the process must be the container's.
 func (r *Root) Undo() error {
 	var errs []error
-	for i := len(r.undo) - 1; i >= 0; i-- {
-		c := r.undo[i]
+	for _, c := range slices.Backward(r.undo) {
 		var err error
 		switch {
 		case c.name == "":
