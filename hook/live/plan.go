@@ -73,8 +73,9 @@ func makePlan(before, after []byte) (*plan, error) {
 		errs = append(errs, p.addNode(d))
 	}
 	// The last rule that matches counts, so the new ones are behind the old ones.
-	rules, n := config.Linux.Resources.Devices, len(old.Linux.Resources.Devices)
-	if len(rules) < n || !reflect.DeepEqual(rules[:n:n], old.Linux.Resources.Devices[:n:n]) {
+	rules, known := config.Linux.Resources.Devices, old.Linux.Resources.Devices
+	n := min(len(known), len(rules))
+	if !slices.EqualFunc(known, rules[:n], func(a, b oci.LinuxDeviceCgroup) bool { return reflect.DeepEqual(a, b) }) {
 		errs, n = append(errs, fmt.Errorf("a change of device rules: %w", errNotLive)), len(rules)
 	}
 	for _, r := range rules[n:] {

@@ -134,6 +134,22 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// podman writes no device rules where there is a user namespace, and other programs no Linux part at all.
+func TestPlanOfASmallConfig(t *testing.T) {
+	before := `{"root": {"path": "/root"}, "process": {"cwd": "/"}}`
+	after := `{"root": {"path": "/root"}, "process": {"cwd": "/"}, "linux": {
+		"devices": [{"path": "/dev/zero", "type": "c", "major": 1, "minor": 5}],
+		"resources": {"devices": [{"allow": true, "type": "c", "major": 1, "minor": 5, "access": "rw"}]}}}`
+	p, err := makePlan([]byte(before), []byte(after))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"root /root", "rule c 1:5 rw", "node /dev/zero mode 20666 device 0x105 of 0:0"}
+	if diff := gocmp.Diff(want, describe(p)); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestPlanRefuses(t *testing.T) {
 	const not = ": a container that exists already cannot get it"
 	addMount := func(m oci.Mount) func(*oci.Spec) {
