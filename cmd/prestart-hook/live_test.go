@@ -35,6 +35,8 @@ type liveBundle struct {
 	edits map[string]any
 	// setup are shell commands that run before the engine, in its mount namespace.
 	setup string
+	// twoSteps creates and starts the container, in place of running it.
+	twoSteps bool
 	// mounts are more of the container's.
 	mounts []map[string]any
 }
@@ -170,13 +172,18 @@ mkdir -p /run/etc/gpu-cdi-plugin; echo 'kinds: [test.com/gpu]' > /run/etc/gpu-cd
 mount -n -t overlay -o lowerdir=/run/etc:/etc overlay /etc
 %s
 `, b.dir, b.setup)
+	run := `"$0" "$@"`
+	if b.twoSteps {
+		run = `shift; { "$0" create "$@" && "$0" start "$3" &&
+	while "$0" state "$3" | grep -q '"running"'; do sleep 0.05; done; "$0" delete "$3"; }`
+	}
 	// Mounts of other tests come and go.
 	command := fmt.Sprintf(`mounts() { grep -v -e /tmp/ /proc/self/mountinfo; grep -F %s /proc/self/mountinfo || true; }
 mounts >/run/before
-"$0" "$@" && rc=0 || rc=$?
+%s && rc=0 || rc=$?
 mounts >/run/after
 cmp /run/before /run/after || diff /run/before /run/after >&2
-exit $rc`, b.dir)
+exit $rc`, b.dir, run)
 	stdout, stderr, err = e.runBy(b.t, b.dir, setup, command)
 	if strings.Contains(stdout+stderr, "/run/before") {
 		b.t.Errorf("the mounts of the host have changed: %s%s", stdout, stderr)
@@ -186,18 +193,20 @@ exit $rc`, b.dir)
 
 func TestLive(t *testing.T) {
 	for name, change := range map[string]func(*liveBundle){
-		"a container":                     func(*liveBundle) {},
-		"a read-only root":                func(b *liveBundle) { b.readonly = true },
-		"a user namespace":                func(b *liveBundle) { b.useUsers() },
-		"a user namespace and read-only":  func(b *liveBundle) { b.readonly = true; b.useUsers() },
-		"the prestart stage":              func(b *liveBundle) { b.stage = "prestart" },
-		"the PID namespace of the host":   func(b *liveBundle) { b.hostPID = true },
-		"mounts of the host are shared":   func(b *liveBundle) { b.setup = "mount -n --make-rshared /" },
-		"mounts of the host are slaves":   func(b *liveBundle) { b.setup = "mount -n --make-rslave /" },
-		"a mount in a shared mount":       func(b *liveBundle) { b.useNestedMounts() },
-		"a tmpfs of the container's own":  func(b *liveBundle) { b.useTmpfs() },
-		"an image with links and a cache": func(b *liveBundle) { b.useLinks() },
-		"no tmpfs at /dev":                func(b *liveBundle) { b.usePlainDev() },
+		"a container":                                func(*liveBundle) {},
+		"a read-only root":                           func(b *liveBundle) { b.readonly = true },
+		"a user namespace":                           func(b *liveBundle) { b.useUsers() },
+		"a user namespace and read-only":             func(b *liveBundle) { b.readonly = true; b.useUsers() },
+		"created, then started":                      func(b *liveBundle) { b.twoSteps = true },
+		"created, then started, in a user namespace": func(b *liveBundle) { b.twoSteps = true; b.useUsers() },
+		"the prestart stage":                         func(b *liveBundle) { b.stage = "prestart" },
+		"the PID namespace of the host":              func(b *liveBundle) { b.hostPID = true },
+		"mounts of the host are shared":              func(b *liveBundle) { b.setup = "mount -n --make-rshared /" },
+		"mounts of the host are slaves":              func(b *liveBundle) { b.setup = "mount -n --make-rslave /" },
+		"a mount in a shared mount":                  func(b *liveBundle) { b.useNestedMounts() },
+		"a tmpfs of the container's own":             func(b *liveBundle) { b.useTmpfs() },
+		"an image with links and a cache":            func(b *liveBundle) { b.useLinks() },
+		"no tmpfs at /dev":                           func(b *liveBundle) { b.usePlainDev() },
 	} {
 		for _, e := range engines(t) {
 			t.Run(name+", "+e.name, func(t *testing.T) {

@@ -1,7 +1,6 @@
 package live
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -53,21 +52,15 @@ func (p *process) open(runtime int, h host.Host) error {
 		return fmt.Errorf("pidfd_open: %w", err)
 	}
 	p.pidfd = os.NewFile(uintptr(fd), "pidfd")
-	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
-	if p.dir, err = os.OpenFile(h.Proc(strconv.Itoa(p.pid)), flags, 0); err != nil {
+	if p.dir, err = openProc(p.pid, h); err != nil {
 		return err
 	}
 	// The directory is that of the process behind the pidfd: a process that runs keeps its ID.
 	if err := p.checkAlive(); err != nil {
 		return err
 	}
-	parent, err := p.parent()
-	if err != nil {
+	if err := p.checkMaker(runtime, h); err != nil {
 		return err
-	}
-	if parent != runtime {
-		return fmt.Errorf("it is a child of process %d, and this hook of process %d: "+
-			"only the runtime that made the container may run the hook, without a shell between them", parent, runtime)
 	}
 	if err := p.openMounts(h); err != nil {
 		return err
@@ -77,7 +70,7 @@ func (p *process) open(runtime int, h host.Host) error {
 
 // openMounts opens the mount namespace. That it is not the host's is checked with the container's root.
 func (p *process) openMounts(h host.Host) (err error) {
-	if p.mounts, err = p.openFile("ns/mnt"); err != nil {
+	if p.mounts, err = openFile(p.dir, "ns/mnt"); err != nil {
 		return err
 	}
 	if p.own, err = os.Open(h.Proc("thread-self", "ns", "mnt")); err != nil {
@@ -105,7 +98,7 @@ func (p *process) openUsers(h host.Host) error {
 		return err
 	}
 	defer own.Close()
-	users, err := p.openFile("ns/user")
+	users, err := openFile(p.dir, "ns/user")
 	if err != nil {
 		return err
 	}
@@ -124,10 +117,10 @@ func (p *process) openUsers(h host.Host) error {
 			"a rootless engine cannot use it")
 	}
 	if err == nil {
-		p.uid, err = p.readMap("uid_map")
+		p.uid, err = readMap(p.dir, "uid_map")
 	}
 	if err == nil {
-		p.gid, err = p.readMap("gid_map")
+		p.gid, err = readMap(p.dir, "gid_map")
 	}
 	return err
 }
@@ -161,10 +154,86 @@ func (p *process) checkAlive() error {
 	return nil
 }
 
-func (p *process) openFile(name string) (*os.File, error) {
-	fd, err := unix.Openat(int(p.dir.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+// checkMaker returns an error unless the process is a child of the runtime, or a grandchild that lost its parent: "crun
+// create" with a user namespace forks twice. Such an orphan goes to an ancestor of the runtime, which can have the
+// processes of other containers too. But these have begun before the runtime, or have executed another program since.
+func (p *process) checkMaker(runtime int, h host.Host) error {
+	own, err := readStat(p.dir)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: p.dir.Name() + "/" + name, Err: err}
+		return err
+	}
+	if own.parent == runtime {
+		return nil
+	}
+	maker, err := openProc(runtime, h)
+	if err != nil {
+		return err
+	}
+	defer maker.Close()
+	made, err := readStat(maker)
+	if err != nil {
+		return err
+	}
+	same, err := sameProgram(p.dir, maker)
+	if err != nil {
+		return err
+	}
+	isAncestor, err := isAncestor(own.parent, made.parent, h)
+	if err != nil {
+		return err
+	}
+	if !same || !isAncestor || own.start < made.start {
+		return fmt.Errorf("it is a child of process %d, and this hook of process %d: only the runtime that made the "+
+			"container may run the hook, without a shell between them", own.parent, runtime)
+	}
+	return nil
+}
+
+// maxAncestors bounds the walk from a process to the first one.
+const maxAncestors = 1000
+
+// isAncestor reports whether a process is another one, its parent, or the parent's parent and so on.
+func isAncestor(pid, of int, h host.Host) (bool, error) {
+	for range maxAncestors {
+		if pid == of {
+			return true, nil
+		}
+		if of <= 1 {
+			return false, nil
+		}
+		dir, err := openProc(of, h)
+		if err != nil {
+			return false, err
+		}
+		s, err := readStat(dir)
+		_ = dir.Close()
+		if err != nil {
+			return false, err
+		}
+		of = s.parent
+	}
+	return false, nil
+}
+
+// sameProgram reports whether two processes execute the same file.
+func sameProgram(a, b *os.File) (bool, error) {
+	var x, y unix.Stat_t
+	err := errors.Join(unix.Fstatat(int(a.Fd()), "exe", &x, 0), unix.Fstatat(int(b.Fd()), "exe", &y, 0))
+	if err != nil {
+		return false, fmt.Errorf("compare its program with the runtime's: %w", err)
+	}
+	return x.Dev == y.Dev && x.Ino == y.Ino, nil
+}
+
+// openProc opens the directory of a process in /proc.
+func openProc(pid int, h host.Host) (*os.File, error) {
+	return os.OpenFile(h.Proc(strconv.Itoa(pid)), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+}
+
+func openFile(dir *os.File, name string) (*os.File, error) {
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: dir.Name() + "/" + name, Err: err}
 	}
 	return os.NewFile(uintptr(fd), name), nil
 }
@@ -172,8 +241,8 @@ func (p *process) openFile(name string) (*os.File, error) {
 // maxProcFile is in bytes. A mapping has at most 340 lines.
 const maxProcFile = 1 << 20
 
-func (p *process) read(name string) ([]byte, error) {
-	f, err := p.openFile(name)
+func readFile(dir *os.File, name string) ([]byte, error) {
+	f, err := openFile(dir, name)
 	if err != nil {
 		return nil, err
 	}
@@ -181,18 +250,30 @@ func (p *process) read(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxProcFile))
 }
 
-// parent is the ID of the process' parent, the fourth field of its stat file (proc_pid_stat(5)). The second is the
-// program's name in parentheses, which may have any characters.
-func (p *process) parent() (int, error) {
-	data, err := p.read("stat")
+// stat is what a process' stat file says (proc_pid_stat(5)).
+type stat struct {
+	parent int
+	start  uint64 // in clock ticks since the boot
+}
+
+func readStat(dir *os.File) (stat, error) {
+	data, err := readFile(dir, "stat")
 	if err != nil {
-		return 0, err
+		return stat{}, err
 	}
-	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-	if len(fields) < 2 {
-		return 0, errors.New("its stat file has no parent")
+	return parseStat(string(data))
+}
+
+// parseStat reads fields 4 and 22. Field 2 is the program's name in parentheses, which may have any characters.
+func parseStat(text string) (s stat, err error) {
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	if len(fields) < 20 {
+		return s, errors.New("its stat file has no start time")
 	}
-	return strconv.Atoi(fields[1])
+	if s.parent, err = strconv.Atoi(fields[1]); err == nil {
+		s.start, err = strconv.ParseUint(fields[19], 10, 64)
+	}
+	return s, err
 }
 
 // idMap has the lines of a uid_map or gid_map (user_namespaces(7)).
@@ -200,8 +281,8 @@ type idMap []idRange
 
 type idRange struct{ inside, outside, size uint64 }
 
-func (p *process) readMap(name string) (idMap, error) {
-	data, err := p.read(name)
+func readMap(dir *os.File, name string) (idMap, error) {
+	data, err := readFile(dir, name)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -21,7 +22,8 @@ func TestOpenProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := newCreated(t, t.TempDir())
-	ended := newCreated(t, t.TempDir())
+	time.Sleep(30 * time.Millisecond) // the kernel counts start times in steps of 10 ms
+	second, ended := newCreated(t, t.TempDir()), newCreated(t, t.TempDir())
 	_ = ended.cmd.Process.Kill() // and not waited for: its ID is not used again
 	var info unix.Siginfo
 	if err := unix.Waitid(unix.P_PID, ended.cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
@@ -36,15 +38,16 @@ func TestOpenProcess(t *testing.T) {
 		pid, runtime int
 		want         string
 	}{
-		"a container":              {c.cmd.Process.Pid, os.Getpid(), ""},
-		"no process":               {0, os.Getpid(), "not the container's on the host"},
-		"process 1":                {1, os.Getpid(), "not the container's on the host"},
-		"a negative ID":            {-1, os.Getpid(), "not the container's on the host"},
-		"an ID that is not used":   {1 << 30, os.Getpid(), "pidfd_open: "},
-		"another runtime's":        {c.cmd.Process.Pid, os.Getppid(), "it is a child of process " + itoa(os.Getpid())},
-		"this process":             {os.Getpid(), os.Getpid(), "it is a child of process "},
-		"in the same mounts":       {here.Process.Pid, os.Getpid(), "in the mount namespace of this hook"},
-		"a process that has ended": {ended.cmd.Process.Pid, os.Getpid(), "it has ended"},
+		"a container":            {c.cmd.Process.Pid, os.Getpid(), ""},
+		"an orphan":              {second.cmd.Process.Pid, c.cmd.Process.Pid, ""},
+		"no process":             {0, os.Getpid(), "not the container's on the host"},
+		"process 1":              {1, os.Getpid(), "not the container's on the host"},
+		"a negative ID":          {-1, os.Getpid(), "not the container's on the host"},
+		"an ID that is not used": {1 << 30, os.Getpid(), "pidfd_open: "},
+		"of another program":     {second.cmd.Process.Pid, os.Getppid(), "it is a child of process " + itoa(os.Getpid())},
+		"older than the runtime": {c.cmd.Process.Pid, second.cmd.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
+		"in the same mounts":     {here.Process.Pid, os.Getpid(), "in the mount namespace of this hook"},
+		"a process that ended":   {ended.cmd.Process.Pid, os.Getpid(), "it has ended"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := openProcess(tc.pid, tc.runtime, h)
@@ -55,6 +58,18 @@ func TestOpenProcess(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+func TestParseStat(t *testing.T) {
+	text := "12 (a) 9 (x) S 7 12 12 0 -1 4194560 155 0 0 0 0 0 0 0 20 0 1 0 4711 2000 3\n"
+	if s, err := parseStat(text); err != nil || s != (stat{7, 4711}) {
+		t.Errorf("%+v, %v", s, err)
+	}
+	for _, bad := range []string{"", "12 (a) S 7", strings.Replace(text, "4711", "x", 1), strings.Replace(text, "7", "x", 1)} {
+		if s, err := parseStat(bad); err == nil {
+			t.Errorf("%q: %+v", bad, s)
+		}
 	}
 }
 

@@ -136,12 +136,14 @@ func TestPodmanCreateRuntimeHook(t *testing.T) {
 	hooks := filepath.Join(root, "etc")
 	request := requests(t, n)["a UUID"]
 	for _, e := range shared.Runtimes() {
-		for name, readOnly := range map[string]bool{"": false, "/read-only": true} {
-			p := &engine.Podman{Runtime: e.Runtime, Hooks: hooks, Cgroup: e.Cgroup, Images: e.Images}
+		for name, c := range map[string]struct{ readOnly, users bool }{
+			"": {}, "/read-only": {readOnly: true}, "/user namespace": {users: true},
+		} {
+			p := &engine.Podman{Runtime: e.Runtime, Hooks: hooks, Users: c.users, Cgroup: e.Cgroup, Images: e.Images}
 			t.Run(p.String()+name, func(t *testing.T) {
 				t.Parallel()
 				res := p.Run(t, engine.Container{
-					Image: image.Glibc, Args: smi(t, n), CDIDir: n.CDIDir, ReadOnly: readOnly,
+					Image: image.Glibc, Args: smi(t, n), CDIDir: n.CDIDir, ReadOnly: c.readOnly,
 					Annotations: annotations(names(request.names...)...),
 				})
 				checkList(t, res, request.want)

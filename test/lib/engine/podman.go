@@ -17,7 +17,9 @@ type Podman struct {
 	// Wrapper is the path of gpu-cdi-runtime, which podman runs in place of the runtime; empty without.
 	Wrapper string
 	// Hooks is a directory whose files are added to /etc, with those of hook install podman; empty without.
-	Hooks  string
+	Hooks string
+	// Users gives containers a user namespace.
+	Users  bool
 	Cgroup Cgroup
 	Images *Images
 }
@@ -55,6 +57,9 @@ func (p *Podman) Run(t testing.TB, c Container) proc.Result {
 	}
 	for _, variable := range c.Env {
 		args = append(args, "--env", variable)
+	}
+	if p.Users {
+		args = append(args, "--uidmap=0:100000:65536", "--gidmap=0:100000:65536")
 	}
 	if c.ReadOnly {
 		args = append(args, "--read-only")
