@@ -22,6 +22,15 @@ func TestOpenProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := newCreated(t, t.TempDir())
+	other := exec.Command("cat")
+	input, err := other.StdinPipe()
+	if err == nil {
+		err = other.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = input.Close(); _ = other.Wait() })
 	time.Sleep(30 * time.Millisecond) // the kernel counts start times in steps of 10 ms
 	second, ended := newCreated(t, t.TempDir()), newCreated(t, t.TempDir())
 	_ = ended.cmd.Process.Kill() // and not waited for: its ID is not used again
@@ -44,8 +53,9 @@ func TestOpenProcess(t *testing.T) {
 		"process 1":              {1, os.Getpid(), "not the container's on the host"},
 		"a negative ID":          {-1, os.Getpid(), "not the container's on the host"},
 		"an ID that is not used": {1 << 30, os.Getpid(), "pidfd_open: "},
-		"of another program":     {second.cmd.Process.Pid, os.Getppid(), "it is a child of process " + itoa(os.Getpid())},
+		"of another program":     {second.cmd.Process.Pid, other.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
 		"older than the runtime": {c.cmd.Process.Pid, second.cmd.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
+		"of no ancestor":         {second.cmd.Process.Pid, os.Getppid(), "it is a child of process " + itoa(os.Getpid())},
 		"in the same mounts":     {here.Process.Pid, os.Getpid(), "in the mount namespace of this hook"},
 		"a process that ended":   {ended.cmd.Process.Pid, os.Getpid(), "it has ended"},
 	} {
