@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	host   = Host{Proc: "/proc", Dev: "/dev", Systemd: "/nonexistent"}
+	host   = Host{Proc: "/proc", Dev: "/dev", Systemd: "/run/systemd/private"}
 	images *engine.Images
 )
 

@@ -1,7 +1,11 @@
 package devcgroup
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -40,9 +44,6 @@ func unitOf(cgroup string) string {
 	return ""
 }
 
-// systemd is a connection to the service manager.
-type systemd struct{ *dbus.Conn }
-
 // allowInUnit adds the devices to the unit of a cgroup. systemd writes the unit's list to the cgroup at once, and again
 // at each daemon-reload. Nothing is done if systemd does not run, does not know the unit, or has another cgroup for it:
 // other programs may give cgroups such names.
@@ -65,38 +66,50 @@ func (c *Change) allowInUnit(ctx context.Context, host Host, cgroup string, rule
 		Name  string
 		Value dbus.Variant
 	}
-	err = s.call(systemdObject, systemdManager+".SetUnitProperties", unitOf(cgroup), true, // until the next boot
-		[]property{{"DeviceAllow", dbus.MakeVariant(missing)}}).Err
+	untilBoot, properties := true, []property{{"DeviceAllow", dbus.MakeVariant(missing)}}
+	err = s.call(systemdObject, systemdManager+".SetUnitProperties", []any{unitOf(cgroup), untilBoot, properties})
 	if err != nil {
 		return fmt.Errorf("set DeviceAllow: %w", err)
 	}
 	return c.noteMissingLinks(s, host.Dev, missing)
 }
 
-// dialSystemd connects to systemd's own socket, which needs no message bus. The context's deadline is that of all calls.
-func dialSystemd(ctx context.Context, socket string) (systemd, error) {
-	raw, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	if err != nil {
-		return systemd{}, err
-	}
-	deadline, _ := ctx.Deadline()
-	conn, err := authenticate(raw.(*net.UnixConn), deadline)
-	if err != nil {
-		_ = raw.Close()
-		return systemd{}, fmt.Errorf("connect to systemd at %s: %w", socket, err)
-	}
-	return systemd{conn}, nil
+// systemd is a connection to the service manager by its own socket, which needs no message bus.
+type systemd struct {
+	net.Conn
+	in     *bufio.Reader
+	serial uint32 // of the last call
 }
 
-func authenticate(raw *net.UnixConn, deadline time.Time) (*dbus.Conn, error) {
-	if err := errors.Join(raw.SetDeadline(deadline), checkPeer(raw)); err != nil {
-		return nil, err
-	}
-	conn, err := dbus.NewConn(raw)
+// dialSystemd connects to systemd. The context's deadline is that of all calls.
+func dialSystemd(ctx context.Context, socket string) (*systemd, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return nil, err
 	}
-	return conn, conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))})
+	deadline, _ := ctx.Deadline()
+	s := &systemd{Conn: conn, in: bufio.NewReader(conn)}
+	if err := errors.Join(conn.SetDeadline(deadline), checkPeer(conn.(*net.UnixConn)), s.authenticate()); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("connect to systemd at %s: %w", socket, err)
+	}
+	return s, nil
+}
+
+// authenticate has the kernel tell systemd which user this is.
+//
+// All is written at once, as systemd's own clients do, and nothing else before the answer. systemd does not notice a
+// call that it reads together with BEGIN: it waits for more. The connections of godbus run into this now and then.
+func (s *systemd) authenticate() error {
+	user := hex.EncodeToString([]byte(strconv.Itoa(os.Geteuid())))
+	if _, err := s.Write([]byte("\x00AUTH EXTERNAL " + user + "\r\nBEGIN\r\n")); err != nil {
+		return err
+	}
+	answer, err := s.in.ReadSlice('\n')
+	if err == nil && !bytes.HasPrefix(answer, []byte("OK ")) {
+		err = fmt.Errorf("authentication is refused: %q", answer)
+	}
+	return err
 }
 
 // checkPeer returns an error unless root listens at the other end.
@@ -121,15 +134,54 @@ func checkPeer(conn *net.UnixConn) error {
 	return nil
 }
 
-func (s systemd) call(object dbus.ObjectPath, method string, arguments ...any) *dbus.Call {
-	return s.Object(systemdName, object).Call(method, 0, arguments...)
+// call calls a method of systemd, and stores what it returns. The error of systemd is a dbus.Error.
+func (s *systemd) call(object dbus.ObjectPath, method string, arguments []any, results ...any) error {
+	dot := strings.LastIndexByte(method, '.')
+	request := dbus.Message{
+		Type: dbus.TypeMethodCall,
+		Headers: map[dbus.HeaderField]dbus.Variant{
+			dbus.FieldDestination: dbus.MakeVariant(systemdName),
+			dbus.FieldPath:        dbus.MakeVariant(object),
+			dbus.FieldInterface:   dbus.MakeVariant(method[:dot]),
+			dbus.FieldMember:      dbus.MakeVariant(method[dot+1:]),
+			dbus.FieldSignature:   dbus.MakeVariant(dbus.SignatureOf(arguments...)),
+		},
+		Body: arguments,
+	}
+	var out bytes.Buffer
+	if err := request.EncodeTo(&out, binary.LittleEndian); err != nil {
+		return err
+	}
+	s.serial++
+	binary.LittleEndian.PutUint32(out.Bytes()[8:], s.serial) // godbus sets the serial number only in its connections
+	if _, err := s.Write(out.Bytes()); err != nil {
+		return err
+	}
+	for {
+		reply, err := dbus.DecodeMessage(s.in)
+		if err != nil {
+			return err
+		}
+		if reply.Headers[dbus.FieldReplySerial].Value() != s.serial { // a signal
+			continue
+		}
+		if reply.Type == dbus.TypeError {
+			name, _ := reply.Headers[dbus.FieldErrorName].Value().(string)
+			return dbus.Error{Name: name, Body: reply.Body}
+		}
+		return dbus.Store(reply.Body, results...)
+	}
+}
+
+func (s *systemd) property(object dbus.ObjectPath, kind, name string, result any) error {
+	return s.call(object, getProperty, []any{kind, name}, result)
 }
 
 // missing returns the entries that the unit of a cgroup needs for the devices and does not have.
-func (s systemd) missing(cgroup string, rules []Rule) ([]deviceAllow, error) {
+func (s *systemd) missing(cgroup string, rules []Rule) ([]deviceAllow, error) {
 	unit := unitOf(cgroup)
 	var object dbus.ObjectPath
-	err := s.call(systemdObject, systemdManager+".GetUnit", unit).Store(&object)
+	err := s.call(systemdObject, systemdManager+".GetUnit", []any{unit}, &object)
 	if reply := (dbus.Error{}); errors.As(err, &reply) && reply.Name == noSuchUnit {
 		return nil, nil
 	}
@@ -143,9 +195,9 @@ func (s systemd) missing(cgroup string, rules []Rule) ([]deviceAllow, error) {
 	var own, policy string
 	var allowed []deviceAllow
 	if err := errors.Join(
-		s.call(object, getProperty, kind, "ControlGroup").Store(&own),
-		s.call(object, getProperty, kind, "DevicePolicy").Store(&policy),
-		s.call(object, getProperty, kind, "DeviceAllow").Store(&allowed),
+		s.property(object, kind, "ControlGroup", &own),
+		s.property(object, kind, "DevicePolicy", &policy),
+		s.property(object, kind, "DeviceAllow", &allowed),
 	); err != nil {
 		return nil, fmt.Errorf("read the unit's properties: %w", err)
 	}
@@ -180,9 +232,9 @@ func lackingEntries(allowed []deviceAllow, rules []Rule) []deviceAllow {
 }
 
 // noteMissingLinks notes the entries that systemd before 240 ignores, since nothing is at their path.
-func (c *Change) noteMissingLinks(s systemd, dev string, entries []deviceAllow) error {
+func (c *Change) noteMissingLinks(s *systemd, dev string, entries []deviceAllow) error {
 	var version string
-	if err := s.call(systemdObject, getProperty, systemdManager, "Version").Store(&version); err != nil {
+	if err := s.property(systemdObject, systemdManager, "Version", &version); err != nil {
 		return fmt.Errorf("read systemd's version: %w", err)
 	}
 	if parseVersion(version) >= 240 {

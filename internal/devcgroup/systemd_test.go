@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"path/filepath"
 	"slices"
@@ -62,27 +63,21 @@ func (m *manager) serve(t *testing.T) string {
 	return socket
 }
 
-// talk authenticates a client as sd-bus does, and answers its calls until it closes the connection.
+// talk authenticates a client and answers its calls until it closes the connection. Like systemd 252 it does not see
+// what it has read together with BEGIN.
 func (m *manager) talk(conn net.Conn) error {
-	in := bufio.NewReader(conn)
-	for {
-		text, err := in.ReadString('\n')
-		if err != nil {
-			return err
-		}
-		answer := "REJECTED EXTERNAL\r\n"
-		switch strings.Trim(text, "\x00\r\n") {
-		case "AUTH EXTERNAL":
-			answer = "DATA\r\n"
-		case "DATA":
-			answer = "OK 0123456789abcdef0123456789abcdef\r\n"
-		case "BEGIN":
-			return m.answer(in, conn)
-		}
-		if _, err := conn.Write([]byte(answer)); err != nil {
-			return err
-		}
+	opening := make([]byte, 4096)
+	n, err := conn.Read(opening)
+	if err != nil {
+		return err
 	}
+	if got := string(opening[:n]); got != "\x00AUTH EXTERNAL 30\r\nBEGIN\r\n" { // the user "0" in hexadecimal
+		return fmt.Errorf("the client begins with %q", got)
+	}
+	if _, err := conn.Write([]byte("OK 0123456789abcdef0123456789abcdef\r\n")); err != nil {
+		return err
+	}
+	return m.answer(bufio.NewReader(conn), conn)
 }
 
 func (m *manager) answer(in *bufio.Reader, conn net.Conn) error {
