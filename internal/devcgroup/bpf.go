@@ -94,7 +94,10 @@ func (p program) instructions() ([]instruction, error) {
 		return nil, err
 	}
 	if info.loadedBytes == 0 {
-		return nil, fmt.Errorf("the kernel does not show the instructions of %s: it needs CAP_BPF or CAP_SYS_ADMIN", p.Name())
+		return nil, fmt.Errorf(
+			"the kernel does not show the instructions of %s: it needs CAP_BPF or CAP_SYS_ADMIN",
+			p.Name(),
+		)
 	}
 	if info.maps != 0 {
 		return nil, fmt.Errorf("%s uses BPF maps, and cannot be loaded again", p.Name())

@@ -183,8 +183,20 @@ func TestAccess(t *testing.T) {
 				t.Parallel()
 				dir := makeCgroup(t, unified)
 				restrict(t, dir, unified)
-				change := mustAllow(t, sleeper(t, dir), Rule{'c', 195, 8, "rwm"}, Rule{'c', 194, 7, "rwm"},
-					Rule{'c' + 'b' - c.kind, 195, 7, "rwm"}, Rule{c.kind, 195, 7, c.access})
+				change := mustAllow(
+					t,
+					sleeper(t, dir),
+					Rule{'c', 195, 8, "rwm"},
+					Rule{'c', 194, 7, "rwm"},
+					Rule{
+						'c' + 'b' - c.kind,
+						195,
+						7,
+						"rwm",
+					},
+					Rule{c.kind, 195, 7, c.access[:1]},
+					Rule{c.kind, 195, 7, c.access},
+				)
 				if got := accesses(t, dir, c.kind); got != c.want {
 					t.Errorf("access %q, want %q", got, c.want)
 				}
@@ -297,7 +309,8 @@ func TestShared(t *testing.T) {
 				pid := sleeper(t, dir)
 				sleeper(t, makeBelow(t, dir, c.below))
 				_, err := Allow(t.Context(), host, pid, []Rule{gpu})
-				if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				if c.want == "" && err != nil ||
+					c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 					t.Errorf("error %v, want %q", err, c.want)
 				}
 				if got := accesses(t, dir, 'c'); got != want {

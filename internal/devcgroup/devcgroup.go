@@ -28,7 +28,8 @@ type Host struct {
 	Systemd string // systemd's own socket, usually /run/systemd/private
 }
 
-// Rule admits a device.
+// Rule admits a device. With cgroup v2 a device is opened for reading and writing at once if one rule has both: the
+// access is not joined with what the container has already.
 type Rule struct {
 	Type         byte   // 'c' for a character device, 'b' for a block device
 	Major, Minor uint32 // the kernel's numbers
@@ -50,6 +51,20 @@ func (r Rule) validate() error {
 	return nil
 }
 
+// merge makes one rule of those for the same device.
+func merge(rules []Rule) []Rule {
+	var merged []Rule
+	for _, r := range rules {
+		same := slices.IndexFunc(merged, func(m Rule) bool { return m.device() == r.device() })
+		if same < 0 {
+			merged = append(merged, r)
+		} else {
+			merged[same].Access += without(r.Access, merged[same].Access)
+		}
+	}
+	return merged
+}
+
 // Change is what Allow did.
 type Change struct {
 	// Notes are sentences about what can still keep the container from a device, now or later.
@@ -58,8 +73,8 @@ type Change struct {
 	undo []func() error
 }
 
-// Undo takes back what Allow did, except in a systemd unit, whose list can only grow. A device that the container was
-// allowed before stays allowed.
+// Undo takes back what Allow did, except in a systemd unit, whose list can only grow: with cgroup v1 the next
+// daemon-reload allows the devices again. A device that the container was allowed before stays allowed.
 func (c *Change) Undo() error {
 	var errs []error
 	for _, undo := range slices.Backward(c.undo) {
@@ -83,6 +98,7 @@ func Allow(ctx context.Context, host Host, pid int, rules []Rule) (*Change, erro
 			return nil, err
 		}
 	}
+	rules = merge(rules)
 	cgroups, err := find(host.Proc, pid)
 	if err != nil {
 		return nil, fmt.Errorf("find the device cgroup of process %d: %w", pid, err)

@@ -21,6 +21,7 @@ type cgroup struct {
 	dir     *os.Root
 	path    string // in its hierarchy, such as /system.slice/x.scope
 	unified bool   // cgroup v2
+	list    string // devices.list of cgroup v1 before any change
 }
 
 func (c *cgroup) String() string {
@@ -273,8 +274,9 @@ func (c *cgroup) isRestricted() (bool, error) {
 	if c.unified {
 		return c.hasFilters()
 	}
-	list, err := c.read("devices.list")
-	return !allowsAll(list), err
+	var err error
+	c.list, err = c.read("devices.list")
+	return !allowsAll(c.list), err
 }
 
 func (c *cgroup) allow(change *Change, rules []Rule) error {

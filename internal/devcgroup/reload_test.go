@@ -151,7 +151,12 @@ func runMachine(t *testing.T, cgroup string, bundle *image.Bundle) []string {
 	write(t, filepath.Join(dir, "test.target"), "[Unit]\nDefaultDependencies=no\nWants=test.service\n")
 	write(t, filepath.Join(dir, "test.service"), fmt.Sprintf(
 		"[Unit]\nDefaultDependencies=no\n[Service]\nType=exec\nStandardOutput=file:%s\nExecStart=bash %s/service.sh %s %s %s\n",
-		output, dir, dir, bundle.Runtime, bundle.Dir))
+		output,
+		dir,
+		dir,
+		bundle.Runtime,
+		bundle.Dir,
+	))
 	if err := engine.MakeCgroups(root); err != nil {
 		t.Fatal(err)
 	}

@@ -89,7 +89,14 @@ func dialSystemd(ctx context.Context, socket string) (*systemd, error) {
 	}
 	deadline, _ := ctx.Deadline()
 	s := &systemd{Conn: conn, in: bufio.NewReader(conn)}
-	if err := errors.Join(conn.SetDeadline(deadline), checkPeer(conn.(*net.UnixConn)), s.authenticate()); err != nil {
+	err = conn.SetDeadline(deadline)
+	if err == nil {
+		err = checkPeer(conn.(*net.UnixConn))
+	}
+	if err == nil {
+		err = s.authenticate()
+	}
+	if err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("connect to systemd at %s: %w", socket, err)
 	}
@@ -218,13 +225,14 @@ func lackingEntries(allowed []deviceAllow, rules []Rule) []deviceAllow {
 			directory = "block"
 		}
 		entry := deviceAllow{fmt.Sprintf("/dev/%s/%d:%d", directory, r.Major, r.Minor), r.Access}
+		present := false
 		for _, a := range allowed {
-			if a.Path == entry.Path {
-				entry.Access = without(entry.Access, a.Access)
+			if a.Path == entry.Path { // systemd replaces the access of an entry with the same path
+				present = without(entry.Access, a.Access) == ""
+				entry.Access += without(a.Access, entry.Access)
 			}
 		}
-		if entry.Access != "" {
-			entry.Access = r.Access
+		if !present {
 			entries = append(entries, entry)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,15 +15,19 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/proc"
+
 	"github.com/godbus/dbus/v5"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // manager stands in for systemd: it answers on a socket of its own as systemd does on /run/systemd/private.
 type manager struct {
 	version string
 	units   map[string]*unit
-	silent  bool // does not answer any call
+	silent  bool   // does not answer any call
+	list    string // devices.allow of cgroup v1, to which a unit's new entries are written; or empty
 
 	mutex sync.Mutex
 	calls []string // the methods that were called
@@ -128,7 +133,10 @@ func (m *manager) call(request *dbus.Message) ([]any, error) {
 		case request.Body[1] == "Version" && request.Body[0] == systemdManager:
 			value = m.version
 		case m.units[name] == nil || request.Body[0] != systemdName+".Scope":
-			return nil, dbus.Error{Name: "org.freedesktop.DBus.Error.UnknownInterface", Body: []any{"Unknown interface"}}
+			return nil, dbus.Error{
+				Name: "org.freedesktop.DBus.Error.UnknownInterface",
+				Body: []any{"Unknown interface"},
+			}
 		case request.Body[1] == "ControlGroup":
 			value = m.units[name].controlGroup
 		case request.Body[1] == "DevicePolicy":
@@ -151,7 +159,16 @@ func (m *manager) call(request *dbus.Message) ([]any, error) {
 		if err := properties[0].Value.Store(&added); err != nil || !runtime || properties[0].Name != "DeviceAllow" {
 			return nil, dbus.Error{Name: "org.freedesktop.DBus.Error.InvalidArgs", Body: []any{"Invalid arguments"}}
 		}
-		m.units[name].allow = append(m.units[name].allow, added...)
+		for _, a := range added {
+			same := func(old deviceAllow) bool { return old.Path == a.Path }
+			if m.list != "" {
+				rule := strings.Replace(a.Path, "/dev/char/", "c ", 1) + " " + a.Access
+				if err := os.WriteFile(m.list, []byte(rule), 0o644); err != nil {
+					return nil, err
+				}
+			}
+			m.units[name].allow = append(slices.DeleteFunc(m.units[name].allow, same), a)
+		}
 		return nil, nil
 	}
 	return nil, dbus.Error{Name: "org.freedesktop.DBus.Error.UnknownMethod", Body: []any{"Unknown method"}}
@@ -170,8 +187,12 @@ func TestSystemd(t *testing.T) {
 		"a list without the device": {unit: &unit{policy: "strict", allow: []deviceAllow{null}}, want: []deviceAllow{null, entry}},
 		"an empty list":             {unit: &unit{policy: "strict"}, want: []deviceAllow{entry}},
 		"a list with the device": {
-			unit: &unit{policy: "strict", allow: []deviceAllow{{"/dev/char/195:7", "r"}, {"/dev/char/195:7", "wm"}}},
-			want: []deviceAllow{{"/dev/char/195:7", "r"}, {"/dev/char/195:7", "wm"}},
+			unit: &unit{policy: "strict", allow: []deviceAllow{{"/dev/char/195:7", "rwm"}}},
+			want: []deviceAllow{{"/dev/char/195:7", "rwm"}},
+		},
+		"a list with less access": {
+			unit: &unit{policy: "strict", allow: []deviceAllow{{"/dev/char/195:7", "rm"}}},
+			want: []deviceAllow{{"/dev/char/195:7", "rwm"}},
 		},
 		// An entry would take all other devices away.
 		"a unit that may use all devices":        {unit: &unit{policy: "auto"}, want: nil},
@@ -212,10 +233,31 @@ func TestSystemd(t *testing.T) {
 				t.Errorf("access %q", got)
 			}
 			m.calls = nil
-			if _, err := Allow(t.Context(), h, pid, []Rule{gpu}); err != nil || slices.Contains(m.calls, "SetUnitProperties") {
+			if _, err := Allow(t.Context(), h, pid, []Rule{gpu}); err != nil ||
+				slices.Contains(m.calls, "SetUnitProperties") {
 				t.Errorf("the second call: error %v, calls %q", err, m.calls)
 			}
 		})
+	}
+}
+
+// TestUndoAfterSystemd: with cgroup v1, systemd has added the device to the list before Allow does.
+func TestUndoAfterSystemd(t *testing.T) {
+	dir := makeBelow(t, makeCgroup(t, false), "runc-1.scope")
+	restrict(t, dir, false)
+	u := &unit{policy: "strict", controlGroup: strings.TrimPrefix(dir, hierarchy(t, false))}
+	m := &manager{version: "252", units: map[string]*unit{"runc-1.scope": u}, list: filepath.Join(dir, "devices.allow")}
+	h := Host{Proc: "/proc", Dev: "/dev", Systemd: m.serve(t)}
+	change, err := Allow(t.Context(), h, sleeper(t, dir), []Rule{gpu})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := accesses(t, dir, 'c'); got != "rwb" || len(u.allow) != 1 {
+		t.Errorf("access %q, the unit's list %v", got, u.allow)
+	}
+	mustUndo(t, change)
+	if got := accesses(t, dir, 'c'); got != "" {
+		t.Errorf("access %q after undo", got)
 	}
 }
 
@@ -236,6 +278,27 @@ func TestSystemdFaults(t *testing.T) {
 			_ = listener.Close()
 			return socket
 		}, "connection refused"},
+		"a user listens": {func(t *testing.T) string {
+			dir := t.TempDir()
+			if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o777), os.Chmod(dir, 0o777)); err != nil {
+				t.Fatal(err)
+			}
+			socket := filepath.Join(dir, "private")
+			err := proc.OnThread(func() error {
+				if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 1000, 1000, 1000); errno != 0 {
+					return errno
+				}
+				listener, err := net.Listen("unix", socket)
+				if err == nil {
+					t.Cleanup(func() { _ = listener.Close() })
+				}
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return socket
+		}, "user 1000 listens there"},
 		"no socket": {func(t *testing.T) string {
 			file := filepath.Join(t.TempDir(), "private")
 			write(t, file, "")

@@ -38,12 +38,8 @@ func (c *cgroup) allowByList(change *Change, rules []Rule) error {
 		}
 		return errors.Join(errs...)
 	})
-	list, err := c.read("devices.list")
-	if err != nil {
-		return err
-	}
 	for _, r := range rules {
-		if r.Access = lacking(list, r); r.Access == "" {
+		if r.Access = lacking(c.list, r); r.Access == "" {
 			continue
 		}
 		if _, err := allow.WriteString(r.String()); errors.Is(err, unix.EPERM) {

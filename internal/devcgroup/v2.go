@@ -21,7 +21,7 @@ func (c *cgroup) hasFilters() (bool, error) {
 // allowByFilter replaces the device programs of cgroup v2. A device is denied if one of them denies it, so all of them
 // are replaced.
 func (c *cgroup) allowByFilter(change *Change, rules []Rule) error {
-	dir, err := c.dir.Open(".")
+	dir, err := c.dir.Open(".") // undo needs it later
 	if err != nil {
 		return err
 	}
