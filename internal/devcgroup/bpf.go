@@ -94,10 +94,8 @@ func (p program) instructions() ([]instruction, error) {
 		return nil, err
 	}
 	if info.loadedBytes == 0 {
-		return nil, fmt.Errorf(
-			"the kernel does not show the instructions of %s: it needs CAP_BPF or CAP_SYS_ADMIN",
-			p.Name(),
-		)
+		return nil, fmt.Errorf("the kernel does not show the instructions of %s: "+
+			"it needs CAP_BPF or CAP_SYS_ADMIN", p.Name())
 	}
 	if info.maps != 0 {
 		return nil, fmt.Errorf("%s uses BPF maps, and cannot be loaded again", p.Name())
@@ -169,7 +167,7 @@ func replaceProgram(dir *os.File, current, next program, flags uint32) error {
 	return nil
 }
 
-// maxInterrupts is how often a load is tried. A signal, such as one of Go's scheduler, interrupts the kernel's verifier.
+// maxInterrupts is how often a load is tried. A signal, such as one of Go's scheduler, interrupts the verifier.
 const maxInterrupts = 30
 
 func bpf(command uintptr, attr unsafe.Pointer, size uintptr) (uintptr, error) {

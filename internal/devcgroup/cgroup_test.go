@@ -183,20 +183,11 @@ func TestAccess(t *testing.T) {
 				t.Parallel()
 				dir := makeCgroup(t, unified)
 				restrict(t, dir, unified)
-				change := mustAllow(
-					t,
-					sleeper(t, dir),
-					Rule{'c', 195, 8, "rwm"},
-					Rule{'c', 194, 7, "rwm"},
-					Rule{
-						'c' + 'b' - c.kind,
-						195,
-						7,
-						"rwm",
-					},
-					Rule{c.kind, 195, 7, c.access[:1]},
-					Rule{c.kind, 195, 7, c.access},
-				)
+				rules := []Rule{{'c', 195, 8, "rwm"}, {'c', 194, 7, "rwm"}, {'c' + 'b' - c.kind, 195, 7, "rwm"}}
+				for _, letter := range c.access {
+					rules = append(rules, Rule{c.kind, 195, 7, string(letter)})
+				}
+				change := mustAllow(t, sleeper(t, dir), rules...)
 				if got := accesses(t, dir, c.kind); got != c.want {
 					t.Errorf("access %q, want %q", got, c.want)
 				}

@@ -61,11 +61,8 @@ func TestContainers(t *testing.T) {
 // runContainer runs the script in a container whose createRuntime hook is this program, and returns its output.
 func runContainer(t *testing.T, e *engine.Bare, does string) string {
 	t.Helper()
-	bundle := e.Bundle(
-		t,
-		images.Copy(t, image.Static),
-		engine.Container{Mknod: true, Args: []string{"sh", "-c", openScript}},
-	)
+	container := engine.Container{Mknod: true, Args: []string{"sh", "-c", openScript}}
+	bundle := e.Bundle(t, images.Copy(t, image.Static), container)
 	err := bundle.Edit(func(s *specs.Spec) error {
 		self, err := os.Executable()
 		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: self, Env: []string{hookVariable + "=" + does}}}}

@@ -108,12 +108,12 @@ func TestOpenElsewhere(t *testing.T) {
 		path  string
 		want  string
 	}{
-		"another file system":        {mount{device: st.Dev, root: "/", point: dir, unified: true}, "/a", "not in the cgroup file system"},
-		"another device":             {mount{device: 1, root: "/", point: mounted, unified: true}, "/", "not in the cgroup file system"},
+		"another file system":        {mount{device: st.Dev, root: "/", point: dir, unified: true}, "/a", "not in the cgroup"},
+		"another device":             {mount{device: 1, root: "/", point: mounted, unified: true}, "/", "not in the cgroup"},
 		"a link":                     {mount{device: st.Dev, root: "/", point: dir, unified: true}, "/link", "escapes"},
 		"another version":            {mount{root: "/", point: mounted}, "/", "not mounted"},
 		"another part":               {mount{root: "/b", point: mounted, unified: true}, "/a", "not mounted"},
-		"a cgroup that is gone":      {mount{root: "/", point: mounted, unified: true}, "/devcgroup-test-gone", "no such file"},
+		"a cgroup that is gone":      {mount{root: "/", point: mounted, unified: true}, "/devcgroup-gone", "no such file"},
 		"a mount point that is gone": {mount{root: "/", point: dir + "/gone", unified: true}, "/", "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -149,14 +149,9 @@ func runMachine(t *testing.T, cgroup string, bundle *image.Bundle) []string {
 	output := filepath.Join(dir, "printed")
 	write(t, filepath.Join(dir, "service.sh"), reload)
 	write(t, filepath.Join(dir, "test.target"), "[Unit]\nDefaultDependencies=no\nWants=test.service\n")
-	write(t, filepath.Join(dir, "test.service"), fmt.Sprintf(
-		"[Unit]\nDefaultDependencies=no\n[Service]\nType=exec\nStandardOutput=file:%s\nExecStart=bash %s/service.sh %s %s %s\n",
-		output,
-		dir,
-		dir,
-		bundle.Runtime,
-		bundle.Dir,
-	))
+	command := strings.Join([]string{"bash", dir + "/service.sh", dir, bundle.Runtime, bundle.Dir}, " ")
+	write(t, filepath.Join(dir, "test.service"), "[Unit]\nDefaultDependencies=no\n"+
+		"[Service]\nType=exec\nStandardOutput=file:"+output+"\nExecStart="+command+"\n")
 	if err := engine.MakeCgroups(root); err != nil {
 		t.Fatal(err)
 	}

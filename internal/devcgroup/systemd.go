@@ -52,6 +52,7 @@ func (c *Change) allowInUnit(ctx context.Context, host Host, cgroup string, rule
 	defer cancel()
 	s, err := dialSystemd(ctx, host.Systemd)
 	if errors.Is(err, fs.ErrNotExist) {
+		c.noteMissingSocket(host.Systemd, cgroup)
 		return nil
 	}
 	if err != nil {
@@ -72,6 +73,14 @@ func (c *Change) allowInUnit(ctx context.Context, host Host, cgroup string, rule
 		return fmt.Errorf("set DeviceAllow: %w", err)
 	}
 	return c.noteMissingLinks(s, host.Dev, missing)
+}
+
+// noteMissingSocket notes that systemd runs nevertheless, by the directory that sd_booted(3) looks for.
+func (c *Change) noteMissingSocket(socket, cgroup string) {
+	if _, err := os.Stat(filepath.Join(filepath.Dir(socket), "system")); err == nil {
+		c.Notes = append(c.Notes, fmt.Sprintf("systemd runs, but not at %s: if it manages cgroup %s, the next "+
+			"`systemctl daemon-reload` takes the devices from the container", socket, cgroup))
+	}
 }
 
 // systemd is a connection to the service manager by its own socket, which needs no message bus.

@@ -184,8 +184,10 @@ func TestSystemd(t *testing.T) {
 		note    string
 		error   string
 	}{
-		"a list without the device": {unit: &unit{policy: "strict", allow: []deviceAllow{null}}, want: []deviceAllow{null, entry}},
-		"an empty list":             {unit: &unit{policy: "strict"}, want: []deviceAllow{entry}},
+		"a list without the device": {
+			unit: &unit{policy: "strict", allow: []deviceAllow{null}}, want: []deviceAllow{null, entry},
+		},
+		"an empty list": {unit: &unit{policy: "strict"}, want: []deviceAllow{entry}},
 		"a list with the device": {
 			unit: &unit{policy: "strict", allow: []deviceAllow{{"/dev/char/195:7", "rwm"}}},
 			want: []deviceAllow{{"/dev/char/195:7", "rwm"}},
@@ -195,11 +197,16 @@ func TestSystemd(t *testing.T) {
 			want: []deviceAllow{{"/dev/char/195:7", "rwm"}},
 		},
 		// An entry would take all other devices away.
-		"a unit that may use all devices":        {unit: &unit{policy: "auto"}, want: nil},
-		"a unit with a list and the policy auto": {unit: &unit{policy: "auto", allow: []deviceAllow{null}}, want: []deviceAllow{null, entry}},
-		"a unit with another cgroup":             {unit: &unit{policy: "strict", controlGroup: "/x.scope"}, want: nil},
-		"a cgroup that is not of a unit":         {},
-		"a systemd that needs a link":            {unit: &unit{policy: "strict"}, version: "239 (239-82.el8)", want: []deviceAllow{entry}, note: "/char/195:7"},
+		"a unit that may use all devices": {unit: &unit{policy: "auto"}, want: nil},
+		"a unit with a list and the policy auto": {
+			unit: &unit{policy: "auto", allow: []deviceAllow{null}}, want: []deviceAllow{null, entry},
+		},
+		"a unit with another cgroup":     {unit: &unit{policy: "strict", controlGroup: "/x.scope"}, want: nil},
+		"a cgroup that is not of a unit": {},
+		"a systemd that needs a link": {
+			unit: &unit{policy: "strict"}, version: "239 (239-82.el8)",
+			want: []deviceAllow{entry}, note: "/char/195:7",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -238,6 +245,22 @@ func TestSystemd(t *testing.T) {
 				t.Errorf("the second call: error %v, calls %q", err, m.calls)
 			}
 		})
+	}
+}
+
+func TestSystemdElsewhere(t *testing.T) {
+	dir := makeBelow(t, makeCgroup(t, true), "runc-1.scope")
+	restrict(t, dir, true)
+	pid, run := sleeper(t, dir), t.TempDir()
+	for want := range 2 {
+		h := Host{Proc: "/proc", Dev: "/dev", Systemd: filepath.Join(run, "private")}
+		change, err := Allow(t.Context(), h, pid, []Rule{gpu})
+		if err != nil || len(change.Notes) != want {
+			t.Errorf("error %v, notes %q, want %d", err, change.Notes, want)
+		}
+		if err := os.Mkdir(filepath.Join(run, "system"), 0o755); err != nil && want == 0 {
+			t.Fatal(err)
+		}
 	}
 }
 
