@@ -85,7 +85,8 @@ func (c *Change) Undo() error {
 }
 
 // Allow lets the process, and what it starts, use the devices of the rules. Nothing is done where nothing restricts
-// the process, and a second call with the same rules does nothing. If there is an error, what was done is undone.
+// the process, and a second call with the same rules does nothing, except that it puts the rules before those of the
+// first in a BPF program of a kernel that hardens its compiler. If there is an error, what was done is undone.
 //
 // The context bounds the calls to systemd, which take at most 5 s; all else does not wait.
 func Allow(ctx context.Context, host Host, pid int, rules []Rule) (*Change, error) {
