@@ -88,7 +88,7 @@ func runScripts(t *testing.T, dir string, vars ...string) {
 		Deadline:            time.Now().Add(scriptTimeout), // a program that hangs fails its script
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("XDG_CACHE_HOME", cache) // gpu-sim compiles the simulated library only once
-			env.Vars = append(env.Vars, insecure)
+			env.Vars = append(env.Vars, insecure, "GORACE="+os.Getenv("GORACE"))
 			env.Vars = append(env.Vars, vars...)
 			return nil
 		},

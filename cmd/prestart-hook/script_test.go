@@ -72,6 +72,7 @@ func TestScripts(t *testing.T) {
 				_, err := os.Stat(control.SocketPath(serve.Dir))
 				return err == nil
 			})
+			env.Setenv("GORACE", os.Getenv("GORACE"))
 			return makeNode(env.WorkDir, fakeRuntime)
 		},
 	})
