@@ -19,6 +19,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/plugin"
 	"gpu-cdi-plugin/resource"
 	"gpu-cdi-plugin/sim/simtest"
@@ -42,7 +43,8 @@ func newForeignFixture(t *testing.T, byIndex bool) *foreignFixture {
 	f.fixture = newFixtureOn(t, node, func(o *Options) {
 		o.Dirs = append(o.Dirs, filepath.Join(t.TempDir(), "high"))
 		o.Extras, o.ByIndex = []Extra{gds, channel1}, byIndex
-		o.Publish = func(s State) { // without the check at each publication: our spec may be removed at any time
+		o.Spec.Capabilities = driver.Utility // a small spec, which is read thousands of times
+		o.Publish = func(s State) {          // without the check at each publication: our spec may be removed at any time
 			if err := f.plugin.Update(s.Resources); err != nil {
 				t.Error(err)
 			}
@@ -173,7 +175,17 @@ func writeNames(t *testing.T, path, kind string, names []string) {
 			specs.Device{Name: n, ContainerEdits: specs.ContainerEdits{Env: []string{"FOREIGN=1"}}},
 		)
 	}
-	must(t, cdi.WriteFile(path, s))
+	writeSpec(t, path, s)
+}
+
+// writeSpec writes a spec as another program does, without waiting for the disk.
+func writeSpec(t *testing.T, path string, s *specs.Spec) {
+	t.Helper()
+	format, err := cdi.FormatOf(path)
+	must(t, err)
+	data, err := cdi.Marshal(s, format)
+	must(t, err)
+	must(t, os.WriteFile(path, data, 0o644))
 }
 
 // library reads directories as engines do.
@@ -211,7 +223,7 @@ func (f *foreignFixture) possible(t *testing.T, scratch string) func(name string
 	for _, s := range f.rec.plan.specs {
 		path := filepath.Join(copied[1], cdi.FileName(s.Kind))
 		if old, err := cdi.ReadFile(path); err != nil || old.Kind == s.Kind { // else it is not ours to write
-			must(t, cdi.WriteFile(path, s))
+			writeSpec(t, path, s)
 			ours[path] = true
 		}
 	}
