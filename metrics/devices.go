@@ -93,9 +93,10 @@ func (m *Metrics) advertised(r *resource.Resource, before map[string]bool) {
 	}
 }
 
-// gather returns all metrics, and never those of a part of the devices.
+// gather returns all metrics, and never those of a part of the devices. Those of the Go runtime and of the process are in
+// the default registry of the Prometheus library.
 func (m *Metrics) gather() ([]*dto.MetricFamily, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.registry.Gather()
+	return prometheus.Gatherers{m.registry, prometheus.DefaultGatherer}.Gather()
 }

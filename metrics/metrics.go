@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc/codes"
 
@@ -109,8 +108,6 @@ func New(build BuildInfo) *Metrics {
 	}
 	gauges("build_info", "The version of the program.", "version", "revision", "goversion").
 		WithLabelValues(build.Version, build.Revision, build.GoVersion).Set(1)
-	registry.MustRegister(collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	for _, result := range []string{success, failure} {
 		m.reconciles.WithLabelValues(result)
 	}

@@ -290,3 +290,12 @@ func TestTheServerServesUntilItsContextEnds(t *testing.T) {
 		t.Error("the server still listens")
 	}
 }
+
+func TestTheProcessIsMeasuredOnce(t *testing.T) {
+	body := scrape(t, New(BuildInfo{}))
+	for _, name := range []string{"go_goroutines", "process_open_fds", "process_resident_memory_bytes"} {
+		if n := strings.Count(body, "\n"+name+" "); n != 1 {
+			t.Errorf("%d lines of %s, want 1", n, name)
+		}
+	}
+}
