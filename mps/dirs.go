@@ -22,8 +22,11 @@ const (
 // lockName is a file in Options.Dir that one supervisor at a time locks.
 const lockName = "lock"
 
-// uuidForm is the form of a GPU's UUID, which names its directory.
-var uuidForm = regexp.MustCompile(`^GPU-[0-9A-Za-z-]{1,59}$`)
+var uuidForm = regexp.MustCompile(`^GPU-[0-9A-Za-z-]+$`)
+
+// isUUID reports whether a name has the form of a GPU's UUID, which names its directory. A bound in the pattern would
+// take 0.2 ms of each start to compile.
+func isUUID(name string) bool { return len(name) < 64 && uuidForm.MatchString(name) }
 
 // The path of a socket may have maxSocket bytes: sun_path of unix(7), without the NUL.
 const (
@@ -34,7 +37,7 @@ const (
 // prepare makes a GPU's directories, with the right owners and modes and never through a link, and mounts its shm with
 // that size in bytes. Every user may connect in pipe, which only root may change.
 func prepare(dir, uuid string, shm uint64) error {
-	if !uuidForm.MatchString(uuid) {
+	if !isUUID(uuid) {
 		return fmt.Errorf("make the directories of %q: not the UUID of a GPU", uuid)
 	}
 	if n := len(filepath.Join(dir, uuid, pipeName, longestSocket)); n > maxSocket {

@@ -96,7 +96,7 @@ func New(o Options) *Supervisor {
 	s := &Supervisor{opts: o, wake: wake.New(), workers: map[string]*worker{}}
 	entries, _ := os.ReadDir(o.Dir) // without the directory MPS was never used
 	for _, e := range entries {
-		if uuid := e.Name(); uuidForm.MatchString(uuid) && prepared(filepath.Join(o.Dir, uuid)) {
+		if uuid := e.Name(); isUUID(uuid) && prepared(filepath.Join(o.Dir, uuid)) {
 			s.workers[uuid] = newWorker(s, uuid)
 		}
 	}
