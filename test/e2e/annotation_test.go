@@ -133,13 +133,13 @@ func TestPodmanCreateRuntimeHook(t *testing.T) {
 	n := shared.Node(t, "dgx-h100")
 	root := t.TempDir()
 	hookInstalled(t, root, "live")
-	hooks := filepath.Join(root, "etc")
+	hooks := filepath.Join(root, "usr/share/containers/oci/hooks.d")
 	request := requests(t, n)["a UUID"]
 	for _, e := range shared.Runtimes() {
 		for name, c := range map[string]struct{ readOnly, users bool }{
 			"": {}, "/read-only": {readOnly: true}, "/user namespace": {users: true},
 		} {
-			p := &engine.Podman{Runtime: e.Runtime, Hooks: hooks, Users: c.users, Cgroup: e.Cgroup, Images: e.Images}
+			p := &engine.Podman{Runtime: e.Runtime, HooksDir: hooks, Users: c.users, Cgroup: e.Cgroup, Images: e.Images}
 			t.Run(p.String()+name, func(t *testing.T) {
 				t.Parallel()
 				res := p.Run(t, engine.Container{

@@ -18,6 +18,8 @@ type Podman struct {
 	Wrapper string
 	// Hooks is a directory whose files are added to /etc, with those of hook install podman; empty without.
 	Hooks string
+	// HooksDir is a directory of OCI hooks, which podman reads alone; empty without.
+	HooksDir string
 	// Users gives containers a user namespace.
 	Users  bool
 	Cgroup Cgroup
@@ -27,7 +29,7 @@ type Podman struct {
 // String names the engine, its runtime and the control groups, as in "podman with crun on cgroup v2".
 func (p *Podman) String() string {
 	name := runtimeName(p.Runtime, p.Wrapper)
-	if p.Hooks != "" {
+	if p.Hooks != "" || p.HooksDir != "" {
 		name += " and hooks"
 	}
 	return fmt.Sprintf("podman with %s on %s", name, p.Cgroup)
@@ -43,6 +45,9 @@ func (p *Podman) Run(t testing.TB, c Container) proc.Result {
 		runtime, etc = p.Wrapper, policyFor(t, p.Runtime)
 	}
 	args := append(podman(t, dir), "--storage-opt", "additionalimagestore="+filepath.Join(store, "graph"))
+	if p.HooksDir != "" {
+		args = append(args, "--hooks-dir", p.HooksDir)
+	}
 	args = append(args, "--runtime", runtime, "run", "--rm", "--network=none", "--log-driver=k8s-file",
 		// A machine without CAP_SYS_RESOURCE cannot raise limits; podman's own defaults would.
 		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024",
