@@ -40,7 +40,7 @@ import (
 // Request is a container and what it gets.
 type Request struct {
 	State *hook.State
-	// Runtime is the ID of this process' parent, read before anything else: it must be that of the container's process.
+	// Runtime is the ID of this process' parent, read before anything else. It must have made the container's process.
 	Runtime int
 	// Before is the bundle's config.json, and After the same with the devices.
 	Before, After []byte

@@ -32,8 +32,8 @@ type process struct {
 // initialUserNamespace is the inode number of that namespace, USER_NS_INIT_INO of linux/nsfs.h.
 const initialUserNamespace = 0xEFFFFFFD
 
-// openProcess opens the process with that ID. It must be a child of the runtime that runs this hook, and have a mount
-// namespace of its own.
+// openProcess opens the process with that ID. It must be one that the runtime made, which is a process ID too, and have a
+// mount namespace of its own.
 func openProcess(pid, runtime int, h host.Host) (*process, error) {
 	if pid <= 1 {
 		return nil, fmt.Errorf("the state has the process ID %d, not the container's on the host", pid)
