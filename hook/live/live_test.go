@@ -223,3 +223,35 @@ func TestGiveComparesTheUserNamespace(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// asked is a context that calls a function each time that it is asked whether it is done.
+type asked struct {
+	context.Context
+	call func()
+}
+
+func (a asked) Err() error {
+	a.call()
+	return nil
+}
+
+// Between the rules of the cgroup and the mounts, the process ends: nothing is left in the root.
+func TestGiveToAProcessThatEnds(t *testing.T) {
+	bundle := t.TempDir()
+	c := newCreated(t, bundle)
+	before := image.Digest(t, bundle)
+	times := 0
+	_, err := c.give(asked{context.Background(), func() {
+		if times++; times == 2 {
+			c.end()
+		}
+	}}, func(s *oci.Spec) {
+		s.Mounts = append(s.Mounts, oci.Mount{Source: "/etc", Destination: "/opt/new", Options: []string{"bind"}})
+	})
+	if times < 2 || err == nil || !strings.Contains(err.Error(), "it has ended") {
+		t.Errorf("asked %d times, got %v", times, err)
+	}
+	if !maps.Equal(image.Digest(t, bundle), before) {
+		t.Error("something is left in the root")
+	}
+}
