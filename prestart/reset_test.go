@@ -865,7 +865,7 @@ func FuzzParseStatus(f *testing.F) {
 	f.Add("Name:\tX\nState:\tS\nUid:\t0\nCapEff:\t0\nNSpid:\t7\t1\nNSsid:\t" + strconv.Itoa(1<<40) + "\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := parseStatus(text)
-		if (err == nil) == (s.state == 0) {
+		if (err == nil) == (len(s.uids) == 0) {
 			t.Errorf("status %+v, error %v", s, err)
 		}
 	})
