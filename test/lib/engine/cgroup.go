@@ -32,12 +32,15 @@ const unified = "/sys/fs/cgroup/unified"
 //
 // podman 4 reads CDI specs from /etc/cdi and /var/run/cdi, which no flag changes. With a private /run (the state of
 // mount and of the runtimes) and /dev/shm (podman's locks) engines can run in parallel and leave nothing on the host.
-// mount -n does not write to the host's /run/mount.
+// mount -n does not write to the host's /run/mount. crun 1.8 makes the root of a user namespace the owner of the
+// container's standard input, which is /dev/null under podman: the host's must stay as it is.
 const namespace = `
 set -e
 cdi=$1 etc=$2 cgroup=$3
 shift 3
 mount -n -t tmpfs tmpfs /run
+mknod -m 666 /run/null c 1 3
+mount --bind /run/null /dev/null
 if [ -n "$cdi" ]; then
 	mount -t tmpfs tmpfs /dev/shm
 	mkdir /run/cdi
