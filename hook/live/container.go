@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/hook"
-	"gpu-cdi-plugin/internal/host"
 	"gpu-cdi-plugin/internal/rootfs"
 )
 
@@ -30,14 +29,10 @@ func (c *container) mapOwners() error {
 	return nil
 }
 
-// fileSystems returns a function that reports whether a file system is mounted in the mount namespace of this process.
-func fileSystems(h host.Host) (func(dev uint64) bool, error) {
-	data, err := rootfs.ReadHostFile(h.Proc("thread-self", "mountinfo"), maxMountinfo)
-	if err != nil {
-		return nil, err
-	}
+// fileSystems returns a function that reports whether a file system is in a mountinfo file.
+func fileSystems(mountinfo []byte) (func(dev uint64) bool, error) {
 	mounted := map[uint64]bool{}
-	for line := range strings.Lines(string(data)) {
+	for line := range strings.Lines(string(mountinfo)) {
 		var id, parent, major, minor uint32
 		if _, err := fmt.Sscanf(line, "%d %d %d:%d", &id, &parent, &major, &minor); err != nil {
 			return nil, fmt.Errorf("read the mounts of the host: line %q", line)
@@ -50,8 +45,12 @@ func fileSystems(h host.Host) (func(dev uint64) bool, error) {
 const maxMountinfo = 64 << 20 // bytes; a namespace has at most 100,000 mounts by default
 
 // check opens the container's root, and returns an error if something of the plan cannot be done there. It changes
-// nothing.
-func (c *container) check(onHost func(dev uint64) bool) (err error) {
+// nothing. Mountinfo is that of the host.
+func (c *container) check(mountinfo []byte) (err error) {
+	onHost, err := fileSystems(mountinfo)
+	if err != nil {
+		return err
+	}
 	if err := c.checkNotPivoted(); err != nil {
 		return err
 	}
@@ -60,6 +59,10 @@ func (c *container) check(onHost func(dev uint64) bool) (err error) {
 	}
 	if err := c.root.CheckContainer(); err != nil {
 		return fmt.Errorf("%s is not a container's root, nothing was changed: %w", c.path, err)
+	}
+	// The owner of the bundle can exchange config.json, and name any mount of the host.
+	if err := c.root.CheckMountedSince(mountinfo); err != nil {
+		return fmt.Errorf("%s is not the root of process %d, nothing was changed: %w", c.path, c.pid, err)
 	}
 	c.root.OwnTmpfs(onHost)
 	for i, n := range c.plan.nodes {

@@ -127,11 +127,11 @@ func (c *container) give(ctx context.Context) (warnings []error, err error) {
 	if err := c.mapOwners(); err != nil {
 		return nil, err
 	}
-	onHost, err := fileSystems(c.host)
+	mountinfo, err := rootfs.ReadHostFile(c.host.Proc("thread-self", "mountinfo"), maxMountinfo)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.inside(func() error { return c.check(onHost) }); err != nil {
+	if err := c.inside(func() error { return c.check(mountinfo) }); err != nil {
 		return nil, err
 	}
 	change, err := c.allow(ctx)

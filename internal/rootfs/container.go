@@ -35,6 +35,38 @@ func (r *Root) CheckContainer() error {
 	return nil
 }
 
+// CheckMountedSince returns an error unless the root's mount point has more mounts in the mount namespace of this
+// process than in the mountinfo file of another, of which it was a copy: runtimes mount a root over itself. Without
+// that, the root is a mount that the other namespace has too, such as another container's root.
+func (r *Root) CheckMountedSince(other []byte) error {
+	own, err := ReadHostFile("/proc/thread-self/mountinfo", maxMountinfo)
+	if err != nil {
+		return err
+	}
+	point := mountPoint(findMount(own, r.mount))
+	if point == "" || mountsAt(own, point) <= mountsAt(other, point) {
+		return errors.New("the host has that mount too, so no runtime made it for this container")
+	}
+	return nil
+}
+
+func mountsAt(mountinfo []byte, point string) (n int) {
+	for line := range strings.Lines(string(mountinfo)) {
+		if mountPoint(line) == point {
+			n++
+		}
+	}
+	return n
+}
+
+// mountPoint is the fifth field of a line of mountinfo, as it is written there, or "".
+func mountPoint(line string) string {
+	if fields := strings.SplitN(line, " ", 6); len(fields) == 6 {
+		return fields[4]
+	}
+	return ""
+}
+
 // isInHostNamespace reports whether the root's mount is in the mount namespace of process 1. It tries three ways:
 //
 //  1. Compare the two namespaces. The kernel forbids it in a user namespace and under some security modules.

@@ -28,7 +28,13 @@ type State struct {
 // and those above all. The thread must be in a mount namespace without other tests.
 func Take(t testing.TB, dirs ...string) *State {
 	t.Helper()
-	s := &State{dirs: dirs, files: map[string]string{}, mounts: mounts(t), devices: devices(), cgroups: map[string]string{}}
+	s := &State{
+		dirs:    dirs,
+		files:   map[string]string{},
+		mounts:  mounts(t),
+		devices: devices(),
+		cgroups: map[string]string{},
+	}
 	for _, dir := range append([]string{"/sys/fs/cgroup", "/sys/fs/cgroup/devices", "/sys/fs/cgroup/unified"}, dirs...) {
 		if rules := rulesOf(dir); rules != "" {
 			s.cgroups[dir] = rules

@@ -66,7 +66,8 @@ func TestCheck(t *testing.T) {
 			}
 			r := &recorder{TB: t}
 			before.Check(r)
-			if text := strings.Join(r.errors, "\n"); (text == "") != (tc.want == "") || !strings.Contains(text, tc.want) {
+			if text := strings.Join(r.errors, "\n"); (text == "") != (tc.want == "") ||
+				!strings.Contains(text, tc.want) {
 				t.Errorf("got %q, want %q", text, tc.want)
 			}
 			_ = unix.Unmount(dir, unix.MNT_DETACH)
