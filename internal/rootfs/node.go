@@ -118,6 +118,9 @@ func (r *Root) MountNode(name string, n Node) error {
 	target, err := r.open(name, unix.O_PATH)
 	if err == nil {
 		defer closeQuietly(target)
+		err = refuseProc(target) // what is there can be another file than CheckMountPoint found
+	}
+	if err == nil {
 		err = r.mountAlone(target, 0, unix.MOUNT_ATTR_NODEV, func(tmpfs *os.File, name string) error {
 			return mknod(tmpfs, name, n)
 		})

@@ -137,3 +137,22 @@ func TestMountNode(t *testing.T) {
 		t.Error("something is left after Undo")
 	}
 }
+
+// A link to a file of /proc can take the place of the mount point after it was checked. Runtimes write the container's
+// security profile there (CVE-2019-16884).
+func TestMountNodeRefusesProc(t *testing.T) {
+	testenv.Root(t)
+	testenv.MountNamespace(t)
+	w := newWorld(t)
+	w.makeDir("/proc", "")
+	w.bind(t, "/proc", "/proc")
+	w.reopen(t, "/dev")
+	w.link("/proc/version", "/dev/zero")
+	mounts := countMounts(t)
+	if err := w.root.MountNode("/dev/zero", zero()); err == nil || !strings.Contains(err.Error(), "it leads into /proc") {
+		t.Errorf("got %v", err)
+	}
+	if countMounts(t) != mounts {
+		t.Error("the node was mounted")
+	}
+}
