@@ -138,6 +138,25 @@ func TestMountNode(t *testing.T) {
 	}
 }
 
+// A volume in memory can be mounted at /dev.
+func TestNodesOfAVolumeAtDev(t *testing.T) {
+	testenv.Root(t)
+	testenv.MountNamespace(t)
+	w := newWorld(t)
+	mountTmpfs(t, w.dir+"/dev", 0)
+	w.reopen(t, "/dev")
+	w.root.OwnTmpfs(func(uint64) bool { return true })
+	for _, err := range []error{w.root.CheckNode("/dev/zero"), w.root.MakeNode("/dev/zero", zero())} {
+		if !errors.Is(err, ErrVolume) {
+			t.Errorf("got %v, want ErrVolume", err)
+		}
+	}
+	w.root.OwnTmpfs(func(uint64) bool { return false })
+	if err := errors.Join(w.root.CheckNode("/dev/zero"), w.root.MakeNode("/dev/zero", zero())); err != nil {
+		t.Errorf("in the container's own: %v", err)
+	}
+}
+
 // A link to a file of /proc can take the place of the mount point after it was checked. Runtimes write the container's
 // security profile there (CVE-2019-16884).
 func TestMountNodeRefusesProc(t *testing.T) {

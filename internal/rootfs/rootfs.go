@@ -50,8 +50,11 @@ type Root struct {
 }
 
 // OwnTmpfs makes every tmpfs in the root the container's own that the host has mounted nowhere, such as at /run: the
-// runtime made it for this container. A volume in memory is mounted on the host too.
-func (r *Root) OwnTmpfs(onHost func(dev uint64) bool) { r.onHost = onHost }
+// runtime made it for this container. A volume in memory is mounted on the host too, and is not even its own /dev.
+func (r *Root) OwnTmpfs(onHost func(dev uint64) bool) {
+	r.onHost = onHost
+	r.dev = r.mount
+}
 
 // Open opens the root at an absolute path, or the working directory, ".". It refuses the root of the calling process.
 // hostDev is the path of the host's /dev, which is never treated as the container's own.
