@@ -39,9 +39,18 @@ func (r *Root) IsFile(name string) bool {
 // OpenFile opens a regular file on the root's own mount for reading, after following links.
 func (r *Root) OpenFile(name string) (*os.File, error) { return r.openFile(name, r.checkRootMount) }
 
-// ReadFile reads a regular file of at most limit bytes on the root's own mount, after following links.
+// ReadFile reads a regular file of at most limit bytes on the root's own mount, after following links. It refuses a
+// file with several names (hard links) that not every user can read: one of them may be outside the root, and what is
+// read here is written for every user.
 func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
-	return r.readFile(name, limit, r.checkRootMount)
+	return r.readFile(name, limit, func(f *os.File) error {
+		var st unix.Stat_t
+		err := errors.Join(r.checkRootMount(f), unix.Fstat(int(f.Fd()), &st))
+		if err == nil && st.Nlink > 1 && st.Mode&0o004 == 0 {
+			err = fmt.Errorf("it has %d names (hard links), and not every user can read it", st.Nlink)
+		}
+		return err
+	})
 }
 
 // ReadCover reads a regular file of at most limit bytes that is on a tmpfs and mounted over another file, as by

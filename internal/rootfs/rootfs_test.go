@@ -155,6 +155,32 @@ func TestReadOnlyRegularFiles(t *testing.T) {
 	}
 }
 
+// A hard link leads to a file outside the root where both are on one file system.
+func TestHardLinksToSecretsAreNotRead(t *testing.T) {
+	w := newWorld(t)
+	w.write("/once", "own")
+	if err := os.Link(w.canary+"/secret", w.dir+"/linked"); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		mode     os.FileMode
+		readable bool
+	}{"/linked": {0o640, false}, "/once": {0o600, true}} {
+		if err := os.Chmod(w.dir+name, tc.mode); err != nil {
+			t.Fatal(err)
+		}
+		if data, err := w.root.ReadFile(name, 1000); (err == nil) != tc.readable || (data != nil) != tc.readable {
+			t.Errorf("%s: %q, %v", name, data, err)
+		}
+	}
+	if err := os.Chmod(w.dir+"/linked", 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := w.root.ReadFile("/linked", 1000); err != nil {
+		t.Errorf("one that every user can read: %q, %v", data, err)
+	}
+}
+
 func TestMagicLinksAreRefused(t *testing.T) {
 	testenv.Root(t)
 	testenv.MountNamespace(t)
