@@ -81,7 +81,8 @@ func writeLog(c inject.Command, problem error) {
 	}
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
-	if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+	var st unix.Stat_t // a hard link could be to any file too
+	if err := unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 {
 		_, _ = f.WriteString(line)
 	}
 }
