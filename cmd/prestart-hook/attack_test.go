@@ -30,7 +30,7 @@ import (
 // This is how long the attacks last that exchange files meanwhile, each. A minute makes thousands of starts:
 //
 //	go test ./cmd/prestart-hook -run Attack -args -attack 60s
-var attackTime = flag.Duration("attack", 2*time.Second, "how long files are exchanged in each attack")
+var attackTime = flag.Duration("attack", time.Second, "how long files are exchanged in each attack")
 
 // secret is the text of files outside the root, which no file of the container may get.
 const secret = "/precious:/secret\n"
@@ -76,8 +76,9 @@ func newAttack(t *testing.T) *attack {
 		must(t, os.MkdirAll(filepath.Join(dir, d), 0o755))
 	}
 	for name, data := range map[string]string{
-		"driver/libcuda.so.580.1": "driver", "driver/dir/file": "driver", "file": "of the host", "volume/file": "of the volume",
-		"secret": secret, "volume/secret": secret, "libcuda.so.999.1": secret,
+		"driver/libcuda.so.580.1": "driver", "driver/dir/file": "driver", "file": "of the host",
+		"volume/file": "of the volume",
+		"secret":      secret, "volume/secret": secret, "libcuda.so.999.1": secret,
 	} {
 		must(t, os.WriteFile(filepath.Join(a.outside, name), []byte(data), 0o600))
 	}
@@ -115,8 +116,9 @@ func (a *attack) writeJSON(name string, content any) {
 
 // workArgs are the createContainer work of the spec.
 var workArgs = []string{
-	"create-container", "--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1", "--link=/usr/lib/x/libcuda.so.1::libcuda.so.580.1",
-	"--link=/usr/lib/x/new/libcuda.so::libcuda.so.1", "--driver-version=580.1", "--egl-profile", "--mask-params", "--dri=0000:1b:00.0/card0",
+	"create-container", "--libraries=/opt/driver:libcuda.so.1=libcuda.so.580.1",
+	"--link=/usr/lib/x/libcuda.so.1::libcuda.so.580.1", "--link=/usr/lib/x/new/libcuda.so::libcuda.so.1",
+	"--driver-version=580.1", "--egl-profile", "--mask-params", "--dri=0000:1b:00.0/card0",
 }
 
 func (a *attack) spec() map[string]any {
@@ -125,7 +127,8 @@ func (a *attack) spec() map[string]any {
 	}
 	mount := func(from, to string) map[string]any {
 		return map[string]any{
-			"hostPath": a.outside + "/driver/" + from, "containerPath": to, "options": []string{"ro", "nosuid", "nodev", "rbind"},
+			"hostPath": a.outside + "/driver/" + from, "containerPath": to,
+			"options": []string{"ro", "nosuid", "nodev", "rbind"},
 		}
 	}
 	return map[string]any{
@@ -134,7 +137,8 @@ func (a *attack) spec() map[string]any {
 				mount("libcuda.so.580.1", "/opt/driver/libcuda.so.580.1"), mount("dir", "/opt/driver/dir"),
 			},
 			"hooks": []any{map[string]any{
-				"hookName": "createContainer", "path": hookBinary(a.t), "args": append([]string{"prestart-hook"}, workArgs...),
+				"hookName": "createContainer", "path": hookBinary(a.t),
+				"args": append([]string{"prestart-hook"}, workArgs...),
 			}},
 		},
 		"devices": []any{map[string]any{"name": "0", "containerEdits": map[string]any{
@@ -249,6 +253,16 @@ func (a *attack) mountTable() string {
 	return string(data)
 }
 
+// checkProc fails the test if something was mounted over a file of /proc, to which the runtime still writes.
+func (a *attack) checkProc() {
+	a.t.Helper()
+	for line := range strings.Lines(a.mountTable()) {
+		if fields := strings.Fields(line); strings.HasPrefix(fields[4], a.root+"/proc/") {
+			a.t.Errorf("a mount over a file of /proc: %s", line)
+		}
+	}
+}
+
 // host takes the state of the host.
 func (a *attack) host() *hoststate.State {
 	a.t.Helper()
@@ -291,7 +305,9 @@ func (a *attack) read(name string) string {
 // checkNoSecret fails the test if the hook has copied a secret into a file that the container's users can read.
 func (a *attack) checkNoSecret() {
 	a.t.Helper()
-	for _, name := range []string{"/etc/ld.so.cache", "/etc/ld-musl-x86_64.path", "/etc/ld.so.conf.d/00-gpu-cdi-plugin.conf"} {
+	for _, name := range []string{
+		"/etc/ld.so.cache", "/etc/ld-musl-x86_64.path", "/etc/ld.so.conf.d/00-gpu-cdi-plugin.conf",
+	} {
 		f, err := a.inside(name, unix.O_PATH)
 		if err != nil {
 			continue
