@@ -37,13 +37,13 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 		return err
 	}
 	problems.container = state.ID
-	change, err := within(end, "read the bundle and the CDI specs", func() (inject.Change, error) {
-		return in.Change(state.Bundle)
+	edited, err := within(end, "read the bundle and the CDI specs", func() (inject.Edited, error) {
+		return in.Preview(state.Bundle)
 	})
 	if err != nil {
 		return oneLine(err)
 	}
-	if change.After == nil { // no annotation asks for a device, or config.json has it
+	if edited.After == nil { // no annotation asks for a device, or config.json has it
 		return nil
 	}
 	h, err := host.New("/", "/", "/")
@@ -52,17 +52,17 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 	}
 	// A call that does not return, such as on a dead file system, cannot be taken back: main ends the process then.
 	hangs := time.AfterFunc(deadline+time.Second/2, func() {
-		problems.report(inject.Error, fmt.Errorf("%s: not given after %v, abandoned", change.Devices, deadline))
+		problems.report(inject.Error, fmt.Errorf("%s: not given after %v, abandoned", edited.Devices, deadline))
 	})
 	defer hangs.Stop()
 	warnings, err := live.Give(ctx, live.Request{
-		State: state, Runtime: runtimeID, Before: change.Before, After: change.After,
+		State: state, Runtime: runtimeID, Before: edited.Before, After: edited.After,
 	}, h)
 	for _, warning := range warnings {
 		problems.report(inject.Warning, warning)
 	}
 	if err != nil {
-		return oneLine(fmt.Errorf("%s cannot be given: %w", change.Devices, err))
+		return oneLine(fmt.Errorf("%s cannot be given: %w", edited.Devices, err))
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ EXIT STATUS
      mount namespace; or its programs would not find the driver's libraries
      precreate, create-runtime, gpu-cdi-runtime: an annotated device cannot be given, or may not be; nothing was
      changed, or it was taken back
-     each: it took longer than 10 seconds
+     every position: it took longer than 10 seconds
   2  wrong arguments
   gpu-cdi-runtime otherwise has the exit status of the runtime
 `

@@ -22,7 +22,7 @@ type problems struct {
 // logTime is how long writing to the log may take. A file system or a daemon may not respond.
 const logTime = 500 * time.Millisecond
 
-// report writes a line for each problem in err. What cannot be written to the log stops no container.
+// report writes a line for each problem in err. A log that cannot be written stops no container.
 func (p *problems) report(level inject.Level, err error) {
 	for line := range strings.SplitSeq(strings.TrimSpace(err.Error()), "\n") {
 		fmt.Fprintf(p.stderr, "%s: %s\n", hookName, line)
@@ -32,7 +32,8 @@ func (p *problems) report(level inject.Level, err error) {
 	}
 }
 
-// log writes a line to the log that the policy names. The policy is read for it: without a problem it need not be.
+// log writes a line to the log that the policy names. It reads the policy file again, to find the log. A run without
+// problems does not read the policy for this.
 func (p *problems) log(level inject.Level, problem error) error {
 	done := make(chan error, 1)
 	go func() { done <- p.in.Log(level, p.position, p.container, oneLine(problem)) }()

@@ -16,7 +16,7 @@ import (
 	"gpu-cdi-plugin/internal/trust"
 )
 
-// The runtime must replace the main thread, which alone has the signal that the caller set for its own death.
+// exec must run on the main thread: only that has the parent-death signal (PR_SET_PDEATHSIG) that the caller set.
 func init() {
 	if isRuntime(os.Args) {
 		runtime.LockOSThread()

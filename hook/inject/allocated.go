@@ -23,9 +23,9 @@ import (
 // pod is a container of a pod, as the engine has named it in annotations.
 type pod struct{ namespace, name, uid, container string }
 
-// podOf finds the pod of a container. The annotations are believed where they agree with linux.cgroupsPath, which
-// engines take from the kubelet and never from a container, an image or a checkpoint: the cgroup has the pod's UID, and
-// the kubelet has a directory for the logs of the pod with this namespace, name and UID.
+// podOf finds the pod of a container by its annotations. They are believed if the cgroup in linux.cgroupsPath has the
+// pod's UID, and the kubelet has a directory for the logs of the pod with this namespace, name and UID. Engines take
+// linux.cgroupsPath from the kubelet, and never from a container, an image or a checkpoint.
 func (i Injector) podOf(c *container) (*pod, error) {
 	if c.owner != nil && *c.owner != 0 {
 		return nil, fmt.Errorf("its bundle belongs to user %d, who can name any pod", *c.owner)
@@ -107,7 +107,8 @@ func (i Injector) checkAllocated(c *container, names []string, dirs *cdi.SpecDir
 }
 
 // sameDevice reports whether two names, such as an index and a UUID, are of one device: they have the same edits in one
-// file. With those of another file a container would get what that has for all of its devices, too.
+// file. Devices of different files are never the same: a container also gets the edits that a file has for all of its
+// devices.
 func sameDevice(dirs *cdi.SpecDirs, name, other string) bool {
 	file := fileOf(dirs, name)
 	if name == other || file == nil || file != fileOf(dirs, other) {
@@ -117,7 +118,7 @@ func sameDevice(dirs *cdi.SpecDirs, name, other string) bool {
 	return a != nil && reflect.DeepEqual(a, b)
 }
 
-// editsOf are those of a device, or nil if it does not exist.
+// editsOf returns the edits of a device, or nil if it does not exist.
 func editsOf(spec *specs.Spec, name string) *specs.ContainerEdits {
 	for i := range spec.Devices {
 		if d := &spec.Devices[i]; spec.Kind+"="+d.Name == name {

@@ -5,12 +5,12 @@
 //
 // Whoever may write a container's annotations may ask for devices, and the policy of the node (policy.go) decides which
 // ones are given, and to which containers (rules.go). It can demand that they are those that the kubelet gave the
-// container (allocated.go). [Injector.Allowed] is the whole way from config.json to what is allowed. The environment of
-// the container, which is the image's, is not read. Everything is given or nothing: an error leaves config.json as it
-// was. Log writes problems to the log that the policy names (log.go).
+// container (allocated.go). [Injector.Allowed] is the only place that decides, for all positions, which annotated devices
+// a container may have. The environment of the container, which is the image's, is not read. Everything is given or
+// nothing: an error leaves config.json as it was. Log writes problems to the log that the policy names (log.go).
 //
 // [Injector.Config] is for engines with precreate hooks, [Injector.Bundle] for a program in front of a runtime, whose
-// command line ParseCommand reads, and [Injector.Change] for a container that exists already.
+// command line ParseCommand reads, and [Injector.Preview] for a container that exists already.
 package inject
 
 import (
@@ -49,25 +49,25 @@ func (i Injector) Bundle(dir string) error {
 	return err
 }
 
-// Change is what the annotations of a container that exists already ask for.
-type Change struct {
+// Edited is a config.json before and after the devices that its annotations name were put into it.
+type Edited struct {
 	// Devices names the devices for messages, as "device nvidia.com/gpu=0 and 1 more".
 	Devices string
-	// Before is the bundle's config.json, and After the same with the devices: nil if nothing changes.
+	// Before is the bundle's config.json, and After is the same with the devices. Both are nil if nothing changes.
 	Before, After []byte
 }
 
-// Change is Bundle without a change of the bundle: it returns what config.json would be.
-func (i Injector) Change(dir string) (Change, error) {
-	c := Change{}
+// Preview returns what Bundle would write to config.json, and writes nothing.
+func (i Injector) Preview(dir string) (Edited, error) {
+	e := Edited{}
 	_, err := cdi.EditBundle(dir, func(config []byte, owner uint32) (_ []byte, err error) {
-		if c.After, err = i.edit(config, &owner); c.After != nil {
+		if e.After, err = i.edit(config, &owner); e.After != nil {
 			names, _ := requested(config)
-			c.Devices, c.Before = describe(names), config
+			e.Devices, e.Before = describe(names), config
 		}
 		return nil, err
 	})
-	return c, err
+	return e, err
 }
 
 func (i Injector) edit(config []byte, owner *uint32) ([]byte, error) {
@@ -111,23 +111,23 @@ func (i Injector) applyPolicy(config []byte, owner *uint32, names []string, dirs
 		return fmt.Errorf("device %s is not given: %w", names[0], err)
 	}
 	c := &container{}
-	if p.asksWho() {
+	if p.dependsOnContainer() {
 		if c, err = readContainer(config, owner); err != nil {
 			return fmt.Errorf("device %s is not given: %w", names[0], err)
 		}
 	}
-	var allocated []string // those that the kubelet must have given
+	var mustBeAllocated []string // those that the kubelet must have given
 	for _, name := range names {
 		must, err := p.check(c, name, fileOf(dirs, name))
 		if err != nil {
 			return fmt.Errorf("device %s is not given: %w in %s", name, err, i.PolicyFile)
 		}
 		if must {
-			allocated = append(allocated, name)
+			mustBeAllocated = append(mustBeAllocated, name)
 		}
 	}
-	if len(allocated) > 0 {
-		return i.checkAllocated(c, allocated, dirs)
+	if len(mustBeAllocated) > 0 {
+		return i.checkAllocated(c, mustBeAllocated, dirs)
 	}
 	return nil
 }

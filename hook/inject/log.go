@@ -24,11 +24,12 @@ const (
 )
 
 // Log writes a problem in one line to the log that the policy names. Position is that of the hook; container is an ID,
-// or empty if it is unknown. Without a log in the policy it does nothing. The error is why the line was not written.
+// or empty if it is unknown. Without a log in the policy it does nothing. The error says why the line was not written.
 //
-// A file must be root's own, in a directory that only root can change. Others could lead the line to any file.
+// A file must be root's own, in a directory that only root can change: others could make it a link to any file.
 func (i Injector) Log(level Level, position, container string, problem error) error {
-	p, _ := readAll(i.PolicyFile) // a mistake elsewhere in the policy is what has to be logged
+	// The error is ignored: a mistake in the rest of the policy may be the problem that is to be logged.
+	p, _ := readAll(i.PolicyFile)
 	if p == nil || p.Log == "" {
 		return nil
 	}

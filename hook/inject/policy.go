@@ -24,9 +24,9 @@ const maxPolicy = 1 << 20
 // policy decides which devices containers get by annotations. The zero value allows all devices of the specs that this
 // project wrote, and no others.
 type policy struct {
-	// limits are those of every container.
+	// limits are those for every container.
 	limits `yaml:",inline"`
-	// Rules say which containers may ask: a device needs one that allows it. Nil lets all of them ask.
+	// Rules say which containers may ask: a device needs one that allows it. Nil lets all containers ask.
 	Rules []rule `yaml:"rules"`
 	// Runtime is the absolute path of the runtime behind gpu-cdi-runtime; empty is the first that is found.
 	Runtime string `yaml:"runtime"`
@@ -84,7 +84,7 @@ func (l *limits) validate(path string, outer []string) error {
 		if _, _, _, err := parser.ParseQualifiedName(kind + "=all"); err != nil || strings.Contains(kind, "=") {
 			problem("kinds: %.100q: want VENDOR/CLASS, such as %s", kind, cdi.DefaultKind)
 		} else if outer != nil && !slices.Contains(outer, kind) {
-			problem("kinds: %s is of none of the kinds of the policy", kind)
+			problem("kinds: %s is not in the policy's own kinds: add it there, or remove it here", kind)
 		}
 	}
 	kinds := l.Kinds
@@ -96,16 +96,16 @@ func (l *limits) validate(path string, outer []string) error {
 		if err := checkName(name); err != nil {
 			problem("devices: %.100q: want VENDOR/CLASS=NAME", name)
 		} else if kinds != nil && !slices.Contains(kinds, kind) {
-			problem("devices: %s is of none of the kinds", name)
+			problem("devices: the kind of %s is not in kinds", name)
 		}
 	}
 	return errors.Join(problems...)
 }
 
 // check returns an error unless the policy allows a container to have a device, which the spec in a file defines.
-// Without a file the device does not exist. Allocated reports whether the kubelet must have given the device to the
-// container too.
-func (p *policy) check(c *container, name string, file *cdi.SpecFile) (allocated bool, err error) {
+// Without a file the device does not exist. The result mustBeAllocated is whether the container may have the device
+// only if the kubelet gave it the device: [Injector.Allowed] checks that.
+func (p *policy) check(c *container, name string, file *cdi.SpecFile) (mustBeAllocated bool, err error) {
 	if err := p.limits.check(name); err != nil {
 		return false, err
 	}
@@ -133,10 +133,10 @@ func (p *policy) check(c *container, name string, file *cdi.SpecFile) (allocated
 		case !r.Allocated:
 			return p.Allocated, nil
 		default:
-			allocated = true
+			mustBeAllocated = true
 		}
 	}
-	if allocated {
+	if mustBeAllocated {
 		return true, nil
 	}
 	return false, fmt.Errorf("no rule allows it (%s)", cmp.Or(strings.Join(reasons, "; "), "there are none"))
@@ -154,8 +154,8 @@ func (l *limits) check(name string) error {
 	return nil
 }
 
-// asksWho reports whether the policy needs to know more of a container than its devices.
-func (p *policy) asksWho() bool { return p.Rules != nil || p.Allocated }
+// dependsOnContainer reports whether the policy needs to know more of a container than its devices.
+func (p *policy) dependsOnContainer() bool { return p.Rules != nil || p.Allocated }
 
 // readPolicy reads the policy at path, which must be root's. Without a file it is the zero value.
 func readPolicy(path string) (*policy, error) {
@@ -166,7 +166,7 @@ func readPolicy(path string) (*policy, error) {
 	return p, nil
 }
 
-// readAll is parsePolicy for a file. The policy is nil if the file cannot be read.
+// readAll is parsePolicy for a file: with an error, the policy has what could be read of it. It is nil if nothing could.
 func readAll(path string) (*policy, error) {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return &policy{}, nil

@@ -89,16 +89,16 @@ func TestPoliciesWithMistakes(t *testing.T) {
 		"a kind with traversal":   {"kinds: [../gpu]", `kinds: "../gpu": want VENDOR/CLASS`},
 		"a pattern":               {`kinds: ["*"]`, `kinds: "*": want VENDOR/CLASS`},
 		"a device without a kind": {"devices: ['0']", `devices: "0": want VENDOR/CLASS=NAME`},
-		"a device of no kind":     {"kinds: [a.b/c]\ndevices: [d.e/f=0]", "devices: d.e/f=0 is of none of the kinds"},
+		"a device of no kind":     {"kinds: [a.b/c]\ndevices: [d.e/f=0]", "devices: the kind of d.e/f=0 is not in kinds"},
 		"a relative runtime":      {"runtime: runc", `runtime: "runc": want an absolute path`},
 		"a relative log":          {"log: hook.log", `log: "hook.log": want an absolute path, or syslog`},
 		"a kind in a rule":        {"rules: [{kinds: ['*']}]", `rules[0].kinds: "*": want VENDOR/CLASS`},
 		"a device in a rule":      {"rules: [{}, {devices: ['0']}]", `rules[1].devices: "0": want VENDOR/CLASS=NAME`},
 		"a kind that no container may ask for": {
-			"kinds: [a.b/c]\nrules: [{kinds: [d.e/f]}]", "rules[0].kinds: d.e/f is of none of the kinds of the policy",
+			"kinds: [a.b/c]\nrules: [{kinds: [d.e/f]}]", "rules[0].kinds: d.e/f is not in the policy's own kinds: add it there, or remove it here",
 		},
 		"a device that no container may ask for": {
-			"kinds: [a.b/c]\nrules: [{devices: [d.e/f=0]}]", "rules[0].devices: d.e/f=0 is of none of the kinds",
+			"kinds: [a.b/c]\nrules: [{devices: [d.e/f=0]}]", "rules[0].devices: the kind of d.e/f=0 is not in kinds",
 		},
 		"an unknown condition": {"rules: [{annotation: {}}]", "unknown key rules[0].annotation"},
 		"a wrong condition": {

@@ -20,7 +20,7 @@ type rule struct {
 	limits      `yaml:",inline"`
 }
 
-// container is what the conditions of rules are about. All but the owner is from config.json.
+// container is what rules have conditions about. All but the owner is from config.json.
 type container struct {
 	annotations map[string]string
 	cgroup      string
@@ -30,7 +30,7 @@ type container struct {
 	owner *uint32
 }
 
-// readContainer reads what conditions need. The name of a type in Go is in no error.
+// readContainer reads what rules need of config.json. Its errors do not name Go types.
 func readContainer(config []byte, owner *uint32) (*container, error) {
 	var c struct {
 		Annotations map[string]string `json:"annotations"`
@@ -54,14 +54,14 @@ func readContainer(config []byte, owner *uint32) (*container, error) {
 	for _, n := range c.Linux.Namespaces {
 		read.userNamespace = read.userNamespace || n.Type == "user"
 	}
-	read.hostRoot = len(c.Linux.UIDMappings) == 0 // as in a namespace that exists
+	read.hostRoot = len(c.Linux.UIDMappings) == 0 // the namespace exists already, and its mapping is unknown
 	for _, m := range c.Linux.UIDMappings {
 		read.hostRoot = read.hostRoot || m.HostID == 0
 	}
 	return read, nil
 }
 
-// fits returns an error unless a container meets the conditions.
+// fits returns an error that names the first condition that a container does not meet.
 func (r *rule) fits(c *container) error {
 	for _, key := range slices.Sorted(maps.Keys(r.Annotations)) {
 		if value, ok := c.annotations[key]; !ok {
@@ -89,7 +89,7 @@ func (r *rule) fits(c *container) error {
 	return nil
 }
 
-// matches reports whether a text is what a pattern says, in which "*" is any text.
+// matches reports whether a text matches a pattern, in which "*" is any text.
 func matches(pattern, text string) bool {
 	parts := strings.Split(pattern, "*")
 	first, last := parts[0], parts[len(parts)-1]

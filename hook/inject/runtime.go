@@ -34,8 +34,8 @@ var takesValue = []string{
 	"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds", // of create and run
 }
 
-// hasNone are their options without a value, or with one after "=" only.
-var hasNone = []string{
+// flags are the options that never take the next argument as their value.
+var flags = []string{
 	"debug", "systemd-cgroup", "help", "h", "?", "usage", "version", "v", "V", // before the verb
 	"detach", "d", "keep", "no-pivot", "no-new-keyring", "no-subreaper", // of create and run
 }
@@ -61,7 +61,7 @@ func ParseCommand(args []string) (Command, error) {
 			continue
 		}
 		name, value, hasValue := splitOption(arg)
-		switch known := slices.Contains(hasNone, name); {
+		switch known := slices.Contains(flags, name); {
 		case slices.Contains(takesValue, name) && !hasValue:
 			if i++; i == len(args) {
 				return c, nil // the runtime says what is wrong
@@ -84,7 +84,7 @@ func ParseCommand(args []string) (Command, error) {
 // long names that are cut off, and a value behind a short name, as in -bDIR.
 func splitOption(arg string) (name, value string, hasValue bool) {
 	name, value, hasValue = strings.Cut(strings.TrimLeft(arg, "-"), "=")
-	isLong := slices.Contains(takesValue, name) || slices.Contains(hasNone, name)
+	isLong := slices.Contains(takesValue, name) || slices.Contains(flags, name)
 	if !isLong && !strings.HasPrefix(arg, "--") && strings.ContainsAny(name[:min(1, len(name))], "bf") {
 		return name[:1], arg[2:], true
 	}
@@ -121,8 +121,8 @@ var (
 )
 
 // Runtime is the path of the runtime that the policy names, or else of the first that is found. Only root can change
-// it, and it is not the program that is running. A policy with a mistake is an error for a command that makes a
-// container. Others use what is right in it: it must be possible to end containers.
+// it, and it is not the program that is running. If the policy has a mistake, commands that create a container fail.
+// Other commands use its valid keys, so that containers can still be stopped.
 func (i Injector) Runtime(c Command) (string, error) {
 	p, err := readAll(i.PolicyFile)
 	if p == nil || err != nil && c.Creates() {
