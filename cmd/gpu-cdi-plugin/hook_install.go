@@ -24,7 +24,7 @@ none. Without arguments it changes nothing and prints what each engine would get
   podman      a precreate hook in /etc/containers/oci/gpu-cdi-plugin.d, and a drop-in by which podman reads it
   docker      in /etc/docker/daemon.json the feature cdi, and the runtime gpu-cdi
   containerd  the runtime gpu-cdi: a drop-in where config.toml is of version 3 or later and imports conf.d, or else
-              a part of config.toml; with version 2 also enable_cdi
+              a part of config.toml; with version 2 also enable_cdi, and runc's table if it has no runtimes
   crio        a drop-in with the runtime handler gpu-cdi
   live        a createRuntime hook for CRI-O and podman, beside their own hooks
   wrapper     gpu-cdi-runtime alone, for runc and crun without an engine; the engines have it too
@@ -50,7 +50,7 @@ be read are errors. A second call changes nothing.`,
 	return cmd
 }
 
-// printEngines prints what there is to install, and on which engines of this host it is.
+// printEngines prints which engines the hook can be installed for, and for which it is on this host.
 func (a *app) printEngines(out output) error {
 	h, err := a.host()
 	if err != nil {
@@ -71,7 +71,7 @@ func (a *app) printEngines(out output) error {
 		Without   string `json:"without"`
 		Gives     string `json:"gives"`
 	}
-	t := table{header: []string{"ENGINE", "FOUND", "INSTALLED", "HAS WITHOUT IT", "GETS BY IT"}}
+	t := table{header: []string{"ENGINE", "FOUND", "INSTALLED", "WITHOUT THE HOOK", "WITH THE HOOK"}}
 	var rows []row
 	for _, e := range install.Engines() {
 		r := row{e.Name, hasProgram(h.Root(), e.Program), slices.Contains(installed, e.Name), e.Without, e.Gives}

@@ -11,10 +11,10 @@ func (a *app) hookUninstallCommand() *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "uninstall [ENGINE...]",
-		Short: "Take back what hook install has done",
-		Long: `Removes what hook install has written for these engines, or for all. Files that it made go; others are as they were,
-byte for byte, or without our entries if they have been changed since. Uninstall before prestart-hook is removed: podman
-starts no container with a hook that does not exist.`,
+		Short: "Undo hook install",
+		Long: `Removes what hook install has written for these engines, or for all. Files that it made are removed. Other files are as
+they were, byte for byte; if they have been changed since, only our entries are removed. Uninstall before prestart-hook
+is removed: podman starts no container with a hook that does not exist.`,
 		Example: `  gpu-cdi-plugin hook uninstall
   gpu-cdi-plugin hook uninstall docker --dry-run`,
 		ValidArgsFunction: completeEngines,

@@ -91,7 +91,7 @@ func addContainerd(e *edit) error {
 		return err
 	}
 	if equal, err := sameTOML(original, changed); err != nil || equal {
-		changed = original // it stays where it is, even if others have added lines behind it
+		changed = original // our part stays where it is, even if others have added lines behind it
 		if err != nil {
 			return fmt.Errorf("%s: %w", containerdFile, err)
 		}
@@ -101,7 +101,8 @@ func addContainerd(e *edit) error {
 	return nil
 }
 
-// addContainerdDropIn leaves config.toml as it is, without what an earlier version of it needed.
+// addContainerdDropIn writes the drop-in, and removes our part from config.toml, which a config.toml of an older version
+// needed.
 func (e *edit) addContainerdDropIn(l layout, original, text []byte, layers []map[string]any) error {
 	content := fmt.Sprintf("version = %d\n\n%s", l.version, l.tables(e.wrapper(), layers))
 	for _, layer := range layers {
@@ -149,8 +150,9 @@ const shim = "io.containerd.runc.v2"
 // runtimes are the keys of the table of all runtimes.
 func (l layout) runtimes() []string { return []string{"plugins", l.cri, "containerd", "runtimes"} }
 
-// tables are those of our runtime. Its cgroups are as those of runc, which the kubelet was configured for. Of the
-// annotations it gets those that a device plugin has set, not those of the pod: whoever makes a pod could take any GPU.
+// tables returns the TOML tables of our runtime. SystemdCgroup is as for runc, as the kubelet expects. Annotations of
+// containers are passed on (device plugins set them), those of pods are not: otherwise whoever creates a pod could take
+// any GPU.
 func (l layout) tables(wrapper string, layers []map[string]any) string {
 	table := fmt.Sprintf("plugins.%q.containerd.runtimes.%s", l.cri, runtimeName)
 	text := fmt.Sprintf("[%s]\n  runtime_type = %q\n"+

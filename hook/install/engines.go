@@ -14,7 +14,7 @@ type Engine struct {
 	Name string
 	// Program is the engine's program, empty for a piece.
 	Program string
-	// Without says what the engine can do without it, and Gives what it gives.
+	// Without says how containers of the engine get devices without the hook, and Gives what the hook adds.
 	Without, Gives string
 	// Restart is the service that reads the files only when it starts; empty without one.
 	Restart string
@@ -144,7 +144,7 @@ func removeCRIO(e *edit) error {
 	return nil
 }
 
-// addLive puts the hook where CRI-O reads it.
+// addLive puts the hook into the directory that CRI-O reads.
 func addLive(e *edit) error {
 	dirs, file, err := e.hookDirs(crioConfigs, "", "crio", "runtime")
 	if err != nil {

@@ -20,22 +20,22 @@ import (
 // header is the first line of our own files, by which they are known.
 const header = "# Written by gpu-cdi-plugin hook install; gpu-cdi-plugin hook uninstall removes it.\n"
 
-// wrapperName is the link to the hook that is the runtime.
+// wrapperName is the name of the link to prestart-hook. Run by that name, the hook acts as gpu-cdi-runtime.
 const wrapperName = "gpu-cdi-runtime"
 
-// recordFile says what Install did.
+// recordFile has the record of what Install did.
 const recordFile = "/var/lib/gpu-cdi-plugin/hook-install.json"
 
-// ErrUnknown is the name of an engine that is not among Engines.
+// ErrUnknown is wrapped by the error for a name that is not among Engines.
 var ErrUnknown = errors.New("unknown engine")
 
-// ForeignError is a file that has the name of one of ours and is of another program.
+// ForeignError reports that another program has a file with the name of one of ours.
 type ForeignError struct{ Path string }
 
 // Error names the file.
 func (e *ForeignError) Error() string { return e.Path + " is not of this program, and is not replaced" }
 
-// SettingError is a setting in an engine's file that contradicts what would be installed.
+// SettingError reports a setting in an engine's file that contradicts what would be installed.
 type SettingError struct{ Path, Problem string }
 
 // Error names the file and the setting.
@@ -139,7 +139,7 @@ func (h *Host) Install(engines []string, hook string) (*Plan, error) {
 	return e.plan(), nil
 }
 
-// Uninstall plans the removal of what Install has done for engines. The wrapper goes with the last engine.
+// Uninstall plans the removal of what Install has done for engines. The wrapper is removed with the last engine.
 func (h *Host) Uninstall(engines []string) (*Plan, error) {
 	found, err := find(engines)
 	if err != nil {
@@ -160,7 +160,7 @@ func (h *Host) Uninstall(engines []string) (*Plan, error) {
 	needed := slices.ContainsFunc(e.record.Installed, func(name string) bool { return name != "live" })
 	for _, name := range e.record.Made {
 		if f := e.files[name]; path.Base(name) == wrapperName && !needed && f != nil && f.Link != "" {
-			e.touch(name, nil, "")
+			e.set(name, nil, "")
 		}
 	}
 	p := e.plan()
@@ -178,9 +178,10 @@ type edit struct {
 	hook   string
 	record record
 	files  map[string]*File
-	// touched has the files that were considered, and for each what reads it only when it starts, or "".
-	touched map[string]string
-	restart string // that of the engine at work
+	// considered has the files of the named engines, changed or not, each with the service that must be restarted if
+	// the file changes, or "".
+	considered map[string]string
+	restart    string // the service of the engine at work
 }
 
 func (h *Host) edit(hook string) (*edit, error) {
@@ -188,7 +189,7 @@ func (h *Host) edit(hook string) (*edit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &edit{host: h, hook: hook, files: maps.Clone(h.files), touched: map[string]string{}, record: r}, nil
+	return &edit{host: h, hook: hook, files: maps.Clone(h.files), considered: map[string]string{}, record: r}, nil
 }
 
 // matching returns the paths of the files that match a pattern, sorted.
@@ -203,18 +204,18 @@ func (e *edit) matching(pattern string) []string {
 	return paths
 }
 
-func (e *edit) touch(path string, f *File, restart string) {
-	e.touched[path] = restart
+func (e *edit) set(path string, f *File, restart string) {
+	e.considered[path] = restart
 	e.files[path] = f
 }
 
 // put writes a file; nil removes it.
 func (e *edit) put(path string, data []byte) {
 	if data == nil {
-		e.touch(path, nil, e.restart)
+		e.set(path, nil, e.restart)
 		return
 	}
-	e.touch(path, &File{Data: data}, e.restart)
+	e.set(path, &File{Data: data}, e.restart)
 }
 
 // shared is the content of a file that others write too, nil without one.
@@ -241,7 +242,7 @@ func (e *edit) own(path, content string) error {
 // remove removes a file if it is ours.
 func (e *edit) remove(path string) {
 	if f := e.files[path]; f != nil && isOurs(f) {
-		e.touch(path, nil, e.restart)
+		e.set(path, nil, e.restart)
 	}
 }
 
@@ -265,11 +266,11 @@ func (e *edit) addWrapper() error {
 		if !e.record.made(name) {
 			e.record.Made = append(e.record.Made, name)
 		}
-		e.touch(name, &File{Link: path.Base(e.hook)}, "")
+		e.set(name, &File{Link: path.Base(e.hook)}, "")
 	case f.Link != path.Base(e.hook) && f.Link != e.hook:
 		return &ForeignError{name}
 	default:
-		e.touched[name] = ""
+		e.considered[name] = ""
 	}
 	return nil
 }
@@ -277,14 +278,14 @@ func (e *edit) addWrapper() error {
 // plan compares the files as they will be with those of the host.
 func (e *edit) plan() *Plan {
 	p := &Plan{host: e.host}
-	for _, name := range slices.Sorted(maps.Keys(e.touched)) {
+	for _, name := range slices.Sorted(maps.Keys(e.considered)) {
 		c := Change{name, e.host.files[name], e.files[name]}
 		p.Wanted = append(p.Wanted, c)
 		if c.Before.equal(c.After) {
 			continue
 		}
 		p.Changes = append(p.Changes, c)
-		if restart := e.touched[name]; restart != "" && !slices.Contains(p.Restart, restart) {
+		if restart := e.considered[name]; restart != "" && !slices.Contains(p.Restart, restart) {
 			p.Restart = append(p.Restart, restart)
 		}
 	}
@@ -292,8 +293,8 @@ func (e *edit) plan() *Plan {
 	return p
 }
 
-// planRecord adds the change of the record to a plan. When files come it is written before them, so that they can be
-// removed even after a power cut, and when the last of them go after that.
+// planRecord adds the change of the record to a plan. The record is written before files are added, so that they can be
+// removed even after a power cut, and removed after the last of them.
 func (e *edit) planRecord(p *Plan) {
 	isGone := func(name string) bool { f, known := e.files[name]; return known && f == nil }
 	e.record.Made = slices.DeleteFunc(e.record.Made, isGone)
