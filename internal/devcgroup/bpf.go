@@ -13,7 +13,7 @@ import (
 // The calls of bpf(2) for programs that filter devices. The attributes are members of union bpf_attr in linux/bpf.h.
 //
 // github.com/cilium/ebpf makes the same calls, but it adds 1.3 MB to the program, does not return the flags with which
-// programs are attached, and does not load what it has read back.
+// programs are attached, and cannot load programs that it has read back.
 
 // The attributes' pointers are those of a 64-bit machine.
 var _ [unsafe.Sizeof(uintptr(0)) - 8]struct{}
@@ -32,8 +32,8 @@ type program struct{ *os.File }
 // maxPrograms is how many programs of a type a cgroup can have, BPF_CGROUP_MAX_PROGS.
 const maxPrograms = 64
 
-// attachedPrograms returns the IDs of the device programs that are attached to a cgroup, and the flags with which they
-// are. The IDs with BPF_F_QUERY_EFFECTIVE are of all programs that decide, also those of the cgroups above.
+// attachedPrograms returns the IDs of the device programs that are attached to a cgroup, and the flags that they were
+// attached with. With BPF_F_QUERY_EFFECTIVE the IDs include the programs of the cgroups above.
 func attachedPrograms(dir *os.File, queryFlags uint32) (ids []uint32, attachFlags uint32, err error) {
 	ids = make([]uint32, 16*maxPrograms)
 	attr := struct {
@@ -159,7 +159,8 @@ func replaceProgram(dir *os.File, current, next program, flags uint32) error {
 	runtime.KeepAlive(current)
 	runtime.KeepAlive(next)
 	if errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("replace %s: it is not attached any more, or by a BPF link: %w", current.Name(), err)
+		return fmt.Errorf("replace %s: it is no longer attached, or it is attached by a BPF link, "+
+			"which cannot be replaced: %w", current.Name(), err)
 	}
 	if err != nil {
 		return fmt.Errorf("replace %s: %w", current.Name(), err)

@@ -4,11 +4,11 @@
 // With cgroup v1 the kernel keeps a list of rules, to which a rule is added. With cgroup v2 BPF programs decide: each
 // program that is attached to the container's cgroup is replaced with one that admits the new devices first, and does
 // what it did otherwise. On a hybrid host both are done where both restrict the container. If systemd manages the
-// cgroup, the unit gets the devices too: systemd applies the unit's list again at each daemon-reload.
+// cgroup, its unit gets the devices too: systemd applies the unit's list again at each daemon-reload.
 //
 // The package changes no cgroup above the container's, which must admit the devices as well. It changes no cgroup that
 // has a process beside the given one. That proves that no other process gets a device. It does not prove that the
-// process is the container's: the caller does, with a pidfd that it opens before and asks again afterwards.
+// process is the container's: the caller proves that, with a pidfd that it opens before and asks again afterwards.
 package devcgroup
 
 import (
@@ -28,8 +28,8 @@ type Host struct {
 	Systemd string // systemd's own socket, usually /run/systemd/private
 }
 
-// Rule admits a device. With cgroup v2 a device is opened for reading and writing at once if one rule has both: the
-// access is not joined with what the container has already.
+// Rule admits a device. With cgroup v2 one rule must allow all that an open asks for: with "r" from an old rule and "w"
+// from this one, opening for reading and writing is denied.
 type Rule struct {
 	Type         byte   // 'c' for a character device, 'b' for a block device
 	Major, Minor uint32 // the kernel's numbers
@@ -84,9 +84,9 @@ func (c *Change) Undo() error {
 	return errors.Join(errs...)
 }
 
-// Allow lets the process, and what it starts, use the devices of the rules. Nothing is done where nothing restricts
-// the process, and a second call with the same rules does nothing, except that it puts the rules before those of the
-// first in a BPF program of a kernel that hardens its compiler. If there is an error, what was done is undone.
+// Allow lets the process, and what it starts, use the devices of the rules. It changes nothing where the process is not
+// restricted. A second call with the same rules changes nothing either, with one exception: where the kernel hardens its
+// BPF compiler (bpf_jit_harden), the rules are added once more. If there is an error, what was done is undone.
 //
 // The context bounds the calls to systemd, which take at most 5 s; all else does not wait.
 func Allow(ctx context.Context, host Host, pid int, rules []Rule) (*Change, error) {

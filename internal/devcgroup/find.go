@@ -92,7 +92,7 @@ func parseCgroups(list string) (cgroupPaths, error) {
 		line = strings.TrimSuffix(line, "\n")
 		fields := strings.SplitN(line, ":", 3)
 		if len(fields) != 3 {
-			return cgroupPaths{}, fmt.Errorf("no line of a cgroup list: %q", line)
+			return cgroupPaths{}, fmt.Errorf("/proc/PID/cgroup has an unexpected line: %q", line)
 		}
 		var target *string
 		switch {
@@ -104,7 +104,7 @@ func parseCgroups(list string) (cgroupPaths, error) {
 			continue
 		}
 		if *target != "" {
-			return cgroupPaths{}, fmt.Errorf("a hierarchy is there twice: %q", line)
+			return cgroupPaths{}, fmt.Errorf("/proc/PID/cgroup lists a hierarchy twice: %q", line)
 		}
 		if err := checkPath(fields[2]); err != nil {
 			return cgroupPaths{}, err
@@ -138,7 +138,7 @@ func parseMounts(table string) ([]mount, error) {
 		before, after, ok := strings.Cut(line, " - ")
 		fields, fileSystem := strings.Fields(before), strings.Fields(after)
 		if !ok || len(fields) < 6 || len(fileSystem) < 2 {
-			return nil, fmt.Errorf("no line of a mount table: %q", line)
+			return nil, fmt.Errorf("/proc/self/mountinfo has an unexpected line: %q", line)
 		}
 		unified := fileSystem[0] == "cgroup2"
 		options := strings.Split(fileSystem[len(fileSystem)-1], ",")

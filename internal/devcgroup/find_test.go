@@ -26,7 +26,7 @@ func TestParseCgroups(t *testing.T) {
 		"inside out":  {"0::/a/../../b\n", cgroupPaths{}, "namespace"},
 		"no path":     {"0::\n", cgroupPaths{}, "namespace"},
 		"twice":       {"0::/a\n0::/b\n", cgroupPaths{}, "twice"},
-		"no list":     {"devices /a\n", cgroupPaths{}, "no line"},
+		"no list":     {"devices /a\n", cgroupPaths{}, "unexpected line"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseCgroups(c.list)

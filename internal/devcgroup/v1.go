@@ -9,14 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allowsAll reports whether a devices.list file is that of a cgroup that allows all devices. What such a cgroup denies
-// nevertheless cannot be read.
+// allowsAll reports whether a devices.list file is that of a cgroup that allows all devices. The kernel does not list
+// the devices that such a cgroup denies.
 func allowsAll(list string) bool { return strings.TrimSpace(list) == "a *:* rwm" }
 
 // allowByList adds the rules to the list of cgroup v1.
 //
 // The kernel keeps one entry for each device as it is written: "c 195:0" and "c 195:*" are two entries, and writing one
-// does not change the other. So what the entry of the same name lacks is what the rule adds, and what undo denies.
+// does not change the other. So the rule adds, and undo denies again, only the access that the device's own entry does
+// not have.
 func (c *cgroup) allowByList(change *Change, rules []Rule) error {
 	allow, err := c.dir.OpenFile("devices.allow", os.O_WRONLY, 0)
 	if err != nil {

@@ -18,7 +18,7 @@ func (c *cgroup) hasFilters() (bool, error) {
 	return len(ids) > 0, err
 }
 
-// allowByFilter replaces the device programs of cgroup v2. A device is denied if one of them denies it, so all of them
+// allowByFilter replaces the BPF programs that filter devices in cgroup v2 (bpf.go has the calls). A device is denied if one of them denies it, so all of them
 // are replaced.
 func (c *cgroup) allowByFilter(change *Change, rules []Rule) error {
 	dir, err := c.dir.Open(".") // undo needs it later
@@ -118,9 +118,9 @@ func accessBits(access string) int32 {
 }
 
 // unblind makes instructions loadable that were read back from a kernel that hardens its compiler
-// (sysctl net.core.bpf_jit_harden). It splits each constant in two and joins the parts in register 11, which programs
-// may not use: one that the program does not use does as well. And it sets a register to zero by XOR with itself,
-// after which the verifier does not know the register's value.
+// (sysctl net.core.bpf_jit_harden). Such a kernel splits each constant and joins the parts in register 11. Programs may
+// not use register 11, so it is replaced by a register that the program does not use. The kernel also sets registers to
+// zero by XOR with themselves, after which the verifier does not know their values: that becomes a move of zero.
 func unblind(code []instruction) []instruction {
 	const (
 		hidden = 11
@@ -153,7 +153,7 @@ func unblind(code []instruction) []instruction {
 	return code
 }
 
-// noteInherited notes that programs above the container's cgroups decide too. What they decide cannot be asked.
+// noteInherited notes that programs above the container's cgroups decide too. The kernel cannot be asked what they decide.
 func (c *Change) noteInherited(cgroups []*cgroup) error {
 	outer := slices.IndexFunc(cgroups, func(cg *cgroup) bool { return cg.unified })
 	if outer < 0 {
