@@ -1,6 +1,6 @@
-// Package holders reads from the kubelet which containers hold which devices. It uses the PodResources service
-// (k8s.io/kubelet/pkg/apis/podresources/v1), which has the devices of all device plugins. It is apart from topology,
-// which is pure.
+// Package holders asks the kubelet which containers have which devices; a container that has one is its holder. It uses
+// the PodResources service (k8s.io/kubelet/pkg/apis/podresources/v1), which has the devices of all device plugins. It is
+// apart from topology, which is pure.
 package holders
 
 import (
@@ -30,7 +30,7 @@ const (
 		"maxBackoff": "0.5s", "backoffMultiplier": 2, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}`
 )
 
-// List returns the containers that hold devices, sorted by namespace, pod and container, from the kubelet at a
+// List returns the containers that have devices, sorted by namespace, pod and container, from the kubelet at a
 // socket. If there is no such socket the error wraps fs.ErrNotExist.
 func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 	if _, err := os.Stat(socket); err != nil {
@@ -58,9 +58,9 @@ func List(ctx context.Context, socket string) ([]topology.Holder, error) {
 	return fromPods(resp.GetPodResources()), nil
 }
 
-// Others returns the containers that have a GPU or a replica of it, of any resource, without the container that the
-// kubelet starts: the one that has an ID of the request as a device of its resource. An init container is not listed,
-// but the container of its pod that gets its devices afterwards is: it is left out too.
+// Others returns the containers that have a GPU or a replica of it, under any resource name, without the container that
+// the kubelet is starting: that has a requested ID under the requested resource name. The kubelet does not list init
+// containers, but the container of the same pod that gets their devices afterwards: that is left out too.
 func Others(list []topology.Holder, resource string, ids []string, uuid string) []topology.Holder {
 	var others []topology.Holder
 	for _, h := range list {
@@ -73,7 +73,7 @@ func Others(list []topology.Holder, resource string, ids []string, uuid string) 
 	return others
 }
 
-// fromPods returns the containers that hold devices. The kubelet lists a device once for each of its NUMA nodes.
+// fromPods returns the containers that have devices. The kubelet lists a device once for each of its NUMA nodes.
 func fromPods(pods []*podresources.PodResources) []topology.Holder {
 	list := []topology.Holder{}
 	for _, p := range pods {
