@@ -155,6 +155,8 @@ type Runner struct {
 	mu sync.Mutex
 	// running has the devices that are being prepared, by UUID. A channel is closed at the end.
 	running map[string]chan struct{}
+	// unusedResets has when GPUs were reset that no container has had since, by UUID.
+	unusedResets map[string]time.Time
 }
 
 // New returns a Runner.
@@ -162,7 +164,7 @@ func New(opts Options) *Runner {
 	if opts.AwaitUnused == 0 {
 		opts.AwaitUnused = defaultAwaitUnused
 	}
-	return &Runner{opts: opts, running: map[string]chan struct{}{}}
+	return &Runner{opts: opts, running: map[string]chan struct{}{}, unusedResets: map[string]time.Time{}}
 }
 
 // Run prepares a device, which may be done any number of times. It returns when ctx ends whatever the driver does, and
@@ -186,13 +188,15 @@ func (r *Runner) perform(ctx context.Context, x *run, steps func(context.Context
 	go func() {
 		err := steps(ctx)
 		if x.resetting == nil {
+			if err == nil && !x.onlyLook { // a container gets the device, at least if it is not too late
+				x.setUnusedReset(time.Time{})
+			}
 			r.unlock(x.d.UUID)
 			ended <- err
 			return
 		}
 		ended <- err
-		<-x.resetting
-		x.resetting = nil
+		x.awaitAbandoned()
 		x.restorePersistence(ctx)
 		r.unlock(x.d.UUID)
 	}()
@@ -280,8 +284,8 @@ type run struct {
 	wasReset   bool
 	// persistent is whether persistence mode was switched off and is to be on again.
 	persistent bool
-	// resetting is closed when the reset that was abandoned has ended. It is nil if none was.
-	resetting <-chan struct{}
+	// resetting waits for the reset that was abandoned. It is nil if none was.
+	resetting func() (Outcome, error)
 }
 
 // steps runs all steps and stops at the first that fails.

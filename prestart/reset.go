@@ -19,10 +19,10 @@ type Resetter interface {
 }
 
 // AbandonedError is that a reset has not ended in time. It goes on, also if this process ends before it: the GPU must
-// not be used until Ended is closed.
+// not be used until then.
 type AbandonedError struct {
-	Ended <-chan struct{}
-	Err   error // why it was not waited for any longer
+	Wait func() (Outcome, error) // waits until it has ended
+	Err  error                   // why it was not waited for any longer
 }
 
 // Error says that the reset goes on.
@@ -77,6 +77,9 @@ func (x *run) endPersistence(ctx context.Context) (string, error) {
 	if !x.resetDue() {
 		return "", errNotDue
 	}
+	if x.resetBefore() {
+		return "", errNotDue
+	}
 	changed, err := x.opts.Driver.SetPersistence(ctx, x.d.GPU, false)
 	if err != nil { // the reset shows whether that matters
 		return "", skippedError("persistence mode cannot be switched off: " + err.Error())
@@ -112,14 +115,18 @@ func (x *run) reset(ctx context.Context) (string, error) {
 	if why := x.whyNotReset(); why != "" {
 		return "", x.withoutReset(why)
 	}
+	if x.resetBefore() {
+		x.wasReset = true
+		x.setUnusedReset(time.Time{}) // what is found wrong from now on is a reason to reset it again
+		return "it was reset before, and no container has had it since", x.answers(ctx)
+	}
 	outcome, err := x.tryUntilReset(ctx)
 	if abandoned, ok := errors.AsType[*AbandonedError](err); ok {
-		x.resetting = abandoned.Ended
+		x.resetting = abandoned.Wait
 	}
 	switch {
-	case err == nil:
-		x.wasReset = true
-		x.opts.State.WasReset(x.d.GPU)
+	case outcome == ResetDone: // an error is that the driver could not be reopened, which is tried again
+		x.resetDone()
 		return "", x.answers(ctx)
 	case outcome == ResetNotSupported || outcome == ResetRefused:
 		x.opts.State.SetCannotReset(x.d.GPU, plain(err.Error()))
@@ -134,6 +141,51 @@ func (x *run) reset(ctx context.Context) (string, error) {
 		}
 	}
 	return "", err
+}
+
+// resetDone notes that the GPU was reset, in time or later.
+func (x *run) resetDone() {
+	x.wasReset = true
+	x.setUnusedReset(time.Now())
+	x.opts.State.WasReset(x.d.GPU)
+}
+
+// awaitAbandoned waits until the reset that was abandoned has ended.
+func (x *run) awaitAbandoned() {
+	outcome, err := x.resetting()
+	x.resetting = nil
+	if outcome != ResetDone {
+		x.opts.Log.Warn("the reset of " + x.d.GPU + " that took too long has failed: " + plain(err.Error()))
+		return
+	}
+	x.resetDone()
+	x.opts.Log.Info(x.d.GPU + " was reset, though too late for the container or command that waited for it")
+}
+
+// unusedResetLimit is how long a reset counts after which no container got the GPU. The kubelet asks again within 5
+// minutes for its container.
+const unusedResetLimit = 6 * time.Minute
+
+// resetBefore reports whether the GPU was reset for a try that failed, so that it need not be reset again. Otherwise one
+// whose reset takes longer than the kubelet waits would be reset again and again.
+func (x *run) resetBefore() bool {
+	if x.manual || x.needsReset != nil {
+		return false
+	}
+	x.Runner.mu.Lock()
+	defer x.Runner.mu.Unlock()
+	return time.Since(x.unusedResets[x.d.GPU]) < unusedResetLimit
+}
+
+// setUnusedReset sets when the GPU was reset without a container since; zero means that it has to be reset again.
+func (x *run) setUnusedReset(at time.Time) {
+	x.Runner.mu.Lock()
+	defer x.Runner.mu.Unlock()
+	if at.IsZero() {
+		delete(x.unusedResets, x.d.GPU)
+		return
+	}
+	x.unusedResets[x.d.GPU] = at
 }
 
 // withoutReset is the result of a reset that cannot be made: the step is skipped or, with Rules.Strict or if only a
@@ -151,7 +203,7 @@ func (x *run) withoutReset(why string) error {
 // checkHolders passes if a reset can be tried and no process but this one has the GPU open. It is a part of the reset
 // that is done before the driver is released. Processes that are about to close the GPU are waited for.
 func (x *run) checkHolders(ctx context.Context) error {
-	if !x.resetDue() {
+	if !x.resetDue() || x.resetBefore() {
 		return nil
 	}
 	if err := x.opts.Resetter.Ready(); err != nil {

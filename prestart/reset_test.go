@@ -494,6 +494,121 @@ func TestAbandonedReset(t *testing.T) {
 	checkError(t, err, "")
 }
 
+// notReopened is a driver that cannot be reopened in time.
+type notReopened struct{ *fakeNode }
+
+func (n notReopened) Reopen(ctx context.Context) error {
+	return errors.Join(n.fakeNode.Reopen(ctx), errors.New("does not answer"))
+}
+
+// A reset counts also if it ended too late for its container or command, or if the driver could not be reopened in time:
+// the GPU is not reset again for the next try.
+func TestAResetThatIsTooLateCounts(t *testing.T) {
+	for name, c := range map[string]struct {
+		begin func(*Runner, *fakeNode) error
+		err   string
+	}{
+		"it takes too long for a container": {
+			func(r *Runner, _ *fakeNode) error {
+				_, err := r.Run(within(t, time.Second), device, Rules{Policy: Reset})
+				return err
+			},
+			"(reset): the reset has not ended",
+		},
+		"it takes too long for an administrator": {
+			func(r *Runner, _ *fakeNode) error {
+				return r.Reset(within(t, time.Second), device, func(context.Context) error { return nil })
+			},
+			"the reset has not ended",
+		},
+		"the driver is not reopened in time": {
+			func(r *Runner, f *fakeNode) error {
+				defer func() { r.opts.Driver, f.healthErr = f, nil }()
+				r.opts.Driver, f.healthErr = notReopened{f}, &NeedsResetError{errors.New("the library is closed")}
+				_, err := r.Run(within(t, 5*time.Second), device, Rules{Policy: Reset})
+				return err
+			},
+			"(reset): after the reset: the library is closed",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &fakeNode{}
+			r := newRunner(t, f)
+			reset := smiReset(t, "echo x >>$0.log; sleep 2; echo 'GPU 00000000:17:00.0 was successfully reset.'")
+			r.opts.Resetter = reset
+			program, _ := reset.Find()
+			resets := func() int {
+				log, _ := os.ReadFile(program.Path + ".log")
+				return strings.Count(string(log), "x")
+			}
+			run := func(policy Policy, want string) {
+				t.Helper()
+				rec, err := r.Run(within(t, 10*time.Second), device, Rules{Policy: policy})
+				checkError(t, err, "")
+				if note := resetStep(rec).Note; note != want {
+					t.Errorf("the note on the reset is %q, want %q", note, want)
+				}
+			}
+			checkError(t, c.begin(r, f), c.err)
+			if _, err := r.FindUse(within(t, 10*time.Second), device, Rules{Policy: Reset}); err != nil {
+				t.Error(err)
+			}
+			if n := strings.Count(strings.Join(f.log, "; "), "was reset"); n != 1 {
+				t.Errorf("it was reset %d times for the node: %v", n, f.log)
+			}
+			run(Reset, "it was reset before, and no container has had it since")
+			if n := resets(); n != 1 {
+				t.Errorf("after the second try: %d resets", n)
+			}
+			run(Reset, "") // now a container has had it
+			if n := resets(); n != 2 {
+				t.Errorf("after a container: %d resets", n)
+			}
+		})
+	}
+}
+
+// A reset that was too late does not count any more after another container, after long, or if the GPU needs another one.
+func TestAnotherResetAfterOneThatWasTooLate(t *testing.T) {
+	for name, between := range map[string]func(*Runner, *fakeNode){
+		"after another container": func(r *Runner, _ *fakeNode) {
+			_, err := r.Run(within(t, time.Second), device, Rules{Policy: None})
+			checkError(t, err, "")
+		},
+		"after a container with a part of it": func(r *Runner, _ *fakeNode) {
+			part := device
+			part.UUID = "MIG-1"
+			_, err := r.Run(within(t, time.Second), part, Rules{Policy: Check})
+			checkError(t, err, "")
+		},
+		"after long": func(r *Runner, _ *fakeNode) {
+			r.unusedResets[uuid] = r.unusedResets[uuid].Add(-unusedResetLimit)
+		},
+		"memory is in use": func(_ *Runner, f *fakeNode) {
+			f.set(gpu.Use{MemoryUsed: DefaultMemoryTolerance + 1})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &fakeNode{}
+			r := newRunner(t, f)
+			reset := &fakeReset{node: f, outcomes: []Outcome{ResetDone}}
+			r.opts.Resetter = reset
+			f.healthErr = &NeedsResetError{errors.New("lost")}
+			rules := Rules{Policy: Reset, MemoryTolerance: DefaultMemoryTolerance}
+			_, err := r.Run(within(t, time.Second), device, rules)
+			checkError(t, err, "(reset): after the reset: lost")
+			f.healthErr = nil
+			between(r, f)
+			_, _ = r.Run(within(t, 5*time.Second), device, rules)
+			if reset.calls != 2 {
+				t.Errorf("%d resets, want 2", reset.calls)
+			}
+		})
+	}
+}
+
 // That persistence mode stays off is logged, also when the record of the reset was returned long ago.
 func TestPersistenceModeThatStaysOffIsLogged(t *testing.T) {
 	for name, abandoned := range map[string]bool{"at once": false, "after an abandoned reset": true} {

@@ -100,7 +100,10 @@ func (r *DriverReset) Reset(ctx context.Context, d Device) (Outcome, error) {
 	case <-done:
 		return one.outcome, one.err
 	case <-time.After(wait):
-		return ResetFailed, &AbandonedError{Ended: done, Err: context.Cause(ctx)}
+		return ResetFailed, &AbandonedError{
+			Wait: func() (Outcome, error) { <-done; return one.outcome, one.err },
+			Err:  context.Cause(ctx),
+		}
 	}
 }
 
