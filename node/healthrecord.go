@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"time"
@@ -26,13 +27,13 @@ func (m *monitor) loadRecord(driverVersion string) (usable bool) {
 	if m.Path == "" {
 		return true
 	}
+	defer m.takeOverHolds()
 	data, err := regular.ReadFile(m.Path, MaxHealthRecord)
 	if err == nil {
 		err = m.machine.Restore(data, m.identity)
 	}
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		m.saved = data
-		m.takeOverHolds()
 		return true
 	}
 	aside := m.Path + ".damaged"
@@ -49,12 +50,16 @@ const earlierReset = "held for a reset that has not ended: nvidia-smi, which thi
 	"restarted, still runs"
 
 // takeOverHolds brings the GPUs back that the process before held for a reset when it ended, but for those whose reset
-// goes on.
+// goes on. If that is not known, all GPUs are held until it is.
 func (m *monitor) takeOverHolds() {
 	if m.EarlierResets != nil {
 		var err error
+		m.earlierReason = earlierReset
 		if m.earlier, err = m.EarlierResets(); err != nil {
-			m.log.Error(err.Error())
+			m.earlierReason = "held, since its reset may not have ended: " + err.Error()
+			m.earlier = slices.DeleteFunc(slices.Sorted(maps.Keys(m.names)), func(uuid string) bool {
+				return !isGPU(m.names[uuid])
+			})
 		}
 	}
 	for _, gpuUUID := range m.machine.Held() {
@@ -74,9 +79,9 @@ func (m *monitor) holdEarlier() {
 		if slices.Contains(m.machine.Held(), gpuUUID) {
 			continue
 		}
-		if _, err := m.machine.HoldForReset(time.Now(), gpuUUID, earlierReset); err == nil {
+		if _, err := m.machine.HoldForReset(time.Now(), gpuUUID, m.earlierReason); err == nil {
 			m.unsaved = true
-			m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is " + earlierReset)
+			m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is " + m.earlierReason)
 		}
 	}
 }
@@ -102,7 +107,9 @@ func (m *monitor) endEarlier(gpuUUIDs []string) {
 		m.mu.Lock()
 		m.earlier = slices.DeleteFunc(m.earlier, func(uuid string) bool { return uuid == gpuUUID })
 		m.mu.Unlock()
-		m.log.Info(cmp.Or(m.names[gpuUUID], gpuUUID) + " is no longer held: its reset has ended")
+		m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is no longer held: nvidia-smi does not reset it any more. Whether " +
+			"it was reset is not known: if it stays unhealthy, reset it again. If its persistence mode was on, switch it on " +
+			"again: nvidia-smi -i " + gpuUUID + " -pm 1")
 		m.endHold(gpuUUID)
 	}
 }

@@ -80,6 +80,7 @@ type monitor struct {
 	loaded        bool              // whether the record was read: before that none is written
 	identity      health.Identity   // of the record
 	earlier       []string          // the GPUs that are held for a reset that the process before began, by UUID
+	earlierReason string            // why these are held
 	unsaved       bool              // whether the record lacks a transition that is worth saving
 	loggedReasons map[string]string // the reasons that were logged of each device since it was healthy, by UUID
 
@@ -129,7 +130,6 @@ func (m *monitor) replaceDevices(s *gpu.Snapshot) (early []gpu.Event) {
 
 // logGone logs which GPUs are gone and which are new, since the devices had these names.
 func (m *monitor) logGone(before map[string]string) {
-	isGPU := func(name string) bool { return strings.HasPrefix(name, "GPU ") }
 	for _, uuid := range slices.Sorted(maps.Keys(before)) {
 		if name := before[uuid]; isGPU(name) && m.names[uuid] == "" {
 			m.log.Warn(name + " is gone: the driver does not have " + uuid + " any more")
@@ -141,6 +141,9 @@ func (m *monitor) logGone(before map[string]string) {
 		}
 	}
 }
+
+// isGPU reports whether people call a GPU this, and no MIG device.
+func isGPU(name string) bool { return strings.HasPrefix(name, "GPU ") }
 
 // healthDevices are the devices of a snapshot, a GPU before its MIG devices, and what people call them, by UUID.
 func healthDevices(s *gpu.Snapshot) (devices []health.Device, names map[string]string) {

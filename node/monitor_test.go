@@ -392,3 +392,47 @@ func TestWhichTransitionsAreSavedAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// What the process before resets still is held without a usable record too, and all GPUs while it is not known what that
+// is.
+func TestWhatIsResetStillIsHeldWithoutARecord(t *testing.T) {
+	for name, c := range map[string]struct {
+		unknown error
+		held    int
+	}{"the record is damaged": {nil, 1}, "resets are not known": {errors.New("an unreadable directory"), 4}} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "health.json")
+			if err := os.WriteFile(path, []byte(`{"version":1,`), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			b := newFixture(t, "pcie-quad", watchHealth(path))
+			running, err := b.uuids()[2:3], c.unknown
+			b.rec.monitor.EarlierResets = func() ([]string, error) { return running, err }
+			held := func(want int, reason string) {
+				t.Helper()
+				n := 0
+				for _, h := range b.rec.State().Health {
+					if h.State == health.Cordoned && strings.Contains(h.Reason, reason) {
+						n++
+					}
+				}
+				if n != want {
+					t.Errorf("%d GPUs are held, want %d: %+v", n, want, b.rec.State().Health)
+				}
+			}
+			m := b.rec.monitor
+			b.start()
+			if held(c.held, "held"); c.unknown != nil {
+				held(c.held, "held, since its reset may not have ended: an unreadable directory")
+			}
+			m.endEarlier(m.endedEarlier())
+			held(c.held, "held")
+			err = nil // from now on it is known
+			m.endEarlier(m.endedEarlier())
+			held(1, "held")
+			running = nil
+			m.endEarlier(m.endedEarlier())
+			held(0, "held")
+		})
+	}
+}
