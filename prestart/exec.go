@@ -5,11 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
@@ -97,7 +101,19 @@ func (p *Program) run(ctx context.Context, check func(string) error) (output str
 	for _, l := range p.inherits {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, l.File())
 	}
+	if len(p.inherits) > 0 { // a program that outlives this process would be ended by a write to its pipe
+		fd, err := unix.MemfdCreate(filepath.Base(p.Path), unix.MFD_CLOEXEC)
+		if err != nil {
+			return "", 0, fmt.Errorf("make a file for its output: %w", err)
+		}
+		file := os.NewFile(uintptr(fd), p.Path)
+		defer file.Close()
+		cmd.Stdout, cmd.Stderr = file, file
+	}
 	err = cmd.Run()
+	if file, ok := cmd.Stdout.(*os.File); ok {
+		_, _ = io.Copy(&buffer, io.NewSectionReader(file, 0, maxOutput))
+	}
 	exit, exited := errors.AsType[*exec.ExitError](err)
 	switch {
 	case err != nil && ctx.Err() != nil:

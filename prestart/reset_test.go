@@ -675,7 +675,10 @@ func TestStuckSMI(t *testing.T) {
 // An nvidia-smi that outlived the process that started it keeps all GPUs from being reset until it has ended.
 func TestSMIOfAnEarlierProcess(t *testing.T) {
 	const other = "GPU-8f6c3a1e-0000-4000-8000-000000000002"
-	r := smiReset(t, `[ "$(readlink /proc/$$/fd/3)" = "${0%program}locks/`+uuid+`" ] || exit 7`)
+	r := smiReset(t, `[ "$(readlink /proc/$$/fd/3)" = "${0%program}locks/`+uuid+`" ] || exit 7
+[ "$(readlink /proc/$$/fd/1)" = "/memfd:program (deleted)" ] || exit 8 # a pipe would end with the other process
+echo 'GPU 00000000:17:00.0 was successfully reset.'
+exit 9`)
 	program, _ := r.Find()
 	r.LockDir = filepath.Join(filepath.Dir(program.Path), "locks")
 	if got, err := r.Reset(within(t, 5*time.Second), device); got != ResetDone { // without a directory

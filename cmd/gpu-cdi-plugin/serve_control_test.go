@@ -378,6 +378,31 @@ func TestServeHoldsAGPUWhoseResetOutlivedTheServeBefore(t *testing.T) {
 	}
 }
 
+// The reset that goes on when serve is killed resets the GPU.
+func TestAResetIsDoneAlsoIfServeIsKilled(t *testing.T) {
+	t.Parallel()
+	testenv.Root(t)
+	s := newServed(t, "pcie-quad", "")
+	s.addLoader("usr/bin/nvidia-smi")
+	s.start()
+	s.listed(gpuResource, 4, 0)
+	s.awaitControl()
+	mustDo(t, s.node.Set(3, map[string]string{"memory-used": "2GiB"})) // which a reset frees
+	mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks, Delay: 10 * time.Second}))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _, _ = s.device("reset", "3")
+	}()
+	_ = s.childNamed("nvidia-smi")
+	_ = s.end(syscall.SIGKILL)
+	<-done
+	s.start()
+	s.logs("GPU 3 is held for a reset that has not ended")
+	s.logs("GPU 3 is no longer held: nvidia-smi does not reset it any more. Whether it was reset is not known")
+	s.wantReady(s.listed(gpuResource, 4, 0), s.uuids()[3])
+}
+
 // childNamed waits for a child process of serve with a command, and returns its PID.
 func (s *served) childNamed(command string) (pid int) {
 	s.t.Helper()
@@ -550,6 +575,15 @@ func (s *served) unloadModule(others ...string) (load func()) {
 	return func() { rename(".away", "") }
 }
 
+// reloadModule makes the node report a kernel module that was loaded anew, with no time between.
+func (s *served) reloadModule() {
+	s.t.Helper()
+	dir := filepath.Join(s.node.Root(), "sys/module/nvidia")
+	fresh := dir + ".fresh"
+	mustDo(s.t, os.CopyFS(fresh, os.DirFS(dir)))
+	mustDo(s.t, unix.Renameat2(unix.AT_FDCWD, fresh, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE))
+}
+
 // A configuration that makes serve start again waits for the end of a release: the start would open the driver.
 func TestServeStaysReleasedWhenTheConfigurationChanges(t *testing.T) {
 	t.Parallel()
@@ -601,10 +635,15 @@ func TestServeTakesAReloadOfTheModuleForAReset(t *testing.T) {
 	s.start()
 	s.listed(gpuResource, 4, 0)
 	s.awaitControl()
-	for _, end := range []string{"by the module", "by reopen"} {
+	for _, end := range []string{"within a second", "by the module", "by reopen"} {
 		s.xid(2, 95, nil)
 		s.onlyUnhealthy(2)
 		s.does("the NVIDIA driver is released", "release")
+		if end == "within a second" {
+			s.reloadModule()
+			s.listed(gpuResource, 4, 0)
+			continue
+		}
 		load := s.unloadModule()
 		time.Sleep(2 * time.Second)
 		if end == "by reopen" {

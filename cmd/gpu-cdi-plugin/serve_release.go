@@ -118,7 +118,7 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	stop := context.AfterFunc(one.released, cancel) //nolint:contextcheck // an interrupted request ends the wait too
 	defer stop()
 	closed, reloaded := false, false
-	loaded := kernel.DriverVersion(r.host) // once it is closed, an administrator may unload it
+	loaded := kernel.LoadedDriver(r.host) // once it is closed, an administrator may unload it
 	err := r.preparer.runner.WithoutDriver(limited, func() (reopen bool) {
 		closed = true
 		one.began <- nil
@@ -149,10 +149,10 @@ func (r *releaser) keepReleased(ctx context.Context, one *release) {
 	r.node.Trigger()
 }
 
-// awaitEnd waits until an administrator ends a release, or until the kernel module was loaded again; before is its
-// version before the release. A replaced library makes the program start again. It returns whether to open the driver,
+// awaitEnd waits until an administrator ends a release, or until the kernel module was loaded again; before is the
+// one before the release. A replaced library makes the program start again. It returns whether to open the driver,
 // which is false if ctx ends, and whether the module was unloaded or replaced.
-func (r *releaser) awaitEnd(ctx context.Context, one *release, before string) (reopen, reloaded bool) {
+func (r *releaser) awaitEnd(ctx context.Context, one *release, before kernel.Driver) (reopen, reloaded bool) {
 	poll := time.NewTicker(releasePoll)
 	defer poll.Stop()
 	for {
@@ -164,12 +164,12 @@ func (r *releaser) awaitEnd(ctx context.Context, one *release, before string) (r
 			ended = true
 		case <-poll.C:
 		}
-		now := kernel.DriverVersion(r.host) // always empty where the host does not report it
+		now := kernel.LoadedDriver(r.host) // always the same where the host does not report it
 		reloaded = reloaded || now != before
 		switch {
 		case ended:
 			return true, reloaded
-		case reloaded && now != "":
+		case reloaded && now.Version != "":
 			r.app.log.Info("the NVIDIA kernel module was loaded again, which ends the release")
 			return true, true
 		}

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"gpu-cdi-plugin/internal/host"
 )
 
@@ -35,4 +37,22 @@ func DriverVersion(h host.Host) string {
 		}
 	}
 	return ""
+}
+
+// Driver is the loaded NVIDIA kernel module. After it was unloaded and loaded again, it is not equal to what it was.
+type Driver struct {
+	Version string // as by DriverVersion
+	// Inode is that of the module's directory in /sys, which the kernel makes anew each time, or 0 without one. (Its times
+	// change also when the kernel drops the inode from its cache.)
+	Inode uint64
+}
+
+// LoadedDriver returns the loaded NVIDIA kernel module. What the host does not report is zero.
+func LoadedDriver(h host.Host) Driver {
+	d := Driver{Version: DriverVersion(h)}
+	var st unix.Stat_t
+	if err := unix.Stat(h.Sys("module", "nvidia"), &st); err == nil {
+		d.Inode = st.Ino
+	}
+	return d
 }
