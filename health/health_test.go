@@ -948,6 +948,44 @@ func TestDevicesThatAreAbsentAreForgottenAtLast(t *testing.T) {
 	}
 }
 
+// MIG devices of the many layouts of a day must not push out what is known about GPUs, nor cordons.
+func TestGPUsAndCordonsAreForgottenLast(t *testing.T) {
+	layout := func(day int) []Device {
+		devices := []Device{{gpuA, gpuA, noInstance, noInstance}, {gpuB, gpuB, noInstance, noInstance}}
+		for i := range 7 {
+			devices = append(devices, Device{fmt.Sprintf("MIG-%d-%d", day, i), gpuA, i, 0})
+		}
+		return devices
+	}
+	m := New(Rules{})
+	m.SetDevices(start, layout(0))
+	if _, err := m.Cordon(start, "MIG-0-1", "loud"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Cordon(start, gpuB, "loud"); err != nil {
+		t.Fatal(err)
+	}
+	for day := range 50 {
+		m.SetDevices(start, layout(day))
+	}
+	m.Event(start, event(gpuA, noInstance, noInstance, 95, noRecovery))
+	data, err := m.Record(Identity{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := New(Rules{})
+	if err := n.Restore(data, Identity{}); err != nil {
+		t.Fatal(err)
+	}
+	n.SetDevices(start, nil)       // the driver has none of them
+	n.SetDevices(start, layout(0)) // MIG-0-1 is created again
+	for uuid, want := range map[string]State{gpuA: Unhealthy, gpuB: Cordoned, "MIG-0-1": Cordoned} {
+		if got := n.Statuses()[uuid].State; got != want {
+			t.Errorf("%s is %s, want %s", uuid, got, want)
+		}
+	}
+}
+
 func TestEveryActionOfTheCatalogueIsKnown(t *testing.T) {
 	if len(catalogue) < 90 {
 		t.Fatalf("the catalogue has %d codes", len(catalogue))

@@ -91,7 +91,8 @@ func (m *Machine) created(now time.Time, d Device) *entry {
 	return e
 }
 
-// forget drops the devices that were absent for longest, if there are too many of them.
+// forget drops devices that are not there, if there are too many of them: MIG devices before GPUs, those without a cordon
+// before others, and then those that were absent for longest.
 func (m *Machine) forget() {
 	var absent []*entry
 	for _, e := range m.entries {
@@ -99,8 +100,17 @@ func (m *Machine) forget() {
 			absent = append(absent, e)
 		}
 	}
+	worth := func(e *entry) (n int) {
+		if e.UUID == e.GPU {
+			n += 2
+		}
+		if e.Cordon != "" {
+			n++
+		}
+		return n
+	}
 	slices.SortFunc(absent, func(a, b *entry) int {
-		return cmp.Or(a.Seen.Compare(b.Seen), strings.Compare(a.UUID, b.UUID))
+		return cmp.Or(worth(a)-worth(b), a.Seen.Compare(b.Seen), strings.Compare(a.UUID, b.UUID))
 	})
 	for _, e := range absent[:max(0, len(absent)-maxAbsent)] {
 		delete(m.entries, e.UUID)

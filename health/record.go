@@ -190,6 +190,5 @@ func (m *Machine) restore(data []byte, now Identity) (record, error) {
 		}
 		m.baselines[uuid] = b
 	}
-	m.forget()
 	return r, nil
 }
