@@ -106,8 +106,9 @@ func (m *monitor) endEarlier(gpuUUIDs []string) {
 	for _, gpuUUID := range gpuUUIDs {
 		m.mu.Lock()
 		m.earlier = slices.DeleteFunc(m.earlier, func(uuid string) bool { return uuid == gpuUUID })
+		name := cmp.Or(m.names[gpuUUID], gpuUUID)
 		m.mu.Unlock()
-		m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is no longer held: nvidia-smi does not reset it any more. Whether " +
+		m.log.Warn(name + " is no longer held: nvidia-smi does not reset it any more. Whether " +
 			"it was reset is not known: if it stays unhealthy, reset it again. If its persistence mode was on, switch it on " +
 			"again: nvidia-smi -i " + gpuUUID + " -pm 1")
 		m.endHold(gpuUUID)

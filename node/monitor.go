@@ -43,8 +43,9 @@ const (
 	// maxGap is how long the driver's library may be closed before it is logged that events were missed: most resets are
 	// shorter.
 	maxGap = 10 * time.Second
-	// maxEarly bounds the XIDs that wait for their GPU to be known, which takes milliseconds.
-	maxEarly = 64
+	// maxEarly bounds the different XIDs that wait for their GPU to be known, which takes milliseconds, or until the
+	// driver's files are as they should be. A machine has at most 16 GPUs, and a GPU has few codes.
+	maxEarly = 1024
 	// saveInterval is how often counters are saved if no state changes.
 	saveInterval = time.Minute
 )
@@ -74,7 +75,7 @@ type monitor struct {
 	mu            sync.Mutex
 	machine       *health.Machine
 	names         map[string]string // what people call a device, such as "GPU 3", by UUID
-	early         []gpu.Event       // XIDs of GPUs that setDevices has not had yet
+	early         []earlyXID        // of GPUs that setDevices has not had yet
 	loggedEvents  map[string]bool   // the lines about the first event of each kind of a GPU
 	closed        time.Time         // since when the library has been closed; zero if it is not
 	loaded        bool              // whether the record was read: before that none is written
@@ -89,6 +90,12 @@ type monitor struct {
 	saveError string     // why the last one could not be written
 }
 
+// earlyXID is an XID event and how often it came.
+type earlyXID struct {
+	gpu.Event
+	count int
+}
+
 func newMonitor(h *HealthOptions, log *slog.Logger, host host.Host, changed func()) *monitor {
 	return &monitor{
 		HealthOptions: *h, log: log, changed: changed, host: host, probeNow: wake.New(),
@@ -100,12 +107,14 @@ func newMonitor(h *HealthOptions, log *slog.Logger, host host.Host, changed func
 // as they were recorded.
 func (m *monitor) setDevices(s *gpu.Snapshot) {
 	for _, e := range m.replaceDevices(s) {
-		m.receiveXID(e)
+		for range e.count {
+			m.receiveXID(e.Event)
+		}
 	}
 }
 
 // replaceDevices returns the early events of the devices.
-func (m *monitor) replaceDevices(s *gpu.Snapshot) (early []gpu.Event) {
+func (m *monitor) replaceDevices(s *gpu.Snapshot) (early []earlyXID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var devices []health.Device
@@ -125,7 +134,7 @@ func (m *monitor) replaceDevices(s *gpu.Snapshot) (early []gpu.Event) {
 		m.machine.SuspectAll(time.Now(), "its recorded health cannot be used")
 	}
 	early, m.early = m.early, nil
-	return slices.DeleteFunc(early, func(e gpu.Event) bool { return !m.machine.Knows(e.GPU) })
+	return slices.DeleteFunc(early, func(e earlyXID) bool { return !m.machine.Knows(e.GPU) })
 }
 
 // logGone logs which GPUs are gone and which are new, since the devices had these names.
@@ -205,9 +214,7 @@ var eventTexts = map[gpu.EventKind]string{
 func (m *monitor) receiveXID(e gpu.Event) {
 	m.mu.Lock()
 	if !m.machine.Knows(e.GPU) {
-		if len(m.early) < maxEarly {
-			m.early = append(m.early, e)
-		}
+		m.keepEarly(e)
 		m.mu.Unlock()
 		return
 	}
@@ -219,6 +226,17 @@ func (m *monitor) receiveXID(e gpu.Event) {
 			name, health.XIDName(e.XID)))
 	}
 	m.report(transitions)
+}
+
+// keepEarly counts each kind of event once, so that a GPU with many pushes out nothing of the others.
+func (m *monitor) keepEarly(e gpu.Event) {
+	i := slices.IndexFunc(m.early, func(x earlyXID) bool { return x.Event == e })
+	switch {
+	case i >= 0:
+		m.early[i].count++
+	case len(m.early) < maxEarly:
+		m.early = append(m.early, earlyXID{e, 1})
+	}
 }
 
 func (m *monitor) setSource(e gpu.Event) {

@@ -62,12 +62,19 @@ func TestAnEventDuringTheStartCounts(t *testing.T) {
 func TestAnEventDuringTheFirstSnapshotCounts(t *testing.T) {
 	source := &eventInSnapshot{}
 	b := newFixture(t, "pcie-quad", watchHealth(""), func(o *Options) { source.Source, o.Source = o.Source, source })
+	const many = 10_000
 	source.send = func() {
+		for range many { // which push out no other
+			b.rec.Receive(xid(b.uuids()[1], 45))
+		}
 		b.rec.Receive(xid(b.uuids()[2], 95))
 		b.rec.Receive(xid("GPU-of-another-node", 95))
 	}
 	b.start()
 	b.counts(b.rec.State(), 3, 1)
+	if n := b.rec.State().Health[b.uuids()[1]].XIDs[45]; n != many {
+		t.Errorf("%d of %d events were counted", n, many)
+	}
 	if n := len(b.rec.monitor.early); n != 0 {
 		t.Errorf("%d events are kept", n)
 	}
@@ -301,6 +308,24 @@ func TestOnlyEventsOfGPUsThatAreThereAreMissed(t *testing.T) {
 	if text := remarks(b.reconcile()); !strings.Contains(text, "events of GPU 2 are not received") {
 		t.Errorf("the remarks are %q when it is back", text)
 	}
+}
+
+// The reset of the process before may end while the devices change.
+func TestAHoldOfAnEarlierResetEndsWhileDevicesChange(t *testing.T) {
+	b := newFixture(t, "pcie-quad", watchHealth(""))
+	b.start()
+	m, held := b.rec.monitor, b.uuids()[2]
+	var done sync.WaitGroup
+	for range 2 {
+		done.Go(func() {
+			for range 20 {
+				m.setDevices(b.rec.State().Snapshot)
+				m.endEarlier([]string{held})
+			}
+		})
+	}
+	done.Wait()
+	b.counts(b.rec.State(), 4, 0)
 }
 
 // The library is closed for each reset of a GPU, which is worth a line only if it lasts.
