@@ -3,6 +3,7 @@ package nvml
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,7 +36,10 @@ var eventKinds = map[uint64]gpu.EventKind{
 type watchers struct {
 	library *library
 	receive func(gpu.Event)
-	unbind  func()          // called when the driver is about to be unbound from a GPU
+	// unbind notes that the driver is about to be unbound from a GPU, by PCI address, and reports whether the library is
+	// to be closed for it now.
+	unbind  func(address string) bool
+	leaving func() []string // the GPUs that are being unbound already, by PCI address
 	gpus    map[string]bool // by UUID
 	running sync.WaitGroup
 	stop    chan struct{} // closed when the goroutines are to end
@@ -53,10 +57,11 @@ func (s *Session) watchDriver() {
 	if s.opts.Events == nil || s.library == nil || s.watchers != nil && !isClosed(s.watchers.ended) {
 		return
 	}
+	known := strings.Split(s.known, ",")
 	s.watchers = &watchers{
 		library: s.library, receive: s.opts.Events, gpus: map[string]bool{},
-		unbind: func() { s.unbinding.Store(true) },
-		stop:   make(chan struct{}), ended: make(chan struct{}),
+		unbind: s.unbinding.want, leaving: func() []string { return withoutDriver(s.opts.Host, known) },
+		stop: make(chan struct{}), ended: make(chan struct{}),
 	}
 	s.watchers.running.Go(s.watchers.watchUnbind)
 }

@@ -3,6 +3,7 @@ package nvml
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -153,12 +154,14 @@ func TestALostGPUHidesNoEventsOfTheOthers(t *testing.T) {
 	}
 	expect(false)
 	for want := range 10 {
-		if pause := min(minReopenPause<<want, maxReopenPause); session.reopenPause != pause {
-			t.Errorf("the pause is %v, want %v", session.reopenPause, pause)
+		pause := min(minReopenPause<<want, maxReopenPause)
+		if got := session.unreadable.gpus[node.Machine().GPUs[1].Bus].pause; got != pause {
+			t.Errorf("the pause is %v, want %v", got, pause)
 		}
-		session.reopenAt = time.Now()
+		makeDue(&session.unreadable)
 		if want > 1 { // each takes a second
 			session.mayBecomeReadable(session.last)
+			session.unreadable.done()
 			continue
 		}
 		expect(true)
@@ -180,7 +183,7 @@ func TestAGPUThatIsUnboundIsClosed(t *testing.T) {
 	if n := len(takeSnapshot(t, session).Devices); n != 4 {
 		t.Errorf("%d GPUs", n)
 	}
-	if session.unbinding.Load() || time.Since(began) > 3*eventWait {
+	if session.unbinding.due() || time.Since(began) > 3*eventWait {
 		t.Errorf("the library was not opened again, or after %v", time.Since(began))
 	}
 	for e := nextEvent(t, events); e.Kind != gpu.EventSource || e.Err != nil; e = nextEvent(t, events) {
@@ -191,6 +194,97 @@ func TestAGPUThatIsUnboundIsClosed(t *testing.T) {
 	}
 	if n := len(takeSnapshot(t, session).Devices); n != 3 {
 		t.Errorf("%d GPUs, want 3", n)
+	}
+}
+
+// The kernel waits for the library also if unbinding began while the library was being opened, which the driver does
+// not report. If it then waits for another program, the library must not be closed again and again.
+func TestAGPUWhoseUnbindingHasBegun(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, events := newEventSession(t, "pcie-quad")
+	must(t, session.Close())
+	must(t, os.Remove(createNodeHost(t, node).Sys("bus", "pci", "devices", node.Machine().GPUs[2].Bus, "driver")))
+	must(t, session.Open(t.Context()))
+	for e := nextEvent(t, events); e.Kind != gpu.EventUnbind; e = nextEvent(t, events) {
+	}
+	opened := session.watchers
+	takeSnapshot(t, session)
+	if session.watchers == opened {
+		t.Error("the library was not closed")
+	}
+	again := 0
+	for opened = session.watchers; again < 8; again++ {
+		takeSnapshot(t, session)
+		time.Sleep(eventWait / 2)
+	}
+	if session.watchers != opened {
+		t.Error("the library was closed again without a pause")
+	}
+	for len(events) > 0 {
+		if e := <-events; e.Kind == gpu.EventUnbind {
+			t.Error("the unbinding was reported twice")
+		}
+	}
+	must(t, node.Unbind(1)) // which the other does not hide
+	for e := nextEvent(t, events); e.Kind != gpu.EventUnbind; e = nextEvent(t, events) {
+	}
+}
+
+// A wait that returns without an event says nothing of a GPU.
+func TestAWaitWithoutAnEventOfTheDriver(t *testing.T) {
+	for returned, want := range map[nvml.SystemEventSetWaitRequest]nvml.EventData{
+		{}:            {},
+		{NumEvent: 1}: {EventType: nvml.SystemEventTypeGpuDriverUnbind, EventData: 0x12ab00},
+	} {
+		api := &mock.Interface{SystemEventSetWaitFunc: func(r *nvml.SystemEventSetWaitRequest) nvml.Return {
+			r.NumEvent, r.Data.EventType, r.Data.GpuId = returned.NumEvent, nvml.SystemEventTypeGpuDriverUnbind, 0x12ab00
+			return nvml.SUCCESS
+		}}
+		if got, _ := waitForUnbind(api, nvml.SystemEventSet{}); got != want {
+			t.Errorf("with %d events it is %+v, want %+v", returned.NumEvent, got, want)
+		}
+	}
+	if got := addressOf(0x12ab00); got != "0012:ab:00.0" {
+		t.Errorf("the address is %s", got)
+	}
+}
+
+// Whoever uses the library keeps it open, and the kernel waits.
+func TestAGPUThatIsUnboundIsClosedAfterTheLastCall(t *testing.T) {
+	if !runAlone(t) {
+		return
+	}
+	session, node, events := newEventSession(t, "pcie-quad")
+	returned := make(chan bool, 10)
+	session.opts.Returned = func() { returned <- true }
+	using, release, ended := make(chan bool), make(chan bool), make(chan error)
+	go func() {
+		_, err := withLibrary(t.Context(), session, "a test", func(*library, *call) (bool, error) {
+			close(using)
+			<-release
+			return true, nil
+		})
+		ended <- err
+	}()
+	<-using
+	must(t, node.Unbind(2))
+	for e := nextEvent(t, events); e.Kind != gpu.EventUnbind; e = nextEvent(t, events) {
+	}
+	opened := session.watchers
+	if takeSnapshot(t, session); session.watchers != opened {
+		t.Error("the library was closed while it was in use")
+	}
+	close(release)
+	must(t, <-ended)
+	select {
+	case <-returned:
+	case <-time.After(10 * time.Second):
+		t.Fatal("nobody learns that the library can be closed")
+	}
+	if takeSnapshot(t, session); session.watchers == opened {
+		t.Error("the library was not closed")
 	}
 }
 

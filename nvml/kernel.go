@@ -2,6 +2,8 @@ package nvml
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -79,6 +81,21 @@ func knownGPUs(h host.Host) string {
 		names = append(names, e.Name())
 	}
 	return strings.Join(names, ",")
+}
+
+// withoutDriver returns those of the PCI devices that have no driver in sysfs. The kernel removes it there before a driver
+// waits for programs that have the device open.
+func withoutDriver(h host.Host, addresses []string) (without []string) {
+	for _, address := range addresses {
+		dir := h.Sys("bus", "pci", "devices", address)
+		if _, err := os.Stat(dir); address == "" || err != nil {
+			continue
+		}
+		if _, err := os.Lstat(filepath.Join(dir, "driver")); errors.Is(err, fs.ErrNotExist) {
+			without = append(without, address)
+		}
+	}
+	return without
 }
 
 // numaNode is the NUMA node that the device at the PCI address is attached to. NVML's nvmlDeviceGetNumaNodeId is

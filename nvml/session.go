@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,7 +40,8 @@ type Options struct {
 	// GPUTimeout is how long a GPU may not answer before a snapshot has it as unreadable, if a snapshot is taken each
 	// [SnapshotInterval].
 	GPUTimeout time.Duration
-	// Returned is called when an abandoned call has returned, so that GPUs may be readable again. It may be nil.
+	// Returned is called when an abandoned call has returned, so that GPUs may be readable again, and when the last call
+	// has that kept Snapshot from closing the library for gpu.EventUnbind. It must not wait. It may be nil.
 	Returned func()
 	// Events, if it is not nil, gets the events of the GPUs from the first snapshot on, and gpu.EventUnbind from the
 	// opening of the library on, from several goroutines at once. After gpu.EventUnbind, Snapshot closes the library and
@@ -80,16 +82,13 @@ type Session struct {
 	probed   map[string]gpu.Probe // the last probes, by UUID
 	watchers *watchers            // nil while no events are received
 	released bool                 // see Release
-	// unbinding is whether the library must be opened again since a GPU is unbound from the driver.
-	unbinding atomic.Bool
+	// unbinding are the GPUs that are being unbound from the driver.
+	unbinding reopenings
 	// known are the GPUs that the kernel module knew when the library was opened. If they change, it is opened again.
 	known string
-	// unreadable are the GPUs that could not be read at the last snapshot without abandoned calls. At reopenAt the library
-	// is opened again for them, and then after reopenPause.
-	unreadable  string
-	reopenAt    time.Time
-	reopenPause time.Duration
-	seen        map[string]bool // the PCI addresses of the GPUs of all snapshots, as far as the kernel module has them
+	// unreadable are the GPUs that could not be read at the last snapshot without abandoned calls.
+	unreadable reopenings
+	seen       map[string]bool // the PCI addresses of the GPUs of all snapshots, as far as the kernel module has them
 }
 
 // NewSession returns a session that has not opened the library yet.
@@ -97,7 +96,7 @@ func NewSession(opts Options) *Session {
 	if opts.Timeout == 0 {
 		opts.Timeout = DefaultTimeout
 	}
-	return &Session{opts: opts, seen: map[string]bool{}}
+	return &Session{opts: opts, seen: map[string]bool{}, unreadable: reopenings{first: minReopenPause}}
 }
 
 // ReadDevices reads the GPUs once, without links, and closes the library. A GPU that cannot be read is in the snapshot
@@ -170,11 +169,9 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 		_ = s.close() //nolint:contextcheck // has a deadline of its own
 	}
 	snapshot, handles, err := s.read(ctx)
-	if err == nil && s.mayBecomeReadable(snapshot) {
-		_ = s.close() //nolint:contextcheck // has a deadline of its own
-		if snapshot, handles, err = s.read(ctx); err == nil {
-			s.unreadable = s.unreadableGPUs(snapshot)
-		}
+	if err == nil && s.mayBecomeReadable(snapshot) && s.close() == nil { //nolint:contextcheck // has its own deadline
+		s.unreadable.done()
+		snapshot, handles, err = s.read(ctx)
 	}
 	if err != nil {
 		if !errors.Is(err, gpu.ErrNotAnswering) {
@@ -196,16 +193,9 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 // Until it is opened again, a removed GPU reads as lost and an added one does not appear. A GPU that is being unbound
 // waits for the library to be closed, and cannot be opened again.
 func (s *Session) mayHaveOtherGPUs() bool {
-	return s.library != nil && (s.unbinding.Load() || s.known != knownGPUs(s.opts.Host) ||
+	return s.library != nil && (s.unbinding.due() || s.known != knownGPUs(s.opts.Host) ||
 		s.last != nil && len(s.last.Devices) == 0)
 }
-
-// The library is opened again for GPUs that cannot be read: after minReopenPause, then after pauses that double. Faults
-// of several GPUs come within seconds, and while the library is closed, no events are received.
-const (
-	minReopenPause = 10 * time.Second
-	maxReopenPause = 10 * time.Minute
-)
 
 // mayBecomeReadable reports whether the library must be opened again for GPUs that cannot be read: a GPU that was lost
 // and has come back, or one that was removed without the kernel module showing it, reads as lost until then.
@@ -213,21 +203,16 @@ func (s *Session) mayBecomeReadable(snapshot *gpu.Snapshot) bool {
 	if s.busy() {
 		return false
 	}
-	now := time.Now()
-	if list := s.unreadableGPUs(snapshot); list != s.unreadable {
-		s.unreadable, s.reopenAt, s.reopenPause = list, now.Add(minReopenPause), minReopenPause
+	s.unreadable.clear()
+	for _, address := range s.unreadableGPUs(snapshot) {
+		s.unreadable.want(address)
 	}
-	if s.unreadable == "" || now.Before(s.reopenAt) {
-		return false
-	}
-	s.reopenPause = min(2*s.reopenPause, maxReopenPause)
-	s.reopenAt = now.Add(s.reopenPause)
-	return true
+	return s.unreadable.due()
 }
 
-// unreadableGPUs lists the GPUs that could not be read, as text to compare. So is one that was in a snapshot before, and
+// unreadableGPUs lists the GPUs that could not be read, by PCI address. So is one that was in a snapshot before, and
 // that the kernel module has and NVML does not: others it may never have, as in a container that gets some GPUs.
-func (s *Session) unreadableGPUs(snapshot *gpu.Snapshot) string {
+func (s *Session) unreadableGPUs(snapshot *gpu.Snapshot) []string {
 	known := strings.Split(s.known, ",")
 	maps.DeleteFunc(s.seen, func(address string, _ bool) bool { return !slices.Contains(known, address) })
 	var list []string
@@ -236,7 +221,7 @@ func (s *Session) unreadableGPUs(snapshot *gpu.Snapshot) string {
 		d := &snapshot.Devices[i]
 		s.seen[d.PCIBusID], there[d.PCIBusID] = true, true
 		if !d.Usable() {
-			list = append(list, d.PCIBusID+" "+strconv.Itoa(d.Index))
+			list = append(list, cmp.Or(d.PCIBusID, strconv.Itoa(d.Index)))
 		}
 	}
 	for _, address := range slices.Sorted(maps.Keys(s.seen)) {
@@ -244,7 +229,7 @@ func (s *Session) unreadableGPUs(snapshot *gpu.Snapshot) string {
 			list = append(list, address)
 		}
 	}
-	return strings.Join(list, ",")
+	return list
 }
 
 // SetExclusive lets one process at a time use a GPU (the compute mode EXCLUSIVE_PROCESS) or any number (DEFAULT). The
@@ -288,7 +273,7 @@ func (s *Session) open(ctx context.Context) error {
 		return nil
 	}
 	s.known = knownGPUs(s.opts.Host)
-	s.unbinding.Store(false)
+	s.unbinding.done()
 	path, err := Find(s.opts.Host, s.opts.Library)
 	if err != nil {
 		return err
@@ -313,7 +298,7 @@ func (s *Session) open(ctx context.Context) error {
 		return fmt.Errorf("initialise the NVIDIA driver library: %w", err)
 	}
 	s.library = l
-	s.watchDriver() // at once: what is unbound from now on waits for the library to be closed
+	s.watchDriver() // at once: the kernel waits with unbinding a GPU until the library is closed
 	return nil
 }
 

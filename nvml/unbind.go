@@ -1,6 +1,8 @@
 package nvml
 
 import (
+	"errors"
+	"fmt"
 	"runtime"
 	"time"
 
@@ -19,9 +21,9 @@ func (w *watchers) watchUnbind() {
 	for pause := minEventPause; !w.stopped(); pause = min(2*pause, maxEventPause) {
 		err := w.receiveUnbind()
 		switch {
-		case err == nil || isNotSupported(err):
+		case isNotSupported(err):
 			return
-		case pause == minEventPause && !w.stopped():
+		case err != nil && pause == minEventPause && !w.stopped():
 			w.receive(gpu.Event{Kind: gpu.EventUnbind, Err: err})
 		}
 		select {
@@ -31,7 +33,8 @@ func (w *watchers) watchUnbind() {
 	}
 }
 
-// receiveUnbind waits for the event and passes it on. It returns nil after that, and if it was stopped.
+// receiveUnbind passes on which GPUs are being unbound already, and waits for events. It returns nil only if it was
+// stopped.
 func (w *watchers) receiveUnbind() error {
 	set, err := w.newSystemSet()
 	if err != nil {
@@ -42,9 +45,12 @@ func (w *watchers) receiveUnbind() error {
 			return struct{}{}, w.freeSystemSet(c, set)
 		})
 	}()
+	for _, address := range w.leaving() { // since before the set was registered
+		w.reportUnbind(address)
+	}
 	for !w.stopped() {
 		c, returned := w.wait(unbindSubject, "nvmlSystemEventSetWait", func() (nvml.EventData, nvml.Return) {
-			return nvml.EventData{}, waitForUnbind(w.library.api, set)
+			return waitForUnbind(w.library.api, set)
 		})
 		if !returned {
 			select {
@@ -53,16 +59,36 @@ func (w *watchers) receiveUnbind() error {
 				return nil
 			}
 		}
+		got, _ := c.answer.(nvml.EventData)
 		switch {
-		case c.err == nil:
-			w.unbind()
-			w.receive(gpu.Event{Kind: gpu.EventUnbind})
-			return nil
-		case !hasCode(c.err, nvml.ERROR_TIMEOUT):
+		case hasCode(c.err, nvml.ERROR_TIMEOUT):
+		case c.err != nil:
 			return c.err
+		case got.EventType != nvml.SystemEventTypeGpuDriverUnbind:
+			return errNoUnbind
+		default:
+			w.reportUnbind(addressOf(uint32(got.EventData)))
+			select { // the driver may report it again, as long as it waits
+			case <-w.stop:
+			case <-time.After(eventWait):
+			}
 		}
 	}
 	return nil
+}
+
+// errNoUnbind is why a wait for events is tried later: it returned at once.
+var errNoUnbind = errors.New("a wait for events of the driver returned none")
+
+func (w *watchers) reportUnbind(address string) {
+	if w.unbind(address) {
+		w.receive(gpu.Event{Kind: gpu.EventUnbind})
+	}
+}
+
+// addressOf is the PCI address of a GPU by its ID in the kernel module.
+func addressOf(id uint32) string {
+	return fmt.Sprintf("%04x:%02x:%02x.0", id>>16, id>>8&0xff, id&0xff)
 }
 
 // newSystemSet makes a system event set with the unbinding of GPUs.
@@ -99,14 +125,19 @@ func (w *watchers) freeSystemSet(c *call, set nvml.SystemEventSet) error {
 	return err
 }
 
-// waitForUnbind waits for an event of the set, at most eventWait.
-func waitForUnbind(api nvml.Interface, set nvml.SystemEventSet) nvml.Return {
+// waitForUnbind waits for an event of the set, at most eventWait. It returns the type, 0 for none, and the GPU's ID.
+func waitForUnbind(api nvml.Interface, set nvml.SystemEventSet) (nvml.EventData, nvml.Return) {
 	var data nvml.SystemEventData_v1
 	var pinner runtime.Pinner // the request leads C to it
 	pinner.Pin(&data)
 	defer pinner.Unpin()
-	return api.SystemEventSetWait(&nvml.SystemEventSetWaitRequest{
+	request := nvml.SystemEventSetWaitRequest{
 		Version:   nvml.STRUCT_VERSION(nvml.SystemEventSetWaitRequest{}, 1),
 		Timeoutms: uint32(eventWait.Milliseconds()), Set: set, Data: &data, DataSize: 1,
-	})
+	}
+	code := api.SystemEventSetWait(&request)
+	if request.NumEvent == 0 {
+		return nvml.EventData{}, code
+	}
+	return nvml.EventData{EventType: data.EventType, EventData: uint64(data.GpuId)}, code
 }

@@ -106,7 +106,11 @@ func withLibrary[T any](ctx context.Context, s *Session, subject string, work fu
 	l := s.library
 	s.users.Add(1) // with mu, so that the library is not closed
 	s.mu.Unlock()
-	defer s.users.Add(-1)
+	defer func() {
+		if s.users.Add(-1) == 0 && s.unbinding.due() && s.opts.Returned != nil {
+			s.opts.Returned()
+		}
+	}()
 	if err != nil {
 		var none T
 		return none, err

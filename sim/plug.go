@@ -60,6 +60,10 @@ func (n *Node) detach(gpu int, kind string) error {
 	if err != nil {
 		return err
 	}
+	link := filepath.Join(n.root, g.sysDir(), "driver") // which the kernel removes before the driver waits
+	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("unbind GPU %d: %w", gpu, err)
+	}
 	for end := time.Now().Add(unbindWait); n.isOpen(g) && time.Now().Before(end); {
 		time.Sleep(unbindPoll)
 	}
