@@ -135,7 +135,7 @@ func compare(b *testing.B, rounds int, columns []string, all []*contender) {
 	}
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 3, ' ', tabwriter.AlignRight)
-	fmt.Fprint(w, "\tuntil\tmedian ms\tquartiles ms\tminimum ms\t\n")
+	fmt.Fprint(w, "\t\tmedian ms\tquartiles ms\tminimum ms\t\n")
 	for _, c := range all {
 		for column, times := range c.times {
 			if len(times) > 0 {

@@ -38,6 +38,8 @@ type Result struct {
 	Code           int // exit status; 128 + N for a program that signal N ended
 	Stdout, Stderr string
 	Wall           time.Duration
+	// CPU is the processor time of the program and of those of its descendants that were waited for.
+	CPU time.Duration
 }
 
 // String is the result for a test's log.
@@ -66,6 +68,7 @@ func Run(ctx context.Context, c Cmd) (Result, error) {
 		return res, fmt.Errorf("run %s: %w\n%s", strings.Join(c.Args, " "), err, res.Stderr)
 	}
 	res.Code = status(cmd.ProcessState)
+	res.CPU = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	return res, nil
 }
 

@@ -74,7 +74,8 @@ func (s *Suite) Program(t testing.TB, name string) string {
 	return filepath.Join(s.bin, name)
 }
 
-// Peer is the path of a program of another project: nvidia-ctk, nvidia-cdi-hook or a static runc.
+// Peer is the path of a program of another project: nvidia-ctk, nvidia-cdi-hook, nvidia-container-runtime or a static
+// runc.
 func (s *Suite) Peer(t testing.TB, name string) string {
 	t.Helper()
 	failUnbuilt(t, name, s.buildPeers())
