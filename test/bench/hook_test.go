@@ -39,7 +39,7 @@ func BenchmarkHook(b *testing.B) {
 }
 
 // hookRounds is how often each contender starts a container. A hook takes a few milliseconds of some tens.
-const hookRounds = 101
+const hookRounds = 51
 
 // addition is what is measured: what a contender adds to another.
 type addition struct {
@@ -79,6 +79,9 @@ func benchmarkHook(b *testing.B, kind image.Kind, fresh bool) {
 	additions := []addition{
 		{"a hook that does nothing", floor + "hook-", add("a hook that does nothing", node, start{
 			cdiDir: n.CDIDir, edit: func(s *specs.Spec) { s.Hooks = createContainer(exits) },
+		}), bare},
+		{"a Go program that does nothing", "go-", add("a Go program that does nothing", node, start{
+			cdiDir: n.CDIDir, edit: func(s *specs.Spec) { s.Hooks = createContainer(emptyGo(b)) },
 		}), bare},
 		{"ldconfig", "ldconfig-", add("ldconfig", link, start{cdiDir: n.CDIDir, edit: func(s *specs.Spec) {
 			s.Hooks = createContainer(testenv.Command(b, "ldconfig"), "-r", s.Root.Path)
@@ -153,6 +156,20 @@ func createContainer(args ...string) *specs.Hooks {
 	return &specs.Hooks{CreateContainer: []specs.Hook{{Path: args[0], Args: args}}}
 }
 
+// emptyGo builds a Go program that does nothing. No hook in Go can take less.
+func emptyGo(b *testing.B) string {
+	b.Helper()
+	dir := b.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nfunc main() {}\n"), 0o644); err != nil {
+		b.Fatal(err)
+	}
+	proc.Must(b, 0, proc.Cmd{
+		Args: []string{"go", "build", "-ldflags", "-s -w", "-o", "empty", "main.go"},
+		Dir:  dir, Env: append(os.Environ(), "CGO_ENABLED=0"),
+	})
+	return filepath.Join(dir, "empty")
+}
+
 // useSpecs gives this benchmark, and the programs that it runs, a /run of its own with the CDI specs of a directory.
 func useSpecs(b *testing.B, cdiDir string) {
 	b.Helper()
@@ -206,8 +223,8 @@ func (s start) contender(b *testing.B, name string) *contender {
 		b.Fatal(err)
 	}
 	// containerd and docker have their bundles in /run too, a tmpfs.
-	bundle.Dir, err = os.MkdirTemp("/run", "bundle-")
-	if err != nil {
+	bundle.Dir = filepath.Join("/run", name)
+	if err := os.Mkdir(bundle.Dir, 0o755); err != nil {
 		b.Fatal(err)
 	}
 	bundle.Runtime = cmp.Or(s.runtime, bundle.Runtime)
