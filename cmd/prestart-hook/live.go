@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -26,7 +27,10 @@ func isLive(args []string) bool { return len(args) > 0 && args[0] == "create-run
 
 // createRuntime gives the created container of the state on stdin the devices that its annotations name.
 func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) error {
-	runtimeID := os.Getppid()
+	parent, parentErr := live.OpenRuntime()
+	if parentErr == nil {
+		defer parent.Close()
+	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), deadline, fmt.Errorf("not done after %v", deadline))
 	defer cancel()
 	end := time.After(deadline)
@@ -47,7 +51,7 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 		return nil
 	}
 	h, err := host.New("/", "/", "/")
-	if err != nil {
+	if err := errors.Join(parentErr, err); err != nil {
 		return err
 	}
 	// A call that does not return, such as on a dead file system, cannot be taken back: main ends the process then.
@@ -56,7 +60,7 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 	})
 	defer hangs.Stop()
 	warnings, err := live.Give(ctx, live.Request{
-		State: state, Runtime: runtimeID, Before: edited.Before, After: edited.After,
+		State: state, Runtime: parent, Before: edited.Before, After: edited.After,
 	}, h)
 	for _, warning := range warnings {
 		problems.report(inject.Warning, warning)

@@ -24,7 +24,7 @@ type rule struct {
 type container struct {
 	annotations map[string]string
 	cgroup      string
-	// The container has a user namespace. Its mapping may have the host's root.
+	// The container has a user namespace. The host's root may be a user or a group there.
 	userNamespace, hostRoot bool
 	// owner is the user that the bundle belongs to; nil without a bundle.
 	owner *uint32
@@ -38,10 +38,10 @@ func readContainer(config []byte, owner *uint32) (*container, error) {
 			CgroupsPath string `json:"cgroupsPath"`
 			Namespaces  []struct {
 				Type string `json:"type"`
+				Path string `json:"path"`
 			} `json:"namespaces"`
-			UIDMappings []struct {
-				HostID uint32 `json:"hostID"`
-			} `json:"uidMappings"`
+			UIDMappings []idMapping `json:"uidMappings"`
+			GIDMappings []idMapping `json:"gidMappings"`
 		} `json:"linux"`
 	}
 	if err := json.Unmarshal(config, &c); err != nil {
@@ -52,13 +52,20 @@ func readContainer(config []byte, owner *uint32) (*container, error) {
 	}
 	read := &container{annotations: c.Annotations, cgroup: c.Linux.CgroupsPath, owner: owner}
 	for _, n := range c.Linux.Namespaces {
-		read.userNamespace = read.userNamespace || n.Type == "user"
+		if n.Type == "user" {
+			read.userNamespace = true
+			// Runtimes ignore the mappings in config.json for a namespace that exists.
+			read.hostRoot = read.hostRoot || n.Path != ""
+		}
 	}
-	read.hostRoot = len(c.Linux.UIDMappings) == 0 // the namespace exists already, and its mapping is unknown
-	for _, m := range c.Linux.UIDMappings {
-		read.hostRoot = read.hostRoot || m.HostID == 0
-	}
+	isRoot := func(m idMapping) bool { return m.HostID == 0 }
+	read.hostRoot = read.hostRoot || len(c.Linux.UIDMappings) == 0 ||
+		slices.ContainsFunc(c.Linux.UIDMappings, isRoot) || slices.ContainsFunc(c.Linux.GIDMappings, isRoot)
 	return read, nil
+}
+
+type idMapping struct {
+	HostID uint32 `json:"hostID"`
 }
 
 // fits returns an error that names the first condition that a container does not meet.
@@ -75,7 +82,7 @@ func (r *rule) fits(c *container) error {
 	case *r.UserNamespace && !c.userNamespace:
 		return errors.New("the container has no user namespace")
 	case *r.UserNamespace && c.hostRoot:
-		return errors.New("the host's root may be a user of the container's user namespace")
+		return errors.New("the host's root may be a user or group of the container's user namespace")
 	case !*r.UserNamespace && c.userNamespace:
 		return errors.New("the container has a user namespace")
 	}

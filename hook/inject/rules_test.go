@@ -86,6 +86,14 @@ rules:
 		"one with the host's root": {
 			isolated, of("", userNamespace+mapsRoot), "nvidia.com/gpu=0", false, "the host's root may be a user",
 		},
+		"one with the host's root group": {
+			isolated, of("", userNamespace+mapped+strings.Replace(mapsRoot, "uid", "gid", 1)), "nvidia.com/gpu=0", false,
+			"the host's root may be a user or group",
+		},
+		"one that exists, with mappings that the runtime ignores": {
+			isolated, of("", `"namespaces": [{"type": "user", "path": "/proc/1/ns/user"}]`+mapped), "nvidia.com/gpu=0", false,
+			"the host's root may be a user",
+		},
 		"one whose mapping is unknown": {
 			isolated, of("", userNamespace), "nvidia.com/gpu=0", false, "the host's root may be a user",
 		},

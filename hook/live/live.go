@@ -40,8 +40,8 @@ import (
 // Request is a container and what it gets.
 type Request struct {
 	State *hook.State
-	// Runtime is the ID of this process' parent, read before anything else. It must have made the container's process.
-	Runtime int
+	// Runtime must have made the container's process.
+	Runtime *Runtime
 	// Before is the bundle's config.json, and After the same with the devices.
 	Before, After []byte
 }
@@ -75,6 +75,10 @@ func give(ctx context.Context, r Request, h host.Host) (warnings []error, err er
 	defer process.close()
 	if p.users != (process.users != nil) { // the policy may have decided by it
 		return nil, fmt.Errorf("config.json is not that of process %d: one of them has a user namespace", process.pid)
+	}
+	if p.users && !p.mapsRoot && (process.uid.hasRoot() || process.gid.hasRoot()) {
+		return nil, fmt.Errorf("config.json is not that of process %d: the host's root is a user or group of its user "+
+			"namespace, and not in uidMappings and gidMappings", process.pid)
 	}
 	sources, err := openSources(p.mounts)
 	if err != nil {

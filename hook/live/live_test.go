@@ -32,6 +32,12 @@ type created struct {
 
 func newCreated(t *testing.T, bundle string) *created {
 	t.Helper()
+	return newCreatedIn(t, bundle, &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS})
+}
+
+// newCreatedIn is newCreated with other namespaces.
+func newCreatedIn(t *testing.T, bundle string, namespaces *syscall.SysProcAttr) *created {
+	t.Helper()
 	testenv.Root(t)
 	root := filepath.Join(bundle, "rootfs")
 	if err := errors.Join(os.MkdirAll(root+"/dev", 0o755), os.MkdirAll(root+"/data/volume", 0o755)); err != nil {
@@ -40,8 +46,8 @@ func newCreated(t *testing.T, bundle string) *created {
 	c := &created{t: t, bundle: bundle}
 	c.cmd = exec.Command("/bin/sh", "-c",
 		`mount -n --bind "$0" "$0" && mount -n -t tmpfs tmpfs "$0/dev" && `+
-			`mount -n --bind /mnt "$0/data/volume" && echo ready && exec sleep 600`, root)
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+			`mount -n --rbind /mnt "$0/data/volume" && echo ready && exec sleep 600`, root)
+	c.cmd.SysProcAttr = namespaces
 	out, err := c.cmd.StdoutPipe()
 	if err == nil {
 		err = c.cmd.Start()
@@ -74,6 +80,11 @@ func (c *created) giveOf(ctx context.Context, before, after []byte) ([]error, er
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	maker, err := openRuntime(os.Getpid())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer maker.Close()
 	var warnings []error
 	done := make(chan struct{})
 	go func() {
@@ -81,7 +92,7 @@ func (c *created) giveOf(ctx context.Context, before, after []byte) ([]error, er
 		runtime.LockOSThread() // never unlocked: the thread ends, which has another working directory then
 		warnings, err = Give(ctx, Request{
 			State:   &hook.State{ID: "x", PID: c.cmd.Process.Pid, Bundle: c.bundle},
-			Runtime: os.Getpid(), Before: before, After: after,
+			Runtime: maker, Before: before, After: after,
 		}, h)
 	}()
 	<-done
@@ -220,6 +231,22 @@ func TestGiveComparesTheUserNamespace(t *testing.T) {
 	})
 	_, err := c.giveOf(t.Context(), config, config)
 	if err == nil || !strings.Contains(err.Error(), "config.json is not that of process "+itoa(c.cmd.Process.Pid)) {
+		t.Error(err)
+	}
+}
+
+// What config.json says about a user namespace is not what the runtime made, if it was exchanged meanwhile.
+func TestGiveComparesTheMappings(t *testing.T) {
+	root := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 65536}}
+	c := newCreatedIn(t, t.TempDir(), &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, UidMappings: root, GidMappings: root,
+	})
+	_, config := configs(t, func(c *oci.Spec) {
+		c.Linux.Namespaces = []oci.LinuxNamespace{{Type: oci.UserNamespace}}
+		c.Linux.UIDMappings = []oci.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+	})
+	_, err := c.giveOf(t.Context(), config, config)
+	if err == nil || !strings.Contains(err.Error(), "the host's root is a user or group of its user namespace") {
 		t.Error(err)
 	}
 }

@@ -31,9 +31,10 @@ type plan struct {
 	// variables are the names of those that the container should have, and cannot get.
 	variables []string
 
-	// root is the path of the container's root as in config.json, and users whether it has a user namespace there.
-	root  string
-	users bool
+	// root is the path of the container's root as in config.json, and users whether it has a user namespace there. The
+	// mappings of that do not have the host's root if mapsRoot is false.
+	root            string
+	users, mapsRoot bool
 }
 
 // node is a device node. The owners are the container's IDs.
@@ -68,6 +69,9 @@ func makePlan(before, after []byte) (*plan, error) {
 	fill(&old)
 	fill(&config)
 	p := &plan{root: old.Root.Path, users: slices.ContainsFunc(old.Linux.Namespaces, isUser)}
+	isRoot := func(m oci.LinuxIDMapping) bool { return m.HostID == 0 }
+	p.mapsRoot = len(old.Linux.UIDMappings) == 0 ||
+		slices.ContainsFunc(old.Linux.UIDMappings, isRoot) || slices.ContainsFunc(old.Linux.GIDMappings, isRoot)
 	var errs []error
 	for _, d := range added(old.Linux.Devices, config.Linux.Devices) {
 		errs = append(errs, p.addNode(d))

@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,12 +15,37 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
+// Runtime is the process that runs this hook.
+type Runtime struct {
+	pid   int
+	pidfd *os.File
+}
+
+// OpenRuntime opens the parent of this process. It must be called first: a process whose parent has ended gets another
+// one, such as process 1, which is the parent of many.
+func OpenRuntime() (*Runtime, error) { return openRuntime(os.Getppid()) }
+
+func openRuntime(pid int) (*Runtime, error) {
+	if pid <= 1 {
+		return nil, fmt.Errorf("the parent of this hook is process %d: the runtime that ran it has ended", pid)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("pidfd_open of the runtime, process %d: %w", pid, err)
+	}
+	return &Runtime{pid: pid, pidfd: os.NewFile(uintptr(fd), "runtime")}, nil
+}
+
+// Close closes the handle.
+func (r *Runtime) Close() { _ = r.pidfd.Close() }
+
 // process is the first process of a container, which waits for the runtime's hooks. Everything is read by its directory
 // in /proc, which stays that of the process even if its ID is used again.
 type process struct {
-	pid   int
-	pidfd *os.File
-	dir   *os.File
+	pid     int
+	runtime *Runtime
+	pidfd   *os.File
+	dir     *os.File
 	// mounts is the process' mount namespace, and own that of this process.
 	mounts, own *os.File
 	// users is its user namespace, or nil if that is the host's.
@@ -32,21 +58,21 @@ type process struct {
 // initialUserNamespace is the inode number of that namespace, USER_NS_INIT_INO of linux/nsfs.h.
 const initialUserNamespace = 0xEFFFFFFD
 
-// openProcess opens the process with that ID. It must be one that the runtime made, which is a process ID too, and have a
-// mount namespace of its own.
-func openProcess(pid, runtime int, h host.Host) (*process, error) {
+// openProcess opens the process with that ID. It must be one that the runtime made, and have a mount namespace of its
+// own.
+func openProcess(pid int, runtime *Runtime, h host.Host) (*process, error) {
 	if pid <= 1 {
 		return nil, fmt.Errorf("the state has the process ID %d, not the container's on the host", pid)
 	}
-	p := &process{pid: pid}
-	if err := p.open(runtime, h); err != nil {
+	p := &process{pid: pid, runtime: runtime}
+	if err := p.open(h); err != nil {
 		p.close()
 		return nil, fmt.Errorf("process %d of the state: %w", pid, err)
 	}
 	return p, nil
 }
 
-func (p *process) open(runtime int, h host.Host) error {
+func (p *process) open(h host.Host) error {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {
 		return fmt.Errorf("pidfd_open: %w", err)
@@ -59,7 +85,7 @@ func (p *process) open(runtime int, h host.Host) error {
 	if err := p.checkAlive(); err != nil {
 		return err
 	}
-	if err := p.checkMaker(runtime, h); err != nil {
+	if err := p.checkMaker(h); err != nil {
 		return err
 	}
 	if err := p.openMounts(h); err != nil {
@@ -141,15 +167,19 @@ func (p *process) close() {
 	}
 }
 
-// checkAlive returns an error if the process has ended.
+// checkAlive returns an error if the process or its runtime has ended.
 func (p *process) checkAlive() error {
-	fds := []unix.PollFd{{Fd: int32(p.pidfd.Fd()), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	if err != nil {
+	fds := []unix.PollFd{
+		{Fd: int32(p.pidfd.Fd()), Events: unix.POLLIN}, {Fd: int32(p.runtime.pidfd.Fd()), Events: unix.POLLIN},
+	}
+	if _, err := unix.Poll(fds, 0); err != nil {
 		return fmt.Errorf("ask whether it still runs: %w", err)
 	}
-	if n > 0 {
+	switch {
+	case fds[0].Revents != 0:
 		return errors.New("it has ended")
+	case fds[1].Revents != 0:
+		return errors.New("the runtime that made it has ended")
 	}
 	return nil
 }
@@ -157,7 +187,8 @@ func (p *process) checkAlive() error {
 // checkMaker returns an error unless the process is a child of the runtime, or a grandchild that lost its parent: "crun
 // create" with a user namespace forks twice. Such an orphan goes to an ancestor of the runtime, which can have the
 // processes of other containers too. But these have begun before the runtime, or have executed another program since.
-func (p *process) checkMaker(runtime int, h host.Host) error {
+func (p *process) checkMaker(h host.Host) error {
+	runtime := p.runtime.pid
 	own, err := readStat(p.dir)
 	if err != nil {
 		return err
@@ -303,6 +334,11 @@ func parseMap(text string) (idMap, error) {
 		m = append(m, r)
 	}
 	return m, nil
+}
+
+// hasRoot reports whether the host's ID 0 is mapped.
+func (m idMap) hasRoot() bool {
+	return slices.ContainsFunc(m, func(r idRange) bool { return r.outside == 0 && r.size > 0 })
 }
 
 // host is the host's ID of an ID in the container.

@@ -47,20 +47,27 @@ func TestOpenProcess(t *testing.T) {
 		pid, runtime int
 		want         string
 	}{
-		"a container":            {c.cmd.Process.Pid, os.Getpid(), ""},
-		"an orphan":              {second.cmd.Process.Pid, c.cmd.Process.Pid, ""},
-		"no process":             {0, os.Getpid(), "not the container's on the host"},
-		"process 1":              {1, os.Getpid(), "not the container's on the host"},
-		"a negative ID":          {-1, os.Getpid(), "not the container's on the host"},
-		"an ID that is not used": {1 << 30, os.Getpid(), "pidfd_open: "},
-		"of another program":     {second.cmd.Process.Pid, other.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
-		"older than the runtime": {c.cmd.Process.Pid, second.cmd.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
-		"of no ancestor":         {second.cmd.Process.Pid, os.Getppid(), "it is a child of process " + itoa(os.Getpid())},
-		"in the same mounts":     {here.Process.Pid, os.Getpid(), "in the mount namespace of this hook"},
-		"a process that ended":   {ended.cmd.Process.Pid, os.Getpid(), "it has ended"},
+		"a container":             {c.cmd.Process.Pid, os.Getpid(), ""},
+		"an orphan":               {second.cmd.Process.Pid, c.cmd.Process.Pid, ""},
+		"no process":              {0, os.Getpid(), "not the container's on the host"},
+		"process 1":               {1, os.Getpid(), "not the container's on the host"},
+		"a negative ID":           {-1, os.Getpid(), "not the container's on the host"},
+		"an ID that is not used":  {1 << 30, os.Getpid(), "pidfd_open: "},
+		"of another program":      {second.cmd.Process.Pid, other.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
+		"older than the runtime":  {c.cmd.Process.Pid, second.cmd.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
+		"of no ancestor":          {second.cmd.Process.Pid, os.Getppid(), "it is a child of process " + itoa(os.Getpid())},
+		"in the same mounts":      {here.Process.Pid, os.Getpid(), "in the mount namespace of this hook"},
+		"of process 1":            {c.cmd.Process.Pid, 1, "the parent of this hook is process 1"},
+		"of a runtime that ended": {c.cmd.Process.Pid, ended.cmd.Process.Pid, "the runtime that made it has ended"},
+		"a process that ended":    {ended.cmd.Process.Pid, os.Getpid(), "it has ended"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := openProcess(tc.pid, tc.runtime, h)
+			maker, err := openRuntime(tc.runtime)
+			var p *process
+			if err == nil {
+				defer maker.Close()
+				p, err = openProcess(tc.pid, maker, h)
+			}
 			if err == nil {
 				defer p.close()
 			}
