@@ -68,9 +68,15 @@ func (r *Root) MakeNode(name string, n Node) error {
 		return fmt.Errorf("make the node %s: %w", name, err)
 	}
 	defer closeQuietly(dir)
-	err = replace(dir, path.Base(name), func(temp string) error { return mknod(dir, temp, n) })
+	old, err := r.replaceKept(dir, path.Base(name), func(temp string) error { return mknod(dir, temp, n) })
 	if err == nil {
 		err = r.record("the node "+name, dir, path.Base(name), false)
+		switch {
+		case old != "" && err == nil:
+			r.undo[len(r.undo)-1].old = old
+		case old != "":
+			err = errors.Join(err, unix.Renameat(int(dir.Fd()), old, int(dir.Fd()), path.Base(name)))
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("make the node %s: %w", name, err)

@@ -51,7 +51,7 @@ func TestMakeNode(t *testing.T) {
 	w.makeDir("/dev/dir", "")
 	before := image.Digest(t, w.dir)
 	w.root.Record()
-	for _, name := range []string{"/dev/new", "/dev/a/b/node"} {
+	for _, name := range []string{"/dev/new", "/dev/a/b/node", "/dev/file", "/dev/link", "/dev/stale"} {
 		if err := errors.Join(w.root.CheckNode(name), w.root.MakeNode(name, zero())); err != nil {
 			t.Error(err)
 		}
@@ -63,6 +63,8 @@ func TestMakeNode(t *testing.T) {
 	if !maps.Equal(image.Digest(t, w.dir), before) {
 		t.Error("something is left after Undo")
 	}
+	names := len(image.Digest(t, w.dir))
+	w.root.Record()
 	for _, name := range []string{"/dev/file", "/dev/link", "/dev/stale"} {
 		if w.root.HasNode(name, zero()) {
 			t.Errorf("%s is taken for the node", name)
@@ -74,6 +76,9 @@ func TestMakeNode(t *testing.T) {
 		if !w.root.HasNode(name, zero()) {
 			t.Errorf("%s is not taken for the node", name)
 		}
+	}
+	if err := w.root.Keep(); err != nil || len(image.Digest(t, w.dir)) != names {
+		t.Errorf("%v, or something is left of what was replaced", err)
 	}
 	for _, err := range []error{w.root.CheckNode("/dev/dir"), w.root.MakeNode("/dev/dir", zero())} {
 		if !errors.Is(err, unix.EISDIR) {

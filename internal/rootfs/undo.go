@@ -18,15 +18,18 @@ type change struct {
 	file *os.File // the directory of the name, or the mount
 	name string   // empty for a mount
 	dir  bool     // the name is that of a directory
+	old  string   // where the file is that it replaced, in the same directory; empty if there was none
 }
 
-// Undo unmounts what was mounted since Record, and removes the names that were made, the last first. It goes on after
-// an error. What was replaced stays replaced. The mount namespace of the process must be the container's.
+// Undo unmounts what was mounted since Record, and removes the names that were made, the last first. What they
+// replaced gets its name again. It goes on after an error. The mount namespace of the process must be the container's.
 func (r *Root) Undo() error {
 	var errs []error
 	for _, c := range slices.Backward(r.undo) {
 		var err error
 		switch {
+		case c.old != "":
+			err = unix.Renameat(int(c.file.Fd()), c.old, int(c.file.Fd()), c.name)
 		case c.name == "":
 			err = unix.Unmount(fdPath(c.file), unix.MNT_DETACH)
 		case c.dir:
@@ -40,6 +43,41 @@ func (r *Root) Undo() error {
 	}
 	r.forget()
 	return errors.Join(errs...)
+}
+
+// Keep ends what Record began: the changes stay, and the files that were replaced are removed.
+func (r *Root) Keep() error {
+	var errs []error
+	for _, c := range r.undo {
+		if c.old == "" {
+			continue
+		}
+		if err := unix.Unlinkat(int(c.file.Fd()), c.old, 0); err != nil {
+			errs = append(errs, fmt.Errorf("remove what %s replaced: %w", c.what, err))
+		}
+	}
+	r.forget()
+	return errors.Join(errs...)
+}
+
+// replaceKept is replace for a root that records changes: it keeps the file that was there under the name old, which is
+// empty if there was none.
+func (r *Root) replaceKept(dir *os.File, name string, mk func(temp string) error) (old string, err error) {
+	var st unix.Stat_t
+	err = unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if r.undo == nil || err != nil || st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return "", replace(dir, name, mk)
+	}
+	temp, err := makeTemp(name, mk)
+	if err != nil {
+		return "", err
+	}
+	err = unix.Renameat2(int(dir.Fd()), temp, int(dir.Fd()), name, unix.RENAME_EXCHANGE)
+	if err != nil { // EINVAL: the file system cannot
+		err = fmt.Errorf("exchange it with the file there: %w", err)
+		return "", errors.Join(err, unix.Unlinkat(int(dir.Fd()), temp, 0))
+	}
+	return temp, nil
 }
 
 func (r *Root) forget() {

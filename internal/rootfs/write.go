@@ -99,13 +99,7 @@ func replace(dir *os.File, name string, mk func(temp string) error) error {
 	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return unix.EISDIR
 	}
-	var temp string
-	for range 100 {
-		temp = "." + name[:min(len(name), 200)] + "." + strconv.FormatUint(rand.Uint64(), 36)
-		if err = mk(temp); !errors.Is(err, unix.EEXIST) {
-			break
-		}
-	}
+	temp, err := makeTemp(name, mk)
 	if err != nil {
 		return err
 	}
@@ -113,6 +107,17 @@ func replace(dir *os.File, name string, mk func(temp string) error) error {
 		return errors.Join(err, unix.Unlinkat(int(dir.Fd()), temp, 0))
 	}
 	return nil
+}
+
+// makeTemp has mk create something under a temporary name beside a name.
+func makeTemp(name string, mk func(temp string) error) (temp string, err error) {
+	for range 100 {
+		temp = "." + name[:min(len(name), 200)] + "." + strconv.FormatUint(rand.Uint64(), 36)
+		if err = mk(temp); !errors.Is(err, unix.EEXIST) {
+			break
+		}
+	}
+	return temp, err
 }
 
 // ownDir opens a directory for changes, and makes it if it is missing, with mode 0755 less the umask. It returns
