@@ -76,6 +76,20 @@ func (d *SpecDirs) EditConfig(config []byte, names []string) ([]byte, error) {
 // or the caller could have made, and all work is done on that handle, even if another directory takes its place.
 // config.json is opened once too, and read as it was then.
 func EditBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, error)) (bool, error) {
+	return editBundle(bundle, edit, func(dir *os.File, after []byte, like os.FileInfo) error {
+		return atomicfile.WriteLike(dir, configName, after, like)
+	})
+}
+
+// CheckBundle is EditBundle with all of its checks, which leaves the file as it is.
+func CheckBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, error)) error {
+	_, err := editBundle(bundle, edit, func(*os.File, []byte, os.FileInfo) error { return nil })
+	return err
+}
+
+func editBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, error),
+	write func(dir *os.File, after []byte, like os.FileInfo) error,
+) (bool, error) {
 	dir, err := trust.OpenDir(bundle)
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
@@ -104,7 +118,7 @@ func EditBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, e
 	if err := checkOwn(f, dir); err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
-	if err := atomicfile.WriteLike(dir, configName, after, info); err != nil {
+	if err := write(dir, after, info); err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
 	return true, nil

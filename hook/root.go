@@ -28,6 +28,8 @@ type State struct {
 	Bundle string `json:"bundle"`
 	// Root is the container's root as in config.json. crun and some others add it to the state, runc does not.
 	Root string `json:"root"`
+	// Annotations are those of config.json as the runtime read them.
+	Annotations map[string]string `json:"annotations"`
 }
 
 // ReadState reads the OCI state that a runtime writes to a hook's standard input. It stops at the end of the JSON

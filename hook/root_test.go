@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -18,7 +19,8 @@ func TestReadState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (State{ID: "x", PID: 1, Bundle: "/b", Root: "/r"}); *s != want {
+	want := State{ID: "x", PID: 1, Bundle: "/b", Root: "/r", Annotations: map[string]string{"a": "b"}}
+	if !reflect.DeepEqual(*s, want) {
 		t.Errorf("got %+v, want %+v", *s, want)
 	}
 	for name, text := range map[string]string{

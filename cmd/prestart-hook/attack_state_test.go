@@ -89,6 +89,23 @@ func TestAttackByTheState(t *testing.T) {
 			a.writeJSON(a.bundle+"/config.json", a.config("rootfs"))
 			return a.state()
 		}, "config.json is not that of process"},
+		"annotations that the runtime has not read": {func(a *attack) string {
+			state := a.state()
+			a.annotations = map[string]string{"team": "blue"}
+			a.writeJSON(a.bundle+"/config.json", a.config("rootfs"))
+			return state
+		}, "its annotation \"team\" is not that of the OCI state"},
+		"a state without annotations": {func(a *attack) string {
+			return strings.Replace(a.state(), `"annotations"`, `"x"`, 1)
+		}, "its annotation \"cdi.k8s.io/gpu\" is not that of the OCI state"},
+		"config.json of another user than the bundle": {func(a *attack) string {
+			must(a.t, os.Chown(a.bundle+"/config.json", 1000, 1000))
+			return a.state()
+		}, "config.json belongs to user 1000, its bundle to user 0"},
+		"config.json is a hard link": {func(a *attack) string {
+			must(a.t, os.Link(a.bundle+"/config.json", a.bundle+"/other"))
+			return a.state()
+		}, "config.json has 2 names (hard links), want one"},
 		"config.json is a secret": {func(a *attack) string {
 			must(a.t, os.Remove(a.bundle+"/config.json"))
 			must(a.t, os.Symlink(a.outside+"/secret", a.bundle+"/config.json"))

@@ -147,15 +147,19 @@ func (a *attack) spec() map[string]any {
 	}
 }
 
+func (a *attack) allAnnotations() map[string]string {
+	annotations := map[string]string{"cdi.k8s.io/gpu": a.devices}
+	maps.Copy(annotations, a.annotations)
+	return annotations
+}
+
 func (a *attack) config(root string) map[string]any {
 	namespaces := []any{map[string]string{"type": "mount"}}
 	if a.users {
 		namespaces = append(namespaces, map[string]string{"type": "user"})
 	}
-	annotations := map[string]string{"cdi.k8s.io/gpu": a.devices}
-	maps.Copy(annotations, a.annotations)
 	return map[string]any{
-		"ociVersion": "1.0.2", "root": map[string]any{"path": root}, "annotations": annotations,
+		"ociVersion": "1.0.2", "root": map[string]any{"path": root}, "annotations": a.allAnnotations(),
 		"process": map[string]any{"args": []string{"sh"}, "cwd": "/", "env": []string{"PATH=/bin"}},
 		"linux": map[string]any{"namespaces": namespaces, "resources": map[string]any{
 			"devices": []any{map[string]any{"allow": false, "access": "rwm"}},
@@ -205,7 +209,10 @@ func (a *attack) pid() int { return a.process.Process.Pid }
 func (a *attack) state() string { return a.stateOf(a.pid()) }
 
 func (a *attack) stateOf(pid int) string {
-	return fmt.Sprintf(`{"ociVersion":"1.0.2","id":"x","status":"creating","pid":%d,"bundle":%q}`, pid, a.bundle)
+	annotations, err := json.Marshal(a.allAnnotations())
+	must(a.t, err)
+	return fmt.Sprintf(`{"ociVersion":"1.0.2","id":"x","status":"creating","pid":%d,"bundle":%q,"annotations":%s}`,
+		pid, a.bundle, annotations)
 }
 
 // position runs the hook for the container that was started.

@@ -42,7 +42,7 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 	}
 	problems.container = state.ID
 	edited, err := within(end, "read the bundle and the CDI specs", func() (inject.Edited, error) {
-		return in.Preview(state.Bundle)
+		return in.Preview(state.Bundle, state.Annotations)
 	})
 	if err != nil {
 		return oneLine(err)

@@ -16,6 +16,8 @@ package inject
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/trust"
@@ -57,17 +59,38 @@ type Edited struct {
 	Before, After []byte
 }
 
-// Preview returns what Bundle would write to config.json, and writes nothing.
-func (i Injector) Preview(dir string) (Edited, error) {
+// Preview returns what Bundle would write to config.json, and writes nothing. The annotations are those that the runtime
+// read: if config.json asks for devices, all of its annotations must be among them.
+func (i Injector) Preview(dir string, annotations map[string]string) (Edited, error) {
 	e := Edited{}
-	_, err := cdi.EditBundle(dir, func(config []byte, owner uint32) (_ []byte, err error) {
+	err := cdi.CheckBundle(dir, func(config []byte, owner uint32) (_ []byte, err error) {
 		if e.After, err = i.edit(config, &owner); e.After != nil {
 			names, _ := requested(config)
 			e.Devices, e.Before = describe(names), config
+			err = compareAnnotations(config, annotations)
 		}
-		return nil, err
+		return e.After, err
 	})
-	return e, err
+	if err != nil {
+		return Edited{}, err
+	}
+	return e, nil
+}
+
+// compareAnnotations returns an error if a config.json has an annotation that the runtime does not have: it was exchanged
+// after the runtime had read it.
+func compareAnnotations(config []byte, runtime map[string]string) error {
+	c, err := readContainer(config, nil)
+	if err != nil {
+		return err
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.annotations)) {
+		if value, ok := runtime[key]; !ok || value != c.annotations[key] {
+			return fmt.Errorf("its annotation %.100q is not that of the OCI state: "+
+				"config.json is another one than the runtime has read", key)
+		}
+	}
+	return nil
 }
 
 func (i Injector) edit(config []byte, owner *uint32) ([]byte, error) {

@@ -213,7 +213,7 @@ func (p *process) checkMaker(h host.Host) error {
 	if err != nil {
 		return err
 	}
-	if !same || !isAncestor || own.start < made.start {
+	if p.pid == runtime || !same || !isAncestor || own.start < made.start {
 		return fmt.Errorf("it is a child of process %d, and this hook of process %d: only the runtime that made the "+
 			"container may run the hook, without a shell between them", own.parent, runtime)
 	}

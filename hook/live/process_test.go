@@ -55,6 +55,7 @@ func TestOpenProcess(t *testing.T) {
 		"an ID that is not used":  {1 << 30, os.Getpid(), "pidfd_open: "},
 		"of another program":      {second.cmd.Process.Pid, other.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
 		"older than the runtime":  {c.cmd.Process.Pid, second.cmd.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
+		"the runtime":             {c.cmd.Process.Pid, c.cmd.Process.Pid, "it is a child of process " + itoa(os.Getpid())},
 		"of no ancestor":          {second.cmd.Process.Pid, os.Getppid(), "it is a child of process " + itoa(os.Getpid())},
 		"in the same mounts":      {here.Process.Pid, os.Getpid(), "in the mount namespace of this hook"},
 		"of process 1":            {c.cmd.Process.Pid, 1, "the parent of this hook is process 1"},
