@@ -174,7 +174,8 @@ func TestAttackByPaths(t *testing.T) {
 	}{
 		"createRuntime": {
 			inCreateRuntime, false,
-			[]string{"/dev", "/dev/dri", "/opt/driver/libcuda.so.580.1", "/usr/lib/x", "/etc/ld.so.cache"}, attackedPaths,
+			[]string{"/dev", "/dev/dri", "/opt/driver/libcuda.so.580.1", "/usr/lib/x", "/etc/ld.so.cache"},
+			attackedPaths,
 		},
 		"createRuntime with a user namespace": {inCreateRuntime, true, []string{"/dev/nvidia0"}, attackedPaths},
 		"createContainer": {

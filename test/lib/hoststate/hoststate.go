@@ -69,7 +69,7 @@ func (s *State) Check(t testing.TB) {
 			}
 		}
 		for name, was := range maps[0] {
-			if _, ok := maps[1][name]; !ok && !(what == "mount" && isRemoved(was)) {
+			if _, ok := maps[1][name]; !ok && (what != "mount" || !isRemoved(was)) {
 				t.Errorf("the host has lost its %s %s: %s", what, name, was)
 			}
 		}
