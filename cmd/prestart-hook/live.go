@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"runtime"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/hook"
 	"gpu-cdi-plugin/hook/inject"
@@ -25,13 +28,18 @@ func init() {
 // isLive reports whether a hook's arguments, without the program's name, are those of the live position.
 func isLive(args []string) bool { return len(args) > 0 && args[0] == "create-runtime" }
 
+// undoTime is the part of the deadline that is for taking back what was given.
+const undoTime = 2 * time.Second
+
 // createRuntime gives the created container of the state on stdin the devices that its annotations name.
 func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) error {
 	parent, parentErr := live.OpenRuntime()
 	if parentErr == nil {
 		defer parent.Close()
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), deadline, fmt.Errorf("not done after %v", deadline))
+	begin := time.Now()
+	const giveTime = deadline - undoTime
+	ctx, cancel := context.WithTimeoutCause(context.Background(), giveTime, fmt.Errorf("not done after %v", giveTime))
 	defer cancel()
 	end := time.After(deadline)
 	state, err := within(end, "read the OCI state from standard input", func() (*hook.State, error) {
@@ -54,11 +62,15 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 	if err := errors.Join(parentErr, err); err != nil {
 		return err
 	}
-	// A call that does not return, such as on a dead file system, cannot be taken back: main ends the process then.
-	hangs := time.AfterFunc(deadline+time.Second/2, func() {
+	// A call that does not return, such as on a dead file system, cannot be taken back: the process ends then.
+	hangs := time.AfterFunc(time.Until(begin.Add(deadline-logTime)), func() {
 		problems.report(inject.Error, fmt.Errorf("%s: not given after %v, abandoned", edited.Devices, deadline))
+		os.Exit(statusFailure)
 	})
 	defer hangs.Stop()
+	// Until here a signal ends the process, and nothing has changed.
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	defer stop()
 	warnings, err := live.Give(ctx, live.Request{
 		State: state, Runtime: parent, Before: edited.Before, After: edited.After,
 	}, h)

@@ -147,7 +147,7 @@ func (c *container) give(ctx context.Context) (warnings []error, err error) {
 		c.root.Record()
 		err := c.apply(ctx, &warnings)
 		if err == nil {
-			err = c.checkAlive()
+			err = errors.Join(context.Cause(ctx), c.checkAlive())
 		}
 		if err != nil {
 			return errors.Join(err, c.root.Undo())
