@@ -314,7 +314,7 @@ func TestLiveRefuses(t *testing.T) {
 			},
 			"cannot be mounted at /opt/driver/libcuda.so.580.1: /opt/driver: on another mount than the container's root",
 		},
-		"a failure in the middle": {
+		"a mount in another one, without its mount point": {
 			func(b *liveBundle) {
 				mount := func(from, to string) map[string]any {
 					return map[string]any{"hostPath": from, "containerPath": to, "options": []string{"rbind"}}
@@ -322,7 +322,7 @@ func TestLiveRefuses(t *testing.T) {
 				b.edits = map[string]any{"mounts": []any{
 					mount(b.dir+"/volume", "/new/dir"), mount("/etc/passwd", "/new/dir/a/file"),
 				}}
-			}, "/etc/passwd: make the mount point /new/dir/a/file",
+			}, "/etc/passwd cannot be mounted at /new/dir/a/file: a/file in ",
 		},
 		"the bundle's config.json is a link": {
 			func(b *liveBundle) {
@@ -362,7 +362,7 @@ func TestLiveRefuses(t *testing.T) {
 }
 
 func TestLiveManyAtOnce(t *testing.T) {
-	const containers = 20
+	const containers = 50
 	for _, e := range engines(t) {
 		t.Run(e.name, func(t *testing.T) {
 			var all sync.WaitGroup

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -77,12 +78,39 @@ func (c *container) check(mountinfo []byte) (err error) {
 			return fmt.Errorf("device node %s cannot be made: %w", n.path, err)
 		}
 	}
-	for _, s := range c.sources {
+	for i, s := range c.sources {
+		if below, err := belowSource(c.sources[:i], s); below || err != nil {
+			if err != nil {
+				return fmt.Errorf("%s cannot be mounted at %s: %w", s.source, s.target, err)
+			}
+			continue
+		}
 		if err := c.root.CheckMountPoint(s.target, s.isDir); err != nil {
 			return fmt.Errorf("%s cannot be mounted at %s: %w", s.source, s.target, err)
 		}
 	}
 	return nil
+}
+
+// belowSource reports whether a mount is in the directory of an earlier one. That must have its mount point: nothing is
+// made in the host's directories.
+func belowSource(earlier []source, s source) (bool, error) {
+	for _, over := range slices.Backward(earlier) {
+		name, isBelow := strings.CutPrefix(s.target, over.target+"/")
+		if !isBelow {
+			continue
+		}
+		how := unix.OpenHow{
+			Flags:   unix.O_PATH | unix.O_CLOEXEC,
+			Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+		}
+		fd, err := unix.Openat2(int(over.tree.Fd()), name, &how)
+		if err != nil {
+			return true, fmt.Errorf("%s in %s, which is mounted at %s: %w", name, over.source, over.target, err)
+		}
+		return true, unix.Close(fd)
+	}
+	return false, nil
 }
 
 // checkNotPivoted returns an error unless the root of the mount namespace is the host's, as until the runtime pivots.

@@ -67,8 +67,24 @@ func (r *Root) checkParent(name string) (*os.File, error) {
 			closeQuietly(dir)
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
+		if err := checkWritable(dir); err != nil {
+			closeQuietly(dir)
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
 		return dir, nil
 	}
+}
+
+// checkWritable returns EROFS if a directory is on a read-only file system or mount.
+func checkWritable(dir *os.File) error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
+		return fmt.Errorf("statfs: %w", err)
+	}
+	if st.Flags&unix.ST_RDONLY != 0 {
+		return unix.EROFS
+	}
+	return nil
 }
 
 // MakeMountPoint makes a directory or an empty file at a path, and missing directories above it, unless something is

@@ -99,6 +99,7 @@ func TestNodesOfVolumes(t *testing.T) {
 	w.makeDir("/dev/dri", "")
 	w.bind(t, volume, "/dev/dri")
 	mountTmpfs(t, w.dir+"/tmp", unix.MS_NODEV)
+	mountTmpfs(t, w.dir+"/ro", unix.MS_RDONLY)
 	w.reopen(t, "/dev")
 	if !w.root.HasNode("/dev/dri/zero", zero()) {
 		t.Error("the volume's node is not seen")
@@ -113,6 +114,11 @@ func TestNodesOfVolumes(t *testing.T) {
 	w.root.OwnTmpfs(func(uint64) bool { return false })
 	if err := w.root.CheckNode("/tmp/new"); err == nil || !strings.Contains(err.Error(), "nodev") {
 		t.Errorf("on a mount with nodev: %v", err)
+	}
+	for _, err := range []error{w.root.CheckNode("/ro/new"), w.root.CheckMountPoint("/ro/a/new", false)} {
+		if !errors.Is(err, unix.EROFS) {
+			t.Errorf("on a read-only mount: %v", err)
+		}
 	}
 }
 
@@ -173,7 +179,8 @@ func TestMountNodeRefusesProc(t *testing.T) {
 	w.reopen(t, "/dev")
 	w.link("/proc/version", "/dev/zero")
 	mounts := countMounts(t)
-	if err := w.root.MountNode("/dev/zero", zero()); err == nil || !strings.Contains(err.Error(), "it leads into /proc") {
+	if err := w.root.MountNode("/dev/zero", zero()); err == nil ||
+		!strings.Contains(err.Error(), "it leads into /proc") {
 		t.Errorf("got %v", err)
 	}
 	if countMounts(t) != mounts {
