@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	"gpu-cdi-plugin/hook/install"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/lock"
 )
 
 func (a *app) hookCommand() *cobra.Command {
@@ -54,6 +56,25 @@ func (a *app) planInstall(engines []string) (*install.Plan, error) {
 		return nil, err
 	}
 	return files.Install(engines, hook)
+}
+
+// locked plans and makes changes while no other process changes the same files. A dry run needs no lock.
+func (a *app) locked(dryRun bool, change func() error) error {
+	if dryRun {
+		return change()
+	}
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	release, err := install.Lock(h.Root())
+	if errors.Is(err, lock.ErrHeld) {
+		return cli.With(cli.Locked, "wait until the other hook install or hook uninstall is done", err)
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(change(), release())
 }
 
 // applyHook makes the changes of a plan, or prints their differences.

@@ -42,7 +42,7 @@ be read are errors. A second call changes nothing.`,
 				return errors.Join(a.printEngines(out), cli.With(cli.Usage, "name one or more of them: gpu-cdi-plugin "+
 					"hook install ENGINE...", errors.New("nothing is installed: no engine was named")))
 			}
-			return a.hookInstall(args, out, dryRun)
+			return a.locked(dryRun, func() error { return a.hookInstall(args, out, dryRun) })
 		},
 	}
 	out.addFlags(cmd, "table", "json", "yaml")

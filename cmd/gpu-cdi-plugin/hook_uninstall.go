@@ -19,7 +19,9 @@ is removed: podman starts no container with a hook that does not exist.`,
   gpu-cdi-plugin hook uninstall docker --dry-run`,
 		ValidArgsFunction: completeEngines,
 		Args:              cobra.ArbitraryArgs,
-		RunE:              func(_ *cobra.Command, args []string) error { return a.hookUninstall(args, out, dryRun) },
+		RunE: func(_ *cobra.Command, args []string) error {
+			return a.locked(dryRun, func() error { return a.hookUninstall(args, out, dryRun) })
+		},
 	}
 	out.addFlags(cmd, "table", "json", "yaml")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print the difference of each file and change nothing")

@@ -8,11 +8,13 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/fileid"
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/regular"
 	"gpu-cdi-plugin/internal/trust"
 )
@@ -96,8 +98,33 @@ func (h *Host) read(name string) error {
 	return nil
 }
 
+// lockFile is locked while files are read and changed. Its directory is one that every host has.
+const lockFile = "/run/gpu-cdi-plugin-hook-install.lock"
+
+// lockWait is how long Lock waits. Others hold the lock for milliseconds.
+const lockWait = 10 * time.Second
+
+// Lock keeps other processes from changing the files below a root directory by a Plan. It is acquired before Read and
+// released after Apply. If another process holds it for longer than 10 s, the error wraps lock.ErrHeld.
+func Lock(root string) (release func() error, err error) {
+	path := filepath.Join(root, lockFile)
+	if err := atomicfile.MakeDir(filepath.Dir(path)); err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(lockWait); ; time.Sleep(20 * time.Millisecond) {
+		l, err := lock.Acquire(path)
+		if err == nil {
+			return l.Release, nil
+		}
+		if !errors.Is(err, lock.ErrHeld) || time.Now().After(deadline) {
+			return nil, err
+		}
+	}
+}
+
 // Apply makes the changes of a plan, all or none: if one fails, those before it are taken back. Missing directories are
-// made. A file that has changed since it was read is an error.
+// made. A file that has changed since it was read is an error, and is not taken back if it has changed since it was
+// written. The caller has the Lock.
 func (p *Plan) Apply() error {
 	for i, c := range p.Changes {
 		err := p.host.apply(c)
@@ -105,7 +132,6 @@ func (p *Plan) Apply() error {
 			continue
 		}
 		for _, done := range slices.Backward(p.Changes[:i]) {
-			p.host.ids[done.Path] = fileid.Of(p.host.real(done.Path))
 			err = errors.Join(err, p.host.apply(Change{done.Path, done.After, done.Before}))
 		}
 		return errors.Join(err, p.host.rmdirs(p.mkdirs))
@@ -128,17 +154,23 @@ func (h *Host) rmdirs(dirs []string) error {
 
 func (h *Host) apply(c Change) error {
 	at := h.real(c.Path)
-	if path.Base(c.Path) != wrapperName && fileid.Of(at) != h.ids[c.Path] {
+	if path.Base(c.Path) == wrapperName {
+		return h.applyLink(at, c)
+	}
+	if fileid.Of(at) != h.ids[c.Path] {
 		return fmt.Errorf("write %s: it has changed since it was read", at)
 	}
+	err := h.applyFile(at, c)
+	h.ids[c.Path] = fileid.Of(at)
+	return err
+}
+
+func (h *Host) applyFile(at string, c Change) error {
 	if c.After == nil {
 		return atomicfile.Remove(at)
 	}
 	if err := atomicfile.MakeDirs(filepath.Dir(at)); err != nil {
 		return err
-	}
-	if c.After.Link != "" {
-		return h.link(at, c.After.Link)
 	}
 	if c.Before == nil {
 		return atomicfile.Write(at, c.After.Data, 0o644)
@@ -155,13 +187,23 @@ func (h *Host) apply(c Change) error {
 	return atomicfile.WriteLike(dir, filepath.Base(at), c.After.Data, info)
 }
 
-func (h *Host) link(at, target string) error {
+// applyLink makes the link of the wrapper, or removes it if it still leads where it did.
+func (h *Host) applyLink(at string, c Change) error {
+	if c.After == nil {
+		if link, err := os.Readlink(at); err != nil || link != c.Before.Link {
+			return errors.Join(fmt.Errorf("remove %s: it has changed since it was read", at), err)
+		}
+		return atomicfile.Remove(at)
+	}
+	if err := atomicfile.MakeDirs(filepath.Dir(at)); err != nil {
+		return err
+	}
 	dir, err := trust.OpenDir(filepath.Dir(at))
 	if err != nil {
 		return fmt.Errorf("link %s: %w", at, err)
 	}
 	defer dir.Close()
-	if err := unix.Symlinkat(target, int(dir.Fd()), filepath.Base(at)); err != nil {
+	if err := unix.Symlinkat(c.After.Link, int(dir.Fd()), filepath.Base(at)); err != nil {
 		return &fs.PathError{Op: "link", Path: at, Err: err}
 	}
 	return nil

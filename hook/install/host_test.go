@@ -1,6 +1,7 @@
 package install
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -32,6 +33,7 @@ func newRoot(t *testing.T) *root {
 	r.write("etc/docker/daemon.json", `{"debug": true}`, 0o600)
 	r.write("etc/containerd/config.toml", "version = 2", 0o640)
 	r.write("etc/crio/crio.conf", "[crio]\n", 0o644)
+	r.must(os.Mkdir(filepath.Join(r.dir, "run"), 0o755))
 	for _, name := range []string{"etc/docker/daemon.json", "etc/containerd/config.toml"} {
 		r.must(os.Chown(filepath.Join(r.dir, name), 12, 34))
 	}
@@ -87,12 +89,20 @@ func everything() []string {
 	return names
 }
 
-func (r *root) install() error {
-	h, err := Read(r.dir, everything(), r.hook)
+func (r *root) install(engines ...string) (err error) {
+	if engines == nil {
+		engines = everything()
+	}
+	release, err := Lock(r.dir)
 	if err != nil {
 		return err
 	}
-	p, err := h.Install(everything(), r.hook)
+	defer func() { err = errors.Join(err, release()) }()
+	h, err := Read(r.dir, engines, r.hook)
+	if err != nil {
+		return err
+	}
+	p, err := h.Install(engines, r.hook)
 	if err != nil {
 		return err
 	}
@@ -149,6 +159,43 @@ func TestApplyTakesBackWhatItDid(t *testing.T) {
 	}
 	if diff := cmp.Diff(before, r.snapshot()); diff != "" {
 		t.Errorf("Install (-before +after):\n%s", diff)
+	}
+}
+
+// Processes that install at the same time wait for each other, so that Uninstall knows what all of them have done.
+func TestInstallAtTheSameTime(t *testing.T) {
+	r := newRoot(t)
+	before := r.snapshot()
+	for range 10 {
+		done := make(chan error)
+		for _, engine := range everything() {
+			go func() { done <- r.install(engine) }()
+		}
+		for range everything() {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		r.must(r.uninstall())
+		if diff := cmp.Diff(before, r.snapshot()); diff != "" {
+			t.Fatalf("Uninstall (-before +after):\n%s", diff)
+		}
+	}
+}
+
+// A file that another process has replaced since it was written is not taken back.
+func TestApplyTakesBackOnlyItsOwn(t *testing.T) {
+	r := newRoot(t)
+	h, err := Read(r.dir, everything(), r.hook)
+	r.must(err)
+	r.must(h.apply(Change{crioDropIn, nil, &File{Data: []byte("ours")}}))
+	r.write(crioDropIn, "another's", 0o644)
+	err = h.apply(Change{crioDropIn, &File{Data: []byte("ours")}, nil})
+	if err == nil || !strings.Contains(err.Error(), "has changed since") {
+		t.Errorf("got the error %v", err)
+	}
+	if data, err := os.ReadFile(filepath.Join(r.dir, crioDropIn)); string(data) != "another's" {
+		t.Errorf("it is %q, %v", data, err)
 	}
 }
 
