@@ -7,7 +7,6 @@ import (
 	"maps"
 	"path"
 	"reflect"
-	"regexp"
 	"slices"
 
 	"github.com/pelletier/go-toml/v2"
@@ -25,12 +24,6 @@ const (
 const (
 	beginBlock = "\n# BEGIN gpu-cdi-plugin hook install\n"
 	endBlock   = "# END gpu-cdi-plugin hook install\n"
-)
-
-// Our changes of single lines of config.toml.
-const (
-	cdiWasOff    = "true # gpu-cdi-plugin hook install: was false"
-	cdiWasAbsent = "  enable_cdi = true # gpu-cdi-plugin hook install\n"
 )
 
 // layout is the layout of one version of config.toml.
@@ -105,12 +98,6 @@ func addContainerd(e *edit) error {
 // needed.
 func (e *edit) addContainerdDropIn(l layout, original, text []byte, layers []map[string]any) error {
 	content := fmt.Sprintf("version = %d\n\n%s", l.version, l.tables(e.wrapper(), layers))
-	for _, layer := range layers {
-		if get(layer, "plugins", l.cri, "enable_cdi") == false { // it is on by default
-			content = fmt.Sprintf("version = %d\n\n[plugins.%q]\n  enable_cdi = true\n\n%s",
-				l.version, l.cri, l.tables(e.wrapper(), layers))
-		}
-	}
 	if !bytes.Equal(original, text) {
 		e.put(containerdFile, text)
 	}
@@ -169,18 +156,10 @@ func (l layout) tables(wrapper string, layers []map[string]any) string {
 	return text
 }
 
-// edit returns the text of config.toml with our tables at its end and CDI enabled. Version 3 and later enable it by
-// default.
+// edit returns the text of config.toml with our tables at its end. It does not set enable_cdi: with that, containerd
+// itself reads the annotations of all its containers, past the policy.
 func (l layout) edit(text []byte, config map[string]any, tables string) ([]byte, error) {
-	want, changed, enable := deepCopy(config), text, ""
-	enabled := get(config, "plugins", l.cri, "enable_cdi")
-	if enabled == false || enabled == nil && l.version == 2 {
-		set(want, true, "plugins", l.cri, "enable_cdi")
-		changed = l.enableCDI(text)
-		if bytes.Equal(changed, text) {
-			enable = fmt.Sprintf("[plugins.%q]\n  enable_cdi = true\n\n", l.cri)
-		}
-	}
+	want := deepCopy(config)
 	if l.version == 2 && get(config, l.runtimes()...) == nil {
 		// Any table of a runtime replaces the default ones of containerd 1.
 		tables = fmt.Sprintf("[plugins.%q.containerd.runtimes.runc]\n  runtime_type = %q\n\n", l.cri, shim) + tables
@@ -192,7 +171,7 @@ func (l layout) edit(text []byte, config map[string]any, tables string) ([]byte,
 	for name, runtime := range get(ours, l.runtimes()...).(map[string]any) {
 		set(want, runtime, append(l.runtimes(), name)...)
 	}
-	changed = slices.Concat(changed, []byte(beginBlock+enable+tables+endBlock))
+	changed := slices.Concat(text, []byte(beginBlock+tables+endBlock))
 	got, err := parseTOML(containerdFile, changed)
 	if err == nil && !reflect.DeepEqual(got, want) {
 		err = errors.New("other settings would change")
@@ -201,25 +180,6 @@ func (l layout) edit(text []byte, config map[string]any, tables string) ([]byte,
 		return nil, &SettingError{containerdFile, "has tables that our runtime cannot be added to: " + err.Error()}
 	}
 	return changed, nil
-}
-
-// enableCDI changes the line of enable_cdi in the table of the CRI plugin, or adds one behind the table's header.
-// Without such a header it changes nothing.
-func (l layout) enableCDI(text []byte) []byte {
-	name := regexp.QuoteMeta(l.cri)
-	header := regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*plugins[ \t]*\.[ \t]*["']` + name + `["'][ \t]*\][^\n]*(\n|\z)`)
-	at := header.FindIndex(text)
-	if at == nil {
-		return text
-	}
-	table := text[at[1]:]
-	if next := regexp.MustCompile(`(?m)^[ \t]*\[`).FindIndex(table); next != nil {
-		table = table[:next[0]]
-	}
-	if off := regexp.MustCompile(`(?m)^[ \t]*enable_cdi[ \t]*=[ \t]*(false)[ \t]*$`).FindSubmatchIndex(table); off != nil {
-		return slices.Replace(slices.Clone(text), at[1]+off[2], at[1]+off[3], []byte(cdiWasOff)...)
-	}
-	return slices.Insert(slices.Clone(text), at[1], []byte(cdiWasAbsent)...)
 }
 
 // withoutContainerd is config.toml without what edit adds to it.
@@ -234,8 +194,7 @@ func withoutContainerd(text []byte) []byte {
 			text = slices.Concat(text[:begin], rest)
 		}
 	}
-	text = bytes.Replace(text, []byte(cdiWasAbsent), nil, 1)
-	return bytes.Replace(text, []byte(cdiWasOff), []byte("false"), 1)
+	return text
 }
 
 func parseTOML(name string, text []byte) (map[string]any, error) {

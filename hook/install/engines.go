@@ -64,7 +64,7 @@ func Engines() []Engine {
 		},
 		{
 			Name: "containerd", Program: "containerd", Restart: "containerd",
-			Without: "CDI devices (2.0 and later)", Gives: "CDI devices in 1.7, and runtime handler " + runtimeName,
+			Without: "CDI devices (2.0 and later)", Gives: "runtime handler " + runtimeName,
 			reads: []string{containerdFile, containerdDropIns}, add: addContainerd, remove: removeContainerd,
 		},
 		{
