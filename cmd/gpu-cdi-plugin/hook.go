@@ -79,6 +79,10 @@ func (a *app) locked(dryRun bool, change func() error) error {
 
 // applyHook makes the changes of a plan, or prints their differences.
 func (a *app) applyHook(p *install.Plan, out output, dryRun bool) error {
+	for _, file := range p.Kept {
+		a.log.Warn(file + " is left as it is, since it was changed after hook install wrote it; remove it if that change " +
+			"is not needed")
+	}
 	if dryRun && out.format == "table" {
 		for _, c := range p.Changes {
 			if _, err := io.WriteString(a.stdout, unified(c)); err != nil {

@@ -31,7 +31,8 @@ none. Without arguments it changes nothing and prints what each engine would get
 
 gpu-cdi-runtime is made as a link beside prestart-hook. What is in a file already stays, byte for byte. All files are
 written or none; a file of another program with one of our names, a setting that contradicts and a file that cannot
-be read are errors. A second call changes nothing.`,
+be read are errors. A second call changes nothing. If one of our own files has been changed since it was written, it
+stays as it is, with a warning.`,
 		Example: `  gpu-cdi-plugin hook install
   gpu-cdi-plugin hook install podman
   gpu-cdi-plugin hook install docker containerd --dry-run`,

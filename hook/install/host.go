@@ -49,7 +49,7 @@ func Read(root string, engines []string, hook string) (*Host, error) {
 	if hook != "" {
 		patterns = append(patterns, path.Join(path.Dir(hook), wrapperName))
 	}
-	for _, name := range r.Made {
+	for name := range r.Digests {
 		if path.Base(name) == wrapperName {
 			patterns = append(patterns, name)
 		}

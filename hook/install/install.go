@@ -8,6 +8,7 @@ package install
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,7 +18,7 @@ import (
 	"strings"
 )
 
-// header is the first line of our own files, by which they are known.
+// header is the first line of our own files.
 const header = "# Written by gpu-cdi-plugin hook install; gpu-cdi-plugin hook uninstall removes it.\n"
 
 // wrapperName is the name of the link to prestart-hook. Run by that name, the hook acts as gpu-cdi-runtime.
@@ -29,7 +30,7 @@ const recordFile = "/var/lib/gpu-cdi-plugin/hook-install.json"
 // ErrUnknown is wrapped by the error for a name that is not among Engines.
 var ErrUnknown = errors.New("unknown engine")
 
-// ForeignError reports that another program has a file with the name of one of ours.
+// ForeignError reports a file with the name of one of ours that Install has not written.
 type ForeignError struct{ Path string }
 
 // Error names the file.
@@ -68,6 +69,8 @@ type Plan struct {
 	Changes []Change
 	// Restart has the names of the engines that have to be restarted.
 	Restart []string
+	// Kept are the paths of our files that others have changed since. They stay as they are.
+	Kept []string
 
 	host   *Host
 	mkdirs []string // made with the changes
@@ -92,6 +95,8 @@ type record struct {
 	Made []string `json:"made,omitempty"`
 	// Daemon are the keys that were added to daemon.json.
 	Daemon []string `json:"daemonJSON,omitempty"`
+	// Digests are of our own files as they were written, by path. A file with another digest has been changed since.
+	Digests map[string]string `json:"digests,omitempty"`
 }
 
 func (r *record) made(path string) bool { return slices.Contains(r.Made, path) }
@@ -158,9 +163,10 @@ func (h *Host) Uninstall(engines []string) (*Plan, error) {
 	isFound := func(name string) bool { return slices.Contains(engines, name) }
 	e.record.Installed = slices.DeleteFunc(e.record.Installed, isFound)
 	needed := slices.ContainsFunc(e.record.Installed, func(name string) bool { return name != "live" })
-	for _, name := range e.record.Made {
-		if f := e.files[name]; path.Base(name) == wrapperName && !needed && f != nil && f.Link != "" {
-			e.set(name, nil, "")
+	e.restart = ""
+	for _, name := range slices.Sorted(maps.Keys(e.record.Digests)) {
+		if path.Base(name) == wrapperName && !needed {
+			e.remove(name)
 		}
 	}
 	p := e.plan()
@@ -182,12 +188,16 @@ type edit struct {
 	// the file changes, or "".
 	considered map[string]string
 	restart    string // the service of the engine at work
+	kept       []string
 }
 
 func (h *Host) edit(hook string) (*edit, error) {
 	r, err := h.record()
 	if err != nil {
 		return nil, err
+	}
+	if r.Digests == nil {
+		r.Digests = map[string]string{}
 	}
 	return &edit{host: h, hook: hook, files: maps.Clone(h.files), considered: map[string]string{}, record: r}, nil
 }
@@ -230,44 +240,56 @@ func (e *edit) shared(path string) ([]byte, error) {
 	return f.Data, nil
 }
 
-// own writes a file of ours, unless it is of another program.
+// own writes a file of ours. One that others have changed since stays; one of another program is an error.
 func (e *edit) own(path, content string) error {
-	if f := e.files[path]; f != nil && !isOurs(f) {
+	f, after, digest := e.files[path], &File{Data: []byte(content)}, e.record.Digests[path]
+	switch {
+	case f == nil || digest == f.digest() || digest != "" && f.equal(after):
+		e.record.Digests[path] = after.digest()
+		e.set(path, after, e.restart)
+	case f.equal(after): // it was there before
+		e.considered[path] = e.restart
+	case digest == "":
 		return &ForeignError{path}
+	default:
+		e.considered[path] = e.restart
+		e.kept = append(e.kept, path)
 	}
-	e.put(path, []byte(content))
 	return nil
 }
 
-// remove removes a file if it is ours.
+// remove removes a file of ours, unless others have changed it since.
 func (e *edit) remove(path string) {
-	if f := e.files[path]; f != nil && isOurs(f) {
+	f, digest := e.files[path], e.record.Digests[path]
+	delete(e.record.Digests, path)
+	switch {
+	case f == nil || digest == "":
+	case digest == f.digest():
 		e.set(path, nil, e.restart)
+	default:
+		e.kept = append(e.kept, path)
 	}
 }
 
-// isOurs reports whether a file begins as our drop-ins do, or is a document for our hook.
-func isOurs(f *File) bool {
-	var document struct {
-		Hook struct{ Args []string }
+// digest identifies the content of a file, or where a link leads to.
+func (f *File) digest() string {
+	if f.Link != "" {
+		return "link to " + f.Link
 	}
-	return f.Link == "" && (bytes.HasPrefix(f.Data, []byte(header)) ||
-		json.Unmarshal(f.Data, &document) == nil && slices.Contains(document.Hook.Args, "prestart-hook"))
+	return fmt.Sprintf("sha256:%x", sha256.Sum256(f.Data))
 }
 
 // wrapper is the path of gpu-cdi-runtime.
 func (e *edit) wrapper() string { return path.Join(path.Dir(e.hook), wrapperName) }
 
 func (e *edit) addWrapper() error {
-	name := e.wrapper()
+	name, after := e.wrapper(), &File{Link: path.Base(e.hook)}
 	f := e.files[name]
 	switch {
 	case f == nil:
-		if !e.record.made(name) {
-			e.record.Made = append(e.record.Made, name)
-		}
-		e.set(name, &File{Link: path.Base(e.hook)}, "")
-	case f.Link != path.Base(e.hook) && f.Link != e.hook:
+		e.record.Digests[name] = after.digest()
+		e.set(name, after, "")
+	case f.Link != after.Link && f.Link != e.hook:
 		return &ForeignError{name}
 	default:
 		e.considered[name] = ""
@@ -277,7 +299,7 @@ func (e *edit) addWrapper() error {
 
 // plan compares the files as they will be with those of the host.
 func (e *edit) plan() *Plan {
-	p := &Plan{host: e.host}
+	p := &Plan{host: e.host, Kept: e.kept}
 	for _, name := range slices.Sorted(maps.Keys(e.considered)) {
 		c := Change{name, e.host.files[name], e.files[name]}
 		p.Wanted = append(p.Wanted, c)

@@ -167,6 +167,59 @@ func TestAWrapperThatWasThere(t *testing.T) {
 	checkRemoved(t, h, []string{"wrapper"})
 }
 
+// A file of ours that an administrator has changed stays as it is, and the plan says so. It is written again once it was
+// removed.
+func TestChangedFilesOfOurs(t *testing.T) {
+	const edited = "# edited\n"
+	for engine, file := range map[string]string{
+		"crio": crioDropIn, "podman": precreate, "live": commonHooks + "/" + liveHook,
+	} {
+		t.Run(engine, func(t *testing.T) {
+			installed := newHost(map[string]*File{})
+			p, err := installed.Install([]string{engine}, testHook)
+			installed = after(installed, mustPlan(t, p, err))
+			installed.files[file].Data = append(installed.files[file].Data, edited...)
+			for _, hook := range []string{testHook, "/opt/new/prestart-hook"} {
+				p, err := installed.Install([]string{engine}, hook)
+				got := after(installed, mustPlan(t, p, err)).files[file]
+				if !strings.HasSuffix(string(got.Data), edited) || !slices.Equal(p.Kept, []string{file}) {
+					t.Errorf("Install for %s: %q, kept %q", hook, got.Data, p.Kept)
+				}
+			}
+			p, err = installed.Uninstall([]string{engine})
+			removed := after(installed, mustPlan(t, p, err))
+			if removed.files[file] == nil || len(removed.files) > 1 || !slices.Equal(p.Kept, []string{file}) {
+				t.Errorf("Uninstall leaves %v, kept %q", texts(removed), p.Kept)
+			}
+			p, err = removed.Uninstall([]string{engine})
+			if mustPlan(t, p, err); len(p.Changes) > 0 {
+				t.Errorf("a second Uninstall changes %v", p.Changes)
+			}
+			if _, err := removed.Install([]string{engine}, testHook); !errors.As(err, new(*ForeignError)) {
+				t.Errorf("Install after Uninstall: %v", err)
+			}
+			delete(installed.files, file)
+			p, err = installed.Install([]string{engine}, testHook)
+			if after(installed, mustPlan(t, p, err)).files[file] == nil || len(p.Kept) > 0 {
+				t.Errorf("Install without the file changes %v, kept %q", p.Changes, p.Kept)
+			}
+		})
+	}
+}
+
+// Uninstall removes the link gpu-cdi-runtime only if it leads to our hook.
+func TestAWrapperThatLeadsElsewhere(t *testing.T) {
+	h := newHost(map[string]*File{})
+	p, err := h.Install([]string{"crio"}, testHook)
+	h = after(h, mustPlan(t, p, err))
+	wrapper := path.Join(path.Dir(testHook), wrapperName)
+	h.files[wrapper] = &File{Link: "/usr/bin/other-runtime"}
+	p, err = h.Uninstall([]string{"crio"})
+	if after(h, mustPlan(t, p, err)).files[wrapper] == nil || !slices.Equal(p.Kept, []string{wrapper}) {
+		t.Errorf("Uninstall changes %v, kept %q", p.Changes, p.Kept)
+	}
+}
+
 // Only our entries go from files that others have changed since.
 func TestUninstallAfterChangesOfOthers(t *testing.T) {
 	for name, c := range map[string]struct {
