@@ -92,7 +92,11 @@ func (a *app) applyHook(p *install.Plan, out output, dryRun bool) error {
 		return nil
 	}
 	if !dryRun {
-		for _, dir := range p.Dirs() {
+		dirs, err := p.Dirs()
+		if err != nil {
+			return err
+		}
+		for _, dir := range dirs {
 			if err := a.checkDir("the directory", dir); err != nil {
 				return err
 			}

@@ -29,10 +29,10 @@ none. Without arguments it changes nothing and prints what each engine would get
   live        a createRuntime hook for CRI-O and podman, beside their own hooks
   wrapper     gpu-cdi-runtime alone, for runc and crun without an engine; the engines have it too
 
-gpu-cdi-runtime is made as a link beside prestart-hook. What is in a file already stays, byte for byte. All files are
-written or none; a file of another program with one of our names, a setting that contradicts and a file that cannot
-be read are errors. A second call changes nothing. If one of our own files has been changed since it was written, it
-stays as it is, with a warning.`,
+gpu-cdi-runtime is made as a link beside prestart-hook, also with --root. What is in a file already stays, byte for
+byte. All files are written or none; a file of another program with one of our names, a setting that contradicts and a
+file that cannot be read are errors. A second call changes nothing. If one of our own files has been changed since it
+was written, it stays as it is, with a warning.`,
 		Example: `  gpu-cdi-plugin hook install
   gpu-cdi-plugin hook install podman
   gpu-cdi-plugin hook install docker containerd --dry-run`,

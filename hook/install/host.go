@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	securejoin "github.com/cyphar/filepath-securejoin"
 	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/atomicfile"
@@ -30,12 +31,17 @@ type Host struct {
 	isDir func(path string) bool
 }
 
-// Read reads the files of engines below a root directory, and the link beside the hook if there is one. The path of the
-// hook is not below root. A file that is neither a regular one nor a link to such a file is an error.
+// Read reads the files of engines below a root directory, which links do not lead out of, and the link beside the hook
+// if there is one. The path of the hook is not below root. A file that is neither a regular one nor a link to such a
+// file is an error.
 func Read(root string, engines []string, hook string) (*Host, error) {
 	h := &Host{root: root, files: map[string]*File{}, ids: map[string]fileid.ID{}}
-	h.isDir = func(path string) bool {
-		info, err := os.Stat(h.real(path))
+	h.isDir = func(name string) bool {
+		dir, err := resolve(root, name)
+		if err != nil {
+			return false
+		}
+		info, err := os.Stat(dir)
 		return err == nil && info.IsDir()
 	}
 	if err := h.read(recordFile); err != nil {
@@ -60,7 +66,11 @@ func Read(root string, engines []string, hook string) (*Host, error) {
 		}
 	}
 	for _, pattern := range patterns {
-		matches, err := filepath.Glob(h.real(pattern))
+		at, err := h.real(pattern)
+		if err != nil {
+			return nil, err
+		}
+		matches, err := filepath.Glob(at)
 		if err != nil {
 			return nil, fmt.Errorf("list %s: %w", pattern, err)
 		}
@@ -73,16 +83,34 @@ func Read(root string, engines []string, hook string) (*Host, error) {
 	return h, nil
 }
 
-// real is the path in this process. That of the wrapper is beside the hook, whose path is not below root.
-func (h *Host) real(name string) string {
+// real is the path in this process: of a link, not of where it leads. That of the wrapper is beside the hook, whose
+// path is not below root.
+func (h *Host) real(name string) (string, error) {
 	if path.Base(name) == wrapperName {
-		return name
+		return name, nil
 	}
-	return filepath.Join(h.root, name)
+	dir, err := resolve(h.root, path.Dir(name))
+	return filepath.Join(dir, path.Base(name)), err
+}
+
+// resolve returns the path in this process of a file below a root directory, whose links do not lead out of it. Only
+// root can make links in the directories that are written to.
+func resolve(root, name string) (string, error) {
+	if root == "/" {
+		return name, nil
+	}
+	resolved, err := securejoin.SecureJoin(root, name)
+	if err != nil {
+		return "", fmt.Errorf("resolve %s in %s: %w", name, root, err)
+	}
+	return resolved, nil
 }
 
 func (h *Host) read(name string) error {
-	at := h.real(name)
+	at, err := h.real(name)
+	if err != nil {
+		return err
+	}
 	link, err := os.Readlink(at)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -90,7 +118,11 @@ func (h *Host) read(name string) error {
 	f := &File{Link: link}
 	if path.Base(name) != wrapperName {
 		h.ids[name] = fileid.Of(at)
-		if f.Data, err = regular.ReadFile(at, maxFile); err != nil {
+		target, err := resolve(h.root, name)
+		if err != nil {
+			return err
+		}
+		if f.Data, err = regular.ReadFile(target, maxFile); err != nil {
 			return fmt.Errorf("read %s: %w", name, err)
 		}
 	}
@@ -107,12 +139,15 @@ const lockWait = 10 * time.Second
 // Lock keeps other processes from changing the files below a root directory by a Plan. It is acquired before Read and
 // released after Apply. If another process holds it for longer than 10 s, the error wraps lock.ErrHeld.
 func Lock(root string) (release func() error, err error) {
-	path := filepath.Join(root, lockFile)
-	if err := atomicfile.MakeDir(filepath.Dir(path)); err != nil {
+	dir, err := resolve(root, path.Dir(lockFile))
+	if err != nil {
+		return nil, err
+	}
+	if err := atomicfile.MakeDir(dir); err != nil {
 		return nil, err
 	}
 	for deadline := time.Now().Add(lockWait); ; time.Sleep(20 * time.Millisecond) {
-		l, err := lock.Acquire(path)
+		l, err := lock.Acquire(filepath.Join(dir, path.Base(lockFile)))
 		if err == nil {
 			return l.Release, nil
 		}
@@ -143,7 +178,10 @@ func (p *Plan) Apply() error {
 func (h *Host) rmdirs(dirs []string) error {
 	var failed error
 	for _, dir := range slices.Backward(slices.Sorted(slices.Values(dirs))) {
-		err := unix.Rmdir(h.real(dir))
+		at, err := h.real(dir)
+		if err == nil {
+			err = unix.Rmdir(at)
+		}
 		if err == nil || slices.Contains([]error{unix.ENOENT, unix.ENOTDIR, unix.ENOTEMPTY, unix.EEXIST}, err) {
 			continue
 		}
@@ -153,14 +191,17 @@ func (h *Host) rmdirs(dirs []string) error {
 }
 
 func (h *Host) apply(c Change) error {
-	at := h.real(c.Path)
+	at, err := h.real(c.Path)
+	if err != nil {
+		return err
+	}
 	if path.Base(c.Path) == wrapperName {
 		return h.applyLink(at, c)
 	}
 	if fileid.Of(at) != h.ids[c.Path] {
 		return fmt.Errorf("write %s: it has changed since it was read", at)
 	}
-	err := h.applyFile(at, c)
+	err = h.applyFile(at, c)
 	h.ids[c.Path] = fileid.Of(at)
 	return err
 }

@@ -217,6 +217,38 @@ func TestApplyToChangedFiles(t *testing.T) {
 	}
 }
 
+// Links below another root lead where they do in that root, as absolute links of an image do.
+func TestLinksDoNotLeadOutOfTheRoot(t *testing.T) {
+	for name, prefix := range map[string]string{"absolute links": "", "links upwards": strings.Repeat("../", 40)} {
+		t.Run(name, func(t *testing.T) {
+			r := newRoot(t)
+			outside := filepath.Join(t.TempDir(), "outside")
+			r.must(os.RemoveAll(filepath.Join(r.dir, "run")))
+			for _, link := range []string{"etc/crio", "etc/docker", "run", "usr", "var"} {
+				there := filepath.Join(outside, filepath.Base(link))
+				r.must(os.MkdirAll(there, 0o755))
+				r.must(os.RemoveAll(filepath.Join(r.dir, link)))
+				r.must(os.MkdirAll(filepath.Join(r.dir, there), 0o755))
+				r.must(os.Symlink(prefix+there, filepath.Join(r.dir, link)))
+			}
+			r.write(filepath.Join(outside, "docker/daemon.json"), `{"debug": true}`, 0o600)
+			before := r.snapshot()
+			r.must(r.install())
+			daemon, err := os.ReadFile(filepath.Join(r.dir, outside, "docker/daemon.json"))
+			if !strings.Contains(string(daemon), `"debug": true`) || !strings.Contains(string(daemon), runtimeName) {
+				t.Errorf("daemon.json in the root: %q, %v", daemon, err)
+			}
+			if files, err := filepath.Glob(outside + "/*/*"); err != nil || len(files) > 0 {
+				t.Errorf("outside the root: %q, %v", files, err)
+			}
+			r.must(r.uninstall())
+			if diff := cmp.Diff(before, r.snapshot()); diff != "" {
+				t.Errorf("Uninstall (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
 // Read does not wait, and reads regular files of a limited size only.
 func TestReadOfHostileFiles(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -225,7 +257,9 @@ func TestReadOfHostileFiles(t *testing.T) {
 	}{
 		"a FIFO":      {func(path string) error { return unix.Mkfifo(path, 0o644) }, "is a FIFO"},
 		"a directory": {func(path string) error { return os.Mkdir(path, 0o755) }, "is a directory"},
-		"a device":    {func(path string) error { return os.Symlink("/dev/zero", path) }, "is a character device"},
+		"a device": {func(path string) error {
+			return unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5)))
+		}, "is a character device"},
 		"a huge file": {func(path string) error {
 			return os.WriteFile(path, make([]byte, maxFile+1), 0o644)
 		}, "the limit is"},

@@ -78,13 +78,17 @@ type Plan struct {
 }
 
 // Dirs are the directories that Apply writes to.
-func (p *Plan) Dirs() []string {
+func (p *Plan) Dirs() ([]string, error) {
 	var dirs []string
 	for _, c := range p.Changes {
-		dirs = append(dirs, path.Dir(p.host.real(c.Path)))
+		at, err := p.host.real(c.Path)
+		if err != nil {
+			return nil, err
+		}
+		dirs = append(dirs, path.Dir(at))
 	}
 	slices.Sort(dirs)
-	return slices.Compact(dirs)
+	return slices.Compact(dirs), nil
 }
 
 // record says what Install has done.
