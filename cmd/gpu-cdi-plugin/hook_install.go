@@ -32,7 +32,8 @@ none. Without arguments it changes nothing and prints what each engine would get
 gpu-cdi-runtime is made as a link beside prestart-hook, also with --root. What is in a file already stays, byte for
 byte. All files are written or none; a file of another program with one of our names, a setting that contradicts and a
 file that cannot be read are errors. A second call changes nothing. If one of our own files has been changed since it
-was written, it stays as it is, with a warning.`,
+was written, it stays as it is, with a warning. Another warning is logged on a node with a kubelet and without a policy
+in /etc/gpu-cdi-plugin/hook.yaml: every container that can be annotated may take any GPU there.`,
 		Example: `  gpu-cdi-plugin hook install
   gpu-cdi-plugin hook install podman
   gpu-cdi-plugin hook install docker containerd --dry-run`,
@@ -110,5 +111,25 @@ func (a *app) hookInstall(engines []string, out output, dryRun bool) error {
 	if err != nil {
 		return err
 	}
+	if err := a.warnOfNoPolicy(); err != nil {
+		return err
+	}
 	return a.applyHook(p, out, dryRun)
+}
+
+// warnOfNoPolicy logs a warning on a Kubernetes node where no policy limits annotations.
+func (a *app) warnOfNoPolicy() error {
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	exists := func(name string) bool {
+		_, err := os.Stat(filepath.Join(h.Root(), name))
+		return err == nil
+	}
+	if exists("var/lib/kubelet") && !exists("etc/gpu-cdi-plugin/hook.yaml") {
+		a.log.Warn("this node has a kubelet and no /etc/gpu-cdi-plugin/hook.yaml: every container that can be annotated " +
+			"may take any GPU; with allocated: true in that file it gets only those that the kubelet gave it")
+	}
+	return nil
 }
