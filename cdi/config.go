@@ -14,13 +14,15 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/internal/userns"
 )
 
 // editConfig applies edits to a config.json. The result is nil if they change nothing.
 //
 // It compares the configuration before and after the CDI library's edits, and applies the difference to the JSON of the
 // file, so that keys which the library does not know stay.
-func editConfig(data []byte, edits *cdilib.ContainerEdits) ([]byte, error) {
+func editConfig(data []byte, edits *cdilib.ContainerEdits, makesNodes bool) ([]byte, error) {
 	if !utf8.Valid(data) { // decoding would replace the wrong bytes, such as those of a mount's path
 		return nil, errors.New("not JSON: it is not UTF-8")
 	}
@@ -36,7 +38,7 @@ func editConfig(data []byte, edits *cdilib.ContainerEdits) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := applyEdits(old, config, edits); err != nil {
+	if err := applyEdits(old, config, edits, makesNodes); err != nil {
 		return nil, err
 	}
 	before, err := toJSON(old)
@@ -72,7 +74,7 @@ func parseConfig(data []byte) (*oci.Spec, error) {
 
 // applyEdits applies edits to a configuration, which is equal to old, as the CDI library does. Edits that were applied
 // before change nothing.
-func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits) error {
+func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits, makesNodes bool) error {
 	before, after := driverOf(old), driverVersion(&specs.Spec{ContainerEdits: *edits.ContainerEdits})
 	if before != "" && after != "" && before != after {
 		// The files have the version in their names, so the container would have both, and a hook for each.
@@ -80,6 +82,13 @@ func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits) error {
 	}
 	if err := edits.Apply(config); err != nil {
 		return fmt.Errorf("%w: %w", ErrStale, err)
+	}
+	inUserNamespace := hasUserNamespace(config)
+	if inUserNamespace {
+		notIDMapped(old, config, edits)
+	}
+	if (inUserNamespace || userns.WithoutRoot()) && !makesNodes {
+		bindNodes(old, config, edits)
 	}
 	// The library appends hooks and cgroup rules even if they are there already.
 	lists := hookLists(config)
@@ -108,6 +117,49 @@ func applyEdits(old, config *oci.Spec, edits *cdilib.ContainerEdits) error {
 		config.Linux.Devices = inOldOrder(old.Linux.Devices, config.Linux.Devices)
 	}
 	return nil
+}
+
+func hasUserNamespace(config *oci.Spec) bool {
+	isUser := func(n oci.LinuxNamespace) bool { return n.Type == oci.UserNamespace }
+	return config.Linux != nil && slices.ContainsFunc(config.Linux.Namespaces, isUser)
+}
+
+// isRootOf reports whether a user of the host is the root of a configuration's user namespace.
+func isRootOf(data []byte, uid uint32) bool {
+	config, err := parseConfig(data)
+	isRoot := func(m oci.LinuxIDMapping) bool { return m.ContainerID == 0 && m.HostID == uid && m.Size > 0 }
+	return err == nil && hasUserNamespace(config) && slices.ContainsFunc(config.Linux.UIDMappings, isRoot)
+}
+
+// notIDMapped gives the mounts that are not in old the options of the edits. The library adds "idmap", by which the
+// container's root owns the host's files: it could write to them if it may change its mounts. overlayfs, on which a
+// driver container has its files, does not support it.
+func notIDMapped(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
+	for _, m := range edits.Mounts {
+		i := slices.IndexFunc(config.Mounts, func(c oci.Mount) bool { return c.Destination == m.ContainerPath })
+		isSame := func(o oci.Mount) bool { return reflect.DeepEqual(o, config.Mounts[i]) }
+		if i >= 0 && !slices.ContainsFunc(old.Mounts, isSame) {
+			config.Mounts[i].Options = slices.Clone(m.Options)
+		}
+	}
+}
+
+// bindNodes replaces the device nodes that are not in old by bind mounts of the host's nodes, which keep their owner and
+// mode. The rules of the device cgroup stay. The mounts are the last ones, so no other one hides them.
+func bindNodes(old, config *oci.Spec, edits *cdilib.ContainerEdits) {
+	for _, n := range edits.DeviceNodes {
+		isNode := func(d oci.LinuxDevice) bool { return d.Path == n.Path }
+		i := slices.IndexFunc(config.Linux.Devices, isNode)
+		if i < 0 || old.Linux != nil && slices.ContainsFunc(old.Linux.Devices, isNode) {
+			continue
+		}
+		config.Linux.Devices = slices.Delete(config.Linux.Devices, i, i+1)
+		isMount := func(m oci.Mount) bool { return m.Destination == n.Path }
+		config.Mounts = append(slices.DeleteFunc(config.Mounts, isMount), oci.Mount{
+			Destination: n.Path, Source: cmp.Or(n.HostPath, n.Path), Type: "bind",
+			Options: []string{"bind", "rw", "nosuid", "noexec", "rprivate"},
+		})
+	}
 }
 
 // driverOf is the version of the driver whose files are in a configuration, or empty.

@@ -51,7 +51,7 @@ func Inject(bundle string, names []string, dirs ...string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
-	return EditBundle(bundle, func(config []byte, _ uint32) ([]byte, error) { return editConfig(config, edits) })
+	return EditBundle(bundle, func(config []byte, _ uint32) ([]byte, error) { return editConfig(config, edits, false) })
 }
 
 // EditConfig returns a config.json with devices put into it, or nil if they are in it already. Names are qualified.
@@ -60,12 +60,15 @@ func Inject(bundle string, names []string, dirs ...string) (bool, error) {
 // files of another driver than the specs is an *OtherDriverError: the container would get those of both. An error about
 // an unknown device lists those that exist. Errors wrap ErrBadName, ErrNothingOffered or ErrStale where one of these is
 // the cause.
-func (d *SpecDirs) EditConfig(config []byte, names []string) ([]byte, error) {
+//
+// A runtime cannot make device nodes in a user namespace. The container then gets bind mounts of the host's nodes, unless
+// makesNodes says that the caller makes them.
+func (d *SpecDirs) EditConfig(config []byte, names []string, makesNodes bool) ([]byte, error) {
 	edits, err := d.edits(names)
 	if err != nil {
 		return nil, err
 	}
-	return editConfig(config, edits)
+	return editConfig(config, edits, makesNodes)
 }
 
 // EditBundle replaces the bundle's config.json by what edit makes of it; nil leaves the file as it is. Edit gets the
@@ -115,7 +118,7 @@ func editBundle(bundle string, edit func(config []byte, owner uint32) ([]byte, e
 	if after == nil {
 		return false, nil
 	}
-	if err := checkOwn(f, dir); err != nil {
+	if err := checkOwn(f, dir, data); err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
 	if err := write(dir, after, info); err != nil {
@@ -141,8 +144,9 @@ func openConfig(dir *os.File) (*os.File, error) {
 
 // checkOwn refuses to replace what is no longer config.json, a hard link, and a file of another owner than the
 // bundle's: with these the bundle's owner could have this process read a file elsewhere, and write its content into the
-// bundle.
-func checkOwn(f, dir *os.File) error {
+// bundle. podman gives the bundle of a container with a user namespace to the container's root, and keeps config.json,
+// which says so.
+func checkOwn(f, dir *os.File, config []byte) error {
 	var file, bundle unix.Stat_t
 	if err := errors.Join(unix.Fstat(int(f.Fd()), &file), unix.Fstat(int(dir.Fd()), &bundle)); err != nil {
 		return fmt.Errorf("stat %s and its directory: %w", f.Name(), err)
@@ -152,7 +156,7 @@ func checkOwn(f, dir *os.File) error {
 		return fmt.Errorf("%s was replaced while it was read", f.Name())
 	case file.Nlink != 1:
 		return fmt.Errorf("%s has %d names (hard links), want one", f.Name(), file.Nlink)
-	case file.Uid != bundle.Uid:
+	case file.Uid != bundle.Uid && (int(file.Uid) != os.Geteuid() || !isRootOf(config, bundle.Uid)):
 		return fmt.Errorf("%s belongs to user %d, its bundle to user %d", f.Name(), file.Uid, bundle.Uid)
 	}
 	return nil

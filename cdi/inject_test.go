@@ -256,6 +256,68 @@ func TestInjectRefusesAnotherOwnersFile(t *testing.T) {
 	}
 }
 
+// podman gives a bundle to the root of the container's user namespace, and config.json stays root's.
+func TestInjectTakesTheBundleOfTheContainersRoot(t *testing.T) {
+	testenv.Root(t)
+	for _, c := range []struct {
+		mappings, want string
+	}{
+		{`{"containerID": 0, "hostID": 1000, "size": 100}`, ""},
+		{`{"containerID": 0, "hostID": 999, "size": 100}`, "belongs to user 0, its bundle to user 1000"},
+		{`{"containerID": 1, "hostID": 1000, "size": 100}`, "belongs to user 0, its bundle to user 1000"},
+	} {
+		r := bundle(t, `{"process": {"cwd": "/"}, "linux": {"namespaces": [{"type": "user"}],
+			"uidMappings": [`+c.mappings+`]}}`)
+		r.must(os.Chown(r.dir+"/bundle", 1000, 1000))
+		changed, err := r.inject("0")
+		if c.want != "" {
+			checkError(t, err, c.want)
+		} else if err != nil {
+			t.Error(err)
+		}
+		if info := stat(t, r.dir+"/bundle/config.json"); changed != (c.want == "") || owner(info) != 0 {
+			t.Errorf("%s: changed %v, owner %d", c.mappings, changed, owner(info))
+		}
+	}
+}
+
+func owner(info os.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Uid }
+
+// In a user namespace no runtime can make device nodes.
+func TestInjectIntoAUserNamespace(t *testing.T) {
+	const config = `{"process": {"cwd": "/"}, "mounts": [{"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}],
+		"linux": {"namespaces": [{"type": "user"}]}}`
+	r := bundle(t, config)
+	if _, err := r.inject("0"); err != nil {
+		t.Fatal(err)
+	}
+	var got oci.Spec
+	r.must(json.Unmarshal([]byte(r.config()), &got))
+	want := []oci.Mount{
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"},
+		{Destination: "/lib/lib.so", Source: "/driver/lib.so", Options: fileOptions()},
+		{
+			Destination: "/dev/gpunull", Source: "/dev/null", Type: "bind",
+			Options: []string{"bind", "rw", "nosuid", "noexec", "rprivate"},
+		},
+	}
+	if diff := cmp.Diff(want, got.Mounts); diff != "" {
+		t.Errorf("mounts (-want +got):\n%s", diff)
+	}
+	if rules := got.Linux.Resources.Devices; len(got.Linux.Devices) != 0 || len(rules) != 1 || *rules[0].Minor != 3 {
+		t.Errorf("nodes %+v, rules %+v", got.Linux.Devices, rules)
+	}
+	if changed, err := r.inject("0"); changed || err != nil {
+		t.Errorf("again: changed %v, %v", changed, err)
+	}
+	after, err := Load(r.dir+"/cdi").EditConfig([]byte(config), []string{DefaultKind + "=0"}, true)
+	got = oci.Spec{}
+	r.must(errors.Join(err, json.Unmarshal(after, &got)))
+	if len(got.Linux.Devices) != 1 || len(got.Mounts) != 2 {
+		t.Errorf("for who makes the nodes: %+v, mounts %+v", got.Linux.Devices, got.Mounts)
+	}
+}
+
 // The next injection removes the temporary files of one that was killed, and no other file.
 func TestInjectRemovesStaleTemporaryFiles(t *testing.T) {
 	r := bundle(t, plainConfig)
@@ -477,7 +539,7 @@ func FuzzEditConfig(f *testing.F) {
 			e := (&cdilib.ContainerEdits{}).Append(&cdilib.ContainerEdits{ContainerEdits: &s.ContainerEdits})
 			return e.Append(&cdilib.ContainerEdits{ContainerEdits: &s.Devices[0].ContainerEdits})
 		}
-		after, err := editConfig(data, edits())
+		after, err := editConfig(data, edits(), false)
 		if err != nil {
 			if after != nil {
 				t.Fatalf("a configuration and error %v, want exactly one", err)
@@ -494,7 +556,7 @@ func FuzzEditConfig(f *testing.F) {
 		if len(config.Hooks.CreateContainer) == 0 || len(config.Linux.Devices) == 0 || len(config.Mounts) == 0 {
 			t.Errorf("the edits are missing:\n%s", after)
 		}
-		if again, err := editConfig(after, edits()); err != nil || again != nil {
+		if again, err := editConfig(after, edits(), false); err != nil || again != nil {
 			t.Errorf("the same edits change it again, %v:\n%s\n%s", err, after, again)
 		}
 	})

@@ -42,12 +42,14 @@ type Injector struct {
 
 // Config returns a config.json with the devices that its annotations name, or nil if it has them already or names none.
 // There is no bundle, so its owner is unknown to the policy.
-func (i Injector) Config(config []byte) ([]byte, error) { return i.edit(config, nil) }
+func (i Injector) Config(config []byte) ([]byte, error) { return i.edit(config, nil, false) }
 
 // Bundle puts the devices that the annotations of a bundle's config.json name into it. The bundle may belong to another
 // user.
 func (i Injector) Bundle(dir string) error {
-	_, err := cdi.EditBundle(dir, func(config []byte, owner uint32) ([]byte, error) { return i.edit(config, &owner) })
+	_, err := cdi.EditBundle(dir, func(config []byte, owner uint32) ([]byte, error) {
+		return i.edit(config, &owner, false)
+	})
 	return err
 }
 
@@ -60,11 +62,12 @@ type Edited struct {
 }
 
 // Preview returns what Bundle would write to config.json, and writes nothing. The annotations are those that the runtime
-// read: if config.json asks for devices, all of its annotations must be among them.
+// read: if config.json asks for devices, all of its annotations must be among them. In a user namespace it
+// differs: the device nodes are the caller's to make.
 func (i Injector) Preview(dir string, annotations map[string]string) (Edited, error) {
 	e := Edited{}
 	err := cdi.CheckBundle(dir, func(config []byte, owner uint32) (_ []byte, err error) {
-		if e.After, err = i.edit(config, &owner); e.After != nil {
+		if e.After, err = i.edit(config, &owner, true); e.After != nil {
 			names, _ := requested(config)
 			e.Devices, e.Before = describe(names), config
 			err = compareAnnotations(config, annotations)
@@ -93,12 +96,12 @@ func compareAnnotations(config []byte, runtime map[string]string) error {
 	return nil
 }
 
-func (i Injector) edit(config []byte, owner *uint32) ([]byte, error) {
+func (i Injector) edit(config []byte, owner *uint32, makesNodes bool) ([]byte, error) {
 	names, dirs, err := i.Allowed(config, owner)
 	if err != nil || len(names) == 0 {
 		return nil, err
 	}
-	after, err := dirs.EditConfig(config, names)
+	after, err := dirs.EditConfig(config, names, makesNodes)
 	if errors.Is(err, cdi.ErrStale) { // it names a file, and not the device
 		return nil, fmt.Errorf("%s cannot be given: %w", describe(names), err)
 	}

@@ -9,8 +9,8 @@
 //  2. openProcess finds the container's process, and proves that the calling runtime made it (process.go).
 //  3. openSources copies the trees to mount, detached, in the host's mount namespace, with the options of the mounts.
 //  4. In the container's mount namespace the root must be a mount that the host does not have, and every path of the
-//     plan is checked. Nothing has changed until here.
-//     What only the attempt shows, such as a full disk, fails later.
+//     plan is checked. Nothing has changed until here. What only the attempt shows, such as a full disk,
+//     fails later.
 //  5. The device cgroup gets its rules. They are first, since they leave nothing in the container's root.
 //  6. In the container's mount namespace, nodes and mounts are made, and then the createContainer work is done.
 //

@@ -9,6 +9,9 @@
 // In a sticky directory, such as /tmp or /nix/store, only an existing directory is safe: others cannot replace it, but
 // they can create a missing name, or give a file another name by a hard link.
 //
+// In the user namespace of a rootless engine, files of root and of all other users of the host have the overflow user,
+// and are taken for root's. The process has the rights of the engine's user there, and root's files are what it reads.
+//
 // Only root can make a safe path unsafe, so the path can be used after the check without a race. The check trusts the
 // file system's owners; a user's FUSE mount with allow_other can report false ones.
 package trust
