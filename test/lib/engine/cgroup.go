@@ -70,6 +70,12 @@ func inNamespace(t testing.TB, cdi, etc string, c Cgroup, args ...string) []stri
 	}, args...)
 }
 
+// Namespace returns the command that runs args as inNamespace does, with an empty directory of CDI specs.
+func Namespace(t testing.TB, etc string, c Cgroup, args ...string) []string {
+	t.Helper()
+	return inNamespace(t, t.TempDir(), etc, c, args...)
+}
+
 // arrangement is the change of this machine's control groups that gives version c, or empty.
 func arrangement(t testing.TB, c Cgroup) string {
 	t.Helper()

@@ -37,6 +37,10 @@ func Run(m *testing.M, s **Suite) int {
 		log.Print(err)
 		return 1
 	}
+	if err := os.Chmod(dir, 0o755); err != nil { // for hooks in user namespaces
+		log.Print(err)
+		return 1
+	}
 	*s = newSuite(dir)
 	// The programs and the nodes are under /tmp, where every user can write. Programs of the tests inherit this.
 	if err := os.Setenv("GPU_CDI_INSECURE_PATHS", "true"); err != nil {
