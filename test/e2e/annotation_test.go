@@ -40,7 +40,9 @@ func annotated(t *testing.T) []engine.Engine {
 	t.Helper()
 	root := t.TempDir()
 	wrapper, hooks := hookInstalled(t, root, "podman"), filepath.Join(root, "etc")
-	all := live(t)
+	all := append(live(t), &engine.Bare{
+		Runtime: shared.Peer(t, "runc"), Wrapper: wrapper, Cgroup: engine.V2, Images: shared.Images, // Debian's is 1.1
+	})
 	for _, e := range shared.Runtimes() {
 		all = append(all,
 			&engine.Bare{Runtime: e.Runtime, Wrapper: wrapper, Cgroup: e.Cgroup, Images: e.Images},
