@@ -124,14 +124,14 @@ func (x *run) reset(ctx context.Context) (string, error) {
 	if abandoned, ok := errors.AsType[*AbandonedError](err); ok {
 		x.resetting = abandoned.Wait
 	}
-	switch {
-	case outcome == ResetDone: // an error is that the driver could not be reopened, which is tried again
+	switch outcome {
+	case ResetDone: // an error is that the driver could not be reopened, which is tried again
 		x.resetDone()
 		return "", x.answers(ctx)
-	case outcome == ResetNotSupported || outcome == ResetRefused:
+	case ResetNotSupported, ResetRefused:
 		x.opts.State.SetCannotReset(x.d.GPU, plain(err.Error()))
 		return "", x.withoutReset(err.Error())
-	case outcome == ResetBusy:
+	case ResetBusy:
 		users, unknown := holders(ctx, x.opts.Host, x.d.Nodes)
 		switch {
 		case unknown != nil:
