@@ -387,7 +387,8 @@ func TestAResetIsDoneAlsoIfServeIsKilled(t *testing.T) {
 	s.start()
 	s.listed(gpuResource, 4, 0)
 	s.awaitControl()
-	mustDo(t, s.node.Set(3, map[string]string{"memory-used": "2GiB"})) // which a reset frees
+	mustDo(t, s.node.Set(3, map[string]string{"remap-pending": "1"})) // which a reset ends
+	s.onlyUnhealthy(3)
 	mustDo(t, s.node.SetReset(3, sim.ResetFault{Result: sim.ResetWorks, Delay: 10 * time.Second}))
 	done := make(chan struct{})
 	go func() {
@@ -400,7 +401,7 @@ func TestAResetIsDoneAlsoIfServeIsKilled(t *testing.T) {
 	s.start()
 	s.logs("GPU 3 is held for a reset that has not ended")
 	s.logs("GPU 3 is no longer held: nvidia-smi does not reset it any more. Whether it was reset is not known")
-	s.wantReady(s.listed(gpuResource, 4, 0), s.uuids()[3])
+	s.listed(gpuResource, 4, 0)
 }
 
 // childNamed waits for a child process of serve with a command, and returns its PID.
