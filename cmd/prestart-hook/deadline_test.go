@@ -66,33 +66,42 @@ func TestTheHookEndsAtTheDeadline(t *testing.T) {
 }
 
 // An engine that gives up ends the runtime and its hooks.
-func TestLiveTakesBackOnSIGTERM(t *testing.T) {
-	a := newAttack(t)
-	must(t, os.MkdirAll(a.path("usr/lib/x"), 0o755))
-	server := mountSilent(t, a.path("usr/lib/x"))
-	a.start()
-	table := a.mountTable()
-	cmd := exec.Command(hookBinary(t), "create-runtime")
-	cmd.Env, cmd.Stdin = a.env, strings.NewReader(a.state())
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	must(t, cmd.Start())
-	// The last mount of the spec is there: it makes links on the file system that does not respond.
-	for end := time.Now().Add(5 * time.Second); !strings.Contains(a.mountTable(), "libcuda.so.580.1"); {
-		if time.Sleep(5 * time.Millisecond); time.Now().After(end) {
-			t.Fatalf("no mount: %s", a.mountTable())
-		}
-	}
-	time.Sleep(100 * time.Millisecond)
-	must(t, cmd.Process.Signal(unix.SIGTERM))
-	time.Sleep(100 * time.Millisecond)
-	must(t, server.Close())
-	_ = cmd.Wait()
-	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), "terminated") {
-		t.Errorf("%v: %s", cmd.ProcessState, &stderr)
-	}
-	if _, err := os.Lstat(a.path("dev/nvidia0")); err == nil || a.mountTable() != table {
-		t.Errorf("nothing was taken back: %v\n%s", err, a.mountTable())
+func TestLiveTakesBack(t *testing.T) {
+	for name, tc := range map[string]struct {
+		act  func(*os.Process) error
+		want string
+	}{
+		"at a signal":     {func(p *os.Process) error { return p.Signal(unix.SIGTERM) }, "terminated"},
+		"at the deadline": {func(*os.Process) error { time.Sleep(deadline - undoTime); return nil }, "not done after 8s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAttack(t)
+			server := mountSilent(t, a.path("usr/lib/x"))
+			a.start()
+			table := a.mountTable()
+			cmd := exec.Command(hookBinary(t), "create-runtime")
+			cmd.Env, cmd.Stdin = a.env, strings.NewReader(a.state())
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			must(t, cmd.Start())
+			// The last mount of the spec is there: it makes links on the file system that does not respond.
+			for end := time.Now().Add(5 * time.Second); !strings.Contains(a.mountTable(), "libcuda.so.580.1"); {
+				if time.Sleep(5 * time.Millisecond); time.Now().After(end) {
+					t.Fatalf("no mount: %s", a.mountTable())
+				}
+			}
+			time.Sleep(100 * time.Millisecond)
+			must(t, tc.act(cmd.Process))
+			time.Sleep(100 * time.Millisecond)
+			must(t, server.Close())
+			_ = cmd.Wait()
+			if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), tc.want) {
+				t.Errorf("%v: %s", cmd.ProcessState, &stderr)
+			}
+			if _, err := os.Lstat(a.path("dev/nvidia0")); err == nil || a.mountTable() != table {
+				t.Errorf("nothing was taken back: %v\n%s", err, a.mountTable())
+			}
+		})
 	}
 }
 

@@ -41,7 +41,7 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 	const giveTime = deadline - undoTime
 	ctx, cancel := context.WithTimeoutCause(context.Background(), giveTime, fmt.Errorf("not done after %v", giveTime))
 	defer cancel()
-	end := time.After(deadline)
+	end := time.After(deadline - logTime)
 	state, err := within(end, "read the OCI state from standard input", func() (*hook.State, error) {
 		return hook.ReadState(stdin)
 	})
@@ -62,10 +62,9 @@ func createRuntime(in inject.Injector, stdin io.Reader, problems *problems) erro
 	if err := errors.Join(parentErr, err); err != nil {
 		return err
 	}
-	// A call that does not return, such as on a dead file system, cannot be taken back: the process ends then.
+	// A call that does not return, such as on a dead file system, cannot be taken back: main ends the process then.
 	hangs := time.AfterFunc(time.Until(begin.Add(deadline-logTime)), func() {
 		problems.report(inject.Error, fmt.Errorf("%s: not given after %v, abandoned", edited.Devices, deadline))
-		os.Exit(statusFailure)
 	})
 	defer hangs.Stop()
 	// Until here a signal ends the process, and nothing has changed.

@@ -105,8 +105,12 @@ const deadline = 10 * time.Second
 const heapLimit = 64 << 20
 
 func main() {
-	// If even the message about the deadline blocks.
-	time.AfterFunc(deadline+time.Second, func() { os.Exit(statusFailure) })
+	// If even the message about the deadline blocks. The live position writes it sooner.
+	last := deadline + time.Second
+	if len(os.Args) > 1 && isLive(os.Args[1:]) {
+		last = deadline
+	}
+	time.AfterFunc(last, func() { os.Exit(statusFailure) })
 	in := inject.Injector{
 		PolicyFile:   "/etc/gpu-cdi-plugin/hook.yaml",
 		CDIDirs:      []string{"/etc/cdi", "/var/run/cdi"}, // as engines read them
