@@ -40,8 +40,8 @@ const (
 	// maxLogged bounds the reasons that are remembered of a device, in bytes: those with the process IDs of a program
 	// that is started again and again have no end.
 	maxLogged = 4 << 10
-	// maxGap is how long the driver's library may be closed before it is logged that events were missed: most resets are
-	// shorter.
+	// maxGap is how long the driver's library may be closed before the state and the log say that events are missed: most
+	// resets are shorter.
 	maxGap = 10 * time.Second
 	// maxEarly bounds the different XIDs that wait for their GPU to be known, which takes milliseconds, or until the
 	// driver's files are as they should be. A machine has at most 16 GPUs, and a GPU has few codes.
@@ -247,15 +247,13 @@ func (m *monitor) setSource(e gpu.Event) {
 		m.beginGap()
 		return
 	}
-	if e.Err == nil {
-		m.endGap()
-	}
+	changed := m.endGap()
 	why := ""
 	if e.Err != nil {
 		why = e.Err.Error()
 	}
 	m.mu.Lock()
-	changed := m.machine.SetEventsMissed(e.GPU, why)
+	changed = m.machine.SetEventsMissed(e.GPU, why) || changed
 	m.unsaved = m.unsaved || changed
 	m.mu.Unlock()
 	if changed {
@@ -272,15 +270,55 @@ func (m *monitor) beginGap() {
 	}
 }
 
-// endGap notes that the library is open, and logs it if events were not received for long.
-func (m *monitor) endGap() {
+// libraryClosed is why events of GPUs are not received while the driver's library is closed for long.
+const libraryClosed = "the driver's library is closed, and no probes are made"
+
+// publishGap publishes that the library has been closed for long, as after Release.
+func (m *monitor) publishGap() {
+	m.mu.Lock()
+	changed := false
+	if !m.closed.IsZero() && time.Since(m.closed) > maxGap {
+		for _, uuid := range m.gpus() {
+			changed = m.machine.SetEventsMissed(uuid, libraryClosed) || changed
+		}
+	}
+	m.unsaved = m.unsaved || changed
+	m.mu.Unlock()
+	if changed {
+		m.changed()
+	}
+}
+
+// endGap notes that the library is open, and logs it if events were not received for long. It reports whether it has
+// changed what publishGap has published.
+func (m *monitor) endGap() (changed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if gap := time.Since(m.closed); gap > maxGap && !m.closed.IsZero() {
+	if m.closed.IsZero() {
+		return false
+	}
+	if gap := time.Since(m.closed); gap > maxGap {
 		m.log.Warn(fmt.Sprintf("events of the GPUs were not received for %s, while the driver's library was closed: "+
 			`see lines with "NVRM: Xid" in the kernel's log for XIDs of that time`, gap.Round(time.Second)))
 	}
 	m.closed = time.Time{}
+	statuses := m.machine.Statuses()
+	for _, uuid := range m.gpus() {
+		if statuses[uuid].EventsMissed == libraryClosed {
+			changed = m.machine.SetEventsMissed(uuid, "") || changed
+		}
+	}
+	return changed
+}
+
+// gpus are the UUIDs of the GPUs.
+func (m *monitor) gpus() (uuids []string) {
+	for uuid, name := range m.names {
+		if isGPU(name) {
+			uuids = append(uuids, uuid)
+		}
+	}
+	return uuids
 }
 
 // report logs transitions and publishes the state that follows from them.
@@ -335,13 +373,24 @@ func (m *monitor) withHealth(s State) State {
 		return h.String()
 	})
 	s.remarks = slices.Clone(s.remarks)
+	remark := func(key, text, why string) {
+		r := newRemark(key, text, errors.New(why))
+		r.level = slog.LevelWarn
+		s.remarks = append(s.remarks, r)
+	}
+	closed := false
 	for _, uuid := range slices.Sorted(maps.Keys(s.Health)) {
-		if why := s.Health[uuid].EventsMissed; why != "" {
+		switch why := s.Health[uuid].EventsMissed; why {
+		case "":
+		case libraryClosed:
+			closed = true
+		default:
 			const text = "events of %s are not received, and its faults are noticed by probes alone"
-			r := newRemark("events of "+uuid, fmt.Sprintf(text, m.names[uuid]), errors.New(why))
-			r.level = slog.LevelWarn
-			s.remarks = append(s.remarks, r)
+			remark("events of "+uuid, fmt.Sprintf(text, m.names[uuid]), why)
 		}
+	}
+	if closed { // one line for all GPUs
+		remark("events", "faults of GPUs are not noticed", libraryClosed)
 	}
 	return s
 }
@@ -364,6 +413,7 @@ func (m *monitor) run(ctx context.Context) {
 			}
 		case <-timer.C:
 		}
+		m.publishGap()
 		if m.hasUnsaved() { // by an event; the driver may not answer the probe for long
 			m.saveOrLog()
 		}

@@ -328,22 +328,24 @@ func TestAHoldOfAnEarlierResetEndsWhileDevicesChange(t *testing.T) {
 	b.counts(b.rec.State(), 4, 0)
 }
 
-// The library is closed for each reset of a GPU, which is worth a line only if it lasts.
+// The library is closed for each reset of a GPU, which is worth lines, and a mark in the state, only if it lasts.
 func TestEventsThatWereMissedForLongAreLoggedOnce(t *testing.T) {
 	log := &testenv.Log{}
-	b := newFixture(t, "pcie-quad", watchHealth(""), func(o *Options) { o.Log = slog.New(slog.NewTextHandler(log, nil)) })
+	record := filepath.Join(t.TempDir(), "health.json")
+	b := newFixture(t, "pcie-quad", watchHealth(record), func(o *Options) { o.Log = slog.New(slog.NewTextHandler(log, nil)) })
 	b.start()
-	for lasts, lines := range map[time.Duration]int{0: 0, 23 * time.Second: 1} {
+	for lasts, lines := range map[time.Duration]int{0: 0, 23 * time.Second: 3} {
 		before := log.String()
 		for _, err := range []error{gpu.ErrLibraryClosed, nil} {
 			for _, uuid := range b.uuids() {
 				b.rec.Receive(gpu.Event{GPU: uuid, Kind: gpu.EventSource, Err: err})
-			}
-			if s := b.rec.State(); len(s.Remarks()) > 0 {
-				t.Errorf("the remarks are %q", s.Remarks())
+				if s := b.rec.State(); len(s.Remarks()) > 0 { // also of GPUs of which nothing is known yet
+					t.Errorf("the remarks are %q", s.Remarks())
+				}
 			}
 			if err != nil {
 				b.rec.monitor.closed = b.rec.monitor.closed.Add(-lasts)
+				checkGap(b, record, min(lines, 1))
 			}
 		}
 		got := strings.TrimPrefix(log.String(), before)
@@ -351,6 +353,24 @@ func TestEventsThatWereMissedForLongAreLoggedOnce(t *testing.T) {
 			t.Errorf("after %v the log has\n%s", lasts, got)
 		}
 	}
+}
+
+// checkGap checks that the state and the record say that no faults are noticed, or not.
+func checkGap(b *fixture, record string, remarks int) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), 300*time.Millisecond)
+	defer cancel()
+	b.rec.monitor.probeNow.Wake()
+	b.rec.monitor.run(ctx)
+	s := b.rec.State()
+	if n := len(s.Remarks()); n != remarks || n > 0 && !strings.Contains(s.Remarks()[0], "faults of GPUs are not noticed") {
+		b.t.Errorf("the remarks are %q, want %d", s.Remarks(), remarks)
+	}
+	data, err := os.ReadFile(record)
+	if n := strings.Count(string(data), libraryClosed); err != nil || n != remarks*len(b.uuids()) {
+		b.t.Errorf("%d GPUs on record miss events, error %v", n, err)
+	}
+	b.counts(s, 4, 0) // they stay advertised
 }
 
 // A container can cause events as fast as it likes.
