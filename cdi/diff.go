@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"maps"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -67,11 +66,11 @@ func withVersion(spec *specs.Spec, before, after string) *specs.Spec {
 	return other
 }
 
-// WrittenHere reports whether this program wrote a spec: that of GPUs has its hook, by the names of the program and of
-// the file, and that of an extra is one that GenerateExtra makes.
+// WrittenHere reports whether this program wrote a spec: that of GPUs has its hook, whose file may have any name
+// (--hook-path), and that of an extra is one that GenerateExtra makes.
 func WrittenHere(spec *specs.Spec) bool {
 	for _, h := range spec.ContainerEdits.Hooks {
-		if parseHook(h.Args) != nil && h.Args[0] == hookProgram && filepath.Base(h.Path) == hookProgram {
+		if parseHook(h.Args) != nil && h.Args[0] == hookProgram {
 			return true
 		}
 	}

@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -58,6 +59,13 @@ func (r *reopenings) due() bool {
 		}
 	}
 	return false
+}
+
+// keep forgets all but these GPUs: one that has gone needs no pauses when it comes back.
+func (r *reopenings) keep(gpus []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.gpus, func(address string, _ *reopening) bool { return !slices.Contains(gpus, address) })
 }
 
 // clear forgets what is wanted, but not the pauses.

@@ -179,6 +179,7 @@ func (s *Session) Snapshot(ctx context.Context) (*gpu.Snapshot, error) {
 		}
 		return nil, err
 	}
+	s.unbinding.keep(strings.Split(s.known, ","))
 	snapshot.Links = s.links(ctx, snapshot, handles)
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("read the links of the GPUs: %w", context.Cause(ctx))
