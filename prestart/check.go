@@ -31,7 +31,7 @@ func (x *run) checkHealth(ctx context.Context) (string, error) {
 	return "", err
 }
 
-// whyNotSeen is why the processes on the device are not looked at, or empty.
+// whyNotSeen returns why the processes on the device are not checked, or "".
 func (x *run) whyNotSeen() string {
 	if x.shared != "" {
 		return "the device is shared: " + x.shared
@@ -107,7 +107,7 @@ func (x *run) leftovers(ctx context.Context) (left []*process, others []string, 
 		case err != nil: // the driver has not noticed its end yet, or reports a wrong PID
 			others = append(others, fmt.Sprintf("process %d (not in %s)", one.PID, x.opts.Host.Proc()))
 		case one.Graphics && !one.Compute && !one.MPS && p.ofHost(), // a desktop's, which may be any program
-			p.known(x.rules.Programs), x.onlyLook && x.willEnd(p):
+			p.known(x.rules.Programs), x.checkOnly && x.willEnd(p):
 			x.excused[one.PID] = true
 			p.close()
 		default:
@@ -173,7 +173,7 @@ func (x *run) memoryInUse(ctx context.Context) (used uint64, unknown int, err er
 	return used, unknown, err
 }
 
-// memoryError is that memory in bytes is in use that must not be, and what to do about it.
+// memoryError reports memory in bytes that must not be in use, and what to do about it.
 func (x *run) memoryError(used uint64) error {
 	if x.wasReset {
 		return inUseError{fmt.Errorf(
@@ -187,7 +187,7 @@ func (x *run) memoryError(used uint64) error {
 		used>>20, x.rules.MemoryTolerance>>20, do)}
 }
 
-// inUseError is what uses a device. It may end by itself.
+// inUseError reports what uses a device. That may end by itself.
 type inUseError struct{ error }
 
 // InUse reports whether an error of a Runner is that something uses the device and is to be ended: the error names it.
@@ -199,7 +199,7 @@ func InUse(err error) bool {
 // awaitUnused repeats a check while it returns inUseError, for as long as Options.AwaitUnused. It must be called in
 // gate.use: between the checks, GPUs can be reset.
 func (x *run) awaitUnused(ctx context.Context, check func(context.Context) error) error {
-	if x.onlyLook {
+	if x.checkOnly {
 		return check(ctx)
 	}
 	end := time.Now().Add(x.opts.AwaitUnused)

@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// Freed checks devices after their last container, so that one that is still in use is advertised as unhealthy before
-// another container is to get it. It is an actor.
-type Freed struct {
+// FreedChecker checks devices after their last container, so that one that is still in use is advertised as unhealthy
+// before another container is to get it. It is an actor.
+type FreedChecker struct {
 	opts FreedOptions
 	mu   sync.Mutex // held by checks, which run at once
 	// toCheck has the devices to check, by UUID: those that a container had. The value is what the last check found.
 	toCheck map[string]string
 }
 
-// FreedOptions are what a Freed works with. All are needed.
+// FreedOptions are what a FreedChecker works with. All are needed.
 type FreedOptions struct {
 	Runner *Runner
 	State  FreedState
@@ -32,7 +32,7 @@ type FreedOptions struct {
 type FreedState interface {
 	// SetLeftInUse marks a device as in use after its last container, for a reason, or with an empty reason no longer.
 	SetLeftInUse(uuid, reason string)
-	// LeftInUse reports whether a device is marked, also by the process before.
+	// LeftInUse reports whether a device is marked, also by the previous run of the program.
 	LeftInUse(uuid string) bool
 }
 
@@ -42,18 +42,20 @@ type FreedDevice struct {
 	Rules  Rules
 }
 
-// NewFreed returns a Freed.
-func NewFreed(opts FreedOptions) *Freed { return &Freed{opts: opts, toCheck: map[string]string{}} }
+// NewFreedChecker returns a FreedChecker.
+func NewFreedChecker(opts FreedOptions) *FreedChecker {
+	return &FreedChecker{opts: opts, toCheck: map[string]string{}}
+}
 
 const (
-	// freedInterval is how often it is asked which devices containers have.
+	// freedInterval is the time between two checks of which devices containers have.
 	freedInterval = 5 * time.Second
 	// freedLimit is how long the checks may take that follow.
 	freedLimit = 10 * time.Second
 )
 
 // Run checks devices until ctx ends.
-func (f *Freed) Run(ctx context.Context) error {
+func (f *FreedChecker) Run(ctx context.Context) error {
 	timer := time.NewTicker(freedInterval)
 	defer timer.Stop()
 	for {
@@ -67,10 +69,10 @@ func (f *Freed) Run(ctx context.Context) error {
 }
 
 // round asks once which devices containers have, and checks those that they have no longer.
-func (f *Freed) round(ctx context.Context) {
+func (f *FreedChecker) round(ctx context.Context) {
 	devices := f.opts.Offered()
 	for uuid, d := range devices {
-		if d.Rules.Policy == None { // it is not checked, so a finding of before a reload would stay
+		if d.Rules.Policy == None { // it is not checked, so a finding from before a reload would stay
 			f.opts.State.SetLeftInUse(uuid, "")
 			delete(devices, uuid)
 		}
@@ -97,7 +99,7 @@ func (f *Freed) round(ctx context.Context) {
 }
 
 // check checks devices that no container has, all at once.
-func (f *Freed) check(ctx context.Context, devices map[string]FreedDevice) {
+func (f *FreedChecker) check(ctx context.Context, devices map[string]FreedDevice) {
 	ctx, cancel := context.WithTimeout(ctx, freedLimit)
 	defer cancel()
 	var all sync.WaitGroup
@@ -114,9 +116,9 @@ func (f *Freed) check(ctx context.Context, devices map[string]FreedDevice) {
 	all.Wait()
 }
 
-// judge takes what was found on a device. What is found for the first time does not make it suspect: a container may
-// take a moment to leave its devices, and a kubelet that has just started does not know its pods yet.
-func (f *Freed) judge(uuid, found string) {
+// judge records what a check found on a device. Only the second finding in a row makes the device suspect: a container
+// may take a moment to leave its devices, and a kubelet that has just started does not know its pods yet.
+func (f *FreedChecker) judge(uuid, found string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if found == "" {

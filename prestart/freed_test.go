@@ -56,7 +56,7 @@ func TestFreed(t *testing.T) {
 		device := func(uuid string, p Policy) FreedDevice {
 			return FreedDevice{Device{UUID: uuid, GPU: uuid}, Rules{Policy: p}}
 		}
-		freed := NewFreed(FreedOptions{
+		freed := NewFreedChecker(FreedOptions{
 			Runner: runner, State: f, Log: slog.New(slog.DiscardHandler),
 			Offered: func() map[string]FreedDevice {
 				return map[string]FreedDevice{

@@ -14,9 +14,9 @@ type gate struct {
 	mu            sync.Mutex
 	calls, resets int
 	waiting       int // resets that wait for calls; new calls wait for them
-	// turning is whether the driver is being released or reopened.
-	turning bool
-	changed chan struct{} // closed at the next change; nil if nothing waits
+	// switching is whether the driver is being released or reopened.
+	switching bool
+	changed   chan struct{} // closed at the next change; nil if nothing waits
 }
 
 // use calls the driver. It waits for resets.
@@ -53,10 +53,10 @@ func (g *gate) reset(ctx context.Context, release, reopen, work func() error) er
 	sleep(ctx, gather)
 	first := false
 	g.change(func() { g.waiting++ })
-	err := g.enter(ctx, func() bool { return g.calls == 0 && !g.turning }, func() {
+	err := g.enter(ctx, func() bool { return g.calls == 0 && !g.switching }, func() {
 		g.resets++
 		first = g.resets == 1
-		g.turning = first
+		g.switching = first
 	})
 	g.change(func() { g.waiting-- })
 	if err != nil {
@@ -64,7 +64,7 @@ func (g *gate) reset(ctx context.Context, release, reopen, work func() error) er
 	}
 	if first {
 		if err = release(); err == nil { // otherwise no other reset begins before the driver is reopened
-			g.change(func() { g.turning = false })
+			g.change(func() { g.switching = false })
 		}
 	}
 	if err == nil {
@@ -73,14 +73,14 @@ func (g *gate) reset(ctx context.Context, release, reopen, work func() error) er
 	last := false
 	g.change(func() {
 		if last = g.resets == 1; last {
-			g.turning = true
+			g.switching = true
 		} else {
 			g.resets--
 		}
 	})
 	if last {
 		err = errors.Join(err, reopen())
-		g.change(func() { g.turning, g.resets = false, 0 })
+		g.change(func() { g.switching, g.resets = false, 0 })
 	}
 	return err
 }

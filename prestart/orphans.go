@@ -31,9 +31,9 @@ import (
 // what a container with its own namespace leaves behind is being ended already. So this finds what stays of containers
 // that share the PID namespace of their host or pod, when the runtime did not end it.
 //
-// A process without a container's cgroup is none. Where containers are nested, the outermost counts. The list of
-// processes is not read at one time, but a first process is older than what it started, so it cannot be missed for
-// being new. Nothing enters the cgroup of a container without a first process: runtimes refuse an exec.
+// A process that is in no container's cgroup is not an orphan. Where containers are nested, the outermost counts. The
+// list of processes is not read at one time, but a first process is older than what it started, so it cannot be missed
+// for being new. Nothing enters the cgroup of a container without a first process: runtimes refuse an exec.
 //
 // That the cgroup was removed proves nothing more: the kernel does not remove one that has a living process.
 func (p *process) orphaned(h host.Host) (bool, error) {

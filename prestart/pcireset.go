@@ -22,7 +22,7 @@ func (r *DriverReset) byPCI(ctx context.Context, d *Device) (Outcome, error) {
 	if len(d.Nodes) == 0 {
 		return ResetFailed, errors.New("the device nodes of the GPU are unknown, so it may be in use: reload the driver")
 	}
-	switch users, err := holders(ctx, r.Host, d.Nodes); {
+	switch users, err := openers(ctx, r.Host, d.Nodes); {
 	case err != nil:
 		return ResetFailed, fmt.Errorf("find who uses the GPU: %w", err)
 	case len(users) > 0:

@@ -1,6 +1,6 @@
 // Package prestart prepares a device for the container that is about to get it: it checks that the device is healthy
 // and that nothing uses it and, by policy, puts its settings back and resets the GPU. A device that does not pass is
-// not given to the container. [Freed] checks a device after its last container.
+// not given to the container. [FreedChecker] checks a device after its last container.
 //
 // The package knows no door and calls the driver only through [Options].Driver. Outside the host's PID namespace the
 // driver shows no processes of others: then the policies above Check judge a device's use by its memory alone, and Check
@@ -59,8 +59,8 @@ type Rules struct {
 	// MemoryTolerance is the memory in bytes that may be in use; see [DefaultMemoryTolerance].
 	MemoryTolerance uint64
 	// Exec is an administrator's program that runs last, also with the policy None. An empty Path is none. Its failure
-	// refuses the device. Its environment has GPU_DEVICE_UUID, GPU_UUID, GPU_PCI_BUS_ID, GPU_POLICY and GPU_SHARED,
-	// which is why others may use the device, or empty.
+	// refuses the device. Its environment has GPU_DEVICE_UUID, GPU_UUID, GPU_PCI_BUS_ID, GPU_POLICY and GPU_SHARED.
+	// GPU_SHARED has the reason why others may use the device too, and is empty if they may not.
 	Exec Program
 }
 
@@ -82,8 +82,9 @@ type Device struct {
 	SharesMemory bool
 	// Exclusive is whether the GPU's compute mode is to be EXCLUSIVE_PROCESS, as MPS needs.
 	Exclusive bool
-	// Others returns which other containers have the GPU all the same, or "": State.Shared knows only of those that may
-	// get it now. It is called before a whole GPU is changed, and must return soon. It may be nil.
+	// Others returns the other containers that have the GPU already, or "". State.Shared knows only what is offered
+	// now; a container can have the GPU as a replica or under another resource name from before a reload, or from
+	// another device plugin. It is called before a whole GPU is changed, and must return soon. It may be nil.
 	Others func() (reason string, err error)
 }
 
@@ -121,7 +122,7 @@ type State interface {
 	SetCannotReset(uuid, reason string)
 }
 
-// NeedsResetError is why a device is not healthy that a reset of its GPU may heal.
+// NeedsResetError reports why a device is not healthy that a reset of its GPU may heal.
 type NeedsResetError struct{ Err error }
 
 // Error is why.
@@ -188,7 +189,7 @@ func (r *Runner) perform(ctx context.Context, x *run, steps func(context.Context
 	go func() {
 		err := steps(ctx)
 		if x.resetting == nil {
-			if err == nil && !x.onlyLook { // a container gets the device, at least if it is not too late
+			if err == nil && !x.checkOnly { // a container gets the device, at least if it is not too late
 				x.setUnusedReset(time.Time{})
 			}
 			r.unlock(x.d.UUID)
@@ -216,7 +217,8 @@ func (r *Runner) perform(ctx context.Context, x *run, steps func(context.Context
 // abandonAfter is how long Run waits for a step to return after ctx has ended.
 const abandonAfter = 200 * time.Millisecond
 
-// lock waits until nothing is done with the device nor, for a MIG device, with its GPU.
+// lock marks the device as being prepared, in memory. Before that it waits until no other run prepares the device or,
+// for a MIG device, its GPU. (The lock files of resets are in resetlock.go.)
 func (r *Runner) lock(ctx context.Context, d *Device) error {
 	for {
 		r.mu.Lock()
@@ -273,9 +275,9 @@ type run struct {
 	healthy func(context.Context) error
 	// manual is whether an administrator asked for the reset: what was tried before does not keep it from being tried.
 	manual bool
-	// onlyLook is whether no container waits for the device: what uses it is returned at once, and nothing is changed.
-	onlyLook bool
-	// shared is why other containers may use the device, and others which have its GPU all the same, or empty.
+	// checkOnly is whether no container waits for the device: what uses it is returned at once, and nothing is changed.
+	checkOnly bool
+	// shared is why other containers may use the device, and others are those that have its GPU already, or empty.
 	shared, others string
 	// excused has the PIDs of the processes that may be on the device.
 	excused map[int]bool
@@ -299,8 +301,8 @@ func (x *run) steps(ctx context.Context) error {
 		}
 		return x.withDriver(ctx, step{"sharing", x.checkSharing}, step{"exec", x.exec})
 	}
-	// The driver is used in one piece, so that several GPUs are prepared at once: if another GPU's reset could come
-	// between two steps, each would wait for the resets of all others.
+	// All steps run in one call of gate.use: no reset of another GPU can begin between them. Otherwise the GPUs of a
+	// pod would each wait for the resets of all others.
 	err := x.withDriver(ctx,
 		step{"sharing", x.checkSharing},
 		step{"health", x.checkHealth},
@@ -337,12 +339,12 @@ func (x *run) withDriver(ctx context.Context, steps ...step) error {
 	})
 }
 
-// unlessReset has a step skipped that the driver refuses before a reset of the GPU, if the GPU is to be reset now. A
-// process that the step would have found keeps the GPU from its reset.
+// unlessReset skips a step that the driver refuses until the GPU is reset, if this run resets it. That is safe: a
+// process that the step would have found makes the reset fail.
 func (x *run) unlessReset(do stepFunc) stepFunc {
 	return func(ctx context.Context) (string, error) {
 		note, err := do(ctx)
-		if errors.Is(err, gpu.ErrResetRequired) && x.resetDue() && !x.wasReset && !x.onlyLook {
+		if errors.Is(err, gpu.ErrResetRequired) && x.resetDue() && !x.wasReset && !x.checkOnly {
 			x.needsReset = cmp.Or(x.needsReset, err)
 			err = skippedError(err.Error())
 		}
@@ -379,7 +381,7 @@ func (x *run) restoreSettings(ctx context.Context) (string, error) {
 	return strings.Join(changed, "; "), err
 }
 
-// whyNotAlone is why the whole GPU is not this container's alone, or empty.
+// whyNotAlone returns why the whole GPU is not this container's alone, or "".
 func (x *run) whyNotAlone() string {
 	switch {
 	case !x.d.whole():

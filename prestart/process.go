@@ -25,7 +25,7 @@ type process struct {
 	dir *os.Root
 }
 
-// errEnded is that there is no such process, or that it has ended.
+// errEnded reports that there is no such process, or that it has ended.
 var errEnded = errors.New("the process has ended")
 
 func openProcess(h host.Host, pid int) (*process, error) {
@@ -38,7 +38,7 @@ func openProcess(h host.Host, pid int) (*process, error) {
 
 func (p *process) close() { _ = p.dir.Close() }
 
-// procError makes the errors of a process that has ended one.
+// procError wraps what /proc returns for a process that has ended with errEnded.
 func procError(err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("%w: %w", errEnded, err)
@@ -190,7 +190,7 @@ func (p *process) hasNamespace(kind, want string) bool {
 	return err == nil && link == want
 }
 
-// errNotHost is that this process does not see all processes of the host.
+// errNotHost reports that this process does not see all processes of the host.
 var errNotHost = errors.New("this program does not run in the host's PID namespace")
 
 // seesAll returns an error unless this process sees all processes of the host.

@@ -18,8 +18,8 @@ type Resetter interface {
 	Reset(ctx context.Context, d Device) (Outcome, error)
 }
 
-// AbandonedError is that a reset has not ended in time. It goes on, also if this process ends before it: the GPU must
-// not be used until then.
+// AbandonedError reports that a reset has not ended in time. It goes on, also if this process ends before it: the GPU
+// must not be used until then.
 type AbandonedError struct {
 	Wait func() (Outcome, error) // waits until it has ended
 	Err  error                   // why it was not waited for any longer
@@ -55,7 +55,7 @@ const (
 	persistenceLimit = 30 * time.Second
 )
 
-// whyNotReset is why the GPU cannot be reset, as far as that is known without trying; or empty.
+// whyNotReset returns why the GPU cannot be reset, as far as that is known without trying, or "".
 func (x *run) whyNotReset() string {
 	if why := x.whyNotAlone(); why != "" {
 		return why
@@ -132,7 +132,7 @@ func (x *run) reset(ctx context.Context) (string, error) {
 		x.opts.State.SetCannotReset(x.d.GPU, plain(err.Error()))
 		return "", x.withoutReset(err.Error())
 	case ResetBusy:
-		users, unknown := holders(ctx, x.opts.Host, x.d.Nodes)
+		users, unknown := openers(ctx, x.opts.Host, x.d.Nodes)
 		switch {
 		case unknown != nil:
 			err = fmt.Errorf("%w; the processes that have it open are unknown: %w", err, unknown)
@@ -200,9 +200,9 @@ func (x *run) withoutReset(why string) error {
 	return skippedError("not reset: " + why)
 }
 
-// checkHolders passes if a reset can be tried and no process but this one has the GPU open. It is a part of the reset
+// checkNotOpen passes if a reset can be tried and no process but this one has the GPU open. It is a part of the reset
 // that is done before the driver is released. Processes that are about to close the GPU are waited for.
-func (x *run) checkHolders(ctx context.Context) error {
+func (x *run) checkNotOpen(ctx context.Context) error {
 	if !x.resetDue() || x.resetBefore() {
 		return nil
 	}
@@ -210,7 +210,7 @@ func (x *run) checkHolders(ctx context.Context) error {
 		return err
 	}
 	return x.awaitUnused(ctx, func(ctx context.Context) error {
-		users, _ := holders(ctx, x.opts.Host, x.d.Nodes, os.Getpid()) // where they are unknown, the reset shows it
+		users, _ := openers(ctx, x.opts.Host, x.d.Nodes, os.Getpid()) // where they are unknown, the reset shows it
 		if len(users) == 0 {
 			return nil
 		}
@@ -218,9 +218,10 @@ func (x *run) checkHolders(ctx context.Context) error {
 	})
 }
 
-// checkBeforeReset is the first part of the step reset. The second records the step, unless this one fails.
+// checkBeforeReset does the checks of step reset that come before the driver is released. If they pass it records
+// nothing: reset, which runs after it, records the step.
 func (x *run) checkBeforeReset(ctx context.Context) (string, error) {
-	return "", cmp.Or(x.checkHolders(ctx), errNotDue)
+	return "", cmp.Or(x.checkNotOpen(ctx), errNotDue)
 }
 
 // tryUntilReset resets the GPU, again and again while it is busy. Between the tries the driver is open, and other GPUs
@@ -255,7 +256,7 @@ func (x *run) tryUntilReset(ctx context.Context) (Outcome, error) {
 		if outcome != ResetBusy || !reopened || !sleep(reserved, pause) {
 			return outcome, err
 		}
-		open := x.gate.use(reserved, func() error { return x.checkHolders(reserved) })
+		open := x.gate.use(reserved, func() error { return x.checkNotOpen(reserved) })
 		switch {
 		case reserved.Err() != nil:
 			return outcome, err

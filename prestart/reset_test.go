@@ -228,7 +228,7 @@ func TestBusyGPUNamesWhoHasItOpen(t *testing.T) {
 	d := device
 	d.Nodes = []string{node}
 	other := fmt.Sprintf("process %d (sleep, ", cmd.Process.Pid)
-	if users, err := holders(t.Context(), h, d.Nodes, os.Getpid()); err != nil || len(users) != 1 ||
+	if users, err := openers(t.Context(), h, d.Nodes, os.Getpid()); err != nil || len(users) != 1 ||
 		!strings.HasPrefix(users[0], other) {
 		t.Errorf("open in %v, error %v", users, err)
 	}
@@ -251,7 +251,7 @@ func TestOnlyAnOpenDeviceHoldsTheGPU(t *testing.T) {
 	node := filepath.Join(dir, "nvidia0")
 	_ = makeNode(t, node).Close()
 	held := func() []string {
-		users, err := holders(t.Context(), h, []string{node}, os.Getpid())
+		users, err := openers(t.Context(), h, []string{node}, os.Getpid())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -286,7 +286,7 @@ func TestOnlyAnOpenDeviceHoldsTheGPU(t *testing.T) {
 	if users := held(); len(users) != 1 {
 		t.Errorf("an open node: the GPU is held by %v", users)
 	}
-	if _, err := holders(within(t, 0), h, []string{node}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := openers(within(t, 0), h, []string{node}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("after the deadline: %v", err)
 	}
 }
@@ -688,7 +688,7 @@ exit 9`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if uuids, err := r.Earlier(); err != nil || !slices.Equal(uuids, []string{other}) {
+	if uuids, err := r.StillResetting(); err != nil || !slices.Equal(uuids, []string{other}) {
 		t.Errorf("%v, %v, want %s", uuids, err, other)
 	}
 	checkError(t, r.Ready(), "nvidia-smi still resets "+other)
@@ -697,7 +697,7 @@ exit 9`)
 	if err := l.Release(); err != nil {
 		t.Fatal(err)
 	}
-	if uuids, err := r.Earlier(); err != nil || len(uuids) > 0 {
+	if uuids, err := r.StillResetting(); err != nil || len(uuids) > 0 {
 		t.Errorf("after its end: %v, %v", uuids, err)
 	}
 	if got, err := r.Reset(within(t, 5*time.Second), device); got != ResetDone {

@@ -10,19 +10,21 @@ import (
 	"gpu-cdi-plugin/internal/lock"
 )
 
-// An nvidia-smi goes on when the process ends that has started it. So it inherits a lock for each GPU that it resets:
-// files in DriverReset.LockDir with the UUIDs of the GPUs as their names. The kernel unlocks them when both have ended.
+// An nvidia-smi goes on when the process that started it ends. So it inherits a lock file for each GPU that it resets:
+// DriverReset.LockDir/UUID. The kernel unlocks the file when both processes have ended.
 // A reset by the PCI device's file needs none, since a process does not end during such a write.
 
-// Earlier returns the UUIDs of the GPUs that an nvidia-smi resets which a process before this one has started.
-func (r *DriverReset) Earlier() ([]string, error) {
+// StillResetting returns the UUIDs of the GPUs that an nvidia-smi still resets which an earlier run of this program
+// started.
+func (r *DriverReset) StillResetting() ([]string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.earlier()
+	return r.stillResetting()
 }
 
-func (r *DriverReset) earlier() ([]string, error) {
-	if r.LockDir == "" || r.running != "" { // the locks are this process's: it begins no reset before those have ended
+func (r *DriverReset) stillResetting() ([]string, error) {
+	if r.LockDir == "" || r.running != "" {
+		// The held locks are our own: no reset is started here while one of an earlier run goes on.
 		return nil, nil
 	}
 	files, err := os.ReadDir(r.LockDir)

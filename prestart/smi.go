@@ -23,7 +23,8 @@ type DriverReset struct {
 	Find func() (Program, bool)
 	// Check refuses programs that others than root could change. Nil is trust.RootFile.
 	Check func(path string) error
-	// LockDir is a directory for the locks of GPUs that nvidia-smi resets; see [DriverReset.Earlier]. Empty means none.
+	// LockDir is a directory for the locks of GPUs that nvidia-smi resets; see [DriverReset.StillResetting]. Empty
+	// means none.
 	LockDir string
 
 	longest time.Duration // how long nvidia-smi may run; 0 is longestReset
@@ -51,8 +52,8 @@ type request struct {
 	err     error
 }
 
-// Ready implements Resetter. An nvidia-smi that was abandoned, or that an earlier process has started, keeps resets of
-// all GPUs from being tried.
+// Ready implements Resetter. No GPU is reset while an nvidia-smi runs that was abandoned, or that an earlier run of
+// this program started.
 func (r *DriverReset) Ready() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,9 +64,9 @@ func (r *DriverReset) ready() error {
 	if r.running != "" && time.Now().After(r.overdue) {
 		return hangs(r.running)
 	}
-	earlier, err := r.earlier()
-	if len(earlier) > 0 {
-		err = hangs(strings.Join(earlier, ", "))
+	uuids, err := r.stillResetting()
+	if len(uuids) > 0 {
+		err = hangs(strings.Join(uuids, ", "))
 	}
 	return err
 }

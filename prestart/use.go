@@ -7,12 +7,12 @@ import (
 	"gpu-cdi-plugin/gpu"
 )
 
-// FindUse returns why Run would refuse a device that no container has for what uses it, or an empty text. It changes
-// nothing, judges what it finds at once, and leaves out what Run would do away with: orphans and memory, if the rules say
-// so. It does not look at the device's health. No preparation of the device runs meanwhile. An error is that it is not
-// known what uses the device. FindUse returns when ctx ends, which should have a deadline.
+// FindUse checks a device that no container has. It returns what uses the device, if Run would refuse it for that, or
+// "". It changes nothing and does not wait for processes to end. It ignores what Run would remove by the rules: orphans
+// and memory. It does not check the device's health. No preparation of the device runs at the same time. It returns an
+// error if it cannot find out what uses the device. FindUse returns when ctx ends, which should have a deadline.
 func (r *Runner) FindUse(ctx context.Context, d Device, rules Rules) (found string, err error) {
-	x := &run{Runner: r, d: d, rules: rules, onlyLook: true, excused: map[int]bool{}}
+	x := &run{Runner: r, d: d, rules: rules, checkOnly: true, excused: map[int]bool{}}
 	_, err = r.perform(ctx, x, func(ctx context.Context) error {
 		return x.withDriver(ctx,
 			step{"sharing", x.checkSharing}, step{"processes", x.checkProcesses}, step{"memory", x.checkMemory})
@@ -32,15 +32,15 @@ func (x *run) willEnd(p *process) bool {
 	return err == nil && orphan
 }
 
-// Users returns the processes on a device, a text for each: those of containers, or of which that cannot be ruled out,
-// and those of the host. Programs that may use the device are left out.
+// Users returns the processes on a device, a text for each: those that are or may be of containers, and those of the
+// host. Programs that may use the device are left out.
 func (r *Runner) Users(ctx context.Context, uuid string, programs []string) (containers, others []string, err error) {
 	x := &run{Runner: r, d: Device{UUID: uuid}, rules: Rules{Programs: programs}, excused: map[int]bool{}}
 	var left []*process
 	err = r.gate.use(ctx, func() error {
 		left, containers, err = x.leftovers(ctx)
 		_, unknown := errors.AsType[skippedError](err)
-		if unknown || errors.Is(err, gpu.ErrResetRequired) { // what has the GPU open keeps it from a reset all the same
+		if unknown || errors.Is(err, gpu.ErrResetRequired) { // the reset fails if a process has the GPU open
 			err = nil
 		}
 		return err

@@ -9,8 +9,8 @@ import (
 )
 
 // newFreed returns what checks devices after their containers.
-func (s *service) newFreed() *prestart.Freed {
-	return prestart.NewFreed(prestart.FreedOptions{
+func (s *service) newFreed() *prestart.FreedChecker {
+	return prestart.NewFreedChecker(prestart.FreedOptions{
 		Runner: s.preparer.runner, State: s.node, Offered: s.preparer.offered, Held: s.held, Log: s.app.log,
 	})
 }

@@ -37,7 +37,7 @@ func (s *service) newPreparer() *preparer {
 	resetter := &prestart.DriverReset{
 		Host: s.host, Find: p.findSMI, Check: check, LockDir: filepath.Join(s.app.plugin.StateDir, "resets"),
 	}
-	s.earlierResets = resetter.Earlier
+	s.earlierResets = resetter.StillResetting
 	p.runner = prestart.New(prestart.Options{
 		Host: s.host, Driver: s.session, State: p, Check: check, Resetter: resetter, Log: s.app.log,
 	})

@@ -16,10 +16,10 @@ import (
 	"gpu-cdi-plugin/internal/host"
 )
 
-// holders lists the processes that have one of the device nodes open, such as "process 4711 (nv-hostengine, cgroup
-// /system.slice/nvidia-dcgm.service)", sorted by PID, without those that are excepted. The error is that a path is no
-// device node, that processes could not be inspected, or that ctx has ended.
-func holders(ctx context.Context, h host.Host, nodes []string, except ...int) ([]string, error) {
+// openers lists the processes that have one of the device nodes open, such as "process 4711 (nv-hostengine, cgroup
+// /system.slice/nvidia-dcgm.service)", sorted by PID, without those that are excepted. It returns an error if a path is
+// no device node, if processes could not be inspected, or if ctx has ended.
+func openers(ctx context.Context, h host.Host, nodes []string, except ...int) ([]string, error) {
 	if err := seesAll(h); err != nil {
 		return nil, err
 	}
@@ -44,11 +44,11 @@ func holders(ctx context.Context, h host.Host, nodes []string, except ...int) ([
 		if err != nil || slices.Contains(except, pid) {
 			continue
 		}
-		holds, err := holdsAny(h, pid, nodes, numbers)
+		open, err := hasNodeOpen(h, pid, nodes, numbers)
 		if err = cmp.Or(err, context.Cause(ctx)); err != nil {
 			return nil, err
 		}
-		if holds {
+		if open {
 			pids = append(pids, pid)
 		}
 	}
@@ -69,9 +69,9 @@ func holders(ctx context.Context, h host.Host, nodes []string, except ...int) ([
 	return list, nil
 }
 
-// holdsAny reports whether a process has one of the nodes open, by its device numbers: a path alone proves nothing,
+// hasNodeOpen reports whether a process has one of the nodes open, by its device numbers: a path alone proves nothing,
 // since everyone can have a file of that name in a mount namespace of their own.
-func holdsAny(h host.Host, pid int, nodes []string, numbers map[uint64]bool) (bool, error) {
+func hasNodeOpen(h host.Host, pid int, nodes []string, numbers map[uint64]bool) (bool, error) {
 	dir := h.Proc(strconv.Itoa(pid), "fd")
 	fds, err := os.ReadDir(dir)
 	if err != nil {
