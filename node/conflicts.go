@@ -11,8 +11,8 @@ import (
 	"gpu-cdi-plugin/resource"
 )
 
-// TakenError is that other CDI spec files define the names of all of the node's healthy devices, so that none could be
-// given to containers.
+// TakenError reports that other CDI spec files define the names of all of the node's healthy devices, so that none
+// could be given to containers.
 type TakenError struct {
 	// Devices counts the node's healthy devices.
 	Devices int

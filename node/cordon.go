@@ -56,8 +56,8 @@ func (m *monitor) cordonRecorded(uuid, reason string) (loaded bool, err error) {
 // it, when the reset has ended.
 func (m *monitor) holdForReset(gpuUUID string) error {
 	err := m.change(func(machine *health.Machine) ([]health.Transition, error) {
-		if slices.Contains(m.earlier, gpuUUID) {
-			return nil, errors.New(m.names[gpuUUID] + " is " + earlierReset)
+		if slices.Contains(m.heldByOldReset, gpuUUID) {
+			return nil, errors.New(m.names[gpuUUID] + " is " + oldReset)
 		}
 		return machine.HoldForReset(time.Now(), gpuUUID, "held for a reset by an administrator")
 	})

@@ -9,8 +9,8 @@ import (
 	"gpu-cdi-plugin/internal/kernel"
 )
 
-// ErrDriverChanged is that the driver's library on disk is not the one that the process has loaded, and that the loaded
-// kernel module fits the new one. A process cannot load a second NVML library, so it has to start again.
+// ErrDriverChanged reports that the driver's library on disk is not the one that the process has loaded, and that the
+// loaded kernel module fits the new one. A process cannot load a second NVML library, so it has to start again.
 var ErrDriverChanged = errors.New("the NVIDIA driver was replaced")
 
 // findLibrary finds the driver's library. The first one that is found is the one that the process loads.

@@ -23,7 +23,7 @@ type Extra struct {
 	Required bool
 }
 
-// RequiredError is that a required extra cannot be given to containers.
+// RequiredError reports that a required extra cannot be given to containers.
 type RequiredError struct {
 	Extra driver.Extra
 	// Conflict is the spec file that defines its name too, or the zero value if the host lacks the extra.

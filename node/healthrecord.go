@@ -20,7 +20,7 @@ import (
 // MaxHealthRecord is the size in bytes of the largest record that is read.
 const MaxHealthRecord = 4 << 20
 
-// loadRecord takes the record of the process before, if there is one, and reports whether it can be used. It needs the
+// loadRecord takes the record of the previous run, if there is one, and reports whether it can be used. It needs the
 // names of the devices.
 func (m *monitor) loadRecord(driverVersion string) (usable bool) {
 	m.loaded, m.identity = true, HealthIdentity(m.host, driverVersion)
@@ -45,19 +45,19 @@ func (m *monitor) loadRecord(driverVersion string) (usable bool) {
 	return false
 }
 
-// earlierReset is why a GPU is held that an nvidia-smi still resets which the process before has started.
-const earlierReset = "held for a reset that has not ended: nvidia-smi, which this program started before it was " +
+// oldReset is why a GPU is held that an nvidia-smi of an earlier run still resets.
+const oldReset = "held for a reset that has not ended: nvidia-smi, which this program started before it was " +
 	"restarted, still runs"
 
-// takeOverHolds brings the GPUs back that the process before held for a reset when it ended, but for those whose reset
+// takeOverHolds brings back the GPUs that the previous run held for a reset when it ended, except those whose reset
 // goes on. If that is not known, all GPUs are held until it is.
 func (m *monitor) takeOverHolds() {
-	if m.EarlierResets != nil {
+	if m.StillResetting != nil {
 		var err error
-		m.earlierReason = earlierReset
-		if m.earlier, err = m.EarlierResets(); err != nil {
-			m.earlierReason = "held, since its reset may not have ended: " + err.Error()
-			m.earlier = slices.DeleteFunc(slices.Sorted(maps.Keys(m.names)), func(uuid string) bool {
+		m.heldReason = oldReset
+		if m.heldByOldReset, err = m.StillResetting(); err != nil {
+			m.heldReason = "held, since its reset may not have ended: " + err.Error()
+			m.heldByOldReset = slices.DeleteFunc(slices.Sorted(maps.Keys(m.names)), func(uuid string) bool {
 				return !isGPU(m.names[uuid])
 			})
 		}
@@ -65,7 +65,7 @@ func (m *monitor) takeOverHolds() {
 	for _, gpuUUID := range m.machine.Held() {
 		m.machine.EndHold(gpuUUID)
 		m.unsaved = true
-		if slices.Contains(m.earlier, gpuUUID) {
+		if slices.Contains(m.heldByOldReset, gpuUUID) {
 			continue
 		}
 		m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is no longer held for a reset, since this program ended " +
@@ -73,39 +73,39 @@ func (m *monitor) takeOverHolds() {
 	}
 }
 
-// holdEarlier holds the GPUs whose reset by the process before goes on, as soon as they are known.
-func (m *monitor) holdEarlier() {
-	for _, gpuUUID := range m.earlier {
+// holdForOldResets holds the GPUs whose reset by an earlier run goes on, as soon as they are known.
+func (m *monitor) holdForOldResets() {
+	for _, gpuUUID := range m.heldByOldReset {
 		if slices.Contains(m.machine.Held(), gpuUUID) {
 			continue
 		}
-		if _, err := m.machine.HoldForReset(time.Now(), gpuUUID, m.earlierReason); err == nil {
+		if _, err := m.machine.HoldForReset(time.Now(), gpuUUID, m.heldReason); err == nil {
 			m.unsaved = true
-			m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is " + m.earlierReason)
+			m.log.Warn(cmp.Or(m.names[gpuUUID], gpuUUID) + " is " + m.heldReason)
 		}
 	}
 }
 
-// endedEarlier returns the GPUs whose reset by the process before has ended.
-func (m *monitor) endedEarlier() []string {
+// endedOldResets returns the held GPUs whose reset by an earlier run has ended.
+func (m *monitor) endedOldResets() []string {
 	m.mu.Lock()
-	held := slices.Clone(m.earlier)
+	held := slices.Clone(m.heldByOldReset)
 	m.mu.Unlock()
 	if len(held) == 0 {
 		return nil
 	}
-	running, err := m.EarlierResets()
+	running, err := m.StillResetting()
 	if err != nil {
 		return nil
 	}
 	return slices.DeleteFunc(held, func(uuid string) bool { return slices.Contains(running, uuid) })
 }
 
-// endEarlier ends the holds of GPUs whose reset by the process before has ended.
-func (m *monitor) endEarlier(gpuUUIDs []string) {
+// endOldResets ends the holds of GPUs whose reset by an earlier run has ended.
+func (m *monitor) endOldResets(gpuUUIDs []string) {
 	for _, gpuUUID := range gpuUUIDs {
 		m.mu.Lock()
-		m.earlier = slices.DeleteFunc(m.earlier, func(uuid string) bool { return uuid == gpuUUID })
+		m.heldByOldReset = slices.DeleteFunc(m.heldByOldReset, func(uuid string) bool { return uuid == gpuUUID })
 		name := cmp.Or(m.names[gpuUUID], gpuUUID)
 		m.mu.Unlock()
 		m.log.Warn(name + " is no longer held: nvidia-smi does not reset it any more. Whether " +

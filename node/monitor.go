@@ -43,9 +43,9 @@ const (
 	// maxGap is how long the driver's library may be closed before the state and the log say that events are missed: most
 	// resets are shorter.
 	maxGap = 10 * time.Second
-	// maxEarly bounds the different XIDs that wait for their GPU to be known, which takes milliseconds, or until the
-	// driver's files are as they should be. A machine has at most 16 GPUs, and a GPU has few codes.
-	maxEarly = 1024
+	// maxWaitingXIDs bounds the different XIDs that wait for their GPU to be known, which takes milliseconds, or until
+	// the driver's files are as they should be. A machine has at most 16 GPUs, and a GPU has few codes.
+	maxWaitingXIDs = 1024
 	// saveInterval is how often counters are saved if no state changes.
 	saveInterval = time.Minute
 )
@@ -56,9 +56,9 @@ type HealthOptions struct {
 	Rules  health.Rules
 	// Path is the file with the record of the devices' health, for the next start. Empty means that there is none.
 	Path string
-	// EarlierResets returns the GPUs, by UUID, whose reset goes on although the process has ended that began it. Nil
-	// means that there are none.
-	EarlierResets func() ([]string, error)
+	// StillResetting returns the UUIDs of the GPUs whose reset goes on although the run of the program that started it
+	// has ended. Nil means that there are none.
+	StillResetting func() ([]string, error)
 	// Observer may be nil.
 	Observer HealthObserver
 }
@@ -72,26 +72,26 @@ type monitor struct {
 	host     host.Host
 	probeNow wake.Chan
 
-	mu            sync.Mutex
-	machine       *health.Machine
-	names         map[string]string // what people call a device, such as "GPU 3", by UUID
-	early         []earlyXID        // of GPUs that setDevices has not had yet
-	loggedEvents  map[string]bool   // the lines about the first event of each kind of a GPU
-	closed        time.Time         // since when the library has been closed; zero if it is not
-	loaded        bool              // whether the record was read: before that none is written
-	identity      health.Identity   // of the record
-	earlier       []string          // the GPUs that are held for a reset that the process before began, by UUID
-	earlierReason string            // why these are held
-	unsaved       bool              // whether the record lacks a transition that is worth saving
-	loggedReasons map[string]string // the reasons that were logged of each device since it was healthy, by UUID
+	mu             sync.Mutex
+	machine        *health.Machine
+	names          map[string]string // what people call a device, such as "GPU 3", by UUID
+	waitingXIDs    []waitingXID      // of GPUs that setDevices has not had yet
+	loggedEvents   map[string]bool   // the lines about the first event of each kind of a GPU
+	closed         time.Time         // since when the library has been closed; zero if it is not
+	loaded         bool              // whether the record was read: before that none is written
+	identity       health.Identity   // of the record
+	heldByOldReset []string          // UUIDs of the GPUs held for a reset that an earlier run of serve started
+	heldReason     string            // why these are held
+	unsaved        bool              // whether the record lacks a transition that is worth saving
+	loggedReasons  map[string]string // the reasons that were logged of each device since it was healthy, by UUID
 
 	saving    sync.Mutex // held while the record is written
 	saved     []byte     // the last record that was read or written
 	saveError string     // why the last one could not be written
 }
 
-// earlyXID is an XID event and how often it came.
-type earlyXID struct {
+// waitingXID is an XID event of a GPU that is not known yet, and how often it came.
+type waitingXID struct {
 	gpu.Event
 	count int
 }
@@ -113,14 +113,14 @@ func (m *monitor) setDevices(s *gpu.Snapshot) {
 	}
 }
 
-// replaceDevices returns the early events of the devices.
-func (m *monitor) replaceDevices(s *gpu.Snapshot) (early []earlyXID) {
+// replaceDevices returns the XIDs that waited for these devices.
+func (m *monitor) replaceDevices(s *gpu.Snapshot) (xids []waitingXID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var devices []health.Device
 	before := m.names
 	devices, m.names = healthDevices(s)
-	m.logGone(before)
+	m.logChangedGPUs(before)
 	var unreadable []string
 	for i := range s.Devices {
 		if d := &s.Devices[i]; !d.Usable() {
@@ -129,16 +129,16 @@ func (m *monitor) replaceDevices(s *gpu.Snapshot) (early []earlyXID) {
 	}
 	usable := m.loaded || m.loadRecord(s.DriverVersion)
 	m.machine.SetDevices(time.Now(), devices, unreadable...)
-	m.holdEarlier()
+	m.holdForOldResets()
 	if !usable {
 		m.machine.SuspectAll(time.Now(), "its recorded health cannot be used")
 	}
-	early, m.early = m.early, nil
-	return slices.DeleteFunc(early, func(e earlyXID) bool { return !m.machine.Knows(e.GPU) })
+	xids, m.waitingXIDs = m.waitingXIDs, nil
+	return slices.DeleteFunc(xids, func(e waitingXID) bool { return !m.machine.Knows(e.GPU) })
 }
 
-// logGone logs which GPUs are gone and which are new, since the devices had these names.
-func (m *monitor) logGone(before map[string]string) {
+// logChangedGPUs logs which GPUs disappeared and which appeared; before has the names of the last snapshot.
+func (m *monitor) logChangedGPUs(before map[string]string) {
 	for _, uuid := range slices.Sorted(maps.Keys(before)) {
 		if name := before[uuid]; isGPU(name) && m.names[uuid] == "" {
 			m.log.Warn(name + " is gone: the driver does not have " + uuid + " any more")
@@ -205,16 +205,16 @@ func (m *monitor) logFirst(e gpu.Event) {
 }
 
 var eventTexts = map[gpu.EventKind]string{
-	gpu.EventECC:         "an uncorrected memory error, and probes decide about its devices",
+	gpu.EventECC:         "an uncorrected memory error: the next probes decide whether its devices stay healthy",
 	gpu.EventRecovery:    "that its recovery action has changed",
-	gpu.EventUnavailable: "that it is not available, and probes decide about its devices",
+	gpu.EventUnavailable: "that it is not available: the next probes decide whether its devices stay healthy",
 	gpu.EventMIG:         "that its MIG devices have changed",
 }
 
 func (m *monitor) receiveXID(e gpu.Event) {
 	m.mu.Lock()
 	if !m.machine.Knows(e.GPU) {
-		m.keepEarly(e)
+		m.keepWaiting(e)
 		m.mu.Unlock()
 		return
 	}
@@ -228,14 +228,14 @@ func (m *monitor) receiveXID(e gpu.Event) {
 	m.report(transitions)
 }
 
-// keepEarly counts each kind of event once, so that a GPU with many pushes out nothing of the others.
-func (m *monitor) keepEarly(e gpu.Event) {
-	i := slices.IndexFunc(m.early, func(x earlyXID) bool { return x.Event == e })
+// keepWaiting counts each kind of event once, so that a GPU with many pushes out nothing of the others.
+func (m *monitor) keepWaiting(e gpu.Event) {
+	i := slices.IndexFunc(m.waitingXIDs, func(x waitingXID) bool { return x.Event == e })
 	switch {
 	case i >= 0:
-		m.early[i].count++
-	case len(m.early) < maxEarly:
-		m.early = append(m.early, earlyXID{e, 1})
+		m.waitingXIDs[i].count++
+	case len(m.waitingXIDs) < maxWaitingXIDs:
+		m.waitingXIDs = append(m.waitingXIDs, waitingXID{e, 1})
 	}
 }
 
@@ -407,8 +407,8 @@ func (m *monitor) run(ctx context.Context) {
 			m.saveOrLog()
 			return
 		case <-m.probeNow:
-			if early := minProbePause - time.Since(probed); early > 0 { // a container can cause events in a loop
-				timer.Reset(early)
+			if wait := minProbePause - time.Since(probed); wait > 0 { // a container can cause events in a loop
+				timer.Reset(wait)
 				continue
 			}
 		case <-timer.C:
@@ -418,9 +418,9 @@ func (m *monitor) run(ctx context.Context) {
 			m.saveOrLog()
 		}
 		probed = time.Now()
-		ended := m.endedEarlier()
+		ended := m.endedOldResets()
 		_ = m.probe(ctx) // while the driver as a whole does not answer, nothing is known about the GPUs
-		m.endEarlier(ended)
+		m.endOldResets(ended)
 		if m.hasUnsaved() || time.Now().After(due) {
 			m.saveOrLog()
 			due = time.Now().Add(saveInterval)
@@ -457,14 +457,14 @@ func (m *monitor) check(ctx context.Context, gpuUUID, uuid string) error {
 	return m.checkState(ctx, gpuUUID, status, health.Healthy)
 }
 
-// checkReset probes a GPU after a reset and returns why it is not as it should be, or nil. One that recovers is: what is
-// left is to wait.
+// checkReset probes a GPU after a reset and returns why it is neither healthy nor recovering, or nil. A recovering GPU
+// only needs time.
 func (m *monitor) checkReset(ctx context.Context, uuid string) error {
 	status := func() (health.Status, bool) { return m.machine.StatusWithoutCordon(uuid) }
 	return m.checkState(ctx, uuid, status, health.Healthy, health.Recovering)
 }
 
-// checkState probes a GPU and returns nil if a device's state is then a wanted one, or what it is.
+// checkState probes a GPU, and returns an error with the device's state unless that is one of the wanted states.
 func (m *monitor) checkState(
 	ctx context.Context, gpuUUID string, status func() (health.Status, bool), wanted ...health.State,
 ) error {
@@ -518,7 +518,7 @@ func (m *monitor) leftInUse(uuid string) bool {
 func (m *monitor) interval() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.machine.NeedsFrequentProbes() || len(m.earlier) > 0 {
+	if m.machine.NeedsFrequentProbes() || len(m.heldByOldReset) > 0 {
 		return suspectInterval
 	}
 	return probeInterval

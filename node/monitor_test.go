@@ -75,7 +75,7 @@ func TestAnEventDuringTheFirstSnapshotCounts(t *testing.T) {
 	if n := b.rec.State().Health[b.uuids()[1]].XIDs[45]; n != many {
 		t.Errorf("%d of %d events were counted", n, many)
 	}
-	if n := len(b.rec.monitor.early); n != 0 {
+	if n := len(b.rec.monitor.waitingXIDs); n != 0 {
 		t.Errorf("%d events are kept", n)
 	}
 }
@@ -320,7 +320,7 @@ func TestAHoldOfAnEarlierResetEndsWhileDevicesChange(t *testing.T) {
 		done.Go(func() {
 			for range 20 {
 				m.setDevices(b.rec.State().Snapshot)
-				m.endEarlier([]string{held})
+				m.endOldResets([]string{held})
 			}
 		})
 	}
@@ -452,7 +452,7 @@ func TestWhatIsResetStillIsHeldWithoutARecord(t *testing.T) {
 			}
 			b := newFixture(t, "pcie-quad", watchHealth(path))
 			running, err := b.uuids()[2:3], c.unknown
-			b.rec.monitor.EarlierResets = func() ([]string, error) { return running, err }
+			b.rec.monitor.StillResetting = func() ([]string, error) { return running, err }
 			held := func(want int, reason string) {
 				t.Helper()
 				n := 0
@@ -470,13 +470,13 @@ func TestWhatIsResetStillIsHeldWithoutARecord(t *testing.T) {
 			if held(c.held, "held"); c.unknown != nil {
 				held(c.held, "held, since its reset may not have ended: an unreadable directory")
 			}
-			m.endEarlier(m.endedEarlier())
+			m.endOldResets(m.endedOldResets())
 			held(c.held, "held")
 			err = nil // from now on it is known
-			m.endEarlier(m.endedEarlier())
+			m.endOldResets(m.endedOldResets())
 			held(1, "held")
 			running = nil
-			m.endEarlier(m.endedEarlier())
+			m.endOldResets(m.endedOldResets())
 			held(0, "held")
 		})
 	}

@@ -160,7 +160,7 @@ func (r *Reconciler) State() State {
 }
 
 // Receive takes an event of the driver. It returns when the state that follows is published. Call it after Start has
-// begun, but for gpu.EventUnbind.
+// begun, but for gpu.EventUnbind. XIDs that arrive before the first devices are known are kept until then.
 func (r *Reconciler) Receive(e gpu.Event) {
 	switch e.Kind {
 	case gpu.EventUnbind:
@@ -182,7 +182,8 @@ func (r *Reconciler) receiveUnbind(err error) {
 			"has closed the driver: " + err.Error())
 		return
 	}
-	r.log.Info("a GPU is being unbound from the driver, which waits for programs that have it open: it is closed")
+	r.log.Info("the driver is about to be unbound from a GPU; the kernel waits until no program has the GPU open: " +
+		"this program closes it")
 	r.Trigger()
 }
 
@@ -207,7 +208,7 @@ func (r *Reconciler) SetCannotReset(gpuUUID, reason string) {
 	r.monitor.setCannotReset(gpuUUID, reason)
 }
 
-// CannotReset returns the reason of SetCannotReset, also by the process before, or "". It needs Options.Health.
+// CannotReset returns the reason of SetCannotReset, also by an earlier run, or "". It needs Options.Health.
 func (r *Reconciler) CannotReset(gpuUUID string) string { return r.monitor.cannotReset(gpuUUID) }
 
 // Knows reports whether a device can be cordoned: it is there, or was and is remembered, also before the driver has
@@ -234,7 +235,7 @@ func (r *Reconciler) EndHold(gpuUUID string) { r.monitor.endHold(gpuUUID) }
 // empty reason no longer. One that is healthy otherwise is suspect while it is marked. It needs Options.Health.
 func (r *Reconciler) SetLeftInUse(uuid, reason string) { r.monitor.setLeftInUse(uuid, reason) }
 
-// LeftInUse reports whether a device is marked by SetLeftInUse, also by the process before. It needs Options.Health.
+// LeftInUse reports whether a device is marked by SetLeftInUse, also by an earlier run. It needs Options.Health.
 func (r *Reconciler) LeftInUse(uuid string) bool { return r.monitor.leftInUse(uuid) }
 
 // Trigger asks for a reconciliation soon. It does not wait for it.

@@ -117,7 +117,7 @@ func unchangedNames(old, want *specs.Spec, offered map[string]bool) map[string]b
 	return names
 }
 
-// requiredErr is why containers do not get a required extra, or nil.
+// requiredErr returns why containers do not get a required extra, or nil.
 func (p *plan) requiredErr() error {
 	for i := range p.files {
 		f := &p.files[i]
@@ -137,7 +137,7 @@ func (p *plan) requiredErr() error {
 	return nil
 }
 
-// specErr is why a spec is not as desired, or nil.
+// specErr returns why a spec is not as desired, or nil.
 func (p *plan) specErr() error {
 	for i := range p.files {
 		if err := p.files[i].err; err != nil {

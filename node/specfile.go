@@ -13,7 +13,7 @@ import (
 	"gpu-cdi-plugin/internal/fileid"
 )
 
-// SpecError is that a CDI spec cannot be written or removed.
+// SpecError reports that a CDI spec cannot be written or removed.
 type SpecError struct {
 	Path string
 	Err  error
@@ -25,7 +25,7 @@ func (e *SpecError) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *SpecError) Unwrap() error { return e.Err }
 
-// KindError is that the path of a spec has one of another kind, which is not replaced.
+// KindError reports that the path of a spec has one of another kind, which is not replaced.
 type KindError struct {
 	Path, Kind, Want string
 }

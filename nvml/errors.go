@@ -13,21 +13,22 @@ import (
 // What can be wrong with the driver as a whole. Each wraps [gpu.ErrNoDriver]. A driver that does not answer is
 // [gpu.ErrNotAnswering].
 var (
-	// ErrLibraryNotFound is that there is no libnvidia-ml.so.1.
+	// ErrLibraryNotFound reports that there is no libnvidia-ml.so.1.
 	ErrLibraryNotFound error = driverError("NVIDIA management library not found")
-	// ErrLibraryUnusable is that the file is no NVML library for this machine, or a damaged one.
+	// ErrLibraryUnusable reports that the file is no NVML library for this machine, or a damaged one.
 	ErrLibraryUnusable error = driverError("not a usable NVIDIA management library")
-	// ErrLibraryConflict is that the process has loaded another NVML library before. It can use only one until it ends.
+	// ErrLibraryConflict reports that the process has loaded another NVML library before. It can use only one until it
+	// ends.
 	ErrLibraryConflict error = driverError("the process has loaded another NVIDIA management library")
-	// ErrDriverNotLoaded is that the kernel module is not loaded.
+	// ErrDriverNotLoaded reports that the kernel module is not loaded.
 	ErrDriverNotLoaded error = driverError("NVIDIA kernel module not loaded")
-	// ErrVersionMismatch is that the library and the kernel module are of different versions.
+	// ErrVersionMismatch reports that the library and the kernel module are of different versions.
 	ErrVersionMismatch error = driverError("NVIDIA library and kernel module have different versions")
-	// ErrNoPermission is that the process may not use the driver, or may not change a setting of a GPU.
+	// ErrNoPermission reports that the process may not use the driver, or may not change a setting of a GPU.
 	ErrNoPermission error = driverError("no permission to use the NVIDIA driver")
-	// ErrReleased is that the session has released the driver; see [Session.Release].
+	// ErrReleased reports that the session has released the driver; see [Session.Release].
 	ErrReleased error = driverError("the NVIDIA driver is released for now")
-	// ErrDriverFailed is that the driver answered with any other error.
+	// ErrDriverFailed reports that the driver answered with any other error.
 	ErrDriverFailed error = driverError("the NVIDIA driver failed")
 )
 

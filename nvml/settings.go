@@ -8,7 +8,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// errNotWhole is that a setting of a MIG device was asked for.
+// errNotWhole reports that a setting of a MIG device was asked for.
 var errNotWhole = errors.New("only a whole GPU has settings, not a MIG device")
 
 // RestoreDefaults puts the settings of a whole GPU, named by its UUID, back to their defaults: application clocks,

@@ -14,9 +14,9 @@ import (
 // unbindSubject is the subject of calls about events of the driver.
 const unbindSubject = "events of the driver"
 
-// watchUnbind receives that the driver is about to be unbound from a GPU, until it has, or is stopped. The kernel sends
-// its uevent only after that, and until then it waits for all programs that have the GPU open: without this event for
-// ever. Older drivers do not report it.
+// watchUnbind waits for NVML's events that the driver is about to be unbound from a GPU, until it is stopped. The
+// kernel unbinds the driver, and sends the uevent, only when no program has the GPU open; without these events this
+// program would keep it open for ever. Older drivers do not report them.
 func (w *watchers) watchUnbind() {
 	for pause := minEventPause; !w.stopped(); pause = min(2*pause, maxEventPause) {
 		err := w.receiveUnbind()

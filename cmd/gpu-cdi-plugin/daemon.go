@@ -42,11 +42,11 @@ type daemon struct {
 	wake wake.Chan // something in the summary may have changed
 
 	// What each verb sets.
-	ready         func() error             // why it is not ready besides the node
-	summary       func() []string          // what it reports besides the node
-	admit         func(*app) error         // why a configuration cannot be used, at the start and at each reload
-	earlierResets func() ([]string, error) // node.HealthOptions.EarlierResets, where the health is recorded
-	released      func() <-chan struct{}   // is closed at the end of device release; nil while there is none
+	ready          func() error             // why it is not ready besides the node
+	summary        func() []string          // what it reports besides the node
+	admit          func(*app) error         // why a configuration cannot be used, at the start and at each reload
+	stillResetting func() ([]string, error) // node.HealthOptions.StillResetting, where the health is recorded
+	released       func() <-chan struct{}   // is closed at the end of device release; nil while there is none
 }
 
 // newDaemon joins the parts. offerOf returns a copy of the app's, since a reload changes that while a reconciliation
@@ -93,7 +93,7 @@ func (a *app) newDaemon(
 		Publish: publish, Log: a.log, Observer: d.metrics, Uevents: uevent.Listen,
 		Health: &node.HealthOptions{
 			Prober: d.session, Rules: a.plugin.Health.Rules(), Path: healthRecord, Observer: d.metrics,
-			EarlierResets: func() ([]string, error) { return d.earlierResets() },
+			StillResetting: func() ([]string, error) { return d.stillResetting() },
 		},
 	})
 	return d, nil

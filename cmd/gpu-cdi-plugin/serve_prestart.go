@@ -37,7 +37,7 @@ func (s *service) newPreparer() *preparer {
 	resetter := &prestart.DriverReset{
 		Host: s.host, Find: p.findSMI, Check: check, LockDir: filepath.Join(s.app.plugin.StateDir, "resets"),
 	}
-	s.earlierResets = resetter.StillResetting
+	s.stillResetting = resetter.StillResetting
 	p.runner = prestart.New(prestart.Options{
 		Host: s.host, Driver: s.session, State: p, Check: check, Resetter: resetter, Log: s.app.log,
 	})
@@ -162,8 +162,8 @@ func (p *preparer) othersOf(
 	}
 }
 
-// whyNotReady is why a container must not have a device whatever its policy does, or empty. Faults of the device are a matter
-// of the policy.
+// whyNotReady returns why a container must not have a device whatever its policy does, or empty. Faults of the device
+// are a matter of the policy.
 func (p *preparer) whyNotReady(d *resource.Device) string {
 	if !d.Healthy && !d.Fault {
 		return d.Reason
