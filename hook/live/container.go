@@ -65,7 +65,7 @@ func (c *container) check(mountinfo []byte) (err error) {
 	if err := c.root.CheckMountedSince(mountinfo); err != nil {
 		return fmt.Errorf("%s is not the root of process %d, nothing was changed: %w", c.path, c.pid, err)
 	}
-	c.root.OwnTmpfs(onHost)
+	c.root.TreatTmpfsAsOwn(onHost)
 	for i, n := range c.plan.nodes {
 		if c.root.HasNode(n.path, c.nodes[i]) {
 			continue
@@ -173,8 +173,8 @@ func (c *container) mount(s source) error {
 	return c.root.Mount(s.tree, s.isDir, s.target)
 }
 
-// asContainer runs act with the file system rights of the container's root: on a tmpfs of its user namespace no file
-// can be made for another user of the host. Without a user namespace that is this user.
+// asContainer runs act as root of the container's user namespace, by setfsuid and setfsgid: on a tmpfs of that
+// namespace no unmapped user can make files. Without a user namespace it only runs act.
 func (c *container) asContainer(act func() error) error {
 	if c.users == nil {
 		return act()

@@ -48,7 +48,7 @@ type Request struct {
 	Before, After []byte
 }
 
-// Give gives a container what After has and Before has not. The calling goroutine must be locked to the main thread,
+// Give gives a container what After has in addition to Before. The calling goroutine must be locked to the main thread,
 // and the process in the host's mount namespace. No step begins after ctx is done.
 //
 // Warnings are for what the container can start without. On an error nothing was changed, or it was taken back; an
@@ -167,7 +167,8 @@ func (c *container) give(ctx context.Context) (warnings []error, err error) {
 	return warnings, nil
 }
 
-// allow adds the device rules. The process ran before and after: it was its cgroup.
+// allow adds the device rules. It checks before and after that the process still runs: so its ID was not reused, and
+// the cgroup found by the ID is the container's.
 func (c *container) allow(ctx context.Context) (*devcgroup.Change, error) {
 	if err := errors.Join(context.Cause(ctx), c.checkAlive()); err != nil {
 		return nil, err

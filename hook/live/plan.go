@@ -18,7 +18,8 @@ import (
 	"gpu-cdi-plugin/internal/hookargs"
 )
 
-// errNotLive is the reason of errors that name what the specs have. The positions that edit config.json can give it.
+// errNotLive is wrapped by errors that name a part of a spec which cannot be added to a created container. The
+// positions that edit config.json can add it.
 var errNotLive = errors.New("a container that exists already cannot get it")
 
 // plan is what a container gets, in the order in which it is applied.

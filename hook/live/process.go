@@ -85,7 +85,7 @@ func (p *process) open(h host.Host) error {
 	if err := p.checkAlive(); err != nil {
 		return err
 	}
-	if err := p.checkMaker(h); err != nil {
+	if err := p.checkCreatedBy(h); err != nil {
 		return err
 	}
 	if err := p.openMounts(h); err != nil {
@@ -184,10 +184,11 @@ func (p *process) checkAlive() error {
 	return nil
 }
 
-// checkMaker returns an error unless the process is a child of the runtime, or a grandchild that lost its parent: "crun
-// create" with a user namespace forks twice. Such an orphan goes to an ancestor of the runtime, which can have the
-// processes of other containers too. But these have begun before the runtime, or have executed another program since.
-func (p *process) checkMaker(h host.Host) error {
+// checkCreatedBy returns an error unless the process is a child of the runtime, or a grandchild that lost its parent:
+// "crun create" with a user namespace forks twice. The kernel gives such an orphan to an ancestor of the runtime.
+// Processes of other containers can have the same parent, so two more conditions must be met: the process executes the
+// runtime's program, and did not start before the runtime.
+func (p *process) checkCreatedBy(h host.Host) error {
 	runtime := p.runtime.pid
 	own, err := readStat(p.dir)
 	if err != nil {
@@ -196,24 +197,24 @@ func (p *process) checkMaker(h host.Host) error {
 	if own.parent == runtime {
 		return nil
 	}
-	maker, err := openProc(runtime, h)
+	creator, err := openProc(runtime, h)
 	if err != nil {
 		return err
 	}
-	defer maker.Close()
-	made, err := readStat(maker)
+	defer creator.Close()
+	theirs, err := readStat(creator)
 	if err != nil {
 		return err
 	}
-	same, err := sameProgram(p.dir, maker)
+	same, err := sameProgram(p.dir, creator)
 	if err != nil {
 		return err
 	}
-	isAncestor, err := isAncestor(own.parent, made.parent, h)
+	isAncestor, err := isAncestor(own.parent, theirs.parent, h)
 	if err != nil {
 		return err
 	}
-	if p.pid == runtime || !same || !isAncestor || own.start < made.start {
+	if p.pid == runtime || !same || !isAncestor || own.start < theirs.start {
 		return fmt.Errorf("it is a child of process %d, and this hook of process %d: only the runtime that made the "+
 			"container may run the hook, without a shell between them", own.parent, runtime)
 	}
@@ -223,16 +224,16 @@ func (p *process) checkMaker(h host.Host) error {
 // maxAncestors bounds the walk from a process to the first one.
 const maxAncestors = 1000
 
-// isAncestor reports whether a process is another one, its parent, or the parent's parent and so on.
-func isAncestor(pid, of int, h host.Host) (bool, error) {
+// isAncestor reports whether a process is the descendant itself or one of its ancestors.
+func isAncestor(pid, descendant int, h host.Host) (bool, error) {
 	for range maxAncestors {
-		if pid == of {
+		if pid == descendant {
 			return true, nil
 		}
-		if of <= 1 {
+		if descendant <= 1 {
 			return false, nil
 		}
-		dir, err := openProc(of, h)
+		dir, err := openProc(descendant, h)
 		if err != nil {
 			return false, err
 		}
@@ -241,7 +242,7 @@ func isAncestor(pid, of int, h host.Host) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		of = s.parent
+		descendant = s.parent
 	}
 	return false, nil
 }

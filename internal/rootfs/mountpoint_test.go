@@ -85,7 +85,7 @@ func TestMountRefuses(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(w.dir+"/proc", unix.MNT_DETACH) })
 	w.reopen(t, "/dev")
-	w.root.OwnTmpfs(func(uint64) bool { return false })
+	w.root.TreatTmpfsAsOwn(func(uint64) bool { return false })
 	before, mounts := image.Fingerprint(t, w.dir+"/dir"), countMounts(t)
 	for name, want := range map[string]string{
 		"/dir": "is a directory", "/file/sub": "not a directory", "/volume/new": ErrVolume.Error(),
@@ -138,7 +138,7 @@ func TestMountPointsInATmpfs(t *testing.T) {
 	if err := unix.Stat(w.dir+"/volume", &volume); err != nil {
 		t.Fatal(err)
 	}
-	w.root.OwnTmpfs(func(dev uint64) bool { return dev == volume.Dev })
+	w.root.TreatTmpfsAsOwn(func(dev uint64) bool { return dev == volume.Dev })
 	if err := w.root.MakeMountPoint("/run/a/socket", false); err != nil {
 		t.Error(err)
 	}

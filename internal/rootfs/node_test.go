@@ -111,7 +111,7 @@ func TestNodesOfVolumes(t *testing.T) {
 			}
 		}
 	}
-	w.root.OwnTmpfs(func(uint64) bool { return false })
+	w.root.TreatTmpfsAsOwn(func(uint64) bool { return false })
 	if err := w.root.CheckNode("/tmp/new"); err == nil || !strings.Contains(err.Error(), "nodev") {
 		t.Errorf("on a mount with nodev: %v", err)
 	}
@@ -156,13 +156,13 @@ func TestNodesOfAVolumeAtDev(t *testing.T) {
 	w := newWorld(t)
 	mountTmpfs(t, w.dir+"/dev", 0)
 	w.reopen(t, "/dev")
-	w.root.OwnTmpfs(func(uint64) bool { return true })
+	w.root.TreatTmpfsAsOwn(func(uint64) bool { return true })
 	for _, err := range []error{w.root.CheckNode("/dev/zero"), w.root.MakeNode("/dev/zero", zero())} {
 		if !errors.Is(err, ErrVolume) {
 			t.Errorf("got %v, want ErrVolume", err)
 		}
 	}
-	w.root.OwnTmpfs(func(uint64) bool { return false })
+	w.root.TreatTmpfsAsOwn(func(uint64) bool { return false })
 	if err := errors.Join(w.root.CheckNode("/dev/zero"), w.root.MakeNode("/dev/zero", zero())); err != nil {
 		t.Errorf("in the container's own: %v", err)
 	}

@@ -43,15 +43,17 @@ type Root struct {
 	// onHost reports whether the host has a file system mounted, by its device number. Without it no file system but
 	// those of mount and dev is the container's own.
 	onHost func(dev uint64) bool
-	// shared are the mounts that were there when one was first asked for, and whether they have propagation.
+	// shared says by mount ID whether a mount has propagation. It is read at the first lookup, and again when a mount
+	// is not in it.
 	shared map[uint64]bool
 	// undo is what Undo takes back, nil before Record.
 	undo []change
 }
 
-// OwnTmpfs makes every tmpfs in the root the container's own that the host has mounted nowhere, such as at /run: the
-// runtime made it for this container. A volume in memory is mounted on the host too, and is not even its own /dev.
-func (r *Root) OwnTmpfs(onHost func(dev uint64) bool) {
+// TreatTmpfsAsOwn has Root treat a tmpfs as the container's own if the host has it mounted nowhere: the runtime made it
+// for this container, as at /run. A volume in memory is mounted on the host too: it is not the container's own, not
+// even at /dev.
+func (r *Root) TreatTmpfsAsOwn(onHost func(dev uint64) bool) {
 	r.onHost = onHost
 	r.dev = r.mount
 }
