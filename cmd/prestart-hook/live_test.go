@@ -25,8 +25,8 @@ type liveBundle struct {
 	// root is the container's root, an image with glibc.
 	root     string
 	readonly bool
-	firstID  int // of a user namespace, as that of bundle
-	hostPID  bool
+	firstID  int    // of a user namespace, as that of bundle
+	shared   string // the kind of a namespace of the host in which the container is, or empty
 	plainDev bool   // no tmpfs at /dev
 	stage    string // createRuntime if empty
 	// annotation is what the container asks for, test.com/gpu=0 if empty.
@@ -122,9 +122,11 @@ func (b *liveBundle) write(name string, content any) {
 }
 
 func (b *liveBundle) config() map[string]any {
-	namespaces := []map[string]string{{"type": "mount"}, {"type": "ipc"}, {"type": "uts"}}
-	if !b.hostPID {
-		namespaces = append(namespaces, map[string]string{"type": "pid"})
+	var namespaces []map[string]string
+	for _, kind := range []string{"mount", "ipc", "uts", "pid", "network"} {
+		if kind != b.shared {
+			namespaces = append(namespaces, map[string]string{"type": kind})
+		}
 	}
 	linux := map[string]any{"resources": map[string]any{
 		"devices": []any{map[string]any{"allow": false, "access": "rwm"}},
@@ -202,7 +204,8 @@ func TestLive(t *testing.T) {
 		"created, then started":                      func(b *liveBundle) { b.twoSteps = true },
 		"created, then started, in a user namespace": func(b *liveBundle) { b.twoSteps = true; b.useUsers() },
 		"the prestart stage":                         func(b *liveBundle) { b.stage = "prestart" },
-		"the PID namespace of the host":              func(b *liveBundle) { b.hostPID = true },
+		"the PID namespace of the host":              func(b *liveBundle) { b.shared = "pid" },
+		"the network namespace of the host":          func(b *liveBundle) { b.shared = "network" },
 		"mounts of the host are shared":              func(b *liveBundle) { b.setup = "mount -n --make-rshared /" },
 		"mounts of the host are slaves":              func(b *liveBundle) { b.setup = "mount -n --make-rslave /" },
 		"a mount in a shared mount":                  func(b *liveBundle) { b.useNestedMounts() },
