@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/lib/image"
@@ -65,6 +66,9 @@ exec chroot . env -i container=test PATH="$PATH" "$systemd" --system --unit=test
 // reload is the service of that machine: it runs a container, has the container open the devices, reloads systemd's
 // units, and has them opened again.
 const reload = `cd "$1"
+mkdir -p /etc/cdi /etc/gpu-cdi-plugin
+cp spec.json /etc/cdi
+cp hook.yaml /etc/gpu-cdi-plugin
 mkfifo in out
 exec 3<>in 4<>out
 "$2" --systemd-cgroup --root /run/containers run --bundle "$3" gpu <in >out 2>error &
@@ -82,9 +86,15 @@ wait
 cat error
 systemctl exit --force --force`
 
-// TestDaemonReload guards against the loss of a device at systemctl daemon-reload, on a real systemd.
+// TestDaemonReload guards against the loss of a device at systemctl daemon-reload, on a real systemd. The hook is the
+// released one.
 func TestDaemonReload(t *testing.T) {
 	testenv.Root(t)
+	hook := filepath.Join(t.TempDir(), "prestart-hook")
+	proc.Must(t, 0, proc.Cmd{
+		Args: []string{"go", "build", "-trimpath", "-ldflags=-s -w", "-o", hook, "gpu-cdi-plugin/cmd/prestart-hook"},
+		Env:  append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS="),
+	})
 	const start = "gpu No such device or address, other "
 	for name, c := range map[string]struct {
 		all  bool // the container may use all devices
@@ -102,7 +112,7 @@ func TestDaemonReload(t *testing.T) {
 			t.Run(name+" "+cgroup, func(t *testing.T) {
 				t.Parallel()
 				hierarchy(t, cgroup == "v2")
-				got := runMachine(t, cgroup, reloadBundle(t, c.all))
+				got := runMachine(t, cgroup, reloadBundle(t, hook, c.all))
 				if diff := cmp.Diff(c.want, got); diff != "" {
 					t.Errorf("-want +got:\n%s", diff)
 				}
@@ -111,26 +121,29 @@ func TestDaemonReload(t *testing.T) {
 	}
 }
 
-// reloadBundle makes a container that opens its devices for each line of its standard input, after the hook has allowed
-// one of them.
-func reloadBundle(t *testing.T, all bool) *image.Bundle {
+// reloadBundle makes a container that opens its devices for each line of its standard input. The hook gives it one of
+// them.
+func reloadBundle(t *testing.T, hook string, all bool) *image.Bundle {
 	t.Helper()
 	e := &engine.Bare{Runtime: "runc", Cgroup: engine.V1, Images: images}
-	bundle := e.Bundle(t, images.Copy(t, image.Static), engine.Container{Mknod: true, Args: []string{"sh", "-c", `
-mknod /gpu c 195 7; mknod /other c 195 8
+	bundle := e.Bundle(t, images.Copy(t, image.Static), engine.Container{
+		Mknod: true, Annotations: map[string]string{"cdi.k8s.io/gpu": "test.com/gpu=7"}, Args: []string{"sh", "-c", `
+mknod /other c 195 8
 try() { echo "$( (: <>"$1") 2>&1)"; }
 while read -r line; do
-	gpu=$(try /gpu) other=$(try /other)
+	gpu=$(try /dev/gpu) other=$(try /other)
 	echo "gpu ${gpu##*: }, other ${other##*: }"
-done`}})
+done`},
+	})
 	err := bundle.Edit(func(s *specs.Spec) error {
-		self, err := os.Executable()
-		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: self, Env: []string{hookVariable + "=allow"}}}}
+		s.Hooks = &specs.Hooks{
+			CreateRuntime: []specs.Hook{{Path: hook, Args: []string{"prestart-hook", "create-runtime"}}},
+		}
 		s.Linux.CgroupsPath = "system.slice:runc:gpu"
 		if all {
 			s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -147,6 +160,13 @@ func runMachine(t *testing.T, cgroup string, bundle *image.Bundle) []string {
 	}
 	dir, root := t.TempDir(), fmt.Sprintf("/devcgroup-test-%d-%d", os.Getpid(), cgroups.Add(1))
 	output := filepath.Join(dir, "printed")
+	if err := unix.Mknod(filepath.Join(dir, "gpu"), unix.S_IFCHR|0o666, int(unix.Mkdev(195, 7))); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "spec.json"), fmt.Sprintf(`{
+"cdiVersion": "0.6.0", "kind": "test.com/gpu", "devices": [{"name": "7", "containerEdits": {
+"deviceNodes": [{"path": "/dev/gpu", "hostPath": "%s/gpu", "permissions": "rw"}]}}]}`, dir))
+	write(t, filepath.Join(dir, "hook.yaml"), "kinds: [test.com/gpu]\n")
 	write(t, filepath.Join(dir, "service.sh"), reload)
 	write(t, filepath.Join(dir, "test.target"), "[Unit]\nDefaultDependencies=no\nWants=test.service\n")
 	command := strings.Join([]string{"bash", dir + "/service.sh", dir, bundle.Runtime, bundle.Dir}, " ")
