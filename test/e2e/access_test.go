@@ -10,6 +10,7 @@ import (
 	"gpu-cdi-plugin/gpu"
 	"gpu-cdi-plugin/test/lib/engine"
 	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/proc"
 	"gpu-cdi-plugin/test/lib/suite"
 )
 
@@ -20,8 +21,11 @@ const (
 	forbidden = "Operation not permitted"
 )
 
-// TestAccess gives a container one GPU of eight. It makes device nodes for all of them and can open only that of its
-// own.
+// endOfList is printed by a container after the list of nvidia-smi.
+const endOfList = "end of the list"
+
+// TestAccess gives a container one GPU of eight. It lists that one, makes device nodes for all of them and can open
+// only those of its own.
 func TestAccess(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "dgx-h100")
@@ -30,19 +34,19 @@ func TestAccess(t *testing.T) {
 		t.Fatal(err)
 	}
 	const given = 5
-	for _, e := range append(shared.Engines(), live(t)...) {
-		t.Run(e.String(), func(t *testing.T) {
-			t.Parallel()
-			var nodes []node
-			for _, d := range snapshot.Devices {
-				nodes = append(nodes, hostNode(t, n, fmt.Sprintf("nvidia%d", d.Minor), d.Index == given))
-			}
-			checkAccess(t, e, n, nodes, fmt.Sprint(given))
-		})
+	var nodes []node
+	var list []listed
+	for _, d := range snapshot.Devices {
+		nodes = append(nodes, hostNode(t, n, fmt.Sprintf("nvidia%d", d.Minor), d.Index == given))
+		if d.Index == given {
+			list = listedAs(0, d)
+		}
 	}
+	checkAccess(t, n, nodes, list, fmt.Sprint(given))
 }
 
-// TestMIGAccess gives a container one MIG device. It cannot open the capability nodes of the GPU's other instances.
+// TestMIGAccess gives a container one MIG device. It lists that one and cannot open the capability nodes of the GPU's
+// other instances.
 func TestMIGAccess(t *testing.T) {
 	t.Parallel()
 	n := shared.Node(t, "mig-h100")
@@ -50,23 +54,19 @@ func TestMIGAccess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	given, nodes := migNodes(t, n, snapshot.Devices)
-	for _, e := range append(shared.Engines(), live(t)...) {
-		t.Run(e.String(), func(t *testing.T) {
-			t.Parallel()
-			checkAccess(t, e, n, nodes, given)
-		})
-	}
+	given, list, nodes := migNodes(t, n, snapshot.Devices)
+	checkAccess(t, n, nodes, list, given)
 }
 
-// migNodes picks a MIG device of a GPU with several, and returns all capability nodes, with those of the device marked.
-func migNodes(t *testing.T, n *suite.Node, devices []gpu.Device) (given string, nodes []node) {
+// migNodes picks a MIG device of a GPU with several, and returns what nvidia-smi must list, and all capability nodes,
+// with those of the device marked.
+func migNodes(t *testing.T, n *suite.Node, devices []gpu.Device) (given string, list []listed, nodes []node) {
 	t.Helper()
 	for _, d := range devices {
 		for _, m := range d.MIG {
 			is := given == "" && len(d.MIG) > 1
 			if is {
-				given = m.UUID
+				given, list = m.UUID, listedAs(0, d, m)
 			}
 			for _, capability := range []int{m.GPUInstanceCap, m.ComputeInstanceCap} {
 				nodes = append(nodes, hostNode(t, n, fmt.Sprintf("nvidia-caps/nvidia-cap%d", capability), is))
@@ -76,7 +76,7 @@ func migNodes(t *testing.T, n *suite.Node, devices []gpu.Device) (given string, 
 	if given == "" {
 		t.Fatal("the machine has no GPU with several MIG devices")
 	}
-	return given, nodes
+	return given, list, nodes
 }
 
 // node is a device node of the host, and whether a container may use it.
@@ -95,25 +95,58 @@ func hostNode(t *testing.T, n *suite.Node, name string, given bool) node {
 	return node{name, unix.Major(st.Rdev), unix.Minor(st.Rdev), given}
 }
 
-func checkAccess(t *testing.T, e engine.Engine, n *suite.Node, nodes []node, devices ...string) {
+// checkAccess gives containers a device by every engine: by its request, or by an annotation. They list it, and then
+// open nodes.
+func checkAccess(t *testing.T, n *suite.Node, nodes []node, list []listed, device string) {
 	t.Helper()
-	var script strings.Builder
-	for i, d := range nodes {
-		fmt.Fprintf(&script, "mknod /dev/own%d c %d %d || exit\n(: <>/dev/own%d) 2>&1\n", i, d.major, d.minor, i)
+	open, answers := opening(nodes)
+	script := fmt.Sprintf("%s -L && echo %s\n%s", inContainer(t, n, n.SMI()), endOfList, open)
+	c := engine.Container{Image: image.Glibc, Mknod: true, Args: []string{"sh", "-c", script}, CDIDir: n.CDIDir}
+	check := func(e engine.Engine, c engine.Container) {
+		t.Run(e.String(), func(t *testing.T) {
+			t.Parallel()
+			res := e.Run(t, c)
+			printed, opened, _ := strings.Cut(res.Stdout, endOfList+"\n")
+			checkList(t, proc.Result{Code: res.Code, Stdout: printed, Stderr: res.Stderr}, list)
+			checkAnswers(t, opened, answers)
+		})
 	}
-	c := engine.Container{Image: image.Static, Mknod: true, Args: []string{"sh", "-c", script.String()}}
-	res := run(t, e, n, c, devices...)
-	lines := strings.Split(strings.TrimSuffix(res.Stdout, "\n"), "\n")
-	if len(lines) != len(nodes) {
-		t.Fatalf("want a line for each of %d nodes, got %v", len(nodes), res)
+	requesting, annotating := c, c
+	requesting.Devices, annotating.Annotations = names(device), annotations(names(device)...)
+	for _, e := range shared.Engines() {
+		check(e, requesting)
 	}
+	for _, e := range annotated(t) {
+		check(e, annotating)
+	}
+}
+
+// opening returns a script that makes all nodes and opens them, and opens those that the container was given, and how
+// the line ends that each prints. Capability nodes can only be read, also by root.
+func opening(nodes []node) (script string, answers []string) {
+	var b strings.Builder
 	for i, d := range nodes {
-		want := forbidden
+		own, answer := fmt.Sprintf("/dev/own%d", i), forbidden
 		if d.given {
-			want = permitted
+			answer = permitted
+			fmt.Fprintf(&b, "(: </dev/%s) 2>&1\n", d.name)
+			answers = append(answers, "/dev/"+d.name+": "+permitted)
 		}
-		if !strings.Contains(lines[i], want) {
-			t.Errorf("node with the numbers of /dev/%s: want %q, got %q", d.name, want, lines[i])
+		fmt.Fprintf(&b, "mknod %s c %d %d || exit\n(: <>%s) 2>&1\n", own, d.major, d.minor, own)
+		answers = append(answers, own+": "+answer)
+	}
+	return b.String() + "true\n", answers
+}
+
+func checkAnswers(t *testing.T, opened string, answers []string) {
+	t.Helper()
+	lines := strings.Split(strings.TrimSuffix(opened, "\n"), "\n")
+	if len(lines) != len(answers) {
+		t.Fatalf("want %d lines, got %q", len(answers), opened)
+	}
+	for i, want := range answers {
+		if !strings.HasSuffix(lines[i], want) {
+			t.Errorf("want %q, got %q", want, lines[i])
 		}
 	}
 }
