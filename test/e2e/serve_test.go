@@ -95,14 +95,17 @@ func (s *served) await(what string, problem func() string) {
 	}
 }
 
-// healthy are the UUIDs of the devices that are healthy for the kubelet, with all their replicas.
+// healthy are the UUIDs of the devices that are healthy for the kubelet. All replicas of a device must have its health.
 func (s *served) healthy() (uuids []string) {
 	all := map[string]bool{}
 	for _, resource := range s.kubelet.Resources() {
 		for _, d := range s.kubelet.Devices(resource) {
 			uuid, _, _ := strings.Cut(d.GetID(), "::") // of a replica
-			before, another := all[uuid]
-			all[uuid] = d.GetHealth() == v1beta1.Healthy && (before || !another)
+			healthy := d.GetHealth() == v1beta1.Healthy
+			if before, another := all[uuid]; another && before != healthy {
+				s.Errorf("the replicas of %s differ in their health: %v", uuid, s.kubelet.Devices(resource))
+			}
+			all[uuid] = healthy
 		}
 	}
 	maps.DeleteFunc(all, func(_ string, healthy bool) bool { return !healthy })
@@ -161,4 +164,12 @@ func (s *served) processorTime() time.Duration {
 	var used unix.Timespec
 	s.must(unix.ClockGettime(int32(^s.process.Pid()<<3|scheduler), &used))
 	return time.Duration(used.Nano())
+}
+
+// processorTimeOf is what the process uses of the processors in a time from now.
+func (s *served) processorTimeOf(length time.Duration) time.Duration {
+	s.Helper()
+	before := s.processorTime()
+	time.Sleep(length)
+	return s.processorTime() - before
 }

@@ -235,6 +235,16 @@ func allocatable(devices []gpu.Device) (uuids []string) {
 // disagreement is the difference between what `devices` has as healthy and what the kubelet has.
 func (s *soak) disagreement() string {
 	s.Helper()
+	listed, err := s.listed()
+	if err != nil {
+		return err.Error()
+	}
+	return cmp.Diff(listed, s.healthy())
+}
+
+// listed are the UUIDs of the devices that `devices` has as healthy.
+func (s *soak) listed() ([]string, error) {
+	s.Helper()
 	cmd := s.command("devices", "--timeout", "2s", "-o", "json")
 	result, err := proc.Run(s.Context(), cmd)
 	s.must(err)
@@ -246,16 +256,20 @@ func (s *soak) disagreement() string {
 		Health map[string]health.Status `json:"health"`
 	}
 	if err := json.Unmarshal([]byte(result.Stdout), &list); err != nil {
-		return fmt.Sprintf("%v: %v", err, result)
+		return nil, fmt.Errorf("%w: %v", err, result)
 	}
 	var devices []gpu.Device
 	for _, d := range list.Devices {
 		d.Device.Error = d.Error
 		devices = append(devices, d.Device)
 	}
-	healthy := slices.DeleteFunc(allocatable(devices), func(uuid string) bool {
-		recorded, known := list.Health[uuid] // nothing is recorded of one that never had a fault
-		return known && recorded.State != health.Healthy
+	return withoutFaults(allocatable(devices), list.Health), nil
+}
+
+// withoutFaults are the devices that are healthy by the record of their health.
+func withoutFaults(uuids []string, recorded map[string]health.Status) []string {
+	return slices.DeleteFunc(uuids, func(uuid string) bool {
+		h, known := recorded[uuid] // nothing is recorded of one that never had a fault
+		return known && h.State != health.Healthy
 	})
-	return cmp.Diff(healthy, s.healthy())
 }
