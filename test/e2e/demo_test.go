@@ -43,7 +43,7 @@ func demo(t *testing.T, machine, dir string) *exec.Cmd {
 			t.Errorf("/run/cdi: %v before the demo, %v after it", before, after)
 		}
 		group := fmt.Sprintf("gpu-demo-%d", cmd.Process.Pid)
-		left, err := exec.Command("find", "/sys/fs/cgroup", "-name", group).Output()
+		left, err := exec.Command("find", "/sys/fs/cgroup", "-ignore_readdir_race", "-name", group).Output()
 		if err != nil || len(left) > 0 {
 			t.Errorf("the demo left control groups: %v\n%s", err, left)
 		}

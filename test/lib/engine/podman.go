@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"gpu-cdi-plugin/test/lib/image"
@@ -48,7 +49,8 @@ func (p *Podman) Run(t testing.TB, c Container) proc.Result {
 	if p.HooksDir != "" {
 		args = append(args, "--hooks-dir", p.HooksDir)
 	}
-	args = append(args, "--runtime", runtime, "run", "--rm", "--network=none", "--log-driver=k8s-file",
+	args = append(args, "--runtime", runtime, "run", "--rm", "--network=none",
+		"--log-driver=k8s-file", "--log-opt=path="+filepath.Join(dir, "log"),
 		// A machine without CAP_SYS_RESOURCE cannot raise limits; podman's own defaults would.
 		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024",
 		"--cgroup-parent="+cgroupParent(),
@@ -73,7 +75,29 @@ func (p *Podman) Run(t testing.TB, c Container) proc.Result {
 		args = append(args, "--cap-add=MKNOD")
 	}
 	args = append(append(args, imageName(c.Image)), c.Args...)
-	return execute(t, inNamespace(t, c.CDIDir, etc, p.Cgroup, args...))
+	res := execute(t, inNamespace(t, c.CDIDir, etc, p.Cgroup, args...))
+	// podman 4 may lose the output of a container that ends at once. The log has it: conmon writes it itself.
+	if log, err := os.ReadFile(filepath.Join(dir, "log")); err == nil {
+		res.Stdout = stdoutOf(string(log))
+	}
+	return res
+}
+
+// stdoutOf is what a container has written to its standard output, by a log of the driver k8s-file. Its lines are as
+// "TIME stdout F TEXT"; P in place of F is a part of a line.
+func stdoutOf(log string) string {
+	var out strings.Builder
+	for line := range strings.Lines(log) {
+		fields := strings.SplitN(line, " ", 4)
+		if len(fields) != 4 || fields[1] != "stdout" {
+			continue
+		}
+		if fields[2] == "P" {
+			fields[3] = strings.TrimSuffix(fields[3], "\n")
+		}
+		out.WriteString(fields[3])
+	}
+	return out.String()
 }
 
 // podman returns the start of every command line: a store in dir, and no use of systemd.
