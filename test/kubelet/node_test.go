@@ -61,7 +61,10 @@ func recordMachine(t *testing.T) []string {
 			t.Fatal(err)
 		}
 		for line := range strings.Lines(string(data)) {
-			found = append(found, file+": "+line)
+			// The tests of other packages mount in directories of their own at the same time.
+			if !strings.Contains(line, " "+os.TempDir()+"/") || strings.Contains(line, prefix) {
+				found = append(found, file+": "+line)
+			}
 		}
 	}
 	return found
