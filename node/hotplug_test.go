@@ -9,7 +9,7 @@ import (
 	"gpu-cdi-plugin/sim"
 )
 
-// The fixture polls once an hour, so what is noticed is so by a uevent, or by an event of the driver.
+// The fixture polls once an hour, so only a uevent or an event of the driver can cause a reconciliation.
 func TestGPUsThatComeAndGoAreNoticedWithinASecond(t *testing.T) {
 	listening := make(chan struct{})
 	var node *sim.Node

@@ -57,8 +57,8 @@ func TestAnEventDuringTheStartCounts(t *testing.T) {
 	b.counts(b.rec.State(), 3, 1)
 }
 
-// The driver's events begin before the devices of the first snapshot are known, and with an old driver nothing else
-// tells of an XID.
+// Events arrive before the devices of the first snapshot are known. With an old driver an XID is reported by its event
+// alone.
 func TestAnEventDuringTheFirstSnapshotCounts(t *testing.T) {
 	source := &eventInSnapshot{}
 	b := newFixture(t, "pcie-quad", watchHealth(""), func(o *Options) { source.Source, o.Source = o.Source, source })

@@ -576,7 +576,7 @@ func (s *served) unloadModule(others ...string) (load func()) {
 	return func() { rename(".away", "") }
 }
 
-// reloadModule makes the node report a kernel module that was loaded anew, with no time between.
+// reloadModule unloads the kernel module and loads it again, at once.
 func (s *served) reloadModule() {
 	s.t.Helper()
 	dir := filepath.Join(s.node.Root(), "sys/module/nvidia")

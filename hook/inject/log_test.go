@@ -103,7 +103,7 @@ func TestLogToSyslog(t *testing.T) {
 			t.Errorf("got %q", data[:size])
 		}
 	}
-	// A daemon that does not read keeps nobody waiting.
+	// The hook does not wait for a daemon that does not read.
 	for range 10_000 {
 		if err = n.Log(Error, "precreate", "c1", errHostile); err != nil {
 			break

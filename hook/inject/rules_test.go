@@ -10,7 +10,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 )
 
-// bundle is a config.json, and the owner of its bundle, which is nobody for a precreate hook.
+// bundle is a config.json and the owner of its bundle, which is nil for a precreate hook.
 type bundle struct {
 	config string
 	owner  *uint32

@@ -232,7 +232,7 @@ func TestUninstallAfterChangesOfOthers(t *testing.T) {
 			func(s string) string { return strings.Replace(s, "{", `{"debug": true,`, 1) },
 			"{\"debug\": true\n}\n",
 		},
-		"daemon.json was written anew": {
+		"another program replaced daemon.json": {
 			"docker", daemonFile, `{"debug": false}`,
 			func(string) string {
 				return `{"runtimes":{"gpu-cdi":{"path":"/usr/local/sbin/gpu-cdi-runtime"}},` +

@@ -199,7 +199,7 @@ func TestGiveTakesBack(t *testing.T) {
 			t.Context(), add(good, oci.Mount{Source: dir, Destination: "/data/volume/x", Options: []string{"bind"}}),
 			"on another mount than the container's root",
 		},
-		"libraries that nobody finds": {t.Context(), func(c *oci.Spec) {
+		"libraries that no program finds": {t.Context(), func(c *oci.Spec) {
 			add(good, oci.Mount{Source: dir, Destination: "/etc/ld.so.cache", Options: []string{"bind"}})(c)
 			add(oci.Mount{Source: "/etc/passwd", Destination: "/drv/libcuda.so.1", Options: []string{"bind"}})(c)
 			c.Hooks.CreateContainer = append(c.Hooks.CreateContainer,

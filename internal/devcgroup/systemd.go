@@ -112,7 +112,7 @@ func dialSystemd(ctx context.Context, socket string) (*systemd, error) {
 	return s, nil
 }
 
-// authenticate has the kernel tell systemd which user this is.
+// authenticate asks systemd to take this process' user from the kernel (the mechanism EXTERNAL).
 //
 // All is written at once, as systemd's own clients do, and nothing else before the answer. systemd does not notice a
 // call that it reads together with BEGIN: it waits for more. The connections of godbus run into this now and then.

@@ -291,7 +291,7 @@ func TestSystemdFaults(t *testing.T) {
 		want   string
 	}{
 		"no answer": {func(t *testing.T) string { return (&manager{silent: true}).serve(t) }, "i/o timeout"},
-		"nobody listens": {func(t *testing.T) string {
+		"no program listens": {func(t *testing.T) string {
 			socket := filepath.Join(t.TempDir(), "private")
 			listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 			if err != nil {

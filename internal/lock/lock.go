@@ -57,12 +57,12 @@ func IsHeld(path string) (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look at lock %s: %w", path, err)
+		return false, fmt.Errorf("check the lock %s: %w", path, err)
 	}
 	defer f.Close()
 	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 	if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
-		return false, fmt.Errorf("look at lock %s: %w", path, err)
+		return false, fmt.Errorf("check the lock %s: %w", path, err)
 	}
 	return err != nil, nil
 }

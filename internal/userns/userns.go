@@ -1,4 +1,4 @@
-// Package userns tells what the user namespace of this process is.
+// Package userns reports what the user namespace of this process maps.
 package userns
 
 import (

@@ -1,0 +1,145 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/health"
+)
+
+// receive takes an event of the driver. It returns when the state that follows is published.
+func (m *monitor) receive(e gpu.Event) {
+	if m.Observer != nil && e.Kind != gpu.EventSource {
+		m.Observer.Event(e)
+	}
+	switch e.Kind {
+	case gpu.EventXID:
+		m.receiveXID(e)
+	case gpu.EventSource:
+		m.setSource(e)
+	default: // what it means for the device is in the driver's answers
+		m.logFirst(e)
+	}
+	m.probeNow.Wake()
+}
+
+// logFirst logs the first event of a kind of a GPU.
+func (m *monitor) logFirst(e gpu.Event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	line := fmt.Sprintf("%s reported %s; further events of this kind are counted", m.names[e.GPU], eventTexts[e.Kind])
+	if m.names[e.GPU] != "" && !m.loggedEvents[line] {
+		m.loggedEvents[line] = true
+		m.log.Info(line)
+	}
+}
+
+var eventTexts = map[gpu.EventKind]string{
+	gpu.EventECC:         "an uncorrected memory error: the next probes decide whether its devices stay healthy",
+	gpu.EventRecovery:    "that its recovery action has changed",
+	gpu.EventUnavailable: "that it is not available: the next probes decide whether its devices stay healthy",
+	gpu.EventMIG:         "that its MIG devices have changed",
+}
+
+func (m *monitor) receiveXID(e gpu.Event) {
+	m.mu.Lock()
+	if !m.machine.Knows(e.GPU) {
+		m.keepWaiting(e)
+		m.mu.Unlock()
+		return
+	}
+	transitions, first := m.machine.Event(time.Now(), e)
+	name := m.names[e.GPU]
+	m.mu.Unlock()
+	if first && len(transitions) == 0 {
+		m.log.Info(fmt.Sprintf("%s reported %s; its devices stay as they are, and further events of this code are counted",
+			name, health.XIDName(e.XID)))
+	}
+	m.report(transitions)
+}
+
+// keepWaiting counts each kind of event once, so that a GPU with many pushes out nothing of the others.
+func (m *monitor) keepWaiting(e gpu.Event) {
+	i := slices.IndexFunc(m.waitingXIDs, func(x waitingXID) bool { return x.Event == e })
+	switch {
+	case i >= 0:
+		m.waitingXIDs[i].count++
+	case len(m.waitingXIDs) < maxWaitingXIDs:
+		m.waitingXIDs = append(m.waitingXIDs, waitingXID{e, 1})
+	}
+}
+
+func (m *monitor) setSource(e gpu.Event) {
+	if m.Observer != nil {
+		m.Observer.EventSource(e.GPU, e.Err == nil)
+	}
+	if errors.Is(e.Err, gpu.ErrLibraryClosed) {
+		m.beginGap()
+		return
+	}
+	changed := m.endGap()
+	why := ""
+	if e.Err != nil {
+		why = e.Err.Error()
+	}
+	m.mu.Lock()
+	changed = m.machine.SetEventsMissed(e.GPU, why) || changed
+	m.unsaved = m.unsaved || changed
+	m.mu.Unlock()
+	if changed {
+		m.changed()
+	}
+}
+
+// beginGap notes that the driver's library is closed: the events of no GPU are received.
+func (m *monitor) beginGap() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed.IsZero() {
+		m.closed = time.Now()
+	}
+}
+
+// libraryClosed is why events of GPUs are not received while the driver's library is closed for long.
+const libraryClosed = "the driver's library is closed, and no probes are made"
+
+// publishGap publishes that the library has been closed for long, as after Release.
+func (m *monitor) publishGap() {
+	m.mu.Lock()
+	changed := false
+	if !m.closed.IsZero() && time.Since(m.closed) > maxGap {
+		for _, uuid := range m.gpus() {
+			changed = m.machine.SetEventsMissed(uuid, libraryClosed) || changed
+		}
+	}
+	m.unsaved = m.unsaved || changed
+	m.mu.Unlock()
+	if changed {
+		m.changed()
+	}
+}
+
+// endGap notes that the library is open, and logs it if events were not received for long. It reports whether it has
+// changed what publishGap has published.
+func (m *monitor) endGap() (changed bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed.IsZero() {
+		return false
+	}
+	if gap := time.Since(m.closed); gap > maxGap {
+		m.log.Warn(fmt.Sprintf("events of the GPUs were not received for %s, while the driver's library was closed: "+
+			`see lines with "NVRM: Xid" in the kernel's log for XIDs of that time`, gap.Round(time.Second)))
+	}
+	m.closed = time.Time{}
+	statuses := m.machine.Statuses()
+	for _, uuid := range m.gpus() {
+		if statuses[uuid].EventsMissed == libraryClosed {
+			changed = m.machine.SetEventsMissed(uuid, "") || changed
+		}
+	}
+	return changed
+}
