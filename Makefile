@@ -48,6 +48,9 @@ test: setup build peers ## everything: unit, golden, race detector, fuzz smoke, 
 peers: ## bin/peers: pinned builds of other projects' programs that tests run and compare with
 	@scripts/peers $(BIN)/peers
 
+# The linter opens the sources that the build cache names. With -trimpath checkouts in different directories share what
+# cgo wrote, which names the first of them, and that may be gone.
+lint: GOFLAGS := $(filter-out -trimpath,$(GOFLAGS))
 .PHONY: lint
 lint: ## golangci-lint, formatting, the import arrows, shell scripts
 	@files=$$(git ls-files '*.go' | grep -v /testdata/ | xargs gofmt -l); \
