@@ -1,0 +1,237 @@
+package admission
+
+import (
+	"slices"
+	"strings"
+
+	"gpu-cdi-plugin/manager/model"
+)
+
+// Pool is the devices of one resource, with the pods that hold them. A device is held by one pod at a time; several
+// containers of the pod can share it. Holds are kept by ID: a device that leaves the list stays held.
+//
+// A Pool is not safe for concurrent use.
+type Pool struct {
+	resource   string
+	registered bool
+	connected  bool
+	devices    []device // sorted by ID
+	healthy    bitset   // by index in devices, as busy
+	busy       bitset   // the devices that are held or withheld
+	holds      map[string]hold
+	cleared    map[string]bool // the IDs that are not withheld, or nil while nothing is withheld
+}
+
+type device struct {
+	model.Device
+	near Nodes
+}
+
+type hold struct {
+	pod        string
+	containers []string
+}
+
+// State is a device of a pool.
+type State struct {
+	// Device is as the plugin listed it. It has the ID alone if Gone. It is not healthy without a connected plugin.
+	model.Device
+	// Gone means that a pod holds the device, and the plugin does not list it.
+	Gone bool
+	// Pod is the UID of the pod that holds the device, or empty. Containers are those that share it.
+	Pod        string
+	Containers []string
+	// Withheld means that the device is given to no pod until it is cleared.
+	Withheld bool
+}
+
+// NewPool returns the pool of a resource that no plugin has registered yet.
+func NewPool(resource string) *Pool {
+	return &Pool{resource: resource, holds: map[string]hold{}}
+}
+
+// Set takes a resource as its plugin lists it, in place of all that was listed before. Without a connection no device
+// is healthy.
+func (p *Pool) Set(r model.Resource) {
+	p.registered, p.connected = true, r.Connected
+	p.devices = make([]device, len(r.Devices))
+	p.healthy, p.busy = newBitset(len(r.Devices)), newBitset(len(r.Devices))
+	for i, d := range r.Devices {
+		p.devices[i] = device{Device: d, near: NodesOf(d.NUMA...)}
+		p.devices[i].Healthy = d.Healthy && r.Connected
+		if p.devices[i].Healthy {
+			p.healthy.add(i)
+		}
+	}
+	p.refresh()
+}
+
+// Expire forgets the plugin and its devices, as its plugin was away for too long. Holds stay.
+func (p *Pool) Expire() {
+	p.registered, p.connected = false, false
+	p.devices, p.healthy, p.busy = nil, nil, nil
+}
+
+// Registered returns whether a plugin has registered the resource since the pool was made or has expired.
+func (p *Pool) Registered() bool { return p.registered }
+
+// Connected returns whether the resource's plugin is connected.
+func (p *Pool) Connected() bool { return p.connected }
+
+// Counts returns the number of devices that the plugin lists, and that of the healthy ones that are not withheld.
+// Devices that pods hold count in both, as in a Node's status.
+func (p *Pool) Counts() (capacity, allocatable int) {
+	allocatable = p.healthy.count()
+	if p.cleared == nil {
+		return len(p.devices), allocatable
+	}
+	for i, d := range p.devices {
+		if p.withheld(d.ID) && p.healthy.has(i) {
+			allocatable--
+		}
+	}
+	return len(p.devices), allocatable
+}
+
+// Held returns the number of devices that pods hold.
+func (p *Pool) Held() int { return len(p.holds) }
+
+// Holder returns the UID of the pod that holds a device, and the names of the containers that share it.
+func (p *Pool) Holder(id string) (pod string, containers []string) {
+	h := p.holds[id]
+	return h.pod, slices.Clone(h.containers)
+}
+
+// Hold notes that a pod's container has these devices. Another pod must not hold them.
+func (p *Pool) Hold(pod, container string, ids []string) {
+	for _, id := range ids {
+		h := p.holds[id]
+		h.pod = pod
+		if !slices.Contains(h.containers, container) {
+			h.containers = append(h.containers, container)
+		}
+		p.holds[id] = h
+		p.refreshID(id)
+	}
+}
+
+// Free notes that a pod's container no longer has these devices. Those that no other container of the pod has become
+// free. Devices of other pods are left alone.
+func (p *Pool) Free(pod, container string, ids []string) {
+	for _, id := range ids {
+		h, ok := p.holds[id]
+		if !ok || h.pod != pod {
+			continue
+		}
+		h.containers = slices.DeleteFunc(h.containers, func(c string) bool { return c == container })
+		if p.holds[id] = h; len(h.containers) > 0 {
+			continue
+		}
+		delete(p.holds, id)
+		if p.cleared != nil { // its user was known: nothing else can use it
+			p.cleared[id] = true
+		}
+		p.refreshID(id)
+	}
+}
+
+// Withhold gives no device to pods until it is cleared, neither those that are listed now nor those that will be,
+// except for those that are cleared already. Devices that pods hold stay with them, and are free afterwards.
+func (p *Pool) Withhold(cleared []string) {
+	p.cleared = map[string]bool{}
+	for _, id := range cleared {
+		p.cleared[id] = true
+	}
+	p.refresh()
+}
+
+// Clear ends the withholding of devices. Devices that are not withheld stay as they are.
+func (p *Pool) Clear(ids []string) {
+	if p.cleared == nil {
+		return
+	}
+	for _, id := range ids {
+		p.cleared[id] = true
+		p.refreshID(id)
+	}
+}
+
+// ClearAll ends the withholding of all devices, and of those that will be listed.
+func (p *Pool) ClearAll() {
+	p.cleared = nil
+	p.refresh()
+}
+
+// States returns the devices, sorted by ID: those that the plugin lists, and those that pods hold without that.
+func (p *Pool) States() []State {
+	states := make([]State, 0, len(p.devices))
+	for _, d := range p.devices {
+		h := p.holds[d.ID]
+		states = append(states, State{
+			Device: d.Device, Pod: h.pod, Containers: slices.Clone(h.containers), Withheld: p.withheld(d.ID),
+		})
+	}
+	for id, h := range p.holds {
+		if _, listed := p.index(id); !listed {
+			gone := State{Gone: true, Pod: h.pod, Containers: slices.Clone(h.containers)}
+			gone.ID = id
+			states = append(states, gone)
+		}
+	}
+	slices.SortFunc(states, func(a, b State) int { return strings.Compare(a.ID, b.ID) })
+	return states
+}
+
+// NUMA returns the NUMA nodes of those of the devices that have any.
+func (p *Pool) NUMA(ids []string) map[string][]int {
+	nodes := map[string][]int{}
+	for _, id := range ids {
+		if i, listed := p.index(id); listed && len(p.devices[i].NUMA) > 0 {
+			nodes[id] = slices.Clone(p.devices[i].NUMA)
+		}
+	}
+	if len(nodes) == 0 {
+		return nil
+	}
+	return nodes
+}
+
+func (p *Pool) index(id string) (int, bool) {
+	return slices.BinarySearchFunc(p.devices, id, func(d device, id string) int { return strings.Compare(d.ID, id) })
+}
+
+func (p *Pool) withheld(id string) bool {
+	if p.cleared == nil || p.cleared[id] {
+		return false
+	}
+	_, held := p.holds[id]
+	return !held
+}
+
+// refresh sets which devices are busy.
+func (p *Pool) refresh() {
+	p.busy.clear()
+	if p.cleared == nil {
+		for id := range p.holds {
+			p.refreshID(id)
+		}
+		return
+	}
+	for i, d := range p.devices {
+		p.setBusy(i, d.ID)
+	}
+}
+
+func (p *Pool) refreshID(id string) {
+	if i, listed := p.index(id); listed {
+		p.setBusy(i, id)
+	}
+}
+
+func (p *Pool) setBusy(i int, id string) {
+	if _, held := p.holds[id]; held || p.withheld(id) {
+		p.busy.add(i)
+	} else {
+		p.busy.remove(i)
+	}
+}

@@ -1,0 +1,113 @@
+// Package admission chooses the devices of containers, as the kubelet's device manager and Topology Manager do: which
+// devices are free, which of them suit the NUMA nodes that a container is to be on, and which the plugin prefers. It is
+// pure: it speaks to no plugin and keeps nothing outside its values.
+//
+// A container is admitted in these steps. For each resource that it asks for, Pool.Hints says which NUMA nodes would
+// do. Topology.Merge makes one choice of them, the container's affinity. Pool.Plan chooses devices, or says what the
+// plugin is to be asked first; Plan.Pick returns the devices. Pool.Hold notes them.
+package admission
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/model"
+)
+
+// Request is what a container asks for of one resource.
+type Request struct {
+	Pod       string // UID
+	Container string
+	Count     int
+	// Has are the devices that the container has already, as it was admitted before.
+	Has []string
+	// Running means that the container keeps what it has, whatever the state of the plugin and the devices.
+	Running bool
+	// Reusable are the devices that the pod's init containers leave to this container. See Reuse.
+	Reusable []string
+	// Affinity is the NUMA nodes that the devices should be close to, from Topology.Merge. It is empty if any will do.
+	Affinity Nodes
+	// Prefers means that the plugin offers GetPreferredAllocation.
+	Prefers bool
+	// Random is the source of a random choice. The default is the order of the devices' IDs.
+	Random *rand.Rand
+	// Dialect has the kubelet's faults to show: ChargesInitDevices and CrashesOnMissingDevice matter here.
+	Dialect dialect.Dialect
+}
+
+// check returns why the request cannot be met before any device is chosen, in the kubelet's order and words. A limit
+// of 0 is refused as well while no device is healthy.
+func (p *Pool) check(r Request) error {
+	if len(r.Has) > 0 && len(r.Has) != r.Count {
+		return fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d",
+			r.Pod, r.Container, p.resource, len(r.Has), r.Count)
+	}
+	switch {
+	case len(r.Has) > 0 && r.Running:
+		return nil
+	case !p.registered:
+		return fmt.Errorf("cannot allocate unregistered device %s", p.resource)
+	case p.healthy.count() == 0:
+		return fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", p.resource)
+	}
+	for _, id := range r.Has {
+		if i, listed := p.index(id); !listed || !p.healthy.has(i) {
+			return fmt.Errorf("previously allocated devices are no longer healthy; "+
+				"cannot allocate unhealthy devices %s", p.resource)
+		}
+	}
+	return nil
+}
+
+// ErrTopologyAffinity is the kubelet's rejection of a pod whose devices cannot be on the NUMA nodes that the policy of
+// the Topology Manager wants. The reason in the pod's status is TopologyAffinityError.
+var ErrTopologyAffinity = errors.New("Resources cannot be allocated with Topology locality") //nolint:revive,staticcheck // the kubelet's text
+
+// Reuse is the devices that init containers of a pod leave to the containers after them, by resource. It is kept while
+// the pod's containers are admitted in their order: init containers, then containers.
+type Reuse map[string]map[string]bool
+
+// Took notes the devices that a container has of a resource. Those of an init container that ends are left to the
+// containers after it; a sidecar and a container keep theirs.
+func (r Reuse) Took(resource string, ids []string, ends bool) {
+	if r[resource] == nil {
+		r[resource] = map[string]bool{}
+	}
+	for _, id := range ids {
+		if ends {
+			r[resource][id] = true
+		} else {
+			delete(r[resource], id)
+		}
+	}
+}
+
+// Devices returns the devices of a resource that a container can reuse, sorted.
+func (r Reuse) Devices(resource string) []string { return sortedKeys(r[resource]) }
+
+// Limits returns how many devices of each resource a pod needs at most at one time: the sum over its containers and
+// sidecars, or more if an init container beside the sidecars before it needs more.
+func Limits(pod model.Pod) map[string]int {
+	sum, sidecars, peak := map[string]int{}, map[string]int{}, map[string]int{}
+	for _, c := range pod.Containers {
+		for resource, n := range c.Limits {
+			sum[resource] += n
+		}
+	}
+	for _, c := range pod.InitContainers {
+		for resource, n := range c.Limits {
+			if c.Sidecar {
+				sum[resource] += n
+				sidecars[resource] += n
+				n = 0
+			}
+			peak[resource] = max(peak[resource], n+sidecars[resource])
+		}
+	}
+	for resource, n := range peak {
+		sum[resource] = max(sum[resource], n)
+	}
+	return sum
+}
