@@ -6,9 +6,10 @@
 package checkpoint
 
 import (
+	"encoding/json"
 	"errors"
-
-	"gpu-cdi-plugin/manager/model"
+	"fmt"
+	"unicode/utf8"
 )
 
 // Name is the file's name in the kubelet's device plugin directory. The kubelet writes it with mode 0600.
@@ -39,15 +40,50 @@ type Entry struct {
 	AllocResp []byte
 }
 
+// file is the whole file.
+type file struct {
+	Data     Checkpoint
+	Checksum uint64
+}
+
 // Parse reads a checkpoint. If its checksum is wrong, the error wraps ErrChecksum.
-func Parse(data []byte) (*Checkpoint, error) { return nil, errors.ErrUnsupported }
+func Parse(data []byte) (*Checkpoint, error) {
+	// The kubelet takes a field that is not in the file as empty, and one that is null as nil.
+	f := file{Data: Checkpoint{PodDeviceEntries: []Entry{}, RegisteredDevices: map[string][]string{}}}
+	err := json.Unmarshal(data, &f)
+	if err == nil {
+		err = verify(f.Checksum, f.Data.dump())
+	}
+	if err == nil {
+		return &f.Data, nil
+	}
+	old, oldErr := parseV1(data)
+	if oldErr == nil {
+		return old, nil
+	}
+	if errors.Is(oldErr, ErrChecksum) {
+		err = oldErr
+	}
+	return nil, fmt.Errorf("parse the kubelet's checkpoint: %w", err)
+}
+
+func verify(want uint64, dump []byte) error {
+	if got := checksum(dump); got != want {
+		return fmt.Errorf("%w: the file says %d, its content has %d", ErrChecksum, want, got)
+	}
+	return nil
+}
 
 // Marshal returns the file's content as the kubelet would write it, with the checksum.
-func (c *Checkpoint) Marshal() ([]byte, error) { return nil, errors.ErrUnsupported }
-
-// New returns the checkpoint of placements and of the healthy device IDs by resource.
-func New(placements []model.Placement, registered map[string][]string) *Checkpoint { return nil }
-
-// Placements returns the entries by pod, in the order of the first entry of each. Of a pod only the UID and the
-// containers that have devices are known, with the numbers of their devices as limits.
-func (c *Checkpoint) Placements() []model.Placement { return nil }
+func (c *Checkpoint) Marshal() ([]byte, error) {
+	dump := c.dump()
+	// JSON would replace bytes that are not UTF-8, and the checksum would not match.
+	if !utf8.Valid(dump) {
+		return nil, errors.New("write the kubelet's checkpoint: a name in it is not valid UTF-8")
+	}
+	data, err := json.Marshal(file{Data: *c, Checksum: checksum(dump)})
+	if err != nil {
+		return nil, fmt.Errorf("write the kubelet's checkpoint: %w", err)
+	}
+	return data, nil
+}

@@ -1,0 +1,96 @@
+package checkpoint
+
+import (
+	"slices"
+
+	"gpu-cdi-plugin/manager/model"
+)
+
+// New returns the checkpoint of placements and of the healthy device IDs by resource.
+func New(placements []model.Placement, registered map[string][]string) *Checkpoint {
+	c := &Checkpoint{RegisteredDevices: make(map[string][]string, len(registered))}
+	for name, ids := range registered {
+		c.RegisteredDevices[name] = append([]string{}, ids...) // the kubelet writes [], never null
+	}
+	for _, p := range placements {
+		for _, a := range p.Allocations {
+			c.PodDeviceEntries = append(c.PodDeviceEntries, Entry{
+				PodUID: p.Pod.UID, ContainerName: a.Container, ResourceName: a.Resource,
+				DeviceIDs: byNode(a), AllocResp: append([]byte{}, a.Response...),
+			})
+		}
+	}
+	return c
+}
+
+func byNode(a model.Allocation) map[int64][]string {
+	nodes := map[int64][]string{}
+	for _, id := range a.IDs {
+		if len(a.NUMA[id]) == 0 {
+			nodes[NoNode] = append(nodes[NoNode], id)
+		}
+		for _, node := range a.NUMA[id] {
+			nodes[int64(node)] = append(nodes[int64(node)], id)
+		}
+	}
+	return nodes
+}
+
+// Placements returns the entries by pod, in the order of the first entry of each. Of a pod only the UID and the
+// containers that have devices are known, with the numbers of their devices as limits. Of two entries for the same
+// container and resource the last one counts, as for the kubelet.
+func (c *Checkpoint) Placements() []model.Placement {
+	var placements []model.Placement
+	pods := map[string]int{} // indices of placements by UID
+	for _, e := range c.PodDeviceEntries {
+		i, found := pods[e.PodUID]
+		if !found {
+			i = len(placements)
+			pods[e.PodUID] = i
+			placements = append(placements, model.Placement{Pod: model.Pod{UID: e.PodUID}})
+		}
+		add(&placements[i], e.allocation())
+	}
+	return placements
+}
+
+func (e *Entry) allocation() model.Allocation {
+	a := model.Allocation{Container: e.ContainerName, Resource: e.ResourceName, Response: e.AllocResp}
+	for node, ids := range e.DeviceIDs {
+		a.IDs = append(a.IDs, ids...)
+		for _, id := range ids {
+			if node == NoNode {
+				continue
+			}
+			if a.NUMA == nil {
+				a.NUMA = map[string][]int{}
+			}
+			a.NUMA[id] = append(a.NUMA[id], int(node))
+		}
+	}
+	slices.Sort(a.IDs)
+	a.IDs = slices.Compact(a.IDs)
+	for id, nodes := range a.NUMA {
+		slices.Sort(nodes)
+		a.NUMA[id] = slices.Compact(nodes)
+	}
+	return a
+}
+
+// add adds an allocation to a placement, with its container.
+func add(p *model.Placement, a model.Allocation) {
+	i := slices.IndexFunc(p.Allocations, func(other model.Allocation) bool {
+		return other.Container == a.Container && other.Resource == a.Resource
+	})
+	if i >= 0 {
+		p.Allocations[i] = a
+	} else {
+		p.Allocations = append(p.Allocations, a)
+	}
+	i = slices.IndexFunc(p.Pod.Containers, func(c model.Container) bool { return c.Name == a.Container })
+	if i < 0 {
+		i = len(p.Pod.Containers)
+		p.Pod.Containers = append(p.Pod.Containers, model.Container{Name: a.Container, Limits: map[string]int{}})
+	}
+	p.Pod.Containers[i].Limits[a.Resource] = len(a.IDs)
+}
