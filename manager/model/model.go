@@ -71,3 +71,32 @@ type Caller struct {
 	GID int `json:"gid"`
 	PID int `json:"pid"`
 }
+
+// RunOptions are what a container runtime gives a container besides what its manifest says. All lists are sorted, but
+// CDIDevices, which is in the order of the plugins' answers.
+type RunOptions struct {
+	Envs        map[string]string `json:"envs,omitempty"`
+	Mounts      []Mount           `json:"mounts,omitempty"`
+	Devices     []DeviceNode      `json:"devices,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	// CDIDevices are fully qualified CDI names, as nvidia.com/gpu=0. Nobody has checked them.
+	CDIDevices []string `json:"cdiDevices,omitempty"`
+	// Conflicts are sentences about settings that two resources make differently. The first resource wins, in the
+	// order of their names.
+	Conflicts []string `json:"conflicts,omitempty"`
+}
+
+// Mount is a bind mount of a file or directory of the host.
+type Mount struct {
+	ContainerPath string `json:"containerPath"`
+	HostPath      string `json:"hostPath"`
+	ReadOnly      bool   `json:"readOnly,omitempty"`
+}
+
+// DeviceNode is a device node of the host in a container.
+type DeviceNode struct {
+	ContainerPath string `json:"containerPath"`
+	HostPath      string `json:"hostPath"`
+	// Permissions are some of r, w and m (mknod), as the plugin sent them.
+	Permissions string `json:"permissions,omitempty"`
+}

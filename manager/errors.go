@@ -1,0 +1,48 @@
+package manager
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrNotFound means that no pod is placed under a UID, or that a pod has no such container.
+	ErrNotFound = errors.New("not found")
+	// ErrConflict means that a request contradicts what is placed: another pod has the UID, or the container has ended.
+	ErrConflict = errors.New("conflict")
+	// ErrInvalid means that a pod cannot be placed as it is described, for example without a UID.
+	ErrInvalid = errors.New("invalid pod")
+	// ErrRetry means that nothing was changed, and that the same call can succeed later without any other change of
+	// the request: a plugin is away, a device left while it was allocated, or the state could not be written.
+	ErrRetry = errors.New("try again")
+)
+
+// Reasons of a RejectedError, as a pod's status shows them.
+const (
+	ReasonUnexpected = "UnexpectedAdmissionError"
+	ReasonTopology   = "TopologyAffinityError"
+)
+
+// RejectedError is the answer to a pod that cannot have the devices it asks for.
+type RejectedError struct {
+	Reason string // ReasonUnexpected or ReasonTopology
+	// Message is what the kubelet writes into the pod's status.
+	Message string
+	// Err is the cause. It wraps ErrRetry if the same request can succeed later by itself.
+	Err error
+}
+
+// Error returns the reason and the message.
+func (e *RejectedError) Error() string { return e.Reason + ": " + e.Message }
+
+// Unwrap returns the cause.
+func (e *RejectedError) Unwrap() error { return e.Err }
+
+// unexpected is the kubelet's rejection of a pod for an error of Allocate.
+func unexpected(err error) *RejectedError {
+	return &RejectedError{
+		Reason:  ReasonUnexpected,
+		Message: fmt.Sprintf("Allocate failed due to %v, which is unexpected", err),
+		Err:     err,
+	}
+}
