@@ -9,13 +9,14 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
 	"syscall"
 	"time"
 	"unicode"
+
+	"gpu-cdi-plugin/internal/unixhttp"
 )
 
 // ErrNoServer is that no program answers at the socket.
@@ -44,18 +45,11 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 	if err != nil {
 		return "", fmt.Errorf("make the request: %w", err)
 	}
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives:     true,
-		ResponseHeaderTimeout: aliveTime,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dial(ctx, SocketPath(dir))
-		},
-	}}
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://control/v1", bytes.NewReader(body))
 	if err != nil {
 		return "", fmt.Errorf("make the request: %w", err)
 	}
-	answer, err := client.Do(q)
+	answer, err := unixhttp.NewClient(SocketPath(dir), aliveTime).Do(q)
 	switch {
 	case ctx.Err() != nil:
 		return "", context.Cause(ctx)
@@ -64,7 +58,7 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 	case errors.Is(err, fs.ErrPermission):
 		return "", fmt.Errorf("%w %s", ErrNotAllowed, SocketPath(dir))
 	case ended(err):
-		return "", fmt.Errorf("ask at %s: %w", SocketPath(dir), errEnded)
+		return "", fmt.Errorf("ask at %s: %w", SocketPath(dir), unixhttp.ErrEnded)
 	case err != nil:
 		if request, ok := errors.AsType[*url.Error](err); ok {
 			err = request.Err // without "Post" and the URL
@@ -83,19 +77,6 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 	return result, err
 }
 
-// dial connects to a program of root or of this process's user.
-func dial(ctx context.Context, path string) (net.Conn, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, err
-	}
-	if peer := peerOf(c); !allowed(peer) {
-		_ = c.Close()
-		return nil, fmt.Errorf("another user's program listens there: %+v", peer)
-	}
-	return c, nil
-}
-
 // plain returns a text without what could control a terminal. It may have several lines.
 func plain(text string) string {
 	return strings.Map(func(c rune) rune {
@@ -105,9 +86,6 @@ func plain(text string) string {
 		return c
 	}, text)
 }
-
-// errEnded is that the program ended, or has too many connections.
-var errEnded = errors.New("the program closed the connection before it answered")
 
 func ended(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
@@ -133,7 +111,7 @@ func readAnswer(from io.Reader, progress func(string)) (string, error) {
 	}
 	err := lines.Err()
 	if err == nil || ended(err) {
-		err = errEnded
+		err = unixhttp.ErrEnded
 	}
 	return "", fmt.Errorf("read the answer: %w", err)
 }

@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"gpu-cdi-plugin/test/lib/testenv"
-
-	"golang.org/x/sys/unix"
 )
 
 type handler func(context.Context, Request, func(string)) (string, error)
@@ -162,25 +160,6 @@ func TestASocketThatWasLeftIsReplaced(t *testing.T) {
 		got, _ := Send(t.Context(), dir, Request{Act: Uncordon, Device: "1"}, none)
 		return got == "new"
 	})
-}
-
-func TestWhoMayAsk(t *testing.T) {
-	other := uint32(os.Geteuid()) + 1
-	for name, c := range map[string]struct {
-		peer *unix.Ucred
-		want bool
-	}{
-		"root":               {&unix.Ucred{Uid: 0}, true},
-		"the program's user": {&unix.Ucred{Uid: uint32(os.Geteuid())}, true},
-		"another user":       {&unix.Ucred{Uid: other}, false},
-		"a peer not known":   {nil, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := allowed(c.peer); got != c.want {
-				t.Errorf("allowed: %t", got)
-			}
-		})
-	}
 }
 
 func TestWrongRequests(t *testing.T) {

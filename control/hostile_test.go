@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"gpu-cdi-plugin/internal/unixhttp"
 	"gpu-cdi-plugin/test/lib/testenv"
 
 	"golang.org/x/sys/unix"
@@ -145,8 +146,8 @@ func TestThousandsOfConnections(t *testing.T) {
 		all = append(all, connect(t, dir))
 	}
 	_, err := Send(t.Context(), dir, Request{Act: Uncordon, Device: "1"}, none)
-	if !errors.Is(err, errEnded) {
-		t.Errorf("beside them: %v, want %v", err, errEnded)
+	if !errors.Is(err, unixhttp.ErrEnded) {
+		t.Errorf("beside them: %v, want %v", err, unixhttp.ErrEnded)
 	}
 	testenv.Eventually(t, fmt.Sprintf("%d open connections", maxConnections), func() bool {
 		open := 0

@@ -6,19 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"net"
 	"net/http"
-	"os"
 	"path/filepath"
-	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/unixhttp"
 )
 
 // Server answers requests at the socket of a directory.
@@ -35,9 +30,7 @@ const (
 	// retryAfter is the time between two tries to make the socket.
 	retryAfter = 5 * time.Second
 	// requestTime is how long a client may take to send its request, and to take a line of the answer.
-	requestTime = 5 * time.Second
-	// drainTime is how long requests under way may take when Run ends.
-	drainTime = 2 * time.Second
+	requestTime = unixhttp.RequestTime
 	// maxConnections is how many connections are served at once; others are closed. A reset of each GPU may be waiting.
 	maxConnections = 64
 )
@@ -47,10 +40,9 @@ const (
 func (s *Server) Run(ctx context.Context) error {
 	logged := ""
 	for ctx.Err() == nil {
-		err := s.serve(ctx)
-		if text := err.Error(); text != logged && ctx.Err() == nil {
-			logged = text
-			s.Log.Warn("administrators cannot reach this program, and it tries again: " + text)
+		if err := s.serve(ctx); err != nil && err.Error() != logged && ctx.Err() == nil {
+			logged = err.Error()
+			s.Log.Warn("administrators cannot reach this program, and it tries again: " + logged)
 		}
 		select {
 		case <-time.After(cmp.Or(s.retry, retryAfter)):
@@ -60,133 +52,26 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve makes the socket and serves. It always returns an error.
+// serve makes the socket and serves. It returns an error, unless ctx has ended.
 func (s *Server) serve(ctx context.Context) error {
-	_, err := os.Lstat(s.Dir)
-	made := errors.Is(err, fs.ErrNotExist)
-	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
-		return fmt.Errorf("make the control socket: %w", err)
-	}
-	if made {
-		defer os.Remove(s.Dir) // which fails if others have used it meanwhile
-	}
-	held, err := lock.Acquire(filepath.Join(s.Dir, ".control.lock"))
+	l, err := unixhttp.Listen(ctx, unixhttp.Options{
+		Path: SocketPath(s.Dir), LockPath: filepath.Join(s.Dir, ".control.lock"),
+		Group: unixhttp.OwnerOnly, MaxConnections: maxConnections,
+	})
 	if err != nil {
 		return fmt.Errorf("make the control socket: %w", err)
 	}
-	defer func() { _ = held.Release() }()
-	l, err := listen(ctx, SocketPath(s.Dir))
-	if err != nil {
-		return err
-	}
-	defer os.Remove(SocketPath(s.Dir)) // while the lock is held: the socket is ours
-	ctx, end := context.WithCancel(ctx)
-	defer end()
-	server := s.newHTTPServer(ctx)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	select {
-	case err := <-done:
+	if err := l.Serve(ctx, s.handler(), s.Log); err != nil {
 		return fmt.Errorf("serve the control socket: %w", err)
-	case <-ctx.Done():
 	}
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
-	defer cancel()
-	if server.Shutdown(drain) != nil {
-		_ = server.Close()
-	}
-	return <-done
-}
-
-// newHTTPServer returns the server of one socket, with bounds for its connections. The contexts of requests are made
-// from ctx.
-func (s *Server) newHTTPServer(ctx context.Context) *http.Server {
-	var open atomic.Int64
-	server := &http.Server{
-		Handler:           s.handler(),
-		ReadHeaderTimeout: requestTime,
-		ReadTimeout:       requestTime,
-		WriteTimeout:      requestTime,
-		IdleTimeout:       requestTime,
-		MaxHeaderBytes:    8 << 10,
-		ErrorLog:          slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
-		BaseContext:       func(net.Listener) context.Context { return ctx },
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, peerKey{}, peerOf(c))
-		},
-		ConnState: func(c net.Conn, state http.ConnState) {
-			switch state {
-			case http.StateNew:
-				if open.Add(1) > maxConnections {
-					_ = c.Close()
-				}
-			case http.StateClosed:
-				open.Add(-1)
-			default:
-			}
-		},
-	}
-	server.SetKeepAlivesEnabled(false)
-	return server
-}
-
-// listen listens on a socket that only its owner can connect to. It replaces a socket that is there: the caller holds
-// the lock.
-func listen(ctx context.Context, path string) (net.Listener, error) {
-	info, err := os.Lstat(path)
-	switch {
-	case err == nil && info.Mode().Type() != fs.ModeSocket:
-		err = fmt.Errorf("%s is not a socket: remove it", path)
-	case err == nil:
-		err = os.Remove(path)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("make the control socket: %w", err)
-	}
-	// The file gets its mode before it has a name: a chmod afterwards would come too late.
-	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var chmod error
-		if err := c.Control(func(fd uintptr) { chmod = unix.Fchmod(int(fd), 0o600) }); err != nil {
-			return err
-		}
-		return chmod
-	}}
-	l, err := config.Listen(ctx, "unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("make the control socket: %w", err)
-	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	return l, nil
-}
-
-// peerKey is the key of a connection's peer in its context.
-type peerKey struct{}
-
-// peerOf is the process that connected or, for a client, that listens; nil if it is not known.
-func peerOf(c net.Conn) *unix.Ucred {
-	raw, err := c.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return nil
-	}
-	var peer *unix.Ucred
-	if raw.Control(func(fd uintptr) {
-		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}) != nil || err != nil {
-		return nil
-	}
-	return peer
-}
-
-// allowed reports whether a peer may ask and may answer: root and this process's user.
-func allowed(peer *unix.Ucred) bool {
-	return peer != nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid())
+	return nil
 }
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1", func(w http.ResponseWriter, q *http.Request) {
-		peer, _ := q.Context().Value(peerKey{}).(*unix.Ucred)
-		if !allowed(peer) {
+		peer := unixhttp.Peer(q.Context())
+		if !unixhttp.IsOwn(peer) {
 			var from []any
 			if peer != nil {
 				from = []any{"uid", peer.Uid, "pid", peer.Pid}
