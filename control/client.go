@@ -57,7 +57,7 @@ func Send(ctx context.Context, dir string, r Request, progress func(string)) (st
 		return "", fmt.Errorf("%w %s", ErrNoServer, SocketPath(dir))
 	case errors.Is(err, fs.ErrPermission):
 		return "", fmt.Errorf("%w %s", ErrNotAllowed, SocketPath(dir))
-	case ended(err):
+	case unixhttp.IsEnd(err):
 		return "", fmt.Errorf("ask at %s: %w", SocketPath(dir), unixhttp.ErrEnded)
 	case err != nil:
 		if request, ok := errors.AsType[*url.Error](err); ok {
@@ -87,11 +87,6 @@ func plain(text string) string {
 	}, text)
 }
 
-func ended(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // it closed before the request was written
-}
-
 // readAnswer reads the lines of an answer.
 func readAnswer(from io.Reader, progress func(string)) (string, error) {
 	lines := bufio.NewScanner(from)
@@ -110,7 +105,7 @@ func readAnswer(from io.Reader, progress func(string)) (string, error) {
 		progress(plain(m.Progress))
 	}
 	err := lines.Err()
-	if err == nil || ended(err) {
+	if err == nil || unixhttp.IsEnd(err) {
 		err = unixhttp.ErrEnded
 	}
 	return "", fmt.Errorf("read the answer: %w", err)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -229,6 +230,12 @@ func Dial(ctx context.Context, path string) (net.Conn, error) {
 
 // ErrEnded is that the program ended, or has too many connections.
 var ErrEnded = errors.New("the program closed the connection before it answered")
+
+// IsEnd reports whether an error of a connection is that the program ended, or has too many connections.
+func IsEnd(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // it closed before the request was written
+}
 
 // NewClient returns a client of the program that serves a socket. The program may take aliveTime to begin with an answer.
 func NewClient(path string, aliveTime time.Duration) *http.Client {

@@ -1,0 +1,159 @@
+// Package api is the device manager's local API: HTTP and JSON at a unix socket. It has the server and the client.
+// specs/manager.openapi.yaml documents each request and each answer.
+//
+// A pod goes in as a manifest, a v1.Pod. What comes out has the shapes and names of Kubernetes where it has some: the
+// metadata of a pod, the devices of a container as in the PodResources service, the capacity and allocatable of a
+// v1.NodeStatus, and the reasons of a rejected pod's status.
+//
+// The owner and the group of the socket decide who may ask; there are no other rights. The process that admitted a pod
+// is recorded with its placement.
+package api
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/model"
+)
+
+// Manager is what the API serves. See manager.Manager for the methods.
+type Manager interface {
+	Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error)
+	Start(ctx context.Context, podUID, container string) (model.RunOptions, error)
+	Ended(ctx context.Context, podUID, container string) error
+	Release(ctx context.Context, podUID string) error
+	Pods() []model.Placement
+	Pod(podUID string) (model.Placement, bool)
+	Resources() []manager.Resource
+	Withheld() *manager.Loss
+	Free(ctx context.Context, resource string, ids []string) error
+	FreeAll(ctx context.Context) error
+	Watch(ctx context.Context) <-chan manager.Event
+}
+
+// Pod is a placed pod.
+type Pod struct {
+	Metadata Metadata `json:"metadata"`
+	// InitContainers and Containers are all containers of the manifest, in its order.
+	InitContainers []Container `json:"initContainers,omitempty"`
+	Containers     []Container `json:"containers"`
+	// Caller is the process that admitted the pod.
+	Caller model.Caller `json:"caller"`
+}
+
+// Metadata names a pod.
+type Metadata struct {
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	UID       string `json:"uid"`
+	// CreationTimestamp is when the pod was admitted.
+	CreationTimestamp time.Time `json:"creationTimestamp"`
+}
+
+// Container is a container of a placed pod.
+type Container struct {
+	Name string `json:"name"`
+	// RestartPolicy is Always for a sidecar, an init container that runs beside the pod's containers.
+	RestartPolicy string `json:"restartPolicy,omitempty"`
+	// Ended is whether the container has ended for good.
+	Ended   bool               `json:"ended,omitempty"`
+	Devices []ContainerDevices `json:"devices,omitempty"`
+}
+
+// ContainerDevices are the devices that a container has of a resource.
+type ContainerDevices struct {
+	ResourceName string   `json:"resourceName"`
+	DeviceIDs    []string `json:"deviceIds"`
+}
+
+// PodList is the answer to a list of pods.
+type PodList struct {
+	// Items are in the order of admission.
+	Items []Pod `json:"items"`
+}
+
+// ResourceList is the answer to a list of devices.
+type ResourceList struct {
+	// Items are sorted by name.
+	Items []manager.Resource `json:"items"`
+	// Withheld says why devices are withheld, if any are.
+	Withheld *manager.Loss `json:"withheld,omitempty"`
+}
+
+// NodeStatus is the part of a v1.NodeStatus that concerns resources. The values are quantities.
+type NodeStatus struct {
+	Capacity    map[string]string `json:"capacity"`
+	Allocatable map[string]string `json:"allocatable"`
+}
+
+// FreeRequest says which withheld devices no container uses.
+type FreeRequest struct {
+	// ResourceName is the resource of DeviceIDs.
+	ResourceName string   `json:"resourceName,omitempty"`
+	DeviceIDs    []string `json:"deviceIds,omitempty"`
+	// All means all withheld devices of all resources.
+	All bool `json:"all,omitempty"`
+}
+
+// Event is a change, or the error that ends a watch.
+type Event struct {
+	// Type is that of a manager.Event, or ErrorEvent.
+	Type manager.EventType `json:"type"`
+	// Pod is the pod of Admitted, Released and Ended, after the change.
+	Pod *Pod `json:"pod,omitempty"`
+	// Resource has changed or was removed, and has now so many devices.
+	ResourceName string `json:"resourceName,omitempty"`
+	Capacity     int    `json:"capacity,omitempty"`
+	Allocatable  int    `json:"allocatable,omitempty"`
+	// Devices are those whose health has changed.
+	Devices []manager.PodDevice `json:"devices,omitempty"`
+	// Error is why changes after this event are missing.
+	Error string `json:"error,omitempty"`
+}
+
+// ErrorEvent is the type of the last event of a watch whose client was too slow.
+const ErrorEvent manager.EventType = "Error"
+
+// podOf is a placement as the API shows it.
+func podOf(p model.Placement) Pod {
+	pod := Pod{
+		Metadata: Metadata{
+			Name: p.Pod.Name, Namespace: p.Pod.Namespace, UID: p.Pod.UID, CreationTimestamp: p.Admitted,
+		},
+		Containers: []Container{},
+		Caller:     p.Caller,
+	}
+	container := func(c model.Container) Container {
+		shown := Container{Name: c.Name, Ended: slices.Contains(p.Ended, c.Name)}
+		if c.Sidecar {
+			shown.RestartPolicy = "Always"
+		}
+		for _, a := range p.Allocations {
+			if a.Container == c.Name {
+				shown.Devices = append(shown.Devices, ContainerDevices{a.Resource, a.IDs})
+			}
+		}
+		return shown
+	}
+	for _, c := range p.Pod.InitContainers {
+		pod.InitContainers = append(pod.InitContainers, container(c))
+	}
+	for _, c := range p.Pod.Containers {
+		pod.Containers = append(pod.Containers, container(c))
+	}
+	return pod
+}
+
+// eventOf is an event as the API shows it.
+func eventOf(e manager.Event) Event {
+	shown := Event{
+		Type: e.Type, ResourceName: e.Resource, Capacity: e.Count.Capacity, Allocatable: e.Count.Allocatable,
+		Devices: e.Devices,
+	}
+	if e.Placement != nil {
+		shown.Pod = new(podOf(*e.Placement))
+	}
+	return shown
+}

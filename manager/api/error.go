@@ -1,0 +1,106 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+
+	"gpu-cdi-plugin/manager"
+)
+
+// ErrNoManager means that no manager answers at a socket.
+var ErrNoManager = errors.New("no device manager answers at")
+
+// ErrNotAllowed means that this process may not connect to the socket.
+var ErrNotAllowed = errors.New("this user may not ask the device manager at")
+
+// Error is the answer to a request that failed.
+type Error struct {
+	// Text says what failed.
+	Text string `json:"error"`
+	// Code is the status of the HTTP answer.
+	Code int `json:"code"`
+	// Hint says what the client can do, or is empty.
+	Hint string `json:"hint,omitempty"`
+	// Reason is that of a pod's status for a pod that the kubelet would reject (UnexpectedAdmissionError,
+	// TopologyAffinityError), else that of a v1.Status, such as NotFound.
+	Reason string `json:"reason"`
+}
+
+// Error returns the text.
+func (e *Error) Error() string { return e.Text }
+
+// Unwrap returns the manager's error that the answer stands for, if it has one.
+func (e *Error) Unwrap() error {
+	switch e.Code {
+	case http.StatusBadRequest:
+		return manager.ErrInvalid
+	case http.StatusNotFound:
+		return manager.ErrNotFound
+	case http.StatusConflict:
+		return manager.ErrConflict
+	case http.StatusServiceUnavailable:
+		return manager.ErrRetry
+	}
+	return nil
+}
+
+// errorOf is the answer to a request that failed with err.
+func errorOf(err error) *Error {
+	answer, own := errors.AsType[*Error](err)
+	if own {
+		return answer
+	}
+	answer = &Error{Text: err.Error(), Code: http.StatusInternalServerError, Reason: "InternalError"}
+	rejected, isRejected := errors.AsType[*manager.RejectedError](err)
+	switch {
+	case isTooLarge(err):
+		answer.Code, answer.Reason = http.StatusRequestEntityTooLarge, "RequestEntityTooLarge"
+	case errors.Is(err, os.ErrDeadlineExceeded): // while the request was read
+		answer.Code, answer.Reason = http.StatusRequestTimeout, "Timeout"
+	case errors.Is(err, manager.ErrInvalid):
+		answer.Code, answer.Reason = http.StatusBadRequest, "BadRequest"
+	case errors.Is(err, manager.ErrNotFound):
+		answer.Code, answer.Reason = http.StatusNotFound, "NotFound"
+		answer.Hint = "GET /v1/pods lists the pods"
+	case errors.Is(err, manager.ErrConflict):
+		answer.Code, answer.Reason = http.StatusConflict, "Conflict"
+		answer.Hint = "GET /v1/pods has what is placed; release the pod, or give the new one a UID of its own"
+	case errors.Is(err, manager.ErrRetry):
+		answer.Code, answer.Reason = http.StatusServiceUnavailable, "ServiceUnavailable"
+		answer.Hint = "nothing was changed, and the same request can succeed later"
+	case isRejected:
+		answer.Code = http.StatusUnprocessableEntity
+		answer.Hint = "GET /v1/devices lists the devices, their health and the pods that hold them"
+	case errors.Is(err, context.DeadlineExceeded):
+		answer.Code, answer.Reason = http.StatusGatewayTimeout, "Timeout"
+	}
+	if isRejected {
+		answer.Text, answer.Reason = rejected.Message, rejected.Reason
+	}
+	return answer
+}
+
+func isTooLarge(err error) bool {
+	_, ok := errors.AsType[*http.MaxBytesError](err)
+	return ok
+}
+
+var errUnknownPeer = &Error{
+	Text: "the kernel does not say which process asks", Code: http.StatusForbidden, Reason: "Forbidden",
+}
+
+// tooMany is the answer while all places are taken.
+func tooMany(what string) *Error {
+	return &Error{
+		Text: "too many " + what, Code: http.StatusTooManyRequests, Reason: "TooManyRequests",
+		Hint: "the same request can succeed later",
+	}
+}
+
+// badRequest is the answer to a request that cannot be read.
+func badRequest(format string, args ...any) *Error {
+	return &Error{Text: fmt.Sprintf(format, args...), Code: http.StatusBadRequest, Reason: "BadRequest"}
+}

@@ -1,0 +1,82 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+
+	"gpu-cdi-plugin/manager"
+)
+
+func (s *Server) healthz(*http.Request) (any, error) { return map[string]string{"status": "ok"}, nil }
+
+func (s *Server) pods(*http.Request) (any, error) {
+	list := PodList{Items: []Pod{}}
+	for _, p := range s.Manager.Pods() {
+		list.Items = append(list.Items, podOf(p))
+	}
+	return list, nil
+}
+
+func (s *Server) pod(q *http.Request) (any, error) {
+	p, found := s.Manager.Pod(q.PathValue("uid"))
+	if !found {
+		return nil, fmt.Errorf("pod %q: %w", q.PathValue("uid"), manager.ErrNotFound)
+	}
+	return podOf(p), nil
+}
+
+func (s *Server) admit(q *http.Request) (any, error) {
+	manifest, _ := io.ReadAll(q.Body) // it is in memory
+	p, err := s.ParsePod(manifest)
+	if err != nil {
+		return nil, badRequest("%v", err)
+	}
+	placed, err := s.Manager.Admit(q.Context(), p, callerOf(q))
+	if err != nil {
+		return nil, err
+	}
+	return podOf(placed), nil
+}
+
+func (s *Server) release(q *http.Request) (any, error) {
+	return nil, s.Manager.Release(q.Context(), q.PathValue("uid"))
+}
+
+func (s *Server) start(q *http.Request) (any, error) {
+	return s.Manager.Start(q.Context(), q.PathValue("uid"), q.PathValue("container"))
+}
+
+func (s *Server) ended(q *http.Request) (any, error) {
+	return nil, s.Manager.Ended(q.Context(), q.PathValue("uid"), q.PathValue("container"))
+}
+
+func (s *Server) devices(*http.Request) (any, error) {
+	list := ResourceList{Items: s.Manager.Resources(), Withheld: s.Manager.Withheld()}
+	if list.Items == nil {
+		list.Items = []manager.Resource{}
+	}
+	return list, nil
+}
+
+func (s *Server) free(q *http.Request) (any, error) {
+	data, _ := io.ReadAll(q.Body) // it is in memory
+	var r FreeRequest
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil {
+		return nil, badRequest("read the request: %v", err)
+	}
+	switch named := r.ResourceName != "" && len(r.DeviceIDs) > 0; {
+	case r.All && r.ResourceName == "" && len(r.DeviceIDs) == 0:
+		return nil, s.Manager.FreeAll(q.Context())
+	case !r.All && named:
+		return nil, s.Manager.Free(q.Context(), r.ResourceName, r.DeviceIDs)
+	default:
+		return nil, badRequest("want either all, or resourceName and deviceIds")
+	}
+}
+
+func (s *Server) node(*http.Request) (any, error) { return s.NodeStatus() }

@@ -1,0 +1,184 @@
+package api
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/manager/model"
+)
+
+// Server answers the requests of the API.
+type Server struct {
+	Manager Manager
+	// ParsePod reads a manifest in YAML or JSON.
+	ParsePod func(manifest []byte) (model.Pod, error)
+	// NodeStatus returns what the node has.
+	NodeStatus func() (NodeStatus, error)
+	Log        *slog.Logger
+
+	maxWait  time.Duration // for tests; 0 is the constant
+	changes  chan struct{}
+	watchers chan struct{}
+}
+
+// The bounds of the API. Reads always find a free connection: maxConnections is more than the other two together.
+const (
+	maxConnections = 512
+	maxChanges     = 384 // requests that change something, at once
+	maxWatchers    = 64
+	// maxBody is the size of the largest request in bytes.
+	maxBody = 256 << 10
+	// maxWait is how long a request may take. A pod with many containers waits for many answers of plugins.
+	maxWait = 5 * time.Minute
+)
+
+// Listen makes the socket at path, with the lock file path.lock. Besides its owner a group may connect, by its GID, or
+// none with unixhttp.OwnerOnly. The error wraps lock.ErrHeld if another manager serves it.
+func Listen(ctx context.Context, path string, group int) (*unixhttp.Listener, error) {
+	l, err := unixhttp.Listen(ctx, unixhttp.Options{
+		Path: path, LockPath: path + ".lock", Group: group, MaxConnections: maxConnections,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make the socket of the API: %w", err)
+	}
+	return l, nil
+}
+
+// Run serves until ctx ends.
+func (s *Server) Run(ctx context.Context, l *unixhttp.Listener) error {
+	if err := l.Serve(ctx, s.handler(), s.Log); err != nil {
+		return fmt.Errorf("serve the API: %w", err)
+	}
+	return nil
+}
+
+// route is a request of the API.
+type route struct {
+	method, path string
+	// status is that of the answer to a request that succeeded.
+	status int
+	// answer returns the body of that answer, or nil if it has none.
+	answer func(*Server, *http.Request) (any, error)
+}
+
+// routes are all requests but watch, whose answer has no end.
+var routes = []route{
+	{http.MethodGet, "/v1/healthz", http.StatusOK, (*Server).healthz},
+	{http.MethodGet, "/v1/pods", http.StatusOK, (*Server).pods},
+	{http.MethodPost, "/v1/pods", http.StatusCreated, (*Server).admit},
+	{http.MethodGet, "/v1/pods/{uid}", http.StatusOK, (*Server).pod},
+	{http.MethodDelete, "/v1/pods/{uid}", http.StatusNoContent, (*Server).release},
+	{http.MethodPost, "/v1/pods/{uid}/containers/{container}/start", http.StatusOK, (*Server).start},
+	{http.MethodPost, "/v1/pods/{uid}/containers/{container}/ended", http.StatusNoContent, (*Server).ended},
+	{http.MethodGet, "/v1/devices", http.StatusOK, (*Server).devices},
+	{http.MethodPost, "/v1/devices/free", http.StatusNoContent, (*Server).free},
+	{http.MethodGet, "/v1/node", http.StatusOK, (*Server).node},
+}
+
+func (s *Server) handler() http.Handler {
+	s.changes, s.watchers = make(chan struct{}, maxChanges), make(chan struct{}, maxWatchers)
+	mux := http.NewServeMux()
+	for _, r := range routes {
+		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, q *http.Request) { s.serve(w, q, r) })
+	}
+	mux.HandleFunc("GET /v1/watch", s.watch)
+	mux.HandleFunc("/", func(w http.ResponseWriter, q *http.Request) {
+		failed := &Error{
+			Text: "there is no request " + q.Method + " " + q.URL.Path, Code: http.StatusNotFound, Reason: "NotFound",
+		}
+		writeJSON(w, failed.Code, failed)
+	})
+	return mux
+}
+
+// serve answers a request.
+func (s *Server) serve(w http.ResponseWriter, q *http.Request, r route) {
+	answer, err := s.do(w, q, r)
+	s.logRequest(q, err)
+	conn := http.NewResponseController(w)
+	_ = conn.SetWriteDeadline(time.Now().Add(unixhttp.RequestTime))
+	switch {
+	case err != nil:
+		failed := errorOf(err)
+		if failed.Code == http.StatusServiceUnavailable || failed.Code == http.StatusTooManyRequests {
+			w.Header().Set("Retry-After", "1")
+		}
+		writeJSON(w, failed.Code, failed)
+	case answer == nil:
+		w.WriteHeader(r.status)
+	default:
+		writeJSON(w, r.status, answer)
+	}
+}
+
+func (s *Server) do(w http.ResponseWriter, q *http.Request, r route) (any, error) {
+	if unixhttp.Peer(q.Context()) == nil {
+		return nil, errUnknownPeer
+	}
+	if q.Method != http.MethodGet {
+		if !take(s.changes) {
+			return nil, tooMany("other requests are under way")
+		}
+		defer func() { <-s.changes }()
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, maxBody))
+	if err != nil {
+		return nil, fmt.Errorf("read the request: %w", err)
+	}
+	q.Body = io.NopCloser(bytes.NewReader(body))
+	// The deadline was for the request; with it the context would end.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	ctx, end := context.WithTimeout(q.Context(), cmp.Or(s.maxWait, maxWait))
+	defer end()
+	return r.answer(s, q.WithContext(ctx))
+}
+
+// logRequest logs a request that changes something, and who has made it.
+func (s *Server) logRequest(q *http.Request, err error) {
+	if q.Method == http.MethodGet {
+		return
+	}
+	by := callerOf(q)
+	log := s.Log.With("uid", by.UID, "gid", by.GID, "pid", by.PID)
+	what := fmt.Sprintf("user %d with process %d asks for %s %s", by.UID, by.PID, q.Method, q.URL.Path)
+	if err != nil {
+		log.Warn(what + ", and it failed: " + err.Error())
+		return
+	}
+	log.Info(what + ", and it is done")
+}
+
+// callerOf is the process that has sent a request.
+func callerOf(q *http.Request) model.Caller {
+	peer := unixhttp.Peer(q.Context())
+	if peer == nil {
+		return model.Caller{UID: -1, GID: -1}
+	}
+	return model.Caller{UID: int(peer.Uid), GID: int(peer.Gid), PID: int(peer.Pid)}
+}
+
+// take takes a place, unless all are taken.
+func take(places chan struct{}) bool {
+	select {
+	case places <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func writeJSON(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(body) // an error means that the client has gone
+}

@@ -1,0 +1,59 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"gpu-cdi-plugin/internal/unixhttp"
+)
+
+// watch sends each change as a line of JSON until the client goes. The header of the answer comes as soon as the watch
+// has begun: a client that lists then misses nothing.
+func (s *Server) watch(w http.ResponseWriter, q *http.Request) {
+	if unixhttp.Peer(q.Context()) == nil {
+		writeJSON(w, errUnknownPeer.Code, errUnknownPeer)
+		return
+	}
+	if !take(s.watchers) {
+		failed := tooMany("other watches are open")
+		w.Header().Set("Retry-After", "1")
+		writeJSON(w, failed.Code, failed)
+		return
+	}
+	defer func() { <-s.watchers }()
+	conn := http.NewResponseController(w)
+	_ = conn.SetReadDeadline(time.Time{}) // it was for the request; with it the context would end
+	events := s.Manager.Watch(q.Context())
+	send := func(e Event) error {
+		_ = conn.SetWriteDeadline(time.Now().Add(unixhttp.RequestTime))
+		encoder := json.NewEncoder(w)
+		encoder.SetEscapeHTML(false)
+		if err := encoder.Encode(e); err != nil {
+			return err
+		}
+		return conn.Flush()
+	}
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	_ = conn.SetWriteDeadline(time.Now().Add(unixhttp.RequestTime))
+	_ = conn.Flush()
+	for {
+		select {
+		case <-q.Context().Done():
+			return
+		case e, open := <-events:
+			if !open {
+				_ = send(
+					Event{
+						Type:  ErrorEvent,
+						Error: "the client was too slow and changes are missing: list and watch again",
+					},
+				)
+				return
+			}
+			if send(eventOf(e)) != nil {
+				return
+			}
+		}
+	}
+}
