@@ -1,0 +1,121 @@
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/net/netutil"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/trust"
+)
+
+const (
+	// SocketName is the name of the manager's socket.
+	SocketName = "kubelet.sock"
+	lockName   = ".manager.lock"
+	// pluginsLabel is the SELinux label with which containers can make sockets in the directory.
+	pluginsLabel = "system_u:object_r:container_file_t:s0"
+)
+
+// listen prepares the directory of the sockets as a kubelet does when it starts, and listens on kubelet.sock.
+func listen(dir string, log *slog.Logger) (net.Listener, *lock.Lock, error) {
+	if !filepath.IsAbs(dir) {
+		return nil, nil, fmt.Errorf("bad socketPath, must be an absolute path: %s", dir)
+	}
+	if err := prepare(dir, 0o750); err != nil {
+		return nil, nil, err
+	}
+	label(dir, log)
+	held, err := lock.Acquire(filepath.Join(dir, lockName))
+	if errors.Is(err, lock.ErrHeld) {
+		err = fmt.Errorf("%w: %w", ErrInUse, err)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("serve the directory %s: %w", dir, err)
+	}
+	l, err := replaceSocket(filepath.Join(dir, SocketName))
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("serve the directory %s: %w", dir, err), held.Release())
+	}
+	return l, held, nil
+}
+
+// prepare makes a directory and checks that no other user can create sockets in it.
+func prepare(dir string, mode fs.FileMode) error {
+	if err := os.MkdirAll(dir, mode); err != nil {
+		return fmt.Errorf("create the directory of sockets: %w", err)
+	}
+	if err := trust.Dir(dir); err != nil {
+		return fmt.Errorf("use the directory of sockets %s: %w", dir, err)
+	}
+	return nil
+}
+
+// label gives the directory the label that containerized plugins need where SELinux is enabled.
+func label(dir string, log *slog.Logger) {
+	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
+		return
+	}
+	if err := unix.Lsetxattr(dir, "security.selinux", append([]byte(pluginsLabel), 0), 0); err != nil {
+		log.Warn("device plugins in containers may not be able to register, as the directory of their sockets has no "+
+			"SELinux label", "directory", dir, "error", err)
+	}
+}
+
+// replaceSocket removes all sockets beside a path, which nobody must be listening on, and listens there. Plugins notice
+// and register again.
+func replaceSocket(path string) (net.Listener, error) {
+	info, err := os.Lstat(path)
+	if err == nil && info.Mode().Type() != fs.ModeSocket {
+		return nil, fmt.Errorf("%s is not a socket: remove it", path)
+	}
+	conn, err := net.Dial("unix", path)
+	switch {
+	case err == nil:
+		return nil, errors.Join(fmt.Errorf("%w: it accepts connections at %s", ErrInUse, path), conn.Close())
+	case errors.Is(err, unix.EAGAIN):
+		return nil, fmt.Errorf("%w: many wait for a connection at %s", ErrInUse, path)
+	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED):
+		return nil, err
+	}
+	if err := removeSockets(filepath.Dir(path)); err != nil {
+		return nil, err
+	}
+	config := net.ListenConfig{Control: ownerOnly}
+	l, err := config.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return netutil.LimitListener(l, maxConnections), nil
+}
+
+func removeSockets(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Type() == fs.ModeSocket {
+			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
+		}
+	}
+	return err
+}
+
+// ownerOnly sets the mode of the socket's file before it has a name.
+func ownerOnly(_, _ string, c syscall.RawConn) error {
+	var chmod error
+	if err := c.Control(func(fd uintptr) { chmod = unix.Fchmod(int(fd), 0o600) }); err != nil {
+		return err
+	}
+	return chmod
+}

@@ -1,0 +1,143 @@
+package endpoint
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/manager/model"
+)
+
+const (
+	maxList      = 64 << 20 // bytes of a ListAndWatch message
+	maxSmallList = 4 << 20  // in a dialect with small lists: the default of gRPC
+)
+
+// Endpoint is an instance of a resource's plugin. Its methods may be called concurrently, also after it has stopped:
+// those that call the plugin then return an error that wraps ErrStopped.
+type Endpoint struct {
+	resource string
+	socket   string
+	log      *slog.Logger
+	options  *v1beta1.DevicePluginOptions
+	limits   Deadlines // 0 is none
+	maxList  int
+
+	conn   *grpc.ClientConn
+	client v1beta1.DevicePluginClient
+	ctx    context.Context // until close
+	cancel context.CancelFunc
+
+	// The registry's mutex guards these.
+	listed  bool // a list has come
+	devices []model.Device
+}
+
+// stopped returns an endpoint that has stopped.
+func stopped(resource string) *Endpoint {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return &Endpoint{resource: resource, options: &v1beta1.DevicePluginOptions{}, ctx: ctx, cancel: cancel}
+}
+
+// close ends the stream and all calls.
+func (e *Endpoint) close() {
+	e.cancel()
+	if e.conn != nil {
+		_ = e.conn.Close()
+	}
+}
+
+// Resource is the name of the resource.
+func (e *Endpoint) Resource() string { return e.resource }
+
+// Socket is the path of the plugin's socket, or empty if no plugin has registered since the restart.
+func (e *Endpoint) Socket() string { return e.socket }
+
+// Options are what the plugin answered to GetDevicePluginOptions. They must not be changed.
+func (e *Endpoint) Options() *v1beta1.DevicePluginOptions { return e.options }
+
+// check returns an error that wraps ErrStopped, in the kubelet's words, if the stream has ended.
+func (e *Endpoint) check() error {
+	if e.ctx.Err() != nil {
+		return fmt.Errorf("endpoint %v %w", e.resource, ErrStopped)
+	}
+	return nil
+}
+
+// bound returns a context that ends at a deadline; 0 is none.
+func bound(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if limit == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, limit)
+}
+
+// Allocate calls Allocate for one container. The response is nil if the plugin's has none for the container. The errors
+// are those of gRPC.
+func (e *Endpoint) Allocate(ctx context.Context, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
+	if err := e.check(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := bound(ctx, e.limits.Allocate)
+	defer cancel()
+	response, err := e.client.Allocate(ctx, &v1beta1.AllocateRequest{
+		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
+	})
+	if err != nil || len(response.GetContainerResponses()) == 0 {
+		return nil, err
+	}
+	return response.GetContainerResponses()[0], nil
+}
+
+// Preferred calls GetPreferredAllocation for one container and returns the IDs of the answer, which may be any. The
+// errors are those of gRPC.
+func (e *Endpoint) Preferred(ctx context.Context, available, mustInclude []string, size int) ([]string, error) {
+	if err := e.check(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := bound(ctx, e.limits.Preferred)
+	defer cancel()
+	response, err := e.client.GetPreferredAllocation(ctx, &v1beta1.PreferredAllocationRequest{
+		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{{
+			AvailableDeviceIDs: available, MustIncludeDeviceIDs: mustInclude, AllocationSize: int32(size),
+		}},
+	})
+	if err != nil || len(response.GetContainerResponses()) == 0 {
+		return nil, err
+	}
+	return response.GetContainerResponses()[0].GetDeviceIDs(), nil
+}
+
+// PreStart calls PreStartContainer. The errors are those of gRPC.
+func (e *Endpoint) PreStart(ctx context.Context, ids []string) error {
+	if err := e.check(); err != nil {
+		return err
+	}
+	ctx, cancel := bound(ctx, e.limits.PreStart)
+	defer cancel()
+	_, err := e.client.PreStartContainer(ctx, &v1beta1.PreStartContainerRequest{DevicesIds: ids})
+	return err
+}
+
+// watch calls receive with each list until the stream ends. Further lists stay with the plugin while it runs.
+func (e *Endpoint) watch(receive func([]model.Device)) error {
+	stream, err := e.client.ListAndWatch(e.ctx, &v1beta1.Empty{}, grpc.MaxCallRecvMsgSize(e.maxList))
+	reported := ""
+	for err == nil {
+		var list *v1beta1.ListAndWatchResponse
+		if list, err = stream.Recv(); err == nil {
+			devices, problems := normalise(list.GetDevices())
+			if problems != "" && problems != reported {
+				e.log.Warn("the device plugin's list is used, but breaks the rules of the API: " + problems)
+			}
+			reported = problems
+			receive(devices)
+		}
+	}
+	return err
+}

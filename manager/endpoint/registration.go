@@ -1,0 +1,89 @@
+package endpoint
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// Limits of the server at kubelet.sock. A plugin holds a connection while it registers, which takes two deadlines at
+// most, and closes it.
+const (
+	maxConnections = 256
+	maxStreams     = 16      // of a connection
+	maxRequest     = 1 << 16 // bytes
+	connectionIdle = 10 * time.Second
+	connectionAge  = time.Minute
+)
+
+// registration implements the service at kubelet.sock.
+type registration struct {
+	v1beta1.UnimplementedRegistrationServer
+	registry *Registry
+}
+
+func newServer(r *Registry) *grpc.Server {
+	server := grpc.NewServer(
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.ConnectionTimeout(connectionIdle),
+		grpc.WaitForHandlers(true),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionIdle: connectionIdle, MaxConnectionAge: connectionAge, MaxConnectionAgeGrace: connectionAge,
+		}))
+	v1beta1.RegisterRegistrationServer(server, &registration{registry: r})
+	return server
+}
+
+// Register implements the API. The texts of the errors are the kubelet's, except for endpoints outside of the
+// directory, which the kubelet accepts.
+func (s *registration) Register(ctx context.Context, req *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
+	if err := s.register(ctx, req); err != nil {
+		s.registry.opts.Log.Warn("a device plugin's registration failed",
+			"resource", req.GetResourceName(), "endpoint", req.GetEndpoint(), "error", err)
+		return nil, err
+	}
+	return &v1beta1.Empty{}, nil
+}
+
+func (s *registration) register(ctx context.Context, req *v1beta1.RegisterRequest) error {
+	if !slices.Contains(v1beta1.SupportedVersions[:], req.GetVersion()) {
+		return fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q",
+			req.GetVersion(), v1beta1.SupportedVersions)
+	}
+	if !validName(req.GetResourceName()) {
+		return fmt.Errorf("the ResourceName %q is invalid", req.GetResourceName())
+	}
+	at := socket{dir: s.registry.opts.SocketDir, name: req.GetEndpoint()}
+	if !filepath.IsLocal(at.name) {
+		return fmt.Errorf("the endpoint %q is not the name of a socket in %s", at.name, at.dir)
+	}
+	if err := at.check(); err != nil {
+		return fmt.Errorf("the endpoint %q is not the name of a socket in %s: %w", at.name, at.dir, err)
+	}
+	_, err := s.registry.register(ctx, req.GetResourceName(), at)
+	return err
+}
+
+var (
+	namePrefix = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	nameSuffix = regexp.MustCompile(`^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$`)
+)
+
+// validName reports whether a name is one of an extended resource, by the rule of Kubernetes (IsExtendedResourceName):
+// a domain that is not Kubernetes' own, and a name. Both must be valid in the name of the quota for the resource too.
+func validName(name string) bool {
+	prefix, suffix, found := strings.Cut(name, "/")
+	quota := "requests." + prefix
+	return found && !strings.Contains(name, "kubernetes.io/") && !strings.HasPrefix(name, "requests.") &&
+		len(quota) <= 253 && namePrefix.MatchString(quota) &&
+		len(suffix) <= 63 && nameSuffix.MatchString(suffix)
+}

@@ -1,0 +1,210 @@
+// Package endpoint is the device manager's side of the device plugin API: it accepts registrations, receives lists of
+// devices, and calls plugins.
+//
+//	r, err := endpoint.Start(endpoint.Options{SocketDir: "/var/lib/kubelet/device-plugins", OnChange: ...})
+//	defer r.Close()
+//	e, err := r.Endpoint("nvidia.com/gpu")
+//	response, err := e.Allocate(ctx, ids)
+//
+// Plugins register in two ways: with a Register call at kubelet.sock, or with a socket in the directory of the plugin
+// watcher (pluginregistration/v1). Either way the manager connects to the plugin, asks for its options, and then opens
+// the one ListAndWatch stream that the plugin lives by: when the stream ends, the plugin is gone until it registers
+// again. No RPC waits longer than its deadline.
+//
+// A resource may have several instances of its plugin, as during an update. The newest one that has sent a list is in
+// effect. When it ends, the newest of the others takes over; without any, all devices are unhealthy, and after a grace
+// period the resource is gone.
+//
+// Who may create sockets in the directories may be a plugin, so nobody but root and the manager's own user can: Start
+// checks that, and skips directories of others below that of the plugin watcher. The processes behind the sockets have
+// any user, since plugins may run in a user namespace. Plugins are not trusted otherwise: no name leads out of the
+// directories, and numbers and sizes are limited.
+//
+// The plugin for tests is in test/lib/plugintest.
+package endpoint
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/model"
+)
+
+var (
+	// ErrInUse means that a kubelet or another manager serves the directory.
+	ErrInUse = errors.New("a kubelet or another device manager serves this directory")
+	// ErrUnknownResource means that no plugin has registered a resource, or that it is gone.
+	ErrUnknownResource = errors.New("no device plugin has registered the resource")
+	// ErrStopped means that the plugin's ListAndWatch stream has ended. The plugin must register again.
+	ErrStopped = errors.New("has been stopped")
+)
+
+// Options are those of a registry.
+type Options struct {
+	// SocketDir is the absolute path of the directory of kubelet.sock and of the sockets of plugins. It is created if
+	// it is missing. Start removes all sockets in it, and plugins register again when they notice.
+	SocketDir string
+	// RegistryDir is the absolute path of the directory that the plugin watcher searches for sockets, the kubelet's
+	// plugins_registry. Empty means no plugin watcher.
+	RegistryDir string
+	// Known are resources that plugins had registered before a restart. They have no devices until their plugins are
+	// back, and are gone if that takes longer than the grace period.
+	Known     []string
+	Deadlines Deadlines
+	Dialect   dialect.Dialect
+	// Log gets what administrators must know of plugins; nil is slog.Default.
+	Log *slog.Logger
+	// OnChange gets a resource after its first list and after each change of its devices or of Connected, in order for
+	// each resource. Its slices must not be changed. Until it returns, no more lists of the resource are received. It
+	// may call Resources and Endpoint.
+	OnChange func(model.Resource)
+	// OnGone gets the name of a resource without a plugin after the grace period.
+	OnGone func(name string)
+}
+
+// Deadlines are how long plugins may take. Zero is the default.
+type Deadlines struct {
+	Dial      time.Duration // to accept a connection: 10 s
+	Options   time.Duration // GetDevicePluginOptions: 10 s
+	Allocate  time.Duration // 10 s
+	Preferred time.Duration // GetPreferredAllocation: 10 s
+	PreStart  time.Duration // PreStartContainer: 30 s
+	Info      time.Duration // GetInfo of the plugin watcher: 1 s
+	Notify    time.Duration // NotifyRegistrationStatus of the plugin watcher: 5 s
+	// Grace is how long a resource without a plugin keeps its devices, all unhealthy: 5 minutes.
+	Grace time.Duration
+}
+
+func (d Deadlines) withDefaults() Deadlines {
+	return Deadlines{
+		Dial:      cmp.Or(d.Dial, 10*time.Second),
+		Options:   cmp.Or(d.Options, 10*time.Second),
+		Allocate:  cmp.Or(d.Allocate, 10*time.Second),
+		Preferred: cmp.Or(d.Preferred, 10*time.Second),
+		PreStart:  cmp.Or(d.PreStart, 30*time.Second),
+		Info:      cmp.Or(d.Info, time.Second),
+		Notify:    cmp.Or(d.Notify, 5*time.Second),
+		Grace:     cmp.Or(d.Grace, 5*time.Minute),
+	}
+}
+
+// Registry knows the resources that plugins have registered. Its methods may be called concurrently.
+type Registry struct {
+	opts   Options
+	ctx    context.Context // until Close
+	cancel context.CancelFunc
+	lock   *lock.Lock
+	server *grpc.Server
+	// running are the server, the plugin watcher and the streams of plugins.
+	running sync.WaitGroup
+
+	mu        sync.Mutex
+	resources map[string]*resource
+	closed    bool
+	failure   error // why the server does not serve
+}
+
+// Start prepares the directories, removes stale sockets and serves until Close. The errors wrap ErrInUse, trust's
+// ErrUnsafe if other users can write to a directory, or those of the file system.
+func Start(o Options) (*Registry, error) {
+	o.Deadlines = o.Deadlines.withDefaults()
+	o.Log = cmp.Or(o.Log, slog.Default())
+	listener, lock, err := listen(o.SocketDir, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	r := &Registry{opts: o, lock: lock, resources: map[string]*resource{}}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	r.mu.Lock()
+	for _, name := range o.Known {
+		r.resources[name] = r.knownResource(name)
+	}
+	r.mu.Unlock()
+	r.server = newServer(r)
+	r.running.Go(func() { r.serve(listener) })
+	if o.RegistryDir != "" {
+		w, err := newWatcher(r, o.RegistryDir)
+		if err != nil {
+			return nil, errors.Join(err, r.Close())
+		}
+		r.running.Go(func() { w.run(r.ctx) })
+	}
+	return r, nil
+}
+
+func (r *Registry) serve(l net.Listener) {
+	if err := r.server.Serve(l); err != nil {
+		r.mu.Lock()
+		r.failure = fmt.Errorf("device registration error: device plugin registration gRPC server failed and no device "+
+			"plugins can register: %w", err)
+		r.mu.Unlock()
+		r.opts.Log.Error("no device plugin can register any more: restart the manager", "error", err)
+	}
+}
+
+// Check returns why plugins cannot register, or nil.
+func (r *Registry) Check() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failure
+}
+
+// Close ends the connections to all plugins and removes the manager's socket. OnChange and OnGone are not called for
+// that, nor after it.
+func (r *Registry) Close() error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil
+	}
+	r.closed = true
+	resources := slices.Collect(maps.Values(r.resources))
+	r.mu.Unlock()
+	r.cancel()
+	r.server.Stop()
+	for _, res := range resources {
+		res.order.Lock() // waits for a callback
+		r.mu.Lock()
+		res.close()
+		r.mu.Unlock()
+		res.order.Unlock()
+	}
+	r.running.Wait()
+	return r.lock.Release()
+}
+
+// Resources returns all resources, sorted by name.
+func (r *Registry) Resources() []model.Resource {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var resources []model.Resource
+	for _, name := range slices.Sorted(maps.Keys(r.resources)) {
+		if res := r.resources[name]; res.advertised {
+			resources = append(resources, res.shown)
+		}
+	}
+	return resources
+}
+
+// Endpoint returns the instance of a resource's plugin that is in effect, which may be stopped. The error wraps
+// ErrUnknownResource.
+func (r *Registry) Endpoint(resource string) (*Endpoint, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if res := r.resources[resource]; res != nil && res.current() != nil {
+		return res.current(), nil
+	}
+	return nil, fmt.Errorf("%s: %w", resource, ErrUnknownResource)
+}

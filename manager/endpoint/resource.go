@@ -1,0 +1,224 @@
+package endpoint
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"gpu-cdi-plugin/manager/model"
+)
+
+const (
+	maxResources = 1024 // of a registry
+	maxInstances = 16   // of a resource
+)
+
+var errClosed = errors.New("the device manager stops")
+
+// resource is a resource with the instances of its plugin.
+type resource struct {
+	name string
+	// order is held over a change of the resource and the callback for it, so that callbacks come in order.
+	order sync.Mutex
+
+	// The registry's mutex guards these.
+	instances []*Endpoint // whose streams are open, in the order of their registrations
+	last      *Endpoint   // the last one that has ended
+	shown     model.Resource
+	// advertised is whether a list has come, or a stream has ended without one. The kubelet does not know a resource
+	// before either.
+	advertised bool
+	lost       time.Time // when the last instance ended
+	expiry     *time.Timer
+	// orphaned is whether a registration has failed since the last that succeeded, in a dialect that then does not
+	// notice the end of the plugin.
+	orphaned bool
+}
+
+// knownResource returns a resource whose plugin has yet to come back.
+func (r *Registry) knownResource(name string) *resource {
+	res := &resource{name: name, last: stopped(name), shown: model.Resource{Name: name}, advertised: true}
+	r.startGrace(res)
+	return res
+}
+
+// current returns the instance in effect: the newest that has sent a list, or the newest, or else the last one.
+func (res *resource) current() *Endpoint {
+	for _, e := range slices.Backward(res.instances) {
+		if e.listed {
+			return e
+		}
+	}
+	if n := len(res.instances); n > 0 {
+		return res.instances[n-1]
+	}
+	return res.last
+}
+
+// close ends all instances, and the grace period.
+func (res *resource) close() {
+	for _, e := range res.instances {
+		e.close()
+	}
+	res.instances = nil
+	if res.expiry != nil {
+		res.expiry.Stop()
+	}
+}
+
+// refresh computes what the resource shows and reports whether that has changed. While an instance that has yet to send
+// a list is the only one, the devices are those from before, so the counts do not flap during a restart.
+func (res *resource) refresh() bool {
+	e := res.current()
+	next := model.Resource{Name: res.name, Devices: res.shown.Devices, Connected: len(res.instances) > 0}
+	switch {
+	case !next.Connected:
+		next.Devices = unhealthy(next.Devices)
+	case e.listed:
+		next.Devices = e.devices
+	case !res.advertised:
+		return false
+	}
+	changed := !res.advertised || next.Connected != res.shown.Connected || !equal(next.Devices, res.shown.Devices)
+	res.shown, res.advertised = next, true
+	return changed
+}
+
+// change changes a resource and calls OnChange if that shows. After Close it does nothing.
+func (r *Registry) change(res *resource, f func()) {
+	res.order.Lock()
+	defer res.order.Unlock()
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return
+	}
+	f()
+	changed, shown := res.refresh(), res.shown
+	r.mu.Unlock()
+	if changed && r.opts.OnChange != nil {
+		r.opts.OnChange(shown)
+	}
+}
+
+// adopt makes a connected plugin an instance of its resource and opens its stream.
+func (r *Registry) adopt(e *Endpoint) error {
+	for {
+		res, err := r.find(e.resource)
+		if err != nil {
+			return err
+		}
+		err = errClosed
+		expired := false
+		r.change(res, func() {
+			if expired = r.resources[e.resource] != res; !expired {
+				err = r.add(res, e)
+			}
+		})
+		if !expired {
+			return err
+		}
+	}
+}
+
+// find returns a resource, and creates it if it is new.
+func (r *Registry) find(name string) (*resource, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	res := r.resources[name]
+	if res == nil {
+		if len(r.resources) >= maxResources {
+			return nil, fmt.Errorf("there are %d resources already, and no more are accepted", maxResources)
+		}
+		res = &resource{name: name}
+		r.resources[name] = res
+	}
+	return res, nil
+}
+
+// add adds an instance to a resource.
+func (r *Registry) add(res *resource, e *Endpoint) error {
+	twin := slices.IndexFunc(res.instances, func(i *Endpoint) bool { return i.socket == e.socket })
+	switch {
+	case twin >= 0 && r.opts.Dialect.RefusesConnectedSocket:
+		return fmt.Errorf("device plugin already connected: %s", e.socket)
+	case twin >= 0:
+		// The plugin was restarted, or it registers twice. Its new stream replaces the old one.
+		res.instances[twin].close()
+		res.instances = slices.Delete(res.instances, twin, twin+1)
+	case len(res.instances) >= maxInstances:
+		return fmt.Errorf("%s has %d device plugins already, and no more are accepted", res.name, maxInstances)
+	}
+	if res.expiry != nil {
+		res.expiry.Stop()
+	}
+	res.instances = append(res.instances, e)
+	res.orphaned = false
+	r.running.Go(func() { r.watch(res, e) })
+	return nil
+}
+
+// watch receives lists until the stream ends.
+func (r *Registry) watch(res *resource, e *Endpoint) {
+	err := e.watch(func(devices []model.Device) {
+		r.change(res, func() { e.devices, e.listed = devices, true })
+	})
+	if r.ctx.Err() == nil {
+		e.log.Warn("the device plugin is gone: its ListAndWatch stream has ended", "error", err)
+	}
+	r.change(res, func() { r.end(res, e) })
+}
+
+// end removes an instance whose stream has ended.
+func (r *Registry) end(res *resource, e *Endpoint) {
+	i := slices.Index(res.instances, e)
+	if i < 0 || res.orphaned {
+		return
+	}
+	e.close()
+	res.instances = slices.Delete(res.instances, i, i+1)
+	if r.opts.Dialect.OldInstanceDisconnectsNew {
+		res.close()
+	}
+	if len(res.instances) == 0 {
+		res.last = e
+		r.startGrace(res)
+	}
+}
+
+// orphan makes the end of the plugin go unnoticed, after a failed registration in a dialect with that fault.
+func (r *Registry) orphan(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if res := r.resources[name]; res != nil && r.opts.Dialect.FailedRegistrationOrphans {
+		res.orphaned = true
+	}
+}
+
+// startGrace removes the resource after the grace period, unless a plugin registers before.
+func (r *Registry) startGrace(res *resource) {
+	res.lost = time.Now()
+	res.expiry = time.AfterFunc(r.opts.Deadlines.Grace, func() { r.expire(res) })
+}
+
+// expire removes a resource without a plugin. The resource is in the map until OnGone returns, so that a plugin that
+// registers meanwhile waits.
+func (r *Registry) expire(res *resource) {
+	res.order.Lock()
+	defer res.order.Unlock()
+	r.mu.Lock()
+	expired := !r.closed && len(res.instances) == 0 && time.Since(res.lost) >= r.opts.Deadlines.Grace
+	r.mu.Unlock()
+	if !expired {
+		return
+	}
+	r.opts.Log.Info("no device plugin has registered the resource again: it is removed", "resource", res.name)
+	if r.opts.OnGone != nil {
+		r.opts.OnGone(res.name)
+	}
+	r.mu.Lock()
+	delete(r.resources, res.name)
+	r.mu.Unlock()
+}

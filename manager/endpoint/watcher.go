@@ -1,0 +1,208 @@
+package endpoint
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/trust"
+)
+
+// Limits of the plugin watcher.
+const (
+	maxSockets     = 1024
+	maxDirectories = 1024
+)
+
+// watcher is the plugin watcher: it registers the plugin at each socket below a directory, for as long as the socket is
+// there.
+type watcher struct {
+	registry *Registry
+	dir      string
+	notify   *fsnotify.Watcher
+	sockets  map[string]*watched // by path relative to dir
+	running  sync.WaitGroup
+	warned   map[string]bool // what was skipped, so that it is logged once
+}
+
+// watched is a socket that was found.
+type watched struct {
+	id     socketID
+	cancel context.CancelFunc
+	done   chan struct{} // closed when its plugin has been deregistered
+}
+
+// socketID identifies a socket among all that were at its path: the kernel may give a new file the inode of a removed
+// one, so the time of its creation is part of it.
+type socketID struct {
+	device, inode uint64
+	created       unix.Timespec
+}
+
+func newWatcher(r *Registry, dir string) (*watcher, error) {
+	if !filepath.IsAbs(dir) {
+		return nil, fmt.Errorf("watch for plugins: %s is not an absolute path", dir)
+	}
+	if err := prepare(dir, 0o755); err != nil {
+		return nil, err
+	}
+	notify, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, fmt.Errorf("watch %s for plugins: %w", dir, err)
+	}
+	return &watcher{
+		registry: r, dir: dir, notify: notify, sockets: map[string]*watched{}, warned: map[string]bool{},
+	}, nil
+}
+
+// run keeps the registrations equal to the sockets that are there, until ctx ends. It does not use the kernel's reports
+// otherwise than to search again: reports can be lost, and those of one path can be of several files.
+func (w *watcher) run(ctx context.Context) {
+	defer w.running.Wait()
+	defer w.notify.Close()
+	for {
+		w.reconcile(ctx, w.search())
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.notify.Events:
+		case <-w.notify.Errors: //nolint:errcheck // reports were lost, and the search finds what they were of
+		}
+		w.drain()
+	}
+}
+
+// settle is how long the watcher collects reports before it searches.
+const settle = 10 * time.Millisecond
+
+// drain receives further reports for a short time, as many come at once.
+func (w *watcher) drain() {
+	for settled := time.After(settle); ; {
+		select {
+		case <-settled:
+			return
+		case <-w.notify.Events:
+		case <-w.notify.Errors: //nolint:errcheck // as above
+		}
+	}
+}
+
+// search returns the sockets below the directory, and watches all directories.
+func (w *watcher) search() map[string]socketID {
+	found := map[string]socketID{}
+	directories := 0
+	_ = filepath.WalkDir(w.dir, func(path string, entry fs.DirEntry, err error) error {
+		name, _ := filepath.Rel(w.dir, path)
+		switch {
+		case err != nil && name == ".":
+			w.skip(name, err)
+		case err != nil: // it was removed meanwhile
+		case name != "." && strings.HasPrefix(entry.Name(), "."):
+			if entry.IsDir() {
+				return fs.SkipDir
+			}
+		case entry.IsDir():
+			if directories++; directories > maxDirectories {
+				w.skip("", fmt.Errorf("there are more than %d directories", maxDirectories))
+				return fs.SkipAll
+			}
+			if err := w.watch(path); err != nil {
+				w.skip(name, err)
+				return fs.SkipDir
+			}
+		case entry.Type() == fs.ModeSocket:
+			if len(found) == maxSockets {
+				w.skip("", fmt.Errorf("there are more than %d sockets", maxSockets))
+				return fs.SkipAll
+			}
+			if id, err := identify(path); err == nil {
+				found[name] = id
+			}
+		}
+		return nil
+	})
+	return found
+}
+
+// watch asks the kernel for changes in a directory, unless other users can create sockets in it.
+func (w *watcher) watch(dir string) error {
+	if err := trust.Dir(dir); err != nil {
+		return err
+	}
+	return w.notify.Add(dir)
+}
+
+// skip logs once why something is not searched.
+func (w *watcher) skip(name string, err error) {
+	if !w.warned[name] && len(w.warned) < maxDirectories {
+		w.warned[name] = true
+		w.registry.opts.Log.Warn("device plugins in a directory are not registered",
+			"directory", filepath.Join(w.dir, name), "error", err)
+	}
+}
+
+func identify(path string) (socketID, error) {
+	var s unix.Stat_t
+	if err := unix.Lstat(path, &s); err != nil {
+		return socketID{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return socketID{s.Dev, s.Ino, s.Mtim}, nil
+}
+
+// reconcile ends the registrations whose sockets are gone, then begins those of new ones. A socket that was replaced is
+// both.
+func (w *watcher) reconcile(ctx context.Context, found map[string]socketID) {
+	for name, old := range w.sockets {
+		if id, ok := found[name]; !ok || id != old.id {
+			old.cancel()
+			<-old.done
+			delete(w.sockets, name)
+		}
+	}
+	for name, id := range found {
+		if w.sockets[name] == nil {
+			ctx, cancel := context.WithCancel(ctx)
+			s := &watched{id: id, cancel: cancel, done: make(chan struct{})}
+			w.sockets[name] = s
+			w.running.Go(func() {
+				defer close(s.done)
+				w.registry.follow(ctx, socket{dir: w.dir, name: name})
+			})
+		}
+	}
+}
+
+// Pauses between attempts to register a plugin. Each is twice the one before.
+const (
+	firstPause = 500 * time.Millisecond
+	lastPause  = 2*time.Minute + 2*time.Second
+)
+
+// follow registers the plugin at a socket and deregisters it when ctx ends.
+func (r *Registry) follow(ctx context.Context, s socket) {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		e, err := r.introduce(ctx, s)
+		if err == nil {
+			<-ctx.Done()
+			e.close() // the end of its stream does the rest
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		r.opts.Log.Warn("the registration of a plugin at a socket failed", "socket", s.path(), "retry", pause, "error", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
