@@ -2,14 +2,19 @@ package admission
 
 import (
 	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"gpu-cdi-plugin/manager/dialect"
 )
 
-// maxNodes is the largest number of NUMA nodes with devices of one resource for which there are hints. Their number is
-// 2^maxNodes.
+// maxNodes is the largest number of NUMA nodes with devices of one resource for which there are hints: there are up to
+// 2^maxNodes of them.
 const maxNodes = 16
 
 // ErrTooManyNodes means that the devices of a resource are on more NUMA nodes than hints can be made for.
-var ErrTooManyNodes = errors.New("devices on too many NUMA nodes")
+var ErrTooManyNodes = errors.New("too many NUMA nodes")
 
 // Hint is a set of NUMA nodes on which a request can be met.
 type Hint struct {
@@ -18,12 +23,124 @@ type Hint struct {
 	Preferred bool
 }
 
-// Hints returns the sets of the machine's NUMA nodes on which a request can be met, as the kubelet does. It is nil if
-// any nodes will do, as no device of the resource has a NUMA node or nothing is requested. It is empty, and not nil, if
-// there are no such nodes.
+// Hints returns the sets of the machine's NUMA nodes on which a request can be met. It is nil if any nodes will do, as
+// no device of the resource has a NUMA node or nothing is requested. It is empty, and not nil, if there is no such set.
 //
-// A request for a container that has its devices gets hints of these devices alone. Errors: ErrTooManyNodes, and
-// *dialect.CrashError.
+// A request for a container that has its devices gets the hints of these devices. A request for a whole pod has the
+// pod's Limits as its Count, the devices of all containers in Has, and nothing Reusable.
+//
+// Errors: ErrTooManyNodes, and *dialect.CrashError.
 func (p *Pool) Hints(machine Nodes, r Request) ([]Hint, error) {
-	return nil, nil
+	if r.Count == 0 || !p.hasNUMA() {
+		return nil, nil
+	}
+	if len(r.Has) > 0 && len(r.Has) != r.Count {
+		return []Hint{}, nil
+	}
+	if err := p.crash(r); err != nil {
+		return nil, err
+	}
+	free, reusable := p.listed(r.Has), []int(nil)
+	if len(r.Has) == 0 {
+		free, reusable = slices.Collect(p.healthy.without(p.busy).members), p.reusable(r)
+	}
+	if len(free)+len(reusable) < r.Count {
+		return []Hint{}, nil
+	}
+	nodes := p.nodes() & machine
+	if nodes.Count() > maxNodes {
+		return nil, fmt.Errorf("make topology hints for %s: %w: its devices are on %d, at most %d are supported",
+			p.resource, ErrTooManyNodes, nodes.Count(), maxNodes)
+	}
+	return p.count(nodes, free, reusable).hints(nodes, int32(min(r.Count, 1<<30))), nil
+}
+
+// crash is where the kubelet dereferences nil: a device of the pod has left the list.
+func (p *Pool) crash(r Request) error {
+	if !r.Dialect.CrashesOnMissingDevice {
+		return nil
+	}
+	for _, id := range slices.Concat(r.Has, r.Reusable) {
+		if _, listed := p.index(id); !listed {
+			what := fmt.Sprintf("topology hints of pod %s for device %s of %s, which its plugin no longer lists",
+				r.Pod, id, p.resource)
+			return &dialect.CrashError{Fault: "B4", What: what}
+		}
+	}
+	return nil
+}
+
+func (p *Pool) listed(ids []string) []int {
+	var listed []int
+	for _, id := range ids {
+		if i, ok := p.index(id); ok {
+			listed = append(listed, i)
+		}
+	}
+	return listed
+}
+
+// nodes returns the NUMA nodes that have devices.
+func (p *Pool) nodes() Nodes {
+	var nodes Nodes
+	for _, d := range p.devices {
+		nodes |= d.near
+	}
+	return nodes
+}
+
+// tally is a number of devices: all that are listed, those that are free, and those that are reusable.
+type tally struct{ listed, free, reusable int32 }
+
+// tallies have the devices whose NUMA nodes are all in a set, by the set. Sets are numbers: bit i is the i-th of the
+// nodes that have devices.
+type tallies []tally
+
+// count fills the tallies: first with the devices on exactly these nodes, then with those on subsets of them. The cost
+// is that of one addition for each set and node, instead of a look at each device for each set.
+func (p *Pool) count(nodes Nodes, free, reusable []int) tallies {
+	in := make(tallies, 1<<nodes.Count())
+	for i := range p.devices {
+		in[p.devices[i].near.pack(nodes)].listed++
+	}
+	for _, i := range free {
+		in[p.devices[i].near.pack(nodes)].free++
+	}
+	for _, i := range reusable {
+		in[p.devices[i].near.pack(nodes)].reusable++
+	}
+	for bit := 1; bit < len(in); bit <<= 1 {
+		for set := range in {
+			if set&bit != 0 {
+				subset := in[set&^bit]
+				in[set].listed += subset.listed
+				in[set].free += subset.free
+				in[set].reusable += subset.reusable
+			}
+		}
+	}
+	return in
+}
+
+// hints returns the sets with enough devices on them, ascending. Devices on no node are on no set. Reusable devices
+// that are on a node are taken first, so a set must have them all.
+func (in tallies) hints(nodes Nodes, need int32) []Hint {
+	all := len(in) - 1
+	smallest := nodes.Count()
+	for set := 1; set <= all; set++ {
+		if in[all].listed-in[all&^set].listed >= need {
+			smallest = min(smallest, bits.OnesCount(uint(set)))
+		}
+	}
+	hints := make([]Hint, 0, len(in))
+	var subset Nodes // as set, but of the machine's nodes
+	for set := 1; set <= all; set++ {
+		subset = (subset - nodes) & nodes // the next larger one
+		outside := in[all&^set]
+		matching := in[all].free - outside.free + in[all].reusable - outside.reusable
+		if outside.reusable == in[0].reusable && matching >= need {
+			hints = append(hints, Hint{Nodes: subset, Preferred: bits.OnesCount(uint(set)) == smallest})
+		}
+	}
+	return hints
 }

@@ -48,16 +48,4 @@ func (n Nodes) pack(all Nodes) int {
 	return packed
 }
 
-// unpack is the inverse of pack.
-func unpack(packed int, all Nodes) Nodes {
-	var n Nodes
-	for ; packed != 0; packed >>= 1 {
-		if packed&1 != 0 {
-			n |= all & -all
-		}
-		all &= all - 1
-	}
-	return n
-}
-
 func sortedKeys(m map[string]bool) []string { return slices.Sorted(maps.Keys(m)) }

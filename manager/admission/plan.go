@@ -3,6 +3,7 @@ package admission
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -110,9 +111,9 @@ func (p *Pool) choose(plan *Plan, r Request, candidates []int) {
 // each group those near the NUMA node with the fewest candidates come first, so that the choice breaks up few nodes. A
 // device near several nodes counts for the best one. Without an affinity all are others.
 func (p *Pool) split(candidates []int, r Request) (aligned, others []string) {
-	ordered := p.shuffled(candidates, r)
+	candidates = p.shuffled(candidates, r)
 	if r.Affinity == 0 || !p.hasNUMA() {
-		return nil, p.ids(ordered)
+		return nil, p.ids(candidates)
 	}
 	var perNode [64]int
 	for _, i := range candidates {
@@ -120,39 +121,47 @@ func (p *Pool) split(candidates []int, r Request) (aligned, others []string) {
 			perNode[node]++
 		}
 	}
-	type rank struct{ group, candidates, node int }
-	rankOf := func(i int) rank {
-		d := p.devices[i]
-		best, near := rank{}, d.near&r.Affinity
-		switch {
-		case near != 0:
-		case len(d.NUMA) > 0:
-			best.group, near = 1, d.near
-		default:
-			best.group = 2
-		}
-		best.candidates = len(candidates) + 1
-		for node := range near.each {
-			if perNode[node] < best.candidates {
-				best.candidates, best.node = perNode[node], node
-			}
-		}
-		return best
+	ranks := make([]rank, len(candidates))
+	for n, i := range candidates {
+		ranks[n] = p.devices[i].rank(r.Affinity, &perNode)
+		ranks[n].device = i
 	}
-	ranks := make(map[int]rank, len(ordered))
-	count := 0
-	for _, i := range ordered {
-		ranks[i] = rankOf(i)
-		if ranks[i].group == 0 {
-			count++
-		}
-	}
-	slices.SortStableFunc(ordered, func(a, b int) int {
-		x, y := ranks[a], ranks[b]
-		return cmp.Or(cmp.Compare(x.group, y.group), cmp.Compare(x.candidates, y.candidates), cmp.Compare(x.node, y.node))
+	slices.SortStableFunc(ranks, func(a, b rank) int {
+		return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.crowd, b.crowd), cmp.Compare(a.node, b.node))
 	})
-	ids := p.ids(ordered)
-	return ids[:count:count], ids[count:]
+	for _, k := range ranks {
+		if id := p.devices[k.device].ID; k.group == 0 {
+			aligned = append(aligned, id)
+		} else {
+			others = append(others, id)
+		}
+	}
+	return aligned, others
+}
+
+// rank is a device's place among the candidates.
+type rank struct {
+	group  int // 0 near the affinity, 1 near other NUMA nodes, 2 near none
+	node   int // the node with the fewest candidates of those that matter
+	crowd  int // the candidates near node
+	device int // its index
+}
+
+func (d device) rank(affinity Nodes, perNode *[64]int) rank {
+	best, nodes := rank{crowd: math.MaxInt}, d.near&affinity
+	switch {
+	case nodes != 0:
+	case len(d.NUMA) > 0:
+		best.group, nodes = 1, d.near
+	default:
+		best.group = 2
+	}
+	for node := range nodes.each {
+		if perNode[node] < best.crowd {
+			best.crowd, best.node = perNode[node], node
+		}
+	}
+	return best
 }
 
 // hasNUMA returns whether any device of the resource has NUMA nodes: if none has, an affinity says nothing.
@@ -164,7 +173,8 @@ func (p *Pool) hasNUMA() bool {
 func (p *Pool) shuffled(candidates []int, r Request) []int {
 	candidates = slices.Clone(candidates)
 	if r.Random != nil {
-		r.Random.Shuffle(len(candidates), func(i, j int) { candidates[i], candidates[j] = candidates[j], candidates[i] })
+		swap := func(i, j int) { candidates[i], candidates[j] = candidates[j], candidates[i] }
+		r.Random.Shuffle(len(candidates), swap)
 	}
 	return candidates
 }

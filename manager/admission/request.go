@@ -8,7 +8,6 @@
 package admission
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 
@@ -60,10 +59,6 @@ func (p *Pool) check(r Request) error {
 	}
 	return nil
 }
-
-// ErrTopologyAffinity is the kubelet's rejection of a pod whose devices cannot be on the NUMA nodes that the policy of
-// the Topology Manager wants. The reason in the pod's status is TopologyAffinityError.
-var ErrTopologyAffinity = errors.New("Resources cannot be allocated with Topology locality") //nolint:revive,staticcheck // the kubelet's text
 
 // Reuse is the devices that init containers of a pod leave to the containers after them, by resource. It is kept while
 // the pod's containers are admitted in their order: init containers, then containers.

@@ -1,6 +1,11 @@
 package admission
 
-import "fmt"
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+)
 
 // Policy is a policy of the Topology Manager.
 type Policy string
@@ -21,6 +26,12 @@ const (
 	ScopeContainer Scope = "container"
 	ScopePod       Scope = "pod"
 )
+
+// ErrTopologyAffinity is the kubelet's rejection of a pod whose devices cannot be on NUMA nodes that the policy admits.
+// The reason in the pod's status is TopologyAffinityError. The text is the kubelet's.
+//
+//nolint:revive,staticcheck // it begins with a capital letter
+var ErrTopologyAffinity = errors.New("Resources cannot be allocated with Topology locality")
 
 // Topology is the Topology Manager of a machine: it chooses the NUMA nodes of containers. The zero value has the policy
 // none. Its Policy and Scope may be empty, for none and container.
@@ -48,6 +59,134 @@ func (t Topology) Validate() error {
 
 // Merge returns the affinity of a container or pod, from the hints of each resource that it asks for. It is empty if
 // any nodes will do. The error ErrTopologyAffinity means that the policy rejects the pod.
+//
+// The answer is the kubelet's: of all combinations of one hint of each resource the one with the best nodes in common.
+// A combination is preferred if all its hints are preferred and have the same nodes. Preferred combinations can be
+// found by their nodes, and the others matter to the policy best-effort alone.
 func (t Topology) Merge(resources [][]Hint) (Nodes, error) {
-	return 0, nil
+	if t.Policy == "" || t.Policy == PolicyNone {
+		return 0, nil
+	}
+	possible := true
+	var constraints [][]Hint
+	for _, hints := range resources {
+		if hints == nil {
+			continue
+		}
+		if t.Policy == PolicySingleNUMANode {
+			hints = singleNodes(hints)
+		}
+		if len(hints) == 0 {
+			possible = false
+		} else {
+			constraints = append(constraints, hints)
+		}
+	}
+	nodes := t.Machine
+	if len(constraints) > 0 {
+		nodes = sharedPreference(constraints)
+	}
+	switch {
+	case possible && (nodes != 0 || len(constraints) == 0):
+		if t.Policy == PolicySingleNUMANode && nodes == t.Machine {
+			return 0, nil
+		}
+		return nodes, nil
+	case t.Policy != PolicyBestEffort:
+		return 0, ErrTopologyAffinity
+	case len(constraints) == 0:
+		return t.Machine, nil
+	}
+	return cmp.Or(compromise(constraints, t.Machine), t.Machine), nil
+}
+
+func singleNodes(hints []Hint) []Hint {
+	return slices.DeleteFunc(slices.Clone(hints), func(h Hint) bool { return !h.Preferred || h.Nodes.Count() != 1 })
+}
+
+// sharedPreference returns the narrowest nodes that are a preferred hint of every resource, or 0. Of those with the
+// same count it is the one with the lower numbers.
+func sharedPreference(resources [][]Hint) Nodes {
+	shared := map[Nodes]int{} // in how many resources, from the first one on
+	for n, hints := range resources {
+		for _, h := range hints {
+			if h.Preferred && shared[h.Nodes] == n {
+				shared[h.Nodes]++
+			}
+		}
+	}
+	var best Nodes
+	for nodes, n := range shared {
+		narrower := cmp.Or(cmp.Compare(nodes.Count(), best.Count()), cmp.Compare(nodes, best)) < 0
+		if n == len(resources) && (best == 0 || narrower) {
+			best = nodes
+		}
+	}
+	return best
+}
+
+// compromise returns the best nodes that one hint of each resource can have in common, or 0. The best count is the one
+// that the most demanding resource needs, then the next smaller ones, then the next larger ones.
+func compromise(resources [][]Hint, machine Nodes) Nodes {
+	common, wanted := machine, 0
+	for _, hints := range resources {
+		union, narrowest := Nodes(0), 64
+		for _, h := range hints {
+			union |= h.Nodes
+			narrowest = min(narrowest, h.Nodes.Count())
+		}
+		common, wanted = common&union, max(wanted, narrowest)
+	}
+	possible := packHints(resources[0], common)
+	for _, hints := range resources[1:] {
+		intersect(possible, packHints(hints, common))
+	}
+	rank := func(n Nodes) int {
+		if n.Count() > wanted {
+			return n.Count()
+		}
+		return wanted - n.Count()
+	}
+	var best, subset Nodes
+	for set := 1; set < len(possible); set++ {
+		subset = (subset - common) & common // set, of the machine's nodes
+		if possible[set] != 0 && (best == 0 || rank(subset) < rank(best)) {
+			best = subset
+		}
+	}
+	return best
+}
+
+// packHints returns which of the subsets of common nodes a hint has of them, by the subset: 1 or 0.
+func packHints(hints []Hint, common Nodes) []uint64 {
+	sets := make([]uint64, 1<<common.Count())
+	for _, h := range hints {
+		sets[h.Nodes.pack(common)] = 1
+	}
+	return sets
+}
+
+// intersect sets in a which sets are the intersection of one in a and one in b. The number of pairs that have at least
+// a set in common is a product of two sums over supersets; taking the sums apart again leaves the pairs that have
+// exactly this set in common. A look at each pair would cost the square of it.
+func intersect(a, b []uint64) {
+	overSupersets := func(sets []uint64, add func(set, superset *uint64)) {
+		for bit := 1; bit < len(sets); bit <<= 1 {
+			for set := range sets {
+				if set&bit == 0 {
+					add(&sets[set], &sets[set|bit])
+				}
+			}
+		}
+	}
+	sum := func(set, superset *uint64) { *set += *superset }
+	overSupersets(a, sum)
+	overSupersets(b, sum)
+	for set := range a {
+		a[set] *= b[set]
+	}
+	overSupersets(a, func(set, superset *uint64) { *set -= *superset })
+	for set := range a {
+		a[set] = min(a[set], 1)
+	}
 }
