@@ -43,8 +43,9 @@ type Loaded struct {
 	Loss *Loss
 }
 
-// Loss means that the file was damaged, and that placements may be missing. Every device that is not in Known may be
-// held by a pod that nobody remembers, and must not be given to another.
+// Loss means that the file was damaged: placements may be missing, and some may be there that had ended. Every device
+// that no placement holds and that is not in Known may be held by a pod that nobody remembers, and must not be given to
+// another.
 type Loss struct {
 	// Time is when the damage was found.
 	Time time.Time `json:"time"`
@@ -52,7 +53,7 @@ type Loss struct {
 	Reason string `json:"reason"`
 	// File is the path of the damaged file.
 	File string `json:"file"`
-	// Known are the IDs of devices by their resource that no forgotten pod can hold: those of the placements that
-	// were readable, and those that an administrator has said are free.
+	// Known are the IDs of devices by their resource that no forgotten pod holds, as an administrator has said. It is
+	// empty at first.
 	Known map[string][]string `json:"known,omitempty"`
 }

@@ -107,7 +107,9 @@ func randomCheckpoint(r *rand.Rand) *checkpoint.Checkpoint {
 	c := &checkpoint.Checkpoint{}
 	for range r.IntN(5) {
 		e := checkpoint.Entry{
-			PodUID: fmt.Sprint(r.IntN(10)), ContainerName: "é", ResourceName: fmt.Sprintf("example.com/r%d", r.IntN(20)),
+			PodUID: fmt.Sprint(
+				r.IntN(10),
+			), ContainerName: "é", ResourceName: fmt.Sprintf("example.com/r%d", r.IntN(20)),
 		}
 		for range r.IntN(14) {
 			if e.DeviceIDs == nil {

@@ -1,0 +1,106 @@
+package state
+
+import (
+	"strings"
+
+	"go.etcd.io/bbolt"
+)
+
+// stored is a record of the file.
+type stored struct {
+	key []byte
+	sum uint64
+}
+
+// draft is the state with changes that are not durable yet.
+type draft struct {
+	base    map[string]stored
+	changed map[string]*stored // nil for one that was removed
+	total   total
+	last    uint64 // the last placement's place
+}
+
+// apply makes the changes of a batch, and writes the new total.
+func (d *draft) apply(b *bbolt.Bucket, batch []*change) error {
+	b.FillPercent = fillPercent
+	for _, c := range batch {
+		if err := d.change(b, c); err != nil {
+			return err
+		}
+	}
+	value, _ := seal([]byte(keyTotal), d.total.payload())
+	return b.Put([]byte(keyTotal), value)
+}
+
+func (d *draft) change(b *bbolt.Bucket, c *change) error {
+	old := d.find(c.identity)
+	if c.payload == nil && old == nil {
+		return nil
+	}
+	if old != nil {
+		d.total.remove(old.sum)
+	}
+	if c.payload == nil {
+		d.changed[c.identity] = nil
+		return b.Delete(old.key)
+	}
+	return d.put(b, record{c.identity, d.key(c.identity, old), c.payload})
+}
+
+func (d *draft) find(identity string) *stored {
+	if r, ok := d.changed[identity]; ok {
+		return r
+	}
+	if r, ok := d.base[identity]; ok {
+		return &r
+	}
+	return nil
+}
+
+// key returns the key of a record: that of the one that it replaces, or the next place.
+func (d *draft) key(identity string, old *stored) []byte {
+	if old != nil {
+		return old.key
+	}
+	if !strings.HasPrefix(identity, podPrefix) {
+		return []byte(identity)
+	}
+	d.last++
+	return placementKey(d.last)
+}
+
+func (d *draft) put(b *bbolt.Bucket, r record) error {
+	value, sum := seal(r.key, r.payload)
+	d.total.add(sum)
+	d.changed[r.identity] = &stored{r.key, sum}
+	return b.Put(r.key, value)
+}
+
+// fill writes the content of a new file.
+func (s *Store) fill(c *content) error {
+	records, err := c.records()
+	if err != nil {
+		return err
+	}
+	d := &draft{changed: make(map[string]*stored, len(records))}
+	if n := len(c.placements); n > 0 {
+		d.last = c.placements[n-1].place
+	}
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		b, err := tx.CreateBucket(bucket)
+		if err != nil {
+			return err
+		}
+		b.FillPercent = fillPercent
+		for _, r := range records {
+			if err := d.put(b, r); err != nil {
+				return err
+			}
+		}
+		return d.apply(b, nil)
+	})
+	if err == nil {
+		s.accept(d)
+	}
+	return err
+}

@@ -1,0 +1,143 @@
+package state
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"hash/crc64"
+	"strconv"
+
+	"gpu-cdi-plugin/manager/model"
+)
+
+// Everything is in one bucket of the database. The key of a placement is its place in the order of admission, with 8
+// bytes, so that an added one changes the last page alone. The other records sort after them.
+//
+// bbolt's pages have no checksums. So each record begins with one over its key and its payload, and the record total
+// has the number and the sum of the checksums of all others: it is written with each change, and shows that a page is
+// missing or old.
+const (
+	keyVersion   = "version"
+	keyTotal     = "total"
+	keyResources = "resources"
+	keyLoss      = "loss"
+
+	placementKeySize = 8
+	version          = 1
+)
+
+var bucket = []byte("state")
+
+const sumSize = 8
+
+var sumTable = crc64.MakeTable(crc64.ECMA)
+
+func checksum(key, payload []byte) uint64 {
+	return crc64.Update(crc64.Update(0, sumTable, key), sumTable, payload)
+}
+
+// seal returns the value of a record, and its checksum.
+func seal(key, payload []byte) ([]byte, uint64) {
+	sum := checksum(key, payload)
+	value := binary.BigEndian.AppendUint64(make([]byte, 0, sumSize+len(payload)), sum)
+	return append(value, payload...), sum
+}
+
+// unseal returns the payload of a record with its checksum. ok is whether the checksum is right.
+func unseal(key, value []byte) (payload []byte, sum uint64, ok bool) {
+	if len(value) < sumSize {
+		return nil, 0, false
+	}
+	payload, sum = value[sumSize:], binary.BigEndian.Uint64(value)
+	return payload, sum, sum == checksum(key, payload)
+}
+
+// total is what all records but that of the total itself add up to.
+type total struct{ count, sum uint64 }
+
+func (t *total) add(sum uint64) { t.count, t.sum = t.count+1, t.sum+sum }
+
+func (t *total) remove(sum uint64) { t.count, t.sum = t.count-1, t.sum-sum }
+
+func (t total) payload() []byte {
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, t.count), t.sum)
+}
+
+// placement is a placement with its place in the order of admission.
+type placement struct {
+	place uint64
+	model.Placement
+}
+
+// content is what a file has.
+type content struct {
+	placements []placement // ascending by their place
+	resources  []string
+	loss       *Loss
+}
+
+// record is a record of a file. Its identity is its key; for a placement, whose key is its place, it is the pod's UID
+// with a prefix.
+type record struct {
+	identity     string
+	key, payload []byte
+}
+
+const podPrefix = "pod/"
+
+func about(key string, payload []byte) record { return record{key, []byte(key), payload} }
+
+// records returns all records but the total, in the order of their keys.
+func (c *content) records() ([]record, error) {
+	records := make([]record, 0, len(c.placements)+3)
+	for _, p := range c.placements {
+		payload, err := encode(&p.Placement)
+		if err != nil {
+			return nil, err
+		}
+		records = append(records, record{podPrefix + p.Pod.UID, placementKey(p.place), payload})
+	}
+	if c.loss != nil {
+		payload, err := json.Marshal(c.loss)
+		if err != nil {
+			return nil, err
+		}
+		records = append(records, about(keyLoss, payload))
+	}
+	payload, err := json.Marshal(c.resources)
+	if err != nil {
+		return nil, err
+	}
+	return append(records, about(keyResources, payload),
+		about(keyVersion, strconv.AppendInt(nil, version, 10))), nil
+}
+
+func placementKey(place uint64) []byte { return binary.BigEndian.AppendUint64(nil, place) }
+
+// read adds a record to the content.
+func (c *content) read(key, payload []byte) error {
+	if len(key) == placementKeySize {
+		p, err := decode(payload)
+		c.placements = append(c.placements, placement{binary.BigEndian.Uint64(key), p})
+		return err
+	}
+	switch string(key) {
+	case keyResources:
+		return json.Unmarshal(payload, &c.resources)
+	case keyLoss:
+		c.loss = &Loss{}
+		return json.Unmarshal(payload, c.loss)
+	case keyVersion:
+		return parseVersion(payload)
+	}
+	return nil
+}
+
+// parseVersion returns ErrNewer for the version of a newer program.
+func parseVersion(payload []byte) error {
+	n, err := strconv.ParseUint(string(payload), 10, 32)
+	if err == nil && n > version {
+		return fmt.Errorf("%w: its format is %d, the newest known one is %d", ErrNewer, n, version)
+	}
+	return err
+}
