@@ -129,11 +129,7 @@ func TestOneInstanceHasTheSocket(t *testing.T) {
 	_, end := serve(t, dir, answer("first"))
 	awaitSocket(t, dir)
 	log, _ := serve(t, dir, answer("second"))
-	testenv.Eventually(
-		t,
-		"the warning",
-		func() bool { return strings.Contains(log.String(), "another instance holds it") },
-	)
+	testenv.Eventually(t, "the warning", func() bool { return strings.Contains(log.String(), "another instance holds it") })
 	r := Request{Act: Uncordon, Device: "1"}
 	if got, err := Send(t.Context(), dir, r, none); got != "first" || err != nil {
 		t.Errorf("%q, %v", got, err)

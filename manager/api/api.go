@@ -103,14 +103,19 @@ type Event struct {
 	Type manager.EventType `json:"type"`
 	// Pod is the pod of Admitted, Released and Ended, after the change.
 	Pod *Pod `json:"pod,omitempty"`
-	// Resource has changed or was removed, and has now so many devices.
-	ResourceName string `json:"resourceName,omitempty"`
-	Capacity     int    `json:"capacity,omitempty"`
-	Allocatable  int    `json:"allocatable,omitempty"`
+	// Resource is what a resource that has changed or was removed has now.
+	Resource *ResourceCount `json:"resource,omitempty"`
 	// Devices are those whose health has changed.
 	Devices []manager.PodDevice `json:"devices,omitempty"`
 	// Error is why changes after this event are missing.
 	Error string `json:"error,omitempty"`
+}
+
+// ResourceCount is how many devices a resource has.
+type ResourceCount struct {
+	Name        string `json:"name"`
+	Capacity    int    `json:"capacity"`
+	Allocatable int    `json:"allocatable"`
 }
 
 // ErrorEvent is the type of the last event of a watch whose client was too slow.
@@ -148,9 +153,9 @@ func podOf(p model.Placement) Pod {
 
 // eventOf is an event as the API shows it.
 func eventOf(e manager.Event) Event {
-	shown := Event{
-		Type: e.Type, ResourceName: e.Resource, Capacity: e.Count.Capacity, Allocatable: e.Count.Allocatable,
-		Devices: e.Devices,
+	shown := Event{Type: e.Type, Devices: e.Devices}
+	if e.Resource != "" {
+		shown.Resource = &ResourceCount{e.Resource, e.Count.Capacity, e.Count.Allocatable}
 	}
 	if e.Placement != nil {
 		shown.Pod = new(podOf(*e.Placement))

@@ -1,0 +1,460 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// placements is a manager in memory with one device, for the HTTP layer.
+type placements struct {
+	mu       sync.Mutex
+	pods     []model.Placement
+	freed    []string
+	withheld *manager.Loss
+	err      error // of every change
+	events   chan manager.Event
+	wait     chan struct{} // Admit waits until it is closed
+}
+
+var admitted = time.Date(2026, 11, 22, 18, 0, 0, 0, time.UTC)
+
+func (m *placements) Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
+	if m.wait != nil {
+		select {
+		case <-m.wait:
+		case <-ctx.Done():
+			return model.Placement{}, ctx.Err()
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err != nil {
+		return model.Placement{}, m.err
+	}
+	placed := model.Placement{Pod: p, Admitted: admitted, Caller: by, Allocations: []model.Allocation{
+		{Container: p.Containers[0].Name, Resource: "example.com/dev", IDs: []string{"d0"}},
+	}}
+	m.pods = append(m.pods, placed)
+	return placed, nil
+}
+
+func (m *placements) find(uid, container string) (int, error) {
+	for i, p := range m.pods {
+		if p.Pod.UID == uid && (container == "" || p.Pod.Containers[0].Name == container) {
+			return i, m.err
+		}
+	}
+	return 0, fmt.Errorf("pod %q: %w", uid, manager.ErrNotFound)
+}
+
+func (m *placements) Start(_ context.Context, uid, container string) (model.RunOptions, error) {
+	_, err := m.find(uid, container)
+	return model.RunOptions{
+		Envs:       map[string]string{"VISIBLE": "<0>"},
+		Mounts:     []model.Mount{{ContainerPath: "/a", HostPath: "/b", ReadOnly: true}},
+		Devices:    []model.DeviceNode{{ContainerPath: "/dev/x", HostPath: "/dev/y", Permissions: "rw"}},
+		CDIDevices: []string{"example.com/dev=d0"}, Conflicts: []string{"two resources set A"},
+	}, err
+}
+
+func (m *placements) Ended(_ context.Context, uid, container string) error {
+	i, err := m.find(uid, container)
+	if err == nil {
+		m.pods[i].Ended = append(m.pods[i].Ended, container)
+	}
+	return err
+}
+
+func (m *placements) Release(_ context.Context, uid string) error {
+	i, err := m.find(uid, "")
+	if err == nil {
+		m.pods = append(m.pods[:i], m.pods[i+1:]...)
+	}
+	return err
+}
+
+func (m *placements) Pods() []model.Placement { return m.pods }
+
+func (m *placements) Pod(uid string) (model.Placement, bool) {
+	i, err := m.find(uid, "")
+	if err != nil {
+		return model.Placement{}, false
+	}
+	return m.pods[i], true
+}
+
+func (m *placements) Resources() []manager.Resource {
+	return []manager.Resource{
+		{Name: "example.com/dev", Connected: true, Capacity: 1, Allocatable: 1, Devices: []manager.Device{
+			{ID: "d0", Health: manager.Healthy, NUMA: []int{0}, Pod: "u1", Containers: []string{"c"}},
+			{ID: "d1", Health: manager.Unknown, Withheld: true},
+		}},
+	}
+}
+func (m *placements) Withheld() *manager.Loss { return m.withheld }
+
+func (m *placements) Free(_ context.Context, resource string, ids []string) error {
+	m.freed = append(m.freed, resource+"="+strings.Join(ids, ","))
+	return m.err
+}
+
+func (m *placements) FreeAll(context.Context) error {
+	m.freed = append(m.freed, "all")
+	return m.err
+}
+
+func (m *placements) Watch(context.Context) <-chan manager.Event { return m.events }
+
+// parse takes the manifest's text as the pod's name.
+func parse(manifest []byte) (model.Pod, error) {
+	name, ok := strings.CutPrefix(string(manifest), "pod: ")
+	if !ok {
+		return model.Pod{}, errors.New("the manifest has no pod")
+	}
+	return model.Pod{
+		UID: "u1", Namespace: "default", Name: name,
+		InitContainers: []model.Container{{Name: "side", Sidecar: true}},
+		Containers:     []model.Container{{Name: "c", Limits: map[string]int{"example.com/dev": 1}}},
+	}, nil
+}
+
+// serve serves the API until the test ends. The answers that its client gets are checked with the document.
+func serve(t *testing.T, m *placements, change func(*Server)) *Client {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "api.sock")
+	l, err := Listen(t.Context(), path, unixhttp.OwnerOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{
+		Manager: m, ParsePod: parse, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		NodeStatus: func() (NodeStatus, error) {
+			return NodeStatus{
+				Capacity: map[string]string{"cpu": "2"}, Allocatable: map[string]string{"cpu": "1500m"},
+			}, nil
+		},
+	}
+	if change != nil {
+		change(s)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx, l) }()
+	t.Cleanup(func() {
+		end()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	c := NewClient(path)
+	c.http.Transport = checked{openDocument(t), c.http.Transport}
+	return c
+}
+
+func TestAPodFromAdmissionToRelease(t *testing.T) {
+	m := &placements{}
+	c := serve(t, m, nil)
+	ctx := t.Context()
+	if err := c.Healthz(ctx); err != nil {
+		t.Fatal(err)
+	}
+	got, err := c.Admit(ctx, []byte("pod: a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Pod{
+		Metadata:       Metadata{Name: "a", Namespace: "default", UID: "u1", CreationTimestamp: admitted},
+		InitContainers: []Container{{Name: "side", RestartPolicy: "Always"}},
+		Containers: []Container{{
+			Name: "c", Devices: []ContainerDevices{{ResourceName: "example.com/dev", DeviceIDs: []string{"d0"}}},
+		}},
+		Caller: model.Caller{UID: os.Geteuid(), GID: os.Getegid(), PID: os.Getpid()},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the placed pod (-want +got):\n%s", diff)
+	}
+	pods, err := c.Pods(ctx)
+	if diff := cmp.Diff([]Pod{want}, pods); diff != "" || err != nil {
+		t.Errorf("the list: %v\n%s", err, diff)
+	}
+	o, err := c.Start(ctx, "u1", "c")
+	if err != nil || o.Envs["VISIBLE"] != "<0>" || len(o.Mounts)+len(o.Devices)+len(o.CDIDevices) != 3 {
+		t.Errorf("the run options: %+v, %v", o, err)
+	}
+	if err := c.Ended(ctx, "u1", "c"); err != nil {
+		t.Error(err)
+	}
+	if p, err := c.Pod(ctx, "u1"); err != nil || !p.Containers[0].Ended || p.InitContainers[0].Ended {
+		t.Errorf("after the end of the container: %+v, %v", p, err)
+	}
+	if err := c.Release(ctx, "u1"); err != nil {
+		t.Error(err)
+	}
+	if pods, err := c.Pods(ctx); err != nil || pods == nil || len(pods) > 0 {
+		t.Errorf("after the release: %v, %v", pods, err)
+	}
+}
+
+func TestReads(t *testing.T) {
+	m := &placements{withheld: &manager.Loss{Time: admitted, Reason: "torn", File: "/x"}}
+	c := serve(t, m, nil)
+	list, err := c.Devices(t.Context())
+	if diff := cmp.Diff(ResourceList{m.Resources(), m.withheld}, list); diff != "" || err != nil {
+		t.Errorf("devices: %v\n%s", err, diff)
+	}
+	node, err := c.Node(t.Context())
+	if err != nil || node.Allocatable["cpu"] != "1500m" || node.Capacity["cpu"] != "2" {
+		t.Errorf("node: %+v, %v", node, err)
+	}
+}
+
+func TestFree(t *testing.T) {
+	m := &placements{}
+	c := serve(t, m, nil)
+	for name, r := range map[string]FreeRequest{
+		"nothing":                    {},
+		"a resource without devices": {ResourceName: "example.com/dev"},
+		"devices without a resource": {DeviceIDs: []string{"d0"}},
+		"all and some":               {All: true, ResourceName: "example.com/dev", DeviceIDs: []string{"d0"}},
+	} {
+		if err := c.Free(t.Context(), r); !errors.Is(err, manager.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, r := range []FreeRequest{{All: true}, {ResourceName: "example.com/dev", DeviceIDs: []string{"d0", "d1"}}} {
+		if err := c.Free(t.Context(), r); err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff([]string{"all", "example.com/dev=d0,d1"}, m.freed); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The client finds the manager's errors again, with the kubelet's reason and text.
+func TestErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		code   int
+		reason string
+		text   string
+		is     error
+	}{
+		"not found":       {fmt.Errorf("pod x: %w", manager.ErrNotFound), 404, "NotFound", "pod x: not found", manager.ErrNotFound},
+		"conflict":        {manager.ErrConflict, 409, "Conflict", "conflict", manager.ErrConflict},
+		"an invalid pod":  {manager.ErrInvalid, 400, "BadRequest", "invalid pod", manager.ErrInvalid},
+		"later":           {manager.ErrRetry, 503, "ServiceUnavailable", "try again", manager.ErrRetry},
+		"another":         {errors.New("the disk is gone"), 500, "InternalError", "the disk is gone", nil},
+		"out of time":     {context.DeadlineExceeded, 504, "Timeout", "context deadline exceeded", nil},
+		"no such devices": {&manager.RejectedError{Reason: manager.ReasonUnexpected, Message: "Allocate failed"}, 422, "UnexpectedAdmissionError", "Allocate failed", nil},
+		"not aligned":     {&manager.RejectedError{Reason: manager.ReasonTopology, Message: "no"}, 422, "TopologyAffinityError", "no", nil},
+		"rejected, but later": {
+			&manager.RejectedError{Reason: manager.ReasonUnexpected, Message: "no plugin", Err: manager.ErrRetry},
+			503, "UnexpectedAdmissionError", "no plugin", manager.ErrRetry,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := serve(t, &placements{err: c.err}, nil).Admit(t.Context(), []byte("pod: a"))
+			got, ok := errors.AsType[*Error](err)
+			if !ok || got.Code != c.code || got.Reason != c.reason || got.Text != c.text {
+				t.Fatalf("got %#v", err)
+			}
+			if c.is != nil && !errors.Is(err, c.is) {
+				t.Errorf("%v is not %v", err, c.is)
+			}
+		})
+	}
+}
+
+func TestWrongRequests(t *testing.T) {
+	c := serve(t, &placements{}, nil)
+	send := func(method, path, body string) int {
+		t.Helper()
+		answer, err := c.send(t.Context(), method, path, []byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		return answer.StatusCode
+	}
+	for _, r := range []struct {
+		method, path, body string
+		status             int
+	}{
+		{"GET", "/", "", 404},
+		{"GET", "/v2/pods", "", 404},
+		{"GET", "/v1/pods/u9", "", 404},
+		{"DELETE", "/v1/pods/u9", "", 404},
+		{"POST", "/v1/pods/u9/containers/c/start", "", 404},
+		{"POST", "/v1/pods", "no pod", 400},
+		{"POST", "/v1/pods", strings.Repeat("x", maxBody+1), 413},
+		{"POST", "/v1/devices/free", `{"al":true}`, 400},
+		{"POST", "/v1/devices/free", `[`, 400},
+	} {
+		if got := send(r.method, r.path, r.body); got != r.status {
+			t.Errorf("%s %s: %d, want %d", r.method, r.path, got, r.status)
+		}
+	}
+}
+
+func TestWatch(t *testing.T) {
+	m := &placements{events: make(chan manager.Event, 8)}
+	c := serve(t, m, nil)
+	placed := &model.Placement{
+		Pod: model.Pod{UID: "u1", Name: "a", Containers: []model.Container{{Name: "c"}}}, Admitted: admitted,
+	}
+	sent := []manager.Event{
+		{Type: manager.PodAdmitted, Placement: placed},
+		{Type: manager.ResourceChanged, Resource: "example.com/dev", Count: manager.Count{Capacity: 2}},
+		{Type: manager.HealthChanged, Devices: []manager.PodDevice{{ID: "d0", Pod: "u1", Health: manager.Unknown}}},
+	}
+	began := make(chan struct{})
+	var got []string
+	go func() {
+		<-began
+		for _, e := range sent {
+			m.events <- e
+		}
+		close(m.events) // the client is too slow
+	}()
+	err := c.Watch(t.Context(), func() { close(began) }, func(e Event) error {
+		text := string(e.Type)
+		if e.Pod != nil {
+			text += " " + e.Pod.Metadata.UID
+		}
+		if e.Resource != nil {
+			text += fmt.Sprint(" ", *e.Resource)
+		}
+		got = append(got, fmt.Sprint(text, len(e.Devices)))
+		return nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "list and watch again") {
+		t.Errorf("the end of the watch: %v", err)
+	}
+	if diff := cmp.Diff([]string{"Admitted u10", "Resource {example.com/dev 2 0}0", "Health1"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A watch ends with its client, and its place is free again.
+func TestWatchesAreBounded(t *testing.T) {
+	c := serve(t, &placements{}, nil)
+	ctx, end := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	began := make(chan struct{}, maxWatchers)
+	for range maxWatchers {
+		watching.Go(func() {
+			if err := c.Watch(ctx, func() { began <- struct{}{} }, nil); !errors.Is(err, context.Canceled) {
+				t.Errorf("the end of a watch: %v", err)
+			}
+		})
+	}
+	for range maxWatchers {
+		<-began
+	}
+	err := c.Watch(t.Context(), func() { t.Error("one more watch") }, nil)
+	if got, ok := errors.AsType[*Error](err); !ok || got.Code != http.StatusTooManyRequests {
+		t.Errorf("one more watch: %v", err)
+	}
+	end()
+	watching.Wait()
+	testenv.Eventually(t, "a free place", func() bool {
+		ctx, end := context.WithCancel(t.Context())
+		defer end()
+		return errors.Is(c.Watch(ctx, end, nil), context.Canceled)
+	})
+}
+
+// While as many pods wait as can, lists are answered, and one more pod is refused at once.
+func TestReadsWhileAdmissionsWait(t *testing.T) {
+	m := &placements{wait: make(chan struct{})}
+	c := serve(t, m, nil)
+	var waiting sync.WaitGroup
+	for range maxChanges {
+		waiting.Go(func() {
+			if _, err := c.Admit(t.Context(), []byte("pod: a")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	testenv.Eventually(t, "the refusal of one more", func() bool {
+		err := c.Release(t.Context(), "none")
+		got, ok := errors.AsType[*Error](err)
+		return ok && got.Code == http.StatusTooManyRequests
+	})
+	if _, err := c.Devices(t.Context()); err != nil {
+		t.Error(err)
+	}
+	close(m.wait)
+	waiting.Wait()
+}
+
+func TestARequestThatTakesTooLongEnds(t *testing.T) {
+	m := &placements{wait: make(chan struct{})}
+	c := serve(t, m, func(s *Server) { s.maxWait = 10 * time.Millisecond })
+	_, err := c.Admit(t.Context(), []byte("pod: a"))
+	if got, ok := errors.AsType[*Error](err); !ok || got.Code != http.StatusGatewayTimeout {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestOneManagerHasTheSocket(t *testing.T) {
+	c := serve(t, &placements{}, nil)
+	if _, err := Listen(t.Context(), c.path, unixhttp.OwnerOnly); !errors.Is(err, lock.ErrHeld) {
+		t.Errorf("a second one: %v", err)
+	}
+	other := NewClient(c.path + ".other")
+	if err := other.Healthz(t.Context()); !errors.Is(err, ErrNoManager) {
+		t.Errorf("without a manager: %v", err)
+	}
+}
+
+// What answers there need not be a manager.
+func TestTheClientReadsAnyAnswer(t *testing.T) {
+	for name, c := range map[string]struct{ answer, want string }{
+		"none":           {"", "closed the connection"},
+		"no JSON":        {"HTTP/1.1 200 OK\r\n\r\nhello", "read the answer"},
+		"another error":  {"HTTP/1.1 500 no\r\n\r\n<html>", "the device manager answered 500 no"},
+		"half an answer": {"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", "unexpected EOF"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "s")
+			l, err := net.Listen("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			go func() {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = conn.Read(make([]byte, 4096))
+				_, _ = io.WriteString(conn, c.answer)
+				_ = conn.Close()
+			}()
+			if _, err := NewClient(path).Pods(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+		})
+	}
+}
