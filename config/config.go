@@ -16,8 +16,9 @@ import (
 
 // Config is the whole configuration. keys.go documents each key.
 type Config struct {
-	Common `yaml:",inline"`
-	Plugin `yaml:",inline"`
+	Common  `yaml:",inline"`
+	Plugin  `yaml:",inline"`
+	Manager `yaml:",inline"`
 }
 
 // Common are the options of all verbs.
@@ -86,6 +87,33 @@ type Plugin struct {
 	// Config selects the devices that are offered, and their resource names.
 	resource.Config `yaml:",inline"`
 }
+
+// Manager are the options of the device manager. It also uses Plugin.PluginsRegistryDir and Plugin.StateDir.
+type Manager struct {
+	// SocketDir is the directory of the registration socket kubelet.sock and of the plugins' sockets.
+	SocketDir string `yaml:"socket-dir" json:"socket-dir"`
+	// PodResourcesSocket is the path of the PodResources service's socket; empty means none.
+	PodResourcesSocket string `yaml:"pod-resources-socket" json:"pod-resources-socket"`
+	// APISocket is the path of the API's socket, and APIGroup the group that may use it, by name or number; empty
+	// means that only root may.
+	APISocket string `yaml:"api-socket" json:"api-socket"`
+	APIGroup  string `yaml:"api-group" json:"api-group"`
+	// Dialect is the release of the kubelet whose faults are shown, or none.
+	Dialect string `yaml:"dialect" json:"dialect"`
+	// TopologyPolicy and TopologyScope are those of the Topology Manager.
+	TopologyPolicy string `yaml:"topology-policy" json:"topology-policy"`
+	TopologyScope  string `yaml:"topology-scope" json:"topology-scope"`
+	// Seed is a number with which devices are chosen at random; empty means the first ones in the order of their IDs.
+	Seed string `yaml:"seed" json:"seed"`
+	// SystemReserved and KubeReserved are resources with quantities (cpu=500m) that pods cannot have, and EvictionHard
+	// signals with a threshold (memory.available<100Mi).
+	SystemReserved []string `yaml:"system-reserved" json:"system-reserved"`
+	KubeReserved   []string `yaml:"kube-reserved" json:"kube-reserved"`
+	EvictionHard   []string `yaml:"eviction-hard" json:"eviction-hard"`
+}
+
+// NoDialect is the dialect without the kubelet's faults.
+const NoDialect = "none"
 
 // Registration is a method of registration with the kubelet.
 type Registration string
@@ -278,6 +306,17 @@ func Default() Config {
 					},
 				},
 			},
+		},
+		Manager: Manager{
+			SocketDir:          "/var/lib/kubelet/device-plugins",
+			PodResourcesSocket: "/var/lib/kubelet/pod-resources/kubelet.sock",
+			APISocket:          "/run/gpu-cdi-plugin/manager.sock",
+			Dialect:            NoDialect,
+			TopologyPolicy:     "none",
+			TopologyScope:      "container",
+			SystemReserved:     []string{},
+			KubeReserved:       []string{},
+			EvictionHard:       []string{"memory.available<100Mi", "nodefs.available<10%"},
 		},
 	}
 }

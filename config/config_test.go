@@ -92,6 +92,17 @@ sharing:
     shared-memory-mib: 32
     resources:
       - {name: example.com/h100, devices: [1], replicas: 2, rename: example.com/half}
+socket-dir: /manager/sockets
+pod-resources-socket: /manager/pod-resources.sock
+api-socket: /manager/api.sock
+api-group: gpus
+dialect: kubelet-1.36
+topology-policy: restricted
+topology-scope: pod
+seed: "7"
+system-reserved: [cpu=500m, memory=1Gi]
+kube-reserved: [cpu=100m]
+eviction-hard: [memory.available<5%]
 `
 
 func fullConfig() Config {
@@ -151,6 +162,12 @@ func fullConfig() Config {
 				},
 			},
 		},
+		Manager: Manager{
+			SocketDir: "/manager/sockets", PodResourcesSocket: "/manager/pod-resources.sock",
+			APISocket: "/manager/api.sock", APIGroup: "gpus", Dialect: "kubelet-1.36", TopologyPolicy: "restricted",
+			TopologyScope: "pod", Seed: "7", SystemReserved: []string{"cpu=500m", "memory=1Gi"},
+			KubeReserved: []string{"cpu=100m"}, EvictionHard: []string{"memory.available<5%"},
+		},
 	}
 }
 
@@ -182,7 +199,7 @@ func TestOptionsSetTheConfiguration(t *testing.T) {
 	for _, o := range Options(&want) {
 		set[o.Name()] = o.String()
 	}
-	if len(set) != 27 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
+	if len(set) != 38 || set["strategy"] != "device-specs,envvar" || set["gpu-timeout"] != "1m30s" {
 		t.Errorf("options %q", set)
 	}
 	for _, o := range Options(&c) {
@@ -218,6 +235,9 @@ func TestOptionsRefuseWrongValues(t *testing.T) {
 		"fail-on-init-error": `want true or false, got "wrong"`,
 		"mig-strategy":       `unknown value "wrong"; known are none, single, mixed`,
 		"mps":                `want true or false, got "wrong"`,
+		"dialect":            `unknown value "wrong"; known are none, kubelet-1.36, kubelet-1.37`,
+		"topology-policy":    `unknown value "wrong"; known are none, best-effort, restricted, single-numa-node`,
+		"topology-scope":     `unknown value "wrong"; known are container, pod`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
@@ -320,7 +340,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		Extras: []Extra{"rdma", GDS, GDS}, IMEX: IMEX{Channels: []int{3, -1, maxChannel + 1, 3}},
 		Allocation: Allocation{Policy: "best", Weights: allocator.Weights{Node: -1, NVLink: allocator.MaxWeight + 1}},
 		Config:     resource.Config{Resource: "gpu"},
-	}}
+	}, Manager: Manager{SocketDir: "sockets", Dialect: "kubelet-1.35", Seed: "-1"}}
 	want := []string{
 		"root is empty",
 		"cdi-dir is empty",
@@ -357,6 +377,12 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		`resource: resource name "gpu": want VENDOR/NAME, such as nvidia.com/gpu`,
 		`mig-strategy: unknown value ""; known are none, single, mixed`,
 		"sharing.mps.shared-memory-mib: want 1 to 1048576, got 0",
+		`socket-dir "sockets": want an absolute path, the same as on the host`,
+		"api-socket is empty",
+		`dialect: unknown value "kubelet-1.35"; known are none, kubelet-1.36, kubelet-1.37`,
+		`topology-policy: unknown value ""; known are none, best-effort, restricted, single-numa-node`,
+		`topology-scope: unknown value ""; known are container, pod`,
+		`seed "-1": want a whole number`,
 	}
 	err := c.Validate()
 	if err == nil {

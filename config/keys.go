@@ -10,6 +10,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/prestart"
 	"gpu-cdi-plugin/resource"
 )
@@ -201,6 +202,19 @@ var keys = []key{
 	{"sharing.mps.resources[].replicas", "Number of replicas of each GPU, 2 to 48, or to 16 before compute " +
 		"capability 7.0."},
 	{"sharing.mps.resources[].rename", "Name of the resource of the replicas."},
+
+	{"socket-dir", "manager: `directory` of the registration socket and of the sockets of plugins, as device-plugin-dir of serve"},
+	{"pod-resources-socket", "manager: `path` of the PodResources service's socket; empty for none"},
+	{"api-socket", "manager: `path` of its API's socket, which the verbs that ask it use too"},
+	{"api-group", "manager: `group` that may use its API besides root, by name or number (default: none)"},
+	{"dialect", "manager: `release` of the kubelet whose faults it shows: none, kubelet-1.36, kubelet-1.37"},
+	{"topology-policy", "manager: `policy` for the alignment of devices to NUMA nodes: none, best-effort, restricted, " +
+		"single-numa-node"},
+	{"topology-scope", "manager: `scope` of that alignment: container, pod"},
+	{"seed", "manager: `number` with which devices are chosen at random (default: the first in the order of their IDs)"},
+	{"system-reserved", "manager: `list` of resources that pods cannot have, such as cpu=500m,memory=1Gi (default: none)"},
+	{"kube-reserved", "manager: `list` of more resources that pods cannot have (default: none)"},
+	{"eviction-hard", "manager: `list` of thresholds that pods cannot have, such as memory.available<100Mi,nodefs.available<10%"},
 }
 
 // values are the accepted values of a key, or of each item of its list; other keys accept any.
@@ -218,6 +232,9 @@ var values = map[string][]string{
 	"health.xids[].action":        health.Actions(),
 	"prestart.policy":             texts(prestart.Policies()...),
 	"prestart.resources[].policy": texts(prestart.Policies()...),
+	"dialect":                     append([]string{NoDialect}, dialect.Names()...),
+	"topology-policy":             {"none", "best-effort", "restricted", "single-numa-node"},
+	"topology-scope":              {"container", "pod"},
 }
 
 // examples are values in YAML, for keys whose default shows too little.

@@ -47,7 +47,23 @@ func (c *Config) Validate() error {
 		checkIMEX(&c.IMEX),
 		checkAllocation(&c.Allocation),
 		c.Config.Validate(),
+		checkManager(&c.Manager),
 	)
+}
+
+// checkManager leaves the quantities of resources to nodestatus, which parses them.
+func checkManager(m *Manager) error {
+	errs := []error{
+		absolute("socket-dir", m.SocketDir),
+		notEmpty("api-socket", m.APISocket),
+		known("dialect", m.Dialect),
+		known("topology-policy", m.TopologyPolicy),
+		known("topology-scope", m.TopologyScope),
+	}
+	if _, err := strconv.ParseUint(m.Seed, 10, 64); m.Seed != "" && err != nil {
+		errs = append(errs, fmt.Errorf("seed %q: want a whole number", m.Seed))
+	}
+	return errors.Join(errs...)
 }
 
 func notEmpty(key, value string) error {
@@ -57,7 +73,7 @@ func notEmpty(key, value string) error {
 	return nil
 }
 
-// absolute checks a directory whose files containers get: the kubelet needs their paths on the host.
+// absolute checks a directory that others use by its path on the host, as the kubelet or plugins.
 func absolute(key, dir string) error {
 	if !filepath.IsAbs(dir) {
 		return fmt.Errorf("%s %q: want an absolute path, the same as on the host", key, dir)

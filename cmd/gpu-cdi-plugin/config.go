@@ -34,6 +34,7 @@ func (a *app) options() *pflag.FlagSet {
 	f := pflag.NewFlagSet("options", pflag.ContinueOnError)
 	f.AddFlagSet(a.commonFlags)
 	f.AddFlagSet(a.pluginFlags)
+	f.AddFlagSet(a.managerFlags)
 	return f
 }
 
@@ -65,7 +66,7 @@ func (a *app) resolve(flags *pflag.FlagSet) error {
 		if err != nil {
 			return errors.Join(append(errs, err)...)
 		}
-		a.Common, a.plugin = file.Config.Common, file.Config.Plugin
+		a.Common, a.plugin, a.manager = file.Config.Common, file.Config.Plugin, file.Config.Manager
 		for _, key := range file.Keys {
 			if a.sources[key] == "" {
 				a.sources[key] = a.configFile
@@ -81,7 +82,7 @@ func (a *app) resolve(flags *pflag.FlagSet) error {
 
 // configuration returns the effective configuration.
 func (a *app) configuration() config.Config {
-	return config.Config{Common: a.Common, Plugin: a.plugin}
+	return config.Config{Common: a.Common, Plugin: a.plugin, Manager: a.manager}
 }
 
 // configTime is how long a pipe as configuration is waited for.

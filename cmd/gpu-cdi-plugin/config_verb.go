@@ -19,7 +19,7 @@ func (a *app) configCommand() *cobra.Command {
 		Short: "Show and check the configuration",
 		Long: `Shows the default and the effective configuration, and checks a configuration file.
 
-One file has the options of all verbs and of the device plugin. Its JSON schema is specs/config.schema.json.`,
+One file has the options of all verbs, of the device plugin and of the device manager. Its JSON schema is specs/config.schema.json.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
 		RunE:        help,
@@ -65,13 +65,15 @@ func (a *app) configViewCommand() *cobra.Command {
 		Long: `Prints the effective configuration, from flags, environment and file. The table has the source of
 each value.
 
-The flags of serve are accepted too: config view with the arguments of serve shows the configuration of serve.`,
+The flags of serve and manager are accepted too: config view with the arguments of serve shows the configuration of
+serve.`,
 		Example: `  gpu-cdi-plugin config view --config config.yaml
   GPU_CDI_MIG_STRATEGY=mixed gpu-cdi-plugin config view -o table`,
 		RunE: func(*cobra.Command, []string) error { return a.configView(out) },
 	}
 	out.addFlags(cmd, "yaml", "json", "table")
 	cmd.Flags().AddFlagSet(a.pluginFlags)
+	cmd.Flags().AddFlagSet(a.managerFlags)
 	return cmd
 }
 
@@ -135,6 +137,7 @@ With -o json or yaml the result is printed for invalid configurations too, with 
 	}
 	out.addFlags(cmd, "text", "json", "yaml")
 	cmd.Flags().AddFlagSet(a.pluginFlags)
+	cmd.Flags().AddFlagSet(a.managerFlags)
 	return cmd
 }
 

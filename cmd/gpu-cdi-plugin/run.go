@@ -24,8 +24,10 @@ type app struct {
 	config.Common
 	configFile     string
 	plugin         config.Plugin
+	manager        config.Manager
 	commonFlags    *pflag.FlagSet
 	pluginFlags    *pflag.FlagSet
+	managerFlags   *pflag.FlagSet
 	timeout        time.Duration     // of calls of the driver
 	sources        map[string]string // where the value of a key comes from; a default has no entry
 	env            []string
@@ -42,15 +44,17 @@ type app struct {
 func newApp() *app {
 	c := config.Default()
 	a := &app{
-		Common: c.Common, plugin: c.Plugin, timeout: nvml.DefaultTimeout,
-		commonFlags: pflag.NewFlagSet("common", pflag.ContinueOnError),
-		pluginFlags: pflag.NewFlagSet("plugin", pflag.ContinueOnError),
-		sources:     map[string]string{}, warned: new(sync.Map),
+		Common: c.Common, plugin: c.Plugin, manager: c.Manager, timeout: nvml.DefaultTimeout,
+		commonFlags:  pflag.NewFlagSet("common", pflag.ContinueOnError),
+		pluginFlags:  pflag.NewFlagSet("plugin", pflag.ContinueOnError),
+		managerFlags: pflag.NewFlagSet("manager", pflag.ContinueOnError),
+		sources:      map[string]string{}, warned: new(sync.Map),
 	}
 	addOptions(a.commonFlags, &a.Common)
 	a.commonFlags.StringVar(&a.configFile, "config", "",
 		"YAML `file` with these options and those of the device plugin")
 	addOptions(a.pluginFlags, &a.plugin)
+	addOptions(a.managerFlags, &a.manager)
 	return a
 }
 
