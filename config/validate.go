@@ -17,6 +17,7 @@ import (
 
 	"gpu-cdi-plugin/allocator"
 	"gpu-cdi-plugin/health"
+	"gpu-cdi-plugin/internal/resourcename"
 	"gpu-cdi-plugin/resource"
 )
 
@@ -143,7 +144,7 @@ func checkPreStart(p *PreStart) error {
 	}
 	seen := map[string]bool{}
 	for i, r := range p.Resources {
-		if err := resource.CheckName(r.Name); err != nil {
+		if err := resourcename.Check(r.Name); err != nil {
 			errs = append(errs, fmt.Errorf("prestart.resources[%d].name: %w", i, err))
 		}
 		if seen[r.Name] {

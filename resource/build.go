@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/internal/resourcename"
 )
 
 // Build returns the resources that the node offers, sorted by name. The configuration must be valid: see
@@ -164,7 +165,7 @@ func (b *builder) checkAdvertisable(p *plan) error {
 	case b.seen[uuid]:
 		return fmt.Errorf("another device has the same UUID %s", uuid)
 	}
-	return CheckName(p.resource)
+	return resourcename.Check(p.resource)
 }
 
 // resources makes the resources of the plans.

@@ -1,7 +1,8 @@
 // Package yamlfile decodes YAML files strictly and reports all problems at once, each with its line.
 //
 // Unknown keys, duplicate keys and values of the wrong type are problems. A list of texts or numbers can be written as
-// "a,b" too. A key without a value (null) is as good as absent. Merge keys (<<) are unknown.
+// "a,b" too. A key without a value (null) is as good as absent. Merge keys (<<) are unknown. A field of type any takes
+// any value: what is below it is not checked, but for duplicate keys.
 package yamlfile
 
 import (
@@ -88,7 +89,7 @@ func (c *checker) value(path string, n *yaml.Node, t reflect.Type) {
 	}
 	kind := kindOf(t)
 	switch {
-	case isNull(n):
+	case isNull(n), t.Kind() == reflect.Interface: // any value
 	case t.Kind() == reflect.Slice && target.Kind == yaml.ScalarNode && isScalar(t.Elem()):
 		splitList(n, target)
 		c.list(path, n, t)

@@ -18,6 +18,7 @@ type file struct {
 	Rules  []rule          `yaml:"rules"`
 	Models map[string]rule `yaml:"models"`
 	Nodes  map[int]string  `yaml:"nodes"`
+	Free   any             `yaml:"free"`
 	Below  `                yaml:",inline"`
 }
 
@@ -56,6 +57,7 @@ func TestDecode(t *testing.T) {
 			file{Models: map[string]rule{"a": {N: 1}}, Nodes: map[int]string{0: "x"}},
 		},
 		"JSON":                 {`{"names": "a,b", "on-off": true}`, file{Names: []string{"a", "b"}, On: true}},
+		"a field of any type":  {"free: {x: [1]}\n", file{Free: map[string]any{"x": []any{1}}}},
 		"comma in a list item": {"names: ['a,b']\n", file{Names: []string{"a,b"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -122,6 +124,9 @@ func TestDecodeReportsAllProblems(t *testing.T) {
 			},
 		},
 		"a merge key": {"deep: {<<: {n: 3}}\n", []string{"line 1: unknown key deep.<<"}},
+		"a key twice below a field of any type": {
+			"free:\n  x: 1\n  x: 2\n", []string{`line 3: mapping key "x" already defined at line 2`},
+		},
 		"what is long": {
 			"count: " + strings.Repeat("x", 100) + "\n",
 			[]string{`line 1: count: want a whole number, got "` + strings.Repeat("x", 40) + `..."`},

@@ -1,4 +1,4 @@
-package resource
+package resourcename
 
 import (
 	"regexp"
@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestCheckName(t *testing.T) {
+func TestCheck(t *testing.T) {
 	long := func(n int) string { return strings.Repeat("x", n) }
 	domain := func(n int) string { return strings.Repeat("a.", n/2-1) + "aa" }
 	for name, tt := range map[string]struct {
@@ -37,7 +37,7 @@ func TestCheckName(t *testing.T) {
 		"a quota":                       {"requests.nvidia.com/gpu", "for quotas"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := CheckName(tt.resource)
+			err := Check(tt.resource)
 			if (err == nil) != (tt.problem == "") || err != nil && !strings.Contains(err.Error(), tt.problem) {
 				t.Errorf("%q: %v, want %q", tt.resource, err, tt.problem)
 			}
@@ -63,7 +63,7 @@ func kubeletAccepts(name string) bool {
 		rest != "" && len(rest) <= 63 && qualifiedName.MatchString(rest)
 }
 
-func FuzzCheckName(f *testing.F) {
+func FuzzCheck(f *testing.F) {
 	for _, name := range []string{
 		"nvidia.com/gpu", "requests.a/b", "kubernetes.io/a", "a/b/c", "A/b", "a./b", "a/b.", "/", "", "a/\n",
 		strings.Repeat("a", 245) + "/b", "a/" + strings.Repeat("b", 64),
@@ -71,7 +71,7 @@ func FuzzCheckName(f *testing.F) {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		if ours, theirs := CheckName(name) == nil, kubeletAccepts(name); ours != theirs {
+		if ours, theirs := Check(name) == nil, kubeletAccepts(name); ours != theirs {
 			t.Errorf("%q: %t, and with the kubelet %t", name, ours, theirs)
 		}
 	})

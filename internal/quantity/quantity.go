@@ -1,0 +1,159 @@
+// Package quantity has the quantities of Kubernetes, such as 500m and 16Gi. They are read and written as
+// k8s.io/apimachinery/pkg/api/resource does, which would add 0.7 MB to a program.
+package quantity
+
+import (
+	"errors"
+	"fmt"
+	"math/big"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// ErrInvalid means that a text is no quantity.
+var ErrInvalid = errors.New("want a quantity, such as 2, 500m or 16Gi")
+
+// Format is how a quantity is written.
+type Format int
+
+const (
+	// Decimal has the suffixes n, u, m, k, M, G, T, P and E, for powers of 1000.
+	Decimal Format = iota
+	// Binary has the suffixes Ki, Mi, Gi, Ti, Pi and Ei, for powers of 1024.
+	Binary
+)
+
+const (
+	maxLength   = 64
+	maxExponent = 100 // of e and E; larger ones are out of range with any digits that fit into maxLength
+)
+
+// The suffixes in the order of their powers. Decimal ones begin with that of 10^-9.
+var (
+	decimalSuffixes = []string{"n", "u", "m", "", "k", "M", "G", "T", "P", "E"}
+	binarySuffixes  = []string{"", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"}
+)
+
+// Quantity is a number with a precision of 10^-9 and a format. The zero value is 0. Quantities are values: methods
+// return new ones.
+type Quantity struct {
+	nanos  big.Int
+	format Format
+}
+
+// New returns a whole quantity.
+func New(n int64, format Format) Quantity {
+	q := Quantity{format: format}
+	q.nanos.Mul(big.NewInt(n), power(10, 9))
+	return q
+}
+
+var syntax = regexp.MustCompile(`^([+-]?)([0-9]*)(?:\.([0-9]*))?(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,3}))?$`)
+
+// Parse reads a quantity: a number, and a suffix or an exponent as e3. More than 9 digits after the point are rounded
+// away from 0. The error wraps ErrInvalid; numbers that int64 does not have are out of range.
+func Parse(s string) (Quantity, error) {
+	m := syntax.FindStringSubmatch(s)
+	if len(s) > maxLength || m == nil || m[2]+m[3] == "" {
+		return Quantity{}, fmt.Errorf("%w", ErrInvalid)
+	}
+	sign, whole, fraction, suffix, exponent := m[1], m[2], m[3], m[4], m[5]
+	digits, _ := new(big.Int).SetString(whole+fraction, 10)
+	if sign == "-" {
+		digits.Neg(digits)
+	}
+	scale := 9 - len(fraction) // of digits, as a power of ten of nanos
+	q := Quantity{}
+	switch {
+	case strings.HasSuffix(suffix, "i"):
+		q.format = Binary
+		digits.Mul(digits, power(1024, index(binarySuffixes, suffix)))
+	case exponent != "":
+		e, err := strconv.Atoi(exponent)
+		if err != nil || max(e, -e) > maxExponent {
+			return Quantity{}, fmt.Errorf("%w: its exponent is out of range", ErrInvalid)
+		}
+		scale += e
+	default:
+		scale += 3*index(decimalSuffixes, suffix) - 9
+	}
+	q.nanos = *shift(digits, scale)
+	if limit := New(1<<63-1, Decimal); q.nanos.CmpAbs(&limit.nanos) > 0 {
+		return Quantity{}, fmt.Errorf("%w: it is out of range", ErrInvalid)
+	}
+	return q, nil
+}
+
+// shift returns n times a power of ten, rounded away from 0.
+func shift(n *big.Int, exponent int) *big.Int {
+	if exponent >= 0 {
+		return n.Mul(n, power(10, exponent))
+	}
+	quotient, rest := new(big.Int).QuoRem(n, power(10, -exponent), new(big.Int))
+	return quotient.Add(quotient, big.NewInt(int64(rest.Sign())))
+}
+
+func power(base int64, exponent int) *big.Int {
+	return new(big.Int).Exp(big.NewInt(base), big.NewInt(int64(exponent)), nil)
+}
+
+func index(suffixes []string, suffix string) int {
+	for i, s := range suffixes {
+		if s == suffix {
+			return i
+		}
+	}
+	return -1
+}
+
+// Add returns q + r in the format of q.
+func (q Quantity) Add(r Quantity) Quantity {
+	sum := Quantity{format: q.format}
+	sum.nanos.Add(&q.nanos, &r.nanos)
+	return sum
+}
+
+// Sub returns q - r in the format of q.
+func (q Quantity) Sub(r Quantity) Quantity {
+	difference := Quantity{format: q.format}
+	difference.nanos.Sub(&q.nanos, &r.nanos)
+	return difference
+}
+
+// Sign returns -1, 0 or 1.
+func (q Quantity) Sign() int { return q.nanos.Sign() }
+
+// Cmp compares two quantities, whatever their formats, and returns -1, 0 or 1.
+func (q Quantity) Cmp(r Quantity) int { return q.nanos.Cmp(&r.nanos) }
+
+// Whole returns the quantity as an integer, if it is one.
+func (q Quantity) Whole() (n int64, ok bool) {
+	quotient, rest := new(big.Int).QuoRem(&q.nanos, power(10, 9), new(big.Int))
+	return quotient.Int64(), rest.Sign() == 0 && quotient.IsInt64()
+}
+
+// String returns the quantity with the largest suffix that leaves it a whole number. Binary quantities below 1024, and
+// those that are not whole, have decimal suffixes.
+func (q Quantity) String() string {
+	n, whole := q.Whole()
+	switch {
+	case q.Sign() == 0:
+		return "0"
+	case q.format == Binary && whole && (n >= 1024 || n <= -1024):
+		return reduce(big.NewInt(n), 1024, binarySuffixes)
+	default:
+		return reduce(new(big.Int).Set(&q.nanos), 1000, decimalSuffixes)
+	}
+}
+
+// reduce writes n, which is not 0 and is counted in the first suffix.
+func reduce(n *big.Int, base int64, suffixes []string) string {
+	for {
+		quotient, rest := new(big.Int).QuoRem(n, big.NewInt(base), new(big.Int))
+		if rest.Sign() != 0 || len(suffixes) == 1 {
+			return n.String() + suffixes[0]
+		}
+		n, suffixes = quotient, suffixes[1:]
+	}
+}

@@ -1,0 +1,261 @@
+// Package pod reads manifests of pods. It takes from a v1.Pod what the device manager needs: the names, the UID, and
+// how many devices of extended resources each container asks for.
+//
+// Unknown fields are errors in the pod, its metadata, its spec, its containers and their resources. What is below other
+// fields is not checked, as it has no meaning here.
+package pod
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"gpu-cdi-plugin/internal/near"
+	"gpu-cdi-plugin/internal/quantity"
+	"gpu-cdi-plugin/internal/resourcename"
+	"gpu-cdi-plugin/internal/yamlfile"
+	"gpu-cdi-plugin/manager/model"
+)
+
+// ErrInvalid means that a manifest is not that of a pod that can be admitted.
+var ErrInvalid = errors.New("invalid pod manifest")
+
+// MaxSize is the largest manifest in bytes. The API server's limit is about the same.
+const MaxSize = 1 << 20
+
+const (
+	maxNodes = 100_000 // of the document with its aliases expanded
+	maxDepth = 100
+)
+
+// Parse reads the manifest of one pod in YAML or JSON. The error wraps ErrInvalid and has all problems.
+//
+// The namespace is "default" if there is none. A pod without a UID gets one that is made from its namespace and name:
+// the same manifest is the same pod again, as with the kubelet's static pods. Limits of devices are whole numbers, and
+// requests must equal them where there are any; limits of other resources, such as cpu, are checked and left out.
+func Parse(data []byte) (model.Pod, error) {
+	p, err := parse(data)
+	if err != nil {
+		return model.Pod{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return p, nil
+}
+
+func parse(data []byte) (model.Pod, error) {
+	if len(data) > MaxSize {
+		return model.Pod{}, fmt.Errorf("it has more than %d bytes", MaxSize)
+	}
+	if json.Valid(data) {
+		data = yamlOf(data)
+	}
+	if err := checkSize(data); err != nil {
+		return model.Pod{}, err
+	}
+	var m manifest
+	if _, err := yamlfile.Decode(data, &m); err != nil {
+		return model.Pod{}, err
+	}
+	c := converter{}
+	p := c.pod(m)
+	return p, errors.Join(c.problems...)
+}
+
+// The escapes of JSON. YAML lacks that of a slash, and characters that are escaped as two halves.
+var escaped = regexp.MustCompile(`\\(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|.)`)
+
+// yamlOf returns valid JSON as YAML, which has no tabs between values.
+func yamlOf(data []byte) []byte {
+	data = bytes.ReplaceAll(data, []byte{'\t'}, []byte{' '}) // in texts, tabs are escaped
+	return escaped.ReplaceAllFunc(data, func(match []byte) []byte {
+		if len(match) == 2 && match[1] != '/' {
+			return match
+		}
+		var text string
+		_ = json.Unmarshal(slices.Concat([]byte{'"'}, match, []byte{'"'}), &text) // it is valid
+		return []byte(text)
+	})
+}
+
+// checkSize returns an error for a document that takes too long to work through, as with aliases of aliases.
+func checkSize(data []byte) error {
+	var document yaml.Node
+	if err := yaml.Unmarshal(data, &document); err != nil {
+		return err
+	}
+	left := maxNodes
+	return count(&document, 0, &left)
+}
+
+func count(n *yaml.Node, depth int, left *int) error {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if *left--; *left < 0 {
+		return fmt.Errorf("it has more than %d values", maxNodes)
+	}
+	if depth > maxDepth {
+		return fmt.Errorf("line %d: it is nested more than %d levels deep", n.Line, maxDepth)
+	}
+	for _, child := range n.Content {
+		if err := count(child, depth+1, left); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// converter makes a pod of a manifest and collects problems.
+type converter struct {
+	problems []error
+}
+
+func (c *converter) problem(path, format string, args ...any) {
+	c.problems = append(c.problems, fmt.Errorf("%s: %w", path, fmt.Errorf(format, args...)))
+}
+
+func (c *converter) pod(m manifest) model.Pod {
+	c.oneOf("apiVersion", m.APIVersion, "v1")
+	c.oneOf("kind", m.Kind, "Pod")
+	c.oneOf("spec.restartPolicy", m.Spec.RestartPolicy, "", "Always", "OnFailure", "Never")
+	p := model.Pod{UID: m.Metadata.UID, Namespace: m.Metadata.Namespace, Name: m.Metadata.Name}
+	if p.Namespace == "" {
+		p.Namespace = "default"
+	}
+	if p.UID == "" {
+		p.UID = uidOf(p.Namespace, p.Name)
+	}
+	c.name("metadata.name", p.Name, subdomain, 253)
+	c.name("metadata.namespace", p.Namespace, label, 63)
+	c.name("metadata.uid", p.UID, identifier, 128)
+	for name := range c.devices("spec.resources", m.Spec.Resources) {
+		c.problem("spec.resources", "only containers can have devices, and it asks for %s", name)
+	}
+	names := map[string]bool{}
+	p.InitContainers = c.containers("spec.initContainers", m.Spec.InitContainers, names)
+	p.Containers = c.containers("spec.containers", m.Spec.Containers, names)
+	for i := range p.InitContainers {
+		p.InitContainers[i].Sidecar = m.Spec.InitContainers[i].RestartPolicy == "Always"
+	}
+	if len(p.Containers) == 0 {
+		c.problem("spec.containers", "want at least one container")
+	}
+	return p
+}
+
+// containers converts containers. Their names must not be among those that are in use already.
+func (c *converter) containers(path string, list []container, used map[string]bool) []model.Container {
+	var converted []model.Container
+	for i, each := range list {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		c.name(at+".name", each.Name, label, 63)
+		c.oneOf(at+".restartPolicy", each.RestartPolicy, "", "Always", "OnFailure", "Never")
+		if used[each.Name] && each.Name != "" {
+			c.problem(at+".name", "another container is called %q too", each.Name)
+		}
+		used[each.Name] = true
+		limits := c.devices(at+".resources", each.Resources)
+		converted = append(converted, model.Container{Name: each.Name, Limits: limits})
+	}
+	return converted
+}
+
+// devices returns the limits of extended resources.
+func (c *converter) devices(path string, r resources) map[string]int {
+	limits, requests := c.quantities(path+".limits", r.Limits), c.quantities(path+".requests", r.Requests)
+	for _, name := range slices.Sorted(maps.Keys(requests)) {
+		if n, ok := limits[name]; !ok {
+			c.problem(path+".requests."+name, "devices need a limit too")
+		} else if n != requests[name] {
+			c.problem(path+".requests."+name, "want the limit, %d, got %d", n, requests[name])
+		}
+	}
+	return limits
+}
+
+// quantities returns the numbers of devices.
+func (c *converter) quantities(path string, list map[string]string) map[string]int {
+	var devices map[string]int
+	for _, name := range slices.Sorted(maps.Keys(list)) {
+		at := path + "." + name
+		q, err := quantity.Parse(list[name])
+		if err != nil {
+			c.problem(at, "%q: %w", list[name], err)
+			continue
+		}
+		extended, err := isExtended(name)
+		n, whole := q.Whole()
+		switch {
+		case err != nil:
+			c.problem(path, "%w", err)
+		case q.Sign() < 0:
+			c.problem(at, "want 0 or more, got %s", list[name])
+		case !extended:
+		case !whole || n > math.MaxInt32: // more devices than any plugin can list
+			c.problem(at, "want a whole number up to %d, got %s", math.MaxInt32, list[name])
+		default:
+			if devices == nil {
+				devices = map[string]int{}
+			}
+			devices[name] = int(n)
+		}
+	}
+	return devices
+}
+
+// isExtended reports whether a resource is one that plugins offer. The error is that of a name that no resource has.
+func isExtended(name string) (bool, error) {
+	native := []string{"cpu", "memory", "ephemeral-storage"}
+	switch err := resourcename.Check(name); {
+	case slices.Contains(native, name), strings.HasPrefix(name, "hugepages-"):
+		return false, nil
+	case err == nil:
+		return true, nil
+	case strings.Contains(name, "/") && strings.Contains(name, "kubernetes.io/"):
+		return false, nil
+	default:
+		return false, fmt.Errorf("%w%s", err, near.Question(name, native))
+	}
+}
+
+// oneOf checks a text that has few values. The first one is the default if it is empty.
+func (c *converter) oneOf(path, text string, values ...string) {
+	if !slices.Contains(values, text) {
+		known := slices.DeleteFunc(slices.Clone(values), func(v string) bool { return v == "" })
+		c.problem(path, "want %s, got %q%s", strings.Join(known, " or "), text, near.Question(text, known))
+	}
+}
+
+// The forms of names in Kubernetes, and of UIDs, which a static pod can choose.
+var (
+	label      = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+	subdomain  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	identifier = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9_.]*$`)
+)
+
+func (c *converter) name(path, name string, form *regexp.Regexp, longest int) {
+	switch {
+	case name == "":
+		c.problem(path, "it is missing")
+	case len(name) > longest:
+		c.problem(path, "it has %d characters, more than %d", len(name), longest)
+	case !form.MatchString(name):
+		c.problem(path, "want a name that matches %s, got %q", form, name)
+	}
+}
+
+// uidOf returns a UUID of version 8 (RFC 9562), which is a hash of a pod's namespace and name.
+func uidOf(namespace, name string) string {
+	h := sha256.Sum256([]byte(namespace + "/" + name))
+	h[6] = h[6]&0x0f | 0x80
+	h[8] = h[8]&0x3f | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", h[:4], h[4:6], h[6:8], h[8:10], h[10:16])
+}
