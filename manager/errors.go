@@ -8,7 +8,8 @@ import (
 var (
 	// ErrNotFound means that no pod is placed under a UID, or that a pod has no such container.
 	ErrNotFound = errors.New("not found")
-	// ErrConflict means that a request contradicts what is placed: another pod has the UID, or the container has ended.
+	// ErrConflict means that a request contradicts what is placed: the UID has another request, or the container has
+	// ended.
 	ErrConflict = errors.New("conflict")
 	// ErrInvalid means that a pod cannot be placed as it is described, for example without a UID.
 	ErrInvalid = errors.New("invalid pod")

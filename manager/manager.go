@@ -7,13 +7,20 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
+	"sync"
 	"time"
 
+	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/manager/state"
 )
 
 // Options are the options of a manager. Dir and StateFile are needed, the other fields have defaults.
@@ -22,12 +29,16 @@ type Options struct {
 	Dir string
 	// RegistryDir is the directory of the plugin watcher (plugins_registry). Empty means that there is none.
 	RegistryDir string
-	// StateFile is the file of the placements.
+	// StateFile is the file of the placements. Its directory must exist.
 	StateFile string
 	// Dialect has the kubelet's faults to show. The zero value has none.
 	Dialect dialect.Dialect
-	// NUMANodes are the IDs of the machine's NUMA nodes.
-	NUMANodes []int
+	// Topology is the policy of the Topology Manager, and the machine's NUMA nodes. The default policy is none.
+	Topology admission.Topology
+	// Seed makes the choice of devices random, and repeatable. Without it, devices are taken in the order of their IDs.
+	Seed *uint64
+	// Deadlines are how long plugins may take.
+	Deadlines endpoint.Deadlines
 	// Log gets what an administrator should know. The default is slog.Default.
 	Log *slog.Logger
 	// Now is the clock. The default is time.Now.
@@ -35,46 +46,134 @@ type Options struct {
 }
 
 // Manager is a device manager. Its methods are safe for concurrent use.
-type Manager struct{}
+type Manager struct {
+	o        Options
+	store    *state.Store
+	registry *endpoint.Registry
+	node     chan struct{} // the lock of all admissions: dialect.Dialect.NoTimeouts
+	clearing chan struct{} // the lock of changes of loss
+	crashed  chan error    // has the first *dialect.CrashError
 
-// New opens the state and takes the placements in it. The plugins can register when Run runs.
-func New(o Options) (*Manager, error) { return nil, errors.ErrUnsupported }
-
-// Run serves the plugins until ctx ends, and returns nil then. It returns a *dialect.CrashError where the kubelet of
-// the dialect would crash. When it returns, the state is closed and every other method returns an error. Run is called
-// once.
-func (m *Manager) Run(ctx context.Context) error { return errors.ErrUnsupported }
-
-// Admit gives a pod its devices, and returns when that is durable. A pod that is placed already keeps what it has: the
-// same request returns the same placement, without asking a plugin. On every error nothing is placed.
-//
-// Errors: *RejectedError, ErrInvalid, ErrConflict (the UID has another request), ErrRetry, *dialect.CrashError, and
-// that of ctx.
-func (m *Manager) Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
-	return model.Placement{}, errors.ErrUnsupported
+	mu         sync.Mutex // is held for short: never during a call to a plugin, and never while the state is written
+	resources  map[string]*resource
+	pods       map[string]placed
+	admitted   uint64                   // the number of pods that were placed so far
+	busy       map[string]chan struct{} // the pods that a call changes; closed when it returns
+	admissions int                      // the calls of Admit that have not returned
+	loss       *state.Loss
+	random     *rand.Rand
+	watchers   map[chan Event]func() bool
+	ended      error // why there are no more changes
 }
 
-// Start returns the run options of a container, before each of its starts. It calls PreStartContainer of the plugins
-// that require it.
-//
-// Errors: ErrNotFound, ErrConflict (the container has ended), ErrRetry (a plugin is away or failed), and that of ctx.
-func (m *Manager) Start(ctx context.Context, podUID, container string) (model.RunOptions, error) {
-	return model.RunOptions{}, errors.ErrUnsupported
+// resource is a resource with who holds its devices.
+type resource struct {
+	listed    model.Resource // as its plugin lists it
+	pool      *admission.Pool
+	admitting chan struct{} // the lock of the admissions that choose devices of the resource
+	leaked    []string      // held by no pod: dialect.Dialect.LeaksDevices
 }
 
-// Ended says that a container has ended for good, as an init container that has succeeded. Devices that no other
-// container of the pod has become free. A second call for the same container changes nothing.
+// placed is a pod with its place in the order of admission.
+type placed struct {
+	model.Placement
+	number uint64
+}
+
+// errEnded is the answer of a manager that no longer runs.
+var errEnded = errors.New("the device manager has ended")
+
+// New opens the state, takes the placements in it, and serves the plugins. The caller calls Run.
 //
-// Errors: ErrNotFound, ErrRetry, and that of ctx.
-func (m *Manager) Ended(ctx context.Context, podUID, container string) error { return errors.ErrUnsupported }
+// Errors: state.ErrLocked, state.ErrNewer, endpoint.ErrInUse, trust.ErrUnsafe, and those of the file system.
+func New(o Options) (*Manager, error) {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	store, loaded, err := state.Open(o.StateFile, state.Options{Log: o.Log, ForgetDamaged: o.Dialect.ForgetsDamagedState})
+	if err != nil {
+		return nil, fmt.Errorf("open the state of the device manager: %w", err)
+	}
+	m := &Manager{
+		o: o, store: store, loss: loaded.Loss,
+		node: make(chan struct{}, 1), clearing: make(chan struct{}, 1), crashed: make(chan error, 1),
+		resources: map[string]*resource{}, pods: map[string]placed{}, busy: map[string]chan struct{}{},
+		watchers: map[chan Event]func() bool{},
+	}
+	if o.Seed != nil {
+		m.random = rand.New(rand.NewPCG(*o.Seed, 0))
+	}
+	if err := m.restore(loaded); err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	m.registry, err = endpoint.Start(endpoint.Options{
+		SocketDir: o.Dir, RegistryDir: o.RegistryDir, Known: loaded.Resources,
+		Deadlines: o.Deadlines, Dialect: o.Dialect, Log: o.Log,
+		OnChange: m.changed, OnGone: m.removed,
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("serve device plugins: %w", err), store.Close())
+	}
+	return m, nil
+}
 
-// Release takes a pod's devices back. It waits for a call that is under way for the pod.
-//
-// Errors: ErrNotFound, ErrRetry, and that of ctx.
-func (m *Manager) Release(ctx context.Context, podUID string) error { return errors.ErrUnsupported }
+// Run waits until ctx ends, and closes the manager: the connections to the plugins and the state. It returns nil then,
+// and a *dialect.CrashError as soon as the kubelet of the dialect would crash. Run is called once, also after which
+// nothing can be changed any more.
+func (m *Manager) Run(ctx context.Context) error {
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-m.crashed:
+	}
+	m.mu.Lock()
+	m.ended = cmp.Or(m.ended, errEnded)
+	for events := range m.watchers {
+		m.unwatch(events)
+	}
+	m.mu.Unlock()
+	return errors.Join(err, m.registry.Close(), m.store.Close())
+}
 
-// Pods returns the placed pods in the order of their admission.
-func (m *Manager) Pods() []model.Placement { return nil }
+// Check returns why plugins cannot register, or nil.
+func (m *Manager) Check() error { return m.registry.Check() }
 
-// Pod returns a placed pod.
-func (m *Manager) Pod(podUID string) (model.Placement, bool) { return model.Placement{}, false }
+// open returns why nothing can be changed any more. m.mu is not held.
+func (m *Manager) open() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.ended
+}
+
+// crash makes Run return, if the error is one that crashes the kubelet.
+func (m *Manager) crash(err error) {
+	if _, ok := errors.AsType[*dialect.CrashError](err); ok {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.ended = cmp.Or(m.ended, err)
+		select {
+		case m.crashed <- err:
+		default:
+		}
+	}
+}
+
+// resource returns the resource of a name, which may be new. m.mu is held.
+func (m *Manager) resource(name string) *resource {
+	r, ok := m.resources[name]
+	if !ok {
+		r = &resource{
+			listed:    model.Resource{Name: name},
+			pool:      admission.NewPool(name),
+			admitting: make(chan struct{}, 1),
+		}
+		if m.loss != nil {
+			r.pool.Withhold(m.loss.Known[name])
+		}
+		m.resources[name] = r
+	}
+	return r
+}

@@ -1,18 +1,8 @@
 package manager
 
 import (
-	"context"
-	"errors"
-)
-
-// Health is the health of a device.
-type Health string
-
-const (
-	Healthy   Health = "Healthy"
-	Unhealthy Health = "Unhealthy"
-	// Unknown is the health of a device that its plugin no longer lists, or whose plugin is away.
-	Unknown Health = "Unknown"
+	"maps"
+	"slices"
 )
 
 // Resource is a resource with its devices.
@@ -42,24 +32,47 @@ type Device struct {
 }
 
 // Count is what a Node's status has of a resource.
-type Count struct{ Capacity, Allocatable int }
+type Count struct {
+	Capacity    int `json:"capacity"`
+	Allocatable int `json:"allocatable"`
+}
 
 // Resources returns all resources, sorted by name: those that plugins offer, those whose plugin is away and has not
 // been away for too long, and those of which a pod holds a device.
-func (m *Manager) Resources() []Resource { return nil }
+func (m *Manager) Resources() []Resource {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []Resource
+	for _, name := range slices.Sorted(maps.Keys(m.resources)) {
+		r := m.resources[name]
+		if !r.pool.Registered() && r.pool.Held() == 0 {
+			continue
+		}
+		capacity, allocatable := r.pool.Counts()
+		status := Resource{
+			Name: name, Connected: r.pool.Connected(), Capacity: capacity, Allocatable: allocatable, Devices: []Device{},
+		}
+		for _, s := range r.pool.States() {
+			listed, _ := device(r.listed, s.ID)
+			status.Devices = append(status.Devices, Device{
+				ID: s.ID, Health: m.health(r.listed, listed), NUMA: s.NUMA,
+				Pod: s.Pod, Containers: s.Containers, Withheld: s.Withheld,
+			})
+		}
+		all = append(all, status)
+	}
+	return all
+}
 
 // Counts returns the capacity and the allocatable devices by resource. A resource that was removed is 0 and stays: a
 // Node's status must say so.
-func (m *Manager) Counts() map[string]Count { return nil }
-
-// Withheld returns why devices are withheld, or nil if none are.
-func (m *Manager) Withheld() *Loss { return nil }
-
-// Free says that no container uses these withheld devices of a resource: they can be given to pods again. FreeAll says
-// it of all devices. An ID that is not withheld changes nothing.
-func (m *Manager) Free(ctx context.Context, resource string, ids []string) error {
-	return errors.ErrUnsupported
+func (m *Manager) Counts() map[string]Count {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	counts := make(map[string]Count, len(m.resources))
+	for name, r := range m.resources {
+		capacity, allocatable := r.pool.Counts()
+		counts[name] = Count{Capacity: capacity, Allocatable: allocatable}
+	}
+	return counts
 }
-
-// FreeAll ends the withholding.
-func (m *Manager) FreeAll(ctx context.Context) error { return errors.ErrUnsupported }

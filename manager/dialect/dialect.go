@@ -54,6 +54,12 @@ type Dialect struct {
 	// SmallLists (B13): a ListAndWatch message has at most 4 MiB, and a device with an empty topology is missing in
 	// GetAllocatableResources.
 	SmallLists bool
+	// SkipsUnknownPreStart: after a restart of the manager, a container starts without PreStartContainer while the
+	// plugin has not registered again.
+	SkipsUnknownPreStart bool
+	// IgnoresUnknownResources: a limit for a resource that no plugin has registered is ignored, and the pod is admitted
+	// without these devices.
+	IgnoresUnknownResources bool
 	// RefusesConnectedSocket: a second registration from a socket that is connected is refused, and the resource's
 	// other instances take over when one is lost.
 	RefusesConnectedSocket bool
@@ -68,6 +74,7 @@ var kubelet136 = Dialect{
 	CrashesOnLeavingDevice: true, CrashesOnMissingDevice: true, RejectsAfterInit: true,
 	ForgetsDamagedState: true, HealthyWhenGone: true, HealthByID: true, NoTimeouts: true,
 	CrashesOnConcurrency: true, RejectsWithoutPlugin: true, ChargesInitDevices: true, SmallLists: true,
+	SkipsUnknownPreStart: true, IgnoresUnknownResources: true,
 }
 
 func kubelet137() Dialect {

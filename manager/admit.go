@@ -1,0 +1,199 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"gpu-cdi-plugin/manager/admission"
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/model"
+)
+
+// Admit gives a pod its devices, and returns when that is durable. A pod that is placed already keeps what it has: the
+// same request returns the same placement, without asking a plugin. On every error nothing is placed.
+//
+// Errors: *RejectedError (it wraps ErrConflict if the UID has another request), ErrInvalid, ErrRetry,
+// *dialect.CrashError, and that of ctx.
+func (m *Manager) Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
+	if err := validate(p); err != nil {
+		return model.Placement{}, fmt.Errorf("pod %q: %w", p.UID, err)
+	}
+	leave, err := m.enter(ctx)
+	if err != nil {
+		return model.Placement{}, err
+	}
+	defer leave()
+	unlock, err := m.lockPod(ctx, p.UID)
+	if err != nil {
+		return model.Placement{}, err
+	}
+	defer unlock()
+	if have, ok := m.Pod(p.UID); ok {
+		return m.readmit(ctx, have, p)
+	}
+	return m.place(ctx, p, by)
+}
+
+// enter begins an admission, and leave ends it. In a dialect it waits for the others, or must not meet another one.
+func (m *Manager) enter(ctx context.Context) (leave func(), err error) {
+	m.mu.Lock()
+	m.admissions++
+	concurrent := m.admissions > 1
+	err = m.ended
+	m.mu.Unlock()
+	count := func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.admissions--
+	}
+	switch d := m.o.Dialect; {
+	case err != nil:
+	case d.CrashesOnConcurrency && concurrent:
+		err = &dialect.CrashError{Fault: "B10", What: "two admissions at the same time"}
+		m.crash(err)
+	case d.NoTimeouts:
+		unlock, stopped := acquire(ctx, m.node)
+		if stopped == nil {
+			return func() { unlock(); count() }, nil
+		}
+		err = fmt.Errorf("wait for another admission: %w", stopped)
+	}
+	if err != nil {
+		count()
+		return nil, err
+	}
+	return count, nil
+}
+
+// place admits a pod that is not placed.
+func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
+	a := &attempt{m: m, pod: p, reuse: admission.Reuse{}}
+	if err := a.run(ctx); err != nil {
+		return model.Placement{}, m.rejected(ctx, p.UID, err)
+	}
+	placement := model.Placement{Pod: p, Allocations: a.allocations, Admitted: m.o.Now(), Caller: by}
+	if err := m.store.Put(ctx, placement); err != nil {
+		a.giveBack()
+		return model.Placement{}, fmt.Errorf("%w: %w", ErrRetry, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.admitted++
+	m.pods[p.UID] = placed{Placement: placement, number: m.admitted}
+	m.publish(Event{Type: PodAdmitted, Placement: &placement})
+	return placement, nil
+}
+
+// rejected returns the answer to a pod whose admission ended with an error.
+func (m *Manager) rejected(ctx context.Context, uid string, err error) error {
+	if _, ok := errors.AsType[*dialect.CrashError](err); ok {
+		m.crash(err)
+		return err
+	}
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("admit pod %q: %w", uid, context.Cause(ctx))
+	case errors.Is(err, admission.ErrTopologyAffinity):
+		return &RejectedError{Reason: ReasonTopology, Message: err.Error(), Err: err}
+	}
+	return unexpected(err)
+}
+
+// readmit answers a pod that is placed.
+func (m *Manager) readmit(ctx context.Context, have model.Placement, p model.Pod) (model.Placement, error) {
+	if err := sameRequest(have.Pod, p); err != nil {
+		rejected := unexpected(err)
+		rejected.Err = fmt.Errorf("%w: %w", ErrConflict, err)
+		return model.Placement{}, rejected
+	}
+	if err := m.recheck(have); err != nil {
+		rejected := m.rejected(ctx, p.UID, err)
+		if _, ok := errors.AsType[*RejectedError](rejected); ok { // the kubelet gives up a pod that it has rejected
+			return model.Placement{}, errors.Join(rejected, m.release(ctx, have))
+		}
+		return model.Placement{}, rejected
+	}
+	return have, nil
+}
+
+// recheck lets the faults of a dialect reject a pod that has its devices.
+func (m *Manager) recheck(have model.Placement) error {
+	d := m.o.Dialect
+	if !d.CrashesOnMissingDevice && !d.RejectsAfterInit && !d.RejectsWithoutPlugin {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, a := range have.Allocations {
+		init := slices.ContainsFunc(have.Pod.InitContainers, func(c model.Container) bool {
+			return c.Name == a.Container && !c.Sidecar
+		})
+		r := admission.Request{
+			Pod: have.Pod.UID, Container: a.Container, Count: len(a.IDs), Has: a.IDs, Dialect: d,
+			Running: init && !d.RejectsAfterInit || !init && !d.RejectsWithoutPlugin,
+		}
+		pool := m.resources[a.Resource].pool
+		if m.o.Topology.Policy != "" && m.o.Topology.Policy != admission.PolicyNone {
+			if _, err := pool.Hints(m.o.Topology.Machine, r); err != nil {
+				return err
+			}
+		}
+		if _, err := pool.Plan(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// validate checks what the manager relies on.
+func validate(p model.Pod) error {
+	if p.UID == "" {
+		return fmt.Errorf("%w: it has no UID", ErrInvalid)
+	}
+	seen := map[string]bool{}
+	for _, c := range slices.Concat(p.InitContainers, p.Containers) {
+		if c.Name == "" || seen[c.Name] {
+			return fmt.Errorf("%w: two containers have the name %q, or one has none", ErrInvalid, c.Name)
+		}
+		seen[c.Name] = true
+		for resource, n := range c.Limits {
+			if n < 0 {
+				return fmt.Errorf("%w: container %q has the limit %d for %s", ErrInvalid, c.Name, n, resource)
+			}
+		}
+	}
+	return nil
+}
+
+// sameRequest returns how a request differs from that of the placed pod, in the kubelet's words where it has any.
+func sameRequest(have, p model.Pod) error {
+	a, b := slices.Concat(have.InitContainers, have.Containers), slices.Concat(p.InitContainers, p.Containers)
+	sameName := func(a, b model.Container) bool { return a.Name == b.Name && a.Sidecar == b.Sidecar }
+	if have.Namespace != p.Namespace || have.Name != p.Name || len(have.Containers) != len(p.Containers) ||
+		!slices.EqualFunc(a, b, sameName) {
+		return fmt.Errorf("pod %q is placed with another name or other containers", p.UID)
+	}
+	for i := range a {
+		for _, resource := range slices.Sorted(maps.Keys(union(a[i].Limits, b[i].Limits))) {
+			if from, to := a[i].Limits[resource], b[i].Limits[resource]; from != to {
+				return fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d",
+					p.UID, a[i].Name, resource, from, to)
+			}
+		}
+	}
+	return nil
+}
+
+func union(a, b map[string]int) map[string]bool {
+	keys := map[string]bool{}
+	for key := range a {
+		keys[key] = true
+	}
+	for key := range b {
+		keys[key] = true
+	}
+	return keys
+}

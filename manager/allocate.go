@@ -1,0 +1,249 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/manager/admission"
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/endpoint"
+	"gpu-cdi-plugin/manager/model"
+)
+
+// maxResponse is the largest response of an Allocate call in bytes: it is kept for as long as the pod is placed.
+const maxResponse = 1 << 20
+
+// errNoContainers has the kubelet's text: it ends with the response, which is empty.
+var errNoContainers = errors.New("no containers return in allocation response ")
+
+// attempt is an admission that is under way. Its allocations are held in the pools.
+type attempt struct {
+	m           *Manager
+	pod         model.Pod
+	affinity    admission.Nodes // of the pod: admission.ScopePod
+	reuse       admission.Reuse
+	allocations []model.Allocation
+	leaked      []model.Allocation // what stays held if the attempt fails: dialect.Dialect.LeaksDevices
+}
+
+// run gives all containers of the pod their devices, or none. While it chooses devices and asks the plugins, no other
+// admission takes devices of the same resources. A plugin that does not answer delays its own resources alone.
+func (a *attempt) run(ctx context.Context) error {
+	wanted, err := a.wanted()
+	if err != nil {
+		return err
+	}
+	unlock, err := a.m.lockResources(ctx, wanted)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	err = a.allocate(ctx)
+	if err != nil {
+		a.giveBack()
+	}
+	return err
+}
+
+// wanted returns the names of the pod's resources, and takes those that the manager does not know from the request if
+// the dialect ignores them.
+func (a *attempt) wanted() (map[string]bool, error) {
+	a.m.mu.Lock()
+	defer a.m.mu.Unlock()
+	names := map[string]bool{}
+	for _, c := range slices.Concat(a.pod.InitContainers, a.pod.Containers) {
+		for _, name := range slices.Sorted(maps.Keys(c.Limits)) {
+			r, ok := a.m.resources[name]
+			if ok && (r.pool.Registered() || r.pool.Held() > 0) {
+				names[name] = true
+			} else if !a.m.o.Dialect.IgnoresUnknownResources {
+				return nil, fmt.Errorf("cannot allocate unregistered device %s", name)
+			}
+		}
+	}
+	return names, nil
+}
+
+func (a *attempt) allocate(ctx context.Context) (err error) {
+	if a.m.o.Topology.Scope == admission.ScopePod {
+		if a.affinity, err = a.align("", admission.Limits(a.pod)); err != nil {
+			return err
+		}
+	}
+	for i, c := range slices.Concat(a.pod.InitContainers, a.pod.Containers) {
+		affinity := a.affinity
+		if a.m.o.Topology.Scope != admission.ScopePod {
+			if affinity, err = a.align(c.Name, c.Limits); err != nil {
+				return err
+			}
+		}
+		ends := i < len(a.pod.InitContainers) && !c.Sidecar
+		for _, resource := range slices.Sorted(maps.Keys(c.Limits)) {
+			ids, err := a.take(ctx, resource, c, affinity)
+			if err != nil {
+				return err
+			}
+			a.reuse.Took(resource, ids, ends)
+		}
+	}
+	return nil
+}
+
+// align returns the NUMA nodes for a container, or for the pod if it has no name.
+func (a *attempt) align(container string, limits map[string]int) (admission.Nodes, error) {
+	topology := a.m.o.Topology
+	if topology.Policy == "" || topology.Policy == admission.PolicyNone {
+		return 0, nil
+	}
+	a.m.mu.Lock()
+	defer a.m.mu.Unlock()
+	var all [][]admission.Hint
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
+		r, ok := a.m.resources[name]
+		if !ok {
+			continue
+		}
+		hints, err := r.pool.Hints(topology.Machine, a.request(name, container, limits[name]))
+		if err != nil {
+			return 0, err
+		}
+		all = append(all, hints)
+	}
+	return topology.Merge(all)
+}
+
+func (a *attempt) request(resource, container string, count int) admission.Request {
+	r := admission.Request{
+		Pod: a.pod.UID, Container: container, Count: count, Dialect: a.m.o.Dialect, Random: a.m.random,
+	}
+	if container != "" {
+		r.Reusable = a.reuse.Devices(resource)
+	}
+	return r
+}
+
+// take gives a container its devices of a resource: it chooses them, with the plugin's preference, holds them, and has
+// the plugin allocate them.
+func (a *attempt) take(
+	ctx context.Context, name string, c model.Container, affinity admission.Nodes,
+) ([]string, error) {
+	a.m.mu.Lock()
+	r, ok := a.m.resources[name]
+	if !ok { // the dialect ignores it
+		a.m.mu.Unlock()
+		return nil, nil
+	}
+	request := a.request(name, c.Name, c.Limits[name])
+	plugin, unknown := a.m.registry.Endpoint(name)
+	request.Affinity = affinity
+	request.Prefers = unknown == nil && plugin.Options().GetGetPreferredAllocationAvailable()
+	plan, err := r.pool.Plan(request)
+	a.m.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	var preferred []string
+	if ask := plan.Ask; ask != nil {
+		preferred, err = plugin.Preferred(ctx, ask.Available, ask.MustInclude, ask.Size)
+		if err != nil {
+			a.leak(model.Allocation{Resource: name, IDs: ask.MustInclude})
+			return nil, fmt.Errorf("device plugin GetPreferredAllocation rpc failed with err: %w", err)
+		}
+	}
+	ids := a.hold(r, c.Name, plan.Pick(preferred))
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	if unknown != nil { // it has been away for too long just now
+		return nil, fmt.Errorf("unknown Device Plugin %s", name)
+	}
+	return ids, a.ask(ctx, plugin, r, &a.allocations[len(a.allocations)-1])
+}
+
+// hold notes in the pool that a container has devices.
+func (a *attempt) hold(r *resource, container string, ids []string) []string {
+	if len(ids) == 0 {
+		return nil
+	}
+	a.m.mu.Lock()
+	defer a.m.mu.Unlock()
+	r.pool.Hold(a.pod.UID, container, ids)
+	sorted := slices.Sorted(slices.Values(ids))
+	a.allocations = append(a.allocations, model.Allocation{
+		Container: container, Resource: r.listed.Name, IDs: sorted, NUMA: r.pool.NUMA(ids),
+	})
+	return ids
+}
+
+// ask has the plugin allocate the devices of an allocation, and puts its response there.
+func (a *attempt) ask(
+	ctx context.Context, plugin *endpoint.Endpoint, r *resource, allocation *model.Allocation,
+) error {
+	response, err := plugin.Allocate(ctx, allocation.IDs)
+	if err != nil {
+		return err
+	}
+	if response == nil {
+		a.leak(*allocation)
+		return errNoContainers
+	}
+	if err := a.stillListed(r, allocation); err != nil {
+		return err
+	}
+	allocation.Response, err = marshal(response)
+	if err != nil {
+		return fmt.Errorf("response of Allocate for %s: %w", allocation.Resource, err)
+	}
+	return nil
+}
+
+func marshal(r *pluginapi.ContainerAllocateResponse) ([]byte, error) {
+	if size := proto.Size(r); size > maxResponse {
+		return nil, fmt.Errorf("it has %d bytes, and at most %d are kept", size, maxResponse)
+	}
+	return proto.MarshalOptions{Deterministic: true}.Marshal(r)
+}
+
+// stillListed refuses devices that left the plugin's list during Allocate: the container could not start with them,
+// and no container has started yet, so another attempt with other devices costs nothing. A device that has become
+// unhealthy is accepted, like one that becomes it later.
+func (a *attempt) stillListed(r *resource, allocation *model.Allocation) error {
+	a.m.mu.Lock()
+	defer a.m.mu.Unlock()
+	for _, id := range allocation.IDs {
+		if _, ok := device(r.listed, id); ok {
+			continue
+		}
+		what := fmt.Sprintf("device %s of %s left the list of its plugin during Allocate", id, allocation.Resource)
+		if a.m.o.Dialect.CrashesOnLeavingDevice {
+			return &dialect.CrashError{Fault: "B3", What: what}
+		}
+		return fmt.Errorf("%s: %w", what, ErrRetry)
+	}
+	return nil
+}
+
+// leak keeps devices held if the attempt fails.
+func (a *attempt) leak(allocation model.Allocation) {
+	if a.m.o.Dialect.LeaksDevices {
+		a.leaked = append(a.leaked, allocation)
+	}
+}
+
+// giveBack gives all devices back that the attempt holds.
+func (a *attempt) giveBack() {
+	a.m.mu.Lock()
+	defer a.m.mu.Unlock()
+	a.m.free(a.pod.UID, a.allocations)
+	for _, leaked := range a.leaked {
+		r := a.m.resources[leaked.Resource]
+		r.pool.Hold("", "", leaked.IDs)
+		r.leaked = append(r.leaked, leaked.IDs...)
+	}
+}

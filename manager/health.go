@@ -1,0 +1,141 @@
+package manager
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"gpu-cdi-plugin/manager/model"
+)
+
+// Health is the health of a device.
+type Health string
+
+const (
+	Healthy   Health = "Healthy"
+	Unhealthy Health = "Unhealthy"
+	// Unknown is the health of a device that its plugin no longer lists, or whose plugin is away.
+	Unknown Health = "Unknown"
+)
+
+// changed takes a resource as its plugin lists it now. Nothing is written for a change of health: its cost is that of
+// one pass over the devices.
+func (m *Manager) changed(next model.Resource) {
+	m.mu.Lock()
+	r := m.resource(next.Name)
+	before, registered := r.listed, r.pool.Registered()
+	r.listed = next
+	r.pool.Set(next)
+	m.publishResource(ResourceChanged, r, before)
+	m.mu.Unlock()
+	if !registered {
+		m.recordResources()
+	}
+}
+
+// removed takes that a resource's plugin was away for too long.
+func (m *Manager) removed(name string) {
+	m.mu.Lock()
+	r := m.resource(name)
+	before := r.listed
+	r.listed = model.Resource{Name: name}
+	r.pool.Expire()
+	m.publishResource(ResourceRemoved, r, before)
+	m.mu.Unlock()
+	m.recordResources()
+}
+
+// publishResource sends the events of a resource that has changed. m.mu is held.
+func (m *Manager) publishResource(t EventType, r *resource, before model.Resource) {
+	capacity, allocatable := r.pool.Counts()
+	m.publish(Event{Type: t, Resource: r.listed.Name, Count: Count{capacity, allocatable}})
+	if devices := m.flipped(r, before); len(devices) > 0 {
+		m.publish(Event{Type: HealthChanged, Resource: r.listed.Name, Count: Count{capacity, allocatable}, Devices: devices})
+	}
+}
+
+// flipped returns the devices of a resource that pods hold and whose health has changed, sorted by ID. It walks through
+// the lists before and after the change at the same time.
+func (m *Manager) flipped(r *resource, before model.Resource) []PodDevice {
+	var flipped []PodDevice
+	look := func(id string, old, now Health) {
+		if old == now {
+			return
+		}
+		if pod := m.holder(r, id); pod != "" {
+			flipped = append(flipped, PodDevice{ID: id, Pod: pod, Health: now})
+		}
+	}
+	old, now := before.Devices, r.listed.Devices
+	for len(old) > 0 || len(now) > 0 {
+		switch {
+		case len(now) == 0 || len(old) > 0 && old[0].ID < now[0].ID:
+			look(old[0].ID, m.health(before, &old[0]), m.health(r.listed, nil))
+			old = old[1:]
+		case len(old) == 0 || now[0].ID < old[0].ID:
+			look(now[0].ID, m.health(before, nil), m.health(r.listed, &now[0]))
+			now = now[1:]
+		default:
+			look(now[0].ID, m.health(before, &old[0]), m.health(r.listed, &now[0]))
+			old, now = old[1:], now[1:]
+		}
+	}
+	return flipped
+}
+
+// health returns the health of a device of a resource, nil for one that is not listed.
+func (m *Manager) health(r model.Resource, d *model.Device) Health {
+	switch {
+	case d == nil || !r.Connected:
+		if m.o.Dialect.HealthyWhenGone {
+			return Healthy
+		}
+		return Unknown
+	case d.Healthy:
+		return Healthy
+	}
+	return Unhealthy
+}
+
+// holder returns the UID of the pod that holds a device, or empty. m.mu is held.
+func (m *Manager) holder(r *resource, id string) string {
+	if m.o.Dialect.HealthByID {
+		for _, name := range slices.Sorted(maps.Keys(m.resources)) {
+			if pod, _ := m.resources[name].pool.Holder(id); pod != "" {
+				return pod
+			}
+		}
+	}
+	pod, _ := r.pool.Holder(id)
+	return pod
+}
+
+// device returns a device that a resource's plugin lists.
+func device(r model.Resource, id string) (*model.Device, bool) {
+	i, ok := slices.BinarySearchFunc(r.Devices, id, func(d model.Device, id string) int {
+		return strings.Compare(d.ID, id)
+	})
+	if !ok {
+		return nil, false
+	}
+	return &r.Devices[i], true
+}
+
+// recordResources records which resources have a plugin: after a restart they have no devices until it registers again,
+// and a Node's status says so.
+func (m *Manager) recordResources() {
+	m.mu.Lock()
+	var names []string
+	for name, r := range m.resources {
+		if r.pool.Registered() {
+			names = append(names, name)
+		}
+	}
+	m.mu.Unlock()
+	slices.Sort(names)
+	if err := m.store.SetResources(context.Background(), names); err != nil {
+		m.o.Log.Error("cannot record the names of the resources; after a restart, those whose plugins are away are unknown",
+			"error", err)
+	}
+}

@@ -1,0 +1,66 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// acquire waits for a lock: a channel of one element. unlock gives it back.
+func acquire(ctx context.Context, lock chan struct{}) (unlock func(), err error) {
+	select {
+	case lock <- struct{}{}:
+		return func() { <-lock }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// lockPod lets one call at a time change a pod.
+func (m *Manager) lockPod(ctx context.Context, uid string) (unlock func(), err error) {
+	for {
+		m.mu.Lock()
+		busy, ok := m.busy[uid]
+		if !ok {
+			done := make(chan struct{})
+			m.busy[uid] = done
+			m.mu.Unlock()
+			return func() {
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				delete(m.busy, uid)
+				close(done)
+			}, nil
+		}
+		m.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for another request for pod %q: %w", uid, context.Cause(ctx))
+		}
+	}
+}
+
+// lockResources lets one admission at a time choose devices of each of these resources. All take the locks in the order
+// of the names, so none waits for another one in a circle.
+func (m *Manager) lockResources(ctx context.Context, names map[string]bool) (unlock func(), err error) {
+	var unlocks []func()
+	unlock = func() {
+		for _, u := range unlocks {
+			u()
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		m.mu.Lock()
+		r := m.resources[name]
+		m.mu.Unlock()
+		u, err := acquire(ctx, r.admitting)
+		if err != nil {
+			unlock()
+			return nil, fmt.Errorf("wait for another admission that takes devices of %s: %w", name, err)
+		}
+		unlocks = append(unlocks, u)
+	}
+	return unlock, nil
+}

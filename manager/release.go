@@ -1,0 +1,105 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"gpu-cdi-plugin/manager/model"
+)
+
+// Ended says that a container has ended for good, as an init container that has succeeded. Devices that no other
+// container of the pod has become free. A second call for the same container changes nothing.
+//
+// Errors: ErrNotFound, ErrRetry, and that of ctx.
+func (m *Manager) Ended(ctx context.Context, podUID, container string) error {
+	unlock, p, err := m.lockPlaced(ctx, podUID, container)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if slices.Contains(p.Ended, container) {
+		return nil
+	}
+	p.Ended = append(slices.Clip(p.Ended), container)
+	if err := m.store.Put(ctx, p); err != nil {
+		return fmt.Errorf("%w: %w", ErrRetry, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pods[podUID] = placed{Placement: p, number: m.pods[podUID].number}
+	if !m.o.Dialect.ChargesInitDevices {
+		m.free(podUID, slices.DeleteFunc(slices.Clone(p.Allocations), func(a model.Allocation) bool {
+			return a.Container != container
+		}))
+	}
+	m.publish(Event{Type: ContainerEnded, Placement: &p})
+	return nil
+}
+
+// Release takes a pod's devices back. It waits for a call that is under way for the pod.
+//
+// Errors: ErrNotFound, ErrRetry, and that of ctx.
+func (m *Manager) Release(ctx context.Context, podUID string) error {
+	unlock, p, err := m.lockPlaced(ctx, podUID, "")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return m.release(ctx, p)
+}
+
+// release releases a pod that is locked. The record goes first: after a crash, no device has two pods.
+func (m *Manager) release(ctx context.Context, p model.Placement) error {
+	uid := p.Pod.UID
+	if err := m.store.Delete(ctx, uid); err != nil {
+		return fmt.Errorf("%w: %w", ErrRetry, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.pods, uid)
+	m.free(uid, p.Allocations)
+	m.reclaim()
+	m.publish(Event{Type: PodReleased, Placement: &p})
+	return nil
+}
+
+// free gives devices of a pod back. m.mu is held.
+func (m *Manager) free(uid string, allocations []model.Allocation) {
+	for _, a := range allocations {
+		m.resources[a.Resource].pool.Free(uid, a.Container, a.IDs)
+	}
+}
+
+// reclaim gives leaked devices back, as the kubelet does when it forgets another pod. m.mu is held.
+func (m *Manager) reclaim() {
+	if !m.o.Dialect.LeaksDevices {
+		return
+	}
+	for _, r := range m.resources {
+		r.pool.Free("", "", r.leaked)
+		r.leaked = nil
+	}
+}
+
+// lockPlaced locks a pod and returns its placement. container is empty, or one that the pod has to have.
+func (m *Manager) lockPlaced(ctx context.Context, uid, container string) (func(), model.Placement, error) {
+	if err := m.open(); err != nil {
+		return nil, model.Placement{}, err
+	}
+	unlock, err := m.lockPod(ctx, uid)
+	if err != nil {
+		return nil, model.Placement{}, err
+	}
+	p, ok := m.Pod(uid)
+	if !ok {
+		unlock()
+		return nil, model.Placement{}, fmt.Errorf("pod %q: %w", uid, ErrNotFound)
+	}
+	named := func(c model.Container) bool { return c.Name == container }
+	if container != "" && !slices.ContainsFunc(slices.Concat(p.Pod.InitContainers, p.Pod.Containers), named) {
+		unlock()
+		return nil, model.Placement{}, fmt.Errorf("container %q of pod %q: %w", container, uid, ErrNotFound)
+	}
+	return unlock, p, nil
+}

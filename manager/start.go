@@ -1,0 +1,57 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"gpu-cdi-plugin/manager/model"
+)
+
+// Start returns the run options of a container, before each of its starts. It calls PreStartContainer of the plugins
+// that require it. Until it returns, the pod cannot be released: a plugin may be preparing its devices.
+//
+// Errors: ErrNotFound, ErrConflict (the container has ended), ErrRetry (a plugin is away or failed), and that of ctx.
+func (m *Manager) Start(ctx context.Context, podUID, container string) (model.RunOptions, error) {
+	unlock, p, err := m.lockPlaced(ctx, podUID, container)
+	if err != nil {
+		return model.RunOptions{}, err
+	}
+	defer unlock()
+	if slices.Contains(p.Ended, container) {
+		return model.RunOptions{}, fmt.Errorf("start container %q of pod %q, which has ended: %w",
+			container, podUID, ErrConflict)
+	}
+	var has []model.Allocation
+	for _, a := range p.Allocations {
+		if a.Container == container {
+			has = append(has, a)
+		}
+	}
+	for _, a := range has {
+		if err := m.preStart(ctx, a); err != nil {
+			return model.RunOptions{}, fmt.Errorf("start container %q of pod %q: %w", container, podUID, err)
+		}
+	}
+	return runOptions(has)
+}
+
+// preStart calls PreStartContainer if the plugin requires it. After a restart of the manager that is not known before
+// the plugin has registered again.
+func (m *Manager) preStart(ctx context.Context, a model.Allocation) error {
+	plugin, err := m.registry.Endpoint(a.Resource)
+	if err != nil || plugin.Socket() == "" {
+		if m.o.Dialect.SkipsUnknownPreStart {
+			return nil
+		}
+		return fmt.Errorf("%w: no plugin has registered %s since the device manager started, "+
+			"and it may have to prepare the devices", ErrRetry, a.Resource)
+	}
+	if !plugin.Options().GetPreStartRequired() {
+		return nil
+	}
+	if err := plugin.PreStart(ctx, a.IDs); err != nil {
+		return fmt.Errorf("%w: device plugin PreStartContainer rpc failed with err: %w", ErrRetry, err)
+	}
+	return nil
+}

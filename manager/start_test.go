@@ -1,0 +1,187 @@
+package manager_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/plugintest"
+)
+
+// answers has a plugin answer each Allocate with a response.
+func answers(r *v1beta1.ContainerAllocateResponse) plugintest.Behaviour {
+	return plugintest.Behaviour{
+		Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) { return r, nil },
+	}
+}
+
+func TestContainersGetRunOptions(t *testing.T) {
+	n := newNode(t)
+	n.pluginWith(gpu, answers(&v1beta1.ContainerAllocateResponse{
+		Envs:        map[string]string{"A": "gpu", "B": "1"},
+		Annotations: map[string]string{"note": "gpu"},
+		Devices: []*v1beta1.DeviceSpec{
+			{ContainerPath: "/dev/b", HostPath: "/dev/b", Permissions: "rw"},
+			{ContainerPath: "/dev/a", HostPath: "/dev/host-a", Permissions: "rwm"},
+		},
+		Mounts:     []*v1beta1.Mount{{ContainerPath: "/lib", HostPath: "/lib-gpu", ReadOnly: true}},
+		CdiDevices: []*v1beta1.CDIDevice{{Name: "example.com/gpu=1"}, {Name: "example.com/gpu=0"}},
+	}), plugintest.Devices(1)...)
+	n.pluginWith(nic, answers(&v1beta1.ContainerAllocateResponse{
+		Envs:        map[string]string{"A": "nic", "B": "1", "C": "nic"},
+		Annotations: map[string]string{"note": "nic"},
+		Devices:     []*v1beta1.DeviceSpec{{ContainerPath: "/dev/b", HostPath: "/dev/other", Permissions: "rw"}},
+		Mounts:      []*v1beta1.Mount{{ContainerPath: "/lib", HostPath: "/lib-gpu"}},
+		CdiDevices:  []*v1beta1.CDIDevice{{Name: "example.com/gpu=0"}, {Name: "example.com/nic=0"}},
+	}), plugintest.Devices(1)...)
+	n.admit(pod("a", model.Container{Name: "main", Limits: map[string]int{nic: 1, gpu: 1}}, model.Container{Name: "plain"}))
+	got, err := n.m.Start(t.Context(), "a", "main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := model.RunOptions{
+		Envs:        map[string]string{"A": "gpu", "B": "1", "C": "nic"},
+		Annotations: map[string]string{"note": "gpu"},
+		Devices: []model.DeviceNode{
+			{ContainerPath: "/dev/a", HostPath: "/dev/host-a", Permissions: "rwm"},
+			{ContainerPath: "/dev/b", HostPath: "/dev/b", Permissions: "rw"},
+		},
+		Mounts:     []model.Mount{{ContainerPath: "/lib", HostPath: "/lib-gpu", ReadOnly: true}},
+		CDIDevices: []string{"example.com/gpu=1", "example.com/gpu=0", "example.com/nic=0"},
+		Conflicts: []string{
+			`the environment variable "A" is "gpu" by example.com/gpu, and "nic" by example.com/nic is left out`,
+			`the annotation "note" is "gpu" by example.com/gpu, and "nic" by example.com/nic is left out`,
+			`the device node "/dev/b" is "/dev/b rw" by example.com/gpu, and "/dev/other rw" by example.com/nic is left out`,
+			`the mount "/lib" is "/lib-gpu ro" by example.com/gpu, and "/lib-gpu" by example.com/nic is left out`,
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error("run options (-want +got):\n" + diff)
+	}
+	if got, err := n.m.Start(t.Context(), "a", "plain"); err != nil || !cmp.Equal(got, model.RunOptions{}) {
+		t.Errorf("a container without devices gets %+v and %v", got, err)
+	}
+	n.restart() // the plugins are away
+	if got, err := n.m.Start(t.Context(), "a", "main"); !errors.Is(err, manager.ErrRetry) {
+		t.Errorf("before the plugins are back, the container gets %+v and %v", got, err)
+	}
+}
+
+func TestOnlyContainersOfPlacedPodsStart(t *testing.T) {
+	n := newNode(t)
+	n.plugin(gpu, plugintest.Devices(1)...)
+	n.admit(pod("a", wants("main", gpu, 1)))
+	n.release("a")
+	n.admit(pod("b", wants("main", gpu, 1)))
+	for name, at := range map[string][2]string{
+		"a pod that was released":        {"a", "main"},
+		"a pod that was never placed":    {"c", "main"},
+		"a container that the pod lacks": {"b", "other"},
+	} {
+		if _, err := n.m.Start(t.Context(), at[0], at[1]); !errors.Is(err, manager.ErrNotFound) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+func TestPluginsPrepareDevices(t *testing.T) {
+	n := newNode(t)
+	var prepared []string
+	broken := errors.New("cannot reset")
+	p := n.pluginWith(gpu, plugintest.Behaviour{
+		Options: &v1beta1.DevicePluginOptions{PreStartRequired: true},
+		PreStart: func(_ context.Context, ids []string) error {
+			prepared = append(prepared, ids...)
+			return broken
+		},
+	}, plugintest.Devices(3)...)
+	n.admit(pod("a", wants("main", gpu, 2), wants("none", gpu, 0)))
+	_, err := n.m.Start(t.Context(), "a", "main")
+	if !errors.Is(err, manager.ErrRetry) ||
+		!strings.Contains(err.Error(), "device plugin PreStartContainer rpc failed with err: ") ||
+		!strings.Contains(err.Error(), "cannot reset") {
+		t.Error("a failure of the plugin:", err)
+	}
+	broken = nil
+	for range 2 { // each start
+		if _, err := n.m.Start(t.Context(), "a", "main"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := n.m.Start(t.Context(), "a", "none"); err != nil {
+		t.Fatal(err)
+	}
+	two := []string{"gpu-0000", "gpu-0001"}
+	if want := slices.Concat(two, two, two); !slices.Equal(prepared, want) {
+		t.Errorf("prepared were %v, want %v", prepared, want)
+	}
+	p.EndStreams(broken)
+	p.Stop()
+	n.counts(gpu, 3, 0)
+	if _, err := n.m.Start(t.Context(), "a", "main"); !errors.Is(err, manager.ErrRetry) ||
+		!strings.Contains(err.Error(), "endpoint example.com/gpu has been stopped") {
+		t.Error("a plugin that is away:", err)
+	}
+}
+
+func TestContainersStartWithoutPluginsThatPrepareNothing(t *testing.T) {
+	n := newNode(t)
+	p := n.plugin(gpu, plugintest.Devices(1)...)
+	n.admit(pod("a", wants("main", gpu, 1)))
+	p.Stop()
+	n.counts(gpu, 1, 0)
+	if got, err := n.m.Start(t.Context(), "a", "main"); err != nil || got.Envs["DEVICES"] != "1" {
+		t.Errorf("got %+v and %v", got, err)
+	}
+}
+
+func TestPreparationIsSkippedAfterRestartByTheDialect(t *testing.T) {
+	n := newNode(t, withFault(dialect.Dialect{SkipsUnknownPreStart: true}))
+	n.pluginWith(gpu, plugintest.Behaviour{
+		Options: &v1beta1.DevicePluginOptions{PreStartRequired: true},
+	}, plugintest.Devices(1)...)
+	n.admit(pod("a", wants("main", gpu, 1)))
+	n.restart()
+	if got, err := n.m.Start(t.Context(), "a", "main"); err != nil || got.Envs["DEVICES"] != "1" {
+		t.Errorf("got %+v and %v", got, err)
+	}
+}
+
+// A plugin may be preparing a device: it must not be given to another pod meanwhile.
+func TestReleaseWaitsForStart(t *testing.T) {
+	n := newNode(t)
+	preparing, finish := make(chan struct{}), make(chan struct{})
+	n.pluginWith(gpu, plugintest.Behaviour{
+		Options: &v1beta1.DevicePluginOptions{PreStartRequired: true},
+		PreStart: func(context.Context, []string) error {
+			close(preparing)
+			<-finish
+			return nil
+		},
+	}, plugintest.Devices(1)...)
+	n.admit(pod("a", wants("main", gpu, 1)))
+	started := make(chan error, 1)
+	go func() {
+		_, err := n.m.Start(context.Background(), "a", "main")
+		started <- err
+	}()
+	<-preparing
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := n.m.Release(ctx, "a"); !errors.Is(err, context.Canceled) {
+		t.Error("the release during the start:", err)
+	}
+	close(finish)
+	if err := <-started; err != nil {
+		t.Error(err)
+	}
+	n.release("a")
+}
