@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -18,11 +19,13 @@ import (
 	"gpu-cdi-plugin/internal/userns"
 )
 
-// editConfig applies edits to a config.json. The result is nil if they change nothing.
+// editConfig applies edits to a config.json and adds annotations. The result is nil if they change nothing.
 //
 // It compares the configuration before and after the CDI library's edits, and applies the difference to the JSON of the
 // file, so that keys which the library does not know stay.
-func editConfig(data []byte, edits *cdilib.ContainerEdits, makesNodes bool) ([]byte, error) {
+func editConfig(
+	data []byte, edits *cdilib.ContainerEdits, annotations map[string]string, makesNodes bool,
+) ([]byte, error) {
 	if !utf8.Valid(data) { // decoding would replace the wrong bytes, such as those of a mount's path
 		return nil, errors.New("not JSON: it is not UTF-8")
 	}
@@ -41,6 +44,10 @@ func editConfig(data []byte, edits *cdilib.ContainerEdits, makesNodes bool) ([]b
 	if err := applyEdits(old, config, edits, makesNodes); err != nil {
 		return nil, err
 	}
+	if len(annotations) > 0 && config.Annotations == nil {
+		config.Annotations = map[string]string{}
+	}
+	maps.Copy(config.Annotations, annotations)
 	before, err := toJSON(old)
 	if err != nil {
 		return nil, err

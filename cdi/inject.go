@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/regular"
@@ -47,11 +48,25 @@ func (e *OtherDriverError) Error() string {
 // spec directories from the lowest priority to the highest. It reports whether the file changed. What it does to the
 // content is that of EditConfig, and how it replaces the file that of EditBundle, with the errors of both.
 func Inject(bundle string, names []string, dirs ...string) (bool, error) {
+	return InjectWith(bundle, names, Additions{}, dirs...)
+}
+
+// Additions are what a container gets besides devices.
+type Additions struct {
+	Edits       specs.ContainerEdits
+	Annotations map[string]string
+}
+
+// InjectWith is Inject, and puts additions into the config.json too.
+func InjectWith(bundle string, names []string, more Additions, dirs ...string) (bool, error) {
 	edits, err := Load(dirs...).edits(names)
 	if err != nil {
 		return false, fmt.Errorf("inject devices: %w", err)
 	}
-	return EditBundle(bundle, func(config []byte, _ uint32) ([]byte, error) { return editConfig(config, edits, false) })
+	edits = edits.Append(&cdilib.ContainerEdits{ContainerEdits: &more.Edits})
+	return EditBundle(bundle, func(config []byte, _ uint32) ([]byte, error) {
+		return editConfig(config, edits, more.Annotations, false)
+	})
 }
 
 // EditConfig returns a config.json with devices put into it, or nil if they are in it already. Names are qualified.
@@ -68,7 +83,7 @@ func (d *SpecDirs) EditConfig(config []byte, names []string, makesNodes bool) ([
 	if err != nil {
 		return nil, err
 	}
-	return editConfig(config, edits, makesNodes)
+	return editConfig(config, edits, nil, makesNodes)
 }
 
 // EditBundle replaces the bundle's config.json by what edit makes of it; nil leaves the file as it is. Edit gets the

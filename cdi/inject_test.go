@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -133,6 +134,31 @@ func TestInjectKeepsUnknownKeys(t *testing.T) {
 	})
 	if diff := cmp.Diff(want, decode(t, r.config())); diff != "" {
 		t.Errorf("configuration (-want +got):\n%s", diff)
+	}
+}
+
+// Additions come after the devices, and there need be no device.
+func TestInjectWithAdditions(t *testing.T) {
+	more := Additions{
+		Edits: specs.ContainerEdits{
+			Env:         []string{"A=1"},
+			DeviceNodes: []*specs.DeviceNode{{Path: "/dev/other", HostPath: "/dev/full", Permissions: "r"}},
+		},
+		Annotations: map[string]string{"example.com/a": "b"},
+	}
+	for _, names := range [][]string{nil, {DefaultKind + "=0"}} {
+		r := bundle(t, plainConfig)
+		for _, want := range []bool{true, false} {
+			if changed, err := InjectWith(r.dir+"/bundle", names, more, r.dir+"/cdi"); changed != want || err != nil {
+				t.Fatalf("%v: changed %t, want %t, error %v", names, changed, want, err)
+			}
+		}
+		var got oci.Spec
+		r.must(json.Unmarshal([]byte(r.config()), &got))
+		if !slices.Contains(got.Process.Env, "A=1") || got.Annotations["example.com/a"] != "b" ||
+			len(got.Linux.Devices) != len(names)+1 || got.Linux.Devices[len(names)].Path != "/dev/other" {
+			t.Errorf("%v: %s", names, r.config())
+		}
 	}
 }
 
@@ -539,7 +565,7 @@ func FuzzEditConfig(f *testing.F) {
 			e := (&cdilib.ContainerEdits{}).Append(&cdilib.ContainerEdits{ContainerEdits: &s.ContainerEdits})
 			return e.Append(&cdilib.ContainerEdits{ContainerEdits: &s.Devices[0].ContainerEdits})
 		}
-		after, err := editConfig(data, edits(), false)
+		after, err := editConfig(data, edits(), nil, false)
 		if err != nil {
 			if after != nil {
 				t.Fatalf("a configuration and error %v, want exactly one", err)
@@ -556,7 +582,7 @@ func FuzzEditConfig(f *testing.F) {
 		if len(config.Hooks.CreateContainer) == 0 || len(config.Linux.Devices) == 0 || len(config.Mounts) == 0 {
 			t.Errorf("the edits are missing:\n%s", after)
 		}
-		if again, err := editConfig(after, edits(), false); err != nil || again != nil {
+		if again, err := editConfig(after, edits(), nil, false); err != nil || again != nil {
 			t.Errorf("the same edits change it again, %v:\n%s\n%s", err, after, again)
 		}
 	})

@@ -45,11 +45,15 @@ func (a *app) cdiInject(bundle string, names []string) error {
 	if bundle == "" { // a variable of a script that is not set; it does not mean the current directory
 		return cli.With(cli.Usage, "see gpu-cdi-plugin cdi inject --help", errors.New("--bundle is empty"))
 	}
+	return a.inject(bundle, a.qualified(names), cdi.Additions{})
+}
+
+// inject puts devices with qualified names, and what a container gets besides them, into a bundle.
+func (a *app) inject(bundle string, names []string, more cdi.Additions) error {
 	h, err := a.host()
 	if err != nil {
 		return err
 	}
-	names = a.qualified(names)
 	for _, f := range cdi.Load(a.specDirs(h)...).FilesOf(names) {
 		// The runtime of the bundle runs the hooks with the rights of its caller, who may own them.
 		if unsafe := a.unsafeParts(f.Path, f.Spec, trust.File); len(unsafe) > 0 {
@@ -57,7 +61,7 @@ func (a *app) cdiInject(bundle string, names []string) error {
 				fmt.Errorf("devices of %s are not put into the bundle: %v", f.Path, unsafe[0]))
 		}
 	}
-	changed, err := cdi.Inject(bundle, names, a.specDirs(h)...)
+	changed, err := cdi.InjectWith(bundle, names, more, a.specDirs(h)...)
 	if errors.Is(err, cdi.ErrNoConfig) {
 		err = cli.With(cli.Failure, "runc spec --bundle "+shellWord(bundle)+" makes one", err)
 	}
