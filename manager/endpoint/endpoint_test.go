@@ -2,177 +2,170 @@ package endpoint_test
 
 import (
 	"context"
-	"fmt"
-	"io"
-	"log/slog"
-	"os"
-	"path/filepath"
-	"sync"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
 	"gpu-cdi-plugin/manager/endpoint"
-	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
 
-const (
-	gpu      = "example.com/gpu"
-	patience = 20 * time.Second // ends a test that fails
-)
-
-// bed is a registry with what it has reported.
-type bed struct {
-	*endpoint.Registry
-	t        testing.TB
-	dir      string
-	registry string // the directory of the plugin watcher
-
-	mu      sync.Mutex
-	changed chan struct{}
-	history []report
-}
-
-// report is a call of OnChange, or of OnGone with Gone.
-type report struct {
-	model.Resource
-	Gone bool
-}
-
-// start starts a registry in a directory of its own. What o leaves open is set.
-func start(t testing.TB, o endpoint.Options) *bed {
-	t.Helper()
-	b := &bed{t: t, changed: make(chan struct{})}
-	dir, err := os.MkdirTemp("", "manager") //nolint:usetesting // t.TempDir may be too long for the path of a socket
-	if err != nil {
-		t.Fatal(err)
+func TestArgumentsAndAnswersPassUnchanged(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.connect("a.sock", 4)
+	response := &v1beta1.ContainerAllocateResponse{
+		Envs:        map[string]string{"A": "b"},
+		Annotations: map[string]string{"c": "d"},
+		Devices:     []*v1beta1.DeviceSpec{{ContainerPath: "/dev/x", HostPath: "/dev/y", Permissions: "weird"}},
+		Mounts:      []*v1beta1.Mount{{ContainerPath: "/c", HostPath: "/h", ReadOnly: true}},
+		CdiDevices:  []*v1beta1.CDIDevice{{Name: "not a CDI name"}},
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	b.dir, b.registry = filepath.Join(dir, "device-plugins"), filepath.Join(dir, "plugins_registry")
-	if o.SocketDir == "" {
-		o.SocketDir = b.dir
-	}
-	b.dir = o.SocketDir
-	if o.RegistryDir == "watch" {
-		o.RegistryDir = b.registry
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
-	}
-	o.OnChange = func(r model.Resource) { b.report(report{Resource: r}) }
-	o.OnGone = func(name string) { b.report(report{Resource: model.Resource{Name: name}, Gone: true}) }
-	if b.Registry, err = endpoint.Start(o); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
+	asked := make(chan any, 3)
+	p.Behave(plugintest.Behaviour{
+		Allocate: func(_ context.Context, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
+			asked <- ids
+			return response, nil
+		},
+		Preferred: func(_ context.Context, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+			asked <- r
+			return []string{"x", "x", ""}, nil
+		},
+		PreStart: func(_ context.Context, ids []string) error {
+			asked <- ids
+			return nil
+		},
 	})
-	return b
+	e := b.endpoint(gpu)
+	got, err := e.Allocate(t.Context(), []string{"b", "a"})
+	if d := cmp.Diff(response, got, protocmp.Transform()); d != "" || err != nil {
+		t.Error(d, err)
+	}
+	if d := cmp.Diff([]string{"b", "a"}, <-asked); d != "" {
+		t.Error(d)
+	}
+	ids, err := e.Preferred(t.Context(), []string{"c", "a"}, []string{"a"}, 2)
+	if d := cmp.Diff([]string{"x", "x", ""}, ids); d != "" || err != nil {
+		t.Error(d, err)
+	}
+	want := &v1beta1.ContainerPreferredAllocationRequest{
+		AvailableDeviceIDs: []string{"c", "a"}, MustIncludeDeviceIDs: []string{"a"}, AllocationSize: 2,
+	}
+	if d := cmp.Diff(want, (<-asked).(*v1beta1.ContainerPreferredAllocationRequest), protocmp.Transform()); d != "" {
+		t.Error(d)
+	}
+	if err := e.PreStart(t.Context(), []string{"z"}); err != nil {
+		t.Error(err)
+	}
+	if d := cmp.Diff([]string{"z"}, <-asked); d != "" {
+		t.Error(d)
+	}
 }
 
-func (b *bed) report(r report) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.history = append(b.history, r)
-	close(b.changed)
-	b.changed = make(chan struct{})
+func TestAResponseWithoutContainers(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	b.connect("a.sock", 1).Behave(plugintest.Behaviour{
+		Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) { return nil, nil },
+	})
+	response, err := b.endpoint(gpu).Allocate(t.Context(), []string{"gpu-0000"})
+	if response != nil || err != nil {
+		t.Errorf("Allocate: %v, %v", response, err)
+	}
 }
 
-// reports are those of a resource so far.
-func (b *bed) reports(resource string) []report {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var own []report
-	for _, r := range b.history {
-		if r.Name == resource {
-			own = append(own, r)
+// calls are the calls that a plugin answers or not.
+var calls = map[string]func(context.Context, *endpoint.Endpoint) error{
+	"Allocate": func(ctx context.Context, e *endpoint.Endpoint) error {
+		_, err := e.Allocate(ctx, []string{"gpu-0000"})
+		return err
+	},
+	"Preferred": func(ctx context.Context, e *endpoint.Endpoint) error {
+		_, err := e.Preferred(ctx, []string{"gpu-0000"}, nil, 1)
+		return err
+	},
+	"PreStart": func(ctx context.Context, e *endpoint.Endpoint) error { return e.PreStart(ctx, []string{"gpu-0000"}) },
+}
+
+// answer makes a plugin answer all calls with the error of a function.
+func answer(f func(context.Context) error) plugintest.Behaviour {
+	return plugintest.Behaviour{
+		GetOptions: f,
+		Allocate: func(ctx context.Context, _ []string) (*v1beta1.ContainerAllocateResponse, error) {
+			return nil, f(ctx)
+		},
+		Preferred: func(ctx context.Context, _ *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+			return nil, f(ctx)
+		},
+		PreStart: func(ctx context.Context, _ []string) error { return f(ctx) },
+	}
+}
+
+func TestErrorsOfPluginsPassUnchanged(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	b.connect("a.sock", 1).Behave(answer(func(context.Context) error {
+		return status.Error(codes.FailedPrecondition, "no such device")
+	}))
+	for name, call := range calls {
+		err := call(t.Context(), b.endpoint(gpu))
+		if status.Code(err) != codes.FailedPrecondition || status.Convert(err).Message() != "no such device" {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
-	return own
 }
 
-// wait waits until the newest report of a resource fits.
-func (b *bed) wait(resource, what string, fit func(report) bool) {
-	b.t.Helper()
-	limit := time.After(patience)
-	for {
-		b.mu.Lock()
-		changed := b.changed
-		b.mu.Unlock()
-		own := b.reports(resource)
-		if n := len(own); n > 0 && fit(own[n-1]) {
-			return
-		}
-		select {
-		case <-changed:
-		case <-limit:
-			b.t.Fatalf("%s is never %s; it was %s", resource, what, counts(own))
+// B9.
+func TestCallsEndAtTheirDeadlines(t *testing.T) {
+	limit := 50 * time.Millisecond
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Allocate: limit, Preferred: limit, PreStart: limit}})
+	b.connect("a.sock", 1).Behave(answer(plugintest.Hang))
+	for name, call := range calls {
+		if err := call(t.Context(), b.endpoint(gpu)); status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// waitFor waits until a resource has so many devices, and so many healthy ones.
-func (b *bed) waitFor(resource, count string) {
-	b.t.Helper()
-	b.wait(resource, count, func(r report) bool { return r.count() == count })
+func TestCallsEndWithThePlugin(t *testing.T) {
+	for name, call := range calls {
+		t.Run(name, func(t *testing.T) {
+			b := start(t, endpoint.Options{})
+			p := b.connect("a.sock", 1)
+			p.Behave(answer(plugintest.Hang))
+			e := b.endpoint(gpu)
+			ended := make(chan error, 1)
+			go func() { ended <- call(t.Context(), e) }()
+			b.waitCalls(p, func(c plugintest.Calls) bool { return c.Allocate+c.Preferred+c.PreStart == 1 })
+			p.EndStreams(errors.New("broken"))
+			b.waitFor(gpu, "0/1")
+			if err := <-ended; err == nil {
+				t.Error("no error")
+			}
+			if err := call(t.Context(), e); !errors.Is(err, endpoint.ErrStopped) {
+				t.Errorf("a call later: %v", err)
+			}
+		})
+	}
 }
 
-// count is HEALTHY/ALL, or gone.
-func (r report) count() string {
-	if r.Gone {
-		return "gone"
+func TestAStuckPluginCostsItsOwnResourceOnly(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.connect("a.sock", 1)
+	p.Behave(answer(plugintest.Hang))
+	for _, call := range calls {
+		go func() { _ = call(t.Context(), b.endpoint(gpu)) }()
 	}
-	healthy := 0
-	for _, d := range r.Devices {
-		if d.Healthy {
-			healthy++
+	b.waitCalls(p, func(c plugintest.Calls) bool { return c.Allocate+c.Preferred+c.PreStart == 3 })
+	other := b.serve("b.sock", plugintest.New("example.com/other", plugintest.Devices(1)...))
+	b.register(other)
+	b.waitFor("example.com/other", "1/1")
+	for name, call := range calls {
+		if err := call(t.Context(), b.endpoint("example.com/other")); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
-	}
-	return fmt.Sprintf("%d/%d", healthy, len(r.Devices))
-}
-
-func counts(reports []report) []string {
-	all := []string{}
-	for _, r := range reports {
-		all = append(all, r.count())
-	}
-	return all
-}
-
-// serve starts a plugin at a socket beside the registry's. It does not register.
-func (b *bed) serve(socket string, p *plugintest.Plugin) *plugintest.Plugin {
-	b.t.Helper()
-	if err := p.Serve(filepath.Join(b.dir, socket)); err != nil {
-		b.t.Fatal(err)
-	}
-	b.t.Cleanup(p.Stop)
-	return p
-}
-
-func (b *bed) register(p *plugintest.Plugin) {
-	b.t.Helper()
-	if err := p.Register(b.t.Context(), filepath.Join(b.dir, endpoint.SocketName)); err != nil {
-		b.t.Fatal(err)
-	}
-}
-
-// connect starts and registers a plugin with n healthy devices, and waits until they are reported.
-func (b *bed) connect(socket string, n int) *plugintest.Plugin {
-	b.t.Helper()
-	p := b.serve(socket, plugintest.New(gpu, plugintest.Devices(n)...))
-	b.register(p)
-	b.waitFor(gpu, fmt.Sprintf("%d/%d", n, n))
-	return p
-}
-
-// waitCalls waits until the calls of a plugin fit.
-func (b *bed) waitCalls(p *plugintest.Plugin, fit func(plugintest.Calls) bool) {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
-	defer cancel()
-	if err := p.WaitCalls(ctx, fit); err != nil {
-		b.t.Fatal(err)
 	}
 }

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -43,13 +45,13 @@ func newServer(r *Registry) *grpc.Server {
 	return server
 }
 
-// Register implements the API. The texts of the errors are the kubelet's, except for endpoints outside of the
-// directory, which the kubelet accepts.
+// Register implements the API. The texts and the code of the errors are the kubelet's, which accepts endpoints outside
+// of the directory however.
 func (s *registration) Register(ctx context.Context, req *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
 	if err := s.register(ctx, req); err != nil {
 		s.registry.opts.Log.Warn("a device plugin's registration failed",
 			"resource", req.GetResourceName(), "endpoint", req.GetEndpoint(), "error", err)
-		return nil, err
+		return nil, status.Error(codes.Unknown, err.Error())
 	}
 	return &v1beta1.Empty{}, nil
 }

@@ -145,7 +145,7 @@ func Start(o Options) (*Registry, error) {
 }
 
 func (r *Registry) serve(l net.Listener) {
-	if err := r.server.Serve(l); err != nil {
+	if err := r.server.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		r.mu.Lock()
 		r.failure = fmt.Errorf("device registration error: device plugin registration gRPC server failed and no device "+
 			"plugins can register: %w", err)

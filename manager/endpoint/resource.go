@@ -165,10 +165,10 @@ func (r *Registry) watch(res *resource, e *Endpoint) {
 	err := e.watch(func(devices []model.Device) {
 		r.change(res, func() { e.devices, e.listed = devices, true })
 	})
+	r.change(res, func() { r.end(res, e) })
 	if r.ctx.Err() == nil {
 		e.log.Warn("the device plugin is gone: its ListAndWatch stream has ended", "error", err)
 	}
-	r.change(res, func() { r.end(res, e) })
 }
 
 // end removes an instance whose stream has ended.

@@ -1,19 +1,318 @@
 package endpoint_test
 
 import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"gpu-cdi-plugin/manager/endpoint"
+	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
 
 func TestAListReplacesTheOneBefore(t *testing.T) {
 	b := start(t, endpoint.Options{})
 	p := b.connect("a.sock", 2)
-	p.SetDevices(plugintest.Device("x", true), plugintest.Device("y", false))
+	p.SetDevices(plugintest.Device("y", false, 1, 0), plugintest.Device("x", true))
 	b.waitFor(gpu, "1/2")
+	want := []model.Resource{{
+		Name: gpu, Connected: true, Devices: []model.Device{{ID: "x", Healthy: true}, {ID: "y", NUMA: []int{0, 1}}},
+	}}
+	if d := cmp.Diff(want, b.Resources()); d != "" {
+		t.Error(d)
+	}
 	p.SetDevices()
 	b.waitFor(gpu, "0/0")
+}
+
+func TestHealthIsTheWordHealthyAlone(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.connect("a.sock", 1)
+	weird := plugintest.Device("a", true)
+	weird.Health = "healthy"
+	p.SetDevices(weird, plugintest.Device("b", true))
+	b.waitFor(gpu, "1/2")
+}
+
+func TestAnEqualListIsNotReported(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.connect("a.sock", 2)
+	for range 20 {
+		p.SetDevices(plugintest.Devices(2)...)
+	}
+	p.SetDevices(plugintest.Devices(3)...)
+	b.waitFor(gpu, "3/3")
+	if d := cmp.Diff([]string{"2/2", "3/3"}, counts(b.reports(gpu))); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestWithoutPluginAllDevicesAreUnhealthyThenGone(t *testing.T) {
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Grace: 20 * time.Millisecond}})
+	b.connect("a.sock", 2).Stop()
+	b.waitFor(gpu, "gone")
+	if d := cmp.Diff([]string{"2/2", "0/2", "gone"}, counts(b.reports(gpu))); d != "" {
+		t.Error(d)
+	}
+	b.connect("a.sock", 2) // it may come back
+}
+
+func TestAfterTheGracePeriodAResourceIsUnknown(t *testing.T) {
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Grace: 20 * time.Millisecond}})
+	b.connect("a.sock", 2).Stop()
+	b.waitFor(gpu, "gone")
+	b.connect("b.sock", 1).Stop() // its registration waits until the resource is removed
+	b.await("gone twice", func() bool {
+		return slices.Equal(counts(b.reports(gpu)), []string{"2/2", "0/2", "gone", "1/1", "0/1", "gone"})
+	})
+	_, err := b.Endpoint("example.com/other")
+	if !errors.Is(err, endpoint.ErrUnknownResource) {
+		t.Errorf("an unknown resource: %v", err)
+	}
+}
+
+func TestAPluginThatIsBackInTimeKeepsItsResource(t *testing.T) {
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Grace: 300 * time.Millisecond}})
+	p := b.connect("a.sock", 2)
 	p.Stop()
-	b.wait(gpu, "disconnected", func(r report) bool { return !r.Connected })
+	b.waitFor(gpu, "0/2")
+	b.serve("a.sock", p)
+	b.register(p)
+	b.waitFor(gpu, "2/2")
+	other := b.serve("b.sock", plugintest.New("example.com/other"))
+	b.register(other)
+	b.waitFor("example.com/other", "0/0")
+	other.Stop()
+	b.waitFor("example.com/other", "gone") // later than the first resource would be
+	if got := counts(b.reports(gpu)); got[len(got)-1] != "2/2" {
+		t.Errorf("the resource was %s", got)
+	}
+}
+
+func TestTheDevicesOfAStoppedPluginStayKnown(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.connect("a.sock", 2)
+	p.EndStreams(errors.New("broken"))
+	b.waitFor(gpu, "0/2")
+	b.waitLog(gone, 1)
+	if calls := p.Calls(); calls.Watch != 1 {
+		t.Errorf("ListAndWatch was called %d times: it is never retried", calls.Watch)
+	}
+	_, err := b.endpoint(gpu).Allocate(t.Context(), []string{"gpu-0000"})
+	if !errors.Is(err, endpoint.ErrStopped) || err.Error() != "endpoint example.com/gpu has been stopped" {
+		t.Errorf("Allocate of a stopped plugin: %v", err)
+	}
+	if p.Calls().Allocate != 0 {
+		t.Error("a stopped plugin was called")
+	}
+}
+
+func TestAStreamThatFailsBeforeItsFirstListLeavesNoDevices(t *testing.T) {
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Grace: 20 * time.Millisecond}})
+	p := b.serve("a.sock", plugintest.New(gpu, plugintest.Devices(2)...))
+	p.EndStreams(errors.New("broken"))
+	b.register(p)
+	b.waitFor(gpu, "gone")
+	if d := cmp.Diff([]string{"0/0", "gone"}, counts(b.reports(gpu))); d != "" {
+		t.Error(d)
+	}
+	if c := p.Calls(); c.Options != 1 || c.Watch != 1 {
+		t.Errorf("calls: %+v", c)
+	}
+}
+
+func TestAResourceAppearsWithItsFirstList(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.serve("a.sock", plugintest.New(gpu, plugintest.Devices(2)...))
+	list := make(chan struct{})
+	p.Behave(plugintest.Behaviour{Watch: func(context.Context) error { <-list; return nil }})
+	b.register(p)
+	if r := b.Resources(); r != nil {
+		t.Errorf("before the first list: %v", r)
+	}
+	close(list)
+	b.waitFor(gpu, "2/2")
+}
+
+func TestReRegistrationAtTheSameAndAnotherSocket(t *testing.T) {
+	for _, socket := range []string{"a.sock", "b.sock"} {
+		t.Run(socket, func(t *testing.T) {
+			b := start(t, endpoint.Options{})
+			p1 := b.connect("a.sock", 2)
+			if socket == "a.sock" {
+				p1.Stop()
+				b.waitFor(gpu, "0/2")
+			}
+			p2 := b.serve(socket, plugintest.New(gpu, plugintest.Devices(3)...))
+			b.register(p2)
+			b.waitFor(gpu, "3/3")
+			b.allocate("gpu-0000")
+			if p2.Calls().Allocate != 1 || p1.Calls().Allocate != 0 {
+				t.Error("the newest registration did not win")
+			}
+		})
+	}
+}
+
+func TestARegistrationTwiceReplacesItsStream(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.connect("a.sock", 2)
+	b.register(p)
+	b.waitCalls(p, func(c plugintest.Calls) bool { return c.Watch == 2 && c.Ended == 1 })
+	p.SetDevices(plugintest.Devices(3)...)
+	b.waitFor(gpu, "3/3")
+	b.allocate("gpu-0000")
+	if d := cmp.Diff([]string{"2/2", "3/3"}, counts(b.reports(gpu))); d != "" {
+		t.Error(d)
+	}
+}
+
+// B1.
+func TestTheEndOfAnOldInstanceDoesNotTouchTheNewOne(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p1 := b.connect("a.sock", 4)
+	p2 := b.serve("b.sock", plugintest.New(gpu, plugintest.Devices(5)...))
+	b.register(p2)
+	b.waitFor(gpu, "5/5")
+	p1.SetDevices(plugintest.Devices(1)...) // no longer in effect
+	p1.Stop()
+	b.waitLog(gone, 1)
+	b.allocate("gpu-0000")
+	p2.SetDevices(plugintest.Devices(6)...)
+	b.waitFor(gpu, "6/6")
+	if d := cmp.Diff([]string{"4/4", "5/5", "6/6"}, counts(b.reports(gpu))); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestAFastRestartAtTheSameSocketNeverLosesTheNewInstance(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.connect("a.sock", 2)
+	for round := range 100 {
+		p.Stop()
+		p = b.serve("a.sock", plugintest.New(gpu, plugintest.Devices(3+round)...))
+		b.register(p)
+		b.waitFor(gpu, (&report{Resource: model.Resource{Devices: healthyDevices(3 + round)}}).count())
+		b.allocate("gpu-0000")
+	}
+	b.waitLog(gone, 100)
+	b.allocate("gpu-0000")
+	if r := b.Resources()[0]; !r.Connected || !r.Devices[0].Healthy {
+		t.Error("the last instance was lost")
+	}
+}
+
+func healthyDevices(n int) []model.Device {
+	devices := make([]model.Device, n)
+	for i := range devices {
+		devices[i].Healthy = true
+	}
+	return devices
+}
+
+func TestAnotherInstanceTakesOver(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p1 := b.connect("a.sock", 2)
+	p2 := b.serve("b.sock", plugintest.New(gpu, plugintest.Devices(3)...))
+	b.register(p2)
+	b.waitFor(gpu, "3/3")
+	p2.Stop()
+	b.waitFor(gpu, "2/2")
+	b.allocate("gpu-0000")
+	if p1.Calls().Allocate != 1 {
+		t.Error("the older instance is not in effect")
+	}
+	if d := cmp.Diff([]string{"2/2", "3/3", "2/2"}, counts(b.reports(gpu))); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestAnInstanceWithoutListIsNotInEffectBeforeTheOldOneEnds(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p1 := b.connect("a.sock", 2)
+	p2 := b.serve("b.sock", plugintest.New(gpu, plugintest.Devices(3)...))
+	list := make(chan struct{})
+	p2.Behave(plugintest.Behaviour{Watch: func(context.Context) error { <-list; return nil }})
+	b.register(p2)
+	b.allocate("gpu-0000")
+	if p1.Calls().Allocate != 1 {
+		t.Error("the instance without a list was called")
+	}
+	p1.Stop()
+	b.waitLog(gone, 1)
+	b.allocate("gpu-0000")
+	if p2.Calls().Allocate != 1 {
+		t.Error("the only instance was not called")
+	}
+	close(list)
+	b.waitFor(gpu, "3/3")
+	if d := cmp.Diff([]string{"2/2", "3/3"}, counts(b.reports(gpu))); d != "" {
+		t.Error(d)
+	}
+}
+
+// B1b.
+func TestAFailedRegistrationLeavesTheOldInstanceWatched(t *testing.T) {
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 20 * time.Millisecond}})
+	p := b.connect("a.sock", 2)
+	b.failRegistration()
+	p.Stop()
+	b.waitFor(gpu, "0/2")
+}
+
+// failRegistration registers the resource at a socket that is missing.
+func (b *bed) failRegistration() {
+	b.t.Helper()
+	err := plugintest.Register(b.t.Context(), b.socket(), request(gpu, "missing.sock"))
+	if err == nil || !strings.HasSuffix(err.Error(), "failed to dial device plugin: context deadline exceeded") {
+		b.t.Fatalf("Register: %v", err)
+	}
+}
+
+func TestKnownResourcesWaitForTheirPlugins(t *testing.T) {
+	b := start(t, endpoint.Options{Known: []string{gpu, "example.com/never"}, Deadlines: endpoint.Deadlines{
+		Grace: 300 * time.Millisecond,
+	}})
+	want := []model.Resource{{Name: gpu}, {Name: "example.com/never"}}
+	if d := cmp.Diff(want, b.Resources()); d != "" {
+		t.Error(d)
+	}
+	if err := b.endpoint(gpu).PreStart(t.Context(), nil); !errors.Is(err, endpoint.ErrStopped) {
+		t.Errorf("PreStart before the plugin is back: %v", err)
+	}
+	if o := b.endpoint(gpu).Options(); o.GetPreStartRequired() || o.GetGetPreferredAllocationAvailable() {
+		t.Errorf("options before the plugin is back: %v", o)
+	}
+	b.connect("a.sock", 2)
+	b.waitFor("example.com/never", "gone")
+	if d := cmp.Diff([]string{"0/0", "2/2"}, counts(b.reports(gpu))); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestReportsOfAResourceAreInOrder(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.connect("a.sock", 1)
+	for n := 2; n < 300; n++ {
+		p.SetDevices(plugintest.Devices(n)...)
+	}
+	b.waitFor(gpu, "299/299")
+	p.Stop()
+	b.waitFor(gpu, "0/299")
+	reports := b.reports(gpu)
+	if !slices.IsSortedFunc(reports, func(a, b report) int { return len(a.Devices) - len(b.Devices) }) {
+		t.Errorf("out of order: %s", counts(reports))
+	}
+}
+
+func TestACallbackMayAskTheRegistry(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	b.onChange = func() { b.Resources(); b.endpoint(gpu) }
+	b.connect("a.sock", 2).Stop()
+	b.waitFor(gpu, "0/2")
 }

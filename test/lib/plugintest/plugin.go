@@ -11,7 +11,6 @@ package plugintest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -191,12 +190,13 @@ func (p *Plugin) Register(ctx context.Context, manager string) error {
 	return Register(ctx, manager, request)
 }
 
-// Register sends any registration to the manager at a socket.
+// Register sends any registration to the manager at a socket. The error is that of gRPC.
 func Register(ctx context.Context, manager string, request *v1beta1.RegisterRequest) error {
 	conn, err := grpc.NewClient("unix:"+manager, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
+	defer conn.Close()
 	_, err = v1beta1.NewRegistrationClient(conn).Register(ctx, request)
-	return errors.Join(err, conn.Close())
+	return err
 }

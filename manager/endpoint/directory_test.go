@@ -1,0 +1,201 @@
+package endpoint_test
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/manager/endpoint"
+	"gpu-cdi-plugin/test/lib/plugintest"
+)
+
+// directory returns an empty directory for sockets.
+func directory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "manager") //nolint:usetesting // t.TempDir may be too long for the path of a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// listen leaves a socket that nobody or somebody listens on.
+func listen(t *testing.T, path string, stale bool) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stale {
+		l.SetUnlinkOnClose(false)
+		_ = l.Close()
+		return
+	}
+	t.Cleanup(func() { _ = l.Close() })
+}
+
+func TestStartRemovesSocketsOnly(t *testing.T) {
+	dir := directory(t)
+	for _, name := range []string{endpoint.SocketName, "stale.sock"} {
+		listen(t, filepath.Join(dir, name), true)
+	}
+	listen(t, filepath.Join(dir, "live.sock"), false)
+	for _, name := range []string{"kubelet_internal_checkpoint", "DEPRECATION"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "sub.sock"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	b := start(t, endpoint.Options{SocketDir: dir})
+	want := []string{"DEPRECATION", endpoint.SocketName, "kubelet_internal_checkpoint", "sub.sock"}
+	if d := cmp.Diff(want, names(t, dir)); d != "" {
+		t.Error(d)
+	}
+	b.connect("a.sock", 1)
+}
+
+// names are the names in a directory that do not begin with a dot.
+func names(t *testing.T, dir string) []string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(dir, "[^.]*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range found {
+		found[i] = filepath.Base(found[i])
+	}
+	return found
+}
+
+func TestStartMakesItsDirectoryAndSocket(t *testing.T) {
+	dir := filepath.Join(directory(t), "a", "b")
+	b := start(t, endpoint.Options{SocketDir: dir})
+	info, err := os.Stat(b.socket())
+	if err != nil || info.Mode() != fs.ModeSocket|0o600 {
+		t.Errorf("the socket: %v, %v", info, err)
+	}
+	info, err = os.Stat(dir)
+	if err != nil || info.Mode().Perm() != 0o750 {
+		t.Errorf("the directory: %v, %v", info, err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 0 {
+		t.Errorf("left after Close: %v", entries)
+	}
+}
+
+func TestOneManagerServesADirectory(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.connect("a.sock", 2)
+	_, err := endpoint.Start(endpoint.Options{SocketDir: b.dir, Log: slog.New(slog.DiscardHandler)})
+	if !errors.Is(err, endpoint.ErrInUse) {
+		t.Errorf("a second manager: %v", err)
+	}
+	b.register(p) // at the first one
+}
+
+func TestAKubeletThatRunsIsNotReplaced(t *testing.T) {
+	dir := directory(t)
+	listen(t, filepath.Join(dir, endpoint.SocketName), false)
+	listen(t, filepath.Join(dir, "plugin.sock"), true)
+	_, err := endpoint.Start(endpoint.Options{SocketDir: dir})
+	if !errors.Is(err, endpoint.ErrInUse) {
+		t.Fatalf("beside a kubelet: %v", err)
+	}
+	if d := cmp.Diff([]string{endpoint.SocketName, "plugin.sock"}, names(t, dir)); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestDirectoriesThatCannotBeServed(t *testing.T) {
+	writable := directory(t)
+	if err := os.Chmod(writable, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	occupied := directory(t)
+	if err := os.WriteFile(filepath.Join(occupied, endpoint.SocketName), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string]struct {
+		o    endpoint.Options
+		want string
+		is   error
+	}{
+		"a relative path": {o: endpoint.Options{SocketDir: "x"}, want: "bad socketPath, must be an absolute path: x"},
+		"no path":         {want: "bad socketPath, must be an absolute path: "},
+		"a file in place of the socket": {
+			o:    endpoint.Options{SocketDir: occupied},
+			want: "serve the directory " + occupied + ": " + occupied + "/kubelet.sock is not a socket: remove it",
+		},
+		"a directory that others can write to": {o: endpoint.Options{SocketDir: writable}, is: trust.ErrUnsafe},
+		"a directory of the plugin watcher that others can write to": {
+			o: endpoint.Options{SocketDir: directory(t), RegistryDir: writable}, is: trust.ErrUnsafe,
+		},
+		"a relative path of the plugin watcher": {
+			o: endpoint.Options{SocketDir: directory(t), RegistryDir: "x"}, want: "watch for plugins: x is not an absolute path",
+		},
+		"a file in place of the directory": {
+			o: endpoint.Options{SocketDir: filepath.Join(occupied, endpoint.SocketName)}, is: unix.ENOTDIR,
+		},
+	}
+	for what, test := range tests {
+		t.Run(what, func(t *testing.T) {
+			r, err := endpoint.Start(test.o)
+			if err == nil {
+				t.Fatal(errors.Join(errors.New("it was served"), r.Close()))
+			}
+			if test.want != "" && err.Error() != test.want || test.is != nil && !errors.Is(err, test.is) {
+				t.Errorf("Start: %v", err)
+			}
+			if filepath.IsAbs(test.o.SocketDir) {
+				if _, err := os.Stat(filepath.Join(test.o.SocketDir, ".manager.lock")); err == nil {
+					t.Error("the lock is left")
+				}
+			}
+		})
+	}
+}
+
+func TestPluginsRegisterAgainAfterARestart(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.connect("a.sock", 2)
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	reports := len(b.reports(gpu))
+	b.waitCalls(p, func(c plugintest.Calls) bool { return c.Ended == 1 })
+	if n := len(b.reports(gpu)); n != reports {
+		t.Error("Close reported a change")
+	}
+	if err := b.Close(); err != nil {
+		t.Errorf("Close twice: %v", err)
+	}
+	p.Stop()
+	start(t, endpoint.Options{SocketDir: b.dir}).connect("a.sock", 2)
+}
+
+func TestCheck(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	if err := b.Check(); err != nil {
+		t.Error(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Check(); err != nil {
+		t.Errorf("after Close: %v", err)
+	}
+}
