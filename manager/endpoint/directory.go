@@ -65,10 +65,14 @@ func label(dir string, log *slog.Logger) {
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
 		return
 	}
-	if err := unix.Lsetxattr(dir, "security.selinux", append([]byte(pluginsLabel), 0), 0); err != nil {
+	if err := setLabel(dir); err != nil {
 		log.Warn("device plugins in containers may not be able to register, as the directory of their sockets has no "+
 			"SELinux label", "directory", dir, "error", err)
 	}
+}
+
+func setLabel(dir string) error {
+	return unix.Lsetxattr(dir, "security.selinux", append([]byte(pluginsLabel), 0), 0)
 }
 
 // replaceSocket removes all sockets beside a path, which nobody must be listening on, and listens there. Plugins notice

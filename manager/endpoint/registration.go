@@ -22,6 +22,7 @@ const (
 	maxConnections = 256
 	maxStreams     = 16      // of a connection
 	maxRequest     = 1 << 16 // bytes
+	handshakeTime  = 2 * time.Second
 	connectionIdle = 10 * time.Second
 	connectionAge  = time.Minute
 )
@@ -36,7 +37,7 @@ func newServer(r *Registry) *grpc.Server {
 	server := grpc.NewServer(
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.MaxRecvMsgSize(maxRequest),
-		grpc.ConnectionTimeout(connectionIdle),
+		grpc.ConnectionTimeout(handshakeTime),
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			MaxConnectionIdle: connectionIdle, MaxConnectionAge: connectionAge, MaxConnectionAgeGrace: connectionAge,

@@ -18,8 +18,8 @@ import (
 
 // Limits of the plugin watcher.
 const (
-	maxSockets     = 1024
-	maxDirectories = 1024
+	maxSockets     = 256
+	maxDirectories = 256
 )
 
 // watcher is the plugin watcher: it registers the plugin at each socket below a directory, for as long as the socket is
