@@ -13,8 +13,6 @@ func (b bitset) remove(i int) { b[i/64] &^= 1 << (i % 64) }
 
 func (b bitset) has(i int) bool { return b[i/64]&(1<<(i%64)) != 0 }
 
-func (b bitset) clear() { clear(b) }
-
 func (b bitset) count() int {
 	n := 0
 	for _, word := range b {
@@ -30,6 +28,22 @@ func (b bitset) without(c bitset) bitset {
 		left[i] = b[i] &^ c[i]
 	}
 	return left
+}
+
+// and returns the members of both b and c, a set of the same size.
+func (b bitset) and(c bitset) bitset {
+	both := make(bitset, len(b))
+	for i := range b {
+		both[i] = b[i] & c[i]
+	}
+	return both
+}
+
+// addAll adds the members of c, a set of the same size.
+func (b bitset) addAll(c bitset) {
+	for i := range b {
+		b[i] |= c[i]
+	}
 }
 
 // members yields the members in ascending order.

@@ -31,7 +31,7 @@ type Hint struct {
 //
 // Errors: ErrTooManyNodes, and *dialect.CrashError.
 func (p *Pool) Hints(machine Nodes, r Request) ([]Hint, error) {
-	if r.Count == 0 || !p.hasNUMA() {
+	if r.Count == 0 || p.hasNUMA.count() == 0 {
 		return nil, nil
 	}
 	if len(r.Has) > 0 && len(r.Has) != r.Count {
@@ -40,14 +40,16 @@ func (p *Pool) Hints(machine Nodes, r Request) ([]Hint, error) {
 	if err := p.crash(r); err != nil {
 		return nil, err
 	}
-	free, reusable := p.listed(r.Has), []int(nil)
-	if len(r.Has) == 0 {
-		free, reusable = slices.Collect(p.healthy.without(p.busy).members), p.reusable(r)
+	free, reusable := p.indices(r.Has), p.reusable(r)
+	if len(r.Has) > 0 {
+		clear(reusable)
+	} else {
+		free = p.healthy.without(p.busy)
 	}
-	if len(free)+len(reusable) < r.Count {
+	if free.count()+reusable.count() < r.Count {
 		return []Hint{}, nil
 	}
-	nodes := p.nodes() & machine
+	nodes := p.nodes & machine
 	if nodes.Count() > maxNodes {
 		return nil, fmt.Errorf("make topology hints for %s: %w: its devices are on %d, at most %d are supported",
 			p.resource, ErrTooManyNodes, nodes.Count(), maxNodes)
@@ -70,25 +72,6 @@ func (p *Pool) crash(r Request) error {
 	return nil
 }
 
-func (p *Pool) listed(ids []string) []int {
-	var listed []int
-	for _, id := range ids {
-		if i, ok := p.index(id); ok {
-			listed = append(listed, i)
-		}
-	}
-	return listed
-}
-
-// nodes returns the NUMA nodes that have devices.
-func (p *Pool) nodes() Nodes {
-	var nodes Nodes
-	for _, d := range p.devices {
-		nodes |= d.near
-	}
-	return nodes
-}
-
 // tally is a number of devices: all that are listed, those that are free, and those that are reusable.
 type tally struct{ listed, free, reusable int32 }
 
@@ -98,24 +81,25 @@ type tallies []tally
 
 // count fills the tallies: first with the devices on exactly these nodes, then with those on subsets of them. The cost
 // is that of one addition for each set and node, instead of a look at each device for each set.
-func (p *Pool) count(nodes Nodes, free, reusable []int) tallies {
+func (p *Pool) count(nodes Nodes, free, reusable bitset) tallies {
 	in := make(tallies, 1<<nodes.Count())
-	for i := range p.devices {
-		in[p.devices[i].near.pack(nodes)].listed++
-	}
-	for _, i := range free {
-		in[p.devices[i].near.pack(nodes)].free++
-	}
-	for _, i := range reusable {
-		in[p.devices[i].near.pack(nodes)].reusable++
+	for i, d := range p.devices {
+		exactly := &in[d.near.pack(nodes)]
+		exactly.listed++
+		if free.has(i) {
+			exactly.free++
+		}
+		if reusable.has(i) {
+			exactly.reusable++
+		}
 	}
 	for bit := 1; bit < len(in); bit <<= 1 {
-		for set := range in {
-			if set&bit != 0 {
-				subset := in[set&^bit]
-				in[set].listed += subset.listed
-				in[set].free += subset.free
-				in[set].reusable += subset.reusable
+		for first := 0; first < len(in); first += 2 * bit {
+			subsets, sets := in[first:first+bit], in[first+bit:first+2*bit]
+			for i, subset := range subsets {
+				sets[i].listed += subset.listed
+				sets[i].free += subset.free
+				sets[i].reusable += subset.reusable
 			}
 		}
 	}

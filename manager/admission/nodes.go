@@ -38,6 +38,9 @@ func (n Nodes) each(yield func(int) bool) {
 
 // pack returns the members of n as a set of their positions in all.
 func (n Nodes) pack(all Nodes) int {
+	if all&(all+1) == 0 { // they are the first nodes, as on most machines
+		return int(n & all)
+	}
 	packed := 0
 	for i := 0; all != 0; i++ {
 		if lowest := all & -all; n&lowest != 0 {

@@ -3,7 +3,6 @@ package admission
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 )
 
@@ -34,22 +33,21 @@ func (p *Pool) Plan(r Request) (*Plan, error) {
 	if plan.need == 0 {
 		return plan, nil
 	}
-	reusable := p.reusable(r)
-	if len(reusable) >= plan.need {
-		if r.Dialect.ChargesInitDevices {
-			plan.take(p.ids(p.shuffled(reusable, r)))
-			return plan, nil
-		}
+	if reusable := p.reusable(r); reusable.count() < plan.need {
+		plan.take(p.order(r, len(p.devices), reusable))
+	} else if r.Dialect.ChargesInitDevices {
+		plan.take(p.order(r, plan.need, reusable))
+		return plan, nil
+	} else {
 		p.choose(plan, r, reusable)
 		return plan, nil
 	}
-	plan.take(p.ids(p.shuffled(reusable, r)))
 	free := p.healthy.without(p.busy)
 	if n := free.count(); n < plan.need {
 		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d",
 			p.resource, plan.need, n)
 	}
-	p.choose(plan, r, slices.Collect(free.members))
+	p.choose(plan, r, free)
 	return plan, nil
 }
 
@@ -83,19 +81,25 @@ func (plan *Plan) take(ids []string) {
 	plan.need -= n
 }
 
-// choose takes the devices that the affinity leaves no choice about, and asks for a preference among the others: among
-// those near the affinity if they are more than needed, otherwise among all.
-func (p *Pool) choose(plan *Plan, r Request, candidates []int) {
-	aligned, others := p.split(candidates, r)
-	plan.rest = aligned
-	if len(aligned) <= plan.need {
-		plan.take(aligned)
-		plan.rest = others
+// choose takes the devices that the affinity leaves no choice about. Of the others it asks for a preference, or takes
+// the best: of those near the affinity if they are enough, otherwise of all.
+func (p *Pool) choose(plan *Plan, r Request, candidates bitset) {
+	aligned, unaligned, none := p.split(candidates, r.Affinity)
+	groups := []bitset{aligned}
+	if n := aligned.count(); n <= plan.need {
+		plan.take(p.order(r, n, aligned))
+		groups = []bitset{unaligned, none}
 	}
-	choice := plan.need < len(plan.rest) || r.Dialect.ChargesInitDevices // the kubelet asks about the only answer too
+	left := 0
+	for _, group := range groups {
+		left += group.count()
+	}
+	choice := plan.need < left || r.Dialect.ChargesInitDevices // the kubelet asks about the only answer too
 	if !r.Prefers || plan.need == 0 || !choice {
+		plan.take(p.order(r, plan.need, groups...))
 		return
 	}
+	plan.rest = p.order(r, left, groups...)
 	plan.Ask = &Preference{
 		Available:   slices.Concat(plan.chosen, plan.rest),
 		MustInclude: slices.Clone(plan.chosen),
@@ -107,94 +111,75 @@ func (p *Pool) choose(plan *Plan, r Request, candidates []int) {
 	}
 }
 
-// split returns the devices near the affinity, and the others: those near other NUMA nodes, then those near none. In
-// each group those near the NUMA node with the fewest candidates come first, so that the choice breaks up few nodes. A
-// device near several nodes counts for the best one. Without an affinity all are others.
-func (p *Pool) split(candidates []int, r Request) (aligned, others []string) {
-	candidates = p.shuffled(candidates, r)
-	if r.Affinity == 0 || !p.hasNUMA() {
-		return nil, p.ids(candidates)
+// split returns the devices near the affinity, those near other NUMA nodes, and those near none. Without an affinity,
+// and if no device has NUMA nodes, it says nothing: all are near none then.
+func (p *Pool) split(devices bitset, affinity Nodes) (aligned, unaligned, none bitset) {
+	aligned = newBitset(len(p.devices))
+	if affinity == 0 {
+		return aligned, aligned, devices
 	}
-	var perNode [64]int
-	for _, i := range candidates {
-		for node := range p.devices[i].near.each {
-			perNode[node]++
+	for node := range (p.nodes & affinity).each {
+		aligned.addAll(devices.and(p.onNode[node]))
+	}
+	return aligned, devices.and(p.hasNUMA).without(aligned), devices.without(p.hasNUMA)
+}
+
+// order returns up to limit devices of groups, the best first: group by group, and in each first those near the NUMA
+// node that has the fewest of them, so that the choice breaks up few nodes.
+func (p *Pool) order(r Request, limit int, groups ...bitset) []string {
+	var ids []string
+	for _, group := range groups {
+		switch {
+		case r.Random != nil:
+			first := len(ids)
+			ids = p.ids(ids, group, len(p.devices))
+			shuffled := ids[first:]
+			r.Random.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+		case r.Affinity != 0:
+			for _, node := range p.smallestFirst(group) {
+				ids = p.ids(ids, group.and(p.onNode[node]), limit)
+				group = group.without(p.onNode[node])
+			}
+		}
+		if r.Random == nil {
+			ids = p.ids(ids, group, limit)
 		}
 	}
-	ranks := make([]rank, len(candidates))
-	for n, i := range candidates {
-		ranks[n] = p.devices[i].rank(r.Affinity, &perNode)
-		ranks[n].device = i
+	return ids[:min(limit, len(ids))]
+}
+
+// smallestFirst returns the NUMA nodes in the order of how many of the devices they have.
+func (p *Pool) smallestFirst(devices bitset) []int {
+	var sizes [64]int
+	for node := range p.nodes.each {
+		sizes[node] = devices.and(p.onNode[node]).count()
 	}
-	slices.SortStableFunc(ranks, func(a, b rank) int {
-		return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.crowd, b.crowd), cmp.Compare(a.node, b.node))
-	})
-	for _, k := range ranks {
-		if id := p.devices[k.device].ID; k.group == 0 {
-			aligned = append(aligned, id)
-		} else {
-			others = append(others, id)
+	nodes := p.nodes.IDs()
+	slices.SortStableFunc(nodes, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
+	return nodes
+}
+
+// ids adds the devices' IDs, in their order, until there are limit.
+func (p *Pool) ids(ids []string, devices bitset, limit int) []string {
+	for i := range devices.members {
+		if len(ids) >= limit {
+			break
 		}
-	}
-	return aligned, others
-}
-
-// rank is a device's place among the candidates.
-type rank struct {
-	group  int // 0 near the affinity, 1 near other NUMA nodes, 2 near none
-	node   int // the node with the fewest candidates of those that matter
-	crowd  int // the candidates near node
-	device int // its index
-}
-
-func (d device) rank(affinity Nodes, perNode *[64]int) rank {
-	best, nodes := rank{crowd: math.MaxInt}, d.near&affinity
-	switch {
-	case nodes != 0:
-	case len(d.NUMA) > 0:
-		best.group, nodes = 1, d.near
-	default:
-		best.group = 2
-	}
-	for node := range nodes.each {
-		if perNode[node] < best.crowd {
-			best.crowd, best.node = perNode[node], node
-		}
-	}
-	return best
-}
-
-// hasNUMA returns whether any device of the resource has NUMA nodes: if none has, an affinity says nothing.
-func (p *Pool) hasNUMA() bool {
-	return slices.ContainsFunc(p.devices, func(d device) bool { return len(d.NUMA) > 0 })
-}
-
-// shuffled returns the candidates in the order of their IDs, or in a random one.
-func (p *Pool) shuffled(candidates []int, r Request) []int {
-	candidates = slices.Clone(candidates)
-	if r.Random != nil {
-		swap := func(i, j int) { candidates[i], candidates[j] = candidates[j], candidates[i] }
-		r.Random.Shuffle(len(candidates), swap)
-	}
-	return candidates
-}
-
-// reusable returns the request's reusable devices that are still healthy, in the order of their IDs.
-func (p *Pool) reusable(r Request) []int {
-	var reusable []int
-	for _, id := range r.Reusable {
-		if i, listed := p.index(id); listed && p.healthy.has(i) {
-			reusable = append(reusable, i)
-		}
-	}
-	slices.Sort(reusable)
-	return slices.Compact(reusable)
-}
-
-func (p *Pool) ids(indices []int) []string {
-	ids := make([]string, len(indices))
-	for n, i := range indices {
-		ids[n] = p.devices[i].ID
+		ids = append(ids, p.devices[i].ID)
 	}
 	return ids
+}
+
+// reusable returns the request's reusable devices that are still healthy.
+func (p *Pool) reusable(r Request) bitset { return p.indices(r.Reusable).and(p.healthy) }
+
+// indices returns those of the devices that are listed.
+func (p *Pool) indices(ids []string) bitset {
+	devices := newBitset(len(p.devices))
+	for _, id := range ids {
+		if i, listed := p.index(id); listed {
+			devices.add(i)
+		}
+	}
+	return devices
 }

@@ -15,9 +15,12 @@ type Pool struct {
 	resource   string
 	registered bool
 	connected  bool
-	devices    []device // sorted by ID
-	healthy    bitset   // by index in devices, as busy
-	busy       bitset   // the devices that are held or withheld
+	devices    []device // sorted by ID, as the plugin lists them
+	nodes      Nodes    // those with devices
+	hasNUMA    bitset   // the devices with NUMA nodes, by index in devices as the other sets
+	onNode     [64]bitset
+	healthy    bitset
+	busy       bitset // the devices that are held or withheld
 	holds      map[string]hold
 	cleared    map[string]bool // the IDs that are not withheld, or nil while nothing is withheld
 }
@@ -54,22 +57,33 @@ func NewPool(resource string) *Pool {
 // is healthy.
 func (p *Pool) Set(r model.Resource) {
 	p.registered, p.connected = true, r.Connected
-	p.devices = make([]device, len(r.Devices))
-	p.healthy, p.busy = newBitset(len(r.Devices)), newBitset(len(r.Devices))
+	n := len(r.Devices)
+	p.devices, p.nodes, p.onNode = make([]device, n), 0, [64]bitset{}
+	p.hasNUMA, p.healthy, p.busy = newBitset(n), newBitset(n), newBitset(n)
 	for i, d := range r.Devices {
+		d.Healthy = d.Healthy && r.Connected
 		p.devices[i] = device{Device: d, near: NodesOf(d.NUMA...)}
-		p.devices[i].Healthy = d.Healthy && r.Connected
-		if p.devices[i].Healthy {
+		if d.Healthy {
 			p.healthy.add(i)
 		}
+		if len(d.NUMA) > 0 {
+			p.hasNUMA.add(i)
+		}
+		for node := range p.devices[i].near.each {
+			if p.onNode[node] == nil {
+				p.onNode[node] = newBitset(n)
+			}
+			p.onNode[node].add(i)
+		}
+		p.nodes |= p.devices[i].near
 	}
 	p.refresh()
 }
 
 // Expire forgets the plugin and its devices, as its plugin was away for too long. Holds stay.
 func (p *Pool) Expire() {
-	p.registered, p.connected = false, false
-	p.devices, p.healthy, p.busy = nil, nil, nil
+	p.Set(model.Resource{Name: p.resource})
+	p.registered = false
 }
 
 // Registered returns whether a plugin has registered the resource since the pool was made or has expired.
@@ -210,7 +224,7 @@ func (p *Pool) withheld(id string) bool {
 
 // refresh sets which devices are busy.
 func (p *Pool) refresh() {
-	p.busy.clear()
+	clear(p.busy)
 	if p.cleared == nil {
 		for id := range p.holds {
 			p.refreshID(id)

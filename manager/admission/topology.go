@@ -170,23 +170,25 @@ func packHints(hints []Hint, common Nodes) []uint64 {
 // a set in common is a product of two sums over supersets; taking the sums apart again leaves the pairs that have
 // exactly this set in common. A look at each pair would cost the square of it.
 func intersect(a, b []uint64) {
-	overSupersets := func(sets []uint64, add func(set, superset *uint64)) {
-		for bit := 1; bit < len(sets); bit <<= 1 {
-			for set := range sets {
-				if set&bit == 0 {
-					add(&sets[set], &sets[set|bit])
-				}
-			}
-		}
-	}
-	sum := func(set, superset *uint64) { *set += *superset }
-	overSupersets(a, sum)
-	overSupersets(b, sum)
+	overSupersets(a, 1)
+	overSupersets(b, 1)
 	for set := range a {
 		a[set] *= b[set]
 	}
-	overSupersets(a, func(set, superset *uint64) { *set -= *superset })
+	overSupersets(a, ^uint64(0)) // -1
 	for set := range a {
 		a[set] = min(a[set], 1)
+	}
+}
+
+// overSupersets adds to each set's number those of all its supersets, or with the sign -1 takes them away again.
+func overSupersets(numbers []uint64, sign uint64) {
+	for bit := 1; bit < len(numbers); bit <<= 1 {
+		for first := 0; first < len(numbers); first += 2 * bit {
+			sets, supersets := numbers[first:first+bit], numbers[first+bit:first+2*bit]
+			for i := range sets {
+				sets[i] += sign * supersets[i]
+			}
+		}
 	}
 }
