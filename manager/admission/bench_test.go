@@ -11,7 +11,10 @@ import (
 func benchPool(n, numa int) *Pool {
 	r := model.Resource{Name: "example.com/a", Connected: true}
 	for i := range n {
-		r.Devices = append(r.Devices, model.Device{ID: fmt.Sprintf("%05d", i), Healthy: true, NUMA: []int{i * numa / n}})
+		r.Devices = append(
+			r.Devices,
+			model.Device{ID: fmt.Sprintf("%05d", i), Healthy: true, NUMA: []int{i * numa / n}},
+		)
 	}
 	p := NewPool(r.Name)
 	p.Set(r)
