@@ -82,6 +82,7 @@ func acquire(path string) (*lock.Lock, error) {
 type files struct {
 	dir        *os.File
 	name, path string
+	aside      string // the name for a damaged file
 }
 
 // load reads the file. A damaged one is set aside.
@@ -105,7 +106,7 @@ func (f *files) load(o Options) (content, error) {
 			"file", f.path, "error", damage)
 		return content{}, nil
 	}
-	return f.setAside(c, damage, o.Log)
+	return f.setAside(c, damage, o.Log), nil
 }
 
 // read returns the bytes of the file.
@@ -131,18 +132,15 @@ func (f *files) read() ([]byte, error) {
 	return data, err
 }
 
-// setAside gives a damaged file a second name, which it keeps when a new one replaces it.
-func (f *files) setAside(c content, damage error, log *slog.Logger) (content, error) {
+// setAside is what a damaged file leaves. The file gets another name when the new one replaces it.
+func (f *files) setAside(c content, damage error, log *slog.Logger) content {
 	now := time.Now().UTC().Round(0)
-	name := f.name + ".damaged-" + now.Format("20060102T150405.000000000Z")
-	if err := unix.Linkat(int(f.dir.Fd()), f.name, int(f.dir.Fd()), name, 0); err != nil {
-		return content{}, fmt.Errorf("set the damaged file aside as %s: %w", name, err)
-	}
-	c.loss = &Loss{Time: now, Reason: damage.Error(), File: filepath.Join(filepath.Dir(f.path), name)}
+	f.aside = f.name + ".damaged-" + now.Format("20060102T150405.000000000Z")
+	c.loss = &Loss{Time: now, Reason: damage.Error(), File: filepath.Join(filepath.Dir(f.path), f.aside)}
 	log.Error("the state is damaged: pods may run that are not known any more, so devices that no known pod has are "+
 		"withheld until an administrator says that they are free", "file", f.path, "set aside as", c.loss.File,
 		"error", damage, "known pods", len(c.placements))
-	return c, nil
+	return c
 }
 
 // replace writes a new file with the content, and opens it in the place of the old one.
@@ -157,6 +155,9 @@ func (f *files) replace(c *content) (*Store, error) {
 		return nil, fmt.Errorf("create %s: %w", temp, err)
 	}
 	s, err := newStore(os.NewFile(uintptr(fd), f.path), c)
+	if err == nil && f.aside != "" {
+		err = unix.Linkat(int(f.dir.Fd()), f.name, int(f.dir.Fd()), f.aside, 0)
+	}
 	if err == nil {
 		err = unix.Renameat(int(f.dir.Fd()), temp, int(f.dir.Fd()), f.name)
 	}

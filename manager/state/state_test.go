@@ -123,7 +123,7 @@ func TestWhatIsPutIsThereAfterARestart(t *testing.T) {
 			},
 			state.Loaded{Placements: []model.Placement{placement(1), placement(0)}},
 		},
-		"a response of several pages": {puts(large(1 << 20)), state.Loaded{Placements: []model.Placement{large(1 << 20)}}},
+		"a response of several pages": {puts(large(20_000)), state.Loaded{Placements: []model.Placement{large(20_000)}}},
 		"the resources": {
 			func(t *testing.T, s *state.Store) error {
 				if err := s.SetResources(t.Context(), []string{"x/a"}); err != nil {

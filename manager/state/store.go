@@ -156,9 +156,7 @@ func (s *Store) commit(batch []*change) error {
 		return s.broken
 	}
 	d := &draft{base: s.index, changed: map[string]*stored{}, total: s.total, last: s.last}
-	err := guard(func() error {
-		return s.db.Update(func(tx *bbolt.Tx) error { return d.apply(tx.Bucket(bucket), batch) })
-	})
+	err := guard(func() error { return s.transact(d, batch) })
 	if err == nil {
 		s.accept(d)
 		return nil
@@ -168,6 +166,19 @@ func (s *Store) commit(batch []*change) error {
 		return s.broken
 	}
 	return err
+}
+
+// transact is bbolt's Update, but leaves the transaction as it is after a panic: to roll it back, bbolt would read the
+// file in a goroutine of its own, where another panic ends the process.
+func (s *Store) transact(d *draft, batch []*change) error {
+	tx, err := s.db.Begin(true)
+	if err != nil {
+		return err
+	}
+	if err := d.apply(tx.Bucket(bucket), batch); err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	return tx.Commit()
 }
 
 // accept makes a draft that was written the present state.
