@@ -186,7 +186,7 @@ func newStore(file *os.File, c *content) (*Store, error) {
 		// The list of free pages would be written with each change; it is needed by the next bbolt alone that opens
 		// this file, and none does.
 		NoFreelistSync: true, FreelistType: bbolt.FreelistMapType,
-		NoSync: true, // until all is written
+		NoSync: true, NoGrowSync: true, // until all is written
 	})
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
@@ -202,7 +202,7 @@ func newStore(file *os.File, c *content) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	db.NoSync = false
+	db.NoSync, db.NoGrowSync = false, false
 	return s, nil
 }
 

@@ -97,6 +97,9 @@ func (s *Store) SetLoss(ctx context.Context, l *Loss) error {
 }
 
 func (s *Store) write(ctx context.Context, identity string, payload []byte) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	c := &change{identity: identity, payload: payload, done: make(chan error, 1)}
 	select {
 	case s.changes <- c:
