@@ -24,7 +24,7 @@ func openTest(t testing.TB, path string) (*Store, Loaded) {
 // transactions returns how many transactions a file has seen.
 func transactions(t *testing.T, path string) uint64 {
 	t.Helper()
-	m := &image{data: read(t, path)}
+	m := newImage(read(t, path))
 	newest, ok := m.meta()
 	if !ok {
 		t.Fatal(m.damage)

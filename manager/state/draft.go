@@ -6,12 +6,6 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// stored is a record of the file.
-type stored struct {
-	key []byte
-	sum uint64
-}
-
 // draft is the state with changes that are not durable yet.
 type draft struct {
 	base    map[string]stored
@@ -82,10 +76,7 @@ func (s *Store) fill(c *content) error {
 	if err != nil {
 		return err
 	}
-	d := &draft{changed: make(map[string]*stored, len(records))}
-	if n := len(c.placements); n > 0 {
-		d.last = c.placements[n-1].place
-	}
+	d := &draft{changed: make(map[string]*stored, len(records)), last: c.last()}
 	err = s.db.Update(func(tx *bbolt.Tx) error {
 		b, err := tx.CreateBucket(bucket)
 		if err != nil {

@@ -29,6 +29,9 @@ func TestNoDamageIsSilent(t *testing.T) {
 			noticed++
 		} else {
 			silent++
+			if random.IntN(10) == 0 {
+				h.use(t, what, data)
+			}
 		}
 	}
 	flip := func(at int) {
@@ -163,6 +166,34 @@ func (h *history) check(t *testing.T, what string, data []byte) bool {
 		}
 	}
 	return true
+}
+
+// use checks that a file without damage that was noticed can be changed.
+func (h *history) use(t *testing.T, what string, data []byte) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "state.db")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, _, err := Open(path, Options{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.db.NoSync = true
+	used := &history{want: slices.Clone(h.want), ever: map[string][]model.Placement{}}
+	for i := range 300 {
+		if i%3 == 0 {
+			used.put(t, s, testPlacement(1000+i))
+		} else {
+			used.remove(t, s, i)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if used.check(t, what+", then changed", read(t, path)) {
+		t.Errorf("%s: then changed, the file is damaged", what)
+	}
 }
 
 func read(t *testing.T, path string) []byte {

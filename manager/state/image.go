@@ -8,9 +8,9 @@ import (
 	"hash/fnv"
 )
 
-// bbolt trusts its file: a damaged one makes it panic, loop or read a lost page as an empty one. So a file is never
-// opened with it that this process has not written itself. An existing one is read here, page by page, by bbolt's
-// format: https://pkg.go.dev/go.etcd.io/bbolt/internal/common.
+// bbolt trusts its file: a damaged one makes it panic in a goroutine of its own, loop, or write over pages that are in
+// use. So bbolt opens a file only after everything that it relies on was verified here, by bbolt's format:
+// https://pkg.go.dev/go.etcd.io/bbolt/internal/common.
 const (
 	pageSize       = 4096
 	pageHeaderSize = 16 // id, flags, count, overflow
@@ -23,13 +23,21 @@ const (
 	metaMagic   = 0xED0CDAED
 	metaVersion = 2
 	metaSumAt   = 56
+	noFreeList  = 1<<64 - 1
 )
 
 // image is the bytes of a file, and what is wrong with them.
 type image struct {
 	data    []byte
 	visited []bool // by page
-	damage  error
+	// lastKey is the key of the last leaf element, and branchKey that of the last branch element: all keys below it are
+	// not smaller.
+	lastKey, branchKey []byte
+	damage             error
+}
+
+func newImage(data []byte) *image {
+	return &image{data: data, visited: make([]bool, len(data)/pageSize)}
 }
 
 // damaged keeps the first damage, which is what others follow from.
@@ -40,7 +48,11 @@ func (m *image) damaged(format string, args ...any) {
 }
 
 // meta is the root of a file's pages, as the last change has left it.
-type meta struct{ root, txid uint64 }
+type meta struct {
+	root, freeList uint64
+	end            uint64 // the first page that was never used
+	txid           uint64
+}
 
 // meta returns the newest meta page. bbolt goes back to the other one if that is damaged, which would lose the last
 // change without a word.
@@ -54,6 +66,12 @@ func (m *image) meta() (newest meta, ok bool) {
 		if !ok || found.txid > newest.txid {
 			newest, ok = found, true
 		}
+	}
+	if ok && newest.freeList != noFreeList {
+		m.damaged("another program has written it")
+	}
+	if newest.end > uint64(len(m.visited)) {
+		m.damaged("it has %d pages of %d", len(m.visited), newest.end)
 	}
 	return newest, ok
 }
@@ -77,7 +95,8 @@ func parseMeta(page []byte) (meta, error) {
 	if size := binary.NativeEndian.Uint32(page[8:]); size != pageSize {
 		return meta{}, fmt.Errorf("its pages have %d bytes, not %d", size, pageSize)
 	}
-	return meta{root: binary.NativeEndian.Uint64(page[16:]), txid: binary.NativeEndian.Uint64(page[48:])}, nil
+	number := func(at int) uint64 { return binary.NativeEndian.Uint64(page[at:]) }
+	return meta{root: number(16), freeList: number(32), end: number(40), txid: number(48)}, nil
 }
 
 // page returns the bytes from a page to the end of the file, or nil if it is not in the file.
@@ -99,13 +118,19 @@ type element struct {
 // the walk ends whatever the pages say.
 func (m *image) walk(id uint64, leaf func(element)) {
 	page := m.page(id)
-	if page == nil || m.visited[id] || binary.NativeEndian.Uint64(page) != id {
+	if page == nil || binary.NativeEndian.Uint64(page) != id {
 		m.damaged("page %d is missing", id)
 		return
 	}
-	m.visited[id] = true
-	size := (1 + uint64(binary.NativeEndian.Uint32(page[12:]))) * pageSize
-	m.walkElements(page[:min(size, uint64(len(page)))], leaf)
+	count := 1 + uint64(binary.NativeEndian.Uint32(page[12:])) // a large record needs more than one
+	for i := id; i < id+count; i++ {
+		if i >= uint64(len(m.visited)) || m.visited[i] {
+			m.damaged("page %d is missing", i)
+			return
+		}
+		m.visited[i] = true
+	}
+	m.walkElements(page[:count*pageSize], leaf)
 }
 
 func (m *image) walkElements(page []byte, leaf func(element)) {
@@ -114,9 +139,14 @@ func (m *image) walkElements(page []byte, leaf func(element)) {
 		m.damaged("page %d: %w", binary.NativeEndian.Uint64(page), err)
 	}
 	for _, e := range elements {
+		if m.lastKey != nil && bytes.Compare(e.key, m.lastKey) <= 0 || bytes.Compare(e.key, m.branchKey) < 0 {
+			m.damaged("page %d: its records are not in order", binary.NativeEndian.Uint64(page))
+		}
 		if branch {
+			m.branchKey = e.key
 			m.walk(e.child, leaf)
 		} else {
+			m.lastKey = e.key
 			leaf(e)
 		}
 	}
@@ -168,14 +198,19 @@ func (m *image) walkBucket(root uint64, leaf func(element)) {
 			return
 		}
 		found = true
+		m.lastKey, m.branchKey = nil, nil // of the database's buckets, of which there is one
 		if child := binary.NativeEndian.Uint64(e.value); child != 0 {
 			m.walk(child, leaf)
 			return
 		}
-		// A small bucket has its page in the value.
-		if inline := e.value[elementSize:]; len(inline) >= pageHeaderSize {
-			m.walkElements(inline, leaf)
+		// A small bucket has its page in the value, without a number and more pages.
+		inline := e.value[elementSize:]
+		if len(inline) < pageHeaderSize || binary.NativeEndian.Uint64(inline) != 0 ||
+			binary.NativeEndian.Uint32(inline[12:]) != 0 {
+			m.damaged("the page of the placements is missing")
+			return
 		}
+		m.walkElements(inline, leaf)
 	})
 	if !found {
 		m.damaged("the database has no placements")

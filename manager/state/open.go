@@ -24,13 +24,12 @@ const (
 	lockWait = 5 * time.Second
 	// fillPercent is how full pages are when they split. Placements are added at the end and leave none half empty.
 	fillPercent = 0.9
+	tempSuffix  = ".new"
 )
 
 // Open opens the file at path, and creates it if it is missing. Its directory must exist. If another process has it
 // open for some seconds more, the error wraps ErrLocked. It wraps ErrNewer for a file of a newer version, and
 // trust.ErrUnsafe for one that other users can change.
-//
-// The content is written into a new file, which then replaces the old one.
 func Open(path string, o Options) (*Store, Loaded, error) {
 	s, loaded, err := open(path, o)
 	if err != nil {
@@ -53,16 +52,13 @@ func open(path string, o Options) (_ *Store, _ Loaded, err error) {
 		return nil, Loaded{}, err
 	}
 	f := &files{dir: dir, name: filepath.Base(path), path: path}
-	c, err := f.load(o)
-	if err == nil {
-		var s *Store
-		if s, err = f.replace(&c); err == nil {
-			s.lock = held
-			go s.run()
-			return s, c.loaded(), nil
-		}
+	s, c, err := f.open(o)
+	if err != nil {
+		return nil, Loaded{}, errors.Join(err, held.Release())
 	}
-	return nil, Loaded{}, errors.Join(err, held.Release())
+	s.lock = held
+	go s.run()
+	return s, c.loaded(), nil
 }
 
 func acquire(path string) (*lock.Lock, error) {
@@ -85,51 +81,67 @@ type files struct {
 	aside      string // the name for a damaged file
 }
 
-// load reads the file. A damaged one is set aside.
-func (f *files) load(o Options) (content, error) {
-	data, err := f.read()
+// open opens the file. A missing one is made, and a damaged one is replaced by one with what is readable.
+func (f *files) open(o Options) (*Store, content, error) {
+	if err := f.removeTemp(); err != nil { // of a process that was killed
+		return nil, content{}, err
+	}
+	file, data, err := f.read()
 	if errors.Is(err, fs.ErrNotExist) {
-		return content{}, nil
+		s, err := f.create(&content{})
+		return s, content{}, err
 	}
 	if err != nil {
-		return content{}, err
+		return nil, content{}, err
 	}
 	c, damage := parse(data)
 	if damage == nil {
-		return c, nil
+		s, err := newStore(file)
+		if err == nil {
+			s.index, s.total, s.last = c.index, c.total, c.last()
+		}
+		return s, c, err
 	}
+	_ = file.Close()
 	if errors.Is(damage, ErrNewer) {
-		return content{}, damage
+		return nil, content{}, damage
 	}
 	if o.ForgetDamaged {
 		o.Log.Warn("the state is damaged and dropped: devices of running pods can be given to other pods",
 			"file", f.path, "error", damage)
-		return content{}, nil
+		c = content{}
+	} else {
+		c = f.setAside(c, damage, o.Log)
 	}
-	return f.setAside(c, damage, o.Log), nil
+	s, err := f.create(&c)
+	return s, c, err
 }
 
-// read returns the bytes of the file.
-func (f *files) read() ([]byte, error) {
-	const flags = unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+// read opens the file and returns its bytes.
+func (f *files) read() (_ *os.File, _ []byte, err error) {
+	const flags = unix.O_RDWR | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 	fd, err := unix.Openat(int(f.dir.Fd()), f.name, flags, 0)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	file := os.NewFile(uintptr(fd), f.path)
-	defer file.Close()
+	defer func() {
+		if err != nil {
+			_ = file.Close()
+		}
+	}()
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if int(st.Uid) != os.Geteuid() && st.Uid != 0 {
-		return nil, fmt.Errorf("%w: it belongs to user %d", trust.ErrUnsafe, st.Uid)
+		return nil, nil, fmt.Errorf("%w: it belongs to user %d", trust.ErrUnsafe, st.Uid)
 	}
 	if st.Mode&0o022 != 0 {
-		return nil, fmt.Errorf("%w: it has the mode %#o", trust.ErrUnsafe, st.Mode&0o7777)
+		return nil, nil, fmt.Errorf("%w: it has the mode %#o", trust.ErrUnsafe, st.Mode&0o7777)
 	}
 	data, _, err := regular.Read(file, maxSize)
-	return data, err
+	return file, data, err
 }
 
 // setAside is what a damaged file leaves. The file gets another name when the new one replaces it.
@@ -143,67 +155,71 @@ func (f *files) setAside(c content, damage error, log *slog.Logger) content {
 	return c
 }
 
-// replace writes a new file with the content, and opens it in the place of the old one.
-func (f *files) replace(c *content) (*Store, error) {
-	temp := f.name + ".new"
-	if err := unix.Unlinkat(int(f.dir.Fd()), temp, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return nil, fmt.Errorf("remove %s: %w", temp, err)
-	}
+// create makes a new file with the content, in the place of a damaged one.
+func (f *files) create(c *content) (_ *Store, err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.removeTemp())
+		}
+	}()
+	temp := f.name + tempSuffix
 	const flags = unix.O_RDWR | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat(int(f.dir.Fd()), temp, flags, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("create %s: %w", temp, err)
 	}
-	s, err := newStore(os.NewFile(uintptr(fd), f.path), c)
-	if err == nil && f.aside != "" {
-		err = unix.Linkat(int(f.dir.Fd()), f.name, int(f.dir.Fd()), f.aside, 0)
-	}
+	s, err := newStore(os.NewFile(uintptr(fd), f.path))
 	if err == nil {
-		err = unix.Renameat(int(f.dir.Fd()), temp, int(f.dir.Fd()), f.name)
+		if err = s.fill(c); err == nil {
+			err = f.rename(temp)
+		}
+		if err != nil {
+			_ = s.db.Close()
+		}
 	}
-	if err == nil {
-		err = f.dir.Sync()
+	if err != nil {
+		return nil, fmt.Errorf("write a new file: %w", err)
 	}
-	if err == nil {
-		return s, nil
-	}
-	if s != nil {
-		_ = s.db.Close()
-	}
-	_ = unix.Unlinkat(
-		int(f.dir.Fd()),
-		temp,
-		0,
-	) // the file that was there is still the state, or the next one removes it
-	return nil, fmt.Errorf("write a new file: %w", err)
+	return s, nil
 }
 
-// newStore writes the content into an empty file, which it closes on an error.
-func newStore(file *os.File, c *content) (*Store, error) {
+func (f *files) removeTemp() error {
+	err := unix.Unlinkat(int(f.dir.Fd()), f.name+tempSuffix, 0)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove %s: %w", f.path+tempSuffix, err)
+	}
+	return nil
+}
+
+// rename gives the new file its name, and the damaged one that of the file set aside.
+func (f *files) rename(temp string) error {
+	if f.aside != "" {
+		if err := unix.Linkat(int(f.dir.Fd()), f.name, int(f.dir.Fd()), f.aside, 0); err != nil {
+			return fmt.Errorf("set the damaged file aside as %s: %w", f.aside, err)
+		}
+	}
+	if err := unix.Renameat(int(f.dir.Fd()), temp, int(f.dir.Fd()), f.name); err != nil {
+		return err
+	}
+	return f.dir.Sync()
+}
+
+// newStore opens a file with bbolt: an empty one, or one that was verified. It closes the file on an error.
+func newStore(file *os.File) (*Store, error) {
 	db, err := bbolt.Open(file.Name(), 0o600, &bbolt.Options{
 		OpenFile: func(string, int, os.FileMode) (*os.File, error) { return file, nil },
-		PageSize: pageSize, MaxSize: maxSize, NoStatistics: true,
-		// The list of free pages would be written with each change; it is needed by the next bbolt alone that opens
-		// this file, and none does.
+		PageSize: pageSize, MaxSize: maxSize, Timeout: time.Second, NoStatistics: true,
+		// The list of free pages would be written with each change, and would need a checksum. It is found again from
+		// the other pages.
 		NoFreelistSync: true, FreelistType: bbolt.FreelistMapType,
-		NoSync: true, NoGrowSync: true, // until all is written
 	})
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	s := &Store{
+	return &Store{
 		db: db, file: file, index: map[string]stored{},
 		changes: make(chan *change), closing: make(chan struct{}), stopped: make(chan struct{}),
-	}
-	err = s.fill(c)
-	if err == nil {
-		err = db.Sync()
-	}
-	if err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	db.NoSync, db.NoGrowSync = false, false
-	return s, nil
+	}, nil
 }
 
 func (c *content) loaded() Loaded {

@@ -12,9 +12,9 @@ import (
 // parse returns the content of a file. If the file is damaged, it is what is readable, with an error that says what is
 // wrong. The error wraps ErrNewer for a file that is whole, but of a newer version.
 func parse(data []byte) (content, error) {
-	m := &image{data: data, visited: make([]bool, len(data)/pageSize)}
-	var c content
-	var found, want total
+	m := newImage(data)
+	c := content{index: map[string]stored{}}
+	var want total
 	var newer error
 	read := func(e element) {
 		payload, sum, ok := unseal(e.key, e.value)
@@ -26,8 +26,8 @@ func parse(data []byte) (content, error) {
 			want = total{binary.BigEndian.Uint64(payload), binary.BigEndian.Uint64(payload[sumSize:])}
 			return
 		}
-		found.add(sum)
-		if err := c.read(e.key, payload); errors.Is(err, ErrNewer) {
+		c.total.add(sum)
+		if err := c.read(e.key, payload, sum); errors.Is(err, ErrNewer) {
 			newer = err
 		} else if err != nil {
 			m.damaged("the record %q: %w", e.key, err)
@@ -40,8 +40,8 @@ func parse(data []byte) (content, error) {
 	if newer != nil || errors.Is(m.damage, ErrNewer) {
 		return content{}, cmp.Or(newer, m.damage)
 	}
-	if found != want || want.count == 0 {
-		m.damaged("%d of %d records are readable", found.count, want.count)
+	if c.total != want || want.count == 0 {
+		m.damaged("%d of %d records are readable", c.total.count, want.count)
 	}
 	if m.damage != nil {
 		m.scan(&c)
@@ -60,9 +60,9 @@ func (m *image) scan(c *content) {
 		}
 		elements, branch, _ := parseElements(page)
 		for _, e := range elements {
-			payload, _, ok := unseal(e.key, e.value)
+			payload, sum, ok := unseal(e.key, e.value)
 			if ok && !branch && len(e.key) == placementKeySize {
-				_ = c.read(e.key, payload) // what is unreadable is left out
+				_ = c.read(e.key, payload, sum) // what is unreadable is left out
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -74,6 +75,23 @@ type content struct {
 	placements []placement // ascending by their place
 	resources  []string
 	loss       *Loss
+
+	index map[string]stored // all records but the total, by their identity
+	total total
+}
+
+// stored is a record that is in the file.
+type stored struct {
+	key []byte
+	sum uint64
+}
+
+// last returns the last place of a placement.
+func (c *content) last() uint64 {
+	if len(c.placements) == 0 {
+		return 0
+	}
+	return c.placements[len(c.placements)-1].place
 }
 
 // record is a record of a file. Its identity is its key; for a placement, whose key is its place, it is the pod's UID
@@ -114,13 +132,15 @@ func (c *content) records() ([]record, error) {
 
 func placementKey(place uint64) []byte { return binary.BigEndian.AppendUint64(nil, place) }
 
-// read adds a record to the content.
-func (c *content) read(key, payload []byte) error {
+// read adds a record to the content. The payload is copied where it is kept.
+func (c *content) read(key, payload []byte, sum uint64) error {
 	if len(key) == placementKeySize {
 		p, err := decode(payload)
 		c.placements = append(c.placements, placement{binary.BigEndian.Uint64(key), p})
+		c.index[podPrefix+p.Pod.UID] = stored{bytes.Clone(key), sum}
 		return err
 	}
+	c.index[string(key)] = stored{bytes.Clone(key), sum}
 	switch string(key) {
 	case keyResources:
 		return json.Unmarshal(payload, &c.resources)
