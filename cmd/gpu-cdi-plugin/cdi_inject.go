@@ -10,6 +10,7 @@ import (
 
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/shellword"
 	"gpu-cdi-plugin/internal/trust"
 )
 
@@ -63,7 +64,7 @@ func (a *app) inject(bundle string, names []string, more cdi.Additions) error {
 	}
 	changed, err := cdi.InjectWith(bundle, names, more, a.specDirs(h)...)
 	if errors.Is(err, cdi.ErrNoConfig) {
-		err = cli.With(cli.Failure, "runc spec --bundle "+shellWord(bundle)+" makes one", err)
+		err = cli.With(cli.Failure, "runc spec --bundle "+shellword.Quote(bundle)+" makes one", err)
 	}
 	if err != nil {
 		return err

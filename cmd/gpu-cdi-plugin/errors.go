@@ -14,6 +14,7 @@ import (
 	"gpu-cdi-plugin/hook/install"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/shellword"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/metrics"
 	"gpu-cdi-plugin/mps"
@@ -159,7 +160,7 @@ func withOptions(cmd *cobra.Command, err error) error {
 	}
 	var global, local string
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		option := "--" + f.Name + "=" + shellWord(f.Value.String()) + " "
+		option := "--" + f.Name + "=" + shellword.Quote(f.Value.String()) + " "
 		switch {
 		case f.Name == "capabilities" || f.Name == "extras":
 			local += option
@@ -170,12 +171,4 @@ func withOptions(cmd *cobra.Command, err error) error {
 	hint = strings.ReplaceAll(hint, program, program+global)
 	hint = strings.ReplaceAll(hint, generate, generate+local)
 	return cli.With(cli.CodeOf(err), hint, err)
-}
-
-// shellWord quotes text for a shell, where it has to be.
-func shellWord(text string) string {
-	if strings.Trim(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-,:=+@%") == "" {
-		return text
-	}
-	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }

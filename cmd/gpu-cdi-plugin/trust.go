@@ -10,6 +10,7 @@ import (
 	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/host"
+	"gpu-cdi-plugin/internal/shellword"
 	"gpu-cdi-plugin/internal/trust"
 )
 
@@ -49,7 +50,7 @@ func (a *app) checkHook() error {
 		return cli.With(cli.Failure, hint, fmt.Errorf("the hook %s would run as root: %w", path, err))
 	}
 	if info.Mode()&0o111 == 0 {
-		hint := "name the program prestart-hook with --hook-path, or make it executable: chmod 755 " + shellWord(path)
+		hint := "name the program prestart-hook with --hook-path, or make it executable: chmod 755 " + shellword.Quote(path)
 		return cli.With(cli.Failure, hint, fmt.Errorf("the hook %s is not executable", path))
 	}
 	return nil

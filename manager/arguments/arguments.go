@@ -1,0 +1,113 @@
+// Package arguments writes a container's run options as arguments of a container engine's command line, and as edits
+// of an OCI bundle. It is pure: it asks no engine and looks at no path.
+package arguments
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/internal/near"
+	"gpu-cdi-plugin/manager/model"
+)
+
+var (
+	// ErrUnknownEngine means that there are no arguments for an engine.
+	ErrUnknownEngine = errors.New("unknown container engine")
+	// ErrInexpressible means that run options are malformed, or that an engine has no argument for them.
+	ErrInexpressible = errors.New("not expressible")
+)
+
+// Engines returns the names of the engines that there are arguments for.
+func Engines() []string { return []string{"podman", "docker", "nerdctl"} }
+
+// For returns the run options as arguments of an engine's run and create. Each option is one argument with its value,
+// as --device=nvidia.com/gpu=0, so that no value is taken for another option. CDI devices need podman 4, docker 25 or
+// nerdctl 2.1, and annotations docker 24 or nerdctl 2: older ones refuse them.
+//
+// The error wraps ErrUnknownEngine, or ErrInexpressible and has all problems. The engines split devices at colons and
+// mounts at commas, for example, and a path cannot have these.
+func For(engine string, o model.RunOptions) ([]string, error) {
+	if !slices.Contains(Engines(), engine) {
+		return nil, fmt.Errorf("%w %q: want one of %s%s",
+			ErrUnknownEngine, engine, strings.Join(Engines(), ", "), near.Question(engine, Engines()))
+	}
+	c := checker{}
+	c.all(o)
+	var args []string
+	for _, name := range o.CDIDevices {
+		args = append(args, "--device="+name)
+	}
+	for _, d := range o.Devices {
+		c.without("device node", d.HostPath, ":,\"\r\n")
+		c.without("device node", d.ContainerPath, ":,\"\r\n")
+		args = append(args, "--device="+d.HostPath+":"+d.ContainerPath+":"+d.Permissions)
+	}
+	for _, m := range o.Mounts {
+		c.without("mount", m.HostPath, ",\"\r\n")
+		c.without("mount", m.ContainerPath, ",\"\r\n")
+		arg := "--mount=type=bind,source=" + m.HostPath + ",target=" + m.ContainerPath
+		if m.ReadOnly {
+			arg += ",readonly"
+		}
+		args = append(args, arg)
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.Envs)) {
+		c.without("environment variable", name, " \t\r\n\v\f") // podman refuses them
+		args = append(args, "--env="+name+"="+o.Envs[name])
+	}
+	for _, key := range slices.Sorted(maps.Keys(o.Annotations)) {
+		annotation := key + "=" + o.Annotations[key]
+		if engine == "podman" {
+			c.without("annotation", annotation, "\r") // podman drops them before line breaks
+			annotation = csvField(annotation)
+		}
+		args = append(args, "--annotation="+annotation)
+	}
+	if err := errors.Join(c.problems...); err != nil {
+		return nil, err
+	}
+	return args, nil
+}
+
+// csvField quotes a text for podman, which reads the value of --annotation as a line of CSV.
+func csvField(text string) string {
+	if strings.ContainsAny(text, ",\"\n") {
+		return `"` + strings.ReplaceAll(text, `"`, `""`) + `"`
+	}
+	return text
+}
+
+// Edits returns the run options but the CDI devices and the annotations as edits of an OCI configuration, in the terms
+// of CDI: an OCI device node has numbers that only the host knows. Annotations go into the configuration as they are.
+// The error wraps ErrInexpressible and has all problems.
+func Edits(o model.RunOptions) (*specs.ContainerEdits, error) {
+	c := checker{}
+	c.all(o)
+	if err := errors.Join(c.problems...); err != nil {
+		return nil, err
+	}
+	edits := &specs.ContainerEdits{}
+	for _, name := range slices.Sorted(maps.Keys(o.Envs)) {
+		edits.Env = append(edits.Env, name+"="+o.Envs[name])
+	}
+	for _, d := range o.Devices {
+		edits.DeviceNodes = append(edits.DeviceNodes, &specs.DeviceNode{
+			Path: d.ContainerPath, HostPath: d.HostPath, Permissions: d.Permissions,
+		})
+	}
+	for _, m := range o.Mounts {
+		access := "rw"
+		if m.ReadOnly {
+			access = "ro"
+		}
+		edits.Mounts = append(edits.Mounts, &specs.Mount{
+			HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: []string{"rbind", "rprivate", access},
+		})
+	}
+	return edits, nil
+}
