@@ -192,7 +192,7 @@ func TestEndedInitContainersGiveDevicesBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, withFault(test.dialect))
-			n.plugin(gpu, plugintest.Devices(8)...)
+			plugin := n.plugin(gpu, plugintest.Devices(8)...)
 			p := pod("a", wants("main", gpu, 2))
 			p.InitContainers = []model.Container{wants("init", gpu, 4)}
 			n.admit(p)
@@ -208,7 +208,7 @@ func TestEndedInitContainersGiveDevicesBack(t *testing.T) {
 				t.Error("free are", free)
 			}
 			n.restart()
-			n.back(n.lastPlugin)
+			n.back(plugin, 8)
 			if free := n.free(gpu); len(free) != test.free {
 				t.Error("after a restart free are", free)
 			}

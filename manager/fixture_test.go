@@ -29,8 +29,6 @@ type node struct {
 	m    *manager.Manager
 	stop context.CancelFunc
 	done chan error // has the result of Run
-
-	lastPlugin *plugintest.Plugin
 }
 
 // newNode starts a device manager. change changes its options first.
@@ -95,7 +93,6 @@ func (n *node) pluginWith(resource string, b plugintest.Behaviour, devices ...*v
 	n.Helper()
 	p := plugintest.New(resource, devices...)
 	p.Behave(b)
-	n.lastPlugin = p
 	n.serve(p, fmt.Sprintf("%s.sock", filepath.Base(resource)))
 	n.register(p)
 	return p
@@ -121,12 +118,14 @@ func (n *node) register(p *plugintest.Plugin) {
 	})
 }
 
-// back serves a plugin again after the manager has removed its socket, and registers it.
-func (n *node) back(p *plugintest.Plugin) {
+// back restarts a plugin that has so many devices, all healthy.
+func (n *node) back(p *plugintest.Plugin, devices int) {
 	n.Helper()
 	p.Stop()
+	n.until(p.Resource+" is disconnected", func() bool { return !n.resource(p.Resource).Connected })
 	n.serve(p, filepath.Base(p.Resource)+".sock")
 	n.register(p)
+	n.counts(p.Resource, devices, devices)
 }
 
 // until waits for something that an event announces.

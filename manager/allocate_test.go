@@ -1,0 +1,234 @@
+package manager_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/endpoint"
+	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/plugintest"
+)
+
+func TestPluginErrorsRejectPodsAndGiveDevicesBack(t *testing.T) {
+	n := newNode(t)
+	n.plugin(gpu, plugintest.Devices(2)...)
+	n.pluginWith(nic, plugintest.Behaviour{
+		Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) {
+			return nil, status.Error(codes.Internal, "no link")
+		},
+	}, plugintest.Devices(2)...)
+	n.refuses(pod("a", model.Container{Name: "main", Limits: map[string]int{gpu: 1, nic: 1}}),
+		"rpc error: code = Internal desc = no link")
+	if len(n.free(gpu)) != 2 || len(n.free(nic)) != 2 || len(n.m.Pods()) != 0 {
+		t.Error("after the rejection free are", n.free(gpu), n.free(nic), "and placed are", n.m.Pods())
+	}
+}
+
+func TestResponsesAreBounded(t *testing.T) {
+	n := newNode(t)
+	n.pluginWith(gpu, answers(&v1beta1.ContainerAllocateResponse{
+		Envs: map[string]string{"A": strings.Repeat("a", 1<<20)},
+	}), plugintest.Devices(1)...)
+	_, err := n.m.Admit(t.Context(), pod("a", wants("main", gpu, 1)), model.Caller{})
+	if err == nil || !strings.Contains(err.Error(), "at most 1048576 are kept") {
+		t.Error("got", err)
+	}
+	if len(n.free(gpu)) != 1 {
+		t.Error("free are", n.free(gpu))
+	}
+}
+
+// B2: devices stay allocated to nobody.
+func TestFailedAdmissionsLeakNoDevices(t *testing.T) {
+	empty := plugintest.Behaviour{
+		Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) { return nil, nil },
+	}
+	preferred := plugintest.Behaviour{
+		Options: &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true},
+		Preferred: func(_ context.Context, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+			if len(r.MustIncludeDeviceIDs) > 0 {
+				return nil, status.Error(codes.Internal, "no idea")
+			}
+			return r.AvailableDeviceIDs[:r.AllocationSize], nil
+		},
+	}
+	after := pod("a", wants("main", gpu, 2))
+	after.InitContainers = []model.Container{wants("init", gpu, 1)}
+	for name, test := range map[string]struct {
+		b       plugintest.Behaviour
+		pod     model.Pod
+		message string
+		leaked  int
+	}{
+		"of a response without containers": {
+			b: empty, pod: pod("a", wants("main", gpu, 2)), leaked: 2,
+			message: "no containers return in allocation response ",
+		},
+		"of a preference that fails after some were picked": {
+			b: preferred, pod: after, leaked: 1,
+			message: "device plugin GetPreferredAllocation rpc failed with err: " +
+				"rpc error: code = Internal desc = no idea",
+		},
+	} {
+		for _, leaks := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				n := newNode(t, withFault(dialect.Dialect{LeaksDevices: leaks}))
+				p := n.plugin(gpu, plugintest.Devices(4)...)
+				n.admit(pod("other", wants("main", gpu, 1)))
+				p.Behave(test.b)
+				n.back(p, 4) // its options have changed
+				n.refuses(test.pod, test.message)
+				p.Behave(plugintest.Behaviour{})
+				if !leaks {
+					n.admit(pod("b", wants("main", gpu, 3)))
+					return
+				}
+				n.refuses(pod("b", wants("main", gpu, 3)), "requested number of devices unavailable for "+
+					"example.com/gpu. Requested: 3, Available: "+string(rune('0'+3-test.leaked)))
+				n.release("other") // heals
+				n.admit(pod("c", wants("main", gpu, 4)))
+			})
+		}
+	}
+}
+
+// B3: the kubelet panics when a device leaves the list during Allocate.
+func TestDevicesThatLeaveDuringAllocate(t *testing.T) {
+	for _, crashes := range []bool{false, true} {
+		n := newNode(t, withFault(dialect.Dialect{CrashesOnLeavingDevice: crashes}))
+		p := n.plugin(gpu, plugintest.Devices(2)...)
+		p.Behave(plugintest.Behaviour{
+			Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) {
+				p.SetDevices(plugintest.Device("gpu-0001", true))
+				n.counts(gpu, 1, 1)
+				return &v1beta1.ContainerAllocateResponse{}, nil
+			},
+		})
+		request := pod("a", wants("main", gpu, 1))
+		if crashes {
+			if _, err := n.m.Admit(t.Context(), request, model.Caller{}); err == nil {
+				t.Error("the pod is admitted")
+			}
+			n.crashes("B3")
+			continue
+		}
+		rejected := n.refuses(request,
+			"device gpu-0000 of example.com/gpu left the list of its plugin during Allocate: try again")
+		if !errors.Is(rejected, manager.ErrRetry) {
+			t.Error("the rejection cannot be tried again")
+		}
+		if got := ids(n.admit(request), "main", gpu); len(got) != 1 || got[0] != "gpu-0001" {
+			t.Error("the second attempt gets", got)
+		}
+	}
+}
+
+func TestDevicesThatTurnUnhealthyDuringAllocateAreGiven(t *testing.T) {
+	n := newNode(t)
+	p := n.plugin(gpu, plugintest.Devices(1)...)
+	p.Behave(plugintest.Behaviour{
+		Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) {
+			p.SetDevices(plugintest.Device("gpu-0000", false))
+			n.counts(gpu, 1, 0)
+			return &v1beta1.ContainerAllocateResponse{}, nil
+		},
+	})
+	n.admit(pod("a", wants("main", gpu, 1)))
+}
+
+// hangs has a plugin hang in Allocate. begun is closed when it does.
+func hangs() (b plugintest.Behaviour, begun chan struct{}) {
+	begun = make(chan struct{})
+	return plugintest.Behaviour{
+		Allocate: func(ctx context.Context, _ []string) (*v1beta1.ContainerAllocateResponse, error) {
+			close(begun)
+			return nil, plugintest.Hang(ctx)
+		},
+	}, begun
+}
+
+// B9: a plugin that hangs stops all admissions.
+func TestStuckPluginsCostTheirOwnResourceOnly(t *testing.T) {
+	for _, blocks := range []bool{false, true} {
+		n := newNode(t, withFault(dialect.Dialect{NoTimeouts: blocks}))
+		b, begun := hangs()
+		n.pluginWith(gpu, b, plugintest.Devices(2)...)
+		n.plugin(nic, plugintest.Devices(2)...)
+		stuck, giveUp := context.WithCancel(t.Context())
+		answer := make(chan error, 1)
+		go func() {
+			_, err := n.m.Admit(stuck, pod("stuck", wants("main", gpu, 1)), model.Caller{})
+			answer <- err
+		}()
+		<-begun
+		wait := 10 * time.Second
+		if blocks {
+			wait = 50 * time.Millisecond
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		_, err := n.m.Admit(ctx, pod("a", wants("main", nic, 1)), model.Caller{})
+		cancel()
+		if blocked := errors.Is(err, context.DeadlineExceeded); blocked != blocks {
+			t.Errorf("with no timeouts %t: the pod of another resource got %v", blocks, err)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+		_, err = n.m.Admit(ctx, pod("b", wants("main", gpu, 1)), model.Caller{})
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Error("a pod of the stuck resource got", err)
+		}
+		giveUp()
+		if err := <-answer; !errors.Is(err, context.Canceled) {
+			t.Error("the stuck pod got", err)
+		}
+		if free := n.free(gpu); len(free) != 2 {
+			t.Error("afterwards free are", free)
+		}
+	}
+}
+
+func TestAllocateHasADeadline(t *testing.T) {
+	n := newNode(t, func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Allocate: 20 * time.Millisecond} })
+	b, _ := hangs()
+	n.pluginWith(gpu, b, plugintest.Devices(1)...)
+	_, err := n.m.Admit(t.Context(), pod("a", wants("main", gpu, 1)), model.Caller{})
+	if status.Code(errors.Unwrap(err)) != codes.DeadlineExceeded {
+		t.Error("got", err)
+	}
+	if free := n.free(gpu); len(free) != 1 {
+		t.Error("afterwards free are", free)
+	}
+}
+
+// B10: two admissions at the same time make the kubelet panic.
+func TestConcurrentAdmissionsCrashTheDialect(t *testing.T) {
+	n := newNode(t, withFault(dialect.Dialect{CrashesOnConcurrency: true}))
+	b, begun := hangs()
+	n.pluginWith(gpu, b, plugintest.Devices(2)...)
+	answer := make(chan error, 1)
+	go func() {
+		_, err := n.m.Admit(context.Background(), pod("a", wants("main", gpu, 1)), model.Caller{})
+		answer <- err
+	}()
+	<-begun
+	_, err := n.m.Admit(t.Context(), pod("b", wants("main", gpu, 1)), model.Caller{})
+	if _, ok := errors.AsType[*dialect.CrashError](err); !ok {
+		t.Error("the second admission got", err)
+	}
+	n.crashes("B10")
+	if err := <-answer; err == nil {
+		t.Error("the first admission succeeded in a manager that has crashed")
+	}
+	if err := n.m.Release(t.Context(), "a"); err == nil {
+		t.Error("a manager that has crashed releases pods")
+	}
+}
