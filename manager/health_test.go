@@ -1,0 +1,182 @@
+package manager_test
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/endpoint"
+	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/plugintest"
+)
+
+// healthEvent waits for the next event about the health of devices.
+func healthEvent(t *testing.T, events <-chan manager.Event) []manager.PodDevice {
+	t.Helper()
+	timeout := time.After(10 * time.Second)
+	for {
+		select {
+		case e, ok := <-events:
+			if !ok {
+				t.Fatal("the watch has ended")
+			}
+			if e.Type == manager.HealthChanged {
+				return e.Devices
+			}
+		case <-timeout:
+			t.Fatal("no event about health came")
+		}
+	}
+}
+
+// B7: a device that is gone, or whose plugin is, reads Healthy.
+func TestHealthOfDevicesOfPods(t *testing.T) {
+	for _, fault := range []bool{false, true} {
+		t.Run(fmt.Sprintf("healthy when gone %t", fault), func(t *testing.T) {
+			n := newNode(t, withFault(dialect.Dialect{HealthyWhenGone: fault}))
+			p := n.plugin(gpu, plugintest.Devices(2)...)
+			n.admit(pod("a", wants("main", gpu, 1)))
+			n.admit(pod("b", wants("main", gpu, 1)))
+			events := n.m.Watch(t.Context())
+			expect := func(what string, want ...manager.PodDevice) {
+				t.Helper()
+				if diff := cmp.Diff(want, healthEvent(t, events)); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", what, diff)
+				}
+			}
+			gone := manager.Unknown
+			if fault {
+				gone = manager.Healthy
+			}
+			p.SetDevices(plugintest.Device("gpu-0000", false), plugintest.Device("gpu-0001", true))
+			expect("one turns unhealthy", manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: manager.Unhealthy})
+			p.SetDevices(plugintest.Device("gpu-0001", true), plugintest.Device("gpu-0002", true))
+			expect("it leaves the list", manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: gone})
+			if devices := n.resource(gpu).Devices; len(devices) != 3 || devices[0].Health != gone || devices[0].Pod != "a" {
+				t.Errorf("the devices are %+v", devices)
+			}
+			n.counts(gpu, 2, 2)
+			p.SetDevices(plugintest.Device("gpu-0000", false), plugintest.Device("gpu-0001", false))
+			expect("it is back, and unhealthy, as is the other",
+				manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: manager.Unhealthy},
+				manager.PodDevice{ID: "gpu-0001", Pod: "b", Health: manager.Unhealthy})
+			p.Stop()
+			expect("the plugin ends",
+				manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: gone},
+				manager.PodDevice{ID: "gpu-0001", Pod: "b", Health: gone})
+			if pods := n.m.Pods(); len(pods) != 2 {
+				t.Error("placed are", pods)
+			}
+		})
+	}
+}
+
+// B8: with the same ID in two resources, the wrong pod hears of the health.
+func TestHealthGoesToThePodOfTheResource(t *testing.T) {
+	for _, fault := range []bool{false, true} {
+		n := newNode(t, withFault(dialect.Dialect{HealthByID: fault}))
+		n.plugin(gpu, plugintest.Device("0", true))
+		p := n.plugin(nic, plugintest.Device("0", true))
+		n.admit(pod("gpu-pod", wants("main", gpu, 1)))
+		n.admit(pod("nic-pod", wants("main", nic, 1)))
+		events := n.m.Watch(t.Context())
+		p.SetDevices(plugintest.Device("0", false))
+		want := "nic-pod"
+		if fault {
+			want = "gpu-pod"
+		}
+		if got := healthEvent(t, events); len(got) != 1 || got[0].Pod != want {
+			t.Errorf("with the fault %t: got %+v, want %s", fault, got, want)
+		}
+	}
+}
+
+// 1,000 devices of 1,000 pods turn unhealthy: one event, and nothing is written.
+func TestAllDevicesTurnUnhealthy(t *testing.T) {
+	n := newNode(t)
+	p := n.plugin(gpu, plugintest.Devices(1000)...)
+	var pods sync.WaitGroup
+	for i := range 1000 {
+		pods.Go(func() {
+			if _, err := n.m.Admit(t.Context(), pod(fmt.Sprint(i), wants("main", gpu, 1)), model.Caller{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	pods.Wait()
+	before, err := os.ReadFile(n.o.StateFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices := plugintest.Devices(1000)
+	for _, d := range devices {
+		d.Health = v1beta1.Unhealthy
+	}
+	events := n.m.Watch(t.Context())
+	start := time.Now()
+	p.SetDevices(devices...)
+	flipped := healthEvent(t, events)
+	t.Log("from the plugin's change to the event:", time.Since(start))
+	if len(flipped) != 1000 {
+		t.Error("the event has", len(flipped), "devices")
+	}
+	n.counts(gpu, 1000, 0)
+	after, err := os.ReadFile(n.o.StateFile)
+	if err != nil || string(before) != string(after) {
+		t.Error("the state was written, or cannot be read:", err)
+	}
+}
+
+func TestCapacityFollowsThePlugins(t *testing.T) {
+	n := newNode(t, func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Grace: 200 * time.Millisecond} })
+	device := plugintest.Device
+	p := n.plugin(gpu, device("1", true), device("2", true), device("3", false))
+	n.counts(gpu, 3, 2)
+	p.SetDevices(device("1", true), device("2", true))
+	n.counts(gpu, 2, 2)
+	p.SetDevices(device("1", true), device("2", false), device("3", false))
+	n.counts(gpu, 3, 1)
+	p.SetDevices(device("2", false), device("3", false))
+	n.counts(gpu, 2, 0)
+	n.plugin(nic, device("nic", true))
+	n.counts(nic, 1, 1)
+	n.counts(gpu, 2, 0)
+	p.SetDevices(device("2", true), device("3", true))
+	n.counts(gpu, 2, 2)
+	p.Stop()
+	n.counts(gpu, 2, 0)
+	n.refuses(pod("a", wants("main", gpu, 1)),
+		"no healthy devices present; cannot allocate unhealthy devices example.com/gpu")
+	n.until("the resource is removed", func() bool { return n.resource(gpu).Name == "" })
+	if got, ok := n.m.Counts()[gpu]; !ok || got != (manager.Count{}) {
+		t.Errorf("the removed resource counts %+v, %t", got, ok)
+	}
+	n.refuses(pod("a", wants("main", gpu, 1)), "cannot allocate unregistered device example.com/gpu")
+	n.admit(pod("b", wants("main", nic, 1)))
+}
+
+func TestNewInstancesReplaceOldOnes(t *testing.T) {
+	n := newNode(t)
+	first := n.plugin(gpu, plugintest.Devices(2)...)
+	second := plugintest.New(gpu, plugintest.Devices(2)...)
+	n.serve(second, "second.sock")
+	n.register(second)
+	n.counts(gpu, 2, 2)
+	third := plugintest.New(gpu, plugintest.Device("other", true))
+	n.serve(third, "third.sock")
+	n.register(third)
+	n.counts(gpu, 1, 1)
+	first.Stop()
+	second.Stop()
+	n.admit(pod("a", wants("main", gpu, 1)))
+	if calls := third.Calls().Allocate; calls != 1 {
+		t.Error("the newest instance got", calls, "calls of Allocate")
+	}
+}
