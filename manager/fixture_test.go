@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -118,14 +119,16 @@ func (n *node) register(p *plugintest.Plugin) {
 	})
 }
 
-// back restarts a plugin that has so many devices, all healthy.
-func (n *node) back(p *plugintest.Plugin, devices int) {
+// back restarts a plugin, and waits until the manager has so many devices of it that can be given to pods.
+func (n *node) back(p *plugintest.Plugin, allocatable int) {
 	n.Helper()
 	p.Stop()
 	n.until(p.Resource+" is disconnected", func() bool { return !n.resource(p.Resource).Connected })
 	n.serve(p, filepath.Base(p.Resource)+".sock")
 	n.register(p)
-	n.counts(p.Resource, devices, devices)
+	n.until(fmt.Sprintf("%s has %d allocatable", p.Resource, allocatable), func() bool {
+		return n.m.Counts()[p.Resource].Allocatable == allocatable
+	})
 }
 
 // until waits for something that an event announces.
@@ -175,6 +178,20 @@ func (n *node) admit(p model.Pod) model.Placement {
 		n.Fatalf("admit %s: %v", p.UID, err)
 	}
 	return placement
+}
+
+// admitMany admits pods of one device each at the same time.
+func (n *node) admitMany(count int) {
+	n.Helper()
+	var pods sync.WaitGroup
+	for i := range count {
+		pods.Go(func() {
+			if _, err := n.m.Admit(n.Context(), pod(fmt.Sprint(i), wants("main", gpu, 1)), model.Caller{}); err != nil {
+				n.Error(err)
+			}
+		})
+	}
+	pods.Wait()
 }
 
 // refuses checks the message in the status of a pod that is rejected.

@@ -3,7 +3,6 @@ package manager_test
 import (
 	"fmt"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/endpoint"
-	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
 
@@ -59,7 +57,8 @@ func TestHealthOfDevicesOfPods(t *testing.T) {
 			expect("one turns unhealthy", manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: manager.Unhealthy})
 			p.SetDevices(plugintest.Device("gpu-0001", true), plugintest.Device("gpu-0002", true))
 			expect("it leaves the list", manager.PodDevice{ID: "gpu-0000", Pod: "a", Health: gone})
-			if devices := n.resource(gpu).Devices; len(devices) != 3 || devices[0].Health != gone || devices[0].Pod != "a" {
+			if devices := n.resource(gpu).Devices; len(devices) != 3 || devices[0].Health != gone ||
+				devices[0].Pod != "a" {
 				t.Errorf("the devices are %+v", devices)
 			}
 			n.counts(gpu, 2, 2)
@@ -102,15 +101,7 @@ func TestHealthGoesToThePodOfTheResource(t *testing.T) {
 func TestAllDevicesTurnUnhealthy(t *testing.T) {
 	n := newNode(t)
 	p := n.plugin(gpu, plugintest.Devices(1000)...)
-	var pods sync.WaitGroup
-	for i := range 1000 {
-		pods.Go(func() {
-			if _, err := n.m.Admit(t.Context(), pod(fmt.Sprint(i), wants("main", gpu, 1)), model.Caller{}); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	pods.Wait()
+	n.admitMany(1000)
 	before, err := os.ReadFile(n.o.StateFile)
 	if err != nil {
 		t.Fatal(err)

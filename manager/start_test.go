@@ -42,7 +42,9 @@ func TestContainersGetRunOptions(t *testing.T) {
 		Mounts:      []*v1beta1.Mount{{ContainerPath: "/lib", HostPath: "/lib-gpu"}},
 		CdiDevices:  []*v1beta1.CDIDevice{{Name: "example.com/gpu=0"}, {Name: "example.com/nic=0"}},
 	}), plugintest.Devices(1)...)
-	n.admit(pod("a", model.Container{Name: "main", Limits: map[string]int{nic: 1, gpu: 1}}, model.Container{Name: "plain"}))
+	n.admit(
+		pod("a", model.Container{Name: "main", Limits: map[string]int{nic: 1, gpu: 1}}, model.Container{Name: "plain"}),
+	)
 	got, err := n.m.Start(t.Context(), "a", "main")
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,269 @@
+package manager_test
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/admission"
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/endpoint"
+	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/plugintest"
+)
+
+func TestPodsKeepTheirDevices(t *testing.T) {
+	for name, steps := range map[string][]string{
+		"over a restart of the container":                         {"container"},
+		"over a restart of the manager":                           {"manager", "register"},
+		"over restarts of the manager and the container":          {"manager", "register", "container"},
+		"over a restart of the plugin":                            {"plugin"},
+		"over restarts of the manager and the plugin":             {"manager", "plugin"},
+		"over restarts of the plugin and then the manager":        {"plugin", "manager", "register"},
+		"while the manager waits for the plugin after a restart":  {"manager"},
+		"over two restarts of the manager without a registration": {"manager", "manager"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			p := n.plugin(gpu, plugintest.Devices(4)...)
+			n.admit(pod("first", wants("main", gpu, 1)))
+			want := n.admit(pod("a", wants("main", gpu, 2)))
+			n.release("first")
+			started, err := n.m.Start(t.Context(), "a", "main")
+			if err != nil {
+				t.Fatal(err)
+			}
+			connected := true
+			for _, step := range steps {
+				switch step {
+				case "manager":
+					n.restart()
+					connected = false
+				case "plugin", "register":
+					n.back(p, 4)
+					connected = true
+				}
+			}
+			calls := p.Calls().Allocate
+			got := n.admit(pod("a", wants("main", gpu, 2)))
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Error("the pod's placement (-before +after):\n" + diff)
+			}
+			if p.Calls().Allocate != calls {
+				t.Error("the plugin was asked again")
+			}
+			if !connected {
+				return
+			}
+			again, err := n.m.Start(t.Context(), "a", "main")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(started, again); diff != "" {
+				t.Error("run options (-first start +second):\n" + diff)
+			}
+			other := n.admit(pod("b", wants("main", gpu, 2)))
+			if subset(ids(other, "main", gpu), ids(got, "main", gpu)) {
+				t.Error("another pod has the same devices")
+			}
+		})
+	}
+}
+
+func TestPodsStayInTheOrderOfAdmission(t *testing.T) {
+	n := newNode(t)
+	for _, uid := range []string{"c", "a", "b", "d"} {
+		n.admit(pod(uid))
+	}
+	n.release("a")
+	n.admit(pod("a"))
+	for range 2 {
+		var order []string
+		for _, p := range n.m.Pods() {
+			order = append(order, p.Pod.UID)
+		}
+		if want := []string{"c", "b", "d", "a"}; !slices.Equal(order, want) {
+			t.Errorf("the order is %v, want %v", order, want)
+		}
+		n.restart()
+	}
+}
+
+// The pod was deleted while the manager was down.
+func TestOrphanedPodsAreReleased(t *testing.T) {
+	n := newNode(t)
+	p := n.plugin(gpu, plugintest.Devices(1)...)
+	n.admit(pod("a", wants("main", gpu, 1)))
+	n.restart()
+	n.release("a")
+	n.back(p, 1)
+	n.admit(pod("b", wants("main", gpu, 1)))
+}
+
+// A node has rebooted, and its plugin has not come back.
+func TestNewPodsNeedThePlugin(t *testing.T) {
+	n := newNode(t, func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Grace: 500 * time.Millisecond} })
+	n.plugin(gpu, plugintest.Devices(1)...)
+	n.restart()
+	if got := n.resource(gpu); got.Name != gpu || got.Connected || got.Capacity != 0 || got.Allocatable != 0 {
+		t.Errorf("the resource is %+v", got)
+	}
+	n.refuses(pod("a", wants("main", gpu, 1)),
+		"no healthy devices present; cannot allocate unhealthy devices example.com/gpu")
+	if pods := n.m.Pods(); len(pods) > 0 {
+		t.Error("placed are", pods)
+	}
+	n.until("the resource is removed", func() bool { return n.resource(gpu).Name == "" })
+	n.restart()
+	if got := n.resource(gpu); got.Name != "" {
+		t.Errorf("after another restart the resource is %+v", got)
+	}
+	n.refuses(pod("a", wants("main", gpu, 1)), "cannot allocate unregistered device example.com/gpu")
+}
+
+// B11 and B5: pods that run are rejected after a restart.
+func TestRunningPodsAreAdmittedWithoutThePlugin(t *testing.T) {
+	plain := pod("a", wants("main", gpu, 1))
+	withInit := pod("a", wants("main", gpu, 1))
+	withInit.InitContainers = []model.Container{wants("init", gpu, 1)}
+	noHealthy := "no healthy devices present; cannot allocate unhealthy devices example.com/gpu"
+	for name, test := range map[string]struct {
+		dialect dialect.Dialect
+		pod     model.Pod
+		want    string
+	}{
+		"without faults":                        {pod: withInit},
+		"not in the dialect of B11":             {dialect: dialect.Dialect{RejectsWithoutPlugin: true}, pod: plain, want: noHealthy},
+		"in the dialect of B5":                  {dialect: dialect.Dialect{RejectsAfterInit: true}, pod: plain},
+		"not with an init container, as B5 has": {dialect: dialect.Dialect{RejectsAfterInit: true}, pod: withInit, want: noHealthy},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, withFault(test.dialect))
+			n.plugin(gpu, plugintest.Devices(1)...)
+			n.admit(test.pod)
+			if test.pod.InitContainers != nil {
+				if err := n.m.Ended(t.Context(), "a", "init"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n.restart()
+			if test.want == "" {
+				n.admit(test.pod)
+				return
+			}
+			n.refuses(test.pod, test.want)
+			if pods := n.m.Pods(); len(pods) > 0 {
+				t.Error("after the rejection placed are", pods)
+			}
+		})
+	}
+}
+
+// B4: topology hints for a pod whose device has left the list crash the kubelet.
+func TestPodsWhoseDeviceIsGoneAreAdmittedAgain(t *testing.T) {
+	for _, fault := range []bool{false, true} {
+		t.Run(fmt.Sprintf("crashes %t", fault), func(t *testing.T) {
+			n := newNode(t, withFault(dialect.Dialect{CrashesOnMissingDevice: fault}), func(o *manager.Options) {
+				o.Topology = admission.Topology{Policy: admission.PolicyBestEffort, Machine: admission.NodesOf(0, 1)}
+			})
+			p := n.plugin(gpu, plugintest.Device("0", true, 0), plugintest.Device("1", true, 1))
+			n.admit(pod("a", wants("main", gpu, 1)))
+			p.SetDevices(plugintest.Device("1", true, 1))
+			n.counts(gpu, 1, 1)
+			if !fault {
+				n.admit(pod("a", wants("main", gpu, 1)))
+				return
+			}
+			if _, err := n.m.Admit(t.Context(), pod("a", wants("main", gpu, 1)), model.Caller{}); err == nil {
+				t.Error("the pod was admitted again")
+			}
+			n.crashes("B4")
+		})
+	}
+}
+
+// B6: a damaged state is dropped, and devices of running pods are given to others.
+func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
+	n := newNode(t)
+	p := n.plugin(gpu, plugintest.Devices(4)...)
+	n.admit(pod("a", wants("main", gpu, 1)))
+	n.damage()
+	n.start()
+	loss := n.m.Withheld()
+	if loss == nil {
+		t.Fatal("nothing is withheld")
+	}
+	if _, err := os.Stat(loss.File); err != nil {
+		t.Error("the damaged state is not kept:", err)
+	}
+	p.Stop()
+	n.serve(p, "gpu.sock")
+	n.register(p)
+	n.counts(gpu, 4, 0)
+	b := pod("b", wants("main", gpu, 1))
+	n.refuses(b, "requested number of devices unavailable for example.com/gpu. Requested: 1, Available: 0")
+	if err := n.m.Free(t.Context(), gpu, []string{"gpu-0002", "unknown"}); err != nil {
+		t.Fatal(err)
+	}
+	n.counts(gpu, 4, 1)
+	if got := ids(n.admit(b), "main", gpu); !slices.Equal(got, []string{"gpu-0002"}) {
+		t.Error("gpu-0002 was free, and the pod has", got)
+	}
+	n.release("b")
+	n.restart()
+	n.back(p, 1)
+	if n.m.Withheld() == nil {
+		t.Error("after a restart nothing is withheld")
+	}
+	if err := n.m.FreeAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.counts(gpu, 4, 4)
+	n.restart()
+	if n.m.Withheld() != nil {
+		t.Error("after a restart devices are withheld again")
+	}
+}
+
+func TestDamagedStateIsForgottenByTheDialect(t *testing.T) {
+	n := newNode(t, withFault(dialect.Dialect{ForgetsDamagedState: true}))
+	p := n.plugin(gpu, plugintest.Devices(1)...)
+	n.admit(pod("a", wants("main", gpu, 1)))
+	n.damage()
+	n.start()
+	p.Stop()
+	n.serve(p, "gpu.sock")
+	n.register(p)
+	n.admit(pod("b", wants("main", gpu, 1)))
+}
+
+// damage ends the manager and makes its state unreadable.
+func (n *node) damage() {
+	n.Helper()
+	n.stop()
+	if err := n.end(); err != nil {
+		n.Fatal(err)
+	}
+	if err := os.WriteFile(n.o.StateFile, make([]byte, 64<<10), 0o600); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// 1,000 pods hold their devices again after a restart.
+func TestManyPodsAfterARestart(t *testing.T) {
+	n := newNode(t)
+	p := n.plugin(gpu, plugintest.Devices(1000)...)
+	n.admitMany(1000)
+	start := time.Now()
+	n.restart()
+	t.Log("end and start with 1,000 pods:", time.Since(start))
+	n.back(p, 1000)
+	if free := n.free(gpu); len(free) != 0 || len(n.m.Pods()) != 1000 {
+		t.Error("after a restart free are", free, "and the pods are", len(n.m.Pods()))
+	}
+}
