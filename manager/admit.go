@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
 )
+
+// maxUID is the largest length of a pod's UID in bytes, as of a name in Kubernetes.
+const maxUID = 253
 
 // Admit gives a pod its devices, and returns when that is durable. A pod that is placed already keeps what it has: the
 // same request returns the same placement, without asking a plugin. On every error nothing is placed.
@@ -102,56 +104,10 @@ func (m *Manager) rejected(ctx context.Context, uid string, err error) error {
 	return unexpected(err)
 }
 
-// readmit answers a pod that is placed.
-func (m *Manager) readmit(ctx context.Context, have model.Placement, p model.Pod) (model.Placement, error) {
-	if err := sameRequest(have.Pod, p); err != nil {
-		rejected := unexpected(err)
-		rejected.Err = fmt.Errorf("%w: %w", ErrConflict, err)
-		return model.Placement{}, rejected
-	}
-	if err := m.recheck(have); err != nil {
-		rejected := m.rejected(ctx, p.UID, err)
-		if _, ok := errors.AsType[*RejectedError](rejected); ok { // the kubelet gives up a pod that it has rejected
-			return model.Placement{}, errors.Join(rejected, m.release(ctx, have))
-		}
-		return model.Placement{}, rejected
-	}
-	return have, nil
-}
-
-// recheck lets the faults of a dialect reject a pod that has its devices.
-func (m *Manager) recheck(have model.Placement) error {
-	d := m.o.Dialect
-	if !d.CrashesOnMissingDevice && !d.RejectsAfterInit && !d.RejectsWithoutPlugin {
-		return nil
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, a := range have.Allocations {
-		init := slices.ContainsFunc(have.Pod.InitContainers, func(c model.Container) bool {
-			return c.Name == a.Container && !c.Sidecar
-		})
-		r := admission.Request{
-			Pod: have.Pod.UID, Container: a.Container, Count: len(a.IDs), Has: a.IDs, Dialect: d,
-			Running: init && !d.RejectsAfterInit || !init && !d.RejectsWithoutPlugin,
-		}
-		pool := m.resources[a.Resource].pool
-		if m.o.Topology.Policy != "" && m.o.Topology.Policy != admission.PolicyNone {
-			if _, err := pool.Hints(m.o.Topology.Machine, r); err != nil {
-				return err
-			}
-		}
-		if _, err := pool.Plan(r); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // validate checks what the manager relies on.
 func validate(p model.Pod) error {
-	if p.UID == "" {
-		return fmt.Errorf("%w: it has no UID", ErrInvalid)
+	if p.UID == "" || len(p.UID) > maxUID {
+		return fmt.Errorf("%w: a UID has 1 to %d characters", ErrInvalid, maxUID)
 	}
 	seen := map[string]bool{}
 	for _, c := range slices.Concat(p.InitContainers, p.Containers) {
@@ -166,34 +122,4 @@ func validate(p model.Pod) error {
 		}
 	}
 	return nil
-}
-
-// sameRequest returns how a request differs from that of the placed pod, in the kubelet's words where it has any.
-func sameRequest(have, p model.Pod) error {
-	a, b := slices.Concat(have.InitContainers, have.Containers), slices.Concat(p.InitContainers, p.Containers)
-	sameName := func(a, b model.Container) bool { return a.Name == b.Name && a.Sidecar == b.Sidecar }
-	if have.Namespace != p.Namespace || have.Name != p.Name || len(have.Containers) != len(p.Containers) ||
-		!slices.EqualFunc(a, b, sameName) {
-		return fmt.Errorf("pod %q is placed with another name or other containers", p.UID)
-	}
-	for i := range a {
-		for _, resource := range slices.Sorted(maps.Keys(union(a[i].Limits, b[i].Limits))) {
-			if from, to := a[i].Limits[resource], b[i].Limits[resource]; from != to {
-				return fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d",
-					p.UID, a[i].Name, resource, from, to)
-			}
-		}
-	}
-	return nil
-}
-
-func union(a, b map[string]int) map[string]bool {
-	keys := map[string]bool{}
-	for key := range a {
-		keys[key] = true
-	}
-	for key := range b {
-		keys[key] = true
-	}
-	return keys
 }

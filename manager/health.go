@@ -51,7 +51,9 @@ func (m *Manager) publishResource(t EventType, r *resource, before model.Resourc
 	capacity, allocatable := r.pool.Counts()
 	m.publish(Event{Type: t, Resource: r.listed.Name, Count: Count{capacity, allocatable}})
 	if devices := m.flipped(r, before); len(devices) > 0 {
-		m.publish(Event{Type: HealthChanged, Resource: r.listed.Name, Count: Count{capacity, allocatable}, Devices: devices})
+		m.publish(
+			Event{Type: HealthChanged, Resource: r.listed.Name, Count: Count{capacity, allocatable}, Devices: devices},
+		)
 	}
 }
 
@@ -125,6 +127,8 @@ func device(r model.Resource, id string) (*model.Device, bool) {
 // recordResources records which resources have a plugin: after a restart they have no devices until it registers again,
 // and a Node's status says so.
 func (m *Manager) recordResources() {
+	m.recording.Lock() // what is written last is the newest
+	defer m.recording.Unlock()
 	m.mu.Lock()
 	var names []string
 	for name, r := range m.resources {
@@ -135,7 +139,10 @@ func (m *Manager) recordResources() {
 	m.mu.Unlock()
 	slices.Sort(names)
 	if err := m.store.SetResources(context.Background(), names); err != nil {
-		m.o.Log.Error("cannot record the names of the resources; after a restart, those whose plugins are away are unknown",
-			"error", err)
+		m.o.Log.Error(
+			"cannot record the names of the resources; after a restart, those whose plugins are away are unknown",
+			"error",
+			err,
+		)
 	}
 }

@@ -47,12 +47,13 @@ type Options struct {
 
 // Manager is a device manager. Its methods are safe for concurrent use.
 type Manager struct {
-	o        Options
-	store    *state.Store
-	registry *endpoint.Registry
-	node     chan struct{} // the lock of all admissions: dialect.Dialect.NoTimeouts
-	clearing chan struct{} // the lock of changes of loss
-	crashed  chan error    // has the first *dialect.CrashError
+	o         Options
+	store     *state.Store
+	registry  *endpoint.Registry
+	node      chan struct{} // the lock of all admissions: dialect.Dialect.NoTimeouts
+	clearing  chan struct{} // the lock of changes of loss
+	recording sync.Mutex    // of the names of the resources
+	crashed   chan error    // has the first *dialect.CrashError
 
 	mu         sync.Mutex // is held for short: never during a call to a plugin, and never while the state is written
 	resources  map[string]*resource
@@ -93,7 +94,13 @@ func New(o Options) (*Manager, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	store, loaded, err := state.Open(o.StateFile, state.Options{Log: o.Log, ForgetDamaged: o.Dialect.ForgetsDamagedState})
+	if err := o.Topology.Validate(); err != nil {
+		return nil, fmt.Errorf("the Topology Manager: %w", err)
+	}
+	store, loaded, err := state.Open(
+		o.StateFile,
+		state.Options{Log: o.Log, ForgetDamaged: o.Dialect.ForgetsDamagedState},
+	)
 	if err != nil {
 		return nil, fmt.Errorf("open the state of the device manager: %w", err)
 	}

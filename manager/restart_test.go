@@ -2,18 +2,23 @@ package manager_test
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/admission"
+	"gpu-cdi-plugin/manager/checkpoint"
 	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/manager/state"
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
 
@@ -266,4 +271,55 @@ func TestManyPodsAfterARestart(t *testing.T) {
 	if free := n.free(gpu); len(free) != 0 || len(n.m.Pods()) != 1000 {
 		t.Error("after a restart free are", free, "and the pods are", len(n.m.Pods()))
 	}
+}
+
+// A kubelet's checkpoint has neither the names of pods nor their containers without devices.
+func TestImportedPodsAreCompleted(t *testing.T) {
+	response, err := proto.Marshal(&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"A": "1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := (&checkpoint.Checkpoint{PodDeviceEntries: []checkpoint.Entry{{
+		PodUID: "a", ContainerName: "main", ResourceName: gpu, AllocResp: response,
+		DeviceIDs: map[int64][]string{checkpoint.NoNode: {"gpu-0001"}},
+	}}})
+	n := newNode(t)
+	n.stop()
+	if err := n.end(); err != nil {
+		t.Fatal(err)
+	}
+	store, _, err := state.Open(n.o.StateFile, state.Options{Log: slog.Default()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range file.Placements() {
+		if err := store.Put(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	request := pod("a", wants("main", gpu, 1), model.Container{Name: "plain"})
+	request.InitContainers = []model.Container{{Name: "init"}}
+	n.refuses(pod("a", wants("main", gpu, 2)),
+		`pod "a" container "main" changed request for resource "example.com/gpu" from 1 to 2`)
+	n.refuses(pod("a", model.Container{Name: "plain"}), `pod "a" is placed with another name or other containers`)
+	for range 2 {
+		placement := n.admit(request)
+		if diff := cmp.Diff(request, placement.Pod); diff != "" {
+			t.Error("the pod (-request +placed):\n" + diff)
+		}
+		if got := ids(placement, "main", gpu); !slices.Equal(got, []string{"gpu-0001"}) {
+			t.Error("the pod has", got)
+		}
+		n.restart()
+	}
+	n.plugin(gpu, plugintest.Devices(2)...)
+	if got, err := n.m.Start(t.Context(), "a", "main"); err != nil || got.Envs["A"] != "1" {
+		t.Errorf("the container gets %+v and %v", got, err)
+	}
+	n.refuses(pod("b", wants("main", gpu, 2)),
+		"requested number of devices unavailable for example.com/gpu. Requested: 2, Available: 1")
 }

@@ -1,0 +1,113 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"gpu-cdi-plugin/manager/admission"
+	"gpu-cdi-plugin/manager/model"
+)
+
+// readmit answers a pod that is placed.
+func (m *Manager) readmit(ctx context.Context, have model.Placement, p model.Pod) (model.Placement, error) {
+	if err := sameRequest(have.Pod, p); err != nil {
+		rejected := unexpected(err)
+		rejected.Err = fmt.Errorf("%w: %w", ErrConflict, err)
+		return model.Placement{}, rejected
+	}
+	if err := m.recheck(have); err != nil {
+		rejected := m.rejected(ctx, p.UID, err)
+		if _, ok := errors.AsType[*RejectedError](rejected); ok { // the kubelet gives up a pod that it has rejected
+			return model.Placement{}, errors.Join(rejected, m.release(ctx, have))
+		}
+		return model.Placement{}, rejected
+	}
+	if imported(have.Pod) {
+		return m.adopt(ctx, have, p)
+	}
+	return have, nil
+}
+
+// imported is whether a pod comes from a kubelet's checkpoint, which has neither its name nor containers without
+// devices.
+func imported(p model.Pod) bool { return p.Namespace == "" && p.Name == "" }
+
+// adopt completes an imported pod.
+func (m *Manager) adopt(ctx context.Context, have model.Placement, p model.Pod) (model.Placement, error) {
+	have.Pod = p
+	if err := m.store.Put(ctx, have); err != nil {
+		return model.Placement{}, fmt.Errorf("%w: %w", ErrRetry, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pods[p.UID] = placed{Placement: have, number: m.pods[p.UID].number}
+	m.publish(Event{Type: PodAdmitted, Placement: &have})
+	return have, nil
+}
+
+// recheck lets the faults of a dialect reject a pod that has its devices.
+func (m *Manager) recheck(have model.Placement) error {
+	d := m.o.Dialect
+	if !d.CrashesOnMissingDevice && !d.RejectsAfterInit && !d.RejectsWithoutPlugin {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, a := range have.Allocations {
+		init := slices.ContainsFunc(have.Pod.InitContainers, func(c model.Container) bool {
+			return c.Name == a.Container && !c.Sidecar
+		})
+		r := admission.Request{
+			Pod: have.Pod.UID, Container: a.Container, Count: len(a.IDs), Has: a.IDs, Dialect: d,
+			Running: init && !d.RejectsAfterInit || !init && !d.RejectsWithoutPlugin,
+		}
+		pool := m.resources[a.Resource].pool
+		if m.o.Topology.Policy != "" && m.o.Topology.Policy != admission.PolicyNone {
+			if _, err := pool.Hints(m.o.Topology.Machine, r); err != nil {
+				return err
+			}
+		}
+		if _, err := pool.Plan(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sameRequest returns how a request differs from that of the placed pod, in the kubelet's words where it has any.
+func sameRequest(have, p model.Pod) error {
+	other := fmt.Errorf("pod %q is placed with another name or other containers", p.UID)
+	if !imported(have) && !sameContainers(have, p) {
+		return other
+	}
+	limits := map[string]map[string]int{}
+	for _, c := range slices.Concat(have.InitContainers, have.Containers) {
+		limits[c.Name] = c.Limits
+	}
+	for _, c := range slices.Concat(p.InitContainers, p.Containers) {
+		before := limits[c.Name]
+		delete(limits, c.Name)
+		both := slices.Concat(slices.Collect(maps.Keys(before)), slices.Collect(maps.Keys(c.Limits)))
+		for _, resource := range slices.Sorted(slices.Values(both)) {
+			if from, to := before[resource], c.Limits[resource]; from != to {
+				return fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d",
+					p.UID, c.Name, resource, from, to)
+			}
+		}
+	}
+	if len(limits) > 0 {
+		return other
+	}
+	return nil
+}
+
+// sameContainers is whether two pods have the same name, and the same containers of the same kinds.
+func sameContainers(a, b model.Pod) bool {
+	same := func(a, b model.Container) bool { return a.Name == b.Name && a.Sidecar == b.Sidecar }
+	return a.Namespace == b.Namespace && a.Name == b.Name &&
+		slices.EqualFunc(a.InitContainers, b.InitContainers, same) &&
+		slices.EqualFunc(a.Containers, b.Containers, same)
+}
