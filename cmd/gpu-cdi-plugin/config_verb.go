@@ -19,7 +19,8 @@ func (a *app) configCommand() *cobra.Command {
 		Short: "Show and check the configuration",
 		Long: `Shows the default and the effective configuration, and checks a configuration file.
 
-One file has the options of all verbs, of the device plugin and of the device manager. Its JSON schema is specs/config.schema.json.`,
+One file has the options of all verbs, of the device plugin and of the device manager. Its JSON schema is
+specs/config.schema.json.`,
 		Annotations: cli.Statuses(cli.OK, cli.Usage),
 		Args:        cli.UnknownVerb,
 		RunE:        help,

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,6 +17,11 @@ import (
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/shellword"
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/manager/checkpoint"
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/endpoint"
+	"gpu-cdi-plugin/manager/state"
 	"gpu-cdi-plugin/metrics"
 	"gpu-cdi-plugin/mps"
 	"gpu-cdi-plugin/node"
@@ -44,6 +50,11 @@ var errorTable = []cli.ErrorRow{
 		return cli.Failure, "make the channels (the driver makes channel 0 with NVreg_CreateImexChannel0=1, mknod " +
 			"makes any; its major is that of nvidia-caps-imex-channels in /proc/devices), or set imex.required to false"
 	}),
+	// Before lock.ErrHeld, which these may wrap.
+	cli.Sentinel(endpoint.ErrInUse, cli.Locked,
+		"stop the kubelet or the other manager, or name another directory with --socket-dir, and to plugins too"),
+	cli.Sentinel(api.ErrServed, cli.Locked, "stop the other manager, or name another socket with --api-socket"),
+	cli.Sentinel(state.ErrLocked, cli.Locked, "stop the manager, or name another directory with --state-dir"),
 	// Before node.SpecError, which may wrap it.
 	cli.Sentinel(lock.ErrHeld, cli.Locked,
 		"stop the other instance, or give this one its own --cdi-kind, --state-dir and --runtime-dir; "+
@@ -72,6 +83,24 @@ var errorTable = []cli.ErrorRow{
 		return cli.Failure, "change that by hand, then install again"
 	}),
 	cli.Sentinel(errUnknownDevice, cli.Failure, "gpu-cdi-plugin devices lists the devices of this host"),
+	cli.Sentinel(state.ErrNewer, cli.Failure,
+		"start the newer version of this program, or name another directory with --state-dir"),
+	cli.Sentinel(checkpoint.ErrChecksum, cli.Failure, "the file is damaged, or was changed by hand"),
+	cli.Sentinel(errPlaced, cli.Failure, "start the manager and release the pod that has it"),
+	cli.Sentinel(errNoPod, cli.Failure, "gpu-cdi-plugin pods lists the pods"),
+	cli.Typed(func(*dialect.CrashError) (cli.Code, string) {
+		return cli.Failure, "without --dialect the manager does not have this fault"
+	}),
+	cli.Sentinel(api.ErrNotAllowed, cli.Failure, "run as root, or as a member of the manager's --api-group"),
+	cli.Typed(func(e *api.Error) (cli.Code, string) {
+		switch e.Code {
+		case http.StatusConflict, http.StatusNotFound:
+			return cli.Failure, "gpu-cdi-plugin pods lists what is placed, and release takes it back"
+		case http.StatusUnprocessableEntity, http.StatusServiceUnavailable:
+			return cli.Failure, "gpu-cdi-plugin node --devices lists the devices, their health and the pods that have them"
+		}
+		return cli.Failure, ""
+	}),
 
 	// 2: a usage error
 	cli.Sentinel(cdi.ErrExtension, cli.Usage, ""),
@@ -118,6 +147,8 @@ var errorTable = []cli.ErrorRow{
 		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
 	cli.Sentinel(control.ErrNoServer, cli.Unreachable,
 		"start gpu-cdi-plugin serve, or name the directory that it was given with --runtime-dir"),
+	cli.Sentinel(api.ErrNoManager, cli.Unreachable,
+		"start gpu-cdi-plugin manager, or name the socket that it was given with --api-socket"),
 	cli.Sentinel(plugin.ErrNoKubelet, cli.Unreachable,
 		"start the kubelet, which makes the directory, or name its own with --device-plugin-dir or "+
 			"--plugins-registry-dir"),
@@ -138,7 +169,7 @@ var statuses = map[cli.Code]string{
 	cli.NoDriver:    "there is no NVIDIA driver, or it cannot be used",
 	cli.NoGPU:       "there is a driver, but no GPU",
 	cli.Locked:      "another instance is running",
-	cli.Unreachable: "there is no kubelet, or no serve, or it cannot be reached",
+	cli.Unreachable: "there is no kubelet, no serve or no manager, or it cannot be reached",
 	cli.Interrupted: "interrupted",
 }
 

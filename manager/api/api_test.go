@@ -17,7 +17,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/unixhttp"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
@@ -419,7 +418,7 @@ func TestARequestThatTakesTooLongEnds(t *testing.T) {
 
 func TestOneManagerHasTheSocket(t *testing.T) {
 	c := serve(t, &placements{}, nil)
-	if _, err := Listen(t.Context(), c.path, unixhttp.OwnerOnly); !errors.Is(err, lock.ErrHeld) {
+	if _, err := Listen(t.Context(), c.path, unixhttp.OwnerOnly); !errors.Is(err, ErrServed) {
 		t.Errorf("a second one: %v", err)
 	}
 	other := NewClient(c.path + ".other")

@@ -16,6 +16,9 @@ var ErrNoManager = errors.New("no device manager answers at")
 // ErrNotAllowed means that this process may not connect to the socket.
 var ErrNotAllowed = errors.New("this user may not ask the device manager at")
 
+// ErrServed means that another manager serves a socket.
+var ErrServed = errors.New("another device manager serves it")
+
 // Error is the answer to a request that failed.
 type Error struct {
 	// Text says what failed.
@@ -29,8 +32,13 @@ type Error struct {
 	Reason string `json:"reason"`
 }
 
-// Error returns the text.
-func (e *Error) Error() string { return e.Text }
+// Error returns the text, and for a rejected pod the reason before it.
+func (e *Error) Error() string {
+	if e.Reason == manager.ReasonUnexpected || e.Reason == manager.ReasonTopology {
+		return e.Reason + ": " + e.Text
+	}
+	return e.Text
+}
 
 // Unwrap returns the manager's error that the answer stands for, if it has one.
 func (e *Error) Unwrap() error {

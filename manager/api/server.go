@@ -5,12 +5,14 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"time"
 
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/unixhttp"
 	"gpu-cdi-plugin/manager/model"
 )
@@ -41,11 +43,14 @@ const (
 )
 
 // Listen makes the socket at path, with the lock file path.lock. Besides its owner a group may connect, by its GID, or
-// none with unixhttp.OwnerOnly. The error wraps lock.ErrHeld if another manager serves it.
+// none with unixhttp.OwnerOnly. The error wraps ErrServed if another manager serves it.
 func Listen(ctx context.Context, path string, group int) (*unixhttp.Listener, error) {
 	l, err := unixhttp.Listen(ctx, unixhttp.Options{
 		Path: path, LockPath: path + ".lock", Group: group, MaxConnections: maxConnections,
 	})
+	if errors.Is(err, lock.ErrHeld) {
+		err = fmt.Errorf("%w: %w", ErrServed, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make the socket of the API: %w", err)
 	}
@@ -102,7 +107,7 @@ func (s *Server) handler() http.Handler {
 // serve answers a request.
 func (s *Server) serve(w http.ResponseWriter, q *http.Request, r route) {
 	answer, err := s.do(w, q, r)
-	s.logRequest(q, err)
+	s.logRequest(q, answer, err)
 	conn := http.NewResponseController(w)
 	_ = conn.SetWriteDeadline(time.Now().Add(unixhttp.RequestTime))
 	switch {
@@ -142,18 +147,21 @@ func (s *Server) do(w http.ResponseWriter, q *http.Request, r route) (any, error
 }
 
 // logRequest logs a request that changes something, and who has made it.
-func (s *Server) logRequest(q *http.Request, err error) {
+func (s *Server) logRequest(q *http.Request, answer any, err error) {
 	if q.Method == http.MethodGet {
 		return
 	}
 	by := callerOf(q)
 	log := s.Log.With("uid", by.UID, "gid", by.GID, "pid", by.PID)
-	what := fmt.Sprintf("user %d with process %d asks for %s %s", by.UID, by.PID, q.Method, q.URL.Path)
+	what := fmt.Sprintf("%s %s for user %d, process %d", q.Method, q.URL.Path, by.UID, by.PID)
+	if pod, ok := answer.(Pod); ok {
+		what += ": pod " + pod.Metadata.Namespace + "/" + pod.Metadata.Name + " is placed as " + pod.Metadata.UID
+	}
 	if err != nil {
-		log.Warn(what + ", and it failed: " + err.Error())
+		log.Warn(what + " failed: " + err.Error())
 		return
 	}
-	log.Info(what + ", and it is done")
+	log.Info(what)
 }
 
 // callerOf is the process that has sent a request.

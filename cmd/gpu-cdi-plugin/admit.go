@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/manager/pod"
+)
+
+// admitOptions are the options of admit.
+type admitOptions struct {
+	output
+	manifest, container, bundle string
+	start                       bool
+}
+
+func (a *app) admitCommand() *cobra.Command {
+	var o admitOptions
+	cmd := a.asksManager(&cobra.Command{
+		Use:   "admit -f FILE",
+		Short: "Give a pod its devices, and print how to start its containers with them",
+		Long: `Gives the pod of a manifest, a v1.Pod in YAML or JSON, its devices. What counts of the manifest are names, the UID,
+limits and restart policies. Containers are started by an engine, not by admit. A pod that is placed already keeps its
+devices, so admit can be called again, for example before each start of a container. A pod that a kubelet would reject
+is an error with the kubelet's reason and text, and nothing is placed.
+
+With --start the plugins prepare the devices of each container for its start (PreStartContainer), in the order in which
+a kubelet starts containers, and -o json and yaml have the containers' run options: variables, mounts, device nodes,
+annotations and CDI names.
+
+The format oci implies --start for one container, and puts its run options into the config.json in --bundle, for runc
+and others. If the pod has several containers, --container names the one.`,
+		Example: `  gpu-cdi-plugin admit -f pod.yaml
+  gpu-cdi-plugin admit -f pod.yaml --container main -o oci --bundle /run/bundles/main
+  gpu-cdi-plugin admit -f pod.yaml --start -o json | jq '.runOptions.main.cdiDevices'`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.admit(cmd.Context(), o) },
+	})
+	o.addFlags(cmd, "table", "json", "yaml", "name", formatOCI)
+	f := cmd.Flags()
+	f.StringVarP(&o.manifest, "filename", "f", "", "`file` with the manifest; - is standard input")
+	f.BoolVar(&o.start, "start", false, "prepare the start of the containers, and print their run options")
+	f.StringVar(&o.container, "container", "", "`name` of the only container that is prepared")
+	f.StringVar(&o.bundle, "bundle", "", "`directory` of the bundle for -o oci, which holds config.json")
+	_ = cmd.MarkFlagRequired("filename")
+	_ = cmd.MarkFlagFilename("filename", "yaml", "yml", "json")
+	return cmd
+}
+
+// formatOCI changes a bundle instead of printing something.
+const formatOCI = "oci"
+
+// forOne reports whether the output is that of one container.
+func (o *admitOptions) forOne() bool { return o.format == formatOCI }
+
+// check returns the containers that are to be started, or an error if options contradict each other or the pod.
+func (o *admitOptions) check(p model.Pod) ([]string, error) {
+	var names []string
+	for _, c := range slices.Concat(p.InitContainers, p.Containers) {
+		names = append(names, c.Name)
+	}
+	all := strings.Join(names, ", ")
+	switch {
+	case (o.format == formatOCI) != (o.bundle != ""):
+		return nil, errors.New("-o oci and --bundle DIR go together")
+	case o.container != "" && !o.forOne() && !o.start:
+		return nil, errors.New("--container is for --start and the formats for an engine")
+	case o.container != "" && !slices.Contains(names, o.container):
+		return nil, fmt.Errorf("the pod has no container %q; there are %s", o.container, all)
+	case o.container != "":
+		return []string{o.container}, nil
+	case o.forOne() && len(names) != 1:
+		return nil, fmt.Errorf("-o %s is for one container: name one with --container; there are %s", o.format, all)
+	case o.forOne() || o.start:
+		return names, nil
+	}
+	return nil, nil
+}
+
+// admitted is the result of admit as JSON.
+type admitted struct {
+	Pod api.Pod `json:"pod"`
+	// RunOptions are those of the containers that were started, by name.
+	RunOptions map[string]model.RunOptions `json:"runOptions,omitempty"`
+}
+
+func (a *app) admit(ctx context.Context, o admitOptions) error {
+	manifest, err := a.readNamed(o.manifest, pod.MaxSize)
+	if err != nil {
+		return fmt.Errorf("read the manifest: %w", err)
+	}
+	parsed, err := pod.Parse(manifest)
+	if err != nil {
+		return fmt.Errorf("%s: %w", o.manifest, err)
+	}
+	starts, err := o.check(parsed)
+	if err != nil {
+		return cli.With(cli.Usage, "see gpu-cdi-plugin admit --help", err)
+	}
+	client := a.managerClient()
+	placed, err := client.Admit(ctx, manifest)
+	if err != nil {
+		return err
+	}
+	result := admitted{Pod: placed}
+	for _, name := range starts {
+		run, err := client.Start(ctx, placed.Metadata.UID, name)
+		if err != nil {
+			hint := "the pod keeps its devices: admit it again to try again, or take them back with gpu-cdi-plugin release " +
+				placed.Metadata.UID
+			return cli.With(
+				cli.Failure,
+				hint,
+				fmt.Errorf("start container %s of pod %s: %w", name, podName(placed.Metadata), err),
+			)
+		}
+		for _, conflict := range run.Conflicts {
+			a.log.Warn("container " + name + ": " + conflict)
+		}
+		if result.RunOptions == nil {
+			result.RunOptions = map[string]model.RunOptions{}
+		}
+		result.RunOptions[name] = run
+	}
+	switch {
+	case o.format == formatOCI:
+		return a.injectRunOptions(o.bundle, result.RunOptions[starts[0]])
+	}
+	return o.print(a.stdout, admittedView(result))
+}
+
+func admittedView(result admitted) view {
+	v := view{
+		data:  result,
+		table: table{header: []string{"CONTAINER", "RESOURCE", "DEVICES"}},
+		names: []string{result.Pod.Metadata.UID},
+	}
+	for _, c := range containersOf(result.Pod) {
+		for _, d := range c.Devices {
+			v.table.rows = append(v.table.rows, []string{c.Name, d.ResourceName, strings.Join(d.DeviceIDs, ",")})
+		}
+		if len(c.Devices) == 0 {
+			v.table.rows = append(v.table.rows, []string{c.Name, "-", "-"})
+		}
+	}
+	return v
+}
+
+// injectRunOptions puts a container's run options into a bundle. CDI names come as such, or in annotations for engines.
+func (a *app) injectRunOptions(bundle string, run model.RunOptions) error {
+	names := slices.Clone(run.CDIDevices)
+	keys, annotated, err := cdilib.ParseAnnotations(run.Annotations)
+	if err != nil {
+		return fmt.Errorf("read the annotations of the run options: %w", err)
+	}
+	for _, name := range annotated {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	more := cdi.Additions{Annotations: maps.Clone(run.Annotations)}
+	for _, key := range keys {
+		delete(more.Annotations, key)
+	}
+	for _, name := range slices.Sorted(maps.Keys(run.Envs)) {
+		more.Edits.Env = append(more.Edits.Env, name+"="+run.Envs[name])
+	}
+	for _, d := range run.Devices {
+		more.Edits.DeviceNodes = append(more.Edits.DeviceNodes, &specs.DeviceNode{
+			Path: d.ContainerPath, HostPath: d.HostPath, Permissions: d.Permissions,
+		})
+	}
+	for _, m := range run.Mounts {
+		options := []string{"rbind", "rprivate", "rw"}
+		if m.ReadOnly {
+			options = []string{"rbind", "rprivate", "ro"}
+		}
+		more.Edits.Mounts = append(more.Edits.Mounts, &specs.Mount{
+			ContainerPath: m.ContainerPath, HostPath: m.HostPath, Options: options,
+		})
+	}
+	return a.inject(bundle, names, more)
+}

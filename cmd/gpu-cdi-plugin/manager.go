@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/config"
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/sdnotify"
+	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/admission"
+	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/pod"
+)
+
+func (a *app) managerCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "manager",
+		Short: "Run the kubelet's device manager without a kubelet",
+		Long: `Runs a device manager: what a kubelet does for device plugins, for hosts without Kubernetes and for tests of plugins.
+Plugins register with it as with a kubelet, at kubelet.sock in --socket-dir or by --plugins-registry-dir. admit gives
+the pod of a manifest its devices and prints what its containers get, as arguments for podman and others; pods, node
+and release are its other verbs. They ask at --api-socket, which only root and --api-group may use; its requests are
+documented in specs/manager.openapi.yaml.
+
+It runs until SIGTERM or SIGINT. Pods keep their devices meanwhile: the placements are in manager.db in --state-dir, and
+each is on the disk when admit returns. If that file is damaged, it is set aside, and devices are withheld that a
+forgotten pod may hold: see release --withheld.
+
+A kubelet and this manager cannot serve the same --socket-dir. manager checkpoint takes a kubelet's placements over, and
+gives them back.
+
+--dialect shows the faults of a kubelet's release to the author of a plugin; where that kubelet would crash, the manager
+ends with an error. The other behaviour is the kubelet's, without these faults.
+
+Under systemd it reports readiness and the watchdog (Type=notify).`,
+		Example: `  gpu-cdi-plugin manager
+  gpu-cdi-plugin manager --topology-policy restricted --api-group gpu
+  gpu-cdi-plugin manager --socket-dir /run/bench --dialect kubelet-1.36 --pod-resources-socket= --seed 7`,
+		Annotations: cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
+		RunE:        func(cmd *cobra.Command, _ []string) error { return a.manage(cmd.Context()) },
+	}
+	cmd.Flags().AddFlagSet(a.managerFlags)
+	for _, name := range []string{"plugins-registry-dir", "state-dir"} {
+		cmd.Flags().AddFlag(a.pluginFlags.Lookup(name))
+	}
+	cmd.AddCommand(a.checkpointCommand())
+	return cmd
+}
+
+// placementsFile is the file with the placements of the device manager.
+func (a *app) placementsFile() string { return filepath.Join(a.plugin.StateDir, "manager.db") }
+
+func (a *app) manage(ctx context.Context) error {
+	options, err := a.managerOptions()
+	if err != nil {
+		return err
+	}
+	group, err := lookupGroup(a.manager.APIGroup)
+	if err != nil {
+		return err
+	}
+	if err := a.checkDir("the directory of api-socket", filepath.Dir(a.manager.APISocket)); err != nil {
+		return err
+	}
+	l, err := api.Listen(ctx, a.manager.APISocket, group)
+	if err != nil {
+		return err
+	}
+	defer l.Close() // which has no effect after its end
+	if err := atomicfile.MakeDirs(a.plugin.StateDir); err != nil {
+		return fmt.Errorf("state-dir: %w", err)
+	}
+	m, err := manager.New(options)
+	if err != nil {
+		return err
+	}
+	server := &api.Server{
+		Manager: m, ParsePod: pod.Parse, NodeStatus: func() (api.NodeStatus, error) { return nodeStatus(m.Counts()), nil },
+		Log: a.log,
+	}
+	a.log.Info("device plugins can register in "+options.Dir, "api", a.manager.APISocket)
+	serve := func(ctx context.Context) error { return server.Run(ctx, l) }
+	return runAll(ctx, m.Run, serve, a.notify(m))
+}
+
+// managerOptions are the options of the device manager by the configuration.
+func (a *app) managerOptions() (manager.Options, error) {
+	h, err := a.host()
+	if err != nil {
+		return manager.Options{}, err
+	}
+	nodes, err := numaNodes(h.Sys("devices/system/node"))
+	if err != nil {
+		return manager.Options{}, err
+	}
+	o := manager.Options{
+		Dir: a.manager.SocketDir, StateFile: a.placementsFile(), Log: a.log,
+		Topology: admission.Topology{
+			Policy: admission.Policy(a.manager.TopologyPolicy), Scope: admission.Scope(a.manager.TopologyScope),
+			Machine: admission.NodesOf(nodes...),
+		},
+	}
+	if o.RegistryDir, err = filepath.Abs(a.plugin.PluginsRegistryDir); err != nil {
+		return o, fmt.Errorf("plugins-registry-dir: %w", err)
+	}
+	if a.manager.Dialect != config.NoDialect {
+		if o.Dialect, err = dialect.New(a.manager.Dialect); err != nil {
+			return o, err
+		}
+	}
+	if a.manager.Seed != "" {
+		seed, err := strconv.ParseUint(a.manager.Seed, 10, 64)
+		if err != nil {
+			return o, fmt.Errorf("seed: %w", err)
+		}
+		o.Seed = &seed
+	}
+	return o, nil
+}
+
+// numaNodes are the IDs of the machine's NUMA nodes. A kernel without them has node 0.
+func numaNodes(dir string) ([]int, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return []int{0}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the machine's NUMA nodes: %w", err)
+	}
+	var nodes []int
+	for _, e := range entries {
+		number, ok := strings.CutPrefix(e.Name(), "node")
+		if id, err := strconv.Atoi(number); ok && err == nil {
+			nodes = append(nodes, id)
+		}
+	}
+	return nodes, nil
+}
+
+// lookupGroup returns the GID of a group by its name or number.
+func lookupGroup(name string) (int, error) {
+	if name == "" {
+		return unixhttp.OwnerOnly, nil
+	}
+	g, err := user.LookupGroup(name)
+	if err == nil {
+		name = g.Gid
+	}
+	gid, notNumber := strconv.ParseUint(name, 10, 31)
+	if notNumber != nil {
+		return 0, cli.With(cli.Usage, "name a group of this host, or its number", fmt.Errorf("api-group: %w", err))
+	}
+	return int(gid), nil
+}
+
+// nodeStatus is what the node has of the resources of plugins.
+func nodeStatus(counts map[string]manager.Count) api.NodeStatus {
+	s := api.NodeStatus{Capacity: map[string]string{}, Allocatable: map[string]string{}}
+	for name, c := range counts {
+		s.Capacity[name], s.Allocatable[name] = strconv.Itoa(c.Capacity), strconv.Itoa(c.Allocatable)
+	}
+	return s
+}
+
+// notify reports to systemd that the manager is ready, feeds the watchdog while it answers, and reports its end.
+func (a *app) notify(m *manager.Manager) actor {
+	return func(ctx context.Context) error {
+		systemd := sdnotify.New(a.env)
+		report := func(err error) {
+			if err != nil {
+				a.log.Warn("the state cannot be reported to systemd: " + err.Error())
+			}
+		}
+		report(systemd.Ready("device plugins can register in " + a.manager.SocketDir))
+		systemd.Watch(ctx, func() error {
+			m.Counts() // it does not return if the manager hangs
+			return nil
+		}, a.log)
+		<-ctx.Done()
+		report(systemd.Stopping())
+		return nil
+	}
+}

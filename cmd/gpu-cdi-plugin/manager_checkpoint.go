@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/atomicfile"
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/manager/checkpoint"
+	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/manager/state"
+)
+
+func (a *app) checkpointCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "checkpoint",
+		Short: "Exchange placements with a kubelet",
+		Long: `Reads and writes the file in which a kubelet records the devices of its pods, ` + checkpoint.Name + `, in its
+device plugin directory. Neither the kubelet nor the manager may be running: each reads its record when it starts.`,
+		Annotations: cli.Statuses(cli.OK, cli.Usage),
+		Args:        cli.UnknownVerb,
+		RunE:        help,
+	}
+	cmd.PersistentFlags().AddFlag(a.pluginFlags.Lookup("state-dir"))
+	cmd.AddCommand(a.importCommand(), a.exportCommand())
+	return cmd
+}
+
+// checkpointFile is the argument check of the verbs below checkpoint.
+func checkpointFile(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("%s: want one file, got %q", cmd.CommandPath(), args)
+	}
+	return nil
+}
+
+func (a *app) importCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "import FILE",
+		Short: "Take the placements of a kubelet over",
+		Long: `Adds the placements of a kubelet's file to those of the manager. The file has the UIDs of pods but no names. None
+is added if a pod or a device is placed already. - is standard input.`,
+		Example:           `  gpu-cdi-plugin manager checkpoint import /var/lib/kubelet/device-plugins/` + checkpoint.Name,
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
+		Args:              checkpointFile,
+		ValidArgsFunction: completeFile(),
+		RunE:              func(cmd *cobra.Command, args []string) error { return a.importCheckpoint(cmd.Context(), args[0]) },
+	}
+}
+
+func (a *app) exportCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "export FILE",
+		Short: "Write the manager's placements as a kubelet would",
+		Long: `Writes the placements of the manager to a file that a kubelet reads when it starts, with its checksum. - is
+standard output. The kubelet knows a pod by its UID, so the pods keep their devices if the kubelet runs them under
+the same UIDs.`,
+		Example:           `  gpu-cdi-plugin manager checkpoint export /var/lib/kubelet/device-plugins/` + checkpoint.Name,
+		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
+		Args:              checkpointFile,
+		ValidArgsFunction: completeFile(),
+		RunE:              func(_ *cobra.Command, args []string) error { return a.exportCheckpoint(args[0]) },
+	}
+}
+
+// maxCheckpoint is more than the bytes of a checkpoint with 10,000 devices.
+const maxCheckpoint = 64 << 20
+
+func (a *app) importCheckpoint(ctx context.Context, path string) error {
+	data, err := a.readNamed(path, maxCheckpoint)
+	if err != nil {
+		return fmt.Errorf("import the checkpoint: %w", err)
+	}
+	c, err := checkpoint.Parse(data)
+	if err != nil {
+		return fmt.Errorf("import the checkpoint %s: %w", path, err)
+	}
+	store, loaded, err := a.openPlacements()
+	if err != nil {
+		return err
+	}
+	imported := c.Placements()
+	err = checkUnplaced(loaded.Placements, imported)
+	for i := range imported {
+		p := &imported[i]
+		p.Admitted, p.Caller = time.Now().UTC(), model.Caller{UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid()}
+		if err == nil {
+			err = store.Put(ctx, *p)
+		}
+	}
+	if err := errors.Join(err, store.Close()); err != nil {
+		return fmt.Errorf("import the checkpoint %s: %w", path, err)
+	}
+	_, err = fmt.Fprintf(a.stdout, "%s imported into %s\n", plural(len(imported), "pod"), a.placementsFile())
+	return err
+}
+
+// errPlaced is that a pod or a device is placed already.
+var errPlaced = errors.New("is placed already")
+
+// checkUnplaced returns an error if one of the pods, or of their devices, is placed already.
+func checkUnplaced(placed, imported []model.Placement) error {
+	type device struct{ resource, id string }
+	pods, devices := map[string]bool{}, map[device]string{}
+	for _, p := range placed {
+		pods[p.Pod.UID] = true
+	}
+	for i, p := range append(placed[:len(placed):len(placed)], imported...) {
+		if i >= len(placed) && pods[p.Pod.UID] {
+			return fmt.Errorf("pod %s %w", p.Pod.UID, errPlaced)
+		}
+		for _, allocation := range p.Allocations {
+			for _, id := range allocation.IDs {
+				d := device{allocation.Resource, id}
+				if holder, held := devices[d]; held && holder != p.Pod.UID {
+					return fmt.Errorf("device %s of %s, which pod %s has, %w for pod %s", id, d.resource, p.Pod.UID, errPlaced, holder)
+				}
+				devices[d] = p.Pod.UID
+			}
+		}
+	}
+	return nil
+}
+
+func (a *app) exportCheckpoint(path string) error {
+	store, loaded, err := a.openPlacements()
+	if err != nil {
+		return err
+	}
+	if err := store.Close(); err != nil {
+		return err
+	}
+	registered := map[string][]string{}
+	for _, name := range loaded.Resources {
+		registered[name] = []string{}
+	}
+	data, err := checkpoint.New(loaded.Placements, registered).Marshal()
+	if err != nil {
+		return fmt.Errorf("export the checkpoint: %w", err)
+	}
+	if path == "-" {
+		_, err = a.stdout.Write(data)
+		return err
+	}
+	if err := atomicfile.Write(path, data, 0o600); err != nil {
+		return fmt.Errorf("export the checkpoint: %w", err)
+	}
+	_, err = fmt.Fprintf(a.stdout, "%s exported to %s\n", plural(len(loaded.Placements), "pod"), path)
+	return err
+}
+
+// openPlacements opens the placements of the manager, which does not run meanwhile.
+func (a *app) openPlacements() (*state.Store, state.Loaded, error) {
+	if err := atomicfile.MakeDirs(a.plugin.StateDir); err != nil {
+		return nil, state.Loaded{}, fmt.Errorf("state-dir: %w", err)
+	}
+	store, loaded, err := state.Open(a.placementsFile(), state.Options{Log: a.log})
+	if err != nil {
+		return nil, state.Loaded{}, fmt.Errorf("open the placements of the device manager: %w", err)
+	}
+	return store, loaded, nil
+}
+
+// inputTime is how long a pipe is waited for.
+const inputTime = 10 * time.Second
+
+// readNamed reads a file that the user named, or standard input for -.
+func (a *app) readNamed(path string, limit int64) ([]byte, error) {
+	var data []byte
+	var err error
+	if path == "-" {
+		data, err = io.ReadAll(io.LimitReader(a.stdin, limit+1))
+	} else {
+		data, err = regular.ReadInput(path, limit+1, inputTime)
+	}
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("%s is larger than %d bytes", path, limit)
+	}
+	return data, err
+}

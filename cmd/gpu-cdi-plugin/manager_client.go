@@ -1,0 +1,238 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/api"
+)
+
+// asksManager makes cmd a verb that asks the manager of this host.
+func (a *app) asksManager(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().AddFlag(a.managerFlags.Lookup("api-socket"))
+	cmd.Annotations = cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Unreachable, cli.Interrupted)
+	return cmd
+}
+
+func (a *app) managerClient() *api.Client { return api.NewClient(a.manager.APISocket) }
+
+// errNoPod is that no placed pod has a name or UID, or that several have it.
+var errNoPod = errors.New("there is no such pod")
+
+// findPod finds a placed pod by its UID, its name, or NAMESPACE/NAME.
+func findPod(pods []api.Pod, name string) (api.Pod, error) {
+	var found []api.Pod
+	for _, p := range pods {
+		switch name {
+		case p.Metadata.UID:
+			return p, nil
+		case p.Metadata.Name, p.Metadata.Namespace + "/" + p.Metadata.Name:
+			found = append(found, p)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return api.Pod{}, fmt.Errorf("%w: %q", errNoPod, name)
+	case 1:
+		return found[0], nil
+	}
+	var names []string
+	for _, p := range found {
+		names = append(names, p.Metadata.Namespace+"/"+p.Metadata.Name+" ("+p.Metadata.UID+")")
+	}
+	return api.Pod{}, fmt.Errorf("%w that is meant alone: %q is %s", errNoPod, name, strings.Join(names, " and "))
+}
+
+// containersOf are all containers of a pod in the order of their start.
+func containersOf(p api.Pod) []api.Container { return slices.Concat(p.InitContainers, p.Containers) }
+
+// podName is NAMESPACE/NAME, or the UID of a pod whose name is not known, as after an import.
+func podName(m api.Metadata) string {
+	if m.Name == "" {
+		return m.UID
+	}
+	return m.Namespace + "/" + m.Name
+}
+
+// completePod completes the names of placed pods.
+func (a *app) completePod(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	var names []string
+	if len(args) == 0 && a.resolve(a.options()) == nil {
+		pods, _ := a.managerClient().Pods(cmd.Context())
+		for _, p := range pods {
+			if name := podName(p.Metadata); strings.HasPrefix(name, prefix) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (a *app) podsCommand() *cobra.Command {
+	var out output
+	cmd := a.asksManager(&cobra.Command{
+		Use:   "pods",
+		Short: "List the pods that the device manager has placed",
+		Long: `Lists the pods that hold devices of gpu-cdi-plugin manager, in the order of their admission. -o wide has the devices
+too, and the process that admitted the pod. -o name prints the pods' UIDs.`,
+		Example: `  gpu-cdi-plugin pods
+  gpu-cdi-plugin pods -o json | jq -r '.items[].containers[].devices[]?.deviceIds[]'`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.pods(cmd.Context(), out) },
+	})
+	out.addFlags(cmd, "table", "wide", "json", "yaml", "name")
+	return cmd
+}
+
+func (a *app) pods(ctx context.Context, out output) error {
+	pods, err := a.managerClient().Pods(ctx)
+	if err != nil {
+		return err
+	}
+	return out.print(a.stdout, podsView(pods))
+}
+
+func podsView(pods []api.Pod) view {
+	v := view{
+		data: api.PodList{Items: pods},
+		table: table{
+			header: []string{"NAMESPACE", "NAME", "DEVICES", "ADMITTED", "UID", "CALLER", "IDS"}, wide: 4,
+		},
+	}
+	for _, p := range pods {
+		devices := devicesOf(p)
+		var counts, ids []string
+		for _, d := range devices {
+			counts = append(counts, fmt.Sprintf("%s=%d", d.ResourceName, len(d.DeviceIDs)))
+			ids = append(ids, d.ResourceName+"="+strings.Join(d.DeviceIDs, ","))
+		}
+		v.table.rows = append(v.table.rows, []string{
+			orDash(p.Metadata.Namespace), orDash(p.Metadata.Name), orDash(strings.Join(counts, " ")),
+			p.Metadata.CreationTimestamp.UTC().Format(time.RFC3339), p.Metadata.UID,
+			fmt.Sprintf("user %d, process %d", p.Caller.UID, p.Caller.PID), orDash(strings.Join(ids, " ")),
+		})
+		v.names = append(v.names, p.Metadata.UID)
+	}
+	return v
+}
+
+// devicesOf are the devices that a pod holds, by resource. Containers may share some.
+func devicesOf(p api.Pod) []api.ContainerDevices {
+	var list []api.ContainerDevices
+	for _, c := range containersOf(p) {
+		for _, d := range c.Devices {
+			i, found := slices.BinarySearchFunc(list, d.ResourceName, func(e api.ContainerDevices, name string) int {
+				return cmp.Compare(e.ResourceName, name)
+			})
+			if !found {
+				list = slices.Insert(list, i, api.ContainerDevices{ResourceName: d.ResourceName})
+			}
+			for _, id := range d.DeviceIDs {
+				if !slices.Contains(list[i].DeviceIDs, id) {
+					list[i].DeviceIDs = append(list[i].DeviceIDs, id)
+				}
+			}
+		}
+	}
+	return list
+}
+
+func (a *app) nodeCommand() *cobra.Command {
+	var out output
+	var devices bool
+	cmd := a.asksManager(&cobra.Command{
+		Use:   "node",
+		Short: "Show what this node has, as the device manager counts it",
+		Long: `Shows capacity and allocatable of this node, as a kubelet would report them: cpu, memory, hugepages, ephemeral
+storage, and the resources of the plugins that are registered with gpu-cdi-plugin manager. -o json prints a
+v1.NodeStatus.
+
+--devices lists the devices of these resources instead, with their health and the pods that hold them. A device whose
+plugin is away has the health Unknown. After damage to the manager's state, devices are withheld that a forgotten pod
+may hold: see gpu-cdi-plugin release --withheld. -o name prints RESOURCE=ID.`,
+		Example: `  gpu-cdi-plugin node
+  gpu-cdi-plugin node -o json | jq '.allocatable["nvidia.com/gpu"]'
+  gpu-cdi-plugin node --devices -o wide`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if devices {
+				return a.nodeDevices(cmd.Context(), out)
+			}
+			return a.nodeStatus(cmd.Context(), out)
+		},
+	})
+	out.addFlags(cmd, "table", "wide", "json", "yaml", "name")
+	cmd.Flags().BoolVar(&devices, "devices", false, "list the devices")
+	return cmd
+}
+
+func (a *app) nodeStatus(ctx context.Context, out output) error {
+	status, err := a.managerClient().Node(ctx)
+	if err != nil {
+		return err
+	}
+	v := view{data: status, table: table{header: []string{"RESOURCE", "CAPACITY", "ALLOCATABLE"}}}
+	for name := range status.Capacity {
+		v.names = append(v.names, name)
+	}
+	slices.Sort(v.names)
+	for _, name := range v.names {
+		v.table.rows = append(v.table.rows, []string{name, status.Capacity[name], orDash(status.Allocatable[name])})
+	}
+	return out.print(a.stdout, v)
+}
+
+func (a *app) nodeDevices(ctx context.Context, out output) error {
+	client := a.managerClient()
+	list, err := client.Devices(ctx)
+	if err != nil {
+		return err
+	}
+	pods, err := client.Pods(ctx)
+	if err != nil {
+		return err
+	}
+	if err := out.print(a.stdout, nodeDevicesView(list, pods)); err != nil {
+		return err
+	}
+	if list.Withheld != nil {
+		a.log.Warn("devices are withheld, since the state was damaged and forgotten pods may hold them: see "+
+			"gpu-cdi-plugin release --withheld", "reason", list.Withheld.Reason, "file", list.Withheld.File)
+	}
+	return nil
+}
+
+func nodeDevicesView(list api.ResourceList, pods []api.Pod) view {
+	names := map[string]string{}
+	for _, p := range pods {
+		names[p.Metadata.UID] = podName(p.Metadata)
+	}
+	v := view{
+		data:  list,
+		table: table{header: []string{"RESOURCE", "DEVICE", "HEALTH", "POD", "CONTAINERS", "NUMA"}, wide: 4},
+	}
+	for _, r := range list.Items {
+		for _, d := range r.Devices {
+			v.table.rows = append(v.table.rows, []string{
+				r.Name, d.ID, healthCell(d), orDash(cmp.Or(names[d.Pod], d.Pod)),
+				orDash(strings.Join(d.Containers, ",")), orDash(strings.Trim(fmt.Sprint(d.NUMA), "[]")),
+			})
+			v.names = append(v.names, r.Name+"="+d.ID)
+		}
+	}
+	return v
+}
+
+func healthCell(d manager.Device) string {
+	if d.Withheld {
+		return string(d.Health) + ", withheld"
+	}
+	return string(d.Health)
+}
