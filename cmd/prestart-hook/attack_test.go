@@ -340,12 +340,9 @@ func (a *attack) checkNoSecret() {
 		info, err := f.Stat()
 		var data []byte
 		if err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o044 != 0 {
-			data, err = readSome(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+			data, _ = readSome(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // what cannot be read tells nothing
 		}
 		_ = f.Close()
-		if err != nil {
-			a.t.Errorf("read %s: %v", name, err)
-		}
 		if strings.Contains(string(data), "precious") {
 			a.t.Errorf("every user can read a secret in %s", name)
 		}
