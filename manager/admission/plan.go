@@ -124,8 +124,8 @@ func (p *Pool) split(devices bitset, affinity Nodes) (aligned, unaligned, none b
 	return aligned, devices.and(p.hasNUMA).without(aligned), devices.without(p.hasNUMA)
 }
 
-// order returns up to limit devices of groups, the best first: group by group, and in each first those near the NUMA
-// node that has the fewest of them, so that the choice breaks up few nodes.
+// order returns limit devices of the groups or more, if there are, the best first: group by group, and in each those near
+// the NUMA node that has the fewest of them first, so that the choice breaks up few nodes.
 func (p *Pool) order(r Request, limit int, groups ...bitset) []string {
 	var ids []string
 	for _, group := range groups {
@@ -145,7 +145,7 @@ func (p *Pool) order(r Request, limit int, groups ...bitset) []string {
 			ids = p.ids(ids, group, limit)
 		}
 	}
-	return ids[:min(limit, len(ids))]
+	return ids
 }
 
 // smallestFirst returns the NUMA nodes in the order of how many of the devices they have.

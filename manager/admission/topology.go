@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 )
 
 // Policy is a policy of the Topology Manager.
@@ -67,41 +66,31 @@ func (t Topology) Merge(resources [][]Hint) (Nodes, error) {
 	if t.Policy == "" || t.Policy == PolicyNone {
 		return 0, nil
 	}
-	possible := true
+	possible, nodes := true, t.Machine
 	var constraints [][]Hint
 	for _, hints := range resources {
-		if hints == nil {
-			continue
-		}
-		if t.Policy == PolicySingleNUMANode {
-			hints = singleNodes(hints)
-		}
-		if len(hints) == 0 {
-			possible = false
-		} else {
+		if len(hints) > 0 {
 			constraints = append(constraints, hints)
+		} else if hints != nil {
+			possible = false
 		}
 	}
-	nodes := t.Machine
+	single := t.Policy == PolicySingleNUMANode
 	if len(constraints) > 0 {
 		nodes = sharedPreference(constraints)
+		possible = possible && nodes != 0 && (!single || nodes.Count() == 1)
 	}
 	switch {
-	case possible && (nodes != 0 || len(constraints) == 0):
-		if t.Policy == PolicySingleNUMANode && nodes == t.Machine {
-			return 0, nil
-		}
+	case possible && single && nodes == t.Machine:
+		return 0, nil
+	case possible:
 		return nodes, nil
 	case t.Policy != PolicyBestEffort:
 		return 0, ErrTopologyAffinity
 	case len(constraints) == 0:
 		return t.Machine, nil
 	}
-	return cmp.Or(compromise(constraints, t.Machine), t.Machine), nil
-}
-
-func singleNodes(hints []Hint) []Hint {
-	return slices.DeleteFunc(slices.Clone(hints), func(h Hint) bool { return !h.Preferred || h.Nodes.Count() != 1 })
+	return cmp.Or(compromise(constraints), t.Machine), nil
 }
 
 // sharedPreference returns the narrowest nodes that are a preferred hint of every resource, or 0. Of those with the
@@ -127,8 +116,8 @@ func sharedPreference(resources [][]Hint) Nodes {
 
 // compromise returns the best nodes that one hint of each resource can have in common, or 0. The best count is the one
 // that the most demanding resource needs, then the next smaller ones, then the next larger ones.
-func compromise(resources [][]Hint, machine Nodes) Nodes {
-	common, wanted := machine, 0
+func compromise(resources [][]Hint) Nodes {
+	common, wanted := ^Nodes(0), 0
 	for _, hints := range resources {
 		union, narrowest := Nodes(0), 64
 		for _, h := range hints {
@@ -177,7 +166,7 @@ func intersect(a, b []uint64) {
 	}
 	overSupersets(a, ^uint64(0)) // -1
 	for set := range a {
-		a[set] = min(a[set], 1)
+		a[set] = min(a[set], 1) // or the numbers of combinations would overflow
 	}
 }
 

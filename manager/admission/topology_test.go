@@ -39,6 +39,12 @@ func TestPolicies(t *testing.T) {
 		"a device on node 0 beside two more resources": {
 			3, [][]Hint{{preferred(0)}, {preferred(0), possible(0, 1)}, {preferred(0), possible(0, 1)}}, 1, 1, 1,
 		},
+		"the narrowest of the preferred ones": {7, [][]Hint{{preferred(0, 1), preferred(2)}}, 4, 4, 4},
+		"only more nodes than each resource needs": {
+			31, [][]Hint{{possible(0), possible(1, 2, 3)}, {possible(4), possible(1, 2, 3)}}, 14, rejected, rejected,
+		},
+		"nothing in common": {7, [][]Hint{{possible(0)}, {possible(1)}}, 7, rejected, rejected},
+		"no NUMA nodes are known, and nothing asks for one": {0, [][]Hint{nil}, 0, 0, 0},
 		"nodes with gaps": {
 			NodesOf(3, 7), [][]Hint{{preferred(7)}, {preferred(7), possible(3, 7)}},
 			NodesOf(7), NodesOf(7), NodesOf(7),
@@ -124,7 +130,11 @@ func slowMerge(t Topology, resources [][]Hint) (Nodes, bool) {
 				narrowest = min(narrowest, h.Nodes.Count())
 				same := first[i] == 0 || first[i] == h.Nodes
 				more = append(more, Hint{Nodes: c.Nodes & h.Nodes, Preferred: c.Preferred && h.Preferred && same})
-				moreFirst = append(moreFirst, cmpOr(first[i], h.Nodes))
+				if first[i] == 0 {
+					moreFirst = append(moreFirst, h.Nodes)
+				} else {
+					moreFirst = append(moreFirst, first[i])
+				}
 			}
 		}
 		combinations, first, wanted = more, moreFirst, max(wanted, narrowest)
@@ -166,13 +176,6 @@ func truth(b bool) int {
 		return 1
 	}
 	return 0
-}
-
-func cmpOr(a, b Nodes) Nodes {
-	if a != 0 {
-		return a
-	}
-	return b
 }
 
 func TestValidate(t *testing.T) {
