@@ -17,61 +17,91 @@ import (
 // With -args -every-byte each byte of the file is tried, and not a sample.
 var everyByte = flag.Bool("every-byte", false, "damage each byte of a state file")
 
-// TestNoDamageIsSilent damages the file of some hundred pods in many ways. What is read is either all of it, or the
-// damage is noticed. Then no device is held twice, and no placement is there that never was.
+// TestNoDamageIsSilent damages a file in many ways. What is read is either all of it, or the damage is noticed. Then no
+// device is held twice, and no placement is there that never was. A file whose damage is not noticed can be used.
 func TestNoDamageIsSilent(t *testing.T) {
-	h := makeHistory(t)
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same damage in each run
-	silent, noticed := 0, 0
-	try := func(what string, data []byte) {
-		t.Helper()
-		if h.check(t, what, data) {
-			noticed++
-		} else {
-			silent++
-			if random.IntN(10) == 0 {
-				h.use(t, what, data)
+	for name, c := range map[string]struct{ pods, flips int }{
+		"some hundred pods":             {300, 1000},
+		"four pods, in one page":        {4, 1000},
+		"no pods, in the parent's page": {0, 1000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := damager{history: makeHistory(t, c.pods), random: rand.New(rand.NewPCG(1, 2))} //nolint:gosec // repeatable
+			if *everyByte {
+				for at := range d.data {
+					d.flip(t, at, false)
+				}
 			}
+			for range c.flips {
+				d.flip(t, d.random.IntN(len(d.data)), false)
+			}
+			for page := range len(d.data) / pageSize {
+				d.damagePage(t, page)
+			}
+			t.Logf("%d pages, %d pods: %d damages changed nothing, %d were noticed", len(d.data)/pageSize, len(d.want),
+				d.silent, d.noticed)
+			// If all or none were noticed, the test would damage the wrong bytes.
+			if d.silent < 100 || d.noticed < 100 {
+				t.Errorf("%d damages changed nothing, %d were noticed", d.silent, d.noticed)
+			}
+		})
+	}
+}
+
+// damager damages a file.
+type damager struct {
+	*history
+	random          *rand.Rand
+	silent, noticed int
+}
+
+// try reads damaged data. A sample of those whose damage is not noticed is used, or all.
+func (d *damager) try(t *testing.T, what string, data []byte, all bool) {
+	t.Helper()
+	if d.check(t, what, data) {
+		d.noticed++
+		return
+	}
+	d.silent++
+	if all || d.random.IntN(30) == 0 {
+		d.use(t, what, data)
+	}
+}
+
+func (d *damager) flip(t *testing.T, at int, all bool) {
+	t.Helper()
+	data := slices.Clone(d.data)
+	data[at] ^= 1 << d.random.IntN(8)
+	d.try(t, fmt.Sprintf("a flipped bit in byte %d", at), data, all)
+}
+
+func (d *damager) damagePage(t *testing.T, page int) {
+	t.Helper()
+	start := page * pageSize
+	d.try(t, fmt.Sprintf("the end of the file at page %d", page), d.data[:start], true)
+	d.try(t, fmt.Sprintf("the end of the file in page %d", page), d.data[:start+d.random.IntN(pageSize)], true)
+	with := func(content []byte) []byte {
+		data := slices.Clone(d.data)
+		copy(data[start:][:pageSize], content)
+		return data
+	}
+	d.try(t, fmt.Sprintf("page %d has zeros", page), with(make([]byte, pageSize)), false)
+	other := d.random.IntN(len(d.data) / pageSize)
+	d.try(t, fmt.Sprintf("page %d is as page %d", page, other), with(d.data[other*pageSize:]), false)
+	if page > 1 && start < len(d.old) { // an old meta page is an old file
+		d.try(t, fmt.Sprintf("page %d is an old one", page), with(d.old[start:]), false)
+	}
+	// The first bytes say what the others are, and the keys of a branch page are not in a record with a checksum.
+	if d.data[start+8] == branchPage {
+		for range 40 {
+			d.flip(t, start+d.random.IntN(pageSize), true)
 		}
 	}
-	flip := func(at int) {
-		data := slices.Clone(h.data)
-		data[at] ^= 1 << random.IntN(8)
-		try(fmt.Sprintf("a flipped bit in byte %d", at), data)
-	}
-	if *everyByte {
-		for at := range h.data {
-			flip(at)
+	small := len(d.data) < 10*pageSize
+	for at := range 5 * elementSize {
+		if small || d.random.IntN(4) == 0 {
+			d.flip(t, start+at, small)
 		}
-	}
-	for range 2000 {
-		flip(random.IntN(len(h.data)))
-	}
-	// The first bytes of a page say what the others are.
-	for page := range len(h.data) / pageSize {
-		for range 8 {
-			flip(page*pageSize + random.IntN(3*elementSize))
-		}
-	}
-	for page := range len(h.data) / pageSize {
-		try(fmt.Sprintf("the end of the file at page %d", page), h.data[:page*pageSize])
-		try(fmt.Sprintf("the end of the file in page %d", page), h.data[:page*pageSize+random.IntN(pageSize)])
-		data := slices.Clone(h.data)
-		clear(data[page*pageSize:][:pageSize])
-		try(fmt.Sprintf("page %d has zeros", page), data)
-		other := random.IntN(len(h.data) / pageSize)
-		copy(data[page*pageSize:][:pageSize], h.data[other*pageSize:])
-		try(fmt.Sprintf("page %d has the content of page %d", page, other), data)
-		if old := h.old[min(page*pageSize, len(h.old)):]; page > 1 && len(old) >= pageSize {
-			copy(data[page*pageSize:][:pageSize], old)
-			try(fmt.Sprintf("page %d has its content of an earlier time", page), data)
-		}
-	}
-	t.Logf("%d pages, %d pods: %d damages changed nothing, %d were noticed", len(h.data)/pageSize, len(h.want), silent,
-		noticed)
-	// If nothing or all were noticed, the test would damage the wrong bytes.
-	if silent == 0 || noticed < 1000 {
-		t.Errorf("%d damages changed nothing, %d were noticed", silent, noticed)
 	}
 }
 
@@ -82,7 +112,7 @@ type history struct {
 	ever      map[string][]model.Placement // by UID
 }
 
-func makeHistory(t *testing.T) *history {
+func makeHistory(t *testing.T, pods int) *history {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "state.db")
 	s, _, err := Open(path, Options{Log: slog.New(slog.DiscardHandler)})
@@ -91,7 +121,7 @@ func makeHistory(t *testing.T) *history {
 	}
 	s.db.NoSync = true // no power cut here
 	h := &history{ever: map[string][]model.Placement{}}
-	for i := range 300 {
+	for i := range pods {
 		h.put(t, s, testPlacement(i))
 		if i%5 == 4 {
 			h.remove(t, s, i-2)
@@ -101,12 +131,12 @@ func makeHistory(t *testing.T) *history {
 			ended.Ended = []string{"main"}
 			h.put(t, s, ended)
 		}
-		if i == 280 {
+		if i == pods-20 {
 			h.old = read(t, path)
 		}
 	}
 	// Devices of pods that are gone are given to others.
-	for i := 2; i < 300; i += 10 {
+	for i := 2; i < pods-2; i += 10 {
 		p := testPlacement(i)
 		p.Pod.UID = "second of " + p.Pod.UID
 		h.put(t, s, p)
@@ -181,7 +211,7 @@ func (h *history) use(t *testing.T, what string, data []byte) {
 	}
 	s.db.NoSync = true
 	used := &history{want: slices.Clone(h.want), ever: map[string][]model.Placement{}}
-	for i := range 300 {
+	for i := range 60 {
 		if i%3 == 0 {
 			used.put(t, s, testPlacement(1000+i))
 		} else {

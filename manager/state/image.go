@@ -30,6 +30,7 @@ const (
 type image struct {
 	data    []byte
 	visited []bool // by page
+	end     uint64 // the first page that was never used
 	// lastKey is the key of the last leaf element, and branchKey that of the last branch element: all keys below it are
 	// not smaller.
 	lastKey, branchKey []byte
@@ -50,7 +51,7 @@ func (m *image) damaged(format string, args ...any) {
 // meta is the root of a file's pages, as the last change has left it.
 type meta struct {
 	root, freeList uint64
-	end            uint64 // the first page that was never used
+	end            uint64
 	txid           uint64
 }
 
@@ -73,6 +74,7 @@ func (m *image) meta() (newest meta, ok bool) {
 	if newest.end > uint64(len(m.visited)) {
 		m.damaged("it has %d pages of %d", len(m.visited), newest.end)
 	}
+	m.end = min(newest.end, uint64(len(m.visited)))
 	return newest, ok
 }
 
@@ -124,7 +126,7 @@ func (m *image) walk(id uint64, leaf func(element)) {
 	}
 	count := 1 + uint64(binary.NativeEndian.Uint32(page[12:])) // a large record needs more than one
 	for i := id; i < id+count; i++ {
-		if i >= uint64(len(m.visited)) || m.visited[i] {
+		if i >= m.end || m.visited[i] {
 			m.damaged("page %d is missing", i)
 			return
 		}
