@@ -55,7 +55,7 @@ func (m *Manager) enter(ctx context.Context) (leave func(), err error) {
 	case err != nil:
 	case d.CrashesOnConcurrency && concurrent:
 		err = &dialect.CrashError{Fault: "B10", What: "two admissions at the same time"}
-		m.crash(err)
+		m.end(err)
 	case d.NoTimeouts:
 		unlock, stopped := acquire(ctx, m.node)
 		if stopped == nil {
@@ -79,7 +79,7 @@ func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (mode
 	placement := model.Placement{Pod: p, Allocations: a.allocations, Admitted: m.o.Now(), Caller: by}
 	if err := m.store.Put(ctx, placement); err != nil {
 		a.giveBack()
-		return model.Placement{}, fmt.Errorf("%w: %w", ErrRetry, err)
+		return model.Placement{}, m.unwritten(err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -92,7 +92,7 @@ func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (mode
 // rejected returns the answer to a pod whose admission ended with an error.
 func (m *Manager) rejected(ctx context.Context, uid string, err error) error {
 	if _, ok := errors.AsType[*dialect.CrashError](err); ok {
-		m.crash(err)
+		m.end(err)
 		return err
 	}
 	switch {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -282,5 +283,23 @@ func TestSeedMakesTheChoiceRandomAndRepeatable(t *testing.T) {
 	}
 	if len(choices) != 3 {
 		t.Error("three seeds made the choices", choices)
+	}
+}
+
+func TestOnePodIsAdmittedOnceByConcurrentRequests(t *testing.T) {
+	n := newNode(t)
+	p := n.plugin(gpu, plugintest.Devices(8)...)
+	var requests sync.WaitGroup
+	for range 8 {
+		requests.Go(func() {
+			placement, err := n.m.Admit(t.Context(), pod("a", wants("main", gpu, 1)), model.Caller{})
+			if got := ids(placement, "main", gpu); err != nil || !slices.Equal(got, []string{"gpu-0000"}) {
+				t.Errorf("got %v and %v", got, err)
+			}
+		})
+	}
+	requests.Wait()
+	if calls := p.Calls().Allocate; calls != 1 {
+		t.Error("Allocate was called", calls, "times")
 	}
 }

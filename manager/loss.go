@@ -2,7 +2,6 @@ package manager
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -90,7 +89,7 @@ func (m *Manager) setLoss(ctx context.Context, loss *state.Loss, apply func()) e
 		return err
 	}
 	if err := m.store.SetLoss(ctx, loss); err != nil {
-		return fmt.Errorf("%w: %w", ErrRetry, err)
+		return m.unwritten(err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -53,7 +53,7 @@ type Manager struct {
 	node      chan struct{} // the lock of all admissions: dialect.Dialect.NoTimeouts
 	clearing  chan struct{} // the lock of changes of loss
 	recording sync.Mutex    // of the names of the resources
-	crashed   chan error    // has the first *dialect.CrashError
+	failed    chan error    // has the error of Run
 
 	mu         sync.Mutex // is held for short: never during a call to a plugin, and never while the state is written
 	resources  map[string]*resource
@@ -106,7 +106,7 @@ func New(o Options) (*Manager, error) {
 	}
 	m := &Manager{
 		o: o, store: store, loss: loaded.Loss,
-		node: make(chan struct{}, 1), clearing: make(chan struct{}, 1), crashed: make(chan error, 1),
+		node: make(chan struct{}, 1), clearing: make(chan struct{}, 1), failed: make(chan error, 1),
 		resources: map[string]*resource{}, pods: map[string]placed{}, busy: map[string]chan struct{}{},
 		watchers: map[chan Event]func() bool{},
 	}
@@ -127,14 +127,16 @@ func New(o Options) (*Manager, error) {
 	return m, nil
 }
 
-// Run waits until ctx ends, and closes the manager: the connections to the plugins and the state. It returns nil then,
-// and a *dialect.CrashError as soon as the kubelet of the dialect would crash. Run is called once, also after which
-// nothing can be changed any more.
+// Run waits until ctx ends, and closes the manager: the connections to the plugins and the state. Nothing can be
+// changed any more then. It is called once.
+//
+// Errors: *dialect.CrashError as soon as the kubelet of the dialect would crash, and state.ErrBroken as soon as it is
+// unknown what the disk has.
 func (m *Manager) Run(ctx context.Context) error {
 	var err error
 	select {
 	case <-ctx.Done():
-	case err = <-m.crashed:
+	case err = <-m.failed:
 	}
 	m.mu.Lock()
 	m.ended = cmp.Or(m.ended, errEnded)
@@ -155,17 +157,24 @@ func (m *Manager) open() error {
 	return m.ended
 }
 
-// crash makes Run return, if the error is one that crashes the kubelet.
-func (m *Manager) crash(err error) {
-	if _, ok := errors.AsType[*dialect.CrashError](err); ok {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.ended = cmp.Or(m.ended, err)
-		select {
-		case m.crashed <- err:
-		default:
-		}
+// end makes Run return an error.
+func (m *Manager) end(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ended = cmp.Or(m.ended, err)
+	select {
+	case m.failed <- err:
+	default: // by an error before
 	}
+}
+
+// unwritten returns the answer to a request whose change could not be written. The manager ends if it is unknown what
+// the disk has: another start shows it.
+func (m *Manager) unwritten(err error) error {
+	if errors.Is(err, state.ErrBroken) {
+		m.end(err)
+	}
+	return fmt.Errorf("%w: %w", ErrRetry, err)
 }
 
 // resource returns the resource of a name, which may be new. m.mu is held.

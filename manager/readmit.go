@@ -39,7 +39,7 @@ func imported(p model.Pod) bool { return p.Namespace == "" && p.Name == "" }
 func (m *Manager) adopt(ctx context.Context, have model.Placement, p model.Pod) (model.Placement, error) {
 	have.Pod = p
 	if err := m.store.Put(ctx, have); err != nil {
-		return model.Placement{}, fmt.Errorf("%w: %w", ErrRetry, err)
+		return model.Placement{}, m.unwritten(err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -23,7 +23,7 @@ func (m *Manager) Ended(ctx context.Context, podUID, container string) error {
 	}
 	p.Ended = append(slices.Clip(p.Ended), container)
 	if err := m.store.Put(ctx, p); err != nil {
-		return fmt.Errorf("%w: %w", ErrRetry, err)
+		return m.unwritten(err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -53,7 +53,7 @@ func (m *Manager) Release(ctx context.Context, podUID string) error {
 func (m *Manager) release(ctx context.Context, p model.Placement) error {
 	uid := p.Pod.UID
 	if err := m.store.Delete(ctx, uid); err != nil {
-		return fmt.Errorf("%w: %w", ErrRetry, err)
+		return m.unwritten(err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,6 +1,7 @@
 package manager_test
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -212,7 +213,7 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 	n.counts(gpu, 4, 0)
 	b := pod("b", wants("main", gpu, 1))
 	n.refuses(b, "requested number of devices unavailable for example.com/gpu. Requested: 1, Available: 0")
-	if err := n.m.Free(t.Context(), gpu, []string{"gpu-0002", "unknown"}); err != nil {
+	if err := n.m.Free(t.Context(), gpu, []string{"gpu-0002", "gpu-0004"}); err != nil {
 		t.Fatal(err)
 	}
 	n.counts(gpu, 4, 1)
@@ -220,6 +221,9 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 		t.Error("gpu-0002 was free, and the pod has", got)
 	}
 	n.release("b")
+	p.SetDevices(plugintest.Devices(5)...)
+	n.counts(gpu, 5, 1) // gpu-0004 is new, and was not withheld when it was said to be free
+	p.SetDevices(plugintest.Devices(4)...)
 	n.restart()
 	n.back(p, 1)
 	if n.m.Withheld() == nil {
@@ -322,4 +326,30 @@ func TestImportedPodsAreCompleted(t *testing.T) {
 	}
 	n.refuses(pod("b", wants("main", gpu, 2)),
 		"requested number of devices unavailable for example.com/gpu. Requested: 2, Available: 1")
+}
+
+// It is unknown whether the last change is on the disk: the manager ends, and another start shows it.
+func TestBrokenStateEndsTheManager(t *testing.T) {
+	n := newNode(t)
+	n.plugin(gpu, plugintest.Devices(2)...)
+	n.admit(pod("a", wants("main", gpu, 1)))
+	if err := os.Truncate(n.o.StateFile, 8192); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.m.Admit(t.Context(), pod("b", wants("main", gpu, 1)), model.Caller{}); !errors.Is(
+		err,
+		manager.ErrRetry,
+	) {
+		t.Error("the admission got", err)
+	}
+	if err := n.end(); !errors.Is(err, state.ErrBroken) {
+		t.Error("the manager ended with", err)
+	}
+	if free := n.free(gpu); len(free) != 1 || len(n.m.Pods()) != 1 {
+		t.Error("free are", free, "and placed are", n.m.Pods())
+	}
+	n.start()
+	if n.m.Withheld() == nil {
+		t.Error("nothing is withheld")
+	}
 }
