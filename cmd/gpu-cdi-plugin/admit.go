@@ -4,17 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
-	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
-	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpu-cdi-plugin/cdi"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/manager/arguments"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/pod"
 )
@@ -40,14 +37,16 @@ With --start the plugins prepare the devices of each container for its start (Pr
 a kubelet starts containers, and -o json and yaml have the containers' run options: variables, mounts, device nodes,
 annotations and CDI names.
 
-The format oci implies --start for one container, and puts its run options into the config.json in --bundle, for runc
-and others. If the pod has several containers, --container names the one.`,
+The formats podman, docker and nerdctl imply --start for one container, and print its run options as arguments of these
+engines. The format oci puts them into the config.json in --bundle, for runc and others. If the pod has several
+containers, --container names the one.`,
 		Example: `  gpu-cdi-plugin admit -f pod.yaml
+  podman run --rm $(gpu-cdi-plugin admit -f pod.yaml -o podman) docker.io/library/debian nvidia-smi -L
   gpu-cdi-plugin admit -f pod.yaml --container main -o oci --bundle /run/bundles/main
   gpu-cdi-plugin admit -f pod.yaml --start -o json | jq '.runOptions.main.cdiDevices'`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.admit(cmd.Context(), o) },
 	})
-	o.addFlags(cmd, "table", "json", "yaml", "name", formatOCI)
+	o.addFlags(cmd, append([]string{"table", "json", "yaml", "name", formatOCI}, arguments.Engines()...)...)
 	f := cmd.Flags()
 	f.StringVarP(&o.manifest, "filename", "f", "", "`file` with the manifest; - is standard input")
 	f.BoolVar(&o.start, "start", false, "prepare the start of the containers, and print their run options")
@@ -61,8 +60,11 @@ and others. If the pod has several containers, --container names the one.`,
 // formatOCI changes a bundle instead of printing something.
 const formatOCI = "oci"
 
+// forEngine reports whether the output is the arguments of an engine.
+func (o *admitOptions) forEngine() bool { return slices.Contains(arguments.Engines(), o.format) }
+
 // forOne reports whether the output is that of one container.
-func (o *admitOptions) forOne() bool { return o.format == formatOCI }
+func (o *admitOptions) forOne() bool { return o.format == formatOCI || o.forEngine() }
 
 // check returns the containers that are to be started, or an error if options contradict each other or the pod.
 func (o *admitOptions) check(p model.Pod) ([]string, error) {
@@ -136,6 +138,8 @@ func (a *app) admit(ctx context.Context, o admitOptions) error {
 	switch {
 	case o.format == formatOCI:
 		return a.injectRunOptions(o.bundle, result.RunOptions[starts[0]])
+	case o.forEngine():
+		return a.printArguments(o.format, result.RunOptions[starts[0]])
 	}
 	return o.print(a.stdout, admittedView(result))
 }
@@ -155,40 +159,4 @@ func admittedView(result admitted) view {
 		}
 	}
 	return v
-}
-
-// injectRunOptions puts a container's run options into a bundle. CDI names come as such, or in annotations for engines.
-func (a *app) injectRunOptions(bundle string, run model.RunOptions) error {
-	names := slices.Clone(run.CDIDevices)
-	keys, annotated, err := cdilib.ParseAnnotations(run.Annotations)
-	if err != nil {
-		return fmt.Errorf("read the annotations of the run options: %w", err)
-	}
-	for _, name := range annotated {
-		if !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	more := cdi.Additions{Annotations: maps.Clone(run.Annotations)}
-	for _, key := range keys {
-		delete(more.Annotations, key)
-	}
-	for _, name := range slices.Sorted(maps.Keys(run.Envs)) {
-		more.Edits.Env = append(more.Edits.Env, name+"="+run.Envs[name])
-	}
-	for _, d := range run.Devices {
-		more.Edits.DeviceNodes = append(more.Edits.DeviceNodes, &specs.DeviceNode{
-			Path: d.ContainerPath, HostPath: d.HostPath, Permissions: d.Permissions,
-		})
-	}
-	for _, m := range run.Mounts {
-		options := []string{"rbind", "rprivate", "rw"}
-		if m.ReadOnly {
-			options = []string{"rbind", "rprivate", "ro"}
-		}
-		more.Edits.Mounts = append(more.Edits.Mounts, &specs.Mount{
-			ContainerPath: m.ContainerPath, HostPath: m.HostPath, Options: options,
-		})
-	}
-	return a.inject(bundle, names, more)
 }
