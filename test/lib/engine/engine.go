@@ -36,6 +36,8 @@ type Container struct {
 	// Annotations are the container's, and Env are variables of its program.
 	Annotations map[string]string
 	Env         []string
+	// Options are more arguments of podman run.
+	Options []string
 }
 
 // Engine runs containers. Run waits for the container's end. If the container could not be started, the result is the

@@ -74,6 +74,7 @@ func (p *Podman) Run(t testing.TB, c Container) proc.Result {
 	if c.Mknod {
 		args = append(args, "--cap-add=MKNOD")
 	}
+	args = append(args, c.Options...)
 	args = append(append(args, imageName(c.Image)), c.Args...)
 	res := execute(t, inNamespace(t, c.CDIDir, etc, p.Cgroup, args...))
 	// podman 4 may lose the output of a container that ends at once. The log has it: conmon writes it itself.

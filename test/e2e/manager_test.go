@@ -1,0 +1,212 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/gpu"
+	"gpu-cdi-plugin/manager/api"
+	"gpu-cdi-plugin/sim"
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/engine"
+	"gpu-cdi-plugin/test/lib/image"
+	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// managed is a simulated node without a kubelet: manager and serve as processes of the shipped program.
+type managed struct {
+	*testing.T
+	node     *sim.Node
+	dir, cdi string
+	manager  *proc.Process
+}
+
+func startManaged(t *testing.T, machine string) *managed {
+	t.Helper()
+	m := &managed{T: t, node: simtest.Node(t, machine), dir: t.TempDir()}
+	m.cdi = filepath.Join(m.dir, "cdi")
+	config := fmt.Sprintf(`
+device-plugin-dir: %[1]s/sockets
+socket-dir: %[1]s/sockets
+plugins-registry-dir: %[1]s/registry
+pod-resources-socket: %[1]s/pod-resources.sock
+api-socket: %[1]s/manager.sock
+state-dir: %[1]s/state
+runtime-dir: %[1]s/run
+`, m.dir)
+	if err := os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m.startManager()
+	m.start("serve", "--hook-path", shared.Program(t, "prestart-hook"))
+	m.awaitDevices()
+	return m
+}
+
+func (m *managed) startManager() {
+	m.Helper()
+	m.manager = m.start("manager")
+	testenv.Eventually(m, "the manager", func() bool { return m.run("node").Code == 0 })
+}
+
+func (m *managed) awaitDevices() {
+	m.Helper()
+	testenv.Eventually(m, "the devices", func() bool {
+		out := m.run("node", "--devices").Stdout
+		return strings.Contains(out, "Healthy") && !strings.Contains(out, "Unknown")
+	})
+}
+
+// args is the command line of a verb on the node.
+func (m *managed) args(args ...string) []string {
+	return append([]string{
+		shared.Program(m.T, "gpu-cdi-plugin"), "--root", m.node.Root(), "--cdi-dir", m.cdi,
+		"--config", filepath.Join(m.dir, "config.yaml"),
+	}, args...)
+}
+
+// start starts a verb that runs until the test ends.
+func (m *managed) start(args ...string) *proc.Process {
+	m.Helper()
+	log, err := os.Create(filepath.Join(m.dir, args[0]+".log"))
+	if err != nil {
+		m.Fatal(err)
+	}
+	m.Cleanup(func() {
+		if text, _ := os.ReadFile(log.Name()); m.Failed() {
+			m.Logf("%s", text)
+		}
+		_ = log.Close()
+	})
+	p, err := proc.Start(proc.Cmd{Args: m.args(args...)}, log)
+	if err != nil {
+		m.Fatal(err)
+	}
+	m.Cleanup(func() { _ = p.Kill() })
+	return p
+}
+
+func (m *managed) run(args ...string) proc.Result {
+	m.Helper()
+	r, err := proc.Run(m.Context(), proc.Cmd{Args: m.args(args...)})
+	if err != nil {
+		m.Fatal(err)
+	}
+	return r
+}
+
+// manifest writes the manifest of a pod with a container main that asks for GPUs.
+func (m *managed) manifest(name string, gpus int) string {
+	m.Helper()
+	path := filepath.Join(m.dir, name+".yaml")
+	text := fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: %s}
+spec:
+  containers:
+    - name: main
+      image: docker.io/library/debian
+      resources: {limits: {nvidia.com/gpu: %d}}
+`, name, gpus)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		m.Fatal(err)
+	}
+	return path
+}
+
+// devices are the devices that pods hold, by the pod's name.
+func (m *managed) devices() map[string][]string {
+	m.Helper()
+	var list api.PodList
+	if err := json.Unmarshal([]byte(m.run("pods", "-o", "json").Stdout), &list); err != nil {
+		m.Fatal(err)
+	}
+	held := map[string][]string{}
+	for _, p := range list.Items {
+		for _, d := range p.Containers[0].Devices {
+			held[p.Metadata.Name] = append(held[p.Metadata.Name], d.DeviceIDs...)
+		}
+	}
+	return held
+}
+
+// TestAdmittedContainersHaveTheirGPUs gives pods GPUs without a kubelet: podman gets them by the arguments that admit
+// prints, and runc by the bundle that admit changes. In each container nvidia-smi lists those of its pod alone.
+func TestAdmittedContainersHaveTheirGPUs(t *testing.T) {
+	t.Parallel()
+	m := startManaged(t, "dgx-h100")
+	snapshot, err := m.node.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := func(uuid string) int {
+		return slices.IndexFunc(snapshot.Devices, func(d gpu.Device) bool { return d.UUID == uuid })
+	}
+	podman := &engine.Podman{Runtime: "runc", Cgroup: engine.V1, Images: shared.Images}
+	runc := &engine.Bare{Runtime: "runc", Cgroup: engine.V1, Images: shared.Images}
+	list := engine.Container{Image: image.Glibc, CDIDir: m.cdi, Args: []string{"nvidia-smi", "-L"}}
+	bundle := runc.Bundle(t, shared.Images.Copy(t, list.Image), list)
+	proc.Must(t, 0, proc.Cmd{Args: m.args("admit", "-f", m.manifest("oci", 2), "-o", "oci", "--bundle", bundle.Dir)})
+	options := proc.Must(t, 0, proc.Cmd{Args: m.args("admit", "-f", m.manifest("podman", 2), "-o", "podman")})
+	list.Options = strings.Fields(options.Stdout)
+	results := map[string]proc.Result{"podman": podman.Run(t, list), "oci": runc.Start(t, bundle)}
+	held := m.devices()
+	for name, r := range results {
+		if r.Code != 0 {
+			t.Errorf("%s: %v", name, r)
+			continue
+		}
+		var got []string
+		for _, l := range parseList(t, r.Stdout) {
+			got = append(got, l.UUID)
+		}
+		want := slices.Clone(held[name])
+		slices.SortFunc(want, func(a, b string) int { return index(a) - index(b) })
+		if !slices.Equal(want, got) || len(got) != 2 {
+			t.Errorf("the container of %s has %v, its pod %v", name, got, want)
+		}
+	}
+	if slices.ContainsFunc(held["podman"], func(id string) bool { return slices.Contains(held["oci"], id) }) {
+		t.Errorf("two pods have the same device: %v", held)
+	}
+}
+
+// TestPlacementsOutliveTheManager kills the manager, and another one finds what pods hold; the plugin registers again.
+func TestPlacementsOutliveTheManager(t *testing.T) {
+	t.Parallel()
+	m := startManaged(t, "pcie-quad")
+	first, rest := m.manifest("first", 3), m.manifest("rest", 2)
+	if r := m.run("admit", "-f", first); r.Code != 0 {
+		t.Fatal(r)
+	}
+	before := m.devices()
+	if err := m.manager.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if r := m.run("pods"); r.Code != 13 {
+		t.Errorf("without a manager: %v", r)
+	}
+	m.startManager()
+	m.awaitDevices()
+	if after := m.devices(); !slices.Equal(before["first"], after["first"]) || len(after["first"]) != 3 {
+		t.Errorf("before %v, after %v", before, after)
+	}
+	r := m.run("admit", "-f", rest)
+	const want = "UnexpectedAdmissionError: Allocate failed due to requested number of devices unavailable for " +
+		"nvidia.com/gpu. Requested: 2, Available: 1, which is unexpected"
+	if r.Code != 1 || !strings.Contains(r.Stderr, want) {
+		t.Errorf("a pod that asks for more than there is: %v", r)
+	}
+	if r := m.run("release", "first"); r.Code != 0 {
+		t.Error(r)
+	}
+	if r := m.run("admit", "-f", rest); r.Code != 0 {
+		t.Error(r)
+	}
+}
