@@ -1,0 +1,210 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+const (
+	// maxMessage is the size of the largest message that is received, in bytes. A list above the kubelet's limit is to
+	// be reported, not to fail.
+	maxMessage = 64 << 20
+	// maxLists is the number of lists of a stream that are kept. Later ones are not received.
+	maxLists = 64
+)
+
+// plugin is a plugin of one resource, as one connection to it.
+type plugin struct {
+	resource string // empty with Socket
+	socket   string
+	request  *v1beta1.RegisterRequest // nil with Socket
+	refused  error                    // why nothing accepted connections at the socket when the plugin registered
+	timeout  time.Duration
+	conn     *grpc.ClientConn
+	client   v1beta1.DevicePluginClient
+
+	options    *v1beta1.DevicePluginOptions
+	optionsErr error
+	watch      *watch
+	earlier    []*watch // of this plugin, which have ended
+
+	answers []answer // of Allocate, see allocateEach
+	trials  []trial  // of GetPreferredAllocation, see preferredAnswers
+}
+
+// connect prepares a connection, which is made by the first call.
+func connect(resource, socket string, timeout time.Duration) (*plugin, error) {
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+	if err != nil {
+		return nil, fmt.Errorf("connect to the plugin at %s: %w", socket, err)
+	}
+	return &plugin{
+		resource: resource, socket: socket, timeout: timeout, conn: conn, client: v1beta1.NewDevicePluginClient(conn),
+	}, nil
+}
+
+// open asks for the options and begins to watch, as the kubelet does. ctx ends the watch.
+func (p *plugin) open(ctx context.Context) {
+	p.options, p.optionsErr = p.getOptions(ctx)
+	p.watch = p.startWatch(ctx)
+}
+
+func (p *plugin) close() {
+	if p.watch != nil {
+		p.watch.close()
+	}
+	_ = p.conn.Close() // it has been closed before, at worst
+}
+
+func (p *plugin) getOptions(ctx context.Context) (*v1beta1.DevicePluginOptions, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	return p.client.GetDevicePluginOptions(ctx, &v1beta1.Empty{}, grpc.WaitForReady(true))
+}
+
+// answering is the verdict on a plugin after calls that may have harmed it.
+func (p *plugin) answering(ctx context.Context) error {
+	if _, err := p.getOptions(ctx); err != nil {
+		return fmt.Errorf("afterwards GetDevicePluginOptions: %s", reason(err, p.timeout))
+	}
+	return nil
+}
+
+// reason is an error of an RPC in words.
+func reason(err error, limit time.Duration) string {
+	if hung(err) {
+		return fmt.Sprintf("no answer within %s", limit)
+	}
+	return fmt.Sprintf("error %s %q", status.Code(err), status.Convert(err).Message())
+}
+
+// hung reports whether a call ended at its deadline, and crashed whether it lost its connection: neither is an answer.
+func hung(err error) bool    { return status.Code(err) == codes.DeadlineExceeded }
+func crashed(err error) bool { return status.Code(err) == codes.Unavailable }
+
+// watch is a ListAndWatch stream.
+type watch struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced at each list, and at the end
+	lists   []*v1beta1.ListAndWatchResponse
+	ended   error
+}
+
+func (p *plugin) startWatch(ctx context.Context) *watch {
+	ctx, cancel := context.WithCancel(ctx)
+	w := &watch{cancel: cancel, done: make(chan struct{}), changed: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		stream, err := p.client.ListAndWatch(ctx, &v1beta1.Empty{}, grpc.WaitForReady(true))
+		for range maxLists {
+			var list *v1beta1.ListAndWatchResponse
+			if err == nil {
+				list, err = stream.Recv()
+			}
+			w.received(list, err)
+			if err != nil {
+				return
+			}
+		}
+		<-ctx.Done()
+	}()
+	return w
+}
+
+func (w *watch) received(list *v1beta1.ListAndWatchResponse, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil {
+		w.ended = err
+	} else {
+		w.lists = append(w.lists, list)
+	}
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+func (w *watch) close() {
+	w.cancel()
+	<-w.done
+}
+
+// state returns the lists so far, the error that ended the stream, and a channel that a change closes.
+func (w *watch) state() ([]*v1beta1.ListAndWatchResponse, error, chan struct{}) { //nolint:revive // the error is a value
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.lists), w.ended, w.changed
+}
+
+// await waits for a list that fits. The error says why none came.
+func (w *watch) await(ctx context.Context, limit time.Duration, fits func(*v1beta1.ListAndWatchResponse) bool) error {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for {
+		lists, ended, changed := w.state()
+		switch {
+		case slices.ContainsFunc(lists, fits):
+			return nil
+		case ended != nil:
+			return fmt.Errorf("the stream ended: %s", reason(ended, limit))
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			return fmt.Errorf("none within %s", limit)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// awaitFirst waits for the first list.
+func (w *watch) awaitFirst(ctx context.Context, limit time.Duration) error {
+	return w.await(ctx, limit, func(*v1beta1.ListAndWatchResponse) bool { return true })
+}
+
+// devices returns those of the newest list.
+func (p *plugin) devices() []*v1beta1.Device {
+	for _, w := range append([]*watch{p.watch}, p.earlier...) {
+		if lists, _, _ := w.state(); len(lists) > 0 {
+			return lists[len(lists)-1].GetDevices()
+		}
+	}
+	return nil
+}
+
+// healthy returns the IDs of the healthy devices, sorted, each once.
+func (p *plugin) healthy() []string { return p.withHealth(true) }
+
+func (p *plugin) withHealth(healthy bool) []string {
+	var list []string
+	for _, d := range p.devices() {
+		if (d.GetHealth() == v1beta1.Healthy) == healthy {
+			list = append(list, d.GetID())
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// ids returns the IDs of all devices, sorted.
+func ids(devices []*v1beta1.Device) []string {
+	var list []string
+	for _, d := range devices {
+		list = append(list, d.GetID())
+	}
+	slices.Sort(list)
+	return list
+}

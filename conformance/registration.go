@@ -1,0 +1,238 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/internal/resourcename"
+)
+
+// registers waits for the first registration. All other checks need it.
+func registers(ctx context.Context, s *session) verdict {
+	waiting, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if s.command != nil {
+		go func() { // a plugin that has ended does not register
+			select {
+			case <-s.command.done:
+				cancel()
+			case <-waiting.Done():
+			}
+		}()
+	}
+	list, ok := s.kubelet.await(waiting, nil)
+	s.plugins = list
+	if !ok && waiting.Err() != nil && ctx.Err() == nil {
+		return failed("the plugin ended before it registered (%s)", s.command.state)
+	}
+	if !ok {
+		return failed("no plugin registered at %s within %s", s.kubelet.socket(), s.opts.Timeout)
+	}
+	s.kubelet.mu.Lock()
+	took := s.kubelet.last.Sub(s.kubelet.begun)
+	s.kubelet.mu.Unlock()
+	return passed("%s after %s", strings.Join(s.resources(), ", "), took.Round(time.Millisecond))
+}
+
+func (s *session) resources() []string {
+	var names []string
+	for _, p := range s.plugins {
+		names = append(names, p.resource)
+	}
+	return names
+}
+
+func servesFirst(_ context.Context, _ *session, p *plugin) verdict {
+	if p.refused != nil {
+		return failed("when Register was called, %s", p.refused)
+	}
+	return passed("%s accepted connections when Register was called", filepath.Base(p.socket))
+}
+
+func registersVersion(_ context.Context, _ *session, p *plugin) verdict {
+	if got := p.request.GetVersion(); got != v1beta1.Version {
+		return failed("version %q", got)
+	}
+	return passed("%s", v1beta1.Version)
+}
+
+func registersName(_ context.Context, _ *session, p *plugin) verdict {
+	if err := resourcename.Check(p.resource); err != nil {
+		return failed("%q: %v", p.resource, err)
+	}
+	return passed("%s", p.resource)
+}
+
+func registersEndpoint(_ context.Context, _ *session, p *plugin) verdict {
+	endpoint := p.request.GetEndpoint()
+	switch {
+	case endpoint == "" || endpoint == "." || endpoint == ".." || strings.Contains(endpoint, "/"):
+		return failed("endpoint %q", endpoint)
+	case endpoint == socketName:
+		return failed("endpoint %q is the kubelet's own", endpoint)
+	}
+	return passed("%s", endpoint)
+}
+
+func optionsAnswered(_ context.Context, _ *session, p *plugin) verdict {
+	if p.optionsErr != nil {
+		return failed("%s", reason(p.optionsErr, p.timeout))
+	}
+	return passed("%s", describe(p.options))
+}
+
+func optionsAgree(_ context.Context, _ *session, p *plugin) verdict {
+	registered := p.request.GetOptions()
+	switch {
+	case p.optionsErr != nil:
+		return skipped("GetDevicePluginOptions was not answered")
+	case registered == nil:
+		return skipped("Register was called without options")
+	case !proto.Equal(registered, p.options):
+		return failed("%s by Register, %s by GetDevicePluginOptions", describe(registered), describe(p.options))
+	}
+	return passed("%s", describe(p.options))
+}
+
+func describe(o *v1beta1.DevicePluginOptions) string {
+	return fmt.Sprintf("PreStartContainer %t, GetPreferredAllocation %t",
+		o.GetPreStartRequired(), o.GetGetPreferredAllocationAvailable())
+}
+
+// The restarts of the kubelet.
+
+// registersAgain stops the kubelet's side, does something, and starts it again. All resources must register again.
+func (s *session) registersAgain(ctx context.Context, between func() error) verdict {
+	names := s.resources()
+	if len(names) == 0 {
+		return skipped("the plugin has not registered")
+	}
+	err := s.kubelet.stop()
+	if err == nil {
+		err = between()
+	}
+	if err == nil {
+		err = s.kubelet.start(ctx)
+	}
+	if err != nil {
+		return failed("%v", err)
+	}
+	begin := time.Now()
+	list, ok := s.kubelet.await(ctx, names)
+	if !ok {
+		var missing []string
+		for _, name := range names {
+			if !slices.ContainsFunc(list, func(p *plugin) bool { return p.resource == name }) {
+				missing = append(missing, name)
+			}
+		}
+		return failed("%s did not register again within %s", strings.Join(missing, ", "), s.opts.Timeout)
+	}
+	took := time.Since(begin).Round(time.Millisecond)
+	for i, p := range list {
+		// What was seen before stays with the plugin.
+		if old := slices.IndexFunc(s.plugins, func(o *plugin) bool { return o.resource == p.resource }); old >= 0 {
+			list[i].earlier = append(s.plugins[old].earlier, s.plugins[old].watch)
+		}
+	}
+	s.plugins = list
+	for _, p := range list {
+		if err := p.watch.awaitFirst(ctx, p.timeout); err != nil {
+			return failed("%s registered again, but its list: %v", p.resource, err)
+		}
+	}
+	return passed("registered again after %s", took)
+}
+
+func restarted(ctx context.Context, s *session) verdict {
+	return s.registersAgain(ctx, func() error { return nil })
+}
+
+func restartedTwice(ctx context.Context, s *session) verdict {
+	return s.registersAgain(ctx, func() error {
+		if err := s.kubelet.start(ctx); err != nil {
+			return err
+		}
+		return s.kubelet.stop()
+	})
+}
+
+func restartedLater(ctx context.Context, s *session) verdict {
+	return s.registersAgain(ctx, func() error {
+		select {
+		case <-time.After(s.opts.Timeout / 5):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+}
+
+func restartedCleaning(ctx context.Context, s *session) verdict {
+	return s.registersAgain(ctx, s.kubelet.removeSockets)
+}
+
+func restartedSame(_ context.Context, _ *session, p *plugin) verdict {
+	if len(p.earlier) == 0 {
+		return skipped("the plugin has not registered again")
+	}
+	before, _, _ := p.earlier[0].state()
+	now, _, _ := p.watch.state()
+	if len(before) == 0 || len(now) == 0 {
+		return skipped("there are no lists to compare")
+	}
+	if diff := difference(before[len(before)-1].GetDevices(), now[len(now)-1].GetDevices()); diff != "" {
+		return failed("after restarts %s", diff)
+	}
+	return passed("the same %d devices", len(now[len(now)-1].GetDevices()))
+}
+
+// The end of the plugin.
+
+// goesOn is the rule about plugins that crash.
+const goesOn = "plugin-goes-on"
+
+func wentOn(ctx context.Context, _ *session, p *plugin) verdict {
+	if err := p.answering(ctx); err != nil {
+		return failed("%v", err)
+	}
+	return passed("GetDevicePluginOptions is answered after all calls")
+}
+
+func endsAtSignal(_ context.Context, s *session) verdict {
+	if s.command == nil {
+		return skipped("the plugin was not started here")
+	}
+	state, ok := s.command.terminate(s.opts.Timeout)
+	switch {
+	case !ok:
+		return failed("the plugin still runs %s after SIGTERM", s.opts.Timeout)
+	case state != "exit status 0":
+		return failed("%s", state)
+	}
+	return passed("%s", state)
+}
+
+func removesSocket(_ context.Context, s *session) verdict {
+	if s.command == nil {
+		return skipped("the plugin was not started here")
+	}
+	if _, ended := s.command.ended(0); !ended {
+		return skipped("the plugin still runs")
+	}
+	left, err := s.kubelet.sockets()
+	switch {
+	case err != nil:
+		return failed("%v", err)
+	case len(left) > 0:
+		return failed("the plugin left %s", strings.Join(left, ", "))
+	}
+	return passed("the directory has no socket besides the kubelet's")
+}

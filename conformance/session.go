@@ -1,0 +1,158 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// session is one run: a plugin with one or several resources, and the kubelet's side.
+type session struct {
+	opts    Options
+	kubelet *kubelet // nil with Socket
+	command *command // nil without Command
+	own     bool     // the kubelet's directory is to be removed
+
+	plugins []*plugin // in effect, sorted by resource
+	// broken is why the plugin can no longer be checked.
+	broken string
+}
+
+// verdict is the result of a check.
+type verdict struct {
+	outcome Outcome
+	seen    string
+}
+
+func passed(format string, args ...any) verdict { return verdict{Pass, fmt.Sprintf(format, args...)} }
+func failed(format string, args ...any) verdict { return verdict{Fail, fmt.Sprintf(format, args...)} }
+func skipped(format string, args ...any) verdict {
+	return verdict{Skipped, fmt.Sprintf(format, args...)}
+}
+
+// check is how a rule is checked.
+type check func(context.Context, *session) verdict
+
+// open starts the kubelet's side, and then the plugin.
+func (s *session) open(ctx context.Context) error {
+	if s.opts.Socket != "" {
+		p, err := connect("", s.opts.Socket, s.opts.Timeout)
+		if err != nil {
+			return err
+		}
+		s.plugins = []*plugin{p}
+		p.open(ctx)
+		return nil
+	}
+	dir := s.opts.KubeletDir
+	if dir == "" {
+		var err error
+		if dir, err = os.MkdirTemp("", "conformance-"); err != nil {
+			return fmt.Errorf("make a directory for the plugin's socket: %w", err)
+		}
+		s.own = true
+		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // as the kubelet's: plugins may have other users
+			return err
+		}
+	}
+	s.kubelet = &kubelet{dir: dir, timeout: s.opts.Timeout}
+	if err := s.kubelet.check(); err != nil {
+		return err
+	}
+	if err := s.kubelet.start(ctx); err != nil {
+		return err
+	}
+	if len(s.opts.Command) == 0 {
+		return nil
+	}
+	var err error
+	s.command, err = startCommand(s.opts.Command, dir, s.opts.Output)
+	return err
+}
+
+func (s *session) close() error {
+	var err error
+	if s.command != nil {
+		s.command.kill()
+	}
+	if s.kubelet != nil {
+		err = s.kubelet.stop()
+		if s.own {
+			err = errors.Join(err, os.RemoveAll(s.kubelet.dir))
+		}
+	} else {
+		for _, p := range s.plugins {
+			p.close()
+		}
+	}
+	return err
+}
+
+// apply checks a rule, and whether the plugin can be checked further.
+func (s *session) apply(ctx context.Context, r Rule) verdict {
+	if s.broken != "" {
+		if r.ID == goesOn {
+			return failed("%s", s.broken)
+		}
+		return skipped("%s", s.broken)
+	}
+	v := r.check(ctx, s)
+	if s.command != nil && !strings.HasPrefix(r.ID, "end-") {
+		// A connection breaks before the process has ended.
+		wait := time.Duration(0)
+		if v.outcome == Fail {
+			wait = s.opts.Timeout / 20
+		}
+		if state, ended := s.command.ended(wait); ended {
+			s.broken = fmt.Sprintf("the plugin ended by itself (%s) while %s was checked", state, r.ID)
+		}
+	}
+	return v
+}
+
+// each is a check of each resource of the plugin. The rule is broken if one resource breaks it.
+func each(f func(context.Context, *session, *plugin) verdict) check {
+	return func(ctx context.Context, s *session) verdict {
+		if len(s.plugins) == 0 {
+			return skipped("the plugin has not registered")
+		}
+		var verdicts []verdict
+		for _, p := range s.plugins {
+			v := f(ctx, s, p)
+			if len(s.plugins) > 1 {
+				v.seen = p.resource + ": " + v.seen
+			}
+			verdicts = append(verdicts, v)
+		}
+		return merge(verdicts)
+	}
+}
+
+// merge returns a failure before a success before a skipped check, with what was seen of all of that outcome.
+func merge(verdicts []verdict) verdict {
+	for _, outcome := range []Outcome{Fail, Pass, Skipped} {
+		var seen []string
+		for _, v := range verdicts {
+			if v.outcome == outcome {
+				seen = append(seen, v.seen)
+			}
+		}
+		if len(seen) > 0 {
+			return verdict{outcome, strings.Join(seen, "; ")}
+		}
+	}
+	return skipped("there was nothing to check")
+}
+
+// registering is a check that needs the kubelet's side.
+func registering(f check) check {
+	return func(ctx context.Context, s *session) verdict {
+		if s.kubelet == nil {
+			return skipped("the plugin was given by its socket: it registers with this host's kubelet, not here")
+		}
+		return f(ctx, s)
+	}
+}
