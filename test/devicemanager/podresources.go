@@ -1,0 +1,64 @@
+package devicemanager
+
+import (
+	_ "unsafe" // for go:linkname
+
+	v1 "k8s.io/api/core/v1"
+	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+	_ "k8s.io/kubernetes/pkg/kubelet/cm" // for containerDevices
+	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
+)
+
+// containerDevices makes what the PodResources service returns of devices.
+//
+//go:linkname containerDevices k8s.io/kubernetes/pkg/kubelet/cm.containerDevicesFromResourceDeviceInstances
+func containerDevices(devicemanager.ResourceDeviceInstances) []*podresourcesv1.ContainerDevices
+
+// GetPods returns the active pods: no others are known.
+func (k *Kubelet) GetPods() []*v1.Pod { return k.active() }
+
+// GetActivePods returns the active pods.
+func (k *Kubelet) GetActivePods() []*v1.Pod { return k.active() }
+
+// GetPodByName returns an active pod.
+func (k *Kubelet) GetPodByName(namespace, name string) (*v1.Pod, bool) {
+	for _, p := range k.active() {
+		if p.Namespace == namespace && p.Name == name {
+			return p, true
+		}
+	}
+	return nil, false
+}
+
+// podDevices are the devices as the kubelet gives them to its PodResources service.
+type podDevices struct{ *devicemanager.ManagerImpl }
+
+// GetDevices returns those of a container.
+func (d podDevices) GetDevices(uid, container string) []*podresourcesv1.ContainerDevices {
+	return containerDevices(d.ManagerImpl.GetDevices(uid, container))
+}
+
+// GetAllocatableDevices returns the healthy ones.
+func (d podDevices) GetAllocatableDevices() []*podresourcesv1.ContainerDevices {
+	return containerDevices(d.ManagerImpl.GetAllocatableDevices())
+}
+
+// noResources has no CPUs, memory and claims to tell of.
+type noResources struct{}
+
+// GetCPUs returns none.
+func (noResources) GetCPUs(string, string) []int64 { return nil }
+
+// GetAllocatableCPUs returns none.
+func (noResources) GetAllocatableCPUs() []int64 { return nil }
+
+// GetMemory returns none.
+func (noResources) GetMemory(string, string) []*podresourcesv1.ContainerMemory { return nil }
+
+// GetAllocatableMemory returns none.
+func (noResources) GetAllocatableMemory() []*podresourcesv1.ContainerMemory { return nil }
+
+// GetDynamicResources returns none.
+func (noResources) GetDynamicResources(*v1.Pod, *v1.Container) []*podresourcesv1.DynamicResource {
+	return nil
+}

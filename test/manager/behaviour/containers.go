@@ -1,0 +1,274 @@
+package behaviour
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/manager/model"
+)
+
+var containers = []Case{
+	{
+		Name:    "PreStartContainer is called with all devices before each start",
+		Mirrors: "TestDevicePreStartContainer",
+		Run: func(n *Node) {
+			p := n.prepare(gpu, numbered(4)...)
+			p.Options.PreStartRequired = true
+			n.add(p)
+			n.counts(gpu, 4, 4)
+			n.admit(single("a", 2))
+			n.equal("calls", 0, p.Calls("PreStartContainer"))
+			first := n.start(single("a", 2), "main")
+			n.equal("options of the second start", first, n.start(single("a", 2), "main"))
+			ids := n.has(single("a", 2), "main")
+			n.equal("devices", [][]string{ids, ids}, p.Args("PreStartContainer"))
+		},
+	},
+	{
+		Name:    "PreStartContainer is not called for a limit of 0",
+		Mirrors: "TestDevicePreStartContainer",
+		Run: func(n *Node) {
+			p := n.prepare(gpu, numbered(4)...)
+			p.Options.PreStartRequired = true
+			n.add(p)
+			n.counts(gpu, 4, 4)
+			n.admit(single("a", 0))
+			n.start(single("a", 0), "main")
+			n.equal("calls", []int{0, 0}, []int{p.Calls("PreStartContainer"), p.Calls("Allocate")})
+		},
+	},
+	{
+		Name:    "an error of PreStartContainer fails the start, and the next one is tried again",
+		Mirrors: "facts 1d: PreStartContainer",
+		Run: func(n *Node) {
+			p := n.prepare(gpu, numbered(1)...)
+			p.Options.PreStartRequired = true
+			p.OnPreStart = func(context.Context, []string) error { return errors.New("not yet") }
+			n.add(p)
+			n.counts(gpu, 1, 1)
+			n.admit(single("a", 1))
+			_, err := n.Start(n.Context(), single("a", 1), "main")
+			if err == nil || !strings.Contains(err.Error(), "device plugin PreStartContainer rpc failed with err:") {
+				n.Errorf("start: %v", err)
+			}
+			p.OnPreStart = nil
+			n.start(single("a", 1), "main")
+		},
+	},
+	{
+		Name:    "a container without devices starts with nothing",
+		Mirrors: "TestDeviceRunContainerOptions: empty",
+		Run: func(n *Node) {
+			n.plug(gpu, numbered(1)...)
+			p := pod("a", container("main", limits{gpu: 1}), container("plain", nil))
+			n.admit(p)
+			n.equal("options", model.RunOptions{}, n.start(p, "plain"))
+		},
+	},
+	{
+		Name:    "CDI devices of several resources are joined, and each is named once",
+		Mirrors: "TestDeviceRunContainerOptions: CDI from several resources, duplicates",
+		Run: func(n *Node) {
+			answer := func(names ...string) func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
+				return func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
+					r := &response{}
+					for _, name := range names {
+						r.CdiDevices = append(r.CdiDevices, &v1beta1.CDIDevice{Name: name})
+					}
+					return allocated(r), nil
+				}
+			}
+			n.plug(gpu, numbered(1)...).OnAllocate = answer("v.com/c=1", "v.com/c=1", "v.com/c=2")
+			n.plug(nic, device("n0")).OnAllocate = answer("v.com/c=2", "v.com/c=3")
+			p := pod("a", container("main", limits{gpu: 1, nic: 1}))
+			n.admit(p)
+			got := n.start(p, "main").CDIDevices
+			n.equal("CDI devices", []string{"v.com/c=1", "v.com/c=2", "v.com/c=3"}, slices.Sorted(slices.Values(got)))
+		},
+	},
+	{
+		Name:    "two resources that set one variable, mount and device node differently",
+		Mirrors: "facts 1d: Merge over resources",
+		Kubelet: "set it as either one wants, at random, and only the log says so",
+		Here:    "set it as the resource whose name comes first wants, and the answer has the conflict",
+		Run: func(n *Node) {
+			answer := func(value string) func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
+				return func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
+					return allocated(&response{
+						Envs:    map[string]string{"KEY": value, "SAME": "same"},
+						Mounts:  []*v1beta1.Mount{{ContainerPath: "/m", HostPath: "/" + value}},
+						Devices: []*v1beta1.DeviceSpec{{ContainerPath: "/dev/d", HostPath: "/dev/" + value}},
+					}), nil
+				}
+			}
+			n.plug(gpu, numbered(1)...).OnAllocate = answer("gpu")
+			n.plug(nic, device("n0")).OnAllocate = answer("nic")
+			p := pod("a", container("main", limits{gpu: 1, nic: 1}))
+			n.admit(p)
+			o := n.start(p, "main")
+			n.equal("number of mounts and device nodes", []int{1, 1}, []int{len(o.Mounts), len(o.Devices)})
+			if n.faulty() {
+				n.equal("conflicts", 0, len(o.Conflicts))
+				return
+			}
+			n.equal("variables", map[string]string{"KEY": "gpu", "SAME": "same"}, o.Envs)
+			n.equal("number of conflicts", 3, len(o.Conflicts))
+		},
+	},
+	{
+		Name:    "the start of a container whose pod was released",
+		Mirrors: "TestGetDeviceRunContainerOptions",
+		Kubelet: "gets no options, and no error: it starts without devices",
+		Here:    "is refused: no such pod is placed",
+		Run: func(n *Node) {
+			n.plug(gpu, numbered(2)...)
+			n.admit(single("a", 1))
+			n.release(single("a", 1))
+			n.admit(single("b", 1)) // the kubelet collects then
+			o, err := n.Start(n.Context(), single("a", 1), "main")
+			if n.faulty() {
+				if err != nil {
+					n.Errorf("start: %v", err)
+				}
+				n.equal("options", model.RunOptions{}, o)
+			} else if err == nil {
+				n.Errorf("the container was started with %v", o)
+			}
+		},
+	},
+	{
+		Name:    "a start after a restart, before the plugin that wants PreStartContainer is back",
+		Mirrors: "facts 1b: Restart, opts nil",
+		Kubelet: "is done without PreStartContainer",
+		Here:    "is refused until the plugin is back",
+		Run: func(n *Node) {
+			p := n.prepare(gpu, numbered(1)...)
+			p.Options.PreStartRequired = true
+			n.add(p)
+			n.counts(gpu, 1, 1)
+			n.admit(single("a", 1))
+			p.Stop()
+			n.restart(Boot{})
+			_, err := n.Start(n.Context(), single("a", 1), "main")
+			if (err == nil) != n.faulty() {
+				n.Errorf("start: %v", err)
+			}
+			n.again(p, 1)
+			n.start(single("a", 1), "main")
+			n.equal("calls", 1, p.Calls("PreStartContainer"))
+		},
+	},
+}
+
+var health = []Case{
+	{
+		Name:    "the health of a pod's devices follows the list, and each change is announced",
+		Mirrors: "TestUpdateAllocatedResourcesStatus, TestFeatureGateResourceHealthStatus; e2e ..._pod_status_test.go",
+		Run: func(n *Node) {
+			p := n.plug(gpu, device("a"))
+			n.admit(single("a", 1))
+			n.drain()
+			n.equal("health", map[string]map[string]string{gpu: {"a": "Healthy"}}, n.Health(single("a", 1)))
+			for _, d := range []*v1beta1.Device{unhealthy("a"), device("a")} {
+				p.Update(d)
+				n.announced("uid-a")
+				n.equal("health", map[string]map[string]string{gpu: {"a": d.Health}}, n.Health(single("a", 1)))
+			}
+			n.start(single("a", 1), "main") // a pod runs on with an unhealthy device, and after it
+		},
+	},
+	{
+		Name:    "a pod keeps running on an unhealthy device",
+		Mirrors: "e2e device_plugin_failures_test.go: pod keeps running",
+		Run: func(n *Node) {
+			p := n.plug(gpu, device("a"))
+			n.admit(single("a", 1))
+			p.Update(unhealthy("a"))
+			n.counts(gpu, 1, 0)
+			n.equal("devices", []string{"a"}, n.has(single("a", 1), "main"))
+			n.start(single("a", 1), "main")
+		},
+	},
+	{
+		Name:    "the health of a device that is gone, or whose plugin is",
+		Mirrors: "B7",
+		Kubelet: "is Healthy, and nothing is announced",
+		Here:    "is Unknown, and that is announced",
+		Run: func(n *Node) {
+			p := n.plug(gpu, device("a"), device("b"))
+			n.admit(single("a", 2))
+			n.drain()
+			p.Update(device("a"))
+			n.counts(gpu, 1, 1)
+			want := map[string]string{"a": "Healthy", "b": "Unknown"}
+			if n.faulty() {
+				want["b"] = "Healthy"
+			} else {
+				n.announced("uid-a")
+			}
+			n.equal("health without device b", map[string]map[string]string{gpu: want}, n.Health(single("a", 2)))
+			p.Stop()
+			n.counts(gpu, 1, 0)
+			if !n.faulty() {
+				want["a"] = "Unknown"
+				n.announced("uid-a")
+			}
+			n.equal("health without the plugin", map[string]map[string]string{gpu: want}, n.Health(single("a", 2)))
+		},
+	},
+	{
+		Name:    "a change of health of a device whose ID another resource has too",
+		Mirrors: "B8",
+		Kubelet: "is announced for either pod, at random",
+		Here:    "is announced for the pod that has the device",
+		Run: func(n *Node) {
+			p := n.plug(gpu, device("0"))
+			n.plug(nic, device("0"))
+			n.admit(single("a", 1))
+			n.admit(pod("b", container("main", limits{nic: 1})))
+			n.drain()
+			wrong := 0
+			for i := range 40 {
+				d := device("0")
+				if i%2 == 0 {
+					d.Health = v1beta1.Unhealthy
+				}
+				p.Update(d)
+				if uid := <-n.HealthChanges(); uid != "uid-a" {
+					wrong++
+				}
+			}
+			if n.faulty() != (wrong > 0) {
+				n.Errorf("%d of 40 changes were announced for the wrong pod", wrong)
+			}
+		},
+	},
+}
+
+// drain takes the announcements that are there.
+func (n *Node) drain() {
+	for {
+		select {
+		case <-n.HealthChanges():
+		default:
+			return
+		}
+	}
+}
+
+// announced waits for the announcement of a change of health of a pod's device.
+func (n *Node) announced(uid string) {
+	n.Helper()
+	ctx, cancel := context.WithTimeout(n.Context(), patience)
+	defer cancel()
+	select {
+	case got := <-n.HealthChanges():
+		n.equal("the pod of the change", uid, got)
+	case <-ctx.Done():
+		n.Errorf("no change of health was announced for %s", uid)
+	}
+}

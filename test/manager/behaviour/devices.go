@@ -1,0 +1,161 @@
+package behaviour
+
+import (
+	"errors"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+var devices = []Case{
+	{
+		Name:    "each list replaces the one before: 3/2, 2/2, 3/1, 2/0",
+		Mirrors: "TestUpdateCapacityAllocatable",
+		Run: func(n *Node) {
+			p := n.plug(gpu, device("a"), device("b"), unhealthy("c"))
+			n.counts(gpu, 3, 2)
+			p.Update(device("a"), device("b"))
+			n.counts(gpu, 2, 2)
+			p.Update(device("a"), unhealthy("b"), unhealthy("c"))
+			n.counts(gpu, 3, 1)
+			p.Update(unhealthy("b"), unhealthy("c"))
+			n.counts(gpu, 2, 0)
+			p.Update()
+			n.counts(gpu, 0, 0)
+		},
+	},
+	{
+		Name:    "only the health Healthy is healthy",
+		Mirrors: "facts 1b: ListAndWatch message",
+		Run: func(n *Node) {
+			p := n.plug(gpu, device("a"))
+			p.Update(device("a"), &v1beta1.Device{ID: "b", Health: "weird"}, &v1beta1.Device{ID: "c"},
+				&v1beta1.Device{ID: "d", Health: "healthy"})
+			n.counts(gpu, 4, 1)
+		},
+	},
+	{
+		Name:    "devices that pods have are not subtracted",
+		Mirrors: "facts 1b: Capacity / allocatable",
+		Run: func(n *Node) {
+			n.plug(gpu, numbered(3)...)
+			n.admit(single("a", 2))
+			n.counts(gpu, 3, 3)
+		},
+	},
+	{
+		Name:    "a device listed twice with different health",
+		Mirrors: "not covered upstream: duplicate IDs",
+		Kubelet: "counts as two devices, one of them healthy",
+		Here:    "is one device, with the health that came last",
+		Run: func(n *Node) {
+			p := n.plug(gpu, device("x"))
+			p.Update(device("a"), unhealthy("a"), unhealthy("b"))
+			if n.faulty() {
+				n.counts(gpu, 3, 1)
+			} else {
+				n.counts(gpu, 2, 0)
+			}
+		},
+	},
+	{
+		Name:    "a plugin that ends leaves its devices unhealthy, and one that returns makes them healthy",
+		Mirrors: "e2e device_plugin_failures_test.go: plugin stop; TestEndpointSyncOnDisconnect",
+		Run: func(n *Node) {
+			p := n.plug(gpu, device("a"), unhealthy("b"))
+			p.Stop()
+			n.counts(gpu, 2, 0)
+			n.refuse(single("late", 1), "no healthy devices present; cannot allocate unhealthy devices "+gpu)
+			p.Update(numbered(2)...)
+			n.again(p, 2)
+			n.admit(single("on-time", 2))
+		},
+	},
+	{
+		Name:    "the devices of a plugin that was gone for five minutes are gone too",
+		Mirrors: "TestUpdateCapacityAllocatable: expiry; e2e: 0/2 then 0/0",
+		Run: func(n *Node) {
+			p := n.plug(gpu, numbered(2)...)
+			p.Stop()
+			n.counts(gpu, 2, 0)
+			n.Expire()
+			n.counts(gpu, 0, 0)
+			n.again(p, 2)
+			n.admit(single("on-time", 2))
+		},
+	},
+	{
+		Name:    "a resource that is gone while a pod has a device of it refuses pods",
+		Mirrors: "TestPodContainerDeviceToAllocate; TestUpdateCapacityAllocatable: expiry",
+		Run: func(n *Node) {
+			p := n.plug(gpu, numbered(2)...)
+			n.admit(single("a", 1))
+			p.Stop()
+			n.counts(gpu, 2, 0)
+			n.Expire()
+			n.counts(gpu, 0, 0)
+			n.refuse(single("late", 1), "cannot allocate unregistered device example.com/gpu")
+		},
+	},
+	{
+		Name:    "a list that fails at once is not asked for again",
+		Mirrors: "e2e device_plugin_failures_test.go: ListAndWatch fails at once",
+		Run: func(n *Node) {
+			p := n.prepare(gpu, numbered(2)...)
+			failed := make(chan struct{}, 8)
+			p.OnList = func() error { failed <- struct{}{}; return errors.New("no list") }
+			n.add(p)
+			<-failed
+			n.plug("example.com/other", numbered(1)...) // while the manager could ask again
+			n.equal("counts", Counts{}, n.Counts(gpu))
+			n.equal("calls of ListAndWatch", 1, p.Calls("ListAndWatch"))
+		},
+	},
+	{
+		Name:    "a list that fails later leaves the devices unhealthy, and is not asked for again",
+		Mirrors: "e2e device_plugin_failures_test.go: ListAndWatch fails later",
+		Run: func(n *Node) {
+			p := n.prepare(gpu, numbered(2)...)
+			lists := 0
+			p.OnList = func() error {
+				if lists++; lists > 1 {
+					return errors.New("no more lists")
+				}
+				return nil
+			}
+			n.add(p)
+			n.counts(gpu, 2, 2)
+			p.Update(numbered(2)...)
+			n.counts(gpu, 2, 0)
+			n.Expire()
+			n.counts(gpu, 0, 0)
+			n.equal("calls of ListAndWatch", 1, p.Calls("ListAndWatch"))
+		},
+	},
+	{
+		Name:    "four devices become unhealthy one after the other, and healthy again",
+		Mirrors: "e2e device_plugin_failures_test.go: partial flips",
+		Run: func(n *Node) {
+			ids := []string{"a", "b", "c", "d"}
+			p := n.plug(gpu, device("a"), device("b"), device("c"), device("d"))
+			for sick := 1; sick <= 8; sick++ {
+				var list []*v1beta1.Device
+				for i, id := range ids {
+					if i < min(sick, 8-sick) {
+						list = append(list, unhealthy(id))
+					} else {
+						list = append(list, device(id))
+					}
+				}
+				p.Update(list...)
+				n.counts(gpu, 4, 4-min(sick, 8-sick))
+			}
+		},
+	},
+	{
+		Name:    "devices with any ID are counted",
+		Mirrors: "facts 1b: IDs are not validated",
+		Run: func(n *Node) {
+			n.plug(gpu, device("0"), device("GPU/with spaces \u00e9"), device(string(make([]byte, 300))))
+		},
+	},
+}

@@ -1,0 +1,342 @@
+package behaviour
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/manager/model"
+)
+
+// faults are the known faults of the kubelet's device manager that no other case is about.
+var faults = []Case{
+	{
+		Name:    "the end of a plugin that another instance has replaced",
+		Mirrors: "B1",
+		Kubelet: "disconnects the new instance: its devices become unhealthy until it registers again",
+		Here:    "changes nothing: the new instance has the resource",
+		Run: func(n *Node) {
+			old := n.plug(gpu, numbered(4)...)
+			fresh := n.plug(gpu, numbered(5)...)
+			old.Stop()
+			if n.faulty() {
+				n.counts(gpu, 5, 0)
+				n.refuse(single("a", 1), noHealthy)
+				return
+			}
+			fresh.Update(numbered(6)...)
+			n.counts(gpu, 6, 6)
+			n.admit(single("a", 6))
+		},
+	},
+	{
+		Name:    "the end of a plugin after the registration of another instance failed",
+		Mirrors: "B1b",
+		Kubelet: "is not noticed: its devices stay allocatable, and pods fail",
+		Here:    "makes the devices unhealthy",
+		Run: func(n *Node) {
+			old := n.plug(gpu, numbered(2)...)
+			bad := n.prepare(gpu, numbered(2)...)
+			bad.OnOptions = func(context.Context) error { return fmt.Errorf("no options") }
+			n.serve(bad)
+			if err := bad.Register(n.Context(), n.config.Dir); err == nil {
+				n.Fatal("the registration succeeded")
+			}
+			n.admit(single("a", 1))
+			old.Stop()
+			if n.faulty() {
+				n.plug(nic, device("n0")) // while the end could be noticed
+				n.counts(gpu, 2, 2)
+				n.refuse(single("b", 1), "")
+				return
+			}
+			n.counts(gpu, 2, 0)
+			n.refuse(single("b", 1), noHealthy)
+		},
+	},
+	{
+		Name:    "an Allocate answer without containers",
+		Mirrors: "B2",
+		Kubelet: "leaves the devices with nobody until another pod is released",
+		Here:    "refuses the pod and gives the devices back",
+		Run: func(n *Node) {
+			p := n.plug(gpu, numbered(2)...)
+			p.OnAllocate = func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
+				return &v1beta1.AllocateResponse{}, nil
+			}
+			n.refuse(single("a", 2), "no containers return in allocation response")
+			p.OnAllocate = nil
+			if n.faulty() {
+				n.refuse(single("b", 1), "Available: 0")
+				return
+			}
+			n.admit(single("b", 2))
+		},
+	},
+	{
+		Name:    "a device that leaves the list during its Allocate call",
+		Mirrors: "B3",
+		Kubelet: "crashes the kubelet",
+		Here:    "refuses the pod, or admits it with the device unhealthy",
+		Run: func(n *Node) {
+			p := n.plug(gpu, device("a"))
+			p.OnAllocate = func(_ context.Context, ids []string) (*v1beta1.AllocateResponse, error) {
+				p.Update(device("b"), device("c"))
+				n.counts(gpu, 2, 2)
+				return allocated(p.plain(ids)), nil
+			}
+			if n.faulty() {
+				n.crash(single("a", 1))
+				return
+			}
+			first := n.try(single("a", 1))
+			p.OnAllocate = nil
+			n.admit(single("b", 2))
+			if first != nil && len(n.has(single("a", 1), "main")) > 0 {
+				n.Errorf("the refused pod has %v", n.has(single("a", 1), "main"))
+			}
+		},
+	},
+	{
+		Name:    "a pod that is admitted again, with a Topology Manager, after its device has left the list",
+		Mirrors: "B4",
+		Kubelet: "crashes the kubelet, again after each restart",
+		Here:    "keeps what it has",
+		Config:  Config{Policy: "best-effort"},
+		Run: func(n *Node) {
+			p := n.plug(gpu, device("a", 0))
+			n.admit(single("a", 1))
+			p.Update(device("b", 0), device("c", 1))
+			n.counts(gpu, 2, 2)
+			if n.faulty() {
+				n.crash(single("a", 1))
+				return
+			}
+			n.admit(single("a", 1))
+			n.equal("devices", []string{"a"}, n.has(single("a", 1), "main"))
+		},
+	},
+	{
+		Name:    "a plugin that does not answer Allocate",
+		Mirrors: "B9; not covered upstream: slow plugin",
+		Kubelet: "keeps the pod waiting for ever",
+		Here:    "has its pod refused after a deadline",
+		Run: func(n *Node) {
+			p := n.plug(gpu, numbered(1)...)
+			asked := make(chan struct{}, 1)
+			p.OnAllocate = func(ctx context.Context, _ []string) (*v1beta1.AllocateResponse, error) {
+				asked <- struct{}{}
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			answer := make(chan error, 1)
+			go func() { answer <- n.Admit(context.Background(), single("a", 1)) }()
+			<-asked
+			if n.faulty() {
+				select {
+				case err := <-answer:
+					n.Errorf("the pod was answered: %v", err)
+				case <-time.After(12 * time.Second): // longer than the deadline of the default
+				}
+				p.Stop() // ends the call
+			}
+			if err := <-answer; err == nil {
+				n.Error("the pod was admitted")
+			}
+		},
+	},
+	{
+		Name:    "a plugin that does not answer is waited for, and pods of other resources are admitted meanwhile",
+		Mirrors: "not covered upstream: slow plugin",
+		Kubelet: "crashes if another pod is admitted at the same time, so its kubelet admits pods one by one",
+		Here:    "costs the pods of its own resource only",
+		Kills:   true,
+		Run: func(n *Node) {
+			p := n.plug(gpu, numbered(1)...)
+			n.plug(nic, device("n0"))
+			asked, answer := make(chan struct{}), make(chan struct{})
+			p.OnAllocate = func(_ context.Context, ids []string) (*v1beta1.AllocateResponse, error) {
+				close(asked)
+				<-answer
+				return allocated(p.plain(ids)), nil
+			}
+			first := make(chan error, 1)
+			go func() { first <- n.Admit(context.Background(), single("a", 1)) }()
+			<-asked
+			err := n.try(pod("b", container("main", limits{nic: 1})))
+			close(answer)
+			n.died(n.faulty(), err, <-first)
+		},
+	},
+	{
+		Name:    "64 pods that are admitted at the same time",
+		Mirrors: "B10; not covered upstream: concurrent admission",
+		Kubelet: "crash the kubelet",
+		Here:    "get a device each",
+		Kills:   true,
+		Run: func(n *Node) {
+			n.plug(gpu, numbered(64)...)
+			var running sync.WaitGroup
+			errs := make([]error, 64)
+			for i := range errs {
+				running.Go(func() { errs[i] = n.Admit(context.Background(), single(fmt.Sprint(i), 1)) })
+			}
+			running.Wait()
+			n.died(n.faulty(), errs...)
+			if n.crashed {
+				return
+			}
+			var all [][]string
+			for i := range errs {
+				all = append(all, n.has(single(fmt.Sprint(i), 1), "main"))
+			}
+			n.disjoint(all...)
+		},
+	},
+	{
+		Name:    "2,000 admissions and releases, 32 at a time",
+		Mirrors: "B10; not covered upstream: concurrent admission",
+		Kubelet: "crash the kubelet",
+		Here:    "give no device twice, and lose none",
+		Kills:   true,
+		Run:     manyAtOnce,
+	},
+	{
+		Name:    "a list of more than 4 MiB",
+		Mirrors: "B13; not covered upstream: 4 MiB list",
+		Kubelet: "disconnects the plugin",
+		Here:    "is taken",
+		Run: func(n *Node) {
+			p := n.plug(gpu, numbered(1)...)
+			var list []*v1beta1.Device
+			for i := range 20_000 {
+				list = append(list, device(fmt.Sprintf("%0300d", i)))
+			}
+			p.Update(list...)
+			if n.faulty() {
+				n.counts(gpu, 1, 0)
+				return
+			}
+			n.counts(gpu, len(list), len(list))
+			n.admit(single("a", 2))
+		},
+	},
+}
+
+// died checks whether one of several admissions has crashed the manager, and if it must not, that all have succeeded.
+func (n *Node) died(must bool, errs ...error) {
+	n.Helper()
+	for _, err := range errs {
+		switch {
+		case must && err != nil:
+			n.crashed = true
+		case err != nil:
+			n.Error(err)
+		}
+	}
+	if must && !n.crashed {
+		n.Error("the manager did not crash")
+	}
+}
+
+// manyAtOnce has 32 clients that admit and release pods with 1 or 2 of 64 devices.
+func manyAtOnce(n *Node) {
+	n.plug(gpu, numbered(64)...)
+	var holders sync.Map // pods by the ID of the device
+	var running sync.WaitGroup
+	var refused, failed atomic.Int64
+	must := n.faulty()
+	for c := range 32 {
+		running.Go(func() {
+			for i := range 63 {
+				p := single(fmt.Sprintf("%d-%d", c, i), 1+(c+i)%2)
+				if err := n.Admit(context.Background(), p); err != nil {
+					refused.Add(1)
+					if must {
+						failed.Add(1)
+						return
+					}
+					continue
+				}
+				n.hold(&holders, p)
+			}
+		})
+	}
+	running.Wait()
+	if must {
+		if failed.Load() == 0 {
+			n.Error("the manager did not crash")
+		}
+		n.crashed = true
+		return
+	}
+	if refused.Load() > 0 {
+		n.Errorf("%d pods were refused although there are devices for all", refused.Load())
+	}
+	n.admit(single("all", 64))
+}
+
+// hold notes which devices a pod has, and releases it.
+func (n *Node) hold(holders *sync.Map, p model.Pod) {
+	ids := n.has(p, "main")
+	if len(ids) != p.Containers[0].Limits[gpu] {
+		n.Errorf("%s has %v", p.Name, ids)
+	}
+	for _, id := range ids {
+		if other, held := holders.LoadOrStore(id, p.Name); held {
+			n.Errorf("%s has %s, which %v has", p.Name, id, other)
+		}
+	}
+	for _, id := range ids {
+		holders.Delete(id)
+	}
+	if err := n.Release(p); err != nil {
+		n.Errorf("release %s: %v", p.Name, err)
+	}
+}
+
+// hostile are plugins that do not mean well.
+var hostile = []Case{
+	{
+		Name:    "a plugin whose endpoint is outside the directory",
+		Mirrors: "not covered upstream: path escape",
+		Kubelet: "is registered",
+		Here:    "is refused",
+		Run: func(n *Node) {
+			outside := newPlugin(gpu, filepath.Join(n.config.Registry, "..", "..", filepath.Base(n.config.Dir)+".sock"),
+				numbered(1)...)
+			n.serve(outside)
+			defer outside.Stop()
+			err := register(n.Context(), n.config.Dir, &v1beta1.RegisterRequest{
+				Version: v1beta1.Version, ResourceName: gpu, Endpoint: "../" + filepath.Base(outside.Socket),
+			})
+			if n.faulty() != (err == nil) {
+				n.Errorf("register: %v", err)
+			}
+			if n.faulty() {
+				n.counts(gpu, 1, 1)
+				outside.Stop()
+				n.counts(gpu, 1, 0)
+			} else {
+				n.equal("counts", Counts{}, n.Counts(gpu))
+			}
+		},
+	},
+	{
+		Name:    "a thousand lists in a second are taken, and the last one counts",
+		Mirrors: "not covered upstream: hostile plugin",
+		Run: func(n *Node) {
+			p := n.plug(gpu, numbered(1)...)
+			for i := range 1000 {
+				p.Update(numbered(1 + i%50)...)
+			}
+			p.Update(numbered(7)...)
+			n.counts(gpu, 7, 7)
+		},
+	},
+}

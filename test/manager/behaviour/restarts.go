@@ -1,0 +1,182 @@
+package behaviour
+
+import (
+	"os"
+	"slices"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+const noHealthy = "no healthy devices present; cannot allocate unhealthy devices " + gpu
+
+var restarts = slices.Concat([]Case{
+	{
+		Name:    "a pod keeps its devices and options over restarts of its container, the plugin and the manager",
+		Mirrors: "e2e device_plugin_test.go: assignment kept; TestCheckpoint",
+		Run: func(n *Node) {
+			list := []*v1beta1.Device{device("a", 0), device("b", 0, 1), device("c"), device("d", 1)}
+			p := n.plug(gpu, list...)
+			mine := single("a", 3)
+			n.admit(mine)
+			devices, options, listed := n.has(mine, "main"), n.start(mine, "main"), n.listPods()
+			check := func(after string) {
+				n.Helper()
+				n.admit(mine)
+				n.equal("devices after "+after, devices, n.has(mine, "main"))
+				n.equal("options after "+after, options, n.start(mine, "main"))
+				n.equal("PodResources after "+after, listed, n.listPods())
+			}
+			check("a restart of the container")
+			p.Stop()
+			n.counts(gpu, 4, 0)
+			n.again(p, 4)
+			check("a restart of the plugin")
+			n.restart(Boot{})
+			n.counts(gpu, 0, 0)
+			n.equal("devices before the plugin is back", devices, n.has(mine, "main"))
+			n.again(p, 4)
+			check("a restart of the manager")
+			p.Stop()
+			n.restart(Boot{})
+			n.again(p, 4)
+			check("a restart of both")
+			n.admit(single("b", 1))
+			n.disjoint(devices, n.has(single("b", 1), "main"))
+			n.refuse(single("c", 1), "Available: 0")
+		},
+	},
+	{
+		Name:    "after a restart a resource has no devices until its plugin is back, and pods are refused",
+		Mirrors: "TestUpdateCapacityAllocatable: checkpoint reload; e2e device_manager_test.go",
+		Run: func(n *Node) {
+			p := n.plug(gpu, numbered(2)...)
+			n.admit(single("old", 1))
+			n.restart(Boot{})
+			n.counts(gpu, 0, 0)
+			n.refuse(single("new", 1), "UnexpectedAdmissionError: Allocate failed due to "+noHealthy)
+			n.again(p, 2)
+			n.admit(single("new", 1))
+		},
+	},
+	{
+		Name:    "a pod that was deleted while the manager was down frees its devices",
+		Mirrors: "e2e device_plugin_test.go: [OrphanedPods]",
+		Run: func(n *Node) {
+			p := n.plug(gpu, numbered(2)...)
+			n.admit(single("a", 2))
+			n.restart(Boot{})
+			n.release(single("a", 2))
+			n.again(p, 2)
+			n.admit(single("b", 2))
+		},
+	},
+	{
+		Name:    "a running pod is admitted again after a restart, before its plugin is back",
+		Mirrors: "facts 1c: Kubelet restart skip; e2e: kubelet restart",
+		Run: func(n *Node) {
+			n.plug(gpu, numbered(2)...)
+			n.admit(single("a", 1))
+			before := n.has(single("a", 1), "main")
+			n.restart(Boot{NotReady: true, Running: []Container{{"uid-a", "main"}}})
+			n.admit(single("a", 1))
+			n.equal("devices", before, n.has(single("a", 1), "main"))
+		},
+	},
+	{
+		Name:    "a pod after a reboot of the node, before its plugin is back",
+		Mirrors: "e2e device_plugin_test.go: node reboot; device_manager_test.go",
+		Kubelet: "is refused, which is final",
+		Here:    "keeps its devices",
+		Run: func(n *Node) {
+			p := n.plug(gpu, numbered(2)...)
+			n.admit(single("a", 1))
+			p.Stop()
+			n.restart(Boot{NotReady: true})
+			if n.faulty() {
+				n.refuse(single("a", 1), "Allocate failed due to "+noHealthy)
+				return
+			}
+			n.admit(single("a", 1))
+			n.equal("number of devices", 1, len(n.has(single("a", 1), "main")))
+		},
+	},
+	{
+		Name:    "a running pod whose init container had a device, after a restart",
+		Mirrors: "B5",
+		Kubelet: "is refused, although it runs: its init container does not",
+		Here:    "keeps its devices",
+		Run: func(n *Node) {
+			n.plug(gpu, numbered(2)...)
+			p := withInit(single("a", 1), container("init", limits{gpu: 1}))
+			n.admit(p)
+			n.restart(Boot{NotReady: true, Running: []Container{{"uid-a", "main"}}})
+			if n.faulty() {
+				n.refuse(p, noHealthy)
+				return
+			}
+			n.admit(p)
+			n.equal("number of devices", 1, len(n.has(p, "main")))
+		},
+	},
+	{
+		Name:    "a running pod whose plugin comes back late",
+		Mirrors: "B11",
+		Kubelet: "is refused, which is final",
+		Here:    "keeps its devices",
+		Run: func(n *Node) {
+			n.plug(gpu, numbered(2)...)
+			n.admit(single("a", 1))
+			n.restart(Boot{Running: []Container{{"uid-a", "main"}}})
+			if n.faulty() {
+				n.refuse(single("a", 1), noHealthy)
+				return
+			}
+			n.admit(single("a", 1))
+			n.equal("number of devices", 1, len(n.has(single("a", 1), "main")))
+		},
+	},
+}, damages())
+
+// damages are cases of a state file that was damaged while a pod has the only device.
+func damages() (cases []Case) {
+	for _, c := range []struct {
+		name   string
+		damage func([]byte) []byte
+	}{
+		{"a bit in the middle has changed", func(b []byte) []byte { b[len(b)/2] ^= 0x20; return b }},
+		{"the second half is missing", func(b []byte) []byte { return b[:len(b)/2] }},
+		{"it is empty", func([]byte) []byte { return nil }},
+		{"all bytes are zero", func(b []byte) []byte { clear(b); return b }},
+	} {
+		cases = append(cases, Case{
+			Name:    "a manager whose file was damaged: " + c.name,
+			Mirrors: "B6; not covered upstream: checkpoint damage",
+			Kubelet: "forgets the pod, and gives its device to another one",
+			Here:    "never gives the device to another pod",
+			Run:     func(n *Node) { n.damage(c.damage) },
+		})
+	}
+	return cases
+}
+
+func (n *Node) damage(damage func([]byte) []byte) {
+	p := n.plug(gpu, numbered(1)...)
+	n.admit(single("a", 1))
+	if err := n.Stop(); err != nil {
+		n.Fatal(err)
+	}
+	data, err := os.ReadFile(n.StateFile())
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.write(n.StateFile(), string(damage(data)))
+	n.boot(Boot{})
+	n.again(p, 1)
+	err = n.try(single("b", 1))
+	if n.faulty() != (err == nil) {
+		n.Errorf("admit the second pod: %v", err)
+	}
+	if n.faulty() {
+		n.equal("devices of the first pod", 0, len(n.has(single("a", 1), "main")))
+	}
+}

@@ -1,0 +1,395 @@
+package behaviour
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/manager/model"
+)
+
+var preferred = []Case{
+	{
+		Name:    "a plugin is asked what it prefers among the free devices, with those it must include",
+		Mirrors: "TestGetPreferredAllocationParameters",
+		Run: func(n *Node) {
+			var asked []*v1beta1.ContainerPreferredAllocationRequest
+			p := n.preferring(numbered(6), func(r *available) []string {
+				asked = append(asked, r)
+				return nil
+			})
+			n.admit(single("a", 2))
+			n.equal("size", 2, int(asked[0].AllocationSize))
+			n.equal("available", 6, len(asked[0].AvailableDeviceIDs))
+			n.equal("to include", 0, len(asked[0].MustIncludeDeviceIDs))
+			both := withInit(pod("b", container("main", limits{gpu: 3})), container("init", limits{gpu: 1}))
+			n.admit(both)
+			n.equal("calls", 3, p.Calls("GetPreferredAllocation"))
+			n.equal("size", 3, int(asked[2].AllocationSize))
+			n.equal("available", 4, len(asked[2].AvailableDeviceIDs))
+			n.equal("to include", n.has(both, "init"), asked[2].MustIncludeDeviceIDs)
+			n.subset("init", n.has(both, "init"), "main", n.has(both, "main"))
+		},
+	},
+	{
+		Name:    "the preferred devices are allocated",
+		Mirrors: "TestGetPreferredAllocation of endpoint_test.go",
+		Run: func(n *Node) {
+			n.preferring(numbered(8), func(*available) []string { return []string{"d003", "d006"} })
+			n.admit(single("a", 2))
+			n.equal("devices", []string{"d003", "d006"}, n.has(single("a", 2), "main"))
+		},
+	},
+	{
+		Name:    "unknown, used and repeated devices and short answers of a preference are ignored",
+		Mirrors: "facts 1c: Preferred result",
+		Run: func(n *Node) {
+			answer := []string{"d005"}
+			n.preferring(numbered(8), func(*available) []string { return answer })
+			n.admit(single("a", 1))
+			answer = []string{"no-such-device", "d005", "d002", "d002", ""}
+			n.admit(single("b", 3))
+			got := n.has(single("b", 3), "main")
+			n.equal("number of devices", 3, len(got))
+			n.disjoint(got, []string{"d005"})
+			n.subset("d002", []string{"d002"}, "b", got)
+		},
+	},
+	{
+		Name:    "an error of the preference refuses the pod",
+		Mirrors: "facts 1c: Preferred result",
+		Run: func(n *Node) {
+			p := n.preferring(numbered(2), nil)
+			p.OnPrefer = func(context.Context, *available) ([]string, error) { return nil, errors.New("undecided") }
+			n.refuse(single("a", 1), "device plugin GetPreferredAllocation rpc failed with err:")
+			p.OnPrefer = nil
+			n.admit(single("b", 2))
+		},
+	},
+	{
+		Name:    "an error of the preference after some devices were picked",
+		Mirrors: "B2",
+		Kubelet: "leaves these devices with nobody until another pod is released",
+		Here:    "gives them back",
+		Config:  Config{Policy: "best-effort"},
+		Run: func(n *Node) {
+			list := []*v1beta1.Device{device("a", 0), device("b", 1), device("c", 1), device("x")}
+			p := n.preferring(list, nil)
+			p.OnPrefer = func(context.Context, *available) ([]string, error) { return nil, errors.New("undecided") }
+			n.refuse(single("a", 4), "undecided")
+			p.OnPrefer = nil
+			if n.faulty() {
+				n.refuse(single("b", 2), "Available: 1")
+				return
+			}
+			n.admit(single("b", 4))
+		},
+	},
+	{
+		Name:    "a plugin whose devices of init containers suffice",
+		Mirrors: "B12",
+		Kubelet: "is not asked what it prefers",
+		Here:    "is asked which of them it prefers",
+		Run: func(n *Node) {
+			p := n.preferring(numbered(4), nil)
+			n.admit(withInit(pod("a", container("main", limits{gpu: 1})), container("init", limits{gpu: 2})))
+			want := 2
+			if n.faulty() {
+				want = 1
+			}
+			n.equal("calls", want, p.Calls("GetPreferredAllocation"))
+		},
+	},
+}
+
+// preferring adds a plugin that is asked what it prefers.
+func (n *Node) preferring(list []*v1beta1.Device, prefer func(*available) []string) *Plugin {
+	n.Helper()
+	p := n.prepare(gpu, list...)
+	p.Options.GetPreferredAllocationAvailable = true
+	if prefer != nil {
+		p.OnPrefer = func(_ context.Context, r *available) ([]string, error) { return prefer(r), nil }
+	}
+	n.add(p)
+	n.counts(gpu, len(list), len(list))
+	return p
+}
+
+const (
+	locality = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
+	one      = "single-numa-node"
+)
+
+var topology = slices.Concat([]Case{
+	{
+		Name:    "a preference is asked for among the aligned devices only, and others in the answer are ignored",
+		Mirrors: "TestTopologyAlignedAllocation",
+		Config:  Config{Policy: one},
+		Run: func(n *Node) {
+			list := []*v1beta1.Device{
+				device("a", 0), device("b", 0), device("c", 0), device("d", 1), device("e", 1), device("f", 1),
+			}
+			var answer, asked []string
+			p := n.preferring(list, func(r *available) []string {
+				asked = slices.Sorted(slices.Values(r.AvailableDeviceIDs))
+				return answer
+			})
+			answer = []string{"b", "c"}
+			n.admit(single("aligned", 2))
+			n.equal("devices", answer, n.has(single("aligned", 2), "main"))
+			n.equal("asked for", []string{"a", "b", "c"}, asked)
+			n.release(single("aligned", 2))
+
+			answer = []string{"e", "bogus", "c"}
+			n.admit(single("other", 2))
+			got := n.has(single("other", 2), "main")
+			n.subset("c", []string{"c"}, "other", got)
+			n.subset("other", got, "node 0", []string{"a", "b", "c"})
+			n.release(single("other", 2))
+
+			n.admit(single("all", 3))
+			n.equal("devices", []string{"a", "b", "c"}, n.has(single("all", 3), "main"))
+			n.equal("calls", 2, p.Calls("GetPreferredAllocation"))
+		},
+	},
+	{
+		Name:    "a preference is asked for among all devices if the aligned ones do not suffice",
+		Mirrors: "TestTopologyAlignedAllocation",
+		Config:  Config{Policy: "best-effort"},
+		Run: func(n *Node) {
+			list := []*v1beta1.Device{device("a", 0), device("b", 1), device("c", 1), device("x")}
+			n.preferring(list, func(*available) []string { return []string{"x"} })
+			n.admit(single("a", 4))
+			n.equal("devices", []string{"a", "b", "c", "x"}, n.has(single("a", 4), "main"))
+		},
+	},
+	{
+		Name:    "with a Topology Manager, a pod that is admitted again keeps its devices",
+		Mirrors: "TestGetTopologyHints: already allocated",
+		Config:  Config{Policy: one},
+		Run: func(n *Node) {
+			n.plug(gpu, device("a", 0), device("b", 0), device("c", 1), device("d", 1))
+			n.admit(single("a", 2))
+			before := n.has(single("a", 2), "main")
+			n.admit(single("b", 2))
+			n.admit(single("a", 2))
+			n.equal("devices", before, n.has(single("a", 2), "main"))
+		},
+	},
+	{
+		Name:    "with a Topology Manager, a pod that is admitted again with another limit",
+		Mirrors: "TestGetTopologyHints: already allocated less, more",
+		Kubelet: "is refused for its locality",
+		Here:    "is refused as a conflict",
+		Config:  Config{Policy: one},
+		Run: func(n *Node) {
+			n.plug(gpu, device("a", 0), device("b", 0), device("c", 0))
+			n.admit(single("a", 2))
+			text := ""
+			if n.faulty() {
+				text = locality
+			}
+			n.refuse(single("a", 1), text)
+			n.refuse(single("a", 3), text)
+		},
+	},
+	{
+		Name:    "devices on NUMA nodes that the machine does not have are not aligned to",
+		Mirrors: "TestGenerateDeviceTopologyHintsFiltersNUMANodes",
+		Config:  Config{Policy: one},
+		Run: func(n *Node) {
+			n.plug(gpu, device("a", 0), device("z", 33))
+			n.admit(single("a", 1))
+			n.equal("devices", []string{"a"}, n.has(single("a", 1), "main"))
+			n.refuse(single("b", 1), locality)
+		},
+	},
+	{
+		Name:    "a machine may have 34 NUMA nodes if few have devices",
+		Mirrors: "TestGenerateDeviceTopologyHintsFiltersNUMANodes",
+		Config:  Config{Policy: "best-effort", NUMANodes: upTo(34)},
+		Run: func(n *Node) {
+			n.plug(gpu, device("a", 0), device("b", 17), device("c", 17))
+			n.admit(single("a", 2))
+			n.equal("devices", []string{"b", "c"}, n.has(single("a", 2), "main"))
+		},
+	},
+}, placements())
+
+func upTo(count int) (ids []int) {
+	for i := range count {
+		ids = append(ids, i)
+	}
+	return ids
+}
+
+// placements are cases with one pod: which devices its containers get with a policy.
+func placements() (cases []Case) {
+	plain := []*v1beta1.Device{device("a", 0), device("b", 1), device("c", 1)}
+	pairs := []*v1beta1.Device{device("a", 0), device("b", 0), device("c", 1), device("d", 1)}
+	split := []*v1beta1.Device{device("a", 0), unhealthyOn("b", 0), device("c", 1), unhealthyOn("d", 1)}
+	for _, c := range []struct {
+		name, mirrors string
+		config        Config
+		gpus, nics    []*v1beta1.Device
+		pod           model.Pod
+		want          map[string][]string // devices by container, or nil
+		refused       string
+	}{
+		{
+			"a resource without topology is aligned nowhere", "TestGetTopologyHints",
+			Config{Policy: one},
+			[]*v1beta1.Device{device("a"), device("b")},
+			nil, single("p", 2),
+			map[string][]string{"main": {"a", "b"}},
+			"",
+		},
+		{
+			"a pod without devices is admitted with any policy", "TestGetTopologyHints",
+			Config{Policy: one},
+			plain, nil, pod("p", container("main", nil)),
+			map[string][]string{},
+			"",
+		},
+		{
+			"one device is taken from the first NUMA node", "TestGetTopologyHints",
+			Config{Policy: one},
+			plain, nil, single("p", 1),
+			map[string][]string{"main": {"a"}},
+			"",
+		},
+		{
+			"two devices are taken from the NUMA node that has two", "TestGetTopologyHints",
+			Config{Policy: one},
+			plain, nil, single("p", 2),
+			map[string][]string{"main": {"b", "c"}},
+			"",
+		},
+		{
+			"a device that is close to two NUMA nodes is aligned with both", "TestFilterByAffinity",
+			Config{Policy: one},
+			[]*v1beta1.Device{device("a", 0), device("m", 0, 1)},
+			nil, single("p", 2),
+			map[string][]string{"main": {"a", "m"}},
+			"",
+		},
+		{
+			"devices of two NUMA nodes are refused by single-numa-node", "TestTopologyAlignedAllocation",
+			Config{Policy: one},
+			plain, nil, single("p", 3), nil, locality,
+		},
+		{
+			"devices of two NUMA nodes are admitted by restricted if no node has enough",
+			"TestTopologyAlignedAllocation",
+			Config{Policy: "restricted"},
+			plain, nil, single("p", 3),
+			map[string][]string{"main": {"a", "b", "c"}},
+			"",
+		},
+		{
+			"devices of two NUMA nodes are refused by restricted if a node could have enough",
+			"TestTopologyAlignedAllocation",
+			Config{Policy: "restricted"},
+			split, nil, single("p", 2), nil, locality,
+		},
+		{
+			"devices of two NUMA nodes are admitted by best-effort", "TestTopologyAlignedAllocation",
+			Config{Policy: "best-effort"},
+			split, nil, single("p", 2),
+			map[string][]string{"main": {"a", "c"}},
+			"",
+		},
+		{
+			"more devices than there are have no NUMA node", "TestGetTopologyHints: more than available",
+			Config{Policy: "restricted"},
+			plain, nil, single("p", 4), nil, locality,
+		},
+		{
+			"more devices than there are lack with best-effort too", "TestGetTopologyHints: more than available",
+			Config{Policy: "best-effort"},
+			plain, nil, single("p", 4), nil, "Requested: 4, Available: 3",
+		},
+		{
+			"two resources are taken from one NUMA node", "TestGetTopologyHints: 2 types",
+			Config{Policy: one},
+			plain,
+			[]*v1beta1.Device{device("n1", 1)},
+			pod("p", container("main", limits{gpu: 1, nic: 1})),
+			map[string][]string{"nic": {"n1"}},
+			"",
+		},
+		{
+			"containers are aligned one by one", "TestGetPodTopologyHints",
+			Config{Policy: one},
+			pairs, nil,
+			pod("p", container("main", limits{gpu: 2}), container("other", limits{gpu: 2})),
+			map[string][]string{"main": {"a", "b"}, "other": {"c", "d"}},
+			"",
+		},
+		{
+			"with the scope pod the devices of all containers are on one NUMA node", "TestGetPodTopologyHints",
+			Config{Policy: one, Scope: "pod"},
+			pairs, nil,
+			pod("p", container("main", limits{gpu: 2}), container("other", limits{gpu: 2})), nil, locality,
+		},
+		{
+			"with the scope pod, init containers and containers count by the larger", "TestGetPodDeviceRequest",
+			Config{Policy: one, Scope: "pod"},
+			pairs, nil,
+			withInit(pod("p", container("main", limits{gpu: 1}), container("other", limits{gpu: 1})),
+				container("i1", limits{gpu: 2}), container("i2", limits{gpu: 1})),
+			map[string][]string{"i1": {"a", "b"}},
+			"",
+		},
+		{
+			"with the scope pod, a sidecar counts with the containers", "TestGetPodDeviceRequest",
+			Config{Policy: one, Scope: "pod"},
+			pairs, nil,
+			withInit(pod("p", container("main", limits{gpu: 2})), sidecar("side", limits{gpu: 1})), nil, locality,
+		},
+		{
+			"with the scope pod, a sidecar and a container share a NUMA node", "TestGetPodDeviceRequest",
+			Config{Policy: one, Scope: "pod"},
+			plain, nil,
+			withInit(pod("p", container("main", limits{gpu: 1})), sidecar("side", limits{gpu: 1})),
+			map[string][]string{"side+main": {"b", "c"}},
+			"",
+		},
+	} {
+		cases = append(cases, Case{Name: c.name, Mirrors: c.mirrors, Config: c.config, Run: func(n *Node) {
+			p := n.add(n.prepare(gpu, c.gpus...))
+			n.await("the GPUs are counted", func() bool { return n.Counts(gpu).Capacity == len(c.gpus) })
+			if c.nics != nil {
+				n.plug(nic, c.nics...)
+			}
+			if c.refused != "" {
+				n.refuse(c.pod, c.refused)
+				n.equal("calls of Allocate", 0, p.Calls("Allocate"))
+				return
+			}
+			n.admit(c.pod)
+			for name, want := range c.want {
+				var got []string
+				switch name {
+				case "nic":
+					got = n.Devices(c.pod, "main")[nic]
+					n.subset("main", n.has(c.pod, "main"), "node 1", []string{"b", "c"})
+				case "side+main":
+					got = slices.Sorted(slices.Values(append(n.has(c.pod, "side"), n.has(c.pod, "main")...)))
+				default:
+					got = n.has(c.pod, name)
+				}
+				n.equal("devices of "+name, want, got)
+			}
+		}})
+	}
+	return cases
+}
+
+func unhealthyOn(id string, node int64) *v1beta1.Device {
+	d := device(id, node)
+	d.Health = v1beta1.Unhealthy
+	return d
+}
