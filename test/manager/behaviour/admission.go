@@ -68,10 +68,10 @@ var admission = []Case{
 		},
 	},
 	{
-		Name:    "a pod whose devices have become unhealthy is refused when it is admitted again",
+		Name:    "a pod whose devices have become unhealthy, when it is admitted again",
 		Mirrors: "TestPodContainerDeviceToAllocate",
-		Kubelet: "refuses the pod, which is final",
-		Here:    "keeps it: the pod has its devices, and its health is reported",
+		Kubelet: "is refused, which is final",
+		Here:    "keeps its devices, and their health is reported",
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("a"), device("b"))
 			n.admit(single("a", 1))
@@ -107,18 +107,13 @@ var admission = []Case{
 		},
 	},
 	{
-		Name:    "a pod that is admitted again with another limit",
+		Name:    "a pod that is admitted again with another limit is refused",
 		Mirrors: "facts 1c: Pre-allocated",
-		Kubelet: "is refused with the text for a changed request",
-		Here:    "is refused as a conflict: a pod's request does not change",
 		Run: func(n *Node) {
 			n.plug(gpu, numbered(8)...)
 			n.admit(single("a", 3))
-			text := ""
-			if n.faulty() {
-				text = `pod "uid-a" container "main" changed request for resource "example.com/gpu" from 3 to 2`
-			}
-			n.refuse(single("a", 2), text)
+			n.refuse(single("a", 2),
+				`pod "uid-a" container "main" changed request for resource "example.com/gpu" from 3 to 2`)
 		},
 	},
 	{
@@ -191,10 +186,11 @@ var admission = []Case{
 		},
 	},
 	{
-		Name:    "a plugin that gives only some resources of a pod",
-		Mirrors: "facts 1c: Partial multi-resource success",
-		Kubelet: "leaves them with the refused pod until another pod is admitted",
-		Here:    "gives all back at once: nothing is held by a pod that was refused",
+		Name:      "a plugin that gives only some resources of a pod",
+		Mirrors:   "facts 1c: Partial multi-resource success",
+		Kubelet:   "leaves them with the refused pod until another pod is admitted",
+		Here:      "gives all back at once: nothing is held by a pod that was refused",
+		NoDialect: "an admission is one change of the state",
 		Run: func(n *Node) {
 			n.plug(gpu, numbered(1)...)
 			p := n.plug(nic, device("n0"))
@@ -215,6 +211,7 @@ var admission = []Case{
 		Name:    "other pods can be released and listed while a plugin is asked what it prefers",
 		Mirrors: "TestDevicesToAllocateConflictWithUpdateAllocatedDevices",
 		Run: func(n *Node) {
+			n.podResources()
 			p := n.prepare(gpu, numbered(4)...)
 			p.Options.GetPreferredAllocationAvailable = true
 			n.add(p)

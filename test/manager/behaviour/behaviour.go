@@ -49,7 +49,7 @@ type Manager interface {
 	HealthChanges() <-chan string
 	// PodResources is the path of the socket of the PodResources service.
 	PodResources() string
-	// Expire makes the grace period of all plugins that are gone end now.
+	// Expire makes the grace period of all plugins that are gone end, if it is not that of Config.
 	Expire()
 	// StateFile is the path of the file with what was placed.
 	StateFile() string
@@ -75,6 +75,8 @@ type Config struct {
 	Dir, Registry string
 	// NUMANodes are the NUMA nodes of the machine. The default is 0 and 1.
 	NUMANodes []int
+	// Grace is how long a resource without a plugin keeps its devices. The default is the kubelet's, five minutes.
+	Grace time.Duration
 	// Policy and Scope are those of the Topology Manager. The defaults are none and container.
 	Policy, Scope string
 }
@@ -84,12 +86,10 @@ type Subject struct {
 	Name string
 	// New returns a manager that was not booted.
 	New func(testing.TB, Config) Manager
-	// Kubelet is whether the manager has the kubelet's faults.
-	Kubelet bool
+	// Kubelet is whether the manager has the kubelet's faults, and Dialect whether it has those with a dialect's name.
+	Kubelet, Dialect bool
 	// Dies is whether a crash ends the process. Cases that crash it at many places run in a process of their own.
 	Dies bool
-	// Better names cases in which a manager with the kubelet's faults does what the default does, with the reason.
-	Better map[string]string
 	// Lacks names cases that the manager's interface does not allow, with the reason.
 	Lacks map[string]string
 }
@@ -102,6 +102,8 @@ type Case struct {
 	Mirrors string
 	// Kubelet and Here say what the kubelet does and what this project's manager does by default, where that differs.
 	Kubelet, Here string
+	// NoDialect is why this project's manager does not do with its dialect what Kubelet says.
+	NoDialect string
 	// Config is the node, without its directories.
 	Config Config
 	// Kills is whether the kubelet's device manager crashes where nothing can recover it.
@@ -124,11 +126,6 @@ func Cases() []Case {
 // Test runs all cases with a subject.
 func Test(t *testing.T, s Subject) {
 	all := Cases()
-	for name := range s.Better {
-		if !has(all, name) {
-			t.Errorf("no case is called %q", name)
-		}
-	}
 	for name := range s.Lacks {
 		if !has(all, name) {
 			t.Errorf("no case is called %q", name)
@@ -160,8 +157,7 @@ func has(all []Case, name string) bool {
 
 func test(t *testing.T, s Subject, c Case) {
 	n := &Node{T: t, config: c.Config, differs: c.Kubelet != ""}
-	_, better := s.Better[c.Name]
-	n.kubelet = s.Kubelet && !better
+	n.kubelet = s.Kubelet || s.Dialect && c.NoDialect == ""
 	n.config.Dir = makeDirectory(t)
 	n.config.Registry = filepath.Join(n.config.Dir, "registry")
 	if err := os.Mkdir(n.config.Registry, 0o750); err != nil {

@@ -91,10 +91,11 @@ var containers = []Case{
 		},
 	},
 	{
-		Name:    "two resources that set one variable, mount and device node differently",
-		Mirrors: "facts 1d: Merge over resources",
-		Kubelet: "set it as either one wants, at random, and only the log says so",
-		Here:    "set it as the resource whose name comes first wants, and the answer has the conflict",
+		Name:      "two resources that set one variable, mount and device node differently",
+		Mirrors:   "facts 1d: Merge over resources",
+		Kubelet:   "set it as either one wants, at random, and only the log says so",
+		Here:      "set it as the resource whose name comes first wants, and the answer has the conflict",
+		NoDialect: "the choice of the first resource is one of the kubelet's",
 		Run: func(n *Node) {
 			answer := func(value string) func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
 				return func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
@@ -120,10 +121,11 @@ var containers = []Case{
 		},
 	},
 	{
-		Name:    "the start of a container whose pod was released",
-		Mirrors: "TestGetDeviceRunContainerOptions",
-		Kubelet: "gets no options, and no error: it starts without devices",
-		Here:    "is refused: no such pod is placed",
+		Name:      "the start of a container whose pod was released",
+		Mirrors:   "TestGetDeviceRunContainerOptions",
+		Kubelet:   "gets no options, and no error: it starts without devices",
+		Here:      "is refused: no such pod is placed",
+		NoDialect: "the manager knows its pods",
 		Run: func(n *Node) {
 			n.plug(gpu, numbered(2)...)
 			n.admit(single("a", 1))
@@ -226,20 +228,21 @@ var health = []Case{
 		Kubelet: "is announced for either pod, at random",
 		Here:    "is announced for the pod that has the device",
 		Run: func(n *Node) {
-			p := n.plug(gpu, device("0"))
-			n.plug(nic, device("0"))
+			pods := map[*Plugin]string{n.plug(gpu, device("0")): "uid-a", n.plug(nic, device("0")): "uid-b"}
 			n.admit(single("a", 1))
 			n.admit(pod("b", container("main", limits{nic: 1})))
 			n.drain()
 			wrong := 0
-			for i := range 40 {
-				d := device("0")
-				if i%2 == 0 {
-					d.Health = v1beta1.Unhealthy
-				}
-				p.Update(d)
-				if uid := <-n.HealthChanges(); uid != "uid-a" {
-					wrong++
+			for i := range 20 {
+				for p, want := range pods {
+					d := device("0")
+					if i%2 == 0 {
+						d.Health = v1beta1.Unhealthy
+					}
+					p.Update(d)
+					if uid := <-n.HealthChanges(); uid != want {
+						wrong++
+					}
 				}
 			}
 			if n.faulty() != (wrong > 0) {

@@ -2,6 +2,7 @@ package behaviour
 
 import (
 	"errors"
+	"time"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
@@ -43,10 +44,11 @@ var devices = []Case{
 		},
 	},
 	{
-		Name:    "a device listed twice with different health",
-		Mirrors: "not covered upstream: duplicate IDs",
-		Kubelet: "counts as two devices, one of them healthy",
-		Here:    "is one device, with the health that came last",
+		Name:      "a device listed twice with different health",
+		Mirrors:   "not covered upstream: duplicate IDs",
+		Kubelet:   "counts as two devices, one of them healthy",
+		Here:      "is one device, with the health that came last",
+		NoDialect: "the manager keeps a device once",
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("x"))
 			p.Update(device("a"), unhealthy("a"), unhealthy("b"))
@@ -73,6 +75,7 @@ var devices = []Case{
 	{
 		Name:    "the devices of a plugin that was gone for five minutes are gone too",
 		Mirrors: "TestUpdateCapacityAllocatable: expiry; e2e: 0/2 then 0/0",
+		Config:  Config{Grace: 2 * time.Second},
 		Run: func(n *Node) {
 			p := n.plug(gpu, numbered(2)...)
 			p.Stop()
@@ -86,6 +89,7 @@ var devices = []Case{
 	{
 		Name:    "a resource that is gone while a pod has a device of it refuses pods",
 		Mirrors: "TestPodContainerDeviceToAllocate; TestUpdateCapacityAllocatable: expiry",
+		Config:  Config{Grace: 2 * time.Second},
 		Run: func(n *Node) {
 			p := n.plug(gpu, numbered(2)...)
 			n.admit(single("a", 1))
@@ -113,6 +117,7 @@ var devices = []Case{
 	{
 		Name:    "a list that fails later leaves the devices unhealthy, and is not asked for again",
 		Mirrors: "e2e device_plugin_failures_test.go: ListAndWatch fails later",
+		Config:  Config{Grace: 2 * time.Second},
 		Run: func(n *Node) {
 			p := n.prepare(gpu, numbered(2)...)
 			lists := 0

@@ -1,6 +1,7 @@
 package behaviour
 
 import (
+	"bytes"
 	"os"
 	"slices"
 
@@ -143,8 +144,12 @@ func damages() (cases []Case) {
 		name   string
 		damage func([]byte) []byte
 	}{
-		{"a bit in the middle has changed", func(b []byte) []byte { b[len(b)/2] ^= 0x20; return b }},
-		{"the second half is missing", func(b []byte) []byte { return b[:len(b)/2] }},
+		{"bits of what it says of the pod have changed", func(b []byte) []byte {
+			return bytes.ReplaceAll(b, []byte("uid-a"), []byte("uid-q"))
+		}},
+		{"it ends in the middle of what it says of the pod", func(b []byte) []byte {
+			return b[:bytes.LastIndex(b, []byte("uid-a"))+3]
+		}},
 		{"it is empty", func([]byte) []byte { return nil }},
 		{"all bytes are zero", func(b []byte) []byte { clear(b); return b }},
 	} {
@@ -171,7 +176,9 @@ func (n *Node) damage(damage func([]byte) []byte) {
 	}
 	n.write(n.StateFile(), string(damage(data)))
 	n.boot(Boot{})
-	n.again(p, 1)
+	p.Stop()
+	n.add(p)
+	n.await("the device is counted", func() bool { return n.Counts(gpu).Capacity == 1 })
 	err = n.try(single("b", 1))
 	if n.faulty() != (err == nil) {
 		n.Errorf("admit the second pod: %v", err)

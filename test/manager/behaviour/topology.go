@@ -75,16 +75,16 @@ var preferred = []Case{
 		Here:    "gives them back",
 		Config:  Config{Policy: "best-effort"},
 		Run: func(n *Node) {
-			list := []*v1beta1.Device{device("a", 0), device("b", 1), device("c", 1), device("x")}
+			list := []*v1beta1.Device{device("a", 0), device("b", 1), device("c", 1), device("x"), device("y")}
 			p := n.preferring(list, nil)
 			p.OnPrefer = func(context.Context, *available) ([]string, error) { return nil, errors.New("undecided") }
 			n.refuse(single("a", 4), "undecided")
 			p.OnPrefer = nil
 			if n.faulty() {
-				n.refuse(single("b", 2), "Available: 1")
+				n.refuse(single("b", 3), "Available: 2")
 				return
 			}
-			n.admit(single("b", 4))
+			n.admit(single("b", 5))
 		},
 	},
 	{
@@ -179,15 +179,16 @@ var topology = slices.Concat([]Case{
 		},
 	},
 	{
-		Name:    "with a Topology Manager, a pod that is admitted again with another limit",
-		Mirrors: "TestGetTopologyHints: already allocated less, more",
-		Kubelet: "is refused for its locality",
-		Here:    "is refused as a conflict",
-		Config:  Config{Policy: one},
+		Name:      "with a Topology Manager, a pod that is admitted again with another limit",
+		Mirrors:   "TestGetTopologyHints: already allocated less, more",
+		Kubelet:   "is refused for its locality",
+		Here:      "is refused with the text for a changed request",
+		NoDialect: "the request is compared before the Topology Manager is asked",
+		Config:    Config{Policy: one},
 		Run: func(n *Node) {
 			n.plug(gpu, device("a", 0), device("b", 0), device("c", 0))
 			n.admit(single("a", 2))
-			text := ""
+			text := "changed request for resource"
 			if n.faulty() {
 				text = locality
 			}

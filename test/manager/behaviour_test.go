@@ -1,0 +1,81 @@
+package manager
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/test/manager/behaviour"
+)
+
+func TestTheManagerBehavesAsTheCasesSay(t *testing.T) {
+	t.Parallel()
+	behaviour.Test(t, behaviour.Subject{Name: "ours", New: New(dialect.Dialect{})})
+}
+
+func TestTheDialectBehavesAsTheKubelet(t *testing.T) {
+	t.Parallel()
+	faults, err := dialect.New("kubelet-1.36")
+	if err != nil {
+		t.Fatal(err)
+	}
+	behaviour.Test(
+		t,
+		behaviour.Subject{Name: "ours as the kubelet", New: New(faults), Dialect: true, Lacks: map[string]string{
+			"a running pod is admitted again after a restart, before its plugin is back": "the manager knows its pods: " +
+				"it is as a kubelet that has heard of them all",
+		}},
+	)
+}
+
+var update = flag.Bool("update", false, "write docs/manager-differences.md")
+
+// TestDifferencesAreDocumented keeps the table of the differences equal to the cases.
+func TestDifferencesAreDocumented(t *testing.T) {
+	const path = "../../docs/manager-differences.md"
+	want := differences()
+	if *update {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil { //nolint:gosec // a document
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("%s (-want +got; -update writes it):\n%s", path, diff)
+	}
+}
+
+func differences() string {
+	var b strings.Builder
+	b.WriteString(`# Where the device manager differs from the kubelet
+
+Each line is a test that runs with the device manager of Kubernetes 1.36.3, with this project's, and with this project's
+and ` + "`--dialect kubelet-1.36`" + `. In all other cases of that suite (` + "`test/manager/behaviour`" + `) the three do the same.
+
+| | the kubelet | this manager | with the dialect |
+|---|---|---|---|
+`)
+	for _, c := range behaviour.Cases() {
+		if c.Kubelet == "" {
+			continue
+		}
+		dialect := "as the kubelet"
+		if c.NoDialect != "" {
+			dialect = "as without: " + c.NoDialect
+		}
+		name, fault := c.Name, strings.FieldsFunc(c.Mirrors, func(r rune) bool { return r == ';' })[0]
+		if strings.HasPrefix(fault, "B") {
+			name += " (" + fault + ")"
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, c.Kubelet, c.Here, dialect)
+	}
+	return b.String()
+}

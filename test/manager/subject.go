@@ -1,0 +1,154 @@
+// Package manager tests the device manager as a whole: its behaviour beside the kubelet's, what it remembers when it is
+// killed, and with the device plugins of others.
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/admission"
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/endpoint"
+	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/manager/behaviour"
+)
+
+// Node is this project's device manager on a directory.
+type Node struct {
+	*manager.Manager
+
+	config  behaviour.Config
+	faults  dialect.Dialect
+	changes chan string
+	stop    context.CancelFunc
+	done    chan error
+}
+
+var _ behaviour.Manager = (*Node)(nil)
+
+// New returns a constructor of managers with a dialect.
+func New(faults dialect.Dialect) func(testing.TB, behaviour.Config) behaviour.Manager {
+	return func(_ testing.TB, c behaviour.Config) behaviour.Manager {
+		return &Node{config: c, faults: faults, changes: make(chan string, 10_000)}
+	}
+}
+
+// Boot starts the manager. It knows its pods by itself.
+func (n *Node) Boot(behaviour.Boot) error {
+	m, err := manager.New(manager.Options{
+		Dir: n.config.Dir, RegistryDir: n.config.Registry, StateFile: n.StateFile(),
+		Dialect: n.faults,
+		Topology: admission.Topology{
+			Policy: admission.Policy(n.config.Policy), Scope: admission.Scope(n.config.Scope),
+			Machine: admission.NodesOf(n.config.NUMANodes...),
+		},
+		Deadlines: endpoint.Deadlines{Grace: n.config.Grace},
+		Log:       slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	n.Manager, n.stop, n.done = m, cancel, make(chan error, 1)
+	events := m.Watch(ctx)
+	go func() {
+		for e := range events {
+			var uids []string
+			for _, d := range e.Devices {
+				uids = append(uids, d.Pod)
+			}
+			slices.Sort(uids)
+			for _, uid := range slices.Compact(uids) {
+				n.changes <- uid
+			}
+		}
+	}()
+	go func() { n.done <- m.Run(ctx) }()
+	return nil
+}
+
+// Stop stops the manager. One that has crashed has stopped.
+func (n *Node) Stop() error {
+	n.stop()
+	err := <-n.done
+	n.done <- nil // for a second call
+	if _, crashed := errors.AsType[*dialect.CrashError](err); crashed {
+		return nil
+	}
+	return err
+}
+
+// Admit admits a pod.
+func (n *Node) Admit(ctx context.Context, p model.Pod) error {
+	_, err := n.Manager.Admit(ctx, p, model.Caller{})
+	if _, crashed := errors.AsType[*dialect.CrashError](err); crashed {
+		return fmt.Errorf("%w: %w", behaviour.ErrCrash, err)
+	}
+	return err
+}
+
+// Start returns a container's run options.
+func (n *Node) Start(ctx context.Context, p model.Pod, container string) (model.RunOptions, error) {
+	return n.Manager.Start(ctx, p.UID, container)
+}
+
+// Ended says that a container has ended.
+func (n *Node) Ended(p model.Pod, container string) error {
+	return n.Manager.Ended(context.Background(), p.UID, container)
+}
+
+// Release releases a pod.
+func (n *Node) Release(p model.Pod) error { return n.Manager.Release(context.Background(), p.UID) }
+
+// Counts are the counts of a resource.
+func (n *Node) Counts(resource string) behaviour.Counts {
+	c := n.Manager.Counts()[resource]
+	return behaviour.Counts{Capacity: c.Capacity, Allocatable: c.Allocatable}
+}
+
+// Devices are those of a container's allocations.
+func (n *Node) Devices(p model.Pod, container string) map[string][]string {
+	devices := map[string][]string{}
+	placement, _ := n.Pod(p.UID)
+	for _, a := range placement.Allocations {
+		if a.Container == container {
+			devices[a.Resource] = a.IDs
+		}
+	}
+	return devices
+}
+
+// Health is the health of a pod's devices.
+func (n *Node) Health(p model.Pod) map[string]map[string]string {
+	health := map[string]map[string]string{}
+	for _, r := range n.Resources() {
+		for _, d := range r.Devices {
+			if d.Pod != p.UID {
+				continue
+			}
+			if health[r.Name] == nil {
+				health[r.Name] = map[string]string{}
+			}
+			health[r.Name][d.ID] = string(d.Health)
+		}
+	}
+	return health
+}
+
+// HealthChanges are the pods of the events about health.
+func (n *Node) HealthChanges() <-chan string { return n.changes }
+
+// PodResources is empty: the service is not part of the manager.
+func (n *Node) PodResources() string { return "" }
+
+// StateFile is the file of the placements.
+func (n *Node) StateFile() string { return filepath.Join(n.config.Dir, "state.db") }
+
+// Expire does nothing: the cases that need it give the manager a short grace period.
+func (n *Node) Expire() {}
