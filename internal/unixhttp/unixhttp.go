@@ -72,12 +72,20 @@ func Listen(ctx context.Context, o Options) (*Listener, error) {
 	return l, nil
 }
 
+// Socket returns the socket itself, for a server of another protocol than HTTP in place of Serve. The server may close
+// it; Close must be called then too.
+func (l *Listener) Socket() net.Listener { return l.socket }
+
 // Close removes the socket. It has no effect after Serve, which does that at its end.
 func (l *Listener) Close() error {
 	if l.socket == nil {
 		return nil
 	}
-	err := errors.Join(l.socket.Close(), os.Remove(l.options.Path)) // the lock is held: the socket is ours
+	err := l.socket.Close()
+	if errors.Is(err, net.ErrClosed) {
+		err = nil
+	}
+	err = errors.Join(err, os.Remove(l.options.Path)) // the lock is held: the socket is ours
 	l.socket = nil
 	l.giveUp()
 	return err

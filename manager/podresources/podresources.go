@@ -1,0 +1,180 @@
+// Package podresources serves the kubelet's PodResources service (k8s.io/kubelet/pkg/apis/podresources) at a unix socket,
+// for monitoring agents: which containers have which devices, and which devices there are. It has the versions v1 and
+// v1alpha1.
+package podresources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/net/netutil"
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
+
+	"gpu-cdi-plugin/internal/lock"
+	"gpu-cdi-plugin/internal/unixhttp"
+	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/model"
+)
+
+// Socket is the usual path of the socket.
+const Socket = "/var/lib/kubelet/pod-resources/kubelet.sock"
+
+// The kubelet's limits of all calls together.
+const (
+	callsPerSecond = 100
+	callsAtOnce    = 10
+)
+
+// The bounds of what clients cost.
+const (
+	maxConnections = 64
+	maxCalls       = 16       // at once, of a connection
+	maxRequest     = 16 << 10 // bytes; the largest request has the names of a pod and its namespace
+	handshakeTime  = 5 * time.Second
+	idleTime       = time.Minute // after which a connection is closed; clients connect again by themselves
+	dialTime       = time.Second
+)
+
+// Manager is what the service reads. See manager.Manager for the methods.
+type Manager interface {
+	Pods() []model.Placement
+	Resources() []manager.Resource
+}
+
+var _ Manager = (*manager.Manager)(nil)
+
+// Server answers the calls of the service.
+type Server struct {
+	Manager Manager
+	Dialect dialect.Dialect
+}
+
+// Listen makes the socket at path, with the lock file path.lock. Besides its owner a group may connect, by its GID, or
+// none with unixhttp.OwnerOnly. The error wraps lock.ErrHeld if another manager, or the kubelet, serves it.
+func Listen(ctx context.Context, path string, group int) (*unixhttp.Listener, error) {
+	// The kubelet takes no lock.
+	if c, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "unix", path); err == nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("make the PodResources socket %s: a program serves it already: %w", path, lock.ErrHeld)
+	}
+	l, err := unixhttp.Listen(ctx, unixhttp.Options{Path: path, LockPath: path + ".lock", Group: group})
+	if err != nil {
+		return nil, fmt.Errorf("make the PodResources socket: %w", err)
+	}
+	return l, nil
+}
+
+// Run serves until ctx ends, and removes the socket.
+func (s *Server) Run(ctx context.Context, l *unixhttp.Listener) error {
+	server := grpc.NewServer(
+		grpc.UnaryInterceptor(limit(rate.NewLimiter(callsPerSecond, callsAtOnce))),
+		grpc.MaxConcurrentStreams(maxCalls),
+		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.ConnectionTimeout(handshakeTime),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleTime}),
+		grpc.WaitForHandlers(true),
+	)
+	v1.RegisterPodResourcesListerServer(server, service{server: s})
+	v1alpha1.RegisterPodResourcesListerServer(server, alpha{server: s})
+	end := context.AfterFunc(ctx, server.Stop)
+	err := server.Serve(netutil.LimitListener(l.Socket(), maxConnections))
+	if !end() {
+		err = nil // Stop was called
+		server.Stop()
+	}
+	if err := errors.Join(err, l.Close()); err != nil {
+		return fmt.Errorf("serve PodResources: %w", err)
+	}
+	return nil
+}
+
+// limit rejects calls as the kubelet does.
+func limit(limiter *rate.Limiter) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if !limiter.Allow() {
+			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+		}
+		return handler(ctx, req)
+	}
+}
+
+type service struct {
+	v1.UnimplementedPodResourcesListerServer
+
+	server *Server
+}
+
+// List returns all pods in the order of admission.
+func (s service) List(context.Context, *v1.ListPodResourcesRequest) (*v1.ListPodResourcesResponse, error) {
+	response := &v1.ListPodResourcesResponse{}
+	for _, p := range s.server.Manager.Pods() {
+		response.PodResources = append(response.PodResources, podOf(p))
+	}
+	return response, nil
+}
+
+// Get returns the pod of a name, or the one that was admitted last if there are several.
+func (s service) Get(_ context.Context, r *v1.GetPodResourcesRequest) (*v1.GetPodResourcesResponse, error) {
+	var found *v1.PodResources
+	for _, p := range s.server.Manager.Pods() {
+		if p.Pod.Name == r.GetPodName() && p.Pod.Namespace == r.GetPodNamespace() {
+			found = podOf(p)
+		}
+	}
+	if found == nil {
+		// As in the kubelet, this has the code Unknown.
+		return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
+	}
+	return &v1.GetPodResourcesResponse{PodResources: found}, nil
+}
+
+// GetAllocatableResources returns the healthy devices, whether pods have them or not.
+func (s service) GetAllocatableResources(
+	context.Context, *v1.AllocatableResourcesRequest,
+) (*v1.AllocatableResourcesResponse, error) {
+	response := &v1.AllocatableResourcesResponse{}
+	for _, r := range s.server.Manager.Resources() {
+		for _, d := range r.Devices {
+			empty := d.NUMA != nil && len(d.NUMA) == 0
+			if d.Health == manager.Healthy && !d.Withheld && !(empty && s.server.Dialect.SmallLists) {
+				response.Devices = append(response.Devices, devicesOf(r.Name, d.ID, d.NUMA)...)
+			}
+		}
+	}
+	return response, nil
+}
+
+type alpha struct {
+	v1alpha1.UnimplementedPodResourcesListerServer
+
+	server *Server
+}
+
+// List returns all pods in the order of admission, without their init containers and without NUMA nodes.
+func (a alpha) List(context.Context, *v1alpha1.ListPodResourcesRequest) (*v1alpha1.ListPodResourcesResponse, error) {
+	response := &v1alpha1.ListPodResourcesResponse{}
+	for _, p := range a.server.Manager.Pods() {
+		pod := &v1alpha1.PodResources{Name: p.Pod.Name, Namespace: p.Pod.Namespace}
+		for _, c := range p.Pod.Containers {
+			container := &v1alpha1.ContainerResources{Name: c.Name}
+			for _, d := range containerOf(p, c.Name).Devices {
+				container.Devices = append(container.Devices, &v1alpha1.ContainerDevices{
+					ResourceName: d.ResourceName, DeviceIds: d.DeviceIds,
+				})
+			}
+			pod.Containers = append(pod.Containers, container)
+		}
+		response.PodResources = append(response.PodResources, pod)
+	}
+	return response, nil
+}
