@@ -117,9 +117,9 @@ func (in tallies) hints(nodes Nodes, need int32) []Hint {
 		}
 	}
 	hints := make([]Hint, 0, len(in))
-	var subset Nodes // as set, but of the machine's nodes
+	var subset Nodes
 	for set := 1; set <= all; set++ {
-		subset = (subset - nodes) & nodes // the next larger one
+		subset = (subset - nodes) & nodes // the next larger one: it is set, of the machine's nodes
 		outside := in[all&^set]
 		matching := in[all].free - outside.free + in[all].reusable - outside.reusable
 		if outside.reusable == in[0].reusable && matching >= need {

@@ -54,7 +54,8 @@ func TestHints(t *testing.T) {
 			onNodes(2, 0, 1), two, Request{Count: 2, Has: []string{"a0", "gone"}}, []Hint{},
 		},
 		"an unknown reusable device says nothing": {
-			onNodes(1, 0, 1), two, Request{Count: 1, Reusable: []string{"gone"}},
+			onNodes(1, 0, 1), two,
+			Request{Count: 1, Reusable: []string{"gone"}},
 			[]Hint{preferred(0), preferred(1), possible(0, 1)},
 		},
 		"a reusable device": {
@@ -64,7 +65,8 @@ func TestHints(t *testing.T) {
 			holding(onNodes(1, 0, 1), "a0"), 15, Request{Count: 2, Reusable: []string{"a0"}}, []Hint{preferred(0, 1)},
 		},
 		"all reusable devices must be on the nodes": {
-			holding(onNodes(2, 0, 1), "a0", "b0"), two, Request{Count: 1, Reusable: []string{"a0", "b0"}},
+			holding(onNodes(2, 0, 1), "a0", "b0"), two,
+			Request{Count: 1, Reusable: []string{"a0", "b0"}},
 			[]Hint{possible(0, 1)},
 		},
 		"34 nodes of which two have devices": {

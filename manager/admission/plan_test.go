@@ -47,35 +47,43 @@ func TestARequestIsRefusedInTheKubeletsWords(t *testing.T) {
 			expired, Request{Count: 1, Has: []string{"a"}}, "cannot allocate unregistered device example.com/dev",
 		},
 		"the plugin is not back": {
-			away, Request{Count: 1},
+			away,
+			Request{Count: 1},
 			"no healthy devices present; cannot allocate unhealthy devices example.com/dev",
 		},
 		"a container is to get its devices again, and no device is healthy": {
-			pool(2, "a", "b"), Request{Count: 1, Has: []string{"a"}},
+			pool(2, "a", "b"),
+			Request{Count: 1, Has: []string{"a"}},
 			"no healthy devices present; cannot allocate unhealthy devices example.com/dev",
 		},
 		"nothing is requested while no device is healthy": {
-			pool(1, "a"), Request{},
+			pool(1, "a"),
+			Request{},
 			"no healthy devices present; cannot allocate unhealthy devices example.com/dev",
 		},
 		"a device of the container is unhealthy": {
-			pool(1, "a", "b"), Request{Count: 2, Has: []string{"a", "b"}},
+			pool(1, "a", "b"),
+			Request{Count: 2, Has: []string{"a", "b"}},
 			"previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/dev",
 		},
 		"a device of the container is gone": {
-			pool(0, "b"), Request{Count: 1, Has: []string{"a"}},
+			pool(0, "b"),
+			Request{Count: 1, Has: []string{"a"}},
 			"previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/dev",
 		},
 		"a container that has devices requests another number, before all other checks": {
-			NewPool(resource), Request{Pod: "uid", Container: "main", Count: 3, Has: []string{"a"}, Running: true},
+			NewPool(resource),
+			Request{Pod: "uid", Container: "main", Count: 3, Has: []string{"a"}, Running: true},
 			`pod "uid" container "main" changed request for resource "example.com/dev" from 1 to 3`,
 		},
 		"too few are free": {
-			full, Request{Count: 2},
+			full,
+			Request{Count: 2},
 			"requested number of devices unavailable for example.com/dev. Requested: 2, Available: 1",
 		},
 		"too few are free beside the reusable ones": {
-			full, Request{Count: 4, Reusable: []string{"b", "c"}},
+			full,
+			Request{Count: 4, Reusable: []string{"b", "c"}},
 			"requested number of devices unavailable for example.com/dev. Requested: 2, Available: 1",
 		},
 	} {
@@ -359,10 +367,11 @@ func TestTheRandomChoiceFollowsItsSeed(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for seed := range uint64(10) {
-		if choose(seed) != choose(seed) {
-			t.Error("a seed gives two choices")
+		first, second := choose(seed), choose(seed)
+		if first != second {
+			t.Errorf("seed %d gives %s and %s", seed, first, second)
 		}
-		seen[choose(seed)] = true
+		seen[first] = true
 	}
 	if len(seen) < 5 {
 		t.Errorf("ten seeds give %d choices", len(seen))

@@ -29,7 +29,7 @@ const (
 // ErrTopologyAffinity is the kubelet's rejection of a pod whose devices cannot be on NUMA nodes that the policy admits.
 // The reason in the pod's status is TopologyAffinityError. The text is the kubelet's.
 //
-//nolint:revive,staticcheck // it begins with a capital letter
+//nolint:staticcheck // it begins with a capital letter
 var ErrTopologyAffinity = errors.New("Resources cannot be allocated with Topology locality")
 
 // Topology is the Topology Manager of a machine: it chooses the NUMA nodes of containers. The zero value has the policy
@@ -138,7 +138,7 @@ func compromise(resources [][]Hint) Nodes {
 	}
 	var best, subset Nodes
 	for set := 1; set < len(possible); set++ {
-		subset = (subset - common) & common // set, of the machine's nodes
+		subset = (subset - common) & common // the next larger one: it is set, of the machine's nodes
 		if possible[set] != 0 && (best == 0 || rank(subset) < rank(best)) {
 			best = subset
 		}

@@ -33,7 +33,8 @@ func TestPolicies(t *testing.T) {
 		"two resources on different ones": {3, [][]Hint{{preferred(0)}, {preferred(1)}}, 3, rejected, rejected},
 		"a common part, not preferred":    {7, [][]Hint{{preferred(0)}, {preferred(0, 1)}}, 1, rejected, rejected},
 		"as many nodes as the most demanding resource needs": {
-			15, [][]Hint{{possible(0, 1), possible(0, 1, 2, 3)}, {possible(0), possible(0, 1, 2), possible(0, 1, 2, 3)}},
+			15,
+			[][]Hint{{possible(0, 1), possible(0, 1, 2, 3)}, {possible(0), possible(0, 1, 2), possible(0, 1, 2, 3)}},
 			3, rejected, rejected,
 		},
 		"a device on node 0 beside two more resources": {
@@ -46,7 +47,8 @@ func TestPolicies(t *testing.T) {
 		"nothing in common": {7, [][]Hint{{possible(0)}, {possible(1)}}, 7, rejected, rejected},
 		"no NUMA nodes are known, and nothing asks for one": {0, [][]Hint{nil}, 0, 0, 0},
 		"nodes with gaps": {
-			NodesOf(3, 7), [][]Hint{{preferred(7)}, {preferred(7), possible(3, 7)}},
+			NodesOf(3, 7),
+			[][]Hint{{preferred(7)}, {preferred(7), possible(3, 7)}},
 			NodesOf(7), NodesOf(7), NodesOf(7),
 		},
 	} {
