@@ -194,6 +194,7 @@ type comparison struct {
 	pools    map[string]*admission.Pool
 	lists    map[string]model.Resource
 	prefers  map[string]bool
+	placed   []model.Pod
 	dialect  dialect.Dialect
 }
 
@@ -229,12 +230,21 @@ func TestAdmissionIsThatOfTheKubelet(t *testing.T) {
 			}
 			for i := range 12 {
 				c.change(random)
-				count[c.admit(randomPod(random, fmt.Sprint("pod-", i), slices.Sorted(maps.Keys(c.pools))))]++
+				if len(c.placed) > 0 && random.IntN(3) == 0 {
+					count["again: "+c.admit(c.placed[random.IntN(len(c.placed))])]++
+				}
+				p := randomPod(random, fmt.Sprint("pod-", i), slices.Sorted(maps.Keys(c.pools)))
+				outcome := c.admit(p)
+				if count[outcome]++; outcome == "admitted" || outcome == "asked" {
+					c.placed = append(c.placed, p)
+				} else {
+					c.release(p)
+				}
 			}
 		})
 	}
 	t.Log(count)
-	for _, outcome := range []string{"admitted", "UnexpectedAdmissionError", "TopologyAffinityError", "asked"} {
+	for _, outcome := range []string{"admitted", "UnexpectedAdmissionError", "TopologyAffinityError", "asked", "again: admitted"} {
 		if count[outcome] < 20 {
 			t.Errorf("%d pods were %s: the machines are too alike", count[outcome], outcome)
 		}
@@ -323,30 +333,40 @@ func (c *comparison) change(random *rand.Rand) {
 		c.kubelet.list(c.lists[name])
 		c.pools[name].Set(c.lists[name])
 	}
-	if len(c.kubelet.pods) > 0 && random.IntN(3) == 0 {
-		i := random.IntN(len(c.kubelet.pods))
-		c.release(string(c.kubelet.pods[i].UID))
-		c.kubelet.pods = slices.Delete(c.kubelet.pods, i, i+1)
+	if len(c.placed) > 0 && random.IntN(3) == 0 {
+		i := random.IntN(len(c.placed))
+		c.release(c.placed[i])
+		c.placed = slices.Delete(c.placed, i, i+1)
 	}
 }
 
-func (c *comparison) release(uid string) {
-	for _, pool := range c.pools {
-		for _, d := range pool.States() {
-			for _, container := range d.Containers {
-				if d.Pod == uid {
-					pool.Free(uid, container, []string{d.ID})
-				}
-			}
+func (c *comparison) release(p model.Pod) {
+	c.kubelet.pods = slices.DeleteFunc(c.kubelet.pods, func(pod *v1.Pod) bool { return string(pod.UID) == p.UID })
+	for name, pool := range c.pools {
+		for _, container := range slices.Concat(p.InitContainers, p.Containers) {
+			pool.Free(p.UID, container.Name, c.held(name, p.UID, container.Name))
 		}
 	}
+}
+
+// held returns the devices that a container has, or the pod if it has no name.
+func (c *comparison) held(name, pod, container string) (ids []string) {
+	for _, d := range c.pools[name].States() {
+		if d.Pod == pod && (container == "" || slices.Contains(d.Containers, container)) {
+			ids = append(ids, d.ID)
+		}
+	}
+	return ids
 }
 
 // admit admits a pod, and returns how it went: asked, admitted or the reason of the rejection.
 func (c *comparison) admit(p model.Pod) string {
 	c.Helper()
 	k, pod := c.kubelet, kubePod(p)
-	k.seen, k.pods = nil, append(k.pods, pod)
+	k.seen = nil
+	if !slices.ContainsFunc(k.pods, func(pod *v1.Pod) bool { return string(pod.UID) == p.UID }) {
+		k.pods = append(k.pods, pod)
+	}
 	result := k.topology.Admit(&lifecycle.PodAdmitAttributes{Pod: pod})
 	err := c.replay(p, result)
 	switch {
@@ -358,8 +378,6 @@ func (c *comparison) admit(p model.Pod) string {
 	case result.Admit || err == nil:
 		c.Fatalf("%s: the kubelet says %+v, we say %v\n%+v", p.UID, result, err, p)
 	}
-	c.release(p.UID)
-	k.pods = k.pods[:len(k.pods)-1]
 	return result.Reason
 }
 
@@ -398,8 +416,8 @@ func (c *comparison) replay(p model.Pod, result lifecycle.PodAdmitResult) error 
 		if err := c.allocate(p, container, reuse, affinity, steps[i], result); err != nil {
 			return err
 		}
-		for name, ids := range steps[i].given {
-			reuse.Took(name, ids, i < len(p.InitContainers) && !container.Sidecar)
+		for name := range container.Limits {
+			reuse.Took(name, c.held(name, p.UID, container.Name), i < len(p.InitContainers) && !container.Sidecar)
 		}
 	}
 	return nil
@@ -430,7 +448,8 @@ func (c *comparison) affinity(
 	var all [][]admission.Hint
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		r := admission.Request{
-			Pod: p.UID, Container: container, Count: limits[name], Reusable: reuse.Devices(name), Dialect: c.dialect,
+			Pod: p.UID, Container: container, Count: limits[name], Has: c.held(name, p.UID, container),
+			Reusable: reuse.Devices(name), Dialect: c.dialect,
 		}
 		hints, err := c.pools[name].Hints(c.topology.Machine, r)
 		if err != nil {
@@ -467,8 +486,8 @@ func (c *comparison) allocate(
 	plans, errs := map[string]*admission.Plan{}, []error(nil)
 	for name, n := range container.Limits {
 		plan, err := c.pools[name].Plan(admission.Request{
-			Pod: p.UID, Container: container.Name, Count: n, Reusable: reuse.Devices(name), Affinity: affinity,
-			Prefers: c.prefers[name], Dialect: c.dialect,
+			Pod: p.UID, Container: container.Name, Count: n, Has: c.held(name, p.UID, container.Name),
+			Reusable: reuse.Devices(name), Affinity: affinity, Prefers: c.prefers[name], Dialect: c.dialect,
 		})
 		if err != nil {
 			errs = append(errs, err)
