@@ -211,7 +211,10 @@ func (h *history) use(t *testing.T, what string, data []byte) {
 	}
 	s.db.NoSync = true
 	used := &history{want: slices.Clone(h.want), ever: map[string][]model.Placement{}}
-	for i := range 60 {
+	large := testPlacement(999) // moves a small bucket to pages of its own
+	large.Allocations[0].Response = make([]byte, 2*pageSize)
+	used.put(t, s, large)
+	for i := range 150 {
 		if i%3 == 0 {
 			used.put(t, s, testPlacement(1000+i))
 		} else {
