@@ -26,7 +26,10 @@ func TestNoDamageIsSilent(t *testing.T) {
 		"no pods, in the parent's page": {0, 1000},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := damager{history: makeHistory(t, c.pods), random: rand.New(rand.NewPCG(1, 2))} //nolint:gosec // repeatable
+			d := damager{
+				history: makeHistory(t, c.pods),
+				random:  rand.New(rand.NewPCG(1, 2)),
+			} //nolint:gosec // repeatable
 			if *everyByte {
 				for at := range d.data {
 					d.flip(t, at, false)

@@ -133,7 +133,12 @@ func TestKills(t *testing.T) {
 	}
 	t.Logf("%d kills, %d of them during the start, %d changes", *kills, silent, changes)
 	if changes < *kills || silent == 0 {
-		t.Errorf("%d changes in %d rounds, %d without a change: the kills come at the wrong time", changes, *kills, silent)
+		t.Errorf(
+			"%d changes in %d rounds, %d without a change: the kills come at the wrong time",
+			changes,
+			*kills,
+			silent,
+		)
 	}
 }
 

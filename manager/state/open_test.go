@@ -72,10 +72,18 @@ func TestADamagedFileIsSetAside(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.Close()
-			if len(loaded.Placements) != c.pods || loaded.Loss == nil || !strings.Contains(loaded.Loss.Reason, c.reason) {
-				t.Fatalf("%d pods and the loss %+v, want %d and %q", len(loaded.Placements), loaded.Loss, c.pods, c.reason)
+			if len(loaded.Placements) != c.pods || loaded.Loss == nil ||
+				!strings.Contains(loaded.Loss.Reason, c.reason) {
+				t.Fatalf(
+					"%d pods and the loss %+v, want %d and %q",
+					len(loaded.Placements),
+					loaded.Loss,
+					c.pods,
+					c.reason,
+				)
 			}
-			if !strings.Contains(log.String(), "the state is damaged") || !strings.Contains(log.String(), loaded.Loss.File) {
+			if !strings.Contains(log.String(), "the state is damaged") ||
+				!strings.Contains(log.String(), loaded.Loss.File) {
 				t.Errorf("the log is %q", log.String())
 			}
 			if !bytes.Equal(damaged, readFile(t, loaded.Loss.File)) {

@@ -103,7 +103,7 @@ type record struct {
 
 const podPrefix = "pod/"
 
-func about(key string, payload []byte) record { return record{key, []byte(key), payload} }
+func namedRecord(key string, payload []byte) record { return record{key, []byte(key), payload} }
 
 // records returns all records but the total, in the order of their keys.
 func (c *content) records() ([]record, error) {
@@ -120,14 +120,14 @@ func (c *content) records() ([]record, error) {
 		if err != nil {
 			return nil, err
 		}
-		records = append(records, about(keyLoss, payload))
+		records = append(records, namedRecord(keyLoss, payload))
 	}
 	payload, err := json.Marshal(c.resources)
 	if err != nil {
 		return nil, err
 	}
-	return append(records, about(keyResources, payload),
-		about(keyVersion, strconv.AppendInt(nil, version, 10))), nil
+	return append(records, namedRecord(keyResources, payload),
+		namedRecord(keyVersion, strconv.AppendInt(nil, version, 10))), nil
 }
 
 func placementKey(place uint64) []byte { return binary.BigEndian.AppendUint64(nil, place) }
