@@ -46,7 +46,7 @@ func newNode(t *testing.T, change ...func(*manager.Options)) *node {
 	n.start()
 	t.Cleanup(func() {
 		n.stop()
-		n.end()
+		_ = n.end()
 	})
 	return n
 }
@@ -194,8 +194,8 @@ func (n *node) admitMany(count int) {
 	pods.Wait()
 }
 
-// refuses checks the message in the status of a pod that is rejected.
-func (n *node) refuses(p model.Pod, message string) *manager.RejectedError {
+// refuses checks the message in the status of a pod that is rejected, and what the rejection wraps.
+func (n *node) refuses(p model.Pod, message string, wraps ...error) {
 	n.Helper()
 	placement, err := n.m.Admit(n.Context(), p, model.Caller{})
 	rejected, ok := errors.AsType[*manager.RejectedError](err)
@@ -207,7 +207,11 @@ func (n *node) refuses(p model.Pod, message string) *manager.RejectedError {
 		n.Errorf("pod %s is rejected with\n%s: %s\nwant\n%s: %s", p.UID,
 			rejected.Reason, rejected.Message, manager.ReasonUnexpected, want)
 	}
-	return rejected
+	for _, err := range wraps {
+		if !errors.Is(rejected, err) {
+			n.Errorf("the rejection of pod %s does not wrap %q", p.UID, err)
+		}
+	}
 }
 
 func (n *node) release(uid string) {

@@ -13,7 +13,9 @@ import (
 type Health string
 
 const (
-	Healthy   Health = "Healthy"
+	// Healthy is as the plugin says.
+	Healthy Health = "Healthy"
+	// Unhealthy is everything else that a plugin says.
 	Unhealthy Health = "Unhealthy"
 	// Unknown is the health of a device that its plugin no longer lists, or whose plugin is away.
 	Unknown Health = "Unknown"

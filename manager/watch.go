@@ -9,6 +9,7 @@ import (
 // EventType says what an event is about.
 type EventType string
 
+// The types of events.
 const (
 	PodAdmitted     EventType = "Admitted"
 	PodReleased     EventType = "Released"
