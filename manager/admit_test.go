@@ -20,7 +20,7 @@ import (
 func TestPodsGetDevices(t *testing.T) {
 	n := newNode(t)
 	n.plugin(gpu, plugintest.Devices(4)...)
-	n.plugin(nic, plugintest.Device("nic-0", true, 1))
+	n.plugin(nic, plugintest.Device("nic-0", true, 0, 1))
 	p := pod("a", model.Container{Name: "main", Limits: map[string]int{gpu: 2, nic: 1}}, wants("other", gpu, 1))
 	placement, err := n.m.Admit(t.Context(), p, model.Caller{UID: 7})
 	if err != nil {
@@ -34,7 +34,7 @@ func TestPodsGetDevices(t *testing.T) {
 	}
 	want := []model.Allocation{
 		{Container: "main", Resource: gpu, IDs: []string{"gpu-0000", "gpu-0001"}},
-		{Container: "main", Resource: nic, IDs: []string{"nic-0"}, NUMA: map[string][]int{"nic-0": {1}}},
+		{Container: "main", Resource: nic, IDs: []string{"nic-0"}, NUMA: map[string][]int{"nic-0": {0, 1}}},
 		{Container: "other", Resource: gpu, IDs: []string{"gpu-0002"}},
 	}
 	if diff := cmp.Diff(want, placement.Allocations); diff != "" {
@@ -295,5 +295,26 @@ func TestOnePodIsAdmittedOnceByConcurrentRequests(t *testing.T) {
 	requests.Wait()
 	if calls := p.Calls().Allocate; calls != 1 {
 		t.Error("Allocate was called", calls, "times")
+	}
+}
+
+// The kubelet's test of the same: a pod is forgotten while the plugin is asked for its preference.
+func TestPodsAreReleasedWhileThePluginIsAsked(t *testing.T) {
+	n := newNode(t)
+	first := true
+	n.pluginWith(gpu, plugintest.Behaviour{
+		Options: &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true},
+		Preferred: func(_ context.Context, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+			if !first {
+				n.release("other")
+			}
+			first = false
+			return r.AvailableDeviceIDs, nil
+		},
+	}, plugintest.Devices(3)...)
+	n.admit(pod("other", wants("main", gpu, 1)))
+	n.admit(pod("a", wants("main", gpu, 1)))
+	if free := n.free(gpu); !slices.Equal(free, []string{"gpu-0000", "gpu-0002"}) {
+		t.Error("free are", free)
 	}
 }

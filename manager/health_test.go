@@ -1,8 +1,10 @@
 package manager_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -169,5 +171,47 @@ func TestNewInstancesReplaceOldOnes(t *testing.T) {
 	n.admit(pod("a", wants("main", gpu, 1)))
 	if calls := third.Calls().Allocate; calls != 1 {
 		t.Error("the newest instance got", calls, "calls of Allocate")
+	}
+}
+
+// A stream of ListAndWatch that ends is not opened again before the plugin registers again.
+func TestPluginsWhoseStreamEnds(t *testing.T) {
+	for name, test := range map[string]struct {
+		fail     func(*plugintest.Plugin)
+		capacity int
+	}{
+		"at once": {
+			fail: func(p *plugintest.Plugin) { p.EndStreams(errors.New("broken")) },
+		},
+		"after its list": {
+			fail: func(*plugintest.Plugin) {}, capacity: 2,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(
+				t,
+				func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Grace: 300 * time.Millisecond} },
+			)
+			p := plugintest.New(gpu, plugintest.Devices(2)...)
+			n.serve(p, "gpu.sock")
+			test.fail(p)
+			if err := p.Register(t.Context(), filepath.Join(n.o.Dir, "kubelet.sock")); err != nil {
+				t.Fatal(err)
+			}
+			n.counts(gpu, test.capacity, test.capacity)
+			p.EndStreams(errors.New("broken"))
+			n.until("the plugin is disconnected", func() bool {
+				r := n.resource(gpu)
+				return r.Name == gpu && !r.Connected
+			})
+			n.counts(gpu, test.capacity, 0)
+			n.refuses(pod("a", wants("main", gpu, 1)),
+				"no healthy devices present; cannot allocate unhealthy devices example.com/gpu")
+			n.until("the resource is removed", func() bool { return n.resource(gpu).Name == "" })
+			n.counts(gpu, 0, 0)
+			if calls := p.Calls().Watch; calls != 1 {
+				t.Error("ListAndWatch was called", calls, "times")
+			}
+		})
 	}
 }
