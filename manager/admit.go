@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/dialect"
@@ -76,7 +77,7 @@ func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (mode
 	if err := a.run(ctx); err != nil {
 		return model.Placement{}, m.rejected(ctx, p.UID, err)
 	}
-	placement := model.Placement{Pod: p, Allocations: a.allocations, Admitted: m.o.Now(), Caller: by}
+	placement := model.Placement{Pod: p, Allocations: a.allocations, Admitted: time.Now(), Caller: by}
 	if err := m.store.Put(ctx, placement); err != nil {
 		a.giveBack()
 		return model.Placement{}, m.unwritten(err)

@@ -272,8 +272,17 @@ func TestSeedMakesTheChoiceRandomAndRepeatable(t *testing.T) {
 	choices := map[string]bool{}
 	for _, seed := range []uint64{1, 2, 3, 1, 2, 3} {
 		n := newNode(t, func(o *manager.Options) { o.Seed = &seed })
-		n.plugin(gpu, plugintest.Devices(64)...)
-		choices[strings.Join(ids(n.admit(pod("a", wants("main", gpu, 4))), "main", gpu), " ")] = true
+		var asked []string // in the order of the request, as plugins meet it in a kubelet
+		n.pluginWith(gpu, plugintest.Behaviour{
+			Allocate: func(_ context.Context, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
+				asked = ids
+				return &v1beta1.ContainerAllocateResponse{}, nil
+			},
+		}, plugintest.Devices(16)...)
+		if got := ids(n.admit(pod("a", wants("main", gpu, 16))), "main", gpu); !slices.IsSorted(got) {
+			t.Error("the placement has", got)
+		}
+		choices[strings.Join(asked, " ")] = true
 	}
 	if len(choices) != 3 {
 		t.Error("three seeds made the choices", choices)

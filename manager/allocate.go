@@ -27,6 +27,7 @@ type attempt struct {
 	m           *Manager
 	pod         model.Pod
 	affinity    admission.Nodes // of the pod: admission.ScopePod
+	resources   map[string]bool // the names of those that it takes devices of
 	reuse       admission.Reuse
 	allocations []model.Allocation
 	leaked      []model.Allocation // what stays held if the attempt fails: dialect.Dialect.LeaksDevices
@@ -35,39 +36,37 @@ type attempt struct {
 // run gives all containers of the pod their devices, or none. While it chooses devices and asks the plugins, no other
 // admission takes devices of the same resources. A plugin that does not answer delays its own resources alone.
 func (a *attempt) run(ctx context.Context) error {
-	wanted, err := a.wanted()
-	if err != nil {
+	if err := a.resolve(); err != nil {
 		return err
 	}
-	unlock, err := a.m.lockResources(ctx, wanted)
+	unlock, err := a.m.lockResources(ctx, a.resources)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	err = a.allocate(ctx)
-	if err != nil {
+	if err = a.allocate(ctx); err != nil {
 		a.giveBack()
 	}
 	return err
 }
 
-// wanted returns the names of the pod's resources, and takes those that the manager does not know from the request if
-// the dialect ignores them.
-func (a *attempt) wanted() (map[string]bool, error) {
+// resolve finds the resources that the pod asks for. The manager knows those that plugins have registered, and those of
+// which a pod holds a device.
+func (a *attempt) resolve() error {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
-	names := map[string]bool{}
+	a.resources = map[string]bool{}
 	for _, c := range slices.Concat(a.pod.InitContainers, a.pod.Containers) {
 		for _, name := range slices.Sorted(maps.Keys(c.Limits)) {
 			r, ok := a.m.resources[name]
 			if ok && (r.pool.Registered() || r.pool.Held() > 0) {
-				names[name] = true
+				a.resources[name] = true
 			} else if !a.m.o.Dialect.IgnoresUnknownResources {
-				return nil, fmt.Errorf("cannot allocate unregistered device %s", name)
+				return fmt.Errorf("cannot allocate unregistered device %s", name)
 			}
 		}
 	}
-	return names, nil
+	return nil
 }
 
 func (a *attempt) allocate(ctx context.Context) (err error) {
@@ -84,7 +83,7 @@ func (a *attempt) allocate(ctx context.Context) (err error) {
 			}
 		}
 		ends := i < len(a.pod.InitContainers) && !c.Sidecar
-		for _, resource := range slices.Sorted(maps.Keys(c.Limits)) {
+		for _, resource := range a.known(c.Limits) {
 			ids, err := a.take(ctx, resource, c, affinity)
 			if err != nil {
 				return err
@@ -93,6 +92,12 @@ func (a *attempt) allocate(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// known returns the names of a container's resources, sorted, without those that a dialect ignores.
+func (a *attempt) known(limits map[string]int) []string {
+	names := slices.Sorted(maps.Keys(limits))
+	return slices.DeleteFunc(names, func(name string) bool { return !a.resources[name] })
 }
 
 // align returns the NUMA nodes for a container, or for the pod if it has no name.
@@ -104,12 +109,8 @@ func (a *attempt) align(container string, limits map[string]int) (admission.Node
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
 	var all [][]admission.Hint
-	for _, name := range slices.Sorted(maps.Keys(limits)) {
-		r, ok := a.m.resources[name]
-		if !ok {
-			continue
-		}
-		hints, err := r.pool.Hints(topology.Machine, a.request(name, container, limits[name]))
+	for _, name := range a.known(limits) {
+		hints, err := a.m.resources[name].pool.Hints(topology.Machine, a.request(name, container, limits[name]))
 		if err != nil {
 			return 0, err
 		}
@@ -134,11 +135,7 @@ func (a *attempt) take(
 	ctx context.Context, name string, c model.Container, affinity admission.Nodes,
 ) ([]string, error) {
 	a.m.mu.Lock()
-	r, ok := a.m.resources[name]
-	if !ok { // the dialect ignores it
-		a.m.mu.Unlock()
-		return nil, nil
-	}
+	r := a.m.resources[name]
 	request := a.request(name, c.Name, c.Limits[name])
 	plugin, unknown := a.m.registry.Endpoint(name)
 	request.Affinity = affinity
@@ -163,7 +160,7 @@ func (a *attempt) take(
 	if unknown != nil { // it has been away for too long just now
 		return nil, fmt.Errorf("unknown Device Plugin %s", name)
 	}
-	return ids, a.ask(ctx, plugin, r, &a.allocations[len(a.allocations)-1])
+	return ids, a.ask(ctx, plugin, r, ids)
 }
 
 // hold notes in the pool that a container has devices.
@@ -181,11 +178,11 @@ func (a *attempt) hold(r *resource, container string, ids []string) []string {
 	return ids
 }
 
-// ask has the plugin allocate the devices of an allocation, and puts its response there.
-func (a *attempt) ask(
-	ctx context.Context, plugin *endpoint.Endpoint, r *resource, allocation *model.Allocation,
-) error {
-	response, err := plugin.Allocate(ctx, allocation.IDs)
+// ask has the plugin allocate the devices of the last allocation, in the order in which they were chosen, and puts the
+// response there.
+func (a *attempt) ask(ctx context.Context, plugin *endpoint.Endpoint, r *resource, ids []string) error {
+	allocation := &a.allocations[len(a.allocations)-1]
+	response, err := plugin.Allocate(ctx, ids)
 	if err != nil {
 		return err
 	}

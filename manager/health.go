@@ -51,11 +51,10 @@ func (m *Manager) removed(name string) {
 // publishResource sends the events of a resource that has changed. m.mu is held.
 func (m *Manager) publishResource(t EventType, r *resource, before model.Resource) {
 	capacity, allocatable := r.pool.Counts()
-	m.publish(Event{Type: t, Resource: r.listed.Name, Count: Count{capacity, allocatable}})
+	count := Count{Capacity: capacity, Allocatable: allocatable}
+	m.publish(Event{Type: t, Resource: r.listed.Name, Count: count})
 	if devices := m.flipped(r, before); len(devices) > 0 {
-		m.publish(
-			Event{Type: HealthChanged, Resource: r.listed.Name, Count: Count{capacity, allocatable}, Devices: devices},
-		)
+		m.publish(Event{Type: HealthChanged, Resource: r.listed.Name, Count: count, Devices: devices})
 	}
 }
 
@@ -63,7 +62,7 @@ func (m *Manager) publishResource(t EventType, r *resource, before model.Resourc
 // the lists before and after the change at the same time.
 func (m *Manager) flipped(r *resource, before model.Resource) []PodDevice {
 	var flipped []PodDevice
-	look := func(id string, old, now Health) {
+	compare := func(id string, old, now Health) {
 		if old == now {
 			return
 		}
@@ -75,13 +74,13 @@ func (m *Manager) flipped(r *resource, before model.Resource) []PodDevice {
 	for len(old) > 0 || len(now) > 0 {
 		switch {
 		case len(now) == 0 || len(old) > 0 && old[0].ID < now[0].ID:
-			look(old[0].ID, m.health(before, &old[0]), m.health(r.listed, nil))
+			compare(old[0].ID, m.health(before, &old[0]), m.health(r.listed, nil))
 			old = old[1:]
 		case len(old) == 0 || now[0].ID < old[0].ID:
-			look(now[0].ID, m.health(before, nil), m.health(r.listed, &now[0]))
+			compare(now[0].ID, m.health(before, nil), m.health(r.listed, &now[0]))
 			now = now[1:]
 		default:
-			look(now[0].ID, m.health(before, &old[0]), m.health(r.listed, &now[0]))
+			compare(now[0].ID, m.health(before, &old[0]), m.health(r.listed, &now[0]))
 			old, now = old[1:], now[1:]
 		}
 	}
@@ -141,10 +140,7 @@ func (m *Manager) recordResources() {
 	m.mu.Unlock()
 	slices.Sort(names)
 	if err := m.store.SetResources(context.Background(), names); err != nil {
-		m.o.Log.Error(
-			"cannot record the names of the resources; after a restart, those whose plugins are away are unknown",
-			"error",
-			err,
-		)
+		m.o.Log.Error("a restart will not know the resources whose plugins are away: their names cannot be written",
+			"error", err)
 	}
 }

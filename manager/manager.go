@@ -14,7 +14,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
-	"time"
 
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/dialect"
@@ -41,8 +40,6 @@ type Options struct {
 	Deadlines endpoint.Deadlines
 	// Log gets what an administrator should know. The default is slog.Default.
 	Log *slog.Logger
-	// Now is the clock. The default is time.Now.
-	Now func() time.Time
 }
 
 // Manager is a device manager. Its methods are safe for concurrent use.
@@ -91,16 +88,11 @@ func New(o Options) (*Manager, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	if o.Now == nil {
-		o.Now = time.Now
-	}
 	if err := o.Topology.Validate(); err != nil {
 		return nil, fmt.Errorf("the Topology Manager: %w", err)
 	}
-	store, loaded, err := state.Open(
-		o.StateFile,
-		state.Options{Log: o.Log, ForgetDamaged: o.Dialect.ForgetsDamagedState},
-	)
+	forget := o.Dialect.ForgetsDamagedState
+	store, loaded, err := state.Open(o.StateFile, state.Options{Log: o.Log, ForgetDamaged: forget})
 	if err != nil {
 		return nil, fmt.Errorf("open the state of the device manager: %w", err)
 	}

@@ -8,7 +8,10 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
 	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
@@ -45,10 +48,21 @@ func (o *owners) give(p model.Placement) {
 	}
 }
 
+// onFourNodes are devices on four NUMA nodes.
+func onFourNodes(n int) []*v1beta1.Device {
+	devices := plugintest.Devices(n)
+	for i, d := range devices {
+		devices[i] = plugintest.Device(d.ID, true, int64(i%4))
+	}
+	return devices
+}
+
 // B10: concurrent admissions are safe. While 2,000 pods come and go, devices flip.
 func TestConcurrentAdmissionsAndReleases(t *testing.T) {
-	n := newNode(t)
-	gpus, nics := plugintest.Devices(480), plugintest.Devices(320)
+	n := newNode(t, func(o *manager.Options) {
+		o.Topology = admission.Topology{Policy: admission.PolicyBestEffort, Machine: admission.NodesOf(0, 1, 2, 3)}
+	})
+	gpus, nics := onFourNodes(480), plugintest.Devices(320)
 	p := n.plugin(gpu, gpus...)
 	n.plugin(nic, nics...)
 	given := owners{pods: map[string]string{}}
@@ -58,8 +72,8 @@ func TestConcurrentAdmissionsAndReleases(t *testing.T) {
 	for i := range 2000 {
 		pods.Go(func() {
 			if i%20 == 0 {
-				devices := plugintest.Devices(480)
-				devices[i%480] = plugintest.Device(devices[i%480].ID, false)
+				devices := onFourNodes(480)
+				devices[i%480] = plugintest.Device(devices[i%480].ID, false, 0)
 				p.SetDevices(devices...)
 			}
 			random := rand.New(rand.NewPCG(uint64(i), 0))
