@@ -36,7 +36,7 @@ func TestDialectB1TheEndOfAnOldInstanceDisconnectsTheNewOne(t *testing.T) {
 func TestDialectB1bTheEndOfAPluginAfterAFailedRegistrationIsNotNoticed(t *testing.T) {
 	b := start(t, endpoint.Options{
 		Dialect:   dialect.Dialect{FailedRegistrationOrphans: true},
-		Deadlines: endpoint.Deadlines{Dial: 20 * time.Millisecond},
+		Deadlines: endpoint.Deadlines{Dial: 500 * time.Millisecond},
 	})
 	p := b.connect("a.sock", 2)
 	b.failRegistration()
@@ -81,12 +81,12 @@ func TestDialectB9CallsHaveNoDeadlines(t *testing.T) {
 	}
 }
 
-// largeList returns devices whose message has about so many bytes.
-func largeList(bytes int) []*v1beta1.Device {
-	const id = 60
-	devices := plugintest.Devices(bytes / (id + len("Healthy") + 6))
+// largeList returns devices whose message has a bit more than some MiB.
+func largeList(mib int) []*v1beta1.Device {
+	const perMiB = 64
+	devices := plugintest.Devices(perMiB * mib)
 	for i, d := range devices {
-		d.ID = fmt.Sprintf("%0*d", id, i)
+		d.ID = fmt.Sprintf("%0*d", 1<<20/perMiB, i)
 	}
 	return devices
 }
@@ -94,25 +94,25 @@ func largeList(bytes int) []*v1beta1.Device {
 // B13.
 func TestListsOfManyMegabytes(t *testing.T) {
 	b := start(t, endpoint.Options{})
-	p := b.serve("a.sock", plugintest.New(gpu, largeList(40<<20)...))
+	p := b.serve("a.sock", plugintest.New(gpu, largeList(60)...))
 	b.register(p)
-	b.wait(gpu, "large", func(r report) bool { return len(r.Devices) > 500_000 })
+	b.wait(gpu, "large", func(r report) bool { return len(r.Devices) == 60*64 })
 	p.SetDevices(plugintest.Devices(2)...)
 	b.waitFor(gpu, "2/2")
 }
 
 func TestALargerListEndsTheStream(t *testing.T) {
 	b := start(t, endpoint.Options{})
-	b.register(b.serve("a.sock", plugintest.New(gpu, largeList(70<<20)...)))
+	b.register(b.serve("a.sock", plugintest.New(gpu, largeList(65)...)))
 	b.waitFor(gpu, "0/0")
 	b.waitLog("received message larger than max", 1)
 }
 
 func TestDialectB13SmallLists(t *testing.T) {
 	b := start(t, endpoint.Options{Dialect: dialect.Dialect{SmallLists: true}})
-	p := b.serve("a.sock", plugintest.New(gpu, largeList(3<<20)...))
+	p := b.serve("a.sock", plugintest.New(gpu, largeList(3)...))
 	b.register(p)
-	b.wait(gpu, "there", func(r report) bool { return len(r.Devices) > 30_000 })
+	b.wait(gpu, "there", func(r report) bool { return len(r.Devices) == 3*64 })
 	p.SetDevices(largeList(5 << 20)...)
 	b.wait(gpu, "disconnected", func(r report) bool { return !r.Connected })
 }

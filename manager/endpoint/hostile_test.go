@@ -18,7 +18,7 @@ import (
 	"gpu-cdi-plugin/test/lib/plugintest"
 )
 
-// flooder is a plugin that sends lists without end.
+// flooder is a plugin that sends many lists as fast as it can.
 type flooder struct {
 	*plugintest.Plugin
 	sent atomic.Int64
@@ -28,18 +28,21 @@ func (f *flooder) ListAndWatch(
 	_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse],
 ) error {
 	list := &v1beta1.ListAndWatchResponse{Devices: plugintest.Devices(500)}
-	for {
+	for range 20_000 {
 		list.Devices[0].ID = fmt.Sprint(f.sent.Add(1))
 		if err := stream.Send(list); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 func TestEndlessListsWaitWithThePlugin(t *testing.T) {
 	b := start(t, endpoint.Options{})
-	release := make(chan struct{})
-	b.onChange = func() { <-release }
+	blocked := make(chan struct{})
+	release := sync.OnceFunc(func() { close(blocked) })
+	t.Cleanup(release)
+	b.onChange = func() { <-blocked }
 	f := &flooder{Plugin: plugintest.New(gpu)}
 	l, err := net.Listen("unix", filepath.Join(b.dir, "a.sock"))
 	if err != nil {
@@ -57,7 +60,7 @@ func TestEndlessListsWaitWithThePlugin(t *testing.T) {
 	// Calls on the same connection take long enough for the plugin to send more, if it could.
 	for limit := time.Now().Add(patience); ; {
 		before := f.sent.Load()
-		for range 200 {
+		for range 50 {
 			b.allocate("1")
 		}
 		if before > 0 && f.sent.Load() == before {
@@ -68,12 +71,12 @@ func TestEndlessListsWaitWithThePlugin(t *testing.T) {
 		}
 	}
 	stalled := f.sent.Load()
-	close(release)
-	b.await("more lists", func() bool { return f.sent.Load() > stalled+1000 })
+	release()
+	b.await("more lists", func() bool { return f.sent.Load() > stalled })
 }
 
 func TestTheLogHasOneLineForEachEvent(t *testing.T) {
-	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 20 * time.Millisecond}})
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 500 * time.Millisecond}})
 	evil := "x\nlevel=ERROR msg=\x1b[31mburning"
 	b.refused(request(evil, "a.sock"))
 	b.refused(request(gpu, evil))
@@ -116,14 +119,14 @@ func TestAResourceHasAtMost16Instances(t *testing.T) {
 	}
 }
 
-func TestThereAreAtMost1024Resources(t *testing.T) {
+func TestThereAreAtMost256Resources(t *testing.T) {
 	b := start(t, endpoint.Options{})
 	p := b.serve("a.sock", plugintest.New(gpu, plugintest.Devices(1)...))
 	name := func(i int) string { return fmt.Sprintf("example.com/r%d", i) }
 	var wg sync.WaitGroup
 	for i := range 16 {
 		wg.Go(func() {
-			for n := i; n < 1024; n += 16 {
+			for n := i; n < 256; n += 16 {
 				if err := plugintest.Register(t.Context(), b.socket(), request(name(n), "a.sock")); err != nil {
 					t.Error(err)
 				}
@@ -131,10 +134,10 @@ func TestThereAreAtMost1024Resources(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got := b.refused(request(name(1024), "a.sock")); !strings.Contains(got, "no more are accepted") {
+	if got := b.refused(request(name(256), "a.sock")); !strings.Contains(got, "no more are accepted") {
 		t.Errorf("one more: %s", got)
 	}
-	b.waitFor(name(1023), "1/1")
+	b.waitFor(name(255), "1/1")
 	p.Stop()
 	b.waitFor(name(7), "0/1")
 }
@@ -152,7 +155,7 @@ func TestConnectionsWithoutRequestsAreClosed(t *testing.T) {
 }
 
 func TestManySocketsForTheWatcher(t *testing.T) {
-	b := start(t, endpoint.Options{RegistryDir: "watch", Deadlines: endpoint.Deadlines{Dial: 20 * time.Millisecond}})
+	b := start(t, endpoint.Options{RegistryDir: "watch"})
 	b.discover("0.sock", gpu, plugintest.Behaviour{})
 	for i := range 400 {
 		listen(t, filepath.Join(b.registry, fmt.Sprintf("%03d.sock", i+1)), true)

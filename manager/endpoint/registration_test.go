@@ -47,18 +47,18 @@ func TestResourceNames(t *testing.T) {
 		name string
 		ok   bool
 	}{
-		"a domain and a name":                      {"example.com/gpu", true},
-		"capitals, dots and lines in the name":     {"example.com/A-b_c.D", true},
-		"a domain of one part":                     {"vendor/gpu", true},
-		"a name of 63 bytes":                       {"example.com/" + long("a", 63), true},
-		"a domain of 244 bytes":                    {long("a.", 121) + "aa/gpu", true},
-		"nothing":                                  {"", false},
-		"no slash":                                 {"gpu", false},
-		"two slashes":                              {"example.com/gpu/big", false},
-		"no domain":                                {"/gpu", false},
-		"no name":                                  {"example.com/", false},
-		"a domain of Kubernetes":                   {"kubernetes.io/gpu", false},
-		"a subdomain of Kubernetes":                {"x.kubernetes.io/gpu", false},
+		"a domain and a name":                  {"example.com/gpu", true},
+		"capitals, dots and lines in the name": {"example.com/A-b_c.D", true},
+		"a domain of one part":                 {"vendor/gpu", true},
+		"a name of 63 bytes":                   {"example.com/" + long("a", 63), true},
+		"a domain of 244 bytes":                {long("a.", 121) + "aa/gpu", true},
+		"nothing":                              {"", false},
+		"no slash":                             {"gpu", false},
+		"two slashes":                          {"example.com/gpu/big", false},
+		"no domain":                            {"/gpu", false},
+		"no name":                              {"example.com/", false},
+		"a domain of Kubernetes":               {"kubernetes.io/gpu", false},
+		"a subdomain of Kubernetes":            {"x.kubernetes.io/gpu", false},
 		"a domain that ends as that of Kubernetes": {"mykubernetes.io/x", false},
 		"the prefix of quotas":                     {"requests.example.com/gpu", false},
 		"capitals in the domain":                   {"Example.com/gpu", false},
@@ -130,7 +130,7 @@ func TestEndpointsStayInTheDirectory(t *testing.T) {
 }
 
 func TestAMissingSocketIsAwaited(t *testing.T) {
-	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 50 * time.Millisecond}})
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 500 * time.Millisecond}})
 	b.failRegistration()
 	if b.Resources() != nil {
 		t.Error("the resource is there")
@@ -164,7 +164,7 @@ func TestOptionsAreThoseOfThePlugin(t *testing.T) {
 }
 
 func TestAPluginWithoutOptionsIsNotRegistered(t *testing.T) {
-	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Options: 50 * time.Millisecond}})
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Options: 500 * time.Millisecond}})
 	p := b.serve("a.sock", plugintest.New(gpu, plugintest.Devices(1)...))
 	tests := map[string]struct {
 		answer func(context.Context) error
@@ -176,14 +176,14 @@ func TestAPluginWithoutOptionsIsNotRegistered(t *testing.T) {
 		},
 		"no answer": {
 			plugintest.Hang,
-			"failed to get device plugin options: rpc error: code = DeadlineExceeded desc = context deadline exceeded",
+			"failed to get device plugin options: rpc error: code = DeadlineExceeded desc = ",
 		},
 	}
 	for what, test := range tests {
 		t.Run(what, func(t *testing.T) {
 			before := p.Calls()
 			p.Behave(plugintest.Behaviour{GetOptions: test.answer})
-			if got := b.refused(request(gpu, "a.sock")); got != test.want {
+			if got := b.refused(request(gpu, "a.sock")); !strings.HasPrefix(got, test.want) {
 				t.Errorf("Register: %s", got)
 			}
 			if c := p.Calls(); c.Options != before.Options+1 || c.Watch != 0 {

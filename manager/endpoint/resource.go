@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	maxResources = 1024 // of a registry
-	maxInstances = 16   // of a resource
+	maxResources = 256 // of a registry
+	maxInstances = 16  // of a resource
 )
 
 var errClosed = errors.New("the device manager stops")

@@ -77,7 +77,7 @@ func TestAfterTheGracePeriodAResourceIsUnknown(t *testing.T) {
 }
 
 func TestAPluginThatIsBackInTimeKeepsItsResource(t *testing.T) {
-	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Grace: 300 * time.Millisecond}})
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Grace: time.Second}})
 	p := b.connect("a.sock", 2)
 	p.Stop()
 	b.waitFor(gpu, "0/2")
@@ -258,7 +258,7 @@ func TestAnInstanceWithoutListIsNotInEffectBeforeTheOldOneEnds(t *testing.T) {
 
 // B1b.
 func TestAFailedRegistrationLeavesTheOldInstanceWatched(t *testing.T) {
-	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 20 * time.Millisecond}})
+	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 500 * time.Millisecond}})
 	p := b.connect("a.sock", 2)
 	b.failRegistration()
 	p.Stop()
@@ -276,7 +276,7 @@ func (b *bed) failRegistration() {
 
 func TestKnownResourcesWaitForTheirPlugins(t *testing.T) {
 	b := start(t, endpoint.Options{Known: []string{gpu, "example.com/never"}, Deadlines: endpoint.Deadlines{
-		Grace: 300 * time.Millisecond,
+		Grace: time.Second,
 	}})
 	want := []model.Resource{{Name: gpu}, {Name: "example.com/never"}}
 	if d := cmp.Diff(want, b.Resources()); d != "" {

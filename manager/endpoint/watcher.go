@@ -2,9 +2,9 @@ package endpoint
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -102,9 +102,10 @@ func (w *watcher) search() map[string]socketID {
 	_ = filepath.WalkDir(w.dir, func(path string, entry fs.DirEntry, err error) error {
 		name, _ := filepath.Rel(w.dir, path)
 		switch {
-		case err != nil && name == ".":
-			w.skip(name, err)
-		case err != nil: // it was removed meanwhile
+		case err != nil:
+			if !errors.Is(err, fs.ErrNotExist) { // or else it was removed meanwhile
+				w.skip(name, err)
+			}
 		case name != "." && strings.HasPrefix(entry.Name(), "."):
 			if entry.IsDir() {
 				return fs.SkipDir
@@ -123,7 +124,7 @@ func (w *watcher) search() map[string]socketID {
 				w.skip("", fmt.Errorf("there are more than %d sockets", maxSockets))
 				return fs.SkipAll
 			}
-			if id, err := identify(path); err == nil {
+			if id := identify(path); id != (socketID{}) {
 				found[name] = id
 			}
 		}
@@ -149,12 +150,13 @@ func (w *watcher) skip(name string, err error) {
 	}
 }
 
-func identify(path string) (socketID, error) {
+// identify returns the ID of the socket at a path, or the zero value if it is gone.
+func identify(path string) socketID {
 	var s unix.Stat_t
-	if err := unix.Lstat(path, &s); err != nil {
-		return socketID{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	if unix.Lstat(path, &s) != nil {
+		return socketID{}
 	}
-	return socketID{s.Dev, s.Ino, s.Mtim}, nil
+	return socketID{s.Dev, s.Ino, s.Mtim}
 }
 
 // reconcile ends the registrations whose sockets are gone, then begins those of new ones. A socket that was replaced is
