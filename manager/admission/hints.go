@@ -31,7 +31,7 @@ type Hint struct {
 //
 // Errors: ErrTooManyNodes, and *dialect.CrashError.
 func (p *Pool) Hints(machine Nodes, r Request) ([]Hint, error) {
-	if r.Count == 0 || p.hasNUMA.count() == 0 {
+	if r.Count <= 0 || p.hasNUMA.count() == 0 {
 		return nil, nil
 	}
 	if len(r.Has) > 0 && len(r.Has) != r.Count {

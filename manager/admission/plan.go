@@ -30,7 +30,7 @@ func (p *Pool) Plan(r Request) (*Plan, error) {
 		return nil, err
 	}
 	plan := &Plan{need: r.Count - len(r.Has), sorted: r.Random == nil}
-	if plan.need == 0 {
+	if plan.need <= 0 {
 		return plan, nil
 	}
 	if reusable := p.reusable(r); reusable.count() < plan.need {
@@ -51,7 +51,7 @@ func (p *Pool) Plan(r Request) (*Plan, error) {
 	return plan, nil
 }
 
-// Pick returns the devices, with the plugin's answer to Ask. The answer is advice: what is unknown, repeated or too
+// Pick returns the devices, with the plugin's answer to Ask. It is called once. The answer is advice: what is unknown, repeated or too
 // much is left out, and what is missing is chosen without it. The devices are sorted unless the choice is random.
 func (plan *Plan) Pick(preferred []string) []string {
 	if plan.Ask != nil && len(preferred) > 0 {

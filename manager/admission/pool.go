@@ -7,8 +7,9 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Pool is the devices of one resource, with the pods that hold them. A device is held by one pod at a time; several
-// containers of the pod can share it. Holds are kept by ID: a device that leaves the list stays held.
+// Pool is the devices of one resource, with the containers that have them. Containers of a pod can share a device. Where
+// a record says that two pods have one, as after bug B6 of the kubelet, it is held until both are gone. Holds are kept
+// by ID: a device that leaves the list stays held.
 //
 // A Pool is not safe for concurrent use.
 type Pool struct {
@@ -21,7 +22,7 @@ type Pool struct {
 	onNode     [64]bitset
 	healthy    bitset
 	busy       bitset // the devices that are held or withheld
-	holds      map[string]hold
+	holds      map[string][]holder
 	cleared    map[string]bool // the IDs that are not withheld, or nil while nothing is withheld
 }
 
@@ -30,10 +31,7 @@ type device struct {
 	near Nodes
 }
 
-type hold struct {
-	pod        string
-	containers []string
-}
+type holder struct{ pod, container string }
 
 // State is a device of a pool.
 type State struct {
@@ -50,7 +48,7 @@ type State struct {
 
 // NewPool returns the pool of a resource that no plugin has registered yet.
 func NewPool(resource string) *Pool {
-	return &Pool{resource: resource, holds: map[string]hold{}}
+	return &Pool{resource: resource, holds: map[string][]holder{}}
 }
 
 // Set takes a resource as its plugin lists it, in place of all that was listed before. Without a connection no device
@@ -112,37 +110,36 @@ func (p *Pool) Held() int { return len(p.holds) }
 
 // Holder returns the UID of the pod that holds a device, and the names of the containers that share it.
 func (p *Pool) Holder(id string) (pod string, containers []string) {
-	h := p.holds[id]
-	return h.pod, slices.Clone(h.containers)
+	for _, h := range p.holds[id] {
+		if pod == "" || pod == h.pod {
+			pod, containers = h.pod, append(containers, h.container)
+		}
+	}
+	return pod, containers
 }
 
-// Hold notes that a pod's container has these devices. Another pod must not hold them.
+// Hold notes that a pod's container has these devices.
 func (p *Pool) Hold(pod, container string, ids []string) {
 	for _, id := range ids {
-		h := p.holds[id]
-		h.pod = pod
-		if !slices.Contains(h.containers, container) {
-			h.containers = append(h.containers, container)
+		if h := (holder{pod, container}); !slices.Contains(p.holds[id], h) {
+			p.holds[id] = append(p.holds[id], h)
 		}
-		p.holds[id] = h
 		p.refreshID(id)
 	}
 }
 
-// Free notes that a pod's container no longer has these devices. Those that no other container of the pod has become
-// free. Devices of other pods are left alone.
+// Free notes that a pod's container no longer has these devices. Those that no other container has become free.
 func (p *Pool) Free(pod, container string, ids []string) {
 	for _, id := range ids {
-		h, ok := p.holds[id]
-		if !ok || h.pod != pod {
+		i := slices.Index(p.holds[id], holder{pod, container})
+		if i < 0 {
 			continue
 		}
-		h.containers = slices.DeleteFunc(h.containers, func(c string) bool { return c == container })
-		if p.holds[id] = h; len(h.containers) > 0 {
+		if p.holds[id] = slices.Delete(p.holds[id], i, i+1); len(p.holds[id]) > 0 {
 			continue
 		}
 		delete(p.holds, id)
-		if p.cleared != nil { // its user was known: nothing else can use it
+		if p.cleared != nil { // its users were known: nothing else can use it
 			p.cleared[id] = true
 		}
 		p.refreshID(id)
@@ -180,17 +177,15 @@ func (p *Pool) ClearAll() {
 func (p *Pool) States() []State {
 	states := make([]State, 0, len(p.devices))
 	for _, d := range p.devices {
-		h := p.holds[d.ID]
-		states = append(states, State{
-			Device: d.Device, Pod: h.pod, Containers: slices.Clone(h.containers), Withheld: p.withheld(d.ID),
-		})
+		states = append(states, State{Device: d.Device, Withheld: p.withheld(d.ID)})
 	}
-	for id, h := range p.holds {
+	for id := range p.holds {
 		if _, listed := p.index(id); !listed {
-			gone := State{Gone: true, Pod: h.pod, Containers: slices.Clone(h.containers)}
-			gone.ID = id
-			states = append(states, gone)
+			states = append(states, State{Device: model.Device{ID: id}, Gone: true})
 		}
+	}
+	for i := range states {
+		states[i].Pod, states[i].Containers = p.Holder(states[i].ID)
 	}
 	slices.SortFunc(states, func(a, b State) int { return strings.Compare(a.ID, b.ID) })
 	return states
