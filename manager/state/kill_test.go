@@ -26,12 +26,16 @@ var kills = flag.Int("kills", 200, "how often a process that changes the state i
 const killEnvironment = "TEST_STATE_KILLS"
 
 func TestMain(m *testing.M) {
-	if value, ok := os.LookupEnv(killEnvironment); ok {
-		if err := changeUntilKilled(value); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+	for name, child := range map[string]func(string) error{
+		killEnvironment: changeUntilKilled, syncEnvironment: changeWithoutSync,
+	} {
+		if value, ok := os.LookupEnv(name); ok {
+			if err := child(value); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			return
 		}
-		return
 	}
 	os.Exit(m.Run())
 }
