@@ -1,0 +1,74 @@
+// Package nodestatus computes what a node has and what of it is for pods, as the kubelet reports in the status of its
+// Node: cpu, memory, huge pages, ephemeral storage and the resources of device plugins. It is pure but for ReadMachine.
+package nodestatus
+
+import (
+	"gpu-cdi-plugin/internal/quantity"
+	"gpu-cdi-plugin/manager"
+)
+
+// Status is the part of a v1.NodeStatus that concerns resources. The values are quantities.
+type Status struct {
+	Capacity    map[string]string `json:"capacity"`
+	Allocatable map[string]string `json:"allocatable"`
+}
+
+const (
+	cpu              = "cpu"
+	memory           = "memory"
+	ephemeralStorage = "ephemeral-storage"
+)
+
+// Compute returns the status of a node with a machine, what is reserved of it, and the devices of plugins by resource.
+// A resource whose plugin is gone for good has 0 devices, and stays: the scheduler would take a resource without an
+// entry for one that nodes do not limit. Pods are not counted, as nothing here limits their number.
+func Compute(m Machine, r Reserved, devices map[string]manager.Count) Status {
+	capacity := map[string]quantity.Quantity{
+		cpu:              quantity.New(int64(m.CPUs), quantity.Decimal),
+		memory:           quantity.New(m.Memory, quantity.Binary),
+		ephemeralStorage: quantity.New(m.EphemeralStorage, quantity.Binary),
+	}
+	inHugePages := quantity.Quantity{}
+	for size, n := range m.HugePages {
+		q := quantity.New(size*n, quantity.Binary)
+		inHugePages = inHugePages.Add(q)
+		capacity["hugepages-"+quantity.New(size, quantity.Binary).String()] = q
+	}
+	allocatable := map[string]quantity.Quantity{}
+	for name, q := range capacity {
+		allocatable[name] = less(q, r.of(name, q))
+	}
+	allocatable[memory] = less(allocatable[memory], inHugePages)
+	s := Status{Capacity: texts(capacity), Allocatable: texts(allocatable)}
+	for name, count := range devices {
+		s.Capacity[name] = quantity.New(int64(count.Capacity), quantity.Decimal).String()
+		s.Allocatable[name] = quantity.New(int64(count.Allocatable), quantity.Decimal).String()
+	}
+	return s
+}
+
+// of returns what is reserved of a resource with a capacity.
+func (r Reserved) of(name string, capacity quantity.Quantity) quantity.Quantity {
+	amount, eviction := r.amounts[name], r.eviction[name]
+	if eviction.part > 0 {
+		n, _ := capacity.Whole()
+		return amount.Add(quantity.New(int64(float64(n)*float64(eviction.part)), quantity.Binary))
+	}
+	return amount.Add(eviction.quantity)
+}
+
+// less returns q - r, or 0 if that is negative.
+func less(q, r quantity.Quantity) quantity.Quantity {
+	if q = q.Sub(r); q.Sign() < 0 {
+		return quantity.Quantity{}
+	}
+	return q
+}
+
+func texts(quantities map[string]quantity.Quantity) map[string]string {
+	all := map[string]string{}
+	for name, q := range quantities {
+		all[name] = q.String()
+	}
+	return all
+}
