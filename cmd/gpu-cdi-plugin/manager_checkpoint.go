@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -95,6 +97,11 @@ func (a *app) importCheckpoint(ctx context.Context, path string) error {
 			err = store.Put(ctx, *p)
 		}
 	}
+	if err == nil { // pods that ask for these are rejected, not started without devices, until the plugins register
+		names := slices.AppendSeq(slices.Clone(loaded.Resources), maps.Keys(c.RegisteredDevices))
+		slices.Sort(names)
+		err = store.SetResources(ctx, slices.Compact(names))
+	}
 	if err := errors.Join(err, store.Close()); err != nil {
 		return fmt.Errorf("import the checkpoint %s: %w", path, err)
 	}
@@ -108,25 +115,41 @@ var errPlaced = errors.New("is placed already")
 // checkUnplaced returns an error if one of the pods, or of their devices, is placed already.
 func checkUnplaced(placed, imported []model.Placement) error {
 	type device struct{ resource, id string }
-	pods, devices := map[string]bool{}, map[device]string{}
-	for _, p := range placed {
-		pods[p.Pod.UID] = true
-	}
-	for i, p := range append(placed[:len(placed):len(placed)], imported...) {
-		if i >= len(placed) && pods[p.Pod.UID] {
-			return fmt.Errorf("pod %s %w", p.Pod.UID, errPlaced)
-		}
-		for _, allocation := range p.Allocations {
+	pods, holders := map[string]bool{}, map[device]string{}
+	hold := func(p model.Placement) error {
+		for _, allocation := range held(p) {
 			for _, id := range allocation.IDs {
 				d := device{allocation.Resource, id}
-				if holder, held := devices[d]; held && holder != p.Pod.UID {
-					return fmt.Errorf("device %s of %s, which pod %s has, %w for pod %s", id, d.resource, p.Pod.UID, errPlaced, holder)
+				if holder, ok := holders[d]; ok && holder != p.Pod.UID {
+					return fmt.Errorf("%s=%s of pod %s %w: pod %s has it", d.resource, id, p.Pod.UID, errPlaced, holder)
 				}
-				devices[d] = p.Pod.UID
+				holders[d] = p.Pod.UID
 			}
+		}
+		return nil
+	}
+	for _, p := range placed {
+		pods[p.Pod.UID] = true
+		if err := hold(p); err != nil {
+			return err
+		}
+	}
+	for _, p := range imported {
+		if pods[p.Pod.UID] {
+			return fmt.Errorf("pod %s %w", p.Pod.UID, errPlaced)
+		}
+		if err := hold(p); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// held are the allocations of the containers that have not ended for good: the devices of others may be another pod's.
+func held(p model.Placement) []model.Allocation {
+	return slices.DeleteFunc(slices.Clone(p.Allocations), func(a model.Allocation) bool {
+		return slices.Contains(p.Ended, a.Container)
+	})
 }
 
 func (a *app) exportCheckpoint(path string) error {
@@ -136,6 +159,9 @@ func (a *app) exportCheckpoint(path string) error {
 	}
 	if err := store.Close(); err != nil {
 		return err
+	}
+	for i := range loaded.Placements {
+		loaded.Placements[i].Allocations = held(loaded.Placements[i])
 	}
 	registered := map[string][]string{}
 	for _, name := range loaded.Resources {

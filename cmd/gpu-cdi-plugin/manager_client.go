@@ -115,7 +115,7 @@ func podsView(pods []api.Pod) view {
 			ids = append(ids, d.ResourceName+"="+strings.Join(d.DeviceIDs, ","))
 		}
 		v.table.rows = append(v.table.rows, []string{
-			orDash(p.Metadata.Namespace), orDash(p.Metadata.Name), orDash(strings.Join(counts, " ")),
+			orDash(p.Metadata.Namespace), cmp.Or(p.Metadata.Name, p.Metadata.UID), orDash(strings.Join(counts, " ")),
 			p.Metadata.CreationTimestamp.UTC().Format(time.RFC3339), p.Metadata.UID,
 			fmt.Sprintf("user %d, process %d", p.Caller.UID, p.Caller.PID), orDash(strings.Join(ids, " ")),
 		})

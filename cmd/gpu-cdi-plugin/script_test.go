@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -25,6 +26,7 @@ func scriptCommands(t *testing.T) map[string]command {
 		"node":    func(ts *testscript.TestScript, _ bool, args []string) { createNode(t, ts, args) },
 		"fault":   injectFault,
 		"appears": awaitFile,
+		"awaits":  awaitOutput,
 		"holders": serveHolders,
 		"silent":  checkSilent,
 	}
@@ -45,6 +47,34 @@ func awaitFile(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Fatalf("%v", err)
 		}
 		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// awaits [-count=N] PATTERN PROGRAM ARGS... runs a program again and again until its output has N lines that match, or
+// one.
+func awaitOutput(ts *testscript.TestScript, neg bool, args []string) {
+	want := 1
+	if len(args) > 0 {
+		if count, ok := strings.CutPrefix(args[0], "-count="); ok {
+			n, err := strconv.Atoi(count)
+			ts.Check(err)
+			want, args = n, args[1:]
+		}
+	}
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: awaits [-count=N] PATTERN PROGRAM ARGS...")
+	}
+	pattern, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		if ts.Exec(args[1], args[2:]...) == nil && len(pattern.FindAllString(ts.ReadFile("stdout"), -1)) == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("the output never has %d matches of %s", want, args[0])
+		}
+		time.Sleep(50 * time.Millisecond)
 	}
 }
 
