@@ -27,9 +27,11 @@ const (
 	tempSuffix  = ".new"
 )
 
-// Open opens the file at path, and creates it if it is missing. Its directory must exist. If another process has it
-// open for some seconds more, the error wraps ErrLocked. It wraps ErrNewer for a file of a newer version, and
-// trust.ErrUnsafe for one that other users can change.
+// Open opens the file at path, and creates it if it is missing. Its directory must exist; the lock is a file beside it.
+// A damaged file is replaced, and gets a name beside it with the time.
+//
+// If another process has it open for some seconds more, the error wraps ErrLocked. It wraps ErrNewer for a file of a
+// newer version, and trust.ErrUnsafe for one that other users can change.
 func Open(path string, o Options) (*Store, Loaded, error) {
 	s, loaded, err := open(path, o)
 	if err != nil {
