@@ -76,36 +76,43 @@ func TestCompute(t *testing.T) {
 		capacity, allocatable  map[string]string
 	}{
 		"nothing reserved": {
-			Machine{CPUs: 4, Memory: 7910 << 20, EphemeralStorage: 20 * gi}, nil, nil, nil,
+			Machine{CPUs: 4, Memory: 7910 << 20, EphemeralStorage: 20 * gi},
+			nil, nil, nil,
 			map[string]string{"cpu": "4", "memory": "7910Mi", "ephemeral-storage": "20Gi"},
 			map[string]string{"cpu": "4", "memory": "7910Mi", "ephemeral-storage": "20Gi"},
 		},
 		"sums": {
 			Machine{CPUs: 4, Memory: 8 * gi, EphemeralStorage: 20 * gi},
-			[]string{"cpu=0.5", "memory=1Gi"}, []string{"cpu=250m", "memory=1G", "ephemeral-storage=2Gi"},
+			[]string{"cpu=0.5", "memory=1Gi"},
+			[]string{"cpu=250m", "memory=1G", "ephemeral-storage=2Gi"},
 			[]string{"memory.available<1024", "nodefs.available<1Ki"},
 			map[string]string{"cpu": "4", "memory": "8Gi", "ephemeral-storage": "20Gi"},
 			map[string]string{"cpu": "3250m", "memory": "6516191744", "ephemeral-storage": "18874367Ki"},
 		},
 		"percentages, rounded down": {
-			Machine{CPUs: 1, Memory: 1001, EphemeralStorage: 3333}, nil, nil,
+			Machine{CPUs: 1, Memory: 1001, EphemeralStorage: 3333},
+			nil, nil,
 			[]string{"memory.available<1.5%", "nodefs.available<10%"},
 			map[string]string{"cpu": "1", "memory": "1001", "ephemeral-storage": "3333"},
 			map[string]string{"cpu": "1", "memory": "986", "ephemeral-storage": "3000"},
 		},
 		"0% and 100% are ignored": {
-			Machine{CPUs: 1, Memory: gi, EphemeralStorage: gi}, nil, nil,
+			Machine{CPUs: 1, Memory: gi, EphemeralStorage: gi},
+			nil, nil,
 			[]string{"memory.available<100%", "nodefs.available<0%"},
 			map[string]string{"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"},
 			map[string]string{"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"},
 		},
 		"more than there is": {
-			Machine{CPUs: 1, Memory: gi, EphemeralStorage: gi}, []string{"cpu=2", "memory=2Gi"}, nil, nil,
+			Machine{CPUs: 1, Memory: gi, EphemeralStorage: gi},
+			[]string{"cpu=2", "memory=2Gi"},
+			nil, nil,
 			map[string]string{"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"},
 			map[string]string{"cpu": "0", "memory": "0", "ephemeral-storage": "1Gi"},
 		},
 		"huge pages are no memory for pods": {
-			Machine{CPUs: 1, Memory: 4 * gi, HugePages: map[int64]int64{2 << 20: 512, gi: 1, 64 << 10: 0}}, nil, nil, nil,
+			Machine{CPUs: 1, Memory: 4 * gi, HugePages: map[int64]int64{2 << 20: 512, gi: 1, 64 << 10: 0}},
+			nil, nil, nil,
 			map[string]string{
 				"cpu": "1", "memory": "4Gi", "ephemeral-storage": "0",
 				"hugepages-2Mi": "1Gi", "hugepages-1Gi": "1Gi", "hugepages-64Ki": "0",

@@ -145,8 +145,8 @@ func (s service) GetAllocatableResources(
 	response := &v1.AllocatableResourcesResponse{}
 	for _, r := range s.server.Manager.Resources() {
 		for _, d := range r.Devices {
-			empty := d.NUMA != nil && len(d.NUMA) == 0
-			if d.Health == manager.Healthy && !d.Withheld && !(empty && s.server.Dialect.SmallLists) {
+			missing := s.server.Dialect.SmallLists && d.NUMA != nil && len(d.NUMA) == 0
+			if d.Health == manager.Healthy && !d.Withheld && !missing {
 				response.Devices = append(response.Devices, devicesOf(r.Name, d.ID, d.NUMA)...)
 			}
 		}

@@ -41,12 +41,7 @@ func (f fake) Resources() []manager.Resource { return f.resources }
 // serve serves until the test ends, and returns the socket and a connection to it.
 func serve(t *testing.T, s podresources.Server) (socket string, conn *grpc.ClientConn) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "") // the name of the test would make the path too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	socket = filepath.Join(dir, "pod-resources", "kubelet.sock")
+	socket = filepath.Join(t.TempDir(), "pods", "kubelet.sock") // with longer names, paths are too long for a socket
 	l, err := podresources.Listen(t.Context(), socket, unixhttp.OwnerOnly)
 	if err != nil {
 		t.Fatal(err)
