@@ -279,14 +279,22 @@ func TestManyPodsAfterARestart(t *testing.T) {
 
 // A kubelet's checkpoint has neither the names of pods nor their containers without devices.
 func TestImportedPodsAreCompleted(t *testing.T) {
-	response, err := proto.Marshal(&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"A": "1"}})
-	if err != nil {
-		t.Fatal(err)
+	entry := func(resource, env, id string) checkpoint.Entry {
+		response, err := proto.Marshal(&v1beta1.ContainerAllocateResponse{Envs: map[string]string{"A": env}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return checkpoint.Entry{
+			PodUID: "a", ContainerName: "main", ResourceName: resource, AllocResp: response,
+			DeviceIDs: map[int64][]string{checkpoint.NoNode: {id}},
+		}
 	}
-	file := (&checkpoint.Checkpoint{PodDeviceEntries: []checkpoint.Entry{{
-		PodUID: "a", ContainerName: "main", ResourceName: gpu, AllocResp: response,
-		DeviceIDs: map[int64][]string{checkpoint.NoNode: {"gpu-0001"}},
-	}}})
+	file := checkpoint.Checkpoint{ // in any order
+		PodDeviceEntries: []checkpoint.Entry{entry(nic, "nic", "gpu-0000"), entry(gpu, "gpu", "gpu-0001")},
+	}
+	main := func(gpus int) model.Container {
+		return model.Container{Name: "main", Limits: map[string]int{gpu: gpus, nic: 1}}
+	}
 	n := newNode(t)
 	n.stop()
 	if err := n.end(); err != nil {
@@ -305,9 +313,9 @@ func TestImportedPodsAreCompleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.start()
-	request := pod("a", wants("main", gpu, 1), model.Container{Name: "plain"})
+	request := pod("a", main(1), model.Container{Name: "plain"})
 	request.InitContainers = []model.Container{{Name: "init"}}
-	n.refuses(pod("a", wants("main", gpu, 2)),
+	n.refuses(pod("a", main(2)),
 		`pod "a" container "main" changed request for resource "example.com/gpu" from 1 to 2`)
 	n.refuses(pod("a", model.Container{Name: "plain"}), `pod "a" is placed with another name or other containers`)
 	for range 2 {
@@ -321,7 +329,8 @@ func TestImportedPodsAreCompleted(t *testing.T) {
 		n.restart()
 	}
 	n.plugin(gpu, plugintest.Devices(2)...)
-	if got, err := n.m.Start(t.Context(), "a", "main"); err != nil || got.Envs["A"] != "1" {
+	n.plugin(nic, plugintest.Devices(1)...)
+	if got, err := n.m.Start(t.Context(), "a", "main"); err != nil || got.Envs["A"] != "gpu" {
 		t.Errorf("the container gets %+v and %v", got, err)
 	}
 	n.refuses(pod("b", wants("main", gpu, 2)),
