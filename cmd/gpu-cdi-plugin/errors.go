@@ -21,6 +21,7 @@ import (
 	"gpu-cdi-plugin/manager/checkpoint"
 	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/endpoint"
+	"gpu-cdi-plugin/manager/nodestatus"
 	"gpu-cdi-plugin/manager/state"
 	"gpu-cdi-plugin/metrics"
 	"gpu-cdi-plugin/mps"
@@ -107,6 +108,7 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
 	cli.Sentinel(mps.ErrArgument, cli.Usage, ""),
 	cli.Sentinel(install.ErrUnknown, cli.Usage, "gpu-cdi-plugin hook install without arguments lists them"),
+	cli.Sentinel(nodestatus.ErrReserved, cli.Usage, ""),
 	cli.Sentinel(plugin.ErrLongPath, cli.Usage, "give a directory with a shorter path, or a link to it"),
 	cli.Typed(func(e *resource.TooManyDevicesError) (cli.Code, string) {
 		if e.Shared == 0 {

@@ -4,25 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"os/user"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/sdnotify"
 	"gpu-cdi-plugin/internal/unixhttp"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/api"
 	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/nodestatus"
 	"gpu-cdi-plugin/manager/pod"
+	"gpu-cdi-plugin/manager/podresources"
 )
 
 func (a *app) managerCommand() *cobra.Command {
@@ -64,11 +64,26 @@ Under systemd it reports readiness and the watchdog (Type=notify).`,
 func (a *app) placementsFile() string { return filepath.Join(a.plugin.StateDir, "manager.db") }
 
 func (a *app) manage(ctx context.Context) error {
-	options, err := a.managerOptions()
+	reserved, err := nodestatus.ParseReserved(a.manager.SystemReserved, a.manager.KubeReserved, a.manager.EvictionHard)
 	if err != nil {
 		return err
 	}
 	group, err := lookupGroup(a.manager.APIGroup)
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.MakeDirs(a.plugin.StateDir); err != nil {
+		return fmt.Errorf("state-dir: %w", err)
+	}
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	machine, err := nodestatus.ReadMachine(h, a.plugin.StateDir)
+	if err != nil {
+		return err
+	}
+	options, err := a.managerOptions(machine)
 	if err != nil {
 		return err
 	}
@@ -80,37 +95,54 @@ func (a *app) manage(ctx context.Context) error {
 		return err
 	}
 	defer l.Close() // which has no effect after its end
-	if err := atomicfile.MakeDirs(a.plugin.StateDir); err != nil {
-		return fmt.Errorf("state-dir: %w", err)
-	}
-	m, err := manager.New(options)
+	podResources, err := a.listenPodResources(ctx, group)
 	if err != nil {
 		return err
 	}
+	m, err := manager.New(options)
+	if err != nil {
+		return errors.Join(err, podResources.Close())
+	}
 	server := &api.Server{
-		Manager: m, ParsePod: pod.Parse, NodeStatus: func() (api.NodeStatus, error) { return nodeStatus(m.Counts()), nil },
-		Log: a.log,
+		Manager: m, ParsePod: pod.Parse, Log: a.log,
+		NodeStatus: func() api.NodeStatus { return api.NodeStatus(nodestatus.Compute(machine, reserved, m.Counts())) },
 	}
 	a.log.Info("device plugins can register in "+options.Dir, "api", a.manager.APISocket)
-	serve := func(ctx context.Context) error { return server.Run(ctx, l) }
-	return runAll(ctx, m.Run, serve, a.notify(m))
+	actors := []actor{m.Run, func(ctx context.Context) error { return server.Run(ctx, l) }, a.notify(m)}
+	if podResources != nil {
+		reads := &podresources.Server{Manager: m, Dialect: options.Dialect}
+		actors = append(actors, func(ctx context.Context) error { return reads.Run(ctx, podResources) })
+	}
+	return runAll(ctx, actors...)
+}
+
+// listenPodResources makes the socket of the PodResources service, or returns nil if there is to be none.
+func (a *app) listenPodResources(ctx context.Context, group int) (*unixhttp.Listener, error) {
+	path := a.manager.PodResourcesSocket
+	if path == "" {
+		return nil, nil //nolint:nilnil // it is an option
+	}
+	if err := a.checkDir("the directory of pod-resources-socket", filepath.Dir(path)); err != nil {
+		return nil, err
+	}
+	l, err := podresources.Listen(ctx, path, group)
+	if errors.Is(err, lock.ErrHeld) {
+		err = cli.With(
+			cli.Locked,
+			"stop the kubelet or the other manager, or name another socket with --pod-resources-socket",
+			err,
+		)
+	}
+	return l, err
 }
 
 // managerOptions are the options of the device manager by the configuration.
-func (a *app) managerOptions() (manager.Options, error) {
-	h, err := a.host()
-	if err != nil {
-		return manager.Options{}, err
-	}
-	nodes, err := numaNodes(h.Sys("devices/system/node"))
-	if err != nil {
-		return manager.Options{}, err
-	}
-	o := manager.Options{
+func (a *app) managerOptions(machine nodestatus.Machine) (o manager.Options, err error) {
+	o = manager.Options{
 		Dir: a.manager.SocketDir, StateFile: a.placementsFile(), Log: a.log,
 		Topology: admission.Topology{
 			Policy: admission.Policy(a.manager.TopologyPolicy), Scope: admission.Scope(a.manager.TopologyScope),
-			Machine: admission.NodesOf(nodes...),
+			Machine: admission.NodesOf(machine.NUMANodes...),
 		},
 	}
 	if o.RegistryDir, err = filepath.Abs(a.plugin.PluginsRegistryDir); err != nil {
@@ -131,25 +163,6 @@ func (a *app) managerOptions() (manager.Options, error) {
 	return o, nil
 }
 
-// numaNodes are the IDs of the machine's NUMA nodes. A kernel without them has node 0.
-func numaNodes(dir string) ([]int, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return []int{0}, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the machine's NUMA nodes: %w", err)
-	}
-	var nodes []int
-	for _, e := range entries {
-		number, ok := strings.CutPrefix(e.Name(), "node")
-		if id, err := strconv.Atoi(number); ok && err == nil {
-			nodes = append(nodes, id)
-		}
-	}
-	return nodes, nil
-}
-
 // lookupGroup returns the GID of a group by its name or number.
 func lookupGroup(name string) (int, error) {
 	if name == "" {
@@ -164,15 +177,6 @@ func lookupGroup(name string) (int, error) {
 		return 0, cli.With(cli.Usage, "name a group of this host, or its number", fmt.Errorf("api-group: %w", err))
 	}
 	return int(gid), nil
-}
-
-// nodeStatus is what the node has of the resources of plugins.
-func nodeStatus(counts map[string]manager.Count) api.NodeStatus {
-	s := api.NodeStatus{Capacity: map[string]string{}, Allocatable: map[string]string{}}
-	for name, c := range counts {
-		s.Capacity[name], s.Allocatable[name] = strconv.Itoa(c.Capacity), strconv.Itoa(c.Allocatable)
-	}
-	return s
 }
 
 // notify reports to systemd that the manager is ready, feeds the watchdog while it answers, and reports its end.

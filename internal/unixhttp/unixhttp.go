@@ -78,7 +78,7 @@ func (l *Listener) Socket() net.Listener { return l.socket }
 
 // Close removes the socket. It has no effect after Serve, which does that at its end.
 func (l *Listener) Close() error {
-	if l.socket == nil {
+	if l == nil || l.socket == nil {
 		return nil
 	}
 	err := l.socket.Close()

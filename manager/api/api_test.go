@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,12 +33,14 @@ type placements struct {
 	err      error // of every change
 	events   chan manager.Event
 	wait     chan struct{} // Admit waits until it is closed
+	waiting  atomic.Int64
 }
 
 var admitted = time.Date(2026, 11, 22, 18, 0, 0, 0, time.UTC)
 
 func (m *placements) Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
 	if m.wait != nil {
+		m.waiting.Add(1)
 		select {
 		case <-m.wait:
 		case <-ctx.Done():
@@ -146,10 +149,10 @@ func serve(t *testing.T, m *placements, change func(*Server)) *Client {
 	}
 	s := &Server{
 		Manager: m, ParsePod: parse, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		NodeStatus: func() (NodeStatus, error) {
+		NodeStatus: func() NodeStatus {
 			return NodeStatus{
 				Capacity: map[string]string{"cpu": "2"}, Allocatable: map[string]string{"cpu": "1500m"},
-			}, nil
+			}
 		},
 	}
 	if change != nil {
@@ -395,11 +398,11 @@ func TestReadsWhileAdmissionsWait(t *testing.T) {
 			}
 		})
 	}
-	testenv.Eventually(t, "the refusal of one more", func() bool {
-		err := c.Release(t.Context(), "none")
-		got, ok := errors.AsType[*Error](err)
-		return ok && got.Code == http.StatusTooManyRequests
-	})
+	testenv.Eventually(t, "all to wait", func() bool { return m.waiting.Load() == maxChanges })
+	err := c.Release(t.Context(), "none")
+	if got, ok := errors.AsType[*Error](err); !ok || got.Code != http.StatusTooManyRequests {
+		t.Errorf("one more: %v", err)
+	}
 	if _, err := c.Devices(t.Context()); err != nil {
 		t.Error(err)
 	}

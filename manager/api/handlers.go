@@ -79,4 +79,4 @@ func (s *Server) free(q *http.Request) (any, error) {
 	}
 }
 
-func (s *Server) node(*http.Request) (any, error) { return s.NodeStatus() }
+func (s *Server) node(*http.Request) (any, error) { return s.NodeStatus(), nil }

@@ -23,7 +23,7 @@ type Server struct {
 	// ParsePod reads a manifest in YAML or JSON.
 	ParsePod func(manifest []byte) (model.Pod, error)
 	// NodeStatus returns what the node has.
-	NodeStatus func() (NodeStatus, error)
+	NodeStatus func() NodeStatus
 	Log        *slog.Logger
 
 	maxWait  time.Duration // for tests; 0 is the constant

@@ -51,7 +51,7 @@ runtime-dir: %[1]s/run
 
 func (m *managed) startManager() {
 	m.Helper()
-	m.manager = m.start("manager")
+	m.manager = m.start("manager", "--root", "/") // what simulated nodes have besides devices is not simulated
 	testenv.Eventually(m, "the manager", func() bool { return m.run("node").Code == 0 })
 }
 
