@@ -123,8 +123,12 @@ func mountFixed(dir string) (remove func(), err error) {
 func (c *command) ended(limit time.Duration) (state string, ok bool) {
 	select {
 	case <-c.done:
-		return c.state, true
 	case <-time.After(limit):
+	}
+	select { // the first may choose either, if both have come
+	case <-c.done:
+		return c.state, true
+	default:
 		return "", false
 	}
 }

@@ -200,21 +200,17 @@ func (k *kubelet) registered() ([]*plugin, chan struct{}) {
 	return list, k.changed
 }
 
-// await waits until all the resources have registered, or without any until one has and no other follows. It reports
+// await waits until all the resources have registered, or without any until one has, and then until no registration
+// follows for a while: a plugin that is about to register a second time is not ready for the next step. It reports
 // whether that came to pass within the time limit.
 func (k *kubelet) await(ctx context.Context, resources []string) ([]*plugin, bool) {
 	timer := time.NewTimer(k.timeout)
 	defer timer.Stop()
 	for {
 		list, changed := k.registered()
-		missing := func(name string) bool {
-			return !slices.ContainsFunc(list, func(p *plugin) bool { return p.resource == name })
-		}
+		complete := len(list) > 0 && subset(resources, names(list))
 		var settled <-chan time.Time
-		switch {
-		case len(resources) > 0 && !slices.ContainsFunc(resources, missing):
-			return list, true
-		case len(resources) == 0 && len(list) > 0:
+		if complete {
 			settled = time.After(k.timeout / 20)
 		}
 		select {
@@ -222,9 +218,25 @@ func (k *kubelet) await(ctx context.Context, resources []string) ([]*plugin, boo
 		case <-settled:
 			return list, true
 		case <-timer.C:
-			return list, len(resources) == 0 && len(list) > 0
+			return list, complete
 		case <-ctx.Done():
 			return list, false
 		}
 	}
+}
+
+// took returns the time from the start until the last registration.
+func (k *kubelet) took() time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.last.Sub(k.begun).Round(time.Millisecond)
+}
+
+// names returns the resources of plugins.
+func names(plugins []*plugin) []string {
+	var list []string
+	for _, p := range plugins {
+		list = append(list, p.resource)
+	}
+	return list
 }

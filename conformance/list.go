@@ -212,12 +212,12 @@ func difference(before, after []*v1beta1.Device) string {
 	old, current := slices.Compact(ids(before)), slices.Compact(ids(after))
 	var parts []string
 	for _, id := range old {
-		if !slices.Contains(current, id) {
+		if _, found := slices.BinarySearch(current, id); !found {
 			parts = append(parts, fmt.Sprintf("%q was missing", id))
 		}
 	}
 	for _, id := range current {
-		if !slices.Contains(old, id) {
+		if _, found := slices.BinarySearch(old, id); !found {
 			parts = append(parts, fmt.Sprintf("%q was new", id))
 		}
 	}
@@ -277,7 +277,10 @@ func listsFull(_ context.Context, _ *session, p *plugin) verdict {
 	return passed("%d lists after the first of their streams", lists)
 }
 
-// subset reports whether all of part are in whole.
+// subset reports whether all of part are in whole, which is sorted.
 func subset(part, whole []string) bool {
-	return !slices.ContainsFunc(part, func(id string) bool { return !slices.Contains(whole, id) })
+	return !slices.ContainsFunc(part, func(id string) bool {
+		_, found := slices.BinarySearch(whole, id)
+		return !found
+	})
 }

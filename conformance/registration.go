@@ -35,18 +35,7 @@ func registers(ctx context.Context, s *session) verdict {
 	if !ok {
 		return failed("no plugin registered at %s within %s", s.kubelet.socket(), s.opts.Timeout)
 	}
-	s.kubelet.mu.Lock()
-	took := s.kubelet.last.Sub(s.kubelet.begun)
-	s.kubelet.mu.Unlock()
-	return passed("%s after %s", strings.Join(s.resources(), ", "), took.Round(time.Millisecond))
-}
-
-func (s *session) resources() []string {
-	var names []string
-	for _, p := range s.plugins {
-		names = append(names, p.resource)
-	}
-	return names
+	return passed("%s after %s", strings.Join(names(s.plugins), ", "), s.kubelet.took())
 }
 
 func servesFirst(_ context.Context, _ *session, p *plugin) verdict {
@@ -110,9 +99,15 @@ func describe(o *v1beta1.DevicePluginOptions) string {
 
 // registersAgain stops the kubelet's side, does something, and starts it again. All resources must register again.
 func (s *session) registersAgain(ctx context.Context, between func() error) verdict {
-	names := s.resources()
-	if len(names) == 0 {
+	resources := names(s.plugins)
+	if len(resources) == 0 {
 		return skipped("the plugin has not registered")
+	}
+	if s.before == nil {
+		s.before = map[string][]*v1beta1.Device{}
+		for _, p := range s.plugins {
+			s.before[p.resource] = p.devices()
+		}
 	}
 	err := s.kubelet.stop()
 	if err == nil {
@@ -124,23 +119,10 @@ func (s *session) registersAgain(ctx context.Context, between func() error) verd
 	if err != nil {
 		return failed("%v", err)
 	}
-	begin := time.Now()
-	list, ok := s.kubelet.await(ctx, names)
+	list, ok := s.kubelet.await(ctx, resources)
 	if !ok {
-		var missing []string
-		for _, name := range names {
-			if !slices.ContainsFunc(list, func(p *plugin) bool { return p.resource == name }) {
-				missing = append(missing, name)
-			}
-		}
+		missing := slices.DeleteFunc(resources, func(name string) bool { return slices.Contains(names(list), name) })
 		return failed("%s did not register again within %s", strings.Join(missing, ", "), s.opts.Timeout)
-	}
-	took := time.Since(begin).Round(time.Millisecond)
-	for i, p := range list {
-		// What was seen before stays with the plugin.
-		if old := slices.IndexFunc(s.plugins, func(o *plugin) bool { return o.resource == p.resource }); old >= 0 {
-			list[i].earlier = append(s.plugins[old].earlier, s.plugins[old].watch)
-		}
 	}
 	s.plugins = list
 	for _, p := range list {
@@ -148,7 +130,7 @@ func (s *session) registersAgain(ctx context.Context, between func() error) verd
 			return failed("%s registered again, but its list: %v", p.resource, err)
 		}
 	}
-	return passed("registered again after %s", took)
+	return passed("registered again after %s", s.kubelet.took())
 }
 
 func restarted(ctx context.Context, s *session) verdict {
@@ -179,19 +161,16 @@ func restartedCleaning(ctx context.Context, s *session) verdict {
 	return s.registersAgain(ctx, s.kubelet.removeSockets)
 }
 
-func restartedSame(_ context.Context, _ *session, p *plugin) verdict {
-	if len(p.earlier) == 0 {
-		return skipped("the plugin has not registered again")
+func restartedSame(_ context.Context, s *session, p *plugin) verdict {
+	before, now := s.before[p.resource], p.devices()
+	_, ended, _ := p.watch.state()
+	if ended != nil || len(before) == 0 || len(now) == 0 {
+		return skipped("the plugin has not registered again with devices")
 	}
-	before, _, _ := p.earlier[0].state()
-	now, _, _ := p.watch.state()
-	if len(before) == 0 || len(now) == 0 {
-		return skipped("there are no lists to compare")
-	}
-	if diff := difference(before[len(before)-1].GetDevices(), now[len(now)-1].GetDevices()); diff != "" {
+	if diff := difference(before, now); diff != "" {
 		return failed("after restarts %s", diff)
 	}
-	return passed("the same %d devices", len(now[len(now)-1].GetDevices()))
+	return passed("the same %d devices", len(now))
 }
 
 // The end of the plugin.

@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
 // session is one run: a plugin with one or several resources, and the kubelet's side.
@@ -17,6 +19,8 @@ type session struct {
 	own     bool     // the kubelet's directory is to be removed
 
 	plugins []*plugin // in effect, sorted by resource
+	// before are the devices of each resource before the first restart of the kubelet; nil before it.
+	before map[string][]*v1beta1.Device
 	// broken is why the plugin can no longer be checked.
 	broken string
 }

@@ -1,0 +1,626 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"encoding/xml"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/test/lib/testenv"
+)
+
+// timeout is that of the checks here: what is waited for in vain takes as long.
+const timeout = 2 * time.Second
+
+// breach is a plugin that breaks one rule.
+type breach struct {
+	breach func(*fake)
+	rule   string
+	seen   string // a part of what the report says
+}
+
+func device(f *fake, i int, change func(*v1beta1.Device)) {
+	d := &v1beta1.Device{
+		ID:       f.devices[i].GetID(),
+		Health:   f.devices[i].GetHealth(),
+		Topology: f.devices[i].GetTopology(),
+	}
+	change(d)
+	f.devices = slices.Clone(f.devices)
+	f.devices[i] = d
+}
+
+func edits(f *fake, change func(*v1beta1.ContainerAllocateResponse)) {
+	correct := f.container
+	f.container = func(ids []string) *v1beta1.ContainerAllocateResponse {
+		r := correct(ids)
+		change(r)
+		return r
+	}
+}
+
+// lenient answers Allocate also where it should not, if the condition holds.
+func lenient(f *fake, condition func(ids []string) bool) {
+	f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+		if c := r.GetContainerRequests(); len(c) == 1 && condition(c[0].GetDevicesIds()) {
+			return &v1beta1.AllocateResponse{
+				ContainerResponses: []*v1beta1.ContainerAllocateResponse{f.container(c[0].GetDevicesIds())},
+			}, nil
+		}
+		return f.answer(r)
+	}
+}
+
+func prefers(f *fake, change func(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) []string) {
+	f.preferred = func(_ int, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+		ids, err := prefer(r)
+		if err != nil {
+			return nil, err
+		}
+		return change(r, ids), nil
+	}
+}
+
+// optional is the place of the last device that need not be included, or -1.
+func optional(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) int {
+	if len(ids) == len(r.GetMustIncludeDeviceIDs()) {
+		return -1
+	}
+	return len(ids) - 1
+}
+
+// breaches are the plugins that break a rule, keyed by what they do. Each breaks that rule and no other.
+var breaches = map[string]breach{
+	"it does not register": {func(f *fake) {
+		f.announced, f.registers = 1, 1
+	}, "register-in-time", "no plugin registered"},
+	"it registers before it serves": {func(f *fake) {
+		f.registerFirst = true
+	}, "register-serves-first", "no such file"},
+	"another version": {func(f *fake) { f.register.Version = "v1alpha1" }, "register-version", `"v1alpha1"`},
+	"a name without a domain": {func(f *fake) {
+		f.register.ResourceName = "gpu"
+	}, "register-name", "want VENDOR/NAME"},
+	"an endpoint that is a path": {func(f *fake) {
+		f.register.Endpoint = "./fake.sock"
+	}, "register-endpoint", `"./fake.sock"`},
+	"options that fail once": {func(f *fake) {
+		f.getOptions = func() error {
+			if f.count("options") == 0 {
+				return errors.New("broken")
+			}
+			return nil
+		}
+	}, "options-answered", "broken"},
+	"other options in Register": {func(f *fake) {
+		f.register.Options = &v1beta1.DevicePluginOptions{}
+	}, "options-agree", "PreStartContainer false"},
+	"a first list that does not come": {func(f *fake) {
+		f.list = func(n int) ([]*v1beta1.Device, error) { return map[bool][]*v1beta1.Device{true: f.devices}[n > 0], nil }
+	}, "list-first", "none within"},
+	"a stream that ends at once": {func(f *fake) {
+		f.list = func(n int) ([]*v1beta1.Device, error) {
+			if n == 0 {
+				return nil, errors.New("no devices yet")
+			}
+			return f.devices, nil
+		}
+	}, "list-first", "no devices yet"},
+	"a list of more than 4 MiB": {func(f *fake) {
+		for i := range 110_000 {
+			f.devices = append(f.devices, &v1beta1.Device{
+				ID: fmt.Sprintf("gpu-%059d", 5+i), Health: v1beta1.Unhealthy,
+			})
+		}
+	}, "list-size", "and the limit is 4194304"},
+	"an ID of 64 bytes": {func(f *fake) {
+		device(f, 0, func(d *v1beta1.Device) { d.ID = strings.Repeat("x", 64) })
+	}, "list-id-length", "has 64 bytes"},
+	"an ID with a comma": {func(f *fake) {
+		device(f, 0, func(d *v1beta1.Device) { d.ID = "a,b" })
+	}, "list-id-characters", `"a,b"`},
+	"an ID that is there twice": {func(f *fake) {
+		device(f, 4, func(d *v1beta1.Device) { d.ID = "gpu-5" })
+		f.devices = append(f.devices, f.devices[4])
+	}, "list-id-unique", `"gpu-5" is listed twice`},
+	"healthy in lower case": {func(f *fake) {
+		f.devices = append(f.devices, &v1beta1.Device{ID: "gpu-5", Health: "healthy"})
+	}, "list-health", `"gpu-5" is "healthy"`},
+	"a negative NUMA node": {func(f *fake) {
+		device(f, 1, func(d *v1beta1.Device) {
+			d.Topology = &v1beta1.TopologyInfo{Nodes: []*v1beta1.NUMANode{{ID: -1}}}
+		})
+	}, "list-topology", "NUMA node -1"},
+	"a NUMA node twice": {func(f *fake) {
+		device(f, 1, func(d *v1beta1.Device) {
+			d.Topology = &v1beta1.TopologyInfo{Nodes: []*v1beta1.NUMANode{{ID: 1}, {ID: 1}}}
+		})
+	}, "list-topology", "NUMA node 1"},
+	"an empty topology": {func(f *fake) {
+		device(f, 2, func(d *v1beta1.Device) { d.Topology = &v1beta1.TopologyInfo{} })
+	}, "list-topology-empty", `"gpu-2"`},
+	"a second stream without a list": {func(f *fake) {
+		f.list = func(n int) ([]*v1beta1.Device, error) {
+			return map[bool][]*v1beta1.Device{true: f.devices}[n != 1], nil
+		}
+	}, "list-again", "none within"},
+	"a new name for a device of a new stream": {func(f *fake) {
+		f.list = func(n int) ([]*v1beta1.Device, error) {
+			if n > 0 {
+				return f.devices, nil
+			}
+			return append(slices.Clone(f.devices[:4]), &v1beta1.Device{ID: "gpu-9", Health: v1beta1.Unhealthy}), nil
+		}
+	}, "list-stable", `"gpu-9" was missing, "gpu-4" was new`},
+	"one stream at a time": {func(f *fake) { f.single = make(chan struct{}, 1) }, "list-twice", "one stream only"},
+	"a device that is refused": {func(f *fake) {
+		f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+			if c := r.GetContainerRequests(); f.count("gpu-3") == 3 {
+				return nil, fmt.Errorf("%v is busy", c[0].GetDevicesIds())
+			}
+			return f.answer(r)
+		}
+	}, "allocate-each", "[gpu-3] is busy"},
+	"no more than three devices": {func(f *fake) {
+		f.allocate = func(n int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+			if n == 4 {
+				return nil, errors.New("too many")
+			}
+			return f.answer(r)
+		}
+	}, "allocate-all", "too many"},
+	"one answer to two containers": {func(f *fake) {
+		f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+			response, err := f.answer(r)
+			if len(response.GetContainerResponses()) > 1 {
+				response.ContainerResponses = response.GetContainerResponses()[:1]
+			}
+			return response, err
+		}
+	}, "allocate-count", "1 answers to a request with 2 containers"},
+	"no answer to a container": {func(f *fake) {
+		f.allocate = func(n int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+			if n == 5 {
+				return &v1beta1.AllocateResponse{}, nil
+			}
+			return f.answer(r)
+		}
+	}, "allocate-count", "0 answers to a request with 1 containers"},
+	"an answer to an unknown ID": {func(f *fake) {
+		lenient(f, func(ids []string) bool { return slices.Contains(ids, unknownID) })
+	}, "allocate-unknown", "without an error"},
+	"no answer to an unknown ID": {func(f *fake) {
+		f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+			if c := r.GetContainerRequests(); len(c) > 0 && slices.Contains(c[0].GetDevicesIds(), unknownID) {
+				time.Sleep(timeout + timeout/10)
+			}
+			return f.answer(r)
+		}
+	}, "allocate-unknown", "no answer within"},
+	"an unhealthy device": {func(f *fake) {
+		lenient(f, func(ids []string) bool { return slices.Equal(ids, []string{"gpu-4"}) })
+	}, "allocate-unhealthy", "without an error"},
+	"an answer too many to a request without containers": {func(f *fake) {
+		f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+			if len(r.GetContainerRequests()) == 0 {
+				return &v1beta1.AllocateResponse{ContainerResponses: []*v1beta1.ContainerAllocateResponse{{}}}, nil
+			}
+			return f.answer(r)
+		}
+	}, "allocate-empty", "1 answers to a request with 0 containers"},
+	"a device twice": {func(f *fake) {
+		lenient(f, func(ids []string) bool { return len(ids) == 2 && ids[0] == ids[1] })
+	}, "allocate-duplicate", "twice gives"},
+	"another answer each time": {func(f *fake) {
+		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.Envs["N"] = fmt.Sprint(f.count("n")) })
+	}, "allocate-same", "two answers differ"},
+	"calls one at a time": {func(f *fake) {
+		busy := make(chan struct{}, 1)
+		f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+			select {
+			case busy <- struct{}{}:
+				defer func() { <-busy }()
+				time.Sleep(10 * time.Millisecond) // so that others come meanwhile
+				return f.answer(r)
+			default:
+				return nil, errors.New("busy")
+			}
+		}
+	}, "allocate-concurrent", "busy"},
+	"a CDI name without a vendor": {func(f *fake) {
+		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.CdiDevices = []*v1beta1.CDIDevice{{Name: "gpu=0"}} })
+	}, "allocate-cdi", `"gpu=0"`},
+	"a relative mount": {func(f *fake) {
+		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.GetMounts()[0].ContainerPath = "lib" })
+	}, "allocate-mounts", `"lib"`},
+	"a relative node": {func(f *fake) {
+		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.GetDevices()[0].ContainerPath = "null" })
+	}, "allocate-nodes", `"null"`},
+	"a node that does not exist": {func(f *fake) {
+		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.GetDevices()[0].HostPath = "/dev/none" })
+	}, "allocate-nodes-exist", "/dev/none does not exist"},
+	"a node that is a file": {func(f *fake) {
+		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.GetDevices()[0].HostPath = "/proc/version" })
+	}, "allocate-nodes-exist", "is not a device node"},
+	"permissions of a file": {func(f *fake) {
+		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.GetDevices()[0].Permissions = "rwx" })
+	}, "allocate-permissions", `"rwx"`},
+	"a variable without a name": {func(f *fake) {
+		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.Envs[""] = "x" })
+	}, "allocate-environment", `""`},
+	"an error for the preferred devices": {func(f *fake) {
+		f.preferred = func(int, *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+			return nil, errors.New("unimplemented")
+		}
+	}, "preferred-answered", "unimplemented"},
+	"slow for many devices": {func(f *fake) {
+		prefers(f, func(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) []string {
+			if len(ids) == 4 {
+				time.Sleep(timeout + timeout/10)
+			}
+			return ids
+		})
+	}, "preferred-answered", "no answer within"},
+	"too few preferred": {func(f *fake) {
+		prefers(f, func(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) []string {
+			return ids[:max(len(ids)-1, len(r.GetMustIncludeDeviceIDs()))]
+		})
+	}, "preferred-size", "devices are preferred"},
+	"a stranger preferred": {func(f *fake) {
+		prefers(f, func(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) []string {
+			if i := optional(r, ids); i >= 0 {
+				ids[i] = "stranger"
+			}
+			return ids
+		})
+	}, "preferred-available", `"stranger" is not available`},
+	"what must be included left out": {func(f *fake) {
+		f.preferred = func(_ int, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+			if _, err := prefer(r); err != nil {
+				return nil, err
+			}
+			return r.GetAvailableDeviceIDs()[:r.GetAllocationSize()], nil
+		}
+	}, "preferred-included", `"gpu-3" is not included`},
+	"preferred twice": {func(f *fake) {
+		prefers(f, func(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) []string {
+			if i := optional(r, ids); i > 0 {
+				ids[i] = ids[0]
+			}
+			return ids
+		})
+	}, "preferred-unique", "there twice"},
+	"another preference each time": {func(f *fake) {
+		f.preferred = func(call int, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+			if call%2 == 0 {
+				slices.Reverse(r.GetAvailableDeviceIDs())
+			}
+			return prefer(r)
+		}
+	}, "preferred-same", "first"},
+	"an impossible preference": {func(f *fake) {
+		f.preferred = func(_ int, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+			ids, _ := prefer(r)
+			return ids, nil
+		}
+	}, "preferred-impossible", "without an error"},
+	"a device that cannot be prepared": {func(f *fake) {
+		f.preStart = func([]string) error { return errors.New("reset: busy") }
+	}, "prestart-answered", "reset: busy"},
+	"an unknown device prepared": {func(f *fake) {
+		f.preStart = func([]string) error { return nil }
+	}, "prestart-unknown", "without an error"},
+	"a later list of one device": {func(f *fake) {
+		f.later = func() []*v1beta1.Device { return f.devices[1:] }
+		f.list = func(n int) ([]*v1beta1.Device, error) {
+			if n > 0 {
+				f.later = nil
+			}
+			return f.devices, nil
+		}
+	}, "list-full", "began with 5 devices, and a later list had 4"},
+	"no answers at the end": {func(f *fake) {
+		f.getOptions = func() error {
+			if f.called("preferred") && f.count("late") < 1 {
+				return errors.New("worn out")
+			}
+			return nil
+		}
+	}, goesOn, "worn out"},
+	"one registration": {func(f *fake) {
+		f.registers = 1
+	}, "restart-again", "did not register again"},
+	// The first start is the first of the session, the second the next restart.
+	"blind to two starts": {func(f *fake) { f.blind = []int{3, 4} }, "restart-twice", "did not register again"},
+	"impatient":           {func(f *fake) { f.patience = timeout / 10 }, "restart-later", "did not register again"},
+	"a socket that is not made anew": {func(f *fake) {
+		f.keepSocket = true
+	}, "restart-cleaned", "did not register again"},
+	"new names after a restart": {func(f *fake) {
+		f.list = func(n int) ([]*v1beta1.Device, error) {
+			if n > 2 {
+				return append(slices.Clone(f.devices[:4]), &v1beta1.Device{ID: "gpu-9", Health: v1beta1.Unhealthy}), nil
+			}
+			return f.devices, nil
+		}
+	}, "restart-same", `"gpu-4" was missing, "gpu-9" was new`},
+}
+
+// endings break rules of processes: they run as commands.
+var endings = map[string]breach{
+	"an exit status":       {func(f *fake) { f.exit = 3 }, "end-exit", "exit status 3"},
+	"a socket that stays":  {func(f *fake) { f.leaveSocket = true }, "end-socket", "left fake.sock"},
+	"a crash at a request": {crash, goesOn, "ended by itself (exit status 7) while allocate-empty"},
+}
+
+func crash(f *fake) {
+	f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+		if len(r.GetContainerRequests()) == 0 {
+			os.Exit(7)
+		}
+		return f.answer(r)
+	}
+}
+
+func init() {
+	for name, b := range endings {
+		breaches[name] = b
+	}
+}
+
+// follows are rules that are broken too where another one is.
+var follows = map[string][]string{
+	// A plugin that does not come back once does not come back later.
+	"one registration":     {"restart-twice", "restart-later", "restart-cleaned"},
+	"impatient":            {"restart-cleaned"},
+	"a crash at a request": {"allocate-empty"},
+}
+
+// runFake checks a fake plugin in this process, or in one of its own.
+func runFake(t *testing.T, b func(*fake), o Options) *Report {
+	t.Helper()
+	if o.KubeletDir == "" && len(o.Command) == 0 {
+		dir, err := os.MkdirTemp("", "fake") //nolint:usetesting // t.TempDir may be too long for the path of a socket
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		f := newFake(dir)
+		b(f)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- f.run(ctx) }()
+		t.Cleanup(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+		<-f.ready
+		o.KubeletDir = dir
+	}
+	o.Timeout, o.PreStart, o.Output = timeout, true, t.Output()
+	report, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+func (r *Report) broken() []string {
+	var list []string
+	for _, result := range r.Results {
+		if result.Outcome == Fail {
+			list = append(list, result.ID)
+		}
+	}
+	return list
+}
+
+func (r *Report) result(id string) Result {
+	i := slices.IndexFunc(r.Results, func(r Result) bool { return r.ID == id })
+	return r.Results[i]
+}
+
+func fakeCommand(t *testing.T, name string, args ...string) []string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append([]string{"/usr/bin/env", fakeVariable + "=" + name, exe}, args...)
+}
+
+// A rule that never fails is no rule: each has a plugin that breaks it, and no other.
+func TestEachRuleIsBrokenByItsBreach(t *testing.T) {
+	broken := map[string]bool{"list-flip": true} // TestFlip
+	for name, b := range breaches {
+		broken[b.rule] = true
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var o Options
+			if _, ok := endings[name]; ok {
+				o.Command = fakeCommand(t, name, "{dir}")
+			}
+			report := runFake(t, b.breach, o)
+			want := append([]string{b.rule}, follows[name]...)
+			if diff := cmp.Diff(inOrder(want), report.broken()); diff != "" {
+				t.Errorf("broken rules (-want +got):\n%s", diff)
+				for _, r := range report.Results {
+					t.Logf("%s: %s: %s", r.ID, r.Outcome, r.Seen)
+				}
+			}
+			if seen := report.result(b.rule).Seen; !strings.Contains(seen, b.seen) {
+				t.Errorf("the report says %q, not %q", seen, b.seen)
+			}
+		})
+	}
+	for _, r := range rules {
+		if !broken[r.ID] {
+			t.Errorf("no plugin breaks %s", r.ID)
+		}
+	}
+}
+
+func inOrder(names []string) []string {
+	var list []string
+	for _, r := range rules {
+		if slices.Contains(names, r.ID) {
+			list = append(list, r.ID)
+		}
+	}
+	return list
+}
+
+// The healthy fake keeps all rules, as a process too, also one that expects the kubelet in its usual directory.
+func TestAllRulesAreKept(t *testing.T) {
+	for name, args := range map[string][]string{
+		"as a command": {"{dir}"},
+		"as a command with the kubelet's usual directory": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if args == nil {
+				testenv.Root(t)
+			}
+			report := runFake(t, nil, Options{Command: fakeCommand(t, "", args...)})
+			if report.Failed+report.Warned != 0 || report.Skipped != 2 { // no second list, no --flip
+				t.Errorf("broken: %q; %d skipped", report.broken(), report.Skipped)
+			}
+			if diff := cmp.Diff([]string{"example.com/gpu"}, report.Resources); diff != "" {
+				t.Errorf("resources (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, socketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for name, tt := range map[string]struct {
+		opts Options
+		want error
+	}{
+		"nothing to check":              {Options{}, ErrOptions},
+		"a socket and a command":        {Options{Socket: "x", Command: []string{"x"}}, ErrOptions},
+		"a directory of a kubelet":      {Options{KubeletDir: dir}, ErrInUse},
+		"a program that does not exist": {Options{Command: []string{"/none", "{dir}"}}, ErrNotStarted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := Run(t.Context(), tt.opts); !errors.Is(err, tt.want) {
+				t.Errorf("got %v, want %v", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestJUnitCountsFailures(t *testing.T) {
+	r := &Report{}
+	for _, result := range []Result{
+		{Rule: rules[0], Outcome: Pass, Seen: "a"},
+		{Rule: rules[1], Outcome: Fail, Seen: "<b> & \"c\""},
+		{Rule: rules[6], Outcome: Fail, Seen: "only a warning"},
+		{Rule: rules[7], Outcome: Skipped, Seen: "d"},
+	} {
+		r.add(result)
+	}
+	var b bytes.Buffer
+	if err := r.WriteJUnit(&b); err != nil {
+		t.Fatal(err)
+	}
+	var got suite
+	if err := xml.Unmarshal(b.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Tests != 4 || got.Failures != 1 || got.Skipped != 1 || r.Warned != 1 || len(got.Cases) != 4 ||
+		got.Cases[1].Failure == nil || got.Cases[1].Failure.Message != "<b> & \"c\"" || got.Cases[2].Failure != nil {
+		t.Errorf("%s", b.String())
+	}
+}
+
+func TestWords(t *testing.T) {
+	for line, want := range map[string][]string{
+		"":                   nil,
+		" a  b\tc ":          {"a", "b", "c"},
+		`a 'b c' "d e" f\ g`: {"a", "b c", "d e", "f g"},
+		`'' ""`:              {"", ""},
+		`a'b'"c"`:            {"abc"},
+		`"\"\\\n$x" '\'`:     {`"\\n$x`, `\`},
+		`$HOME *`:            {"$HOME", "*"},
+		`--dir={dir}/x`:      {"--dir={dir}/x"},
+	} {
+		got, err := Words(line)
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%q: %v (-want +got):\n%s", line, err, diff)
+		}
+	}
+	for _, line := range []string{`'a`, `"a`, `a\`} {
+		if words, err := Words(line); !errors.Is(err, ErrQuotes) || words != nil {
+			t.Errorf("%q: %q, %v", line, words, err)
+		}
+	}
+}
+
+// A word that is quoted comes back as it was.
+func FuzzWords(f *testing.F) {
+	f.Add("a b", "'\"\\")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		if !utf8.ValidString(a) || !utf8.ValidString(b) {
+			t.Skip()
+		}
+		quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+		got, err := Words(quote(a) + " " + quote(b))
+		if diff := cmp.Diff([]string{a, b}, got); diff != "" || err != nil {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+		if words, err := Words(a); err != nil && words != nil {
+			t.Errorf("%q: both %q and %v", a, words, err)
+		}
+	})
+}
+
+// docs/conformance.md has a row for each rule.
+func TestDocsListTheRules(t *testing.T) {
+	const path = "../docs/conformance.md"
+	const begin, end = "| Rule | | What it says | Why it matters |\n|---|---|---|---|\n", "\n\n"
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows strings.Builder
+	for _, r := range Rules() {
+		fmt.Fprintf(&rows, "| `%s` | %s | %s | %s |\n", r.ID, r.Severity, r.Says, r.Why)
+	}
+	before, rest, found := strings.Cut(string(data), begin)
+	_, after, _ := strings.Cut(rest, end)
+	if !found {
+		t.Fatalf("%s has no table of rules", path)
+	}
+	want := before + begin + strings.TrimSuffix(rows.String(), "\n") + end + after
+	if *update {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if diff := cmp.Diff(want, string(data)); diff != "" {
+		t.Errorf("%s (-want +got; -update writes the file):\n%s", path, diff)
+	}
+}
+
+var update = flag.Bool("update", false, "write docs/conformance.md")
