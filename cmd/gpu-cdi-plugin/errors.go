@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"gpu-cdi-plugin/cdi"
+	"gpu-cdi-plugin/conformance"
 	"gpu-cdi-plugin/control"
 	"gpu-cdi-plugin/driver"
 	"gpu-cdi-plugin/gpu"
@@ -83,6 +84,8 @@ var errorTable = []cli.ErrorRow{
 	cli.Typed(func(*install.SettingError) (cli.Code, string) {
 		return cli.Failure, "change that by hand, then install again"
 	}),
+	cli.Sentinel(conformance.ErrNotStarted, cli.Failure,
+		"give a program by its path or by a name in PATH; there is no shell to run it"),
 	cli.Sentinel(errUnknownDevice, cli.Failure, "gpu-cdi-plugin devices lists the devices of this host"),
 	cli.Sentinel(state.ErrNewer, cli.Failure,
 		"start the newer version of this program, or name another directory with --state-dir"),
@@ -107,6 +110,8 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(cdi.ErrExtension, cli.Usage, ""),
 	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
 	cli.Sentinel(mps.ErrArgument, cli.Usage, ""),
+	cli.Sentinel(conformance.ErrOptions, cli.Usage, "see gpu-cdi-plugin conformance --help"),
+	cli.Sentinel(conformance.ErrQuotes, cli.Usage, ""),
 	cli.Sentinel(install.ErrUnknown, cli.Usage, "gpu-cdi-plugin hook install without arguments lists them"),
 	cli.Sentinel(nodestatus.ErrReserved, cli.Usage, ""),
 	cli.Sentinel(plugin.ErrLongPath, cli.Usage, "give a directory with a shorter path, or a link to it"),
@@ -147,6 +152,7 @@ var errorTable = []cli.ErrorRow{
 	// 11 and 13; 12, another instance, is above
 	cli.Sentinel(errNoGPU, cli.NoGPU,
 		"see whether lspci -d 10de: lists a GPU, and the kernel log (dmesg) for messages of NVRM"),
+	cli.Sentinel(conformance.ErrInUse, cli.Locked, "stop it, or name another directory with --kubelet-dir"),
 	cli.Sentinel(control.ErrNoServer, cli.Unreachable,
 		"start gpu-cdi-plugin serve, or name the directory that it was given with --runtime-dir"),
 	cli.Sentinel(api.ErrNoManager, cli.Unreachable,

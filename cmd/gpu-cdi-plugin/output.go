@@ -36,7 +36,7 @@ type view struct {
 	data  any // for JSON and YAML, with json tags
 	table table
 	names []string
-	draw  func(io.Writer) error // writes SVG
+	draw  func(io.Writer) error // writes SVG or JUnit
 }
 
 // table is a header, rows of as many cells, and a text below them.
@@ -59,7 +59,7 @@ func (o *output) print(w io.Writer, v view) error {
 			_, e := fmt.Fprintln(w, name)
 			err = cmp.Or(err, e)
 		}
-	case "svg":
+	case "svg", "junit":
 		err = v.draw(w)
 	default:
 		err = v.table.write(w, o.format == "wide", o.noHeaders)

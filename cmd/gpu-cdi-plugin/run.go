@@ -119,6 +119,7 @@ Options come from flags, then from the environment (--cdi-dir is GPU_CDI_CDI_DIR
 		a.releasePodCommand(),
 		a.podsCommand(),
 		a.nodeCommand(),
+		a.conformanceCommand(),
 		mpsExecCommand(),
 		a.configCommand(),
 		a.versionCommand(),
