@@ -113,7 +113,7 @@ func TestDialectB13SmallLists(t *testing.T) {
 	p := b.serve("a.sock", plugintest.New(gpu, largeList(3)...))
 	b.register(p)
 	b.wait(gpu, "there", func(r report) bool { return len(r.Devices) == 3*64 })
-	p.SetDevices(largeList(5 << 20)...)
+	p.SetDevices(largeList(5)...)
 	b.wait(gpu, "disconnected", func(r report) bool { return !r.Connected })
 }
 
