@@ -162,7 +162,7 @@ func (r *Registry) Check() error {
 }
 
 // Close ends the connections to all plugins and removes the manager's socket. OnChange and OnGone are not called for
-// that, nor after it.
+// that, nor after it. It waits for calls of them that have begun, so they must not call it.
 func (r *Registry) Close() error {
 	r.mu.Lock()
 	if r.closed {
