@@ -213,6 +213,11 @@ func (h *history) use(t *testing.T, what string, data []byte) {
 		t.Fatal(err)
 	}
 	s.db.NoSync = true
+	defer func() {
+		if t.Failed() {
+			t.Logf("the damage was %s", what)
+		}
+	}()
 	used := &history{want: slices.Clone(h.want), ever: map[string][]model.Placement{}}
 	large := testPlacement(999) // moves a small bucket to pages of its own
 	large.Allocations[0].Response = make([]byte, 2*pageSize)

@@ -31,8 +31,8 @@ type image struct {
 	data    []byte
 	visited []bool // by page
 	end     uint64 // the first page that was never used
-	// lastKey is the key of the last leaf element, and branchKey that of the last branch element: all keys below it are
-	// not smaller.
+	// lastKey is the key of the last leaf element, and branchKey that of the last branch element. bbolt finds a page in
+	// its branch page by its first key, so both have the same.
 	lastKey, branchKey []byte
 	damage             error
 }
@@ -60,6 +60,9 @@ type meta struct {
 func (m *image) meta() (newest meta, ok bool) {
 	for i := range uint64(2) {
 		found, err := parseMeta(m.page(i))
+		if err == nil && found.txid%2 != i {
+			err = errors.New("it is that of another page")
+		}
 		if err != nil {
 			m.damaged("page %d: %w", i, err)
 			continue
@@ -140,8 +143,9 @@ func (m *image) walkElements(page []byte, leaf func(element)) {
 	if err != nil {
 		m.damaged("page %d: %w", binary.NativeEndian.Uint64(page), err)
 	}
-	for _, e := range elements {
-		if m.lastKey != nil && bytes.Compare(e.key, m.lastKey) <= 0 || bytes.Compare(e.key, m.branchKey) < 0 {
+	for i, e := range elements {
+		if i == 0 && m.branchKey != nil && !bytes.Equal(e.key, m.branchKey) ||
+			m.lastKey != nil && bytes.Compare(e.key, m.lastKey) <= 0 {
 			m.damaged("page %d: its records are not in order", binary.NativeEndian.Uint64(page))
 		}
 		if branch {
