@@ -90,8 +90,8 @@ func (s *Server) Run(ctx context.Context, l *unixhttp.Listener) error {
 	err := server.Serve(netutil.LimitListener(l.Socket(), maxConnections))
 	if !end() {
 		err = nil // Stop was called
-		server.Stop()
 	}
+	server.Stop()
 	if err := errors.Join(err, l.Close()); err != nil {
 		return fmt.Errorf("serve PodResources: %w", err)
 	}
