@@ -99,7 +99,7 @@ func (a *app) manage(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m, err := manager.New(options)
+	m, err := manager.New(options) //nolint:contextcheck // Run takes ctx, and ends what New has begun
 	if err != nil {
 		return errors.Join(err, podResources.Close())
 	}

@@ -3,7 +3,6 @@ package unixhttp_test
 import (
 	"context"
 	"errors"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -86,7 +85,7 @@ func TestPeer(t *testing.T) {
 	handler := http.HandlerFunc(func(_ http.ResponseWriter, q *http.Request) { peers <- unixhttp.Peer(q.Context()) })
 	ctx, end := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- l.Serve(ctx, handler, slog.New(slog.NewTextHandler(io.Discard, nil))) }()
+	go func() { done <- l.Serve(ctx, handler, slog.New(slog.DiscardHandler)) }()
 	answer, err := unixhttp.NewClient(o.Path, time.Minute).Get("http://unix/")
 	if err != nil {
 		t.Fatal(err)

@@ -148,7 +148,7 @@ func serve(t *testing.T, m *placements, change func(*Server)) *Client {
 		t.Fatal(err)
 	}
 	s := &Server{
-		Manager: m, ParsePod: parse, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Manager: m, ParsePod: parse, Log: slog.New(slog.DiscardHandler),
 		NodeStatus: func() NodeStatus {
 			return NodeStatus{
 				Capacity: map[string]string{"cpu": "2"}, Allocatable: map[string]string{"cpu": "1500m"},
