@@ -1,0 +1,56 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpu-cdi-plugin/conformance"
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/suite"
+)
+
+// TestConformanceOfAForeignPlugin checks NVIDIA's device plugin, unmodified, with its usual directory.
+func TestConformanceOfAForeignPlugin(t *testing.T) {
+	plugin := shared.NodePeer(t, "nvidia-device-plugin")
+	node := simtest.Node(t, "dgx-h100")
+	suite.Install(t, node.Root(), plugin)
+	dir := filepath.Join(node.Root(), "var/lib/kubelet/device-plugins")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	short, err := os.MkdirTemp("", "kubelet") //nolint:usetesting // t.TempDir may be too long for the path of a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(short) })
+	link := filepath.Join(short, "dir")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	report, err := conformance.Run(t.Context(), conformance.Options{
+		Command: []string{
+			"/usr/sbin/chroot", node.Root(), "/usr/bin/" + filepath.Base(plugin), "--device-list-strategy", "cdi-cri",
+			"--driver-root-ctr-path", "/", "--gdrcopy-enabled=false", "--gds-enabled=false", "--mofed-enabled=false",
+		},
+		KubeletDir: link, Root: node.Root(), Timeout: 10 * time.Second, Output: t.Output(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, r := range report.Results {
+		t.Logf("%s (%s): %s: %s", r.ID, r.Severity, r.Outcome, r.Seen)
+		if r.Outcome == conformance.Fail {
+			got[r.ID] = string(r.Severity)
+		}
+	}
+	// It answers with no devices where more are asked for than are available.
+	want := map[string]string{"preferred-impossible": "should"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("rules that it breaks (-want +got):\n%s", diff)
+	}
+}
