@@ -312,7 +312,7 @@ var hostile = []Case{
 		Here:      "is refused",
 		NoDialect: "no dialect lets a plugin out of its directory",
 		Run: func(n *Node) {
-			outside := newPlugin(gpu, filepath.Join(n.config.Registry, "..", "..", filepath.Base(n.config.Dir)+".sock"),
+			outside := NewPlugin(gpu, filepath.Join(n.config.Registry, "..", "..", filepath.Base(n.config.Dir)+".sock"),
 				numbered(1)...)
 			n.serve(outside)
 			defer outside.Stop()

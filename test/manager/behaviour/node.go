@@ -64,7 +64,7 @@ func (n *Node) restart(b Boot) {
 // prepare returns a plugin that neither serves nor is registered. It is stopped when the case ends.
 func (n *Node) prepare(resource string, list ...*v1beta1.Device) *Plugin {
 	n.plugins++
-	p := newPlugin(resource, filepath.Join(n.config.Dir, fmt.Sprintf("plugin%d.sock", n.plugins)), list...)
+	p := NewPlugin(resource, filepath.Join(n.config.Dir, fmt.Sprintf("plugin%d.sock", n.plugins)), list...)
 	n.Cleanup(p.Stop)
 	return p
 }

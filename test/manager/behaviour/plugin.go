@@ -50,8 +50,8 @@ type Plugin struct {
 	serving sync.WaitGroup
 }
 
-// newPlugin returns a plugin that offers devices. It neither serves nor registers yet.
-func newPlugin(resource, socket string, list ...*v1beta1.Device) *Plugin {
+// NewPlugin returns a plugin that offers devices. It neither serves nor registers yet.
+func NewPlugin(resource, socket string, list ...*v1beta1.Device) *Plugin {
 	return &Plugin{
 		Resource: resource, Socket: socket, Options: &v1beta1.DevicePluginOptions{}, list: list,
 		changed: make(chan struct{}), calls: map[string]int{}, args: map[string][][]string{},

@@ -107,7 +107,7 @@ var watcher = []Case{
 
 // discover returns a plugin with a socket in the registry, which does not serve yet.
 func (n *Node) discover(name, resource string, list ...*v1beta1.Device) *Plugin {
-	p := newPlugin(resource, filepath.Join(n.config.Registry, name), list...)
+	p := NewPlugin(resource, filepath.Join(n.config.Registry, name), list...)
 	p.Info = &pluginregistration.PluginInfo{
 		Type: pluginregistration.DevicePlugin, Name: resource, SupportedVersions: []string{v1beta1.Version},
 	}
