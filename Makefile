@@ -66,6 +66,10 @@ bench: setup build ## benchmarks; those of whole programs beside a floor and a p
 	$(GO) test -timeout 40m -run '^$$' -bench . ./test/bench ./test/allocation
 	$(GO) test -C test/allocation/peer -timeout 20m -run '^$$' -bench . .
 
+.PHONY: bench-manager
+bench-manager: ## the device manager beside the kubelet's, in one run: a table
+	$(GO) test -C test/devicemanager -timeout 30m -run '^$$' -bench Managers -benchtime 1x .
+
 .PHONY: generate
 generate: ## write the generated and golden files
 	$(GO) generate ./...
