@@ -22,6 +22,7 @@ func (d *draft) apply(b *bbolt.Bucket, batch []*change) error {
 			return err
 		}
 	}
+	d.total.tx = uint64(b.Tx().ID())
 	value, _ := seal([]byte(keyTotal), d.total.payload())
 	return b.Put([]byte(keyTotal), value)
 }

@@ -22,8 +22,8 @@ func parse(data []byte) (content, error) {
 			m.damaged("the record %q has a wrong checksum", e.key)
 			return
 		}
-		if string(e.key) == keyTotal && len(payload) == 2*sumSize {
-			want = total{binary.BigEndian.Uint64(payload), binary.BigEndian.Uint64(payload[sumSize:])}
+		if string(e.key) == keyTotal && len(payload) == 3*sumSize {
+			want = parseTotal(payload)
 			return
 		}
 		c.total.add(sum)
@@ -34,6 +34,7 @@ func parse(data []byte) (content, error) {
 		}
 	}
 	root, ok := m.meta()
+	c.total.tx = root.txid
 	if ok {
 		m.walkBucket(root.root, read)
 	}
@@ -41,7 +42,7 @@ func parse(data []byte) (content, error) {
 		return content{}, cmp.Or(newer, m.damage)
 	}
 	if c.total != want || want.count == 0 {
-		m.damaged("%d of %d records are readable", c.total.count, want.count)
+		m.damaged("%d of %d records are readable, of the change %d of %d", c.total.count, want.count, want.tx, root.txid)
 	}
 	if m.damage != nil {
 		m.scan(&c)

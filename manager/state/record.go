@@ -53,15 +53,22 @@ func unseal(key, value []byte) (payload []byte, sum uint64, ok bool) {
 	return payload, sum, sum == checksum(key, payload)
 }
 
-// total is what all records but that of the total itself add up to.
-type total struct{ count, sum uint64 }
+// total is what all records but that of the total itself add up to, and the number of the transaction that wrote it. It
+// is that of the meta page: so an old tree of pages, complete with its total, is noticed too.
+type total struct{ count, sum, tx uint64 }
+
+func parseTotal(payload []byte) total {
+	number := func(i int) uint64 { return binary.BigEndian.Uint64(payload[i*sumSize:]) }
+	return total{number(0), number(1), number(2)}
+}
 
 func (t *total) add(sum uint64) { t.count, t.sum = t.count+1, t.sum+sum }
 
 func (t *total) remove(sum uint64) { t.count, t.sum = t.count-1, t.sum-sum }
 
 func (t total) payload() []byte {
-	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, t.count), t.sum)
+	payload := binary.BigEndian.AppendUint64(nil, t.count)
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(payload, t.sum), t.tx)
 }
 
 // placement is a placement with its place in the order of admission.
