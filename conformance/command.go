@@ -46,7 +46,7 @@ func startCommand(args []string, dir string, output io.Writer) (*command, error)
 	for i := range words {
 		words[i] = strings.ReplaceAll(words[i], placeholder, dir)
 	}
-	cmd := exec.Command(words[0], words[1:]...) //nolint:noctx // kill ends it
+	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Env = append(os.Environ(), dirVariable+"="+dir)
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = output, output, outputDelay
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -165,7 +166,10 @@ var breaches = map[string]breach{
 			return append(slices.Clone(f.devices[:4]), &v1beta1.Device{ID: "gpu-9", Health: v1beta1.Unhealthy}), nil
 		}
 	}, "list-stable", `"gpu-9" was missing, "gpu-4" was new`},
-	"one stream at a time": {func(f *fake) { f.single = make(chan struct{}, 1) }, "list-twice", "one stream only"},
+	"one stream at a time": {func(f *fake) {
+		f.single = make(chan struct{}, 1)
+		f.blind = []int{3} // it would register twice with the kubelet that starts next, and have two streams
+	}, "list-twice", "one stream only"},
 	"a device that is refused": {func(f *fake) {
 		f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 			if c := r.GetContainerRequests(); f.count("gpu-3") == 3 {
@@ -376,9 +380,7 @@ func crash(f *fake) {
 }
 
 func init() {
-	for name, b := range endings {
-		breaches[name] = b
-	}
+	maps.Copy(breaches, endings)
 }
 
 // follows are rules that are broken too where another one is.
@@ -446,7 +448,7 @@ func fakeCommand(t *testing.T, name string, args ...string) []string {
 
 // A rule that never fails is no rule: each has a plugin that breaks it, and no other.
 func TestEachRuleIsBrokenByItsBreach(t *testing.T) {
-	broken := map[string]bool{"list-flip": true} // TestFlip
+	broken := map[string]bool{"list-flip": true} // TestAHealthThatDoesNotChangeIsReported
 	for name, b := range breaches {
 		broken[b.rule] = true
 		t.Run(name, func(t *testing.T) {
@@ -624,3 +626,14 @@ func TestDocsListTheRules(t *testing.T) {
 }
 
 var update = flag.Bool("update", false, "write docs/conformance.md")
+
+// A health that does change is in cmd/gpu-cdi-plugin's scripts.
+func TestAHealthThatDoesNotChangeIsReported(t *testing.T) {
+	report := runFake(t, func(*fake) {}, Options{Flip: []string{"true"}})
+	if diff := cmp.Diff([]string{"list-flip"}, report.broken()); diff != "" {
+		t.Errorf("broken rules (-want +got):\n%s", diff)
+	}
+	if seen := report.result("list-flip").Seen; !strings.Contains(seen, "none within") {
+		t.Errorf("the report says %q", seen)
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"os/signal"
@@ -54,7 +53,6 @@ type fake struct {
 	mu        sync.Mutex
 	calls     map[string]int
 	devices   []*v1beta1.Device
-	changed   chan struct{}
 	server    *grpc.Server
 	serving   sync.WaitGroup
 	announced int
@@ -71,7 +69,7 @@ func newFake(dir string) *fake {
 			ResourceName: "example.com/gpu",
 		},
 		options: &v1beta1.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true},
-		calls:   map[string]int{}, changed: make(chan struct{}), ready: make(chan struct{}),
+		calls:   map[string]int{}, ready: make(chan struct{}),
 	}
 	for i := range 4 {
 		f.devices = append(
@@ -257,20 +255,8 @@ func (f *fake) ListAndWatch(_ *v1beta1.Empty, s grpc.ServerStreamingServer[v1bet
 	if f.later != nil {
 		send(f.later())
 	}
-	for {
-		f.mu.Lock()
-		changed := f.changed
-		f.mu.Unlock()
-		select {
-		case <-changed:
-			f.mu.Lock()
-			devices := f.devices
-			f.mu.Unlock()
-			send(devices)
-		case <-s.Context().Done():
-			return nil
-		}
-	}
+	<-s.Context().Done()
+	return nil
 }
 
 func (f *fake) Allocate(_ context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
@@ -325,16 +311,6 @@ func (f *fake) PreStartContainer(
 	return &v1beta1.PreStartContainerResponse{}, err
 }
 
-// setHealth changes the health of a device and sends the list.
-func (f *fake) setHealth(i int, health string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.devices = slices.Clone(f.devices)
-	f.devices[i] = &v1beta1.Device{ID: f.devices[i].GetID(), Health: health}
-	close(f.changed)
-	f.changed = make(chan struct{})
-}
-
 // fakeVariable has the test binary be a fake plugin: its value is the name of a breach, or "keeps all rules".
 const fakeVariable = "CONFORMANCE_FAKE"
 
@@ -351,10 +327,10 @@ func TestMain(m *testing.M) {
 	if b, ok := breaches[name]; ok {
 		b.breach(f)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGUSR1)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	if err := f.run(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, err, slices.Collect(maps.Keys(breaches)))
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(f.exit)

@@ -136,7 +136,7 @@ func (k *kubelet) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1
 	}
 	p.request, p.refused = r, refused
 	if err == nil {
-		p.open(k.ctx)
+		p.open(k.ctx) //nolint:contextcheck // the watch outlives the call
 	} else {
 		p.optionsErr = err
 		p.watch = endedWatch(err)

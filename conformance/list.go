@@ -173,7 +173,7 @@ func (s *session) watchContext(ctx context.Context) context.Context {
 
 // listsTwice opens a second stream beside the one that is open, as a kubelet has while a plugin is replaced.
 func listsTwice(ctx context.Context, _ *session, p *plugin) verdict {
-	if _, ended, _ := p.watch.state(); ended != nil {
+	if _, _, ended := p.watch.state(); ended != nil {
 		return skipped("the first stream has ended: %s", reason(ended, p.timeout))
 	}
 	second, err := connect(p.resource, p.socket, p.timeout)
@@ -185,7 +185,7 @@ func listsTwice(ctx context.Context, _ *session, p *plugin) verdict {
 	if err := second.watch.awaitFirst(ctx, p.timeout); err != nil {
 		return failed("the list of a second stream: %v", err)
 	}
-	if _, ended, _ := p.watch.state(); ended != nil {
+	if _, _, ended := p.watch.state(); ended != nil {
 		return failed("the first stream ended when a second was opened: %s", reason(ended, p.timeout))
 	}
 	return passed("both streams have lists")

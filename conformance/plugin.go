@@ -141,11 +141,11 @@ func (w *watch) close() {
 	<-w.done
 }
 
-// state returns the lists so far, the error that ended the stream, and a channel that a change closes.
-func (w *watch) state() ([]*v1beta1.ListAndWatchResponse, error, chan struct{}) { //nolint:revive // the error is a value
+// state returns the lists so far, a channel that a change closes, and the error that ended the stream.
+func (w *watch) state() ([]*v1beta1.ListAndWatchResponse, chan struct{}, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.Clone(w.lists), w.ended, w.changed
+	return slices.Clone(w.lists), w.changed, w.ended
 }
 
 // await waits for a list that fits. The error says why none came.
@@ -153,7 +153,7 @@ func (w *watch) await(ctx context.Context, limit time.Duration, fits func(*v1bet
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for {
-		lists, ended, changed := w.state()
+		lists, changed, ended := w.state()
 		switch {
 		case slices.ContainsFunc(lists, fits):
 			return nil

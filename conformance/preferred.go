@@ -26,7 +26,7 @@ func (p *plugin) prefer(ctx context.Context, t trial) (*v1beta1.PreferredAllocat
 	defer cancel()
 	return p.client.GetPreferredAllocation(ctx, &v1beta1.PreferredAllocationRequest{
 		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{{
-			AvailableDeviceIDs: t.available, MustIncludeDeviceIDs: t.include, AllocationSize: int32(t.size), //nolint:gosec // small
+			AvailableDeviceIDs: t.available, MustIncludeDeviceIDs: t.include, AllocationSize: int32(t.size),
 		}},
 	})
 }

@@ -163,7 +163,7 @@ func restartedCleaning(ctx context.Context, s *session) verdict {
 
 func restartedSame(_ context.Context, s *session, p *plugin) verdict {
 	before, now := s.before[p.resource], p.devices()
-	_, ended, _ := p.watch.state()
+	_, _, ended := p.watch.state()
 	if ended != nil || len(before) == 0 || len(now) == 0 {
 		return skipped("the plugin has not registered again with devices")
 	}

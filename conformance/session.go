@@ -58,7 +58,7 @@ func (s *session) open(ctx context.Context) error {
 			return fmt.Errorf("make a directory for the plugin's socket: %w", err)
 		}
 		s.own = true
-		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // as the kubelet's: plugins may have other users
+		if err := os.Chmod(dir, 0o755); err != nil {
 			return err
 		}
 	}
