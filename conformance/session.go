@@ -32,7 +32,9 @@ type verdict struct {
 }
 
 func passed(format string, args ...any) verdict { return verdict{Pass, fmt.Sprintf(format, args...)} }
+
 func failed(format string, args ...any) verdict { return verdict{Fail, fmt.Sprintf(format, args...)} }
+
 func skipped(format string, args ...any) verdict {
 	return verdict{Skipped, fmt.Sprintf(format, args...)}
 }
