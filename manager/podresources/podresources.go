@@ -146,7 +146,7 @@ func (s service) GetAllocatableResources(
 	for _, r := range s.server.Manager.Resources() {
 		for _, d := range r.Devices {
 			missing := s.server.Dialect.SmallLists && d.NUMA != nil && len(d.NUMA) == 0
-			if d.Health == manager.Healthy && !d.Withheld && !missing {
+			if r.Connected && d.Health == manager.Healthy && !d.Withheld && !missing {
 				response.Devices = append(response.Devices, devicesOf(r.Name, d.ID, d.NUMA)...)
 			}
 		}

@@ -95,7 +95,7 @@ var node = fake{
 		},
 	},
 	resources: []manager.Resource{
-		{Name: "a.b/gpu", Devices: []manager.Device{
+		{Name: "a.b/gpu", Connected: true, Devices: []manager.Device{
 			{ID: "g0", Health: manager.Healthy, NUMA: []int{0, 1}, Pod: "1"},
 			{ID: "g1", Health: manager.Healthy},
 			{ID: "g2", Health: manager.Healthy, NUMA: []int{}},
@@ -103,7 +103,7 @@ var node = fake{
 			{ID: "g4", Health: manager.Unknown, Pod: "1"},
 			{ID: "g5", Health: manager.Healthy, Withheld: true},
 		}},
-		{Name: "a.b/nic", Devices: []manager.Device{{ID: "n0", Health: manager.Healthy, NUMA: []int{1}}}},
+		{Name: "a.b/nic", Connected: true, Devices: []manager.Device{{ID: "n0", Health: manager.Healthy, NUMA: []int{1}}}},
 	},
 }
 
