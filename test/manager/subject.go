@@ -7,15 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
+
+	"gpu-cdi-plugin/internal/unixhttp"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/manager/podresources"
 	"gpu-cdi-plugin/test/manager/behaviour"
 )
 
@@ -56,6 +61,15 @@ func (n *Node) Boot(behaviour.Boot) error {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	n.Manager, n.stop, n.done = m, cancel, make(chan error, 1)
+	if err := os.MkdirAll(filepath.Dir(n.PodResources()), 0o750); err != nil {
+		cancel()
+		return err
+	}
+	l, err := podresources.Listen(ctx, n.PodResources(), unixhttp.OwnerOnly)
+	if err != nil {
+		cancel()
+		return errors.Join(err, m.Run(ctx))
+	}
 	events := m.Watch(ctx)
 	go func() {
 		for e := range events {
@@ -69,7 +83,13 @@ func (n *Node) Boot(behaviour.Boot) error {
 			}
 		}
 	}()
-	go func() { n.done <- m.Run(ctx) }()
+	var reading errgroup.Group
+	reading.Go(func() error { return (&podresources.Server{Manager: m, Dialect: n.faults}).Run(ctx, l) })
+	go func() {
+		err := m.Run(ctx)
+		cancel() // after a crash
+		n.done <- errors.Join(err, reading.Wait())
+	}()
 	return nil
 }
 
@@ -144,8 +164,10 @@ func (n *Node) Health(p model.Pod) map[string]map[string]string {
 // HealthChanges are the pods of the events about health.
 func (n *Node) HealthChanges() <-chan string { return n.changes }
 
-// PodResources is empty: the service is not part of the manager.
-func (n *Node) PodResources() string { return "" }
+// PodResources is the service's socket.
+func (n *Node) PodResources() string {
+	return filepath.Join(n.config.Dir, "pod-resources", "kubelet.sock")
+}
 
 // StateFile is the file of the placements.
 func (n *Node) StateFile() string { return filepath.Join(n.config.Dir, "state.db") }

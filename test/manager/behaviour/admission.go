@@ -211,7 +211,6 @@ var admission = []Case{
 		Name:    "other pods can be released and listed while a plugin is asked what it prefers",
 		Mirrors: "TestDevicesToAllocateConflictWithUpdateAllocatedDevices",
 		Run: func(n *Node) {
-			n.podResources()
 			p := n.prepare(gpu, numbered(4)...)
 			p.Options.GetPreferredAllocationAvailable = true
 			n.add(p)

@@ -121,7 +121,6 @@ var podResources = []Case{
 		Run: func(n *Node) {
 			n.plug(gpu, device("a", 0, 1), device("b"))
 			n.admit(withInit(single("a", 1), sidecar("side", limits{gpu: 1})))
-			n.podResources()
 			conn, err := dial(n.PodResources())
 			if err != nil {
 				n.Fatal(err)
@@ -166,9 +165,6 @@ var podResources = []Case{
 
 func (n *Node) podResources() podresourcesv1.PodResourcesListerClient {
 	n.Helper()
-	if n.PodResources() == "" {
-		n.Skip("the manager is without a PodResources service")
-	}
 	conn, err := dial(n.PodResources())
 	if err != nil {
 		n.Fatal(err)
