@@ -32,7 +32,7 @@ func TestNothingAcknowledgedIsLostWhenTheManagerIsKilled(t *testing.T) {
 	for i := range devices {
 		list = append(list, &v1beta1.Device{ID: fmt.Sprintf("d%02d", i), Health: v1beta1.Healthy})
 	}
-	plugin := behaviour.NewPlugin(killed, filepath.Join(p.plugins(), "plugin.sock"), list...)
+	plugin := behaviour.NewPlugin(killed, filepath.Join(p.plugins, "plugin.sock"), list...)
 	t.Cleanup(plugin.Stop)
 	c := &checker{program: p, known: map[string]record{}}
 	plug := func() {
@@ -40,7 +40,7 @@ func TestNothingAcknowledgedIsLostWhenTheManagerIsKilled(t *testing.T) {
 		if err := plugin.Serve(); err != nil {
 			t.Fatal(err)
 		}
-		if err := plugin.Register(t.Context(), p.plugins()); err != nil {
+		if err := plugin.Register(t.Context(), p.plugins); err != nil {
 			t.Fatal(err)
 		}
 		p.await("the devices are counted", func() bool { return p.allocatable(killed) == devices })

@@ -16,6 +16,7 @@ import (
 type program struct {
 	*testing.T
 	dir     string
+	plugins string // the directory of the plugins' sockets
 	log     *os.File
 	process *proc.Process
 	api     *api.Client
@@ -27,7 +28,12 @@ func newProgram(t *testing.T) *program {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &program{T: t, dir: dir, api: api.NewClient(filepath.Join(dir, "api", "manager.sock"))}
+	p := &program{
+		T:       t,
+		dir:     dir,
+		plugins: filepath.Join(dir, "plugins"),
+		api:     api.NewClient(filepath.Join(dir, "api", "manager.sock")),
+	}
 	if p.log, err = os.Create(filepath.Join(dir, "log")); err != nil {
 		t.Fatal(err)
 	}
@@ -45,16 +51,13 @@ func newProgram(t *testing.T) *program {
 	return p
 }
 
-// plugins is the directory of the plugins' sockets.
-func (p *program) plugins() string { return filepath.Join(p.dir, "plugins") }
-
 // start starts the manager and returns when it answers.
 func (p *program) start() {
 	p.Helper()
 	var err error
 	p.process, err = proc.Start(proc.Cmd{Args: []string{
 		shared.Program(p.T, "gpu-cdi-plugin"), "manager",
-		"--socket-dir", p.plugins(), "--plugins-registry-dir", filepath.Join(p.dir, "registry"),
+		"--socket-dir", p.plugins, "--plugins-registry-dir", filepath.Join(p.dir, "registry"),
 		"--state-dir", filepath.Join(p.dir, "state"), "--api-socket", filepath.Join(p.dir, "api", "manager.sock"),
 		"--pod-resources-socket", filepath.Join(p.dir, "pod-resources", "kubelet.sock"),
 	}, Env: append(os.Environ(), "GOTRACEBACK=all")}, p.log)

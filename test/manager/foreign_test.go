@@ -1,0 +1,77 @@
+package manager
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"gpu-cdi-plugin/sim/simtest"
+	"gpu-cdi-plugin/test/lib/proc"
+	"gpu-cdi-plugin/test/lib/suite"
+)
+
+// TestAForeignPluginIsDriven has NVIDIA's device plugin, unmodified, register with the manager. Pods get its GPUs, over
+// a restart of the manager too, and their containers its CDI names.
+func TestAForeignPluginIsDriven(t *testing.T) {
+	const resource, gpus = "nvidia.com/gpu", 8
+	plugin := shared.NodePeer(t, "nvidia-device-plugin")
+	node := simtest.Node(t, "dgx-h100")
+	suite.Install(t, node.Root(), plugin)
+	p := newProgram(t)
+	// The plugin has the usual directory in the node, whose path is too long for a socket.
+	dir := filepath.Join(node.Root(), "var/lib/kubelet/device-plugins")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(dir, p.plugins); err != nil {
+		t.Fatal(err)
+	}
+	p.start()
+	foreign, err := proc.Start(proc.Cmd{
+		Args: []string{
+			"/usr/bin/" + filepath.Base(plugin), "--device-list-strategy", "cdi-cri", "--driver-root-ctr-path", "/",
+			"--gdrcopy-enabled=false", "--gds-enabled=false", "--mofed-enabled=false",
+		},
+		Dir: "/", Env: []string{"PATH=/usr/sbin:/usr/bin"}, Chroot: node.Root(),
+	}, p.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = foreign.Kill() })
+	counted := func() bool { return p.allocatable(resource) == gpus }
+	p.await("the GPUs are counted", counted)
+
+	pod, err := p.admit(t.Context(), "pair", resource, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	started, err := p.api.Start(t.Context(), "pair", "main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var named []string
+	for _, name := range started.CDIDevices {
+		_, id, _ := strings.Cut(name, "=")
+		named = append(named, id)
+	}
+	slices.Sort(named)
+	if ids := idsOf(pod); len(ids) != 2 || !slices.Equal(ids, named) {
+		t.Errorf("the pod has %v, its container %v", ids, started.CDIDevices)
+	}
+	if err := p.process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	p.start()
+	p.await("the plugin has registered again", counted)
+	rest, err := p.admit(t.Context(), "rest", resource, gpus-2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range idsOf(rest) {
+		if slices.Contains(named, id) {
+			t.Errorf("%s was given twice", id)
+		}
+	}
+}
