@@ -119,7 +119,7 @@ func (l *Listener) Serve(ctx context.Context, handler http.Handler, log *slog.Lo
 	if server.Shutdown(drain) != nil {
 		_ = server.Close()
 	}
-	_ = <-done // http.ErrServerClosed
+	<-done // http.ErrServerClosed
 	return nil
 }
 

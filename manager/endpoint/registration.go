@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strings"
 	"time"
+
+	"gpu-cdi-plugin/internal/resourcename"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -62,7 +62,7 @@ func (s *registration) register(ctx context.Context, req *v1beta1.RegisterReques
 		return fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q",
 			req.GetVersion(), v1beta1.SupportedVersions)
 	}
-	if !validName(req.GetResourceName()) {
+	if resourcename.Check(req.GetResourceName()) != nil {
 		return fmt.Errorf("the ResourceName %q is invalid", req.GetResourceName())
 	}
 	at := socket{dir: s.registry.opts.SocketDir, name: req.GetEndpoint()}
@@ -74,19 +74,4 @@ func (s *registration) register(ctx context.Context, req *v1beta1.RegisterReques
 	}
 	_, err := s.registry.register(ctx, req.GetResourceName(), at)
 	return err
-}
-
-var (
-	namePrefix = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	nameSuffix = regexp.MustCompile(`^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$`)
-)
-
-// validName reports whether a name is one of an extended resource, by the rule of Kubernetes (IsExtendedResourceName):
-// a domain that is not Kubernetes' own, and a name. Both must be valid in the name of the quota for the resource too.
-func validName(name string) bool {
-	prefix, suffix, found := strings.Cut(name, "/")
-	quota := "requests." + prefix
-	return found && !strings.Contains(name, "kubernetes.io/") && !strings.HasPrefix(name, "requests.") &&
-		len(quota) <= 253 && namePrefix.MatchString(quota) &&
-		len(suffix) <= 63 && nameSuffix.MatchString(suffix)
 }
