@@ -119,7 +119,9 @@ func (l *Listener) Serve(ctx context.Context, handler http.Handler, log *slog.Lo
 	if server.Shutdown(drain) != nil {
 		_ = server.Close()
 	}
-	<-done // http.ErrServerClosed
+	if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
 	return nil
 }
 
