@@ -29,6 +29,7 @@ type contender struct {
 	behaviour.Manager
 	b      *testing.B
 	plugin *behaviour.Plugin
+	close  func()
 }
 
 var constructors = map[string]func(testing.TB, behaviour.Config) behaviour.Manager{
@@ -50,10 +51,21 @@ func newContender(b *testing.B, name string) *contender {
 	c.must(c.Boot(behaviour.Boot{}))
 	c.plugin = behaviour.NewPlugin(gpuName, filepath.Join(dir, "gpu.sock"))
 	c.plugin.OnAllocate = answerAsAGPU
-	b.Cleanup(func() {
+	ctx, cancel := context.WithCancel(b.Context())
+	go func() { // nothing else takes the announcements
+		for {
+			select {
+			case <-c.HealthChanges():
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	c.close = func() {
 		c.plugin.Stop()
 		c.must(c.Stop())
-	})
+		cancel()
+	}
 	return c
 }
 
@@ -226,6 +238,7 @@ func admitOneMore(b *testing.B, placed int) (r admissionTimes) {
 	const rounds = 200
 	withKubelet := placed <= 1000
 	here := newContender(b, "here")
+	defer here.close()
 	here.plug(placed + 1)
 	here.place("here", placed)
 	floor := newFloor(b, here.plugin.Socket)
@@ -233,6 +246,7 @@ func admitOneMore(b *testing.B, placed int) (r admissionTimes) {
 	r.written = []int64{0, 0}
 	if withKubelet {
 		kubelet = newContender(b, "kubelet")
+		defer kubelet.close()
 		kubelet.plug(placed + 1)
 		kubelet.place("kubelet", placed)
 	}
@@ -318,6 +332,7 @@ func (f *floor) run() error {
 func healthFlips(b *testing.B, name string) (s samples) {
 	const placed = 1000
 	c := newContender(b, name)
+	defer c.close()
 	c.plug(placed)
 	c.place(name, placed)
 	healthy, unhealthy := manyGPUs(placed, v1beta1.Healthy), manyGPUs(placed, v1beta1.Unhealthy)
@@ -337,6 +352,7 @@ func healthFlips(b *testing.B, name string) (s samples) {
 func restartsWithPods(b *testing.B, name string) (s samples) {
 	const placed = 1000
 	c := newContender(b, name)
+	defer c.close()
 	c.plug(placed)
 	c.place(name, placed)
 	for range 11 {
@@ -355,6 +371,7 @@ func registrations(b *testing.B, name string, devices int) (s samples) {
 	for range 30 {
 		c := newContender(b, name)
 		s = append(s, c.plug(devices))
+		c.close()
 	}
 	return s
 }
@@ -373,6 +390,7 @@ func compareHints(b *testing.B) (here, kubelet samples) {
 		resource.Devices = append(resource.Devices, model.Device{ID: d.ID, Healthy: true, NUMA: []int{i % nodes}})
 	}
 	c := newContender(b, "kubelet")
+	defer c.close()
 	k := c.Manager.(*Kubelet)
 	c.must(c.Stop())
 	k.config.NUMANodes = ids
