@@ -34,10 +34,10 @@ func (m *Manager) restore(loaded state.Loaded) error {
 // holdAll has a pod hold its devices. m.mu is held.
 func (m *Manager) holdAll(p model.Placement) error {
 	for _, a := range p.Allocations {
+		pool := m.resource(a.Resource).pool // also for a container that has ended: Release frees all that the pod had
 		if !m.o.Dialect.ChargesInitDevices && slices.Contains(p.Ended, a.Container) {
 			continue
 		}
-		pool := m.resource(a.Resource).pool
 		for _, id := range a.IDs {
 			if other, _ := pool.Holder(id); other != "" && other != p.Pod.UID {
 				return fmt.Errorf("the state gives device %s of %s to two pods, %q and %q",

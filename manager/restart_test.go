@@ -111,6 +111,26 @@ func TestOrphanedPodsAreReleased(t *testing.T) {
 	n.admit(pod("b", wants("main", gpu, 1)))
 }
 
+// A restart does not know the resource any more: no container has a device of it, and its plugin was away for too long.
+func TestPodsWithAResourceThatIsGoneAreReleased(t *testing.T) {
+	n := newNode(t, func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Grace: 50 * time.Millisecond} })
+	p := n.plugin(gpu, plugintest.Devices(1)...)
+	n.plugin(nic, plugintest.Devices(1)...)
+	a := pod("a", wants("main", nic, 1))
+	a.InitContainers = []model.Container{wants("init", gpu, 1)}
+	n.admit(a)
+	if err := n.m.Ended(t.Context(), "a", "init"); err != nil {
+		t.Fatal(err)
+	}
+	p.Stop()
+	n.until("the resource is gone", func() bool { return n.resource(gpu).Name == "" })
+	n.restart()
+	n.release("a")
+	if pods, held := n.m.Pods(), n.resource(nic).Devices; len(pods) > 0 || len(held) > 0 {
+		t.Error("after the release placed are", pods, "and held are", held)
+	}
+}
+
 // A node has rebooted, and its plugin has not come back.
 func TestNewPodsNeedThePlugin(t *testing.T) {
 	n := newNode(t, func(o *manager.Options) { o.Deadlines = endpoint.Deadlines{Grace: 500 * time.Millisecond} })
