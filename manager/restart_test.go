@@ -1,10 +1,12 @@
 package manager_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -257,6 +259,56 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 	if n.m.Withheld() != nil {
 		t.Error("after a restart devices are withheld again")
 	}
+}
+
+// The record of a pod that was released can be read again, and that of the pod that has its device now cannot.
+func TestDevicesOfOldRecordsAreWithheldAfterTheirRelease(t *testing.T) {
+	n := newNode(t)
+	n.stop()
+	if err := n.end(); err != nil {
+		t.Fatal(err)
+	}
+	has := func(uid, id string) model.Placement {
+		return model.Placement{Pod: pod(uid, wants("main", gpu, 1)), Allocations: []model.Allocation{
+			{Container: "main", Resource: gpu, IDs: []string{id}, Response: make([]byte, 300)},
+		}}
+	}
+	for pods := 8; ; pods++ { // until the old record is in a page that nothing was written to since
+		if pods == 100 {
+			t.Fatal("no file keeps the record of a pod that was released")
+		}
+		n.o.StateFile = filepath.Join(t.TempDir(), "state")
+		store, _, err := state.Open(n.o.StateFile, state.Options{Log: slog.Default()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range pods {
+			err = errors.Join(err, store.Put(t.Context(), has(fmt.Sprint(i), fmt.Sprint("other", i))))
+		}
+		err = errors.Join(err, store.Put(t.Context(), has("old", "gpu-0000")), store.Delete(t.Context(), "old"),
+			store.Put(t.Context(), has("running", "gpu-0000")), store.Close())
+		data, readErr := os.ReadFile(n.o.StateFile)
+		data = bytes.ReplaceAll(data, []byte("running"), []byte("damaged"))
+		if err = errors.Join(err, readErr, os.WriteFile(n.o.StateFile, data, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		n.start()
+		if _, ok := n.m.Pod("old"); ok {
+			break
+		}
+		n.stop()
+		if err := n.end(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.plugin(gpu, plugintest.Devices(1)...)
+	n.release("old")
+	b := pod("b", wants("main", gpu, 1))
+	n.refuses(b, "requested number of devices unavailable for example.com/gpu. Requested: 1, Available: 0")
+	if err := n.m.Free(t.Context(), gpu, []string{"gpu-0000"}); err != nil {
+		t.Fatal(err)
+	}
+	n.admit(b)
 }
 
 func TestDamagedStateIsForgottenByTheDialect(t *testing.T) {

@@ -128,7 +128,8 @@ func (p *Pool) Hold(pod, container string, ids []string) {
 	}
 }
 
-// Free notes that a pod's container no longer has these devices. Those that no other container has become free.
+// Free notes that a pod's container no longer has these devices. Those that no other container has become free,
+// or withheld.
 func (p *Pool) Free(pod, container string, ids []string) {
 	for _, id := range ids {
 		i := slices.Index(p.holds[id], holder{pod, container})
@@ -139,15 +140,13 @@ func (p *Pool) Free(pod, container string, ids []string) {
 			continue
 		}
 		delete(p.holds, id)
-		if p.cleared != nil { // its users were known: nothing else can use it
-			p.cleared[id] = true
-		}
 		p.refreshID(id)
 	}
 }
 
 // Withhold gives no device to pods until it is cleared, neither those that are listed now nor those that will be,
-// except for those that are cleared already. Devices that pods hold stay with them, and are free afterwards.
+// except for those that are cleared already. Devices that pods hold stay with them, and are withheld afterwards: the
+// record of such a pod may be an old one, and its device another pod's.
 func (p *Pool) Withhold(cleared []string) {
 	p.cleared = map[string]bool{}
 	for _, id := range cleared {
