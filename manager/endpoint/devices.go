@@ -36,6 +36,12 @@ func normalise(list []*v1beta1.Device) ([]model.Device, string) {
 		}
 		unique = append(unique, d)
 	}
+	if duplicate.n > 0 { // once: a list can have a device a million times
+		for i, d := range unique {
+			slices.Sort(d.NUMA)
+			unique[i].NUMA = slices.Compact(d.NUMA)
+		}
+	}
 	var problems []string
 	if duplicate.n > 0 {
 		problems = append(problems, fmt.Sprintf("%d device IDs are there already, as %q", duplicate.n, duplicate.first))
@@ -62,12 +68,13 @@ func (f *faults) add(id string) {
 
 func unprintable(r rune) bool { return r <= ' ' || r > '~' }
 
+// merge leaves the NUMA nodes of both in any order.
 func merge(a, b model.Device) model.Device {
 	a.Healthy = a.Healthy && b.Healthy
-	if b.NUMA != nil {
-		a.NUMA = append([]int{}, append(a.NUMA, b.NUMA...)...)
-		slices.Sort(a.NUMA)
-		a.NUMA = slices.Compact(a.NUMA)
+	if a.NUMA == nil {
+		a.NUMA = b.NUMA
+	} else {
+		a.NUMA = append(a.NUMA, b.NUMA...)
 	}
 	return a
 }
