@@ -340,7 +340,9 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		Extras: []Extra{"rdma", GDS, GDS}, IMEX: IMEX{Channels: []int{3, -1, maxChannel + 1, 3}},
 		Allocation: Allocation{Policy: "best", Weights: allocator.Weights{Node: -1, NVLink: allocator.MaxWeight + 1}},
 		Config:     resource.Config{Resource: "gpu"},
-	}, Manager: Manager{SocketDir: "sockets", Dialect: "kubelet-1.35", Seed: "-1"}}
+	}, Manager: Manager{
+		SocketDir: "sockets", PodResourcesSocket: "sockets/pods.sock", Dialect: "kubelet-1.35", Seed: "-1",
+	}}
 	want := []string{
 		"root is empty",
 		"cdi-dir is empty",
@@ -379,6 +381,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		"sharing.mps.shared-memory-mib: want 1 to 1048576, got 0",
 		`socket-dir "sockets": want an absolute path, the same as on the host`,
 		"api-socket is empty",
+		`pod-resources-socket "sockets/pods.sock": want another directory than socket-dir, whose sockets are removed`,
 		`dialect: unknown value "kubelet-1.35"; known are none, kubelet-1.36, kubelet-1.37`,
 		`topology-policy: unknown value ""; known are none, best-effort, restricted, single-numa-node`,
 		`topology-scope: unknown value ""; known are container, pod`,

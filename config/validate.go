@@ -57,6 +57,8 @@ func checkManager(m *Manager) error {
 	errs := []error{
 		absolute("socket-dir", m.SocketDir),
 		notEmpty("api-socket", m.APISocket),
+		notInSocketDir("api-socket", m.APISocket, m.SocketDir),
+		notInSocketDir("pod-resources-socket", m.PodResourcesSocket, m.SocketDir),
 		known("dialect", m.Dialect),
 		known("topology-policy", m.TopologyPolicy),
 		known("topology-scope", m.TopologyScope),
@@ -70,6 +72,14 @@ func checkManager(m *Manager) error {
 func notEmpty(key, value string) error {
 	if value == "" {
 		return fmt.Errorf("%s is empty", key)
+	}
+	return nil
+}
+
+// notInSocketDir checks a socket of the manager, which removes all sockets in socket-dir when it starts.
+func notInSocketDir(key, path, dir string) error {
+	if path != "" && filepath.Dir(path) == filepath.Clean(dir) {
+		return fmt.Errorf("%s %q: want another directory than socket-dir, whose sockets are removed", key, path)
 	}
 	return nil
 }
