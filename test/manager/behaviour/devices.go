@@ -47,11 +47,11 @@ var devices = []Case{
 		Name:      "a device listed twice with different health",
 		Mirrors:   "not covered upstream: duplicate IDs",
 		Kubelet:   "counts as two devices, one of them healthy",
-		Here:      "is one device, with the health that came last",
+		Here:      "is one device, healthy if it is listed so each time",
 		NoDialect: "the manager keeps a device once",
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("x"))
-			p.Update(device("a"), unhealthy("a"), unhealthy("b"))
+			p.Update(unhealthy("a"), device("a"), unhealthy("b"))
 			if n.faulty() {
 				n.counts(gpu, 3, 1)
 			} else {
