@@ -30,21 +30,28 @@ type attempt struct {
 	resources   map[string]bool // the names of those that it takes devices of
 	reuse       admission.Reuse
 	allocations []model.Allocation
+	choices     []choice           // of each allocation
 	leaked      []model.Allocation // what stays held if the attempt fails: dialect.Dialect.LeaksDevices
 }
 
-// run gives all containers of the pod their devices, or none. While it chooses devices and asks the plugins, no other
-// admission takes devices of the same resources. A plugin that does not answer delays its own resources alone.
+// choice is what a plugin is to allocate.
+type choice struct {
+	plugin   *endpoint.Endpoint
+	resource *resource
+	ids      []string // in the order in which they were chosen
+}
+
+// run gives all containers of the pod their devices, or none. All are chosen and held before a plugin allocates one:
+// while Allocate is called, other pods get devices of the same resources.
 func (a *attempt) run(ctx context.Context) error {
-	if err := a.resolve(); err != nil {
-		return err
+	err := a.resolve()
+	if err == nil {
+		err = a.choose(ctx)
 	}
-	unlock, err := a.m.lockResources(ctx, a.resources)
+	for i := 0; i < len(a.choices) && err == nil; i++ {
+		err = a.allocate(ctx, a.choices[i], &a.allocations[i])
+	}
 	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err = a.allocate(ctx); err != nil {
 		a.giveBack()
 	}
 	return err
@@ -69,7 +76,14 @@ func (a *attempt) resolve() error {
 	return nil
 }
 
-func (a *attempt) allocate(ctx context.Context) (err error) {
+// choose chooses the devices of all containers, and holds them. No other admission chooses devices of these resources
+// meanwhile. A plugin that does not answer GetPreferredAllocation delays them until its deadline.
+func (a *attempt) choose(ctx context.Context) error {
+	unlock, err := a.m.lockResources(ctx, a.resources)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if a.m.o.Topology.Scope == admission.ScopePod {
 		if a.affinity, err = a.align("", admission.Limits(a.pod)); err != nil {
 			return err
@@ -129,8 +143,7 @@ func (a *attempt) request(resource, container string, count int) admission.Reque
 	return r
 }
 
-// take gives a container its devices of a resource: it chooses them, with the plugin's preference, holds them, and has
-// the plugin allocate them.
+// take chooses a container's devices of a resource, with the plugin's preference, and holds them.
 func (a *attempt) take(
 	ctx context.Context, name string, c model.Container, affinity admission.Nodes,
 ) ([]string, error) {
@@ -153,36 +166,32 @@ func (a *attempt) take(
 			return nil, fmt.Errorf("device plugin GetPreferredAllocation rpc failed with err: %w", err)
 		}
 	}
-	ids := a.hold(r, c.Name, plan.Pick(preferred))
+	ids := plan.Pick(preferred)
 	if len(ids) == 0 {
 		return nil, nil
 	}
 	if unknown != nil { // it has been away for too long just now
 		return nil, fmt.Errorf("unknown Device Plugin %s", name)
 	}
-	return ids, a.ask(ctx, plugin, r, ids)
+	a.hold(c.Name, choice{plugin, r, ids})
+	return ids, nil
 }
 
 // hold notes in the pool that a container has devices.
-func (a *attempt) hold(r *resource, container string, ids []string) []string {
-	if len(ids) == 0 {
-		return nil
-	}
+func (a *attempt) hold(container string, c choice) {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
-	r.pool.Hold(a.pod.UID, container, ids)
-	sorted := slices.Sorted(slices.Values(ids))
+	c.resource.pool.Hold(a.pod.UID, container, c.ids)
+	a.choices = append(a.choices, c)
 	a.allocations = append(a.allocations, model.Allocation{
-		Container: container, Resource: r.listed.Name, IDs: sorted, NUMA: r.pool.NUMA(ids),
+		Container: container, Resource: c.resource.listed.Name,
+		IDs: slices.Sorted(slices.Values(c.ids)), NUMA: c.resource.pool.NUMA(c.ids),
 	})
-	return ids
 }
 
-// ask has the plugin allocate the devices of the last allocation, in the order in which they were chosen, and puts the
-// response there.
-func (a *attempt) ask(ctx context.Context, plugin *endpoint.Endpoint, r *resource, ids []string) error {
-	allocation := &a.allocations[len(a.allocations)-1]
-	response, err := plugin.Allocate(ctx, ids)
+// allocate has the plugin allocate the devices of a choice, and puts its response into the allocation.
+func (a *attempt) allocate(ctx context.Context, c choice, allocation *model.Allocation) error {
+	response, err := c.plugin.Allocate(ctx, c.ids)
 	if err != nil {
 		return err
 	}
@@ -190,7 +199,7 @@ func (a *attempt) ask(ctx context.Context, plugin *endpoint.Endpoint, r *resourc
 		a.leak(*allocation)
 		return errNoContainers
 	}
-	if err := a.stillListed(r, allocation); err != nil {
+	if err := a.stillListed(c.resource, allocation); err != nil {
 		return err
 	}
 	allocation.Response, err = marshal(response)

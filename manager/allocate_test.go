@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -150,25 +151,28 @@ func TestDevicesThatTurnUnhealthyDuringAllocateAreGiven(t *testing.T) {
 // hangs has a plugin hang in Allocate. begun is closed when it does.
 func hangs() (b plugintest.Behaviour, begun chan struct{}) {
 	begun = make(chan struct{})
+	begin := sync.OnceFunc(func() { close(begun) })
 	return plugintest.Behaviour{
 		Allocate: func(ctx context.Context, _ []string) (*v1beta1.ContainerAllocateResponse, error) {
-			close(begun)
+			begin()
 			return nil, plugintest.Hang(ctx)
 		},
 	}, begun
 }
 
 // B9: a plugin that hangs stops all admissions.
-func TestStuckPluginsCostTheirOwnResourceOnly(t *testing.T) {
+// B9: a pod that waits for Allocate holds its own devices, and nothing else of its resources.
+func TestStuckPluginsCostTheirOwnPodsOnly(t *testing.T) {
 	for _, blocks := range []bool{false, true} {
 		n := newNode(t, withFault(dialect.Dialect{NoTimeouts: blocks}))
 		b, begun := hangs()
-		n.pluginWith(gpu, b, plugintest.Devices(2)...)
+		p := n.pluginWith(gpu, b, plugintest.Devices(2)...)
 		n.plugin(nic, plugintest.Devices(2)...)
 		stuck, giveUp := context.WithCancel(t.Context())
 		answer := make(chan error, 1)
 		go func() {
-			_, err := n.m.Admit(stuck, pod("stuck", wants("main", gpu, 1)), model.Caller{})
+			both := model.Container{Name: "main", Limits: map[string]int{gpu: 1, nic: 1}}
+			_, err := n.m.Admit(stuck, pod("stuck", both), model.Caller{})
 			answer <- err
 		}()
 		<-begun
@@ -180,19 +184,25 @@ func TestStuckPluginsCostTheirOwnResourceOnly(t *testing.T) {
 		_, err := n.m.Admit(ctx, pod("a", wants("main", nic, 1)), model.Caller{})
 		cancel()
 		if blocked := errors.Is(err, context.DeadlineExceeded); blocked != blocks {
-			t.Errorf("with no timeouts %t: the pod of another resource got %v", blocks, err)
+			t.Errorf("with no timeouts %t: the pod that shares the other resource got %v", blocks, err)
 		}
-		ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+		b.Allocate = nil
+		p.Behave(b)
+		ctx, cancel = context.WithTimeout(t.Context(), wait)
 		_, err = n.m.Admit(ctx, pod("b", wants("main", gpu, 1)), model.Caller{})
 		cancel()
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Error("a pod of the stuck resource got", err)
+		if blocked := errors.Is(err, context.DeadlineExceeded); blocked != blocks {
+			t.Errorf("with no timeouts %t: the pod of the same resource got %v", blocks, err)
 		}
 		giveUp()
 		if err := <-answer; !errors.Is(err, context.Canceled) {
 			t.Error("the stuck pod got", err)
 		}
-		if free := n.free(gpu); len(free) != 2 {
+		want := 1 // pod b has the other one
+		if blocks {
+			want = 2
+		}
+		if free := n.free(gpu); len(free) != want {
 			t.Error("afterwards free are", free)
 		}
 	}
