@@ -6,7 +6,8 @@ import (
 )
 
 var (
-	// ErrNotFound means that no pod is placed under a UID, or that a pod has no such container.
+	// ErrNotFound means that no pod is placed under a UID, that a pod has no such container, or that a plugin has no
+	// such device.
 	ErrNotFound = errors.New("not found")
 	// ErrConflict means that a request contradicts what is placed: the UID has another request, or the container has
 	// ended.

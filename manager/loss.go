@@ -2,10 +2,12 @@ package manager
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
 
+	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/state"
 )
 
@@ -29,9 +31,9 @@ func (m *Manager) Withheld() *Loss {
 }
 
 // Free says that no container uses these withheld devices of a resource: they can be given to pods again. An ID that is
-// not withheld changes nothing.
+// not withheld changes nothing. While the resource's plugin is away, as after a restart, its IDs are taken as they are.
 //
-// Errors: ErrRetry, and that of ctx.
+// Errors: ErrNotFound for an ID that the connected plugin does not list: nothing is freed. ErrRetry, and that of ctx.
 func (m *Manager) Free(ctx context.Context, resource string, ids []string) error {
 	unlock, err := acquire(ctx, m.clearing)
 	if err != nil {
@@ -39,29 +41,54 @@ func (m *Manager) Free(ctx context.Context, resource string, ids []string) error
 	}
 	defer unlock()
 	m.mu.Lock()
-	loss, r := m.loss, m.resources[resource]
-	if loss == nil || r == nil {
+	loss := m.loss
+	if loss == nil {
 		m.mu.Unlock()
 		return nil
 	}
-	withheld := map[string]bool{}
-	for _, d := range r.pool.States() {
-		withheld[d.ID] = d.Withheld
-	}
-	known := slices.Clone(loss.Known[resource])
-	for _, id := range ids {
-		if withheld[id] {
-			known = append(known, id)
-		}
-	}
+	freed, err := m.freeable(resource, ids)
 	m.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	next := *loss
 	next.Known = maps.Clone(loss.Known)
 	if next.Known == nil {
 		next.Known = map[string][]string{}
 	}
-	next.Known[resource] = slices.Compact(slices.Sorted(slices.Values(known)))
-	return m.setLoss(ctx, &next, func() { r.pool.Clear(known) })
+	next.Known[resource] = slices.Compact(
+		slices.Sorted(slices.Values(append(slices.Clone(loss.Known[resource]), freed...))),
+	)
+	return m.setLoss(ctx, &next, func() {
+		if r := m.resources[resource]; r != nil {
+			r.pool.Clear(freed)
+		}
+	})
+}
+
+// freeable returns those of the IDs that no known pod holds: one that a pod holds is withheld only when that is
+// released, for its record may be an old one. m.mu is held.
+func (m *Manager) freeable(resource string, ids []string) ([]string, error) {
+	r := m.resources[resource]
+	if r == nil {
+		return ids, nil
+	}
+	states := map[string]admission.State{}
+	for _, s := range r.pool.States() {
+		states[s.ID] = s
+	}
+	var freed []string
+	for _, id := range ids {
+		s, found := states[id]
+		switch {
+		case s.Pod != "":
+		case r.pool.Connected() && !found:
+			return nil, fmt.Errorf("device %s of %s, which its plugin does not list: %w", id, resource, ErrNotFound)
+		default:
+			freed = append(freed, id)
+		}
+	}
+	return freed, nil
 }
 
 // FreeAll says that no container uses any withheld device.

@@ -234,7 +234,13 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 	n.counts(gpu, 4, 0)
 	b := pod("b", wants("main", gpu, 1))
 	n.refuses(b, "requested number of devices unavailable for example.com/gpu. Requested: 1, Available: 0")
-	if err := n.m.Free(t.Context(), gpu, []string{"gpu-0002", "gpu-0004"}); err != nil {
+	for _, ids := range [][]string{{"gpu-0002", "gpu-0004"}, {"typo"}} {
+		if err := n.m.Free(t.Context(), gpu, ids); !errors.Is(err, manager.ErrNotFound) {
+			t.Errorf("a release of %v, which the plugin does not list, got %v", ids, err)
+		}
+	}
+	n.counts(gpu, 4, 0)
+	if err := n.m.Free(t.Context(), gpu, []string{"gpu-0002"}); err != nil {
 		t.Fatal(err)
 	}
 	n.counts(gpu, 4, 1)
@@ -242,9 +248,6 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 		t.Error("gpu-0002 was free, and the pod has", got)
 	}
 	n.release("b")
-	p.SetDevices(plugintest.Devices(5)...)
-	n.counts(gpu, 5, 1) // gpu-0004 is new, and was not withheld when it was said to be free
-	p.SetDevices(plugintest.Devices(4)...)
 	n.restart()
 	n.back(p, 1)
 	if n.m.Withheld() == nil {
@@ -257,6 +260,25 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 	n.restart()
 	if n.m.Withheld() != nil {
 		t.Error("after a restart devices are withheld again")
+	}
+}
+
+// An administrator says what is free before the plugin has registered again.
+func TestDevicesAreFreedWhileThePluginIsAway(t *testing.T) {
+	n := newNode(t)
+	p := n.plugin(gpu, plugintest.Devices(2)...)
+	n.damage()
+	n.start()
+	if err := n.m.Free(t.Context(), gpu, []string{"gpu-0001"}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		n.back(p, 1)
+		if got := ids(n.admit(pod("a", wants("main", gpu, 1))), "main", gpu); !slices.Equal(got, []string{"gpu-0001"}) {
+			t.Error("gpu-0001 is free, and the pod has", got)
+		}
+		n.release("a")
+		n.restart()
 	}
 }
 

@@ -72,7 +72,7 @@ func errorOf(err error) *Error {
 		answer.Code, answer.Reason = http.StatusBadRequest, "BadRequest"
 	case errors.Is(err, manager.ErrNotFound):
 		answer.Code, answer.Reason = http.StatusNotFound, "NotFound"
-		answer.Hint = "GET /v1/pods lists the pods"
+		answer.Hint = "GET /v1/pods lists the pods, and GET /v1/devices the devices"
 	case errors.Is(err, manager.ErrConflict):
 		answer.Code, answer.Reason = http.StatusConflict, "Conflict"
 		answer.Hint = "GET /v1/pods has what is placed; release the pod, or give the new one a UID of its own"
