@@ -243,4 +243,7 @@ func TestConcurrentAdmissionsCrashTheDialect(t *testing.T) {
 	if err := n.m.Release(t.Context(), "a"); err == nil {
 		t.Error("a manager that has crashed releases pods")
 	}
+	if _, ok := errors.AsType[*dialect.CrashError](n.m.Check()); !ok {
+		t.Error("the check of a manager that has crashed:", n.m.Check())
+	}
 }

@@ -139,8 +139,9 @@ func (m *Manager) Run(ctx context.Context) error {
 	return errors.Join(err, m.registry.Close(), m.store.Close())
 }
 
-// Check returns why plugins cannot register, or nil.
-func (m *Manager) Check() error { return m.registry.Check() }
+// Check returns why plugins cannot register or nothing can be changed any more, or nil. It does not return if the
+// manager hangs.
+func (m *Manager) Check() error { return cmp.Or(m.registry.Check(), m.open()) }
 
 // open returns why nothing can be changed any more. m.mu is not held.
 func (m *Manager) open() error {

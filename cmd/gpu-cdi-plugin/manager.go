@@ -108,7 +108,7 @@ func (a *app) manage(ctx context.Context) error {
 		NodeStatus: func() api.NodeStatus { return api.NodeStatus(nodestatus.Compute(machine, reserved, m.Counts())) },
 	}
 	a.log.Info("device plugins can register in "+options.Dir, "api", a.manager.APISocket)
-	actors := []actor{m.Run, func(ctx context.Context) error { return server.Run(ctx, l) }, a.notify(m)}
+	actors := []actor{m.Run, func(ctx context.Context) error { return server.Run(ctx, l) }, a.notify(m.Check)}
 	if podResources != nil {
 		reads := &podresources.Server{Manager: m, Dialect: options.Dialect}
 		actors = append(actors, func(ctx context.Context) error { return reads.Run(ctx, podResources) })
@@ -179,8 +179,9 @@ func lookupGroup(name string) (int, error) {
 	return int(gid), nil
 }
 
-// notify reports to systemd that the manager is ready, feeds the watchdog while it answers, and reports its end.
-func (a *app) notify(m *manager.Manager) actor {
+// notify reports to systemd that the manager is ready, feeds the watchdog while check returns no
+// error, and reports its end.
+func (a *app) notify(check func() error) actor {
 	return func(ctx context.Context) error {
 		systemd := sdnotify.New(a.env)
 		report := func(err error) {
@@ -189,10 +190,7 @@ func (a *app) notify(m *manager.Manager) actor {
 			}
 		}
 		report(systemd.Ready("device plugins can register in " + a.manager.SocketDir))
-		systemd.Watch(ctx, func() error {
-			m.Counts() // it does not return if the manager hangs
-			return nil
-		}, a.log)
+		systemd.Watch(ctx, check, a.log)
 		<-ctx.Done()
 		report(systemd.Stopping())
 		return nil

@@ -20,6 +20,7 @@ import (
 
 // Manager is what the API serves. See manager.Manager for the methods.
 type Manager interface {
+	Check() error
 	Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error)
 	Start(ctx context.Context, podUID, container string) (model.RunOptions, error)
 	Ended(ctx context.Context, podUID, container string) error

@@ -59,6 +59,8 @@ func (m *placements) Admit(ctx context.Context, p model.Pod, by model.Caller) (m
 	return placed, nil
 }
 
+func (m *placements) Check() error { return m.err }
+
 func (m *placements) find(uid, container string) (int, error) {
 	for i, p := range m.pods {
 		if p.Pod.UID == uid && (container == "" || p.Pod.Containers[0].Name == container) {
@@ -284,6 +286,17 @@ func TestErrors(t *testing.T) {
 				t.Errorf("%v is not %v", err, c.is)
 			}
 		})
+	}
+}
+
+func TestHealthz(t *testing.T) {
+	if err := serve(t, &placements{}, nil).Healthz(t.Context()); err != nil {
+		t.Error(err)
+	}
+	dead := errors.New("no device plugins can register")
+	err := serve(t, &placements{err: dead}, nil).Healthz(t.Context())
+	if got, ok := errors.AsType[*Error](err); !ok || got.Code != 503 || got.Text != dead.Error() {
+		t.Errorf("while plugins cannot register: %#v", err)
 	}
 }
 

@@ -10,7 +10,15 @@ import (
 	"gpu-cdi-plugin/manager"
 )
 
-func (s *Server) healthz(*http.Request) (any, error) { return map[string]string{"status": "ok"}, nil }
+func (s *Server) healthz(*http.Request) (any, error) {
+	if err := s.Manager.Check(); err != nil {
+		return nil, &Error{
+			Text: err.Error(), Code: http.StatusServiceUnavailable, Reason: "ServiceUnavailable",
+			Hint: "restart the manager",
+		}
+	}
+	return map[string]string{"status": "ok"}, nil
+}
 
 func (s *Server) pods(*http.Request) (any, error) {
 	list := PodList{Items: []Pod{}}
