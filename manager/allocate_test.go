@@ -164,7 +164,11 @@ func hangs() (b plugintest.Behaviour, begun chan struct{}) {
 // B9: a pod that waits for Allocate holds its own devices, and nothing else of its resources.
 func TestStuckPluginsCostTheirOwnPodsOnly(t *testing.T) {
 	for _, blocks := range []bool{false, true} {
-		n := newNode(t, withFault(dialect.Dialect{NoTimeouts: blocks}))
+		var d dialect.Dialect
+		if blocks {
+			d, _ = dialect.New("kubelet-1.36")
+		}
+		n := newNode(t, withFault(d))
 		b, begun := hangs()
 		p := n.pluginWith(gpu, b, plugintest.Devices(2)...)
 		n.plugin(nic, plugintest.Devices(2)...)

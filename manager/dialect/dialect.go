@@ -12,7 +12,7 @@ import (
 // ErrUnknown is wrapped by the error of New for a name without a dialect.
 var ErrUnknown = errors.New("unknown dialect")
 
-// Dialect is a set of faults. The zero value has none.
+// Dialect is a set of faults. The zero value has none, and New has those that plugins meet below a kubelet.
 type Dialect struct {
 	// Name is that of the release, as kubelet-1.36, or empty.
 	Name string
@@ -43,7 +43,8 @@ type Dialect struct {
 	// NoTimeouts (B9): Allocate, GetPreferredAllocation and GetDevicePluginOptions may take for ever, and all
 	// admissions wait.
 	NoTimeouts bool
-	// CrashesOnConcurrency (B10): two admissions at the same time end the manager.
+	// CrashesOnConcurrency (B10): two admissions at the same time end the manager. No named dialect has it: the kubelet
+	// itself admits pods one by one, and the clients here need not know that. For a client that stands for the kubelet.
 	CrashesOnConcurrency bool
 	// RejectsWithoutPlugin (B11): after a restart, a pod that has its devices is rejected for good while its plugin
 	// has not registered again.
@@ -73,7 +74,7 @@ var kubelet136 = Dialect{
 	OldInstanceDisconnectsNew: true, FailedRegistrationOrphans: true, LeaksDevices: true,
 	CrashesOnLeavingDevice: true, CrashesOnMissingDevice: true, RejectsAfterInit: true,
 	ForgetsDamagedState: true, HealthyWhenGone: true, HealthByID: true, NoTimeouts: true,
-	CrashesOnConcurrency: true, RejectsWithoutPlugin: true, ChargesInitDevices: true, SmallLists: true,
+	RejectsWithoutPlugin: true, ChargesInitDevices: true, SmallLists: true,
 	SkipsUnknownPreStart: true, IgnoresUnknownResources: true,
 }
 

@@ -68,7 +68,10 @@ and ` + "`--dialect kubelet-1.36`" + `. In all other cases of that suite (` + "`
 			continue
 		}
 		dialect := "as the kubelet"
-		if c.NoDialect != "" {
+		switch {
+		case c.Dialect != "":
+			dialect = c.Dialect
+		case c.NoDialect != "":
 			dialect = "as without: " + c.NoDialect
 		}
 		name, fault := c.Name, strings.FieldsFunc(c.Mirrors, func(r rune) bool { return r == ';' })[0]

@@ -104,6 +104,8 @@ type Case struct {
 	Kubelet, Here string
 	// NoDialect is why this project's manager does not do with its dialect what Kubelet says.
 	NoDialect string
+	// Dialect is what it does with its dialect if that is neither.
+	Dialect string
 	// Config is the node, without its directories.
 	Config Config
 	// Kills is whether the kubelet's device manager crashes where nothing can recover it.
@@ -157,7 +159,8 @@ func has(all []Case, name string) bool {
 
 func test(t *testing.T, s Subject, c Case) {
 	n := &Node{T: t, config: c.Config, differs: c.Kubelet != ""}
-	n.kubelet = s.Kubelet || s.Dialect && c.NoDialect == ""
+	n.kubelet = s.Kubelet || s.Dialect && c.NoDialect == "" && c.Dialect == ""
+	n.own = s.Dialect && c.Dialect != ""
 	n.config.Dir = makeDirectory(t)
 	n.config.Registry = filepath.Join(n.config.Dir, "registry")
 	if err := os.Mkdir(n.config.Registry, 0o750); err != nil {

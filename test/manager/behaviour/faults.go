@@ -155,6 +155,7 @@ var faults = []Case{
 		Mirrors: "not covered upstream: slow plugin",
 		Kubelet: "crash the kubelet if they are admitted meanwhile, so it admits pods one by one",
 		Here:    "are admitted",
+		Dialect: "wait: the manager admits pods one by one, as a kubelet does",
 		Kills:   true,
 		Run: func(n *Node) {
 			p := n.plug(gpu, numbered(1)...)
@@ -168,16 +169,31 @@ var faults = []Case{
 			first := make(chan error, 1)
 			go func() { first <- n.Admit(context.Background(), single("a", 1)) }()
 			<-asked
-			err := n.try(pod("b", container("main", limits{nic: 1})))
+			second := make(chan error, 1)
+			go func() { second <- n.try(pod("b", container("main", limits{nic: 1}))) }()
+			must := n.faulty()
+			if !n.own {
+				err := <-second
+				close(answer)
+				n.died(must, err, <-first)
+				return
+			}
+			select {
+			case err := <-second:
+				n.Errorf("the other pod did not wait: %v", err)
+				second <- err
+			case <-time.After(100 * time.Millisecond):
+			}
 			close(answer)
-			n.died(n.faulty(), err, <-first)
+			n.died(false, <-second, <-first)
 		},
 	},
 	{
 		Name:    "64 pods that are admitted at the same time",
 		Mirrors: "B10; not covered upstream: concurrent admission",
-		Kubelet: "crash the kubelet",
+		Kubelet: "crash the kubelet, which admits pods one by one",
 		Here:    "get a device each",
+		Dialect: "get a device each, one after the other: the kubelet's own callers do not make it crash",
 		Kills:   true,
 		Run: func(n *Node) {
 			n.plug(gpu, numbered(64)...)
@@ -201,8 +217,9 @@ var faults = []Case{
 	{
 		Name:    "2,000 admissions and releases, 32 at a time",
 		Mirrors: "B10; not covered upstream: concurrent admission",
-		Kubelet: "crash the kubelet",
+		Kubelet: "crash the kubelet, which admits pods one by one",
 		Here:    "give no device twice, and lose none",
+		Dialect: "give no device twice, and lose none, one after the other",
 		Kills:   true,
 		Run:     manyAtOnce,
 	},

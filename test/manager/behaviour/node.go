@@ -28,6 +28,7 @@ type Node struct {
 	Manager
 	config  Config
 	kubelet bool // see faulty
+	own     bool // whether it is to do what the case says of the dialect alone
 	differs bool
 	asked   bool
 	crashed bool
