@@ -126,7 +126,8 @@ func (e *Endpoint) PreStart(ctx context.Context, ids []string) error {
 
 // watch calls receive with each list until the stream ends. Further lists stay with the plugin while it runs.
 func (e *Endpoint) watch(receive func([]model.Device)) error {
-	stream, err := e.client.ListAndWatch(e.ctx, &v1beta1.Empty{}, grpc.MaxCallRecvMsgSize(e.maxList))
+	stream, err := e.client.ListAndWatch(e.ctx, &v1beta1.Empty{},
+		grpc.MaxCallRecvMsgSize(e.maxList), grpc.ForceCodecV2(newListCodec()))
 	reported := ""
 	for err == nil {
 		var list *v1beta1.ListAndWatchResponse

@@ -75,6 +75,14 @@ func TestEndlessListsWaitWithThePlugin(t *testing.T) {
 	b.await("more lists", func() bool { return f.sent.Load() > stalled })
 }
 
+func TestAListOfTooManyDevicesEndsTheStream(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.connect("a.sock", 2)
+	p.SetDevices(make([]*v1beta1.Device, 600_000)...) // 1.2 MB
+	b.waitFor(gpu, "0/2")
+	b.waitLog("the list has more than 500000 devices, topologies and NUMA nodes", 1)
+}
+
 func TestTheLogHasOneLineForEachEvent(t *testing.T) {
 	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 500 * time.Millisecond}})
 	evil := "x\nlevel=ERROR msg=\x1b[31mburning"

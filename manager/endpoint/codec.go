@@ -1,0 +1,57 @@
+package endpoint
+
+import (
+	"fmt"
+
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// maxElements is how many devices, topologies and NUMA nodes a list may have together: the smallest has two bytes in a
+// message, and a hundred in memory.
+const maxElements = 500_000
+
+// listCodec refuses lists with too many elements before it decodes them.
+type listCodec struct{ encoding.CodecV2 }
+
+func newListCodec() listCodec { return listCodec{encoding.GetCodecV2(proto.Name)} }
+
+// Name is empty, so that the content type is that of a call without a codec of its own.
+func (listCodec) Name() string { return "" }
+
+func (c listCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	buffer := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	defer buffer.Free()
+	// The numbers of devices in a list, topology in a device, and nodes in a topology.
+	if countElements(buffer.ReadOnlyData(), 1, 3, 1) > maxElements {
+		return fmt.Errorf("the list has more than %d devices, topologies and NUMA nodes", maxElements)
+	}
+	return c.CodecV2.Unmarshal(mem.BufferSlice{buffer}, v)
+}
+
+// countElements returns how many messages decoding makes of a field, and of fields in those. It stops above
+// maxElements, and where decoding will fail.
+func countElements(message []byte, field protowire.Number, below ...protowire.Number) int {
+	n := 0
+	for len(message) > 0 && n <= maxElements {
+		number, kind, size := protowire.ConsumeTag(message)
+		if size < 0 {
+			break
+		}
+		message = message[size:]
+		if size = protowire.ConsumeFieldValue(number, kind, message); size < 0 {
+			break
+		}
+		if number == field && kind == protowire.BytesType {
+			n++
+			if len(below) > 0 {
+				value, _ := protowire.ConsumeBytes(message)
+				n += countElements(value, below[0], below[1:]...)
+			}
+		}
+		message = message[size:]
+	}
+	return n
+}
