@@ -38,6 +38,9 @@ import (
 var errorTable = []cli.ErrorRow{
 	// 1: an error
 	cli.Sentinel(trust.ErrUnsafe, cli.Failure, hintUnsafe),
+	cli.Sentinel(endpoint.ErrForeignDirectory, cli.Failure,
+		"name a new directory with --socket-dir, or if only device plugins use this one, make the file "+
+			endpoint.LockName+" in it"),
 	cli.Typed(func(e *node.TakenError) (cli.Code, string) {
 		hint := hintConflict(e.Conflicts[0])
 		if e.Path != "" {

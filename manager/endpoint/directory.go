@@ -9,19 +9,23 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
+	"gpu-cdi-plugin/manager/checkpoint"
 )
 
 const (
 	// SocketName is the name of the manager's socket.
 	SocketName = "kubelet.sock"
-	lockName   = ".manager.lock"
+	// LockName is the name of the file that a manager locks and leaves: where it is, a manager has served.
+	LockName = ".manager.lock"
 	// pluginsLabel is the SELinux label with which containers can make sockets in the directory.
 	pluginsLabel = "system_u:object_r:container_file_t:s0"
 )
@@ -34,8 +38,11 @@ func listen(dir string, log *slog.Logger) (net.Listener, *lock.Lock, error) {
 	if err := prepare(dir, 0o750); err != nil {
 		return nil, nil, err
 	}
+	if err := checkContent(dir); err != nil {
+		return nil, nil, fmt.Errorf("serve the directory %s: %w", dir, err)
+	}
 	label(dir, log)
-	held, err := lock.Acquire(filepath.Join(dir, lockName))
+	held, err := lock.Acquire(filepath.Join(dir, LockName))
 	if errors.Is(err, lock.ErrHeld) {
 		err = fmt.Errorf("%w: %w", ErrInUse, err)
 	}
@@ -44,7 +51,7 @@ func listen(dir string, log *slog.Logger) (net.Listener, *lock.Lock, error) {
 	}
 	l, err := replaceSocket(filepath.Join(dir, SocketName))
 	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("serve the directory %s: %w", dir, err), held.Release())
+		return nil, nil, errors.Join(fmt.Errorf("serve the directory %s: %w", dir, err), held.File().Close())
 	}
 	return l, held, nil
 }
@@ -58,6 +65,20 @@ func prepare(dir string, mode fs.FileMode) error {
 		return fmt.Errorf("use the directory of sockets %s: %w", dir, err)
 	}
 	return nil
+}
+
+// checkContent refuses a directory that seems to have another use, such as /run: all sockets in it would be removed.
+func checkContent(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) == 0 || filepath.Clean(dir) == filepath.Clean(v1beta1.DevicePluginPath) {
+		return err
+	}
+	for _, e := range entries {
+		if slices.Contains([]string{SocketName, LockName, checkpoint.Name}, e.Name()) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: it has %q", ErrForeignDirectory, entries[0].Name())
 }
 
 // label gives the directory the label that containerized plugins need where SELinux is enabled.

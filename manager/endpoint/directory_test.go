@@ -7,11 +7,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
 	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/test/lib/plugintest"
@@ -92,7 +94,7 @@ func TestStartMakesItsDirectoryAndSocket(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if entries, _ := os.ReadDir(dir); len(entries) != 0 {
+	if entries, _ := os.ReadDir(dir); len(entries) != 1 || entries[0].Name() != endpoint.LockName {
 		t.Errorf("left after Close: %v", entries)
 	}
 }
@@ -161,11 +163,61 @@ func TestDirectoriesThatCannotBeServed(t *testing.T) {
 				t.Errorf("Start: %v", err)
 			}
 			if filepath.IsAbs(test.o.SocketDir) {
-				if _, err := os.Stat(filepath.Join(test.o.SocketDir, ".manager.lock")); err == nil {
-					t.Error("the lock is left")
+				held, err := lock.IsHeld(filepath.Join(test.o.SocketDir, endpoint.LockName))
+				if held || err != nil && !errors.Is(err, unix.ENOTDIR) {
+					t.Errorf("the lock is held: %t, %v", held, err)
 				}
 			}
 		})
+	}
+}
+
+func TestADirectoryWithAnotherUseIsRefused(t *testing.T) {
+	tests := map[string]struct {
+		file    string // beside a socket
+		refused bool
+	}{
+		"nothing":                        {"", true},
+		"another file":                   {"docker.pid", true},
+		"the lock of an earlier manager": {endpoint.LockName, false},
+		"the checkpoint of a kubelet":    {"kubelet_internal_checkpoint", false},
+	}
+	for what, test := range tests {
+		t.Run(what, func(t *testing.T) {
+			dir := directory(t)
+			listen(t, filepath.Join(dir, "docker.sock"), true)
+			if test.file != "" {
+				if err := os.WriteFile(filepath.Join(dir, test.file), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r, err := endpoint.Start(endpoint.Options{SocketDir: dir})
+			if err == nil {
+				err = r.Close()
+			}
+			if errors.Is(err, endpoint.ErrForeignDirectory) != test.refused || err != nil && !test.refused {
+				t.Errorf("Start: %v", err)
+			}
+			if left := slices.Contains(names(t, dir), "docker.sock"); left != test.refused {
+				t.Errorf("the socket is left: %t", left)
+			}
+			if _, err := os.Stat(filepath.Join(dir, endpoint.LockName)); test.refused && err == nil {
+				t.Error("the lock was made")
+			}
+		})
+	}
+}
+
+// Sockets of plugins stay when a manager ends.
+func TestADirectoryIsServedAgain(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	b.connect("a.sock", 2)
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	start(t, endpoint.Options{SocketDir: b.dir})
+	if d := cmp.Diff([]string{endpoint.SocketName}, names(t, b.dir)); d != "" {
+		t.Error(d)
 	}
 }
 

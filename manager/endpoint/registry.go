@@ -45,6 +45,8 @@ import (
 var (
 	// ErrInUse means that a kubelet or another manager serves the directory.
 	ErrInUse = errors.New("a kubelet or another device manager serves this directory")
+	// ErrForeignDirectory means that the directory has content, and neither a kubelet nor a manager has served it.
+	ErrForeignDirectory = errors.New("all sockets in it would be removed, and it is not a directory of device plugins")
 	// ErrUnknownResource means that no plugin has registered a resource, or that it is gone.
 	ErrUnknownResource = errors.New("no device plugin has registered the resource")
 	// ErrStopped means that the plugin's ListAndWatch stream has ended. The plugin must register again.
@@ -54,7 +56,8 @@ var (
 // Options are those of a registry.
 type Options struct {
 	// SocketDir is the absolute path of the directory of kubelet.sock and of the sockets of plugins. It is created if
-	// it is missing. Start removes all sockets in it, and plugins register again when they notice.
+	// it is missing. Start removes all sockets in it, and plugins register again when they notice. Unless it is empty
+	// or the kubelet's own, it must have kubelet.sock, LockName or the kubelet's checkpoint.
 	SocketDir string
 	// RegistryDir is the absolute path of the directory that the plugin watcher searches for sockets, the kubelet's
 	// plugins_registry. Empty means no plugin watcher.
@@ -116,8 +119,8 @@ type Registry struct {
 	failure   error // why the server does not serve
 }
 
-// Start prepares the directories, removes stale sockets and serves until Close. The errors wrap ErrInUse, trust's
-// ErrUnsafe if other users can write to a directory, or those of the file system.
+// Start prepares the directories, removes stale sockets and serves until Close. The errors wrap ErrInUse,
+// ErrForeignDirectory, trust's ErrUnsafe if other users can write to a directory, or those of the file system.
 func Start(o Options) (*Registry, error) {
 	o.Deadlines = o.Deadlines.withDefaults()
 	o.Log = cmp.Or(o.Log, slog.Default())
@@ -182,7 +185,7 @@ func (r *Registry) Close() error {
 		res.order.Unlock()
 	}
 	r.running.Wait()
-	return r.lock.Release()
+	return r.lock.File().Close()
 }
 
 // Resources returns all resources, sorted by name.
