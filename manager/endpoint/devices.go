@@ -11,19 +11,36 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// maxID is the longest ID that is not reported, in bytes.
-const maxID = 63
+const (
+	maxUsualID = 63      // bytes of an ID, by the API. Longer ones are reported.
+	maxID      = 1 << 10 // bytes of an ID. The kubelet accepts any length, and each placement has its IDs.
+	maxNode    = 63      // the highest NUMA node. Topology Managers have no more, and each placement has its nodes.
+)
+
+// checkIDs returns an error for an ID that is too long to be used.
+func checkIDs(list []*v1beta1.Device) error {
+	for _, d := range list {
+		if id := d.GetID(); len(id) > maxID {
+			return fmt.Errorf("a device ID has %d bytes, and the longest that is accepted %d: %.80q", len(id), maxID, id)
+		}
+	}
+	return nil
+}
 
 // normalise converts a list to devices that are sorted by ID, each ID once. A device that is listed several times is
 // healthy only if it is each time, and has the NUMA nodes of all. It also says what is wrong with the list, or returns
-// the empty string: the kubelet accepts all of it.
+// the empty string: the kubelet accepts all of it, but has no device on a NUMA node above maxNode.
 func normalise(list []*v1beta1.Device) ([]model.Device, string) {
 	devices := make([]model.Device, len(list))
-	var unusual, duplicate faults
+	var unusual, duplicate, distant faults
 	for i, d := range list {
-		devices[i] = model.Device{ID: d.GetID(), Healthy: d.GetHealth() == v1beta1.Healthy, NUMA: numaNodes(d.GetTopology())}
-		if id := d.GetID(); id == "" || len(id) > maxID || strings.ContainsFunc(id, unprintable) {
+		nodes, all := numaNodes(d.GetTopology())
+		devices[i] = model.Device{ID: d.GetID(), Healthy: d.GetHealth() == v1beta1.Healthy, NUMA: nodes}
+		if id := d.GetID(); id == "" || len(id) > maxUsualID || strings.ContainsFunc(id, unprintable) {
 			unusual.add(id)
+		}
+		if !all {
+			distant.add(d.GetID())
 		}
 	}
 	slices.SortStableFunc(devices, func(a, b model.Device) int { return cmp.Compare(a.ID, b.ID) })
@@ -36,19 +53,17 @@ func normalise(list []*v1beta1.Device) ([]model.Device, string) {
 		}
 		unique = append(unique, d)
 	}
-	if duplicate.n > 0 { // once: a list can have a device a million times
-		for i, d := range unique {
-			slices.Sort(d.NUMA)
-			unique[i].NUMA = slices.Compact(d.NUMA)
-		}
-	}
 	var problems []string
 	if duplicate.n > 0 {
 		problems = append(problems, fmt.Sprintf("%d device IDs are there already, as %q", duplicate.n, duplicate.first))
 	}
 	if unusual.n > 0 {
 		problems = append(problems, fmt.Sprintf("%d device IDs are empty, longer than %d bytes or not printable, as %.80q",
-			unusual.n, maxID, unusual.first))
+			unusual.n, maxUsualID, unusual.first))
+	}
+	if distant.n > 0 {
+		problems = append(problems, fmt.Sprintf("%d devices have NUMA nodes above %d, which are ignored, as %.80q",
+			distant.n, maxNode, distant.first))
 	}
 	return slices.Clip(unique), strings.Join(problems, "; ")
 }
@@ -68,28 +83,36 @@ func (f *faults) add(id string) {
 
 func unprintable(r rune) bool { return r <= ' ' || r > '~' }
 
-// merge leaves the NUMA nodes of both in any order.
 func merge(a, b model.Device) model.Device {
 	a.Healthy = a.Healthy && b.Healthy
 	if a.NUMA == nil {
 		a.NUMA = b.NUMA
 	} else {
-		a.NUMA = append(a.NUMA, b.NUMA...)
+		a.NUMA = ascending(append(a.NUMA, b.NUMA...))
 	}
 	return a
 }
 
-// numaNodes returns the NUMA nodes of a topology, ascending, and nil for none. Negative ones mean no node.
-func numaNodes(t *v1beta1.TopologyInfo) []int {
+// numaNodes returns the NUMA nodes of a topology up to maxNode, ascending, and nil without a topology, and whether
+// these are all. Negative ones mean no node.
+func numaNodes(t *v1beta1.TopologyInfo) (nodes []int, all bool) {
 	if t == nil {
-		return nil
+		return nil, true
 	}
-	nodes := make([]int, 0, len(t.GetNodes()))
+	nodes, all = []int{}, true
 	for _, n := range t.GetNodes() {
-		if n.GetID() >= 0 {
-			nodes = append(nodes, int(n.GetID()))
+		switch id := n.GetID(); {
+		case id > maxNode:
+			all = false
+		case id >= 0:
+			nodes = append(nodes, int(id))
 		}
 	}
+	return ascending(nodes), all
+}
+
+// ascending sorts nodes, each once.
+func ascending(nodes []int) []int {
 	slices.Sort(nodes)
 	return slices.Compact(nodes)
 }

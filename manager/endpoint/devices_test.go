@@ -42,6 +42,11 @@ func TestNormalise(t *testing.T) {
 			list: []*v1beta1.Device{device("a", true, -1, 2)},
 			want: []model.Device{{ID: "a", Healthy: true, NUMA: []int{2}}},
 		},
+		"NUMA nodes that no Topology Manager has": {
+			list:     []*v1beta1.Device{device("a", true, 1<<40, 63, 64), device("b", true, 100)},
+			want:     []model.Device{{ID: "a", Healthy: true, NUMA: []int{63}}, {ID: "b", Healthy: true, NUMA: []int{}}},
+			problems: `2 devices have NUMA nodes above 63, which are ignored, as "a"`,
+		},
 		"a device twice, once unhealthy": {
 			list:     []*v1beta1.Device{device("a", true, 1), device("b", true), device("a", false, 0)},
 			want:     []model.Device{{ID: "a", NUMA: []int{0, 1}}, {ID: "b", Healthy: true}},
@@ -77,13 +82,13 @@ func TestNormalise(t *testing.T) {
 	}
 }
 
-// A plugin can list one device a million times, each time near another NUMA node.
+// A plugin can list one device a million times, each time near a NUMA node.
 func TestNormaliseTakesTimeInProportion(t *testing.T) {
 	list := make([]*v1beta1.Device, 300_000)
-	want := make([]int, len(list))
+	want := make([]int, maxNode+1)
 	for i := range list {
-		list[i] = plugintest.Device("a", true, int64(len(list)-1-i))
-		want[i] = i
+		list[i] = plugintest.Device("a", true, int64(i%len(want)))
+		want[i%len(want)] = i % len(want)
 	}
 	done := make(chan []model.Device, 1)
 	go func() {

@@ -81,9 +81,11 @@ func TestDialectB9CallsHaveNoDeadlines(t *testing.T) {
 	}
 }
 
+// perMiB is how many devices with IDs of the greatest length are a MiB.
+const perMiB = 1024
+
 // largeList returns devices whose message has a bit more than some MiB.
 func largeList(mib int) []*v1beta1.Device {
-	const perMiB = 64
 	devices := plugintest.Devices(perMiB * mib)
 	for i, d := range devices {
 		d.ID = fmt.Sprintf("%0*d", 1<<20/perMiB, i)
@@ -96,7 +98,7 @@ func TestListsOfManyMegabytes(t *testing.T) {
 	b := start(t, endpoint.Options{})
 	p := b.serve("a.sock", plugintest.New(gpu, largeList(60)...))
 	b.register(p)
-	b.wait(gpu, "large", func(r report) bool { return len(r.Devices) == 60*64 })
+	b.wait(gpu, "large", func(r report) bool { return len(r.Devices) == 60*perMiB })
 	p.SetDevices(plugintest.Devices(2)...)
 	b.waitFor(gpu, "2/2")
 }
@@ -112,7 +114,7 @@ func TestDialectB13SmallLists(t *testing.T) {
 	b := start(t, endpoint.Options{Dialect: dialect.Dialect{SmallLists: true}})
 	p := b.serve("a.sock", plugintest.New(gpu, largeList(3)...))
 	b.register(p)
-	b.wait(gpu, "there", func(r report) bool { return len(r.Devices) == 3*64 })
+	b.wait(gpu, "there", func(r report) bool { return len(r.Devices) == 3*perMiB })
 	p.SetDevices(largeList(5)...)
 	b.wait(gpu, "disconnected", func(r report) bool { return !r.Connected })
 }

@@ -132,6 +132,9 @@ func (e *Endpoint) watch(receive func([]model.Device)) error {
 	for err == nil {
 		var list *v1beta1.ListAndWatchResponse
 		if list, err = stream.Recv(); err == nil {
+			err = checkIDs(list.GetDevices())
+		}
+		if err == nil {
 			devices, problems := normalise(list.GetDevices())
 			if problems != "" && problems != reported {
 				e.log.Warn("the device plugin's list is used, but breaks the rules of the API: " + problems)

@@ -83,6 +83,17 @@ func TestAListOfTooManyDevicesEndsTheStream(t *testing.T) {
 	b.waitLog("the list has more than 500000 devices, topologies and NUMA nodes", 1)
 }
 
+func TestAnIDOfMoreThanAKiBEndsTheStream(t *testing.T) {
+	b := start(t, endpoint.Options{})
+	p := b.connect("a.sock", 2)
+	id := strings.Repeat("x", 1024)
+	p.SetDevices(plugintest.Device(id, true))
+	b.waitFor(gpu, "1/1")
+	p.SetDevices(plugintest.Device("a", true), plugintest.Device(id+"x", true))
+	b.waitFor(gpu, "0/1")
+	b.waitLog("a device ID has 1025 bytes, and the longest that is accepted 1024", 1)
+}
+
 func TestTheLogHasOneLineForEachEvent(t *testing.T) {
 	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 500 * time.Millisecond}})
 	evil := "x\nlevel=ERROR msg=\x1b[31mburning"
