@@ -150,7 +150,7 @@ func TestDialectsOfReleases(t *testing.T) {
 			b.waitFor(gpu, "5/5")
 			p1.Stop()
 			b.waitLog(gone, 1)
-			shown := b.Resources()[0]
+			shown := b.resources()[0]
 			want := name != "kubelet-1.36"
 			if shown.Connected != want || shown.Devices[0].Healthy != want {
 				t.Errorf("after the end of the old instance: connected %t", shown.Connected)

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -115,6 +117,23 @@ func (b *bed) reports(resource string) []report {
 		}
 	}
 	return own
+}
+
+// resources are those that were reported and are not gone, in the order of their names.
+func (b *bed) resources() []model.Resource {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	last := map[string]report{}
+	for _, r := range b.history {
+		last[r.Name] = r
+	}
+	var all []model.Resource
+	for _, name := range slices.Sorted(maps.Keys(last)) {
+		if r := last[name]; !r.Gone {
+			all = append(all, r.Resource)
+		}
+	}
+	return all
 }
 
 // await waits until a condition holds, which reports or the log make true.

@@ -132,7 +132,7 @@ func TestEndpointsStayInTheDirectory(t *testing.T) {
 func TestAMissingSocketIsAwaited(t *testing.T) {
 	b := start(t, endpoint.Options{Deadlines: endpoint.Deadlines{Dial: 500 * time.Millisecond}})
 	b.failRegistration()
-	if b.Resources() != nil {
+	if b.resources() != nil {
 		t.Error("the resource is there")
 	}
 }
@@ -189,7 +189,7 @@ func TestAPluginWithoutOptionsIsNotRegistered(t *testing.T) {
 			if c := p.Calls(); c.Options != before.Options+1 || c.Watch != 0 {
 				t.Errorf("calls: %+v", c)
 			}
-			if _, err := b.Endpoint(gpu); !errors.Is(err, endpoint.ErrUnknownResource) || b.Resources() != nil {
+			if _, err := b.Endpoint(gpu); !errors.Is(err, endpoint.ErrUnknownResource) || b.resources() != nil {
 				t.Errorf("the resource is there: %v", err)
 			}
 		})
@@ -211,7 +211,7 @@ func TestManyPluginsRegisterAtOnce(t *testing.T) {
 	for i := range 100 {
 		b.waitFor(fmt.Sprintf("example.com/r%03d", i), "2/2")
 	}
-	if n := len(b.Resources()); n != 100 {
+	if n := len(b.resources()); n != 100 {
 		t.Errorf("%d resources", n)
 	}
 }

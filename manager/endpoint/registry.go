@@ -71,7 +71,7 @@ type Options struct {
 	Log *slog.Logger
 	// OnChange gets a resource after its first list and after each change of its devices or of Connected, in order for
 	// each resource. Its slices must not be changed. Until it returns, no more lists of the resource are received. It
-	// may call Resources and Endpoint.
+	// may call Endpoint.
 	OnChange func(model.Resource)
 	// OnGone gets the name of a resource without a plugin after the grace period.
 	OnGone func(name string)
@@ -186,19 +186,6 @@ func (r *Registry) Close() error {
 	}
 	r.running.Wait()
 	return r.lock.File().Close()
-}
-
-// Resources returns all resources, sorted by name.
-func (r *Registry) Resources() []model.Resource {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var resources []model.Resource
-	for _, name := range slices.Sorted(maps.Keys(r.resources)) {
-		if res := r.resources[name]; res.advertised {
-			resources = append(resources, res.shown)
-		}
-	}
-	return resources
 }
 
 // Endpoint returns the instance of a resource's plugin that is in effect, which may be stopped. The error wraps

@@ -88,8 +88,8 @@ func TestWherePluginsAreDiscovered(t *testing.T) {
 	// A directory that is there already, and one that comes with its sockets.
 	b.discover("new/y.sock", gpu, plugintest.Behaviour{})
 	b.waitFor(gpu, "2/2")
-	if n := len(b.Resources()); n != 5 {
-		t.Errorf("resources: %v", b.Resources())
+	if n := len(b.resources()); n != 5 {
+		t.Errorf("resources: %v", b.resources())
 	}
 }
 
@@ -250,8 +250,8 @@ func TestSocketsOfOthersAreNotDiscovered(t *testing.T) {
 	b.discover("z.sock", gpu, plugintest.Behaviour{})
 	b.waitFor(gpu, "2/2")
 	b.waitLog("device plugins in a directory are not registered", 1)
-	if n := len(b.Resources()); n != 1 {
-		t.Errorf("resources: %v", b.Resources())
+	if n := len(b.resources()); n != 1 {
+		t.Errorf("resources: %v", b.resources())
 	}
 }
 
