@@ -21,6 +21,7 @@ func newListCodec() listCodec { return listCodec{encoding.GetCodecV2(proto.Name)
 // Name is empty, so that the content type is that of a call without a codec of its own.
 func (listCodec) Name() string { return "" }
 
+// Unmarshal decodes a list, unless it has too many elements.
 func (c listCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	buffer := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buffer.Free()
