@@ -106,9 +106,7 @@ func New(o Options) (*Manager, error) {
 	if o.Seed != nil {
 		m.random = rand.New(rand.NewPCG(*o.Seed, 0))
 	}
-	if err := m.restore(loaded); err != nil {
-		return nil, errors.Join(err, store.Close())
-	}
+	m.restore(loaded)
 	m.registry, err = endpoint.Start(endpoint.Options{
 		SocketDir: o.Dir, RegistryDir: o.RegistryDir, Known: loaded.Resources,
 		Deadlines: o.Deadlines, Dialect: o.Dialect, Log: o.Log,

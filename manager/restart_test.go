@@ -263,6 +263,58 @@ func TestDamagedStateGivesNoDeviceTwice(t *testing.T) {
 	}
 }
 
+// Without the dialect an init container has left its device, and another pod has it.
+func TestTheDialectStartsWithAnOlderState(t *testing.T) {
+	n := newNode(t)
+	p := n.plugin(gpu, plugintest.Devices(1)...)
+	a := pod("a", model.Container{Name: "main"})
+	a.InitContainers = []model.Container{wants("init", gpu, 1)}
+	n.admit(a)
+	if err := n.m.Ended(t.Context(), "a", "init"); err != nil {
+		t.Fatal(err)
+	}
+	n.admit(pod("b", wants("main", gpu, 1)))
+	n.o.Dialect = dialect.Dialect{ChargesInitDevices: true}
+	n.restart()
+	n.back(p, 1)
+	n.release("a")
+	if free := n.free(gpu); len(free) != 0 {
+		t.Error("the other pod has its device, and free are", free)
+	}
+	n.release("b")
+	n.admit(pod("c", wants("main", gpu, 1)))
+}
+
+// No state that the manager writes says so, but a damaged one may.
+func TestDevicesOfTwoPodsAreHeldUntilBothAreGone(t *testing.T) {
+	n := newNode(t)
+	n.stop()
+	if err := n.end(); err != nil {
+		t.Fatal(err)
+	}
+	store, _, err := state.Open(n.o.StateFile, state.Options{Log: slog.Default()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, uid := range []string{"a", "b"} {
+		p := model.Placement{Pod: pod(uid, wants("main", gpu, 1)), Allocations: []model.Allocation{
+			{Container: "main", Resource: gpu, IDs: []string{"gpu-0000"}},
+		}}
+		err = errors.Join(err, store.Put(t.Context(), p))
+	}
+	if err := errors.Join(err, store.Close()); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	n.plugin(gpu, plugintest.Devices(1)...)
+	for _, uid := range []string{"a", "b"} {
+		n.refuses(pod("c", wants("main", gpu, 1)),
+			"requested number of devices unavailable for example.com/gpu. Requested: 1, Available: 0")
+		n.release(uid)
+	}
+	n.admit(pod("c", wants("main", gpu, 1)))
+}
+
 // An administrator says what is free before the plugin has registered again.
 func TestDevicesAreFreedWhileThePluginIsAway(t *testing.T) {
 	n := newNode(t)
