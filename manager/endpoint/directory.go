@@ -67,18 +67,25 @@ func prepare(dir string, mode fs.FileMode) error {
 	return nil
 }
 
-// checkContent refuses a directory that seems to have another use, such as /run: all sockets in it would be removed.
+// checkContent refuses a directory with sockets that seems to have another use, such as /run: they would be removed.
 func checkContent(dir string) error {
+	if filepath.Clean(dir) == filepath.Clean(v1beta1.DevicePluginPath) {
+		return nil
+	}
 	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) == 0 || filepath.Clean(dir) == filepath.Clean(v1beta1.DevicePluginPath) {
+	if err != nil {
 		return err
 	}
+	var foreign error
 	for _, e := range entries {
 		if slices.Contains([]string{SocketName, LockName, checkpoint.Name}, e.Name()) {
 			return nil
 		}
+		if e.Type() == fs.ModeSocket && foreign == nil {
+			foreign = fmt.Errorf("%w: it has %q", ErrForeignDirectory, e.Name())
+		}
 	}
-	return fmt.Errorf("%w: it has %q", ErrForeignDirectory, entries[0].Name())
+	return foreign
 }
 
 // label gives the directory the label that containerized plugins need where SELinux is enabled.
