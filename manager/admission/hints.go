@@ -40,11 +40,9 @@ func (p *Pool) Hints(machine Nodes, r Request) ([]Hint, error) {
 	if err := p.crash(r); err != nil {
 		return nil, err
 	}
-	free, reusable := p.indices(r.Has), p.reusable(r)
+	free, reusable := p.healthy.without(p.busy), p.reusable(r)
 	if len(r.Has) > 0 {
-		clear(reusable)
-	} else {
-		free = p.healthy.without(p.busy)
+		free, reusable = p.indices(r.Has), newBitset(len(p.devices))
 	}
 	if free.count()+reusable.count() < r.Count {
 		return []Hint{}, nil
@@ -119,7 +117,7 @@ func (in tallies) hints(nodes Nodes, need int32) []Hint {
 	hints := make([]Hint, 0, len(in))
 	var subset Nodes
 	for set := 1; set <= all; set++ {
-		subset = (subset - nodes) & nodes // the next larger one: it is set, of the machine's nodes
+		subset = nextSubset(subset, nodes)
 		outside := in[all&^set]
 		matching := in[all].free - outside.free + in[all].reusable - outside.reusable
 		if outside.reusable == in[0].reusable && matching >= need {

@@ -33,15 +33,16 @@ func (p *Pool) Plan(r Request) (*Plan, error) {
 	if plan.need <= 0 {
 		return plan, nil
 	}
-	if reusable := p.reusable(r); reusable.count() < plan.need {
-		plan.take(p.order(r, len(p.devices), reusable))
-	} else if r.Dialect.ChargesInitDevices {
+	reusable := p.reusable(r)
+	switch enough := reusable.count() >= plan.need; {
+	case enough && r.Dialect.ChargesInitDevices:
 		plan.take(p.order(r, plan.need, reusable))
 		return plan, nil
-	} else {
+	case enough:
 		p.choose(plan, r, reusable)
 		return plan, nil
 	}
+	plan.take(p.order(r, len(p.devices), reusable))
 	free := p.healthy.without(p.busy)
 	if n := free.count(); n < plan.need {
 		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d",
@@ -51,8 +52,9 @@ func (p *Pool) Plan(r Request) (*Plan, error) {
 	return plan, nil
 }
 
-// Pick returns the devices, with the plugin's answer to Ask. It is called once. The answer is advice: what is unknown, repeated or too
-// much is left out, and what is missing is chosen without it. The devices are sorted unless the choice is random.
+// Pick returns the devices, with the plugin's answer to Ask. It is called once. The answer is advice: what is unknown,
+// repeated or too much is left out, and what is missing is chosen without it. The devices are sorted unless the choice
+// is random.
 func (plan *Plan) Pick(preferred []string) []string {
 	if plan.Ask != nil && len(preferred) > 0 {
 		candidates := make(map[string]bool, len(plan.rest))
@@ -124,7 +126,7 @@ func (p *Pool) split(devices bitset, affinity Nodes) (aligned, unaligned, none b
 	return aligned, devices.and(p.hasNUMA).without(aligned), devices.without(p.hasNUMA)
 }
 
-// order returns limit devices of the groups or more, if there are, the best first: group by group, and in each those near
+// order returns at least limit devices of the groups, or all, the best first: group by group, and in each those near
 // the NUMA node that has the fewest of them first, so that the choice breaks up few nodes.
 func (p *Pool) order(r Request, limit int, groups ...bitset) []string {
 	var ids []string

@@ -7,9 +7,9 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// Pool is the devices of one resource, with the containers that have them. Containers of a pod can share a device. Where
-// a record says that two pods have one, as after bug B6 of the kubelet, it is held until both are gone. Holds are kept
-// by ID: a device that leaves the list stays held.
+// Pool is the devices of one resource, with the containers that have them. Containers of a pod can share a device. Where a
+// record says that two pods have one, as after bug B6 of the kubelet, it is held until both are gone. Holds are kept by
+// ID: a device that leaves the list stays held.
 //
 // A Pool is not safe for concurrent use.
 type Pool struct {
@@ -35,10 +35,9 @@ type holder struct{ pod, container string }
 
 // State is a device of a pool.
 type State struct {
-	// Device is as the plugin listed it. It has the ID alone if Gone. It is not healthy without a connected plugin.
+	// Device is as the plugin listed it, or has the ID alone if a pod holds the device and the plugin does not list it.
+	// It is not healthy without a connected plugin.
 	model.Device
-	// Gone means that a pod holds the device, and the plugin does not list it.
-	Gone bool
 	// Pod is the UID of the pod that holds the device, or empty. Containers are those that share it.
 	Pod        string
 	Containers []string
@@ -180,7 +179,7 @@ func (p *Pool) States() []State {
 	}
 	for id := range p.holds {
 		if _, listed := p.index(id); !listed {
-			states = append(states, State{Device: model.Device{ID: id}, Gone: true})
+			states = append(states, State{Device: model.Device{ID: id}})
 		}
 	}
 	for i := range states {

@@ -84,7 +84,7 @@ func TestHeldDevicesStayHeld(t *testing.T) {
 	p.Hold("first", "main", []string{"a"})
 	p.Set(listed("b", "c"))
 	want := []State{
-		{Device: model.Device{ID: "a"}, Gone: true, Pod: "first", Containers: []string{"init", "main"}},
+		{Device: model.Device{ID: "a"}, Pod: "first", Containers: []string{"init", "main"}},
 		{Device: model.Device{ID: "b", Healthy: true}, Pod: "first", Containers: []string{"init"}},
 		{Device: model.Device{ID: "c", Healthy: true}},
 	}

@@ -138,7 +138,7 @@ func compromise(resources [][]Hint) Nodes {
 	}
 	var best, subset Nodes
 	for set := 1; set < len(possible); set++ {
-		subset = (subset - common) & common // the next larger one: it is set, of the machine's nodes
+		subset = nextSubset(subset, common)
 		if possible[set] != 0 && (best == 0 || rank(subset) < rank(best)) {
 			best = subset
 		}
