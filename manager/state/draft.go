@@ -18,7 +18,7 @@ type draft struct {
 func (d *draft) apply(b *bbolt.Bucket, batch []*change) error {
 	b.FillPercent = fillPercent
 	for _, c := range batch {
-		if err := d.change(b, c); err != nil {
+		if err := d.applyOne(b, c); err != nil {
 			return err
 		}
 	}
@@ -27,7 +27,7 @@ func (d *draft) apply(b *bbolt.Bucket, batch []*change) error {
 	return b.Put([]byte(keyTotal), value)
 }
 
-func (d *draft) change(b *bbolt.Bucket, c *change) error {
+func (d *draft) applyOne(b *bbolt.Bucket, c *change) error {
 	old := d.find(c.identity)
 	if c.payload == nil && old == nil {
 		return nil

@@ -54,7 +54,7 @@ func open(path string, o Options) (_ *Store, _ Loaded, err error) {
 		return nil, Loaded{}, err
 	}
 	f := &files{dir: dir, name: filepath.Base(path), path: path}
-	s, c, err := f.open(o)
+	s, c, err := f.load(o)
 	if err != nil {
 		return nil, Loaded{}, errors.Join(err, held.Release())
 	}
@@ -83,8 +83,8 @@ type files struct {
 	aside      string // the name for a damaged file
 }
 
-// open opens the file. A missing one is made, and a damaged one is replaced by one with what is readable.
-func (f *files) open(o Options) (*Store, content, error) {
+// load opens the file and reads it. A missing one is made, and a damaged one is replaced by one with what is readable.
+func (f *files) load(o Options) (*Store, content, error) {
 	if err := f.removeTemp(); err != nil { // of a process that was killed
 		return nil, content{}, err
 	}
