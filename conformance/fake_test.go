@@ -35,7 +35,7 @@ type fake struct {
 	getOptions func() error
 	// list returns the devices for the stream with a number from 0, and why there is no list.
 	list      func(stream int) ([]*v1beta1.Device, error)
-	later     func() []*v1beta1.Device // a second list of each stream
+	later     []*v1beta1.Device // a second list of the first stream
 	allocate  func(call int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error)
 	container func(ids []string) *v1beta1.ContainerAllocateResponse
 	preferred func(call int, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error)
@@ -252,8 +252,8 @@ func (f *fake) ListAndWatch(_ *v1beta1.Empty, s grpc.ServerStreamingServer[v1bet
 	if devices != nil {
 		send(devices)
 	}
-	if f.later != nil {
-		send(f.later())
+	if f.later != nil && n == 0 {
+		send(f.later)
 	}
 	<-s.Context().Done()
 	return nil

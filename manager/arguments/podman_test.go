@@ -14,14 +14,14 @@ import (
 
 	"gpu-cdi-plugin/internal/shellword"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/testenv"
 )
 
 // TestPodmanUnderstandsTheArguments gives a shell a line with the arguments, as a user does, and asks podman what it
 // has made of them. All of podman's files are in a mount namespace's own /run.
 func TestPodmanUnderstandsTheArguments(t *testing.T) {
-	if _, err := exec.LookPath("podman"); err != nil || os.Geteuid() != 0 {
-		t.Skip("needs root and podman")
-	}
+	testenv.Root(t)
+	testenv.Command(t, "podman")
 	dir := t.TempDir()
 	host := filepath.Join(dir, "it's $(id):1")
 	for _, d := range []string{host, filepath.Join(dir, "rootfs", "etc")} {
