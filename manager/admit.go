@@ -21,7 +21,7 @@ const maxUID = 253
 // Errors: *RejectedError (it wraps ErrConflict if the UID has another request), ErrInvalid, ErrRetry,
 // *dialect.CrashError, and that of ctx.
 func (m *Manager) Admit(ctx context.Context, p model.Pod, by model.Caller) (model.Placement, error) {
-	if err := validate(p); err != nil {
+	if err := Validate(p); err != nil {
 		return model.Placement{}, fmt.Errorf("pod %q: %w", p.UID, err)
 	}
 	leave, err := m.enter(ctx)
@@ -105,8 +105,8 @@ func (m *Manager) rejected(ctx context.Context, uid string, err error) error {
 	return unexpected(err)
 }
 
-// validate checks what the manager relies on.
-func validate(p model.Pod) error {
+// Validate returns an error that wraps ErrInvalid for a pod that Admit does not take.
+func Validate(p model.Pod) error {
 	if p.UID == "" || len(p.UID) > maxUID {
 		return fmt.Errorf("%w: a UID has 1 to %d characters", ErrInvalid, maxUID)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,7 +16,9 @@ import (
 	"gpu-cdi-plugin/internal/atomicfile"
 	"gpu-cdi-plugin/internal/cli"
 	"gpu-cdi-plugin/internal/regular"
+	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/checkpoint"
+	"gpu-cdi-plugin/manager/endpoint"
 	"gpu-cdi-plugin/manager/model"
 	"gpu-cdi-plugin/manager/state"
 )
@@ -48,7 +51,8 @@ func (a *app) importCommand() *cobra.Command {
 		Use:   "import FILE",
 		Short: "Take the placements of a kubelet over",
 		Long: `Adds the placements of a kubelet's file to those of the manager. The file has the UIDs of pods but no names. None
-is added if a pod or a device is placed already. - is standard input.`,
+is added if a pod or a device is placed already, but a pod that has the same devices is left as it is: after an error,
+import again. - is standard input.`,
 		Example:           `  gpu-cdi-plugin manager checkpoint import /var/lib/kubelet/device-plugins/` + checkpoint.Name,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
 		Args:              checkpointFile,
@@ -88,25 +92,58 @@ func (a *app) importCheckpoint(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	imported := c.Placements()
-	err = checkUnplaced(loaded.Placements, imported)
-	for i := range imported {
-		p := &imported[i]
-		p.Admitted, p.Caller = time.Now().UTC(), model.Caller{UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid()}
-		if err == nil {
-			err = store.Put(ctx, *p)
-		}
-	}
-	if err == nil { // pods that ask for these are rejected, not started without devices, until the plugins register
-		names := slices.AppendSeq(slices.Clone(loaded.Resources), maps.Keys(c.RegisteredDevices))
-		slices.Sort(names)
-		err = store.SetResources(ctx, slices.Compact(names))
+	names := slices.AppendSeq(slices.Clone(loaded.Resources), maps.Keys(c.RegisteredDevices))
+	slices.Sort(names)
+	names = slices.Compact(names)
+	imported, err := importable(loaded.Placements, c.Placements(), names)
+	if err == nil {
+		err = putPlacements(ctx, store, imported, names)
 	}
 	if err := errors.Join(err, store.Close()); err != nil {
 		return fmt.Errorf("import the checkpoint %s: %w", path, err)
 	}
 	_, err = fmt.Fprintf(a.stdout, "%s imported into %s\n", plural(len(imported), "pod"), a.placementsFile())
 	return err
+}
+
+// importable returns the pods to add. Those that an import before this one has added are left out.
+func importable(placed, pods []model.Placement, resources []string) ([]model.Placement, error) {
+	if len(resources) > endpoint.MaxResources {
+		return nil, fmt.Errorf("there are %d resources, and the manager takes %d", len(resources), endpoint.MaxResources)
+	}
+	for _, p := range pods {
+		if err := manager.Validate(p.Pod); err != nil {
+			return nil, fmt.Errorf("pod %q: %w", p.Pod.UID, err)
+		}
+	}
+	added := slices.DeleteFunc(pods, func(p model.Placement) bool {
+		return slices.ContainsFunc(placed, func(have model.Placement) bool { return samePlacement(have, p) })
+	})
+	return added, checkUnplaced(placed, added)
+}
+
+// samePlacement is whether two placements have the same devices, in containers that have not ended.
+func samePlacement(a, b model.Placement) bool {
+	return a.Pod.UID == b.Pod.UID && len(a.Ended) == len(b.Ended) &&
+		slices.EqualFunc(a.Allocations, b.Allocations, func(a, b model.Allocation) bool {
+			return a.Container == b.Container && a.Resource == b.Resource && slices.Equal(a.IDs, b.IDs) &&
+				bytes.Equal(a.Response, b.Response) && maps.EqualFunc(a.NUMA, b.NUMA, slices.Equal)
+		})
+}
+
+// putPlacements adds pods, and the names of resources: pods that ask for these are rejected, not started without
+// devices, until the plugins register.
+func putPlacements(ctx context.Context, store *state.Store, pods []model.Placement, resources []string) error {
+	if err := store.SetResources(ctx, resources); err != nil {
+		return err
+	}
+	for i, p := range pods {
+		p.Admitted, p.Caller = time.Now().UTC(), model.Caller{UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid()}
+		if err := store.Put(ctx, p); err != nil {
+			return fmt.Errorf("%d of %d pods are imported, and another import adds the others: %w", i, len(pods), err)
+		}
+	}
+	return nil
 }
 
 // errPlaced is that a pod or a device is placed already.

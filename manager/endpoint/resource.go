@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	maxResources = 256 // of a registry
+	// MaxResources is how many resources a registry accepts.
+	MaxResources = 256
 	maxInstances = 16  // of a resource
 )
 
@@ -129,8 +130,8 @@ func (r *Registry) find(name string) (*resource, error) {
 	defer r.mu.Unlock()
 	res := r.resources[name]
 	if res == nil {
-		if len(r.resources) >= maxResources {
-			return nil, fmt.Errorf("there are %d resources already, and no more are accepted", maxResources)
+		if len(r.resources) >= MaxResources {
+			return nil, fmt.Errorf("there are %d resources already, and no more are accepted", MaxResources)
 		}
 		res = &resource{name: name}
 		r.resources[name] = res
