@@ -15,7 +15,8 @@ var (
 	// ErrInvalid means that a pod cannot be placed as it is described, for example without a UID.
 	ErrInvalid = errors.New("invalid pod")
 	// ErrRetry means that nothing was changed, and that the same call can succeed later without any other change of
-	// the request: a plugin is away, a device left while it was allocated, or the state could not be written.
+	// the request: a plugin is away, a device left while it was allocated, or the state could not be written. With
+	// state.ErrBroken it is unknown what the disk has: the change may be there after the next start.
 	ErrRetry = errors.New("try again")
 )
 

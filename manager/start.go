@@ -44,7 +44,7 @@ func (m *Manager) preStart(ctx context.Context, a model.Allocation) error {
 		if m.o.Dialect.SkipsUnknownPreStart {
 			return nil
 		}
-		return fmt.Errorf("%w: no plugin has registered %s since the device manager started, "+
+		return fmt.Errorf("%w: no plugin is registered for %s, "+
 			"and it may have to prepare the devices", ErrRetry, a.Resource)
 	}
 	if !plugin.Options().GetPreStartRequired() {

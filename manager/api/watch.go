@@ -46,7 +46,7 @@ func (s *Server) watch(w http.ResponseWriter, q *http.Request) {
 				_ = send(
 					Event{
 						Type:  ErrorEvent,
-						Error: "the client was too slow and changes are missing: list and watch again",
+						Error: "changes are missing, since the client was too slow or the manager has ended: list and watch again",
 					},
 				)
 				return

@@ -13,7 +13,7 @@ import (
 const (
 	// MaxResources is how many resources a registry accepts.
 	MaxResources = 256
-	maxInstances = 16  // of a resource
+	maxInstances = 16 // of a resource
 )
 
 var errClosed = errors.New("the device manager stops")
