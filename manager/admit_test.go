@@ -105,6 +105,13 @@ func TestUnknownResourcesAreIgnoredByTheDialect(t *testing.T) {
 	}
 }
 
+func TestNothingOfAnUnknownResourceIsAccepted(t *testing.T) {
+	n := newNode(t)
+	if p := n.admit(pod("a", wants("main", "example.com/license", 0))); len(p.Allocations) > 0 {
+		t.Error("the pod has", p.Allocations)
+	}
+}
+
 func TestInvalidPods(t *testing.T) {
 	n := newNode(t)
 	for name, p := range map[string]model.Pod{

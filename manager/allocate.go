@@ -68,7 +68,7 @@ func (a *attempt) resolve() error {
 			r, ok := a.m.resources[name]
 			if ok && (r.pool.Registered() || r.pool.Held() > 0) {
 				a.resources[name] = true
-			} else if !a.m.o.Dialect.IgnoresUnknownResources {
+			} else if c.Limits[name] > 0 && !a.m.o.Dialect.IgnoresUnknownResources {
 				return fmt.Errorf("cannot allocate unregistered device %s", name)
 			}
 		}
