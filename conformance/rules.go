@@ -144,7 +144,7 @@ var rules = []Rule{
 	},
 	{
 		"allocate-concurrent", "Allocate answers 64 calls at a time.",
-		"Device managers admit pods concurrently, and a deadlock or a crash stops the node.",
+		"A kubelet admits pods one by one, other device managers need not: a deadlock or a crash stops the node.",
 		Must, allocating(allocateConcurrently),
 	},
 	{
