@@ -30,6 +30,7 @@ var admission = []Case{
 	{
 		Name:    "a pod with a limit of a resource that no plugin offers",
 		Mirrors: "facts 1c: Unknown resources; TestUpdateCapacityAllocatable: expiry",
+		Fault:   "IgnoresUnknownResources",
 		Kubelet: "is admitted without it: the scheduler and the node's predicates are to prevent that",
 		Here:    "is refused",
 		Run: func(n *Node) {
@@ -309,6 +310,7 @@ var initContainers = []Case{
 	{
 		Name:    "devices of an init container that has ended",
 		Mirrors: "B12",
+		Fault:   "ChargesInitDevices",
 		Kubelet: "stay with the pod until it is gone",
 		Here:    "are free when the container has ended, unless another container of the pod has them",
 		Run: func(n *Node) {

@@ -100,6 +100,8 @@ type Case struct {
 	Name string
 	// Mirrors is the test of Kubernetes or the fault that the case is about.
 	Mirrors string
+	// Fault is the field of dialect.Dialect that makes the manager do what Kubelet says, or empty.
+	Fault string
 	// Kubelet and Here say what the kubelet does and what this project's manager does by default, where that differs.
 	Kubelet, Here string
 	// NoDialect is why this project's manager does not do with its dialect what Kubelet says.

@@ -95,7 +95,7 @@ var containers = []Case{
 		Mirrors:   "facts 1d: Merge over resources",
 		Kubelet:   "set it as either one wants, at random, and only the log says so",
 		Here:      "set it as the resource whose name comes first wants, and the answer has the conflict",
-		NoDialect: "the choice of the first resource is one of the kubelet's",
+		NoDialect: "the first resource is one of the kubelet's two",
 		Run: func(n *Node) {
 			answer := func(value string) func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
 				return func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
@@ -145,6 +145,7 @@ var containers = []Case{
 	{
 		Name:    "a start after a restart, before the plugin that wants PreStartContainer is back",
 		Mirrors: "facts 1b: Restart, opts nil",
+		Fault:   "SkipsUnknownPreStart",
 		Kubelet: "is done without PreStartContainer",
 		Here:    "is refused until the plugin is back",
 		Run: func(n *Node) {
@@ -198,6 +199,7 @@ var health = []Case{
 	{
 		Name:    "the health of a device that is gone, or whose plugin is",
 		Mirrors: "B7",
+		Fault:   "HealthyWhenGone",
 		Kubelet: "is Healthy, and nothing is announced",
 		Here:    "is Unknown, and that is announced",
 		Run: func(n *Node) {
@@ -225,6 +227,7 @@ var health = []Case{
 	{
 		Name:    "a change of health of a device whose ID another resource has too",
 		Mirrors: "B8",
+		Fault:   "HealthByID",
 		Kubelet: "is announced for either pod, at random",
 		Here:    "is announced for the pod that has the device",
 		Run: func(n *Node) {

@@ -18,6 +18,7 @@ var faults = []Case{
 	{
 		Name:    "the end of a plugin that another instance has replaced",
 		Mirrors: "B1",
+		Fault:   "OldInstanceDisconnectsNew",
 		Kubelet: "disconnects the new instance: its devices become unhealthy until it registers again",
 		Here:    "changes nothing: the new instance has the resource",
 		Run: func(n *Node) {
@@ -37,6 +38,7 @@ var faults = []Case{
 	{
 		Name:    "the end of a plugin after the registration of another instance failed",
 		Mirrors: "B1b",
+		Fault:   "FailedRegistrationOrphans",
 		Kubelet: "is not noticed: its devices stay allocatable, and pods fail",
 		Here:    "makes the devices unhealthy",
 		Run: func(n *Node) {
@@ -62,6 +64,7 @@ var faults = []Case{
 	{
 		Name:    "an Allocate answer without containers",
 		Mirrors: "B2",
+		Fault:   "LeaksDevices",
 		Kubelet: "leaves the devices with nobody until another pod is released",
 		Here:    "refuses the pod and gives the devices back",
 		Run: func(n *Node) {
@@ -81,6 +84,7 @@ var faults = []Case{
 	{
 		Name:    "a device that leaves the list during its Allocate call",
 		Mirrors: "B3",
+		Fault:   "CrashesOnLeavingDevice",
 		Kubelet: "crashes the kubelet",
 		Here:    "refuses the pod, or admits it with the device unhealthy",
 		Run: func(n *Node) {
@@ -105,6 +109,7 @@ var faults = []Case{
 	{
 		Name:    "a pod that is admitted again, with a Topology Manager, after its device has left the list",
 		Mirrors: "B4",
+		Fault:   "CrashesOnMissingDevice",
 		Kubelet: "crashes the kubelet, again after each restart",
 		Here:    "keeps what it has",
 		Config:  Config{Policy: "best-effort"},
@@ -124,6 +129,7 @@ var faults = []Case{
 	{
 		Name:    "a plugin that does not answer Allocate",
 		Mirrors: "B9; not covered upstream: slow plugin",
+		Fault:   "NoTimeouts",
 		Kubelet: "keeps the pod waiting for ever",
 		Here:    "has its pod refused after a deadline",
 		Run: func(n *Node) {
@@ -226,6 +232,7 @@ var faults = []Case{
 	{
 		Name:    "a list of more than 4 MiB",
 		Mirrors: "B13; not covered upstream: 4 MiB list",
+		Fault:   "SmallLists",
 		Kubelet: "disconnects the plugin",
 		Here:    "is taken",
 		Run: func(n *Node) {

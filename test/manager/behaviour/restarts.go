@@ -104,6 +104,7 @@ var restarts = slices.Concat([]Case{
 	{
 		Name:    "a running pod whose init container had a device, after a restart",
 		Mirrors: "B5",
+		Fault:   "RejectsAfterInit",
 		Kubelet: "is refused, although it runs: its init container does not",
 		Here:    "keeps its devices",
 		Run: func(n *Node) {
@@ -122,6 +123,7 @@ var restarts = slices.Concat([]Case{
 	{
 		Name:    "a running pod whose plugin comes back late",
 		Mirrors: "B11",
+		Fault:   "RejectsWithoutPlugin",
 		Kubelet: "is refused, which is final",
 		Here:    "keeps its devices",
 		Run: func(n *Node) {
@@ -144,18 +146,19 @@ func damages() (cases []Case) {
 		name   string
 		damage func([]byte) []byte
 	}{
-		{"bits of what it says of the pod have changed", func(b []byte) []byte {
+		{"has flipped bits", func(b []byte) []byte {
 			return bytes.ReplaceAll(b, []byte("uid-a"), []byte("uid-q"))
 		}},
-		{"it ends in the middle of what it says of the pod", func(b []byte) []byte {
+		{"is cut short", func(b []byte) []byte {
 			return b[:bytes.LastIndex(b, []byte("uid-a"))+3]
 		}},
-		{"it is empty", func([]byte) []byte { return nil }},
-		{"all bytes are zero", func(b []byte) []byte { clear(b); return b }},
+		{"is empty", func([]byte) []byte { return nil }},
+		{"is zeroed", func(b []byte) []byte { clear(b); return b }},
 	} {
 		cases = append(cases, Case{
-			Name:    "a manager whose file was damaged: " + c.name,
+			Name:    "a manager whose state file " + c.name,
 			Mirrors: "B6; not covered upstream: checkpoint damage",
+			Fault:   "ForgetsDamagedState",
 			Kubelet: "forgets the pod, and gives its device to another one",
 			Here:    "never gives the device to another pod",
 			Run:     func(n *Node) { n.damage(c.damage) },

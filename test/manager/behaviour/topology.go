@@ -71,6 +71,7 @@ var preferred = []Case{
 	{
 		Name:    "an error of the preference after some devices were picked",
 		Mirrors: "B2",
+		Fault:   "LeaksDevices",
 		Kubelet: "leaves these devices with nobody until another pod is released",
 		Here:    "gives them back",
 		Config:  Config{Policy: "best-effort"},
@@ -90,6 +91,7 @@ var preferred = []Case{
 	{
 		Name:    "a plugin whose devices of init containers suffice",
 		Mirrors: "B12",
+		Fault:   "ChargesInitDevices",
 		Kubelet: "is not asked what it prefers",
 		Here:    "is asked which of them it prefers",
 		Run: func(n *Node) {
