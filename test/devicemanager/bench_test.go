@@ -3,6 +3,7 @@ package devicemanager
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/klog/v2"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/dialect"
@@ -199,16 +201,15 @@ func BenchmarkManagers(b *testing.B) {
 		"written here",
 		"kubelet",
 	)
-	var atEight samples
-	for _, placed := range []int{8, 128, 1000, 10_000} {
-		r := admitOneMore(b, placed)
-		t.times(fmt.Sprintf("admit a pod with %d placed", placed), r.here, r.kubelet, r.floor, r.written...)
-		switch placed {
-		case 8:
-			atEight = r.here
-		case 10_000:
-			defer fmt.Printf("admit with 10,000 placed / with 8, medians: %s (at most 1.5)\n", r.here.ratio(atEight))
-		}
+	sizes := []int{8, 128, 1000, 10_000}
+	alone, floor, bytes := admitAlone(b, sizes)
+	for i, placed := range sizes {
+		t.times(fmt.Sprintf("admit a pod with %d placed, without the kubelet", placed), alone[i], nil, floor, bytes[i])
+	}
+	defer fmt.Printf("admit with 10,000 placed / with 8, medians: %s (at most 1.5)\n", alone[3].ratio(alone[0]))
+	for _, placed := range sizes[:3] {
+		here, kubelet, bytes := admitBeside(b, placed)
+		t.times(fmt.Sprintf("admit a pod with %d placed", placed), here, kubelet, nil, bytes...)
 	}
 	both := func(do func(*testing.B, string) samples) (here, kubelet samples) {
 		return do(b, "here"), do(b, "kubelet")
@@ -226,50 +227,63 @@ func BenchmarkManagers(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// admissionTimes are those of one more pod.
-type admissionTimes struct {
-	here, kubelet, floor samples
-	written              []int64 // bytes for each admission: here, kubelet
+const admissions = 200
+
+// admitAlone measures managers with different numbers of placed pods, and the floor, in turn. No kubelet is beside them:
+// its writes would slow whatever comes after them.
+func admitAlone(b *testing.B, sizes []int) (here []samples, floors samples, bytes []int64) {
+	var all []*contender
+	for _, placed := range sizes {
+		c := newContender(b, "here")
+		defer c.close()
+		c.plug(placed + 1)
+		c.place("here", placed)
+		all = append(all, c)
+	}
+	floor := newFloor(b, all[0].plugin.Socket)
+	here, bytes = make([]samples, len(all)), make([]int64, len(all))
+	for range admissions {
+		for _, i := range rand.Perm(len(all) + 1) {
+			if i == len(all) {
+				floors = append(floors, timed(func() { all[0].must(floor.run()) }))
+				continue
+			}
+			all[i].admitOneMore(sizes[i], &here[i], &bytes[i])
+		}
+	}
+	return here, floors, bytes
 }
 
-// admitOneMore admits a pod beside those that are placed, and releases it, again and again. The release is not part of
-// the time, nor is that the kubelet forgets the pod.
-func admitOneMore(b *testing.B, placed int) (r admissionTimes) {
-	const rounds = 200
-	withKubelet := placed <= 1000
-	here := newContender(b, "here")
-	defer here.close()
-	here.plug(placed + 1)
-	here.place("here", placed)
-	floor := newFloor(b, here.plugin.Socket)
-	var kubelet *contender
-	r.written = []int64{0, 0}
-	if withKubelet {
-		kubelet = newContender(b, "kubelet")
-		defer kubelet.close()
-		kubelet.plug(placed + 1)
-		kubelet.place("kubelet", placed)
+// admitBeside measures a manager and the kubelet's in turn.
+func admitBeside(b *testing.B, placed int) (here, kubelet samples, bytes []int64) {
+	names := []string{"here", "kubelet"}
+	all, times := make([]*contender, 2), make([]samples, 2)
+	bytes = make([]int64, 2)
+	for i, name := range names {
+		all[i] = newContender(b, name)
+		defer all[i].close()
+		all[i].plug(placed + 1)
+		all[i].place(name, placed)
 	}
-	for i := range rounds {
-		p := gpuPod(placed + i)
-		r.floor = append(r.floor, timed(func() { here.must(floor.run()) }))
-		before := written(b)
-		r.here = append(r.here, timed(func() { here.must(here.Admit(b.Context(), p)) }))
-		r.written[0] += written(b) - before
-		here.must(here.Release(p))
-		if !withKubelet {
-			continue
+	for range admissions {
+		for _, i := range rand.Perm(2) {
+			all[i].admitOneMore(placed, &times[i], &bytes[i])
 		}
-		before = written(b)
-		r.kubelet = append(r.kubelet, timed(func() { kubelet.must(kubelet.Admit(b.Context(), p)) }))
-		r.written[1] += written(b) - before
-		kubelet.must(kubelet.Release(p))
-		kubelet.Manager.(*Kubelet).UpdateAllocatedDevices()
 	}
-	for i := range r.written {
-		r.written[i] /= rounds
+	return times[0], times[1], bytes
+}
+
+// admitOneMore admits a pod beside those that are placed, and releases it. The release is not part of the time, nor is
+// that the kubelet forgets the pod. bytes gets a share of what was written.
+func (c *contender) admitOneMore(placed int, times *samples, bytes *int64) {
+	p := gpuPod(placed)
+	before := written(c.b)
+	*times = append(*times, timed(func() { c.must(c.Admit(c.b.Context(), p)) }))
+	*bytes += (written(c.b) - before) / admissions
+	c.must(c.Release(p))
+	if k, ok := c.Manager.(*Kubelet); ok {
+		k.UpdateAllocatedDevices()
 	}
-	return r
 }
 
 func timed(do func()) time.Duration {
@@ -404,11 +418,13 @@ func compareHints(b *testing.B) (here, kubelet samples) {
 	pod := convert(gpuPod(0))
 	for range 3 {
 		var want, got []string
+		var theirs []topologymanager.TopologyHint
 		kubelet = append(kubelet, timed(func() {
-			for _, h := range k.GetTopologyHints(pod, &pod.Spec.Containers[0])[gpuName] {
-				want = append(want, fmt.Sprint(h.NUMANodeAffinity.GetBits(), h.Preferred))
-			}
+			theirs = k.GetTopologyHints(pod, &pod.Spec.Containers[0])[gpuName]
 		}))
+		for _, h := range theirs {
+			want = append(want, fmt.Sprint(h.NUMANodeAffinity.GetBits(), h.Preferred))
+		}
 		var hints []admission.Hint
 		here = append(here, timed(func() {
 			var err error
