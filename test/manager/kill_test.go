@@ -26,7 +26,7 @@ const killed = "example.com/gpu"
 // TestNothingAcknowledgedIsLostWhenTheManagerIsKilled ends the manager by SIGKILL while clients admit and release pods,
 // and compares what it knows after its next start with what it has answered.
 func TestNothingAcknowledgedIsLostWhenTheManagerIsKilled(t *testing.T) {
-	const devices = 16
+	const devices = 32
 	p := newProgram(t)
 	var list []*v1beta1.Device
 	for i := range devices {
@@ -76,8 +76,17 @@ func TestNothingAcknowledgedIsLostWhenTheManagerIsKilled(t *testing.T) {
 	if _, err := p.admit(t.Context(), "all", killed, devices); err != nil {
 		t.Errorf("not all devices are free after all pods were released: %v", err)
 	}
-	t.Logf("killed %d times; %d admissions and %d releases were acknowledged, %d calls had no answer",
-		*kills, c.admitted, c.released, c.unanswered)
+	t.Logf(
+		"killed %d times; %d admissions and %d releases were acknowledged, %d calls had no answer; %d times a pod had to be there after a kill",
+		*kills,
+		c.admitted,
+		c.released,
+		c.unanswered,
+		c.outlived,
+	)
+	if c.outlived < *kills {
+		t.Error("too few pods were held when the manager was killed")
+	}
 }
 
 // record is what is known of a pod.
@@ -94,9 +103,10 @@ type checker struct {
 	mu                             sync.Mutex
 	known                          map[string]record // by UID; those that are surely released are missing
 	admitted, released, unanswered int
+	outlived                       int // pods that had to be there after a kill
 }
 
-// work admits pods with 1 to 3 devices and releases most of them, until a call fails.
+// work admits pods with 1 to 3 devices and releases some, until a call fails. Some always stay: they must outlive the kill.
 func (c *checker) work(ctx context.Context, name string) {
 	for i := 0; ctx.Err() == nil; i++ {
 		uid := fmt.Sprintf("%s-%d", name, i)
@@ -113,27 +123,31 @@ func (c *checker) work(ctx context.Context, name string) {
 			c.note(uid, record{ids: idsOf(pod)})
 			c.count(&c.admitted)
 		}
-		if i%8 == 7 {
-			continue // stays over the kill
-		}
 		if victim := c.pick(); victim != "" && !c.release(ctx, victim) {
 			return
 		}
 	}
 }
 
-// pick takes an acknowledged pod to release.
+// pick takes an acknowledged pod to release, if enough others stay.
 func (c *checker) pick() string {
+	const stay = 5
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	var held []string
 	for uid, r := range c.known {
 		if r.ids != nil && !r.leaving {
-			r.leaving = true
-			c.known[uid] = r
-			return uid
+			held = append(held, uid)
 		}
 	}
-	return ""
+	if len(held) <= stay {
+		return ""
+	}
+	uid := held[rand.IntN(len(held))]
+	r := c.known[uid]
+	r.leaving = true
+	c.known[uid] = r
+	return uid
 }
 
 func (c *checker) release(ctx context.Context, uid string) bool {
@@ -183,6 +197,11 @@ func (c *checker) count(n *int) {
 // may have been done or not; from here on that is known.
 func (c *checker) check() {
 	c.Helper()
+	for _, r := range c.known {
+		if r.ids != nil && !r.leaving {
+			c.outlived++
+		}
+	}
 	pods, err := c.api.Pods(c.Context())
 	if err != nil {
 		c.Fatal(err)

@@ -3,6 +3,7 @@ package behaviour
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -251,7 +252,7 @@ var admission = []Case{
 			var running sync.WaitGroup
 			running.Go(func() {
 				for i := range 1000 {
-					p.Update(append(list[i%50:], list[:i%50]...)...)
+					p.Update(slices.Concat(list[i%50:], list[:i%50])...)
 				}
 				done.Store(true)
 			})

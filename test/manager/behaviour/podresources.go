@@ -86,12 +86,12 @@ var podResources = []Case{
 			n.admit(single("a", 2))
 			want := []string{"example.com/gpu=a@0", "example.com/gpu=a@1", "example.com/gpu=b", "example.com/nic=n0"}
 			n.equal("allocatable", want, n.allocatable())
-			p.Update(unhealthy("a"), device("b"), device("c"))
-			n.counts(gpu, 3, 2)
-			n.equal("number of allocatable", []string{"example.com/gpu=b", "example.com/gpu=c", "example.com/nic=n0"},
-				n.allocatable())
+			p.Update(unhealthy("a"), device("b"), device("c"), device("d"))
+			n.counts(gpu, 4, 3)
+			want = []string{"example.com/gpu=b", "example.com/gpu=c", "example.com/gpu=d", "example.com/nic=n0"}
+			n.equal("allocatable after a change", want, n.allocatable())
 			p.Stop()
-			n.counts(gpu, 3, 0)
+			n.counts(gpu, 4, 0)
 			n.equal("allocatable without the plugin", []string{"example.com/nic=n0"}, n.allocatable())
 		},
 	},
