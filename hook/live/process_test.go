@@ -79,6 +79,69 @@ func TestOpenProcess(t *testing.T) {
 	}
 }
 
+// The container's process ends, and the kernel gives its ID to another one, while the hook has the first one open.
+func TestIDOfAProcessIsUsedAgain(t *testing.T) {
+	h, err := host.New("/", "/", "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	maker, err := openRuntime(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer maker.Close()
+	created := newCreated(t, t.TempDir())
+	pid := created.cmd.Process.Pid
+	p, err := openProcess(pid, maker, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	if err := p.checkAlive(); err != nil {
+		t.Fatal(err)
+	}
+	_ = created.cmd.Process.Kill()
+	_ = created.cmd.Wait()
+	startAs(t, pid)
+	if _, err := os.Stat(h.Proc(itoa(pid), "ns", "mnt")); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.checkAlive(); err == nil || !strings.Contains(err.Error(), "it has ended") {
+		t.Error("the process of the hook is alive:", err)
+	}
+	if f, err := openFile(p.dir, "ns/mnt"); err == nil {
+		_ = f.Close()
+		t.Error("the directory of the process is that of another one")
+	}
+}
+
+// startAs starts a process with a free process ID.
+func startAs(t *testing.T, pid int) {
+	t.Helper()
+	const file = "/proc/sys/kernel/ns_last_pid"
+	last, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.WriteFile(file, last, 0) }() // IDs that others have just had are not used again
+	for range 1000 {                                   // others start processes too
+		if err := os.WriteFile(file, []byte(itoa(pid-1)), 0); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("sleep", "600")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		stop := func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+		if cmd.Process.Pid == pid {
+			t.Cleanup(stop)
+			return
+		}
+		stop()
+	}
+	t.Fatalf("the ID %d was never free", pid)
+}
+
 func TestParseStat(t *testing.T) {
 	text := "12 (a) 9 (x) S 7 12 12 0 -1 4194560 155 0 0 0 0 0 0 0 20 0 1 0 4711 2000 3\n"
 	if s, err := parseStat(text); err != nil || s != (stat{7, 4711}) {
