@@ -10,6 +10,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -159,8 +160,21 @@ func Report(w io.Writer, err error, asJSON bool) {
 		_ = e.Encode(report) // an error of stderr cannot be reported
 		return
 	}
-	fmt.Fprintf(w, "error: %s\n", strings.ReplaceAll(report.Error, "\n", "\nerror: "))
+	fmt.Fprintf(w, "error: %s\n", strings.ReplaceAll(visible(report.Error), "\n", "\nerror: "))
 	if report.Hint != "" {
 		fmt.Fprintf(w, "hint: %s\n", report.Hint)
 	}
+}
+
+// visible escapes what controls a terminal, but for line breaks: errors have texts of plugins and files.
+func visible(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if r == '\n' || unicode.IsGraphic(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
 }

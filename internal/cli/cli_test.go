@@ -16,9 +16,12 @@ func TestReport(t *testing.T) {
 		asJSON bool
 		want   string
 	}{
-		"in words":           {err, false, "error: no driver\nerror: none at all\nhint: install <one>\n"},
-		"as JSON":            {err, true, `{"error":"no driver\nnone at all","code":10,"hint":"install <one>"}` + "\n"},
-		"without a hint":     {errors.New("x"), false, "error: x\n"},
+		"in words":       {err, false, "error: no driver\nerror: none at all\nhint: install <one>\n"},
+		"as JSON":        {err, true, `{"error":"no driver\nnone at all","code":10,"hint":"install <one>"}` + "\n"},
+		"without a hint": {errors.New("x"), false, "error: x\n"},
+		"that controls a terminal": {
+			errors.New("\x1b]0;x\x1b\\ a\rb\tü\u202e"), false, `error: \x1b]0;x\x1b\ a\rb\tü\u202e` + "\n",
+		},
 		"as JSON without it": {errors.New("x"), true, `{"error":"x","code":1}` + "\n"},
 	} {
 		t.Run(name, func(t *testing.T) {

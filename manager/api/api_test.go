@@ -244,6 +244,16 @@ func TestFree(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	for _, body := range []string{`{"all": true}x`, `{"all": true}{}`, `{"all": true, "other": 1}`, `{`, ``} {
+		r, err := c.http.Post("http://manager/v1/devices/free", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = r.Body.Close()
+		if r.StatusCode != http.StatusBadRequest {
+			t.Errorf("%q: status %d", body, r.StatusCode)
+		}
+	}
 	for _, r := range []FreeRequest{{All: true}, {ResourceName: "example.com/dev", DeviceIDs: []string{"d0", "d1"}}} {
 		if err := c.Free(t.Context(), r); err != nil {
 			t.Error(err)

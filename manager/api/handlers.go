@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -76,6 +77,9 @@ func (s *Server) free(q *http.Request) (any, error) {
 	d.DisallowUnknownFields()
 	if err := d.Decode(&r); err != nil {
 		return nil, badRequest("read the request: %v", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, badRequest("read the request: there is more than one value")
 	}
 	switch named := r.ResourceName != "" && len(r.DeviceIDs) > 0; {
 	case r.All && r.ResourceName == "" && len(r.DeviceIDs) == 0:
