@@ -212,6 +212,8 @@ func (f *fake) announce(ctx context.Context) {
 	conn, err := grpc.NewClient("unix:"+f.kubelet(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: time.Millisecond, MaxDelay: 10 * time.Millisecond, Multiplier: 1},
+			// Without it a connection has as long as the pause before it.
+			MinConnectTimeout: timeout,
 		}))
 	if err != nil {
 		return
