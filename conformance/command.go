@@ -25,7 +25,7 @@ const (
 	placeholder = "{dir}"
 	// dirVariable names the directory in the environment of the plugin.
 	dirVariable = "DEVICE_PLUGIN_DIR"
-	// fixedDir is where plugins expect the kubelet that cannot be told otherwise.
+	// fixedDir is the directory of plugins that have no option for it.
 	fixedDir = "/var/lib/kubelet/device-plugins"
 	// outputDelay is how long output is waited for after the end of a program whose children keep it open.
 	outputDelay = time.Second

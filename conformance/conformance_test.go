@@ -344,7 +344,7 @@ var breaches = map[string]breach{
 	// The first start is the first of the session, the second the next restart.
 	"blind to two starts": {func(f *fake) { f.blind = []int{3, 4} }, "restart-twice", "did not register again"},
 	"impatient":           {func(f *fake) { f.patience = timeout / 10 }, "restart-later", "did not register again"},
-	"a socket that is not made anew": {func(f *fake) {
+	"a socket that is not created again": {func(f *fake) {
 		f.keepSocket = true
 	}, "restart-cleaned", "again"}, // it did not register again, or did and has no list
 	"new names after a restart": {func(f *fake) {

@@ -41,7 +41,7 @@ func preferring(f func(context.Context, *plugin) verdict) check {
 	})
 }
 
-// preferredAnswers makes the calls that the other checks look at: few, half and all of the devices, with and without
+// preferredAnswers makes the calls that the other checks use: few, half and all of the devices, with and without
 // some that must be included.
 func preferredAnswers(ctx context.Context, p *plugin) verdict {
 	available := p.healthy()

@@ -239,7 +239,7 @@ var rules = []Rule{
 		Must, each(wentOn),
 	},
 	{
-		"restart-again", "The plugin registers again when kubelet.sock is made anew.",
+		"restart-again", "The plugin registers again when kubelet.sock is created again.",
 		"A kubelet that was restarted knows no plugin: all devices are unhealthy until they register.",
 		Must, registering(restarted),
 	},
@@ -254,7 +254,7 @@ var rules = []Rule{
 		Must, registering(restartedLater),
 	},
 	{
-		"restart-cleaned", "The plugin makes its socket anew when the kubelet has removed it.",
+		"restart-cleaned", "The plugin creates its socket again when the kubelet has removed it.",
 		"A kubelet removes all sockets of the directory when it starts, and cannot connect to one that is gone.",
 		Must, registering(restartedCleaning),
 	},

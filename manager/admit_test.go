@@ -314,7 +314,7 @@ func TestOnePodIsAdmittedOnceByConcurrentRequests(t *testing.T) {
 	}
 }
 
-// The kubelet's test of the same: a pod is forgotten while the plugin is asked for its preference.
+// As in the kubelet's own test: a pod is released while the plugin is asked for its preference.
 func TestPodsAreReleasedWhileThePluginIsAsked(t *testing.T) {
 	n := newNode(t)
 	first := true

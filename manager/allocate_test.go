@@ -48,7 +48,7 @@ func TestResponsesAreBounded(t *testing.T) {
 	}
 }
 
-// B2: devices stay allocated to nobody.
+// B2: devices stay allocated to no pod.
 func TestFailedAdmissionsLeakNoDevices(t *testing.T) {
 	empty := plugintest.Behaviour{
 		Allocate: func(context.Context, []string) (*v1beta1.ContainerAllocateResponse, error) {

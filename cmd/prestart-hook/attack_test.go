@@ -340,7 +340,7 @@ func (a *attack) checkNoSecret() {
 		info, err := f.Stat()
 		var data []byte
 		if err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o044 != 0 {
-			data, _ = readSome(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // what cannot be read tells nothing
+			data, _ = readSome(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // an unreadable file reveals nothing
 		}
 		_ = f.Close()
 		if strings.Contains(string(data), "precious") {

@@ -42,7 +42,7 @@ func options(dir string, group int) unixhttp.Options {
 	}
 }
 
-// The group may connect, and nobody else besides the owner.
+// Only the owner and the group may connect.
 func TestTheSocketBelongsToItsGroup(t *testing.T) {
 	for name, c := range map[string]struct {
 		group int
@@ -74,7 +74,7 @@ func TestTheSocketBelongsToItsGroup(t *testing.T) {
 	}
 }
 
-// A handler learns from the kernel who asks.
+// A handler gets the credentials of its client from the kernel.
 func TestPeer(t *testing.T) {
 	o := options(t.TempDir(), unixhttp.OwnerOnly)
 	l, err := unixhttp.Listen(t.Context(), o)

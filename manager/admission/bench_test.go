@@ -56,7 +56,7 @@ func BenchmarkHints(b *testing.B) {
 	}
 }
 
-// Three resources on 16 NUMA nodes: the kubelet would look at 2^48 combinations.
+// Three resources on 16 NUMA nodes: the kubelet would merge 2^48 combinations.
 func BenchmarkMerge(b *testing.B) {
 	p := benchPool(128, 16)
 	var resources [][]Hint

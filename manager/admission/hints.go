@@ -78,7 +78,7 @@ type tally struct{ listed, free, reusable int32 }
 type tallies []tally
 
 // count fills the tallies: first with the devices on exactly these nodes, then with those on subsets of them. The cost
-// is that of one addition for each set and node, instead of a look at each device for each set.
+// is that of one addition for each set and node, instead of one test of each device for each set.
 func (p *Pool) count(nodes Nodes, free, reusable bitset) tallies {
 	in := make(tallies, 1<<nodes.Count())
 	for i, d := range p.devices {

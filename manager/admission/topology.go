@@ -157,7 +157,7 @@ func packHints(hints []Hint, common Nodes) []uint64 {
 
 // intersect sets in a which sets are the intersection of one in a and one in b. The number of pairs that have at least
 // a set in common is a product of two sums over supersets; taking the sums apart again leaves the pairs that have
-// exactly this set in common. A look at each pair would cost the square of it.
+// exactly this set in common. Comparing each pair would cost the square of it.
 func intersect(a, b []uint64) {
 	overSupersets(a, 1)
 	overSupersets(b, 1)

@@ -24,7 +24,7 @@ type Dialect struct {
 	// later end is not noticed.
 	FailedRegistrationOrphans bool
 	// LeaksDevices (B2): an Allocate response without containers, or an error of GetPreferredAllocation after some
-	// devices were picked, leaves devices allocated to nobody.
+	// devices were picked, leaves devices allocated to no pod.
 	LeaksDevices bool
 	// CrashesOnLeavingDevice (B3): a device that leaves the list during its Allocate call ends the manager.
 	CrashesOnLeavingDevice bool
