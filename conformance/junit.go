@@ -4,67 +4,46 @@ import (
 	"encoding/xml"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 )
 
-// suite is JUnit's XML, in the form that CI systems read: github.com/testmoapp/junitxml.
-type suite struct {
-	XMLName  xml.Name   `xml:"testsuite"`
-	Name     string     `xml:"name,attr"`
-	Tests    int        `xml:"tests,attr"`
-	Failures int        `xml:"failures,attr"`
-	Skipped  int        `xml:"skipped,attr"`
-	Time     string     `xml:"time,attr"`
-	Cases    []testCase `xml:"testcase"`
-}
-
-type testCase struct {
-	Class   string   `xml:"classname,attr"`
-	Name    string   `xml:"name,attr"`
-	Time    string   `xml:"time,attr"`
-	Failure *message `xml:"failure"`
-	Skipped *message `xml:"skipped"`
-	Output  string   `xml:"system-out,omitempty"`
-}
-
-type message struct {
-	Message string `xml:"message,attr"`
-	Text    string `xml:",chardata"`
-}
-
-// WriteJUnit writes the report as JUnit's XML. Only rules of severity must are failures: a rule of severity should that
-// is broken is a test that passes, with what was seen as its output.
+// WriteJUnit writes the report as JUnit's XML, in the form that CI systems read (github.com/testmoapp/junitxml). Only
+// rules of severity must are failures: a rule of severity should that is broken is a test that passes, with a warning
+// as its output. Characters that XML does not allow, such as control characters of a plugin's texts, are replaced.
 func (r *Report) WriteJUnit(w io.Writer) error {
-	s := suite{
-		Name: "device plugin conformance", Tests: len(r.Results), Failures: r.Failed, Skipped: r.Skipped,
-	}
+	var cases strings.Builder
 	var total time.Duration
 	for _, result := range r.Results {
-		c := testCase{Class: "conformance." + string(result.Severity), Name: result.ID, Time: seconds(result.Took)}
+		fmt.Fprintf(&cases, "  <testcase classname=\"conformance.%s\" name=\"%s\" time=\"%s\">%s</testcase>\n",
+			result.Severity, escape(result.ID), seconds(result.Took), outcomeElement(result))
 		total += result.Took
-		switch {
-		case result.Outcome == Skipped:
-			c.Skipped = &message{Message: result.Seen}
-		case result.Outcome == Fail && result.Severity == Must:
-			c.Failure = &message{result.Seen, result.Says + "\n" + result.Why}
-		case result.Outcome == Fail:
-			c.Output = "warning: " + result.Seen + "\n" + result.Says + "\n" + result.Why
-		default:
-			c.Output = result.Seen
-		}
-		s.Cases = append(s.Cases, c)
 	}
-	s.Time = seconds(total)
-	if _, err := io.WriteString(w, xml.Header); err != nil {
-		return err
-	}
-	e := xml.NewEncoder(w)
-	e.Indent("", "  ")
-	if err := e.Encode(s); err != nil {
-		return err
-	}
-	_, err := io.WriteString(w, "\n")
+	_, err := fmt.Fprintf(w, xml.Header+"<testsuite name=\"device plugin conformance\" tests=\"%d\" failures=\"%d\" "+
+		"skipped=\"%d\" time=\"%s\">\n%s</testsuite>\n",
+		len(r.Results), r.Failed, r.Skipped, seconds(total), cases.String())
 	return err
+}
+
+// outcomeElement returns the element of a test case that has what was seen.
+func outcomeElement(r Result) string {
+	seen, rule := escape(r.Seen), escape(r.Says+"\n"+r.Why)
+	switch {
+	case r.Outcome == Skipped:
+		return `<skipped message="` + seen + `"/>`
+	case r.Outcome == Fail && r.Severity == Must:
+		return `<failure message="` + seen + `">` + rule + `</failure>`
+	case r.Outcome == Fail:
+		return `<system-out>warning: ` + seen + "&#xA;" + rule + `</system-out>`
+	}
+	return `<system-out>` + seen + `</system-out>`
+}
+
+// escape returns a text as XML has it in attributes and between tags.
+func escape(text string) string {
+	var b strings.Builder
+	_ = xml.EscapeText(&b, []byte(text)) // a strings.Builder takes everything
+	return b.String()
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.3f", d.Seconds()) }
