@@ -119,7 +119,7 @@ type Case struct {
 func Cases() []Case {
 	var all []Case
 	for _, group := range [][]Case{
-		registration, devices, admission, initContainers, preferred, topology, containers, restarts, health,
+		registration, devices, admission, initContainers, preferred, topology, placements, containers, restarts, health,
 		podResources, watcher, faults, hostile,
 	} {
 		all = append(all, group...)

@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
-	"gpu-cdi-plugin/manager/model"
 )
 
 var preferred = []Case{
@@ -124,7 +122,7 @@ const (
 	one      = "single-numa-node"
 )
 
-var topology = slices.Concat([]Case{
+var topology = []Case{
 	{
 		Name:    "a preference is asked for among the aligned devices only, and others in the answer are ignored",
 		Mirrors: "TestTopologyAlignedAllocation",
@@ -219,180 +217,11 @@ var topology = slices.Concat([]Case{
 			n.equal("devices", []string{"b", "c"}, n.has(single("a", 2), "main"))
 		},
 	},
-}, placements())
+}
 
 func upTo(count int) (ids []int) {
 	for i := range count {
 		ids = append(ids, i)
 	}
 	return ids
-}
-
-// placements are cases with one pod: which devices its containers get with a policy.
-func placements() (cases []Case) {
-	plain := []*v1beta1.Device{device("a", 0), device("b", 1), device("c", 1)}
-	pairs := []*v1beta1.Device{device("a", 0), device("b", 0), device("c", 1), device("d", 1)}
-	split := []*v1beta1.Device{device("a", 0), unhealthyOn("b", 0), device("c", 1), unhealthyOn("d", 1)}
-	for _, c := range []struct {
-		name, mirrors string
-		config        Config
-		gpus, nics    []*v1beta1.Device
-		pod           model.Pod
-		want          map[string][]string // devices by container, or nil
-		refused       string
-	}{
-		{
-			"a resource without topology is aligned nowhere", "TestGetTopologyHints",
-			Config{Policy: one},
-			[]*v1beta1.Device{device("a"), device("b")},
-			nil, single("p", 2),
-			map[string][]string{"main": {"a", "b"}},
-			"",
-		},
-		{
-			"a pod without devices is admitted with any policy", "TestGetTopologyHints",
-			Config{Policy: one},
-			plain, nil, pod("p", container("main", nil)),
-			map[string][]string{},
-			"",
-		},
-		{
-			"one device is taken from the first NUMA node", "TestGetTopologyHints",
-			Config{Policy: one},
-			plain, nil, single("p", 1),
-			map[string][]string{"main": {"a"}},
-			"",
-		},
-		{
-			"two devices are taken from the NUMA node that has two", "TestGetTopologyHints",
-			Config{Policy: one},
-			plain, nil, single("p", 2),
-			map[string][]string{"main": {"b", "c"}},
-			"",
-		},
-		{
-			"a device that is close to two NUMA nodes is aligned with both", "TestFilterByAffinity",
-			Config{Policy: one},
-			[]*v1beta1.Device{device("a", 0), device("m", 0, 1)},
-			nil, single("p", 2),
-			map[string][]string{"main": {"a", "m"}},
-			"",
-		},
-		{
-			"devices of two NUMA nodes are refused by single-numa-node", "TestTopologyAlignedAllocation",
-			Config{Policy: one},
-			plain, nil, single("p", 3), nil, locality,
-		},
-		{
-			"devices of two NUMA nodes are admitted by restricted if no node has enough",
-			"TestTopologyAlignedAllocation",
-			Config{Policy: "restricted"},
-			plain, nil, single("p", 3),
-			map[string][]string{"main": {"a", "b", "c"}},
-			"",
-		},
-		{
-			"devices of two NUMA nodes are refused by restricted if a node could have enough",
-			"TestTopologyAlignedAllocation",
-			Config{Policy: "restricted"},
-			split, nil, single("p", 2), nil, locality,
-		},
-		{
-			"devices of two NUMA nodes are admitted by best-effort", "TestTopologyAlignedAllocation",
-			Config{Policy: "best-effort"},
-			split, nil, single("p", 2),
-			map[string][]string{"main": {"a", "c"}},
-			"",
-		},
-		{
-			"more devices than there are have no NUMA node", "TestGetTopologyHints: more than available",
-			Config{Policy: "restricted"},
-			plain, nil, single("p", 4), nil, locality,
-		},
-		{
-			"more devices than there are lack with best-effort too", "TestGetTopologyHints: more than available",
-			Config{Policy: "best-effort"},
-			plain, nil, single("p", 4), nil, "Requested: 4, Available: 3",
-		},
-		{
-			"two resources are taken from one NUMA node", "TestGetTopologyHints: 2 types",
-			Config{Policy: one},
-			plain,
-			[]*v1beta1.Device{device("n1", 1)},
-			pod("p", container("main", limits{gpu: 1, nic: 1})),
-			map[string][]string{"nic": {"n1"}},
-			"",
-		},
-		{
-			"containers are aligned one by one", "TestGetPodTopologyHints",
-			Config{Policy: one},
-			pairs, nil,
-			pod("p", container("main", limits{gpu: 2}), container("other", limits{gpu: 2})),
-			map[string][]string{"main": {"a", "b"}, "other": {"c", "d"}},
-			"",
-		},
-		{
-			"with the scope pod the devices of all containers are on one NUMA node", "TestGetPodTopologyHints",
-			Config{Policy: one, Scope: "pod"},
-			pairs, nil,
-			pod("p", container("main", limits{gpu: 2}), container("other", limits{gpu: 2})), nil, locality,
-		},
-		{
-			"with the scope pod, init containers and containers count by the larger", "TestGetPodDeviceRequest",
-			Config{Policy: one, Scope: "pod"},
-			pairs, nil,
-			withInit(pod("p", container("main", limits{gpu: 1}), container("other", limits{gpu: 1})),
-				container("i1", limits{gpu: 2}), container("i2", limits{gpu: 1})),
-			map[string][]string{"i1": {"a", "b"}},
-			"",
-		},
-		{
-			"with the scope pod, a sidecar counts with the containers", "TestGetPodDeviceRequest",
-			Config{Policy: one, Scope: "pod"},
-			pairs, nil,
-			withInit(pod("p", container("main", limits{gpu: 2})), sidecar("side", limits{gpu: 1})), nil, locality,
-		},
-		{
-			"with the scope pod, a sidecar and a container share a NUMA node", "TestGetPodDeviceRequest",
-			Config{Policy: one, Scope: "pod"},
-			plain, nil,
-			withInit(pod("p", container("main", limits{gpu: 1})), sidecar("side", limits{gpu: 1})),
-			map[string][]string{"side+main": {"b", "c"}},
-			"",
-		},
-	} {
-		cases = append(cases, Case{Name: c.name, Mirrors: c.mirrors, Config: c.config, Run: func(n *Node) {
-			p := n.add(n.prepare(gpu, c.gpus...))
-			n.await("the GPUs are counted", func() bool { return n.Counts(gpu).Capacity == len(c.gpus) })
-			if c.nics != nil {
-				n.plug(nic, c.nics...)
-			}
-			if c.refused != "" {
-				n.refuse(c.pod, c.refused)
-				n.equal("calls of Allocate", 0, p.Calls("Allocate"))
-				return
-			}
-			n.admit(c.pod)
-			for name, want := range c.want {
-				var got []string
-				switch name {
-				case "nic":
-					got = n.Devices(c.pod, "main")[nic]
-					n.subset("main", n.has(c.pod, "main"), "node 1", []string{"b", "c"})
-				case "side+main":
-					got = slices.Sorted(slices.Values(append(n.has(c.pod, "side"), n.has(c.pod, "main")...)))
-				default:
-					got = n.has(c.pod, name)
-				}
-				n.equal("devices of "+name, want, got)
-			}
-		}})
-	}
-	return cases
-}
-
-func unhealthyOn(id string, node int64) *v1beta1.Device {
-	d := device(id, node)
-	d.Health = v1beta1.Unhealthy
-	return d
 }
