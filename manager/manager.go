@@ -76,6 +76,8 @@ type resource struct {
 type placed struct {
 	model.Placement
 	number uint64
+	// unchecked is whether the pod comes from the state and was not admitted since, in a dialect that checks it then.
+	unchecked bool
 }
 
 // errEnded is the answer of a manager that no longer runs.

@@ -43,19 +43,23 @@ func (m *Manager) adopt(ctx context.Context, have model.Placement, p model.Pod) 
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.pods[p.UID] = placed{Placement: have, number: m.pods[p.UID].number}
+	pod := m.pods[p.UID]
+	pod.Placement = have
+	m.pods[p.UID] = pod
 	m.publish(Event{Type: PodAdmitted, Placement: &have})
 	return have, nil
 }
 
-// recheck lets the faults of a dialect reject a pod that has its devices.
+// recheck lets the faults of a dialect reject a pod that has its devices, once after a restart: a kubelet admits its pods
+// again only then.
 func (m *Manager) recheck(have model.Placement) error {
-	d := m.o.Dialect
-	if !d.CrashesOnMissingDevice && !d.RejectsAfterInit && !d.RejectsWithoutPlugin {
-		return nil
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	pod := m.pods[have.Pod.UID]
+	if !pod.unchecked {
+		return nil
+	}
+	d := m.o.Dialect
 	for _, a := range have.Allocations {
 		init := slices.ContainsFunc(have.Pod.InitContainers, func(c model.Container) bool {
 			return c.Name == a.Container && !c.Sidecar
@@ -74,6 +78,8 @@ func (m *Manager) recheck(have model.Placement) error {
 			return err
 		}
 	}
+	pod.unchecked = false
+	m.pods[have.Pod.UID] = pod
 	return nil
 }
 

@@ -27,7 +27,9 @@ func (m *Manager) Ended(ctx context.Context, podUID, container string) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.pods[podUID] = placed{Placement: p, number: m.pods[podUID].number}
+	pod := m.pods[podUID]
+	pod.Placement = p
+	m.pods[podUID] = pod
 	if !m.o.Dialect.ChargesInitDevices {
 		m.free(podUID, slices.DeleteFunc(slices.Clone(p.Allocations), func(a model.Allocation) bool {
 			return a.Container != container

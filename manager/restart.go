@@ -15,12 +15,14 @@ func (m *Manager) restore(loaded state.Loaded) {
 	for _, name := range loaded.Resources {
 		m.resource(name).pool.Set(model.Resource{Name: name})
 	}
+	d := m.o.Dialect
+	unchecked := d.CrashesOnMissingDevice || d.RejectsAfterInit || d.RejectsWithoutPlugin
 	for _, p := range loaded.Placements {
 		m.holdAll(p)
 		m.admitted++
-		m.pods[p.Pod.UID] = placed{Placement: p, number: m.admitted}
+		m.pods[p.Pod.UID] = placed{Placement: p, number: m.admitted, unchecked: unchecked}
 	}
-	if m.o.Dialect.ChargesInitDevices {
+	if d.ChargesInitDevices {
 		for _, p := range loaded.Placements {
 			m.charge(p)
 		}

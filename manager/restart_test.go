@@ -191,6 +191,47 @@ func TestRunningPodsAreAdmittedWithoutThePlugin(t *testing.T) {
 	}
 }
 
+// A kubelet admits each of its pods again when it has restarted, and then no more.
+func TestADialectChecksPlacedPodsOnceAfterARestart(t *testing.T) {
+	faults, err := dialect.New("kubelet-1.36")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(t, withFault(faults))
+	p := n.plugin(gpu, plugintest.Devices(2)...)
+	a := pod("a", wants("main", gpu, 2))
+	a.InitContainers = []model.Container{wants("init", gpu, 1)}
+	lose := func() {
+		p.SetDevices(plugintest.Devices(1)...)
+		n.counts(gpu, 1, 1)
+	}
+	n.admit(a)
+	lose()
+	n.admit(a)
+	p.SetDevices(plugintest.Devices(2)...)
+	n.restart()
+	n.back(p, 2)
+	if err := n.m.Ended(t.Context(), "a", "init"); err != nil { // a change of the pod is no admission
+		t.Fatal(err)
+	}
+	n.admit(a)
+	lose()
+	n.admit(a)
+	n.restart()
+	n.back(p, 1)
+	if err := n.m.Ended(t.Context(), "a", "main"); err != nil {
+		t.Fatal(err)
+	}
+	n.refuses(a, "previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/gpu")
+	if pods := n.m.Pods(); len(pods) > 0 {
+		t.Error("after the rejection placed are", pods)
+	}
+	n.back(p, 1)
+	p.SetDevices(plugintest.Devices(2)...)
+	n.counts(gpu, 2, 2)
+	n.admit(a) // as a new pod
+}
+
 // B4: topology hints for a pod whose device has left the list crash the kubelet.
 func TestPodsWhoseDeviceIsGoneAreAdmittedAgain(t *testing.T) {
 	for _, fault := range []bool{false, true} {
@@ -202,6 +243,9 @@ func TestPodsWhoseDeviceIsGoneAreAdmittedAgain(t *testing.T) {
 			n.admit(pod("a", wants("main", gpu, 1)))
 			p.SetDevices(plugintest.Device("1", true, 1))
 			n.counts(gpu, 1, 1)
+			n.admit(pod("a", wants("main", gpu, 1))) // before a restart
+			n.restart()
+			n.back(p, 1)
 			if !fault {
 				n.admit(pod("a", wants("main", gpu, 1)))
 				return

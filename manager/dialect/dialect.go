@@ -28,7 +28,8 @@ type Dialect struct {
 	LeaksDevices bool
 	// CrashesOnLeavingDevice (B3): a device that leaves the list during its Allocate call ends the manager.
 	CrashesOnLeavingDevice bool
-	// CrashesOnMissingDevice (B4): topology hints for a pod whose device has left the list end the manager.
+	// CrashesOnMissingDevice (B4): topology hints for a pod whose device has left the list end the manager, when the pod
+	// is admitted again after a restart.
 	CrashesOnMissingDevice bool
 	// RejectsAfterInit (B5): after a restart of the manager a running pod is rejected if an init container that has
 	// ended had a device.

@@ -70,7 +70,7 @@ var admission = []Case{
 		},
 	},
 	{
-		Name:    "a pod whose devices have become unhealthy, when it is admitted again",
+		Name:    "a pod whose devices have become unhealthy, when it is admitted again after a restart",
 		Mirrors: "TestPodContainerDeviceToAllocate",
 		Kubelet: "is refused, which is final",
 		Here:    "keeps its devices, and their health is reported",
@@ -84,7 +84,10 @@ var admission = []Case{
 					d.Health = v1beta1.Unhealthy
 				}
 			}
+			n.restart(Boot{})
+			p.Stop()
 			p.Update(list...)
+			n.add(p)
 			n.counts(gpu, 2, 1)
 			if n.faulty() {
 				n.refuse(single("a", 1), "Allocate failed due to previously allocated devices are no longer healthy; "+

@@ -107,10 +107,10 @@ var faults = []Case{
 		},
 	},
 	{
-		Name:    "a pod that is admitted again, with a Topology Manager, after its device has left the list",
+		Name:    "a pod whose device has left the list, when it is admitted again after a restart, with a Topology Manager",
 		Mirrors: "B4",
 		Fault:   "CrashesOnMissingDevice",
-		Kubelet: "crashes the kubelet, again after each restart",
+		Kubelet: "crashes the kubelet, again after each further restart",
 		Here:    "keeps what it has",
 		Config:  Config{Policy: "best-effort"},
 		Run: func(n *Node) {
@@ -118,7 +118,11 @@ var faults = []Case{
 			n.admit(single("a", 1))
 			p.Update(device("b", 0), device("c", 1))
 			n.counts(gpu, 2, 2)
+			n.restart(Boot{})
+			n.again(p, 2)
 			if n.faulty() {
+				n.crash(single("a", 1))
+				n.again(p, 2)
 				n.crash(single("a", 1))
 				return
 			}
