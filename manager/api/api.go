@@ -108,7 +108,7 @@ type Event struct {
 	Resource *ResourceCount `json:"resource,omitempty"`
 	// Devices are those whose health has changed.
 	Devices []manager.PodDevice `json:"devices,omitempty"`
-	// Error is why changes after this event are missing.
+	// Error says why the server ends the watch: ErrorEvent.
 	Error string `json:"error,omitempty"`
 }
 
@@ -119,7 +119,9 @@ type ResourceCount struct {
 	Allocatable int    `json:"allocatable"`
 }
 
-// ErrorEvent is the type of the last event of a watch whose client was too slow.
+// ErrorEvent is the type of the last event of a watch that the manager ends: the client was too slow and changes are
+// missing, or the manager ends. Event.Error has the text, and the client lists and watches again. It comes from the API:
+// the channel of manager.Watch is closed instead. A watch can also end without it, with the connection.
 const ErrorEvent manager.EventType = "Error"
 
 // podOf is a placement as the API shows it.
