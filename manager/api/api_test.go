@@ -312,32 +312,76 @@ func TestHealthz(t *testing.T) {
 
 func TestWrongRequests(t *testing.T) {
 	c := serve(t, &placements{}, nil)
-	send := func(method, path, body string) int {
-		t.Helper()
-		answer, err := c.send(t.Context(), method, path, []byte(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer answer.Body.Close()
-		return answer.StatusCode
-	}
 	for _, r := range []struct {
 		method, path, body string
 		status             int
+		allow, reason      string
 	}{
-		{"GET", "/", "", 404},
-		{"GET", "/v2/pods", "", 404},
-		{"GET", "/v1/pods/u9", "", 404},
-		{"DELETE", "/v1/pods/u9", "", 404},
-		{"POST", "/v1/pods/u9/containers/c/start", "", 404},
-		{"POST", "/v1/pods", "no pod", 400},
-		{"POST", "/v1/pods", strings.Repeat("x", maxBody+1), 413},
-		{"POST", "/v1/devices/free", `{"al":true}`, 400},
-		{"POST", "/v1/devices/free", `[`, 400},
+		{"GET", "/", "", 404, "", "NotFound"},
+		{"GET", "/v2/pods", "", 404, "", "NotFound"},
+		{"GET", "/v1//pods", "", 404, "", "NotFound"},
+		{"GET", "//v1/pods", "", 404, "", "NotFound"},
+		{"GET", "/v1/./pods", "", 404, "", "NotFound"},
+		{"GET", "/v1/x/../pods", "", 404, "", "NotFound"},
+		{"GET", "/v1/pods/", "", 404, "", "NotFound"},
+		{"GET", "/v1/pods/..", "", 404, "", "NotFound"},
+		{"GET", "/v1/pods/a%2fb/c", "", 404, "", "NotFound"},
+		{"POST", "/v1//pods", "pod: a", 404, "", "NotFound"},
+		{"GET", "/v1/pods/u9", "", 404, "", "NotFound"},
+		{"DELETE", "/v1/pods/u9", "", 404, "", "NotFound"},
+		{"POST", "/v1/pods/u9/containers/c/start", "", 404, "", "NotFound"},
+		{"DELETE", "/v1/pods", "", 405, "GET, POST", "MethodNotAllowed"},
+		{"PUT", "/v1/pods/u9", "", 405, "DELETE, GET", "MethodNotAllowed"},
+		{"GET", "/v1/pods/u9/containers/c/start", "", 405, "POST", "MethodNotAllowed"},
+		{"POST", "/v1/watch", "", 405, "GET", "MethodNotAllowed"},
+		{"OPTIONS", "/v1/node", "", 405, "GET", "MethodNotAllowed"},
+		{"get", "/v1/node", "", 405, "GET", "MethodNotAllowed"},
+		{"POST", "/v1/pods", "no pod", 400, "", "BadRequest"},
+		{"POST", "/v1/pods", strings.Repeat("x", maxBody+1), 413, "", "RequestEntityTooLarge"},
+		{"POST", "/v1/devices/free", `{"al":true}`, 400, "", "BadRequest"},
+		{"POST", "/v1/devices/free", `[`, 400, "", "BadRequest"},
 	} {
-		if got := send(r.method, r.path, r.body); got != r.status {
-			t.Errorf("%s %s: %d, want %d", r.method, r.path, got, r.status)
-		}
+		t.Run(r.method+" "+r.path, func(t *testing.T) {
+			answer, err := c.send(t.Context(), r.method, r.path, []byte(r.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer answer.Body.Close()
+			if answer.StatusCode != r.status || answer.Header.Get("Allow") != r.allow {
+				t.Errorf("%d, Allow: %q; want %d and %q", answer.StatusCode, answer.Header.Get("Allow"), r.status, r.allow)
+			}
+			if got, ok := errors.AsType[*Error](readError(answer)); !ok || got.Reason != r.reason {
+				t.Errorf("the body: %#v, want the reason %s", got, r.reason)
+			}
+		})
+	}
+}
+
+// HEAD has no body, and Go's client sends neither of the others.
+func TestRequestsOfOtherClients(t *testing.T) {
+	c := serve(t, &placements{}, nil)
+	for request, want := range map[string]string{
+		"HEAD /v1/watch HTTP/1.1":             "405 Method Not Allowed",
+		"GET * HTTP/1.1":                      "404 Not Found",
+		"CONNECT manager:80 HTTP/1.1":         "404 Not Found",
+		"CONNECT /v1/pods HTTP/1.1":           "405 Method Not Allowed",
+		"GET http://manager/v1/pods HTTP/1.1": "200 OK",
+	} {
+		t.Run(request, func(t *testing.T) {
+			conn, err := net.Dial("unix", c.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := io.WriteString(conn, request+"\r\nHost: manager\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			answer, err := io.ReadAll(conn)
+			if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 "+want+"\r\n") ||
+				!strings.Contains(string(answer), "Content-Type: application/json\r\n") {
+				t.Errorf("%v, %q, want %s with JSON", err, answer, want)
+			}
+		})
 	}
 }
 

@@ -72,14 +72,14 @@ func (d *document) template(path string) string {
 func (d *document) check(q *http.Request, status int, contentType string, body []byte) {
 	d.t.Helper()
 	what := q.Method + " " + q.URL.Path + ": " + strconv.Itoa(status)
-	if status == http.StatusNotFound && d.template(q.URL.Path) == "" {
-		d.validate(what, "#/components/schemas/Error", body)
-		return
-	}
 	template := d.template(q.URL.Path)
 	item, _ := d.paths[template].(map[string]any)
 	operation, _ := item[strings.ToLower(q.Method)].(map[string]any)
-	if operation == nil {
+	switch {
+	case item == nil && status == http.StatusNotFound, operation == nil && status == http.StatusMethodNotAllowed:
+		d.checkError(what, contentType, body)
+		return
+	case operation == nil:
 		d.t.Errorf("%s: the document has no such request", what)
 		return
 	}
@@ -89,7 +89,7 @@ func (d *document) check(q *http.Request, status int, contentType string, body [
 	case !listed && status < 400:
 		d.t.Errorf("%s: the document has no such status", what)
 	case !listed:
-		d.validate(what, "#/components/schemas/Error", body)
+		d.checkError(what, contentType, body)
 	case answer["content"] == nil:
 		if len(body) > 0 {
 			d.t.Errorf("%s: the document has no body, got %s", what, body)
@@ -106,6 +106,15 @@ func (d *document) check(q *http.Request, status int, contentType string, body [
 			d.validate(what, at, line)
 		}
 	}
+}
+
+// checkError fails the test unless the answer is that to a request that failed.
+func (d *document) checkError(what, contentType string, body []byte) {
+	d.t.Helper()
+	if contentType != "application/json" {
+		d.t.Errorf("%s: the document does not have the type %q", what, contentType)
+	}
+	d.validate(what, "#/components/schemas/Error", body)
 }
 
 // validate fails the test unless a body fulfils a schema.

@@ -9,7 +9,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
+	"path"
+	"slices"
+	"strings"
 	"time"
 
 	"gpu-cdi-plugin/internal/lock"
@@ -88,20 +92,44 @@ var routes = []route{
 	{http.MethodGet, "/v1/node", http.StatusOK, (*Server).node},
 }
 
+// handler answers every request with JSON, also those that net/http would answer with text.
 func (s *Server) handler() http.Handler {
 	s.changes, s.watchers = make(chan struct{}, maxChanges), make(chan struct{}, maxWatchers)
-	mux := http.NewServeMux()
+	methods := map[string]map[string]http.HandlerFunc{"/v1/watch": {http.MethodGet: s.watch}} // by path
 	for _, r := range routes {
-		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, q *http.Request) { s.serve(w, q, r) })
-	}
-	mux.HandleFunc("GET /v1/watch", s.watch)
-	mux.HandleFunc("/", func(w http.ResponseWriter, q *http.Request) {
-		failed := &Error{
-			Text: "there is no request " + q.Method + " " + q.URL.Path, Code: http.StatusNotFound, Reason: "NotFound",
+		if methods[r.path] == nil {
+			methods[r.path] = map[string]http.HandlerFunc{}
 		}
-		writeJSON(w, failed.Code, failed)
+		methods[r.path][r.method] = func(w http.ResponseWriter, q *http.Request) { s.serve(w, q, r) }
+	}
+	mux := http.NewServeMux()
+	for pattern, answers := range methods {
+		allow := strings.Join(slices.Sorted(maps.Keys(answers)), ", ")
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, q *http.Request) {
+			if answer := answers[q.Method]; answer != nil {
+				answer(w, q)
+				return
+			}
+			failed := noRequest(q, http.StatusMethodNotAllowed, "MethodNotAllowed")
+			failed.Hint = "this path has " + allow
+			w.Header().Set("Allow", allow)
+			writeJSON(w, failed.Code, failed)
+		})
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		// The mux would redirect a path that is not clean, and answer one that it lacks, with text.
+		escaped := q.URL.EscapedPath()
+		if _, pattern := mux.Handler(q); pattern == "" || escaped != path.Clean(escaped) {
+			writeJSON(w, http.StatusNotFound, noRequest(q, http.StatusNotFound, "NotFound"))
+			return
+		}
+		mux.ServeHTTP(w, q)
 	})
-	return mux
+}
+
+// noRequest is the answer to what is no request of the API.
+func noRequest(q *http.Request, code int, reason string) *Error {
+	return &Error{Text: "there is no request " + q.Method + " " + q.URL.Path, Code: code, Reason: reason}
 }
 
 // serve answers a request.
