@@ -98,7 +98,7 @@ type admitted struct {
 }
 
 func (a *app) admit(ctx context.Context, o admitOptions) error {
-	manifest, err := a.readNamed(o.manifest, pod.MaxSize)
+	manifest, err := a.readNamed(o.manifest, pod.MaxSize, pod.ErrTooLarge)
 	if err != nil {
 		return fmt.Errorf("read the manifest: %w", err)
 	}

@@ -80,7 +80,7 @@ the same UIDs.`,
 const maxCheckpoint = 64 << 20
 
 func (a *app) importCheckpoint(ctx context.Context, path string) error {
-	data, err := a.readNamed(path, maxCheckpoint)
+	data, err := a.readNamed(path, maxCheckpoint, fmt.Errorf("it is larger than %d MiB", maxCheckpoint>>20))
 	if err != nil {
 		return fmt.Errorf("import the checkpoint: %w", err)
 	}
@@ -234,8 +234,9 @@ func (a *app) openPlacements() (*state.Store, state.Loaded, error) {
 // inputTime is how long a pipe is waited for.
 const inputTime = 10 * time.Second
 
-// readNamed reads a file that the user named, or standard input for -.
-func (a *app) readNamed(path string, limit int64) ([]byte, error) {
+// readNamed reads a file that the user named, or standard input for -. The error wraps tooLarge for one of more than
+// limit bytes.
+func (a *app) readNamed(path string, limit int64, tooLarge error) ([]byte, error) {
 	var data []byte
 	var err error
 	if path == "-" {
@@ -244,7 +245,7 @@ func (a *app) readNamed(path string, limit int64) ([]byte, error) {
 		data, err = regular.ReadInput(path, limit+1, inputTime)
 	}
 	if err == nil && int64(len(data)) > limit {
-		err = fmt.Errorf("%s is larger than %d bytes", path, limit)
+		err = fmt.Errorf("%s: %w", path, tooLarge)
 	}
 	return data, err
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 	"gpu-cdi-plugin/internal/unixhttp"
 	"gpu-cdi-plugin/manager"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/manager/pod"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -337,7 +339,6 @@ func TestWrongRequests(t *testing.T) {
 		{"OPTIONS", "/v1/node", "", 405, "GET", "MethodNotAllowed"},
 		{"get", "/v1/node", "", 405, "GET", "MethodNotAllowed"},
 		{"POST", "/v1/pods", "no pod", 400, "", "BadRequest"},
-		{"POST", "/v1/pods", strings.Repeat("x", maxBody+1), 413, "", "RequestEntityTooLarge"},
 		{"POST", "/v1/devices/free", `{"al":true}`, 400, "", "BadRequest"},
 		{"POST", "/v1/devices/free", `[`, 400, "", "BadRequest"},
 	} {
@@ -382,6 +383,24 @@ func TestRequestsOfOtherClients(t *testing.T) {
 				t.Errorf("%v, %q, want %s with JSON", err, answer, want)
 			}
 		})
+	}
+}
+
+// The largest manifest is read, and a larger body is refused with the limit.
+func TestRequestsAreBounded(t *testing.T) {
+	c := serve(t, &placements{}, nil)
+	if _, err := c.Admit(t.Context(), []byte("pod: "+strings.Repeat("a", pod.MaxSize-len("pod: ")))); err != nil {
+		t.Error("the largest manifest:", err)
+	}
+	large := bytes.Repeat([]byte{'a'}, pod.MaxSize+1)
+	for path, text := range map[string]string{
+		"/v1/pods":         "invalid pod manifest: it is larger than 256 KiB",
+		"/v1/devices/free": "read the request: it is larger than 256 KiB",
+	} {
+		err := c.do(t.Context(), http.MethodPost, path, large, nil)
+		if got, ok := errors.AsType[*Error](err); !ok || got.Code != http.StatusRequestEntityTooLarge || got.Text != text {
+			t.Errorf("%s: %#v", path, err)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"gpu-cdi-plugin/manager"
+	"gpu-cdi-plugin/manager/pod"
 )
 
 // ErrNoManager means that no manager answers at a socket.
@@ -64,8 +65,6 @@ func errorOf(err error) *Error {
 	answer = &Error{Text: err.Error(), Code: http.StatusInternalServerError, Reason: "InternalError"}
 	rejected, isRejected := errors.AsType[*manager.RejectedError](err)
 	switch {
-	case isTooLarge(err):
-		answer.Code, answer.Reason = http.StatusRequestEntityTooLarge, "RequestEntityTooLarge"
 	case errors.Is(err, os.ErrDeadlineExceeded): // while the request was read
 		answer.Code, answer.Reason = http.StatusRequestTimeout, "Timeout"
 	case errors.Is(err, manager.ErrInvalid):
@@ -91,11 +90,6 @@ func errorOf(err error) *Error {
 	return answer
 }
 
-func isTooLarge(err error) bool {
-	_, ok := errors.AsType[*http.MaxBytesError](err)
-	return ok
-}
-
 var errUnknownPeer = &Error{
 	Text: "the kernel does not say which process asks", Code: http.StatusForbidden, Reason: "Forbidden",
 }
@@ -106,6 +100,15 @@ func tooMany(what string) *Error {
 		Text: "too many " + what, Code: http.StatusTooManyRequests, Reason: "TooManyRequests",
 		Hint: "the same request can succeed later",
 	}
+}
+
+// tooLarge is the answer to a request of more than maxBody bytes.
+func tooLarge(q *http.Request) *Error {
+	text := fmt.Sprintf("read the request: it is larger than %d KiB", maxBody>>10)
+	if q.URL.Path == "/v1/pods" {
+		text = pod.ErrTooLarge.Error()
+	}
+	return &Error{Text: text, Code: http.StatusRequestEntityTooLarge, Reason: "RequestEntityTooLarge"}
 }
 
 // badRequest is the answer to a request that cannot be read.

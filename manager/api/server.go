@@ -19,6 +19,7 @@ import (
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/unixhttp"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/manager/pod"
 )
 
 // Server answers the requests of the API.
@@ -40,8 +41,8 @@ const (
 	maxConnections = 512
 	maxChanges     = 384 // requests that change something, at once
 	maxWatchers    = 64
-	// maxBody is the size of the largest request in bytes.
-	maxBody = 256 << 10
+	// maxBody is the size of the largest request in bytes, which has a manifest.
+	maxBody = pod.MaxSize
 	// maxWait is how long a request may take. A pod with many containers waits for many answers of plugins.
 	maxWait = 5 * time.Minute
 )
@@ -163,6 +164,9 @@ func (s *Server) do(w http.ResponseWriter, q *http.Request, r route) (any, error
 		defer func() { <-s.changes }()
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, maxBody))
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		return nil, tooLarge(q)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the request: %w", err)
 	}

@@ -26,23 +26,30 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// ErrInvalid means that a manifest is not that of a pod that can be admitted.
-var ErrInvalid = errors.New("invalid pod manifest")
+// MaxSize is the size of the largest manifest in bytes, for the command line and the API.
+const MaxSize = 256 << 10
 
-// MaxSize is the largest manifest in bytes. The API server's limit is about the same.
-const MaxSize = 1 << 20
+var (
+	// ErrInvalid means that a manifest is not that of a pod that can be admitted.
+	ErrInvalid = errors.New("invalid pod manifest")
+	// ErrTooLarge means that a manifest is larger than MaxSize. It wraps ErrInvalid.
+	ErrTooLarge = fmt.Errorf("%w: it is larger than %d KiB", ErrInvalid, MaxSize>>10)
+)
 
 const (
 	maxNodes = 100_000 // of the document with its aliases expanded
 	maxDepth = 100
 )
 
-// Parse reads the manifest of one pod in YAML or JSON. The error wraps ErrInvalid and has all problems.
+// Parse reads the manifest of one pod in YAML or JSON. The error is ErrTooLarge, or wraps ErrInvalid and has all problems.
 //
 // The namespace is "default" if there is none. A pod without a UID gets one that is made from its namespace and name:
 // the same manifest is the same pod again, as with the kubelet's static pods. Limits of devices are whole numbers, and
 // requests must equal them where there are any; limits of other resources, such as cpu, are checked and left out.
 func Parse(data []byte) (model.Pod, error) {
+	if len(data) > MaxSize {
+		return model.Pod{}, ErrTooLarge
+	}
 	p, err := parse(data)
 	if err != nil {
 		return model.Pod{}, fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -51,9 +58,6 @@ func Parse(data []byte) (model.Pod, error) {
 }
 
 func parse(data []byte) (model.Pod, error) {
-	if len(data) > MaxSize {
-		return model.Pod{}, fmt.Errorf("it has more than %d bytes", MaxSize)
-	}
 	if json.Valid(data) {
 		data = yamlOf(data)
 	}

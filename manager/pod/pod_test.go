@@ -194,7 +194,7 @@ func TestParseRefuses(t *testing.T) {
 				`spec.initContainers[0].restartPolicy: want Always or OnFailure or Never, got "x"`,
 			},
 		},
-		"too large": {head + strings.Repeat("#", pod.MaxSize), []string{"it has more than 1048576 bytes"}},
+		"too large": {head + strings.Repeat("#", pod.MaxSize), []string{"it is larger than 256 KiB"}},
 		"too deep": {
 			spec("{containers: [{name: c}], volumes: " + strings.Repeat("[", 200) + strings.Repeat("]", 200) + "}"),
 			[]string{"line 4: it is nested more than 100 levels deep"},
