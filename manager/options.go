@@ -28,11 +28,24 @@ func runOptions(allocations []model.Allocation) (model.RunOptions, error) {
 		if err := proto.Unmarshal(a.Response, &response); err != nil {
 			return model.RunOptions{}, fmt.Errorf("decode the recorded response for %s: %w", a.Resource, err)
 		}
+		if err := check(a.Resource, &response); err != nil {
+			return model.RunOptions{}, err
+		}
 		m.add(a.Resource, &response)
 	}
 	slices.SortFunc(m.Mounts, func(a, b model.Mount) int { return cmp.Compare(a.ContainerPath, b.ContainerPath) })
 	slices.SortFunc(m.Devices, func(a, b model.DeviceNode) int { return cmp.Compare(a.ContainerPath, b.ContainerPath) })
 	return m.RunOptions, nil
+}
+
+// check refuses a response of a plugin that no container can have.
+func check(resource string, r *pluginapi.ContainerAllocateResponse) error {
+	alone := merger{settings: map[string]setting{}}
+	alone.add(resource, r)
+	if err := alone.Check(); err != nil {
+		return fmt.Errorf("the plugin of %s answered Allocate with what no container can have: %w", resource, err)
+	}
+	return nil
 }
 
 func byResource(a, b model.Allocation) int { return cmp.Compare(a.Resource, b.Resource) }

@@ -11,7 +11,8 @@ import (
 // Start returns the run options of a container, before each of its starts. It calls PreStartContainer of the plugins
 // that require it. Until it returns, the pod cannot be released: a plugin may be preparing its devices.
 //
-// Errors: ErrNotFound, ErrConflict (the container has ended), ErrRetry (a plugin is away or failed), and that of ctx.
+// Errors: ErrNotFound, ErrConflict (the container has ended), ErrRetry (a plugin is away or failed), and that of ctx. Run
+// options that model.RunOptions.Check refuses are an error too, and then no plugin is called.
 func (m *Manager) Start(ctx context.Context, podUID, container string) (model.RunOptions, error) {
 	unlock, p, err := m.lockPlaced(ctx, podUID, container)
 	if err != nil {
@@ -28,12 +29,14 @@ func (m *Manager) Start(ctx context.Context, podUID, container string) (model.Ru
 			has = append(has, a)
 		}
 	}
-	for _, a := range has {
-		if err := m.preStart(ctx, a); err != nil {
-			return model.RunOptions{}, fmt.Errorf("start container %q of pod %q: %w", container, podUID, err)
-		}
+	options, err := runOptions(has) // before anything is prepared
+	for i := 0; err == nil && i < len(has); i++ {
+		err = m.preStart(ctx, has[i])
 	}
-	return runOptions(has)
+	if err != nil {
+		return model.RunOptions{}, fmt.Errorf("start container %q of pod %q: %w", container, podUID, err)
+	}
+	return options, nil
 }
 
 // preStart calls PreStartContainer if the plugin requires it. After a restart of the manager that is not known before

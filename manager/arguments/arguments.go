@@ -37,7 +37,7 @@ func For(engine string, o model.RunOptions) ([]string, error) {
 			ErrUnknownEngine, engine, strings.Join(Engines(), ", "), near.Question(engine, Engines()))
 	}
 	c := checker{}
-	c.all(o)
+	c.possible(o)
 	var args []string
 	for _, name := range o.CDIDevices {
 		args = append(args, "--device="+name)
@@ -74,6 +74,25 @@ func For(engine string, o model.RunOptions) ([]string, error) {
 	return args, nil
 }
 
+// checker collects what is wrong with run options.
+type checker struct {
+	problems []error
+}
+
+// possible checks what no container can have.
+func (c *checker) possible(o model.RunOptions) {
+	if err := o.Check(); err != nil {
+		c.problems = append(c.problems, fmt.Errorf("%w: %w", ErrInexpressible, err))
+	}
+}
+
+// without checks that a text has none of some characters.
+func (c *checker) without(what, text, characters string) {
+	if i := strings.IndexAny(text, characters); i >= 0 {
+		c.problems = append(c.problems, fmt.Errorf("%s %q: %w: it has a %q", what, text, ErrInexpressible, text[i]))
+	}
+}
+
 // csvField quotes a text for podman, which reads the value of --annotation as a line of CSV.
 func csvField(text string) string {
 	if strings.ContainsAny(text, ",\"\n") {
@@ -87,7 +106,7 @@ func csvField(text string) string {
 // The error wraps ErrInexpressible and has all problems.
 func Edits(o model.RunOptions) (*specs.ContainerEdits, error) {
 	c := checker{}
-	c.all(o)
+	c.possible(o)
 	if err := errors.Join(c.problems...); err != nil {
 		return nil, err
 	}

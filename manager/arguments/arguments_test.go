@@ -97,15 +97,15 @@ func TestInexpressible(t *testing.T) {
 	}{
 		"a path as a CDI device": {
 			model.RunOptions{CDIDevices: []string{"/dev/sda"}},
-			`CDI device "/dev/sda": not expressible: want a qualified name, such as nvidia.com/gpu=0`, "",
+			`not expressible: CDI name "/dev/sda": want a qualified name, such as nvidia.com/gpu=0`, "",
 		},
 		"an option as a CDI device": {
-			model.RunOptions{CDIDevices: []string{"--privileged"}}, `CDI device "--privileged": not expressible`, "",
+			model.RunOptions{CDIDevices: []string{"--privileged"}}, `not expressible: CDI name "--privileged"`, "",
 		},
-		"a relative device":           {device("dev/x", "/dev/x", "r"), `"dev/x": not expressible: want an absolute path`, ""},
-		"a mount without a target":    {mount("/x", ""), `mount "": not expressible: want an absolute path`, ""},
-		"no permissions":              {device("/x", "/y", ""), `"/y": not expressible: its permissions "" are not`, ""},
-		"other permissions":           {device("/x", "/y", "rx"), `its permissions "rx" are not some of r, w and m`, ""},
+		"a relative device":           {device("dev/x", "/dev/x", "r"), `host path of a device node "dev/x": want an absolute path`, ""},
+		"a mount without a target":    {mount("/x", ""), `container path of a mount "": want an absolute path`, ""},
+		"no permissions":              {device("/x", "/y", ""), `permissions of a device node "": want some of r, w and m`, ""},
+		"other permissions":           {device("/x", "/y", "rx"), `permissions of a device node "rx": want some of r, w and m`, ""},
 		"a NUL in a path":             {mount("/x\x00", "/y"), `it has a '\x00'`, ""},
 		"a NUL in a variable":         {env("A", "\x00"), `it has a '\x00'`, ""},
 		"a variable without a name":   {env("", "x"), "want a name without =", ""},

@@ -79,7 +79,7 @@ type RunOptions struct {
 	Mounts      []Mount           `json:"mounts,omitempty"`
 	Devices     []DeviceNode      `json:"devices,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// CDIDevices are fully qualified CDI names, as nvidia.com/gpu=0. Nobody has checked them.
+	// CDIDevices are fully qualified CDI names, as nvidia.com/gpu=0.
 	CDIDevices []string `json:"cdiDevices,omitempty"`
 	// Conflicts are sentences about settings that two resources make differently. The first resource wins, in the
 	// order of their names.

@@ -152,10 +152,10 @@ var admission = []Case{
 					},
 					Devices: []*v1beta1.DeviceSpec{
 						{ContainerPath: "/dev/a", HostPath: "/dev/host-a", Permissions: "mrw"},
-						{ContainerPath: "/dev/b", HostPath: "/dev/host-b"},
+						{ContainerPath: "/dev/b", HostPath: "/dev/host-b", Permissions: "r"},
 					},
 					Annotations: map[string]string{"example.com/key": "value"},
-					CdiDevices:  []*v1beta1.CDIDevice{{Name: "example.com/gpu=0"}, {Name: "not a CDI name"}},
+					CdiDevices:  []*v1beta1.CDIDevice{{Name: "example.com/gpu=0"}, {Name: "example.com/gpu=1"}},
 				}), nil
 			}
 			n.admit(single("a", 1))
@@ -170,10 +170,10 @@ var admission = []Case{
 				},
 				Devices: []model.DeviceNode{
 					{ContainerPath: "/dev/a", HostPath: "/dev/host-a", Permissions: "mrw"},
-					{ContainerPath: "/dev/b", HostPath: "/dev/host-b"},
+					{ContainerPath: "/dev/b", HostPath: "/dev/host-b", Permissions: "r"},
 				},
 				Annotations: map[string]string{"example.com/key": "value"},
-				CDIDevices:  []string{"example.com/gpu=0", "not a CDI name"},
+				CDIDevices:  []string{"example.com/gpu=0", "example.com/gpu=1"},
 			}, n.start(single("a", 1), "main"))
 		},
 	},

@@ -100,9 +100,11 @@ var containers = []Case{
 			answer := func(value string) func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
 				return func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
 					return allocated(&response{
-						Envs:    map[string]string{"KEY": value, "SAME": "same"},
-						Mounts:  []*v1beta1.Mount{{ContainerPath: "/m", HostPath: "/" + value}},
-						Devices: []*v1beta1.DeviceSpec{{ContainerPath: "/dev/d", HostPath: "/dev/" + value}},
+						Envs:   map[string]string{"KEY": value, "SAME": "same"},
+						Mounts: []*v1beta1.Mount{{ContainerPath: "/m", HostPath: "/" + value}},
+						Devices: []*v1beta1.DeviceSpec{
+							{ContainerPath: "/dev/d", HostPath: "/dev/" + value, Permissions: "rw"},
+						},
 					}), nil
 				}
 			}

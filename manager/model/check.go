@@ -1,0 +1,101 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"unicode"
+
+	"tags.cncf.io/container-device-interface/pkg/parser"
+)
+
+const (
+	// maxPath is PATH_MAX of the kernel without the final NUL.
+	maxPath = 4095
+	// maxText is the most bytes of a name with its value. The kernel takes arguments and variables of less than 128 KiB,
+	// and an argument begins with the name of its option.
+	maxText = 128<<10 - 64
+	// maxProblems and maxShown bound the error: they are what a plugin sent.
+	maxProblems, maxShown = 8, 100
+)
+
+// Check returns an error with the first problems of run options that no container can have. Run options are what
+// plugins sent, and a plugin can send anything: paths that are not absolute or have .. in them, permissions that are
+// not some of r, w and m, names that are malformed, and texts that are too long for the kernel.
+func (o *RunOptions) Check() error {
+	var c checker
+	for _, name := range o.CDIDevices {
+		if len(name) > maxPath || !parser.IsQualifiedName(name) { // an engine would take it for the path of a device node
+			c.problem("CDI name", name, "want a qualified name, such as nvidia.com/gpu=0")
+		}
+	}
+	for _, d := range o.Devices {
+		c.path("host path of a device node", d.HostPath)
+		c.path("container path of a device node", d.ContainerPath)
+		if !someOf(d.Permissions, "rwm") {
+			c.problem("permissions of a device node", d.Permissions, "want some of r, w and m")
+		}
+	}
+	for _, m := range o.Mounts {
+		c.path("host path of a mount", m.HostPath)
+		c.path("container path of a mount", m.ContainerPath)
+	}
+	c.pairs("environment variable", o.Envs)
+	c.pairs("annotation", o.Annotations)
+	return errors.Join(c.problems...)
+}
+
+// someOf is whether a text has at least one of the letters, each at most once, and nothing else.
+func someOf(text, letters string) bool {
+	for i := range len(text) {
+		if strings.IndexByte(letters, text[i]) < 0 || strings.IndexByte(text, text[i]) != i {
+			return false
+		}
+	}
+	return text != ""
+}
+
+type checker struct {
+	problems []error
+}
+
+func (c *checker) problem(field, text, why string) {
+	if len(text) > maxShown {
+		text = text[:maxShown] + "..."
+	}
+	if len(c.problems) < maxProblems {
+		c.problems = append(c.problems, fmt.Errorf("%s %q: %s", field, text, why))
+	}
+}
+
+func (c *checker) path(field, p string) {
+	switch {
+	case !path.IsAbs(p):
+		c.problem(field, p, "want an absolute path")
+	case slices.Contains(strings.Split(p, "/"), ".."):
+		c.problem(field, p, "want a path without ..")
+	case len(p) > maxPath:
+		c.problem(field, p, fmt.Sprintf("it has %d bytes, and a path has at most %d", len(p), maxPath))
+	case strings.Contains(p, "\x00"):
+		c.problem(field, p, `it has a '\x00'`)
+	}
+}
+
+func (c *checker) pairs(field string, values map[string]string) {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		size := len(name) + len("=") + len(values[name])
+		switch {
+		case name == "" || strings.Contains(name, "="):
+			c.problem("name of an "+field, name, "want a name without =")
+		case strings.ContainsFunc(name, unicode.IsControl):
+			c.problem("name of an "+field, name, "want a name without control characters")
+		case size > maxText:
+			c.problem(field, name, fmt.Sprintf("it has %d bytes with its value, and at most %d are possible", size, maxText))
+		case strings.Contains(values[name], "\x00"):
+			c.problem("value of the "+field, name, `it has a '\x00'`)
+		}
+	}
+}
