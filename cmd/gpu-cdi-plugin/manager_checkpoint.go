@@ -50,9 +50,9 @@ func (a *app) importCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "import FILE",
 		Short: "Take the placements of a kubelet over",
-		Long: `Adds the placements of a kubelet's file to those of the manager. The file has the UIDs of pods but no names. None
-is added if a pod or a device is placed already, but a pod that has the same devices is left as it is: after an error,
-import again. - is standard input.`,
+		Long: `Adds the placements of a kubelet's file to those of the manager, all of them or none. The file has the UIDs of pods
+but no names. None is added if a pod or a device is placed already, but a pod that has the same devices is left as it
+is, so the same file can be imported again. - is standard input.`,
 		Example:           `  gpu-cdi-plugin manager checkpoint import /var/lib/kubelet/device-plugins/` + checkpoint.Name,
 		Annotations:       cli.Statuses(cli.OK, cli.Failure, cli.Usage, cli.Locked, cli.Interrupted),
 		Args:              checkpointFile,
@@ -97,7 +97,12 @@ func (a *app) importCheckpoint(ctx context.Context, path string) error {
 	names = slices.Compact(names)
 	imported, err := importable(loaded.Placements, c.Placements(), names)
 	if err == nil {
-		err = putPlacements(ctx, store, imported, names)
+		caller, now := model.Caller{UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid()}, time.Now().UTC()
+		for i := range imported {
+			imported[i].Admitted, imported[i].Caller = now, caller
+		}
+		// Pods that ask for the named resources are rejected until the plugins register, not started without devices.
+		err = store.Import(ctx, imported, names)
 	}
 	if err := errors.Join(err, store.Close()); err != nil {
 		return fmt.Errorf("import the checkpoint %s: %w", path, err)
@@ -129,21 +134,6 @@ func samePlacement(a, b model.Placement) bool {
 			return a.Container == b.Container && a.Resource == b.Resource && slices.Equal(a.IDs, b.IDs) &&
 				bytes.Equal(a.Response, b.Response) && maps.EqualFunc(a.NUMA, b.NUMA, slices.Equal)
 		})
-}
-
-// putPlacements adds pods, and the names of resources: pods that ask for these are rejected, not started without
-// devices, until the plugins register.
-func putPlacements(ctx context.Context, store *state.Store, pods []model.Placement, resources []string) error {
-	if err := store.SetResources(ctx, resources); err != nil {
-		return err
-	}
-	for i, p := range pods {
-		p.Admitted, p.Caller = time.Now().UTC(), model.Caller{UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid()}
-		if err := store.Put(ctx, p); err != nil {
-			return fmt.Errorf("%d of %d pods are imported, and another import adds the others: %w", i, len(pods), err)
-		}
-	}
-	return nil
 }
 
 // errPlaced is that a pod or a device is placed already.

@@ -18,8 +18,10 @@ type draft struct {
 func (d *draft) apply(b *bbolt.Bucket, batch []*change) error {
 	b.FillPercent = fillPercent
 	for _, c := range batch {
-		if err := d.applyOne(b, c); err != nil {
-			return err
+		for _, u := range c.updates {
+			if err := d.applyOne(b, u); err != nil {
+				return err
+			}
 		}
 	}
 	d.total.tx = uint64(b.Tx().ID())
@@ -27,19 +29,19 @@ func (d *draft) apply(b *bbolt.Bucket, batch []*change) error {
 	return b.Put([]byte(keyTotal), value)
 }
 
-func (d *draft) applyOne(b *bbolt.Bucket, c *change) error {
-	old := d.find(c.identity)
-	if c.payload == nil && old == nil {
+func (d *draft) applyOne(b *bbolt.Bucket, u update) error {
+	old := d.find(u.identity)
+	if u.payload == nil && old == nil {
 		return nil
 	}
 	if old != nil {
 		d.total.remove(old.sum)
 	}
-	if c.payload == nil {
-		d.changed[c.identity] = nil
+	if u.payload == nil {
+		d.changed[u.identity] = nil
 		return b.Delete(old.key)
 	}
-	return d.put(b, record{c.identity, d.key(c.identity, old), c.payload})
+	return d.put(b, record{u.identity, d.key(u.identity, old), u.payload})
 }
 
 func (d *draft) find(identity string) *stored {

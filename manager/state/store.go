@@ -41,18 +41,23 @@ type Store struct {
 	broken error
 }
 
-// change is a record that is to be written, or to be removed if it has no payload.
+// change are the updates of one caller, which are made together or not at all.
 type change struct {
+	updates []update
+	done    chan error
+}
+
+// update is a record that is to be written, or to be removed if it has no payload.
+type update struct {
 	identity string
 	payload  []byte
-	done     chan error
 }
 
 // Put adds a placement, or replaces that of the same pod UID and keeps its place in the order.
 func (s *Store) Put(ctx context.Context, p model.Placement) error {
 	payload, err := encode(&p)
 	if err == nil {
-		err = s.write(ctx, podPrefix+p.Pod.UID, payload)
+		err = s.write(ctx, update{podPrefix + p.Pod.UID, payload})
 	}
 	if err != nil {
 		return fmt.Errorf("record the devices of the pod %s: %w", p.Pod.UID, err)
@@ -60,9 +65,27 @@ func (s *Store) Put(ctx context.Context, p model.Placement) error {
 	return nil
 }
 
+// Import adds placements and replaces the names of the resources, all of it or nothing.
+func (s *Store) Import(ctx context.Context, placements []model.Placement, resources []string) error {
+	names, err := json.Marshal(resources)
+	updates := []update{{keyResources, names}}
+	for i := 0; err == nil && i < len(placements); i++ {
+		var payload []byte
+		payload, err = encode(&placements[i])
+		updates = append(updates, update{podPrefix + placements[i].Pod.UID, payload})
+	}
+	if err == nil {
+		err = s.write(ctx, updates...)
+	}
+	if err != nil {
+		return fmt.Errorf("record the devices of %d pods: %w", len(placements), err)
+	}
+	return nil
+}
+
 // Delete removes the placement of a pod. It is no error if there is none.
 func (s *Store) Delete(ctx context.Context, uid string) error {
-	if err := s.write(ctx, podPrefix+uid, nil); err != nil {
+	if err := s.write(ctx, update{podPrefix + uid, nil}); err != nil {
 		return fmt.Errorf("remove the record of the pod %s: %w", uid, err)
 	}
 	return nil
@@ -72,7 +95,7 @@ func (s *Store) Delete(ctx context.Context, uid string) error {
 func (s *Store) SetResources(ctx context.Context, names []string) error {
 	payload, err := json.Marshal(names)
 	if err == nil {
-		err = s.write(ctx, keyResources, payload)
+		err = s.write(ctx, update{keyResources, payload})
 	}
 	if err != nil {
 		return fmt.Errorf("record the registered resources: %w", err)
@@ -88,7 +111,7 @@ func (s *Store) SetLoss(ctx context.Context, l *Loss) error {
 		payload, err = json.Marshal(l)
 	}
 	if err == nil {
-		err = s.write(ctx, keyLoss, payload)
+		err = s.write(ctx, update{keyLoss, payload})
 	}
 	if err != nil {
 		return fmt.Errorf("record that placements may be missing: %w", err)
@@ -96,11 +119,11 @@ func (s *Store) SetLoss(ctx context.Context, l *Loss) error {
 	return nil
 }
 
-func (s *Store) write(ctx context.Context, identity string, payload []byte) error {
+func (s *Store) write(ctx context.Context, updates ...update) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	c := &change{identity: identity, payload: payload, done: make(chan error, 1)}
+	c := &change{updates: updates, done: make(chan error, 1)}
 	select {
 	case s.changes <- c:
 		return <-c.done
