@@ -18,20 +18,33 @@ func TestTheManagerBehavesAsTheCasesSay(t *testing.T) {
 	behaviour.Test(t, behaviour.Subject{Name: "ours", New: New(dialect.Dialect{})})
 }
 
-func TestTheDialectBehavesAsTheKubelet(t *testing.T) {
+func TestTheDialectsBehaveAsTheKubelet(t *testing.T) {
 	t.Parallel()
-	faults, err := dialect.New("kubelet-1.36")
+	for _, name := range dialect.Names() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			behaviour.Test(t, behaviour.Subject{
+				Name: "ours as the kubelet", New: New(named(t, name)), Release: release(name), Dialect: true,
+				Lacks: map[string]string{
+					"a running pod is admitted again after a restart, before its plugin is back": "the manager knows its " +
+						"pods: it is as a kubelet that has heard of them all",
+				},
+			})
+		})
+	}
+}
+
+func named(t *testing.T, name string) dialect.Dialect {
+	t.Helper()
+	d, err := dialect.New(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	behaviour.Test(
-		t,
-		behaviour.Subject{Name: "ours as the kubelet", New: New(faults), Dialect: true, Lacks: map[string]string{
-			"a running pod is admitted again after a restart, before its plugin is back": "the manager knows its pods: " +
-				"it is as a kubelet that has heard of them all",
-		}},
-	)
+	return d
 }
+
+// release is the kubelet's release that a dialect is named after, as 1.36.
+func release(dialect string) string { return strings.TrimPrefix(dialect, "kubelet-") }
 
 var update = flag.Bool("update", false, "write docs/manager-differences.md")
 
@@ -58,9 +71,10 @@ func differences() string {
 	b.WriteString(`# Where the device manager differs from the kubelet
 
 Each line is a test that runs with the device manager of Kubernetes 1.36.3, with this project's, and with this project's
-and ` + "`--dialect kubelet-1.36`" + `. In all other cases of that suite (` + "`test/manager/behaviour`" + `) the three do the same.
+in the dialects kubelet-1.36 and kubelet-1.37. In all other cases of that suite (` + "`test/manager/behaviour`" + `) all do the same.
+Where one release is named, the other one does as this manager. Kubernetes 1.37 itself was read, and not run.
 
-| | the kubelet | this manager | with the dialect |
+| | the kubelet | this manager | with the dialects |
 |---|---|---|---|
 `)
 	for _, c := range behaviour.Cases() {
@@ -74,11 +88,15 @@ and ` + "`--dialect kubelet-1.36`" + `. In all other cases of that suite (` + "`
 		case c.NoDialect != "":
 			dialect = "as without: " + c.NoDialect
 		}
+		kubelet := c.Kubelet
+		if c.Releases != nil {
+			kubelet = strings.Join(c.Releases, ", ") + ": " + kubelet
+		}
 		name, fault := c.Name, strings.FieldsFunc(c.Mirrors, func(r rune) bool { return r == ';' })[0]
 		if strings.HasPrefix(fault, "B") {
 			name += " (" + fault + ")"
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, c.Kubelet, c.Here, dialect)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, kubelet, c.Here, dialect)
 	}
 	return b.String()
 }

@@ -13,8 +13,6 @@ import (
 // elsewhere are the faults that no case shows, and why.
 var elsewhere = map[string]string{
 	"CrashesOnConcurrency": "no named dialect has it; manager/allocate_test.go shows it",
-	"RefusesConnectedSocket": "the cases run with kubelet-1.36, which does not have it; " +
-		"TestDialectsOfReleases of manager/endpoint runs kubelet-1.37",
 }
 
 // The cases run with the kubelet's own code and with its dialect, so a fault that a case names is shown by both.
@@ -45,13 +43,12 @@ func TestEachFaultOfADialectIsShownByACase(t *testing.T) {
 			t.Errorf("no fault is called %s", name)
 		}
 	}
-	with, err := dialect.New("kubelet-1.36")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name := range shown {
-		if v := reflect.ValueOf(with).FieldByName(name); v.IsValid() && !v.Bool() {
-			t.Errorf("the dialect that the cases run with does not have %s", name)
+	for _, c := range behaviour.Cases() {
+		for _, name := range dialect.Names() {
+			v := reflect.ValueOf(named(t, name)).FieldByName(c.Fault)
+			if v.IsValid() && v.Bool() != c.In(release(name)) {
+				t.Errorf("%s has %s: %t, and %q says otherwise", name, c.Fault, v.Bool(), c.Name)
+			}
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -86,8 +87,10 @@ type Subject struct {
 	Name string
 	// New returns a manager that was not booted.
 	New func(testing.TB, Config) Manager
-	// Kubelet is whether the manager has the kubelet's faults, and Dialect whether it has those with a dialect's name.
-	Kubelet, Dialect bool
+	// Release is that of the kubelet whose faults the manager has, as 1.36, or empty if it has none.
+	Release string
+	// Dialect is whether it has them by a dialect, as the manager of this project.
+	Dialect bool
 	// Dies is whether a crash ends the process. Cases that crash it at many places run in a process of their own.
 	Dies bool
 	// Lacks names cases that the manager's interface does not allow, with the reason.
@@ -104,6 +107,8 @@ type Case struct {
 	Fault string
 	// Kubelet and Here say what the kubelet does and what this project's manager does by default, where that differs.
 	Kubelet, Here string
+	// Releases are those of the kubelet that do what Kubelet says; others do what Here says. Empty means all.
+	Releases []string
 	// NoDialect is why this project's manager does not do with its dialect what Kubelet says.
 	NoDialect string
 	// Dialect is what it does with its dialect if that is neither.
@@ -113,6 +118,11 @@ type Case struct {
 	// Kills is whether the kubelet's device manager crashes where nothing can recover it.
 	Kills bool
 	Run   func(*Node)
+}
+
+// In is whether a release of the kubelet does what Kubelet says.
+func (c Case) In(release string) bool {
+	return c.Kubelet != "" && (c.Releases == nil || slices.Contains(c.Releases, release))
 }
 
 // Cases are all cases.
@@ -162,8 +172,9 @@ func has(all []Case, name string) bool {
 
 func test(t *testing.T, s Subject, c Case) {
 	n := &Node{T: t, config: c.Config, differs: c.Kubelet != ""}
-	n.kubelet = s.Kubelet || s.Dialect && c.NoDialect == "" && c.Dialect == ""
-	n.own = s.Dialect && c.Dialect != ""
+	differs := s.Release != "" && c.In(s.Release)
+	n.kubelet = differs && (!s.Dialect || c.NoDialect == "" && c.Dialect == "")
+	n.own = differs && s.Dialect && c.Dialect != ""
 	n.config.Dir = makeDirectory(t)
 	n.config.Registry = filepath.Join(n.config.Dir, "registry")
 	if err := os.Mkdir(n.config.Registry, 0o750); err != nil {

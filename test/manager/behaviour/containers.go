@@ -227,11 +227,12 @@ var health = []Case{
 		},
 	},
 	{
-		Name:    "a change of health of a device whose ID another resource has too",
-		Mirrors: "B8",
-		Fault:   "HealthByID",
-		Kubelet: "is announced for either pod, at random",
-		Here:    "is announced for the pod that has the device",
+		Name:     "a change of health of a device whose ID another resource has too",
+		Mirrors:  "B8",
+		Fault:    "HealthByID",
+		Releases: only136,
+		Kubelet:  "is announced for either pod, at random",
+		Here:     "is announced for the pod that has the device",
 		Run: func(n *Node) {
 			pods := map[*Plugin]string{n.plug(gpu, device("0")): "uid-a", n.plug(nic, device("0")): "uid-b"}
 			n.admit(single("a", 1))

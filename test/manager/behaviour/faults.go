@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,14 +14,18 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
+// only136 and only137 are for faults that one release of the kubelet has.
+var only136, only137 = []string{"1.36"}, []string{"1.37"}
+
 // faults are the known faults of the kubelet's device manager that no other case is about.
 var faults = []Case{
 	{
-		Name:    "the end of a plugin that another instance has replaced",
-		Mirrors: "B1",
-		Fault:   "OldInstanceDisconnectsNew",
-		Kubelet: "disconnects the new instance: its devices become unhealthy until it registers again",
-		Here:    "changes nothing: the new instance has the resource",
+		Name:     "the end of a plugin that another instance has replaced",
+		Mirrors:  "B1",
+		Fault:    "OldInstanceDisconnectsNew",
+		Releases: only136,
+		Kubelet:  "disconnects the new instance: its devices become unhealthy until it registers again",
+		Here:     "changes nothing: the new instance has the resource",
 		Run: func(n *Node) {
 			old := n.plug(gpu, numbered(4)...)
 			fresh := n.plug(gpu, numbered(5)...)
@@ -36,11 +41,64 @@ var faults = []Case{
 		},
 	},
 	{
-		Name:    "the end of a plugin after the registration of another instance failed",
-		Mirrors: "B1b",
-		Fault:   "FailedRegistrationOrphans",
-		Kubelet: "is not noticed: its devices stay allocatable, and pods fail",
-		Here:    "makes the devices unhealthy",
+		Name:     "the end of the newest of two instances of a plugin",
+		Mirrors:  "B1",
+		Fault:    "OldInstanceDisconnectsNew",
+		Releases: only136,
+		Kubelet:  "makes the devices unhealthy, although the other instance runs",
+		Here:     "lets the other instance take over",
+		Run: func(n *Node) {
+			old := n.plug(gpu, numbered(4)...)
+			n.plug(gpu, numbered(5)...).Stop()
+			if n.faulty() {
+				n.counts(gpu, 5, 0)
+				n.refuse(single("a", 1), noHealthy)
+				return
+			}
+			old.Update(numbered(6)...)
+			n.counts(gpu, 6, 6)
+			n.admit(single("a", 6))
+			n.equal("calls of Allocate", 1, old.Calls("Allocate"))
+		},
+	},
+	{
+		Name:     "a second registration from a socket that is connected",
+		Mirrors:  "facts 2: next release",
+		Fault:    "RefusesConnectedSocket",
+		Releases: only137,
+		Kubelet:  "is refused, and the first one stays",
+		Here:     "succeeds",
+		Run: func(n *Node) {
+			p := n.plug(gpu, numbered(2)...)
+			err := p.Register(n.Context(), n.config.Dir)
+			if !n.faulty() {
+				if err != nil {
+					n.Errorf("register: %v", err)
+				}
+				n.await("the list is asked for again", func() bool { return p.Calls("ListAndWatch") == 2 })
+				n.counts(gpu, 2, 2)
+				n.admit(single("a", 2))
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), "device plugin already connected: "+p.Socket) {
+				n.Errorf("register: %v", err)
+			}
+			n.equal("calls of ListAndWatch", 1, p.Calls("ListAndWatch"))
+			p.Update(numbered(3)...)
+			n.counts(gpu, 3, 3)
+			n.admit(single("a", 3))
+			p.Stop()
+			n.counts(gpu, 3, 0)
+			n.again(p, 3) // it is not connected any more
+		},
+	},
+	{
+		Name:     "the end of a plugin after the registration of another instance failed",
+		Mirrors:  "B1b",
+		Fault:    "FailedRegistrationOrphans",
+		Releases: only136,
+		Kubelet:  "is not noticed: its devices stay allocatable, and pods fail",
+		Here:     "makes the devices unhealthy",
 		Run: func(n *Node) {
 			old := n.plug(gpu, numbered(2)...)
 			bad := n.prepare(gpu, numbered(2)...)
