@@ -22,6 +22,7 @@ import (
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/dialect"
 	"gpu-cdi-plugin/manager/model"
+	"gpu-cdi-plugin/test/lib/plugintest"
 	managertest "gpu-cdi-plugin/test/manager"
 	"gpu-cdi-plugin/test/manager/behaviour"
 )
@@ -52,7 +53,7 @@ func newContender(b *testing.B, name string) *contender {
 	})
 	c.must(c.Boot(behaviour.Boot{}))
 	c.plugin = behaviour.NewPlugin(gpuName, filepath.Join(dir, "gpu.sock"))
-	c.plugin.OnAllocate = answerAsAGPU
+	c.plugin.Behave(plugintest.Behaviour{Allocate: answerAsAGPU})
 	ctx, cancel := context.WithCancel(b.Context())
 	go func() { // nothing else takes the announcements
 		for {
@@ -89,7 +90,7 @@ func (c *contender) must(err error) {
 }
 
 // answerAsAGPU is what a plugin answers for a GPU: 339 bytes in the encoding of protobuf.
-func answerAsAGPU(_ context.Context, ids []string) (*v1beta1.AllocateResponse, error) {
+func answerAsAGPU(_ context.Context, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	r := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": strings.Join(ids, ",")}}
 	for _, path := range []string{
 		"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
@@ -99,7 +100,7 @@ func answerAsAGPU(_ context.Context, ids []string) (*v1beta1.AllocateResponse, e
 	for _, id := range ids {
 		r.CdiDevices = append(r.CdiDevices, &v1beta1.CDIDevice{Name: gpuName + "=" + id})
 	}
-	return &v1beta1.AllocateResponse{ContainerResponses: []*v1beta1.ContainerAllocateResponse{r}}, nil
+	return r, nil
 }
 
 // manyGPUs is a list of devices with the health.
@@ -115,7 +116,7 @@ func manyGPUs(count int, health string) (list []*v1beta1.Device) {
 
 // plug registers the plugin with devices and returns when the manager counts them.
 func (c *contender) plug(count int) time.Duration {
-	c.plugin.Update(manyGPUs(count, v1beta1.Healthy)...)
+	c.plugin.SetDevices(manyGPUs(count, v1beta1.Healthy)...)
 	c.plugin.Stop()
 	c.must(c.plugin.Serve())
 	begin := time.Now()
@@ -352,10 +353,10 @@ func healthFlips(b *testing.B, name string) (s samples) {
 	healthy, unhealthy := manyGPUs(placed, v1beta1.Healthy), manyGPUs(placed, v1beta1.Unhealthy)
 	for range 11 {
 		s = append(s, timed(func() {
-			c.plugin.Update(unhealthy...)
+			c.plugin.SetDevices(unhealthy...)
 			c.await(0)
 		}))
-		c.plugin.Update(healthy...)
+		c.plugin.SetDevices(healthy...)
 		c.await(placed)
 		time.Sleep(300 * time.Millisecond) // the kubelet still writes its checkpoint
 	}
@@ -409,7 +410,7 @@ func compareHints(b *testing.B) (here, kubelet samples) {
 	c.must(c.Stop())
 	k.config.NUMANodes = ids
 	c.must(c.Boot(behaviour.Boot{}))
-	c.plugin.Update(list...)
+	c.plugin.SetDevices(list...)
 	c.must(c.plugin.Serve())
 	c.must(c.plugin.Register(b.Context(), filepath.Dir(c.plugin.Socket)))
 	c.await(devices)

@@ -86,7 +86,7 @@ var admission = []Case{
 			}
 			n.restart(Boot{})
 			p.Stop()
-			p.Update(list...)
+			p.SetDevices(list...)
 			n.add(p)
 			n.counts(gpu, 2, 1)
 			if n.faulty() {
@@ -108,7 +108,7 @@ var admission = []Case{
 				n.admit(single("a", 3))
 			}
 			n.equal("devices", before, n.has(single("a", 3), "main"))
-			n.equal("calls of Allocate", 1, p.Calls("Allocate"))
+			n.equal("calls of Allocate", 1, p.Calls().Allocate)
 		},
 	},
 	{
@@ -140,8 +140,8 @@ var admission = []Case{
 		Mirrors: "TestAllocate of endpoint_test.go",
 		Run: func(n *Node) {
 			p := n.plug(gpu, numbered(1)...)
-			p.OnAllocate = func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
-				return allocated(&response{
+			p.Behave(does{Allocate: func(context.Context, []string) (*response, error) {
+				return &response{
 					Envs: map[string]string{"KEY": "value = \u00e9"},
 					Mounts: []*v1beta1.Mount{
 						{
@@ -156,8 +156,8 @@ var admission = []Case{
 					},
 					Annotations: map[string]string{"example.com/key": "value"},
 					CdiDevices:  []*v1beta1.CDIDevice{{Name: "example.com/gpu=0"}, {Name: "example.com/gpu=1"}},
-				}), nil
-			}
+				}, nil
+			}})
 			n.admit(single("a", 1))
 			n.equal("options", model.RunOptions{
 				Envs: map[string]string{"KEY": "value = \u00e9"},
@@ -182,11 +182,11 @@ var admission = []Case{
 		Mirrors: "facts 1c: RPC failure",
 		Run: func(n *Node) {
 			p := n.plug(gpu, numbered(2)...)
-			p.OnAllocate = func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
+			p.Behave(does{Allocate: func(context.Context, []string) (*response, error) {
 				return nil, errors.New("these are mine")
-			}
+			}})
 			n.refuse(single("a", 2), "these are mine")
-			p.OnAllocate = nil
+			p.Behave(does{})
 			n.admit(single("b", 2))
 		},
 	},
@@ -199,9 +199,9 @@ var admission = []Case{
 		Run: func(n *Node) {
 			n.plug(gpu, numbered(1)...)
 			p := n.plug(nic, device("n0"))
-			p.OnAllocate = func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
+			p.Behave(does{Allocate: func(context.Context, []string) (*response, error) {
 				return nil, errors.New("no")
-			}
+			}})
 			refused := withInit(pod("a", container("main", limits{nic: 1})), container("init", limits{gpu: 1}))
 			n.refuse(refused, "no")
 			if n.faulty() {
@@ -217,16 +217,16 @@ var admission = []Case{
 		Mirrors: "TestDevicesToAllocateConflictWithUpdateAllocatedDevices",
 		Run: func(n *Node) {
 			p := n.prepare(gpu, numbered(4)...)
-			p.Options.GetPreferredAllocationAvailable = true
+			p.Behave(does{Options: withPreference})
 			n.add(p)
 			n.counts(gpu, 4, 4)
 			n.admit(single("a", 1))
 			asked, answer := make(chan struct{}), make(chan struct{})
-			p.OnPrefer = func(_ context.Context, r *available) ([]string, error) {
+			p.Behave(does{Preferred: func(_ context.Context, r *available) ([]string, error) {
 				close(asked)
 				<-answer
 				return r.AvailableDeviceIDs[:2], nil
-			}
+			}})
 			var running sync.WaitGroup
 			running.Go(func() {
 				if err := n.try(single("b", 2)); err != nil {
@@ -255,7 +255,7 @@ var admission = []Case{
 			var running sync.WaitGroup
 			running.Go(func() {
 				for i := range 1000 {
-					p.Update(slices.Concat(list[i%50:], list[:i%50])...)
+					p.SetDevices(slices.Concat(list[i%50:], list[:i%50])...)
 				}
 				done.Store(true)
 			})

@@ -17,15 +17,19 @@ var containers = []Case{
 		Mirrors: "TestDevicePreStartContainer",
 		Run: func(n *Node) {
 			p := n.prepare(gpu, numbered(4)...)
-			p.Options.PreStartRequired = true
+			var calls [][]string
+			p.Behave(does{Options: withPreStart, PreStart: func(_ context.Context, ids []string) error {
+				calls = append(calls, slices.Sorted(slices.Values(ids)))
+				return nil
+			}})
 			n.add(p)
 			n.counts(gpu, 4, 4)
 			n.admit(single("a", 2))
-			n.equal("calls", 0, p.Calls("PreStartContainer"))
+			n.equal("calls", 0, len(calls))
 			first := n.start(single("a", 2), "main")
 			n.equal("options of the second start", first, n.start(single("a", 2), "main"))
 			ids := n.has(single("a", 2), "main")
-			n.equal("devices", [][]string{ids, ids}, p.Args("PreStartContainer"))
+			n.equal("devices", [][]string{ids, ids}, calls)
 		},
 	},
 	{
@@ -33,12 +37,12 @@ var containers = []Case{
 		Mirrors: "TestDevicePreStartContainer",
 		Run: func(n *Node) {
 			p := n.prepare(gpu, numbered(4)...)
-			p.Options.PreStartRequired = true
+			p.Behave(does{Options: withPreStart})
 			n.add(p)
 			n.counts(gpu, 4, 4)
 			n.admit(single("a", 0))
 			n.start(single("a", 0), "main")
-			n.equal("calls", []int{0, 0}, []int{p.Calls("PreStartContainer"), p.Calls("Allocate")})
+			n.equal("calls", []int{0, 0}, []int{p.Calls().PreStart, p.Calls().Allocate})
 		},
 	},
 	{
@@ -46,8 +50,8 @@ var containers = []Case{
 		Mirrors: "facts 1d: PreStartContainer",
 		Run: func(n *Node) {
 			p := n.prepare(gpu, numbered(1)...)
-			p.Options.PreStartRequired = true
-			p.OnPreStart = func(context.Context, []string) error { return errors.New("not yet") }
+			notYet := func(context.Context, []string) error { return errors.New("not yet") }
+			p.Behave(does{Options: withPreStart, PreStart: notYet})
 			n.add(p)
 			n.counts(gpu, 1, 1)
 			n.admit(single("a", 1))
@@ -55,7 +59,7 @@ var containers = []Case{
 			if err == nil || !strings.Contains(err.Error(), "device plugin PreStartContainer rpc failed with err:") {
 				n.Errorf("start: %v", err)
 			}
-			p.OnPreStart = nil
+			p.Behave(does{})
 			n.start(single("a", 1), "main")
 		},
 	},
@@ -73,17 +77,17 @@ var containers = []Case{
 		Name:    "CDI devices of several resources are joined, and each is named once",
 		Mirrors: "TestDeviceRunContainerOptions: CDI from several resources, duplicates",
 		Run: func(n *Node) {
-			answer := func(names ...string) func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
-				return func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
+			answer := func(names ...string) func(context.Context, []string) (*response, error) {
+				return func(context.Context, []string) (*response, error) {
 					r := &response{}
 					for _, name := range names {
 						r.CdiDevices = append(r.CdiDevices, &v1beta1.CDIDevice{Name: name})
 					}
-					return allocated(r), nil
+					return r, nil
 				}
 			}
-			n.plug(gpu, numbered(1)...).OnAllocate = answer("v.com/c=1", "v.com/c=1", "v.com/c=2")
-			n.plug(nic, device("n0")).OnAllocate = answer("v.com/c=2", "v.com/c=3")
+			n.plug(gpu, numbered(1)...).Behave(does{Allocate: answer("v.com/c=1", "v.com/c=1", "v.com/c=2")})
+			n.plug(nic, device("n0")).Behave(does{Allocate: answer("v.com/c=2", "v.com/c=3")})
 			p := pod("a", container("main", limits{gpu: 1, nic: 1}))
 			n.admit(p)
 			got := n.start(p, "main").CDIDevices
@@ -97,19 +101,19 @@ var containers = []Case{
 		Here:      "set it as the resource whose name comes first wants, and the answer has the conflict",
 		NoDialect: "the first resource is one of the kubelet's two",
 		Run: func(n *Node) {
-			answer := func(value string) func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
-				return func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
-					return allocated(&response{
-						Envs:   map[string]string{"KEY": value, "SAME": "same"},
-						Mounts: []*v1beta1.Mount{{ContainerPath: "/m", HostPath: "/" + value}},
+			answer := func(value string) func(context.Context, []string) (*response, error) {
+				return func(context.Context, []string) (*response, error) {
+					return &response{
+						Envs:    map[string]string{"KEY": value, "SAME": "same"},
+						Mounts:  []*v1beta1.Mount{{ContainerPath: "/m", HostPath: "/" + value}},
 						Devices: []*v1beta1.DeviceSpec{
 							{ContainerPath: "/dev/d", HostPath: "/dev/" + value, Permissions: "rw"},
 						},
-					}), nil
+					}, nil
 				}
 			}
-			n.plug(gpu, numbered(1)...).OnAllocate = answer("gpu")
-			n.plug(nic, device("n0")).OnAllocate = answer("nic")
+			n.plug(gpu, numbered(1)...).Behave(does{Allocate: answer("gpu")})
+			n.plug(nic, device("n0")).Behave(does{Allocate: answer("nic")})
 			p := pod("a", container("main", limits{gpu: 1, nic: 1}))
 			n.admit(p)
 			o := n.start(p, "main")
@@ -152,7 +156,7 @@ var containers = []Case{
 		Here:    "is refused until the plugin is back",
 		Run: func(n *Node) {
 			p := n.prepare(gpu, numbered(1)...)
-			p.Options.PreStartRequired = true
+			p.Behave(does{Options: withPreStart})
 			n.add(p)
 			n.counts(gpu, 1, 1)
 			n.admit(single("a", 1))
@@ -164,7 +168,7 @@ var containers = []Case{
 			}
 			n.again(p, 1)
 			n.start(single("a", 1), "main")
-			n.equal("calls", 1, p.Calls("PreStartContainer"))
+			n.equal("calls", 1, p.Calls().PreStart)
 		},
 	},
 }
@@ -179,7 +183,7 @@ var health = []Case{
 			n.drain()
 			n.equal("health", map[string]map[string]string{gpu: {"a": "Healthy"}}, n.Health(single("a", 1)))
 			for _, d := range []*v1beta1.Device{unhealthy("a"), device("a")} {
-				p.Update(d)
+				p.SetDevices(d)
 				n.announced("uid-a")
 				n.equal("health", map[string]map[string]string{gpu: {"a": d.Health}}, n.Health(single("a", 1)))
 			}
@@ -192,7 +196,7 @@ var health = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("a"))
 			n.admit(single("a", 1))
-			p.Update(unhealthy("a"))
+			p.SetDevices(unhealthy("a"))
 			n.counts(gpu, 1, 0)
 			n.equal("devices", []string{"a"}, n.has(single("a", 1), "main"))
 			n.start(single("a", 1), "main")
@@ -208,7 +212,7 @@ var health = []Case{
 			p := n.plug(gpu, device("a"), device("b"))
 			n.admit(single("a", 2))
 			n.drain()
-			p.Update(device("a"))
+			p.SetDevices(device("a"))
 			n.counts(gpu, 1, 1)
 			want := map[string]string{"a": "Healthy", "b": "Unknown"}
 			if n.faulty() {
@@ -245,7 +249,7 @@ var health = []Case{
 					if i%2 == 0 {
 						d.Health = v1beta1.Unhealthy
 					}
-					p.Update(d)
+					p.SetDevices(d)
 					if uid := <-n.HealthChanges(); uid != want {
 						wrong++
 					}

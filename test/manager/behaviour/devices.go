@@ -1,6 +1,7 @@
 package behaviour
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -14,13 +15,13 @@ var devices = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("a"), device("b"), unhealthy("c"))
 			n.counts(gpu, 3, 2)
-			p.Update(device("a"), device("b"))
+			p.SetDevices(device("a"), device("b"))
 			n.counts(gpu, 2, 2)
-			p.Update(device("a"), unhealthy("b"), unhealthy("c"))
+			p.SetDevices(device("a"), unhealthy("b"), unhealthy("c"))
 			n.counts(gpu, 3, 1)
-			p.Update(unhealthy("b"), unhealthy("c"))
+			p.SetDevices(unhealthy("b"), unhealthy("c"))
 			n.counts(gpu, 2, 0)
-			p.Update()
+			p.SetDevices()
 			n.counts(gpu, 0, 0)
 		},
 	},
@@ -29,7 +30,7 @@ var devices = []Case{
 		Mirrors: "facts 1b: ListAndWatch message",
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("a"))
-			p.Update(device("a"), &v1beta1.Device{ID: "b", Health: "weird"}, &v1beta1.Device{ID: "c"},
+			p.SetDevices(device("a"), &v1beta1.Device{ID: "b", Health: "weird"}, &v1beta1.Device{ID: "c"},
 				&v1beta1.Device{ID: "d", Health: "healthy"})
 			n.counts(gpu, 4, 1)
 		},
@@ -51,7 +52,7 @@ var devices = []Case{
 		NoDialect: "the manager keeps a device once",
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("x"))
-			p.Update(unhealthy("a"), device("a"), unhealthy("b"))
+			p.SetDevices(unhealthy("a"), device("a"), unhealthy("b"))
 			if n.faulty() {
 				n.counts(gpu, 3, 1)
 			} else {
@@ -67,7 +68,7 @@ var devices = []Case{
 			p.Stop()
 			n.counts(gpu, 2, 0)
 			n.refuse(single("late", 1), "no healthy devices present; cannot allocate unhealthy devices "+gpu)
-			p.Update(numbered(2)...)
+			p.SetDevices(numbered(2)...)
 			n.again(p, 2)
 			n.admit(single("on-time", 2))
 		},
@@ -106,12 +107,12 @@ var devices = []Case{
 		Run: func(n *Node) {
 			p := n.prepare(gpu, numbered(2)...)
 			failed := make(chan struct{}, 8)
-			p.OnList = func() error { failed <- struct{}{}; return errors.New("no list") }
+			p.Behave(does{Watch: func(context.Context) error { failed <- struct{}{}; return errors.New("no list") }})
 			n.add(p)
 			<-failed
 			n.plug("example.com/other", numbered(1)...) // while the manager could ask again
 			n.equal("counts", Counts{}, n.Counts(gpu))
-			n.equal("calls of ListAndWatch", 1, p.Calls("ListAndWatch"))
+			n.equal("calls of ListAndWatch", 1, p.Calls().Watch)
 		},
 	},
 	{
@@ -119,21 +120,12 @@ var devices = []Case{
 		Mirrors: "e2e device_plugin_failures_test.go: ListAndWatch fails later",
 		Config:  Config{Grace: 2 * time.Second},
 		Run: func(n *Node) {
-			p := n.prepare(gpu, numbered(2)...)
-			lists := 0
-			p.OnList = func() error {
-				if lists++; lists > 1 {
-					return errors.New("no more lists")
-				}
-				return nil
-			}
-			n.add(p)
-			n.counts(gpu, 2, 2)
-			p.Update(numbered(2)...)
+			p := n.plug(gpu, numbered(2)...)
+			p.EndStreams(errors.New("no more lists"))
 			n.counts(gpu, 2, 0)
 			n.Expire()
 			n.counts(gpu, 0, 0)
-			n.equal("calls of ListAndWatch", 1, p.Calls("ListAndWatch"))
+			n.equal("calls of ListAndWatch", 1, p.Calls().Watch)
 		},
 	},
 	{
@@ -151,7 +143,7 @@ var devices = []Case{
 						list = append(list, device(id))
 					}
 				}
-				p.Update(list...)
+				p.SetDevices(list...)
 				n.counts(gpu, 4, 4-min(sick, 8-sick))
 			}
 		},

@@ -35,7 +35,7 @@ var faults = []Case{
 				n.refuse(single("a", 1), noHealthy)
 				return
 			}
-			fresh.Update(numbered(6)...)
+			fresh.SetDevices(numbered(6)...)
 			n.counts(gpu, 6, 6)
 			n.admit(single("a", 6))
 		},
@@ -55,10 +55,10 @@ var faults = []Case{
 				n.refuse(single("a", 1), noHealthy)
 				return
 			}
-			old.Update(numbered(6)...)
+			old.SetDevices(numbered(6)...)
 			n.counts(gpu, 6, 6)
 			n.admit(single("a", 6))
-			n.equal("calls of Allocate", 1, old.Calls("Allocate"))
+			n.equal("calls of Allocate", 1, old.Calls().Allocate)
 		},
 	},
 	{
@@ -75,7 +75,7 @@ var faults = []Case{
 				if err != nil {
 					n.Errorf("register: %v", err)
 				}
-				n.await("the list is asked for again", func() bool { return p.Calls("ListAndWatch") == 2 })
+				n.await("the list is asked for again", func() bool { return p.Calls().Watch == 2 })
 				n.counts(gpu, 2, 2)
 				n.admit(single("a", 2))
 				return
@@ -83,8 +83,8 @@ var faults = []Case{
 			if err == nil || !strings.Contains(err.Error(), "device plugin already connected: "+p.Socket) {
 				n.Errorf("register: %v", err)
 			}
-			n.equal("calls of ListAndWatch", 1, p.Calls("ListAndWatch"))
-			p.Update(numbered(3)...)
+			n.equal("calls of ListAndWatch", 1, p.Calls().Watch)
+			p.SetDevices(numbered(3)...)
 			n.counts(gpu, 3, 3)
 			n.admit(single("a", 3))
 			p.Stop()
@@ -102,7 +102,7 @@ var faults = []Case{
 		Run: func(n *Node) {
 			old := n.plug(gpu, numbered(2)...)
 			bad := n.prepare(gpu, numbered(2)...)
-			bad.OnOptions = func(context.Context) error { return fmt.Errorf("no options") }
+			bad.Behave(does{GetOptions: func(context.Context) error { return fmt.Errorf("no options") }})
 			n.serve(bad)
 			if err := bad.Register(n.Context(), n.config.Dir); err == nil {
 				n.Fatal("the registration succeeded")
@@ -127,11 +127,11 @@ var faults = []Case{
 		Here:    "refuses the pod and gives the devices back",
 		Run: func(n *Node) {
 			p := n.plug(gpu, numbered(2)...)
-			p.OnAllocate = func(context.Context, []string) (*v1beta1.AllocateResponse, error) {
-				return &v1beta1.AllocateResponse{}, nil
-			}
+			p.Behave(does{Allocate: func(context.Context, []string) (*response, error) {
+				return nil, nil //nolint:nilnil // the response has no container
+			}})
 			n.refuse(single("a", 2), "no containers return in allocation response")
-			p.OnAllocate = nil
+			p.Behave(does{})
 			if n.faulty() {
 				n.refuse(single("b", 1), "Available: 0")
 				return
@@ -147,17 +147,17 @@ var faults = []Case{
 		Here:    "refuses the pod, or admits it with the device unhealthy",
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("a"))
-			p.OnAllocate = func(_ context.Context, ids []string) (*v1beta1.AllocateResponse, error) {
-				p.Update(device("b"), device("c"))
+			p.Behave(does{Allocate: func(ctx context.Context, ids []string) (*response, error) {
+				p.SetDevices(device("b"), device("c"))
 				n.counts(gpu, 2, 2)
-				return allocated(p.plain(ids)), nil
-			}
+				return p.plain(ctx, ids)
+			}})
 			if n.faulty() {
 				n.crash(single("a", 1))
 				return
 			}
 			first := n.try(single("a", 1))
-			p.OnAllocate = nil
+			p.Behave(does{})
 			n.admit(single("b", 2))
 			if first != nil && len(n.has(single("a", 1), "main")) > 0 {
 				n.Errorf("the refused pod has %v", n.has(single("a", 1), "main"))
@@ -174,7 +174,7 @@ var faults = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, device("a", 0))
 			n.admit(single("a", 1))
-			p.Update(device("b", 0), device("c", 1))
+			p.SetDevices(device("b", 0), device("c", 1))
 			n.counts(gpu, 2, 2)
 			n.restart(Boot{})
 			n.again(p, 2)
@@ -197,11 +197,11 @@ var faults = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, numbered(1)...)
 			asked := make(chan struct{}, 1)
-			p.OnAllocate = func(ctx context.Context, _ []string) (*v1beta1.AllocateResponse, error) {
+			p.Behave(does{Allocate: func(ctx context.Context, _ []string) (*response, error) {
 				asked <- struct{}{}
 				<-ctx.Done()
 				return nil, ctx.Err()
-			}
+			}})
 			answer := make(chan error, 1)
 			go func() { answer <- n.Admit(context.Background(), single("a", 1)) }()
 			<-asked
@@ -229,11 +229,11 @@ var faults = []Case{
 			p := n.plug(gpu, numbered(1)...)
 			n.plug(nic, device("n0"))
 			asked, answer := make(chan struct{}), make(chan struct{})
-			p.OnAllocate = func(_ context.Context, ids []string) (*v1beta1.AllocateResponse, error) {
+			p.Behave(does{Allocate: func(ctx context.Context, ids []string) (*response, error) {
 				close(asked)
 				<-answer
-				return allocated(p.plain(ids)), nil
-			}
+				return p.plain(ctx, ids)
+			}})
 			first := make(chan error, 1)
 			go func() { first <- n.Admit(context.Background(), single("a", 1)) }()
 			<-asked
@@ -303,7 +303,7 @@ var faults = []Case{
 			for i := range 20_000 {
 				list = append(list, device(fmt.Sprintf("%0300d", i)))
 			}
-			p.Update(list...)
+			p.SetDevices(list...)
 			if n.faulty() {
 				n.counts(gpu, 1, 0)
 				return
@@ -434,9 +434,9 @@ var hostile = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, numbered(1)...)
 			for i := range 1000 {
-				p.Update(numbered(1 + i%50)...)
+				p.SetDevices(numbered(1 + i%50)...)
 			}
-			p.Update(numbered(7)...)
+			p.SetDevices(numbered(7)...)
 			n.counts(gpu, 7, 7)
 		},
 	},

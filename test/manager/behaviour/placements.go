@@ -12,7 +12,7 @@ import (
 var (
 	plain = []*v1beta1.Device{device("a", 0), device("b", 1), device("c", 1)}
 	pairs = []*v1beta1.Device{device("a", 0), device("b", 0), device("c", 1), device("d", 1)}
-	split = []*v1beta1.Device{device("a", 0), unhealthyOn("b", 0), device("c", 1), unhealthyOn("d", 1)}
+	split = []*v1beta1.Device{device("a", 0), unhealthy("b", 0), device("c", 1), unhealthy("d", 1)}
 )
 
 // placements are cases with one pod: which devices its containers get with a policy.
@@ -69,7 +69,7 @@ var placements = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, plain...)
 			n.refuse(single("p", 3), locality)
-			n.equal("calls of Allocate", 0, p.Calls("Allocate"))
+			n.equal("calls of Allocate", 0, p.Calls().Allocate)
 		},
 	},
 	{
@@ -88,7 +88,7 @@ var placements = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, split...)
 			n.refuse(single("p", 2), locality)
-			n.equal("calls of Allocate", 0, p.Calls("Allocate"))
+			n.equal("calls of Allocate", 0, p.Calls().Allocate)
 		},
 	},
 	{
@@ -107,7 +107,7 @@ var placements = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, plain...)
 			n.refuse(single("p", 4), locality)
-			n.equal("calls of Allocate", 0, p.Calls("Allocate"))
+			n.equal("calls of Allocate", 0, p.Calls().Allocate)
 		},
 	},
 	{
@@ -117,7 +117,7 @@ var placements = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, plain...)
 			n.refuse(single("p", 4), "Requested: 4, Available: 3")
-			n.equal("calls of Allocate", 0, p.Calls("Allocate"))
+			n.equal("calls of Allocate", 0, p.Calls().Allocate)
 		},
 	},
 	{
@@ -152,7 +152,7 @@ var placements = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, pairs...)
 			n.refuse(pod("p", container("main", limits{gpu: 2}), container("other", limits{gpu: 2})), locality)
-			n.equal("calls of Allocate", 0, p.Calls("Allocate"))
+			n.equal("calls of Allocate", 0, p.Calls().Allocate)
 		},
 	},
 	{
@@ -173,7 +173,7 @@ var placements = []Case{
 		Run: func(n *Node) {
 			p := n.plug(gpu, pairs...)
 			n.refuse(withInit(pod("p", container("main", limits{gpu: 2})), sidecar("side", limits{gpu: 1})), locality)
-			n.equal("calls of Allocate", 0, p.Calls("Allocate"))
+			n.equal("calls of Allocate", 0, p.Calls().Allocate)
 		},
 	},
 	{
@@ -188,12 +188,6 @@ var placements = []Case{
 			n.equal("devices", []string{"b", "c"}, slices.Sorted(slices.Values(both)))
 		},
 	},
-}
-
-func unhealthyOn(id string, node int64) *v1beta1.Device {
-	d := device(id, node)
-	d.Health = v1beta1.Unhealthy
-	return d
 }
 
 // places admits a pod and compares the GPUs that its containers get.

@@ -7,7 +7,9 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -86,7 +88,7 @@ var podResources = []Case{
 			n.admit(single("a", 2))
 			want := []string{"example.com/gpu=a@0", "example.com/gpu=a@1", "example.com/gpu=b", "example.com/nic=n0"}
 			n.equal("allocatable", want, n.allocatable())
-			p.Update(unhealthy("a"), device("b"), device("c"), device("d"))
+			p.SetDevices(unhealthy("a"), device("b"), device("c"), device("d"))
 			n.counts(gpu, 4, 3)
 			want = []string{"example.com/gpu=b", "example.com/gpu=c", "example.com/gpu=d", "example.com/nic=n0"}
 			n.equal("allocatable after a change", want, n.allocatable())
@@ -234,4 +236,9 @@ func (n *Node) allocatable() []string {
 		return nil
 	}
 	return deviceNames(res.Devices)
+}
+
+func dial(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"gpu-cdi-plugin/test/lib/plugintest"
+
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -68,14 +70,14 @@ var registration = []Case{
 		Mirrors: "e2e device_plugin_failures_test.go: GetDevicePluginOptions",
 		Run: func(n *Node) {
 			p := n.prepare(gpu, numbered(2)...)
-			p.OnOptions = func(context.Context) error { return errors.New("no options today") }
+			p.Behave(does{GetOptions: func(context.Context) error { return errors.New("no options today") }})
 			n.serve(p)
 			err := p.Register(n.Context(), n.config.Dir)
 			if err == nil || !strings.Contains(err.Error(), "failed to get device plugin options") {
 				n.Errorf("register: %v", err)
 			}
 			n.equal("calls of GetDevicePluginOptions and ListAndWatch", []int{1, 0},
-				[]int{p.Calls("GetDevicePluginOptions"), p.Calls("ListAndWatch")})
+				[]int{p.Calls().Options, p.Calls().Watch})
 			n.equal("counts", Counts{}, n.Counts(gpu))
 		},
 	},
@@ -99,7 +101,10 @@ var registration = []Case{
 		Run: func(n *Node) {
 			slow := n.prepare("example.com/slow", numbered(1)...)
 			asked, done := make(chan struct{}), make(chan error, 1)
-			slow.OnOptions = func(ctx context.Context) error { close(asked); <-ctx.Done(); return ctx.Err() }
+			slow.Behave(does{GetOptions: func(ctx context.Context) error {
+				close(asked)
+				return plugintest.Hang(ctx)
+			}})
 			n.serve(slow)
 			ctx, cancel := context.WithCancel(n.Context())
 			go func() { done <- slow.Register(ctx, n.config.Dir) }()
@@ -123,9 +128,11 @@ var registration = []Case{
 						{device("a"), device("b")}, {device("a"), device("b")}, {device("c")},
 					} {
 						p := n.prepare(gpu, list...)
-						p.Options.PreStartRequired, p.Options.GetPreferredAllocationAvailable = preStart, prefer
+						p.Behave(does{Options: &v1beta1.DevicePluginOptions{
+							PreStartRequired: preStart, GetPreferredAllocationAvailable: prefer,
+						}})
 						n.add(p)
-						n.await("the new list arrives", func() bool { return p.Calls("ListAndWatch") == 1 })
+						n.await("the new list arrives", func() bool { return p.Calls().Watch == 1 })
 						n.counts(gpu, len(list), len(list))
 						last = p
 					}
@@ -134,7 +141,7 @@ var registration = []Case{
 					n.start(single(name, 1), "main")
 					n.equal("devices", []string{"c"}, n.has(single(name, 1), "main"))
 					want := map[bool]int{true: 1}
-					n.equal("calls of PreStartContainer", want[preStart], last.Calls("PreStartContainer"))
+					n.equal("calls of PreStartContainer", want[preStart], last.Calls().PreStart)
 					n.release(single(name, 1))
 				}
 			}
@@ -157,7 +164,7 @@ var registration = []Case{
 			n.admit(single("a", 1))
 			n.start(single("a", 1), "main")
 			n.equal("calls of PreStartContainer and GetPreferredAllocation", []int{0, 0},
-				[]int{p.Calls("PreStartContainer"), p.Calls("GetPreferredAllocation")})
+				[]int{p.Calls().PreStart, p.Calls().Preferred})
 		},
 	},
 	{

@@ -24,7 +24,7 @@ var preferred = []Case{
 			n.equal("to include", 0, len(asked[0].MustIncludeDeviceIDs))
 			both := withInit(pod("b", container("main", limits{gpu: 3})), container("init", limits{gpu: 1}))
 			n.admit(both)
-			n.equal("calls", 3, p.Calls("GetPreferredAllocation"))
+			n.equal("calls", 3, p.Calls().Preferred)
 			n.equal("size", 3, int(asked[2].AllocationSize))
 			n.equal("available", 4, len(asked[2].AvailableDeviceIDs))
 			n.equal("to include", n.has(both, "init"), asked[2].MustIncludeDeviceIDs)
@@ -60,9 +60,9 @@ var preferred = []Case{
 		Mirrors: "facts 1c: Preferred result",
 		Run: func(n *Node) {
 			p := n.preferring(numbered(2), nil)
-			p.OnPrefer = func(context.Context, *available) ([]string, error) { return nil, errors.New("undecided") }
+			p.Behave(does{Preferred: undecided})
 			n.refuse(single("a", 1), "device plugin GetPreferredAllocation rpc failed with err:")
-			p.OnPrefer = nil
+			p.Behave(does{})
 			n.admit(single("b", 2))
 		},
 	},
@@ -76,9 +76,9 @@ var preferred = []Case{
 		Run: func(n *Node) {
 			list := []*v1beta1.Device{device("a", 0), device("b", 1), device("c", 1), device("x"), device("y")}
 			p := n.preferring(list, nil)
-			p.OnPrefer = func(context.Context, *available) ([]string, error) { return nil, errors.New("undecided") }
+			p.Behave(does{Preferred: undecided})
 			n.refuse(single("a", 4), "undecided")
-			p.OnPrefer = nil
+			p.Behave(does{})
 			if n.faulty() {
 				n.refuse(single("b", 3), "Available: 2")
 				return
@@ -99,19 +99,22 @@ var preferred = []Case{
 			if n.faulty() {
 				want = 1
 			}
-			n.equal("calls", want, p.Calls("GetPreferredAllocation"))
+			n.equal("calls", want, p.Calls().Preferred)
 		},
 	},
 }
+
+func undecided(context.Context, *available) ([]string, error) { return nil, errors.New("undecided") }
 
 // preferring adds a plugin that is asked what it prefers.
 func (n *Node) preferring(list []*v1beta1.Device, prefer func(*available) []string) *Plugin {
 	n.Helper()
 	p := n.prepare(gpu, list...)
-	p.Options.GetPreferredAllocationAvailable = true
+	b := does{Options: withPreference}
 	if prefer != nil {
-		p.OnPrefer = func(_ context.Context, r *available) ([]string, error) { return prefer(r), nil }
+		b.Preferred = func(_ context.Context, r *available) ([]string, error) { return prefer(r), nil }
 	}
+	p.Behave(b)
 	n.add(p)
 	n.counts(gpu, len(list), len(list))
 	return p
@@ -151,7 +154,7 @@ var topology = []Case{
 
 			n.admit(single("all", 3))
 			n.equal("devices", []string{"a", "b", "c"}, n.has(single("all", 3), "main"))
-			n.equal("calls", 2, p.Calls("GetPreferredAllocation"))
+			n.equal("calls", 2, p.Calls().Preferred)
 		},
 	},
 	{

@@ -1,6 +1,7 @@
 package behaviour
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"time"
@@ -52,7 +53,7 @@ var watcher = []Case{
 			p := n.prepare(gpu, numbered(2)...)
 			n.serve(p)
 			herald := n.discover("gpu.sock", gpu)
-			herald.Info.Endpoint = p.Socket
+			herald.info.Endpoint = p.Socket
 			n.serve(herald)
 			n.notified(herald, true)
 			n.counts(gpu, 2, 2)
@@ -63,10 +64,10 @@ var watcher = []Case{
 		Mirrors: "TestPluginRegistration; ValidatePlugin",
 		Run: func(n *Node) {
 			version := n.discover("version.sock", gpu, numbered(1)...)
-			version.Info.SupportedVersions = []string{"v9"}
+			version.info.SupportedVersions = []string{"v9"}
 			name := n.discover("name.sock", "gpu", numbered(1)...)
 			kind := n.discover("kind.sock", gpu, numbered(1)...)
-			kind.Info.Type = "Gadget"
+			kind.info.Type = "Gadget"
 			for _, p := range []*Plugin{version, name, kind} {
 				n.serve(p)
 			}
@@ -86,7 +87,7 @@ var watcher = []Case{
 			seen := n.discover("nic.sock", nic, device("n0"))
 			n.serve(seen)
 			n.notified(seen, true)
-			n.equal("calls", 0, hidden.Calls("GetInfo"))
+			n.equal("calls", 0, hidden.Calls().Info)
 		},
 	},
 	{
@@ -108,9 +109,20 @@ var watcher = []Case{
 // discover returns a plugin with a socket in the registry, which does not serve yet.
 func (n *Node) discover(name, resource string, list ...*v1beta1.Device) *Plugin {
 	p := NewPlugin(resource, filepath.Join(n.config.Registry, name), list...)
-	p.Info = &pluginregistration.PluginInfo{
+	p.info = &pluginregistration.PluginInfo{
 		Type: pluginregistration.DevicePlugin, Name: resource, SupportedVersions: []string{v1beta1.Version},
 	}
+	p.notified = make(chan *pluginregistration.RegistrationStatus, 16)
+	p.Behave(does{
+		Info: func(context.Context) (*pluginregistration.PluginInfo, error) { return p.info, nil },
+		Notify: func(_ context.Context, s *pluginregistration.RegistrationStatus) error {
+			select {
+			case p.notified <- s:
+			default: // no case reads them all
+			}
+			return nil
+		},
+	})
 	n.Cleanup(p.Stop)
 	return p
 }
@@ -119,7 +131,7 @@ func (n *Node) discover(name, resource string, list ...*v1beta1.Device) *Plugin 
 func (n *Node) notified(p *Plugin, registered bool) {
 	n.Helper()
 	select {
-	case s := <-p.Notified:
+	case s := <-p.notified:
 		if s.PluginRegistered != registered || registered != (s.Error == "") {
 			n.Errorf("%s was told %v", p.Socket, s)
 		}
