@@ -11,13 +11,17 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"gpu-cdi-plugin/test/lib/plugintest"
 	"gpu-cdi-plugin/test/lib/testenv"
 )
 
@@ -42,29 +46,55 @@ func device(f *fake, i int, change func(*v1beta1.Device)) {
 	f.devices[i] = d
 }
 
-func edits(f *fake, change func(*v1beta1.ContainerAllocateResponse)) {
-	correct := f.container
-	f.container = func(ids []string) *v1beta1.ContainerAllocateResponse {
+func edits(f *fake, change func(*allocated)) {
+	correct := f.response
+	f.response = func(ids []string) *allocated {
 		r := correct(ids)
 		change(r)
 		return r
 	}
 }
 
-// lenient answers Allocate also where it should not, if the condition holds.
-func lenient(f *fake, condition func(ids []string) bool) {
-	f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
-		if c := r.GetContainerRequests(); len(c) == 1 && condition(c[0].GetDevicesIds()) {
-			return &v1beta1.AllocateResponse{
-				ContainerResponses: []*v1beta1.ContainerAllocateResponse{f.container(c[0].GetDevicesIds())},
-			}, nil
+// instead has Allocate give another answer to a container where the condition holds.
+func instead(f *fake, answer func(ids []string) (*allocated, error), condition func(ids []string) bool) {
+	f.does.Allocate = func(ctx context.Context, ids []string) (*allocated, error) {
+		if condition(ids) {
+			return answer(ids)
 		}
-		return f.answer(r)
+		return f.allocate(ctx, ids)
 	}
 }
 
-func prefers(f *fake, change func(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) []string) {
-	f.preferred = func(_ int, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+// The answers of instead.
+func (f *fake) lenient(ids []string) (*allocated, error) { return f.response(ids), nil }
+
+func busy(ids []string) (*allocated, error) { return nil, fmt.Errorf("%v are busy", ids) }
+
+// missing has the response lack the container.
+func missing([]string) (*allocated, error) { return nil, nil } //nolint:nilnil // see plugintest.Behaviour
+
+func late([]string) (*allocated, error) {
+	time.Sleep(timeout + timeout/10)
+	return &allocated{}, nil
+}
+
+// call is the condition that the call of Allocate has a number, from 1.
+func (f *fake) call(number int) func([]string) bool {
+	return func([]string) bool { return f.Calls().Allocate == number }
+}
+
+// lists has f run when a stream of ListAndWatch begins, with its number from 1, before its first list.
+func lists(f *fake, begin func(ctx context.Context, stream int) error) {
+	f.does.Watch = func(ctx context.Context) error { return begin(ctx, f.Calls().Watch) }
+}
+
+// renamed are the devices, the last one with another name.
+func (f *fake) renamed() []*v1beta1.Device {
+	return append(slices.Clone(f.devices[:4]), plugintest.Device("gpu-9", false))
+}
+
+func prefers(f *fake, change func(r *wanted, ids []string) []string) {
+	f.does.Preferred = func(_ context.Context, r *wanted) ([]string, error) {
 		ids, err := prefer(r)
 		if err != nil {
 			return nil, err
@@ -74,7 +104,7 @@ func prefers(f *fake, change func(r *v1beta1.ContainerPreferredAllocationRequest
 }
 
 // optional is the place of the last device that need not be included, or -1.
-func optional(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) int {
+func optional(r *wanted, ids []string) int {
 	if len(ids) == len(r.GetMustIncludeDeviceIDs()) {
 		return -1
 	}
@@ -84,39 +114,44 @@ func optional(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) int 
 // breaches are the plugins that break a rule, keyed by what they do. Each breaks that rule and no other.
 var breaches = map[string]breach{
 	"it does not register": {func(f *fake) {
-		f.announced, f.registers = 1, 1
+		f.registered, f.registers = 1, 1
 	}, "register-in-time", "no plugin registered"},
 	"it registers before it serves": {func(f *fake) {
 		f.registerFirst = true
 	}, "register-serves-first", "no such file"},
-	"another version": {func(f *fake) { f.register.Version = "v1alpha1" }, "register-version", `"v1alpha1"`},
+	"another version": {func(f *fake) { f.request.Version = "v1alpha1" }, "register-version", `"v1alpha1"`},
 	"a name without a domain": {func(f *fake) {
-		f.register.ResourceName = "gpu"
+		f.request.ResourceName = "gpu"
 	}, "register-name", "want VENDOR/NAME"},
 	"an endpoint that is a path": {func(f *fake) {
-		f.register.Endpoint = "./fake.sock"
+		f.request.Endpoint = "./fake.sock"
 	}, "register-endpoint", `"./fake.sock"`},
 	"options that fail once": {func(f *fake) {
-		f.getOptions = func() error {
-			if f.count("options") == 0 {
+		f.does.GetOptions = func(context.Context) error {
+			if f.Calls().Options == 1 {
 				return errors.New("broken")
 			}
 			return nil
 		}
 	}, "options-answered", "broken"},
 	"other options in Register": {func(f *fake) {
-		f.register.Options = &v1beta1.DevicePluginOptions{}
+		f.request.Options = &v1beta1.DevicePluginOptions{}
 	}, "options-agree", "PreStartContainer false"},
 	"a first list that does not come": {func(f *fake) {
-		f.list = func(n int) ([]*v1beta1.Device, error) { return map[bool][]*v1beta1.Device{true: f.devices}[n > 0], nil }
+		lists(f, func(ctx context.Context, stream int) error {
+			if stream == 1 {
+				return plugintest.Hang(ctx)
+			}
+			return nil
+		})
 	}, "list-first", "none within"},
 	"a stream that ends at once": {func(f *fake) {
-		f.list = func(n int) ([]*v1beta1.Device, error) {
-			if n == 0 {
-				return nil, errors.New("no devices yet")
+		lists(f, func(_ context.Context, stream int) error {
+			if stream == 1 {
+				return errors.New("no devices yet")
 			}
-			return f.devices, nil
-		}
+			return nil
+		})
 	}, "list-first", "no devices yet"},
 	"a list of more than 4 MiB": {func(f *fake) {
 		for i := range 110_000 {
@@ -152,124 +187,105 @@ var breaches = map[string]breach{
 		device(f, 2, func(d *v1beta1.Device) { d.Topology = &v1beta1.TopologyInfo{} })
 	}, "list-topology-empty", `"gpu-2"`},
 	"a second stream without a list": {func(f *fake) {
-		f.list = func(n int) ([]*v1beta1.Device, error) {
-			return map[bool][]*v1beta1.Device{true: f.devices}[n != 1], nil
-		}
+		lists(f, func(ctx context.Context, stream int) error {
+			if stream == 2 {
+				return plugintest.Hang(ctx)
+			}
+			return nil
+		})
 	}, "list-again", "none within"},
 	"a new name for a device of a new stream": {func(f *fake) {
-		f.list = func(n int) ([]*v1beta1.Device, error) {
-			if n > 0 {
-				return f.devices, nil
+		lists(f, func(_ context.Context, stream int) error {
+			if stream == 1 {
+				f.SetDevices(f.renamed()...)
+			} else {
+				f.SetDevices(f.devices...)
 			}
-			return append(slices.Clone(f.devices[:4]), &v1beta1.Device{ID: "gpu-9", Health: v1beta1.Unhealthy}), nil
-		}
+			return nil
+		})
 	}, "list-stable", `"gpu-9" was missing, "gpu-4" was new`},
 	"one stream at a time": {func(f *fake) {
-		f.single = make(chan struct{}, 1)
+		room := make(chan struct{}, 1)
+		lists(f, func(ctx context.Context, _ int) error {
+			select {
+			case room <- struct{}{}:
+				context.AfterFunc(ctx, func() { <-room })
+				return nil
+			case <-time.After(timeout / 2): // an earlier stream may be about to end
+				return status.Error(codes.ResourceExhausted, "one stream only")
+			}
+		})
 		f.blind = []int{3} // it would register twice with the kubelet that starts next, and have two streams
 	}, "list-twice", "one stream only"},
 	"a device that is refused": {func(f *fake) {
-		f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
-			if c := r.GetContainerRequests(); f.count("gpu-3") == 3 {
-				return nil, fmt.Errorf("%v is busy", c[0].GetDevicesIds())
-			}
-			return f.answer(r)
-		}
-	}, "allocate-each", "[gpu-3] is busy"},
-	"no more than three devices": {func(f *fake) {
-		f.allocate = func(n int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
-			if n == 4 {
-				return nil, errors.New("too many")
-			}
-			return f.answer(r)
-		}
-	}, "allocate-all", "too many"},
+		instead(f, busy, f.call(4))
+	}, "allocate-each", "[gpu-3] are busy"},
+	"an error for all devices": {func(f *fake) {
+		instead(f, busy, f.call(5))
+	}, "allocate-all", "busy"},
 	"one answer to two containers": {func(f *fake) {
-		f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
-			response, err := f.answer(r)
-			if len(response.GetContainerResponses()) > 1 {
-				response.ContainerResponses = response.GetContainerResponses()[:1]
-			}
-			return response, err
-		}
+		instead(f, missing, func(ids []string) bool { return len(ids) == 3 })
 	}, "allocate-count", "1 answers to a request with 2 containers"},
 	"no answer to a container": {func(f *fake) {
-		f.allocate = func(n int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
-			if n == 5 {
-				return &v1beta1.AllocateResponse{}, nil
-			}
-			return f.answer(r)
-		}
+		instead(f, missing, f.call(6))
 	}, "allocate-count", "0 answers to a request with 1 containers"},
 	"an answer to an unknown ID": {func(f *fake) {
-		lenient(f, func(ids []string) bool { return slices.Contains(ids, unknownID) })
+		instead(f, f.lenient, func(ids []string) bool { return slices.Contains(ids, unknownID) })
 	}, "allocate-unknown", "without an error"},
 	"no answer to an unknown ID": {func(f *fake) {
-		f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
-			if c := r.GetContainerRequests(); len(c) > 0 && slices.Contains(c[0].GetDevicesIds(), unknownID) {
-				time.Sleep(timeout + timeout/10)
-			}
-			return f.answer(r)
-		}
+		instead(f, late, func(ids []string) bool { return slices.Contains(ids, unknownID) })
 	}, "allocate-unknown", "no answer within"},
 	"an unhealthy device": {func(f *fake) {
-		lenient(f, func(ids []string) bool { return slices.Equal(ids, []string{"gpu-4"}) })
+		instead(f, f.lenient, func(ids []string) bool { return slices.Equal(ids, []string{"gpu-4"}) })
 	}, "allocate-unhealthy", "without an error"},
-	"an answer too many to a request without containers": {func(f *fake) {
-		f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
-			if len(r.GetContainerRequests()) == 0 {
-				return &v1beta1.AllocateResponse{ContainerResponses: []*v1beta1.ContainerAllocateResponse{{}}}, nil
-			}
-			return f.answer(r)
-		}
-	}, "allocate-empty", "1 answers to a request with 0 containers"},
+	"no answer to a container without devices": {func(f *fake) {
+		instead(f, missing, func(ids []string) bool { return len(ids) == 0 })
+	}, "allocate-empty", "0 answers to a request with 1 containers"},
 	"a device twice": {func(f *fake) {
-		lenient(f, func(ids []string) bool { return len(ids) == 2 && ids[0] == ids[1] })
+		instead(f, f.lenient, func(ids []string) bool { return len(ids) == 2 && ids[0] == ids[1] })
 	}, "allocate-duplicate", "twice gives"},
 	"another answer each time": {func(f *fake) {
-		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.Envs["N"] = fmt.Sprint(f.count("n")) })
+		edits(f, func(r *allocated) { r.Envs["N"] = fmt.Sprint(f.Calls().Allocate) })
 	}, "allocate-same", "two answers differ"},
 	"calls one at a time": {func(f *fake) {
-		busy := make(chan struct{}, 1)
-		f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+		room := make(chan struct{}, 1)
+		f.does.Allocate = func(ctx context.Context, ids []string) (*allocated, error) {
 			select {
-			case busy <- struct{}{}:
-				defer func() { <-busy }()
+			case room <- struct{}{}:
+				defer func() { <-room }()
 				time.Sleep(10 * time.Millisecond) // so that others come meanwhile
-				return f.answer(r)
+				return f.allocate(ctx, ids)
 			default:
-				return nil, errors.New("busy")
+				return busy(ids)
 			}
 		}
 	}, "allocate-concurrent", "busy"},
 	"a CDI name without a vendor": {func(f *fake) {
-		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.CdiDevices = []*v1beta1.CDIDevice{{Name: "gpu=0"}} })
+		edits(f, func(r *allocated) { r.CdiDevices = []*v1beta1.CDIDevice{{Name: "gpu=0"}} })
 	}, "allocate-cdi", `"gpu=0"`},
 	"a relative mount": {func(f *fake) {
-		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.GetMounts()[0].ContainerPath = "lib" })
+		edits(f, func(r *allocated) { r.GetMounts()[0].ContainerPath = "lib" })
 	}, "allocate-mounts", `"lib"`},
 	"a relative node": {func(f *fake) {
-		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.GetDevices()[0].ContainerPath = "null" })
+		edits(f, func(r *allocated) { r.GetDevices()[0].ContainerPath = "null" })
 	}, "allocate-nodes", `"null"`},
 	"a node that does not exist": {func(f *fake) {
-		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.GetDevices()[0].HostPath = "/dev/none" })
+		edits(f, func(r *allocated) { r.GetDevices()[0].HostPath = "/dev/none" })
 	}, "allocate-nodes-exist", "/dev/none does not exist"},
 	"a node that is a file": {func(f *fake) {
-		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.GetDevices()[0].HostPath = "/proc/version" })
+		edits(f, func(r *allocated) { r.GetDevices()[0].HostPath = "/proc/version" })
 	}, "allocate-nodes-exist", "is not a device node"},
 	"permissions of a file": {func(f *fake) {
-		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.GetDevices()[0].Permissions = "rwx" })
+		edits(f, func(r *allocated) { r.GetDevices()[0].Permissions = "rwx" })
 	}, "allocate-permissions", `"rwx"`},
 	"a variable without a name": {func(f *fake) {
-		edits(f, func(r *v1beta1.ContainerAllocateResponse) { r.Envs[""] = "x" })
+		edits(f, func(r *allocated) { r.Envs[""] = "x" })
 	}, "allocate-environment", `""`},
 	"an error for the preferred devices": {func(f *fake) {
-		f.preferred = func(int, *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
-			return nil, errors.New("unimplemented")
-		}
+		f.does.Preferred = func(context.Context, *wanted) ([]string, error) { return nil, errors.New("unimplemented") }
 	}, "preferred-answered", "unimplemented"},
 	"slow for many devices": {func(f *fake) {
-		prefers(f, func(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) []string {
+		prefers(f, func(r *wanted, ids []string) []string {
 			if len(ids) == 4 {
 				time.Sleep(timeout + timeout/10)
 			}
@@ -277,12 +293,12 @@ var breaches = map[string]breach{
 		})
 	}, "preferred-answered", "no answer within"},
 	"too few preferred": {func(f *fake) {
-		prefers(f, func(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) []string {
+		prefers(f, func(r *wanted, ids []string) []string {
 			return ids[:max(len(ids)-1, len(r.GetMustIncludeDeviceIDs()))]
 		})
 	}, "preferred-size", "devices are preferred"},
 	"a stranger preferred": {func(f *fake) {
-		prefers(f, func(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) []string {
+		prefers(f, func(r *wanted, ids []string) []string {
 			if i := optional(r, ids); i >= 0 {
 				ids[i] = "stranger"
 			}
@@ -290,15 +306,10 @@ var breaches = map[string]breach{
 		})
 	}, "preferred-available", `"stranger" is not available`},
 	"what must be included left out": {func(f *fake) {
-		f.preferred = func(_ int, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
-			if _, err := prefer(r); err != nil {
-				return nil, err
-			}
-			return r.GetAvailableDeviceIDs()[:r.GetAllocationSize()], nil
-		}
+		prefers(f, func(r *wanted, _ []string) []string { return r.GetAvailableDeviceIDs()[:r.GetAllocationSize()] })
 	}, "preferred-included", `"gpu-3" is not included`},
 	"preferred twice": {func(f *fake) {
-		prefers(f, func(r *v1beta1.ContainerPreferredAllocationRequest, ids []string) []string {
+		prefers(f, func(r *wanted, ids []string) []string {
 			if i := optional(r, ids); i > 0 {
 				ids[i] = ids[0]
 			}
@@ -306,39 +317,43 @@ var breaches = map[string]breach{
 		})
 	}, "preferred-unique", "there twice"},
 	"another preference each time": {func(f *fake) {
-		f.preferred = func(call int, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
-			if call%2 == 0 {
+		f.does.Preferred = func(_ context.Context, r *wanted) ([]string, error) {
+			if f.Calls().Preferred%2 == 1 {
 				slices.Reverse(r.GetAvailableDeviceIDs())
 			}
 			return prefer(r)
 		}
 	}, "preferred-same", "first"},
 	"an impossible preference": {func(f *fake) {
-		f.preferred = func(_ int, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+		f.does.Preferred = func(_ context.Context, r *wanted) ([]string, error) {
 			ids, _ := prefer(r)
 			return ids, nil
 		}
 	}, "preferred-impossible", "without an error"},
 	"a device that cannot be prepared": {func(f *fake) {
-		f.preStart = func([]string) error { return errors.New("reset: busy") }
+		f.does.PreStart = func(context.Context, []string) error { return errors.New("reset: busy") }
 	}, "prestart-answered", "reset: busy"},
 	"an unknown device prepared": {func(f *fake) {
-		f.preStart = func([]string) error { return nil }
+		f.does.PreStart = func(context.Context, []string) error { return nil }
 	}, "prestart-unknown", "without an error"},
-	"a later list of one device": {func(f *fake) {
-		f.later = f.devices[1:]
+	"a later list without one device": {func(f *fake) {
+		f.does.Allocate = func(ctx context.Context, ids []string) (*allocated, error) {
+			if f.Calls().Allocate == 1 {
+				f.SetDevices(f.devices[1:]...)
+			}
+			return f.allocate(ctx, ids)
+		}
 	}, "list-full", "began with 5 devices, and a later list had 4"},
 	"no answers at the end": {func(f *fake) {
-		f.getOptions = func() error {
-			if f.called("preferred") && f.count("late") < 1 {
+		var done atomic.Bool
+		f.does.GetOptions = func(context.Context) error {
+			if f.Calls().Preferred > 0 && !done.Swap(true) {
 				return errors.New("worn out")
 			}
 			return nil
 		}
 	}, goesOn, "worn out"},
-	"one registration": {func(f *fake) {
-		f.registers = 1
-	}, "restart-again", "did not register again"},
+	"one registration": {func(f *fake) { f.registers = 1 }, "restart-again", "did not register again"},
 	// The first start is the first of the session, the second the next restart.
 	"blind to two starts": {func(f *fake) { f.blind = []int{3, 4} }, "restart-twice", "did not register again"},
 	"impatient":           {func(f *fake) { f.patience = timeout / 10 }, "restart-later", "did not register again"},
@@ -346,12 +361,12 @@ var breaches = map[string]breach{
 		f.keepSocket = true
 	}, "restart-cleaned", "again"}, // it did not register again, or did and has no list
 	"new names after a restart": {func(f *fake) {
-		f.list = func(n int) ([]*v1beta1.Device, error) {
-			if n > 2 {
-				return append(slices.Clone(f.devices[:4]), &v1beta1.Device{ID: "gpu-9", Health: v1beta1.Unhealthy}), nil
+		lists(f, func(_ context.Context, stream int) error {
+			if stream > 3 {
+				f.SetDevices(f.renamed()...)
 			}
-			return f.devices, nil
-		}
+			return nil
+		})
 	}, "restart-same", `"gpu-4" was missing, "gpu-9" was new`},
 }
 
@@ -363,11 +378,11 @@ var endings = map[string]breach{
 }
 
 func crash(f *fake) {
-	f.allocate = func(_ int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
-		if len(r.GetContainerRequests()) == 0 {
+	f.does.Allocate = func(ctx context.Context, ids []string) (*allocated, error) {
+		if len(ids) == 0 {
 			os.Exit(7)
 		}
-		return f.answer(r)
+		return f.allocate(ctx, ids)
 	}
 }
 

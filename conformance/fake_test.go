@@ -15,31 +15,27 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpu-cdi-plugin/test/lib/plugintest"
 )
 
-// fake is a device plugin that keeps all rules. Tests replace parts of it to break one. It watches the kubelet's
-// socket as plugins do.
+type (
+	allocated = v1beta1.ContainerAllocateResponse
+	wanted    = v1beta1.ContainerPreferredAllocationRequest
+)
+
+// fake is a device plugin that keeps all rules, and registers whenever the kubelet starts. Tests replace parts of it to
+// break one rule.
 type fake struct {
-	v1beta1.UnimplementedDevicePluginServer
-
+	*plugintest.Plugin
 	dir      string
-	register *v1beta1.RegisterRequest
-	options  *v1beta1.DevicePluginOptions
-
-	getOptions func() error
-	// list returns the devices for the stream with a number from 0, and why there is no list.
-	list      func(stream int) ([]*v1beta1.Device, error)
-	later     []*v1beta1.Device // a second list of the first stream
-	allocate  func(call int, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error)
-	container func(ids []string) *v1beta1.ContainerAllocateResponse
-	preferred func(call int, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error)
-	preStart  func(ids []string) error
+	does     plugintest.Behaviour
+	devices  []*v1beta1.Device
+	request  *v1beta1.RegisterRequest
+	response func(ids []string) *allocated // of Allocate, for correct requests
 
 	registerFirst bool          // before it serves
 	registers     int           // how often at most; 0: always
@@ -48,40 +44,25 @@ type fake struct {
 	keepSocket    bool          // when the kubelet removes it
 	leaveSocket   bool          // at the end
 	exit          int
-	single        chan struct{} // has room for one stream
 
-	mu        sync.Mutex
-	calls     map[string]int
-	devices   []*v1beta1.Device
-	server    *grpc.Server
-	serving   sync.WaitGroup
-	announced int
-	starts    int           // of the kubelet
-	ready     chan struct{} // closed when it serves
+	registered int
+	starts     int           // of the kubelet
+	ready      chan struct{} // closed when it serves
 }
 
 func newFake(dir string) *fake {
 	f := &fake{
-		dir: dir,
-		register: &v1beta1.RegisterRequest{
-			Version:      v1beta1.Version,
-			Endpoint:     "fake.sock",
-			ResourceName: "example.com/gpu",
+		Plugin: plugintest.New("example.com/gpu"), dir: dir, ready: make(chan struct{}),
+		request: &v1beta1.RegisterRequest{
+			Version: v1beta1.Version, Endpoint: "fake.sock", ResourceName: "example.com/gpu",
+			Options: &v1beta1.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true},
 		},
-		options: &v1beta1.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true},
-		calls:   map[string]int{}, ready: make(chan struct{}),
 	}
-	for i := range 4 {
-		f.devices = append(
-			f.devices,
-			&v1beta1.Device{ID: fmt.Sprintf("gpu-%d", i), Health: v1beta1.Healthy, Topology: &v1beta1.TopologyInfo{
-				Nodes: []*v1beta1.NUMANode{{ID: int64(i / 2)}},
-			}},
-		)
+	for i := range int64(4) {
+		f.devices = append(f.devices, plugintest.Device(fmt.Sprintf("gpu-%d", i), true, i/2))
 	}
-	f.devices = append(f.devices, &v1beta1.Device{ID: "gpu-4", Health: v1beta1.Unhealthy})
-	f.register.Options = f.options
-	f.container = func(ids []string) *v1beta1.ContainerAllocateResponse {
+	f.devices = append(f.devices, plugintest.Device("gpu-4", false))
+	f.response = func(ids []string) *allocated {
 		r := &v1beta1.ContainerAllocateResponse{
 			Envs:    map[string]string{"DEVICES": fmt.Sprint(ids)},
 			Mounts:  []*v1beta1.Mount{{HostPath: "/usr/lib", ContainerPath: "/usr/lib", ReadOnly: true}},
@@ -93,14 +74,34 @@ func newFake(dir string) *fake {
 		}
 		return r
 	}
-	f.preferred = func(_ int, r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
-		return prefer(r)
+	f.does = plugintest.Behaviour{
+		Options:  f.request.GetOptions(),
+		Allocate: f.allocate,
+		Preferred: func(_ context.Context, r *wanted) ([]string, error) {
+			return prefer(r)
+		},
+		PreStart: func(ctx context.Context, ids []string) error {
+			_, err := f.allocate(ctx, ids)
+			return err
+		},
 	}
-	f.list = func(int) ([]*v1beta1.Device, error) { return f.devices, nil }
 	return f
 }
 
-func prefer(r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
+// allocate gives healthy devices, each once.
+func (f *fake) allocate(_ context.Context, ids []string) (*allocated, error) {
+	for i, id := range ids {
+		known := slices.ContainsFunc(f.devices, func(d *v1beta1.Device) bool {
+			return d.GetID() == id && d.GetHealth() != v1beta1.Unhealthy
+		})
+		if !known || slices.Contains(ids[:i], id) {
+			return nil, status.Errorf(codes.InvalidArgument, "no device %q can be given", id)
+		}
+	}
+	return f.response(ids), nil
+}
+
+func prefer(r *wanted) ([]string, error) {
 	size := int(r.GetAllocationSize())
 	chosen := slices.Clone(r.GetMustIncludeDeviceIDs())
 	for _, id := range r.GetAvailableDeviceIDs() {
@@ -114,47 +115,18 @@ func prefer(r *v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
 	return chosen, nil
 }
 
-func (f *fake) count(call string) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.calls[call]++
-	return f.calls[call] - 1
-}
-
-func (f *fake) called(call string) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.calls[call] > 0
-}
-
-func (f *fake) socket() string  { return filepath.Join(f.dir, filepath.Base(f.register.GetEndpoint())) }
+func (f *fake) socket() string  { return filepath.Join(f.dir, filepath.Base(f.request.GetEndpoint())) }
 func (f *fake) kubelet() string { return filepath.Join(f.dir, socketName) }
 
 func (f *fake) serve() error {
-	_ = os.Remove(f.socket())
-	l, err := net.Listen("unix", f.socket())
-	if err != nil {
-		return err
-	}
-	if u, ok := l.(*net.UnixListener); ok && f.leaveSocket {
-		u.SetUnlinkOnClose(false)
-	}
-	server := grpc.NewServer(grpc.MaxSendMsgSize(1 << 30))
-	v1beta1.RegisterDevicePluginServer(server, f)
-	f.server = server
-	f.serving.Go(func() { _ = server.Serve(l) })
-	return nil
-}
-
-func (f *fake) stop() {
-	if f.server != nil {
-		f.server.Stop()
-		f.serving.Wait()
-	}
+	_ = os.Remove(f.socket()) // it may not be there
+	return f.Serve(f.socket())
 }
 
 // run serves until the context ends.
 func (f *fake) run(ctx context.Context) error {
+	f.SetDevices(f.devices...)
+	f.Behave(f.does)
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
@@ -163,8 +135,8 @@ func (f *fake) run(ctx context.Context) error {
 	if err := errors.Join(w.Add(f.dir), f.serve()); err != nil {
 		return err
 	}
-	defer f.stop()
-	f.announce(ctx)
+	defer f.end()
+	f.register(ctx)
 	close(f.ready)
 	var gone <-chan time.Time
 	for {
@@ -179,12 +151,12 @@ func (f *fake) run(ctx context.Context) error {
 					continue
 				}
 				if _, err := os.Stat(f.socket()); err != nil && !f.keepSocket {
-					f.stop()
+					f.Stop()
 					if err := f.serve(); err != nil {
 						return err
 					}
 				}
-				f.announce(ctx)
+				f.register(ctx)
 			}
 		case <-gone:
 			return nil
@@ -194,123 +166,39 @@ func (f *fake) run(ctx context.Context) error {
 	}
 }
 
-// announce registers. The socket may be there a moment before the kubelet listens, so calls wait for it.
-func (f *fake) announce(ctx context.Context) {
-	if _, err := os.Stat(f.kubelet()); err != nil {
+func (f *fake) end() {
+	f.Stop()
+	if !f.leaveSocket {
 		return
 	}
-	if f.registers > 0 && f.announced >= f.registers {
+	if l, err := net.ListenUnix("unix", &net.UnixAddr{Name: f.socket()}); err == nil {
+		l.SetUnlinkOnClose(false)
+		_ = l.Close()
+	}
+}
+
+// register registers if there is a kubelet, whose socket may be there a moment before it listens.
+func (f *fake) register(ctx context.Context) {
+	if _, err := os.Stat(f.kubelet()); err != nil || f.registers > 0 && f.registered >= f.registers {
+		return
+	}
+	if _, err := awaitServer(ctx, f.kubelet(), timeout); err != nil {
 		return
 	}
 	if f.registerFirst {
-		f.stop()
-		f.serving.Go(func() {
+		f.Stop()
+		var serving sync.WaitGroup
+		defer serving.Wait()
+		serving.Go(func() {
 			time.Sleep(50 * time.Millisecond) // the kubelet tries at once, and then again
 			_ = f.serve()
 		})
 	}
-	conn, err := grpc.NewClient("unix:"+f.kubelet(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{BaseDelay: time.Millisecond, MaxDelay: 10 * time.Millisecond, Multiplier: 1},
-			// Without it a connection has as long as the pause before it.
-			MinConnectTimeout: timeout,
-		}))
-	if err != nil {
-		return
-	}
-	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	_, err = v1beta1.NewRegistrationClient(conn).Register(ctx, f.register, grpc.WaitForReady(true))
-	if err == nil {
-		f.announced++
+	if plugintest.Register(ctx, f.kubelet(), f.request) == nil {
+		f.registered++
 	}
-}
-
-func (f *fake) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
-	if f.getOptions != nil {
-		if err := f.getOptions(); err != nil {
-			return nil, err
-		}
-	}
-	return f.options, nil
-}
-
-func (f *fake) ListAndWatch(_ *v1beta1.Empty, s grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
-	n := f.count("watch")
-	if f.single != nil {
-		select {
-		case f.single <- struct{}{}:
-			defer func() { <-f.single }()
-		case <-time.After(timeout / 2): // an earlier stream may be about to end
-			return status.Error(codes.ResourceExhausted, "one stream only")
-		}
-	}
-	devices, err := f.list(n)
-	if err != nil {
-		return err
-	}
-	send := func(devices []*v1beta1.Device) { _ = s.Send(&v1beta1.ListAndWatchResponse{Devices: devices}) }
-	if devices != nil {
-		send(devices)
-	}
-	if f.later != nil && n == 0 {
-		send(f.later)
-	}
-	<-s.Context().Done()
-	return nil
-}
-
-func (f *fake) Allocate(_ context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
-	n := f.count("allocate")
-	if f.allocate != nil {
-		return f.allocate(n, r)
-	}
-	return f.answer(r)
-}
-
-func (f *fake) answer(r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
-	response := &v1beta1.AllocateResponse{}
-	for _, c := range r.GetContainerRequests() {
-		for i, id := range c.GetDevicesIds() {
-			known := slices.ContainsFunc(f.devices, func(d *v1beta1.Device) bool {
-				return d.GetID() == id && d.GetHealth() != v1beta1.Unhealthy
-			})
-			if !known || slices.Contains(c.GetDevicesIds()[:i], id) {
-				return nil, status.Errorf(codes.InvalidArgument, "no device %q can be given", id)
-			}
-		}
-		response.ContainerResponses = append(response.ContainerResponses, f.container(c.GetDevicesIds()))
-	}
-	return response, nil
-}
-
-func (f *fake) GetPreferredAllocation(
-	_ context.Context, r *v1beta1.PreferredAllocationRequest,
-) (*v1beta1.PreferredAllocationResponse, error) {
-	n := f.count("preferred")
-	response := &v1beta1.PreferredAllocationResponse{}
-	for _, c := range r.GetContainerRequests() {
-		ids, err := f.preferred(n, c)
-		if err != nil {
-			return nil, err
-		}
-		response.ContainerResponses = append(response.ContainerResponses,
-			&v1beta1.ContainerPreferredAllocationResponse{DeviceIDs: ids})
-	}
-	return response, nil
-}
-
-func (f *fake) PreStartContainer(
-	_ context.Context, r *v1beta1.PreStartContainerRequest,
-) (*v1beta1.PreStartContainerResponse, error) {
-	if f.preStart != nil {
-		return &v1beta1.PreStartContainerResponse{}, f.preStart(r.GetDevicesIds())
-	}
-	_, err := f.answer(&v1beta1.AllocateRequest{
-		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: r.GetDevicesIds()}},
-	})
-	return &v1beta1.PreStartContainerResponse{}, err
 }
 
 // fakeVariable has the test binary be a fake plugin: its value is the name of a breach, or "keeps all rules".

@@ -59,12 +59,22 @@ func TestJUnitHasAllResults(t *testing.T) {
 		Tests: 4, Failures: 1, Skipped: 1, Time: "1.500",
 		Cases: []testCase{
 			{Class: "conformance.must", Name: "a-must", Time: "1.000", Output: "it did"},
-			{Class: "conformance.must", Name: "a-must", Time: "0.500", Failure: &message{"it did not", "It must.\nOr else."}},
+			{
+				Class:   "conformance.must",
+				Name:    "a-must",
+				Time:    "0.500",
+				Failure: &message{"it did not", "It must.\nOr else."},
+			},
 			{
 				Class: "conformance.should", Name: "a-should", Time: "0.000",
 				Output: "warning: it did not\nIt should.\nOr else.",
 			},
-			{Class: "conformance.should", Name: "a-should", Time: "0.000", Skipped: &message{Message: "it is not there"}},
+			{
+				Class:   "conformance.should",
+				Name:    "a-should",
+				Time:    "0.000",
+				Skipped: &message{Message: "it is not there"},
+			},
 		},
 	}
 	if diff := cmp.Diff(want, readJUnit(t, r)); diff != "" {
