@@ -101,6 +101,22 @@ func (m *Manager) health(r model.Resource, d *model.Device) Health {
 	return Unhealthy
 }
 
+// DeviceHealth returns the health of devices of a resource, in the order of ids.
+func (m *Manager) DeviceHealth(resource string, ids []string) []Health {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var listed model.Resource
+	if r := m.resources[resource]; r != nil {
+		listed = r.listed
+	}
+	all := make([]Health, len(ids))
+	for i, id := range ids {
+		d, _ := device(listed, id)
+		all[i] = m.health(listed, d)
+	}
+	return all
+}
+
 // holder returns the UID of the pod that holds a device, or empty. m.mu is held.
 func (m *Manager) holder(r *resource, id string) string {
 	if m.o.Dialect.HealthByID {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -49,6 +50,11 @@ func TestHealthOfDevicesOfPods(t *testing.T) {
 				t.Helper()
 				if diff := cmp.Diff(want, healthEvent(t, events)); diff != "" {
 					t.Errorf("%s (-want +got):\n%s", what, diff)
+				}
+				for _, d := range want {
+					if got := n.m.DeviceHealth(gpu, []string{d.ID}); !slices.Equal(got, []manager.Health{d.Health}) {
+						t.Errorf("%s: device %s is %v later, want %s", what, d.ID, got, d.Health)
+					}
 				}
 			}
 			gone := manager.Unknown

@@ -83,9 +83,11 @@ func (a *app) podsCommand() *cobra.Command {
 		Use:   "pods",
 		Short: "List the pods that the device manager has placed",
 		Long: `Lists the pods that hold devices of gpu-cdi-plugin manager, in the order of their admission. -o wide has the devices
-too, and the process that admitted the pod. -o name prints the pods' UIDs.`,
+too, and the process that admitted the pod. -o json and yaml have the health of the devices in
+allocatedResourcesStatus, as a v1.PodStatus has it. -o name prints the pods' UIDs.`,
 		Example: `  gpu-cdi-plugin pods
-  gpu-cdi-plugin pods -o json | jq -r '.items[].containers[].devices[]?.deviceIds[]'`,
+  gpu-cdi-plugin pods -o json | jq -r '.items[].containers[].devices[]?.deviceIds[]'
+  gpu-cdi-plugin pods -o json | jq '.items[].containers[].allocatedResourcesStatus[]?'`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.pods(cmd.Context(), out) },
 	})
 	out.addFlags(cmd, "table", "wide", "json", "yaml", "name")

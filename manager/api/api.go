@@ -28,6 +28,7 @@ type Manager interface {
 	Pods() []model.Placement
 	Pod(podUID string) (model.Placement, bool)
 	Resources() []manager.Resource
+	DeviceHealth(resource string, ids []string) []manager.Health
 	Withheld() *manager.Loss
 	Free(ctx context.Context, resource string, ids []string) error
 	FreeAll(ctx context.Context) error
@@ -61,12 +62,28 @@ type Container struct {
 	// Ended is whether the container has ended for good.
 	Ended   bool               `json:"ended,omitempty"`
 	Devices []ContainerDevices `json:"devices,omitempty"`
+	// AllocatedResourcesStatus is the health that Devices have now, as in a v1.ContainerStatus. A container that has
+	// ended has none: other pods can have its devices.
+	AllocatedResourcesStatus []ResourceStatus `json:"allocatedResourcesStatus,omitempty"`
 }
 
 // ContainerDevices are the devices that a container has of a resource.
 type ContainerDevices struct {
 	ResourceName string   `json:"resourceName"`
 	DeviceIDs    []string `json:"deviceIds"`
+}
+
+// ResourceStatus has the health of the devices that a container has of a resource.
+type ResourceStatus struct {
+	// Name is the resource's.
+	Name      string           `json:"name"`
+	Resources []ResourceHealth `json:"resources"`
+}
+
+// ResourceHealth is the health of a device.
+type ResourceHealth struct {
+	ResourceID string         `json:"resourceID"`
+	Health     manager.Health `json:"health"`
 }
 
 // PodList is the answer to a list of pods.
@@ -125,7 +142,7 @@ type ResourceCount struct {
 const ErrorEvent manager.EventType = "Error"
 
 // podOf is a placement as the API shows it.
-func podOf(p model.Placement) Pod {
+func (s *Server) podOf(p model.Placement) Pod {
 	pod := Pod{
 		Metadata: Metadata{
 			Name: p.Pod.Name, Namespace: p.Pod.Namespace, UID: p.Pod.UID, CreationTimestamp: p.Admitted,
@@ -133,35 +150,50 @@ func podOf(p model.Placement) Pod {
 		Containers: []Container{},
 		Caller:     p.Caller,
 	}
-	container := func(c model.Container) Container {
-		shown := Container{Name: c.Name, Ended: slices.Contains(p.Ended, c.Name)}
-		if c.Sidecar {
-			shown.RestartPolicy = "Always"
-		}
-		for _, a := range p.Allocations {
-			if a.Container == c.Name {
-				shown.Devices = append(shown.Devices, ContainerDevices{a.Resource, a.IDs})
-			}
-		}
-		return shown
-	}
 	for _, c := range p.Pod.InitContainers {
-		pod.InitContainers = append(pod.InitContainers, container(c))
+		pod.InitContainers = append(pod.InitContainers, s.containerOf(p, c))
 	}
 	for _, c := range p.Pod.Containers {
-		pod.Containers = append(pod.Containers, container(c))
+		pod.Containers = append(pod.Containers, s.containerOf(p, c))
 	}
 	return pod
 }
 
+// containerOf is a container of a placement as the API shows it.
+func (s *Server) containerOf(p model.Placement, c model.Container) Container {
+	shown := Container{Name: c.Name, Ended: slices.Contains(p.Ended, c.Name)}
+	if c.Sidecar {
+		shown.RestartPolicy = "Always"
+	}
+	for _, a := range p.Allocations {
+		if a.Container != c.Name {
+			continue
+		}
+		shown.Devices = append(shown.Devices, ContainerDevices{a.Resource, a.IDs})
+		if !shown.Ended {
+			shown.AllocatedResourcesStatus = append(shown.AllocatedResourcesStatus, s.statusOf(a))
+		}
+	}
+	return shown
+}
+
+// statusOf is the health of the devices of an allocation.
+func (s *Server) statusOf(a model.Allocation) ResourceStatus {
+	status := ResourceStatus{Name: a.Resource, Resources: []ResourceHealth{}}
+	for i, health := range s.Manager.DeviceHealth(a.Resource, a.IDs) {
+		status.Resources = append(status.Resources, ResourceHealth{ResourceID: a.IDs[i], Health: health})
+	}
+	return status
+}
+
 // eventOf is an event as the API shows it.
-func eventOf(e manager.Event) Event {
+func (s *Server) eventOf(e manager.Event) Event {
 	shown := Event{Type: e.Type, Devices: e.Devices}
 	if e.Resource != "" {
 		shown.Resource = &ResourceCount{e.Resource, e.Count.Capacity, e.Count.Allocatable}
 	}
 	if e.Placement != nil {
-		shown.Pod = new(podOf(*e.Placement))
+		shown.Pod = new(s.podOf(*e.Placement))
 	}
 	return shown
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -116,6 +117,12 @@ func (m *placements) Resources() []manager.Resource {
 		}},
 	}
 }
+
+// DeviceHealth is that of the only device.
+func (m *placements) DeviceHealth(_ string, ids []string) []manager.Health {
+	return slices.Repeat([]manager.Health{manager.Unhealthy}, len(ids))
+}
+
 func (m *placements) Withheld() *manager.Loss { return m.withheld }
 
 func (m *placements) Free(_ context.Context, resource string, ids []string) error {
@@ -192,6 +199,9 @@ func TestAPodFromAdmissionToRelease(t *testing.T) {
 		InitContainers: []Container{{Name: "side", RestartPolicy: "Always"}},
 		Containers: []Container{{
 			Name: "c", Devices: []ContainerDevices{{ResourceName: "example.com/dev", DeviceIDs: []string{"d0"}}},
+			AllocatedResourcesStatus: []ResourceStatus{
+				{Name: "example.com/dev", Resources: []ResourceHealth{{ResourceID: "d0", Health: manager.Unhealthy}}},
+			},
 		}},
 		Caller: model.Caller{UID: os.Geteuid(), GID: os.Getegid(), PID: os.Getpid()},
 	}
@@ -202,6 +212,9 @@ func TestAPodFromAdmissionToRelease(t *testing.T) {
 	if diff := cmp.Diff([]Pod{want}, pods); diff != "" || err != nil {
 		t.Errorf("the list: %v\n%s", err, diff)
 	}
+	if got, err := c.Pod(ctx, "u1"); cmp.Diff(want, got) != "" || err != nil {
+		t.Errorf("the pod alone: %v\n%s", err, cmp.Diff(want, got))
+	}
 	o, err := c.Start(ctx, "u1", "c")
 	if err != nil || o.Envs["VISIBLE"] != "<0>" || len(o.Mounts)+len(o.Devices)+len(o.CDIDevices) != 3 {
 		t.Errorf("the run options: %+v, %v", o, err)
@@ -209,7 +222,8 @@ func TestAPodFromAdmissionToRelease(t *testing.T) {
 	if err := c.Ended(ctx, "u1", "c"); err != nil {
 		t.Error(err)
 	}
-	if p, err := c.Pod(ctx, "u1"); err != nil || !p.Containers[0].Ended || p.InitContainers[0].Ended {
+	if p, err := c.Pod(ctx, "u1"); err != nil || !p.Containers[0].Ended || p.InitContainers[0].Ended ||
+		len(p.Containers[0].Devices) != 1 || p.Containers[0].AllocatedResourcesStatus != nil {
 		t.Errorf("after the end of the container: %+v, %v", p, err)
 	}
 	if err := c.Release(ctx, "u1"); err != nil {

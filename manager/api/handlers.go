@@ -24,7 +24,7 @@ func (s *Server) healthz(*http.Request) (any, error) {
 func (s *Server) pods(*http.Request) (any, error) {
 	list := PodList{Items: []Pod{}}
 	for _, p := range s.Manager.Pods() {
-		list.Items = append(list.Items, podOf(p))
+		list.Items = append(list.Items, s.podOf(p))
 	}
 	return list, nil
 }
@@ -34,7 +34,7 @@ func (s *Server) pod(q *http.Request) (any, error) {
 	if !found {
 		return nil, fmt.Errorf("pod %q: %w", q.PathValue("uid"), manager.ErrNotFound)
 	}
-	return podOf(p), nil
+	return s.podOf(p), nil
 }
 
 func (s *Server) admit(q *http.Request) (any, error) {
@@ -47,7 +47,7 @@ func (s *Server) admit(q *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return podOf(placed), nil
+	return s.podOf(placed), nil
 }
 
 func (s *Server) release(q *http.Request) (any, error) {

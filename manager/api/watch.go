@@ -51,7 +51,7 @@ func (s *Server) watch(w http.ResponseWriter, q *http.Request) {
 				)
 				return
 			}
-			if send(eventOf(e)) != nil {
+			if send(s.eventOf(e)) != nil {
 				return
 			}
 		}
