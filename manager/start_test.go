@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -131,6 +132,49 @@ func TestPluginsPrepareDevices(t *testing.T) {
 	if _, err := n.m.Start(t.Context(), "a", "main"); !errors.Is(err, manager.ErrRetry) ||
 		!strings.Contains(err.Error(), "endpoint example.com/gpu has been stopped") {
 		t.Error("a plugin that is away:", err)
+	}
+}
+
+// A plugin that does not answer PreStartContainer delays this start alone, up to the deadline. The pod keeps its devices.
+func TestAPluginThatHangsInPreStart(t *testing.T) {
+	n := newNode(t, func(o *manager.Options) { o.Deadlines.PreStart = 300 * time.Millisecond })
+	options := &v1beta1.DevicePluginOptions{PreStartRequired: true}
+	preparing := make(chan struct{})
+	p := n.pluginWith(gpu, plugintest.Behaviour{
+		Options: options,
+		PreStart: func(ctx context.Context, _ []string) error {
+			close(preparing)
+			return plugintest.Hang(ctx)
+		},
+	}, plugintest.Devices(2)...)
+	n.pluginWith(nic, plugintest.Behaviour{Options: options}, plugintest.Devices(1)...)
+	stuck := n.admit(pod("stuck", wants("main", gpu, 1)))
+	started := make(chan error, 1)
+	go func() {
+		_, err := n.m.Start(context.Background(), "stuck", "main")
+		started <- err
+	}()
+	<-preparing
+	n.admit(pod("same", wants("main", gpu, 1)))
+	n.admit(pod("other", wants("main", nic, 1)))
+	if _, err := n.m.Start(t.Context(), "other", "main"); err != nil {
+		t.Error("the start of a container with another resource:", err)
+	}
+	err := <-started
+	if !errors.Is(err, manager.ErrRetry) || !strings.HasSuffix(err.Error(), "device plugin PreStartContainer rpc "+
+		"failed with err: rpc error: code = DeadlineExceeded desc = context deadline exceeded") {
+		t.Error("the start that hung:", err)
+	}
+	have, placed := n.m.Pod("stuck")
+	if diff := cmp.Diff(stuck, have); diff != "" || !placed || !n.resource(gpu).Connected {
+		t.Errorf("the pod is placed: %t, its plugin is connected: %t (-before +after):\n%s",
+			placed, n.resource(gpu).Connected, diff)
+	}
+	p.Behave(plugintest.Behaviour{Options: options})
+	for _, uid := range []string{"stuck", "same"} {
+		if _, err := n.m.Start(t.Context(), uid, "main"); err != nil {
+			t.Errorf("pod %s when the plugin answers again: %v", uid, err)
+		}
 	}
 }
 

@@ -132,6 +132,35 @@ func TestCallsEndAtTheirDeadlines(t *testing.T) {
 	}
 }
 
+// The plugin sees each deadline as what is left of it.
+func TestDefaultDeadlines(t *testing.T) {
+	left := make(chan time.Duration, 1)
+	b := start(t, endpoint.Options{})
+	p := plugintest.New(gpu, plugintest.Devices(1)...)
+	p.Behave(answer(func(ctx context.Context) error {
+		deadline, _ := ctx.Deadline()
+		left <- time.Until(deadline)
+		return nil
+	}))
+	b.serve("a.sock", p)
+	b.register(p)
+	check := func(name string, want time.Duration) {
+		t.Helper()
+		if got := <-left; got > want || got < want-5*time.Second {
+			t.Errorf("%s: %s are left, want %s", name, got, want)
+		}
+	}
+	check("GetDevicePluginOptions", 10*time.Second)
+	for name, want := range map[string]time.Duration{
+		"Allocate": 10 * time.Second, "Preferred": 10 * time.Second, "PreStart": 30 * time.Second,
+	} {
+		if err := calls[name](t.Context(), b.endpoint(gpu)); err != nil {
+			t.Fatal(name, err)
+		}
+		check(name, want)
+	}
+}
+
 func TestCallsEndWithThePlugin(t *testing.T) {
 	for name, call := range calls {
 		t.Run(name, func(t *testing.T) {
