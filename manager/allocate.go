@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -191,7 +192,9 @@ func (a *attempt) hold(container string, c choice) {
 
 // allocate has the plugin allocate the devices of a choice, and puts its response into the allocation.
 func (a *attempt) allocate(ctx context.Context, c choice, allocation *model.Allocation) error {
+	begin := time.Now()
 	response, err := c.plugin.Allocate(ctx, c.ids)
+	a.m.o.Observer.Allocated(allocation.Resource, time.Since(begin))
 	if err != nil {
 		return err
 	}

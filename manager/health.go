@@ -38,6 +38,7 @@ func (m *Manager) changed(next model.Resource) {
 
 // removed takes that a resource's plugin was away for too long.
 func (m *Manager) removed(name string) {
+	m.o.Observer.Removed(name)
 	m.mu.Lock()
 	r := m.resource(name)
 	before := r.listed

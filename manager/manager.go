@@ -38,6 +38,8 @@ type Options struct {
 	Seed *uint64
 	// Deadlines are how long plugins may take.
 	Deadlines endpoint.Deadlines
+	// Observer is notified of what happens; nil is none.
+	Observer Observer
 	// Log gets what an administrator should know. The default is slog.Default.
 	Log *slog.Logger
 }
@@ -91,6 +93,9 @@ func New(o Options) (*Manager, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
+	if o.Observer == nil {
+		o.Observer = noObserver{}
+	}
 	if err := o.Topology.Validate(); err != nil {
 		return nil, fmt.Errorf("the Topology Manager: %w", err)
 	}
@@ -112,7 +117,7 @@ func New(o Options) (*Manager, error) {
 	m.registry, err = endpoint.Start(endpoint.Options{
 		SocketDir: o.Dir, RegistryDir: o.RegistryDir, Known: loaded.Resources,
 		Deadlines: o.Deadlines, Dialect: o.Dialect, Log: o.Log,
-		OnChange: m.changed, OnGone: m.removed,
+		OnRegister: o.Observer.Registered, OnChange: m.changed, OnGone: m.removed,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("serve device plugins: %w", err), store.Close())
@@ -143,6 +148,9 @@ func (m *Manager) Run(ctx context.Context) error {
 // Check returns why plugins cannot register or nothing can be changed any more, or nil. It does not return if the
 // manager hangs.
 func (m *Manager) Check() error { return cmp.Or(m.registry.Check(), m.open()) }
+
+// PluginSockets returns whether the plugin at each socket of the plugin watcher is registered, by the socket's path.
+func (m *Manager) PluginSockets() map[string]bool { return m.registry.Sockets() }
 
 // open returns why nothing can be changed any more. m.mu is not held.
 func (m *Manager) open() error {

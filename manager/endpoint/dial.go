@@ -141,5 +141,8 @@ func (r *Registry) register(ctx context.Context, resource string, s socket) (*En
 		return nil, err
 	}
 	e.log.Info("the device plugin has registered")
+	if r.opts.OnRegister != nil {
+		r.opts.OnRegister(resource)
+	}
 	return e, nil
 }

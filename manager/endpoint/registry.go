@@ -69,6 +69,8 @@ type Options struct {
 	Dialect   dialect.Dialect
 	// Log gets what administrators must know of plugins; nil is slog.Default.
 	Log *slog.Logger
+	// OnRegister gets the name of a resource after each registration that succeeds, before the plugin gets the answer.
+	OnRegister func(resource string)
 	// OnChange gets a resource after its first list and after each change of its devices or of Connected, in order for
 	// each resource. Its slices must not be changed. Until it returns, no more lists of the resource are received. It
 	// may call Endpoint.
@@ -115,6 +117,7 @@ type Registry struct {
 
 	mu        sync.Mutex
 	resources map[string]*resource
+	sockets   map[string]bool // of the plugin watcher, by path: whether the plugin is registered
 	closed    bool
 	failure   error // why the server does not serve
 }
@@ -128,7 +131,7 @@ func Start(o Options) (*Registry, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Registry{opts: o, lock: lock, resources: map[string]*resource{}}
+	r := &Registry{opts: o, lock: lock, resources: map[string]*resource{}, sockets: map[string]bool{}}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.mu.Lock()
 	for _, name := range o.Known {
@@ -155,6 +158,13 @@ func (r *Registry) serve(l net.Listener) {
 		r.mu.Unlock()
 		r.opts.Log.Error("no device plugin can register any more: restart the manager", "error", err)
 	}
+}
+
+// Sockets returns whether the plugin at each socket of the plugin watcher is registered, by the socket's path.
+func (r *Registry) Sockets() map[string]bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.sockets)
 }
 
 // Check returns why plugins cannot register, or nil.

@@ -190,9 +190,16 @@ const (
 
 // follow registers the plugin at a socket and deregisters it when ctx ends.
 func (r *Registry) follow(ctx context.Context, s socket) {
+	r.setSocket(s, false)
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.sockets, s.path())
+	}()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		e, err := r.introduce(ctx, s)
 		if err == nil {
+			r.setSocket(s, true)
 			<-ctx.Done()
 			e.close() // the end of its stream does the rest
 			return
@@ -207,4 +214,11 @@ func (r *Registry) follow(ctx context.Context, s socket) {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// setSocket notes whether the plugin at a socket is registered.
+func (r *Registry) setSocket(s socket, registered bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sockets[s.path()] = registered
 }

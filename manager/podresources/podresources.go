@@ -57,6 +57,8 @@ var _ Manager = (*manager.Manager)(nil)
 type Server struct {
 	Manager Manager
 	Dialect dialect.Dialect
+	// OnCall gets each call, but those that the limit rejects: its full name in gRPC, and its error. Nil gets none.
+	OnCall func(method string, err error)
 }
 
 // Listen makes the socket at path, with the lock file path.lock. Besides its owner a group may connect, by its GID, or
@@ -77,7 +79,7 @@ func Listen(ctx context.Context, path string, group int) (*unixhttp.Listener, er
 // Run serves until ctx ends, and removes the socket.
 func (s *Server) Run(ctx context.Context, l *unixhttp.Listener) error {
 	server := grpc.NewServer(
-		grpc.UnaryInterceptor(limit(rate.NewLimiter(callsPerSecond, callsAtOnce))),
+		grpc.ChainUnaryInterceptor(limit(rate.NewLimiter(callsPerSecond, callsAtOnce)), s.observe),
 		grpc.MaxConcurrentStreams(maxCalls),
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.ConnectionTimeout(handshakeTime),
@@ -106,6 +108,17 @@ func limit(limiter *rate.Limiter) grpc.UnaryServerInterceptor {
 		}
 		return handler(ctx, req)
 	}
+}
+
+// observe passes each call to OnCall before it is answered.
+func (s *Server) observe(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
+	response, err := handler(ctx, req)
+	if s.OnCall != nil {
+		s.OnCall(info.FullMethod, err)
+	}
+	return response, err
 }
 
 type service struct {
