@@ -52,12 +52,12 @@ func (m *Manager) Free(ctx context.Context, resource string, ids []string) error
 		return err
 	}
 	next := *loss
-	next.Known = maps.Clone(loss.Known)
-	if next.Known == nil {
-		next.Known = map[string][]string{}
+	next.Cleared = maps.Clone(loss.Cleared)
+	if next.Cleared == nil {
+		next.Cleared = map[string][]string{}
 	}
-	next.Known[resource] = slices.Compact(
-		slices.Sorted(slices.Values(append(slices.Clone(loss.Known[resource]), freed...))),
+	next.Cleared[resource] = slices.Compact(
+		slices.Sorted(slices.Values(append(slices.Clone(loss.Cleared[resource]), freed...))),
 	)
 	return m.setLoss(ctx, &next, func() {
 		if r := m.resources[resource]; r != nil {

@@ -189,7 +189,7 @@ func (m *Manager) resource(name string) *resource {
 			admitting: make(chan struct{}, 1),
 		}
 		if m.loss != nil {
-			r.pool.Withhold(m.loss.Known[name])
+			r.pool.Withhold(m.loss.Cleared[name])
 		}
 		m.resources[name] = r
 	}

@@ -43,9 +43,8 @@ type Loaded struct {
 	Loss *Loss
 }
 
-// Loss means that the file was damaged: placements may be missing, and some may be there that had ended. Every device
-// that no placement holds and that is not in Known may be held by a pod that nobody remembers, and must not be given to
-// another.
+// Loss means that the file was damaged: placements may be missing, and some may be there that had ended. A device that
+// no placement holds may belong to a pod that is missing: unless it is in Cleared, it must not be given to another.
 type Loss struct {
 	// Time is when the damage was found.
 	Time time.Time `json:"time"`
@@ -53,7 +52,6 @@ type Loss struct {
 	Reason string `json:"reason"`
 	// File is the path of the damaged file.
 	File string `json:"file"`
-	// Known are the IDs of devices by their resource that no forgotten pod holds, as an administrator has said. It is
-	// empty at first.
-	Known map[string][]string `json:"known,omitempty"`
+	// Cleared are the IDs of devices by resource of which an administrator has said that no container uses them.
+	Cleared map[string][]string `json:"known,omitempty"` // as the field was called at first
 }

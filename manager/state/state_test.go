@@ -184,6 +184,6 @@ func large(size int) model.Placement {
 
 func loss() *state.Loss {
 	return &state.Loss{
-		Time: time.Unix(1_700_000_000, 0).UTC(), Reason: "a page", File: "/x", Known: map[string][]string{"x/a": {"1"}},
+		Time: time.Unix(1_700_000_000, 0).UTC(), Reason: "a page", File: "/x", Cleared: map[string][]string{"x/a": {"1"}},
 	}
 }
