@@ -117,21 +117,17 @@ func (a *attempt) known(limits map[string]int) []string {
 
 // align returns the NUMA nodes for a container, or for the pod if it has no name.
 func (a *attempt) align(container string, limits map[string]int) (admission.Nodes, error) {
-	topology := a.m.o.Topology
-	if topology.Policy == "" || topology.Policy == admission.PolicyNone {
-		return 0, nil
-	}
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
 	var all [][]admission.Hint
 	for _, name := range a.known(limits) {
-		hints, err := a.m.resources[name].pool.Hints(topology.Machine, a.request(name, container, limits[name]))
+		hints, err := a.m.resources[name].pool.Hints(a.m.o.Topology, a.request(name, container, limits[name]))
 		if err != nil {
 			return 0, err
 		}
 		all = append(all, hints)
 	}
-	return topology.Merge(all)
+	return a.m.o.Topology.Merge(all)
 }
 
 func (a *attempt) request(resource, container string, count int) admission.Request {

@@ -69,10 +69,8 @@ func (m *Manager) recheck(have model.Placement) error {
 			Running: init && !d.RejectsAfterInit || !init && !d.RejectsWithoutPlugin,
 		}
 		pool := m.resources[a.Resource].pool
-		if m.o.Topology.Policy != "" && m.o.Topology.Policy != admission.PolicyNone {
-			if _, err := pool.Hints(m.o.Topology.Machine, r); err != nil {
-				return err
-			}
+		if _, err := pool.Hints(m.o.Topology, r); err != nil {
+			return err
 		}
 		if _, err := pool.Plan(r); err != nil {
 			return err

@@ -49,7 +49,7 @@ func BenchmarkPlan(b *testing.B) {
 func BenchmarkHints(b *testing.B) {
 	p := benchPool(128, 16)
 	for b.Loop() {
-		hints, err := p.Hints(1<<16-1, Request{Count: 20})
+		hints, err := p.Hints(onMachine(1<<16-1), Request{Count: 20})
 		if err != nil || len(hints) < 60000 {
 			b.Fatal(len(hints), err)
 		}
@@ -62,7 +62,7 @@ func BenchmarkMerge(b *testing.B) {
 	var resources [][]Hint
 	for _, held := range []int{0, 20, 40} {
 		p.Hold("other", "main", []string{fmt.Sprintf("%05d", held)})
-		hints, err := p.Hints(1<<16-1, Request{Count: 20 + held})
+		hints, err := p.Hints(onMachine(1<<16-1), Request{Count: 20 + held})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -23,15 +23,16 @@ type Hint struct {
 	Preferred bool
 }
 
-// Hints returns the sets of the machine's NUMA nodes on which a request can be met. It is nil if any nodes will do, as
-// no device of the resource has a NUMA node or nothing is requested. It is empty, and not nil, if there is no such set.
+// Hints returns the sets of the machine's NUMA nodes on which a request can be met. It is nil if any nodes will do: the
+// policy is none, no device of the resource has a NUMA node, or nothing is requested. It is empty, and not nil, if there
+// is no such set.
 //
 // A request for a container that has its devices gets the hints of these devices. A request for a whole pod has the
 // pod's Limits as its Count, the devices of all containers in Has, and nothing Reusable.
 //
 // Errors: ErrTooManyNodes, and *dialect.CrashError.
-func (p *Pool) Hints(machine Nodes, r Request) ([]Hint, error) {
-	if r.Count <= 0 || p.hasNUMA.count() == 0 {
+func (p *Pool) Hints(t Topology, r Request) ([]Hint, error) {
+	if t.none() || r.Count <= 0 || p.hasNUMA.count() == 0 {
 		return nil, nil
 	}
 	if len(r.Has) > 0 && len(r.Has) != r.Count {
@@ -47,7 +48,7 @@ func (p *Pool) Hints(machine Nodes, r Request) ([]Hint, error) {
 	if free.count()+reusable.count() < r.Count {
 		return []Hint{}, nil
 	}
-	nodes := p.nodes & machine
+	nodes := p.nodes & t.Machine
 	if nodes.Count() > maxNodes {
 		return nil, fmt.Errorf("make topology hints for %s: %w: its devices are on %d, at most %d are supported",
 			p.resource, ErrTooManyNodes, nodes.Count(), maxNodes)

@@ -81,7 +81,7 @@ func TestHints(t *testing.T) {
 		"no device is on a node that the machine has": {onNodes(1, 7), two, Request{Count: 1}, []Hint{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := test.pool.Hints(test.machine, test.request)
+			got, err := test.pool.Hints(onMachine(test.machine), test.request)
 			if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
 				t.Errorf("error %v, hints (-want +got):\n%s", err, diff)
 			}
@@ -97,12 +97,12 @@ func TestADeviceThatHasLeftCrashesTheKubeletAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := onNodes(1, 0)
-			if _, err := p.Hints(1, r); err != nil {
+			if _, err := p.Hints(onMachine(1), r); err != nil {
 				t.Error(err)
 			}
 			var crash *dialect.CrashError
 			r.Dialect = kubelet
-			if _, err := p.Hints(1, r); !errors.As(err, &crash) || crash.Fault != "B4" {
+			if _, err := p.Hints(onMachine(1), r); !errors.As(err, &crash) || crash.Fault != "B4" {
 				t.Errorf("error %v of the dialect, want a crash", err)
 			}
 		})
@@ -114,10 +114,10 @@ func TestTooManyNodesAreAnError(t *testing.T) {
 	for n := range maxNodes {
 		nodes = append(nodes, 2*n)
 	}
-	if hints, err := onNodes(1, nodes...).Hints(1<<40-1, Request{Count: maxNodes}); err != nil || len(hints) != 1 {
+	if hints, err := onNodes(1, nodes...).Hints(onMachine(1<<40-1), Request{Count: maxNodes}); err != nil || len(hints) != 1 {
 		t.Errorf("%d hints of %d nodes: %v", len(hints), maxNodes, err)
 	}
-	_, err := onNodes(1, append(nodes, 39)...).Hints(1<<40-1, Request{Count: 1})
+	_, err := onNodes(1, append(nodes, 39)...).Hints(onMachine(1<<40-1), Request{Count: 1})
 	if !errors.Is(err, ErrTooManyNodes) {
 		t.Errorf("error %v of %d nodes, want ErrTooManyNodes", err, maxNodes+1)
 	}
@@ -145,7 +145,7 @@ func TestHintsAreWhatALookAtEachDeviceGives(t *testing.T) {
 				p.Hold("other", "main", []string{d.ID})
 			}
 		}
-		got, err := p.Hints(machine, r)
+		got, err := p.Hints(onMachine(machine), r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,3 +192,6 @@ func slowHints(p *Pool, machine Nodes, r Request) []Hint {
 	}
 	return hints
 }
+
+// onMachine is a Topology Manager on a machine with these NUMA nodes.
+func onMachine(machine Nodes) Topology { return Topology{Policy: PolicyBestEffort, Machine: machine} }

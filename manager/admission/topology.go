@@ -56,6 +56,8 @@ func (t Topology) Validate() error {
 	return nil
 }
 
+func (t Topology) none() bool { return t.Policy == "" || t.Policy == PolicyNone }
+
 // Merge returns the affinity of a container or pod, from the hints of each resource that it asks for. It is empty if
 // any nodes will do. The error ErrTopologyAffinity means that the policy rejects the pod.
 //
@@ -63,7 +65,7 @@ func (t Topology) Validate() error {
 // A combination is preferred if all its hints are preferred and have the same nodes. Preferred combinations can be
 // found by their nodes, and the others matter to the policy best-effort alone.
 func (t Topology) Merge(resources [][]Hint) (Nodes, error) {
-	if t.Policy == "" || t.Policy == PolicyNone {
+	if t.none() {
 		return 0, nil
 	}
 	possible, nodes := true, t.Machine

@@ -451,7 +451,7 @@ func (c *comparison) affinity(
 			Pod: p.UID, Container: container, Count: limits[name], Has: c.held(name, p.UID, container),
 			Reusable: reuse.Devices(name), Dialect: c.dialect,
 		}
-		hints, err := c.pools[name].Hints(c.topology.Machine, r)
+		hints, err := c.pools[name].Hints(c.topology, r)
 		if err != nil {
 			c.Fatal(err)
 		}

@@ -427,9 +427,10 @@ func compareHints(b *testing.B) (here, kubelet samples) {
 			want = append(want, fmt.Sprint(h.NUMANodeAffinity.GetBits(), h.Preferred))
 		}
 		var hints []admission.Hint
+		topology := admission.Topology{Policy: admission.PolicyBestEffort, Machine: admission.NodesOf(ids...)}
 		here = append(here, timed(func() {
 			var err error
-			hints, err = pool.Hints(admission.NodesOf(ids...), admission.Request{Pod: "a", Container: "main", Count: 1})
+			hints, err = pool.Hints(topology, admission.Request{Pod: "a", Container: "main", Count: 1})
 			c.must(err)
 		}))
 		for _, h := range hints {

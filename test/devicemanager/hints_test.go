@@ -39,9 +39,9 @@ func BenchmarkTopologyHints(b *testing.B) {
 	for _, numa := range []int{2, 8, 12, 16} {
 		n, pool := largeNode(b, numa)
 		pod := Pod("pod", "example.com/a", 20)
-		machine := admission.Nodes(1)<<numa - 1
+		topology := admission.Topology{Policy: admission.PolicyBestEffort, Machine: 1<<numa - 1}
 		hints := func() []admission.Hint {
-			hints, err := pool.Hints(machine, admission.Request{Count: 20})
+			hints, err := pool.Hints(topology, admission.Request{Count: 20})
 			if err != nil {
 				b.Fatal(err)
 			}
