@@ -70,7 +70,7 @@ func (a *attempt) resolve() error {
 			if ok && (r.pool.Registered() || r.pool.Held() > 0) {
 				a.resources[name] = true
 			} else if c.Limits[name] > 0 && !a.m.o.Dialect.IgnoresUnknownResources {
-				return fmt.Errorf("cannot allocate unregistered device %s", name)
+				return admission.UnregisteredError(name)
 			}
 		}
 	}

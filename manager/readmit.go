@@ -97,8 +97,7 @@ func sameRequest(have, p model.Pod) error {
 		both := slices.Concat(slices.Collect(maps.Keys(before)), slices.Collect(maps.Keys(c.Limits)))
 		for _, resource := range slices.Sorted(slices.Values(both)) {
 			if from, to := before[resource], c.Limits[resource]; from != to {
-				return fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d",
-					p.UID, c.Name, resource, from, to)
+				return admission.ChangedError(p.UID, c.Name, resource, from, to)
 			}
 		}
 	}

@@ -40,14 +40,13 @@ type Request struct {
 // of 0 is refused as well while no device is healthy.
 func (p *Pool) check(r Request) error {
 	if len(r.Has) > 0 && len(r.Has) != r.Count {
-		return fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d",
-			r.Pod, r.Container, p.resource, len(r.Has), r.Count)
+		return ChangedError(r.Pod, r.Container, p.resource, len(r.Has), r.Count)
 	}
 	switch {
 	case len(r.Has) > 0 && r.Running:
 		return nil
 	case !p.registered:
-		return fmt.Errorf("cannot allocate unregistered device %s", p.resource)
+		return UnregisteredError(p.resource)
 	case p.healthy.count() == 0:
 		return fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", p.resource)
 	}
@@ -58,6 +57,17 @@ func (p *Pool) check(r Request) error {
 		}
 	}
 	return nil
+}
+
+// UnregisteredError is the kubelet's rejection of a pod that asks for a resource without a plugin.
+func UnregisteredError(resource string) error {
+	return fmt.Errorf("cannot allocate unregistered device %s", resource)
+}
+
+// ChangedError is the kubelet's rejection of a pod that has devices and asks for another number of them.
+func ChangedError(pod, container, resource string, from, to int) error {
+	return fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d",
+		pod, container, resource, from, to)
 }
 
 // Reuse is the devices that init containers of a pod leave to the containers after them, by resource. It is kept while
