@@ -12,9 +12,6 @@ import (
 	"gpu-cdi-plugin/manager/model"
 )
 
-// maxUID is the largest length of a pod's UID in bytes, as of a name in Kubernetes.
-const maxUID = 253
-
 // Admit gives a pod its devices, and returns when that is durable. A pod that is placed already keeps what it has: the
 // same request returns the same placement, without asking a plugin. On every error nothing is placed.
 //
@@ -107,8 +104,8 @@ func (m *Manager) rejected(ctx context.Context, uid string, err error) error {
 
 // Validate returns an error that wraps ErrInvalid for a pod that Admit does not take.
 func Validate(p model.Pod) error {
-	if p.UID == "" || len(p.UID) > maxUID {
-		return fmt.Errorf("%w: a UID has 1 to %d characters", ErrInvalid, maxUID)
+	if p.UID == "" || len(p.UID) > model.MaxUID {
+		return fmt.Errorf("%w: a UID has 1 to %d characters", ErrInvalid, model.MaxUID)
 	}
 	seen := map[string]bool{}
 	for _, c := range slices.Concat(p.InitContainers, p.Containers) {

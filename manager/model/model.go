@@ -23,6 +23,9 @@ type Device struct {
 	NUMA []int
 }
 
+// MaxUID is how long a pod's UID may be in bytes: as long as its name. Kubernetes has no limit of its own for UIDs.
+const MaxUID = 253
+
 // Pod is what the device manager needs of a v1.Pod.
 type Pod struct {
 	UID       string `json:"uid"`

@@ -139,7 +139,7 @@ func (c *converter) pod(m manifest) model.Pod {
 	}
 	c.name("metadata.name", p.Name, subdomain, 253)
 	c.name("metadata.namespace", p.Namespace, label, 63)
-	c.name("metadata.uid", p.UID, identifier, 128)
+	c.name("metadata.uid", p.UID, identifier, model.MaxUID)
 	for name := range c.devices("spec.resources", m.Spec.Resources) {
 		c.problem("spec.resources", "only containers can have devices, and it asks for %s", name)
 	}
