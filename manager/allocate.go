@@ -245,7 +245,7 @@ func (a *attempt) leak(allocation model.Allocation) {
 func (a *attempt) giveBack() {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
-	a.m.free(a.pod.UID, a.allocations)
+	a.m.releaseAll(a.pod.UID, a.allocations)
 	for _, leaked := range a.leaked {
 		r := a.m.resources[leaked.Resource]
 		r.pool.Hold("", "", leaked.IDs)

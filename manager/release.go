@@ -31,7 +31,7 @@ func (m *Manager) Ended(ctx context.Context, podUID, container string) error {
 	pod.Placement = p
 	m.pods[podUID] = pod
 	if !m.o.Dialect.ChargesInitDevices {
-		m.free(podUID, slices.DeleteFunc(slices.Clone(p.Allocations), func(a model.Allocation) bool {
+		m.releaseAll(podUID, slices.DeleteFunc(slices.Clone(p.Allocations), func(a model.Allocation) bool {
 			return a.Container != container
 		}))
 	}
@@ -60,16 +60,16 @@ func (m *Manager) release(ctx context.Context, p model.Placement) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.pods, uid)
-	m.free(uid, p.Allocations)
+	m.releaseAll(uid, p.Allocations)
 	m.reclaim()
 	m.publish(Event{Type: PodReleased, Placement: &p})
 	return nil
 }
 
-// free gives devices of a pod back. m.mu is held.
-func (m *Manager) free(uid string, allocations []model.Allocation) {
+// releaseAll releases devices of a pod. m.mu is held.
+func (m *Manager) releaseAll(uid string, allocations []model.Allocation) {
 	for _, a := range allocations {
-		m.resources[a.Resource].pool.Free(uid, a.Container, a.IDs)
+		m.resources[a.Resource].pool.Release(uid, a.Container, a.IDs)
 	}
 }
 
@@ -79,7 +79,7 @@ func (m *Manager) reclaim() {
 		return
 	}
 	for _, r := range m.resources {
-		r.pool.Free("", "", r.leaked)
+		r.pool.Release("", "", r.leaked)
 		r.leaked = nil
 	}
 }

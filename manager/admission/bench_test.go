@@ -39,7 +39,7 @@ func BenchmarkPlan(b *testing.B) {
 						b.Fatal(err)
 					}
 					p.Hold("pod", "main", plan.Pick(nil))
-					p.Free("pod", "main", plan.chosen)
+					p.Release("pod", "main", plan.chosen)
 				}
 			})
 		}

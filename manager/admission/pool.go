@@ -127,9 +127,9 @@ func (p *Pool) Hold(pod, container string, ids []string) {
 	}
 }
 
-// Free notes that a pod's container no longer has these devices. Those that no other container has become free,
-// or withheld.
-func (p *Pool) Free(pod, container string, ids []string) {
+// Release notes that a pod's container no longer has these devices. Those that no other container has become free or
+// withheld.
+func (p *Pool) Release(pod, container string, ids []string) {
 	for _, id := range ids {
 		i := slices.Index(p.holds[id], holder{pod, container})
 		if i < 0 {

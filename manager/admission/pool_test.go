@@ -95,12 +95,12 @@ func TestHeldDevicesStayHeld(t *testing.T) {
 	if got := available(p); !slices.Equal(got, []string{"c"}) {
 		t.Errorf("%q are available with a back, want c", got)
 	}
-	p.Free("other", "init", []string{"a", "b"})
-	p.Free("first", "init", []string{"a", "b"})
+	p.Release("other", "init", []string{"a", "b"})
+	p.Release("first", "init", []string{"a", "b"})
 	if got := available(p); !slices.Equal(got, []string{"b", "c"}) {
 		t.Errorf("%q are available after init, want b and c: main shares a", got)
 	}
-	p.Free("first", "main", []string{"a"})
+	p.Release("first", "main", []string{"a"})
 	if got := available(p); len(got) != 3 || p.Held() != 0 {
 		t.Errorf("%q are available after the pod, and %d held", got, p.Held())
 	}
@@ -115,11 +115,11 @@ func TestADeviceOfTwoPodsIsHeldUntilBothAreGone(t *testing.T) {
 		if pod, containers := p.Holder("a"); pod != "first" || len(containers) != 1 {
 			t.Errorf("a is held by %q of %s", containers, pod)
 		}
-		p.Free(order[0], "main", []string{"a"})
+		p.Release(order[0], "main", []string{"a"})
 		if pod, _ := p.Holder("a"); len(available(p)) > 0 || pod != order[1] {
 			t.Errorf("a is held by %q without %s", pod, order[0])
 		}
-		p.Free(order[1], "main", []string{"a"})
+		p.Release(order[1], "main", []string{"a"})
 		if pod, _ := p.Holder("a"); len(available(p)) != 1 || pod != "" {
 			t.Errorf("a is held by %q without the pods", pod)
 		}
@@ -134,7 +134,7 @@ func TestWithheldDevicesAreGivenToNobody(t *testing.T) {
 	if got := available(p); !slices.Equal(got, []string{"b"}) {
 		t.Errorf("%q are available, want b that was cleared before", got)
 	}
-	p.Free("known", "main", []string{"a"})
+	p.Release("known", "main", []string{"a"})
 	p.Clear([]string{"c", "later"})
 	p.Set(listed("a", "b", "c", "d", "e", "later"))
 	if got := available(p); !slices.Equal(got, []string{"b", "c", "later"}) {
@@ -198,7 +198,7 @@ func TestPoolIsASimpleModel(t *testing.T) {
 				), rapid.SampledFrom([]string{"i", "m"}).
 					Draw(t, "c")
 				ids := some()
-				p.Free(pod, container, ids)
+				p.Release(pod, container, ids)
 				for _, id := range ids {
 					delete(holders[id], pod+container)
 				}

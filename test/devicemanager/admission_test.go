@@ -344,7 +344,7 @@ func (c *comparison) release(p model.Pod) {
 	c.kubelet.pods = slices.DeleteFunc(c.kubelet.pods, func(pod *v1.Pod) bool { return string(pod.UID) == p.UID })
 	for name, pool := range c.pools {
 		for _, container := range slices.Concat(p.InitContainers, p.Containers) {
-			pool.Free(p.UID, container.Name, c.held(name, p.UID, container.Name))
+			pool.Release(p.UID, container.Name, c.held(name, p.UID, container.Name))
 		}
 	}
 }
