@@ -181,7 +181,7 @@ func (a *attempt) hold(container string, c choice) {
 	c.resource.pool.Hold(a.pod.UID, container, c.ids)
 	a.choices = append(a.choices, c)
 	a.allocations = append(a.allocations, model.Allocation{
-		Container: container, Resource: c.resource.listed.Name,
+		Container: container, Resource: c.resource.pool.Listed().Name,
 		IDs: slices.Sorted(slices.Values(c.ids)), NUMA: c.resource.pool.NUMA(c.ids),
 	})
 }
@@ -222,7 +222,7 @@ func (a *attempt) stillListed(r *resource, allocation *model.Allocation) error {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
 	for _, id := range allocation.IDs {
-		if _, ok := device(r.listed, id); ok {
+		if r.pool.Lists(id) {
 			continue
 		}
 		what := fmt.Sprintf("device %s of %s left the list of its plugin during Allocate", id, allocation.Resource)

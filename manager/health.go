@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"strings"
 
 	"gpu-cdi-plugin/manager/model"
 )
@@ -26,8 +25,7 @@ const (
 func (m *Manager) changed(next model.Resource) {
 	m.mu.Lock()
 	r := m.resource(next.Name)
-	before, registered := r.listed, r.pool.Registered()
-	r.listed = next
+	before, registered := r.pool.Listed(), r.pool.Registered()
 	r.pool.Set(next)
 	m.publishResource(ResourceChanged, r, before)
 	m.mu.Unlock()
@@ -41,8 +39,7 @@ func (m *Manager) removed(name string) {
 	m.o.Observer.Removed(name)
 	m.mu.Lock()
 	r := m.resource(name)
-	before := r.listed
-	r.listed = model.Resource{Name: name}
+	before := r.pool.Listed()
 	r.pool.Expire()
 	m.publishResource(ResourceRemoved, r, before)
 	m.mu.Unlock()
@@ -53,9 +50,9 @@ func (m *Manager) removed(name string) {
 func (m *Manager) publishResource(t EventType, r *resource, before model.Resource) {
 	capacity, allocatable := r.pool.Counts()
 	count := Count{Capacity: capacity, Allocatable: allocatable}
-	m.publish(Event{Type: t, Resource: r.listed.Name, Count: count})
+	m.publish(Event{Type: t, Resource: before.Name, Count: count})
 	if devices := m.flipped(r, before); len(devices) > 0 {
-		m.publish(Event{Type: HealthChanged, Resource: r.listed.Name, Count: count, Devices: devices})
+		m.publish(Event{Type: HealthChanged, Resource: before.Name, Count: count, Devices: devices})
 	}
 }
 
@@ -71,17 +68,18 @@ func (m *Manager) flipped(r *resource, before model.Resource) []PodDevice {
 			flipped = append(flipped, PodDevice{ID: id, Pod: pod, Health: now})
 		}
 	}
-	old, now := before.Devices, r.listed.Devices
+	after := r.pool.Listed()
+	old, now := before.Devices, after.Devices
 	for len(old) > 0 || len(now) > 0 {
 		switch {
 		case len(now) == 0 || len(old) > 0 && old[0].ID < now[0].ID:
-			compare(old[0].ID, m.health(before, &old[0]), m.health(r.listed, nil))
+			compare(old[0].ID, m.health(before, &old[0]), m.health(after, nil))
 			old = old[1:]
 		case len(old) == 0 || now[0].ID < old[0].ID:
-			compare(now[0].ID, m.health(before, nil), m.health(r.listed, &now[0]))
+			compare(now[0].ID, m.health(before, nil), m.health(after, &now[0]))
 			now = now[1:]
 		default:
-			compare(now[0].ID, m.health(before, &old[0]), m.health(r.listed, &now[0]))
+			compare(now[0].ID, m.health(before, &old[0]), m.health(after, &now[0]))
 			old, now = old[1:], now[1:]
 		}
 	}
@@ -129,17 +127,6 @@ func (m *Manager) holder(r *resource, id string) string {
 	}
 	pod, _ := r.pool.Holder(id)
 	return pod
-}
-
-// device returns a device that a resource's plugin lists.
-func device(r model.Resource, id string) (*model.Device, bool) {
-	i, ok := slices.BinarySearchFunc(r.Devices, id, func(d model.Device, id string) int {
-		return strings.Compare(d.ID, id)
-	})
-	if !ok {
-		return nil, false
-	}
-	return &r.Devices[i], true
 }
 
 // recordResources records which resources have a plugin: after a restart they have no devices until it registers again,

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/state"
 )
 
@@ -73,16 +72,12 @@ func (m *Manager) freeable(resource string, ids []string) ([]string, error) {
 	if r == nil {
 		return ids, nil
 	}
-	states := map[string]admission.State{}
-	for _, s := range r.pool.States() {
-		states[s.ID] = s
-	}
 	var freed []string
 	for _, id := range ids {
-		s, found := states[id]
+		pod, _ := r.pool.Holder(id)
 		switch {
-		case s.Pod != "":
-		case r.pool.Connected() && !found:
+		case pod != "":
+		case r.pool.Listed().Connected && !r.pool.Lists(id):
 			return nil, fmt.Errorf("device %s of %s, which its plugin does not list: %w", id, resource, ErrNotFound)
 		default:
 			freed = append(freed, id)

@@ -68,7 +68,6 @@ type Manager struct {
 
 // resource is a resource with who holds its devices.
 type resource struct {
-	listed    model.Resource // as its plugin lists it
 	pool      *admission.Pool
 	admitting chan struct{} // the lock of the admissions that choose devices of the resource
 	leaked    []string      // held by no pod: dialect.Dialect.LeaksDevices
@@ -183,11 +182,7 @@ func (m *Manager) unwritten(err error) error {
 func (m *Manager) resource(name string) *resource {
 	r, ok := m.resources[name]
 	if !ok {
-		r = &resource{
-			listed:    model.Resource{Name: name},
-			pool:      admission.NewPool(name),
-			admitting: make(chan struct{}, 1),
-		}
+		r = &resource{pool: admission.NewPool(name), admitting: make(chan struct{}, 1)}
 		if m.loss != nil {
 			r.pool.Withhold(m.loss.Cleared[name])
 		}

@@ -48,14 +48,18 @@ func (m *Manager) Resources() []Resource {
 		if !r.pool.Registered() && r.pool.Held() == 0 {
 			continue
 		}
+		listed := r.pool.Listed()
 		capacity, allocatable := r.pool.Counts()
 		status := Resource{
-			Name: name, Connected: r.pool.Connected(), Capacity: capacity, Allocatable: allocatable, Devices: []Device{},
+			Name: name, Connected: listed.Connected, Capacity: capacity, Allocatable: allocatable, Devices: []Device{},
 		}
 		for _, s := range r.pool.States() {
-			listed, _ := device(r.listed, s.ID)
+			device := &s.Device
+			if !r.pool.Lists(s.ID) {
+				device = nil
+			}
 			status.Devices = append(status.Devices, Device{
-				ID: s.ID, Health: m.health(r.listed, listed), NUMA: s.NUMA,
+				ID: s.ID, Health: m.health(listed, device), NUMA: s.NUMA,
 				Pod: s.Pod, Containers: s.Containers, Withheld: s.Withheld,
 			})
 		}

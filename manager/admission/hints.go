@@ -62,7 +62,7 @@ func (p *Pool) crash(r Request) error {
 		return nil
 	}
 	for _, id := range slices.Concat(r.Has, r.Reusable) {
-		if _, listed := p.index(id); !listed {
+		if !p.Lists(id) {
 			what := fmt.Sprintf("topology hints of pod %s for device %s of %s, which its plugin no longer lists",
 				r.Pod, id, p.resource)
 			return &dialect.CrashError{Fault: "B4", What: what}
@@ -82,8 +82,8 @@ type tallies []tally
 // is that of one addition for each set and node, instead of one test of each device for each set.
 func (p *Pool) count(nodes Nodes, free, reusable bitset) tallies {
 	in := make(tallies, 1<<nodes.Count())
-	for i, d := range p.devices {
-		exactly := &in[d.near.pack(nodes)]
+	for i, near := range p.near {
+		exactly := &in[near.pack(nodes)]
 		exactly.listed++
 		if free.has(i) {
 			exactly.free++

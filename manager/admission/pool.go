@@ -16,19 +16,15 @@ type Pool struct {
 	resource   string
 	registered bool
 	connected  bool
-	devices    []device // sorted by ID, as the plugin lists them
-	nodes      Nodes    // those with devices
-	hasNUMA    bitset   // the devices with NUMA nodes, by index in devices as the other sets
+	devices    []model.Device // sorted by ID, as the plugin lists them
+	near       []Nodes        // of each device
+	nodes      Nodes          // those with devices
+	hasNUMA    bitset         // the devices with NUMA nodes, by index in devices as the other sets
 	onNode     [64]bitset
 	healthy    bitset
 	busy       bitset // the devices that are held or withheld
 	holds      map[string][]holder
 	cleared    map[string]bool // the IDs that are not withheld, or nil while nothing is withheld
-}
-
-type device struct {
-	model.Device
-	near Nodes
 }
 
 type holder struct{ pod, container string }
@@ -50,29 +46,28 @@ func NewPool(resource string) *Pool {
 	return &Pool{resource: resource, holds: map[string][]holder{}}
 }
 
-// Set takes a resource as its plugin lists it, in place of all that was listed before. Without a connection no device
-// is healthy.
+// Set takes a resource as its plugin lists it, in place of all that was listed before. It keeps the devices, which are
+// not to be modified. Without a connection none is healthy.
 func (p *Pool) Set(r model.Resource) {
-	p.registered, p.connected = true, r.Connected
 	n := len(r.Devices)
-	p.devices, p.nodes, p.onNode = make([]device, n), 0, [64]bitset{}
+	p.registered, p.connected, p.devices = true, r.Connected, r.Devices
+	p.near, p.nodes, p.onNode = make([]Nodes, n), 0, [64]bitset{}
 	p.hasNUMA, p.healthy, p.busy = newBitset(n), newBitset(n), newBitset(n)
 	for i, d := range r.Devices {
-		d.Healthy = d.Healthy && r.Connected
-		p.devices[i] = device{Device: d, near: NodesOf(d.NUMA...)}
-		if d.Healthy {
+		p.near[i] = NodesOf(d.NUMA...)
+		if d.Healthy && r.Connected {
 			p.healthy.add(i)
 		}
 		if len(d.NUMA) > 0 {
 			p.hasNUMA.add(i)
 		}
-		for node := range p.devices[i].near.each {
+		for node := range p.near[i].each {
 			if p.onNode[node] == nil {
 				p.onNode[node] = newBitset(n)
 			}
 			p.onNode[node].add(i)
 		}
-		p.nodes |= p.devices[i].near
+		p.nodes |= p.near[i]
 	}
 	p.refresh()
 }
@@ -86,8 +81,16 @@ func (p *Pool) Expire() {
 // Registered returns whether a plugin has registered the resource since the pool was made or has expired.
 func (p *Pool) Registered() bool { return p.registered }
 
-// Connected returns whether the resource's plugin is connected.
-func (p *Pool) Connected() bool { return p.connected }
+// Listed returns the resource as its plugin lists it.
+func (p *Pool) Listed() model.Resource {
+	return model.Resource{Name: p.resource, Devices: p.devices, Connected: p.connected}
+}
+
+// Lists reports whether the plugin lists a device.
+func (p *Pool) Lists(id string) bool {
+	_, listed := p.index(id)
+	return listed
+}
 
 // Counts returns the number of devices that the plugin lists, and that of the healthy ones that are not withheld.
 // Devices that pods hold count in both, as in a Node's status.
@@ -174,11 +177,12 @@ func (p *Pool) ClearAll() {
 // States returns the devices, sorted by ID: those that the plugin lists, and those that pods hold without that.
 func (p *Pool) States() []State {
 	states := make([]State, 0, len(p.devices))
-	for _, d := range p.devices {
-		states = append(states, State{Device: d.Device, Withheld: p.withheld(d.ID)})
+	for i, d := range p.devices {
+		d.Healthy = p.healthy.has(i)
+		states = append(states, State{Device: d, Withheld: p.withheld(d.ID)})
 	}
 	for id := range p.holds {
-		if _, listed := p.index(id); !listed {
+		if !p.Lists(id) {
 			states = append(states, State{Device: model.Device{ID: id}})
 		}
 	}
@@ -204,7 +208,9 @@ func (p *Pool) NUMA(ids []string) map[string][]int {
 }
 
 func (p *Pool) index(id string) (int, bool) {
-	return slices.BinarySearchFunc(p.devices, id, func(d device, id string) int { return strings.Compare(d.ID, id) })
+	return slices.BinarySearchFunc(p.devices, id, func(d model.Device, id string) int {
+		return strings.Compare(d.ID, id)
+	})
 }
 
 func (p *Pool) withheld(id string) bool {
