@@ -37,9 +37,9 @@ type attempt struct {
 
 // choice is what a plugin is to allocate.
 type choice struct {
-	plugin   *endpoint.Endpoint
-	resource *resource
-	ids      []string // in the order in which they were chosen
+	plugin *endpoint.Endpoint
+	pool   *pool
+	ids    []string // in the order in which they were chosen
 }
 
 // run gives all containers of the pod their devices, or none. All are chosen and held before a plugin allocates one:
@@ -58,16 +58,14 @@ func (a *attempt) run(ctx context.Context) error {
 	return err
 }
 
-// resolve finds the resources that the pod asks for. The manager knows those that plugins have registered, and those of
-// which a pod holds a device.
+// resolve finds the resources that the pod asks for.
 func (a *attempt) resolve() error {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
 	a.resources = map[string]bool{}
 	for _, c := range slices.Concat(a.pod.InitContainers, a.pod.Containers) {
 		for _, name := range slices.Sorted(maps.Keys(c.Limits)) {
-			r, ok := a.m.resources[name]
-			if ok && (r.pool.Registered() || r.pool.Held() > 0) {
+			if pool, ok := a.m.pools[name]; ok && pool.known() {
 				a.resources[name] = true
 			} else if c.Limits[name] > 0 && !a.m.o.Dialect.IgnoresUnknownResources {
 				return admission.UnregisteredError(name)
@@ -121,7 +119,7 @@ func (a *attempt) align(container string, limits map[string]int) (admission.Node
 	defer a.m.mu.Unlock()
 	var all [][]admission.Hint
 	for _, name := range a.known(limits) {
-		hints, err := a.m.resources[name].pool.Hints(a.m.o.Topology, a.request(name, container, limits[name]))
+		hints, err := a.m.pools[name].Hints(a.m.o.Topology, a.request(name, container, limits[name]))
 		if err != nil {
 			return 0, err
 		}
@@ -145,12 +143,12 @@ func (a *attempt) take(
 	ctx context.Context, name string, c model.Container, affinity admission.Nodes,
 ) ([]string, error) {
 	a.m.mu.Lock()
-	r := a.m.resources[name]
+	pool := a.m.pools[name]
 	request := a.request(name, c.Name, c.Limits[name])
 	plugin, unknown := a.m.registry.Endpoint(name)
 	request.Affinity = affinity
 	request.Prefers = unknown == nil && plugin.Options().GetGetPreferredAllocationAvailable()
-	plan, err := r.pool.Plan(request)
+	plan, err := pool.Plan(request)
 	a.m.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -170,7 +168,7 @@ func (a *attempt) take(
 	if unknown != nil { // it has been away for too long just now
 		return nil, fmt.Errorf("unknown Device Plugin %s", name)
 	}
-	a.hold(c.Name, choice{plugin, r, ids})
+	a.hold(c.Name, choice{plugin, pool, ids})
 	return ids, nil
 }
 
@@ -178,11 +176,11 @@ func (a *attempt) take(
 func (a *attempt) hold(container string, c choice) {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
-	c.resource.pool.Hold(a.pod.UID, container, c.ids)
+	c.pool.Hold(a.pod.UID, container, c.ids)
 	a.choices = append(a.choices, c)
 	a.allocations = append(a.allocations, model.Allocation{
-		Container: container, Resource: c.resource.pool.Listed().Name,
-		IDs: slices.Sorted(slices.Values(c.ids)), NUMA: c.resource.pool.NUMA(c.ids),
+		Container: container, Resource: c.pool.Listed().Name,
+		IDs: slices.Sorted(slices.Values(c.ids)), NUMA: c.pool.NUMA(c.ids),
 	})
 }
 
@@ -198,7 +196,7 @@ func (a *attempt) allocate(ctx context.Context, c choice, allocation *model.Allo
 		a.leak(*allocation)
 		return errNoContainers
 	}
-	if err := a.stillListed(c.resource, allocation); err != nil {
+	if err := a.stillListed(c.pool, allocation); err != nil {
 		return err
 	}
 	allocation.Response, err = marshal(response)
@@ -218,11 +216,11 @@ func marshal(r *pluginapi.ContainerAllocateResponse) ([]byte, error) {
 // stillListed refuses devices that left the plugin's list during Allocate: the container could not start with them,
 // and no container has started yet, so another attempt with other devices costs nothing. A device that has become
 // unhealthy is accepted, like one that becomes it later.
-func (a *attempt) stillListed(r *resource, allocation *model.Allocation) error {
+func (a *attempt) stillListed(pool *pool, allocation *model.Allocation) error {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
 	for _, id := range allocation.IDs {
-		if r.pool.Lists(id) {
+		if pool.Lists(id) {
 			continue
 		}
 		what := fmt.Sprintf("device %s of %s left the list of its plugin during Allocate", id, allocation.Resource)
@@ -247,8 +245,8 @@ func (a *attempt) giveBack() {
 	defer a.m.mu.Unlock()
 	a.m.releaseAll(a.pod.UID, a.allocations)
 	for _, leaked := range a.leaked {
-		r := a.m.resources[leaked.Resource]
-		r.pool.Hold("", "", leaked.IDs)
-		r.leaked = append(r.leaked, leaked.IDs...)
+		pool := a.m.pools[leaked.Resource]
+		pool.Hold("", "", leaked.IDs)
+		pool.leaked = append(pool.leaked, leaked.IDs...)
 	}
 }

@@ -24,10 +24,10 @@ const (
 // one pass over the devices.
 func (m *Manager) changed(next model.Resource) {
 	m.mu.Lock()
-	r := m.resource(next.Name)
-	before, registered := r.pool.Listed(), r.pool.Registered()
-	r.pool.Set(next)
-	m.publishResource(ResourceChanged, r, before)
+	pool := m.pool(next.Name)
+	before, registered := pool.Listed(), pool.Registered()
+	pool.Set(next)
+	m.publishResource(ResourceChanged, pool, before)
 	m.mu.Unlock()
 	if !registered {
 		m.recordResources()
@@ -38,37 +38,36 @@ func (m *Manager) changed(next model.Resource) {
 func (m *Manager) removed(name string) {
 	m.o.Observer.Removed(name)
 	m.mu.Lock()
-	r := m.resource(name)
-	before := r.pool.Listed()
-	r.pool.Expire()
-	m.publishResource(ResourceRemoved, r, before)
+	pool := m.pool(name)
+	before := pool.Listed()
+	pool.Expire()
+	m.publishResource(ResourceRemoved, pool, before)
 	m.mu.Unlock()
 	m.recordResources()
 }
 
 // publishResource sends the events of a resource that has changed. m.mu is held.
-func (m *Manager) publishResource(t EventType, r *resource, before model.Resource) {
-	capacity, allocatable := r.pool.Counts()
-	count := Count{Capacity: capacity, Allocatable: allocatable}
+func (m *Manager) publishResource(t EventType, pool *pool, before model.Resource) {
+	count := pool.count()
 	m.publish(Event{Type: t, Resource: before.Name, Count: count})
-	if devices := m.flipped(r, before); len(devices) > 0 {
+	if devices := m.flipped(pool, before); len(devices) > 0 {
 		m.publish(Event{Type: HealthChanged, Resource: before.Name, Count: count, Devices: devices})
 	}
 }
 
 // flipped returns the devices of a resource that pods hold and whose health has changed, sorted by ID. It walks through
 // the lists before and after the change at the same time.
-func (m *Manager) flipped(r *resource, before model.Resource) []PodDevice {
+func (m *Manager) flipped(pool *pool, before model.Resource) []PodDevice {
 	var flipped []PodDevice
 	compare := func(id string, old, now Health) {
 		if old == now {
 			return
 		}
-		if pod := m.holder(r, id); pod != "" {
+		if pod := m.holder(pool, id); pod != "" {
 			flipped = append(flipped, PodDevice{ID: id, Pod: pod, Health: now})
 		}
 	}
-	after := r.pool.Listed()
+	after := pool.Listed()
 	old, now := before.Devices, after.Devices
 	for len(old) > 0 || len(now) > 0 {
 		switch {
@@ -117,15 +116,15 @@ func (m *Manager) DeviceHealth(resource string, ids []string) []Health {
 }
 
 // holder returns the UID of the pod that holds a device, or empty. m.mu is held.
-func (m *Manager) holder(r *resource, id string) string {
+func (m *Manager) holder(pool *pool, id string) string {
 	if m.o.Dialect.HealthByID {
-		for _, name := range slices.Sorted(maps.Keys(m.resources)) {
-			if pod, _ := m.resources[name].pool.Holder(id); pod != "" {
+		for _, name := range slices.Sorted(maps.Keys(m.pools)) {
+			if pod, _ := m.pools[name].Holder(id); pod != "" {
 				return pod
 			}
 		}
 	}
-	pod, _ := r.pool.Holder(id)
+	pod, _ := pool.Holder(id)
 	return pod
 }
 
@@ -136,8 +135,8 @@ func (m *Manager) recordResources() {
 	defer m.recording.Unlock()
 	m.mu.Lock()
 	var names []string
-	for name, r := range m.resources {
-		if r.pool.Registered() {
+	for name, pool := range m.pools {
+		if pool.Registered() {
 			names = append(names, name)
 		}
 	}

@@ -53,9 +53,9 @@ func (m *Manager) lockResources(ctx context.Context, names map[string]bool) (unl
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		m.mu.Lock()
-		r := m.resources[name]
+		pool := m.pools[name]
 		m.mu.Unlock()
-		u, err := acquire(ctx, r.admitting)
+		u, err := acquire(ctx, pool.admitting)
 		if err != nil {
 			unlock()
 			return nil, fmt.Errorf("wait for another admission that takes devices of %s: %w", name, err)

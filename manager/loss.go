@@ -59,8 +59,8 @@ func (m *Manager) Free(ctx context.Context, resource string, ids []string) error
 		slices.Sorted(slices.Values(append(slices.Clone(loss.Cleared[resource]), freed...))),
 	)
 	return m.setLoss(ctx, &next, func() {
-		if r := m.resources[resource]; r != nil {
-			r.pool.Clear(freed)
+		if pool := m.pools[resource]; pool != nil {
+			pool.Clear(freed)
 		}
 	})
 }
@@ -68,16 +68,16 @@ func (m *Manager) Free(ctx context.Context, resource string, ids []string) error
 // freeable returns those of the IDs that no known pod holds: one that a pod holds is withheld only when that is
 // released, for its record may be an old one. m.mu is held.
 func (m *Manager) freeable(resource string, ids []string) ([]string, error) {
-	r := m.resources[resource]
-	if r == nil {
+	pool := m.pools[resource]
+	if pool == nil {
 		return ids, nil
 	}
 	var freed []string
 	for _, id := range ids {
-		pod, _ := r.pool.Holder(id)
+		pod, _ := pool.Holder(id)
 		switch {
 		case pod != "":
-		case r.pool.Listed().Connected && !r.pool.Lists(id):
+		case pool.Listed().Connected && !pool.Lists(id):
 			return nil, fmt.Errorf("device %s of %s, which its plugin does not list: %w", id, resource, ErrNotFound)
 		default:
 			freed = append(freed, id)
@@ -99,8 +99,8 @@ func (m *Manager) FreeAll(ctx context.Context) error {
 		return nil
 	}
 	return m.setLoss(ctx, nil, func() {
-		for _, r := range m.resources {
-			r.pool.ClearAll()
+		for _, pool := range m.pools {
+			pool.ClearAll()
 		}
 	})
 }

@@ -54,8 +54,8 @@ type Manager struct {
 	recording sync.Mutex    // of the names of the resources
 	failed    chan error    // has the error of Run
 
-	mu         sync.Mutex // is held for short: never during a call to a plugin, and never while the state is written
-	resources  map[string]*resource
+	mu         sync.Mutex       // is held for short: never during a call to a plugin, and never while the state is written
+	pools      map[string]*pool // by resource
 	pods       map[string]placed
 	admitted   uint64                   // the number of pods that were placed so far
 	busy       map[string]chan struct{} // the pods that a call changes; closed when it returns
@@ -66,11 +66,20 @@ type Manager struct {
 	ended      error // why there are no more changes
 }
 
-// resource is a resource with who holds its devices.
-type resource struct {
-	pool      *admission.Pool
-	admitting chan struct{} // the lock of the admissions that choose devices of the resource
+// pool is the devices of a resource, with who holds them.
+type pool struct {
+	*admission.Pool
+
+	admitting chan struct{} // the lock of the admissions that choose devices of it
 	leaked    []string      // held by no pod: dialect.Dialect.LeaksDevices
+}
+
+// known is whether a plugin has registered the resource, and was not away for too long, or a pod holds a device of it.
+func (p *pool) known() bool { return p.Registered() || p.Held() > 0 }
+
+func (p *pool) count() Count {
+	capacity, allocatable := p.Counts()
+	return Count{Capacity: capacity, Allocatable: allocatable}
 }
 
 // placed is a pod with its place in the order of admission.
@@ -106,7 +115,7 @@ func New(o Options) (*Manager, error) {
 	m := &Manager{
 		o: o, store: store, loss: loaded.Loss,
 		node: make(chan struct{}, 1), clearing: make(chan struct{}, 1), failed: make(chan error, 1),
-		resources: map[string]*resource{}, pods: map[string]placed{}, busy: map[string]chan struct{}{},
+		pools: map[string]*pool{}, pods: map[string]placed{}, busy: map[string]chan struct{}{},
 		watchers: map[chan Event]func() bool{},
 	}
 	if o.Seed != nil {
@@ -178,15 +187,15 @@ func (m *Manager) unwritten(err error) error {
 	return fmt.Errorf("%w: %w", ErrRetry, err)
 }
 
-// resource returns the resource of a name, which may be new. m.mu is held.
-func (m *Manager) resource(name string) *resource {
-	r, ok := m.resources[name]
+// pool returns the pool of a resource, which may be new. m.mu is held.
+func (m *Manager) pool(resource string) *pool {
+	p, ok := m.pools[resource]
 	if !ok {
-		r = &resource{pool: admission.NewPool(name), admitting: make(chan struct{}, 1)}
+		p = &pool{Pool: admission.NewPool(resource), admitting: make(chan struct{}, 1)}
 		if m.loss != nil {
-			r.pool.Withhold(m.loss.Cleared[name])
+			p.Withhold(m.loss.Cleared[resource])
 		}
-		m.resources[name] = r
+		m.pools[resource] = p
 	}
-	return r
+	return p
 }

@@ -68,7 +68,7 @@ func (m *Manager) recheck(have model.Placement) error {
 			Pod: have.Pod.UID, Container: a.Container, Count: len(a.IDs), Has: a.IDs, Dialect: d,
 			Running: init && !d.RejectsAfterInit || !init && !d.RejectsWithoutPlugin,
 		}
-		pool := m.resources[a.Resource].pool
+		pool := m.pools[a.Resource]
 		if _, err := pool.Hints(m.o.Topology, r); err != nil {
 			return err
 		}

@@ -69,7 +69,7 @@ func (m *Manager) release(ctx context.Context, p model.Placement) error {
 // releaseAll releases devices of a pod. m.mu is held.
 func (m *Manager) releaseAll(uid string, allocations []model.Allocation) {
 	for _, a := range allocations {
-		m.resources[a.Resource].pool.Release(uid, a.Container, a.IDs)
+		m.pools[a.Resource].Release(uid, a.Container, a.IDs)
 	}
 }
 
@@ -78,9 +78,9 @@ func (m *Manager) reclaim() {
 	if !m.o.Dialect.LeaksDevices {
 		return
 	}
-	for _, r := range m.resources {
-		r.pool.Release("", "", r.leaked)
-		r.leaked = nil
+	for _, pool := range m.pools {
+		pool.Release("", "", pool.leaked)
+		pool.leaked = nil
 	}
 }
 

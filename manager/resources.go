@@ -43,19 +43,19 @@ func (m *Manager) Resources() []Resource {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var all []Resource
-	for _, name := range slices.Sorted(maps.Keys(m.resources)) {
-		r := m.resources[name]
-		if !r.pool.Registered() && r.pool.Held() == 0 {
+	for _, name := range slices.Sorted(maps.Keys(m.pools)) {
+		pool := m.pools[name]
+		if !pool.known() {
 			continue
 		}
-		listed := r.pool.Listed()
-		capacity, allocatable := r.pool.Counts()
+		listed, count := pool.Listed(), pool.count()
 		status := Resource{
-			Name: name, Connected: listed.Connected, Capacity: capacity, Allocatable: allocatable, Devices: []Device{},
+			Name: name, Connected: listed.Connected,
+			Capacity: count.Capacity, Allocatable: count.Allocatable, Devices: []Device{},
 		}
-		for _, s := range r.pool.States() {
+		for _, s := range pool.States() {
 			device := &s.Device
-			if !r.pool.Lists(s.ID) {
+			if !pool.Lists(s.ID) {
 				device = nil
 			}
 			status.Devices = append(status.Devices, Device{
@@ -73,10 +73,9 @@ func (m *Manager) Resources() []Resource {
 func (m *Manager) Counts() map[string]Count {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	counts := make(map[string]Count, len(m.resources))
-	for name, r := range m.resources {
-		capacity, allocatable := r.pool.Counts()
-		counts[name] = Count{Capacity: capacity, Allocatable: allocatable}
+	counts := make(map[string]Count, len(m.pools))
+	for name, pool := range m.pools {
+		counts[name] = pool.count()
 	}
 	return counts
 }

@@ -13,7 +13,7 @@ func (m *Manager) restore(loaded state.Loaded) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range loaded.Resources {
-		m.resource(name).pool.Set(model.Resource{Name: name})
+		m.pool(name).Set(model.Resource{Name: name})
 	}
 	d := m.o.Dialect
 	unchecked := d.CrashesOnMissingDevice || d.RejectsAfterInit || d.RejectsWithoutPlugin
@@ -37,7 +37,7 @@ func (m *Manager) restore(loaded state.Loaded) {
 // holdAll has a pod hold the devices of its containers that have not ended. m.mu is held.
 func (m *Manager) holdAll(p model.Placement) {
 	for _, a := range p.Allocations {
-		pool := m.resource(a.Resource).pool // also for a container that has ended: Release frees all that the pod had
+		pool := m.pool(a.Resource) // also for a container that has ended: Release frees all that the pod had
 		if slices.Contains(p.Ended, a.Container) {
 			continue
 		}
@@ -58,7 +58,7 @@ func (m *Manager) charge(p model.Placement) {
 		if !slices.Contains(p.Ended, a.Container) {
 			continue
 		}
-		pool := m.resources[a.Resource].pool
+		pool := m.pools[a.Resource]
 		pool.Hold(p.Pod.UID, a.Container, slices.DeleteFunc(slices.Clone(a.IDs), func(id string) bool {
 			other, _ := pool.Holder(id)
 			return other != "" && other != p.Pod.UID
