@@ -42,7 +42,7 @@ func (m *Manager) enter(ctx context.Context) (leave func(), err error) {
 	m.mu.Lock()
 	m.admissions++
 	concurrent := m.admissions > 1
-	err = m.ended
+	err = m.open()
 	m.mu.Unlock()
 	count := func() {
 		m.mu.Lock()
@@ -53,7 +53,7 @@ func (m *Manager) enter(ctx context.Context) (leave func(), err error) {
 	case err != nil:
 	case d.CrashesOnConcurrency && concurrent:
 		err = &dialect.CrashError{Fault: "B10", What: "two admissions at the same time"}
-		m.end(err)
+		m.stop(err)
 	case d.NoTimeouts:
 		unlock, stopped := acquire(ctx, m.node)
 		if stopped == nil {
@@ -90,7 +90,7 @@ func (m *Manager) place(ctx context.Context, p model.Pod, by model.Caller) (mode
 // rejected returns the answer to a pod whose admission ended with an error.
 func (m *Manager) rejected(ctx context.Context, uid string, err error) error {
 	if _, ok := errors.AsType[*dialect.CrashError](err); ok {
-		m.end(err)
+		m.stop(err)
 		return err
 	}
 	switch {

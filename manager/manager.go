@@ -49,10 +49,11 @@ type Manager struct {
 	o         Options
 	store     *state.Store
 	registry  *endpoint.Registry
-	node      chan struct{} // the lock of all admissions: dialect.Dialect.NoTimeouts
-	clearing  chan struct{} // the lock of changes of loss
-	recording sync.Mutex    // of the names of the resources
-	failed    chan error    // has the error of Run
+	node      chan struct{}   // the lock of all admissions: dialect.Dialect.NoTimeouts
+	clearing  chan struct{}   // the lock of changes of loss
+	recording sync.Mutex      // of the names of the resources
+	running   context.Context // until nothing can be changed any more, with the cause
+	stop      context.CancelCauseFunc
 
 	mu         sync.Mutex       // is held for short: never during a call to a plugin, and never while the state is written
 	pools      map[string]*pool // by resource
@@ -63,7 +64,6 @@ type Manager struct {
 	loss       *state.Loss
 	random     *rand.Rand
 	watchers   map[chan Event]func() bool
-	ended      error // why there are no more changes
 }
 
 // pool is the devices of a resource, with who holds them.
@@ -114,10 +114,11 @@ func New(o Options) (*Manager, error) {
 	}
 	m := &Manager{
 		o: o, store: store, loss: loaded.Loss,
-		node: make(chan struct{}, 1), clearing: make(chan struct{}, 1), failed: make(chan error, 1),
+		node: make(chan struct{}, 1), clearing: make(chan struct{}, 1),
 		pools: map[string]*pool{}, pods: map[string]placed{}, busy: map[string]chan struct{}{},
 		watchers: map[chan Event]func() bool{},
 	}
+	m.running, m.stop = context.WithCancelCause(context.Background())
 	if o.Seed != nil {
 		m.random = rand.New(rand.NewPCG(*o.Seed, 0))
 	}
@@ -139,13 +140,13 @@ func New(o Options) (*Manager, error) {
 // Errors: *dialect.CrashError as soon as the kubelet of the dialect would crash, and state.ErrBroken as soon as it is
 // unknown what the disk has.
 func (m *Manager) Run(ctx context.Context) error {
-	var err error
 	select {
 	case <-ctx.Done():
-	case err = <-m.failed:
+	case <-m.running.Done():
 	}
+	err := m.open()
+	m.stop(errEnded)
 	m.mu.Lock()
-	m.ended = cmp.Or(m.ended, errEnded)
 	for events := range m.watchers {
 		m.unwatch(events)
 	}
@@ -155,34 +156,23 @@ func (m *Manager) Run(ctx context.Context) error {
 
 // Check returns why plugins cannot register or nothing can be changed any more, or nil. It does not return if the
 // manager hangs.
-func (m *Manager) Check() error { return cmp.Or(m.registry.Check(), m.open()) }
+func (m *Manager) Check() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return cmp.Or(m.registry.Check(), m.open())
+}
 
 // PluginSockets returns whether the plugin at each socket of the plugin watcher is registered, by the socket's path.
 func (m *Manager) PluginSockets() map[string]bool { return m.registry.Sockets() }
 
-// open returns why nothing can be changed any more. m.mu is not held.
-func (m *Manager) open() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.ended
-}
-
-// end makes Run return an error.
-func (m *Manager) end(err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.ended = cmp.Or(m.ended, err)
-	select {
-	case m.failed <- err:
-	default: // by an error before
-	}
-}
+// open returns why nothing can be changed any more, or nil.
+func (m *Manager) open() error { return context.Cause(m.running) }
 
 // unwritten returns the answer to a request whose change could not be written. The manager ends if it is unknown what
 // the disk has: another start shows it.
 func (m *Manager) unwritten(err error) error {
 	if errors.Is(err, state.ErrBroken) {
-		m.end(err)
+		m.stop(err)
 	}
 	return fmt.Errorf("%w: %w", ErrRetry, err)
 }

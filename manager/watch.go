@@ -47,7 +47,7 @@ func (m *Manager) Watch(ctx context.Context) <-chan Event {
 	events := make(chan Event, watchQueue)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.ended != nil {
+	if m.open() != nil {
 		close(events)
 		return events
 	}

@@ -104,8 +104,8 @@ var containers = []Case{
 			answer := func(value string) func(context.Context, []string) (*response, error) {
 				return func(context.Context, []string) (*response, error) {
 					return &response{
-						Envs:    map[string]string{"KEY": value, "SAME": "same"},
-						Mounts:  []*v1beta1.Mount{{ContainerPath: "/m", HostPath: "/" + value}},
+						Envs:   map[string]string{"KEY": value, "SAME": "same"},
+						Mounts: []*v1beta1.Mount{{ContainerPath: "/m", HostPath: "/" + value}},
 						Devices: []*v1beta1.DeviceSpec{
 							{ContainerPath: "/dev/d", HostPath: "/dev/" + value, Permissions: "rw"},
 						},
