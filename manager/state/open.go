@@ -44,16 +44,11 @@ func open(path string, o Options) (_ *Store, _ Loaded, err error) {
 	if err := trust.Dir(filepath.Dir(path)); err != nil {
 		return nil, Loaded{}, err
 	}
-	dir, err := trust.OpenDir(filepath.Dir(path))
-	if err != nil {
-		return nil, Loaded{}, err
-	}
-	defer dir.Close()
 	held, err := acquire(path + ".lock")
 	if err != nil {
 		return nil, Loaded{}, err
 	}
-	f := &files{dir: dir, name: filepath.Base(path), path: path}
+	f := &files{path: path}
 	s, c, err := f.load(o)
 	if err != nil {
 		return nil, Loaded{}, errors.Join(err, held.Release())
@@ -76,11 +71,10 @@ func acquire(path string) (*lock.Lock, error) {
 	}
 }
 
-// files are the state's file and those beside it.
+// files are the state's file and those beside it, in a directory that no other user can change.
 type files struct {
-	dir        *os.File
-	name, path string
-	aside      string // the name for a damaged file
+	path  string
+	aside string // the path for a damaged file
 }
 
 // load opens the file and reads it. A missing one is made, and a damaged one is replaced by one with what is readable.
@@ -120,39 +114,29 @@ func (f *files) load(o Options) (*Store, content, error) {
 }
 
 // read opens the file and returns its bytes.
-func (f *files) read() (_ *os.File, _ []byte, err error) {
-	const flags = unix.O_RDWR | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
-	fd, err := unix.Openat(int(f.dir.Fd()), f.name, flags, 0)
+func (f *files) read() (*os.File, []byte, error) {
+	file, err := os.OpenFile(f.path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, err
 	}
-	file := os.NewFile(uintptr(fd), f.path)
-	defer func() {
-		if err != nil {
-			_ = file.Close()
-		}
-	}()
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+	data, _, err := regular.Read(file, maxSize)
+	if err == nil {
+		err = trust.File(f.path)
+	}
+	if err != nil {
+		_ = file.Close()
 		return nil, nil, err
 	}
-	if int(st.Uid) != os.Geteuid() && st.Uid != 0 {
-		return nil, nil, fmt.Errorf("%w: it belongs to user %d", trust.ErrUnsafe, st.Uid)
-	}
-	if st.Mode&0o022 != 0 {
-		return nil, nil, fmt.Errorf("%w: it has the mode %#o", trust.ErrUnsafe, st.Mode&0o7777)
-	}
-	data, _, err := regular.Read(file, maxSize)
-	return file, data, err
+	return file, data, nil
 }
 
 // setAside is what a damaged file leaves. The file gets another name when the new one replaces it.
 func (f *files) setAside(c content, damage error, log *slog.Logger) content {
 	now := time.Now().UTC().Round(0)
-	f.aside = f.name + ".damaged-" + now.Format("20060102T150405.000000000Z")
-	c.loss = &Loss{Time: now, Reason: damage.Error(), File: filepath.Join(filepath.Dir(f.path), f.aside)}
+	f.aside = f.path + ".damaged-" + now.Format("20060102T150405.000000000Z")
+	c.loss = &Loss{Time: now, Reason: damage.Error(), File: f.aside}
 	log.Error("the state is damaged: pods may run that are not known any more, so devices that no known pod has are "+
-		"withheld until an administrator says that they are free", "file", f.path, "set aside as", c.loss.File,
+		"withheld until an administrator says that they are free", "file", f.path, "set aside as", f.aside,
 		"error", damage, "known pods", len(c.placements))
 	return c
 }
@@ -164,16 +148,15 @@ func (f *files) create(c *content) (_ *Store, err error) {
 			err = errors.Join(err, f.removeTemp())
 		}
 	}()
-	temp := f.name + tempSuffix
-	const flags = unix.O_RDWR | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	fd, err := unix.Openat(int(f.dir.Fd()), temp, flags, 0o600)
+	const flags = unix.O_RDWR | unix.O_CREAT | unix.O_EXCL | unix.O_CLOEXEC
+	fd, err := unix.Open(f.path+tempSuffix, flags, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("create %s: %w", temp, err)
+		return nil, &fs.PathError{Op: "create", Path: f.path + tempSuffix, Err: err}
 	}
-	s, err := newStore(os.NewFile(uintptr(fd), f.path))
+	s, err := newStore(os.NewFile(uintptr(fd), f.path)) // as it is called in the end
 	if err == nil {
 		if err = s.fill(c); err == nil {
-			err = f.rename(temp)
+			err = f.rename()
 		}
 		if err != nil {
 			_ = s.db.Close()
@@ -186,24 +169,28 @@ func (f *files) create(c *content) (_ *Store, err error) {
 }
 
 func (f *files) removeTemp() error {
-	err := unix.Unlinkat(int(f.dir.Fd()), f.name+tempSuffix, 0)
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("remove %s: %w", f.path+tempSuffix, err)
+	if err := os.Remove(f.path + tempSuffix); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }
 
 // rename gives the new file its name, and the damaged one that of the file set aside.
-func (f *files) rename(temp string) error {
+func (f *files) rename() error {
 	if f.aside != "" {
-		if err := unix.Linkat(int(f.dir.Fd()), f.name, int(f.dir.Fd()), f.aside, 0); err != nil {
-			return fmt.Errorf("set the damaged file aside as %s: %w", f.aside, err)
+		if err := os.Link(f.path, f.aside); err != nil {
+			return fmt.Errorf("set the damaged file aside: %w", err)
 		}
 	}
-	if err := unix.Renameat(int(f.dir.Fd()), temp, int(f.dir.Fd()), f.name); err != nil {
+	if err := os.Rename(f.path+tempSuffix, f.path); err != nil {
 		return err
 	}
-	return f.dir.Sync()
+	dir, err := os.Open(filepath.Dir(f.path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
 }
 
 // newStore opens a file with bbolt: an empty one, or one that was verified. It closes the file on an error.

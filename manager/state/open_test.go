@@ -220,11 +220,11 @@ func TestOpenRefuses(t *testing.T) {
 				testenv.Root(t)
 				return os.Chown(path, 1000, 0)
 			},
-			trust.ErrUnsafe, "it belongs to user 1000",
+			trust.ErrUnsafe, "state.db belongs to user 1000",
 		},
 		"a file that others can write": {
 			func(_ *testing.T, path string) error { return os.Chmod(path, 0o606) },
-			trust.ErrUnsafe, "it has the mode 0606",
+			trust.ErrUnsafe, "every user can write to",
 		},
 		"a directory that others can write": {
 			func(_ *testing.T, path string) error { return os.Chmod(filepath.Dir(path), 0o777) },
