@@ -103,14 +103,11 @@ func (m *Manager) health(r model.Resource, d *model.Device) Health {
 func (m *Manager) DeviceHealth(resource string, ids []string) []Health {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var listed model.Resource
-	if r := m.resources[resource]; r != nil {
-		listed = r.listed
-	}
+	pool := m.pool(resource)
+	listed := pool.Listed()
 	all := make([]Health, len(ids))
 	for i, id := range ids {
-		d, _ := device(listed, id)
-		all[i] = m.health(listed, d)
+		all[i] = m.health(listed, pool.Device(id))
 	}
 	return all
 }

@@ -86,11 +86,16 @@ func (p *Pool) Listed() model.Resource {
 	return model.Resource{Name: p.resource, Devices: p.devices, Connected: p.connected}
 }
 
-// Lists reports whether the plugin lists a device.
-func (p *Pool) Lists(id string) bool {
-	_, listed := p.index(id)
-	return listed
+// Device returns a device as the plugin lists it, or nil. It is not to be modified.
+func (p *Pool) Device(id string) *model.Device {
+	if i, listed := p.index(id); listed {
+		return &p.devices[i]
+	}
+	return nil
 }
+
+// Lists reports whether the plugin lists a device.
+func (p *Pool) Lists(id string) bool { return p.Device(id) != nil }
 
 // Counts returns the number of devices that the plugin lists, and that of the healthy ones that are not withheld.
 // Devices that pods hold count in both, as in a Node's status.
