@@ -56,7 +56,10 @@ func (c *Config) Validate() error {
 func checkManager(m *Manager) error {
 	errs := []error{
 		absolute("socket-dir", m.SocketDir),
+		socketPath("socket-dir", m.SocketDir, "/kubelet.sock"),
 		notEmpty("api-socket", m.APISocket),
+		socketPath("api-socket", m.APISocket, ""),
+		socketPath("pod-resources-socket", m.PodResourcesSocket, ""),
 		notInSocketDir("api-socket", m.APISocket, m.SocketDir),
 		notInSocketDir("pod-resources-socket", m.PodResourcesSocket, m.SocketDir),
 		known("dialect", m.Dialect),
@@ -72,6 +75,18 @@ func checkManager(m *Manager) error {
 func notEmpty(key, value string) error {
 	if value == "" {
 		return fmt.Errorf("%s is empty", key)
+	}
+	return nil
+}
+
+// maxSocketPath is the size of sun_path in the kernel's sockaddr_un without the final NUL.
+const maxSocketPath = 107
+
+// socketPath checks the length of a socket's path, or of that of a directory with the name of a socket in it.
+func socketPath(key, path, name string) error {
+	if size, limit := len(path), maxSocketPath-len(name); size > limit {
+		return fmt.Errorf("%s %q: it has %d bytes, and at most %d are possible, as the path of a socket has at most %d",
+			key, path, size, limit, maxSocketPath)
 	}
 	return nil
 }
