@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/shellword"
 	"gpu-cdi-plugin/manager/api"
 	"gpu-cdi-plugin/manager/arguments"
 	"gpu-cdi-plugin/manager/model"
@@ -115,17 +116,36 @@ func (a *app) admit(ctx context.Context, o admitOptions) error {
 	if err != nil {
 		return err
 	}
+	if err := a.startAdmitted(ctx, client, o, placed, starts); err != nil {
+		return a.stillPlaced(ctx, placed, err)
+	}
+	return nil
+}
+
+// stillPlaced adds to an error that the pod has its devices. It is not released: it may have been placed before, and a
+// container of it may run.
+func (a *app) stillPlaced(ctx context.Context, placed api.Pod, err error) error {
+	err = classify(err)
+	const keeps = "the pod keeps its devices: admit it again to try again, or take them back with gpu-cdi-plugin release "
+	hint := keeps + shellword.Quote(placed.Metadata.UID)
+	if ctx.Err() != nil { // the error will be that of the signal
+		a.log.Warn(hint)
+	}
+	if own := cli.HintOf(err); own != "" {
+		hint = own + "; " + hint
+	}
+	return cli.With(cli.CodeOf(err), hint, err)
+}
+
+// startAdmitted has containers of a placed pod prepared, and prints the result.
+func (a *app) startAdmitted(
+	ctx context.Context, client *api.Client, o admitOptions, placed api.Pod, starts []string,
+) error {
 	result := admitted{Pod: placed}
 	for _, name := range starts {
 		run, err := client.Start(ctx, placed.Metadata.UID, name)
 		if err != nil {
-			hint := "the pod keeps its devices: admit it again to try again, or take them back with gpu-cdi-plugin release " +
-				placed.Metadata.UID
-			return cli.With(
-				cli.Failure,
-				hint,
-				fmt.Errorf("start container %s of pod %s: %w", name, podName(placed.Metadata), err),
-			)
+			return fmt.Errorf("start container %s of pod %s: %w", name, podName(placed.Metadata), err)
 		}
 		for _, conflict := range run.Conflicts {
 			a.log.Warn("container " + name + ": " + conflict)

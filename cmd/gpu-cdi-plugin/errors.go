@@ -206,7 +206,7 @@ func withOptions(cmd *cobra.Command, err error) error {
 		switch {
 		case f.Name == "capabilities" || f.Name == "extras":
 			local += option
-		case cmd.InheritedFlags().Lookup(f.Name) != nil && !strings.HasPrefix(f.Name, "log-"):
+		case f.Name == "api-socket" || cmd.InheritedFlags().Lookup(f.Name) != nil && !strings.HasPrefix(f.Name, "log-"):
 			global += option
 		}
 	})

@@ -36,6 +36,10 @@ sure that no container uses them.`,
   gpu-cdi-plugin release default/training --container prepare
   gpu-cdi-plugin release --withheld nvidia.com/gpu=GPU-8f6c3a1e-0000-4000-8000-000000000001`,
 		Args: func(cmd *cobra.Command, args []string) error {
+			if o.all && !o.withheld {
+				return cli.With(cli.Usage, "release pods one by one; gpu-cdi-plugin pods lists them",
+					errors.New("--all is for withheld devices: it goes with --withheld"))
+			}
 			if o.withheld || len(args) == 1 {
 				return nil
 			}
@@ -44,8 +48,6 @@ sure that no container uses them.`,
 		ValidArgsFunction: a.completePod,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
-			case !o.withheld && o.all:
-				return cli.With(cli.Usage, "", errors.New("--all is for --withheld"))
 			case !o.withheld:
 				return a.releasePod(cmd.Context(), args[0], o.container)
 			case o.container != "":
