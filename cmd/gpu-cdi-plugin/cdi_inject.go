@@ -58,7 +58,7 @@ func (a *app) inject(bundle string, names []string, more cdi.Additions) error {
 	for _, f := range cdi.Load(a.specDirs(h)...).FilesOf(names) {
 		// The runtime of the bundle runs the hooks with the rights of its caller, who may own them.
 		if unsafe := a.unsafeParts(f.Path, f.Spec, trust.File); len(unsafe) > 0 {
-			return cli.With(cli.Failure, hintUnsafe,
+			return cli.With(cli.Failure, hintUnsafe+hintInsecure,
 				fmt.Errorf("devices of %s are not put into the bundle: %v", f.Path, unsafe[0]))
 		}
 	}

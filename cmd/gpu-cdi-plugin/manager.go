@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -38,6 +40,9 @@ documented in specs/manager.openapi.yaml.
 It runs until SIGTERM or SIGINT. Pods keep their devices meanwhile: the placements are in manager.db in --state-dir, and
 each is on the disk when admit returns. If that file is damaged, it is set aside, and devices are withheld that a
 forgotten pod may hold: see release --withheld.
+
+Only root may be able to change the directories of plugins and manager.db, and --insecure-paths is no exception: it is
+for those of --api-socket and --pod-resources-socket alone.
 
 A kubelet and this manager cannot serve the same --socket-dir. manager checkpoint takes a kubelet's placements over, and
 gives them back.
@@ -83,6 +88,7 @@ func (a *app) manage(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	a.warnReserved(nodestatus.Compute(machine, reserved, nil))
 	options, err := a.managerOptions(machine)
 	if err != nil {
 		return err
@@ -114,6 +120,17 @@ func (a *app) manage(ctx context.Context) error {
 		actors = append(actors, func(ctx context.Context) error { return reads.Run(ctx, podResources) })
 	}
 	return runAll(ctx, actors...)
+}
+
+// warnReserved logs what pods get nothing of. A kubelet refuses to start if more is reserved than there is, but here
+// devices can be given to pods all the same.
+func (a *app) warnReserved(s nodestatus.Status) {
+	for _, name := range slices.Sorted(maps.Keys(s.Capacity)) {
+		if s.Allocatable[name] == "0" && s.Capacity[name] != "0" {
+			a.log.Warn("all "+name+" of this machine is reserved, and nothing of it is allocatable: see --system-reserved, "+
+				"--kube-reserved and --eviction-hard", "capacity", s.Capacity[name])
+		}
+	}
 }
 
 // listenPodResources makes the socket of the PodResources service, or returns nil if there is to be none.

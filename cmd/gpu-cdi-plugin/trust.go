@@ -16,16 +16,18 @@ import (
 
 const (
 	hintInsecure = "; --insecure-paths allows it, for work from a source tree"
-	hintUnsafe   = "give it and the directories above it to root (chown root:root, chmod go-w), or name another" +
-		hintInsecure
+	hintUnsafe   = "give it and the directories above it to root (chown root:root, chmod go-w), or name another"
 )
 
 // check applies a check of the package trust to a path. With --insecure-paths a path that others can change is not an
-// error; it is logged once.
+// error; it is logged once. The libraries' own checks, whose errors do not come from here, have no such exception.
 func (a *app) check(trusted func(path string) error, path string) error {
 	err := trusted(path)
-	if !errors.Is(err, trust.ErrUnsafe) || !a.InsecurePaths {
+	switch {
+	case !errors.Is(err, trust.ErrUnsafe):
 		return err
+	case !a.InsecurePaths:
+		return cli.With(cli.Failure, hintUnsafe+hintInsecure, err)
 	}
 	if _, before := a.warned.LoadOrStore(path, true); !before {
 		a.log.Warn("--insecure-paths is given: users who can change "+path+" can become root on this host",
