@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -538,47 +537,6 @@ func TestRunRefuses(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestWords(t *testing.T) {
-	for line, want := range map[string][]string{
-		"":                   nil,
-		" a  b\tc ":          {"a", "b", "c"},
-		`a 'b c' "d e" f\ g`: {"a", "b c", "d e", "f g"},
-		`'' ""`:              {"", ""},
-		`a'b'"c"`:            {"abc"},
-		`"\"\\\n$x" '\'`:     {`"\\n$x`, `\`},
-		`$HOME *`:            {"$HOME", "*"},
-		`--dir={dir}/x`:      {"--dir={dir}/x"},
-	} {
-		got, err := Words(line)
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Errorf("%q: %v (-want +got):\n%s", line, err, diff)
-		}
-	}
-	for _, line := range []string{`'a`, `"a`, `a\`} {
-		if words, err := Words(line); !errors.Is(err, ErrQuotes) || words != nil {
-			t.Errorf("%q: %q, %v", line, words, err)
-		}
-	}
-}
-
-// A word that is quoted comes back as it was.
-func FuzzWords(f *testing.F) {
-	f.Add("a b", "'\"\\")
-	f.Fuzz(func(t *testing.T, a, b string) {
-		if !utf8.ValidString(a) || !utf8.ValidString(b) {
-			t.Skip()
-		}
-		quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
-		got, err := Words(quote(a) + " " + quote(b))
-		if diff := cmp.Diff([]string{a, b}, got); diff != "" || err != nil {
-			t.Errorf("%v (-want +got):\n%s", err, diff)
-		}
-		if words, err := Words(a); err != nil && words != nil {
-			t.Errorf("%q: both %q and %v", a, words, err)
-		}
-	})
 }
 
 // docs/conformance.md has a row for each rule.

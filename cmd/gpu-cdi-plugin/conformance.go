@@ -11,6 +11,7 @@ import (
 	"gpu-cdi-plugin/config"
 	"gpu-cdi-plugin/conformance"
 	"gpu-cdi-plugin/internal/cli"
+	"gpu-cdi-plugin/internal/shellword"
 )
 
 // conformanceOptions are the options of the verb conformance.
@@ -59,7 +60,7 @@ func (a *app) conformance(ctx context.Context, opts conformanceOptions) error {
 		flag, text string
 		words      *[]string
 	}{{"command", opts.command, &opts.Command}, {"flip", opts.flip, &opts.Flip}} {
-		words, err := conformance.Words(line.text)
+		words, err := shellword.Split(line.text)
 		if err != nil {
 			return fmt.Errorf("--%s: %w", line.flag, err)
 		}

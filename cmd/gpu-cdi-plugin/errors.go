@@ -114,7 +114,7 @@ var errorTable = []cli.ErrorRow{
 	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
 	cli.Sentinel(mps.ErrArgument, cli.Usage, ""),
 	cli.Sentinel(conformance.ErrOptions, cli.Usage, "see gpu-cdi-plugin conformance --help"),
-	cli.Sentinel(conformance.ErrQuotes, cli.Usage, ""),
+	cli.Sentinel(shellword.ErrQuotes, cli.Usage, ""),
 	cli.Sentinel(install.ErrUnknown, cli.Usage, "gpu-cdi-plugin hook install without arguments lists them"),
 	cli.Sentinel(nodestatus.ErrReserved, cli.Usage, ""),
 	cli.Sentinel(plugin.ErrLongPath, cli.Usage, "give a directory with a shorter path, or a link to it"),

@@ -1,9 +1,11 @@
 package shellword
 
 import (
+	"errors"
 	"os/exec"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -32,4 +34,44 @@ func TestLineInAShell(t *testing.T) {
 	if diff := cmp.Diff(words, strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
+}
+
+func TestSplit(t *testing.T) {
+	for line, want := range map[string][]string{
+		"":                   nil,
+		" a  b\tc ":          {"a", "b", "c"},
+		`a 'b c' "d e" f\ g`: {"a", "b c", "d e", "f g"},
+		`'' ""`:              {"", ""},
+		`a'b'"c"`:            {"abc"},
+		`"\"\\\n$x" '\'`:     {`"\\n$x`, `\`},
+		`$HOME *`:            {"$HOME", "*"},
+		`--dir={dir}/x`:      {"--dir={dir}/x"},
+	} {
+		got, err := Split(line)
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%q: %v (-want +got):\n%s", line, err, diff)
+		}
+	}
+	for _, line := range []string{`'a`, `"a`, `a\`} {
+		if words, err := Split(line); !errors.Is(err, ErrQuotes) || words != nil {
+			t.Errorf("%q: %q, %v", line, words, err)
+		}
+	}
+}
+
+// Split gives back what Line has made.
+func FuzzSplit(f *testing.F) {
+	f.Add("a b", "'\"\\")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		if !utf8.ValidString(a) || !utf8.ValidString(b) {
+			t.Skip()
+		}
+		got, err := Split(Line([]string{a, b}))
+		if diff := cmp.Diff([]string{a, b}, got); diff != "" || err != nil {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+		if words, err := Split(a); err != nil && words != nil {
+			t.Errorf("%q: both %q and %v", a, words, err)
+		}
+	})
 }
