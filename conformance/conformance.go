@@ -93,7 +93,10 @@ type Rule struct {
 	// Says is the rule, a sentence.
 	Says string `json:"rule"`
 	// Why is what a user meets where a plugin breaks the rule, a sentence.
-	Why      string   `json:"why"`
+	Why string `json:"why"`
+	// Source is the text that the rule is taken from: a message or field of the API's definition, a section of the
+	// documentation, or the code of the kubelet if neither says it.
+	Source   string   `json:"source"`
 	Severity Severity `json:"severity"`
 
 	check check
@@ -115,6 +118,11 @@ func (r Result) MarshalJSON() ([]byte, error) {
 		plain
 		Seconds float64 `json:"seconds"`
 	}{plain(r), r.Took.Seconds()})
+}
+
+// Explanation is what the author of a plugin needs to mend a rule that is broken, a line each.
+func (r Result) Explanation() string {
+	return fmt.Sprintf("expected: %s\nseen:     %s\nwhy:      %s\nsource:   %s", r.Says, r.Seen, r.Why, r.Source)
 }
 
 // Report has the results of all rules.

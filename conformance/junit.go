@@ -27,14 +27,14 @@ func (r *Report) WriteJUnit(w io.Writer) error {
 
 // outcomeElement returns the element of a test case that has what was seen.
 func outcomeElement(r Result) string {
-	seen, rule := escape(r.Seen), escape(r.Says+"\n"+r.Why)
+	seen, all := escape(r.Seen), escape(r.Explanation())
 	switch {
 	case r.Outcome == Skipped:
 		return `<skipped message="` + seen + `"/>`
 	case r.Outcome == Fail && r.Severity == Must:
-		return `<failure message="` + seen + `">` + rule + `</failure>`
+		return `<failure message="` + seen + `">` + all + `</failure>`
 	case r.Outcome == Fail:
-		return `<system-out>warning: ` + seen + "&#xA;" + rule + `</system-out>`
+		return `<system-out>warning: the plugin breaks this rule&#xA;` + all + `</system-out>`
 	}
 	return `<system-out>` + seen + `</system-out>`
 }

@@ -47,13 +47,16 @@ func readJUnit(t *testing.T, r *Report) (s suite) {
 }
 
 func TestJUnitHasAllResults(t *testing.T) {
-	must := Rule{ID: "a-must", Says: "It must.", Why: "Or else.", Severity: Must}
-	should := Rule{ID: "a-should", Says: "It should.", Why: "Or else.", Severity: Should}
+	must := Rule{ID: "a-must", Says: "It must.", Why: "Or else.", Source: "A book.", Severity: Must}
+	should := Rule{ID: "a-should", Says: "It should.", Why: "Or else.", Source: "A book.", Severity: Should}
 	r := &Report{}
 	r.add(Result{Rule: must, Outcome: Pass, Seen: "it did", Took: time.Second})
 	r.add(Result{Rule: must, Outcome: Fail, Seen: "it did not", Took: time.Second / 2})
 	r.add(Result{Rule: should, Outcome: Fail, Seen: "it did not"})
 	r.add(Result{Rule: should, Outcome: Skipped, Seen: "it is not there"})
+	lines := func(says string) string {
+		return "expected: " + says + "\nseen:     it did not\nwhy:      Or else.\nsource:   A book."
+	}
 	want := suite{
 		XMLName: xml.Name{Local: "testsuite"}, Name: "device plugin conformance",
 		Tests: 4, Failures: 1, Skipped: 1, Time: "1.500",
@@ -63,11 +66,11 @@ func TestJUnitHasAllResults(t *testing.T) {
 				Class:   "conformance.must",
 				Name:    "a-must",
 				Time:    "0.500",
-				Failure: &message{"it did not", "It must.\nOr else."},
+				Failure: &message{"it did not", lines("It must.")},
 			},
 			{
 				Class: "conformance.should", Name: "a-should", Time: "0.000",
-				Output: "warning: it did not\nIt should.\nOr else.",
+				Output: "warning: the plugin breaks this rule\n" + lines("It should."),
 			},
 			{
 				Class:   "conformance.should",

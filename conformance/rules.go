@@ -1,41 +1,49 @@
 package conformance
 
-// rules are in the order in which they are checked: each stands on those before it. docs/conformance.md lists them.
+// rules are in the order in which they are checked: each stands on those before it. docs/conformance.md lists them, and
+// says which files their sources name.
 var rules = []Rule{
 	// Registration.
 	{
 		"register-in-time", "The plugin registers at kubelet.sock within the time limit.",
 		"Until it has registered, the node has no devices, and pods that ask for some are not scheduled.",
+		"Kubernetes documentation, Device Plugins: Device plugin registration",
 		Must, registering(registers),
 	},
 	{
 		"register-serves-first", "The plugin serves at its endpoint before it calls Register.",
 		"The kubelet connects before it answers Register, and refuses a plugin that it cannot reach within 10 s.",
+		"Kubernetes documentation, Device Plugins: Device plugin implementation",
 		Must, registering(each(servesFirst)),
 	},
 	{
 		"register-version", "Register is called with version v1beta1.",
 		"The kubelet refuses every other version, and the resource never appears.",
+		"api.proto: RegisterRequest.version",
 		Must, registering(each(registersVersion)),
 	},
 	{
 		"register-name", "The resource has the name of an extended resource, such as nvidia.com/gpu.",
 		"The kubelet refuses other names: no slash, upper case in the domain, kubernetes.io, more than 63 characters.",
+		"api.proto: RegisterRequest.resource_name",
 		Must, registering(each(registersName)),
 	},
 	{
 		"register-endpoint", "The endpoint is the name of a socket in the directory of kubelet.sock, not a path.",
 		"The kubelet joins the name to its directory: an absolute path does not exist there, and .. leads out of it.",
+		"api.proto: RegisterRequest.endpoint",
 		Must, registering(each(registersEndpoint)),
 	},
 	{
 		"options-answered", "GetDevicePluginOptions is answered.",
 		"The kubelet refuses the registration if it is not, and never asks for devices.",
+		"api.proto: DevicePlugin.GetDevicePluginOptions",
 		Must, each(optionsAnswered),
 	},
 	{
 		"options-agree", "The options in Register are those that GetDevicePluginOptions answers.",
 		"The kubelet ignores those in Register, so what is set only there has no effect.",
+		"kubelet: devicemanager/manager.go, PluginConnected",
 		Should, registering(each(optionsAgree)),
 	},
 
@@ -43,61 +51,73 @@ var rules = []Rule{
 	{
 		"list-first", "ListAndWatch sends the first list within the time limit.",
 		"Until the first list, the node has 0 devices of the resource.",
+		"api.proto: DevicePlugin.ListAndWatch",
 		Must, each(listsFirst),
 	},
 	{
 		"list-size", "A list has at most 4 MiB.",
 		"The kubelet cannot receive more: the stream fails, and all devices are gone.",
+		"kubelet: devicemanager/plugin/v1beta1/client.go, dial (the default of gRPC)",
 		Must, each(listSize),
 	},
 	{
 		"list-id-length", "IDs of devices have 1 to 63 bytes.",
 		"It is the limit of the API. The kubelet does not check it, but what reads its answers may.",
+		"api.proto: Device.ID",
 		Must, listed(idLength),
 	},
 	{
 		"list-id-characters", "IDs of devices have only letters, digits and - _ . : / @ + =.",
 		"IDs end up in environment variables, lists and file names, which others would break.",
+		"no text: advice",
 		Should, listed(idCharacters),
 	},
 	{
 		"list-id-unique", "No two devices in a list have the same ID.",
 		"The kubelet counts a device that is listed as healthy and as unhealthy twice, and can give it only once.",
+		"api.proto: Device.ID",
 		Must, listed(idsUnique),
 	},
 	{
 		"list-health", "The health of a device is exactly Healthy or Unhealthy.",
 		"The kubelet takes everything else, also healthy in lower case, as unhealthy: pods do not get the device.",
+		"api.proto: Device.health, and constants.go",
 		Must, listed(healthWords),
 	},
 	{
 		"list-topology", "The NUMA nodes of a device are not negative, and none is there twice.",
 		"The Topology Manager aligns by these numbers, and rejects pods for a node that does not exist.",
+		"Kubernetes documentation, Device Plugins: integration with the Topology Manager",
 		Must, listed(topologyForm),
 	},
 	{
 		"list-topology-empty", "A device without NUMA nodes has no topology, not an empty one.",
 		"The kubelet leaves devices with an empty topology out of GetAllocatableResources.",
+		"kubelet: GetAllocatableResources. The documentation allows both",
 		Should, listed(topologyEmpty),
 	},
 	{
 		"list-again", "ListAndWatch sends a list again when its stream was closed and is opened again.",
 		"The kubelet opens a new stream after each restart and registration.",
+		"kubelet: devicemanager/plugin/v1beta1/client.go, Run",
 		Must, each(listsReopened),
 	},
 	{
 		"list-stable", "The IDs of the devices are the same in a new stream.",
 		"The kubelet keeps allocations by ID: a device with a new name is given to a second pod.",
+		"api.proto: Device.ID",
 		Must, each(listsStable),
 	},
 	{
 		"list-twice", "Two ListAndWatch streams at a time each get the list.",
 		"While a kubelet starts, its old stream may still be open.",
+		"kubelet: devicemanager/plugin/v1beta1/handler.go, connectClient",
 		Must, each(listsTwice),
 	},
 	{
 		"list-flip", "A device that changes its health is reported within the time limit.",
 		"Until then pods get a device that does not work. Checked with --flip.",
+		"api.proto: DevicePlugin.ListAndWatch",
 		Must, healthFlips,
 	},
 
@@ -105,76 +125,91 @@ var rules = []Rule{
 	{
 		"allocate-each", "Allocate gives each healthy device alone.",
 		"The kubelet may choose any healthy device, and an error fails the pod for good (UnexpectedAdmissionError).",
+		"api.proto: AllocateRequest",
 		Must, allocating(allocateEach),
 	},
 	{
 		"allocate-all", "Allocate gives all healthy devices to one container.",
 		"A pod may ask for the whole node.",
+		"api.proto: AllocateRequest",
 		Must, allocating(allocateAll),
 	},
 	{
 		"allocate-count", "Allocate answers once for each container in the request.",
 		"The kubelet fails the pod if there is no answer, and the devices stay taken.",
+		"kubelet: devicemanager/manager.go, allocateContainerResources",
 		Must, allocating(allocateCount),
 	},
 	{
 		"allocate-unknown", "Allocate refuses IDs that are not in the list with an error, and goes on.",
 		"After a change of the devices the kubelet may ask for one that is gone: the container would start without it.",
+		"api.proto: AllocateResponse, Failure Handling",
 		Must, allocating(allocateUnknown),
 	},
 	{
 		"allocate-unhealthy", "Allocate refuses an unhealthy device with an error.",
 		"A device may fail between the kubelet's choice and the call: the container would start with a broken device.",
+		"api.proto: AllocateResponse, Failure Handling",
 		Should, each(allocateUnhealthy),
 	},
 	{
 		"allocate-empty", "Allocate survives requests without containers or without devices.",
 		"A crash takes the devices of the whole node away.",
+		"no text: any client can send them",
 		Must, each(allocateEmpty),
 	},
 	{
 		"allocate-duplicate", "Allocate gives a device that is named twice in a request once, or refuses it.",
 		"Two nodes or mounts at one place fail the start of the container.",
+		"no text: advice",
 		Should, allocating(allocateTwice),
 	},
 	{
 		"allocate-same", "Allocate answers the same request in the same way.",
 		"The kubelet keeps the first answer for restarts of the container: what only the second has is lost.",
+		"kubelet: devicemanager/pod_devices.go, deviceRunContainerOptions",
 		Should, allocating(allocateSame),
 	},
 	{
 		"allocate-concurrent", "Allocate answers 64 calls at a time.",
 		"A kubelet admits pods one by one, other device managers need not: a deadlock or a crash stops the node.",
+		"gRPC: a server is called concurrently",
 		Must, allocating(allocateConcurrently),
 	},
 	{
 		"allocate-cdi", "Names of CDI devices are qualified, such as nvidia.com/gpu=0.",
 		"The container runtime refuses other names, and the container does not start.",
+		"api.proto: CDIDevice.name",
 		Must, answered("CDI names", cdiNames),
 	},
 	{
 		"allocate-mounts", "Paths of mounts are absolute, on the host and in the container.",
 		"The container runtime refuses others, and the container does not start.",
+		"OCI runtime specification, config.md: Mounts",
 		Must, answered("mounts", mountPaths),
 	},
 	{
 		"allocate-nodes", "Paths of device nodes are absolute, on the host and in the container.",
 		"The container runtime refuses others, and the container does not start.",
+		"OCI runtime specification, config-linux.md: Devices",
 		Must, answered("device nodes", nodePaths),
 	},
 	{
 		"allocate-nodes-exist", "The device nodes exist on the host.",
 		"The container runtime refuses a node that is missing, and the container does not start.",
+		"api.proto: DeviceSpec.host_path",
 		Must, answered("device nodes", nodesExist),
 	},
 	{
 		"allocate-permissions", "The permissions of a device node are one or more of the letters r, w and m.",
 		"The container runtime refuses others, or the container cannot open the node.",
+		"api.proto: DeviceSpec.permissions",
 		Must, answered("device nodes", permissions),
 	},
 	{
 		"allocate-environment", "Names of environment variables are not empty and have no equals sign.",
 		"The container gets another variable than was meant, or does not start.",
+		"OCI runtime specification, config.md: Process, env",
 		Must, answered("environment variables", environment),
 	},
 
@@ -182,36 +217,43 @@ var rules = []Rule{
 	{
 		"preferred-answered", "GetPreferredAllocation answers once for each container, up to all devices, in time.",
 		"An error fails the pod for good, and a slow answer stops all admission on the node: the kubelet has no deadline.",
+		"api.proto: DevicePlugin.GetPreferredAllocation",
 		Must, preferring(preferredAnswers),
 	},
 	{
 		"preferred-size", "As many devices are preferred as were asked for.",
 		"The kubelet fills up with others, so the choice has no effect.",
+		"api.proto: ContainerPreferredAllocationRequest.allocation_size",
 		Must, preferred(preferredSize),
 	},
 	{
 		"preferred-available", "Only devices that are available are preferred.",
 		"The kubelet ignores others, and chooses in their place.",
+		"api.proto: ContainerPreferredAllocationRequest.available_deviceIDs",
 		Must, preferred(preferredAvailable),
 	},
 	{
 		"preferred-included", "The devices that must be included are preferred.",
 		"The container has them already: what is chosen beside others does not fit.",
+		"api.proto: ContainerPreferredAllocationRequest.must_include_deviceIDs",
 		Must, preferred(preferredIncludes),
 	},
 	{
 		"preferred-unique", "No device is preferred twice.",
 		"The kubelet counts it once and fills up with another.",
+		"api.proto: ContainerPreferredAllocationRequest.allocation_size",
 		Must, preferred(preferredUnique),
 	},
 	{
 		"preferred-same", "The same request gets the same devices.",
 		"What cannot be repeated cannot be explained or tested.",
+		"no text: advice",
 		Should, preferring(preferredSame),
 	},
 	{
 		"preferred-impossible", "Requests for more devices than are available, or fewer than must be included, are errors.",
 		"An answer hides a mistake of the device manager.",
+		"api.proto: PreferredAllocationRequest",
 		Should, preferring(preferredImpossible),
 	},
 
@@ -219,11 +261,13 @@ var rules = []Rule{
 	{
 		"prestart-answered", "PreStartContainer answers within 30 s.",
 		"The kubelet waits no longer, and the container does not start. Checked with --pre-start.",
+		"constants.go: KubeletPreStartContainerRPCTimeoutInSecs",
 		Must, prestarting(preStartAnswers),
 	},
 	{
 		"prestart-unknown", "PreStartContainer refuses IDs that are not in the list with an error.",
 		"The container would start with a device that was not prepared. Checked with --pre-start.",
+		"no text: advice",
 		Should, prestarting(preStartUnknown),
 	},
 
@@ -231,36 +275,43 @@ var rules = []Rule{
 	{
 		"list-full", "Each list has all devices, not only those that have changed.",
 		"A list replaces the one before it: devices that it does not have are gone.",
+		"api.proto: ListAndWatchResponse",
 		Must, each(listsFull),
 	},
 	{
 		goesOn, "The plugin does not crash, and still answers after all these calls.",
 		"While it restarts, no pod gets a device, and after crashes the kubelet restarts it ever later.",
+		"Kubernetes documentation, Device Plugins: Device plugin implementation",
 		Must, each(wentOn),
 	},
 	{
 		"restart-again", "The plugin registers again when kubelet.sock is created again.",
 		"A kubelet that was restarted knows no plugin: all devices are unhealthy until they register.",
+		"Kubernetes documentation, Device Plugins: Handling kubelet restarts",
 		Must, registering(restarted),
 	},
 	{
 		"restart-twice", "The plugin registers with the last of two kubelets that start shortly after one another.",
 		"A kubelet that fails at first is restarted at once.",
+		"Kubernetes documentation, Device Plugins: Handling kubelet restarts",
 		Must, registering(restartedTwice),
 	},
 	{
 		"restart-later", "The plugin waits while kubelet.sock is missing, and registers when it is back.",
 		"An upgrade of the kubelet takes some time, and a plugin that gives up leaves the node without devices.",
+		"Kubernetes documentation, Device Plugins: Handling kubelet restarts",
 		Must, registering(restartedLater),
 	},
 	{
 		"restart-cleaned", "The plugin creates its socket again when the kubelet has removed it.",
 		"A kubelet removes all sockets of the directory when it starts, and cannot connect to one that is gone.",
+		"Kubernetes documentation, Device Plugins: Handling kubelet restarts",
 		Must, registering(restartedCleaning),
 	},
 	{
 		"restart-same", "The devices have the same IDs after restarts of the kubelet.",
 		"The kubelet keeps allocations by ID: a device with a new name is given to a second pod.",
+		"api.proto: Device.ID",
 		Must, registering(each(restartedSame)),
 	},
 
@@ -268,11 +319,13 @@ var rules = []Rule{
 	{
 		"end-exit", "The plugin ends with status 0 within the time limit after SIGTERM.",
 		"Kubernetes and systemd kill what does not end, and count another status as a failure.",
+		"Kubernetes documentation, Pod Lifecycle: Termination of Pods",
 		Must, registering(endsAtSignal),
 	},
 	{
 		"end-socket", "The plugin removes its socket when it ends.",
 		"A socket that nothing serves looks like a plugin.",
+		"no text: advice",
 		Should, registering(removesSocket),
 	},
 }

@@ -81,23 +81,18 @@ func (a *app) conformance(ctx context.Context, opts conformanceOptions) error {
 	return nil
 }
 
-// reportView is a row for each rule, and below them why the broken ones matter.
+// reportView is a row for each rule, and below them an explanation of those that are broken.
 func reportView(r *conformance.Report) view {
 	t := table{header: []string{"RULE", "SEVERITY", "RESULT", "SEEN"}}
 	var why strings.Builder
 	for _, result := range r.Results {
 		t.rows = append(t.rows, []string{result.ID, string(result.Severity), string(result.Outcome), result.Seen})
 		if result.Outcome == conformance.Fail {
-			fmt.Fprintf(&why, "\n%s: %s\n  %s\n", result.ID, result.Says, result.Why)
+			fmt.Fprintf(&why, "\n%s (%s)\n  %s\n", result.ID, result.Severity,
+				strings.ReplaceAll(result.Explanation(), "\n", "\n  "))
 		}
 	}
-	t.legend = fmt.Sprintf(
-		"\n%d passed, %d failed, %d warnings, %d skipped\n",
-		r.Passed,
-		r.Failed,
-		r.Warned,
-		r.Skipped,
-	) +
-		why.String()
+	counts := fmt.Sprintf("\n%d passed, %d failed, %d warnings, %d skipped\n", r.Passed, r.Failed, r.Warned, r.Skipped)
+	t.legend = counts + why.String()
 	return view{data: r, table: t, draw: func(w io.Writer) error { return r.WriteJUnit(w) }}
 }
