@@ -22,6 +22,7 @@ import (
 	"gpu-cdi-plugin/manager/admission"
 	"gpu-cdi-plugin/manager/api"
 	"gpu-cdi-plugin/manager/dialect"
+	"gpu-cdi-plugin/manager/metrics"
 	"gpu-cdi-plugin/manager/nodestatus"
 	"gpu-cdi-plugin/manager/pod"
 	"gpu-cdi-plugin/manager/podresources"
@@ -105,18 +106,21 @@ func (a *app) manage(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	observed := metrics.New()
+	options.Observer = observed
 	m, err := manager.New(options) //nolint:contextcheck // Run takes ctx, and ends what New has begun
 	if err != nil {
 		return errors.Join(err, podResources.Close())
 	}
+	observed.ObserveSockets(m.PluginSockets)
 	server := &api.Server{
-		Manager: m, ParsePod: pod.Parse, Log: a.log,
+		Manager: m, ParsePod: pod.Parse, Log: a.log, Metrics: observed.Text,
 		NodeStatus: func() api.NodeStatus { return api.NodeStatus(nodestatus.Compute(machine, reserved, m.Counts())) },
 	}
 	a.log.Info("device plugins can register in "+options.Dir, "api", a.manager.APISocket)
 	actors := []actor{m.Run, func(ctx context.Context) error { return server.Run(ctx, l) }, a.notify(m.Check)}
 	if podResources != nil {
-		reads := &podresources.Server{Manager: m, Dialect: options.Dialect}
+		reads := &podresources.Server{Manager: m, Dialect: options.Dialect, OnCall: observed.Called}
 		actors = append(actors, func(ctx context.Context) error { return reads.Run(ctx, podResources) })
 	}
 	return runAll(ctx, actors...)

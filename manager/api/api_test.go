@@ -166,6 +166,7 @@ func serve(t *testing.T, m *placements, change func(*Server)) *Client {
 			}
 		},
 	}
+	s.Metrics = func() ([]byte, error) { return []byte("# HELP a b\na 1\n"), m.err }
 	if change != nil {
 		change(s)
 	}
@@ -312,6 +313,30 @@ func TestErrors(t *testing.T) {
 				t.Errorf("%v is not %v", err, c.is)
 			}
 		})
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	read := func(m *placements) (*http.Response, string) {
+		answer, err := serve(t, m, nil).send(t.Context(), http.MethodGet, "/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer, string(text)
+	}
+	answer, text := read(&placements{})
+	if kind := answer.Header.Get("Content-Type"); answer.StatusCode != http.StatusOK ||
+		kind != "text/plain; version=0.0.4; charset=utf-8" || text != "# HELP a b\na 1\n" {
+		t.Errorf("%d, %s, %q", answer.StatusCode, kind, text)
+	}
+	if answer, text := read(&placements{err: errors.New("broken")}); answer.StatusCode != 500 ||
+		!strings.Contains(text, `"error":"collect the metrics: broken"`) {
+		t.Errorf("%d, %q", answer.StatusCode, text)
 	}
 }
 

@@ -91,4 +91,15 @@ func (s *Server) free(q *http.Request) (any, error) {
 	}
 }
 
+// prometheusText is the text format of Prometheus, version 0.0.4.
+type prometheusText []byte
+
+func (s *Server) metrics(*http.Request) (any, error) {
+	text, err := s.Metrics()
+	if err != nil {
+		return nil, fmt.Errorf("collect the metrics: %w", err)
+	}
+	return prometheusText(text), nil
+}
+
 func (s *Server) node(*http.Request) (any, error) { return s.NodeStatus(), nil }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"mime"
 	"net/http"
 	"os"
 	"slices"
@@ -99,6 +100,9 @@ func (d *document) check(q *http.Request, status int, contentType string, body [
 			d.t.Errorf("%s: the document does not have the type %q", what, contentType)
 			return
 		}
+		if contentType != "application/json" && contentType != "application/x-ndjson" {
+			return // any text
+		}
 		escaped := strings.NewReplacer("~", "~0", "/", "~1", "{", "%7B", "}", "%7D")
 		at := "#/paths/" + escaped.Replace(template) + "/" + strings.ToLower(q.Method) + "/responses/" +
 			strconv.Itoa(status) + "/content/" + escaped.Replace(contentType) + "/schema"
@@ -148,7 +152,7 @@ func (c checked) RoundTrip(q *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	contentType := answer.Header.Get("Content-Type")
+	contentType, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type"))
 	if contentType == "application/x-ndjson" {
 		answer.Body = &checkedLines{c.document, q, answer.Body}
 		return answer, nil

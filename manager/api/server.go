@@ -29,7 +29,9 @@ type Server struct {
 	ParsePod func(manifest []byte) (model.Pod, error)
 	// NodeStatus returns what the node has.
 	NodeStatus func() NodeStatus
-	Log        *slog.Logger
+	// Metrics returns the metrics in the text format of Prometheus, version 0.0.4.
+	Metrics func() ([]byte, error)
+	Log     *slog.Logger
 
 	maxWait  time.Duration // for tests; 0 is the constant
 	changes  chan struct{}
@@ -75,7 +77,7 @@ type route struct {
 	method, path string
 	// status is that of the answer to a request that succeeded.
 	status int
-	// answer returns the body of that answer, or nil if it has none.
+	// answer returns the body of that answer: a value for JSON, prometheusText, or nil if it has none.
 	answer func(*Server, *http.Request) (any, error)
 }
 
@@ -91,6 +93,7 @@ var routes = []route{
 	{http.MethodGet, "/v1/devices", http.StatusOK, (*Server).devices},
 	{http.MethodPost, "/v1/devices/free", http.StatusNoContent, (*Server).free},
 	{http.MethodGet, "/v1/node", http.StatusOK, (*Server).node},
+	{http.MethodGet, "/metrics", http.StatusOK, (*Server).metrics},
 }
 
 // handler answers every request with JSON, also those that net/http would answer with text.
@@ -139,6 +142,7 @@ func (s *Server) serve(w http.ResponseWriter, q *http.Request, r route) {
 	s.logRequest(q, answer, err)
 	conn := http.NewResponseController(w)
 	_ = conn.SetWriteDeadline(time.Now().Add(unixhttp.RequestTime))
+	text, isText := answer.(prometheusText)
 	switch {
 	case err != nil:
 		failed := errorOf(err)
@@ -148,6 +152,9 @@ func (s *Server) serve(w http.ResponseWriter, q *http.Request, r route) {
 		writeJSON(w, failed.Code, failed)
 	case answer == nil:
 		w.WriteHeader(r.status)
+	case isText:
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		_, _ = w.Write(text) // an error means that the client has gone
 	default:
 		writeJSON(w, r.status, answer)
 	}
