@@ -54,12 +54,8 @@ func (m *Manager) Resources() []Resource {
 			Capacity: count.Capacity, Allocatable: count.Allocatable, Devices: []Device{},
 		}
 		for _, s := range pool.States() {
-			device := &s.Device
-			if !pool.Lists(s.ID) {
-				device = nil
-			}
 			status.Devices = append(status.Devices, Device{
-				ID: s.ID, Health: m.health(listed, device), NUMA: s.NUMA,
+				ID: s.ID, Health: m.health(listed, pool.Device(s.ID)), NUMA: s.NUMA,
 				Pod: s.Pod, Containers: s.Containers, Withheld: s.Withheld,
 			})
 		}
