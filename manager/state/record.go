@@ -31,10 +31,9 @@ var bucket = []byte("state")
 
 const sumSize = 8
 
-var sumTable = crc64.MakeTable(crc64.ECMA)
-
 func checksum(key, payload []byte) uint64 {
-	return crc64.Update(crc64.Update(0, sumTable, key), sumTable, payload)
+	table := crc64.MakeTable(crc64.ECMA) // which makes it once
+	return crc64.Update(crc64.Update(0, table, key), table, payload)
 }
 
 // seal returns the value of a record, and its checksum.
