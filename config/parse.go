@@ -50,9 +50,6 @@ func Parse(data []byte) (*File, error) {
 	return f, nil
 }
 
-// undecodedKey finds the keys in the messages of yamlfile.Decode about values.
-var undecodedKey = regexp.MustCompile(`(?m)^line \d+: (\S+): want `)
-
 // validateExcept returns the problems that Validate finds, except in keys that could not be decoded: their values here
 // are not those of the file.
 func (c *Config) validateExcept(undecoded error) error {
@@ -61,6 +58,8 @@ func (c *Config) validateExcept(undecoded error) error {
 		return nil
 	}
 	problems := strings.Split(invalid.Error(), "\n")
+	// The keys in the messages of yamlfile.Decode about values.
+	undecodedKey := regexp.MustCompile(`(?m)^line \d+: (\S+): want `)
 	for _, key := range undecodedKey.FindAllStringSubmatch(undecoded.Error(), -1) {
 		problems = slices.DeleteFunc(problems, func(problem string) bool {
 			rest, ok := strings.CutPrefix(problem, key[1])

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -221,9 +220,6 @@ func checkStrategies(list []resource.Strategy) error {
 	return knownOnce("strategy", list)
 }
 
-// prefixForm is a domain and the beginning of a name.
-var prefixForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/([a-zA-Z0-9][-_.a-zA-Z0-9]*)?$`)
-
 // The most characters of a domain, and of the beginning of a name: the plugin appends up to 32, and a name may have 63.
 const (
 	maxPrefixDomain = 252
@@ -231,8 +227,9 @@ const (
 )
 
 func checkAnnotationPrefix(prefix string) error {
-	domain, name, _ := strings.Cut(prefix, "/")
-	if !prefixForm.MatchString(prefix) || len(domain) > maxPrefixDomain || len(name) > maxPrefixName {
+	domain, name, slash := strings.Cut(prefix, "/")
+	valid := slash && resourcename.IsSubdomain(domain) && resourcename.IsName(name+"0") // as with what is appended
+	if !valid || len(domain) > maxPrefixDomain || len(name) > maxPrefixName {
 		return fmt.Errorf("cdi-annotation-prefix %q: want a domain and a slash, such as cdi.k8s.io/, "+
 			"and at most 31 characters after it", prefix)
 	}

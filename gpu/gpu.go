@@ -7,7 +7,7 @@ package gpu
 import (
 	"cmp"
 	"fmt"
-	"regexp"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -153,18 +153,22 @@ func (s *Snapshot) Link(a, b int) (Link, bool) {
 	return s.Links[i], true
 }
 
-var pciBusID = regexp.MustCompile(`^([0-9a-f]{4,8}):([0-9a-f]{2}:[01][0-9a-f]\.[0-7])$`)
-
 // NormalizePCIBusID returns a PCI address, such as NVML's "00000000:1B:00.0", as sysfs writes it: "0000:1b:00.0". The
 // domain can have 4 to 8 hexadecimal digits; leading zeros beyond 4 digits are dropped.
 func NormalizePCIBusID(id string) (string, error) {
-	parts := pciBusID.FindStringSubmatch(strings.ToLower(strings.TrimSpace(id)))
-	if parts == nil {
+	digits, address, _ := strings.Cut(strings.ToLower(strings.TrimSpace(id)), ":")
+	domain, err := strconv.ParseUint(digits, 16, 32)
+	valid, _ := path.Match("[0-9a-f][0-9a-f]:[01][0-9a-f].[0-7]", address)
+	if err != nil || len(digits) < 4 || len(digits) > 8 || !valid {
 		return "", fmt.Errorf("PCI address %q: want DOMAIN:BUS:DEVICE.FUNCTION", id)
 	}
-	domain, err := strconv.ParseUint(parts[1], 16, 32)
-	if err != nil {
-		return "", fmt.Errorf("PCI address %q: domain: %w", id, err)
-	}
-	return fmt.Sprintf("%04x:%s", domain, parts[2]), nil
+	return fmt.Sprintf("%04x:%s", domain, address), nil
+}
+
+// IsUUID reports whether a text consists of 8, 4, 4, 4 and 12 hexadecimal digits with hyphens between them.
+func IsUUID(text string) bool {
+	groups := strings.Split(text, "-")
+	return slices.EqualFunc(groups, []int{8, 4, 4, 4, 12}, func(group string, length int) bool {
+		return len(group) == length && strings.Trim(group, "0123456789abcdefABCDEF") == ""
+	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -126,14 +125,13 @@ func parsePIDs(answer string, most int) ([]int, error) {
 	return list, nil
 }
 
-// sizeForm is the form of a limit of memory. An empty one is no limit.
-var sizeForm = regexp.MustCompile(`^([0-9]{1,14}[MG])?$`)
-
 // isMemoryLimit reports whether a daemon with a limit of so many MiB answers this. It prints "512M" or, rounded down
-// from 1024M on, "4G".
+// from 1024M on, "4G", and nothing without a limit.
 func isMemoryLimit(answer string, mib uint64) (bool, error) {
 	answer = strings.TrimSpace(answer)
-	if !sizeForm.MatchString(answer) {
+	number := strings.TrimRight(answer, "GM")
+	_, err := strconv.ParseUint(number, 10, 48)
+	if answer != "" && (err != nil || len(answer) != len(number)+1) {
 		return false, fmt.Errorf("want a size such as 512M, got %s", excerpt(answer))
 	}
 	return answer == fmt.Sprintf("%dM", mib) || mib >= 1024 && answer == fmt.Sprintf("%dG", mib>>10), nil

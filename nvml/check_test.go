@@ -41,7 +41,7 @@ func checkSnapshot(t testing.TB, s *gpu.Snapshot) {
 		}
 		for j, m := range d.MIG {
 			once("UUID", m.UUID)
-			if j > 0 && m.Index <= d.MIG[j-1].Index || !profilePattern.MatchString(m.Profile) || m.MemoryBytes == 0 {
+			if j > 0 && m.Index <= d.MIG[j-1].Index || !profilePattern().MatchString(m.Profile) || m.MemoryBytes == 0 {
 				t.Errorf("GPU %d has the MIG device %+v at position %d", i, m, j)
 			}
 		}

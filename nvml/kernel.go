@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,9 +38,6 @@ func (s *Session) addFromKernel(ctx context.Context, devices []gpu.Device) {
 	}
 }
 
-// gpuUUID matches a UUID as the driver writes it. One that it does not know yet has question marks instead of digits.
-var gpuUUID = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-
 // readInformation fills in what /proc/driver/nvidia/gpus/ADDRESS/information has of a GPU's names and numbers. Reading
 // it can hang like a call into the driver, since the same kernel module writes it.
 func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
@@ -58,8 +54,8 @@ func (s *Session) readInformation(ctx context.Context, d *gpu.Device) {
 		key, value, _ := strings.Cut(line, ":")
 		value = strings.TrimSpace(value)
 		switch {
-		case key == "GPU UUID" && gpuUUID.MatchString(value):
-			d.UUID = value
+		case key == "GPU UUID" && strings.HasPrefix(value, "GPU-") && gpu.IsUUID(value[len("GPU-"):]):
+			d.UUID = value // one that the driver does not know yet has question marks instead of digits
 		case key == "Model" && d.Name == "":
 			d.Name = value
 		case key == "Device Minor" && d.Minor == gpu.NoMinor:

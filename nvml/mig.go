@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -72,7 +73,7 @@ func (r *gpuReader) migProfile(mig nvml.Device, a nvml.DeviceAttributes) (string
 	if err != nil {
 		return "", err
 	}
-	if profile := name[strings.LastIndexByte(name, ' ')+1:]; profilePattern.MatchString(profile) {
+	if profile := name[strings.LastIndexByte(name, ' ')+1:]; profilePattern().MatchString(profile) {
 		return profile, nil
 	}
 	return profileName(int(a.ComputeInstanceSliceCount), int(a.GpuInstanceSliceCount),
@@ -81,7 +82,9 @@ func (r *gpuReader) migProfile(mig nvml.Device, a nvml.DeviceAttributes) (string
 
 // profilePattern matches NVIDIA's names of MIG profiles: compute slices where they are fewer than the GPU instance's,
 // GPU slices, memory, attributes.
-var profilePattern = regexp.MustCompile(`^([0-9]+c\.)?[0-9]+g\.[0-9]+gb([+-][a-z0-9.,]+)?$`)
+var profilePattern = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^([0-9]+c\.)?[0-9]+g\.[0-9]+gb([+-][a-z0-9.,]+)?$`)
+})
 
 // profileName makes a profile's name from slices and gigabytes.
 func profileName(computeSlices, gpuSlices, gigabytes int) string {

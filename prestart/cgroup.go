@@ -1,7 +1,6 @@
 package prestart
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -31,16 +30,20 @@ func parseCgroups(text string) cgroups {
 	return list
 }
 
-// containerID is the end of the name of a container's cgroup: the 64 hexadecimal digits that containerd, CRI-O, docker
-// and podman give a container, alone or as in "cri-containerd-ID.scope".
-var containerID = regexp.MustCompile(`^(?:[a-z-]+-)?[0-9a-f]{64}(?:\.scope)?$`)
+// isContainer reports whether a name is that of a container's cgroup: the 64 hexadecimal digits that containerd, CRI-O,
+// docker and podman give a container, alone or as in "cri-containerd-ID.scope".
+func isContainer(name string) bool {
+	id := strings.TrimSuffix(name, ".scope")
+	id = id[strings.LastIndexByte(id, '-')+1:]
+	return len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
+}
 
 // container is the cgroup of the container that the process is in, the outermost if containers are nested. It is the
 // same text for all processes of the container.
 func (c cgroups) container() (string, bool) {
 	for _, one := range c {
 		segments := strings.Split(one.path, "/")
-		if i := slices.IndexFunc(segments, containerID.MatchString); i >= 0 {
+		if i := slices.IndexFunc(segments, isContainer); i >= 0 {
 			return one.hierarchy + ":" + strings.Join(segments[:i+1], "/"), true
 		}
 	}
@@ -60,7 +63,7 @@ func (c cgroups) inContainer() bool { return slices.ContainsFunc(c, cgroup.inCon
 
 func (c cgroup) inContainer() bool {
 	return slices.ContainsFunc(strings.Split(c.path, "/"), func(name string) bool {
-		return containerID.MatchString(name) || strings.Contains(name, "kubepods") || slices.ContainsFunc(
+		return isContainer(name) || strings.Contains(name, "kubepods") || slices.ContainsFunc(
 			[]string{"docker", "libpod", "lxc", "machine"},
 			func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 	})

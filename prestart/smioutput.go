@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // statusNotSupported is nvidia-smi's exit status for "the requested operation is not available on target device" (its
@@ -67,11 +68,13 @@ func parseReset(output string, status int, address string) (Outcome, error) {
 }
 
 // addressPattern is a PCI address: domain, bus, device and function. NVML and nvidia-smi write domains of 8 digits.
-var addressPattern = regexp.MustCompile(`([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])`)
+var addressPattern = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])`)
+})
 
 // parseAddress returns a PCI address in the one form that is compared.
 func parseAddress(text string) (string, bool) {
-	m := addressPattern.FindStringSubmatch(text)
+	m := addressPattern().FindStringSubmatch(text)
 	if m == nil || m[0] != text {
 		return "", false
 	}
@@ -82,7 +85,7 @@ func parseAddress(text string) (string, bool) {
 // mentions reports whether a line has a PCI address, and whether it has any.
 func mentions(line, address string) (this, anyone bool) {
 	want, _ := parseAddress(address)
-	for _, found := range addressPattern.FindAllString(line, -1) {
+	for _, found := range addressPattern().FindAllString(line, -1) {
 		got, ok := parseAddress(found)
 		this, anyone = this || ok && got == want, anyone || ok
 	}

@@ -19,20 +19,26 @@ import (
 // A selector of a GPU selects its MIG devices too.
 type Selector string
 
-var (
-	uuidPrefix = regexp.MustCompile(`^(?i:gpu|mig)-`)
-	uuidForm   = regexp.MustCompile(`^(?i:gpu|mig)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
-)
-
 // check returns an error if the selector can never match.
 func (s Selector) check() error {
+	uuid, isUUID := s.uuid()
 	switch {
 	case strings.TrimSpace(string(s)) == "":
 		return errors.New("is empty")
-	case uuidPrefix.MatchString(string(s)) && !uuidForm.MatchString(string(s)):
+	case isUUID && !gpu.IsUUID(uuid):
 		return fmt.Errorf("%q is not GPU- or MIG- followed by a UUID", s)
 	}
 	return nil
+}
+
+// uuid returns what follows GPU- or MIG-, in upper or lower case, and whether the selector begins so.
+func (s Selector) uuid() (string, bool) {
+	for _, prefix := range []string{"GPU-", "MIG-"} {
+		if n := len(prefix); len(s) >= n && strings.EqualFold(string(s[:n]), prefix) {
+			return string(s[n:]), true
+		}
+	}
+	return "", false
 }
 
 // matches reports whether the selector selects the GPU d, or the MIG device m on it if m is not nil.
@@ -46,7 +52,7 @@ func (s Selector) matches(d *gpu.Device, m *gpu.MIGDevice) bool {
 	if migIndex, migErr := strconv.ParseUint(migText, 10, 31); err == nil && migErr == nil {
 		return int(gpuIndex) == d.Index && m != nil && int(migIndex) == m.Index
 	}
-	if uuidPrefix.MatchString(text) {
+	if _, isUUID := s.uuid(); isUUID {
 		return strings.EqualFold(text, d.UUID) || m != nil && strings.EqualFold(text, m.UUID)
 	}
 	return Pattern(text).matches(d.Name)

@@ -4,7 +4,7 @@ package kernel
 import (
 	"io"
 	"os"
-	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -26,17 +26,25 @@ func Read(path string) string {
 	return strings.TrimSpace(string(data))
 }
 
-var version = regexp.MustCompile(`\b[0-9]+\.[0-9]+(\.[0-9]+)?\b`)
-
 // DriverVersion is the version of the loaded NVIDIA kernel module, or empty if the host does not report it.
 func DriverVersion(h host.Host) string {
 	for _, path := range []string{h.Sys("module", "nvidia", "version"), h.Proc("driver", "nvidia", "version")} {
 		line, _, _ := strings.Cut(Read(path), "\n")
-		if v := version.FindString(line); v != "" {
-			return v
+		for word := range strings.FieldsSeq(line) {
+			if isVersion(word) {
+				return word
+			}
 		}
 	}
 	return ""
+}
+
+// isVersion reports whether a word is two or three numbers with dots between them.
+func isVersion(word string) bool {
+	numbers := strings.Split(word, ".")
+	return (len(numbers) == 2 || len(numbers) == 3) && !slices.ContainsFunc(numbers, func(n string) bool {
+		return n == "" || strings.Trim(n, "0123456789") != ""
+	})
 }
 
 // Driver is the loaded NVIDIA kernel module. After it was unloaded and loaded again, it is not equal to what it was.

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // ErrInvalid means that a text is no quantity.
@@ -49,12 +50,14 @@ func New(n int64, format Format) Quantity {
 	return q
 }
 
-var syntax = regexp.MustCompile(`^([+-]?)([0-9]*)(?:\.([0-9]*))?(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,3}))?$`)
+var syntax = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^([+-]?)([0-9]*)(?:\.([0-9]*))?(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,3}))?$`)
+})
 
 // Parse reads a quantity: a number, and a suffix or an exponent as e3. More than 9 digits after the point are rounded
 // away from 0. The error wraps ErrInvalid; numbers that int64 does not have are out of range.
 func Parse(s string) (Quantity, error) {
-	m := syntax.FindStringSubmatch(s)
+	m := syntax().FindStringSubmatch(s)
 	if len(s) > maxLength || m == nil || m[2]+m[3] == "" {
 		return Quantity{}, fmt.Errorf("%w", ErrInvalid)
 	}

@@ -1,10 +1,10 @@
-// Package resourcename has the rules for names of extended resources, such as nvidia.com/gpu.
+// Package resourcename has the rules for names of extended resources, such as nvidia.com/gpu, and for the parts of names
+// in Kubernetes.
 package resourcename
 
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 )
 
@@ -18,10 +18,33 @@ const (
 	nativeDomain = "kubernetes.io/"
 )
 
-var (
-	vendorForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	nameForm   = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
+const (
+	lower  = "abcdefghijklmnopqrstuvwxyz"
+	upper  = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	digits = "0123456789"
 )
+
+// IsSubdomain reports whether a text consists of labels with dots between them. Its length is not checked.
+func IsSubdomain(text string) bool {
+	for label := range strings.SplitSeq(text, ".") {
+		if !IsLabel(label) {
+			return false
+		}
+	}
+	return true
+}
+
+// IsLabel reports whether a text has lower-case letters and digits, and hyphens between them. Its length is not checked.
+func IsLabel(text string) bool { return isName(text, lower+digits, "-") }
+
+// IsName reports whether a text has letters and digits, and - _ . between them. Its length is not checked.
+func IsName(text string) bool { return isName(text, lower+upper+digits, "-_.") }
+
+// isName reports whether a text begins and ends with one of these characters, and has them and others between.
+func isName(text, these, others string) bool {
+	return text != "" && strings.Trim(text, these+others) == "" &&
+		strings.IndexByte(these, text[0]) >= 0 && strings.IndexByte(these, text[len(text)-1]) >= 0
+}
 
 // Check returns an error if the kubelet does not accept a resource name.
 func Check(name string) error {
@@ -44,11 +67,11 @@ func problem(name string) error {
 		return errors.New("the prefix requests. is reserved for quotas")
 	case len(vendor) > maxVendor:
 		return fmt.Errorf("the vendor has %d characters, more than %d", len(vendor), maxVendor)
-	case !vendorForm.MatchString(vendor):
+	case !IsSubdomain(vendor):
 		return errors.New("the vendor is not a domain name of lower-case letters, digits, hyphens and dots")
 	case len(rest) > maxName:
 		return fmt.Errorf("the part after the slash has %d characters, more than %d", len(rest), maxName)
-	case !nameForm.MatchString(rest):
+	case !IsName(rest):
 		return errors.New("the part after the slash may have letters, digits and - _ . between letters or digits")
 	}
 	return nil

@@ -49,13 +49,10 @@ func Decode(data []byte, into any) (*yaml.Node, error) {
 	return document, err
 }
 
-var (
-	goType       = regexp.MustCompile(` (into|in type) \S+$`)
-	unknownField = regexp.MustCompile(`field (.+) not found$`)
-)
-
 // Plain is an error of the YAML decoder without the names of Go types.
 func Plain(err *yaml.TypeError) error {
+	goType := regexp.MustCompile(` (into|in type) \S+$`)
+	unknownField := regexp.MustCompile(`field (.+) not found$`)
 	var errs []error
 	for _, message := range err.Errors {
 		message = goType.ReplaceAllString(message, "")

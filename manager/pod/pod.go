@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"go.yaml.in/yaml/v3"
 
@@ -74,12 +75,14 @@ func parse(data []byte) (model.Pod, error) {
 }
 
 // The escapes of JSON. YAML lacks that of a slash, and characters that are escaped as two halves.
-var escaped = regexp.MustCompile(`\\(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|.)`)
+var escaped = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`\\(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|.)`)
+})
 
 // yamlOf returns valid JSON as YAML, which has no tabs between values.
 func yamlOf(data []byte) []byte {
 	data = bytes.ReplaceAll(data, []byte{'\t'}, []byte{' '}) // in texts, tabs are escaped
-	return escaped.ReplaceAllFunc(data, func(match []byte) []byte {
+	return escaped().ReplaceAllFunc(data, func(match []byte) []byte {
 		if len(match) == 2 && match[1] != '/' {
 			return match
 		}
@@ -238,21 +241,26 @@ func (c *converter) oneOf(path, text string, values ...string) {
 	}
 }
 
-// The forms of names in Kubernetes, and of UIDs, which a static pod can choose.
+// form is that of a name in Kubernetes, or of a UID, which a static pod can choose.
+type form struct {
+	has  func(string) bool
+	text string
+}
+
 var (
-	label      = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
-	subdomain  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	identifier = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9_.]*$`)
+	label      = form{resourcename.IsLabel, "lower-case letters and digits, and hyphens between them"}
+	subdomain  = form{resourcename.IsSubdomain, "lower-case letters and digits, and hyphens or dots between them"}
+	identifier = form{resourcename.IsName, "letters and digits, and hyphens, underscores or dots between them"}
 )
 
-func (c *converter) name(path, name string, form *regexp.Regexp, longest int) {
+func (c *converter) name(path, name string, form form, longest int) {
 	switch {
 	case name == "":
 		c.problem(path, "it is missing")
 	case len(name) > longest:
 		c.problem(path, "it has %d characters, more than %d", len(name), longest)
-	case !form.MatchString(name):
-		c.problem(path, "want a name that matches %s, got %q", form, name)
+	case !form.has(name):
+		c.problem(path, "want %s, got %q", form.text, name)
 	}
 }
 

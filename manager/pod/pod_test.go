@@ -178,11 +178,10 @@ func TestParseRefuses(t *testing.T) {
 			"apiVersion: v1\nkind: Pod\nmetadata: {name: A, namespace: a.b, uid: ../x}\n" +
 				"spec: {containers: [{name: -c}, {}, {name: " + strings.Repeat("x", 64) + "}]}",
 			[]string{
-				"metadata.name: want a name that matches " +
-					`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$, got "A"`,
-				`metadata.namespace: want a name that matches ^[a-z0-9]([-a-z0-9]*[a-z0-9])?$, got "a.b"`,
-				`metadata.uid: want a name that matches ^[A-Za-z0-9][-A-Za-z0-9_.]*$, got "../x"`,
-				`spec.containers[0].name: want a name that matches ^[a-z0-9]([-a-z0-9]*[a-z0-9])?$, got "-c"`,
+				`metadata.name: want lower-case letters and digits, and hyphens or dots between them, got "A"`,
+				`metadata.namespace: want lower-case letters and digits, and hyphens between them, got "a.b"`,
+				`metadata.uid: want letters and digits, and hyphens, underscores or dots between them, got "../x"`,
+				`spec.containers[0].name: want lower-case letters and digits, and hyphens between them, got "-c"`,
 				"spec.containers[1].name: it is missing",
 				"spec.containers[2].name: it has 64 characters, more than 63",
 			},
