@@ -16,7 +16,8 @@ import (
 type program struct {
 	*testing.T
 	dir     string
-	plugins string // the directory of the plugins' sockets
+	plugins string   // the directory of the plugins' sockets
+	options []string // more options of the manager
 	log     *os.File
 	process *proc.Process
 	api     *api.Client
@@ -55,12 +56,12 @@ func newProgram(t *testing.T) *program {
 func (p *program) start() {
 	p.Helper()
 	var err error
-	p.process, err = proc.Start(proc.Cmd{Args: []string{
+	p.process, err = proc.Start(proc.Cmd{Args: append([]string{
 		shared.Program(p.T, "gpu-cdi-plugin"), "manager",
 		"--socket-dir", p.plugins, "--plugins-registry-dir", filepath.Join(p.dir, "registry"),
 		"--state-dir", filepath.Join(p.dir, "state"), "--api-socket", filepath.Join(p.dir, "api", "manager.sock"),
 		"--pod-resources-socket", filepath.Join(p.dir, "pod-resources", "kubelet.sock"),
-	}, Env: append(os.Environ(), "GOTRACEBACK=all")}, p.log)
+	}, p.options...), Env: append(os.Environ(), "GOTRACEBACK=all")}, p.log)
 	if err != nil {
 		p.Fatal(err)
 	}
