@@ -95,8 +95,8 @@ var errEnded = errors.New("the device manager has ended")
 
 // New opens the state, takes the placements in it, and serves the plugins. The caller calls Run.
 //
-// Errors: state.ErrLocked, state.ErrNewer, endpoint.ErrInUse, endpoint.ErrForeignDirectory, trust.ErrUnsafe, and those of
-// the file system.
+// Errors: state.ErrLocked, state.ErrNewer, endpoint.ErrInUse, endpoint.ErrRegistryInUse, endpoint.ErrSameDirectory,
+// endpoint.ErrForeignDirectory, trust.ErrUnsafe, and those of the file system.
 func New(o Options) (*Manager, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()

@@ -58,6 +58,8 @@ var errorTable = []cli.ErrorRow{
 	// Before lock.ErrHeld, which these may wrap.
 	cli.Sentinel(endpoint.ErrInUse, cli.Locked,
 		"stop the kubelet or the other manager, or name another directory with --socket-dir, and to plugins too"),
+	cli.Sentinel(endpoint.ErrRegistryInUse, cli.Locked,
+		"stop the other manager, or name another directory with --plugins-registry-dir, and to plugins too"),
 	cli.Sentinel(api.ErrServed, cli.Locked, "stop the other manager, or name another socket with --api-socket"),
 	cli.Sentinel(state.ErrLocked, cli.Locked, "stop the manager, or name another directory with --state-dir"),
 	// Before node.SpecError, which may wrap it.
@@ -111,6 +113,8 @@ var errorTable = []cli.ErrorRow{
 
 	// 2: a usage error
 	cli.Sentinel(cdi.ErrExtension, cli.Usage, ""),
+	cli.Sentinel(endpoint.ErrSameDirectory, cli.Usage,
+		"name a directory for --plugins-registry-dir that is neither --socket-dir nor above it"),
 	cli.Sentinel(cdi.ErrBadName, cli.Usage, ""),
 	cli.Sentinel(mps.ErrArgument, cli.Usage, ""),
 	cli.Sentinel(conformance.ErrOptions, cli.Usage, "see gpu-cdi-plugin conformance --help"),

@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,20 +27,23 @@ const (
 	SocketName = "kubelet.sock"
 	// LockName is the name of the file that a manager locks and leaves: where it is, a manager has served.
 	LockName = ".manager.lock"
+	// registryLock is the name of the file that a manager locks in the directory of its plugin watcher. It is another
+	// one: LockName says that the sockets of a directory can be removed.
+	registryLock = ".registry.lock"
 	// pluginsLabel is the SELinux label with which containers can make sockets in the directory.
 	pluginsLabel = "system_u:object_r:container_file_t:s0"
 )
 
-// listen prepares the directory of the sockets as a kubelet does when it starts, and listens on kubelet.sock.
-func listen(dir string, log *slog.Logger) (net.Listener, *lock.Lock, error) {
+// claim prepares the directory of the sockets as a kubelet does when it starts, and locks it.
+func claim(dir string, log *slog.Logger) (*lock.Lock, error) {
 	if !filepath.IsAbs(dir) {
-		return nil, nil, fmt.Errorf("bad socketPath, must be an absolute path: %s", dir)
+		return nil, fmt.Errorf("bad socketPath, must be an absolute path: %s", dir)
 	}
 	if err := prepare(dir, 0o750); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := checkContent(dir); err != nil {
-		return nil, nil, fmt.Errorf("serve the directory %s: %w", dir, err)
+		return nil, fmt.Errorf("serve the directory %s: %w", dir, err)
 	}
 	label(dir, log)
 	held, err := lock.Acquire(filepath.Join(dir, LockName))
@@ -47,13 +51,44 @@ func listen(dir string, log *slog.Logger) (net.Listener, *lock.Lock, error) {
 		err = fmt.Errorf("%w: %w", ErrInUse, err)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("serve the directory %s: %w", dir, err)
+		return nil, fmt.Errorf("serve the directory %s: %w", dir, err)
 	}
-	l, err := replaceSocket(filepath.Join(dir, SocketName))
+	return held, nil
+}
+
+// claimRegistry prepares the directory of the plugin watcher, and locks it. Two watchers would both register each plugin,
+// and give its devices to their own pods.
+func claimRegistry(dir, sockets string) (*lock.Lock, error) {
+	if !filepath.IsAbs(dir) {
+		return nil, fmt.Errorf("watch for plugins: %s is not an absolute path", dir)
+	}
+	if err := prepare(dir, 0o755); err != nil {
+		return nil, err
+	}
+	if within, err := contains(dir, sockets); err != nil || within {
+		return nil, fmt.Errorf("watch %s for plugins: %w", dir, cmp.Or(err, ErrSameDirectory))
+	}
+	held, err := lock.Acquire(filepath.Join(dir, registryLock))
+	if errors.Is(err, lock.ErrHeld) {
+		err = fmt.Errorf("%w: %w", ErrRegistryInUse, err)
+	}
 	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("serve the directory %s: %w", dir, err), held.File().Close())
+		return nil, fmt.Errorf("watch %s for plugins: %w", dir, err)
 	}
-	return l, held, nil
+	return held, nil
+}
+
+// contains is whether a directory is another one, or above it, also by a link.
+func contains(dir, other string) (bool, error) {
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return false, err
+	}
+	if other, err = filepath.EvalSymlinks(other); err != nil {
+		return false, err
+	}
+	rel, err := filepath.Rel(dir, other)
+	return err == nil && filepath.IsLocal(rel), err
 }
 
 // prepare makes a directory and checks that no other user can create sockets in it.

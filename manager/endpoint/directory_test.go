@@ -109,6 +109,30 @@ func TestOneManagerServesADirectory(t *testing.T) {
 	b.register(p) // at the first one
 }
 
+func TestOneManagerWatchesADirectory(t *testing.T) {
+	b := watch(t)
+	sockets := directory(t)
+	stale := filepath.Join(sockets, "stale.sock")
+	listen(t, stale, true)
+	if err := os.WriteFile(filepath.Join(sockets, endpoint.LockName), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := endpoint.Options{SocketDir: sockets, RegistryDir: b.registry}
+	if _, err := endpoint.Start(o); !errors.Is(err, endpoint.ErrRegistryInUse) || errors.Is(err, endpoint.ErrInUse) {
+		t.Errorf("a second manager: %v", err)
+	}
+	if _, err := os.Lstat(stale); err != nil {
+		t.Errorf("the second manager has removed sockets: %v", err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	start(t, o)
+	if _, err := os.Lstat(stale); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the stale socket: %v", err)
+	}
+}
+
 func TestAKubeletThatRunsIsNotReplaced(t *testing.T) {
 	dir := directory(t)
 	listen(t, filepath.Join(dir, endpoint.SocketName), false)
@@ -131,6 +155,10 @@ func TestDirectoriesThatCannotBeServed(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(occupied, endpoint.SocketName), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	same, link := directory(t), filepath.Join(directory(t), "link")
+	if err := os.Symlink(same, link); err != nil {
+		t.Fatal(err)
+	}
 	tests := map[string]struct {
 		o    endpoint.Options
 		want string
@@ -148,6 +176,16 @@ func TestDirectoriesThatCannotBeServed(t *testing.T) {
 		},
 		"a relative path of the plugin watcher": {
 			o: endpoint.Options{SocketDir: directory(t), RegistryDir: "x"}, want: "watch for plugins: x is not an absolute path",
+		},
+		"the directory of the sockets for the plugin watcher": {
+			o: endpoint.Options{SocketDir: same, RegistryDir: same}, is: endpoint.ErrSameDirectory,
+		},
+		"the same by a link": {
+			o: endpoint.Options{SocketDir: same, RegistryDir: link}, is: endpoint.ErrSameDirectory,
+		},
+		"a directory of sockets below that of the plugin watcher": {
+			o:  endpoint.Options{SocketDir: filepath.Join(same, "below"), RegistryDir: same},
+			is: endpoint.ErrSameDirectory,
 		},
 		"a file in place of the directory": {
 			o: endpoint.Options{SocketDir: filepath.Join(occupied, endpoint.SocketName)}, is: unix.ENOTDIR,

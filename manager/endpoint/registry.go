@@ -31,6 +31,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -45,6 +46,10 @@ import (
 var (
 	// ErrInUse means that a kubelet or another manager serves the directory.
 	ErrInUse = errors.New("a kubelet or another device manager serves this directory")
+	// ErrRegistryInUse means that another manager watches the directory of the plugin watcher.
+	ErrRegistryInUse = errors.New("another device manager watches this directory")
+	// ErrSameDirectory means that the plugin watcher would find the sockets of plugins that register by themselves.
+	ErrSameDirectory = errors.New("the sockets of plugins that call the manager are in it")
 	// ErrForeignDirectory means that the directory has content, and neither a kubelet nor a manager has served it.
 	ErrForeignDirectory = errors.New("all sockets in it would be removed, and it is not a directory of device plugins")
 	// ErrUnknownResource means that no plugin has registered a resource, or that it is gone.
@@ -60,7 +65,7 @@ type Options struct {
 	// or the kubelet's own, it must have kubelet.sock, LockName or the kubelet's checkpoint.
 	SocketDir string
 	// RegistryDir is the absolute path of the directory that the plugin watcher searches for sockets, the kubelet's
-	// plugins_registry. Empty means no plugin watcher.
+	// plugins_registry. It is neither SocketDir nor above it. Empty means no plugin watcher.
 	RegistryDir string
 	// Known are resources that plugins had registered before a restart. They have no devices until their plugins are
 	// back, and are gone if that takes longer than the grace period.
@@ -123,15 +128,29 @@ type Registry struct {
 }
 
 // Start prepares the directories, removes stale sockets and serves until Close. The errors wrap ErrInUse,
-// ErrForeignDirectory, trust's ErrUnsafe if other users can write to a directory, or those of the file system.
+// ErrRegistryInUse, ErrSameDirectory, ErrForeignDirectory, trust's ErrUnsafe if other users can write to a directory, or
+// those of the file system.
 func Start(o Options) (*Registry, error) {
 	o.Deadlines = o.Deadlines.withDefaults()
 	o.Log = cmp.Or(o.Log, slog.Default())
-	listener, lock, err := listen(o.SocketDir, o.Log)
+	held, err := claim(o.SocketDir, o.Log)
 	if err != nil {
 		return nil, err
 	}
-	r := &Registry{opts: o, lock: lock, resources: map[string]*resource{}, sockets: map[string]bool{}}
+	r := &Registry{opts: o, lock: held, resources: map[string]*resource{}, sockets: map[string]bool{}}
+	var w *watcher
+	if o.RegistryDir != "" {
+		if w, err = newWatcher(r, o.RegistryDir); err != nil {
+			return nil, errors.Join(err, held.File().Close())
+		}
+	}
+	listener, err := replaceSocket(filepath.Join(o.SocketDir, SocketName))
+	if err != nil {
+		if w != nil {
+			w.close()
+		}
+		return nil, errors.Join(fmt.Errorf("serve the directory %s: %w", o.SocketDir, err), held.File().Close())
+	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.mu.Lock()
 	for _, name := range o.Known {
@@ -140,11 +159,7 @@ func Start(o Options) (*Registry, error) {
 	r.mu.Unlock()
 	r.server = newServer(r)
 	r.running.Go(func() { r.serve(listener) })
-	if o.RegistryDir != "" {
-		w, err := newWatcher(r, o.RegistryDir)
-		if err != nil {
-			return nil, errors.Join(err, r.Close())
-		}
+	if w != nil {
 		r.running.Go(func() { w.run(r.ctx) })
 	}
 	return r, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 
+	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
 )
 
@@ -27,6 +28,7 @@ const (
 type watcher struct {
 	registry *Registry
 	dir      string
+	lock     *lock.Lock
 	notify   *fsnotify.Watcher
 	sockets  map[string]*watched // by path relative to dir
 	running  sync.WaitGroup
@@ -48,26 +50,27 @@ type socketID struct {
 }
 
 func newWatcher(r *Registry, dir string) (*watcher, error) {
-	if !filepath.IsAbs(dir) {
-		return nil, fmt.Errorf("watch for plugins: %s is not an absolute path", dir)
-	}
-	if err := prepare(dir, 0o755); err != nil {
+	held, err := claimRegistry(dir, r.opts.SocketDir)
+	if err != nil {
 		return nil, err
 	}
 	notify, err := fsnotify.NewWatcher()
 	if err != nil {
-		return nil, fmt.Errorf("watch %s for plugins: %w", dir, err)
+		return nil, errors.Join(fmt.Errorf("watch %s for plugins: %w", dir, err), held.File().Close())
 	}
 	return &watcher{
-		registry: r, dir: dir, notify: notify, sockets: map[string]*watched{}, warned: map[string]bool{},
+		registry: r, dir: dir, lock: held, notify: notify, sockets: map[string]*watched{}, warned: map[string]bool{},
 	}, nil
 }
+
+// close ends what newWatcher has begun.
+func (w *watcher) close() { _ = errors.Join(w.notify.Close(), w.lock.File().Close()) }
 
 // run keeps the registrations equal to the sockets that are there, until ctx ends. It does not use the kernel's reports
 // otherwise than to search again: reports can be lost, and those of one path can be of several files.
 func (w *watcher) run(ctx context.Context) {
+	defer w.close()
 	defer w.running.Wait()
-	defer w.notify.Close()
 	for {
 		w.reconcile(ctx, w.search())
 		select {
