@@ -317,26 +317,26 @@ func TestErrors(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	read := func(m *placements) (*http.Response, string) {
+	read := func(m *placements) (code int, kind, text string) {
 		answer, err := serve(t, m, nil).send(t.Context(), http.MethodGet, "/metrics", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer answer.Body.Close()
-		text, err := io.ReadAll(answer.Body)
+		body, err := io.ReadAll(answer.Body)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return answer, string(text)
+		return answer.StatusCode, answer.Header.Get("Content-Type"), string(body)
 	}
-	answer, text := read(&placements{})
-	if kind := answer.Header.Get("Content-Type"); answer.StatusCode != http.StatusOK ||
-		kind != "text/plain; version=0.0.4; charset=utf-8" || text != "# HELP a b\na 1\n" {
-		t.Errorf("%d, %s, %q", answer.StatusCode, kind, text)
+	code, kind, text := read(&placements{})
+	if code != http.StatusOK || kind != "text/plain; version=0.0.4; charset=utf-8" || text != "# HELP a b\na 1\n" {
+		t.Errorf("%d, %s, %q", code, kind, text)
 	}
-	if answer, text := read(&placements{err: errors.New("broken")}); answer.StatusCode != 500 ||
+	code, kind, text = read(&placements{err: errors.New("broken")})
+	if code != http.StatusInternalServerError || kind != "application/json" ||
 		!strings.Contains(text, `"error":"collect the metrics: broken"`) {
-		t.Errorf("%d, %q", answer.StatusCode, text)
+		t.Errorf("%d, %s, %q", code, kind, text)
 	}
 }
 
