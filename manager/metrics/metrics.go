@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/common/expfmt"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
@@ -38,42 +37,51 @@ var _ manager.Observer = (*Metrics)(nil)
 
 // New returns the metrics without any series.
 func New() *Metrics {
-	registry := prometheus.NewRegistry()
-	auto := promauto.With(registry)
-	const perResource = "resource_name"
-	calls := func(name, help string) *prometheus.CounterVec {
-		return auto.NewCounterVec(prometheus.CounterOpts{
-			Namespace: "kubelet", Subsystem: "pod_resources_endpoint", Name: name,
-			Help: "[ALPHA] " + help + " Broken down by server api version.",
-		}, []string{"server_api_version"})
-	}
-	ofMethod := func(version, name, service string) method {
-		to := "Number of requests to the PodResource " + service + " endpoint"
-		return method{
-			version, calls("requests_"+name, to+"."), calls("errors_"+name, to+" which returned error."),
+	const ofVersion = " Broken down by server api version."
+	m := &Metrics{registry: prometheus.NewRegistry(), methods: map[string]method{
+		v1alpha1.PodResourcesLister_List_FullMethodName: {version: "v1alpha1"},
+	}}
+	m.registrations = m.counters("device_plugin_registration_total",
+		"Cumulative number of device plugin registrations. Broken down by resource name.", perResource)
+	m.allocations = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: namespace, Name: "device_plugin_alloc_duration_seconds",
+		Help:    alpha + "Duration in seconds to serve a device plugin Allocation request. Broken down by resource name.",
+		Buckets: prometheus.DefBuckets,
+	}, []string{perResource})
+	m.registry.MustRegister(m.allocations)
+	m.calls = m.counters("pod_resources_endpoint_requests_total",
+		"Cumulative number of requests to the PodResource endpoint."+ofVersion, perVersion)
+	for _, each := range []struct{ full, name, service string }{
+		{v1.PodResourcesLister_List_FullMethodName, "list", "List"},
+		{v1.PodResourcesLister_Get_FullMethodName, "get", "Get"},
+		{v1.PodResourcesLister_GetAllocatableResources_FullMethodName, "get_allocatable", "GetAllocatableResources"},
+	} {
+		help := "Number of requests to the PodResource " + each.service + " endpoint"
+		m.methods[each.full] = method{
+			version:  "v1",
+			requests: m.counters("pod_resources_endpoint_requests_"+each.name, help+"."+ofVersion, perVersion),
+			errors: m.counters("pod_resources_endpoint_errors_"+each.name,
+				help+" which returned error."+ofVersion, perVersion),
 		}
 	}
-	return &Metrics{
-		registry: registry,
-		registrations: auto.NewCounterVec(prometheus.CounterOpts{
-			Name: "kubelet_device_plugin_registration_total",
-			Help: "[ALPHA] Cumulative number of device plugin registrations. Broken down by resource name.",
-		}, []string{perResource}),
-		allocations: auto.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "kubelet_device_plugin_alloc_duration_seconds",
-			Help: "[ALPHA] Duration in seconds to serve a device plugin Allocation request. " +
-				"Broken down by resource name.",
-			Buckets: prometheus.DefBuckets,
-		}, []string{perResource}),
-		calls: calls("requests_total", "Cumulative number of requests to the PodResource endpoint."),
-		methods: map[string]method{
-			v1.PodResourcesLister_List_FullMethodName: ofMethod("v1", "list", "List"),
-			v1.PodResourcesLister_Get_FullMethodName:  ofMethod("v1", "get", "Get"),
-			v1.PodResourcesLister_GetAllocatableResources_FullMethodName: ofMethod("v1", "get_allocatable",
-				"GetAllocatableResources"),
-			v1alpha1.PodResourcesLister_List_FullMethodName: {version: "v1alpha1"},
-		},
-	}
+	return m
+}
+
+const (
+	namespace   = "kubelet"
+	perResource = "resource_name"
+	perVersion  = "server_api_version"
+	alpha       = "[ALPHA] "
+)
+
+// counters adds a metric.
+func (m *Metrics) counters(name, help, label string) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(
+		prometheus.CounterOpts{Namespace: namespace, Name: name, Help: alpha + help},
+		[]string{label},
+	)
+	m.registry.MustRegister(c)
+	return c
 }
 
 // Registered counts a registration.

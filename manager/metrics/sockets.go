@@ -14,7 +14,7 @@ func (m *Metrics) ObserveSockets(list func() map[string]bool) { m.registry.MustR
 type sockets func() map[string]bool
 
 var totalPlugins = prometheus.NewDesc("plugin_manager_total_plugins",
-	"[ALPHA] Number of plugins in Plugin Manager", []string{"socket_path", "state"}, nil)
+	alpha+"Number of plugins in Plugin Manager", []string{"socket_path", "state"}, nil)
 
 // Describe implements prometheus.Collector.
 func (sockets) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- totalPlugins }
