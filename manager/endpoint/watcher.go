@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-	"golang.org/x/sys/unix"
 
 	"gpu-cdi-plugin/internal/lock"
 	"gpu-cdi-plugin/internal/trust"
@@ -37,16 +37,9 @@ type watcher struct {
 
 // watched is a socket that was found.
 type watched struct {
-	id     socketID
+	file   fs.FileInfo
 	cancel context.CancelFunc
 	done   chan struct{} // closed when its plugin has been deregistered
-}
-
-// socketID identifies a socket among all that were at its path: the kernel may give a new file the inode of a removed
-// one, so the time of its creation is part of it.
-type socketID struct {
-	device, inode uint64
-	created       unix.Timespec
 }
 
 func newWatcher(r *Registry, dir string) (*watcher, error) {
@@ -99,8 +92,8 @@ func (w *watcher) drain() {
 }
 
 // search returns the sockets below the directory, and watches all directories.
-func (w *watcher) search() map[string]socketID {
-	found := map[string]socketID{}
+func (w *watcher) search() map[string]fs.FileInfo {
+	found := map[string]fs.FileInfo{}
 	directories := 0
 	_ = filepath.WalkDir(w.dir, func(path string, entry fs.DirEntry, err error) error {
 		name, _ := filepath.Rel(w.dir, path)
@@ -127,8 +120,8 @@ func (w *watcher) search() map[string]socketID {
 				w.skip("", fmt.Errorf("there are more than %d sockets", maxSockets))
 				return fs.SkipAll
 			}
-			if id := identify(path); id != (socketID{}) {
-				found[name] = id
+			if file, err := entry.Info(); err == nil { // or else it was removed meanwhile
+				found[name] = file
 			}
 		}
 		return nil
@@ -153,29 +146,24 @@ func (w *watcher) skip(name string, err error) {
 	}
 }
 
-// identify returns the ID of the socket at a path, or the zero value if it is gone.
-func identify(path string) socketID {
-	var s unix.Stat_t
-	if unix.Lstat(path, &s) != nil {
-		return socketID{}
-	}
-	return socketID{s.Dev, s.Ino, s.Mtim}
-}
+// isSame is whether two sockets that were at a path are one. The kernel may give a new file the inode of a removed one:
+// then the time of its creation differs.
+func isSame(a, b fs.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }
 
 // reconcile ends the registrations whose sockets are gone, then begins those of new ones. A socket that was replaced is
 // both.
-func (w *watcher) reconcile(ctx context.Context, found map[string]socketID) {
+func (w *watcher) reconcile(ctx context.Context, found map[string]fs.FileInfo) {
 	for name, old := range w.sockets {
-		if id, ok := found[name]; !ok || id != old.id {
+		if file := found[name]; file == nil || !isSame(file, old.file) {
 			old.cancel()
 			<-old.done
 			delete(w.sockets, name)
 		}
 	}
-	for name, id := range found {
+	for name, file := range found {
 		if w.sockets[name] == nil {
 			ctx, cancel := context.WithCancel(ctx)
-			s := &watched{id: id, cancel: cancel, done: make(chan struct{})}
+			s := &watched{file: file, cancel: cancel, done: make(chan struct{})}
 			w.sockets[name] = s
 			w.running.Go(func() {
 				defer close(s.done)
